@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * transport - moving the bytes of a leg between two parts, for the agent's host shell.
+ *
+ * A leg is one shard pulled from one source. Movers are threads that own the sockets and copies;
+ * they know chunks, never versions. The shell (one thread) starts and stops legs by the calls below
+ * and drains events with transport_poll when transport_fd is readable. All calls below are made by
+ * that one thread, return at once and never block on a peer.
+ *
+ * Life of a leg at the reader (leg_in): pull or copy -> PROGRESS... -> DONE or FAILED. After stop: STOPPED.
+ * Exactly one of DONE, FAILED, STOPPED comes for each leg, and when it has come no mover touches
+ * the part for this leg any more: every connection is closed, every write has ended.
+ *
+ * Life of a leg at the source (leg_out): a peer presents a ticket -> HELLO; the shell answers with
+ * serve or refuse; served -> (STALLED, RESUMED)... -> ENDED. fence ends it: ENDED comes then too, and
+ * when it has come no byte of the part is read for this leg any more.
+ */
+#ifndef TH_TRANSPORT_TRANSPORT_H
+#define TH_TRANSPORT_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/ctl.h"
+#include "transport/part.h"
+
+struct transport;
+
+struct transport_config {
+	const char *listen_host; /* numeric address or name of the data port                  */
+	uint16_t listen_port;    /* 0 = any                                                    */
+	uint32_t num_movers;     /* threads; 0 = chosen from the CPUs                          */
+	uint32_t connections;    /* data connections of a TCP leg; 0 = default                 */
+	int64_t stall_ns;        /* no byte for this long while the source is not waiting: 0.7 s */
+	int64_t hello_ns;        /* a stranger must present a valid ticket within this: 2 s    */
+	uint64_t agent_inc;
+};
+
+enum transport_event_kind {
+	TRANSPORT_PROGRESS = 1, /* leg_in: the verified prefix grew (coalesced)                */
+	TRANSPORT_DONE,         /* leg_in: all chunks are verified                             */
+	TRANSPORT_FAILED,       /* leg_in: see code, text, source_failed                       */
+	TRANSPORT_STOPPED,      /* leg_in: after transport_stop                                */
+	TRANSPORT_HELLO,        /* leg_out: somebody presented a ticket: serve or refuse it    */
+	TRANSPORT_STALLED,      /* leg_out: the reader has not taken a byte for stall_ns       */
+	TRANSPORT_RESUMED,      /* leg_out: it takes bytes again                               */
+	TRANSPORT_ENDED,        /* leg_out: over; bytes_moved says how much was sent           */
+	TRANSPORT_HASHED,       /* every digest of the part is known (transport_hash)          */
+	TRANSPORT_HASH_STOPPED, /* after transport_hash_stop: no thread reads the part any more */
+};
+
+struct transport_event {
+	enum transport_event_kind kind;
+	uint64_t leg;            /* PROGRESS .. STOPPED, STALLED .. ENDED: as given             */
+	uint64_t hello;          /* HELLO: its handle                                           */
+	uint64_t tag;            /* HASHED, HASH_STOPPED                                        */
+	struct th_ticket ticket; /* HELLO                                                      */
+	int code;                /* FAILED: TH_E_CHECKSUM, TH_E_NO_PATH, TH_E_VERSION_LOST ...  */
+	bool source_failed;      /* FAILED: another source may do better                       */
+	bool overwrote;          /* FAILED, STOPPED: at least one byte was written to the part  */
+	uint64_t bytes_moved;
+	uint64_t transfer_ns, verify_ns;
+	char transport[32]; /* "tcp", "local"                                              */
+	char text[TH_CTL_TEXT_BYTES];
+};
+
+struct transport_counters { /* since the start, for status; a coherent snapshot is not promised */
+	uint64_t bytes_in, bytes_out, bytes_local;
+	uint64_t chunks_verified, chunks_refetched, checksum_failures;
+	uint64_t legs_in, legs_out, legs_failed, legs_fenced;
+	uint64_t strangers_refused; /* data port: bad magic, bad ticket, too slow, too long    */
+};
+
+/* Binds the data port and starts the movers. *err gets the sentence (a port in use...). */
+int transport_open(const struct transport_config *config, struct th_err *err,
+	struct transport **ret_transport);
+/* Ends all threads and connections; events not yet polled are dropped. Blocks up to a second. */
+void transport_close(struct transport *transport);
+
+const char *transport_address(const struct transport *transport); /* "host:port", real port */
+int transport_fd(const struct transport *transport);              /* readable: poll it       */
+/* Takes up to count events; returns how many. */
+uint32_t transport_poll(
+	struct transport *transport, struct transport_event *ret_events, uint32_t count);
+void transport_counters(const struct transport *transport, struct transport_counters *ret_counters);
+
+/*
+ * The reader's side. part is retained until the leg's last event. It is filled from its verified
+ * prefix on. leg numbers are unique in the life of the transport and not 0.
+ */
+int transport_pull(struct transport *transport, uint64_t leg, const char *address,
+	const struct th_ticket *ticket, struct xfer_part *part);
+/* The same between two parts of this agent; follows the prefix of source as it grows. The source's
+ * side has no events: DONE, FAILED or STOPPED of the leg ends both. */
+int transport_copy(struct transport *transport, uint64_t leg, struct xfer_part *source,
+	struct xfer_part *part);
+/* Asks; the leg's last event still comes (STOPPED, or what came first). Unknown leg: nothing. */
+void transport_stop(struct transport *transport, uint64_t leg);
+
+/* The source's side. */
+void transport_serve(
+	struct transport *transport, uint64_t hello, uint64_t leg, struct xfer_part *part);
+void transport_refuse(struct transport *transport, uint64_t hello, int code, const char *text);
+void transport_fence(struct transport *transport, uint64_t leg);
+
+/* Digests of a published part, in the background; its prefix grows with them. tag is the caller's. */
+int transport_hash(struct transport *transport, uint64_t tag, struct xfer_part *part);
+void transport_hash_stop(struct transport *transport, uint64_t tag);
+
+#endif
