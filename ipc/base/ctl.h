@@ -168,6 +168,8 @@ struct ctl_leg_end {
 
 struct ctl_drain_done {
 	uint64_t sid, gen;
+	uint64_t
+		drain_no; /* of the DRAIN that this answers: a late answer proves nothing about a newer */
 };
 
 struct ctl_model {
@@ -273,6 +275,7 @@ struct ctl_ev_grant {
 
 struct ctl_ev_part {
 	uint64_t sid, gen;
+	uint64_t drain_no; /* grows with every DRAIN of the server; DRAIN_DONE gives it back */
 };
 
 struct ctl_ev_outcome {

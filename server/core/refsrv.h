@@ -5,6 +5,42 @@
  * Input: one request of an agent, or the time. Output: replies, in order, each to the token of a
  * request (a POLL may be answered many steps after it came). No clock, no randomness but the seed,
  * no thread. The same inputs give the same outputs.
+ *
+ * What an agent can rely on, beyond the picture in ctl.h:
+ *
+ * Operations. The reply to OP says only whether it was accepted (code 0). Every accepted OP ends with
+ *   exactly one OUTCOME event for that member, also when it failed, was decided before this member
+ *   called, or the group is broken. An OP that is refused does not use up its op_seq: unknown session,
+ *   op_seq not the next, the last operation of this member not ended. PLAN is sent for replicate and
+ *   for update with something new, and only for those; the agent answers each PLAN with PREPARED.
+ *   publish, unpublish and list bring an OUTCOME only. OUTCOME of a publish comes before any GRANT of
+ *   its part, GO before any GRANT of the destination's part. A GRANT and the GO or REROUTE that belongs
+ *   to it go to two agents: the reader may well knock before its GRANT has come.
+ * Failure before GO: OUTCOME with the code. When the PLAN had drain_old, UNDRAIN of the old part (its
+ *   gen, drain_no 0) comes before the OUTCOME: nothing has happened, the part is served again.
+ * Legs. A leg is over for the server when its reader's agent has sent LEG_END. A leg that the server
+ *   does not know any more is answered 0. source_failed asks for another source: REROUTE comes, now or
+ *   when there is one, or CANCEL. code != 0 without source_failed ends the operation for all.
+ *   LEG_END(0) finishes the shard, whatever crossed it: an agent that has sent LEG_END(0) for an
+ *   operation's leg ignores a REROUTE of that operation. REROUTE names the old leg while the server
+ *   has not seen its end; the agent ends it first (its LEG_END is due, whatever its code), then starts
+ *   the new one from its verified prefix.
+ * FENCE comes to the source's agent when the server has taken a leg away; the reader then sees its
+ *   source fail, says so, and is not blamed for it.
+ * After GO failure: CANCEL to every member; each agent ends its legs (LEG_END). Where the half-filled
+ *   part had served others, DRAIN of (sid, gen of this operation) comes too. When all has been
+ *   answered, OUTCOME with the cause: nobody reads or writes these bytes any more.
+ * Draining. Each time a part is taken out of service (unpublish, close, a broken group, a failed
+ *   destination) its agent gets one DRAIN(sid, gen, drain_no). It answers DRAIN_DONE with the same three
+ *   numbers when no leg reads the part; at once for a part it does not know. No GRANT of that part
+ *   follows, unless an UNDRAIN(sid, gen) comes first.
+ * Close. CLOSE is answered at once, and the session's number is void from then on, except: when the
+ *   member held a part, exactly one DRAIN is due for it (it may have come before, when the group broke);
+ *   its DRAIN_DONE lets the server forget the part. A running leg of which the member is the reader is
+ *   ended by its agent with LEG_END. An operation that was open ends without an OUTCOME for the member
+ *   that closed. The others get BROKEN, and GROUP_BROKEN for what they have open or call later.
+ * A request of an agent life that the server does not know or holds for dead is answered with
+ *   TH_E_NO_SERVER and unknown_agent. After ATTACH with fresh = true the events count from 1 again.
  */
 #ifndef TH_SERVER_CORE_REFSRV_H
 #define TH_SERVER_CORE_REFSRV_H
