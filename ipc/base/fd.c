@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fd - see fd.h. Any thread.
+ */
+#include "ipc/base/fd.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "ipc/base/assert.h"
+
+void
+th_fd_close(int *fd)
+{
+	int saved = errno;
+
+	if (*fd < 0)
+		return;
+	/*
+	 * Not repeated on EINTR: Linux has freed the number by then and another thread may have
+	 * it. EBADF means that somebody closed a descriptor that was ours, or we one of theirs.
+	 */
+	int rc = close(*fd);
+	TH_ASSERT(rc == 0 || errno != EBADF);
+	*fd = -1;
+	errno = saved;
+}
+
+int
+th_fd_move(int *fd)
+{
+	int moved = *fd;
+
+	*fd = -1;
+	return moved;
+}
+
+int
+th_fd_cloexec(int fd)
+{
+	int flags = fcntl(fd, F_GETFD);
+
+	if (flags < 0 || fcntl(fd, F_SETFD, flags | FD_CLOEXEC) < 0)
+		return -errno;
+	return 0;
+}
+
+int
+th_fd_nonblock(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+
+	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
+		return -errno;
+	return 0;
+}
