@@ -119,8 +119,6 @@ log_write(enum log_level level, const char *subsystem, const char *format, ...)
 	line_add_escaped(&line, subsystem);
 	line_add(&line, " ", 1);
 
-	/* %m in the format must still mean the caller's errno. */
-	errno = saved;
 	va_start(args, format);
 	int length = vsnprintf(message, sizeof(message), format, args);
 	va_end(args);
