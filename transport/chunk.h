@@ -15,7 +15,7 @@
 #include "ipc/base/ctl.h"
 #include "ipc/proto/manifest.h"
 
-#define CHUNK_BYTES_MAX (4u << 20)
+#define CHUNK_BYTES_MAX (4u << 20) /* a constant of layout id 1 */
 
 struct chunk_range {
 	uint32_t row;    /* of the canonical manifest                                           */
@@ -31,7 +31,7 @@ struct chunk_table {
 	uint32_t *first;
 	uint64_t *start;
 	struct chunk_range *ranges;
-	uint32_t references; /* atomic */
+	uint32_t references; /* atomic; others only retain and release */
 };
 
 /* NULL: out of memory. One reference. */

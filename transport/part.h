@@ -16,42 +16,54 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include "ipc/base/ctl.h"
 #include "transport/chunk.h"
 
 struct xfer_part;
 
-struct xfer_range { /* bytes of a chunk as they lie in memory; owned by nobody                 */
-	uint8_t *base;
-	uint64_t bytes;
-};
-
 /*
- * table: borrowed for the life of the part through a reference of its own (chunk_table_retain).
- * tensors[i]: address of row i of the canonical manifest. release is called once, by whichever
- * thread drops the last reference: it only tells the shell that the memory may be unmapped.
+ * table: the part takes a reference of its own (chunk_table_retain). tensors[i]: address of row i of the
+ * canonical manifest; copied. verify: chunks count only with the publisher's digest. release (may be NULL)
+ * is called once, by whichever thread drops the last reference: it only tells the shell that the memory
+ * may be unmapped. NULL: out of memory.
  */
-struct xfer_part *xfer_part_new(struct chunk_table *table, uint8_t *const *tensors, bool verify,
-	void (*release)(void *arg), void *arg);
+struct xfer_part *xfer_part_new(struct chunk_table *table, uint8_t *const *tensors,
+	uint32_t num_tensors, bool verify, void (*release)(void *arg), void *arg);
 struct xfer_part *xfer_part_retain(struct xfer_part *part);
 void xfer_part_release(struct xfer_part *part);
 
 const struct chunk_table *xfer_part_table(const struct xfer_part *part);
-/* The ranges of one chunk. Returns their number, at most count. */
-uint32_t xfer_part_ranges(const struct xfer_part *part, uint32_t chunk,
-	struct xfer_range *ret_ranges, uint32_t count);
+bool xfer_part_verify(const struct xfer_part *part);
+
+/* A place within one chunk, to walk over its memory in blocks. Pure; one owner. */
+struct xfer_cursor {
+	uint32_t range;  /* of the table                                                        */
+	uint32_t left;   /* bytes of the chunk from here on                                     */
+	uint64_t offset; /* within the range                                                    */
+};
+
+void xfer_cursor_init(struct xfer_cursor *cursor, const struct xfer_part *part, uint32_t chunk);
+/* Where the next bytes lie (at most as many as given, at most count ranges). Returns how many ranges. */
+uint32_t xfer_cursor_next(const struct xfer_cursor *cursor, const struct xfer_part *part,
+	uint64_t bytes, struct iovec *ret_ranges, uint32_t count);
+void xfer_cursor_skip(struct xfer_cursor *cursor, const struct xfer_part *part, uint64_t bytes);
 
 uint32_t xfer_part_prefix(const struct xfer_part *part);
 uint64_t xfer_part_prefix_bytes(const struct xfer_part *part);
-/* Nobody else may advance it at the same time. Calls the watchers. */
+/*
+ * Nobody else may advance it at the same time. A part with verify needs the digests first. Calls the
+ * watchers, with a lock of the part held: a watcher may not call back into the part.
+ */
 void xfer_part_advance(struct xfer_part *part, uint32_t prefix);
-/* Digests 0 .. count-1 are known (count only grows). */
+/* Digests 0 .. count-1 are known (count only grows). They are added in order, by one thread at a time. */
 uint32_t xfer_part_digest_count(const struct xfer_part *part);
 const struct th_hash *xfer_part_digest(const struct xfer_part *part, uint32_t chunk);
 void xfer_part_add_digests(
 	struct xfer_part *part, uint32_t first, const struct th_hash *digests, uint32_t count);
 
+/* After unwatch no call is under way or comes. */
 typedef void (*xfer_part_watcher)(void *arg);
 void xfer_part_watch(struct xfer_part *part, xfer_part_watcher watcher, void *arg);
 void xfer_part_unwatch(struct xfer_part *part, xfer_part_watcher watcher, void *arg);

@@ -23,6 +23,8 @@
 #define MANIFEST_DIMS_MAX 8
 #define MANIFEST_ROWS_MAX 131072u       /* bounds an agent's memory per shard                    */
 #define MANIFEST_SMALL_BYTES (2u << 20) /* below: packed together with its neighbours          */
+/* Of one shard: more than a host has, little enough that nobody's chunk table takes its memory. */
+#define MANIFEST_BYTES_MAX (UINT64_C(1) << 44)
 
 struct manifest_row {
 	const char *name; /* owned by the manifest                                             */
@@ -56,8 +58,10 @@ uint32_t manifest_dtype_of_name(const char *name); /* 0 when unknown            
  * Makes a canonical manifest of rows in any order. alias_of[i] is the index (in the given order) of the
  * row that row i is tied to, or UINT32_MAX; alias_of may be NULL. Among a tie the name first bytewise becomes the row.
  * ret_position[i] (may be NULL) says at which canonical row given row i lies (for an alias: the row it is
- * an alias of). Fails with TH_E_INVALID and a sentence: empty, over-long or non-UTF-8 name, name twice,
- * unknown dtype, more than 8 dimensions, product over 2^63, local box outside global.
+ * an alias of). A global shape of zeros means the local one. Fails with TH_E_INVALID and a sentence:
+ * empty, over-long or non-UTF-8 name, control character in a name, name twice, unknown dtype, more than 8
+ * dimensions, product over 2^63, local box outside global, a tie of tensors that differ or to a row that
+ * is tied itself; with TH_E_LIMIT: too many rows, too many bytes.
  */
 int manifest_build(const struct manifest_row *rows, uint32_t count, const uint32_t *alias_of,
 	uint32_t *ret_position, struct th_err *err, struct manifest *ret_manifest);

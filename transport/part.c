@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * part - see part.h. Any thread; the lock guards only the list of watchers.
+ */
+#include "transport/part.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+
+struct watch {
+	struct watch *next;
+	xfer_part_watcher watcher;
+	void *arg;
+};
+
+struct xfer_part {
+	struct chunk_table *table; /* owns: a reference                                      */
+	uint8_t **tensors;         /* owns: the array                                        */
+	struct th_hash *digests;   /* owns; [0, digest_count) is immutable                   */
+	bool verify;
+	uint32_t references;   /* atomic                                                      */
+	uint32_t prefix;       /* atomic; the release pairs with xfer_part_prefix             */
+	uint32_t digest_count; /* atomic; the release pairs with xfer_part_digest_count       */
+	void (*release)(void *arg);
+	void *arg;
+	pthread_mutex_t lock;
+	struct watch *watches; /* guarded by lock                                             */
+};
+
+struct xfer_part *
+xfer_part_new(struct chunk_table *table, uint8_t *const *tensors, uint32_t num_tensors, bool verify,
+	void (*release)(void *arg), void *arg)
+{
+	struct xfer_part *part = calloc(1, sizeof(*part));
+	if (!part)
+		return NULL;
+	part->tensors = calloc(num_tensors ? num_tensors : 1, sizeof(part->tensors[0]));
+	part->digests = calloc(table->num_chunks ? table->num_chunks : 1, sizeof(part->digests[0]));
+	if (!part->tensors || !part->digests) {
+		free(part->tensors);
+		free(part->digests);
+		free(part);
+		return NULL;
+	}
+	if (num_tensors > 0)
+		memcpy(part->tensors, tensors, num_tensors * sizeof(part->tensors[0]));
+	part->table = chunk_table_retain(table);
+	part->verify = verify;
+	part->references = 1;
+	part->release = release;
+	part->arg = arg;
+	pthread_mutex_init(&part->lock, NULL);
+	return part;
+}
+
+struct xfer_part *
+xfer_part_retain(struct xfer_part *part)
+{
+	__atomic_add_fetch(&part->references, 1, __ATOMIC_RELAXED);
+	return part;
+}
+
+void
+xfer_part_release(struct xfer_part *part)
+{
+	if (!part || __atomic_sub_fetch(&part->references, 1, __ATOMIC_ACQ_REL) != 0)
+		return;
+	TH_ASSERT(!part->watches);
+	void (*release)(void *arg) = part->release;
+	void *arg = part->arg;
+	pthread_mutex_destroy(&part->lock);
+	chunk_table_release(part->table);
+	free(part->tensors);
+	free(part->digests);
+	free(part);
+	if (release)
+		release(arg);
+}
+
+const struct chunk_table *
+xfer_part_table(const struct xfer_part *part)
+{
+	return part->table;
+}
+
+bool
+xfer_part_verify(const struct xfer_part *part)
+{
+	return part->verify;
+}
+
+/* ---- prefix and digests --------------------------------------------------------------------- */
+
+uint32_t
+xfer_part_prefix(const struct xfer_part *part)
+{
+	return __atomic_load_n(&part->prefix, __ATOMIC_ACQUIRE);
+}
+
+uint64_t
+xfer_part_prefix_bytes(const struct xfer_part *part)
+{
+	return part->table->start[xfer_part_prefix(part)];
+}
+
+void
+xfer_part_advance(struct xfer_part *part, uint32_t prefix)
+{
+	uint32_t before = __atomic_load_n(&part->prefix, __ATOMIC_RELAXED);
+	TH_ASSERT(prefix >= before && prefix <= part->table->num_chunks);
+	TH_ASSERT(!part->verify || prefix <= xfer_part_digest_count(part));
+	if (prefix == before)
+		return;
+	__atomic_store_n(&part->prefix, prefix, __ATOMIC_RELEASE);
+	/* Whoever finds the prefix too short says that it waits, then looks again; here the prefix is
+	 * stored, then the watchers look who waits. One of the two sees the other. */
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	pthread_mutex_lock(&part->lock);
+	for (struct watch *watch = part->watches; watch; watch = watch->next)
+		watch->watcher(watch->arg);
+	pthread_mutex_unlock(&part->lock);
+}
+
+uint32_t
+xfer_part_digest_count(const struct xfer_part *part)
+{
+	return __atomic_load_n(&part->digest_count, __ATOMIC_ACQUIRE);
+}
+
+const struct th_hash *
+xfer_part_digest(const struct xfer_part *part, uint32_t chunk)
+{
+	return &part->digests[chunk];
+}
+
+void
+xfer_part_add_digests(
+	struct xfer_part *part, uint32_t first, const struct th_hash *digests, uint32_t count)
+{
+	uint32_t known = __atomic_load_n(&part->digest_count, __ATOMIC_RELAXED);
+	TH_ASSERT(first == known && count <= part->table->num_chunks - known);
+	if (count == 0)
+		return;
+	memcpy(part->digests + first, digests, count * sizeof(digests[0]));
+	__atomic_store_n(&part->digest_count, known + count, __ATOMIC_RELEASE);
+}
+
+/* ---- watchers ------------------------------------------------------------------------------- */
+
+void
+xfer_part_watch(struct xfer_part *part, xfer_part_watcher watcher, void *arg)
+{
+	struct watch *watch = th_calloc(1, sizeof(*watch));
+	watch->watcher = watcher;
+	watch->arg = arg;
+	pthread_mutex_lock(&part->lock);
+	watch->next = part->watches;
+	part->watches = watch;
+	pthread_mutex_unlock(&part->lock);
+}
+
+void
+xfer_part_unwatch(struct xfer_part *part, xfer_part_watcher watcher, void *arg)
+{
+	struct watch *found = NULL;
+	pthread_mutex_lock(&part->lock);
+	for (struct watch **link = &part->watches; *link; link = &(*link)->next) {
+		if ((*link)->watcher == watcher && (*link)->arg == arg) {
+			found = *link;
+			*link = found->next;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&part->lock);
+	free(found);
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+void
+xfer_cursor_init(struct xfer_cursor *cursor, const struct xfer_part *part, uint32_t chunk)
+{
+	*cursor = (struct xfer_cursor){
+		.range = part->table->first[chunk], .left = chunk_bytes(part->table, chunk)};
+}
+
+uint32_t
+xfer_cursor_next(const struct xfer_cursor *cursor, const struct xfer_part *part, uint64_t bytes,
+	struct iovec *ret_ranges, uint32_t count)
+{
+	const struct chunk_table *table = part->table;
+	uint64_t left = th_min_u64(bytes, cursor->left);
+	uint64_t offset = cursor->offset;
+	uint32_t used = 0;
+	for (uint32_t r = cursor->range; left > 0 && used < count; r++) {
+		const struct chunk_range *range = &table->ranges[r];
+		uint64_t piece = th_min_u64(range->bytes - offset, left);
+		ret_ranges[used++] = (struct iovec){
+			.iov_base = part->tensors[range->row] + range->offset + offset,
+			.iov_len = piece};
+		left -= piece;
+		offset = 0;
+	}
+	return used;
+}
+
+void
+xfer_cursor_skip(struct xfer_cursor *cursor, const struct xfer_part *part, uint64_t bytes)
+{
+	TH_ASSERT(bytes <= cursor->left);
+	cursor->left -= (uint32_t)bytes;
+	cursor->offset += bytes;
+	while (cursor->left > 0 && cursor->offset >= part->table->ranges[cursor->range].bytes)
+		cursor->offset -= part->table->ranges[cursor->range++].bytes;
+}
