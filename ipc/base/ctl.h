@@ -168,8 +168,7 @@ struct ctl_leg_end {
 
 struct ctl_drain_done {
 	uint64_t sid, gen;
-	uint64_t
-		drain_no; /* of the DRAIN that this answers: a late answer proves nothing about a newer */
+	uint64_t drain_no; /* of the DRAIN that this answers: late proof is none for a newer one */
 };
 
 struct ctl_model {

@@ -64,8 +64,8 @@ const char *th_strerror(int code);
 const char *th_errname(int code);
 
 /*
- * Fills *err (which may be NULL) with code and the formatted sentence, cut at TH_SENTENCE_BYTES on a
- * UTF-8 boundary, and returns code: `return th_fail(err, TH_E_LIMIT, "...", ...)`.
+ * Fills *err (which may be NULL) with code and the formatted sentence, cut at TH_SENTENCE_BYTES on
+ * a UTF-8 boundary, and returns code: `return th_fail(err, TH_E_LIMIT, "...", ...)`.
  */
 int th_fail(struct th_err *err, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
