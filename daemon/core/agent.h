@@ -8,7 +8,20 @@
  *
  *   session   one handle of one worker = one member of one group; numbered by the shell, never reused
  *   part      the content of a session at one generation (gen = op_seq of the operation that made it)
- *   leg       in: this agent pulls for a session; out: a peer reads a part of ours; numbered by the server
+ *   leg       in: this agent pulls for a session; out: a peer reads a part of ours; numbered by this
+ *             core and never reused, because a restarted server counts its legs from the beginning
+ *             while some of the old ones still run; grant.leg is the server's number (logs, BEAT)
+ *
+ * What the shell promises:
+ *   Every AGENT_SEND gets one REPLY or one NO_REPLY; a request may be sent again under a new tag, with
+ *   the same request_no, before that. The legs of a BEAT are the shell's to fill in: those of PULL and
+ *   COPY that it was not told to STOP, by grant.leg.
+ *   PULL and COPY end with exactly one of LEG_DONE, LEG_FAILED, LEG_STOPPED, SERVE with one OUT_ENDED,
+ *   HASH_STOP with one HASH_STOPPED (also when HASHED has just been said), whatever crosses them. STOP,
+ *   FENCE and HASH_STOP of what has been reported as over are to be ignored.
+ *   A SERVE or REFUSE whose connection has gone away meanwhile is no error: OUT_ENDED at once, or nothing.
+ *   CLOSE and LOST may come in any order and repeatedly. After OPENED with a code, or FREE, the session's
+ *   number means nothing any more; events that still carry it are ignored.
  *
  * What the server promises is written at the head of server/core/refsrv.h.
  */
@@ -29,7 +42,10 @@ struct agent_config {
 	int64_t reply_ns;         /* a request unanswered for this long is sent again: 3 s       */
 	int64_t server_silent_ns; /* no reply for this long: no server: 3 s                      */
 	int64_t hello_ns;         /* a ticket may come before its GRANT by this much: 2 s        */
+	int64_t grant_ns; /* a ticket that nobody has presented for this long is void: 60 s  */
 	uint32_t sessions_max;
+	uint32_t hellos_max; /* tickets that wait for their GRANT; one more is refused           */
+	uint32_t grants_max; /* tickets that wait for their reader; the oldest gives way         */
 };
 
 void agent_config_default(struct agent_config *ret_config); /* all but agent_inc and attach     */
@@ -126,6 +142,7 @@ enum agent_action_kind {
 	AGENT_PART_NEW,  /* the session's tensors become part gen; published: to be hashed       */
 	AGENT_PART_END,  /* that part is over: no leg uses it                                    */
 	AGENT_HASH_STOP, /* stop hashing (session, gen): HASH_STOPPED follows                    */
+	AGENT_HASH,      /* go on hashing (session, gen): it was stopped and is served again     */
 	AGENT_PULL,      /* leg in, from a peer: LEG_DONE, LEG_FAILED or LEG_STOPPED follows     */
 	AGENT_COPY,      /* leg in, from a part of this agent: likewise                          */
 	AGENT_STOP,      /* leg in                                                               */
@@ -173,14 +190,14 @@ struct agent_action {
 			int code;
 			char text[TH_CTL_TEXT_BYTES];
 			struct agent_result result;
-			uint64_t
-				op_seq; /* of the group operation, 0 for others: grouped lists     */
+			uint64_t op_seq;     /* of the group operation; 0: none was made      */
+			uint64_t generation; /* of the listing: grouped list, watch       */
 		} complete;
 		struct agent_line line;
 		struct {
 			uint64_t gen;
 			bool published; /* PART_NEW: the bytes are there; else to be pulled         */
-		} part; /* PART_NEW, PART_END, HASH_STOP                            */
+		} part; /* PART_NEW, PART_END, HASH_STOP, HASH                      */
 		struct {
 			uint64_t leg;
 			uint64_t gen; /* of the part to fill, or to serve                 */
@@ -188,7 +205,7 @@ struct agent_action {
 				source_gen; /* COPY                                */
 			uint64_t hello;     /* SERVE                                            */
 			struct ctl_grant
-				grant; /* PULL, COPY                                       */
+				grant; /* PULL, COPY; SERVE: leg and ticket                */
 		} leg;                 /* PULL, COPY, STOP, SERVE, FENCE                   */
 		struct {
 			uint64_t hello;
