@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fdmsg - see fdmsg.h. One table says what each kind may carry; nothing else of a message is judged
+ * here. Any thread, one at a time for each socket and direction.
+ */
+#include "ipc/sock/fdmsg.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/fd.h"
+
+/* Room for a few descriptors more than any message has: a liar's must be seen to be closed. */
+#define CONTROL_FDS 32u
+
+struct shape {
+	uint32_t body_bytes;
+	uint16_t fds;
+};
+
+static const struct shape shapes[] = {
+	[FDMSG_HELLO] = {sizeof(struct fdmsg_hello), 0},
+	[FDMSG_WELCOME] = {sizeof(struct fdmsg_welcome), 0},
+	[FDMSG_REFUSED] = {sizeof(struct fdmsg_refused), 0},
+	[FDMSG_OPEN] = {sizeof(struct fdmsg_open), 0},
+	[FDMSG_SESSION] = {sizeof(struct fdmsg_session), 5},
+	[FDMSG_MEMORY] = {sizeof(struct fdmsg_memory), 1},
+	[FDMSG_MEMORY_ID] = {sizeof(struct fdmsg_memory_id), 0},
+	[FDMSG_FORGET] = {sizeof(struct fdmsg_forget), 0},
+	[FDMSG_CLOSE] = {sizeof(struct fdmsg_close), 0},
+	[FDMSG_CLOSED] = {sizeof(struct fdmsg_refused), 0},
+};
+
+static const struct shape *
+shape_of(uint32_t kind)
+{
+	return kind >= FDMSG_HELLO && kind < TH_ARRAY_LEN(shapes) ? &shapes[kind] : NULL;
+}
+
+int
+fdmsg_send(int sock, enum fdmsg_kind kind, const void *body, size_t body_bytes, const int *fds,
+	uint32_t num_fds)
+{
+	const struct shape *shape = shape_of((uint32_t)kind);
+	union {
+		char bytes[CMSG_SPACE(FDMSG_FDS_MAX * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	/* iovec has no const; sendmsg only reads. */
+	union {
+		const void *constant;
+		void *plain;
+	} pointer = {.constant = body};
+
+	TH_ASSERT(shape != NULL && body_bytes == shape->body_bytes && num_fds == shape->fds);
+	struct fdmsg_head head = {
+		FDMSG_MAGIC, (uint16_t)kind, (uint16_t)num_fds, (uint32_t)body_bytes, 0};
+	struct iovec parts[2] = {{&head, sizeof(head)}, {pointer.plain, body_bytes}};
+	struct msghdr msg = {.msg_iov = parts, .msg_iovlen = 2};
+
+	if (num_fds > 0) {
+		memset(&control, 0, sizeof(control));
+		msg.msg_control = control.bytes;
+		msg.msg_controllen = CMSG_SPACE(num_fds * sizeof(int));
+		struct cmsghdr *cmsg = CMSG_FIRSTHDR(&msg);
+		cmsg->cmsg_level = SOL_SOCKET;
+		cmsg->cmsg_type = SCM_RIGHTS;
+		cmsg->cmsg_len = CMSG_LEN(num_fds * sizeof(int));
+		memcpy(CMSG_DATA(cmsg), fds, num_fds * sizeof(int));
+	}
+	for (;;) {
+		ssize_t sent = sendmsg(sock, &msg, MSG_NOSIGNAL);
+		if (sent >= 0) /* SOCK_SEQPACKET: all or nothing */
+			return (size_t)sent == sizeof(head) + body_bytes ? 0 : -EMSGSIZE;
+		if (errno != EINTR)
+			return -errno;
+	}
+}
+
+/* Takes all descriptors out of the control data; those for which there is no room are closed. */
+static uint32_t
+take_fds(struct msghdr *msg, int fds[FDMSG_FDS_MAX])
+{
+	uint32_t count = 0;
+
+	for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(msg); cmsg != NULL;
+		cmsg = CMSG_NXTHDR(msg, cmsg)) {
+		if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
+			continue;
+		size_t here = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		for (size_t i = 0; i < here; i++) {
+			int fd;
+			memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(int), sizeof(fd));
+			if (count < FDMSG_FDS_MAX)
+				fds[count] = fd;
+			else
+				th_fd_close(&fd);
+			count++;
+		}
+	}
+	return count;
+}
+
+static int
+check(const struct msghdr *msg, const struct fdmsg *received, size_t bytes, uint32_t num_fds)
+{
+	const struct fdmsg_head *head = &received->head;
+
+	if ((msg->msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || bytes < sizeof(*head))
+		return -EPROTO;
+	const struct shape *shape = shape_of(head->kind);
+	if (head->magic != FDMSG_MAGIC || head->reserved != 0 || shape == NULL)
+		return -EPROTO;
+	if (head->body_bytes != shape->body_bytes || bytes != sizeof(*head) + shape->body_bytes)
+		return -EPROTO;
+	return head->num_fds == shape->fds && num_fds == shape->fds ? 0 : -EPROTO;
+}
+
+int
+fdmsg_recv(int sock, struct fdmsg *ret_msg)
+{
+	union {
+		char bytes[CMSG_SPACE(CONTROL_FDS * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct iovec parts[2] = {
+		{&ret_msg->head, sizeof(ret_msg->head)}, {ret_msg->body, sizeof(ret_msg->body)}};
+	struct msghdr msg = {.msg_iov = parts,
+		.msg_iovlen = 2,
+		.msg_control = control.bytes,
+		.msg_controllen = sizeof(control.bytes)};
+	ssize_t bytes;
+
+	for (uint32_t i = 0; i < FDMSG_FDS_MAX; i++)
+		ret_msg->fds[i] = -1;
+	ret_msg->body_bytes = 0;
+	do {
+		bytes = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
+	} while (bytes < 0 && errno == EINTR);
+	if (bytes < 0)
+		return errno == ECONNRESET ? 0 : -errno;
+	uint32_t num_fds = take_fds(&msg, ret_msg->fds);
+	if (bytes == 0 && num_fds == 0)
+		return 0;
+	int rc = check(&msg, ret_msg, (size_t)bytes, num_fds);
+	if (rc < 0) {
+		fdmsg_close_fds(ret_msg);
+		return rc;
+	}
+	ret_msg->body_bytes = ret_msg->head.body_bytes;
+	return 1;
+}
+
+void
+fdmsg_close_fds(struct fdmsg *msg)
+{
+	for (uint32_t i = 0; i < FDMSG_FDS_MAX; i++)
+		th_fd_close(&msg->fds[i]);
+}
