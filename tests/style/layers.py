@@ -239,10 +239,9 @@ def check_form(tree):
                 yield f'{where}: {columns} columns, {COLUMNS_MAX} are allowed'
             if line != line.rstrip():
                 yield f'{where}: white space at the end of the line'
-            if is_c and re.match(r'\t* {8}', line):
+            # Not before a star: that is a comment beside code, aligned with its first line.
+            if is_c and re.match(r'\t* {8,}[^ *]', line):
                 yield f'{where}: spaces where a tab belongs'
-            if path.endswith('.py') and '\t' in line:
-                yield f'{where}: a tab in Python'
         if text and not text.endswith('\n'):
             yield f'{path}:1: the last line has no end'
 
