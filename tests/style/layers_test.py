@@ -130,7 +130,8 @@ class Planted(unittest.TestCase):
                     f'ipc/base/a.c:2: {mark}: finish it or leave it out')
 
     def test_form(self):
-        self.expect('ipc/base/a.c', c_file('\t' * 12 + '12345', '\t        x;', 'int x; ', ' ' * 9 + '* y'),
+        self.expect('ipc/base/a.c',
+                    c_file('\t' * 12 + '12345', '\t        x;', 'int x; ', ' ' * 9 + '* y'),
                     'ipc/base/a.c:2: 101 columns, 100 are allowed',
                     'ipc/base/a.c:3: spaces where a tab belongs',
                     'ipc/base/a.c:4: white space at the end of the line')
