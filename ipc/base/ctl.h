@@ -27,15 +27,15 @@
 #include <stdint.h>
 
 #define TH_FOREVER INT64_C(-1)
-#define TH_NAME_MAX 255    /* bytes of a model, replica, node or tensor name            */
-#define TH_ADDRESS_MAX 127 /* bytes of "host:port"                                      */
-#define TH_SPEC_MAX 31     /* "latest-18446744073709551615" and a NUL                   */
-#define TH_SHARDS_MAX 1024 /* shards of one group                                       */
-#define TH_PART_BYTES_MAX (512u << 10) /* of a manifest or attribute blob in one message   */
-#define TH_BLOB_BYTES_MAX (64u << 20)  /* of a whole manifest or attribute blob            */
-#define TH_EVENTS_MAX 64      /* events in one POLL reply                                  */
-#define TH_CTL_TEXT_BYTES 512 /* of a sentence                                             */
-#define TH_PROTOCOL_MIN 1u    /* range of the agent-server protocol this program speaks    */
+#define TH_NAME_MAX 255                /* bytes of a model, replica, node or tensor name */
+#define TH_ADDRESS_MAX 127             /* bytes of "host:port" */
+#define TH_SPEC_MAX 31                 /* "latest-18446744073709551615" and a NUL */
+#define TH_SHARDS_MAX 1024             /* shards of one group */
+#define TH_PART_BYTES_MAX (512u << 10) /* of a manifest or attribute blob in one message */
+#define TH_BLOB_BYTES_MAX (64u << 20)  /* of a whole manifest or attribute blob */
+#define TH_EVENTS_MAX 64               /* events in one POLL reply */
+#define TH_CTL_TEXT_BYTES 512          /* of a sentence */
+#define TH_PROTOCOL_MIN 1u             /* range of the agent-server protocol this program speaks */
 #define TH_PROTOCOL_MAX 1u
 #define TH_NO_VERSION UINT64_MAX
 
@@ -62,25 +62,25 @@ enum ctl_op_kind { /* operations of a group, counted together by op_seq */
 /* ---- requests ---------------------------------------------------------------------------- */
 
 enum ctl_request_kind {
-	CTL_HELLO = 1, /* no effect: who are you, which protocol                           */
-	CTL_ATTACH,    /* this agent life begins (or begins again at a new server)         */
-	CTL_BEAT,      /* on a socket of its own, every second                             */
-	CTL_POLL,      /* held until there is an event or a second has passed              */
-	CTL_OPEN,      /* a member joins its group                                         */
-	CTL_REGISTER,  /* the member's layout                                              */
+	CTL_HELLO = 1, /* no effect: who are you, which protocol */
+	CTL_ATTACH,    /* this agent life begins (or begins again at a new server) */
+	CTL_BEAT,      /* on a socket of its own, every second */
+	CTL_POLL,      /* held until there is an event or a second has passed */
+	CTL_OPEN,      /* a member joins its group */
+	CTL_REGISTER,  /* the member's layout */
 	CTL_UNREGISTER,
-	CTL_MANIFEST_PUT, /* part of a content-addressed blob: manifest or attributes         */
+	CTL_MANIFEST_PUT, /* part of a content-addressed blob: manifest or attributes */
 	CTL_MANIFEST_GET,
-	CTL_OP,         /* a member's n-th group operation                                  */
-	CTL_CANCEL,     /* before GO ends the operation for all; after it is too late       */
-	CTL_PREPARED,   /* the member is ready, or why it is not                            */
+	CTL_OP,         /* a member's n-th group operation */
+	CTL_CANCEL,     /* before GO ends the operation for all; after it is too late */
+	CTL_PREPARED,   /* the member is ready, or why it is not */
 	CTL_LEG_END,    /* the reader's agent: this leg is over, nothing of it runs any more*/
-	CTL_DRAIN_DONE, /* the source's agent: proof that nobody reads (sid, gen)           */
-	CTL_WATCH,      /* tell me when the listing of this model changes                   */
+	CTL_DRAIN_DONE, /* the source's agent: proof that nobody reads (sid, gen) */
+	CTL_WATCH,      /* tell me when the listing of this model changes */
 	CTL_LIST,
-	CTL_RESOLVE, /* which version does this name mean now, and what is it made of    */
-	CTL_CLOSE,   /* a member leaves, or its worker died                              */
-	CTL_INSPECT, /* everything, for operators                                        */
+	CTL_RESOLVE, /* which version does this name mean now, and what is it made of */
+	CTL_CLOSE,   /* a member leaves, or its worker died */
+	CTL_INSPECT, /* everything, for operators */
 };
 
 struct ctl_hello {
@@ -90,7 +90,7 @@ struct ctl_hello {
 struct ctl_attach {
 	char node[TH_NAME_MAX + 1];
 	char datacenter[TH_NAME_MAX + 1];
-	char data_address[TH_ADDRESS_MAX + 1]; /* where peers reach this agent's data port   */
+	char data_address[TH_ADDRESS_MAX + 1]; /* where peers reach this agent's data port */
 	bool spot;
 };
 
@@ -99,13 +99,13 @@ struct ctl_leg_progress {
 	uint32_t chunks_verified;
 };
 
-struct ctl_beat { /* running legs of which this agent is the reader                           */
+struct ctl_beat { /* running legs of which this agent is the reader */
 	uint32_t num_legs;
 	const struct ctl_leg_progress *legs;
 };
 
 struct ctl_poll {
-	uint64_t last_event; /* acknowledges all events up to this number                     */
+	uint64_t last_event; /* acknowledges all events up to this number */
 };
 
 struct ctl_open {
@@ -118,9 +118,9 @@ struct ctl_open {
 
 struct ctl_register {
 	uint64_t sid;
-	struct th_hash layout;   /* of the canonical rows                                     */
-	struct th_hash manifest; /* key of the manifest blob, put before                      */
-	uint64_t bytes;          /* of all tensors                                            */
+	struct th_hash layout;   /* of the canonical rows */
+	struct th_hash manifest; /* key of the manifest blob, put before */
+	uint64_t bytes;          /* of all tensors */
 	uint32_t num_chunks;
 };
 
@@ -138,11 +138,11 @@ struct ctl_blob_get {
 
 struct ctl_op {
 	uint64_t sid, op_seq;
-	uint32_t kind; /* enum ctl_op_kind                                                    */
+	uint32_t kind; /* enum ctl_op_kind */
 	uint32_t flags;
 	int64_t timeout_ns;         /* counted by the server from the first member's call */
-	char spec[TH_SPEC_MAX + 1]; /* "17", "latest", "latest-2"; a number for publish   */
-	struct th_hash attributes;  /* publish: key of the attributes blob, or none       */
+	char spec[TH_SPEC_MAX + 1]; /* "17", "latest", "latest-2"; a number for publish */
+	struct th_hash attributes;  /* publish: key of the attributes blob, or none */
 };
 
 struct ctl_cancel {
@@ -157,10 +157,10 @@ struct ctl_prepared {
 
 struct ctl_leg_end {
 	uint64_t leg;
-	int code;                 /* 0: every chunk is verified; else the cause                */
-	uint32_t chunks_verified; /* the prefix, whatever the code                             */
-	bool overwrote;           /* at least one byte of the destination was written          */
-	bool source_failed;       /* the source or the way to it is to blame: plan another     */
+	int code;                 /* 0: every chunk is verified; else the cause */
+	uint32_t chunks_verified; /* the prefix, whatever the code */
+	bool overwrote;           /* at least one byte of the destination was written */
+	bool source_failed;       /* the source or the way to it is to blame: plan another */
 	uint64_t bytes_moved;
 	char transport[32];
 	char text[TH_CTL_TEXT_BYTES];
@@ -188,13 +188,13 @@ struct ctl_resolve {
 
 struct ctl_close {
 	uint64_t sid;
-	bool died; /* the worker is gone: the part was not given up by its owner              */
+	bool died; /* the worker is gone: the part was not given up by its owner */
 };
 
 struct ctl_request {
 	enum ctl_request_kind kind;
-	uint64_t agent_inc;  /* random, one per agent process                                 */
-	uint64_t request_no; /* a repeat with the same number gets the remembered reply       */
+	uint64_t agent_inc;  /* random, one per agent process */
+	uint64_t request_no; /* a repeat with the same number gets the remembered reply */
 	union {
 		struct ctl_hello hello;
 		struct ctl_attach attach;
@@ -220,24 +220,24 @@ struct ctl_request {
 /* ---- events ------------------------------------------------------------------------------ */
 
 enum ctl_event_kind {
-	CTL_EV_PLAN = 1, /* to every member that called: this is the operation                */
-	CTL_EV_GO,       /* to every member: pull, from here                                  */
-	CTL_EV_REROUTE,  /* stop this leg (send its LEG_END), go on with that one             */
-	CTL_EV_GRANT,    /* to a source's agent: this ticket may read (sid, gen)              */
-	CTL_EV_FENCE,    /* to a source's agent: forget the leg, destroy what it has          */
-	CTL_EV_DRAIN,    /* no new legs on (sid, gen); answer DRAIN_DONE when none is left    */
-	CTL_EV_UNDRAIN,  /* the part is listed again                                          */
-	CTL_EV_CANCEL,   /* stop pulling for this operation; LEG_END, then OUTCOME follows    */
-	CTL_EV_OUTCOME,  /* the end of an operation, the same for all members                 */
-	CTL_EV_CHANGED,  /* the listing of a watched model changed                            */
-	CTL_EV_BROKEN,   /* the group of this member is broken                                */
+	CTL_EV_PLAN = 1, /* to every member that called: this is the operation */
+	CTL_EV_GO,       /* to every member: pull, from here */
+	CTL_EV_REROUTE,  /* stop this leg (send its LEG_END), go on with that one */
+	CTL_EV_GRANT,    /* to a source's agent: this ticket may read (sid, gen) */
+	CTL_EV_FENCE,    /* to a source's agent: forget the leg, destroy what it has */
+	CTL_EV_DRAIN,    /* no new legs on (sid, gen); answer DRAIN_DONE when none is left */
+	CTL_EV_UNDRAIN,  /* the part is listed again */
+	CTL_EV_CANCEL,   /* stop pulling for this operation; LEG_END, then OUTCOME follows */
+	CTL_EV_OUTCOME,  /* the end of an operation, the same for all members */
+	CTL_EV_CHANGED,  /* the listing of a watched model changed */
+	CTL_EV_BROKEN,   /* the group of this member is broken */
 };
 
 struct ctl_grant { /* one shard from one source: a leg */
 	uint64_t leg;
 	struct th_ticket ticket;
 	uint64_t source_sid, source_gen;
-	uint64_t source_agent_inc; /* the reader's own: a copy within the host                 */
+	uint64_t source_agent_inc; /* the reader's own: a copy within the host */
 	char source_address[TH_ADDRESS_MAX + 1];
 	char source_replica[TH_NAME_MAX + 1];
 	char source_node[TH_NAME_MAX + 1];
@@ -246,10 +246,10 @@ struct ctl_grant { /* one shard from one source: a leg */
 struct ctl_ev_plan {
 	uint64_t sid, op_seq;
 	uint32_t kind;
-	bool drain_old; /* give up what the member holds: drain it, then PREPARED             */
+	bool drain_old; /* give up what the member holds: drain it, then PREPARED */
 	struct th_version version;
-	struct th_hash layout;   /* of this member's shard at the source                      */
-	struct th_hash manifest; /* its rows, to name the tensor when layouts differ          */
+	struct th_hash layout;   /* of this member's shard at the source */
+	struct th_hash manifest; /* its rows, to name the tensor when layouts differ */
 };
 
 struct ctl_ev_go {
@@ -259,7 +259,7 @@ struct ctl_ev_go {
 
 struct ctl_ev_reroute {
 	uint64_t sid, op_seq;
-	uint64_t old_leg; /* 0: it has ended already                                          */
+	uint64_t old_leg; /* 0: it has ended already */
 	struct ctl_grant grant;
 };
 
@@ -282,8 +282,8 @@ struct ctl_ev_outcome {
 	uint32_t kind;
 	int code;
 	bool updated;
-	struct th_version version; /* now held, when code is 0                                 */
-	uint64_t generation;       /* of the listing, grouped list                             */
+	struct th_version version; /* now held, when code is 0 */
+	uint64_t generation;       /* of the listing, grouped list */
 	char source[TH_NAME_MAX + 1];
 	char text[TH_CTL_TEXT_BYTES];
 };
@@ -300,7 +300,7 @@ struct ctl_ev_broken {
 
 struct ctl_event {
 	enum ctl_event_kind kind;
-	uint64_t number; /* 1, 2, ... per agent                                               */
+	uint64_t number; /* 1, 2, ... per agent */
 	union {
 		struct ctl_ev_plan plan;
 		struct ctl_ev_go go;
@@ -351,10 +351,10 @@ struct ctl_node_info {
 	char node[TH_NAME_MAX + 1];
 	char datacenter[TH_NAME_MAX + 1];
 	char address[TH_ADDRESS_MAX + 1];
-	const char *state; /* "active", "suspect", "dead": static text                        */
+	const char *state; /* "active", "suspect", "dead": static text */
 	bool spot;
 	uint32_t members, legs_in, legs_out;
-	int64_t silent_ns; /* since the last beat                                             */
+	int64_t silent_ns; /* since the last beat */
 };
 
 struct ctl_member_info {
@@ -363,9 +363,9 @@ struct ctl_member_info {
 	char node[TH_NAME_MAX + 1];
 	uint32_t shard, num_shards;
 	uint64_t sid;
-	const char *state;         /* "forming", "live", "broken": static text                 */
-	const char *copy;          /* "none", "partial", "ready", "draining": static text      */
-	struct th_version version; /* of the copy                                             */
+	const char *state;         /* "forming", "live", "broken": static text */
+	const char *copy;          /* "none", "partial", "ready", "draining": static text */
+	struct th_version version; /* of the copy */
 	uint64_t bytes;
 	uint32_t chunks_done, chunks_total;
 };
@@ -399,7 +399,7 @@ struct ctl_hello_reply {
 
 struct ctl_attach_reply {
 	uint64_t server_inc;
-	bool fresh; /* the server knew nothing of this agent: its earlier sessions are gone   */
+	bool fresh; /* the server knew nothing of this agent: its earlier sessions are gone */
 };
 
 struct ctl_poll_reply {
@@ -421,7 +421,7 @@ struct ctl_resolve_reply {
 struct ctl_reply {
 	enum ctl_request_kind kind;
 	uint64_t request_no;
-	int code; /* 0 or TH_E_*; with a code only text holds                                  */
+	int code; /* 0 or TH_E_*; with a code only text holds */
 	/*
 	 * The server does not know this agent life: attach, then try again. Happens when the
 	 * server restarted or declared the agent dead. code is TH_E_NO_SERVER then.
@@ -435,7 +435,7 @@ struct ctl_reply {
 		struct ctl_open_reply open;
 		struct ctl_blob_part manifest_get;
 		struct ctl_resolve_reply resolve;
-		struct ctl_ev_changed watch; /* the generation now                             */
+		struct ctl_ev_changed watch; /* the generation now */
 		struct ctl_listing list;
 		struct ctl_inspection inspect;
 	} u;

@@ -2,14 +2,14 @@
 /*
  * manifest - the logical content of one shard: rows of (name, dtype, shapes), and its one encoding.
  *
- * Canonical order: tensors of less than 2 MiB by name bytewise, then the rest by name bytewise. Tied
- * tensors are one row under the first name; the other names are aliases of that row and stand outside
- * the layout hash. Where a tensor lies in memory is not part of a manifest.
+ * Canonical order: tensors of less than 2 MiB by name bytewise, then the rest by name bytewise.
+ * Tied tensors are one row under the first name; the other names are aliases of that row and stand
+ * outside the layout hash. Where a tensor lies in memory is not part of a manifest.
  *
- * Encoding (little-endian): "THM1", u32 num_rows, u32 num_aliases, then the rows: u16 name bytes, name,
- * u8 dtype, u8 ndim, ndim x {u64 local, u64 global, u64 offset}; then the aliases: u16 name bytes, name,
- * u32 row. The layout hash is the XXH3-128 (seed 0) of the rows' bytes; the manifest's key is the
- * XXH3-128 of the whole encoding. Pure: no I/O, no thread.
+ * Encoding (little-endian): "THM1", u32 num_rows, u32 num_aliases, then the rows: u16 name bytes,
+ * name, u8 dtype, u8 ndim, ndim x {u64 local, u64 global, u64 offset}; then the aliases: u16 name
+ * bytes, name, u32 row. The layout hash is the XXH3-128 (seed 0) of the rows' bytes; the manifest's
+ * key is the XXH3-128 of the whole encoding. Pure: no I/O, no thread.
  */
 #ifndef TH_IPC_PROTO_MANIFEST_H
 #define TH_IPC_PROTO_MANIFEST_H
@@ -21,52 +21,52 @@
 #include "ipc/base/err.h"
 
 #define MANIFEST_DIMS_MAX 8
-#define MANIFEST_ROWS_MAX 131072u       /* bounds an agent's memory per shard                    */
-#define MANIFEST_SMALL_BYTES (2u << 20) /* below: packed together with its neighbours          */
+#define MANIFEST_ROWS_MAX 131072u       /* bounds an agent's memory per shard */
+#define MANIFEST_SMALL_BYTES (2u << 20) /* below: packed together with its neighbours */
 /* Of one shard: more than a host has, little enough that nobody's chunk table takes its memory. */
 #define MANIFEST_BYTES_MAX (UINT64_C(1) << 44)
 
 struct manifest_row {
-	const char *name; /* owned by the manifest                                             */
-	uint32_t dtype;   /* enum thc_dtype                                                     */
+	const char *name; /* owned by the manifest */
+	uint32_t dtype;   /* enum thc_dtype */
 	uint32_t ndim;
 	uint64_t local_shape[MANIFEST_DIMS_MAX];
 	uint64_t global_shape[MANIFEST_DIMS_MAX];
 	uint64_t offset[MANIFEST_DIMS_MAX];
-	uint64_t bytes; /* = ceil(product(local_shape) * bits / 8), derived                      */
+	uint64_t bytes; /* = ceil(product(local_shape) * bits / 8), derived */
 };
 
 struct manifest_alias {
-	const char *name; /* owned by the manifest                                             */
+	const char *name; /* owned by the manifest */
 	uint32_t row;
 };
 
 struct manifest {
 	uint32_t num_rows, num_aliases;
-	struct manifest_row *rows; /* canonical order                                           */
-	struct manifest_alias *aliases; /* by name bytewise                                       */
-	uint64_t bytes; /* of all rows                                               */
-	void *storage;  /* owns: names                                               */
+	struct manifest_row *rows;      /* canonical order */
+	struct manifest_alias *aliases; /* by name bytewise */
+	uint64_t bytes;                 /* of all rows */
+	void *storage;                  /* owns: names */
 };
 
 /* Bits of one element of a thc_dtype; 0 when unknown. */
 uint32_t manifest_dtype_bits(uint32_t dtype);
 const char *manifest_dtype_name(uint32_t dtype); /* as in safetensors: "BF16"; NULL when unknown */
-uint32_t manifest_dtype_of_name(const char *name); /* 0 when unknown                           */
+uint32_t manifest_dtype_of_name(const char *name); /* 0 when unknown */
 
 /*
- * Makes a canonical manifest of rows in any order. alias_of[i] is the index (in the given order) of the
- * row that row i is tied to, or UINT32_MAX; alias_of may be NULL. Among a tie the name first bytewise becomes the row.
- * ret_position[i] (may be NULL) says at which canonical row given row i lies (for an alias: the row it is
- * an alias of). A global shape of zeros means the local one. Fails with TH_E_INVALID and a sentence:
- * empty, over-long or non-UTF-8 name, control character in a name, name twice, unknown dtype, more than 8
- * dimensions, product over 2^63, local box outside global, a tie of tensors that differ or to a row that
- * is tied itself; with TH_E_LIMIT: too many rows, too many bytes.
+ * Makes a canonical manifest of rows in any order. alias_of[i] is the index (in the given order) of
+ * the row that row i is tied to, or UINT32_MAX; alias_of may be NULL. Among a tie the name first
+ * bytewise becomes the row. ret_position[i] (may be NULL) says at which canonical row given row i
+ * lies (for an alias: the row it is an alias of). A global shape of zeros means the local one.
+ * Fails with TH_E_INVALID and a sentence: empty, over-long or non-UTF-8 name, control character in
+ * a name, name twice, unknown dtype, more than 8 dimensions, product over 2^63, local box outside
+ * global, a tie of tensors that differ or to a row that is tied itself; with TH_E_LIMIT: too many
+ * rows, too many bytes.
  */
 int manifest_build(const struct manifest_row *rows, uint32_t count, const uint32_t *alias_of,
 	uint32_t *ret_position, struct th_err *err, struct manifest *ret_manifest);
-void manifest_free(
-	struct manifest *manifest); /* leaves it empty; legal on a zeroed one           */
+void manifest_free(struct manifest *manifest); /* leaves it empty; legal on a zeroed one */
 
 /* Encodes into memory that the caller frees with free(). */
 int manifest_encode(const struct manifest *manifest, uint8_t **ret_data, size_t *ret_bytes);
@@ -75,11 +75,10 @@ int manifest_decode(
 	const uint8_t *data, size_t bytes, struct th_err *err, struct manifest *ret_manifest);
 
 struct th_hash manifest_layout(const struct manifest *manifest);
-struct th_hash manifest_key(
-	const uint8_t *data, size_t bytes); /* of any blob                      */
+struct th_hash manifest_key(const uint8_t *data, size_t bytes); /* of any blob */
 
-/* The first difference of two layouts as a sentence that names the tensor. Returns TH_E_LAYOUT, or 0
- * when they are equal. */
+/* The first difference of two layouts as a sentence that names the tensor. Returns TH_E_LAYOUT, or
+ * 0 when they are equal. */
 int manifest_compare(
 	const struct manifest *source, const struct manifest *destination, struct th_err *err);
 

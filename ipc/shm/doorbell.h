@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * doorbell - how one side of a ring wakes the other: an eventfd, and a flag that says when it is due.
+ * doorbell - how one side of a ring wakes the other: an eventfd, and a flag that says when it is
+ * due.
  *
  * Who waits:  doorbell_arm(own flag), then look at the ring again; only when it is empty, poll the
  *             eventfd. Awake: doorbell_drain, then look at the ring.
@@ -11,8 +12,8 @@
  *     waker:   store index   (ring_push, ring_complete)    waiter:  store flag   (doorbell_arm)
  *              load flag     (doorbell_ring)                        load index   (ring_pending,
  *                                                                   ring_take, ring_pop)
- * In their total order one of the two stores comes first, so that at least one of the loads sees it:
- * either the waker sees the flag and rings, or the waiter sees the record and does not sleep.
+ * In their total order one of the two stores comes first, so that at least one of the loads sees
+ * it: either the waker sees the flag and rings, or the waiter sees the record and does not sleep.
  * A side may leave its flag set while it is awake: it is then rung more often than it needs.
  *
  * The other process holds the same eventfd and may read, fill or change it: a read cannot block
@@ -33,7 +34,8 @@ TH_MUST_USE int doorbell_new(void);
 void doorbell_arm(_Atomic uint32_t *own_sleeping);
 void doorbell_disarm(_Atomic uint32_t *own_sleeping);
 
-/* Makes fd readable, whatever the flag says. 0 or -errno; a full counter is readable, so it is 0. */
+/* Makes fd readable, whatever the flag says. 0 or -errno; a full counter is readable, so it is 0.
+ */
 int doorbell_signal(int fd);
 /* Rings when the other side may sleep. 1: rung, 0: not needed, or -errno. */
 int doorbell_ring(int fd, const _Atomic uint32_t *other_sleeping);

@@ -26,13 +26,14 @@
 /* ---- worker -------------------------------------------------------------------------------- */
 
 struct ring_worker {
-	struct shm_w *w;               /* borrows                                                 */
-	const struct shm_a *a;         /* borrows                                                 */
-	uint64_t submitted, collected; /* the worker's own copies                                 */
+	struct shm_w *w;               /* borrows */
+	const struct shm_a *a;         /* borrows */
+	uint64_t submitted, collected; /* the worker's own copies */
 };
 
 void ring_worker_init(struct ring_worker *ring, struct shm_w *w, const struct shm_a *a);
-/* 0; -EAGAIN: the agent has not taken the earlier ones yet; -EPROTO. Then ring the agent's doorbell. */
+/* 0; -EAGAIN: the agent has not taken the earlier ones yet; -EPROTO. Then ring the agent's
+ * doorbell. */
 TH_MUST_USE int ring_push(struct ring_worker *ring, const struct shm_submission *submission);
 /* True when a completion waits. */
 bool ring_pending(const struct ring_worker *ring);
@@ -51,22 +52,23 @@ TH_MUST_USE int ring_line_read(const struct ring_worker *ring, struct shm_line *
 /* ---- agent --------------------------------------------------------------------------------- */
 
 struct ring_agent {
-	const struct shm_w *w;        /* borrows                                                  */
-	struct shm_a *a;              /* borrows                                                  */
-	uint64_t consumed, completed; /* the agent's own copies                                   */
+	const struct shm_w *w;        /* borrows */
+	struct shm_a *a;              /* borrows */
+	uint64_t consumed, completed; /* the agent's own copies */
 };
 
 void ring_agent_init(struct ring_agent *ring, const struct shm_w *w, struct shm_a *a);
 /*
- * Takes the next submission: 1, 0 when there is none, or -EPROTO (the session is then over) when the
- * index is impossible or the record is: unknown kind, slot out of range, deadline below -1, spec not
- * terminated or not zero behind its end, reserved bytes set. Whether the slot is free, and what the
- * spec means, is the caller's question.
+ * Takes the next submission: 1, 0 when there is none, or -EPROTO (the session is then over) when
+ * the index is impossible or the record is: unknown kind, slot out of range, deadline below -1,
+ * spec not terminated or not zero behind its end, reserved bytes set. Whether the slot is free, and
+ * what the spec means, is the caller's question.
  */
 TH_MUST_USE int ring_take(struct ring_agent *ring, struct shm_submission *ret_submission);
 /*
  * Publishes a completion; the slot has been written before. -EPROTO when the worker has submitted
- * more than it collected (it broke the rules: the session is over). Then ring the worker's doorbell.
+ * more than it collected (it broke the rules: the session is over). Then ring the worker's
+ * doorbell.
  */
 TH_MUST_USE int ring_complete(struct ring_agent *ring, const struct shm_completion *completion);
 /* All fields but sequence, done_bytes and total_bytes. */

@@ -2,19 +2,21 @@
 /*
  * fdmsg - the messages of the descriptor socket (`agent.fds`, AF_UNIX SOCK_SEQPACKET).
  *
- * One connection is one handle is one session. A message is one packet: a 16-byte head, a body of fixed
- * or bounded size, and the descriptors that its kind allows (SCM_RIGHTS). Every descriptor of a message that
- * is refused, truncated or unexpected is closed by the receiver. One unexpected message ends the session.
+ * One connection is one handle is one session. A message is one packet: a 16-byte head, a body of
+ * fixed or bounded size, and the descriptors that its kind allows (SCM_RIGHTS). Every descriptor of
+ * a message that is refused, truncated or unexpected is closed by the receiver. One unexpected
+ * message ends the session.
  *
- *   shim   HELLO            magic, protocol min..max, features, page size
- *   agent  WELCOME          protocol, features, limits, agent's name and version
- *          or REFUSED       code, sentence (with both ranges)
- *   shim   OPEN             the opts of thc_open
- *   agent  SESSION          session id, secret; W, A, doorbell to agent, doorbell to worker, agent's pidfd
- *          or REFUSED       (the connection is then over)
- *   shim   MEMORY           one descriptor; answered by MEMORY_ID with the same token
+ *   shim   HELLO      magic, protocol min..max, features, page size
+ *   agent  WELCOME    protocol, features, limits, agent's name and version
+ *          or REFUSED code, sentence (with both ranges)
+ *   shim   OPEN       the opts of thc_open
+ *   agent  SESSION    session id, secret; files W and A, doorbell to agent, doorbell to
+ *                     worker, agent's pidfd
+ *          or REFUSED (the connection is then over)
+ *   shim   MEMORY     one descriptor; answered by MEMORY_ID with the same token
  *   shim   FORGET(id), CLOSE(flags, deadline)
- *   agent  CLOSED           code, sentence: nobody reads or writes the memory any more (code 0)
+ *   agent  CLOSED     code, sentence: nobody reads or writes the memory any more (code 0)
  */
 #ifndef TH_IPC_SOCK_FDMSG_H
 #define TH_IPC_SOCK_FDMSG_H
@@ -47,16 +49,14 @@ struct fdmsg_head {
 	uint32_t magic;
 	uint16_t kind;
 	uint16_t num_fds;
-	uint32_t
-		body_bytes; /* what follows the head                                               */
+	uint32_t body_bytes; /* what follows the head */
 	uint32_t reserved;
 };
 _Static_assert(sizeof(struct fdmsg_head) == 16, "wire format");
 
 struct fdmsg_hello {
 	uint32_t protocol_min, protocol_max;
-	uint64_t
-		features; /* none defined yet                                                      */
+	uint64_t features; /* none defined yet */
 	uint32_t page_bytes;
 	uint32_t reserved;
 };
@@ -64,20 +64,19 @@ struct fdmsg_hello {
 struct fdmsg_welcome {
 	uint32_t protocol;
 	uint32_t tensors_max;
-	uint64_t
-		features; /* the common ones                                                       */
+	uint64_t features; /* the common ones */
 	uint64_t memory_objects_max;
 	char agent_version[32];
 	char node[TH_NAME_MAX + 1];
 };
 
-struct fdmsg_refused { /* also CLOSED                                                               */
+struct fdmsg_refused { /* also CLOSED */
 	int32_t code;
 	uint32_t reserved;
 	char text[TH_CTL_TEXT_BYTES];
 };
 
-struct fdmsg_open { /* strings are NUL-terminated, the rest of the field is zero                     */
+struct fdmsg_open { /* strings are NUL-terminated, the rest of the field is zero */
 	uint64_t lineage;
 	uint32_t shard, num_shards;
 	uint32_t flags;
@@ -96,20 +95,17 @@ enum fdmsg_memory_kind { FDMSG_MEMFD = 1, FDMSG_FILE, FDMSG_PROCESS, FDMSG_DMABU
 
 struct fdmsg_memory {
 	uint32_t token, kind;
-	uint64_t
-		base; /* address in the worker                                                      */
+	uint64_t base; /* address in the worker */
 	uint64_t bytes;
-	uint64_t
-		offset; /* in the descriptor                                                        */
+	uint64_t offset; /* in the descriptor */
 };
 
 struct fdmsg_memory_id {
 	uint32_t token;
-	uint32_t id; /* 1, 2, ... per session, when code is 0                                    */
+	uint32_t id; /* 1, 2, ... per session, when code is 0 */
 	int32_t code;
 	uint32_t reserved;
-	char path
-		[16]; /* "direct" or "copy"                                                        */
+	char path[16]; /* "direct" or "copy" */
 	char text[TH_CTL_TEXT_BYTES];
 };
 
@@ -119,30 +115,30 @@ struct fdmsg_forget {
 
 struct fdmsg_close {
 	uint32_t flags, reserved;
-	int64_t deadline_ns; /* relative; -1 = none                                                 */
+	int64_t deadline_ns; /* relative; -1 = none */
 };
 
 /*
- * Sends one message; fds are borrowed. 0, or -errno (-EAGAIN on a non-blocking socket that is full: the
- * caller decides).
+ * Sends one message; fds are borrowed. 0, or -errno (-EAGAIN on a non-blocking socket that is full:
+ * the caller decides).
  */
 int fdmsg_send(int sock, enum fdmsg_kind kind, const void *body, size_t body_bytes, const int *fds,
 	uint32_t num_fds);
 
-struct fdmsg { /* a received message; its descriptors belong to the receiver                          */
+struct fdmsg { /* a received message; its descriptors belong to the receiver */
 	struct fdmsg_head head;
-	int fds[FDMSG_FDS_MAX]; /* owns; -1 beyond num_fds                                           */
+	int fds[FDMSG_FDS_MAX]; /* owns; -1 beyond num_fds */
 	size_t body_bytes;
 	_Alignas(8) uint8_t body[FDMSG_BYTES_MAX - sizeof(struct fdmsg_head)];
 };
 
 /*
- * Receives one message into *ret_msg (heap or static: it is large). 1; 0 at hang-up; -EAGAIN; -EPROTO for
- * anything malformed (bad magic, truncated data or control, more descriptors than announced, wrong body size for
- * its kind): all descriptors are closed then. All received descriptors are close-on-exec.
+ * Receives one message into *ret_msg (heap or static: it is large). 1; 0 at hang-up; -EAGAIN;
+ * -EPROTO for anything malformed (bad magic, truncated data or control, more descriptors than
+ * announced, wrong body size for its kind): all descriptors are closed then. All received
+ * descriptors are close-on-exec.
  */
 int fdmsg_recv(int sock, struct fdmsg *ret_msg);
-void fdmsg_close_fds(
-	struct fdmsg *msg); /* those not taken (set to -1) yet                          */
+void fdmsg_close_fds(struct fdmsg *msg); /* those not taken (set to -1) yet */
 
 #endif

@@ -28,9 +28,9 @@ int listener_lock_dir(const char *dir, struct th_err *err);
 int listener_clear(const char *path, struct th_err *err);
 
 /*
- * A listening socket of this type (SOCK_SEQPACKET, SOCK_STREAM) at path with mode 0660, close-on-exec
- * and non-blocking; clears a stale one first. -1 as gid leaves the group. The descriptor, or a code
- * with a sentence (TH_E_INVALID: the path is too long for a socket address).
+ * A listening socket of this type (SOCK_SEQPACKET, SOCK_STREAM) at path with mode 0660,
+ * close-on-exec and non-blocking; clears a stale one first. -1 as gid leaves the group. The
+ * descriptor, or a code with a sentence (TH_E_INVALID: the path is too long for a socket address).
  */
 int listener_open(const char *path, int type, gid_t gid, struct th_err *err);
 

@@ -19,8 +19,8 @@
 struct peer {
 	uid_t uid;
 	gid_t gid;
-	pid_t pid; /* at the time of connect; 0 when it is not visible in this pid namespace       */
-	int pidfd; /* owns; readable when the process has ended; -1 when it cannot be had          */
+	pid_t pid; /* at the time of connect; 0 when it is not visible in this pid namespace */
+	int pidfd; /* owns; readable when the process has ended; -1 when it cannot be had */
 };
 
 /*

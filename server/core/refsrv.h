@@ -8,39 +8,48 @@
  *
  * What an agent can rely on, beyond the picture in ctl.h:
  *
- * Operations. The reply to OP says only whether it was accepted (code 0). Every accepted OP ends with
- *   exactly one OUTCOME event for that member, also when it failed, was decided before this member
- *   called, or the group is broken. An OP that is refused does not use up its op_seq: unknown session,
- *   op_seq not the next, the last operation of this member not ended. PLAN is sent for replicate and
- *   for update with something new, and only for those; the agent answers each PLAN with PREPARED.
- *   publish, unpublish and list bring an OUTCOME only. OUTCOME of a publish comes before any GRANT of
- *   its part, GO before any GRANT of the destination's part. A GRANT and the GO or REROUTE that belongs
- *   to it go to two agents: the reader may well knock before its GRANT has come.
- * Failure before GO: OUTCOME with the code. When the PLAN had drain_old, UNDRAIN of the old part (its
- *   gen, drain_no 0) comes before the OUTCOME: nothing has happened, the part is served again.
- * Legs. A leg is over for the server when its reader's agent has sent LEG_END. A leg that the server
- *   does not know any more is answered 0. source_failed asks for another source: REROUTE comes, now or
- *   when there is one, or CANCEL. code != 0 without source_failed ends the operation for all.
- *   LEG_END(0) finishes the shard, whatever crossed it: an agent that has sent LEG_END(0) for an
- *   operation's leg ignores a REROUTE of that operation. REROUTE names the old leg while the server
- *   has not seen its end; the agent ends it first (its LEG_END is due, whatever its code), then starts
- *   the new one from its verified prefix.
- * FENCE comes to the source's agent when the server has taken a leg away; the reader then sees its
- *   source fail, says so, and is not blamed for it.
- * After GO failure: CANCEL to every member; each agent ends its legs (LEG_END). Where the half-filled
- *   part had served others, DRAIN of (sid, gen of this operation) comes too. When all has been
- *   answered, OUTCOME with the cause: nobody reads or writes these bytes any more.
+ * Operations. The reply to OP says only whether it was accepted (code 0). Every accepted OP ends
+ * with exactly one OUTCOME event for that member, also when it failed, was decided before this
+ * member called, or the group is broken. An OP that is refused does not use up its op_seq:
+ * unknown session, op_seq not the next, the last operation of this member not ended. PLAN is sent
+ * for replicate and for update with something new, and only for those; the agent answers each
+ * PLAN with PREPARED. publish, unpublish and list bring an OUTCOME only. OUTCOME of a publish
+ * comes before any GRANT of its part, GO before any GRANT of the destination's part. A GRANT and
+ * the GO or REROUTE that belongs to it go to two agents: the reader may well knock before its
+ * GRANT has come.
+ *
+ * Failure before GO: OUTCOME with the code. When the PLAN had drain_old, UNDRAIN of the old part
+ * (its gen, drain_no 0) comes before the OUTCOME: nothing has happened, the part is served again.
+ *
+ * Legs. A leg is over for the server when its reader's agent has sent LEG_END. A leg that the
+ * server does not know any more is answered 0. source_failed asks for another source: REROUTE
+ * comes, now or when there is one, or CANCEL. code != 0 without source_failed ends the operation
+ * for all. LEG_END(0) finishes the shard, whatever crossed it: an agent that has sent LEG_END(0)
+ * for an operation's leg ignores a REROUTE of that operation. REROUTE names the old leg while the
+ * server has not seen its end; the agent ends it first (its LEG_END is due, whatever its code),
+ * then starts the new one from its verified prefix.
+ *
+ * FENCE comes to the source's agent when the server has taken a leg away; the reader then sees
+ * its source fail, says so, and is not blamed for it.
+ *
+ * After GO failure: CANCEL to every member; each agent ends its legs (LEG_END). Where the half-
+ * filled part had served others, DRAIN of (sid, gen of this operation) comes too. When all has
+ * been answered, OUTCOME with the cause: nobody reads or writes these bytes any more.
+ *
  * Draining. Each time a part is taken out of service (unpublish, close, a broken group, a failed
- *   destination) its agent gets one DRAIN(sid, gen, drain_no). It answers DRAIN_DONE with the same three
- *   numbers when no leg reads the part; at once for a part it does not know. No GRANT of that part
- *   follows, unless an UNDRAIN(sid, gen) comes first.
- * Close. CLOSE is answered at once, and the session's number is void from then on, except: when the
- *   member held a part, exactly one DRAIN is due for it (it may have come before, when the group broke);
- *   its DRAIN_DONE lets the server forget the part. A running leg of which the member is the reader is
- *   ended by its agent with LEG_END. An operation that was open ends without an OUTCOME for the member
- *   that closed. The others get BROKEN, and GROUP_BROKEN for what they have open or call later.
+ * destination) its agent gets one DRAIN(sid, gen, drain_no). It answers DRAIN_DONE with the same
+ * three numbers when no leg reads the part; at once for a part it does not know. No GRANT of that
+ * part follows, unless an UNDRAIN(sid, gen) comes first.
+ *
+ * Close. CLOSE is answered at once, and the session's number is void from then on, except: when
+ * the member held a part, exactly one DRAIN is due for it (it may have come before, when the
+ * group broke); its DRAIN_DONE lets the server forget the part. A running leg of which the member
+ * is the reader is ended by its agent with LEG_END. An operation that was open ends without an
+ * OUTCOME for the member that closed. The others get BROKEN, and GROUP_BROKEN for what they have
+ * open or call later.
+ *
  * A request of an agent life that the server does not know or holds for dead is answered with
- *   TH_E_NO_SERVER and unknown_agent. After ATTACH with fresh = true the events count from 1 again.
+ * TH_E_NO_SERVER and unknown_agent. After ATTACH with fresh = true the events count from 1 again.
  */
 #ifndef TH_SERVER_CORE_REFSRV_H
 #define TH_SERVER_CORE_REFSRV_H
@@ -52,16 +61,16 @@
 struct refsrv;
 
 struct refsrv_config {
-	uint64_t server_inc;   /* random, one per server process                              */
-	uint64_t seed[4];      /* for tickets                                                  */
-	int64_t poll_hold_ns;  /* an eventless POLL is answered after this: 1 s                */
-	int64_t suspect_ns;    /* no beat for this long: no new grants from or to the agent    */
-	int64_t dead_ns;       /* ... and for this long: its members are gone                  */
-	int64_t coalesce_ns;   /* CHANGED events of one model are at least this far apart      */
+	uint64_t server_inc;   /* random, one per server process */
+	uint64_t seed[4];      /* for tickets */
+	int64_t poll_hold_ns;  /* an eventless POLL is answered after this: 1 s */
+	int64_t suspect_ns;    /* no beat for this long: no new grants from or to the agent */
+	int64_t dead_ns;       /* ... and for this long: its members are gone */
+	int64_t coalesce_ns;   /* CHANGED events of one model are at least this far apart */
 	int64_t pair_block_ns; /* a failed (reader, source) pair of agents is avoided this long*/
 	uint32_t agents_max, members_max, members_per_agent_max;
-	uint64_t blob_bytes_max; /* of all manifests and attributes together                   */
-	bool pipelining;         /* partial replicas are sources (default: true)                */
+	uint64_t blob_bytes_max; /* of all manifests and attributes together */
+	bool pipelining;         /* partial replicas are sources (default: true) */
 };
 
 /* The defaults of the table above; server_inc and seed are the caller's to fill. */
@@ -75,8 +84,8 @@ struct refsrv_reply {
 
 struct refsrv_out {
 	uint32_t num_replies;
-	const struct refsrv_reply *replies; /* borrowed until the next call of refsrv_step     */
-	int64_t next_ns;                    /* call refsrv_tick no later than this             */
+	const struct refsrv_reply *replies; /* borrowed until the next call of refsrv_step */
+	int64_t next_ns;                    /* call refsrv_tick no later than this */
 };
 
 /* NULL: out of memory. */
