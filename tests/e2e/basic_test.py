@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One shard, two agents: the life of a version from publish to close."""
+
+from cluster import cluster, expect_error, main, wait_for
+
+SIZE = 40 << 20
+
+
+def publish_replicate_update_unpublish():
+    with cluster() as c:
+        c.agent("a")
+        c.agent("b")
+        w, r = c.worker("trainer", "a"), c.worker("rollout", "b")
+        w.setup(SIZE, model="m", replica="trainer")
+        r.setup(SIZE, model="m", replica="rollout")
+        assert r.call("update")["updated"] == 0, "there is nothing yet"
+        want = w.call("fill", seed=1)
+        w.call("publish", version=1)
+        assert w.call("held") == [0, 1]
+        result = r.call("replicate", version="latest")
+        assert (result["version"], result["updated"]) == (1, 1), result
+        assert result["source"] == "trainer" and result["transport"] == "tcp", result
+        assert result["bytes_moved"] >= SIZE, result
+        assert r.call("digest") == want
+        assert r.call("held") == [0, 1]
+        assert r.call("replicate", version="1")["updated"] == 0
+        assert r.call("update")["updated"] == 0
+        listing = r.call("list")
+        assert [[0, 1]] == [v[:2] for v in listing["versions"]]
+        assert sorted(listing["versions"][0][2]) == ["rollout", "trainer"]
+
+        w.call("unpublish")
+        assert w.call("held") is None and w.call("safe") == 1
+        want = w.call("fill", seed=2)
+        w.call("publish", version=2)
+        result = r.call("update")
+        assert (result["version"], result["updated"]) == (2, 1), result
+        assert r.call("digest") == want
+        expect_error("STATE", r.call, "replicate", version="3")
+        expect_error("STATE", w.call, "publish", version=3)
+        r.call("unpublish")
+        r.call("close")
+        w.call("close")
+
+
+def a_reader_waits_for_the_version():
+    with cluster() as c:
+        c.agent("a")
+        c.agent("b")
+        w, r = c.worker("trainer", "a"), c.worker("rollout", "b")
+        w.setup(SIZE, model="m", replica="trainer")
+        r.setup(SIZE, model="m", replica="rollout")
+        running = r.start("replicate", version="7", timeout=30)
+        want = w.call("fill", seed=7)
+        w.call("publish", version=7)
+        assert r.finish(running)["version"] == 7
+        assert r.call("digest") == want
+        error = expect_error("TIMEOUT", c_replicate_missing, c)
+        assert error.seconds < 2, error.seconds
+
+
+def c_replicate_missing(c):
+    other = c.worker("other", "b")
+    other.setup(SIZE, model="nobody", replica="x")
+    return other.call("replicate", version="1", timeout=1)
+
+
+def same_host():
+    with cluster() as c:
+        c.agent("a")
+        w, r = c.worker("trainer", "a"), c.worker("rollout", "a")
+        w.setup(SIZE, model="m", replica="trainer")
+        r.setup(SIZE, model="m", replica="rollout")
+        want = w.call("fill", seed=1)
+        w.call("publish", version=1)
+        result = r.call("replicate", version="latest")
+        assert result["transport"] == "local", result
+        assert r.call("digest") == want
+
+
+def relative_versions():
+    with cluster() as c:
+        c.agent("a")
+        workers = [c.worker(f"t{i}", "a") for i in range(3)]
+        for i, w in enumerate(workers):
+            w.setup(1 << 20, model="m", replica=f"t{i}")
+            w.call("fill", seed=i)
+            w.call("publish", version=10 + i)
+        r = c.worker("r", "a")
+        r.setup(1 << 20, model="m", replica="r")
+        assert r.call("replicate", version="latest-2")["version"] == 10
+        assert r.call("update", version="latest-1")["version"] == 11
+        assert (
+            r.call("update", version="latest-2")["updated"] == 0
+        ), "a relative name never moves back"
+        assert r.call("update", version="10")["version"] == 10, "an absolute one may"
+        assert r.call("update", version="latest")["version"] == 12
+        assert r.call("update", version="latest-5")["updated"] == 0
+
+
+def attributes_and_manifest():
+    with cluster() as c:
+        c.agent("a")
+        c.agent("b")
+        out = c.thctl("version").stdout
+        assert out.strip(), "thctl version says something"
+        w = c.worker("trainer", "a")
+        w.setup(1 << 20, model="m", replica="trainer")
+        w.call("publish", version=3)
+        status = c.thctl("-o", "json", "status", agent="a").stdout
+        assert '"thctl/1"' in status
+        assert "trainer" in c.thctl("ls", "replicas", agent="b").stdout
+        wait_for(
+            lambda: c.thctl("wait", "--model", "m", "--version", "3", agent="b").returncode == 0,
+            10,
+            "thctl wait",
+        )
+
+
+if __name__ == "__main__":
+    main(
+        publish_replicate_update_unpublish,
+        a_reader_waits_for_the_version,
+        same_host,
+        relative_versions,
+        attributes_and_manifest,
+    )

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes for the tests: a server, agents and workers on loopback or in network
+namespaces.
+
+A test is a script that calls cluster.main(test functions). Everything is started by this
+module, ended by its process id, and lives below one temporary folder. On failure the logs of
+all processes are printed. Nothing waits by sleeping for a fixed time: wait_for polls a
+condition with a deadline.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BUILD = os.environ["TH_BUILD"]
+SANITIZED = os.environ.get("TH_SANITIZE", "none") != "none"
+FAULTS = os.environ.get("TH_FAULTS_BUILT") == "1"
+
+
+class Skip(Exception):
+    pass
+
+
+class RemoteError(Exception):
+    """What a call in a worker returned: .name is the code's name, .text the sentence, .seconds
+    how long it took."""
+
+    def __init__(self, name, text, seconds=0.0):
+        self.name, self.text, self.seconds = name, text, seconds
+        super().__init__(f"{name}: {text}")
+
+
+def wait_for(condition, seconds, what):
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.01)
+
+
+def expect_error(name, call, *args, **kwargs):
+    """The call must fail with this code and a sentence; returns the error."""
+    try:
+        value = call(*args, **kwargs)
+    except (RemoteError, Exception) as e:
+        if getattr(e, "name", None) != name:
+            raise
+        assert len(e.text) > 15, f"no sentence: {e.text!r}"
+        return e
+    raise AssertionError(f"expected {name}, got {value!r}")
+
+
+class Process:
+    """A child with its log in a file; ended by pid."""
+
+    def __init__(self, cluster, label, argv, env=None, stdin=None, pass_fds=()):
+        self.label, self.argv = label, argv
+        self.log_path = os.path.join(cluster.dir, f"{label}.log")
+        self.log = open(self.log_path, "ab")
+        full_env = dict(os.environ, **(env or {}))
+        self.p = subprocess.Popen(
+            argv,
+            stdin=stdin or subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            env=full_env,
+            pass_fds=pass_fds,
+        )
+        self.pid = self.p.pid
+        cluster.processes.append(self)
+
+    def ready(self, seconds=20):
+        """The values of the line `ready KEY=VALUE...`."""
+        end = time.monotonic() + seconds
+        line = b""
+        while not line.endswith(b"\n"):
+            if not select.select([self.p.stdout], [], [], max(0, end - time.monotonic()))[0]:
+                raise AssertionError(f"{self.label} is not ready after {seconds} s")
+            chunk = os.read(self.p.stdout.fileno(), 4096)
+            if not chunk:
+                raise AssertionError(f"{self.label} ended with {self.p.wait()}: {self.tail()}")
+            line += chunk
+        words = line.decode().split()
+        assert words[0] == "ready", line
+        return dict(w.split("=", 1) for w in words[1:])
+
+    def tail(self, lines=40):
+        self.log.flush()
+        with open(self.log_path, errors="replace") as f:
+            return "".join(f.readlines()[-lines:])
+
+    def signal(self, signum):
+        self.p.send_signal(signum)
+
+    def kill(self):
+        if self.p.poll() is None:
+            self.p.kill()
+        return self.p.wait(10)
+
+    def terminate(self, seconds=20):
+        if self.p.poll() is None:
+            self.p.terminate()
+        try:
+            return self.p.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.label} does not end on SIGTERM: {self.tail()}")
+
+    def alive(self):
+        return self.p.poll() is None
+
+
+def worker_env():
+    """Python with a sanitized libthc needs the run-time first, and Python's own leaks are not
+    ours."""
+    if "TH_LIBASAN" not in os.environ:
+        return {}
+    return {
+        "LD_PRELOAD": os.environ["TH_LIBASAN"],
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=99",
+    }
+
+
+class Worker(Process):
+    def __init__(self, cluster, label, agent, prefix=(), env=None):
+        super().__init__(
+            cluster,
+            label,
+            [*prefix, sys.executable, os.path.join(HERE, "worker.py")],
+            env={"THC_AGENT": agent.runtime, **worker_env(), **(env or {})},
+            stdin=subprocess.PIPE,
+        )
+        self.next_id, self.answers, self.condition = 1, {}, threading.Condition()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.p.stdout:
+            message = json.loads(line)
+            with self.condition:
+                self.answers[message["id"]] = message
+                self.condition.notify_all()
+        with self.condition:
+            self.answers[None] = True
+            self.condition.notify_all()
+
+    def start(self, cmd, **args):
+        with self.condition:
+            ident = self.next_id
+            self.next_id += 1
+        self.p.stdin.write(json.dumps({"id": ident, "cmd": cmd, "args": args}).encode() + b"\n")
+        self.p.stdin.flush()
+        return ident
+
+    def finish(self, ident, seconds=60):
+        with self.condition:
+            if not self.condition.wait_for(
+                lambda: ident in self.answers or None in self.answers, seconds
+            ):
+                raise AssertionError(f"{self.label}: no answer within {seconds} s")
+            if ident not in self.answers:
+                raise RemoteError("DIED", f"{self.label} is gone")
+            message = self.answers.pop(ident)
+        if "error" in message:
+            raise RemoteError(message["error"], message["text"], message.get("seconds", 0.0))
+        return message["value"]
+
+    def finished(self, ident):
+        with self.condition:
+            return ident in self.answers
+
+    def call(self, cmd, **args):
+        return self.finish(self.start(cmd, **args), args.get("timeout", 30) + 30)
+
+    def setup(self, total_bytes, **opts):
+        self.call("open", **opts)
+        self.call("alloc", total_bytes=total_bytes, name=opts.get("name", "s"))
+        self.call("register", name=opts.get("name", "s"))
+
+
+class Agent(Process):
+    def __init__(
+        self, cluster, label, args=(), prefix=(), env=None, data="127.0.0.1", runtime=None
+    ):
+        self.runtime = runtime or os.path.join(cluster.dir, f"run-{label}")
+        self.node = label
+        super().__init__(
+            cluster,
+            f"agent-{label}",
+            [
+                *prefix,
+                os.path.join(BUILD, "daemon", "thagentd"),
+                "-c",
+                "/dev/null",
+                "-s",
+                cluster.server_url,
+                "-r",
+                self.runtime,
+                "-n",
+                label,
+                "-d",
+                data,
+                *args,
+            ],
+            env=env,
+        )
+        self.info = self.ready()
+
+
+class Cluster:
+    def __init__(self, server=True):
+        self.dir = tempfile.mkdtemp(prefix="th-e2e-")
+        self.processes, self.agents, self.cleanups = [], {}, []
+        self.server = None
+        self.server_url = "tcp://127.0.0.1:7070"
+        if server:
+            self.start_server()
+
+    def start_server(self, listen="tcp://127.0.0.1:0", prefix=(), args=()):
+        self.server = Process(
+            self,
+            "server",
+            [
+                *prefix,
+                os.path.join(BUILD, "server", "thserverd"),
+                "-c",
+                "/dev/null",
+                "-l",
+                listen,
+                *args,
+            ],
+        )
+        self.server_url = self.server.ready()["listen"]
+        return self.server
+
+    def agent(self, label, **kwargs):
+        self.agents[label] = Agent(self, label, **kwargs)
+        return self.agents[label]
+
+    def worker(self, label, agent, **kwargs):
+        return Worker(
+            self, label, self.agents[agent] if isinstance(agent, str) else agent, **kwargs
+        )
+
+    def thctl(self, *args, agent=None, timeout=60, check=True, prefix=(), **kwargs):
+        argv = [*prefix, os.path.join(BUILD, "tools", "thctl")]
+        if agent:
+            argv += ["-r", self.agents[agent].runtime]
+        p = subprocess.run(
+            argv + list(args), capture_output=True, text=True, timeout=timeout, **kwargs
+        )
+        if check and p.returncode != 0:
+            raise AssertionError(
+                f"thctl {' '.join(args)}: exit {p.returncode}\n{p.stdout}{p.stderr}"
+            )
+        return p
+
+    def close(self, failed):
+        if failed:
+            for p in self.processes:
+                state = "running" if p.alive() else f"exit {p.p.poll()}"
+                print(f"---- {p.label} ({state}): {' '.join(p.argv)}\n{p.tail()}", file=sys.stderr)
+        problems = []
+        for p in reversed(self.processes):
+            # An orderly end is part of the test: a daemon with a sanitizer reports leaks in it.
+            if not failed and p.alive() and not isinstance(p, Worker):
+                with contextlib.suppress(AssertionError):
+                    code = p.terminate()
+                    if code != 0:
+                        problems.append(f"{p.label} ended with {code}: {p.tail()}")
+            p.kill()
+            if SANITIZED and not failed:
+                text = p.tail(400)
+                if (
+                    "ERROR: AddressSanitizer" in text
+                    or "runtime error:" in text
+                    or "ERROR: LeakSanitizer" in text
+                ):
+                    problems.append(f"{p.label}: {text}")
+            p.log.close()
+        for cleanup in reversed(self.cleanups):
+            cleanup()
+        shutil.rmtree(self.dir, ignore_errors=True)
+        if problems:
+            raise AssertionError("\n".join(problems))
+
+
+@contextlib.contextmanager
+def cluster(**kwargs):
+    c = Cluster(**kwargs)
+    try:
+        yield c
+    except BaseException:
+        c.close(failed=True)
+        raise
+    c.close(failed=False)
+
+
+def with_library():
+    """For tests that load libthc themselves: begins this script again with the sanitizer's run-
+    time in front."""
+    env = worker_env()
+    if env and os.environ.get("LD_PRELOAD") != env["LD_PRELOAD"]:
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **env})
+
+
+def netns_available():
+    return (
+        os.geteuid() == 0
+        and shutil.which("ip")
+        and subprocess.run(["ip", "netns", "list"], capture_output=True).returncode == 0
+    )
+
+
+class Hosts:
+    """Network namespaces joined by a bridge in one of their own: hosts 10.77.0.1, .2, ... on a
+    switch."""
+
+    def __init__(self, cluster, count):
+        if not netns_available():
+            raise Skip("network namespaces need root and iproute2")
+        self.tag = f"th{os.getpid() % 100000}"
+        self.switch = f"{self.tag}s"
+        self.names = [f"{self.tag}h{i}" for i in range(count)]
+        cluster.cleanups.append(self.remove)
+        self._ip("netns", "add", self.switch)
+        self._ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
+        self._ip("-n", self.switch, "link", "set", "br0", "up")
+        for i, name in enumerate(self.names):
+            self._ip("netns", "add", name)
+            self._ip("-n", name, "link", "set", "lo", "up")
+            self._ip(
+                "-n",
+                name,
+                "link",
+                "add",
+                "eth0",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                f"p{i}",
+                "netns",
+                self.switch,
+            )
+            self._ip("-n", self.switch, "link", "set", f"p{i}", "master", "br0", "up")
+            self._ip("-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
+            self._ip("-n", name, "link", "set", "eth0", "up")
+
+    @staticmethod
+    def _ip(*args):
+        p = subprocess.run(["ip", *args], capture_output=True, text=True)
+        if p.returncode:
+            raise AssertionError(f"ip {' '.join(args)}: {p.stderr}")
+
+    @staticmethod
+    def address(i):
+        return f"10.77.0.{i + 1}"
+
+    def prefix(self, i):
+        return ["ip", "netns", "exec", self.names[i]]
+
+    def limit(self, i, rate):
+        """Limits what arrives at host i (the switch's port towards it), e.g. '400mbit'."""
+        p = subprocess.run(
+            [
+                "ip",
+                "netns",
+                "exec",
+                self.switch,
+                "tc",
+                "qdisc",
+                "replace",
+                "dev",
+                f"p{i}",
+                "root",
+                "tbf",
+                "rate",
+                rate,
+                "burst",
+                "256k",
+                "latency",
+                "50ms",
+            ],
+            capture_output=True,
+            text=True,
+        )
+        if p.returncode:
+            raise Skip(f"tc tbf: {p.stderr.strip()}")
+
+    def received_bytes(self, i):
+        out = subprocess.run(
+            ["ip", "-n", self.names[i], "-j", "-s", "link", "show", "eth0"],
+            capture_output=True,
+            text=True,
+        )
+        return json.loads(out.stdout)[0]["stats64"]["rx"]["bytes"]
+
+    def remove(self):
+        for name in [*self.names, self.switch]:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def main(*tests):
+    """Runs the tests in order; exit 0, 1, or 77 when all were skipped."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    failed = skipped = 0
+    for test in tests:
+        start = time.monotonic()
+        try:
+            test()
+            print(f"ok {test.__name__} {time.monotonic() - start:.1f} s", flush=True)
+        except Skip as e:
+            skipped += 1
+            print(f"skip {test.__name__}: {e}", flush=True)
+        except BaseException:
+            failed += 1
+            traceback.print_exc()
+            print(f"FAILED {test.__name__}", flush=True)
+    print(f"{len(tests) - failed - skipped} passed, {failed} failed, {skipped} skipped")
+    sys.exit(1 if failed else 77 if skipped == len(tests) else 0)

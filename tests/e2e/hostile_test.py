@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Garbage on every channel: the peer is dropped and counted, and everybody else goes on."""
+
+import json
+import mmap
+import os
+import random
+import socket
+import struct
+
+from cluster import cluster, main, wait_for
+
+HEAD = struct.Struct("<IHHII")
+MAGIC = 0x31434854
+HELLO, WELCOME, REFUSED, OPEN, SESSION, MEMORY, MEMORY_ID, FORGET, CLOSE, CLOSED = range(1, 11)
+ROUNDS = 40
+
+
+def message(kind, body=b"", fds=0, magic=MAGIC, length=None):
+    return HEAD.pack(magic, kind, fds, len(body) if length is None else length, 0) + body
+
+
+def hello(lowest=1, highest=1):
+    return message(HELLO, struct.pack("<IIQII", lowest, highest, 0, mmap.PAGESIZE, 0))
+
+
+def opening(model="m", replica="evil"):
+    def text(s, size):
+        return s.encode().ljust(size, b"\0")
+
+    body = (
+        struct.pack("<QIIII", 0, 0, 1, 0, 0)
+        + text(model, 256)
+        + text(replica, 256)
+        + text("", 256)
+        + text("", 1024)
+    )
+    return message(OPEN, body)
+
+
+def connect(runtime):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.settimeout(10)
+    s.connect(os.path.join(runtime, "agent.fds"))
+    return s
+
+
+def receive(s):
+    data, fds, _flags, _address = socket.recv_fds(s, 65536, 8)
+    if not data:
+        return None, b"", fds
+    _magic, kind, _n, _length, _zero = HEAD.unpack_from(data)
+    return kind, data[HEAD.size :], fds
+
+
+def session(runtime, replica):
+    s = connect(runtime)
+    s.send(hello())
+    kind, _body, _fds = receive(s)
+    assert kind == WELCOME, kind
+    s.send(opening(replica=replica))
+    kind, body, fds = receive(s)
+    assert kind == SESSION, (kind, body[:80])
+    return s, fds
+
+
+def gone(s):
+    """The agent hangs up (after a last word or not)."""
+    while True:
+        try:
+            data = s.recv(65536)
+        except (ConnectionResetError, BrokenPipeError):
+            return True
+        if not data:
+            return True
+
+
+class Witness:
+    """Somebody else on the same agents, who must notice nothing."""
+
+    def __init__(self, c):
+        c.agent("a")
+        c.agent("b")
+        self.c, self.version = c, 0
+        self.w, self.r = c.worker("w", "a"), c.worker("r", "b")
+        self.w.setup(2 << 20, model="m", replica="w")
+        self.r.setup(2 << 20, model="m", replica="r")
+        self.works()
+
+    def works(self):
+        self.version += 1
+        if self.version > 1:
+            self.w.call("unpublish")
+        want = self.w.call("fill", seed=self.version)
+        self.w.call("publish", version=self.version)
+        assert self.r.call("update")["version"] == self.version
+        assert self.r.call("digest") == want
+
+    def counters(self, agent="a"):
+        return {
+            k["name"]: k["value"]
+            for k in json.loads(self.c.thctl("-o", "json", "status", agent=agent).stdout)[
+                "counters"
+            ]
+        }
+
+
+def descriptor_socket():
+    rng = random.Random(1)
+    with cluster() as c:
+        witness = Witness(c)
+        a = c.agents["a"]
+        before = witness.counters()
+        fds_before = len(os.listdir(f"/proc/{a.pid}/fd"))
+        cases = [
+            [b"x"],
+            [b"\0" * 16],
+            [os.urandom(64)],
+            [message(HELLO, magic=1)],
+            [message(HELLO, b"\0" * 24, length=1 << 31)],
+            [message(OPEN, b"\0" * 100)],
+            [opening()],
+            [hello(), hello()],
+            [hello(), message(SESSION)],
+            [hello(), message(OPEN, b"\xff" * 1816)],
+            [hello(), opening(model="")],
+            [hello(), opening(model="bad\nname")],
+            [hello(), message(CLOSE, struct.pack("<IIq", 0, 0, 0))],
+            [hello(), opening(), opening()],
+            [hello(), opening(), message(77)],
+            [hello(), opening(), message(MEMORY, struct.pack("<IIQQQ", 1, 1, 0, 4096, 0))],
+        ]
+        for _ in range(ROUNDS):
+            cases.append([message(rng.randrange(0, 14), os.urandom(rng.randrange(0, 2000)))])
+        for case in cases:
+            s = connect(a.runtime)
+            try:
+                for m in case:
+                    s.send(m)
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+            assert gone(s), case
+            s.close()
+        # Descriptors on messages that may not carry any are closed, not kept.
+        for _ in range(50):
+            s = connect(a.runtime)
+            r, w = os.pipe()
+            socket.send_fds(s, [hello()], [r, w, r, w])
+            os.close(r)
+            os.close(w)
+            assert gone(s)
+            s.close()
+        # Memory that is none: a pipe, a file without seals, a memfd shorter than announced.
+        s, fds = session(a.runtime, "evil-memory")
+        for make in (
+            lambda: os.pipe()[0],
+            lambda: os.open("/dev/zero", os.O_RDWR),
+            lambda: os.memfd_create("short", os.MFD_ALLOW_SEALING),
+        ):
+            fd = make()
+            socket.send_fds(
+                s, [message(MEMORY, struct.pack("<IIQQQ", 7, 1, 4096, 1 << 30, 0), fds=1)], [fd]
+            )
+            kind, body, _ = receive(s)
+            assert kind == MEMORY_ID, kind
+            _token, ident, code, _zero = struct.unpack_from("<IIiI", body)
+            assert code < 0 and ident == 0, (code, ident)
+            os.close(fd)
+        for fd in fds:
+            os.close(fd)
+        s.close()
+        # Protocol ranges that do not overlap are refused with both in the sentence.
+        s = connect(a.runtime)
+        s.send(hello(7, 9))
+        kind, body, _ = receive(s)
+        code, _zero = struct.unpack_from("<iI", body)
+        text = body[8:].split(b"\0")[0].decode()
+        assert kind == REFUSED and code == -5019 and "7" in text and "9" in text and "1" in text, (
+            kind,
+            code,
+            text,
+        )
+        s.close()
+        wait_for(
+            lambda: len(os.listdir(f"/proc/{a.pid}/fd")) <= fds_before + 2,
+            5,
+            "no descriptor is left",
+        )
+        after = witness.counters()
+        grew = {k: after[k] - before.get(k, 0) for k in after if after[k] > before.get(k, 0)}
+        assert any("violation" in k or "refused" in k for k in grew), grew
+        witness.works()
+
+
+def ring():
+    rng = random.Random(2)
+    with cluster() as c:
+        witness = Witness(c)
+        a = c.agents["a"]
+
+        def attack(n, scribble):
+            s, fds = session(a.runtime, f"evil{n}")
+            with mmap.mmap(fds[0], 0) as w:
+                scribble(w)
+                os.write(fds[2], struct.pack("<Q", 1))
+                assert gone(s), n
+            for fd in fds:
+                os.close(fd)
+            s.close()
+
+        def submission(op_seq=1, kind=3, slot=0, spec=b"latest", reserved=b""):
+            return struct.pack(
+                "<QHHIq32s8s",
+                op_seq,
+                kind,
+                slot,
+                0,
+                -1,
+                spec.ljust(32, b"\0"),
+                reserved.ljust(8, b"\0"),
+            )
+
+        def index(value):
+            return lambda w: w.__setitem__(slice(64, 72), struct.pack("<Q", value))
+
+        def record(data):
+            def scribble(w):
+                w[192 : 192 + 64] = data
+                w[64:72] = struct.pack("<Q", 1)
+
+            return scribble
+
+        cases = [
+            index(65),
+            index(2**64 - 1),
+            index(1 << 40),
+            record(submission(kind=0)),
+            record(submission(kind=99)),
+            record(submission(slot=64)),
+            record(submission(slot=65535)),
+            record(submission(spec=b"x" * 32)),
+            record(submission(reserved=b"\1")),
+            record(os.urandom(64)),
+        ]
+        for n, case in enumerate(cases):
+            attack(n, case)
+        # What is written under the agent's eyes: random bytes over the whole file, again and again.
+        for n in range(10):
+            s, fds = session(a.runtime, f"flip{n}")
+            with mmap.mmap(fds[0], 0) as w:
+                for _ in range(200):
+                    at = rng.randrange(64, len(w) - 8)
+                    w[at : at + 8] = os.urandom(8)
+                    try:
+                        os.write(fds[2], struct.pack("<Q", 1))
+                    except BlockingIOError:
+                        pass
+            for fd in fds:
+                os.close(fd)
+            s.close()
+        # The agent's file cannot be written, nor W truncated.
+        s, fds = session(a.runtime, "seals")
+        for attempt in (
+            lambda: mmap.mmap(fds[1], 0),
+            lambda: os.ftruncate(fds[0], 0),
+            lambda: os.pwrite(fds[1], b"x", 0),
+        ):
+            try:
+                attempt()
+                raise AssertionError("the seal does not hold")
+            except (PermissionError, OSError):
+                pass
+        for fd in fds:
+            os.close(fd)
+        s.close()
+        witness.works()
+
+
+def documents():
+    """nng on agent.ipc and on the server's port."""
+    with cluster() as c:
+        witness = Witness(c)
+        a = c.agents["a"]
+
+        def ipc():
+            s = socket.socket(socket.AF_UNIX)
+            s.connect(os.path.join(a.runtime, "agent.ipc"))
+            return s
+
+        def tcp():
+            host, port = c.server_url.split("//")[1].rsplit(":", 1)
+            return socket.create_connection((host, int(port)))
+
+        sp = b"\0SP\0\0\x30\0\0"
+        for make, lead in ((ipc, b"\1"), (tcp, b"")):
+            for data in (
+                os.urandom(100),
+                sp + os.urandom(200),
+                sp + lead + struct.pack(">Q", 1 << 30) + b"\x80\0\0\1" + b"x" * 1000,
+                sp + lead + struct.pack(">Q", 20) + b"\x80\0\0\1" + os.urandom(16),
+                sp + lead + struct.pack(">Q", 4) + b"\x80\0\0\1",
+                sp + lead + struct.pack(">Q", 2**64 - 1),
+            ):
+                for _ in range(5):
+                    s = make()
+                    s.settimeout(5)
+                    s.sendall(data)
+                    s.close()
+        # A well-formed message that is none of ours, from a peer that stays: it is answered or
+        # dropped, in time.
+        s = ipc()
+        s.settimeout(10)
+        s.sendall(sp + b"\1" + struct.pack(">Q", 4 + 50) + b"\x80\0\0\1" + os.urandom(50))
+        assert s.recv(8) == b"\0SP\0\0\x31\0\0"
+        s.close()
+        witness.works()
+
+
+def data_port():
+    rng = random.Random(3)
+    with cluster() as c:
+        witness = Witness(c)
+        host, port = c.agents["a"].info["data"].rsplit(":", 1)
+        before = witness.counters()
+        idle = [socket.create_connection((host, int(port))) for _ in range(50)]
+        for n in range(ROUNDS):
+            s = socket.create_connection((host, int(port)))
+            s.settimeout(10)
+            try:
+                s.sendall(os.urandom(rng.randrange(1, 6000)))
+                while s.recv(65536):
+                    pass
+            except OSError:
+                pass
+            s.close()
+        witness.works()
+        for s in idle:
+            # Who says nothing is dropped after two seconds.
+            s.settimeout(10)
+            try:
+                assert s.recv(1) == b""
+            except ConnectionResetError:
+                pass
+            s.close()
+        after = witness.counters()
+        name = next(k for k in after if "stranger" in k)
+        assert after[name] >= before[name] + ROUNDS, (before[name], after[name])
+        witness.works()
+
+
+if __name__ == "__main__":
+    main(descriptor_socket, ring, documents, data_port)

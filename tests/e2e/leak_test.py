@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each party is killed at points spread over a transfer: every call ends in time, and nothing
+is left behind."""
+
+import os
+import time
+
+from cluster import SANITIZED, Hosts, RemoteError, cluster, main, wait_for
+
+SIZE = 32 << 20
+POINTS = 5 if SANITIZED else 20
+DEADLINE = 6
+
+
+def holdings(pid):
+    """What an agent holds for its workers and peers: descriptors by kind, and mapped memfds."""
+    kinds = {"memfd": 0, "eventfd": 0, "pidfd": 0, "socket": 0}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+        except FileNotFoundError:
+            continue
+        for kind in kinds:
+            kinds[kind] += kind in target
+    with open(f"/proc/{pid}/maps") as f:
+        kinds["mapping"] = sum("memfd:" in line for line in f)
+    return kinds
+
+
+def settled(p, baseline):
+    now = holdings(p.pid)
+    return all(now[k] <= baseline[k] for k in now)
+
+
+def timed(worker, ident, what, allowed):
+    """The call must end within its deadline + 1 s, however it ends."""
+    start = time.monotonic()
+    try:
+        worker.finish(ident, DEADLINE + 1.5)
+        return "ok"
+    except RemoteError as e:
+        assert e.name in allowed, f"{what}: {e}"
+        assert e.seconds <= DEADLINE + 1, f"{what}: ended after {e.seconds:.1f} s"
+        return e.name
+    finally:
+        took = time.monotonic() - start
+        assert took <= DEADLINE + 1.5, f"{what}: {took:.1f} s"
+
+
+ERRORS = (
+    "VERSION_LOST",
+    "NO_PATH",
+    "NOT_AVAILABLE",
+    "TIMEOUT",
+    "UNKNOWN",
+    "NO_SERVER",
+    "AGENT_LOST",
+    "GROUP_BROKEN",
+    "DIED",
+    "STATE",
+    "DIRTY",
+)
+
+
+def kill_at_points(victim):
+    outcomes = {}
+    for point in range(POINTS):
+        with cluster(server=False) as c:
+            hosts = Hosts(c, 2)
+            c.start_server(listen=f"tcp://{hosts.address(0)}:0", prefix=hosts.prefix(0))
+            for i, name in enumerate("ab"):
+                c.agent(name, prefix=hosts.prefix(i), data=hosts.address(i))
+                wait_for(
+                    lambda: c.thctl("status", agent=name, check=False).returncode == 0,
+                    10,
+                    "attached",
+                )
+            baseline = {name: holdings(c.agents[name].pid) for name in "ab"}
+            w, r = c.worker("w", "a"), c.worker("r", "b")
+            w.setup(SIZE, model="m", replica="w")
+            r.setup(SIZE, model="m", replica="r")
+            w.call("publish", version=1)
+            hosts.limit(1, "1gbit")
+            leg = r.start("replicate", version="1", timeout=DEADLINE)
+            line = hosts.received_bytes(1)
+            while hosts.received_bytes(1) - line < SIZE * point // POINTS and not r.finished(leg):
+                time.sleep(0.001)
+            parties = {
+                "server": c.server,
+                "source agent": c.agents["a"],
+                "reader agent": c.agents["b"],
+                "source worker": w,
+                "reader worker": r,
+            }
+            parties[victim].kill()
+            what = f"{victim} at {point}/{POINTS}"
+            outcome = timed(r, leg, what, ERRORS)
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+            for worker in (w, r):
+                if worker.alive():
+                    timed(worker, worker.start("close", timeout=DEADLINE), f"{what}: close", ERRORS)
+                    assert worker.terminate() in (0, -15)
+            for name, agent in c.agents.items():
+                if agent.alive():
+                    wait_for(
+                        lambda: settled(agent, baseline[name]),
+                        5,
+                        f"{what}: {name} holds {holdings(agent.pid)}, before {baseline[name]}",
+                    )
+    print(f"  {victim}: {outcomes}")
+
+
+def server():
+    kill_at_points("server")
+
+
+def source_agent():
+    kill_at_points("source agent")
+
+
+def reader_agent():
+    kill_at_points("reader agent")
+
+
+def source_worker():
+    kill_at_points("source worker")
+
+
+def reader_worker():
+    kill_at_points("reader worker")
+
+
+if __name__ == "__main__":
+    main(server, source_agent, reader_agent, source_worker, reader_worker)

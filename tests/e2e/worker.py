@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker process of the tests: takes JSON commands on stdin, answers on stdout, one line each.
+
+Every command runs in a thread of its own and is answered by its id when it ends, so a blocking
+call does not keep others waiting. The controller is cluster.Worker.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import content
+import thc
+
+shards, memories, layouts, ops = {}, {}, {}, {}
+out_lock = threading.Lock()
+
+
+def answer(message):
+    with out_lock:
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+
+def cmd_open(name="s", **opts):
+    shards[name] = thc.Shard(**opts)
+
+
+def cmd_alloc(total_bytes, name="s"):
+    rows = content.layout(total_bytes)
+    memories[name] = thc.Memory(sum(n for _, n in rows))
+    layouts[name] = rows
+
+
+def cmd_register(name="s", timeout=10):
+    at, tensors = 0, []
+    for row, nbytes in layouts[name]:
+        tensors.append(thc.tensor(row, memories[name].address + at, [nbytes]))
+        at += nbytes
+    shards[name].register(tensors, timeout)
+
+
+def cmd_fill(seed, name="s"):
+    data = content.content(seed, memories[name].bytes)
+    memories[name].write(0, data)
+    return content.digest(data)
+
+
+def cmd_scribble(byte, name="s"):
+    memories[name].fill(byte)
+
+
+def cmd_digest(name="s"):
+    return content.digest(memories[name].read(0, memories[name].bytes))
+
+
+def cmd_publish(version, name="s", timeout=20):
+    shards[name].publish(version, timeout)
+
+
+def cmd_unpublish(name="s", timeout=20, scribble=None):
+    """scribble: overwrite every byte the moment unpublish has returned."""
+    shards[name].unpublish(timeout)
+    if scribble is not None:
+        memories[name].fill(scribble)
+
+
+def cmd_replicate(version="latest", name="s", timeout=30):
+    return shards[name].replicate(version, timeout)
+
+
+def cmd_update(version="latest", name="s", timeout=30):
+    return shards[name].update(version, timeout)
+
+
+def cmd_submit(version="latest", name="s", timeout=30):
+    ops[name] = shards[name].replicate_submit(version, timeout)
+
+
+def cmd_progress(name="s"):
+    return ops[name].progress()
+
+
+def cmd_op_wait(name="s", timeout=30):
+    return ops[name].wait(timeout)
+
+
+def cmd_op_cancel(name="s"):
+    return ops[name].cancel()
+
+
+def cmd_held(name="s"):
+    return shards[name].held()
+
+
+def cmd_safe(name="s"):
+    return shards[name].safe_to_mutate()
+
+
+def cmd_events(name="s"):
+    return thc.lib.thc_shard_events(shards[name].handle)
+
+
+def cmd_list(name="s", grouped=False, timeout=10):
+    listing = shards[name].list(grouped, timeout)
+    listing["versions"] = [[k[0], k[1], v] for k, v in listing["versions"].items()]
+    return listing
+
+
+def cmd_wait_version(version, name="s", timeout=20):
+    shards[name].wait(lambda l: any(v == version for _, v in l["versions"]), timeout)
+
+
+def cmd_close(name="s", timeout=20, flags=0):
+    shards[name].close(timeout, flags)
+    del shards[name]
+
+
+def cmd_update_loop(steps, name="s", seconds=60):
+    """update("latest") until `steps` is held; returns [(version, digest)] of each new one."""
+    seen, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        result = shards[name].update("latest", 30)
+        if result["updated"]:
+            seen.append((result["version"], cmd_digest(name)))
+            if result["version"] >= steps:
+                return seen
+        else:
+            held = shards[name].held()
+            shards[name].wait(
+                lambda l: any(k > (tuple(held) if held else (0, -1)) for k in l["versions"]), 30
+            )
+    raise TimeoutError(f"only {seen[-1:]} of {steps}")
+
+
+def cmd_fork():
+    """A child that lives on and answers one question: what do its inherited handles say?"""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read_end)
+        codes = {}
+        for call, code in (
+            ("publish", thc.lib.thc_publish(shards["s"].handle, 99, 1000)),
+            ("held_version", thc.lib.thc_held_version(shards["s"].handle, None, None)),
+            ("close", thc.lib.thc_close(shards["s"].handle, 0, 1000)),
+        ):
+            codes[call] = thc.NAMES.get(code, code)
+        os.write(write_end, json.dumps(codes).encode())
+        os.close(write_end)
+        for fd in (0, 1):
+            os.close(fd)
+        time.sleep(60)
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as pipe:
+        return {"pid": pid, "codes": json.load(pipe)}
+
+
+def cmd_threads():
+    return sorted(os.listdir("/proc/self/task"))
+
+
+def run(message):
+    try:
+        args = message.get("args", {})
+        start = time.monotonic()
+        value = globals()["cmd_" + message["cmd"]](**args)
+        answer({"id": message["id"], "value": value, "seconds": time.monotonic() - start})
+    except thc.ThcError as e:
+        answer(
+            {
+                "id": message["id"],
+                "error": e.name,
+                "text": e.text,
+                "seconds": time.monotonic() - start,
+            }
+        )
+    except Exception:
+        answer({"id": message["id"], "error": "PYTHON", "text": traceback.format_exc()})
+
+
+def main():
+    for line in sys.stdin:
+        message = json.loads(line)
+        threading.Thread(target=run, args=(message,), daemon=True).start()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
