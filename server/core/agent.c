@@ -1,0 +1,525 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * agent - see agent.h.
+ *
+ *   ACTIVE -- suspect_ns without a beat --> SUSPECT -- dead_ns --> DEAD (kept for operators to see)
+ *      ^------------- a beat ------------------'
+ *
+ * Silence is measured on the server's live clock, which stands still while the server itself did:
+ * a server that was stopped must not take everybody else for dead. For the same reason a sudden
+ * silence of many agents is held back: it is the network or the server, not they.
+ */
+#include "server/core/agent.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/name.h"
+#include "server/core/blob.h"
+#include "server/core/group.h"
+#include "server/core/leg.h"
+#include "server/core/listing.h"
+#include "server/core/model.h"
+
+/* This many silent agents, and this share of all, count as one event of the network. */
+#define MASS_AGENTS_MIN 3u
+#define MASS_PERCENT 30u
+#define MASS_HOLD_FACTOR 2 /* they get dead_ns times this in addition */
+
+struct agent *
+agent_find(struct refsrv *server, uint64_t inc)
+{
+	struct agent *agent = NULL;
+
+	HASH_FIND(hh, server->agents, &inc, sizeof(inc), agent);
+	return agent;
+}
+
+const char *
+agent_state_name(enum agent_state state)
+{
+	switch (state) {
+	case AGENT_ACTIVE:
+		return "active";
+	case AGENT_SUSPECT:
+		return "suspect";
+	case AGENT_DEAD:
+		return "dead";
+	}
+	return "?";
+}
+
+/* ---- events --------------------------------------------------------------------------------- */
+
+struct ctl_event *
+agent_event(struct agent *agent, enum ctl_event_kind kind)
+{
+	struct queued_event *queued = th_calloc(1, sizeof(*queued));
+
+	queued->event.kind = kind;
+	queued->event.number = ++agent->last_event_no;
+	DL_APPEND(agent->events, queued);
+	if (++agent->num_events > EVENTS_QUEUED_MAX)
+		agent->overflowed = true;
+	return &queued->event;
+}
+
+static void
+drop_events(struct agent *agent, uint64_t up_to)
+{
+	while (agent->events != NULL && agent->events->event.number <= up_to) {
+		struct queued_event *first = agent->events;
+		DL_DELETE(agent->events, first);
+		free(first);
+		agent->num_events--;
+	}
+}
+
+static void
+poll_answer(struct refsrv *server, struct agent *agent)
+{
+	struct ctl_reply *reply =
+		refsrv_reply(server, agent->poll_token, CTL_POLL, agent->poll_request_no);
+	uint32_t count = (uint32_t)th_min_u64(agent->num_events, TH_EVENTS_MAX);
+
+	agent->polling = false;
+	if (count == 0)
+		return;
+	struct ctl_event *events = refsrv_scratch(server, count, sizeof(*events));
+	struct queued_event *queued = agent->events;
+	for (uint32_t i = 0; i < count; i++, queued = queued->next)
+		events[i] = queued->event;
+	reply->u.poll = (struct ctl_poll_reply){.num_events = count, .events = events};
+}
+
+int
+agent_poll(struct refsrv *server, struct agent *agent, uint64_t token, uint64_t request_no,
+	const struct ctl_poll *poll, struct th_err *err)
+{
+	if (poll->last_event > agent->last_event_no)
+		return th_fail(err, TH_E_INVALID,
+			"agent %s acknowledges event %" PRIu64
+			", but the server has sent it only %" PRIu64
+			": attach again with a new agent process",
+			agent->info.node, poll->last_event, agent->last_event_no);
+	if (poll->last_event > agent->acked_event_no)
+		agent->acked_event_no = poll->last_event;
+	drop_events(agent, agent->acked_event_no);
+	if (agent->polling) {
+		/* Its requester has given up on it; answered empty, events go to the newer one. */
+		refsrv_reply(server, agent->poll_token, CTL_POLL, agent->poll_request_no);
+	}
+	agent->polling = true;
+	agent->poll_token = token;
+	agent->poll_request_no = request_no;
+	agent->poll_deadline_ns = th_deadline_ns(server->now_ns, server->config.poll_hold_ns);
+	refsrv_wake_at(server, agent->poll_deadline_ns);
+	return 0;
+}
+
+void
+agent_flush_all(struct refsrv *server)
+{
+	struct agent *agent, *next;
+
+	HASH_ITER(hh, server->agents, agent, next)
+	{
+		if (agent->polling && agent->num_events > 0)
+			poll_answer(server, agent);
+	}
+}
+
+/* ---- remembered replies ----------------------------------------------------------------------- */
+
+bool
+agent_remembered(struct agent *agent, uint64_t request_no, struct ctl_reply *ret_reply)
+{
+	const struct remembered *found = NULL;
+
+	HASH_FIND(hh, agent->remembered_by_no, &request_no, sizeof(request_no), found);
+	if (found == NULL)
+		return false;
+	ret_reply->kind = found->kind;
+	ret_reply->code = found->code;
+	if (found->text != NULL)
+		memcpy(ret_reply->text, found->text, strlen(found->text) + 1);
+	if (found->kind == CTL_OPEN)
+		ret_reply->u.open = found->open;
+	if (found->kind == CTL_ATTACH)
+		ret_reply->u.attach = found->attach;
+	return true;
+}
+
+bool
+agent_request_stale(const struct agent *agent, uint64_t request_no)
+{
+	return request_no <= agent->forgotten_request_no;
+}
+
+static void
+forget_oldest_reply(struct agent *agent)
+{
+	struct remembered *oldest = agent->remembered;
+
+	agent->forgotten_request_no = th_max_u64(agent->forgotten_request_no, oldest->request_no);
+	HASH_DELETE(hh, agent->remembered_by_no, oldest);
+	DL_DELETE(agent->remembered, oldest);
+	agent->num_remembered--;
+	free(oldest->text);
+	free(oldest);
+}
+
+void
+agent_remember(struct agent *agent, const struct ctl_reply *reply)
+{
+	struct remembered *entry = th_calloc(1, sizeof(*entry));
+
+	entry->request_no = reply->request_no;
+	entry->kind = reply->kind;
+	entry->code = reply->code;
+	if (reply->text[0] != '\0')
+		entry->text = th_strdup(reply->text);
+	if (reply->kind == CTL_OPEN)
+		entry->open = reply->u.open;
+	if (reply->kind == CTL_ATTACH)
+		entry->attach = reply->u.attach;
+	HASH_ADD(hh, agent->remembered_by_no, request_no, sizeof(entry->request_no), entry);
+	DL_APPEND(agent->remembered, entry);
+	if (++agent->num_remembered > REMEMBERED_MAX)
+		forget_oldest_reply(agent);
+}
+
+/* ---- pairs ------------------------------------------------------------------------------------- */
+
+static struct pair_block *
+pair_find(const struct agent *reader, const struct agent *source)
+{
+	struct pair_block *block;
+
+	DL_FOREACH(reader->blocks, block)
+	{
+		if (block->source_inc == source->inc)
+			return block;
+	}
+	return NULL;
+}
+
+static enum pair_state
+block_state(const struct refsrv *server, const struct pair_block *block)
+{
+	if (server->now_ns >= block->until_ns)
+		return PAIR_FREE;
+	return server->now_ns >= block->last_resort_ns ? PAIR_LAST_RESORT_ONLY : PAIR_BLOCKED;
+}
+
+void
+agent_pair_failed(struct refsrv *server, struct agent *reader, const struct agent *source)
+{
+	struct pair_block *block = pair_find(reader, source);
+
+	if (block == NULL) {
+		block = th_calloc(1, sizeof(*block));
+		block->source_inc = source->inc;
+		block->duration_ns = server->config.pair_block_ns;
+		DL_APPEND(reader->blocks, block);
+	} else {
+		block->duration_ns = th_min_i64(block->duration_ns * 2,
+			server->config.pair_block_ns * PAIR_BLOCK_GROWTH_MAX);
+	}
+	block->until_ns = th_deadline_ns(server->now_ns, block->duration_ns);
+	block->state = PAIR_BLOCKED;
+	block->last_resort_ns =
+		th_deadline_ns(server->now_ns, block->duration_ns / PAIR_LAST_RESORT);
+	refsrv_wake_at(server, block->last_resort_ns);
+	refsrv_wake_at(server, block->until_ns);
+}
+
+static void
+pair_drop(struct agent *reader, struct pair_block *block)
+{
+	DL_DELETE(reader->blocks, block);
+	free(block);
+}
+
+void
+agent_pair_worked(struct agent *reader, const struct agent *source)
+{
+	struct pair_block *block = pair_find(reader, source);
+
+	if (block != NULL)
+		pair_drop(reader, block);
+}
+
+enum pair_state
+agent_pair_state(
+	const struct refsrv *server, const struct agent *reader, const struct agent *source)
+{
+	const struct pair_block *block = pair_find(reader, source);
+
+	return block == NULL ? PAIR_FREE : block_state(server, block);
+}
+
+/*
+ * Something an operation waits for may have become possible when a block ends. The record itself
+ * stays as long again, so that the next failure doubles it.
+ */
+static void
+pair_timers(struct refsrv *server, struct agent *agent)
+{
+	struct pair_block *block, *next;
+
+	DL_FOREACH_SAFE(agent->blocks, block, next)
+	{
+		int64_t forget_ns = th_deadline_ns(block->until_ns, block->duration_ns);
+		if (server->now_ns >= forget_ns) {
+			pair_drop(agent, block);
+			continue;
+		}
+		enum pair_state state = block_state(server, block);
+		if (state != block->state)
+			model_dirty_all(server);
+		block->state = state;
+		if (state == PAIR_BLOCKED)
+			refsrv_wake_at(server, block->last_resort_ns);
+		else
+			refsrv_wake_at(server, state == PAIR_FREE ? forget_ns : block->until_ns);
+	}
+}
+
+/* ---- life and death ----------------------------------------------------------------------------- */
+
+static void
+forget_replies(struct agent *agent)
+{
+	while (agent->remembered != NULL)
+		forget_oldest_reply(agent);
+	agent->forgotten_request_no = 0;
+}
+
+static void
+reset(struct refsrv *server, struct agent *agent)
+{
+	TH_ASSERT(agent->members == NULL);
+	drop_events(agent, UINT64_MAX);
+	agent->last_event_no = agent->acked_event_no = 0;
+	agent->overflowed = false;
+	forget_replies(agent);
+	while (agent->blocks != NULL)
+		pair_drop(agent, agent->blocks);
+	blob_drop_uploads(server, agent);
+	listing_drop_watches(server, agent);
+}
+
+void
+agent_free(struct refsrv *server, struct agent *agent)
+{
+	reset(server, agent);
+	HASH_DELETE(hh, server->agents, agent);
+	free(agent);
+}
+
+/*
+ * Nothing this agent holds can be had any more, and nothing it says counts until it attaches again.
+ * The record stays, so that an operator sees what happened, until the node attaches again or the
+ * room is needed.
+ */
+static void
+bury(struct refsrv *server, struct agent *agent, const char *why)
+{
+	agent->state = AGENT_DEAD;
+	server->num_living--;
+	if (agent->polling) {
+		struct ctl_reply *reply =
+			refsrv_reply(server, agent->poll_token, CTL_POLL, agent->poll_request_no);
+		struct th_err err;
+		reply->code = th_fail(&err, TH_E_NO_SERVER,
+			"the server holds agent %s for dead: %s; it must attach again",
+			agent->info.node, why);
+		memcpy(reply->text, err.text, sizeof(reply->text));
+		reply->unknown_agent = true;
+		agent->polling = false;
+	}
+	while (agent->members != NULL)
+		member_lost(server, agent->members, why);
+	reset(server, agent);
+	TH_ASSERT(agent->legs_in == 0 && agent->legs_out == 0);
+}
+
+static struct agent *
+find_node(struct refsrv *server, const char *node, uint64_t other_than_inc)
+{
+	struct agent *agent, *next;
+
+	HASH_ITER(hh, server->agents, agent, next)
+	{
+		if (agent->inc != other_than_inc && strcmp(agent->info.node, node) == 0)
+			return agent;
+	}
+	return NULL;
+}
+
+static void
+make_room(struct refsrv *server)
+{
+	struct agent *agent, *next;
+
+	HASH_ITER(hh, server->agents, agent, next)
+	{
+		if (agent->state == AGENT_DEAD) {
+			agent_free(server, agent);
+			return;
+		}
+	}
+}
+
+static int
+attach_check(struct refsrv *server, uint64_t inc, const struct ctl_attach *attach,
+	const struct agent *known, struct th_err *err)
+{
+	if (inc == 0 || !th_name_valid(attach->node, TH_NAME_MAX) ||
+		!th_name_valid(attach->datacenter, TH_NAME_MAX) ||
+		!th_name_valid(attach->data_address, TH_ADDRESS_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"an agent attaches with a bad node, datacenter or data address: names are "
+			"1 to %d bytes of UTF-8 without control characters",
+			TH_NAME_MAX);
+	const struct agent *twin = find_node(server, attach->node, inc);
+	if (twin != NULL && twin->state == AGENT_ACTIVE)
+		return th_fail(err, TH_E_STATE,
+			"node name %s is taken: another agent with data address %s is alive under "
+			"it "
+			"(this one has %s); give each agent its own node name, or, after a "
+			"restart, "
+			"try again in %" PRId64 " ms",
+			attach->node, twin->info.data_address, attach->data_address,
+			server->config.suspect_ns / 1000000);
+	bool living = known != NULL && known->state != AGENT_DEAD;
+	if (!living && twin == NULL && server->num_living >= server->config.agents_max)
+		return th_fail(err, TH_E_LIMIT,
+			"agent %s cannot attach: the server has its limit of %u agents "
+			"(agents_max)",
+			attach->node, server->config.agents_max);
+	return 0;
+}
+
+int
+agent_attach(struct refsrv *server, uint64_t inc, const struct ctl_attach *attach,
+	struct ctl_attach_reply *ret_reply, struct th_err *err)
+{
+	struct agent *agent = agent_find(server, inc);
+	bool fresh = agent == NULL || agent->state == AGENT_DEAD;
+	int rc = attach_check(server, inc, attach, agent, err);
+
+	if (rc != 0)
+		return rc;
+	struct agent *twin = find_node(server, attach->node, inc);
+	if (twin != NULL) {
+		if (twin->state != AGENT_DEAD)
+			bury(server, twin, "a new agent process has attached from its node");
+		agent_free(server, twin);
+	}
+	if (agent == NULL) {
+		if (HASH_COUNT(server->agents) >= server->config.agents_max)
+			make_room(server);
+		agent = th_calloc(1, sizeof(*agent));
+		agent->inc = inc;
+		agent->state = AGENT_DEAD;
+		HASH_ADD(hh, server->agents, inc, sizeof(agent->inc), agent);
+	}
+	if (fresh)
+		server->num_living++;
+	if (agent->state != AGENT_ACTIVE)
+		model_dirty_all(server);
+	agent->state = AGENT_ACTIVE;
+	agent->info = *attach;
+	agent->beat_live_ns = server->live_ns;
+	refsrv_wake_at(server, th_deadline_ns(server->now_ns, server->config.suspect_ns));
+	*ret_reply = (struct ctl_attach_reply){
+		.server_inc = server->config.server_inc,
+		.fresh = fresh,
+	};
+	return 0;
+}
+
+void
+agent_beat(struct refsrv *server, struct agent *agent, const struct ctl_beat *beat)
+{
+	agent->beat_live_ns = server->live_ns;
+	if (agent->state == AGENT_SUSPECT) {
+		agent->state = AGENT_ACTIVE;
+		model_dirty_all(server);
+		refsrv_wake_at(server, th_deadline_ns(server->now_ns, server->config.suspect_ns));
+	}
+	for (uint32_t i = 0; i < beat->num_legs; i++)
+		leg_progress(server, agent, beat->legs[i].leg, beat->legs[i].chunks_verified);
+}
+
+static int64_t
+silence(const struct refsrv *server, const struct agent *agent)
+{
+	return server->live_ns - agent->beat_live_ns;
+}
+
+/* How long a silent agent is kept: longer when many fell silent together. */
+static int64_t
+patience(struct refsrv *server)
+{
+	struct agent *agent, *next;
+	uint32_t num_silent = 0;
+
+	HASH_ITER(hh, server->agents, agent, next)
+	{
+		if (agent->state != AGENT_DEAD &&
+			silence(server, agent) >= server->config.suspect_ns)
+			num_silent++;
+	}
+	if (num_silent >= MASS_AGENTS_MIN &&
+		(uint64_t)num_silent * 100 >= (uint64_t)server->num_living * MASS_PERCENT)
+		return server->config.dead_ns * (1 + MASS_HOLD_FACTOR);
+	return server->config.dead_ns;
+}
+
+static void
+life_timers(struct refsrv *server, struct agent *agent, int64_t patience_ns)
+{
+	int64_t silent_ns = silence(server, agent);
+
+	if (agent->overflowed) {
+		bury(server, agent, "it does not fetch its events");
+		return;
+	}
+	if (silent_ns >= patience_ns) {
+		bury(server, agent, "no heartbeat of it has come for too long");
+		return;
+	}
+	if (silent_ns >= server->config.suspect_ns) {
+		agent->state = AGENT_SUSPECT;
+		int64_t left_ns = silent_ns < server->config.dead_ns
+					  ? server->config.dead_ns - silent_ns
+					  : patience_ns - silent_ns;
+		refsrv_wake_at(server, server->now_ns + left_ns);
+	} else {
+		refsrv_wake_at(server, server->now_ns + server->config.suspect_ns - silent_ns);
+	}
+}
+
+void
+agent_timers(struct refsrv *server)
+{
+	struct agent *agent, *next;
+	int64_t patience_ns = patience(server);
+
+	HASH_ITER(hh, server->agents, agent, next)
+	{
+		if (agent->state == AGENT_DEAD)
+			continue;
+		if (agent->polling && server->now_ns >= agent->poll_deadline_ns)
+			poll_answer(server, agent);
+		if (agent->polling)
+			refsrv_wake_at(server, agent->poll_deadline_ns);
+		pair_timers(server, agent);
+		life_timers(server, agent, patience_ns);
+	}
+}

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * agent - the agents: who is attached and alive, their event queues and remembered replies.
+ *
+ * An agent's death is decided here and carried out through member_lost. One thread, no I/O.
+ */
+#ifndef TH_SERVER_CORE_AGENT_H
+#define TH_SERVER_CORE_AGENT_H
+
+#include "server/core/state.h"
+
+struct agent *agent_find(struct refsrv *server, uint64_t inc);
+
+int agent_attach(struct refsrv *server, uint64_t inc, const struct ctl_attach *attach,
+	struct ctl_attach_reply *ret_reply, struct th_err *err);
+void agent_beat(struct refsrv *server, struct agent *agent, const struct ctl_beat *beat);
+
+/* Answers an older POLL empty and holds this one. */
+int agent_poll(struct refsrv *server, struct agent *agent, uint64_t token, uint64_t request_no,
+	const struct ctl_poll *poll, struct th_err *err);
+/* Answers the waiting POLL of every agent that has events. */
+void agent_flush_all(struct refsrv *server);
+
+/* A new event at the end of the agent's queue, zeroed but for its kind: the caller fills it. */
+struct ctl_event *agent_event(struct agent *agent, enum ctl_event_kind kind);
+
+/* Fills ret_reply (but for its number) with the answer this request got before; false: not seen. */
+bool agent_remembered(struct agent *agent, uint64_t request_no, struct ctl_reply *ret_reply);
+/* request_no is below what the window still covers: whether it was seen cannot be told. */
+bool agent_request_stale(const struct agent *agent, uint64_t request_no);
+void agent_remember(struct agent *agent, const struct ctl_reply *reply);
+
+/* Suspects and buries the silent, answers the POLLs that have been held long enough. */
+void agent_timers(struct refsrv *server);
+
+/* A leg from source to reader failed: avoid the pair. Or it worked: forgive it. */
+void agent_pair_failed(struct refsrv *server, struct agent *reader, const struct agent *source);
+void agent_pair_worked(struct agent *reader, const struct agent *source);
+enum pair_state agent_pair_state(
+	const struct refsrv *server, const struct agent *reader, const struct agent *source);
+
+const char *agent_state_name(enum agent_state state);
+
+/* Everything an agent owns; its members must be gone. */
+void agent_free(struct refsrv *server, struct agent *agent);
+
+#endif

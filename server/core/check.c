@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check - the invariants of the whole state, each as one assertion. Tests call it after every step;
+ * it is quadratic in places and changes nothing.
+ */
+#include <string.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/name.h"
+#include "server/core/group.h"
+#include "server/core/refsrv.h"
+#include "server/core/state.h"
+
+static void
+check_part(const struct part *part, uint64_t *num_legs)
+{
+	const struct copy *copy = part->copy;
+	const struct leg *leg;
+	uint32_t fills = 0, readers = 0;
+	bool current_listed = part->leg == NULL;
+
+	DL_FOREACH2(part->fills, leg, dst_next)
+	{
+		fills++;
+		TH_ASSERT(leg->dst == part && leg->reader == part->member);
+		TH_ASSERT(leg->op->group == copy->group);
+		TH_ASSERT(leg->op->state == OP_RUNNING || leg->op->state == OP_ABORTING);
+		current_listed |= leg == part->leg;
+	}
+	DL_FOREACH2(part->readers, leg, src_next)
+	{
+		readers++;
+		TH_ASSERT(leg->src == part && leg->dst->copy->version == copy->version);
+		TH_ASSERT(leg->dst->shard == part->shard && leg->dst->copy != copy);
+	}
+	/* References counted = legs that run (I8). */
+	TH_ASSERT(fills == part->num_fills && readers == part->num_readers);
+	TH_ASSERT(current_listed);
+	TH_ASSERT(!part->done || fills == 0);
+	/* Proof of the drain is final: nobody reads a part that was proven unread (I2). */
+	TH_ASSERT(!part->drained || readers == 0);
+	TH_ASSERT(part->drain_no == 0 || copy->draining);
+	TH_ASSERT(part->chunks_done <= copy->version->shards[part->shard].num_chunks);
+	/* No circle, no endless chain (I9): following the sources ends within the number of legs. */
+	const struct part *up = part;
+	for (uint32_t depth = 0; up->leg != NULL && up->leg->src != NULL; depth++) {
+		TH_ASSERT(depth <= CHAIN_DEPTH_MAX);
+		up = up->leg->src;
+	}
+	*num_legs += fills;
+}
+
+static void
+check_copy(const struct refsrv *server, const struct copy *copy, uint64_t *num_legs)
+{
+	const struct group *group = copy->group;
+	const struct op *op = group_open_op(group);
+	bool all_done = true;
+
+	TH_ASSERT(group->copy == copy && copy->num_parts == copy->version->num_shards);
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		const struct part *part = &copy->parts[i];
+		TH_ASSERT(part->copy == copy && part->shard == i);
+		TH_ASSERT(part->member == NULL || part->member == group->members[i]);
+		TH_ASSERT(part->member != NULL || part->drained);
+		check_part(part, num_legs);
+		all_done &= part->done;
+	}
+	/* READY if and only if every shard is complete, in one step (I5). */
+	TH_ASSERT((copy->state == COPY_READY) == all_done || copy->aborting);
+	TH_ASSERT(copy->state == COPY_READY ||
+		  (op != NULL && (op->state == OP_RUNNING || op->state == OP_ABORTING)));
+	TH_ASSERT(group->state != GROUP_BROKEN || copy->draining);
+	TH_ASSERT(!copy->aborting || (op != NULL && op->state == OP_ABORTING));
+	(void)server;
+}
+
+static void
+check_op(const struct group *group, const struct op *op)
+{
+	uint32_t arrived = 0, prepared = 0;
+
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		const struct op_member *member = &op->members[i];
+		arrived += member->arrived;
+		prepared += member->prepared;
+		TH_ASSERT(!member->planned || member->arrived);
+		TH_ASSERT(!member->prepared || member->planned);
+		TH_ASSERT(!member->told || op->state == OP_DONE);
+		if (op->state == OP_DONE && member->arrived && group->members[i] != NULL)
+			TH_ASSERT(member->told || group->members[i]->closed);
+	}
+	TH_ASSERT(arrived == op->num_arrived && prepared == op->num_prepared);
+	if (op->state == OP_RUNNING) {
+		TH_ASSERT(prepared == group->num_shards && group->copy != NULL);
+		TH_ASSERT(group->copy->state == COPY_PARTIAL && !group->copy->aborting);
+		TH_ASSERT(group->state != GROUP_BROKEN);
+	}
+	if (op->state == OP_DRAINING)
+		TH_ASSERT(group->copy != NULL && group->copy->draining);
+	if (op->state == OP_DONE)
+		TH_ASSERT(op->code <= 0 && (op->code == 0) == (op->text[0] == '\0'));
+}
+
+static void
+check_group(const struct refsrv *server, const struct group *group)
+{
+	const struct op *op, *last = group->ops == NULL ? NULL : group->ops->prev;
+	uint32_t members = 0;
+
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		const struct member *member = group->members[i];
+		if (member == NULL)
+			continue;
+		members++;
+		TH_ASSERT(member->group == group && member->shard == i);
+		TH_ASSERT(!member->closed || group->state == GROUP_BROKEN);
+	}
+	TH_ASSERT(members > 0 || group->state == GROUP_BROKEN);
+	TH_ASSERT(group->state != GROUP_LIVE || members == group->num_shards);
+	DL_FOREACH(group->ops, op)
+	{
+		TH_ASSERT(op->group == group);
+		TH_ASSERT(op == last || op->next->seq > op->seq);
+		/* One undecided operation, the last (I4). */
+		TH_ASSERT(op == last || op->state == OP_DONE);
+		check_op(group, op);
+	}
+	op = group_open_op(group);
+	TH_ASSERT(op == NULL || group->state != GROUP_BROKEN || op->state == OP_ABORTING);
+	if (group->copy != NULL && group->copy->draining && group->state != GROUP_BROKEN)
+		TH_ASSERT(op != NULL &&
+			  (op->drain_old || op->state == OP_DRAINING || op->state == OP_ABORTING));
+	(void)server;
+}
+
+static void
+check_agent(const struct agent *agent)
+{
+	const struct queued_event *queued;
+	const struct member *member;
+	uint64_t events = 0, number = agent->acked_event_no;
+	uint32_t members = 0;
+
+	DL_FOREACH(agent->events, queued)
+	{
+		events++;
+		TH_ASSERT(queued->event.number == number + 1);
+		number++;
+	}
+	TH_ASSERT(events == agent->num_events && number == agent->last_event_no);
+	DL_FOREACH2(agent->members, member, agent_next)
+	{
+		members++;
+		TH_ASSERT(member->agent == agent);
+	}
+	TH_ASSERT(members == agent->num_members);
+	if (agent->state == AGENT_DEAD)
+		TH_ASSERT(members == 0 && agent->legs_in == 0 && agent->legs_out == 0 &&
+			  events == 0 && !agent->polling);
+	TH_ASSERT(agent->num_remembered <= REMEMBERED_MAX);
+}
+
+static void
+check_agents(const struct refsrv *server)
+{
+	const struct agent *agent;
+	const struct leg *leg;
+	uint64_t in = 0, out = 0, legs_in = 0, legs_out = 0, living = 0, members = 0;
+
+	for (agent = server->agents; agent != NULL; agent = agent->hh.next) {
+		check_agent(agent);
+		in += agent->legs_in;
+		out += agent->legs_out;
+		members += agent->num_members;
+		living += agent->state != AGENT_DEAD;
+		for (const struct agent *other = agent->hh.next; other != NULL;
+			other = other->hh.next)
+			TH_ASSERT(agent->state == AGENT_DEAD || other->state == AGENT_DEAD ||
+				  strcmp(agent->info.node, other->info.node) != 0);
+	}
+	for (leg = server->legs; leg != NULL; leg = leg->hh.next) {
+		legs_in++;
+		legs_out += leg->src != NULL;
+	}
+	TH_ASSERT(in == legs_in && out == legs_out);
+	TH_ASSERT(living == server->num_living && members == HASH_COUNT(server->members));
+	TH_ASSERT(living <= server->config.agents_max);
+	TH_ASSERT(members <= server->config.members_max);
+}
+
+static void
+check_blobs(const struct refsrv *server)
+{
+	const struct blob *blob;
+	const struct agent *agent;
+	const struct upload *upload;
+	uint64_t bytes = 0;
+
+	for (blob = server->blobs; blob != NULL; blob = blob->hh.next)
+		bytes += blob->bytes;
+	for (agent = server->agents; agent != NULL; agent = agent->hh.next) {
+		DL_FOREACH(agent->uploads, upload)
+		{
+			bytes += upload->total_bytes;
+		}
+	}
+	TH_ASSERT(bytes == server->blob_bytes && bytes <= server->config.blob_bytes_max);
+}
+
+void
+refsrv_check(const struct refsrv *server)
+{
+	const struct model *model;
+	const struct group *group;
+	const struct version *version;
+	const struct copy *copy;
+	uint64_t num_legs = 0;
+
+	for (model = server->models; model != NULL; model = model->hh.next) {
+		TH_ASSERT(!model->dirty);
+		TH_ASSERT(
+			model->groups != NULL || model->versions != NULL || model->watches != NULL);
+		DL_FOREACH(model->groups, group)
+		{
+			check_group(server, group);
+		}
+		DL_FOREACH(model->versions, version)
+		{
+			TH_ASSERT(version->copies != NULL);
+			TH_ASSERT(version->next == NULL ||
+				  th_version_compare(version->id, version->next->id) < 0);
+			DL_FOREACH(version->copies, copy)
+			{
+				TH_ASSERT(copy->version == version);
+				check_copy(server, copy, &num_legs);
+			}
+		}
+	}
+	TH_ASSERT(num_legs == HASH_COUNT(server->legs));
+	check_agents(server);
+	check_blobs(server);
+}

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * copy - see copy.h.
+ *
+ *   PARTIAL --all shards done--> READY --hide--> draining --proof of every part--> gone
+ *      '------- aborted -------------------------^   '--restore (timeout, cancel)--> READY
+ *
+ * A DRAIN and its answer carry a number, because an answer may be delayed across a restore and the
+ * next DRAIN, and would then prove what is not true any more.
+ */
+#include "server/core/copy.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "ipc/base/assert.h"
+#include "server/core/agent.h"
+#include "server/core/group.h"
+#include "server/core/leg.h"
+#include "server/core/model.h"
+#include "server/core/op.h"
+
+/* The order of listings; two incarnations of one replica name by age. */
+static int
+by_name(const struct copy *a, const struct copy *b)
+{
+	int order = strcmp(a->group->replica, b->group->replica);
+
+	return order != 0 ? order : (a->id > b->id) - (a->id < b->id);
+}
+
+struct copy *
+copy_new(struct refsrv *server, struct group *group, struct version *version, uint64_t gen,
+	enum copy_state state)
+{
+	struct copy *copy = th_calloc(1, sizeof(*copy));
+
+	TH_ASSERT(group->copy == NULL && group->num_shards == version->num_shards);
+	copy->id = ++server->last_copy_id;
+	copy->version = version;
+	copy->group = group;
+	copy->gen = gen;
+	copy->state = state;
+	copy->num_parts = group->num_shards;
+	copy->parts = th_calloc(copy->num_parts, sizeof(*copy->parts));
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		struct part *part = &copy->parts[i];
+		part->copy = copy;
+		part->member = group->members[i];
+		part->shard = i;
+		part->done = state == COPY_READY;
+		part->chunks_done = part->done ? version->shards[i].num_chunks : 0;
+	}
+	DL_INSERT_INORDER(version->copies, copy, by_name);
+	group->copy = copy;
+	model_changed(server, group->model);
+	return copy;
+}
+
+void
+copy_free(struct refsrv *server, struct copy *copy)
+{
+	struct version *version = copy->version;
+	struct group *group = copy->group;
+
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		TH_ASSERT(copy->parts[i].fills == NULL);
+		leg_detach_readers(&copy->parts[i]);
+	}
+	DL_DELETE(version->copies, copy);
+	if (version->copies == NULL)
+		version_free(server, version);
+	group->copy = NULL;
+	free(copy->parts);
+	free(copy);
+	model_changed(server, group->model);
+}
+
+void
+copy_hide(struct refsrv *server, struct copy *copy)
+{
+	if (copy->draining)
+		return;
+	copy->draining = true;
+	for (uint32_t i = 0; i < copy->num_parts; i++)
+		leg_move_readers(server, &copy->parts[i]);
+	model_changed(server, copy->group->model);
+}
+
+void
+copy_drain(struct refsrv *server, struct copy *copy)
+{
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		struct part *part = &copy->parts[i];
+		if (part->drained || part->drain_no != 0)
+			continue;
+		part->drain_no = ++server->last_drain_no;
+		agent_event(part->member->agent, CTL_EV_DRAIN)->u.drain = (struct ctl_ev_part){
+			.sid = part->member->sid,
+			.gen = copy->gen,
+			.drain_no = part->drain_no,
+		};
+	}
+}
+
+void
+copy_restore(struct refsrv *server, struct copy *copy, const struct op *only_planned)
+{
+	copy->draining = false;
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		struct part *part = &copy->parts[i];
+		part->drained = false;
+		part->drain_no = 0;
+		if (only_planned != NULL && !only_planned->members[i].planned)
+			continue;
+		agent_event(part->member->agent, CTL_EV_UNDRAIN)->u.undrain =
+			(struct ctl_ev_part){.sid = part->member->sid, .gen = copy->gen};
+	}
+	model_changed(server, copy->group->model);
+}
+
+bool
+copy_drained(const struct copy *copy)
+{
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		if (!copy->parts[i].drained)
+			return false;
+	}
+	return true;
+}
+
+struct part *
+copy_part_of(const struct member *member)
+{
+	struct copy *copy = member->group->copy;
+
+	if (copy == NULL || copy->parts[member->shard].member != member)
+		return NULL;
+	return &copy->parts[member->shard];
+}
+
+int
+copy_drain_done(struct refsrv *server, struct agent *agent, const struct ctl_drain_done *done,
+	struct th_err *err)
+{
+	struct member *member = member_lookup(server, done->sid);
+
+	if (member == NULL)
+		return 0;
+	if (member->agent != agent)
+		return th_fail(err, TH_E_INVALID, "session %" PRIu64 " is not one of agent %s",
+			done->sid, agent->info.node);
+	struct part *part = copy_part_of(member);
+	/* Otherwise it answers an older DRAIN: nothing follows from it. */
+	if (part != NULL && part->copy->gen == done->gen && part->drain_no != 0 &&
+		part->drain_no == done->drain_no)
+		copy_part_drained(server, part);
+	return 0;
+}
+
+void
+copy_part_drained(struct refsrv *server, struct part *part)
+{
+	struct copy *copy = part->copy;
+	struct group *group = copy->group;
+	struct member *member = part->member;
+	struct op *op = group_open_op(group);
+
+	part->drained = true;
+	part->drain_no = 0;
+	leg_detach_readers(part);
+	if (op != NULL && op->state == OP_DRAINING)
+		op_drain_check(server, op);
+	else if (op != NULL && op->state == OP_ABORTING)
+		op_abort_check(server, op);
+	else if (group->state == GROUP_BROKEN && copy_drained(copy))
+		copy_free(server, copy);
+	member_settle(server, member);
+}

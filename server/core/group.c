@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * group - see group.h.
+ *
+ * A member that closes stays on record until its part is proven drained and no leg into it runs:
+ * the source agent, not the server, knows when memory is free. A group goes with its last member.
+ */
+#include "server/core/group.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/name.h"
+#include "server/core/agent.h"
+#include "server/core/blob.h"
+#include "server/core/copy.h"
+#include "server/core/leg.h"
+#include "server/core/model.h"
+#include "server/core/op.h"
+
+struct member *
+member_lookup(struct refsrv *server, uint64_t sid)
+{
+	struct member *member = NULL;
+
+	HASH_FIND(hh, server->members, &sid, sizeof(sid), member);
+	return member;
+}
+
+struct member *
+member_find(struct refsrv *server, const struct agent *agent, uint64_t sid, struct th_err *err)
+{
+	struct member *member = member_lookup(server, sid);
+
+	if (member != NULL && member->agent == agent && !member->closed)
+		return member;
+	th_fail(err, TH_E_STATE, "agent %s has no open session %" PRIu64 ": open the shard again",
+		agent->info.node, sid);
+	return NULL;
+}
+
+struct op *
+group_open_op(const struct group *group)
+{
+	struct op *last = group->ops == NULL ? NULL : group->ops->prev;
+
+	return last == NULL || last->state == OP_DONE ? NULL : last;
+}
+
+uint64_t
+group_slowest(const struct group *group)
+{
+	uint64_t slowest = UINT64_MAX;
+
+	if (group->num_joined < group->num_shards)
+		return 0;
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		/* A member of a broken group that is gone holds nobody up. */
+		if (group->members[i] != NULL)
+			slowest = th_min_u64(slowest, group->members[i]->next_op_seq - 1);
+	}
+	return slowest;
+}
+
+/* ---- joining --------------------------------------------------------------------------------------- */
+
+static struct group *
+group_find(const struct model *model, const char *replica)
+{
+	struct group *group;
+
+	DL_FOREACH(model->groups, group)
+	{
+		if (group->state != GROUP_BROKEN && strcmp(group->replica, replica) == 0)
+			return group;
+	}
+	return NULL;
+}
+
+static struct group *
+group_new(struct refsrv *server, struct model *model, const struct ctl_open *open)
+{
+	struct group *group = th_calloc(1, sizeof(*group));
+
+	group->model = model;
+	memcpy(group->replica, open->replica, strnlen(open->replica, TH_NAME_MAX));
+	group->lineage = open->lineage;
+	group->inc = ++server->last_group_inc;
+	group->num_shards = open->num_shards;
+	group->state = GROUP_FORMING;
+	group->members = th_calloc(group->num_shards, sizeof(struct member *));
+	DL_APPEND(model->groups, group);
+	return group;
+}
+
+static int
+open_check(struct refsrv *server, const struct agent *agent, const struct ctl_open *open,
+	struct th_err *err)
+{
+	const struct refsrv_config *config = &server->config;
+
+	if (!th_name_valid(open->model, TH_NAME_MAX) || !th_name_valid(open->replica, TH_NAME_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"the model or replica name is not 1 to %d bytes of UTF-8 without control "
+			"characters",
+			TH_NAME_MAX);
+	if (open->num_shards == 0 || open->num_shards > TH_SHARDS_MAX ||
+		open->shard >= open->num_shards)
+		return th_fail(err, TH_E_INVALID,
+			"replica %s of %s: shard %u of %u is out of range (1 to %u shards, counted "
+			"from 0)",
+			open->replica, open->model, open->shard, open->num_shards,
+			(unsigned int)TH_SHARDS_MAX);
+	if (HASH_COUNT(server->members) >= config->members_max)
+		return th_fail(err, TH_E_LIMIT,
+			"the server has its limit of %u open shards (members_max)",
+			config->members_max);
+	if (agent->num_members >= config->members_per_agent_max)
+		return th_fail(err, TH_E_LIMIT,
+			"agent %s has its limit of %u open shards (members_per_agent_max)",
+			agent->info.node, config->members_per_agent_max);
+	return 0;
+}
+
+static const struct member *
+any_member(const struct group *group)
+{
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		if (group->members[i] != NULL)
+			return group->members[i];
+	}
+	return NULL;
+}
+
+static int
+join_check(const struct group *group, const struct agent *agent, const struct ctl_open *open,
+	struct th_err *err)
+{
+	const struct member *other = any_member(group), *twin;
+	const char *other_node = other == NULL ? "?" : other->agent->info.node;
+
+	if (group->num_shards != open->num_shards)
+		return th_fail(err, TH_E_GROUP_MISMATCH,
+			"replica %s of %s: node %s opens it with %u shards, node %s with %u; give "
+			"all members the same number",
+			group->replica, group->model->name, agent->info.node, open->num_shards,
+			other_node, group->num_shards);
+	if (group->lineage != open->lineage)
+		return th_fail(err, TH_E_GROUP_MISMATCH,
+			"replica %s of %s: node %s opens it with lineage %" PRIu64
+			", node %s with %" PRIu64 "; give all members the same one",
+			group->replica, group->model->name, agent->info.node, open->lineage,
+			other_node, group->lineage);
+	twin = group->members[open->shard];
+	if (twin != NULL)
+		return th_fail(err, TH_E_GROUP_MISMATCH,
+			"shard %u of replica %s of %s is open on node %s already, node %s opens it "
+			"again; close it there first, or choose another replica name",
+			open->shard, group->replica, group->model->name, twin->agent->info.node,
+			agent->info.node);
+	return 0;
+}
+
+int
+member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *open,
+	struct ctl_open_reply *ret_reply, struct th_err *err)
+{
+	int rc = open_check(server, agent, open, err);
+
+	if (rc != 0)
+		return rc;
+	struct model *model = model_acquire(server, open->model);
+	struct group *group = group_find(model, open->replica);
+	if (group != NULL) {
+		rc = join_check(group, agent, open, err);
+		if (rc != 0)
+			return rc;
+	} else {
+		group = group_new(server, model, open);
+	}
+	struct member *member = th_calloc(1, sizeof(*member));
+	member->sid = ++server->last_sid;
+	member->agent = agent;
+	member->group = group;
+	member->shard = open->shard;
+	member->flags = open->flags;
+	member->next_op_seq = 1;
+	HASH_ADD(hh, server->members, sid, sizeof(member->sid), member);
+	DL_APPEND2(agent->members, member, agent_prev, agent_next);
+	agent->num_members++;
+	group->members[member->shard] = member;
+	if (++group->num_joined == group->num_shards)
+		group->state = GROUP_LIVE;
+	*ret_reply = (struct ctl_open_reply){.sid = member->sid, .next_op_seq = 1};
+	return 0;
+}
+
+/* ---- registering ------------------------------------------------------------------------------------ */
+
+static int
+idle_check(const struct member *member, const char *what, struct th_err *err)
+{
+	const struct group *group = member->group;
+	const struct op *op = group_open_op(group);
+
+	if (copy_part_of(member) != NULL)
+		return th_fail(err, TH_E_STATE,
+			"shard %u of replica %s holds or fills version %" PRIu64
+			": unpublish it before you %s",
+			member->shard, group->replica, group->copy->version->id.version, what);
+	if (op != NULL && op->members[member->shard].arrived)
+		return th_fail(err, TH_E_STATE,
+			"shard %u of replica %s has an operation open: wait for it before you %s",
+			member->shard, group->replica, what);
+	return 0;
+}
+
+static void
+drop_registration(struct refsrv *server, struct member *member)
+{
+	if (member->registered)
+		blob_release(server, member->reg.manifest);
+	member->registered = false;
+}
+
+int
+member_register(struct refsrv *server, struct agent *agent, const struct ctl_register *reg,
+	struct th_err *err)
+{
+	struct member *member = member_find(server, agent, reg->sid, err);
+
+	if (member == NULL)
+		return err->code;
+	int rc = idle_check(member, "register", err);
+	if (rc != 0)
+		return rc;
+	if (th_hash_none(reg->layout) || th_hash_none(reg->manifest))
+		return th_fail(err, TH_E_INVALID,
+			"shard %u of replica %s registers without a layout or a manifest",
+			member->shard, member->group->replica);
+	if (!blob_exists(server, reg->manifest))
+		return th_fail(err, TH_E_NOT_AVAILABLE,
+			"the manifest of shard %u of replica %s is not at the server: put it, then "
+			"register again",
+			member->shard, member->group->replica);
+	blob_acquire(server, reg->manifest);
+	drop_registration(server, member);
+	member->reg = *reg;
+	member->registered = true;
+	return 0;
+}
+
+int
+member_unregister(struct refsrv *server, struct agent *agent, uint64_t sid, struct th_err *err)
+{
+	struct member *member = member_find(server, agent, sid, err);
+
+	if (member == NULL)
+		return err->code;
+	int rc = idle_check(member, "unregister", err);
+	if (rc == 0)
+		drop_registration(server, member);
+	return rc;
+}
+
+/* ---- leaving ---------------------------------------------------------------------------------------- */
+
+void
+member_settle(struct refsrv *server, struct member *member)
+{
+	struct group *group = member->group;
+	struct part *part = copy_part_of(member);
+
+	if (!member->closed)
+		return;
+	if (part != NULL) {
+		if (!part->drained || part->num_fills > 0)
+			return;
+		TH_ASSERT(part->readers == NULL);
+		part->member = NULL;
+	}
+	drop_registration(server, member);
+	group->members[member->shard] = NULL;
+	DL_DELETE2(member->agent->members, member, agent_prev, agent_next);
+	member->agent->num_members--;
+	HASH_DELETE(hh, server->members, member);
+	free(member);
+	/* The group is looked at when the step ends: the caller may still hold it. */
+	model_dirty(group->model);
+}
+
+void
+group_break(struct refsrv *server, struct group *group, const char *text)
+{
+	if (group->state == GROUP_BROKEN)
+		return;
+	group->state = GROUP_BROKEN;
+	snprintf(group->broken_text, sizeof(group->broken_text), "%s", text);
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		struct member *member = group->members[i];
+		if (member == NULL || member->closed)
+			continue;
+		struct ctl_ev_broken *ev = &agent_event(member->agent, CTL_EV_BROKEN)->u.broken;
+		ev->sid = member->sid;
+		memcpy(ev->text, group->broken_text, sizeof(ev->text));
+	}
+	struct op *op = group_open_op(group);
+	if (op != NULL)
+		op_group_broken(server, op);
+	if (group->copy != NULL && !group->copy->aborting) {
+		copy_hide(server, group->copy);
+		copy_drain(server, group->copy);
+	}
+	model_changed(server, group->model);
+}
+
+int
+member_close(struct refsrv *server, struct agent *agent, const struct ctl_close *close,
+	struct th_err *err)
+{
+	struct member *member = member_find(server, agent, close->sid, err);
+	struct th_err cause;
+
+	if (member == NULL)
+		return err->code;
+	th_fail(&cause, TH_E_GROUP_BROKEN,
+		"replica %s of %s is broken: shard %u on node %s %s; close this handle and open "
+		"again",
+		member->group->replica, member->group->model->name, member->shard, agent->info.node,
+		close->died ? "lost its worker" : "was closed");
+	member->closed = true;
+	group_break(server, member->group, cause.text);
+	member_settle(server, member);
+	return 0;
+}
+
+void
+member_lost(struct refsrv *server, struct member *member, const char *why)
+{
+	struct group *group = member->group;
+	struct th_err cause;
+
+	th_fail(&cause, TH_E_GROUP_BROKEN,
+		"replica %s of %s is broken: shard %u is lost with the agent of node %s (%s); "
+		"close "
+		"this handle and open again",
+		group->replica, group->model->name, member->shard, member->agent->info.node, why);
+	member->closed = true;
+	group_break(server, group, cause.text);
+	struct part *part = copy_part_of(member);
+	if (part != NULL) {
+		/* No proof can come from there, and none is needed: its memory went with it. */
+		leg_drop_fills(server, part);
+		leg_expel_readers(part);
+		copy_part_drained(server, part);
+		return;
+	}
+	member_settle(server, member);
+}
+
+void
+group_settle(struct refsrv *server, struct group *group)
+{
+	if (group->state != GROUP_BROKEN)
+		return;
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		if (group->members[i] != NULL)
+			member_settle(server, group->members[i]);
+	}
+	if (any_member(group) != NULL || group->copy != NULL)
+		return;
+	while (group->ops != NULL)
+		op_free(server, group->ops);
+	DL_DELETE(group->model->groups, group);
+	free(group->members);
+	free(group);
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * group - replicas and their members: joining, registering, leaving, breaking.
+ *
+ * FORMING until all shards have joined, LIVE until a member leaves, then BROKEN for good: the next
+ * OPEN of the same replica name begins a new incarnation.
+ */
+#ifndef TH_SERVER_CORE_GROUP_H
+#define TH_SERVER_CORE_GROUP_H
+
+#include "server/core/state.h"
+
+/* Also one that is closed and not forgotten yet; NULL: there is none. */
+struct member *member_lookup(struct refsrv *server, uint64_t sid);
+/* The open session sid of this agent; NULL and TH_E_STATE with a sentence when there is none. */
+struct member *member_find(
+	struct refsrv *server, const struct agent *agent, uint64_t sid, struct th_err *err);
+
+int member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *open,
+	struct ctl_open_reply *ret_reply, struct th_err *err);
+int member_register(struct refsrv *server, struct agent *agent, const struct ctl_register *reg,
+	struct th_err *err);
+int member_unregister(struct refsrv *server, struct agent *agent, uint64_t sid, struct th_err *err);
+int member_close(struct refsrv *server, struct agent *agent, const struct ctl_close *close,
+	struct th_err *err);
+
+/* Its agent is gone, and with it everything of this member. Frees it. */
+void member_lost(struct refsrv *server, struct member *member, const char *why);
+/* Forgets a closed member of which nothing is left. */
+void member_settle(struct refsrv *server, struct member *member);
+
+/* The only operation that is not decided; NULL: none. */
+struct op *group_open_op(const struct group *group);
+void group_break(struct refsrv *server, struct group *group, const char *text);
+/* At the end of a step: forgets closed members of which nothing is left, and an empty group. */
+void group_settle(struct refsrv *server, struct group *group);
+/* How many operations the slowest member has called; who has not joined has called none. */
+uint64_t group_slowest(const struct group *group);
+
+#endif

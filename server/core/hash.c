@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * hash - see hash.h. A file of its own: the inline library is large and brings its own macros. Pure.
+ */
+#include "server/core/hash.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+struct th_hash
+hash_bytes(const void *data, size_t bytes)
+{
+	XXH128_hash_t hash = XXH3_128bits(data, bytes);
+
+	return (struct th_hash){.lo = hash.low64, .hi = hash.high64};
+}

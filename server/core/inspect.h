@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * inspect - everything the server knows, laid out for operators. Read only.
+ */
+#ifndef TH_SERVER_CORE_INSPECT_H
+#define TH_SERVER_CORE_INSPECT_H
+
+#include "server/core/state.h"
+
+/* The arrays are valid until the next step. */
+void inspect_build(struct refsrv *server, struct ctl_inspection *ret_inspection);
+
+#endif

@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * leg - see leg.h.
+ *
+ *   leg_start --> current --LEG_END(0)-------------------------> the shard is done
+ *                    |------LEG_END(source_failed)-------------> another source, or waiting
+ *                    |------LEG_END(other cause)---------------> the operation is aborted
+ *                    '--moved or fenced--> superseded --LEG_END-> forgotten (a 0 still counts)
+ *
+ * The source agent is the authority over its buffers: a leg without src has been proven over, or
+ * fenced, at its source, whatever its reader still believes.
+ */
+#include "server/core/leg.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "server/core/agent.h"
+#include "server/core/copy.h"
+#include "server/core/group.h"
+#include "server/core/model.h"
+#include "server/core/op.h"
+#include "server/core/route.h"
+#include "server/core/ticket.h"
+
+static uint32_t
+part_chunks(const struct part *part)
+{
+	return part->copy->version->shards[part->shard].num_chunks;
+}
+
+static struct leg *
+leg_find(struct refsrv *server, uint64_t id)
+{
+	struct leg *leg = NULL;
+
+	HASH_FIND(hh, server->legs, &id, sizeof(id), leg);
+	return leg;
+}
+
+void
+leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *src,
+	struct ctl_grant *ret_grant)
+{
+	struct leg *leg = th_calloc(1, sizeof(*leg));
+	const struct agent *reader = dst->member->agent;
+	struct agent *source = src->member->agent;
+
+	TH_ASSERT(dst->leg == NULL && !dst->done);
+	leg->id = ++server->last_leg;
+	leg->ticket = ticket_make(server->config.seed, leg->id);
+	leg->dst = dst;
+	leg->src = src;
+	leg->reader = dst->member;
+	leg->op = op;
+	leg->src_copy_id = src->copy->id;
+	leg->granted_ns = server->now_ns;
+	HASH_ADD(hh, server->legs, id, sizeof(leg->id), leg);
+	DL_APPEND2(dst->fills, leg, dst_prev, dst_next);
+	dst->num_fills++;
+	dst->leg = leg;
+	dst->member->agent->legs_in++;
+	DL_APPEND2(src->readers, leg, src_prev, src_next);
+	src->num_readers++;
+	src->served = true;
+	source->legs_out++;
+	memcpy(dst->last_source, src->copy->group->replica, sizeof(dst->last_source));
+
+	struct ctl_ev_grant *grant = &agent_event(source, CTL_EV_GRANT)->u.grant;
+	grant->leg = leg->id;
+	grant->ticket = leg->ticket;
+	grant->sid = src->member->sid;
+	grant->gen = src->copy->gen;
+	grant->reader_agent_inc = reader->inc;
+	memcpy(grant->reader_node, reader->info.node, sizeof(grant->reader_node));
+	memcpy(grant->reader_replica, dst->copy->group->replica, sizeof(grant->reader_replica));
+
+	*ret_grant = (struct ctl_grant){
+		.leg = leg->id,
+		.ticket = leg->ticket,
+		.source_sid = src->member->sid,
+		.source_gen = src->copy->gen,
+		.source_agent_inc = source->inc,
+	};
+	memcpy(ret_grant->source_address, source->info.data_address,
+		sizeof(ret_grant->source_address));
+	memcpy(ret_grant->source_replica, src->copy->group->replica,
+		sizeof(ret_grant->source_replica));
+	memcpy(ret_grant->source_node, source->info.node, sizeof(ret_grant->source_node));
+}
+
+static void
+leg_detach(struct leg *leg)
+{
+	struct part *src = leg->src;
+
+	DL_DELETE2(src->readers, leg, src_prev, src_next);
+	src->num_readers--;
+	src->member->agent->legs_out--;
+	leg->src = NULL;
+	leg->blameless = true;
+}
+
+/* Taken away at its source; the reader finds out and says so. */
+static void
+leg_fence(struct leg *leg)
+{
+	if (leg->src == NULL)
+		return;
+	agent_event(leg->src->member->agent, CTL_EV_FENCE)->u.fence_leg = leg->id;
+	leg_detach(leg);
+}
+
+static void
+leg_forget(struct refsrv *server, struct leg *leg)
+{
+	struct part *dst = leg->dst;
+
+	if (leg->src != NULL)
+		leg_detach(leg);
+	DL_DELETE2(dst->fills, leg, dst_prev, dst_next);
+	dst->num_fills--;
+	if (dst->leg == leg)
+		dst->leg = NULL;
+	leg->reader->agent->legs_in--;
+	HASH_DELETE(hh, server->legs, leg);
+	free(leg);
+}
+
+void
+leg_progress(struct refsrv *server, const struct agent *reader, uint64_t leg_id, uint32_t chunks)
+{
+	struct leg *leg = leg_find(server, leg_id);
+
+	if (leg == NULL || leg->reader->agent != reader || leg->dst->done)
+		return;
+	chunks = th_min_u32(chunks, part_chunks(leg->dst));
+	leg->dst->chunks_done = th_max_u32(leg->dst->chunks_done, chunks);
+}
+
+/* ---- moving ------------------------------------------------------------------------------------- */
+
+static void
+reroute(struct refsrv *server, struct op *op, struct part *part, struct part *src)
+{
+	/* The newest that its reader has not ended; an older one ended or was named before. */
+	struct leg *old = part->fills == NULL ? NULL : part->fills->dst_prev;
+	struct ctl_grant grant;
+	uint64_t old_id = old == NULL ? 0 : old->id;
+
+	part->leg = NULL;
+	leg_start(server, op, part, src, &grant);
+	struct ctl_ev_reroute *ev = &agent_event(part->member->agent, CTL_EV_REROUTE)->u.reroute;
+	ev->sid = part->member->sid;
+	ev->op_seq = op->seq;
+	ev->old_leg = old_id;
+	ev->grant = grant;
+	model_dirty(op->group->model);
+}
+
+static void
+give_up(struct refsrv *server, struct op *op, struct part *part, enum outlook outlook)
+{
+	struct th_err err;
+
+	if (outlook == OUTLOOK_CHECKSUM)
+		th_fail(&err, TH_E_CHECKSUM,
+			"shard %u of version %" PRIu64
+			" of %s: no source is left whose bytes match the "
+			"published digests; look for failing memory or a worker that changed "
+			"published "
+			"weights, and publish again",
+			part->shard, op->version.version, op->group->model->name);
+	else
+		th_fail(&err, TH_E_VERSION_LOST,
+			"shard %u of version %" PRIu64 " of %s: its last complete copy is gone at "
+			"chunk %u of %u; replicate another version",
+			part->shard, op->version.version, op->group->model->name, part->chunks_done,
+			part_chunks(part));
+	op_abort(server, op, err.code, err.text);
+}
+
+void
+leg_find_source(struct refsrv *server, struct op *op, struct part *part)
+{
+	TH_ASSERT(op->state == OP_RUNNING && part->leg == NULL && !part->done);
+	if (part->member->agent->state != AGENT_ACTIVE)
+		return;
+	struct part *src = route_choose_part(server, op, part, false);
+	if (src != NULL) {
+		reroute(server, op, part, src);
+		return;
+	}
+	/* A leg that was taken away may have brought everything: its end comes before a verdict. */
+	if (part->num_fills > 0)
+		return;
+	enum outlook outlook = route_outlook(server, op, part->copy->version, part);
+	if (outlook != OUTLOOK_WAIT)
+		give_up(server, op, part, outlook);
+}
+
+void
+leg_move_readers(struct refsrv *server, struct part *part)
+{
+	struct leg *leg, *next;
+
+	DL_FOREACH_SAFE2(part->readers, leg, next, src_next)
+	{
+		struct part *dst = leg->dst;
+		if (dst->leg != leg || leg->op->state != OP_RUNNING ||
+			dst->member->agent->state != AGENT_ACTIVE)
+			continue;
+		struct part *src = route_choose_part(server, leg->op, dst, true);
+		if (src == NULL)
+			continue;
+		struct op *op = leg->op;
+		leg_fence(leg);
+		reroute(server, op, dst, src);
+	}
+}
+
+void
+leg_expel_readers(struct part *part)
+{
+	while (part->readers != NULL) {
+		struct leg *leg = part->readers;
+		bool current = leg->dst->leg == leg;
+		leg_fence(leg);
+		if (current) {
+			/* Now without a source; model_dirty lets its operation look for one. */
+			leg->dst->leg = NULL;
+			model_dirty(leg->op->group->model);
+		}
+	}
+}
+
+void
+leg_detach_readers(struct part *part)
+{
+	while (part->readers != NULL)
+		leg_detach(part->readers);
+}
+
+void
+leg_drop_fills(struct refsrv *server, struct part *part)
+{
+	while (part->fills != NULL) {
+		leg_fence(part->fills);
+		leg_forget(server, part->fills);
+	}
+}
+
+/* ---- ending --------------------------------------------------------------------------------------- */
+
+static int
+end_check(const struct leg *leg, const struct ctl_leg_end *end, struct th_err *err)
+{
+	uint32_t chunks = part_chunks(leg->dst);
+
+	if (end->code > 0 || end->chunks_verified > chunks ||
+		(end->code == 0 && end->chunks_verified != chunks))
+		return th_fail(err, TH_E_INVALID,
+			"leg %" PRIu64
+			" ends with code %d and %u verified chunks of %u: a leg that "
+			"succeeds has them all",
+			leg->id, end->code, end->chunks_verified, chunks);
+	return 0;
+}
+
+static void
+blame(struct op *op, uint32_t shard, uint64_t copy_id)
+{
+	op->blames = th_realloc(op->blames, op->num_blames + 1, sizeof(*op->blames));
+	op->blames[op->num_blames++] = (struct blame){.shard = shard, .copy_id = copy_id};
+}
+
+static void
+source_failed(struct refsrv *server, const struct leg *leg, const struct ctl_leg_end *end)
+{
+	if (end->code == TH_E_CHECKSUM)
+		blame(leg->op, leg->dst->shard, leg->src_copy_id);
+	/* A source that is being drained fences its readers: that says nothing about the pair. */
+	else if (!leg->blameless && leg->src != NULL && !leg->src->copy->draining)
+		agent_pair_failed(server, leg->reader->agent, leg->src->member->agent);
+}
+
+static void
+shard_done(struct refsrv *server, struct op *op, struct part *part)
+{
+	part->done = true;
+	part->chunks_done = part_chunks(part);
+	/*
+	 * Others are of no interest any more: a newer one, granted while this end was on its way, or
+	 * an older one whose end is still to come.
+	 */
+	leg_drop_fills(server, part);
+	model_dirty(op->group->model);
+	op_shard_done(server, op);
+}
+
+int
+leg_end(struct refsrv *server, struct agent *agent, const struct ctl_leg_end *end,
+	struct th_err *err)
+{
+	struct leg *leg = leg_find(server, end->leg);
+
+	if (leg == NULL)
+		return 0;
+	if (leg->reader->agent != agent)
+		return th_fail(err, TH_E_INVALID, "leg %" PRIu64 " is not one of agent %s",
+			end->leg, agent->info.node);
+	int rc = end_check(leg, end, err);
+	if (rc != 0)
+		return rc;
+	struct op *op = leg->op;
+	struct part *part = leg->dst;
+	bool current = part->leg == leg;
+
+	part->chunks_done = th_max_u32(part->chunks_done, end->chunks_verified);
+	if (end->code == 0 && leg->src != NULL)
+		agent_pair_worked(agent, leg->src->member->agent);
+	if (end->code != 0 && end->source_failed)
+		source_failed(server, leg, end);
+	leg_forget(server, leg);
+	model_dirty(op->group->model);
+	if (op->state == OP_ABORTING) {
+		op_abort_check(server, op);
+	} else if (end->code == 0 && !part->done) {
+		shard_done(server, op, part);
+	} else if (end->code != 0 && current && end->source_failed) {
+		leg_find_source(server, op, part);
+	} else if (end->code != 0 && current) {
+		char text[TH_CTL_TEXT_BYTES];
+		memcpy(text, end->text, sizeof(text));
+		text[sizeof(text) - 1] = '\0';
+		op_abort(server, op, end->code, text);
+	}
+	return 0;
+}

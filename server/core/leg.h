@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * leg - one shard read from one source: granting, moving to another source, ending.
+ *
+ * A leg is current (part.leg of its destination) or on its way out; it is forgotten when its
+ * reader's agent has said that it is over, or is gone.
+ */
+#ifndef TH_SERVER_CORE_LEG_H
+#define TH_SERVER_CORE_LEG_H
+
+#include "server/core/state.h"
+
+/* dst begins to read from src: the GRANT is sent, what the reader needs is put into ret_grant. */
+void leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *src,
+	struct ctl_grant *ret_grant);
+
+/* Verified chunks as a beat reports them. Ignored for a leg that is not this agent's. */
+void leg_progress(
+	struct refsrv *server, const struct agent *reader, uint64_t leg_id, uint32_t chunks);
+
+int leg_end(struct refsrv *server, struct agent *agent, const struct ctl_leg_end *end,
+	struct th_err *err);
+
+/* A part of a running operation has no source: finds one, waits, or aborts the operation. */
+void leg_find_source(struct refsrv *server, struct op *op, struct part *part);
+
+/* The readers of a part that is being given up move to another idle source, where there is one. */
+void leg_move_readers(struct refsrv *server, struct part *part);
+/* All of them must go: those without another source are fenced and wait. */
+void leg_expel_readers(struct part *part);
+/* It is proven that nobody reads the part any more: its legs have no source from now on. */
+void leg_detach_readers(struct part *part);
+/* The reader's agent is gone: its legs are over, their sources forget them. */
+void leg_drop_fills(struct refsrv *server, struct part *part);
+
+#endif

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * listing - see listing.h. Copies of broken groups and of failed operations are not listed.
+ */
+#include "server/core/listing.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "ipc/base/checked.h"
+#include "ipc/base/name.h"
+#include "server/core/agent.h"
+#include "server/core/group.h"
+#include "server/core/model.h"
+
+struct listing { /* one piece of memory, the arrays behind it */
+	struct ctl_listing content;
+	uint64_t bytes;
+};
+
+static bool
+listed(const struct copy *copy)
+{
+	return !copy->aborting && copy->group->state != GROUP_BROKEN;
+}
+
+static void
+count(const struct model *model, uint32_t *ret_versions, uint32_t *ret_replicas)
+{
+	const struct version *version;
+	const struct copy *copy;
+
+	*ret_versions = *ret_replicas = 0;
+	DL_FOREACH(model->versions, version)
+	{
+		uint32_t before = *ret_replicas;
+		DL_FOREACH(version->copies, copy)
+		{
+			*ret_replicas += listed(copy);
+		}
+		*ret_versions += *ret_replicas > before;
+	}
+}
+
+static void
+describe_copy(const struct copy *copy, struct ctl_replica_info *ret_info)
+{
+	const struct version *version = copy->version;
+
+	memcpy(ret_info->name, copy->group->replica, sizeof(ret_info->name));
+	ret_info->num_shards = copy->num_parts;
+	ret_info->flags = (copy->state == COPY_READY ? CTL_REPLICA_READY : 0u) |
+			  (copy->draining ? CTL_REPLICA_DRAINING : 0u);
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		const struct part *part = &copy->parts[i];
+		if (i == 0)
+			memcpy(ret_info->datacenter, part->member->agent->info.datacenter,
+				sizeof(ret_info->datacenter));
+		if (part->member->agent->info.spot)
+			ret_info->flags |= CTL_REPLICA_SPOT;
+		ret_info->chunks_done += part->chunks_done;
+		ret_info->chunks_total += version->shards[i].num_chunks;
+	}
+}
+
+static void
+fill(const struct model *model, struct ctl_version_info *versions,
+	struct ctl_replica_info *replicas)
+{
+	const struct version *version;
+	const struct copy *copy;
+
+	DL_FOREACH(model->versions, version)
+	{
+		uint32_t num = 0;
+		DL_FOREACH(version->copies, copy)
+		{
+			if (listed(copy))
+				describe_copy(copy, &replicas[num++]);
+		}
+		if (num == 0)
+			continue;
+		versions->version = version->id;
+		versions->num_replicas = num;
+		versions->replicas = replicas;
+		versions++;
+		replicas += num;
+	}
+}
+
+static void
+list_now(struct refsrv *server, const struct model *model, struct ctl_listing *ret_listing)
+{
+	uint32_t num_versions, num_replicas;
+
+	count(model, &num_versions, &num_replicas);
+	struct ctl_version_info *versions = refsrv_scratch(server, num_versions, sizeof(*versions));
+	struct ctl_replica_info *replicas = refsrv_scratch(server, num_replicas, sizeof(*replicas));
+	fill(model, versions, replicas);
+	*ret_listing = (struct ctl_listing){
+		.generation = model->generation,
+		.num_versions = num_versions,
+		.versions = versions,
+	};
+}
+
+int
+listing_snapshot(struct refsrv *server, const struct model *model, struct listing **ret_listing,
+	struct th_err *err)
+{
+	uint32_t num_versions, num_replicas;
+
+	count(model, &num_versions, &num_replicas);
+	uint64_t bytes = sizeof(struct listing) +
+			 num_versions * (uint64_t)sizeof(struct ctl_version_info) +
+			 num_replicas * (uint64_t)sizeof(struct ctl_replica_info);
+	if (server->snapshot_bytes + bytes > SNAPSHOT_BYTES_MAX)
+		return th_fail(err, TH_E_LIMIT,
+			"the server keeps %" PRIu64 " bytes of listings for groups whose members "
+			"have not all moved on, the limit is "
+			"%" PRIu64 ": call again later",
+			server->snapshot_bytes, SNAPSHOT_BYTES_MAX);
+	struct listing *listing = th_calloc(1, bytes);
+	struct ctl_version_info *versions = (struct ctl_version_info *)(listing + 1);
+	struct ctl_replica_info *replicas = (struct ctl_replica_info *)(versions + num_versions);
+	fill(model, versions, replicas);
+	listing->content = (struct ctl_listing){
+		.generation = model->generation,
+		.num_versions = num_versions,
+		.versions = versions,
+	};
+	listing->bytes = bytes;
+	server->snapshot_bytes += bytes;
+	*ret_listing = listing;
+	return 0;
+}
+
+uint64_t
+listing_generation(const struct listing *listing)
+{
+	return listing->content.generation;
+}
+
+void
+listing_free(struct refsrv *server, struct listing *listing)
+{
+	if (listing == NULL)
+		return;
+	server->snapshot_bytes -= listing->bytes;
+	free(listing);
+}
+
+/* ---- requests ------------------------------------------------------------------------------------- */
+
+static int
+list_of_group(struct refsrv *server, struct agent *agent, const struct ctl_list *list,
+	struct ctl_listing *ret_listing, struct th_err *err)
+{
+	struct member *member = member_find(server, agent, list->sid, err);
+	const struct op *op;
+
+	if (member == NULL)
+		return err->code;
+	DL_FOREACH(member->group->ops, op)
+	{
+		if (op->seq == list->op_seq && op->snapshot != NULL) {
+			*ret_listing = op->snapshot->content;
+			return 0;
+		}
+	}
+	return th_fail(err, TH_E_NOT_AVAILABLE,
+		"operation %" PRIu64
+		" of replica %s is no listing, or all members have moved on from "
+		"it: list again",
+		list->op_seq, member->group->replica);
+}
+
+static int
+model_name_check(const char *name, struct th_err *err)
+{
+	if (!th_name_valid(name, TH_NAME_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"the model name is not 1 to %d bytes of UTF-8 without control characters",
+			TH_NAME_MAX);
+	return 0;
+}
+
+int
+listing_request(struct refsrv *server, struct agent *agent, const struct ctl_list *list,
+	struct ctl_listing *ret_listing, struct th_err *err)
+{
+	if (list->sid != 0)
+		return list_of_group(server, agent, list, ret_listing, err);
+	int rc = model_name_check(list->model, err);
+	if (rc != 0)
+		return rc;
+	const struct model *model = model_find(server, list->model);
+	if (model != NULL)
+		list_now(server, model, ret_listing);
+	else
+		*ret_listing = (struct ctl_listing){.generation = server->generation};
+	return 0;
+}
+
+int
+listing_resolve(struct refsrv *server, const struct ctl_resolve *resolve,
+	struct ctl_resolve_reply *ret_reply, struct th_err *err)
+{
+	int rc = model_name_check(resolve->model, err);
+	struct th_spec spec;
+
+	if (rc != 0)
+		return rc;
+	if (th_spec_parse(resolve->spec, &spec) != 0)
+		return th_fail(err, TH_E_INVALID,
+			"a version is a number, latest, or latest-K; this is none of them");
+	const struct model *model = model_find(server, resolve->model);
+	struct th_version id = {.version = TH_NO_VERSION};
+	if (model != NULL)
+		id = model_resolve(server, model, &spec);
+	const struct version *version = th_version_none(id) ? NULL : version_find(model, id);
+	const struct copy *copy = version == NULL ? NULL : version->copies;
+	while (copy != NULL && !listed(copy))
+		copy = copy->next;
+	if (copy == NULL)
+		return th_fail(err, TH_E_NOT_AVAILABLE,
+			"version %s of %s is not there now: see `thctl list %s`, or wait for it",
+			resolve->spec, resolve->model, resolve->model);
+	if (resolve->shard >= version->num_shards)
+		return th_fail(err, TH_E_INVALID,
+			"version %" PRIu64 " of %s has %u shards, shard %u was asked for",
+			id.version, resolve->model, version->num_shards, resolve->shard);
+	*ret_reply = (struct ctl_resolve_reply){
+		.version = id,
+		.num_shards = version->num_shards,
+		.layout = version->shards[resolve->shard].layout,
+		.manifest = version->shards[resolve->shard].manifest,
+		.attributes = version->shards[resolve->shard].attributes,
+	};
+	return 0;
+}
+
+/* ---- watching ------------------------------------------------------------------------------------- */
+
+static struct watch *
+watch_find(const struct agent *agent, const struct model *model)
+{
+	struct watch *watch;
+
+	DL_FOREACH(agent->watches, watch)
+	{
+		if (watch->model == model)
+			return watch;
+	}
+	return NULL;
+}
+
+int
+listing_watch(struct refsrv *server, struct agent *agent, const struct ctl_model *request,
+	struct ctl_ev_changed *ret_now, struct th_err *err)
+{
+	int rc = model_name_check(request->model, err);
+
+	if (rc != 0)
+		return rc;
+	struct model *model = model_find(server, request->model);
+	struct watch *watch = model == NULL ? NULL : watch_find(agent, model);
+	if (watch == NULL) {
+		if (agent->num_watches >= WATCHES_MAX)
+			return th_fail(err, TH_E_LIMIT,
+				"agent %s watches %u models already, which is the limit",
+				agent->info.node, WATCHES_MAX);
+		watch = th_calloc(1, sizeof(*watch));
+		watch->model = model_acquire(server, request->model);
+		watch->agent = agent;
+		DL_APPEND(agent->watches, watch);
+		DL_APPEND2(watch->model->watches, watch, model_prev, model_next);
+		agent->num_watches++;
+	}
+	watch->told = watch->model->generation;
+	memcpy(ret_now->model, watch->model->name, sizeof(ret_now->model));
+	ret_now->generation = watch->told;
+	return 0;
+}
+
+void
+listing_drop_watches(struct refsrv *server, struct agent *agent)
+{
+	(void)server;
+	while (agent->watches != NULL) {
+		struct watch *watch = agent->watches;
+		DL_DELETE(agent->watches, watch);
+		DL_DELETE2(watch->model->watches, watch, model_prev, model_next);
+		model_dirty(watch->model);
+		free(watch);
+		agent->num_watches--;
+	}
+}
+
+static void
+tell_watchers(struct refsrv *server, struct model *model)
+{
+	struct watch *watch;
+
+	model->changed = false;
+	model->quiet_ns = th_deadline_ns(server->now_ns, server->config.coalesce_ns);
+	DL_FOREACH2(model->watches, watch, model_next)
+	{
+		if (watch->told == model->generation)
+			continue;
+		watch->told = model->generation;
+		struct ctl_ev_changed *ev = &agent_event(watch->agent, CTL_EV_CHANGED)->u.changed;
+		memcpy(ev->model, model->name, sizeof(ev->model));
+		ev->generation = model->generation;
+	}
+}
+
+void
+listing_tell_changes(struct refsrv *server)
+{
+	struct model *model, *next;
+
+	HASH_ITER(hh, server->models, model, next)
+	{
+		if (!model->changed)
+			continue;
+		if (server->now_ns >= model->quiet_ns)
+			tell_watchers(server, model);
+		else
+			refsrv_wake_at(server, model->quiet_ns);
+	}
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * listing - what users see of a model: versions and their replicas, now or at a group's plan, and
+ * word of changes to those who watch.
+ */
+#ifndef TH_SERVER_CORE_LISTING_H
+#define TH_SERVER_CORE_LISTING_H
+
+#include "server/core/state.h"
+
+struct listing;
+
+/* What the model lists now, to be kept; model may list nothing. TH_E_LIMIT: too many are kept. */
+int listing_snapshot(struct refsrv *server, const struct model *model, struct listing **ret_listing,
+	struct th_err *err);
+uint64_t listing_generation(const struct listing *listing);
+void listing_free(struct refsrv *server, struct listing *listing);
+
+int listing_request(struct refsrv *server, struct agent *agent, const struct ctl_list *list,
+	struct ctl_listing *ret_listing, struct th_err *err);
+int listing_resolve(struct refsrv *server, const struct ctl_resolve *resolve,
+	struct ctl_resolve_reply *ret_reply, struct th_err *err);
+
+/* CHANGED comes from now on, until the agent is gone. */
+int listing_watch(struct refsrv *server, struct agent *agent, const struct ctl_model *watch,
+	struct ctl_ev_changed *ret_now, struct th_err *err);
+void listing_drop_watches(struct refsrv *server, struct agent *agent);
+/* Sends what is due; the rest when its time has come. */
+void listing_tell_changes(struct refsrv *server);
+
+#endif

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * model - see model.h.
+ *
+ * What counts as a version: a listed copy that is complete (also one that is being drained), or one
+ * that is filling from a chain that reaches a complete copy. An orphan partial does not count: its
+ * version may never be whole again.
+ */
+#include "server/core/model.h"
+
+#include <string.h>
+
+#include "ipc/base/checked.h"
+#include "server/core/blob.h"
+#include "server/core/route.h"
+
+struct model *
+model_find(struct refsrv *server, const char *name)
+{
+	struct model *model = NULL;
+
+	HASH_FIND_STR(server->models, name, model);
+	return model;
+}
+
+struct model *
+model_acquire(struct refsrv *server, const char *name)
+{
+	struct model *model = model_find(server, name);
+
+	if (model != NULL)
+		return model;
+	model = th_calloc(1, sizeof(*model));
+	memcpy(model->name, name, strnlen(name, TH_NAME_MAX));
+	/* Never below what was told of an earlier model of this name. */
+	model->generation = server->generation;
+	model->quiet_ns = INT64_MIN;
+	HASH_ADD_STR(server->models, name, model);
+	return model;
+}
+
+void
+model_release(struct refsrv *server, struct model *model)
+{
+	if (model->groups != NULL || model->versions != NULL || model->watches != NULL)
+		return;
+	HASH_DELETE(hh, server->models, model);
+	free(model);
+}
+
+void
+model_dirty(struct model *model)
+{
+	model->dirty = true;
+}
+
+void
+model_dirty_all(struct refsrv *server)
+{
+	struct model *model, *next;
+
+	HASH_ITER(hh, server->models, model, next)
+	{
+		model->dirty = true;
+	}
+}
+
+void
+model_changed(struct refsrv *server, struct model *model)
+{
+	model->generation = ++server->generation;
+	model->changed = true;
+	model->dirty = true;
+}
+
+struct version *
+version_find(const struct model *model, struct th_version id)
+{
+	struct version *version;
+
+	DL_FOREACH(model->versions, version)
+	{
+		if (th_version_compare(version->id, id) == 0)
+			return version;
+	}
+	return NULL;
+}
+
+static int
+version_order(const struct version *a, const struct version *b)
+{
+	return th_version_compare(a->id, b->id);
+}
+
+struct version *
+version_new(struct refsrv *server, struct model *model, struct th_version id, uint32_t num_shards,
+	const struct shard_layout *shards)
+{
+	struct version *version = th_calloc(1, sizeof(*version));
+
+	version->model = model;
+	version->id = id;
+	version->num_shards = num_shards;
+	version->shards = th_memdup(shards, num_shards * sizeof(*shards));
+	for (uint32_t i = 0; i < num_shards; i++) {
+		blob_acquire(server, shards[i].manifest);
+		blob_acquire(server, shards[i].attributes);
+	}
+	DL_INSERT_INORDER(model->versions, version, version_order);
+	return version;
+}
+
+void
+version_free(struct refsrv *server, struct version *version)
+{
+	for (uint32_t i = 0; i < version->num_shards; i++) {
+		blob_release(server, version->shards[i].manifest);
+		blob_release(server, version->shards[i].attributes);
+	}
+	DL_DELETE(version->model->versions, version);
+	free(version->shards);
+	free(version);
+}
+
+/* ---- names ------------------------------------------------------------------------------------ */
+
+static bool
+copy_counts(struct refsrv *server, struct copy *copy)
+{
+	if (copy->group->state == GROUP_BROKEN || copy->aborting)
+		return false;
+	if (copy->state == COPY_READY)
+		return true;
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		enum chain chain = route_chain(server, &copy->parts[i]);
+		if (chain != CHAIN_ALIVE && chain != CHAIN_ADRIFT)
+			return false;
+	}
+	return true;
+}
+
+static bool
+version_counts(struct refsrv *server, const struct version *version)
+{
+	struct copy *copy;
+
+	DL_FOREACH(version->copies, copy)
+	{
+		if (copy_counts(server, copy))
+			return true;
+	}
+	return false;
+}
+
+struct th_version
+model_resolve(struct refsrv *server, const struct model *model, const struct th_spec *spec)
+{
+	struct th_version none = {.version = TH_NO_VERSION};
+	/* The list ascends, so the last that counts is the highest of the highest lineage. */
+	struct version *latest = model->versions == NULL ? NULL : model->versions->prev;
+
+	server->mark++;
+	while (latest != NULL && !version_counts(server, latest))
+		latest = latest == model->versions ? NULL : latest->prev;
+	if (latest == NULL)
+		return none;
+	if (!spec->relative)
+		return (struct th_version){latest->id.lineage, spec->number};
+	if (spec->number > latest->id.version)
+		return none;
+	return (struct th_version){latest->id.lineage, latest->id.version - spec->number};
+}

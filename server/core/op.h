@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * op - group operations: one plan and one outcome for all members.
+ *
+ *   HELD --> GATHER --decided---------------------------------------------> DONE
+ *              |------unpublish--> DRAINING --proof of all parts-----------> DONE
+ *              '------GO--> RUNNING --all shards--> DONE
+ *                              '--cause--> ABORTING --legs over, drained--> DONE
+ *
+ * Until GO every failure ends the operation for all, also for members that have not called yet, and
+ * nothing has happened. An outcome is kept until all members have called the next operation.
+ */
+#ifndef TH_SERVER_CORE_OP_H
+#define TH_SERVER_CORE_OP_H
+
+#include "server/core/state.h"
+
+/* ---- requests ---- */
+int op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *request,
+	struct th_err *err);
+int op_cancel(struct refsrv *server, struct agent *agent, const struct ctl_cancel *cancel,
+	struct th_err *err);
+int op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_prepared *prepared,
+	struct th_err *err);
+
+/* ---- what else moves an operation ---- */
+/* Something has changed that it may be waiting for. */
+void op_poke(struct refsrv *server, struct op *op);
+/* Its deadline may have passed. */
+void op_timers(struct refsrv *server, struct op *op);
+void op_group_broken(struct refsrv *server, struct op *op);
+/* unpublish: one more part is proven drained. */
+void op_drain_check(struct refsrv *server, struct op *op);
+/* replicate, update: one more shard is complete. */
+void op_shard_done(struct refsrv *server, struct op *op);
+/* After GO: ends it for all with this cause, once no leg runs and nobody reads what was filled. */
+void op_abort(struct refsrv *server, struct op *op, int code, const char *text);
+void op_abort_check(struct refsrv *server, struct op *op);
+
+/* ---- for the files of the operations themselves ---- */
+/* Decides: OUTCOME to all who have called, kept for the others. */
+void op_succeed(struct refsrv *server, struct op *op, bool updated);
+/* Before GO, or when an abort is over: the same with a failure; gives back what PLAN took. */
+void op_fail(struct refsrv *server, struct op *op, int code, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+
+/* A member has called; one file each. May decide the operation. */
+void op_publish_arrive(struct refsrv *server, struct op *op, struct member *member);
+void op_unpublish_arrive(struct refsrv *server, struct op *op);
+void op_unpublish_undo(struct refsrv *server, struct op *op);
+void op_replicate_arrive(struct refsrv *server, struct op *op, struct member *member);
+void op_replicate_undo(struct refsrv *server, struct op *op);
+void op_replicate_poke(struct refsrv *server, struct op *op);
+
+/* "publish of 17", for sentences. Borrowed until the next call with the same buffer. */
+const char *op_describe(const struct op *op, char *buffer, size_t bytes);
+
+void op_free(struct refsrv *server, struct op *op);
+
+#endif

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * op_replicate - replicate and update: the operations that bring bytes. See op.h.
+ *
+ * PLAN fixes the version when the first member calls (replicate: as soon as the version is there).
+ * Each member checks its layout and gives up what it held, then is PREPARED. With the last of them
+ * GO: one source replica for all shards, and only from here on may a byte be overwritten. A member
+ * that cannot, a deadline or a cancel before GO restores the old copy: nothing has happened.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/name.h"
+#include "server/core/agent.h"
+#include "server/core/copy.h"
+#include "server/core/group.h"
+#include "server/core/leg.h"
+#include "server/core/model.h"
+#include "server/core/op.h"
+#include "server/core/route.h"
+
+/* ---- PLAN ------------------------------------------------------------------------------------------ */
+
+static void
+send_plan(struct op *op, struct member *member, const struct version *version)
+{
+	const struct shard_layout *shard = &version->shards[member->shard];
+	struct ctl_ev_plan *ev = &agent_event(member->agent, CTL_EV_PLAN)->u.plan;
+
+	ev->sid = member->sid;
+	ev->op_seq = op->seq;
+	ev->kind = op->kind;
+	ev->drain_old = op->drain_old;
+	ev->version = op->version;
+	ev->layout = shard->layout;
+	ev->manifest = shard->manifest;
+	op->members[member->shard].planned = true;
+}
+
+static void
+plan(struct refsrv *server, struct op *op, const struct version *version)
+{
+	struct group *group = op->group;
+
+	if (version->num_shards != group->num_shards) {
+		op_fail(server, op, TH_E_LAYOUT,
+			"version %" PRIu64
+			" of %s has %u shards, replica %s has %u: open the replica "
+			"with the same number of shards",
+			version->id.version, group->model->name, version->num_shards,
+			group->replica, group->num_shards);
+		return;
+	}
+	op->planned = true;
+	op->version = version->id;
+	if (group->copy != NULL) {
+		op->drain_old = true;
+		copy_hide(server, group->copy);
+	}
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		if (op->members[i].arrived)
+			send_plan(op, group->members[i], version);
+	}
+}
+
+void
+op_replicate_undo(struct refsrv *server, struct op *op)
+{
+	if (op->group->state != GROUP_BROKEN)
+		copy_restore(server, op->group->copy, op);
+}
+
+/* The group holds a version already: replicate has nothing to do, or must not. */
+static bool
+replicate_held(struct refsrv *server, struct op *op, struct th_version wanted)
+{
+	const struct copy *copy = op->group->copy;
+
+	if (copy == NULL)
+		return false;
+	if (th_version_compare(copy->version->id, wanted) == 0)
+		op_succeed(server, op, false);
+	else
+		op_fail(server, op, TH_E_STATE,
+			"replica %s holds version %" PRIu64
+			": unpublish it before you replicate %s, or call update",
+			op->group->replica, copy->version->id.version, op->spec);
+	return true;
+}
+
+static void
+try_plan(struct refsrv *server, struct op *op)
+{
+	const struct group *group = op->group;
+	struct th_spec spec;
+
+	if (th_spec_parse(op->spec, &spec) != 0) {
+		op_fail(server, op, TH_E_INVALID,
+			"replica %s asks for version \"%s\": a version is a number, latest, or "
+			"latest-K",
+			group->replica, op->spec);
+		return;
+	}
+	struct th_version wanted = model_resolve(server, group->model, &spec);
+	if (op->kind == CTL_OP_REPLICATE && replicate_held(server, op, wanted))
+		return;
+	struct version *version =
+		th_version_none(wanted) ? NULL : version_find(group->model, wanted);
+	bool available = version != NULL && route_available(server, version, group);
+	if (op->kind == CTL_OP_UPDATE) {
+		const struct copy *held = group->copy;
+		int order = held == NULL ? 1 : th_version_compare(wanted, held->version->id);
+		if (!available || order == 0 || (order < 0 && spec.relative)) {
+			op_succeed(server, op, false);
+			return;
+		}
+	}
+	if (available)
+		plan(server, op, version);
+}
+
+void
+op_replicate_arrive(struct refsrv *server, struct op *op, struct member *member)
+{
+	if (!member->registered) {
+		op_fail(server, op, TH_E_STATE,
+			"shard %u of replica %s asks for a version, but has registered no tensors: "
+			"register first",
+			member->shard, op->group->replica);
+		return;
+	}
+	if (!op->planned)
+		try_plan(server, op);
+	else
+		send_plan(op, member, version_find(op->group->model, op->version));
+}
+
+/* ---- PREPARED and GO ------------------------------------------------------------------------------- */
+
+static void
+go(struct refsrv *server, struct op *op, struct copy *source)
+{
+	struct group *group = op->group;
+	struct version *version = source->version;
+
+	/* Every member has proven that nobody reads its old part any more. */
+	if (group->copy != NULL)
+		copy_free(server, group->copy);
+	struct copy *copy = copy_new(server, group, version, op->seq, COPY_PARTIAL);
+	op->state = OP_RUNNING;
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		struct ctl_grant grant;
+		leg_start(server, op, &copy->parts[i], &source->parts[i], &grant);
+		struct ctl_ev_go *ev = &agent_event(group->members[i]->agent, CTL_EV_GO)->u.go;
+		ev->sid = group->members[i]->sid;
+		ev->op_seq = op->seq;
+		ev->grant = grant;
+	}
+}
+
+static bool
+agents_active(const struct group *group)
+{
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		if (group->members[i]->agent->state != AGENT_ACTIVE)
+			return false;
+	}
+	return true;
+}
+
+void
+op_replicate_poke(struct refsrv *server, struct op *op)
+{
+	struct group *group = op->group;
+
+	if (!op->planned) {
+		try_plan(server, op);
+		return;
+	}
+	struct version *version = version_find(group->model, op->version);
+	if (route_outlook(server, op, version, NULL) != OUTLOOK_WAIT) {
+		op_fail(server, op, TH_E_VERSION_LOST,
+			"version %" PRIu64
+			" of %s: its last complete copy went before the transfer "
+			"to replica %s began; nothing has changed here, ask for another version",
+			op->version.version, group->model->name, group->replica);
+		return;
+	}
+	if (op->num_prepared < group->num_shards || !agents_active(group))
+		return;
+	struct copy *source = route_choose_copy(server, op, version);
+	if (source != NULL)
+		go(server, op, source);
+}
+
+static int
+prepared_check(struct op *op, const struct member *member, const struct ctl_prepared *prepared,
+	struct th_err *err)
+{
+	const struct version *version;
+
+	if (prepared->code > 0)
+		return th_fail(err, TH_E_INVALID,
+			"shard %u of replica %s is prepared with code %d: a code is 0 or negative",
+			member->shard, op->group->replica, prepared->code);
+	if (prepared->code < 0)
+		return 0;
+	version = version_find(op->group->model, op->version);
+	if (version == NULL || !member->registered ||
+		th_hash_equal(version->shards[member->shard].layout, member->reg.layout))
+		return 0;
+	/* The agent has compared and should have said so; it must not overwrite another layout. */
+	return th_fail(err, TH_E_LAYOUT,
+		"shard %u of replica %s has another layout than version %" PRIu64 " of %s",
+		member->shard, op->group->replica, op->version.version, op->group->model->name);
+}
+
+int
+op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_prepared *prepared,
+	struct th_err *err)
+{
+	struct member *member = member_find(server, agent, prepared->sid, err);
+
+	if (member == NULL)
+		return err->code;
+	struct op *op = group_open_op(member->group);
+	/* Decided meanwhile, or said before: the OUTCOME or GO is on its way. */
+	if (op == NULL || op->seq != prepared->op_seq || op->state != OP_GATHER ||
+		!op->members[member->shard].planned || op->members[member->shard].prepared)
+		return 0;
+	int rc = prepared_check(op, member, prepared, err);
+	if (rc == TH_E_INVALID)
+		return rc;
+	if (rc != 0) {
+		op_fail(server, op, rc, "%s", err->text);
+		return 0;
+	}
+	if (prepared->code < 0) {
+		char text[TH_CTL_TEXT_BYTES];
+		memcpy(text, prepared->text, sizeof(text));
+		text[sizeof(text) - 1] = '\0';
+		op_fail(server, op, prepared->code, "%s", text);
+		return 0;
+	}
+	op->members[member->shard].prepared = true;
+	if (++op->num_prepared == member->group->num_shards)
+		op_replicate_poke(server, op);
+	return 0;
+}
+
+/* ---- COMMIT or abort ------------------------------------------------------------------------------- */
+
+void
+op_shard_done(struct refsrv *server, struct op *op)
+{
+	struct copy *copy = op->group->copy;
+
+	TH_ASSERT(op->state == OP_RUNNING);
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		if (!copy->parts[i].done)
+			return;
+	}
+	copy->state = COPY_READY;
+	model_changed(server, op->group->model);
+	op_succeed(server, op, true);
+}
+
+void
+op_abort(struct refsrv *server, struct op *op, int code, const char *text)
+{
+	struct group *group = op->group;
+	struct copy *copy = group->copy;
+
+	TH_ASSERT(op->state == OP_RUNNING);
+	op->state = OP_ABORTING;
+	op->code = code;
+	op->updated = false;
+	memcpy(op->text, text, strnlen(text, sizeof(op->text) - 1));
+	copy->aborting = true;
+	copy->draining = true;
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		struct part *part = &copy->parts[i];
+		agent_event(part->member->agent, CTL_EV_CANCEL)->u.cancel =
+			(struct ctl_cancel){.sid = part->member->sid, .op_seq = op->seq};
+		leg_expel_readers(part);
+		part->drained = !part->served;
+	}
+	copy_drain(server, copy);
+	model_changed(server, group->model);
+	op_abort_check(server, op);
+}
+
+void
+op_abort_check(struct refsrv *server, struct op *op)
+{
+	struct copy *copy = op->group->copy;
+
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		if (copy->parts[i].num_fills > 0 || !copy->parts[i].drained)
+			return;
+	}
+	char cause[TH_CTL_TEXT_BYTES];
+	memcpy(cause, op->text, sizeof(cause));
+	copy_free(server, copy);
+	op_fail(server, op, op->code, "%s", cause);
+}

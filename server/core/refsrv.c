@@ -1,0 +1,481 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * refsrv - see refsrv.h. This file: the clock, the dispatch of requests, and the end of a step, when
+ * everything that waits for something that has changed is looked at.
+ *
+ * The paper's section 4.4 is op.c and its files, 4.3.1 is route.c, 4.5 is leg.c and agent.c.
+ */
+#include "server/core/refsrv.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "server/core/agent.h"
+#include "server/core/blob.h"
+#include "server/core/copy.h"
+#include "server/core/group.h"
+#include "server/core/inspect.h"
+#include "server/core/leg.h"
+#include "server/core/listing.h"
+#include "server/core/model.h"
+#include "server/core/op.h"
+#include "server/core/state.h"
+
+#define SECOND_NS INT64_C(1000000000)
+#define SLEEP_MAX_NS SECOND_NS     /* the host comes back at least this often     */
+#define LATE_NS (SECOND_NS / 20)   /* later than promised by more: we stood still */
+#define SETTLE_ROUNDS_MAX 1000000u /* more would be a circle                      */
+
+void
+refsrv_config_default(struct refsrv_config *ret_config)
+{
+	*ret_config = (struct refsrv_config){
+		.poll_hold_ns = SECOND_NS,
+		.suspect_ns = 3 * SECOND_NS,
+		.dead_ns = 10 * SECOND_NS,
+		.coalesce_ns = SECOND_NS / 50,
+		.pair_block_ns = 30 * SECOND_NS,
+		.agents_max = 4096,
+		.members_max = 65536,
+		.members_per_agent_max = 256,
+		.blob_bytes_max = UINT64_C(1) << 30,
+		.pipelining = true,
+	};
+}
+
+/* ---- memory of a step ------------------------------------------------------------------------------- */
+
+void *
+refsrv_scratch(struct refsrv *server, size_t count, size_t bytes)
+{
+	uint64_t total;
+
+	TH_ASSERT(th_mul_u64(count, bytes, &total));
+	TH_ASSERT(th_add_u64(total, sizeof(struct scratch), &total));
+	struct scratch *scratch = th_calloc(1, total);
+	LL_PREPEND(server->scratch, scratch);
+	return scratch + 1;
+}
+
+static void
+scratch_free(struct refsrv *server)
+{
+	while (server->scratch != NULL) {
+		struct scratch *first = server->scratch;
+		server->scratch = first->next;
+		free(first);
+	}
+}
+
+struct ctl_reply *
+refsrv_reply(struct refsrv *server, uint64_t token, enum ctl_request_kind kind, uint64_t request_no)
+{
+	if (server->num_replies == server->replies_max) {
+		server->replies_max = server->replies_max == 0 ? 16 : server->replies_max * 2;
+		server->replies =
+			th_realloc(server->replies, server->replies_max, sizeof(*server->replies));
+	}
+	struct refsrv_reply *reply = &server->replies[server->num_replies++];
+	memset(reply, 0, sizeof(*reply));
+	reply->token = token;
+	reply->reply.kind = kind;
+	reply->reply.request_no = request_no;
+	return &reply->reply;
+}
+
+void
+refsrv_wake_at(struct refsrv *server, int64_t at_ns)
+{
+	server->wake_ns = th_min_i64(server->wake_ns, at_ns);
+}
+
+/* ---- life ------------------------------------------------------------------------------------------- */
+
+struct refsrv *
+refsrv_new(const struct refsrv_config *config, int64_t now_ns)
+{
+	struct refsrv *server = calloc(1, sizeof(*server));
+
+	if (server == NULL)
+		return NULL;
+	server->config = *config;
+	server->started_ns = server->now_ns = now_ns;
+	server->wake_ns = INT64_MAX;
+	server->promised_ns = th_deadline_ns(now_ns, SLEEP_MAX_NS);
+	return server;
+}
+
+/* What is left when its agents are gone: models that nobody was in. */
+static void
+free_models(struct refsrv *server)
+{
+	struct model *model, *next;
+
+	HASH_ITER(hh, server->models, model, next)
+	{
+		struct group *group, *next_group;
+		DL_FOREACH_SAFE(model->groups, group, next_group)
+		{
+			group_settle(server, group);
+		}
+		model_release(server, model);
+	}
+	TH_ASSERT(server->models == NULL);
+}
+
+void
+refsrv_free(struct refsrv *server)
+{
+	struct agent *agent, *next;
+
+	if (server == NULL)
+		return;
+	HASH_ITER(hh, server->agents, agent, next)
+	{
+		while (agent->members != NULL)
+			member_lost(server, agent->members, "the server ends");
+	}
+	free_models(server);
+	HASH_ITER(hh, server->agents, agent, next)
+	{
+		agent_free(server, agent);
+	}
+	free_models(server);
+	blob_free_all(server);
+	scratch_free(server);
+	free(server->replies);
+	free(server);
+}
+
+/* ---- time ------------------------------------------------------------------------------------------- */
+
+/*
+ * The host calls back when it was asked to. What it is late by is a stall of this process or its
+ * machine, during which no beat could be heard: it is nobody's silence.
+ */
+static void
+advance(struct refsrv *server, int64_t now_ns)
+{
+	now_ns = th_max_i64(now_ns, server->now_ns);
+	int64_t last_ns = th_min_i64(now_ns, th_deadline_ns(server->promised_ns, LATE_NS));
+	if (last_ns > server->now_ns)
+		server->live_ns += last_ns - server->now_ns;
+	server->now_ns = now_ns;
+}
+
+static void
+timers(struct refsrv *server)
+{
+	struct model *model, *next;
+
+	if (server->now_ns < server->wake_ns)
+		return;
+	/* Whoever still has a deadline says so again. */
+	server->wake_ns = INT64_MAX;
+	agent_timers(server);
+	HASH_ITER(hh, server->models, model, next)
+	{
+		struct group *group;
+		DL_FOREACH(model->groups, group)
+		{
+			struct op *op = group_open_op(group);
+			if (op != NULL)
+				op_timers(server, op);
+		}
+	}
+}
+
+static void
+settle_model(struct refsrv *server, struct model *model)
+{
+	struct group *group, *next;
+
+	DL_FOREACH_SAFE(model->groups, group, next)
+	{
+		struct op *op = group_open_op(group);
+		if (op != NULL)
+			op_poke(server, op);
+		group_settle(server, group);
+	}
+	model_release(server, model);
+}
+
+static void
+settle(struct refsrv *server)
+{
+	uint32_t rounds = 0;
+
+	for (bool again = true; again;) {
+		struct model *model, *next;
+		again = false;
+		TH_ASSERT(++rounds < SETTLE_ROUNDS_MAX);
+		HASH_ITER(hh, server->models, model, next)
+		{
+			if (!model->dirty)
+				continue;
+			model->dirty = false;
+			again = true;
+			settle_model(server, model);
+		}
+	}
+}
+
+static void
+begin(struct refsrv *server, int64_t now_ns)
+{
+	scratch_free(server);
+	server->num_replies = 0;
+	advance(server, now_ns);
+	timers(server);
+	settle(server);
+}
+
+static void
+end(struct refsrv *server, struct refsrv_out *ret_out)
+{
+	settle(server);
+	listing_tell_changes(server);
+	agent_flush_all(server);
+	server->promised_ns =
+		th_min_i64(server->wake_ns, th_deadline_ns(server->now_ns, SLEEP_MAX_NS));
+	*ret_out = (struct refsrv_out){
+		.num_replies = server->num_replies,
+		.replies = server->replies,
+		.next_ns = server->promised_ns,
+	};
+}
+
+/* ---- requests --------------------------------------------------------------------------------------- */
+
+static int
+hello(const struct refsrv *server, const struct ctl_hello *request,
+	struct ctl_hello_reply *ret_reply, struct th_err *err)
+{
+	if (request->protocol_min > TH_PROTOCOL_MAX || request->protocol_max < TH_PROTOCOL_MIN ||
+		request->protocol_min > request->protocol_max)
+		return th_fail(err, TH_E_PROTOCOL,
+			"the agent speaks protocol %u to %u, this server %u to %u: bring both to "
+			"the "
+			"same release",
+			request->protocol_min, request->protocol_max, TH_PROTOCOL_MIN,
+			TH_PROTOCOL_MAX);
+	*ret_reply = (struct ctl_hello_reply){
+		.server_inc = server->config.server_inc,
+		.protocol = th_min_u32(request->protocol_max, TH_PROTOCOL_MAX),
+	};
+	return 0;
+}
+
+static bool
+changes_state(enum ctl_request_kind kind)
+{
+	switch (kind) {
+	case CTL_ATTACH:
+	case CTL_OPEN:
+	case CTL_REGISTER:
+	case CTL_UNREGISTER:
+	case CTL_MANIFEST_PUT:
+	case CTL_OP:
+	case CTL_CANCEL:
+	case CTL_PREPARED:
+	case CTL_LEG_END:
+	case CTL_DRAIN_DONE:
+	case CTL_CLOSE:
+		return true;
+	case CTL_HELLO:
+	case CTL_BEAT:
+	case CTL_POLL:
+	case CTL_MANIFEST_GET:
+	case CTL_WATCH:
+	case CTL_LIST:
+	case CTL_RESOLVE:
+	case CTL_INSPECT:
+		return false;
+	}
+	return false;
+}
+
+static int
+change(struct refsrv *server, struct agent *agent, const struct ctl_request *request,
+	struct ctl_reply *reply, struct th_err *err)
+{
+	switch ((int)request->kind) {
+	case CTL_OPEN:
+		return member_open(server, agent, &request->u.open, &reply->u.open, err);
+	case CTL_REGISTER:
+		return member_register(server, agent, &request->u.reg, err);
+	case CTL_UNREGISTER:
+		return member_unregister(server, agent, request->u.unregister_sid, err);
+	case CTL_MANIFEST_PUT:
+		return blob_put(server, agent, &request->u.manifest_put, err);
+	case CTL_OP:
+		return op_request(server, agent, &request->u.op, err);
+	case CTL_CANCEL:
+		return op_cancel(server, agent, &request->u.cancel, err);
+	case CTL_PREPARED:
+		return op_prepared(server, agent, &request->u.prepared, err);
+	case CTL_LEG_END:
+		return leg_end(server, agent, &request->u.leg_end, err);
+	case CTL_DRAIN_DONE:
+		return copy_drain_done(server, agent, &request->u.drain_done, err);
+	case CTL_CLOSE:
+		return member_close(server, agent, &request->u.close, err);
+	default:
+		return th_fail(err, TH_E_INVALID, "the server does not know request kind %d",
+			(int)request->kind);
+	}
+}
+
+static int
+question(struct refsrv *server, struct agent *agent, const struct ctl_request *request,
+	struct ctl_reply *reply, struct th_err *err)
+{
+	switch ((int)request->kind) {
+	case CTL_BEAT:
+		agent_beat(server, agent, &request->u.beat);
+		return 0;
+	case CTL_MANIFEST_GET:
+		return blob_get(server, &request->u.manifest_get, &reply->u.manifest_get, err);
+	case CTL_WATCH:
+		return listing_watch(server, agent, &request->u.watch, &reply->u.watch, err);
+	case CTL_LIST:
+		return listing_request(server, agent, &request->u.list, &reply->u.list, err);
+	case CTL_RESOLVE:
+		return listing_resolve(server, &request->u.resolve, &reply->u.resolve, err);
+	case CTL_INSPECT:
+		inspect_build(server, &reply->u.inspect);
+		return 0;
+	default:
+		return th_fail(err, TH_E_INVALID, "the server does not know request kind %d",
+			(int)request->kind);
+	}
+}
+
+/* A request may be sent again when its reply was lost: it must not take effect twice. */
+static bool
+seen_before(struct agent *agent, const struct ctl_request *request, struct ctl_reply *reply,
+	int *ret_rc, struct th_err *err)
+{
+	if (agent_remembered(agent, request->request_no, reply)) {
+		*ret_rc = reply->code;
+		err->code = reply->code;
+		memcpy(err->text, reply->text, sizeof(err->text));
+		if (reply->kind != request->kind)
+			*ret_rc = th_fail(err, TH_E_INVALID,
+				"agent %s uses request number %" PRIu64 " for two requests",
+				agent->info.node, request->request_no);
+		reply->kind = request->kind;
+		return true;
+	}
+	if (!agent_request_stale(agent, request->request_no))
+		return false;
+	*ret_rc = th_fail(err, TH_E_STATE,
+		"request %" PRIu64
+		" of agent %s is older than the server remembers: whether it took "
+		"effect is not known",
+		request->request_no, agent->info.node);
+	return true;
+}
+
+static int
+unknown_agent(struct ctl_reply *reply, const struct agent *agent, struct th_err *err)
+{
+	reply->unknown_agent = true;
+	return th_fail(err, TH_E_NO_SERVER,
+		agent == NULL ? "this server does not know this agent: it must attach first"
+			      : "this server holds this agent for dead, it was silent too long: it "
+				"must attach again");
+}
+
+static int
+handle(struct refsrv *server, const struct ctl_request *request, struct ctl_reply *reply,
+	struct th_err *err)
+{
+	struct agent *agent = agent_find(server, request->agent_inc);
+	bool living = agent != NULL && agent->state != AGENT_DEAD;
+	int rc;
+
+	if (request->kind == CTL_HELLO)
+		return hello(server, &request->u.hello, &reply->u.hello, err);
+	if (!living && request->kind != CTL_ATTACH)
+		return unknown_agent(reply, agent, err);
+	if (!changes_state(request->kind))
+		return question(server, agent, request, reply, err);
+	if (living && seen_before(agent, request, reply, &rc, err))
+		return rc;
+	if (request->kind == CTL_ATTACH) {
+		rc = agent_attach(
+			server, request->agent_inc, &request->u.attach, &reply->u.attach, err);
+		agent = agent_find(server, request->agent_inc);
+	} else {
+		rc = change(server, agent, request, reply, err);
+	}
+	reply->code = rc;
+	if (rc != 0)
+		memcpy(reply->text, err->text, sizeof(reply->text));
+	if (agent != NULL && agent->state != AGENT_DEAD)
+		agent_remember(agent, reply);
+	return rc;
+}
+
+static bool
+is_held_poll(struct refsrv *server, uint64_t token, const struct ctl_request *request, int *ret_rc,
+	struct th_err *err)
+{
+	struct agent *agent = agent_find(server, request->agent_inc);
+
+	if (request->kind != CTL_POLL || agent == NULL || agent->state == AGENT_DEAD)
+		return false;
+	*ret_rc = agent_poll(server, agent, token, request->request_no, &request->u.poll, err);
+	return *ret_rc == 0;
+}
+
+void
+refsrv_step(struct refsrv *server, int64_t now_ns, uint64_t token,
+	const struct ctl_request *request, struct refsrv_out *ret_out)
+{
+	struct ctl_reply reply = {.kind = request->kind, .request_no = request->request_no};
+	struct th_err err = {0};
+	int rc = 0;
+
+	begin(server, now_ns);
+	if (!is_held_poll(server, token, request, &rc, &err)) {
+		if (rc == 0)
+			rc = handle(server, request, &reply, &err);
+		reply.code = rc;
+		if (rc != 0)
+			memcpy(reply.text, err.text, sizeof(reply.text));
+		reply.request_no = request->request_no;
+		*refsrv_reply(server, token, request->kind, request->request_no) = reply;
+	}
+	end(server, ret_out);
+}
+
+void
+refsrv_tick(struct refsrv *server, int64_t now_ns, struct refsrv_out *ret_out)
+{
+	begin(server, now_ns);
+	end(server, ret_out);
+}
+
+void
+refsrv_forget(struct refsrv *server, uint64_t token)
+{
+	struct agent *agent, *next;
+
+	HASH_ITER(hh, server->agents, agent, next)
+	{
+		if (agent->polling && agent->poll_token == token)
+			agent->polling = false;
+	}
+}
+
+const struct ctl_inspection *
+refsrv_inspect(struct refsrv *server, int64_t now_ns)
+{
+	inspect_build(server, &server->inspection);
+	server->inspection.uptime_ns = now_ns - server->started_ns;
+	return &server->inspection;
+}

@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * route - see route.h.
+ *
+ * A copy may be a source when it is listed and not being given up, its agents are alive and not
+ * blocked for this reader, it has (or reliably gets) all the bytes, does not itself depend on the
+ * reader, and is not too far down a chain. Among those: same agent, same datacenter, least loaded,
+ * fewest descendants (so that the root of a running chain does not get a second reader), longest
+ * verified prefix, oldest.
+ *
+ * A part has one current leg, so following it upward is a walk without branches; what a walk finds
+ * is remembered in the parts it passed until server.mark changes, so that looking at all copies of a
+ * version costs one visit each. New legs never close a cycle, hence every walk ends.
+ */
+#include "server/core/route.h"
+
+#include <string.h>
+
+#include "ipc/base/checked.h"
+#include "server/core/agent.h"
+
+static void
+mark_fresh(const struct refsrv *server, struct part *part)
+{
+	if (part->mark == server->mark)
+		return;
+	part->mark = server->mark;
+	part->chain = CHAIN_UNKNOWN;
+	part->depth = 0;
+	part->descendants = 0;
+}
+
+/* What is known of a part without looking further up; CHAIN_UNKNOWN: ask its source. */
+static enum chain
+chain_end(const struct part *part)
+{
+	if (part->done)
+		return CHAIN_ALIVE;
+	if (part->copy->aborting)
+		return CHAIN_ORPHAN;
+	if (part->leg != NULL)
+		return part->leg->src == NULL ? CHAIN_ADRIFT : CHAIN_UNKNOWN;
+	/* No source now; but a leg whose end is not known may have brought everything. */
+	return part->num_fills > 0 ? CHAIN_ADRIFT : CHAIN_ORPHAN;
+}
+
+enum chain
+route_chain(struct refsrv *server, struct part *part)
+{
+	struct part *below = NULL; /* the parts passed, linked by walk, nearest first */
+	struct part *at = part;
+
+	for (;;) {
+		mark_fresh(server, at);
+		if (at->chain == CHAIN_UNKNOWN)
+			at->chain = chain_end(at);
+		if (at->chain != CHAIN_UNKNOWN)
+			break;
+		at->walk = below;
+		below = at;
+		at = at->leg->src;
+	}
+	while (below != NULL) {
+		below->chain = at->chain;
+		below->depth = at->depth + 1;
+		at = below;
+		below = below->walk;
+	}
+	return part->chain;
+}
+
+/* How many parts read from this one, directly or not, for every copy of the version. */
+static void
+count_descendants(struct refsrv *server, const struct version *version, uint32_t shard)
+{
+	struct copy *copy;
+
+	DL_FOREACH(version->copies, copy)
+	{
+		struct part *part = &copy->parts[shard];
+		while (part->leg != NULL && part->leg->src != NULL) {
+			part = part->leg->src;
+			mark_fresh(server, part);
+			part->descendants++;
+		}
+	}
+}
+
+/* Marks what reads from dst, directly or not; returns how many hops the longest such chain has. */
+static uint32_t
+mark_below(const struct refsrv *server, struct part *dst)
+{
+	struct part *level = dst;
+	uint32_t height = 0;
+
+	dst->below_mark = server->mark;
+	dst->walk = NULL;
+	while (level != NULL) {
+		struct part *next = NULL;
+		for (struct part *at = level; at != NULL; at = at->walk) {
+			struct leg *leg;
+			DL_FOREACH2(at->readers, leg, src_next)
+			{
+				if (leg->dst->leg != leg)
+					continue;
+				leg->dst->below_mark = server->mark;
+				leg->dst->walk = next;
+				next = leg->dst;
+			}
+		}
+		level = next;
+		height += next != NULL;
+	}
+	return height;
+}
+
+struct query {
+	struct refsrv *server;
+	const struct op *op;
+	bool only_idle, last_resort;
+	uint32_t height; /* of what already reads from the destination */
+};
+
+/* Smaller is better, field by field in this order. */
+struct score {
+	uint64_t other_agent, other_datacenter, legs, host_legs, descendants, missing, id;
+};
+
+static bool
+blamed(const struct op *op, uint32_t shard, uint64_t copy_id)
+{
+	for (uint32_t i = 0; i < op->num_blames; i++) {
+		if (op->blames[i].shard == shard && op->blames[i].copy_id == copy_id)
+			return true;
+	}
+	return false;
+}
+
+/* Whether anybody may read from this copy, as far as the copy as a whole says. */
+static bool
+copy_serves(const struct refsrv *server, const struct copy *copy)
+{
+	return !copy->draining && !copy->aborting && copy->group->state != GROUP_BROKEN &&
+	       (copy->state == COPY_READY || server->config.pipelining);
+}
+
+static bool
+part_serves(struct refsrv *server, struct part *part)
+{
+	return part->member != NULL && part->member->agent->state == AGENT_ACTIVE &&
+	       route_chain(server, part) == CHAIN_ALIVE;
+}
+
+static bool
+part_fits(const struct query *query, struct part *src, const struct member *reader)
+{
+	if (!part_serves(query->server, src))
+		return false;
+	if (src->depth + 1 + query->height > CHAIN_DEPTH_MAX)
+		return false;
+	if (query->only_idle && src->num_readers > 0)
+		return false;
+	if (blamed(query->op, src->shard, src->copy->id))
+		return false;
+	enum pair_state pair = agent_pair_state(query->server, reader->agent, src->member->agent);
+	return pair == PAIR_FREE || (query->last_resort && pair == PAIR_LAST_RESORT_ONLY);
+}
+
+static void
+score_add(struct score *score, const struct part *src, const struct member *reader)
+{
+	const struct agent *from = src->member->agent, *to = reader->agent;
+	uint32_t chunks = src->copy->version->shards[src->shard].num_chunks;
+
+	score->other_agent += from != to;
+	score->other_datacenter += strcmp(from->info.datacenter, to->info.datacenter) != 0;
+	score->legs += src->num_readers;
+	score->host_legs += from->legs_out;
+	score->descendants += src->descendants;
+	score->missing = th_max_u64(score->missing, chunks - src->chunks_done);
+	score->id = src->copy->id;
+}
+
+static bool
+better(const struct score *a, const struct score *b)
+{
+	if (a->other_agent != b->other_agent)
+		return a->other_agent < b->other_agent;
+	if (a->other_datacenter != b->other_datacenter)
+		return a->other_datacenter < b->other_datacenter;
+	if (a->legs != b->legs)
+		return a->legs < b->legs;
+	if (a->host_legs != b->host_legs)
+		return a->host_legs < b->host_legs;
+	if (a->descendants != b->descendants)
+		return a->descendants < b->descendants;
+	if (a->missing != b->missing)
+		return a->missing < b->missing;
+	return a->id < b->id;
+}
+
+static bool
+copy_fits(const struct query *query, struct copy *copy, struct score *ret_score)
+{
+	const struct group *group = query->op->group;
+	struct score score = {0};
+
+	if (copy->group == group || !copy_serves(query->server, copy))
+		return false;
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		if (!part_fits(query, &copy->parts[i], group->members[i]))
+			return false;
+		score_add(&score, &copy->parts[i], group->members[i]);
+	}
+	*ret_score = score;
+	return true;
+}
+
+struct copy *
+route_choose_copy(struct refsrv *server, const struct op *op, struct version *version)
+{
+	struct query query = {.server = server, .op = op};
+	struct copy *copy, *best = NULL;
+	struct score best_score = {0};
+
+	server->mark++;
+	count_descendants(server, version, 0);
+	for (int pass = 0; pass < 2 && best == NULL; pass++) {
+		query.last_resort = pass == 1;
+		DL_FOREACH(version->copies, copy)
+		{
+			struct score score;
+			if (!copy_fits(&query, copy, &score))
+				continue;
+			if (best == NULL || better(&score, &best_score)) {
+				best = copy;
+				best_score = score;
+			}
+		}
+	}
+	return best;
+}
+
+struct part *
+route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, bool only_idle)
+{
+	struct query query = {.server = server, .op = op, .only_idle = only_idle};
+	const struct version *version = dst->copy->version;
+	struct part *best = NULL;
+	struct score best_score = {0};
+	struct copy *copy;
+
+	server->mark++;
+	query.height = mark_below(server, dst);
+	count_descendants(server, version, dst->shard);
+	/* Nobody is moved to a doubtful source who could stay where he is. */
+	int passes = only_idle ? 1 : 2;
+	for (int pass = 0; pass < passes && best == NULL; pass++) {
+		query.last_resort = pass == 1;
+		DL_FOREACH(version->copies, copy)
+		{
+			struct part *src = &copy->parts[dst->shard];
+			struct score score = {0};
+			if (src->below_mark == server->mark || !copy_serves(server, copy) ||
+				!part_fits(&query, src, dst->member))
+				continue;
+			score_add(&score, src, dst->member);
+			if (best == NULL || better(&score, &best_score)) {
+				best = src;
+				best_score = score;
+			}
+		}
+	}
+	return best;
+}
+
+bool
+route_available(struct refsrv *server, const struct version *version, const struct group *reader)
+{
+	struct copy *copy;
+
+	server->mark++;
+	DL_FOREACH(version->copies, copy)
+	{
+		bool all = copy->group != reader && copy_serves(server, copy);
+		for (uint32_t i = 0; all && i < copy->num_parts; i++)
+			all = part_serves(server, &copy->parts[i]);
+		if (all)
+			return true;
+	}
+	return false;
+}
+
+enum outlook
+route_outlook(
+	struct refsrv *server, const struct op *op, const struct version *version, struct part *dst)
+{
+	bool any_blamed = false;
+	struct copy *copy;
+
+	if (version == NULL)
+		return OUTLOOK_LOST;
+	server->mark++;
+	if (dst != NULL)
+		mark_below(server, dst);
+	DL_FOREACH(version->copies, copy)
+	{
+		/* A broken group's copy serves the legs it has and never a new one. */
+		bool hope = copy->group != op->group && !copy->aborting &&
+			    copy->group->state != GROUP_BROKEN;
+		uint32_t first = dst == NULL ? 0 : dst->shard;
+		uint32_t last = dst == NULL ? copy->num_parts - 1 : dst->shard;
+		for (uint32_t i = first; hope && i <= last; i++) {
+			struct part *src = &copy->parts[i];
+			if (blamed(op, i, copy->id)) {
+				any_blamed = true;
+				hope = false;
+			} else {
+				enum chain chain = route_chain(server, src);
+				hope = chain != CHAIN_ORPHAN &&
+				       (dst == NULL || src->below_mark != server->mark);
+			}
+		}
+		if (hope)
+			return OUTLOOK_WAIT;
+	}
+	return any_blamed ? OUTLOOK_CHECKSUM : OUTLOOK_LOST;
+}

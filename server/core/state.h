@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * state - everything the reference server knows, and who owns what.
+ *
+ *   server > model > group (a replica's incarnation) > member (one shard, one session)
+ *                  > version > copy (what one group holds) > part (one member's bytes) > leg (a reader)
+ *
+ * A group holds at most one copy and has at most one undecided operation. A leg connects a source
+ * part with a destination part and is listed in both; it lives until its reader's agent has said
+ * that it is over. Every object is owned by the list or table named beside it; all other pointers
+ * are borrowed, and the functions that free an object clear them. One thread, no I/O, no clock.
+ */
+#ifndef TH_SERVER_CORE_STATE_H
+#define TH_SERVER_CORE_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ipc/base/ctl.h"
+#include "ipc/base/err.h"
+#include "server/core/refsrv.h"
+#include "server/core/tables.h"
+
+#define OP_WINDOW 64u            /* operations a member may be ahead of its group's slowest       */
+#define CHAIN_DEPTH_MAX 256u     /* hops from a complete copy: beyond it a chain is all latency   */
+#define REMEMBERED_MAX 128u      /* replies kept per agent: far more than an agent has in flight  */
+#define EVENTS_QUEUED_MAX 65536u /* per agent: one that never polls must not fill the memory    */
+#define WATCHES_MAX 1024u        /* models watched by one agent                                   */
+#define UPLOADS_MAX 16u          /* unfinished blobs of one agent                                 */
+#define SNAPSHOT_BYTES_MAX (UINT64_C(256) << 20) /* of all stored listings together            */
+#define PAIR_BLOCK_GROWTH_MAX 10 /* a pair's block doubles up to this many times its first      */
+#define PAIR_LAST_RESORT 16      /* the only source is tried again after this part of the block   */
+
+/* ---- agents ------------------------------------------------------------------------------ */
+
+enum agent_state { AGENT_ACTIVE = 1, AGENT_SUSPECT, AGENT_DEAD };
+
+struct queued_event { /* owned by agent.events */
+	struct ctl_event event;
+	struct queued_event *prev, *next;
+};
+
+struct remembered { /* the reply to a state-changing request; owned by agent.remembered */
+	uint64_t request_no;
+	enum ctl_request_kind kind;
+	int code;
+	char *text; /* owns; NULL: none */
+	struct ctl_open_reply open;
+	struct ctl_attach_reply attach;
+	struct remembered *prev, *next;
+	UT_hash_handle hh;
+};
+
+enum pair_state { PAIR_FREE, PAIR_LAST_RESORT_ONLY, PAIR_BLOCKED };
+
+struct pair_block { /* owned by the reader's agent.blocks */
+	uint64_t source_inc;
+	int64_t until_ns;       /* avoided until then                                       */
+	int64_t last_resort_ns; /* from then on taken when nothing else is left             */
+	int64_t duration_ns;    /* doubles with every failure                               */
+	enum pair_state state;  /* as last acted upon                                       */
+	struct pair_block *prev, *next;
+};
+
+struct watch { /* owned by agent.watches */
+	struct model *model;
+	uint64_t told; /* generation of the last CHANGED, or of the reply to WATCH          */
+	struct agent *agent;
+	struct watch *prev, *next;             /* in agent.watches  */
+	struct watch *model_prev, *model_next; /* in model.watches  */
+};
+
+struct upload { /* a blob that is not complete; owned by agent.uploads */
+	struct th_hash key;
+	uint64_t total_bytes, received_bytes;
+	uint8_t *data;
+	struct upload *prev, *next;
+};
+
+struct agent { /* owned by server.agents */
+	uint64_t inc;
+	struct ctl_attach info;
+	enum agent_state state;
+	int64_t beat_live_ns; /* on the server's live clock */
+	bool overflowed;      /* its event queue is full: it is treated as dead */
+
+	bool polling;
+	uint64_t poll_token, poll_request_no;
+	int64_t poll_deadline_ns;
+	struct queued_event *events;
+	uint64_t num_events, last_event_no, acked_event_no;
+
+	struct remembered *remembered_by_no, *remembered;
+	uint32_t num_remembered;
+	uint64_t forgotten_request_no; /* the highest that fell out of the window */
+
+	struct member *members; /* borrows: by agent_prev/agent_next */
+	uint32_t num_members, legs_in, legs_out;
+	struct pair_block *blocks;
+	struct watch *watches;
+	uint32_t num_watches;
+	struct upload *uploads;
+	uint32_t num_uploads;
+	UT_hash_handle hh;
+};
+
+/* ---- models, versions, copies ------------------------------------------------------------- */
+
+struct model { /* owned by server.models; freed when nothing refers to it */
+	char name[TH_NAME_MAX + 1];
+	struct version *versions; /* ascending */
+	struct group *groups;     /* all incarnations, oldest first */
+	struct watch *watches;
+	uint64_t generation; /* of the listing */
+	int64_t quiet_ns;    /* no CHANGED before this */
+	bool changed;        /* a CHANGED is due */
+	bool dirty;          /* something changed that an operation may be waiting for */
+	UT_hash_handle hh;
+};
+
+struct shard_layout {
+	struct th_hash layout, manifest, attributes;
+	uint64_t bytes;
+	uint32_t num_chunks;
+};
+
+struct version { /* owned by model.versions; exists while it has a copy */
+	struct model *model;
+	struct th_version id;
+	uint32_t num_shards;
+	struct shard_layout *shards; /* owns; holds references to its blobs */
+	struct copy *copies;         /* by replica name */
+	struct version *prev, *next;
+};
+
+enum copy_state { COPY_PARTIAL = 1, COPY_READY };
+
+struct copy {        /* owned by version.copies */
+	uint64_t id; /* creation order */
+	struct version *version;
+	struct group *group; /* whose group.copy points here, unless given_up */
+	uint64_t gen;
+	enum copy_state state;
+	bool draining; /* no new legs: being given up, broken, or aborted */
+	bool aborting; /* its operation failed after GO: nothing can be had from it */
+	uint32_t num_parts;
+	struct part *parts; /* owns, num_parts */
+	struct copy *prev, *next;
+};
+
+enum chain { CHAIN_UNKNOWN, CHAIN_ALIVE, CHAIN_ADRIFT, CHAIN_ORPHAN };
+
+struct part {
+	struct copy *copy;
+	struct member *member; /* NULL: forgotten after its drain */
+	uint32_t shard;
+	uint32_t chunks_done; /* verified prefix */
+	bool done;
+	bool served;       /* a leg was granted on it */
+	bool drained;      /* proven: no leg reads it, and none will */
+	uint64_t drain_no; /* of the DRAIN that has not been answered; 0: none */
+	struct leg *leg;   /* the current leg that fills it; NULL: done, or waiting for a source */
+	struct leg *fills; /* every leg into it that is not over: by dst_prev/dst_next */
+	struct leg *readers; /* every leg out of it that is not over: by src_prev/src_next */
+	uint32_t num_fills, num_readers;
+	char last_source[TH_NAME_MAX + 1]; /* replica the last leg read from */
+
+	/* Scratch of route.c, valid while mark equals server.mark. */
+	uint64_t mark, below_mark;
+	enum chain chain;
+	uint32_t depth, descendants;
+	struct part *walk;
+};
+
+struct leg { /* owned by server.legs */
+	uint64_t id;
+	struct th_ticket ticket;
+	struct part *dst;
+	struct part *src; /* NULL: the source is gone, the reader has not said how it ended */
+	struct member *reader;
+	struct op *op;
+	uint64_t src_copy_id;
+	bool blameless; /* the server itself took the source away: a failure proves nothing */
+	bool cancelled; /* CANCEL was sent */
+	int64_t granted_ns;
+	struct leg *dst_prev, *dst_next, *src_prev, *src_next;
+	UT_hash_handle hh;
+};
+
+/* ---- groups and operations ---------------------------------------------------------------- */
+
+enum group_state { GROUP_FORMING = 1, GROUP_LIVE, GROUP_BROKEN };
+
+struct member { /* owned by server.members */
+	uint64_t sid;
+	struct agent *agent;
+	struct group *group;
+	uint32_t shard, flags;
+	uint64_t next_op_seq;
+	bool closed; /* CLOSE was seen: kept until its part is drained and its legs are over */
+	bool registered;
+	struct ctl_register reg;
+	struct member *agent_prev, *agent_next;
+	UT_hash_handle hh;
+};
+
+struct group { /* owned by model.groups */
+	struct model *model;
+	char replica[TH_NAME_MAX + 1];
+	uint64_t lineage, inc;
+	uint32_t num_shards, num_joined;
+	enum group_state state;
+	char broken_text[TH_CTL_TEXT_BYTES]; /* why */
+	struct member **members;             /* owns the array; by shard, NULL: not there */
+	struct op *ops;                      /* ascending op_seq */
+	struct copy *copy;                   /* what it holds or fills */
+	struct group *prev, *next;
+};
+
+enum op_state {
+	OP_HELD = 1, /* its member is too far ahead of the slowest                     */
+	OP_GATHER,   /* before GO: members arrive, prepare, or a version is waited for */
+	OP_DRAINING, /* unpublish: the proofs of the parts are coming in               */
+	OP_RUNNING,  /* after GO                                                       */
+	OP_ABORTING, /* failed after GO: legs end, parts drain                         */
+	OP_DONE,     /* decided                                                        */
+};
+
+struct op_member {
+	bool arrived, planned, prepared, told;
+};
+
+struct blame { /* this source gave this leg bytes that did not match the digest */
+	uint32_t shard;
+	uint64_t copy_id;
+};
+
+struct op { /* owned by group.ops */
+	struct group *group;
+	uint64_t seq;
+	uint32_t kind, flags;
+	char spec[TH_SPEC_MAX + 1];
+	int64_t deadline_ns;              /* INT64_MAX: none */
+	char first_node[TH_NAME_MAX + 1]; /* of the member that called first */
+	uint32_t first_shard;
+	enum op_state state;
+	uint32_t num_arrived, num_prepared;
+	struct op_member *members;  /* owns, num_shards */
+	struct th_hash *attributes; /* owns, publish; by shard; holds references to the blobs */
+
+	bool planned;   /* the version is fixed */
+	bool drain_old; /* the old copy is hidden since PLAN */
+	bool reported;  /* a wait for a source is known and need not be explored again */
+	struct th_version version;
+	struct blame *blames; /* owns */
+	uint32_t num_blames;
+
+	/* The outcome; when aborting, the cause. */
+	int code;
+	bool updated;
+	char text[TH_CTL_TEXT_BYTES];
+	struct listing *snapshot; /* owns; a grouped list */
+	struct op *prev, *next;
+};
+
+/* ---- the server ---------------------------------------------------------------------------- */
+
+struct blob { /* owned by server.blobs, oldest first */
+	struct th_hash key;
+	uint64_t bytes;
+	uint8_t *data;
+	uint64_t references; /* members and versions */
+	UT_hash_handle hh;
+};
+
+struct scratch { /* memory of the last replies; owned by server.scratch */
+	struct scratch *next;
+};
+
+struct refsrv {
+	struct refsrv_config config;
+	int64_t started_ns, now_ns;
+	int64_t live_ns; /* like now_ns, without the time in which the server itself stood still */
+	int64_t wake_ns; /* the earliest of all deadlines, or earlier */
+	int64_t promised_ns; /* when the host was asked to call again */
+
+	struct agent *agents;
+	struct model *models;
+	struct member *members;
+	struct leg *legs;
+	struct blob *blobs;
+	uint32_t num_living; /* agents not dead */
+	uint64_t blob_bytes; /* of blobs and of uploads, as announced */
+	uint64_t snapshot_bytes;
+	uint64_t generation; /* the highest of any model's listing */
+	uint64_t last_sid, last_leg, last_group_inc, last_copy_id, last_drain_no, mark;
+
+	struct refsrv_reply *replies; /* owns */
+	uint32_t num_replies, replies_max;
+	struct scratch *scratch;
+	struct ctl_inspection inspection;
+};
+
+/* Memory that is valid until the next step; zeroed. */
+void *refsrv_scratch(struct refsrv *server, size_t count, size_t bytes);
+
+/* A reply to token, zeroed but for kind and number; valid until the next reply is added. */
+struct ctl_reply *refsrv_reply(
+	struct refsrv *server, uint64_t token, enum ctl_request_kind kind, uint64_t request_no);
+
+/* The next call of refsrv_tick must not be later than this. */
+void refsrv_wake_at(struct refsrv *server, int64_t at_ns);
+
+#endif
