@@ -2,10 +2,10 @@
 /*
  * convert - between the structs of ipc/base/ctl.h and the packed messages of tensorhub.proto.
  *
- * Everything that is unpacked is hostile: each name, enum, hash, count and size is checked before it
- * reaches a core, and a violation is a code with a sentence, never an assertion. What is packed comes
- * from our own core and is trusted. Unknown fields of a newer peer are skipped. No I/O, no globals;
- * any thread, one owner per arena.
+ * Everything that is unpacked is hostile: each name, enum, hash, count and size is checked
+ * before it reaches a core, and a violation is a code with a sentence, never an assertion. What
+ * is packed comes from our own core and is trusted. Unknown fields of a newer peer are skipped.
+ * No I/O, no globals; any thread, one owner per arena.
  *
  * What an unpacked struct points to (legs, events, listings, blob bytes) lies in the arena that
  * was given, and not in the packed bytes: those may be freed at once.
@@ -36,10 +36,11 @@ struct convert_arena {
 void convert_arena_free(struct convert_arena *arena); /* and ready for use again */
 
 /*
- * Each pack gives *ret_data to the caller, who frees it with free(). 0, -ENOMEM, or TH_E_LIMIT: the
- * message would have more than CONVERT_MESSAGE_BYTES_MAX (a listing of very many replicas).
- * Each unpack gives 0, -ENOMEM, -EPROTO (not such a message at all) or TH_E_INVALID (a field is not
- * acceptable), and fills *err with a sentence; what the arena has taken until then is freed with it.
+ * Each pack gives *ret_data to the caller, who frees it with free(). 0, -ENOMEM, or TH_E_LIMIT:
+ * the message would have more than CONVERT_MESSAGE_BYTES_MAX (a listing of very many replicas).
+ * Each unpack gives 0, -ENOMEM, -EPROTO (not such a message at all) or TH_E_INVALID (a field is
+ * not acceptable), and fills *err with a sentence; what the arena has taken until then is freed
+ * with it.
  */
 
 TH_MUST_USE int ctl_request_pack(
