@@ -2,26 +2,31 @@
 /*
  * agent - the control core of thagentd as a step function: all decisions, no I/O.
  *
- * Input: one event (a worker's submission, a reply or event of the server, what a mover reports, the
- * time). Output: actions for the shell, to be carried out in order. No clock, no thread, no memory of
- * a worker: the core knows sessions, parts, legs and operations by number.
+ * Input: one event (a worker's submission, a reply or event of the server, what a mover reports,
+ * the time). Output: actions for the shell, to be carried out in order. No clock, no thread, no
+ * memory of a worker: the core knows sessions, parts, legs and operations by number.
  *
- *   session   one handle of one worker = one member of one group; numbered by the shell, never reused
- *   part      the content of a session at one generation (gen = op_seq of the operation that made it)
- *   leg       in: this agent pulls for a session; out: a peer reads a part of ours; numbered by this
- *             core and never reused, because a restarted server counts its legs from the beginning
- *             while some of the old ones still run; grant.leg is the server's number (logs, BEAT)
+ *   session  one handle of one worker = one member of one group; numbered by the shell, never
+ *            reused
+ *   part     the content of a session at one generation (gen = op_seq of the operation that
+ *            made it)
+ *   leg      in: this agent pulls for a session; out: a peer reads a part of ours; numbered by
+ *            this core and never reused, because a restarted server counts its legs from the
+ *            beginning while some of the old ones still run; grant.leg is the server's number
+ *            (logs, BEAT)
  *
  * What the shell promises:
- *   Every AGENT_SEND gets one REPLY or one NO_REPLY; a request may be sent again under a new tag, with
- *   the same request_no, before that. The legs of a BEAT are the shell's to fill in: those of PULL and
- *   COPY that it was not told to STOP, by grant.leg.
- *   PULL and COPY end with exactly one of LEG_DONE, LEG_FAILED, LEG_STOPPED, SERVE with one OUT_ENDED,
- *   HASH_STOP with one HASH_STOPPED (also when HASHED has just been said), whatever crosses them. STOP,
- *   FENCE and HASH_STOP of what has been reported as over are to be ignored.
- *   A SERVE or REFUSE whose connection has gone away meanwhile is no error: OUT_ENDED at once, or nothing.
- *   CLOSE and LOST may come in any order and repeatedly. After OPENED with a code, or FREE, the session's
- *   number means nothing any more; events that still carry it are ignored.
+ *   - Every AGENT_SEND gets one REPLY or one NO_REPLY; a request may be sent again under a new
+ *     tag, with the same request_no, before that.
+ *   - The legs of a BEAT are the shell's to fill in: those of PULL and COPY that it was not told
+ *     to STOP, by grant.leg.
+ *   - PULL and COPY end with exactly one of LEG_DONE, LEG_FAILED, LEG_STOPPED, SERVE with one
+ *     OUT_ENDED, HASH_STOP with one HASH_STOPPED (also when HASHED has just been said), whatever
+ *     crosses them. STOP, FENCE and HASH_STOP of what has been reported as over are to be ignored.
+ *   - A SERVE or REFUSE whose connection has gone away meanwhile is no error: OUT_ENDED at once,
+ *     or nothing.
+ *   - CLOSE and LOST may come in any order and repeatedly. After OPENED with a code, or FREE, the
+ *     session's number means nothing any more; events that still carry it are ignored.
  *
  * What the server promises is written at the head of server/core/refsrv.h.
  */
@@ -38,49 +43,49 @@ struct agent;
 struct agent_config {
 	uint64_t agent_inc;
 	struct ctl_attach attach;
-	int64_t beat_ns;          /* 1 s                                                        */
-	int64_t reply_ns;         /* a request unanswered for this long is sent again: 3 s       */
-	int64_t server_silent_ns; /* no reply for this long: no server: 3 s                      */
-	int64_t hello_ns;         /* a ticket may come before its GRANT by this much: 2 s        */
-	int64_t grant_ns; /* a ticket that nobody has presented for this long is void: 60 s  */
+	int64_t beat_ns;          /* 1 s */
+	int64_t reply_ns;         /* a request unanswered for this long is sent again: 3 s */
+	int64_t server_silent_ns; /* no reply for this long: no server: 3 s */
+	int64_t hello_ns;         /* a ticket may come before its GRANT by this much: 2 s */
+	int64_t grant_ns; /* a ticket that nobody has presented for this long is void: 60 s */
 	uint32_t sessions_max;
-	uint32_t hellos_max; /* tickets that wait for their GRANT; one more is refused           */
-	uint32_t grants_max; /* tickets that wait for their reader; the oldest gives way         */
+	uint32_t hellos_max; /* tickets that wait for their GRANT; one more is refused */
+	uint32_t grants_max; /* tickets that wait for their reader; the oldest gives way */
 };
 
-void agent_config_default(struct agent_config *ret_config); /* all but agent_inc and attach     */
+void agent_config_default(struct agent_config *ret_config); /* all but agent_inc and attach */
 
-/* ---- events -------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 enum agent_event_kind {
-	AGENT_EV_TICK = 1, /* time has passed, nothing else                                      */
-	AGENT_EV_OPEN,     /* a worker wants to join; session is new                             */
+	AGENT_EV_TICK = 1, /* time has passed, nothing else */
+	AGENT_EV_OPEN,     /* a worker wants to join; session is new */
 	AGENT_EV_REGISTER, /* the shell has validated and mapped the tensors and put the manifest */
 	AGENT_EV_UNREGISTER,
-	AGENT_EV_ATTRIBUTES, /* what the next publish carries; blob put before                   */
-	AGENT_EV_SUBMIT,     /* a ring submission, copied and checked for form                   */
-	AGENT_EV_CANCEL,     /* of the operation in a slot                                       */
-	AGENT_EV_CLOSE,      /* orderly                                                          */
-	AGENT_EV_LOST,       /* the worker died, hung up or broke the rules                      */
-	AGENT_EV_REPLY,      /* of the server, to the request with this tag                      */
-	AGENT_EV_NO_REPLY,   /* the request with this tag was not answered (connection lost)     */
-	AGENT_EV_HELLO,      /* a peer presents a ticket at the data port                        */
-	AGENT_EV_LEG_DONE,   /* leg in: every chunk verified                                     */
+	AGENT_EV_ATTRIBUTES, /* what the next publish carries; blob put before */
+	AGENT_EV_SUBMIT,     /* a ring submission, copied and checked for form */
+	AGENT_EV_CANCEL,     /* of the operation in a slot */
+	AGENT_EV_CLOSE,      /* orderly */
+	AGENT_EV_LOST,       /* the worker died, hung up or broke the rules */
+	AGENT_EV_REPLY,      /* of the server, to the request with this tag */
+	AGENT_EV_NO_REPLY,   /* the request with this tag was not answered (connection lost) */
+	AGENT_EV_HELLO,      /* a peer presents a ticket at the data port */
+	AGENT_EV_LEG_DONE,   /* leg in: every chunk verified */
 	AGENT_EV_LEG_FAILED,
 	AGENT_EV_LEG_STOPPED,
-	AGENT_EV_OUT_STALLED, /* leg out: the reader takes nothing                               */
+	AGENT_EV_OUT_STALLED, /* leg out: the reader takes nothing */
 	AGENT_EV_OUT_RESUMED,
-	AGENT_EV_OUT_ENDED,    /* leg out: no byte is read for it any more                       */
-	AGENT_EV_HASHED,       /* all digests of (session, gen) are known                        */
-	AGENT_EV_HASH_STOPPED, /* no thread reads (session, gen) for digests any more            */
-	AGENT_EV_EXPLAINED,    /* why the layouts differ                                         */
+	AGENT_EV_OUT_ENDED,    /* leg out: no byte is read for it any more */
+	AGENT_EV_HASHED,       /* all digests of (session, gen) are known */
+	AGENT_EV_HASH_STOPPED, /* no thread reads (session, gen) for digests any more */
+	AGENT_EV_EXPLAINED,    /* why the layouts differ */
 };
 
 struct agent_submission {
-	uint32_t slot;      /* of the session, free                                              */
-	uint32_t kind;      /* enum ctl_op_kind, or AGENT_SUBMIT_WATCH                           */
-	uint32_t flags;     /* of the call; what is not built yet answers TH_E_INVALID           */
-	int64_t timeout_ns; /* TH_FOREVER: none                                                  */
+	uint32_t slot;      /* of the session, free */
+	uint32_t kind;      /* enum ctl_op_kind, or AGENT_SUBMIT_WATCH */
+	uint32_t flags;     /* of the call; what is not built yet answers TH_E_INVALID */
+	int64_t timeout_ns; /* TH_FOREVER: none */
 	char spec[TH_SPEC_MAX + 1];
 };
 
@@ -99,7 +104,7 @@ struct agent_leg_report {
 
 struct agent_event {
 	enum agent_event_kind kind;
-	uint64_t session; /* OPEN .. LOST, HASHED, HASH_STOPPED, EXPLAINED                        */
+	uint64_t session; /* OPEN .. LOST, HASHED, HASH_STOPPED, EXPLAINED */
 	union {
 		struct ctl_open open;
 		struct {
@@ -112,15 +117,15 @@ struct agent_event {
 		uint32_t cancel_slot;
 		struct {
 			uint64_t tag;
-			const struct ctl_reply *reply; /* borrowed; NO_REPLY: NULL                */
+			const struct ctl_reply *reply; /* borrowed; NO_REPLY: NULL */
 		} reply;
 		struct {
 			uint64_t hello;
 			struct th_ticket ticket;
 		} hello;
-		struct agent_leg_report leg; /* LEG_DONE, LEG_FAILED, LEG_STOPPED                 */
-		uint64_t out_leg;            /* OUT_*                                             */
-		uint64_t gen;                /* HASHED, HASH_STOPPED                              */
+		struct agent_leg_report leg; /* LEG_DONE, LEG_FAILED, LEG_STOPPED */
+		uint64_t out_leg;            /* OUT_* */
+		uint64_t gen;                /* HASHED, HASH_STOPPED */
 		struct {
 			uint64_t op_seq;
 			char text[TH_CTL_TEXT_BYTES];
@@ -128,34 +133,34 @@ struct agent_event {
 	} u;
 };
 
-/* ---- actions ------------------------------------------------------------------------------- */
+/* ---- actions --------------------------------------------------------------------------------- */
 
 enum agent_action_kind {
-	AGENT_SEND = 1,   /* a request to the server; REPLY or NO_REPLY follows exactly once      */
-	AGENT_OPENED,     /* the answer to OPEN; with a code the session is gone                  */
-	AGENT_REGISTERED, /* the answer to REGISTER                                               */
-	AGENT_UNREGISTERED, /* ... to UNREGISTER; code 0: the shell may unmap                      */
-	AGENT_COMPLETE,  /* the end of the operation in a slot                                   */
-	AGENT_LINE,      /* what the worker sees without asking                                  */
-	AGENT_CLOSED,    /* the answer to CLOSE: nobody reads or writes the memory any more      */
-	AGENT_FREE,      /* the session is gone (after CLOSED, or after LOST): unmap everything  */
-	AGENT_PART_NEW,  /* the session's tensors become part gen; published: to be hashed       */
-	AGENT_PART_END,  /* that part is over: no leg uses it                                    */
-	AGENT_HASH_STOP, /* stop hashing (session, gen): HASH_STOPPED follows                    */
-	AGENT_HASH,      /* go on hashing (session, gen): it was stopped and is served again     */
-	AGENT_PULL,      /* leg in, from a peer: LEG_DONE, LEG_FAILED or LEG_STOPPED follows     */
-	AGENT_COPY,      /* leg in, from a part of this agent: likewise                          */
-	AGENT_STOP,      /* leg in                                                               */
-	AGENT_SERVE,     /* leg out: OUT_ENDED follows                                           */
-	AGENT_REFUSE,    /* a hello                                                              */
-	AGENT_FENCE,     /* leg out: destroy its connections; OUT_ENDED follows                  */
-	AGENT_EXPLAIN,   /* compare the session's layout with this manifest: EXPLAINED follows   */
-	AGENT_SERVER_STATE, /* attached or not, for logs and status                                */
+	AGENT_SEND = 1,     /* a request to the server; REPLY or NO_REPLY follows exactly once */
+	AGENT_OPENED,       /* the answer to OPEN; with a code the session is gone */
+	AGENT_REGISTERED,   /* the answer to REGISTER */
+	AGENT_UNREGISTERED, /* ... to UNREGISTER; code 0: the shell may unmap */
+	AGENT_COMPLETE,     /* the end of the operation in a slot */
+	AGENT_LINE,         /* what the worker sees without asking */
+	AGENT_CLOSED,       /* the answer to CLOSE: nobody reads or writes the memory any more */
+	AGENT_FREE,      /* the session is gone (after CLOSED, or after LOST): unmap everything */
+	AGENT_PART_NEW,  /* the session's tensors become part gen; published: to be hashed */
+	AGENT_PART_END,  /* that part is over: no leg uses it */
+	AGENT_HASH_STOP, /* stop hashing (session, gen): HASH_STOPPED follows */
+	AGENT_HASH,      /* go on hashing (session, gen): it was stopped and is served again */
+	AGENT_PULL,      /* leg in, from a peer: LEG_DONE, LEG_FAILED or LEG_STOPPED follows */
+	AGENT_COPY,      /* leg in, from a part of this agent: likewise */
+	AGENT_STOP,      /* leg in */
+	AGENT_SERVE,     /* leg out: OUT_ENDED follows */
+	AGENT_REFUSE,    /* a hello */
+	AGENT_FENCE,     /* leg out: destroy its connections; OUT_ENDED follows */
+	AGENT_EXPLAIN,   /* compare the session's layout with this manifest: EXPLAINED follows */
+	AGENT_SERVER_STATE, /* attached or not, for logs and status */
 };
 
 enum agent_channel { AGENT_CHANNEL_CONTROL, AGENT_CHANNEL_POLL, AGENT_CHANNEL_BEAT };
 
-struct agent_result { /* of struct thc_result                                                     */
+struct agent_result { /* of struct thc_result */
 	struct th_version version;
 	bool updated;
 	uint64_t bytes_moved, bytes_reused, wait_ns, transfer_ns, verify_ns;
@@ -166,47 +171,43 @@ struct agent_result { /* of struct thc_result                                   
 struct agent_line {
 	struct th_version held;
 	bool safe_to_mutate;
-	uint64_t generation; /* of the model's listing                                            */
-	uint16_t broken;     /* how often THC_EV_GROUP_BROKEN happened                            */
+	uint64_t generation; /* of the model's listing */
+	uint16_t broken;     /* how often THC_EV_GROUP_BROKEN happened */
 };
 
 struct agent_action {
 	enum agent_action_kind kind;
-	uint64_t
-		session; /* where it applies                                                      */
+	uint64_t session; /* where it applies */
 	union {
 		struct {
 			uint64_t tag;
 			enum agent_channel channel;
-			const struct ctl_request
-				*request; /* borrowed until the next step         */
+			const struct ctl_request *request; /* borrowed until the next step */
 		} send;
 		struct {
 			int code;
 			char text[TH_CTL_TEXT_BYTES];
-		} answer; /* OPENED, REGISTERED, UNREGISTERED, CLOSED                             */
+		} answer; /* OPENED, REGISTERED, UNREGISTERED, CLOSED */
 		struct {
 			uint32_t slot;
 			int code;
 			char text[TH_CTL_TEXT_BYTES];
 			struct agent_result result;
-			uint64_t op_seq;     /* of the group operation; 0: none was made      */
-			uint64_t generation; /* of the listing: grouped list, watch       */
+			uint64_t op_seq;     /* of the group operation; 0: none was made */
+			uint64_t generation; /* of the listing: grouped list, watch */
 		} complete;
 		struct agent_line line;
 		struct {
 			uint64_t gen;
-			bool published; /* PART_NEW: the bytes are there; else to be pulled         */
-		} part; /* PART_NEW, PART_END, HASH_STOP, HASH                      */
+			bool published; /* PART_NEW: the bytes are there; else to be pulled */
+		} part;                 /* PART_NEW, PART_END, HASH_STOP, HASH */
 		struct {
 			uint64_t leg;
-			uint64_t gen; /* of the part to fill, or to serve                 */
-			uint64_t source_session,
-				source_gen; /* COPY                                */
-			uint64_t hello;     /* SERVE                                            */
-			struct ctl_grant
-				grant; /* PULL, COPY; SERVE: leg and ticket                */
-		} leg;                 /* PULL, COPY, STOP, SERVE, FENCE                   */
+			uint64_t gen;                        /* of the part to fill, or to serve */
+			uint64_t source_session, source_gen; /* COPY */
+			uint64_t hello;                      /* SERVE */
+			struct ctl_grant grant;              /* PULL, COPY; SERVE: leg and ticket */
+		} leg;                                       /* PULL, COPY, STOP, SERVE, FENCE */
 		struct {
 			uint64_t hello;
 			int code;
@@ -219,16 +220,15 @@ struct agent_action {
 		struct {
 			bool attached;
 			uint64_t server_inc;
-			char text
-				[TH_CTL_TEXT_BYTES]; /* why not                                    */
+			char text[TH_CTL_TEXT_BYTES]; /* why not */
 		} server;
 	} u;
 };
 
 struct agent_actions {
 	uint32_t count;
-	const struct agent_action *actions; /* borrowed until the next step                       */
-	int64_t next_ns;                    /* step with AGENT_EV_TICK no later than this         */
+	const struct agent_action *actions; /* borrowed until the next step */
+	int64_t next_ns;                    /* step with AGENT_EV_TICK no later than this */
 };
 
 struct agent *agent_new(const struct agent_config *config, int64_t now_ns);
@@ -246,10 +246,8 @@ struct agent_session_info {
 	char model[TH_NAME_MAX + 1], replica[TH_NAME_MAX + 1];
 	uint32_t shard, num_shards;
 	uint64_t sid;
-	const char
-		*state; /* "opening", "open", "broken", "closing": static text                  */
-	const char
-		*operation; /* "idle", "publish", ...: static text                              */
+	const char *state;     /* "opening", "open", "broken", "closing": static text */
+	const char *operation; /* "idle", "publish", ...: static text */
 	struct th_version held;
 	uint64_t bytes;
 	uint32_t legs_in, legs_out;

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * agent - dispatches events to the files that know about them, gathers their actions. See agent.h.
+ *
+ * After each event everything that has become possible is carried out (ac_settle): the handlers
+ * record facts, settling draws conclusions. So an event may come early, late or twice without a
+ * place of its own for each order. No I/O, no clock; the thread of the caller.
+ */
+#include "daemon/core/agent.h"
+
+#include <string.h>
+
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+
+#define SECOND_NS INT64_C(1000000000)
+
+void
+agent_config_default(struct agent_config *ret_config)
+{
+	ret_config->beat_ns = SECOND_NS;
+	ret_config->reply_ns = 3 * SECOND_NS;
+	ret_config->server_silent_ns = 3 * SECOND_NS;
+	ret_config->hello_ns = 2 * SECOND_NS;
+	ret_config->grant_ns = 60 * SECOND_NS;
+	ret_config->sessions_max = 256;
+	ret_config->hellos_max = 256;
+	ret_config->grants_max = 4096;
+}
+
+struct agent *
+agent_new(const struct agent_config *config, int64_t now_ns)
+{
+	struct agent *agent = th_calloc(1, sizeof(*agent));
+
+	TH_ASSERT(config->agent_inc != 0 && config->beat_ns > 0 && config->reply_ns > 0 &&
+		  config->server_silent_ns > 0 && config->sessions_max > 0 &&
+		  config->grants_max > 0);
+	agent->config = *config;
+	agent->now_ns = now_ns;
+	agent->misc = ac_lane_new(agent, NULL);
+	ac_link_init(agent);
+	return agent;
+}
+
+static void
+bury(struct agent *agent)
+{
+	while (agent->graves != NULL) {
+		struct request *first = agent->graves;
+		DL_DELETE(agent->graves, first);
+		free(first);
+	}
+}
+
+void
+agent_free(struct agent *agent)
+{
+	if (agent == NULL)
+		return;
+	while (agent->sessions != NULL)
+		ac_session_free(agent, agent->sessions);
+	while (agent->lanes != NULL) {
+		struct lane *first = agent->lanes;
+		ac_lane_clear(agent, first);
+		DL_DELETE(agent->lanes, first);
+		free(first);
+	}
+	while (agent->hellos != NULL) {
+		struct hello *first = agent->hellos;
+		DL_DELETE(agent->hellos, first);
+		free(first);
+	}
+	bury(agent);
+	free(agent->actions);
+	free(agent);
+}
+
+/* ---- actions and texts ----------------------------------------------------------------------- */
+
+struct agent_action *
+ac_action(struct agent *agent, enum agent_action_kind kind, uint64_t session)
+{
+	if (agent->num_actions == agent->actions_max) {
+		agent->actions_max = agent->actions_max == 0 ? 16 : 2 * agent->actions_max;
+		agent->actions =
+			th_realloc(agent->actions, agent->actions_max, sizeof(*agent->actions));
+	}
+	struct agent_action *action = &agent->actions[agent->num_actions++];
+	memset(action, 0, sizeof(*action));
+	action->kind = kind;
+	action->session = session;
+	return action;
+}
+
+void
+ac_answer(struct agent *agent, enum agent_action_kind kind, uint64_t session,
+	const struct th_err *err)
+{
+	struct agent_action *action = ac_action(agent, kind, session);
+
+	if (err == NULL)
+		return;
+	action->u.answer.code = err->code;
+	AC_COPY(action->u.answer.text, err->text);
+}
+
+void
+ac_copy(char *ret_text, size_t bytes, const char *text, size_t text_bytes)
+{
+	size_t length = strnlen(text, th_min_size(text_bytes, bytes - 1));
+
+	memcpy(ret_text, text, length);
+	memset(ret_text + length, 0, bytes - length);
+}
+
+int
+ac_code(int code)
+{
+	return code > 0 ? TH_E_PROTOCOL : code;
+}
+
+/* ---- dispatch -------------------------------------------------------------------------------- */
+
+static void
+session_event(struct agent *agent, const struct agent_event *event)
+{
+	struct session *session = ac_session_find(agent, event->session);
+	struct ctl_register reg;
+
+	if (session == NULL)
+		return;
+	switch ((int)event->kind) {
+	case AGENT_EV_REGISTER:
+		reg = (struct ctl_register){
+			.layout = event->u.reg.layout,
+			.manifest = event->u.reg.manifest,
+			.bytes = event->u.reg.bytes,
+			.num_chunks = event->u.reg.num_chunks,
+		};
+		ac_session_register(agent, session, &reg);
+		break;
+	case AGENT_EV_UNREGISTER:
+		ac_session_unregister(agent, session);
+		break;
+	case AGENT_EV_ATTRIBUTES:
+		session->attributes = event->u.attributes;
+		break;
+	case AGENT_EV_SUBMIT:
+		ac_submit(agent, session, &event->u.submit);
+		break;
+	case AGENT_EV_CANCEL:
+		ac_cancel(agent, session, event->u.cancel_slot);
+		break;
+	case AGENT_EV_CLOSE:
+	case AGENT_EV_LOST:
+		ac_close(agent, session, event->kind == AGENT_EV_LOST);
+		return; /* it may be gone */
+	case AGENT_EV_HASHED:
+	case AGENT_EV_HASH_STOPPED:
+		ac_part_hashed(session, event->u.gen, event->kind == AGENT_EV_HASH_STOPPED);
+		break;
+	case AGENT_EV_EXPLAINED:
+		ac_call_explained(
+			agent, session, event->u.explained.op_seq, event->u.explained.text);
+		break;
+	default:
+		TH_ASSERT(!"an event of a session");
+	}
+	ac_settle(agent, session);
+}
+
+static void
+dispatch(struct agent *agent, const struct agent_event *event)
+{
+	switch (event->kind) {
+	case AGENT_EV_TICK:
+		break;
+	case AGENT_EV_OPEN:
+		ac_session_open(agent, event->session, &event->u.open);
+		break;
+	case AGENT_EV_REGISTER:
+	case AGENT_EV_UNREGISTER:
+	case AGENT_EV_ATTRIBUTES:
+	case AGENT_EV_SUBMIT:
+	case AGENT_EV_CANCEL:
+	case AGENT_EV_CLOSE:
+	case AGENT_EV_LOST:
+	case AGENT_EV_HASHED:
+	case AGENT_EV_HASH_STOPPED:
+	case AGENT_EV_EXPLAINED:
+		session_event(agent, event);
+		break;
+	case AGENT_EV_REPLY:
+		ac_link_reply(agent, event->u.reply.tag, event->u.reply.reply);
+		break;
+	case AGENT_EV_NO_REPLY:
+		ac_link_no_reply(agent, event->u.reply.tag);
+		break;
+	case AGENT_EV_HELLO:
+		ac_outbound_hello(agent, event->u.hello.hello, &event->u.hello.ticket);
+		break;
+	case AGENT_EV_LEG_DONE:
+	case AGENT_EV_LEG_FAILED:
+	case AGENT_EV_LEG_STOPPED:
+		ac_inbound_report(agent, event->kind, &event->u.leg);
+		break;
+	case AGENT_EV_OUT_STALLED:
+	case AGENT_EV_OUT_RESUMED:
+	case AGENT_EV_OUT_ENDED:
+		ac_outbound_report(agent, event->kind, event->u.out_leg);
+		break;
+	}
+}
+
+static int64_t
+next_ns(const struct agent *agent)
+{
+	int64_t next = th_min_i64(ac_link_next_ns(agent), ac_outbound_next_ns(agent));
+	const struct session *session;
+
+	if (agent->link.phase == LINK_UP)
+		next = th_min_i64(next, ac_lanes_next_ns(agent));
+	for (session = agent->sessions; session != NULL; session = session->hh.next) {
+		next = th_min_i64(next, ac_call_next_ns(agent, session));
+		next = th_min_i64(next, ac_close_next_ns(agent, session));
+	}
+	return next;
+}
+
+void
+agent_step(struct agent *agent, int64_t now_ns, const struct agent_event *event,
+	struct agent_actions *ret_actions)
+{
+	struct session *session, *next;
+
+	agent->num_actions = 0;
+	bury(agent);
+	agent->now_ns = th_max_i64(agent->now_ns, now_ns);
+	dispatch(agent, event);
+	ac_link_tick(agent);
+	ac_outbound_tick(agent);
+	HASH_ITER(hh, agent->sessions, session, next)
+	{
+		ac_call_tick(agent, session);
+		ac_watch_tick(agent, session);
+		ac_settle(agent, session);
+	}
+	ac_lanes_pump(agent);
+	*ret_actions = (struct agent_actions){
+		.count = agent->num_actions,
+		.actions = agent->actions,
+		.next_ns = next_ns(agent),
+	};
+}
+
+/* ---- questions ------------------------------------------------------------------------------- */
+
+bool
+agent_attached(const struct agent *agent)
+{
+	return agent->link.attached;
+}
+
+static const char *
+state_name(const struct session *session)
+{
+	switch (session->state) {
+	case SESSION_OPENING:
+		return "opening";
+	case SESSION_CLOSING:
+		return "closing";
+	case SESSION_OPEN:
+		break;
+	}
+	return session->broken ? "broken" : "open";
+}
+
+bool
+agent_session_at(const struct agent *agent, uint32_t index, struct agent_session_info *ret_info)
+{
+	const struct session *session = agent->sessions;
+
+	for (; session != NULL && index > 0; index--)
+		session = session->hh.next;
+	if (session == NULL)
+		return false;
+	memset(ret_info, 0, sizeof(*ret_info));
+	ret_info->session = session->id;
+	AC_COPY(ret_info->model, session->open.model);
+	AC_COPY(ret_info->replica, session->open.replica);
+	ret_info->shard = session->open.shard;
+	ret_info->num_shards = session->open.num_shards;
+	ret_info->sid = session->sid;
+	ret_info->state = state_name(session);
+	ret_info->operation = session->call.active ? ac_call_name(session->call.kind) : "idle";
+	ret_info->held = session->held;
+	ret_info->bytes = session->registered ? session->reg.bytes : 0;
+	ret_info->legs_in = session->in != NULL ? 1 : 0;
+	if (session->part != NULL)
+		ret_info->legs_out = session->part->num_running + session->part->num_copies;
+	return true;
+}

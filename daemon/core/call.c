@@ -1,0 +1,500 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * call - the one group operation of a session, from its submission to its single completion.
+ *
+ *   submitted --reply 0, or its first event--> accepted --PLAN--> planned --PREPARED--> prepared
+ *        |                                        |                                      |
+ *        '- refused, or nothing was sent          '------------------ OUTCOME <---- GO --'
+ *
+ * An operation that was never sent is ended here, at its deadline or on request: it is certain that
+ * nothing was done. Once sent it has the outcome that the server says, however long that takes (the
+ * worker's own deadline is libthc's business), except when the server has forgotten the session.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/name.h"
+
+#define FLAG_FORCE 1u      /* THC_FORCE of unpublish  */
+#define FLAG_LIST_GROUP 1u /* THC_LIST_GROUP of list  */
+
+const char *
+ac_call_name(uint32_t kind)
+{
+	switch (kind) {
+	case CTL_OP_PUBLISH:
+		return "publish";
+	case CTL_OP_UNPUBLISH:
+		return "unpublish";
+	case CTL_OP_REPLICATE:
+		return "replicate";
+	case CTL_OP_UPDATE:
+		return "update";
+	case CTL_OP_LIST:
+		return "list";
+	default:
+		return "?";
+	}
+}
+
+static void
+complete(struct agent *agent, struct session *session, int code, const char *text)
+{
+	struct call *call = &session->call;
+
+	TH_ASSERT(call->active);
+	ac_session_line(agent, session);
+	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
+	action->u.complete.slot = call->slot;
+	action->u.complete.code = code;
+	ac_copy(action->u.complete.text, sizeof(action->u.complete.text), text, TH_CTL_TEXT_BYTES);
+	action->u.complete.result = call->result;
+	action->u.complete.op_seq = call->accepted ? call->op_seq : 0;
+	action->u.complete.generation = call->outcome.generation;
+	memset(call, 0, sizeof(*call));
+}
+
+static void
+refuse(struct agent *agent, const struct session *session, const struct agent_submission *submit,
+	const struct th_err *err)
+{
+	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
+
+	action->u.complete.slot = submit->slot;
+	action->u.complete.code = err->code;
+	AC_COPY(action->u.complete.text, err->text);
+	action->u.complete.result.version.version = TH_NO_VERSION;
+}
+
+/* ---- submitting ------------------------------------------------------------------------------ */
+
+static int
+form_check(const struct agent_submission *submit, struct th_err *err)
+{
+	const char *name = ac_call_name(submit->kind);
+	uint32_t allowed = 0;
+	struct th_spec spec;
+
+	if (submit->kind < CTL_OP_PUBLISH || submit->kind > CTL_OP_LIST)
+		return th_fail(err, TH_E_INVALID, "there is no operation %u", submit->kind);
+	if (submit->kind == CTL_OP_UNPUBLISH)
+		allowed = FLAG_FORCE;
+	else if (submit->kind == CTL_OP_LIST)
+		allowed = FLAG_LIST_GROUP;
+	if ((submit->flags & ~allowed) != 0)
+		return th_fail(err, TH_E_INVALID,
+			"%s: flags 0x%x are not offered by this version of the agent", name,
+			submit->flags & ~allowed);
+	if (submit->kind == CTL_OP_UNPUBLISH || submit->kind == CTL_OP_LIST)
+		return 0;
+	if (memchr(submit->spec, '\0', sizeof(submit->spec)) == NULL ||
+		th_spec_parse(submit->spec, &spec) != 0)
+		return th_fail(err, TH_E_INVALID,
+			"%s: \"%.*s\" is no version; write a number, latest, or latest-K", name,
+			TH_SPEC_MAX, submit->spec);
+	if (submit->kind == CTL_OP_PUBLISH && spec.relative)
+		return th_fail(err, TH_E_INVALID,
+			"publish: \"%s\" is relative; a version is published by its number",
+			submit->spec);
+	return 0;
+}
+
+static int
+state_check(const struct agent *agent, const struct session *session,
+	const struct agent_submission *submit, struct th_err *err)
+{
+	const char *name = ac_call_name(submit->kind);
+
+	if (session->broken)
+		return th_fail(err, TH_E_GROUP_BROKEN, "%s", session->broken_text);
+	if (session->call.active)
+		return th_fail(err, TH_E_STATE,
+			"%s: %s is running on this handle; one operation at a time", name,
+			ac_call_name(session->call.kind));
+	if (session->registering || session->unregistering)
+		return th_fail(err, TH_E_STATE, "%s: wait until %s has returned", name,
+			session->registering ? "register" : "unregister");
+	if (session->dirty && submit->kind != CTL_OP_REPLICATE)
+		return th_fail(err, TH_E_DIRTY,
+			"%s: the tensors were partly overwritten by an operation that failed; only "
+			"replicate and close are allowed",
+			name);
+	if (submit->kind == CTL_OP_LIST)
+		return 0;
+	if (!session->registered)
+		return th_fail(err, TH_E_STATE, "%s: register tensors first", name);
+	if (submit->kind == CTL_OP_PUBLISH && session->part != NULL)
+		return th_fail(err, TH_E_STATE,
+			"publish: the handle holds version %" PRIu64 "; unpublish it first",
+			session->held.version);
+	if (submit->kind == CTL_OP_UNPUBLISH && session->part == NULL)
+		return th_fail(err, TH_E_STATE, "unpublish: the handle holds no version");
+	if (submit->kind == CTL_OP_UPDATE && !agent->link.attached)
+		return th_fail(err, TH_E_NO_SERVER,
+			"update: the agent reaches no reference server now; the held version "
+			"stays, "
+			"try again later");
+	return 0;
+}
+
+static void
+send_op(struct agent *agent, struct session *session)
+{
+	struct call *call = &session->call;
+	struct ctl_op *op = &ac_lane_add(agent, session->lane, CTL_OP)->u.op;
+
+	op->sid = session->sid;
+	op->op_seq = call->op_seq;
+	op->kind = call->kind;
+	op->flags = call->flags;
+	op->timeout_ns = TH_FOREVER;
+	AC_COPY(op->spec, call->spec);
+	if (call->kind == CTL_OP_PUBLISH)
+		op->attributes = session->attributes;
+	call->request = session->lane->queue->prev;
+	call->request->op_deadline_ns = call->deadline_ns;
+}
+
+void
+ac_submit(struct agent *agent, struct session *session, const struct agent_submission *submit)
+{
+	struct call *call = &session->call;
+	struct th_err err = {.code = 0};
+
+	if (session->state != SESSION_OPEN) {
+		th_fail(&err, TH_E_STATE, "%s: the handle is not open", ac_call_name(submit->kind));
+		refuse(agent, session, submit, &err);
+		return;
+	}
+	if (submit->kind == AGENT_SUBMIT_WATCH) {
+		ac_watch(agent, session, submit);
+		return;
+	}
+	if (form_check(submit, &err) != 0 || state_check(agent, session, submit, &err) != 0) {
+		refuse(agent, session, submit, &err);
+		return;
+	}
+	*call = (struct call){
+		.active = true,
+		.slot = submit->slot,
+		.kind = submit->kind,
+		.flags = submit->flags,
+		.submitted_ns = agent->now_ns,
+		.deadline_ns = th_deadline_ns(agent->now_ns, submit->timeout_ns),
+		.op_seq = session->next_op_seq,
+		.result = {.version = session->held},
+	};
+	/* What these two do not use must not make the members' calls differ. */
+	if (call->kind != CTL_OP_UNPUBLISH && call->kind != CTL_OP_LIST)
+		AC_COPY(call->spec, submit->spec);
+	send_op(agent, session);
+}
+
+/* ---- ending without the server --------------------------------------------------------------- */
+
+static bool
+never_sent(const struct call *call)
+{
+	return call->active && !call->accepted && call->request != NULL &&
+	       call->request->ctl.request_no == 0;
+}
+
+static void
+withdraw(struct agent *agent, struct session *session, int code, const char *text)
+{
+	TH_ASSERT(never_sent(&session->call));
+	ac_lane_drop(agent, session->call.request);
+	complete(agent, session, code, text);
+}
+
+void
+ac_cancel(struct agent *agent, struct session *session, uint32_t slot)
+{
+	struct call *call = &session->call;
+
+	if (ac_watch_cancel(agent, session, slot))
+		return;
+	if (!call->active || call->slot != slot || call->cancel_sent || call->went ||
+		call->has_outcome)
+		return;
+	if (never_sent(call)) {
+		withdraw(agent, session, TH_E_CANCELLED, "cancelled before it had begun");
+		return;
+	}
+	call->cancel_sent = true;
+	ac_lane_add(agent, session->lane, CTL_CANCEL)->u.cancel =
+		(struct ctl_cancel){.sid = session->sid, .op_seq = call->op_seq};
+}
+
+static int64_t
+withdraw_ns(const struct agent *agent, const struct call *call)
+{
+	/* With a server the OP is about to go out, also with nothing left: "look once". */
+	return agent->link.attached
+		       ? th_deadline_ns(call->deadline_ns, agent->config.server_silent_ns)
+		       : call->deadline_ns;
+}
+
+void
+ac_call_tick(struct agent *agent, struct session *session)
+{
+	struct call *call = &session->call;
+	char text[TH_CTL_TEXT_BYTES];
+
+	if (!never_sent(call))
+		return;
+	bool attached = agent->link.attached;
+	bool hurry = call->kind == CTL_OP_UPDATE && !attached;
+	if (!hurry && agent->now_ns < withdraw_ns(agent, call))
+		return;
+	snprintf(text, sizeof(text), "%s: the reference server %s; nothing has changed",
+		ac_call_name(call->kind),
+		attached ? "did not take it in time" : "could not be reached");
+	withdraw(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);
+}
+
+int64_t
+ac_call_next_ns(const struct agent *agent, const struct session *session)
+{
+	const struct watch *watch;
+	int64_t next = never_sent(&session->call) ? withdraw_ns(agent, &session->call) : INT64_MAX;
+
+	DL_FOREACH(session->watches, watch)
+	next = th_min_i64(next, watch->deadline_ns);
+	return next;
+}
+
+void
+ac_call_abandon(struct agent *agent, struct session *session)
+{
+	if (session->call.active)
+		complete(agent, session, TH_E_CANCELLED, "the handle was closed");
+}
+
+void
+ac_call_fail(struct session *session, int code, const char *text)
+{
+	struct call *call = &session->call;
+
+	TH_ASSERT(call->active && code < 0);
+	if (call->has_outcome)
+		return;
+	call->has_outcome = true;
+	call->outcome.kind = call->kind;
+	call->outcome.op_seq = call->op_seq;
+	call->outcome.code = code;
+	call->outcome.version.version = TH_NO_VERSION;
+	ac_copy(call->outcome.text, sizeof(call->outcome.text), text, TH_CTL_TEXT_BYTES);
+}
+
+/* ---- with the server ------------------------------------------------------------------------- */
+
+/* An event may come before the reply to OP: the one says as much as the other. */
+static void
+accepted(struct session *session)
+{
+	if (session->call.accepted)
+		return;
+	session->call.accepted = true;
+	session->next_op_seq = session->call.op_seq + 1;
+}
+
+void
+ac_call_reply(struct agent *agent, struct session *session, const struct ctl_request *request,
+	const struct ctl_reply *reply)
+{
+	struct call *call = &session->call;
+	char text[TH_CTL_TEXT_BYTES];
+
+	if (!call->active || call->op_seq != request->u.op.op_seq || call->accepted)
+		return;
+	if (reply->code == 0) {
+		accepted(session);
+		return;
+	}
+	AC_COPY(text, reply->text);
+	complete(agent, session, ac_code(reply->code), text);
+}
+
+static void
+prepared(struct agent *agent, struct session *session, int code, const char *text)
+{
+	struct call *call = &session->call;
+
+	TH_ASSERT(!call->prepared);
+	call->prepared = true;
+	struct ctl_prepared *message = &ac_lane_add(agent, session->lane, CTL_PREPARED)->u.prepared;
+	message->sid = session->sid;
+	message->op_seq = call->op_seq;
+	message->code = code;
+	ac_copy(message->text, sizeof(message->text), text, TH_CTL_TEXT_BYTES);
+}
+
+void
+ac_call_plan(struct agent *agent, struct session *session, const struct ctl_ev_plan *plan)
+{
+	struct call *call = &session->call;
+
+	if (!call->active || call->op_seq != plan->op_seq || call->planned || call->has_outcome ||
+		(call->kind != CTL_OP_REPLICATE && call->kind != CTL_OP_UPDATE))
+		return;
+	accepted(session);
+	call->planned = true;
+	call->plan = *plan;
+	if (!session->registered) {
+		prepared(agent, session, TH_E_STATE, "no tensors are registered");
+	} else if (session->part != NULL && !plan->drain_old) {
+		prepared(agent, session, TH_E_PROTOCOL,
+			"the reference server does not know that this member holds a version");
+	} else if (!th_hash_equal(plan->layout, session->reg.layout)) {
+		call->explaining = true;
+		struct agent_action *action = ac_action(agent, AGENT_EXPLAIN, session->id);
+		action->u.explain.op_seq = call->op_seq;
+		action->u.explain.manifest = plan->manifest;
+	} else if (session->part != NULL) {
+		session->part->drain_plan = true; /* PREPARED when it is drained */
+	}
+}
+
+void
+ac_call_explained(struct agent *agent, struct session *session, uint64_t op_seq, const char *text)
+{
+	struct call *call = &session->call;
+
+	if (!call->active || call->op_seq != op_seq || !call->explaining || call->prepared)
+		return;
+	call->explaining = false;
+	if (call->has_outcome)
+		return;
+	prepared(agent, session, TH_E_LAYOUT,
+		text[0] != '\0' ? text : "the registered tensors differ from those of the version");
+}
+
+void
+ac_call_outcome(struct session *session, const struct ctl_ev_outcome *outcome)
+{
+	struct call *call = &session->call;
+
+	if (!call->active || call->op_seq != outcome->op_seq || call->has_outcome)
+		return;
+	accepted(session);
+	call->has_outcome = true;
+	call->outcome = *outcome;
+	call->outcome.code = ac_code(outcome->code);
+}
+
+/* ---- conclusions ----------------------------------------------------------------------------- */
+
+static void
+settle_prepared(struct agent *agent, struct session *session)
+{
+	struct call *call = &session->call;
+
+	if (!call->planned || call->prepared || call->explaining || call->has_outcome)
+		return;
+	if (session->part == NULL || ac_part_drained(session->part))
+		prepared(agent, session, 0, "");
+}
+
+static void
+distrust(struct call *call, const char *text)
+{
+	call->outcome.code = TH_E_PROTOCOL;
+	ac_copy(call->outcome.text, sizeof(call->outcome.text), text, TH_CTL_TEXT_BYTES);
+}
+
+/* After GO. False: not yet, something still reads the part. */
+static bool
+settle_filled(struct agent *agent, struct session *session)
+{
+	struct call *call = &session->call;
+	struct part *part = session->part;
+
+	if (call->outcome.code == 0 && !call->done)
+		distrust(call, "the reference server calls an operation complete whose bytes are "
+			       "not all here");
+	if (call->outcome.code == 0) {
+		part->settled = true;
+		session->held = call->outcome.version;
+		session->dirty = false;
+		return true;
+	}
+	if (part != NULL) {
+		part->hopeless = true;
+		ac_part_settle(agent, session);
+		if (!ac_part_drained(part))
+			return false;
+		ac_part_end(agent, session);
+	}
+	session->dirty = session->dirty || call->overwrote;
+	return true;
+}
+
+static bool
+settle_unpublished(struct agent *agent, struct session *session)
+{
+	struct part *part = session->part;
+
+	if (part != NULL) {
+		/* The server had our proof; should it not, nothing is mutable without one. */
+		part->drain_local = true;
+		ac_part_settle(agent, session);
+		if (!ac_part_drained(part))
+			return false;
+		ac_part_end(agent, session);
+	}
+	session->held.version = TH_NO_VERSION;
+	return true;
+}
+
+static bool
+settle_outcome(struct agent *agent, struct session *session)
+{
+	struct call *call = &session->call;
+
+	if (call->went)
+		return settle_filled(agent, session);
+	call->result.wait_ns = (uint64_t)(agent->now_ns - call->submitted_ns);
+	if (call->outcome.code != 0)
+		return true;
+	if (call->kind == CTL_OP_UNPUBLISH)
+		return settle_unpublished(agent, session);
+	if (call->kind == CTL_OP_PUBLISH) {
+		struct part *part = ac_part_new(agent, session, call->op_seq, true);
+		part->settled = part->full = true;
+		session->held = call->outcome.version;
+	}
+	return true;
+}
+
+void
+ac_call_settle(struct agent *agent, struct session *session)
+{
+	struct call *call = &session->call;
+	char text[TH_CTL_TEXT_BYTES];
+
+	if (!call->active)
+		return;
+	settle_prepared(agent, session);
+	if (!call->has_outcome)
+		return;
+	if (session->in != NULL) {
+		/* Its end decides what was overwritten, and only then is the memory still. */
+		ac_inbound_stop(agent, session->in, STOP_CANCEL);
+		return;
+	}
+	if (!settle_outcome(agent, session))
+		return;
+	call->result.version = session->held;
+	if (call->outcome.code == 0) {
+		call->result.updated = call->outcome.updated;
+		if (call->outcome.source[0] != '\0')
+			AC_COPY(call->result.source, call->outcome.source);
+	}
+	AC_COPY(text, call->outcome.text);
+	complete(agent, session, call->outcome.code, text);
+}

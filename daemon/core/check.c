@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check - the invariants of the agent core, for tests: called after every step, aborts with the
+ * condition that does not hold. Says in code what the other files rely on. See agent.h.
+ */
+#include <string.h>
+
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/name.h"
+
+static void
+check_slots(const struct session *session)
+{
+	const struct watch *a, *b;
+
+	DL_FOREACH(session->watches, a)
+	{
+		TH_ASSERT(!session->call.active || session->call.slot != a->slot);
+		for (b = a->next; b != NULL; b = b->next)
+			TH_ASSERT(a->slot != b->slot);
+	}
+}
+
+static void
+check_part(const struct agent *agent, const struct session *session)
+{
+	const struct part *part = session->part;
+	const struct outbound *out;
+	const struct inbound *in;
+	uint32_t running = 0, copies = 0;
+
+	TH_ASSERT(part->session == session);
+	DL_FOREACH(part->outbounds, out)
+	{
+		TH_ASSERT(out->part == part);
+		running += out->state != OUTBOUND_GRANTED;
+		/* What is given up waits for no new reader. */
+		TH_ASSERT(out->state != OUTBOUND_GRANTED || ac_part_serves(part));
+		TH_ASSERT(out->state != OUTBOUND_SERVING || !out->stalled || ac_part_serves(part));
+		TH_ASSERT(out->state != OUTBOUND_SERVING || !part->hopeless);
+	}
+	for (in = agent->inbounds; in != NULL; in = in->hh.next)
+		copies += in->source == part;
+	TH_ASSERT(running == part->num_running && copies == part->num_copies);
+	TH_ASSERT(!part->hash_stopping || part->hashing);
+	TH_ASSERT(!part->hashing || part->published);
+	TH_ASSERT(!part->settled || part->full);
+	/* A proof is given as soon as there is one, and never without. */
+	TH_ASSERT(!part->drain_server || part->drain_answered == ac_part_drained(part) ||
+		  !ac_part_drained(part));
+	TH_ASSERT(!part->drain_answered ||
+		  (part->num_running == 0 && part->num_copies == 0 && !part->hashing));
+}
+
+static void
+check_call(const struct session *session)
+{
+	const struct call *call = &session->call;
+
+	TH_ASSERT(session->state == SESSION_OPEN);
+	TH_ASSERT(call->request == NULL || call->request->lane == session->lane);
+	TH_ASSERT(!call->went || call->prepared);
+	TH_ASSERT(!call->went || session->part != NULL);
+	TH_ASSERT(!call->went || session->part->gen == call->op_seq);
+	TH_ASSERT(!call->went || th_version_none(session->held));
+	TH_ASSERT(!call->done || session->in == NULL);
+	TH_ASSERT(!call->has_next || session->in != NULL);
+	/* An outcome waits only for what still runs. */
+	TH_ASSERT(!call->has_outcome || session->in != NULL ||
+		  (session->part != NULL && !ac_part_drained(session->part)));
+}
+
+static void
+check_session(const struct agent *agent, const struct session *session)
+{
+	const struct inbound *in = session->in;
+
+	TH_ASSERT(session->lane != NULL && session->lane->session == session);
+	TH_ASSERT(session->state != SESSION_OPENING || session->lane->queue != NULL);
+	check_slots(session);
+	if (session->part != NULL)
+		check_part(agent, session);
+	if (session->call.active)
+		check_call(session);
+	if (in != NULL) {
+		TH_ASSERT(in->session == session && session->part != NULL);
+		TH_ASSERT(!session->part->settled && session->part != in->source);
+		TH_ASSERT(session->state == SESSION_OPEN || in->stop == STOP_CANCEL);
+	}
+	if (session->line_told) {
+		TH_ASSERT(session->line.safe_to_mutate ==
+			  (session->part == NULL && session->in == NULL));
+		TH_ASSERT(th_version_compare(session->line.held, session->held) == 0);
+	}
+}
+
+void
+agent_check(const struct agent *agent)
+{
+	const struct session *session;
+	const struct outbound *out;
+	const struct hello *hello;
+	const struct lane *lane;
+	uint32_t grants = 0, hellos = 0;
+
+	for (session = agent->sessions; session != NULL; session = session->hh.next)
+		check_session(agent, session);
+	for (out = agent->grants; out != NULL; out = out->grant_next)
+		grants++;
+	DL_FOREACH(agent->hellos, hello)
+	hellos++;
+	TH_ASSERT(grants == agent->num_grants && grants <= agent->config.grants_max);
+	TH_ASSERT(hellos == agent->num_hellos && hellos <= agent->config.hellos_max);
+	DL_FOREACH(agent->lanes, lane)
+	{
+		const struct request *request;
+		TH_ASSERT(lane->session != NULL || lane == agent->misc || lane->queue != NULL);
+		DL_FOREACH(lane->queue, request)
+		{
+			TH_ASSERT(request->lane == lane);
+			TH_ASSERT(request == lane->queue ||
+				  (!request->flying && request->ctl.request_no == 0));
+		}
+	}
+	TH_ASSERT(!agent->link.attached || agent->link.phase == LINK_UP);
+}

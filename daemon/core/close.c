@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * close - how a session ends, and the one place where conclusions are drawn (ac_settle).
+ *
+ * Closing: the operation is answered, the leg in is stopped, the server is told, and the part is
+ * drained: by the server's DRAIN, which hides it first so that no reader comes in vain, or by
+ * ourselves when there is no server to wait for. Only the proof that nothing reads or writes the
+ * memory ends it; no timer does.
+ */
+#include <string.h>
+
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+
+/* What is queued and was never sent, and means nothing once the session is closed. */
+static void
+drop_unsent(struct agent *agent, struct session *session)
+{
+	struct request *request, *next;
+
+	DL_FOREACH_SAFE(session->lane->queue, request, next)
+	{
+		unsigned kind = (unsigned)request->ctl.kind;
+		if (request->ctl.request_no == 0 && kind != CTL_LEG_END && kind != CTL_DRAIN_DONE &&
+			kind != CTL_CLOSE)
+			ac_lane_drop(agent, request);
+	}
+}
+
+static void
+answer_pending(struct agent *agent, struct session *session)
+{
+	struct th_err err;
+
+	th_fail(&err, TH_E_CANCELLED, "the handle was closed");
+	if (session->registering)
+		ac_answer(agent, AGENT_REGISTERED, session->id, &err);
+	if (session->unregistering)
+		ac_answer(agent, AGENT_UNREGISTERED, session->id, &err);
+	session->registering = session->unregistering = false;
+	ac_watches_end(agent, session, err.code, err.text);
+	ac_call_abandon(agent, session);
+}
+
+static void
+close_opening(struct agent *agent, struct session *session)
+{
+	struct lane *lane = session->lane;
+	uint64_t id = session->id;
+	bool lost = session->lost;
+
+	TH_ASSERT(lane->queue != NULL);
+	lane->died = lost;
+	if (lane->queue->ctl.request_no == 0)
+		ac_lane_clear(agent, lane);
+	ac_session_free(agent, session);
+	if (!lost)
+		ac_answer(agent, AGENT_CLOSED, id, NULL);
+	ac_action(agent, AGENT_FREE, id);
+}
+
+void
+ac_close(struct agent *agent, struct session *session, bool lost)
+{
+	struct part *part = session->part;
+
+	session->lost = session->lost || lost;
+	if (session->state == SESSION_OPENING) {
+		close_opening(agent, session);
+		return;
+	}
+	/* Its digests are made from memory that a dying worker may have torn. */
+	if (lost && part != NULL && part->published && !part->hashed)
+		part->hopeless = true;
+	if (session->state == SESSION_OPEN) {
+		session->state = SESSION_CLOSING;
+		answer_pending(agent, session);
+		drop_unsent(agent, session);
+		if (session->in != NULL)
+			ac_inbound_stop(agent, session->in, STOP_CANCEL);
+		if (part != NULL && !part->full)
+			part->hopeless = true;
+		/* Not committed: whether the server has a DRAIN for it depends on what crossed. */
+		if (part != NULL && !part->settled)
+			part->drain_local = true;
+		if (session->sid_known) {
+			struct ctl_close *close =
+				&ac_lane_add(agent, session->lane, CTL_CLOSE)->u.close;
+			close->sid = session->sid;
+			close->died = lost;
+		}
+	}
+	ac_settle(agent, session);
+}
+
+/* ---- conclusions ----------------------------------------------------------------------------- */
+
+static int64_t
+drain_patience_ns(const struct agent *agent, const struct session *session)
+{
+	return th_deadline_ns(session->close_answered_ns, agent->config.server_silent_ns);
+}
+
+/* The server has the part on record, has hidden it by now or will, and says so with a DRAIN. */
+static bool
+await_drain(const struct agent *agent, const struct session *session)
+{
+	if (!agent->link.attached || !session->sid_known || session->close_refused)
+		return false;
+	return !session->close_answered || agent->now_ns < drain_patience_ns(agent, session);
+}
+
+static void
+settle_closing(struct agent *agent, struct session *session)
+{
+	struct part *part = session->part;
+	uint64_t id = session->id;
+	bool lost = session->lost;
+
+	if (session->in != NULL)
+		return;
+	if (part != NULL) {
+		if (!ac_part_draining(part)) {
+			if (await_drain(agent, session))
+				return;
+			part->drain_local = true;
+			ac_part_settle(agent, session);
+		}
+		if (!ac_part_drained(part))
+			return;
+		ac_part_end(agent, session);
+	}
+	session->held.version = TH_NO_VERSION;
+	ac_session_line(agent, session);
+	/* The worker may open the same shard again at once: the server must have let it go. */
+	if (!lost && agent->link.attached && session->sid_known && !session->close_answered)
+		return;
+	ac_session_free(agent, session);
+	if (!lost)
+		ac_answer(agent, AGENT_CLOSED, id, NULL);
+	ac_action(agent, AGENT_FREE, id);
+}
+
+void
+ac_settle(struct agent *agent, struct session *session)
+{
+	ac_part_settle(agent, session);
+	ac_call_settle(agent, session);
+	/* A broken group's part is over with its last reader; what is held stays until close. */
+	if (session->broken && session->part != NULL && session->state == SESSION_OPEN &&
+		!(session->call.active && session->call.went) && ac_part_drained(session->part))
+		ac_part_end(agent, session);
+	ac_session_line(agent, session);
+	if (session->state == SESSION_CLOSING)
+		settle_closing(agent, session);
+}
+
+int64_t
+ac_close_next_ns(const struct agent *agent, const struct session *session)
+{
+	const struct part *part = session->part;
+
+	if (session->state != SESSION_CLOSING || !session->close_answered || part == NULL ||
+		ac_part_draining(part))
+		return INT64_MAX;
+	return drain_patience_ns(agent, session);
+}

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * inbound - legs in: GO, other sources, and how each leg ends.
+ *
+ * A session has at most one; the next begins when the movers have reported that the last one has
+ * stopped. Every leg that the server granted gets its LEG_END, also those that never ran, with one
+ * exception: after LEG_END(0) of an operation the server ends what it had granted meanwhile.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+
+/* A leg that never ran. */
+static void
+decline(struct agent *agent, struct session *session, const struct ctl_grant *grant, int code,
+	bool source_failed, const char *text)
+{
+	struct lane *lane = session != NULL ? session->lane : agent->misc;
+	struct ctl_leg_end *end = &ac_lane_add(agent, lane, CTL_LEG_END)->u.leg_end;
+
+	end->leg = grant->leg;
+	end->code = code;
+	end->source_failed = source_failed;
+	if (session != NULL && session->call.active)
+		end->chunks_verified = session->call.prefix;
+	ac_copy(end->text, sizeof(end->text), text, TH_CTL_TEXT_BYTES);
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+static struct part *
+local_source(const struct agent *agent, const struct session *reader, const struct ctl_grant *grant)
+{
+	struct session *source = ac_session_by_sid(agent, grant->source_sid);
+
+	if (source == NULL || source == reader || source->part == NULL ||
+		source->part->gen != grant->source_gen || !ac_part_serves(source->part))
+		return NULL;
+	return source->part;
+}
+
+static void
+start(struct agent *agent, struct session *session, const struct ctl_grant *grant)
+{
+	bool local = grant->source_agent_inc == agent->config.agent_inc;
+	struct part *source = NULL;
+
+	TH_ASSERT(session->in == NULL && session->part != NULL);
+	if (local) {
+		source = local_source(agent, session, grant);
+		if (source == NULL) {
+			decline(agent, session, grant, TH_E_NOT_AVAILABLE, true,
+				"the source on this host is being given up");
+			return;
+		}
+		source->num_copies++;
+	}
+	struct inbound *in = th_calloc(1, sizeof(*in));
+	in->leg = ++agent->last_leg;
+	in->life = agent->link.life;
+	in->session = session;
+	in->grant = *grant;
+	in->source = source;
+	session->in = in;
+	HASH_ADD(hh, agent->inbounds, leg, sizeof(in->leg), in);
+	AC_COPY(session->call.result.source, grant->source_replica);
+	struct agent_action *action =
+		ac_action(agent, local ? AGENT_COPY : AGENT_PULL, session->id);
+	action->u.leg.leg = in->leg;
+	action->u.leg.gen = session->part->gen;
+	action->u.leg.grant = *grant;
+	if (source != NULL) {
+		action->u.leg.source_session = source->session->id;
+		action->u.leg.source_gen = source->gen;
+	}
+}
+
+void
+ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
+{
+	struct session *session = ac_session_by_sid(agent, go->sid);
+	struct call *call = session == NULL ? NULL : &session->call;
+
+	if (call == NULL || !call->active || call->op_seq != go->op_seq || call->has_outcome) {
+		decline(agent, session, &go->grant, TH_E_CANCELLED, false,
+			"the member has closed its handle");
+		return;
+	}
+	if (!call->prepared || call->went ||
+		(session->part != NULL && !ac_part_drained(session->part))) {
+		/* Not one byte is overwritten on a word that does not fit our own proof. */
+		decline(agent, session, &go->grant, TH_E_PROTOCOL, false,
+			"GO of the reference server before this member was prepared");
+		return;
+	}
+	call->went = true;
+	call->result.wait_ns = (uint64_t)(agent->now_ns - call->submitted_ns);
+	if (session->part != NULL)
+		ac_part_end(agent, session);
+	ac_part_new(agent, session, call->op_seq, false);
+	session->held.version = TH_NO_VERSION;
+	ac_session_line(agent, session);
+	start(agent, session, &go->grant);
+}
+
+/* ---- another source -------------------------------------------------------------------------- */
+
+static void
+drop_next(struct agent *agent, struct session *session)
+{
+	struct call *call = &session->call;
+
+	if (!call->has_next)
+		return;
+	call->has_next = false;
+	decline(agent, session, &call->next, TH_E_CANCELLED, false, "not begun");
+}
+
+void
+ac_inbound_reroute(struct agent *agent, const struct ctl_ev_reroute *reroute)
+{
+	struct session *session = ac_session_by_sid(agent, reroute->sid);
+	struct call *call = session == NULL ? NULL : &session->call;
+
+	if (call == NULL || !call->active || call->op_seq != reroute->op_seq || !call->went ||
+		call->cancelled || call->has_outcome) {
+		decline(agent, session, &reroute->grant, TH_E_CANCELLED, false,
+			"the operation is over for this member");
+		return;
+	}
+	if (call->done)
+		return;
+	drop_next(agent, session);
+	if (session->in == NULL) {
+		start(agent, session, &reroute->grant);
+		return;
+	}
+	call->has_next = true;
+	call->next = reroute->grant;
+	ac_inbound_stop(agent, session->in, STOP_REROUTE);
+}
+
+void
+ac_inbound_cancel(struct agent *agent, const struct ctl_cancel *cancel)
+{
+	struct session *session = ac_session_by_sid(agent, cancel->sid);
+
+	if (session == NULL || !session->call.active || session->call.op_seq != cancel->op_seq ||
+		!session->call.went)
+		return;
+	session->call.cancelled = true;
+	if (session->part != NULL)
+		session->part->hopeless = true;
+	if (session->in != NULL)
+		ac_inbound_stop(agent, session->in, STOP_CANCEL);
+}
+
+void
+ac_inbound_stop(struct agent *agent, struct inbound *in, enum stop_reason reason)
+{
+	bool first = in->stop == STOP_NONE;
+
+	if (reason == STOP_CANCEL)
+		drop_next(agent, in->session);
+	if (reason > in->stop)
+		in->stop = reason;
+	if (!first)
+		return;
+	struct agent_action *action = ac_action(agent, AGENT_STOP, in->session->id);
+	action->u.leg.leg = in->leg;
+	action->u.leg.gen = in->session->part->gen;
+	action->u.leg.grant = in->grant;
+}
+
+bool
+ac_inbound_fence(struct agent *agent, uint64_t number)
+{
+	struct inbound *in;
+
+	for (in = agent->inbounds; in != NULL; in = in->hh.next) {
+		if (in->source != NULL && in->grant.leg == number && in->life == agent->link.life) {
+			ac_inbound_stop(agent, in, STOP_SOURCE_GONE);
+			return true;
+		}
+	}
+	return false;
+}
+
+/* ---- ending ---------------------------------------------------------------------------------- */
+
+static void
+account(struct call *call, const struct agent_leg_report *report)
+{
+	struct agent_result *result = &call->result;
+
+	result->bytes_moved += report->bytes_moved;
+	result->transfer_ns += report->transfer_ns;
+	result->verify_ns += report->verify_ns;
+	if (report->transport[0] != '\0')
+		AC_COPY(result->transport, report->transport);
+	call->overwrote = call->overwrote || report->overwrote;
+	call->prefix = th_max_u32(call->prefix, report->chunks_verified);
+}
+
+static void
+send_end(struct agent *agent, const struct inbound *in, enum agent_event_kind kind,
+	const struct agent_leg_report *report)
+{
+	struct session *session = in->session;
+	bool failed = kind == AGENT_EV_LEG_FAILED;
+
+	if (in->life != agent->link.life || !session->sid_known)
+		return; /* granted by a server that is no more */
+	struct ctl_leg_end *end = &ac_lane_add(agent, session->lane, CTL_LEG_END)->u.leg_end;
+	end->leg = in->grant.leg;
+	end->overwrote = report->overwrote;
+	end->bytes_moved = report->bytes_moved;
+	AC_COPY(end->transport, report->transport);
+	if (kind == AGENT_EV_LEG_DONE) {
+		end->chunks_verified = session->reg.num_chunks;
+		return;
+	}
+	end->code = failed && report->code < 0 ? report->code : TH_E_CANCELLED;
+	end->source_failed = failed ? report->source_failed : in->stop == STOP_SOURCE_GONE;
+	end->chunks_verified = th_min_u32(report->chunks_verified, session->reg.num_chunks);
+	if (report->text[0] != '\0')
+		AC_COPY(end->text, report->text);
+	else
+		ac_copy(end->text, sizeof(end->text), "stopped", sizeof("stopped"));
+}
+
+static void
+over(struct agent *agent, struct inbound *in)
+{
+	struct session *source = in->source == NULL ? NULL : in->source->session;
+
+	if (in->source != NULL) {
+		TH_ASSERT(in->source->num_copies > 0);
+		in->source->num_copies--;
+	}
+	in->session->in = NULL;
+	HASH_DELETE(hh, agent->inbounds, in);
+	free(in);
+	if (source != NULL)
+		ac_settle(agent, source);
+}
+
+void
+ac_inbound_report(
+	struct agent *agent, enum agent_event_kind kind, const struct agent_leg_report *report)
+{
+	struct inbound *in = NULL;
+	bool done = kind == AGENT_EV_LEG_DONE;
+
+	HASH_FIND(hh, agent->inbounds, &report->leg, sizeof(report->leg), in);
+	if (in == NULL)
+		return;
+	struct session *session = in->session;
+	struct call *call = &session->call;
+	if (call->active)
+		account(call, report);
+	if (done)
+		session->part->full = true;
+	send_end(agent, in, kind, report);
+	if (done && call->active) {
+		call->done = true;
+		call->has_next = false; /* the server ends it with the shard */
+	}
+	over(agent, in);
+	if (call->active && call->has_next) {
+		struct ctl_grant next = call->next;
+		call->has_next = false;
+		start(agent, session, &next);
+	}
+	ac_settle(agent, session);
+}

@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lane - requests to the server whose order matters: one in flight, the next when it is answered.
+ *
+ * A request keeps its number until it is answered, however often it is sent, so the server can
+ * recognise a repeat. A lane outlives its session until all is delivered: the server must learn
+ * that a member has left. See state.h.
+ */
+#include <string.h>
+
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+
+#define BACKOFF_MIN_NS INT64_C(50000000)
+#define BACKOFF_MAX_NS INT64_C(1000000000)
+
+struct lane *
+ac_lane_new(struct agent *agent, struct session *session)
+{
+	struct lane *lane = th_calloc(1, sizeof(*lane));
+
+	lane->session = session;
+	if (session != NULL) {
+		AC_COPY(lane->model, session->open.model);
+		AC_COPY(lane->replica, session->open.replica);
+	}
+	DL_APPEND(agent->lanes, lane);
+	return lane;
+}
+
+static void
+lane_retire(struct agent *agent, struct lane *lane)
+{
+	if (lane->session != NULL || lane == agent->misc || lane->queue != NULL)
+		return;
+	DL_DELETE(agent->lanes, lane);
+	free(lane);
+}
+
+struct ctl_request *
+ac_lane_add(struct agent *agent, struct lane *lane, enum ctl_request_kind kind)
+{
+	struct request *request = th_calloc(1, sizeof(*request));
+
+	request->ctl.kind = kind;
+	request->ctl.agent_inc = agent->config.agent_inc;
+	request->lane = lane;
+	request->op_deadline_ns = INT64_MAX;
+	DL_APPEND(lane->queue, request);
+	return &request->ctl;
+}
+
+static void
+unlink_request(struct agent *agent, struct request *request)
+{
+	struct lane *lane = request->lane;
+
+	if (lane->session != NULL && lane->session->call.request == request)
+		lane->session->call.request = NULL;
+	DL_DELETE(lane->queue, request);
+	request->lane = NULL;
+	DL_APPEND(agent->graves, request);
+}
+
+void
+ac_lane_drop(struct agent *agent, struct request *request)
+{
+	struct lane *lane = request->lane;
+
+	unlink_request(agent, request);
+	lane_retire(agent, lane);
+}
+
+void
+ac_lane_clear(struct agent *agent, struct lane *lane)
+{
+	while (lane->queue != NULL)
+		unlink_request(agent, lane->queue);
+}
+
+void
+ac_lane_orphan(struct agent *agent, struct lane *lane)
+{
+	if (lane->session->call.request != NULL)
+		lane->session->call.request = NULL;
+	lane->session = NULL;
+	lane_retire(agent, lane);
+}
+
+/* ---- sending --------------------------------------------------------------------------------- */
+
+void
+ac_request_send(struct agent *agent, struct request *request, enum agent_channel channel)
+{
+	struct ctl_request *ctl = &request->ctl;
+
+	TH_ASSERT(!request->flying);
+	if (ctl->request_no == 0) {
+		ctl->request_no = ++agent->last_request_no;
+		if (ctl->kind == CTL_OP && request->op_deadline_ns != INT64_MAX)
+			ctl->u.op.timeout_ns =
+				th_max_i64(0, request->op_deadline_ns - agent->now_ns);
+	}
+	request->tag = ++agent->last_tag;
+	request->attach_no = agent->link.attach_no;
+	request->flying = true;
+	request->sent_ns = agent->now_ns;
+	struct agent_action *action = ac_action(agent, AGENT_SEND,
+		request->lane != NULL && request->lane->session != NULL ? request->lane->session->id
+									: 0);
+	action->u.send.tag = request->tag;
+	action->u.send.channel = channel;
+	action->u.send.request = ctl;
+}
+
+void
+ac_request_failed(struct agent *agent, struct request *request)
+{
+	request->flying = false;
+	request->backoff_ns = request->backoff_ns == 0
+				      ? BACKOFF_MIN_NS
+				      : th_min_i64(2 * request->backoff_ns, BACKOFF_MAX_NS);
+	request->retry_ns = th_deadline_ns(agent->now_ns, request->backoff_ns);
+}
+
+int64_t
+ac_request_next_ns(const struct agent *agent, const struct request *request)
+{
+	return request->flying ? th_deadline_ns(request->sent_ns, agent->config.reply_ns)
+			       : request->retry_ns;
+}
+
+/*
+ * A worker that closes and opens the same shard again must not find itself: the server takes the
+ * CLOSE first, also when it was written while there was no server.
+ */
+static bool
+must_wait(const struct agent *agent, const struct lane *lane)
+{
+	const struct lane *other;
+	const struct request *request;
+
+	if (lane->queue->ctl.kind != CTL_OPEN)
+		return false;
+	DL_FOREACH(agent->lanes, other)
+	{
+		if (other == lane || strcmp(other->model, lane->model) != 0 ||
+			strcmp(other->replica, lane->replica) != 0)
+			continue;
+		DL_FOREACH(other->queue, request)
+		{
+			/* An orphan's OPEN will be followed by its CLOSE. */
+			if (request->ctl.kind == CTL_CLOSE ||
+				(other->session == NULL && request->ctl.kind == CTL_OPEN))
+				return true;
+		}
+	}
+	return false;
+}
+
+void
+ac_lanes_pump(struct agent *agent)
+{
+	struct lane *lane;
+
+	if (agent->link.phase != LINK_UP)
+		return;
+	DL_FOREACH(agent->lanes, lane)
+	{
+		struct request *head = lane->queue;
+		if (head == NULL || agent->now_ns < ac_request_next_ns(agent, head))
+			continue;
+		if (head->flying)
+			head->flying = false; /* lost on the way: the same number again */
+		if (!must_wait(agent, lane))
+			ac_request_send(agent, head, AGENT_CHANNEL_CONTROL);
+	}
+}
+
+int64_t
+ac_lanes_next_ns(const struct agent *agent)
+{
+	int64_t next = INT64_MAX;
+	const struct lane *lane;
+
+	DL_FOREACH(agent->lanes, lane)
+	{
+		/* What waits for another lane goes when that one is answered. */
+		if (lane->queue != NULL && !must_wait(agent, lane))
+			next = th_min_i64(next, ac_request_next_ns(agent, lane->queue));
+	}
+	return next;
+}

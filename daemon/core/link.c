@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * link - the attachment to the reference server, its standing POLL and its beats.
+ *
+ *   HELLO --ok--> ATTACH --ok--> UP --a reply says unknown_agent--> HELLO
+ *
+ * attached is what the sessions see: UP, and the server has answered within server_silent_ns. Silence
+ * alone ends nothing: requests are repeated until the server, or its successor, answers.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+
+#define RESTARTED_TEXT                                                                             \
+	"the reference server restarted and does not know this shard; close the handle and open "  \
+	"it "                                                                                      \
+	"again"
+
+static void
+setup(struct agent *agent, enum link_phase phase)
+{
+	struct link *link = &agent->link;
+	struct request *request = &link->setup;
+
+	link->phase = phase;
+	memset(request, 0, sizeof(*request));
+	request->ctl.kind = phase == LINK_HELLO ? CTL_HELLO : CTL_ATTACH;
+	request->ctl.agent_inc = agent->config.agent_inc;
+	if (phase == LINK_HELLO)
+		request->ctl.u.hello = (struct ctl_hello){
+			.protocol_min = TH_PROTOCOL_MIN,
+			.protocol_max = TH_PROTOCOL_MAX,
+		};
+	else
+		request->ctl.u.attach = agent->config.attach;
+}
+
+void
+ac_link_init(struct agent *agent)
+{
+	struct link *link = &agent->link;
+
+	link->heard_ns = agent->now_ns;
+	link->poll.ctl.kind = CTL_POLL;
+	link->poll.ctl.agent_inc = agent->config.agent_inc;
+	link->beat.ctl.kind = CTL_BEAT;
+	link->beat.ctl.agent_inc = agent->config.agent_inc;
+	setup(agent, LINK_HELLO);
+}
+
+/* ---- attached or not ------------------------------------------------------------------------- */
+
+static void
+detach(struct agent *agent, const char *reason)
+{
+	struct link *link = &agent->link;
+
+	if (!link->attached && strcmp(link->reason, reason) == 0)
+		return;
+	link->attached = false;
+	ac_copy(link->reason, sizeof(link->reason), reason, TH_CTL_TEXT_BYTES);
+	struct agent_action *action = ac_action(agent, AGENT_SERVER_STATE, 0);
+	action->u.server.server_inc = link->server_inc;
+	AC_COPY(action->u.server.text, link->reason);
+}
+
+static void
+attach(struct agent *agent)
+{
+	struct link *link = &agent->link;
+
+	if (link->attached)
+		return;
+	link->attached = true;
+	link->reason[0] = '\0';
+	struct agent_action *action = ac_action(agent, AGENT_SERVER_STATE, 0);
+	action->u.server.attached = true;
+	action->u.server.server_inc = link->server_inc;
+}
+
+/*
+ * The server does not know this agent life: all that was said to it before is void.
+ *
+ * Here is the place where sessions that a restarted server does not know would be announced to it
+ * again instead (parts with their generation and digests, open operations, running legs). Until
+ * that exists they are broken, which costs the workers a close and an open.
+ */
+static void
+start_over(struct agent *agent)
+{
+	struct lane *lane, *next_lane;
+	struct session *session, *next;
+
+	agent->link.life++;
+	agent->link.last_event = 0;
+	DL_FOREACH_SAFE(agent->lanes, lane, next_lane)
+	{
+		if (lane->session != NULL)
+			continue;
+		ac_lane_clear(agent, lane);
+		if (lane != agent->misc) {
+			DL_DELETE(agent->lanes, lane);
+			free(lane);
+		}
+	}
+	HASH_ITER(hh, agent->sessions, session, next)
+	{
+		ac_session_forgotten(agent, session, RESTARTED_TEXT);
+	}
+	ac_watch_renew(agent);
+}
+
+static void
+up(struct agent *agent, const struct ctl_attach_reply *reply)
+{
+	struct link *link = &agent->link;
+	bool known = !reply->fresh && reply->server_inc == link->server_inc;
+	struct lane *lane;
+
+	link->server_inc = reply->server_inc;
+	link->attach_no++;
+	link->phase = LINK_UP;
+	if (!known)
+		start_over(agent);
+	DL_FOREACH(agent->lanes, lane)
+	{
+		struct request *head = lane->queue;
+		if (head == NULL)
+			continue;
+		head->flying = false;
+		head->retry_ns = 0;
+		head->backoff_ns = 0;
+	}
+	link->poll.flying = link->beat.flying = false;
+	link->poll.retry_ns = 0;
+	link->beat_ns = agent->now_ns;
+	attach(agent);
+}
+
+static void
+unknown(struct agent *agent, const struct request *request)
+{
+	/* An answer to what was sent before the last attachment says nothing about this one. */
+	if (agent->link.phase != LINK_UP || request->attach_no != agent->link.attach_no)
+		return;
+	detach(agent, "the reference server does not know this agent: attaching again");
+	setup(agent, LINK_HELLO);
+}
+
+/* ---- events of the server -------------------------------------------------------------------- */
+
+static void
+broken_event(struct agent *agent, const struct ctl_ev_broken *broken)
+{
+	struct session *session = ac_session_by_sid(agent, broken->sid);
+	char text[TH_CTL_TEXT_BYTES];
+
+	if (session == NULL)
+		return;
+	AC_COPY(text, broken->text);
+	ac_session_broken(agent, session, text);
+}
+
+static void
+event(struct agent *agent, const struct ctl_event *event)
+{
+	struct session *session;
+
+	switch (event->kind) {
+	case CTL_EV_PLAN:
+		session = ac_session_by_sid(agent, event->u.plan.sid);
+		if (session != NULL)
+			ac_call_plan(agent, session, &event->u.plan);
+		break;
+	case CTL_EV_GO:
+		ac_inbound_go(agent, &event->u.go);
+		break;
+	case CTL_EV_REROUTE:
+		ac_inbound_reroute(agent, &event->u.reroute);
+		break;
+	case CTL_EV_GRANT:
+		ac_outbound_grant(agent, &event->u.grant);
+		break;
+	case CTL_EV_FENCE:
+		if (!ac_inbound_fence(agent, event->u.fence_leg))
+			ac_outbound_fence(agent, event->u.fence_leg);
+		break;
+	case CTL_EV_DRAIN:
+		ac_part_drain(agent, &event->u.drain);
+		break;
+	case CTL_EV_UNDRAIN:
+		ac_part_undrain(agent, &event->u.undrain);
+		break;
+	case CTL_EV_CANCEL:
+		ac_inbound_cancel(agent, &event->u.cancel);
+		break;
+	case CTL_EV_OUTCOME:
+		session = ac_session_by_sid(agent, event->u.outcome.sid);
+		if (session != NULL)
+			ac_call_outcome(session, &event->u.outcome);
+		break;
+	case CTL_EV_CHANGED:
+		ac_watch_changed(agent, &event->u.changed);
+		break;
+	case CTL_EV_BROKEN:
+		broken_event(agent, &event->u.broken);
+		break;
+	}
+}
+
+static void
+poll_reply(struct agent *agent, const struct ctl_poll_reply *poll)
+{
+	struct session *session, *next;
+
+	for (uint32_t i = 0; i < poll->num_events; i++) {
+		const struct ctl_event *one = &poll->events[i];
+		if (one->number <= agent->link.last_event)
+			continue;
+		/* What is missing has not been acknowledged: the next POLL brings it. */
+		if (one->number != agent->link.last_event + 1)
+			return;
+		agent->link.last_event = one->number;
+		event(agent, one);
+		/* Conclusions are drawn before the next fact: each was true when it was sent. */
+		HASH_ITER(hh, agent->sessions, session, next)
+		ac_settle(agent, session);
+	}
+}
+
+/* ---- replies --------------------------------------------------------------------------------- */
+
+static void
+setup_reply(struct agent *agent, const struct ctl_reply *reply)
+{
+	struct link *link = &agent->link;
+	char text[TH_CTL_TEXT_BYTES];
+
+	if (reply->code != 0 || reply->unknown_agent) {
+		AC_COPY(text, reply->text);
+		ac_request_failed(agent, &link->setup);
+		detach(agent, text);
+	} else if (link->phase == LINK_ATTACH) {
+		up(agent, &reply->u.attach);
+	} else if (reply->u.hello.protocol < TH_PROTOCOL_MIN ||
+		   reply->u.hello.protocol > TH_PROTOCOL_MAX) {
+		snprintf(text, sizeof(text),
+			"the reference server speaks protocol %" PRIu32 ", this agent %u to %u: "
+			"install matching versions",
+			reply->u.hello.protocol, TH_PROTOCOL_MIN, TH_PROTOCOL_MAX);
+		ac_request_failed(agent, &link->setup);
+		detach(agent, text);
+	} else {
+		setup(agent, LINK_ATTACH);
+	}
+}
+
+static struct request *
+find(struct agent *agent, uint64_t tag)
+{
+	struct link *link = &agent->link;
+	struct request *fixed[] = {&link->setup, &link->poll, &link->beat};
+	struct lane *lane;
+
+	for (size_t i = 0; i < TH_ARRAY_LEN(fixed); i++) {
+		if (fixed[i]->tag == tag && fixed[i]->flying)
+			return fixed[i];
+	}
+	DL_FOREACH(agent->lanes, lane)
+	{
+		if (lane->queue != NULL && lane->queue->tag == tag && lane->queue->flying)
+			return lane->queue;
+	}
+	return NULL;
+}
+
+/* An answer to an earlier sending of a request that has been sent again since. */
+static struct request *
+find_by_number(struct agent *agent, const struct ctl_reply *reply)
+{
+	struct lane *lane;
+
+	DL_FOREACH(agent->lanes, lane)
+	{
+		struct request *head = lane->queue;
+		if (head != NULL && head->ctl.request_no != 0 &&
+			head->ctl.request_no == reply->request_no &&
+			head->ctl.kind == reply->kind && head->attach_no == agent->link.attach_no)
+			return head;
+	}
+	return NULL;
+}
+
+static void
+lane_reply(struct agent *agent, struct request *request, const struct ctl_reply *reply)
+{
+	struct lane *lane = request->lane;
+	struct ctl_request ctl = request->ctl;
+
+	if (ctl.kind == CTL_WATCH)
+		ac_watch_reply(agent, &ctl, reply);
+	else if (lane != agent->misc)
+		ac_session_reply(agent, lane, &ctl, reply);
+	if (request->lane != NULL)
+		ac_lane_drop(agent, request);
+}
+
+void
+ac_link_reply(struct agent *agent, uint64_t tag, const struct ctl_reply *reply)
+{
+	struct link *link = &agent->link;
+	struct request *request = find(agent, tag);
+
+	if (request == NULL && !reply->unknown_agent)
+		request = find_by_number(agent, reply);
+	if (request == NULL)
+		return;
+	link->heard_ns = agent->now_ns;
+	if (reply->kind != request->ctl.kind || reply->request_no != request->ctl.request_no) {
+		ac_request_failed(agent, request);
+		return;
+	}
+	if (request == &link->setup) {
+		setup_reply(agent, reply);
+		return;
+	}
+	if (reply->unknown_agent) {
+		ac_request_failed(agent, request);
+		unknown(agent, request);
+		return;
+	}
+	if (link->phase == LINK_UP)
+		attach(agent);
+	if (request->lane != NULL) {
+		lane_reply(agent, request, reply);
+		return;
+	}
+	if (reply->code != 0) {
+		ac_request_failed(agent, request);
+		return;
+	}
+	request->flying = false;
+	request->backoff_ns = request->retry_ns = 0;
+	if (request == &link->poll)
+		poll_reply(agent, &reply->u.poll);
+}
+
+void
+ac_link_no_reply(struct agent *agent, uint64_t tag)
+{
+	struct request *request = find(agent, tag);
+
+	if (request != NULL)
+		ac_request_failed(agent, request);
+}
+
+/* ---- time ------------------------------------------------------------------------------------ */
+
+static bool
+due(struct agent *agent, struct request *request)
+{
+	if (agent->now_ns < ac_request_next_ns(agent, request))
+		return false;
+	request->flying = false;
+	return true;
+}
+
+void
+ac_link_tick(struct agent *agent)
+{
+	struct link *link = &agent->link;
+
+	if (agent->now_ns >= th_deadline_ns(link->heard_ns, agent->config.server_silent_ns))
+		detach(agent, "the reference server does not answer");
+	if (link->phase != LINK_UP) {
+		if (due(agent, &link->setup))
+			ac_request_send(agent, &link->setup, AGENT_CHANNEL_CONTROL);
+		return;
+	}
+	if (due(agent, &link->poll)) {
+		link->poll.ctl.request_no = 0;
+		link->poll.ctl.u.poll.last_event = link->last_event;
+		ac_request_send(agent, &link->poll, AGENT_CHANNEL_POLL);
+	}
+	if (agent->now_ns >= link->beat_ns &&
+		(!link->beat.flying || agent->now_ns >= ac_request_next_ns(agent, &link->beat))) {
+		link->beat.flying = false;
+		link->beat.ctl.request_no = 0;
+		ac_request_send(agent, &link->beat, AGENT_CHANNEL_BEAT);
+		link->beat_ns = th_deadline_ns(agent->now_ns, agent->config.beat_ns);
+	}
+}
+
+int64_t
+ac_link_next_ns(const struct agent *agent)
+{
+	const struct link *link = &agent->link;
+	int64_t next =
+		ac_request_next_ns(agent, link->phase == LINK_UP ? &link->poll : &link->setup);
+
+	if (link->attached)
+		next = th_min_i64(
+			next, th_deadline_ns(link->heard_ns, agent->config.server_silent_ns));
+	if (link->phase == LINK_UP) {
+		int64_t beat = link->beat_ns;
+		if (link->beat.flying)
+			beat = th_max_i64(beat, ac_request_next_ns(agent, &link->beat));
+		next = th_min_i64(next, beat);
+	}
+	return next;
+}

@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * session - one handle of one worker: opening, registering, what its worker sees, breaking.
+ *
+ *   OPENING --reply to OPEN--> OPEN --CLOSE or LOST--> CLOSING --proven--> freed   (close.c)
+ *
+ * broken is no state: the worker learns it, its operations answer it, and only close helps; the
+ * bytes and what is held stay until then. See state.h.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/name.h"
+
+struct session *
+ac_session_find(const struct agent *agent, uint64_t id)
+{
+	struct session *session = NULL;
+
+	HASH_FIND(hh, agent->sessions, &id, sizeof(id), session);
+	return session;
+}
+
+struct session *
+ac_session_by_sid(const struct agent *agent, uint64_t sid)
+{
+	struct session *session;
+
+	/* Few sessions, and none of a former life of the server. */
+	for (session = agent->sessions; session != NULL; session = session->hh.next) {
+		if (session->sid_known && session->sid == sid)
+			return session;
+	}
+	return NULL;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* Flags of thc_open whose effect is not there must not be promised by silence. */
+static const char *
+flag_name(uint32_t flags)
+{
+	static const char *const names[] = {"THC_SPOT", "THC_REQUIRE_RDMA", "THC_OFFLOAD_SEED",
+		"THC_NO_MEMORY_FD", "THC_STAGED", "THC_PREFETCH"};
+
+	for (size_t i = 0; i < TH_ARRAY_LEN(names); i++) {
+		if ((flags & (1u << i)) != 0)
+			return names[i];
+	}
+	return "an unknown flag";
+}
+
+#define OPEN_FLAG_NO_MEMORY_FD (1u << 3) /* nothing reaches private memory: kept by itself      */
+
+static int
+open_check(const struct agent *agent, const struct ctl_open *open, struct th_err *err)
+{
+	uint32_t refused = open->flags & ~OPEN_FLAG_NO_MEMORY_FD;
+
+	if (HASH_COUNT(agent->sessions) >= agent->config.sessions_max)
+		return th_fail(err, TH_E_LIMIT,
+			"this agent has its limit of %u open handles (sessions_max)",
+			agent->config.sessions_max);
+	if (!th_name_valid(open->model, TH_NAME_MAX) || !th_name_valid(open->replica, TH_NAME_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"the model or replica name is not 1 to %d bytes of UTF-8 without control "
+			"characters",
+			TH_NAME_MAX);
+	if (open->num_shards == 0 || open->num_shards > TH_SHARDS_MAX ||
+		open->shard >= open->num_shards)
+		return th_fail(err, TH_E_INVALID,
+			"shard %u of %u is out of range (1 to %d shards, counted from 0)",
+			open->shard, open->num_shards, TH_SHARDS_MAX);
+	if (refused != 0)
+		return th_fail(err, TH_E_INVALID,
+			"flags 0x%x: this version of the agent does not offer %s; open without it",
+			open->flags, flag_name(refused));
+	return 0;
+}
+
+static void
+send_open(struct agent *agent, struct session *session)
+{
+	ac_lane_add(agent, session->lane, CTL_OPEN)->u.open = session->open;
+}
+
+void
+ac_session_open(struct agent *agent, uint64_t id, const struct ctl_open *open)
+{
+	struct th_err err;
+
+	TH_ASSERT(ac_session_find(agent, id) == NULL);
+	if (open_check(agent, open, &err) != 0) {
+		ac_answer(agent, AGENT_OPENED, id, &err);
+		return;
+	}
+	struct session *session = th_calloc(1, sizeof(*session));
+	session->id = id;
+	session->state = SESSION_OPENING;
+	session->open = *open;
+	session->held.version = TH_NO_VERSION;
+	session->model = ac_model_acquire(agent, session->open.model);
+	session->lane = ac_lane_new(agent, session);
+	HASH_ADD(hh, agent->sessions, id, sizeof(session->id), session);
+	send_open(agent, session);
+}
+
+void
+ac_session_free(struct agent *agent, struct session *session)
+{
+	if (session->in != NULL) {
+		HASH_DELETE(hh, agent->inbounds, session->in);
+		free(session->in);
+	}
+	if (session->part != NULL) {
+		while (session->part->outbounds != NULL)
+			ac_outbound_free(agent, session->part->outbounds);
+		free(session->part);
+	}
+	while (session->watches != NULL) {
+		struct watch *first = session->watches;
+		DL_DELETE(session->watches, first);
+		free(first);
+	}
+	ac_lane_orphan(agent, session->lane);
+	ac_model_release(agent, session->model);
+	HASH_DELETE(hh, agent->sessions, session);
+	free(session);
+}
+
+static void
+opened(struct agent *agent, struct session *session, const struct ctl_reply *reply)
+{
+	struct th_err err = {.code = ac_code(reply->code)};
+
+	AC_COPY(err.text, reply->text);
+	if (err.code == 0 &&
+		(reply->u.open.sid == 0 || ac_session_by_sid(agent, reply->u.open.sid) != NULL))
+		th_fail(&err, TH_E_PROTOCOL,
+			"the reference server gave the number %" PRIu64 " of another session",
+			reply->u.open.sid);
+	if (err.code != 0) {
+		uint64_t id = session->id;
+		ac_session_free(agent, session);
+		ac_answer(agent, AGENT_OPENED, id, &err);
+		return;
+	}
+	session->state = SESSION_OPEN;
+	session->sid = reply->u.open.sid;
+	session->sid_known = true;
+	session->sid_life = agent->link.life;
+	session->next_op_seq = reply->u.open.next_op_seq;
+	ac_answer(agent, AGENT_OPENED, session->id, NULL);
+	ac_session_line(agent, session);
+}
+
+/* ---- registering ----------------------------------------------------------------------------- */
+
+static int
+register_check(const struct agent *agent, const struct session *session, const char *what,
+	struct th_err *err)
+{
+	if (session->state != SESSION_OPEN)
+		return th_fail(err, TH_E_STATE, "%s: the handle is not open", what);
+	if (session->broken)
+		return th_fail(err, TH_E_GROUP_BROKEN, "%s", session->broken_text);
+	if (session->registering || session->unregistering || session->call.active)
+		return th_fail(err, TH_E_STATE,
+			"%s: another call of this handle is running; wait for its end", what);
+	if (session->part != NULL)
+		return th_fail(err, TH_E_STATE,
+			"%s: the handle holds version %" PRIu64 "; unpublish it first", what,
+			session->held.version);
+	if (session->dirty)
+		return th_fail(err, TH_E_DIRTY,
+			"%s: the tensors were partly overwritten by an operation that failed; only "
+			"replicate and close are allowed",
+			what);
+	if (!agent->link.attached)
+		return th_fail(err, TH_E_NO_SERVER,
+			"%s: the agent reaches no reference server; see 'thctl status'", what);
+	return 0;
+}
+
+void
+ac_session_register(struct agent *agent, struct session *session, const struct ctl_register *reg)
+{
+	struct th_err err;
+	int rc = register_check(agent, session, "register", &err);
+
+	if (rc == 0 && session->registered)
+		rc = th_fail(&err, TH_E_STATE,
+			"register: tensors are registered already; unregister them first");
+	if (rc != 0) {
+		ac_answer(agent, AGENT_REGISTERED, session->id, &err);
+		return;
+	}
+	session->registering = true;
+	session->reg = *reg;
+	session->reg.sid = session->sid;
+	ac_lane_add(agent, session->lane, CTL_REGISTER)->u.reg = session->reg;
+}
+
+void
+ac_session_unregister(struct agent *agent, struct session *session)
+{
+	struct th_err err;
+	int rc = register_check(agent, session, "unregister", &err);
+
+	if (rc == 0 && !session->registered)
+		rc = th_fail(&err, TH_E_STATE, "unregister: no tensors are registered");
+	if (rc != 0) {
+		ac_answer(agent, AGENT_UNREGISTERED, session->id, &err);
+		return;
+	}
+	session->unregistering = true;
+	ac_lane_add(agent, session->lane, CTL_UNREGISTER)->u.unregister_sid = session->sid;
+}
+
+static void
+registered(struct agent *agent, struct session *session, enum agent_action_kind kind,
+	const struct th_err *err)
+{
+	bool *pending = kind == AGENT_REGISTERED ? &session->registering : &session->unregistering;
+
+	if (!*pending)
+		return;
+	*pending = false;
+	if (err == NULL || err->code == 0)
+		session->registered = kind == AGENT_REGISTERED;
+	ac_answer(agent, kind, session->id, err);
+}
+
+/* ---- replies --------------------------------------------------------------------------------- */
+
+static void
+orphan_reply(struct agent *agent, struct lane *lane, const struct ctl_request *request,
+	const struct ctl_reply *reply)
+{
+	if (request->kind != CTL_OPEN || reply->code != 0)
+		return;
+	/* Its worker died while it was opened. */
+	struct ctl_close *close = &ac_lane_add(agent, lane, CTL_CLOSE)->u.close;
+	close->sid = reply->u.open.sid;
+	close->died = lane->died;
+}
+
+void
+ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_request *request,
+	const struct ctl_reply *reply)
+{
+	struct session *session = lane->session;
+	struct th_err err = {.code = ac_code(reply->code)};
+
+	if (session == NULL) {
+		orphan_reply(agent, lane, request, reply);
+		return;
+	}
+	AC_COPY(err.text, reply->text);
+	switch ((int)request->kind) {
+	case CTL_OPEN:
+		opened(agent, session, reply);
+		return; /* it may be gone */
+	case CTL_REGISTER:
+		registered(agent, session, AGENT_REGISTERED, &err);
+		break;
+	case CTL_UNREGISTER:
+		registered(agent, session, AGENT_UNREGISTERED, &err);
+		break;
+	case CTL_OP:
+		ac_call_reply(agent, session, request, reply);
+		break;
+	case CTL_CLOSE:
+		session->close_answered = true;
+		session->close_refused = reply->code != 0;
+		session->close_answered_ns = agent->now_ns;
+		break;
+	default:
+		/* PREPARED, CANCEL, LEG_END, DRAIN_DONE: events say what follows. */
+		break;
+	}
+	ac_settle(agent, session);
+}
+
+/* ---- breaking -------------------------------------------------------------------------------- */
+
+void
+ac_session_broken(struct agent *agent, struct session *session, const char *text)
+{
+	if (session->broken)
+		return;
+	session->broken = true;
+	ac_copy(session->broken_text, sizeof(session->broken_text), text, TH_CTL_TEXT_BYTES);
+	session->num_broken++;
+	ac_watches_end(agent, session, TH_E_GROUP_BROKEN, session->broken_text);
+}
+
+void
+ac_session_forgotten(struct agent *agent, struct session *session, const char *text)
+{
+	struct th_err err;
+	struct part *part = session->part;
+
+	ac_lane_clear(agent, session->lane);
+	if (session->state == SESSION_OPENING) {
+		send_open(agent, session);
+		return;
+	}
+	session->sid_known = false;
+	if (part != NULL) {
+		/* Nobody asks for it again; who reads it already may finish. */
+		part->drain_server = part->drain_plan = false;
+		part->drain_local = true;
+	}
+	if (session->state == SESSION_CLOSING)
+		return;
+	ac_session_broken(agent, session, text);
+	th_fail(&err, TH_E_GROUP_BROKEN, "%s", session->broken_text);
+	registered(agent, session, AGENT_REGISTERED, &err);
+	registered(agent, session, AGENT_UNREGISTERED, &err);
+	if (session->call.active)
+		ac_call_fail(session, err.code, err.text);
+}
+
+/* ---- the line -------------------------------------------------------------------------------- */
+
+static bool
+safe_to_mutate(const struct session *session)
+{
+	/* A broken group's part is never served again, so its proof stays one. */
+	return session->in == NULL && session->part == NULL;
+}
+
+void
+ac_session_line(struct agent *agent, struct session *session)
+{
+	struct agent_line line = {
+		.held = session->held,
+		.safe_to_mutate = safe_to_mutate(session),
+		.generation = session->model->generation,
+		.broken = session->num_broken,
+	};
+
+	if (session->state == SESSION_OPENING)
+		return;
+	if (session->line_told && th_version_compare(line.held, session->line.held) == 0 &&
+		line.safe_to_mutate == session->line.safe_to_mutate &&
+		line.generation == session->line.generation && line.broken == session->line.broken)
+		return;
+	session->line_told = true;
+	session->line = line;
+	ac_action(agent, AGENT_LINE, session->id)->u.line = line;
+}

@@ -1,0 +1,351 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * state - everything the agent core knows, and who owns what.
+ *
+ *   agent > session (one handle of one worker) > call (its one group operation), watches, part, inbound
+ *         > lane (requests to the server that must keep their order) > request
+ *         > part (the content of a session at one generation) > outbound (a peer that reads it)
+ *         > link (attachment to the server), models (watched listings), hellos (tickets without grant)
+ *
+ * Every object is owned by the field named beside it; all other pointers are borrowed, and whoever
+ * frees an object clears them. Functions of the core have the prefix ac_ when they are not in agent.h:
+ * the shell, and in tests the server's core, live in the same binary. One thread, no I/O, no clock.
+ */
+#ifndef TH_DAEMON_CORE_STATE_H
+#define TH_DAEMON_CORE_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/core/agent.h"
+#include "daemon/core/tables.h"
+#include "ipc/base/ctl.h"
+#include "ipc/base/err.h"
+
+struct session;
+struct part;
+struct lane;
+
+/* ---- the server ------------------------------------------------------------------------------ */
+
+struct request {                /* owned by a lane, or a field of link */
+	struct ctl_request ctl; /* request_no 0: never sent                                  */
+	int64_t op_deadline_ns; /* OP: its timeout_ns is what is left when it is first sent  */
+	uint64_t tag;           /* of the last time it was sent                              */
+	uint64_t attach_no;     /* under which attachment it was sent last                   */
+	bool flying;            /* sent, and neither answered nor given up                   */
+	int64_t sent_ns;        /* when it flies                                             */
+	int64_t retry_ns;       /* else: not before                                          */
+	int64_t backoff_ns;     /* what the next failure costs                               */
+	struct lane *lane;      /* NULL: a field of link                                     */
+	struct request *prev, *next;
+};
+
+struct lane {                    /* requests in order, one in flight; owned by agent.lanes */
+	struct session *session; /* NULL: it has outlived its session, or is agent.misc      */
+	struct request *queue;
+	char model[TH_NAME_MAX + 1], replica[TH_NAME_MAX + 1]; /* of its session             */
+	bool died; /* how the session ended, when its OPEN is still unanswered               */
+	struct lane *prev, *next;
+};
+
+enum link_phase { LINK_HELLO = 1, LINK_ATTACH, LINK_UP };
+
+struct link {
+	enum link_phase phase;
+	bool attached;        /* as told to the shell: up, and not silent                  */
+	uint64_t server_inc;  /* 0: never attached                                         */
+	uint64_t attach_no;   /* counts attachments                                        */
+	uint64_t life;        /* counts those at which the server knew nothing of us       */
+	uint64_t last_event;  /* number of the last event that was acted upon              */
+	int64_t heard_ns;     /* the last reply                                            */
+	int64_t beat_ns;      /* when the next BEAT is due                                 */
+	struct request setup; /* HELLO or ATTACH                                           */
+	struct request poll, beat;
+	char reason[TH_CTL_TEXT_BYTES]; /* why not attached, as last told                    */
+};
+
+/* ---- what is held, and who reads it ---------------------------------------------------------- */
+
+enum outbound_state { OUTBOUND_GRANTED = 1, OUTBOUND_SERVING, OUTBOUND_FENCING };
+
+struct outbound {     /* leg out; owned by agent.outbounds */
+	uint64_t leg; /* our number                                                         */
+	uint64_t number, life; /* the server's number, and in which of its lives             */
+	struct part *part;
+	struct th_ticket ticket;
+	enum outbound_state state;
+	bool stalled;
+	int64_t granted_ns;
+	struct outbound *prev, *next;             /* in part.outbounds                        */
+	struct outbound *grant_prev, *grant_next; /* in agent.grants while GRANTED            */
+	UT_hash_handle hh;
+};
+
+struct hello { /* a ticket that came before its GRANT; owned by agent.hellos */
+	uint64_t id;
+	struct th_ticket ticket;
+	int64_t deadline_ns;
+	struct hello *prev, *next;
+};
+
+struct part { /* owned by session.part */
+	struct session *session;
+	uint64_t gen;
+	bool published; /* its digests are made here                                         */
+	bool settled;   /* its operation has committed                                       */
+	bool full;      /* every byte is there                                               */
+	bool hopeless;  /* it will never be full, or never be hashed: nobody can finish here */
+	bool hashing, hash_stopping, hashed;
+	bool drain_server, drain_answered; /* DRAIN of the server                            */
+	uint64_t drain_no;
+	bool drain_plan;  /* PLAN with drain_old                                             */
+	bool drain_local; /* no server is asked: broken, failed, or closing without one      */
+	struct outbound *outbounds;
+	uint32_t num_running; /* outbounds not GRANTED                                       */
+	uint32_t num_copies;  /* inbounds of this agent that read it                         */
+};
+
+enum stop_reason {
+	STOP_NONE = 0,
+	STOP_REROUTE,     /* another source was named                                        */
+	STOP_SOURCE_GONE, /* a copy within the host whose source is being given up           */
+	STOP_CANCEL,      /* the operation is over, or the session closes                    */
+};
+
+struct inbound {      /* leg in; owned by session.in and found by agent.inbounds */
+	uint64_t leg; /* our number                                                          */
+	uint64_t life;
+	struct session *session;
+	struct ctl_grant grant;
+	struct part *source; /* a copy within the host                                       */
+	enum stop_reason stop;
+	UT_hash_handle hh;
+};
+
+/* ---- sessions -------------------------------------------------------------------------------- */
+
+struct call { /* the group operation of a session */
+	bool active;
+	uint32_t slot, kind, flags;
+	char spec[TH_SPEC_MAX + 1];
+	int64_t submitted_ns, deadline_ns;
+	uint64_t op_seq;
+	struct request *request; /* OP, until it is answered; borrows                        */
+	bool accepted, cancel_sent;
+	bool planned, explaining, prepared; /* prepared: said so                             */
+	struct ctl_ev_plan plan;
+	bool went;      /* GO: from here on bytes may be overwritten                         */
+	bool cancelled; /* CANCEL of the server: the OUTCOME will be a failure               */
+	bool done;      /* LEG_END(0) was sent                                               */
+	bool overwrote;
+	uint32_t prefix; /* verified chunks                                                  */
+	bool has_next;   /* a leg to start when the running one has stopped                  */
+	struct ctl_grant next;
+	bool has_outcome; /* it is acted upon when nothing runs any more                     */
+	struct ctl_ev_outcome outcome;
+	struct agent_result result;
+};
+
+struct watch { /* owned by session.watches */
+	uint32_t slot;
+	uint64_t generation; /* wait until it is not this any more                           */
+	int64_t deadline_ns;
+	struct watch *prev, *next;
+};
+
+struct model { /* owned by agent.models; exists while a session names it */
+	char name[TH_NAME_MAX + 1];
+	uint32_t num_sessions;
+	bool known; /* the server has said the generation, and will say when it changes      */
+	bool asked; /* WATCH is on its way                                                   */
+	uint64_t generation;
+	UT_hash_handle hh;
+};
+
+enum session_state { SESSION_OPENING = 1, SESSION_OPEN, SESSION_CLOSING };
+
+struct session { /* owned by agent.sessions */
+	uint64_t id;
+	enum session_state state;
+	struct ctl_open open;
+	struct model *model;
+	struct lane *lane;
+	uint64_t sid;
+	bool sid_known;    /* the server knows it                                            */
+	uint64_t sid_life; /* in which of its lives                                          */
+	uint64_t next_op_seq;
+
+	bool broken; /* the group is; why                                                    */
+	char broken_text[TH_CTL_TEXT_BYTES];
+	bool dirty;
+
+	bool registering, unregistering, registered;
+	struct ctl_register reg;
+	struct th_hash attributes;
+
+	struct call call;
+	struct watch *watches;
+	struct part *part;
+	struct inbound *in;
+	struct th_version held;
+	uint16_t num_broken;
+	bool line_told;
+	struct agent_line line; /* as last told                                              */
+
+	bool lost;           /* nobody is there to be answered                               */
+	bool close_answered; /* by the server                                                */
+	bool close_refused;
+	int64_t close_answered_ns;
+	UT_hash_handle hh;
+};
+
+struct agent {
+	struct agent_config config;
+	int64_t now_ns;
+	struct link link;
+	struct lane *lanes;
+	struct lane *misc;      /* one of lanes: what belongs to no session                       */
+	struct request *graves; /* freed at the next step: actions may still point at them   */
+	struct session *sessions;
+	struct model *models;
+	struct inbound *inbounds;
+	struct outbound *outbounds;
+	struct outbound *grants; /* oldest first                                             */
+	struct hello *hellos;    /* oldest first                                             */
+	uint32_t num_grants, num_hellos;
+	uint64_t last_tag, last_request_no, last_leg;
+	struct agent_action *actions; /* owns                                                */
+	uint32_t num_actions, actions_max;
+};
+
+/* ---- actions and texts (agent.c) ------------------------------------------------------------- */
+
+/* Zeroed but for kind and session; valid until the next action is added. */
+struct agent_action *ac_action(struct agent *agent, enum agent_action_kind kind, uint64_t session);
+void ac_answer(struct agent *agent, enum agent_action_kind kind, uint64_t session,
+	const struct th_err *err);
+/* Cut to size and terminated, whatever the source is. */
+void ac_copy(char *ret_text, size_t bytes, const char *text, size_t text_bytes);
+#define AC_COPY(to, from) ac_copy((to), sizeof(to), (from), sizeof(from))
+/* A code as a server or a mover says it: 0 or negative. */
+int ac_code(int code);
+
+/* ---- lanes (lane.c) -------------------------------------------------------------------------- */
+
+struct lane *ac_lane_new(struct agent *agent, struct session *session);
+/* Appends a zeroed request; it is sent at the end of the step when its turn has come. */
+struct ctl_request *ac_lane_add(struct agent *agent, struct lane *lane, enum ctl_request_kind kind);
+void ac_lane_drop(struct agent *agent, struct request *request);
+void ac_lane_clear(struct agent *agent, struct lane *lane);
+/* The session is gone: what is queued is still delivered, then the lane goes too. */
+void ac_lane_orphan(struct agent *agent, struct lane *lane);
+void ac_lanes_pump(struct agent *agent);
+int64_t ac_lanes_next_ns(const struct agent *agent);
+void ac_request_send(struct agent *agent, struct request *request, enum agent_channel channel);
+void ac_request_failed(struct agent *agent, struct request *request);
+/* When it must be looked at again, if the link is up. */
+int64_t ac_request_next_ns(const struct agent *agent, const struct request *request);
+
+/* ---- link (link.c) --------------------------------------------------------------------------- */
+
+void ac_link_init(struct agent *agent);
+void ac_link_reply(struct agent *agent, uint64_t tag, const struct ctl_reply *reply);
+void ac_link_no_reply(struct agent *agent, uint64_t tag);
+void ac_link_tick(struct agent *agent);
+int64_t ac_link_next_ns(const struct agent *agent);
+
+/* ---- sessions (session.c, close.c) ----------------------------------------------------------- */
+
+struct session *ac_session_find(const struct agent *agent, uint64_t id);
+struct session *ac_session_by_sid(const struct agent *agent, uint64_t sid);
+void ac_session_open(struct agent *agent, uint64_t id, const struct ctl_open *open);
+void ac_session_register(
+	struct agent *agent, struct session *session, const struct ctl_register *reg);
+void ac_session_unregister(struct agent *agent, struct session *session);
+/* The reply to what is at the head of a session's lane. */
+void ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_request *request,
+	const struct ctl_reply *reply);
+void ac_session_broken(struct agent *agent, struct session *session, const char *text);
+/* The server has forgotten it. */
+void ac_session_forgotten(struct agent *agent, struct session *session, const char *text);
+void ac_session_free(struct agent *agent, struct session *session);
+void ac_session_line(struct agent *agent, struct session *session);
+
+void ac_close(struct agent *agent, struct session *session, bool lost);
+/* Carries out everything that has become possible. May free the session. */
+void ac_settle(struct agent *agent, struct session *session);
+int64_t ac_close_next_ns(const struct agent *agent, const struct session *session);
+
+/* ---- operations (call.c) --------------------------------------------------------------------- */
+
+void ac_submit(struct agent *agent, struct session *session, const struct agent_submission *submit);
+void ac_cancel(struct agent *agent, struct session *session, uint32_t slot);
+void ac_call_reply(struct agent *agent, struct session *session, const struct ctl_request *request,
+	const struct ctl_reply *reply);
+void ac_call_plan(struct agent *agent, struct session *session, const struct ctl_ev_plan *plan);
+void ac_call_explained(
+	struct agent *agent, struct session *session, uint64_t op_seq, const char *text);
+void ac_call_outcome(struct session *session, const struct ctl_ev_outcome *outcome);
+/* Ends it as OUTCOME would, for a reason of this agent. */
+void ac_call_fail(struct session *session, int code, const char *text);
+/* The worker is answered now; what the operation started is left to its owner. */
+void ac_call_abandon(struct agent *agent, struct session *session);
+void ac_call_settle(struct agent *agent, struct session *session);
+void ac_call_tick(struct agent *agent, struct session *session);
+int64_t ac_call_next_ns(const struct agent *agent, const struct session *session);
+const char *ac_call_name(uint32_t kind);
+
+/* ---- watches (watch.c) ----------------------------------------------------------------------- */
+
+struct model *ac_model_acquire(struct agent *agent, const char *name);
+void ac_model_release(struct agent *agent, struct model *model);
+void ac_watch(struct agent *agent, struct session *session, const struct agent_submission *submit);
+bool ac_watch_cancel(struct agent *agent, struct session *session, uint32_t slot);
+void ac_watches_end(struct agent *agent, struct session *session, int code, const char *text);
+void ac_watch_tick(struct agent *agent, struct session *session);
+void ac_watch_reply(
+	struct agent *agent, const struct ctl_request *request, const struct ctl_reply *reply);
+void ac_watch_changed(struct agent *agent, const struct ctl_ev_changed *changed);
+/* After an attachment to a server that knows nothing of it. */
+void ac_watch_renew(struct agent *agent);
+
+/* ---- legs in (inbound.c) --------------------------------------------------------------------- */
+
+void ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go);
+void ac_inbound_reroute(struct agent *agent, const struct ctl_ev_reroute *reroute);
+void ac_inbound_cancel(struct agent *agent, const struct ctl_cancel *cancel);
+void ac_inbound_stop(struct agent *agent, struct inbound *in, enum stop_reason reason);
+void ac_inbound_report(
+	struct agent *agent, enum agent_event_kind kind, const struct agent_leg_report *report);
+/* FENCE of the server for a copy within the host. */
+bool ac_inbound_fence(struct agent *agent, uint64_t number);
+
+/* ---- parts and legs out (part.c, outbound.c) ------------------------------------------------- */
+
+struct part *ac_part_new(
+	struct agent *agent, struct session *session, uint64_t gen, bool published);
+void ac_part_end(struct agent *agent, struct session *session);
+bool ac_part_draining(const struct part *part);
+bool ac_part_serves(const struct part *part);
+/* Draining, and nothing reads it. */
+bool ac_part_drained(const struct part *part);
+/* Fences, stops, hashes, answers: whatever follows from the state of the part. */
+void ac_part_settle(struct agent *agent, struct session *session);
+void ac_part_drain(struct agent *agent, const struct ctl_ev_part *drain);
+void ac_part_undrain(struct agent *agent, const struct ctl_ev_part *undrain);
+void ac_part_hashed(struct session *session, uint64_t gen, bool stopped);
+
+bool ac_ticket_equal(const struct th_ticket *a, const struct th_ticket *b);
+void ac_outbound_grant(struct agent *agent, const struct ctl_ev_grant *grant);
+void ac_outbound_hello(struct agent *agent, uint64_t hello, const struct th_ticket *ticket);
+void ac_outbound_report(struct agent *agent, enum agent_event_kind kind, uint64_t leg);
+void ac_outbound_fence(struct agent *agent, uint64_t number);
+void ac_outbounds_fence(struct agent *agent, struct part *part, bool all);
+void ac_outbounds_drop_grants(struct agent *agent, struct part *part);
+void ac_outbound_tick(struct agent *agent);
+int64_t ac_outbound_next_ns(const struct agent *agent);
+void ac_outbound_free(struct agent *agent, struct outbound *out);
+
+#endif

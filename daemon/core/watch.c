@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * watch - "tell me when the listing of my model is not the one I know": any number of slots may ask.
+ *
+ * The server is asked once per model and attachment; it then says every change. Two generations
+ * are compared for being different, not for order: a restarted server may count from below.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/name.h"
+
+static struct model *
+find(const struct agent *agent, const char *name)
+{
+	struct model *model = NULL;
+
+	HASH_FIND_STR(agent->models, name, model);
+	return model;
+}
+
+struct model *
+ac_model_acquire(struct agent *agent, const char *name)
+{
+	struct model *model = find(agent, name);
+
+	if (model == NULL) {
+		model = th_calloc(1, sizeof(*model));
+		ac_copy(model->name, sizeof(model->name), name, TH_NAME_MAX);
+		HASH_ADD_STR(agent->models, name, model);
+	}
+	model->num_sessions++;
+	return model;
+}
+
+void
+ac_model_release(struct agent *agent, struct model *model)
+{
+	if (--model->num_sessions > 0)
+		return;
+	HASH_DELETE(hh, agent->models, model);
+	free(model);
+}
+
+static void
+ask(struct agent *agent, struct model *model)
+{
+	if (model->known || model->asked)
+		return;
+	model->asked = true;
+	AC_COPY(ac_lane_add(agent, agent->misc, CTL_WATCH)->u.watch.model, model->name);
+}
+
+static void
+complete(struct agent *agent, struct session *session, struct watch *watch, int code,
+	const char *text)
+{
+	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
+
+	action->u.complete.slot = watch->slot;
+	action->u.complete.code = code;
+	ac_copy(action->u.complete.text, sizeof(action->u.complete.text), text, TH_CTL_TEXT_BYTES);
+	action->u.complete.result.version = session->held;
+	action->u.complete.generation = session->model->generation;
+	DL_DELETE(session->watches, watch);
+	free(watch);
+}
+
+static void
+check(struct agent *agent, struct session *session)
+{
+	struct watch *watch, *next;
+
+	if (!session->model->known)
+		return;
+	DL_FOREACH_SAFE(session->watches, watch, next)
+	{
+		if (watch->generation != session->model->generation) {
+			ac_session_line(agent, session);
+			complete(agent, session, watch, 0, "");
+		}
+	}
+}
+
+void
+ac_watch(struct agent *agent, struct session *session, const struct agent_submission *submit)
+{
+	struct watch *watch = th_calloc(1, sizeof(*watch));
+	struct th_spec spec = {.relative = true};
+
+	watch->slot = submit->slot;
+	watch->deadline_ns = th_deadline_ns(agent->now_ns, submit->timeout_ns);
+	DL_APPEND(session->watches, watch);
+	if (session->broken) {
+		complete(agent, session, watch, TH_E_GROUP_BROKEN, session->broken_text);
+		return;
+	}
+	if (session->dirty) {
+		complete(agent, session, watch, TH_E_DIRTY,
+			"watch: the tensors were partly overwritten by an operation that failed; "
+			"only replicate and close are allowed");
+		return;
+	}
+	if (memchr(submit->spec, '\0', sizeof(submit->spec)) == NULL ||
+		th_spec_parse(submit->spec, &spec) != 0 || spec.relative) {
+		complete(agent, session, watch, TH_E_INVALID,
+			"watch: the generation is not a decimal number");
+		return;
+	}
+	watch->generation = spec.number;
+	ask(agent, session->model);
+	check(agent, session);
+}
+
+bool
+ac_watch_cancel(struct agent *agent, struct session *session, uint32_t slot)
+{
+	struct watch *watch;
+
+	DL_FOREACH(session->watches, watch)
+	{
+		if (watch->slot == slot) {
+			complete(agent, session, watch, TH_E_CANCELLED, "cancelled");
+			return true;
+		}
+	}
+	return false;
+}
+
+void
+ac_watches_end(struct agent *agent, struct session *session, int code, const char *text)
+{
+	while (session->watches != NULL)
+		complete(agent, session, session->watches, code, text);
+}
+
+void
+ac_watch_tick(struct agent *agent, struct session *session)
+{
+	struct watch *watch, *next;
+
+	DL_FOREACH_SAFE(session->watches, watch, next)
+	{
+		if (agent->now_ns < watch->deadline_ns)
+			continue;
+		complete(agent, session, watch, TH_E_TIMEOUT,
+			"the listing did not change before the deadline");
+	}
+}
+
+/* ---- the server ------------------------------------------------------------------------------ */
+
+static void
+changed(struct agent *agent, struct model *model, uint64_t generation)
+{
+	struct session *session, *next;
+
+	model->known = true;
+	model->generation = generation;
+	HASH_ITER(hh, agent->sessions, session, next)
+	{
+		if (session->model == model)
+			check(agent, session);
+	}
+}
+
+void
+ac_watch_reply(
+	struct agent *agent, const struct ctl_request *request, const struct ctl_reply *reply)
+{
+	struct model *model = find(agent, request->u.watch.model);
+	struct session *session, *next;
+	char text[TH_CTL_TEXT_BYTES];
+
+	if (model == NULL)
+		return;
+	model->asked = false;
+	if (reply->code == 0) {
+		/* A CHANGED may have come first and be newer; then this says nothing new. */
+		if (!model->known || reply->u.watch.generation > model->generation)
+			changed(agent, model, reply->u.watch.generation);
+		return;
+	}
+	AC_COPY(text, reply->text);
+	HASH_ITER(hh, agent->sessions, session, next)
+	{
+		if (session->model == model)
+			ac_watches_end(agent, session, ac_code(reply->code), text);
+	}
+}
+
+void
+ac_watch_changed(struct agent *agent, const struct ctl_ev_changed *event)
+{
+	struct model *model;
+	char name[TH_NAME_MAX + 1];
+
+	AC_COPY(name, event->model);
+	model = find(agent, name);
+	if (model != NULL)
+		changed(agent, model, event->generation);
+}
+
+void
+ac_watch_renew(struct agent *agent)
+{
+	struct session *session;
+	struct model *model;
+
+	for (model = agent->models; model != NULL; model = model->hh.next)
+		model->known = model->asked = false;
+	for (session = agent->sessions; session != NULL; session = session->hh.next) {
+		if (session->watches != NULL)
+			ask(agent, session->model);
+	}
+}
