@@ -137,7 +137,6 @@ refsrv_free(struct refsrv *server)
 		while (agent->members != NULL)
 			member_lost(server, agent->members, "the server ends");
 	}
-	free_models(server);
 	HASH_ITER(hh, server->agents, agent, next)
 	{
 		agent_free(server, agent);
