@@ -4,8 +4,8 @@
  *
  *   HELLO --ok--> ATTACH --ok--> UP --a reply says unknown_agent--> HELLO
  *
- * attached is what the sessions see: UP, and the server has answered within server_silent_ns. Silence
- * alone ends nothing: requests are repeated until the server, or its successor, answers.
+ * attached is what the sessions see: UP, and the server has answered within server_silent_ns.
+ * Silence alone ends nothing: requests are repeated until the server, or its successor, answers.
  */
 #include <inttypes.h>
 #include <stdio.h>

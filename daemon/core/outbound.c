@@ -4,8 +4,8 @@
  *
  *   GRANTED --HELLO--> SERVING --stalled while draining, or FENCE--> FENCING --OUT_ENDED--> gone
  *
- * GRANT and HELLO travel different ways: either may come first, and neither waits for ever. A ticket
- * is good for one HELLO. Tickets are compared in constant time, all of them, whichever matches.
+ * GRANT and HELLO travel different ways: either may come first, and neither waits for ever. A
+ * ticket is good for one HELLO. All tickets are compared, in constant time, whichever matches.
  */
 #include <string.h>
 

@@ -2,14 +2,15 @@
 /*
  * state - everything the agent core knows, and who owns what.
  *
- *   agent > session (one handle of one worker) > call (its one group operation), watches, part, inbound
- *         > lane (requests to the server that must keep their order) > request
- *         > part (the content of a session at one generation) > outbound (a peer that reads it)
- *         > link (attachment to the server), models (watched listings), hellos (tickets without grant)
+ *   agent > session: one handle of one worker > call (its group operation), watches, part, inbound
+ *         > lane: requests to the server that must keep their order > request
+ *         > part: the content of a session at one generation > outbound (a peer that reads it)
+ *         > link: attachment to the server; models (watched listings); hellos (tickets without
+ *           their grant)
  *
  * Every object is owned by the field named beside it; all other pointers are borrowed, and whoever
- * frees an object clears them. Functions of the core have the prefix ac_ when they are not in agent.h:
- * the shell, and in tests the server's core, live in the same binary. One thread, no I/O, no clock.
+ * frees an object clears them. Functions of the core have the prefix ac_ when they are not in
+ * agent.h: the shell, and in tests the server's core, live in the same binary. One thread, no I/O.
  */
 #ifndef TH_DAEMON_CORE_STATE_H
 #define TH_DAEMON_CORE_STATE_H

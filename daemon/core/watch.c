@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * watch - "tell me when the listing of my model is not the one I know": any number of slots may ask.
+ * watch - "tell me when the listing of my model is not the one I know": many slots may ask.
  *
  * The server is asked once per model and attachment; it then says every change. Two generations
  * are compared for being different, not for order: a restarted server may count from below.

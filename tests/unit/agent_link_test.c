@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The agent core and its server: attaching, repeating, order, silence, restart; opening and
+ * registering; watches. The server is a script (tests/support/agent_rig.h).
+ */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/support/agent_rig.h"
+
+static struct rig rig;
+
+static void
+setup(void)
+{
+	rig_init(&rig);
+}
+
+static void
+teardown(void)
+{
+	rig_fini(&rig);
+}
+
+TestSuite(agent_link, .init = setup, .fini = teardown);
+
+Test(agent_link, start__server_there__hello_attach_poll_beat)
+{
+	rig_attach(&rig);
+	cr_assert_eq(rig_requests(&rig, CTL_HELLO), 1);
+	cr_assert_eq(rig_requests(&rig, CTL_ATTACH), 1);
+	cr_assert_eq(rig_requests(&rig, CTL_POLL), 1);
+	cr_assert_eq(rig_requests(&rig, CTL_BEAT), 1);
+	cr_assert(rig_last(&rig, AGENT_SERVER_STATE)->u.server.attached);
+}
+
+Test(agent_link, start__no_server__tries_again_slower_and_attaches_when_it_comes)
+{
+	rig.cut = true;
+	rig_step(&rig, &(struct agent_event){.kind = AGENT_EV_TICK});
+	rig_sleep(&rig, 10 * SEC);
+	cr_assert_not(agent_attached(rig.agent));
+	/* 50, 100, 200, 400, 800 ms, then one a second. */
+	cr_assert_eq(rig_sendings(&rig, CTL_HELLO), 14);
+	cr_assert_eq(rig_requests(&rig, CTL_HELLO), 1, "a repeat keeps its number");
+	rig.cut = false;
+	rig_sleep(&rig, SEC);
+	cr_assert(agent_attached(rig.agent));
+}
+
+Test(agent_link, attached__time_passes__one_beat_a_second)
+{
+	rig_attach(&rig);
+	rig_clear(&rig);
+	rig_sleep(&rig, 10 * SEC);
+	cr_assert_eq(rig_requests(&rig, CTL_BEAT), 10);
+}
+
+Test(agent_link, hello__other_protocol__not_attached_with_both_ranges)
+{
+	rig.refused[CTL_HELLO] = TH_E_PROTOCOL;
+	rig_tick(&rig);
+	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_str_eq(rig_last(&rig, AGENT_SERVER_STATE)->u.server.text, "refused by the rig");
+}
+
+Test(agent_link, request__unanswered__sent_again_with_the_same_number)
+{
+	rig_attach(&rig);
+	rig.held = 1u << CTL_OPEN;
+	struct agent_event event = {.kind = AGENT_EV_OPEN, .session = 1};
+	strcpy(event.u.open.model, "m");
+	strcpy(event.u.open.replica, "r");
+	event.u.open.num_shards = 1;
+	rig_step(&rig, &event);
+	rig_sleep(&rig, 4 * SEC);
+	cr_assert_eq(rig_sendings(&rig, CTL_OPEN), 2);
+	cr_assert_eq(rig_requests(&rig, CTL_OPEN), 1);
+	cr_assert(agent_attached(rig.agent), "beats are answered");
+	rig_answer(&rig, CTL_OPEN);
+	cr_assert_eq(rig_count(&rig, AGENT_OPENED), 1, "both answers, one OPENED");
+}
+
+Test(agent_link, session__several_requests__one_in_flight)
+{
+	rig_attach(&rig);
+	rig_ready(&rig, 1);
+	rig.held = 1u << CTL_OP;
+	rig_submit(&rig, 1, 0, CTL_OP_PUBLISH, "1", TH_FOREVER);
+	rig_step(&rig, &(struct agent_event){.kind = AGENT_EV_CANCEL, .session = 1});
+	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 0);
+	rig_answer(&rig, CTL_OP);
+	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
+}
+
+Test(agent_link, sessions__one_waits__the_other_does_not)
+{
+	rig_attach(&rig);
+	rig_ready(&rig, 1);
+	rig.held = 1u << CTL_OP;
+	rig_submit(&rig, 1, 0, CTL_OP_PUBLISH, "1", TH_FOREVER);
+	rig_open(&rig, 2);
+	cr_assert_eq(rig_count(&rig, AGENT_OPENED), 2);
+}
+
+Test(agent_link, server__silent__not_attached_and_back_without_attaching_again)
+{
+	rig_attach(&rig);
+	rig.mute = true;
+	rig_clear(&rig);
+	rig_sleep(&rig, 3 * SEC + MS);
+	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(rig_last(&rig, AGENT_SERVER_STATE)->u.server.attached);
+	rig.mute = false;
+	rig_sleep(&rig, 4 * SEC);
+	cr_assert(agent_attached(rig.agent));
+	cr_assert_eq(rig_requests(&rig, CTL_ATTACH), 0);
+	cr_assert_eq(rig_count(&rig, AGENT_SERVER_STATE), 2);
+}
+
+Test(agent_link, server__forgot_agent_but_not_sessions__attaches_again_and_goes_on)
+{
+	rig_attach(&rig);
+	uint64_t sid = rig_ready(&rig, 1);
+	rig_clear(&rig);
+	rig.unknown = true;
+	rig_submit(&rig, 1, 0, CTL_OP_PUBLISH, "1", TH_FOREVER);
+	rig_sleep(&rig, SEC);
+	cr_assert_eq(rig_requests(&rig, CTL_ATTACH), 1);
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 1, "again, with its number");
+	cr_assert_eq(rig_sendings(&rig, CTL_OP), 2);
+	struct ctl_event outcome = rig_outcome(sid, 1, 0, 1);
+	rig_event(&rig, &outcome);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+}
+
+Test(agent_link, server__restarted__sessions_are_broken_and_new_ones_open)
+{
+	rig_attach(&rig);
+	uint64_t sid = rig_ready(&rig, 1);
+	rig_publish(&rig, 1, sid, "5");
+	rig_ready(&rig, 2);
+	rig_submit(&rig, 2, 3, CTL_OP_REPLICATE, "latest", TH_FOREVER);
+	rig_clear(&rig);
+	rig.unknown = rig.fresh = true;
+	rig.server_inc = 2;
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert(agent_attached(rig.agent));
+	cr_assert_eq(rig_complete(&rig, 2, 3)->u.complete.code, TH_E_GROUP_BROKEN);
+	cr_assert(strstr(rig_complete(&rig, 2, 3)->u.complete.text, "open it again") != NULL);
+	rig_submit(&rig, 1, 4, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	cr_assert_eq(rig_complete(&rig, 1, 4)->u.complete.code, TH_E_GROUP_BROKEN);
+	/* The digests were being made: joined, then the part is over; what is held stays. */
+	rig_hashed(&rig, AGENT_EV_HASH_STOPPED, 1, 1);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
+	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.held.version, 5);
+	cr_assert(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate);
+	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.broken, 1);
+	rig_clear(&rig);
+	rig_session(&rig, 1, AGENT_EV_CLOSE);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0, "the server does not know it");
+	rig_open(&rig, 3);
+}
+
+Test(agent_link, server__restarted_while_opening__opens_at_the_new_one)
+{
+	rig_attach(&rig);
+	rig.held = 1u << CTL_OPEN;
+	struct agent_event event = {.kind = AGENT_EV_OPEN, .session = 1};
+	strcpy(event.u.open.model, "m");
+	strcpy(event.u.open.replica, "r");
+	event.u.open.num_shards = 1;
+	rig_step(&rig, &event);
+	rig.unknown = rig.fresh = true;
+	rig_sleep(&rig, 2 * SEC);
+	rig.held = 0;
+	rig_answer(&rig, CTL_OPEN);
+	cr_assert_eq(rig_last(&rig, AGENT_OPENED)->u.answer.code, 0);
+	cr_assert_eq(rig_count(&rig, AGENT_OPENED), 1);
+}
+
+Test(agent_link, server__restarted_while_filling__leg_stops_before_the_answer)
+{
+	rig_attach(&rig);
+	uint64_t sid = rig_ready(&rig, 1);
+	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
+	rig_clear(&rig);
+	rig.unknown = rig.fresh = true;
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
+	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, TH_E_GROUP_BROKEN);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
+	cr_assert_lt(rig_at(&rig, AGENT_PART_END), rig_at(&rig, AGENT_COMPLETE));
+	cr_assert_eq(rig_requests(&rig, CTL_LEG_END), 0, "its number means nothing there");
+}
+
+Test(agent_link, event__repeated__acted_upon_once)
+{
+	rig_attach(&rig);
+	uint64_t sid = rig_ready(&rig, 1);
+	rig_publish(&rig, 1, sid, "1");
+	rig_hashed(&rig, AGENT_EV_HASHED, 1, 1);
+	struct ctl_event drain = rig_drain(sid, 1, 5);
+	rig_event(&rig, &drain);
+	uint64_t number = rig.last_event;
+	rig_event_numbered(&rig, &drain, number);
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
+}
+
+Test(agent_link, event__gap__waits_for_what_is_missing)
+{
+	rig_attach(&rig);
+	uint64_t sid = rig_ready(&rig, 1);
+	rig_publish(&rig, 1, sid, "1");
+	rig_hashed(&rig, AGENT_EV_HASHED, 1, 1);
+	struct ctl_event drain = rig_drain(sid, 1, 5);
+	drain.number = rig.last_event + 2;
+	struct ctl_reply reply = {.kind = CTL_POLL};
+	for (uint32_t i = 0; i < rig.num_sent; i++) {
+		if (rig.sent[i].request.kind != CTL_POLL || rig.sent[i].answered)
+			continue;
+		rig.sent[i].answered = true;
+		reply.request_no = rig.sent[i].request.request_no;
+		reply.u.poll = (struct ctl_poll_reply){1, &drain};
+		rig_step(&rig, &(struct agent_event){.kind = AGENT_EV_REPLY,
+				       .u.reply = {rig.sent[i].tag, &reply}});
+		break;
+	}
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0);
+	cr_assert_eq(rig_request(&rig, CTL_POLL)->u.poll.last_event, rig.last_event);
+}
+
+/* ---- opening and registering --------------------------------------------------------- */
+
+static int
+open_code(uint32_t shard, uint32_t num_shards, uint32_t flags)
+{
+	struct agent_event event = {.kind = AGENT_EV_OPEN, .session = 77};
+
+	strcpy(event.u.open.model, "m");
+	strcpy(event.u.open.replica, "r");
+	event.u.open.shard = shard;
+	event.u.open.num_shards = num_shards;
+	event.u.open.flags = flags;
+	rig_step(&rig, &event);
+	return rig_last(&rig, AGENT_OPENED)->u.answer.code;
+}
+
+Test(agent_link, open__what_is_not_offered__invalid_and_says_what)
+{
+	rig_attach(&rig);
+	cr_assert_eq(open_code(0, 1, 1u << 0), TH_E_INVALID);
+	cr_assert(strstr(rig_last(&rig, AGENT_OPENED)->u.answer.text, "THC_SPOT") != NULL);
+	cr_assert_eq(open_code(0, 1, 1u << 1), TH_E_INVALID);
+	cr_assert_eq(open_code(0, 1, 1u << 20), TH_E_INVALID);
+	cr_assert_eq(open_code(2, 2, 0), TH_E_INVALID);
+	cr_assert_eq(open_code(0, 0, 0), TH_E_INVALID);
+	cr_assert_eq(rig_requests(&rig, CTL_OPEN), 0);
+}
+
+Test(agent_link, open__refused_by_the_server__session_is_gone)
+{
+	rig_attach(&rig);
+	rig.refused[CTL_OPEN] = TH_E_GROUP_MISMATCH;
+	cr_assert_eq(open_code(0, 1, 0), TH_E_GROUP_MISMATCH);
+	struct agent_session_info info;
+	cr_assert_not(agent_session_at(rig.agent, 0, &info));
+}
+
+Test(agent_link, open__too_many__limit)
+{
+	rig_attach(&rig);
+	for (uint64_t i = 1; i <= 8; i++)
+		rig_open(&rig, i);
+	cr_assert_eq(open_code(0, 1, 0), TH_E_LIMIT);
+	struct agent_session_info info;
+	cr_assert(agent_session_at(rig.agent, 7, &info));
+	cr_assert_eq(info.session, 8);
+	cr_assert_str_eq(info.state, "open");
+	cr_assert_str_eq(info.operation, "idle");
+}
+
+Test(agent_link, register__twice_or_while_holding__state)
+{
+	rig_attach(&rig);
+	uint64_t sid = rig_ready(&rig, 1);
+	rig_session(&rig, 1, AGENT_EV_REGISTER);
+	cr_assert_eq(rig_last(&rig, AGENT_REGISTERED)->u.answer.code, TH_E_STATE);
+	rig_publish(&rig, 1, sid, "1");
+	rig_session(&rig, 1, AGENT_EV_UNREGISTER);
+	cr_assert_eq(rig_last(&rig, AGENT_UNREGISTERED)->u.answer.code, TH_E_STATE);
+}
+
+Test(agent_link, register__refused__may_be_tried_again)
+{
+	rig_attach(&rig);
+	rig_open(&rig, 1);
+	rig.refused[CTL_REGISTER] = TH_E_GROUP_MISMATCH;
+	rig_session(&rig, 1, AGENT_EV_REGISTER);
+	cr_assert_eq(rig_last(&rig, AGENT_REGISTERED)->u.answer.code, TH_E_GROUP_MISMATCH);
+	rig.refused[CTL_REGISTER] = 0;
+	rig_session(&rig, 1, AGENT_EV_REGISTER);
+	cr_assert_eq(rig_last(&rig, AGENT_REGISTERED)->u.answer.code, 0);
+	rig_session(&rig, 1, AGENT_EV_UNREGISTER);
+	cr_assert_eq(rig_last(&rig, AGENT_UNREGISTERED)->u.answer.code, 0);
+	rig_session(&rig, 1, AGENT_EV_UNREGISTER);
+	cr_assert_eq(rig_last(&rig, AGENT_UNREGISTERED)->u.answer.code, TH_E_STATE);
+}
+
+Test(agent_link, register__no_server__says_so)
+{
+	rig_attach(&rig);
+	rig_open(&rig, 1);
+	rig.mute = true;
+	rig_sleep(&rig, 4 * SEC);
+	rig_session(&rig, 1, AGENT_EV_REGISTER);
+	cr_assert_eq(rig_last(&rig, AGENT_REGISTERED)->u.answer.code, TH_E_NO_SERVER);
+}
+
+/* ---- watches ------------------------------------------------------------------------- */
+
+Test(agent_link, watch__many_slots__server_is_asked_once)
+{
+	rig_attach(&rig);
+	rig.generation = 4;
+	rig_open(&rig, 1);
+	rig_open(&rig, 2);
+	rig_submit(&rig, 1, 0, AGENT_SUBMIT_WATCH, "4", TH_FOREVER);
+	rig_submit(&rig, 1, 1, AGENT_SUBMIT_WATCH, "4", TH_FOREVER);
+	rig_submit(&rig, 2, 0, AGENT_SUBMIT_WATCH, "4", TH_FOREVER);
+	cr_assert_eq(rig_requests(&rig, CTL_WATCH), 1);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	rig_step(&rig,
+		&(struct agent_event){.kind = AGENT_EV_CANCEL, .session = 1, .u.cancel_slot = 1});
+	cr_assert_eq(rig_complete(&rig, 1, 1)->u.complete.code, TH_E_CANCELLED);
+	struct ctl_event changed = {.kind = CTL_EV_CHANGED, .u.changed = {"m", 5}};
+	rig_event(&rig, &changed);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(rig_complete(&rig, 2, 0)->u.complete.generation, 5);
+	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.generation, 5);
+}
+
+Test(agent_link, watch__generation_is_another_already__completes_at_once)
+{
+	rig_attach(&rig);
+	rig.generation = 4;
+	rig_open(&rig, 1);
+	rig_submit(&rig, 1, 0, AGENT_SUBMIT_WATCH, "3", TH_FOREVER);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+}
+
+Test(agent_link, watch__deadline_or_no_number__timeout_or_invalid)
+{
+	rig_attach(&rig);
+	rig_open(&rig, 1);
+	rig_submit(&rig, 1, 0, AGENT_SUBMIT_WATCH, "latest", TH_FOREVER);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_INVALID);
+	rig_submit(&rig, 1, 1, AGENT_SUBMIT_WATCH, "0", 5 * SEC);
+	rig_sleep(&rig, 5 * SEC - MS);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1);
+	rig_sleep(&rig, MS);
+	cr_assert_eq(rig_complete(&rig, 1, 1)->u.complete.code, TH_E_TIMEOUT);
+}
