@@ -2,15 +2,17 @@
 /*
  * net - control messages over the nng library: a server that answers and a client that asks.
  *
- * Only this folder knows nng. No policy: no retry, no choice of server, no meaning of bytes. Threads
- * of nng only queue and write an eventfd; every function here is for the one thread that owns the
- * object, and the descriptors are for its epoll (level triggered, readable while something is queued).
+ * Only this folder knows nng. No policy: no retry, no choice of server, no meaning of bytes.
+ * Threads of nng only queue and write an eventfd; every function here is for the one thread that
+ * owns the object, and the descriptors are for its epoll (level triggered, readable while
+ * something is queued).
  *
  * Block the signals that a signalfd takes before the first call: nng starts threads then, and they
  * inherit the mask. A process that used net must not fork without exec, and ends by net_exit.
  *
- * Sockets of nng live as long as the process: nng_close of 1.5.2 can hang for ever when a receive was
- * outstanding. _free closes connections, listeners, dialers and contexts and leaves the empty socket.
+ * Sockets of nng live as long as the process: nng_close of 1.5.2 can hang for ever when a
+ * receive was outstanding. _free closes connections, listeners, dialers and contexts and leaves
+ * the empty socket.
  */
 #ifndef TH_IPC_NET_NET_H
 #define TH_IPC_NET_NET_H
@@ -26,8 +28,8 @@
 #define NET_URL_BYTES 256
 
 /*
- * Ends the process with this status, without destructors: those of nng may hang. Standard output is
- * flushed first.
+ * Ends the process with this status, without destructors: those of nng may hang. Standard output
+ * is flushed first.
  */
 void net_exit(int status) __attribute__((noreturn));
 
@@ -69,9 +71,9 @@ TH_MUST_USE int net_server_new(const struct net_server_options *options, struct 
 void net_server_free(struct net_server *server);
 
 /*
- * tcp://HOST:PORT (port 0: any) or ipc:///PATH. permissions: of the ipc socket, e.g. 0660; 0 leaves
- * them to the umask. ret_url: where it really listens. 0, -EADDRINUSE, -EADDRNOTAVAIL, -EACCES...,
- * TH_E_INVALID for an address that cannot be used.
+ * tcp://HOST:PORT (port 0: any) or ipc:///PATH. permissions: of the ipc socket, e.g. 0660; 0
+ * leaves them to the umask. ret_url: where it really listens. 0, -EADDRINUSE, -EADDRNOTAVAIL,
+ * -EACCES..., TH_E_INVALID for an address that cannot be used.
  */
 TH_MUST_USE int net_server_listen(struct net_server *server, const char *url, unsigned permissions,
 	struct th_err *err, char ret_url[NET_URL_BYTES]);
@@ -83,21 +85,24 @@ int net_server_fd(const struct net_server *server);
 bool net_server_next(struct net_server *server, struct net_server_item *ret_item);
 
 /*
- * Answers token; data is copied. 0, also when the asker is gone in the meantime; -ESTALE for a token
- * that was answered or reported as gone; -EMSGSIZE, -ENOMEM (the request stays open).
+ * Answers token; data is copied. 0, also when the asker is gone in the meantime; -ESTALE for a
+ * token that was answered or reported as gone; -EMSGSIZE, -ENOMEM (the request stays open).
  */
 TH_MUST_USE int net_server_reply(
 	struct net_server *server, uint64_t token, const uint8_t *data, size_t bytes);
 
-/* Nothing is queued and every answer is on its way: nothing is lost by leaving now. */
-bool net_server_quiet(const struct net_server *server);
+/*
+ * Nothing is queued and every answer is on its way: nothing is lost by leaving now. After false
+ * the descriptor becomes readable when it is worth asking again.
+ */
+bool net_server_quiet(struct net_server *server);
 
 struct net_server_counters {
 	uint64_t requests, replies, gone, dropped; /* dropped: a received message of no bytes   */
 	uint32_t connections, contexts, contexts_open;
 };
 
-void net_server_counters(const struct net_server *server, struct net_server_counters *ret_counters);
+void net_server_counters(struct net_server *server, struct net_server_counters *ret_counters);
 
 /* ---- client --------------------------------------------------------------------------------- */
 
@@ -130,22 +135,26 @@ TH_MUST_USE int net_client_new(const struct net_client_options *options, struct 
 void net_client_free(struct net_client *client); /* no completions after this; NULL is fine   */
 
 /*
- * Talk to url from now on: what is open towards another one ends with -ECANCELED. wait false: returns
- * at once, connects in the background, again and again. wait true (tools only, blocks): the first
- * attempt is made now and its failure returned. TH_E_INVALID: not a URL.
+ * Talk to url from now on: what is open towards another one ends with -ECANCELED. wait false:
+ * returns at once, connects in the background, again and again. wait true (tools only, blocks):
+ * the first attempt is made now and its failure returned. TH_E_INVALID: not a URL.
  */
 TH_MUST_USE int net_client_dial(
 	struct net_client *client, const char *url, bool wait, struct th_err *err);
 /* Closes the connection and stays without one. What is open ends with -ECANCELED. */
 void net_client_hang_up(struct net_client *client);
 
-/* The local address of the connection that stands, "10.0.0.7:43210"; -ENOTCONN without one, or ipc. */
+/*
+ * The local address of the connection that stands, "10.0.0.7:43210"; -ENOTCONN without one, or
+ * ipc.
+ */
 TH_MUST_USE int net_client_local_address(
 	struct net_client *client, char ret_address[NET_URL_BYTES]);
 
 /*
- * Asks; data is copied. Exactly one NET_REPLY with the tag follows. timeout_ns counts from now, also
- * while there is no connection; TH_FOREVER: none. 0, -ENOMEM, -EMSGSIZE, TH_E_LIMIT (too many open).
+ * Asks; data is copied. Exactly one NET_REPLY with the tag follows. timeout_ns counts from now,
+ * also while there is no connection; TH_FOREVER: none. 0, -ENOMEM, -EMSGSIZE, TH_E_LIMIT (too
+ * many open).
  */
 TH_MUST_USE int net_client_send(struct net_client *client, uint64_t tag, const uint8_t *data,
 	size_t bytes, int64_t timeout_ns);
