@@ -2,10 +2,11 @@
 /*
  * ring - see ring.h.
  *
- * The records under a sequence lock are copied word by word with atomic accesses. Order, without a
- * fence: the writer makes the sequence odd, then stores every word with release, so the odd value is
- * visible before any of them; then stores the even sequence with release. The reader loads the
- * sequence and every word with acquire, so its second look at the sequence comes after all of them.
+ * The records under a sequence lock are copied word by word with atomic accesses. Order, without
+ * a fence: the writer makes the sequence odd, then stores every word with release, so the odd
+ * value is visible before any of them; then stores the even sequence with release. The reader
+ * loads the sequence and every word with acquire, so its second look at the sequence comes after
+ * all of them.
  */
 #include "ipc/shm/ring.h"
 

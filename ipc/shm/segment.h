@@ -15,10 +15,9 @@
 #include "ipc/shm/layout.h"
 
 struct segment_agent {
-	int fd_w, fd_a; /* owns; -1 when closed: the mappings stay                           */
-	const struct shm_w
-		*w;      /* owns the mapping                                                 */
-	struct shm_a *a; /* owns the mapping                                                 */
+	int fd_w, fd_a;        /* owns; -1 when closed: the mappings stay */
+	const struct shm_w *w; /* owns the mapping */
+	struct shm_a *a;       /* owns the mapping */
 };
 
 /* Both files with their headers, held version "none", sealed and ready to be sent. 0 or -errno. */
@@ -27,9 +26,8 @@ TH_MUST_USE int segment_agent_new(struct segment_agent *ret_segment);
 void segment_agent_free(struct segment_agent *segment);
 
 struct segment_worker {
-	struct shm_w *w; /* owns the mapping                                                 */
-	const struct shm_a
-		*a; /* owns the mapping                                                 */
+	struct shm_w *w;       /* owns the mapping */
+	const struct shm_a *a; /* owns the mapping */
 };
 
 /*
@@ -37,7 +35,6 @@ struct segment_worker {
  * a file has another size, not the seals, or another magic, layout or capacity; or -errno.
  */
 TH_MUST_USE int segment_worker_map(int fd_w, int fd_a, struct segment_worker *ret_segment);
-void segment_worker_unmap(
-	struct segment_worker *segment); /* legal on a zeroed one                */
+void segment_worker_unmap(struct segment_worker *segment); /* legal on a zeroed one */
 
 #endif

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * events - what a worker may know without a system call: thc_shard_events, thc_held_version,
+ * thc_safe_to_mutate. All three read the line of the agent's shared file. Only when the agent's
+ * heartbeat has become old is its life looked at.
+ */
+#include <string.h>
+
+#include "ipc/sock/peer.h"
+#include "libthc/internal.h"
+
+_Static_assert(THC_EV_EVICTED == 1u << SHM_EV_EVICTED &&
+		       THC_EV_VERSION_CONFLICT == 1u << SHM_EV_CONFLICT &&
+		       THC_EV_CONTRACT == 1u << SHM_EV_CONTRACT &&
+		       THC_EV_GROUP_BROKEN == 1u << SHM_EV_BROKEN &&
+		       THC_EV_AGENT_LOST == 1u << SHM_EV_LOST &&
+		       THC_EV_AT_RISK == 1u << SHM_EV_AT_RISK,
+	"a bit for each counter");
+
+/* The line, after a look at the agent where its heartbeat is old. */
+static int
+read_line(struct thc_shard *shard, struct shm_line *ret_line)
+{
+	int rc = ring_line_read(&shard->ring, ret_line);
+
+	if (rc < 0 || shard_heartbeat_stale(shard, ret_line)) {
+		shard_look(shard);
+		rc = ring_line_read(&shard->ring, ret_line);
+	}
+	return rc;
+}
+
+uint32_t
+thc_shard_events(struct thc_shard *shard)
+{
+	struct shm_line line;
+	uint32_t mask = 0;
+
+	if (shard_enter(shard, ENTER_LOST | ENTER_UNRESOLVED) < 0)
+		return 0;
+	/* Who polls thc_fd has been woken by what a look settles. */
+	if (shard->epoll >= 0 || ring_pending(&shard->ring))
+		shard_look(shard);
+	if (read_line(shard, &line) == 0) {
+		for (uint32_t i = 0; i < SHM_EV_COUNT; i++)
+			if (line.events[i] != shard->events_reported[i])
+				mask |= 1u << i;
+		memcpy(shard->events_reported, line.events, sizeof(line.events));
+	}
+	if (shard->lost && !shard->lost_reported) {
+		mask |= THC_EV_AGENT_LOST;
+		shard->lost_reported = true;
+	}
+	shard_update_fd(shard);
+	shard_leave(shard);
+	return mask;
+}
+
+int
+thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_version)
+{
+	struct shm_line line;
+	int rc = shard_enter(shard, ENTER_UNRESOLVED);
+
+	if (rc < 0)
+		return rc;
+	rc = read_line(shard, &line);
+	if (shard->lost)
+		rc = shard_lost_error(shard);
+	else if (rc < 0)
+		rc = shim_fail(
+			THC_E_NOT_AVAILABLE, "the agent was stopped while it wrote the version");
+	else if (line.held_version == THC_NO_VERSION)
+		rc = shim_fail(THC_E_NOT_AVAILABLE, "this handle holds no version");
+	shard_leave(shard);
+	if (rc < 0)
+		return rc;
+	if (ret_lineage != NULL)
+		*ret_lineage = line.held_lineage;
+	if (ret_version != NULL)
+		*ret_version = line.held_version;
+	return 0;
+}
+
+/*
+ * A lost agent proves nothing by its silence: one that is only frozen, or that dropped this
+ * session, may still write. Its end does: the kernel has taken its mappings and connections away.
+ */
+int
+thc_safe_to_mutate(struct thc_shard *shard)
+{
+	struct shm_line line;
+	int rc = shard_enter(shard, ENTER_LOST | ENTER_UNRESOLVED);
+
+	if (rc < 0)
+		return rc;
+	rc = read_line(shard, &line);
+	if (shard->lost)
+		rc = peer_pidfd_ended(shard->agent_pidfd) ? 1 : 0;
+	else
+		rc = rc == 0 && line.safe_to_mutate == 1 ? 1 : 0;
+	shard_leave(shard);
+	return rc;
+}

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * internal - the handle, its operations, and the rules that all files of libthc follow.
+ *
+ * Locks, in this order: the list of handles (shard.c), a handle's lock, the memory registry
+ * (memory.c). None is held while a thread sleeps in poll, exchanges a document or runs a caller's
+ * predicate. A handle's document connection has a lock of its own, taken under none of the above.
+ *
+ * Waiting: of all threads that wait in one handle one polls (the agent's doorbell, the descriptor
+ * socket for messages and hang-up, the agent's pidfd); the others sleep on the condition variable.
+ * Whoever wakes collects for all and wakes the others, one of which polls next.
+ *
+ * A forked child shares descriptors with its parent, so the child handler closes them, and every
+ * call looks at the fork count before it touches anything else.
+ * Names that begin with thc_ are exported, so internal ones do not.
+ */
+#ifndef TH_LIBTHC_INTERNAL_H
+#define TH_LIBTHC_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ipc/base/checked.h"
+#include "ipc/base/ctl.h"
+#include "ipc/base/err.h"
+#include "ipc/shm/ring.h"
+#include "ipc/shm/segment.h"
+#include "ipc/sock/fdmsg.h"
+#include "libthc/sp_req.h"
+#include "libthc/thc.h"
+
+/*
+ * The agent ends an operation at its deadline and answers what was asked at the last moment; its
+ * answer has this long to arrive. Half of the second that thc.h allows.
+ */
+#define GRACE_NS INT64_C(500000000)
+
+/* ---- errors.c ------------------------------------------------------------------------------ */
+
+struct th_err *errors_last(void); /* of this thread */
+/* Fills this thread's sentence and returns the code. */
+#define shim_fail(code, ...) th_fail(errors_last(), (code), __VA_ARGS__)
+/* The same for a code and sentence of the agent: what is no error code becomes THC_E_PROTOCOL. */
+int errors_from_agent(int code, const char *text);
+
+/* THC_E_INVALID unless it is THC_FOREVER or not negative; else the deadline on the clock. */
+TH_MUST_USE int deadline_of(int64_t timeout_ms, int64_t *ret_deadline_ns);
+int64_t deadline_with_grace(int64_t deadline_ns);
+int64_t deadline_left(int64_t deadline_ns); /* >= 0; TH_FOREVER when there is none */
+/* For poll: rounded up, -1 for none. */
+int deadline_poll_ms(int64_t deadline_ns);
+
+/* ---- the handle ---------------------------------------------------------------------------- */
+
+struct thc_op {
+	struct thc_shard *shard; /* counted in shard->refs */
+	uint64_t op_seq;
+	uint32_t slot;
+	uint16_t kind;       /* enum shm_submission_kind */
+	bool internal;       /* of a blocking call or of libthc: not for thc_fd */
+	bool done, collected;
+	bool detached;       /* nobody has a pointer: freed when done and not unresolved */
+	bool cancel_sent;
+	int64_t unknown_ns;  /* from here on a missing outcome is THC_E_UNKNOWN */
+	struct th_err outcome;
+	struct thc_result result;
+	uint64_t group_op_seq;
+	uint64_t done_bytes, total_bytes; /* at the end */
+};
+
+struct sent_memory { /* what this session's agent was given */
+	uint64_t serial; /* of the memory object, see memory.h */
+	uint32_t id;     /* by the agent */
+	char path[16];   /* "direct", "copy" */
+};
+
+struct held_memory { /* acquired by the registration */
+	uintptr_t start;
+	uint64_t serial;
+};
+
+struct placed_tensor { /* of the registration, for thc_memory_path */
+	char *name;        /* owns */
+	uint64_t serial;   /* of its memory object; 0: has no bytes */
+};
+
+enum registration { REGISTRATION_NONE, REGISTRATION_DONE, REGISTRATION_UNKNOWN };
+
+struct thc_shard {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	uint64_t fork_count; /* of the process that opened it; never changes */
+	struct thc_shard *next_open, *prev_open; /* list of handles, under its lock */
+	char model[TH_NAME_MAX + 1];
+	uint64_t session;
+	uint8_t secret[16];
+	uint32_t tensors_max;
+
+	/* All below: under lock. */
+	uint32_t refs;   /* the caller's handle, calls inside, operations: the memory */
+	uint32_t inside; /* calls inside: the descriptors and mappings */
+	bool closing;    /* thc_close waits for the others to leave */
+	bool closed;     /* no new call; torn down by the last that leaves */
+	bool lost, lost_reported;
+	char lost_text[TH_CTL_TEXT_BYTES];
+	bool polling; /* a thread polls for all */
+
+	int sock, bell_agent, bell_worker, agent_pidfd; /* own */
+	int epoll, uncollected; /* own; -1 until thc_fd: an epoll set, and an eventfd in it */
+	bool uncollected_set;
+	struct segment_worker files; /* owns */
+	struct ring_worker ring;
+	struct fdmsg *message; /* owns: room for one */
+	int64_t looked_ns;     /* when the agent's life was last looked at */
+
+	uint64_t next_op_seq;
+	struct thc_op *ops[SHM_CAPACITY]; /* by slot; borrowed */
+	struct thc_op *running;           /* the group operation, borrowed */
+	struct thc_op *unresolved;        /* ended in THC_E_UNKNOWN, borrowed */
+	bool resolving;                   /* a thread is in thc_resolve */
+	uint32_t num_uncollected; /* finished operations that the caller has not seen yet */
+	uint16_t events_reported[SHM_EV_COUNT];
+
+	bool exclusive;      /* a register, unregister or close is under way */
+	uint32_t next_token; /* of MEMORY */
+	bool memory_answered;
+	struct fdmsg_memory_id memory_answer;
+	bool close_sent, close_answered;
+	struct fdmsg_refused close_answer;
+
+	enum registration registration;
+	struct sent_memory *sent; /* owns; ascending by serial */
+	size_t num_sent;
+	struct held_memory *held; /* owns */
+	size_t num_held;
+	struct placed_tensor *placed; /* owns; by name bytewise */
+	size_t num_placed;
+	struct thc_attribute *attributes; /* owns: names and values too; by name bytewise */
+	size_t num_attributes;
+	bool attributes_changed; /* the agent has another set */
+
+	/* Documents: under request_lock, not lock. */
+	pthread_mutex_t request_lock;
+	struct sp_req request;
+	uint64_t next_request_no;
+};
+
+/* ---- shard.c ------------------------------------------------------------------------------- */
+
+/* Registers the fork handlers; every call that makes something that fork must know begins here. */
+void shard_process_init(void);
+uint64_t shard_fork_count(void);
+/* All fields at rest, descriptors -1, not in the list. NULL: out of memory. */
+struct thc_shard *shard_new(void);
+void shard_list_add(struct thc_shard *shard);
+void shard_list_remove(struct thc_shard *shard);
+/* Calls visit for every open handle of this process, with its lock held. */
+void shard_for_each(void (*visit)(struct thc_shard *shard, uint64_t arg), uint64_t arg);
+
+enum shard_enter_flags {
+	ENTER_LOST = 1u,       /* also when the agent is lost */
+	ENTER_UNRESOLVED = 2u, /* also after THC_E_UNKNOWN */
+};
+/* 0: the lock is held and the handle stays until shard_leave; or a code, and nothing is held. */
+TH_MUST_USE int shard_enter(struct thc_shard *shard, unsigned flags);
+void shard_leave(struct thc_shard *shard); /* gives the lock back */
+/* Drops a reference under the lock, which is given back; frees what nobody refers to. */
+void shard_unref_unlock(struct thc_shard *shard);
+
+/* The handle is of no use any more: ends all operations and wakes all waiters. */
+void shard_lose(struct thc_shard *shard, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+/* THC_E_AGENT_LOST with its sentence. */
+int shard_lost_error(const struct thc_shard *shard);
+/* Takes what has arrived, without waiting: completions, messages, the agent's end. */
+void shard_look(struct thc_shard *shard);
+/* Takes completions only: no system call. */
+void shard_collect(struct thc_shard *shard);
+/* True when so long nothing was heard of the agent that its life should be looked at. */
+bool shard_heartbeat_stale(struct thc_shard *shard, const struct shm_line *line);
+/* Brings thc_fd's descriptor in line with what is uncollected. */
+void shard_update_fd(struct thc_shard *shard);
+
+/*
+ * Waits, lock given back meanwhile, until *done is true (set by shard_collect or a message): 0. Or
+ * THC_E_AGENT_LOST; THC_E_CANCELLED when another thread closes the handle (closer: this is that
+ * thread); -ETIMEDOUT without a sentence at until_ns.
+ */
+TH_MUST_USE int shard_await(
+	struct thc_shard *shard, const bool *done, int64_t until_ns, bool closer);
+/* One message on the descriptor socket; waits while it is full. As shard_await. */
+TH_MUST_USE int shard_send(struct thc_shard *shard, enum fdmsg_kind kind, const void *body,
+	size_t body_bytes, const int *fd, int64_t until_ns);
+/* One thread at a time between both: THC_E_STATE with a sentence otherwise. */
+TH_MUST_USE int shard_exclusive_begin(struct thc_shard *shard);
+void shard_exclusive_end(struct thc_shard *shard);
+
+/* ---- op.c ---------------------------------------------------------------------------------- */
+
+struct op_request {
+	uint16_t kind; /* enum shm_submission_kind */
+	bool internal;
+	uint32_t flags;
+	int64_t deadline_ns; /* on the clock */
+	char spec[32];
+};
+/* Under the lock. */
+TH_MUST_USE int op_submit(
+	struct thc_shard *shard, const struct op_request *request, struct thc_op **ret_op);
+void op_finish(struct thc_op *op, int code, const char *text); /* from shard.c; may free op */
+/* Nobody will ask for it any more: cancelled when it still runs, and freed at its end. */
+void op_detach(struct thc_op *op);
+/* thc_close: ends all. */
+void op_end_all(struct thc_shard *shard);
+/*
+ * Waits for an operation of a blocking call, and gives it up: its result, or THC_E_UNKNOWN (it is
+ * then shard->unresolved) or the failure. ret_result may be NULL; *ret_group_op_seq too.
+ */
+TH_MUST_USE int op_complete(struct thc_op *op, int64_t deadline_ns,
+	struct thc_result *ret_result, uint64_t *ret_group_op_seq);
+TH_MUST_USE int op_check_result(const struct thc_result *result, const char *argument);
+void op_copy_result(const struct thc_result *from, struct thc_result *ret_result);
+/* THC_E_INVALID that names version; copies the text. */
+TH_MUST_USE int op_check_spec(const char *version, char ret_spec[32]);
+
+/* ---- documents.c ------------------------------------------------------------------------- */
+
+struct Tensorhub__V1__Request;
+struct Tensorhub__V1__Reply;
+/*
+ * Asks the agent, under the lock, which is given back meanwhile. request has its body; the envelope
+ * is filled here. body_case: of the reply that is wanted, 0: none. 0 and a reply to be freed with
+ * documents_free, or a code with a sentence: THC_E_TIMEOUT when no answer came by the deadline and
+ * the grace.
+ */
+TH_MUST_USE int documents_call(struct thc_shard *shard, struct Tensorhub__V1__Request *request,
+	int body_case, int64_t deadline_ns, struct Tensorhub__V1__Reply **ret_reply);
+void documents_free(struct Tensorhub__V1__Reply *reply);
+
+/* ---- attributes.c -------------------------------------------------------------------------- */
+
+/* Before a publish, under the lock: sends the set when the agent does not have it. */
+TH_MUST_USE int attributes_send(struct thc_shard *shard, int64_t deadline_ns);
+void attributes_free(struct thc_shard *shard);
+
+/* ---- tensors.c ----------------------------------------------------------------------------- */
+
+void tensors_release(struct thc_shard *shard);                   /* the agent has let go of them */
+void tensors_forget(struct thc_shard *shard, uint64_t serial);   /* a memory object is gone */
+
+#endif

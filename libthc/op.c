@@ -1,0 +1,452 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * op - one operation from its submission to its end, and thc_op_*, thc_resolve.
+ *
+ * An operation leaves its slot when its completion has been taken. A blocking call owns its
+ * operation and gives it up at the end; when the outcome is not known in time the operation
+ * stays, as shard->unresolved, for thc_resolve. Locks: see internal.h.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/clock.h"
+#include "ipc/base/name.h"
+#include "ipc/shm/doorbell.h"
+#include "libthc/internal.h"
+
+_Static_assert(sizeof(((struct thc_result *)0)->source) == sizeof(((struct shm_slot *)0)->source) &&
+		       sizeof(((struct thc_result *)0)->transport) ==
+			       sizeof(((struct shm_slot *)0)->transport),
+	"texts of a result");
+
+static const char *
+kind_name(uint16_t kind)
+{
+	static const char *const names[] = {"?", "publish", "unpublish", "replicate", "update",
+		"grouped list", "wait", "cancel"};
+
+	return kind < TH_ARRAY_LEN(names) ? names[kind] : names[0];
+}
+
+/* A group operation: its end may be unknown. A watch changes nothing. */
+static bool
+is_group(const struct thc_op *op)
+{
+	return op->kind <= SHM_LIST;
+}
+
+int
+op_check_spec(const char *version, char ret_spec[32])
+{
+	struct th_spec spec;
+
+	if (version == NULL)
+		return shim_fail(THC_E_INVALID, "version: is NULL");
+	if (th_spec_parse(version, &spec) < 0)
+		return shim_fail(THC_E_INVALID,
+			"version: '%.40s' is neither a decimal number nor latest nor latest-K (K "
+			"from 1)",
+			version);
+	memset(ret_spec, 0, 32);
+	memcpy(ret_spec, version, strlen(version));
+	return 0;
+}
+
+int
+op_check_result(const struct thc_result *result, const char *argument)
+{
+	if (result != NULL && result->struct_size < sizeof(*result))
+		return shim_fail(THC_E_INVALID,
+			"%s: struct_size is %zu, less than %zu; begin with THC_RESULT_INIT",
+			argument, result->struct_size, sizeof(*result));
+	return 0;
+}
+
+void
+op_copy_result(const struct thc_result *from, struct thc_result *ret_result)
+{
+	if (ret_result == NULL)
+		return;
+	/* What a later caller's struct has more stays as it is. */
+	size_t struct_size = ret_result->struct_size;
+	memcpy(ret_result, from, sizeof(*from));
+	ret_result->struct_size = struct_size;
+}
+
+/* ---- submission ---------------------------------------------------------------------------- */
+
+static int
+push(struct thc_shard *shard, const struct shm_submission *submission)
+{
+	int rc = ring_push(&shard->ring, submission);
+
+	if (rc == -EAGAIN)
+		return shim_fail(THC_E_TIMEOUT,
+			"the agent takes no submissions; nothing was changed. Is it stopped?");
+	if (rc == 0)
+		rc = doorbell_ring(shard->bell_agent, &shard->files.a->sleeping);
+	if (rc < 0) {
+		shard_lose(shard, "the agent broke the rules of the ring");
+		return shard_lost_error(shard);
+	}
+	return 0;
+}
+
+static int
+free_slot(struct thc_shard *shard, uint32_t *ret_slot)
+{
+	shard_collect(shard);
+	if (shard->lost)
+		return shard_lost_error(shard);
+	/* It may have begun while this thread exchanged a document. */
+	if (shard->closing || shard->closed)
+		return shim_fail(THC_E_CANCELLED, "another thread closes this handle");
+	for (uint32_t slot = 0; slot < SHM_CAPACITY; slot++) {
+		if (shard->ops[slot] == NULL) {
+			*ret_slot = slot;
+			return 0;
+		}
+	}
+	return shim_fail(
+		THC_E_LIMIT, "%u operations of this handle are open already", SHM_CAPACITY);
+}
+
+int
+op_submit(struct thc_shard *shard, const struct op_request *request, struct thc_op **ret_op)
+{
+	uint32_t slot = 0;
+	int rc = free_slot(shard, &slot);
+
+	if (rc < 0)
+		return rc;
+	if (request->kind <= SHM_LIST && shard->running != NULL)
+		return shim_fail(THC_E_STATE,
+			"a %s of this handle runs; one operation of a handle runs at a time",
+			kind_name(shard->running->kind));
+	struct thc_op *op = calloc(1, sizeof(*op));
+	if (op == NULL)
+		return shim_fail(-ENOMEM, "out of memory for an operation");
+	struct shm_submission submission = {.op_seq = shard->next_op_seq,
+		.kind = request->kind,
+		.slot = (uint16_t)slot,
+		.flags = request->flags,
+		.deadline_ns = deadline_left(request->deadline_ns)};
+	memcpy(submission.version_spec, request->spec, sizeof(submission.version_spec));
+	rc = push(shard, &submission);
+	if (rc < 0) {
+		free(op);
+		return rc;
+	}
+	op->shard = shard;
+	op->op_seq = shard->next_op_seq++;
+	op->slot = slot;
+	op->kind = request->kind;
+	op->internal = request->internal;
+	op->unknown_ns = deadline_with_grace(request->deadline_ns);
+	op->result.version = THC_NO_VERSION;
+	shard->refs++;
+	shard->ops[slot] = op;
+	if (is_group(op))
+		shard->running = op;
+	*ret_op = op;
+	return 0;
+}
+
+static void
+cancel(struct thc_op *op)
+{
+	struct thc_shard *shard = op->shard;
+
+	if (op->done || op->cancel_sent || shard->lost)
+		return;
+	const struct shm_submission submission = {.op_seq = op->op_seq,
+		.kind = SHM_CANCEL,
+		.slot = (uint16_t)op->slot,
+		.deadline_ns = -1};
+	op->cancel_sent = push(shard, &submission) == 0;
+}
+
+/* ---- the end ------------------------------------------------------------------------------- */
+
+/* Under the lock; the caller is inside, so this is not the last reference to the handle. */
+static void
+destroy(struct thc_op *op)
+{
+	op->shard->refs--;
+	free(op);
+}
+
+static void
+mark_collected(struct thc_op *op)
+{
+	struct thc_shard *shard = op->shard;
+
+	if (op->collected)
+		return;
+	op->collected = true;
+	if (!op->internal && !op->detached)
+		shard->num_uncollected--;
+	if (shard->unresolved == op && !shard->resolving)
+		shard->unresolved = NULL;
+	if (!shard->closed)
+		shard_update_fd(shard);
+}
+
+void
+op_finish(struct thc_op *op, int code, const char *text)
+{
+	struct thc_shard *shard = op->shard;
+
+	shard->ops[op->slot] = NULL;
+	if (shard->running == op)
+		shard->running = NULL;
+	op->done = true;
+	(void)th_fail(&op->outcome, code, "%s", text);
+	if (op->detached) {
+		if (shard->unresolved != op)
+			destroy(op);
+	} else if (!op->internal) {
+		shard->num_uncollected++;
+	}
+}
+
+void
+op_detach(struct thc_op *op)
+{
+	if (op->done) {
+		mark_collected(op);
+		op->detached = true;
+		if (op->shard->unresolved != op)
+			destroy(op);
+		return;
+	}
+	cancel(op);
+	/* Losing the agent, just now, ends it too. */
+	bool done = op->done;
+	if (done)
+		mark_collected(op);
+	op->detached = true;
+	if (done && op->shard->unresolved != op)
+		destroy(op);
+}
+
+void
+op_end_all(struct thc_shard *shard)
+{
+	for (uint32_t slot = 0; slot < SHM_CAPACITY; slot++)
+		if (shard->ops[slot] != NULL)
+			op_finish(shard->ops[slot], THC_E_CANCELLED, "the handle was closed");
+	struct thc_op *op = shard->unresolved;
+	if (shard->resolving)
+		return; /* that thread gives it up when it leaves */
+	shard->unresolved = NULL;
+	if (op != NULL && op->detached)
+		destroy(op);
+}
+
+/* What a finished operation returns. */
+static int
+outcome(const struct thc_op *op)
+{
+	return op->outcome.code == 0 ? 0 : errors_from_agent(op->outcome.code, op->outcome.text);
+}
+
+/*
+ * Until wait_ns, but not past the moment from which on the outcome is unknown, unless that has
+ * passed before: then the caller asks again and waits as long as it says.
+ */
+static int
+wait_done(struct thc_op *op, int64_t wait_ns)
+{
+	int64_t until_ns = wait_ns;
+
+	if (th_now_ns() < op->unknown_ns)
+		until_ns = th_min_i64(wait_ns, op->unknown_ns);
+	int rc = shard_await(op->shard, &op->done, until_ns, false);
+	if (rc != -ETIMEDOUT)
+		return rc;
+	if (th_now_ns() < op->unknown_ns || !is_group(op))
+		return shim_fail(
+			THC_E_TIMEOUT, "the %s has not ended yet; it runs on", kind_name(op->kind));
+	op->shard->unresolved = op;
+	return shim_fail(THC_E_UNKNOWN,
+		"the %s had no outcome by its deadline and may have begun; call thc_resolve, or "
+		"thc_close",
+		kind_name(op->kind));
+}
+
+int
+op_complete(struct thc_op *op, int64_t deadline_ns, struct thc_result *ret_result,
+	uint64_t *ret_group_op_seq)
+{
+	int rc = wait_done(op, deadline_with_grace(deadline_ns));
+
+	if (rc == THC_E_UNKNOWN) {
+		op->detached = true;
+		return rc;
+	}
+	if (rc == 0) {
+		rc = outcome(op);
+		if (rc == 0) {
+			op_copy_result(&op->result, ret_result);
+			if (ret_group_op_seq != NULL)
+				*ret_group_op_seq = op->group_op_seq;
+		}
+	}
+	op_detach(op);
+	return rc;
+}
+
+/* ---- thc_op_*, thc_resolve ------------------------------------------------------------------ */
+
+/* An operation outlives its handle: it keeps what it refers to. */
+static int
+enter(struct thc_op *op)
+{
+	if (op == NULL)
+		return shim_fail(THC_E_INVALID, "op: is NULL");
+	if (op->shard->fork_count != shard_fork_count())
+		return shim_fail(THC_E_FORKED, "this operation belongs to the parent process");
+	pthread_mutex_lock(&op->shard->lock);
+	op->shard->refs++;
+	op->shard->inside++;
+	return 0;
+}
+
+int
+thc_op_done(struct thc_op *op)
+{
+	int rc = enter(op);
+
+	if (rc < 0)
+		return rc;
+	struct thc_shard *shard = op->shard;
+	if (!shard->closed)
+		shard_look(shard);
+	if (op->done) {
+		mark_collected(op);
+		rc = outcome(op);
+		rc = rc == 0 ? 1 : rc;
+	}
+	shard_leave(shard);
+	return rc;
+}
+
+int
+thc_op_wait(struct thc_op *op, int64_t timeout_ms, struct thc_result *ret_result)
+{
+	int64_t deadline_ns = 0;
+	int rc = op_check_result(ret_result, "ret_result");
+
+	if (rc == 0)
+		rc = deadline_of(timeout_ms, &deadline_ns);
+	if (rc == 0)
+		rc = enter(op);
+	if (rc < 0)
+		return rc;
+	struct thc_shard *shard = op->shard;
+	if (!op->done && !shard->closed) {
+		shard_look(shard);
+		rc = wait_done(op, deadline_ns);
+	}
+	if (op->done) {
+		mark_collected(op);
+		rc = outcome(op);
+		if (rc == 0)
+			op_copy_result(&op->result, ret_result);
+	}
+	shard_leave(shard);
+	return rc;
+}
+
+int
+thc_op_progress(struct thc_op *op, uint64_t *ret_done_bytes, uint64_t *ret_total_bytes)
+{
+	int rc = enter(op);
+
+	if (rc < 0)
+		return rc;
+	struct thc_shard *shard = op->shard;
+	uint64_t done = op->done_bytes, total = op->total_bytes;
+	if (!op->done && !shard->closed)
+		ring_progress(&shard->ring, op->slot, &done, &total);
+	if (ret_done_bytes != NULL)
+		*ret_done_bytes = done;
+	if (ret_total_bytes != NULL)
+		*ret_total_bytes = total;
+	shard_leave(shard);
+	return 0;
+}
+
+int
+thc_op_cancel(struct thc_op *op)
+{
+	int rc = enter(op);
+
+	if (rc < 0)
+		return rc;
+	struct thc_shard *shard = op->shard;
+	if (!shard->closed) {
+		shard_look(shard);
+		cancel(op);
+		if (!op->done && !op->cancel_sent)
+			rc = THC_E_TIMEOUT; /* with the sentence of push */
+	}
+	shard_leave(shard);
+	return rc;
+}
+
+void
+thc_op_free(struct thc_op *op)
+{
+	if (op == NULL || enter(op) < 0)
+		return;
+	struct thc_shard *shard = op->shard;
+	op_detach(op);
+	if (!shard->closed)
+		shard_update_fd(shard);
+	shard_leave(shard);
+}
+
+int
+thc_resolve(struct thc_shard *shard, int64_t timeout_ms, struct thc_result *ret_result)
+{
+	int64_t deadline_ns = 0;
+	int rc = op_check_result(ret_result, "ret_result");
+
+	if (rc == 0)
+		rc = deadline_of(timeout_ms, &deadline_ns);
+	if (rc == 0)
+		rc = shard_enter(shard, ENTER_UNRESOLVED);
+	if (rc < 0)
+		return rc;
+	struct thc_op *op = shard->unresolved;
+	if (op == NULL || shard->resolving) {
+		rc = shim_fail(THC_E_STATE,
+			op == NULL ? "no operation of this handle has an unknown outcome"
+				   : "another thread resolves this handle's operation");
+		shard_leave(shard);
+		return rc;
+	}
+	shard->resolving = true;
+	rc = shard_await(shard, &op->done, deadline_ns, false);
+	shard->resolving = false;
+	if (rc == -ETIMEDOUT)
+		rc = shim_fail(THC_E_UNKNOWN, "the %s has no outcome yet; call thc_resolve again",
+			kind_name(op->kind));
+	if (op->done) {
+		rc = outcome(op);
+		if (rc == 0)
+			op_copy_result(&op->result, ret_result);
+		shard->unresolved = NULL;
+		if (op->detached)
+			destroy(op);
+		else
+			mark_collected(op);
+	}
+	shard_leave(shard);
+	return rc;
+}

@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * session - thc_open and thc_close: one connection to the agent's descriptor socket is one handle.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ipc/base/fd.h"
+#include "ipc/base/log.h"
+#include "ipc/base/name.h"
+#include "ipc/shm/doorbell.h"
+#include "libthc/dial.h"
+#include "libthc/internal.h"
+
+#define DEFAULT_DIR "/run/tensorhub"
+
+/* ---- arguments ----------------------------------------------------------------------------- */
+
+static const struct {
+	uint32_t flag;
+	const char *name;
+} later_flags[] = {
+	{THC_SPOT, "THC_SPOT"},
+	{THC_REQUIRE_RDMA, "THC_REQUIRE_RDMA"},
+	{THC_OFFLOAD_SEED, "THC_OFFLOAD_SEED"},
+	{THC_STAGED, "THC_STAGED"},
+	{THC_PREFETCH, "THC_PREFETCH"},
+};
+
+static int
+check_flags(uint32_t flags)
+{
+	for (size_t i = 0; i < TH_ARRAY_LEN(later_flags); i++)
+		if ((flags & later_flags[i].flag) != 0)
+			return shim_fail(THC_E_INVALID,
+				"opts->flags: %s is not built in this release; leave it out",
+				later_flags[i].name);
+	if ((flags & ~(uint32_t)THC_NO_MEMORY_FD) != 0)
+		return shim_fail(
+			THC_E_INVALID, "opts->flags: 0x%" PRIx32 " has unknown bits", flags);
+	return 0;
+}
+
+static int
+check_name(const char *field, const char *name, char ret_name[TH_NAME_MAX + 1])
+{
+	if (name == NULL)
+		return shim_fail(THC_E_INVALID, "opts->%s: is NULL", field);
+	if (!th_name_valid(name, TH_NAME_MAX) || th_name_copy(ret_name, name) < 0)
+		return shim_fail(THC_E_INVALID,
+			"opts->%s: must be 1 to %d bytes of UTF-8 without control characters",
+			field, TH_NAME_MAX);
+	return 0;
+}
+
+static int
+check_opts(const struct thc_open_opts *opts, struct fdmsg_open *ret_open)
+{
+	if (opts == NULL)
+		return shim_fail(THC_E_INVALID, "opts: is NULL");
+	if (opts->struct_size < sizeof(*opts))
+		return shim_fail(THC_E_INVALID,
+			"opts->struct_size: is %zu, less than %zu; begin with THC_OPEN_OPTS_INIT",
+			opts->struct_size, sizeof(*opts));
+	int rc = check_name("model", opts->model, ret_open->model);
+	if (rc == 0)
+		rc = check_name("replica", opts->replica, ret_open->replica);
+	if (rc == 0 && opts->launch_id != NULL)
+		rc = check_name("launch_id", opts->launch_id, ret_open->launch_id);
+	if (rc < 0)
+		return rc;
+	if (opts->num_shards == 0 || opts->num_shards > TH_SHARDS_MAX)
+		return shim_fail(THC_E_INVALID,
+			"opts->num_shards: is %" PRIu32 "; a group has 1 to %d shards",
+			opts->num_shards, TH_SHARDS_MAX);
+	if (opts->shard >= opts->num_shards)
+		return shim_fail(THC_E_INVALID,
+			"opts->shard: is %" PRIu32 ", not below num_shards, which is %" PRIu32,
+			opts->shard, opts->num_shards);
+	if (opts->retain != NULL)
+		return shim_fail(THC_E_INVALID,
+			"opts->retain: retention is not built in this release; leave it NULL");
+	ret_open->lineage = opts->lineage;
+	ret_open->shard = opts->shard;
+	ret_open->num_shards = opts->num_shards;
+	ret_open->flags = opts->flags;
+	return check_flags(opts->flags);
+}
+
+/* Where the agent's endpoints are: the argument, else the environment, else the default. */
+static int
+endpoint(const char *agent, const char *file, char ret_path[DIAL_PATH_MAX + 1])
+{
+	const char *what = "opts->agent";
+
+	if (agent == NULL) {
+		agent = getenv("THC_AGENT");
+		what = agent != NULL ? "opts->agent (from THC_AGENT)" : what;
+	}
+	if (agent == NULL)
+		agent = DEFAULT_DIR;
+	if (agent[0] == '\0')
+		return shim_fail(THC_E_INVALID, "%s: is empty", what);
+	int length = snprintf(ret_path, DIAL_PATH_MAX + 1, "%s/%s", agent, file);
+	if (length < 0 || length > DIAL_PATH_MAX)
+		return shim_fail(THC_E_INVALID,
+			"%s: is too long for a socket address, which has %d bytes with '/%s'", what,
+			DIAL_PATH_MAX, file);
+	return 0;
+}
+
+/* ---- open ---------------------------------------------------------------------------------- */
+
+static int
+timed_out(const char *what)
+{
+	return shim_fail(THC_E_TIMEOUT, "%s before the deadline; nothing was changed", what);
+}
+
+static int
+connect_agent(struct thc_shard *shard, const char *path, int64_t until_ns)
+{
+	int rc = dial_unix(path, SOCK_SEQPACKET, until_ns);
+
+	if (rc >= 0) {
+		shard->sock = rc;
+		return 0;
+	}
+	switch (rc) {
+	case -ENOENT:
+	case -ECONNREFUSED:
+		return shim_fail(THC_E_NO_AGENT,
+			"no agent listens at %s; start thagentd, or set THC_AGENT to its runtime "
+			"directory",
+			path);
+	case -EACCES:
+	case -EPERM:
+		return shim_fail(THC_E_DENIED,
+			"%s may not be opened by this user; the agent's group may", path);
+	case -ETIMEDOUT:
+		return timed_out("the agent did not take the connection");
+	default:
+		return shim_fail(rc, "connecting to %s: %s", path, th_strerror(rc));
+	}
+}
+
+/* Sends one message and takes the answer into shard->message: of kind expected, or REFUSED. */
+static int
+ask(struct thc_shard *shard, enum fdmsg_kind kind, const void *body, size_t bytes,
+	enum fdmsg_kind expected, int64_t until_ns)
+{
+	struct fdmsg *message = shard->message;
+	struct fdmsg_refused refused;
+	int rc = fdmsg_send(shard->sock, kind, body, bytes, NULL, 0);
+
+	while (rc == 0) {
+		rc = dial_wait(shard->sock, POLLIN, until_ns);
+		if (rc == 0)
+			rc = fdmsg_recv(shard->sock, message);
+		if (rc == 0)
+			rc = -EPIPE;
+		else if (rc == -EAGAIN)
+			rc = 0; /* woken for nothing */
+	}
+	if (rc == -ETIMEDOUT)
+		return timed_out("the agent did not answer");
+	if (rc == -EPROTO)
+		return shim_fail(THC_E_PROTOCOL,
+			"what listens at the agent's endpoint does not speak its protocol");
+	if (rc < 0)
+		return shim_fail(THC_E_AGENT_LOST,
+			"the agent hung up while the handle was opened (%s); its log says why",
+			th_strerror(rc));
+	if (message->head.kind == FDMSG_REFUSED) {
+		memcpy(&refused, message->body, sizeof(refused));
+		refused.text[sizeof(refused.text) - 1] = '\0';
+		return errors_from_agent(refused.code, refused.text);
+	}
+	if (message->head.kind != expected) {
+		fdmsg_close_fds(message);
+		return shim_fail(THC_E_PROTOCOL, "the agent sent message %u where %u was due",
+			message->head.kind, (unsigned)expected);
+	}
+	return 0;
+}
+
+static int
+say_hello(struct thc_shard *shard, int64_t until_ns)
+{
+	const struct fdmsg_hello hello = {.protocol_min = FDMSG_PROTOCOL_MIN,
+		.protocol_max = FDMSG_PROTOCOL_MAX,
+		.page_bytes = (uint32_t)sysconf(_SC_PAGESIZE)};
+	struct fdmsg_welcome welcome;
+	int rc = ask(shard, FDMSG_HELLO, &hello, sizeof(hello), FDMSG_WELCOME, until_ns);
+
+	if (rc < 0)
+		return rc;
+	memcpy(&welcome, shard->message->body, sizeof(welcome));
+	/* As unsigned numbers: also when the lower bound is 0 one day. */
+	if (welcome.protocol - FDMSG_PROTOCOL_MIN > FDMSG_PROTOCOL_MAX - FDMSG_PROTOCOL_MIN)
+		return shim_fail(THC_E_PROTOCOL,
+			"the agent speaks protocol %" PRIu32 " to %" PRIu32
+			", this libthc %u to %u; upgrade the older one",
+			welcome.protocol, welcome.protocol, FDMSG_PROTOCOL_MIN, FDMSG_PROTOCOL_MAX);
+	shard->tensors_max = welcome.tensors_max;
+	return 0;
+}
+
+static int
+join(struct thc_shard *shard, const struct fdmsg_open *open, int64_t until_ns)
+{
+	struct fdmsg_session session;
+	struct shm_line line;
+	struct fdmsg *message = shard->message;
+	int rc = ask(shard, FDMSG_OPEN, open, sizeof(*open), FDMSG_SESSION, until_ns);
+
+	if (rc < 0)
+		return rc;
+	memcpy(&session, message->body, sizeof(session));
+	rc = segment_worker_map(message->fds[0], message->fds[1], &shard->files);
+	shard->bell_agent = th_fd_move(&message->fds[2]);
+	shard->bell_worker = th_fd_move(&message->fds[3]);
+	shard->agent_pidfd = th_fd_move(&message->fds[4]);
+	fdmsg_close_fds(message);
+	explicit_bzero(message->body, sizeof(session));
+	if (rc < 0)
+		return shim_fail(rc == -EPROTO ? THC_E_PROTOCOL : rc,
+			"the shared files of the session cannot be used: %s", th_strerror(rc));
+	ring_worker_init(&shard->ring, shard->files.w, shard->files.a);
+	shard->session = session.session;
+	memcpy(shard->secret, session.secret, sizeof(shard->secret));
+	explicit_bzero(&session.secret, sizeof(session.secret));
+	shard->next_op_seq = session.next_op;
+	/* What happened before this handle was there is not its news. */
+	if (ring_line_read(&shard->ring, &line) == 0)
+		memcpy(shard->events_reported, line.events, sizeof(line.events));
+	memcpy(shard->model, open->model, sizeof(shard->model));
+	doorbell_arm(&shard->files.w->sleeping);
+	return 0;
+}
+
+int
+thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard **ret_shard)
+{
+	struct fdmsg_open open = {0};
+	char fds_path[DIAL_PATH_MAX + 1], ipc_path[DIAL_PATH_MAX + 1];
+	int64_t deadline_ns = 0;
+	int rc = check_opts(opts, &open);
+
+	if (rc == 0)
+		rc = endpoint(opts->agent, "agent.fds", fds_path);
+	if (rc == 0)
+		rc = endpoint(opts->agent, "agent.ipc", ipc_path);
+	if (rc == 0)
+		rc = deadline_of(timeout_ms, &deadline_ns);
+	if (rc == 0 && ret_shard == NULL)
+		rc = shim_fail(THC_E_INVALID, "ret_shard: is NULL");
+	if (rc < 0)
+		return rc;
+	shard_process_init();
+	struct thc_shard *shard = shard_new();
+	if (shard == NULL)
+		return shim_fail(-ENOMEM, "out of memory for a handle");
+	/* In the list at once: a fork meanwhile must find the descriptors. */
+	shard_list_add(shard);
+	int64_t until_ns = deadline_with_grace(deadline_ns);
+	rc = sp_req_init(&shard->request, ipc_path);
+	if (rc == 0)
+		rc = connect_agent(shard, fds_path, until_ns);
+	if (rc == 0)
+		rc = say_hello(shard, until_ns);
+	if (rc == 0)
+		rc = join(shard, &open, until_ns);
+	if (rc < 0) {
+		shard_list_remove(shard);
+		pthread_mutex_lock(&shard->lock);
+		shard_unref_unlock(shard);
+		return rc;
+	}
+	log_info("libthc", "opened model=%s replica=%s shard=%" PRIu32 " session=%" PRIu64,
+		open.model, open.replica, open.shard, shard->session);
+	*ret_shard = shard;
+	return 0;
+}
+
+/* ---- close --------------------------------------------------------------------------------- */
+
+/* Other threads' calls end by themselves now; until they have the descriptors must stay. */
+static int
+wait_alone(struct thc_shard *shard, int64_t until_ns)
+{
+	struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
+		.tv_nsec = (long)(until_ns % 1000000000)};
+
+	(void)doorbell_signal(shard->bell_worker); /* for the one that polls */
+	pthread_cond_broadcast(&shard->changed);
+	while (shard->inside > 1) {
+		if (deadline_left(until_ns) == 0)
+			return shim_fail(
+				THC_E_TIMEOUT, "another thread is still in a call of this handle");
+		if (until_ns == INT64_MAX)
+			(void)pthread_cond_wait(&shard->changed, &shard->lock);
+		else
+			(void)pthread_cond_timedwait(&shard->changed, &shard->lock, &until);
+	}
+	return 0;
+}
+
+/* 0 when the agent has let go of everything, or is gone. */
+static int
+close_session(struct thc_shard *shard, uint32_t flags, int64_t deadline_ns)
+{
+	const struct fdmsg_close close_message = {
+		.flags = flags, .deadline_ns = deadline_left(deadline_ns)};
+	int64_t until_ns = deadline_with_grace(deadline_ns);
+	int rc = 0;
+
+	if (!shard->close_sent) {
+		rc = shard_send(
+			shard, FDMSG_CLOSE, &close_message, sizeof(close_message), NULL, until_ns);
+		/* Before any answer can be taken: the lock was not given back since. */
+		shard->close_sent = rc == 0;
+	}
+	if (rc == 0)
+		rc = shard_await(shard, &shard->close_answered, until_ns, true);
+	if (rc == THC_E_AGENT_LOST)
+		return 0;
+	if (rc == -ETIMEDOUT)
+		return shim_fail(THC_E_TIMEOUT, "the agent has not let go of the memory yet; close "
+						"again, or abandon the handle");
+	if (rc < 0)
+		return rc;
+	/* The answer is used up: a later close asks again. */
+	shard->close_sent = false;
+	shard->close_answered = false;
+	if (shard->close_answer.code == 0)
+		return 0;
+	return errors_from_agent(shard->close_answer.code, shard->close_answer.text);
+}
+
+/* The lock is held and given back; the handle is gone. */
+static void
+finish_close(struct thc_shard *shard)
+{
+	shard->closed = true;
+	op_end_all(shard);
+	tensors_release(shard);
+	(void)shutdown(shard->sock, SHUT_RDWR);
+	pthread_cond_broadcast(&shard->changed);
+	/* The list's lock comes before the handle's; closed keeps everybody else out meanwhile. */
+	pthread_mutex_unlock(&shard->lock);
+	shard_list_remove(shard);
+	pthread_mutex_lock(&shard->lock);
+	shard->refs--; /* the caller's; the one of this call is still there */
+	shard_leave(shard);
+}
+
+int
+thc_close(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms)
+{
+	int64_t deadline_ns = 0;
+	int rc = 0;
+
+	if ((flags & ~(uint32_t)THC_CLOSE_ABANDON) != 0)
+		return shim_fail(THC_E_INVALID, "flags: 0x%" PRIx32 " has unknown bits", flags);
+	rc = deadline_of(timeout_ms, &deadline_ns);
+	if (rc == 0)
+		rc = shard_enter(shard, ENTER_LOST | ENTER_UNRESOLVED);
+	if (rc < 0)
+		return rc;
+	bool abandon = (flags & THC_CLOSE_ABANDON) != 0;
+	shard->closing = true;
+	rc = wait_alone(shard, deadline_with_grace(deadline_ns));
+	if (rc == 0) {
+		shard_look(shard); /* the agent may be gone, and then nothing is waited for */
+		if (!shard->lost)
+			rc = close_session(shard, flags, deadline_ns);
+	}
+	if (rc == 0 || abandon) {
+		finish_close(shard);
+		return rc;
+	}
+	shard->closing = false;
+	shard_leave(shard);
+	return rc;
+}

@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tensors - thc_register, thc_unregister, thc_memory_path.
+ *
+ * Each memory object is given to the agent once per session, with a descriptor, and gets an id;
+ * then the rows go as a document that names places by id and offset. A registration whose answer
+ * did not come is REGISTRATION_UNKNOWN: its memory stays held, and the next call undoes it first.
+ */
+#include "libthc/tensors.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/proto/tensorhub.pb-c.h"
+#include "libthc/internal.h"
+
+/* ---- memory objects ------------------------------------------------------------------------ */
+
+/* Index of the first that is not below serial. */
+static size_t
+sent_index(const struct thc_shard *shard, uint64_t serial)
+{
+	size_t low = 0, high = shard->num_sent;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+		if (shard->sent[middle].serial < serial)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+static const struct sent_memory *
+sent_find(const struct thc_shard *shard, uint64_t serial)
+{
+	size_t index = sent_index(shard, serial);
+
+	return index < shard->num_sent && shard->sent[index].serial == serial ? &shard->sent[index]
+									      : NULL;
+}
+
+static int
+sent_add(struct thc_shard *shard, uint64_t serial)
+{
+	struct sent_memory *more =
+		reallocarray(shard->sent, shard->num_sent + 1, sizeof(*shard->sent));
+
+	if (more == NULL)
+		return shim_fail(-ENOMEM, "out of memory for a memory object");
+	size_t index = sent_index(shard, serial);
+	shard->sent = more;
+	memmove(&more[index + 1], &more[index], (shard->num_sent - index) * sizeof(*more));
+	more[index] = (struct sent_memory){.serial = serial, .id = shard->memory_answer.id};
+	memcpy(more[index].path, shard->memory_answer.path, sizeof(more[index].path));
+	more[index].path[sizeof(more[index].path) - 1] = '\0';
+	shard->num_sent++;
+	return 0;
+}
+
+static int
+send_memory(struct thc_shard *shard, const struct memory_object *object, int64_t until_ns)
+{
+	const struct fdmsg_memory message = {.token = ++shard->next_token,
+		.kind = FDMSG_MEMFD,
+		.base = object->start,
+		.bytes = object->bytes,
+		.offset = object->fd_offset};
+
+	shard->memory_answered = false;
+	int rc = shard_send(shard, FDMSG_MEMORY, &message, sizeof(message), &object->fd, until_ns);
+	if (rc == 0)
+		rc = shard_await(shard, &shard->memory_answered, until_ns, false);
+	if (rc == -ETIMEDOUT) {
+		/* Its answer could be taken for a later one's: this session cannot go on. */
+		shard_lose(shard, "the agent did not answer for a memory object");
+		return shim_fail(THC_E_TIMEOUT, "the agent did not take the memory before the "
+						"deadline; nothing was changed, "
+						"but the handle must be opened again");
+	}
+	if (rc < 0)
+		return rc;
+	if (shard->memory_answer.code != 0) {
+		shard->memory_answer.text[sizeof(shard->memory_answer.text) - 1] = '\0';
+		return errors_from_agent(shard->memory_answer.code, shard->memory_answer.text);
+	}
+	return sent_add(shard, object->serial);
+}
+
+void
+tensors_forget(struct thc_shard *shard, uint64_t serial)
+{
+	const struct sent_memory *sent = sent_find(shard, serial);
+
+	if (sent == NULL)
+		return;
+	const struct fdmsg_forget message = {.id = sent->id};
+	/* A full socket means a stopped agent: it lets go of all when the session ends. */
+	if (!shard->lost && !shard->closed)
+		(void)fdmsg_send(shard->sock, FDMSG_FORGET, &message, sizeof(message), NULL, 0);
+	size_t index = (size_t)(sent - shard->sent);
+	shard->num_sent--;
+	memmove(&shard->sent[index], &shard->sent[index + 1],
+		(shard->num_sent - index) * sizeof(*shard->sent));
+}
+
+static int
+by_serial(const void *a, const void *b)
+{
+	const struct memory_object *x = a, *y = b;
+
+	return x->serial < y->serial ? -1 : x->serial > y->serial ? 1 : 0;
+}
+
+/* The objects of all tensors, each once. *ret_objects is the caller's. */
+static int
+list_objects(const struct checked_tensors *checked, struct memory_object **ret_objects,
+	size_t *ret_count)
+{
+	struct memory_object *objects = calloc(checked->count, sizeof(*objects));
+	size_t count = 0, kept = 0;
+
+	if (objects == NULL)
+		return shim_fail(-ENOMEM, "out of memory for %zu tensors", checked->count);
+	for (size_t i = 0; i < checked->count; i++) {
+		const struct memory_object *object = &checked->tensors[i].object;
+		/* Neighbours mostly share one: the list to be sorted stays short. */
+		if (object->serial != 0 &&
+			(count == 0 || objects[count - 1].serial != object->serial))
+			objects[count++] = *object;
+	}
+	qsort(objects, count, sizeof(*objects), by_serial);
+	for (size_t i = 0; i < count; i++)
+		if (kept == 0 || objects[kept - 1].serial != objects[i].serial)
+			objects[kept++] = objects[i];
+	*ret_objects = objects;
+	*ret_count = kept;
+	return 0;
+}
+
+/* From here to tensors_release nobody frees them. */
+static int
+hold(struct thc_shard *shard, const struct memory_object *objects, size_t count)
+{
+	shard->held = calloc(count > 0 ? count : 1, sizeof(*shard->held));
+	if (shard->held == NULL)
+		return shim_fail(-ENOMEM, "out of memory for %zu memory objects", count);
+	for (size_t i = 0; i < count; i++) {
+		if (memory_acquire(objects[i].start, objects[i].serial) < 0)
+			return shim_fail(THC_E_INVALID,
+				"tensors: memory at %p was freed while it was registered",
+				(const void *)objects[i].start);
+		shard->held[shard->num_held++] =
+			(struct held_memory){objects[i].start, objects[i].serial};
+	}
+	return 0;
+}
+
+void
+tensors_release(struct thc_shard *shard)
+{
+	for (size_t i = 0; i < shard->num_held; i++)
+		memory_release(shard->held[i].start, shard->held[i].serial);
+	for (size_t i = 0; i < shard->num_placed; i++)
+		free(shard->placed[i].name);
+	free(shard->held);
+	free(shard->placed);
+	shard->held = NULL;
+	shard->placed = NULL;
+	shard->num_held = 0;
+	shard->num_placed = 0;
+	shard->registration = REGISTRATION_NONE;
+}
+
+/* ---- the document -------------------------------------------------------------------------- */
+
+struct rows { /* storage of a TensorRows message */
+	char **name;
+	uint32_t *dtype, *ndim, *memory_id;
+	uint64_t *local_shape, *global_shape, *offset, *memory_offset, *bytes;
+	size_t dims;
+};
+
+static void
+rows_free(struct rows *rows)
+{
+	free(rows->name);
+	free(rows->dtype);
+	free(rows->ndim);
+	free(rows->memory_id);
+	free(rows->local_shape);
+	free(rows->global_shape);
+	free(rows->offset);
+	free(rows->memory_offset);
+	free(rows->bytes);
+}
+
+static bool
+rows_new(const struct checked_tensors *checked, struct rows *ret_rows)
+{
+	size_t count = checked->count, dims = 0;
+
+	for (size_t i = 0; i < count; i++)
+		dims += checked->rows[i].ndim;
+	size_t room = dims > 0 ? dims : 1;
+	*ret_rows = (struct rows){
+		.name = calloc(count, sizeof(*ret_rows->name)),
+		.dtype = calloc(count, sizeof(*ret_rows->dtype)),
+		.ndim = calloc(count, sizeof(*ret_rows->ndim)),
+		.memory_id = calloc(count, sizeof(*ret_rows->memory_id)),
+		.local_shape = calloc(room, sizeof(*ret_rows->local_shape)),
+		.global_shape = calloc(room, sizeof(*ret_rows->global_shape)),
+		.offset = calloc(room, sizeof(*ret_rows->offset)),
+		.memory_offset = calloc(count, sizeof(*ret_rows->memory_offset)),
+		.bytes = calloc(count, sizeof(*ret_rows->bytes)),
+	};
+	return ret_rows->name != NULL && ret_rows->dtype != NULL && ret_rows->ndim != NULL &&
+	       ret_rows->memory_id != NULL && ret_rows->local_shape != NULL &&
+	       ret_rows->global_shape != NULL && ret_rows->offset != NULL &&
+	       ret_rows->memory_offset != NULL && ret_rows->bytes != NULL;
+}
+
+static void
+rows_fill(const struct thc_shard *shard, const struct checked_tensors *checked, struct rows *rows)
+{
+	for (size_t i = 0; i < checked->count; i++) {
+		const struct manifest_row *row = &checked->rows[i];
+		const struct checked_tensor *tensor = &checked->tensors[i];
+		union {
+			const char *constant;
+			char *plain;
+		} name = {.constant = tensor->name};
+		rows->name[i] = name.plain;
+		rows->dtype[i] = row->dtype;
+		rows->ndim[i] = row->ndim;
+		rows->bytes[i] = tensor->bytes;
+		for (uint32_t d = 0; d < row->ndim; d++, rows->dims++) {
+			rows->local_shape[rows->dims] = row->local_shape[d];
+			rows->global_shape[rows->dims] = row->global_shape[d];
+			rows->offset[rows->dims] = row->offset[d];
+		}
+		const struct sent_memory *sent = sent_find(shard, tensor->object.serial);
+		if (tensor->object.serial == 0 || sent == NULL)
+			continue; /* no bytes: no place */
+		rows->memory_id[i] = sent->id;
+		rows->memory_offset[i] = tensor->start - tensor->object.start;
+	}
+}
+
+static int
+encode(const struct thc_shard *shard, const struct checked_tensors *checked, uint8_t **ret_data,
+	size_t *ret_bytes)
+{
+	Tensorhub__V1__TensorRows message = TENSORHUB__V1__TENSOR_ROWS__INIT;
+	struct rows rows;
+	uint8_t *data = NULL;
+
+	if (rows_new(checked, &rows)) {
+		rows_fill(shard, checked, &rows);
+		message.n_name = message.n_dtype = message.n_ndim = checked->count;
+		message.n_memory_id = message.n_memory_offset = message.n_bytes = checked->count;
+		message.n_local_shape = message.n_global_shape = message.n_offset = rows.dims;
+		message.name = rows.name;
+		message.dtype = rows.dtype;
+		message.ndim = rows.ndim;
+		message.local_shape = rows.local_shape;
+		message.global_shape = rows.global_shape;
+		message.offset = rows.offset;
+		message.memory_id = rows.memory_id;
+		message.memory_offset = rows.memory_offset;
+		message.bytes = rows.bytes;
+		*ret_bytes = tensorhub__v1__tensor_rows__get_packed_size(&message);
+		data = malloc(*ret_bytes);
+		if (data != NULL)
+			(void)tensorhub__v1__tensor_rows__pack(&message, data);
+	}
+	rows_free(&rows);
+	if (data == NULL)
+		return shim_fail(-ENOMEM, "out of memory for %zu tensors", checked->count);
+	*ret_data = data;
+	return 0;
+}
+
+static int
+send_rows(struct thc_shard *shard, uint8_t *data, size_t bytes, int64_t deadline_ns)
+{
+	size_t num_parts = (bytes + TH_PART_BYTES_MAX - 1) / TH_PART_BYTES_MAX;
+
+	for (size_t part = 0; part < num_parts; part++) {
+		Tensorhub__V1__Request request = TENSORHUB__V1__REQUEST__INIT;
+		Tensorhub__V1__RegisterTensors body = TENSORHUB__V1__REGISTER_TENSORS__INIT;
+		Tensorhub__V1__Reply *reply = NULL;
+		size_t at = part * TH_PART_BYTES_MAX;
+
+		body.part = (uint32_t)part;
+		body.num_parts = (uint32_t)num_parts;
+		body.data.data = data + at;
+		body.data.len = th_min_size(bytes - at, TH_PART_BYTES_MAX);
+		request.body_case = TENSORHUB__V1__REQUEST__BODY_REGISTER_TENSORS;
+		request.register_tensors = &body;
+		bool last = part + 1 == num_parts;
+		int rc = documents_call(shard, &request,
+			last ? TENSORHUB__V1__REPLY__BODY_REGISTER_TENSORS : 0, deadline_ns,
+			&reply);
+		if (rc < 0)
+			return rc;
+		documents_free(reply);
+	}
+	return 0;
+}
+
+static int
+send_unregister(struct thc_shard *shard, int64_t deadline_ns)
+{
+	Tensorhub__V1__Request request = TENSORHUB__V1__REQUEST__INIT;
+	Tensorhub__V1__UnregisterTensors body = TENSORHUB__V1__UNREGISTER_TENSORS__INIT;
+	Tensorhub__V1__Reply *reply = NULL;
+
+	request.body_case = TENSORHUB__V1__REQUEST__BODY_UNREGISTER_TENSORS;
+	request.unregister_tensors = &body;
+	int rc = documents_call(shard, &request, 0, deadline_ns, &reply);
+	if (rc == 0)
+		documents_free(reply);
+	return rc;
+}
+
+/* ---- register ------------------------------------------------------------------------------ */
+
+static int
+by_name(const void *a, const void *b)
+{
+	const struct placed_tensor *x = a, *y = b;
+
+	return strcmp(x->name, y->name);
+}
+
+static int
+remember_places(struct thc_shard *shard, const struct checked_tensors *checked)
+{
+	shard->placed = calloc(checked->count, sizeof(*shard->placed));
+	if (shard->placed == NULL)
+		return shim_fail(-ENOMEM, "out of memory for %zu tensors", checked->count);
+	for (size_t i = 0; i < checked->count; i++) {
+		char *name = strdup(checked->tensors[i].name);
+		if (name == NULL)
+			return shim_fail(-ENOMEM, "out of memory for %zu tensors", checked->count);
+		shard->placed[shard->num_placed++] =
+			(struct placed_tensor){name, checked->tensors[i].object.serial};
+	}
+	qsort(shard->placed, shard->num_placed, sizeof(*shard->placed), by_name);
+	return 0;
+}
+
+static int
+register_checked(
+	struct thc_shard *shard, const struct checked_tensors *checked, int64_t deadline_ns)
+{
+	struct memory_object *objects = NULL;
+	size_t num_objects = 0, bytes = 0;
+	uint8_t *data = NULL;
+	int rc = list_objects(checked, &objects, &num_objects);
+
+	if (rc == 0)
+		rc = hold(shard, objects, num_objects);
+	if (rc == 0)
+		rc = remember_places(shard, checked);
+	for (size_t i = 0; rc == 0 && i < num_objects; i++)
+		if (sent_find(shard, objects[i].serial) == NULL)
+			rc = send_memory(shard, &objects[i], deadline_with_grace(deadline_ns));
+	free(objects);
+	if (rc == 0)
+		rc = encode(shard, checked, &data, &bytes);
+	if (rc < 0) {
+		tensors_release(shard);
+		return rc;
+	}
+	rc = send_rows(shard, data, bytes, deadline_ns);
+	free(data);
+	if (rc == 0)
+		shard->registration = REGISTRATION_DONE;
+	else if (rc == THC_E_TIMEOUT || rc == THC_E_AGENT_LOST || rc == THC_E_PROTOCOL)
+		shard->registration = REGISTRATION_UNKNOWN;
+	else
+		tensors_release(shard);
+	return rc;
+}
+
+/* Undoes what may have been registered by a call that had no answer. */
+static int
+settle(struct thc_shard *shard, int64_t deadline_ns)
+{
+	if (shard->registration != REGISTRATION_UNKNOWN)
+		return 0;
+	int rc = send_unregister(shard, deadline_ns);
+	/* THC_E_STATE: it had not come to be. */
+	if (rc == 0 || rc == THC_E_STATE) {
+		tensors_release(shard);
+		return 0;
+	}
+	return rc;
+}
+
+int
+thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t count,
+	size_t tensor_bytes, int64_t timeout_ms)
+{
+	struct checked_tensors checked = {0};
+	int64_t deadline_ns = 0;
+	int rc = deadline_of(timeout_ms, &deadline_ns);
+
+	if (rc == 0)
+		rc = shard_enter(shard, 0);
+	if (rc < 0)
+		return rc;
+	rc = shard_exclusive_begin(shard);
+	if (rc < 0) {
+		shard_leave(shard);
+		return rc;
+	}
+	rc = tensors_check(tensors, count, tensor_bytes, &checked);
+	if (rc == 0 && count > shard->tensors_max)
+		rc = shim_fail(THC_E_LIMIT, "count: %zu tensors; this agent takes at most %" PRIu32,
+			count, shard->tensors_max);
+	if (rc == 0)
+		rc = settle(shard, deadline_ns);
+	if (rc == 0 && shard->registration == REGISTRATION_DONE)
+		rc = shim_fail(THC_E_STATE,
+			"this handle has tensors registered already; thc_unregister them first");
+	if (rc == 0)
+		rc = register_checked(shard, &checked, deadline_ns);
+	tensors_checked_free(&checked);
+	shard_exclusive_end(shard);
+	shard_leave(shard);
+	return rc;
+}
+
+int
+thc_unregister(struct thc_shard *shard, int64_t timeout_ms)
+{
+	int64_t deadline_ns = 0;
+	int rc = deadline_of(timeout_ms, &deadline_ns);
+
+	if (rc == 0)
+		rc = shard_enter(shard, 0);
+	if (rc < 0)
+		return rc;
+	rc = shard_exclusive_begin(shard);
+	if (rc < 0) {
+		shard_leave(shard);
+		return rc;
+	}
+	if (shard->registration == REGISTRATION_NONE)
+		rc = shim_fail(THC_E_STATE, "this handle has no tensors registered");
+	else if (shard->registration == REGISTRATION_UNKNOWN)
+		rc = settle(shard, deadline_ns);
+	else
+		rc = send_unregister(shard, deadline_ns);
+	if (rc == 0)
+		tensors_release(shard);
+	else if (rc == THC_E_TIMEOUT && shard->registration == REGISTRATION_DONE)
+		shard->registration = REGISTRATION_UNKNOWN; /* it may be gone at the agent */
+	shard_exclusive_end(shard);
+	shard_leave(shard);
+	return rc;
+}
+
+int
+thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, size_t text_bytes)
+{
+	union {
+		const char *constant;
+		char *plain;
+	} name = {.constant = tensor};
+
+	if (tensor == NULL)
+		return shim_fail(THC_E_INVALID, "tensor: is NULL");
+	if (ret_text == NULL)
+		return shim_fail(THC_E_INVALID, "ret_text: is NULL");
+	if (text_bytes == 0)
+		return shim_fail(THC_E_INVALID, "text_bytes: is 0");
+	int rc = shard_enter(shard, ENTER_UNRESOLVED);
+	if (rc < 0)
+		return rc;
+	const struct placed_tensor key = {.name = name.plain};
+	const struct placed_tensor *placed =
+		shard->num_placed == 0
+			? NULL
+			: bsearch(&key, shard->placed, shard->num_placed, sizeof(key), by_name);
+	if (shard->registration != REGISTRATION_DONE)
+		rc = shim_fail(THC_E_STATE, "this handle has no tensors registered");
+	else if (placed == NULL)
+		rc = shim_fail(THC_E_INVALID, "tensor: no tensor '%.80s' is registered", tensor);
+	else if (placed->serial == 0)
+		(void)snprintf(ret_text, text_bytes, "direct (the tensor has no bytes)");
+	else {
+		const struct sent_memory *sent = sent_find(shard, placed->serial);
+		(void)snprintf(ret_text, text_bytes, "%s (memfd, mapped by the agent)",
+			sent != NULL ? sent->path : "direct");
+	}
+	shard_leave(shard);
+	return rc;
+}

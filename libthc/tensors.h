@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tensors - the check of what a caller wants to register, before anything is asked of the agent.
+ * Pure, except that it looks into the registry of memory.
+ */
+#ifndef TH_LIBTHC_TENSORS_H
+#define TH_LIBTHC_TENSORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ipc/proto/manifest.h"
+#include "libthc/memory.h"
+#include "libthc/thc.h"
+
+struct checked_tensor {
+	const char *name;           /* borrowed from the caller */
+	uint64_t start;             /* address */
+	uint64_t bytes;
+	struct memory_object object; /* serial 0: the tensor has no bytes */
+};
+
+struct checked_tensors {
+	size_t count;
+	struct manifest_row *rows;       /* owns; in the caller's order, global shape filled in */
+	struct checked_tensor *tensors; /* owns; likewise */
+};
+
+/*
+ * 0, or a code with a sentence that names tensor and field: THC_E_INVALID, THC_E_LIMIT,
+ * THC_E_MEMORY_KIND (not memory that an agent can be given in this release), -ENOMEM.
+ */
+int tensors_check(const struct thc_tensor *tensors, size_t count, size_t tensor_bytes,
+	struct checked_tensors *ret_checked);
+void tensors_checked_free(struct checked_tensors *checked); /* legal on a zeroed one */
+
+#endif

@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * thc.h - TensorHub for a program: publish weights that lie in your own memory under a version, and
+ * replicate a version straight from whoever holds it. Link with -lthc.
+ *
+ * Rules that hold for every call
+ *   - Returns 0 or a positive count on success, a negative THC_E_* code (or -errno) on failure.
+ *     Outputs (ret_*) are untouched on failure. thc_errmsg() gives the sentence for the calling
+ *     thread's last failure: what failed, where, whether a retry can help, what to do next.
+ *   - Every blocking call takes timeout_ms: 0 = look once, THC_FOREVER = no limit. A call never
+ *     returns later than its deadline plus one second, also when the agent is frozen or dead.
+ *     Blocking calls are thin wrappers over submit + wait. A signal does not end them.
+ *   - What a passed deadline means. A group operation has two parts, divided by GO (every member
+ *     is ready to begin). Before GO nothing has changed: THC_E_TIMEOUT, the old version is still
+ *     held. After GO the operation runs on, guarded by the stall detector, and the call returns
+ *     THC_E_UNKNOWN: only thc_resolve and thc_close are then accepted. Members pass the same
+ *     timeout: before GO the first deadline ends the n-th operation for all, also for members yet
+ *     to call it (they get THC_E_TIMEOUT at once). A member that was ready and heard neither GO
+ *     nor an end gets THC_E_UNKNOWN.
+ *   - A call that fails after GO returns its cause, the same for all members; where bytes were
+ *     overwritten, later calls except thc_replicate and thc_close answer THC_E_DIRTY.
+ *   - Public structs that callers fill or receive begin with struct_size (set by the _INIT macro);
+ *     arrays of structs are passed with their element size. So they can grow without breaking the
+ *     ABI.
+ *   - A shard may be used from several threads; one operation (publish, unpublish, replicate,
+ *     update, grouped list) of a shard runs at a time, the next answers THC_E_STATE; wait, list,
+ *     get_manifest and the questions may run beside it. After fork() the child's handles answer
+ *     THC_E_FORKED; the parent's are untouched.
+ *   - libthc starts no thread, installs no signal handler, opens nothing but the agent's
+ *     endpoints and /proc/self, prints nothing unless THC_LOG (error, warn, info, debug) is set,
+ *     and links libc only.
+ *   - A THC_E_INVALID sentence begins with the name of the argument.
+ *
+ * What this release answers THC_E_INVALID (THC_E_MEMORY_KIND for memory) with a sentence that says
+ * so: retention rules, THC_SPOT, THC_REQUIRE_RDMA, THC_OFFLOAD_SEED, THC_STAGED, THC_PREFETCH,
+ * THC_FORCE; GPU tensors and private host memory.
+ */
+#ifndef THC_H
+#define THC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
+
+#define THC_VERSION_MAJOR 1
+#define THC_VERSION_MINOR 0
+
+#define THC_FOREVER ((int64_t)-1)
+#define THC_NO_VERSION UINT64_MAX
+
+/* ---- errors -------------------------------------------------------------------------------- */
+
+enum {
+	THC_OK = 0,
+	THC_E_INVALID = -5001,       /* a bad argument; the sentence names it */
+	THC_E_STATE = -5002,         /* does not fit the handle's state (publish before register) */
+	THC_E_TIMEOUT = -5003,       /* the deadline passed before anything changed */
+	THC_E_NOT_AVAILABLE = -5004, /* no such version now */
+	THC_E_VERSION_LOST = -5005,  /* the version existed and its last copy is gone */
+	/* The same version was published before with other bytes or another layout. */
+	THC_E_VERSION_CONFLICT = -5006,
+	THC_E_LAYOUT = -5007, /* source and destination do not map onto each other: the tensor */
+	THC_E_DIRTY = -5008,  /* buffers partly overwritten; only replicate and close are allowed */
+	THC_E_GROUP_BROKEN = -5009,   /* a member of the model-parallel group is gone */
+	THC_E_GROUP_MISMATCH = -5010, /* members issued different n-th operations */
+	THC_E_NOMEM_RETAIN = -5011,   /* last copy of a retained version, nowhere to offload it */
+	THC_E_LIMIT = -5012,          /* a configured limit; the sentence names it and its value */
+	THC_E_CHECKSUM = -5013,       /* no source had bytes that match the published checksum */
+	THC_E_CONTRACT = -5014,       /* published memory was changed before unpublish */
+	THC_E_NO_AGENT = -5015,       /* no agent at the endpoint */
+	THC_E_AGENT_LOST = -5016,     /* the agent died or froze; see thc_safe_to_mutate() */
+	THC_E_NO_SERVER = -5017,      /* the agent reaches no reference server */
+	THC_E_DENIED = -5018,         /* not allowed: uid, model or job policy */
+	THC_E_PROTOCOL = -5019,       /* versions of shim and agent do not overlap: both ranges */
+	THC_E_FORKED = -5020,         /* handle inherited across fork() */
+	THC_E_CANCELLED = -5021,      /* by thc_op_cancel, close, evict or drain */
+	THC_E_MEMORY_KIND = -5022,    /* this memory cannot be shared or copied; says why */
+	THC_E_STALE_MEMORY = -5023,   /* pages behind a registered tensor changed (sleep, remap) */
+	THC_E_NO_PATH = -5024,        /* no allowed transport reaches any source */
+	THC_E_UNKNOWN = -5025,        /* begun, outcome not known yet; see thc_resolve */
+	THC_E_EVICTED = -5026,        /* taken out by an operator or a drain; close, open again */
+};
+
+const char *thc_strerror(int code);   /* static text for a code */
+const char *thc_errmsg(void);         /* this thread's last failure, one line; never NULL */
+const char *thc_version_string(void); /* "1.0.0" */
+
+/* ---- tensors ------------------------------------------------------------------------------- */
+
+#define THC_DIMS_MAX 8
+#define THC_NAME_MAX 255 /* bytes, UTF-8, without the NUL */
+
+enum thc_dtype { /* names and sizes as in the safetensors format */
+	THC_U8 = 1,
+	THC_I8,
+	THC_BOOL,
+	THC_I16,
+	THC_U16,
+	THC_F16,
+	THC_BF16,
+	THC_I32,
+	THC_U32,
+	THC_F32,
+	THC_I64,
+	THC_U64,
+	THC_F64,
+	THC_F8_E4M3,
+	THC_F8_E5M2,
+	THC_C64,
+	THC_F8_E8M0,
+	THC_F8_E4M3FNUZ,
+	THC_F8_E5M2FNUZ,
+	THC_F4,
+	THC_F6_E2M3,
+	THC_F6_E3M2,
+};
+uint32_t thc_dtype_bits(enum thc_dtype dtype); /* bits of one element; 0 for an unknown type */
+
+#define THC_HOST (-1) /* device: host memory; otherwise the CUDA ordinal of this process */
+
+struct thc_tensor {
+	const char *name;
+	void *data;           /* first byte; row-major, contiguous */
+	uint64_t bytes;       /* = ceil(product(local_shape) * bits / 8), checked; 0 is legal */
+	enum thc_dtype dtype;
+	int32_t device;       /* THC_HOST or a CUDA ordinal */
+	uint32_t ndim;        /* 0 = scalar */
+	uint64_t local_shape[THC_DIMS_MAX];
+	uint64_t global_shape[THC_DIMS_MAX]; /* all zero = same as local_shape: the whole tensor */
+	uint64_t offset[THC_DIMS_MAX];       /* where local sits in global */
+};
+/*
+ * Two names for exactly the same bytes (tied weights: same data, bytes, dtype, shape) are one
+ * tensor moved once; any other overlap is THC_E_INVALID and names both.
+ */
+
+/* ---- open / close -------------------------------------------------------------------------- */
+
+struct thc_shard;
+struct thc_op;
+
+enum thc_open_flags {
+	THC_SPOT = 1u << 0,         /* the host may be preempted: never counts for retention */
+	THC_REQUIRE_RDMA = 1u << 1, /* THC_E_NO_PATH rather than move bytes over TCP */
+	THC_OFFLOAD_SEED = 1u << 2, /* cross-datacenter updates are fetched in the background */
+	THC_NO_MEMORY_FD = 1u << 3, /* never hand the agent access to private memory: it then
+				     * cannot be registered */
+	THC_STAGED = 1u << 4,       /* tensors are reallocated often: register none of them with a
+				     * NIC, move them through the agent's own registered buffers */
+	THC_PREFETCH = 1u << 5,     /* the same as THC_OFFLOAD_SEED inside a datacenter: update
+				     * answers 0 until the version is there whole */
+};
+
+struct thc_open_opts {
+	size_t struct_size;
+	const char *model;    /* domain */
+	const char *replica;  /* name of the model-parallel group */
+	uint32_t shard;       /* 0 .. num_shards - 1 */
+	uint32_t num_shards;
+	uint64_t lineage;     /* run of the training: raise it when training restarts from an
+			       * older checkpoint; versions are ordered by (lineage, version) */
+	const char *retain;   /* NULL, or comma list of "latest", "latest-K", absolute numbers;
+			       * each names exactly one version */
+	const char *launch_id; /* NULL, or one string shared by all members of one launch */
+	const char *agent;    /* NULL: $THC_AGENT, else /run/tensorhub */
+	uint32_t flags;       /* enum thc_open_flags */
+};
+#ifdef __cplusplus
+#define THC_OPEN_OPTS_INIT { sizeof(struct thc_open_opts), 0, 0, 0, 1, 0, 0, 0, 0, 0 }
+#else
+#define THC_OPEN_OPTS_INIT { .struct_size = sizeof(struct thc_open_opts), .num_shards = 1 }
+#endif
+
+/*
+ * Returns when the server knows this member; it waits for no other member. The first group
+ * operation does. One thread that drives several shards of a group uses the _submit forms. Same
+ * shard opened twice, or another num_shards: THC_E_GROUP_MISMATCH.
+ */
+int thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard **ret_shard);
+
+enum thc_close_flags { THC_CLOSE_ABANDON = 1u << 0 };
+/*
+ * Ends this handle's own retention claims, unpublishes, unregisters, leaves the group, frees the
+ * handle. It never waits for another member: the copy is hidden, and the others' next group
+ * operation answers THC_E_GROUP_BROKEN. On failure the handle stays valid, unless flags has
+ * THC_CLOSE_ABANDON: then it is always freed and the agent finishes alone. After THC_E_AGENT_LOST
+ * the handle holds nothing: only thc_close (at once) and thc_safe_to_mutate are accepted; open
+ * again. Calls of other threads that wait in this handle end with THC_E_CANCELLED; operations
+ * that were not freed keep their outcome (THC_E_CANCELLED when they had none) until thc_op_free.
+ */
+int thc_close(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms);
+
+enum thc_event_bits {
+	THC_EV_EVICTED = 1u,
+	THC_EV_VERSION_CONFLICT = 2u,
+	THC_EV_CONTRACT = 4u,
+	THC_EV_GROUP_BROKEN = 8u,
+	THC_EV_AGENT_LOST = 16u,
+	THC_EV_AT_RISK = 32u,
+};
+/* What happened since the last call: a mask. No system call when nothing happened. */
+uint32_t thc_shard_events(struct thc_shard *shard);
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+enum thc_alloc_flags { THC_ALLOC_HUGE = 1u << 0 }; /* huge pages where there are any, best effort */
+/*
+ * Memory that any agent can be given: page aligned, zeroed, a sealed memfd. It belongs to the
+ * process until thc_free, and outlives handles: after THC_E_GROUP_BROKEN the weights are still
+ * there to be registered again. A forked child shares it with its parent.
+ */
+int thc_alloc(uint64_t bytes, uint32_t flags, void **ret_ptr);
+/* NULL: nothing. THC_E_STATE while a handle has it registered. */
+int thc_free(void *ptr);
+/*
+ * The caller's own shared mapping at addr, backed by fd from fd_offset on. A memfd that takes
+ * F_SEAL_SHRINK (it is added here) is mapped by the agent (direct); any other descriptor is only
+ * read and written through (copy). fd is duplicated.
+ */
+int thc_import(void *addr, uint64_t bytes, int fd, uint64_t fd_offset);
+int thc_forget(void *addr); /* undoes thc_import; THC_E_STATE while a handle has it registered */
+
+/*
+ * Any host memory may be registered: thc_alloc'd or imported memory is used in place ("direct");
+ * private memory (malloc, torch's default allocator) is reached by the agent through a descriptor
+ * of this process's memory ("copy"), unless THC_NO_MEMORY_FD. A destination range may not overlap
+ * a range that another handle has published. tensors is borrowed for the call.
+ */
+int thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t count,
+	size_t tensor_bytes, int64_t timeout_ms);
+int thc_unregister(struct thc_shard *shard, int64_t timeout_ms); /* THC_E_STATE while published */
+/* "direct ..." | "copy ...", cut to text_bytes. */
+int thc_memory_path(
+	struct thc_shard *shard, const char *tensor, char *ret_text, size_t text_bytes);
+
+/* ---- publish / unpublish ------------------------------------------------------------------- */
+
+/*
+ * Returns when all members have published: the version is then visible. No bytes move; digests are
+ * computed behind it. GPU tensors: the caller's stream must have finished writing. Whoever must not
+ * wait for the slowest member uses the _submit form.
+ */
+int thc_publish(struct thc_shard *shard, uint64_t version, int64_t timeout_ms);
+
+enum thc_unpublish_flags { THC_FORCE = 1u << 0 };
+/*
+ * Returns when nobody reads this part any more and a retained version is safe elsewhere. THC_FORCE
+ * gives the version up.
+ */
+int thc_unpublish(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms);
+
+/*
+ * 1 = proven: nobody can write the registered memory any more, and nothing read from now on can be
+ * accepted as a version. 0 = not proven. Negative (a bad handle) proves nothing: compare with 1.
+ */
+int thc_safe_to_mutate(struct thc_shard *shard);
+
+/* ---- replicate / update -------------------------------------------------------------------- */
+
+struct thc_result {
+	size_t struct_size;
+	uint64_t lineage, version; /* absolute version now held; THC_NO_VERSION when none */
+	int updated;               /* 1 = these bytes are new; 0 = update found nothing newer */
+	uint64_t bytes_moved;      /* over the network or between processes */
+	uint64_t bytes_reused;     /* already here with the same content */
+	/* Waiting for the version; moving; verifying that was not overlapped. */
+	uint64_t wait_ns, transfer_ns, verify_ns;
+	char source[THC_NAME_MAX + 1]; /* replica the last byte came from */
+	char transport[32];            /* "rdma", "rdma-copy", "tcp", "local", "cuda-ipc" */
+};
+#ifdef __cplusplus
+#define THC_RESULT_INIT { sizeof(struct thc_result), 0, 0, 0, 0, 0, 0, 0, 0, "", "" }
+#else
+#define THC_RESULT_INIT { .struct_size = sizeof(struct thc_result) }
+#endif
+
+/*
+ * version: "17", "latest", "latest-2" (grammar: latest(-[1-9][0-9]*)? or a decimal number).
+ * latest is the highest version with a ready copy, or one filling from a chain that reaches a
+ * complete copy; names and numbers resolve in the highest lineage that has a version; latest-K is
+ * that number minus K and may not be there. ret_result may be NULL.
+ *
+ * replicate waits for the version to exist. On a handle that holds this very version: 0, updated 0;
+ * another: THC_E_STATE.
+ * update never waits for a version to exist, nor for a server: THC_E_NO_SERVER at once, the held
+ * version stays. There and different from the one held: the old one is given up and the new one
+ * replicated, updated 1; else 0, updated 0. A relative name never moves a handle backward, an
+ * absolute one may.
+ */
+int thc_replicate(struct thc_shard *shard, const char *version, int64_t timeout_ms,
+	struct thc_result *ret_result);
+int thc_update(struct thc_shard *shard, const char *version, int64_t timeout_ms,
+	struct thc_result *ret_result);
+
+/*
+ * The version this shard holds (published or replicated), from shared memory without a system call:
+ * 0, or THC_E_NOT_AVAILABLE (also from the first overwritten byte of an update until its end).
+ * Outputs may be NULL.
+ */
+int thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_version);
+
+/* After THC_E_UNKNOWN: waits for the outcome of that operation and returns what it would have
+ * returned. Its own deadline passed: THC_E_UNKNOWN again. */
+int thc_resolve(struct thc_shard *shard, int64_t timeout_ms, struct thc_result *ret_result);
+
+/*
+ * Free-form data that travels with what is published next (a file's header, a tokenizer's hash): at
+ * most 64 KiB each, 1 MiB in all. It stays set for later versions until value NULL removes it.
+ */
+struct thc_attribute {
+	const char *name;
+	const void *value;
+	size_t bytes;
+};
+int thc_set_attribute(struct thc_shard *shard, const char *name, const void *value, size_t bytes);
+
+/* What a version consists of, for a reader that must allocate first: the rows of one shard. */
+struct thc_manifest {
+	size_t struct_size;
+	uint64_t lineage, version;
+	uint32_t shard, num_shards;
+	size_t count, tensor_bytes; /* rows lie tensor_bytes apart; their data is NULL, but: */
+	/* tied tensors: a row for each name, with the same non-NULL data (a mark, no address) */
+	const struct thc_tensor *tensors;
+	size_t num_attributes, attribute_bytes;
+	const struct thc_attribute *attributes;
+};
+int thc_get_manifest(struct thc_shard *shard, const char *version, uint32_t of_shard,
+	int64_t timeout_ms, struct thc_manifest **ret_manifest);
+void thc_manifest_free(struct thc_manifest *manifest);
+
+/* ---- list / wait --------------------------------------------------------------------------- */
+
+struct thc_replica_info {
+	const char *name, *datacenter;
+	uint32_t num_shards;
+	uint32_t flags;  /* enum thc_replica_flags */
+	double progress; /* 0 .. 1 */
+};
+enum thc_replica_flags {
+	THC_REPLICA_READY = 1u,
+	THC_REPLICA_OFFLOAD = 2u,
+	THC_REPLICA_SPOT = 4u,
+	THC_REPLICA_DRAINING = 8u,
+};
+
+struct thc_version_info {
+	uint64_t lineage, version;
+	uint32_t retained;
+	uint32_t num_replicas;
+	const struct thc_replica_info *replicas; /* sorted by name, replica_bytes apart */
+};
+struct thc_listing {
+	size_t struct_size;
+	uint64_t generation; /* grows when a version or replica appears, becomes ready, goes... */
+	uint32_t num_versions;
+	size_t version_bytes, replica_bytes;     /* element sizes */
+	const struct thc_version_info *versions; /* ascending */
+};
+/*
+ * THC_LIST_GROUP makes it a group operation: all members get the same listing (for code that
+ * branches on it, also after thc_wait and before thc_get_manifest of a relative version, which
+ * answer each member for itself).
+ */
+enum thc_list_flags { THC_LIST_GROUP = 1u << 0 };
+int thc_list(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms,
+	struct thc_listing **ret_listing);
+void thc_listing_free(struct thc_listing *listing);
+
+/*
+ * Waits until predicate is true. It runs in the calling thread, under no lock of libthc, on the
+ * current listing and again after changes (several may be seen at once, the last is never
+ * missed); in between the thread sleeps. It may use other handles. Returns 0, THC_E_TIMEOUT, ...
+ */
+typedef int (*thc_predicate)(const struct thc_listing *listing, void *arg);
+int thc_wait(struct thc_shard *shard, thc_predicate predicate, void *arg, int64_t timeout_ms);
+
+/* ---- asynchronous form --------------------------------------------------------------------- */
+
+/*
+ * timeout_ms is the operation's own deadline, as above. At most 64 operations, waits included,
+ * may be open in one handle.
+ */
+int thc_publish_submit(
+	struct thc_shard *shard, uint64_t version, int64_t timeout_ms, struct thc_op **ret_op);
+int thc_unpublish_submit(
+	struct thc_shard *shard, uint32_t flags, int64_t timeout_ms, struct thc_op **ret_op);
+int thc_replicate_submit(struct thc_shard *shard, const char *version, int64_t timeout_ms,
+	struct thc_op **ret_op);
+int thc_update_submit(struct thc_shard *shard, const char *version, int64_t timeout_ms,
+	struct thc_op **ret_op);
+/*
+ * Poll it for reading, never read it: readable while a finished operation or an event has not been
+ * collected by thc_op_done, thc_op_wait, thc_shard_events. It may also become readable for nothing:
+ * those three calls settle that. Owned by the handle.
+ */
+int thc_fd(struct thc_shard *shard);
+int thc_op_done(struct thc_op *op); /* 1 finished, 0 not yet, negative: its failure */
+/*
+ * THC_E_TIMEOUT: op runs on. THC_E_UNKNOWN: op's own deadline has passed without an outcome; wait
+ * again, or use thc_resolve.
+ */
+int thc_op_wait(struct thc_op *op, int64_t timeout_ms, struct thc_result *ret_result);
+int thc_op_progress(struct thc_op *op, uint64_t *ret_done_bytes, uint64_t *ret_total_bytes);
+int thc_op_cancel(struct thc_op *op); /* asks; the end still comes: cancelled or its real outcome */
+void thc_op_free(struct thc_op *op);  /* detaches; cancels when not finished; NULL: nothing */
+
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
+#ifdef __cplusplus
+}
+#endif
+#endif
