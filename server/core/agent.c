@@ -313,7 +313,7 @@ reset(struct refsrv *server, struct agent *agent)
 }
 
 void
-agent_free(struct refsrv *server, struct agent *agent)
+agent_drop(struct refsrv *server, struct agent *agent)
 {
 	reset(server, agent);
 	HASH_DELETE(hh, server->agents, agent);
@@ -368,7 +368,7 @@ make_room(struct refsrv *server)
 	HASH_ITER(hh, server->agents, agent, next)
 	{
 		if (agent->state == AGENT_DEAD) {
-			agent_free(server, agent);
+			agent_drop(server, agent);
 			return;
 		}
 	}
@@ -418,7 +418,7 @@ agent_attach(struct refsrv *server, uint64_t inc, const struct ctl_attach *attac
 	if (twin != NULL) {
 		if (twin->state != AGENT_DEAD)
 			bury(server, twin, "a new agent process has attached from its node");
-		agent_free(server, twin);
+		agent_drop(server, twin);
 	}
 	if (agent == NULL) {
 		if (HASH_COUNT(server->agents) >= server->config.agents_max)

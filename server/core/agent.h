@@ -42,6 +42,6 @@ enum pair_state agent_pair_state(
 const char *agent_state_name(enum agent_state state);
 
 /* Everything an agent owns; its members must be gone. */
-void agent_free(struct refsrv *server, struct agent *agent);
+void agent_drop(struct refsrv *server, struct agent *agent);
 
 #endif

@@ -464,14 +464,15 @@ op_timers(struct refsrv *server, struct op *op)
 void
 op_poke(struct refsrv *server, struct op *op)
 {
-	struct copy *copy = op->group->copy;
-
 	if (op->kind != CTL_OP_REPLICATE && op->kind != CTL_OP_UPDATE)
 		return;
-	if (op->state == OP_GATHER)
+	if (op->state == OP_GATHER) {
 		op_replicate_poke(server, op);
-	for (uint32_t i = 0; op->state == OP_RUNNING && i < copy->num_parts; i++) {
-		struct part *part = &copy->parts[i];
+		return;
+	}
+	/* Finding no source may abort the operation, and with it the copy goes. */
+	for (uint32_t i = 0; op->state == OP_RUNNING && i < op->group->num_shards; i++) {
+		struct part *part = &op->group->copy->parts[i];
 		if (!part->done && part->leg == NULL)
 			leg_find_source(server, op, part);
 	}

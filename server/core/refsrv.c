@@ -139,7 +139,7 @@ refsrv_free(struct refsrv *server)
 	}
 	HASH_ITER(hh, server->agents, agent, next)
 	{
-		agent_free(server, agent);
+		agent_drop(server, agent);
 	}
 	free_models(server);
 	blob_free_all(server);
