@@ -263,6 +263,12 @@ agent_attached(const struct agent *agent)
 	return agent->link.attached;
 }
 
+uint64_t
+agent_request_no(struct agent *agent)
+{
+	return ++agent->last_request_no;
+}
+
 static const char *
 state_name(const struct session *session)
 {

@@ -232,13 +232,20 @@ struct agent_actions {
 };
 
 struct agent *agent_new(const struct agent_config *config, int64_t now_ns);
-void agent_free(struct agent *agent);
+/* Its own name for the linker: a simulator also links the server's core, which frees agents too. */
+void agent_free(struct agent *agent) __asm__("th_agent_core_free");
 
 /* The first step (a TICK) begins to attach. */
 void agent_step(struct agent *agent, int64_t now_ns, const struct agent_event *event,
 	struct agent_actions *ret_actions);
 
 bool agent_attached(const struct agent *agent);
+
+/*
+ * A request number for a request of the shell itself (MANIFEST_PUT, LIST, ...): the server knows an
+ * agent's requests by number, so shell and core draw from one counter. A repeat keeps its number.
+ */
+uint64_t agent_request_no(struct agent *agent);
 
 /* For status: walks sessions in order of opening. */
 struct agent_session_info {
