@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * documents - what workers and thctl ask on agent.ipc.
+ *
+ * Registrations and attributes belong to a session and need its secret; questions about the cluster
+ * go on to the server as the agent's own and come back; the status is answered here. Main thread only.
+ */
+#ifndef TH_DAEMON_HOST_DOCUMENTS_H
+#define TH_DAEMON_HOST_DOCUMENTS_H
+
+#include <stdint.h>
+
+#include "ipc/base/err.h"
+#include "ipc/proto/tensorhub.pb-c.h"
+
+struct host;
+
+/* Of the loop: arg is the host. */
+void documents_ready(void *arg, uint32_t events);
+
+/* Packs and sends. The packed bytes are handed over when ret_data is not NULL (free()). */
+void documents_reply(struct host *host, uint64_t token, const Tensorhub__V1__Reply *reply,
+	uint8_t **ret_data, size_t *ret_bytes);
+void documents_send(struct host *host, uint64_t token, const uint8_t *data, size_t bytes);
+void documents_refuse(
+	struct host *host, uint64_t token, uint64_t request_no, int code, const char *text);
+
+void documents_close(struct host *host);
+
+#endif

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * execute - see execute.h. What an action causes at once is posted as an event (engine.h), never
+ * told to the core from here. Main thread only.
+ */
+#include "daemon/host/execute.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/host/host.h"
+#include "daemon/host/operations.h"
+#include "daemon/host/worker.h"
+#include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/log.h"
+#include "ipc/proto/manifest.h"
+
+/* ---- EXPLAIN: which tensor does not fit --------------------------------------------------------- */
+
+struct explanation {
+	struct host *host;
+	uint64_t session, op_seq;
+};
+
+static void
+explained(struct host *host, uint64_t session, uint64_t op_seq, const char *text)
+{
+	struct agent_event event = {.kind = AGENT_EV_EXPLAINED, .session = session};
+	event.u.explained.op_seq = op_seq;
+	snprintf(event.u.explained.text, sizeof(event.u.explained.text), "%s", text);
+	engine_post(host, &event);
+}
+
+static void
+manifest_got(void *arg, const struct th_err *result, const uint8_t *data, size_t bytes)
+{
+	struct explanation *explanation = arg;
+	const struct session *session = session_find(explanation->host, explanation->session);
+	const struct tensors *own = session ? session->registration.tensors : NULL;
+	struct th_err err = *result;
+	struct manifest source = {0};
+	int rc = err.code;
+	if (rc == 0)
+		rc = manifest_decode(data, bytes, &err, &source);
+	if (rc == 0 && own)
+		rc = manifest_compare(&source, &own->manifest, &err);
+	char text[TH_CTL_TEXT_BYTES];
+	if (rc == TH_E_LAYOUT && own)
+		snprintf(text, sizeof(text), "%s", err.text);
+	else
+		snprintf(text, sizeof(text),
+			"the tensors of source and destination differ (which one is not known: "
+			"%.300s)",
+			rc != 0 ? err.text : "the registration is gone");
+	manifest_free(&source);
+	explained(explanation->host, explanation->session, explanation->op_seq, text);
+	free(explanation);
+}
+
+static void
+explain(struct host *host, const struct agent_action *action)
+{
+	struct explanation *explanation = th_calloc(1, sizeof(*explanation));
+	*explanation = (struct explanation){
+		.host = host, .session = action->session, .op_seq = action->u.explain.op_seq};
+	blob_get(host, action->u.explain.manifest, manifest_got, explanation);
+}
+
+/* ---- the server ------------------------------------------------------------------------------- */
+
+static void
+server_state(struct host *host, const struct agent_action *action)
+{
+	host->attached = action->u.server.attached;
+	host->server_inc = action->u.server.server_inc;
+	memcpy(host->server_text, action->u.server.text, sizeof(host->server_text));
+	if (host->attached)
+		log_info("server", "attached url=%s server_inc=%016" PRIx64, link_url(host),
+			host->server_inc);
+	else
+		log_warn("server", "not attached url=%s reason=\"%s\"", link_url(host),
+			host->server_text);
+	blob_puts_resume(host, th_now_ns());
+}
+
+static void
+refuse_hello(struct host *host, const struct agent_action *action)
+{
+	host->counters.tickets_refused++;
+	log_warn("leg", "ticket refused code=%s reason=\"%s\"", th_errname(action->u.refuse.code),
+		action->u.refuse.text);
+	transport_refuse(host->transport, action->u.refuse.hello, action->u.refuse.code,
+		action->u.refuse.text);
+}
+
+/* ---- the answers to sessions -------------------------------------------------------------------- */
+
+static void
+session_action(struct host *host, struct session *session, const struct agent_action *action)
+{
+	struct th_err result = {.code = action->u.answer.code};
+	switch ((int)action->kind) {
+	case AGENT_OPENED:
+		worker_opened(session, action->u.answer.code, action->u.answer.text);
+		break;
+	case AGENT_REGISTERED:
+		snprintf(result.text, sizeof(result.text), "%s", action->u.answer.text);
+		registration_registered(session, &result);
+		break;
+	case AGENT_UNREGISTERED:
+		snprintf(result.text, sizeof(result.text), "%s", action->u.answer.text);
+		registration_unregistered(session, &result);
+		break;
+	case AGENT_CLOSED:
+		worker_closed(session, action->u.answer.code, action->u.answer.text);
+		break;
+	case AGENT_FREE:
+		session_gone(session);
+		break;
+	case AGENT_COMPLETE:
+		operations_complete(session, action);
+		break;
+	case AGENT_LINE:
+		operations_line(session, &action->u.line);
+		break;
+	default:
+		break;
+	}
+	(void)host;
+}
+
+void
+execute(struct host *host, const struct agent_action *action)
+{
+	switch (action->kind) {
+	case AGENT_SEND:
+		link_send(host, action);
+		break;
+	case AGENT_OPENED:
+	case AGENT_REGISTERED:
+	case AGENT_UNREGISTERED:
+	case AGENT_COMPLETE:
+	case AGENT_LINE:
+	case AGENT_CLOSED:
+	case AGENT_FREE: {
+		struct session *session = session_find(host, action->session);
+		if (session)
+			session_action(host, session, action);
+		break;
+	}
+	case AGENT_PART_NEW:
+		legs_part_new(host, action);
+		break;
+	case AGENT_PART_END:
+		legs_part_end(host, action);
+		break;
+	case AGENT_HASH_STOP:
+		legs_hash_stop(host, action);
+		break;
+	case AGENT_HASH:
+		legs_hash(host, action);
+		break;
+	case AGENT_PULL:
+		legs_pull(host, action);
+		break;
+	case AGENT_COPY:
+		legs_copy(host, action);
+		break;
+	case AGENT_STOP:
+		legs_stop(host, action);
+		break;
+	case AGENT_SERVE:
+		legs_serve(host, action);
+		break;
+	case AGENT_REFUSE:
+		refuse_hello(host, action);
+		break;
+	case AGENT_FENCE:
+		legs_fence(host, action);
+		break;
+	case AGENT_EXPLAIN:
+		explain(host, action);
+		break;
+	case AGENT_SERVER_STATE:
+		server_state(host, action);
+		break;
+	}
+}

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * host - the process thagentd as one struct: what the files of this folder share.
+ *
+ * Everything here belongs to the main thread. Other threads (nng, movers) only queue something
+ * and write an eventfd that the loop watches.
+ */
+#ifndef TH_DAEMON_HOST_HOST_H
+#define TH_DAEMON_HOST_HOST_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/host/blobs.h"
+#include "daemon/host/engine.h"
+#include "daemon/host/interval.h"
+#include "daemon/host/legs.h"
+#include "daemon/host/loop.h"
+#include "daemon/host/options.h"
+#include "daemon/host/server_link.h"
+#include "daemon/host/session.h"
+#include "ipc/net/net.h"
+#include "ipc/sock/fdmsg.h"
+#include "transport/transport.h"
+
+#define HOST_BEAT_NS INT64_C(1000000000)
+
+struct blob_get;
+struct forward;
+
+struct host_counters {
+	uint64_t sessions_opened, sessions_lost, protocol_violations;
+	uint64_t hellos_refused, opens_refused, connections_refused;
+	uint64_t memory_mapped, memory_refused;
+	uint64_t registrations, registrations_refused;
+	uint64_t documents, documents_refused;
+	uint64_t submissions, submissions_refused, completions;
+	uint64_t tickets_refused, legs_refused;
+	uint64_t server_requests, server_unanswered, server_switches;
+};
+
+struct host {
+	struct options options;
+	struct loop loop;
+	struct engine engine;
+	struct server_link link;
+	struct transport *transport; /* owns */
+	struct loop_source transport_source;
+	struct legs legs;
+
+	struct net_server *documents; /* owns */
+	struct loop_source documents_source;
+
+	int lock_fd, listener_fd, own_pidfd; /* own */
+	struct loop_source listener_source;
+	bool listener_paused;  /* out of descriptors: tried again at the next beat */
+	struct fdmsg *message; /* owns: room for one received message */
+
+	struct session *sessions; /* uthash, by id, in order of connecting */
+	uint64_t last_session;
+	struct session *first_busy,
+		*last_busy; /* rings with more submissions, first come first served */
+	struct session *dead;
+	struct claim_table claims;
+	struct blob_put *puts;    /* utlist */
+	struct blob_get *gets;    /* utlist */
+	struct forward *forwards; /* utlist */
+
+	uint64_t agent_inc;
+	int64_t start_ns, next_beat_ns;
+	bool attached;
+	uint64_t server_inc;
+	char server_text[TH_CTL_TEXT_BYTES]; /* why not attached */
+	struct host_counters counters;
+
+	bool stopping; /* SIGTERM came: nothing new, what runs may end until stop_ns */
+	int64_t stop_ns, farewell_ns;
+};
+
+#endif

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * legs - see legs.h: legs in and out. Parts and hashing are in parts.c. Main thread only.
+ */
+#include "daemon/host/legs.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/host/host.h"
+#include "daemon/host/operations.h"
+#include "daemon/host/parts.h"
+#include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/log.h"
+#include "ipc/base/units.h"
+
+#define EVENTS_A_CALL 64
+#define CALLS_A_WAKEUP 8
+
+struct leg {
+	UT_hash_handle hh;
+	uint64_t leg;        /* the core's number */
+	uint64_t server_leg; /* for logs and beats */
+	bool out, stopped;
+	uint64_t session;
+	struct xfer_part *xfer; /* owns: a reference */
+	int64_t start_ns;
+	char peer[TH_CTL_TEXT_BYTES]; /* where the bytes come from, and why this way */
+};
+
+static struct leg *
+find(struct host *host, uint64_t number)
+{
+	struct leg *leg;
+	HASH_FIND(hh, host->legs.legs, &number, sizeof(number), leg);
+	return leg;
+}
+
+static struct leg *
+add(struct host *host, const struct agent_action *action, struct xfer_part *xfer)
+{
+	struct leg *leg = th_calloc(1, sizeof(*leg));
+	leg->leg = action->u.leg.leg;
+	leg->server_leg = action->u.leg.grant.leg;
+	leg->session = action->session;
+	leg->xfer = xfer_part_retain(xfer);
+	leg->start_ns = th_now_ns();
+	HASH_ADD(hh, host->legs.legs, leg, sizeof(leg->leg), leg);
+	return leg;
+}
+
+static void
+drop(struct host *host, struct leg *leg)
+{
+	HASH_DEL(host->legs.legs, leg);
+	xfer_part_release(leg->xfer);
+	free(leg);
+}
+
+/* ---- legs in -------------------------------------------------------------------------------- */
+
+/* A leg that cannot begin ends like one that failed at its first byte. */
+static void
+fail_at_once(struct host *host, const struct agent_action *action, int code, bool source_failed,
+	const char *text)
+{
+	struct agent_event event = {.kind = AGENT_EV_LEG_FAILED, .session = action->session};
+	event.u.leg.leg = action->u.leg.leg;
+	event.u.leg.code = code;
+	event.u.leg.source_failed = source_failed;
+	snprintf(event.u.leg.text, sizeof(event.u.leg.text), "%s", text);
+	host->counters.legs_refused++;
+	log_warn("leg", "not started leg=%" PRIu64 " code=%s reason=\"%s\"",
+		action->u.leg.grant.leg, th_errname(code), text);
+	engine_post(host, &event);
+}
+
+static void
+log_start(struct host *host, const struct leg *leg)
+{
+	char label[SESSION_LABEL_BYTES];
+	char size[TH_UNITS_BYTES];
+	const struct session *session = session_find(host, leg->session);
+	log_info("leg", "%s leg=%" PRIu64 " shard=%s bytes=%s left=%" PRIu64 " %s",
+		leg->out ? "serving" : "pulling", leg->server_leg,
+		session ? session_label(session, label) : "?",
+		th_print_size_short(xfer_part_table(leg->xfer)->bytes, size),
+		xfer_part_table(leg->xfer)->bytes - xfer_part_prefix_bytes(leg->xfer), leg->peer);
+}
+
+static void
+show_progress(struct host *host, const struct leg *leg)
+{
+	struct session *session = session_find(host, leg->session);
+	if (session)
+		operations_progress(session, xfer_part_prefix_bytes(leg->xfer),
+			xfer_part_table(leg->xfer)->bytes);
+}
+
+static void
+begin(struct host *host, const struct agent_action *action, struct xfer_part *xfer,
+	struct xfer_part *source)
+{
+	const struct ctl_grant *grant = &action->u.leg.grant;
+	struct leg *leg = add(host, action, xfer);
+	if (source)
+		snprintf(leg->peer, sizeof(leg->peer),
+			"from=%.200s path=local why=\"both shards are on this host\"",
+			grant->source_replica);
+	else
+		snprintf(leg->peer, sizeof(leg->peer),
+			"from=%.160s node=%.160s address=%s path=tcp why=\"another host\"",
+			grant->source_replica, grant->source_node, grant->source_address);
+	int rc = source ? transport_copy(host->transport, leg->leg, source, xfer)
+			: transport_pull(host->transport, leg->leg, grant->source_address,
+				  &grant->ticket, xfer);
+	if (rc < 0) {
+		char text[TH_CTL_TEXT_BYTES];
+		snprintf(text, sizeof(text), "the leg cannot be started: %s", th_strerror(rc));
+		drop(host, leg);
+		fail_at_once(host, action, rc < -5000 ? rc : TH_E_NO_PATH, true, text);
+		return;
+	}
+	log_start(host, leg);
+	show_progress(host, leg);
+}
+
+void
+legs_pull(struct host *host, const struct agent_action *action)
+{
+	struct xfer_part *part = parts_find(host, action->session, action->u.leg.gen);
+	if (!part)
+		fail_at_once(host, action, TH_E_STATE, false, "the shard's memory is gone");
+	else if (!host->options.transport_tcp)
+		fail_at_once(host, action, TH_E_NO_PATH, true,
+			"the source is on another host and tcp is left out of --transport");
+	else
+		begin(host, action, part, NULL);
+}
+
+void
+legs_copy(struct host *host, const struct agent_action *action)
+{
+	struct xfer_part *part = parts_find(host, action->session, action->u.leg.gen);
+	struct xfer_part *source =
+		parts_find(host, action->u.leg.source_session, action->u.leg.source_gen);
+	if (!part)
+		fail_at_once(host, action, TH_E_STATE, false, "the shard's memory is gone");
+	else if (!source)
+		fail_at_once(
+			host, action, TH_E_VERSION_LOST, true, "the source on this host is gone");
+	else if (!host->options.transport_local)
+		fail_at_once(host, action, TH_E_NO_PATH, true,
+			"the source is on this host and local is left out of --transport");
+	else
+		begin(host, action, part, source);
+}
+
+void
+legs_stop(struct host *host, const struct agent_action *action)
+{
+	struct leg *leg = find(host, action->u.leg.leg);
+	if (!leg || leg->out)
+		return; /* its end is on the way to the core */
+	leg->stopped = true;
+	transport_stop(host->transport, leg->leg);
+}
+
+uint32_t
+legs_progress(struct host *host, struct ctl_leg_progress **ret_legs)
+{
+	uint32_t count = 0;
+	struct ctl_leg_progress *progress =
+		th_calloc(HASH_COUNT(host->legs.legs) + 1, sizeof(*progress));
+	for (struct leg *leg = host->legs.legs; leg; leg = leg->hh.next) {
+		if (leg->out || leg->stopped || count >= CONVERT_BEAT_LEGS_MAX)
+			continue;
+		progress[count++] = (struct ctl_leg_progress){
+			.leg = leg->server_leg, .chunks_verified = xfer_part_prefix(leg->xfer)};
+	}
+	*ret_legs = progress;
+	return count;
+}
+
+/* What a leg achieved, for the log: bytes, rate and path. */
+static void
+log_end(const struct leg *leg, const struct transport_event *event, int code)
+{
+	char size[TH_UNITS_BYTES], took[TH_UNITS_BYTES], rate[TH_UNITS_BYTES];
+	int64_t ns = th_now_ns() - leg->start_ns;
+	double seconds = ns > 0 ? (double)ns / 1e9 : 1e-9;
+	log_write(code == 0 ? LOG_LEVEL_INFO : LOG_LEVEL_WARN, "leg",
+		"%s leg=%" PRIu64 " moved=%s took=%s rate=%s/s %s%s%s%s%s%s",
+		leg->out                           ? "served"
+		: code == 0                        ? "done"
+		: event->kind == TRANSPORT_STOPPED ? "stopped"
+						   : "failed",
+		leg->server_leg, th_print_size_short(event->bytes_moved, size),
+		th_print_duration_short(ns, took),
+		th_print_size_short((uint64_t)((double)event->bytes_moved / seconds), rate),
+		leg->peer, code == 0 ? "" : " code=", code == 0 ? "" : th_errname(code),
+		code == 0 ? "" : " reason=\"", code == 0 ? "" : event->text, code == 0 ? "" : "\"");
+}
+
+static void
+in_ended(struct host *host, struct leg *leg, const struct transport_event *event)
+{
+	struct agent_event report = {.session = leg->session};
+	struct agent_leg_report *out = &report.u.leg;
+	out->leg = leg->leg;
+	out->chunks_verified = xfer_part_prefix(leg->xfer);
+	out->bytes_moved = event->bytes_moved;
+	out->transfer_ns = event->transfer_ns;
+	out->verify_ns = event->verify_ns;
+	out->overwrote = event->overwrote;
+	memcpy(out->transport, event->transport, sizeof(out->transport));
+	memcpy(out->text, event->text, sizeof(out->text));
+	if (event->kind == TRANSPORT_DONE) {
+		report.kind = AGENT_EV_LEG_DONE;
+		out->overwrote = true;
+	} else if (event->kind == TRANSPORT_FAILED) {
+		report.kind = AGENT_EV_LEG_FAILED;
+		out->code = event->code;
+		out->source_failed = event->source_failed;
+	} else {
+		report.kind = AGENT_EV_LEG_STOPPED;
+		out->code = TH_E_CANCELLED;
+	}
+	show_progress(host, leg);
+	log_end(leg, event, out->code);
+	drop(host, leg);
+	engine_post(host, &report);
+}
+
+/* ---- legs out ------------------------------------------------------------------------------- */
+
+static void
+post_out(struct host *host, enum agent_event_kind kind, uint64_t number)
+{
+	struct agent_event event = {.kind = kind, .u.out_leg = number};
+	engine_post(host, &event);
+}
+
+void
+legs_serve(struct host *host, const struct agent_action *action)
+{
+	struct xfer_part *part = parts_find(host, action->session, action->u.leg.gen);
+	if (!part) {
+		transport_refuse(host->transport, action->u.leg.hello, TH_E_VERSION_LOST,
+			"this copy is gone");
+		host->counters.tickets_refused++;
+		post_out(host, AGENT_EV_OUT_ENDED, action->u.leg.leg);
+		return;
+	}
+	struct leg *leg = add(host, action, part);
+	leg->out = true;
+	snprintf(leg->peer, sizeof(leg->peer), "path=tcp");
+	log_start(host, leg);
+	transport_serve(host->transport, action->u.leg.hello, leg->leg, part);
+}
+
+void
+legs_fence(struct host *host, const struct agent_action *action)
+{
+	struct leg *leg = find(host, action->u.leg.leg);
+	if (!leg || !leg->out)
+		return; /* its end is on the way to the core */
+	log_warn("leg",
+		"fenced leg=%" PRIu64 " reason=\"its reader takes nothing, or was replaced\"",
+		leg->server_leg);
+	transport_fence(host->transport, leg->leg);
+}
+
+static void
+out_event(struct host *host, struct leg *leg, const struct transport_event *event)
+{
+	if (event->kind == TRANSPORT_STALLED) {
+		log_warn("leg", "stalled leg=%" PRIu64 " reason=\"the reader takes nothing\"",
+			leg->server_leg);
+		post_out(host, AGENT_EV_OUT_STALLED, leg->leg);
+	} else if (event->kind == TRANSPORT_RESUMED) {
+		post_out(host, AGENT_EV_OUT_RESUMED, leg->leg);
+	} else {
+		uint64_t number = leg->leg;
+		log_end(leg, event, 0);
+		drop(host, leg);
+		post_out(host, AGENT_EV_OUT_ENDED, number);
+	}
+}
+
+uint32_t
+legs_out_running(const struct host *host)
+{
+	uint32_t count = 0;
+	for (const struct leg *leg = host->legs.legs; leg; leg = leg->hh.next)
+		count += leg->out;
+	return count;
+}
+
+/* ---- events of the movers ------------------------------------------------------------------- */
+
+static void
+on_event(struct host *host, const struct transport_event *event)
+{
+	struct leg *leg;
+	switch (event->kind) {
+	case TRANSPORT_HELLO: {
+		struct agent_event hello = {.kind = AGENT_EV_HELLO};
+		hello.u.hello.hello = event->hello;
+		hello.u.hello.ticket = event->ticket;
+		engine_post(host, &hello);
+		break;
+	}
+	case TRANSPORT_HASHED:
+		parts_hashed(host, event->tag);
+		break;
+	case TRANSPORT_HASH_STOPPED:
+		parts_hash_stopped(host, event->tag);
+		break;
+	case TRANSPORT_PROGRESS:
+		leg = find(host, event->leg);
+		if (leg)
+			show_progress(host, leg);
+		break;
+	case TRANSPORT_DONE:
+	case TRANSPORT_FAILED:
+	case TRANSPORT_STOPPED:
+		leg = find(host, event->leg);
+		if (leg && !leg->out)
+			in_ended(host, leg, event);
+		break;
+	case TRANSPORT_STALLED:
+	case TRANSPORT_RESUMED:
+	case TRANSPORT_ENDED:
+		leg = find(host, event->leg);
+		if (leg && leg->out)
+			out_event(host, leg, event);
+		break;
+	}
+}
+
+void
+legs_transport_ready(void *arg, uint32_t events)
+{
+	struct host *host = arg;
+	struct transport_event batch[4];
+	(void)events;
+	for (int call = 0; call < CALLS_A_WAKEUP * EVENTS_A_CALL; call++) {
+		uint32_t count = transport_poll(host->transport, batch, TH_ARRAY_LEN(batch));
+		for (uint32_t i = 0; i < count; i++)
+			on_event(host, &batch[i]);
+		if (count < TH_ARRAY_LEN(batch))
+			return;
+	}
+}
+
+void
+legs_close(struct host *host)
+{
+	struct leg *leg, *next;
+	HASH_ITER(hh, host->legs.legs, leg, next)
+	{
+		drop(host, leg);
+	}
+	parts_close(host);
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * main - thagentd, the agent of one host: start, the loop, the end.
+ *
+ * One thread does everything but moving bytes (transport/) and talking to the network library's
+ * sockets (ipc/net): it waits, lets the responsible file handle what happened, and steps the core.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/host/host.h"
+#include "daemon/host/notify.h"
+#include "daemon/host/operations.h"
+#include "daemon/host/start.h"
+#include "daemon/host/stop.h"
+#include "daemon/host/worker.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/log.h"
+
+static void
+beat(struct host *host, int64_t now_ns)
+{
+	host->next_beat_ns = now_ns + HOST_BEAT_NS;
+	operations_heartbeat(host, now_ns);
+	worker_resume_listener(host);
+	session_expire(host, now_ns);
+	link_tick(host, now_ns);
+	blob_puts_resume(host, now_ns);
+}
+
+/* Everything that wants to be done between two waits; true when there is more to do at once. */
+static bool
+work(struct host *host)
+{
+	bool more = operations_run(host);
+	int64_t now_ns = th_now_ns();
+	if (now_ns >= host->next_beat_ns)
+		beat(host, now_ns);
+	engine_run(host);
+	session_reap(host);
+	return more;
+}
+
+static void
+run(struct host *host)
+{
+	bool more = true;
+	while (!host->stopping || !stop_finished(host, th_now_ns())) {
+		int64_t at_ns = th_min_i64(host->engine.next_ns, host->next_beat_ns);
+		if (host->stopping)
+			at_ns = th_min_i64(at_ns, host->stop_ns);
+		loop_arm(&host->loop, at_ns);
+		loop_wait(&host->loop, more);
+		more = work(host);
+	}
+}
+
+static void
+say_ready(const struct host *host)
+{
+	printf("ready data=%s runtime=%s node=%s\n", transport_address(host->transport),
+		host->options.runtime_dir, host->options.node);
+	fflush(stdout);
+	notify_state("READY=1");
+	log_info("main", "ready version=%s data=%s runtime=%s node=%s datacenter=%s server=%s",
+		TH_VERSION, transport_address(host->transport), host->options.runtime_dir,
+		host->options.node, host->options.datacenter, link_url(host));
+}
+
+int
+main(int argc, char **argv)
+{
+	static struct host host;
+	enum options_outcome outcome;
+	struct th_err err;
+	if (options_parse(argc, argv, &err, &host.options, &outcome) < 0) {
+		fprintf(stderr, "thagentd: %s\n", err.text);
+		return 2;
+	}
+	if (outcome == OPTIONS_CHECKED)
+		return EXIT_SUCCESS;
+	/* A peer that goes away is seen in what write returns. */
+	signal(SIGPIPE, SIG_IGN);
+	if (start(&host, &err) < 0) {
+		log_error("main", "cannot start reason=\"%s\"", err.text);
+		start_undo(&host);
+		net_exit(EXIT_FAILURE);
+	}
+	say_ready(&host);
+	run(&host);
+	start_undo(&host);
+	log_info("main", "stopped");
+	net_exit(EXIT_SUCCESS);
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * memory - the memory objects that one worker has sent: descriptors checked, measured and mapped.
+ *
+ * What is accepted now is a memfd that can not shrink any more (F_SEAL_SHRINK), mapped shared: the
+ * agent reads and writes the very pages of the worker, and no truncation can turn an access into
+ * SIGBUS. Sizes and places come from fstat, never from the worker alone. Main thread only.
+ */
+#ifndef TH_DAEMON_HOST_MEMORY_H
+#define TH_DAEMON_HOST_MEMORY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/err.h"
+#include "ipc/sock/fdmsg.h"
+
+struct memory {
+	uint32_t id;    /* 1, 2, ... per session                                                */
+	bool forgotten; /* unmapped as soon as nothing is registered in it                       */
+	uint64_t dev, ino;
+	uint64_t base;   /* in the worker: for sentences only                                     */
+	uint64_t offset; /* of the first byte in the file                                        */
+	uint64_t bytes;
+	uint8_t *data; /* the first byte in this process                                        */
+	void *map;     /* owns                                                                  */
+	size_t map_bytes;
+};
+
+struct memory_set {
+	struct memory *objects; /* owns: the array and what it maps                               */
+	uint32_t count, capacity, last_id;
+	uint64_t mapped_bytes;
+};
+
+/*
+ * Maps what message announces and fd is. fd is borrowed: a mapping needs none. 0 and *ret_id, or
+ * TH_E_MEMORY_KIND, TH_E_INVALID, TH_E_LIMIT, -errno with a sentence.
+ */
+int memory_add(struct memory_set *set, const struct fdmsg_memory *message, int fd,
+	uint32_t objects_max, struct th_err *err, uint32_t *ret_id);
+
+/* NULL when there is none with this id, or it was forgotten. Valid until the set changes. */
+const struct memory *memory_find(const struct memory_set *set, uint32_t id);
+
+/*
+ * 0, or TH_E_INVALID for an id that is not there. in_use: a registration may lie in it, so the mapping stays
+ * until memory_sweep.
+ */
+int memory_forget(struct memory_set *set, uint32_t id, bool in_use);
+void memory_sweep(struct memory_set *set); /* unmaps what was forgotten meanwhile */
+void memory_fini(struct memory_set *set);  /* unmaps all */
+
+#endif

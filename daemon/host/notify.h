@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * notify - tells systemd (or who else set NOTIFY_SOCKET) how the daemon is.
+ */
+#ifndef TH_DAEMON_HOST_NOTIFY_H
+#define TH_DAEMON_HOST_NOTIFY_H
+
+/* state: "READY=1", "STOPPING=1", "STATUS=...". Nothing when nobody asked; failures are harmless. */
+void notify_state(const char *state);
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * options - what the operator wants: command line, environment, configuration files, defaults.
+ *
+ * Precedence: option > environment > conf.d > file > default (ipc/base/config). Checked completely
+ * before anything is opened. Read-only afterwards.
+ */
+#ifndef TH_DAEMON_HOST_OPTIONS_H
+#define TH_DAEMON_HOST_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/ctl.h"
+#include "ipc/base/err.h"
+
+#define OPTIONS_SERVERS_MAX 16
+#define OPTIONS_TEXT_BYTES 1024
+
+struct options {
+	char servers_text[OPTIONS_TEXT_BYTES]; /* as given; NULs where the commas were            */
+	const char *servers[OPTIONS_SERVERS_MAX];
+	uint32_t num_servers;
+	char runtime_dir[OPTIONS_TEXT_BYTES];
+	char data_host[OPTIONS_TEXT_BYTES]; /* empty: the local address towards the server        */
+	uint16_t data_port;                 /* 0: any                                             */
+	char node[TH_NAME_MAX + 1];
+	char datacenter[TH_NAME_MAX + 1];
+	bool transport_local, transport_tcp;
+	bool verify;
+	int64_t reply_ns;  /* a request to the server is sent again after this                   */
+	int64_t silent_ns; /* no answer for this long: no server                                 */
+	int64_t stall_ns;  /* a leg without a byte for this long is stalled                      */
+	int64_t drain_ns;  /* how long SIGTERM waits for running transfers                       */
+	uint32_t movers, connections; /* 0: chosen                                              */
+	uint32_t sessions_max, memory_objects_max, tensors_max;
+};
+
+enum options_outcome { OPTIONS_RUN, OPTIONS_CHECKED /* -t: all is well, do not start */ };
+
+/* 0, or a code with a sentence that names the option. Prints help and usage errors itself and exits. */
+int options_parse(int argc, char **argv, struct th_err *err, struct options *ret_options,
+	enum options_outcome *ret_outcome);
+
+#endif

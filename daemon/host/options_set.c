@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * options_set - see options_set.h. Pure but for gethostname.
+ */
+#include "daemon/host/options_set.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ipc/base/checked.h"
+#include "ipc/base/log.h"
+#include "ipc/base/name.h"
+#include "ipc/base/units.h"
+#include "ipc/proto/manifest.h"
+
+void
+options_default(struct options *ret_options)
+{
+	*ret_options = (struct options){
+		.runtime_dir = "/run/tensorhub",
+		.datacenter = "default",
+		.transport_local = true,
+		.transport_tcp = true,
+		.verify = true,
+		.reply_ns = INT64_C(3000000000),
+		.silent_ns = INT64_C(3000000000),
+		.stall_ns = INT64_C(700000000),
+		.drain_ns = INT64_C(10000000000),
+		.sessions_max = 512,
+		.memory_objects_max = 4096,
+		.tensors_max = MANIFEST_ROWS_MAX,
+	};
+	if (gethostname(ret_options->node, sizeof(ret_options->node) - 1) < 0)
+		ret_options->node[0] = '\0';
+}
+
+/* ---- values of one kind ------------------------------------------------------------------------- */
+
+static int
+set_text(char *field, size_t size, const char *key, const char *value, struct th_err *err)
+{
+	if (strlen(value) == 0 || strlen(value) >= size)
+		return th_fail(err, TH_E_INVALID, "%s: a value of 1 to %zu bytes is needed", key,
+			size - 1);
+	snprintf(field, size, "%s", value);
+	return 0;
+}
+
+static int
+set_name(char field[TH_NAME_MAX + 1], const char *key, const char *value, struct th_err *err)
+{
+	if (!th_name_valid(value, TH_NAME_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"%s: a name has 1 to %d bytes of UTF-8 without control characters", key,
+			TH_NAME_MAX);
+	snprintf(field, TH_NAME_MAX + 1, "%s", value);
+	return 0;
+}
+
+static int
+set_number(uint32_t *field, uint32_t low, uint32_t high, const char *key, const char *value,
+	struct th_err *err)
+{
+	char *end;
+	unsigned long long number = strtoull(value, &end, 10);
+	if (value[0] < '0' || value[0] > '9' || *end != '\0' || number < low || number > high)
+		return th_fail(err, TH_E_INVALID,
+			"%s: \"%s\" is no number from %" PRIu32 " to %" PRIu32, key, value, low,
+			high);
+	*field = (uint32_t)number;
+	return 0;
+}
+
+static int
+set_duration(int64_t *field, int64_t low_ns, const char *key, const char *value, struct th_err *err)
+{
+	int64_t ns;
+	char text[TH_UNITS_BYTES];
+	if (th_parse_duration(value, &ns) < 0 || ns < low_ns)
+		return th_fail(err, TH_E_INVALID,
+			"%s: \"%s\" is no duration of at least %s (write 500ms, 3s)", key, value,
+			th_print_duration(low_ns, text));
+	*field = ns;
+	return 0;
+}
+
+/* ---- the keys that mean more than their text ---------------------------------------------------- */
+
+static int
+set_server(struct options *options, const char *key, const char *value, struct th_err *err)
+{
+	int rc = set_text(options->servers_text, sizeof(options->servers_text), key, value, err);
+	if (rc < 0)
+		return rc;
+	options->num_servers = 0;
+	char *at = options->servers_text, *url;
+	while ((url = strsep(&at, ","))) {
+		const char *begin = strstr(url, "://");
+		bool known = strncmp(url, "tcp://", 6) == 0 || strncmp(url, "tls+tcp://", 10) == 0;
+		if (!known || !strrchr(begin + 3, ':'))
+			return th_fail(err, TH_E_INVALID,
+				"%s: \"%s\" is no URL of a server; write tcp://HOST:PORT", key,
+				url);
+		if (options->num_servers == OPTIONS_SERVERS_MAX)
+			return th_fail(err, TH_E_INVALID, "%s: more than %d servers", key,
+				OPTIONS_SERVERS_MAX);
+		options->servers[options->num_servers++] = url;
+	}
+	return 0;
+}
+
+static int
+set_data(struct options *options, const char *key, const char *value, struct th_err *err)
+{
+	char host[OPTIONS_TEXT_BYTES];
+	uint32_t port = 0;
+	int rc = set_text(host, sizeof(host), key, value, err);
+	if (rc < 0)
+		return rc;
+	/* "[v6]:port", "v4-or-name:port", or no port; a bare v6 address has more than one colon. */
+	char *begin = host, *colon = strrchr(host, ':');
+	if (host[0] == '[') {
+		char *end = strchr(host, ']');
+		if (!end || (end[1] != '\0' && end[1] != ':'))
+			return th_fail(
+				err, TH_E_INVALID, "%s: \"%s\" is not HOST[:PORT]", key, value);
+		colon = end[1] == ':' ? end + 1 : NULL;
+		*end = '\0';
+		begin++;
+	} else if (colon && strchr(host, ':') != colon) {
+		colon = NULL;
+	}
+	if (colon) {
+		*colon = '\0';
+		rc = set_number(&port, 0, UINT16_MAX, key, colon + 1, err);
+		if (rc < 0)
+			return rc;
+	}
+	if (begin[0] == '\0')
+		return th_fail(err, TH_E_INVALID, "%s: \"%s\" has no host", key, value);
+	memmove(options->data_host, begin, strlen(begin) + 1);
+	options->data_port = (uint16_t)port;
+	return 0;
+}
+
+static int
+set_transport(struct options *options, const char *key, const char *value, struct th_err *err)
+{
+	char list[OPTIONS_TEXT_BYTES];
+	int rc = set_text(list, sizeof(list), key, value, err);
+	if (rc < 0)
+		return rc;
+	options->transport_local = options->transport_tcp = false;
+	char *at = list, *one;
+	while ((one = strsep(&at, ","))) {
+		if (strcmp(one, "local") == 0)
+			options->transport_local = true;
+		else if (strcmp(one, "tcp") == 0)
+			options->transport_tcp = true;
+		else if (strcmp(one, "rdma") == 0)
+			return th_fail(
+				err, TH_E_INVALID, "%s: rdma is not built yet; use local,tcp", key);
+		else
+			return th_fail(err, TH_E_INVALID,
+				"%s: there is no transport \"%s\"; use local,tcp", key, one);
+	}
+	return 0;
+}
+
+static int
+set_verify(struct options *options, const char *key, const char *value, struct th_err *err)
+{
+	if (strcmp(value, "full") != 0 && strcmp(value, "off") != 0)
+		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is neither full nor off", key, value);
+	options->verify = strcmp(value, "full") == 0;
+	return 0;
+}
+
+static int
+set_spot(const char *key, const char *value, struct th_err *err)
+{
+	if (strcmp(value, "no") == 0 || strcmp(value, "false") == 0 || strcmp(value, "0") == 0)
+		return 0;
+	return th_fail(err, TH_E_INVALID, "%s: spot hosts are not built yet; leave it out", key);
+}
+
+static int
+set_offload_limit(const char *key, const char *value, struct th_err *err)
+{
+	uint64_t bytes;
+	if (th_parse_size(value, &bytes) < 0)
+		return th_fail(
+			err, TH_E_INVALID, "%s: \"%s\" is no size (write 64GiB)", key, value);
+	if (bytes != 0)
+		return th_fail(err, TH_E_INVALID,
+			"%s: offloaded copies are not built yet; use 0, or leave it out", key);
+	return 0;
+}
+
+static int
+set_log_level(const char *key, const char *value, struct th_err *err)
+{
+	enum log_level level;
+	if (log_parse_level(value, &level) < 0)
+		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is not error, warn, info or debug",
+			key, value);
+	log_set_level(level);
+	return 0;
+}
+
+/* ---- all keys ----------------------------------------------------------------------------------- */
+
+const char *const options_keys[] = {
+	"server",
+	"runtime-dir",
+	"data",
+	"node",
+	"datacenter",
+	"spot",
+	"offload-limit",
+	"transport",
+	"verify",
+	"http",
+	"log.level",
+	"server.reply",
+	"server.silent",
+	"leg.stall",
+	"leg.connections",
+	"movers",
+	"drain",
+	"limit.sessions",
+	"limit.memory_objects",
+	"limit.tensors",
+	NULL,
+};
+
+int
+options_set(struct options *o, const char *key, const char *value, struct th_err *err)
+{
+#define IS(name) (strcmp(key, (name)) == 0)
+	if (IS("server"))
+		return set_server(o, key, value, err);
+	if (IS("runtime-dir"))
+		return set_text(o->runtime_dir, sizeof(o->runtime_dir), key, value, err);
+	if (IS("data"))
+		return set_data(o, key, value, err);
+	if (IS("node"))
+		return set_name(o->node, key, value, err);
+	if (IS("datacenter"))
+		return set_name(o->datacenter, key, value, err);
+	if (IS("spot"))
+		return set_spot(key, value, err);
+	if (IS("offload-limit"))
+		return set_offload_limit(key, value, err);
+	if (IS("transport"))
+		return set_transport(o, key, value, err);
+	if (IS("verify"))
+		return set_verify(o, key, value, err);
+	if (IS("http"))
+		return th_fail(err, TH_E_INVALID,
+			"%s: metrics over HTTP are not built yet; leave it out", key);
+	if (IS("log.level"))
+		return set_log_level(key, value, err);
+	if (IS("server.reply"))
+		return set_duration(&o->reply_ns, 100000000, key, value, err);
+	if (IS("server.silent"))
+		return set_duration(&o->silent_ns, 100000000, key, value, err);
+	if (IS("leg.stall"))
+		return set_duration(&o->stall_ns, 50000000, key, value, err);
+	if (IS("drain"))
+		return set_duration(&o->drain_ns, 0, key, value, err);
+	if (IS("leg.connections"))
+		return set_number(&o->connections, 0, 16, key, value, err);
+	if (IS("movers"))
+		return set_number(&o->movers, 0, 16, key, value, err);
+	if (IS("limit.sessions"))
+		return set_number(&o->sessions_max, 1, 65536, key, value, err);
+	if (IS("limit.memory_objects"))
+		return set_number(&o->memory_objects_max, 1, 131072, key, value, err);
+	if (IS("limit.tensors"))
+		return set_number(&o->tensors_max, 1, MANIFEST_ROWS_MAX, key, value, err);
+#undef IS
+	return th_fail(err, TH_E_INVALID, "there is no key \"%s\"", key);
+}
+
+int
+options_check(const struct options *options, struct th_err *err)
+{
+	if (options->num_servers == 0)
+		return th_fail(err, TH_E_INVALID,
+			"the reference server is not named; give --server tcp://HOST:PORT");
+	if (!th_name_valid(options->node, TH_NAME_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"this host has no usable name; give one with --node NAME");
+	return 0;
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * parts - see parts.h, and the part actions of legs.h. Main thread only, but for on_release.
+ */
+#include "daemon/host/parts.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+
+#include "daemon/host/host.h"
+#include "ipc/base/alloc.h"
+#include "ipc/base/fd.h"
+#include "ipc/base/log.h"
+#include "ipc/shm/doorbell.h"
+
+enum hash_state {
+	HASH_IDLE,     /* not begun, or stopped                                               */
+	HASH_RUNNING,  /* transport_hash was called                                            */
+	HASH_STOPPING, /* ... and transport_hash_stop                                          */
+	HASH_COMPLETE, /* all digests are known                                                */
+};
+
+struct part_key {
+	uint64_t session, gen;
+};
+
+struct part {
+	UT_hash_handle hh, hh_tag;
+	struct part_key key;
+	uint64_t tag;           /* of the hashing; a new one each time it begins */
+	struct xfer_part *xfer; /* owns: a reference */
+	enum hash_state hash;
+};
+
+/* Made with the part, so that the thread that lets go of it last needs no memory. */
+struct release_note {
+	struct release_note *next;
+	struct host *host;
+	uint64_t session;
+};
+
+/* Any thread. */
+static void
+on_release(void *arg)
+{
+	struct release_note *note = arg;
+	struct legs *legs = &note->host->legs;
+	pthread_mutex_lock(&legs->lock);
+	note->next = legs->released;
+	legs->released = note;
+	pthread_mutex_unlock(&legs->lock);
+	(void)doorbell_signal(legs->released_fd);
+}
+
+static void
+take_notes(struct host *host)
+{
+	pthread_mutex_lock(&host->legs.lock);
+	struct release_note *note = host->legs.released;
+	host->legs.released = NULL;
+	pthread_mutex_unlock(&host->legs.lock);
+	while (note) {
+		struct release_note *next = note->next;
+		struct session *session = session_find(host, note->session);
+		if (session)
+			session_part_released(session);
+		free(note);
+		note = next;
+	}
+}
+
+static void
+on_released(void *arg, uint32_t events)
+{
+	struct host *host = arg;
+	(void)events;
+	(void)doorbell_drain(host->legs.released_fd);
+	take_notes(host);
+}
+
+int
+legs_open(struct host *host, struct th_err *err)
+{
+	struct legs *legs = &host->legs;
+	pthread_mutex_init(&legs->lock, NULL);
+	legs->released_source.fd = -1;
+	legs->released_fd = doorbell_new();
+	int rc = legs->released_fd;
+	if (rc >= 0)
+		rc = loop_add(&host->loop, &legs->released_source, legs->released_fd, EPOLLIN,
+			on_released, host);
+	return rc < 0 ? th_fail(err, rc, "an eventfd: %s", th_strerror(rc)) : 0;
+}
+
+static struct part *
+find(struct host *host, uint64_t session, uint64_t gen)
+{
+	const struct part_key key = {session, gen};
+	struct part *part;
+	HASH_FIND(hh, host->legs.parts, &key, sizeof(key), part);
+	return part;
+}
+
+struct xfer_part *
+parts_find(struct host *host, uint64_t session, uint64_t gen)
+{
+	struct part *part = find(host, session, gen);
+	return part ? part->xfer : NULL;
+}
+
+/* ---- hashing -------------------------------------------------------------------------------- */
+
+static void
+post(struct host *host, enum agent_event_kind kind, const struct part *part)
+{
+	struct agent_event event = {
+		.kind = kind, .session = part->key.session, .u.gen = part->key.gen};
+	engine_post(host, &event);
+}
+
+static void
+start_hashing(struct host *host, struct part *part)
+{
+	if (part->hash == HASH_RUNNING || part->hash == HASH_STOPPING)
+		return;
+	const struct chunk_table *table = xfer_part_table(part->xfer);
+	if (!xfer_part_verify(part->xfer) && xfer_part_prefix(part->xfer) < table->num_chunks)
+		/* Nobody asks for digests: all of it may be served at once. */
+		xfer_part_advance(part->xfer, table->num_chunks);
+	if (xfer_part_prefix(part->xfer) == table->num_chunks) {
+		part->hash = HASH_COMPLETE;
+		post(host, AGENT_EV_HASHED, part);
+		return;
+	}
+	part->tag = ++host->legs.last_tag;
+	int rc = transport_hash(host->transport, part->tag, part->xfer);
+	if (rc < 0) {
+		struct session *session = session_find(host, part->key.session);
+		log_error("part", "no digests session=%" PRIu64 " reason=\"%s\"", part->key.session,
+			th_strerror(rc));
+		/* A part without digests can serve nobody: its worker must not think it does. */
+		if (session)
+			session_lose(session, false, "its digests cannot be computed");
+		return;
+	}
+	part->hash = HASH_RUNNING;
+	HASH_ADD(hh_tag, host->legs.parts_by_tag, tag, sizeof(part->tag), part);
+}
+
+static struct part *
+take_tagged(struct host *host, uint64_t tag)
+{
+	struct part *part;
+	HASH_FIND(hh_tag, host->legs.parts_by_tag, &tag, sizeof(tag), part);
+	if (part)
+		HASH_DELETE(hh_tag, host->legs.parts_by_tag, part);
+	return part;
+}
+
+void
+parts_hashed(struct host *host, uint64_t tag)
+{
+	struct part *part = take_tagged(host, tag);
+	if (!part)
+		return;
+	bool stopping = part->hash == HASH_STOPPING;
+	part->hash = HASH_COMPLETE;
+	post(host, AGENT_EV_HASHED, part);
+	/* A stop that crossed the end: the tag is gone, so this is its only answer. */
+	if (stopping)
+		post(host, AGENT_EV_HASH_STOPPED, part);
+}
+
+void
+parts_hash_stopped(struct host *host, uint64_t tag)
+{
+	struct part *part = take_tagged(host, tag);
+	if (!part)
+		return;
+	part->hash = HASH_IDLE;
+	post(host, AGENT_EV_HASH_STOPPED, part);
+}
+
+void
+legs_hash(struct host *host, const struct agent_action *action)
+{
+	struct part *part = find(host, action->session, action->u.part.gen);
+	if (part)
+		start_hashing(host, part);
+}
+
+void
+legs_hash_stop(struct host *host, const struct agent_action *action)
+{
+	struct part *part = find(host, action->session, action->u.part.gen);
+	if (!part) {
+		const struct part gone = {.key = {action->session, action->u.part.gen}};
+		post(host, AGENT_EV_HASH_STOPPED, &gone);
+	} else if (part->hash == HASH_RUNNING) {
+		part->hash = HASH_STOPPING;
+		transport_hash_stop(host->transport, part->tag);
+	} else if (part->hash != HASH_STOPPING) {
+		post(host, AGENT_EV_HASH_STOPPED, part);
+	}
+}
+
+/* ---- begin and end -------------------------------------------------------------------------- */
+
+void
+legs_part_new(struct host *host, const struct agent_action *action)
+{
+	struct session *session = session_find(host, action->session);
+	const struct part_key key = {action->session, action->u.part.gen};
+	if (!session || !session->registration.tensors || find(host, key.session, key.gen))
+		return;
+	const struct tensors *tensors = session->registration.tensors;
+	struct release_note *note = th_calloc(1, sizeof(*note));
+	*note = (struct release_note){.host = host, .session = session->id};
+	struct xfer_part *xfer = xfer_part_new(tensors->table, tensors->addresses,
+		tensors->manifest.num_rows, host->options.verify, on_release, note);
+	if (!xfer) {
+		free(note);
+		session_lose(session, false, "the agent is out of memory for its chunks");
+		return;
+	}
+	struct part *part = th_calloc(1, sizeof(*part));
+	part->key = key;
+	part->xfer = xfer;
+	HASH_ADD(hh, host->legs.parts, key, sizeof(part->key), part);
+	session->held_parts++;
+	session->live_parts++;
+	session_update_claim(session);
+	if (action->u.part.published)
+		start_hashing(host, part);
+}
+
+static void
+part_free(struct host *host, struct part *part)
+{
+	if (part->hash == HASH_RUNNING || part->hash == HASH_STOPPING)
+		HASH_DELETE(hh_tag, host->legs.parts_by_tag, part);
+	HASH_DELETE(hh, host->legs.parts, part);
+	xfer_part_release(part->xfer);
+	free(part);
+}
+
+void
+legs_part_end(struct host *host, const struct agent_action *action)
+{
+	struct part *part = find(host, action->session, action->u.part.gen);
+	if (!part)
+		return;
+	/* The core ends a part only after its hashing; a thread that still hashed would go on. */
+	if (part->hash == HASH_RUNNING)
+		transport_hash_stop(host->transport, part->tag);
+	part_free(host, part);
+	struct session *session = session_find(host, action->session);
+	if (session) {
+		session->live_parts--;
+		session_update_claim(session);
+	}
+}
+
+void
+parts_close(struct host *host)
+{
+	struct part *part, *next;
+	HASH_ITER(hh, host->legs.parts, part, next)
+	{
+		part_free(host, part);
+	}
+	take_notes(host);
+	loop_remove(&host->loop, &host->legs.released_source);
+	th_fd_close(&host->legs.released_fd);
+	pthread_mutex_destroy(&host->legs.lock);
+}

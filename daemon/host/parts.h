@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * parts - the memory of the sessions as the movers share it, and its hashing.
+ *
+ * A part's memory may be unmapped when the core has ended it and the last mover has dropped its
+ * reference; whichever thread drops that only leaves a note. Main thread only, but for that note.
+ */
+#ifndef TH_DAEMON_HOST_PARTS_H
+#define TH_DAEMON_HOST_PARTS_H
+
+#include <stdint.h>
+
+#include "transport/part.h"
+
+struct host;
+
+/* NULL: the core has not begun it, or has ended it. Borrowed: retain it. */
+struct xfer_part *parts_find(struct host *host, uint64_t session, uint64_t gen);
+
+/* What the transport says, by the tag of transport_hash. */
+void parts_hashed(struct host *host, uint64_t tag);
+void parts_hash_stopped(struct host *host, uint64_t tag);
+
+void parts_close(struct host *host);
+
+#endif

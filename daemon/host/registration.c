@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * registration - see registration.h. Main thread only.
+ */
+#include "daemon/host/registration.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/host/documents.h"
+#include "daemon/host/host.h"
+#include "daemon/host/unpack.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/log.h"
+#include "ipc/base/units.h"
+#include "ipc/proto/manifest.h"
+
+/* The encoded attributes: the values, their names and lengths. */
+#define ATTRIBUTES_DOCUMENT_MAX (MANIFEST_ATTRIBUTES_BYTES_MAX + (1u << 20))
+
+/* ---- answers -------------------------------------------------------------------------------- */
+
+/* Answers the open document and keeps the answer for a repeat of it. */
+static void
+answer(struct session *session, const struct th_err *result,
+	Tensorhub__V1__RegisterTensorsReply *body)
+{
+	struct registration *registration = &session->registration;
+	Tensorhub__V1__Reply reply;
+	struct th_err copy = *result;
+	tensorhub__v1__reply__init(&reply);
+	reply.request_no = registration->request_no;
+	reply.code = copy.code;
+	reply.text = copy.text;
+	if (body && copy.code == 0) {
+		reply.body_case = TENSORHUB__V1__REPLY__BODY_REGISTER_TENSORS;
+		reply.register_tensors = body;
+	}
+	if (copy.code != 0) {
+		char label[SESSION_LABEL_BYTES];
+		session->host->counters.registrations_refused++;
+		log_warn("register", "refused session=%" PRIu64 " shard=%s code=%s reason=\"%s\"",
+			session->id, session_label(session, label), th_errname(copy.code),
+			copy.text);
+	}
+	uint64_t token = registration->token;
+	registration->pending = false;
+	registration->token = 0;
+	documents_reply(
+		session->host, token, &reply, &registration->answer, &registration->answer_bytes);
+}
+
+static void
+answer_ok(struct session *session)
+{
+	const struct th_err none = {0};
+	answer(session, &none, NULL);
+}
+
+static int64_t
+deadline_of(const Tensorhub__V1__Request *request)
+{
+	return request->deadline_ns > 0 ? th_deadline_ns(th_now_ns(), request->deadline_ns)
+					: INT64_MAX;
+}
+
+/* ---- documents in parts --------------------------------------------------------------------- */
+
+static void
+assembly_reset(struct assembly *assembly)
+{
+	free(assembly->data);
+	*assembly = (struct assembly){0};
+}
+
+/* 1: complete, 0: more to come, or a code. Parts come in order; part 0 begins anew. */
+static int
+assembly_add(struct assembly *assembly, uint32_t part, uint32_t num_parts,
+	const ProtobufCBinaryData *data, size_t bytes_max, struct th_err *err)
+{
+	if (part == 0) {
+		assembly_reset(assembly);
+		assembly->num_parts = num_parts;
+	}
+	if (part != assembly->next_part || num_parts != assembly->num_parts || part >= num_parts)
+		return th_fail(err, TH_E_INVALID,
+			"part %" PRIu32 " of %" PRIu32 " of a document, where part %" PRIu32
+			" of %" PRIu32 " was due",
+			part, num_parts, assembly->next_part, assembly->num_parts);
+	if (data->len > bytes_max - assembly->bytes)
+		return th_fail(err, TH_E_LIMIT,
+			"the document is larger than %zu bytes, the limit for one shard",
+			bytes_max);
+	uint8_t *grown = realloc(assembly->data, assembly->bytes + data->len + 1);
+	if (!grown)
+		return th_fail(err, -ENOMEM, "the agent is out of memory for this document");
+	if (data->len > 0)
+		memcpy(grown + assembly->bytes, data->data, data->len);
+	assembly->data = grown;
+	assembly->bytes += data->len;
+	assembly->next_part++;
+	return assembly->next_part == num_parts;
+}
+
+/* ---- register ------------------------------------------------------------------------------- */
+
+static void
+abandon(struct session *session)
+{
+	struct registration *registration = &session->registration;
+	claim_remove(&session->host->claims, &session->claim);
+	session->claim.intervals = NULL;
+	session->claim.num_intervals = 0;
+	tensors_free(registration->tensors);
+	registration->tensors = NULL;
+	registration->state = REGISTRATION_NONE;
+	session_sweep_memory(session);
+}
+
+static void
+manifest_put_done(void *arg, const struct th_err *result)
+{
+	struct session *session = arg;
+	struct registration *registration = &session->registration;
+	const struct tensors *tensors = registration->tensors;
+	registration->put = NULL;
+	if (result->code != 0) {
+		abandon(session);
+		answer(session, result, NULL);
+		return;
+	}
+	registration->state = REGISTRATION_ASKED;
+	struct agent_event event = {.kind = AGENT_EV_REGISTER, .session = session->id};
+	event.u.reg.layout = tensors->layout;
+	event.u.reg.manifest = tensors->key;
+	event.u.reg.bytes = tensors->table->bytes;
+	event.u.reg.num_chunks = tensors->table->num_chunks;
+	engine_post(session->host, &event);
+}
+
+/* What the worker sent makes a registration, or *err says why not. */
+static int
+build(struct session *session, struct th_err *err)
+{
+	struct registration *registration = &session->registration;
+	struct unpacked_rows rows = {0};
+	int rc = unpack_rows(registration->rows.data, registration->rows.bytes,
+		session->host->options.tensors_max, err, &rows);
+	if (rc == 0)
+		rc = tensors_new(&rows.rows, &session->memory, err, &registration->tensors);
+	unpack_rows_free(&rows);
+	assembly_reset(&registration->rows);
+	return rc;
+}
+
+static void
+on_register(struct session *session, const Tensorhub__V1__Request *request)
+{
+	struct registration *registration = &session->registration;
+	const Tensorhub__V1__RegisterTensors *body = request->register_tensors;
+	struct th_err err = {0};
+	int rc;
+	if (registration->state != REGISTRATION_NONE)
+		rc = th_fail(
+			&err, TH_E_STATE, "tensors are registered already; unregister them first");
+	else
+		rc = assembly_add(&registration->rows, body->part, body->num_parts, &body->data,
+			TH_BLOB_BYTES_MAX, &err);
+	if (rc == 0) {
+		answer_ok(session);
+		return;
+	}
+	if (rc > 0)
+		rc = build(session, &err);
+	if (rc < 0) {
+		assembly_reset(&registration->rows);
+		answer(session, &err, NULL);
+		return;
+	}
+	const struct tensors *tensors = registration->tensors;
+	session->claim.intervals = tensors->intervals;
+	session->claim.num_intervals = tensors->num_intervals;
+	claim_add(&session->host->claims, &session->claim);
+	registration->state = REGISTRATION_PUTTING;
+	registration->put = blob_put_start(session->host, tensors->key, tensors->encoded,
+		tensors->encoded_bytes, deadline_of(request), manifest_put_done, session);
+}
+
+static void
+leave(struct session *session)
+{
+	session->registration.state = REGISTRATION_LEAVING;
+	struct agent_event event = {.kind = AGENT_EV_UNREGISTER, .session = session->id};
+	engine_post(session->host, &event);
+}
+
+void
+registration_registered(struct session *session, const struct th_err *result)
+{
+	struct registration *registration = &session->registration;
+	char label[SESSION_LABEL_BYTES];
+	char size[TH_UNITS_BYTES];
+	if (registration->state != REGISTRATION_ASKED)
+		return;
+	bool unwanted = registration->unwanted;
+	registration->unwanted = false;
+	if (result->code != 0) {
+		abandon(session);
+		if (unwanted)
+			answer_ok(session); /* of UNREGISTER: nothing is registered */
+		else
+			answer(session, result, NULL);
+		return;
+	}
+	if (unwanted) {
+		leave(session);
+		return;
+	}
+	const struct tensors *tensors = registration->tensors;
+	Tensorhub__V1__Hash layout;
+	Tensorhub__V1__RegisterTensorsReply body;
+	tensorhub__v1__hash__init(&layout);
+	tensorhub__v1__register_tensors_reply__init(&body);
+	layout.lo = tensors->layout.lo;
+	layout.hi = tensors->layout.hi;
+	body.layout = &layout;
+	body.bytes = tensors->table->bytes;
+	registration->state = REGISTRATION_DONE;
+	session->host->counters.registrations++;
+	log_info("register",
+		"registered session=%" PRIu64 " shard=%s tensors=%" PRIu32
+		" bytes=%s chunks=%" PRIu32 " layout=%016" PRIx64 "%016" PRIx64,
+		session->id, session_label(session, label), tensors->manifest.num_rows,
+		th_print_size_short(tensors->table->bytes, size), tensors->table->num_chunks,
+		tensors->layout.hi, tensors->layout.lo);
+	answer(session, result, &body);
+}
+
+/* ---- unregister ----------------------------------------------------------------------------- */
+
+static void
+on_unregister(struct session *session)
+{
+	struct registration *registration = &session->registration;
+	if (registration->state != REGISTRATION_DONE) {
+		struct th_err err;
+		th_fail(&err, TH_E_STATE, "nothing is registered");
+		answer(session, &err, NULL);
+		return;
+	}
+	leave(session);
+}
+
+void
+registration_unregistered(struct session *session, const struct th_err *result)
+{
+	struct registration *registration = &session->registration;
+	char label[SESSION_LABEL_BYTES];
+	if (registration->state != REGISTRATION_LEAVING)
+		return;
+	if (result->code == 0) {
+		abandon(session);
+		log_info("register", "unregistered session=%" PRIu64 " shard=%s", session->id,
+			session_label(session, label));
+	} else {
+		registration->state = REGISTRATION_DONE;
+	}
+	answer(session, result, NULL);
+}
+
+/* ---- attributes ----------------------------------------------------------------------------- */
+
+static void
+post_attributes(struct session *session)
+{
+	struct agent_event event = {.kind = AGENT_EV_ATTRIBUTES,
+		.session = session->id,
+		.u.attributes = session->registration.attributes_key};
+	engine_post(session->host, &event);
+	assembly_reset(&session->registration.attributes);
+}
+
+static void
+attributes_put_done(void *arg, const struct th_err *result)
+{
+	struct session *session = arg;
+	session->registration.put = NULL;
+	if (result->code == 0)
+		post_attributes(session);
+	assembly_reset(&session->registration.attributes);
+	answer(session, result, NULL);
+}
+
+static void
+on_attributes(struct session *session, const Tensorhub__V1__Request *request)
+{
+	struct registration *registration = &session->registration;
+	struct assembly *assembly = &registration->attributes;
+	const Tensorhub__V1__SetAttributes *body = request->set_attributes;
+	struct manifest_attribute *attributes = NULL;
+	size_t count = 0;
+	struct th_err err = {0};
+	int rc = assembly_add(
+		assembly, body->part, body->num_parts, &body->data, ATTRIBUTES_DOCUMENT_MAX, &err);
+	if (rc == 0) {
+		answer_ok(session);
+		return;
+	}
+	if (rc > 0)
+		rc = manifest_attributes_decode(
+			assembly->data, assembly->bytes, &err, &attributes, &count);
+	free(attributes);
+	if (rc < 0) {
+		assembly_reset(assembly);
+		answer(session, &err, NULL);
+		return;
+	}
+	if (count == 0) {
+		registration->attributes_key = (struct th_hash){0};
+		post_attributes(session);
+		answer_ok(session);
+		return;
+	}
+	registration->attributes_key = manifest_key(assembly->data, assembly->bytes);
+	registration->put =
+		blob_put_start(session->host, registration->attributes_key, assembly->data,
+			assembly->bytes, deadline_of(request), attributes_put_done, session);
+}
+
+/* ---- dispatch ------------------------------------------------------------------------------- */
+
+static void
+begin(struct session *session, uint64_t token, uint64_t request_no)
+{
+	struct registration *registration = &session->registration;
+	free(registration->answer);
+	registration->answer = NULL;
+	registration->request_no = request_no;
+	registration->token = token;
+	registration->pending = true;
+}
+
+/* True: request is a repeat of the last one and was dealt with. */
+static bool
+repeated(struct session *session, uint64_t token, uint64_t request_no)
+{
+	struct registration *registration = &session->registration;
+	if (request_no == 0 || request_no != registration->request_no)
+		return false;
+	if (registration->pending) {
+		/* One answer a document: it goes to who asked last. */
+		if (registration->token != 0)
+			documents_refuse(session->host, registration->token, request_no,
+				TH_E_CANCELLED, "the same request was sent again");
+		registration->token = token;
+	} else {
+		documents_send(
+			session->host, token, registration->answer, registration->answer_bytes);
+	}
+	return true;
+}
+
+/*
+ * UNREGISTER while a registration is under way: its worker has given up waiting for it and undoes
+ * what may have come of it.
+ */
+static bool
+undone(struct session *session, uint64_t token, const Tensorhub__V1__Request *request)
+{
+	struct registration *registration = &session->registration;
+	const bool putting = registration->state == REGISTRATION_PUTTING;
+	struct th_err cancelled;
+	if (request->body_case != TENSORHUB__V1__REQUEST__BODY_UNREGISTER_TENSORS ||
+		(!putting && registration->state != REGISTRATION_ASKED))
+		return false;
+	th_fail(&cancelled, TH_E_CANCELLED, "the registration was undone before it had ended");
+	answer(session, &cancelled, NULL);
+	begin(session, token, request->request_no);
+	if (putting) {
+		blob_put_cancel(registration->put);
+		registration->put = NULL;
+		abandon(session);
+		answer_ok(session);
+	} else {
+		registration->unwanted = true;
+	}
+	return true;
+}
+
+void
+registration_document(
+	struct session *session, uint64_t token, const Tensorhub__V1__Request *request)
+{
+	struct registration *registration = &session->registration;
+	if (repeated(session, token, request->request_no))
+		return;
+	if (registration->pending) {
+		if (!undone(session, token, request))
+			documents_refuse(session->host, token, request->request_no, TH_E_STATE,
+				"another registration of this handle is under way; wait for its "
+				"end");
+		return;
+	}
+	begin(session, token, request->request_no);
+	if (request->body_case == TENSORHUB__V1__REQUEST__BODY_REGISTER_TENSORS)
+		on_register(session, request);
+	else if (request->body_case == TENSORHUB__V1__REQUEST__BODY_UNREGISTER_TENSORS)
+		on_unregister(session);
+	else
+		on_attributes(session, request);
+}
+
+void
+registration_forget_token(struct session *session, uint64_t token)
+{
+	if (session->registration.token == token)
+		session->registration.token = 0;
+}
+
+void
+registration_stop(struct session *session)
+{
+	struct registration *registration = &session->registration;
+	blob_put_cancel(registration->put);
+	registration->put = NULL;
+	if (registration->pending) {
+		struct th_err err;
+		th_fail(&err, TH_E_AGENT_LOST, "the agent has ended this session");
+		answer(session, &err, NULL);
+	}
+}
+
+void
+registration_free(struct session *session)
+{
+	struct registration *registration = &session->registration;
+	assembly_reset(&registration->rows);
+	assembly_reset(&registration->attributes);
+	tensors_free(registration->tensors);
+	free(registration->answer);
+	*registration = (struct registration){0};
+}

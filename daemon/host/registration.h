@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * registration - what a session has registered, and the documents that change it.
+ *
+ * A registration arrives in parts, is decoded and checked (tensors.c), its manifest is put to the
+ * server, and then the core is told; each document is answered once, and a repeat of it (the same
+ * request number) with the remembered answer. Attributes go the same way. Main thread only.
+ */
+#ifndef TH_DAEMON_HOST_REGISTRATION_H
+#define TH_DAEMON_HOST_REGISTRATION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/host/tensors.h"
+#include "ipc/base/err.h"
+#include "ipc/proto/tensorhub.pb-c.h"
+
+struct host;
+struct session;
+struct blob_put;
+
+enum registration_state {
+	REGISTRATION_NONE,
+	REGISTRATION_PUTTING, /* the manifest is on its way to the server                        */
+	REGISTRATION_ASKED,   /* the core was told                                              */
+	REGISTRATION_DONE,
+	REGISTRATION_LEAVING, /* UNREGISTER was posted                                          */
+};
+
+struct assembly { /* of a document that comes in parts */
+	uint32_t next_part, num_parts;
+	uint8_t *data; /* owns */
+	size_t bytes;
+};
+
+struct registration {
+	enum registration_state state;
+	struct tensors *tensors; /* owns; from PUTTING on */
+	struct assembly rows, attributes;
+	struct th_hash attributes_key; /* being put */
+	struct blob_put *put;          /* borrows: the running one */
+
+	/* The last document that changes something. */
+	uint64_t request_no;
+	uint64_t token; /* of who waits for its answer; 0: nobody */
+	bool pending;
+	bool unwanted;   /* undo the registration as soon as the core has answered it */
+	uint8_t *answer; /* owns: the packed reply, when not pending */
+	size_t answer_bytes;
+};
+
+/* A checked request of this session's worker; body is one of the three. */
+void registration_document(
+	struct session *session, uint64_t token, const Tensorhub__V1__Request *request);
+/* Who asked under this token has gone away. */
+void registration_forget_token(struct session *session, uint64_t token);
+
+void registration_registered(struct session *session, const struct th_err *result);
+void registration_unregistered(struct session *session, const struct th_err *result);
+
+/* The session ends: nothing is answered or put any more. The tensors stay until registration_free. */
+void registration_stop(struct session *session);
+void registration_free(struct session *session);
+
+#endif

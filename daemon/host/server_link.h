@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * server_link - the three connections to the reference server: work, the standing POLL, the beats.
+ *
+ * A beat must not wait behind work, nor work behind a POLL, so each kind has a connection of its own.
+ * The core's requests come through link_send; the shell asks for itself (manifests, and what workers
+ * and thctl want to know) through link_ask, with request numbers of another range than the core's.
+ * Which server: the first of the list; the next one when none has answered for a while. Main thread
+ * only.
+ */
+#ifndef TH_DAEMON_HOST_SERVER_LINK_H
+#define TH_DAEMON_HOST_SERVER_LINK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/core/agent.h"
+#include "daemon/host/loop.h"
+#include "ipc/base/ctl.h"
+#include "ipc/base/err.h"
+#include "ipc/net/net.h"
+
+#define LINK_CHANNELS 3
+
+struct host;
+struct link_request;
+
+struct link_channel {
+	struct host *host;
+	struct net_client *client; /* owns */
+	struct loop_source source;
+	bool up;
+};
+
+struct server_link {
+	struct link_channel channels[LINK_CHANNELS]; /* by enum agent_channel */
+	struct link_request *requests;               /* uthash, by tag */
+	uint64_t last_tag, last_request_no;
+	uint32_t server;   /* of options.servers */
+	int64_t dialed_ns; /* when this one was chosen, or last heard of */
+};
+
+int link_open(struct host *host, struct th_err *err);
+void link_close(struct host *host);
+
+/* AGENT_SEND: exactly one REPLY or NO_REPLY is posted. */
+void link_send(struct host *host, const struct agent_action *action);
+
+/*
+ * Asks the server; kind and u of request are the caller's. Exactly one call of answered follows, never
+ * from within link_ask: rc 0 and the reply (borrowed), which may itself carry a code; or why there is
+ * none. Returns a number for link_cancel.
+ */
+typedef void (*link_answered)(void *arg, int rc, const struct ctl_reply *reply);
+uint64_t link_ask(struct host *host, const struct ctl_request *request, int64_t timeout_ns,
+	link_answered answered, void *arg);
+void link_cancel(struct host *host, uint64_t number); /* answered will not be called */
+
+/* At every beat: tries the next server when this one does not answer. */
+void link_tick(struct host *host, int64_t now_ns);
+
+const char *link_url(const struct host *host);
+
+#endif

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * session - see session.h: how sessions begin and end. What they say is in worker.c (socket),
+ * operations.c (rings) and documents.c. Main thread only.
+ */
+#include "daemon/host/session.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "daemon/host/host.h"
+#include "daemon/host/operations.h"
+#include "daemon/host/worker.h"
+#include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
+#include "ipc/base/log.h"
+
+/* Who connects opens its session within this, or makes room for others. */
+#define OPEN_NS INT64_C(10000000000)
+
+const char *
+session_label(const struct session *session, char buffer[SESSION_LABEL_BYTES])
+{
+	if (session->open.model[0] == '\0')
+		snprintf(buffer, SESSION_LABEL_BYTES, "(not open)");
+	else
+		snprintf(buffer, SESSION_LABEL_BYTES, "%s/%s/%" PRIu32, session->open.model,
+			session->open.replica, session->open.shard);
+	return buffer;
+}
+
+struct session *
+session_find(struct host *host, uint64_t id)
+{
+	struct session *found;
+	HASH_FIND(hh, host->sessions, &id, sizeof(id), found);
+	return found;
+}
+
+static void
+refuse_connection(struct host *host, int sock, int code, const char *text)
+{
+	struct fdmsg_refused refused = {.code = code};
+	snprintf(refused.text, sizeof(refused.text), "%s", text);
+	(void)fdmsg_send(sock, FDMSG_REFUSED, &refused, sizeof(refused), NULL, 0);
+	close(sock);
+	host->counters.connections_refused++;
+	log_warn("session", "connection refused reason=\"%s\"", text);
+}
+
+void
+session_accept(struct host *host, int sock)
+{
+	char text[TH_CTL_TEXT_BYTES];
+	if (HASH_COUNT(host->sessions) >= host->options.sessions_max) {
+		snprintf(text, sizeof(text),
+			"this agent has %" PRIu32
+			" sessions, which is its limit (limit.sessions); close some, or raise it",
+			host->options.sessions_max);
+		refuse_connection(host, sock, TH_E_LIMIT, text);
+		return;
+	}
+	struct peer peer;
+	int rc = peer_identify(sock, &peer);
+	if (rc < 0) {
+		snprintf(text, sizeof(text), "the agent cannot tell who connects: %s",
+			th_strerror(rc));
+		refuse_connection(host, sock, rc, text);
+		return;
+	}
+	struct session *session = th_calloc(1, sizeof(*session));
+	session->host = host;
+	session->id = ++host->last_session;
+	session->since_ns = th_now_ns();
+	session->sock = sock;
+	session->peer = peer;
+	session->sock_source.fd = session->bell_source.fd = session->end_source.fd = -1;
+	session->bell_in = session->bell_out = -1;
+	session->segment.fd_w = session->segment.fd_a = -1;
+	session->claim.owner = session;
+	/* Nothing is held, and nobody reads or writes what was never registered. */
+	session->line.safe_to_mutate = 1;
+	session->line.held_version = TH_NO_VERSION;
+	HASH_ADD(hh, host->sessions, id, sizeof(session->id), session);
+	rc = loop_add(&host->loop, &session->sock_source, sock, EPOLLIN, worker_readable, session);
+	if (rc == 0 && peer.pidfd >= 0)
+		rc = loop_add(&host->loop, &session->end_source, peer.pidfd, EPOLLIN, worker_ended,
+			session);
+	if (rc < 0)
+		session_lose(session, false, th_strerror(rc));
+}
+
+/* Nothing is heard from or said to the worker any more. */
+static void
+disconnect(struct session *session)
+{
+	struct loop *loop = &session->host->loop;
+	loop_remove(loop, &session->sock_source);
+	loop_remove(loop, &session->bell_source);
+	loop_remove(loop, &session->end_source);
+	th_fd_close(&session->sock);
+	th_fd_close(&session->bell_in);
+	th_fd_close(&session->bell_out);
+	peer_fini(&session->peer);
+	operations_unqueue(session);
+	registration_stop(session);
+}
+
+/* Out of the table; freed when the loop's batch is over, because sources may still be in it. */
+static void
+bury(struct session *session)
+{
+	struct host *host = session->host;
+	disconnect(session);
+	HASH_DEL(host->sessions, session);
+	session->state = SESSION_GONE;
+	session->next_dead = host->dead;
+	host->dead = session;
+}
+
+void
+session_lose(struct session *session, bool violation, const char *reason)
+{
+	struct host *host = session->host;
+	char label[SESSION_LABEL_BYTES];
+	if (session->state >= SESSION_LOST)
+		return;
+	if (violation)
+		host->counters.protocol_violations++;
+	if (violation || session->state >= SESSION_OPENING)
+		log_write(violation ? LOG_LEVEL_WARN : LOG_LEVEL_INFO, "session",
+			"worker lost session=%" PRIu64 " shard=%s pid=%d uid=%u reason=\"%s\"",
+			session->id, session_label(session, label), (int)session->peer.pid,
+			(unsigned)session->peer.uid, reason);
+	if (session->state < SESSION_OPENING) {
+		bury(session);
+		return;
+	}
+	host->counters.sessions_lost++;
+	session->state = SESSION_LOST;
+	disconnect(session);
+	struct agent_event event = {.kind = AGENT_EV_LOST, .session = session->id};
+	engine_post(host, &event);
+}
+
+void
+session_gone(struct session *session)
+{
+	session->state = SESSION_GONE;
+	disconnect(session);
+	if (session->held_parts == 0)
+		bury(session);
+}
+
+void
+session_part_released(struct session *session)
+{
+	session->held_parts--;
+	if (session->held_parts > 0)
+		return;
+	if (session->state == SESSION_GONE)
+		bury(session);
+	else
+		session_sweep_memory(session);
+}
+
+void
+session_sweep_memory(struct session *session)
+{
+	if (session->held_parts == 0 && !session->registration.tensors)
+		memory_sweep(&session->memory);
+}
+
+void
+session_update_claim(struct session *session)
+{
+	enum claim_mode mode = session->live_parts > 0 ? CLAIM_READ : CLAIM_NONE;
+	for (uint32_t i = 0; i < SHM_CAPACITY; i++) {
+		if (!session->slots[i].busy)
+			continue;
+		uint32_t kind = session->slots[i].kind;
+		if (kind == SHM_REPLICATE || kind == SHM_UPDATE)
+			mode = CLAIM_WRITE;
+		else if (kind == SHM_PUBLISH && mode == CLAIM_NONE)
+			mode = CLAIM_READ;
+	}
+	session->claim.mode = mode;
+}
+
+static void
+session_free(struct session *session)
+{
+	claim_remove(&session->host->claims, &session->claim);
+	registration_free(session);
+	memory_fini(&session->memory);
+	segment_agent_free(&session->segment);
+	explicit_bzero(session->secret, sizeof(session->secret));
+	free(session);
+}
+
+void
+session_reap(struct host *host)
+{
+	while (host->dead) {
+		struct session *session = host->dead;
+		host->dead = session->next_dead;
+		session_free(session);
+	}
+}
+
+void
+session_expire(struct host *host, int64_t now_ns)
+{
+	struct session *session, *next;
+	HASH_ITER(hh, host->sessions, session, next)
+	{
+		if (session->state < SESSION_OPENING && now_ns - session->since_ns > OPEN_NS)
+			session_lose(session, false, "it connected and did not open a session");
+	}
+}
+
+void
+session_free_all(struct host *host)
+{
+	struct session *session, *next;
+	HASH_ITER(hh, host->sessions, session, next)
+	{
+		bury(session);
+	}
+	session_reap(host);
+}

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * start - see start.h. Main thread only.
+ */
+#include "daemon/host/start.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/host/documents.h"
+#include "daemon/host/host.h"
+#include "daemon/host/stop.h"
+#include "daemon/host/worker.h"
+#include "ipc/base/alloc.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
+#include "ipc/base/log.h"
+#include "ipc/sock/listener.h"
+#include "ipc/sock/peer.h"
+
+/* A handshake at the data port, and a ticket that comes before its GRANT. */
+#define HELLO_NS INT64_C(2000000000)
+
+/* Four descriptors a worker, and the connections of the movers: as many as we may have. */
+static void
+raise_descriptor_limit(void)
+{
+	struct rlimit limit;
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == limit.rlim_max)
+		return;
+	limit.rlim_cur = limit.rlim_max;
+	if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
+		log_warn("main", "the limit of open files stays as it is reason=\"%s\"",
+			th_strerror(-errno));
+}
+
+/* ---- the data address --------------------------------------------------------------------------- */
+
+/* "tcp://host:port" or "tls+tcp://[v6]:port": where host begins and ends. */
+static int
+host_of_url(const char *url, char ret_host[OPTIONS_TEXT_BYTES], char ret_port[16])
+{
+	const char *begin = strstr(url, "://");
+	if (!begin)
+		return -EINVAL;
+	begin += 3;
+	const char *colon = strrchr(begin, ':');
+	if (!colon || colon == begin || strlen(colon + 1) == 0 || strlen(colon + 1) > 15)
+		return -EINVAL;
+	size_t length = (size_t)(colon - begin);
+	if (begin[0] == '[' && colon[-1] == ']') {
+		begin++;
+		length -= 2;
+	}
+	if (length == 0 || length >= OPTIONS_TEXT_BYTES)
+		return -EINVAL;
+	memcpy(ret_host, begin, length);
+	ret_host[length] = '\0';
+	snprintf(ret_port, 16, "%s", colon + 1);
+	return 0;
+}
+
+/*
+ * The address that packets to the server leave from is the one that peers know this host by. A
+ * UDP socket is asked: connecting it only looks at the routes, so the server need not be up.
+ */
+static int
+local_address_towards(const char *url, struct th_err *err, char ret_host[OPTIONS_TEXT_BYTES])
+{
+	char name[OPTIONS_TEXT_BYTES], port[16];
+	struct addrinfo hints = {.ai_socktype = SOCK_DGRAM}, *found = NULL;
+	if (host_of_url(url, name, port) < 0)
+		return th_fail(err, TH_E_INVALID, "--server %s: not tcp://HOST:PORT", url);
+	int rc = getaddrinfo(name, port, &hints, &found);
+	if (rc != 0)
+		return th_fail(err, TH_E_INVALID,
+			"--server %s: %s cannot be resolved (%s), so the address of this host is "
+			"not known; give it with --data HOST",
+			url, name, gai_strerror(rc));
+	struct sockaddr_storage local;
+	socklen_t bytes = sizeof(local);
+	int sock = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (sock < 0 || connect(sock, found->ai_addr, found->ai_addrlen) < 0 ||
+		getsockname(sock, (struct sockaddr *)&local, &bytes) < 0)
+		rc = th_fail(err, -errno,
+			"there is no route to %s (%s), so the address of this host is not known; "
+			"give it with --data HOST",
+			url, th_strerror(-errno));
+	else if (getnameinfo((struct sockaddr *)&local, bytes, ret_host, OPTIONS_TEXT_BYTES, NULL,
+			 0, NI_NUMERICHOST) != 0)
+		rc = th_fail(err, TH_E_INVALID,
+			"the local address towards %s cannot be written; give it with --data HOST",
+			url);
+	th_fd_close(&sock);
+	freeaddrinfo(found);
+	return rc;
+}
+
+static int
+open_transport(struct host *host, struct th_err *err)
+{
+	const struct options *options = &host->options;
+	char data_host[OPTIONS_TEXT_BYTES];
+	snprintf(data_host, sizeof(data_host), "%s", options->data_host);
+	if (data_host[0] == '\0') {
+		int rc = local_address_towards(options->servers[0], err, data_host);
+		if (rc < 0)
+			return rc;
+	}
+	struct transport_config config = {
+		.listen_host = data_host,
+		.listen_port = options->data_port,
+		.num_movers = options->movers,
+		.connections = options->connections,
+		.stall_ns = options->stall_ns,
+		.hello_ns = HELLO_NS,
+		.agent_inc = host->agent_inc,
+	};
+	int rc = transport_open(&config, err, &host->transport);
+	if (rc < 0)
+		return rc;
+	rc = loop_add(&host->loop, &host->transport_source, transport_fd(host->transport), EPOLLIN,
+		legs_transport_ready, host);
+	return rc < 0 ? th_fail(err, rc, "watching the transport: %s", th_strerror(rc)) : 0;
+}
+
+/* ---- the runtime directory ---------------------------------------------------------------------- */
+
+static int
+runtime_path(
+	const struct host *host, const char *file, char *ret_path, size_t size, struct th_err *err)
+{
+	int length = snprintf(ret_path, size, "%s/%s", host->options.runtime_dir, file);
+	if (length < 0 || (size_t)length >= size)
+		return th_fail(err, TH_E_INVALID, "--runtime-dir: the path is too long: %s",
+			host->options.runtime_dir);
+	return 0;
+}
+
+static int
+open_documents(struct host *host, struct th_err *err)
+{
+	char path[NET_URL_BYTES], url[NET_URL_BYTES], real[NET_URL_BYTES];
+	int rc = runtime_path(host, "agent.ipc", path, sizeof(path) - 16, err);
+	if (rc == 0)
+		rc = listener_clear(path, err);
+	if (rc == 0)
+		rc = net_server_new(NULL, err, &host->documents);
+	if (rc < 0)
+		return rc;
+	snprintf(url, sizeof(url), "ipc://%.200s", path);
+	rc = net_server_listen(host->documents, url, 0660, err, real);
+	if (rc < 0)
+		return rc;
+	rc = loop_add(&host->loop, &host->documents_source, net_server_fd(host->documents), EPOLLIN,
+		documents_ready, host);
+	return rc < 0 ? th_fail(err, rc, "watching %s: %s", path, th_strerror(rc)) : 0;
+}
+
+static int
+open_listener(struct host *host, struct th_err *err)
+{
+	char path[OPTIONS_TEXT_BYTES + 16];
+	int rc = runtime_path(host, "agent.fds", path, sizeof(path), err);
+	if (rc < 0)
+		return rc;
+	rc = listener_open(path, SOCK_SEQPACKET, (gid_t)-1, err);
+	if (rc < 0)
+		return rc;
+	host->listener_fd = rc;
+	rc = loop_add(&host->loop, &host->listener_source, host->listener_fd, EPOLLIN,
+		worker_connects, host);
+	return rc < 0 ? th_fail(err, rc, "watching %s: %s", path, th_strerror(rc)) : 0;
+}
+
+/* ---- the core ----------------------------------------------------------------------------------- */
+
+static int
+open_core(struct host *host, struct th_err *err)
+{
+	const struct options *options = &host->options;
+	struct agent_config config;
+	agent_config_default(&config);
+	config.agent_inc = host->agent_inc;
+	config.reply_ns = options->reply_ns;
+	config.server_silent_ns = options->silent_ns;
+	config.hello_ns = HELLO_NS;
+	config.sessions_max = options->sessions_max;
+	snprintf(config.attach.node, sizeof(config.attach.node), "%s", options->node);
+	snprintf(config.attach.datacenter, sizeof(config.attach.datacenter), "%s",
+		options->datacenter);
+	snprintf(config.attach.data_address, sizeof(config.attach.data_address), "%s",
+		transport_address(host->transport));
+	host->engine.core = agent_new(&config, th_now_ns());
+	return host->engine.core ? 0 : th_fail(err, -ENOMEM, "out of memory");
+}
+
+static int
+draw_identity(struct host *host, struct th_err *err)
+{
+	do {
+		if (getrandom(&host->agent_inc, sizeof(host->agent_inc), 0) !=
+			(ssize_t)sizeof(host->agent_inc))
+			return th_fail(err, -errno, "no random numbers: %s", th_strerror(-errno));
+	} while (host->agent_inc == 0);
+	return 0;
+}
+
+int
+start(struct host *host, struct th_err *err)
+{
+	host->lock_fd = host->listener_fd = host->own_pidfd = -1;
+	host->listener_source.fd = host->documents_source.fd = host->transport_source.fd = -1;
+	host->start_ns = th_now_ns();
+	host->next_beat_ns = host->start_ns;
+	snprintf(host->server_text, sizeof(host->server_text), "not reached yet");
+	host->message = th_calloc(1, sizeof(*host->message));
+	raise_descriptor_limit();
+	/* The loop first: it blocks the signals, and all later threads inherit that. */
+	int rc = loop_open(&host->loop, stop_signal, host, err);
+	if (rc == 0)
+		rc = draw_identity(host, err);
+	if (rc == 0) {
+		host->own_pidfd = peer_own_pidfd();
+		if (host->own_pidfd < 0)
+			rc = th_fail(err, host->own_pidfd, "pidfd_open: %s",
+				th_strerror(host->own_pidfd));
+	}
+	if (rc == 0) {
+		host->lock_fd = listener_lock_dir(host->options.runtime_dir, err);
+		rc = host->lock_fd < 0 ? host->lock_fd : 0;
+	}
+	if (rc == 0)
+		rc = legs_open(host, err);
+	if (rc == 0)
+		rc = open_transport(host, err);
+	if (rc == 0)
+		rc = open_core(host, err);
+	if (rc == 0)
+		rc = link_open(host, err);
+	if (rc == 0)
+		rc = open_documents(host, err);
+	if (rc == 0)
+		rc = open_listener(host, err);
+	return rc;
+}
+
+/* ---- the end ------------------------------------------------------------------------------------ */
+
+static void
+remove_socket(struct host *host, const char *file)
+{
+	char path[OPTIONS_TEXT_BYTES + 16];
+	struct th_err err;
+	if (runtime_path(host, file, path, sizeof(path), &err) == 0)
+		(void)unlink(path);
+}
+
+void
+start_undo(struct host *host)
+{
+	/* Only what this process made is removed: the lock says whose the sockets are. */
+	if (host->listener_fd >= 0)
+		remove_socket(host, "agent.fds");
+	if (host->documents)
+		remove_socket(host, "agent.ipc");
+	loop_remove(&host->loop, &host->listener_source);
+	th_fd_close(&host->listener_fd);
+	/* The movers first: they read and write the memory of the sessions. */
+	loop_remove(&host->loop, &host->transport_source);
+	if (host->transport)
+		transport_close(host->transport);
+	host->transport = NULL;
+	if (host->legs.released_source.ready)
+		legs_close(host);
+	session_free_all(host);
+	if (host->documents)
+		documents_close(host);
+	blobs_close(host);
+	if (host->link.channels[0].host)
+		link_close(host);
+	engine_free(host);
+	th_fd_close(&host->own_pidfd);
+	th_fd_close(&host->lock_fd);
+	loop_close(&host->loop);
+	free(host->message);
+}

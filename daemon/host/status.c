@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * status - see status.h. Main thread only.
+ */
+#include "daemon/host/status.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/host/documents.h"
+#include "daemon/host/host.h"
+#include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
+
+struct counter {
+	const char *name, *unit, *help;
+	uint64_t value;
+};
+
+/* protobuf-c has char * for texts that it only reads when it packs. */
+static char *
+text(const char *constant)
+{
+	union {
+		const char *constant;
+		char *plain;
+	} pointer = {.constant = constant};
+	return pointer.plain;
+}
+
+/* ---- counters ------------------------------------------------------------------------------- */
+
+#define COUNTERS_MAX 48
+
+static size_t
+collect(struct host *host, struct counter *out)
+{
+	const struct host_counters *c = &host->counters;
+	struct transport_counters t = {0};
+	struct net_server_counters n = {0};
+	transport_counters(host->transport, &t);
+	net_server_counters(host->documents, &n);
+	const struct counter all[] = {
+		{"sessions_opened", "1", "handles that workers opened", c->sessions_opened},
+		{"sessions_lost", "1", "workers that ended without closing", c->sessions_lost},
+		{"protocol_violations", "1", "workers dropped because they broke the protocol",
+			c->protocol_violations},
+		{"connections_refused", "1", "workers that found the agent full",
+			c->connections_refused},
+		{"hellos_refused", "1", "workers whose protocol version does not fit",
+			c->hellos_refused},
+		{"opens_refused", "1", "opens that were refused", c->opens_refused},
+		{"memory_mapped", "1", "memory objects that workers shared", c->memory_mapped},
+		{"memory_refused", "1", "memory objects that cannot be shared", c->memory_refused},
+		{"registrations", "1", "shards registered", c->registrations},
+		{"registrations_refused", "1", "registrations and attributes refused",
+			c->registrations_refused},
+		{"documents", "1", "requests on agent.ipc", c->documents},
+		{"documents_refused", "1", "requests on agent.ipc that were refused",
+			c->documents_refused},
+		{"documents_connections", "1", "connections to agent.ipc now", n.connections},
+		{"submissions", "1", "operations that workers submitted", c->submissions},
+		{"submissions_refused", "1", "operations on memory that another shard uses",
+			c->submissions_refused},
+		{"completions", "1", "operations that ended", c->completions},
+		{"legs_refused", "1", "transfers that could not be started", c->legs_refused},
+		{"tickets_refused", "1", "peers that came with a ticket for nothing",
+			c->tickets_refused},
+		{"server_requests", "1", "requests to the reference server", c->server_requests},
+		{"server_unanswered", "1", "requests that it did not answer", c->server_unanswered},
+		{"server_switches", "1", "times another server was tried", c->server_switches},
+		{"bytes_in", "bytes", "received from other agents", t.bytes_in},
+		{"bytes_out", "bytes", "sent to other agents", t.bytes_out},
+		{"bytes_local", "bytes", "copied within this host", t.bytes_local},
+		{"chunks_verified", "1", "chunks with the publisher's digest", t.chunks_verified},
+		{"chunks_refetched", "1", "chunks asked for again", t.chunks_refetched},
+		{"checksum_failures", "1", "chunks with a wrong digest", t.checksum_failures},
+		{"legs_in", "1", "transfers to this host", t.legs_in},
+		{"legs_out", "1", "transfers from this host", t.legs_out},
+		{"legs_failed", "1", "transfers that failed", t.legs_failed},
+		{"legs_fenced", "1", "transfers cut off at the source", t.legs_fenced},
+		{"strangers_refused", "1", "connections to the data port without a valid ticket",
+			t.strangers_refused},
+	};
+	_Static_assert(TH_ARRAY_LEN(all) <= COUNTERS_MAX, "room for all");
+	for (size_t i = 0; i < TH_ARRAY_LEN(all); i++)
+		out[i] = all[i];
+	return TH_ARRAY_LEN(all);
+}
+
+static void
+fill_counters(struct host *host, Tensorhub__V1__StatusReply *status)
+{
+	struct counter counters[COUNTERS_MAX];
+	size_t count = collect(host, counters);
+	Tensorhub__V1__CounterInfo *infos = th_calloc(count, sizeof(*infos));
+	status->counters = th_calloc(count, sizeof(status->counters[0]));
+	status->n_counters = count;
+	for (size_t i = 0; i < count; i++) {
+		tensorhub__v1__counter_info__init(&infos[i]);
+		infos[i].name = text(counters[i].name);
+		infos[i].unit = text(counters[i].unit);
+		infos[i].help = text(counters[i].help);
+		infos[i].value = counters[i].value;
+		status->counters[i] = &infos[i];
+	}
+}
+
+/* ---- sessions ------------------------------------------------------------------------------- */
+
+struct session_storage {
+	Tensorhub__V1__SessionInfo info;
+	Tensorhub__V1__Version held;
+	struct agent_session_info core;
+};
+
+static void
+fill_session(struct host *host, struct session_storage *storage)
+{
+	const struct agent_session_info *core = &storage->core;
+	const struct session *session = session_find(host, core->session);
+	Tensorhub__V1__SessionInfo *info = &storage->info;
+	tensorhub__v1__session_info__init(info);
+	info->session = core->session;
+	info->model = text(core->model);
+	info->replica = text(core->replica);
+	info->shard = core->shard;
+	info->num_shards = core->num_shards;
+	info->state = text(session && session->state == SESSION_LOST ? "lost" : core->state);
+	info->operation = text(core->operation);
+	info->bytes = core->bytes;
+	info->legs_in = core->legs_in;
+	info->legs_out = core->legs_out;
+	if (core->held.version != TH_NO_VERSION) {
+		tensorhub__v1__version__init(&storage->held);
+		storage->held.lineage = core->held.lineage;
+		storage->held.version = core->held.version;
+		info->held = &storage->held;
+	}
+	if (session) {
+		info->pid = session->peer.pid;
+		info->uid = session->peer.uid;
+	}
+}
+
+static void
+fill_sessions(
+	struct host *host, Tensorhub__V1__StatusReply *status, struct session_storage **ret_storage)
+{
+	uint32_t count = HASH_COUNT(host->sessions);
+	struct session_storage *storage = th_calloc(count + 1, sizeof(*storage));
+	status->sessions = th_calloc(count + 1, sizeof(status->sessions[0]));
+	for (uint32_t i = 0; i < count; i++) {
+		if (!agent_session_at(host->engine.core, i, &storage[i].core))
+			break;
+		fill_session(host, &storage[i]);
+		status->sessions[status->n_sessions++] = &storage[i].info;
+	}
+	*ret_storage = storage;
+}
+
+void
+status_reply(struct host *host, uint64_t token, uint64_t request_no)
+{
+	const struct options *options = &host->options;
+	Tensorhub__V1__Reply reply;
+	Tensorhub__V1__StatusReply status;
+	struct session_storage *storage;
+	tensorhub__v1__reply__init(&reply);
+	tensorhub__v1__status_reply__init(&status);
+	status.node = text(options->node);
+	status.datacenter = text(options->datacenter);
+	status.version = text(TH_VERSION);
+	status.pid = getpid();
+	status.uptime_ns = th_now_ns() - host->start_ns;
+	status.data_address = text(transport_address(host->transport));
+	status.server = text(link_url(host));
+	status.attached = host->attached;
+	status.server_text = host->server_text;
+	status.server_inc = host->server_inc;
+	status.verify = text(options->verify ? "full" : "off");
+	status.transports = text(!options->transport_tcp    ? "local"
+				 : options->transport_local ? "local,tcp"
+							    : "tcp");
+	for (struct session *session = host->sessions; session; session = session->hh.next)
+		status.mapped_bytes += session->memory.mapped_bytes;
+	fill_sessions(host, &status, &storage);
+	fill_counters(host, &status);
+	reply.request_no = request_no;
+	reply.body_case = TENSORHUB__V1__REPLY__BODY_STATUS;
+	reply.status = &status;
+	documents_reply(host, token, &reply, NULL, NULL);
+	free(status.counters[0]);
+	free(status.counters);
+	free(status.sessions);
+	free(storage);
+}

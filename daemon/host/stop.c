@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stop - see stop.h. Main thread only.
+ */
+#include "daemon/host/stop.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "daemon/host/host.h"
+#include "daemon/host/notify.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
+#include "ipc/base/log.h"
+
+/* How long the server may take to hear that the sessions are gone, when nothing else runs. */
+#define FAREWELL_NS INT64_C(2000000000)
+
+static void
+begin(struct host *host)
+{
+	int64_t now_ns = th_now_ns();
+	host->stopping = true;
+	host->stop_ns = th_deadline_ns(now_ns, host->options.drain_ns);
+	host->farewell_ns = th_deadline_ns(now_ns, FAREWELL_NS);
+	notify_state("STOPPING=1");
+	log_info("main", "stopping sessions=%u transfers_out=%" PRIu32, HASH_COUNT(host->sessions),
+		legs_out_running(host));
+	loop_remove(&host->loop, &host->listener_source);
+	/*
+	 * To the core every worker is lost: it hides the copies and waits until nobody reads them. The
+	 * workers themselves see the end of their connection when the process ends, not before: until
+	 * then peers may still read their memory.
+	 */
+	for (struct session *session = host->sessions; session; session = session->hh.next) {
+		if (session->state < SESSION_OPENING || session->state >= SESSION_LOST)
+			continue;
+		struct agent_event event = {.kind = AGENT_EV_LOST, .session = session->id};
+		engine_post(host, &event);
+	}
+}
+
+void
+stop_signal(void *arg, int number)
+{
+	struct host *host = arg;
+	if (number == SIGHUP)
+		return; /* there is nothing to read again; it must not end the agent */
+	if (host->stopping) {
+		log_warn("main", "leaving at once reason=\"a second signal\"");
+		net_exit(EXIT_SUCCESS);
+	}
+	begin(host);
+}
+
+bool
+stop_finished(struct host *host, int64_t now_ns)
+{
+	bool idle = legs_out_running(host) == 0;
+	if (idle && HASH_COUNT(host->sessions) == 0)
+		return true;
+	if (idle && (!host->attached || now_ns >= host->farewell_ns))
+		return true;
+	if (now_ns < host->stop_ns)
+		return false;
+	log_warn("main", "transfers are cut off transfers_out=%" PRIu32, legs_out_running(host));
+	return true;
+}

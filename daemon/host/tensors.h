@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tensors - a validated registration: what a shard consists of and where each byte of it lies.
+ *
+ * Made of the rows that a worker sent and of the memory objects that it shared. Everything is checked
+ * here, once: shapes, names and ties by the manifest, places against the memory objects, overlaps
+ * against each other. Afterwards it never changes. Main thread only; no I/O.
+ */
+#ifndef TH_DAEMON_HOST_TENSORS_H
+#define TH_DAEMON_HOST_TENSORS_H
+
+#include <stdint.h>
+
+#include "daemon/host/interval.h"
+#include "daemon/host/memory.h"
+#include "ipc/base/err.h"
+#include "ipc/proto/manifest.h"
+#include "transport/chunk.h"
+
+struct tensors_place { /* of one row, as the worker says */
+	uint32_t memory_id;
+	uint64_t offset; /* in the memory object */
+	uint64_t bytes;
+};
+
+/* Rows in the worker's own order. Borrowed. */
+struct tensors_rows {
+	uint32_t count;
+	const struct manifest_row *rows;
+	const struct tensors_place *places;
+};
+
+struct tensors {
+	struct manifest manifest;
+	struct th_hash layout; /* of the rows                                                   */
+	struct th_hash key;    /* of the encoded manifest                                       */
+	uint8_t *encoded;      /* owns                                                          */
+	size_t encoded_bytes;
+	struct chunk_table *table;  /* owns: a reference                                          */
+	uint8_t **addresses;        /* owns; [manifest.num_rows]; NULL for a row without bytes    */
+	struct interval *intervals; /* owns; sorted, disjoint; row = of the manifest             */
+	uint32_t num_intervals;
+};
+
+/* 0 and a registration; or a code with the sentence for the worker. */
+int tensors_new(const struct tensors_rows *rows, const struct memory_set *memory,
+	struct th_err *err, struct tensors **ret_tensors);
+void tensors_free(struct tensors *tensors); /* NULL: nothing */
+
+#endif

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * worker - see worker.h. Every message in every state has an answer here: what does not fit ends the
+ * session. Main thread only.
+ */
+#include "daemon/host/worker.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "daemon/host/host.h"
+#include "daemon/host/operations.h"
+#include "ipc/base/fd.h"
+#include "ipc/base/log.h"
+#include "ipc/base/name.h"
+#include "ipc/shm/doorbell.h"
+#include "ipc/sock/listener.h"
+
+#define MESSAGES_A_WAKEUP 16 /* of one socket: the others have their turn then */
+#define ACCEPTS_A_WAKEUP 64
+
+enum open_flags { /* as enum thc_open_flags */
+	OPEN_SPOT = 1u << 0,
+	OPEN_REQUIRE_RDMA = 1u << 1,
+	OPEN_OFFLOAD_SEED = 1u << 2,
+	OPEN_NO_MEMORY_FD = 1u << 3,
+	OPEN_STAGED = 1u << 4,
+	OPEN_PREFETCH = 1u << 5,
+};
+
+/* ---- sending -------------------------------------------------------------------------------- */
+
+/* A worker that does not read its few answers has no use for more. */
+static void
+say(struct session *session, enum fdmsg_kind kind, const void *body, size_t bytes, const int *fds,
+	uint32_t num_fds)
+{
+	int rc = fdmsg_send(session->sock, kind, body, bytes, fds, num_fds);
+	if (rc == -EAGAIN)
+		session_lose(session, true, "it does not read its answers");
+	else if (rc < 0)
+		session_lose(session, false, th_strerror(rc));
+}
+
+static void
+refuse(struct session *session, int code, const char *text)
+{
+	struct fdmsg_refused refused = {.code = code};
+	char label[SESSION_LABEL_BYTES];
+	snprintf(refused.text, sizeof(refused.text), "%s", text);
+	log_warn("session", "refused session=%" PRIu64 " shard=%s code=%s reason=\"%s\"",
+		session->id, session_label(session, label), th_errname(code), text);
+	(void)fdmsg_send(session->sock, FDMSG_REFUSED, &refused, sizeof(refused), NULL, 0);
+}
+
+/* ---- HELLO ---------------------------------------------------------------------------------- */
+
+static void
+on_hello(struct session *session, const struct fdmsg_hello *hello)
+{
+	struct host *host = session->host;
+	if (hello->protocol_min > hello->protocol_max || hello->reserved != 0) {
+		session_lose(session, true, "a HELLO that is none");
+		return;
+	}
+	if (hello->protocol_min > FDMSG_PROTOCOL_MAX || hello->protocol_max < FDMSG_PROTOCOL_MIN) {
+		char text[TH_CTL_TEXT_BYTES];
+		snprintf(text, sizeof(text),
+			"libthc speaks protocol %" PRIu32 " to %" PRIu32
+			", this agent (thagentd " TH_VERSION ") %u to %u; upgrade the older "
+			"of the two",
+			hello->protocol_min, hello->protocol_max, FDMSG_PROTOCOL_MIN,
+			FDMSG_PROTOCOL_MAX);
+		host->counters.hellos_refused++;
+		refuse(session, TH_E_PROTOCOL, text);
+		session_lose(session, false, "protocol versions do not overlap");
+		return;
+	}
+	struct fdmsg_welcome welcome = {
+		.protocol = FDMSG_PROTOCOL_MAX,
+		.tensors_max = host->options.tensors_max,
+		.memory_objects_max = host->options.memory_objects_max,
+	};
+	if (hello->protocol_max < welcome.protocol)
+		welcome.protocol = hello->protocol_max;
+	snprintf(welcome.agent_version, sizeof(welcome.agent_version), "%s", TH_VERSION);
+	snprintf(welcome.node, sizeof(welcome.node), "%s", host->options.node);
+	session->state = SESSION_GREETED;
+	say(session, FDMSG_WELCOME, &welcome, sizeof(welcome), NULL, 0);
+}
+
+/* ---- OPEN ----------------------------------------------------------------------------------- */
+
+/* NUL-terminated, and nothing behind it that a later version could mean something by. */
+static bool
+text_field_valid(const char *field, size_t size)
+{
+	size_t length = strnlen(field, size);
+	if (length == size)
+		return false;
+	for (size_t i = length; i < size; i++) {
+		if (field[i] != '\0')
+			return false;
+	}
+	return true;
+}
+
+static bool
+open_well_formed(const struct fdmsg_open *open)
+{
+	return open->reserved == 0 && text_field_valid(open->model, sizeof(open->model)) &&
+	       text_field_valid(open->replica, sizeof(open->replica)) &&
+	       text_field_valid(open->launch_id, sizeof(open->launch_id)) &&
+	       text_field_valid(open->retain, sizeof(open->retain));
+}
+
+static int
+check_flags(uint32_t flags, struct th_err *err)
+{
+	static const struct {
+		uint32_t flag;
+		const char *name;
+	} later[] = {
+		{OPEN_SPOT, "THC_SPOT"},
+		{OPEN_REQUIRE_RDMA, "THC_REQUIRE_RDMA"},
+		{OPEN_OFFLOAD_SEED, "THC_OFFLOAD_SEED"},
+		{OPEN_STAGED, "THC_STAGED"},
+		{OPEN_PREFETCH, "THC_PREFETCH"},
+	};
+	for (size_t i = 0; i < TH_ARRAY_LEN(later); i++) {
+		if (flags & later[i].flag)
+			return th_fail(err, TH_E_INVALID,
+				"the flag %s is not built yet; open without it", later[i].name);
+	}
+	if (flags & ~(uint32_t)OPEN_NO_MEMORY_FD)
+		return th_fail(err, TH_E_INVALID, "unknown flags 0x%" PRIx32 " in open",
+			flags & ~(uint32_t)OPEN_NO_MEMORY_FD);
+	return 0;
+}
+
+static int
+check_open(const struct fdmsg_open *open, struct th_err *err)
+{
+	if (!th_name_valid(open->model, TH_NAME_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"model: a name has 1 to %d bytes of UTF-8 without control characters",
+			TH_NAME_MAX);
+	if (!th_name_valid(open->replica, TH_NAME_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"replica: a name has 1 to %d bytes of UTF-8 without control characters",
+			TH_NAME_MAX);
+	if (open->num_shards == 0 || open->num_shards > TH_SHARDS_MAX)
+		return th_fail(err, TH_E_INVALID,
+			"num_shards is %" PRIu32 "; a group has 1 to %d shards", open->num_shards,
+			TH_SHARDS_MAX);
+	if (open->shard >= open->num_shards)
+		return th_fail(err, TH_E_INVALID,
+			"shard is %" PRIu32 "; with num_shards %" PRIu32 " it is 0 to %" PRIu32,
+			open->shard, open->num_shards, open->num_shards - 1);
+	if (open->retain[0] != '\0')
+		return th_fail(err, TH_E_INVALID,
+			"retention rules (retain \"%.64s\") are not built yet; open with retain "
+			"NULL",
+			open->retain);
+	if (open->launch_id[0] != '\0')
+		return th_fail(
+			err, TH_E_INVALID, "launch_id is not built yet; open with launch_id NULL");
+	return check_flags(open->flags, err);
+}
+
+static void
+on_open(struct session *session, const struct fdmsg_open *open)
+{
+	struct host *host = session->host;
+	struct th_err err = {0};
+	if (!open_well_formed(open)) {
+		session_lose(session, true, "an OPEN that is none");
+		return;
+	}
+	if (host->stopping)
+		th_fail(&err, TH_E_NO_AGENT,
+			"the agent is shutting down; open again when it is back");
+	else
+		check_open(open, &err);
+	if (err.code != 0) {
+		host->counters.opens_refused++;
+		refuse(session, err.code, err.text);
+		session_lose(session, false, "its open was refused");
+		return;
+	}
+	memcpy(session->open.model, open->model, sizeof(session->open.model));
+	memcpy(session->open.replica, open->replica, sizeof(session->open.replica));
+	session->open.lineage = open->lineage;
+	session->open.shard = open->shard;
+	session->open.num_shards = open->num_shards;
+	session->open.flags = open->flags;
+	session->state = SESSION_OPENING;
+	struct agent_event event = {
+		.kind = AGENT_EV_OPEN, .session = session->id, .u.open = session->open};
+	engine_post(host, &event);
+}
+
+/* Everything that the worker gets with SESSION. 0 or -errno. */
+static int
+make_session(struct session *session)
+{
+	int rc = segment_agent_new(&session->segment);
+	if (rc < 0)
+		return rc;
+	rc = doorbell_new();
+	if (rc < 0)
+		return rc;
+	session->bell_in = rc;
+	rc = doorbell_new();
+	if (rc < 0)
+		return rc;
+	session->bell_out = rc;
+	if (getrandom(session->secret, sizeof(session->secret), 0) !=
+		(ssize_t)sizeof(session->secret))
+		return errno ? -errno : -EIO;
+	ring_agent_init(&session->ring, session->segment.w, session->segment.a);
+	operations_start_line(session);
+	return loop_add(&session->host->loop, &session->bell_source, session->bell_in, EPOLLIN,
+		operations_rung, session);
+}
+
+void
+worker_opened(struct session *session, int code, const char *text)
+{
+	struct host *host = session->host;
+	char label[SESSION_LABEL_BYTES];
+	if (code != 0) {
+		if (session->state == SESSION_OPENING) {
+			host->counters.opens_refused++;
+			refuse(session, code, text);
+		}
+		session_gone(session);
+		return;
+	}
+	if (session->state != SESSION_OPENING)
+		return; /* lost meanwhile, which the core knows by now or will */
+	int rc = make_session(session);
+	if (rc < 0) {
+		snprintf(label, sizeof(label), "the agent cannot set up a session: %s",
+			th_strerror(rc));
+		refuse(session, rc, label);
+		session_lose(session, false, label);
+		return;
+	}
+	session->state = SESSION_OPEN;
+	struct fdmsg_session message = {.session = session->id, .next_op = 1};
+	memcpy(message.secret, session->secret, sizeof(message.secret));
+	const int fds[FDMSG_FDS_MAX] = {session->segment.fd_w, session->segment.fd_a,
+		session->bell_in, session->bell_out, host->own_pidfd};
+	say(session, FDMSG_SESSION, &message, sizeof(message), fds, FDMSG_FDS_MAX);
+	explicit_bzero(&message, sizeof(message));
+	th_fd_close(&session->segment.fd_w);
+	th_fd_close(&session->segment.fd_a);
+	if (session->state != SESSION_OPEN)
+		return;
+	host->counters.sessions_opened++;
+	log_info("session",
+		"worker attached session=%" PRIu64 " shard=%s num_shards=%" PRIu32
+		" lineage=%" PRIu64 " pid=%d uid=%u",
+		session->id, session_label(session, label), session->open.num_shards,
+		session->open.lineage, (int)session->peer.pid, (unsigned)session->peer.uid);
+	operations_enqueue(session);
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static void
+on_memory(struct session *session, const struct fdmsg_memory *message, int fd)
+{
+	struct host *host = session->host;
+	struct fdmsg_memory_id answer = {.token = message->token};
+	struct th_err err = {0};
+	char label[SESSION_LABEL_BYTES];
+	int rc = memory_add(
+		&session->memory, message, fd, host->options.memory_objects_max, &err, &answer.id);
+	if (rc < 0) {
+		answer.code = rc;
+		snprintf(answer.text, sizeof(answer.text), "%s", err.text);
+		host->counters.memory_refused++;
+		log_warn("memory", "refused session=%" PRIu64 " shard=%s code=%s reason=\"%s\"",
+			session->id, session_label(session, label), th_errname(rc), err.text);
+	} else {
+		snprintf(answer.path, sizeof(answer.path), "direct");
+		host->counters.memory_mapped++;
+	}
+	say(session, FDMSG_MEMORY_ID, &answer, sizeof(answer), NULL, 0);
+}
+
+static void
+on_forget(struct session *session, const struct fdmsg_forget *forget)
+{
+	bool in_use = session->held_parts > 0 || session->registration.tensors;
+	if (memory_forget(&session->memory, forget->id, in_use) < 0)
+		session_lose(session, true, "FORGET of memory that it has not shared");
+}
+
+/* ---- CLOSE ---------------------------------------------------------------------------------- */
+
+static void
+on_close(struct session *session)
+{
+	session->state = SESSION_CLOSING;
+	struct agent_event event = {.kind = AGENT_EV_CLOSE, .session = session->id};
+	engine_post(session->host, &event);
+}
+
+void
+worker_closed(struct session *session, int code, const char *text)
+{
+	char label[SESSION_LABEL_BYTES];
+	if (session->state != SESSION_CLOSING)
+		return;
+	struct fdmsg_refused closed = {.code = code};
+	snprintf(closed.text, sizeof(closed.text), "%s", text);
+	if (code != 0)
+		session->state = SESSION_OPEN;
+	log_info("session", "worker closed session=%" PRIu64 " shard=%s code=%s%s%s", session->id,
+		session_label(session, label), code == 0 ? "0" : th_errname(code),
+		code == 0 ? "" : " reason=", code == 0 ? "" : text);
+	say(session, FDMSG_CLOSED, &closed, sizeof(closed), NULL, 0);
+}
+
+/* ---- receiving ------------------------------------------------------------------------------ */
+
+/* fdmsg_recv has checked the body's size for the kind, and how many descriptors it carries. */
+static void
+dispatch(struct session *session, struct fdmsg *message)
+{
+	const void *body = message->body;
+	bool greeted = session->state == SESSION_GREETED;
+	bool open = session->state == SESSION_OPEN || session->state == SESSION_CLOSING;
+	unsigned kind = message->head.kind;
+
+	if (kind == FDMSG_HELLO && session->state == SESSION_HELLO)
+		on_hello(session, body);
+	else if (kind == FDMSG_OPEN && greeted)
+		on_open(session, body);
+	else if (kind == FDMSG_MEMORY && open)
+		on_memory(session, body, message->fds[0]);
+	else if (kind == FDMSG_FORGET && open)
+		on_forget(session, body);
+	else if (kind == FDMSG_CLOSE && open)
+		on_close(session);
+	else
+		session_lose(session, true, "a message that does not fit the state of its session");
+}
+
+static void
+receive(struct session *session)
+{
+	struct fdmsg *message = session->host->message;
+	for (int i = 0; i < MESSAGES_A_WAKEUP && session->sock >= 0; i++) {
+		int rc = fdmsg_recv(session->sock, message);
+		if (rc == -EAGAIN)
+			return;
+		if (rc == 0) {
+			session_lose(session, false, "it hung up");
+		} else if (rc == -EPROTO) {
+			session_lose(session, true, "a malformed message on the descriptor socket");
+		} else if (rc < 0) {
+			session_lose(session, false, th_strerror(rc));
+		} else {
+			dispatch(session, message);
+			fdmsg_close_fds(message);
+		}
+	}
+}
+
+void
+worker_readable(void *arg, uint32_t events)
+{
+	(void)events;
+	receive(arg);
+}
+
+void
+worker_ended(void *arg, uint32_t events)
+{
+	struct session *session = arg;
+	(void)events;
+	/* Its last words first: it may have closed in order before it ended. */
+	receive(session);
+	if (session->sock >= 0)
+		session_lose(session, false, "its process ended");
+}
+
+void
+worker_connects(void *arg, uint32_t events)
+{
+	struct host *host = arg;
+	(void)events;
+	for (int i = 0; i < ACCEPTS_A_WAKEUP; i++) {
+		int sock = listener_accept(host->listener_fd);
+		if (sock >= 0) {
+			session_accept(host, sock);
+			continue;
+		}
+		if (sock == -EAGAIN)
+			return;
+		/* Left as it is, a full descriptor table would make the loop spin. */
+		loop_remove(&host->loop, &host->listener_source);
+		host->listener_paused = true;
+		host->counters.connections_refused++;
+		log_warn("session", "connections wait reason=\"%s\"", th_strerror(sock));
+		return;
+	}
+}
+
+void
+worker_resume_listener(struct host *host)
+{
+	if (!host->listener_paused || host->stopping)
+		return;
+	host->listener_paused = loop_add(&host->loop, &host->listener_source, host->listener_fd,
+					EPOLLIN, worker_connects, host) < 0;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * worker - the descriptor socket of one session: HELLO, OPEN, MEMORY, FORGET, CLOSE and the answers.
+ *
+ * Main thread only.
+ */
+#ifndef TH_DAEMON_HOST_WORKER_H
+#define TH_DAEMON_HOST_WORKER_H
+
+#include <stdint.h>
+
+#include "ipc/base/err.h"
+
+struct host;
+struct session;
+
+/* Of the loop: arg is the session. */
+void worker_readable(void *arg, uint32_t events);
+void worker_ended(void *arg, uint32_t events);
+/* Of the loop: somebody connects to agent.fds; arg is the host. */
+void worker_connects(void *arg, uint32_t events);
+/* Again, after the listener was paused because there were no descriptors left. */
+void worker_resume_listener(struct host *host);
+
+/* What the core says. */
+void worker_opened(struct session *session, int code, const char *text);
+void worker_closed(struct session *session, int code, const char *text);
+
+#endif

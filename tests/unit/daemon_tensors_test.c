@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of daemon/host/memory and tensors: what a worker may share, and what it may register in it. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/host/memory.h"
+#include "daemon/host/tensors.h"
+#include "ipc/base/name.h"
+
+#define U8 1
+#define F32 10
+#define FILE_BYTES (64u << 10)
+
+static int
+new_memfd(unsigned int seals)
+{
+	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	cr_assert(fd >= 0);
+	cr_assert_eq(ftruncate(fd, FILE_BYTES), 0);
+	if (seals)
+		cr_assert_eq(fcntl(fd, F_ADD_SEALS, seals), 0);
+	return fd;
+}
+
+static int
+add(struct memory_set *set, int fd, uint32_t kind, uint64_t offset, uint64_t bytes)
+{
+	struct fdmsg_memory message = {
+		.token = 1, .kind = kind, .base = 0x1000, .bytes = bytes, .offset = offset};
+	struct th_err err = {0};
+	uint32_t id = 0;
+	int rc = memory_add(set, &message, fd, 4, &err, &id);
+	if (rc < 0)
+		cr_assert(err.text[0] != '\0', "a refusal without a sentence");
+	return rc < 0 ? rc : (int)id;
+}
+
+Test(daemon_tensors, memory__sealed_memfd__is_mapped_in_place)
+{
+	struct memory_set set = {0};
+	int fd = new_memfd(F_SEAL_SHRINK);
+	cr_assert_eq(pwrite(fd, "here", 4, 5000), 4);
+	int id = add(&set, fd, FDMSG_MEMFD, 5000, 100);
+	close(fd);
+	cr_assert_eq(id, 1);
+	cr_assert_eq(memcmp(memory_find(&set, 1)->data, "here", 4), 0);
+	memory_fini(&set);
+}
+
+Test(daemon_tensors, memory__unsealed_memfd__gets_the_seal)
+{
+	struct memory_set set = {0};
+	int fd = new_memfd(0);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, FILE_BYTES), 1);
+	cr_assert(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK);
+	cr_assert(ftruncate(fd, 1) < 0);
+	close(fd);
+	memory_fini(&set);
+}
+
+Test(daemon_tensors, memory__what_cannot_be_mapped_safely__is_refused)
+{
+	struct memory_set set = {0};
+	int no_seals = new_memfd(F_SEAL_SEAL), read_only = new_memfd(F_SEAL_WRITE);
+	int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	int pipe_fds[2];
+	cr_assert_eq(pipe2(pipe_fds, O_CLOEXEC), 0);
+	cr_assert_eq(add(&set, no_seals, FDMSG_MEMFD, 0, 4096), TH_E_MEMORY_KIND);
+	cr_assert_eq(add(&set, read_only, FDMSG_MEMFD, 0, 4096), TH_E_MEMORY_KIND);
+	cr_assert_eq(add(&set, file, FDMSG_MEMFD, 0, 4096), TH_E_MEMORY_KIND);
+	cr_assert_eq(add(&set, pipe_fds[0], FDMSG_MEMFD, 0, 4096), TH_E_MEMORY_KIND);
+	int good = new_memfd(F_SEAL_SHRINK);
+	cr_assert_eq(add(&set, good, FDMSG_PROCESS, 0, 4096), TH_E_MEMORY_KIND);
+	cr_assert_eq(add(&set, good, 77, 0, 4096), TH_E_MEMORY_KIND);
+	cr_assert_eq(set.count, 0);
+	memory_fini(&set);
+}
+
+Test(daemon_tensors, memory__range_outside_the_file__is_refused)
+{
+	struct memory_set set = {0};
+	int fd = new_memfd(F_SEAL_SHRINK);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, FILE_BYTES + 1), TH_E_INVALID);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 1, FILE_BYTES), TH_E_INVALID);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, UINT64_MAX, 2), TH_E_INVALID);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, UINT64_MAX), TH_E_INVALID);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 0), TH_E_INVALID);
+	cr_assert_eq(set.count, 0);
+	memory_fini(&set);
+}
+
+Test(daemon_tensors, memory__more_objects_than_allowed__is_refused_until_one_is_forgotten)
+{
+	struct memory_set set = {0};
+	int fd = new_memfd(F_SEAL_SHRINK);
+	for (int i = 1; i <= 4; i++)
+		cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 4096), i);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 4096), TH_E_LIMIT);
+	cr_assert_eq(memory_forget(&set, 2, false), 0);
+	cr_assert_eq(memory_forget(&set, 2, false), TH_E_INVALID);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 4096), 5);
+	cr_assert_null(memory_find(&set, 2));
+	cr_assert_eq(memory_find(&set, 1)->id, 1);
+	cr_assert_eq(memory_find(&set, 3)->id, 3);
+	cr_assert_eq(memory_find(&set, 5)->id, 5);
+	memory_fini(&set);
+}
+
+Test(daemon_tensors, memory__forgotten_while_in_use__stays_mapped_until_the_sweep)
+{
+	struct memory_set set = {0};
+	int fd = new_memfd(F_SEAL_SHRINK);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 4096), 1);
+	uint8_t *data = memory_find(&set, 1)->data;
+	cr_assert_eq(memory_forget(&set, 1, true), 0);
+	cr_assert_null(memory_find(&set, 1), "nobody can register in it any more");
+	data[0] = 1;
+	cr_assert_eq(set.mapped_bytes, 4096);
+	memory_sweep(&set);
+	cr_assert_eq(set.mapped_bytes, 0);
+	memory_fini(&set);
+}
+
+/* ---- registrations ------------------------------------------------------------------------- */
+
+struct world {
+	struct memory_set memory;
+	int fds[2];
+	struct manifest_row rows[8];
+	struct tensors_place places[8];
+	uint32_t count;
+	struct th_err err;
+};
+
+static void
+world_open(struct world *world)
+{
+	*world = (struct world){0};
+	for (int i = 0; i < 2; i++) {
+		world->fds[i] = new_memfd(F_SEAL_SHRINK);
+		cr_assert_eq(add(&world->memory, world->fds[i], FDMSG_MEMFD, 0, FILE_BYTES), i + 1);
+	}
+}
+
+static void
+world_row(struct world *world, const char *name, uint32_t dtype, uint64_t elements, uint32_t id,
+	uint64_t offset)
+{
+	uint64_t bytes = elements * (dtype == F32 ? 4 : 1);
+	world->rows[world->count] = (struct manifest_row){.name = name, .dtype = dtype, .ndim = 1};
+	world->rows[world->count].local_shape[0] = elements;
+	world->places[world->count++] = (struct tensors_place){id, offset, bytes};
+}
+
+static int
+world_register(struct world *world, struct tensors **ret_tensors)
+{
+	struct tensors_rows rows = {world->count, world->rows, world->places};
+	return tensors_new(&rows, &world->memory, &world->err, ret_tensors);
+}
+
+static void
+world_refused(struct world *world, int code, const char *first, const char *second)
+{
+	struct tensors *tensors = NULL;
+	cr_assert_eq(world_register(world, &tensors), code, "%s", world->err.text);
+	cr_assert_null(tensors);
+	cr_assert(strstr(world->err.text, first), "%s", world->err.text);
+	cr_assert(strstr(world->err.text, second), "%s", world->err.text);
+	memory_fini(&world->memory);
+}
+
+Test(daemon_tensors, register__rows_in_any_order__addresses_follow_the_canonical_order)
+{
+	struct world world;
+	world_open(&world);
+	world_row(&world, "z", U8, 10, 1, 100);
+	world_row(&world, "a", F32, 10, 2, 0);
+	world_row(&world, "empty", U8, 0, 0, 0);
+	struct tensors *tensors;
+	cr_assert_eq(world_register(&world, &tensors), 0, "%s", world.err.text);
+	cr_assert_eq(tensors->manifest.num_rows, 3);
+	cr_assert_str_eq(tensors->manifest.rows[0].name, "a");
+	cr_assert_eq(tensors->addresses[0], memory_find(&world.memory, 2)->data);
+	cr_assert_null(tensors->addresses[1]);
+	cr_assert_eq(tensors->addresses[2], memory_find(&world.memory, 1)->data + 100);
+	cr_assert_eq(tensors->table->bytes, 50);
+	cr_assert_eq(tensors->num_intervals, 2);
+	cr_assert_eq(tensors->intervals[0].end - tensors->intervals[0].start +
+			     tensors->intervals[1].end - tensors->intervals[1].start,
+		50);
+	cr_assert(!th_hash_none(tensors->layout) && !th_hash_none(tensors->key));
+	tensors_free(tensors);
+	memory_fini(&world.memory);
+}
+
+Test(daemon_tensors, register__tied_tensors__one_row_one_interval)
+{
+	struct world world;
+	world_open(&world);
+	world_row(&world, "lm_head", F32, 16, 1, 64);
+	world_row(&world, "embed", F32, 16, 1, 64);
+	struct tensors *tensors;
+	cr_assert_eq(world_register(&world, &tensors), 0, "%s", world.err.text);
+	cr_assert_eq(tensors->manifest.num_rows, 1);
+	cr_assert_eq(tensors->manifest.num_aliases, 1);
+	cr_assert_eq(tensors->num_intervals, 1);
+	cr_assert_eq(tensors->intervals[0].row, 0);
+	cr_assert_eq(tensors->addresses[0], memory_find(&world.memory, 1)->data + 64);
+	tensors_free(tensors);
+	memory_fini(&world.memory);
+}
+
+Test(daemon_tensors, register__tie_through_a_second_mapping_of_the_file__is_seen)
+{
+	struct world world;
+	world_open(&world);
+	cr_assert_eq(add(&world.memory, world.fds[0], FDMSG_MEMFD, 64, 1000), 3);
+	world_row(&world, "a", U8, 16, 1, 80);
+	world_row(&world, "b", U8, 16, 3, 16);
+	struct tensors *tensors;
+	cr_assert_eq(world_register(&world, &tensors), 0, "%s", world.err.text);
+	cr_assert_eq(tensors->manifest.num_rows, 1);
+	tensors_free(tensors);
+	memory_fini(&world.memory);
+}
+
+Test(daemon_tensors, register__partial_overlap__names_both)
+{
+	struct world world;
+	world_open(&world);
+	world_row(&world, "left", U8, 16, 1, 0);
+	world_row(&world, "right", U8, 16, 1, 15);
+	world_refused(&world, TH_E_INVALID, "left", "right");
+}
+
+Test(daemon_tensors, register__same_start_other_length__names_both)
+{
+	struct world world;
+	world_open(&world);
+	world_row(&world, "long", U8, 17, 1, 0);
+	world_row(&world, "short", U8, 16, 1, 0);
+	world_refused(&world, TH_E_INVALID, "long", "short");
+}
+
+Test(daemon_tensors, register__same_bytes_other_dtype__is_no_tie)
+{
+	struct world world;
+	world_open(&world);
+	world_row(&world, "bytes", U8, 64, 1, 0);
+	world_row(&world, "floats", F32, 16, 1, 0);
+	world_refused(&world, TH_E_INVALID, "bytes", "floats");
+}
+
+Test(daemon_tensors, register__tensor_outside_its_memory__is_refused)
+{
+	struct world world;
+	world_open(&world);
+	world_row(&world, "far", U8, 2, 1, FILE_BYTES - 1);
+	world_refused(&world, TH_E_INVALID, "far", "not in its memory object");
+	world_open(&world);
+	world_row(&world, "wrapped", U8, 2, 1, UINT64_MAX);
+	world_refused(&world, TH_E_INVALID, "wrapped", "not in its memory object");
+}
+
+Test(daemon_tensors, register__unknown_memory__is_refused)
+{
+	struct world world;
+	world_open(&world);
+	world_row(&world, "lost", U8, 2, 9, 0);
+	world_refused(&world, TH_E_INVALID, "lost", "9");
+}
+
+Test(daemon_tensors, register__size_that_is_not_the_shapes__is_refused)
+{
+	struct world world;
+	world_open(&world);
+	world_row(&world, "w", F32, 4, 1, 0);
+	world.places[0].bytes = 15;
+	world_refused(&world, TH_E_INVALID, "'w'", "16");
+}
+
+Test(daemon_tensors, register__nothing__is_refused)
+{
+	struct world world;
+	world_open(&world);
+	world_refused(&world, TH_E_INVALID, "no tensors", "no tensors");
+}
+
+Test(daemon_tensors, register__empty_tensors_only__is_a_shard_without_chunks)
+{
+	struct world world;
+	world_open(&world);
+	world_row(&world, "e", U8, 0, 0, 0);
+	struct tensors *tensors;
+	cr_assert_eq(world_register(&world, &tensors), 0, "%s", world.err.text);
+	cr_assert_eq(tensors->table->num_chunks, 0);
+	cr_assert_eq(tensors->num_intervals, 0);
+	tensors_free(tensors);
+	memory_fini(&world.memory);
+}
