@@ -92,8 +92,9 @@ TH_MUST_USE int net_server_reply(
 	struct net_server *server, uint64_t token, const uint8_t *data, size_t bytes);
 
 /*
- * Nothing is queued and every answer is on its way: nothing is lost by leaving now. After false
- * the descriptor becomes readable when it is worth asking again.
+ * Nothing is queued and every answer was handed to its connection: nothing is left to wait for
+ * before leaving. (An asker that sees the connection end right after its answer may still count the
+ * answer as lost.) After false the descriptor becomes readable when it is worth asking again.
  */
 bool net_server_quiet(struct net_server *server);
 
