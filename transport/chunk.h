@@ -3,9 +3,9 @@
  * chunk - the chunk table of a manifest: a pure function of its canonical rows (layout id 1).
  *
  * Small rows (less than 2 MiB) are packed greedily, in order and without padding, into chunks of at
- * most 4 MiB; a chunk never mixes small and large rows. Each large row is cut by itself every 4 MiB, its last
- * chunk short. Rows without bytes are in no chunk. Progress, digests, resume and requests count
- * these chunks.
+ * most 4 MiB; a chunk never mixes small and large rows. Each large row is cut by itself every 4
+ * MiB, its last chunk short. Rows without bytes are in no chunk. Progress, digests, resume and
+ * requests count these chunks.
  */
 #ifndef TH_TRANSPORT_CHUNK_H
 #define TH_TRANSPORT_CHUNK_H
@@ -18,14 +18,14 @@
 #define CHUNK_BYTES_MAX (4u << 20) /* a constant of layout id 1 */
 
 struct chunk_range {
-	uint32_t row;    /* of the canonical manifest                                           */
-	uint64_t offset; /* within the row                                                      */
+	uint32_t row;    /* of the canonical manifest */
+	uint64_t offset; /* within the row */
 	uint64_t bytes;
 };
 
 struct chunk_table {
 	uint32_t num_chunks;
-	uint64_t bytes; /* of all chunks                                                         */
+	uint64_t bytes; /* of all chunks */
 	/* Ranges of chunk c: ranges[first[c]] .. ranges[first[c + 1] - 1]; chunk c starts at byte
 	 * start[c] of the shard. Both arrays have num_chunks + 1 entries. */
 	uint32_t *first;

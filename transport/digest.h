@@ -23,9 +23,9 @@
 #define DIGEST_LEAVES_MAX (CHUNK_BYTES_MAX / DIGEST_LEAF_BYTES)
 
 struct digest {
-	XXH3_state_t leaf;   /* of the leaf that is begun and not whole                         */
-	uint32_t leaf_bytes; /* of it so far                                                    */
-	uint32_t num_leaves; /* finished                                                        */
+	XXH3_state_t leaf;   /* of the leaf that is begun and not whole */
+	uint32_t leaf_bytes; /* of it so far */
+	uint32_t num_leaves; /* finished */
 	uint64_t leaves[DIGEST_LEAVES_MAX];
 };
 

@@ -19,17 +19,17 @@ struct watch {
 };
 
 struct xfer_part {
-	struct chunk_table *table; /* owns: a reference                                      */
-	uint8_t **tensors;         /* owns: the array                                        */
-	struct th_hash *digests;   /* owns; [0, digest_count) is immutable                   */
+	struct chunk_table *table; /* owns: a reference */
+	uint8_t **tensors;         /* owns: the array */
+	struct th_hash *digests;   /* owns; [0, digest_count) is immutable */
 	bool verify;
-	uint32_t references;   /* atomic                                                      */
-	uint32_t prefix;       /* atomic; the release pairs with xfer_part_prefix             */
-	uint32_t digest_count; /* atomic; the release pairs with xfer_part_digest_count       */
+	uint32_t references;   /* atomic */
+	uint32_t prefix;       /* atomic; the release pairs with xfer_part_prefix */
+	uint32_t digest_count; /* atomic; the release pairs with xfer_part_digest_count */
 	void (*release)(void *arg);
 	void *arg;
 	pthread_mutex_t lock;
-	struct watch *watches; /* guarded by lock                                             */
+	struct watch *watches; /* guarded by lock */
 };
 
 struct xfer_part *

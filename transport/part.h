@@ -24,10 +24,10 @@
 struct xfer_part;
 
 /*
- * table: the part takes a reference of its own (chunk_table_retain). tensors[i]: address of row i of the
- * canonical manifest; copied. verify: chunks count only with the publisher's digest. release (may be NULL)
- * is called once, by whichever thread drops the last reference: it only tells the shell that the memory
- * may be unmapped. NULL: out of memory.
+ * table: the part takes a reference of its own (chunk_table_retain). tensors[i]: address of row i
+ * of the canonical manifest; copied. verify: chunks count only with the publisher's digest. release
+ * (may be NULL) is called once, by whichever thread drops the last reference: it only tells the
+ * shell that the memory may be unmapped. NULL: out of memory.
  */
 struct xfer_part *xfer_part_new(struct chunk_table *table, uint8_t *const *tensors,
 	uint32_t num_tensors, bool verify, void (*release)(void *arg), void *arg);
@@ -39,13 +39,14 @@ bool xfer_part_verify(const struct xfer_part *part);
 
 /* A place within one chunk, to walk over its memory in blocks. Pure; one owner. */
 struct xfer_cursor {
-	uint32_t range;  /* of the table                                                        */
-	uint32_t left;   /* bytes of the chunk from here on                                     */
-	uint64_t offset; /* within the range                                                    */
+	uint32_t range;  /* of the table */
+	uint32_t left;   /* bytes of the chunk from here on */
+	uint64_t offset; /* within the range */
 };
 
 void xfer_cursor_init(struct xfer_cursor *cursor, const struct xfer_part *part, uint32_t chunk);
-/* Where the next bytes lie (at most as many as given, at most count ranges). Returns how many ranges. */
+/* Where the next bytes lie (at most as many as given, at most count ranges). Returns how many
+ * ranges. */
 uint32_t xfer_cursor_next(const struct xfer_cursor *cursor, const struct xfer_part *part,
 	uint64_t bytes, struct iovec *ret_ranges, uint32_t count);
 void xfer_cursor_skip(struct xfer_cursor *cursor, const struct xfer_part *part, uint64_t bytes);
@@ -53,11 +54,12 @@ void xfer_cursor_skip(struct xfer_cursor *cursor, const struct xfer_part *part, 
 uint32_t xfer_part_prefix(const struct xfer_part *part);
 uint64_t xfer_part_prefix_bytes(const struct xfer_part *part);
 /*
- * Nobody else may advance it at the same time. A part with verify needs the digests first. Calls the
- * watchers, with a lock of the part held: a watcher may not call back into the part.
+ * Nobody else may advance it at the same time. A part with verify needs the digests first. Calls
+ * the watchers, with a lock of the part held: a watcher may not call back into the part.
  */
 void xfer_part_advance(struct xfer_part *part, uint32_t prefix);
-/* Digests 0 .. count-1 are known (count only grows). They are added in order, by one thread at a time. */
+/* Digests 0 .. count-1 are known (count only grows). They are added in order, by one thread at a
+ * time. */
 uint32_t xfer_part_digest_count(const struct xfer_part *part);
 const struct th_hash *xfer_part_digest(const struct xfer_part *part, uint32_t chunk);
 void xfer_part_add_digests(

@@ -7,13 +7,18 @@
  * and drains events with transport_poll when transport_fd is readable. All calls below are made by
  * that one thread, return at once and never block on a peer.
  *
- * Life of a leg at the reader (leg_in): pull or copy -> PROGRESS... -> DONE or FAILED. After stop: STOPPED.
- * Exactly one of DONE, FAILED, STOPPED comes for each leg, and when it has come no mover touches
- * the part for this leg any more: every connection is closed, every write has ended.
+ * Life of a leg at the reader (leg_in): pull or copy -> PROGRESS... -> DONE or FAILED. After stop:
+ * STOPPED. Exactly one of DONE, FAILED, STOPPED comes for each leg: the first that happens, so a
+ * stop may still be answered by DONE or FAILED. When it has come no mover touches the part for this
+ * leg any more: every connection is closed, every write has ended.
  *
  * Life of a leg at the source (leg_out): a peer presents a ticket -> HELLO; the shell answers with
- * serve or refuse; served -> (STALLED, RESUMED)... -> ENDED. fence ends it: ENDED comes then too, and
+ * serve or refuse; served -> (STALLED, RESUMED)... -> ENDED. Exactly one ENDED comes for each leg
+ * that was served, also when the peer had left by then. fence ends it: ENDED comes then too, and
  * when it has come no byte of the part is read for this leg any more.
+ *
+ * A source that waits for bytes itself says so again and again, so that a reader can tell it from a
+ * frozen one, which it gives up on after stall_ns.
  */
 #ifndef TH_TRANSPORT_TRANSPORT_H
 #define TH_TRANSPORT_TRANSPORT_H
@@ -27,40 +32,43 @@
 struct transport;
 
 struct transport_config {
-	const char *listen_host; /* numeric address or name of the data port                  */
-	uint16_t listen_port;    /* 0 = any                                                    */
-	uint32_t num_movers;     /* threads; 0 = chosen from the CPUs                          */
-	uint32_t connections;    /* data connections of a TCP leg; 0 = default                 */
+	const char *listen_host; /* address or name of the data port; borrowed for the call */
+	uint16_t listen_port;    /* 0 = any */
+	uint32_t num_movers;     /* threads; 0 = chosen from the CPUs */
+	uint32_t connections;    /* data connections of a TCP leg; 0 = default */
 	int64_t stall_ns;        /* no byte for this long while the source is not waiting: 0.7 s */
-	int64_t hello_ns;        /* a stranger must present a valid ticket within this: 2 s    */
+	int64_t hello_ns;        /* a stranger must present a valid ticket within this: 2 s */
 	uint64_t agent_inc;
 };
 
 enum transport_event_kind {
-	TRANSPORT_PROGRESS = 1, /* leg_in: the verified prefix grew (coalesced)                */
-	TRANSPORT_DONE,         /* leg_in: all chunks are verified                             */
-	TRANSPORT_FAILED,       /* leg_in: see code, text, source_failed                       */
-	TRANSPORT_STOPPED,      /* leg_in: after transport_stop                                */
-	TRANSPORT_HELLO,        /* leg_out: somebody presented a ticket: serve or refuse it    */
-	TRANSPORT_STALLED,      /* leg_out: the reader has not taken a byte for stall_ns       */
-	TRANSPORT_RESUMED,      /* leg_out: it takes bytes again                               */
-	TRANSPORT_ENDED,        /* leg_out: over; bytes_moved says how much was sent           */
-	TRANSPORT_HASHED,       /* every digest of the part is known (transport_hash)          */
+	TRANSPORT_PROGRESS = 1, /* leg_in: the verified prefix grew (coalesced) */
+	TRANSPORT_DONE,         /* leg_in: all chunks are verified */
+	TRANSPORT_FAILED,       /* leg_in: see code, text, source_failed */
+	TRANSPORT_STOPPED,      /* leg_in: after transport_stop */
+	TRANSPORT_HELLO,        /* leg_out: somebody presented a ticket: serve or refuse it */
+	TRANSPORT_STALLED,      /* leg_out: the reader has not taken a byte for stall_ns */
+	TRANSPORT_RESUMED,      /* leg_out: it takes bytes again */
+	TRANSPORT_ENDED,        /* leg_out: over; bytes_moved says how much was sent */
+	TRANSPORT_HASHED,       /* every digest of the part is known (transport_hash) */
 	TRANSPORT_HASH_STOPPED, /* after transport_hash_stop: no thread reads the part any more */
 };
 
 struct transport_event {
 	enum transport_event_kind kind;
-	uint64_t leg;            /* PROGRESS .. STOPPED, STALLED .. ENDED: as given             */
-	uint64_t hello;          /* HELLO: its handle                                           */
-	uint64_t tag;            /* HASHED, HASH_STOPPED                                        */
-	struct th_ticket ticket; /* HELLO                                                      */
-	int code;                /* FAILED: TH_E_CHECKSUM, TH_E_NO_PATH, TH_E_VERSION_LOST ...  */
-	bool source_failed;      /* FAILED: another source may do better                       */
-	bool overwrote;          /* FAILED, STOPPED: at least one byte was written to the part  */
-	uint64_t bytes_moved;
+	uint64_t leg;            /* PROGRESS .. STOPPED, STALLED .. ENDED: as given */
+	uint64_t hello;          /* HELLO: its handle */
+	uint64_t tag;            /* HASHED, HASH_STOPPED */
+	struct th_ticket ticket; /* HELLO */
+	/* FAILED: TH_E_CHECKSUM, TH_E_NO_PATH, TH_E_PROTOCOL, TH_E_LAYOUT, or that of the source's
+	 * refusal. STOPPED: TH_E_CANCELLED. ENDED: 0 when the reader said that it has all,
+	 * TH_E_CANCELLED after a fence, else the cause. */
+	int code;
+	bool source_failed;   /* FAILED: another source may do better */
+	bool overwrote;       /* FAILED, STOPPED: at least one byte was written to the part */
+	uint64_t bytes_moved; /* of chunks, with those that moved again; ENDED: sent */
 	uint64_t transfer_ns, verify_ns;
-	char transport[32]; /* "tcp", "local"                                              */
+	char transport[32]; /* "tcp", "local" */
 	char text[TH_CTL_TEXT_BYTES];
 };
 
@@ -68,7 +76,7 @@ struct transport_counters { /* since the start, for status; a coherent snapshot 
 	uint64_t bytes_in, bytes_out, bytes_local;
 	uint64_t chunks_verified, chunks_refetched, checksum_failures;
 	uint64_t legs_in, legs_out, legs_failed, legs_fenced;
-	uint64_t strangers_refused; /* data port: bad magic, bad ticket, too slow, too long    */
+	uint64_t strangers_refused; /* data port: bad magic, bad ticket, too slow, too long */
 };
 
 /* Binds the data port and starts the movers. *err gets the sentence (a port in use...). */
@@ -77,8 +85,9 @@ int transport_open(const struct transport_config *config, struct th_err *err,
 /* Ends all threads and connections; events not yet polled are dropped. Blocks up to a second. */
 void transport_close(struct transport *transport);
 
-const char *transport_address(const struct transport *transport); /* "host:port", real port */
-int transport_fd(const struct transport *transport);              /* readable: poll it       */
+/* "host:port" with numbers, the real port. Of a wildcard address it is of no use to a peer. */
+const char *transport_address(const struct transport *transport);
+int transport_fd(const struct transport *transport); /* readable: poll it */
 /* Takes up to count events; returns how many. */
 uint32_t transport_poll(
 	struct transport *transport, struct transport_event *ret_events, uint32_t count);
@@ -86,12 +95,15 @@ void transport_counters(const struct transport *transport, struct transport_coun
 
 /*
  * The reader's side. part is retained until the leg's last event. It is filled from its verified
- * prefix on. leg numbers are unique in the life of the transport and not 0.
+ * prefix on. leg numbers are not 0 and unique in the life of the transport, for legs in and out
+ * each. address is numeric, "host:port" or "[host]:port"; else TH_E_INVALID: a look-up could block.
+ * After a negative result (also -ENOMEM) there is no leg and no event.
  */
 int transport_pull(struct transport *transport, uint64_t leg, const char *address,
 	const struct th_ticket *ticket, struct xfer_part *part);
 /* The same between two parts of this agent; follows the prefix of source as it grows. The source's
- * side has no events: DONE, FAILED or STOPPED of the leg ends both. */
+ * side has no events: DONE, FAILED or STOPPED of the leg ends both. TH_E_LAYOUT: other chunks;
+ * TH_E_CHECKSUM: part wants digests and source has none. */
 int transport_copy(struct transport *transport, uint64_t leg, struct xfer_part *source,
 	struct xfer_part *part);
 /* Asks; the leg's last event still comes (STOPPED, or what came first). Unknown leg: nothing. */
@@ -103,7 +115,11 @@ void transport_serve(
 void transport_refuse(struct transport *transport, uint64_t hello, int code, const char *text);
 void transport_fence(struct transport *transport, uint64_t leg);
 
-/* Digests of a published part, in the background; its prefix grows with them. tag is the caller's. */
+/*
+ * Digests of a published part, in the background; its prefix grows with them. A part without verify
+ * gets its whole prefix at once. tag is the caller's. One of HASHED, HASH_STOPPED comes; then no
+ * thread reads the part for this any more. A stop that finds the job done gets no second event.
+ */
 int transport_hash(struct transport *transport, uint64_t tag, struct xfer_part *part);
 void transport_hash_stop(struct transport *transport, uint64_t tag);
 

@@ -20,8 +20,8 @@
 #include "ipc/proto/manifest_internal.h"
 
 #define MAGIC "THM1"
-#define ROW_BYTES_MIN 5u   /* a name of one byte, no dimensions                               */
-#define ALIAS_BYTES_MIN 7u /* a name of one byte                                              */
+#define ROW_BYTES_MIN 5u   /* a name of one byte, no dimensions */
+#define ALIAS_BYTES_MIN 7u /* a name of one byte */
 #define ROW_BYTES_MAX (2u + TH_NAME_MAX + 2u + MANIFEST_DIMS_MAX * 24u)
 
 static void
@@ -73,7 +73,7 @@ manifest_encode(const struct manifest *manifest, uint8_t **ret_data, size_t *ret
 struct decoder {
 	struct th_reader reader;
 	struct manifest manifest;
-	char *names; /* next free byte of manifest.storage                                     */
+	char *names; /* next free byte of manifest.storage */
 	struct th_err *err;
 };
 
@@ -84,7 +84,7 @@ fail_short(struct decoder *decoder)
 		decoder->reader.at, decoder->reader.size);
 }
 
-/* The storage has room: every name takes one byte more than in the encoding's two for its length. */
+/* The storage has room: a NUL takes less than the two bytes of a length in the encoding. */
 static int
 read_name(struct decoder *decoder, const char **ret_name)
 {

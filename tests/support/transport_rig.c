@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * transport_rig - see transport_rig.h.
+ */
+#include "tests/support/transport_rig.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/rng.h"
+#include "transport/digest.h"
+
+#define PATIENCE_NS INT64_C(20000000000)
+
+/* ---- shards ------------------------------------------------------------------------------- */
+
+void
+rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, uint64_t fill)
+{
+	struct manifest_row *rows = th_calloc(count, sizeof(rows[0]));
+	char(*names)[16] = th_calloc(count, sizeof(names[0]));
+	*shard = (struct rig_shard){.tensors = th_calloc(count, sizeof(shard->tensors[0]))};
+	for (uint32_t i = 0; i < count; i++) {
+		snprintf(names[i], sizeof(names[i]), "t%08u", i);
+		rows[i] = (struct manifest_row){
+			.name = names[i], .dtype = 1, .ndim = 1, .local_shape = {sizes[i]}};
+	}
+	struct th_err err;
+	int rc = manifest_build(rows, count, NULL, NULL, &err, &shard->manifest);
+	TH_ASSERT(rc == 0);
+	shard->table = chunk_table_new(&shard->manifest);
+	TH_ASSERT(shard->table);
+	/* Tensors lie 3 bytes apart: nothing is aligned, and an overrun is seen. */
+	shard->bytes = 4096;
+	for (uint32_t i = 0; i < count; i++)
+		shard->bytes += sizes[i] + 3;
+	shard->memory = mmap(
+		NULL, shard->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	TH_ASSERT(shard->memory != MAP_FAILED);
+	uint64_t at = 1;
+	for (uint32_t i = 0; i < shard->manifest.num_rows; i++) {
+		shard->tensors[i] = shard->memory + at;
+		at += shard->manifest.rows[i].bytes + 3;
+	}
+	if (fill != 0) {
+		struct th_rng rng;
+		th_rng_init_number(&rng, fill);
+		for (uint32_t i = 0; i < shard->manifest.num_rows; i++)
+			th_rng_bytes(
+				&rng, shard->tensors[i], (size_t)shard->manifest.rows[i].bytes);
+	}
+	free(rows);
+	free(names);
+}
+
+void
+rig_shard_fini(struct rig_shard *shard)
+{
+	munmap(shard->memory, shard->bytes);
+	chunk_table_release(shard->table);
+	free(shard->tensors);
+	manifest_free(&shard->manifest);
+}
+
+struct xfer_part *
+rig_part(struct rig_shard *shard, bool verify)
+{
+	struct xfer_part *part = xfer_part_new(
+		shard->table, shard->tensors, shard->manifest.num_rows, verify, NULL, NULL);
+	TH_ASSERT(part);
+	return part;
+}
+
+bool
+rig_shards_equal(const struct rig_shard *a, const struct rig_shard *b)
+{
+	return a->bytes == b->bytes && memcmp(a->memory, b->memory, a->bytes) == 0;
+}
+
+void
+rig_add_digests(struct xfer_part *part)
+{
+	const struct chunk_table *table = xfer_part_table(part);
+	for (uint32_t c = 0; c < table->num_chunks; c++) {
+		struct xfer_cursor cursor;
+		struct digest digest;
+		struct iovec piece;
+		digest_init(&digest);
+		xfer_cursor_init(&cursor, part, c);
+		while (xfer_cursor_next(&cursor, part, 1u << 20, &piece, 1) == 1) {
+			digest_update(&digest, piece.iov_base, piece.iov_len);
+			xfer_cursor_skip(&cursor, part, piece.iov_len);
+		}
+		struct th_hash hash = digest_final(&digest);
+		xfer_part_add_digests(part, c, &hash, 1);
+	}
+}
+
+/* ---- agents ------------------------------------------------------------------------------- */
+
+struct rig_agent *
+rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
+{
+	TH_ASSERT(rig->num_agents < RIG_AGENTS_MAX);
+	struct rig_agent *agent = &rig->agents[rig->num_agents++];
+	struct transport_config config = {.listen_host = "127.0.0.1",
+		.connections = connections,
+		.stall_ns = stall_ns,
+		.agent_inc = rig->num_agents};
+	struct th_err err;
+	int rc = transport_open(&config, &err, &agent->transport);
+	TH_ASSERT(rc == 0);
+	return agent;
+}
+
+void
+rig_remove_agent(struct rig_agent *agent)
+{
+	transport_close(agent->transport);
+	agent->transport = NULL;
+}
+
+void
+rig_fini(struct rig *rig)
+{
+	for (uint32_t i = 0; i < rig->num_agents; i++)
+		transport_close(rig->agents[i].transport);
+}
+
+struct th_ticket
+rig_ticket(uint64_t number)
+{
+	struct th_ticket ticket = {{0x54}};
+	memcpy(ticket.bytes + 8, &number, sizeof(number));
+	return ticket;
+}
+
+void
+rig_offer(struct rig_agent *agent, uint64_t leg, struct xfer_part *part)
+{
+	TH_ASSERT(agent->num_offers < RIG_OFFERS_MAX);
+	agent->offers[agent->num_offers++] =
+		(struct rig_offer){.ticket = rig_ticket(leg), .part = part, .leg = leg};
+}
+
+void
+rig_pull(struct rig_agent *source, struct rig_agent *reader, uint64_t leg, struct xfer_part *from,
+	struct xfer_part *to)
+{
+	struct th_ticket ticket = rig_ticket(leg);
+	rig_offer(source, leg, from);
+	int rc = transport_pull(
+		reader->transport, leg, transport_address(source->transport), &ticket, to);
+	TH_ASSERT(rc == 0);
+}
+
+/* ---- events ------------------------------------------------------------------------------- */
+
+static void
+on_hello(struct rig_agent *agent, const struct transport_event *event)
+{
+	agent->hello = event->hello;
+	if (agent->mute)
+		return;
+	for (uint32_t i = 0; i < agent->num_offers; i++) {
+		struct rig_offer *offer = &agent->offers[i];
+		if (memcmp(&offer->ticket, &event->ticket, sizeof(offer->ticket)) == 0) {
+			transport_serve(agent->transport, event->hello, offer->leg, offer->part);
+			*offer = agent->offers[--agent->num_offers]; /* single use */
+			return;
+		}
+	}
+	transport_refuse(agent->transport, event->hello, TH_E_DENIED, "no such ticket");
+}
+
+static void
+drain(struct rig_agent *agent)
+{
+	struct transport_event events[16];
+	uint32_t count;
+	while ((count = transport_poll(agent->transport, events, 16)) > 0) {
+		for (uint32_t i = 0; i < count; i++) {
+			if (events[i].kind == TRANSPORT_HELLO) {
+				on_hello(agent, &events[i]);
+			} else if (events[i].kind != TRANSPORT_PROGRESS) {
+				TH_ASSERT(agent->num_events < RIG_EVENTS_MAX);
+				agent->events[agent->num_events++] = events[i];
+			}
+		}
+	}
+}
+
+void
+rig_pump(struct rig *rig, int timeout_ms)
+{
+	struct pollfd fds[RIG_AGENTS_MAX];
+	for (uint32_t i = 0; i < rig->num_agents; i++) {
+		struct transport *transport = rig->agents[i].transport;
+		fds[i] = (struct pollfd){
+			.fd = transport ? transport_fd(transport) : -1, .events = POLLIN};
+	}
+	int rc = poll(fds, rig->num_agents, timeout_ms);
+	TH_ASSERT(rc >= 0 || errno == EINTR);
+	for (uint32_t i = 0; i < rig->num_agents; i++) {
+		if (rig->agents[i].transport)
+			drain(&rig->agents[i]);
+	}
+}
+
+const struct transport_event *
+rig_find(const struct rig_agent *agent, enum transport_event_kind kind, uint64_t id)
+{
+	for (uint32_t i = 0; i < agent->num_events; i++) {
+		const struct transport_event *event = &agent->events[i];
+		bool of_hash = kind == TRANSPORT_HASHED || kind == TRANSPORT_HASH_STOPPED;
+		if (event->kind == kind && (of_hash ? event->tag : event->leg) == id)
+			return event;
+	}
+	return NULL;
+}
+
+static void
+give_up(const struct rig *rig, const char *what, uint64_t id)
+{
+	fprintf(stderr, "still waiting: %s %llu\n", what, (unsigned long long)id);
+	for (uint32_t a = 0; a < rig->num_agents; a++) {
+		for (uint32_t i = 0; i < rig->agents[a].num_events; i++) {
+			const struct transport_event *event = &rig->agents[a].events[i];
+			fprintf(stderr, "  agent %u: kind %u leg %llu code %d '%s'\n", a,
+				(unsigned)event->kind, (unsigned long long)event->leg, event->code,
+				event->text);
+		}
+	}
+	abort();
+}
+
+const struct transport_event *
+rig_wait(struct rig *rig, struct rig_agent *agent, enum transport_event_kind kind, uint64_t id)
+{
+	int64_t until_ns = th_now_ns() + PATIENCE_NS;
+	const struct transport_event *event;
+	while ((event = rig_find(agent, kind, id)) == NULL) {
+		if (th_now_ns() > until_ns)
+			give_up(rig, "event of leg or tag", id);
+		rig_pump(rig, 100);
+	}
+	return event;
+}
+
+void
+rig_wait_prefix(struct rig *rig, const struct xfer_part *part, uint32_t prefix)
+{
+	int64_t until_ns = th_now_ns() + PATIENCE_NS;
+	while (xfer_part_prefix(part) < prefix) {
+		if (th_now_ns() > until_ns)
+			give_up(rig, "prefix", prefix);
+		rig_pump(rig, 100);
+	}
+}
+
+void
+rig_pump_for(struct rig *rig, int64_t duration_ns)
+{
+	int64_t until_ns = th_now_ns() + duration_ns;
+	for (int64_t left_ns = duration_ns; left_ns > 0; left_ns = until_ns - th_now_ns())
+		rig_pump(rig, (int)(left_ns / 1000000) + 1);
+}
+
+struct transport_counters
+rig_counters(const struct rig_agent *agent)
+{
+	struct transport_counters counters;
+	transport_counters(agent->transport, &counters);
+	return counters;
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * transport_rig - several transports in one process, with shards to move between them.
+ *
+ * Plays the shell of each: collects events, serves the tickets that were offered and refuses others.
+ * Without Criterion, so that the stress programs can use it: a failed check aborts. One thread.
+ */
+#ifndef TH_TESTS_SUPPORT_TRANSPORT_RIG_H
+#define TH_TESTS_SUPPORT_TRANSPORT_RIG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/proto/manifest.h"
+#include "transport/transport.h"
+
+#define RIG_AGENTS_MAX 8
+#define RIG_OFFERS_MAX 256
+#define RIG_EVENTS_MAX 1024
+
+struct rig_shard { /* memory of one shard */
+	struct manifest manifest;
+	struct chunk_table *table;
+	uint8_t *memory; /* owns: mmap */
+	uint64_t bytes;  /* of the mapping */
+	uint8_t **tensors;
+};
+
+struct rig_offer {
+	struct th_ticket ticket;
+	struct xfer_part *part; /* borrows */
+	uint64_t leg;
+};
+
+struct rig_agent {
+	struct transport *transport;
+	struct rig_offer offers[RIG_OFFERS_MAX];
+	uint32_t num_offers;
+	bool mute; /* answers no ticket; the last one's handle is in hello */
+	uint64_t hello;
+	struct transport_event events[RIG_EVENTS_MAX]; /* all but PROGRESS and HELLO */
+	uint32_t num_events;
+};
+
+struct rig {
+	struct rig_agent agents[RIG_AGENTS_MAX];
+	uint32_t num_agents;
+};
+
+/* Rows of U8 of these sizes, in this order. fill: the seed of the content, 0 for zeros. */
+void rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, uint64_t fill);
+void rig_shard_fini(struct rig_shard *shard);
+struct xfer_part *rig_part(struct rig_shard *shard, bool verify);
+bool rig_shards_equal(const struct rig_shard *a, const struct rig_shard *b);
+/* Computes all digests here and now; the prefix stays 0. */
+void rig_add_digests(struct xfer_part *part);
+
+/* stall_ns, connections 0: defaults. */
+struct rig_agent *rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections);
+void rig_remove_agent(struct rig_agent *agent);
+void rig_fini(struct rig *rig);
+
+struct th_ticket rig_ticket(uint64_t number);
+/* Whoever shows rig_ticket(leg) gets the part, as that leg. */
+void rig_offer(struct rig_agent *agent, uint64_t leg, struct xfer_part *part);
+/* Offers at source and pulls at reader under the same number. */
+void rig_pull(struct rig_agent *source, struct rig_agent *reader, uint64_t leg,
+	struct xfer_part *from, struct xfer_part *to);
+
+/* One round over all agents, waiting up to that long for something to happen. */
+void rig_pump(struct rig *rig, int timeout_ms);
+/* The event of that kind for a leg (or tag), once it has come; aborts after 20 s. */
+const struct transport_event *rig_wait(
+	struct rig *rig, struct rig_agent *agent, enum transport_event_kind kind, uint64_t id);
+/* It, if it has come by now. */
+const struct transport_event *rig_find(
+	const struct rig_agent *agent, enum transport_event_kind kind, uint64_t id);
+void rig_wait_prefix(struct rig *rig, const struct xfer_part *part, uint32_t prefix);
+void rig_pump_for(struct rig *rig, int64_t duration_ns);
+struct transport_counters rig_counters(const struct rig_agent *agent);
+
+#endif

@@ -1,0 +1,593 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tests of transport: two or three transports in one process over loopback. The conformance cases
+ * run over tcp and over local copies alike; transport_peer_test.c has the peers that misbehave.
+ */
+#include "transport/transport.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "tests/support/transport_rig.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define STALL_NS INT64_C(150000000) /* short, so that tests of stalls are */
+
+enum mode { MODE_TCP, MODE_LOCAL };
+
+#define CONFORMANCE(name)                                                                          \
+	static void name(enum mode mode);                                                          \
+	Test(transport_tcp, name)                                                                  \
+	{                                                                                          \
+		name(MODE_TCP);                                                                    \
+	}                                                                                          \
+	Test(transport_local, name)                                                                \
+	{                                                                                          \
+		name(MODE_LOCAL);                                                                  \
+	}                                                                                          \
+	static void name(enum mode mode)
+
+static const uint64_t odd_sizes[] = {
+	1, 70000, 2 * MIB - 1, 0, 2 * MIB, 4 * MIB + 1, 9 * MIB + 13, 65536, 65537, 3, 1000000};
+#define ODD (sizeof(odd_sizes) / sizeof(odd_sizes[0]))
+/* One row: chunk c is its bytes from c * 4 MiB on. */
+static const uint64_t eight_chunks[] = {32 * MIB};
+
+struct setup {
+	struct rig rig;
+	struct rig_agent *source_agent, *reader_agent;
+	struct rig_shard source, reader;
+	struct xfer_part *from, *to;
+};
+
+static void
+start(struct setup *s, const uint64_t *sizes, uint32_t count, bool verify)
+{
+	memset(s, 0, sizeof(*s));
+	s->source_agent = rig_add_agent(&s->rig, STALL_NS, 0);
+	s->reader_agent = rig_add_agent(&s->rig, STALL_NS, 0);
+	rig_shard_init(&s->source, sizes, count, 42);
+	rig_shard_init(&s->reader, sizes, count, 0);
+	s->from = rig_part(&s->source, verify);
+	s->to = rig_part(&s->reader, verify);
+}
+
+static void
+finish(struct setup *s)
+{
+	rig_fini(&s->rig);
+	xfer_part_release(s->from);
+	xfer_part_release(s->to);
+	rig_shard_fini(&s->source);
+	rig_shard_fini(&s->reader);
+}
+
+static struct setup *
+setup_new(void)
+{
+	return calloc(1, sizeof(struct setup));
+}
+
+static void
+move(struct setup *s, enum mode mode, uint64_t leg, struct xfer_part *from, struct xfer_part *to)
+{
+	if (mode == MODE_TCP)
+		rig_pull(s->source_agent, s->reader_agent, leg, from, to);
+	else
+		cr_assert_eq(transport_copy(s->reader_agent->transport, leg, from, to), 0);
+}
+
+static void
+hash_all(struct setup *s, struct xfer_part *part)
+{
+	cr_assert_eq(transport_hash(s->source_agent->transport, 7, part), 0);
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, 7);
+	cr_assert_eq(xfer_part_prefix(part), xfer_part_table(part)->num_chunks);
+}
+
+/* ---- conformance ------------------------------------------------------------------------------ */
+
+CONFORMANCE(whole_shard_of_odd_sizes__arrives)
+{
+	struct setup *s = setup_new();
+	start(s, odd_sizes, ODD, true);
+	hash_all(s, s->from);
+	move(s, mode, 1, s->from, s->to);
+	const struct transport_event *done = rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	cr_assert_eq(done->bytes_moved, s->source.table->bytes);
+	cr_assert_eq(done->code, 0);
+	cr_assert_str_eq(done->transport, mode == MODE_TCP ? "tcp" : "local");
+	cr_assert_eq(xfer_part_prefix(s->to), s->source.table->num_chunks);
+	for (uint32_t c = 0; c < s->source.table->num_chunks; c++)
+		cr_assert_eq(
+			memcmp(xfer_part_digest(s->from, c), xfer_part_digest(s->to, c), 16), 0);
+	if (mode == MODE_TCP) {
+		const struct transport_event *ended =
+			rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
+		cr_assert_eq(ended->code, 0);
+		cr_assert_eq(ended->bytes_moved, s->source.table->bytes);
+	}
+	struct transport_counters counters = rig_counters(s->reader_agent);
+	cr_assert_eq(counters.chunks_verified, s->source.table->num_chunks);
+	cr_assert_eq(counters.checksum_failures, 0);
+	finish(s);
+	free(s);
+}
+
+CONFORMANCE(thousands_of_tiny_tensors__arrive)
+{
+	struct setup *s = setup_new();
+	uint64_t *sizes = calloc(5000, sizeof(sizes[0]));
+	for (uint32_t i = 0; i < 5000; i++)
+		sizes[i] = (i * 7919) % 3001;
+	start(s, sizes, 5000, true);
+	hash_all(s, s->from);
+	move(s, mode, 1, s->from, s->to);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	finish(s);
+	free(sizes);
+	free(s);
+}
+
+CONFORMANCE(without_verify__arrives_without_digests)
+{
+	struct setup *s = setup_new();
+	start(s, odd_sizes, ODD, false);
+	hash_all(s, s->from);
+	move(s, mode, 1, s->from, s->to);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	cr_assert_eq(xfer_part_digest_count(s->to), 0);
+	finish(s);
+	free(s);
+}
+
+CONFORMANCE(no_chunks__done_at_once)
+{
+	static const uint64_t sizes[] = {0, 0};
+	struct setup *s = setup_new();
+	start(s, sizes, 2, true);
+	hash_all(s, s->from);
+	move(s, mode, 1, s->from, s->to);
+	const struct transport_event *done = rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	cr_assert_eq(done->bytes_moved, 0);
+	cr_assert(!done->overwrote);
+	finish(s);
+	free(s);
+}
+
+CONFORMANCE(while_the_source_is_hashed__follows_its_prefix)
+{
+	struct setup *s = setup_new();
+	start(s, eight_chunks, 1, true);
+	move(s, mode, 1, s->from, s->to);
+	cr_assert_eq(transport_hash(s->source_agent->transport, 7, s->from), 0);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	finish(s);
+	free(s);
+}
+
+CONFORMANCE(source_that_waits_long__is_not_a_stall)
+{
+	struct setup *s = setup_new();
+	start(s, eight_chunks, 1, true);
+	rig_add_digests(s->from);
+	xfer_part_advance(s->from, 3);
+	move(s, mode, 1, s->from, s->to);
+	rig_wait_prefix(&s->rig, s->to, 3);
+	rig_pump_for(&s->rig, 4 * STALL_NS);
+	cr_assert_eq(s->reader_agent->num_events, 0);
+	cr_assert_null(rig_find(s->source_agent, TRANSPORT_STALLED, 1));
+	cr_assert_eq(xfer_part_prefix(s->to), 3);
+	xfer_part_advance(s->from, 8);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	finish(s);
+	free(s);
+}
+
+CONFORMANCE(chain_of_three__second_reader_follows_chunk_by_chunk)
+{
+	struct setup *s = setup_new();
+	struct rig_shard last;
+	start(s, eight_chunks, 1, true);
+	struct rig_agent *third = rig_add_agent(&s->rig, STALL_NS, 0);
+	rig_shard_init(&last, eight_chunks, 1, 0);
+	struct xfer_part *end = rig_part(&last, true);
+	rig_add_digests(s->from);
+	move(s, mode, 1, s->from, s->to);
+	if (mode == MODE_TCP)
+		rig_pull(s->reader_agent, third, 2, s->to, end);
+	else
+		cr_assert_eq(transport_copy(third->transport, 2, s->to, end), 0);
+	for (uint32_t c = 1; c <= 8; c++) {
+		cr_assert_eq(xfer_part_prefix(end), c - 1);
+		xfer_part_advance(s->from, c);
+		rig_wait_prefix(&s->rig, end, c);
+	}
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	rig_wait(&s->rig, third, TRANSPORT_DONE, 2);
+	cr_assert(rig_shards_equal(&s->source, &last));
+	rig_fini(&s->rig);
+	s->rig.num_agents = 0;
+	xfer_part_release(end);
+	rig_shard_fini(&last);
+	finish(s);
+	free(s);
+}
+
+CONFORMANCE(stop_midway_then_another_source__resumes_at_the_prefix)
+{
+	struct setup *s = setup_new();
+	struct rig_shard other;
+	start(s, eight_chunks, 1, true);
+	rig_shard_init(&other, eight_chunks, 1, 42);
+	struct xfer_part *second = rig_part(&other, true);
+	hash_all(s, second);
+	rig_add_digests(s->from);
+	xfer_part_advance(s->from, 3);
+	move(s, mode, 1, s->from, s->to);
+	rig_wait_prefix(&s->rig, s->to, 3);
+	transport_stop(s->reader_agent->transport, 1);
+	const struct transport_event *stopped =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_STOPPED, 1);
+	cr_assert(stopped->overwrote);
+	cr_assert_eq(stopped->code, TH_E_CANCELLED);
+	cr_assert_eq(xfer_part_prefix(s->to), 3);
+	/* What was there is not moved again: the second source's first chunks are not looked at. */
+	memset(other.tensors[0], 0, 3 * 4 * MIB);
+	move(s, mode, 2, second, s->to);
+	const struct transport_event *done = rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 2);
+	cr_assert_eq(done->bytes_moved, 5 * 4 * MIB);
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	rig_fini(&s->rig);
+	s->rig.num_agents = 0;
+	xfer_part_release(second);
+	rig_shard_fini(&other);
+	finish(s);
+	free(s);
+}
+
+CONFORMANCE(after_stopped__nobody_writes_to_the_part)
+{
+	for (int round = 0; round < 20; round++) {
+		struct setup *s = setup_new();
+		start(s, eight_chunks, 1, true);
+		hash_all(s, s->from);
+		move(s, mode, 1, s->from, s->to);
+		rig_wait_prefix(&s->rig, s->to, (uint32_t)round % 8);
+		transport_stop(s->reader_agent->transport, 1);
+		while (!rig_find(s->reader_agent, TRANSPORT_STOPPED, 1) &&
+			!rig_find(s->reader_agent, TRANSPORT_DONE, 1))
+			rig_pump(&s->rig, 100);
+		/* A write would be a crash, or EFAULT and another event. */
+		mprotect(s->reader.memory, s->reader.bytes, PROT_NONE);
+		rig_pump_for(&s->rig, 2000000);
+		cr_assert_eq(s->reader_agent->num_events, 1);
+		finish(s);
+		free(s);
+	}
+}
+
+CONFORMANCE(bytes_changed_after_publish__fail_with_checksum)
+{
+	struct setup *s = setup_new();
+	start(s, eight_chunks, 1, true);
+	hash_all(s, s->from);
+	s->source.tensors[0][4 * 4 * MIB + 12345] ^= 1;
+	move(s, mode, 1, s->from, s->to);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
+	cr_assert_eq(failed->code, TH_E_CHECKSUM);
+	cr_assert(failed->source_failed);
+	cr_assert(failed->overwrote);
+	cr_assert_leq(xfer_part_prefix(s->to), 4);
+	struct transport_counters counters = rig_counters(s->reader_agent);
+	cr_assert_eq(counters.checksum_failures, 3);
+	cr_assert_eq(counters.chunks_refetched, 2);
+	cr_assert_eq(counters.legs_failed, 1);
+	finish(s);
+	free(s);
+}
+
+CONFORMANCE(part_that_is_whole_already__done_without_bytes)
+{
+	struct setup *s = setup_new();
+	start(s, eight_chunks, 1, true);
+	hash_all(s, s->from);
+	move(s, mode, 1, s->from, s->to);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	move(s, mode, 2, s->from, s->to);
+	const struct transport_event *done = rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 2);
+	cr_assert_eq(done->bytes_moved, 0);
+	finish(s);
+	free(s);
+}
+
+CONFORMANCE(many_legs_at_once__all_arrive)
+{
+	enum { LEGS = 24 };
+	static const uint64_t sizes[] = {5 * MIB, 100, 3 * MIB + 1};
+	struct rig_shard shards[LEGS];
+	struct xfer_part *parts[LEGS];
+	struct setup *s = setup_new();
+	start(s, sizes, 3, true);
+	for (uint32_t i = 0; i < LEGS; i++) {
+		rig_shard_init(&shards[i], sizes, 3, 0);
+		parts[i] = rig_part(&shards[i], true);
+		move(s, mode, 10 + i, s->from, parts[i]);
+	}
+	hash_all(s, s->from);
+	for (uint32_t i = 0; i < LEGS; i++) {
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 10 + i);
+		cr_assert(rig_shards_equal(&s->source, &shards[i]));
+	}
+	rig_fini(&s->rig);
+	s->rig.num_agents = 0;
+	for (uint32_t i = 0; i < LEGS; i++) {
+		xfer_part_release(parts[i]);
+		rig_shard_fini(&shards[i]);
+	}
+	finish(s);
+	free(s);
+}
+
+CONFORMANCE(close_with_legs_running__returns)
+{
+	for (int round = 0; round < 10; round++) {
+		struct setup *s = setup_new();
+		start(s, eight_chunks, 1, true);
+		move(s, mode, 1, s->from, s->to);
+		cr_assert_eq(transport_hash(s->source_agent->transport, 7, s->from), 0);
+		rig_wait_prefix(&s->rig, s->to, (uint32_t)round % 4);
+		finish(s);
+		free(s);
+	}
+}
+
+/* ---- tcp only --------------------------------------------------------------------------------- */
+
+Test(transport, source_closes_midway__failed_at_once)
+{
+	struct setup *s = setup_new();
+	start(s, eight_chunks, 1, true);
+	rig_add_digests(s->from);
+	xfer_part_advance(s->from, 2);
+	move(s, MODE_TCP, 1, s->from, s->to);
+	rig_wait_prefix(&s->rig, s->to, 2);
+	rig_remove_agent(s->source_agent);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
+	cr_assert_eq(failed->code, TH_E_NO_PATH);
+	cr_assert(failed->source_failed);
+	cr_assert(failed->overwrote);
+	cr_assert(strstr(failed->text, "2 of 8"), "%s", failed->text);
+	cr_assert(strstr(failed->text, "127.0.0.1:"), "%s", failed->text);
+	finish(s);
+	free(s);
+}
+
+Test(transport, fence__after_ended_nobody_reads_the_part)
+{
+	for (uint32_t round = 0; round < 20; round++) {
+		struct setup *s = setup_new();
+		start(s, eight_chunks, 1, true);
+		hash_all(s, s->from);
+		move(s, MODE_TCP, 1, s->from, s->to);
+		rig_wait_prefix(&s->rig, s->to, round % 8);
+		transport_fence(s->source_agent->transport, 1);
+		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
+		/* A read would be EFAULT, and the reader would notice nothing else. */
+		mprotect(s->source.memory, s->source.bytes, PROT_NONE);
+		while (s->reader_agent->num_events == 0)
+			rig_pump(&s->rig, 100);
+		const struct transport_event *event = &s->reader_agent->events[0];
+		cr_assert(event->kind == TRANSPORT_DONE || event->kind == TRANSPORT_FAILED);
+		if (event->kind == TRANSPORT_FAILED)
+			cr_assert_eq(event->code, TH_E_NO_PATH);
+		finish(s);
+		free(s);
+	}
+}
+
+Test(transport, pull__wrong_ticket__refused_with_the_sources_sentence)
+{
+	struct setup *s = setup_new();
+	start(s, eight_chunks, 1, true);
+	struct th_ticket ticket = rig_ticket(99);
+	cr_assert_eq(transport_pull(s->reader_agent->transport, 1,
+			     transport_address(s->source_agent->transport), &ticket, s->to),
+		0);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
+	cr_assert_eq(failed->code, TH_E_DENIED);
+	cr_assert(strstr(failed->text, "no such ticket"), "%s", failed->text);
+	cr_assert(!failed->overwrote);
+	cr_assert_eq(rig_counters(s->source_agent).strangers_refused, 1);
+	finish(s);
+	free(s);
+}
+
+Test(transport, pull__nobody_answers_the_ticket__failed_and_a_late_serve_ends)
+{
+	struct setup *s = setup_new();
+	start(s, eight_chunks, 1, true);
+	s->source_agent->mute = true;
+	move(s, MODE_TCP, 1, s->from, s->to);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
+	cr_assert_eq(failed->code, TH_E_NO_PATH);
+	transport_serve(s->source_agent->transport, s->source_agent->hello, 1, s->from);
+	const struct transport_event *ended =
+		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
+	cr_assert_eq(ended->bytes_moved, 0);
+	cr_assert_neq(ended->code, 0);
+	finish(s);
+	free(s);
+}
+
+Test(transport, pull__nobody_listens__failed_at_once)
+{
+	struct setup *s = setup_new();
+	struct th_ticket ticket = rig_ticket(1);
+	start(s, eight_chunks, 1, true);
+	cr_assert_eq(
+		transport_pull(s->reader_agent->transport, 1, "127.0.0.1:1", &ticket, s->to), 0);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
+	cr_assert_eq(failed->code, TH_E_NO_PATH);
+	cr_assert(failed->source_failed);
+	finish(s);
+	free(s);
+}
+
+Test(transport, pull__bad_addresses__invalid)
+{
+	static const char *const bad[] = {
+		"", "127.0.0.1", ":5", "localhost:80", "127.0.0.1:port", "[127.0.0.1:5"};
+	struct setup *s = setup_new();
+	struct th_ticket ticket = rig_ticket(1);
+	start(s, eight_chunks, 1, true);
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+		cr_assert_eq(transport_pull(s->reader_agent->transport, 1, bad[i], &ticket, s->to),
+			TH_E_INVALID, "%s", bad[i]);
+	finish(s);
+	free(s);
+}
+
+Test(transport, pull__other_chunks_at_the_source__layout)
+{
+	static const uint64_t more[] = {36 * MIB};
+	struct setup *s = setup_new();
+	struct rig_shard other;
+	start(s, eight_chunks, 1, true);
+	rig_shard_init(&other, more, 1, 1);
+	struct xfer_part *from = rig_part(&other, true);
+	move(s, MODE_TCP, 1, from, s->to);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
+	cr_assert_eq(failed->code, TH_E_LAYOUT);
+	cr_assert_eq(transport_copy(s->reader_agent->transport, 2, from, s->to), TH_E_LAYOUT);
+	rig_fini(&s->rig);
+	s->rig.num_agents = 0;
+	xfer_part_release(from);
+	rig_shard_fini(&other);
+	finish(s);
+	free(s);
+}
+
+Test(transport, pull__source_without_digests__checksum)
+{
+	struct setup *s = setup_new();
+	start(s, eight_chunks, 1, true);
+	struct xfer_part *from = rig_part(&s->source, false);
+	hash_all(s, from);
+	move(s, MODE_TCP, 1, from, s->to);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
+	cr_assert_eq(failed->code, TH_E_CHECKSUM);
+	cr_assert_eq(transport_copy(s->reader_agent->transport, 2, from, s->to), TH_E_CHECKSUM);
+	rig_fini(&s->rig);
+	s->rig.num_agents = 0;
+	xfer_part_release(from);
+	finish(s);
+	free(s);
+}
+
+/* Another source with other content under the same name: its digests contradict the known ones. */
+Test(transport, pull__second_source_with_other_digests__checksum)
+{
+	struct setup *s = setup_new();
+	struct rig_shard other;
+	start(s, eight_chunks, 1, true);
+	rig_shard_init(&other, eight_chunks, 1, 43);
+	struct xfer_part *second = rig_part(&other, true);
+	hash_all(s, second);
+	rig_add_digests(s->from);
+	xfer_part_advance(s->from, 2);
+	move(s, MODE_TCP, 1, s->from, s->to);
+	rig_wait_prefix(&s->rig, s->to, 2);
+	transport_stop(s->reader_agent->transport, 1);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_STOPPED, 1);
+	move(s, MODE_TCP, 2, second, s->to);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 2);
+	cr_assert_eq(failed->code, TH_E_CHECKSUM);
+	cr_assert_eq(xfer_part_prefix(s->to), 2);
+	rig_fini(&s->rig);
+	s->rig.num_agents = 0;
+	xfer_part_release(second);
+	rig_shard_fini(&other);
+	finish(s);
+	free(s);
+}
+
+Test(transport, one_and_many_connections__arrive)
+{
+	for (uint32_t connections = 1; connections <= 16; connections *= 4) {
+		struct setup *s = setup_new();
+		start(s, odd_sizes, ODD, true);
+		struct rig_agent *reader = rig_add_agent(&s->rig, STALL_NS, connections);
+		hash_all(s, s->from);
+		rig_pull(s->source_agent, reader, 1, s->from, s->to);
+		rig_wait(&s->rig, reader, TRANSPORT_DONE, 1);
+		cr_assert(rig_shards_equal(&s->source, &s->reader));
+		finish(s);
+		free(s);
+	}
+}
+
+Test(transport, open__port_in_use__sentence)
+{
+	struct setup *s = setup_new();
+	start(s, eight_chunks, 1, true);
+	const char *colon = strrchr(transport_address(s->source_agent->transport), ':');
+	struct transport_config config = {
+		.listen_host = "127.0.0.1", .listen_port = (uint16_t)atoi(colon + 1)};
+	struct th_err err = {0};
+	struct transport *transport;
+	cr_assert_lt(transport_open(&config, &err, &transport), 0);
+	cr_assert(strstr(err.text, colon + 1), "%s", err.text);
+	finish(s);
+	free(s);
+}
+
+/* ---- hashing ---------------------------------------------------------------------------------- */
+
+Test(transport, hash__no_chunks_or_no_verify__hashed_at_once)
+{
+	static const uint64_t none[] = {0};
+	struct setup *s = setup_new();
+	start(s, none, 1, true);
+	hash_all(s, s->from);
+	finish(s);
+	start(s, eight_chunks, 1, false);
+	hash_all(s, s->from);
+	finish(s);
+	free(s);
+}
+
+Test(transport, hash_stop__one_event_then_nobody_reads)
+{
+	for (uint32_t round = 0; round < 20; round++) {
+		struct setup *s = setup_new();
+		start(s, eight_chunks, 1, true);
+		cr_assert_eq(transport_hash(s->source_agent->transport, 5, s->from), 0);
+		rig_wait_prefix(&s->rig, s->from, round % 6);
+		transport_hash_stop(s->source_agent->transport, 5);
+		transport_hash_stop(s->source_agent->transport, 6);
+		while (s->source_agent->num_events == 0)
+			rig_pump(&s->rig, 100);
+		mprotect(s->source.memory, s->source.bytes, PROT_NONE);
+		rig_pump_for(&s->rig, 2000000);
+		cr_assert_eq(s->source_agent->num_events, 1);
+		cr_assert_eq(s->source_agent->events[0].tag, 5);
+		finish(s);
+		free(s);
+	}
+}

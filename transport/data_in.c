@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * data_in - a data connection at the reader: asks for chunks, receives them straight into the
+ * part's memory, hashes each block right after it arrived, while it is in cache.
+ *
+ * Runs on its mover. A few chunks are kept asked for, so that the source always has the next one.
+ * The source answers in the order asked; anything else breaks the leg.
+ */
+#include <string.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
+#include "transport/tcp.h"
+
+static struct data_in *
+conn_of(struct stream *stream)
+{
+	return loop_container(stream, struct data_in, stream);
+}
+
+/* ---- asking ------------------------------------------------------------------------------- */
+
+static void
+put(struct data_in *conn, const struct frame *frame, const uint8_t *payload)
+{
+	if (conn->out_sent > 0) {
+		memmove(conn->out, conn->out + conn->out_sent, conn->out_bytes - conn->out_sent);
+		conn->out_bytes -= conn->out_sent;
+		conn->out_sent = 0;
+	}
+	TH_ASSERT(conn->out_bytes + FRAME_BYTES + frame->bytes <= sizeof(conn->out));
+	frame_encode(frame, conn->out + conn->out_bytes);
+	conn->out_bytes += FRAME_BYTES;
+	if (payload)
+		memcpy(conn->out + conn->out_bytes, payload, frame->bytes);
+	conn->out_bytes += (uint32_t)frame->bytes;
+}
+
+static void
+ask(struct data_in *conn)
+{
+	uint32_t chunk;
+	while (conn->num_asked < conn->window &&
+		intake_take(&conn->leg->intake, UINT32_MAX, &chunk)) {
+		conn->asked[(conn->asked_head + conn->num_asked++) % WINDOW_MAX] = chunk;
+		struct frame frame = {
+			.kind = FRAME_READ, .leg = conn->leg->id, .first = chunk, .count = 1};
+		put(conn, &frame, NULL);
+	}
+	stream_wake(&conn->stream);
+}
+
+static uint32_t
+send_want(struct stream *stream, struct iovec *ret_ranges)
+{
+	struct data_in *conn = conn_of(stream);
+	if (conn->out_sent == conn->out_bytes)
+		return 0;
+	ret_ranges[0] =
+		(struct iovec){conn->out + conn->out_sent, conn->out_bytes - conn->out_sent};
+	return 1;
+}
+
+static int
+send_sent(struct stream *stream, size_t bytes)
+{
+	conn_of(stream)->out_sent += (uint32_t)bytes;
+	return 0;
+}
+
+/* ---- receiving ---------------------------------------------------------------------------- */
+
+static uint32_t
+recv_want(struct stream *stream, struct iovec *ret_ranges)
+{
+	struct data_in *conn = conn_of(stream);
+	if (!conn->in_body) {
+		ret_ranges[0] = (struct iovec){conn->header + conn->have, FRAME_BYTES - conn->have};
+		return 1;
+	}
+	return xfer_cursor_next(
+		&conn->cursor, conn->leg->part, LOOP_BLOCK_BYTES, ret_ranges, LOOP_RANGES_MAX);
+}
+
+/* A whole header: is it of the chunk that must come now? */
+static int
+begin_chunk(struct data_in *conn)
+{
+	struct leg_in *leg = conn->leg;
+	struct frame frame;
+	int rc = frame_decode(conn->header, &frame);
+	if (rc < 0)
+		return rc;
+	if (frame.kind != FRAME_DATA || frame.leg != leg->id || conn->num_asked == 0 ||
+		frame.first != conn->asked[conn->asked_head] ||
+		frame.bytes != chunk_bytes(xfer_part_table(leg->part), frame.first))
+		return TH_E_PROTOCOL;
+	conn->have = 0;
+	conn->in_body = true;
+	xfer_cursor_init(&conn->cursor, leg->part, frame.first);
+	digest_init(&conn->digest);
+	if (conn->window < WINDOW) {
+		conn->window++;
+		ask(conn);
+	}
+	return 0;
+}
+
+static int
+end_chunk(struct data_in *conn)
+{
+	struct leg_in *leg = conn->leg;
+	uint32_t chunk = conn->asked[conn->asked_head];
+	conn->in_body = false;
+	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
+	conn->num_asked--;
+	int result;
+	if (leg->verify) {
+		struct th_hash digest = digest_final(&conn->digest);
+		result = intake_arrived(&leg->intake, chunk, &digest);
+	} else {
+		result = intake_arrived(&leg->intake, chunk, NULL);
+	}
+	if (result < 0)
+		return result;
+	if (result & INTAKE_GREW)
+		events_post(&leg->transport->events, &leg->progress_node);
+	if (result & INTAKE_COMPLETE)
+		loop_post(leg->transport->porter, &leg->complete_task);
+	else
+		ask(conn);
+	return 0;
+}
+
+static int
+got_body(struct data_in *conn, const struct iovec *ranges, size_t bytes)
+{
+	struct leg_in *leg = conn->leg;
+	if (leg->verify) {
+		int64_t before_ns = th_now_ns();
+		size_t left = bytes;
+		for (uint32_t i = 0; left > 0; i++) {
+			size_t piece = th_min_size(left, ranges[i].iov_len);
+			digest_update(&conn->digest, ranges[i].iov_base, piece);
+			left -= piece;
+		}
+		int64_t now_ns = th_now_ns();
+		count_up(&leg->verify_ns, (uint64_t)(now_ns - before_ns));
+		__atomic_store_n(&leg->last_byte_ns, now_ns, __ATOMIC_RELAXED);
+	} else {
+		__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
+	}
+	count_up(&leg->bytes_moved, bytes);
+	count_up(&leg->transport->counters.bytes_in, bytes);
+	xfer_cursor_skip(&conn->cursor, leg->part, bytes);
+	return conn->cursor.left == 0 ? end_chunk(conn) : 0;
+}
+
+static int
+recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
+{
+	struct data_in *conn = conn_of(stream);
+	if (conn->in_body)
+		return got_body(conn, ranges, bytes);
+	conn->have += (uint32_t)bytes;
+	return conn->have == FRAME_BYTES ? begin_chunk(conn) : 0;
+}
+
+/* ---- life --------------------------------------------------------------------------------- */
+
+static void
+connected(struct stream *stream)
+{
+	struct data_in *conn = conn_of(stream);
+	struct leg_in *leg = conn->leg;
+	int64_t never = 0;
+	__atomic_compare_exchange_n(
+		&leg->joined_ns, &never, th_now_ns(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	struct frame frame = {.kind = FRAME_JOIN, .leg = leg->id, .bytes = FRAME_KEY_BYTES};
+	put(conn, &frame, leg->key);
+	ask(conn);
+}
+
+static void
+broken(struct stream *stream, int code)
+{
+	struct data_in *conn = conn_of(stream);
+	conn->code = code;
+	loop_post(conn->leg->transport->porter, &conn->broken_task);
+}
+
+static const struct stream_ops data_in_ops = {
+	.recv_want = recv_want,
+	.recv_got = recv_got,
+	.send_want = send_want,
+	.send_sent = send_sent,
+	.connected = connected,
+	.broken = broken,
+};
+
+static void
+run_open(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, open_task);
+	int fd = socket_connect(&conn->leg->address, conn->leg->address_bytes);
+	int rc = fd;
+	if (fd >= 0)
+		rc = stream_open(&conn->stream, conn->loop, &data_in_ops, fd, true);
+	if (rc < 0)
+		broken(&conn->stream, rc);
+}
+
+static void
+run_kick(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, kick_task);
+	if (conn->stream.fd >= 0 && !conn->stream.connecting)
+		ask(conn);
+}
+
+static void
+run_close(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, close_task);
+	stream_close(&conn->stream, conn->reset);
+	loop_post(conn->leg->transport->porter, &conn->gone_task);
+}
+
+static void
+run_broken(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, broken_task);
+	leg_in_conn_broken(conn->leg, conn->code);
+}
+
+static void
+run_gone(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, gone_task);
+	leg_in_conn_gone(conn->leg, conn);
+}
+
+struct data_in *
+data_in_new(struct leg_in *leg, struct loop *loop)
+{
+	struct data_in *conn = th_calloc(1, sizeof(*conn));
+	conn->stream.fd = -1;
+	conn->leg = leg;
+	conn->loop = loop;
+	conn->window = 1;
+	conn->open_task.run = run_open;
+	conn->kick_task.run = run_kick;
+	conn->close_task.run = run_close;
+	conn->broken_task.run = run_broken;
+	conn->gone_task.run = run_gone;
+	loop_post(loop, &conn->open_task);
+	return conn;
+}

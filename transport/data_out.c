@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * data_out - a data connection at the source: takes requests for chunks and sends them straight
+ * from the part's memory.
+ *
+ * Runs on its mover. The kernel copies at send, so when the stream is closed no byte of the part is
+ * read for it any more: that is what a fence proves. A request beyond the part's prefix waits here
+ * until the part's watcher kicks; nothing polls.
+ */
+#include <string.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
+#include "transport/tcp.h"
+
+static struct data_out *
+conn_of(struct stream *stream)
+{
+	return loop_container(stream, struct data_out, stream);
+}
+
+/* ---- requests ----------------------------------------------------------------------------- */
+
+static uint32_t
+recv_want(struct stream *stream, struct iovec *ret_ranges)
+{
+	struct data_out *conn = conn_of(stream);
+	ret_ranges[0] = (struct iovec){conn->in + conn->have, FRAME_BYTES - conn->have};
+	return 1;
+}
+
+static int
+recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
+{
+	struct data_out *conn = conn_of(stream);
+	struct leg_out *leg = conn->leg;
+	struct frame frame;
+	(void)ranges;
+	conn->have += (uint32_t)bytes;
+	if (conn->have < FRAME_BYTES)
+		return 0;
+	conn->have = 0;
+	int rc = frame_decode(conn->in, &frame);
+	if (rc < 0)
+		return rc;
+	if (frame.kind != FRAME_READ || frame.leg != leg->reader_leg ||
+		!th_range_fits(frame.first, frame.count, xfer_part_table(leg->part)->num_chunks) ||
+		frame.count > WINDOW_MAX - conn->num_asked)
+		return TH_E_PROTOCOL;
+	for (uint32_t i = 0; i < frame.count; i++)
+		conn->asked[(conn->asked_head + conn->num_asked++) % WINDOW_MAX] = frame.first + i;
+	stream_wake(stream);
+	return 0;
+}
+
+/* ---- sending ------------------------------------------------------------------------------ */
+
+/* True when the chunk may be sent. Otherwise the part's watcher will kick this connection. */
+static bool
+may_send(struct data_out *conn, uint32_t chunk)
+{
+	struct leg_out *leg = conn->leg;
+	if (chunk >= xfer_part_prefix(leg->part)) {
+		/* First say that we wait, then look again: see xfer_part_advance. */
+		bool waited = __atomic_exchange_n(&conn->waiting, true, __ATOMIC_SEQ_CST);
+		__atomic_thread_fence(__ATOMIC_SEQ_CST);
+		if (chunk >= xfer_part_prefix(leg->part)) {
+			if (!waited)
+				loop_post(leg->transport->porter, &leg->progress_task);
+			return false;
+		}
+	}
+	/* What the reader was told to wait for ends here, and its clock runs again. */
+	if (__atomic_load_n(&conn->waiting, __ATOMIC_RELAXED)) {
+		__atomic_store_n(&leg->last_sent_ns, th_now_ns(), __ATOMIC_RELAXED);
+		__atomic_store_n(&conn->waiting, false, __ATOMIC_SEQ_CST);
+	}
+	return true;
+}
+
+static bool
+begin_chunk(struct data_out *conn)
+{
+	struct leg_out *leg = conn->leg;
+	if (conn->num_asked == 0 || !may_send(conn, conn->asked[conn->asked_head]))
+		return false;
+	conn->chunk = conn->asked[conn->asked_head];
+	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
+	conn->num_asked--;
+	struct frame frame = {.kind = FRAME_DATA,
+		.leg = leg->reader_leg,
+		.first = conn->chunk,
+		.count = 1,
+		.bytes = chunk_bytes(xfer_part_table(leg->part), conn->chunk)};
+	frame_encode(&frame, conn->header);
+	conn->header_sent = 0;
+	xfer_cursor_init(&conn->cursor, leg->part, conn->chunk);
+	conn->sending = true;
+#ifdef TH_FAULTS
+	struct fault *fault = &leg->transport->fault;
+	conn->flip =
+		fault->flip && conn->chunk == fault->flip_chunk &&
+		(!__atomic_exchange_n(&leg->flipped, true, __ATOMIC_RELAXED) || fault->flip_always);
+#endif
+	return true;
+}
+
+static uint32_t
+send_want(struct stream *stream, struct iovec *ret_ranges)
+{
+	struct data_out *conn = conn_of(stream);
+#ifdef TH_FAULTS
+	if (fault_stalls(&conn->leg->transport->fault))
+		return 0;
+#endif
+	if (!conn->sending && !begin_chunk(conn))
+		return 0;
+	uint32_t used = 0;
+	if (conn->header_sent < FRAME_BYTES)
+		ret_ranges[used++] = (struct iovec){
+			conn->header + conn->header_sent, FRAME_BYTES - conn->header_sent};
+	used += xfer_cursor_next(&conn->cursor, conn->leg->part, LOOP_BLOCK_BYTES,
+		ret_ranges + used, LOOP_RANGES_MAX - used);
+#ifdef TH_FAULTS
+	if (conn->flip) {
+		/* The first byte of the chunk comes from here instead, alone. */
+		struct iovec *first = &ret_ranges[conn->header_sent < FRAME_BYTES ? 1 : 0];
+		conn->flipped = *(uint8_t *)first->iov_base ^ 1;
+		*first = (struct iovec){&conn->flipped, 1};
+		used = conn->header_sent < FRAME_BYTES ? 2 : 1;
+	}
+#endif
+	return used;
+}
+
+static void
+took(struct data_out *conn, size_t bytes)
+{
+	struct leg_out *leg = conn->leg;
+	__atomic_store_n(&leg->last_sent_ns, th_now_ns(), __ATOMIC_RELAXED);
+	count_up(&leg->bytes_sent, bytes);
+	count_up(&leg->transport->counters.bytes_out, bytes);
+	if (__atomic_load_n(&leg->stalled, __ATOMIC_RELAXED) &&
+		__atomic_exchange_n(&leg->stalled, false, __ATOMIC_ACQ_REL)) {
+		events_post(&leg->transport->events, &leg->stall_node);
+		/* Its clock runs again. */
+		loop_post(leg->transport->porter, &leg->progress_task);
+	}
+#ifdef TH_FAULTS
+	fault_sent(&leg->transport->fault, bytes);
+#endif
+}
+
+static int
+send_sent(struct stream *stream, size_t bytes)
+{
+	struct data_out *conn = conn_of(stream);
+	size_t header = th_min_size(bytes, FRAME_BYTES - conn->header_sent);
+	conn->header_sent += (uint32_t)header;
+	bytes -= header;
+	if (bytes == 0)
+		return 0;
+	took(conn, bytes);
+	conn->flip = false;
+	xfer_cursor_skip(&conn->cursor, conn->leg->part, bytes);
+	if (conn->cursor.left == 0)
+		conn->sending = false;
+	return 0;
+}
+
+/* ---- life --------------------------------------------------------------------------------- */
+
+static void
+broken(struct stream *stream, int code)
+{
+	struct data_out *conn = conn_of(stream);
+	conn->code = code;
+	loop_post(conn->leg->transport->porter, &conn->broken_task);
+}
+
+static const struct stream_ops data_out_ops = {
+	.recv_want = recv_want,
+	.recv_got = recv_got,
+	.send_want = send_want,
+	.send_sent = send_sent,
+	.broken = broken,
+};
+
+static void
+run_open(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, open_task);
+	int rc =
+		stream_open(&conn->stream, conn->loop, &data_out_ops, th_fd_move(&conn->fd), false);
+	if (rc < 0)
+		broken(&conn->stream, rc);
+}
+
+static void
+run_kick(struct loop_task *task)
+{
+	stream_wake(&loop_container(task, struct data_out, kick_task)->stream);
+}
+
+static void
+run_close(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, close_task);
+	stream_close(&conn->stream, conn->reset);
+	loop_post(conn->leg->transport->porter, &conn->gone_task);
+}
+
+static void
+run_broken(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, broken_task);
+	leg_out_conn_broken(conn->leg, conn);
+}
+
+static void
+run_gone(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, gone_task);
+	leg_out_conn_gone(conn->leg, conn);
+}
+
+struct data_out *
+data_out_new(struct leg_out *leg, struct loop *loop, int fd)
+{
+	struct data_out *conn = th_calloc(1, sizeof(*conn));
+	conn->stream.fd = -1;
+	conn->leg = leg;
+	conn->loop = loop;
+	conn->fd = fd;
+	conn->open_task.run = run_open;
+	conn->kick_task.run = run_kick;
+	conn->close_task.run = run_close;
+	conn->broken_task.run = run_broken;
+	conn->gone_task.run = run_gone;
+	loop_post(loop, &conn->open_task);
+	return conn;
+}

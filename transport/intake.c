@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * intake - see intake.h. States of a chunk:
+ *
+ *   FREE -> TAKEN -> ARRIVED (digest not known yet) -> DONE
+ *             ^  \-------------------------------------^
+ *             |   \-> BAD (did not match)
+ *             +-------/
+ */
+#include "transport/intake.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/err.h"
+#include "ipc/base/name.h"
+
+enum intake_state { INTAKE_FREE, INTAKE_TAKEN, INTAKE_ARRIVED, INTAKE_BAD, INTAKE_DONE };
+
+int
+intake_init(struct intake *intake, struct xfer_part *part, struct transport_counters *counters)
+{
+	uint32_t num_chunks = xfer_part_table(part)->num_chunks;
+	size_t slots = num_chunks ? num_chunks : 1;
+	*intake = (struct intake){.part = part, .counters = counters, .num_chunks = num_chunks};
+	intake->states = calloc(slots, sizeof(intake->states[0]));
+	intake->attempts = calloc(slots, sizeof(intake->attempts[0]));
+	intake->arrived = calloc(slots, sizeof(intake->arrived[0]));
+	if (!intake->states || !intake->attempts || !intake->arrived) {
+		free(intake->states);
+		free(intake->attempts);
+		free(intake->arrived);
+		return -ENOMEM;
+	}
+	intake->prefix = intake->next = xfer_part_prefix(part);
+	pthread_mutex_init(&intake->lock, NULL);
+	return 0;
+}
+
+void
+intake_fini(struct intake *intake)
+{
+	pthread_mutex_destroy(&intake->lock);
+	free(intake->states);
+	free(intake->attempts);
+	free(intake->arrived);
+}
+
+bool
+intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk)
+{
+	bool found = false;
+	pthread_mutex_lock(&intake->lock);
+	uint32_t chunk = intake->next;
+	if (intake->num_again > 0) {
+		/* Rare, and near the prefix: all before it is done. */
+		chunk = intake->prefix;
+		while (intake->states[chunk] != INTAKE_BAD)
+			chunk++;
+		intake->num_again--;
+		found = true;
+	} else if (chunk < intake->num_chunks && chunk < limit) {
+		intake->next++;
+		found = true;
+	}
+	if (found) {
+		intake->states[chunk] = INTAKE_TAKEN;
+		*ret_chunk = chunk;
+	}
+	pthread_mutex_unlock(&intake->lock);
+	return found;
+}
+
+/* Compares an arrived chunk with its digest. Under the lock. */
+static int
+judge(struct intake *intake, uint32_t chunk, const struct th_hash *digest)
+{
+	struct transport_counters *counters = intake->counters;
+	if (th_hash_equal(*xfer_part_digest(intake->part, chunk), *digest)) {
+		intake->states[chunk] = INTAKE_DONE;
+		__atomic_add_fetch(&counters->chunks_verified, 1, __ATOMIC_RELAXED);
+		return 0;
+	}
+	__atomic_add_fetch(&counters->checksum_failures, 1, __ATOMIC_RELAXED);
+	if (++intake->attempts[chunk] >= INTAKE_ATTEMPTS_MAX)
+		return TH_E_CHECKSUM;
+	__atomic_add_fetch(&counters->chunks_refetched, 1, __ATOMIC_RELAXED);
+	intake->states[chunk] = INTAKE_BAD;
+	intake->num_again++;
+	return 0;
+}
+
+/* Moves the prefix. The lock makes this the only advance of the part at a time. */
+static int
+settle(struct intake *intake)
+{
+	int result = intake->num_again > 0 ? INTAKE_AGAIN : 0;
+	uint32_t before = intake->prefix;
+	while (intake->prefix < intake->num_chunks && intake->states[intake->prefix] == INTAKE_DONE)
+		intake->prefix++;
+	if (intake->prefix == before)
+		return result;
+	xfer_part_advance(intake->part, intake->prefix);
+	result |= INTAKE_GREW;
+	if (intake->prefix == intake->num_chunks)
+		result |= INTAKE_COMPLETE;
+	return result;
+}
+
+int
+intake_arrived(struct intake *intake, uint32_t chunk, const struct th_hash *digest)
+{
+	int rc = 0;
+	pthread_mutex_lock(&intake->lock);
+	TH_ASSERT(chunk < intake->num_chunks && intake->states[chunk] == INTAKE_TAKEN);
+	if (!digest) {
+		intake->states[chunk] = INTAKE_DONE;
+	} else if (chunk < xfer_part_digest_count(intake->part)) {
+		rc = judge(intake, chunk, digest);
+	} else {
+		intake->states[chunk] = INTAKE_ARRIVED;
+		intake->arrived[chunk] = *digest;
+	}
+	if (rc == 0)
+		rc = settle(intake);
+	pthread_mutex_unlock(&intake->lock);
+	return rc;
+}
+
+int
+intake_digests(struct intake *intake, uint32_t first, const struct th_hash *digests, uint32_t count)
+{
+	struct xfer_part *part = intake->part;
+	int rc = 0;
+	if (first > intake->num_chunks || count > intake->num_chunks - first)
+		return TH_E_PROTOCOL;
+	pthread_mutex_lock(&intake->lock);
+	uint32_t known = xfer_part_digest_count(part);
+	uint32_t end = first + count;
+	if (first > known)
+		rc = TH_E_PROTOCOL;
+	for (uint32_t c = first; rc == 0 && c < end && c < known; c++) {
+		if (!th_hash_equal(*xfer_part_digest(part, c), digests[c - first]))
+			rc = TH_E_CHECKSUM;
+	}
+	if (rc == 0 && end > known)
+		xfer_part_add_digests(part, known, digests + (known - first), end - known);
+	for (uint32_t c = known; rc == 0 && c < end; c++) {
+		if (intake->states[c] == INTAKE_ARRIVED)
+			rc = judge(intake, c, &intake->arrived[c]);
+	}
+	if (rc == 0)
+		rc = settle(intake);
+	pthread_mutex_unlock(&intake->lock);
+	return rc;
+}
+
+uint32_t
+intake_lowest_missing(struct intake *intake)
+{
+	pthread_mutex_lock(&intake->lock);
+	uint32_t chunk = intake->prefix;
+	while (chunk < intake->next && intake->states[chunk] != INTAKE_TAKEN)
+		chunk++;
+	if (chunk == intake->next)
+		chunk = intake->num_chunks;
+	pthread_mutex_unlock(&intake->lock);
+	return chunk;
+}

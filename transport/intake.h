@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * intake - which chunks of a part are still to be fetched, which have come, and what they are
+ * worth.
+ *
+ * The reader's bookkeeping, the same for every transport: chunks are handed out in order, come back
+ * in any order with the digest of what arrived, count when the publisher's digest says the same,
+ * and move the part's prefix when it reaches them. A chunk that arrives before its digest is known
+ * is judged when that comes. A chunk that does not match is handed out again, twice at most.
+ *
+ * Any thread: a lock, taken a few times per 4 MiB chunk.
+ */
+#ifndef TH_TRANSPORT_INTAKE_H
+#define TH_TRANSPORT_INTAKE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/checked.h"
+#include "transport/part.h"
+#include "transport/transport.h"
+
+#define INTAKE_ATTEMPTS_MAX 3 /* of one chunk at one source */
+
+struct intake {
+	pthread_mutex_t lock;
+	struct xfer_part *part; /* borrows: the leg holds it */
+	struct transport_counters *counters;
+	uint32_t num_chunks;
+	uint8_t *states;         /* owns; guarded: enum intake_state */
+	uint8_t *attempts;       /* owns; guarded: how often a chunk came and did not match */
+	struct th_hash *arrived; /* owns; guarded: digests of chunks that wait for theirs */
+	uint32_t next;           /* guarded: lowest chunk never handed out */
+	uint32_t num_again;      /* guarded: chunks to be handed out again */
+	uint32_t prefix;         /* guarded */
+};
+
+enum intake_result {              /* bits */
+	INTAKE_GREW = 1 << 0,     /* the part's prefix advanced */
+	INTAKE_AGAIN = 1 << 1,    /* there are chunks to fetch again */
+	INTAKE_COMPLETE = 1 << 2, /* this call made the part whole */
+};
+
+TH_MUST_USE int intake_init(
+	struct intake *intake, struct xfer_part *part, struct transport_counters *counters);
+void intake_fini(struct intake *intake);
+
+/* The next chunk to fetch, below limit. False: none now. */
+bool intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk);
+/* The bytes of a chunk that was taken lie in the part; digest is of them (NULL: part without
+ * verify). enum intake_result, or TH_E_CHECKSUM: it did not match too often. */
+TH_MUST_USE int intake_arrived(struct intake *intake, uint32_t chunk, const struct th_hash *digest);
+/* The publisher's digests, as a source knows them. enum intake_result, TH_E_CHECKSUM (also: they
+ * contradict what is known), or TH_E_PROTOCOL: a gap, or more than there are chunks. */
+TH_MUST_USE int intake_digests(
+	struct intake *intake, uint32_t first, const struct th_hash *digests, uint32_t count);
+/* Lowest chunk that was taken and has not come; num_chunks when none. */
+uint32_t intake_lowest_missing(struct intake *intake);
+
+#endif

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * internal - the transport's own structures.
+ *
+ * Threads: the *porter* keeps the door: it accepts, does the handshakes, owns the control
+ * connection and the state of every TCP leg, and keeps its clocks. The *movers* own data
+ * connections and know chunks only. Between them go tasks (loop.h). The shell's calls become
+ * commands to the porter.
+ *
+ * How a leg ends: only the porter ends one. It unwatches the part, asks each mover to close the
+ * leg's connections, and when the last has answered posts a last task to itself: tasks run in
+ * order, so when that one runs nothing about the leg is under way any more, and the last event is
+ * posted. The shell's thread frees the leg when it takes that event.
+ */
+#ifndef TH_TRANSPORT_INTERNAL_H
+#define TH_TRANSPORT_INTERNAL_H
+
+#include <netinet/in.h>
+#include <semaphore.h>
+#include <sys/queue.h>
+
+#include "ipc/base/err.h"
+#include "transport/digest.h"
+#include "transport/events.h"
+#include "transport/fault.h"
+#include "transport/frame.h"
+#include "transport/intake.h"
+#include "transport/loop.h"
+#include "transport/transport.h"
+
+#define MOVERS_MAX 16u
+#define CONNECTIONS_MAX 16u /* of one leg */
+#define WINDOW_MAX                                                                                 \
+	16u                /* chunks asked for and not come, of one connection: a peer with more   \
+			    * breaks the protocol */
+#define WINDOW 4u          /* what we ask for ourselves: 4 x 4 MiB cover 25 GB/s x 0.6 ms */
+#define STRANGERS_MAX 128u /* connections that have not shown a ticket or key yet */
+#define ASKED_MAX 128u     /* tickets that the shell has not judged yet */
+#define PEER_BYTES 64u     /* "[v6 address%scope]:port" */
+#define CONNECT_NS INT64_C(2000000000)
+
+struct hasher;
+struct local;
+struct leg_in;
+struct leg_out;
+struct stranger;
+
+LIST_HEAD(legs_in, leg_in);
+LIST_HEAD(legs_out, leg_out);
+TAILQ_HEAD(strangers, stranger);
+
+struct transport {
+	struct transport_config config;   /* immutable */
+	char address[TH_ADDRESS_MAX + 1]; /* immutable */
+	struct events events;
+	struct transport_counters counters; /* each field atomic */
+	struct loop *porter;
+	struct loop *movers[MOVERS_MAX];
+	uint32_t num_movers;
+	struct hasher *hasher;
+	struct local *local;
+#ifdef TH_FAULTS
+	struct fault fault;
+#endif
+	/* Of the porter's thread. */
+	int listen_fd; /* owns, until door does */
+	int spare_fd;  /* owns: given up for a moment when there are no descriptors left */
+	struct stream door;
+	struct strangers strangers; /* oldest first */
+	uint32_t num_reading, num_asked;
+	uint64_t next_hello;
+	uint32_t next_mover;
+	struct legs_in legs_in;
+	struct legs_out legs_out;
+	bool closing;
+	sem_t closed; /* posted when closing and nothing is left */
+};
+
+static inline void
+count_up(uint64_t *counter, uint64_t add)
+{
+	__atomic_add_fetch(counter, add, __ATOMIC_RELAXED);
+}
+
+/* ---- what goes to the porter -------------------------------------------------------------- */
+
+enum command_kind {
+	COMMAND_PULL,
+	COMMAND_STOP,
+	COMMAND_SERVE,
+	COMMAND_REFUSE,
+	COMMAND_FENCE,
+	COMMAND_CLOSE
+};
+
+struct command { /* freed by whoever runs it */
+	struct loop_task task;
+	enum command_kind kind;
+	struct transport *transport;
+	uint64_t id;             /* leg or hello */
+	struct leg_in *leg_in;   /* PULL: moved */
+	struct leg_out *leg_out; /* SERVE: moved */
+	int code;                /* REFUSE */
+	char text[TH_CTL_TEXT_BYTES];
+};
+
+/* ---- the door (porter.c) ------------------------------------------------------------------ */
+
+int64_t porter_tick(void *arg, int64_t now_ns);
+void porter_command(struct loop_task *task);
+void porter_open_door(struct transport *transport);
+/* After the last of something: is the transport's closing done? */
+void porter_left(struct transport *transport);
+struct loop *porter_next_mover(struct transport *transport);
+
+/* Options that every connection of a leg has. */
+void socket_prepare(int fd);
+/* Numeric "host:port" or "[host]:port". */
+TH_MUST_USE int socket_parse(
+	const char *address, struct sockaddr_storage *ret_address, socklen_t *ret_bytes);
+/* A connection under way; -errno. */
+TH_MUST_USE int socket_connect(const struct sockaddr_storage *address, socklen_t bytes);
+void socket_name(const struct sockaddr_storage *address, char ret_name[PEER_BYTES]);
+
+/* ---- legs, the porter's side -------------------------------------------------------------- */
+
+/* The shell's thread makes them; then they are the porter's. */
+TH_MUST_USE int leg_in_new(struct transport *transport, uint64_t id, const char *address,
+	const struct th_ticket *ticket, struct xfer_part *part, struct leg_in **ret_leg);
+struct leg_out *leg_out_new(struct transport *transport, uint64_t leg, struct xfer_part *part);
+void leg_in_start(struct leg_in *leg);
+void leg_in_stop(struct leg_in *leg);
+struct leg_in *leg_in_find(struct transport *transport, uint64_t id);
+int64_t leg_in_tick(struct leg_in *leg, int64_t now_ns);
+struct leg_in *leg_in_next(struct leg_in *leg);
+
+/* fd -1: the stranger is gone already, and the leg ends at once. */
+void leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg);
+void leg_out_fence(struct leg_out *leg);
+struct leg_out *leg_out_find(struct transport *transport, uint64_t id);
+struct leg_out *leg_out_find_key(
+	struct transport *transport, const uint8_t key[FRAME_KEY_BYTES], uint64_t reader_leg);
+/* A data connection with the leg's key. Takes the descriptor. */
+void leg_out_join(struct leg_out *leg, int fd);
+int64_t leg_out_tick(struct leg_out *leg, int64_t now_ns);
+struct leg_out *leg_out_next(struct leg_out *leg);
+
+/* ---- copies and hashing (their own threads) ----------------------------------------------- */
+
+TH_MUST_USE int local_new(struct transport *transport, uint32_t threads, struct local **ret_local);
+void local_free(struct local *local); /* ends its legs */
+TH_MUST_USE int local_copy(
+	struct local *local, uint64_t leg, struct xfer_part *source, struct xfer_part *part);
+void local_stop(struct local *local, uint64_t leg);
+
+TH_MUST_USE int hasher_new(
+	struct transport *transport, uint32_t threads, struct hasher **ret_hasher);
+void hasher_free(struct hasher *hasher); /* ends its jobs */
+TH_MUST_USE int hasher_add(struct hasher *hasher, uint64_t tag, struct xfer_part *part);
+void hasher_stop(struct hasher *hasher, uint64_t tag);
+
+/* The digest of a chunk as it lies in the part's memory. */
+struct th_hash part_digest(const struct xfer_part *part, uint32_t chunk);
+
+#endif

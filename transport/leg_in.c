@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * leg_in - the reader's side of a TCP leg: handshake, the source's progress, the stall clock, the
+ * end.
+ *
+ * Porter only, but for leg_in_new and the two fill functions (shell). How a leg ends: internal.h.
+ *
+ *   CONNECTING -> ASKING (ticket sent) -> RUNNING (welcome) -> ENDING
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/utf8.h"
+#include "transport/tcp.h"
+
+#define DIGESTS_AT_ONCE 256u /* decoded on the stack */
+
+static struct leg_in *
+leg_of(struct control *control)
+{
+	return loop_container(control, struct leg_in, control);
+}
+
+/* ---- the end ------------------------------------------------------------------------------ */
+
+static void
+end(struct leg_in *leg, enum transport_event_kind kind)
+{
+	struct loop *porter = leg->transport->porter;
+	leg->state = LEG_IN_ENDING;
+	leg->result.kind = kind;
+	if (leg->running_ns != 0)
+		leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->running_ns);
+	bool reset = kind != TRANSPORT_DONE;
+	stream_close(&leg->control.stream, reset);
+	for (uint32_t i = 0; i < leg->num_conns; i++) {
+		leg->conns[i]->reset = reset;
+		loop_post(leg->conns[i]->loop, &leg->conns[i]->close_task);
+	}
+	if (leg->num_conns == 0)
+		loop_post(porter, &leg->last_task);
+}
+
+void
+leg_in_fail(struct leg_in *leg, int code, const char *text)
+{
+	if (leg->state == LEG_IN_ENDING)
+		return;
+	leg->result.code = code;
+	leg->result.source_failed = true;
+	snprintf(leg->result.text, sizeof(leg->result.text),
+		"source %s: %s; %" PRIu32 " of %" PRIu32 " chunks are verified", leg->peer, text,
+		xfer_part_prefix(leg->part), xfer_part_table(leg->part)->num_chunks);
+	count_up(&leg->transport->counters.legs_failed, 1);
+	end(leg, TRANSPORT_FAILED);
+}
+
+static void
+complete(struct leg_in *leg)
+{
+	if (leg->state == LEG_IN_ENDING)
+		return;
+	struct frame frame = {.kind = FRAME_BYE, .leg = leg->id};
+	control_put(&leg->control, &frame, NULL);
+	stream_wake(&leg->control.stream);
+	/* The source may be gone by now, and the wake-up may have told: all bytes are here. */
+	if (leg->state != LEG_IN_ENDING)
+		end(leg, TRANSPORT_DONE);
+}
+
+/* A connection ended: a failure of the leg, unless everything is here already. */
+static void
+fail_by(struct leg_in *leg, int code)
+{
+	if (leg->state == LEG_IN_RUNNING &&
+		xfer_part_prefix(leg->part) == xfer_part_table(leg->part)->num_chunks)
+		complete(leg);
+	else if (code == TH_E_CHECKSUM)
+		leg_in_fail(leg, code, "its bytes do not match the published digests");
+	else if (code == TH_E_PROTOCOL)
+		leg_in_fail(leg, code, "it broke the data protocol");
+	else if (code == STREAM_EOF)
+		leg_in_fail(leg, TH_E_NO_PATH, "it closed the connection");
+	else
+		leg_in_fail(leg, TH_E_NO_PATH, th_strerror(code));
+}
+
+void
+leg_in_stop(struct leg_in *leg)
+{
+	if (leg->state == LEG_IN_ENDING)
+		return;
+	leg->result.code = TH_E_CANCELLED;
+	snprintf(leg->result.text, sizeof(leg->result.text), "stopped");
+	end(leg, TRANSPORT_STOPPED);
+}
+
+void
+leg_in_conn_broken(struct leg_in *leg, int code)
+{
+	fail_by(leg, code);
+}
+
+void
+leg_in_conn_gone(struct leg_in *leg, struct data_in *conn)
+{
+	uint32_t i = 0;
+	while (leg->conns[i] != conn)
+		i++;
+	leg->conns[i] = leg->conns[--leg->num_conns];
+	free(conn);
+	if (leg->num_conns == 0)
+		loop_post(leg->transport->porter, &leg->last_task);
+}
+
+static void
+run_last(struct loop_task *task)
+{
+	struct leg_in *leg = loop_container(task, struct leg_in, last_task);
+	struct transport *transport = leg->transport;
+	LIST_REMOVE(leg, entry);
+	leg->result.bytes_moved = __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED);
+	leg->result.verify_ns = __atomic_load_n(&leg->verify_ns, __ATOMIC_RELAXED);
+	leg->result.overwrote = leg->result.bytes_moved > 0;
+	control_fini(&leg->control);
+	intake_fini(&leg->intake);
+	xfer_part_release(leg->part);
+	leg->part = NULL;
+	events_post(&transport->events, &leg->last_node);
+	porter_left(transport);
+}
+
+static bool
+fill_progress(struct event_node *node, struct transport_event *ret_event)
+{
+	struct leg_in *leg = loop_container(node, struct leg_in, progress_node);
+	ret_event->kind = TRANSPORT_PROGRESS;
+	ret_event->leg = leg->id;
+	ret_event->bytes_moved = __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED);
+	memcpy(ret_event->transport, "tcp", 4);
+	return true;
+}
+
+static bool
+fill_last(struct event_node *node, struct transport_event *ret_event)
+{
+	struct leg_in *leg = loop_container(node, struct leg_in, last_node);
+	*ret_event = leg->result;
+	free(leg);
+	return true;
+}
+
+/* ---- frames from the source --------------------------------------------------------------- */
+
+static int
+on_welcome(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
+{
+	const struct chunk_table *table = xfer_part_table(leg->part);
+	struct frame_welcome welcome;
+	frame_decode_welcome(payload, &welcome);
+	if (leg->state != LEG_IN_ASKING || welcome.protocol != FRAME_PROTOCOL)
+		return TH_E_PROTOCOL;
+	if (frame->count != table->num_chunks || welcome.bytes != table->bytes) {
+		leg_in_fail(leg, TH_E_LAYOUT, "its shard has other chunks than ours");
+		return 0;
+	}
+	if (leg->verify && !(frame->flags & FRAME_DIGESTS)) {
+		leg_in_fail(leg, TH_E_CHECKSUM, "it has no digests to verify against");
+		return 0;
+	}
+	memcpy(leg->key, welcome.key, sizeof(leg->key));
+	leg->state = LEG_IN_RUNNING;
+	leg->running_ns = th_now_ns();
+	leg->deadline_ns = leg->running_ns;
+	loop_tick_at(leg->transport->porter, leg->deadline_ns);
+	uint32_t missing = table->num_chunks - xfer_part_prefix(leg->part);
+	if (missing == 0) {
+		complete(leg);
+		return 0;
+	}
+	uint32_t wanted = leg->transport->config.connections;
+	while (leg->num_conns < wanted && leg->num_conns < missing) {
+		struct loop *mover = porter_next_mover(leg->transport);
+		leg->conns[leg->num_conns++] = data_in_new(leg, mover);
+	}
+	return 0;
+}
+
+/* A sentence from the peer: data, not to be trusted with a log line. */
+static int
+on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
+{
+	char text[TH_CTL_TEXT_BYTES + 1];
+	size_t bytes = (size_t)frame->bytes;
+	if (leg->state != LEG_IN_ASKING)
+		return TH_E_PROTOCOL;
+	memcpy(text, payload, bytes);
+	for (size_t i = 0; i < bytes;) {
+		size_t step = th_utf8_char(text + i, bytes - i);
+		if (step == 0 || th_utf8_is_control(text + i, step)) {
+			text[i] = '?';
+			step = 1;
+		}
+		i += step;
+	}
+	text[bytes] = '\0';
+	int code = frame->count <= INT32_MAX ? -(int)frame->count : 0;
+	bool known = code <= TH_E_INVALID && strcmp(th_errname(code), "?") != 0;
+	char sentence[TH_CTL_TEXT_BYTES + 32];
+	snprintf(sentence, sizeof(sentence), "it refused: %s", text);
+	leg_in_fail(leg, known ? code : TH_E_NO_PATH, sentence);
+	return 0;
+}
+
+static int
+take_digests(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
+{
+	struct th_hash digests[DIGESTS_AT_ONCE];
+	uint32_t count = (uint32_t)(frame->bytes / 16);
+	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
+	if (!th_range_fits(frame->first, count, num_chunks))
+		return TH_E_PROTOCOL;
+	int all = 0;
+	for (uint32_t at = 0; leg->verify && at < count; at += DIGESTS_AT_ONCE) {
+		uint32_t piece = th_min_u32(DIGESTS_AT_ONCE, count - at);
+		frame_decode_digests(payload + (size_t)at * 16, piece, digests);
+		int result = intake_digests(&leg->intake, frame->first + at, digests, piece);
+		if (result < 0)
+			return result;
+		all |= result;
+	}
+	if (all & INTAKE_GREW)
+		events_post(&leg->transport->events, &leg->progress_node);
+	if (all & INTAKE_COMPLETE) {
+		complete(leg);
+	} else if (all & INTAKE_AGAIN) {
+		for (uint32_t i = 0; i < leg->num_conns; i++)
+			loop_post(leg->conns[i]->loop, &leg->conns[i]->kick_task);
+	}
+	return 0;
+}
+
+static int
+on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
+{
+	uint32_t prefix = frame->count;
+	if (leg->state != LEG_IN_RUNNING || prefix < leg->source_prefix ||
+		prefix > xfer_part_table(leg->part)->num_chunks)
+		return TH_E_PROTOCOL;
+	leg->source_prefix = prefix;
+	int rc = take_digests(leg, frame, payload);
+	if (rc < 0 || leg->state == LEG_IN_ENDING)
+		return rc;
+	/* "I wait myself" excuses only what lies beyond its own prefix. */
+	if ((frame->flags & FRAME_WAITING) && intake_lowest_missing(&leg->intake) >= prefix)
+		leg->excused_ns = th_now_ns();
+	return 0;
+}
+
+static int
+handle(struct control *control, const struct frame *frame, const uint8_t *payload)
+{
+	struct leg_in *leg = leg_of(control);
+	if (frame->leg != leg->id)
+		return TH_E_PROTOCOL;
+	if (frame->kind == FRAME_WELCOME)
+		return on_welcome(leg, frame, payload);
+	if (frame->kind == FRAME_REFUSED)
+		return on_refused(leg, frame, payload);
+	if (frame->kind == FRAME_PROGRESS)
+		return on_progress(leg, frame, payload);
+	return TH_E_PROTOCOL;
+}
+
+static void
+broken(struct control *control, int code)
+{
+	fail_by(leg_of(control), code);
+}
+
+/* ---- the beginning ------------------------------------------------------------------------ */
+
+static void
+connected(struct control *control)
+{
+	struct leg_in *leg = leg_of(control);
+	struct frame frame = {.kind = FRAME_HELLO, .leg = leg->id, .bytes = FRAME_HELLO_BYTES};
+	struct frame_hello hello = {
+		.ticket = leg->ticket, .protocol = FRAME_PROTOCOL, .mode = FRAME_MODE_TCP};
+	uint8_t payload[FRAME_HELLO_BYTES];
+	frame_encode_hello(&hello, payload);
+	control_put(control, &frame, payload);
+	leg->state = LEG_IN_ASKING;
+	/* The source gives its shell hello_ns to judge the ticket. */
+	leg->deadline_ns =
+		th_now_ns() + leg->transport->config.hello_ns + leg->transport->config.stall_ns;
+	loop_tick_at(leg->transport->porter, leg->deadline_ns);
+	stream_wake(&control->stream);
+}
+
+static void
+run_complete(struct loop_task *task)
+{
+	complete(loop_container(task, struct leg_in, complete_task));
+}
+
+int
+leg_in_new(struct transport *transport, uint64_t id, const char *address,
+	const struct th_ticket *ticket, struct xfer_part *part, struct leg_in **ret_leg)
+{
+	struct leg_in *leg = th_calloc(1, sizeof(*leg));
+	int rc = socket_parse(address, &leg->address, &leg->address_bytes);
+	if (rc == 0)
+		rc = intake_init(&leg->intake, part, &transport->counters);
+	if (rc < 0) {
+		free(leg);
+		return rc;
+	}
+	leg->transport = transport;
+	leg->id = id;
+	leg->ticket = *ticket;
+	leg->part = xfer_part_retain(part);
+	leg->verify = xfer_part_verify(part);
+	socket_name(&leg->address, leg->peer);
+	control_init(&leg->control, FRAME_PAYLOAD_MAX);
+	leg->control.handle = handle;
+	leg->control.broken = broken;
+	leg->control.connected = connected;
+	leg->complete_task.run = run_complete;
+	leg->last_task.run = run_last;
+	leg->progress_node.fill = fill_progress;
+	leg->last_node.fill = fill_last;
+	leg->result.leg = id;
+	memcpy(leg->result.transport, "tcp", 4);
+	*ret_leg = leg;
+	return 0;
+}
+
+void
+leg_in_start(struct leg_in *leg)
+{
+	struct transport *transport = leg->transport;
+	LIST_INSERT_HEAD(&transport->legs_in, leg, entry);
+	count_up(&transport->counters.legs_in, 1);
+	leg->state = LEG_IN_CONNECTING;
+	leg->deadline_ns = th_now_ns() + CONNECT_NS;
+	loop_tick_at(transport->porter, leg->deadline_ns);
+	int fd = socket_connect(&leg->address, leg->address_bytes);
+	int rc = fd;
+	if (fd >= 0)
+		rc = control_open(&leg->control, transport->porter, fd, true);
+	if (rc < 0)
+		fail_by(leg, rc);
+}
+
+struct leg_in *
+leg_in_find(struct transport *transport, uint64_t id)
+{
+	struct leg_in *leg;
+	LIST_FOREACH(leg, &transport->legs_in, entry)
+	{
+		if (leg->id == id)
+			return leg;
+	}
+	return NULL;
+}
+
+struct leg_in *
+leg_in_next(struct leg_in *leg)
+{
+	return LIST_NEXT(leg, entry);
+}
+
+/* ---- the clock ---------------------------------------------------------------------------- */
+
+static int64_t
+check_stall(struct leg_in *leg, int64_t now_ns)
+{
+	int64_t stall_ns = leg->transport->config.stall_ns;
+	int64_t joined_ns = __atomic_load_n(&leg->joined_ns, __ATOMIC_RELAXED);
+	/* Before the first data connection stands, a lost SYN must be able to come again. */
+	int64_t since_ns = joined_ns != 0 ? joined_ns : leg->running_ns + CONNECT_NS - stall_ns;
+	since_ns = th_max_i64(since_ns, __atomic_load_n(&leg->last_byte_ns, __ATOMIC_RELAXED));
+	since_ns = th_max_i64(since_ns, leg->excused_ns);
+	if (now_ns < since_ns + stall_ns)
+		return since_ns + stall_ns;
+	leg_in_fail(leg, TH_E_NO_PATH, "it sends nothing any more");
+	return INT64_MAX;
+}
+
+int64_t
+leg_in_tick(struct leg_in *leg, int64_t now_ns)
+{
+	int64_t stall_ns = leg->transport->config.stall_ns;
+	if (leg->state == LEG_IN_ENDING)
+		return INT64_MAX;
+	if (now_ns < leg->deadline_ns)
+		return leg->deadline_ns;
+	if (leg->state == LEG_IN_CONNECTING)
+		leg_in_fail(leg, TH_E_NO_PATH, "it does not answer");
+	else if (leg->state == LEG_IN_ASKING)
+		leg_in_fail(leg, TH_E_NO_PATH, "it does not answer to the ticket");
+	if (leg->state == LEG_IN_ENDING)
+		return INT64_MAX;
+	/* We come late ourselves (frozen, or starved): that is not the source's stall. */
+	if (now_ns > leg->deadline_ns + stall_ns / 4)
+		leg->excused_ns = now_ns;
+	leg->deadline_ns = check_stall(leg, now_ns);
+	return leg->deadline_ns;
+}

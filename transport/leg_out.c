@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * leg_out - the source's side of a TCP leg: welcome, progress for the reader, the stall clock, the
+ * end.
+ *
+ * Porter only, but for leg_out_new and the fill functions (shell) and the watcher (whoever advances
+ * the part). How a leg ends: internal.h.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
+#include "transport/tcp.h"
+
+static struct leg_out *
+leg_of(struct control *control)
+{
+	return loop_container(control, struct leg_out, control);
+}
+
+/* The prefix grew: who waits for it may go on, and the reader is told. Any thread, short. */
+static void
+part_grew(void *arg)
+{
+	struct leg_out *leg = arg;
+	loop_post(leg->transport->porter, &leg->progress_task);
+	pthread_mutex_lock(&leg->lock);
+	for (uint32_t i = 0; i < leg->num_conns; i++) {
+		if (__atomic_load_n(&leg->conns[i]->waiting, __ATOMIC_SEQ_CST))
+			loop_post(leg->conns[i]->loop, &leg->conns[i]->kick_task);
+	}
+	pthread_mutex_unlock(&leg->lock);
+}
+
+/* ---- the end ------------------------------------------------------------------------------ */
+
+static void
+close_conn(struct data_out *conn, bool reset)
+{
+	if (conn->closing)
+		return;
+	conn->closing = true;
+	conn->reset = reset;
+	loop_post(conn->loop, &conn->close_task);
+}
+
+static void
+end(struct leg_out *leg, int code, const char *text, bool reset)
+{
+	if (leg->ending)
+		return;
+	leg->ending = true;
+	leg->result.code = code;
+	leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->started_ns);
+	snprintf(leg->result.text, sizeof(leg->result.text), "%s%s%s", leg->peer,
+		leg->peer[0] ? ": " : "", text);
+	/* First: a kick that is posted after a connection's close would find it freed. */
+	if (leg->watching)
+		xfer_part_unwatch(leg->part, part_grew, leg);
+	stream_close(&leg->control.stream, reset);
+	for (uint32_t i = 0; i < leg->num_conns; i++)
+		close_conn(leg->conns[i], reset);
+	if (leg->num_conns == 0)
+		loop_post(leg->transport->porter, &leg->last_task);
+}
+
+void
+leg_out_fence(struct leg_out *leg)
+{
+	if (leg->ending)
+		return;
+	count_up(&leg->transport->counters.legs_fenced, 1);
+	/* A reset: what the kernel has queued shall not arrive any more either. */
+	end(leg, TH_E_CANCELLED, "fenced", true);
+}
+
+void
+leg_out_conn_broken(struct leg_out *leg, struct data_out *conn)
+{
+	if (conn->code == TH_E_PROTOCOL) {
+		end(leg, TH_E_PROTOCOL, "the reader broke the data protocol", true);
+		return;
+	}
+	/* The reader knows as well and judges: its control connection tells how it goes on. */
+	close_conn(conn, false);
+}
+
+void
+leg_out_conn_gone(struct leg_out *leg, struct data_out *conn)
+{
+	pthread_mutex_lock(&leg->lock);
+	uint32_t i = 0;
+	while (leg->conns[i] != conn)
+		i++;
+	leg->conns[i] = leg->conns[--leg->num_conns];
+	pthread_mutex_unlock(&leg->lock);
+	free(conn);
+	if (leg->ending && leg->num_conns == 0)
+		loop_post(leg->transport->porter, &leg->last_task);
+}
+
+static void
+run_last(struct loop_task *task)
+{
+	struct leg_out *leg = loop_container(task, struct leg_out, last_task);
+	struct transport *transport = leg->transport;
+	LIST_REMOVE(leg, entry);
+	leg->result.bytes_moved = __atomic_load_n(&leg->bytes_sent, __ATOMIC_RELAXED);
+	control_fini(&leg->control);
+	pthread_mutex_destroy(&leg->lock);
+	xfer_part_release(leg->part);
+	leg->part = NULL;
+	events_post(&transport->events, &leg->last_node);
+	porter_left(transport);
+}
+
+static bool
+fill_last(struct event_node *node, struct transport_event *ret_event)
+{
+	struct leg_out *leg = loop_container(node, struct leg_out, last_node);
+	*ret_event = leg->result;
+	free(leg);
+	return true;
+}
+
+/* Says how it is now, if that is news. */
+static bool
+fill_stall(struct event_node *node, struct transport_event *ret_event)
+{
+	struct leg_out *leg = loop_container(node, struct leg_out, stall_node);
+	bool stalled = __atomic_load_n(&leg->stalled, __ATOMIC_ACQUIRE);
+	if (stalled == leg->stall_reported)
+		return false;
+	leg->stall_reported = stalled;
+	ret_event->kind = stalled ? TRANSPORT_STALLED : TRANSPORT_RESUMED;
+	ret_event->leg = leg->id;
+	ret_event->bytes_moved = __atomic_load_n(&leg->bytes_sent, __ATOMIC_RELAXED);
+	memcpy(ret_event->transport, "tcp", 4);
+	return true;
+}
+
+/* ---- control connection ------------------------------------------------------------------- */
+
+static int
+handle(struct control *control, const struct frame *frame, const uint8_t *payload)
+{
+	struct leg_out *leg = leg_of(control);
+	(void)payload;
+	if (frame->kind != FRAME_BYE || frame->leg != leg->reader_leg)
+		return TH_E_PROTOCOL;
+	end(leg, 0, "the reader has all it wanted", false);
+	return 0;
+}
+
+static void
+broken(struct control *control, int code)
+{
+	struct leg_out *leg = leg_of(control);
+	if (code == TH_E_PROTOCOL)
+		end(leg, code, "the reader broke the data protocol", true);
+	else
+		end(leg, TH_E_NO_PATH, "the reader is gone", true);
+}
+
+static bool
+anybody_waits(const struct leg_out *leg)
+{
+	for (uint32_t i = 0; i < leg->num_conns; i++) {
+		if (__atomic_load_n(&leg->conns[i]->waiting, __ATOMIC_SEQ_CST))
+			return true;
+	}
+	return false;
+}
+
+/* The next PROGRESS, if there is news or it is time to say again that we wait. */
+static void
+refill(struct control *control)
+{
+	struct leg_out *leg = leg_of(control);
+	/* Prefix first: the digests of all chunks below it are known then. */
+	uint32_t prefix = xfer_part_prefix(leg->part);
+	uint32_t known = leg->verify ? xfer_part_digest_count(leg->part) : 0;
+	uint32_t count = th_min_u32(known - leg->digests_sent, FRAME_DIGESTS_MAX);
+	uint32_t say = leg->verify ? th_min_u32(prefix, leg->digests_sent + count) : prefix;
+	bool waiting = anybody_waits(leg);
+	if (count == 0 && say == leg->prefix_sent && waiting == leg->said_waiting && !leg->beat)
+		return;
+	struct frame frame = {.kind = FRAME_PROGRESS,
+		.flags = waiting ? FRAME_WAITING : 0,
+		.leg = leg->reader_leg,
+		.first = leg->digests_sent,
+		.count = say,
+		.bytes = (uint64_t)count * 16};
+	frame_encode(&frame, control->out);
+	if (count > 0)
+		frame_encode_digests(xfer_part_digest(leg->part, leg->digests_sent), count,
+			control->out + FRAME_BYTES);
+	control->out_bytes = FRAME_BYTES + count * 16;
+	leg->prefix_sent = say;
+	leg->digests_sent += count;
+	leg->said_waiting = waiting;
+	leg->beat = false;
+	leg->last_progress_ns = th_now_ns();
+}
+
+static void
+run_progress(struct loop_task *task)
+{
+	struct leg_out *leg = loop_container(task, struct leg_out, progress_task);
+	if (leg->ending)
+		return;
+	leg->deadline_ns = 0; /* somebody waits, or does no more: look again */
+	loop_tick_at(leg->transport->porter, 0);
+	stream_wake(&leg->control.stream);
+}
+
+/* ---- the beginning ------------------------------------------------------------------------ */
+
+struct leg_out *
+leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part)
+{
+	struct leg_out *leg = th_calloc(1, sizeof(*leg));
+	leg->transport = transport;
+	leg->id = id;
+	leg->part = xfer_part_retain(part);
+	leg->verify = xfer_part_verify(part);
+	pthread_mutex_init(&leg->lock, NULL);
+	control_init(&leg->control, 0);
+	leg->control.handle = handle;
+	leg->control.refill = refill;
+	leg->control.broken = broken;
+	leg->progress_task.run = run_progress;
+	leg->last_task.run = run_last;
+	leg->stall_node.fill = fill_stall;
+	leg->last_node.fill = fill_last;
+	leg->result.kind = TRANSPORT_ENDED;
+	leg->result.leg = id;
+	memcpy(leg->result.transport, "tcp", 4);
+	return leg;
+}
+
+void
+leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg)
+{
+	struct transport *transport = leg->transport;
+	const struct chunk_table *table = xfer_part_table(leg->part);
+	LIST_INSERT_HEAD(&transport->legs_out, leg, entry);
+	count_up(&transport->counters.legs_out, 1);
+	leg->reader_leg = reader_leg;
+	leg->started_ns = th_now_ns();
+	if (fd < 0) {
+		end(leg, TH_E_NO_PATH, "the reader was gone before it was served", false);
+		return;
+	}
+	struct sockaddr_storage address = {0};
+	socklen_t bytes = sizeof(address);
+	if (getpeername(fd, (struct sockaddr *)&address, &bytes) == 0)
+		socket_name(&address, leg->peer);
+	struct frame_welcome welcome = {.bytes = table->bytes, .protocol = FRAME_PROTOCOL};
+	ssize_t random = getrandom(leg->key, sizeof(leg->key), 0);
+	if (random != (ssize_t)sizeof(leg->key)) {
+		th_fd_close(&fd);
+		end(leg, -EIO, "no random bytes for the leg's key", false);
+		return;
+	}
+	memcpy(welcome.key, leg->key, sizeof(leg->key));
+	struct frame frame = {.kind = FRAME_WELCOME,
+		.flags = leg->verify ? FRAME_DIGESTS : 0,
+		.leg = reader_leg,
+		.count = table->num_chunks,
+		.bytes = FRAME_WELCOME_BYTES};
+	uint8_t payload[FRAME_WELCOME_BYTES];
+	frame_encode_welcome(&welcome, payload);
+	control_put(&leg->control, &frame, payload);
+	int rc = control_open(&leg->control, transport->porter, fd, false);
+	if (rc < 0) {
+		end(leg, rc, th_strerror(rc), false);
+		return;
+	}
+	leg->watching = true;
+	xfer_part_watch(leg->part, part_grew, leg);
+	leg->excused_ns = leg->started_ns;
+	loop_tick_at(transport->porter, 0);
+	stream_wake(&leg->control.stream);
+}
+
+void
+leg_out_join(struct leg_out *leg, int fd)
+{
+	if (leg->num_conns == CONNECTIONS_MAX) {
+		th_fd_close(&fd);
+		end(leg, TH_E_PROTOCOL, "the reader opened too many connections", true);
+		return;
+	}
+	struct data_out *conn = data_out_new(leg, porter_next_mover(leg->transport), fd);
+	pthread_mutex_lock(&leg->lock);
+	leg->conns[leg->num_conns++] = conn;
+	pthread_mutex_unlock(&leg->lock);
+}
+
+struct leg_out *
+leg_out_find(struct transport *transport, uint64_t id)
+{
+	struct leg_out *leg;
+	LIST_FOREACH(leg, &transport->legs_out, entry)
+	{
+		if (leg->id == id)
+			return leg;
+	}
+	return NULL;
+}
+
+struct leg_out *
+leg_out_find_key(
+	struct transport *transport, const uint8_t key[FRAME_KEY_BYTES], uint64_t reader_leg)
+{
+	struct leg_out *leg, *found = NULL;
+	LIST_FOREACH(leg, &transport->legs_out, entry)
+	{
+		if (frame_key_equal(leg->key, key) && leg->reader_leg == reader_leg && !leg->ending)
+			found = leg;
+	}
+	return found;
+}
+
+struct leg_out *
+leg_out_next(struct leg_out *leg)
+{
+	return LIST_NEXT(leg, entry);
+}
+
+/* ---- the clock ---------------------------------------------------------------------------- */
+
+/* Says again that we wait, so that the reader can tell waiting from frozen. */
+static int64_t
+beat(struct leg_out *leg, int64_t now_ns)
+{
+	int64_t period_ns = leg->transport->config.stall_ns / 3;
+	leg->excused_ns = now_ns;
+	if (__atomic_exchange_n(&leg->stalled, false, __ATOMIC_ACQ_REL))
+		events_post(&leg->transport->events, &leg->stall_node);
+	if (now_ns >= leg->last_progress_ns + period_ns) {
+		leg->beat = true;
+		stream_wake(&leg->control.stream);
+		if (leg->ending)
+			return INT64_MAX;
+	}
+	return th_max_i64(leg->last_progress_ns + period_ns, now_ns + period_ns / 4);
+}
+
+int64_t
+leg_out_tick(struct leg_out *leg, int64_t now_ns)
+{
+	int64_t stall_ns = leg->transport->config.stall_ns;
+	if (leg->ending)
+		return INT64_MAX;
+	if (now_ns < leg->deadline_ns)
+		return leg->deadline_ns;
+	if (anybody_waits(leg)) {
+		leg->deadline_ns = beat(leg, now_ns);
+		return leg->deadline_ns;
+	}
+	/* We come late ourselves: that is not the reader's stall. */
+	if (leg->deadline_ns > 0 && now_ns > leg->deadline_ns + stall_ns / 4)
+		leg->excused_ns = now_ns;
+	int64_t since_ns =
+		th_max_i64(leg->excused_ns, __atomic_load_n(&leg->last_sent_ns, __ATOMIC_RELAXED));
+	leg->deadline_ns = since_ns + stall_ns;
+	if (now_ns < leg->deadline_ns)
+		return leg->deadline_ns;
+	/* When it takes bytes again the mover says so and wakes this clock. */
+	__atomic_store_n(&leg->stalled, true, __ATOMIC_RELEASE);
+	events_post(&leg->transport->events, &leg->stall_node);
+	leg->deadline_ns = INT64_MAX;
+	return INT64_MAX;
+}

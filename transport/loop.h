@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * loop - one thread that moves the bytes of its connections and runs the tasks it is sent.
+ *
+ * A stream is one non-blocking connection without any idea of I/O: it says where the next bytes go
+ * (or come from) and is told how many went. This is the seam for another backend: with io_uring the
+ * loop submits what recv_want and send_want name and reports the completions through recv_got and
+ * send_sent; no stream changes.
+ *
+ * Threads: a stream and all calls about it belong to its loop's thread. loop_post is for any
+ * thread.
+ */
+#ifndef TH_TRANSPORT_LOOP_H
+#define TH_TRANSPORT_LOOP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#include "ipc/base/checked.h"
+
+#define LOOP_RANGES_MAX 256u        /* of one call: a chunk of many small tensors has many */
+#define LOOP_BLOCK_BYTES (1u << 20) /* of one call: what stays in cache until it is hashed */
+
+struct loop;
+struct stream;
+
+/* ---- tasks ---- */
+
+/*
+ * Embedded in what it is about. A task that is queued already is not queued again; it is off the
+ * queue before it runs, so it may be posted again from there, or its memory freed. Tasks run in the
+ * order in which they were posted.
+ */
+struct loop_task {
+	struct loop_task *next;
+	void (*run)(struct loop_task *task);
+	bool queued; /* atomic */
+};
+
+#define loop_container(pointer, type, member)                                                      \
+	((type *)(void *)((char *)(pointer)-offsetof(type, member)))
+
+/* tick (may be NULL) runs at the deadline it returned last, at once the first time, or sooner when
+ * asked by loop_tick_at; it returns the next one (INT64_MAX: none). 0 or -errno. */
+TH_MUST_USE int loop_new(const char *name, int64_t (*tick)(void *arg, int64_t now_ns), void *arg,
+	struct loop **ret_loop);
+/* Ends the thread after the tasks posted so far. No stream may be left. */
+void loop_free(struct loop *loop);
+void loop_post(struct loop *loop, struct loop_task *task);
+/* On the loop's thread. */
+void loop_tick_at(struct loop *loop, int64_t deadline_ns);
+
+/* ---- streams ---- */
+
+#define STREAM_EOF (-ESHUTDOWN) /* code of broken: the peer closed in order */
+
+struct stream_ops {
+	/* A listening socket has only this and broken: somebody is at the door. */
+	void (*ready)(struct stream *stream);
+	/* Where the next received bytes go: count is LOOP_RANGES_MAX. 0: receive no more for now.
+	 */
+	uint32_t (*recv_want)(struct stream *stream, struct iovec *ret_ranges);
+	/* They are there: the first bytes of those ranges. Negative: the stream is broken by that.
+	 * Positive: it was given away or freed in here, and is not touched any more. */
+	int (*recv_got)(struct stream *stream, const struct iovec *ranges, size_t bytes);
+	/* What to send next. 0: nothing now; stream_wake when there is. */
+	uint32_t (*send_want)(struct stream *stream, struct iovec *ret_ranges);
+	int (*send_sent)(struct stream *stream, size_t bytes);
+	void (*connected)(struct stream *stream); /* may be NULL for accepted ones */
+	/* The connection ended by itself, or by a negative result above. It is closed already; the
+	 * stream's memory may be freed in here. */
+	void (*broken)(struct stream *stream, int code);
+};
+
+struct stream {
+	const struct stream_ops *ops;
+	struct loop *loop;
+	int fd; /* owns; -1: not open */
+	uint32_t interest;
+	bool connecting;
+	bool blocked; /* the socket takes no more for now: EPOLLOUT tells */
+};
+
+/* Takes the descriptor. connecting: connect() is under way. 0 or -errno (the descriptor is closed).
+ */
+TH_MUST_USE int stream_open(struct stream *stream, struct loop *loop, const struct stream_ops *ops,
+	int fd, bool connecting);
+/* Idempotent. reset: what is queued in the kernel is thrown away and the peer gets a reset. */
+void stream_close(struct stream *stream, bool reset);
+/* Gives the connection away without closing it. */
+int stream_release(struct stream *stream);
+/* send_want has something: sends what the socket takes. The stream may be broken in here. */
+void stream_wake(struct stream *stream);
+
+#endif

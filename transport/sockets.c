@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sockets - addresses and the options of data connections.
+ */
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "ipc/base/fd.h"
+#include "transport/internal.h"
+
+#define USER_TIMEOUT_MS 5000 /* bytes that nobody acknowledges: the path or the peer is dead */
+#define KEEPALIVE_S 5        /* an idle connection of a dead host is noticed after 5 + 3 x 2 s */
+#define KEEPALIVE_INTERVAL_S 2
+#define KEEPALIVE_PROBES 3
+
+static void
+set_option(int fd, int level, int option, int value)
+{
+	int rc = setsockopt(fd, level, option, &value, sizeof(value));
+	(void)rc; /* each is an improvement that the connection works without */
+}
+
+void
+socket_prepare(int fd)
+{
+	/* No SO_RCVBUF: it would switch the kernel's own tuning off. The congestion control is set,
+	 * not inherited: the host's default may be one that is slow inside a datacenter. */
+	int rc = setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
+	(void)rc; /* not loaded: the host's default */
+	set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+	set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, USER_TIMEOUT_MS);
+	set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+	set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_S);
+	set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
+	set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
+}
+
+int
+socket_parse(const char *address, struct sockaddr_storage *ret_address, socklen_t *ret_bytes)
+{
+	char host[TH_ADDRESS_MAX + 1];
+	const char *colon = strrchr(address, ':');
+	size_t bytes = colon ? (size_t)(colon - address) : 0;
+	if (bytes == 0 || bytes >= sizeof(host))
+		return TH_E_INVALID;
+	if (address[0] == '[' && bytes > 2 && colon[-1] == ']') {
+		address++;
+		bytes -= 2;
+	}
+	memcpy(host, address, bytes);
+	host[bytes] = '\0';
+	/* Numbers only: looking up a name may block, and this is called by threads that may not. */
+	struct addrinfo hints = {
+		.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
+	struct addrinfo *found;
+	if (getaddrinfo(host, colon + 1, &hints, &found) != 0)
+		return TH_E_INVALID;
+	memset(ret_address, 0, sizeof(*ret_address));
+	memcpy(ret_address, found->ai_addr, found->ai_addrlen);
+	*ret_bytes = found->ai_addrlen;
+	freeaddrinfo(found);
+	return 0;
+}
+
+int
+socket_connect(const struct sockaddr_storage *address, socklen_t bytes)
+{
+	int fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return -errno;
+	socket_prepare(fd);
+	if (connect(fd, (const struct sockaddr *)address, bytes) < 0 && errno != EINPROGRESS) {
+		int rc = -errno;
+		th_fd_close(&fd);
+		return rc;
+	}
+	return fd;
+}
+
+void
+socket_name(const struct sockaddr_storage *address, char ret_name[PEER_BYTES])
+{
+	char host[PEER_BYTES - 9], port[6];
+	const struct sockaddr *any = (const struct sockaddr *)address;
+	socklen_t bytes = address->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+							 : sizeof(struct sockaddr_in);
+	if (getnameinfo(any, bytes, host, sizeof(host), port, sizeof(port),
+		    NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+		snprintf(ret_name, PEER_BYTES, "?");
+	else if (strchr(host, ':'))
+		snprintf(ret_name, PEER_BYTES, "[%s]:%s", host, port);
+	else
+		snprintf(ret_name, PEER_BYTES, "%s:%s", host, port);
+}

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tcp - the structures of TCP legs: the porter's side (leg_in.c, leg_out.c, control.c) and the
+ * movers' side (data_in.c, data_out.c). Who may touch a field is said at the field.
+ */
+#ifndef TH_TRANSPORT_TCP_H
+#define TH_TRANSPORT_TCP_H
+
+#include "transport/internal.h"
+
+/* ---- control connection: whole frames in, a buffer out. Porter. ---------------------------- */
+
+struct control {
+	struct stream stream;
+	/* A whole frame. Negative: it breaks the protocol, the connection ends by it. */
+	int (*handle)(struct control *control, const struct frame *frame, const uint8_t *payload);
+	/* The buffer is empty: puts the next frame in, if there is one. May be NULL. */
+	void (*refill)(struct control *control);
+	void (*broken)(struct control *control, int code);
+	void (*connected)(struct control *control);
+	uint8_t header[FRAME_BYTES];
+	struct frame frame; /* decoded from a whole header */
+	uint32_t have;      /* bytes of header and payload */
+	uint8_t *payload;   /* owns */
+	uint32_t payload_max;
+	uint8_t *out; /* owns; FRAME_BYTES + FRAME_PAYLOAD_MAX */
+	uint32_t out_bytes, out_sent;
+};
+
+void control_init(struct control *control, uint32_t payload_max);
+void control_fini(struct control *control); /* the stream is closed */
+TH_MUST_USE int control_open(struct control *control, struct loop *loop, int fd, bool connecting);
+/* Appends a frame; there is always room for the few that a leg sends. */
+void control_put(struct control *control, const struct frame *frame, const uint8_t *payload);
+
+/* ---- reader --------------------------------------------------------------------------------- */
+
+enum leg_in_state { LEG_IN_CONNECTING, LEG_IN_ASKING, LEG_IN_RUNNING, LEG_IN_ENDING };
+
+struct leg_in {
+	LIST_ENTRY(leg_in) entry;
+	/* Immutable. */
+	struct transport *transport;
+	uint64_t id;
+	struct xfer_part *part; /* owns: a reference, until the last event */
+	bool verify;
+	struct sockaddr_storage address;
+	socklen_t address_bytes;
+	char peer[PEER_BYTES];
+	/* Shared with the movers; the intake has its own lock. */
+	struct intake intake;
+	int64_t joined_ns;              /* atomic: the first data connection stands; 0 before */
+	int64_t last_byte_ns;           /* atomic */
+	uint64_t bytes_moved;           /* atomic */
+	uint64_t verify_ns;             /* atomic */
+	struct loop_task complete_task; /* mover -> porter: the part is whole */
+	/* Porter. */
+	enum leg_in_state state;
+	struct control control;
+	struct th_ticket ticket;
+	uint8_t key[FRAME_KEY_BYTES];
+	struct data_in *conns[CONNECTIONS_MAX]; /* owns */
+	uint32_t num_conns;
+	uint32_t source_prefix;
+	int64_t deadline_ns; /* of the state; RUNNING: when to look again */
+	int64_t running_ns;  /* since when */
+	int64_t excused_ns;  /* until then the source said that it waits, or we were late */
+	struct loop_task last_task;
+	/* Shell, once posted. */
+	struct event_node progress_node, last_node;
+	struct transport_event result;
+};
+
+/* Ends the leg with FAILED; text names the peer and the prefix behind it. Porter. */
+void leg_in_fail(struct leg_in *leg, int code, const char *text);
+void leg_in_conn_broken(struct leg_in *leg, int code);
+void leg_in_conn_gone(struct leg_in *leg, struct data_in *conn);
+
+struct data_in {
+	struct stream stream;
+	struct leg_in *leg; /* borrows: outlives the connection */
+	struct loop *loop;
+	struct loop_task open_task, kick_task, close_task; /* porter -> mover */
+	struct loop_task broken_task, gone_task;           /* mover -> porter */
+	bool reset;                                        /* written before close_task is posted */
+	int code; /* written before broken_task is posted */
+	/* Mover. */
+	uint32_t window; /* chunks to keep asked for; grows to WINDOW so that chunks interleave */
+	uint32_t asked[WINDOW_MAX], asked_head, num_asked; /* in the order asked */
+	uint8_t header[FRAME_BYTES];
+	uint32_t have;
+	bool in_body;
+	struct xfer_cursor cursor;
+	struct digest digest;
+	uint8_t out[2 * FRAME_BYTES + FRAME_KEY_BYTES + WINDOW_MAX * FRAME_BYTES];
+	uint32_t out_bytes, out_sent;
+};
+
+/* Porter: a new connection of the leg, on some mover. */
+struct data_in *data_in_new(struct leg_in *leg, struct loop *loop);
+
+/* ---- source --------------------------------------------------------------------------------- */
+
+struct leg_out {
+	LIST_ENTRY(leg_out) entry;
+	/* Immutable. */
+	struct transport *transport;
+	uint64_t id, reader_leg;
+	struct xfer_part *part; /* owns: a reference, until the last event */
+	bool verify;
+	uint8_t key[FRAME_KEY_BYTES];
+	char peer[PEER_BYTES];
+	/* Shared. */
+	pthread_mutex_t lock; /* of conns: the porter writes, the part's watcher reads */
+	struct data_out *conns[CONNECTIONS_MAX]; /* owns */
+	uint32_t num_conns;
+	int64_t last_sent_ns;           /* atomic */
+	uint64_t bytes_sent;            /* atomic */
+	bool stalled;                   /* atomic */
+	bool flipped;                   /* atomic; fault builds */
+	struct loop_task progress_task; /* anybody -> porter: the prefix grew, or somebody waits */
+	/* Porter. */
+	bool ending, watching;
+	struct control control;
+	uint32_t prefix_sent, digests_sent;
+	bool said_waiting, beat;
+	int64_t started_ns, excused_ns, deadline_ns, last_progress_ns;
+	struct loop_task last_task;
+	/* Shell, once posted. */
+	struct event_node stall_node, last_node;
+	bool stall_reported;
+	struct transport_event result;
+};
+
+void leg_out_conn_broken(struct leg_out *leg, struct data_out *conn);
+void leg_out_conn_gone(struct leg_out *leg, struct data_out *conn);
+
+struct data_out {
+	struct stream stream;
+	struct leg_out *leg; /* borrows: outlives the connection */
+	struct loop *loop;
+	int fd; /* owns, until the mover has opened its stream */
+	struct loop_task open_task, kick_task, close_task; /* -> mover */
+	struct loop_task broken_task, gone_task;           /* mover -> porter */
+	bool closing;                                      /* porter: close_task is posted */
+	bool reset;                                        /* written before close_task is posted */
+	int code;     /* written before broken_task is posted */
+	bool waiting; /* atomic: the next chunk is beyond the prefix */
+	/* Mover. */
+	uint8_t in[FRAME_BYTES];
+	uint32_t have;
+	uint32_t asked[WINDOW_MAX], asked_head, num_asked; /* in the order asked */
+	bool sending;
+	uint32_t chunk;
+	uint8_t header[FRAME_BYTES];
+	uint32_t header_sent;
+	struct xfer_cursor cursor;
+	uint8_t flipped; /* fault builds: what is sent in place of the chunk's first byte */
+	bool flip;
+};
+
+struct data_out *data_out_new(struct leg_out *leg, struct loop *loop, int fd);
+
+#endif
