@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * documents - see documents.h. Every request is answered exactly once, whatever becomes of its asker.
- * Main thread only.
+ * documents - see documents.h. Every request is answered exactly once, whatever becomes of its
+ * asker. Main thread only.
  */
 #include "daemon/host/documents.h"
 

@@ -25,7 +25,10 @@ struct engine {
 
 /* Copies the event. Pointers in it must stay valid: see engine_post_reply. */
 void engine_post(struct host *host, const struct agent_event *event);
-/* The reply of the server to a request of the core, and the arena that holds what it points to (moved). */
+/*
+ * The reply of the server to a request of the core, and the arena that holds what it points to
+ * (moved).
+ */
 void engine_post_reply(struct host *host, uint64_t tag, const struct ctl_reply *reply,
 	struct convert_arena *arena);
 /* A tick when one is due, then all that was posted. */

@@ -17,7 +17,7 @@
 #include "ipc/base/log.h"
 #include "ipc/proto/manifest.h"
 
-/* ---- EXPLAIN: which tensor does not fit --------------------------------------------------------- */
+/* ---- EXPLAIN: which tensor does not fit ------------------------------------------------------ */
 
 struct explanation {
 	struct host *host;
@@ -68,7 +68,7 @@ explain(struct host *host, const struct agent_action *action)
 	blob_get(host, action->u.explain.manifest, manifest_got, explanation);
 }
 
-/* ---- the server ------------------------------------------------------------------------------- */
+/* ---- the server ------------------------------------------------------------------------------ */
 
 static void
 server_state(struct host *host, const struct agent_action *action)
@@ -95,7 +95,7 @@ refuse_hello(struct host *host, const struct agent_action *action)
 		action->u.refuse.text);
 }
 
-/* ---- the answers to sessions -------------------------------------------------------------------- */
+/* ---- the answers to sessions ----------------------------------------------------------------- */
 
 static void
 session_action(struct host *host, struct session *session, const struct agent_action *action)

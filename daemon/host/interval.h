@@ -2,10 +2,10 @@
 /*
  * interval - which bytes of which memory object a session uses, and whether two sessions collide.
  *
- * A memory object is named by its inode, so the same memfd sent by two sessions (or twice by one) is
- * one object here. A claim is what a session does with its bytes now: published or replicated bytes
- * are read by peers and must not change (READ); the destination of a running replicate or update is
- * written (WRITE). A WRITE never meets another session's claim. Main thread only; pure.
+ * A memory object is named by its inode, so the same memfd sent by two sessions (or twice by one)
+ * is one object here. A claim is what a session does with its bytes now: published or replicated
+ * bytes are read by peers and must not change (READ); the destination of a running replicate or
+ * update is written (WRITE). A WRITE never meets another session's claim. Main thread only; pure.
  */
 #ifndef TH_DAEMON_HOST_INTERVAL_H
 #define TH_DAEMON_HOST_INTERVAL_H
@@ -22,7 +22,10 @@ struct interval { /* [start, end) of a file; never empty */
 /* By (dev, ino, start, end), for qsort. */
 int interval_compare(const void *a, const void *b);
 
-/* Both sorted and free of overlaps in themselves. True: *ret_a and *ret_b are the first two that meet. */
+/*
+ * Both sorted and free of overlaps in themselves. True: *ret_a and *ret_b are the first two that
+ * meet.
+ */
 bool interval_overlap(const struct interval *a, uint32_t num_a, const struct interval *b,
 	uint32_t num_b, uint32_t *ret_a, uint32_t *ret_b);
 

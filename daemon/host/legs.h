@@ -4,8 +4,8 @@
  *
  * A part is the memory of a session at one generation; the core begins and ends it, movers share it
  * by reference. A leg in fills one, a leg out reads one. Every leg that the core starts here ends
- * with exactly one event, also when it cannot even begin. Main thread only; what a mover tells comes
- * through transport_poll, and the release of a part through an eventfd of this file.
+ * with exactly one event, also when it cannot even begin. Main thread only; what a mover tells
+ * comes through transport_poll, and the release of a part through an eventfd of this file.
  */
 #ifndef TH_DAEMON_HOST_LEGS_H
 #define TH_DAEMON_HOST_LEGS_H

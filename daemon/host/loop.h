@@ -2,8 +2,8 @@
 /*
  * loop - waits for descriptors, signals and one moment in time, and calls who is responsible.
  *
- * A source is embedded in what it belongs to. It may be removed while a batch is dispatched, also by
- * another source's function; its memory must stay until loop_wait returns. Main thread only.
+ * A source is embedded in what it belongs to. It may be removed while a batch is dispatched, also
+ * by another source's function; its memory must stay until loop_wait returns. Main thread only.
  */
 #ifndef TH_DAEMON_HOST_LOOP_H
 #define TH_DAEMON_HOST_LOOP_H
@@ -28,7 +28,10 @@ struct loop {
 	void *arg;
 };
 
-/* Blocks SIGTERM, SIGINT and SIGHUP for this thread and those it will start; they come to on_signal. */
+/*
+ * Blocks SIGTERM, SIGINT and SIGHUP for this thread and those it will start; they come to
+ * on_signal.
+ */
 TH_MUST_USE int loop_open(
 	struct loop *loop, void (*on_signal)(void *arg, int number), void *arg, struct th_err *err);
 void loop_close(struct loop *loop);

@@ -44,8 +44,8 @@ int memory_add(struct memory_set *set, const struct fdmsg_memory *message, int f
 const struct memory *memory_find(const struct memory_set *set, uint32_t id);
 
 /*
- * 0, or TH_E_INVALID for an id that is not there. in_use: a registration may lie in it, so the mapping stays
- * until memory_sweep.
+ * 0, or TH_E_INVALID for an id that is not there. in_use: a registration may lie in it, so the
+ * mapping stays until memory_sweep.
  */
 int memory_forget(struct memory_set *set, uint32_t id, bool in_use);
 void memory_sweep(struct memory_set *set); /* unmaps what was forgotten meanwhile */

@@ -5,7 +5,9 @@
 #ifndef TH_DAEMON_HOST_NOTIFY_H
 #define TH_DAEMON_HOST_NOTIFY_H
 
-/* state: "READY=1", "STOPPING=1", "STATUS=...". Nothing when nobody asked; failures are harmless. */
+/*
+ * state: "READY=1", "STOPPING=1", "STATUS=...". Nothing when nobody asked; failures are harmless.
+ */
 void notify_state(const char *state);
 
 #endif

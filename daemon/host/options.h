@@ -38,7 +38,10 @@ struct options {
 
 enum options_outcome { OPTIONS_RUN, OPTIONS_CHECKED /* -t: all is well, do not start */ };
 
-/* 0, or a code with a sentence that names the option. Prints help and usage errors itself and exits. */
+/*
+ * 0, or a code with a sentence that names the option. Prints help and usage errors itself and
+ * exits.
+ */
 int options_parse(int argc, char **argv, struct th_err *err, struct options *ret_options,
 	enum options_outcome *ret_outcome);
 

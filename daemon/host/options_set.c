@@ -37,7 +37,7 @@ options_default(struct options *ret_options)
 		ret_options->node[0] = '\0';
 }
 
-/* ---- values of one kind ------------------------------------------------------------------------- */
+/* ---- values of one kind ---------------------------------------------------------------------- */
 
 static int
 set_text(char *field, size_t size, const char *key, const char *value, struct th_err *err)
@@ -87,7 +87,7 @@ set_duration(int64_t *field, int64_t low_ns, const char *key, const char *value,
 	return 0;
 }
 
-/* ---- the keys that mean more than their text ---------------------------------------------------- */
+/* ---- the keys that mean more than their text ------------------------------------------------- */
 
 static int
 set_server(struct options *options, const char *key, const char *value, struct th_err *err)
@@ -211,7 +211,7 @@ set_log_level(const char *key, const char *value, struct th_err *err)
 	return 0;
 }
 
-/* ---- all keys ----------------------------------------------------------------------------------- */
+/* ---- all keys -------------------------------------------------------------------------------- */
 
 const char *const options_keys[] = {
 	"server",

@@ -59,7 +59,9 @@ void registration_forget_token(struct session *session, uint64_t token);
 void registration_registered(struct session *session, const struct th_err *result);
 void registration_unregistered(struct session *session, const struct th_err *result);
 
-/* The session ends: nothing is answered or put any more. The tensors stay until registration_free. */
+/*
+ * The session ends: nothing is answered or put any more. The tensors stay until registration_free.
+ */
 void registration_stop(struct session *session);
 void registration_free(struct session *session);
 

@@ -2,11 +2,11 @@
 /*
  * server_link - the three connections to the reference server: work, the standing POLL, the beats.
  *
- * A beat must not wait behind work, nor work behind a POLL, so each kind has a connection of its own.
- * The core's requests come through link_send; the shell asks for itself (manifests, and what workers
- * and thctl want to know) through link_ask, with request numbers of another range than the core's.
- * Which server: the first of the list; the next one when none has answered for a while. Main thread
- * only.
+ * A beat must not wait behind work, nor work behind a POLL, so each kind has a connection of its
+ * own. The core's requests come through link_send; the shell asks for itself (manifests, and what
+ * workers and thctl want to know) through link_ask, with request numbers of another range than the
+ * core's. Which server: the first of the list; the next one when none has answered for a while.
+ * Main thread only.
  */
 #ifndef TH_DAEMON_HOST_SERVER_LINK_H
 #define TH_DAEMON_HOST_SERVER_LINK_H
@@ -47,9 +47,9 @@ void link_close(struct host *host);
 void link_send(struct host *host, const struct agent_action *action);
 
 /*
- * Asks the server; kind and u of request are the caller's. Exactly one call of answered follows, never
- * from within link_ask: rc 0 and the reply (borrowed), which may itself carry a code; or why there is
- * none. Returns a number for link_cancel.
+ * Asks the server; kind and u of request are the caller's. Exactly one call of answered follows,
+ * never from within link_ask: rc 0 and the reply (borrowed), which may itself carry a code; or why
+ * there is none. Returns a number for link_cancel.
  */
 typedef void (*link_answered)(void *arg, int rc, const struct ctl_reply *reply);
 uint64_t link_ask(struct host *host, const struct ctl_request *request, int64_t timeout_ns,

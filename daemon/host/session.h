@@ -5,9 +5,9 @@
  *   HELLO -> GREETED -> OPENING -> OPEN -> CLOSING -> (the core frees it) -> GONE -> freed
  *                          any of these -> LOST ----------------^
  *
- * The worker is lost when its process ends, it hangs up, or it breaks the rules of a channel: then it
- * gets no further word, its descriptors are closed at once, and the core winds up what it had. The
- * memory stays mapped until the core has freed the session and no mover holds a part of it any
+ * The worker is lost when its process ends, it hangs up, or it breaks the rules of a channel: then
+ * it gets no further word, its descriptors are closed at once, and the core winds up what it had.
+ * The memory stays mapped until the core has freed the session and no mover holds a part of it any
  * more. Main thread only.
  */
 #ifndef TH_DAEMON_HOST_SESSION_H
@@ -78,8 +78,8 @@ void session_accept(struct host *host, int sock);
 struct session *session_find(struct host *host, uint64_t id); /* NULL */
 
 /*
- * The end of a worker that does not close. reason is logged once. violation: it broke the rules of a
- * channel and is counted.
+ * The end of a worker that does not close. reason is logged once. violation: it broke the rules of
+ * a channel and is counted.
  */
 void session_lose(struct session *session, bool violation, const char *reason);
 /* The core has forgotten the session: frees it, now or when the last mover has let go. */

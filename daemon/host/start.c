@@ -43,7 +43,7 @@ raise_descriptor_limit(void)
 			th_strerror(-errno));
 }
 
-/* ---- the data address --------------------------------------------------------------------------- */
+/* ---- the data address ------------------------------------------------------------------------ */
 
 /* "tcp://host:port" or "tls+tcp://[v6]:port": where host begins and ends. */
 static int
@@ -133,7 +133,7 @@ open_transport(struct host *host, struct th_err *err)
 	return rc < 0 ? th_fail(err, rc, "watching the transport: %s", th_strerror(rc)) : 0;
 }
 
-/* ---- the runtime directory ---------------------------------------------------------------------- */
+/* ---- the runtime directory ------------------------------------------------------------------- */
 
 static int
 runtime_path(
@@ -182,7 +182,7 @@ open_listener(struct host *host, struct th_err *err)
 	return rc < 0 ? th_fail(err, rc, "watching %s: %s", path, th_strerror(rc)) : 0;
 }
 
-/* ---- the core ----------------------------------------------------------------------------------- */
+/* ---- the core -------------------------------------------------------------------------------- */
 
 static int
 open_core(struct host *host, struct th_err *err)
@@ -254,7 +254,7 @@ start(struct host *host, struct th_err *err)
 	return rc;
 }
 
-/* ---- the end ------------------------------------------------------------------------------------ */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void
 remove_socket(struct host *host, const char *file)

@@ -30,9 +30,9 @@ begin(struct host *host)
 		legs_out_running(host));
 	loop_remove(&host->loop, &host->listener_source);
 	/*
-	 * To the core every worker is lost: it hides the copies and waits until nobody reads them. The
-	 * workers themselves see the end of their connection when the process ends, not before: until
-	 * then peers may still read their memory.
+	 * To the core every worker is lost: it hides the copies and waits until nobody reads them.
+	 * The workers themselves see the end of their connection when the process ends, not before:
+	 * until then peers may still read their memory.
 	 */
 	for (struct session *session = host->sessions; session; session = session->hh.next) {
 		if (session->state < SESSION_OPENING || session->state >= SESSION_LOST)

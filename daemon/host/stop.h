@@ -2,8 +2,8 @@
 /*
  * stop - the orderly end: SIGTERM or SIGINT, and at once at the second one.
  *
- * Nothing new is taken; the copies of this host are withdrawn, so that the server plans no more readers
- * for them; transfers that run may end; then the process goes. Main thread only.
+ * Nothing new is taken; the copies of this host are withdrawn, so that the server plans no more
+ * readers for them; transfers that run may end; then the process goes. Main thread only.
  */
 #ifndef TH_DAEMON_HOST_STOP_H
 #define TH_DAEMON_HOST_STOP_H

@@ -64,7 +64,8 @@ place_rows(const struct tensors_rows *rows, const struct memory_set *memory, str
 
 /*
  * Exactly the same bytes under two names are one tensor; any other overlap is an error. The sorted
- * order puts ties side by side, behind the row that the others are tied to, which is all that is kept.
+ * order puts ties side by side, behind the row that the others are tied to, which is all that is
+ * kept.
  */
 static int
 find_ties(const struct tensors_rows *rows, struct interval *intervals, uint32_t *count,

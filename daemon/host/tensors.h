@@ -2,9 +2,9 @@
 /*
  * tensors - a validated registration: what a shard consists of and where each byte of it lies.
  *
- * Made of the rows that a worker sent and of the memory objects that it shared. Everything is checked
- * here, once: shapes, names and ties by the manifest, places against the memory objects, overlaps
- * against each other. Afterwards it never changes. Main thread only; no I/O.
+ * Made of the rows that a worker sent and of the memory objects that it shared. Everything is
+ * checked here, once: shapes, names and ties by the manifest, places against the memory objects,
+ * overlaps against each other. Afterwards it never changes. Main thread only; no I/O.
  */
 #ifndef TH_DAEMON_HOST_TENSORS_H
 #define TH_DAEMON_HOST_TENSORS_H

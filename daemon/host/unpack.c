@@ -13,7 +13,10 @@
 
 #define ALLOCATION_BYTES 32u /* what malloc keeps beside each piece, roughly */
 #define REQUEST_BUDGET (8u << 20)
-/* 131072 rows with long names and eight dimensions are 60 MiB; a doubling array is copied once more. */
+/*
+ * 131072 rows with long names and eight dimensions are 60 MiB; a doubling array is copied once
+ * more.
+ */
 #define ROWS_BUDGET (256u << 20)
 
 struct budget {

@@ -2,8 +2,8 @@
 /*
  * unpack - messages of workers and thctl out of their bytes, within a budget of memory.
  *
- * protobuf-c trusts a message about how much memory it needs; a hostile one of a megabyte would take a
- * hundred. Here it gets what a real one can need and no more. Pure.
+ * protobuf-c trusts a message about how much memory it needs; a hostile one of a megabyte would
+ * take a hundred. Here it gets what a real one can need and no more. Pure.
  */
 #ifndef TH_DAEMON_HOST_UNPACK_H
 #define TH_DAEMON_HOST_UNPACK_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * worker - see worker.h. Every message in every state has an answer here: what does not fit ends the
- * session. Main thread only.
+ * worker - see worker.h. Every message in every state has an answer here: what does not fit ends
+ * the session. Main thread only.
  */
 #include "daemon/host/worker.h"
 

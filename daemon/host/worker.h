@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * worker - the descriptor socket of one session: HELLO, OPEN, MEMORY, FORGET, CLOSE and the answers.
+ * worker - the descriptor socket of one session: HELLO, OPEN, MEMORY, FORGET, CLOSE and the
+ * answers.
  *
  * Main thread only.
  */

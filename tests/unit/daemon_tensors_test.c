@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of daemon/host/memory and tensors: what a worker may share, and what it may register in it. */
+/*
+ * Tests of daemon/host/memory and tensors: what a worker may share, and what it may register in it.
+ */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
