@@ -263,7 +263,7 @@ Test(sp, bytes_on_the_wire__ours_and_nngs__are_equal)
 	th_fd_close(&listener);
 }
 
-/* ---- peers that do not behave ------------------------------------------------------------------ */
+/* ---- peers that do not behave ------------------------------------------------------------- */
 
 enum misdeed {
 	WRONG_HELLO,

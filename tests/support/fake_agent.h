@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fake_agent - the agent's side of libthc's channels as a thread of the test: descriptor socket,
+ * rings and documents, with a script for what goes wrong. One session at a time. Tests only.
+ */
+#ifndef TH_TESTS_SUPPORT_FAKE_AGENT_H
+#define TH_TESTS_SUPPORT_FAKE_AGENT_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/proto/tensorhub.pb-c.h"
+#include "ipc/shm/ring.h"
+#include "ipc/shm/segment.h"
+#include "ipc/sock/fdmsg.h"
+
+enum fake_hello {
+	FAKE_WELCOME,
+	FAKE_REFUSE_HELLO, /* with refuse_code and refuse_text */
+	FAKE_GARBAGE_HELLO,
+	FAKE_HANG_UP_HELLO,
+	FAKE_SILENT_HELLO,
+};
+enum fake_open {
+	FAKE_SESSION,
+	FAKE_REFUSE_OPEN,
+	FAKE_HANG_UP_OPEN,
+	FAKE_BAD_FILES, /* no seals */
+	FAKE_WRONG_MESSAGE,
+};
+enum fake_operation {
+	FAKE_COMPLETE, /* with code, at once */
+	FAKE_HOLD,     /* until it is cancelled, or fake_agent_release */
+	FAKE_BAD_OP_SEQ,
+	FAKE_NO_RESULT,
+	FAKE_BAD_INDEX,
+};
+
+#define FAKE_CONNECTIONS 8
+
+struct fake_agent {
+	char dir[64];
+	pthread_t thread;
+	pthread_mutex_t lock; /* of everything below */
+	pthread_cond_t changed;
+	bool stop, freeze, frozen;
+	int wake; /* eventfd */
+
+	/* The script. */
+	enum fake_hello hello;
+	enum fake_open open;
+	enum fake_operation operation;
+	uint32_t protocol, tensors_max;
+	int refuse_code, operation_code, memory_code, close_code, request_code;
+	bool close_silent, request_silent, request_garbage, request_hang_up, unexpected_message;
+	const char *refuse_text, *operation_text;
+	int pidfd; /* sent with the session; -1: of this process */
+
+	/* What has happened. */
+	unsigned sessions, hang_ups, memories, forgets, closes, requests, submissions, cancels;
+	unsigned registers, unregisters, attribute_parts;
+	struct fdmsg_open opened;
+	struct fdmsg_memory memory;
+	struct shm_submission submission;
+	uint64_t list_op_seq, generation;
+	uint64_t rows, rows_bytes; /* of the last registration */
+	struct shm_line line;
+
+	/* The session. */
+	int fds_listener, ipc_listener, sock;
+	int bell_agent, bell_worker;
+	int connections[FAKE_CONNECTIONS];
+	struct segment_agent files;
+	struct ring_agent ring;
+	bool held[SHM_CAPACITY];
+	struct shm_submission held_submission[SHM_CAPACITY];
+	struct fdmsg *message;
+	uint8_t *parts;
+	size_t parts_bytes;
+};
+
+void fake_agent_start(struct fake_agent *agent);
+void fake_agent_stop(struct fake_agent *agent);
+/* Changes the script, or reads what has happened, between these two. */
+void fake_agent_lock(struct fake_agent *agent);
+void fake_agent_unlock(struct fake_agent *agent);
+/* Under the lock. Completes what is held with this code. */
+void fake_agent_release(struct fake_agent *agent, int code, const char *text);
+/* Under the lock. Writes agent->line; rings the worker. */
+void fake_agent_line(struct fake_agent *agent);
+void fake_agent_hang_up(struct fake_agent *agent);
+/* Not under the lock. Returns when the thread does nothing any more, or goes on. */
+void fake_agent_freeze(struct fake_agent *agent, bool freeze);
+/* Not under the lock. Waits until *counter, one of the above, is at least count. */
+void fake_agent_await(struct fake_agent *agent, const unsigned *counter, unsigned count);
+
+#endif
