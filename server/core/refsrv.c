@@ -275,7 +275,6 @@ changes_state(enum ctl_request_kind kind)
 	case CTL_OPEN:
 	case CTL_REGISTER:
 	case CTL_UNREGISTER:
-	case CTL_MANIFEST_PUT:
 	case CTL_OP:
 	case CTL_CANCEL:
 	case CTL_PREPARED:
@@ -286,6 +285,8 @@ changes_state(enum ctl_request_kind kind)
 	case CTL_HELLO:
 	case CTL_BEAT:
 	case CTL_POLL:
+	/* A blob is named by its bytes: putting it twice is putting it once. */
+	case CTL_MANIFEST_PUT:
 	case CTL_MANIFEST_GET:
 	case CTL_WATCH:
 	case CTL_LIST:
@@ -307,8 +308,6 @@ change(struct refsrv *server, struct agent *agent, const struct ctl_request *req
 		return member_register(server, agent, &request->u.reg, err);
 	case CTL_UNREGISTER:
 		return member_unregister(server, agent, request->u.unregister_sid, err);
-	case CTL_MANIFEST_PUT:
-		return blob_put(server, agent, &request->u.manifest_put, err);
 	case CTL_OP:
 		return op_request(server, agent, &request->u.op, err);
 	case CTL_CANCEL:
@@ -335,6 +334,8 @@ question(struct refsrv *server, struct agent *agent, const struct ctl_request *r
 	case CTL_BEAT:
 		agent_beat(server, agent, &request->u.beat);
 		return 0;
+	case CTL_MANIFEST_PUT:
+		return blob_put(server, agent, &request->u.manifest_put, err);
 	case CTL_MANIFEST_GET:
 		return blob_get(server, &request->u.manifest_get, &reply->u.manifest_get, err);
 	case CTL_WATCH:
