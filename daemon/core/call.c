@@ -46,7 +46,7 @@ complete(struct agent *agent, struct session *session, int code, const char *tex
 {
 	struct call *call = &session->call;
 
-	TH_ASSERT(call->active);
+	TH_ASSERT(call->active && !call->has_next);
 	ac_session_line(agent, session);
 	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
 	action->u.complete.slot = call->slot;

@@ -75,10 +75,11 @@ ac_close(struct agent *agent, struct session *session, bool lost)
 		part->hopeless = true;
 	if (session->state == SESSION_OPEN) {
 		session->state = SESSION_CLOSING;
-		answer_pending(agent, session);
-		drop_unsent(agent, session);
+		/* First: a leg that was to follow it is known to the operation only. */
 		if (session->in != NULL)
 			ac_inbound_stop(agent, session->in, STOP_CANCEL);
+		answer_pending(agent, session);
+		drop_unsent(agent, session);
 		if (part != NULL && !part->full)
 			part->hopeless = true;
 		/* Not committed: whether the server has a DRAIN for it depends on what crossed. */

@@ -3,8 +3,8 @@
  * inbound - legs in: GO, other sources, and how each leg ends.
  *
  * A session has at most one; the next begins when the movers have reported that the last one has
- * stopped. Every leg that the server granted gets its LEG_END, also those that never ran, with one
- * exception: after LEG_END(0) of an operation the server ends what it had granted meanwhile.
+ * stopped. Every leg that the server granted gets its LEG_END, also those that never ran. What it
+ * granted while LEG_END(0) was on its way follows that in the same lane, so it cannot do harm.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -131,8 +131,12 @@ ac_inbound_reroute(struct agent *agent, const struct ctl_ev_reroute *reroute)
 			"the operation is over for this member");
 		return;
 	}
-	if (call->done)
+	if (call->done) {
+		/* Behind our LEG_END(0): it frees the leg also where the operation is aborted. */
+		decline(agent, session, &reroute->grant, TH_E_CANCELLED, false,
+			"every byte is here already");
 		return;
+	}
 	drop_next(agent, session);
 	if (session->in == NULL) {
 		start(agent, session, &reroute->grant);
@@ -267,7 +271,7 @@ ac_inbound_report(
 	send_end(agent, in, kind, report);
 	if (done && call->active) {
 		call->done = true;
-		call->has_next = false; /* the server ends it with the shard */
+		drop_next(agent, session);
 	}
 	over(agent, in);
 	if (call->active && call->has_next) {

@@ -402,13 +402,15 @@ Test(agent_call, reroute__twice_while_stopping__the_last_counts_and_each_leg_end
 	cr_assert_eq(rig_requests(&rig, CTL_LEG_END), 2);
 }
 
-Test(agent_call, reroute__crosses_leg_done__ignored)
+Test(agent_call, reroute__crosses_leg_done__ended_unbegun)
 {
 	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
 	rig_leg(&rig, AGENT_EV_LEG_DONE, leg, 0);
 	event(rig_reroute(sid, 1, 7, 8));
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 1);
-	cr_assert_eq(rig_requests(&rig, CTL_LEG_END), 1);
+	cr_assert_eq(rig_requests(&rig, CTL_LEG_END), 2);
+	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 8);
+	cr_assert_neq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, 0);
 	outcome(1, 0, 17);
 	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, 0);
 }
@@ -419,7 +421,8 @@ Test(agent_call, reroute__leg_done_crosses_stop__done_counts)
 	event(rig_reroute(sid, 1, 7, 8));
 	rig_leg(&rig, AGENT_EV_LEG_DONE, leg, 0);
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 1);
-	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, 0);
+	cr_assert_eq(rig_requests(&rig, CTL_LEG_END), 2);
+	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 8, "7 with 0 came before");
 	outcome(1, 0, 17);
 	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, 0);
 }

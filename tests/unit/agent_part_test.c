@@ -374,6 +374,17 @@ Test(agent_part, close__operation_open__cancelled_and_its_leg_stopped)
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 7);
 }
 
+Test(agent_part, close__another_leg_was_to_follow__both_are_ended)
+{
+	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
+	event(rig_reroute(sid, 1, 7, 8));
+	rig_session(&rig, 1, AGENT_EV_CLOSE);
+	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 8);
+	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
+	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 7);
+	cr_assert_eq(rig_requests(&rig, CTL_LEG_END), 2);
+}
+
 Test(agent_part, close__go_crosses_it__leg_is_ended_unbegun)
 {
 	rig_submit(&rig, 1, 61, CTL_OP_REPLICATE, "latest", TH_FOREVER);

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Agent cores and the server's core together: whatever is lost, late or dies, bytes and outcomes
+ * are right and nothing is left behind. The world and its oracles: tests/support/cores_world.h.
+ */
+#include <criterion/criterion.h>
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "tests/support/cores_world.h"
+
+static void
+run(uint64_t seed, uint32_t loss_percent, uint32_t death_permille, bool restart)
+{
+	fprintf(stderr, "seed=%" PRIu64 "\n", seed);
+	world_start(seed);
+	world.loss_percent = loss_percent;
+	world.death_permille = death_permille;
+	for (int i = 0; i < 20000; i++) {
+		world_step();
+		if (restart && world_chance(6000) == 0)
+			world_restart_server();
+	}
+	cr_assert(world.publishes > 0 && world.updates > 0 && world.copies > 0);
+	/* A run that never met what the cores are for would prove nothing. */
+	cr_assert(world.partial_sources > 0);
+	if (loss_percent > 0)
+		cr_assert(world.fences > 0 && world.failed_legs > 0 && world.failures > 0);
+	world_stop();
+}
+
+Test(cores, calm__versions_flow_and_nothing_is_left)
+{
+	for (uint64_t seed = 1; seed <= 5; seed++)
+		run(seed, 0, 0, false);
+}
+
+Test(cores, lossy__bytes_and_outcomes_are_right_and_nothing_is_left)
+{
+	for (uint64_t seed = 100; seed < 110; seed++)
+		run(seed, 6, 0, false);
+}
+
+Test(cores, workers_die__bytes_and_outcomes_are_right_and_nothing_is_left)
+{
+	for (uint64_t seed = 200; seed < 210; seed++)
+		run(seed, 4, 20, false);
+}
+
+Test(cores, server_restarts__bytes_are_right_and_nothing_is_left)
+{
+	for (uint64_t seed = 300; seed < 310; seed++)
+		run(seed, 4, 10, true);
+}
