@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ring_stress - a worker thread and an agent thread over one session: a million operations, each side
- * sleeping whenever it finds nothing. A lost wake-up shows as a poll that times out, a torn record as
- * a sum that does not match. Plain main, so that it runs under ThreadSanitizer.
+ * ring_stress - a worker thread and an agent thread over one session: a million operations, each
+ * side sleeping whenever it finds nothing. A lost wake-up shows as a poll that times out, a torn
+ * record as a sum that does not match. Plain main, so that it runs under ThreadSanitizer.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fdmsg_test - messages with descriptors, the peer's identity, and listeners in a runtime directory.
+ * fdmsg_test - messages with descriptors, the peer's identity, and listeners in a runtime
+ * directory.
  */
 #include "ipc/sock/fdmsg.h"
 

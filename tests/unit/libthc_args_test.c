@@ -187,15 +187,31 @@ good_tensor(const char *name, uint64_t offset)
 	return tensor;
 }
 
+/* Two tensors, of which the second is to be spoilt. */
+static struct thc_tensor tensors[2];
+
+static struct thc_tensor *
+fresh_tensors(void)
+{
+	tensors[0] = good_tensor("a", 0);
+	tensors[1] = good_tensor("weight", 64);
+	return &tensors[1];
+}
+
+static void
+check_tensors(int code, const char *begin)
+{
+	expect(thc_register(shard, tensors, 2, sizeof(tensors[0]), SOON), code, begin);
+	if (code == THC_E_INVALID && tensors[1].name != NULL &&
+		strcmp(tensors[1].name, "weight") == 0)
+		cr_assert_not_null(strstr(thc_errmsg(), "'weight'"), "%s", thc_errmsg());
+}
+
 #define expect_tensor(change, code, begin)                                                         \
 	do {                                                                                       \
-		struct thc_tensor tensors[2] = {good_tensor("a", 0), good_tensor("weight", 64)};   \
-		struct thc_tensor *tensor = &tensors[1];                                           \
+		struct thc_tensor *tensor = fresh_tensors();                                       \
 		change;                                                                            \
-		expect(thc_register(shard, tensors, 2, sizeof(tensors[0]), SOON), code, begin);    \
-		if ((code) == THC_E_INVALID && tensor->name != NULL &&                             \
-			strcmp(tensor->name, "weight") == 0)                                       \
-			cr_assert_not_null(strstr(thc_errmsg(), "'weight'"), "%s", thc_errmsg());  \
+		check_tensors(code, begin);                                                        \
 	} while (0)
 
 Test(libthc_args, register__bad_tensor__names_tensor_and_field)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libthc_test - the shim against a scripted agent: what it sends, what it makes of answers, and that
- * every call ends in time when the agent refuses, lies, freezes or goes.
+ * libthc_test - the shim against a scripted agent: what it sends, what it makes of answers, and
+ * that every call ends in time when the agent refuses, lies, freezes or goes.
  */
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -281,6 +281,7 @@ Test(libthc_open, agents_process_ends__memory_is_safe)
 	cr_assert_eq(thc_safe_to_mutate(shard), 0);
 	cr_assert_eq(kill(child, SIGKILL), 0);
 	cr_assert_eq(waitpid(child, NULL, 0), child);
+	script(agent.operation = FAKE_HOLD); /* a process that has ended completes nothing */
 	cr_assert_eq(thc_publish(shard, 1, SOON), THC_E_AGENT_LOST);
 	says("has ended");
 	cr_assert_eq(thc_safe_to_mutate(shard), 1);
