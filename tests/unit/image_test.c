@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * image_test - from a manifest to memory and files: the publisher's header where it fits, one of
+ * our own where not, ties, several files.
+ */
+#include "tools/image.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/checked.h"
+#include "tools/checkpoint_index.h"
+
+/* In canonical order; the file below has them the other way round. */
+static struct thc_tensor two[] = {
+	{.name = "a",
+		.dtype = THC_F32,
+		.device = THC_HOST,
+		.ndim = 1,
+		.bytes = 8,
+		.local_shape = {2},
+		.global_shape = {2}},
+	{.name = "b",
+		.dtype = THC_U8,
+		.device = THC_HOST,
+		.ndim = 2,
+		.bytes = 6,
+		.local_shape = {2, 3},
+		.global_shape = {2, 3}},
+};
+
+#define HEADER                                                                                     \
+	"{\"b\":{\"dtype\":\"U8\",\"shape\":[2,3],\"data_offsets\":[0,6]},   "                     \
+	"\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[6,14]}}"
+
+static struct thc_manifest
+manifest_of(struct thc_tensor *tensors, size_t count, struct thc_attribute *attributes,
+	size_t num_attributes)
+{
+	return (struct thc_manifest){
+		.struct_size = sizeof(struct thc_manifest),
+		.version = 1,
+		.num_shards = 1,
+		.count = count,
+		.tensor_bytes = sizeof(tensors[0]),
+		.tensors = tensors,
+		.num_attributes = num_attributes,
+		.attribute_bytes = sizeof(attributes[0]),
+		.attributes = attributes,
+	};
+}
+
+/* What a file would hold. The caller frees it. */
+static char *
+content_of(const struct image_file *file, size_t *ret_bytes)
+{
+	size_t bytes = 0;
+
+	for (size_t i = 0; i < file->num_ranges; i++)
+		bytes += file->ranges[i].bytes;
+	char *content = malloc(bytes + 1);
+	*ret_bytes = bytes;
+	bytes = 0;
+	for (size_t i = 0; i < file->num_ranges; i++) {
+		memcpy(content + bytes, file->ranges[i].data, file->ranges[i].bytes);
+		bytes += file->ranges[i].bytes;
+	}
+	return content;
+}
+
+Test(image, carried_header__gives_the_file_back)
+{
+	struct thc_attribute header = {"safetensors.header", HEADER, sizeof(HEADER) - 1};
+	struct thc_manifest manifest = manifest_of(two, 2, &header, 1);
+	struct image image;
+	struct th_err err = {0};
+	char memory[64];
+	char want[256];
+	size_t bytes;
+
+	cr_assert_eq(image_plan(&manifest, UINT64_MAX, &err, &image), 0, "%s", err.text);
+	cr_assert(image.carried);
+	cr_assert_eq(image.note[0], '\0');
+	cr_assert_eq(image.memory_bytes, 14);
+	image_bind(&image, memory);
+	memcpy(image.tensors[0].data, "AAAAAAAA", 8);
+	memcpy(image.tensors[1].data, "BBBBBB", 6);
+	char *content = content_of(&image.files[0], &bytes);
+	memset(want, 0, 8);
+	want[0] = (char)(sizeof(HEADER) - 1);
+	memcpy(want + 8, HEADER "BBBBBBAAAAAAAA", sizeof(HEADER) - 1 + 14);
+	cr_assert_eq(bytes, 8 + sizeof(HEADER) - 1 + 14);
+	cr_assert_eq(image.file_bytes, bytes);
+	cr_assert_eq(memcmp(content, want, bytes), 0);
+	free(content);
+	image_free(&image);
+}
+
+/* The file that was written must describe tensors exactly; returns the parsed header. */
+static struct safetensors_header
+parse_file(const struct image_file *file)
+{
+	struct safetensors_header header;
+	struct th_err err = {0};
+
+	cr_assert_eq(safetensors_parse(file->header, file->header_bytes, &err, &header), 0, "%s",
+		err.text);
+	return header;
+}
+
+Test(image, header_that_lies__is_not_used)
+{
+	static const char *const lies[] = {
+		"{",
+		"{}",
+		/* Another name, dtype, shape; one too few; one twice is no JSON for us. */
+		"{\"c\":{\"dtype\":\"U8\",\"shape\":[2,3],\"data_offsets\":[0,6]},"
+		"\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[6,14]}}",
+		"{\"b\":{\"dtype\":\"I8\",\"shape\":[2,3],\"data_offsets\":[0,6]},"
+		"\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[6,14]}}",
+		"{\"b\":{\"dtype\":\"U8\",\"shape\":[3,2],\"data_offsets\":[0,6]},"
+		"\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[6,14]}}",
+		"{\"b\":{\"dtype\":\"U8\",\"shape\":[6],\"data_offsets\":[0,6]},"
+		"\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[6,14]}}",
+		"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}",
+	};
+
+	for (size_t i = 0; i < TH_ARRAY_LEN(lies); i++) {
+		struct thc_attribute header = {"safetensors.header", lies[i], strlen(lies[i])};
+		struct thc_manifest manifest = manifest_of(two, 2, &header, 1);
+		struct image image;
+		cr_assert_eq(image_plan(&manifest, UINT64_MAX, NULL, &image), 0);
+		cr_assert_not(image.carried, "used: %s", lies[i]);
+		cr_assert_neq(image.note[0], '\0');
+		struct safetensors_header own = parse_file(&image.files[0]);
+		cr_assert_eq(own.count, 2);
+		safetensors_free(&own);
+		image_free(&image);
+	}
+}
+
+Test(image, no_header__own_one_by_name)
+{
+	struct thc_manifest manifest = manifest_of(two, 2, NULL, 0);
+	struct image image;
+	char memory[256];
+
+	cr_assert_eq(image_plan(&manifest, UINT64_MAX, NULL, &image), 0);
+	cr_assert_not(image.carried);
+	cr_assert_eq(image.note[0], '\0');
+	cr_assert_eq(image.num_files, 1);
+	cr_assert_str_eq(image.files[0].name, "model.safetensors");
+	cr_assert_leq(image.memory_bytes, sizeof(memory));
+	image_bind(&image, memory);
+	/* Apart in memory, so that both can be registered. */
+	cr_assert_neq(image.tensors[0].data, image.tensors[1].data);
+	struct safetensors_header header = parse_file(&image.files[0]);
+	cr_assert_str_eq(header.tensors[0].name, "a");
+	cr_assert_eq(header.tensors[1].offset, 8);
+	safetensors_free(&header);
+	image_free(&image);
+}
+
+Test(image, several_files__each_within_the_limit_and_in_the_index)
+{
+	struct thc_manifest manifest = manifest_of(two, 2, NULL, 0);
+	struct checkpoint_index index;
+	struct image image;
+	char memory[256];
+	size_t bytes;
+	char *text;
+
+	cr_assert_eq(image_plan(&manifest, 10, NULL, &image), 0);
+	cr_assert_eq(image.num_files, 2);
+	cr_assert_str_eq(image.files[0].name, "model-00001-of-00002.safetensors");
+	image_bind(&image, memory);
+	cr_assert_eq(image_index(&image, NULL, &text, &bytes), 0);
+	cr_assert_eq(checkpoint_index_parse(text, bytes, NULL, &index), 0);
+	cr_assert_str_eq(checkpoint_index_find(&index, "b"), "model-00002-of-00002.safetensors");
+	checkpoint_index_free(&index);
+	free(text);
+	image_free(&image);
+	/* A tensor that alone is beyond the limit gets a file of its own. */
+	cr_assert_eq(image_plan(&manifest, 1, NULL, &image), 0);
+	cr_assert_eq(image.num_files, 2);
+	image_free(&image);
+}
+
+Test(image, tied_tensors__one_place_and_twice_in_the_file)
+{
+	static int mark;
+	struct thc_tensor tied[] = {two[0], two[1], two[0]};
+	struct thc_manifest manifest = manifest_of(tied, 3, NULL, 0);
+	struct image image;
+	char memory[256];
+	size_t bytes;
+
+	tied[0].data = &mark;
+	tied[2].data = &mark;
+	tied[2].name = "z";
+	cr_assert_eq(image_plan(&manifest, UINT64_MAX, NULL, &image), 0);
+	image_bind(&image, memory);
+	cr_assert_eq(image.tensors[0].data, image.tensors[2].data);
+	cr_assert_neq(image.tensors[0].data, image.tensors[1].data);
+	memcpy(image.tensors[0].data, "AAAAAAAA", 8);
+	memcpy(image.tensors[1].data, "BBBBBB", 6);
+	char *content = content_of(&image.files[0], &bytes);
+	cr_assert_eq(memcmp(content + bytes - 22, "AAAAAAAABBBBBBAAAAAAAA", 22), 0);
+	free(content);
+	image_free(&image);
+	/* A tie of different sizes is no tie. */
+	tied[2].bytes = 4;
+	cr_assert_eq(image_plan(&manifest, UINT64_MAX, NULL, &image), TH_E_INVALID);
+}
+
+Test(image, nothing__is_refused)
+{
+	struct thc_manifest manifest = manifest_of(two, 0, NULL, 0);
+	struct image image;
+
+	cr_assert_eq(image_plan(&manifest, UINT64_MAX, NULL, &image), TH_E_INVALID);
+}

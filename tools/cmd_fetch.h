@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cmd_fetch - what the steps of thctl fetch hand to each other. Private to cmd_fetch.c.
+ */
+#ifndef TH_TOOLS_CMD_FETCH_H
+#define TH_TOOLS_CMD_FETCH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tools/image.h"
+#include "tools/member.h"
+#include "tools/save.h"
+
+struct fetch_part {                    /* one shard */
+	struct thc_manifest *manifest; /* owns */
+	struct image image;
+	void *memory;            /* owns: of thc_alloc                                    */
+	struct thc_shard *shard; /* owns */
+	struct thc_result result;
+};
+
+struct fetch {
+	struct thctl *ctl;
+	const char *out;
+	bool directory, force;
+	char replica[TH_NAME_MAX + 1];
+	char version[TH_SPEC_MAX + 1]; /* the absolute one                                */
+	uint64_t lineage, absolute;
+	uint32_t num_shards;         /* of the version                                    */
+	uint32_t first_shard, count; /* which of them are fetched here                    */
+	struct fetch_part *parts;    /* owns                                              */
+};
+
+struct fetch_writing {
+	struct save save;
+	struct stop *stop;
+	struct progress progress;
+	uint64_t before_bytes, total_bytes;
+};
+
+#endif

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cmd_status - thctl status: is it well, and if not, why. Of this agent, or with -s of the cluster.
+ *
+ * Exit status 5 says that the verdict is not HEALTH_OK.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/checked.h"
+#include "ipc/base/units.h"
+#include "tools/cluster.h"
+#include "tools/rpc.h"
+
+static void
+add_sessions(struct document *document, const Tensorhub__V1__StatusReply *status)
+{
+	static const struct column columns[] = {
+		{"model", "MODEL", false},
+		{"replica", "REPLICA", false},
+		{"shard", "SHARD", false},
+		{"num_shards", "SHARDS", false},
+		{"pid", "PID", false},
+		{"version", "VERSION", false},
+		{"state", "STATE", false},
+		{"operation", "OPERATION", false},
+		{"bytes", "SIZE", false},
+		{"transfers_in", "IN", false},
+		{"transfers_out", "OUT", false},
+		{"lineage", "LINEAGE", true},
+		{"uid", "UID", true},
+		{"session", "SESSION", true},
+	};
+
+	document_table(document, "sessions", columns, TH_ARRAY_LEN(columns));
+	for (size_t i = 0; i < status->n_sessions; i++) {
+		const Tensorhub__V1__SessionInfo *session = status->sessions[i];
+		const Tensorhub__V1__Version *held = session->held;
+		const struct value row[TH_ARRAY_LEN(columns)] = {
+			value_text(session->model),
+			value_text(session->replica),
+			value_number(session->shard),
+			value_number(session->num_shards),
+			session->pid > 0 ? value_number((uint64_t)session->pid) : value_none(),
+			held ? value_number(held->version) : value_none(),
+			value_text(session->state),
+			value_text(session->operation),
+			value_bytes(session->bytes),
+			value_number(session->legs_in),
+			value_number(session->legs_out),
+			held ? value_number(held->lineage) : value_none(),
+			value_number(session->uid),
+			value_number(session->session),
+		};
+		document_row(document, row);
+	}
+}
+
+static void
+add_counters(struct document *document, const Tensorhub__V1__StatusReply *status)
+{
+	static const struct column columns[] = {
+		{"name", "COUNTER", false},
+		{"value", "VALUE", false},
+		{"unit", "UNIT", false},
+		{"help", "MEANING", false},
+	};
+
+	document_table(document, "counters", columns, TH_ARRAY_LEN(columns));
+	document_table_wide(document);
+	for (size_t i = 0; i < status->n_counters; i++) {
+		const Tensorhub__V1__CounterInfo *counter = status->counters[i];
+		const struct value row[TH_ARRAY_LEN(columns)] = {
+			value_text(counter->name),
+			value_number(counter->value),
+			value_text(counter->unit),
+			value_text(counter->help),
+		};
+		document_row(document, row);
+	}
+}
+
+static void
+judge_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
+{
+	if (!status->attached)
+		document_warn(document, "TH_NO_SERVER", "see that thserverd runs and is reachable",
+			"the agent reaches no reference server%s%s",
+			*status->server_text ? ": " : "", status->server_text);
+	for (size_t i = 0; i < status->n_sessions; i++) {
+		const Tensorhub__V1__SessionInfo *session = status->sessions[i];
+		if (strcmp(session->state, "broken") == 0)
+			document_warn(document, "TH_GROUP_BROKEN", "thctl ls workers",
+				"replica %s of model %s lost a member: shard %u must be opened "
+				"again",
+				session->replica, session->model, session->shard);
+	}
+}
+
+static void
+fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
+{
+	char up[TH_UNITS_BYTES];
+
+	document->has_verdict = true;
+	if (asprintf(&document->headline, "thagentd %s on %s  up %s  dc=%s", status->version,
+		    status->node, th_print_duration_short(status->uptime_ns, up),
+		    status->datacenter) < 0)
+		document->headline = NULL;
+	judge_agent(document, status);
+	document_field(document, "node", NULL, value_text(status->node));
+	document_field(document, "datacenter", NULL, value_text(status->datacenter));
+	document_field(document, "version", NULL, value_text(status->version));
+	document_field(document, "pid", NULL, value_number((uint64_t)th_max_i64(status->pid, 0)));
+	document_field(document, "uptime_ns", NULL, value_duration(status->uptime_ns));
+	document_field(document, "server", "server", value_text(status->server));
+	document_field(document, "attached", "attached", value_flag(status->attached));
+	document_field(document, "server_text", NULL, value_text(status->server_text));
+	document_field(document, "server_inc", NULL,
+		value_textf("%016" PRIx64, (uint64_t)status->server_inc));
+	document_field(document, "data_address", "data", value_text(status->data_address));
+	document_field(document, "transports", "transports", value_text(status->transports));
+	document_field(document, "verify", "verify", value_text(status->verify));
+	document_field(document, "mapped_bytes", "memory", value_bytes(status->mapped_bytes));
+	add_sessions(document, status);
+	add_counters(document, status);
+}
+
+static void
+fill_cluster(
+	const struct thctl *ctl, struct document *document, const struct ctl_inspection *inspection)
+{
+	char up[TH_UNITS_BYTES];
+
+	document->has_verdict = true;
+	if (asprintf(&document->headline, "thserverd at %s  up %s  %u nodes  %u workers",
+		    ctl->server, th_print_duration_short(inspection->uptime_ns, up),
+		    inspection->num_nodes, inspection->num_members) < 0)
+		document->headline = NULL;
+	cluster_judge(document, inspection);
+	document_field(document, "server", NULL, value_text(ctl->server));
+	document_field(
+		document, "server_inc", NULL, value_textf("%016" PRIx64, inspection->server_inc));
+	document_field(document, "uptime_ns", NULL, value_duration(inspection->uptime_ns));
+	cluster_nodes(document, inspection);
+	cluster_workers(document, inspection, NULL);
+	cluster_transfers(document, inspection, NULL);
+}
+
+static int
+run_status(struct thctl *ctl)
+{
+	struct ctl_request request = {.kind = CTL_INSPECT};
+	struct convert_arena arena = {0};
+	struct document document;
+	struct rpc *rpc = NULL;
+	struct th_err err = {0};
+	Tensorhub__V1__Reply *reply = NULL;
+	struct ctl_reply inspection;
+
+	document_init(&document, ctl->server ? "cluster" : "status");
+	int rc = rpc_open(ctl, &err, &rpc);
+	if (rc == 0)
+		rc = ctl->server ? rpc_ask(rpc, &request, &arena, &err, &inspection)
+				 : rpc_status(rpc, &err, &reply);
+	if (rc < 0)
+		return thctl_fail(ctl, rc, err.text);
+	if (ctl->server)
+		fill_cluster(ctl, &document, &inspection.u.inspect);
+	else
+		fill_agent(&document, reply->status);
+	bool degraded = document.num_warnings > 0;
+	int status = thctl_print(ctl, &document);
+	tensorhub__v1__reply__free_unpacked(reply, NULL);
+	convert_arena_free(&arena);
+	return status == THCTL_OK && degraded ? THCTL_DEGRADED : status;
+}
+
+const struct verb verb_status = {
+	.name = "status",
+	.summary = "health of this agent, or with -s of the cluster",
+	.text = "The verdict comes first. Exit status 5 when it is not HEALTH_OK.",
+	.run = run_status,
+};

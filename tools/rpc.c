@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rpc - asking daemons over nng (see rpc.h).
+ */
+#include "tools/rpc.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
+#include "ipc/net/net.h"
+
+#define ANSWER_NS INT64_C(5000000000) /* without --timeout: who looks does not wait for ever  */
+
+struct rpc {
+	const struct thctl *ctl;
+	struct net_client *client;
+	int64_t deadline_ns;
+	char url[NET_URL_BYTES];
+	uint64_t tag;
+};
+
+static int64_t
+left_ns(const struct rpc *rpc)
+{
+	return th_max_i64(rpc->deadline_ns - th_now_ns(), 0);
+}
+
+/* What a failure means depends on whom we wanted. */
+static int
+fail_to_reach(const struct rpc *rpc, int code, const char *text, struct th_err *err)
+{
+	const struct thctl *ctl = rpc->ctl;
+
+	if (code == -EACCES || code == -EPERM)
+		return th_fail(err, TH_E_DENIED, "may not connect to %s: %s", rpc->url, text);
+	if (ctl->server)
+		return th_fail(err, TH_E_NO_SERVER,
+			"no reference server answers at %s (%s); try: thserverd -l %s", rpc->url,
+			text, rpc->url);
+	return th_fail(err, TH_E_NO_AGENT, "no agent answers at %s (%s)", rpc->url, text);
+}
+
+static int
+set_url(struct rpc *rpc, struct th_err *err)
+{
+	const struct thctl *ctl = rpc->ctl;
+	struct stat st;
+	int written;
+
+	if (ctl->server) {
+		const char *scheme = strstr(ctl->server, "://") ? "" : "tcp://";
+		written = snprintf(rpc->url, sizeof(rpc->url), "%s%s", scheme, ctl->server);
+	} else {
+		char *directory = realpath(ctl->runtime_dir, NULL);
+		written = snprintf(rpc->url, sizeof(rpc->url), "ipc://%s/agent.ipc",
+			directory ? directory : ctl->runtime_dir);
+		free(directory);
+	}
+	if (written >= (int)sizeof(rpc->url))
+		return th_fail(err, TH_E_INVALID, "the address '%s' is too long",
+			ctl->server ? ctl->server : ctl->runtime_dir);
+	/* nng says "not found" or "refused" for all of them. */
+	if (!ctl->server && stat(rpc->url + strlen("ipc://"), &st) < 0)
+		return fail_to_reach(rpc, -errno, strerror(errno), err);
+	if (!ctl->server && access(rpc->url + strlen("ipc://"), W_OK) < 0)
+		return fail_to_reach(rpc, -errno, strerror(errno), err);
+	return 0;
+}
+
+/* ---- connecting ----------------------------------------------------------------------------- */
+
+static char dial_sentence[512];
+static int dial_status;
+
+/* May run in any thread of nng: calls only what a signal handler may. */
+static void
+dial_took_too_long(int number)
+{
+	(void)number;
+	ssize_t ignored = write(STDERR_FILENO, dial_sentence, strlen(dial_sentence));
+	(void)ignored;
+	_exit(dial_status);
+}
+
+/*
+ * nng's first attempt to connect is the only one that tells why it failed, and it has no time
+ * limit: an address that swallows packets takes the kernel's two minutes. So a timer ends the
+ * process.
+ */
+static int
+dial(struct rpc *rpc, struct th_err *err)
+{
+	struct sigaction action = {.sa_handler = dial_took_too_long};
+	struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
+	struct th_err inner = {0};
+	timer_t timer;
+
+	int64_t left = th_max_i64(left_ns(rpc), 1);
+	struct itimerspec when = {
+		.it_value = {.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000}};
+	snprintf(dial_sentence, sizeof(dial_sentence),
+		"thctl: %s: nothing answers at %s in time; try: another address, or a longer "
+		"--timeout\n",
+		rpc->ctl->verb->name, rpc->url);
+	dial_status = rpc->ctl->server ? THCTL_NO_SERVER : THCTL_NO_AGENT;
+	if (sigaction(SIGALRM, &action, NULL) < 0 ||
+		timer_create(CLOCK_MONOTONIC, &event, &timer) < 0)
+		return th_fail(err, -errno, "cannot set a timer: %s", strerror(errno));
+	timer_settime(timer, 0, &when, NULL);
+	int rc = net_client_dial(rpc->client, rpc->url, true, &inner);
+	timer_delete(timer);
+	if (rc == TH_E_INVALID)
+		return th_fail(err, rc, "%s", inner.text);
+	return rc < 0 ? fail_to_reach(rpc, rc, inner.text, err) : 0;
+}
+
+int
+rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc)
+{
+	struct rpc *rpc = th_calloc(1, sizeof(*rpc));
+
+	rpc->ctl = ctl;
+	rpc->deadline_ns =
+		ctl->timeout_ns < 0 ? th_deadline_ns(th_now_ns(), ANSWER_NS) : ctl->deadline_ns;
+	int rc = set_url(rpc, err);
+	if (rc == 0)
+		rc = net_client_new(NULL, err, &rpc->client);
+	if (rc == 0)
+		rc = dial(rpc, err);
+	if (rc < 0) {
+		free(rpc);
+		return rc;
+	}
+	*ret_rpc = rpc;
+	return 0;
+}
+
+/* ---- asking --------------------------------------------------------------------------------- */
+
+/* Waits for the answer to the tag that was sent last. item's data are borrowed. */
+static int
+await(struct rpc *rpc, struct th_err *err, struct net_client_item *ret_item)
+{
+	struct pollfd wake = {.fd = net_client_fd(rpc->client), .events = POLLIN};
+	struct net_client_item item;
+
+	for (;;) {
+		while (net_client_next(rpc->client, &item)) {
+			if (item.kind != NET_REPLY || item.tag != rpc->tag)
+				continue;
+			if (item.rc == -ETIMEDOUT)
+				return th_fail(
+					err, TH_E_TIMEOUT, "%s did not answer in time", rpc->url);
+			if (item.rc < 0)
+				return fail_to_reach(rpc, item.rc, th_strerror(item.rc), err);
+			*ret_item = item;
+			return 0;
+		}
+		/* The answer comes in any case: the client gives it a time limit. */
+		if (poll(&wake, 1, -1) < 0 && errno != EINTR)
+			return th_fail(
+				err, -errno, "cannot wait for an answer: %s", strerror(errno));
+	}
+}
+
+static int
+exchange(struct rpc *rpc, const uint8_t *data, size_t bytes, struct th_err *err,
+	struct net_client_item *ret_item)
+{
+	int rc = net_client_send(rpc->client, ++rpc->tag, data, bytes, left_ns(rpc));
+
+	if (rc < 0)
+		return th_fail(err, rc, "cannot ask %s: %s", rpc->url, th_strerror(rc));
+	return await(rpc, err, ret_item);
+}
+
+/* Random: a number seen before would get the answer of then. */
+static int
+new_number(uint64_t *ret_number, struct th_err *err)
+{
+	uint64_t number = 0;
+
+	if (getrandom(&number, sizeof(number), 0) != (ssize_t)sizeof(number))
+		return th_fail(err, -errno, "no random number: %s", strerror(errno));
+	*ret_number = number | 1;
+	return 0;
+}
+
+int
+rpc_ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *arena,
+	struct th_err *err, struct ctl_reply *ret_reply)
+{
+	struct net_client_item item;
+	struct ctl_reply reply;
+	uint8_t *data;
+	size_t bytes;
+
+	int rc = new_number(&request->request_no, err);
+	if (rc < 0)
+		return rc;
+	rc = ctl_request_pack(request, &data, &bytes);
+	if (rc < 0)
+		return th_fail(err, rc, "cannot make the request: %s", th_strerror(rc));
+	rc = exchange(rpc, data, bytes, err, &item);
+	free(data);
+	if (rc < 0)
+		return rc;
+	rc = ctl_reply_unpack(item.data, item.bytes, request->kind, arena, err, &reply);
+	if (rc < 0)
+		return rc;
+	if (reply.code < 0)
+		return th_fail(err, reply.code, "%s",
+			reply.text[0] != '\0' ? reply.text : th_strerror(reply.code));
+	*ret_reply = reply;
+	return 0;
+}
+
+int
+rpc_status(struct rpc *rpc, struct th_err *err, Tensorhub__V1__Reply **ret_reply)
+{
+	Tensorhub__V1__Request request;
+	Tensorhub__V1__Status status;
+	struct net_client_item item;
+
+	tensorhub__v1__request__init(&request);
+	tensorhub__v1__status__init(&status);
+	int rc = new_number(&request.request_no, err);
+	if (rc < 0)
+		return rc;
+	request.body_case = TENSORHUB__V1__REQUEST__BODY_STATUS;
+	request.status = &status;
+	size_t bytes = tensorhub__v1__request__get_packed_size(&request);
+	uint8_t *data = th_calloc(bytes, 1);
+	tensorhub__v1__request__pack(&request, data);
+	rc = exchange(rpc, data, bytes, err, &item);
+	free(data);
+	if (rc < 0)
+		return rc;
+	Tensorhub__V1__Reply *reply = tensorhub__v1__reply__unpack(NULL, item.bytes, item.data);
+	if (!reply)
+		return th_fail(
+			err, -EPROTO, "%s answered with something else than a reply", rpc->url);
+	if (reply->code < 0)
+		rc = th_fail(err, reply->code, "%s",
+			*reply->text ? reply->text : th_strerror(reply->code));
+	else if (reply->body_case != TENSORHUB__V1__REPLY__BODY_STATUS)
+		rc = th_fail(err, -EPROTO, "%s answered something else than was asked", rpc->url);
+	if (rc < 0) {
+		tensorhub__v1__reply__free_unpacked(reply, NULL);
+		return rc;
+	}
+	*ret_reply = reply;
+	return 0;
+}

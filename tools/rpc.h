@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rpc - questions to an agent (agent.ipc in its runtime directory) or to a reference server.
+ *
+ * Blocking, one question at a time, within --timeout or 5 s. What comes back was checked by
+ * ipc/proto and is still text of other processes: print it through a document. The process must
+ * end by net_exit afterwards (nng's threads). One thread.
+ */
+#ifndef TH_TOOLS_RPC_H
+#define TH_TOOLS_RPC_H
+
+#include "ipc/base/ctl.h"
+#include "ipc/base/err.h"
+#include "ipc/proto/convert.h"
+#include "ipc/proto/tensorhub.pb-c.h"
+#include "tools/thctl.h"
+
+struct rpc;
+
+/* To the server with -s, else to the agent. TH_E_NO_AGENT, TH_E_NO_SERVER, TH_E_DENIED... */
+int rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc);
+
+/*
+ * A question that both answer: list, inspect. A refusal is a failure with the other side's
+ * sentence.
+ */
+int rpc_ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *arena,
+	struct th_err *err, struct ctl_reply *ret_reply);
+
+/* The agent's own state. Free with tensorhub__v1__reply__free_unpacked; its status is there. */
+int rpc_status(struct rpc *rpc, struct th_err *err, Tensorhub__V1__Reply **ret_reply);
+
+#endif
