@@ -67,7 +67,7 @@ struct host {
 	struct forward *forwards; /* utlist */
 
 	uint64_t agent_inc;
-	int64_t start_ns, next_beat_ns;
+	int64_t start_ns, next_beat_ns, next_expire_ns;
 	bool attached;
 	uint64_t server_inc;
 	char server_text[TH_CTL_TEXT_BYTES]; /* why not attached */

@@ -11,13 +11,13 @@
 #include <string.h>
 
 #include "daemon/host/host.h"
-#include "daemon/host/notify.h"
 #include "daemon/host/operations.h"
 #include "daemon/host/start.h"
 #include "daemon/host/stop.h"
 #include "daemon/host/worker.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
+#include "ipc/base/notify.h"
 
 static void
 beat(struct host *host, int64_t now_ns)
@@ -25,7 +25,6 @@ beat(struct host *host, int64_t now_ns)
 	host->next_beat_ns = now_ns + HOST_BEAT_NS;
 	operations_heartbeat(host, now_ns);
 	worker_resume_listener(host);
-	session_expire(host, now_ns);
 	link_tick(host, now_ns);
 	blob_puts_resume(host, now_ns);
 }
@@ -38,6 +37,8 @@ work(struct host *host)
 	int64_t now_ns = th_now_ns();
 	if (now_ns >= host->next_beat_ns)
 		beat(host, now_ns);
+	if (now_ns >= host->next_expire_ns)
+		session_expire(host, now_ns);
 	engine_run(host);
 	session_reap(host);
 	return more;
@@ -49,6 +50,7 @@ run(struct host *host)
 	bool more = true;
 	while (!host->stopping || !stop_finished(host, th_now_ns())) {
 		int64_t at_ns = th_min_i64(host->engine.next_ns, host->next_beat_ns);
+		at_ns = th_min_i64(at_ns, host->next_expire_ns);
 		if (host->stopping)
 			at_ns = th_min_i64(at_ns, host->stop_ns);
 		loop_arm(&host->loop, at_ns);
@@ -63,7 +65,7 @@ say_ready(const struct host *host)
 	printf("ready data=%s runtime=%s node=%s\n", transport_address(host->transport),
 		host->options.runtime_dir, host->options.node);
 	fflush(stdout);
-	notify_state("READY=1");
+	th_notify("READY=1");
 	log_info("main", "ready version=%s data=%s runtime=%s node=%s datacenter=%s server=%s",
 		TH_VERSION, transport_address(host->transport), host->options.runtime_dir,
 		host->options.node, host->options.datacenter, link_url(host));

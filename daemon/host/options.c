@@ -13,6 +13,7 @@
 #include "daemon/host/options_set.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/config.h"
 
 const char *argp_program_version = "thagentd " TH_VERSION;
 
@@ -86,11 +87,11 @@ on_option(int key, char *value, struct argp_state *state)
 		const char *name;
 	} plain[] = {
 		{'s', "server"},
-		{'r', "runtime-dir"},
+		{'r', "runtime_dir"},
 		{'d', "data"},
 		{'n', "node"},
 		{'D', "datacenter"},
-		{OPTION_OFFLOAD_LIMIT, "offload-limit"},
+		{OPTION_OFFLOAD_LIMIT, "offload_limit"},
 		{OPTION_TRANSPORT, "transport"},
 		{OPTION_VERIFY, "verify"},
 		{OPTION_HTTP, "http"},
@@ -123,6 +124,12 @@ on_option(int key, char *value, struct argp_state *state)
 	}
 }
 
+static int
+set_key(void *to, const char *key, const char *value, struct th_err *err)
+{
+	return options_set(to, key, value, err);
+}
+
 int
 options_parse(int argc, char **argv, struct th_err *err, struct options *ret_options,
 	enum options_outcome *ret_outcome)
@@ -130,11 +137,20 @@ options_parse(int argc, char **argv, struct th_err *err, struct options *ret_opt
 	static const struct argp argp = {known, on_option, NULL,
 		"The TensorHub agent of one host: moves the weights of its workers.", NULL, NULL,
 		NULL};
+	const struct config config = {
+		.program = "thagentd",
+		.file = OPTIONS_FILE,
+		.keys = options_keys,
+		.set = set_key,
+		.to = ret_options,
+	};
 	struct line line = {.err = err};
 	options_default(ret_options);
 	argp_err_exit_status = 2;
 	argp_parse(&argp, argc, argv, 0, NULL, &line);
 	int rc = line.rc;
+	if (rc == 0)
+		rc = config_load(&config, line.file, err);
 	for (size_t i = 0; rc == 0 && i < line.count; i++)
 		rc = options_set(ret_options, line.pairs[i].key, line.pairs[i].value, err);
 	free(line.pairs);

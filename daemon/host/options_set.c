@@ -215,12 +215,12 @@ set_log_level(const char *key, const char *value, struct th_err *err)
 
 const char *const options_keys[] = {
 	"server",
-	"runtime-dir",
+	"runtime_dir",
 	"data",
 	"node",
 	"datacenter",
 	"spot",
-	"offload-limit",
+	"offload_limit",
 	"transport",
 	"verify",
 	"http",
@@ -243,7 +243,7 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 #define IS(name) (strcmp(key, (name)) == 0)
 	if (IS("server"))
 		return set_server(o, key, value, err);
-	if (IS("runtime-dir"))
+	if (IS("runtime_dir"))
 		return set_text(o->runtime_dir, sizeof(o->runtime_dir), key, value, err);
 	if (IS("data"))
 		return set_data(o, key, value, err);
@@ -253,7 +253,7 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 		return set_name(o->datacenter, key, value, err);
 	if (IS("spot"))
 		return set_spot(key, value, err);
-	if (IS("offload-limit"))
+	if (IS("offload_limit"))
 		return set_offload_limit(key, value, err);
 	if (IS("transport"))
 		return set_transport(o, key, value, err);

@@ -76,7 +76,6 @@ session_accept(struct host *host, int sock)
 	struct session *session = th_calloc(1, sizeof(*session));
 	session->host = host;
 	session->id = ++host->last_session;
-	session->since_ns = th_now_ns();
 	session->sock = sock;
 	session->peer = peer;
 	session->sock_source.fd = session->bell_source.fd = session->end_source.fd = -1;
@@ -87,6 +86,7 @@ session_accept(struct host *host, int sock)
 	session->line.safe_to_mutate = 1;
 	session->line.held_version = TH_NO_VERSION;
 	HASH_ADD(hh, host->sessions, id, sizeof(session->id), session);
+	session_expire_at(session, th_now_ns() + OPEN_NS);
 	rc = loop_add(&host->loop, &session->sock_source, sock, EPOLLIN, worker_readable, session);
 	if (rc == 0 && peer.pidfd >= 0)
 		rc = loop_add(&host->loop, &session->end_source, peer.pidfd, EPOLLIN, worker_ended,
@@ -214,14 +214,33 @@ session_reap(struct host *host)
 }
 
 void
+session_expire_at(struct session *session, int64_t at_ns)
+{
+	struct host *host = session->host;
+	session->expire_ns = at_ns;
+	host->next_expire_ns = th_min_i64(host->next_expire_ns, at_ns);
+}
+
+void
 session_expire(struct host *host, int64_t now_ns)
 {
 	struct session *session, *next;
+	int64_t at_ns = INT64_MAX;
 	HASH_ITER(hh, host->sessions, session, next)
 	{
-		if (session->state < SESSION_OPENING && now_ns - session->since_ns > OPEN_NS)
+		if (session->state > SESSION_OPENING)
+			continue;
+		if (now_ns < session->expire_ns)
+			at_ns = th_min_i64(at_ns, session->expire_ns);
+		else if (session->state < SESSION_OPENING)
 			session_lose(session, false, "it connected and did not open a session");
+		else if (!host->attached)
+			worker_no_server(session);
+		else
+			/* The server takes its time, which is the worker's to judge. */
+			session->expire_ns = INT64_MAX;
 	}
+	host->next_expire_ns = at_ns;
 }
 
 void

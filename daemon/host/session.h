@@ -50,8 +50,8 @@ struct session {
 	struct host *host; /* borrows */
 	uint64_t id;       /* never reused */
 	enum session_state state;
-	int64_t since_ns; /* connected */
-	int sock;         /* owns */
+	int64_t expire_ns; /* HELLO to OPENING: it is refused when it gets no further until then */
+	int sock;          /* owns */
 	struct loop_source sock_source, bell_source, end_source;
 	struct peer peer; /* owns: the pidfd */
 
@@ -92,7 +92,10 @@ void session_sweep_memory(struct session *session);
 void session_update_claim(struct session *session);
 
 void session_reap(struct host *host); /* frees the dead: between two batches of the loop */
-void session_expire(struct host *host, int64_t now_ns); /* those who connect and say nothing */
+/* Ends those that come no further; sets host->next_expire_ns. */
+void session_expire(struct host *host, int64_t now_ns);
+/* Looks after session again no later than this. */
+void session_expire_at(struct session *session, int64_t at_ns);
 void session_free_all(struct host *host);
 
 /* "model/replica/shard" for logs and sentences. Returns buffer. */

@@ -222,6 +222,7 @@ start(struct host *host, struct th_err *err)
 	host->listener_source.fd = host->documents_source.fd = host->transport_source.fd = -1;
 	host->start_ns = th_now_ns();
 	host->next_beat_ns = host->start_ns;
+	host->next_expire_ns = INT64_MAX;
 	snprintf(host->server_text, sizeof(host->server_text), "not reached yet");
 	host->message = th_calloc(1, sizeof(*host->message));
 	raise_descriptor_limit();

@@ -10,10 +10,10 @@
 #include <unistd.h>
 
 #include "daemon/host/host.h"
-#include "daemon/host/notify.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
+#include "ipc/base/notify.h"
 
 /* How long the server may take to hear that the sessions are gone, when nothing else runs. */
 #define FAREWELL_NS INT64_C(2000000000)
@@ -25,7 +25,7 @@ begin(struct host *host)
 	host->stopping = true;
 	host->stop_ns = th_deadline_ns(now_ns, host->options.drain_ns);
 	host->farewell_ns = th_deadline_ns(now_ns, FAREWELL_NS);
-	notify_state("STOPPING=1");
+	th_notify("STOPPING=1");
 	log_info("main", "stopping sessions=%u transfers_out=%" PRIu32, HASH_COUNT(host->sessions),
 		legs_out_running(host));
 	loop_remove(&host->loop, &host->listener_source);

@@ -15,6 +15,7 @@
 
 #include "daemon/host/host.h"
 #include "daemon/host/operations.h"
+#include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
@@ -23,6 +24,7 @@
 
 #define MESSAGES_A_WAKEUP 16 /* of one socket: the others have their turn then */
 #define ACCEPTS_A_WAKEUP 64
+#define SERVER_PATIENCE_NS INT64_C(1000000000)
 
 enum open_flags { /* as enum thc_open_flags */
 	OPEN_SPOT = 1u << 0,
@@ -200,9 +202,27 @@ on_open(struct session *session, const struct fdmsg_open *open)
 	session->open.num_shards = open->num_shards;
 	session->open.flags = open->flags;
 	session->state = SESSION_OPENING;
+	/*
+	 * Without a server there is nothing to wait for; an agent that has just started gets a
+	 * while.
+	 */
+	session_expire_at(session, th_now_ns() + SERVER_PATIENCE_NS);
 	struct agent_event event = {
 		.kind = AGENT_EV_OPEN, .session = session->id, .u.open = session->open};
 	engine_post(host, &event);
+}
+
+void
+worker_no_server(struct session *session)
+{
+	const struct host *host = session->host;
+	char text[TH_CTL_TEXT_BYTES];
+	snprintf(text, sizeof(text),
+		"the agent reaches no reference server at %.200s: %.200s; see 'thctl status'",
+		link_url(host), host->server_text);
+	session->host->counters.opens_refused++;
+	refuse(session, TH_E_NO_SERVER, text);
+	session_lose(session, false, "there is no server to open it at");
 }
 
 /* Everything that the worker gets with SESSION. 0 or -errno. */

@@ -23,6 +23,9 @@ void worker_connects(void *arg, uint32_t events);
 /* Again, after the listener was paused because there were no descriptors left. */
 void worker_resume_listener(struct host *host);
 
+/* An OPEN has waited for a server that does not come. */
+void worker_no_server(struct session *session);
+
 /* What the core says. */
 void worker_opened(struct session *session, int code, const char *text);
 void worker_closed(struct session *session, int code, const char *text);
