@@ -33,6 +33,9 @@
  */
 void net_exit(int status) __attribute__((noreturn));
 
+/* tcp://HOST:PORT or ipc:///PATH: 0, or TH_E_INVALID with a sentence. Opens nothing. */
+TH_MUST_USE int net_url_check(const char *url, struct th_err *err);
+
 /* ---- server --------------------------------------------------------------------------------- */
 
 struct net_server;

@@ -221,7 +221,7 @@ net_client_dial(struct net_client *client, const char *url, bool wait, struct th
 {
 	int rv;
 
-	rv = net_check_url(url, err);
+	rv = net_url_check(url, err);
 	if (rv != 0)
 		return rv;
 	cut(client);

@@ -144,7 +144,7 @@ port_valid(const char *text)
 }
 
 int
-net_check_url(const char *url, struct th_err *err)
+net_url_check(const char *url, struct th_err *err)
 {
 	const char *port;
 

@@ -33,8 +33,6 @@ int net_link_add(struct net_link *link, nng_socket socket); /* 0 or an error of 
 /* No handler runs or starts when this returns. */
 void net_link_remove(struct net_link *link);
 
-/* tcp://HOST:PORT or ipc:///PATH: 0, or TH_E_INVALID with a sentence. */
-int net_check_url(const char *url, struct th_err *err);
 /* "HOST:PORT" with brackets around IPv6; false for other families. */
 bool net_print_address(const nng_sockaddr *address, char ret_text[NET_URL_BYTES]);
 

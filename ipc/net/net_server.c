@@ -358,7 +358,7 @@ net_server_listen(struct net_server *server, const char *url, unsigned permissio
 	nng_listener listener;
 	int rv;
 
-	rv = net_check_url(url, err);
+	rv = net_url_check(url, err);
 	if (rv != 0)
 		return rv;
 	if (server->num_listeners == LISTENERS_MAX)

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * loop - see loop.h.
+ *
+ *   request -> unpack -> refsrv_step -> replies -> pack -> the askers
+ *   timer   ----------> refsrv_tick --'
+ *
+ * What cannot be unpacked is answered here with its code and sentence, and counted. The first
+ * signal begins the drain: requests are refused, so that agents go elsewhere, and the process
+ * ends when the last answer is on its way; whoever still waits sees the connection end. The
+ * second ends it at once.
+ */
+#include "server/host/loop.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/log.h"
+#include "ipc/base/notify.h"
+#include "ipc/proto/convert.h"
+
+#define NS_PER_S INT64_C(1000000000)
+#define DRAIN_NS (2 * NS_PER_S)   /* for answers to askers that do not read                    */
+#define REPORT_NS (60 * NS_PER_S) /* malformed requests: one line for all of this time        */
+#define BATCH 256                 /* requests between two looks at signals and time            */
+
+struct loop {
+	int epoll, signals, timer;
+	struct net_server *net;
+	struct refsrv *core;
+	uint64_t server_inc;
+	int64_t core_ns;  /* when the core wants a tick                                          */
+	int64_t armed_ns; /* what the timer is set to                                            */
+	bool draining;
+	int64_t drain_ns; /* ... until then at the latest                        */
+	uint64_t malformed,
+		malformed_told; /* ever, and when the log said so last                 */
+	int64_t malformed_ns;
+};
+
+/* ---- replies ------------------------------------------------------------------------------ */
+
+static void
+send_packed(struct loop *loop, uint64_t token, const uint8_t *data, size_t bytes)
+{
+	int rc = net_server_reply(loop->net, token, data, bytes);
+
+	/* -ESTALE: the asker is gone. Anything else: it will ask again. */
+	if (rc != 0 && rc != -ESTALE)
+		log_warn("net", "a reply is lost reason=\"%s\"", th_strerror(rc));
+}
+
+static void
+send_reply(struct loop *loop, uint64_t token, const struct ctl_reply *reply)
+{
+	struct ctl_reply refusal;
+	uint8_t *data;
+	size_t bytes;
+	int rc = ctl_reply_pack(reply, &data, &bytes);
+
+	if (rc != 0) {
+		refusal = (struct ctl_reply){
+			.kind = reply->kind, .request_no = reply->request_no, .code = rc};
+		snprintf(refusal.text, sizeof(refusal.text), "%s",
+			rc == TH_E_LIMIT ? "the answer is longer than a message may be"
+					 : th_strerror(rc));
+		log_warn("core", "a reply cannot be sent kind=%d reason=\"%s\"", (int)reply->kind,
+			th_strerror(rc));
+		rc = ctl_reply_pack(&refusal, &data, &bytes);
+	}
+	if (rc != 0)
+		return; /* no memory: the asker asks again */
+	send_packed(loop, token, data, bytes);
+	free(data);
+}
+
+static void
+refuse(struct loop *loop, const struct net_server_item *item, const struct th_err *why)
+{
+	uint8_t *data;
+	size_t bytes;
+
+	if (ctl_refusal_pack(item->data, item->bytes, why, &data, &bytes) != 0)
+		return;
+	send_packed(loop, item->token, data, bytes);
+	free(data);
+}
+
+static void
+take_out(struct loop *loop, const struct refsrv_out *out)
+{
+	loop->core_ns = out->next_ns;
+	for (uint32_t i = 0; i < out->num_replies; i++)
+		send_reply(loop, out->replies[i].token, &out->replies[i].reply);
+}
+
+/* ---- requests ----------------------------------------------------------------------------- */
+
+/* One line at once, then at most one a minute: a broken peer must not fill the log. */
+static void
+count_malformed(struct loop *loop, int64_t now_ns, const struct th_err *why)
+{
+	loop->malformed++;
+	if (loop->malformed_told != 0 && now_ns < loop->malformed_ns + REPORT_NS)
+		return;
+	loop->malformed_told = loop->malformed;
+	loop->malformed_ns = now_ns;
+	log_warn("net", "malformed request count=%" PRIu64 " reason=\"%s\"", loop->malformed,
+		why->text);
+}
+
+/* An operator, who is no agent, asks the server itself. */
+static void
+answer_operator(
+	struct loop *loop, int64_t now_ns, uint64_t token, const struct ctl_request *request)
+{
+	struct ctl_reply reply = {.kind = CTL_INSPECT, .request_no = request->request_no};
+
+	reply.u.inspect = *refsrv_inspect(loop->core, now_ns);
+	send_reply(loop, token, &reply);
+}
+
+static void
+on_request(struct loop *loop, int64_t now_ns, const struct net_server_item *item)
+{
+	struct convert_arena arena = {0};
+	struct ctl_request request;
+	struct refsrv_out out;
+	struct th_err why = {0};
+
+	if (loop->draining) {
+		th_fail(&why, TH_E_NO_SERVER, "this server is shutting down");
+		refuse(loop, item, &why);
+		return;
+	}
+	if (ctl_request_unpack(item->data, item->bytes, &arena, &why, &request) != 0) {
+		count_malformed(loop, now_ns, &why);
+		refuse(loop, item, &why);
+	} else if (request.kind == CTL_INSPECT && request.agent_inc == 0) {
+		answer_operator(loop, now_ns, item->token, &request);
+	} else {
+		refsrv_step(loop->core, now_ns, item->token, &request, &out);
+		take_out(loop, &out);
+	}
+	convert_arena_free(&arena);
+}
+
+/* True: there may be more, but others wait as well. */
+static bool
+on_net(struct loop *loop)
+{
+	struct net_server_item item;
+
+	for (int i = 0; i < BATCH; i++) {
+		if (!net_server_next(loop->net, &item))
+			return false;
+		if (item.kind == NET_REQUEST)
+			on_request(loop, th_now_ns(), &item);
+		else
+			refsrv_forget(loop->core, item.token);
+	}
+	return true;
+}
+
+/* ---- time and signals --------------------------------------------------------------------- */
+
+static void
+arm(struct loop *loop)
+{
+	int64_t at_ns = loop->draining ? loop->drain_ns : loop->core_ns;
+	struct itimerspec when = {0};
+
+	if (at_ns == loop->armed_ns)
+		return;
+	loop->armed_ns = at_ns;
+	if (at_ns != INT64_MAX) {
+		at_ns = th_max_i64(at_ns, 1); /* 0 would disarm it */
+		when.it_value.tv_sec = at_ns / NS_PER_S;
+		when.it_value.tv_nsec = at_ns % NS_PER_S;
+	}
+	if (timerfd_settime(loop->timer, TFD_TIMER_ABSTIME, &when, NULL) < 0)
+		TH_ASSERT(!"timerfd_settime");
+}
+
+static void
+on_timer(struct loop *loop)
+{
+	struct refsrv_out out;
+	uint64_t expirations;
+
+	loop->armed_ns = -1;
+	if (read(loop->timer, &expirations, sizeof(expirations)) < 0 && errno != EAGAIN)
+		log_warn("main", "the timer fails reason=\"%s\"", th_strerror(-errno));
+	if (loop->draining)
+		return;
+	refsrv_tick(loop->core, th_now_ns(), &out);
+	take_out(loop, &out);
+}
+
+static void
+on_signal(struct loop *loop)
+{
+	struct signalfd_siginfo info;
+
+	while (read(loop->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
+		if (loop->draining) {
+			log_warn("main", "a second signal: leaving at once signal=%u",
+				info.ssi_signo);
+			net_exit(EXIT_FAILURE);
+		}
+		log_info("main", "draining signal=%u", info.ssi_signo);
+		th_notify("STOPPING=1");
+		loop->draining = true;
+		loop->drain_ns = th_now_ns() + DRAIN_NS;
+	}
+}
+
+void
+loop_run(struct loop *loop)
+{
+	struct epoll_event events[4];
+	bool more = false;
+	int count;
+
+	for (;;) {
+		/*
+		 * A second signal may be there before the last answer is: look for it first, and
+		 * leave only after what had come in was answered.
+		 */
+		arm(loop);
+		count = epoll_wait(loop->epoll, events, TH_ARRAY_LEN(events), more ? 0 : -1);
+		for (int i = 0; i < count; i++) {
+			if (events[i].data.fd == loop->signals)
+				on_signal(loop);
+			else if (events[i].data.fd == loop->timer)
+				on_timer(loop);
+		}
+		more = on_net(loop);
+		if (loop->draining && !more &&
+			(net_server_quiet(loop->net) || th_now_ns() >= loop->drain_ns))
+			return;
+	}
+}
+
+/* ---- start -------------------------------------------------------------------------------- */
+
+/* A connection is a descriptor: thousands of agents need more than the soft limit. */
+static void
+raise_files(void)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == limit.rlim_max)
+		return;
+	limit.rlim_cur = limit.rlim_max;
+	if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
+		log_warn("main", "cannot raise the limit of open files reason=\"%s\"",
+			th_strerror(-errno));
+}
+
+static int
+watch(struct loop *loop, int fd)
+{
+	struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+
+	return epoll_ctl(loop->epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
+static int
+open_descriptors(struct loop *loop, struct th_err *err)
+{
+	sigset_t signals;
+
+	sigemptyset(&signals);
+	sigaddset(&signals, SIGTERM);
+	sigaddset(&signals, SIGINT);
+	loop->epoll = epoll_create1(EPOLL_CLOEXEC);
+	loop->signals = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+	loop->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	sigaddset(&signals, SIGPIPE);
+	if (loop->epoll < 0 || loop->signals < 0 || loop->timer < 0 ||
+		sigprocmask(SIG_BLOCK, &signals, NULL) < 0 || watch(loop, loop->signals) < 0 ||
+		watch(loop, loop->timer) < 0)
+		return th_fail(err, -errno, "opening descriptors: %s", th_strerror(-errno));
+	return 0;
+}
+
+static int
+make_core(struct loop *loop, const struct options *options, struct th_err *err)
+{
+	struct refsrv_config config = options->core;
+
+	do {
+		if (getrandom(&config.server_inc, sizeof(config.server_inc), 0) !=
+				sizeof(config.server_inc) ||
+			getrandom(config.seed, sizeof(config.seed), 0) != sizeof(config.seed))
+			return th_fail(err, -errno, "no random numbers: %s", th_strerror(-errno));
+	} while (config.server_inc == 0);
+	loop->server_inc = config.server_inc;
+	loop->core = refsrv_new(&config, th_now_ns());
+	loop->core_ns = th_now_ns();
+	return loop->core == NULL ? th_fail(err, -ENOMEM, "out of memory") : 0;
+}
+
+static int
+listen_all(struct loop *loop, const struct options *options, struct th_err *err,
+	char ret_urls[OPTIONS_LISTEN_MAX * NET_URL_BYTES])
+{
+	char url[NET_URL_BYTES];
+	size_t at = 0;
+	int rc;
+
+	for (uint32_t i = 0; i < options->num_listen; i++) {
+		rc = net_server_listen(loop->net, options->listen[i], 0, err, url);
+		if (rc != 0)
+			return rc;
+		if (at > 0)
+			ret_urls[at++] = ',';
+		memcpy(ret_urls + at, url, strlen(url) + 1);
+		at += strlen(url);
+	}
+	return 0;
+}
+
+/* A failure ends the process: nothing is undone. */
+int
+loop_new(const struct options *options, struct th_err *err,
+	char ret_urls[OPTIONS_LISTEN_MAX * NET_URL_BYTES], struct loop **ret_loop)
+{
+	static struct loop loop = {.armed_ns = -1};
+	int rc;
+
+	raise_files();
+	rc = open_descriptors(&loop, err);
+	if (rc == 0)
+		rc = make_core(&loop, options, err);
+	if (rc == 0)
+		rc = net_server_new(&options->net, err, &loop.net);
+	if (rc == 0)
+		rc = listen_all(&loop, options, err, ret_urls);
+	if (rc == 0 && watch(&loop, net_server_fd(loop.net)) < 0)
+		rc = th_fail(err, -errno, "epoll: %s", th_strerror(-errno));
+	if (rc == 0)
+		*ret_loop = &loop;
+	return rc;
+}
