@@ -305,6 +305,15 @@ Test(agent_part, close__holding__hidden_by_the_server_then_closed)
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 }
 
+Test(agent_part, close__nothing_held__closed_when_the_server_has_let_it_go)
+{
+	rig.held = 1u << CTL_CLOSE;
+	rig_session(&rig, 1, AGENT_EV_CLOSE);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
+	rig_answer(&rig, CTL_CLOSE);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
+}
+
 Test(agent_part, close__no_drain_comes__own_proof_after_a_while)
 {
 	hashed_part();
