@@ -65,8 +65,9 @@ pack(struct thc_shard *shard, Tensorhub__V1__Request *request, int64_t until_ns,
 	request->session = shard->session;
 	request->secret.data = shard->secret;
 	request->secret.len = sizeof(shard->secret);
-	/* As long as this side waits; 0 is none on the wire. */
-	request->deadline_ns = until_ns == INT64_MAX ? 0 : th_max_i64(deadline_left(until_ns), 1);
+	/* Before this side stops waiting, so that the agent's own sentence arrives; 0 is none. */
+	request->deadline_ns =
+		until_ns == INT64_MAX ? 0 : th_max_i64(deadline_left(until_ns) - GRACE_NS / 2, 1);
 	size_t bytes = tensorhub__v1__request__get_packed_size(request);
 	if (bytes > MESSAGE_BYTES_MAX)
 		return shim_fail(THC_E_LIMIT, "a request of %zu bytes; at most %u are allowed",

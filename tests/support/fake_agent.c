@@ -16,8 +16,10 @@
 #include <unistd.h>
 
 #include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
+#include "ipc/proto/manifest.h"
 #include "ipc/shm/doorbell.h"
 #include "ipc/sock/listener.h"
 #include "ipc/sock/peer.h"
@@ -352,6 +354,65 @@ pack_listing(struct fake_agent *agent, Tensorhub__V1__Reply *reply, uint8_t *ret
 	return tensorhub__v1__reply__pack(reply, ret_data);
 }
 
+static void
+set_hash(Tensorhub__V1__Hash *hash, const uint8_t *data, size_t bytes)
+{
+	struct th_hash key = {0};
+
+	if (data != NULL)
+		key = manifest_key(data, bytes);
+	tensorhub__v1__hash__init(hash);
+	hash->lo = key.lo;
+	hash->hi = key.hi;
+}
+
+static size_t
+pack_resolved(struct fake_agent *agent, Tensorhub__V1__Reply *reply, uint8_t *ret_data)
+{
+	Tensorhub__V1__ResolveReply body = TENSORHUB__V1__RESOLVE_REPLY__INIT;
+	Tensorhub__V1__Version version = TENSORHUB__V1__VERSION__INIT;
+	Tensorhub__V1__Hash manifest, attributes;
+
+	set_hash(&manifest, agent->manifest, agent->manifest_bytes);
+	set_hash(&attributes, agent->attributes, agent->attributes_bytes);
+	version.lineage = 3;
+	version.version = 17;
+	body.version = &version;
+	body.num_shards = 2;
+	body.manifest = &manifest;
+	body.attributes = &attributes;
+	reply->body_case = TENSORHUB__V1__REPLY__BODY_RESOLVE;
+	reply->resolve = &body;
+	return tensorhub__v1__reply__pack(reply, ret_data);
+}
+
+static size_t
+pack_blob(struct fake_agent *agent, const Tensorhub__V1__BlobGet *get, Tensorhub__V1__Reply *reply,
+	uint8_t *ret_data)
+{
+	Tensorhub__V1__BlobPart part = TENSORHUB__V1__BLOB_PART__INIT;
+	Tensorhub__V1__Hash hash;
+	uint8_t copy[4096];
+
+	set_hash(&hash, agent->manifest, agent->manifest_bytes);
+	bool rows = hash.lo == get->key->lo && hash.hi == get->key->hi;
+	const uint8_t *data = rows ? agent->manifest : agent->attributes;
+	size_t bytes = rows ? agent->manifest_bytes : agent->attributes_bytes;
+	size_t count = th_min_size(bytes - get->offset, agent->blob_part_bytes);
+	TH_ASSERT(get->offset < bytes && count <= sizeof(copy) / 2);
+	memcpy(copy, data + get->offset, count);
+	if (agent->blob_damaged)
+		copy[0] ^= 1;
+	part.key = &hash;
+	part.total_bytes = bytes;
+	part.offset = get->offset;
+	part.data.data = copy;
+	part.data.len = count;
+	reply->body_case = TENSORHUB__V1__REPLY__BODY_MANIFEST_GET;
+	reply->manifest_get = &part;
+	return tensorhub__v1__reply__pack(reply, ret_data);
+}
+
 static size_t
 answer(struct fake_agent *agent, const Tensorhub__V1__Request *request, uint8_t *ret_data)
 {
@@ -375,6 +436,13 @@ answer(struct fake_agent *agent, const Tensorhub__V1__Request *request, uint8_t 
 	} else if (request->body_case == TENSORHUB__V1__REQUEST__BODY_LIST) {
 		agent->list_op_seq = request->list->op_seq;
 		return pack_listing(agent, &reply, ret_data);
+	} else if (request->body_case == TENSORHUB__V1__REQUEST__BODY_MANIFEST_GET) {
+		return pack_blob(agent, request->manifest_get, &reply, ret_data);
+	} else if (request->body_case == TENSORHUB__V1__REQUEST__BODY_RESOLVE) {
+		if (agent->manifest != NULL)
+			return pack_resolved(agent, &reply, ret_data);
+		reply.code = TH_E_NOT_AVAILABLE;
+		reply.text = text;
 	}
 	return tensorhub__v1__reply__pack(&reply, ret_data);
 }

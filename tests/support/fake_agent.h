@@ -55,6 +55,9 @@ struct fake_agent {
 	int refuse_code, operation_code, memory_code, close_code, request_code;
 	bool close_silent, request_silent, request_garbage, request_hang_up, unexpected_message;
 	const char *refuse_text, *operation_text;
+	const uint8_t *manifest, *attributes; /* what thc_get_manifest gets; NULL: not available */
+	size_t manifest_bytes, attributes_bytes, blob_part_bytes;
+	bool blob_damaged;
 	int pidfd; /* sent with the session; -1: of this process */
 
 	/* What has happened. */
