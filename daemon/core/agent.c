@@ -166,7 +166,7 @@ session_event(struct agent *agent, const struct agent_event *event)
 			agent, session, event->u.explained.op_seq, event->u.explained.text);
 		break;
 	default:
-		TH_ASSERT(!"an event of a session");
+		TH_ASSERT(false); /* dispatch knows what is of a session */
 	}
 	ac_settle(agent, session);
 }

@@ -12,11 +12,17 @@
 #include <stdlib.h>
 
 #include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
 
 #define HASH_FUNCTION HASH_JEN
 #define uthash_malloc(bytes) th_calloc(1, (bytes))
 #define uthash_free(memory, bytes) free(memory)
+#define uthash_fatal(text) th_assert_fail(__FILE__, __LINE__, text)
 #include <uthash.h>
 #include <utlist.h>
+
+/* utlist checks its own use with assert: let it end as all our assertions do. */
+#undef assert
+#define assert(condition) TH_ASSERT(condition)
 
 #endif
