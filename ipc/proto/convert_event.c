@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "ipc/base/name.h"
 #include "ipc/proto/convert_internal.h"
 
 #define EVENT(NAME) TENSORHUB__V1__EVENT__BODY_##NAME
@@ -225,8 +226,8 @@ in_plan(struct convert_in *in, const Tensorhub__V1__EvPlan *body, struct ctl_ev_
 {
 	in->message = "PLAN";
 	convert_in_op_kind(in, body->kind, &ret_plan->kind);
-	convert_in_check(in, body->version != NULL, "version", "is missing");
 	convert_in_version(body->version, &ret_plan->version);
+	convert_in_check(in, !th_version_none(ret_plan->version), "version", "is missing");
 	convert_in_hash(in, "layout", body->layout, true, &ret_plan->layout);
 	convert_in_hash(in, "manifest", body->manifest, true, &ret_plan->manifest);
 	ret_plan->sid = body->sid;

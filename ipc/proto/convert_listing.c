@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 
+#include "ipc/base/name.h"
 #include "ipc/proto/convert_internal.h"
 
 /* ---- out ---------------------------------------------------------------------------------- */
@@ -167,8 +168,8 @@ in_version_info(struct convert_in *in, const Tensorhub__V1__VersionInfo *message
 
 	if (replicas == NULL)
 		return;
-	convert_in_check(in, message->version != NULL, "version", "is missing");
 	convert_in_version(message->version, &ret_info->version);
+	convert_in_check(in, !th_version_none(ret_info->version), "version", "is missing");
 	for (size_t i = 0; i < message->n_replicas; i++) {
 		const Tensorhub__V1__ReplicaInfo *replica = message->replicas[i];
 

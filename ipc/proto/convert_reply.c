@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 
+#include "ipc/base/name.h"
 #include "ipc/proto/convert_internal.h"
 
 #define REPLY(NAME) TENSORHUB__V1__REPLY__BODY_##NAME
@@ -187,8 +188,8 @@ static void
 in_resolve(struct convert_in *in, const Tensorhub__V1__ResolveReply *body,
 	struct ctl_resolve_reply *ret_resolve)
 {
-	convert_in_check(in, body->version != NULL, "version", "is missing");
 	convert_in_version(body->version, &ret_resolve->version);
+	convert_in_check(in, !th_version_none(ret_resolve->version), "version", "is missing");
 	convert_in_check(in, body->num_shards >= 1 && body->num_shards <= TH_SHARDS_MAX,
 		"num_shards", "is not 1 to 1024");
 	convert_in_hash(in, "layout", body->layout, true, &ret_resolve->layout);
