@@ -113,6 +113,7 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 	struct transport_config config = {.listen_host = "127.0.0.1",
 		.connections = connections,
 		.stall_ns = stall_ns,
+		.hello_ns = rig->hello_ns,
 		.agent_inc = rig->num_agents};
 	struct th_err err;
 	int rc = transport_open(&config, &err, &agent->transport);

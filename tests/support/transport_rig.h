@@ -45,6 +45,7 @@ struct rig_agent {
 struct rig {
 	struct rig_agent agents[RIG_AGENTS_MAX];
 	uint32_t num_agents;
+	int64_t hello_ns; /* of agents added from now on; 0: the default */
 };
 
 /* Rows of U8 of these sizes, in this order. fill: the seed of the content, 0 for zeros. */

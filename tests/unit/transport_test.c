@@ -591,3 +591,51 @@ Test(transport, hash_stop__one_event_then_nobody_reads)
 		free(s);
 	}
 }
+
+/* ---- fault build ------------------------------------------------------------------------------ */
+
+#ifdef TH_FAULTS
+static struct setup *
+start_with_fault(const char *name, const char *value)
+{
+	struct setup *s = setup_new();
+	setenv(name, value, 1);
+	start(s, eight_chunks, 1, true);
+	unsetenv(name);
+	hash_all(s, s->from);
+	move(s, MODE_TCP, 1, s->from, s->to);
+	return s;
+}
+
+Test(transport_fault, flip_once__fetched_again_and_the_source_is_untouched)
+{
+	struct setup *s = start_with_fault("TH_FAULT_FLIP_CHUNK", "3");
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	cr_assert_eq(rig_counters(s->reader_agent).chunks_refetched, 1);
+	finish(s);
+	free(s);
+}
+
+Test(transport_fault, flip_always__failed_with_checksum)
+{
+	struct setup *s = start_with_fault("TH_FAULT_FLIP_CHUNK", "3,always");
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
+	cr_assert_eq(failed->code, TH_E_CHECKSUM);
+	cr_assert_leq(xfer_part_prefix(s->to), 3);
+	finish(s);
+	free(s);
+}
+
+Test(transport_fault, stall__failed_after_the_stall_time)
+{
+	struct setup *s = start_with_fault("TH_FAULT_STALL_AFTER_BYTES", "10000000");
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
+	cr_assert_eq(failed->code, TH_E_NO_PATH);
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
+	finish(s);
+	free(s);
+}
+#endif
