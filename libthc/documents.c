@@ -8,39 +8,35 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "ipc/base/clock.h"
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "libthc/internal.h"
 
 #define MESSAGE_BYTES_MAX (1u << 20) /* of both sides, everywhere */
 
+/* One exchange of a handle at a time; then it is this thread's turn, and ends with end_turn. */
 static int
-lock_before(pthread_mutex_t *lock, int64_t until_ns)
+await_turn(struct thc_shard *shard, int64_t until_ns)
 {
-	struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
-		.tv_nsec = (long)(until_ns % 1000000000)};
-
-	if (until_ns == INT64_MAX)
-		return -pthread_mutex_lock(lock);
-	return -pthread_mutex_clocklock(lock, CLOCK_MONOTONIC, &until);
+	while (shard->asking) {
+		if (shard->lost)
+			return shard_lost_error(shard);
+		if (shard->closing || shard->closed)
+			return shim_fail(THC_E_CANCELLED, "another thread closes this handle");
+		if (deadline_left(until_ns) == 0)
+			return shim_fail(THC_E_TIMEOUT, "other threads of this handle kept the "
+							"agent busy until the deadline");
+		shard_sleep(shard, until_ns);
+	}
+	shard->asking = true;
+	return 0;
 }
 
-/* Without the handle's lock. */
-static int
-exchange(struct thc_shard *shard, const uint8_t *data, size_t bytes, int64_t until_ns,
-	uint8_t **ret_reply, size_t *ret_bytes)
+static void
+end_turn(struct thc_shard *shard)
 {
-	int rc = lock_before(&shard->request_lock, until_ns);
-
-	if (rc < 0)
-		return shim_fail(THC_E_TIMEOUT, "other threads of this handle kept the agent's "
-						"endpoint until the deadline");
-	rc = sp_req_call(&shard->request, data, bytes, MESSAGE_BYTES_MAX, until_ns, errors_last(),
-		ret_reply, ret_bytes);
-	pthread_mutex_unlock(&shard->request_lock);
-	return rc;
+	shard->asking = false;
+	shard_wake(shard);
 }
 
 static int
@@ -87,16 +83,23 @@ documents_call(struct thc_shard *shard, Tensorhub__V1__Request *request, int bod
 	int64_t until_ns = deadline_with_grace(deadline_ns);
 	uint8_t *data = NULL, *answer = NULL;
 	size_t bytes = 0, answer_bytes = 0;
-	int rc = pack(shard, request, until_ns, &data, &bytes);
+	int rc = await_turn(shard, until_ns);
 
 	if (rc < 0)
 		return rc;
+	rc = pack(shard, request, until_ns, &data, &bytes);
+	if (rc < 0) {
+		end_turn(shard);
+		return rc;
+	}
 	uint64_t request_no = request->request_no;
 	pthread_mutex_unlock(&shard->lock);
-	rc = exchange(shard, data, bytes, until_ns, &answer, &answer_bytes);
+	rc = sp_req_call(&shard->request, data, bytes, MESSAGE_BYTES_MAX, until_ns, errors_last(),
+		&answer, &answer_bytes);
 	explicit_bzero(data, bytes);
 	free(data);
 	pthread_mutex_lock(&shard->lock);
+	end_turn(shard);
 	if (rc == THC_E_NO_AGENT || rc == THC_E_AGENT_LOST) {
 		shard_look(shard);
 		if (shard->lost)

@@ -4,7 +4,7 @@
  *
  * Locks, in this order: the list of handles (shard.c), a handle's lock, the memory registry
  * (memory.c). None is held while a thread sleeps in poll, exchanges a document or runs a caller's
- * predicate. A handle's document connection has a lock of its own, taken under none of the above.
+ * predicate.
  *
  * Waiting: of all threads that wait in one handle one polls (the agent's doorbell, the descriptor
  * socket for messages and hang-up, the agent's pidfd); the others sleep on the condition variable.
@@ -109,6 +109,7 @@ struct thc_shard {
 	bool polling; /* a thread polls for all */
 
 	int sock, bell_agent, bell_worker, agent_pidfd; /* own */
+	int kick; /* owns: eventfd that wakes the thread that polls for all */
 	int epoll, uncollected; /* own; -1 until thc_fd: an epoll set, and an eventfd in it */
 	bool uncollected_set;
 	struct segment_worker files; /* owns */
@@ -142,8 +143,7 @@ struct thc_shard {
 	size_t num_attributes;
 	bool attributes_changed; /* the agent has another set */
 
-	/* Documents: under request_lock, not lock. */
-	pthread_mutex_t request_lock;
+	bool asking; /* a thread exchanges a document: request is its own, without the lock */
 	struct sp_req request;
 	uint64_t next_request_no;
 };
@@ -191,6 +191,10 @@ void shard_update_fd(struct thc_shard *shard);
  */
 TH_MUST_USE int shard_await(
 	struct thc_shard *shard, const bool *done, int64_t until_ns, bool closer);
+/* Something of the handle has changed: all waiters look again. */
+void shard_wake(struct thc_shard *shard);
+/* Sleeps until something of the handle changed, or until_ns. */
+void shard_sleep(struct thc_shard *shard, int64_t until_ns);
 /* One message on the descriptor socket; waits while it is full. As shard_await. */
 TH_MUST_USE int shard_send(struct thc_shard *shard, enum fdmsg_kind kind, const void *body,
 	size_t body_bytes, const int *fd, int64_t until_ns);

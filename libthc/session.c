@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "ipc/base/fd.h"
@@ -272,6 +271,12 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 	shard_list_add(shard);
 	int64_t until_ns = deadline_with_grace(deadline_ns);
 	rc = sp_req_init(&shard->request, ipc_path);
+	if (rc == 0) {
+		shard->kick = doorbell_new();
+		if (shard->kick < 0)
+			rc = shim_fail(shard->kick, "no descriptor for this handle: %s",
+				th_strerror(shard->kick));
+	}
 	if (rc == 0)
 		rc = connect_agent(shard, fds_path, until_ns);
 	if (rc == 0)
@@ -296,19 +301,12 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 static int
 wait_alone(struct thc_shard *shard, int64_t until_ns)
 {
-	struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
-		.tv_nsec = (long)(until_ns % 1000000000)};
-
-	(void)doorbell_signal(shard->bell_worker); /* for the one that polls */
-	pthread_cond_broadcast(&shard->changed);
+	shard_wake(shard);
 	while (shard->inside > 1) {
 		if (deadline_left(until_ns) == 0)
 			return shim_fail(
 				THC_E_TIMEOUT, "another thread is still in a call of this handle");
-		if (until_ns == INT64_MAX)
-			(void)pthread_cond_wait(&shard->changed, &shard->lock);
-		else
-			(void)pthread_cond_timedwait(&shard->changed, &shard->lock, &until);
+		shard_sleep(shard, until_ns);
 	}
 	return 0;
 }
@@ -353,7 +351,7 @@ finish_close(struct thc_shard *shard)
 	op_end_all(shard);
 	tensors_release(shard);
 	(void)shutdown(shard->sock, SHUT_RDWR);
-	pthread_cond_broadcast(&shard->changed);
+	shard_wake(shard);
 	/* The list's lock comes before the handle's; closed keeps everybody else out meanwhile. */
 	pthread_mutex_unlock(&shard->lock);
 	shard_list_remove(shard);

@@ -65,6 +65,7 @@ fork_child(void)
 		th_fd_close(&shard->bell_agent);
 		th_fd_close(&shard->bell_worker);
 		th_fd_close(&shard->agent_pidfd);
+		th_fd_close(&shard->kick);
 		th_fd_close(&shard->epoll);
 		th_fd_close(&shard->uncollected);
 		th_fd_close(&shard->request.fd);
@@ -156,7 +157,6 @@ shard_new(void)
 	}
 	/* Of the defaults that glibc gives these three calls none can fail. */
 	(void)pthread_mutex_init(&shard->lock, NULL);
-	(void)pthread_mutex_init(&shard->request_lock, NULL);
 	(void)pthread_condattr_init(&attr);
 	(void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	(void)pthread_cond_init(&shard->changed, &attr);
@@ -167,6 +167,7 @@ shard_new(void)
 	shard->bell_agent = -1;
 	shard->bell_worker = -1;
 	shard->agent_pidfd = -1;
+	shard->kick = -1;
 	shard->epoll = -1;
 	shard->uncollected = -1;
 	shard->request.fd = -1;
@@ -181,6 +182,7 @@ tear_down(struct thc_shard *shard)
 	th_fd_close(&shard->bell_agent);
 	th_fd_close(&shard->bell_worker);
 	th_fd_close(&shard->agent_pidfd);
+	th_fd_close(&shard->kick);
 	th_fd_close(&shard->epoll);
 	th_fd_close(&shard->uncollected);
 	sp_req_close(&shard->request);
@@ -196,7 +198,6 @@ destroy(struct thc_shard *shard)
 	free(shard->sent);
 	free(shard->message);
 	(void)pthread_cond_destroy(&shard->changed);
-	(void)pthread_mutex_destroy(&shard->request_lock);
 	(void)pthread_mutex_destroy(&shard->lock);
 	explicit_bzero(shard->secret, sizeof(shard->secret));
 	free(shard);
@@ -245,7 +246,7 @@ shard_leave(struct thc_shard *shard)
 	if (shard->closed && shard->inside == 0)
 		tear_down(shard);
 	if (shard->closing)
-		pthread_cond_broadcast(&shard->changed);
+		shard_wake(shard);
 	shard_unref_unlock(shard);
 }
 
@@ -263,6 +264,18 @@ void
 shard_exclusive_end(struct thc_shard *shard)
 {
 	shard->exclusive = false;
+}
+
+/*
+ * The thread that polls for all does not see the condition variable, and what another thread has
+ * taken off the doorbell or the socket is not there to wake it: it has a descriptor of its own.
+ */
+void
+shard_wake(struct thc_shard *shard)
+{
+	pthread_cond_broadcast(&shard->changed);
+	if (shard->polling)
+		(void)doorbell_signal(shard->kick);
 }
 
 /* ---- the end of the agent ------------------------------------------------------------------ */
@@ -300,7 +313,7 @@ shard_lose(struct thc_shard *shard, const char *format, ...)
 	for (uint32_t slot = 0; slot < SHM_CAPACITY; slot++)
 		if (shard->ops[slot] != NULL)
 			op_finish(shard->ops[slot], THC_E_AGENT_LOST, shard->lost_text);
-	pthread_cond_broadcast(&shard->changed);
+	shard_wake(shard);
 	shard_update_fd(shard);
 }
 
@@ -354,7 +367,7 @@ shard_collect(struct thc_shard *shard)
 		any = true;
 	}
 	if (any) {
-		pthread_cond_broadcast(&shard->changed);
+		shard_wake(shard);
 		shard_update_fd(shard);
 	}
 }
@@ -411,14 +424,15 @@ receive(struct thc_shard *shard)
 			shard_lose(shard, "the agent sent an unexpected message of kind %u",
 				shard->message->head.kind);
 		}
-		pthread_cond_broadcast(&shard->changed);
+		shard_wake(shard);
 	}
 }
 
 #define POLL_BELL 0
 #define POLL_SOCK 1
 #define POLL_PIDFD 2
-#define POLL_COUNT 3
+#define POLL_KICK 3 /* only for the thread that polls for all */
+#define POLL_COUNT 4
 
 static void
 poll_set(const struct thc_shard *shard, struct pollfd ret_set[POLL_COUNT])
@@ -427,6 +441,7 @@ poll_set(const struct thc_shard *shard, struct pollfd ret_set[POLL_COUNT])
 	ret_set[POLL_SOCK] = (struct pollfd){.fd = shard->sock, .events = POLLIN};
 	/* -1, where there is none, is skipped by poll. */
 	ret_set[POLL_PIDFD] = (struct pollfd){.fd = shard->agent_pidfd, .events = POLLIN};
+	ret_set[POLL_KICK] = (struct pollfd){.fd = -1};
 }
 
 static void
@@ -551,8 +566,8 @@ thc_fd(struct thc_shard *shard)
 
 /* ---- waiting ------------------------------------------------------------------------------- */
 
-static void
-timed_wait(struct thc_shard *shard, int64_t until_ns)
+void
+shard_sleep(struct thc_shard *shard, int64_t until_ns)
 {
 	struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
 		.tv_nsec = (long)(until_ns % 1000000000)};
@@ -576,15 +591,18 @@ poll_for_all(struct thc_shard *shard, int64_t until_ns)
 	}
 	shard->polling = true;
 	poll_set(shard, set);
+	set[POLL_KICK] = (struct pollfd){.fd = shard->kick, .events = POLLIN};
 	pthread_mutex_unlock(&shard->lock);
 	int rc = poll(set, POLL_COUNT, deadline_poll_ms(until_ns));
 	pthread_mutex_lock(&shard->lock);
 	shard->polling = false;
 	shard->looked_ns = th_now_ns();
+	if (rc > 0 && set[POLL_KICK].revents != 0)
+		(void)doorbell_drain(shard->kick);
 	if (rc > 0)
 		poll_take(shard, set);
 	/* Also when nothing came: one of the others must poll now. */
-	pthread_cond_broadcast(&shard->changed);
+	shard_wake(shard);
 }
 
 int
@@ -599,7 +617,7 @@ shard_await(struct thc_shard *shard, const bool *done, int64_t until_ns, bool cl
 		if (deadline_left(until_ns) == 0)
 			return -ETIMEDOUT;
 		if (shard->polling)
-			timed_wait(shard, until_ns);
+			shard_sleep(shard, until_ns);
 		else
 			poll_for_all(shard, until_ns);
 	}

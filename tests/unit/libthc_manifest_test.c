@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libthc_manifest_test - thc_get_manifest: parts, ties and attributes of a version, and blobs that are
- * not what was asked for.
+ * libthc_manifest_test - thc_get_manifest: parts, ties and attributes of a version, and blobs
+ * that are not what was asked for.
  */
 #include <criterion/criterion.h>
 #include <stdlib.h>
