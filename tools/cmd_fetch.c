@@ -122,7 +122,8 @@ get_manifests(struct fetch *fetch, struct thc_shard *probe, struct th_err *err)
 	fetch->num_shards = manifest->num_shards;
 	fetch->count = ctl->given & THCTL_SHARD ? 1 : manifest->num_shards;
 	fetch->parts = calloc(th_max_u32(fetch->count, 1), sizeof(fetch->parts[0]));
-	if (!fetch->parts || fetch->count == 0) {
+	fetch->shards = calloc(th_max_u32(fetch->count, 1), sizeof(fetch->shards[0]));
+	if (!fetch->parts || !fetch->shards || fetch->count == 0) {
 		thc_manifest_free(manifest);
 		fetch->count = 0;
 		return th_fail(err, -ENOMEM, "no memory for %u shards", fetch->num_shards);
@@ -184,10 +185,10 @@ prepare_part(struct fetch *fetch, uint32_t index, struct th_err *err)
 		.num_shards = fetch->num_shards,
 		.lineage = fetch->lineage,
 	};
-	rc = member_open(fetch->ctl, &options, err, &part->shard);
+	rc = member_open(fetch->ctl, &options, err, &fetch->shards[index]);
 	if (rc < 0)
 		return rc;
-	rc = thc_register(part->shard, part->image.tensors, part->image.count,
+	rc = thc_register(fetch->shards[index], part->image.tensors, part->image.count,
 		sizeof(part->image.tensors[0]), thctl_left_ms(fetch->ctl));
 	return rc < 0 ? member_failed(rc, err) : 0;
 }
@@ -206,7 +207,7 @@ replicate(struct fetch *fetch, struct member_set *set, struct stop *stop, struct
 		rc = th_fail(err, -ENOMEM, "no memory for %u shards", fetch->count);
 	for (uint32_t i = 0; i < fetch->count && rc == 0; i++) {
 		rc = thc_replicate_submit(
-			fetch->parts[i].shard, fetch->version, thctl_left_ms(fetch->ctl), &ops[i]);
+			fetch->shards[i], fetch->version, thctl_left_ms(fetch->ctl), &ops[i]);
 		if (rc < 0)
 			rc = member_failed(rc, err);
 	}
@@ -359,49 +360,33 @@ move(struct fetch *fetch, struct member_set *set, struct th_err *err)
 	if (rc == 0)
 		rc = write_out(fetch, &stop, err);
 	int status = rc < 0 ? thctl_fail(ctl, rc, err->text) : print_fetched(fetch, fetch_ns);
-	if (status == THCTL_OK && ctl->given & THCTL_HOLD) {
-		rc = member_hold(ctl, set, &stop, err);
-		if (rc < 0) {
-			(void)thctl_fail(ctl, rc, err->text);
-			status = THCTL_FAILED;
-		}
-	}
-	stop_end(&stop);
-	return status;
+	return member_finish(ctl, set, &stop, status, ctl->given & THCTL_HOLD, err);
 }
 
 static int
 join_and_move(struct fetch *fetch, struct th_err *err)
 {
-	struct member_set set = {.count = fetch->count};
+	struct member_set set = {.shards = fetch->shards, .count = fetch->count};
 	int rc = 0;
 
 	for (uint32_t i = 0; i < fetch->count && rc == 0; i++)
 		rc = prepare_part(fetch, i, err);
-	if (rc == 0) {
-		set.shards = calloc(fetch->count, sizeof(set.shards[0]));
-		if (!set.shards)
-			rc = th_fail(err, -ENOMEM, "no memory for %u shards", fetch->count);
-	}
-	for (uint32_t i = 0; i < fetch->count && rc == 0; i++)
-		set.shards[i] = fetch->parts[i].shard;
-	int status = rc < 0 ? thctl_fail(fetch->ctl, rc, err->text) : move(fetch, &set, err);
-	free(set.shards);
-	return status;
+	return rc < 0 ? thctl_fail(fetch->ctl, rc, err->text) : move(fetch, &set, err);
 }
 
 static void
-end_parts(struct fetch *fetch, bool abandon)
+end_parts(struct fetch *fetch)
 {
 	for (uint32_t i = 0; i < fetch->count; i++) {
 		struct fetch_part *part = &fetch->parts[i];
-		member_close(fetch->ctl, part->shard, abandon);
+		member_close(fetch->ctl, fetch->shards[i], true);
 		image_free(&part->image);
 		thc_manifest_free(part->manifest);
 		if (part->memory)
 			(void)thc_free(part->memory);
 	}
 	free(fetch->parts);
+	free(fetch->shards);
 }
 
 static int
@@ -415,11 +400,7 @@ run_fetch(struct thctl *ctl)
 		return rc;
 	rc = look_up(&fetch, &err);
 	int status = rc < 0 ? thctl_fail(ctl, rc, err.text) : join_and_move(&fetch, &err);
-	/*
-	 * Who was to hold the copy lets its readers finish; nobody else had a reason to count on
-	 * it.
-	 */
-	end_parts(&fetch, !(ctl->given & THCTL_HOLD) || status != THCTL_OK);
+	end_parts(&fetch);
 	return status;
 }
 

@@ -15,8 +15,7 @@
 struct fetch_part {                    /* one shard */
 	struct thc_manifest *manifest; /* owns */
 	struct image image;
-	void *memory;            /* owns: of thc_alloc                                    */
-	struct thc_shard *shard; /* owns */
+	void *memory; /* owns: of thc_alloc */
 	struct thc_result result;
 };
 
@@ -30,6 +29,7 @@ struct fetch {
 	uint32_t num_shards;         /* of the version                                    */
 	uint32_t first_shard, count; /* which of them are fetched here                    */
 	struct fetch_part *parts;    /* owns                                              */
+	struct thc_shard **shards;   /* owns: the handles, in the same order */
 };
 
 struct fetch_writing {

@@ -186,19 +186,7 @@ publish_and_hold(struct publish *publish, struct th_err *err)
 	else
 		rc = member_drive(&set, &stop, &op, NULL, NULL, err);
 	int status = rc < 0 ? thctl_fail(ctl, rc, err->text) : print_published(publish);
-	if (status == THCTL_OK) {
-		rc = member_hold(ctl, &set, &stop, err);
-		/* It was reachable before: not the status of an agent that was never there. */
-		if (rc < 0) {
-			(void)thctl_fail(ctl, rc, err->text);
-			status = THCTL_FAILED;
-		}
-	}
-	/* A second signal ends the process while readers finish; its agent cleans up. */
-	stop_end(&stop);
-	member_close(ctl, publish->shard, status != THCTL_OK);
-	publish->shard = NULL;
-	return status;
+	return member_finish(ctl, &set, &stop, status, true, err);
 }
 
 static int

@@ -14,8 +14,9 @@
 #include "ipc/base/clock.h"
 
 #define NS_PER_MS INT64_C(1000000)
-#define CLOSE_MS INT64_C(30000) /* for readers to finish, after that the agent goes on alone */
-#define LOOK_MS 1000            /* a frozen agent sends nothing: its heartbeat is looked at  */
+#define CLOSE_MS INT64_C(30000)  /* for readers to finish, after that the agent goes on alone */
+#define ABANDON_MS INT64_C(2000) /* for the agent to hear of it                              */
+#define LOOK_MS 1000             /* a frozen agent sends nothing: its heartbeat is looked at  */
 
 /* Whatever holding is for is over. */
 #define EVENTS_FATAL                                                                               \
@@ -78,7 +79,7 @@ member_close(const struct thctl *ctl, struct thc_shard *shard, bool abandon)
 
 	if (!shard)
 		return;
-	int rc = thc_close(shard, flags, CLOSE_MS);
+	int rc = thc_close(shard, flags, abandon ? ABANDON_MS : CLOSE_MS);
 	if (rc == 0)
 		return;
 	if (!abandon) {
@@ -253,8 +254,13 @@ judge_events(const struct thctl *ctl, uint32_t events, struct th_err *err)
 	return th_fail(err, TH_E_CONTRACT, "the published memory was changed");
 }
 
-int
-member_hold(const struct thctl *ctl, struct member_set *set, struct stop *stop, struct th_err *err)
+/*
+ * Serves what the shards hold until a signal comes (0) or holding has no sense any more (the
+ * failure with its sentence).
+ */
+static int
+hold_until_signal(
+	const struct thctl *ctl, struct member_set *set, struct stop *stop, struct th_err *err)
 {
 	int rc = 0;
 
@@ -270,4 +276,38 @@ member_hold(const struct thctl *ctl, struct member_set *set, struct stop *stop, 
 	}
 	free(polls);
 	return rc;
+}
+
+int
+member_finish(const struct thctl *ctl, struct member_set *set, struct stop *stop, int status,
+	bool hold, struct th_err *err)
+{
+	bool held = status == THCTL_OK && hold;
+
+	if (held) {
+		int rc = hold_until_signal(ctl, set, stop, err);
+		/* It was reachable before: not the status of an agent that was never there. */
+		if (rc < 0) {
+			(void)thctl_fail(ctl, rc, err->text);
+			status = THCTL_FAILED;
+		}
+	}
+	/*
+	 * Who asked once may ask again while readers finish: that ends the process, its agent
+	 * cleans up.
+	 */
+	if (stop_seen(stop))
+		stop_end(stop);
+	for (uint32_t i = 0; i < set->count; i++) {
+		member_close(ctl, set->shards[i], !held || status != THCTL_OK);
+		set->shards[i] = NULL;
+	}
+	/*
+	 * Who ends all members of a replica at once ends them one after the other: that the first
+	 * one is gone is no failure of those who were about to be told.
+	 */
+	if (held && stop_seen(stop))
+		status = THCTL_OK;
+	stop_end(stop);
+	return status;
 }

@@ -46,6 +46,8 @@ stop_seen(struct stop *stop)
 void
 stop_end(struct stop *stop)
 {
+	if (stop->fd < 0)
+		return;
 	th_fd_close(&stop->fd);
 	pthread_sigmask(SIG_SETMASK, &stop->before, NULL);
 }

@@ -23,7 +23,10 @@ struct stop {
 TH_MUST_USE int stop_begin(struct stop *ret_stop); /* 0 or -errno */
 /* Takes what came, and says whether anything ever did. Never blocks. */
 bool stop_seen(struct stop *stop);
-/* A signal that nobody took in the meantime has its default effect now. */
+/*
+ * A signal that nobody took in the meantime has its default effect now. A second call does
+ * nothing.
+ */
 void stop_end(struct stop *stop);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * output_test - one document in all formats, byte for byte, and that JSON parses to what was put in.
+ * output_test - one document in all formats, byte for byte, and that JSON parses to what was put
+ * in.
  */
 #include "tools/output.h"
 
