@@ -23,10 +23,10 @@
 #define PATIENCE_NS (10000 * MS) /* far more than anything here needs */
 
 /*
- * Only a build with the leak sanitizer calls this. nng frees connections and listeners on a thread of
- * its own, some time after they were closed, so what it holds at exit is no leak; ours would show, net
- * allocates with its own calls. Criterion runs each test in a child with BXFI_MAP set; the parent,
- * which runs nothing of ours, forgets children that take long to exit.
+ * Only a build with the leak sanitizer calls this. nng frees connections and listeners on a
+ * thread of its own, some time after they were closed, so what it holds at exit is no leak; ours
+ * would show, net allocates with its own calls. Criterion runs each test in a child with
+ * BXFI_MAP set; the parent, which runs nothing of ours, forgets children that take long to exit.
  */
 const char *__lsan_default_suppressions(void) __attribute__((visibility("default")));
 
@@ -373,7 +373,7 @@ Test(net, the_asker_goes__its_tokens_are_reported, .timeout = 30)
 	item = server_item(server, NET_GONE);
 	cr_assert(item.token == lost[0] || item.token == lost[1]);
 	cr_assert_eq(net_server_reply(server, item.token, (const uint8_t *)"x", 1), -ESTALE);
-	/* The other one is answered before its notice is taken: no notice then, or a stale token. */
+	/* The other is answered before its notice is taken: no notice then, or a stale token. */
 	item.token = item.token == lost[0] ? lost[1] : lost[0];
 	rc = net_server_reply(server, item.token, (const uint8_t *)"x", 1);
 	cr_assert(rc == 0 || rc == -ESTALE);
