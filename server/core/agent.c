@@ -131,7 +131,7 @@ agent_flush_all(struct refsrv *server)
 	}
 }
 
-/* ---- remembered replies ----------------------------------------------------------------------- */
+/* ---- remembered replies --------------------------------------------------------------------- */
 
 bool
 agent_remembered(struct agent *agent, uint64_t request_no, struct ctl_reply *ret_reply)
@@ -191,7 +191,7 @@ agent_remember(struct agent *agent, const struct ctl_reply *reply)
 		forget_oldest_reply(agent);
 }
 
-/* ---- pairs ------------------------------------------------------------------------------------- */
+/* ---- pairs ---------------------------------------------------------------------------------- */
 
 static struct pair_block *
 pair_find(const struct agent *reader, const struct agent *source)
@@ -288,7 +288,7 @@ pair_timers(struct refsrv *server, struct agent *agent)
 	}
 }
 
-/* ---- life and death ----------------------------------------------------------------------------- */
+/* ---- life and death ------------------------------------------------------------------------- */
 
 static void
 forget_replies(struct agent *agent)

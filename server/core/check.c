@@ -41,7 +41,7 @@ check_part(const struct part *part, uint64_t *num_legs)
 	TH_ASSERT(!part->drained || readers == 0);
 	TH_ASSERT(part->drain_no == 0 || copy->draining);
 	TH_ASSERT(part->chunks_done <= copy->version->shards[part->shard].num_chunks);
-	/* No circle, no endless chain (I9): following the sources ends within the number of legs. */
+	/* No circle, no endless chain (I9): following the sources ends soon. */
 	const struct part *up = part;
 	for (uint32_t depth = 0; up->leg != NULL && up->leg->src != NULL; depth++) {
 		TH_ASSERT(depth <= CHAIN_DEPTH_MAX);

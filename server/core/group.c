@@ -65,7 +65,7 @@ group_slowest(const struct group *group)
 	return slowest;
 }
 
-/* ---- joining --------------------------------------------------------------------------------------- */
+/* ---- joining -------------------------------------------------------------------------------- */
 
 static struct group *
 group_find(const struct model *model, const char *replica)
@@ -198,7 +198,7 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 	return 0;
 }
 
-/* ---- registering ------------------------------------------------------------------------------------ */
+/* ---- registering ---------------------------------------------------------------------------- */
 
 static int
 idle_check(const struct member *member, const char *what, struct th_err *err)
@@ -266,7 +266,7 @@ member_unregister(struct refsrv *server, struct agent *agent, uint64_t sid, stru
 	return rc;
 }
 
-/* ---- leaving ---------------------------------------------------------------------------------------- */
+/* ---- leaving -------------------------------------------------------------------------------- */
 
 void
 member_settle(struct refsrv *server, struct member *member)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hash - see hash.h. A file of its own: the inline library is large and brings its own macros. Pure.
+ * hash - see hash.h. A file of its own, because the inline library brings macros of its own. Pure.
  */
 #include "server/core/hash.h"
 

@@ -140,7 +140,7 @@ leg_progress(struct refsrv *server, const struct agent *reader, uint64_t leg_id,
 	leg->dst->chunks_done = th_max_u32(leg->dst->chunks_done, chunks);
 }
 
-/* ---- moving ------------------------------------------------------------------------------------- */
+/* ---- moving --------------------------------------------------------------------------------- */
 
 static void
 reroute(struct refsrv *server, struct op *op, struct part *part, struct part *src)
@@ -252,7 +252,7 @@ leg_drop_fills(struct refsrv *server, struct part *part)
 	}
 }
 
-/* ---- ending --------------------------------------------------------------------------------------- */
+/* ---- ending --------------------------------------------------------------------------------- */
 
 static int
 end_check(const struct leg *leg, const struct ctl_leg_end *end, struct th_err *err)
@@ -292,8 +292,8 @@ shard_done(struct refsrv *server, struct op *op, struct part *part)
 	part->done = true;
 	part->chunks_done = part_chunks(part);
 	/*
-	 * Others are of no interest any more: a newer one, granted while this end was on its way, or
-	 * an older one whose end is still to come.
+	 * Others are of no interest any more: a newer one, granted while this end was on its way,
+	 * or an older one whose end is still to come.
 	 */
 	leg_drop_fills(server, part);
 	model_dirty(op->group->model);
@@ -326,6 +326,9 @@ leg_end(struct refsrv *server, struct agent *agent, const struct ctl_leg_end *en
 	leg_forget(server, leg);
 	model_dirty(op->group->model);
 	if (op->state == OP_ABORTING) {
+		/* After a success its agent ignores a REROUTE, so a newer leg would never end. */
+		if (end->code == 0)
+			leg_drop_fills(server, part);
 		op_abort_check(server, op);
 	} else if (end->code == 0 && !part->done) {
 		shard_done(server, op, part);

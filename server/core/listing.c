@@ -150,7 +150,7 @@ listing_free(struct refsrv *server, struct listing *listing)
 	free(listing);
 }
 
-/* ---- requests ------------------------------------------------------------------------------------- */
+/* ---- requests ------------------------------------------------------------------------------- */
 
 static int
 list_of_group(struct refsrv *server, struct agent *agent, const struct ctl_list *list,
@@ -240,7 +240,7 @@ listing_resolve(struct refsrv *server, const struct ctl_resolve *resolve,
 	return 0;
 }
 
-/* ---- watching ------------------------------------------------------------------------------------- */
+/* ---- watching ------------------------------------------------------------------------------- */
 
 static struct watch *
 watch_find(const struct agent *agent, const struct model *model)

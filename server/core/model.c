@@ -122,7 +122,7 @@ version_free(struct refsrv *server, struct version *version)
 	free(version);
 }
 
-/* ---- names ------------------------------------------------------------------------------------ */
+/* ---- names ---------------------------------------------------------------------------------- */
 
 static bool
 copy_counts(struct refsrv *server, struct copy *copy)

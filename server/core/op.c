@@ -56,7 +56,7 @@ op_describe(const struct op *op, char *buffer, size_t bytes)
 	return describe(op->kind, op->spec, op->flags, buffer, bytes);
 }
 
-/* ---- outcomes --------------------------------------------------------------------------------------- */
+/* ---- outcomes ------------------------------------------------------------------------------- */
 
 static void
 tell(struct op *op, struct member *member)
@@ -152,7 +152,7 @@ op_group_broken(struct refsrv *server, struct op *op)
 		op_fail(server, op, TH_E_GROUP_BROKEN, "%s", op->group->broken_text);
 }
 
-/* ---- calling ----------------------------------------------------------------------------------------- */
+/* ---- calling -------------------------------------------------------------------------------- */
 
 static struct op *
 op_find(const struct group *group, uint64_t seq)
@@ -363,7 +363,7 @@ op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *requ
 	struct group *group = member->group;
 	struct op *op = op_find(group, request->op_seq);
 	if (op != NULL && request->op_seq + 1 == member->next_op_seq && same_call(op, request))
-		return 0; /* Asked again under another number: it was taken, its outcome comes once. */
+		return 0; /* Asked again under another number: its outcome comes once. */
 	int rc = request_check(member, request, err);
 	if (rc != 0)
 		return rc;
@@ -409,7 +409,7 @@ op_cancel(struct refsrv *server, struct agent *agent, const struct ctl_cancel *c
 	return 0;
 }
 
-/* ---- time ----------------------------------------------------------------------------------------- */
+/* ---- time ----------------------------------------------------------------------------------- */
 
 /* What the operation still waits for: the first of the shards that have not come so far. */
 static void

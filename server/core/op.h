@@ -15,7 +15,7 @@
 
 #include "server/core/state.h"
 
-/* ---- requests ---- */
+/* ---- requests ------------------------------------------------------------------------------- */
 int op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *request,
 	struct th_err *err);
 int op_cancel(struct refsrv *server, struct agent *agent, const struct ctl_cancel *cancel,
@@ -23,7 +23,7 @@ int op_cancel(struct refsrv *server, struct agent *agent, const struct ctl_cance
 int op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_prepared *prepared,
 	struct th_err *err);
 
-/* ---- what else moves an operation ---- */
+/* ---- what else moves an operation ----------------------------------------------------------- */
 /* Something has changed that it may be waiting for. */
 void op_poke(struct refsrv *server, struct op *op);
 /* Its deadline may have passed. */
@@ -37,7 +37,7 @@ void op_shard_done(struct refsrv *server, struct op *op);
 void op_abort(struct refsrv *server, struct op *op, int code, const char *text);
 void op_abort_check(struct refsrv *server, struct op *op);
 
-/* ---- for the files of the operations themselves ---- */
+/* ---- for the files of the operations themselves --------------------------------------------- */
 /* Decides: OUTCOME to all who have called, kept for the others. */
 void op_succeed(struct refsrv *server, struct op *op, bool updated);
 /* Before GO, or when an abort is over: the same with a failure; gives back what PLAN took. */

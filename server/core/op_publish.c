@@ -15,7 +15,7 @@
 #include "server/core/model.h"
 #include "server/core/op.h"
 
-/* ---- publish ------------------------------------------------------------------------------------- */
+/* ---- publish -------------------------------------------------------------------------------- */
 
 static bool
 same_layouts(const struct version *version, const struct group *group, uint32_t *ret_shard)
@@ -113,7 +113,7 @@ op_publish_arrive(struct refsrv *server, struct op *op, struct member *member)
 			(struct th_version){.lineage = group->lineage, .version = spec.number});
 }
 
-/* ---- unpublish ----------------------------------------------------------------------------------- */
+/* ---- unpublish ------------------------------------------------------------------------------ */
 
 void
 op_unpublish_arrive(struct refsrv *server, struct op *op)

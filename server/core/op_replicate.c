@@ -21,7 +21,7 @@
 #include "server/core/op.h"
 #include "server/core/route.h"
 
-/* ---- PLAN ------------------------------------------------------------------------------------------ */
+/* ---- PLAN ----------------------------------------------------------------------------------- */
 
 static void
 send_plan(struct op *op, struct member *member, const struct version *version)
@@ -137,7 +137,7 @@ op_replicate_arrive(struct refsrv *server, struct op *op, struct member *member)
 		send_plan(op, member, version_find(op->group->model, op->version));
 }
 
-/* ---- PREPARED and GO ------------------------------------------------------------------------------- */
+/* ---- PREPARED and GO ------------------------------------------------------------------------ */
 
 static void
 go(struct refsrv *server, struct op *op, struct copy *source)
@@ -250,7 +250,7 @@ op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_prepare
 	return 0;
 }
 
-/* ---- COMMIT or abort ------------------------------------------------------------------------------- */
+/* ---- COMMIT or abort ------------------------------------------------------------------------ */
 
 void
 op_shard_done(struct refsrv *server, struct op *op)

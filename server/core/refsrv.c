@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * refsrv - see refsrv.h. This file: the clock, the dispatch of requests, and the end of a step, when
- * everything that waits for something that has changed is looked at.
+ * refsrv - see refsrv.h. This file: the clock, the dispatch of requests, and the end of a step,
+ * when everything that waits for something that has changed is looked at.
  *
  * The paper's section 4.4 is op.c and its files, 4.3.1 is route.c, 4.5 is leg.c and agent.c.
  */
@@ -45,7 +45,7 @@ refsrv_config_default(struct refsrv_config *ret_config)
 	};
 }
 
-/* ---- memory of a step ------------------------------------------------------------------------------- */
+/* ---- memory of a step ----------------------------------------------------------------------- */
 
 void *
 refsrv_scratch(struct refsrv *server, size_t count, size_t bytes)
@@ -91,7 +91,7 @@ refsrv_wake_at(struct refsrv *server, int64_t at_ns)
 	server->wake_ns = th_min_i64(server->wake_ns, at_ns);
 }
 
-/* ---- life ------------------------------------------------------------------------------------------- */
+/* ---- life ----------------------------------------------------------------------------------- */
 
 struct refsrv *
 refsrv_new(const struct refsrv_config *config, int64_t now_ns)
@@ -148,7 +148,7 @@ refsrv_free(struct refsrv *server)
 	free(server);
 }
 
-/* ---- time ------------------------------------------------------------------------------------------- */
+/* ---- time ----------------------------------------------------------------------------------- */
 
 /*
  * The host calls back when it was asked to. What it is late by is a stall of this process or its
@@ -246,7 +246,7 @@ end(struct refsrv *server, struct refsrv_out *ret_out)
 	};
 }
 
-/* ---- requests --------------------------------------------------------------------------------------- */
+/* ---- requests ------------------------------------------------------------------------------- */
 
 static int
 hello(const struct refsrv *server, const struct ctl_hello *request,

@@ -20,6 +20,8 @@
  *
  * Failure before GO: OUTCOME with the code. When the PLAN had drain_old, UNDRAIN of the old part
  * (its gen, drain_no 0) comes before the OUTCOME: nothing has happened, the part is served again.
+ * Not when the group broke: then its DRAIN follows. PREPARED after drain_old is the proof that
+ * nobody reads the old part: a ticket for it that nobody has presented by then is void.
  *
  * Legs. A leg is over for the server when its reader's agent has sent LEG_END. A leg that the
  * server does not know any more is answered 0. source_failed asks for another source: REROUTE
@@ -45,8 +47,9 @@
  * the member held a part, exactly one DRAIN is due for it (it may have come before, when the
  * group broke); its DRAIN_DONE lets the server forget the part. A running leg of which the member
  * is the reader is ended by its agent with LEG_END. An operation that was open ends without an
- * OUTCOME for the member that closed. The others get BROKEN, and GROUP_BROKEN for what they have
- * open or call later.
+ * OUTCOME for the member that closed; what was on its way when CLOSE came is still delivered, and
+ * a GO or REROUTE among it is answered with LEG_END. The others get BROKEN, and GROUP_BROKEN for
+ * what they have open or call later.
  *
  * A request of an agent life that the server does not know or holds for dead is answered with
  * TH_E_NO_SERVER and unknown_agent. After ATTACH with fresh = true the events count from 1 again.

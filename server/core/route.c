@@ -9,8 +9,8 @@
  * verified prefix, oldest.
  *
  * A part has one current leg, so following it upward is a walk without branches; what a walk finds
- * is remembered in the parts it passed until server.mark changes, so that looking at all copies of a
- * version costs one visit each. New legs never close a cycle, hence every walk ends.
+ * is remembered in the parts it passed until server.mark changes, so that looking at all copies of
+ * a version costs one visit each. New legs never close a cycle, hence every walk ends.
  */
 #include "server/core/route.h"
 
@@ -291,6 +291,33 @@ route_available(struct refsrv *server, const struct version *version, const stru
 	return false;
 }
 
+/* Whether the copy may become a source for dst (NULL: for all shards), without a promise when. */
+static bool
+hopeful(struct refsrv *server, const struct op *op, struct copy *copy, const struct part *dst)
+{
+	/* A broken group's copy serves the legs it has and never a new one. */
+	if (copy->group == op->group || copy->aborting || copy->group->state == GROUP_BROKEN)
+		return false;
+	/* A partial copy that must be complete before it serves depends on all its shards. */
+	bool whole = copy->state == COPY_PARTIAL && !server->config.pipelining;
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		struct part *src = &copy->parts[i];
+		if (dst != NULL && dst->shard != i && !whole)
+			continue;
+		if (route_chain(server, src) == CHAIN_ORPHAN)
+			return false;
+		if (dst != NULL && src->below_mark == server->mark)
+			return false;
+	}
+	return true;
+}
+
+static bool
+copy_blamed(const struct op *op, const struct copy *copy, const struct part *dst)
+{
+	return dst != NULL && blamed(op, dst->shard, copy->id);
+}
+
 enum outlook
 route_outlook(
 	struct refsrv *server, const struct op *op, const struct version *version, struct part *dst)
@@ -305,23 +332,9 @@ route_outlook(
 		mark_below(server, dst);
 	DL_FOREACH(version->copies, copy)
 	{
-		/* A broken group's copy serves the legs it has and never a new one. */
-		bool hope = copy->group != op->group && !copy->aborting &&
-			    copy->group->state != GROUP_BROKEN;
-		uint32_t first = dst == NULL ? 0 : dst->shard;
-		uint32_t last = dst == NULL ? copy->num_parts - 1 : dst->shard;
-		for (uint32_t i = first; hope && i <= last; i++) {
-			struct part *src = &copy->parts[i];
-			if (blamed(op, i, copy->id)) {
-				any_blamed = true;
-				hope = false;
-			} else {
-				enum chain chain = route_chain(server, src);
-				hope = chain != CHAIN_ORPHAN &&
-				       (dst == NULL || src->below_mark != server->mark);
-			}
-		}
-		if (hope)
+		if (copy_blamed(op, copy, dst))
+			any_blamed = true;
+		else if (hopeful(server, op, copy, dst))
 			return OUTLOOK_WAIT;
 	}
 	return any_blamed ? OUTLOOK_CHECKSUM : OUTLOOK_LOST;

@@ -3,7 +3,7 @@
  * state - everything the reference server knows, and who owns what.
  *
  *   server > model > group (a replica's incarnation) > member (one shard, one session)
- *                  > version > copy (what one group holds) > part (one member's bytes) > leg (a reader)
+ *                  > version > copy (what a group holds) > part (one member's bytes) > leg
  *
  * A group holds at most one copy and has at most one undecided operation. A leg connects a source
  * part with a destination part and is listed in both; it lives until its reader's agent has said
@@ -32,7 +32,7 @@
 #define PAIR_BLOCK_GROWTH_MAX 10 /* a pair's block doubles up to this many times its first      */
 #define PAIR_LAST_RESORT 16      /* the only source is tried again after this part of the block   */
 
-/* ---- agents ------------------------------------------------------------------------------ */
+/* ---- agents --------------------------------------------------------------------------------- */
 
 enum agent_state { AGENT_ACTIVE = 1, AGENT_SUSPECT, AGENT_DEAD };
 
@@ -105,7 +105,7 @@ struct agent { /* owned by server.agents */
 	UT_hash_handle hh;
 };
 
-/* ---- models, versions, copies ------------------------------------------------------------- */
+/* ---- models, versions, copies --------------------------------------------------------------- */
 
 struct model { /* owned by server.models; freed when nothing refers to it */
 	char name[TH_NAME_MAX + 1];
@@ -182,13 +182,12 @@ struct leg { /* owned by server.legs */
 	struct op *op;
 	uint64_t src_copy_id;
 	bool blameless; /* the server itself took the source away: a failure proves nothing */
-	bool cancelled; /* CANCEL was sent */
 	int64_t granted_ns;
 	struct leg *dst_prev, *dst_next, *src_prev, *src_next;
 	UT_hash_handle hh;
 };
 
-/* ---- groups and operations ---------------------------------------------------------------- */
+/* ---- groups and operations ------------------------------------------------------------------ */
 
 enum group_state { GROUP_FORMING = 1, GROUP_LIVE, GROUP_BROKEN };
 
@@ -251,7 +250,6 @@ struct op { /* owned by group.ops */
 
 	bool planned;   /* the version is fixed */
 	bool drain_old; /* the old copy is hidden since PLAN */
-	bool reported;  /* a wait for a source is known and need not be explored again */
 	struct th_version version;
 	struct blame *blames; /* owns */
 	uint32_t num_blames;
@@ -264,7 +262,7 @@ struct op { /* owned by group.ops */
 	struct op *prev, *next;
 };
 
-/* ---- the server ---------------------------------------------------------------------------- */
+/* ---- the server ----------------------------------------------------------------------------- */
 
 struct blob { /* owned by server.blobs, oldest first */
 	struct th_hash key;

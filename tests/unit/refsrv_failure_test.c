@@ -478,3 +478,65 @@ Test(refsrv_failure, agent_dies__one_that_never_fetches_its_events_counts_as_dea
 	world_sleep(&w, 2 * SEC);
 	cr_assert_eq(num_members(), 0);
 }
+
+Test(refsrv_failure, abort__success_of_the_old_leg_crosses_reroute_and_cancel__operation_ends)
+{
+	struct world_member s[2] = {world_member(&w, a, "s", 0, 2), world_member(&w, a, "s", 1, 2)};
+	struct world_member s2[2] = {
+		world_member(&w, b, "s2", 0, 2), world_member(&w, b, "s2", 1, 2)};
+	struct world_member r[2] = {world_member(&w, c, "r", 0, 2), world_member(&w, d, "r", 1, 2)};
+	struct ctl_grant grant[2];
+	for (int i = 0; i < 2; i++)
+		world_call(&w, &s[i], CTL_OP_PUBLISH, "1", TH_FOREVER);
+	for (int i = 0; i < 2; i++)
+		world_call(&w, &r[i], CTL_OP_REPLICATE, "1", TH_FOREVER);
+	for (int i = 0; i < 2; i++)
+		cr_assert_eq(world_prepared(&w, &r[i], 0), 0);
+	for (int i = 0; i < 2; i++)
+		grant[i] = world_go(&w, &r[i]);
+	for (int i = 0; i < 2; i++)
+		world_call(&w, &s2[i], CTL_OP_PUBLISH, "1", TH_FOREVER);
+	world_call(&w, &s[0], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	rerouted(&r[0]);
+	struct ctl_ev_reroute moved = rerouted(&r[1]);
+	cr_assert_eq(world_leg_end(&w, d, grant[1].leg, TH_E_CANCELLED, true, 1), 0);
+	cr_assert_eq(world_leg_end(&w, d, moved.grant.leg, TH_E_STALE_MEMORY, false, 1), 0);
+	/* Sent before the REROUTE came; its agent ignores the new leg. */
+	cr_assert_not(world_ended(&w, &r[0]));
+	world_finish(&w, &r[0], grant[0].leg);
+	cr_assert_eq(world_outcome(&w, &r[0]).code, TH_E_STALE_MEMORY);
+	cr_assert_eq(world_outcome(&w, &r[1]).code, TH_E_STALE_MEMORY);
+}
+
+Test(refsrv_failure, no_pipelining__two_halves_wait_for_each_other__both_end_with_version_lost)
+{
+	struct refsrv_config config = w.config;
+	config.pipelining = false;
+	world_fini(&w);
+	world_init(&w, &config);
+	for (int i = 0; i < 4; i++)
+		world_agent(&w);
+	struct world_member s[2] = {world_member(&w, a, "s", 0, 2), world_member(&w, a, "s", 1, 2)};
+	struct world_member r[2][2] = {
+		{world_member(&w, b, "r0", 0, 2), world_member(&w, b, "r0", 1, 2)},
+		{world_member(&w, c, "r1", 0, 2), world_member(&w, c, "r1", 1, 2)}};
+	struct ctl_grant grant[2][2];
+	for (int i = 0; i < 2; i++)
+		world_call(&w, &s[i], CTL_OP_PUBLISH, "1", TH_FOREVER);
+	for (int g = 0; g < 2; g++) {
+		for (int i = 0; i < 2; i++)
+			world_call(&w, &r[g][i], CTL_OP_REPLICATE, "1", TH_FOREVER);
+		for (int i = 0; i < 2; i++)
+			cr_assert_eq(world_prepared(&w, &r[g][i], 0), 0);
+		for (int i = 0; i < 2; i++)
+			grant[g][i] = world_go(&w, &r[g][i]);
+	}
+	world_finish(&w, &r[0][0], grant[0][0].leg);
+	world_finish(&w, &r[1][1], grant[1][1].leg);
+	cr_assert_eq(world_close(&w, &s[0], true), 0);
+	source_fails(&r[0][1], grant[0][1].leg, TH_E_NO_PATH, 1);
+	source_fails(&r[1][0], grant[1][0].leg, TH_E_NO_PATH, 1);
+	for (int g = 0; g < 2; g++)
+		for (int i = 0; i < 2; i++)
+			cr_assert_eq(world_outcome(&w, &r[g][i]).code, TH_E_VERSION_LOST);
+}

@@ -426,8 +426,9 @@ Test(refsrv_replicate, route__least_loaded__one_leg_each_makes_a_chain)
 	}
 }
 
-Test(refsrv_replicate, route__no_pipelining__only_ready_copies, .init = NULL)
+Test(refsrv_replicate, route__no_pipelining__only_ready_copies)
 {
+	world_fini(&w);
 	start(false);
 	struct world_member src = published(a, "src", "1");
 	struct world_member d0 = member(b, "d0"), d1 = member(c, "d1"), d2 = member(c, "d2");

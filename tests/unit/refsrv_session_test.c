@@ -370,9 +370,10 @@ Test(refsrv_session, session__of_another_agent__refused_everywhere)
 
 /* ---- limits ---- */
 
-Test(refsrv_session, limits__each_is_named_with_its_value, .init = NULL)
+Test(refsrv_session, limits__each_is_named_with_its_value)
 {
 	struct refsrv_config config;
+	world_fini(&w);
 	refsrv_config_default(&config);
 	config.agents_max = 2;
 	config.members_max = 3;
@@ -469,9 +470,10 @@ Test(refsrv_session, blob__bad_sizes__refused)
 	cr_assert_eq(put_part(a, (struct th_hash){.lo = 99}, data, 16, 0, 8), TH_E_LIMIT);
 }
 
-Test(refsrv_session, blob__room_is_short__unreferenced_oldest_goes_first, .init = NULL)
+Test(refsrv_session, blob__room_is_short__unreferenced_oldest_goes_first)
 {
 	struct refsrv_config config;
+	world_fini(&w);
 	refsrv_config_default(&config);
 	config.blob_bytes_max = 200;
 	world_init(&w, &config);
@@ -493,9 +495,10 @@ Test(refsrv_session, blob__room_is_short__unreferenced_oldest_goes_first, .init 
 	cr_assert(says("blob_bytes_max"));
 }
 
-Test(refsrv_session, blob__agent_dies_with_a_half_upload__its_room_is_free, .init = NULL)
+Test(refsrv_session, blob__agent_dies_with_a_half_upload__its_room_is_free)
 {
 	struct refsrv_config config;
+	world_fini(&w);
 	refsrv_config_default(&config);
 	config.blob_bytes_max = 100;
 	world_init(&w, &config);

@@ -1,0 +1,782 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * refsrv, at random: several agents and groups, seeded; deaths of workers and agents, frozen
+ * agents, replies that were lost, requests that come twice, members that disagree.
+ *
+ * Checked all the time: the invariants of refsrv_check; that all members of a group get the same
+ * outcome of their n-th operation; that no GRANT comes for a part that is being drained; and that
+ * nobody reads a part when its unpublish, close or failed operation is over. Checked at the end:
+ * when the faults stop every operation ends, and when all have closed nothing is left.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/rng.h"
+#include "server/core/group.h"
+#include "tests/support/refsrv_world.h"
+
+#define AGENTS 5u
+#define REPLICAS 5u
+#define SHARDS_MAX 3u
+#define RECENT 24u
+#define OUTCOMES_MAX 8192u
+#define LEGS_MAX 65536u
+
+struct sim_part {          /* what an agent knows of one member's memory */
+	uint64_t gen;      /* 0: nothing */
+	uint64_t next_gen; /* being filled */
+	bool giving_up, drained;
+	uint64_t drain_no, drain_gen; /* a DRAIN that waits for its proof */
+	bool drain_due;
+};
+
+struct sim_member {
+	bool open, closed, pending, prepare_due, cancelling;
+	bool done; /* this operation's leg has ended well */
+	uint32_t replica, shard;
+	struct world_member m;
+	uint64_t group_inc;
+	uint64_t leg; /* the running one */
+	struct sim_part part;
+};
+
+struct sim_leg {
+	bool active; /* the reader runs it */
+	bool served; /* the source serves it: not fenced, its part not lost */
+	uint64_t id, src_sid, src_gen;
+	uint32_t reader_agent, src_agent;
+	uint64_t dst_sid;
+	uint32_t chunks;
+};
+
+struct outcome {
+	uint64_t group_inc, seq;
+	int code;
+	bool updated;
+	struct th_version version;
+};
+
+struct sim {
+	struct world w;
+	struct th_rng rng;
+	bool faults;
+	uint32_t num_shards[REPLICAS];
+	struct sim_member members[REPLICAS][SHARDS_MAX];
+	struct sim_leg legs[LEGS_MAX];
+	uint64_t num_legs;
+	struct outcome outcomes[OUTCOMES_MAX];
+	uint32_t num_outcomes;
+	struct {
+		uint32_t agent;
+		struct ctl_request request;
+		int code;
+	} recent[RECENT];
+	uint32_t num_recent;
+	uint64_t counts[32], updated, rerouted, fenced, cancelled, drained, deaths;
+	/* Members that have closed: their parts may still be read and drained. */
+	struct sim_member *ghosts;
+	uint32_t num_ghosts;
+};
+
+static struct sim *sim;
+
+static bool
+chance(uint32_t percent)
+{
+	return th_rng_below(&sim->rng, 100) < percent;
+}
+
+static bool
+fault(uint32_t permille)
+{
+	return sim->faults && th_rng_below(&sim->rng, 1000) < permille;
+}
+
+/* ---- requests, some of which are repeated at once or later -------------------------------- */
+
+static int
+send(uint32_t agent, struct ctl_request *request)
+{
+	int code = world_request(&sim->w, agent, request);
+
+	if (!sim->w.agents[agent].attached)
+		return code;
+	uint32_t at = sim->num_recent++ % RECENT;
+	sim->recent[at].agent = agent;
+	sim->recent[at].request = *request;
+	sim->recent[at].code = code;
+	return code;
+}
+
+static void
+repeat_one(void)
+{
+	if (sim->num_recent == 0)
+		return;
+	uint32_t at = (uint32_t)th_rng_below(
+		&sim->rng, sim->num_recent < RECENT ? sim->num_recent : RECENT);
+	struct world_agent *agent = &sim->w.agents[sim->recent[at].agent];
+	struct ctl_request *request = &sim->recent[at].request;
+	if (!agent->attached || agent->inc != request->agent_inc ||
+		agent->request_no < request->request_no)
+		return; /* another life: it does not remember */
+	int code = world_repeat(&sim->w, sim->recent[at].agent, request);
+	if (sim->w.reply.unknown_agent)
+		agent->attached = false;
+	else
+		TH_ASSERT(code == sim->recent[at].code);
+}
+
+/* ---- what agents know ----------------------------------------------------------------------- */
+
+static struct sim_member *
+find_member(uint64_t sid)
+{
+	for (uint32_t r = 0; r < REPLICAS; r++)
+		for (uint32_t s = 0; s < sim->num_shards[r]; s++)
+			if (sim->members[r][s].open && sim->members[r][s].m.sid == sid)
+				return &sim->members[r][s];
+	for (uint32_t i = 0; i < sim->num_ghosts; i++)
+		if (sim->ghosts[i].m.sid == sid)
+			return &sim->ghosts[i];
+	return NULL;
+}
+
+static struct sim_leg *
+find_leg(uint64_t id)
+{
+	for (uint64_t i = sim->num_legs; i > 0; i--)
+		if (sim->legs[i - 1].id == id)
+			return &sim->legs[i - 1];
+	return NULL;
+}
+
+static bool
+is_read(uint64_t sid, uint64_t gen)
+{
+	for (uint64_t i = 0; i < sim->num_legs; i++) {
+		const struct sim_leg *leg = &sim->legs[i];
+		if (leg->active && leg->served && leg->src_sid == sid && leg->src_gen == gen)
+			return true;
+	}
+	return false;
+}
+
+static void
+unserve(uint64_t sid, uint64_t gen)
+{
+	for (uint64_t i = 0; i < sim->num_legs; i++)
+		if (sim->legs[i].src_sid == sid && sim->legs[i].src_gen == gen)
+			sim->legs[i].served = false;
+}
+
+static void
+end_leg(struct sim_leg *leg, int code, bool source_failed)
+{
+	struct ctl_request request = {.kind = CTL_LEG_END};
+
+	leg->active = false;
+	request.u.leg_end.leg = leg->id;
+	request.u.leg_end.code = code;
+	request.u.leg_end.source_failed = source_failed;
+	request.u.leg_end.chunks_verified = code == 0 ? WORLD_CHUNKS : leg->chunks;
+	if (code != 0)
+		snprintf(request.u.leg_end.text, sizeof(request.u.leg_end.text), "leg failed");
+	struct sim_member *member = find_member(leg->dst_sid);
+	if (member != NULL && member->leg == leg->id) {
+		member->leg = 0;
+		member->done |= code == 0;
+	}
+	int rc = send(leg->reader_agent, &request);
+	TH_ASSERT(rc == 0 || !sim->w.agents[leg->reader_agent].attached);
+}
+
+static void
+start_leg(uint32_t agent, struct sim_member *member, const struct ctl_grant *grant, uint32_t chunks)
+{
+	TH_ASSERT(sim->num_legs < LEGS_MAX && member->leg == 0);
+	struct sim_leg *leg = &sim->legs[sim->num_legs++];
+	struct sim_member *src = find_member(grant->source_sid);
+	*leg = (struct sim_leg){
+		.active = true,
+		.served = src != NULL &&
+			  (src->part.gen == grant->source_gen ||
+				  src->part.next_gen == grant->source_gen) &&
+			  !src->part.drained,
+		.id = grant->leg,
+		.src_sid = grant->source_sid,
+		.src_gen = grant->source_gen,
+		.reader_agent = agent,
+		.dst_sid = member->m.sid,
+		.chunks = chunks,
+	};
+	leg->src_agent = src == NULL ? agent : src->m.agent;
+	member->leg = leg->id;
+}
+
+static void
+on_outcome(struct sim_member *member, const struct ctl_ev_outcome *end)
+{
+	uint32_t i;
+
+	TH_ASSERT(member->pending && end->op_seq == member->m.seq);
+	TH_ASSERT(member->leg == 0); /* nothing of it runs any more */
+	member->pending = member->prepare_due = false;
+	sim->counts[end->kind]++;
+	sim->updated += end->updated;
+	if (end->code != 0)
+		sim->counts[8 + (uint32_t)(-end->code - 5000) % 24]++;
+	for (i = 0; i < sim->num_outcomes; i++) {
+		const struct outcome *other = &sim->outcomes[i];
+		if (other->group_inc != member->group_inc || other->seq != end->op_seq)
+			continue;
+		/* A member that disagrees with what was decided hears so; the group is broken. */
+		if (end->code == TH_E_GROUP_MISMATCH || other->code == TH_E_GROUP_MISMATCH)
+			break;
+		TH_ASSERT(other->code == end->code && other->updated == end->updated);
+		TH_ASSERT(other->version.version == end->version.version);
+		break;
+	}
+	if (i == sim->num_outcomes && sim->num_outcomes < OUTCOMES_MAX)
+		sim->outcomes[sim->num_outcomes++] = (struct outcome){
+			member->group_inc, end->op_seq, end->code, end->updated, end->version};
+	struct sim_part *part = &member->part;
+	if (part->next_gen != 0) { /* after GO */
+		TH_ASSERT(end->code != 0 || member->done);
+		if (end->code == 0)
+			*part = (struct sim_part){.gen = part->next_gen};
+		else {
+			/* The worker may overwrite or free this memory now (I2). */
+			TH_ASSERT(!is_read(member->m.sid, part->next_gen));
+			*part = (struct sim_part){0};
+		}
+	} else if (end->code == 0 && end->kind == CTL_OP_PUBLISH) {
+		*part = (struct sim_part){.gen = end->op_seq};
+	} else if (end->code == 0 && end->kind == CTL_OP_UNPUBLISH) {
+		TH_ASSERT(!is_read(member->m.sid, part->gen));
+		*part = (struct sim_part){0};
+	}
+	member->done = false;
+}
+
+static void
+on_event(uint32_t agent, const struct ctl_event *event)
+{
+	uint64_t sid = world_event_sid(event);
+	struct sim_member *member = sid == 0 ? NULL : find_member(sid);
+	struct sim_leg *leg;
+
+	if (sid != 0 && member == NULL) {
+		/* A part that this agent does not know any more: nobody reads it. */
+		if (event->kind == CTL_EV_DRAIN) {
+			struct ctl_request request = {.kind = CTL_DRAIN_DONE};
+			request.u.drain_done.sid = sid;
+			request.u.drain_done.gen = event->u.drain.gen;
+			request.u.drain_done.drain_no = event->u.drain.drain_no;
+			send(agent, &request);
+		}
+		return;
+	}
+	switch (event->kind) {
+	case CTL_EV_PLAN:
+		if (member->closed)
+			break;
+		TH_ASSERT(member->pending && event->u.plan.drain_old == (member->part.gen != 0));
+		member->prepare_due = true;
+		member->part.giving_up = event->u.plan.drain_old;
+		break;
+	case CTL_EV_GO:
+		if (member->closed) {
+			/* The worker died meanwhile: its agent never begins, and says so. */
+			struct ctl_request request = {.kind = CTL_LEG_END};
+			request.u.leg_end.leg = event->u.go.grant.leg;
+			request.u.leg_end.code = TH_E_CANCELLED;
+			member->part = (struct sim_part){.next_gen = event->u.go.op_seq};
+			send(agent, &request);
+			break;
+		}
+		TH_ASSERT(!is_read(sid, member->part.gen) || member->part.gen == 0);
+		member->part = (struct sim_part){.next_gen = event->u.go.op_seq};
+		member->done = false;
+		start_leg(agent, member, &event->u.go.grant, 0);
+		break;
+	case CTL_EV_REROUTE: {
+		sim->rerouted++;
+		uint32_t chunks = 0;
+		if (member->done)
+			break;
+		leg = member->leg == 0 ? NULL : find_leg(member->leg);
+		if (leg != NULL) {
+			TH_ASSERT(leg->id == event->u.reroute.old_leg);
+			chunks = leg->chunks;
+			end_leg(leg, TH_E_CANCELLED, true);
+		}
+		if (member->closed) {
+			struct ctl_request request = {.kind = CTL_LEG_END};
+			request.u.leg_end.leg = event->u.reroute.grant.leg;
+			request.u.leg_end.code = TH_E_CANCELLED;
+			send(agent, &request);
+			break;
+		}
+		start_leg(agent, member, &event->u.reroute.grant, chunks);
+		break;
+	}
+	case CTL_EV_GRANT:
+		/* Nobody is let in to a part that is being given up or was drained. */
+		TH_ASSERT(!member->part.drain_due && !member->part.drained);
+		TH_ASSERT(!member->part.giving_up);
+		TH_ASSERT(event->u.grant.gen == member->part.gen ||
+			  event->u.grant.gen == member->part.next_gen);
+		break;
+	case CTL_EV_FENCE:
+		sim->fenced++;
+		leg = find_leg(event->u.fence_leg);
+		if (leg != NULL)
+			leg->served = false;
+		break;
+	case CTL_EV_DRAIN:
+		TH_ASSERT(event->u.drain.gen == member->part.gen ||
+			  event->u.drain.gen == member->part.next_gen);
+		TH_ASSERT(event->u.drain.drain_no > member->part.drain_no);
+		member->part.drain_due = true;
+		member->part.drain_no = event->u.drain.drain_no;
+		member->part.drain_gen = event->u.drain.gen;
+		break;
+	case CTL_EV_UNDRAIN:
+		TH_ASSERT(event->u.undrain.gen == member->part.gen);
+		member->part.drain_due = member->part.drained = member->part.giving_up = false;
+		break;
+	case CTL_EV_CANCEL:
+		sim->cancelled++;
+		leg = member->leg == 0 ? NULL : find_leg(member->leg);
+		if (leg != NULL)
+			end_leg(leg, TH_E_CANCELLED, false);
+		break;
+	case CTL_EV_OUTCOME:
+		TH_ASSERT(!member->closed || member->pending);
+		on_outcome(member, &event->u.outcome);
+		break;
+	case CTL_EV_CHANGED:
+	case CTL_EV_BROKEN:
+		break;
+	}
+}
+
+static void
+handle_events(uint32_t index, uint32_t most)
+{
+	struct world_agent *agent = &sim->w.agents[index];
+
+	while (most-- > 0 && agent->num_inbox > 0 && agent->attached && !agent->silent) {
+		struct ctl_event event = agent->inbox[0];
+		agent->num_inbox--;
+		memmove(agent->inbox, agent->inbox + 1, agent->num_inbox * sizeof(event));
+		on_event(index, &event);
+	}
+}
+
+/* ---- what agents and workers do by themselves ------------------------------------------------ */
+
+static void
+drain_step(struct sim_member *member)
+{
+	struct sim_part *part = &member->part;
+	struct world_agent *agent = &sim->w.agents[member->m.agent];
+
+	if (!agent->attached || agent->silent)
+		return;
+	if (part->drain_due && !is_read(member->m.sid, part->drain_gen)) {
+		struct ctl_request request = {.kind = CTL_DRAIN_DONE};
+		request.u.drain_done.sid = member->m.sid;
+		request.u.drain_done.gen = part->drain_gen;
+		request.u.drain_done.drain_no = part->drain_no;
+		part->drain_due = false;
+		part->drained = true;
+		sim->drained++;
+		TH_ASSERT(send(member->m.agent, &request) == 0 || !agent->attached);
+		return;
+	}
+	/* A stalled reader of a part that is given up is fenced by the part's own agent. */
+	if ((part->drain_due || part->giving_up) && chance(20))
+		unserve(member->m.sid, part->drain_due ? part->drain_gen : part->gen);
+	if (member->closed || !member->prepare_due)
+		return;
+	if (part->giving_up && is_read(member->m.sid, part->gen))
+		return;
+	struct ctl_request request = {.kind = CTL_PREPARED};
+	request.u.prepared.sid = member->m.sid;
+	request.u.prepared.op_seq = member->m.seq;
+	member->prepare_due = false;
+	if (fault(50)) {
+		request.u.prepared.code = TH_E_LAYOUT;
+		snprintf(request.u.prepared.text, sizeof(request.u.prepared.text), "no");
+	}
+	/* The proof: tickets that nobody has presented yet are void from now on. */
+	part->drained = part->giving_up;
+	TH_ASSERT(send(member->m.agent, &request) == 0 || !agent->attached);
+}
+
+static void
+leg_step(struct sim_leg *leg)
+{
+	const struct world_agent *agent = &sim->w.agents[leg->reader_agent];
+
+	if (!leg->active || !agent->attached || agent->silent)
+		return;
+	if (!leg->served) {
+		if (chance(30))
+			end_leg(leg, TH_E_NO_PATH, true);
+		return;
+	}
+	if (fault(10)) {
+		end_leg(leg, TH_E_NO_PATH, true);
+		return;
+	}
+	if (fault(5)) {
+		end_leg(leg, TH_E_CHECKSUM, true);
+		return;
+	}
+	if (fault(3)) {
+		end_leg(leg, TH_E_STALE_MEMORY, false);
+		return;
+	}
+	if (chance(50) && leg->chunks < WORLD_CHUNKS)
+		leg->chunks++;
+	/* A source that is filling itself does not give more than it has. */
+	const struct sim_member *src = find_member(leg->src_sid);
+	bool filling = src != NULL && src->part.next_gen == leg->src_gen && !src->done;
+	if (filling && src->leg != 0) {
+		const struct sim_leg *up = find_leg(src->leg);
+		if (up != NULL && leg->chunks > up->chunks)
+			leg->chunks = up->chunks;
+	}
+	if (leg->chunks == WORLD_CHUNKS && !filling)
+		end_leg(leg, 0, false);
+}
+
+/* The worker ended: the member as the agent knows it lives on until it is drained. */
+static void
+close_member(struct sim_member *member, bool died)
+{
+	struct ctl_request request = {.kind = CTL_CLOSE};
+	uint32_t agent = member->m.agent;
+
+	request.u.close.sid = member->m.sid;
+	request.u.close.died = died;
+	TH_ASSERT(send(agent, &request) == 0 || !sim->w.agents[agent].attached);
+	member->closed = true;
+	struct sim_leg *leg = member->leg == 0 ? NULL : find_leg(member->leg);
+	if (leg != NULL && sim->w.agents[agent].attached)
+		end_leg(leg, TH_E_CANCELLED, false);
+	sim->ghosts = th_realloc(sim->ghosts, sim->num_ghosts + 1, sizeof(*sim->ghosts));
+	sim->ghosts[sim->num_ghosts++] = *member;
+	*member = (struct sim_member){.replica = member->replica, .shard = member->shard};
+}
+
+/* An agent's life is over: everything it held and read is gone. */
+static void
+agent_gone(uint32_t index)
+{
+	for (uint32_t r = 0; r < REPLICAS; r++) {
+		for (uint32_t s = 0; s < sim->num_shards[r]; s++) {
+			struct sim_member *member = &sim->members[r][s];
+			if (!member->open || member->m.agent != index)
+				continue;
+			unserve(member->m.sid, member->part.gen);
+			unserve(member->m.sid, member->part.next_gen);
+			*member = (struct sim_member){.replica = r, .shard = s};
+		}
+	}
+	for (uint32_t i = 0; i < sim->num_ghosts;) {
+		struct sim_member *ghost = &sim->ghosts[i];
+		if (ghost->m.agent == index) {
+			unserve(ghost->m.sid, ghost->part.gen);
+			unserve(ghost->m.sid, ghost->part.next_gen);
+			*ghost = sim->ghosts[--sim->num_ghosts];
+		} else {
+			i++;
+		}
+	}
+	for (uint64_t i = 0; i < sim->num_legs; i++)
+		if (sim->legs[i].reader_agent == index)
+			sim->legs[i].active = false;
+	/* The server forgets with the agent what it has answered it. */
+	for (uint32_t i = 0; i < RECENT; i++)
+		if (sim->recent[i].agent == index)
+			sim->recent[i].request.agent_inc = 0;
+	sim->w.agents[index].num_inbox = 0;
+}
+
+static void
+agent_step(uint32_t index)
+{
+	struct world_agent *agent = &sim->w.agents[index];
+
+	if (!agent->attached) {
+		/* Declared dead, or its process is new. */
+		sim->deaths++;
+		agent_gone(index);
+		if (chance(50)) {
+			agent->silent = false;
+			world_attach(&sim->w, index, "dc1");
+		} else {
+			world_restart(&sim->w, index);
+		}
+		return;
+	}
+	if (fault(4))
+		agent->silent = true;
+	else if (agent->silent && (chance(3) || !sim->faults))
+		agent->silent = false;
+	handle_events(index, 1 + (uint32_t)th_rng_below(&sim->rng, 4));
+}
+
+static void
+open_member(uint32_t r, uint32_t s)
+{
+	struct sim_member *member = &sim->members[r][s];
+	uint32_t agent = (uint32_t)th_rng_below(&sim->rng, AGENTS);
+	struct ctl_request request = {.kind = CTL_OPEN};
+
+	if (!sim->w.agents[agent].attached || sim->w.agents[agent].silent)
+		return;
+	strcpy(request.u.open.model, "m");
+	snprintf(request.u.open.replica, sizeof(request.u.open.replica), "r%u", r);
+	request.u.open.shard = s;
+	request.u.open.num_shards = sim->num_shards[r];
+	request.u.open.lineage = 1;
+	if (send(agent, &request) != 0)
+		return; /* the name is still taken by a member that closes */
+	*member = (struct sim_member){.open = true, .replica = r, .shard = s};
+	member->m = (struct world_member){.agent = agent,
+		.shard = s,
+		.num_shards = sim->num_shards[r],
+		.sid = sim->w.reply.u.open.sid};
+	int code = world_register(&sim->w, agent, member->m.sid, s);
+	TH_ASSERT(code == 0 || !sim->w.agents[agent].attached);
+	const struct member *known = member_lookup(sim->w.server, member->m.sid);
+	if (known != NULL)
+		member->group_inc = known->group->inc;
+}
+
+static void
+call(struct sim_member *member)
+{
+	static const enum ctl_op_kind kinds[] = {CTL_OP_PUBLISH, CTL_OP_UNPUBLISH, CTL_OP_REPLICATE,
+		CTL_OP_UPDATE, CTL_OP_UPDATE, CTL_OP_LIST};
+	static const char *const names[] = {"latest", "latest", "latest-1", "3", "5"};
+	/* All members of a group compute the same calls. */
+	uint64_t state = member->group_inc * 1000003 + member->m.seq + 1;
+	uint64_t number = th_splitmix64(&state);
+	struct ctl_request request = {.kind = CTL_OP};
+
+	if (fault(8))
+		number++;
+	request.u.op.sid = member->m.sid;
+	request.u.op.op_seq = ++member->m.seq;
+	request.u.op.kind = kinds[number % 6];
+	request.u.op.timeout_ns = (int64_t)(number / 6 % 5) * SEC + 100 * MS;
+	if (request.u.op.kind == CTL_OP_PUBLISH)
+		snprintf(request.u.op.spec, sizeof(request.u.op.spec), "%u",
+			(unsigned int)(number / 64 % 8));
+	else if (request.u.op.kind == CTL_OP_REPLICATE || request.u.op.kind == CTL_OP_UPDATE)
+		strcpy(request.u.op.spec, names[number / 64 % 5]);
+	member->pending = true;
+	member->done = false;
+	int code = send(member->m.agent, &request);
+	TH_ASSERT(code == 0 || !sim->w.agents[member->m.agent].attached);
+}
+
+static void
+member_step(uint32_t r, uint32_t s)
+{
+	struct sim_member *member = &sim->members[r][s];
+
+	if (!member->open) {
+		if (chance(20) && sim->faults)
+			open_member(r, s);
+		return;
+	}
+	const struct world_agent *agent = &sim->w.agents[member->m.agent];
+	if (!agent->attached || agent->silent)
+		return;
+	const struct member *known = member_lookup(sim->w.server, member->m.sid);
+	bool broken = known == NULL || known->group->state == GROUP_BROKEN;
+	if (fault(4) || (broken && chance(10))) {
+		close_member(member, chance(50));
+		return;
+	}
+	drain_step(member);
+	if (!member->pending && chance(30) && sim->faults)
+		call(member);
+	if (member->pending && fault(3)) {
+		struct ctl_request request = {.kind = CTL_CANCEL};
+		request.u.cancel.sid = member->m.sid;
+		request.u.cancel.op_seq = member->m.seq;
+		send(member->m.agent, &request);
+	}
+}
+
+static void
+step(void)
+{
+	for (uint32_t i = 0; i < AGENTS; i++)
+		agent_step(i);
+	for (uint32_t r = 0; r < REPLICAS; r++)
+		for (uint32_t s = 0; s < sim->num_shards[r]; s++)
+			member_step(r, s);
+	for (uint32_t i = 0; i < sim->num_ghosts; i++)
+		drain_step(&sim->ghosts[i]);
+	for (uint64_t i = 0; i < sim->num_legs; i++)
+		leg_step(&sim->legs[i]);
+	if (sim->faults && chance(20))
+		repeat_one();
+	/* What is over is of no interest. */
+	uint64_t kept = 0;
+	for (uint64_t i = 0; i < sim->num_legs; i++)
+		if (sim->legs[i].active)
+			sim->legs[kept++] = sim->legs[i];
+	sim->num_legs = kept;
+	world_sleep(&sim->w, (int64_t)th_rng_below(&sim->rng, 60) * MS);
+	if (fault(5))
+		world_sleep(&sim->w, (int64_t)th_rng_below(&sim->rng, 15) * SEC);
+}
+
+static bool
+quiet(void)
+{
+	if (refsrv_inspect(sim->w.server, sim->w.now_ns)->num_transfers > 0)
+		return false;
+	for (uint32_t r = 0; r < REPLICAS; r++)
+		for (uint32_t s = 0; s < sim->num_shards[r]; s++)
+			if (sim->members[r][s].pending)
+				return false;
+	return true;
+}
+
+/* What is still going on, for whoever has to find out why. */
+static void
+explain(void)
+{
+	const struct ctl_inspection *all = refsrv_inspect(sim->w.server, sim->w.now_ns);
+
+	for (uint32_t i = 0; i < all->num_nodes; i++)
+		fprintf(stderr, "%s %s silent=%d attached=%d inbox=%u\n", all->nodes[i].node,
+			all->nodes[i].state, sim->w.agents[i].silent, sim->w.agents[i].attached,
+			sim->w.agents[i].num_inbox);
+	for (uint32_t i = 0; i < all->num_members; i++) {
+		const struct ctl_member_info *info = &all->members[i];
+		const struct sim_member *member = find_member(info->sid);
+		const struct member *known = member_lookup(sim->w.server, info->sid);
+		const struct op *op = group_open_op(known->group);
+		fprintf(stderr, "%s.%u on %s sid=%llu %s copy=%s", info->replica, info->shard,
+			info->node, (unsigned long long)info->sid, info->state, info->copy);
+		if (op != NULL)
+			fprintf(stderr, " op %llu kind %u state %d prepared %u",
+				(unsigned long long)op->seq, op->kind, (int)op->state,
+				op->num_prepared);
+		if (member == NULL)
+			fprintf(stderr, " (unknown to its agent)");
+		else
+			fprintf(stderr,
+				" agent: closed %d pending %d prepare %d gen %llu next %llu "
+				"giving_up %d drain_due %d leg %llu",
+				member->closed, member->pending, member->prepare_due,
+				(unsigned long long)member->part.gen,
+				(unsigned long long)member->part.next_gen, member->part.giving_up,
+				member->part.drain_due, (unsigned long long)member->leg);
+		fprintf(stderr, "\n");
+	}
+	for (uint32_t i = 0; i < all->num_transfers; i++)
+		fprintf(stderr, "leg %llu %s.%u <- %s\n", (unsigned long long)all->transfers[i].leg,
+			all->transfers[i].reader_replica, all->transfers[i].shard,
+			all->transfers[i].source_replica);
+}
+
+static void
+run(uint64_t seed)
+{
+	sim = th_calloc(1, sizeof(*sim));
+	th_rng_init_number(&sim->rng, seed);
+	struct refsrv_config config;
+	refsrv_config_default(&config);
+	config.pair_block_ns = 2 * SEC;
+	config.pipelining = seed % 8 != 0;
+	world_init(&sim->w, &config);
+	for (uint32_t i = 0; i < AGENTS; i++)
+		world_agent(&sim->w);
+	for (uint32_t r = 0; r < REPLICAS; r++)
+		sim->num_shards[r] =
+			seed % 3 == 0 ? 1 + (uint32_t)(r % 2) : 1 + (uint32_t)(seed % 3);
+	sim->faults = true;
+	for (int i = 0; i < 1200; i++)
+		step();
+	/* The faults stop: everything that can end ends. */
+	sim->faults = false;
+	for (int i = 0; i < 4000 && !quiet(); i++)
+		step();
+	if (!quiet())
+		explain();
+	TH_ASSERT(quiet());
+	/* And when all have gone nothing is left. */
+	for (uint32_t r = 0; r < REPLICAS; r++)
+		for (uint32_t s = 0; s < sim->num_shards[r]; s++)
+			if (sim->members[r][s].open &&
+				sim->w.agents[sim->members[r][s].m.agent].attached)
+				close_member(&sim->members[r][s], false);
+	for (int i = 0; i < 500; i++)
+		step();
+	const struct ctl_inspection *all = refsrv_inspect(sim->w.server, sim->w.now_ns);
+	TH_ASSERT(all->num_members == 0 && all->num_transfers == 0);
+	TH_ASSERT(world_list(&sim->w, 0, "m") == 0 && sim->w.reply.u.list.num_versions == 0);
+}
+
+static void
+finish(uint64_t totals[40])
+{
+	const uint64_t more[] = {sim->updated, sim->rerouted, sim->fenced, sim->cancelled,
+		sim->drained, sim->deaths};
+
+	for (int i = 0; i < 6; i++)
+		totals[32 + i] += more[i];
+	for (int i = 0; i < 32; i++)
+		totals[i] += sim->counts[i];
+	world_fini(&sim->w);
+	free(sim->ghosts);
+	free(sim);
+}
+
+Test(refsrv_random, faults__any_order__members_agree_and_nothing_is_left)
+{
+	const char *one = getenv("REFSRV_SEED");
+	uint64_t first = one != NULL ? strtoull(one, NULL, 10) : 1, totals[40] = {0};
+	uint64_t last = one != NULL ? first : 100;
+	const char *many = getenv("REFSRV_SEEDS");
+	if (many != NULL)
+		last = first + strtoull(many, NULL, 10) - 1;
+
+	for (uint64_t seed = first; seed <= last; seed++) {
+		fprintf(stderr, "seed=%llu\n", (unsigned long long)seed);
+		run(seed);
+		finish(totals);
+	}
+	for (int i = 0; i < 40; i++)
+		if (totals[i] > 0)
+			fprintf(stderr, "%s %d: %llu\n",
+				i < 8    ? "kind"
+				: i < 32 ? "code"
+					 : "updated, rerouted, fenced, cancelled, drained, deaths",
+				i < 8    ? i
+				: i < 32 ? -5000 - (i - 8)
+					 : i - 32,
+				(unsigned long long)totals[i]);
+	/* A run that never got anywhere proves nothing. */
+	for (int i = 32; i < 38; i++)
+		cr_assert(one != NULL || totals[i] >= 100);
+	for (int kind = CTL_OP_PUBLISH; kind <= CTL_OP_LIST; kind++)
+		cr_assert(one != NULL || totals[kind] > 100);
+}
