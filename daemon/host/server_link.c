@@ -16,8 +16,6 @@
 #include "ipc/base/log.h"
 #include "ipc/proto/convert.h"
 
-/* The shell's own requests: the core counts from 1 and never gets here. */
-#define SHELL_REQUESTS (UINT64_C(1) << 63)
 #define ITEMS_A_WAKEUP 64
 /* No server for this long: the next of the list is tried. */
 #define SWITCH_NS INT64_C(3000000000)
@@ -166,7 +164,7 @@ link_ask(struct host *host, const struct ctl_request *request, int64_t timeout_n
 	struct ctl_request numbered = *request;
 	struct link_request *entry = th_calloc(1, sizeof(*entry));
 	numbered.agent_inc = host->agent_inc;
-	numbered.request_no = SHELL_REQUESTS | ++host->link.last_request_no;
+	numbered.request_no = agent_request_no(host->engine.core);
 	entry->answered = answered;
 	entry->arg = arg;
 	send_request(host, entry, AGENT_CHANNEL_CONTROL, &numbered, timeout_ns);

@@ -35,7 +35,7 @@ struct link_channel {
 struct server_link {
 	struct link_channel channels[LINK_CHANNELS]; /* by enum agent_channel */
 	struct link_request *requests;               /* uthash, by tag */
-	uint64_t last_tag, last_request_no;
+	uint64_t last_tag;
 	uint32_t server;   /* of options.servers */
 	int64_t dialed_ns; /* when this one was chosen, or last heard of */
 };

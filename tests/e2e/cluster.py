@@ -9,6 +9,7 @@ condition with a deadline.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -327,10 +328,12 @@ class Hosts:
     """Network namespaces joined by a bridge in one of their own: hosts 10.77.0.1, .2, ... on a
     switch."""
 
+    numbers = itertools.count()
+
     def __init__(self, cluster, count):
         if not netns_available():
             raise Skip("network namespaces need root and iproute2")
-        self.tag = f"th{os.getpid() % 100000}"
+        self.tag = f"th{os.getpid()}n{next(Hosts.numbers)}"
         self.switch = f"{self.tag}s"
         self.names = [f"{self.tag}h{i}" for i in range(count)]
         cluster.cleanups.append(self.remove)
