@@ -10,13 +10,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "ipc/base/fd.h"
+#include "ipc/base/log.h"
 #include "libthc/internal.h"
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
@@ -245,6 +248,69 @@ check_import(uintptr_t start, uint64_t bytes, int fd, uint64_t fd_offset)
 	return 0;
 }
 
+/* One line of /proc/self/maps. */
+struct mapping {
+	uintptr_t start, end;
+	char perms[5];
+	uint64_t offset, ino;
+	unsigned major, minor;
+};
+
+static bool
+next_mapping(FILE *maps, char **line, size_t *room, struct mapping *ret_mapping)
+{
+	return getline(line, room, maps) > 0 &&
+	       sscanf(*line, "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNx64 " %x:%x %" SCNu64,
+		       &ret_mapping->start, &ret_mapping->end, ret_mapping->perms,
+		       &ret_mapping->offset, &ret_mapping->major, &ret_mapping->minor,
+		       &ret_mapping->ino) == 7;
+}
+
+/*
+ * The agent maps the descriptor, the caller says where its own mapping is: when the two are not the
+ * same bytes, weights would silently be read from and written to the wrong place.
+ */
+static bool
+is_mapping_of(FILE *maps, const struct memory_object *object, const struct stat *st)
+{
+	struct mapping mapping;
+	char *line = NULL;
+	size_t room = 0;
+	uintptr_t at = object->start, end = object->start + object->bytes;
+
+	while (at < end && next_mapping(maps, &line, &room, &mapping)) {
+		if (mapping.end <= at)
+			continue;
+		uint64_t offset = mapping.offset + (at - mapping.start);
+		if (mapping.start > at || mapping.perms[3] != 's' || mapping.ino != st->st_ino ||
+			mapping.major != major(st->st_dev) || mapping.minor != minor(st->st_dev) ||
+			offset != object->fd_offset + (at - object->start))
+			break;
+		at = mapping.end;
+	}
+	free(line);
+	return at >= end;
+}
+
+static int
+check_mapping(const struct memory_object *object)
+{
+	struct stat st;
+	FILE *maps = fopen("/proc/self/maps", "re");
+
+	if (maps == NULL || fstat(object->fd, &st) < 0) {
+		log_warn("libthc", "an import cannot be checked without /proc/self/maps");
+		if (maps != NULL)
+			(void)fclose(maps);
+		return 0;
+	}
+	bool good = is_mapping_of(maps, object, &st);
+	(void)fclose(maps);
+	return good ? 0
+		    : shim_fail(THC_E_INVALID,
+			      "addr: is not a shared mapping of fd from fd_offset on");
+}
+
 int
 thc_import(void *addr, uint64_t bytes, int fd, uint64_t fd_offset)
 {
@@ -263,6 +329,12 @@ thc_import(void *addr, uint64_t bytes, int fd, uint64_t fd_offset)
 	(void)fcntl(entry.object.fd, F_ADD_SEALS, F_SEAL_SHRINK);
 	int seals = fcntl(entry.object.fd, F_GET_SEALS);
 	entry.object.direct = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
+	/* What is no memfd cannot be registered, and its numbers in maps may be another layer's. */
+	rc = entry.object.direct ? check_mapping(&entry.object) : 0;
+	if (rc < 0) {
+		th_fd_close(&entry.object.fd);
+		return rc;
+	}
 	memory_lock();
 	rc = add(&entry);
 	memory_unlock();

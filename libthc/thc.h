@@ -221,7 +221,8 @@ int thc_free(void *ptr);
 /*
  * The caller's own shared mapping at addr, backed by fd from fd_offset on. A memfd that takes
  * F_SEAL_SHRINK (it is added here) is mapped by the agent (direct); any other descriptor is only
- * read and written through (copy). fd is duplicated.
+ * read and written through (copy). fd is duplicated. THC_E_INVALID when a memfd is not what is
+ * mapped at addr.
  */
 int thc_import(void *addr, uint64_t bytes, int fd, uint64_t fd_offset);
 int thc_forget(void *addr); /* undoes thc_import; THC_E_STATE while a handle has it registered */

@@ -159,7 +159,14 @@ Test(libthc_args, import__bad_arguments__are_named)
 	expect(thc_import(map, 8192, -1, 0), THC_E_INVALID, "fd: ");
 	expect(thc_import(map, 8192, fd, 1), THC_E_INVALID, "fd_offset: ");
 	expect(thc_import(map, 8192, fd, UINT64_MAX), THC_E_INVALID, "fd_offset: ");
-	cr_assert_eq(thc_import(map, 8192, fd, 0), 0);
+	char *other = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	expect(thc_import(other, 8192, fd, 0), THC_E_INVALID, "addr: is not a shared mapping");
+	expect(thc_import(map, 4096, fd, 4096), THC_E_INVALID, "addr: is not a shared mapping");
+	expect(thc_import(map + 4096, 8192, fd, 0), THC_E_INVALID, "addr: is not a shared mapping");
+	munmap(other, 8192);
+	cr_assert_eq(thc_import(map + 4100, 4000, fd, 4100), 0, "%s", thc_errmsg());
+	cr_assert_eq(thc_forget(map + 4100), 0);
+	cr_assert_eq(thc_import(map, 8192, fd, 0), 0, "%s", thc_errmsg());
 	expect(thc_import(map + 4096, 4096, fd, 4096), THC_E_STATE, "addr: overlaps");
 	expect(thc_free(map), THC_E_INVALID, "ptr: ");
 	expect(thc_forget(NULL), THC_E_INVALID, "addr: ");
