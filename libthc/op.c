@@ -251,7 +251,11 @@ op_end_all(struct thc_shard *shard)
 static int
 outcome(const struct thc_op *op)
 {
-	return op->outcome.code == 0 ? 0 : errors_from_agent(op->outcome.code, op->outcome.text);
+	if (op->outcome.code == 0)
+		return 0;
+	if (op->outcome.code == THC_E_AGENT_LOST && op->shard->lost)
+		return shard_lost_error(op->shard);
+	return errors_from_agent(op->outcome.code, op->outcome.text);
 }
 
 /*
