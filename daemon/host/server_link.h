@@ -4,9 +4,9 @@
  *
  * A beat must not wait behind work, nor work behind a POLL, so each kind has a connection of its
  * own. The core's requests come through link_send; the shell asks for itself (manifests, and what
- * workers and thctl want to know) through link_ask, with request numbers of another range than the
- * core's. Which server: the first of the list; the next one when none has answered for a while.
- * Main thread only.
+ * workers and thctl want to know) through link_ask, with numbers of the core's counter: the server
+ * tells an agent's requests by them. Which server: the first of the list; the next one when none
+ * has answered for a while. Main thread only.
  */
 #ifndef TH_DAEMON_HOST_SERVER_LINK_H
 #define TH_DAEMON_HOST_SERVER_LINK_H

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tests of daemon/host/options_set: what each key takes, and that a refusal names key and value. */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "daemon/host/options_set.h"
+
+static struct options options;
+static struct th_err err;
+
+static int
+set(const char *key, const char *value)
+{
+	return options_set(&options, key, value, &err);
+}
+
+static void
+reset(void)
+{
+	options_default(&options);
+	err = (struct th_err){0};
+}
+
+TestSuite(daemon_options, .init = reset);
+
+static void
+refused(const char *key, const char *value, const char *word)
+{
+	cr_assert_eq(set(key, value), TH_E_INVALID, "%s=%s was taken", key, value);
+	cr_assert(strstr(err.text, key), "no key in: %s", err.text);
+	cr_assert(strstr(err.text, word), "no '%s' in: %s", word, err.text);
+}
+
+Test(daemon_options, server__several__in_their_order)
+{
+	cr_assert_eq(set("server", "tcp://a:1,tls+tcp://[::1]:2"), 0);
+	cr_assert_eq(options.num_servers, 2);
+	cr_assert_str_eq(options.servers[0], "tcp://a:1");
+	cr_assert_str_eq(options.servers[1], "tls+tcp://[::1]:2");
+	cr_assert_eq(set("server", "tcp://b:1"), 0, "the later one wins");
+	cr_assert_eq(options.num_servers, 1);
+	cr_assert_str_eq(options.servers[0], "tcp://b:1");
+}
+
+Test(daemon_options, server__no_url__refused)
+{
+	refused("server", "nonsense", "nonsense");
+	refused("server", "tcp://host", "tcp://host");
+	refused("server", "ipc:///x:1", "ipc:///x:1");
+	refused("server", "tcp://a:1,", "\"\"");
+	refused("server", "", "1 to");
+}
+
+Test(daemon_options, server__none__is_asked_for_by_its_option)
+{
+	cr_assert_eq(options_check(&options, &err), TH_E_INVALID);
+	cr_assert(strstr(err.text, "--server"), "%s", err.text);
+}
+
+static void
+data(const char *value, const char *host, unsigned port)
+{
+	cr_assert_eq(set("data", value), 0, "%s: %s", value, err.text);
+	cr_assert_str_eq(options.data_host, host);
+	cr_assert_eq(options.data_port, port);
+}
+
+Test(daemon_options, data__host_and_port__in_every_form)
+{
+	data("10.0.0.1", "10.0.0.1", 0);
+	data("10.0.0.1:7", "10.0.0.1", 7);
+	data("node.example:65535", "node.example", 65535);
+	data("[::1]:9", "::1", 9);
+	data("[fe80::1]", "fe80::1", 0);
+	data("fe80::1", "fe80::1", 0);
+}
+
+Test(daemon_options, data__nonsense__refused)
+{
+	refused("data", "host:65536", "65536");
+	refused("data", "host:-1", "-1");
+	refused("data", ":1", "host");
+	refused("data", "[::1", "[::1");
+	refused("data", "[::1]x", "[::1]x");
+}
+
+Test(daemon_options, transport__list__forbids_what_it_leaves_out)
+{
+	cr_assert(options.transport_local && options.transport_tcp);
+	cr_assert_eq(set("transport", "tcp"), 0);
+	cr_assert(!options.transport_local && options.transport_tcp);
+	cr_assert_eq(set("transport", "local"), 0);
+	cr_assert(options.transport_local && !options.transport_tcp);
+	refused("transport", "pigeon", "pigeon");
+	refused("transport", "rdma,tcp", "not built yet");
+}
+
+Test(daemon_options, later_features__refused_unless_they_change_nothing)
+{
+	refused("spot", "yes", "not built yet");
+	refused("http", "0.0.0.0:80", "not built yet");
+	refused("offload_limit", "1GiB", "not built yet");
+	refused("offload_limit", "much", "much");
+	cr_assert_eq(set("offload_limit", "0"), 0);
+	cr_assert_eq(set("spot", "no"), 0);
+}
+
+Test(daemon_options, numbers_and_durations__out_of_range__refused)
+{
+	refused("limit.sessions", "0", "0");
+	refused("limit.tensors", "131073", "131072");
+	refused("limit.sessions", "12x", "12x");
+	refused("limit.sessions", " 12", " 12");
+	refused("leg.stall", "1", "1");
+	refused("leg.stall", "1ms", "50ms");
+	refused("verify", "maybe", "maybe");
+	cr_assert_eq(set("leg.stall", "2s"), 0);
+	cr_assert_eq(options.stall_ns, 2000000000);
+	cr_assert_eq(set("verify", "off"), 0);
+	cr_assert_not(options.verify);
+}
+
+Test(daemon_options, every_key__is_known_to_the_setter)
+{
+	for (const char *const *key = options_keys; *key; key++) {
+		(void)set(*key, "?");
+		cr_assert_not(strstr(err.text, "there is no key"), "%s", *key);
+	}
+	refused("no.such", "1", "no key");
+}
