@@ -181,6 +181,13 @@ op_replicate_poke(struct refsrv *server, struct op *op)
 	}
 	struct version *version = version_find(group->model, op->version);
 	if (route_outlook(server, op, version, NULL) != OUTLOOK_WAIT) {
+		if (op->kind == CTL_OP_UPDATE) {
+			/* A trainer that moves on unpublishes what was planned: nothing new then. */
+			if (op->drain_old)
+				op_replicate_undo(server, op);
+			op_succeed(server, op, false);
+			return;
+		}
 		op_fail(server, op, TH_E_VERSION_LOST,
 			"version %" PRIu64
 			" of %s: its last complete copy went before the transfer "

@@ -35,7 +35,7 @@ def every_member_reports_the_same_version():
             c.agent(name)
         trainers, readers = group(c, "trainer", "a"), group(c, "rollout", "b")
         want, stop, problems = {}, threading.Event(), []
-        published = threading.Event()
+        published, pace = threading.Event(), random.Random(5)
 
         def train():
             try:
@@ -49,6 +49,8 @@ def every_member_reports_the_same_version():
                     ]
                     each(trainers, "publish", version=version)
                     published.set()
+                    # Steps of random length: some too short for the readers to get the version.
+                    stop.wait(pace.random() * 0.08)
             except Exception as e:
                 problems.append(e)
                 published.set()

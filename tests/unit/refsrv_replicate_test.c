@@ -237,7 +237,18 @@ Test(refsrv_replicate, deadline__after_go__runs_on)
 	cr_assert_eq(world_outcome(&w, &d).code, 0);
 }
 
-Test(refsrv_replicate, lost_before_go__version_lost_and_old_copy_restored)
+Test(refsrv_replicate, lost_before_go__replicate_says_so)
+{
+	struct world_member src = published(a, "src", "4");
+	struct world_member d = member(b, "dst");
+	struct ctl_event event;
+	world_call(&w, &d, CTL_OP_REPLICATE, "latest", TH_FOREVER);
+	cr_assert(world_take(&w, b, CTL_EV_PLAN, d.sid, &event));
+	unpublish(&src);
+	cr_assert_eq(world_outcome(&w, &d).code, TH_E_VERSION_LOST);
+}
+
+Test(refsrv_replicate, lost_before_go__update_finds_nothing_new_and_old_copy_restored)
 {
 	struct world_member src = published(a, "src", "4");
 	struct world_member d = published(b, "dst", "3");
@@ -246,7 +257,8 @@ Test(refsrv_replicate, lost_before_go__version_lost_and_old_copy_restored)
 	cr_assert(world_take(&w, b, CTL_EV_PLAN, d.sid, &event));
 	unpublish(&src);
 	struct ctl_ev_outcome end = world_outcome(&w, &d);
-	cr_assert_eq(end.code, TH_E_VERSION_LOST);
+	cr_assert_eq(end.code, 0);
+	cr_assert_not(end.updated);
 	cr_assert_eq(end.version.version, 3);
 	cr_assert(world_has(&w, b, CTL_EV_UNDRAIN, d.sid));
 }
