@@ -303,11 +303,12 @@ member_finish(const struct thctl *ctl, struct member_set *set, struct stop *stop
 		set->shards[i] = NULL;
 	}
 	/*
-	 * Who ends all members of a replica at once ends them one after the other: that the first
-	 * one is gone is no failure of those who were about to be told.
+	 * A signal that came now is taken, not died of: the work is done, or its failure was told. And
+	 * who ends all members of a replica at once ends them one after the other: that the first one
+	 * is gone is no failure of those who were about to be told.
 	 */
-	if (held && stop_seen(stop))
+	if (stop_seen(stop) && held)
 		status = THCTL_OK;
-	stop_end(stop);
+	/* The signals stay blocked: what is left is to free memory and to exit with this status. */
 	return status;
 }

@@ -66,8 +66,9 @@ int member_hold(
 	const struct thctl *ctl, struct member_set *set, struct stop *stop, struct th_err *err);
 
 /*
- * Holds, closes all handles of the set (they are NULL afterwards) and ends stop. status is what
- * came before: only THCTL_OK is held, and only with hold. Returns the exit status of the verb.
+ * Holds, then closes all handles of the set (they are NULL afterwards). status is what came before:
+ * only THCTL_OK is held, and only with hold. Returns the exit status of the verb, which is to end
+ * then: signals may stay blocked.
  */
 int member_finish(const struct thctl *ctl, struct member_set *set, struct stop *stop, int status,
 	bool hold, struct th_err *err);
