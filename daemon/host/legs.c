@@ -128,6 +128,21 @@ begin(struct host *host, const struct agent_action *action, struct xfer_part *xf
 	show_progress(host, leg);
 }
 
+/*
+ * No allowed way leads to this source. The server is asked for another one; when it has only this
+ * one to offer, the operation must end and say so, not wait for a way that no time will open.
+ */
+static void
+fail_forbidden(struct host *host, const struct agent_action *action, const char *text)
+{
+	struct session *session = session_find(host, action->session);
+	uint64_t source = action->u.leg.grant.source_sid;
+	bool again = session && session->forbidden_source == source;
+	if (session)
+		session->forbidden_source = source;
+	fail_at_once(host, action, TH_E_NO_PATH, !again, text);
+}
+
 void
 legs_pull(struct host *host, const struct agent_action *action)
 {
@@ -135,7 +150,7 @@ legs_pull(struct host *host, const struct agent_action *action)
 	if (!part)
 		fail_at_once(host, action, TH_E_STATE, false, "the shard's memory is gone");
 	else if (!host->options.transport_tcp)
-		fail_at_once(host, action, TH_E_NO_PATH, true,
+		fail_forbidden(host, action,
 			"the source is on another host and tcp is left out of --transport");
 	else
 		begin(host, action, part, NULL);
@@ -153,7 +168,7 @@ legs_copy(struct host *host, const struct agent_action *action)
 		fail_at_once(
 			host, action, TH_E_VERSION_LOST, true, "the source on this host is gone");
 	else if (!host->options.transport_local)
-		fail_at_once(host, action, TH_E_NO_PATH, true,
+		fail_forbidden(host, action,
 			"the source is on this host and local is left out of --transport");
 	else
 		begin(host, action, part, source);

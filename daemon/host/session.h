@@ -68,8 +68,9 @@ struct session {
 	struct memory_set memory; /* owns */
 	struct registration registration;
 	struct claim claim;
-	uint32_t live_parts; /* that the core has begun and not ended */
-	uint32_t held_parts; /* whose memory somebody may still touch */
+	uint64_t forbidden_source; /* the last one that no allowed transport reaches */
+	uint32_t live_parts;       /* that the core has begun and not ended */
+	uint32_t held_parts;       /* whose memory somebody may still touch */
 	struct session *next_dead;
 };
 

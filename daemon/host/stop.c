@@ -30,14 +30,13 @@ begin(struct host *host)
 		legs_out_running(host));
 	loop_remove(&host->loop, &host->listener_source);
 	/*
-	 * To the core every worker is lost: it hides the copies and waits until nobody reads them.
-	 * The workers themselves see the end of their connection when the process ends, not before:
-	 * until then peers may still read their memory.
+	 * To the core every worker closes: it hides the copies, lets the transfers that read them end,
+	 * and waits until nobody does. The workers see the end of their connection then.
 	 */
 	for (struct session *session = host->sessions; session; session = session->hh.next) {
 		if (session->state < SESSION_OPENING || session->state >= SESSION_LOST)
 			continue;
-		struct agent_event event = {.kind = AGENT_EV_LOST, .session = session->id};
+		struct agent_event event = {.kind = AGENT_EV_CLOSE, .session = session->id};
 		engine_post(host, &event);
 	}
 }
