@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * safetensors_fuzz - any bytes as a header: what is taken keeps the promises of a header, and what is
- * formatted from it parses to the same tensors.
+ * safetensors_fuzz - any bytes as a header: what is taken keeps the promises of a header, and what
+ * is formatted from it parses to the same tensors.
  */
 #include "tools/safetensors.h"
 
@@ -35,7 +35,10 @@ check_round_trip(struct safetensors_header *header)
 	size_t bytes = 0;
 	char *text = NULL;
 
-	/* A name may be __metadata__ only where it is no tensor, so every other one can be written. */
+	/*
+	 * A name may be __metadata__ only where it is no tensor, so every other one can be
+	 * written.
+	 */
 	TH_ASSERT(safetensors_format(header->tensors, header->count, NULL, &text, &bytes) == 0);
 	TH_ASSERT(safetensors_parse(text, bytes, NULL, &again) == 0);
 	TH_ASSERT(again.count == header->count && again.data_bytes == header->data_bytes);
