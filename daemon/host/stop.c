@@ -30,8 +30,8 @@ begin(struct host *host)
 		legs_out_running(host));
 	loop_remove(&host->loop, &host->listener_source);
 	/*
-	 * To the core every worker closes: it hides the copies, lets the transfers that read them end,
-	 * and waits until nobody does. The workers see the end of their connection then.
+	 * To the core every worker closes: it hides the copies, lets the transfers that read them
+	 * end, and waits until nobody does. The workers see the end of their connection then.
 	 */
 	for (struct session *session = host->sessions; session; session = session->hh.next) {
 		if (session->state < SESSION_OPENING || session->state >= SESSION_LOST)
