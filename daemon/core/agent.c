@@ -24,6 +24,7 @@ agent_config_default(struct agent_config *ret_config)
 	ret_config->server_silent_ns = 3 * SECOND_NS;
 	ret_config->hello_ns = 2 * SECOND_NS;
 	ret_config->grant_ns = 60 * SECOND_NS;
+	ret_config->start_ns = 7 * SECOND_NS / 10;
 	ret_config->sessions_max = 256;
 	ret_config->hellos_max = 256;
 	ret_config->grants_max = 4096;

@@ -48,6 +48,7 @@ struct agent_config {
 	int64_t server_silent_ns; /* no reply for this long: no server: 3 s */
 	int64_t hello_ns;         /* a ticket may come before its GRANT by this much: 2 s */
 	int64_t grant_ns; /* a ticket that nobody has presented for this long is void: 60 s */
+	int64_t start_ns; /* ... and for this long, when its part drains: 0.7 s, as any stall */
 	uint32_t sessions_max;
 	uint32_t hellos_max; /* tickets that wait for their GRANT; one more is refused */
 	uint32_t grants_max; /* tickets that wait for their reader; the oldest gives way */

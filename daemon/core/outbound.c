@@ -6,6 +6,9 @@
  *
  * GRANT and HELLO travel different ways: either may come first, and neither waits for ever. A
  * ticket is good for one HELLO. All tickets are compared, in constant time, whichever matches.
+ *
+ * A granted leg counts as reading: its reader has given up what it held and is on its way. While the
+ * part drains it may still begin, but only within start_ns of its grant.
  */
 #include <string.h>
 
@@ -70,7 +73,7 @@ leg_action(struct agent *agent, enum agent_action_kind kind, const struct outbou
 static void
 serve(struct agent *agent, struct outbound *out, uint64_t hello)
 {
-	TH_ASSERT(out->state == OUTBOUND_GRANTED && ac_part_serves(out->part));
+	TH_ASSERT(out->state == OUTBOUND_GRANTED && !out->part->hopeless);
 	ungrant(agent, out);
 	out->state = OUTBOUND_SERVING;
 	out->part->num_running++;
@@ -174,6 +177,27 @@ ac_outbound_hello(struct agent *agent, uint64_t id, const struct th_ticket *tick
 	agent->num_hellos++;
 }
 
+/* When a ticket that nobody has presented is void. */
+static int64_t
+expiry_ns(const struct agent *agent, const struct outbound *out)
+{
+	return th_deadline_ns(out->granted_ns,
+		ac_part_draining(out->part) ? agent->config.start_ns : agent->config.grant_ns);
+}
+
+static struct outbound *
+find_expired(const struct agent *agent)
+{
+	struct outbound *out;
+
+	DL_FOREACH2(agent->grants, out, grant_next)
+	{
+		if (agent->now_ns >= expiry_ns(agent, out))
+			return out;
+	}
+	return NULL;
+}
+
 void
 ac_outbound_tick(struct agent *agent)
 {
@@ -182,21 +206,22 @@ ac_outbound_tick(struct agent *agent)
 			"the reference server has granted no such ticket");
 		forget_hello(agent, agent->hellos);
 	}
-	while (agent->grants != NULL &&
-		agent->now_ns >= th_deadline_ns(agent->grants->granted_ns, agent->config.grant_ns))
-		ac_outbound_free(agent, agent->grants);
+	struct outbound *out;
+	while ((out = find_expired(agent)) != NULL) {
+		struct session *session = out->part->session;
+		ac_outbound_free(agent, out);
+		ac_settle(agent, session);
+	}
 }
 
 int64_t
 ac_outbound_next_ns(const struct agent *agent)
 {
-	int64_t next = INT64_MAX;
+	const struct outbound *out;
+	int64_t next = agent->hellos != NULL ? agent->hellos->deadline_ns : INT64_MAX;
 
-	if (agent->hellos != NULL)
-		next = agent->hellos->deadline_ns;
-	if (agent->grants != NULL)
-		next = th_min_i64(
-			next, th_deadline_ns(agent->grants->granted_ns, agent->config.grant_ns));
+	DL_FOREACH2(agent->grants, out, grant_next)
+	next = th_min_i64(next, expiry_ns(agent, out));
 	return next;
 }
 
@@ -233,20 +258,10 @@ ac_outbounds_fence(struct agent *agent, struct part *part, bool all)
 
 	DL_FOREACH_SAFE(part->outbounds, out, next)
 	{
-		if (all || out->stalled)
+		bool late =
+			out->state == OUTBOUND_GRANTED && agent->now_ns >= expiry_ns(agent, out);
+		if (all || out->stalled || late)
 			fence(agent, out);
-	}
-}
-
-void
-ac_outbounds_drop_grants(struct agent *agent, struct part *part)
-{
-	struct outbound *out, *next;
-
-	DL_FOREACH_SAFE(part->outbounds, out, next)
-	{
-		if (out->state == OUTBOUND_GRANTED)
-			ac_outbound_free(agent, out);
 	}
 }
 

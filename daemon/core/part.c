@@ -6,8 +6,8 @@
  *      ^------------------------- UNDRAIN -------------------'
  *
  * Readers are legs out, copies within this host, and the thread that makes digests. While draining,
- * a leg goes on as long as it progresses, and the digests that it needs are still made; a stalled
- * one is fenced. A part that can never be complete is of no use to anyone: all its legs are fenced.
+ * a leg goes on as long as it progresses, also one that is granted and about to begin, and the
+ * digests that it needs are still made; a stalled one is fenced. A part that can never be complete is of no use to anyone: all its legs are fenced.
  */
 #include <string.h>
 
@@ -74,7 +74,7 @@ ac_part_drained(const struct part *part)
 static void
 settle_hashing(struct agent *agent, struct part *part)
 {
-	bool readers = part->num_running > 0 || part->num_copies > 0;
+	bool readers = part->outbounds != NULL || part->num_copies > 0;
 	bool wanted = part->published && !part->hashed && !part->hopeless &&
 		      (!ac_part_draining(part) || readers);
 
@@ -120,7 +120,6 @@ ac_part_settle(struct agent *agent, struct session *session)
 	if (part == NULL)
 		return;
 	if (ac_part_draining(part)) {
-		ac_outbounds_drop_grants(agent, part);
 		ac_outbounds_fence(agent, part, part->hopeless);
 		if (part->hopeless)
 			stop_copies(agent, part);

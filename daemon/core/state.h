@@ -344,7 +344,6 @@ void ac_outbound_hello(struct agent *agent, uint64_t hello, const struct th_tick
 void ac_outbound_report(struct agent *agent, enum agent_event_kind kind, uint64_t leg);
 void ac_outbound_fence(struct agent *agent, uint64_t number);
 void ac_outbounds_fence(struct agent *agent, struct part *part, bool all);
-void ac_outbounds_drop_grants(struct agent *agent, struct part *part);
 void ac_outbound_tick(struct agent *agent);
 int64_t ac_outbound_next_ns(const struct agent *agent);
 void ac_outbound_free(struct agent *agent, struct outbound *out);

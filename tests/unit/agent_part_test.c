@@ -172,11 +172,24 @@ Test(agent_part, drain__leg_stalled_and_resumed__goes_on)
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0);
 }
 
-Test(agent_part, drain__granted_and_not_started__refused)
+Test(agent_part, drain__granted_and_on_its_way__served)
 {
 	uint64_t gen = hashed_part();
 	event(rig_grant(sid, gen, 50));
 	event(rig_drain(sid, gen, 4));
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0, "its reader has given up the old one");
+	rig_hello(&rig, 1, 50);
+	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 1);
+	rig_out(&rig, AGENT_EV_OUT_ENDED, rig_last(&rig, AGENT_SERVE)->u.leg.leg);
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
+}
+
+Test(agent_part, drain__granted_and_nobody_comes__void_after_a_stall)
+{
+	uint64_t gen = hashed_part();
+	event(rig_grant(sid, gen, 50));
+	event(rig_drain(sid, gen, 4));
+	rig_sleep(&rig, SEC);
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 	rig_hello(&rig, 1, 50);
 	rig_sleep(&rig, 2 * SEC);
