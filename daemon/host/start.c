@@ -194,6 +194,7 @@ open_core(struct host *host, struct th_err *err)
 	config.reply_ns = options->reply_ns;
 	config.server_silent_ns = options->silent_ns;
 	config.hello_ns = HELLO_NS;
+	config.start_ns = options->stall_ns;
 	config.sessions_max = options->sessions_max;
 	snprintf(config.attach.node, sizeof(config.attach.node), "%s", options->node);
 	snprintf(config.attach.datacenter, sizeof(config.attach.datacenter), "%s",
