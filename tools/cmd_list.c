@@ -133,6 +133,7 @@ run_list(struct thctl *ctl)
 		status = thctl_print(ctl, &document);
 	}
 	free(list.models);
+	rpc_close(list.rpc);
 	convert_arena_free(&list.arena);
 	return status;
 }

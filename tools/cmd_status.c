@@ -164,8 +164,11 @@ run_status(struct thctl *ctl)
 	if (rc == 0)
 		rc = ctl->server ? rpc_ask(rpc, &request, &arena, &err, &inspection)
 				 : rpc_status(rpc, &err, &reply);
-	if (rc < 0)
+	rpc_close(rpc);
+	if (rc < 0) {
+		convert_arena_free(&arena);
 		return thctl_fail(ctl, rc, err.text);
+	}
 	if (ctl->server)
 		fill_cluster(ctl, &document, &inspection.u.inspect);
 	else

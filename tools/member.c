@@ -16,7 +16,8 @@
 #define NS_PER_MS INT64_C(1000000)
 #define CLOSE_MS INT64_C(30000)  /* for readers to finish, after that the agent goes on alone */
 #define ABANDON_MS INT64_C(2000) /* for the agent to hear of it                              */
-#define LOOK_MS 1000             /* a frozen agent sends nothing: its heartbeat is looked at  */
+#define SIBLINGS_MS 1000 /* between the first and the last member of a replica that is ended      */
+#define LOOK_MS 1000     /* a frozen agent sends nothing: its heartbeat is looked at  */
 
 /* Whatever holding is for is over. */
 #define EVENTS_FATAL                                                                               \
@@ -274,6 +275,16 @@ hold_until_signal(
 		if (rc == 0)
 			rc = sleep_until_event(set, stop, LOOK_MS, polls, err);
 	}
+	/*
+	 * Who ends a replica ends its members one after the other: this one may be about to be
+	 * told. Then that another one is gone was no failure.
+	 */
+	if (rc == TH_E_GROUP_BROKEN && !stop_seen(stop)) {
+		polls[0] = (struct pollfd){.fd = stop->fd, .events = POLLIN};
+		(void)poll(polls, 1, SIBLINGS_MS);
+	}
+	if (stop_seen(stop))
+		rc = 0;
 	free(polls);
 	return rc;
 }
@@ -303,12 +314,8 @@ member_finish(const struct thctl *ctl, struct member_set *set, struct stop *stop
 		set->shards[i] = NULL;
 	}
 	/*
-	 * A signal that came now is taken, not died of: the work is done, or its failure was told. And
-	 * who ends all members of a replica at once ends them one after the other: that the first one
-	 * is gone is no failure of those who were about to be told.
+	 * The signals stay blocked: what is left is to free memory and to exit with this status.
+	 * One that comes now changes nothing: the work is done, or its failure was told.
 	 */
-	if (stop_seen(stop) && held)
-		status = THCTL_OK;
-	/* The signals stay blocked: what is left is to free memory and to exit with this status. */
 	return status;
 }

@@ -137,11 +137,20 @@ rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc)
 	if (rc == 0)
 		rc = dial(rpc, err);
 	if (rc < 0) {
-		free(rpc);
+		rpc_close(rpc);
 		return rc;
 	}
 	*ret_rpc = rpc;
 	return 0;
+}
+
+void
+rpc_close(struct rpc *rpc)
+{
+	if (!rpc)
+		return;
+	net_client_free(rpc->client);
+	free(rpc);
 }
 
 /* ---- asking --------------------------------------------------------------------------------- */

@@ -19,6 +19,7 @@ struct rpc;
 
 /* To the server with -s, else to the agent. TH_E_NO_AGENT, TH_E_NO_SERVER, TH_E_DENIED... */
 int rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc);
+void rpc_close(struct rpc *rpc); /* NULL is fine */
 
 /*
  * A question that both answer: list, inspect. A refusal is a failure with the other side's
