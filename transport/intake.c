@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * intake - see intake.h. States of a chunk:
+ * intake - see intake.h. States of a chunk (an earlier leg's verified chunks begin as DONE):
  *
  *   FREE -> TAKEN -> ARRIVED (digest not known yet) -> DONE
  *             ^  \-------------------------------------^
@@ -35,6 +35,10 @@ intake_init(struct intake *intake, struct xfer_part *part, struct transport_coun
 		return -ENOMEM;
 	}
 	intake->prefix = intake->next = xfer_part_prefix(part);
+	for (uint32_t c = intake->prefix; c < num_chunks; c++) {
+		if (xfer_part_kept(part, c))
+			intake->states[c] = INTAKE_DONE;
+	}
 	pthread_mutex_init(&intake->lock, NULL);
 	return 0;
 }
@@ -42,6 +46,10 @@ intake_init(struct intake *intake, struct xfer_part *part, struct transport_coun
 void
 intake_fini(struct intake *intake)
 {
+	for (uint32_t c = intake->prefix; c < intake->num_chunks; c++) {
+		if (intake->states[c] == INTAKE_DONE)
+			xfer_part_keep(intake->part, c);
+	}
 	pthread_mutex_destroy(&intake->lock);
 	free(intake->states);
 	free(intake->attempts);
@@ -53,6 +61,8 @@ intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk)
 {
 	bool found = false;
 	pthread_mutex_lock(&intake->lock);
+	while (intake->next < intake->num_chunks && intake->states[intake->next] == INTAKE_DONE)
+		intake->next++; /* an earlier leg brought it */
 	uint32_t chunk = intake->next;
 	if (intake->num_again > 0) {
 		/* Rare, and near the prefix: all before it is done. */

@@ -8,6 +8,8 @@
  * and move the part's prefix when it reaches them. A chunk that arrives before its digest is known
  * is judged when that comes. A chunk that does not match is handed out again, twice at most.
  *
+ * What a leg has verified beyond the prefix when it ends stays with the part for the next leg.
+ *
  * Any thread: a lock, taken a few times per 4 MiB chunk.
  */
 #ifndef TH_TRANSPORT_INTAKE_H

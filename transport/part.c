@@ -22,6 +22,7 @@ struct xfer_part {
 	struct chunk_table *table; /* owns: a reference */
 	uint8_t **tensors;         /* owns: the array */
 	struct th_hash *digests;   /* owns; [0, digest_count) is immutable */
+	bool *kept;                /* owns; the filling leg's, one leg at a time */
 	bool verify;
 	uint32_t references;   /* atomic */
 	uint32_t prefix;       /* atomic; the release pairs with xfer_part_prefix */
@@ -41,9 +42,11 @@ xfer_part_new(struct chunk_table *table, uint8_t *const *tensors, uint32_t num_t
 		return NULL;
 	part->tensors = calloc(num_tensors ? num_tensors : 1, sizeof(part->tensors[0]));
 	part->digests = calloc(table->num_chunks ? table->num_chunks : 1, sizeof(part->digests[0]));
-	if (!part->tensors || !part->digests) {
+	part->kept = calloc(table->num_chunks ? table->num_chunks : 1, sizeof(part->kept[0]));
+	if (!part->tensors || !part->digests || !part->kept) {
 		free(part->tensors);
 		free(part->digests);
+		free(part->kept);
 		free(part);
 		return NULL;
 	}
@@ -77,6 +80,7 @@ xfer_part_release(struct xfer_part *part)
 	chunk_table_release(part->table);
 	free(part->tensors);
 	free(part->digests);
+	free(part->kept);
 	free(part);
 	if (release)
 		release(arg);
@@ -92,6 +96,18 @@ bool
 xfer_part_verify(const struct xfer_part *part)
 {
 	return part->verify;
+}
+
+void
+xfer_part_keep(struct xfer_part *part, uint32_t chunk)
+{
+	part->kept[chunk] = true;
+}
+
+bool
+xfer_part_kept(const struct xfer_part *part, uint32_t chunk)
+{
+	return part->kept[chunk];
 }
 
 /* ---- prefix and digests --------------------------------------------------------------------- */

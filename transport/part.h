@@ -58,6 +58,12 @@ uint64_t xfer_part_prefix_bytes(const struct xfer_part *part);
  * the watchers, with a lock of the part held: a watcher may not call back into the part.
  */
 void xfer_part_advance(struct xfer_part *part, uint32_t prefix);
+/*
+ * Chunks beyond the prefix that a leg has verified before it ended: the next leg need not fetch them
+ * again. Only by the leg that fills the part; legs follow each other, they never overlap.
+ */
+void xfer_part_keep(struct xfer_part *part, uint32_t chunk);
+bool xfer_part_kept(const struct xfer_part *part, uint32_t chunk);
 /* Digests 0 .. count-1 are known (count only grows). They are added in order, by one thread at a
  * time. */
 uint32_t xfer_part_digest_count(const struct xfer_part *part);

@@ -5,7 +5,7 @@ import time
 
 from cluster import Hosts, cluster, expect_error, main
 
-SIZE = 96 << 20
+SIZE = 320 << 20
 
 
 def the_source_dies_at_half():
@@ -22,7 +22,7 @@ def the_source_dies_at_half():
                 want = w.call("fill", seed=1)
             first.call("publish", version=1)
             r.setup(SIZE, model="m", replica="r")
-            hosts.limit(2, "800mbit")
+            hosts.limit(2, "2400mbit")
             before = hosts.received_bytes(2)
             r.call("submit", version="1", timeout=60)
             while r.call("progress")[0] < SIZE * 0.3:

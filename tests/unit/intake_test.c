@@ -151,3 +151,27 @@ Test(intake, part_with_a_prefix__resumes_behind_it)
 	cr_assert_eq(take(&s), 1);
 	finish(&s);
 }
+
+Test(intake, leg_ends__what_it_verified_is_not_fetched_again)
+{
+	struct setup s;
+	start(&s, true);
+	cr_assert_eq(intake_digests(&s.intake, 0, s.digests, CHUNKS), 0);
+	for (uint32_t c = 0; c < 5; c++)
+		cr_assert_eq(take(&s), c);
+	cr_assert_eq(intake_arrived(&s.intake, 0, &s.digests[0]), INTAKE_GREW);
+	cr_assert_eq(intake_arrived(&s.intake, 2, &s.digests[2]), 0);
+	cr_assert_eq(intake_arrived(&s.intake, 4, &s.digests[4]), 0);
+	intake_fini(&s.intake);
+	cr_assert_eq(intake_init(&s.intake, s.part, &s.counters), 0);
+	uint32_t chunk;
+	cr_assert_eq(take(&s), 1);
+	cr_assert_eq(take(&s), 3);
+	cr_assert_eq(take(&s), 5);
+	cr_assert(!intake_take(&s.intake, UINT32_MAX, &chunk));
+	cr_assert_eq(intake_arrived(&s.intake, 5, &s.digests[5]), 0);
+	cr_assert_eq(intake_arrived(&s.intake, 1, &s.digests[1]), INTAKE_GREW);
+	cr_assert_eq(xfer_part_prefix(s.part), 3);
+	cr_assert_eq(intake_arrived(&s.intake, 3, &s.digests[3]), INTAKE_GREW | INTAKE_COMPLETE);
+	finish(&s);
+}
