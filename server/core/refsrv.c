@@ -389,6 +389,13 @@ unknown_agent(struct ctl_reply *reply, const struct agent *agent, struct th_err 
 				"must attach again");
 }
 
+/* An operator is no agent, and may ask what there is. A group's own list is for its members. */
+static bool
+asks_as_operator(const struct ctl_request *request)
+{
+	return request->agent_inc == 0 && request->kind == CTL_LIST && request->u.list.sid == 0;
+}
+
 static int
 handle(struct refsrv *server, const struct ctl_request *request, struct ctl_reply *reply,
 	struct th_err *err)
@@ -399,7 +406,7 @@ handle(struct refsrv *server, const struct ctl_request *request, struct ctl_repl
 
 	if (request->kind == CTL_HELLO)
 		return hello(server, &request->u.hello, &reply->u.hello, err);
-	if (!living && request->kind != CTL_ATTACH)
+	if (!living && request->kind != CTL_ATTACH && !asks_as_operator(request))
 		return unknown_agent(reply, agent, err);
 	if (!changes_state(request->kind))
 		return question(server, agent, request, reply, err);

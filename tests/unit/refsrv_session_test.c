@@ -56,6 +56,18 @@ Test(refsrv_session, request__agent_unknown__told_to_attach)
 	cr_assert(w.reply.unknown_agent);
 }
 
+Test(refsrv_session, list__from_no_agent__answered_but_not_for_a_group)
+{
+	struct ctl_request request = {.kind = CTL_LIST, .request_no = 1};
+	strcpy(request.u.list.model, "m");
+	cr_assert_eq(world_repeat(&w, 0, &request), 0);
+	cr_assert_eq(w.reply.u.list.num_versions, 0);
+	request.u.list.sid = 1;
+	request.u.list.op_seq = 1;
+	cr_assert_eq(world_repeat(&w, 0, &request), TH_E_NO_SERVER);
+	cr_assert(w.reply.unknown_agent);
+}
+
 Test(refsrv_session, attach__new_then_again__fresh_only_once)
 {
 	uint32_t a = world_agent(&w);
