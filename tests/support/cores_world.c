@@ -64,11 +64,19 @@ world_worker(uint64_t session)
 
 /* ---- messages ------------------------------------------------------------------------ */
 
+void
+world_cut(uint32_t node, int64_t ns)
+{
+	world.cut_until_ns[node] = world.now_ns + ns;
+}
+
 static void
 answer(uint32_t node, uint64_t tag, const struct ctl_reply *reply)
 {
 	struct item *item = later(TO_AGENT, node, (int64_t)world_chance(3 * MS));
 
+	if (world.now_ns < world.cut_until_ns[node])
+		reply = NULL;
 	item->event.kind = reply == NULL ? AGENT_EV_NO_REPLY : AGENT_EV_REPLY;
 	item->event.u.reply.tag = tag;
 	if (reply == NULL)
@@ -117,7 +125,7 @@ void
 world_send(uint32_t node, const struct agent_action *action)
 {
 	uint64_t luck = world_chance(100);
-	bool lost = luck < world.loss_percent / 2;
+	bool lost = luck < world.loss_percent / 2 || world.now_ns < world.cut_until_ns[node];
 	bool deaf = !lost && luck < world.loss_percent;
 	bool twice = !lost && world_chance(200) < world.loss_percent;
 
@@ -272,6 +280,7 @@ world_stop(void)
 
 	world.stopping = true;
 	world.loss_percent = world.death_permille = 0;
+	memset(world.cut_until_ns, 0, sizeof(world.cut_until_ns));
 	while (!all_closed() && world.now_ns < end)
 		world_step();
 	cr_assert(all_closed(), "a session does not end");

@@ -2,7 +2,8 @@
 /*
  * cores_world - agent cores and the server's core together, in virtual time: trainers publish and
  * unpublish, rollouts replicate and update, in groups of two shards on three hosts. Messages are
- * late, lost and repeated, workers die, the server restarts empty. One seed gives one run.
+ * late, lost and repeated, hosts are cut off for a while, workers die, the server restarts empty.
+ * One seed gives one run.
  *
  * cores_world.c carries messages and time; cores_shell.c is what surrounds a core: movers, workers
  * and their programs. The movers copy one chunk a millisecond behind the source's prefix and touch
@@ -37,8 +38,9 @@ struct worker {
 	enum { W_CLOSED, W_OPENING, W_REGISTERING, W_IDLE, W_BUSY, W_CLOSING } state;
 	struct agent_line line;
 	bool want_close;
-	uint32_t step; /* of the group's program */
-	uint32_t kind; /* of the operation that runs */
+	uint32_t step;          /* of the group's program */
+	uint32_t kind;          /* of the operation that runs */
+	struct th_version held; /* when it was submitted */
 	int64_t next_ns;
 	uint64_t buffer[CHUNKS];
 	uint32_t prefix;
@@ -49,6 +51,7 @@ struct worker {
 struct group {
 	struct worker workers[SHARDS];
 	uint64_t first_version; /* of this incarnation */
+	bool parted; /* its members may belong to different lives of the server's group */
 	struct {
 		bool seen;
 		int code;
@@ -98,6 +101,7 @@ struct world {
 	uint64_t server_inc, last_token, last_session, last_order, last_hello;
 	struct agent *agents[NODES];
 	int64_t agent_next_ns[NODES];
+	int64_t cut_until_ns[NODES]; /* nothing passes between this agent and the server */
 	struct group *groups;
 	struct leg legs[LEGS_MAX];
 	struct item *items;
@@ -107,7 +111,7 @@ struct world {
 	bool stopping;
 	/* What happened, so that a test can tell that it tried what it should. */
 	uint64_t copies, partial_sources, fences, undrains, failed_legs;
-	uint64_t next_version, updates, publishes, failures;
+	uint64_t next_version, updates, publishes, failures, given_up;
 };
 
 extern struct world world;
@@ -118,6 +122,8 @@ void world_start(uint64_t seed);
 void world_step(void);
 /* The server is replaced by one that knows nothing. */
 void world_restart_server(void);
+/* This host and the server do not reach each other for a while. */
+void world_cut(uint32_t node, int64_t ns);
 /* The faults end, everybody closes: nothing may be left anywhere. Frees the world. */
 void world_stop(void);
 
