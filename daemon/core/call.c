@@ -8,7 +8,8 @@
  *
  * An operation that was never sent is ended here, at its deadline or on request: it is certain that
  * nothing was done. Once sent it has the outcome that the server says, however long that takes (the
- * worker's own deadline is libthc's business), except when the server has forgotten the session.
+ * worker's own deadline is libthc's business), except when the server has forgotten the session,
+ * and except an update that waits for no server (ghost.c).
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -41,21 +42,32 @@ ac_call_name(uint32_t kind)
 	}
 }
 
+void
+ac_call_answer(struct agent *agent, struct session *session, int code, const char *text)
+{
+	struct call *call = &session->call;
+
+	TH_ASSERT(call->active && !call->ghost);
+	ac_session_line(agent, session);
+	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
+	action->u.complete.slot = call->order.slot;
+	action->u.complete.code = code;
+	ac_copy(action->u.complete.text, sizeof(action->u.complete.text), text, TH_CTL_TEXT_BYTES);
+	action->u.complete.result = call->result;
+	action->u.complete.op_seq = call->accepted ? call->op_seq : 0;
+	action->u.complete.generation = call->outcome.generation;
+}
+
 static void
 complete(struct agent *agent, struct session *session, int code, const char *text)
 {
 	struct call *call = &session->call;
 
 	TH_ASSERT(call->active && !call->has_next);
-	ac_session_line(agent, session);
-	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
-	action->u.complete.slot = call->slot;
-	action->u.complete.code = code;
-	ac_copy(action->u.complete.text, sizeof(action->u.complete.text), text, TH_CTL_TEXT_BYTES);
-	action->u.complete.result = call->result;
-	action->u.complete.op_seq = call->accepted ? call->op_seq : 0;
-	action->u.complete.generation = call->outcome.generation;
+	if (!call->ghost)
+		ac_call_answer(agent, session, code, text);
 	memset(call, 0, sizeof(*call));
+	ac_pending_start(agent, session);
 }
 
 static void
@@ -111,10 +123,10 @@ state_check(const struct agent *agent, const struct session *session,
 
 	if (session->broken)
 		return th_fail(err, TH_E_GROUP_BROKEN, "%s", session->broken_text);
-	if (session->call.active)
+	if (ac_ghost_busy(session))
 		return th_fail(err, TH_E_STATE,
 			"%s: %s is running on this handle; one operation at a time", name,
-			ac_call_name(session->call.kind));
+			ac_call_name(ac_ghost_busy_kind(session)));
 	if (session->registering || session->unregistering)
 		return th_fail(err, TH_E_STATE, "%s: wait until %s has returned", name,
 			session->registering ? "register" : "unregister");
@@ -149,20 +161,31 @@ send_op(struct agent *agent, struct session *session)
 
 	op->sid = session->sid;
 	op->op_seq = call->op_seq;
-	op->kind = call->kind;
-	op->flags = call->flags;
+	op->kind = call->order.kind;
+	op->flags = call->order.flags;
 	op->timeout_ns = TH_FOREVER;
-	AC_COPY(op->spec, call->spec);
-	if (call->kind == CTL_OP_PUBLISH)
-		op->attributes = session->attributes;
+	AC_COPY(op->spec, call->order.spec);
+	op->attributes = call->order.attributes;
 	call->request = session->lane->queue->prev;
-	call->request->op_deadline_ns = call->deadline_ns;
+	call->request->op_deadline_ns = call->order.deadline_ns;
+}
+
+void
+ac_call_start(struct agent *agent, struct session *session, const struct order *order)
+{
+	TH_ASSERT(!session->call.active);
+	session->call = (struct call){
+		.active = true,
+		.order = *order,
+		.op_seq = session->next_op_seq,
+		.result = {.version = session->held},
+	};
+	send_op(agent, session);
 }
 
 void
 ac_submit(struct agent *agent, struct session *session, const struct agent_submission *submit)
 {
-	struct call *call = &session->call;
 	struct th_err err = {.code = 0};
 
 	if (session->state != SESSION_OPEN) {
@@ -178,26 +201,28 @@ ac_submit(struct agent *agent, struct session *session, const struct agent_submi
 		refuse(agent, session, submit, &err);
 		return;
 	}
-	*call = (struct call){
-		.active = true,
+	struct order order = {
 		.slot = submit->slot,
 		.kind = submit->kind,
 		.flags = submit->flags,
 		.submitted_ns = agent->now_ns,
 		.deadline_ns = th_deadline_ns(agent->now_ns, submit->timeout_ns),
-		.op_seq = session->next_op_seq,
-		.result = {.version = session->held},
 	};
 	/* What these two do not use must not make the members' calls differ. */
-	if (call->kind != CTL_OP_UNPUBLISH && call->kind != CTL_OP_LIST)
-		AC_COPY(call->spec, submit->spec);
-	send_op(agent, session);
+	if (order.kind != CTL_OP_UNPUBLISH && order.kind != CTL_OP_LIST)
+		AC_COPY(order.spec, submit->spec);
+	if (order.kind == CTL_OP_PUBLISH)
+		order.attributes = session->attributes;
+	if (session->call.active)
+		ac_pending_keep(session, &order);
+	else
+		ac_call_start(agent, session, &order);
 }
 
 /* ---- ending without the server --------------------------------------------------------------- */
 
-static bool
-never_sent(const struct call *call)
+bool
+ac_call_never_sent(const struct call *call)
 {
 	return call->active && !call->accepted && call->request != NULL &&
 	       call->request->ctl.request_no == 0;
@@ -206,7 +231,7 @@ never_sent(const struct call *call)
 static void
 withdraw(struct agent *agent, struct session *session, int code, const char *text)
 {
-	TH_ASSERT(never_sent(&session->call));
+	TH_ASSERT(ac_call_never_sent(&session->call));
 	ac_lane_drop(agent, session->call.request);
 	complete(agent, session, code, text);
 }
@@ -216,12 +241,12 @@ ac_cancel(struct agent *agent, struct session *session, uint32_t slot)
 {
 	struct call *call = &session->call;
 
-	if (ac_watch_cancel(agent, session, slot))
+	if (ac_watch_cancel(agent, session, slot) || ac_pending_cancel(agent, session, slot))
 		return;
-	if (!call->active || call->slot != slot || call->cancel_sent || call->went ||
-		call->has_outcome)
+	if (!call->active || call->ghost || call->order.slot != slot || call->cancel_sent ||
+		call->went || call->has_outcome)
 		return;
-	if (never_sent(call)) {
+	if (ac_call_never_sent(call)) {
 		withdraw(agent, session, TH_E_CANCELLED, "cancelled before it had begun");
 		return;
 	}
@@ -235,8 +260,8 @@ withdraw_ns(const struct agent *agent, const struct call *call)
 {
 	/* With a server the OP is about to go out, also with nothing left: "look once". */
 	return agent->link.attached
-		       ? th_deadline_ns(call->deadline_ns, agent->config.server_silent_ns)
-		       : call->deadline_ns;
+		       ? th_deadline_ns(call->order.deadline_ns, agent->config.server_silent_ns)
+		       : call->order.deadline_ns;
 }
 
 void
@@ -245,14 +270,15 @@ ac_call_tick(struct agent *agent, struct session *session)
 	struct call *call = &session->call;
 	char text[TH_CTL_TEXT_BYTES];
 
-	if (!never_sent(call))
+	ac_ghost_tick(agent, session);
+	if (!ac_call_never_sent(call))
 		return;
 	bool attached = agent->link.attached;
-	bool hurry = call->kind == CTL_OP_UPDATE && !attached;
+	bool hurry = call->order.kind == CTL_OP_UPDATE && !attached;
 	if (!hurry && agent->now_ns < withdraw_ns(agent, call))
 		return;
 	snprintf(text, sizeof(text), "%s: the reference server %s; nothing has changed",
-		ac_call_name(call->kind),
+		ac_call_name(call->order.kind),
 		attached ? "did not take it in time" : "could not be reached");
 	withdraw(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);
 }
@@ -261,7 +287,10 @@ int64_t
 ac_call_next_ns(const struct agent *agent, const struct session *session)
 {
 	const struct watch *watch;
-	int64_t next = never_sent(&session->call) ? withdraw_ns(agent, &session->call) : INT64_MAX;
+	int64_t next = ac_pending_next_ns(agent, session);
+
+	if (ac_call_never_sent(&session->call))
+		next = th_min_i64(next, withdraw_ns(agent, &session->call));
 
 	DL_FOREACH(session->watches, watch)
 	next = th_min_i64(next, watch->deadline_ns);
@@ -271,6 +300,7 @@ ac_call_next_ns(const struct agent *agent, const struct session *session)
 void
 ac_call_abandon(struct agent *agent, struct session *session)
 {
+	ac_pending_end(agent, session, TH_E_CANCELLED, "the handle was closed");
 	if (session->call.active)
 		complete(agent, session, TH_E_CANCELLED, "the handle was closed");
 }
@@ -284,7 +314,7 @@ ac_call_fail(struct session *session, int code, const char *text)
 	if (call->has_outcome)
 		return;
 	call->has_outcome = true;
-	call->outcome.kind = call->kind;
+	call->outcome.kind = call->order.kind;
 	call->outcome.op_seq = call->op_seq;
 	call->outcome.code = code;
 	call->outcome.version.version = TH_NO_VERSION;
@@ -320,8 +350,8 @@ ac_call_reply(struct agent *agent, struct session *session, const struct ctl_req
 	complete(agent, session, ac_code(reply->code), text);
 }
 
-static void
-prepared(struct agent *agent, struct session *session, int code, const char *text)
+void
+ac_call_prepared(struct agent *agent, struct session *session, int code, const char *text)
 {
 	struct call *call = &session->call;
 
@@ -340,15 +370,17 @@ ac_call_plan(struct agent *agent, struct session *session, const struct ctl_ev_p
 	struct call *call = &session->call;
 
 	if (!call->active || call->op_seq != plan->op_seq || call->planned || call->has_outcome ||
-		(call->kind != CTL_OP_REPLICATE && call->kind != CTL_OP_UPDATE))
+		(call->order.kind != CTL_OP_REPLICATE && call->order.kind != CTL_OP_UPDATE))
 		return;
 	accepted(session);
 	call->planned = true;
 	call->plan = *plan;
-	if (!session->registered) {
-		prepared(agent, session, TH_E_STATE, "no tensors are registered");
+	if (call->ghost) {
+		ac_ghost_plan(agent, session);
+	} else if (!session->registered) {
+		ac_call_prepared(agent, session, TH_E_STATE, "no tensors are registered");
 	} else if (session->part != NULL && !plan->drain_old) {
-		prepared(agent, session, TH_E_PROTOCOL,
+		ac_call_prepared(agent, session, TH_E_PROTOCOL,
 			"the reference server does not know that this member holds a version");
 	} else if (!th_hash_equal(plan->layout, session->reg.layout)) {
 		call->explaining = true;
@@ -370,7 +402,7 @@ ac_call_explained(struct agent *agent, struct session *session, uint64_t op_seq,
 	call->explaining = false;
 	if (call->has_outcome)
 		return;
-	prepared(agent, session, TH_E_LAYOUT,
+	ac_call_prepared(agent, session, TH_E_LAYOUT,
 		text[0] != '\0' ? text : "the registered tensors differ from those of the version");
 }
 
@@ -397,7 +429,7 @@ settle_prepared(struct agent *agent, struct session *session)
 	if (!call->planned || call->prepared || call->explaining || call->has_outcome)
 		return;
 	if (session->part == NULL || ac_part_drained(session->part))
-		prepared(agent, session, 0, "");
+		ac_call_prepared(agent, session, 0, "");
 }
 
 static void
@@ -458,12 +490,12 @@ settle_outcome(struct agent *agent, struct session *session)
 
 	if (call->went)
 		return settle_filled(agent, session);
-	call->result.wait_ns = (uint64_t)(agent->now_ns - call->submitted_ns);
+	call->result.wait_ns = (uint64_t)(agent->now_ns - call->order.submitted_ns);
 	if (call->outcome.code != 0)
 		return true;
-	if (call->kind == CTL_OP_UNPUBLISH)
+	if (call->order.kind == CTL_OP_UNPUBLISH)
 		return settle_unpublished(agent, session);
-	if (call->kind == CTL_OP_PUBLISH) {
+	if (call->order.kind == CTL_OP_PUBLISH) {
 		struct part *part = ac_part_new(agent, session, call->op_seq, true);
 		part->settled = part->full = true;
 		session->held = call->outcome.version;

@@ -16,7 +16,9 @@ check_slots(const struct session *session)
 
 	DL_FOREACH(session->watches, a)
 	{
-		TH_ASSERT(!session->call.active || session->call.slot != a->slot);
+		TH_ASSERT(!session->call.active || session->call.ghost ||
+			  session->call.order.slot != a->slot);
+		TH_ASSERT(!session->has_pending || session->pending.slot != a->slot);
 		for (b = a->next; b != NULL; b = b->next)
 			TH_ASSERT(a->slot != b->slot);
 	}
@@ -53,13 +55,42 @@ check_part(const struct agent *agent, const struct session *session)
 		  (part->num_running == 0 && part->num_copies == 0 && !part->hashing));
 }
 
+/* Its worker was told that nothing has changed, and nothing may change any more. */
 static void
-check_call(const struct session *session)
+check_ghost(const struct session *session)
+{
+	const struct call *call = &session->call;
+
+	TH_ASSERT(call->order.kind == CTL_OP_UPDATE);
+	TH_ASSERT(!call->went && !call->has_outcome);
+	/* The server gets to know: it will be, or has been, asked to end it. */
+	TH_ASSERT(call->cancel_sent && !ac_call_never_sent(call));
+	TH_ASSERT(call->accepted || call->request != NULL);
+	TH_ASSERT(!call->planned || call->prepared);
+}
+
+static void
+check_pending(const struct agent *agent, const struct session *session)
+{
+	const struct order *order = &session->pending;
+
+	TH_ASSERT(session->state == SESSION_OPEN && !session->broken);
+	TH_ASSERT(session->call.active && session->call.ghost);
+	TH_ASSERT(!session->registering && !session->unregistering);
+	TH_ASSERT(order->kind != CTL_OP_UPDATE || agent->link.attached);
+	TH_ASSERT(ac_pending_next_ns(agent, session) > agent->now_ns);
+}
+
+static void
+check_call(const struct agent *agent, const struct session *session)
 {
 	const struct call *call = &session->call;
 
 	TH_ASSERT(session->state == SESSION_OPEN);
 	TH_ASSERT(call->request == NULL || call->request->lane == session->lane);
+	/* update waits for no server. */
+	TH_ASSERT(call->order.kind != CTL_OP_UPDATE || call->ghost || call->prepared ||
+		  agent->link.attached);
 	TH_ASSERT(!call->went || call->prepared);
 	TH_ASSERT(!call->went || session->part != NULL);
 	TH_ASSERT(!call->went || session->part->gen == call->op_seq);
@@ -82,7 +113,11 @@ check_session(const struct agent *agent, const struct session *session)
 	if (session->part != NULL)
 		check_part(agent, session);
 	if (session->call.active)
-		check_call(session);
+		check_call(agent, session);
+	if (session->call.active && session->call.ghost)
+		check_ghost(session);
+	if (session->has_pending)
+		check_pending(agent, session);
 	if (in != NULL) {
 		TH_ASSERT(in->session == session && session->part != NULL);
 		TH_ASSERT(!session->part->settled && session->part != in->source);

@@ -89,7 +89,7 @@ ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
 			"the member has closed its handle");
 		return;
 	}
-	if (!call->prepared || call->went ||
+	if (!call->prepared || call->ghost || call->went ||
 		(session->part != NULL && !ac_part_drained(session->part))) {
 		/* Not one byte is overwritten on a word that does not fit our own proof. */
 		decline(agent, session, &go->grant, TH_E_PROTOCOL, false,
@@ -97,7 +97,7 @@ ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
 		return;
 	}
 	call->went = true;
-	call->result.wait_ns = (uint64_t)(agent->now_ns - call->submitted_ns);
+	call->result.wait_ns = (uint64_t)(agent->now_ns - call->order.submitted_ns);
 	if (session->part != NULL)
 		ac_part_end(agent, session);
 	ac_part_new(agent, session, call->op_seq, false);

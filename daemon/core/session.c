@@ -167,7 +167,7 @@ register_check(const struct agent *agent, const struct session *session, const c
 		return th_fail(err, TH_E_STATE, "%s: the handle is not open", what);
 	if (session->broken)
 		return th_fail(err, TH_E_GROUP_BROKEN, "%s", session->broken_text);
-	if (session->registering || session->unregistering || session->call.active)
+	if (session->registering || session->unregistering || ac_ghost_busy(session))
 		return th_fail(err, TH_E_STATE,
 			"%s: another call of this handle is running; wait for its end", what);
 	if (session->part != NULL)
@@ -296,6 +296,7 @@ ac_session_broken(struct agent *agent, struct session *session, const char *text
 	ac_copy(session->broken_text, sizeof(session->broken_text), text, TH_CTL_TEXT_BYTES);
 	session->num_broken++;
 	ac_watches_end(agent, session, TH_E_GROUP_BROKEN, session->broken_text);
+	ac_pending_end(agent, session, TH_E_GROUP_BROKEN, session->broken_text);
 }
 
 void

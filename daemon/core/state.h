@@ -127,11 +127,17 @@ struct inbound {      /* leg in; owned by session.in and found by agent.inbounds
 
 /* ---- sessions -------------------------------------------------------------------------------- */
 
-struct call { /* the group operation of a session */
-	bool active;
+struct order { /* a submission that has been checked */
 	uint32_t slot, kind, flags;
 	char spec[TH_SPEC_MAX + 1];
+	struct th_hash attributes; /* publish                                                */
 	int64_t submitted_ns, deadline_ns;
+};
+
+struct call { /* the group operation of a session */
+	bool active;
+	bool ghost; /* its worker was answered, the server may still know it: see ghost.c    */
+	struct order order;
 	uint64_t op_seq;
 	struct request *request; /* OP, until it is answered; borrows                        */
 	bool accepted, cancel_sent;
@@ -187,6 +193,8 @@ struct session { /* owned by agent.sessions */
 	struct th_hash attributes;
 
 	struct call call;
+	bool has_pending; /* starts when the ghost in call has ended                         */
+	struct order pending;
 	struct watch *watches;
 	struct part *part;
 	struct inbound *in;
@@ -297,6 +305,27 @@ void ac_call_settle(struct agent *agent, struct session *session);
 void ac_call_tick(struct agent *agent, struct session *session);
 int64_t ac_call_next_ns(const struct agent *agent, const struct session *session);
 const char *ac_call_name(uint32_t kind);
+/* Begins it: no other is active. */
+void ac_call_start(struct agent *agent, struct session *session, const struct order *order);
+/* Nothing of it has been sent, nor will be unless it stays. */
+bool ac_call_never_sent(const struct call *call);
+/* The completion of its slot: what it changed is told before. */
+void ac_call_answer(struct agent *agent, struct session *session, int code, const char *text);
+void ac_call_prepared(struct agent *agent, struct session *session, int code, const char *text);
+
+/* ---- operations that nobody waits for, and what waits for their end (ghost.c) ---------------- */
+
+void ac_ghost_tick(struct agent *agent, struct session *session);
+void ac_ghost_plan(struct agent *agent, struct session *session);
+/* A worker's operation runs or waits: another one must be refused. */
+bool ac_ghost_busy(const struct session *session);
+/* ... of this kind; 0: none. */
+uint32_t ac_ghost_busy_kind(const struct session *session);
+void ac_pending_keep(struct session *session, const struct order *order);
+void ac_pending_start(struct agent *agent, struct session *session);
+bool ac_pending_cancel(struct agent *agent, struct session *session, uint32_t slot);
+void ac_pending_end(struct agent *agent, struct session *session, int code, const char *text);
+int64_t ac_pending_next_ns(const struct agent *agent, const struct session *session);
 
 /* ---- watches (watch.c) ----------------------------------------------------------------------- */
 

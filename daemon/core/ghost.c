@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ghost - an update whose server has gone: its worker is answered, the server may still know it.
+ *
+ *   update sent --not attached, not prepared--> ghost --OUTCOME, refusal, fresh attach--> gone
+ *
+ * update waits for no server. Before our PREPARED the server cannot pass GO, so it is certain that
+ * the held version stays, and the worker is told NO_SERVER at once. But the OP may have been taken
+ * and its op_seq used up: the lane repeats it until that is known, CANCEL follows it, a PLAN is
+ * declined, and the OUTCOME is taken in silence. The worker's next operation gets its number only
+ * then: until the ghost is gone one order is pending. Nothing of it has been sent, so to end it is
+ * certain to change nothing.
+ */
+#include <stdio.h>
+
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+
+/*
+ * With a server a ghost ends within a few messages: what is late by less is not refused, so that
+ * "look once" looks. Less than what libthc waits beyond a deadline.
+ */
+#define PENDING_GRACE_NS INT64_C(200000000)
+
+/* ---- the ghost ------------------------------------------------------------------------------- */
+
+void
+ac_ghost_plan(struct agent *agent, struct session *session)
+{
+	TH_ASSERT(session->call.ghost && session->call.planned);
+	ac_call_prepared(agent, session, TH_E_CANCELLED,
+		"the worker gave it up while no server was reachable");
+}
+
+static void
+give_up(struct agent *agent, struct session *session)
+{
+	struct call *call = &session->call;
+
+	ac_call_answer(agent, session, TH_E_NO_SERVER,
+		"update: the reference server went away before anything had changed; the held "
+		"version stays, try again later");
+	call->ghost = true;
+	if (call->planned)
+		ac_ghost_plan(agent, session);
+	if (call->cancel_sent)
+		return;
+	call->cancel_sent = true;
+	ac_lane_add(agent, session->lane, CTL_CANCEL)->u.cancel =
+		(struct ctl_cancel){.sid = session->sid, .op_seq = call->op_seq};
+}
+
+static void pending_tick(struct agent *agent, struct session *session);
+
+void
+ac_ghost_tick(struct agent *agent, struct session *session)
+{
+	const struct call *call = &session->call;
+
+	if (!agent->link.attached && call->active && !call->ghost &&
+		call->order.kind == CTL_OP_UPDATE && !ac_call_never_sent(call) && !call->prepared &&
+		!call->has_outcome)
+		give_up(agent, session);
+	pending_tick(agent, session);
+}
+
+bool
+ac_ghost_busy(const struct session *session)
+{
+	return session->has_pending || (session->call.active && !session->call.ghost);
+}
+
+uint32_t
+ac_ghost_busy_kind(const struct session *session)
+{
+	if (session->has_pending)
+		return session->pending.kind;
+	return ac_ghost_busy(session) ? session->call.order.kind : 0;
+}
+
+/* ---- what waits for its end ------------------------------------------------------------------ */
+
+void
+ac_pending_keep(struct session *session, const struct order *order)
+{
+	TH_ASSERT(session->call.active && session->call.ghost && !session->has_pending);
+	session->has_pending = true;
+	session->pending = *order;
+}
+
+void
+ac_pending_start(struct agent *agent, struct session *session)
+{
+	if (!session->has_pending)
+		return;
+	/* What was checked when it came still holds: a ghost changes nothing of the session. */
+	session->has_pending = false;
+	ac_call_start(agent, session, &session->pending);
+}
+
+void
+ac_pending_end(struct agent *agent, struct session *session, int code, const char *text)
+{
+	if (!session->has_pending)
+		return;
+	session->has_pending = false;
+	ac_session_line(agent, session);
+	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
+	action->u.complete.slot = session->pending.slot;
+	action->u.complete.code = code;
+	ac_copy(action->u.complete.text, sizeof(action->u.complete.text), text, TH_CTL_TEXT_BYTES);
+	action->u.complete.result.version = session->held;
+}
+
+bool
+ac_pending_cancel(struct agent *agent, struct session *session, uint32_t slot)
+{
+	if (!session->has_pending || session->pending.slot != slot)
+		return false;
+	ac_pending_end(agent, session, TH_E_CANCELLED, "cancelled before it had begun");
+	return true;
+}
+
+int64_t
+ac_pending_next_ns(const struct agent *agent, const struct session *session)
+{
+	int64_t deadline_ns = session->pending.deadline_ns;
+
+	if (!session->has_pending)
+		return INT64_MAX;
+	return agent->link.attached ? th_deadline_ns(deadline_ns, PENDING_GRACE_NS) : deadline_ns;
+}
+
+static void
+pending_tick(struct agent *agent, struct session *session)
+{
+	bool attached = agent->link.attached;
+	bool hurry = session->pending.kind == CTL_OP_UPDATE && !attached;
+	char text[TH_CTL_TEXT_BYTES];
+
+	if (!session->has_pending || (!hurry && agent->now_ns < ac_pending_next_ns(agent, session)))
+		return;
+	snprintf(text, sizeof(text), "%s: the reference server %s; nothing has changed",
+		ac_call_name(session->pending.kind),
+		attached ? "did not end the update before it in time" : "could not be reached");
+	ac_pending_end(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);
+}
