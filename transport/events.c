@@ -34,7 +34,9 @@ take(struct events *events)
 			events->tail = &events->head;
 		node->queued = false;
 	} else {
-		/* Under the lock: an event posted after this makes the descriptor readable again. */
+		/*
+		 * Under the lock: an event posted after this makes the descriptor readable again.
+		 */
 		uint64_t posts;
 		ssize_t got = read(events->fd, &posts, sizeof(posts));
 		(void)got;

@@ -70,7 +70,9 @@ run_tasks(struct loop *loop)
 	pthread_mutex_unlock(&loop->lock);
 	while (task) {
 		struct loop_task *next = task->next;
-		/* From here on it may be posted again: what it is to see was written before that. */
+		/*
+		 * From here on it may be posted again: what it is to see was written before that.
+		 */
 		(void)__atomic_exchange_n(&task->queued, false, __ATOMIC_ACQ_REL);
 		task->run(task);
 		task = next;

@@ -133,8 +133,8 @@ xfer_part_advance(struct xfer_part *part, uint32_t prefix)
 	if (prefix == before)
 		return;
 	__atomic_store_n(&part->prefix, prefix, __ATOMIC_RELEASE);
-	/* Whoever finds the prefix too short says that it waits, then looks again; here the prefix is
-	 * stored, then the watchers look who waits. One of the two sees the other. */
+	/* Whoever finds the prefix too short says that it waits, then looks again; here the prefix
+	 * is stored, then the watchers look who waits. One of the two sees the other. */
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 	pthread_mutex_lock(&part->lock);
 	for (struct watch *watch = part->watches; watch; watch = watch->next)

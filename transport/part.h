@@ -59,8 +59,8 @@ uint64_t xfer_part_prefix_bytes(const struct xfer_part *part);
  */
 void xfer_part_advance(struct xfer_part *part, uint32_t prefix);
 /*
- * Chunks beyond the prefix that a leg has verified before it ended: the next leg need not fetch them
- * again. Only by the leg that fills the part; legs follow each other, they never overlap.
+ * Chunks beyond the prefix that a leg has verified before it ended: the next leg need not fetch
+ * them again. Only by the leg that fills the part; legs follow each other, they never overlap.
  */
 void xfer_part_keep(struct xfer_part *part, uint32_t chunk);
 bool xfer_part_kept(const struct xfer_part *part, uint32_t chunk);

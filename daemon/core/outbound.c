@@ -7,8 +7,8 @@
  * GRANT and HELLO travel different ways: either may come first, and neither waits for ever. A
  * ticket is good for one HELLO. All tickets are compared, in constant time, whichever matches.
  *
- * A granted leg counts as reading: its reader has given up what it held and is on its way. While the
- * part drains it may still begin, but only within start_ns of its grant.
+ * A granted leg counts as reading: its reader has given up what it held and is on its way. While
+ * the part drains it may still begin, but only within start_ns of its grant.
  */
 #include <string.h>
 

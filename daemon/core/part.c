@@ -7,7 +7,8 @@
  *
  * Readers are legs out, copies within this host, and the thread that makes digests. While draining,
  * a leg goes on as long as it progresses, also one that is granted and about to begin, and the
- * digests that it needs are still made; a stalled one is fenced. A part that can never be complete is of no use to anyone: all its legs are fenced.
+ * digests that it needs are still made; a stalled one is fenced. A part that can never be
+ * complete is of no use to anyone: all its legs are fenced.
  */
 #include <string.h>
 

@@ -444,8 +444,8 @@ manifest_compare(
 		const struct manifest_row *theirs = i < source->num_rows ? &source->rows[i] : NULL;
 		const struct manifest_row *ours =
 			i < destination->num_rows ? &destination->rows[i] : NULL;
-		/* At the first difference in order, a name may be missing, or stand elsewhere because
-		 * another size made another order. */
+		/* At the first difference in order, a name may be missing, or stand elsewhere
+		 * because another size made another order. */
 		if (theirs && (!ours || strcmp(theirs->name, ours->name) != 0)) {
 			const struct manifest_row *same = find_row(destination, theirs->name);
 			if (!same)

@@ -144,8 +144,8 @@ manifest_attributes_decode(const uint8_t *data, size_t bytes, struct th_err *err
 	int rc = read_header(&reader, err, &count);
 	if (rc < 0)
 		return rc;
-	/* A value, its name and a NUL, then up to 7 bytes to the next value's alignment; the encoding
-	 * has 6 bytes for the two lengths. */
+	/* A value, its name and a NUL, then up to 7 bytes to the next value's alignment; the
+	 * encoding has 6 bytes for the two lengths. */
 	size_t array_bytes = count * sizeof(struct manifest_attribute);
 	struct manifest_attribute *attributes = malloc(array_bytes + bytes + count * 8);
 	if (!attributes)

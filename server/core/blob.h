@@ -3,8 +3,8 @@
  * blob - the store of manifests and attributes: opaque bytes, named by their XXH3-128.
  *
  * Members and versions hold references. What nobody refers to stays until the room is needed,
- * oldest first, so that a job that starts again need not send its manifests again. An unfinished upload
- * belongs to its agent. All sizes together stay under blob_bytes_max.
+ * oldest first, so that a job that starts again need not send its manifests again. An unfinished
+ * upload belongs to its agent. All sizes together stay under blob_bytes_max.
  */
 #ifndef TH_SERVER_CORE_BLOB_H
 #define TH_SERVER_CORE_BLOB_H

@@ -182,7 +182,9 @@ op_replicate_poke(struct refsrv *server, struct op *op)
 	struct version *version = version_find(group->model, op->version);
 	if (route_outlook(server, op, version, NULL) != OUTLOOK_WAIT) {
 		if (op->kind == CTL_OP_UPDATE) {
-			/* A trainer that moves on unpublishes what was planned: nothing new then. */
+			/*
+			 * A trainer that moves on unpublishes what was planned: nothing new then.
+			 */
 			if (op->drain_old)
 				op_replicate_undo(server, op);
 			op_succeed(server, op, false);

@@ -4,9 +4,10 @@
  *
  *   transport_bench [MiB] [rounds] [connections]
  *
- * Two processes each time, memory allocated after the fork (pages written after a fork are copied on
- * write, which would be what is measured). Raw: as many connections, 1 MiB blocks, blocking sends
- * and receives, a thread for each. The rounds of both alternate; prints medians and their ratio.
+ * Two processes each time, memory allocated after the fork (pages written after a fork are copied
+ * on write, which would be what is measured). Raw: as many connections, 1 MiB blocks, blocking
+ * sends and receives, a thread for each. The rounds of both alternate; prints medians and their
+ * ratio.
  */
 #include <arpa/inet.h>
 #include <errno.h>

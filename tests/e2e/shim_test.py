@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libthc may cost a worker: libc only, thc_* only, no thread, usable from C++."""
+"""What libthc may cost a worker: libc only, thc_* only, no thread."""
 
 import os
 import re
-import shutil
 import subprocess
 
 from cluster import BUILD, SANITIZED, Skip, cluster, main
@@ -49,52 +48,5 @@ def starts_no_thread():
         assert after <= before + 1, (before, after)
 
 
-def is_usable_from_cplusplus():
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if not compiler:
-        raise Skip("no C++ compiler")
-    if SANITIZED:
-        raise Skip("linked without the sanitizer")
-    source = """
-#include "libthc/thc.h"
-#include <cstdio>
-int main() {
-	thc_open_opts opts = THC_OPEN_OPTS_INIT;
-	thc_result result = THC_RESULT_INIT;
-	thc_shard *shard = nullptr;
-	opts.model = "m"; opts.replica = "r"; opts.agent = "/nonexistent";
-	int rc = thc_open(&opts, 1000, &shard);
-	std::printf("%d %zu %s\\n", rc, result.struct_size, thc_errmsg());
-	return rc == THC_E_NO_AGENT ? 0 : 1;
-}
-"""
-    with cluster(server=False) as c:
-        path = os.path.join(c.dir, "t.cc")
-        with open(path, "w") as f:
-            f.write(source)
-        subprocess.run(
-            [
-                compiler,
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                "-I",
-                os.environ["TH_SOURCE"],
-                path,
-                LIB,
-                "-o",
-                path + ".bin",
-            ],
-            check=True,
-        )
-        p = subprocess.run(
-            [path + ".bin"],
-            env={"LD_LIBRARY_PATH": os.path.dirname(LIB)},
-            capture_output=True,
-            text=True,
-        )
-        assert p.returncode == 0, (p.stdout, p.stderr)
-
-
 if __name__ == "__main__":
-    main(links_libc_only, exports_thc_only, starts_no_thread, is_usable_from_cplusplus)
+    main(links_libc_only, exports_thc_only, starts_no_thread)

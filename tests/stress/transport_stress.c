@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * transport_stress - many legs at once, over TCP and by copy, chained, stopped and fenced at random,
- * with strangers at the door. Runs under ThreadSanitizer.
+ * transport_stress - many legs at once, over TCP and by copy, chained, stopped and fenced at
+ * random, with strangers at the door. Runs under ThreadSanitizer.
  *
  * After each round every leg must have had exactly one last event, and every part that is whole
- * must be right. A part that nobody may touch any more is made inaccessible at once: whoever does is
- * a crash. Prints its seed; takes another as its argument.
+ * must be right. A part that nobody may touch any more is made inaccessible at once: whoever does
+ * is a crash. Prints its seed; takes another as its argument.
  */
 #include <arpa/inet.h>
 #include <stdio.h>

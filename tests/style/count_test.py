@@ -75,8 +75,8 @@ class Counted(unittest.TestCase):
 
     def test_each_bad_result(self):
         for result in ('FAIL', 'ERROR', 'TIMEOUT', 'INTERRUPT', 'UNEXPECTEDPASS', 'NEW'):
-            self.add(f'a-{result}', 'e2e', result=result)
-        self.add('b', 'e2e', result='EXPECTEDFAIL')
+            self.add(f'a-{result}', 'stress', result=result)
+        self.add('b', 'stress', result='EXPECTEDFAIL')
         self.assertEqual(self.count(), (1, 6, 0))
         self.assertIn('a-TIMEOUT: TIMEOUT after 2 s', self.said)
 
@@ -114,6 +114,30 @@ class Counted(unittest.TestCase):
         self.assertEqual(self.count(*self.allow('err/err::gone device\n')), (4, 0, 1))
         self.assertEqual(self.count(*self.allow('err/err::gone driver\n')), (4, 1, 0))
 
+    def test_script_case_by_case(self):
+        self.add('drain', 'e2e', stdout='ok a 1.0 s\n  3 rounds\nok b 0.2 s\n'
+                 '2 passed, 0 failed, 0 skipped')
+        self.assertEqual(self.count(), (2, 0, 0))
+
+    def test_script_with_a_hidden_skip(self):
+        self.add('shim', 'e2e', stdout='ok a 1.0 s\nskip b: no compiler\n'
+                 '1 passed, 0 failed, 1 skipped')
+        self.assertEqual(self.count(), (1, 1, 0))
+        self.assertEqual(self.count(*self.allow('shim/b no compiler')), (1, 0, 1))
+
+    def test_script_with_a_failed_case(self):
+        self.add('fork', 'e2e', result='FAIL', stdout='ok a 1.0 s\nFAILED b\n'
+                 '1 passed, 1 failed, 0 skipped')
+        self.assertEqual(self.count(), (1, 1, 0))
+
+    def test_script_that_was_cut_off(self):
+        self.add('leak', 'e2e', result='TIMEOUT', stdout='ok a 1.0 s\n')
+        self.assertEqual(self.count(), (0, 1, 0))
+
+    def test_script_that_ran_nothing(self):
+        self.add('leak', 'e2e', stdout='0 passed, 0 failed, 0 skipped')
+        self.assertEqual(self.count(), (0, 1, 0))
+
     def test_skipped_program(self):
         self.add('rdma', 'hw', result='SKIP', stdout='found nothing\nno RDMA device')
         self.add('layers', 'style')
@@ -128,18 +152,18 @@ class Counted(unittest.TestCase):
             self.count(*self.allow('rdma\n'))
 
     def test_run_that_was_cut_off(self):
-        self.add('a', 'e2e')
-        self.add('b', 'e2e', logged=False)
+        self.add('a', 'stress')
+        self.add('b', 'stress', logged=False)
         self.assertEqual(self.count(), (1, 1, 0))
         self.assertIn('b: has no result', self.said)
 
     def test_one_suite(self):
         self.add('a', 'stress')
-        self.add('b', 'e2e', logged=False)
+        self.add('b', 'style', logged=False)
         self.assertEqual(self.count(suite=':stress'), (1, 0, 0))
 
     def test_suite_without_tests(self):
-        self.add('b', 'e2e', logged=False)
+        self.add('b', 'stress', logged=False)
         self.assertEqual(self.count(suite=':stress'), (0, 1, 0))
 
     def test_no_log(self):
@@ -151,7 +175,7 @@ class Counted(unittest.TestCase):
         self.assertEqual(self.run_count(self.root), (0, 1, 0))
 
     def test_fault(self):
-        self.add('a', 'e2e')
+        self.add('a', 'stress')
         self.assertEqual(self.count('--fault', 'the build failed'), (1, 1, 0))
         self.assertIn('FAILED the build failed', self.said)
 

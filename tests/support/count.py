@@ -6,13 +6,13 @@
 
 Meson's own summary counts programs and believes their exit status. That hides a Criterion program
 that ran no test, a test case that was skipped inside a program, and a run that was cut off. Here
-a Criterion program counts case by case, any other program as one, and all that is left open is a
-failure: a registered test without a result, an unknown result, a skip that FILE does not allow.
+a Criterion program and an end-to-end script count case by case, any other program as one, and all
+that is left open is a failure: a registered test without a result, an unknown result, a skip that FILE does not allow.
 Each --fault is one more failure (a build that did not compile). Exit status 0: nothing failed and
 something passed.
 
-FILE holds lines `NAME REGEX`: NAME is the test, or TEST/SUITE::CASE for a Criterion case, and the
-regular expression must be found in the reason that the skip gives.
+FILE holds lines `NAME REGEX`: NAME is the test, or TEST/SUITE::CASE for a Criterion case, or
+TEST/CASE for one of a script, and the regular expression must be found in the reason that the skip gives.
 """
 
 import json
@@ -23,6 +23,8 @@ import sys
 SYNTHESIS = re.compile(
     r'Synthesis: Tested: (\d+) \| Passing: (\d+) \| Failing: (\d+) \| Crashing: (\d+)')
 SKIPPED_CASE = re.compile(r'^\[SKIP\] (\S+::\w+): ?(.*)$', re.MULTILINE)
+SCRIPT_CASE = re.compile(r'^(ok|FAILED|skip) (\w+)(?::? ?(.*))$', re.MULTILINE)
+SCRIPT_SUMMARY = re.compile(r'^(\d+) passed, (\d+) failed, (\d+) skipped$', re.MULTILINE)
 COLOUR = re.compile(r'\x1b\[[0-9;]*m')
 TAIL_LINES = 40
 
@@ -91,6 +93,29 @@ def count_criterion(count, build, name, entry, output):
         show_tail(entry)
 
 
+def count_script(count, build, name, entry, output):
+    """Case by case; the suite 'e2e', see tests/e2e/cluster.py:main."""
+    cases = SCRIPT_CASE.findall(output)
+    found = [kind for kind, _, _ in cases]
+    summary = SCRIPT_SUMMARY.findall(output)
+    stated = tuple(map(int, summary[-1])) if summary else None
+    if stated != (found.count('ok'), found.count('FAILED'), found.count('skip')) or not cases:
+        count.fail(f'{build} {name}: {entry["result"]}, its summary and its cases do not agree')
+        show_tail(entry)
+        return
+    count.passed += found.count('ok')
+    for kind, case, reason in cases:
+        if kind == 'skip':
+            count.skip(build, f'{name}/{case}', reason)
+        elif kind == 'FAILED':
+            count.fail(f'{build} {name}/{case}')
+    if 'FAILED' in found:
+        show_tail(entry)
+    elif entry['result'] not in ('OK', 'SKIP'):
+        count.fail(f'{build} {name}: {entry["result"]} after {entry["duration"]:.0f} s')
+        show_tail(entry)
+
+
 def count_program(count, build, name, entry, output):
     result = entry['result']
     if result in ('OK', 'EXPECTEDFAIL'):
@@ -134,6 +159,8 @@ def count_build(count, argument):
         output = output_of(entry)
         if 'unit' in expected.get(name, ()) or SYNTHESIS.search(output):
             count_criterion(count, build, name, entry, output)
+        elif 'e2e' in expected.get(name, ()):
+            count_script(count, build, name, entry, output)
         else:
             count_program(count, build, name, entry, output)
     for name in expected:

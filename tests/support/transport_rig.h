@@ -2,8 +2,9 @@
 /*
  * transport_rig - several transports in one process, with shards to move between them.
  *
- * Plays the shell of each: collects events, serves the tickets that were offered and refuses others.
- * Without Criterion, so that the stress programs can use it: a failed check aborts. One thread.
+ * Plays the shell of each: collects events, serves the tickets that were offered and refuses
+ * others. Without Criterion, so that the stress programs can use it: a failed check aborts. One
+ * thread.
  */
 #ifndef TH_TESTS_SUPPORT_TRANSPORT_RIG_H
 #define TH_TESTS_SUPPORT_TRANSPORT_RIG_H

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transport/chunk: the golden table with its digests, and the edges of the cutting rule. */
+/*
+ * Tests of transport/chunk: the golden table with its digests, and the edges of the cutting rule.
+ */
 #include "transport/chunk.h"
 
 #include <criterion/criterion.h>

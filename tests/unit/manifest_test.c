@@ -29,7 +29,9 @@ refuse(const struct manifest_row *rows, uint32_t count, const uint32_t *alias_of
 	cr_assert(strstr(err.text, word), "'%s' lacks '%s'", err.text, word);
 }
 
-/* ---- golden ----------------------------------------------------------------------------------- */
+/*
+ * ---- golden -----------------------------------------------------------------------------------
+ */
 
 Test(manifest, build__golden__canonical_order_and_positions)
 {
@@ -116,7 +118,9 @@ Test(manifest, build__empty__header_only)
 	manifest_free(&manifest);
 }
 
-/* ---- dtypes ----------------------------------------------------------------------------------- */
+/*
+ * ---- dtypes -----------------------------------------------------------------------------------
+ */
 
 Test(manifest, dtype__all__bits_and_names_round_trip)
 {
@@ -147,7 +151,9 @@ Test(manifest, build__sub_byte_dtypes__bytes_rounded_up)
 	manifest_free(&manifest);
 }
 
-/* ---- refusals --------------------------------------------------------------------------------- */
+/*
+ * ---- refusals ---------------------------------------------------------------------------------
+ */
 
 Test(manifest, build__bad_names__invalid)
 {
@@ -267,7 +273,9 @@ Test(manifest, build__ties__first_name_leads_and_mismatch_is_invalid)
 	refuse(rows, 3, alias_of, TH_E_INVALID, "'b'");
 }
 
-/* ---- hostile bytes ---------------------------------------------------------------------------- */
+/*
+ * ---- hostile bytes ----------------------------------------------------------------------------
+ */
 
 static uint8_t *
 golden_blob(size_t *ret_bytes)
@@ -347,7 +355,9 @@ Test(manifest, decode__counts_beyond_the_data__refused_without_memory)
 	cr_assert_eq(decode_exact(data, 12), TH_E_LIMIT);
 }
 
-/* ---- compare ---------------------------------------------------------------------------------- */
+/*
+ * ---- compare ----------------------------------------------------------------------------------
+ */
 
 static void
 compare(const struct manifest_row *theirs, uint32_t num_theirs, const struct manifest_row *ours,
@@ -396,7 +406,9 @@ Test(manifest, compare__each_difference__names_tensor_and_kind)
 	compare(NULL, 0, a, 1, "'a'", "not at the source");
 }
 
-/* ---- attributes ------------------------------------------------------------------------------- */
+/*
+ * ---- attributes -------------------------------------------------------------------------------
+ */
 
 Test(manifest, attributes__round_trip__aligned_and_equal)
 {

@@ -57,7 +57,10 @@ Test(safetensors, parse__empty_tensors_and_none__are_fine)
 	cr_assert_eq(header.count, 0);
 	cr_assert_eq(header.data_bytes, 0);
 	safetensors_free(&header);
-	/* Each at a border of another one; a shape that would not fit 64 bits is empty all the same. */
+	/*
+	 * Each at a border of another one; a shape that would not fit 64 bits is empty all the
+	 * same.
+	 */
 	cr_assert_eq(parse("{\"x\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
 			   "\"y\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]},"
 			   "\"z\":{\"dtype\":\"U8\",\"shape\":[9223372036854775807,4,0],"

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests of transport against peers that misbehave: strangers at the data port, a reader and a source
- * played by the test over plain sockets. What they do must end their own leg and nothing else.
+ * Tests of transport against peers that misbehave: strangers at the data port, a reader and a
+ * source played by the test over plain sockets. What they do must end their own leg and nothing
+ * else.
  */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
@@ -55,7 +56,9 @@ finish(struct setup *s)
 	free(s);
 }
 
-/* ---- plain sockets ---------------------------------------------------------------------------- */
+/*
+ * ---- plain sockets ----------------------------------------------------------------------------
+ */
 
 static int
 dial(const struct rig_agent *agent)
@@ -116,7 +119,9 @@ expect_closed(int fd)
 	close(fd);
 }
 
-/* ---- strangers -------------------------------------------------------------------------------- */
+/*
+ * ---- strangers --------------------------------------------------------------------------------
+ */
 
 Test(transport_peer, strangers__dropped_and_counted_while_a_leg_goes_on)
 {
@@ -226,7 +231,9 @@ Test(transport_peer, hundreds_of_idle_strangers__a_leg_still_gets_in)
 	finish(s);
 }
 
-/* ---- a reader played by the test -------------------------------------------------------------- */
+/*
+ * ---- a reader played by the test --------------------------------------------------------------
+ */
 
 struct fake_reader {
 	int control, data;
@@ -404,7 +411,9 @@ Test(transport_peer, reader_asks_for_many_in_one_read__gets_them_in_order)
 	expect_ended(s, &reader, 0);
 }
 
-/* ---- a source played by the test -------------------------------------------------------------- */
+/*
+ * ---- a source played by the test --------------------------------------------------------------
+ */
 
 struct fake_source {
 	struct setup *s; /* its shard is the content; its part is not used */

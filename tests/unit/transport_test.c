@@ -87,7 +87,9 @@ hash_all(struct setup *s, struct xfer_part *part)
 	cr_assert_eq(xfer_part_prefix(part), xfer_part_table(part)->num_chunks);
 }
 
-/* ---- conformance ------------------------------------------------------------------------------ */
+/*
+ * ---- conformance ------------------------------------------------------------------------------
+ */
 
 CONFORMANCE(whole_shard_of_odd_sizes__arrives)
 {
@@ -350,7 +352,9 @@ CONFORMANCE(close_with_legs_running__returns)
 	}
 }
 
-/* ---- tcp only --------------------------------------------------------------------------------- */
+/*
+ * ---- tcp only ---------------------------------------------------------------------------------
+ */
 
 Test(transport, source_closes_midway__failed_at_once)
 {
@@ -557,7 +561,9 @@ Test(transport, open__port_in_use__sentence)
 	free(s);
 }
 
-/* ---- hashing ---------------------------------------------------------------------------------- */
+/*
+ * ---- hashing ----------------------------------------------------------------------------------
+ */
 
 Test(transport, hash__no_chunks_or_no_verify__hashed_at_once)
 {
@@ -592,7 +598,9 @@ Test(transport, hash_stop__one_event_then_nobody_reads)
 	}
 }
 
-/* ---- fault build ------------------------------------------------------------------------------ */
+/*
+ * ---- fault build ------------------------------------------------------------------------------
+ */
 
 #ifdef TH_FAULTS
 static struct setup *
