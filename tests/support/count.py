@@ -6,13 +6,14 @@
 
 Meson's own summary counts programs and believes their exit status. That hides a Criterion program
 that ran no test, a test case that was skipped inside a program, and a run that was cut off. Here
-a Criterion program and an end-to-end script count case by case, any other program as one, and all
-that is left open is a failure: a registered test without a result, an unknown result, a skip that FILE does not allow.
-Each --fault is one more failure (a build that did not compile). Exit status 0: nothing failed and
-something passed.
+a Criterion program and an end-to-end script count case by case, any other program as one, and
+all that is left open is a failure: a registered test without a result, an unknown result, a skip
+that FILE does not allow. Each --fault is one more failure (a build that did not compile). Exit
+status 0: nothing failed and something passed.
 
 FILE holds lines `NAME REGEX`: NAME is the test, or TEST/SUITE::CASE for a Criterion case, or
-TEST/CASE for one of a script, and the regular expression must be found in the reason that the skip gives.
+TEST/CASE for one of a script, and the regular expression must be found in the reason that the
+skip gives.
 """
 
 import json
