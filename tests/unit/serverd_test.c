@@ -418,7 +418,7 @@ Test(serverd, listens__on_several_addresses, .timeout = 60)
 	struct asker asker;
 	char *comma;
 
-	start(&serverd, "-l", "tcp://127.0.0.1:0", "--listen", "tcp://localhost:0", NULL);
+	start(&serverd, "-l", "tcp://127.0.0.1:0", "--listen", "tcp://127.0.0.2:0", NULL);
 	ready(&serverd);
 	comma = strchr(serverd.url, ',');
 	cr_assert_not_null(comma, "%s", serverd.url);
