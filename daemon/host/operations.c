@@ -70,7 +70,7 @@ wake(struct session *session)
 {
 	if (session->bell_out < 0)
 		return;
-	int rc = doorbell_ring(session->bell_out, &session->segment.w->sleeping);
+	int rc = doorbell_timer_ring(session->bell_out, &session->segment.w->sleeping);
 	if (rc < 0)
 		session_lose(session, true, "its doorbell cannot be written");
 }
@@ -282,7 +282,7 @@ operations_line(struct session *session, const struct agent_line *line)
 		return; /* written with the first line */
 	ring_line_write(&session->ring, &session->line);
 	/* Whatever its flag says: thc_fd promises to become readable for an event. */
-	if (news && doorbell_signal(session->bell_out) < 0)
+	if (news && doorbell_timer_signal(session->bell_out) < 0)
 		session_lose(session, true, "its doorbell cannot be written");
 }
 

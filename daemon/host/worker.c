@@ -236,7 +236,7 @@ make_session(struct session *session)
 	if (rc < 0)
 		return rc;
 	session->bell_in = rc;
-	rc = doorbell_new();
+	rc = doorbell_timer_new();
 	if (rc < 0)
 		return rc;
 	session->bell_out = rc;

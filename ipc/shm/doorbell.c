@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -41,7 +42,8 @@ doorbell_signal(int fd)
 
 	/*
 	 * O_NONBLOCK belongs to the open file, which the other process shares and may clear. So a
-	 * full counter is looked for first: the write would wait for its reader.
+	 * full counter is looked for first: the write would wait for its reader. That settles it
+	 * for a worker and its own agent; doorbell_timer_signal settles it for all.
 	 */
 	int flags = fcntl(fd, F_GETFL);
 	if (flags < 0)
@@ -68,6 +70,33 @@ doorbell_ring(int fd, const _Atomic uint32_t *other_sleeping)
 	if (atomic_load_explicit(other_sleeping, memory_order_seq_cst) == 0)
 		return 0;
 	int rc = doorbell_signal(fd);
+	return rc < 0 ? rc : 1;
+}
+
+int
+doorbell_timer_new(void)
+{
+	int fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+
+	return fd < 0 ? -errno : fd;
+}
+
+int
+doorbell_timer_signal(int fd)
+{
+	/* Long past: it goes off at once, and stays readable until it is read. */
+	static const struct itimerspec past = {.it_value.tv_nsec = 1};
+
+	return timerfd_settime(fd, TFD_TIMER_ABSTIME, &past, NULL) < 0 ? -errno : 0;
+}
+
+int
+doorbell_timer_ring(int fd, const _Atomic uint32_t *other_sleeping)
+{
+	/* Pairs with the store in doorbell_arm of the other side. */
+	if (atomic_load_explicit(other_sleeping, memory_order_seq_cst) == 0)
+		return 0;
+	int rc = doorbell_timer_signal(fd);
 	return rc < 0 ? rc : 1;
 }
 

@@ -16,8 +16,11 @@
  * it: either the waker sees the flag and rings, or the waiter sees the record and does not sleep.
  * A side may leave its flag set while it is awake: it is then rung more often than it needs.
  *
- * The other process holds the same eventfd and may read, fill or change it: a read cannot block
- * here, and the other only loses its own wake-ups. Any thread.
+ * The other process holds the same file and may read, fill or change it, also its O_NONBLOCK. A
+ * read cannot block here. A write to an eventfd can: the other fills it and makes it blocking, and
+ * no look before the write is near enough to it. So who does not trust the waiter gives it a timer
+ * that has gone off (doorbell_timer_*): to poll and to read it is like an eventfd, and no state of
+ * it makes setting it wait. The other only loses its own wake-ups. Any thread.
  */
 #ifndef TH_IPC_SHM_DOORBELL_H
 #define TH_IPC_SHM_DOORBELL_H
@@ -39,6 +42,10 @@ void doorbell_disarm(_Atomic uint32_t *own_sleeping);
 int doorbell_signal(int fd);
 /* Rings when the other side may sleep. 1: rung, 0: not needed, or -errno. */
 int doorbell_ring(int fd, const _Atomic uint32_t *other_sleeping);
+/* The same for who waits in a process that is not trusted; drained by doorbell_drain, too. */
+TH_MUST_USE int doorbell_timer_new(void);
+int doorbell_timer_signal(int fd);
+int doorbell_timer_ring(int fd, const _Atomic uint32_t *other_sleeping);
 /* fd is not readable any more. 1: it was, 0: it was not, or -errno. */
 int doorbell_drain(int fd);
 

@@ -8,8 +8,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/timerfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -396,5 +399,63 @@ Test(ring, doorbell__other_side_fills_it_or_makes_it_blocking__nobody_waits, .ti
 	cr_assert_eq(doorbell_signal(fd), -EPROTO);
 	cr_assert_eq(doorbell_drain(fd), 1);
 	cr_assert_eq(doorbell_drain(fd), 0);
+	th_fd_close(&fd);
+}
+
+Test(ring, doorbell_timer__ring__only_a_sleeper_is_rung)
+{
+	_Atomic uint32_t sleeping = 0;
+	struct pollfd bell = {.fd = doorbell_timer_new(), .events = POLLIN};
+
+	cr_assert_geq(bell.fd, 0);
+	cr_assert_eq(doorbell_timer_ring(bell.fd, &sleeping), 0);
+	cr_assert_eq(doorbell_drain(bell.fd), 0);
+	doorbell_arm(&sleeping);
+	for (int i = 0; i < 1000; i++) {
+		cr_assert_eq(doorbell_timer_ring(bell.fd, &sleeping), 1);
+		cr_assert_eq(doorbell_timer_signal(bell.fd), 0);
+		cr_assert_eq(poll(&bell, 1, 1000), 1);
+		/* A timer that is set again is not readable for a moment. */
+		cr_assert_eq(doorbell_drain(bell.fd), 1);
+		cr_assert_eq(doorbell_drain(bell.fd), 0);
+	}
+	th_fd_close(&bell.fd);
+	cr_assert_eq(doorbell_timer_signal(-1), -EBADF);
+}
+
+static _Atomic uint64_t signalled;
+static _Atomic bool stop_signalling;
+
+static void *
+signal_for_ever(void *arg)
+{
+	int fd = *(const int *)arg;
+
+	while (!stop_signalling) {
+		cr_assert_eq(doorbell_timer_signal(fd), 0);
+		signalled++;
+	}
+	return NULL;
+}
+
+/* What a hostile worker does to the bell, at any moment of the signalling. */
+Test(ring, doorbell_timer__other_side_makes_it_blocking_and_fills_it__nobody_waits, .timeout = 20)
+{
+	static const struct itimerspec often = {{.tv_nsec = 1}, {.tv_nsec = 1}};
+	const uint64_t full = UINT64_MAX - 1;
+	int fd = doorbell_timer_new();
+	pthread_t thread;
+
+	cr_assert_eq(pthread_create(&thread, NULL, signal_for_ever, &fd), 0);
+	for (int i = 0; i < 100000; i++) {
+		cr_assert_eq(fcntl(fd, F_SETFL, (i & 1) ? O_NONBLOCK : 0), 0);
+		cr_assert_eq(write(fd, &full, sizeof(full)), -1);
+		cr_assert_eq(timerfd_settime(fd, TFD_TIMER_ABSTIME, &often, NULL), 0);
+	}
+	uint64_t before = signalled;
+	while (signalled == before) /* the test's limit ends this */
+		(void)sched_yield();
+	stop_signalling = true;
+	cr_assert_eq(pthread_join(thread, NULL), 0);
 	th_fd_close(&fd);
 }
