@@ -32,20 +32,24 @@ part_grew(void *arg)
 	loop_post(leg->transport->porter, &leg->progress_task);
 	pthread_mutex_lock(&leg->lock);
 	for (uint32_t i = 0; i < leg->num_conns; i++) {
-		if (__atomic_load_n(&leg->conns[i]->waiting, __ATOMIC_SEQ_CST))
-			loop_post(leg->conns[i]->loop, &leg->conns[i]->kick_task);
+		struct data_out *conn = leg->conns[i];
+		if (!conn->closing && __atomic_load_n(&conn->waiting, __ATOMIC_SEQ_CST))
+			loop_post(conn->loop, &conn->kick_task);
 	}
 	pthread_mutex_unlock(&leg->lock);
 }
 
 /* ---- the end ------------------------------------------------------------------------------ */
 
+/* A kick that is posted after the close would find the connection freed: none is from here on. */
 static void
 close_conn(struct data_out *conn, bool reset)
 {
 	if (conn->closing)
 		return;
+	pthread_mutex_lock(&conn->leg->lock);
 	conn->closing = true;
+	pthread_mutex_unlock(&conn->leg->lock);
 	conn->reset = reset;
 	loop_post(conn->loop, &conn->close_task);
 }
@@ -60,7 +64,6 @@ end(struct leg_out *leg, int code, const char *text, bool reset)
 	leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->started_ns);
 	snprintf(leg->result.text, sizeof(leg->result.text), "%s%s%s", leg->peer,
 		leg->peer[0] ? ": " : "", text);
-	/* First: a kick that is posted after a connection's close would find it freed. */
 	if (leg->watching)
 		xfer_part_unwatch(leg->part, part_grew, leg);
 	stream_close(&leg->control.stream, reset);

@@ -111,7 +111,8 @@ struct leg_out {
 	uint8_t key[FRAME_KEY_BYTES];
 	char peer[PEER_BYTES];
 	/* Shared. */
-	pthread_mutex_t lock; /* of conns: the porter writes, the part's watcher reads */
+	/* Of conns and their closing: the porter writes, the part's watcher reads. */
+	pthread_mutex_t lock;
 	struct data_out *conns[CONNECTIONS_MAX]; /* owns */
 	uint32_t num_conns;
 	int64_t last_sent_ns;           /* atomic */
@@ -142,8 +143,8 @@ struct data_out {
 	int fd; /* owns, until the mover has opened its stream */
 	struct loop_task open_task, kick_task, close_task; /* -> mover */
 	struct loop_task broken_task, gone_task;           /* mover -> porter */
-	bool closing;                                      /* porter: close_task is posted */
-	bool reset;                                        /* written before close_task is posted */
+	bool closing; /* written by the porter, under the leg's lock: close_task is posted */
+	bool reset;   /* written before close_task is posted */
 	int code;     /* written before broken_task is posted */
 	bool waiting; /* atomic: the next chunk is beyond the prefix */
 	/* Mover. */

@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,17 +61,23 @@ finish(struct setup *s)
  * ---- plain sockets ----------------------------------------------------------------------------
  */
 
-static int
-dial(const struct rig_agent *agent)
+static void
+dial_with(int fd, const struct rig_agent *agent)
 {
 	const char *colon = strrchr(transport_address(agent->transport), ':');
 	struct sockaddr_in address = {
 		.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(colon + 1))};
 	struct timeval patience = {.tv_sec = 10};
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	cr_assert_eq(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
 	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+}
+
+static int
+dial(const struct rig_agent *agent)
+{
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	dial_with(fd, agent);
 	return fd;
 }
 
@@ -257,7 +264,7 @@ enter(struct setup *s)
 		rig_pump(&s->rig, 10);
 	struct frame frame = get_frame(reader.control);
 	cr_assert_eq(frame.kind, FRAME_WELCOME);
-	cr_assert_eq(frame.count, 8);
+	cr_assert_eq(frame.count, xfer_part_table(s->part)->num_chunks);
 	get(reader.control, payload, FRAME_WELCOME_BYTES);
 	frame_decode_welcome(payload, &welcome);
 	memcpy(reader.key, welcome.key, sizeof(reader.key));
@@ -409,6 +416,86 @@ Test(transport_peer, reader_asks_for_many_in_one_read__gets_them_in_order)
 	const struct transport_event *ended = rig_wait(&s->rig, s->agent, TRANSPORT_ENDED, LEG);
 	cr_assert_eq(ended->bytes_moved, 3 * CHUNK);
 	expect_ended(s, &reader, 0);
+}
+
+/* A shard of many rows, all of them the same memory. */
+struct endless {
+	struct manifest manifest;
+	struct chunk_table *table;
+	struct xfer_part *part;
+};
+
+static void
+endless_init(struct endless *endless, uint32_t count, uint64_t bytes, uint8_t *memory)
+{
+	struct manifest_row *rows = calloc(count, sizeof(*rows));
+	char(*names)[16] = calloc(count, sizeof(*names));
+	uint8_t **tensors = calloc(count, sizeof(*tensors));
+	struct th_err err;
+	for (uint32_t i = 0; i < count; i++) {
+		snprintf(names[i], sizeof(names[i]), "t%08u", i);
+		rows[i] = (struct manifest_row){
+			.name = names[i], .dtype = 1, .ndim = 1, .local_shape = {bytes}};
+		tensors[i] = memory;
+	}
+	cr_assert_eq(manifest_build(rows, count, NULL, NULL, &err, &endless->manifest), 0);
+	endless->table = chunk_table_new(&endless->manifest);
+	endless->part = xfer_part_new(endless->table, tensors, count, false, NULL, NULL);
+	free(rows);
+	free(names);
+	free(tensors);
+}
+
+static void
+endless_fini(struct endless *endless)
+{
+	xfer_part_release(endless->part);
+	chunk_table_release(endless->table);
+	manifest_free(&endless->manifest);
+}
+
+static void *
+advance_all(void *arg)
+{
+	struct xfer_part *part = arg;
+	for (uint32_t c = 1; c < xfer_part_table(part)->num_chunks; c++)
+		xfer_part_advance(part, c);
+	return NULL;
+}
+
+/* The prefix grows all the time, and each growth looks at connections that are just ending. */
+Test(transport_peer, reader_drops_connections_that_wait__others_go_on)
+{
+	struct setup *s = start(8);
+	struct xfer_part *small = s->part;
+	struct endless endless;
+	uint8_t byte;
+	pthread_t thread;
+	endless_init(&endless, 1, 400000 * CHUNK, s->shard.tensors[0]);
+	uint32_t last = endless.table->num_chunks - 1;
+	s->part = endless.part;
+	struct fake_reader reader = enter(s);
+	pthread_create(&thread, NULL, advance_all, endless.part);
+	for (int i = 0; i < 2000 && xfer_part_prefix(endless.part) < last; i++) {
+		int fd = dial(s->agent);
+		put_frame(fd,
+			&(struct frame){.kind = FRAME_JOIN, .leg = LEG, .bytes = FRAME_KEY_BYTES},
+			reader.key, FRAME_KEY_BYTES);
+		ask(fd, LEG, last, 1);
+		shutdown(fd, SHUT_WR);
+		cr_assert_leq(recv(fd, &byte, 1, 0), 0);
+		close(fd);
+	}
+	pthread_join(thread, NULL);
+	cr_assert_null(rig_find(s->agent, TRANSPORT_ENDED, LEG));
+	close(reader.control);
+	close(reader.data);
+	rig_wait(&s->rig, s->agent, TRANSPORT_ENDED, LEG);
+	rig_fini(&s->rig);
+	s->rig.num_agents = 0;
+	endless_fini(&endless);
+	s->part = small;
+	finish(s);
 }
 
 /*
