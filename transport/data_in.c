@@ -83,7 +83,18 @@ recv_want(struct stream *stream, struct iovec *ret_ranges)
 		&conn->cursor, conn->leg->part, LOOP_BLOCK_BYTES, ret_ranges, LOOP_RANGES_MAX);
 }
 
-/* A whole header: is it of the chunk that must come now? */
+/* Whether the READ of the chunk that must come now is all gone to the source. */
+static bool
+was_asked(const struct data_in *conn)
+{
+	uint32_t unsent = conn->out_bytes - conn->out_sent;
+	return conn->num_asked > (unsent + FRAME_BYTES - 1) / FRAME_BYTES;
+}
+
+/*
+ * A whole header: is it of the chunk that must come now? An answer before its question is refused
+ * too: from a source that never reads, the READs would fill our buffer for them.
+ */
 static int
 begin_chunk(struct data_in *conn)
 {
@@ -92,7 +103,7 @@ begin_chunk(struct data_in *conn)
 	int rc = frame_decode(conn->header, &frame);
 	if (rc < 0)
 		return rc;
-	if (frame.kind != FRAME_DATA || frame.leg != leg->id || conn->num_asked == 0 ||
+	if (frame.kind != FRAME_DATA || frame.leg != leg->id || !was_asked(conn) ||
 		frame.first != conn->asked[conn->asked_head] ||
 		frame.bytes != chunk_bytes(xfer_part_table(leg->part), frame.first))
 		return TH_E_PROTOCOL;

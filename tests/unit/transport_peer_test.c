@@ -7,6 +7,7 @@
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -519,9 +520,9 @@ take_caller(int door)
 	return fd;
 }
 
-/* Up to the HELLO of the reader. */
+/* Up to the HELLO of the reader. mss 0: the system's; else the kernel queues little for us. */
 static struct fake_source
-be_asked(void)
+be_asked_for(struct xfer_part *part, int mss)
 {
 	struct fake_source source = {.s = start(8), .data = -1};
 	struct sockaddr_in address = {.sin_family = AF_INET};
@@ -530,9 +531,16 @@ be_asked(void)
 	uint8_t payload[FRAME_HELLO_BYTES];
 	struct th_ticket ticket = rig_ticket(LEG);
 	rig_shard_init(&source.copy, eight_chunks, 1, 0);
-	source.to = rig_part(&source.copy, true);
+	source.to = part ? xfer_part_retain(part) : rig_part(&source.copy, true);
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	source.door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (mss != 0) {
+		int window = 4096;
+		setsockopt(source.door, IPPROTO_TCP, TCP_MAXSEG, &mss, sizeof(mss));
+		setsockopt(source.door, SOL_SOCKET, SO_RCVBUF, &window, sizeof(window));
+		/* So small a window makes the kernel itself pause now and then. */
+		source.s->agent = rig_add_agent(&source.s->rig, 50 * STALL_NS, 1);
+	}
 	cr_assert_eq(bind(source.door, (struct sockaddr *)&address, sizeof(address)), 0);
 	cr_assert_eq(listen(source.door, 8), 0);
 	getsockname(source.door, (struct sockaddr *)&address, &bytes);
@@ -542,6 +550,12 @@ be_asked(void)
 	cr_assert_eq(get_frame(source.control).kind, FRAME_HELLO);
 	get(source.control, payload, sizeof(payload));
 	return source;
+}
+
+static struct fake_source
+be_asked(void)
+{
+	return be_asked_for(NULL, 0);
 }
 
 static void
@@ -717,6 +731,43 @@ Test(transport_peer, source_sends_more_than_asked__failed)
 	cr_assert_eq(source.s->agent->events[0].kind, TRANSPORT_DONE);
 	cr_assert(rig_shards_equal(&source.s->shard, &source.copy));
 	leave(&source);
+}
+
+/*
+ * It never reads what it is asked for and answers all the same: the questions pile up at the reader,
+ * whose memory for them is bounded.
+ */
+Test(transport_peer, source_answers_before_it_is_asked__failed)
+{
+	static uint8_t memory[2 * MIB]; /* a chunk */
+	struct endless endless;
+	endless_init(&endless, 4000, sizeof(memory), memory);
+	struct fake_source source = be_asked_for(endless.part, 88);
+	struct frame_welcome hail = {.key = {7}, .bytes = endless.table->bytes, .protocol = 1};
+	uint8_t payload[FRAME_WELCOME_BYTES];
+	frame_encode_welcome(&hail, payload);
+	put_frame(source.control,
+		&(struct frame){.kind = FRAME_WELCOME,
+			.leg = LEG,
+			.count = endless.table->num_chunks,
+			.bytes = FRAME_WELCOME_BYTES},
+		payload, sizeof(payload));
+	source.data = take_caller(source.door);
+	for (uint32_t c = 0; c < endless.table->num_chunks; c++) {
+		if (rig_find(source.s->agent, TRANSPORT_FAILED, LEG))
+			break;
+		put_frame(source.data,
+			&(struct frame){.kind = FRAME_DATA,
+				.leg = LEG,
+				.first = c,
+				.count = 1,
+				.bytes = sizeof(memory)},
+			memory, sizeof(memory));
+		rig_pump(&source.s->rig, 0);
+	}
+	expect_failed(&source, TH_E_PROTOCOL);
+	leave(&source);
+	endless_fini(&endless);
 }
 
 Test(transport_peer, source_tells_nonsense__failed)
