@@ -66,6 +66,7 @@ struct transport {
 	int listen_fd; /* owns, until door does */
 	int spare_fd;  /* owns: given up for a moment when there are no descriptors left */
 	struct stream door;
+	int64_t door_ns;            /* it rests until then; INT64_MAX: it does not */
 	struct strangers strangers; /* oldest first */
 	uint32_t num_reading, num_asked;
 	uint64_t next_hello;

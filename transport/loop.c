@@ -138,6 +138,12 @@ stream_close(struct stream *stream, bool reset)
 	th_fd_close(&fd);
 }
 
+void
+stream_listen(struct stream *stream, bool listen)
+{
+	set_interest(stream, listen ? EPOLLIN | EPOLLRDHUP : 0);
+}
+
 static void
 break_stream(struct stream *stream, int code)
 {

@@ -91,6 +91,8 @@ TH_MUST_USE int stream_open(struct stream *stream, struct loop *loop, const stru
 void stream_close(struct stream *stream, bool reset);
 /* Gives the connection away without closing it. */
 int stream_release(struct stream *stream);
+/* Of a listening socket: whether it is looked at. It cannot fail. */
+void stream_listen(struct stream *stream, bool listen);
 /* send_want has something: sends what the socket takes. The stream may be broken in here. */
 void stream_wake(struct stream *stream);
 

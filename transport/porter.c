@@ -21,6 +21,7 @@
 #include "transport/tcp.h"
 
 #define ACCEPTS_AT_ONCE 64
+#define DOOR_REST_NS INT64_C(100000000) /* when the machine has nothing left for a connection */
 #define HELLO_BYTES (FRAME_BYTES + FRAME_HELLO_BYTES)
 
 struct stranger {
@@ -202,7 +203,19 @@ admit(struct transport *transport, int fd, const struct sockaddr_storage *addres
 		loop_tick_at(transport->porter, stranger->deadline_ns);
 }
 
-/* No descriptors left: accept with the spare one and close, or the port would call for ever. */
+/*
+ * Out of what a connection needs. The port would call again and again: it is not listened to for a
+ * moment, the kernel keeps who comes meanwhile.
+ */
+static void
+rest_door(struct transport *transport)
+{
+	stream_listen(&transport->door, false);
+	transport->door_ns = th_now_ns() + DOOR_REST_NS;
+	loop_tick_at(transport->porter, transport->door_ns);
+}
+
+/* No descriptors left: one caller is told, with the spare one. */
 static void
 shed(struct transport *transport)
 {
@@ -227,6 +240,13 @@ ready(struct stream *stream)
 			admit(transport, fd, &address);
 		} else if (errno == EMFILE || errno == ENFILE) {
 			shed(transport);
+			rest_door(transport);
+			return;
+		} else if (errno == ENOMEM || errno == ENOBUFS) {
+			log_warn("transport",
+				"cannot accept a connection to the data port why='%s'",
+				th_strerror(-errno));
+			rest_door(transport);
 			return;
 		} else if (errno == EAGAIN) {
 			return;
@@ -277,12 +297,16 @@ int64_t
 porter_tick(void *arg, int64_t now_ns)
 {
 	struct transport *transport = arg;
-	int64_t next_ns = INT64_MAX;
+	if (now_ns >= transport->door_ns) {
+		transport->door_ns = INT64_MAX;
+		stream_listen(&transport->door, true);
+	}
+	int64_t next_ns = transport->door_ns;
 	/* All have the same time: the oldest is the first. */
 	struct stranger *stranger;
 	while ((stranger = TAILQ_FIRST(&transport->strangers)) != NULL) {
 		if (now_ns < stranger->deadline_ns) {
-			next_ns = stranger->deadline_ns;
+			next_ns = th_min_i64(next_ns, stranger->deadline_ns);
 			break;
 		}
 		drop_stranger(stranger, "no valid ticket in time");

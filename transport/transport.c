@@ -144,6 +144,7 @@ transport_open(
 	transport->config = *config;
 	set_defaults(&transport->config);
 	transport->listen_fd = transport->spare_fd = transport->door.fd = -1;
+	transport->door_ns = INT64_MAX;
 	TAILQ_INIT(&transport->strangers);
 	LIST_INIT(&transport->legs_in);
 	LIST_INIT(&transport->legs_out);

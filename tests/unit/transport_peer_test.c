@@ -7,20 +7,26 @@
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
+#include "ipc/base/fd.h"
 #include "ipc/base/rng.h"
 #include "tests/support/transport_rig.h"
 #include "transport/frame.h"
+#include "transport/internal.h"
 #include "transport/transport.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -236,6 +242,36 @@ Test(transport_peer, hundreds_of_idle_strangers__a_leg_still_gets_in)
 	s->rig.num_agents = 0;
 	xfer_part_release(to);
 	rig_shard_fini(&copy);
+	finish(s);
+}
+
+/* No descriptor left, not even the spare one: the door waits, it does not spin. */
+Test(transport_peer, no_descriptors_left__door_rests_and_opens_again)
+{
+	struct setup *s = start(8);
+	int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct rlimit limit;
+	int first, last, fd;
+	th_fd_close(&s->agent->transport->spare_fd);
+	first = last = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	getrlimit(RLIMIT_NOFILE, &limit);
+	limit.rlim_cur = (rlim_t)client + 64;
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	while ((fd = fcntl(first, F_DUPFD_CLOEXEC, 0)) >= 0)
+		last = fd;
+	dial_with(client, s->agent);
+	struct timespec used[2];
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used[0]);
+	poll(NULL, 0, 300);
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used[1]);
+	int64_t used_ns = (used[1].tv_sec - used[0].tv_sec) * INT64_C(1000000000) +
+			  (used[1].tv_nsec - used[0].tv_nsec);
+	cr_assert_lt(used_ns, 100000000);
+	close(first);
+	close(last);
+	put_frame(client, &(struct frame){.kind = FRAME_BYE}, NULL, 0);
+	expect_closed(client);
+	cr_assert_geq(rig_counters(s->agent).strangers_refused, 1);
 	finish(s);
 }
 
