@@ -1,279 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests of transport against peers that misbehave: strangers at the data port, a reader and a
- * source played by the test over plain sockets. What they do must end their own leg and nothing
- * else.
+ * Tests of transport against peers that misbehave: a reader and a source played by the test over
+ * plain sockets. What they do must end their own leg and nothing else.
  */
+#include "tests/support/transport_peer.h"
+
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
-#include "ipc/base/fd.h"
-#include "ipc/base/rng.h"
-#include "tests/support/transport_rig.h"
 #include "transport/frame.h"
-#include "transport/internal.h"
 #include "transport/transport.h"
 
-#define MIB (UINT64_C(1) << 20)
-#define STALL_NS INT64_C(200000000)
-#define CHUNK (4 * MIB)
 #define LEG 5
-
-static const uint64_t eight_chunks[] = {32 * MIB};
-
-struct setup {
-	struct rig rig;
-	struct rig_agent *agent;
-	struct rig_shard shard;
-	struct xfer_part *part;
-};
-
-static struct setup *
-start(uint32_t prefix)
-{
-	struct setup *s = calloc(1, sizeof(*s));
-	s->agent = rig_add_agent(&s->rig, STALL_NS, 1);
-	rig_shard_init(&s->shard, eight_chunks, 1, 42);
-	s->part = rig_part(&s->shard, true);
-	rig_add_digests(s->part);
-	xfer_part_advance(s->part, prefix);
-	return s;
-}
-
-static void
-finish(struct setup *s)
-{
-	rig_fini(&s->rig);
-	xfer_part_release(s->part);
-	rig_shard_fini(&s->shard);
-	free(s);
-}
-
-/*
- * ---- plain sockets ----------------------------------------------------------------------------
- */
-
-static void
-dial_with(int fd, const struct rig_agent *agent)
-{
-	const char *colon = strrchr(transport_address(agent->transport), ':');
-	struct sockaddr_in address = {
-		.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(colon + 1))};
-	struct timeval patience = {.tv_sec = 10};
-	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	cr_assert_eq(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-	setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-}
-
-static int
-dial(const struct rig_agent *agent)
-{
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	dial_with(fd, agent);
-	return fd;
-}
-
-/* A hostile peer does not mind that nobody listens any more. */
-static void
-put(int fd, const void *data, size_t bytes)
-{
-	ssize_t sent = send(fd, data, bytes, MSG_NOSIGNAL);
-	(void)sent;
-}
-
-static void
-get(int fd, void *data, size_t bytes)
-{
-	cr_assert_eq(recv(fd, data, bytes, MSG_WAITALL), (ssize_t)bytes);
-}
-
-static void
-put_frame(int fd, const struct frame *frame, const void *payload, size_t payload_bytes)
-{
-	uint8_t header[FRAME_BYTES];
-	frame_encode(frame, header);
-	put(fd, header, sizeof(header));
-	if (payload_bytes > 0)
-		put(fd, payload, payload_bytes);
-}
-
-static struct frame
-get_frame(int fd)
-{
-	uint8_t header[FRAME_BYTES];
-	struct frame frame;
-	get(fd, header, sizeof(header));
-	cr_assert_eq(frame_decode(header, &frame), 0);
-	return frame;
-}
-
-static void
-expect_closed(int fd)
-{
-	uint8_t byte[4096];
-	ssize_t got;
-	while ((got = recv(fd, byte, sizeof(byte), 0)) > 0)
-		continue;
-	cr_assert(got == 0 || errno == ECONNRESET, "errno %d", errno);
-	close(fd);
-}
-
-/*
- * ---- strangers --------------------------------------------------------------------------------
- */
-
-Test(transport_peer, strangers__dropped_and_counted_while_a_leg_goes_on)
-{
-	struct setup *s = start(3);
-	struct rig_agent *reader = rig_add_agent(&s->rig, STALL_NS, 2);
-	struct rig_shard copy;
-	rig_shard_init(&copy, eight_chunks, 1, 0);
-	struct xfer_part *to = rig_part(&copy, true);
-	rig_pull(s->agent, reader, 1, s->part, to);
-	rig_wait_prefix(&s->rig, to, 3);
-
-	static uint8_t noise[65536];
-	uint8_t key[FRAME_KEY_BYTES] = {1}, hello[FRAME_HELLO_BYTES] = {0};
-	struct th_rng rng;
-	th_rng_init_number(&rng, 3);
-	th_rng_bytes(&rng, noise, sizeof(noise));
-	struct frame bad[] = {
-		{.kind = FRAME_HELLO, .bytes = UINT64_MAX},
-		{.kind = FRAME_HELLO, .bytes = FRAME_HELLO_BYTES + 1},
-		{.kind = FRAME_JOIN, .bytes = UINT64_C(1) << 40},
-		{.kind = FRAME_WELCOME, .bytes = FRAME_WELCOME_BYTES},
-		{.kind = FRAME_READ, .count = 1},
-		{.kind = FRAME_DATA, .count = 1, .bytes = 1},
-		{.kind = FRAME_BYE},
-		{.kind = FRAME_PROGRESS},
-		{.kind = (enum frame_kind)0},
-		{.kind = (enum frame_kind)9},
-		{.kind = FRAME_HELLO, .bytes = FRAME_HELLO_BYTES, .flags = 1},
-		{.kind = FRAME_HELLO, .bytes = FRAME_HELLO_BYTES, .count = 1},
-	};
-	uint64_t expected = 0;
-	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		int fd = dial(s->agent);
-		put_frame(fd, &bad[i], noise, 256);
-		expect_closed(fd);
-		expected++;
-	}
-	for (size_t bytes = 33; bytes <= sizeof(noise); bytes = bytes * 3 + 1) {
-		int fd = dial(s->agent);
-		put(fd, noise, bytes);
-		expect_closed(fd);
-		expected++;
-	}
-	int fd = dial(s->agent); /* the key of no leg */
-	put_frame(fd, &(struct frame){.kind = FRAME_JOIN, .leg = 1, .bytes = FRAME_KEY_BYTES}, key,
-		sizeof(key));
-	expect_closed(fd);
-	fd = dial(s->agent); /* a protocol that does not exist */
-	put_frame(fd, &(struct frame){.kind = FRAME_HELLO, .bytes = FRAME_HELLO_BYTES}, hello,
-		sizeof(hello));
-	expect_closed(fd);
-	fd = dial(s->agent); /* half a header */
-	put(fd, noise, 7);
-	close(fd);
-	expected += 3;
-	fd = dial(s->agent); /* nothing at all: a health check, not counted */
-	close(fd);
-	while (rig_counters(s->agent).strangers_refused < expected)
-		rig_pump(&s->rig, 10);
-	cr_assert_eq(s->agent->num_events, 0);
-	cr_assert_eq(reader->num_events, 0);
-	xfer_part_advance(s->part, 8);
-	rig_wait(&s->rig, reader, TRANSPORT_DONE, 1);
-	cr_assert(rig_shards_equal(&s->shard, &copy));
-	cr_assert_eq(rig_counters(s->agent).strangers_refused, expected);
-	rig_fini(&s->rig);
-	s->rig.num_agents = 0;
-	xfer_part_release(to);
-	rig_shard_fini(&copy);
-	finish(s);
-}
-
-Test(transport_peer, slow_stranger__dropped_when_its_time_is_over)
-{
-	struct setup *s = start(8);
-	s->rig.hello_ns = 200000000;
-	struct rig_agent *agent = rig_add_agent(&s->rig, STALL_NS, 1);
-	int64_t start_ns = th_now_ns();
-	int fd = dial(agent);
-	put(fd, "T", 1);
-	expect_closed(fd);
-	int64_t took_ns = th_now_ns() - start_ns;
-	cr_assert_gt(took_ns, 150000000);
-	cr_assert_lt(took_ns, INT64_C(2000000000));
-	finish(s);
-}
-
-Test(transport_peer, hundreds_of_idle_strangers__a_leg_still_gets_in)
-{
-	enum { STRANGERS = 400 };
-	int fds[STRANGERS];
-	struct setup *s = start(8);
-	struct rig_agent *reader = rig_add_agent(&s->rig, STALL_NS, 2);
-	struct rig_shard copy;
-	rig_shard_init(&copy, eight_chunks, 1, 0);
-	struct xfer_part *to = rig_part(&copy, true);
-	for (int i = 0; i < STRANGERS; i++)
-		fds[i] = dial(s->agent);
-	rig_pull(s->agent, reader, 1, s->part, to);
-	rig_wait(&s->rig, reader, TRANSPORT_DONE, 1);
-	for (int i = 0; i < STRANGERS; i++)
-		close(fds[i]);
-	rig_fini(&s->rig);
-	s->rig.num_agents = 0;
-	xfer_part_release(to);
-	rig_shard_fini(&copy);
-	finish(s);
-}
-
-/* No descriptor left, not even the spare one: the door waits, it does not spin. */
-Test(transport_peer, no_descriptors_left__door_rests_and_opens_again)
-{
-	struct setup *s = start(8);
-	int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	struct rlimit limit;
-	int first, last, fd;
-	th_fd_close(&s->agent->transport->spare_fd);
-	first = last = open("/dev/null", O_RDONLY | O_CLOEXEC);
-	getrlimit(RLIMIT_NOFILE, &limit);
-	limit.rlim_cur = (rlim_t)client + 64;
-	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
-	while ((fd = fcntl(first, F_DUPFD_CLOEXEC, 0)) >= 0)
-		last = fd;
-	dial_with(client, s->agent);
-	struct timespec used[2];
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used[0]);
-	poll(NULL, 0, 300);
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used[1]);
-	int64_t used_ns = (used[1].tv_sec - used[0].tv_sec) * INT64_C(1000000000) +
-			  (used[1].tv_nsec - used[0].tv_nsec);
-	cr_assert_lt(used_ns, 100000000);
-	close(first);
-	close(last);
-	put_frame(client, &(struct frame){.kind = FRAME_BYE}, NULL, 0);
-	expect_closed(client);
-	cr_assert_geq(rig_counters(s->agent).strangers_refused, 1);
-	finish(s);
-}
 
 /*
  * ---- a reader played by the test --------------------------------------------------------------
@@ -285,47 +33,47 @@ struct fake_reader {
 };
 
 static struct fake_reader
-enter(struct setup *s)
+enter(struct peer_setup *s)
 {
 	struct fake_reader reader;
 	struct frame_hello hello = {.ticket = rig_ticket(LEG), .protocol = 1, .mode = 1};
 	struct frame_welcome welcome;
 	uint8_t payload[FRAME_WELCOME_BYTES];
 	rig_offer(s->agent, LEG, s->part);
-	reader.control = dial(s->agent);
+	reader.control = peer_dial(s->agent);
 	frame_encode_hello(&hello, payload);
-	put_frame(reader.control,
+	peer_put_frame(reader.control,
 		&(struct frame){.kind = FRAME_HELLO, .leg = LEG, .bytes = FRAME_HELLO_BYTES},
 		payload, FRAME_HELLO_BYTES);
 	while (s->agent->num_offers > 0)
 		rig_pump(&s->rig, 10);
-	struct frame frame = get_frame(reader.control);
+	struct frame frame = peer_get_frame(reader.control);
 	cr_assert_eq(frame.kind, FRAME_WELCOME);
 	cr_assert_eq(frame.count, xfer_part_table(s->part)->num_chunks);
-	get(reader.control, payload, FRAME_WELCOME_BYTES);
+	peer_get(reader.control, payload, FRAME_WELCOME_BYTES);
 	frame_decode_welcome(payload, &welcome);
 	memcpy(reader.key, welcome.key, sizeof(reader.key));
-	reader.data = dial(s->agent);
-	put_frame(reader.data,
+	reader.data = peer_dial(s->agent);
+	peer_put_frame(reader.data,
 		&(struct frame){.kind = FRAME_JOIN, .leg = LEG, .bytes = FRAME_KEY_BYTES},
 		reader.key, FRAME_KEY_BYTES);
 	return reader;
 }
 
 static void
-expect_ended(struct setup *s, struct fake_reader *reader, int code)
+expect_ended(struct peer_setup *s, struct fake_reader *reader, int code)
 {
 	const struct transport_event *ended = rig_wait(&s->rig, s->agent, TRANSPORT_ENDED, LEG);
 	cr_assert_eq(ended->code, code, "%d %s", ended->code, ended->text);
-	expect_closed(reader->control);
-	expect_closed(reader->data);
-	finish(s);
+	peer_expect_closed(reader->control);
+	peer_expect_closed(reader->data);
+	peer_finish(s);
 }
 
 static void
 ask(int fd, uint64_t leg, uint32_t first, uint32_t count)
 {
-	put_frame(fd,
+	peer_put_frame(fd,
 		&(struct frame){.kind = FRAME_READ, .leg = leg, .first = first, .count = count},
 		NULL, 0);
 }
@@ -335,7 +83,7 @@ Test(transport_peer, reader_asks_for_chunks_that_do_not_exist__ended)
 	static const uint32_t bad[][2] = {{8, 1}, {7, 2}, {UINT32_MAX, 1}, {UINT32_MAX, 16}, {0, 0},
 		{0, 17}, {0, UINT32_MAX}};
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		struct setup *s = start(8);
+		struct peer_setup *s = peer_start(8);
 		struct fake_reader reader = enter(s);
 		ask(reader.data, LEG, bad[i][0], bad[i][1]);
 		expect_ended(s, &reader, TH_E_PROTOCOL);
@@ -344,7 +92,7 @@ Test(transport_peer, reader_asks_for_chunks_that_do_not_exist__ended)
 
 Test(transport_peer, reader_asks_for_too_much_at_once__ended)
 {
-	struct setup *s = start(0);
+	struct peer_setup *s = peer_start(0);
 	struct fake_reader reader = enter(s);
 	for (int i = 0; i < 17; i++)
 		ask(reader.data, LEG, 0, 1);
@@ -353,7 +101,7 @@ Test(transport_peer, reader_asks_for_too_much_at_once__ended)
 
 Test(transport_peer, reader_names_another_leg__ended)
 {
-	struct setup *s = start(8);
+	struct peer_setup *s = peer_start(8);
 	struct fake_reader reader = enter(s);
 	ask(reader.data, LEG + 1, 0, 1);
 	expect_ended(s, &reader, TH_E_PROTOCOL);
@@ -363,15 +111,15 @@ Test(transport_peer, reader_sends_noise__ended)
 {
 	uint8_t noise[256];
 	memset(noise, 0xa5, sizeof(noise));
-	struct setup *s = start(8);
+	struct peer_setup *s = peer_start(8);
 	struct fake_reader reader = enter(s);
-	put(reader.data, noise, sizeof(noise));
+	peer_put(reader.data, noise, sizeof(noise));
 	expect_ended(s, &reader, TH_E_PROTOCOL);
-	s = start(8);
+	s = peer_start(8);
 	reader = enter(s);
-	put(reader.control, noise, sizeof(noise));
+	peer_put(reader.control, noise, sizeof(noise));
 	expect_ended(s, &reader, TH_E_PROTOCOL);
-	s = start(8);
+	s = peer_start(8);
 	reader = enter(s);
 	ask(reader.control, LEG, 0, 1);
 	expect_ended(s, &reader, TH_E_PROTOCOL);
@@ -379,30 +127,30 @@ Test(transport_peer, reader_sends_noise__ended)
 
 Test(transport_peer, reader_opens_too_many_connections__ended)
 {
-	struct setup *s = start(8);
+	struct peer_setup *s = peer_start(8);
 	struct fake_reader reader = enter(s);
 	int fds[16];
 	for (int i = 0; i < 16; i++) {
-		fds[i] = dial(s->agent);
-		put_frame(fds[i],
+		fds[i] = peer_dial(s->agent);
+		peer_put_frame(fds[i],
 			&(struct frame){.kind = FRAME_JOIN, .leg = LEG, .bytes = FRAME_KEY_BYTES},
 			reader.key, FRAME_KEY_BYTES);
 	}
 	rig_wait(&s->rig, s->agent, TRANSPORT_ENDED, LEG);
 	for (int i = 0; i < 16; i++)
-		expect_closed(fds[i]);
+		peer_expect_closed(fds[i]);
 	expect_ended(s, &reader, TH_E_PROTOCOL);
 }
 
 Test(transport_peer, reader_leaves_without_a_word__ended)
 {
-	struct setup *s = start(8);
+	struct peer_setup *s = peer_start(8);
 	struct fake_reader reader = enter(s);
 	close(reader.control);
 	const struct transport_event *ended = rig_wait(&s->rig, s->agent, TRANSPORT_ENDED, LEG);
 	cr_assert_eq(ended->code, TH_E_NO_PATH);
-	expect_closed(reader.data);
-	finish(s);
+	peer_expect_closed(reader.data);
+	peer_finish(s);
 }
 
 /* Reads bytes of chunks until so many have come. */
@@ -420,7 +168,7 @@ take(int fd, uint64_t bytes)
 
 Test(transport_peer, reader_that_takes_nothing__stalled_resumed_stalled_fenced)
 {
-	struct setup *s = start(8);
+	struct peer_setup *s = peer_start(8);
 	struct fake_reader reader = enter(s);
 	/* More than the kernel holds for a reader that does not read. */
 	ask(reader.data, LEG, 0, 8);
@@ -437,19 +185,19 @@ Test(transport_peer, reader_that_takes_nothing__stalled_resumed_stalled_fenced)
 
 Test(transport_peer, reader_asks_for_many_in_one_read__gets_them_in_order)
 {
-	struct setup *s = start(8);
+	struct peer_setup *s = peer_start(8);
 	struct fake_reader reader = enter(s);
 	static uint8_t data[CHUNK];
 	ask(reader.data, LEG, 2, 3);
 	for (uint32_t c = 2; c < 5; c++) {
-		struct frame frame = get_frame(reader.data);
+		struct frame frame = peer_get_frame(reader.data);
 		cr_assert_eq(frame.kind, FRAME_DATA);
 		cr_assert_eq(frame.first, c);
 		cr_assert_eq(frame.bytes, CHUNK);
-		get(reader.data, data, CHUNK);
+		peer_get(reader.data, data, CHUNK);
 		cr_assert_eq(memcmp(data, s->shard.tensors[0] + c * CHUNK, CHUNK), 0);
 	}
-	put_frame(reader.control, &(struct frame){.kind = FRAME_BYE, .leg = LEG}, NULL, 0);
+	peer_put_frame(reader.control, &(struct frame){.kind = FRAME_BYE, .leg = LEG}, NULL, 0);
 	const struct transport_event *ended = rig_wait(&s->rig, s->agent, TRANSPORT_ENDED, LEG);
 	cr_assert_eq(ended->bytes_moved, 3 * CHUNK);
 	expect_ended(s, &reader, 0);
@@ -503,7 +251,7 @@ advance_all(void *arg)
 /* The prefix grows all the time, and each growth looks at connections that are just ending. */
 Test(transport_peer, reader_drops_connections_that_wait__others_go_on)
 {
-	struct setup *s = start(8);
+	struct peer_setup *s = peer_start(8);
 	struct xfer_part *small = s->part;
 	struct endless endless;
 	uint8_t byte;
@@ -514,8 +262,8 @@ Test(transport_peer, reader_drops_connections_that_wait__others_go_on)
 	struct fake_reader reader = enter(s);
 	pthread_create(&thread, NULL, advance_all, endless.part);
 	for (int i = 0; i < 2000 && xfer_part_prefix(endless.part) < last; i++) {
-		int fd = dial(s->agent);
-		put_frame(fd,
+		int fd = peer_dial(s->agent);
+		peer_put_frame(fd,
 			&(struct frame){.kind = FRAME_JOIN, .leg = LEG, .bytes = FRAME_KEY_BYTES},
 			reader.key, FRAME_KEY_BYTES);
 		ask(fd, LEG, last, 1);
@@ -532,7 +280,7 @@ Test(transport_peer, reader_drops_connections_that_wait__others_go_on)
 	s->rig.num_agents = 0;
 	endless_fini(&endless);
 	s->part = small;
-	finish(s);
+	peer_finish(s);
 }
 
 /*
@@ -540,7 +288,7 @@ Test(transport_peer, reader_drops_connections_that_wait__others_go_on)
  */
 
 struct fake_source {
-	struct setup *s; /* its shard is the content; its part is not used */
+	struct peer_setup *s; /* its shard is the content; its part is not used */
 	struct rig_shard copy;
 	struct xfer_part *to;
 	int door, control, data;
@@ -560,13 +308,13 @@ take_caller(int door)
 static struct fake_source
 be_asked_for(struct xfer_part *part, int mss)
 {
-	struct fake_source source = {.s = start(8), .data = -1};
+	struct fake_source source = {.s = peer_start(8), .data = -1};
 	struct sockaddr_in address = {.sin_family = AF_INET};
 	socklen_t bytes = sizeof(address);
 	char name[64];
 	uint8_t payload[FRAME_HELLO_BYTES];
 	struct th_ticket ticket = rig_ticket(LEG);
-	rig_shard_init(&source.copy, eight_chunks, 1, 0);
+	rig_shard_init(&source.copy, peer_eight_chunks, 1, 0);
 	source.to = part ? xfer_part_retain(part) : rig_part(&source.copy, true);
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	source.door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -583,8 +331,8 @@ be_asked_for(struct xfer_part *part, int mss)
 	snprintf(name, sizeof(name), "127.0.0.1:%u", ntohs(address.sin_port));
 	cr_assert_eq(transport_pull(source.s->agent->transport, LEG, name, &ticket, source.to), 0);
 	source.control = take_caller(source.door);
-	cr_assert_eq(get_frame(source.control).kind, FRAME_HELLO);
-	get(source.control, payload, sizeof(payload));
+	cr_assert_eq(peer_get_frame(source.control).kind, FRAME_HELLO);
+	peer_get(source.control, payload, sizeof(payload));
 	return source;
 }
 
@@ -606,7 +354,7 @@ tell(struct fake_source *source, uint32_t prefix, uint32_t first, uint32_t count
 		.bytes = count * 16u};
 	if (count <= 8 && first <= 8 - count)
 		frame_encode_digests(xfer_part_digest(source->s->part, first), count, payload);
-	put_frame(source->control, &frame, payload, count * 16u);
+	peer_put_frame(source->control, &frame, payload, count * 16u);
 }
 
 static void
@@ -615,7 +363,7 @@ welcome(struct fake_source *source)
 	struct frame_welcome welcome = {.key = {7}, .bytes = 32 * MIB, .protocol = 1};
 	uint8_t payload[FRAME_WELCOME_BYTES];
 	frame_encode_welcome(&welcome, payload);
-	put_frame(source->control,
+	peer_put_frame(source->control,
 		&(struct frame){.kind = FRAME_WELCOME,
 			.flags = FRAME_DIGESTS,
 			.leg = LEG,
@@ -633,8 +381,8 @@ be_read(void)
 	welcome(&source);
 	tell(&source, 8, 0, 8, 0);
 	source.data = take_caller(source.door);
-	cr_assert_eq(get_frame(source.data).kind, FRAME_JOIN);
-	get(source.data, key, sizeof(key));
+	cr_assert_eq(peer_get_frame(source.data).kind, FRAME_JOIN);
+	peer_get(source.data, key, sizeof(key));
 	cr_assert_eq(key[0], 7);
 	return source;
 }
@@ -644,7 +392,7 @@ give(struct fake_source *source, uint32_t chunk, uint8_t flip)
 {
 	uint8_t *data = source->s->shard.tensors[0] + chunk * CHUNK;
 	data[99] ^= flip;
-	put_frame(source->data,
+	peer_put_frame(source->data,
 		&(struct frame){
 			.kind = FRAME_DATA, .leg = LEG, .first = chunk, .count = 1, .bytes = CHUNK},
 		data, CHUNK);
@@ -662,7 +410,7 @@ leave(struct fake_source *source)
 	source->s->rig.num_agents = 0;
 	xfer_part_release(source->to);
 	rig_shard_fini(&source->copy);
-	finish(source->s);
+	peer_finish(source->s);
 }
 
 static const struct transport_event *
@@ -680,7 +428,7 @@ Test(transport_peer, byte_flipped_once__fetched_again)
 	struct fake_source source = be_read();
 	bool flipped = false;
 	for (int given = 0; given < 9; given++) {
-		struct frame frame = get_frame(source.data);
+		struct frame frame = peer_get_frame(source.data);
 		cr_assert_eq(frame.kind, FRAME_READ);
 		uint8_t flip = frame.first == 3 && !flipped ? 1 : 0;
 		flipped = flipped || flip;
@@ -717,15 +465,15 @@ Test(transport_peer, digests_after_the_bytes__judged_then)
 	uint8_t key[FRAME_KEY_BYTES];
 	welcome(&source);
 	source.data = take_caller(source.door);
-	get_frame(source.data);
-	get(source.data, key, sizeof(key));
+	peer_get_frame(source.data);
+	peer_get(source.data, key, sizeof(key));
 	for (int given = 0; given < 8; given++) {
-		uint32_t chunk = get_frame(source.data).first;
+		uint32_t chunk = peer_get_frame(source.data).first;
 		give(&source, chunk, chunk == 5 ? 1 : 0);
 	}
 	cr_assert_eq(xfer_part_prefix(source.to), 0);
 	tell(&source, 8, 0, 8, 0);
-	struct frame again = get_frame(source.data);
+	struct frame again = peer_get_frame(source.data);
 	cr_assert_eq(again.first, 5);
 	give(&source, 5, 0);
 	rig_wait(&source.s->rig, source.s->agent, TRANSPORT_DONE, LEG);
@@ -747,8 +495,8 @@ Test(transport_peer, source_sends_other_data_than_asked__failed)
 	};
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct fake_source source = be_read();
-		cr_assert_eq(get_frame(source.data).first, 0);
-		put_frame(source.data, &bad[i], NULL, 0);
+		cr_assert_eq(peer_get_frame(source.data).first, 0);
+		peer_put_frame(source.data, &bad[i], NULL, 0);
 		const struct transport_event *failed = expect_failed(&source, TH_E_PROTOCOL);
 		cr_assert(!failed->overwrote);
 		leave(&source);
@@ -759,7 +507,7 @@ Test(transport_peer, source_sends_more_than_asked__failed)
 {
 	struct fake_source source = be_read();
 	for (int given = 0; given < 8; given++)
-		give(&source, get_frame(source.data).first, 0);
+		give(&source, peer_get_frame(source.data).first, 0);
 	/* Everything is here; one more may come too late to matter, or breaks the protocol. */
 	give(&source, 0, 1);
 	while (source.s->agent->num_events == 0)
@@ -770,8 +518,8 @@ Test(transport_peer, source_sends_more_than_asked__failed)
 }
 
 /*
- * It never reads what it is asked for and answers all the same: the questions pile up at the reader,
- * whose memory for them is bounded.
+ * It never reads what it is asked for and answers all the same: the questions pile up at the
+ * reader, whose memory for them is bounded.
  */
 Test(transport_peer, source_answers_before_it_is_asked__failed)
 {
@@ -782,7 +530,7 @@ Test(transport_peer, source_answers_before_it_is_asked__failed)
 	struct frame_welcome hail = {.key = {7}, .bytes = endless.table->bytes, .protocol = 1};
 	uint8_t payload[FRAME_WELCOME_BYTES];
 	frame_encode_welcome(&hail, payload);
-	put_frame(source.control,
+	peer_put_frame(source.control,
 		&(struct frame){.kind = FRAME_WELCOME,
 			.leg = LEG,
 			.count = endless.table->num_chunks,
@@ -792,7 +540,7 @@ Test(transport_peer, source_answers_before_it_is_asked__failed)
 	for (uint32_t c = 0; c < endless.table->num_chunks; c++) {
 		if (rig_find(source.s->agent, TRANSPORT_FAILED, LEG))
 			break;
-		put_frame(source.data,
+		peer_put_frame(source.data,
 			&(struct frame){.kind = FRAME_DATA,
 				.leg = LEG,
 				.first = c,
@@ -840,7 +588,7 @@ Test(transport_peer, source_sends_noise_for_a_welcome__failed)
 	struct fake_source source = be_asked();
 	uint8_t noise[512];
 	memset(noise, 0x5a, sizeof(noise));
-	put(source.control, noise, sizeof(noise));
+	peer_put(source.control, noise, sizeof(noise));
 	expect_failed(&source, TH_E_PROTOCOL);
 	leave(&source);
 }
@@ -849,7 +597,7 @@ Test(transport_peer, source_refuses_with_control_characters__made_harmless)
 {
 	struct fake_source source = be_asked();
 	static const char text[] = "no\n[31m\xff way";
-	put_frame(source.control,
+	peer_put_frame(source.control,
 		&(struct frame){
 			.kind = FRAME_REFUSED, .leg = LEG, .count = 77, .bytes = sizeof(text) - 1},
 		text, sizeof(text) - 1);
@@ -890,8 +638,8 @@ Test(transport_peer, source_that_waits_and_falls_silent__failed)
 	welcome(&source);
 	tell(&source, 0, 0, 8, 0);
 	source.data = take_caller(source.door);
-	get_frame(source.data);
-	get(source.data, key, sizeof(key));
+	peer_get_frame(source.data);
+	peer_get(source.data, key, sizeof(key));
 	int64_t start_ns = th_now_ns();
 	while (th_now_ns() - start_ns < 4 * STALL_NS) {
 		tell(&source, 0, 8, 0, FRAME_WAITING);
