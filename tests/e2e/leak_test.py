@@ -15,7 +15,7 @@ DEADLINE = 4
 
 
 def holdings(pid):
-    """What an agent holds for its workers and peers: descriptors by kind, and mapped memfds."""
+    """What a daemon holds for workers and peers: descriptors by kind, and mapped memfds."""
     kinds = {"memfd": 0, "eventfd": 0, "pidfd": 0, "socket": 0}
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -80,7 +80,8 @@ def kill_at(victim, point):
             c.agent(name, prefix=hosts.prefix(i), data=hosts.address(i))
             attached = lambda: c.thctl("status", agent=name, check=False).returncode == 0
             wait_for(attached, 10, "attached")
-        baseline = {name: holdings(c.agents[name].pid) for name in "ab"}
+        daemons = {"a": c.agents["a"], "b": c.agents["b"], "server": c.server}
+        baseline = {name: holdings(p.pid) for name, p in daemons.items()}
         w, r = c.worker("w", "a"), c.worker("r", "b")
         w.setup(SIZE, model="m", replica="w")
         r.setup(SIZE, model="m", replica="r")
@@ -103,12 +104,12 @@ def kill_at(victim, point):
             if worker.alive():
                 timed(worker, worker.start("close", timeout=DEADLINE), f"{what}: close", ERRORS)
                 assert worker.terminate() in (0, -15)
-        for name, agent in c.agents.items():
-            if agent.alive():
+        for name, daemon in daemons.items():
+            if daemon.alive():
                 wait_for(
-                    lambda: settled(agent, baseline[name]),
+                    lambda: settled(daemon, baseline[name]),
                     5,
-                    f"{what}: {name} holds {holdings(agent.pid)}, before {baseline[name]}",
+                    f"{what}: {name} holds {holdings(daemon.pid)}, before {baseline[name]}",
                 )
         return outcome
 
