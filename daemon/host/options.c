@@ -15,7 +15,8 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/config.h"
 
-const char *argp_program_version = "thagentd " TH_VERSION;
+/* Of libc: it must be seen outside this program, where everything else is hidden. */
+__attribute__((visibility("default"))) const char *argp_program_version = "thagentd " TH_VERSION;
 
 #define OPTIONS_FILE "/etc/tensorhub/thagentd.conf"
 

@@ -10,6 +10,7 @@ from cluster import BUILD, cluster, expect_error, main, wait_for, worker_env
 
 AGENT = os.path.join(BUILD, "daemon", "thagentd")
 SERVER = os.path.join(BUILD, "server", "thserverd")
+CTL = os.path.join(BUILD, "tools", "thctl")
 
 
 def fails(argv, *words, code=None, env=None):
@@ -118,6 +119,13 @@ def bad_options():
         )
 
 
+def versions():
+    for program in (AGENT, SERVER, CTL):
+        p = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20)
+        assert p.returncode == 0, (program, p.returncode, p.stderr)
+        assert p.stdout.startswith(os.path.basename(program) + " 0."), p.stdout
+
+
 def no_agent():
     with cluster(server=False) as c:
         out = c.thctl("-r", os.path.join(c.dir, "nobody"), "status", check=False)
@@ -203,6 +211,7 @@ if __name__ == "__main__":
         a_stale_socket_is_replaced,
         a_port_in_use,
         bad_options,
+        versions,
         no_agent,
         no_server,
         the_server_goes_away,
