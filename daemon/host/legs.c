@@ -136,10 +136,14 @@ static void
 fail_forbidden(struct host *host, const struct agent_action *action, const char *text)
 {
 	struct session *session = session_find(host, action->session);
-	uint64_t source = action->u.leg.grant.source_sid;
-	bool again = session && session->forbidden_source == source;
-	if (session)
+	uint64_t source = action->u.leg.grant.source_sid, gen = action->u.leg.gen;
+	/* Of this operation: the next one's version may be on another host as well. */
+	bool again =
+		session && session->forbidden_source == source && session->forbidden_gen == gen;
+	if (session) {
 		session->forbidden_source = source;
+		session->forbidden_gen = gen;
+	}
 	fail_at_once(host, action, TH_E_NO_PATH, !again, text);
 }
 

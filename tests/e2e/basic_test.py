@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One shard, two agents: the life of a version from publish to close."""
 
+import os
+
 from cluster import cluster, expect_error, main, wait_for
 
 SIZE = 40 << 20
@@ -78,6 +80,31 @@ def same_host():
         assert r.call("digest") == want
 
 
+def a_forbidden_way_beside_another():
+    """A source on this host that may not be read, and one on another: each version comes from
+    there, also when the server has forgotten that the first did not work."""
+    with cluster(server=False) as c:
+        config = os.path.join(c.dir, "server.conf")
+        with open(config, "w", encoding="utf-8") as f:
+            f.write("route.pair_block = 1ms\n")
+        c.start_server(args=("-c", config))
+        c.agent("a", args=("--transport", "tcp"))
+        c.agent("b")
+        near, far = c.worker("near", "a"), c.worker("far", "b")
+        r = c.worker("rollout", "a")
+        for name, w in (("near", near), ("far", far), ("rollout", r)):
+            w.setup(1 << 20, model="m", replica=name)
+        for version in range(1, 4):
+            for w in (near, far):
+                if version > 1:
+                    w.call("unpublish")
+                want = w.call("fill", seed=version)
+                w.call("publish", version=version)
+            result = r.call("update")
+            assert result["version"] == version and result["source"] == "far", result
+            assert r.call("digest") == want
+
+
 def relative_versions():
     with cluster() as c:
         c.agent("a")
@@ -122,6 +149,7 @@ if __name__ == "__main__":
         publish_replicate_update_unpublish,
         a_reader_waits_for_the_version,
         same_host,
+        a_forbidden_way_beside_another,
         relative_versions,
         attributes_and_manifest,
     )
