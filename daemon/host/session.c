@@ -12,6 +12,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include "daemon/host/closer.h"
 #include "daemon/host/host.h"
 #include "daemon/host/operations.h"
 #include "daemon/host/worker.h"
@@ -48,6 +49,7 @@ refuse_connection(struct host *host, int sock, int code, const char *text)
 	struct fdmsg_refused refused = {.code = code};
 	snprintf(refused.text, sizeof(refused.text), "%s", text);
 	(void)fdmsg_send(sock, FDMSG_REFUSED, &refused, sizeof(refused), NULL, 0);
+	fdmsg_discard(sock, closer_close);
 	close(sock);
 	host->counters.connections_refused++;
 	log_warn("session", "connection refused reason=\"%s\"", text);
@@ -103,6 +105,8 @@ disconnect(struct session *session)
 	loop_remove(loop, &session->sock_source);
 	loop_remove(loop, &session->bell_source);
 	loop_remove(loop, &session->end_source);
+	if (session->sock >= 0)
+		fdmsg_discard(session->sock, closer_close);
 	th_fd_close(&session->sock);
 	th_fd_close(&session->bell_in);
 	th_fd_close(&session->bell_out);

@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/host/closer.h"
 #include "daemon/host/documents.h"
 #include "daemon/host/host.h"
 #include "daemon/host/stop.h"
@@ -226,6 +227,7 @@ start(struct host *host, struct th_err *err)
 	host->next_expire_ns = INT64_MAX;
 	snprintf(host->server_text, sizeof(host->server_text), "not reached yet");
 	host->message = th_calloc(1, sizeof(*host->message));
+	host->message->close_fd = closer_close;
 	raise_descriptor_limit();
 	/* The loop first: it blocks the signals, and all later threads inherit that. */
 	int rc = loop_open(&host->loop, stop_signal, host, err);

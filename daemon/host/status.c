@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "daemon/host/closer.h"
 #include "daemon/host/documents.h"
 #include "daemon/host/host.h"
 #include "ipc/base/alloc.h"
@@ -52,6 +53,8 @@ collect(struct host *host, struct counter *out)
 		{"opens_refused", "1", "opens that were refused", c->opens_refused},
 		{"memory_mapped", "1", "memory objects that workers shared", c->memory_mapped},
 		{"memory_refused", "1", "memory objects that cannot be shared", c->memory_refused},
+		{"descriptors_closing", "1", "descriptors of workers that are being closed now",
+			closer_waiting()},
 		{"registrations", "1", "shards registered", c->registrations},
 		{"registrations_refused", "1", "registrations and attributes refused",
 			c->registrations_refused},

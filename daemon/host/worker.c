@@ -295,14 +295,14 @@ worker_opened(struct session *session, int code, const char *text)
 /* ---- memory --------------------------------------------------------------------------------- */
 
 static void
-on_memory(struct session *session, const struct fdmsg_memory *message, int fd)
+on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 {
 	struct host *host = session->host;
 	struct fdmsg_memory_id answer = {.token = message->token};
 	struct th_err err = {0};
 	char label[SESSION_LABEL_BYTES];
 	int rc = memory_add(
-		&session->memory, message, fd, host->options.memory_objects_max, &err, &answer.id);
+		&session->memory, message, *fd, host->options.memory_objects_max, &err, &answer.id);
 	if (rc < 0) {
 		answer.code = rc;
 		snprintf(answer.text, sizeof(answer.text), "%s", err.text);
@@ -310,6 +310,7 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int fd)
 		log_warn("memory", "refused session=%" PRIu64 " shard=%s code=%s reason=\"%s\"",
 			session->id, session_label(session, label), th_errname(rc), err.text);
 	} else {
+		th_fd_close(fd); /* a memfd: its close never waits */
 		snprintf(answer.path, sizeof(answer.path), "direct");
 		host->counters.memory_mapped++;
 	}
@@ -366,7 +367,7 @@ dispatch(struct session *session, struct fdmsg *message)
 	else if (kind == FDMSG_OPEN && greeted)
 		on_open(session, body);
 	else if (kind == FDMSG_MEMORY && open)
-		on_memory(session, body, message->fds[0]);
+		on_memory(session, body, &message->fds[0]);
 	else if (kind == FDMSG_FORGET && open)
 		on_forget(session, body);
 	else if (kind == FDMSG_CLOSE && open)

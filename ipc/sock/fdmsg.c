@@ -14,8 +14,8 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
 
-/* Room for a few descriptors more than any message has: a liar's must be seen to be closed. */
-#define CONTROL_FDS 32u
+/* The kernel's limit (SCM_MAX_FD): those without room would be closed by recvmsg itself. */
+#define CONTROL_FDS 253u
 
 struct shape {
 	uint32_t body_bytes;
@@ -81,9 +81,18 @@ fdmsg_send(int sock, enum fdmsg_kind kind, const void *body, size_t body_bytes, 
 	}
 }
 
+static void
+close_one(fdmsg_close close_fd, int *fd)
+{
+	if (*fd >= 0 && close_fd != NULL)
+		close_fd(th_fd_move(fd));
+	else
+		th_fd_close(fd);
+}
+
 /* Takes all descriptors out of the control data; those for which there is no room are closed. */
 static uint32_t
-take_fds(struct msghdr *msg, int fds[FDMSG_FDS_MAX])
+take_fds(struct msghdr *msg, fdmsg_close close_fd, int *fds, uint32_t room)
 {
 	uint32_t count = 0;
 
@@ -95,10 +104,10 @@ take_fds(struct msghdr *msg, int fds[FDMSG_FDS_MAX])
 		for (size_t i = 0; i < here; i++) {
 			int fd;
 			memcpy(&fd, CMSG_DATA(cmsg) + i * sizeof(int), sizeof(fd));
-			if (count < FDMSG_FDS_MAX)
+			if (count < room)
 				fds[count] = fd;
 			else
-				th_fd_close(&fd);
+				close_one(close_fd, &fd);
 			count++;
 		}
 	}
@@ -143,7 +152,7 @@ fdmsg_recv(int sock, struct fdmsg *ret_msg)
 	} while (bytes < 0 && errno == EINTR);
 	if (bytes < 0)
 		return errno == ECONNRESET ? 0 : -errno;
-	uint32_t num_fds = take_fds(&msg, ret_msg->fds);
+	uint32_t num_fds = take_fds(&msg, ret_msg->close_fd, ret_msg->fds, FDMSG_FDS_MAX);
 	if (bytes == 0 && num_fds == 0)
 		return 0;
 	int rc = check(&msg, ret_msg, (size_t)bytes, num_fds);
@@ -159,5 +168,31 @@ void
 fdmsg_close_fds(struct fdmsg *msg)
 {
 	for (uint32_t i = 0; i < FDMSG_FDS_MAX; i++)
-		th_fd_close(&msg->fds[i]);
+		close_one(msg->close_fd, &msg->fds[i]);
+}
+
+void
+fdmsg_discard(int sock, fdmsg_close close_fd)
+{
+	union {
+		char bytes[CMSG_SPACE(CONTROL_FDS * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	char byte;
+	struct iovec part = {&byte, sizeof(byte)};
+
+	/* What was sent before can still be received; nothing comes after it. */
+	if (shutdown(sock, SHUT_RDWR) < 0)
+		return; /* no connection: nothing in it */
+	for (;;) {
+		struct msghdr msg = {.msg_iov = &part,
+			.msg_iovlen = 1,
+			.msg_control = control.bytes,
+			.msg_controllen = sizeof(control.bytes)};
+		ssize_t bytes = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+		if (bytes < 0 && errno != EINTR && errno != ECONNRESET)
+			return;
+		if (bytes >= 0 && take_fds(&msg, close_fd, NULL, 0) == 0 && bytes == 0)
+			return;
+	}
 }

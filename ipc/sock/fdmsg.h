@@ -125,9 +125,17 @@ struct fdmsg_close {
 int fdmsg_send(int sock, enum fdmsg_kind kind, const void *body, size_t body_bytes, const int *fds,
 	uint32_t num_fds);
 
+/*
+ * How to close a descriptor that came from a stranger. close() of one can take as long as its sender
+ * likes (a socket that lingers, a file of a file system that the sender serves), so a receiver that
+ * must not wait names its own way. NULL: close().
+ */
+typedef void (*fdmsg_close)(int fd);
+
 struct fdmsg { /* a received message; its descriptors belong to the receiver */
 	struct fdmsg_head head;
 	int fds[FDMSG_FDS_MAX]; /* owns; -1 beyond num_fds */
+	fdmsg_close close_fd;   /* the receiver's, kept by fdmsg_recv */
 	size_t body_bytes;
 	_Alignas(8) uint8_t body[FDMSG_BYTES_MAX - sizeof(struct fdmsg_head)];
 };
@@ -140,5 +148,11 @@ struct fdmsg { /* a received message; its descriptors belong to the receiver */
  */
 int fdmsg_recv(int sock, struct fdmsg *ret_msg);
 void fdmsg_close_fds(struct fdmsg *msg); /* those not taken (set to -1) yet */
+
+/*
+ * Before sock is closed: nothing more is sent or received, and the descriptors of what was not
+ * received yet are closed by close_fd, not by the close of sock. Never waits.
+ */
+void fdmsg_discard(int sock, fdmsg_close close_fd);
 
 #endif

@@ -316,6 +316,72 @@ def documents():
         witness.works()
 
 
+def lingering():
+    """A socket whose last close waits for a reader who does not read, and its other end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        s = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    s.setblocking(False)
+    try:
+        while True:
+            s.send(bytes(1 << 16))
+    except BlockingIOError:
+        return s, other
+
+
+def slow_close():
+    """Descriptors that take an hour to close: on every message, in numbers, received or not."""
+    with cluster() as c:
+        witness = Witness(c)
+        a = c.agents["a"]
+        before = len(os.listdir(f"/proc/{a.pid}/fd"))
+        others = []
+
+        def send(s, data, count):
+            slow, other = lingering()
+            others.append(other)
+            try:
+                socket.send_fds(s, [data], [slow.fileno()] * count)
+            except (BrokenPipeError, ConnectionResetError):
+                # Nobody has it but this process, which does not want to wait either.
+                slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes(8))
+            slow.close()
+
+        memory = message(MEMORY, struct.pack("<IIQQQ", 7, 1, 4096, 1 << 30, 0), fds=1)
+        for n in range(3):
+            s, fds = session(a.runtime, f"evil{n}")
+            for _ in range(10):
+                send(s, memory, 1)
+                kind, _body, _fds = receive(s)
+                assert kind == MEMORY_ID, kind
+            witness.works()
+            s.close()
+            for fd in fds:
+                os.close(fd)
+        for count in (1, 6, 250):
+            s = connect(a.runtime)
+            send(s, hello(), count)
+            assert gone(s)
+            s.close()
+        witness.works()
+        # Behind a message that ends the connection: nobody receives these.
+        for _ in range(5):
+            s = connect(a.runtime)
+            s.send(b"x")
+            send(s, hello(), 250)
+            assert gone(s)
+            s.close()
+        witness.works()
+        wait_for(
+            lambda: len(os.listdir(f"/proc/{a.pid}/fd")) <= before + 2,
+            5,
+            "no descriptor is left",
+        )
+        for other in others:
+            other.close()
+
+
 def data_port():
     rng = random.Random(3)
     with cluster() as c:
@@ -349,4 +415,4 @@ def data_port():
 
 
 if __name__ == "__main__":
-    main(descriptor_socket, ring, documents, data_port)
+    main(descriptor_socket, ring, documents, slow_close, data_port)

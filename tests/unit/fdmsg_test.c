@@ -355,3 +355,48 @@ Test(listener, lock_dir__second_agent__is_refused_until_the_first_ends)
 	th_fd_close(&first);
 	cr_assert_eq(listener_lock_dir("/proc/none", &err), -ENOENT);
 }
+
+static unsigned closed_by_hook;
+
+static void
+close_hook(int fd)
+{
+	closed_by_hook++;
+	th_fd_close(&fd);
+}
+
+/* close() of a stranger's descriptor may take for ever: each goes the receiver's way. */
+Test(fdmsg, close_fd__refused_and_unread_messages__every_descriptor_goes_there)
+{
+	const uint8_t bytes[8] = {0};
+	unsigned before = open_fds();
+
+	msg.close_fd = close_hook;
+	send_raw(bytes, sizeof(bytes), 60);
+	cr_assert_eq(fdmsg_recv(ends[1], &msg), -EPROTO);
+	cr_assert_eq(closed_by_hook, 60);
+	send_raw(bytes, sizeof(bytes), 60);
+	send_raw(bytes, sizeof(bytes), 0);
+	send_raw(bytes, 1, 3);
+	fdmsg_discard(ends[1], close_hook);
+	cr_assert_eq(closed_by_hook, 123);
+	cr_assert_eq(open_fds(), before);
+	cr_assert_eq(send(ends[0], bytes, 1, MSG_NOSIGNAL), -1);
+	cr_assert_eq(errno, EPIPE);
+	fdmsg_discard(ends[1], close_hook); /* again is harmless */
+	cr_assert_eq(closed_by_hook, 123);
+}
+
+/* What was said before is still heard. */
+Test(fdmsg, discard__last_words__arrive)
+{
+	const struct fdmsg_forget forget = {3, 0};
+
+	cr_assert_eq(fdmsg_send(ends[1], FDMSG_FORGET, &forget, sizeof(forget), NULL, 0), 0);
+	send_raw("unread", 6, 1);
+	fdmsg_discard(ends[1], NULL);
+	th_fd_close(&ends[1]);
+	cr_assert_eq(fdmsg_recv(ends[0], &msg), 1);
+	cr_assert_eq(msg.head.kind, FDMSG_FORGET);
+	cr_assert_eq(fdmsg_recv(ends[0], &msg), 0);
+}
