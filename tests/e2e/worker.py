@@ -115,6 +115,10 @@ def cmd_wait_version(version, name="s", timeout=20):
     shards[name].wait(lambda l: any(v == version for _, v in l["versions"]), timeout)
 
 
+def cmd_wait_newer(version, name="s", timeout=20):
+    shards[name].wait(lambda l: any(v > version for _, v in l["versions"]), timeout)
+
+
 def cmd_close(name="s", timeout=20, flags=0):
     shards[name].close(timeout, flags)
     del shards[name]
