@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/quickstart with the programs of this build: to its end, and interrupted on the way."""
+
 import os
 import signal
 import subprocess
