@@ -104,9 +104,29 @@ reserve(struct memory_set *set, uint32_t objects_max, struct th_err *err)
 	return 0;
 }
 
+/* Both sums are what was let in here, so neither is beyond its limit. */
+static int
+check_sum(const struct memory_set *set, uint64_t mapped_by_all, uint64_t map_bytes,
+	struct th_err *err)
+{
+	if (map_bytes > MEMORY_BYTES_MAX - set->mapped_bytes)
+		return th_fail(err, TH_E_LIMIT,
+			"a worker may share at most %" PRIu64
+			" bytes of memory; this would be %" PRIu64 " more than the %" PRIu64
+			" that it shares; share only what is registered",
+			MEMORY_BYTES_MAX, map_bytes, set->mapped_bytes);
+	if (map_bytes > MEMORY_BYTES_MAX_ALL - mapped_by_all)
+		return th_fail(err, TH_E_LIMIT,
+			"the workers of this host share %" PRIu64
+			" bytes of memory, and the agent maps at most %" PRIu64
+			"; 'thctl status' names them",
+			mapped_by_all, MEMORY_BYTES_MAX_ALL);
+	return 0;
+}
+
 int
 memory_add(struct memory_set *set, const struct fdmsg_memory *message, int fd, uint32_t objects_max,
-	struct th_err *err, uint32_t *ret_id)
+	uint64_t mapped_by_all, struct th_err *err, uint32_t *ret_id)
 {
 	if (message->kind != FDMSG_MEMFD)
 		return th_fail(err, TH_E_MEMORY_KIND,
@@ -124,7 +144,9 @@ memory_add(struct memory_set *set, const struct fdmsg_memory *message, int fd, u
 	rc = place(message, &st, err, &start, &map_bytes);
 	if (rc < 0)
 		return rc;
-	rc = reserve(set, objects_max, err);
+	rc = check_sum(set, mapped_by_all, map_bytes, err);
+	if (rc == 0)
+		rc = reserve(set, objects_max, err);
 	if (rc < 0)
 		return rc;
 	void *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)start);

@@ -34,11 +34,18 @@ struct memory_set {
 };
 
 /*
- * Maps what message announces and fd is. fd is borrowed: a mapping needs none. 0 and *ret_id, or
+ * A sparse file costs its worker nothing, but the address space of the agent ends (128 TiB), and
+ * with it all that it could still allocate: half of it is for workers, and one has a part of that.
+ */
+#define MEMORY_BYTES_MAX (UINT64_C(1) << 42)
+#define MEMORY_BYTES_MAX_ALL (UINT64_C(1) << 46)
+
+/*
+ * Maps what message announces and fd is. mapped_by_all: by all sets together. fd is borrowed: a mapping needs none. 0 and *ret_id, or
  * TH_E_MEMORY_KIND, TH_E_INVALID, TH_E_LIMIT, -errno with a sentence.
  */
 int memory_add(struct memory_set *set, const struct fdmsg_memory *message, int fd,
-	uint32_t objects_max, struct th_err *err, uint32_t *ret_id);
+	uint32_t objects_max, uint64_t mapped_by_all, struct th_err *err, uint32_t *ret_id);
 
 /* NULL when there is none with this id, or it was forgotten. Valid until the set changes. */
 const struct memory *memory_find(const struct memory_set *set, uint32_t id);

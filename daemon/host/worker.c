@@ -301,8 +301,11 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 	struct fdmsg_memory_id answer = {.token = message->token};
 	struct th_err err = {0};
 	char label[SESSION_LABEL_BYTES];
-	int rc = memory_add(
-		&session->memory, message, *fd, host->options.memory_objects_max, &err, &answer.id);
+	uint64_t mapped = 0;
+	for (const struct session *other = host->sessions; other; other = other->hh.next)
+		mapped += other->memory.mapped_bytes;
+	int rc = memory_add(&session->memory, message, *fd, host->options.memory_objects_max,
+		mapped, &err, &answer.id);
 	if (rc < 0) {
 		answer.code = rc;
 		snprintf(answer.text, sizeof(answer.text), "%s", err.text);

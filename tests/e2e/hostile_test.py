@@ -382,6 +382,40 @@ def slow_close():
             other.close()
 
 
+def address_space():
+    """Sparse files of any size: the agent keeps enough of its address space for everybody else."""
+    with cluster() as c:
+        witness = Witness(c)
+        a = c.agents["a"]
+        keep = []
+        for n in range(20):
+            s, fds = session(a.runtime, f"evil{n}")
+            keep.append(s)
+            for fd in fds:
+                os.close(fd)
+            big = os.memfd_create("big", os.MFD_ALLOW_SEALING)
+            size = 1 << 46
+            os.ftruncate(big, size)
+            codes = set()
+            while size >= 1 << 20:
+                body = struct.pack("<IIQQQ", 7, 1, 4096, size, 0)
+                socket.send_fds(s, [message(MEMORY, body, fds=1)], [big])
+                kind, body, _fds = receive(s)
+                assert kind == MEMORY_ID, kind
+                code = struct.unpack_from("<IIiI", body)[2]
+                if code < 0:
+                    codes.add(code)
+                    size >>= 1
+            os.close(big)
+            assert codes == {-5012}, codes
+        late, fds = session(a.runtime, "late")
+        for fd in fds:
+            os.close(fd)
+        for s in (*keep, late):
+            s.close()
+        witness.works()
+
+
 def data_port():
     rng = random.Random(3)
     with cluster() as c:
@@ -415,4 +449,4 @@ def data_port():
 
 
 if __name__ == "__main__":
-    main(descriptor_socket, ring, documents, slow_close, data_port)
+    main(descriptor_socket, ring, documents, slow_close, address_space, data_port)

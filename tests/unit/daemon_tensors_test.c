@@ -35,7 +35,7 @@ add(struct memory_set *set, int fd, uint32_t kind, uint64_t offset, uint64_t byt
 		.token = 1, .kind = kind, .base = 0x1000, .bytes = bytes, .offset = offset};
 	struct th_err err = {0};
 	uint32_t id = 0;
-	int rc = memory_add(set, &message, fd, 4, &err, &id);
+	int rc = memory_add(set, &message, fd, 4, 0, &err, &id);
 	if (rc < 0)
 		cr_assert(err.text[0] != '\0', "a refusal without a sentence");
 	return rc < 0 ? rc : (int)id;
