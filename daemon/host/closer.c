@@ -44,7 +44,7 @@ run(void *arg)
 		queued--;
 		closing++;
 		pthread_mutex_unlock(&lock);
-		/* No socket, mostly; of one, a thread need not wait for the bytes it has not sent. */
+		/* No socket, mostly; nobody needs to wait for what one has not sent. */
 		(void)setsockopt(entry->fd, SOL_SOCKET, SO_LINGER, &no_linger, sizeof(no_linger));
 		(void)close(entry->fd); /* there is nobody who could do anything about a failure */
 		free(entry);
@@ -93,7 +93,7 @@ closer_close(int fd)
 	}
 	pthread_mutex_unlock(&lock);
 	if (!taken) {
-		/* Kept open it would fill the table of descriptors, which stops the agent as well. */
+		/* Kept open it would fill the table of descriptors, which stops the agent, too. */
 		log_warn("closer", "no thread closes a worker's descriptor fd=%d", fd);
 		free(entry);
 		(void)close(fd);

@@ -41,8 +41,9 @@ struct memory_set {
 #define MEMORY_BYTES_MAX_ALL (UINT64_C(1) << 46)
 
 /*
- * Maps what message announces and fd is. mapped_by_all: by all sets together. fd is borrowed: a mapping needs none. 0 and *ret_id, or
- * TH_E_MEMORY_KIND, TH_E_INVALID, TH_E_LIMIT, -errno with a sentence.
+ * Maps what message announces and fd is. fd is borrowed: a mapping needs none. mapped_by_all: bytes
+ * of all sets together. 0 and *ret_id, or TH_E_MEMORY_KIND, TH_E_INVALID, TH_E_LIMIT, -errno with a
+ * sentence.
  */
 int memory_add(struct memory_set *set, const struct fdmsg_memory *message, int fd,
 	uint32_t objects_max, uint64_t mapped_by_all, struct th_err *err, uint32_t *ret_id);

@@ -126,9 +126,9 @@ int fdmsg_send(int sock, enum fdmsg_kind kind, const void *body, size_t body_byt
 	uint32_t num_fds);
 
 /*
- * How to close a descriptor that came from a stranger. close() of one can take as long as its sender
- * likes (a socket that lingers, a file of a file system that the sender serves), so a receiver that
- * must not wait names its own way. NULL: close().
+ * How to close a descriptor that came from a stranger. close() of one can take as long as its
+ * sender likes (a socket that lingers, a file of a file system that the sender serves), so a
+ * receiver that must not wait names its own way. NULL: close().
  */
 typedef void (*fdmsg_close)(int fd);
 
