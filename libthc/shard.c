@@ -150,7 +150,7 @@ shard_new(void)
 
 	if (shard == NULL)
 		return NULL;
-	shard->message = malloc(sizeof(*shard->message));
+	shard->message = calloc(1, sizeof(*shard->message));
 	if (shard->message == NULL) {
 		free(shard);
 		return NULL;

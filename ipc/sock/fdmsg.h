@@ -135,7 +135,7 @@ typedef void (*fdmsg_close)(int fd);
 struct fdmsg { /* a received message; its descriptors belong to the receiver */
 	struct fdmsg_head head;
 	int fds[FDMSG_FDS_MAX]; /* owns; -1 beyond num_fds */
-	fdmsg_close close_fd;   /* the receiver's, kept by fdmsg_recv */
+	fdmsg_close close_fd;   /* set before the first fdmsg_recv, which keeps it */
 	size_t body_bytes;
 	_Alignas(8) uint8_t body[FDMSG_BYTES_MAX - sizeof(struct fdmsg_head)];
 };

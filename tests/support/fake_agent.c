@@ -570,7 +570,7 @@ fake_agent_start(struct fake_agent *agent)
 	agent->files.fd_w = agent->files.fd_a = -1;
 	for (int i = 0; i < FAKE_CONNECTIONS; i++)
 		agent->connections[i] = -1;
-	agent->message = malloc(sizeof(*agent->message));
+	agent->message = calloc(1, sizeof(*agent->message));
 	agent->wake = doorbell_new();
 	(void)snprintf(path, sizeof(path), "%s/agent.fds", agent->dir);
 	agent->fds_listener = listener_open(path, SOCK_SEQPACKET, (gid_t)-1, NULL);
