@@ -629,6 +629,7 @@ Test(libthc_op, fork__childs_handles__answer_forked_and_parents_work)
 	int status = 1;
 	cr_assert_eq(waitpid(child, &status, 0), child);
 	cr_assert_eq(status, 0);
+	fake_agent_await(&agent, &agent.submissions, 1);
 	script(fake_agent_release(&agent, 0, NULL));
 	cr_assert_eq(thc_op_wait(op, SOON, NULL), 0, "%s", thc_errmsg());
 	thc_op_free(op);
