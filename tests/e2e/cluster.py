@@ -26,6 +26,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.environ["TH_BUILD"]
 SANITIZED = os.environ.get("TH_SANITIZE", "none") != "none"
 FAULTS = os.environ.get("TH_FAULTS_BUILT") == "1"
+LONG = os.environ.get("TH_LONG") == "1"  # every round, not a choice of them
 
 
 class Skip(Exception):
