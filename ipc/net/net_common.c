@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ipc/base/assert.h"
@@ -36,6 +38,23 @@ __lsan_default_suppressions(void)
 static pthread_mutex_t links_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct net_link *links;
 static uint64_t links_number; /* of the last one */
+
+/*
+ * In front of the C library's, for all of a program that links this folder, nng included. A peer
+ * that hangs up before nng has written its greeting makes that write fail with EPIPE, which
+ * nng 1.5.2 takes for its own close: the listener accepts, or the dialer dials, never again. As
+ * ECONNRESET it ends that one connection only. Here, because every user of this folder links
+ * this file; visible, because nng finds it by its name.
+ */
+__attribute__((visibility("default"))) ssize_t
+sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	ssize_t sent = syscall(SYS_sendmsg, fd, message, flags);
+
+	if (sent < 0 && errno == EPIPE)
+		errno = ECONNRESET;
+	return sent;
+}
 
 void
 net_exit(int status)

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
@@ -540,6 +541,70 @@ Test(net, strangers__do_not_hurt_the_others, .timeout = 60)
 	exchange(server, client);
 	net_client_free(client);
 	net_server_free(server);
+}
+
+static int
+local_socket(const char *path, struct sockaddr_un *ret_address)
+{
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	cr_assert_geq(fd, 0);
+	*ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
+	snprintf(ret_address->sun_path, sizeof(ret_address->sun_path), "%s", path);
+	return fd;
+}
+
+/* nng writes its greeting into a connection whose other end has gone: EPIPE. */
+Test(net, guests__that_leave_before_the_greeting__do_not_hurt_the_others, .timeout = 60)
+{
+	char path[64], url[NET_URL_BYTES];
+	struct sockaddr_un address;
+	struct net_server *server;
+	struct net_client *client;
+
+	snprintf(path, sizeof(path), "/tmp/th-net-guests-%d", (int)getpid());
+	snprintf(url, sizeof(url), "ipc://%s", path);
+	server = server_at(url, url);
+	for (int round = 0; round < 1000; round++) {
+		int fd = local_socket(path, &address);
+
+		cr_assert_eq(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+		close(fd);
+	}
+	client = client_of(url);
+	exchange(server, client);
+	net_client_free(client);
+	net_server_free(server);
+	unlink(path);
+}
+
+/* The same for who dials: a server that ends as soon as it has accepted is dialed again. */
+Test(net, hosts__that_leave_before_the_greeting__are_dialed_again, .timeout = 60)
+{
+	char path[64], url[NET_URL_BYTES];
+	struct sockaddr_un address;
+	struct net_server *server;
+	struct net_client *client;
+
+	snprintf(path, sizeof(path), "/tmp/th-net-hosts-%d", (int)getpid());
+	snprintf(url, sizeof(url), "ipc://%s", path);
+	int listener = local_socket(path, &address);
+	cr_assert_eq(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+	cr_assert_eq(listen(listener, 1), 0);
+	client = client_of(url);
+	for (int round = 0; round < 4; round++) {
+		cr_assert(readable(listener, th_now_ns() + PATIENCE_NS), "nobody dials");
+		int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+		cr_assert_geq(fd, 0);
+		close(fd);
+	}
+	close(listener);
+	unlink(path);
+	server = server_at(url, url);
+	exchange(server, client);
+	net_client_free(client);
+	net_server_free(server);
+	unlink(path);
 }
 
 Test(net, many_clients__each_with_a_standing_question, .timeout = 60)
