@@ -91,6 +91,20 @@ struct fdmsg_session {
 	uint64_t next_op;
 };
 
+/*
+ * How the agent reaches the bytes that lie at base in the worker, and what the descriptor is:
+ *
+ *   MEMFD    a memfd that has F_SEAL_SHRINK: the agent maps it ("direct"). The agent adds no seal
+ *            itself: that can wait behind another write to the file. offset: of base in the file.
+ *   FILE     any other file that lies in memory (one that answers F_GET_SEALS: memfd, tmpfs,
+ *            hugetlbfs): the agent reads and writes it through the descriptor ("copy").
+ *   PROCESS  /proc/self/mem of the worker, opened for reading and writing: any other memory
+ *            ("copy"). offset equals base. One message may span all private memory of the process;
+ *            only what a registration names is ever touched. It ends with the process.
+ *
+ * A descriptor that is open for reading only, or sealed against writing, may be registered and
+ * published; as a destination it is refused by the operation (TH_E_MEMORY_KIND).
+ */
 enum fdmsg_memory_kind { FDMSG_MEMFD = 1, FDMSG_FILE, FDMSG_PROCESS, FDMSG_DMABUF, FDMSG_VMM };
 
 struct fdmsg_memory {
@@ -105,8 +119,8 @@ struct fdmsg_memory_id {
 	uint32_t id; /* 1, 2, ... per session, when code is 0 */
 	int32_t code;
 	uint32_t reserved;
-	char path[16]; /* "direct" or "copy" */
-	char text[TH_CTL_TEXT_BYTES];
+	char path[16];                /* "direct" or "copy" */
+	char text[TH_CTL_TEXT_BYTES]; /* why this path; why not, when code is not 0 */
 };
 
 struct fdmsg_forget {
