@@ -115,13 +115,24 @@ form_check(const struct agent_submission *submit, struct th_err *err)
 	return 0;
 }
 
+/*
+ * The others may have unpublished, which acts at the first call, and have closed before this member
+ * called: then its call has succeeded already, and only the server knows.
+ */
+static bool
+may_be_decided(const struct agent *agent, const struct session *session, uint32_t kind)
+{
+	return kind == CTL_OP_UNPUBLISH && session->held.version != TH_NO_VERSION &&
+	       agent->link.attached && session->sid_known;
+}
+
 static int
 state_check(const struct agent *agent, const struct session *session,
 	const struct agent_submission *submit, struct th_err *err)
 {
 	const char *name = ac_call_name(submit->kind);
 
-	if (session->broken)
+	if (session->broken && !may_be_decided(agent, session, submit->kind))
 		return th_fail(err, TH_E_GROUP_BROKEN, "%s", session->broken_text);
 	if (ac_ghost_busy(session))
 		return th_fail(err, TH_E_STATE,
@@ -143,7 +154,7 @@ state_check(const struct agent *agent, const struct session *session,
 		return th_fail(err, TH_E_STATE,
 			"publish: the handle holds version %" PRIu64 "; unpublish it first",
 			session->held.version);
-	if (submit->kind == CTL_OP_UNPUBLISH && session->part == NULL)
+	if (submit->kind == CTL_OP_UNPUBLISH && session->part == NULL && !session->broken)
 		return th_fail(err, TH_E_STATE, "unpublish: the handle holds no version");
 	if (submit->kind == CTL_OP_UPDATE && !agent->link.attached)
 		return th_fail(err, TH_E_NO_SERVER,

@@ -503,6 +503,50 @@ Test(agent_call, broken__event__operation_and_later_ones_answer_it)
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.broken, 1);
 }
 
+static void
+break_group(void)
+{
+	event((struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken = {sid, "shard 1 is lost"}});
+	rig_clear(&rig);
+}
+
+/* The others have unpublished and closed before this member calls: its part is drained already. */
+Test(agent_call, broken__unpublish_was_decided_before__its_outcome)
+{
+	uint64_t gen = rig_publish(&rig, 1, sid, "1");
+	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
+	event(rig_drain(sid, gen, 4));
+	break_group();
+	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 2);
+	outcome(2, 0, TH_NO_VERSION);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate);
+	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.held.version, TH_NO_VERSION);
+	rig_clear(&rig);
+	cr_assert_eq(call(1, CTL_OP_UNPUBLISH, ""), TH_E_GROUP_BROKEN, "nothing is held");
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
+}
+
+Test(agent_call, broken__unpublish_was_not_decided__the_server_says_broken)
+{
+	rig_publish(&rig, 1, sid, "1");
+	break_group();
+	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	outcome(2, TH_E_GROUP_BROKEN, TH_NO_VERSION);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_GROUP_BROKEN);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0, "what is held stays until close");
+}
+
+Test(agent_call, broken__unpublish_without_a_server__broken_at_once)
+{
+	rig_publish(&rig, 1, sid, "1");
+	break_group();
+	rig.mute = true;
+	rig_sleep(&rig, 60 * SEC);
+	cr_assert_eq(call(0, CTL_OP_UNPUBLISH, ""), TH_E_GROUP_BROKEN);
+}
+
 /* ---- within a host ------------------------------------------------------------------- */
 
 static struct ctl_event

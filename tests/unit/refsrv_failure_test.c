@@ -331,6 +331,25 @@ Test(refsrv_failure, close__of_one_member__group_broken_for_the_others)
 	cr_assert_eq(num_members(), 0); /* its part was drained before */
 }
 
+Test(refsrv_failure, close__after_unpublish__a_member_that_calls_later_gets_its_outcome)
+{
+	struct world_member s[2] = {world_member(&w, a, "s", 0, 2), world_member(&w, b, "s", 1, 2)};
+	for (int i = 0; i < 2; i++)
+		world_call(&w, &s[i], CTL_OP_PUBLISH, "1", TH_FOREVER);
+	for (int i = 0; i < 2; i++)
+		cr_assert_eq(world_outcome(&w, &s[i]).code, 0);
+	world_call(&w, &s[0], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	struct ctl_ev_part d0 = world_take_drain(&w, &s[0]), d1 = world_take_drain(&w, &s[1]);
+	cr_assert_eq(world_drain_done(&w, a, &d0), 0);
+	cr_assert_eq(world_drain_done(&w, b, &d1), 0);
+	cr_assert_eq(world_outcome(&w, &s[0]).code, 0);
+	cr_assert_eq(world_close(&w, &s[0], false), 0);
+	world_call(&w, &s[1], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_eq(world_outcome(&w, &s[1]).code, 0);
+	world_call(&w, &s[1], CTL_OP_PUBLISH, "2", TH_FOREVER);
+	cr_assert_eq(world_outcome(&w, &s[1]).code, TH_E_GROUP_BROKEN);
+}
+
 Test(refsrv_failure, close__while_an_operation_gathers__broken_for_all)
 {
 	struct world_member s[2] = {world_member(&w, a, "s", 0, 2), world_member(&w, b, "s", 1, 2)};
