@@ -34,6 +34,7 @@ uint32_t
 thc_shard_events(struct thc_shard *shard)
 {
 	struct shm_line line;
+	uint16_t events[SHM_EV_COUNT];
 	uint32_t mask = 0;
 
 	if (shard_enter(shard, ENTER_LOST | ENTER_UNRESOLVED) < 0)
@@ -41,12 +42,13 @@ thc_shard_events(struct thc_shard *shard)
 	/* Who polls thc_fd has been woken by what a look settles. */
 	if (shard->epoll >= 0 || ring_pending(&shard->ring))
 		shard_look(shard);
-	if (read_line(shard, &line) == 0) {
-		for (uint32_t i = 0; i < SHM_EV_COUNT; i++)
-			if (line.events[i] != shard->events_reported[i])
-				mask |= 1u << i;
-		memcpy(shard->events_reported, line.events, sizeof(line.events));
-	}
+	(void)read_line(shard, &line);
+	/* Also when the line could not be read as a whole: shard_update_fd tells of them too. */
+	ring_events_read(&shard->ring, events);
+	for (uint32_t i = 0; i < SHM_EV_COUNT; i++)
+		if (events[i] != shard->events_reported[i])
+			mask |= 1u << i;
+	memcpy(shard->events_reported, events, sizeof(events));
 	if (shard->lost && !shard->lost_reported) {
 		mask |= THC_EV_AGENT_LOST;
 		shard->lost_reported = true;

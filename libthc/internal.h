@@ -64,11 +64,12 @@ struct thc_op {
 	bool done, collected;
 	bool detached;       /* nobody has a pointer: freed when done and not unresolved */
 	bool cancel_sent;
+	bool cancel_due;     /* the ring was full; counted in shard->cancels_due */
 	int64_t unknown_ns;  /* from here on a missing outcome is THC_E_UNKNOWN */
 	struct th_err outcome;
 	struct thc_result result;
 	uint64_t group_op_seq;
-	uint64_t done_bytes, total_bytes; /* at the end */
+	uint64_t done_bytes, total_bytes; /* as it ended */
 };
 
 struct sent_memory { /* what this session's agent was given */
@@ -122,6 +123,7 @@ struct thc_shard {
 	struct thc_op *running;           /* the group operation, borrowed */
 	struct thc_op *unresolved;        /* ended in THC_E_UNKNOWN, borrowed */
 	bool resolving;                   /* a thread is in thc_resolve */
+	uint32_t cancels_due;     /* of operations that nobody waits for any more */
 	uint32_t num_uncollected; /* finished operations that the caller has not seen yet */
 	uint16_t events_reported[SHM_EV_COUNT];
 
@@ -215,6 +217,8 @@ struct op_request {
 TH_MUST_USE int op_submit(
 	struct thc_shard *shard, const struct op_request *request, struct thc_op **ret_op);
 void op_finish(struct thc_op *op, int code, const char *text); /* from shard.c; may free op */
+/* After completions have been taken: what did not fit into the ring before. */
+void op_send_cancels(struct thc_shard *shard);
 /* Nobody will ask for it any more: cancelled when it still runs, and freed at its end. */
 void op_detach(struct thc_op *op);
 /* thc_close: ends all. */

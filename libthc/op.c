@@ -166,7 +166,24 @@ cancel(struct thc_op *op)
 		.kind = SHM_CANCEL,
 		.slot = (uint16_t)op->slot,
 		.deadline_ns = -1};
-	op->cancel_sent = push(shard, &submission) == 0;
+	/* Where it fails for good the agent is lost, and a detached op is gone with it. */
+	if (push(shard, &submission) == 0)
+		op->cancel_sent = true;
+}
+
+void
+op_send_cancels(struct thc_shard *shard)
+{
+	for (uint32_t slot = 0; slot < SHM_CAPACITY && shard->cancels_due > 0; slot++) {
+		struct thc_op *op = shard->ops[slot];
+		if (op == NULL || !op->cancel_due)
+			continue;
+		cancel(op);
+		if (shard->lost || !op->cancel_sent)
+			return;
+		op->cancel_due = false;
+		shard->cancels_due--;
+	}
 }
 
 /* ---- the end ------------------------------------------------------------------------------- */
@@ -203,7 +220,11 @@ op_finish(struct thc_op *op, int code, const char *text)
 	shard->ops[op->slot] = NULL;
 	if (shard->running == op)
 		shard->running = NULL;
+	if (op->cancel_due)
+		shard->cancels_due--;
+	op->cancel_due = false;
 	op->done = true;
+	ring_progress(&shard->ring, op->slot, op->op_seq, &op->done_bytes, &op->total_bytes);
 	(void)th_fail(&op->outcome, code, "%s", text);
 	if (op->detached) {
 		if (shard->unresolved != op)
@@ -226,8 +247,12 @@ op_detach(struct thc_op *op)
 	cancel(op);
 	/* Losing the agent, just now, ends it too. */
 	bool done = op->done;
-	if (done)
+	if (done) {
 		mark_collected(op);
+	} else if (!op->cancel_sent) {
+		op->cancel_due = true;
+		op->shard->cancels_due++;
+	}
 	op->detached = true;
 	if (done && op->shard->unresolved != op)
 		destroy(op);
@@ -353,10 +378,11 @@ thc_op_wait(struct thc_op *op, int64_t timeout_ms, struct thc_result *ret_result
 	if (rc < 0)
 		return rc;
 	struct thc_shard *shard = op->shard;
-	if (!op->done && !shard->closed) {
+	/* Also when it is done: who polls thc_fd and calls nothing else must see it settled. */
+	if (!shard->closed)
 		shard_look(shard);
+	if (!op->done)
 		rc = wait_done(op, deadline_ns);
-	}
 	if (op->done) {
 		mark_collected(op);
 		rc = outcome(op);
@@ -377,7 +403,7 @@ thc_op_progress(struct thc_op *op, uint64_t *ret_done_bytes, uint64_t *ret_total
 	struct thc_shard *shard = op->shard;
 	uint64_t done = op->done_bytes, total = op->total_bytes;
 	if (!op->done && !shard->closed)
-		ring_progress(&shard->ring, op->slot, &done, &total);
+		ring_progress(&shard->ring, op->slot, op->op_seq, &done, &total);
 	if (ret_done_bytes != NULL)
 		*ret_done_bytes = done;
 	if (ret_total_bytes != NULL)

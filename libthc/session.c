@@ -216,7 +216,6 @@ static int
 join(struct thc_shard *shard, const struct fdmsg_open *open, int64_t until_ns)
 {
 	struct fdmsg_session session;
-	struct shm_line line;
 	struct fdmsg *message = shard->message;
 	int rc = ask(shard, FDMSG_OPEN, open, sizeof(*open), FDMSG_SESSION, until_ns);
 
@@ -238,8 +237,7 @@ join(struct thc_shard *shard, const struct fdmsg_open *open, int64_t until_ns)
 	explicit_bzero(&session.secret, sizeof(session.secret));
 	shard->next_op_seq = session.next_op;
 	/* What happened before this handle was there is not its news. */
-	if (ring_line_read(&shard->ring, &line) == 0)
-		memcpy(shard->events_reported, line.events, sizeof(line.events));
+	ring_events_read(&shard->ring, shard->events_reported);
 	memcpy(shard->model, open->model, sizeof(shard->model));
 	doorbell_arm(&shard->files.w->sleeping);
 	return 0;

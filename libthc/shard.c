@@ -346,7 +346,6 @@ finish_one(struct thc_shard *shard, const struct shm_completion *completion)
 	memcpy(op->result.source, slot.source, sizeof(op->result.source));
 	memcpy(op->result.transport, slot.transport, sizeof(op->result.transport));
 	op->group_op_seq = slot.group_op_seq;
-	ring_progress(&shard->ring, completion->slot, &op->done_bytes, &op->total_bytes);
 	op_finish(op, completion->code, slot.sentence);
 }
 
@@ -367,6 +366,7 @@ shard_collect(struct thc_shard *shard)
 		any = true;
 	}
 	if (any) {
+		op_send_cancels(shard);
 		shard_wake(shard);
 		shard_update_fd(shard);
 	}
@@ -489,14 +489,18 @@ shard_heartbeat_stale(struct thc_shard *shard, const struct shm_line *line)
 static bool
 has_uncollected(struct thc_shard *shard)
 {
-	struct shm_line line;
+	uint16_t events[SHM_EV_COUNT];
 
 	if (shard->lost && !shard->lost_reported)
 		return true;
 	if (shard->num_uncollected > 0)
 		return true;
-	return ring_line_read(&shard->ring, &line) == 0 &&
-	       memcmp(line.events, shard->events_reported, sizeof(line.events)) != 0;
+	/*
+	 * Not by the whole line, which cannot be read while the agent writes it: the doorbell may
+	 * have been drained just now, and nobody would look again.
+	 */
+	ring_events_read(&shard->ring, events);
+	return memcmp(events, shard->events_reported, sizeof(events)) != 0;
 }
 
 void

@@ -195,8 +195,9 @@ submit(struct session *session, const struct shm_submission *submission)
 	session->slots[slot] = (struct session_slot){
 		.busy = true, .kind = submission->kind, .op_seq = submission->op_seq};
 	struct shm_slot running = {.state = SHM_SLOT_RUNNING, .op_seq = submission->op_seq};
-	ring_slot_write(&session->ring, slot, &running);
+	/* In this order: who reads the number of this operation finds no progress of the last. */
 	ring_slot_progress(&session->ring, slot, 0, 0);
+	ring_slot_write(&session->ring, slot, &running);
 	if (!claim_fits(session, slot, submission->kind))
 		return;
 	session_update_claim(session);

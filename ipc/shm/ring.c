@@ -27,11 +27,16 @@
 #define SLOT_WORD_DONE (offsetof(struct shm_slot, done_bytes) / sizeof(uint64_t))
 #define SLOT_WORD_TOTAL (offsetof(struct shm_slot, total_bytes) / sizeof(uint64_t))
 #define LINE_WORDS (sizeof(struct shm_line) / sizeof(uint64_t))
+#define LINE_WORD_EVENTS (offsetof(struct shm_line, events) / sizeof(uint64_t))
+#define EVENTS_WORDS ((SHM_EV_COUNT * sizeof(uint16_t) + 7) / sizeof(uint64_t))
 
 _Static_assert(offsetof(struct shm_slot, sequence) == 0 && offsetof(struct shm_slot, state) == 4 &&
 		       offsetof(struct shm_line, sequence) == 0 &&
 		       offsetof(struct shm_line, safe_to_mutate) == 4,
 	"the first word is a sequence and one 32-bit field");
+_Static_assert(offsetof(struct shm_slot, op_seq) % sizeof(uint64_t) == 0 &&
+		       offsetof(struct shm_line, events) % sizeof(uint64_t) == 0,
+	"what is read alone begins a word");
 
 struct locked_head { /* how the records under a sequence lock begin */
 	_Atomic uint32_t sequence;
@@ -174,11 +179,17 @@ ring_slot_read(const struct ring_worker *ring, uint32_t slot, struct shm_slot *r
 }
 
 void
-ring_progress(const struct ring_worker *ring, uint32_t slot, uint64_t *ret_done_bytes,
-	uint64_t *ret_total_bytes)
+ring_progress(const struct ring_worker *ring, uint32_t slot, uint64_t op_seq,
+	uint64_t *ret_done_bytes, uint64_t *ret_total_bytes)
 {
 	const struct shm_slot *shared = &ring->a->slots[slot % SHM_CAPACITY];
 
+	/* Acquire: the agent has set the progress back before it wrote this number. */
+	if (__atomic_load_n(&shared->op_seq, __ATOMIC_ACQUIRE) != op_seq) {
+		*ret_total_bytes = 0;
+		*ret_done_bytes = 0;
+		return;
+	}
 	/* The total first, as it is written last: done is then never ahead of an unset total. */
 	*ret_total_bytes = atomic_load_explicit(&shared->total_bytes, memory_order_acquire);
 	*ret_done_bytes = atomic_load_explicit(&shared->done_bytes, memory_order_relaxed);
@@ -193,6 +204,18 @@ ring_line_read(const struct ring_worker *ring, struct shm_line *ret_line)
 		return -EAGAIN;
 	memcpy(ret_line, &copy, sizeof(copy));
 	return 0;
+}
+
+void
+ring_events_read(const struct ring_worker *ring, uint16_t ret_events[SHM_EV_COUNT])
+{
+	const uint64_t *from = (const void *)&ring->a->line;
+	uint64_t words[EVENTS_WORDS];
+
+	/* Acquire, as in locked_read; what rang the doorbell was written before. */
+	for (size_t i = 0; i < EVENTS_WORDS; i++)
+		words[i] = __atomic_load_n(&from[LINE_WORD_EVENTS + i], __ATOMIC_ACQUIRE);
+	memcpy(ret_events, words, SHM_EV_COUNT * sizeof(uint16_t));
 }
 
 /* ---- agent --------------------------------------------------------------------------------- */

@@ -13,7 +13,8 @@
  * result in the slot, and the agent does not touch that slot again before its next submission.
  *
  * One thread at a time on each side (libthc: under the shard's mutex), except ring_progress,
- * ring_slot_progress, ring_pending and ring_line_read, which any thread may call.
+ * ring_slot_progress, ring_pending, ring_line_read and ring_events_read, which any thread may
+ * call.
  */
 #ifndef TH_IPC_SHM_RING_H
 #define TH_IPC_SHM_RING_H
@@ -45,9 +46,15 @@ TH_MUST_USE int ring_pop(struct ring_worker *ring, struct shm_completion *ret_co
  */
 TH_MUST_USE int ring_slot_read(
 	const struct ring_worker *ring, uint32_t slot, struct shm_slot *ret_slot);
-void ring_progress(const struct ring_worker *ring, uint32_t slot, uint64_t *ret_done_bytes,
-	uint64_t *ret_total_bytes);
+/* Of this operation: 0 and 0 while the slot still shows the one before. */
+void ring_progress(const struct ring_worker *ring, uint32_t slot, uint64_t op_seq,
+	uint64_t *ret_done_bytes, uint64_t *ret_total_bytes);
 TH_MUST_USE int ring_line_read(const struct ring_worker *ring, struct shm_line *ret_line);
+/*
+ * The line's event counters alone. It cannot fail: a counter is whole while the agent writes the
+ * line, or was stopped while it did, and counters of two moments lie between what they were.
+ */
+void ring_events_read(const struct ring_worker *ring, uint16_t ret_events[SHM_EV_COUNT]);
 
 /* ---- agent --------------------------------------------------------------------------------- */
 
@@ -73,6 +80,7 @@ TH_MUST_USE int ring_take(struct ring_agent *ring, struct shm_submission *ret_su
 TH_MUST_USE int ring_complete(struct ring_agent *ring, const struct shm_completion *completion);
 /* All fields but sequence, done_bytes and total_bytes. */
 void ring_slot_write(struct ring_agent *ring, uint32_t slot, const struct shm_slot *content);
+/* To 0 and 0 before the slot is written for the next operation: see ring_progress. */
 void ring_slot_progress(
 	struct ring_agent *ring, uint32_t slot, uint64_t done_bytes, uint64_t total_bytes);
 /*

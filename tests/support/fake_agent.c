@@ -50,13 +50,13 @@ complete(struct fake_agent *agent, const struct shm_submission *submission, int 
 		completion.op_seq++;
 	if (agent->operation == FAKE_NO_RESULT)
 		slot.state = SHM_SLOT_RUNNING;
-	ring_slot_progress(&agent->ring, submission->slot, 500, 1000);
 	ring_slot_write(&agent->ring, submission->slot, &slot);
+	ring_slot_progress(&agent->ring, submission->slot, 500, 1000);
 	if (agent->operation == FAKE_BAD_INDEX)
 		atomic_store(&agent->files.a->completed, 1000);
 	else
 		TH_ASSERT(ring_complete(&agent->ring, &completion) == 0);
-	TH_ASSERT(doorbell_ring(agent->bell_worker, &agent->files.w->sleeping) >= 0);
+	TH_ASSERT(doorbell_timer_ring(agent->bell_worker, &agent->files.w->sleeping) >= 0);
 }
 
 void
@@ -75,7 +75,35 @@ fake_agent_line(struct fake_agent *agent)
 {
 	agent->line.heartbeat_ns = (uint64_t)th_now_ns();
 	ring_line_write(&agent->ring, &agent->line);
-	TH_ASSERT(doorbell_signal(agent->bell_worker) == 0);
+	TH_ASSERT(doorbell_timer_signal(agent->bell_worker) == 0);
+}
+
+void
+fake_agent_line_half(struct fake_agent *agent)
+{
+	(void)atomic_fetch_or(&agent->files.a->line.sequence, 1u);
+}
+
+/* An operation that is held shows that it runs, and what it has done. */
+static void
+hold(struct fake_agent *agent, const struct shm_submission *submission)
+{
+	const struct shm_slot slot = {.state = SHM_SLOT_RUNNING, .op_seq = submission->op_seq};
+
+	agent->held[submission->slot] = true;
+	agent->held_submission[submission->slot] = *submission;
+	ring_slot_progress(&agent->ring, submission->slot, 0, 0);
+	ring_slot_write(&agent->ring, submission->slot, &slot);
+	ring_slot_progress(&agent->ring, submission->slot, 250, 1000);
+}
+
+static bool
+is_held(const struct fake_agent *agent, const struct shm_submission *submission)
+{
+	if (agent->operation == FAKE_HOLD_ODD)
+		return submission->kind != SHM_WATCH &&
+		       strtoull(submission->version_spec, NULL, 10) % 2 == 1;
+	return agent->operation == FAKE_HOLD;
 }
 
 static void
@@ -83,7 +111,7 @@ take_one(struct fake_agent *agent, const struct shm_submission *submission)
 {
 	if (submission->kind == SHM_CANCEL) {
 		agent->cancels++;
-		if (agent->held[submission->slot] &&
+		if (!agent->ignore_cancel && agent->held[submission->slot] &&
 			agent->held_submission[submission->slot].op_seq == submission->op_seq) {
 			agent->held[submission->slot] = false;
 			complete(agent, &agent->held_submission[submission->slot], -5021,
@@ -93,13 +121,10 @@ take_one(struct fake_agent *agent, const struct shm_submission *submission)
 	}
 	agent->submissions++;
 	agent->submission = *submission;
-	if (agent->operation == FAKE_HOLD) {
-		agent->held[submission->slot] = true;
-		agent->held_submission[submission->slot] = *submission;
-		ring_slot_progress(&agent->ring, submission->slot, 250, 1000);
-	} else {
+	if (is_held(agent, submission))
+		hold(agent, submission);
+	else
 		complete(agent, submission, agent->operation_code, agent->operation_text);
-	}
 }
 
 static void
@@ -110,6 +135,8 @@ take_all(struct fake_agent *agent)
 	if (agent->sock < 0)
 		return;
 	TH_ASSERT(doorbell_drain(agent->bell_agent) >= 0);
+	if (agent->operation == FAKE_DEAF)
+		return;
 	doorbell_arm(&agent->files.a->sleeping);
 	while (ring_take(&agent->ring, &submission) == 1)
 		take_one(agent, &submission);
@@ -266,7 +293,7 @@ on_connect(struct fake_agent *agent)
 	end_session(agent);
 	agent->sock = sock;
 	agent->bell_agent = doorbell_new();
-	agent->bell_worker = doorbell_new();
+	agent->bell_worker = doorbell_timer_new();
 	TH_ASSERT(agent->bell_agent >= 0 && agent->bell_worker >= 0);
 	TH_ASSERT(segment_agent_new(&agent->files) == 0);
 	ring_agent_init(&agent->ring, agent->files.w, agent->files.a);

@@ -32,6 +32,8 @@ enum fake_open {
 enum fake_operation {
 	FAKE_COMPLETE, /* with code, at once */
 	FAKE_HOLD,     /* until it is cancelled, or fake_agent_release */
+	FAKE_HOLD_ODD, /* those of an odd version; the others complete at once */
+	FAKE_DEAF,     /* takes no submission, as one that is stopped; answers all else */
 	FAKE_BAD_OP_SEQ,
 	FAKE_NO_RESULT,
 	FAKE_BAD_INDEX,
@@ -54,6 +56,7 @@ struct fake_agent {
 	uint32_t protocol, tensors_max;
 	int refuse_code, operation_code, memory_code, close_code, request_code;
 	bool close_silent, request_silent, request_garbage, request_hang_up, unexpected_message;
+	bool ignore_cancel; /* as of an operation that has begun */
 	const char *refuse_text, *operation_text;
 	const uint8_t *manifest, *attributes; /* what thc_get_manifest gets; NULL: not available */
 	size_t manifest_bytes, attributes_bytes, blob_part_bytes;
@@ -92,6 +95,8 @@ void fake_agent_unlock(struct fake_agent *agent);
 void fake_agent_release(struct fake_agent *agent, int code, const char *text);
 /* Under the lock. Writes agent->line; rings the worker. */
 void fake_agent_line(struct fake_agent *agent);
+/* Under the lock. As if it was stopped in the middle of its next heartbeat; until the next line. */
+void fake_agent_line_half(struct fake_agent *agent);
 void fake_agent_hang_up(struct fake_agent *agent);
 /* Not under the lock. Returns when the thread does nothing any more, or goes on. */
 void fake_agent_freeze(struct fake_agent *agent, bool freeze);

@@ -319,9 +319,12 @@ Test(ring, slot__written__is_read_back_whole_and_progress_stays)
 	cr_assert_str_eq(out.transport, "tcp");
 	cr_assert_str_eq(out.source, "trainer");
 	cr_assert_str_eq(out.sentence, "tensor w differs");
-	ring_progress(&worker, 63, &done, &total);
+	ring_progress(&worker, 63, 7, &done, &total);
 	cr_assert_eq(done, 10);
 	cr_assert_eq(total, 20);
+	ring_progress(&worker, 63, 8, &done, &total);
+	cr_assert_eq(done, 0);
+	cr_assert_eq(total, 0);
 }
 
 Test(ring, slot_read__texts_without_end__are_terminated)
@@ -355,7 +358,12 @@ Test(ring, line__agent_dies_in_a_write__reader_ends_and_next_writer_recovers)
 	atomic_store(&agent_segment.a->line.sequence, 7);
 	cr_assert_eq(ring_line_read(&worker, &out), -EAGAIN);
 	cr_assert_eq(out.generation, 77);
+	uint16_t events[SHM_EV_COUNT] = {9, 9, 9, 9, 9, 9};
+	ring_events_read(&worker, events); /* these it can */
+	cr_assert_eq(memcmp(events, agent_segment.a->line.events, sizeof(events)), 0);
 	ring_line_write(&agent, &line);
+	ring_events_read(&worker, events);
+	cr_assert_eq(memcmp(events, line.events, sizeof(events)), 0);
 	cr_assert_eq(ring_line_read(&worker, &out), 0);
 	cr_assert_eq(out.held_version, 5);
 	cr_assert_eq(out.generation, 9);
