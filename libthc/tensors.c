@@ -52,8 +52,8 @@ sent_add(struct thc_shard *shard, uint64_t serial)
 
 	if (more == NULL)
 		return shim_fail(-ENOMEM, "out of memory for a memory object");
+	shard->sent = more; /* before the search: the old array may be gone */
 	size_t index = sent_index(shard, serial);
-	shard->sent = more;
 	memmove(&more[index + 1], &more[index], (shard->num_sent - index) * sizeof(*more));
 	more[index] = (struct sent_memory){.serial = serial, .id = shard->memory_answer.id};
 	memcpy(more[index].path, shard->memory_answer.path, sizeof(more[index].path));
