@@ -29,6 +29,7 @@
 #include "ipc/shm/ring.h"
 #include "ipc/shm/segment.h"
 #include "ipc/sock/fdmsg.h"
+#include "libthc/ranges.h"
 #include "libthc/sp_req.h"
 #include "libthc/thc.h"
 
@@ -73,7 +74,7 @@ struct thc_op {
 };
 
 struct sent_memory { /* what this session's agent was given */
-	uint64_t serial; /* of the memory object, see memory.h */
+	uint64_t serial; /* of the memory object, see memory.h; or PRIVATE_SERIAL */
 	uint32_t id;     /* by the agent */
 	char path[16];   /* "direct", "copy" */
 };
@@ -83,9 +84,11 @@ struct held_memory { /* acquired by the registration */
 	uint64_t serial;
 };
 
-struct placed_tensor { /* of the registration, for thc_memory_path */
+struct placed_tensor { /* of the registration, for thc_memory_path and sentences */
 	char *name;        /* owns */
-	uint64_t serial;   /* of its memory object; 0: has no bytes */
+	uint64_t serial;   /* as in sent_memory; 0: has no bytes */
+	const char *reason; /* of its memory object, or NULL */
+	uint64_t start, bytes;
 };
 
 enum registration { REGISTRATION_NONE, REGISTRATION_DONE, REGISTRATION_UNKNOWN };
@@ -99,6 +102,7 @@ struct thc_shard {
 	uint64_t session;
 	uint8_t secret[16];
 	uint32_t tensors_max;
+	uint32_t open_flags;
 
 	/* All below: under lock. */
 	uint32_t refs;   /* the caller's handle, calls inside, operations: the memory */
@@ -113,6 +117,7 @@ struct thc_shard {
 	int kick; /* owns: eventfd that wakes the thread that polls for all */
 	int epoll, uncollected; /* own; -1 until thc_fd: an epoll set, and an eventfd in it */
 	bool uncollected_set;
+	int process_memory; /* owns: /proc/self/mem while the agent is given it; else -1 */
 	struct segment_worker files; /* owns */
 	struct ring_worker ring;
 	struct fdmsg *message; /* owns: room for one */
@@ -141,6 +146,7 @@ struct thc_shard {
 	size_t num_held;
 	struct placed_tensor *placed; /* owns; by name bytewise */
 	size_t num_placed;
+	struct ranges ranges; /* of the registration */
 	struct thc_attribute *attributes; /* owns: names and values too; by name bytewise */
 	size_t num_attributes;
 	bool attributes_changed; /* the agent has another set */
@@ -256,7 +262,21 @@ void attributes_free(struct thc_shard *shard);
 
 /* ---- tensors.c ----------------------------------------------------------------------------- */
 
+/* In place of a serial: what is reached through /proc/self/mem. */
+#define PRIVATE_SERIAL UINT64_MAX
 void tensors_release(struct thc_shard *shard);                   /* the agent has let go of them */
 void tensors_forget(struct thc_shard *shard, uint64_t serial);   /* a memory object is gone */
+
+/* ---- private.c ----------------------------------------------------------------------------- */
+
+/* Opens shard->process_memory. */
+TH_MUST_USE int private_open(struct thc_shard *shard);
+void private_close(struct thc_shard *shard);
+/*
+ * Before an operation (its name), under the lock: that the registered memory is still there, and
+ * writable for a destination. THC_E_STALE_MEMORY, THC_E_MEMORY_KIND or -errno with a sentence.
+ */
+TH_MUST_USE int private_look(
+	const struct thc_shard *shard, const char *operation, bool destination);
 
 #endif

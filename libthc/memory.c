@@ -10,17 +10,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "libthc/internal.h"
+#include "libthc/maps.h"
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
 #ifndef MFD_HUGE_2MB /* only in the kernel's header, which does not go with the C library's */
@@ -76,21 +79,26 @@ lookup(uintptr_t start, uint64_t serial)
 	return index > 0 && entries[index - 1].object.serial == serial ? &entries[index - 1] : NULL;
 }
 
-bool
+enum memory_place
 memory_find(uintptr_t start, uint64_t bytes, struct memory_object *ret_object)
 {
-	bool found = false;
+	enum memory_place place = MEMORY_OUTSIDE;
 
 	memory_lock();
 	size_t index = upper(start);
-	if (index > 0) {
+	if (index > 0 &&
+		start - entries[index - 1].object.start < entries[index - 1].object.bytes) {
 		const struct memory_object *object = &entries[index - 1].object;
-		found = th_range_fits(start - object->start, bytes, object->bytes);
-		if (found)
+		place = MEMORY_PARTLY;
+		if (th_range_fits(start - object->start, bytes, object->bytes)) {
+			place = MEMORY_INSIDE;
 			*ret_object = *object;
+		}
+	} else if (index < num_entries && entries[index].object.start - start < bytes) {
+		place = MEMORY_PARTLY;
 	}
 	memory_unlock();
-	return found;
+	return place;
 }
 
 int
@@ -142,6 +150,16 @@ add(const struct entry *entry)
 
 /* ---- thc_alloc ----------------------------------------------------------------------------- */
 
+/* All pages of a file are there afterwards: no later touch can fail, here or in the agent. */
+static int
+populate(int fd, uint64_t bytes)
+{
+	while (fallocate(fd, 0, 0, (off_t)bytes) < 0)
+		if (errno != EINTR)
+			return -errno;
+	return 0;
+}
+
 static int
 map_memfd(unsigned memfd_flags, uint64_t bytes, struct entry *ret_entry)
 {
@@ -158,15 +176,20 @@ map_memfd(unsigned memfd_flags, uint64_t bytes, struct entry *ret_entry)
 	else if ((map = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) ==
 		 MAP_FAILED)
 		rc = -errno;
+	/* A mapping only reserves huge pages; a control group or a node may refuse them later. */
+	if (rc == 0 && (memfd_flags & MFD_HUGETLB) != 0)
+		rc = populate(fd, bytes);
 	if (rc < 0) {
+		if (map != MAP_FAILED)
+			(void)munmap(map, (size_t)bytes);
 		th_fd_close(&fd);
 		return rc;
 	}
 	*ret_entry = (struct entry){.object = {.start = (uintptr_t)map,
 					    .bytes = bytes,
+					    .way = WAY_MAPPED,
 					    .fd = fd,
-					    .allocated = true,
-					    .direct = true},
+					    .allocated = true},
 		.map_bytes = bytes};
 	return 0;
 }
@@ -179,22 +202,23 @@ unmap_entry(struct entry *entry)
 	th_fd_close(&entry->object.fd);
 }
 
-/* A hugetlb mapping is reserved whole at mmap, so it cannot fail at a later touch. */
 static int
 allocate(uint64_t bytes, uint32_t flags, struct entry *ret_entry)
 {
-	uint64_t whole;
+	bool huge = (flags & THC_ALLOC_HUGE) != 0;
+	uint64_t page = huge ? HUGE_BYTES : (uint64_t)sysconf(_SC_PAGESIZE), whole;
+	int rc = -ENOMEM;
 
-	if ((flags & THC_ALLOC_HUGE) != 0 && th_align_up_u64(bytes, HUGE_BYTES, &whole) &&
-		whole <= INT64_MAX && map_memfd(MFD_HUGETLB | MFD_HUGE_2MB, whole, ret_entry) == 0)
-		return 0;
-	if (!th_align_up_u64(bytes, (uint64_t)sysconf(_SC_PAGESIZE), &whole) || whole > INT64_MAX)
-		return -ENOMEM;
-	int rc = map_memfd(0, whole, ret_entry);
-	/* Best effort: shmem may be set to take the advice, or not. */
-	if (rc == 0 && (flags & THC_ALLOC_HUGE) != 0)
-		(void)madvise((void *)ret_entry->object.start, (size_t)whole, MADV_HUGEPAGE);
-	return rc;
+	if (th_align_up_u64(bytes, page, &whole) && whole <= INT64_MAX)
+		rc = map_memfd(huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0, whole, ret_entry);
+	if (rc < 0 && huge)
+		return shim_fail(rc,
+			"flags: %" PRIu64 " bytes of huge pages are not to be had (%s); raise "
+			"vm.nr_hugepages, or leave THC_ALLOC_HUGE out",
+			bytes, th_strerror(rc));
+	if (rc < 0)
+		return shim_fail(rc, "allocating %" PRIu64 " bytes: %s", bytes, th_strerror(rc));
+	return 0;
 }
 
 int
@@ -211,7 +235,7 @@ thc_alloc(uint64_t bytes, uint32_t flags, void **ret_ptr)
 	shard_process_init();
 	int rc = allocate(bytes, flags, &entry);
 	if (rc < 0)
-		return shim_fail(rc, "allocating %" PRIu64 " bytes: %s", bytes, th_strerror(rc));
+		return rc;
 	memory_lock();
 	rc = add(&entry);
 	memory_unlock();
@@ -228,10 +252,8 @@ thc_alloc(uint64_t bytes, uint32_t flags, void **ret_ptr)
 /* ---- thc_import ---------------------------------------------------------------------------- */
 
 static int
-check_import(uintptr_t start, uint64_t bytes, int fd, uint64_t fd_offset)
+check_import(uintptr_t start, uint64_t bytes, int fd)
 {
-	struct stat st;
-
 	if (start == 0)
 		return shim_fail(THC_E_INVALID, "addr: is NULL");
 	if (bytes == 0)
@@ -239,76 +261,127 @@ check_import(uintptr_t start, uint64_t bytes, int fd, uint64_t fd_offset)
 	if (bytes > UINTPTR_MAX - start)
 		return shim_fail(
 			THC_E_INVALID, "bytes: %" PRIu64 " reach beyond the address space", bytes);
-	if (fcntl(fd, F_GETFD) < 0 || fstat(fd, &st) < 0)
+	if (fcntl(fd, F_GETFD) < 0)
 		return shim_fail(THC_E_INVALID, "fd: %d is no open descriptor", fd);
-	if (S_ISREG(st.st_mode) && !th_range_fits(fd_offset, bytes, (uint64_t)st.st_size))
-		return shim_fail(THC_E_INVALID,
-			"fd_offset: %" PRIu64 " bytes from %" PRIu64 " are not in a file of %lld",
-			bytes, fd_offset, (long long)st.st_size);
 	return 0;
 }
 
-/* One line of /proc/self/maps. */
-struct mapping {
-	uintptr_t start, end;
-	char perms[5];
-	uint64_t offset, ino;
-	unsigned major, minor;
-};
-
-static bool
-next_mapping(FILE *maps, char **line, size_t *room, struct mapping *ret_mapping)
-{
-	return getline(line, room, maps) > 0 &&
-	       sscanf(*line, "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNx64 " %x:%x %" SCNu64,
-		       &ret_mapping->start, &ret_mapping->end, ret_mapping->perms,
-		       &ret_mapping->offset, &ret_mapping->major, &ret_mapping->minor,
-		       &ret_mapping->ino) == 7;
-}
-
 /*
- * The agent maps the descriptor, the caller says where its own mapping is: when the two are not the
- * same bytes, weights would silently be read from and written to the wrong place.
+ * The agent takes the descriptor, the caller says where its own mapping is: when the two are not
+ * the same bytes, weights would silently be read from and written to the wrong place.
  */
-static bool
-is_mapping_of(FILE *maps, const struct memory_object *object, const struct stat *st)
+static int
+is_mapping_of(struct maps *maps, const struct memory_object *object, const struct stat *st)
 {
-	struct mapping mapping;
-	char *line = NULL;
-	size_t room = 0;
 	uintptr_t at = object->start, end = object->start + object->bytes;
+	struct mapping mapping;
 
-	while (at < end && next_mapping(maps, &line, &room, &mapping)) {
-		if (mapping.end <= at)
-			continue;
-		uint64_t offset = mapping.offset + (at - mapping.start);
-		if (mapping.start > at || mapping.perms[3] != 's' || mapping.ino != st->st_ino ||
-			mapping.major != major(st->st_dev) || mapping.minor != minor(st->st_dev) ||
-			offset != object->fd_offset + (at - object->start))
-			break;
+	while (at < end) {
+		int rc = maps_find(maps, at, &mapping);
+		if (rc < 0)
+			return rc;
+		if (rc == 0 || mapping.start > at || !mapping.shared ||
+			mapping.inode != st->st_ino || mapping.major != major(st->st_dev) ||
+			mapping.minor != minor(st->st_dev) ||
+			mapping.offset + (at - mapping.start) !=
+				object->fd_offset + (at - object->start))
+			return 0;
 		at = mapping.end;
 	}
-	free(line);
-	return at >= end;
+	return 1;
 }
 
 static int
-check_mapping(const struct memory_object *object)
+check_mapping(const struct memory_object *object, const struct stat *st)
+{
+	struct maps maps;
+	int rc = maps_begin(&maps, 0);
+
+	if (rc == 0) {
+		rc = is_mapping_of(&maps, object, st);
+		maps_end(&maps);
+	}
+	if (rc < 0)
+		log_warn("libthc", "an import cannot be checked without /proc/self/maps");
+	return rc != 0 ? 0
+		       : shim_fail(THC_E_INVALID,
+				 "addr: is not a shared mapping of fd from fd_offset on");
+}
+
+/*
+ * A description of the file that nobody else has, so that no flag of it changes later: a write
+ * through one that appends goes to the end, wherever it was meant to go.
+ */
+static int
+reopen(int fd, bool writable)
+{
+	char path[40];
+
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	int own = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+	if (own >= 0)
+		return own;
+	int flags = fcntl(fd, F_GETFL);
+	if (flags < 0 || (flags & O_APPEND) != 0)
+		return -EACCES;
+	own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	return own < 0 ? -errno : own;
+}
+
+/*
+ * Only a file that lies in memory is asked anything, and used: what another process serves may
+ * answer when it likes. Such a one has seals, if only the one against seals.
+ */
+static int
+choose_way(int fd, struct memory_object *object)
+{
+	struct statfs fs;
+	int flags = fcntl(fd, F_GETFL), mode = flags & O_ACCMODE;
+
+	object->way = WAY_PROCESS;
+	object->fd = -1;
+	object->reason = "no file that lies in memory";
+	if (flags < 0 || fcntl(fd, F_GET_SEALS) < 0)
+		return 0;
+	if (mode == O_RDWR) /* refused where it cannot be: then it may shrink */
+		(void)fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK);
+	int seals = fcntl(fd, F_GET_SEALS);
+	bool writable = mode == O_RDWR && (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) == 0;
+	if (writable && (seals & F_SEAL_SHRINK) != 0) {
+		object->way = WAY_MAPPED;
+		object->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+		return object->fd < 0 ? -errno : 0;
+	}
+	object->reason = "it is open for writing only";
+	if (mode == O_WRONLY)
+		return 0;
+	object->reason = "a file of huge pages that may shrink";
+	if (fstatfs(fd, &fs) < 0 || fs.f_type != TMPFS_MAGIC)
+		return 0;
+	int own = reopen(fd, writable);
+	object->reason = "it appends, and cannot be opened anew";
+	if (own < 0)
+		return own == -EACCES ? 0 : own;
+	object->way = WAY_FILE;
+	object->fd = own;
+	object->read_only = !writable;
+	object->reason = writable ? "a file in memory that may shrink"
+				  : "a file in memory that cannot be written";
+	return 0;
+}
+
+static int
+check_file(const struct memory_object *object)
 {
 	struct stat st;
-	FILE *maps = fopen("/proc/self/maps", "re");
 
-	if (maps == NULL || fstat(object->fd, &st) < 0) {
-		log_warn("libthc", "an import cannot be checked without /proc/self/maps");
-		if (maps != NULL)
-			(void)fclose(maps);
-		return 0;
-	}
-	bool good = is_mapping_of(maps, object, &st);
-	(void)fclose(maps);
-	return good ? 0
-		    : shim_fail(THC_E_INVALID,
-			      "addr: is not a shared mapping of fd from fd_offset on");
+	if (fstat(object->fd, &st) < 0)
+		return shim_fail(-errno, "fd: fstat: %s", th_strerror(-errno));
+	if (!th_range_fits(object->fd_offset, object->bytes, (uint64_t)st.st_size))
+		return shim_fail(THC_E_INVALID,
+			"fd_offset: %" PRIu64 " bytes from %" PRIu64 " are not in a file of %lld",
+			object->bytes, object->fd_offset, (long long)st.st_size);
+	return check_mapping(object, &st);
 }
 
 int
@@ -316,21 +389,16 @@ thc_import(void *addr, uint64_t bytes, int fd, uint64_t fd_offset)
 {
 	struct entry entry = {
 		.object = {.start = (uintptr_t)addr, .bytes = bytes, .fd_offset = fd_offset}};
-	int rc = check_import((uintptr_t)addr, bytes, fd, fd_offset);
+	int rc = check_import((uintptr_t)addr, bytes, fd);
 
 	if (rc < 0)
 		return rc;
 	shard_process_init();
-	entry.object.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	if (entry.object.fd < 0)
-		return shim_fail(
-			-errno, "fd: %d cannot be duplicated: %s", fd, th_strerror(-errno));
-	/* A memfd that cannot shrink is mapped; the seal is added where it is missing. */
-	(void)fcntl(entry.object.fd, F_ADD_SEALS, F_SEAL_SHRINK);
-	int seals = fcntl(entry.object.fd, F_GET_SEALS);
-	entry.object.direct = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
-	/* What is no memfd cannot be registered, and its numbers in maps may be another layer's. */
-	rc = entry.object.direct ? check_mapping(&entry.object) : 0;
+	rc = choose_way(fd, &entry.object);
+	if (rc < 0)
+		return shim_fail(rc, "fd: %d cannot be duplicated: %s", fd, th_strerror(rc));
+	/* Of any other file the mapping is used, and not what the caller says of it. */
+	rc = entry.object.fd >= 0 ? check_file(&entry.object) : 0;
 	if (rc < 0) {
 		th_fd_close(&entry.object.fd);
 		return rc;

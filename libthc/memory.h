@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * memory - the memory of this process that agents can be given: thc_alloc'd and imported objects.
+ * memory - the memory of this process that was made known: thc_alloc'd and imported objects, and
+ * how the agent reaches each.
  *
  * One registry for the process, because memory outlives handles. Any thread; its lock is the last
  * in the order of internal.h.
@@ -13,19 +14,28 @@
 
 #include "ipc/base/checked.h"
 
-struct memory_object {
-	uint64_t
-		serial; /* 1, 2, ...; never used again */
-	uintptr_t start;
-	uint64_t bytes;
-	int fd; /* owned by the registry; stays open while the object is acquired */
-	uint64_t fd_offset;
-	bool allocated; /* by thc_alloc, not imported */
-	bool direct; /* a memfd that cannot shrink */
+enum memory_way {
+	WAY_NONE,    /* no bytes */
+	WAY_MAPPED,  /* the agent maps the descriptor: a memfd that cannot shrink */
+	WAY_FILE,    /* it reads and writes the descriptor */
+	WAY_PROCESS, /* by its address, through /proc/self/mem */
 };
 
-/* The object in which all of [start, start + bytes) lies, copied. False: there is none. */
-bool memory_find(uintptr_t start, uint64_t bytes, struct memory_object *ret_object);
+struct memory_object {
+	uint64_t serial; /* 1, 2, ...; never used again */
+	uintptr_t start;
+	uint64_t bytes;
+	enum memory_way way;
+	int fd; /* owned by the registry; open while the object is acquired; -1 for WAY_PROCESS */
+	uint64_t fd_offset;
+	bool allocated;     /* by thc_alloc, not imported */
+	bool read_only;     /* the descriptor cannot be written */
+	const char *reason; /* static: why it is not mapped */
+};
+
+enum memory_place { MEMORY_OUTSIDE, MEMORY_PARTLY, MEMORY_INSIDE };
+/* Of [start, start + bytes) and the objects; the object inside which all of it lies is copied. */
+enum memory_place memory_find(uintptr_t start, uint64_t bytes, struct memory_object *ret_object);
 /* While acquired it is neither freed nor forgotten. -ENOENT: it is gone already. */
 TH_MUST_USE int memory_acquire(uintptr_t start, uint64_t serial);
 void memory_release(uintptr_t start, uint64_t serial);

@@ -35,6 +35,8 @@ begin(struct thc_shard *shard, struct call *call, int64_t timeout_ms, struct thc
 			rc = shim_fail(THC_E_STATE,
 				"an operation of this handle runs; only one runs at a time");
 	}
+	if (rc == 0 && call->needs_tensors)
+		rc = private_look(shard, call->name, call->request.kind != SHM_PUBLISH);
 	if (rc == 0 && call->request.kind == SHM_PUBLISH)
 		rc = attributes_send(shard, call->request.deadline_ns);
 	if (rc == 0)

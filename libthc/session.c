@@ -265,6 +265,7 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 	struct thc_shard *shard = shard_new();
 	if (shard == NULL)
 		return shim_fail(-ENOMEM, "out of memory for a handle");
+	shard->open_flags = opts->flags;
 	/* In the list at once: a fork meanwhile must find the descriptors. */
 	shard_list_add(shard);
 	int64_t until_ns = deadline_with_grace(deadline_ns);

@@ -68,6 +68,7 @@ fork_child(void)
 		th_fd_close(&shard->kick);
 		th_fd_close(&shard->epoll);
 		th_fd_close(&shard->uncollected);
+		th_fd_close(&shard->process_memory);
 		th_fd_close(&shard->request.fd);
 	}
 	list = NULL;
@@ -170,6 +171,7 @@ shard_new(void)
 	shard->kick = -1;
 	shard->epoll = -1;
 	shard->uncollected = -1;
+	shard->process_memory = -1;
 	shard->request.fd = -1;
 	return shard;
 }
@@ -185,6 +187,7 @@ tear_down(struct thc_shard *shard)
 	th_fd_close(&shard->kick);
 	th_fd_close(&shard->epoll);
 	th_fd_close(&shard->uncollected);
+	th_fd_close(&shard->process_memory);
 	sp_req_close(&shard->request);
 	segment_worker_unmap(&shard->files);
 }

@@ -2,8 +2,9 @@
 /*
  * tensors - thc_register, thc_unregister, thc_memory_path.
  *
- * Each memory object is given to the agent once per session, with a descriptor, and gets an id;
- * then the rows go as a document that names places by id and offset. A registration whose answer
+ * Each memory object is given to the agent once per session, with a descriptor, and gets an id; so
+ * is /proc/self/mem, once a tensor needs it. Then the rows go as a document that names places by id
+ * and offset. A registration whose answer
  * did not come is REGISTRATION_UNKNOWN: its memory stays held, and the next call undoes it first.
  */
 #include "libthc/tensors.h"
@@ -62,17 +63,14 @@ sent_add(struct thc_shard *shard, uint64_t serial)
 	return 0;
 }
 
+/* message: without its token. */
 static int
-send_memory(struct thc_shard *shard, const struct memory_object *object, int64_t until_ns)
+send_memory(struct thc_shard *shard, uint64_t serial, struct fdmsg_memory *message, int fd,
+	int64_t until_ns)
 {
-	const struct fdmsg_memory message = {.token = ++shard->next_token,
-		.kind = FDMSG_MEMFD,
-		.base = object->start,
-		.bytes = object->bytes,
-		.offset = object->fd_offset};
-
+	message->token = ++shard->next_token;
 	shard->memory_answered = false;
-	int rc = shard_send(shard, FDMSG_MEMORY, &message, sizeof(message), &object->fd, until_ns);
+	int rc = shard_send(shard, FDMSG_MEMORY, message, sizeof(*message), &fd, until_ns);
 	if (rc == 0)
 		rc = shard_await(shard, &shard->memory_answered, until_ns, false);
 	if (rc == -ETIMEDOUT) {
@@ -88,7 +86,35 @@ send_memory(struct thc_shard *shard, const struct memory_object *object, int64_t
 		shard->memory_answer.text[sizeof(shard->memory_answer.text) - 1] = '\0';
 		return errors_from_agent(shard->memory_answer.code, shard->memory_answer.text);
 	}
-	return sent_add(shard, object->serial);
+	return sent_add(shard, serial);
+}
+
+static int
+send_object(struct thc_shard *shard, const struct memory_object *object, int64_t until_ns)
+{
+	struct fdmsg_memory message = {.kind = object->way == WAY_MAPPED ? FDMSG_MEMFD : FDMSG_FILE,
+		.base = object->start,
+		.bytes = object->bytes,
+		.offset = object->fd_offset};
+
+	if (object->way == WAY_PROCESS || sent_find(shard, object->serial) != NULL)
+		return 0;
+	return send_memory(shard, object->serial, &message, object->fd, until_ns);
+}
+
+/* All addresses at once: what is private is many small allocations, and they come and go. */
+static int
+send_private(struct thc_shard *shard, int64_t until_ns)
+{
+	struct fdmsg_memory message = {.kind = FDMSG_PROCESS, .bytes = INT64_MAX};
+
+	if (sent_find(shard, PRIVATE_SERIAL) != NULL)
+		return 0;
+	int rc = private_open(shard);
+	if (rc == 0)
+		rc = send_memory(shard, PRIVATE_SERIAL, &message, shard->process_memory, until_ns);
+	private_close(shard);
+	return rc;
 }
 
 void
@@ -169,11 +195,20 @@ tensors_release(struct thc_shard *shard)
 		free(shard->placed[i].name);
 	free(shard->held);
 	free(shard->placed);
+	ranges_free(&shard->ranges);
 	shard->held = NULL;
 	shard->placed = NULL;
 	shard->num_held = 0;
 	shard->num_placed = 0;
 	shard->registration = REGISTRATION_NONE;
+}
+
+static uint64_t
+sent_serial(const struct checked_tensor *tensor)
+{
+	return tensor->way == WAY_NONE      ? 0
+	       : tensor->way == WAY_PROCESS ? PRIVATE_SERIAL
+					    : tensor->object.serial;
 }
 
 /* ---- the document -------------------------------------------------------------------------- */
@@ -243,11 +278,13 @@ rows_fill(const struct thc_shard *shard, const struct checked_tensors *checked, 
 			rows->global_shape[rows->dims] = row->global_shape[d];
 			rows->offset[rows->dims] = row->offset[d];
 		}
-		const struct sent_memory *sent = sent_find(shard, tensor->object.serial);
-		if (tensor->object.serial == 0 || sent == NULL)
+		const struct sent_memory *sent = sent_find(shard, sent_serial(tensor));
+		if (tensor->way == WAY_NONE || sent == NULL)
 			continue; /* no bytes: no place */
 		rows->memory_id[i] = sent->id;
-		rows->memory_offset[i] = tensor->start - tensor->object.start;
+		rows->memory_offset[i] = tensor->start;
+		if (tensor->way != WAY_PROCESS)
+			rows->memory_offset[i] -= tensor->object.start;
 	}
 }
 
@@ -345,14 +382,27 @@ remember_places(struct thc_shard *shard, const struct checked_tensors *checked)
 	if (shard->placed == NULL)
 		return shim_fail(-ENOMEM, "out of memory for %zu tensors", checked->count);
 	for (size_t i = 0; i < checked->count; i++) {
-		char *name = strdup(checked->tensors[i].name);
+		const struct checked_tensor *tensor = &checked->tensors[i];
+		char *name = strdup(tensor->name);
 		if (name == NULL)
 			return shim_fail(-ENOMEM, "out of memory for %zu tensors", checked->count);
-		shard->placed[shard->num_placed++] =
-			(struct placed_tensor){name, checked->tensors[i].object.serial};
+		shard->placed[shard->num_placed++] = (struct placed_tensor){.name = name,
+			.serial = sent_serial(tensor),
+			.reason = tensor->object.reason,
+			.start = tensor->start,
+			.bytes = tensor->bytes};
 	}
 	qsort(shard->placed, shard->num_placed, sizeof(*shard->placed), by_name);
 	return 0;
+}
+
+static bool
+any_private(const struct checked_tensors *checked)
+{
+	for (size_t i = 0; i < checked->count; i++)
+		if (checked->tensors[i].way == WAY_PROCESS)
+			return true;
+	return false;
 }
 
 static int
@@ -361,16 +411,20 @@ register_checked(
 {
 	struct memory_object *objects = NULL;
 	size_t num_objects = 0, bytes = 0;
+	int64_t until_ns = deadline_with_grace(deadline_ns);
 	uint8_t *data = NULL;
 	int rc = list_objects(checked, &objects, &num_objects);
 
 	if (rc == 0)
 		rc = hold(shard, objects, num_objects);
 	if (rc == 0)
+		rc = ranges_new(checked, &shard->ranges);
+	if (rc == 0)
 		rc = remember_places(shard, checked);
 	for (size_t i = 0; rc == 0 && i < num_objects; i++)
-		if (sent_find(shard, objects[i].serial) == NULL)
-			rc = send_memory(shard, &objects[i], deadline_with_grace(deadline_ns));
+		rc = send_object(shard, &objects[i], until_ns);
+	if (rc == 0 && any_private(checked))
+		rc = send_private(shard, until_ns);
 	free(objects);
 	if (rc == 0)
 		rc = encode(shard, checked, &data, &bytes);
@@ -421,7 +475,7 @@ thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t c
 		shard_leave(shard);
 		return rc;
 	}
-	rc = tensors_check(tensors, count, tensor_bytes, &checked);
+	rc = tensors_check(tensors, count, tensor_bytes, shard->open_flags, &checked);
 	if (rc == 0 && count > shard->tensors_max)
 		rc = shim_fail(THC_E_LIMIT, "count: %zu tensors; this agent takes at most %" PRIu32,
 			count, shard->tensors_max);
@@ -468,6 +522,24 @@ thc_unregister(struct thc_shard *shard, int64_t timeout_ms)
 	return rc;
 }
 
+static void
+write_path(const struct thc_shard *shard, const struct placed_tensor *placed, char *ret_text,
+	size_t text_bytes)
+{
+	const struct sent_memory *sent = sent_find(shard, placed->serial);
+	const char *path = sent != NULL ? sent->path : "copy";
+
+	if (placed->serial == PRIVATE_SERIAL)
+		(void)snprintf(ret_text, text_bytes,
+			"%s (%s: reached by its address in this process)", path,
+			placed->reason != NULL ? placed->reason : "private memory");
+	else if (placed->reason != NULL)
+		(void)snprintf(ret_text, text_bytes, "%s (%s: reached through its descriptor)",
+			path, placed->reason);
+	else
+		(void)snprintf(ret_text, text_bytes, "%s (memfd, mapped by the agent)", path);
+}
+
 int
 thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, size_t text_bytes)
 {
@@ -496,11 +568,8 @@ thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, siz
 		rc = shim_fail(THC_E_INVALID, "tensor: no tensor '%.80s' is registered", tensor);
 	else if (placed->serial == 0)
 		(void)snprintf(ret_text, text_bytes, "direct (the tensor has no bytes)");
-	else {
-		const struct sent_memory *sent = sent_find(shard, placed->serial);
-		(void)snprintf(ret_text, text_bytes, "%s (memfd, mapped by the agent)",
-			sent != NULL ? sent->path : "direct");
-	}
+	else
+		write_path(shard, placed, ret_text, text_bytes);
 	shard_leave(shard);
 	return rc;
 }

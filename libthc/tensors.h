@@ -14,10 +14,12 @@
 #include "libthc/thc.h"
 
 struct checked_tensor {
-	const char *name;           /* borrowed from the caller */
-	uint64_t start;             /* address */
+	const char *name; /* borrowed from the caller */
+	size_t index;     /* in the caller's order */
+	uint64_t start;   /* address */
 	uint64_t bytes;
-	struct memory_object object; /* serial 0: the tensor has no bytes */
+	enum memory_way way;
+	struct memory_object object; /* serial 0: no bytes, or neither allocated nor imported */
 };
 
 struct checked_tensors {
@@ -28,10 +30,10 @@ struct checked_tensors {
 
 /*
  * 0, or a code with a sentence that names tensor and field: THC_E_INVALID, THC_E_LIMIT,
- * THC_E_MEMORY_KIND (not memory that an agent can be given in this release), -ENOMEM.
+ * THC_E_MEMORY_KIND (not memory that an agent can be given), -ENOMEM. open_flags: of thc_open.
  */
 int tensors_check(const struct thc_tensor *tensors, size_t count, size_t tensor_bytes,
-	struct checked_tensors *ret_checked);
+	uint32_t open_flags, struct checked_tensors *ret_checked);
 void tensors_checked_free(struct checked_tensors *checked); /* legal on a zeroed one */
 
 #endif

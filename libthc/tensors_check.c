@@ -97,7 +97,7 @@ check_memory(const struct thc_tensor *tensor, size_t index, struct checked_tenso
 	uintptr_t start = (uintptr_t)tensor->data;
 
 	*ret_tensor = (struct checked_tensor){
-		.name = tensor->name, .start = start, .bytes = tensor->bytes};
+		.name = tensor->name, .index = index, .start = start, .bytes = tensor->bytes};
 	if (tensor->bytes == 0)
 		return 0;
 	if (tensor->data == NULL)
@@ -111,24 +111,40 @@ check_memory(const struct thc_tensor *tensor, size_t index, struct checked_tenso
 	return 0;
 }
 
-/* After the overlaps: what is wrong with the arguments is said before what cannot be done yet. */
+/* How the agent will reach it; after the overlaps, which are errors however it lies. */
 static int
-find_memory(struct checked_tensor *tensor, size_t index)
+find_memory(struct checked_tensor *tensor, uint32_t open_flags)
 {
+	size_t index = tensor->index;
+
 	if (tensor->bytes == 0)
 		return 0;
-	if (!memory_find((uintptr_t)tensor->start, tensor->bytes, &tensor->object))
+	tensor->way = WAY_PROCESS;
+	switch (memory_find((uintptr_t)tensor->start, tensor->bytes, &tensor->object)) {
+	case MEMORY_INSIDE:
+		tensor->way = tensor->object.way;
+		break;
+	case MEMORY_PARTLY:
 		return shim_fail(THC_E_MEMORY_KIND,
-			"tensors[%zu].data: '%s' is private memory, or not wholly inside one "
-			"allocation; in this release it must come from thc_alloc or thc_import",
+			"tensors[%zu].data: '%s' lies only partly in memory from thc_alloc or "
+			"thc_import; it must lie wholly inside or wholly outside",
 			index, tensor->name);
-	if (!tensor->object.direct)
+	case MEMORY_OUTSIDE:
+	default:
+		break;
+	}
+	if (tensor->way != WAY_PROCESS || (open_flags & THC_NO_MEMORY_FD) == 0)
+		return 0;
+	if (tensor->object.serial == 0)
 		return shim_fail(THC_E_MEMORY_KIND,
-			"tensors[%zu].data: '%s' was imported from a descriptor that takes no "
-			"F_SEAL_SHRINK; in this release it must be a memfd made with "
-			"MFD_ALLOW_SEALING",
+			"tensors[%zu].data: '%s' is private memory, which this handle does not "
+			"give to the agent (THC_NO_MEMORY_FD); take memory from thc_alloc, or a "
+			"memfd and thc_import",
 			index, tensor->name);
-	return 0;
+	return shim_fail(THC_E_MEMORY_KIND,
+		"tensors[%zu].data: '%s' was imported with a descriptor that the agent cannot use "
+		"(%s), and this handle gives it nothing else (THC_NO_MEMORY_FD); import a memfd",
+		index, tensor->name, tensor->object.reason);
 }
 
 /* ---- overlaps and ties --------------------------------------------------------------------- */
@@ -219,7 +235,8 @@ check_whole(const struct checked_tensors *checked)
 }
 
 static int
-check_each(const struct thc_tensor *tensors, size_t tensor_bytes, struct checked_tensors *checked)
+check_each(const struct thc_tensor *tensors, size_t tensor_bytes, uint32_t open_flags,
+	struct checked_tensors *checked)
 {
 	const uint8_t *at = (const uint8_t *)tensors;
 	struct thc_tensor tensor;
@@ -236,13 +253,13 @@ check_each(const struct thc_tensor *tensors, size_t tensor_bytes, struct checked
 	}
 	int rc = check_whole(checked);
 	for (size_t i = 0; rc == 0 && i < checked->count; i++)
-		rc = find_memory(&checked->tensors[i], i);
+		rc = find_memory(&checked->tensors[i], open_flags);
 	return rc;
 }
 
 int
 tensors_check(const struct thc_tensor *tensors, size_t count, size_t tensor_bytes,
-	struct checked_tensors *ret_checked)
+	uint32_t open_flags, struct checked_tensors *ret_checked)
 {
 	if (tensors == NULL)
 		return shim_fail(THC_E_INVALID, "tensors: is NULL");
@@ -262,7 +279,7 @@ tensors_check(const struct thc_tensor *tensors, size_t count, size_t tensor_byte
 	if (checked.rows == NULL || checked.tensors == NULL)
 		rc = shim_fail(-ENOMEM, "out of memory for %zu tensors", count);
 	else
-		rc = check_each(tensors, tensor_bytes, &checked);
+		rc = check_each(tensors, tensor_bytes, open_flags, &checked);
 	if (rc < 0) {
 		tensors_checked_free(&checked);
 		return rc;

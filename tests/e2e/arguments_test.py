@@ -12,6 +12,7 @@ with_library()
 import thc
 
 HUGE = 1 << 62
+NO_MEMORY_FD = 1 << 3
 
 
 def opened(cl, replica, **kwargs):
@@ -93,9 +94,13 @@ def tensors():
         gpu.device = 0
         expect_error("MEMORY_KIND", shard.register, [gpu])
         bad("MEMORY_KIND", [t("behind", base + memory.bytes - 50, [100])], "behind")
+        bad("INVALID", [t("unmapped", 4096, [100])], "unmapped", "0x1000")
         private = c.create_string_buffer(100)
-        bad("MEMORY_KIND", [t("private", c.addressof(private), [100])], "private")
-        bad("MEMORY_KIND", [t("unmapped", 4096, [100])], "unmapped")
+        discreet = opened(cl, "discreet", flags=NO_MEMORY_FD)
+        row = t("private", c.addressof(private), [100])
+        error = expect_error("MEMORY_KIND", discreet.register, [row])
+        names(error, "private", "THC_NO_MEMORY_FD", "thc_alloc")
+        discreet.close()
         # After all that the handle works: ties and empty tensors too.
         shard.register(
             [

@@ -229,9 +229,13 @@ on_open(struct fake_agent *agent)
 static void
 on_memory(struct fake_agent *agent)
 {
-	struct fdmsg_memory_id answer = {.code = agent->memory_code, .path = "direct"};
+	struct fdmsg_memory_id answer = {.code = agent->memory_code};
 
 	memcpy(&agent->memory, agent->message->body, sizeof(agent->memory));
+	th_fd_close(&agent->memory_fd);
+	agent->memory_fd = th_fd_move(&agent->message->fds[0]);
+	(void)snprintf(answer.path, sizeof(answer.path), "%s",
+		agent->memory.kind == FDMSG_MEMFD ? "direct" : "copy");
 	answer.token = agent->memory.token;
 	answer.id = ++agent->memories;
 	(void)snprintf(answer.text, sizeof(answer.text), "%s",
@@ -341,6 +345,7 @@ on_register(struct fake_agent *agent, const Tensorhub__V1__RegisterTensors *part
 	TH_ASSERT(rows != NULL);
 	agent->rows = rows->n_name;
 	agent->rows_bytes = 0;
+	agent->first_place = rows->n_memory_offset > 0 ? rows->memory_offset[0] : 0;
 	for (size_t i = 0; i < rows->n_bytes; i++)
 		agent->rows_bytes += rows->bytes[i];
 	body->bytes = agent->rows_bytes;
@@ -593,6 +598,7 @@ fake_agent_start(struct fake_agent *agent)
 	agent->tensors_max = 131072;
 	agent->generation = 5;
 	agent->pidfd = -1;
+	agent->memory_fd = -1;
 	agent->sock = agent->bell_agent = agent->bell_worker = -1;
 	agent->files.fd_w = agent->files.fd_a = -1;
 	for (int i = 0; i < FAKE_CONNECTIONS; i++)
@@ -622,6 +628,7 @@ fake_agent_stop(struct fake_agent *agent)
 	end_session(agent);
 	for (int i = 0; i < FAKE_CONNECTIONS; i++)
 		th_fd_close(&agent->connections[i]);
+	th_fd_close(&agent->memory_fd);
 	th_fd_close(&agent->fds_listener);
 	th_fd_close(&agent->ipc_listener);
 	th_fd_close(&agent->wake);

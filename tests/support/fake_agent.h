@@ -68,9 +68,11 @@ struct fake_agent {
 	unsigned registers, unregisters, attribute_parts;
 	struct fdmsg_open opened;
 	struct fdmsg_memory memory;
+	int memory_fd; /* owns: of the last MEMORY; -1 */
 	struct shm_submission submission;
 	uint64_t list_op_seq, generation;
 	uint64_t rows, rows_bytes; /* of the last registration */
+	uint64_t first_place;      /* where its first row lies in its memory */
 	struct shm_line line;
 
 	/* The session. */
