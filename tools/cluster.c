@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <uthash.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
@@ -201,6 +202,59 @@ latest_of(const struct ctl_listing *listing)
 	return latest;
 }
 
+struct counts { /* of one model */
+	const char *model;
+	uint64_t workers, replicas;
+	UT_hash_handle hh;
+};
+
+static int
+by_model_and_replica(const void *left, const void *right)
+{
+	const struct ctl_member_info *a = *(const struct ctl_member_info *const *)left;
+	const struct ctl_member_info *b = *(const struct ctl_member_info *const *)right;
+	int order = strcmp(a->model, b->model);
+
+	return order != 0 ? order : strcmp(a->replica, b->replica);
+}
+
+/* Of all models at once: there may be thousands of both. */
+static struct counts *
+count_members(const struct ctl_inspection *inspection)
+{
+	uint32_t count = inspection->num_members;
+	const struct ctl_member_info **sorted = th_calloc(count, sizeof(sorted[0]));
+	struct counts *all = NULL, *last = NULL;
+
+	for (uint32_t i = 0; i < count; i++)
+		sorted[i] = &inspection->members[i];
+	qsort(sorted, count, sizeof(sorted[0]), by_model_and_replica);
+	for (uint32_t i = 0; i < count; i++) {
+		if (!last || strcmp(last->model, sorted[i]->model) != 0) {
+			last = th_calloc(1, sizeof(*last));
+			last->model = sorted[i]->model;
+			HASH_ADD_KEYPTR(hh, all, last->model, strlen(last->model), last);
+		}
+		last->replicas += last->workers == 0 ||
+				  strcmp(sorted[i - 1]->replica, sorted[i]->replica) != 0;
+		last->workers++;
+	}
+	free(sorted);
+	return all;
+}
+
+static void
+counts_free(struct counts *all)
+{
+	struct counts *one, *next;
+
+	HASH_ITER(hh, all, one, next)
+	{
+		HASH_DEL(all, one);
+		free(one);
+	}
+}
+
 void
 cluster_models(struct document *document, const struct ctl_inspection *inspection,
 	const struct cluster_model *models, uint32_t count)
@@ -214,27 +268,26 @@ cluster_models(struct document *document, const struct ctl_inspection *inspectio
 		{"lineage", "LINEAGE", true},
 	};
 
+	struct counts *all = count_members(inspection);
 	document_table(document, "models", columns, TH_ARRAY_LEN(columns));
 	for (uint32_t i = 0; i < count; i++) {
 		const struct cluster_model *model = &models[i];
-		const char **replicas = th_calloc(inspection->num_members, sizeof(replicas[0]));
-		uint32_t workers = 0;
-		for (uint32_t j = 0; j < inspection->num_members; j++) {
-			if (is_wanted(inspection->members[j].model, model->name))
-				replicas[workers++] = inspection->members[j].replica;
-		}
+		struct counts none = {0}, *found = NULL;
+		HASH_FIND_STR(all, model->name, found);
+		if (!found)
+			found = &none;
 		struct th_version latest = latest_of(&model->listing);
 		const struct value row[TH_ARRAY_LEN(columns)] = {
 			value_text(model->name),
 			version_value(latest),
 			value_number(model->listing.num_versions),
-			value_number(unique_names(replicas, workers)),
-			value_number(workers),
+			value_number(found->replicas),
+			value_number(found->workers),
 			lineage_value(latest),
 		};
 		document_row(document, row);
-		free(replicas);
 	}
+	counts_free(all);
 }
 
 void
@@ -278,16 +331,36 @@ replica_state(uint32_t flags)
 	return flags & (uint32_t)CTL_REPLICA_READY ? "ready" : "filling";
 }
 
+struct seen { /* a replica that has its row, by name */
+	const char *replica;
+	UT_hash_handle hh;
+};
+
+/* False: it was seen before. */
 static bool
-is_listed(const struct ctl_listing *listing, const char *replica)
+see(struct seen **all, const char *replica)
 {
-	for (uint32_t i = 0; i < listing->num_versions; i++) {
-		for (uint32_t j = 0; j < listing->versions[i].num_replicas; j++) {
-			if (strcmp(listing->versions[i].replicas[j].name, replica) == 0)
-				return true;
-		}
+	struct seen *found = NULL;
+
+	HASH_FIND_STR(*all, replica, found);
+	if (found)
+		return false;
+	found = th_calloc(1, sizeof(*found));
+	found->replica = replica;
+	HASH_ADD_KEYPTR(hh, *all, found->replica, strlen(replica), found);
+	return true;
+}
+
+static void
+seen_free(struct seen *all)
+{
+	struct seen *one, *next;
+
+	HASH_ITER(hh, all, one, next)
+	{
+		HASH_DEL(all, one);
+		free(one);
 	}
-	return false;
 }
 
 static const struct column replica_columns[] = {
@@ -322,21 +395,21 @@ add_copies(struct document *document, const char *model, const struct ctl_versio
 	}
 }
 
+/* One row a replica that is not listed, not one a shard. */
 static void
 add_empty(struct document *document, const struct ctl_inspection *inspection,
 	const struct cluster_model *model)
 {
+	const struct ctl_listing *listing = &model->listing;
+	struct seen *seen = NULL;
+
+	for (uint32_t i = 0; i < listing->num_versions; i++) {
+		for (uint32_t j = 0; j < listing->versions[i].num_replicas; j++)
+			see(&seen, listing->versions[i].replicas[j].name);
+	}
 	for (uint32_t i = 0; i < inspection->num_members; i++) {
 		const struct ctl_member_info *member = &inspection->members[i];
-		bool again = false;
-		if (!is_wanted(member->model, model->name) ||
-			is_listed(&model->listing, member->replica))
-			continue;
-		/* One row a replica, not one a shard. */
-		for (uint32_t j = 0; j < i && !again; j++)
-			again = is_wanted(inspection->members[j].model, model->name) &&
-				strcmp(inspection->members[j].replica, member->replica) == 0;
-		if (again)
+		if (!is_wanted(member->model, model->name) || !see(&seen, member->replica))
 			continue;
 		const struct value row[TH_ARRAY_LEN(replica_columns)] = {
 			value_text(model->name),
@@ -346,6 +419,7 @@ add_empty(struct document *document, const struct ctl_inspection *inspection,
 		};
 		document_row(document, row);
 	}
+	seen_free(seen);
 }
 
 void

@@ -21,26 +21,21 @@ struct list {
 	enum what what;
 	const char *model; /* NULL: all */
 	struct rpc *rpc;
-	struct convert_arena arena; /* owns what all answers point to */
-	struct ctl_reply inspection;
-	struct cluster_model *models; /* owns */
+	struct ctl_inspection inspection; /* borrows, as the listings do: of rpc */
+	struct cluster_model *models;     /* owns */
 	uint32_t num_models;
 };
 
 static int
 add_model(struct list *list, const char *name, struct th_err *err)
 {
-	struct ctl_request request = {.kind = CTL_LIST};
-	struct ctl_reply reply;
+	struct ctl_listing listing;
 
-	int rc = th_name_copy(request.u.list.model, name);
-	if (rc == 0)
-		rc = rpc_ask(list->rpc, &request, &list->arena, err, &reply);
+	int rc = rpc_listing(list->rpc, name, err, &listing);
 	if (rc < 0)
 		return rc;
 	list->models = th_realloc(list->models, list->num_models + 1, sizeof(list->models[0]));
-	list->models[list->num_models++] =
-		(struct cluster_model){.name = name, .listing = reply.u.list};
+	list->models[list->num_models++] = (struct cluster_model){.name = name, .listing = listing};
 	return 0;
 }
 
@@ -53,7 +48,7 @@ get_listings(struct list *list, struct th_err *err)
 
 	if (list->model)
 		return add_model(list, list->model, err);
-	found = cluster_model_names(&list->inspection.u.inspect, &count);
+	found = cluster_model_names(&list->inspection, &count);
 	for (uint32_t i = 0; i < count && rc == 0; i++)
 		rc = add_model(list, found[i], err);
 	free(found);
@@ -63,11 +58,10 @@ get_listings(struct list *list, struct th_err *err)
 static int
 ask(struct list *list, struct th_err *err)
 {
-	struct ctl_request request = {.kind = CTL_INSPECT};
-
 	int rc = rpc_open(list->ctl, err, &list->rpc);
+
 	if (rc == 0)
-		rc = rpc_ask(list->rpc, &request, &list->arena, err, &list->inspection);
+		rc = rpc_inspection(list->rpc, err, &list->inspection);
 	if (rc == 0 && list->what <= REPLICAS)
 		rc = get_listings(list, err);
 	return rc;
@@ -76,7 +70,7 @@ ask(struct list *list, struct th_err *err)
 static void
 fill(const struct list *list, struct document *document)
 {
-	const struct ctl_inspection *inspection = &list->inspection.u.inspect;
+	const struct ctl_inspection *inspection = &list->inspection;
 
 	switch (list->what) {
 	case MODELS:
@@ -134,7 +128,6 @@ run_list(struct thctl *ctl)
 	}
 	free(list.models);
 	rpc_close(list.rpc);
-	convert_arena_free(&list.arena);
 	return status;
 }
 

@@ -151,32 +151,29 @@ fill_cluster(
 static int
 run_status(struct thctl *ctl)
 {
-	struct ctl_request request = {.kind = CTL_INSPECT};
-	struct convert_arena arena = {0};
 	struct document document;
 	struct rpc *rpc = NULL;
 	struct th_err err = {0};
 	Tensorhub__V1__Reply *reply = NULL;
-	struct ctl_reply inspection;
+	struct ctl_inspection inspection;
 
 	document_init(&document, ctl->server ? "cluster" : "status");
 	int rc = rpc_open(ctl, &err, &rpc);
 	if (rc == 0)
-		rc = ctl->server ? rpc_ask(rpc, &request, &arena, &err, &inspection)
+		rc = ctl->server ? rpc_inspection(rpc, &err, &inspection)
 				 : rpc_status(rpc, &err, &reply);
-	rpc_close(rpc);
 	if (rc < 0) {
-		convert_arena_free(&arena);
+		rpc_close(rpc);
 		return thctl_fail(ctl, rc, err.text);
 	}
 	if (ctl->server)
-		fill_cluster(ctl, &document, &inspection.u.inspect);
+		fill_cluster(ctl, &document, &inspection);
 	else
 		fill_agent(&document, reply->status);
 	bool degraded = document.num_warnings > 0;
 	int status = thctl_print(ctl, &document);
 	tensorhub__v1__reply__free_unpacked(reply, NULL);
-	convert_arena_free(&arena);
+	rpc_close(rpc);
 	return status == THCTL_OK && degraded ? THCTL_DEGRADED : status;
 }
 

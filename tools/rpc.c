@@ -16,9 +16,15 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/name.h"
+#include "ipc/base/pages.h"
 #include "ipc/net/net.h"
+#include "ipc/proto/convert.h"
+#include "tools/parts.h"
 
 #define ANSWER_NS INT64_C(5000000000) /* without --timeout: who looks does not wait for ever  */
+
+struct answer;
 
 struct rpc {
 	const struct thctl *ctl;
@@ -26,6 +32,15 @@ struct rpc {
 	int64_t deadline_ns;
 	char url[NET_URL_BYTES];
 	uint64_t tag;
+	struct answer *answers; /* owns */
+};
+
+struct answer { /* what a question's parts were put together to */
+	struct answer *next;
+	struct convert_arena *arenas; /* owns: one a part, each has its own limit */
+	uint32_t num_arenas;
+	struct parts_listing listing;
+	struct parts_inspection inspection;
 };
 
 static int64_t
@@ -144,11 +159,48 @@ rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc)
 	return 0;
 }
 
+static void
+answer_clear(struct answer *answer)
+{
+	for (uint32_t i = 0; i < answer->num_arenas; i++)
+		convert_arena_free(&answer->arenas[i]);
+	free(answer->arenas);
+	answer->arenas = NULL;
+	answer->num_arenas = 0;
+	parts_drop_listing(&answer->listing);
+	parts_drop_inspection(&answer->inspection);
+}
+
+static struct answer *
+answer_new(struct rpc *rpc)
+{
+	struct answer *answer = th_calloc(1, sizeof(*answer));
+
+	answer->next = rpc->answers;
+	rpc->answers = answer;
+	return answer;
+}
+
+static struct convert_arena *
+answer_arena(struct answer *answer)
+{
+	answer->arenas =
+		th_realloc(answer->arenas, answer->num_arenas + 1, sizeof(answer->arenas[0]));
+	answer->arenas[answer->num_arenas] = (struct convert_arena){0};
+	return &answer->arenas[answer->num_arenas++];
+}
+
 void
 rpc_close(struct rpc *rpc)
 {
 	if (!rpc)
 		return;
+	while (rpc->answers) {
+		struct answer *answer = rpc->answers;
+		rpc->answers = answer->next;
+		answer_clear(answer);
+		free(answer);
+	}
 	net_client_free(rpc->client);
 	free(rpc);
 }
@@ -204,9 +256,9 @@ new_number(uint64_t *ret_number, struct th_err *err)
 	return 0;
 }
 
-int
-rpc_ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *arena,
-	struct th_err *err, struct ctl_reply *ret_reply)
+static int
+ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *arena, struct th_err *err,
+	struct ctl_reply *ret_reply)
 {
 	struct net_client_item item;
 	struct ctl_reply reply;
@@ -231,6 +283,73 @@ rpc_ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *aren
 			reply.text[0] != '\0' ? reply.text : th_strerror(reply.code));
 	*ret_reply = reply;
 	return 0;
+}
+
+static int
+one_part(struct rpc *rpc, struct pages *pages, struct ctl_request *request, struct answer *answer,
+	struct th_err *err)
+{
+	struct ctl_reply reply;
+	int rc = ask(rpc, request, answer_arena(answer), err, &reply);
+
+	if (rc < 0) {
+		if (!pages_restart(pages, rc))
+			return rc;
+		answer_clear(answer);
+		return 1;
+	}
+	if (request->kind == CTL_LIST) {
+		const struct ctl_listing *part = &reply.u.list;
+		uint64_t entries = 0;
+		for (uint32_t v = 0; v < part->num_versions; v++)
+			entries += part->versions[v].num_replicas;
+		rc = pages_take(pages, part->page, entries, part->generation, err);
+		if (rc >= 0)
+			parts_add_listing(&answer->listing, part);
+		return rc;
+	}
+	const struct ctl_inspection *part = &reply.u.inspect;
+	rc = pages_take(pages, part->page,
+		(uint64_t)part->num_nodes + part->num_members + part->num_transfers,
+		part->server_inc, err);
+	if (rc >= 0)
+		parts_add_inspection(&answer->inspection, part);
+	return rc;
+}
+
+int
+rpc_listing(struct rpc *rpc, const char *model, struct th_err *err, struct ctl_listing *ret_listing)
+{
+	struct answer *answer = answer_new(rpc);
+	struct pages pages = {0};
+	int rc;
+
+	do {
+		struct ctl_request request = {.kind = CTL_LIST};
+		if (th_name_copy(request.u.list.model, model) != 0)
+			return th_fail(err, TH_E_INVALID, "'%s' is no name of a model", model);
+		request.u.list.page = pages.ask;
+		rc = one_part(rpc, &pages, &request, answer, err);
+	} while (rc > 0);
+	if (rc == 0)
+		*ret_listing = parts_whole_listing(&answer->listing);
+	return rc;
+}
+
+int
+rpc_inspection(struct rpc *rpc, struct th_err *err, struct ctl_inspection *ret_inspection)
+{
+	struct answer *answer = answer_new(rpc);
+	struct pages pages = {0};
+	int rc;
+
+	do {
+		struct ctl_request request = {.kind = CTL_INSPECT, .u.inspect = pages.ask};
+		rc = one_part(rpc, &pages, &request, answer, err);
+	} while (rc > 0);
+	if (rc == 0)
+		*ret_inspection = answer->inspection.whole;
+	return rc;
 }
 
 int

@@ -11,7 +11,6 @@
 
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
-#include "ipc/proto/convert.h"
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "tools/thctl.h"
 
@@ -22,11 +21,13 @@ int rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc);
 void rpc_close(struct rpc *rpc); /* NULL is fine */
 
 /*
- * A question that both answer: list, inspect. A refusal is a failure with the other side's
- * sentence.
+ * Questions that both answer, in as many parts as it takes; what they point to stays until
+ * rpc_close. A refusal is a failure with the other side's sentence. TH_E_INVALID: not the name of
+ * a model.
  */
-int rpc_ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *arena,
-	struct th_err *err, struct ctl_reply *ret_reply);
+int rpc_listing(
+	struct rpc *rpc, const char *model, struct th_err *err, struct ctl_listing *ret_listing);
+int rpc_inspection(struct rpc *rpc, struct th_err *err, struct ctl_inspection *ret_inspection);
 
 /* The agent's own state. Free with tensorhub__v1__reply__free_unpacked; its status is there. */
 int rpc_status(struct rpc *rpc, struct th_err *err, Tensorhub__V1__Reply **ret_reply);

@@ -171,13 +171,30 @@ struct ctl_drain_done {
 	uint64_t drain_no; /* of the DRAIN that this answers: late proof is none for a newer one */
 };
 
-struct ctl_model {
+struct ctl_watch {
 	char model[TH_NAME_MAX + 1];
+	bool stop; /* nobody wants to hear of it any more */
+};
+
+/*
+ * A long answer travels in parts, all of one snapshot that the other side keeps for a while; what
+ * changes meanwhile does not touch it. When it is gone the answer is TH_E_NOT_AVAILABLE, and one
+ * begins again.
+ */
+struct ctl_page {
+	uint64_t snapshot; /* request: 0 begins with what is now. Reply: 0, this is all of it */
+	uint64_t next; /* request: entries that came so far. Reply: for the next request; 0: end */
 };
 
 struct ctl_list {
 	char model[TH_NAME_MAX + 1];
 	uint64_t sid, op_seq; /* a grouped list: the snapshot of that operation; 0, 0 otherwise */
+	struct ctl_page page; /* entries are replicas                                           */
+	/*
+	 * Worker to agent: what was fetched before will do when it is of this generation or of a
+	 * later one. 0: what is now.
+	 */
+	uint64_t generation;
 };
 
 struct ctl_resolve {
@@ -209,10 +226,11 @@ struct ctl_request {
 		struct ctl_prepared prepared;
 		struct ctl_leg_end leg_end;
 		struct ctl_drain_done drain_done;
-		struct ctl_model watch;
+		struct ctl_watch watch;
 		struct ctl_list list;
 		struct ctl_resolve resolve;
 		struct ctl_close close;
+		struct ctl_page inspect; /* entries are nodes, then members, then transfers */
 		uint64_t unregister_sid;
 	} u;
 };
@@ -342,7 +360,8 @@ struct ctl_version_info {
 struct ctl_listing {
 	uint64_t generation;
 	uint32_t num_versions;
-	const struct ctl_version_info *versions; /* ascending */
+	const struct ctl_version_info *versions; /* ascending; one may go on in the next part */
+	struct ctl_page page;
 };
 
 /* ---- inspection, for operators ------------------------------------------------------------ */
@@ -388,6 +407,7 @@ struct ctl_inspection {
 	const struct ctl_node_info *nodes;
 	const struct ctl_member_info *members;
 	const struct ctl_transfer_info *transfers;
+	struct ctl_page page;
 };
 
 /* ---- replies ------------------------------------------------------------------------------ */

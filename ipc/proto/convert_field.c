@@ -49,6 +49,19 @@ convert_out_version(struct convert_arena *arena, struct th_version version)
 	return message;
 }
 
+Tensorhub__V1__Page *
+convert_out_page(struct convert_arena *arena, struct ctl_page page)
+{
+	Tensorhub__V1__Page *message;
+
+	if (page.snapshot == 0)
+		return NULL;
+	message = convert_message(arena, &tensorhub__v1__page__descriptor);
+	message->snapshot = page.snapshot;
+	message->next = page.next;
+	return message;
+}
+
 ProtobufCBinaryData
 convert_out_bytes(const uint8_t *data, size_t bytes)
 {
@@ -173,6 +186,15 @@ convert_in_version(const Tensorhub__V1__Version *version, struct th_version *ret
 {
 	*ret_version = version == NULL ? (struct th_version){0, TH_NO_VERSION}
 				       : (struct th_version){version->lineage, version->version};
+}
+
+void
+convert_in_page(struct convert_in *in, const Tensorhub__V1__Page *page, struct ctl_page *ret_page)
+{
+	*ret_page = page == NULL ? (struct ctl_page){0}
+				 : (struct ctl_page){page->snapshot, page->next};
+	convert_in_check(in, ret_page->snapshot != 0 || ret_page->next == 0, "page",
+		"goes on with no snapshot");
 }
 
 void

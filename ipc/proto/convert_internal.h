@@ -43,6 +43,8 @@ char *convert_out_text(const char *text);
 /* NULL, which is "not there", for none. */
 Tensorhub__V1__Hash *convert_out_hash(struct convert_arena *arena, struct th_hash hash);
 Tensorhub__V1__Version *convert_out_version(struct convert_arena *arena, struct th_version version);
+/* NULL for no snapshot. */
+Tensorhub__V1__Page *convert_out_page(struct convert_arena *arena, struct ctl_page page);
 ProtobufCBinaryData convert_out_bytes(const uint8_t *data, size_t bytes);
 
 /* ---- fields that come in --------------------------------------------------------------------- */
@@ -74,6 +76,8 @@ void convert_in_hash(struct convert_in *in, const char *field, const Tensorhub__
 	bool required, struct th_hash *ret_hash);
 /* Not there: version none. */
 void convert_in_version(const Tensorhub__V1__Version *version, struct th_version *ret_version);
+void convert_in_page(
+	struct convert_in *in, const Tensorhub__V1__Page *page, struct ctl_page *ret_page);
 /* 0 or negative, as th_strerror knows them. */
 void convert_in_code(struct convert_in *in, int32_t value, int *ret_code);
 void convert_in_op_kind(struct convert_in *in, uint32_t kind, uint32_t *ret_kind);

@@ -12,7 +12,7 @@
 size_t
 convert_listing_messages(const struct ctl_listing *listing)
 {
-	size_t messages = 1;
+	size_t messages = 2;
 
 	for (uint32_t i = 0; i < listing->num_versions; i++)
 		messages += 2 + (size_t)listing->versions[i].num_replicas;
@@ -52,6 +52,7 @@ convert_out_listing(struct convert_arena *arena, const struct ctl_listing *listi
 		convert_message(arena, &tensorhub__v1__listing__descriptor);
 
 	message->generation = listing->generation;
+	message->page = convert_out_page(arena, listing->page);
 	message->n_versions = listing->num_versions;
 	message->versions = convert_pointers(arena, listing->num_versions);
 	for (uint32_t i = 0; i < listing->num_versions; i++)
@@ -62,7 +63,7 @@ convert_out_listing(struct convert_arena *arena, const struct ctl_listing *listi
 size_t
 convert_inspection_messages(const struct ctl_inspection *inspection)
 {
-	return 1 + (size_t)inspection->num_nodes + 2 * (size_t)inspection->num_members +
+	return 2 + (size_t)inspection->num_nodes + 2 * (size_t)inspection->num_members +
 	       2 * (size_t)inspection->num_transfers;
 }
 
@@ -133,6 +134,7 @@ convert_out_inspection(struct convert_arena *arena, const struct ctl_inspection 
 
 	message->server_inc = inspection->server_inc;
 	message->uptime_ns = inspection->uptime_ns;
+	message->page = convert_out_page(arena, inspection->page);
 	message->n_nodes = inspection->num_nodes;
 	message->nodes = convert_pointers(arena, inspection->num_nodes);
 	for (uint32_t i = 0; i < inspection->num_nodes; i++)
@@ -196,6 +198,7 @@ convert_in_listing(struct convert_in *in, const Tensorhub__V1__Listing *message,
 		return;
 	for (size_t i = 0; i < message->n_versions && in->code == 0; i++)
 		in_version_info(in, message->versions[i], &versions[i]);
+	convert_in_page(in, message->page, &ret_listing->page);
 	ret_listing->generation = message->generation;
 	ret_listing->num_versions = (uint32_t)message->n_versions;
 	ret_listing->versions = versions;
@@ -284,4 +287,5 @@ convert_in_inspection(struct convert_in *in, const Tensorhub__V1__Inspection *me
 		.members = members,
 		.transfers = transfers,
 	};
+	convert_in_page(in, message->page, &ret_inspection->page);
 }

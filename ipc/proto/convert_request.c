@@ -137,12 +137,15 @@ out_query(struct convert_arena *arena, const struct ctl_request *request,
 		message->body_case = REQUEST(WATCH);
 		message->watch = convert_message(arena, &tensorhub__v1__watch__descriptor);
 		message->watch->model = convert_out_text(request->u.watch.model);
+		message->watch->stop = request->u.watch.stop;
 	} else if (request->kind == CTL_LIST) {
 		message->body_case = REQUEST(LIST);
 		message->list = convert_message(arena, &tensorhub__v1__list__descriptor);
 		message->list->model = convert_out_text(request->u.list.model);
 		message->list->sid = request->u.list.sid;
 		message->list->op_seq = request->u.list.op_seq;
+		message->list->page = convert_out_page(arena, request->u.list.page);
+		message->list->generation = request->u.list.generation;
 	} else if (request->kind == CTL_RESOLVE) {
 		message->body_case = REQUEST(RESOLVE);
 		message->resolve = convert_message(arena, &tensorhub__v1__resolve__descriptor);
@@ -153,6 +156,7 @@ out_query(struct convert_arena *arena, const struct ctl_request *request,
 		TH_ASSERT(request->kind == CTL_INSPECT);
 		message->body_case = REQUEST(INSPECT);
 		message->inspect = convert_message(arena, &tensorhub__v1__inspect__descriptor);
+		message->inspect->page = convert_out_page(arena, request->u.inspect);
 	}
 }
 
@@ -391,6 +395,8 @@ in_list(struct convert_in *in, const Tensorhub__V1__List *body, struct ctl_list 
 	convert_in_name(in, "model", body->model, TH_NAME_MAX, ret_list->model);
 	ret_list->sid = body->sid;
 	ret_list->op_seq = body->op_seq;
+	convert_in_page(in, body->page, &ret_list->page);
+	ret_list->generation = body->generation;
 }
 
 static void
@@ -427,13 +433,10 @@ in_numbers(const Tensorhub__V1__Request *message, struct ctl_request *request)
 		request->u.drain_done = (struct ctl_drain_done){message->drain_done->sid,
 			message->drain_done->gen, message->drain_done->drain_no};
 		break;
-	case REQUEST(CLOSE):
+	default:
+		TH_ASSERT(message->body_case == REQUEST(CLOSE));
 		request->kind = CTL_CLOSE;
 		request->u.close = (struct ctl_close){message->close->sid, message->close->died};
-		break;
-	default:
-		TH_ASSERT(message->body_case == REQUEST(INSPECT));
-		request->kind = CTL_INSPECT;
 		break;
 	}
 }
@@ -491,6 +494,7 @@ in_body(struct convert_in *in, const Tensorhub__V1__Request *message, struct ctl
 		in->message = "WATCH";
 		convert_in_name(
 			in, "model", message->watch->model, TH_NAME_MAX, request->u.watch.model);
+		request->u.watch.stop = message->watch->stop;
 		break;
 	case REQUEST(LIST):
 		request->kind = CTL_LIST;
@@ -500,12 +504,16 @@ in_body(struct convert_in *in, const Tensorhub__V1__Request *message, struct ctl
 		request->kind = CTL_RESOLVE;
 		in_resolve(in, message->resolve, &request->u.resolve);
 		break;
+	case REQUEST(INSPECT):
+		request->kind = CTL_INSPECT;
+		in->message = "INSPECT";
+		convert_in_page(in, message->inspect->page, &request->u.inspect);
+		break;
 	case REQUEST(POLL):
 	case REQUEST(UNREGISTER):
 	case REQUEST(CANCEL):
 	case REQUEST(DRAIN_DONE):
 	case REQUEST(CLOSE):
-	case REQUEST(INSPECT):
 		in_numbers(message, request);
 		break;
 	case REQUEST(REGISTER_TENSORS):

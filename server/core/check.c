@@ -208,6 +208,34 @@ check_blobs(const struct refsrv *server)
 	TH_ASSERT(bytes == server->blob_bytes && bytes <= server->config.blob_bytes_max);
 }
 
+static void
+check_snapshots(const struct refsrv *server)
+{
+	const struct snapshot *snapshot;
+	const struct model *model;
+	const struct group *group;
+	const struct op *op;
+	uint64_t bytes = 0, references = 0, held = 0;
+
+	for (snapshot = server->snapshots; snapshot != NULL; snapshot = snapshot->hh.next) {
+		bytes += snapshot->bytes;
+		references += snapshot->references;
+		/* What one part holds is kept for a group only. */
+		TH_ASSERT(snapshot->references > 0 || !snapshot->whole);
+	}
+	for (model = server->models; model != NULL; model = model->hh.next) {
+		DL_FOREACH(model->groups, group)
+		{
+			DL_FOREACH(group->ops, op)
+			{
+				held += op->snapshot != NULL;
+			}
+		}
+	}
+	TH_ASSERT(references == held && bytes == server->snapshot_bytes);
+	TH_ASSERT(bytes <= server->config.snapshot_bytes_max);
+}
+
 void
 refsrv_check(const struct refsrv *server)
 {
@@ -240,4 +268,5 @@ refsrv_check(const struct refsrv *server)
 	TH_ASSERT(num_legs == HASH_COUNT(server->legs));
 	check_agents(server);
 	check_blobs(server);
+	check_snapshots(server);
 }

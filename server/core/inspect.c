@@ -8,6 +8,7 @@
 
 #include "server/core/agent.h"
 #include "server/core/copy.h"
+#include "server/core/snapshot.h"
 
 static void
 describe_node(
@@ -95,16 +96,29 @@ describe_leg(const struct refsrv *server, const struct leg *leg, struct ctl_tran
 	ret_info->age_ns = server->now_ns - leg->granted_ns;
 }
 
-void
-inspect_build(struct refsrv *server, struct ctl_inspection *ret_inspection)
+struct room { /* the arrays of an inspection */
+	uint32_t num_nodes, num_members, num_transfers;
+	struct ctl_node_info *nodes;
+	struct ctl_member_info *members;
+	struct ctl_transfer_info *transfers;
+};
+
+static struct room
+room_of(const struct refsrv *server)
 {
-	uint32_t num_nodes = HASH_COUNT(server->agents);
-	uint32_t num_members = HASH_COUNT(server->members);
-	uint32_t num_transfers = HASH_COUNT(server->legs);
-	struct ctl_node_info *nodes = refsrv_scratch(server, num_nodes, sizeof(*nodes));
-	struct ctl_member_info *members = refsrv_scratch(server, num_members, sizeof(*members));
-	struct ctl_transfer_info *transfers =
-		refsrv_scratch(server, num_transfers, sizeof(*transfers));
+	return (struct room){
+		.num_nodes = HASH_COUNT(server->agents),
+		.num_members = HASH_COUNT(server->members),
+		.num_transfers = HASH_COUNT(server->legs),
+	};
+}
+
+static void
+fill(struct refsrv *server, const struct room *room, struct ctl_inspection *ret_inspection)
+{
+	struct ctl_node_info *node = room->nodes;
+	struct ctl_member_info *member_info = room->members;
+	struct ctl_transfer_info *transfer = room->transfers;
 	struct agent *agent, *next_agent;
 	struct member *member, *next_member;
 	struct leg *leg, *next_leg;
@@ -112,23 +126,79 @@ inspect_build(struct refsrv *server, struct ctl_inspection *ret_inspection)
 	*ret_inspection = (struct ctl_inspection){
 		.server_inc = server->config.server_inc,
 		.uptime_ns = server->now_ns - server->started_ns,
-		.num_nodes = num_nodes,
-		.num_members = num_members,
-		.num_transfers = num_transfers,
-		.nodes = nodes,
-		.members = members,
-		.transfers = transfers,
+		.num_nodes = room->num_nodes,
+		.num_members = room->num_members,
+		.num_transfers = room->num_transfers,
+		.nodes = room->nodes,
+		.members = room->members,
+		.transfers = room->transfers,
 	};
 	HASH_ITER(hh, server->agents, agent, next_agent)
 	{
-		describe_node(server, agent, nodes++);
+		describe_node(server, agent, node++);
 	}
 	HASH_ITER(hh, server->members, member, next_member)
 	{
-		describe_member(member, members++);
+		describe_member(member, member_info++);
 	}
 	HASH_ITER(hh, server->legs, leg, next_leg)
 	{
-		describe_leg(server, leg, transfers++);
+		describe_leg(server, leg, transfer++);
 	}
+}
+
+void
+inspect_build(struct refsrv *server, struct ctl_inspection *ret_inspection)
+{
+	struct room room = room_of(server);
+
+	room.nodes = refsrv_scratch(server, room.num_nodes, sizeof(*room.nodes));
+	room.members = refsrv_scratch(server, room.num_members, sizeof(*room.members));
+	room.transfers = refsrv_scratch(server, room.num_transfers, sizeof(*room.transfers));
+	fill(server, &room, ret_inspection);
+}
+
+/* Kept, because one message cannot hold it. */
+static int
+keep(struct refsrv *server, uint64_t owner, const struct ctl_inspection *now,
+	struct ctl_inspection *ret_part, struct th_err *err)
+{
+	struct ctl_inspection *all;
+	struct snapshot *snapshot;
+	uint64_t node_bytes = now->num_nodes * (uint64_t)sizeof(now->nodes[0]);
+	uint64_t member_bytes = now->num_members * (uint64_t)sizeof(now->members[0]);
+	uint64_t transfer_bytes = now->num_transfers * (uint64_t)sizeof(now->transfers[0]);
+	int rc = snapshot_new(
+		server, owner, NULL, node_bytes + member_bytes + transfer_bytes, err, &snapshot);
+
+	if (rc != 0)
+		return rc;
+	all = &snapshot->u.inspection;
+	*all = *now;
+	all->nodes = memcpy(snapshot + 1, now->nodes, node_bytes);
+	all->members = memcpy((char *)(snapshot + 1) + node_bytes, now->members, member_bytes);
+	all->transfers = memcpy(
+		(char *)(snapshot + 1) + node_bytes + member_bytes, now->transfers, transfer_bytes);
+	return snapshot_inspection_part(server, snapshot, 0, ret_part, err);
+}
+
+int
+inspect_request(struct refsrv *server, const struct ctl_request *request,
+	struct ctl_inspection *ret_inspection, struct th_err *err)
+{
+	const struct ctl_page *page = &request->u.inspect;
+	struct ctl_inspection now;
+	struct snapshot *snapshot;
+
+	if (page->snapshot != 0) {
+		int rc = snapshot_find(server, page->snapshot, NULL, err, &snapshot);
+		return rc != 0 ? rc
+			       : snapshot_inspection_part(
+					 server, snapshot, page->next, ret_inspection, err);
+	}
+	inspect_build(server, &now);
+	if (!snapshot_is_whole(server, snapshot_inspection_bytes(&now)))
+		return keep(server, request->agent_inc, &now, ret_inspection, err);
+	*ret_inspection = now;
+	return 0;
 }

@@ -137,7 +137,10 @@ leg_progress(struct refsrv *server, const struct agent *reader, uint64_t leg_id,
 	if (leg == NULL || leg->reader->agent != reader || leg->dst->done)
 		return;
 	chunks = th_min_u32(chunks, part_chunks(leg->dst));
-	leg->dst->chunks_done = th_max_u32(leg->dst->chunks_done, chunks);
+	if (chunks <= leg->dst->chunks_done)
+		return;
+	leg->dst->chunks_done = chunks;
+	model_progressed(server, leg->op->group->model);
 }
 
 /* ---- moving --------------------------------------------------------------------------------- */
@@ -296,6 +299,7 @@ shard_done(struct refsrv *server, struct op *op, struct part *part)
 	 * or an older one whose end is still to come.
 	 */
 	leg_drop_fills(server, part);
+	model_progressed(server, op->group->model);
 	model_dirty(op->group->model);
 	op_shard_done(server, op);
 }
@@ -319,6 +323,7 @@ leg_end(struct refsrv *server, struct agent *agent, const struct ctl_leg_end *en
 	bool current = part->leg == leg;
 
 	part->chunks_done = th_max_u32(part->chunks_done, end->chunks_verified);
+	model_progressed(server, op->group->model);
 	if (end->code == 0 && leg->src != NULL)
 		agent_pair_worked(agent, leg->src->member->agent);
 	if (end->code != 0 && end->source_failed)

@@ -12,11 +12,7 @@
 #include "server/core/agent.h"
 #include "server/core/group.h"
 #include "server/core/model.h"
-
-struct listing { /* one piece of memory, the arrays behind it */
-	struct ctl_listing content;
-	uint64_t bytes;
-};
+#include "server/core/snapshot.h"
 
 static bool
 listed(const struct copy *copy)
@@ -88,6 +84,20 @@ fill(const struct model *model, struct ctl_version_info *versions,
 	}
 }
 
+/* Bytes on the wire, at most. */
+static uint64_t
+wire_bytes(const struct ctl_listing *listing)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t v = 0; v < listing->num_versions; v++) {
+		bytes += snapshot_version_bytes();
+		for (uint32_t r = 0; r < listing->versions[v].num_replicas; r++)
+			bytes += snapshot_replica_bytes(&listing->versions[v].replicas[r]);
+	}
+	return bytes;
+}
+
 static void
 list_now(struct refsrv *server, const struct model *model, struct ctl_listing *ret_listing)
 {
@@ -105,56 +115,38 @@ list_now(struct refsrv *server, const struct model *model, struct ctl_listing *r
 }
 
 int
-listing_snapshot(struct refsrv *server, const struct model *model, struct listing **ret_listing,
-	struct th_err *err)
+listing_snapshot(struct refsrv *server, uint64_t owner, const struct model *model,
+	struct th_err *err, struct snapshot **ret_snapshot)
 {
 	uint32_t num_versions, num_replicas;
+	struct snapshot *snapshot;
 
 	count(model, &num_versions, &num_replicas);
-	uint64_t bytes = sizeof(struct listing) +
-			 num_versions * (uint64_t)sizeof(struct ctl_version_info) +
-			 num_replicas * (uint64_t)sizeof(struct ctl_replica_info);
-	if (server->snapshot_bytes + bytes > SNAPSHOT_BYTES_MAX)
-		return th_fail(err, TH_E_LIMIT,
-			"the server keeps %" PRIu64 " bytes of listings for groups whose members "
-			"have not all moved on, the limit is "
-			"%" PRIu64 ": call again later",
-			server->snapshot_bytes, SNAPSHOT_BYTES_MAX);
-	struct listing *listing = th_calloc(1, bytes);
-	struct ctl_version_info *versions = (struct ctl_version_info *)(listing + 1);
-	struct ctl_replica_info *replicas = (struct ctl_replica_info *)(versions + num_versions);
-	fill(model, versions, replicas);
-	listing->content = (struct ctl_listing){
+	int rc = snapshot_new(server, owner, model->name,
+		num_versions * (uint64_t)sizeof(struct ctl_version_info) +
+			num_replicas * (uint64_t)sizeof(struct ctl_replica_info),
+		err, &snapshot);
+	if (rc != 0)
+		return rc;
+	struct ctl_version_info *versions = (struct ctl_version_info *)(snapshot + 1);
+	fill(model, versions, (struct ctl_replica_info *)(versions + num_versions));
+	snapshot->u.listing = (struct ctl_listing){
 		.generation = model->generation,
 		.num_versions = num_versions,
 		.versions = versions,
 	};
-	listing->bytes = bytes;
-	server->snapshot_bytes += bytes;
-	*ret_listing = listing;
+	snapshot->revision = model->revision;
+	snapshot->whole = snapshot_is_whole(server, wire_bytes(&snapshot->u.listing));
+	snapshot_hold(snapshot);
+	*ret_snapshot = snapshot;
 	return 0;
-}
-
-uint64_t
-listing_generation(const struct listing *listing)
-{
-	return listing->content.generation;
-}
-
-void
-listing_free(struct refsrv *server, struct listing *listing)
-{
-	if (listing == NULL)
-		return;
-	server->snapshot_bytes -= listing->bytes;
-	free(listing);
 }
 
 /* ---- requests ------------------------------------------------------------------------------- */
 
 static int
-list_of_group(struct refsrv *server, struct agent *agent, const struct ctl_list *list,
-	struct ctl_listing *ret_listing, struct th_err *err)
+snapshot_of_group(struct refsrv *server, struct agent *agent, const struct ctl_list *list,
+	struct th_err *err, struct snapshot **ret_snapshot)
 {
 	struct member *member = member_find(server, agent, list->sid, err);
 	const struct op *op;
@@ -164,7 +156,7 @@ list_of_group(struct refsrv *server, struct agent *agent, const struct ctl_list 
 	DL_FOREACH(member->group->ops, op)
 	{
 		if (op->seq == list->op_seq && op->snapshot != NULL) {
-			*ret_listing = op->snapshot->content;
+			*ret_snapshot = op->snapshot;
 			return 0;
 		}
 	}
@@ -173,6 +165,30 @@ list_of_group(struct refsrv *server, struct agent *agent, const struct ctl_list 
 		" of replica %s is no listing, or all members have moved on from "
 		"it: list again",
 		list->op_seq, member->group->replica);
+}
+
+/* What one message cannot hold is kept, for everybody who asks before it changes. */
+static int
+list_model(struct refsrv *server, uint64_t owner, const struct model *model,
+	struct ctl_listing *ret_listing, struct th_err *err)
+{
+	struct ctl_listing now;
+
+	list_now(server, model, &now);
+	if (snapshot_is_whole(server, wire_bytes(&now))) {
+		*ret_listing = now;
+		return 0;
+	}
+	struct snapshot *snapshot = snapshot_same(server, model);
+	int rc = 0;
+	if (snapshot == NULL) {
+		rc = listing_snapshot(server, owner, model, err, &snapshot);
+		if (rc == 0)
+			snapshot_let_go(server, snapshot);
+	}
+	if (rc == 0)
+		rc = snapshot_listing_part(server, snapshot, 0, ret_listing, err);
+	return rc;
 }
 
 static int
@@ -189,16 +205,26 @@ int
 listing_request(struct refsrv *server, struct agent *agent, const struct ctl_list *list,
 	struct ctl_listing *ret_listing, struct th_err *err)
 {
-	if (list->sid != 0)
-		return list_of_group(server, agent, list, ret_listing, err);
-	int rc = model_name_check(list->model, err);
+	struct snapshot *snapshot = NULL;
+	int rc;
+
+	if (list->page.snapshot != 0) {
+		rc = snapshot_find(server, list->page.snapshot, list->model, err, &snapshot);
+		return rc != 0 ? rc
+			       : snapshot_listing_part(
+					 server, snapshot, list->page.next, ret_listing, err);
+	}
+	if (list->sid != 0) {
+		rc = snapshot_of_group(server, agent, list, err, &snapshot);
+		return rc != 0 ? rc : snapshot_listing_part(server, snapshot, 0, ret_listing, err);
+	}
+	rc = model_name_check(list->model, err);
 	if (rc != 0)
 		return rc;
 	const struct model *model = model_find(server, list->model);
 	if (model != NULL)
-		list_now(server, model, ret_listing);
-	else
-		*ret_listing = (struct ctl_listing){.generation = server->generation};
+		return list_model(server, agent == NULL ? 0 : agent->inc, model, ret_listing, err);
+	*ret_listing = (struct ctl_listing){.generation = server->generation};
 	return 0;
 }
 
@@ -255,8 +281,35 @@ watch_find(const struct agent *agent, const struct model *model)
 	return NULL;
 }
 
+static void
+watch_end(struct agent *agent, struct watch *watch)
+{
+	DL_DELETE(agent->watches, watch);
+	DL_DELETE2(watch->model->watches, watch, model_prev, model_next);
+	model_dirty(watch->model);
+	free(watch);
+	agent->num_watches--;
+}
+
+static struct watch *
+watch_begin(struct refsrv *server, struct agent *agent, const char *model, struct th_err *err)
+{
+	if (agent->num_watches >= WATCHES_MAX) {
+		th_fail(err, TH_E_LIMIT, "agent %s watches %u models already, which is the limit",
+			agent->info.node, WATCHES_MAX);
+		return NULL;
+	}
+	struct watch *watch = th_calloc(1, sizeof(*watch));
+	watch->model = model_acquire(server, model);
+	watch->agent = agent;
+	DL_APPEND(agent->watches, watch);
+	DL_APPEND2(watch->model->watches, watch, model_prev, model_next);
+	agent->num_watches++;
+	return watch;
+}
+
 int
-listing_watch(struct refsrv *server, struct agent *agent, const struct ctl_model *request,
+listing_watch(struct refsrv *server, struct agent *agent, const struct ctl_watch *request,
 	struct ctl_ev_changed *ret_now, struct th_err *err)
 {
 	int rc = model_name_check(request->model, err);
@@ -265,21 +318,18 @@ listing_watch(struct refsrv *server, struct agent *agent, const struct ctl_model
 		return rc;
 	struct model *model = model_find(server, request->model);
 	struct watch *watch = model == NULL ? NULL : watch_find(agent, model);
-	if (watch == NULL) {
-		if (agent->num_watches >= WATCHES_MAX)
-			return th_fail(err, TH_E_LIMIT,
-				"agent %s watches %u models already, which is the limit",
-				agent->info.node, WATCHES_MAX);
-		watch = th_calloc(1, sizeof(*watch));
-		watch->model = model_acquire(server, request->model);
-		watch->agent = agent;
-		DL_APPEND(agent->watches, watch);
-		DL_APPEND2(watch->model->watches, watch, model_prev, model_next);
-		agent->num_watches++;
+	ret_now->generation = model == NULL ? server->generation : model->generation;
+	memcpy(ret_now->model, request->model, sizeof(ret_now->model));
+	if (request->stop) {
+		if (watch != NULL)
+			watch_end(agent, watch);
+		return 0;
 	}
-	watch->told = watch->model->generation;
-	memcpy(ret_now->model, watch->model->name, sizeof(ret_now->model));
-	ret_now->generation = watch->told;
+	if (watch == NULL)
+		watch = watch_begin(server, agent, request->model, err);
+	if (watch == NULL)
+		return err->code;
+	watch->told = ret_now->generation = watch->model->generation;
 	return 0;
 }
 
@@ -287,14 +337,8 @@ void
 listing_drop_watches(struct refsrv *server, struct agent *agent)
 {
 	(void)server;
-	while (agent->watches != NULL) {
-		struct watch *watch = agent->watches;
-		DL_DELETE(agent->watches, watch);
-		DL_DELETE2(watch->model->watches, watch, model_prev, model_next);
-		model_dirty(watch->model);
-		free(watch);
-		agent->num_watches--;
-	}
+	while (agent->watches != NULL)
+		watch_end(agent, agent->watches);
 }
 
 static void

@@ -34,6 +34,7 @@ model_acquire(struct refsrv *server, const char *name)
 	memcpy(model->name, name, strnlen(name, TH_NAME_MAX));
 	/* Never below what was told of an earlier model of this name. */
 	model->generation = server->generation;
+	model->revision = ++server->revision;
 	model->quiet_ns = INT64_MIN;
 	HASH_ADD_STR(server->models, name, model);
 	return model;
@@ -62,6 +63,8 @@ model_dirty_all(struct refsrv *server)
 	HASH_ITER(hh, server->models, model, next)
 	{
 		model->dirty = true;
+		/* Where an agent is, and whether it may vanish, is in the listing too. */
+		model_progressed(server, model);
 	}
 }
 
@@ -69,8 +72,15 @@ void
 model_changed(struct refsrv *server, struct model *model)
 {
 	model->generation = ++server->generation;
+	model->revision = ++server->revision;
 	model->changed = true;
 	model->dirty = true;
+}
+
+void
+model_progressed(struct refsrv *server, struct model *model)
+{
+	model->revision = ++server->revision;
 }
 
 struct version *

@@ -16,6 +16,8 @@ void model_release(struct refsrv *server, struct model *model);       /* frees i
 
 /* The listing changed: a new generation, a CHANGED is due, waiting operations look again. */
 void model_changed(struct refsrv *server, struct model *model);
+/* Only what the listing says of progress. */
+void model_progressed(struct refsrv *server, struct model *model);
 /* Only that waiting operations must look again. */
 void model_dirty(struct model *model);
 void model_dirty_all(struct refsrv *server);

@@ -20,6 +20,7 @@
 #include "server/core/leg.h"
 #include "server/core/listing.h"
 #include "server/core/model.h"
+#include "server/core/snapshot.h"
 
 static const char *
 kind_name(uint32_t kind)
@@ -75,7 +76,7 @@ tell(struct op *op, struct member *member)
 	ev->updated = op->updated;
 	ev->version = op->version;
 	if (op->snapshot != NULL)
-		ev->generation = listing_generation(op->snapshot);
+		ev->generation = op->snapshot->u.listing.generation;
 	if (op->updated) {
 		const struct part *part = copy_part_of(member);
 		if (part != NULL)
@@ -135,7 +136,7 @@ op_free(struct refsrv *server, struct op *op)
 
 	for (uint32_t i = 0; op->attributes != NULL && i < group->num_shards; i++)
 		blob_release(server, op->attributes[i]);
-	listing_free(server, op->snapshot);
+	snapshot_let_go(server, op->snapshot);
 	DL_DELETE(group->ops, op);
 	free(op->attributes);
 	free(op->members);
@@ -208,11 +209,12 @@ op_new(struct refsrv *server, struct member *member, const struct ctl_op *reques
 }
 
 static void
-op_list_arrive(struct refsrv *server, struct op *op)
+op_list_arrive(struct refsrv *server, struct op *op, const struct member *member)
 {
 	struct th_err err;
 
-	if (listing_snapshot(server, op->group->model, &op->snapshot, &err) != 0)
+	if (listing_snapshot(server, member->agent->inc, op->group->model, &err, &op->snapshot) !=
+		0)
 		op_fail(server, op, err.code, "%s", err.text);
 	else
 		op_succeed(server, op, false);
@@ -229,7 +231,7 @@ dispatch_arrival(struct refsrv *server, struct op *op, struct member *member)
 		op_unpublish_arrive(server, op);
 		break;
 	case CTL_OP_LIST:
-		op_list_arrive(server, op);
+		op_list_arrive(server, op, member);
 		break;
 	default:
 		op_replicate_arrive(server, op, member);

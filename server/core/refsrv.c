@@ -21,6 +21,7 @@
 #include "server/core/listing.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
+#include "server/core/snapshot.h"
 #include "server/core/state.h"
 
 #define SECOND_NS INT64_C(1000000000)
@@ -41,6 +42,8 @@ refsrv_config_default(struct refsrv_config *ret_config)
 		.members_max = 65536,
 		.members_per_agent_max = 256,
 		.blob_bytes_max = UINT64_C(1) << 30,
+		.snapshot_bytes_max = UINT64_C(256) << 20,
+		.part_bytes = TH_PART_BYTES_MAX,
 		.pipelining = true,
 	};
 }
@@ -102,6 +105,7 @@ refsrv_new(const struct refsrv_config *config, int64_t now_ns)
 		return NULL;
 	server->config = *config;
 	server->started_ns = server->now_ns = now_ns;
+	server->last_snapshot = config->server_inc;
 	server->wake_ns = INT64_MAX;
 	server->promised_ns = th_deadline_ns(now_ns, SLEEP_MAX_NS);
 	return server;
@@ -143,6 +147,7 @@ refsrv_free(struct refsrv *server)
 	}
 	free_models(server);
 	blob_free_all(server);
+	snapshot_free_all(server);
 	scratch_free(server);
 	free(server->replies);
 	free(server);
@@ -174,6 +179,7 @@ timers(struct refsrv *server)
 	/* Whoever still has a deadline says so again. */
 	server->wake_ns = INT64_MAX;
 	agent_timers(server);
+	snapshot_timers(server);
 	HASH_ITER(hh, server->models, model, next)
 	{
 		struct group *group;
@@ -345,8 +351,7 @@ question(struct refsrv *server, struct agent *agent, const struct ctl_request *r
 	case CTL_RESOLVE:
 		return listing_resolve(server, &request->u.resolve, &reply->u.resolve, err);
 	case CTL_INSPECT:
-		inspect_build(server, &reply->u.inspect);
-		return 0;
+		return inspect_request(server, request, &reply->u.inspect, err);
 	default:
 		return th_fail(err, TH_E_INVALID, "the server does not know request kind %d",
 			(int)request->kind);
@@ -393,7 +398,9 @@ unknown_agent(struct ctl_reply *reply, const struct agent *agent, struct th_err 
 static bool
 asks_as_operator(const struct ctl_request *request)
 {
-	return request->agent_inc == 0 && request->kind == CTL_LIST && request->u.list.sid == 0;
+	return request->agent_inc == 0 &&
+	       ((request->kind == CTL_LIST && request->u.list.sid == 0) ||
+		       request->kind == CTL_INSPECT);
 }
 
 static int

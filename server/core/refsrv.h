@@ -73,6 +73,8 @@ struct refsrv_config {
 	int64_t pair_block_ns; /* a failed (reader, source) pair of agents is avoided this long*/
 	uint32_t agents_max, members_max, members_per_agent_max;
 	uint64_t blob_bytes_max; /* of all manifests and attributes together */
+	uint64_t snapshot_bytes_max; /* of all listings kept to be given in parts, or for groups */
+	uint32_t part_bytes;         /* of a long answer in one message: 512 KiB */
 	bool pipelining;         /* partial replicas are sources (default: true) */
 };
 

@@ -28,7 +28,6 @@
 #define EVENTS_QUEUED_MAX 65536u /* per agent: one that never polls must not fill the memory    */
 #define WATCHES_MAX 1024u        /* models watched by one agent                                   */
 #define UPLOADS_MAX 16u          /* unfinished blobs of one agent                                 */
-#define SNAPSHOT_BYTES_MAX (UINT64_C(256) << 20) /* of all stored listings together            */
 #define PAIR_BLOCK_GROWTH_MAX 10 /* a pair's block doubles up to this many times its first      */
 #define PAIR_LAST_RESORT 16      /* the only source is tried again after this part of the block   */
 
@@ -113,6 +112,7 @@ struct model { /* owned by server.models; freed when nothing refers to it */
 	struct group *groups;     /* all incarnations, oldest first */
 	struct watch *watches;
 	uint64_t generation; /* of the listing */
+	uint64_t revision;   /* ... and of what it says of progress */
 	int64_t quiet_ns;    /* no CHANGED before this */
 	bool changed;        /* a CHANGED is due */
 	bool dirty;          /* something changed that an operation may be waiting for */
@@ -258,7 +258,7 @@ struct op { /* owned by group.ops */
 	int code;
 	bool updated;
 	char text[TH_CTL_TEXT_BYTES];
-	struct listing *snapshot; /* owns; a grouped list */
+	struct snapshot *snapshot; /* holds; a grouped list */
 	struct op *prev, *next;
 };
 
@@ -269,6 +269,21 @@ struct blob { /* owned by server.blobs, oldest first */
 	uint64_t bytes;
 	uint8_t *data;
 	uint64_t references; /* members and versions */
+	UT_hash_handle hh;
+};
+
+struct snapshot { /* owned by server.snapshots, its arrays behind it */
+	uint64_t id, owner;
+	char model[TH_NAME_MAX + 1]; /* of a listing */
+	bool inspection;
+	bool whole; /* one part holds all of it */
+	uint64_t revision, bytes;
+	uint32_t references; /* of operations */
+	int64_t made_ns, used_ns;
+	union {
+		struct ctl_listing listing;
+		struct ctl_inspection inspection;
+	} u;
 	UT_hash_handle hh;
 };
 
@@ -290,8 +305,10 @@ struct refsrv {
 	struct blob *blobs;
 	uint32_t num_living; /* agents not dead */
 	uint64_t blob_bytes; /* of blobs and of uploads, as announced */
-	uint64_t snapshot_bytes;
+	struct snapshot *snapshots;
+	uint64_t snapshot_bytes, last_snapshot;
 	uint64_t generation; /* the highest of any model's listing */
+	uint64_t revision;   /* ... and of any model's */
 	uint64_t last_sid, last_leg, last_group_inc, last_copy_id, last_drain_no, mark;
 
 	struct refsrv_reply *replies; /* owns */

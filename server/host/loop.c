@@ -121,17 +121,6 @@ count_malformed(struct loop *loop, int64_t now_ns, const struct th_err *why)
 		why->text);
 }
 
-/* An operator, who is no agent, asks the server itself. */
-static void
-answer_operator(
-	struct loop *loop, int64_t now_ns, uint64_t token, const struct ctl_request *request)
-{
-	struct ctl_reply reply = {.kind = CTL_INSPECT, .request_no = request->request_no};
-
-	reply.u.inspect = *refsrv_inspect(loop->core, now_ns);
-	send_reply(loop, token, &reply);
-}
-
 static void
 on_request(struct loop *loop, int64_t now_ns, const struct net_server_item *item)
 {
@@ -148,8 +137,6 @@ on_request(struct loop *loop, int64_t now_ns, const struct net_server_item *item
 	if (ctl_request_unpack(item->data, item->bytes, &arena, &why, &request) != 0) {
 		count_malformed(loop, now_ns, &why);
 		refuse(loop, item, &why);
-	} else if (request.kind == CTL_INSPECT && request.agent_inc == 0) {
-		answer_operator(loop, now_ns, item->token, &request);
 	} else {
 		refsrv_step(loop->core, now_ns, item->token, &request, &out);
 		take_out(loop, &out);

@@ -105,6 +105,31 @@ Test(convert_hostile, names__are_refused)
 	}
 }
 
+Test(convert_hostile, pages__of_no_snapshot__are_refused)
+{
+	Tensorhub__V1__Page page;
+	Tensorhub__V1__List list;
+	Tensorhub__V1__Inspect inspect;
+	Tensorhub__V1__Request message;
+
+	tensorhub__v1__page__init(&page);
+	tensorhub__v1__list__init(&list);
+	tensorhub__v1__inspect__init(&inspect);
+	list.model = name_good;
+	list.page = inspect.page = &page;
+	for (int i = 0; i < 2; i++) {
+		message = i == 0 ? request_of(TENSORHUB__V1__REQUEST__BODY_LIST, &list)
+				 : request_of(TENSORHUB__V1__REQUEST__BODY_INSPECT, &inspect);
+		page.snapshot = page.next = 0;
+		cr_assert_eq(take(&message), 0);
+		page.next = 1;
+		cr_assert_eq(take(&message), TH_E_INVALID);
+		page.snapshot = UINT64_MAX;
+		page.next = UINT64_MAX;
+		cr_assert_eq(take(&message), 0);
+	}
+}
+
 Test(convert_hostile, shards__are_refused)
 {
 	static const uint32_t bad[][2] = {

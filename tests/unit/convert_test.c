@@ -175,11 +175,16 @@ Test(convert, request__queries__come_back)
 	request = new_request(CTL_WATCH);
 	strcpy(request.u.watch.model, "m");
 	same_request(&request);
+	request.u.watch.stop = true;
+	same_request(&request);
 
 	request = new_request(CTL_LIST);
 	strcpy(request.u.list.model, "m");
 	request.u.list.sid = 4;
 	request.u.list.op_seq = 5;
+	request.u.list.generation = 6;
+	same_request(&request);
+	request.u.list.page = (struct ctl_page){UINT64_MAX, 7};
 	same_request(&request);
 
 	request = new_request(CTL_RESOLVE);
@@ -189,6 +194,8 @@ Test(convert, request__queries__come_back)
 	same_request(&request);
 
 	request = new_request(CTL_INSPECT);
+	same_request(&request);
+	request.u.inspect = (struct ctl_page){1, UINT64_MAX};
 	same_request(&request);
 }
 
@@ -441,10 +448,12 @@ Test(convert, reply__listing__comes_back)
 		replicas[i].chunks_done = i;
 		replicas[i].chunks_total = UINT64_MAX;
 	}
-	reply.u.list = (struct ctl_listing){9, 2, versions};
+	reply.u.list = (struct ctl_listing){9, 2, versions, {5, 7}};
 	send_reply(&reply, &arena, &got);
 	cr_assert_eq(got.u.list.generation, 9);
 	cr_assert_eq(got.u.list.num_versions, 2);
+	cr_assert_eq(got.u.list.page.snapshot, 5);
+	cr_assert_eq(got.u.list.page.next, 7);
 	cr_assert(got.u.list.versions[0].retained);
 	cr_assert_eq(got.u.list.versions[0].num_replicas, 3);
 	cr_assert_arr_eq(got.u.list.versions[0].replicas, replicas, sizeof(replicas));
@@ -464,10 +473,13 @@ Test(convert, reply__inspection__comes_back)
 	struct convert_arena arena = {0};
 	struct ctl_reply reply = new_reply(CTL_INSPECT), got;
 
-	reply.u.inspect = (struct ctl_inspection){7, 8, 1, 1, 1, &node, &member, &transfer};
+	reply.u.inspect = (struct ctl_inspection){
+		7, 8, 1, 1, 1, &node, &member, &transfer, {UINT64_MAX, 3}};
 	send_reply(&reply, &arena, &got);
 	cr_assert_eq(got.u.inspect.server_inc, 7);
 	cr_assert_eq(got.u.inspect.uptime_ns, 8);
+	cr_assert_eq(got.u.inspect.page.snapshot, UINT64_MAX);
+	cr_assert_eq(got.u.inspect.page.next, 3);
 	cr_assert_str_eq(got.u.inspect.nodes[0].node, "n");
 	cr_assert_str_eq(got.u.inspect.nodes[0].datacenter, "d");
 	cr_assert_str_eq(got.u.inspect.nodes[0].address, "h:1");
@@ -501,7 +513,7 @@ Test(convert, reply__too_long__is_a_limit)
 
 	for (uint32_t i = 0; i < count; i++)
 		name_of(replicas[i].name, TH_NAME_MAX, 'r');
-	reply.u.list = (struct ctl_listing){9, 1, &version};
+	reply.u.list = (struct ctl_listing){9, 1, &version, {0}};
 	cr_assert_eq(ctl_reply_pack(&reply, &data, &bytes), TH_E_LIMIT);
 	version.num_replicas = UINT32_MAX / 2; /* decided before one of them is read */
 	cr_assert_eq(ctl_reply_pack(&reply, &data, &bytes), TH_E_LIMIT);

@@ -5,7 +5,8 @@
  *
  * Checked all the time: the invariants of refsrv_check; that all members of a group get the same
  * outcome of their n-th operation; that no GRANT comes for a part that is being drained; and that
- * nobody reads a part when its unpublish, close or failed operation is over. Checked at the end:
+ * nobody reads a part when its unpublish, close or failed operation is over; and that listings,
+ * read in small parts, are what refsrv_reader.h says. Checked at the end:
  * when the faults stop every operation ends, and when all have closed nothing is left.
  */
 #include <criterion/criterion.h>
@@ -17,6 +18,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/rng.h"
 #include "server/core/group.h"
+#include "tests/support/refsrv_reader.h"
 #include "tests/support/refsrv_world.h"
 
 #define AGENTS 5u
@@ -25,6 +27,7 @@
 #define RECENT 24u
 #define OUTCOMES_MAX 8192u
 #define LEGS_MAX 65536u
+#define TOTALS 40
 
 struct sim_part {          /* what an agent knows of one member's memory */
 	uint64_t gen;      /* 0: nothing */
@@ -62,6 +65,7 @@ struct outcome {
 
 struct sim {
 	struct world w;
+	struct reader reader;
 	struct th_rng rng;
 	bool faults;
 	uint32_t num_shards[REPLICAS];
@@ -635,6 +639,9 @@ step(void)
 		leg_step(&sim->legs[i]);
 	if (sim->faults && chance(20))
 		repeat_one();
+	uint32_t asker = (uint32_t)th_rng_below(&sim->rng, AGENTS);
+	if (chance(30) && sim->w.agents[asker].attached)
+		reader_step(&sim->reader, asker);
 	/* What is over is of no interest. */
 	uint64_t kept = 0;
 	for (uint64_t i = 0; i < sim->num_legs; i++)
@@ -706,7 +713,9 @@ run(uint64_t seed)
 	refsrv_config_default(&config);
 	config.pair_block_ns = 2 * SEC;
 	config.pipelining = seed % 8 != 0;
+	config.part_bytes = 480; /* two replicas */
 	world_init(&sim->w, &config);
+	sim->reader.w = &sim->w;
 	for (uint32_t i = 0; i < AGENTS; i++)
 		world_agent(&sim->w);
 	for (uint32_t r = 0; r < REPLICAS; r++)
@@ -736,12 +745,12 @@ run(uint64_t seed)
 }
 
 static void
-finish(uint64_t totals[40])
+finish(uint64_t totals[TOTALS])
 {
 	const uint64_t more[] = {sim->updated, sim->rerouted, sim->fenced, sim->cancelled,
-		sim->drained, sim->deaths};
+		sim->drained, sim->deaths, sim->reader.num_whole, sim->reader.num_in_parts};
 
-	for (int i = 0; i < 6; i++)
+	for (int i = 0; i < TOTALS - 32; i++)
 		totals[32 + i] += more[i];
 	for (int i = 0; i < 32; i++)
 		totals[i] += sim->counts[i];
@@ -753,7 +762,7 @@ finish(uint64_t totals[40])
 Test(refsrv_random, faults__any_order__members_agree_and_nothing_is_left)
 {
 	const char *one = getenv("REFSRV_SEED");
-	uint64_t first = one != NULL ? strtoull(one, NULL, 10) : 1, totals[40] = {0};
+	uint64_t first = one != NULL ? strtoull(one, NULL, 10) : 1, totals[TOTALS] = {0};
 	uint64_t last = one != NULL ? first : 100;
 	const char *many = getenv("REFSRV_SEEDS");
 	if (many != NULL)
@@ -764,18 +773,19 @@ Test(refsrv_random, faults__any_order__members_agree_and_nothing_is_left)
 		run(seed);
 		finish(totals);
 	}
-	for (int i = 0; i < 40; i++)
+	for (int i = 0; i < TOTALS; i++)
 		if (totals[i] > 0)
 			fprintf(stderr, "%s %d: %llu\n",
 				i < 8    ? "kind"
 				: i < 32 ? "code"
-					 : "updated, rerouted, fenced, cancelled, drained, deaths",
+					 : "updated, rerouted, fenced, cancelled, drained, deaths, "
+					   "listings, listings in parts",
 				i < 8    ? i
 				: i < 32 ? -5000 - (i - 8)
 					 : i - 32,
 				(unsigned long long)totals[i]);
 	/* A run that never got anywhere proves nothing. */
-	for (int i = 32; i < 38; i++)
+	for (int i = 32; i < TOTALS; i++)
 		cr_assert(one != NULL || totals[i] >= 100);
 	for (int kind = CTL_OP_PUBLISH; kind <= CTL_OP_LIST; kind++)
 		cr_assert(one != NULL || totals[kind] > 100);
