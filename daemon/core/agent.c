@@ -197,7 +197,7 @@ dispatch(struct agent *agent, const struct agent_event *event)
 		ac_link_reply(agent, event->u.reply.tag, event->u.reply.reply);
 		break;
 	case AGENT_EV_NO_REPLY:
-		ac_link_no_reply(agent, event->u.reply.tag);
+		ac_link_no_reply(agent, event->u.reply.tag, event->u.reply.hung_up);
 		break;
 	case AGENT_EV_HELLO:
 		ac_outbound_hello(agent, event->u.hello.hello, &event->u.hello.ticket);

@@ -69,7 +69,7 @@ enum agent_event_kind {
 	AGENT_EV_CLOSE,      /* orderly */
 	AGENT_EV_LOST,       /* the worker died, hung up or broke the rules */
 	AGENT_EV_REPLY,      /* of the server, to the request with this tag */
-	AGENT_EV_NO_REPLY,   /* the request with this tag was not answered (connection lost) */
+	AGENT_EV_NO_REPLY,   /* the request with this tag was not answered */
 	AGENT_EV_HELLO,      /* a peer presents a ticket at the data port */
 	AGENT_EV_LEG_DONE,   /* leg in: every chunk verified */
 	AGENT_EV_LEG_FAILED,
@@ -119,6 +119,7 @@ struct agent_event {
 		struct {
 			uint64_t tag;
 			const struct ctl_reply *reply; /* borrowed; NO_REPLY: NULL */
+			bool hung_up; /* NO_REPLY: its connection ended, the server has gone */
 		} reply;
 		struct {
 			uint64_t hello;

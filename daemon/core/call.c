@@ -64,8 +64,11 @@ complete(struct agent *agent, struct session *session, int code, const char *tex
 	struct call *call = &session->call;
 
 	TH_ASSERT(call->active && !call->has_next);
+	ac_alone_undo(session);
 	if (!call->ghost)
 		ac_call_answer(agent, session, code, text);
+	else if (session->state == SESSION_OPEN && !session->broken)
+		ac_alone_told(session, code);
 	memset(call, 0, sizeof(*call));
 	ac_pending_start(agent, session);
 }
@@ -266,13 +269,38 @@ ac_cancel(struct agent *agent, struct session *session, uint32_t slot)
 		(struct ctl_cancel){.sid = session->sid, .op_seq = call->op_seq};
 }
 
-static int64_t
-withdraw_ns(const struct agent *agent, const struct call *call)
+/*
+ * It is certain that nothing has changed or will: without our PREPARED there is no GO. Of several
+ * members one must not be told of a failure where the others may be told that there was nothing to
+ * do; but update waits for no server.
+ */
+static bool
+certain(const struct agent *agent, const struct session *session)
 {
-	/* With a server the OP is about to go out, also with nothing left: "look once". */
-	return agent->link.attached
-		       ? th_deadline_ns(call->order.deadline_ns, agent->config.server_silent_ns)
-		       : call->order.deadline_ns;
+	const struct call *call = &session->call;
+	bool single = session->open.num_shards == 1;
+
+	if (ac_call_never_sent(call))
+		return true;
+	if (call->prepared)
+		return false;
+	if (call->order.kind == CTL_OP_UPDATE)
+		return single || !agent->link.attached;
+	return call->order.kind == CTL_OP_REPLICATE &&
+	       (single || (!agent->link.attached && session->part == NULL));
+}
+
+int64_t
+ac_call_give_up_ns(const struct agent *agent, const struct session *session)
+{
+	const struct call *call = &session->call;
+
+	if (!call->active || call->ghost || call->has_outcome || !certain(agent, session))
+		return INT64_MAX;
+	if (!agent->link.attached && !session->alone)
+		return call->order.kind == CTL_OP_UPDATE ? agent->now_ns : call->order.deadline_ns;
+	/* The server's own word is about to come, also with nothing left: "look once". */
+	return th_deadline_ns(call->order.deadline_ns, AC_GRACE_NS);
 }
 
 void
@@ -282,12 +310,10 @@ ac_call_tick(struct agent *agent, struct session *session)
 	char text[TH_CTL_TEXT_BYTES];
 
 	ac_ghost_tick(agent, session);
-	if (!ac_call_never_sent(call))
+	ac_alone_tick(agent, session);
+	if (!ac_call_never_sent(call) || agent->now_ns < ac_call_give_up_ns(agent, session))
 		return;
 	bool attached = agent->link.attached;
-	bool hurry = call->order.kind == CTL_OP_UPDATE && !attached;
-	if (!hurry && agent->now_ns < withdraw_ns(agent, call))
-		return;
 	snprintf(text, sizeof(text), "%s: the reference server %s; nothing has changed",
 		ac_call_name(call->order.kind),
 		attached ? "did not take it in time" : "could not be reached");
@@ -300,9 +326,7 @@ ac_call_next_ns(const struct agent *agent, const struct session *session)
 	const struct watch *watch;
 	int64_t next = ac_pending_next_ns(agent, session);
 
-	if (ac_call_never_sent(&session->call))
-		next = th_min_i64(next, withdraw_ns(agent, &session->call));
-
+	next = th_min_i64(next, ac_call_give_up_ns(agent, session));
 	DL_FOREACH(session->watches, watch)
 	next = th_min_i64(next, watch->deadline_ns);
 	return next;
@@ -358,7 +382,12 @@ ac_call_reply(struct agent *agent, struct session *session, const struct ctl_req
 		return;
 	}
 	AC_COPY(text, reply->text);
+	bool untold = call->ghost && call->order.kind == CTL_OP_UNPUBLISH;
 	complete(agent, session, ac_code(reply->code), text);
+	if (untold)
+		ac_session_broken(agent, session,
+			"the reference server did not take in that this shard was unpublished "
+			"without it; close the handle and open it again");
 }
 
 void
@@ -520,6 +549,7 @@ ac_call_settle(struct agent *agent, struct session *session)
 	struct call *call = &session->call;
 	char text[TH_CTL_TEXT_BYTES];
 
+	ac_alone_settle(agent, session);
 	if (!call->active)
 		return;
 	settle_prepared(agent, session);

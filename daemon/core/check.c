@@ -61,8 +61,17 @@ check_ghost(const struct session *session)
 {
 	const struct call *call = &session->call;
 
-	TH_ASSERT(call->order.kind == CTL_OP_UPDATE);
 	TH_ASSERT(!call->went && !call->has_outcome);
+	if (call->order.kind == CTL_OP_UNPUBLISH) {
+		/* ... or that it holds nothing. */
+		TH_ASSERT(session->open.num_shards == 1 && session->part == NULL);
+		TH_ASSERT(th_version_none(session->held));
+		TH_ASSERT(call->accepted || call->request != NULL);
+		TH_ASSERT(call->request == NULL || call->request->ctl.request_no != 0 ||
+			  call->request->op_deadline_ns == INT64_MAX);
+		return;
+	}
+	TH_ASSERT(call->order.kind == CTL_OP_UPDATE || call->order.kind == CTL_OP_REPLICATE);
 	/* The server gets to know: it will be, or has been, asked to end it. */
 	TH_ASSERT(call->cancel_sent && !ac_call_never_sent(call));
 	TH_ASSERT(call->accepted || call->request != NULL);
@@ -118,6 +127,9 @@ check_session(const struct agent *agent, const struct session *session)
 		check_ghost(session);
 	if (session->has_pending)
 		check_pending(agent, session);
+	TH_ASSERT(!session->let_go || (session->call.active && session->call.ghost));
+	TH_ASSERT(!session->unregister_waits || session->unregistering);
+	TH_ASSERT(!session->alone || (session->part != NULL && session->part->drain_local));
 	if (in != NULL) {
 		TH_ASSERT(in->session == session && session->part != NULL);
 		TH_ASSERT(!session->part->settled && session->part != in->source);

@@ -38,7 +38,8 @@ answer_pending(struct agent *agent, struct session *session)
 		ac_answer(agent, AGENT_REGISTERED, session->id, &err);
 	if (session->unregistering)
 		ac_answer(agent, AGENT_UNREGISTERED, session->id, &err);
-	session->registering = session->unregistering = false;
+	session->registering = session->unregistering = session->unregister_waits = false;
+	session->let_go = false;
 	ac_watches_end(agent, session, err.code, err.text);
 	ac_call_abandon(agent, session);
 }

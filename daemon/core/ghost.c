@@ -1,27 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ghost - an update whose server has gone: its worker is answered, the server may still know it.
+ * ghost - an operation whose worker was answered, while the server may still know it.
  *
- *   update sent --not attached, not prepared--> ghost --OUTCOME, refusal, fresh attach--> gone
+ *   pull sent --too late, not prepared--> ghost --OUTCOME, refusal, fresh attach--> gone
  *
- * update waits for no server. Before our PREPARED the server cannot pass GO, so it is certain that
- * the held version stays, and the worker is told NO_SERVER at once. But the OP may have been taken
- * and its op_seq used up: the lane repeats it until that is known, CANCEL follows it, a PLAN is
- * declined, and the OUTCOME is taken in silence. The worker's next operation gets its number only
- * then: until the ghost is gone one order is pending. Nothing of it has been sent, so to end it is
- * certain to change nothing.
+ * Before our PREPARED the server cannot pass GO, so it is certain that the held version stays. That
+ * is what the worker is told when no word of the server has come by its deadline; update, which
+ * waits for no server, when it is known that there is none. But the OP may have been taken and its
+ * op_seq used up: the lane repeats it until that is known, CANCEL follows it, a PLAN is declined,
+ * and the OUTCOME is taken in silence. The worker's next operation gets its number only then: until
+ * the ghost is gone one order is pending. Nothing of it has been sent, so to end it is certain to
+ * change nothing. An unpublish that was ended without the server is a ghost too (alone.c).
  */
 #include <stdio.h>
 
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
-
-/*
- * With a server a ghost ends within a few messages: what is late by less is not refused, so that
- * "look once" looks. Less than what libthc waits beyond a deadline.
- */
-#define PENDING_GRACE_NS INT64_C(200000000)
 
 /* ---- the ghost ------------------------------------------------------------------------------- */
 
@@ -38,9 +33,14 @@ give_up(struct agent *agent, struct session *session)
 {
 	struct call *call = &session->call;
 
-	ac_call_answer(agent, session, TH_E_NO_SERVER,
-		"update: the reference server went away before anything had changed; the held "
-		"version stays, try again later");
+	bool attached = agent->link.attached;
+	char text[TH_CTL_TEXT_BYTES];
+
+	snprintf(text, sizeof(text),
+		"%s: the reference server %s before anything had changed; the held version stays, "
+		"try again later",
+		ac_call_name(call->order.kind), attached ? "did not answer in time," : "went away");
+	ac_call_answer(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);
 	call->ghost = true;
 	if (call->planned)
 		ac_ghost_plan(agent, session);
@@ -56,11 +56,8 @@ static void pending_tick(struct agent *agent, struct session *session);
 void
 ac_ghost_tick(struct agent *agent, struct session *session)
 {
-	const struct call *call = &session->call;
-
-	if (!agent->link.attached && call->active && !call->ghost &&
-		call->order.kind == CTL_OP_UPDATE && !ac_call_never_sent(call) && !call->prepared &&
-		!call->has_outcome)
+	if (!ac_call_never_sent(&session->call) &&
+		agent->now_ns >= ac_call_give_up_ns(agent, session))
 		give_up(agent, session);
 	pending_tick(agent, session);
 }
@@ -92,6 +89,10 @@ ac_pending_keep(struct session *session, const struct order *order)
 void
 ac_pending_start(struct agent *agent, struct session *session)
 {
+	if (ac_alone_tell(agent, session))
+		return;
+	if (session->unregister_waits)
+		ac_session_send_unregister(agent, session);
 	if (!session->has_pending)
 		return;
 	/* What was checked when it came still holds: a ghost changes nothing of the session. */
@@ -105,6 +106,7 @@ ac_pending_end(struct agent *agent, struct session *session, int code, const cha
 	if (!session->has_pending)
 		return;
 	session->has_pending = false;
+	ac_alone_undo(session);
 	ac_session_line(agent, session);
 	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
 	action->u.complete.slot = session->pending.slot;
@@ -129,7 +131,8 @@ ac_pending_next_ns(const struct agent *agent, const struct session *session)
 
 	if (!session->has_pending)
 		return INT64_MAX;
-	return agent->link.attached ? th_deadline_ns(deadline_ns, PENDING_GRACE_NS) : deadline_ns;
+	return agent->link.attached || session->alone ? th_deadline_ns(deadline_ns, AC_GRACE_NS)
+						      : deadline_ns;
 }
 
 static void

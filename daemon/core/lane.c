@@ -159,6 +159,16 @@ must_wait(const struct agent *agent, const struct lane *lane)
 	return false;
 }
 
+/*
+ * Without a server only what it may know already is repeated. The rest stays certain not to have
+ * begun, so that its worker can be told so.
+ */
+static bool
+may_go(const struct agent *agent, const struct request *head)
+{
+	return agent->link.attached || head->ctl.request_no != 0;
+}
+
 void
 ac_lanes_pump(struct agent *agent)
 {
@@ -169,7 +179,8 @@ ac_lanes_pump(struct agent *agent)
 	DL_FOREACH(agent->lanes, lane)
 	{
 		struct request *head = lane->queue;
-		if (head == NULL || agent->now_ns < ac_request_next_ns(agent, head))
+		if (head == NULL || !may_go(agent, head) ||
+			agent->now_ns < ac_request_next_ns(agent, head))
 			continue;
 		if (head->flying)
 			head->flying = false; /* lost on the way: the same number again */
@@ -187,7 +198,7 @@ ac_lanes_next_ns(const struct agent *agent)
 	DL_FOREACH(agent->lanes, lane)
 	{
 		/* What waits for another lane goes when that one is answered. */
-		if (lane->queue != NULL && !must_wait(agent, lane))
+		if (lane->queue != NULL && may_go(agent, lane->queue) && !must_wait(agent, lane))
 			next = th_min_i64(next, ac_request_next_ns(agent, lane->queue));
 	}
 	return next;

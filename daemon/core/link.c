@@ -4,8 +4,9 @@
  *
  *   HELLO --ok--> ATTACH --ok--> UP --a reply says unknown_agent--> HELLO
  *
- * attached is what the sessions see: UP, and the server has answered within server_silent_ns.
- * Silence alone ends nothing: requests are repeated until the server, or its successor, answers.
+ * attached is what the sessions see: UP, and the server has answered within server_silent_ns and
+ * has not hung up since. That alone ends nothing: what was sent is repeated until the server, or
+ * its successor, answers. What was not sent waits: nobody can say that it may have begun.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -333,7 +334,7 @@ ac_link_reply(struct agent *agent, uint64_t tag, const struct ctl_reply *reply)
 		unknown(agent, request);
 		return;
 	}
-	if (link->phase == LINK_UP)
+	if (link->phase == LINK_UP && tag > link->hung_up_tag)
 		attach(agent);
 	if (request->lane != NULL) {
 		lane_reply(agent, request, reply);
@@ -350,12 +351,23 @@ ac_link_reply(struct agent *agent, uint64_t tag, const struct ctl_reply *reply)
 }
 
 void
-ac_link_no_reply(struct agent *agent, uint64_t tag)
+ac_link_no_reply(struct agent *agent, uint64_t tag, bool hung_up)
 {
+	struct link *link = &agent->link;
 	struct request *request = find(agent, tag);
 
-	if (request != NULL)
-		ac_request_failed(agent, request);
+	if (request == NULL)
+		return;
+	ac_request_failed(agent, request);
+	if (!hung_up || link->phase != LINK_UP)
+		return;
+	detach(agent, "the reference server has hung up");
+	/* What it said before is no sign that it is there again. */
+	link->hung_up_tag = agent->last_tag;
+	/* A POLL may stand unanswered for long: this is what finds it when it is back. */
+	if (!link->beat.flying)
+		link->beat_ns =
+			th_min_i64(link->beat_ns, th_max_i64(agent->now_ns, link->beat.retry_ns));
 }
 
 /* ---- time ------------------------------------------------------------------------------------ */

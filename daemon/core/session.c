@@ -217,6 +217,17 @@ ac_session_unregister(struct agent *agent, struct session *session)
 		return;
 	}
 	session->unregistering = true;
+	/* To the server it would hold its version still. */
+	session->unregister_waits =
+		session->call.active && session->call.order.kind == CTL_OP_UNPUBLISH;
+	if (!session->unregister_waits)
+		ac_session_send_unregister(agent, session);
+}
+
+void
+ac_session_send_unregister(struct agent *agent, struct session *session)
+{
+	session->unregister_waits = false;
 	ac_lane_add(agent, session->lane, CTL_UNREGISTER)->u.unregister_sid = session->sid;
 }
 
@@ -229,6 +240,7 @@ registered(struct agent *agent, struct session *session, enum agent_action_kind 
 	if (!*pending)
 		return;
 	*pending = false;
+	session->unregister_waits = false;
 	if (err == NULL || err->code == 0)
 		session->registered = kind == AGENT_REGISTERED;
 	ac_answer(agent, kind, session->id, err);
@@ -293,6 +305,7 @@ ac_session_broken(struct agent *agent, struct session *session, const char *text
 	if (session->broken)
 		return;
 	session->broken = true;
+	session->let_go = false;
 	ac_copy(session->broken_text, sizeof(session->broken_text), text, TH_CTL_TEXT_BYTES);
 	session->num_broken++;
 	ac_watches_end(agent, session, TH_E_GROUP_BROKEN, session->broken_text);

@@ -59,6 +59,7 @@ struct link {
 	uint64_t server_inc;  /* 0: never attached                                         */
 	uint64_t attach_no;   /* counts attachments                                        */
 	uint64_t life;        /* counts those at which the server knew nothing of us       */
+	uint64_t hung_up_tag; /* the last tag when the server hung up                      */
 	uint64_t last_event;  /* number of the last event that was acted upon              */
 	int64_t heard_ns;     /* the last reply                                            */
 	int64_t beat_ns;      /* when the next BEAT is due                                 */
@@ -189,12 +190,15 @@ struct session { /* owned by agent.sessions */
 	bool dirty;
 
 	bool registering, unregistering, registered;
+	bool unregister_waits; /* until the server knows that nothing is held            */
 	struct ctl_register reg;
 	struct th_hash attributes;
 
 	struct call call;
 	bool has_pending; /* starts when the ghost in call has ended                         */
 	struct order pending;
+	bool alone;  /* an unpublish is being ended without the server: see alone.c          */
+	bool let_go; /* ... was, and the server is to be told before anything else           */
 	struct watch *watches;
 	struct part *part;
 	struct inbound *in;
@@ -261,7 +265,8 @@ int64_t ac_request_next_ns(const struct agent *agent, const struct request *requ
 
 void ac_link_init(struct agent *agent);
 void ac_link_reply(struct agent *agent, uint64_t tag, const struct ctl_reply *reply);
-void ac_link_no_reply(struct agent *agent, uint64_t tag);
+/* hung_up: the connection ended, which says more than silence. */
+void ac_link_no_reply(struct agent *agent, uint64_t tag, bool hung_up);
 void ac_link_tick(struct agent *agent);
 int64_t ac_link_next_ns(const struct agent *agent);
 
@@ -273,6 +278,7 @@ void ac_session_open(struct agent *agent, uint64_t id, const struct ctl_open *op
 void ac_session_register(
 	struct agent *agent, struct session *session, const struct ctl_register *reg);
 void ac_session_unregister(struct agent *agent, struct session *session);
+void ac_session_send_unregister(struct agent *agent, struct session *session);
 /* The reply to what is at the head of a session's lane. */
 void ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_request *request,
 	const struct ctl_reply *reply);
@@ -307,11 +313,19 @@ int64_t ac_call_next_ns(const struct agent *agent, const struct session *session
 const char *ac_call_name(uint32_t kind);
 /* Begins it: no other is active. */
 void ac_call_start(struct agent *agent, struct session *session, const struct order *order);
+/* When it is ended here, should nothing else have ended it; INT64_MAX: never. */
+int64_t ac_call_give_up_ns(const struct agent *agent, const struct session *session);
 /* Nothing of it has been sent, nor will be unless it stays. */
 bool ac_call_never_sent(const struct call *call);
 /* The completion of its slot: what it changed is told before. */
 void ac_call_answer(struct agent *agent, struct session *session, int code, const char *text);
 void ac_call_prepared(struct agent *agent, struct session *session, int code, const char *text);
+
+/*
+ * With a server the end of an operation is a matter of a few messages: what is late by less than
+ * this is not given up, so that "look once" looks. Less than what libthc waits beyond a deadline.
+ */
+#define AC_GRACE_NS INT64_C(300000000)
 
 /* ---- operations that nobody waits for, and what waits for their end (ghost.c) ---------------- */
 
@@ -322,10 +336,22 @@ bool ac_ghost_busy(const struct session *session);
 /* ... of this kind; 0: none. */
 uint32_t ac_ghost_busy_kind(const struct session *session);
 void ac_pending_keep(struct session *session, const struct order *order);
+/* The call has ended: what waited for that begins. */
 void ac_pending_start(struct agent *agent, struct session *session);
 bool ac_pending_cancel(struct agent *agent, struct session *session, uint32_t slot);
 void ac_pending_end(struct agent *agent, struct session *session, int code, const char *text);
 int64_t ac_pending_next_ns(const struct agent *agent, const struct session *session);
+
+/* ---- unpublish without a server (alone.c) ---------------------------------------------------- */
+
+void ac_alone_tick(struct agent *agent, struct session *session);
+void ac_alone_settle(struct agent *agent, struct session *session);
+/* The unpublish has failed: what was drained for it is served again. */
+void ac_alone_undo(struct session *session);
+/* A ghost has ended with this code. */
+void ac_alone_told(struct session *session, int code);
+/* True: the server is told now that nothing is held, which comes before all else. */
+bool ac_alone_tell(struct agent *agent, struct session *session);
 
 /* ---- watches (watch.c) ----------------------------------------------------------------------- */
 

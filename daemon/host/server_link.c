@@ -58,6 +58,7 @@ answer(struct host *host, struct link_request *request, int rc, const struct ctl
 	} else {
 		struct agent_event event = {
 			.kind = AGENT_EV_NO_REPLY, .u.reply.tag = request->core_tag};
+		event.u.reply.hung_up = rc == -ECONNRESET;
 		engine_post(host, &event);
 	}
 	free(request);

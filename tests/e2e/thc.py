@@ -293,6 +293,11 @@ class Shard:
     def update(self, version="latest", timeout=30):
         return self._pull("thc_update", version, timeout)
 
+    def resolve(self, timeout=30):
+        result = Result(struct_size=c.sizeof(Result))
+        call("thc_resolve", self.handle, ms(timeout), c.byref(result))
+        return result.as_dict()
+
     def replicate_submit(self, version="latest", timeout=30):
         op = _P()
         call("thc_replicate_submit", self.handle, str(version).encode(), ms(timeout), c.byref(op))

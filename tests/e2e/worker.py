@@ -165,6 +165,47 @@ def cmd_fork():
         return {"pid": pid, "codes": json.load(pipe)}
 
 
+def cmd_resolve(name="s", timeout=30):
+    return shards[name].resolve(timeout)
+
+
+def cmd_unregister(name="s", timeout=10):
+    shards[name].unregister(timeout)
+
+
+def cmd_manifest(version="latest", name="s", timeout=10):
+    return shards[name].manifest(version, timeout=timeout)["version"]
+
+
+def cmd_wait_never(name="s", timeout=20):
+    shards[name].wait(lambda _listing: False, timeout)
+
+
+def timed(cmd, args):
+    """[name of the code or "ok", seconds, value or sentence] of one command."""
+    start = time.monotonic()
+    try:
+        value = globals()["cmd_" + cmd](**args)
+        return ["ok", time.monotonic() - start, value]
+    except thc.ThcError as e:
+        return [e.name, time.monotonic() - start, e.text]
+
+
+def cmd_many(calls):
+    """Commands [cmd, args] side by side, each in a thread of its own; what timed says of each."""
+    results = [None] * len(calls)
+
+    def one(index):
+        results[index] = timed(*calls[index])
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
 def cmd_threads():
     return sorted(os.listdir("/proc/self/task"))
 

@@ -122,6 +122,7 @@ answer_one(struct rig *rig, uint32_t forced)
 		if (rig->cut) {
 			event.kind = AGENT_EV_NO_REPLY;
 			event.u.reply.reply = NULL;
+			event.u.reply.hung_up = rig->hangs_up;
 		} else if (!fill_reply(rig, &sent->request, &reply)) {
 			continue;
 		}
@@ -288,7 +289,7 @@ rig_open(struct rig *rig, uint64_t session)
 
 	strcpy(event.u.open.model, "m");
 	event.u.open.replica[0] = (char)('a' + session % 26);
-	event.u.open.num_shards = 1;
+	event.u.open.num_shards = rig->num_shards == 0 ? 1 : rig->num_shards;
 	rig_step(rig, &event);
 	cr_assert_eq(rig_last(rig, AGENT_OPENED)->u.answer.code, 0);
 	return rig->last_sid;

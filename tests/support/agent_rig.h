@@ -35,6 +35,8 @@ struct rig {
 	bool fresh;          /* what the next ATTACH is told */
 	bool mute;           /* nothing is answered, nothing is delivered */
 	bool cut;            /* everything gets NO_REPLY */
+	bool hangs_up;       /* ... because its connection ended */
+	uint32_t num_shards; /* of the groups that are opened: 1 */
 	bool unknown;        /* everything but HELLO and ATTACH: who are you? */
 	uint32_t held;       /* mask of 1 << kind: not answered until rig_answer */
 	int refused[32];     /* by kind: answered with this code */

@@ -142,6 +142,65 @@ Test(agent_ghost, update__prepared__waits_for_its_outcome)
 	cr_assert_eq(code(0), TH_E_TIMEOUT);
 }
 
+/* Groups of one: nobody else is told anything. */
+Test(agent_ghost, pull__no_word_by_the_deadline__timeout_and_the_version_stays)
+{
+	submit(0, CTL_OP_UPDATE, SEC);
+	rig.mute = true;
+	rig_sleep(&rig, SEC + 299 * MS);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	rig_sleep(&rig, MS);
+	cr_assert(agent_attached(rig.agent));
+	cr_assert_eq(code(0), TH_E_TIMEOUT);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.result.version.version, 3);
+	rig_clear(&rig);
+	back();
+	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
+	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	submit(1, CTL_OP_UPDATE, SEC);
+	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 3);
+}
+
+Test(agent_ghost, replicate__server_goes__no_server_at_its_deadline)
+{
+	submit(0, CTL_OP_REPLICATE, 10 * SEC);
+	silence();
+	rig_sleep(&rig, 6 * SEC - MS);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	rig_sleep(&rig, MS);
+	cr_assert_eq(code(0), TH_E_NO_SERVER);
+}
+
+Test(agent_ghost, replicate__prepared__waits_for_its_outcome)
+{
+	submit(0, CTL_OP_REPLICATE, SEC);
+	event(rig_plan(sid, 2, true));
+	rig.mute = true;
+	rig_sleep(&rig, 60 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+}
+
+/* Of several members no other may hear that there was nothing to do. */
+Test(agent_ghost, pull__of_several_members__waits_for_the_one_outcome)
+{
+	rig.num_shards = 2;
+	uint64_t other = rig_ready(&rig, 2);
+	rig_clear(&rig);
+	rig_submit(&rig, 2, 0, CTL_OP_UPDATE, "latest", SEC);
+	rig.held = 1u << CTL_POLL;
+	rig_sleep(&rig, 60 * SEC);
+	cr_assert(agent_attached(rig.agent));
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	rig.held = 0;
+	event(rig_outcome(other, 1, 0, TH_NO_VERSION));
+	cr_assert_eq(rig_complete(&rig, 2, 0)->u.complete.code, 0);
+	rig_clear(&rig);
+	rig_submit(&rig, 2, 1, CTL_OP_REPLICATE, "latest", 10 * SEC);
+	silence();
+	rig_sleep(&rig, 6 * SEC);
+	cr_assert_eq(rig_complete(&rig, 2, 1)->u.complete.code, TH_E_NO_SERVER);
+}
+
 Test(agent_ghost, list__silence__waits_for_its_outcome)
 {
 	submit(0, CTL_OP_LIST, TH_FOREVER);
@@ -295,13 +354,13 @@ Test(agent_ghost, pending_update__link_lost_again__no_server_at_once)
 Test(agent_ghost, pending__second_one__state)
 {
 	haunt();
-	submit(1, CTL_OP_UNPUBLISH, TH_FOREVER);
+	submit(1, CTL_OP_REPLICATE, TH_FOREVER);
 	submit(2, CTL_OP_LIST, TH_FOREVER);
 	cr_assert_eq(code(2), TH_E_STATE);
-	cr_assert(strstr(rig_complete(&rig, 1, 2)->u.complete.text, "unpublish is running"));
+	cr_assert(strstr(rig_complete(&rig, 1, 2)->u.complete.text, "replicate is running"));
 	struct agent_session_info info;
 	cr_assert(agent_session_at(rig.agent, 0, &info));
-	cr_assert_str_eq(info.operation, "unpublish");
+	cr_assert_str_eq(info.operation, "replicate");
 }
 
 Test(agent_ghost, pending__op_refused__starts_with_the_same_number)
@@ -338,7 +397,7 @@ Test(agent_ghost, pending__deadline_with_a_server__timeout)
 	submit(1, CTL_OP_LIST, 2 * SEC);
 	rig_sleep(&rig, 2 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
-	rig_sleep(&rig, 200 * MS);
+	rig_sleep(&rig, 300 * MS);
 	cr_assert_eq(code(1), TH_E_TIMEOUT);
 }
 

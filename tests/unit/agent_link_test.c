@@ -118,6 +118,64 @@ Test(agent_link, server__silent__not_attached_and_back_without_attaching_again)
 	cr_assert_eq(rig_count(&rig, AGENT_SERVER_STATE), 2);
 }
 
+Test(agent_link, server__hangs_up__not_attached_at_once_and_back_with_its_first_answer)
+{
+	rig_attach(&rig);
+	uint64_t sid = rig_ready(&rig, 1);
+	rig_clear(&rig);
+	rig.cut = rig.hangs_up = true;
+	rig_tick(&rig);
+	cr_assert_not(agent_attached(rig.agent));
+	cr_assert(strstr(rig_last(&rig, AGENT_SERVER_STATE)->u.server.text, "hung up"));
+	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_NO_SERVER);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_not(agent_attached(rig.agent));
+	rig.cut = false;
+	rig_sleep(&rig, 1100 * MS);
+	cr_assert(agent_attached(rig.agent));
+	cr_assert_eq(rig_requests(&rig, CTL_ATTACH), 0);
+	rig_submit(&rig, 1, 1, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	struct ctl_event nothing_new = rig_outcome(sid, 1, 0, TH_NO_VERSION);
+	rig_event(&rig, &nothing_new);
+	cr_assert_eq(rig_complete(&rig, 1, 1)->u.complete.code, 0);
+}
+
+/* What was on its way when it hung up is no sign of life. */
+Test(agent_link, server__hangs_up__what_it_said_before_counts_but_does_not_attach)
+{
+	rig_attach(&rig);
+	rig_ready(&rig, 1);
+	rig.held = 1u << CTL_UNREGISTER;
+	rig_session(&rig, 1, AGENT_EV_UNREGISTER);
+	rig_clear(&rig);
+	rig.held |= 1u << CTL_BEAT | 1u << CTL_HELLO;
+	rig.cut = rig.hangs_up = true;
+	rig_tick(&rig); /* the POLL ends */
+	cr_assert_not(agent_attached(rig.agent));
+	rig.cut = false;
+	rig.held |= 1u << CTL_POLL;
+	rig_answer(&rig, CTL_UNREGISTER);
+	cr_assert_eq(rig_last(&rig, AGENT_UNREGISTERED)->u.answer.code, 0);
+	cr_assert_not(agent_attached(rig.agent));
+}
+
+Test(agent_link, session__nothing_new_is_sent_without_a_server)
+{
+	rig_attach(&rig);
+	rig_ready(&rig, 1);
+	rig_clear(&rig);
+	rig.cut = rig.hangs_up = true;
+	rig_tick(&rig);
+	rig_submit(&rig, 1, 0, CTL_OP_PUBLISH, "1", 10 * SEC);
+	rig_sleep(&rig, 5 * SEC);
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
+	rig.cut = false;
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
+	cr_assert_leq(rig_request(&rig, CTL_OP)->u.op.timeout_ns, 5 * SEC);
+}
+
 Test(agent_link, server__forgot_agent_but_not_sessions__attaches_again_and_goes_on)
 {
 	rig_attach(&rig);

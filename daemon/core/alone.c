@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * alone - unpublish of a group of one member while there is no server.
+ *
+ *   unpublish, not attached --> drained by ourselves --> answered --> told to the server, later
+ *
+ * The source agent is the authority over its buffers: its own proof that nobody reads them is all
+ * that a group of one needs (with more members the server alone knows the others' proofs). What was
+ * answered here must reach the server before anything else of the session does: the OP itself goes
+ * on as a ghost (ghost.c), or, where the server ended that one otherwise or it never became an OP,
+ * let_go makes another one. Until then readers that are sent here find nothing, and are sent on.
+ */
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+
+/* The worker's unpublish that has no outcome yet; NULL: none. */
+static const struct order *
+unpublishing(const struct session *session)
+{
+	const struct call *call = &session->call;
+
+	if (session->has_pending && session->pending.kind == CTL_OP_UNPUBLISH)
+		return &session->pending;
+	if (call->active && !call->ghost && !call->has_outcome &&
+		call->order.kind == CTL_OP_UNPUBLISH)
+		return &call->order;
+	return NULL;
+}
+
+void
+ac_alone_tick(struct agent *agent, struct session *session)
+{
+	if (agent->link.attached || session->open.num_shards != 1 || session->broken ||
+		session->alone || unpublishing(session) == NULL)
+		return;
+	TH_ASSERT(session->part != NULL);
+	session->alone = true;
+	session->part->drain_local = true;
+}
+
+void
+ac_alone_undo(struct session *session)
+{
+	/* The part of a broken group is over for good. */
+	if (session->alone && session->part != NULL && !session->broken)
+		session->part->drain_local = false;
+	session->alone = false;
+}
+
+static void
+answer_pending(struct agent *agent, struct session *session)
+{
+	session->let_go = true;
+	ac_pending_end(agent, session, 0, "");
+}
+
+static void
+answer_call(struct agent *agent, struct session *session)
+{
+	struct call *call = &session->call;
+
+	call->result.version = session->held;
+	call->result.wait_ns = (uint64_t)(agent->now_ns - call->order.submitted_ns);
+	ac_call_answer(agent, session, 0, "");
+	call->ghost = true;
+	/* It has no deadline any more: it must be told. */
+	if (ac_call_never_sent(call))
+		call->request->op_deadline_ns = INT64_MAX;
+}
+
+void
+ac_alone_settle(struct agent *agent, struct session *session)
+{
+	const struct order *order = unpublishing(session);
+
+	if (!session->alone || order == NULL || !ac_part_drained(session->part))
+		return;
+	ac_part_end(agent, session);
+	session->held.version = TH_NO_VERSION;
+	session->alone = false;
+	if (order == &session->pending)
+		answer_pending(agent, session);
+	else
+		answer_call(agent, session);
+}
+
+void
+ac_alone_told(struct session *session, int code)
+{
+	/* Restored at its deadline or by a cancel that came before: held, for the server. */
+	if (session->call.order.kind == CTL_OP_UNPUBLISH &&
+		(code == TH_E_TIMEOUT || code == TH_E_CANCELLED))
+		session->let_go = true;
+}
+
+bool
+ac_alone_tell(struct agent *agent, struct session *session)
+{
+	const struct order order = {
+		.kind = CTL_OP_UNPUBLISH, .submitted_ns = agent->now_ns, .deadline_ns = INT64_MAX};
+
+	if (!session->let_go)
+		return false;
+	session->let_go = false;
+	ac_call_start(agent, session, &order);
+	session->call.ghost = true;
+	return true;
+}

@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * unpublish while there is no server: a group of one ends it by its own proof, the server is told
+ * before anything else when it is back; several members cannot.
+ */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/support/agent_rig.h"
+
+static struct rig rig;
+static uint64_t sid, gen;
+
+/* Session 1 holds version 3; the next operation has number 2. */
+static void
+setup(void)
+{
+	rig_init(&rig);
+	rig_attach(&rig);
+	sid = rig_ready(&rig, 1);
+	gen = rig_publish(&rig, 1, sid, "3");
+	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
+	rig_clear(&rig);
+}
+
+static void
+teardown(void)
+{
+	rig_fini(&rig);
+}
+
+TestSuite(agent_alone, .init = setup, .fini = teardown);
+
+static void
+event(struct ctl_event one)
+{
+	rig_event(&rig, &one);
+}
+
+static void
+submit(uint32_t slot, uint32_t kind, int64_t timeout_ns)
+{
+	rig_submit(&rig, 1, slot, kind, kind == CTL_OP_PUBLISH ? "9" : "latest", timeout_ns);
+}
+
+static int
+code(uint32_t slot)
+{
+	return rig_complete(&rig, 1, slot)->u.complete.code;
+}
+
+static void
+hang_up(void)
+{
+	rig.cut = rig.hangs_up = true;
+	rig_tick(&rig);
+	cr_assert_not(agent_attached(rig.agent));
+}
+
+static void
+back(void)
+{
+	rig.cut = rig.mute = false;
+	rig_sleep(&rig, 4 * SEC);
+	cr_assert(agent_attached(rig.agent));
+}
+
+static void
+held_nothing(void)
+{
+	const struct agent_line *line = &rig_last(&rig, AGENT_LINE)->u.line;
+
+	cr_assert_eq(line->held.version, TH_NO_VERSION);
+	cr_assert(line->safe_to_mutate);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
+	cr_assert_gt(rig_at(&rig, AGENT_COMPLETE), rig_at(&rig, AGENT_LINE));
+	cr_assert_gt(rig_at(&rig, AGENT_COMPLETE), rig_at(&rig, AGENT_PART_END));
+}
+
+/* Unpublished in slot 0 without a server, and the server has not heard of it. */
+static void
+unpublished(void)
+{
+	hang_up();
+	submit(0, CTL_OP_UNPUBLISH, SEC);
+	cr_assert_eq(code(0), 0);
+	held_nothing();
+	rig_clear(&rig);
+}
+
+/* ---- the worker -------------------------------------------------------------------------------*/
+
+Test(agent_alone, unpublish__no_server_and_nobody_reads__done_also_when_it_looks_once)
+{
+	hang_up();
+	submit(0, CTL_OP_UNPUBLISH, 0);
+	cr_assert_eq(code(0), 0);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.result.version.version, TH_NO_VERSION);
+	held_nothing();
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
+}
+
+Test(agent_alone, unpublish__a_reader__done_when_it_has_ended)
+{
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
+	hang_up();
+	submit(0, CTL_OP_UNPUBLISH, 20 * SEC);
+	rig_sleep(&rig, 10 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
+	cr_assert_eq(code(0), 0);
+	held_nothing();
+}
+
+Test(agent_alone, unpublish__a_stalled_reader__fenced)
+{
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
+	hang_up();
+	submit(0, CTL_OP_UNPUBLISH, 20 * SEC);
+	rig_out(&rig, AGENT_EV_OUT_STALLED, out);
+	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
+	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
+	cr_assert_eq(code(0), 0);
+}
+
+Test(agent_alone, unpublish__a_reader_until_the_deadline__held_and_served_again)
+{
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
+	hang_up();
+	submit(0, CTL_OP_UNPUBLISH, SEC);
+	rig_sleep(&rig, SEC + 300 * MS);
+	cr_assert_eq(code(0), TH_E_NO_SERVER);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.result.version.version, 3);
+	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
+	back();
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 0, "nothing of it is left");
+	rig_reader(&rig, sid, gen, 51);
+}
+
+Test(agent_alone, unpublish__cancelled_before_it_was_sent__served_again)
+{
+	rig_reader(&rig, sid, gen, 50);
+	hang_up();
+	submit(0, CTL_OP_UNPUBLISH, TH_FOREVER);
+	rig_step(&rig, &(struct agent_event){.kind = AGENT_EV_CANCEL, .session = 1});
+	cr_assert_eq(code(0), TH_E_CANCELLED);
+	back();
+	rig_reader(&rig, sid, gen, 51);
+}
+
+Test(agent_alone, unpublish__sent_and_then_silence__done_when_it_is_noticed)
+{
+	rig.mute = true;
+	submit(0, CTL_OP_UNPUBLISH, 10 * SEC);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(code(0), 0);
+	held_nothing();
+}
+
+Test(agent_alone, unpublish__of_several_members__no_server_at_its_deadline)
+{
+	rig.num_shards = 2;
+	uint64_t other = rig_ready(&rig, 2);
+	rig_publish(&rig, 2, other, "5");
+	rig_clear(&rig);
+	hang_up();
+	rig_submit(&rig, 2, 0, CTL_OP_UNPUBLISH, "", SEC);
+	rig_sleep(&rig, SEC - MS);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	rig_sleep(&rig, MS);
+	cr_assert_eq(rig_complete(&rig, 2, 0)->u.complete.code, TH_E_NO_SERVER);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
+}
+
+Test(agent_alone, unpublish__behind_a_ghost__done_too)
+{
+	rig.mute = true;
+	submit(0, CTL_OP_UPDATE, TH_FOREVER);
+	rig_sleep(&rig, 4 * SEC);
+	cr_assert_eq(code(0), TH_E_NO_SERVER);
+	submit(1, CTL_OP_UNPUBLISH, SEC);
+	cr_assert_eq(code(1), 0);
+	held_nothing();
+	rig_clear(&rig);
+	back();
+	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	const struct ctl_op *op = &rig_request(&rig, CTL_OP)->u.op;
+	cr_assert_eq(op->kind, CTL_OP_UNPUBLISH);
+	cr_assert_eq(op->op_seq, 3);
+	cr_assert_eq(op->timeout_ns, TH_FOREVER);
+	event(rig_outcome(sid, 3, 0, TH_NO_VERSION));
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+}
+
+Test(agent_alone, unpublish__behind_a_ghost_and_a_reader_until_the_deadline__held)
+{
+	rig_reader(&rig, sid, gen, 50);
+	rig.mute = true;
+	submit(0, CTL_OP_UPDATE, TH_FOREVER);
+	rig_sleep(&rig, 4 * SEC);
+	submit(1, CTL_OP_UNPUBLISH, SEC);
+	rig_sleep(&rig, SEC + 300 * MS);
+	cr_assert_eq(code(1), TH_E_NO_SERVER);
+	back();
+	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_reader(&rig, sid, gen, 51);
+}
+
+/* ---- the server -------------------------------------------------------------------------------*/
+
+Test(agent_alone, back__told_first_and_in_silence__then_the_next_operation)
+{
+	unpublished();
+	submit(1, CTL_OP_PUBLISH, 60 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	back();
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
+	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_UNPUBLISH);
+	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.timeout_ns, TH_FOREVER);
+	event(rig_drain(sid, gen, 7));
+	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.drain_no, 7);
+	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 2);
+	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_PUBLISH);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	event(rig_outcome(sid, 3, 0, 9));
+	cr_assert_eq(code(1), 0);
+}
+
+/* It had the OP before it went away, and ended it at the deadline that was in it. */
+Test(agent_alone, restored_by_the_server__told_again_without_a_deadline)
+{
+	rig.mute = true;
+	submit(0, CTL_OP_UNPUBLISH, 10 * SEC);
+	rig_sleep(&rig, 4 * SEC);
+	cr_assert_eq(code(0), 0);
+	rig_clear(&rig);
+	back();
+	event(rig_undrain(sid, gen));
+	event(rig_outcome(sid, 2, TH_E_TIMEOUT, 3));
+	const struct ctl_op *op = &rig_request(&rig, CTL_OP)->u.op;
+	cr_assert_eq(op->kind, CTL_OP_UNPUBLISH);
+	cr_assert_eq(op->op_seq, 3);
+	cr_assert_eq(op->timeout_ns, TH_FOREVER);
+	event(rig_outcome(sid, 3, 0, TH_NO_VERSION));
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	submit(1, CTL_OP_PUBLISH, SEC);
+	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 4);
+}
+
+Test(agent_alone, refused_by_the_server__broken_and_not_asked_for_ever)
+{
+	unpublished();
+	rig.refused[CTL_OP] = TH_E_STATE;
+	back();
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
+	submit(1, CTL_OP_PUBLISH, SEC);
+	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
+	cr_assert(strstr(rig_complete(&rig, 1, 1)->u.complete.text, "unpublished"));
+}
+
+Test(agent_alone, reader_sent_here_meanwhile__refused_at_once)
+{
+	unpublished();
+	back();
+	rig_hello(&rig, 50, 50);
+	event(rig_grant(sid, gen, 50));
+	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 0);
+	cr_assert_eq(rig_count(&rig, AGENT_REFUSE), 1);
+}
+
+Test(agent_alone, server_restarts__broken_and_nothing_is_told)
+{
+	unpublished();
+	rig.unknown = rig.fresh = true;
+	back();
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
+	submit(1, CTL_OP_PUBLISH, SEC);
+	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
+}
+
+Test(agent_alone, server_restarts_while_a_reader_is_waited_for__broken)
+{
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
+	hang_up();
+	submit(0, CTL_OP_UNPUBLISH, 60 * SEC);
+	rig.unknown = rig.fresh = true;
+	back();
+	cr_assert_eq(code(0), TH_E_GROUP_BROKEN);
+	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
+}
+
+/* ---- what comes after ------------------------------------------------------------------------ */
+
+Test(agent_alone, unregister__waits_until_the_server_knows)
+{
+	unpublished();
+	rig.held = 1u << CTL_OP;
+	back();
+	rig_session(&rig, 1, AGENT_EV_UNREGISTER);
+	cr_assert_eq(rig_requests(&rig, CTL_UNREGISTER), 0);
+	rig.held = 0;
+	rig_answer(&rig, CTL_OP);
+	cr_assert_eq(rig_requests(&rig, CTL_UNREGISTER), 0);
+	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	cr_assert_eq(rig_requests(&rig, CTL_UNREGISTER), 1);
+	cr_assert_eq(rig_last(&rig, AGENT_UNREGISTERED)->u.answer.code, 0);
+}
+
+Test(agent_alone, close__done_and_only_the_close_is_told)
+{
+	unpublished();
+	rig_session(&rig, 1, AGENT_EV_CLOSE);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
+	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
+	back();
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
+}
+
+Test(agent_alone, close__a_reader_is_waited_for__cancelled_and_closed_after_it)
+{
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
+	hang_up();
+	submit(0, CTL_OP_UNPUBLISH, 60 * SEC);
+	rig_session(&rig, 1, AGENT_EV_CLOSE);
+	cr_assert_eq(code(0), TH_E_CANCELLED);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
+	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
+}
+
+Test(agent_alone, lost__everything_ends)
+{
+	unpublished();
+	submit(1, CTL_OP_PUBLISH, 60 * SEC);
+	rig_session(&rig, 1, AGENT_EV_LOST);
+	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
+	back();
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
+}
