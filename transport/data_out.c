@@ -12,6 +12,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
+#include "ipc/base/name.h"
 #include "transport/tcp.h"
 
 static struct data_out *
@@ -48,8 +49,13 @@ recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 		!th_range_fits(frame.first, frame.count, xfer_part_table(leg->part)->num_chunks) ||
 		frame.count > WINDOW_MAX - conn->num_asked)
 		return TH_E_PROTOCOL;
-	for (uint32_t i = 0; i < frame.count; i++)
+	for (uint32_t i = 0; i < frame.count; i++) {
+		/* Each time it is asked for again it is hashed again: not as often as it likes. */
+		if (__atomic_add_fetch(&leg->asked[frame.first + i], 1, __ATOMIC_RELAXED) >
+			INTAKE_ATTEMPTS_MAX)
+			return TH_E_PROTOCOL;
 		conn->asked[(conn->asked_head + conn->num_asked++) % WINDOW_MAX] = frame.first + i;
+	}
 	stream_wake(stream);
 	return 0;
 }
@@ -79,11 +85,33 @@ may_send(struct data_out *conn, uint32_t chunk)
 	return true;
 }
 
+/*
+ * A chunk that is asked for again did not match at the reader. Either it was damaged on its way, or
+ * the worker has written to what it had published. Nobody had the right to: while this connection
+ * is open the leg has not ended, so no unpublish has been answered.
+ */
+static bool
+still_published(struct data_out *conn, uint32_t chunk)
+{
+	struct leg_out *leg = conn->leg;
+	if (!leg->verify || __atomic_load_n(&leg->asked[chunk], __ATOMIC_RELAXED) == 1)
+		return true;
+	if (th_hash_equal(part_digest(leg->part, chunk), *xfer_part_digest(leg->part, chunk)))
+		return true;
+	if (!__atomic_exchange_n(&leg->changed, true, __ATOMIC_RELAXED)) {
+		leg->changed_chunk = chunk;
+		loop_post(leg->transport->porter, &leg->changed_task);
+	}
+	return false;
+}
+
 static bool
 begin_chunk(struct data_out *conn)
 {
 	struct leg_out *leg = conn->leg;
-	if (conn->num_asked == 0 || !may_send(conn, conn->asked[conn->asked_head]))
+	if (conn->num_asked == 0 || __atomic_load_n(&leg->changed, __ATOMIC_RELAXED) ||
+		!may_send(conn, conn->asked[conn->asked_head]) ||
+		!still_published(conn, conn->asked[conn->asked_head]))
 		return false;
 	conn->chunk = conn->asked[conn->asked_head];
 	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;

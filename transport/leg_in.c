@@ -103,7 +103,11 @@ leg_in_stop(struct leg_in *leg)
 void
 leg_in_conn_broken(struct leg_in *leg, int code)
 {
-	fail_by(leg, code);
+	/* The source may have said why: its word is in the control connection by then. */
+	if (leg->state == LEG_IN_RUNNING && code != TH_E_CHECKSUM && code != TH_E_PROTOCOL)
+		stream_look(&leg->control.stream);
+	if (leg->state != LEG_IN_ENDING)
+		fail_by(leg, code);
 }
 
 void
@@ -197,7 +201,8 @@ on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 {
 	char text[TH_CTL_TEXT_BYTES + 1];
 	size_t bytes = (size_t)frame->bytes;
-	if (leg->state != LEG_IN_ASKING)
+	/* Also midway: a source that finds its memory changed. */
+	if (leg->state != LEG_IN_ASKING && leg->state != LEG_IN_RUNNING)
 		return TH_E_PROTOCOL;
 	memcpy(text, payload, bytes);
 	for (size_t i = 0; i < bytes;) {

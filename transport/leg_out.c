@@ -7,6 +7,7 @@
  * the part). How a leg ends: internal.h.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,7 +61,7 @@ end(struct leg_out *leg, int code, const char *text, bool reset)
 	if (leg->ending)
 		return;
 	leg->ending = true;
-	leg->result.code = code;
+	leg->result.code = leg->said_changed ? TH_E_CONTRACT : code;
 	leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->started_ns);
 	snprintf(leg->result.text, sizeof(leg->result.text), "%s%s%s", leg->peer,
 		leg->peer[0] ? ": " : "", text);
@@ -116,6 +117,7 @@ run_last(struct loop_task *task)
 	LIST_REMOVE(leg, entry);
 	leg->result.bytes_moved = __atomic_load_n(&leg->bytes_sent, __ATOMIC_RELAXED);
 	control_fini(&leg->control);
+	free(leg->asked);
 	pthread_mutex_destroy(&leg->lock);
 	xfer_part_release(leg->part);
 	leg->part = NULL;
@@ -144,6 +146,17 @@ fill_stall(struct event_node *node, struct transport_event *ret_event)
 	ret_event->kind = stalled ? TRANSPORT_STALLED : TRANSPORT_RESUMED;
 	ret_event->leg = leg->id;
 	ret_event->bytes_moved = __atomic_load_n(&leg->bytes_sent, __ATOMIC_RELAXED);
+	memcpy(ret_event->transport, "tcp", 4);
+	return true;
+}
+
+static bool
+fill_changed(struct event_node *node, struct transport_event *ret_event)
+{
+	struct leg_out *leg = loop_container(node, struct leg_out, changed_node);
+	ret_event->kind = TRANSPORT_CHANGED;
+	ret_event->leg = leg->id;
+	ret_event->chunk = leg->changed_chunk;
 	memcpy(ret_event->transport, "tcp", 4);
 	return true;
 }
@@ -181,11 +194,31 @@ anybody_waits(const struct leg_out *leg)
 	return false;
 }
 
+/* Not the reader's fault and not the way's: it should try another source, not this one again. */
+static void
+say_changed(struct leg_out *leg)
+{
+	char text[TH_CTL_TEXT_BYTES];
+	snprintf(text, sizeof(text), "chunk %" PRIu32 " is not what was published any more",
+		leg->changed_chunk);
+	struct frame frame = {.kind = FRAME_REFUSED,
+		.leg = leg->reader_leg,
+		.count = 0u - (uint32_t)TH_E_CHECKSUM,
+		.bytes = strlen(text)};
+	control_put(&leg->control, &frame, (const uint8_t *)text);
+	leg->said_changed = true;
+}
+
 /* The next PROGRESS, if there is news or it is time to say again that we wait. */
 static void
 refill(struct control *control)
 {
 	struct leg_out *leg = leg_of(control);
+	if (__atomic_load_n(&leg->changed, __ATOMIC_RELAXED)) {
+		if (leg->change_known && !leg->said_changed)
+			say_changed(leg);
+		return;
+	}
 	/* Prefix first: the digests of all chunks below it are known then. */
 	uint32_t prefix = xfer_part_prefix(leg->part);
 	uint32_t known = leg->verify ? xfer_part_digest_count(leg->part) : 0;
@@ -223,6 +256,18 @@ run_progress(struct loop_task *task)
 	stream_wake(&leg->control.stream);
 }
 
+/* The shell ends what serves the part; the reader is told why and leaves. */
+static void
+run_changed(struct loop_task *task)
+{
+	struct leg_out *leg = loop_container(task, struct leg_out, changed_task);
+	if (leg->ending)
+		return;
+	leg->change_known = true;
+	events_post(&leg->transport->events, &leg->changed_node);
+	stream_wake(&leg->control.stream);
+}
+
 /* ---- the beginning ------------------------------------------------------------------------ */
 
 struct leg_out *
@@ -238,9 +283,13 @@ leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part)
 	leg->control.handle = handle;
 	leg->control.refill = refill;
 	leg->control.broken = broken;
+	leg->asked =
+		th_calloc(th_max_u32(xfer_part_table(part)->num_chunks, 1), sizeof(leg->asked[0]));
+	leg->changed_task.run = run_changed;
 	leg->progress_task.run = run_progress;
 	leg->last_task.run = run_last;
 	leg->stall_node.fill = fill_stall;
+	leg->changed_node.fill = fill_changed;
 	leg->last_node.fill = fill_last;
 	leg->result.kind = TRANSPORT_ENDED;
 	leg->result.leg = id;

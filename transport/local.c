@@ -19,6 +19,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/name.h"
 #include "transport/internal.h"
 
 #define BLOCK_BYTES (256u << 10) /* source and destination in the second-level cache */
@@ -34,12 +35,14 @@ struct copy_leg {
 	int64_t started_ns;
 	uint64_t bytes_moved, verify_ns; /* atomic */
 	bool ending;                     /* atomic; written under the pool's lock */
+	bool changed;           /* atomic: a chunk of the source is not what was published */
+	uint32_t changed_chunk; /* atomic */
 	/* Guarded by the pool's lock. */
 	bool idle;
 	uint64_t wakes;
 	uint32_t active; /* threads on it */
 	/* Shell, once posted; before, guarded by the pool's lock. */
-	struct event_node progress_node, last_node;
+	struct event_node progress_node, changed_node, last_node;
 	struct transport_event result;
 };
 
@@ -116,6 +119,17 @@ fill_progress(struct event_node *node, struct transport_event *ret_event)
 }
 
 static bool
+fill_changed(struct event_node *node, struct transport_event *ret_event)
+{
+	struct copy_leg *leg = loop_container(node, struct copy_leg, changed_node);
+	ret_event->kind = TRANSPORT_CHANGED;
+	ret_event->leg = leg->id;
+	ret_event->chunk = __atomic_load_n(&leg->changed_chunk, __ATOMIC_RELAXED);
+	memcpy(ret_event->transport, "local", 6);
+	return true;
+}
+
+static bool
 fill_last(struct event_node *node, struct transport_event *ret_event)
 {
 	struct copy_leg *leg = loop_container(node, struct copy_leg, last_node);
@@ -184,6 +198,20 @@ take_digests(struct copy_leg *leg)
 		&leg->intake, have, xfer_part_digest(leg->source, have), known - have);
 }
 
+/* A chunk that was copied and is not what was published: has its owner changed it? */
+static bool
+source_changed(struct copy_leg *leg, uint32_t chunk, const struct th_hash *copied)
+{
+	const struct th_hash *published = xfer_part_digest(leg->source, chunk);
+	if (!leg->verify || th_hash_equal(*copied, *published) ||
+		th_hash_equal(part_digest(leg->source, chunk), *published))
+		return false;
+	__atomic_store_n(&leg->changed_chunk, chunk, __ATOMIC_RELAXED);
+	__atomic_store_n(&leg->changed, true, __ATOMIC_RELAXED);
+	events_post(&leg->local->transport->events, &leg->changed_node);
+	return true;
+}
+
 /* One chunk. False: there was none to copy. */
 static bool
 work(struct copy_leg *leg, int *ret_result)
@@ -201,6 +229,8 @@ work(struct copy_leg *leg, int *ret_result)
 	if (!copy_chunk(leg, chunk, &digest))
 		return true;
 	result = intake_arrived(&leg->intake, chunk, leg->verify ? &digest : NULL);
+	if (source_changed(leg, chunk, &digest))
+		result = TH_E_CHECKSUM;
 	if (result > 0 && (result & INTAKE_GREW))
 		events_post(&leg->local->transport->events, &leg->progress_node);
 	*ret_result = result;
@@ -246,7 +276,9 @@ settle(struct copy_leg *leg, bool worked, uint64_t wakes, int result)
 	}
 	if (result < 0)
 		return end(leg, TRANSPORT_FAILED, result,
-			"the copy does not match the published digests");
+			__atomic_load_n(&leg->changed, __ATOMIC_RELAXED)
+				? "the source is not what was published any more"
+				: "the copy does not match the published digests");
 	if (result & INTAKE_COMPLETE)
 		return end(leg, TRANSPORT_DONE, 0, "");
 	return false;
@@ -302,6 +334,7 @@ local_copy(struct local *local, uint64_t id, struct xfer_part *source, struct xf
 	leg->verify = xfer_part_verify(part);
 	leg->started_ns = th_now_ns();
 	leg->progress_node.fill = fill_progress;
+	leg->changed_node.fill = fill_changed;
 	leg->last_node.fill = fill_last;
 	leg->result.leg = id;
 	memcpy(leg->result.transport, "local", 6);

@@ -232,6 +232,13 @@ stream_wake(struct stream *stream)
 		move_out(stream);
 }
 
+void
+stream_look(struct stream *stream)
+{
+	if (stream->fd >= 0 && !stream->connecting)
+		(void)move_in(stream);
+}
+
 static void
 finish_connect(struct stream *stream)
 {

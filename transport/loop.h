@@ -95,5 +95,7 @@ int stream_release(struct stream *stream);
 void stream_listen(struct stream *stream, bool listen);
 /* send_want has something: sends what the socket takes. The stream may be broken in here. */
 void stream_wake(struct stream *stream);
+/* Takes what has arrived, now. The stream may be broken in here. */
+void stream_look(struct stream *stream);
 
 #endif

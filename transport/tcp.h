@@ -119,16 +119,21 @@ struct leg_out {
 	uint64_t bytes_sent;            /* atomic */
 	bool stalled;                   /* atomic */
 	bool flipped;                   /* atomic; fault builds */
+	uint8_t *asked;                 /* owns; each atomic: how often a chunk was asked for */
+	bool changed;                   /* atomic: a chunk is not what was published any more */
+	uint32_t changed_chunk;         /* written before changed_task is posted */
+	struct loop_task changed_task;  /* mover -> porter, once */
 	struct loop_task progress_task; /* anybody -> porter: the prefix grew, or somebody waits */
 	/* Porter. */
 	bool ending, watching;
 	struct control control;
 	uint32_t prefix_sent, digests_sent;
 	bool said_waiting, beat;
+	bool change_known, said_changed; /* changed_task has run; the reader was told */
 	int64_t started_ns, excused_ns, deadline_ns, last_progress_ns;
 	struct loop_task last_task;
 	/* Shell, once posted. */
-	struct event_node stall_node, last_node;
+	struct event_node stall_node, changed_node, last_node;
 	bool stall_reported;
 	struct transport_event result;
 };

@@ -17,6 +17,11 @@
  * that was served, also when the peer had left by then. fence ends it: ENDED comes then too, and
  * when it has come no byte of the part is read for this leg any more.
  *
+ * A chunk that does not match at the reader is asked for again, and then the source hashes its own
+ * memory once more. When that is not what it published, its worker has written to published memory:
+ * CHANGED, proof that no damage on the way can fake. It comes while the leg runs, so before anybody
+ * could have been told that the memory may be written.
+ *
  * A source that waits for bytes itself says so again and again, so that a reader can tell it from a
  * frozen one, which it gives up on after stall_ns.
  */
@@ -49,6 +54,7 @@ enum transport_event_kind {
 	TRANSPORT_HELLO,        /* leg_out: somebody presented a ticket: serve or refuse it */
 	TRANSPORT_STALLED,      /* leg_out: the reader has not taken a byte for stall_ns */
 	TRANSPORT_RESUMED,      /* leg_out: it takes bytes again */
+	TRANSPORT_CHANGED,      /* leg_out, and a copy's leg: see chunk. Its end follows */
 	TRANSPORT_ENDED,        /* leg_out: over; bytes_moved says how much was sent */
 	TRANSPORT_HASHED,       /* every digest of the part is known (transport_hash) */
 	TRANSPORT_HASH_STOPPED, /* after transport_hash_stop: no thread reads the part any more */
@@ -59,10 +65,11 @@ struct transport_event {
 	uint64_t leg;            /* PROGRESS .. STOPPED, STALLED .. ENDED: as given */
 	uint64_t hello;          /* HELLO: its handle */
 	uint64_t tag;            /* HASHED, HASH_STOPPED */
+	uint32_t chunk;          /* CHANGED */
 	struct th_ticket ticket; /* HELLO */
 	/* FAILED: TH_E_CHECKSUM, TH_E_NO_PATH, TH_E_PROTOCOL, TH_E_LAYOUT, or that of the source's
 	 * refusal. STOPPED: TH_E_CANCELLED. ENDED: 0 when the reader said that it has all,
-	 * TH_E_CANCELLED after a fence, else the cause. */
+	 * TH_E_CANCELLED after a fence, TH_E_CONTRACT after CHANGED, else the cause. */
 	int code;
 	bool source_failed;   /* FAILED: another source may do better */
 	bool overwrote;       /* FAILED, STOPPED: at least one byte was written to the part */

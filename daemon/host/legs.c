@@ -351,6 +351,14 @@ on_event(struct host *host, const struct transport_event *event)
 		if (leg && !leg->out)
 			in_ended(host, leg, event);
 		break;
+	case TRANSPORT_CHANGED:
+		leg = find(host, event->leg);
+		if (leg)
+			log_error("leg",
+				"published memory was changed before unpublish leg=%" PRIu64
+				" chunk=%" PRIu32,
+				leg->server_leg, event->chunk);
+		break;
 	case TRANSPORT_STALLED:
 	case TRANSPORT_RESUMED:
 	case TRANSPORT_ENDED:
