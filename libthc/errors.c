@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * errors - the codes of thc.h, the sentence of a thread's last failure, and deadlines.
+ * errors - the codes of thc.h, the sentence of a thread's last failure, deadlines, and the structs
+ * of callers that were built against another header.
  */
 #include <limits.h>
 #include <string.h>
@@ -124,4 +125,43 @@ deadline_poll_ms(int64_t deadline_ns)
 	if (left < 0)
 		return -1;
 	return (int)th_min_i64((left + 999999) / 1000000, INT_MAX);
+}
+
+/* A header that grows adds whole fields; the largest struct is a result, below 400 bytes. */
+#define STRUCT_BYTES_MAX 4096
+
+int
+struct_size_check(const char *what, size_t size, size_t least)
+{
+	if (size < least)
+		return shim_fail(THC_E_INVALID,
+			"%s: is %zu, less than %zu; begin with the _INIT macro of thc.h, or give "
+			"sizeof",
+			what, size, least);
+	if (size > STRUCT_BYTES_MAX || size % sizeof(uint64_t) != 0)
+		return shim_fail(THC_E_INVALID,
+			"%s: is %zu, which no thc.h has; begin with the _INIT macro of thc.h, or "
+			"give sizeof",
+			what, size);
+	return 0;
+}
+
+int
+struct_take(const char *what, const void *from, size_t size, size_t least, void *ret_struct,
+	size_t own_size)
+{
+	const uint8_t *bytes = from;
+	int rc = struct_size_check(what, size, least);
+
+	if (rc < 0)
+		return rc;
+	for (size_t i = own_size; i < size; i++)
+		if (bytes[i] != 0)
+			return shim_fail(THC_E_INVALID,
+				"%s: is %zu, and beyond the %zu bytes that libthc %s knows there "
+				"is something set: it needs a newer library",
+				what, size, own_size, thc_version_string());
+	memset(ret_struct, 0, own_size);
+	memcpy(ret_struct, from, th_min_size(size, own_size));
+	return 0;
 }

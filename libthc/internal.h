@@ -54,6 +54,16 @@ int64_t deadline_left(int64_t deadline_ns); /* >= 0; TH_FOREVER when there is no
 /* For poll: rounded up, -1 for none. */
 int deadline_poll_ms(int64_t deadline_ns);
 
+/*
+ * A struct of a caller that was built against another header: THC_E_INVALID that names what when
+ * its size is below least (what the first version had) or no header has it. The caller's may be
+ * longer than ours by a tail, which is then all zero, or it asks for what this library does not
+ * know.
+ */
+TH_MUST_USE int struct_size_check(const char *what, size_t size, size_t least);
+TH_MUST_USE int struct_take(const char *what, const void *from, size_t size, size_t least,
+	void *ret_struct, size_t own_size);
+
 /* ---- the handle ---------------------------------------------------------------------------- */
 
 struct thc_op {

@@ -22,6 +22,9 @@ _Static_assert(sizeof(((struct thc_result *)0)->source) == sizeof(((struct shm_s
 			       sizeof(((struct shm_slot *)0)->transport),
 	"texts of a result");
 
+/* Up to updated: what every result has. */
+#define RESULT_BYTES_LEAST offsetof(struct thc_result, bytes_moved)
+
 static const char *
 kind_name(uint16_t kind)
 {
@@ -58,22 +61,33 @@ op_check_spec(const char *version, char ret_spec[32])
 int
 op_check_result(const struct thc_result *result, const char *argument)
 {
-	if (result != NULL && result->struct_size < sizeof(*result))
-		return shim_fail(THC_E_INVALID,
-			"%s: struct_size is %zu, less than %zu; begin with THC_RESULT_INIT",
-			argument, result->struct_size, sizeof(*result));
-	return 0;
+	char what[40];
+
+	if (result == NULL)
+		return 0;
+	(void)snprintf(what, sizeof(what), "%s: struct_size", argument);
+	return struct_size_check(what, result->struct_size, RESULT_BYTES_LEAST);
 }
+
+/* Where the fields end that a shorter header may lack, each with all before it. */
+static const size_t result_ends[] = {offsetof(struct thc_result, bytes_moved),
+	offsetof(struct thc_result, bytes_reused), offsetof(struct thc_result, wait_ns),
+	offsetof(struct thc_result, transfer_ns), offsetof(struct thc_result, verify_ns),
+	offsetof(struct thc_result, source), offsetof(struct thc_result, transport),
+	sizeof(struct thc_result)};
 
 void
 op_copy_result(const struct thc_result *from, struct thc_result *ret_result)
 {
 	if (ret_result == NULL)
 		return;
-	/* What a later caller's struct has more stays as it is. */
-	size_t struct_size = ret_result->struct_size;
-	memcpy(ret_result, from, sizeof(*from));
-	ret_result->struct_size = struct_size;
+	/* Whole fields that the caller's struct has; what it has more stays as it is. */
+	size_t struct_size = ret_result->struct_size, bytes = 0;
+	for (size_t i = 0; i < TH_ARRAY_LEN(result_ends); i++)
+		if (result_ends[i] <= struct_size)
+			bytes = result_ends[i];
+	memcpy((uint8_t *)ret_result + sizeof(struct_size),
+		(const uint8_t *)from + sizeof(struct_size), bytes - sizeof(struct_size));
 }
 
 /* ---- submission ---------------------------------------------------------------------------- */

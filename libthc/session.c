@@ -59,15 +59,19 @@ check_name(const char *field, const char *name, char ret_name[TH_NAME_MAX + 1])
 	return 0;
 }
 
+/* The caller's options in the form of this library; an older header has up to lineage at least. */
 static int
-check_opts(const struct thc_open_opts *opts, struct fdmsg_open *ret_open)
+take_opts(const struct thc_open_opts *opts, struct thc_open_opts *ret_opts)
 {
 	if (opts == NULL)
 		return shim_fail(THC_E_INVALID, "opts: is NULL");
-	if (opts->struct_size < sizeof(*opts))
-		return shim_fail(THC_E_INVALID,
-			"opts->struct_size: is %zu, less than %zu; begin with THC_OPEN_OPTS_INIT",
-			opts->struct_size, sizeof(*opts));
+	return struct_take("opts->struct_size", opts, opts->struct_size,
+		offsetof(struct thc_open_opts, retain), ret_opts, sizeof(*ret_opts));
+}
+
+static int
+check_opts(const struct thc_open_opts *opts, struct fdmsg_open *ret_open)
+{
 	int rc = check_name("model", opts->model, ret_open->model);
 	if (rc == 0)
 		rc = check_name("replica", opts->replica, ret_open->replica);
@@ -246,15 +250,18 @@ join(struct thc_shard *shard, const struct fdmsg_open *open, int64_t until_ns)
 int
 thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard **ret_shard)
 {
+	struct thc_open_opts own;
 	struct fdmsg_open open = {0};
 	char fds_path[DIAL_PATH_MAX + 1], ipc_path[DIAL_PATH_MAX + 1];
 	int64_t deadline_ns = 0;
-	int rc = check_opts(opts, &open);
+	int rc = take_opts(opts, &own);
 
 	if (rc == 0)
-		rc = endpoint(opts->agent, "agent.fds", fds_path);
+		rc = check_opts(&own, &open);
 	if (rc == 0)
-		rc = endpoint(opts->agent, "agent.ipc", ipc_path);
+		rc = endpoint(own.agent, "agent.fds", fds_path);
+	if (rc == 0)
+		rc = endpoint(own.agent, "agent.ipc", ipc_path);
 	if (rc == 0)
 		rc = deadline_of(timeout_ms, &deadline_ns);
 	if (rc == 0 && ret_shard == NULL)
@@ -265,7 +272,7 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 	struct thc_shard *shard = shard_new();
 	if (shard == NULL)
 		return shim_fail(-ENOMEM, "out of memory for a handle");
-	shard->open_flags = opts->flags;
+	shard->open_flags = own.flags;
 	/* In the list at once: a fork meanwhile must find the descriptors. */
 	shard_list_add(shard);
 	int64_t until_ns = deadline_with_grace(deadline_ns);

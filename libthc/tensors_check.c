@@ -12,6 +12,9 @@
 #include "libthc/internal.h"
 #include "libthc/tensors.h"
 
+/* Without global_shape and offset: whole tensors, which is what an older header would know. */
+#define TENSOR_BYTES_LEAST offsetof(struct thc_tensor, global_shape)
+
 static int
 check_form(const struct thc_tensor *tensor, size_t index)
 {
@@ -242,8 +245,10 @@ check_each(const struct thc_tensor *tensors, size_t tensor_bytes, uint32_t open_
 	struct thc_tensor tensor;
 
 	for (size_t i = 0; i < checked->count; i++, at += tensor_bytes) {
-		memcpy(&tensor, at, sizeof(tensor));
-		int rc = check_form(&tensor, i);
+		int rc = struct_take("tensor_bytes", at, tensor_bytes, TENSOR_BYTES_LEAST, &tensor,
+			sizeof(tensor));
+		if (rc == 0)
+			rc = check_form(&tensor, i);
 		if (rc == 0)
 			rc = check_shape(&tensor, i, &checked->rows[i]);
 		if (rc == 0)
@@ -265,17 +270,15 @@ tensors_check(const struct thc_tensor *tensors, size_t count, size_t tensor_byte
 		return shim_fail(THC_E_INVALID, "tensors: is NULL");
 	if (count == 0)
 		return shim_fail(THC_E_INVALID, "count: is 0; a shard has at least one tensor");
-	if (tensor_bytes < sizeof(*tensors))
-		return shim_fail(THC_E_INVALID,
-			"tensor_bytes: is %zu, less than sizeof(struct thc_tensor), which is %zu",
-			tensor_bytes, sizeof(*tensors));
+	int rc = struct_size_check("tensor_bytes", tensor_bytes, TENSOR_BYTES_LEAST);
+	if (rc < 0)
+		return rc;
 	if (count > MANIFEST_ROWS_MAX)
 		return shim_fail(THC_E_LIMIT, "count: %zu tensors; a shard has at most %u", count,
 			MANIFEST_ROWS_MAX);
 	struct checked_tensors checked = {.count = count,
 		.rows = calloc(count, sizeof(*checked.rows)),
 		.tensors = calloc(count, sizeof(*checked.tensors))};
-	int rc;
 	if (checked.rows == NULL || checked.tensors == NULL)
 		rc = shim_fail(-ENOMEM, "out of memory for %zu tensors", count);
 	else
