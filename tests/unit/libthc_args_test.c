@@ -423,3 +423,27 @@ Test(libthc_args, texts__codes_and_types)
 	cr_assert_eq(thc_dtype_bits((enum thc_dtype)0), 0);
 	cr_assert_eq(thc_dtype_bits((enum thc_dtype)23), 0);
 }
+
+/* Imported memory was unmapped and not forgotten: an allocation that comes to lie there fails. */
+Test(libthc_args, alloc__where_an_import_is_registered__state)
+{
+	const size_t bytes = 16 << 20;
+	int rc = 0, fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	void *blocks[200] = {NULL};
+	size_t count = 0;
+
+	cr_assert_geq(fd, 0);
+	cr_assert_eq(ftruncate(fd, (off_t)bytes), 0);
+	void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	cr_assert_neq(map, MAP_FAILED);
+	cr_assert_eq(thc_import(map, bytes, fd, 0), 0, "%s", thc_errmsg());
+	cr_assert_eq(thc_import(map, bytes, fd, 0), THC_E_STATE);
+	cr_assert_eq(munmap(map, bytes), 0);
+	while (count < 200 && (rc = thc_alloc(bytes, 0, &blocks[count])) == 0)
+		count++;
+	cr_assert_eq(rc, THC_E_STATE, "%d after %zu: %s", rc, count, thc_errmsg());
+	cr_assert_eq(thc_forget(map), 0);
+	for (size_t i = 0; i < count; i++)
+		cr_assert_eq(thc_free(blocks[i]), 0);
+	th_fd_close(&fd);
+}

@@ -707,8 +707,8 @@ Test(libthc_async, close__fails__operation_runs_on)
 {
 	struct thc_op *op = held_update("2", SOON);
 
-	script(agent.close_code = THC_E_NOMEM_RETAIN);
-	cr_assert_eq(thc_close(shard, 0, SOON), THC_E_NOMEM_RETAIN);
+	script(agent.close_code = THC_E_TIMEOUT);
+	cr_assert_eq(thc_close(shard, 0, SOON), THC_E_TIMEOUT);
 	cr_assert_eq(thc_op_done(op), 0);
 	script(fake_agent_release(&agent, 0, NULL));
 	cr_assert_eq(await_by_fd(op), 1);
