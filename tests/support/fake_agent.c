@@ -79,6 +79,18 @@ fake_agent_line(struct fake_agent *agent)
 }
 
 void
+fake_agent_change(struct fake_agent *agent)
+{
+	agent->generation++;
+	for (uint32_t slot = 0; slot < SHM_CAPACITY; slot++) {
+		if (!agent->held[slot] || agent->held_submission[slot].kind != SHM_WATCH)
+			continue;
+		agent->held[slot] = false;
+		complete(agent, &agent->held_submission[slot], 0, NULL);
+	}
+}
+
+void
 fake_agent_line_half(struct fake_agent *agent)
 {
 	(void)atomic_fetch_or(&agent->files.a->line.sequence, 1u);
@@ -100,9 +112,11 @@ hold(struct fake_agent *agent, const struct shm_submission *submission)
 static bool
 is_held(const struct fake_agent *agent, const struct shm_submission *submission)
 {
+	uint64_t number = strtoull(submission->version_spec, NULL, 10);
+
 	if (agent->operation == FAKE_HOLD_ODD)
-		return submission->kind != SHM_WATCH &&
-		       strtoull(submission->version_spec, NULL, 10) % 2 == 1;
+		return submission->kind == SHM_WATCH ? number == agent->generation
+						     : number % 2 == 1;
 	return agent->operation == FAKE_HOLD;
 }
 

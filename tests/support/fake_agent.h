@@ -32,7 +32,7 @@ enum fake_open {
 enum fake_operation {
 	FAKE_COMPLETE, /* with code, at once */
 	FAKE_HOLD,     /* until it is cancelled, or fake_agent_release */
-	FAKE_HOLD_ODD, /* those of an odd version; the others complete at once */
+	FAKE_HOLD_ODD, /* those of an odd version, and watches of the present generation */
 	FAKE_DEAF,     /* takes no submission, as one that is stopped; answers all else */
 	FAKE_BAD_OP_SEQ,
 	FAKE_NO_RESULT,
@@ -97,6 +97,8 @@ void fake_agent_unlock(struct fake_agent *agent);
 void fake_agent_release(struct fake_agent *agent, int code, const char *text);
 /* Under the lock. Writes agent->line; rings the worker. */
 void fake_agent_line(struct fake_agent *agent);
+/* Under the lock. Another generation: completes the watches that are held. */
+void fake_agent_change(struct fake_agent *agent);
 /* Under the lock. As if it was stopped in the middle of its next heartbeat; until the next line. */
 void fake_agent_line_half(struct fake_agent *agent);
 void fake_agent_hang_up(struct fake_agent *agent);
