@@ -8,7 +8,8 @@
  *
  * Waiting: of all threads that wait in one handle one polls (the agent's doorbell, the descriptor
  * socket for messages and hang-up, the agent's pidfd); the others sleep on the condition variable.
- * Whoever wakes collects for all and wakes the others, one of which polls next.
+ * Whoever wakes collects for all and wakes the others, one of which polls next. As a model, with
+ * thc_fd: tests/model/waiters.pml.
  *
  * A forked child shares descriptors with its parent, so the child handler closes them, and every
  * call looks at the fork count before it touches anything else.

@@ -15,6 +15,7 @@
  * In their total order one of the two stores comes first, so that at least one of the loads sees
  * it: either the waker sees the flag and rings, or the waiter sees the record and does not sleep.
  * A side may leave its flag set while it is awake: it is then rung more often than it needs.
+ * tests/model/ring.pml is this protocol as a model, with the mistakes that it does not make.
  *
  * The other process holds the same file and may read, fill or change it, also its O_NONBLOCK. A
  * read cannot block here. A write to an eventfd can: the other fills it and makes it blocking, and
