@@ -137,6 +137,8 @@ struct thc_shard {
 	uint64_t next_op_seq;
 	struct thc_op *ops[SHM_CAPACITY]; /* by slot; borrowed */
 	struct thc_op *running;           /* the group operation, borrowed */
+	bool listing;                     /* a grouped list has ended and is being fetched */
+	struct watch *watch;              /* of the newest generation; its users free it */
 	struct thc_op *unresolved;        /* ended in THC_E_UNKNOWN, borrowed */
 	bool resolving;                   /* a thread is in thc_resolve */
 	uint32_t cancels_due;     /* of operations that nobody waits for any more */
@@ -246,10 +248,18 @@ void op_end_all(struct thc_shard *shard);
  */
 TH_MUST_USE int op_complete(struct thc_op *op, int64_t deadline_ns,
 	struct thc_result *ret_result, uint64_t *ret_group_op_seq);
+/* What a finished operation returns, with its sentence. */
+int op_outcome(const struct thc_op *op);
 TH_MUST_USE int op_check_result(const struct thc_result *result, const char *argument);
 void op_copy_result(const struct thc_result *from, struct thc_result *ret_result);
 /* THC_E_INVALID that names version; copies the text. */
 TH_MUST_USE int op_check_spec(const char *version, char ret_spec[32]);
+
+/* ---- wait.c -------------------------------------------------------------------------------- */
+
+struct watch;
+/* This thread runs a predicate that was given to thc_wait of this handle. */
+bool wait_is_judging(const struct thc_shard *shard);
 
 /* ---- documents.c ------------------------------------------------------------------------- */
 

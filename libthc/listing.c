@@ -9,11 +9,13 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "ipc/base/pages.h"
 #include "ipc/proto/tensorhub.pb-c.h"
 
 struct owned {
 	struct thc_listing listing; /* first: thc_listing_free gets its address */
-	Tensorhub__V1__Reply *reply;
+	size_t num_replies;
+	Tensorhub__V1__Reply **replies; /* owns: its parts, in order */
 	struct thc_version_info *versions;
 	struct thc_replica_info *replicas; /* of all versions */
 };
@@ -26,99 +28,190 @@ progress_of(const Tensorhub__V1__ReplicaInfo *info)
 	return (double)info->chunks_done / (double)info->chunks_total;
 }
 
-static void
-fill(struct owned *owned, const Tensorhub__V1__Listing *message)
+static struct thc_replica_info
+replica_of(const Tensorhub__V1__ReplicaInfo *info)
 {
-	size_t next = 0;
+	return (struct thc_replica_info){.name = info->name,
+		.datacenter = info->datacenter,
+		.num_shards = info->num_shards,
+		.flags = info->flags,
+		.progress = progress_of(info)};
+}
 
-	for (size_t v = 0; v < message->n_versions; v++) {
-		const Tensorhub__V1__VersionInfo *from = message->versions[v];
-		owned->versions[v] = (struct thc_version_info){
-			.lineage = from->version != NULL ? from->version->lineage : 0,
-			.version = from->version != NULL ? from->version->version : 0,
-			.retained = from->retained ? 1 : 0,
-			.num_replicas = (uint32_t)from->n_replicas,
-			.replicas = &owned->replicas[next],
-		};
-		for (size_t r = 0; r < from->n_replicas; r++) {
-			const Tensorhub__V1__ReplicaInfo *info = from->replicas[r];
-			owned->replicas[next++] = (struct thc_replica_info){.name = info->name,
-				.datacenter = info->datacenter,
-				.num_shards = info->num_shards,
-				.flags = info->flags,
-				.progress = progress_of(info)};
+static bool
+same_version(const struct thc_version_info *version, const Tensorhub__V1__Version *with)
+{
+	return with != NULL && version->lineage == with->lineage &&
+	       version->version == with->version;
+}
+
+/* A version goes on in the next part when it is the first of it again. */
+static void
+fill(struct owned *owned)
+{
+	struct thc_version_info *version = NULL;
+	size_t num_versions = 0, num_replicas = 0;
+
+	for (size_t part = 0; part < owned->num_replies; part++) {
+		const Tensorhub__V1__Listing *message = owned->replies[part]->list;
+		for (size_t v = 0; v < message->n_versions; v++) {
+			const Tensorhub__V1__VersionInfo *from = message->versions[v];
+			if (v > 0 || version == NULL || !same_version(version, from->version)) {
+				version = &owned->versions[num_versions++];
+				*version = (struct thc_version_info){
+					.lineage =
+						from->version != NULL ? from->version->lineage : 0,
+					.version =
+						from->version != NULL ? from->version->version : 0,
+					.retained = from->retained ? 1 : 0,
+					.replicas = &owned->replicas[num_replicas],
+				};
+			}
+			for (size_t r = 0; r < from->n_replicas; r++)
+				owned->replicas[num_replicas++] = replica_of(from->replicas[r]);
+			version->num_replicas += (uint32_t)from->n_replicas;
 		}
 	}
 	owned->listing = (struct thc_listing){.struct_size = sizeof(struct thc_listing),
-		.generation = message->generation,
-		.num_versions = (uint32_t)message->n_versions,
+		.generation = owned->replies[0]->list->generation,
+		.num_versions = (uint32_t)num_versions,
 		.version_bytes = sizeof(struct thc_version_info),
 		.replica_bytes = sizeof(struct thc_replica_info),
 		.versions = owned->versions};
 }
 
-/* The counts are bounded by the size of a message, so the sum cannot overflow. */
+/* The counts are bounded: of one part by the size of a message, of all by pages_take. */
 static int
-convert(Tensorhub__V1__Reply *reply, struct thc_listing **ret_listing)
+convert(struct owned *owned)
 {
-	const Tensorhub__V1__Listing *message = reply->list;
-	size_t num_replicas = 0;
+	size_t num_versions = 0, num_replicas = 0;
 
-	for (size_t v = 0; v < message->n_versions; v++)
-		num_replicas += message->versions[v]->n_replicas;
-	struct owned *owned = calloc(1, sizeof(*owned));
-	if (owned != NULL) {
-		owned->versions = calloc(message->n_versions + 1, sizeof(*owned->versions));
-		owned->replicas = calloc(num_replicas + 1, sizeof(*owned->replicas));
+	for (size_t part = 0; part < owned->num_replies; part++) {
+		const Tensorhub__V1__Listing *message = owned->replies[part]->list;
+		num_versions += message->n_versions;
+		for (size_t v = 0; v < message->n_versions; v++)
+			num_replicas += message->versions[v]->n_replicas;
 	}
-	if (owned == NULL || owned->versions == NULL || owned->replicas == NULL) {
-		if (owned != NULL)
-			thc_listing_free(&owned->listing);
+	owned->versions = calloc(num_versions + 1, sizeof(*owned->versions));
+	owned->replicas = calloc(num_replicas + 1, sizeof(*owned->replicas));
+	if (owned->versions == NULL || owned->replicas == NULL)
 		return shim_fail(-ENOMEM, "out of memory for a listing");
-	}
-	fill(owned, message);
-	owned->reply = reply;
-	*ret_listing = &owned->listing;
+	fill(owned);
 	return 0;
 }
 
-int
-listing_get(struct thc_shard *shard, uint64_t group_op_seq, int64_t deadline_ns,
-	struct thc_listing **ret_listing)
+static int
+keep(struct owned *owned, Tensorhub__V1__Reply *reply)
+{
+	Tensorhub__V1__Reply **replies =
+		realloc(owned->replies, (owned->num_replies + 1) * sizeof(*replies));
+
+	if (replies == NULL) {
+		documents_free(reply);
+		return shim_fail(-ENOMEM, "out of memory for a listing");
+	}
+	owned->replies = replies;
+	owned->replies[owned->num_replies++] = reply;
+	return 0;
+}
+
+static void
+forget(struct owned *owned)
+{
+	for (size_t part = 0; part < owned->num_replies; part++)
+		documents_free(owned->replies[part]);
+	owned->num_replies = 0;
+}
+
+/* 1: there is more. */
+static int
+get_part(struct thc_shard *shard, const struct listing_question *question, int64_t deadline_ns,
+	struct pages *pages, struct owned *owned)
 {
 	Tensorhub__V1__Request request = TENSORHUB__V1__REQUEST__INIT;
 	Tensorhub__V1__List body;
+	Tensorhub__V1__Page page;
 	Tensorhub__V1__Reply *reply = NULL;
+	uint64_t entries = 0;
 
 	tensorhub__v1__list__init(&body);
+	tensorhub__v1__page__init(&page);
 	body.model = shard->model;
-	body.op_seq = group_op_seq;
+	body.op_seq = question->group_op_seq;
+	body.generation = question->generation;
+	page.snapshot = pages->ask.snapshot;
+	page.next = pages->ask.next;
+	body.page = page.snapshot != 0 ? &page : NULL;
 	request.body_case = TENSORHUB__V1__REQUEST__BODY_LIST;
 	request.list = &body;
 	int rc = documents_call(
 		shard, &request, TENSORHUB__V1__REPLY__BODY_LIST, deadline_ns, &reply);
+	if (rc < 0) {
+		if (!pages_restart(pages, rc))
+			return rc;
+		forget(owned);
+		return 1;
+	}
+	rc = keep(owned, reply);
 	if (rc < 0)
 		return rc;
-	rc = convert(reply, ret_listing);
+	const Tensorhub__V1__Listing *part = reply->list;
+	for (size_t v = 0; v < part->n_versions; v++)
+		entries += part->versions[v]->n_replicas;
+	struct ctl_page came = {0};
+	if (part->page != NULL)
+		came = (struct ctl_page){part->page->snapshot, part->page->next};
+	rc = pages_take(pages, came, entries, part->generation, errors_last());
 	if (rc < 0)
-		documents_free(reply);
+		return shim_fail(THC_E_PROTOCOL,
+			"the agent's listing does not fit together: a part is missing or of "
+			"another one");
 	return rc;
 }
 
-/* All members get one snapshot: the operation names it, the document fetches it. */
+int
+listing_get(struct thc_shard *shard, const struct listing_question *question, int64_t deadline_ns,
+	struct thc_listing **ret_listing)
+{
+	struct owned *owned = calloc(1, sizeof(*owned));
+	struct pages pages = {0};
+	int rc = 0;
+
+	if (owned == NULL)
+		return shim_fail(-ENOMEM, "out of memory for a listing");
+	do {
+		rc = get_part(shard, question, deadline_ns, &pages, owned);
+	} while (rc > 0);
+	if (rc == 0)
+		rc = convert(owned);
+	if (rc < 0) {
+		thc_listing_free(&owned->listing);
+		return rc;
+	}
+	*ret_listing = &owned->listing;
+	return 0;
+}
+
+/*
+ * All members get one snapshot: the operation names it, the document fetches it. Until then it is
+ * this handle's one operation: the server keeps the snapshot until every member calls the next.
+ */
 static int
 list_group(struct thc_shard *shard, int64_t deadline_ns, struct thc_listing **ret_listing)
 {
 	const struct op_request request = {
 		.kind = SHM_LIST, .internal = true, .deadline_ns = deadline_ns};
+	struct listing_question question = {0};
 	struct thc_op *op = NULL;
-	uint64_t group_op_seq = 0;
 	int rc = op_submit(shard, &request, &op);
 
+	if (rc < 0)
+		return rc;
+	shard->listing = true;
+	rc = op_complete(op, deadline_ns, NULL, &question.group_op_seq);
 	if (rc == 0)
-		rc = op_complete(op, deadline_ns, NULL, &group_op_seq);
-	if (rc == 0)
-		rc = listing_get(shard, group_op_seq, deadline_ns, ret_listing);
+		rc = listing_get(shard, &question, deadline_ns, ret_listing);
+	shard->listing = false;
 	return rc;
 }
 
@@ -126,6 +219,7 @@ int
 thc_list(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms,
 	struct thc_listing **ret_listing)
 {
+	const struct listing_question now = {0};
 	int64_t deadline_ns = 0;
 	int rc = 0;
 
@@ -141,7 +235,7 @@ thc_list(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms,
 	if ((flags & THC_LIST_GROUP) != 0)
 		rc = list_group(shard, deadline_ns, ret_listing);
 	else
-		rc = listing_get(shard, 0, deadline_ns, ret_listing);
+		rc = listing_get(shard, &now, deadline_ns, ret_listing);
 	shard_leave(shard);
 	return rc;
 }
@@ -153,7 +247,8 @@ thc_listing_free(struct thc_listing *listing)
 
 	if (owned == NULL)
 		return;
-	documents_free(owned->reply);
+	forget(owned);
+	free(owned->replies);
 	free(owned->versions);
 	free(owned->replicas);
 	free(owned);

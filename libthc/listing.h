@@ -7,8 +7,13 @@
 
 #include "libthc/internal.h"
 
-/* Under the lock, which is given back meanwhile. group_op_seq 0: the current one. */
-TH_MUST_USE int listing_get(struct thc_shard *shard, uint64_t group_op_seq, int64_t deadline_ns,
-	struct thc_listing **ret_listing);
+struct listing_question {
+	uint64_t group_op_seq; /* of the grouped list whose snapshot it is; 0: none              */
+	uint64_t generation;   /* one fetched before will do when it is this or later; 0: now    */
+};
+
+/* Under the lock, which is given back meanwhile. */
+TH_MUST_USE int listing_get(struct thc_shard *shard, const struct listing_question *question,
+	int64_t deadline_ns, struct thc_listing **ret_listing);
 
 #endif

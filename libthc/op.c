@@ -136,10 +136,10 @@ op_submit(struct thc_shard *shard, const struct op_request *request, struct thc_
 
 	if (rc < 0)
 		return rc;
-	if (request->kind <= SHM_LIST && shard->running != NULL)
+	if (request->kind <= SHM_LIST && (shard->running != NULL || shard->listing))
 		return shim_fail(THC_E_STATE,
 			"a %s of this handle runs; one operation of a handle runs at a time",
-			kind_name(shard->running->kind));
+			kind_name(shard->running != NULL ? shard->running->kind : SHM_LIST));
 	struct thc_op *op = calloc(1, sizeof(*op));
 	if (op == NULL)
 		return shim_fail(-ENOMEM, "out of memory for an operation");
@@ -286,9 +286,8 @@ op_end_all(struct thc_shard *shard)
 		destroy(op);
 }
 
-/* What a finished operation returns. */
-static int
-outcome(const struct thc_op *op)
+int
+op_outcome(const struct thc_op *op)
 {
 	if (op->outcome.code == 0)
 		return 0;
@@ -333,7 +332,7 @@ op_complete(struct thc_op *op, int64_t deadline_ns, struct thc_result *ret_resul
 		return rc;
 	}
 	if (rc == 0) {
-		rc = outcome(op);
+		rc = op_outcome(op);
 		if (rc == 0) {
 			op_copy_result(&op->result, ret_result);
 			if (ret_group_op_seq != NULL)
@@ -372,7 +371,7 @@ thc_op_done(struct thc_op *op)
 		shard_look(shard);
 	if (op->done) {
 		mark_collected(op);
-		rc = outcome(op);
+		rc = op_outcome(op);
 		rc = rc == 0 ? 1 : rc;
 	}
 	shard_leave(shard);
@@ -399,7 +398,7 @@ thc_op_wait(struct thc_op *op, int64_t timeout_ms, struct thc_result *ret_result
 		rc = wait_done(op, deadline_ns);
 	if (op->done) {
 		mark_collected(op);
-		rc = outcome(op);
+		rc = op_outcome(op);
 		if (rc == 0)
 			op_copy_result(&op->result, ret_result);
 	}
@@ -483,7 +482,7 @@ thc_resolve(struct thc_shard *shard, int64_t timeout_ms, struct thc_result *ret_
 		rc = shim_fail(THC_E_UNKNOWN, "the %s has no outcome yet; call thc_resolve again",
 			kind_name(op->kind));
 	if (op->done) {
-		rc = outcome(op);
+		rc = op_outcome(op);
 		if (rc == 0)
 			op_copy_result(&op->result, ret_result);
 		shard->unresolved = NULL;

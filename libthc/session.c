@@ -374,6 +374,10 @@ thc_close(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms)
 
 	if ((flags & ~(uint32_t)THC_CLOSE_ABANDON) != 0)
 		return shim_fail(THC_E_INVALID, "flags: 0x%" PRIx32 " has unknown bits", flags);
+	/* It would wait for itself to leave. */
+	if (shard != NULL && wait_is_judging(shard))
+		return shim_fail(THC_E_STATE,
+			"a predicate of thc_wait cannot close the handle that is waited on");
 	rc = deadline_of(timeout_ms, &deadline_ns);
 	if (rc == 0)
 		rc = shard_enter(shard, ENTER_LOST | ENTER_UNRESOLVED);

@@ -90,7 +90,7 @@ struct agent_submission {
 	char spec[TH_SPEC_MAX + 1];
 };
 
-/* Completes when the listing's generation is not spec (a decimal number) any more. */
+/* Completes when the listing's generation is higher than spec (a decimal number). */
 #define AGENT_SUBMIT_WATCH 100u
 
 struct agent_leg_report {

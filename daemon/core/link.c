@@ -386,8 +386,10 @@ ac_link_tick(struct agent *agent)
 {
 	struct link *link = &agent->link;
 
-	if (agent->now_ns >= th_deadline_ns(link->heard_ns, agent->config.server_silent_ns))
+	if (agent->now_ns >= th_deadline_ns(link->heard_ns, agent->config.server_silent_ns)) {
 		detach(agent, "the reference server does not answer");
+		ac_watch_no_server(agent);
+	}
 	if (link->phase != LINK_UP) {
 		if (due(agent, &link->setup))
 			ac_request_send(agent, &link->setup, AGENT_CHANNEL_CONTROL);

@@ -158,7 +158,7 @@ struct call { /* the group operation of a session */
 
 struct watch { /* owned by session.watches */
 	uint32_t slot;
-	uint64_t generation; /* wait until it is not this any more                           */
+	uint64_t generation; /* wait until there is a higher one                             */
 	int64_t deadline_ns;
 	struct watch *prev, *next;
 };
@@ -364,6 +364,8 @@ void ac_watch_tick(struct agent *agent, struct session *session);
 void ac_watch_reply(
 	struct agent *agent, const struct ctl_request *request, const struct ctl_reply *reply);
 void ac_watch_changed(struct agent *agent, const struct ctl_ev_changed *changed);
+/* Nobody says any more what changes: who waits is told. */
+void ac_watch_no_server(struct agent *agent);
 /* After an attachment to a server that knows nothing of it. */
 void ac_watch_renew(struct agent *agent);
 

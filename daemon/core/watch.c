@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * watch - "tell me when the listing of my model is not the one I know": many slots may ask.
+ * watch - "tell me when the listing of my model is newer than the one I know": many may ask.
  *
- * The server is asked once per model and attachment; it then says every change. Two generations
- * are compared for being different, not for order: a restarted server may count from below.
+ * The server is asked once per model and attachment; it then says every change. A worker may know
+ * of a change before this core does, because its listing came faster than the news: it waits for
+ * the next. A restarted server goes on from above (refsrv.h).
  */
 #include <inttypes.h>
 #include <string.h>
@@ -41,6 +42,12 @@ ac_model_release(struct agent *agent, struct model *model)
 {
 	if (--model->num_sessions > 0)
 		return;
+	/* A server keeps only so many watches of one agent. */
+	if (model->known || model->asked) {
+		struct ctl_watch *watch = &ac_lane_add(agent, agent->misc, CTL_WATCH)->u.watch;
+		AC_COPY(watch->model, model->name);
+		watch->stop = true;
+	}
 	HASH_DELETE(hh, agent->models, model);
 	free(model);
 }
@@ -78,7 +85,7 @@ check(struct agent *agent, struct session *session)
 		return;
 	DL_FOREACH_SAFE(session->watches, watch, next)
 	{
-		if (watch->generation != session->model->generation) {
+		if (session->model->generation > watch->generation) {
 			ac_session_line(agent, session);
 			complete(agent, session, watch, 0, "");
 		}
@@ -151,6 +158,18 @@ ac_watch_tick(struct agent *agent, struct session *session)
 	}
 }
 
+void
+ac_watch_no_server(struct agent *agent)
+{
+	struct session *session, *next;
+
+	HASH_ITER(hh, agent->sessions, session, next)
+	{
+		ac_watches_end(agent, session, TH_E_NO_SERVER,
+			"wait: the reference server does not answer; see 'thctl status'");
+	}
+}
+
 /* ---- the server ------------------------------------------------------------------------------ */
 
 static void
@@ -175,7 +194,7 @@ ac_watch_reply(
 	struct session *session, *next;
 	char text[TH_CTL_TEXT_BYTES];
 
-	if (model == NULL)
+	if (model == NULL || request->u.watch.stop)
 		return;
 	model->asked = false;
 	if (reply->code == 0) {

@@ -16,6 +16,7 @@
 #include "daemon/host/status.h"
 #include "daemon/host/unpack.h"
 #include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
 #include "ipc/base/log.h"
 #include "ipc/proto/convert.h"
 
@@ -109,6 +110,37 @@ forward_answered(void *arg, int rc, const struct ctl_reply *reply)
 	free(forward);
 }
 
+/* ---- listings: fetched once for all ---------------------------------------------------------- */
+
+static void
+listings_to_server(void *arg, const struct ctl_request *request, int64_t timeout_ns,
+	listings_answered answered, void *ctx)
+{
+	link_ask(arg, request, timeout_ns, answered, ctx);
+}
+
+static void
+listings_send(void *arg, uint64_t token, const uint8_t *data, size_t bytes)
+{
+	documents_send(arg, token, data, bytes);
+}
+
+static void
+listings_refuse(void *arg, uint64_t token, uint64_t request_no, int code, const char *text)
+{
+	documents_refuse(arg, token, request_no, code, text);
+}
+
+void
+documents_init(struct host *host)
+{
+	const struct listings_io io = {.arg = host,
+		.ask = listings_to_server,
+		.send = listings_send,
+		.refuse = listings_refuse};
+	host->listings = listings_new(&io);
+}
+
 /* The server's number of a session, which its worker does not know. */
 static uint64_t
 sid_of(const struct host *host, uint64_t session)
@@ -128,7 +160,14 @@ forward(struct host *host, const struct net_server_item *item,
 	struct convert_arena arena = {0};
 	struct ctl_request ctl;
 	struct th_err err = {0};
+	int64_t timeout_ns = request->deadline_ns > 0 ? request->deadline_ns : QUESTION_NS;
 	int rc = ctl_request_unpack(item->data, item->bytes, &arena, &err, &ctl);
+	if (rc == 0 && ctl.kind == CTL_LIST && ctl.u.list.op_seq == 0) {
+		listings_ask(host->listings, th_now_ns(), item->token, request->request_no,
+			&ctl.u.list, timeout_ns);
+		convert_arena_free(&arena);
+		return;
+	}
 	if (rc == 0 && ctl.kind == CTL_LIST && ctl.u.list.op_seq != 0) {
 		ctl.u.list.sid = session ? sid_of(host, session->id) : 0;
 		if (ctl.u.list.sid == 0)
@@ -147,8 +186,7 @@ forward(struct host *host, const struct net_server_item *item,
 		entry->request_no = request->request_no;
 		entry->kind = ctl.kind;
 		DL_APPEND(host->forwards, entry);
-		link_ask(host, &ctl, request->deadline_ns > 0 ? request->deadline_ns : QUESTION_NS,
-			forward_answered, entry);
+		link_ask(host, &ctl, timeout_ns, forward_answered, entry);
 	}
 	convert_arena_free(&arena);
 }
@@ -265,6 +303,7 @@ on_gone(struct host *host, uint64_t token)
 		if (forward->token == token)
 			forward->token = 0;
 	}
+	listings_forget_token(host->listings, token);
 	for (struct session *session = host->sessions; session; session = session->hh.next)
 		registration_forget_token(session, token);
 }

@@ -16,6 +16,9 @@
 
 struct host;
 
+/* Before anything else of this file. */
+void documents_init(struct host *host);
+
 /* Of the loop: arg is the host. */
 void documents_ready(void *arg, uint32_t events);
 

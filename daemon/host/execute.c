@@ -82,6 +82,7 @@ server_state(struct host *host, const struct agent_action *action)
 	else
 		log_warn("server", "not attached url=%s reason=\"%s\"", link_url(host),
 			host->server_text);
+	listings_server(host->listings, host->attached, host->server_inc, host->server_text);
 	blob_puts_resume(host, th_now_ns());
 }
 

@@ -15,6 +15,7 @@
 #include "daemon/host/engine.h"
 #include "daemon/host/interval.h"
 #include "daemon/host/legs.h"
+#include "daemon/host/listings.h"
 #include "daemon/host/loop.h"
 #include "daemon/host/options.h"
 #include "daemon/host/server_link.h"
@@ -65,9 +66,10 @@ struct host {
 	struct blob_put *puts;    /* utlist */
 	struct blob_get *gets;    /* utlist */
 	struct forward *forwards; /* utlist */
+	struct listings *listings; /* owns */
 
 	uint64_t agent_inc;
-	int64_t start_ns, next_beat_ns, next_expire_ns;
+	int64_t start_ns, next_beat_ns, next_expire_ns, next_listing_ns;
 	bool attached;
 	uint64_t server_inc;
 	char server_text[TH_CTL_TEXT_BYTES]; /* why not attached */

@@ -40,6 +40,7 @@ work(struct host *host)
 	if (now_ns >= host->next_expire_ns)
 		session_expire(host, now_ns);
 	engine_run(host);
+	host->next_listing_ns = listings_tick(host->listings, now_ns);
 	session_reap(host);
 	return more;
 }
@@ -51,6 +52,7 @@ run(struct host *host)
 	while (!host->stopping || !stop_finished(host, th_now_ns())) {
 		int64_t at_ns = th_min_i64(host->engine.next_ns, host->next_beat_ns);
 		at_ns = th_min_i64(at_ns, host->next_expire_ns);
+		at_ns = th_min_i64(at_ns, host->next_listing_ns);
 		if (host->stopping)
 			at_ns = th_min_i64(at_ns, host->stop_ns);
 		loop_arm(&host->loop, at_ns);

@@ -224,7 +224,8 @@ start(struct host *host, struct th_err *err)
 	host->listener_source.fd = host->documents_source.fd = host->transport_source.fd = -1;
 	host->start_ns = th_now_ns();
 	host->next_beat_ns = host->start_ns;
-	host->next_expire_ns = INT64_MAX;
+	host->next_expire_ns = host->next_listing_ns = INT64_MAX;
+	documents_init(host);
 	snprintf(host->server_text, sizeof(host->server_text), "not reached yet");
 	host->message = th_calloc(1, sizeof(*host->message));
 	host->message->close_fd = closer_close;
@@ -292,6 +293,7 @@ start_undo(struct host *host)
 	blobs_close(host);
 	if (host->link.channels[0].host)
 		link_close(host);
+	listings_free(host->listings);
 	engine_free(host);
 	th_fd_close(&host->own_pidfd);
 	th_fd_close(&host->lock_fd);

@@ -39,8 +39,10 @@ collect(struct host *host, struct counter *out)
 	const struct host_counters *c = &host->counters;
 	struct transport_counters t = {0};
 	struct net_server_counters n = {0};
+	struct listings_counters l = {0};
 	transport_counters(host->transport, &t);
 	net_server_counters(host->documents, &n);
+	listings_counters(host->listings, &l);
 	const struct counter all[] = {
 		{"sessions_opened", "1", "handles that workers opened", c->sessions_opened},
 		{"sessions_lost", "1", "workers that ended without closing", c->sessions_lost},
@@ -62,6 +64,8 @@ collect(struct host *host, struct counter *out)
 		{"documents_refused", "1", "requests on agent.ipc that were refused",
 			c->documents_refused},
 		{"documents_connections", "1", "connections to agent.ipc now", n.connections},
+		{"listings_fetched", "1", "listings fetched from the reference server", l.fetched},
+		{"listings_given", "1", "... and given to workers and thctl", l.given},
 		{"submissions", "1", "operations that workers submitted", c->submissions},
 		{"submissions_refused", "1", "operations on memory that another shard uses",
 			c->submissions_refused},

@@ -26,7 +26,7 @@ enum shm_submission_kind {
 	SHM_REPLICATE,
 	SHM_UPDATE,
 	SHM_LIST,
-	SHM_WATCH,  /* completes when the generation is not version_spec (decimal) any more */
+	SHM_WATCH,  /* completes when the generation is higher than version_spec (decimal) */
 	SHM_CANCEL, /* of the operation in slot */
 };
 

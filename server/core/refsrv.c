@@ -106,6 +106,7 @@ refsrv_new(const struct refsrv_config *config, int64_t now_ns)
 	server->config = *config;
 	server->started_ns = server->now_ns = now_ns;
 	server->last_snapshot = config->server_inc;
+	server->generation = config->generation_first;
 	server->wake_ns = INT64_MAX;
 	server->promised_ns = th_deadline_ns(now_ns, SLEEP_MAX_NS);
 	return server;
