@@ -152,7 +152,7 @@ Test(chunk, table__random_rows__every_byte_once_in_order)
 	th_rng_init_number(&rng, 21);
 	for (int round = 0; round < 200; round++) {
 		struct manifest_row rows[40] = {{0}};
-		char names[40][8];
+		char names[40][16];
 		uint32_t count = (uint32_t)th_rng_below(&rng, 41);
 		for (uint32_t i = 0; i < count; i++) {
 			snprintf(names[i], sizeof(names[i]), "t%u", i);
