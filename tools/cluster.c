@@ -146,6 +146,25 @@ cluster_transfers(
 	}
 }
 
+void
+cluster_counters(struct document *document, const struct ctl_inspection *inspection)
+{
+	static const struct column columns[] = {
+		{"name", "COUNTER", false},
+		{"value", "VALUE", false},
+	};
+
+	document_table(document, "counters", columns, TH_ARRAY_LEN(columns));
+	document_table_wide(document);
+	for (uint32_t i = 0; i < inspection->num_counters; i++) {
+		const struct value row[TH_ARRAY_LEN(columns)] = {
+			value_text(inspection->counters[i].name),
+			value_number(inspection->counters[i].value),
+		};
+		document_row(document, row);
+	}
+}
+
 /* ---- models --------------------------------------------------------------------------------- */
 
 static int

@@ -20,6 +20,9 @@ void cluster_workers(
 void cluster_transfers(
 	struct document *document, const struct ctl_inspection *inspection, const char *model);
 
+/* What the server counts; shown with -o wide and in JSON. */
+void cluster_counters(struct document *document, const struct ctl_inspection *inspection);
+
 /* A model with its listing, which may be empty. */
 struct cluster_model {
 	const char *name; /* borrows */

@@ -146,6 +146,7 @@ fill_cluster(
 	cluster_nodes(document, inspection);
 	cluster_workers(document, inspection, NULL);
 	cluster_transfers(document, inspection, NULL);
+	cluster_counters(document, inspection);
 }
 
 static int

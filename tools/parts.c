@@ -109,6 +109,8 @@ parts_add_inspection(struct parts_inspection *all, const struct ctl_inspection *
 
 	whole->server_inc = part->server_inc;
 	whole->uptime_ns = part->uptime_ns;
+	whole->num_counters = part->num_counters;
+	memcpy(whole->counters, part->counters, sizeof(whole->counters));
 	whole->nodes = append(whole->nodes, &whole->num_nodes, &all->nodes_max, part->nodes,
 		part->num_nodes, sizeof(part->nodes[0]));
 	whole->members = append(whole->members, &whole->num_members, &all->members_max,

@@ -400,6 +400,13 @@ struct ctl_transfer_info {
 	int64_t age_ns;
 };
 
+#define CTL_COUNTERS_MAX 16u
+
+struct ctl_counter {
+	char name[32];
+	uint64_t value;
+};
+
 struct ctl_inspection {
 	uint64_t server_inc;
 	int64_t uptime_ns;
@@ -408,6 +415,8 @@ struct ctl_inspection {
 	const struct ctl_member_info *members;
 	const struct ctl_transfer_info *transfers;
 	struct ctl_page page;
+	uint32_t num_counters; /* the server's own; in every part */
+	struct ctl_counter counters[CTL_COUNTERS_MAX];
 };
 
 /* ---- replies ------------------------------------------------------------------------------ */

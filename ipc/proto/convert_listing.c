@@ -63,8 +63,8 @@ convert_out_listing(struct convert_arena *arena, const struct ctl_listing *listi
 size_t
 convert_inspection_messages(const struct ctl_inspection *inspection)
 {
-	return 2 + (size_t)inspection->num_nodes + 2 * (size_t)inspection->num_members +
-	       2 * (size_t)inspection->num_transfers;
+	return 2 + CTL_COUNTERS_MAX + (size_t)inspection->num_nodes +
+	       2 * (size_t)inspection->num_members + 2 * (size_t)inspection->num_transfers;
 }
 
 static Tensorhub__V1__NodeInfo *
@@ -147,6 +147,15 @@ convert_out_inspection(struct convert_arena *arena, const struct ctl_inspection 
 	message->transfers = convert_pointers(arena, inspection->num_transfers);
 	for (uint32_t i = 0; i < inspection->num_transfers; i++)
 		message->transfers[i] = out_transfer(arena, &inspection->transfers[i]);
+	message->n_counters = inspection->num_counters;
+	message->counters = convert_pointers(arena, inspection->num_counters);
+	for (uint32_t i = 0; i < inspection->num_counters; i++) {
+		Tensorhub__V1__ServerCounter *counter =
+			convert_message(arena, &tensorhub__v1__server_counter__descriptor);
+		counter->name = convert_out_text(inspection->counters[i].name);
+		counter->value = inspection->counters[i].value;
+		message->counters[i] = counter;
+	}
 	return message;
 }
 
@@ -288,4 +297,12 @@ convert_in_inspection(struct convert_in *in, const Tensorhub__V1__Inspection *me
 		.transfers = transfers,
 	};
 	convert_in_page(in, message->page, &ret_inspection->page);
+	/* A newer server may have more than this program has room for. */
+	ret_inspection->num_counters = (uint32_t)th_min_u64(message->n_counters, CTL_COUNTERS_MAX);
+	for (uint32_t i = 0; i < ret_inspection->num_counters; i++) {
+		struct ctl_counter *counter = &ret_inspection->counters[i];
+		convert_in_name(in, "counter", message->counters[i]->name,
+			sizeof(counter->name) - 1, counter->name);
+		counter->value = message->counters[i]->value;
+	}
 }

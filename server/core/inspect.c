@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "ipc/base/assert.h"
 #include "server/core/agent.h"
 #include "server/core/copy.h"
 #include "server/core/snapshot.h"
@@ -114,6 +115,30 @@ room_of(const struct refsrv *server)
 }
 
 static void
+add_counter(struct ctl_inspection *inspection, const char *name, uint64_t value)
+{
+	struct ctl_counter *counter = &inspection->counters[inspection->num_counters++];
+
+	TH_ASSERT(inspection->num_counters <= CTL_COUNTERS_MAX);
+	memcpy(counter->name, name, strlen(name) + 1);
+	counter->value = value;
+}
+
+static void
+add_counters(const struct refsrv *server, struct ctl_inspection *inspection)
+{
+	add_counter(inspection, "requests", server->counters.requests);
+	add_counter(inspection, "polls", server->counters.polls);
+	add_counter(inspection, "beats", server->counters.beats);
+	add_counter(inspection, "lists", server->counters.lists);
+	add_counter(inspection, "watches", server->counters.watches);
+	add_counter(inspection, "changes_told", server->counters.changed);
+	add_counter(inspection, "snapshots_made", server->counters.snapshots);
+	add_counter(inspection, "snapshot_bytes", server->snapshot_bytes);
+	add_counter(inspection, "manifest_bytes", server->blob_bytes);
+}
+
+static void
 fill(struct refsrv *server, const struct room *room, struct ctl_inspection *ret_inspection)
 {
 	struct ctl_node_info *node = room->nodes;
@@ -133,6 +158,7 @@ fill(struct refsrv *server, const struct room *room, struct ctl_inspection *ret_
 		.members = room->members,
 		.transfers = room->transfers,
 	};
+	add_counters(server, ret_inspection);
 	HASH_ITER(hh, server->agents, agent, next_agent)
 	{
 		describe_node(server, agent, node++);

@@ -353,6 +353,7 @@ tell_watchers(struct refsrv *server, struct model *model)
 		if (watch->told == model->generation)
 			continue;
 		watch->told = model->generation;
+		server->counters.changed++;
 		struct ctl_ev_changed *ev = &agent_event(watch->agent, CTL_EV_CHANGED)->u.changed;
 		memcpy(ev->model, model->name, sizeof(ev->model));
 		ev->generation = model->generation;

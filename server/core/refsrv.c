@@ -447,6 +447,16 @@ is_held_poll(struct refsrv *server, uint64_t token, const struct ctl_request *re
 	return *ret_rc == 0;
 }
 
+static void
+count(struct refsrv *server, enum ctl_request_kind kind)
+{
+	server->counters.requests++;
+	server->counters.polls += kind == CTL_POLL;
+	server->counters.beats += kind == CTL_BEAT;
+	server->counters.lists += kind == CTL_LIST;
+	server->counters.watches += kind == CTL_WATCH;
+}
+
 void
 refsrv_step(struct refsrv *server, int64_t now_ns, uint64_t token,
 	const struct ctl_request *request, struct refsrv_out *ret_out)
@@ -456,6 +466,7 @@ refsrv_step(struct refsrv *server, int64_t now_ns, uint64_t token,
 	int rc = 0;
 
 	begin(server, now_ns);
+	count(server, request->kind);
 	if (!is_held_poll(server, token, request, &rc, &err)) {
 		if (rc == 0)
 			rc = handle(server, request, &reply, &err);

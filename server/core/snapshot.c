@@ -93,6 +93,7 @@ snapshot_new(struct refsrv *server, uint64_t owner, const char *model, uint64_t 
 	if (model != NULL)
 		memcpy(snapshot->model, model, strnlen(model, TH_NAME_MAX));
 	server->snapshot_bytes += bytes;
+	server->counters.snapshots++;
 	HASH_ADD(hh, server->snapshots, id, sizeof(snapshot->id), snapshot);
 	refsrv_wake_at(server, th_deadline_ns(server->now_ns, IDLE_NS));
 	*ret_snapshot = snapshot;

@@ -309,6 +309,9 @@ struct refsrv {
 	uint64_t snapshot_bytes, last_snapshot;
 	uint64_t generation; /* the highest of any model's listing */
 	uint64_t revision;   /* ... and of any model's */
+	struct {
+		uint64_t requests, polls, beats, lists, watches, changed, snapshots;
+	} counters;
 	uint64_t last_sid, last_leg, last_group_inc, last_copy_id, last_drain_no, mark;
 
 	struct refsrv_reply *replies; /* owns */
