@@ -163,6 +163,9 @@ ask(struct thc_shard *shard, enum fdmsg_kind kind, const void *body, size_t byte
 	struct fdmsg_refused refused;
 	int rc = fdmsg_send(shard->sock, kind, body, bytes, NULL, 0);
 
+	/* It may have refused the connection and hung up: what it said is still to be read. */
+	if (rc == -EPIPE || rc == -ECONNRESET)
+		rc = 0;
 	while (rc == 0) {
 		rc = dial_wait(shard->sock, POLLIN, until_ns);
 		if (rc == 0)

@@ -143,12 +143,18 @@ fdmsg_recv(int sock, struct fdmsg *ret_msg)
 		.msg_control = control.bytes,
 		.msg_controllen = sizeof(control.bytes)};
 	ssize_t bytes;
+	bool reset = false;
 
 	for (uint32_t i = 0; i < FDMSG_FDS_MAX; i++)
 		ret_msg->fds[i] = -1;
 	ret_msg->body_bytes = 0;
+	/* That it hung up with messages of ours unread is told first, and once. */
 	do {
 		bytes = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC);
+		if (bytes < 0 && errno == ECONNRESET && !reset) {
+			reset = true;
+			errno = EINTR;
+		}
 	} while (bytes < 0 && errno == EINTR);
 	if (bytes < 0)
 		return errno == ECONNRESET ? 0 : -errno;

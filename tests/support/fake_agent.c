@@ -209,6 +209,7 @@ on_hello(struct fake_agent *agent)
 		end_session(agent);
 		break;
 	case FAKE_SILENT_HELLO:
+	case FAKE_REFUSE_CONNECT:
 	default:
 		break;
 	}
@@ -310,6 +311,11 @@ on_connect(struct fake_agent *agent)
 		return;
 	end_session(agent);
 	agent->sock = sock;
+	if (agent->hello == FAKE_REFUSE_CONNECT) {
+		refuse(agent, FDMSG_REFUSED, agent->refuse_code, agent->refuse_text);
+		end_session(agent);
+		return;
+	}
 	agent->bell_agent = doorbell_new();
 	agent->bell_worker = doorbell_timer_new();
 	TH_ASSERT(agent->bell_agent >= 0 && agent->bell_worker >= 0);

@@ -21,6 +21,7 @@ enum fake_hello {
 	FAKE_GARBAGE_HELLO,
 	FAKE_HANG_UP_HELLO,
 	FAKE_SILENT_HELLO,
+	FAKE_REFUSE_CONNECT, /* before any HELLO is read; with refuse_code */
 };
 enum fake_open {
 	FAKE_SESSION,

@@ -744,6 +744,25 @@ Test(libthc_codes, open__agent_refuses__its_code)
 	}
 }
 
+/* Its refusal is read whether it hung up before HELLO was sent, before it was read, or after. */
+Test(libthc_codes, open__agent_refuses_the_connection__its_code)
+{
+	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
+
+	opts.model = "llama";
+	opts.replica = "trainer";
+	opts.agent = agent.dir;
+	script({
+		agent.hello = FAKE_REFUSE_CONNECT;
+		agent.refuse_code = THC_E_LIMIT;
+		agent.refuse_text = "one handle is the limit";
+	});
+	for (int i = 0; i < 300; i++) {
+		cr_assert_eq(thc_open(&opts, SOON, &shard), THC_E_LIMIT, "%s", thc_errmsg());
+		cr_assert_str_eq(thc_errmsg(), "one handle is the limit");
+	}
+}
+
 Test(libthc_codes, wait__watch_ends_early__its_code)
 {
 	const int codes[] = {THC_E_GROUP_BROKEN, THC_E_DIRTY, THC_E_CANCELLED};
