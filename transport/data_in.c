@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * data_in - a data connection at the reader: asks for chunks, receives them straight into the
- * part's memory, hashes each block right after it arrived, while it is in cache.
+ * part's memory, hashes each block right after it arrived, while it is in cache. Memory that is not
+ * mapped gets the same bytes from the block in which they were hashed (data_in_copy.c).
  *
  * Runs on its mover. A few chunks are kept asked for, so that the source always has the next one.
  * The source answers in the order asked; anything else breaks the leg.
  */
+#include <errno.h>
 #include <string.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
+#include "transport/guard.h"
 #include "transport/tcp.h"
 
 static struct data_in *
@@ -79,6 +82,8 @@ recv_want(struct stream *stream, struct iovec *ret_ranges)
 		ret_ranges[0] = (struct iovec){conn->header + conn->have, FRAME_BYTES - conn->have};
 		return 1;
 	}
+	if (conn->ferry)
+		return data_in_copy_want(conn, ret_ranges);
 	return xfer_cursor_next(
 		&conn->cursor, conn->leg->part, LOOP_BLOCK_BYTES, ret_ranges, LOOP_RANGES_MAX);
 }
@@ -118,21 +123,11 @@ begin_chunk(struct data_in *conn)
 	return 0;
 }
 
-static int
-end_chunk(struct data_in *conn)
+int
+data_in_arrived(struct data_in *conn, uint32_t chunk, const struct th_hash *digest)
 {
 	struct leg_in *leg = conn->leg;
-	uint32_t chunk = conn->asked[conn->asked_head];
-	conn->in_body = false;
-	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
-	conn->num_asked--;
-	int result;
-	if (leg->verify) {
-		struct th_hash digest = digest_final(&conn->digest);
-		result = intake_arrived(&leg->intake, chunk, &digest);
-	} else {
-		result = intake_arrived(&leg->intake, chunk, NULL);
-	}
+	int result = intake_arrived(&leg->intake, chunk, leg->verify ? digest : NULL);
 	if (result < 0)
 		return result;
 	if (result & INTAKE_GREW)
@@ -145,17 +140,41 @@ end_chunk(struct data_in *conn)
 }
 
 static int
+end_chunk(struct data_in *conn)
+{
+	uint32_t chunk = conn->asked[conn->asked_head];
+	conn->in_body = false;
+	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
+	conn->num_asked--;
+	if (conn->ferry)
+		return 0; /* it has arrived when its last block is written */
+	struct th_hash digest = {0};
+	if (conn->leg->verify)
+		digest = digest_final(&conn->digest);
+	return data_in_arrived(conn, chunk, &digest);
+}
+
+static int
+hash(struct data_in *conn, const struct iovec *ranges, size_t bytes)
+{
+	int rc = 0;
+	for (uint32_t i = 0; rc == 0 && bytes > 0; i++) {
+		size_t piece = th_min_size(bytes, ranges[i].iov_len);
+		rc = guard_digest(&conn->digest, ranges[i].iov_base, piece);
+		bytes -= piece;
+	}
+	conn->own = rc < 0;
+	return rc;
+}
+
+static int
 got_body(struct data_in *conn, const struct iovec *ranges, size_t bytes)
 {
 	struct leg_in *leg = conn->leg;
+	int rc = 0;
 	if (leg->verify) {
 		int64_t before_ns = th_now_ns();
-		size_t left = bytes;
-		for (uint32_t i = 0; left > 0; i++) {
-			size_t piece = th_min_size(left, ranges[i].iov_len);
-			digest_update(&conn->digest, ranges[i].iov_base, piece);
-			left -= piece;
-		}
+		rc = hash(conn, ranges, bytes);
 		int64_t now_ns = th_now_ns();
 		count_up(&leg->verify_ns, (uint64_t)(now_ns - before_ns));
 		__atomic_store_n(&leg->last_byte_ns, now_ns, __ATOMIC_RELAXED);
@@ -165,7 +184,11 @@ got_body(struct data_in *conn, const struct iovec *ranges, size_t bytes)
 	count_up(&leg->bytes_moved, bytes);
 	count_up(&leg->transport->counters.bytes_in, bytes);
 	xfer_cursor_skip(&conn->cursor, leg->part, bytes);
-	return conn->cursor.left == 0 ? end_chunk(conn) : 0;
+	if (rc == 0 && conn->ferry)
+		data_in_copy_got(conn, bytes);
+	if (rc == 0 && conn->cursor.left == 0)
+		rc = end_chunk(conn);
+	return rc;
 }
 
 static int
@@ -197,8 +220,23 @@ static void
 broken(struct stream *stream, int code)
 {
 	struct data_in *conn = conn_of(stream);
+	/* What the kernel cannot write to is our memory, not the connection. */
+	if (code == -EFAULT) {
+		code = TH_E_STALE_MEMORY;
+		conn->own = true;
+	}
 	conn->code = code;
 	loop_post(conn->leg->transport->porter, &conn->broken_task);
+}
+
+void
+data_in_break(struct data_in *conn, int code, bool own)
+{
+	if (conn->stream.fd < 0)
+		return;
+	conn->own = own;
+	stream_close(&conn->stream, false);
+	broken(&conn->stream, code);
 }
 
 static const struct stream_ops data_in_ops = {
@@ -214,8 +252,14 @@ static void
 run_open(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, open_task);
+	int rc = xfer_part_direct(conn->leg->part) ? 0 : data_in_copy_open(conn);
+	if (rc < 0) {
+		conn->own = true;
+		broken(&conn->stream, rc);
+		return;
+	}
 	int fd = socket_connect(&conn->leg->address, conn->leg->address_bytes);
-	int rc = fd;
+	rc = fd;
 	if (fd >= 0)
 		rc = stream_open(&conn->stream, conn->loop, &data_in_ops, fd, true);
 	if (rc < 0)
@@ -235,6 +279,15 @@ run_close(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, close_task);
 	stream_close(&conn->stream, conn->reset);
+	if (data_in_copy_close(conn))
+		loop_post(conn->loop, &conn->settle_task);
+}
+
+/* What was posted to this thread about the connection has run by now. */
+static void
+run_settle(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, settle_task);
 	loop_post(conn->leg->transport->porter, &conn->gone_task);
 }
 
@@ -242,7 +295,7 @@ static void
 run_broken(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, broken_task);
-	leg_in_conn_broken(conn->leg, conn->code);
+	leg_in_conn_broken(conn->leg, conn);
 }
 
 static void
@@ -263,6 +316,7 @@ data_in_new(struct leg_in *leg, struct loop *loop)
 	conn->open_task.run = run_open;
 	conn->kick_task.run = run_kick;
 	conn->close_task.run = run_close;
+	conn->settle_task.run = run_settle;
 	conn->broken_task.run = run_broken;
 	conn->gone_task.run = run_gone;
 	loop_post(loop, &conn->open_task);

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * data_out - a data connection at the source: takes requests for chunks and sends them straight
- * from the part's memory.
+ * from the part's memory, or from the blocks that a ferry read of it (data_out_copy.c).
  *
  * Runs on its mover. The kernel copies at send, so when the stream is closed no byte of the part is
  * read for it any more: that is what a fence proves. A request beyond the part's prefix waits here
  * until the part's watcher kicks; nothing polls.
  */
+#include <errno.h>
 #include <string.h>
 
 #include "ipc/base/alloc.h"
@@ -56,15 +57,16 @@ recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 			return TH_E_PROTOCOL;
 		conn->asked[(conn->asked_head + conn->num_asked++) % WINDOW_MAX] = frame.first + i;
 	}
+	if (conn->ferry)
+		data_out_copy_feed(conn);
 	stream_wake(stream);
 	return 0;
 }
 
 /* ---- sending ------------------------------------------------------------------------------ */
 
-/* True when the chunk may be sent. Otherwise the part's watcher will kick this connection. */
-static bool
-may_send(struct data_out *conn, uint32_t chunk)
+bool
+data_out_may_send(struct data_out *conn, uint32_t chunk)
 {
 	struct leg_out *leg = conn->leg;
 	if (chunk >= xfer_part_prefix(leg->part)) {
@@ -85,6 +87,16 @@ may_send(struct data_out *conn, uint32_t chunk)
 	return true;
 }
 
+void
+data_out_changed(struct data_out *conn, uint32_t chunk)
+{
+	struct leg_out *leg = conn->leg;
+	if (!__atomic_exchange_n(&leg->changed, true, __ATOMIC_RELAXED)) {
+		leg->changed_chunk = chunk;
+		loop_post(leg->transport->porter, &leg->changed_task);
+	}
+}
+
 /*
  * A chunk that is asked for again did not match at the reader. Either it was damaged on its way, or
  * the worker has written to what it had published. Nobody had the right to: while this connection
@@ -94,15 +106,37 @@ static bool
 still_published(struct data_out *conn, uint32_t chunk)
 {
 	struct leg_out *leg = conn->leg;
+	struct th_hash now;
 	if (!leg->verify || __atomic_load_n(&leg->asked[chunk], __ATOMIC_RELAXED) == 1)
 		return true;
-	if (th_hash_equal(part_digest(leg->part, chunk), *xfer_part_digest(leg->part, chunk)))
+	int rc = part_digest(leg->part, chunk, &now);
+	if (rc < 0)
+		data_out_break(conn, rc);
+	else if (th_hash_equal(now, *xfer_part_digest(leg->part, chunk)))
 		return true;
-	if (!__atomic_exchange_n(&leg->changed, true, __ATOMIC_RELAXED)) {
-		leg->changed_chunk = chunk;
-		loop_post(leg->transport->porter, &leg->changed_task);
-	}
+	else
+		data_out_changed(conn, chunk);
 	return false;
+}
+
+void
+data_out_header(struct data_out *conn, uint32_t chunk)
+{
+	struct leg_out *leg = conn->leg;
+	struct frame frame = {.kind = FRAME_DATA,
+		.leg = leg->reader_leg,
+		.first = chunk,
+		.count = 1,
+		.bytes = chunk_bytes(xfer_part_table(leg->part), chunk)};
+	frame_encode(&frame, conn->header);
+	conn->header_sent = 0;
+	conn->chunk = chunk;
+#ifdef TH_FAULTS
+	struct fault *fault = &leg->transport->fault;
+	conn->flip =
+		fault->flip && chunk == fault->flip_chunk &&
+		(!__atomic_exchange_n(&leg->flipped, true, __ATOMIC_RELAXED) || fault->flip_always);
+#endif
 }
 
 static bool
@@ -110,27 +144,14 @@ begin_chunk(struct data_out *conn)
 {
 	struct leg_out *leg = conn->leg;
 	if (conn->num_asked == 0 || __atomic_load_n(&leg->changed, __ATOMIC_RELAXED) ||
-		!may_send(conn, conn->asked[conn->asked_head]) ||
+		!data_out_may_send(conn, conn->asked[conn->asked_head]) ||
 		!still_published(conn, conn->asked[conn->asked_head]))
 		return false;
-	conn->chunk = conn->asked[conn->asked_head];
+	data_out_header(conn, conn->asked[conn->asked_head]);
 	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
 	conn->num_asked--;
-	struct frame frame = {.kind = FRAME_DATA,
-		.leg = leg->reader_leg,
-		.first = conn->chunk,
-		.count = 1,
-		.bytes = chunk_bytes(xfer_part_table(leg->part), conn->chunk)};
-	frame_encode(&frame, conn->header);
-	conn->header_sent = 0;
 	xfer_cursor_init(&conn->cursor, leg->part, conn->chunk);
 	conn->sending = true;
-#ifdef TH_FAULTS
-	struct fault *fault = &leg->transport->fault;
-	conn->flip =
-		fault->flip && conn->chunk == fault->flip_chunk &&
-		(!__atomic_exchange_n(&leg->flipped, true, __ATOMIC_RELAXED) || fault->flip_always);
-#endif
 	return true;
 }
 
@@ -142,14 +163,19 @@ send_want(struct stream *stream, struct iovec *ret_ranges)
 	if (fault_stalls(&conn->leg->transport->fault))
 		return 0;
 #endif
-	if (!conn->sending && !begin_chunk(conn))
+	if (conn->code != 0 || __atomic_load_n(&conn->leg->changed, __ATOMIC_RELAXED))
+		return 0;
+	if (conn->ferry ? !conn->ready : !conn->sending && !begin_chunk(conn))
 		return 0;
 	uint32_t used = 0;
 	if (conn->header_sent < FRAME_BYTES)
 		ret_ranges[used++] = (struct iovec){
 			conn->header + conn->header_sent, FRAME_BYTES - conn->header_sent};
-	used += xfer_cursor_next(&conn->cursor, conn->leg->part, LOOP_BLOCK_BYTES,
-		ret_ranges + used, LOOP_RANGES_MAX - used);
+	if (conn->ferry)
+		used += data_out_copy_want(conn, ret_ranges + used);
+	else
+		used += xfer_cursor_next(&conn->cursor, conn->leg->part, LOOP_BLOCK_BYTES,
+			ret_ranges + used, LOOP_RANGES_MAX - used);
 #ifdef TH_FAULTS
 	if (conn->flip) {
 		/* The first byte of the chunk comes from here instead, alone. */
@@ -191,6 +217,10 @@ send_sent(struct stream *stream, size_t bytes)
 		return 0;
 	took(conn, bytes);
 	conn->flip = false;
+	if (conn->ferry) {
+		data_out_copy_sent(conn, bytes);
+		return 0;
+	}
 	xfer_cursor_skip(&conn->cursor, conn->leg->part, bytes);
 	if (conn->cursor.left == 0)
 		conn->sending = false;
@@ -203,6 +233,20 @@ static void
 broken(struct stream *stream, int code)
 {
 	struct data_out *conn = conn_of(stream);
+	if (conn->code != 0)
+		return; /* the porter knows */
+	/* What the kernel cannot read is the part's memory, not the connection. */
+	conn->own = code == -EFAULT;
+	conn->code = conn->own ? TH_E_STALE_MEMORY : code;
+	loop_post(conn->leg->transport->porter, &conn->broken_task);
+}
+
+void
+data_out_break(struct data_out *conn, int code)
+{
+	if (conn->code != 0)
+		return;
+	conn->own = true;
 	conn->code = code;
 	loop_post(conn->leg->transport->porter, &conn->broken_task);
 }
@@ -219,8 +263,12 @@ static void
 run_open(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, open_task);
-	int rc =
-		stream_open(&conn->stream, conn->loop, &data_out_ops, th_fd_move(&conn->fd), false);
+	int fd = th_fd_move(&conn->fd);
+	int rc = xfer_part_direct(conn->leg->part) ? 0 : data_out_copy_open(conn);
+	if (rc == 0)
+		rc = stream_open(&conn->stream, conn->loop, &data_out_ops, fd, false);
+	else
+		th_fd_close(&fd);
 	if (rc < 0)
 		broken(&conn->stream, rc);
 }
@@ -228,7 +276,10 @@ run_open(struct loop_task *task)
 static void
 run_kick(struct loop_task *task)
 {
-	stream_wake(&loop_container(task, struct data_out, kick_task)->stream);
+	struct data_out *conn = loop_container(task, struct data_out, kick_task);
+	if (conn->ferry)
+		data_out_copy_feed(conn);
+	stream_wake(&conn->stream);
 }
 
 static void
@@ -236,6 +287,15 @@ run_close(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, close_task);
 	stream_close(&conn->stream, conn->reset);
+	data_out_copy_close(conn);
+	loop_post(conn->loop, &conn->settle_task);
+}
+
+/* What was posted to this thread about the connection has run by now. */
+static void
+run_settle(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, settle_task);
 	loop_post(conn->leg->transport->porter, &conn->gone_task);
 }
 
@@ -264,6 +324,7 @@ data_out_new(struct leg_out *leg, struct loop *loop, int fd)
 	conn->open_task.run = run_open;
 	conn->kick_task.run = run_kick;
 	conn->close_task.run = run_close;
+	conn->settle_task.run = run_settle;
 	conn->broken_task.run = run_broken;
 	conn->gone_task.run = run_gone;
 	loop_post(loop, &conn->open_task);

@@ -4,7 +4,7 @@
  * part's prefix follow: a chunk may be served as soon as its digest is known.
  *
  * A small pool; each job is worked on by one thread at a time, jobs take turns chunk by chunk. One
- * event ends each job: HASHED or HASH_STOPPED; then no thread reads the part any more.
+ * event ends each job: HASHED, HASH_FAILED or HASH_STOPPED; then no thread reads the part any more.
  *
  * The pool's lock is never held while a call about a part is made: those call watchers.
  */
@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "ipc/base/alloc.h"
+#include "transport/guard.h"
 #include "transport/internal.h"
 
 #define THREADS_MAX 4u
@@ -30,6 +31,7 @@ struct hash_job {
 	/* Shell, once posted. */
 	struct event_node node;
 	enum transport_event_kind kind;
+	uint32_t row; /* HASH_FAILED */
 };
 
 TAILQ_HEAD(hash_jobs, hash_job);
@@ -50,6 +52,9 @@ fill_last(struct event_node *node, struct transport_event *ret_event)
 	struct hash_job *job = loop_container(node, struct hash_job, node);
 	ret_event->kind = job->kind;
 	ret_event->tag = job->tag;
+	ret_event->row = job->row;
+	if (job->kind == TRANSPORT_HASH_FAILED)
+		ret_event->code = TH_E_STALE_MEMORY;
 	free(job);
 	return true;
 }
@@ -64,49 +69,52 @@ take_down(struct hash_job *job, enum transport_event_kind kind)
 	events_post(&transport->events, &job->node);
 }
 
-/* False: stopped midway. stop may be NULL. */
-static bool
-hash_chunk(
-	const struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_hash *ret_digest)
+/* 1, 0: stopped midway, or TH_E_STALE_MEMORY and the row whose memory can not be read. */
+static int
+hash_chunk(const struct xfer_part *part, uint32_t chunk, const bool *stop,
+	struct th_hash *ret_digest, uint32_t *ret_row)
 {
 	struct xfer_cursor cursor;
 	struct digest digest;
-	struct iovec ranges[64];
 	digest_init(&digest);
 	xfer_cursor_init(&cursor, part, chunk);
 	while (cursor.left > 0) {
+		struct xfer_piece piece;
 		if (stop && __atomic_load_n(stop, __ATOMIC_RELAXED))
-			return false;
-		uint32_t count = xfer_cursor_next(&cursor, part, BLOCK_BYTES, ranges, 64);
-		uint64_t bytes = 0;
-		for (uint32_t i = 0; i < count; i++) {
-			digest_update(&digest, ranges[i].iov_base, ranges[i].iov_len);
-			bytes += ranges[i].iov_len;
+			return 0;
+		xfer_cursor_piece(&cursor, part, BLOCK_BYTES, &piece);
+		int rc = guard_digest(&digest, piece.data, piece.bytes);
+		if (rc < 0) {
+			*ret_row = piece.row;
+			return rc;
 		}
-		xfer_cursor_skip(&cursor, part, bytes);
+		xfer_cursor_skip(&cursor, part, piece.bytes);
 	}
 	*ret_digest = digest_final(&digest);
-	return true;
+	return 1;
 }
 
-struct th_hash
-part_digest(const struct xfer_part *part, uint32_t chunk)
+int
+part_digest(const struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest)
 {
-	struct th_hash digest = {0};
-	(void)hash_chunk(part, chunk, NULL, &digest);
-	return digest;
+	uint32_t row;
+	int rc = hash_chunk(part, chunk, NULL, ret_digest, &row);
+	return rc < 0 ? rc : 0;
 }
 
-/* One chunk. True: the part is hashed. */
-static bool
+/* One chunk. 1: the part is hashed; negative: it can not be. */
+static int
 work(struct hash_job *job)
 {
 	struct xfer_part *part = job->part;
 	uint32_t num_chunks = xfer_part_table(part)->num_chunks;
 	uint32_t chunk = xfer_part_prefix(part);
 	struct th_hash digest;
-	if (!hash_chunk(part, chunk, &job->stopping, &digest))
-		return false;
+	int rc = hash_chunk(part, chunk, &job->stopping, &digest, &job->row);
+	if (rc < 0)
+		xfer_part_fail(part);
+	if (rc <= 0)
+		return rc;
 	/* Known already when an earlier job was stopped between the two steps. */
 	if (xfer_part_digest_count(part) == chunk)
 		xfer_part_add_digests(part, chunk, &digest, 1);
@@ -144,14 +152,16 @@ hasher_main(void *arg)
 			continue;
 		}
 		pthread_mutex_unlock(&hasher->lock);
-		bool hashed = work(job);
+		int result = work(job);
 		pthread_mutex_lock(&hasher->lock);
 		job->busy = false;
 		bool stopped = __atomic_load_n(&job->stopping, __ATOMIC_RELAXED);
-		if (hashed || stopped) {
+		if (result != 0 || stopped) {
 			TAILQ_REMOVE(&hasher->jobs, job, entry);
 			pthread_mutex_unlock(&hasher->lock);
-			take_down(job, hashed ? TRANSPORT_HASHED : TRANSPORT_HASH_STOPPED);
+			take_down(job, result > 0   ? TRANSPORT_HASHED
+				       : result < 0 ? TRANSPORT_HASH_FAILED
+						    : TRANSPORT_HASH_STOPPED);
 			pthread_mutex_lock(&hasher->lock);
 		}
 	}
@@ -175,6 +185,12 @@ hasher_add(struct hasher *hasher, uint64_t tag, struct xfer_part *part)
 		xfer_part_advance(part, num_chunks);
 	if (xfer_part_prefix(part) == num_chunks) {
 		take_down(job, TRANSPORT_HASHED);
+		return 0;
+	}
+	if (!xfer_part_direct(part)) {
+		xfer_part_release(job->part);
+		free(job);
+		shuttle_hash(hasher->transport->shuttles, tag, part);
 		return 0;
 	}
 	pthread_mutex_lock(&hasher->lock);
@@ -215,7 +231,7 @@ hasher_new(struct transport *transport, uint32_t threads, struct hasher **ret_ha
 	pthread_mutex_init(&hasher->lock, NULL);
 	pthread_cond_init(&hasher->work, NULL);
 	sigset_t all, before;
-	sigfillset(&all);
+	guard_mask(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	int rc = 0;
 	while (rc == 0 && hasher->num_threads < th_min_u32(threads, THREADS_MAX)) {

@@ -41,6 +41,7 @@
 
 struct hasher;
 struct local;
+struct shuttles;
 struct leg_in;
 struct leg_out;
 struct stranger;
@@ -59,6 +60,7 @@ struct transport {
 	uint32_t num_movers;
 	struct hasher *hasher;
 	struct local *local;
+	struct shuttles *shuttles;
 #ifdef TH_FAULTS
 	struct fault fault;
 #endif
@@ -160,7 +162,16 @@ void hasher_free(struct hasher *hasher); /* ends its jobs */
 TH_MUST_USE int hasher_add(struct hasher *hasher, uint64_t tag, struct xfer_part *part);
 void hasher_stop(struct hasher *hasher, uint64_t tag);
 
-/* The digest of a chunk as it lies in the part's memory. */
-struct th_hash part_digest(const struct xfer_part *part, uint32_t chunk);
+/* The digest of a chunk as it lies in the memory of a direct part. 0 or TH_E_STALE_MEMORY. */
+TH_MUST_USE int part_digest(
+	const struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest);
+
+/* Both for parts that are not direct; on the movers. Otherwise as the calls above. */
+struct shuttles *shuttles_new(struct transport *transport);
+void shuttles_free(struct shuttles *shuttles); /* ends them; the movers still run */
+TH_MUST_USE int shuttle_copy(
+	struct shuttles *shuttles, uint64_t leg, struct xfer_part *source, struct xfer_part *part);
+void shuttle_hash(struct shuttles *shuttles, uint64_t tag, struct xfer_part *part);
+void shuttle_stop(struct shuttles *shuttles, bool hash, uint64_t id);
 
 #endif

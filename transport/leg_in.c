@@ -46,18 +46,25 @@ end(struct leg_in *leg, enum transport_event_kind kind)
 		loop_post(porter, &leg->last_task);
 }
 
-void
-leg_in_fail(struct leg_in *leg, int code, const char *text)
+static void
+fail(struct leg_in *leg, int code, bool source_failed, const char *text)
 {
 	if (leg->state == LEG_IN_ENDING)
 		return;
 	leg->result.code = code;
-	leg->result.source_failed = true;
+	leg->result.source_failed = source_failed;
 	snprintf(leg->result.text, sizeof(leg->result.text),
-		"source %s: %s; %" PRIu32 " of %" PRIu32 " chunks are verified", leg->peer, text,
+		"%s %s: %s; %" PRIu32 " of %" PRIu32 " chunks are verified",
+		source_failed ? "source" : "reading from", leg->peer, text,
 		xfer_part_prefix(leg->part), xfer_part_table(leg->part)->num_chunks);
 	count_up(&leg->transport->counters.legs_failed, 1);
 	end(leg, TRANSPORT_FAILED);
+}
+
+void
+leg_in_fail(struct leg_in *leg, int code, const char *text)
+{
+	fail(leg, code, true, text);
 }
 
 static void
@@ -101,13 +108,27 @@ leg_in_stop(struct leg_in *leg)
 }
 
 void
-leg_in_conn_broken(struct leg_in *leg, int code)
+leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn)
 {
 	/* The source may have said why: its word is in the control connection by then. */
-	if (leg->state == LEG_IN_RUNNING && code != TH_E_CHECKSUM && code != TH_E_PROTOCOL)
+	if (!conn->own && leg->state == LEG_IN_RUNNING && conn->code != TH_E_CHECKSUM &&
+		conn->code != TH_E_PROTOCOL)
 		stream_look(&leg->control.stream);
-	if (leg->state != LEG_IN_ENDING)
-		fail_by(leg, code);
+	if (leg->state == LEG_IN_ENDING)
+		return;
+	if (!conn->own)
+		fail_by(leg, conn->code);
+	else if (conn->code == TH_E_STALE_MEMORY)
+		fail(leg, conn->code, false,
+			"our own memory can not be written any more: it was unmapped, shrunk, or "
+			"its process has ended");
+	else if (conn->code == TH_E_MEMORY_KIND)
+		fail(leg, conn->code, false,
+			"a descriptor of our own memory has O_APPEND: the bytes would go to the "
+			"end of the file");
+	else
+		fail(leg, conn->code < -5000 ? conn->code : TH_E_STALE_MEMORY, false,
+			th_strerror(conn->code));
 }
 
 void
@@ -201,7 +222,7 @@ on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 {
 	char text[TH_CTL_TEXT_BYTES + 1];
 	size_t bytes = (size_t)frame->bytes;
-	/* Also midway: a source that finds its memory changed. */
+	/* Also midway: a source that finds its memory changed, or gone. */
 	if (leg->state != LEG_IN_ASKING && leg->state != LEG_IN_RUNNING)
 		return TH_E_PROTOCOL;
 	memcpy(text, payload, bytes);
@@ -217,7 +238,8 @@ on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	int code = frame->count <= INT32_MAX ? -(int)frame->count : 0;
 	bool known = code <= TH_E_INVALID && strcmp(th_errname(code), "?") != 0;
 	char sentence[TH_CTL_TEXT_BYTES + 32];
-	snprintf(sentence, sizeof(sentence), "it refused: %s", text);
+	snprintf(sentence, sizeof(sentence), "%s: %s",
+		leg->state == LEG_IN_ASKING ? "it refused" : "it gave up", text);
 	leg_in_fail(leg, known ? code : TH_E_NO_PATH, sentence);
 	return 0;
 }
@@ -391,6 +413,11 @@ check_stall(struct leg_in *leg, int64_t now_ns)
 	/* Before the first data connection stands, a lost SYN must be able to come again. */
 	int64_t since_ns = joined_ns != 0 ? joined_ns : leg->running_ns + CONNECT_NS - stall_ns;
 	since_ns = th_max_i64(since_ns, __atomic_load_n(&leg->last_byte_ns, __ATOMIC_RELAXED));
+	/* What our own memory has not taken yet cannot be sent by the source either. */
+	for (uint32_t i = 0; i < leg->num_conns; i++) {
+		if (__atomic_load_n(&leg->conns[i]->held, __ATOMIC_RELAXED))
+			leg->excused_ns = now_ns;
+	}
 	since_ns = th_max_i64(since_ns, leg->excused_ns);
 	if (now_ns < since_ns + stall_ns)
 		return since_ns + stall_ns;

@@ -84,11 +84,34 @@ leg_out_fence(struct leg_out *leg)
 	end(leg, TH_E_CANCELLED, "fenced", true);
 }
 
+/* The reader is told why, so that it need not guess: another source may do better. */
+static void
+say_lost(struct leg_out *leg, int code)
+{
+	static const char text[] = "the memory of this copy can not be read any more: it was "
+				   "unmapped, shrunk, or its process has ended";
+	struct frame frame = {.kind = FRAME_REFUSED,
+		.leg = leg->reader_leg,
+		.count = 0u - (uint32_t)(code < -5000 ? code : TH_E_STALE_MEMORY),
+		.bytes = sizeof(text) - 1};
+	if (leg->ending)
+		return;
+	if (leg->control.out_bytes + frame.bytes <= FRAME_PAYLOAD_MAX) {
+		control_put(&leg->control, &frame, (const uint8_t *)text);
+		stream_wake(&leg->control.stream);
+	}
+	end(leg, TH_E_STALE_MEMORY, text, false); /* unless the wake-up has ended it */
+}
+
 void
 leg_out_conn_broken(struct leg_out *leg, struct data_out *conn)
 {
 	if (conn->code == TH_E_PROTOCOL) {
 		end(leg, TH_E_PROTOCOL, "the reader broke the data protocol", true);
+		return;
+	}
+	if (conn->own) {
+		say_lost(leg, conn->code);
 		return;
 	}
 	/* The reader knows as well and judges: its control connection tells how it goes on. */
@@ -251,6 +274,10 @@ run_progress(struct loop_task *task)
 	struct leg_out *leg = loop_container(task, struct leg_out, progress_task);
 	if (leg->ending)
 		return;
+	if (xfer_part_failed(leg->part)) {
+		say_lost(leg, TH_E_STALE_MEMORY);
+		return;
+	}
 	leg->deadline_ns = 0; /* somebody waits, or does no more: look again */
 	loop_tick_at(leg->transport->porter, 0);
 	stream_wake(&leg->control.stream);
@@ -337,6 +364,8 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg)
 	}
 	leg->watching = true;
 	xfer_part_watch(leg->part, part_grew, leg);
+	if (xfer_part_failed(leg->part))
+		part_grew(leg);
 	leg->excused_ns = leg->started_ns;
 	loop_tick_at(transport->porter, 0);
 	stream_wake(&leg->control.stream);

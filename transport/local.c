@@ -20,6 +20,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/name.h"
+#include "transport/guard.h"
 #include "transport/internal.h"
 
 #define BLOCK_BYTES (256u << 10) /* source and destination in the second-level cache */
@@ -140,10 +141,20 @@ fill_last(struct event_node *node, struct transport_event *ret_event)
 
 /* ---- copying ------------------------------------------------------------------------------ */
 
-/* One block: source and destination may be cut into ranges at different places. */
-static uint64_t
+/* Which of the two sides it was that could not be touched: code, and *ret_source. */
+static int
+blame(const struct iovec *source, size_t bytes, bool *ret_source)
+{
+	struct digest scratch;
+	digest_init(&scratch);
+	*ret_source = guard_digest(&scratch, source->iov_base, bytes) < 0;
+	return TH_E_STALE_MEMORY;
+}
+
+/* One block: source and destination may be cut into ranges at different places. 0, or a code. */
+static int
 copy_block(struct copy_leg *leg, struct xfer_cursor *from, struct xfer_cursor *to,
-	struct digest *digest)
+	struct digest *digest, uint64_t *ret_bytes, bool *ret_source)
 {
 	struct iovec source, destination;
 	uint64_t done = 0;
@@ -153,22 +164,25 @@ copy_block(struct copy_leg *leg, struct xfer_cursor *from, struct xfer_cursor *t
 		found += xfer_cursor_next(to, leg->part, BLOCK_BYTES - done, &destination, 1);
 		TH_ASSERT(found == 2);
 		size_t bytes = th_min_size(source.iov_len, destination.iov_len);
-		memcpy(destination.iov_base, source.iov_base, bytes);
+		if (guard_copy(destination.iov_base, source.iov_base, bytes) < 0)
+			return blame(&source, bytes, ret_source);
 		if (leg->verify) {
 			int64_t before_ns = th_now_ns();
-			digest_update(digest, destination.iov_base, bytes);
+			if (guard_digest(digest, destination.iov_base, bytes) < 0)
+				return blame(&source, bytes, ret_source);
 			count_up(&leg->verify_ns, (uint64_t)(th_now_ns() - before_ns));
 		}
 		xfer_cursor_skip(from, leg->source, bytes);
 		xfer_cursor_skip(to, leg->part, bytes);
 		done += bytes;
 	}
-	return done;
+	*ret_bytes = done;
+	return 0;
 }
 
-/* False: stopped midway. */
-static bool
-copy_chunk(struct copy_leg *leg, uint32_t chunk, struct th_hash *ret_digest)
+/* 1, 0: stopped midway, or a code: memory that can not be touched, and whose. */
+static int
+copy_chunk(struct copy_leg *leg, uint32_t chunk, struct th_hash *ret_digest, bool *ret_source)
 {
 	struct xfer_cursor from, to;
 	struct digest digest;
@@ -176,14 +190,17 @@ copy_chunk(struct copy_leg *leg, uint32_t chunk, struct th_hash *ret_digest)
 	xfer_cursor_init(&to, leg->part, chunk);
 	digest_init(&digest);
 	while (to.left > 0) {
+		uint64_t bytes = 0;
 		if (__atomic_load_n(&leg->ending, __ATOMIC_RELAXED))
-			return false;
-		uint64_t bytes = copy_block(leg, &from, &to, &digest);
+			return 0;
+		int rc = copy_block(leg, &from, &to, &digest, &bytes, ret_source);
+		if (rc < 0)
+			return rc;
 		count_up(&leg->bytes_moved, bytes);
 		count_up(&leg->local->transport->counters.bytes_local, bytes);
 	}
 	*ret_digest = digest_final(&digest);
-	return true;
+	return 1;
 }
 
 /* The publisher's digests, as far as the source knows them. */
@@ -203,8 +220,9 @@ static bool
 source_changed(struct copy_leg *leg, uint32_t chunk, const struct th_hash *copied)
 {
 	const struct th_hash *published = xfer_part_digest(leg->source, chunk);
+	struct th_hash now;
 	if (!leg->verify || th_hash_equal(*copied, *published) ||
-		th_hash_equal(part_digest(leg->source, chunk), *published))
+		part_digest(leg->source, chunk, &now) < 0 || th_hash_equal(now, *published))
 		return false;
 	__atomic_store_n(&leg->changed_chunk, chunk, __ATOMIC_RELAXED);
 	__atomic_store_n(&leg->changed, true, __ATOMIC_RELAXED);
@@ -214,7 +232,7 @@ source_changed(struct copy_leg *leg, uint32_t chunk, const struct th_hash *copie
 
 /* One chunk. False: there was none to copy. */
 static bool
-work(struct copy_leg *leg, int *ret_result)
+work(struct copy_leg *leg, int *ret_result, bool *ret_source)
 {
 	uint32_t chunk;
 	struct th_hash digest;
@@ -224,10 +242,16 @@ work(struct copy_leg *leg, int *ret_result)
 	*ret_result = result;
 	if (result < 0)
 		return true;
-	if (!intake_take(&leg->intake, limit, &chunk))
-		return false;
-	if (!copy_chunk(leg, chunk, &digest))
+	if (!intake_take(&leg->intake, limit, &chunk)) {
+		/* What is missing will never be served. */
+		*ret_result = xfer_part_failed(leg->source) ? TH_E_STALE_MEMORY : 0;
+		return *ret_result < 0;
+	}
+	result = copy_chunk(leg, chunk, &digest, ret_source);
+	if (result <= 0) {
+		*ret_result = result;
 		return true;
+	}
 	result = intake_arrived(&leg->intake, chunk, leg->verify ? &digest : NULL);
 	if (source_changed(leg, chunk, &digest))
 		result = TH_E_CHECKSUM;
@@ -258,7 +282,7 @@ pick(struct local *local)
 
 /* Under the lock, after a chunk. True: the caller takes the leg down. */
 static bool
-settle(struct copy_leg *leg, bool worked, uint64_t wakes, int result)
+settle(struct copy_leg *leg, bool worked, uint64_t wakes, int result, bool source)
 {
 	leg->active--;
 	if (!worked && leg->wakes == wakes)
@@ -274,11 +298,17 @@ settle(struct copy_leg *leg, bool worked, uint64_t wakes, int result)
 		TAILQ_REMOVE(&leg->local->legs, leg, entry);
 		return true;
 	}
-	if (result < 0)
-		return end(leg, TRANSPORT_FAILED, result,
-			__atomic_load_n(&leg->changed, __ATOMIC_RELAXED)
+	if (result < 0) {
+		bool down = end(leg, TRANSPORT_FAILED, result,
+			result == TH_E_STALE_MEMORY && source
+				? "the memory of the source can not be read any more"
+			: result == TH_E_STALE_MEMORY ? "our own memory can not be written any more"
+			: __atomic_load_n(&leg->changed, __ATOMIC_RELAXED)
 				? "the source is not what was published any more"
 				: "the copy does not match the published digests");
+		leg->result.source_failed = source;
+		return down;
+	}
 	if (result & INTAKE_COMPLETE)
 		return end(leg, TRANSPORT_DONE, 0, "");
 	return false;
@@ -297,10 +327,11 @@ local_main(void *arg)
 		}
 		uint64_t wakes = leg->wakes;
 		int result = 0;
+		bool source = true;
 		pthread_mutex_unlock(&local->lock);
-		bool worked = work(leg, &result);
+		bool worked = work(leg, &result, &source);
 		pthread_mutex_lock(&local->lock);
-		if (settle(leg, worked, wakes, result)) {
+		if (settle(leg, worked, wakes, result, source)) {
 			pthread_mutex_unlock(&local->lock);
 			take_down(leg);
 			pthread_mutex_lock(&local->lock);
@@ -321,6 +352,8 @@ local_copy(struct local *local, uint64_t id, struct xfer_part *source, struct xf
 		return TH_E_LAYOUT;
 	if (xfer_part_verify(part) && !xfer_part_verify(source))
 		return TH_E_CHECKSUM;
+	if (!xfer_part_direct(source) || !xfer_part_direct(part))
+		return shuttle_copy(local->transport->shuttles, id, source, part);
 	struct copy_leg *leg = th_calloc(1, sizeof(*leg));
 	int rc = intake_init(&leg->intake, part, &local->transport->counters);
 	if (rc < 0) {
@@ -376,7 +409,7 @@ local_new(struct transport *transport, uint32_t threads, struct local **ret_loca
 	pthread_mutex_init(&local->lock, NULL);
 	pthread_cond_init(&local->work, NULL);
 	sigset_t all, before;
-	sigfillset(&all);
+	guard_mask(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	int rc = 0;
 	while (rc == 0 && local->num_threads < th_min_u32(threads, THREADS_MAX)) {

@@ -20,6 +20,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
+#include "transport/guard.h"
 
 #define BATCH 64
 #define TURN_BYTES (4u << 20) /* one stream moves in a turn before the others get theirs */
@@ -226,6 +227,13 @@ move_out(struct stream *stream)
 }
 
 void
+stream_want(struct stream *stream)
+{
+	if (stream->fd >= 0 && !stream->connecting)
+		set_interest(stream, stream->interest | EPOLLIN);
+}
+
+void
 stream_wake(struct stream *stream)
 {
 	if (stream->fd >= 0 && !stream->connecting && !stream->blocked)
@@ -279,6 +287,12 @@ serve_stream(struct loop *loop, int index)
 		return;
 	if (loop->batch[index].data.ptr && (events & EPOLLOUT))
 		move_out(stream);
+}
+
+int
+loop_wake_fd(const struct loop *loop)
+{
+	return loop->wake_fd;
 }
 
 /* ---- the thread --------------------------------------------------------------------------- */
@@ -373,7 +387,7 @@ loop_new(const char *name, int64_t (*tick)(void *arg, int64_t now_ns), void *arg
 		rc = -errno;
 	/* Signals are the main thread's business. */
 	sigset_t all, before;
-	sigfillset(&all);
+	guard_mask(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	if (rc == 0)
 		rc = -pthread_create(&loop->thread, NULL, loop_main, loop);

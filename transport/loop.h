@@ -49,6 +49,8 @@ TH_MUST_USE int loop_new(const char *name, int64_t (*tick)(void *arg, int64_t no
 /* Ends the thread after the tasks posted so far. No stream may be left. */
 void loop_free(struct loop *loop);
 void loop_post(struct loop *loop, struct loop_task *task);
+/* The one descriptor that loop_post uses. */
+int loop_wake_fd(const struct loop *loop);
 /* On the loop's thread. */
 void loop_tick_at(struct loop *loop, int64_t deadline_ns);
 
@@ -93,6 +95,8 @@ void stream_close(struct stream *stream, bool reset);
 int stream_release(struct stream *stream);
 /* Of a listening socket: whether it is looked at. It cannot fail. */
 void stream_listen(struct stream *stream, bool listen);
+/* recv_want has room again. */
+void stream_want(struct stream *stream);
 /* send_want has something: sends what the socket takes. The stream may be broken in here. */
 void stream_wake(struct stream *stream);
 /* Takes what has arrived, now. The stream may be broken in here. */

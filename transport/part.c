@@ -11,6 +11,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "transport/access.h"
 
 struct watch {
 	struct watch *next;
@@ -20,10 +21,13 @@ struct watch {
 
 struct xfer_part {
 	struct chunk_table *table; /* owns: a reference */
-	uint8_t **tensors;         /* owns: the array */
-	struct th_hash *digests;   /* owns; [0, digest_count) is immutable */
-	bool *kept;                /* owns; the filling leg's, one leg at a time */
+	struct xfer_place *places; /* owns: the array and a reference of each access */
+	uint32_t num_places;
+	bool direct;
+	struct th_hash *digests; /* owns; [0, digest_count) is immutable */
+	bool *kept;              /* owns; the filling leg's, one leg at a time */
 	bool verify;
+	bool orphaned, failed; /* atomic */
 	uint32_t references;   /* atomic */
 	uint32_t prefix;       /* atomic; the release pairs with xfer_part_prefix */
 	uint32_t digest_count; /* atomic; the release pairs with xfer_part_digest_count */
@@ -34,30 +38,52 @@ struct xfer_part {
 };
 
 struct xfer_part *
-xfer_part_new(struct chunk_table *table, uint8_t *const *tensors, uint32_t num_tensors, bool verify,
-	void (*release)(void *arg), void *arg)
+xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
+	uint32_t num_places, bool verify, void (*release)(void *arg), void *arg)
 {
 	struct xfer_part *part = calloc(1, sizeof(*part));
 	if (!part)
 		return NULL;
-	part->tensors = calloc(num_tensors ? num_tensors : 1, sizeof(part->tensors[0]));
+	part->places = calloc(num_places ? num_places : 1, sizeof(part->places[0]));
 	part->digests = calloc(table->num_chunks ? table->num_chunks : 1, sizeof(part->digests[0]));
 	part->kept = calloc(table->num_chunks ? table->num_chunks : 1, sizeof(part->kept[0]));
-	if (!part->tensors || !part->digests || !part->kept) {
-		free(part->tensors);
+	if (!part->places || !part->digests || !part->kept) {
+		free(part->places);
 		free(part->digests);
 		free(part->kept);
 		free(part);
 		return NULL;
 	}
-	if (num_tensors > 0)
-		memcpy(part->tensors, tensors, num_tensors * sizeof(part->tensors[0]));
+	part->direct = true;
+	part->num_places = num_places;
+	for (uint32_t i = 0; i < num_places; i++) {
+		part->places[i] = places[i];
+		if (places[i].access) {
+			(void)access_retain(places[i].access);
+			part->direct = false;
+		}
+	}
 	part->table = chunk_table_retain(table);
 	part->verify = verify;
 	part->references = 1;
 	part->release = release;
 	part->arg = arg;
 	pthread_mutex_init(&part->lock, NULL);
+	return part;
+}
+
+struct xfer_part *
+xfer_part_new(struct chunk_table *table, uint8_t *const *tensors, uint32_t num_tensors, bool verify,
+	void (*release)(void *arg), void *arg)
+{
+	struct xfer_place *places = calloc(num_tensors ? num_tensors : 1, sizeof(places[0]));
+	if (!places)
+		return NULL;
+	for (uint32_t i = 0; i < num_tensors; i++)
+		places[i].data = tensors[i];
+	struct xfer_part *part =
+		xfer_part_new_places(table, places, num_tensors, verify, release, arg);
+	free(places);
 	return part;
 }
 
@@ -78,7 +104,11 @@ xfer_part_release(struct xfer_part *part)
 	void *arg = part->arg;
 	pthread_mutex_destroy(&part->lock);
 	chunk_table_release(part->table);
-	free(part->tensors);
+	for (uint32_t i = 0; i < part->num_places; i++) {
+		if (part->places[i].access)
+			access_release(part->places[i].access);
+	}
+	free(part->places);
 	free(part->digests);
 	free(part->kept);
 	free(part);
@@ -96,6 +126,39 @@ bool
 xfer_part_verify(const struct xfer_part *part)
 {
 	return part->verify;
+}
+
+bool
+xfer_part_direct(const struct xfer_part *part)
+{
+	return part->direct;
+}
+
+static int
+compare_fds(const void *a, const void *b)
+{
+	int x = *(const int *)a, y = *(const int *)b;
+	return (x > y) - (x < y);
+}
+
+int *
+xfer_part_descriptors(const struct xfer_part *part, uint32_t more, uint32_t *ret_count)
+{
+	int *fds = th_calloc((size_t)part->num_places + more + 1, sizeof(fds[0]));
+	uint32_t count = 0, kept = 0;
+	for (uint32_t i = 0; i < part->num_places; i++) {
+		struct access *access = part->places[i].access;
+		/* Neighbours mostly share one. */
+		if (access && (i == 0 || access != part->places[i - 1].access))
+			fds[count++] = access_fd(access);
+	}
+	qsort(fds, count, sizeof(fds[0]), compare_fds);
+	for (uint32_t i = 0; i < count; i++) {
+		if (kept == 0 || fds[kept - 1] != fds[i])
+			fds[kept++] = fds[i];
+	}
+	*ret_count = kept;
+	return fds;
 }
 
 void
@@ -124,6 +187,16 @@ xfer_part_prefix_bytes(const struct xfer_part *part)
 	return part->table->start[xfer_part_prefix(part)];
 }
 
+static void
+call_watchers(struct xfer_part *part)
+{
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	pthread_mutex_lock(&part->lock);
+	for (struct watch *watch = part->watches; watch; watch = watch->next)
+		watch->watcher(watch->arg);
+	pthread_mutex_unlock(&part->lock);
+}
+
 void
 xfer_part_advance(struct xfer_part *part, uint32_t prefix)
 {
@@ -135,11 +208,33 @@ xfer_part_advance(struct xfer_part *part, uint32_t prefix)
 	__atomic_store_n(&part->prefix, prefix, __ATOMIC_RELEASE);
 	/* Whoever finds the prefix too short says that it waits, then looks again; here the prefix
 	 * is stored, then the watchers look who waits. One of the two sees the other. */
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	pthread_mutex_lock(&part->lock);
-	for (struct watch *watch = part->watches; watch; watch = watch->next)
-		watch->watcher(watch->arg);
-	pthread_mutex_unlock(&part->lock);
+	call_watchers(part);
+}
+
+void
+xfer_part_orphan(struct xfer_part *part)
+{
+	__atomic_store_n(&part->orphaned, true, __ATOMIC_RELEASE);
+	call_watchers(part);
+}
+
+bool
+xfer_part_orphaned(const struct xfer_part *part)
+{
+	return __atomic_load_n(&part->orphaned, __ATOMIC_ACQUIRE);
+}
+
+void
+xfer_part_fail(struct xfer_part *part)
+{
+	__atomic_store_n(&part->failed, true, __ATOMIC_RELEASE);
+	call_watchers(part);
+}
+
+bool
+xfer_part_failed(const struct xfer_part *part)
+{
+	return __atomic_load_n(&part->failed, __ATOMIC_ACQUIRE);
 }
 
 uint32_t
@@ -213,16 +308,31 @@ xfer_cursor_next(const struct xfer_cursor *cursor, const struct xfer_part *part,
 	uint64_t left = th_min_u64(bytes, cursor->left);
 	uint64_t offset = cursor->offset;
 	uint32_t used = 0;
+	TH_ASSERT(part->direct);
 	for (uint32_t r = cursor->range; left > 0 && used < count; r++) {
 		const struct chunk_range *range = &table->ranges[r];
 		uint64_t piece = th_min_u64(range->bytes - offset, left);
 		ret_ranges[used++] = (struct iovec){
-			.iov_base = part->tensors[range->row] + range->offset + offset,
+			.iov_base = part->places[range->row].data + range->offset + offset,
 			.iov_len = piece};
 		left -= piece;
 		offset = 0;
 	}
 	return used;
+}
+
+void
+xfer_cursor_piece(const struct xfer_cursor *cursor, const struct xfer_part *part, uint64_t bytes,
+	struct xfer_piece *ret_piece)
+{
+	const struct chunk_range *range = &part->table->ranges[cursor->range];
+	const struct xfer_place *place = &part->places[range->row];
+	uint64_t offset = range->offset + cursor->offset;
+	*ret_piece = (struct xfer_piece){.data = place->access ? NULL : place->data + offset,
+		.access = place->access,
+		.place = place->place + offset,
+		.bytes = th_min_u64(th_min_u64(bytes, cursor->left), range->bytes - cursor->offset),
+		.row = range->row};
 }
 
 void

@@ -31,11 +31,39 @@ struct xfer_part;
  */
 struct xfer_part *xfer_part_new(struct chunk_table *table, uint8_t *const *tensors,
 	uint32_t num_tensors, bool verify, void (*release)(void *arg), void *arg);
+/*
+ * The same of rows of which some are not mapped: a place is an address here, or what access calls
+ * it. Keeps a reference of each access.
+ */
+struct access;
+struct xfer_place {
+	uint8_t *data;         /* mapped; NULL otherwise, and for a row without bytes */
+	struct access *access; /* borrows */
+	uint64_t place;
+};
+struct xfer_part *xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
+	uint32_t num_places, bool verify, void (*release)(void *arg), void *arg);
 struct xfer_part *xfer_part_retain(struct xfer_part *part);
 void xfer_part_release(struct xfer_part *part);
 
 const struct chunk_table *xfer_part_table(const struct xfer_part *part);
 bool xfer_part_verify(const struct xfer_part *part);
+/* All of it is mapped. If not, only a ferry touches its bytes (ferry.h), those that are, too. */
+bool xfer_part_direct(const struct xfer_part *part);
+/* The descriptors behind it, each once: a new array with room for more, never NULL. */
+int *xfer_part_descriptors(const struct xfer_part *part, uint32_t more, uint32_t *ret_count);
+/*
+ * The worker is gone: nobody can see what a write that got stuck in its memory does later, so
+ * nobody waits for it any more. Calls the watchers, as xfer_part_advance does.
+ */
+void xfer_part_orphan(struct xfer_part *part);
+bool xfer_part_orphaned(const struct xfer_part *part);
+/*
+ * Some of the memory of a published part can not be read: it never gets more digests, and who waits
+ * for them is sent away. Calls the watchers, as xfer_part_advance does.
+ */
+void xfer_part_fail(struct xfer_part *part);
+bool xfer_part_failed(const struct xfer_part *part);
 
 /* A place within one chunk, to walk over its memory in blocks. Pure; one owner. */
 struct xfer_cursor {
@@ -46,9 +74,19 @@ struct xfer_cursor {
 
 void xfer_cursor_init(struct xfer_cursor *cursor, const struct xfer_part *part, uint32_t chunk);
 /* Where the next bytes lie (at most as many as given, at most count ranges). Returns how many
- * ranges. */
+ * ranges. Only of a direct part. */
 uint32_t xfer_cursor_next(const struct xfer_cursor *cursor, const struct xfer_part *part,
 	uint64_t bytes, struct iovec *ret_ranges, uint32_t count);
+/* The next bytes that lie in one piece of one row, at most as many as given; of any part. */
+struct xfer_piece {
+	uint8_t *data;         /* mapped, or */
+	struct access *access; /* borrows */
+	uint64_t place;
+	uint64_t bytes;
+	uint32_t row;
+};
+void xfer_cursor_piece(const struct xfer_cursor *cursor, const struct xfer_part *part,
+	uint64_t bytes, struct xfer_piece *ret_piece);
 void xfer_cursor_skip(struct xfer_cursor *cursor, const struct xfer_part *part, uint64_t bytes);
 
 uint32_t xfer_part_prefix(const struct xfer_part *part);

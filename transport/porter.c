@@ -381,8 +381,11 @@ close_all(struct transport *transport)
 	stream_close(&transport->door, false);
 	while (!TAILQ_EMPTY(&transport->strangers))
 		free_stranger(TAILQ_FIRST(&transport->strangers));
-	for (struct leg_in *leg = LIST_FIRST(&transport->legs_in); leg; leg = leg_in_next(leg))
+	for (struct leg_in *leg = LIST_FIRST(&transport->legs_in); leg; leg = leg_in_next(leg)) {
+		/* The process ends: a write that is stuck in a worker's memory is left behind. */
+		xfer_part_orphan(leg->part);
 		leg_in_stop(leg);
+	}
 	for (struct leg_out *leg = LIST_FIRST(&transport->legs_out); leg; leg = leg_out_next(leg))
 		leg_out_fence(leg);
 	porter_left(transport);

@@ -6,6 +6,7 @@
 #ifndef TH_TRANSPORT_TCP_H
 #define TH_TRANSPORT_TCP_H
 
+#include "transport/ferry.h"
 #include "transport/internal.h"
 
 /* ---- control connection: whole frames in, a buffer out. Porter. ---------------------------- */
@@ -73,7 +74,7 @@ struct leg_in {
 
 /* Ends the leg with FAILED; text names the peer and the prefix behind it. Porter. */
 void leg_in_fail(struct leg_in *leg, int code, const char *text);
-void leg_in_conn_broken(struct leg_in *leg, int code);
+void leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn);
 void leg_in_conn_gone(struct leg_in *leg, struct data_in *conn);
 
 struct data_in {
@@ -81,10 +82,20 @@ struct data_in {
 	struct leg_in *leg; /* borrows: outlives the connection */
 	struct loop *loop;
 	struct loop_task open_task, kick_task, close_task; /* porter -> mover */
+	struct loop_task settle_task;                      /* mover -> mover, the last there */
 	struct loop_task broken_task, gone_task;           /* mover -> porter */
 	bool reset;                                        /* written before close_task is posted */
-	int code; /* written before broken_task is posted */
+	int code;  /* written before broken_task is posted */
+	bool own;  /* likewise: it was our own memory that failed */
+	bool held; /* atomic: it takes no more before our own memory has taken what came */
 	/* Mover. */
+	/* Of a part that is not direct: what came goes through blocks. */
+	struct ferry *ferry; /* owns */
+	struct loop_task ferry_task;
+	struct ferry_block *spare[FERRY_BLOCKS]; /* own */
+	uint32_t num_spare;
+	struct ferry_block *filling; /* owns */
+	bool watching, closing;
 	uint32_t window; /* chunks to keep asked for; grows to WINDOW so that chunks interleave */
 	uint32_t asked[WINDOW_MAX], asked_head, num_asked; /* in the order asked */
 	uint8_t header[FRAME_BYTES];
@@ -95,6 +106,18 @@ struct data_in {
 	uint8_t out[2 * FRAME_BYTES + FRAME_KEY_BYTES + WINDOW_MAX * FRAME_BYTES];
 	uint32_t out_bytes, out_sent;
 };
+
+/* The block side of a connection (data_in_copy.c). Mover. */
+TH_MUST_USE int data_in_copy_open(struct data_in *conn);
+uint32_t data_in_copy_want(struct data_in *conn, struct iovec *ret_ranges);
+/* What came for the block in filling, of which digest has taken account. */
+void data_in_copy_got(struct data_in *conn, size_t bytes);
+/* False: a write is under way that must end first; then close_task runs again. */
+bool data_in_copy_close(struct data_in *conn);
+/* A chunk lies in the part. 0, or the connection is broken by that. */
+int data_in_arrived(struct data_in *conn, uint32_t chunk, const struct th_hash *digest);
+/* Closes the connection for the reason in code. */
+void data_in_break(struct data_in *conn, int code, bool own);
 
 /* Porter: a new connection of the leg, on some mover. */
 struct data_in *data_in_new(struct leg_in *leg, struct loop *loop);
@@ -147,12 +170,24 @@ struct data_out {
 	struct loop *loop;
 	int fd; /* owns, until the mover has opened its stream */
 	struct loop_task open_task, kick_task, close_task; /* -> mover */
+	struct loop_task settle_task;                      /* mover -> mover, the last there */
 	struct loop_task broken_task, gone_task;           /* mover -> porter */
 	bool closing; /* written by the porter, under the leg's lock: close_task is posted */
 	bool reset;   /* written before close_task is posted */
 	int code;     /* written before broken_task is posted */
+	bool own;     /* likewise: it is the part's memory that failed */
 	bool waiting; /* atomic: the next chunk is beyond the prefix */
 	/* Mover. */
+	/* Of a part that is not direct: what is sent comes through blocks. */
+	struct ferry *ferry; /* owns */
+	struct loop_task ferry_task;
+	struct ferry_block *spare[FERRY_BLOCKS]; /* own */
+	uint32_t num_spare;
+	struct ferry_block *ready, **ready_last; /* own: read, to be sent in this order */
+	struct digest digest;                    /* of a chunk that was asked for again */
+	bool feeding; /* some of feed_cursor's chunk is to be submitted yet */
+	uint32_t feed_chunk;
+	struct xfer_cursor feed_cursor;
 	uint8_t in[FRAME_BYTES];
 	uint32_t have;
 	uint32_t asked[WINDOW_MAX], asked_head, num_asked; /* in the order asked */
@@ -164,6 +199,20 @@ struct data_out {
 	uint8_t flipped; /* fault builds: what is sent in place of the chunk's first byte */
 	bool flip;
 };
+
+/* The block side of a connection (data_out_copy.c). Mover. */
+TH_MUST_USE int data_out_copy_open(struct data_out *conn);
+void data_out_copy_feed(struct data_out *conn);
+uint32_t data_out_copy_want(struct data_out *conn, struct iovec *ret_ranges);
+void data_out_copy_sent(struct data_out *conn, size_t bytes);
+void data_out_copy_close(struct data_out *conn);
+/* True when the chunk may be sent. Otherwise the part's watcher will kick this connection. */
+bool data_out_may_send(struct data_out *conn, uint32_t chunk);
+void data_out_header(struct data_out *conn, uint32_t chunk); /* the next frame to be sent */
+/* The chunk is not what was published: nothing more is sent, and the porter tells. */
+void data_out_changed(struct data_out *conn, uint32_t chunk);
+/* The part's memory failed: nothing more is sent, and the porter ends the leg. */
+void data_out_break(struct data_out *conn, int code);
 
 struct data_out *data_out_new(struct leg_out *leg, struct loop *loop, int fd);
 

@@ -17,6 +17,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/fd.h"
+#include "transport/guard.h"
 #include "transport/internal.h"
 
 #define BACKLOG 256
@@ -111,6 +112,7 @@ start_threads(struct transport *transport)
 			return rc;
 		transport->num_movers++;
 	}
+	transport->shuttles = shuttles_new(transport);
 	int rc = local_new(transport, th_min_u32(num_cpus, 4), &transport->local);
 	if (rc == 0)
 		rc = hasher_new(transport, num_cpus >= 8 ? 2 : 1, &transport->hasher);
@@ -153,6 +155,8 @@ transport_open(
 	fault_init(&transport->fault);
 #endif
 	int rc = events_init(&transport->events);
+	if (rc == 0)
+		rc = guard_install();
 	if (rc < 0) {
 		th_fail(err, rc, "data port: no event descriptor: %s", th_strerror(rc));
 		free(transport);
@@ -182,6 +186,7 @@ transport_close(struct transport *transport)
 	/* First those whose last events release parts that legs may watch. */
 	hasher_free(transport->hasher);
 	local_free(transport->local);
+	shuttles_free(transport->shuttles);
 	if (transport->porter) {
 		send_command(transport, new_command(COMMAND_CLOSE, 0));
 		while (sem_wait(&transport->closed) < 0 && errno == EINTR)
@@ -259,6 +264,7 @@ void
 transport_stop(struct transport *transport, uint64_t leg)
 {
 	local_stop(transport->local, leg);
+	shuttle_stop(transport->shuttles, false, leg);
 	send_command(transport, new_command(COMMAND_STOP, leg));
 }
 
@@ -295,4 +301,5 @@ void
 transport_hash_stop(struct transport *transport, uint64_t tag)
 {
 	hasher_stop(transport->hasher, tag);
+	shuttle_stop(transport->shuttles, true, tag);
 }

@@ -10,7 +10,8 @@
  * Life of a leg at the reader (leg_in): pull or copy -> PROGRESS... -> DONE or FAILED. After stop:
  * STOPPED. Exactly one of DONE, FAILED, STOPPED comes for each leg: the first that happens, so a
  * stop may still be answered by DONE or FAILED. When it has come no mover touches the part for this
- * leg any more: every connection is closed, every write has ended.
+ * leg any more: every connection is closed, every write has ended. Only after xfer_part_orphan a
+ * write that is stuck in the worker's memory is not waited for.
  *
  * Life of a leg at the source (leg_out): a peer presents a ticket -> HELLO; the shell answers with
  * serve or refuse; served -> (STALLED, RESUMED)... -> ENDED. Exactly one ENDED comes for each leg
@@ -57,6 +58,7 @@ enum transport_event_kind {
 	TRANSPORT_CHANGED,      /* leg_out, and a copy's leg: see chunk. Its end follows */
 	TRANSPORT_ENDED,        /* leg_out: over; bytes_moved says how much was sent */
 	TRANSPORT_HASHED,       /* every digest of the part is known (transport_hash) */
+	TRANSPORT_HASH_FAILED,  /* row can not be read any more; otherwise as HASH_STOPPED */
 	TRANSPORT_HASH_STOPPED, /* after transport_hash_stop: no thread reads the part any more */
 };
 
@@ -64,11 +66,13 @@ struct transport_event {
 	enum transport_event_kind kind;
 	uint64_t leg;            /* PROGRESS .. STOPPED, STALLED .. ENDED: as given */
 	uint64_t hello;          /* HELLO: its handle */
-	uint64_t tag;            /* HASHED, HASH_STOPPED */
+	uint64_t tag;            /* HASHED, HASH_FAILED, HASH_STOPPED */
+	uint32_t row;            /* HASH_FAILED: of the part's manifest */
 	uint32_t chunk;          /* CHANGED */
 	struct th_ticket ticket; /* HELLO */
-	/* FAILED: TH_E_CHECKSUM, TH_E_NO_PATH, TH_E_PROTOCOL, TH_E_LAYOUT, or that of the source's
-	 * refusal. STOPPED: TH_E_CANCELLED. ENDED: 0 when the reader said that it has all,
+	/* FAILED: TH_E_CHECKSUM, TH_E_NO_PATH, TH_E_PROTOCOL, TH_E_LAYOUT, TH_E_STALE_MEMORY (of
+	 * the part itself when !source_failed), or that of the source's refusal. HASH_FAILED: as
+	 * FAILED. STOPPED: TH_E_CANCELLED. ENDED: 0 when the reader said that it has all,
 	 * TH_E_CANCELLED after a fence, TH_E_CONTRACT after CHANGED, else the cause. */
 	int code;
 	bool source_failed;   /* FAILED: another source may do better */
@@ -124,8 +128,9 @@ void transport_fence(struct transport *transport, uint64_t leg);
 
 /*
  * Digests of a published part, in the background; its prefix grows with them. A part without verify
- * gets its whole prefix at once. tag is the caller's. One of HASHED, HASH_STOPPED comes; then no
- * thread reads the part for this any more. A stop that finds the job done gets no second event.
+ * gets its whole prefix at once. tag is the caller's. One of HASHED, HASH_FAILED, HASH_STOPPED
+ * comes; then no thread reads the part for this any more. A stop that finds the job done gets no
+ * second event.
  */
 int transport_hash(struct transport *transport, uint64_t tag, struct xfer_part *part);
 void transport_hash_stop(struct transport *transport, uint64_t tag);

@@ -336,6 +336,9 @@ on_event(struct host *host, const struct transport_event *event)
 	case TRANSPORT_HASHED:
 		parts_hashed(host, event->tag);
 		break;
+	case TRANSPORT_HASH_FAILED:
+		parts_hash_failed(host, event->tag, event->row);
+		break;
 	case TRANSPORT_HASH_STOPPED:
 		parts_hash_stopped(host, event->tag);
 		break;

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 
@@ -20,6 +21,7 @@ enum hash_state {
 	HASH_RUNNING,  /* transport_hash was called                                            */
 	HASH_STOPPING, /* ... and transport_hash_stop                                          */
 	HASH_COMPLETE, /* all digests are known                                                */
+	HASH_FAILED,   /* ... and never will be: some of its memory is gone                    */
 };
 
 struct part_key {
@@ -123,7 +125,7 @@ post(struct host *host, enum agent_event_kind kind, const struct part *part)
 static void
 start_hashing(struct host *host, struct part *part)
 {
-	if (part->hash == HASH_RUNNING || part->hash == HASH_STOPPING)
+	if (part->hash == HASH_RUNNING || part->hash == HASH_STOPPING || part->hash == HASH_FAILED)
 		return;
 	const struct chunk_table *table = xfer_part_table(part->xfer);
 	if (!xfer_part_verify(part->xfer) && xfer_part_prefix(part->xfer) < table->num_chunks)
@@ -171,6 +173,33 @@ parts_hashed(struct host *host, uint64_t tag)
 	/* A stop that crossed the end: the tag is gone, so this is its only answer. */
 	if (stopping)
 		post(host, AGENT_EV_HASH_STOPPED, part);
+}
+
+/*
+ * The copy can serve nobody who does not have it yet, and the transport sends those away. Its
+ * worker must not think that it serves: it is told, and its session ends.
+ */
+void
+parts_hash_failed(struct host *host, uint64_t tag, uint32_t row)
+{
+	struct part *part = take_tagged(host, tag);
+	if (!part)
+		return;
+	bool stopping = part->hash == HASH_STOPPING;
+	part->hash = HASH_FAILED;
+	struct session *session = session_find(host, part->key.session);
+	const struct tensors *tensors = session ? session->registration.tensors : NULL;
+	char text[TH_CTL_TEXT_BYTES];
+	snprintf(text, sizeof(text),
+		"the memory of tensor '%.200s' can not be read any more (unmapped, shrunk, or its "
+		"process has ended), so what was published is withdrawn",
+		tensors && row < tensors->manifest.num_rows ? tensors->manifest.rows[row].name
+							    : "?");
+	log_error("part", "no digests session=%" PRIu64 " reason=\"%s\"", part->key.session, text);
+	if (stopping)
+		post(host, AGENT_EV_HASH_STOPPED, part);
+	else if (session)
+		session_lose(session, false, text);
 }
 
 void

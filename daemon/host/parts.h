@@ -19,6 +19,7 @@ struct xfer_part *parts_find(struct host *host, uint64_t session, uint64_t gen);
 
 /* What the transport says, by the tag of transport_hash. */
 void parts_hashed(struct host *host, uint64_t tag);
+void parts_hash_failed(struct host *host, uint64_t tag, uint32_t row);
 void parts_hash_stopped(struct host *host, uint64_t tag);
 
 void parts_close(struct host *host);

@@ -5,16 +5,20 @@
 #include "tests/support/transport_rig.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
 #include "ipc/base/rng.h"
+#include "transport/access.h"
 #include "transport/digest.h"
 
 #define PATIENCE_NS INT64_C(20000000000)
@@ -26,7 +30,8 @@ rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, u
 {
 	struct manifest_row *rows = th_calloc(count, sizeof(rows[0]));
 	char(*names)[16] = th_calloc(count, sizeof(names[0]));
-	*shard = (struct rig_shard){.tensors = th_calloc(count, sizeof(shard->tensors[0]))};
+	*shard = (struct rig_shard){
+		.tensors = th_calloc(count, sizeof(shard->tensors[0])), .fd = -1};
 	for (uint32_t i = 0; i < count; i++) {
 		snprintf(names[i], sizeof(names[i]), "t%08u", i);
 		rows[i] = (struct manifest_row){
@@ -64,9 +69,63 @@ void
 rig_shard_fini(struct rig_shard *shard)
 {
 	munmap(shard->memory, shard->bytes);
+	th_fd_close(&shard->fd);
 	chunk_table_release(shard->table);
 	free(shard->tensors);
 	manifest_free(&shard->manifest);
+}
+
+void
+rig_shard_to_file(struct rig_shard *shard)
+{
+	shard->fd = memfd_create("rig", MFD_CLOEXEC);
+	TH_ASSERT(shard->fd >= 0);
+	for (uint64_t at = 0; at < shard->bytes;) {
+		ssize_t put = write(shard->fd, shard->memory + at, shard->bytes - at);
+		TH_ASSERT(put > 0);
+		at += (uint64_t)put;
+	}
+	void *map = mmap(shard->memory, shard->bytes, PROT_READ | PROT_WRITE,
+		MAP_SHARED | MAP_FIXED, shard->fd, 0);
+	TH_ASSERT(map == shard->memory);
+}
+
+static void
+close_fd(int fd)
+{
+	close(fd);
+}
+
+struct xfer_part *
+rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
+{
+	uint32_t count = shard->manifest.num_rows;
+	struct xfer_place *places = th_calloc(count, sizeof(places[0]));
+	struct access *access = NULL;
+	if (memory != RIG_MAPPED) {
+		bool process = memory == RIG_PROCESS;
+		int fd = process ? open("/proc/self/mem", O_RDWR | O_CLOEXEC)
+				 : fcntl(shard->fd, F_DUPFD_CLOEXEC, 0);
+		TH_ASSERT(fd >= 0);
+		access = access_new(fd, process ? ACCESS_PROCESS : ACCESS_FILE, close_fd);
+		TH_ASSERT(access);
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		uintptr_t address = (uintptr_t)shard->tensors[i];
+		if (memory == RIG_MAPPED || (memory == RIG_MIXED && i % 2 == 0)) {
+			places[i].data = shard->tensors[i];
+			continue;
+		}
+		places[i].access = access;
+		places[i].place =
+			memory == RIG_PROCESS ? address : address - (uintptr_t)shard->memory;
+	}
+	struct xfer_part *part =
+		xfer_part_new_places(shard->table, places, count, verify, NULL, NULL);
+	TH_ASSERT(part);
+	access_release(access);
+	free(places);
+	return part;
 }
 
 struct xfer_part *
@@ -220,7 +279,8 @@ rig_find(const struct rig_agent *agent, enum transport_event_kind kind, uint64_t
 {
 	for (uint32_t i = 0; i < agent->num_events; i++) {
 		const struct transport_event *event = &agent->events[i];
-		bool of_hash = kind == TRANSPORT_HASHED || kind == TRANSPORT_HASH_STOPPED;
+		bool of_hash = kind == TRANSPORT_HASHED || kind == TRANSPORT_HASH_FAILED ||
+			       kind == TRANSPORT_HASH_STOPPED;
 		if (event->kind == kind && (of_hash ? event->tag : event->leg) == id)
 			return event;
 	}

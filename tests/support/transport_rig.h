@@ -23,6 +23,7 @@ struct rig_shard { /* memory of one shard */
 	struct manifest manifest;
 	struct chunk_table *table;
 	uint8_t *memory; /* owns: mmap */
+	int fd;          /* owns: of rig_shard_to_file; -1 */
 	uint64_t bytes;  /* of the mapping */
 	uint8_t **tensors;
 };
@@ -53,6 +54,11 @@ struct rig {
 void rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, uint64_t fill);
 void rig_shard_fini(struct rig_shard *shard);
 struct xfer_part *rig_part(struct rig_shard *shard, bool verify);
+/* The same bytes at the same addresses, but in a file in memory. */
+void rig_shard_to_file(struct rig_shard *shard);
+/* How a part reaches them. RIG_MIXED: mapped and through the file by turns. */
+enum rig_memory { RIG_MAPPED, RIG_FILE, RIG_PROCESS, RIG_MIXED };
+struct xfer_part *rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify);
 bool rig_shards_equal(const struct rig_shard *a, const struct rig_shard *b);
 /* Computes all digests here and now; the prefix stays 0. */
 void rig_add_digests(struct xfer_part *part);

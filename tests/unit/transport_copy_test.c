@@ -1,0 +1,496 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tests of transport over memory that is not mapped: every kind of source to every kind of
+ * destination, memory that goes away under a leg, and memory that a thread gets stuck in.
+ */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "ipc/base/clock.h"
+#include "ipc/base/err.h"
+#include "ipc/base/name.h"
+#include "tests/support/transport_rig.h"
+#include "transport/crew.h"
+
+#define MIB (UINT64_C(1) << 20)
+#define PATIENCE_NS INT64_C(30000000000)
+
+enum mode { MODE_TCP, MODE_LOCAL };
+
+#define CONFORMANCE(name)                                                                          \
+	static void name(enum mode mode);                                                          \
+	Test(transport_copy_tcp, name)                                                             \
+	{                                                                                          \
+		name(MODE_TCP);                                                                    \
+	}                                                                                          \
+	Test(transport_copy_local, name)                                                           \
+	{                                                                                          \
+		name(MODE_LOCAL);                                                                  \
+	}                                                                                          \
+	static void name(enum mode mode)
+
+static const uint64_t odd_sizes[] = {
+	1, 70000, 2 * MIB - 1, 0, 2 * MIB, 4 * MIB + 1, 9 * MIB + 13, 65536, 65537, 3, 1000000};
+#define ODD (sizeof(odd_sizes) / sizeof(odd_sizes[0]))
+static const uint64_t four_chunks[] = {16 * MIB};
+
+struct setup {
+	struct rig rig;
+	struct rig_agent *source_agent, *reader_agent;
+	struct rig_shard source, reader;
+	struct xfer_part *from, *to;
+	uint64_t leg;
+};
+
+static struct setup *
+setup_new(const uint64_t *sizes, uint32_t count)
+{
+	struct setup *s = calloc(1, sizeof(*s));
+	s->source_agent = rig_add_agent(&s->rig, 0, 0);
+	s->reader_agent = rig_add_agent(&s->rig, 0, 0);
+	rig_shard_init(&s->source, sizes, count, 42);
+	rig_shard_init(&s->reader, sizes, count, 0);
+	rig_shard_to_file(&s->source);
+	rig_shard_to_file(&s->reader);
+	return s;
+}
+
+static void
+parts(struct setup *s, enum rig_memory from, enum rig_memory to, bool verify)
+{
+	s->from = rig_part_of(&s->source, from, verify);
+	s->to = rig_part_of(&s->reader, to, verify);
+	s->leg++;
+}
+
+static void
+release(struct setup *s)
+{
+	xfer_part_release(s->from);
+	xfer_part_release(s->to);
+	s->from = s->to = NULL;
+}
+
+static void
+finish(struct setup *s)
+{
+	rig_fini(&s->rig);
+	release(s);
+	rig_shard_fini(&s->source);
+	rig_shard_fini(&s->reader);
+	free(s);
+}
+
+static void
+move(struct setup *s, enum mode mode)
+{
+	if (mode == MODE_TCP)
+		rig_pull(s->source_agent, s->reader_agent, s->leg, s->from, s->to);
+	else
+		cr_assert_eq(transport_copy(s->reader_agent->transport, s->leg, s->from, s->to), 0);
+}
+
+static void
+hash(struct setup *s)
+{
+	cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
+}
+
+static const struct transport_event *
+wait_reader(struct setup *s, enum transport_event_kind kind)
+{
+	return rig_wait(&s->rig, s->reader_agent, kind, s->leg);
+}
+
+/* Digests and a whole prefix, without reading through what is tested. */
+static void
+publish(struct setup *s)
+{
+	struct xfer_part *plain = rig_part(&s->source, true);
+	rig_add_digests(plain);
+	xfer_part_add_digests(s->from, 0, xfer_part_digest(plain, 0), s->source.table->num_chunks);
+	xfer_part_advance(s->from, s->source.table->num_chunks);
+	xfer_part_release(plain);
+}
+
+/* ---- what works ---------------------------------------------------------------------- */
+
+CONFORMANCE(every_kind_to_every_kind__arrives)
+{
+	struct setup *s = setup_new(odd_sizes, ODD);
+	for (int verify = 0; verify < 2; verify++) {
+		for (unsigned pair = 0; pair < 16; pair++) {
+			memset(s->reader.memory, 0, s->reader.bytes);
+			parts(s, (enum rig_memory)(pair / 4), (enum rig_memory)(pair % 4), verify);
+			move(s, mode);
+			hash(s); /* the reader follows it */
+			const struct transport_event *done = wait_reader(s, TRANSPORT_DONE);
+			cr_assert(rig_shards_equal(&s->source, &s->reader), "pair %u", pair);
+			cr_assert_eq(done->bytes_moved, s->source.table->bytes);
+			cr_assert_str_eq(done->transport, mode == MODE_TCP ? "tcp" : "local");
+			rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
+			for (uint32_t c = 0; verify && c < s->source.table->num_chunks; c++)
+				cr_assert(th_hash_equal(*xfer_part_digest(s->from, c),
+					*xfer_part_digest(s->to, c)));
+			release(s);
+		}
+	}
+	struct transport_counters counters = rig_counters(s->reader_agent);
+	cr_assert_eq(counters.checksum_failures, 0);
+	parts(s, RIG_MAPPED, RIG_MAPPED, true);
+	finish(s);
+}
+
+/* The digests are of the publisher's bytes, however they are read. */
+Test(transport_copy, digests__do_not_depend_on_the_kind)
+{
+	struct setup *s = setup_new(odd_sizes, ODD);
+	struct xfer_part *plain = rig_part(&s->source, true);
+	rig_add_digests(plain);
+	for (unsigned kind = 0; kind < 4; kind++) {
+		parts(s, (enum rig_memory)kind, RIG_MAPPED, true);
+		hash(s);
+		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
+		for (uint32_t c = 0; c < s->source.table->num_chunks; c++)
+			cr_assert(th_hash_equal(
+				*xfer_part_digest(s->from, c), *xfer_part_digest(plain, c)));
+		release(s);
+	}
+	xfer_part_release(plain);
+	parts(s, RIG_MAPPED, RIG_MAPPED, true);
+	finish(s);
+}
+
+CONFORMANCE(wrong_bytes__are_not_verified)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	parts(s, RIG_FILE, RIG_PROCESS, true);
+	publish(s);
+	s->source.tensors[0][5 * MIB] ^= 1;
+	move(s, mode);
+	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	cr_assert_eq(failed->code, TH_E_CHECKSUM);
+	cr_assert(failed->source_failed);
+	cr_assert(xfer_part_prefix(s->to) <= 1);
+	finish(s);
+}
+
+/* ---- memory that goes away ------------------------------------------------------------- */
+
+CONFORMANCE(source_that_shrank__fails_as_the_source)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	for (unsigned kind = RIG_MAPPED; kind <= RIG_PROCESS; kind++) {
+		if (s->from)
+			release(s);
+		cr_assert_eq(ftruncate(s->source.fd, (off_t)s->source.bytes), 0);
+		parts(s, (enum rig_memory)kind, RIG_MAPPED, true);
+		publish(s);
+		cr_assert_eq(ftruncate(s->source.fd, 6 * MIB), 0);
+		move(s, mode);
+		const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+		cr_assert(failed->source_failed, "kind %u: %s", kind, failed->text);
+		/* Over tcp a connection that ends can be seen before the reason that is sent. */
+		cr_assert(failed->code == TH_E_STALE_MEMORY || mode == MODE_TCP, "kind %u: %s",
+			kind, failed->text);
+		cr_assert(xfer_part_prefix(s->to) <= 1);
+		if (mode == MODE_TCP) {
+			const struct transport_event *ended =
+				rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg);
+			cr_assert(ended->code == TH_E_STALE_MEMORY || kind == RIG_MAPPED, "%s",
+				ended->text);
+		}
+	}
+	finish(s);
+}
+
+CONFORMANCE(destination_that_shrank__is_not_the_sources_fault)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	for (unsigned kind = RIG_MAPPED; kind <= RIG_PROCESS; kind++) {
+		if (s->from)
+			release(s);
+		cr_assert_eq(ftruncate(s->reader.fd, (off_t)s->reader.bytes), 0);
+		parts(s, RIG_MAPPED, (enum rig_memory)kind, true);
+		publish(s);
+		cr_assert_eq(ftruncate(s->reader.fd, 6 * MIB), 0);
+		move(s, mode);
+		const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+		cr_assert_eq(failed->code, TH_E_STALE_MEMORY, "kind %u: %s", kind, failed->text);
+		cr_assert_not(failed->source_failed);
+		cr_assert(xfer_part_prefix(s->to) <= 1);
+	}
+	cr_assert_eq(lseek(s->reader.fd, 0, SEEK_END), 6 * MIB, "it must not grow again");
+	finish(s);
+}
+
+CONFORMANCE(destination_that_appends__is_refused)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	parts(s, RIG_MAPPED, RIG_FILE, true);
+	publish(s);
+	cr_assert_eq(fcntl(s->reader.fd, F_SETFL, O_APPEND), 0);
+	move(s, mode);
+	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	cr_assert_eq(failed->code, TH_E_MEMORY_KIND, "%s", failed->text);
+	cr_assert_not(failed->source_failed);
+	finish(s);
+}
+
+Test(transport_copy, digests_of_memory_that_is_gone__name_the_row)
+{
+	static const uint64_t three[] = {5 * MIB, 5 * MIB, 5 * MIB};
+	struct setup *s = setup_new(three, 3);
+	for (unsigned kind = RIG_MAPPED; kind <= RIG_PROCESS; kind++) {
+		if (s->from)
+			release(s);
+		cr_assert_eq(ftruncate(s->source.fd, (off_t)s->source.bytes), 0);
+		parts(s, (enum rig_memory)kind, RIG_MAPPED, true);
+		cr_assert_eq(ftruncate(s->source.fd, 6 * MIB), 0);
+		hash(s);
+		const struct transport_event *failed =
+			rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_FAILED, s->leg);
+		cr_assert_eq(failed->code, TH_E_STALE_MEMORY);
+		cr_assert_eq(failed->row, 1);
+	}
+	finish(s);
+}
+
+/* ---- memory that a thread gets stuck in ------------------------------------------------ */
+
+/*
+ * A worker can make a read or write of its memory wait for ever (a page of a file system that it
+ * serves, a file that it locks). Here the C library's calls do, for one descriptor, from a place
+ * on, until they are let go.
+ */
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	int fd;
+	off64_t from;
+	uint32_t stuck;
+} sticky = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, -1, 0, 0};
+
+static void
+get_stuck(int fd, size_t bytes, off64_t at)
+{
+	pthread_mutex_lock(&sticky.lock);
+	if (fd == sticky.fd && at + (off64_t)bytes > sticky.from) {
+		sticky.stuck++;
+		pthread_cond_broadcast(&sticky.changed);
+		while (sticky.fd == fd)
+			pthread_cond_wait(&sticky.changed, &sticky.lock);
+		sticky.stuck--;
+	}
+	pthread_mutex_unlock(&sticky.lock);
+}
+
+ssize_t
+pread64(int fd, void *to, size_t bytes, off64_t at)
+{
+	get_stuck(fd, bytes, at);
+	return syscall(SYS_pread64, fd, to, bytes, at);
+}
+
+ssize_t
+pwrite64(int fd, const void *from, size_t bytes, off64_t at)
+{
+	get_stuck(fd, bytes, at);
+	return syscall(SYS_pwrite64, fd, from, bytes, at);
+}
+
+/* Of a part of the kind RIG_FILE: its second chunk, and what comes then. */
+static void
+make_sticky(const struct xfer_part *part)
+{
+	uint32_t count;
+	int *fds = xfer_part_descriptors(part, 0, &count);
+	cr_assert_eq(count, 1);
+	pthread_mutex_lock(&sticky.lock);
+	sticky.fd = fds[0];
+	sticky.from = 5 * MIB;
+	pthread_mutex_unlock(&sticky.lock);
+	free(fds);
+}
+
+static void
+wait_until_stuck(struct setup *s)
+{
+	int64_t until_ns = th_now_ns() + PATIENCE_NS;
+	for (uint32_t stuck = 0; stuck == 0;) {
+		cr_assert(th_now_ns() < until_ns);
+		rig_pump(&s->rig, 10);
+		pthread_mutex_lock(&sticky.lock);
+		stuck = sticky.stuck;
+		pthread_mutex_unlock(&sticky.lock);
+	}
+}
+
+static void
+let_go(void)
+{
+	pthread_mutex_lock(&sticky.lock);
+	sticky.fd = -1;
+	pthread_cond_broadcast(&sticky.changed);
+	pthread_mutex_unlock(&sticky.lock);
+}
+
+CONFORMANCE(stuck_source__neither_stop_nor_fence_waits_for_it)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	parts(s, RIG_FILE, RIG_MAPPED, true);
+	publish(s);
+	make_sticky(s->from);
+	move(s, mode);
+	wait_until_stuck(s);
+	if (mode == MODE_TCP) {
+		transport_fence(s->source_agent->transport, s->leg);
+		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg);
+		cr_assert(wait_reader(s, TRANSPORT_FAILED)->source_failed);
+	} else {
+		transport_stop(s->reader_agent->transport, s->leg);
+		wait_reader(s, TRANSPORT_STOPPED);
+	}
+	cr_assert(crew_count() >= 1);
+	finish(s); /* the transports close, too */
+	cr_assert(crew_count() >= 1);
+	let_go();
+	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
+}
+
+/* The leg fails, by the reader's clock, and the part can be served on. */
+Test(transport_copy_tcp, stuck_source__is_a_stall_to_its_reader)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	parts(s, RIG_FILE, RIG_MAPPED, true);
+	publish(s);
+	make_sticky(s->from);
+	move(s, MODE_TCP);
+	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	cr_assert(failed->source_failed);
+	cr_assert_eq(failed->code, TH_E_NO_PATH, "%s", failed->text);
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg);
+	let_go();
+	s->leg++;
+	move(s, MODE_TCP);
+	wait_reader(s, TRANSPORT_DONE);
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	finish(s);
+	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
+}
+
+CONFORMANCE(stuck_destination__is_waited_for_until_its_worker_is_gone)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	parts(s, RIG_MAPPED, RIG_FILE, true);
+	publish(s);
+	make_sticky(s->to);
+	move(s, mode);
+	wait_until_stuck(s);
+	transport_stop(s->reader_agent->transport, s->leg);
+	rig_pump_for(&s->rig, 50000000);
+	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_STOPPED, s->leg));
+	xfer_part_orphan(s->to);
+	wait_reader(s, TRANSPORT_STOPPED);
+	cr_assert(crew_count() >= 1);
+	let_go();
+	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
+	finish(s);
+}
+
+/* The worker lives: when the write ends the leg does. */
+CONFORMANCE(stuck_destination__is_stopped_when_it_moves_again)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	parts(s, RIG_MAPPED, RIG_FILE, true);
+	publish(s);
+	make_sticky(s->to);
+	move(s, mode);
+	wait_until_stuck(s);
+	transport_stop(s->reader_agent->transport, s->leg);
+	let_go();
+	wait_reader(s, TRANSPORT_STOPPED);
+	finish(s);
+	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
+}
+
+CONFORMANCE(stuck_destination__does_not_keep_the_transport_open)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	parts(s, RIG_MAPPED, RIG_FILE, true);
+	publish(s);
+	make_sticky(s->to);
+	move(s, mode);
+	wait_until_stuck(s);
+	finish(s);
+	let_go();
+	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
+}
+
+CONFORMANCE(destination_that_was_stuck_for_a_while__is_no_stall_of_the_source)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	parts(s, RIG_MAPPED, RIG_FILE, true);
+	publish(s);
+	make_sticky(s->to);
+	move(s, mode);
+	wait_until_stuck(s);
+	rig_pump_for(&s->rig, 1500000000); /* twice what a source may take */
+	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_FAILED, s->leg));
+	let_go();
+	wait_reader(s, TRANSPORT_DONE);
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	finish(s);
+}
+
+/* One worker's memory is stuck: the others' legs, on the same few movers, go on. */
+CONFORMANCE(stuck_legs__do_not_stop_others)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	struct xfer_part *stuck[8][2];
+	for (uint32_t i = 0; i < 8; i++) {
+		parts(s, RIG_FILE, RIG_MAPPED, true);
+		publish(s);
+		if (i == 0)
+			make_sticky(s->from);
+		else
+			xfer_part_release(s->from);
+		stuck[i][0] = s->from = i == 0 ? s->from : xfer_part_retain(stuck[0][0]);
+		stuck[i][1] = s->to;
+		cr_assert_eq(transport_copy(s->reader_agent->transport, s->leg, s->from, s->to), 0);
+	}
+	wait_until_stuck(s);
+	parts(s, RIG_PROCESS, RIG_FILE, true);
+	publish(s);
+	move(s, mode);
+	wait_reader(s, TRANSPORT_DONE);
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	let_go();
+	for (uint64_t leg = 1; leg <= 8; leg++)
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, leg);
+	finish(s);
+	for (uint32_t i = 0; i < 8; i++) {
+		xfer_part_release(stuck[i][0]);
+		xfer_part_release(stuck[i][1]);
+	}
+}
+
+Test(transport_copy, stuck_digests__stop_at_once)
+{
+	struct setup *s = setup_new(four_chunks, 1);
+	parts(s, RIG_FILE, RIG_MAPPED, true);
+	make_sticky(s->from);
+	hash(s);
+	wait_until_stuck(s);
+	transport_hash_stop(s->source_agent->transport, s->leg);
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_STOPPED, s->leg);
+	let_go();
+	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
+	finish(s);
+}

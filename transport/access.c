@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * access - see access.h.
+ */
+#include "transport/access.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ipc/base/err.h"
+#include "transport/crew.h"
+
+struct access {
+	struct access *next; /* among the dropped ones */
+	enum access_kind kind;
+	int fd; /* owns, when there is close_fd */
+	void (*close_fd)(int fd);
+	uint32_t references; /* atomic */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct access *dropped; /* guarded by lock */
+
+struct access *
+access_new(int fd, enum access_kind kind, void (*close_fd)(int fd))
+{
+	struct access *access = malloc(sizeof(*access));
+	access_sweep();
+	if (access)
+		*access = (struct access){
+			.kind = kind, .fd = fd, .close_fd = close_fd, .references = 1};
+	return access;
+}
+
+struct access *
+access_retain(struct access *access)
+{
+	__atomic_add_fetch(&access->references, 1, __ATOMIC_RELAXED);
+	return access;
+}
+
+void
+access_release(struct access *access)
+{
+	if (access && __atomic_sub_fetch(&access->references, 1, __ATOMIC_ACQ_REL) == 0) {
+		pthread_mutex_lock(&lock);
+		access->next = dropped;
+		dropped = access;
+		pthread_mutex_unlock(&lock);
+	}
+	access_sweep();
+}
+
+void
+access_sweep(void)
+{
+	if (crew_on_thread())
+		return;
+	pthread_mutex_lock(&lock);
+	struct access *access = dropped;
+	dropped = NULL;
+	pthread_mutex_unlock(&lock);
+	while (access) {
+		struct access *next = access->next;
+		if (access->close_fd)
+			access->close_fd(access->fd);
+		free(access);
+		access = next;
+	}
+}
+
+int
+access_fd(const struct access *access)
+{
+	return access->fd;
+}
+
+/* An address that is not mapped is EIO; so is a page that its file can not give. */
+static int
+failure(int error)
+{
+	return error == EIO || error == EFAULT || error == ENXIO ? TH_E_STALE_MEMORY : -error;
+}
+
+int
+access_read(struct access *access, uint64_t place, void *to, size_t bytes)
+{
+	uint8_t *at = to;
+	while (bytes > 0) {
+		ssize_t got = pread(access->fd, at, bytes, (off_t)place);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			return failure(errno);
+		if (got == 0)
+			return TH_E_STALE_MEMORY;
+		at += got;
+		place += (uint64_t)got;
+		bytes -= (size_t)got;
+	}
+	return 0;
+}
+
+/*
+ * A file's flags belong to the worker as well, and with O_APPEND the bytes would go to the file's
+ * end. One that has shrunk would only grow again. The worker can change both at any moment, but it
+ * is its own operation that would then end with the wrong bytes: mistakes are caught, not malice.
+ */
+static int
+check_file(const struct access *access, uint64_t place, size_t bytes)
+{
+	struct stat st;
+	int flags = fcntl(access->fd, F_GETFL);
+	if (flags < 0 || fstat(access->fd, &st) < 0)
+		return -errno;
+	if (flags & O_APPEND)
+		return TH_E_MEMORY_KIND;
+	return th_range_fits(place, bytes, (uint64_t)st.st_size) ? 0 : TH_E_STALE_MEMORY;
+}
+
+int
+access_write(struct access *access, uint64_t place, const void *from, size_t bytes)
+{
+	const uint8_t *at = from;
+	while (bytes > 0) {
+		int rc = access->kind == ACCESS_FILE ? check_file(access, place, bytes) : 0;
+		if (rc < 0)
+			return rc;
+		ssize_t put = pwrite(access->fd, at, bytes, (off_t)place);
+		if (put < 0 && errno == EINTR)
+			continue;
+		if (put < 0)
+			return failure(errno);
+		if (put == 0)
+			return TH_E_STALE_MEMORY;
+		if (access->kind == ACCESS_FILE)
+			rc = check_file(access, place, (size_t)put);
+		if (rc < 0)
+			return rc;
+		at += put;
+		place += (uint64_t)put;
+		bytes -= (size_t)put;
+	}
+	return 0;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ferry - one thread that carries blocks between buffers and the memory of one part, for a user on
+ * a loop that must not wait: of a part whose memory is not, or not all, mapped here.
+ *
+ * Blocks are done in the order submitted. What is finished is told by a task on the user's loop.
+ * The thread may get stuck in the worker's memory: then the user abandons the ferry, and block and
+ * descriptor live on with the thread alone. A block that is read and abandoned harms nobody. One
+ * that is written can still land, so it is abandoned only when no worker can see it any more
+ * (xfer_part_orphaned) or the process ends.
+ */
+#ifndef TH_TRANSPORT_FERRY_H
+#define TH_TRANSPORT_FERRY_H
+
+#include "transport/digest.h"
+#include "transport/loop.h"
+#include "transport/part.h"
+
+#define FERRY_BYTES (512u << 10) /* of a block: it stays in cache between the two sides */
+#define FERRY_BLOCKS 3u          /* of one connection: one at each side, one on its way */
+
+struct ferry_block {
+	struct ferry_block *next;
+	struct xfer_cursor cursor; /* where in the part it begins */
+	uint32_t chunk, bytes;
+	bool first, last;      /* of the chunk */
+	int code;              /* of the finished block: 0, or why not: access.h, guard.h */
+	uint32_t row;          /* ... and at which row of the part's manifest */
+	struct th_hash digest; /* the user's */
+	uint32_t used;         /* the user's */
+	_Alignas(64) uint8_t data[FERRY_BYTES];
+};
+
+struct ferry;
+
+/* done is posted to loop after each block. 0, TH_E_LIMIT (too many threads) or -errno. */
+TH_MUST_USE int ferry_new(struct xfer_part *part, bool writes, struct loop *loop,
+	struct loop_task *done, struct ferry **ret_ferry);
+struct ferry_block *ferry_block_new(void); /* aborts when there is no memory, as all of th_alloc */
+/* The ferry owns it until ferry_take. */
+void ferry_submit(struct ferry *ferry, struct ferry_block *block);
+struct ferry_block *ferry_take(struct ferry *ferry); /* the oldest finished one, or NULL */
+bool ferry_busy(struct ferry *ferry);                /* a block is submitted and not finished */
+/*
+ * The end: frees all blocks that it has. When it returns done is not posted any more and the part
+ * is not used, except by the one read or write that is stuck. NULL: nothing.
+ */
+void ferry_abandon(struct ferry *ferry);
+
+#endif

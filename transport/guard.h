@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * guard - touches memory of workers without being ended by it.
+ *
+ * Mapped memory cannot shrink, but its pages can still be missing: a hole that was punched into it
+ * and that nothing is left to fill (no huge pages, a full tmpfs) is SIGBUS at the touch. Within a
+ * guarded call such a fault is a result; anywhere else it goes on to whoever had the signal before,
+ * and ends the process as ever. The thread must not block SIGBUS. Any thread.
+ */
+#ifndef TH_TRANSPORT_GUARD_H
+#define TH_TRANSPORT_GUARD_H
+
+#include <signal.h>
+#include <stddef.h>
+
+#include "ipc/base/checked.h"
+#include "transport/digest.h"
+
+/* Once, before the first guarded call; again is harmless. 0 or -errno. */
+TH_MUST_USE int guard_install(void);
+/* All signals but the one that guards: what threads that touch memory of workers block. */
+void guard_mask(sigset_t *ret_mask);
+
+/* 0, or TH_E_STALE_MEMORY when a page could not be touched: what was done until then stays done. */
+TH_MUST_USE int guard_copy(void *to, const void *from, size_t bytes);
+TH_MUST_USE int guard_digest(struct digest *digest, const void *data, size_t bytes);
+
+#endif
