@@ -202,6 +202,12 @@ ac_submit(struct agent *agent, struct session *session, const struct agent_submi
 {
 	struct th_err err = {.code = 0};
 
+	if (session->state == SESSION_CLOSING) {
+		/* Submitted before: the two come by different ways. */
+		th_fail(&err, TH_E_CANCELLED, "the handle was closed");
+		refuse(agent, session, submit, &err);
+		return;
+	}
 	if (session->state != SESSION_OPEN) {
 		th_fail(&err, TH_E_STATE, "%s: the handle is not open", ac_call_name(submit->kind));
 		refuse(agent, session, submit, &err);

@@ -323,10 +323,28 @@ class Shard:
         call("thc_resolve", self.handle, ms(timeout), c.byref(result))
         return result.as_dict()
 
-    def replicate_submit(self, version="latest", timeout=30):
+    def _submit(self, name, argument, timeout):
         op = _P()
-        call("thc_replicate_submit", self.handle, str(version).encode(), ms(timeout), c.byref(op))
+        call(name, self.handle, argument, ms(timeout), c.byref(op))
         return Op(op)
+
+    def publish_submit(self, version, timeout=30):
+        return self._submit("thc_publish_submit", version, timeout)
+
+    def unpublish_submit(self, timeout=30):
+        return self._submit("thc_unpublish_submit", 0, timeout)
+
+    def replicate_submit(self, version="latest", timeout=30):
+        return self._submit("thc_replicate_submit", str(version).encode(), timeout)
+
+    def update_submit(self, version="latest", timeout=30):
+        return self._submit("thc_update_submit", str(version).encode(), timeout)
+
+    def fd(self):
+        return call("thc_fd", self.handle)
+
+    def events(self):
+        return lib.thc_shard_events(self.handle)
 
     def held(self):
         lineage, version = c.c_uint64(), c.c_uint64()

@@ -79,6 +79,15 @@ Test(agent_call, submit__second_operation__state_and_the_first_goes_on)
 	cr_assert_str_eq(rig_complete(&rig, 1, 0)->u.complete.text, "the cause");
 }
 
+Test(agent_call, submit__crosses_close__cancelled)
+{
+	rig.held = 1u << CTL_CLOSE;
+	rig_session(&rig, 1, AGENT_EV_CLOSE);
+	cr_assert_eq(call(0, CTL_OP_PUBLISH, "1"), TH_E_CANCELLED);
+	cr_assert_eq(call(1, AGENT_SUBMIT_WATCH, "1"), TH_E_CANCELLED);
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
+}
+
 Test(agent_call, submit__bad_form__invalid)
 {
 	cr_assert_eq(call(0, CTL_OP_PUBLISH, "latest"), TH_E_INVALID);
