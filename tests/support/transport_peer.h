@@ -10,7 +10,7 @@
 #include "transport/frame.h"
 
 #define MIB (UINT64_C(1) << 20)
-#define STALL_NS INT64_C(200000000)
+#define STALL_NS INT64_C(500000000)
 #define CHUNK (4 * MIB)
 
 extern const uint64_t peer_eight_chunks[1];
