@@ -122,6 +122,8 @@ struct thc_shard {
 	bool closed;     /* no new call; torn down by the last that leaves */
 	bool lost, lost_reported;
 	char lost_text[TH_CTL_TEXT_BYTES];
+	int ended;    /* the agent has ended the session: what every call answers; 0: it has not */
+	char ended_text[TH_CTL_TEXT_BYTES];
 	bool polling; /* a thread polls for all */
 
 	int sock, bell_agent, bell_worker, agent_pidfd; /* own */
@@ -182,7 +184,7 @@ void shard_list_remove(struct thc_shard *shard);
 void shard_for_each(void (*visit)(struct thc_shard *shard, uint64_t arg), uint64_t arg);
 
 enum shard_enter_flags {
-	ENTER_LOST = 1u,       /* also when the agent is lost */
+	ENTER_LOST = 1u,       /* also when the agent is lost, or has ended the session */
 	ENTER_UNRESOLVED = 2u, /* also after THC_E_UNKNOWN */
 };
 /* 0: the lock is held and the handle stays until shard_leave; or a code, and nothing is held. */

@@ -216,6 +216,18 @@ shard_unref_unlock(struct thc_shard *shard)
 		destroy(shard);
 }
 
+/* The line tells without a system call that there is something to be read on the socket. */
+static bool
+ended(struct thc_shard *shard)
+{
+	struct shm_line line;
+
+	if (shard->ended == 0 && !shard->lost && ring_line_read(&shard->ring, &line) == 0 &&
+		line.events[SHM_EV_CONTRACT] != 0)
+		shard_look(shard);
+	return shard->ended != 0;
+}
+
 int
 shard_enter(struct thc_shard *shard, unsigned flags)
 {
@@ -228,6 +240,8 @@ shard_enter(struct thc_shard *shard, unsigned flags)
 	int rc = 0;
 	if (shard->closed || shard->closing)
 		rc = shim_fail(THC_E_STATE, "another thread closes this handle");
+	else if ((flags & ENTER_LOST) == 0 && ended(shard))
+		rc = errors_from_agent(shard->ended, shard->ended_text);
 	else if (shard->lost && (flags & ENTER_LOST) == 0)
 		rc = shard_lost_error(shard);
 	else if (shard->unresolved != NULL && (flags & ENTER_UNRESOLVED) == 0)
@@ -375,6 +389,23 @@ shard_collect(struct thc_shard *shard)
 	}
 }
 
+/* The agent ends the session, for a reason of this worker's. What runs is answered on the ring. */
+static bool
+take_end(struct thc_shard *shard)
+{
+	struct fdmsg_refused refused;
+
+	memcpy(&refused, shard->message->body, sizeof(refused));
+	if (shard->ended != 0 || refused.code >= 0)
+		return false;
+	memcpy(shard->ended_text, refused.text, sizeof(shard->ended_text));
+	shard->ended_text[sizeof(shard->ended_text) - 1] = '\0';
+	shard->ended = refused.code;
+	log_warn("libthc", "session ended session=%" PRIu64 " reason=\"%s\"", shard->session,
+		shard->ended_text);
+	return true;
+}
+
 /* True when the message was expected. */
 static bool
 take_message(struct thc_shard *shard)
@@ -395,9 +426,10 @@ take_message(struct thc_shard *shard)
 		shard->close_answer.text[sizeof(shard->close_answer.text) - 1] = '\0';
 		shard->close_answered = true;
 		return true;
+	case FDMSG_REFUSED:
+		return take_end(shard);
 	case FDMSG_HELLO:
 	case FDMSG_WELCOME:
-	case FDMSG_REFUSED:
 	case FDMSG_OPEN:
 	case FDMSG_SESSION:
 	case FDMSG_MEMORY:

@@ -72,7 +72,7 @@ enum {
 	THC_E_NOMEM_RETAIN = -5011,   /* last copy of a retained version, nowhere to offload it */
 	THC_E_LIMIT = -5012,          /* a configured limit; the sentence names it and its value */
 	THC_E_CHECKSUM = -5013,       /* no source had bytes that match the published checksum */
-	THC_E_CONTRACT = -5014,       /* published memory was changed before unpublish */
+	THC_E_CONTRACT = -5014,       /* published memory was changed before unpublish: close */
 	THC_E_NO_AGENT = -5015,       /* no agent at the endpoint */
 	THC_E_AGENT_LOST = -5016,     /* the agent died or froze; see thc_safe_to_mutate() */
 	THC_E_NO_SERVER = -5017,      /* the agent reaches no reference server */
@@ -204,7 +204,14 @@ enum thc_event_bits {
 	THC_EV_AGENT_LOST = 16u,
 	THC_EV_AT_RISK = 32u,
 };
-/* What happened since the last call: a mask. No system call when nothing happened. */
+/*
+ * What happened since the last call: a mask. No system call when nothing happened.
+ *
+ * THC_EV_CONTRACT: a reader was sent a chunk of this handle's memory that did not match, and the
+ * agent has hashed the memory again: it is not what was published or received. Such bytes reach
+ * nobody. The handle is ended, and its copy unlisted: every call answers THC_E_CONTRACT with a
+ * sentence that names the tensor, but thc_close, thc_safe_to_mutate, thc_shard_events and thc_fd.
+ */
 uint32_t thc_shard_events(struct thc_shard *shard);
 
 /* ---- memory -------------------------------------------------------------------------------- */

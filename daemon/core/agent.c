@@ -162,6 +162,9 @@ session_event(struct agent *agent, const struct agent_event *event)
 	case AGENT_EV_HASH_STOPPED:
 		ac_part_hashed(session, event->u.gen, event->kind == AGENT_EV_HASH_STOPPED);
 		break;
+	case AGENT_EV_CONTRACT:
+		ac_contract(agent, session, event->u.contract.gen, event->u.contract.text);
+		return; /* it may be gone */
 	case AGENT_EV_EXPLAINED:
 		ac_call_explained(
 			agent, session, event->u.explained.op_seq, event->u.explained.text);
@@ -191,6 +194,7 @@ dispatch(struct agent *agent, const struct agent_event *event)
 	case AGENT_EV_HASHED:
 	case AGENT_EV_HASH_STOPPED:
 	case AGENT_EV_EXPLAINED:
+	case AGENT_EV_CONTRACT:
 		session_event(agent, event);
 		break;
 	case AGENT_EV_REPLY:
@@ -277,7 +281,7 @@ state_name(const struct session *session)
 	case SESSION_OPENING:
 		return "opening";
 	case SESSION_CLOSING:
-		return "closing";
+		return session->ended ? "ended" : "closing";
 	case SESSION_OPEN:
 		break;
 	}

@@ -80,6 +80,8 @@ enum agent_event_kind {
 	AGENT_EV_HASHED,       /* all digests of (session, gen) are known */
 	AGENT_EV_HASH_STOPPED, /* no thread reads (session, gen) for digests any more */
 	AGENT_EV_EXPLAINED,    /* why the layouts differ */
+	AGENT_EV_CONTRACT,     /* proven: the worker has written to (session, gen) while it was
+				* published; it has been told */
 };
 
 struct agent_submission {
@@ -132,6 +134,10 @@ struct agent_event {
 			uint64_t op_seq;
 			char text[TH_CTL_TEXT_BYTES];
 		} explained;
+		struct {
+			uint64_t gen;
+			char text[TH_CTL_TEXT_BYTES];
+		} contract;
 	} u;
 };
 
@@ -175,6 +181,7 @@ struct agent_line {
 	bool safe_to_mutate;
 	uint64_t generation; /* of the model's listing */
 	uint16_t broken;     /* how often THC_EV_GROUP_BROKEN happened */
+	uint16_t contract;   /* ... THC_EV_CONTRACT */
 };
 
 struct agent_action {
@@ -255,7 +262,7 @@ struct agent_session_info {
 	char model[TH_NAME_MAX + 1], replica[TH_NAME_MAX + 1];
 	uint32_t shard, num_shards;
 	uint64_t sid;
-	const char *state;     /* "opening", "open", "broken", "closing": static text */
+	const char *state;     /* "opening", "open", "broken", "closing", "ended": static text */
 	const char *operation; /* "idle", "publish", ...: static text */
 	struct th_version held;
 	uint64_t bytes;

@@ -202,6 +202,11 @@ ac_submit(struct agent *agent, struct session *session, const struct agent_submi
 {
 	struct th_err err = {.code = 0};
 
+	if (session->ended) {
+		th_fail(&err, TH_E_CONTRACT, "%s", session->ended_text);
+		refuse(agent, session, submit, &err);
+		return;
+	}
 	if (session->state == SESSION_CLOSING) {
 		/* Submitted before: the two come by different ways. */
 		th_fail(&err, TH_E_CANCELLED, "the handle was closed");
@@ -339,11 +344,11 @@ ac_call_next_ns(const struct agent *agent, const struct session *session)
 }
 
 void
-ac_call_abandon(struct agent *agent, struct session *session)
+ac_call_abandon(struct agent *agent, struct session *session, int code, const char *text)
 {
-	ac_pending_end(agent, session, TH_E_CANCELLED, "the handle was closed");
+	ac_pending_end(agent, session, code, text);
 	if (session->call.active)
-		complete(agent, session, TH_E_CANCELLED, "the handle was closed");
+		complete(agent, session, code, text);
 }
 
 void

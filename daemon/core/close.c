@@ -29,19 +29,16 @@ drop_unsent(struct agent *agent, struct session *session)
 }
 
 static void
-answer_pending(struct agent *agent, struct session *session)
+answer_pending(struct agent *agent, struct session *session, const struct th_err *err)
 {
-	struct th_err err;
-
-	th_fail(&err, TH_E_CANCELLED, "the handle was closed");
 	if (session->registering)
-		ac_answer(agent, AGENT_REGISTERED, session->id, &err);
+		ac_answer(agent, AGENT_REGISTERED, session->id, err);
 	if (session->unregistering)
-		ac_answer(agent, AGENT_UNREGISTERED, session->id, &err);
+		ac_answer(agent, AGENT_UNREGISTERED, session->id, err);
 	session->registering = session->unregistering = session->unregister_waits = false;
 	session->let_go = false;
-	ac_watches_end(agent, session, err.code, err.text);
-	ac_call_abandon(agent, session);
+	ac_watches_end(agent, session, err->code, err->text);
+	ac_call_abandon(agent, session, err->code, err->text);
 }
 
 static void
@@ -61,12 +58,60 @@ close_opening(struct agent *agent, struct session *session)
 	ac_action(agent, AGENT_FREE, id);
 }
 
+/* From OPEN to CLOSING: whoever waits hears why, the server hears it, and the part is drained. */
+static void
+wind_up(struct agent *agent, struct session *session, const struct th_err *why)
+{
+	struct part *part = session->part;
+
+	session->state = SESSION_CLOSING;
+	/* First: a leg that was to follow it is known to the operation only. */
+	if (session->in != NULL)
+		ac_inbound_stop(agent, session->in, STOP_CANCEL);
+	answer_pending(agent, session, why);
+	drop_unsent(agent, session);
+	if (part != NULL && !part->full)
+		part->hopeless = true;
+	/* Not committed: whether the server has a DRAIN for it depends on what crossed. */
+	if (part != NULL && !part->settled)
+		part->drain_local = true;
+	if (session->sid_known) {
+		struct ctl_close *close = &ac_lane_add(agent, session->lane, CTL_CLOSE)->u.close;
+		close->sid = session->sid;
+		close->died = session->lost;
+		close->broke_contract = session->ended;
+	}
+}
+
+/*
+ * Everything of a close but its end: the worker has not asked for one, and may still ask whether
+ * its memory is safe.
+ */
+void
+ac_contract(struct agent *agent, struct session *session, uint64_t gen, const char *text)
+{
+	struct part *part = session->part;
+	struct th_err err;
+
+	if (session->state != SESSION_OPEN || part == NULL || part->gen != gen)
+		return;
+	session->ended = true;
+	session->num_contract++;
+	ac_copy(session->ended_text, sizeof(session->ended_text), text, TH_CTL_TEXT_BYTES);
+	th_fail(&err, TH_E_CONTRACT, "%s", session->ended_text);
+	part->hopeless = true;
+	wind_up(agent, session, &err);
+	ac_settle(agent, session);
+}
+
 void
 ac_close(struct agent *agent, struct session *session, bool lost)
 {
 	struct part *part = session->part;
+	struct th_err err;
 
 	session->lost = session->lost || lost;
+	session->close_wanted = true;
 	if (session->state == SESSION_OPENING) {
 		close_opening(agent, session);
 		return;
@@ -75,23 +120,8 @@ ac_close(struct agent *agent, struct session *session, bool lost)
 	if (lost && part != NULL && part->published && !part->hashed)
 		part->hopeless = true;
 	if (session->state == SESSION_OPEN) {
-		session->state = SESSION_CLOSING;
-		/* First: a leg that was to follow it is known to the operation only. */
-		if (session->in != NULL)
-			ac_inbound_stop(agent, session->in, STOP_CANCEL);
-		answer_pending(agent, session);
-		drop_unsent(agent, session);
-		if (part != NULL && !part->full)
-			part->hopeless = true;
-		/* Not committed: whether the server has a DRAIN for it depends on what crossed. */
-		if (part != NULL && !part->settled)
-			part->drain_local = true;
-		if (session->sid_known) {
-			struct ctl_close *close =
-				&ac_lane_add(agent, session->lane, CTL_CLOSE)->u.close;
-			close->sid = session->sid;
-			close->died = lost;
-		}
+		th_fail(&err, TH_E_CANCELLED, "the handle was closed");
+		wind_up(agent, session, &err);
 	}
 	ac_settle(agent, session);
 }
@@ -135,6 +165,8 @@ settle_closing(struct agent *agent, struct session *session)
 	}
 	session->held.version = TH_NO_VERSION;
 	ac_session_line(agent, session);
+	if (!session->close_wanted)
+		return;
 	/* The worker may open the same shard again at once: the server must have let it go. */
 	if (!lost && agent->link.attached && session->sid_known && !session->close_answered)
 		return;

@@ -163,6 +163,8 @@ static int
 register_check(const struct agent *agent, const struct session *session, const char *what,
 	struct th_err *err)
 {
+	if (session->ended)
+		return th_fail(err, TH_E_CONTRACT, "%s", session->ended_text);
 	if (session->state != SESSION_OPEN)
 		return th_fail(err, TH_E_STATE, "%s: the handle is not open", what);
 	if (session->broken)
@@ -356,13 +358,15 @@ ac_session_line(struct agent *agent, struct session *session)
 		.safe_to_mutate = safe_to_mutate(session),
 		.generation = session->model->generation,
 		.broken = session->num_broken,
+		.contract = session->num_contract,
 	};
 
 	if (session->state == SESSION_OPENING)
 		return;
 	if (session->line_told && th_version_compare(line.held, session->line.held) == 0 &&
 		line.safe_to_mutate == session->line.safe_to_mutate &&
-		line.generation == session->line.generation && line.broken == session->line.broken)
+		line.generation == session->line.generation &&
+		line.broken == session->line.broken && line.contract == session->line.contract)
 		return;
 	session->line_told = true;
 	session->line = line;

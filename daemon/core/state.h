@@ -207,6 +207,10 @@ struct session { /* owned by agent.sessions */
 	bool line_told;
 	struct agent_line line; /* as last told                                              */
 
+	bool ended;        /* by us: closed but for its worker's close, which is waited for   */
+	bool close_wanted; /* by its worker                                                    */
+	uint16_t num_contract;
+	char ended_text[TH_CTL_TEXT_BYTES];
 	bool lost;           /* nobody is there to be answered                               */
 	bool close_answered; /* by the server                                                */
 	bool close_refused;
@@ -289,6 +293,8 @@ void ac_session_free(struct agent *agent, struct session *session);
 void ac_session_line(struct agent *agent, struct session *session);
 
 void ac_close(struct agent *agent, struct session *session, bool lost);
+/* Its worker has written to the part of this generation: nothing more is served from it. */
+void ac_contract(struct agent *agent, struct session *session, uint64_t gen, const char *text);
 /* Carries out everything that has become possible. May free the session. */
 void ac_settle(struct agent *agent, struct session *session);
 int64_t ac_close_next_ns(const struct agent *agent, const struct session *session);
@@ -306,7 +312,7 @@ void ac_call_outcome(struct session *session, const struct ctl_ev_outcome *outco
 /* Ends it as OUTCOME would, for a reason of this agent. */
 void ac_call_fail(struct session *session, int code, const char *text);
 /* The worker is answered now; what the operation started is left to its owner. */
-void ac_call_abandon(struct agent *agent, struct session *session);
+void ac_call_abandon(struct agent *agent, struct session *session, int code, const char *text);
 void ac_call_settle(struct agent *agent, struct session *session);
 void ac_call_tick(struct agent *agent, struct session *session);
 int64_t ac_call_next_ns(const struct agent *agent, const struct session *session);

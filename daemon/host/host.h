@@ -30,7 +30,7 @@ struct blob_get;
 struct forward;
 
 struct host_counters {
-	uint64_t sessions_opened, sessions_lost, protocol_violations;
+	uint64_t sessions_opened, sessions_lost, sessions_ended, protocol_violations;
 	uint64_t hellos_refused, opens_refused, connections_refused;
 	uint64_t memory_mapped, memory_refused;
 	uint64_t registrations, registrations_refused;

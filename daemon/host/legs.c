@@ -26,7 +26,8 @@ struct leg {
 	uint64_t server_leg; /* for logs and beats */
 	bool out, stopped;
 	uint64_t session;
-	struct xfer_part *xfer; /* owns: a reference */
+	uint64_t source, source_gen; /* whose part is read; 0: not one of this agent */
+	struct xfer_part *xfer;      /* owns: a reference */
 	int64_t start_ns;
 	char peer[TH_CTL_TEXT_BYTES]; /* where the bytes come from, and why this way */
 };
@@ -123,6 +124,10 @@ begin(struct host *host, const struct agent_action *action, struct xfer_part *xf
 		drop(host, leg);
 		fail_at_once(host, action, rc < -5000 ? rc : TH_E_NO_PATH, true, text);
 		return;
+	}
+	if (source) {
+		leg->source = action->u.leg.source_session;
+		leg->source_gen = action->u.leg.source_gen;
 	}
 	log_start(host, leg);
 	show_progress(host, leg);
@@ -276,6 +281,8 @@ legs_serve(struct host *host, const struct agent_action *action)
 	}
 	struct leg *leg = add(host, action, part);
 	leg->out = true;
+	leg->source = action->session;
+	leg->source_gen = action->u.leg.gen;
 	snprintf(leg->peer, sizeof(leg->peer), "path=tcp");
 	log_start(host, leg);
 	transport_serve(host->transport, action->u.leg.hello, leg->leg, part);
@@ -357,10 +364,7 @@ on_event(struct host *host, const struct transport_event *event)
 	case TRANSPORT_CHANGED:
 		leg = find(host, event->leg);
 		if (leg)
-			log_error("leg",
-				"published memory was changed before unpublish leg=%" PRIu64
-				" chunk=%" PRIu32,
-				leg->server_leg, event->chunk);
+			parts_changed(host, leg->source, leg->source_gen, event->chunk);
 		break;
 	case TRANSPORT_STALLED:
 	case TRANSPORT_RESUMED:

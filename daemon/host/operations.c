@@ -273,12 +273,14 @@ operations_line(struct session *session, const struct agent_line *line)
 {
 	if (session->state >= SESSION_LOST)
 		return;
-	bool news = session->line.events[SHM_EV_BROKEN] != line->broken;
+	bool news = session->line.events[SHM_EV_BROKEN] != line->broken ||
+		    session->line.events[SHM_EV_CONTRACT] != line->contract;
 	session->line.safe_to_mutate = line->safe_to_mutate;
 	session->line.held_lineage = line->held.lineage;
 	session->line.held_version = line->held.version;
 	session->line.generation = line->generation;
 	session->line.events[SHM_EV_BROKEN] = line->broken;
+	session->line.events[SHM_EV_CONTRACT] = line->contract;
 	if (!session->segment.a)
 		return; /* written with the first line */
 	ring_line_write(&session->ring, &session->line);

@@ -11,6 +11,7 @@
 #include <sys/epoll.h>
 
 #include "daemon/host/host.h"
+#include "daemon/host/worker.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
@@ -233,6 +234,45 @@ legs_hash_stop(struct host *host, const struct agent_action *action)
 	} else if (part->hash != HASH_STOPPING) {
 		post(host, AGENT_EV_HASH_STOPPED, part);
 	}
+}
+
+/* ---- memory that was written to while it was published -------------------------------------- */
+
+/* The tensors that have bytes in a chunk; its digest does not say which of them it is. */
+static void
+name_tensors(const struct tensors *tensors, uint32_t chunk, char *ret_text, size_t bytes)
+{
+	const struct chunk_table *table = tensors->table;
+	const struct chunk_range *first = &table->ranges[table->first[chunk]];
+	const struct chunk_range *last = &table->ranges[table->first[chunk + 1] - 1];
+	const char *name = tensors->manifest.rows[first->row].name;
+	if (first == last)
+		snprintf(ret_text, bytes, "tensor '%.150s' (its bytes %" PRIu64 " to %" PRIu64 ")",
+			name, first->offset, first->offset + first->bytes - 1);
+	else
+		snprintf(ret_text, bytes, "one of the tensors '%.120s' to '%.120s'", name,
+			tensors->manifest.rows[last->row].name);
+}
+
+void
+parts_changed(struct host *host, uint64_t session_id, uint64_t gen, uint32_t chunk)
+{
+	struct session *session = session_find(host, session_id);
+	/* Who closes, or is gone, has nobody to be told; its part is on its way out. */
+	if (!session || session->state != SESSION_OPEN || session->ended ||
+		!session->registration.tensors || !find(host, session_id, gen))
+		return;
+	struct agent_event event = {.kind = AGENT_EV_CONTRACT, .session = session_id};
+	char which[320];
+	event.u.contract.gen = gen;
+	name_tensors(session->registration.tensors, chunk, which, sizeof(which));
+	snprintf(event.u.contract.text, sizeof(event.u.contract.text),
+		"%s: published memory was changed before unpublish, a reader found it; close this "
+		"handle, and write only after unpublish has returned (or this host's memory fails)",
+		which);
+	worker_end(session, TH_E_CONTRACT, event.u.contract.text);
+	if (session->state == SESSION_OPEN)
+		engine_post(host, &event);
 }
 
 /* ---- begin and end -------------------------------------------------------------------------- */

@@ -22,6 +22,12 @@ void parts_hashed(struct host *host, uint64_t tag);
 void parts_hash_failed(struct host *host, uint64_t tag, uint32_t row);
 void parts_hash_stopped(struct host *host, uint64_t tag);
 
+/*
+ * This chunk is not what was published, and by nobody's right: the session ends, with the tensor's
+ * name.
+ */
+void parts_changed(struct host *host, uint64_t session, uint64_t gen, uint32_t chunk);
+
 void parts_close(struct host *host);
 
 #endif

@@ -46,6 +46,8 @@ collect(struct host *host, struct counter *out)
 	const struct counter all[] = {
 		{"sessions_opened", "1", "handles that workers opened", c->sessions_opened},
 		{"sessions_lost", "1", "workers that ended without closing", c->sessions_lost},
+		{"sessions_ended", "1", "by this agent: the worker broke its contract",
+			c->sessions_ended},
 		{"protocol_violations", "1", "workers dropped because they broke the protocol",
 			c->protocol_violations},
 		{"connections_refused", "1", "workers that found the agent full",

@@ -292,6 +292,21 @@ worker_opened(struct session *session, int code, const char *text)
 	operations_enqueue(session);
 }
 
+void
+worker_end(struct session *session, int code, const char *text)
+{
+	struct fdmsg_refused refused = {.code = code};
+	char label[SESSION_LABEL_BYTES];
+	snprintf(refused.text, sizeof(refused.text), "%s", text);
+	session->ended = true;
+	session->host->counters.sessions_ended++;
+	log_warn("session", "ended session=%" PRIu64 " shard=%s pid=%d code=%s reason=\"%s\"",
+		session->id, session_label(session, label), (int)session->peer.pid,
+		th_errname(code), text);
+	/* Before the core lets the worker see that something has happened: libthc asks then. */
+	say(session, FDMSG_REFUSED, &refused, sizeof(refused), NULL, 0);
+}
+
 /* ---- memory --------------------------------------------------------------------------------- */
 
 static void

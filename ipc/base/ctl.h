@@ -205,7 +205,8 @@ struct ctl_resolve {
 
 struct ctl_close {
 	uint64_t sid;
-	bool died; /* the worker is gone: the part was not given up by its owner */
+	bool died;           /* the worker is gone: the part was not given up by its owner */
+	bool broke_contract; /* it has written to what it had published */
 };
 
 struct ctl_request {

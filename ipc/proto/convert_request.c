@@ -197,6 +197,7 @@ out_short(struct convert_arena *arena, const struct ctl_request *request,
 		message->close = convert_message(arena, &tensorhub__v1__close__descriptor);
 		message->close->sid = request->u.close.sid;
 		message->close->died = request->u.close.died;
+		message->close->broke_contract = request->u.close.broke_contract;
 	}
 }
 
@@ -436,7 +437,8 @@ in_numbers(const Tensorhub__V1__Request *message, struct ctl_request *request)
 	default:
 		TH_ASSERT(message->body_case == REQUEST(CLOSE));
 		request->kind = CTL_CLOSE;
-		request->u.close = (struct ctl_close){message->close->sid, message->close->died};
+		request->u.close = (struct ctl_close){
+			message->close->sid, message->close->died, message->close->broke_contract};
 		break;
 	}
 }

@@ -17,6 +17,7 @@
  *   shim   MEMORY     one descriptor; answered by MEMORY_ID with the same token
  *   shim   FORGET(id), CLOSE(flags, deadline)
  *   agent  CLOSED     code, sentence: nobody reads or writes the memory any more (code 0)
+ *   agent  REFUSED    after SESSION, once: the session is over but for CLOSE, and why
  */
 #ifndef TH_IPC_SOCK_FDMSG_H
 #define TH_IPC_SOCK_FDMSG_H

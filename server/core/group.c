@@ -330,7 +330,9 @@ member_close(struct refsrv *server, struct agent *agent, const struct ctl_close 
 		"replica %s of %s is broken: shard %u on node %s %s; close this handle and open "
 		"again",
 		member->group->replica, member->group->model->name, member->shard, agent->info.node,
-		close->died ? "lost its worker" : "was closed");
+		close->broke_contract ? "changed its published memory before unpublish"
+		: close->died         ? "lost its worker"
+				      : "was closed");
 	member->closed = true;
 	group_break(server, member->group, cause.text);
 	member_settle(server, member);

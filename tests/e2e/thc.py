@@ -349,7 +349,11 @@ class Shard:
     def held(self):
         lineage, version = c.c_uint64(), c.c_uint64()
         rc = lib.thc_held_version(self.handle, c.byref(lineage), c.byref(version))
-        return None if rc == CODES["NOT_AVAILABLE"] else (lineage.value, version.value)
+        if rc == CODES["NOT_AVAILABLE"]:
+            return None
+        if rc < 0:
+            raise ThcError("thc_held_version", rc, lib.thc_errmsg().decode())
+        return (lineage.value, version.value)
 
     def safe_to_mutate(self):
         return lib.thc_safe_to_mutate(self.handle)

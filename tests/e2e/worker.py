@@ -54,6 +54,12 @@ def cmd_scribble(byte, name="s"):
     memories[name].fill(byte)
 
 
+def cmd_flip(offset, name="s"):
+    """One byte of the memory, whatever is published."""
+    byte = memories[name].read(offset, 1)[0]
+    memories[name].write(offset, bytes([byte ^ 1]))
+
+
 def cmd_digest(name="s"):
     return content.digest(memories[name].read(0, memories[name].bytes))
 

@@ -91,6 +91,16 @@ fake_agent_change(struct fake_agent *agent)
 }
 
 void
+fake_agent_end(struct fake_agent *agent, int code, const char *text)
+{
+	struct fdmsg_refused refused = {.code = code};
+	snprintf(refused.text, sizeof(refused.text), "%s", text);
+	TH_ASSERT(fdmsg_send(agent->sock, FDMSG_REFUSED, &refused, sizeof(refused), NULL, 0) == 0);
+	agent->line.events[SHM_EV_CONTRACT]++;
+	fake_agent_line(agent);
+}
+
+void
 fake_agent_line_half(struct fake_agent *agent)
 {
 	(void)atomic_fetch_or(&agent->files.a->line.sequence, 1u);

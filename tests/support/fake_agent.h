@@ -100,6 +100,8 @@ void fake_agent_release(struct fake_agent *agent, int code, const char *text);
 void fake_agent_line(struct fake_agent *agent);
 /* Under the lock. Another generation: completes the watches that are held. */
 void fake_agent_change(struct fake_agent *agent);
+/* Under the lock. Ends the session but for its close, as after a broken contract. */
+void fake_agent_end(struct fake_agent *agent, int code, const char *text);
 /* Under the lock. As if it was stopped in the middle of its next heartbeat; until the next line. */
 void fake_agent_line_half(struct fake_agent *agent);
 void fake_agent_hang_up(struct fake_agent *agent);

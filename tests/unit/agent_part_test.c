@@ -623,6 +623,91 @@ Test(agent_part, close__in_every_state_without_server__answers_once_and_frees)
 	end_in_every_state(AGENT_EV_CLOSE, false);
 }
 
+static void
+breach(uint64_t gen)
+{
+	struct agent_event breach = {.kind = AGENT_EV_CONTRACT, .session = 1};
+	breach.u.contract.gen = gen;
+	strcpy(breach.u.contract.text, "tensor w was changed");
+	rig_step(&rig, &breach);
+}
+
+Test(agent_part, contract__readers_are_fenced_and_every_call_says_why)
+{
+	uint64_t gen = hashed_part();
+	uint64_t a = rig_reader(&rig, sid, gen, 50);
+	breach(gen);
+	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
+	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.broke_contract);
+	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.died);
+	cr_assert_not(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate);
+	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.contract, 1);
+	event(rig_drain(sid, gen, 4));
+	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
+	cr_assert(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate);
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
+	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0, "its worker has not closed");
+	rig_submit(&rig, 1, 5, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_eq(rig_complete(&rig, 1, 5)->u.complete.code, TH_E_CONTRACT);
+	cr_assert_str_eq(rig_complete(&rig, 1, 5)->u.complete.text, "tensor w was changed");
+	rig_session(&rig, 1, AGENT_EV_CLOSE);
+	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
+}
+
+Test(agent_part, contract__of_another_generation__nobody_is_accused)
+{
+	uint64_t gen = hashed_part();
+	breach(gen + 1);
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
+	rig_submit(&rig, 1, 5, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	event(rig_drain(sid, gen, 4));
+	event(rig_outcome(sid, gen + 1, 0, TH_NO_VERSION));
+	cr_assert_eq(rig_complete(&rig, 1, 5)->u.complete.code, 0);
+	breach(gen);
+	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.contract, 0);
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
+}
+
+static void
+contract_in_every_state(bool server, enum agent_event_kind end)
+{
+	for (int state = 0;; state++) {
+		teardown();
+		setup();
+		if (!bring(state))
+			break;
+		/* 0, 1: there is nothing that could have been changed. */
+		bool breaks = state >= 2;
+		uint32_t slot = state >= 5 && state <= 8 ? 61 : 0;
+		rig.mute = !server;
+		if (!server)
+			rig_sleep(&rig, 4 * SEC);
+		breach(1);
+		obey();
+		rig_sleep(&rig, 4 * SEC);
+		obey();
+		if (breaks)
+			cr_assert(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate, "state %d",
+				state);
+		cr_assert_eq(rig_count(&rig, AGENT_FREE), 0, "state %d", state);
+		rig_session(&rig, 1, end);
+		obey();
+		rig_sleep(&rig, 4 * SEC);
+		cr_assert_eq(rig_count(&rig, AGENT_FREE), 1, "state %d", state);
+		cr_assert_leq(answers(slot), 1, "state %d", state);
+	}
+}
+
+Test(agent_part, contract__in_every_state__answers_once_and_frees)
+{
+	contract_in_every_state(true, AGENT_EV_CLOSE);
+	contract_in_every_state(true, AGENT_EV_LOST);
+	contract_in_every_state(false, AGENT_EV_CLOSE);
+	contract_in_every_state(false, AGENT_EV_LOST);
+}
+
 Test(agent_part, server__restarts_in_every_state__every_operation_answers_once)
 {
 	for (int state = 0;; state++) {

@@ -106,6 +106,7 @@ Test(convert, request__sessions__come_back)
 	request = new_request(CTL_CLOSE);
 	request.u.close.sid = 3;
 	request.u.close.died = true;
+	request.u.close.broke_contract = true;
 	same_request(&request);
 }
 
