@@ -30,6 +30,9 @@ answer(struct session *session, const struct th_err *result,
 	struct registration *registration = &session->registration;
 	Tensorhub__V1__Reply reply;
 	struct th_err copy = *result;
+	/* The session was lost meanwhile, and with that the question was answered. */
+	if (!registration->pending)
+		return;
 	tensorhub__v1__reply__init(&reply);
 	reply.request_no = registration->request_no;
 	reply.code = copy.code;
