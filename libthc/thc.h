@@ -205,7 +205,8 @@ enum thc_event_bits {
 	THC_EV_AT_RISK = 32u,
 };
 /*
- * What happened since the last call: a mask. No system call when nothing happened.
+ * What happened since the last call: a mask, each bit once. No system call when nothing happened,
+ * unless thc_fd is in use.
  *
  * THC_EV_CONTRACT: a reader was sent a chunk of this handle's memory that did not match, and the
  * agent has hashed the memory again: it is not what was published or received. Such bytes reach
@@ -393,7 +394,8 @@ int thc_wait(struct thc_shard *shard, thc_predicate predicate, void *arg, int64_
 
 /*
  * timeout_ms is the operation's own deadline, as above. At most 64 operations, waits included,
- * may be open in one handle.
+ * may be open in one handle. None waits for the operation; thc_publish_submit gives the agent new
+ * attributes before it returns.
  */
 int thc_publish_submit(
 	struct thc_shard *shard, uint64_t version, int64_t timeout_ms, struct thc_op **ret_op);
@@ -405,19 +407,25 @@ int thc_update_submit(struct thc_shard *shard, const char *version, int64_t time
 	struct thc_op **ret_op);
 /*
  * Poll it for reading, never read it: readable while a finished operation or an event has not been
- * collected by thc_op_done, thc_op_wait, thc_shard_events. It may also become readable for nothing:
- * those three calls settle that. Owned by the handle.
+ * collected by thc_op_done, thc_op_wait, thc_shard_events, whatever other threads do. It may also
+ * become readable for nothing: those three calls settle that. It may be polled by level or by edge:
+ * woken, ask thc_op_done for each operation, and thc_shard_events. The same at each call; owned by
+ * the handle. An agent that stands still does not wake it: see thc_op_wait.
  */
 int thc_fd(struct thc_shard *shard);
 int thc_op_done(struct thc_op *op); /* 1 finished, 0 not yet, negative: its failure */
 /*
  * THC_E_TIMEOUT: op runs on. THC_E_UNKNOWN: op's own deadline has passed without an outcome; wait
- * again, or use thc_resolve.
+ * again, or use thc_resolve. THC_E_CANCELLED may also mean that another thread closes the handle:
+ * thc_op_done tells later what came of op.
  */
 int thc_op_wait(struct thc_op *op, int64_t timeout_ms, struct thc_result *ret_result);
+/* 0 of 0 before it has begun; after its end what it had come to. */
 int thc_op_progress(struct thc_op *op, uint64_t *ret_done_bytes, uint64_t *ret_total_bytes);
-int thc_op_cancel(struct thc_op *op); /* asks; the end still comes: cancelled or its real outcome */
-void thc_op_free(struct thc_op *op);  /* detaches; cancels when not finished; NULL: nothing */
+/* Asks; the end still comes: THC_E_CANCELLED before GO, its real outcome after. Ended: nothing. */
+int thc_op_cancel(struct thc_op *op);
+/* Detaches; cancels when not finished. No other call may use op meanwhile. NULL: nothing. */
+void thc_op_free(struct thc_op *op);
 
 #if defined(__GNUC__)
 #pragma GCC visibility pop

@@ -4,6 +4,7 @@
  * agent: what a loop sees that polls thc_fd, also while other threads wait in the same handle.
  */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -252,6 +254,23 @@ Test(libthc_async, fd__finished_operation__is_readable_until_it_is_collected_or_
 	cr_assert_eq(thc_fd(shard), thc_fd(shard));
 }
 
+Test(libthc_async, fd__no_descriptors_left__fails_and_works_later)
+{
+	struct rlimit limit;
+
+	cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	const struct rlimit none = {.rlim_cur = 0, .rlim_max = limit.rlim_max};
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+	int rc = thc_fd(shard);
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	cr_assert_eq(rc, -EMFILE);
+	says("descriptor");
+	cr_assert_eq(readable(0), 0);
+	struct thc_op *op = update("4", SOON);
+	cr_assert_eq(await_by_fd(op), 1);
+	thc_op_free(op);
+}
+
 static int
 edge_set(void)
 {
@@ -346,7 +365,7 @@ Test(libthc_async, fd__other_threads_block__shows_every_end_and_event)
 	script(agent.operation = FAKE_HOLD);
 	for (int i = 0; i < 2; i++)
 		cr_assert_eq(pthread_create(&threads[i], NULL, waiter_main, &enough), 0);
-	fake_agent_await(&agent, &agent.submissions, 2);
+	fake_agent_await(&agent, &agent.submissions, 1); /* they share one watch */
 	script(agent.operation = FAKE_COMPLETE);
 	for (int i = 0; i < 300; i++) {
 		struct thc_op *op = update("4", SOON);
