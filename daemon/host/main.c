@@ -5,6 +5,7 @@
  * One thread does everything but moving bytes (transport/) and talking to the network library's
  * sockets (ipc/net): it waits, lets the responsible file handle what happened, and steps the core.
  */
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,12 +19,15 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
 #include "ipc/base/notify.h"
+#include "transport/access.h"
+#include "transport/crew.h"
 
 static void
 beat(struct host *host, int64_t now_ns)
 {
 	host->next_beat_ns = now_ns + HOST_BEAT_NS;
 	operations_heartbeat(host, now_ns);
+	access_sweep();
 	worker_resume_listener(host);
 	link_tick(host, now_ns);
 	blob_puts_resume(host, now_ns);
@@ -95,6 +99,9 @@ main(int argc, char **argv)
 	say_ready(&host);
 	run(&host);
 	start_undo(&host);
+	if (crew_count() > 0)
+		log_warn("main", "threads are left in the memory of workers threads=%" PRIu32,
+			crew_count());
 	log_info("main", "stopped");
 	net_exit(EXIT_SUCCESS);
 }

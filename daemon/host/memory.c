@@ -7,13 +7,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include "daemon/host/closer.h"
 #include "ipc/base/checked.h"
+#include "transport/access.h"
+
+#define SAME_MAX 64u
 
 static const char *
 kind_name(uint32_t kind)
@@ -46,13 +53,12 @@ check_seals(int fd, struct th_err *err)
 			th_strerror(-errno));
 	if (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE))
 		return th_fail(err, TH_E_MEMORY_KIND,
-			"the memfd is sealed against writing; leave F_SEAL_WRITE and "
-			"F_SEAL_FUTURE_WRITE off");
-	if (!(seals & F_SEAL_SHRINK) && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
+			"the memfd is sealed against writing, so it is not mapped; it can be "
+			"shared as a file");
+	if (!(seals & F_SEAL_SHRINK))
 		return th_fail(err, TH_E_MEMORY_KIND,
-			"the memfd does not take F_SEAL_SHRINK (%s); make it with "
-			"MFD_ALLOW_SEALING and leave F_SEAL_SEAL off",
-			th_strerror(-errno));
+			"the memfd has no F_SEAL_SHRINK, so it is not mapped; add the seal before "
+			"it is shared, or share it as a file");
 	return 0;
 }
 
@@ -124,15 +130,19 @@ check_sum(const struct memory_set *set, uint64_t mapped_by_all, uint64_t map_byt
 	return 0;
 }
 
-int
-memory_add(struct memory_set *set, const struct fdmsg_memory *message, int fd, uint32_t objects_max,
-	uint64_t mapped_by_all, struct th_err *err, uint32_t *ret_id)
+static uint32_t
+append(struct memory_set *set, const struct memory *object)
 {
-	if (message->kind != FDMSG_MEMFD)
-		return th_fail(err, TH_E_MEMORY_KIND,
-			"%s can not be shared with this agent yet; allocate with thc_alloc, or "
-			"import a memfd with thc_import",
-			kind_name(message->kind));
+	struct memory *added = &set->objects[set->count++];
+	*added = *object;
+	added->id = ++set->last_id;
+	return added->id;
+}
+
+static int
+add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int fd,
+	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id)
+{
 	int rc = check_seals(fd, err);
 	if (rc < 0)
 		return rc;
@@ -144,9 +154,9 @@ memory_add(struct memory_set *set, const struct fdmsg_memory *message, int fd, u
 	rc = place(message, &st, err, &start, &map_bytes);
 	if (rc < 0)
 		return rc;
-	rc = check_sum(set, mapped_by_all, map_bytes, err);
+	rc = check_sum(set, limits->mapped_by_all, map_bytes, err);
 	if (rc == 0)
-		rc = reserve(set, objects_max, err);
+		rc = reserve(set, limits->objects_max, err);
 	if (rc < 0)
 		return rc;
 	void *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)start);
@@ -156,8 +166,7 @@ memory_add(struct memory_set *set, const struct fdmsg_memory *message, int fd, u
 	/* A child of the agent has no business in a worker's memory, and a core file neither. */
 	(void)madvise(map, map_bytes, MADV_DONTFORK);
 	(void)madvise(map, map_bytes, MADV_DONTDUMP);
-	set->objects[set->count++] = (struct memory){
-		.id = ++set->last_id,
+	const struct memory object = {
 		.dev = (uint64_t)st.st_dev,
 		.ino = (uint64_t)st.st_ino,
 		.base = message->base,
@@ -168,8 +177,147 @@ memory_add(struct memory_set *set, const struct fdmsg_memory *message, int fd, u
 		.map_bytes = map_bytes,
 	};
 	set->mapped_bytes += map_bytes;
-	*ret_id = set->last_id;
+	*ret_id = append(set, &object);
 	return 0;
+}
+
+/* ---- through a descriptor ------------------------------------------------------------------- */
+
+/* What has seals is a file in memory: the kernel itself answers all questions about it. */
+static int
+check_file(const struct fdmsg_memory *message, int fd, struct th_err *err, struct memory *object)
+{
+	struct stat st;
+	struct statfs fs;
+	size_t bytes;
+	uint64_t start;
+	int flags = fcntl(fd, F_GETFL), seals = fcntl(fd, F_GET_SEALS);
+	if (flags < 0 || seals < 0)
+		return th_fail(err, TH_E_MEMORY_KIND,
+			"the descriptor is no file that lies in memory (%s); only its mapping in "
+			"the process can be shared",
+			th_strerror(-errno));
+	if (fstat(fd, &st) < 0 || fstatfs(fd, &fs) < 0)
+		return th_fail(err, -errno, "fstat of a memory object: %s", th_strerror(-errno));
+	if ((flags & O_ACCMODE) == O_WRONLY || (flags & O_PATH))
+		return th_fail(err, TH_E_MEMORY_KIND,
+			"the descriptor can not be read; open it for reading and writing");
+	if (flags & O_APPEND)
+		return th_fail(err, TH_E_MEMORY_KIND,
+			"the descriptor has O_APPEND: what is written would go to the end of the "
+			"file; open it without");
+	int rc = place(message, &st, err, &start, &bytes);
+	if (rc < 0)
+		return rc;
+	if ((flags & O_ACCMODE) != O_RDWR)
+		object->read_only = "its descriptor is open for reading only";
+	else if (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE))
+		object->read_only = "it is sealed against writing";
+	else if ((uint64_t)fs.f_type == HUGETLBFS_MAGIC)
+		object->read_only = "a file of huge pages can only be written where it is mapped";
+	object->dev = (uint64_t)st.st_dev;
+	object->ino = (uint64_t)st.st_ino;
+	return 0;
+}
+
+/*
+ * What it really is does not matter to the agent: nothing but a thread that may be left behind
+ * touches it. The inode is what two handles of one process have in common; AT_STATX_DONT_SYNC takes
+ * it from the kernel's memory, whatever the file system.
+ */
+static int
+check_process(const struct fdmsg_memory *message, int fd, const struct memory_limits *limits,
+	struct th_err *err, struct memory *object)
+{
+	struct statx st;
+	int flags = fcntl(fd, F_GETFL);
+	if (limits->no_process)
+		return th_fail(err, TH_E_MEMORY_KIND,
+			"private memory of the process, and the handle was opened with "
+			"THC_NO_MEMORY_FD");
+	if (flags < 0 ||
+		statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BASIC_STATS, &st) < 0)
+		return th_fail(
+			err, -errno, "a descriptor of process memory: %s", th_strerror(-errno));
+	if (!S_ISREG(st.stx_mode) || (flags & O_ACCMODE) == O_WRONLY || (flags & O_PATH))
+		return th_fail(err, TH_E_MEMORY_KIND,
+			"the descriptor is not /proc/self/mem, open for reading and writing");
+	if (message->offset != message->base || message->bytes == 0 ||
+		!th_range_fits(message->offset, message->bytes, (uint64_t)INT64_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"process memory: %" PRIu64 " bytes from offset %" PRIu64
+			" for address 0x%" PRIx64,
+			message->bytes, message->offset, message->base);
+	if ((flags & O_ACCMODE) != O_RDWR)
+		object->read_only = "its descriptor is open for reading only";
+	object->dev = (uint64_t)makedev(st.stx_dev_major, st.stx_dev_minor);
+	object->ino = st.stx_ino;
+	object->process = true;
+	return 0;
+}
+
+/*
+ * The descriptor of another object of the same file or process, if it can do as much. The last few
+ * are looked at: who shares a file piece by piece does so in one go.
+ */
+static struct access *
+same_access(const struct memory_set *set, const struct memory *object)
+{
+	for (uint32_t i = 0; i < SAME_MAX && i < set->count; i++) {
+		const struct memory *other = &set->objects[set->count - 1 - i];
+		if (other->access && other->process == object->process &&
+			other->dev == object->dev && other->ino == object->ino &&
+			!other->read_only == !object->read_only)
+			return other->access;
+	}
+	return NULL;
+}
+
+static int
+add_access(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
+	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id)
+{
+	struct memory object = {
+		.base = message->base, .offset = message->offset, .bytes = message->bytes};
+	int rc = message->kind == FDMSG_PROCESS ? check_process(message, *fd, limits, err, &object)
+						: check_file(message, *fd, err, &object);
+	if (rc == 0)
+		rc = reserve(set, limits->objects_max, err);
+	if (rc < 0)
+		return rc;
+	struct access *same = same_access(set, &object);
+	if (same) {
+		object.access = access_retain(same);
+		*ret_id = append(set, &object);
+		return 0;
+	}
+	if (limits->kept_by_all >= limits->descriptors_max)
+		return th_fail(err, TH_E_LIMIT,
+			"the agent keeps %" PRIu32
+			" descriptors of workers' memory, which is its limit (half of its "
+			"RLIMIT_NOFILE); use fewer and larger objects",
+			limits->kept_by_all);
+	object.access =
+		access_new(*fd, object.process ? ACCESS_PROCESS : ACCESS_FILE, closer_close);
+	if (!object.access)
+		return th_fail(err, -ENOMEM, "the agent is out of memory");
+	*fd = -1;
+	object.owner = true;
+	set->descriptors++;
+	*ret_id = append(set, &object);
+	return 0;
+}
+
+int
+memory_add(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
+	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id)
+{
+	if (message->kind == FDMSG_MEMFD)
+		return add_mapped(set, message, *fd, limits, err, ret_id);
+	if (message->kind == FDMSG_FILE || message->kind == FDMSG_PROCESS)
+		return add_access(set, message, fd, limits, err, ret_id);
+	return th_fail(err, TH_E_MEMORY_KIND, "%s can not be shared with this agent yet",
+		kind_name(message->kind));
 }
 
 /* Ids are given in ascending order and the array keeps it: a registration looks up every row. */
@@ -194,12 +342,29 @@ memory_find(const struct memory_set *set, uint32_t id)
 	return find(set, id);
 }
 
+/* The descriptor counts as long as any object has it. */
+static void
+pass_on(struct memory_set *set, uint32_t index)
+{
+	for (uint32_t i = 0; i < set->count; i++) {
+		if (i != index && set->objects[i].access == set->objects[index].access) {
+			set->objects[i].owner = true;
+			return;
+		}
+	}
+	set->descriptors--;
+}
+
 static void
 unmap(struct memory_set *set, uint32_t index)
 {
 	struct memory *object = &set->objects[index];
-	munmap(object->map, object->map_bytes);
+	if (object->map)
+		munmap(object->map, object->map_bytes);
 	set->mapped_bytes -= object->map_bytes;
+	if (object->owner)
+		pass_on(set, index);
+	access_release(object->access);
 	set->count--;
 	memmove(object, object + 1, (set->count - index) * sizeof(*object));
 }

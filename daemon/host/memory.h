@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * memory - the memory objects that one worker has sent: descriptors checked, measured and mapped.
+ * memory - the memory objects that one worker has sent: descriptors checked, and mapped or kept.
  *
- * What is accepted now is a memfd that can not shrink any more (F_SEAL_SHRINK), mapped shared: the
- * agent reads and writes the very pages of the worker, and no truncation can turn an access into
- * SIGBUS. Sizes and places come from fstat, never from the worker alone. Main thread only.
+ * A memfd that can not shrink any more (F_SEAL_SHRINK) is mapped shared: the agent reads and writes
+ * the very pages of the worker, and no truncation can turn an access into SIGBUS. Any other file in
+ * memory, and the memory of the worker's process, is read and written through the descriptor
+ * (transport/access.h), by threads that may be left behind.
+ *
+ * Nothing is asked here of a descriptor that whoever made it could leave unanswered: only a file
+ * that is known to lie in memory is measured, and of any other not even the size is asked. No seal
+ * is added, which can wait behind another write to the file. Main thread only.
  */
 #ifndef TH_DAEMON_HOST_MEMORY_H
 #define TH_DAEMON_HOST_MEMORY_H
@@ -14,6 +19,8 @@
 
 #include "ipc/base/err.h"
 #include "ipc/sock/fdmsg.h"
+
+struct access;
 
 struct memory {
 	uint32_t id;    /* 1, 2, ... per session                                                */
@@ -25,12 +32,25 @@ struct memory {
 	uint8_t *data; /* the first byte in this process                                        */
 	void *map;     /* owns                                                                  */
 	size_t map_bytes;
+	struct access *access; /* owns: a reference; NULL: it is mapped                          */
+	bool process;          /* access: of a process, not of a file                            */
+	bool owner;            /* access: was made for this object                               */
+	const char *read_only; /* why it can not be written; NULL: it can                        */
 };
 
 struct memory_set {
 	struct memory *objects; /* owns: the array and what it maps                               */
 	uint32_t count, capacity, last_id;
 	uint64_t mapped_bytes;
+	uint32_t descriptors; /* kept open */
+};
+
+struct memory_limits {
+	uint32_t objects_max;     /* of the set */
+	uint64_t mapped_by_all;   /* bytes, of all sets together */
+	uint32_t kept_by_all;     /* descriptors, of all sets together */
+	uint32_t descriptors_max; /* of all sets together */
+	bool no_process;          /* the worker has opened with THC_NO_MEMORY_FD */
 };
 
 /*
@@ -41,12 +61,12 @@ struct memory_set {
 #define MEMORY_BYTES_MAX_ALL (UINT64_C(1) << 46)
 
 /*
- * Maps what message announces and fd is. fd is borrowed: a mapping needs none. mapped_by_all: bytes
- * of all sets together. 0 and *ret_id, or TH_E_MEMORY_KIND, TH_E_INVALID, TH_E_LIMIT, -errno with a
- * sentence.
+ * Takes in what message announces and *fd is. *fd is set to -1 when it is kept: a mapping needs
+ * none, and two objects of one file or process share one. 0 and *ret_id, or TH_E_MEMORY_KIND,
+ * TH_E_INVALID, TH_E_LIMIT, -errno with a sentence.
  */
-int memory_add(struct memory_set *set, const struct fdmsg_memory *message, int fd,
-	uint32_t objects_max, uint64_t mapped_by_all, struct th_err *err, uint32_t *ret_id);
+int memory_add(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
+	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id);
 
 /* NULL when there is none with this id, or it was forgotten. Valid until the set changes. */
 const struct memory *memory_find(const struct memory_set *set, uint32_t id);

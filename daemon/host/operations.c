@@ -173,6 +173,21 @@ claim_fits(struct session *session, uint32_t slot, uint32_t kind)
 	return false;
 }
 
+/* What can only be read can be published, and nothing can be written to it. */
+static bool
+writable(struct session *session, uint32_t slot, uint32_t kind)
+{
+	const struct tensors *tensors = session->registration.tensors;
+	struct th_err err;
+	if ((kind != SHM_REPLICATE && kind != SHM_UPDATE) || !tensors || !tensors->read_only)
+		return true;
+	th_fail(&err, TH_E_MEMORY_KIND,
+		"tensor '%.200s' can not be a destination: %s; register memory that can be written",
+		tensors->manifest.rows[tensors->read_only_row].name, tensors->read_only);
+	complete_failed(session, slot, &err);
+	return false;
+}
+
 static void
 submit(struct session *session, const struct shm_submission *submission)
 {
@@ -198,7 +213,8 @@ submit(struct session *session, const struct shm_submission *submission)
 	/* In this order: who reads the number of this operation finds no progress of the last. */
 	ring_slot_progress(&session->ring, slot, 0, 0);
 	ring_slot_write(&session->ring, slot, &running);
-	if (!claim_fits(session, slot, submission->kind))
+	if (!writable(session, slot, submission->kind) ||
+		!claim_fits(session, slot, submission->kind))
 		return;
 	session_update_claim(session);
 	struct agent_event event = {.kind = AGENT_EV_SUBMIT, .session = session->id};

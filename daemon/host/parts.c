@@ -193,14 +193,22 @@ parts_hash_failed(struct host *host, uint64_t tag, uint32_t row)
 	char text[TH_CTL_TEXT_BYTES];
 	snprintf(text, sizeof(text),
 		"the memory of tensor '%.200s' can not be read any more (unmapped, shrunk, or its "
-		"process has ended), so what was published is withdrawn",
+		"process has ended), so what was published is withdrawn; close this handle",
 		tensors && row < tensors->manifest.num_rows ? tensors->manifest.rows[row].name
 							    : "?");
 	log_error("part", "no digests session=%" PRIu64 " reason=\"%s\"", part->key.session, text);
-	if (stopping)
+	if (stopping) {
 		post(host, AGENT_EV_HASH_STOPPED, part);
-	else if (session)
+	} else if (session && session->state == SESSION_OPEN && !session->ended) {
+		struct agent_event event = {.kind = AGENT_EV_CONTRACT, .session = session->id};
+		event.u.contract.gen = part->key.gen;
+		snprintf(event.u.contract.text, sizeof(event.u.contract.text), "%s", text);
+		worker_end(session, TH_E_STALE_MEMORY, text);
+		if (session->state == SESSION_OPEN)
+			engine_post(host, &event);
+	} else if (session) {
 		session_lose(session, false, text);
+	}
 }
 
 void
@@ -275,6 +283,15 @@ parts_changed(struct host *host, uint64_t session_id, uint64_t gen, uint32_t chu
 		engine_post(host, &event);
 }
 
+void
+parts_orphan(struct host *host, uint64_t session)
+{
+	for (struct part *part = host->legs.parts; part; part = part->hh.next) {
+		if (part->key.session == session)
+			xfer_part_orphan(part->xfer);
+	}
+}
+
 /* ---- begin and end -------------------------------------------------------------------------- */
 
 void
@@ -287,7 +304,7 @@ legs_part_new(struct host *host, const struct agent_action *action)
 	const struct tensors *tensors = session->registration.tensors;
 	struct release_note *note = th_calloc(1, sizeof(*note));
 	*note = (struct release_note){.host = host, .session = session->id};
-	struct xfer_part *xfer = xfer_part_new(tensors->table, tensors->addresses,
+	struct xfer_part *xfer = xfer_part_new_places(tensors->table, tensors->places,
 		tensors->manifest.num_rows, host->options.verify, on_release, note);
 	if (!xfer) {
 		free(note);

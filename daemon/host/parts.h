@@ -27,6 +27,8 @@ void parts_hash_stopped(struct host *host, uint64_t tag);
  * name.
  */
 void parts_changed(struct host *host, uint64_t session, uint64_t gen, uint32_t chunk);
+/* The worker of the session is gone: what is stuck in its memory is left behind. */
+void parts_orphan(struct host *host, uint64_t session);
 
 void parts_close(struct host *host);
 

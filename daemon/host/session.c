@@ -15,6 +15,7 @@
 #include "daemon/host/closer.h"
 #include "daemon/host/host.h"
 #include "daemon/host/operations.h"
+#include "daemon/host/parts.h"
 #include "daemon/host/worker.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
@@ -148,6 +149,7 @@ session_lose(struct session *session, bool violation, const char *reason)
 	host->counters.sessions_lost++;
 	session->state = SESSION_LOST;
 	disconnect(session);
+	parts_orphan(host, session->id);
 	struct agent_event event = {.kind = AGENT_EV_LOST, .session = session->id};
 	engine_post(host, &event);
 }

@@ -109,7 +109,7 @@ check_bytes(const struct tensors_rows *rows, const uint32_t *position,
 
 /* Of the canonical rows; intervals are still numbered by the worker's order and are renumbered. */
 static void
-set_addresses(struct tensors *tensors, const struct tensors_rows *rows, const uint32_t *position,
+set_places(struct tensors *tensors, const struct tensors_rows *rows, const uint32_t *position,
 	const struct memory_set *memory)
 {
 	for (uint32_t i = 0; i < tensors->num_intervals; i++) {
@@ -117,7 +117,15 @@ set_addresses(struct tensors *tensors, const struct tensors_rows *rows, const ui
 		const struct tensors_place *place = &rows->places[interval->row];
 		const struct memory *object = memory_find(memory, place->memory_id);
 		interval->row = position[interval->row];
-		tensors->addresses[interval->row] = object->data + place->offset;
+		if (object->access)
+			tensors->places[interval->row] = (struct xfer_place){
+				.access = object->access, .place = object->offset + place->offset};
+		else
+			tensors->places[interval->row].data = object->data + place->offset;
+		if (object->read_only && !tensors->read_only) {
+			tensors->read_only_row = interval->row;
+			tensors->read_only = object->read_only;
+		}
 	}
 }
 
@@ -137,9 +145,10 @@ assemble(struct tensors *tensors, const struct tensors_rows *rows, const struct 
 	rc = check_bytes(rows, position, &tensors->manifest, err);
 	if (rc < 0)
 		return rc;
-	tensors->addresses = calloc(tensors->manifest.num_rows, sizeof(tensors->addresses[0]));
+	tensors->places = calloc(tensors->manifest.num_rows, sizeof(tensors->places[0]));
+	tensors->read_only_row = UINT32_MAX;
 	tensors->table = chunk_table_new(&tensors->manifest);
-	if (!tensors->addresses || !tensors->table)
+	if (!tensors->places || !tensors->table)
 		return out_of_memory(err);
 	rc = manifest_encode(&tensors->manifest, &tensors->encoded, &tensors->encoded_bytes);
 	if (rc < 0)
@@ -148,7 +157,7 @@ assemble(struct tensors *tensors, const struct tensors_rows *rows, const struct 
 		return th_fail(err, TH_E_LIMIT,
 			"the manifest of this shard has %zu bytes; at most %u are allowed",
 			tensors->encoded_bytes, TH_BLOB_BYTES_MAX);
-	set_addresses(tensors, rows, position, memory);
+	set_places(tensors, rows, position, memory);
 	tensors->layout = manifest_layout(&tensors->manifest);
 	tensors->key = manifest_key(tensors->encoded, tensors->encoded_bytes);
 	return 0;
@@ -193,7 +202,7 @@ tensors_free(struct tensors *tensors)
 		return;
 	chunk_table_release(tensors->table);
 	manifest_free(&tensors->manifest);
-	free(tensors->addresses);
+	free(tensors->places);
 	free(tensors->intervals);
 	free(tensors->encoded);
 	free(tensors);

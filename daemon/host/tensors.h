@@ -16,6 +16,7 @@
 #include "ipc/base/err.h"
 #include "ipc/proto/manifest.h"
 #include "transport/chunk.h"
+#include "transport/part.h"
 
 struct tensors_place { /* of one row, as the worker says */
 	uint32_t memory_id;
@@ -37,7 +38,9 @@ struct tensors {
 	uint8_t *encoded;      /* owns                                                          */
 	size_t encoded_bytes;
 	struct chunk_table *table;  /* owns: a reference                                          */
-	uint8_t **addresses;        /* owns; [manifest.num_rows]; NULL for a row without bytes    */
+	struct xfer_place *places;  /* owns; [manifest.num_rows]; borrows the accesses of memory  */
+	uint32_t read_only_row;     /* of the manifest: can not be a destination; or UINT32_MAX   */
+	const char *read_only;      /* ... because                                                */
 	struct interval *intervals; /* owns; sorted, disjoint; row = of the manifest             */
 	uint32_t num_intervals;
 };

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "daemon/host/host.h"
@@ -309,6 +310,16 @@ worker_end(struct session *session, int code, const char *text)
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
+/* The other half is for connections: a worker cannot take those of others. */
+static uint32_t
+descriptors_max(void)
+{
+	struct rlimit limit;
+	if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+		return 512;
+	return (uint32_t)th_min_u64(limit.rlim_cur / 2, UINT32_MAX);
+}
+
 static void
 on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 {
@@ -316,11 +327,14 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 	struct fdmsg_memory_id answer = {.token = message->token};
 	struct th_err err = {0};
 	char label[SESSION_LABEL_BYTES];
-	uint64_t mapped = 0;
-	for (const struct session *other = host->sessions; other; other = other->hh.next)
-		mapped += other->memory.mapped_bytes;
-	int rc = memory_add(&session->memory, message, *fd, host->options.memory_objects_max,
-		mapped, &err, &answer.id);
+	struct memory_limits limits = {.objects_max = host->options.memory_objects_max,
+		.descriptors_max = descriptors_max(),
+		.no_process = (session->open.flags & OPEN_NO_MEMORY_FD) != 0};
+	for (const struct session *other = host->sessions; other; other = other->hh.next) {
+		limits.mapped_by_all += other->memory.mapped_bytes;
+		limits.kept_by_all += other->memory.descriptors;
+	}
+	int rc = memory_add(&session->memory, message, fd, &limits, &err, &answer.id);
 	if (rc < 0) {
 		answer.code = rc;
 		snprintf(answer.text, sizeof(answer.text), "%s", err.text);
@@ -328,8 +342,15 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 		log_warn("memory", "refused session=%" PRIu64 " shard=%s code=%s reason=\"%s\"",
 			session->id, session_label(session, label), th_errname(rc), err.text);
 	} else {
-		th_fd_close(fd); /* a memfd: its close never waits */
-		snprintf(answer.path, sizeof(answer.path), "direct");
+		bool direct = message->kind == FDMSG_MEMFD;
+		if (direct)
+			th_fd_close(fd); /* a memfd: its close never waits */
+		snprintf(answer.path, sizeof(answer.path), "%s", direct ? "direct" : "copy");
+		snprintf(answer.text, sizeof(answer.text), "%s",
+			direct ? "a memfd, mapped by the agent"
+			: message->kind == FDMSG_FILE
+				? "a file in memory, read and written through its descriptor"
+				: "memory of the process, read and written by its address");
 		host->counters.memory_mapped++;
 	}
 	say(session, FDMSG_MEMORY_ID, &answer, sizeof(answer), NULL, 0);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Garbage on every channel: the peer is dropped and counted, and everybody else goes on."""
 
+import fcntl
 import json
 import mmap
 import os
@@ -396,6 +397,7 @@ def address_space():
             big = os.memfd_create("big", os.MFD_ALLOW_SEALING)
             size = 1 << 46
             os.ftruncate(big, size)
+            fcntl.fcntl(big, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
             codes = set()
             while size >= 1 << 20:
                 body = struct.pack("<IIQQQ", 7, 1, 4096, size, 0)

@@ -5,6 +5,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -28,16 +29,27 @@ new_memfd(unsigned int seals)
 	return fd;
 }
 
+static struct memory_limits limits = {.objects_max = 4, .descriptors_max = 3};
+
+/* fd stays the caller's. */
 static int
 add(struct memory_set *set, int fd, uint32_t kind, uint64_t offset, uint64_t bytes)
 {
-	struct fdmsg_memory message = {
-		.token = 1, .kind = kind, .base = 0x1000, .bytes = bytes, .offset = offset};
+	struct fdmsg_memory message = {.token = 1,
+		.kind = kind,
+		.base = kind == FDMSG_PROCESS ? offset : 0x1000,
+		.bytes = bytes,
+		.offset = offset};
 	struct th_err err = {0};
 	uint32_t id = 0;
-	int rc = memory_add(set, &message, fd, 4, 0, &err, &id);
+	int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	cr_assert(copy >= 0);
+	limits.kept_by_all = set->descriptors;
+	int rc = memory_add(set, &message, &copy, &limits, &err, &id);
 	if (rc < 0)
-		cr_assert(err.text[0] != '\0', "a refusal without a sentence");
+		cr_assert(err.text[0] != '\0' && copy >= 0, "a refusal without a sentence");
+	if (copy >= 0)
+		close(copy);
 	return rc < 0 ? rc : (int)id;
 }
 
@@ -53,15 +65,107 @@ Test(daemon_tensors, memory__sealed_memfd__is_mapped_in_place)
 	memory_fini(&set);
 }
 
-Test(daemon_tensors, memory__unsealed_memfd__gets_the_seal)
+/* To add the seal can take as long as another write to the file does. */
+Test(daemon_tensors, memory__memfd_that_may_shrink__is_not_mapped_and_gets_no_seal)
 {
 	struct memory_set set = {0};
 	int fd = new_memfd(0);
-	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, FILE_BYTES), 1);
-	cr_assert(fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK);
-	cr_assert(ftruncate(fd, 1) < 0);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, FILE_BYTES), TH_E_MEMORY_KIND);
+	cr_assert_eq(fcntl(fd, F_GET_SEALS), 0);
+	cr_assert_eq(add(&set, fd, FDMSG_FILE, 0, FILE_BYTES), 1);
+	cr_assert_eq(fcntl(fd, F_GET_SEALS), 0);
+	const struct memory *object = memory_find(&set, 1);
+	cr_assert(object->access && !object->map && !object->data && !object->read_only);
+	cr_assert_eq(set.mapped_bytes, 0);
 	close(fd);
 	memory_fini(&set);
+}
+
+static const char *
+read_only(int fd)
+{
+	struct memory_set set = {0};
+	int id = add(&set, fd, FDMSG_FILE, 0, FILE_BYTES);
+	cr_assert_eq(id, 1);
+	const char *why = memory_find(&set, 1)->read_only;
+	memory_fini(&set);
+	return why;
+}
+
+Test(daemon_tensors, memory__file_that_can_only_be_read__says_so)
+{
+	char path[64];
+	int fd = new_memfd(0), sealed = new_memfd(F_SEAL_WRITE),
+	    later = new_memfd(F_SEAL_FUTURE_WRITE);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	int reading = open(path, O_RDONLY | O_CLOEXEC);
+	cr_assert(reading >= 0);
+	cr_assert_null(read_only(fd));
+	cr_assert(strstr(read_only(reading), "reading only"));
+	cr_assert(strstr(read_only(sealed), "sealed"));
+	cr_assert(strstr(read_only(later), "sealed"));
+}
+
+Test(daemon_tensors, memory__file_that_would_be_written_elsewhere__is_refused)
+{
+	struct memory_set set = {0};
+	char path[64];
+	int fd = new_memfd(0), file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	int appends = open(path, O_RDWR | O_APPEND | O_CLOEXEC);
+	int writing = open(path, O_WRONLY | O_CLOEXEC);
+	cr_assert(appends >= 0 && writing >= 0);
+	cr_assert_eq(add(&set, appends, FDMSG_FILE, 0, FILE_BYTES), TH_E_MEMORY_KIND);
+	cr_assert_eq(add(&set, writing, FDMSG_FILE, 0, FILE_BYTES), TH_E_MEMORY_KIND);
+	/* On a disk, or anywhere else: only who made it knows when it answers. */
+	cr_assert_eq(add(&set, file, FDMSG_FILE, 0, 4096), TH_E_MEMORY_KIND);
+	cr_assert_eq(add(&set, fd, FDMSG_FILE, 1, FILE_BYTES), TH_E_INVALID);
+	cr_assert_eq(set.count, 0);
+	cr_assert_eq(set.descriptors, 0);
+	memory_fini(&set);
+}
+
+Test(daemon_tensors, memory__of_the_process__is_kept_unless_the_worker_forbade_it)
+{
+	struct memory_set set = {0};
+	int fd = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+	int reading = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+	int writing = open("/proc/self/mem", O_WRONLY | O_CLOEXEC);
+	int pipe_fds[2];
+	cr_assert_eq(pipe2(pipe_fds, O_CLOEXEC), 0);
+	cr_assert_eq(add(&set, fd, FDMSG_PROCESS, 0, INT64_MAX), 1);
+	cr_assert(memory_find(&set, 1)->access && memory_find(&set, 1)->process);
+	cr_assert_null(memory_find(&set, 1)->read_only);
+	cr_assert_eq(add(&set, reading, FDMSG_PROCESS, 0, INT64_MAX), 2);
+	cr_assert_not_null(memory_find(&set, 2)->read_only);
+	cr_assert_eq(add(&set, writing, FDMSG_PROCESS, 0, INT64_MAX), TH_E_MEMORY_KIND);
+	cr_assert_eq(add(&set, pipe_fds[0], FDMSG_PROCESS, 0, INT64_MAX), TH_E_MEMORY_KIND);
+	cr_assert_eq(add(&set, fd, FDMSG_PROCESS, 1, INT64_MAX), TH_E_INVALID);
+	cr_assert_eq(add(&set, fd, FDMSG_PROCESS, 0, UINT64_MAX), TH_E_INVALID);
+	cr_assert_eq(add(&set, fd, FDMSG_PROCESS, 0, 0), TH_E_INVALID);
+	limits.no_process = true;
+	cr_assert_eq(add(&set, fd, FDMSG_PROCESS, 0, INT64_MAX), TH_E_MEMORY_KIND);
+	memory_fini(&set);
+}
+
+Test(daemon_tensors, memory__objects_of_one_file__share_a_descriptor)
+{
+	struct memory_set set = {0};
+	int fd = new_memfd(0), other = new_memfd(0), third = new_memfd(0);
+	cr_assert_eq(add(&set, fd, FDMSG_FILE, 0, 4096), 1);
+	cr_assert_eq(add(&set, fd, FDMSG_FILE, 4096, 4096), 2);
+	cr_assert_eq(set.descriptors, 1);
+	cr_assert_eq(memory_find(&set, 1)->access, memory_find(&set, 2)->access);
+	cr_assert_eq(memory_forget(&set, 1, false), 0);
+	cr_assert_eq(set.descriptors, 1, "the second object still has it");
+	limits.descriptors_max = 2;
+	cr_assert_eq(add(&set, other, FDMSG_FILE, 0, 4096), 3);
+	cr_assert_eq(add(&set, third, FDMSG_FILE, 0, 4096), TH_E_LIMIT);
+	cr_assert_eq(add(&set, other, FDMSG_FILE, 4096, 4096), 4);
+	cr_assert_eq(memory_forget(&set, 2, false), 0);
+	cr_assert_eq(set.descriptors, 1);
+	memory_fini(&set);
+	cr_assert_eq(set.descriptors, 0);
 }
 
 Test(daemon_tensors, memory__what_cannot_be_mapped_safely__is_refused)
@@ -76,7 +180,8 @@ Test(daemon_tensors, memory__what_cannot_be_mapped_safely__is_refused)
 	cr_assert_eq(add(&set, file, FDMSG_MEMFD, 0, 4096), TH_E_MEMORY_KIND);
 	cr_assert_eq(add(&set, pipe_fds[0], FDMSG_MEMFD, 0, 4096), TH_E_MEMORY_KIND);
 	int good = new_memfd(F_SEAL_SHRINK);
-	cr_assert_eq(add(&set, good, FDMSG_PROCESS, 0, 4096), TH_E_MEMORY_KIND);
+	cr_assert_eq(add(&set, good, FDMSG_DMABUF, 0, 4096), TH_E_MEMORY_KIND);
+	cr_assert_eq(add(&set, good, FDMSG_VMM, 0, 4096), TH_E_MEMORY_KIND);
 	cr_assert_eq(add(&set, good, 77, 0, 4096), TH_E_MEMORY_KIND);
 	cr_assert_eq(set.count, 0);
 	memory_fini(&set);
@@ -187,9 +292,9 @@ Test(daemon_tensors, register__rows_in_any_order__addresses_follow_the_canonical
 	cr_assert_eq(world_register(&world, &tensors), 0, "%s", world.err.text);
 	cr_assert_eq(tensors->manifest.num_rows, 3);
 	cr_assert_str_eq(tensors->manifest.rows[0].name, "a");
-	cr_assert_eq(tensors->addresses[0], memory_find(&world.memory, 2)->data);
-	cr_assert_null(tensors->addresses[1]);
-	cr_assert_eq(tensors->addresses[2], memory_find(&world.memory, 1)->data + 100);
+	cr_assert_eq(tensors->places[0].data, memory_find(&world.memory, 2)->data);
+	cr_assert_null(tensors->places[1].data);
+	cr_assert_eq(tensors->places[2].data, memory_find(&world.memory, 1)->data + 100);
 	cr_assert_eq(tensors->table->bytes, 50);
 	cr_assert_eq(tensors->num_intervals, 2);
 	cr_assert_eq(tensors->intervals[0].end - tensors->intervals[0].start +
@@ -212,7 +317,7 @@ Test(daemon_tensors, register__tied_tensors__one_row_one_interval)
 	cr_assert_eq(tensors->manifest.num_aliases, 1);
 	cr_assert_eq(tensors->num_intervals, 1);
 	cr_assert_eq(tensors->intervals[0].row, 0);
-	cr_assert_eq(tensors->addresses[0], memory_find(&world.memory, 1)->data + 64);
+	cr_assert_eq(tensors->places[0].data, memory_find(&world.memory, 1)->data + 64);
 	tensors_free(tensors);
 	memory_fini(&world.memory);
 }
@@ -227,6 +332,44 @@ Test(daemon_tensors, register__tie_through_a_second_mapping_of_the_file__is_seen
 	struct tensors *tensors;
 	cr_assert_eq(world_register(&world, &tensors), 0, "%s", world.err.text);
 	cr_assert_eq(tensors->manifest.num_rows, 1);
+	tensors_free(tensors);
+	memory_fini(&world.memory);
+}
+
+/* What is mapped and what is reached through the descriptor is one file. */
+Test(daemon_tensors, register__two_kinds_of_one_file__ties_and_overlaps_are_seen)
+{
+	struct world world;
+	struct tensors *tensors;
+	world_open(&world);
+	cr_assert_eq(add(&world.memory, world.fds[0], FDMSG_FILE, 64, 1000), 3);
+	world_row(&world, "a", U8, 16, 1, 80);
+	world_row(&world, "b", U8, 16, 3, 16);
+	world_row(&world, "c", U8, 16, 3, 100);
+	cr_assert_eq(world_register(&world, &tensors), 0, "%s", world.err.text);
+	cr_assert_eq(tensors->manifest.num_rows, 2);
+	cr_assert_not_null(tensors->places[0].data);
+	cr_assert_null(tensors->places[0].access);
+	cr_assert_eq(tensors->places[1].access, memory_find(&world.memory, 3)->access);
+	cr_assert_eq(tensors->places[1].place, 164);
+	cr_assert_null(tensors->read_only);
+	tensors_free(tensors);
+	world_row(&world, "d", U8, 16, 3, 17);
+	world_refused(&world, TH_E_INVALID, "'d'", "overlap");
+}
+
+Test(daemon_tensors, register__memory_that_can_only_be_read__is_named)
+{
+	struct world world;
+	struct tensors *tensors;
+	world_open(&world);
+	int sealed = new_memfd(F_SEAL_WRITE);
+	cr_assert_eq(add(&world.memory, sealed, FDMSG_FILE, 0, 4096), 3);
+	world_row(&world, "b", U8, 16, 3, 16);
+	world_row(&world, "a", U8, 16, 1, 80);
+	cr_assert_eq(world_register(&world, &tensors), 0, "%s", world.err.text);
+	cr_assert_eq(tensors->read_only_row, 1);
+	cr_assert(strstr(tensors->read_only, "sealed"));
 	tensors_free(tensors);
 	memory_fini(&world.memory);
 }
