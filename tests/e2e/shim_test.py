@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What libthc may cost a worker: libc only, thc_* only, no thread; and the README's program."""
+"""What libthc may cost a worker: libc only, thc_* only, no thread."""
 
 import os
 import re
 import subprocess
 
-from cluster import BUILD, SANITIZED, Process, Skip, cluster, main
+from cluster import BUILD, SANITIZED, Skip, cluster, main
 
 LIB = os.path.join(BUILD, "libthc", "libthc.so.1")
 
@@ -48,33 +48,5 @@ def starts_no_thread():
         assert after <= before + 1, (before, after)
 
 
-def the_program_of_the_readme_works():
-    if SANITIZED:
-        raise Skip("a program without the sanitizer cannot link a library with it")
-    with open(os.path.join(os.environ["TH_SOURCE"], "README.md")) as f:
-        program = f.read().split("```c\n")[1].split("```")[0]
-    with cluster() as c:
-        c.agent("a")
-        c.agent("b")
-        source = os.path.join(c.dir, "hello.c")
-        with open(source, "w") as f:
-            f.write(program)
-        thc_h = os.path.join(os.environ["TH_SOURCE"], "libthc")
-        cc = ["cc", "-Wall", "-Wextra", "-Werror", "-I", thc_h, source, LIB, "-o", source + ".bin"]
-        subprocess.run(cc, check=True)
-
-        def start(name, agent):
-            env = {"LD_LIBRARY_PATH": os.path.dirname(LIB), "THC_AGENT": c.agents[agent].runtime}
-            return Process(c, name, [source + ".bin", name], env=env, stdin=subprocess.PIPE)
-
-        # The reader may come first: it waits for the version.
-        reader, trainer = start("rollout", "b"), start("trainer", "a")
-        assert reader.p.wait(20) == 0, reader.tail()
-        assert b"67108864 bytes from trainer by tcp" in reader.p.stdout.read()
-        trainer.p.stdin.write(b"\n")
-        trainer.p.stdin.flush()
-        assert trainer.p.wait(20) == 0, trainer.tail()
-
-
 if __name__ == "__main__":
-    main(links_libc_only, exports_thc_only, starts_no_thread, the_program_of_the_readme_works)
+    main(links_libc_only, exports_thc_only, starts_no_thread)
