@@ -20,8 +20,10 @@
  *   - A call that fails after GO returns its cause, the same for all members; where bytes were
  *     overwritten, later calls except thc_replicate and thc_close answer THC_E_DIRTY.
  *   - Public structs that callers fill or receive begin with struct_size (set by the _INIT macro);
- *     arrays of structs are passed with their element size. So they can grow without breaking the
- *     ABI.
+ *     arrays of structs are passed with their element size. So they can grow, at their end, without
+ *     breaking the ABI: what an older caller's struct lacks is zero, what a newer one has more must
+ *     be zero, and of a result the caller's struct gets the fields that it has. A size that no
+ *     version of this header has is THC_E_INVALID.
  *   - A shard may be used from several threads; one operation (publish, unpublish, replicate,
  *     update, grouped list) of a shard runs at a time, the next answers THC_E_STATE; wait, list,
  *     get_manifest and the questions may run beside it. After fork() the child's handles answer
@@ -32,8 +34,8 @@
  *   - A THC_E_INVALID sentence begins with the name of the argument.
  *
  * What this release answers THC_E_INVALID (THC_E_MEMORY_KIND for memory) with a sentence that says
- * so: retention rules, THC_SPOT, THC_REQUIRE_RDMA, THC_OFFLOAD_SEED, THC_STAGED, THC_PREFETCH,
- * THC_FORCE; GPU tensors and private host memory.
+ * so: retention rules, launch_id, THC_SPOT, THC_REQUIRE_RDMA, THC_OFFLOAD_SEED, THC_STAGED,
+ * THC_PREFETCH, THC_FORCE; GPU tensors and private host memory.
  */
 #ifndef THC_H
 #define THC_H

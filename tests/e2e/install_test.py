@@ -15,7 +15,7 @@ SOURCE = os.environ["TH_SOURCE"]
 
 
 class Installed:
-    """A folder with all that is installed; found by name, as prefix and libdir are the builder's."""
+    """A folder with all that is installed; files are found by name, as where is a choice."""
 
     def __enter__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="th-install-")
