@@ -195,6 +195,8 @@ def timed(cmd, args):
         return ["ok", time.monotonic() - start, value]
     except thc.ThcError as e:
         return [e.name, time.monotonic() - start, e.text]
+    except Exception:
+        return ["PYTHON", time.monotonic() - start, traceback.format_exc()]
 
 
 def cmd_many(calls):
