@@ -148,8 +148,9 @@ struct thc_shard {
 	uint16_t events_reported[SHM_EV_COUNT];
 
 	bool exclusive;      /* a register, unregister or close is under way */
-	uint32_t next_token; /* of MEMORY */
-	bool memory_answered;
+	uint32_t last_token;     /* of the last MEMORY that was sent */
+	uint32_t answered_token; /* answers come in this order, some after nobody waits for them */
+	bool memory_wanted, memory_answered;
 	struct fdmsg_memory_id memory_answer;
 	bool close_sent, close_answered;
 	struct fdmsg_refused close_answer;

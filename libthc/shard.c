@@ -406,6 +406,26 @@ take_end(struct thc_shard *shard)
 	return true;
 }
 
+/* An answer that comes too late is for memory that nobody will name: the agent may forget it. */
+static bool
+take_memory_id(struct thc_shard *shard)
+{
+	struct fdmsg_memory_id answer;
+
+	memcpy(&answer, shard->message->body, sizeof(answer));
+	if (shard->answered_token == shard->last_token || answer.token != shard->answered_token + 1)
+		return false;
+	shard->answered_token++;
+	if (shard->memory_wanted && answer.token == shard->last_token) {
+		shard->memory_answer = answer;
+		shard->memory_answered = true;
+	} else if (answer.code == 0) {
+		const struct fdmsg_forget forget = {.id = answer.id};
+		(void)fdmsg_send(shard->sock, FDMSG_FORGET, &forget, sizeof(forget), NULL, 0);
+	}
+	return true;
+}
+
 /* True when the message was expected. */
 static bool
 take_message(struct thc_shard *shard)
@@ -414,11 +434,7 @@ take_message(struct thc_shard *shard)
 
 	switch ((enum fdmsg_kind)message->head.kind) {
 	case FDMSG_MEMORY_ID:
-		memcpy(&shard->memory_answer, message->body, sizeof(shard->memory_answer));
-		if (shard->memory_answered || shard->memory_answer.token != shard->next_token)
-			return false;
-		shard->memory_answered = true;
-		return true;
+		return take_memory_id(shard);
 	case FDMSG_CLOSED:
 		if (!shard->close_sent || shard->close_answered)
 			return false;

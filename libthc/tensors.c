@@ -68,18 +68,20 @@ static int
 send_memory(struct thc_shard *shard, uint64_t serial, struct fdmsg_memory *message, int fd,
 	int64_t until_ns)
 {
-	message->token = ++shard->next_token;
+	message->token = shard->last_token + 1;
 	shard->memory_answered = false;
 	int rc = shard_send(shard, FDMSG_MEMORY, message, sizeof(*message), &fd, until_ns);
-	if (rc == 0)
+	if (rc == 0) {
+		/* The lock was not given back since it was sent. */
+		shard->last_token++;
+		shard->memory_wanted = true;
 		rc = shard_await(shard, &shard->memory_answered, until_ns, false);
-	if (rc == -ETIMEDOUT) {
-		/* Its answer could be taken for a later one's: this session cannot go on. */
-		shard_lose(shard, "the agent did not answer for a memory object");
-		return shim_fail(THC_E_TIMEOUT, "the agent did not take the memory before the "
-						"deadline; nothing was changed, "
-						"but the handle must be opened again");
+		shard->memory_wanted = false;
 	}
+	if (rc == -ETIMEDOUT)
+		return shim_fail(THC_E_TIMEOUT,
+			"the agent did not take the memory before the deadline; nothing was "
+			"changed. Is it stopped?");
 	if (rc < 0)
 		return rc;
 	if (shard->memory_answer.code != 0) {

@@ -187,6 +187,13 @@ class Row:
             else:
                 assert version in (None, self.before(*cell)), what
 
+    def register_again(self):
+        """A registration without an answer is undone by the next one."""
+        names = [self.handle("register", t) for t in TIMEOUTS]
+        for name in names:
+            self.w.call("many", calls=[["unregister", {"name": name, "timeout": PATIENT}]])
+        self.all_ok(self.w, [["register", {"name": n, "timeout": PATIENT}] for n in names])
+
     def close(self):
         names = [self.handle(*c) for c in self.cells]
         calls = [["close", {"name": n, "timeout": PATIENT}] for n in names]
@@ -224,6 +231,7 @@ def experiment(who, signum):
         if stop:
             outcomes.update(row.resolve(unknown))
             row.holds(outcomes)
+            row.register_again()
         row.close()
 
 
