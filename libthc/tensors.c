@@ -509,7 +509,12 @@ thc_unregister(struct thc_shard *shard, int64_t timeout_ms)
 		shard_leave(shard);
 		return rc;
 	}
-	if (shard->registration == REGISTRATION_NONE)
+	/* The agent gets operations and documents by two ways: which comes first is not known there. */
+	shard_collect(shard);
+	if (shard->running != NULL)
+		rc = shim_fail(THC_E_STATE,
+			"an operation of this handle runs; wait for its end, or cancel it");
+	else if (shard->registration == REGISTRATION_NONE)
 		rc = shim_fail(THC_E_STATE, "this handle has no tensors registered");
 	else if (shard->registration == REGISTRATION_UNKNOWN)
 		rc = settle(shard, deadline_ns);

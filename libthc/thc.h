@@ -245,7 +245,8 @@ int thc_forget(void *addr); /* undoes thc_import; THC_E_STATE while a handle has
  */
 int thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t count,
 	size_t tensor_bytes, int64_t timeout_ms);
-int thc_unregister(struct thc_shard *shard, int64_t timeout_ms); /* THC_E_STATE while published */
+/* THC_E_STATE while published or filling. */
+int thc_unregister(struct thc_shard *shard, int64_t timeout_ms);
 /* "direct ..." | "copy ...", cut to text_bytes. */
 int thc_memory_path(
 	struct thc_shard *shard, const char *tensor, char *ret_text, size_t text_bytes);

@@ -53,7 +53,7 @@ def wait_for(condition, seconds, what):
         time.sleep(0.01)
 
 
-def expect_error(name, call, *args, **kwargs):
+def expect_error(name, call, /, *args, **kwargs):
     """The call must fail with this code and a sentence; returns the error."""
     try:
         value = call(*args, **kwargs)

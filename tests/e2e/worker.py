@@ -36,10 +36,16 @@ def cmd_alloc(total_bytes, name="s"):
     layouts[name] = rows
 
 
-def cmd_register(name="s", timeout=10):
+def cmd_free(name="s"):
+    memories[name].free()
+
+
+def cmd_register(name="s", timeout=10, memory=None):
+    """memory: the name of another handle, whose tensors they are too."""
     at, tensors = 0, []
-    for row, nbytes in layouts[name]:
-        tensors.append(thc.tensor(row, memories[name].address + at, [nbytes]))
+    memory = memory or name
+    for row, nbytes in layouts[memory]:
+        tensors.append(thc.tensor(row, memories[memory].address + at, [nbytes]))
         at += nbytes
     shards[name].register(tensors, timeout)
 
@@ -126,7 +132,13 @@ def cmd_wait_newer(version, name="s", timeout=20):
 
 
 def cmd_close(name="s", timeout=20, flags=0):
-    shards[name].close(timeout, flags)
+    try:
+        shards[name].close(timeout, flags)
+    except thc.ThcError:
+        if flags == 0:
+            raise  # it stays
+        del shards[name]
+        raise
     del shards[name]
 
 

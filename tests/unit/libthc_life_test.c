@@ -265,6 +265,19 @@ Test(libthc_life_op, register__other_tensors_after_unregister__taken)
 	cr_assert_eq(agent.memories, 1);
 }
 
+Test(libthc_life_op, unregister__operation_runs__state)
+{
+	script(agent.operation = FAKE_HOLD);
+	cr_assert_eq(thc_replicate_submit(shard, "9", SOON, &op), 0);
+	cr_assert_eq(thc_unregister(shard, SOON), THC_E_STATE);
+	says("runs");
+	cr_assert_eq(agent.unregisters, 0);
+	cr_assert_eq(thc_op_cancel(op), 0);
+	cr_assert_eq(thc_op_wait(op, SOON, NULL), THC_E_CANCELLED);
+	thc_op_free(op);
+	cr_assert_eq(thc_unregister(shard, SOON), 0, "%s", thc_errmsg());
+}
+
 /* A stopped agent is not lost: what it answers too late is for nobody, and the handle goes on. */
 Test(libthc_life, register__agent_is_stopped__may_be_called_again)
 {
