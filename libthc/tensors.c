@@ -509,7 +509,7 @@ thc_unregister(struct thc_shard *shard, int64_t timeout_ms)
 		shard_leave(shard);
 		return rc;
 	}
-	/* The agent gets operations and documents by two ways: which comes first is not known there. */
+	/* Operations and documents go two ways: which came first is not known at the agent. */
 	shard_collect(shard);
 	if (shard->running != NULL)
 		rc = shim_fail(THC_E_STATE,

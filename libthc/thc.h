@@ -169,7 +169,8 @@ struct thc_open_opts {
 			       * older checkpoint; versions are ordered by (lineage, version) */
 	const char *retain;   /* NULL, or comma list of "latest", "latest-K", absolute numbers;
 			       * each names exactly one version */
-	const char *launch_id; /* NULL, or one string shared by all members of one launch */
+	const char *launch_id; /* NULL, or one string shared by all members of one launch of the
+				* group: another launch replaces what is left of it */
 	const char *agent;    /* NULL: $THC_AGENT, else /run/tensorhub */
 	uint32_t flags;       /* enum thc_open_flags */
 };

@@ -170,9 +170,10 @@ check_open(const struct fdmsg_open *open, struct th_err *err)
 			"retention rules (retain \"%.64s\") are not built yet; open with retain "
 			"NULL",
 			open->retain);
-	if (open->launch_id[0] != '\0')
-		return th_fail(
-			err, TH_E_INVALID, "launch_id is not built yet; open with launch_id NULL");
+	if (open->launch_id[0] != '\0' && !th_name_valid(open->launch_id, TH_NAME_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"launch_id: a name has 1 to %d bytes of UTF-8 without control characters",
+			TH_NAME_MAX);
 	return check_flags(open->flags, err);
 }
 
@@ -198,6 +199,7 @@ on_open(struct session *session, const struct fdmsg_open *open)
 	}
 	memcpy(session->open.model, open->model, sizeof(session->open.model));
 	memcpy(session->open.replica, open->replica, sizeof(session->open.replica));
+	memcpy(session->open.launch_id, open->launch_id, sizeof(session->open.launch_id));
 	session->open.lineage = open->lineage;
 	session->open.shard = open->shard;
 	session->open.num_shards = open->num_shards;

@@ -111,6 +111,7 @@ struct ctl_poll {
 struct ctl_open {
 	char model[TH_NAME_MAX + 1];
 	char replica[TH_NAME_MAX + 1];
+	char launch_id[TH_NAME_MAX + 1]; /* empty: none */
 	uint64_t lineage;
 	uint32_t shard, num_shards;
 	uint32_t flags;

@@ -49,6 +49,7 @@ out_open(struct convert_arena *arena, const struct ctl_open *open, Tensorhub__V1
 
 	body->model = convert_out_text(open->model);
 	body->replica = convert_out_text(open->replica);
+	body->launch_id = convert_out_text(open->launch_id);
 	body->lineage = open->lineage;
 	body->shard = open->shard;
 	body->num_shards = open->num_shards;
@@ -325,6 +326,8 @@ in_open(struct convert_in *in, const Tensorhub__V1__Open *body, struct ctl_open 
 	in->message = "OPEN";
 	convert_in_name(in, "model", body->model, TH_NAME_MAX, ret_open->model);
 	convert_in_name(in, "replica", body->replica, TH_NAME_MAX, ret_open->replica);
+	convert_in_name_or_empty(
+		in, "launch_id", body->launch_id, TH_NAME_MAX, ret_open->launch_id);
 	convert_in_check(in, body->num_shards >= 1 && body->num_shards <= TH_SHARDS_MAX,
 		"num_shards", "is not 1 to 1024");
 	convert_in_check(in, body->shard < body->num_shards, "shard", "is not below num_shards");

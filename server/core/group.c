@@ -17,6 +17,7 @@
 #include "server/core/agent.h"
 #include "server/core/blob.h"
 #include "server/core/copy.h"
+#include "server/core/launch.h"
 #include "server/core/leg.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
@@ -93,6 +94,7 @@ group_new(struct refsrv *server, struct model *model, const struct ctl_open *ope
 	group->state = GROUP_FORMING;
 	group->members = th_calloc(group->num_shards, sizeof(struct member *));
 	DL_APPEND(model->groups, group);
+	launch_new(group, open);
 	return group;
 }
 
@@ -107,6 +109,11 @@ open_check(struct refsrv *server, const struct agent *agent, const struct ctl_op
 			"the model or replica name is not 1 to %d bytes of UTF-8 without control "
 			"characters",
 			TH_NAME_MAX);
+	if (open->launch_id[0] != '\0' && !th_name_valid(open->launch_id, TH_NAME_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"replica %s of %s: the launch_id is not 1 to %d bytes of UTF-8 without "
+			"control characters",
+			open->replica, open->model, TH_NAME_MAX);
 	if (open->num_shards == 0 || open->num_shards > TH_SHARDS_MAX ||
 		open->shard >= open->num_shards)
 		return th_fail(err, TH_E_INVALID,
@@ -173,7 +180,12 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 	if (rc != 0)
 		return rc;
 	struct model *model = model_acquire(server, open->model);
+	rc = launch_check(model, agent, open, err);
+	if (rc != 0)
+		return rc;
 	struct group *group = group_find(model, open->replica);
+	if (group != NULL && launch_replaces(server, group, agent, open))
+		group = NULL;
 	if (group != NULL) {
 		rc = join_check(group, agent, open, err);
 		if (rc != 0)
@@ -377,6 +389,7 @@ group_settle(struct refsrv *server, struct group *group)
 	while (group->ops != NULL)
 		op_free(server, group->ops);
 	DL_DELETE(group->model->groups, group);
+	launch_free(group);
 	free(group->members);
 	free(group);
 }

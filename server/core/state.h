@@ -207,6 +207,9 @@ struct member { /* owned by server.members */
 struct group { /* owned by model.groups */
 	struct model *model;
 	char replica[TH_NAME_MAX + 1];
+	char launch_id[TH_NAME_MAX + 1];   /* empty: none */
+	char (*replaced)[TH_NAME_MAX + 1]; /* owns: launches before this one, oldest first */
+	uint32_t num_replaced;
 	uint64_t lineage, inc;
 	uint32_t num_shards, num_joined;
 	enum group_state state;

@@ -57,6 +57,37 @@ def opening_twice():
         w.call("open", model="m", replica="g", shard=0, num_shards=3)
 
 
+def launched_again():
+    """What is left of an older launch gives way, and cannot come back."""
+    with cluster() as c:
+        c.agent("a")
+        c.agent("b")
+        old = [c.worker("old0", "a"), c.worker("old1", "b")]
+        new = [c.worker("new0", "b"), c.worker("new1", "a")]
+        group = {"model": "m", "replica": "g", "num_shards": 2}
+        for i, w in enumerate(old):
+            w.call("open", shard=i, launch_id="job-1", **group)
+            w.call("alloc", total_bytes=SIZE)
+            w.call("register")
+        ids = [w.start("publish", version=1) for w in old]
+        for w, ident in zip(old, ids):
+            w.finish(ident)
+        for i, w in enumerate(new):
+            w.call("open", shard=i, launch_id="job-2", **group)
+            w.call("alloc", total_bytes=SIZE)
+            w.call("register")
+        for w in old:
+            error = expect_error("GROUP_BROKEN", w.call, "update")
+            assert "job-2 replaces launch job-1" in error.text, error.text
+            w.call("close")
+            expect_error("GROUP_MISMATCH", w.call, "open", shard=0, launch_id="job-1", **group)
+        ids = [w.start("publish", version=2) for w in new]
+        for w, ident in zip(new, ids):
+            w.finish(ident)
+        listing = new[0].call("list")
+        assert [v[:2] for v in listing["versions"]] == [[0, 2]], listing
+
+
 def registering():
     with cluster() as c:
         c.agent("a")
@@ -281,6 +312,7 @@ def abandoned_without_an_agent_that_answers():
 if __name__ == "__main__":
     main(
         opening_twice,
+        launched_again,
         registering,
         one_buffer_under_two_handles,
         a_broken_group_opens_again_with_the_same_memory,

@@ -277,6 +277,7 @@ class Shard:
         agent=None,
         flags=0,
         retain=None,
+        launch_id=None,
         timeout=10,
     ):
         opts = OpenOpts(
@@ -287,6 +288,7 @@ class Shard:
             num_shards=num_shards,
             lineage=lineage,
             retain=retain.encode() if retain else None,
+            launch_id=launch_id.encode() if launch_id else None,
             agent=agent.encode() if agent else None,
             flags=flags,
         )

@@ -304,6 +304,24 @@ world_open(struct world *w, uint32_t agent, const char *model, const char *repli
 }
 
 int
+world_launch(struct world *w, uint32_t agent, const char *replica, uint32_t shard,
+	uint32_t num_shards, const char *launch_id, uint64_t *ret_sid)
+{
+	struct ctl_request request = {.kind = CTL_OPEN};
+
+	snprintf(request.u.open.model, sizeof(request.u.open.model), "m");
+	snprintf(request.u.open.replica, sizeof(request.u.open.replica), "%s", replica);
+	snprintf(request.u.open.launch_id, sizeof(request.u.open.launch_id), "%s", launch_id);
+	request.u.open.shard = shard;
+	request.u.open.num_shards = num_shards;
+	request.u.open.lineage = 1;
+	int code = world_request(w, agent, &request);
+	if (code == 0)
+		*ret_sid = w->reply.u.open.sid;
+	return code;
+}
+
+int
 world_put(struct world *w, uint32_t agent, const void *data, size_t bytes, struct th_hash *ret_key)
 {
 	struct ctl_request request = {.kind = CTL_MANIFEST_PUT};

@@ -78,6 +78,9 @@ uint64_t world_event_sid(const struct ctl_event *event);
 /* ---- requests ---- */
 int world_open(struct world *w, uint32_t agent, const char *model, const char *replica,
 	uint32_t shard, uint32_t num_shards, uint64_t lineage, uint64_t *ret_sid);
+/* ... of model "m" by this launch, lineage 1. */
+int world_launch(struct world *w, uint32_t agent, const char *replica, uint32_t shard,
+	uint32_t num_shards, const char *launch_id, uint64_t *ret_sid);
 /* layout: any number; equal numbers are equal layouts. Puts the manifest first. */
 int world_register(struct world *w, uint32_t agent, uint64_t sid, uint32_t layout);
 int world_put(

@@ -90,6 +90,8 @@ Test(convert, request__sessions__come_back)
 	request.u.open.num_shards = TH_SHARDS_MAX;
 	request.u.open.flags = UINT32_MAX;
 	same_request(&request);
+	name_of(request.u.open.launch_id, TH_NAME_MAX, 'l');
+	same_request(&request);
 
 	request = new_request(CTL_REGISTER);
 	request.u.reg.sid = 7;
