@@ -290,6 +290,7 @@ void attributes_free(struct thc_shard *shard);
 #define PRIVATE_SERIAL UINT64_MAX
 void tensors_release(struct thc_shard *shard);                   /* the agent has let go of them */
 void tensors_forget(struct thc_shard *shard, uint64_t serial);   /* a memory object is gone */
+bool tensors_take_answer(struct thc_shard *shard); /* MEMORY_ID came; false: out of order */
 
 /* ---- private.c ----------------------------------------------------------------------------- */
 

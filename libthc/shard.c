@@ -406,26 +406,6 @@ take_end(struct thc_shard *shard)
 	return true;
 }
 
-/* An answer that comes too late is for memory that nobody will name: the agent may forget it. */
-static bool
-take_memory_id(struct thc_shard *shard)
-{
-	struct fdmsg_memory_id answer;
-
-	memcpy(&answer, shard->message->body, sizeof(answer));
-	if (shard->answered_token == shard->last_token || answer.token != shard->answered_token + 1)
-		return false;
-	shard->answered_token++;
-	if (shard->memory_wanted && answer.token == shard->last_token) {
-		shard->memory_answer = answer;
-		shard->memory_answered = true;
-	} else if (answer.code == 0) {
-		const struct fdmsg_forget forget = {.id = answer.id};
-		(void)fdmsg_send(shard->sock, FDMSG_FORGET, &forget, sizeof(forget), NULL, 0);
-	}
-	return true;
-}
-
 /* True when the message was expected. */
 static bool
 take_message(struct thc_shard *shard)
@@ -434,7 +414,7 @@ take_message(struct thc_shard *shard)
 
 	switch ((enum fdmsg_kind)message->head.kind) {
 	case FDMSG_MEMORY_ID:
-		return take_memory_id(shard);
+		return tensors_take_answer(shard);
 	case FDMSG_CLOSED:
 		if (!shard->close_sent || shard->close_answered)
 			return false;

@@ -63,6 +63,26 @@ sent_add(struct thc_shard *shard, uint64_t serial)
 	return 0;
 }
 
+/* An answer that comes too late is for memory that nobody will name: the agent may forget it. */
+bool
+tensors_take_answer(struct thc_shard *shard)
+{
+	struct fdmsg_memory_id answer;
+
+	memcpy(&answer, shard->message->body, sizeof(answer));
+	if (shard->answered_token == shard->last_token || answer.token != shard->answered_token + 1)
+		return false;
+	shard->answered_token++;
+	if (shard->memory_wanted && answer.token == shard->last_token) {
+		shard->memory_answer = answer;
+		shard->memory_answered = true;
+	} else if (answer.code == 0) {
+		const struct fdmsg_forget forget = {.id = answer.id};
+		(void)fdmsg_send(shard->sock, FDMSG_FORGET, &forget, sizeof(forget), NULL, 0);
+	}
+	return true;
+}
+
 /* message: without its token. */
 static int
 send_memory(struct thc_shard *shard, uint64_t serial, struct fdmsg_memory *message, int fd,
