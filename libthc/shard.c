@@ -220,10 +220,10 @@ shard_unref_unlock(struct thc_shard *shard)
 static bool
 ended(struct thc_shard *shard)
 {
-	struct shm_line line;
+	uint16_t events[SHM_EV_COUNT];
 
-	if (shard->ended == 0 && !shard->lost && ring_line_read(&shard->ring, &line) == 0 &&
-		line.events[SHM_EV_CONTRACT] != 0)
+	ring_events_read(&shard->ring, events);
+	if (shard->ended == 0 && !shard->lost && events[SHM_EV_CONTRACT] != 0)
 		shard_look(shard);
 	return shard->ended != 0;
 }

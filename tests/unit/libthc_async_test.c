@@ -610,7 +610,7 @@ Test(libthc_async, free__agent_takes_no_submissions__is_cancelled_when_it_does)
 	struct thc_op *op = update("1", SOON);
 	int rc = THC_E_TIMEOUT;
 	while (agent.files.w->submitted < SHM_CAPACITY) {
-		rc = thc_wait(shard, never, &no, 1);
+		rc = thc_wait(shard, never, &no, 20);
 		cr_assert_eq(rc, THC_E_TIMEOUT, "%s", thc_errmsg());
 	}
 	cr_assert_eq(thc_op_cancel(op), THC_E_TIMEOUT);
@@ -649,9 +649,11 @@ Test(libthc_async, wait__frozen_agent__ends_at_its_deadline_and_at_the_operation
 	struct thc_op *op = NULL, *next = NULL;
 
 	fake_agent_freeze(&agent, true);
+	int64_t begun = th_now_ns();
 	op = update("5", 300);
 	/* Before the operation's own deadline: it runs, as far as is known. */
-	cr_assert_eq(thc_op_wait(op, 50, NULL), THC_E_TIMEOUT);
+	int rc = thc_op_wait(op, 50, NULL);
+	cr_assert(rc == THC_E_TIMEOUT || th_now_ns() - begun > 300 * MS, "%d", rc);
 	/* And from then on its outcome is unknown, however long the caller would wait. */
 	cr_assert_eq(thc_op_wait(op, THC_FOREVER, NULL), THC_E_UNKNOWN);
 	says("thc_resolve");
