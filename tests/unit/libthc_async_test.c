@@ -365,7 +365,9 @@ Test(libthc_async, fd__other_threads_block__shows_every_end_and_event)
 	script(agent.operation = FAKE_HOLD);
 	for (int i = 0; i < 2; i++)
 		cr_assert_eq(pthread_create(&threads[i], NULL, waiter_main, &enough), 0);
-	fake_agent_await(&agent, &agent.submissions, 1); /* they share one watch */
+	/* Both have looked; they share one watch. */
+	fake_agent_await(&agent, &agent.requests, 2);
+	fake_agent_await(&agent, &agent.submissions, 1);
 	script(agent.operation = FAKE_COMPLETE);
 	for (int i = 0; i < 300; i++) {
 		struct thc_op *op = update("4", SOON);
