@@ -132,6 +132,7 @@ add_counters(const struct refsrv *server, struct ctl_inspection *inspection)
 	add_counter(inspection, "beats", server->counters.beats);
 	add_counter(inspection, "lists", server->counters.lists);
 	add_counter(inspection, "watches", server->counters.watches);
+	add_counter(inspection, "watches_open", server->counters.watches_open);
 	add_counter(inspection, "changes_told", server->counters.changed);
 	add_counter(inspection, "snapshots_made", server->counters.snapshots);
 	add_counter(inspection, "snapshot_bytes", server->snapshot_bytes);

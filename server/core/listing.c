@@ -282,8 +282,9 @@ watch_find(const struct agent *agent, const struct model *model)
 }
 
 static void
-watch_end(struct agent *agent, struct watch *watch)
+watch_end(struct refsrv *server, struct agent *agent, struct watch *watch)
 {
+	server->counters.watches_open--;
 	DL_DELETE(agent->watches, watch);
 	DL_DELETE2(watch->model->watches, watch, model_prev, model_next);
 	model_dirty(watch->model);
@@ -305,6 +306,7 @@ watch_begin(struct refsrv *server, struct agent *agent, const char *model, struc
 	DL_APPEND(agent->watches, watch);
 	DL_APPEND2(watch->model->watches, watch, model_prev, model_next);
 	agent->num_watches++;
+	server->counters.watches_open++;
 	return watch;
 }
 
@@ -322,7 +324,7 @@ listing_watch(struct refsrv *server, struct agent *agent, const struct ctl_watch
 	memcpy(ret_now->model, request->model, sizeof(ret_now->model));
 	if (request->stop) {
 		if (watch != NULL)
-			watch_end(agent, watch);
+			watch_end(server, agent, watch);
 		return 0;
 	}
 	if (watch == NULL)
@@ -336,9 +338,8 @@ listing_watch(struct refsrv *server, struct agent *agent, const struct ctl_watch
 void
 listing_drop_watches(struct refsrv *server, struct agent *agent)
 {
-	(void)server;
 	while (agent->watches != NULL)
-		watch_end(agent, agent->watches);
+		watch_end(server, agent, agent->watches);
 }
 
 static void

@@ -313,7 +313,7 @@ struct refsrv {
 	uint64_t generation; /* the highest of any model's listing */
 	uint64_t revision;   /* ... and of any model's */
 	struct {
-		uint64_t requests, polls, beats, lists, watches, changed, snapshots;
+		uint64_t requests, polls, beats, lists, watches, changed, snapshots, watches_open;
 	} counters;
 	uint64_t last_sid, last_leg, last_group_inc, last_copy_id, last_drain_no, mark;
 

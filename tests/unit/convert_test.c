@@ -381,7 +381,14 @@ Test(convert, reply__without_arrays__comes_back)
 	reply.u.open = (struct ctl_open_reply){6, 7};
 	send_reply(&reply, &arena, &got);
 	cr_assert_arr_eq(&got.u.open, &reply.u.open, sizeof(got.u.open));
-	reply = new_reply(CTL_WATCH);
+	convert_arena_free(&arena);
+}
+
+Test(convert, reply__of_names_and_hashes__comes_back)
+{
+	struct convert_arena arena = {0};
+	struct ctl_reply reply = new_reply(CTL_WATCH), got;
+
 	name_of(reply.u.watch.model, TH_NAME_MAX, 'm');
 	reply.u.watch.generation = 8;
 	send_reply(&reply, &arena, &got);
