@@ -119,6 +119,8 @@ def everything_is_there():
             "lib/systemd/system/thserverd.service",
             "lib/sysusers.d/tensorhub.conf",
             "man1/thctl.1",
+            "man5/thagentd.conf.5",
+            "man5/thserverd.conf.5",
             "man7/tensorhub.7",
             "man8/thagentd.8",
             "man8/thserverd.8",
