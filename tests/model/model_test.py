@@ -51,7 +51,7 @@ def search(model, compiler, defines):
     with tempfile.TemporaryDirectory(prefix="th-model-") as folder:
         for argv in (
             ["spin", "-a", *(f"-D{name}" for name in defines), model],
-            [*compiler, "-O1", "-w", "-DSAFETY", f"-DMEMLIM={MEMORY_MB}", "-o", "pan", "pan.c"],
+            [*compiler, "-O0", "-w", "-DSAFETY", f"-DMEMLIM={MEMORY_MB}", "-o", "pan", "pan.c"],
         ):
             status, text = run(argv, folder)
             if status != 0:
