@@ -115,17 +115,6 @@ def what_is_not_built_says_so():
             assert flag in e.text and "not built" in e.text, e.text
         e = expect_error("INVALID", opened, cl, "a", "r", retain="latest")
         assert "retain" in e.text and "not built" in e.text, e.text
-        opts = thc.OpenOpts(
-            struct_size=c.sizeof(thc.OpenOpts),
-            model=b"m",
-            replica=b"r",
-            num_shards=1,
-            launch_id=b"one",
-            agent=cl.agents["a"].runtime.encode(),
-        )
-        handle = c.c_void_p()
-        assert lib.thc_open(c.byref(opts), 5000, c.byref(handle)) == CODES["INVALID"]
-        assert b"launch_id" in lib.thc_errmsg() and b"not built" in lib.thc_errmsg()
         shard, memory = with_memory(cl, "a", "r")
         shard.publish(1)
         assert lib.thc_unpublish(shard.handle, 1, 5000) == CODES["INVALID"]
