@@ -111,7 +111,7 @@ still_published(struct data_out *conn, uint32_t chunk)
 		return true;
 	int rc = part_digest(leg->part, chunk, &now);
 	if (rc < 0)
-		data_out_break(conn, rc);
+		data_out_break(conn, rc, UINT32_MAX);
 	else if (th_hash_equal(now, *xfer_part_digest(leg->part, chunk)))
 		return true;
 	else
@@ -237,16 +237,18 @@ broken(struct stream *stream, int code)
 		return; /* the porter knows */
 	/* What the kernel cannot read is the part's memory, not the connection. */
 	conn->own = code == -EFAULT;
+	conn->row = UINT32_MAX;
 	conn->code = conn->own ? TH_E_STALE_MEMORY : code;
 	loop_post(conn->leg->transport->porter, &conn->broken_task);
 }
 
 void
-data_out_break(struct data_out *conn, int code)
+data_out_break(struct data_out *conn, int code, uint32_t row)
 {
 	if (conn->code != 0)
 		return;
 	conn->own = true;
+	conn->row = row;
 	conn->code = code;
 	loop_post(conn->leg->transport->porter, &conn->broken_task);
 }

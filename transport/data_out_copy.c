@@ -93,7 +93,7 @@ run_ferry(struct loop_task *task)
 		if (was_empty)
 			begin_block(conn);
 		if (block->code < 0) {
-			data_out_break(conn, block->code);
+			data_out_break(conn, block->code, block->row);
 			return;
 		}
 		if (!still_published(conn, block)) {

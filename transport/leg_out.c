@@ -86,7 +86,7 @@ leg_out_fence(struct leg_out *leg)
 
 /* The reader is told why, so that it need not guess: another source may do better. */
 static void
-say_lost(struct leg_out *leg, int code)
+say_lost(struct leg_out *leg, int code, uint32_t row)
 {
 	static const char text[] = "the memory of this copy can not be read any more: it was "
 				   "unmapped, shrunk, or its process has ended";
@@ -96,6 +96,7 @@ say_lost(struct leg_out *leg, int code)
 		.bytes = sizeof(text) - 1};
 	if (leg->ending)
 		return;
+	leg->result.row = row;
 	if (leg->control.out_bytes + frame.bytes <= FRAME_PAYLOAD_MAX) {
 		control_put(&leg->control, &frame, (const uint8_t *)text);
 		stream_wake(&leg->control.stream);
@@ -111,7 +112,7 @@ leg_out_conn_broken(struct leg_out *leg, struct data_out *conn)
 		return;
 	}
 	if (conn->own) {
-		say_lost(leg, conn->code);
+		say_lost(leg, conn->code, conn->row);
 		return;
 	}
 	/* The reader knows as well and judges: its control connection tells how it goes on. */
@@ -275,7 +276,7 @@ run_progress(struct loop_task *task)
 	if (leg->ending)
 		return;
 	if (xfer_part_failed(leg->part)) {
-		say_lost(leg, TH_E_STALE_MEMORY);
+		say_lost(leg, TH_E_STALE_MEMORY, UINT32_MAX);
 		return;
 	}
 	leg->deadline_ns = 0; /* somebody waits, or does no more: look again */

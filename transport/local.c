@@ -370,6 +370,7 @@ local_copy(struct local *local, uint64_t id, struct xfer_part *source, struct xf
 	leg->changed_node.fill = fill_changed;
 	leg->last_node.fill = fill_last;
 	leg->result.leg = id;
+	leg->result.row = UINT32_MAX;
 	memcpy(leg->result.transport, "local", 6);
 	count_up(&local->transport->counters.legs_in, 1);
 	xfer_part_watch(source, source_grew, leg);

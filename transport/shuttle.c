@@ -445,6 +445,7 @@ shuttle_copy(
 	shuttle->part = xfer_part_retain(part);
 	shuttle->verify = xfer_part_verify(part);
 	shuttle->result.leg = leg;
+	shuttle->result.row = UINT32_MAX;
 	memcpy(shuttle->result.transport, "local", 6);
 	count_up(&counters->legs_in, 1);
 	launch(shuttles, shuttle);

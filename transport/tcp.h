@@ -176,6 +176,7 @@ struct data_out {
 	bool reset;   /* written before close_task is posted */
 	int code;     /* written before broken_task is posted */
 	bool own;     /* likewise: it is the part's memory that failed */
+	uint32_t row; /* likewise: of its manifest; UINT32_MAX: not known which */
 	bool waiting; /* atomic: the next chunk is beyond the prefix */
 	/* Mover. */
 	/* Of a part that is not direct: what is sent comes through blocks. */
@@ -212,7 +213,7 @@ void data_out_header(struct data_out *conn, uint32_t chunk); /* the next frame t
 /* The chunk is not what was published: nothing more is sent, and the porter tells. */
 void data_out_changed(struct data_out *conn, uint32_t chunk);
 /* The part's memory failed: nothing more is sent, and the porter ends the leg. */
-void data_out_break(struct data_out *conn, int code);
+void data_out_break(struct data_out *conn, int code, uint32_t row);
 
 struct data_out *data_out_new(struct leg_out *leg, struct loop *loop, int fd);
 

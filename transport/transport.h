@@ -64,10 +64,12 @@ enum transport_event_kind {
 
 struct transport_event {
 	enum transport_event_kind kind;
-	uint64_t leg;            /* PROGRESS .. STOPPED, STALLED .. ENDED: as given */
-	uint64_t hello;          /* HELLO: its handle */
-	uint64_t tag;            /* HASHED, HASH_FAILED, HASH_STOPPED */
-	uint32_t row;            /* HASH_FAILED: of the part's manifest */
+	uint64_t leg;   /* PROGRESS .. STOPPED, STALLED .. ENDED: as given */
+	uint64_t hello; /* HELLO: its handle */
+	uint64_t tag;   /* HASHED, HASH_FAILED, HASH_STOPPED */
+	/* HASH_FAILED, ENDED and a copy's FAILED with TH_E_STALE_MEMORY: which row of the source it
+	 * was, UINT32_MAX when that is not known. */
+	uint32_t row;
 	uint32_t chunk;          /* CHANGED */
 	struct th_ticket ticket; /* HELLO */
 	/* FAILED: TH_E_CHECKSUM, TH_E_NO_PATH, TH_E_PROTOCOL, TH_E_LAYOUT, TH_E_STALE_MEMORY (of

@@ -255,6 +255,8 @@ in_ended(struct host *host, struct leg *leg, const struct transport_event *event
 	}
 	show_progress(host, leg);
 	log_end(leg, event, out->code);
+	if (leg->source != 0 && out->code == TH_E_STALE_MEMORY && out->source_failed)
+		parts_lost(host, leg->source, leg->source_gen, event->row);
 	drop(host, leg);
 	engine_post(host, &report);
 }
@@ -312,6 +314,8 @@ out_event(struct host *host, struct leg *leg, const struct transport_event *even
 	} else {
 		uint64_t number = leg->leg;
 		log_end(leg, event, 0);
+		if (event->code == TH_E_STALE_MEMORY)
+			parts_lost(host, leg->source, leg->source_gen, event->row);
 		drop(host, leg);
 		post_out(host, AGENT_EV_OUT_ENDED, number);
 	}

@@ -177,9 +177,39 @@ parts_hashed(struct host *host, uint64_t tag)
 }
 
 /*
- * The copy can serve nobody who does not have it yet, and the transport sends those away. Its
- * worker must not think that it serves: it is told, and its session ends.
+ * The copy can serve nobody any more. Its worker must not think that it does: it is told, and the
+ * session ends. A worker that is gone, or closes, has no use for the sentence.
  */
+static void
+withdraw(struct host *host, struct session *session, uint64_t gen, uint32_t row)
+{
+	const struct tensors *tensors = session->registration.tensors;
+	struct agent_event event = {.kind = AGENT_EV_CONTRACT, .session = session->id};
+	char which[256] = "its tensors";
+	if (tensors && row < tensors->manifest.num_rows)
+		snprintf(which, sizeof(which), "tensor '%.200s'", tensors->manifest.rows[row].name);
+	event.u.contract.gen = gen;
+	snprintf(event.u.contract.text, sizeof(event.u.contract.text),
+		"the memory of %s can not be read any more (unmapped, shrunk, or its process has "
+		"ended), so what was published is withdrawn; close this handle",
+		which);
+	log_error("part", "withdrawn session=%" PRIu64 " reason=\"%s\"", session->id,
+		event.u.contract.text);
+	if (session->state != SESSION_OPEN || session->ended)
+		return;
+	worker_end(session, TH_E_STALE_MEMORY, event.u.contract.text);
+	if (session->state == SESSION_OPEN)
+		engine_post(host, &event);
+}
+
+void
+parts_lost(struct host *host, uint64_t session_id, uint64_t gen, uint32_t row)
+{
+	struct session *session = session_find(host, session_id);
+	if (session && find(host, session_id, gen))
+		withdraw(host, session, gen, row);
+}
+
 void
 parts_hash_failed(struct host *host, uint64_t tag, uint32_t row)
 {
@@ -187,28 +217,12 @@ parts_hash_failed(struct host *host, uint64_t tag, uint32_t row)
 	if (!part)
 		return;
 	bool stopping = part->hash == HASH_STOPPING;
-	part->hash = HASH_FAILED;
 	struct session *session = session_find(host, part->key.session);
-	const struct tensors *tensors = session ? session->registration.tensors : NULL;
-	char text[TH_CTL_TEXT_BYTES];
-	snprintf(text, sizeof(text),
-		"the memory of tensor '%.200s' can not be read any more (unmapped, shrunk, or its "
-		"process has ended), so what was published is withdrawn; close this handle",
-		tensors && row < tensors->manifest.num_rows ? tensors->manifest.rows[row].name
-							    : "?");
-	log_error("part", "no digests session=%" PRIu64 " reason=\"%s\"", part->key.session, text);
-	if (stopping) {
+	part->hash = HASH_FAILED;
+	if (session)
+		withdraw(host, session, part->key.gen, row);
+	if (stopping)
 		post(host, AGENT_EV_HASH_STOPPED, part);
-	} else if (session && session->state == SESSION_OPEN && !session->ended) {
-		struct agent_event event = {.kind = AGENT_EV_CONTRACT, .session = session->id};
-		event.u.contract.gen = part->key.gen;
-		snprintf(event.u.contract.text, sizeof(event.u.contract.text), "%s", text);
-		worker_end(session, TH_E_STALE_MEMORY, text);
-		if (session->state == SESSION_OPEN)
-			engine_post(host, &event);
-	} else if (session) {
-		session_lose(session, false, text);
-	}
 }
 
 void

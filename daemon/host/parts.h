@@ -27,6 +27,11 @@ void parts_hash_stopped(struct host *host, uint64_t tag);
  * name.
  */
 void parts_changed(struct host *host, uint64_t session, uint64_t gen, uint32_t chunk);
+/*
+ * A reader found that the memory of this row (of the manifest; UINT32_MAX: it is not known which)
+ * can not be read any more: likewise.
+ */
+void parts_lost(struct host *host, uint64_t session, uint64_t gen, uint32_t row);
 /* The worker of the session is gone: what is stuck in its memory is left behind. */
 void parts_orphan(struct host *host, uint64_t session);
 
