@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * checkpoint - opening and reading of safetensors files (see checkpoint.h).
- *
- * A file is copied, never mapped: a mapped file that somebody truncates would kill the publisher
- * with SIGBUS while readers wait.
+ * checkpoint - opening and mapping of safetensors files (see checkpoint.h).
  */
 #include "tools/checkpoint.h"
 
@@ -14,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,8 +19,6 @@
 #include "ipc/base/fd.h"
 #include "tools/checkpoint_index.h"
 
-#define FILE_ALIGNMENT 4096u /* of each file's data in memory: tensors keep their alignment */
-#define READ_BYTES ((size_t)64 << 20)
 #define FILES_MAX 4096u
 
 bool
@@ -115,6 +111,23 @@ read_header(struct checkpoint_file *file, uint64_t file_bytes, struct th_err *er
 	return 0;
 }
 
+/* Of a file without data too: its header is there, so it has pages. */
+static int
+map_file(struct checkpoint_file *file, struct th_err *err)
+{
+	size_t bytes = (size_t)file->stamp.bytes;
+
+	void *at = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file->fd, 0);
+	/* Some network file systems allow only this one, which is as good for reading. */
+	if (at == MAP_FAILED && (errno == ENODEV || errno == EINVAL))
+		at = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, file->fd, 0);
+	if (at == MAP_FAILED)
+		return th_fail(err, -errno, "cannot map %s: %s", file->path, strerror(errno));
+	file->map = at;
+	file->data = file->map + SAFETENSORS_LENGTH_BYTES + file->text_bytes;
+	return 0;
+}
+
 /* Takes path over, also when it fails. */
 static int
 add_file(struct checkpoint *checkpoint, char *path, struct th_err *err)
@@ -137,17 +150,17 @@ add_file(struct checkpoint *checkpoint, char *path, struct th_err *err)
 	int rc = open_regular(path, err, &file->fd, &file_bytes);
 	if (rc < 0)
 		return rc;
-	rc = read_header(file, file_bytes, err);
+	rc = stamp_take(file->fd, file->path, err, &file->stamp);
+	if (rc == 0)
+		rc = read_header(file, file->stamp.bytes, err);
+	if (rc == 0)
+		rc = map_file(file, err);
 	if (rc < 0)
 		return rc;
 	if (checkpoint->count + file->header.count > MANIFEST_ROWS_MAX)
 		return th_fail(
 			err, TH_E_LIMIT, "more than %u tensors in all files", MANIFEST_ROWS_MAX);
 	checkpoint->count += file->header.count;
-	if (!th_align_up_u64(checkpoint->memory_bytes, FILE_ALIGNMENT, &file->memory_offset) ||
-		!th_add_u64(
-			file->memory_offset, file->header.data_bytes, &checkpoint->memory_bytes))
-		return th_fail(err, TH_E_LIMIT, "the files have more bytes than memory can");
 	checkpoint->data_bytes += file->header.data_bytes;
 	return 0;
 }
@@ -171,6 +184,61 @@ add_file_of(
 	return add_file(checkpoint, path, err);
 }
 
+/* Of a directory, by its name there; NULL: it is none of the checkpoint. */
+static const struct checkpoint_file *
+find_file(const struct checkpoint *checkpoint, const char *name)
+{
+	for (uint32_t i = 0; i < checkpoint->num_files; i++) {
+		if (strcmp(strrchr(checkpoint->files[i].path, '/') + 1, name) == 0)
+			return &checkpoint->files[i];
+	}
+	return NULL;
+}
+
+static int
+compare_names(const void *left, const void *right)
+{
+	return strcmp(*(const char *const *)left, *(const char *const *)right);
+}
+
+/* The names of all tensors, sorted. The caller frees the array, not the names; NULL: no memory. */
+static const char **
+sorted_names(const struct checkpoint *checkpoint)
+{
+	uint32_t count = 0;
+
+	const char **names = calloc(th_max_u32(checkpoint->count, 1), sizeof(names[0]));
+	if (!names)
+		return NULL;
+	for (uint32_t i = 0; i < checkpoint->num_files; i++) {
+		for (uint32_t j = 0; j < checkpoint->files[i].header.count; j++)
+			names[count++] = checkpoint->files[i].header.tensors[j].name;
+	}
+	qsort(names, count, sizeof(names[0]), compare_names);
+	return names;
+}
+
+/* Names the first that is listed and not there. */
+static int
+fail_missing(const struct checkpoint *checkpoint, const struct checkpoint_index *index,
+	struct th_err *err)
+{
+	const struct checkpoint_index_entry *missing = NULL;
+
+	const char **names = sorted_names(checkpoint);
+	for (uint32_t i = 0; names && !missing && i < index->count; i++) {
+		const char *name = index->entries[i].tensor;
+		if (!bsearch(&name, names, checkpoint->count, sizeof(names[0]), compare_names))
+			missing = &index->entries[i];
+	}
+	free(names);
+	return th_fail(err, TH_E_INVALID,
+		"the index lists tensor '%s' in %s, which does not have it (%u of %u tensors are "
+		"there): the download or copy was cut short",
+		missing ? missing->tensor : "?", missing ? missing->file : "?", checkpoint->count,
+		index->count);
+}
+
 /* Every tensor of the files is in the index under that file, and the index has no more. */
 static int
 check_index(const struct checkpoint *checkpoint, const struct checkpoint_index *index,
@@ -182,27 +250,79 @@ check_index(const struct checkpoint *checkpoint, const struct checkpoint_index *
 		for (uint32_t j = 0; j < file->header.count; j++) {
 			const char *tensor = file->header.tensors[j].name;
 			const char *listed = checkpoint_index_find(index, tensor);
-			if (!listed || strcmp(listed, name) != 0)
+			if (!listed)
 				return th_fail(err, TH_E_INVALID,
-					"tensor '%s' of %s is not there in the index", tensor,
-					file->path);
+					"tensor '%s' of %s is not in the index: the index is of "
+					"another checkpoint",
+					tensor, file->path);
+			if (strcmp(listed, name) != 0)
+				return th_fail(err, TH_E_INVALID,
+					"tensor '%s' is in %s, but the index says %s", tensor,
+					file->path, listed);
 		}
 	}
+	/* Each one that the files have is listed, for its own file: so none is there twice. */
 	if (checkpoint->count != index->count)
-		return th_fail(err, TH_E_INVALID,
-			"the index lists %u tensors, the files hold %u: some files are incomplete",
-			index->count, checkpoint->count);
+		return fail_missing(checkpoint, index, err);
 	return 0;
 }
 
-static bool
-has_file(const struct checkpoint *checkpoint, const char *name)
+/* Counts the safetensors files that are none of the checkpoint; *ret_name is one of them. */
+static int
+count_others(const struct checkpoint *checkpoint, const char *directory, struct th_err *err,
+	char ret_name[NAME_MAX + 1])
 {
-	for (uint32_t i = 0; i < checkpoint->num_files; i++) {
-		if (strcmp(strrchr(checkpoint->files[i].path, '/') + 1, name) == 0)
-			return true;
+	struct dirent *entry;
+	int found = 0;
+
+	DIR *dir = opendir(directory);
+	if (!dir)
+		return th_fail(err, -errno, "cannot open %s: %s", directory, strerror(errno));
+	while ((entry = readdir(dir))) {
+		if (checkpoint_is_file_name(entry->d_name) &&
+			!find_file(checkpoint, entry->d_name)) {
+			snprintf(ret_name, NAME_MAX + 1, "%s", entry->d_name);
+			found++;
+		}
 	}
-	return false;
+	closedir(dir);
+	return found;
+}
+
+/* What lies in the directory and does not travel, for whoever wants to say so. */
+static int
+note_strays(struct checkpoint *checkpoint, const char *directory, struct th_err *err)
+{
+	char name[NAME_MAX + 1] = "";
+
+	int found = count_others(checkpoint, directory, err, name);
+	if (found <= 0)
+		return found;
+	checkpoint->num_strays = (uint32_t)found;
+	checkpoint->stray = strdup(name);
+	return checkpoint->stray ? 0 : th_fail(err, -ENOMEM, "no memory for a name");
+}
+
+static int
+read_index(const char *path, struct th_err *err, struct checkpoint_index *ret_index)
+{
+	struct th_err inner = {0};
+	uint64_t bytes = 0;
+	int fd = -1;
+
+	int rc = open_regular(path, err, &fd, &bytes);
+	if (rc < 0)
+		return rc;
+	char *text = bytes <= SAFETENSORS_HEADER_BYTES_MAX ? malloc(bytes + 1) : NULL;
+	if (!text)
+		rc = th_fail(err, TH_E_LIMIT, "%s has %" PRIu64 " bytes: too many", path, bytes);
+	if (rc == 0)
+		rc = read_at(fd, path, text, bytes, 0, err);
+	if (rc == 0 && checkpoint_index_parse(text, bytes, &inner, ret_index) < 0)
+		rc = fail_in(path, &inner, err);
+	free(text);
+	close(fd);
+	return rc;
 }
 
 static int
@@ -210,38 +330,25 @@ open_indexed(const char *directory, const char *index_path, struct th_err *err,
 	struct checkpoint *checkpoint)
 {
 	struct checkpoint_index index = {0};
-	struct th_err inner = {0};
-	uint64_t bytes = 0;
-	int fd = -1;
+	const char *last = ""; /* tensors of one file mostly stand together */
 
-	int rc = open_regular(index_path, err, &fd, &bytes);
-	if (rc < 0)
-		return rc;
-	char *text = bytes <= SAFETENSORS_HEADER_BYTES_MAX ? malloc(bytes + 1) : NULL;
-	if (!text) {
-		rc = th_fail(
-			err, TH_E_LIMIT, "%s has %" PRIu64 " bytes: too many", index_path, bytes);
-		goto out_close;
-	}
-	rc = read_at(fd, index_path, text, bytes, 0, err);
-	if (rc < 0)
-		goto out_free;
-	rc = checkpoint_index_parse(text, bytes, &inner, &index);
-	if (rc < 0) {
-		rc = fail_in(index_path, &inner, err);
-		goto out_free;
-	}
+	int rc = read_index(index_path, err, &index);
 	for (uint32_t i = 0; i < index.count && rc == 0; i++) {
-		if (!has_file(checkpoint, index.entries[i].file))
-			rc = add_file_of(checkpoint, directory, index.entries[i].file, err);
+		const char *name = index.entries[i].file;
+		if (strcmp(name, last) != 0 && !find_file(checkpoint, name))
+			rc = add_file_of(checkpoint, directory, name, err);
+		if (rc == -ENOENT)
+			th_fail(err, rc,
+				"%s/%s is not there, but the index lists it: the download or copy "
+				"is incomplete",
+				directory, name);
+		last = name;
 	}
 	if (rc == 0)
 		rc = check_index(checkpoint, &index, err);
+	if (rc == 0)
+		rc = note_strays(checkpoint, directory, err);
 	checkpoint_index_free(&index);
-out_free:
-	free(text);
-out_close:
-	close(fd);
 	return rc;
 }
 
@@ -250,19 +357,10 @@ static int
 open_single(const char *directory, struct th_err *err, struct checkpoint *checkpoint)
 {
 	char name[NAME_MAX + 1] = "";
-	struct dirent *entry;
-	int found = 0;
 
-	DIR *dir = opendir(directory);
-	if (!dir)
-		return th_fail(err, -errno, "cannot open %s: %s", directory, strerror(errno));
-	while ((entry = readdir(dir))) {
-		if (checkpoint_is_file_name(entry->d_name)) {
-			snprintf(name, sizeof(name), "%s", entry->d_name);
-			found++;
-		}
-	}
-	closedir(dir);
+	int found = count_others(checkpoint, directory, err, name);
+	if (found < 0)
+		return found;
 	if (found != 1)
 		return th_fail(err, TH_E_INVALID,
 			"%s has %s: give the file itself, or a directory with %s", directory,
@@ -272,31 +370,19 @@ open_single(const char *directory, struct th_err *err, struct checkpoint *checkp
 	return add_file_of(checkpoint, directory, name, err);
 }
 
-static int
-compare_names(const void *left, const void *right)
-{
-	return strcmp(*(const char *const *)left, *(const char *const *)right);
-}
-
 /* Only between files: within one the parser has refused it. An index rules it out too. */
 static int
 check_tensors(const struct checkpoint *checkpoint, struct th_err *err)
 {
-	uint32_t count = 0;
 	int rc = 0;
 
 	if (checkpoint->count == 0)
 		return th_fail(err, TH_E_INVALID, "%s holds no tensor: nothing to publish",
 			checkpoint->files[0].path);
-	const char **names = calloc(checkpoint->count, sizeof(names[0]));
+	const char **names = sorted_names(checkpoint);
 	if (!names)
 		return th_fail(err, -ENOMEM, "no memory for %u names", checkpoint->count);
-	for (uint32_t i = 0; i < checkpoint->num_files; i++) {
-		for (uint32_t j = 0; j < checkpoint->files[i].header.count; j++)
-			names[count++] = checkpoint->files[i].header.tensors[j].name;
-	}
-	qsort(names, count, sizeof(names[0]), compare_names);
-	for (uint32_t i = 1; i < count && rc == 0; i++) {
+	for (uint32_t i = 1; i < checkpoint->count && rc == 0; i++) {
 		if (strcmp(names[i - 1], names[i]) == 0)
 			rc = th_fail(
 				err, TH_E_INVALID, "tensor '%s' is in several files", names[i]);
@@ -338,29 +424,15 @@ checkpoint_open(const char *path, struct th_err *err, struct checkpoint *ret_che
 }
 
 int
-checkpoint_read(const struct checkpoint *checkpoint, void *memory, checkpoint_progress progress,
-	void *arg, struct th_err *err)
+checkpoint_check(const struct checkpoint *checkpoint, struct th_err *err)
 {
-	uint64_t done = 0;
+	int rc = 0;
 
-	for (uint32_t i = 0; i < checkpoint->num_files; i++) {
+	for (uint32_t i = 0; i < checkpoint->num_files && rc == 0; i++) {
 		const struct checkpoint_file *file = &checkpoint->files[i];
-		uint64_t from = SAFETENSORS_LENGTH_BYTES + file->text_bytes;
-		posix_fadvise(file->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-		for (uint64_t at = 0; at < file->header.data_bytes;) {
-			size_t bytes = (size_t)th_min_u64(READ_BYTES, file->header.data_bytes - at);
-			int rc = read_at(file->fd, file->path,
-				(uint8_t *)memory + file->memory_offset + at, bytes, from + at,
-				err);
-			if (rc < 0)
-				return rc;
-			at += bytes;
-			done += bytes;
-			if (progress && !progress(done, arg))
-				return th_fail(err, -ECANCELED, "interrupted");
-		}
+		rc = stamp_check(&file->stamp, file->fd, file->path, err);
 	}
-	return 0;
+	return rc;
 }
 
 void
@@ -368,11 +440,14 @@ checkpoint_close(struct checkpoint *checkpoint)
 {
 	for (uint32_t i = 0; i < checkpoint->num_files; i++) {
 		struct checkpoint_file *file = &checkpoint->files[i];
+		if (file->map)
+			munmap(file->map, (size_t)file->stamp.bytes);
 		th_fd_close(&file->fd);
 		safetensors_free(&file->header);
 		free(file->text);
 		free(file->path);
 	}
 	free(checkpoint->files);
+	free(checkpoint->stray);
 	*checkpoint = (struct checkpoint){0};
 }

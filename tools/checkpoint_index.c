@@ -75,8 +75,8 @@ checkpoint_index_parse(
 
 	json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &where);
 	if (!root)
-		return th_fail(
-			err, TH_E_INVALID, "the index is no valid JSON in line %d", where.line);
+		return th_fail(err, TH_E_INVALID, "the index is no valid JSON in line %d: %s",
+			where.line, where.text);
 	json_t *map = json_object_get(root, "weight_map");
 	int rc = json_is_object(map) ? parse_map(map, err, &index)
 				     : th_fail(err, TH_E_INVALID, "the index has no weight_map");

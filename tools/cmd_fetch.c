@@ -2,10 +2,11 @@
 /*
  * cmd_fetch - thctl fetch: a version becomes a safetensors file or directory.
  *
- * Steps: ask what the version consists of (a handle of its own, which holds nothing), allocate,
- * join as a replica, replicate the absolute version, write beside OUT and rename. One process
- * drives all shards unless --shard says that others drive the rest. Until something is written a
- * signal just ends the process, and the agent forgets it.
+ * Steps: ask what the version consists of (a handle of its own, which holds nothing), make and map
+ * the files beside OUT, join as a replica, replicate the absolute version straight into them,
+ * rename. So a version needs no memory of its own and may be larger than what there is. One process
+ * drives all shards unless --shard says that others drive the rest. Until bytes are moved a signal
+ * removes what is beside OUT and ends the process, and the agent forgets it.
  */
 #include "tools/cmd_fetch.h"
 
@@ -160,10 +161,19 @@ look_up(struct fetch *fetch, struct th_err *err)
 	return rc;
 }
 
-/* ---- memory and membership ------------------------------------------------------------------ */
+/* ---- files and membership ------------------------------------------------------------------- */
+
+static const struct save *begun; /* for a signal; set while none is delivered */
+
+static void
+undo(void)
+{
+	if (begun)
+		save_undo(begun);
+}
 
 static int
-prepare_part(struct fetch *fetch, uint32_t index, struct th_err *err)
+plan_part(struct fetch *fetch, uint32_t index, struct th_err *err)
 {
 	struct fetch_part *part = &fetch->parts[index];
 	/* One file where one was asked for, and one a shard where there are several. */
@@ -175,17 +185,106 @@ prepare_part(struct fetch *fetch, uint32_t index, struct th_err *err)
 		return rc;
 	if (part->image.note[0] != '\0')
 		thctl_say("fetch: the publisher's file header is not used: %s", part->image.note);
-	rc = thc_alloc(th_max_u64(part->image.memory_bytes, 1), 0, &part->memory);
+	part->files = calloc(part->image.num_files, sizeof(struct save_file *));
+	if (!part->files)
+		return th_fail(err, -ENOMEM, "no memory for %u files", part->image.num_files);
+	return 0;
+}
+
+/* The index of a directory that holds the whole model. */
+static bool
+has_index(const struct fetch *fetch)
+{
+	return fetch->directory && fetch->num_shards == 1;
+}
+
+static int
+make_file(struct fetch *fetch, uint32_t index, uint32_t number, struct th_err *err)
+{
+	struct fetch_part *part = &fetch->parts[index];
+	const struct image_file *file = &part->image.files[number];
+	struct save_file **made = &part->files[number];
+	char name[IMAGE_NAME_BYTES];
+
+	if (fetch->num_shards > 1)
+		snprintf(name, sizeof(name), "shard-%05u-of-%05u" CHECKPOINT_SUFFIX,
+			fetch->first_shard + index, fetch->num_shards);
+	else
+		snprintf(name, sizeof(name), "%s", file->name);
+	int rc = save_create(&fetch->save, name, file->bytes, err, made);
+	if (rc == 0)
+		rc = save_put(&fetch->save, *made, 0, file->length, sizeof(file->length), err);
+	if (rc == 0)
+		rc = save_put(&fetch->save, *made, sizeof(file->length), file->header,
+			file->header_bytes, err);
+	return rc;
+}
+
+static int
+make_index(struct fetch *fetch, struct th_err *err)
+{
+	struct save_file *file;
+	size_t bytes;
+	char *text;
+
+	int rc = image_index(&fetch->parts[0].image, err, &text, &bytes);
 	if (rc < 0)
-		return member_failed(rc, err);
-	image_bind(&part->image, part->memory);
+		return rc;
+	rc = save_create(&fetch->save, CHECKPOINT_INDEX, bytes, err, &file);
+	if (rc == 0)
+		rc = save_put(&fetch->save, file, 0, text, bytes, err);
+	free(text);
+	return rc;
+}
+
+static int
+make_files(struct fetch *fetch, struct th_err *err)
+{
+	uint32_t files = has_index(fetch);
+	int rc = 0;
+
+	for (uint32_t i = 0; i < fetch->count; i++)
+		files += fetch->parts[i].image.num_files;
+	stop_block(&fetch->stop);
+	rc = save_begin(fetch->out, fetch->directory, fetch->force, files, err, &fetch->save);
+	if (rc == 0)
+		begun = &fetch->save;
+	stop_unblock(&fetch->stop);
+	for (uint32_t i = 0; i < fetch->count && rc == 0; i++) {
+		for (uint32_t j = 0; j < fetch->parts[i].image.num_files && rc == 0; j++)
+			rc = make_file(fetch, i, j, err);
+	}
+	return rc == 0 && has_index(fetch) ? make_index(fetch, err) : rc;
+}
+
+static int
+bind(struct fetch_part *part, struct th_err *err)
+{
+	uint8_t **maps = calloc(part->image.num_files, sizeof(maps[0]));
+
+	if (!maps)
+		return th_fail(err, -ENOMEM, "no memory for %u files", part->image.num_files);
+	for (uint32_t i = 0; i < part->image.num_files; i++)
+		maps[i] = part->files[i]->map;
+	image_bind(&part->image, maps);
+	free(maps);
+	return 0;
+}
+
+static int
+join(struct fetch *fetch, uint32_t index, struct th_err *err)
+{
+	struct fetch_part *part = &fetch->parts[index];
 	struct member_options options = {
 		.replica = fetch->replica,
 		.shard = fetch->first_shard + index,
 		.num_shards = fetch->num_shards,
 		.lineage = fetch->lineage,
 	};
-	rc = member_open(fetch->ctl, &options, err, &fetch->shards[index]);
+
+	int rc = bind(part, err);
+	if (rc == 0)
+		rc = member_open(fetch->ctl, &options, err, &fetch->shards[index]);
 	if (rc < 0)
 		return rc;
 	rc = thc_register(fetch->shards[index], part->image.tensors, part->image.count,
@@ -196,11 +295,10 @@ prepare_part(struct fetch *fetch, uint32_t index, struct th_err *err)
 /* ---- bytes ---------------------------------------------------------------------------------- */
 
 static int
-replicate(struct fetch *fetch, struct member_set *set, struct stop *stop, struct th_err *err)
+replicate(struct fetch *fetch, struct member_set *set, struct th_err *err)
 {
 	struct thc_op **ops = calloc(fetch->count, sizeof(ops[0]));
 	struct thc_result *results = calloc(fetch->count, sizeof(results[0]));
-	struct progress progress;
 	int rc = 0;
 
 	if (!ops || !results)
@@ -211,12 +309,18 @@ replicate(struct fetch *fetch, struct member_set *set, struct stop *stop, struct
 		if (rc < 0)
 			rc = member_failed(rc, err);
 	}
-	progress_begin(&progress, "fetch");
+	progress_begin(&fetch->progress, "fetch");
 	if (rc == 0)
-		rc = member_drive(set, stop, ops, &progress, results, err);
-	progress_end(&progress);
-	for (uint32_t i = 0; i < fetch->count && rc == 0; i++)
+		rc = member_drive(set, &fetch->stop, ops, &fetch->progress, results, err);
+	progress_end(&fetch->progress);
+	for (uint32_t i = 0; i < fetch->count && rc == 0; i++) {
 		fetch->parts[i].result = results[i];
+		/* The number means another version then: its manifest was never looked at. */
+		if (results[i].lineage != fetch->lineage)
+			rc = th_fail(err, TH_E_NOT_AVAILABLE,
+				"a new lineage began while version %s was fetched: fetch it again",
+				fetch->version);
+	}
 	for (uint32_t i = 0; i < fetch->count && ops; i++)
 		thc_op_free(ops[i]);
 	free(results);
@@ -224,75 +328,91 @@ replicate(struct fetch *fetch, struct member_set *set, struct stop *stop, struct
 	return rc;
 }
 
+static int
+interrupted(struct fetch *fetch, struct th_err *err)
+{
+	return stop_seen(&fetch->stop) ? th_fail(err, TH_E_CANCELLED, "interrupted") : 0;
+}
+
+/* Tied tensors have arrived at one place; the file has one for each. */
+static int
+copy_ties(struct fetch *fetch, struct fetch_part *part, struct th_err *err)
+{
+	const struct image *image = &part->image;
+	int rc = 0;
+
+	for (uint32_t i = 0; i < image->count && rc == 0; i++) {
+		const struct image_place *from = &image->places[image->leaders[i]];
+		const struct image_place *to = &image->places[i];
+		if (from == to)
+			continue;
+		rc = interrupted(fetch, err);
+		if (rc == 0)
+			rc = save_copy(&fetch->save, part->files[to->file], to->offset,
+				part->files[from->file], from->offset, image->tensors[i].bytes,
+				err);
+	}
+	return rc;
+}
+
 static bool
 go_on_writing(uint64_t done_bytes, void *arg)
 {
-	struct fetch_writing *writing = arg;
+	struct fetch *fetch = arg;
+	uint64_t total_bytes = 0;
 
-	progress_draw(&writing->progress, writing->before_bytes + done_bytes, writing->total_bytes);
-	return !stop_seen(writing->stop);
+	for (uint32_t i = 0; i < fetch->save.num_files; i++)
+		total_bytes += fetch->save.files[i].bytes;
+	progress_draw(&fetch->progress, done_bytes, total_bytes);
+	return !stop_seen(&fetch->stop);
 }
 
+/* From here on others may find OUT, and it must stay what it is while it is held. */
 static int
-write_part(struct fetch *fetch, uint32_t index, struct fetch_writing *writing, struct th_err *err)
+take_stamps(struct fetch *fetch, struct th_err *err)
 {
-	const struct image *image = &fetch->parts[index].image;
-	char name[IMAGE_NAME_BYTES];
+	int rc = 0;
 
-	for (uint32_t i = 0; i < image->num_files; i++) {
-		const struct image_file *file = &image->files[i];
-		if (fetch->num_shards > 1)
-			snprintf(name, sizeof(name), "shard-%05u-of-%05u" CHECKPOINT_SUFFIX,
-				fetch->first_shard + index, fetch->num_shards);
-		else
-			snprintf(name, sizeof(name), "%s", file->name);
-		int rc = save_write(&writing->save, fetch->directory ? name : NULL, file->ranges,
-			file->num_ranges, go_on_writing, writing, err);
-		if (rc < 0)
-			return rc;
-		for (size_t j = 0; j < file->num_ranges; j++)
-			writing->before_bytes += file->ranges[j].bytes;
-	}
-	return 0;
-}
-
-/* The index of a directory that holds the whole model. */
-static int
-write_index(struct fetch *fetch, struct fetch_writing *writing, struct th_err *err)
-{
-	size_t bytes;
-	char *text;
-
-	if (!fetch->directory || fetch->num_shards > 1)
-		return 0;
-	int rc = image_index(&fetch->parts[0].image, err, &text, &bytes);
-	if (rc < 0)
-		return rc;
-	struct save_range range = {.data = text, .bytes = bytes};
-	rc = save_write(&writing->save, CHECKPOINT_INDEX, &range, 1, NULL, NULL, err);
-	free(text);
+	fetch->stamps = calloc(fetch->save.num_files, sizeof(fetch->stamps[0]));
+	if (!fetch->stamps)
+		return th_fail(err, -ENOMEM, "no memory for %u files", fetch->save.num_files);
+	for (uint32_t i = 0; i < fetch->save.num_files && rc == 0; i++)
+		rc = stamp_take(fetch->save.files[i].fd, fetch->out, err, &fetch->stamps[i]);
 	return rc;
 }
 
 static int
-write_out(struct fetch *fetch, struct stop *stop, struct th_err *err)
+look_at_files(void *arg, struct th_err *err)
 {
-	struct fetch_writing writing = {.stop = stop};
+	const struct fetch *fetch = arg;
+	int rc = 0;
 
-	for (uint32_t i = 0; i < fetch->count; i++)
-		writing.total_bytes += fetch->parts[i].image.file_bytes;
-	int rc = save_begin(fetch->out, fetch->directory, fetch->force, err, &writing.save);
+	for (uint32_t i = 0; i < fetch->save.num_files && rc == 0; i++)
+		rc = stamp_check(&fetch->stamps[i], fetch->save.files[i].fd, fetch->out, err);
+	return rc;
+}
+
+static int
+finish_files(struct fetch *fetch, struct th_err *err)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; i < fetch->count && rc == 0; i++)
+		rc = copy_ties(fetch, &fetch->parts[i], err);
 	if (rc < 0)
 		return rc;
-	progress_begin(&writing.progress, "write");
-	for (uint32_t i = 0; i < fetch->count && rc == 0; i++)
-		rc = write_part(fetch, i, &writing, err);
+	progress_begin(&fetch->progress, "write");
+	rc = save_sync(&fetch->save, go_on_writing, fetch, err);
+	progress_end(&fetch->progress);
 	if (rc == 0)
-		rc = write_index(fetch, &writing, err);
+		rc = take_stamps(fetch, err);
 	if (rc == 0)
-		rc = save_commit(&writing.save, err);
-	progress_end(&writing.progress);
-	save_abort(&writing.save);
+		rc = interrupted(fetch, err);
+	if (rc < 0)
+		return rc;
+	stop_block(&fetch->stop);
+	rc = save_commit(&fetch->save, err);
+	stop_unblock(&fetch->stop);
 	return rc;
 }
 
@@ -344,47 +464,61 @@ print_fetched(const struct fetch *fetch, int64_t fetch_ns)
 	return thctl_print(ctl, &document);
 }
 
-/* From here on signals are events: what is half written is removed before the process ends. */
+/* From here on signals are events: what was begun is undone before the process ends. */
 static int
-move(struct fetch *fetch, struct member_set *set, struct th_err *err)
+move(struct fetch *fetch, struct th_err *err)
 {
 	struct thctl *ctl = fetch->ctl;
-	struct stop stop;
+	struct member_set set = {
+		.shards = fetch->shards,
+		.count = fetch->count,
+		.look = look_at_files,
+		.look_arg = fetch,
+	};
 
-	int rc = stop_begin(&stop);
-	if (rc < 0)
-		return thctl_fail(ctl, rc, "cannot take signals");
+	stop_patient(&fetch->stop);
 	int64_t begun_ns = th_now_ns();
-	rc = replicate(fetch, set, &stop, err);
+	int rc = replicate(fetch, &set, err);
 	int64_t fetch_ns = th_now_ns() - begun_ns;
 	if (rc == 0)
-		rc = write_out(fetch, &stop, err);
+		rc = finish_files(fetch, err);
 	int status = rc < 0 ? thctl_fail(ctl, rc, err->text) : print_fetched(fetch, fetch_ns);
-	return member_finish(ctl, set, &stop, status, ctl->given & THCTL_HOLD, err);
+	return member_finish(ctl, &set, &fetch->stop, status, ctl->given & THCTL_HOLD, err);
 }
 
 static int
 join_and_move(struct fetch *fetch, struct th_err *err)
 {
-	struct member_set set = {.shards = fetch->shards, .count = fetch->count};
-	int rc = 0;
+	int rc = stop_begin(&fetch->stop, undo);
 
+	if (rc < 0)
+		return thctl_fail(fetch->ctl, rc, "cannot take signals");
 	for (uint32_t i = 0; i < fetch->count && rc == 0; i++)
-		rc = prepare_part(fetch, i, err);
-	return rc < 0 ? thctl_fail(fetch->ctl, rc, err->text) : move(fetch, &set, err);
+		rc = plan_part(fetch, i, err);
+	if (rc == 0)
+		rc = make_files(fetch, err);
+	for (uint32_t i = 0; i < fetch->count && rc == 0; i++)
+		rc = join(fetch, i, err);
+	return rc < 0 ? thctl_fail(fetch->ctl, rc, err->text) : move(fetch, err);
 }
 
+/* The handles first: what they have registered lies in the mappings. */
 static void
 end_parts(struct fetch *fetch)
 {
+	for (uint32_t i = 0; i < fetch->count; i++)
+		member_close(fetch->ctl, fetch->shards[i], true);
+	stop_block(&fetch->stop);
+	begun = NULL;
+	save_end(&fetch->save);
+	stop_unblock(&fetch->stop);
 	for (uint32_t i = 0; i < fetch->count; i++) {
 		struct fetch_part *part = &fetch->parts[i];
-		member_close(fetch->ctl, fetch->shards[i], true);
 		image_free(&part->image);
+		free(part->files);
 		thc_manifest_free(part->manifest);
-		if (part->memory)
-			(void)thc_free(part->memory);
 	}
+	free(fetch->stamps);
 	free(fetch->parts);
 	free(fetch->shards);
 }

@@ -11,11 +11,12 @@
 #include "tools/image.h"
 #include "tools/member.h"
 #include "tools/save.h"
+#include "tools/stamp.h"
 
 struct fetch_part {                    /* one shard */
 	struct thc_manifest *manifest; /* owns */
 	struct image image;
-	void *memory; /* owns: of thc_alloc */
+	struct save_file **files; /* owns the array: those of save, as in image                */
 	struct thc_result result;
 };
 
@@ -29,14 +30,11 @@ struct fetch {
 	uint32_t num_shards;         /* of the version                                    */
 	uint32_t first_shard, count; /* which of them are fetched here                    */
 	struct fetch_part *parts;    /* owns                                              */
-	struct thc_shard **shards;   /* owns: the handles, in the same order */
-};
-
-struct fetch_writing {
+	struct thc_shard **shards;   /* owns: the handles, in the same order              */
 	struct save save;
-	struct stop *stop;
+	struct stamp *stamps; /* owns: of the files of save, once they are in place       */
+	struct stop stop;
 	struct progress progress;
-	uint64_t before_bytes, total_bytes;
 };
 
 #endif

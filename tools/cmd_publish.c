@@ -3,8 +3,9 @@
  * cmd_publish - thctl publish: a safetensors file or directory becomes a version, held until a
  * signal.
  *
- * The data are read into memory of thc_alloc, which agents map: nothing is copied for a reader.
- * Until the version is being published a signal just ends the process, and the agent forgets it.
+ * The files are mapped and the agent reads them there, so that a checkpoint needs no memory of its
+ * own and may be larger than what there is. Until the version is being published a signal just ends
+ * the process, and the agent forgets it.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -23,9 +24,7 @@ struct publish {
 	char replica[TH_NAME_MAX + 1];
 	uint64_t version;
 	struct checkpoint checkpoint;
-	void *memory; /* owns: of thc_alloc                                                  */
 	struct thc_shard *shard;
-	struct progress progress;
 };
 
 static int
@@ -67,30 +66,6 @@ open_shard(struct publish *publish, struct th_err *err)
 	return member_open(publish->ctl, &options, err, &publish->shard);
 }
 
-static bool
-show_reading(uint64_t done_bytes, void *arg)
-{
-	struct publish *publish = arg;
-
-	progress_draw(&publish->progress, done_bytes, publish->checkpoint.data_bytes);
-	return true;
-}
-
-static int
-read_data(struct publish *publish, struct th_err *err)
-{
-	const struct checkpoint *checkpoint = &publish->checkpoint;
-
-	/* A checkpoint of empty tensors only has no data, but needs an address. */
-	int rc = thc_alloc(th_max_u64(checkpoint->memory_bytes, 1), 0, &publish->memory);
-	if (rc < 0)
-		return member_failed(rc, err);
-	progress_begin(&publish->progress, "read");
-	rc = checkpoint_read(checkpoint, publish->memory, show_reading, publish, err);
-	progress_end(&publish->progress);
-	return rc;
-}
-
 static int
 register_tensors(struct publish *publish, struct th_err *err)
 {
@@ -102,13 +77,16 @@ register_tensors(struct publish *publish, struct th_err *err)
 		return th_fail(err, -ENOMEM, "no memory for %u tensors", checkpoint->count);
 	for (uint32_t i = 0; i < checkpoint->num_files; i++) {
 		const struct checkpoint_file *file = &checkpoint->files[i];
-		uint8_t *data = (uint8_t *)publish->memory + file->memory_offset;
 		for (uint32_t j = 0; j < file->header.count; j++) {
 			const struct safetensors_tensor *from = &file->header.tensors[j];
 			struct thc_tensor *to = &tensors[count++];
+			union {
+				const uint8_t *in;
+				uint8_t *out; /* what is published is only read */
+			} data = {.in = file->data + from->offset};
 			*to = (struct thc_tensor){
 				.name = from->name,
-				.data = data + from->offset,
+				.data = data.out,
 				.bytes = from->bytes,
 				.dtype = (enum thc_dtype)from->dtype,
 				.device = THC_HOST,
@@ -168,18 +146,43 @@ print_published(const struct publish *publish)
 	return thctl_print(ctl, &document);
 }
 
+static int
+look_at_files(void *arg, struct th_err *err)
+{
+	const struct publish *publish = arg;
+
+	return checkpoint_check(&publish->checkpoint, err);
+}
+
+static void
+say_strays(const struct checkpoint *checkpoint)
+{
+	if (checkpoint->num_strays == 1)
+		thctl_say("publish: %s is not in %s and stays behind", checkpoint->stray,
+			CHECKPOINT_INDEX);
+	else if (checkpoint->num_strays > 1)
+		thctl_say("publish: %u safetensors files are not in %s and stay behind, one is %s",
+			checkpoint->num_strays, CHECKPOINT_INDEX, checkpoint->stray);
+}
+
 /* From here on signals are events: what was begun is undone before the process ends. */
 static int
 publish_and_hold(struct publish *publish, struct th_err *err)
 {
 	struct thctl *ctl = publish->ctl;
-	struct member_set set = {.shards = &publish->shard, .count = 1};
+	struct member_set set = {
+		.shards = &publish->shard,
+		.count = 1,
+		.look = look_at_files,
+		.look_arg = publish,
+	};
 	struct thc_op *op = NULL;
 	struct stop stop;
 
-	int rc = stop_begin(&stop);
+	int rc = stop_begin(&stop, NULL);
 	if (rc < 0)
-		return th_fail(err, rc, "cannot take signals: %s", strerror(-rc));
+		return thctl_fail(ctl, rc, "cannot take signals");
+	stop_patient(&stop);
 	rc = thc_publish_submit(publish->shard, publish->version, thctl_left_ms(ctl), &op);
 	if (rc < 0)
 		rc = member_failed(rc, err);
@@ -199,18 +202,15 @@ run_publish(struct thctl *ctl)
 	if (rc != 0)
 		return rc;
 	rc = checkpoint_open(ctl->arguments[0], &err, &publish.checkpoint);
+	say_strays(&publish.checkpoint);
 	if (rc == 0)
 		rc = open_shard(&publish, &err);
-	if (rc == 0)
-		rc = read_data(&publish, &err);
 	if (rc == 0)
 		rc = register_tensors(&publish, &err);
 	if (rc == 0)
 		rc = set_header(&publish, &err);
 	int status = rc < 0 ? thctl_fail(ctl, rc, err.text) : publish_and_hold(&publish, &err);
 	member_close(ctl, publish.shard, true);
-	if (publish.memory)
-		(void)thc_free(publish.memory);
 	checkpoint_close(&publish.checkpoint);
 	return status;
 }

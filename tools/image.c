@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * image - planning memory and files of a fetched shard (see image.h).
+ * image - planning the files of a fetched shard (see image.h).
  */
 #include "tools/image.h"
 
@@ -14,8 +14,6 @@
 #include "ipc/base/checked.h"
 #include "tools/carry.h"
 #include "tools/checkpoint_index.h"
-
-#define PLACE_ALIGNMENT 64u /* of a tensor in memory: a cache line                         */
 
 static const struct thc_tensor *
 row_of(const struct thc_manifest *manifest, size_t index)
@@ -35,8 +33,9 @@ copy_rows(const struct thc_manifest *manifest, struct th_err *err, struct image 
 	image->count = (uint32_t)manifest->count;
 	image->tensors = calloc(image->count, sizeof(image->tensors[0]));
 	image->places = calloc(image->count, sizeof(image->places[0]));
+	image->leaders = calloc(image->count, sizeof(image->leaders[0]));
 	image->order = calloc(image->count, sizeof(image->order[0]));
-	if (!image->tensors || !image->places || !image->order)
+	if (!image->tensors || !image->places || !image->leaders || !image->order)
 		return th_fail(err, -ENOMEM, "no memory for %u tensors", image->count);
 	for (uint32_t i = 0; i < image->count; i++) {
 		memcpy(&image->tensors[i], row_of(manifest, i),
@@ -71,30 +70,23 @@ compare_marks(const void *left, const void *right, void *arg)
 	return a < b ? -1 : a > b;
 }
 
-/* Tied tensors get one place: they are one row of the version, and must be registered as that. */
+/* Tied tensors are one row of the version, and must be registered as that. */
 static int
-place_rows(struct image *image, struct th_err *err)
+tie_rows(struct image *image, struct th_err *err)
 {
 	struct thc_tensor *tensors = image->tensors;
-	const void *mark = NULL;
-	uint64_t place = 0;
+	uint32_t leader = 0;
 
 	qsort_r(image->order, image->count, sizeof(image->order[0]), compare_marks, tensors);
 	for (uint32_t i = 0; i < image->count; i++) {
 		uint32_t row = image->order[i];
-		if (mark && tensors[row].data == mark) {
-			if (tensors[row].bytes != tensors[image->order[i - 1]].bytes)
-				return th_fail(err, TH_E_INVALID,
-					"tied tensors differ in size: '%s'", tensors[row].name);
-			image->places[row] = place;
-			continue;
-		}
-		mark = tensors[row].data;
-		if (!th_align_up_u64(image->memory_bytes, PLACE_ALIGNMENT, &place) ||
-			!th_add_u64(place, tensors[row].bytes, &image->memory_bytes))
-			return th_fail(
-				err, TH_E_LIMIT, "the tensors have more bytes than memory can");
-		image->places[row] = place;
+		const void *mark = tensors[row].data;
+		if (i == 0 || !mark || mark != tensors[leader].data)
+			leader = row;
+		else if (tensors[row].bytes != tensors[leader].bytes)
+			return th_fail(err, TH_E_INVALID, "tied tensors differ in size: '%s'",
+				tensors[row].name);
+		image->leaders[row] = leader;
 	}
 	qsort_r(image->order, image->count, sizeof(image->order[0]), compare_names, tensors);
 	return 0;
@@ -127,10 +119,11 @@ compare_key(const void *key, const void *element)
 }
 
 /*
- * image->order is by name. Takes the places from the header when it describes exactly these rows.
+ * image->order is by name. Takes the order of the header when it describes exactly these rows: a
+ * header has no holes, so the places follow from it.
  */
 static int
-place_as_header(struct image *image, const struct safetensors_header *header, struct th_err *err)
+order_as_header(struct image *image, const struct safetensors_header *header, struct th_err *err)
 {
 	if (header->count != image->count)
 		return th_fail(err, TH_E_INVALID, "it lists %u tensors, the version has %u",
@@ -151,23 +144,30 @@ place_as_header(struct image *image, const struct safetensors_header *header, st
 		}
 		order[i] = *row;
 	}
-	for (uint32_t i = 0; i < header->count; i++)
-		image->places[order[i]] = header->tensors[i].offset;
 	memcpy(image->order, order, image->count * sizeof(order[0]));
 	free(order);
-	image->memory_bytes = header->data_bytes;
 	return 0;
 }
 
+/* The header is there; the data of the tensors follow it without a gap, in their order. */
 static int
-finish_file(struct image_file *file, struct th_err *err)
+finish_file(struct image *image, struct image_file *file, struct th_err *err)
 {
+	uint64_t end = sizeof(file->length) + file->header_bytes;
+
 	for (size_t i = 0; i < sizeof(file->length); i++)
 		file->length[i] = (uint8_t)((uint64_t)file->header_bytes >> (8 * i));
-	file->num_ranges = (size_t)file->count + 2;
-	file->ranges = calloc(file->num_ranges, sizeof(file->ranges[0]));
-	if (!file->ranges)
-		return th_fail(err, -ENOMEM, "no memory for %u tensors", file->count);
+	for (uint32_t i = 0; i < file->count; i++) {
+		uint32_t row = image->order[file->first + i];
+		image->places[row] = (struct image_place){
+			.file = (uint32_t)(file - image->files), .offset = end};
+		if (!th_add_u64(end, image->tensors[row].bytes, &end))
+			return th_fail(
+				err, TH_E_LIMIT, "the tensors have more bytes than a file can");
+	}
+	file->bytes = end;
+	if (!th_add_u64(image->file_bytes, end, &image->file_bytes))
+		return th_fail(err, TH_E_LIMIT, "the tensors have more bytes than a disk can");
 	return 0;
 }
 
@@ -214,7 +214,7 @@ plan_carried(const struct thc_manifest *manifest, struct th_err *err, struct ima
 	if (rc > 0)
 		rc = safetensors_parse(text, bytes, &inner, &header);
 	if (rc == 0)
-		rc = place_as_header(image, &header, &inner);
+		rc = order_as_header(image, &header, &inner);
 	safetensors_free(&header);
 	if (rc < 0) {
 		/* The content does not depend on it: say so and write a header of our own. */
@@ -230,7 +230,7 @@ plan_carried(const struct thc_manifest *manifest, struct th_err *err, struct ima
 	file->header = text;
 	file->header_bytes = bytes;
 	image->carried = true;
-	return finish_file(file, err);
+	return finish_file(image, file, err);
 }
 
 static int
@@ -254,7 +254,7 @@ format_file(struct image *image, struct image_file *file, struct th_err *err)
 	}
 	int rc = safetensors_format(list, file->count, err, &file->header, &file->header_bytes);
 	free(list);
-	return rc < 0 ? rc : finish_file(file, err);
+	return rc < 0 ? rc : finish_file(image, file, err);
 }
 
 static int
@@ -289,9 +289,6 @@ name_files(struct image *image)
 		else
 			snprintf(file->name, sizeof(file->name), "model-%05u-of-%05u.safetensors",
 				i + 1, image->num_files);
-		image->file_bytes += sizeof(file->length) + file->header_bytes;
-		for (uint32_t j = 0; j < file->count; j++)
-			image->file_bytes += image->tensors[image->order[file->first + j]].bytes;
 	}
 }
 
@@ -303,7 +300,7 @@ image_plan(const struct thc_manifest *manifest, uint64_t file_bytes_max, struct 
 
 	int rc = copy_rows(manifest, err, &image);
 	if (rc == 0)
-		rc = place_rows(&image, err);
+		rc = tie_rows(&image, err);
 	if (rc == 0)
 		rc = plan_carried(manifest, err, &image);
 	if (rc == 0 && !image.carried)
@@ -318,19 +315,12 @@ image_plan(const struct thc_manifest *manifest, uint64_t file_bytes_max, struct 
 }
 
 void
-image_bind(struct image *image, void *memory)
+image_bind(struct image *image, uint8_t *const *maps)
 {
-	for (uint32_t i = 0; i < image->count; i++)
-		image->tensors[i].data = (uint8_t *)memory + image->places[i];
-	for (uint32_t i = 0; i < image->num_files; i++) {
-		struct image_file *file = &image->files[i];
-		file->ranges[0] = (struct save_range){file->length, sizeof(file->length)};
-		file->ranges[1] = (struct save_range){file->header, file->header_bytes};
-		for (uint32_t j = 0; j < file->count; j++) {
-			const struct thc_tensor *tensor =
-				&image->tensors[image->order[file->first + j]];
-			file->ranges[2 + j] = (struct save_range){tensor->data, tensor->bytes};
-		}
+	for (uint32_t i = 0; i < image->count; i++) {
+		const struct image_place *place = &image->places[image->leaders[i]];
+		/* One without bytes may lie at the end of the file. */
+		image->tensors[i].data = maps[place->file] + place->offset;
 	}
 }
 
@@ -366,12 +356,11 @@ image_index(const struct image *image, struct th_err *err, char **ret_text, size
 void
 image_free(struct image *image)
 {
-	for (uint32_t i = 0; i < image->num_files; i++) {
+	for (uint32_t i = 0; i < image->num_files; i++)
 		free(image->files[i].header);
-		free(image->files[i].ranges);
-	}
 	free(image->files);
 	free(image->order);
+	free(image->leaders);
 	free(image->places);
 	free(image->tensors);
 	*image = (struct image){0};

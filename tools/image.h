@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * image - one shard between the network and the disk: where each tensor lies in memory, and which
- * bytes make which file.
+ * image - one shard between the network and the disk: which files it makes, and where each tensor
+ * lies in them.
  *
- * When the publisher's header came along and fits the manifest, memory has the layout of its file
- * and the file comes back equal bytewise. Otherwise the tensors are put in the order of their
- * names, in as many files as a directory shall have. The manifest and the header come from other
+ * When the publisher's header came along and fits the manifest, there is one file with that header,
+ * which comes back equal bytewise. Otherwise the tensors are put in the order of their names, in as
+ * many files as a directory shall have. Tied tensors are registered at one place, and copied to the
+ * others afterwards: a file of this format has no ties. The manifest and the header come from other
  * processes: they are believed only where they agree. No I/O, no call of libthc.
  */
 #ifndef TH_TOOLS_IMAGE_H
@@ -18,7 +19,6 @@
 #include "ipc/base/err.h"
 #include "libthc/thc.h"
 #include "tools/safetensors.h"
-#include "tools/save.h"
 
 #define IMAGE_FILE_BYTES_MAX UINT64_C(5000000000) /* of data, as the usual hubs cut files */
 #define IMAGE_NAME_BYTES 64
@@ -28,18 +28,22 @@ struct image_file {
 	uint8_t length[SAFETENSORS_LENGTH_BYTES];
 	char *header; /* owns */
 	size_t header_bytes;
-	uint32_t first, count;     /* of image.order                                            */
-	struct save_range *ranges; /* owns: length, header, data; the data once bound       */
-	size_t num_ranges;
+	uint32_t first, count; /* of image.order                                            */
+	uint64_t bytes;        /* of the whole file                                         */
+};
+
+struct image_place {
+	uint32_t file;
+	uint64_t offset; /* in the file                                                     */
 };
 
 struct image {
 	uint32_t count;
 	struct thc_tensor *tensors; /* owns: what thc_register wants; names are the manifest's */
-	uint64_t *places;           /* owns: of each tensor in memory                          */
-	uint32_t *order;            /* owns: tensors as they stand in the files                */
-	uint64_t memory_bytes;
-	uint64_t file_bytes; /* of all files, headers included                                 */
+	struct image_place *places; /* owns: of each tensor                                    */
+	uint32_t *leaders;   /* owns: where its bytes arrive: itself, or what it is tied to */
+	uint32_t *order;     /* owns: tensors as they stand in the files                */
+	uint64_t file_bytes; /* of all files, headers included                          */
 	uint32_t num_files;
 	struct image_file *files; /* owns */
 	bool carried;             /* the publisher's own header is used                        */
@@ -52,8 +56,8 @@ struct image {
  */
 int image_plan(const struct thc_manifest *manifest, uint64_t file_bytes_max, struct th_err *err,
 	struct image *ret_image);
-/* memory: image->memory_bytes bytes; fills the addresses of tensors and ranges. */
-void image_bind(struct image *image, void *memory);
+/* maps[num_files]: where each file is mapped; fills the addresses of the tensors. */
+void image_bind(struct image *image, uint8_t *const *maps);
 void image_free(struct image *image); /* leaves it empty; legal on a zeroed one */
 
 /* model.safetensors.index.json of the image's files. The caller frees *ret_text. */

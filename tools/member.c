@@ -18,6 +18,7 @@
 #define ABANDON_MS INT64_C(2000) /* for the agent to hear of it                              */
 #define SIBLINGS_MS 1000 /* between the first and the last member of a replica that is ended      */
 #define LOOK_MS 1000     /* a frozen agent sends nothing: its heartbeat is looked at  */
+#define CANCEL_NS INT64_C(1000000000) /* for what was cancelled to end by itself */
 
 /* Whatever holding is for is over. */
 #define EVENTS_FATAL                                                                               \
@@ -104,6 +105,7 @@ struct drive {
 	uint64_t ended_bytes; /* of operations that have ended                                  */
 	int code;             /* the first failure                                              */
 	bool cancelled;
+	int64_t patience_ns; /* the moment when what was cancelled is not waited for any more  */
 };
 
 /* Events keep the descriptors readable until they are taken; who judges them comes later. */
@@ -171,6 +173,7 @@ static void
 cancel(struct drive *drive)
 {
 	drive->cancelled = true;
+	drive->patience_ns = th_now_ns() + CANCEL_NS;
 	for (uint32_t i = 0; i < drive->set->count; i++) {
 		/* A refusal means that it has ended or is beyond its GO: the end comes anyway. */
 		if (drive->ops[i])
@@ -178,7 +181,10 @@ cancel(struct drive *drive)
 	}
 }
 
-/* Returns when all have ended, or at the second signal. */
+/*
+ * Returns when all have ended. What has begun to move bytes runs on when it is cancelled: then that
+ * the handle is closed ends it, which is the caller's next step.
+ */
 static void
 drive_loop(struct drive *drive, struct stop *stop, struct progress *progress, struct pollfd *polls,
 	struct th_err *err)
@@ -194,7 +200,7 @@ drive_loop(struct drive *drive, struct stop *stop, struct progress *progress, st
 			return;
 		if (stop_seen(stop) && !drive->cancelled)
 			cancel(drive);
-		if (stop->count > 1)
+		if (drive->cancelled && th_now_ns() >= drive->patience_ns)
 			return;
 		if (progress)
 			show(drive, progress);
@@ -222,7 +228,7 @@ member_drive(struct member_set *set, struct stop *stop, struct thc_op **ops,
 		ops[i] = NULL;
 	}
 	free(polls);
-	if (stop->count > 0 && (drive.code < 0 || drive.running > 0))
+	if (stop_seen(stop) && (drive.code < 0 || drive.running > 0))
 		return th_fail(err, TH_E_CANCELLED, "interrupted");
 	return drive.code;
 }
@@ -270,7 +276,11 @@ hold_until_signal(
 		return th_fail(err, -ENOMEM, "no memory to wait for %u shards", set->count);
 	while (rc == 0 && !stop_seen(stop)) {
 		take_events(set);
-		rc = judge_events(ctl, set->events, err);
+		/* First: who knows what was changed says more than the agent. */
+		if (set->look)
+			rc = set->look(set->look_arg, err);
+		if (rc == 0)
+			rc = judge_events(ctl, set->events, err);
 		set->events = 0;
 		if (rc == 0)
 			rc = sleep_until_event(set, stop, LOOK_MS, polls, err);
@@ -303,19 +313,14 @@ member_finish(const struct thctl *ctl, struct member_set *set, struct stop *stop
 			status = THCTL_FAILED;
 		}
 	}
-	/*
-	 * Who asked once may ask again while readers finish: that ends the process, its agent
-	 * cleans up.
-	 */
-	if (stop_seen(stop))
-		stop_end(stop);
 	for (uint32_t i = 0; i < set->count; i++) {
 		member_close(ctl, set->shards[i], !held || status != THCTL_OK);
 		set->shards[i] = NULL;
 	}
 	/*
-	 * The signals stay blocked: what is left is to free memory and to exit with this status.
-	 * One that comes now changes nothing: the work is done, or its failure was told.
+	 * A first signal that comes now changes nothing: the work is done, or its failure was told.
+	 * Who asked before and asks again while readers finish ends the process: its agent cleans
+	 * up.
 	 */
 	return status;
 }

@@ -48,12 +48,15 @@ struct member_set {
 	struct thc_shard **shards; /* borrows */
 	uint32_t count;
 	uint32_t events; /* enum thc_event_bits that came and were not judged yet             */
+	/* While holding, once a second: 0, or what makes holding senseless. May be NULL. */
+	int (*look)(void *arg, struct th_err *err);
+	void *look_arg;
 };
 
 /*
  * Until all operations have ended: 0, or the first failure with its sentence. A signal cancels them
- * (TH_E_CANCELLED then); a second one does not wait for that to happen. ops are freed and NULL
- * afterwards. results[set->count] and progress may be NULL.
+ * (TH_E_CANCELLED then). ops are freed and NULL afterwards. results[set->count] and progress may be
+ * NULL.
  */
 int member_drive(struct member_set *set, struct stop *stop, struct thc_op **ops,
 	struct progress *progress, struct thc_result *results, struct th_err *err);
@@ -67,8 +70,7 @@ int member_hold(
 
 /*
  * Holds, then closes all handles of the set (they are NULL afterwards). status is what came before:
- * only THCTL_OK is held, and only with hold. Returns the exit status of the verb, which is to end
- * then: signals may stay blocked.
+ * only THCTL_OK is held, and only with hold. Returns the exit status of the verb.
  */
 int member_finish(const struct thctl *ctl, struct member_set *set, struct stop *stop, int status,
 	bool hold, struct th_err *err);

@@ -223,7 +223,8 @@ safetensors_parse(
 	json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &where);
 	if (!root)
 		return th_fail(err, TH_E_INVALID,
-			"the safetensors header is no valid JSON at byte %d", where.position);
+			"the safetensors header is no valid JSON at byte %d: %s", where.position,
+			where.text);
 	int rc = parse_root(root, err, &header);
 	json_decref(root);
 	if (rc < 0) {
@@ -271,6 +272,13 @@ format_root(struct safetensors_tensor *tensors, uint32_t count, struct th_err *e
 	for (uint32_t i = 0; root && i < count; i++) {
 		struct safetensors_tensor *tensor = &tensors[i];
 		tensor->offset = end;
+		if (strcmp(tensor->name, METADATA_KEY) == 0) {
+			th_fail(err, TH_E_INVALID,
+				"a tensor is named '%s', a name that the format has for itself",
+				tensor->name);
+			json_decref(root);
+			return NULL;
+		}
 		bool fits = th_add_u64(end, tensor->bytes, &end) && end <= INT64_MAX;
 		if (!fits)
 			th_fail(err, TH_E_LIMIT, "the tensors have more bytes than a file can");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * save - write beside, sync, rename (see save.h).
+ * save - reserve, map, sync, rename (see save.h).
  */
 #include "tools/save.h"
 
@@ -10,16 +10,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/uio.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/fd.h"
+#include "ipc/base/units.h"
 #include "tools/checkpoint.h"
 
 #define TEMP_NAME ".thctl-XXXXXX"
-#define BATCH_RANGES 256u
-#define BATCH_BYTES ((uint64_t)64 << 20) /* between two looks at the caller's wish to stop */
+#define SYNC_BYTES ((uint64_t)32 << 20) /* between two looks at the caller's wish to stop */
+#define COPY_BYTES ((size_t)1 << 20)
 
 /* An entry of a checkpoint directory, which --force may delete. */
 static bool
@@ -124,14 +128,6 @@ set_paths(struct save *save, const char *path, struct th_err *err)
 	return 0;
 }
 
-/* For a name behind which there is nothing, or nothing of ours any more. */
-static void
-forget_temp(struct save *save)
-{
-	free(save->temp);
-	save->temp = NULL;
-}
-
 /* The permissions that a new file would have had: mkstemp and mkdtemp give only the owner some. */
 static mode_t
 default_mode(mode_t wanted)
@@ -142,28 +138,36 @@ default_mode(mode_t wanted)
 	return wanted & ~mask;
 }
 
+/* No signal comes between the thing and the mark that it is there. */
 static int
 make_temp(struct save *save, struct th_err *err)
 {
-	int failed = 0;
+	sigset_t all, before;
+	bool made = false;
+	int fd = -1;
 
+	sigfillset(&all);
+	sigprocmask(SIG_BLOCK, &all, &before);
 	if (save->directory) {
-		failed = !mkdtemp(save->temp) || chmod(save->temp, default_mode(0777)) < 0;
+		made = mkdtemp(save->temp) != NULL;
 	} else {
-		int fd = mkostemp(save->temp, O_CLOEXEC);
-		failed = fd < 0;
-		if (fd >= 0)
-			close(fd);
+		fd = mkostemp(save->temp, O_CLOEXEC);
+		made = fd >= 0;
 	}
-	if (!failed)
-		return 0;
-	int rc = th_fail(
-		err, -errno, "cannot write in folder %s: %s", save->folder, strerror(errno));
-	forget_temp(save);
-	return rc;
+	int rc = made ? 0 : -errno;
+	save->there = made;
+	sigprocmask(SIG_SETMASK, &before, NULL);
+	if (made && save->directory && chmod(save->temp, default_mode(0777)) < 0)
+		rc = -errno;
+	if (fd >= 0 && fchmod(fd, default_mode(0666)) < 0)
+		rc = -errno;
+	th_fd_close(&fd);
+	return rc < 0 ? th_fail(err, rc, "cannot write in folder %s: %s", save->folder,
+				strerror(-rc))
+		      : 0;
 }
 
-/* After a failure nothing is left; otherwise temp is only a pattern yet. */
+/* Nothing is there yet. */
 static int
 prepare(const char *path, bool directory, bool force, struct th_err *err, struct save *ret_save)
 {
@@ -176,8 +180,7 @@ prepare(const char *path, bool directory, bool force, struct th_err *err, struct
 		rc = th_fail(
 			err, -errno, "cannot write in folder %s: %s", save.folder, strerror(errno));
 	if (rc < 0) {
-		forget_temp(&save);
-		save_abort(&save);
+		save_end(&save);
 		return rc;
 	}
 	*ret_save = save;
@@ -190,123 +193,192 @@ save_check(const char *path, bool directory, bool force, struct th_err *err)
 	struct save save = {0};
 
 	int rc = prepare(path, directory, force, err, &save);
-	forget_temp(&save);
-	save_abort(&save);
+	save_end(&save);
 	return rc;
 }
 
 int
-save_begin(const char *path, bool directory, bool force, struct th_err *err, struct save *ret_save)
+save_begin(const char *path, bool directory, bool force, uint32_t files_max, struct th_err *err,
+	struct save *ret_save)
 {
-	struct save save = {0};
+	int rc = prepare(path, directory, force, err, ret_save);
 
-	int rc = prepare(path, directory, force, err, &save);
-	if (rc == 0)
-		rc = make_temp(&save, err);
-	if (rc < 0) {
-		save_abort(&save);
+	if (rc < 0)
 		return rc;
-	}
-	*ret_save = save;
+	ret_save->files = calloc(files_max, sizeof(ret_save->files[0]));
+	ret_save->files_max = files_max;
+	rc = ret_save->files ? make_temp(ret_save, err)
+			     : th_fail(err, -ENOMEM, "no memory for %u files", files_max);
+	if (rc < 0)
+		save_end(ret_save);
+	return rc;
+}
+
+/* ---- files ---------------------------------------------------------------------------------- */
+
+static int
+fail_full(const struct save *save, uint64_t bytes, int code, struct th_err *err)
+{
+	char needed[TH_UNITS_BYTES];
+	char left[TH_UNITS_BYTES] = "?";
+	struct statvfs st;
+
+	if (statvfs(save->folder, &st) == 0)
+		th_print_size_short((uint64_t)st.f_bavail * st.f_frsize, left);
+	return th_fail(err, code,
+		"no room for %s: a file of %s is needed, folder %s has %s free (%s); make room, or "
+		"give another OUT",
+		save->path, th_print_size_short(bytes, needed), save->folder, left,
+		strerror(-code));
+}
+
+/* The room is taken now: a page of the mapping that finds none would be a signal later. */
+static int
+reserve(const struct save *save, const struct save_file *file, struct th_err *err)
+{
+	int code;
+
+	if (file->bytes > INT64_MAX)
+		return fail_full(save, file->bytes, -EFBIG, err);
+	do
+		code = posix_fallocate(file->fd, 0, (off_t)file->bytes);
+	while (code == EINTR);
+	if (code == 0)
+		return 0;
+	if (code == ENOSPC || code == EDQUOT || code == EFBIG)
+		return fail_full(save, file->bytes, -code, err);
+	return th_fail(err, -code, "cannot write %s: %s", save->path, strerror(code));
+}
+
+static int
+map(const struct save *save, struct save_file *file, struct th_err *err)
+{
+	void *at = mmap(NULL, (size_t)file->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd, 0);
+
+	if (at == MAP_FAILED)
+		return th_fail(err, -errno,
+			"cannot map a file in folder %s: %s; give an OUT on another file system",
+			save->folder, strerror(errno));
+	file->map = at;
 	return 0;
-}
-
-/* Takes what comes next, up to a batch, from ranges; *index and *offset say where that is. */
-static int
-next_batch(const struct save_range *ranges, size_t count, size_t *index, uint64_t *offset,
-	struct iovec batch[BATCH_RANGES])
-{
-	uint64_t bytes = 0;
-	int used = 0;
-
-	while (*index < count && used < (int)BATCH_RANGES && bytes < BATCH_BYTES) {
-		const struct save_range *range = &ranges[*index];
-		uint64_t part = th_min_u64(range->bytes - *offset, BATCH_BYTES - bytes);
-		if (part > 0) {
-			union {
-				const uint8_t *in;
-				uint8_t *out; /* an iovec for writing wants no const */
-			} data = {.in = (const uint8_t *)range->data + *offset};
-			batch[used++] = (struct iovec){.iov_base = data.out, .iov_len = part};
-			bytes += part;
-			*offset += part;
-		}
-		if (*offset == range->bytes) {
-			(*index)++;
-			*offset = 0;
-		}
-	}
-	return used;
-}
-
-static int
-write_batch(int fd, struct iovec *batch, int used, uint64_t *done)
-{
-	while (used > 0) {
-		ssize_t put = writev(fd, batch, used);
-		if (put < 0 && errno == EINTR)
-			continue;
-		if (put < 0)
-			return -errno;
-		*done += (uint64_t)put;
-		size_t left = (size_t)put;
-		while (used > 0 && left >= batch->iov_len) {
-			left -= batch->iov_len;
-			batch++;
-			used--;
-		}
-		if (used > 0) {
-			batch->iov_base = (uint8_t *)batch->iov_base + left;
-			batch->iov_len -= left;
-		}
-	}
-	return 0;
-}
-
-static int
-write_ranges(
-	int fd, const struct save_range *ranges, size_t count, save_progress progress, void *arg)
-{
-	struct iovec batch[BATCH_RANGES];
-	uint64_t offset = 0;
-	uint64_t done = 0;
-	size_t index = 0;
-	int used;
-
-	while ((used = next_batch(ranges, count, &index, &offset, batch)) > 0) {
-		int rc = write_batch(fd, batch, used, &done);
-		if (rc < 0)
-			return rc;
-		if (progress && !progress(done, arg))
-			return -ECANCELED;
-	}
-	return fsync(fd) < 0 ? -errno : 0;
 }
 
 int
-save_write(struct save *save, const char *name, const struct save_range *ranges, size_t count,
-	save_progress progress, void *arg, struct th_err *err)
+save_create(struct save *save, const char *name, uint64_t bytes, struct th_err *err,
+	struct save_file **ret_file)
 {
-	char *path = NULL;
+	struct save_file *file = &save->files[save->num_files];
 
-	if (save->directory && asprintf(&path, "%s/%s", save->temp, name) < 0)
+	TH_ASSERT(save->num_files < save->files_max);
+	*file = (struct save_file){.fd = -1, .bytes = bytes};
+	if (!save->directory)
+		file->path = strdup(save->temp);
+	else if (asprintf(&file->path, "%s/%s", save->temp, name) < 0)
+		file->path = NULL;
+	if (!file->path)
 		return th_fail(err, -ENOMEM, "no memory for a path");
-	int fd = open(path ? path : save->temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-	free(path);
-	if (fd < 0)
+	/* Known before it is there: who is interrupted in between removes nothing else. */
+	save->num_files++;
+	file->fd = open(file->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+	if (file->fd < 0)
 		return th_fail(err, -errno, "cannot write in folder %s: %s", save->folder,
 			strerror(errno));
-	int rc = save->directory || fchmod(fd, default_mode(0666)) == 0 ? 0 : -errno;
+	int rc = bytes > 0 ? reserve(save, file, err) : 0;
+	if (rc == 0 && bytes > 0)
+		rc = map(save, file, err);
 	if (rc == 0)
-		rc = write_ranges(fd, ranges, count, progress, arg);
-	if (close(fd) < 0 && rc == 0)
-		rc = -errno;
-	if (rc == -ECANCELED)
-		return th_fail(err, rc, "interrupted");
-	if (rc < 0)
-		return th_fail(err, rc, "cannot write %s: %s", save->path, strerror(-rc));
+		*ret_file = file;
+	return rc;
+}
+
+int
+save_put(const struct save *save, struct save_file *file, uint64_t offset, const void *data,
+	size_t bytes, struct th_err *err)
+{
+	const uint8_t *at = data;
+
+	TH_ASSERT(th_range_fits(offset, bytes, file->bytes));
+	while (bytes > 0) {
+		ssize_t put = pwrite(file->fd, at, bytes, (off_t)offset);
+		if (put < 0 && errno == EINTR)
+			continue;
+		if (put <= 0)
+			return th_fail(err, put < 0 ? -errno : -EIO, "cannot write %s: %s",
+				save->path, strerror(put < 0 ? errno : EIO));
+		at += put;
+		offset += (uint64_t)put;
+		bytes -= (size_t)put;
+	}
 	return 0;
 }
+
+/* Not through the mappings: a file that somebody cuts short is a failure here, not a signal. */
+int
+save_copy(const struct save *save, struct save_file *to, uint64_t to_offset,
+	const struct save_file *from, uint64_t from_offset, uint64_t bytes, struct th_err *err)
+{
+	int rc = 0;
+
+	TH_ASSERT(th_range_fits(from_offset, bytes, from->bytes));
+	uint8_t *block = malloc(COPY_BYTES);
+	if (!block)
+		return th_fail(err, -ENOMEM, "no memory to write %s", save->path);
+	while (rc == 0 && bytes > 0) {
+		ssize_t got = pread(
+			from->fd, block, (size_t)th_min_u64(bytes, COPY_BYTES), (off_t)from_offset);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got <= 0) {
+			rc = th_fail(err, got < 0 ? -errno : -EIO, "cannot read %s again: %s",
+				save->path, strerror(got < 0 ? errno : EIO));
+			break;
+		}
+		rc = save_put(save, to, to_offset, block, (size_t)got, err);
+		from_offset += (uint64_t)got;
+		to_offset += (uint64_t)got;
+		bytes -= (uint64_t)got;
+	}
+	free(block);
+	return rc;
+}
+
+/* In blocks, so that the caller hears of it; what this does not do the fsync behind it does. */
+static int
+write_back(const struct save_file *file, uint64_t before, save_progress progress, void *arg)
+{
+	const unsigned flags =
+		SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+
+	for (uint64_t at = 0; at < file->bytes;) {
+		uint64_t block = th_min_u64(SYNC_BYTES, file->bytes - at);
+		if (sync_file_range(file->fd, (off_t)at, (off_t)block, flags) < 0 &&
+			(errno == EIO || errno == ENOSPC || errno == EDQUOT))
+			return -errno;
+		at += block;
+		if (progress && !progress(before + at, arg))
+			return -ECANCELED;
+	}
+	return fsync(file->fd) < 0 ? -errno : 0;
+}
+
+int
+save_sync(struct save *save, save_progress progress, void *arg, struct th_err *err)
+{
+	uint64_t before = 0;
+
+	for (uint32_t i = 0; i < save->num_files; i++) {
+		const struct save_file *file = &save->files[i];
+		int rc = write_back(file, before, progress, arg);
+		if (rc == -ECANCELED)
+			return th_fail(err, rc, "interrupted");
+		if (rc < 0)
+			return th_fail(err, rc, "cannot write %s: %s", save->path, strerror(-rc));
+		before += file->bytes;
+	}
+	return 0;
+}
+
+/* ---- the end -------------------------------------------------------------------------------- */
 
 static int
 sync_folder(const char *path)
@@ -363,25 +435,42 @@ save_commit(struct save *save, struct th_err *err)
 		rc = exchange(save, &exchanged);
 	else if (rc == 0)
 		rc = rename(save->temp, save->path) < 0 ? -errno : 0;
-	if (rc == 0)
+	if (rc == 0) {
+		/* OUT is there; what is at temp now is the old one, or nothing. */
+		save->there = false;
 		rc = sync_folder(save->folder);
+	}
 	if (rc < 0)
-		return th_fail(
-			err, rc, "cannot put %s in its place: %s", save->path, strerror(-rc));
-	/* From here on OUT is there; what is left of the old one is a matter of tidiness. */
-	if (exchanged)
-		rc = remove_tree(save->temp, err);
-	forget_temp(save);
+		th_fail(err, rc, "cannot put %s in its place: %s", save->path, strerror(-rc));
+	if (exchanged && remove_tree(save->temp, rc == 0 ? err : NULL) < 0 && rc == 0)
+		rc = err ? err->code : -EIO;
 	return rc;
 }
 
 void
-save_abort(struct save *save)
+save_undo(const struct save *save)
 {
-	if (save->temp && save->directory)
-		(void)remove_tree(save->temp, NULL);
-	else if (save->temp)
+	if (!save->there)
+		return;
+	for (uint32_t i = 0; i < save->num_files; i++)
+		unlink(save->files[i].path);
+	if (save->directory)
+		rmdir(save->temp);
+	else
 		unlink(save->temp);
+}
+
+void
+save_end(struct save *save)
+{
+	save_undo(save);
+	save->there = false;
+	for (uint32_t i = 0; i < save->num_files; i++) {
+		struct save_file *file = &save->files[i];
+		th_fd_close(&file->fd);
+		free(file->path);
+	}
+	free(save->files);
 	free(save->temp);
 	free(save->folder);
 	free(save->path);

@@ -1,46 +1,103 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stop - signals by signalfd (see stop.h).
+ * stop - signals by a handler and an eventfd (see stop.h).
  */
 #include "tools/stop.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <sys/signalfd.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "ipc/base/fd.h"
 
-int
-stop_begin(struct stop *ret_stop)
-{
-	struct stop stop = {.fd = -1};
-	sigset_t signals;
+static const int numbers[STOP_SIGNALS] = {SIGINT, SIGTERM, SIGHUP};
 
-	sigemptyset(&signals);
-	sigaddset(&signals, SIGINT);
-	sigaddset(&signals, SIGTERM);
-	sigaddset(&signals, SIGHUP);
-	stop.fd = signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK);
+/* What the handler works with; written while no signal is delivered. */
+static volatile sig_atomic_t seen, patient;
+static int bell = -1; /* borrows: of the one that has begun */
+static void (*undo_all)(void);
+
+static void
+on_signal(int number)
+{
+	const uint64_t one = 1;
+	int keep = errno;
+
+	if (patient && !seen) {
+		seen = 1;
+		ssize_t rung = write(bell, &one, sizeof(one));
+		(void)rung; /* seen says it too */
+		errno = keep;
+		return;
+	}
+	seen = 1;
+	if (undo_all)
+		undo_all();
+	/* Delivered on return: the end that the sender of a signal expects. */
+	signal(number, SIG_DFL);
+	raise(number);
+	errno = keep;
+}
+
+static void
+all_signals(sigset_t *ret_set)
+{
+	sigemptyset(ret_set);
+	for (int i = 0; i < STOP_SIGNALS; i++)
+		sigaddset(ret_set, numbers[i]);
+}
+
+int
+stop_begin(struct stop *ret_stop, void (*undo)(void))
+{
+	struct stop stop = {.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+	struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+
 	if (stop.fd < 0)
 		return -errno;
-	int rc = pthread_sigmask(SIG_BLOCK, &signals, &stop.before);
-	if (rc != 0) {
-		th_fd_close(&stop.fd);
-		return -rc;
+	seen = patient = 0;
+	bell = stop.fd;
+	undo_all = undo;
+	all_signals(&action.sa_mask);
+	for (int i = 0; i < STOP_SIGNALS; i++) {
+		sigaction(numbers[i], NULL, &stop.before[i]);
+		if (stop.before[i].sa_handler != SIG_IGN)
+			sigaction(numbers[i], &action, NULL);
 	}
 	*ret_stop = stop;
 	return 0;
 }
 
+void
+stop_patient(struct stop *stop)
+{
+	(void)stop;
+	patient = 1;
+}
+
 bool
 stop_seen(struct stop *stop)
 {
-	struct signalfd_siginfo info;
+	uint64_t count;
+	ssize_t got = read(stop->fd, &count, sizeof(count));
 
-	while (read(stop->fd, &info, sizeof(info)) == (ssize_t)sizeof(info))
-		stop->count++;
-	return stop->count > 0;
+	(void)got; /* only so that a poll sleeps again */
+	return seen != 0;
+}
+
+void
+stop_block(struct stop *stop)
+{
+	sigset_t set;
+
+	all_signals(&set);
+	sigprocmask(SIG_BLOCK, &set, &stop->mask);
+}
+
+void
+stop_unblock(struct stop *stop)
+{
+	sigprocmask(SIG_SETMASK, &stop->mask, NULL);
 }
 
 void
@@ -48,6 +105,9 @@ stop_end(struct stop *stop)
 {
 	if (stop->fd < 0)
 		return;
+	for (int i = 0; i < STOP_SIGNALS; i++)
+		sigaction(numbers[i], &stop->before[i], NULL);
+	bell = -1;
+	undo_all = NULL;
 	th_fd_close(&stop->fd);
-	pthread_sigmask(SIG_SETMASK, &stop->before, NULL);
 }

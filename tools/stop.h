@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stop - SIGINT, SIGTERM and SIGHUP as something to look at, for the time when there is work to
- * undo.
+ * stop - SIGINT, SIGTERM and SIGHUP for the time when there is something to undo.
  *
- * Outside of stop_begin .. stop_end the signals keep their default: the process dies, and its agent
- * and the kernel clean up after it. One at a time; the calling thread must be the only one.
+ * A signal first ends the process at once, but not before what is left on the disk is undone: the
+ * agent and the kernel clean up the rest. From stop_patient on the first signal is something to
+ * look at, because work is undone in order then; a second one still ends the process at once. A
+ * signal that was ignored from the start stays so. One at a time; the calling thread must be the
+ * only one.
  */
 #ifndef TH_TOOLS_STOP_H
 #define TH_TOOLS_STOP_H
@@ -14,19 +16,23 @@
 
 #include "ipc/base/checked.h"
 
+#define STOP_SIGNALS 3
+
 struct stop {
-	int fd;    /* owns: readable when a signal came                                      */
-	int count; /* signals taken so far                                                   */
-	sigset_t before;
+	int fd; /* owns: readable when a signal came that nobody has looked at               */
+	struct sigaction before[STOP_SIGNALS];
+	sigset_t mask; /* before stop_block */
 };
 
-TH_MUST_USE int stop_begin(struct stop *ret_stop); /* 0 or -errno */
-/* Takes what came, and says whether anything ever did. Never blocks. */
+/* undo may be NULL. It runs in a signal handler: async-signal-safe calls only. 0 or -errno. */
+TH_MUST_USE int stop_begin(struct stop *ret_stop, void (*undo)(void));
+void stop_patient(struct stop *stop);
+/* Whether a signal ever came. Never blocks. */
 bool stop_seen(struct stop *stop);
-/*
- * A signal that nobody took in the meantime has its default effect now. A second call does
- * nothing.
- */
+/* Around what must not end in the middle: a signal waits until then. */
+void stop_block(struct stop *stop);
+void stop_unblock(struct stop *stop);
+/* Signals have the effect that they had before. A second call does nothing. */
 void stop_end(struct stop *stop);
 
 #endif

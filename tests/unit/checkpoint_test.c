@@ -6,6 +6,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,39 +87,18 @@ try_open(const char *path, struct th_err *err)
 
 TestSuite(checkpoint, .init = make_folder, .fini = remove_folder);
 
-Test(checkpoint, file__is_read)
+Test(checkpoint, file__is_mapped)
 {
 	struct checkpoint checkpoint;
 	struct th_err err = {0};
-	char memory[4];
 
 	write_file("a.safetensors", "w", "abcd");
 	cr_assert_eq(
 		checkpoint_open(path_of("a.safetensors"), &err, &checkpoint), 0, "%s", err.text);
 	cr_assert_eq(checkpoint.count, 1);
 	cr_assert_eq(checkpoint.data_bytes, 4);
-	cr_assert_eq(checkpoint.memory_bytes, 4);
-	cr_assert_eq(checkpoint_read(&checkpoint, memory, NULL, NULL, &err), 0);
-	cr_assert_eq(memcmp(memory, "abcd", 4), 0);
-	checkpoint_close(&checkpoint);
-}
-
-static bool
-stop_at_once(uint64_t done_bytes, void *arg)
-{
-	(void)done_bytes;
-	(void)arg;
-	return false;
-}
-
-Test(checkpoint, read__stopped_by_the_caller)
-{
-	struct checkpoint checkpoint;
-	char memory[4];
-
-	write_file("a.safetensors", "w", "abcd");
-	cr_assert_eq(checkpoint_open(path_of("a.safetensors"), NULL, &checkpoint), 0);
-	cr_assert_eq(checkpoint_read(&checkpoint, memory, stop_at_once, NULL, NULL), -ECANCELED);
+	cr_assert_eq(memcmp(checkpoint.files[0].data, "abcd", 4), 0);
+	cr_assert_eq(checkpoint_check(&checkpoint, &err), 0, "%s", err.text);
 	checkpoint_close(&checkpoint);
 }
 
@@ -138,16 +118,36 @@ Test(checkpoint, every_truncation__and_a_longer_file__are_refused)
 	cr_assert_eq(try_open(path_of("cut.safetensors"), &err), TH_E_INVALID);
 }
 
-Test(checkpoint, read__file_became_shorter__is_a_failure_not_a_signal)
+Test(checkpoint, check__file_was_changed__says_how)
 {
 	struct checkpoint checkpoint;
 	struct th_err err = {0};
-	char memory[4];
 
 	write_file("a.safetensors", "w", "abcd");
 	cr_assert_eq(checkpoint_open(path_of("a.safetensors"), NULL, &checkpoint), 0);
+	uint64_t bytes = checkpoint.files[0].stamp.bytes;
 	cr_assert_eq(truncate(path_of("a.safetensors"), 20), 0);
-	cr_assert_eq(checkpoint_read(&checkpoint, memory, NULL, NULL, &err), TH_E_INVALID);
+	cr_assert_eq(checkpoint_check(&checkpoint, &err), TH_E_CONTRACT);
+	cr_assert(strstr(err.text, "a.safetensors") && strstr(err.text, "20"), "%s", err.text);
+	/* Of the same size, but written to. */
+	cr_assert_eq(truncate(path_of("a.safetensors"), (off_t)bytes), 0);
+	struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+	cr_assert_eq(utimensat(AT_FDCWD, path_of("a.safetensors"), times, 0), 0);
+	cr_assert_eq(checkpoint_check(&checkpoint, &err), TH_E_CONTRACT);
+	cr_assert(strstr(err.text, "written"), "%s", err.text);
+	checkpoint_close(&checkpoint);
+}
+
+Test(checkpoint, check__file_was_removed_or_replaced__does_not_matter)
+{
+	struct checkpoint checkpoint;
+
+	write_file("a.safetensors", "w", "abcd");
+	cr_assert_eq(checkpoint_open(path_of("a.safetensors"), NULL, &checkpoint), 0);
+	cr_assert_eq(unlink(path_of("a.safetensors")), 0);
+	write_file("a.safetensors", "w", "efgh");
+	cr_assert_eq(checkpoint_check(&checkpoint, NULL), 0);
+	cr_assert_eq(memcmp(checkpoint.files[0].data, "abcd", 4), 0);
 	checkpoint_close(&checkpoint);
 }
 
@@ -185,7 +185,7 @@ write_index(const char *text)
 	write_bytes(CHECKPOINT_INDEX, text, strlen(text));
 }
 
-Test(checkpoint, directory_with_index__all_files_in_one_memory)
+Test(checkpoint, directory_with_index__all_files)
 {
 	struct checkpoint checkpoint;
 	struct th_err err = {0};
@@ -198,14 +198,12 @@ Test(checkpoint, directory_with_index__all_files_in_one_memory)
 	cr_assert_eq(checkpoint.num_files, 2);
 	cr_assert_eq(checkpoint.count, 2);
 	cr_assert_eq(checkpoint.data_bytes, 8);
-	char *memory = calloc(1, checkpoint.memory_bytes);
-	cr_assert_eq(checkpoint_read(&checkpoint, memory, NULL, NULL, &err), 0);
 	for (uint32_t i = 0; i < 2; i++) {
 		const struct checkpoint_file *file = &checkpoint.files[i];
 		const char *want = strcmp(file->header.tensors[0].name, "w") == 0 ? "abcd" : "efgh";
-		cr_assert_eq(memcmp(memory + file->memory_offset, want, 4), 0);
+		cr_assert_eq(memcmp(file->data, want, 4), 0);
 	}
-	free(memory);
+	cr_assert_eq(checkpoint.num_strays, 0);
 	checkpoint_close(&checkpoint);
 }
 
@@ -233,6 +231,49 @@ Test(checkpoint, directory_with_index__that_does_not_fit__is_refused)
 	}
 	write_index("{\"weight_map\":{\"w\":\"absent.safetensors\"}}");
 	cr_assert_eq(try_open(folder, NULL), -ENOENT);
+}
+
+static void
+expect_sentence(const char *index, const char *first, const char *second)
+{
+	struct th_err err = {0};
+
+	write_index(index);
+	cr_assert_lt(try_open(folder, &err), 0);
+	cr_assert(strstr(err.text, first) && strstr(err.text, second), "%s", err.text);
+}
+
+Test(checkpoint, directory_with_index__what_is_wrong_is_named)
+{
+	write_file("a.safetensors", "w", "abcd");
+	write_file("b.safetensors", "v", "efgh");
+	expect_sentence("{\"weight_map\":{\"w\":\"a.safetensors\",\"x\":\"a.safetensors\"}}",
+		"'x' in a.safetensors", "cut short");
+	expect_sentence("{\"weight_map\":{\"x\":\"a.safetensors\"}}", "'w'",
+		"a.safetensors is not in the index");
+	expect_sentence("{\"weight_map\":{\"w\":\"b.safetensors\"}}", "'v'", "b.safetensors");
+	expect_sentence("{\"weight_map\":{\"w\":\"a.safetensors\",\"v\":\"c.safetensors\"}}",
+		"c.safetensors is not there", "incomplete");
+	expect_sentence("{\"weight_map\":{\"w\":1,\"w\":2}}", "line 1", "duplicate");
+	/* The same tensor in two files: the index can name only one of them. */
+	write_file("b.safetensors", "w", "efgh");
+	expect_sentence("{\"weight_map\":{\"w\":\"a.safetensors\",\"v\":\"b.safetensors\"}}",
+		"'w' is in", "the index says a.safetensors");
+}
+
+Test(checkpoint, directory_with_index__files_beside_it_are_counted)
+{
+	struct checkpoint checkpoint;
+
+	write_file("a.safetensors", "w", "abcd");
+	write_file("other.safetensors", "v", "efgh");
+	write_bytes("tokenizer.json", "{}", 2);
+	write_index("{\"weight_map\":{\"w\":\"a.safetensors\"}}");
+	cr_assert_eq(checkpoint_open(folder, NULL, &checkpoint), 0);
+	cr_assert_eq(checkpoint.num_files, 1);
+	cr_assert_eq(checkpoint.num_strays, 1);
+	cr_assert_str_eq(checkpoint.stray, "other.safetensors");
+	checkpoint_close(&checkpoint);
 }
 
 Test(checkpoint, index__format_parses_again)

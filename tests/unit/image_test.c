@@ -51,22 +51,19 @@ manifest_of(struct thc_tensor *tensors, size_t count, struct thc_attribute *attr
 	};
 }
 
-/* What a file would hold. The caller frees it. */
-static char *
-content_of(const struct image_file *file, size_t *ret_bytes)
+/* Room for the files, with their headers; the caller frees each. */
+static void
+make_files(struct image *image, uint8_t *maps[4])
 {
-	size_t bytes = 0;
-
-	for (size_t i = 0; i < file->num_ranges; i++)
-		bytes += file->ranges[i].bytes;
-	char *content = malloc(bytes + 1);
-	*ret_bytes = bytes;
-	bytes = 0;
-	for (size_t i = 0; i < file->num_ranges; i++) {
-		memcpy(content + bytes, file->ranges[i].data, file->ranges[i].bytes);
-		bytes += file->ranges[i].bytes;
+	cr_assert_leq(image->num_files, 4);
+	for (uint32_t i = 0; i < image->num_files; i++) {
+		const struct image_file *file = &image->files[i];
+		maps[i] = calloc(1, file->bytes);
+		cr_assert(maps[i]);
+		memcpy(maps[i], file->length, sizeof(file->length));
+		memcpy(maps[i] + sizeof(file->length), file->header, file->header_bytes);
 	}
-	return content;
+	image_bind(image, maps);
 }
 
 Test(image, carried_header__gives_the_file_back)
@@ -75,25 +72,22 @@ Test(image, carried_header__gives_the_file_back)
 	struct thc_manifest manifest = manifest_of(two, 2, &header, 1);
 	struct image image;
 	struct th_err err = {0};
-	char memory[64];
+	uint8_t *maps[4];
 	char want[256];
-	size_t bytes;
 
 	cr_assert_eq(image_plan(&manifest, UINT64_MAX, &err, &image), 0, "%s", err.text);
 	cr_assert(image.carried);
 	cr_assert_eq(image.note[0], '\0');
-	cr_assert_eq(image.memory_bytes, 14);
-	image_bind(&image, memory);
+	make_files(&image, maps);
 	memcpy(image.tensors[0].data, "AAAAAAAA", 8);
 	memcpy(image.tensors[1].data, "BBBBBB", 6);
-	char *content = content_of(&image.files[0], &bytes);
 	memset(want, 0, 8);
 	want[0] = (char)(sizeof(HEADER) - 1);
 	memcpy(want + 8, HEADER "BBBBBBAAAAAAAA", sizeof(HEADER) - 1 + 14);
-	cr_assert_eq(bytes, 8 + sizeof(HEADER) - 1 + 14);
-	cr_assert_eq(image.file_bytes, bytes);
-	cr_assert_eq(memcmp(content, want, bytes), 0);
-	free(content);
+	cr_assert_eq(image.files[0].bytes, 8 + sizeof(HEADER) - 1 + 14);
+	cr_assert_eq(image.file_bytes, image.files[0].bytes);
+	cr_assert_eq(memcmp(maps[0], want, image.file_bytes), 0);
+	free(maps[0]);
 	image_free(&image);
 }
 
@@ -144,21 +138,23 @@ Test(image, no_header__own_one_by_name)
 {
 	struct thc_manifest manifest = manifest_of(two, 2, NULL, 0);
 	struct image image;
-	char memory[256];
+	uint8_t *maps[4];
 
 	cr_assert_eq(image_plan(&manifest, UINT64_MAX, NULL, &image), 0);
 	cr_assert_not(image.carried);
 	cr_assert_eq(image.note[0], '\0');
 	cr_assert_eq(image.num_files, 1);
 	cr_assert_str_eq(image.files[0].name, "model.safetensors");
-	cr_assert_leq(image.memory_bytes, sizeof(memory));
-	image_bind(&image, memory);
+	make_files(&image, maps);
 	/* Apart in memory, so that both can be registered. */
 	cr_assert_neq(image.tensors[0].data, image.tensors[1].data);
 	struct safetensors_header header = parse_file(&image.files[0]);
 	cr_assert_str_eq(header.tensors[0].name, "a");
 	cr_assert_eq(header.tensors[1].offset, 8);
+	cr_assert_eq(image.places[0].offset, 8 + image.files[0].header_bytes);
+	cr_assert_eq(image.places[1].offset, 8 + image.files[0].header_bytes + 8);
 	safetensors_free(&header);
+	free(maps[0]);
 	image_free(&image);
 }
 
@@ -167,14 +163,13 @@ Test(image, several_files__each_within_the_limit_and_in_the_index)
 	struct thc_manifest manifest = manifest_of(two, 2, NULL, 0);
 	struct checkpoint_index index;
 	struct image image;
-	char memory[256];
 	size_t bytes;
 	char *text;
 
 	cr_assert_eq(image_plan(&manifest, 10, NULL, &image), 0);
 	cr_assert_eq(image.num_files, 2);
 	cr_assert_str_eq(image.files[0].name, "model-00001-of-00002.safetensors");
-	image_bind(&image, memory);
+	cr_assert_eq(image.places[1].file, 1);
 	cr_assert_eq(image_index(&image, NULL, &text, &bytes), 0);
 	cr_assert_eq(checkpoint_index_parse(text, bytes, NULL, &index), 0);
 	cr_assert_str_eq(checkpoint_index_find(&index, "b"), "model-00002-of-00002.safetensors");
@@ -187,27 +182,29 @@ Test(image, several_files__each_within_the_limit_and_in_the_index)
 	image_free(&image);
 }
 
-Test(image, tied_tensors__one_place_and_twice_in_the_file)
+Test(image, tied_tensors__one_place_to_arrive_and_two_in_the_file)
 {
 	static int mark;
 	struct thc_tensor tied[] = {two[0], two[1], two[0]};
 	struct thc_manifest manifest = manifest_of(tied, 3, NULL, 0);
 	struct image image;
-	char memory[256];
-	size_t bytes;
+	uint8_t *maps[4];
 
 	tied[0].data = &mark;
 	tied[2].data = &mark;
 	tied[2].name = "z";
 	cr_assert_eq(image_plan(&manifest, UINT64_MAX, NULL, &image), 0);
-	image_bind(&image, memory);
+	make_files(&image, maps);
 	cr_assert_eq(image.tensors[0].data, image.tensors[2].data);
 	cr_assert_neq(image.tensors[0].data, image.tensors[1].data);
+	cr_assert_eq(image.leaders[0], 0);
+	cr_assert_eq(image.leaders[1], 1);
+	cr_assert_eq(image.leaders[2], 0);
 	memcpy(image.tensors[0].data, "AAAAAAAA", 8);
 	memcpy(image.tensors[1].data, "BBBBBB", 6);
-	char *content = content_of(&image.files[0], &bytes);
-	cr_assert_eq(memcmp(content + bytes - 22, "AAAAAAAABBBBBBAAAAAAAA", 22), 0);
-	free(content);
+	memcpy(maps[0] + image.places[2].offset, "CCCCCCCC", 8);
+	cr_assert_eq(memcmp(maps[0] + image.file_bytes - 22, "AAAAAAAABBBBBBCCCCCCCC", 22), 0);
+	free(maps[0]);
 	image_free(&image);
 	/* A tie of different sizes is no tie. */
 	tied[2].bytes = 4;

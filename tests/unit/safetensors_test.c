@@ -281,10 +281,13 @@ Test(safetensors, format__what_no_file_can_hold__is_refused)
 	struct safetensors_tensor odd = {
 		.name = name, .dtype = THC_F4, .ndim = 1, .shape = {3}, .bytes = 2};
 	struct safetensors_tensor unknown = {.name = name, .dtype = 99, .bytes = 1};
+	char key[] = "__metadata__";
+	struct safetensors_tensor metadata = {.name = key, .dtype = THC_U8, .bytes = 1};
 	size_t bytes = 0;
 	char *text = NULL;
 
 	cr_assert_eq(safetensors_format(&odd, 1, NULL, &text, &bytes), TH_E_INVALID);
 	cr_assert_eq(safetensors_format(&unknown, 1, NULL, &text, &bytes), TH_E_INVALID);
+	cr_assert_eq(safetensors_format(&metadata, 1, NULL, &text, &bytes), TH_E_INVALID);
 	cr_assert_null(text);
 }

@@ -76,7 +76,22 @@ expect(const char *name, const char *text)
 	cr_assert_str_eq(content, text);
 }
 
-static const struct save_range two_ranges[] = {{"hello ", 6}, {NULL, 0}, {"world", 5}};
+/* One file with this text: half of it by a write, half through the mapping. */
+static int
+fill(struct save *save, const char *name, const char *text)
+{
+	struct save_file *file;
+	struct th_err err = {0};
+	size_t bytes = strlen(text);
+
+	int rc = save_create(save, name, bytes, &err, &file);
+	if (rc < 0)
+		return rc;
+	cr_assert_eq(save_put(save, file, 0, text, bytes / 2, &err), 0, "%s", err.text);
+	if (file->map)
+		memcpy(file->map + bytes / 2, text + bytes / 2, bytes - bytes / 2);
+	return save_sync(save, NULL, NULL, &err);
+}
 
 TestSuite(save, .init = make_folder, .fini = remove_folder);
 
@@ -87,37 +102,47 @@ Test(save, file__appears_at_commit)
 	struct stat st;
 
 	umask(022);
-	cr_assert_eq(save_begin(path_of("out"), false, false, &err, &save), 0, "%s", err.text);
-	cr_assert_eq(save_write(&save, NULL, two_ranges, 3, NULL, NULL, &err), 0, "%s", err.text);
+	cr_assert_eq(save_begin(path_of("out"), false, false, 1, &err, &save), 0, "%s", err.text);
+	cr_assert_eq(fill(&save, NULL, "hello world"), 0, "%s", err.text);
 	cr_assert_neq(access(path_of("out"), F_OK), 0);
 	cr_assert_eq(save_commit(&save, &err), 0, "%s", err.text);
-	save_abort(&save);
+	save_end(&save);
 	expect("out", "hello world");
 	cr_assert_eq(stat(path_of("out"), &st), 0);
 	cr_assert_eq(st.st_mode & 0777, 0644);
 	cr_assert_eq(count_entries(folder), 1);
 }
 
-Test(save, file__many_small_ranges__all_in_order)
+Test(save, copy__of_what_is_there__and_an_empty_file)
 {
-	static struct save_range ranges[1000];
+	struct save_file *file, *empty;
 	struct save save;
-	char want[1001];
 
-	for (int i = 0; i < 1000; i++) {
-		want[i] = (char)('a' + i % 26);
-		ranges[i] = (struct save_range){&want[i], 1};
-	}
-	want[1000] = '\0';
-	cr_assert_eq(save_begin(path_of("out"), false, false, NULL, &save), 0);
-	cr_assert_eq(save_write(&save, NULL, ranges, 1000, NULL, NULL, NULL), 0);
+	cr_assert_eq(save_begin(path_of("dir"), true, false, 2, NULL, &save), 0);
+	cr_assert_eq(save_create(&save, "a.safetensors", 8, NULL, &file), 0);
+	cr_assert_eq(save_create(&save, "b.safetensors", 0, NULL, &empty), 0);
+	cr_assert_null(empty->map);
+	memcpy(file->map, "abcd", 4);
+	cr_assert_eq(save_copy(&save, file, 4, file, 0, 4, NULL), 0);
+	cr_assert_eq(save_sync(&save, NULL, NULL, NULL), 0);
 	cr_assert_eq(save_commit(&save, NULL), 0);
-	save_abort(&save);
-	char got[1001] = "";
-	FILE *file = fopen(path_of("out"), "r");
-	cr_assert_eq(fread(got, 1, 1000, file), 1000);
-	fclose(file);
-	cr_assert_str_eq(got, want);
+	save_end(&save);
+	expect("dir/a.safetensors", "abcdabcd");
+	expect("dir/b.safetensors", "");
+}
+
+Test(save, file__larger_than_the_disk__says_so_and_leaves_nothing)
+{
+	struct th_err err = {0};
+	struct save_file *file;
+	struct save save;
+
+	cr_assert_eq(save_begin(path_of("out"), false, false, 1, NULL, &save), 0);
+	int rc = save_create(&save, NULL, UINT64_C(1) << 60, &err, &file);
+	cr_assert(rc == -ENOSPC || rc == -EFBIG, "%d", rc);
+	cr_assert(strstr(err.text, "no room") && strstr(err.text, "out"), "%s", err.text);
+	save_end(&save);
+	cr_assert_eq(count_entries(folder), 0);
 }
 
 Test(save, file__existing__only_with_force)
@@ -128,13 +153,13 @@ Test(save, file__existing__only_with_force)
 	put("out", "old");
 	cr_assert_eq(save_check(path_of("out"), false, false, &err), -EEXIST);
 	cr_assert(strstr(err.text, "--force"));
-	cr_assert_eq(save_begin(path_of("out"), false, false, &err, &save), -EEXIST);
+	cr_assert_eq(save_begin(path_of("out"), false, false, 1, &err, &save), -EEXIST);
 	cr_assert_eq(save_check(path_of("out"), false, true, &err), 0);
-	cr_assert_eq(save_begin(path_of("out"), false, true, &err, &save), 0);
-	cr_assert_eq(save_write(&save, NULL, two_ranges, 3, NULL, NULL, &err), 0);
+	cr_assert_eq(save_begin(path_of("out"), false, true, 1, &err, &save), 0);
+	cr_assert_eq(fill(&save, NULL, "hello world"), 0);
 	expect("out", "old");
 	cr_assert_eq(save_commit(&save, &err), 0);
-	save_abort(&save);
+	save_end(&save);
 	expect("out", "hello world");
 	cr_assert_eq(count_entries(folder), 1);
 }
@@ -143,11 +168,11 @@ Test(save, file__that_came_in_the_meantime__is_not_replaced)
 {
 	struct save save;
 
-	cr_assert_eq(save_begin(path_of("out"), false, false, NULL, &save), 0);
-	cr_assert_eq(save_write(&save, NULL, two_ranges, 3, NULL, NULL, NULL), 0);
+	cr_assert_eq(save_begin(path_of("out"), false, false, 1, NULL, &save), 0);
+	cr_assert_eq(fill(&save, NULL, "hello world"), 0);
 	put("out", "other");
 	cr_assert_eq(save_commit(&save, NULL), -EEXIST);
-	save_abort(&save);
+	save_end(&save);
 	expect("out", "other");
 	cr_assert_eq(count_entries(folder), 1);
 }
@@ -161,20 +186,41 @@ stop_at_once(uint64_t done_bytes, void *arg)
 	return false;
 }
 
-Test(save, abort__leaves_nothing)
+Test(save, stopped__leaves_nothing)
 {
 	uint64_t seen = 0;
 	struct save save;
 
-	cr_assert_eq(save_begin(path_of("out"), false, false, NULL, &save), 0);
-	cr_assert_eq(save_write(&save, NULL, two_ranges, 3, stop_at_once, &seen, NULL), -ECANCELED);
+	cr_assert_eq(save_begin(path_of("out"), false, false, 1, NULL, &save), 0);
+	cr_assert_eq(fill(&save, NULL, "hello world"), 0);
+	cr_assert_eq(save_sync(&save, stop_at_once, &seen, NULL), -ECANCELED);
 	cr_assert_eq(seen, 11);
-	save_abort(&save);
+	save_end(&save);
 	cr_assert_eq(count_entries(folder), 0);
-	cr_assert_eq(save_begin(path_of("dir"), true, false, NULL, &save), 0);
-	cr_assert_eq(save_write(&save, "a.safetensors", two_ranges, 3, NULL, NULL, NULL), 0);
-	save_abort(&save);
+	cr_assert_eq(save_begin(path_of("dir"), true, false, 2, NULL, &save), 0);
+	cr_assert_eq(fill(&save, "a.safetensors", "hello world"), 0);
+	cr_assert_eq(fill(&save, "b.safetensors", "hello world"), 0);
+	save_end(&save);
 	cr_assert_eq(count_entries(folder), 0);
+}
+
+/* As a signal handler does it: after that the process ends. */
+Test(save, undo__removes_all__and_nothing_after_the_commit)
+{
+	struct save save;
+
+	cr_assert_eq(save_begin(path_of("dir"), true, false, 2, NULL, &save), 0);
+	cr_assert_eq(fill(&save, "a.safetensors", "hello world"), 0);
+	save_undo(&save);
+	cr_assert_eq(count_entries(folder), 0);
+	save_end(&save);
+	cr_assert_eq(save_begin(path_of("out"), false, false, 1, NULL, &save), 0);
+	cr_assert_eq(fill(&save, NULL, "hello world"), 0);
+	cr_assert_eq(save_commit(&save, NULL), 0);
+	save_undo(&save);
+	expect("out", "hello world");
+	save_end(&save);
+	expect("out", "hello world");
 }
 
 Test(save, directory__appears_at_commit_and_replaces_a_checkpoint)
@@ -184,13 +230,12 @@ Test(save, directory__appears_at_commit_and_replaces_a_checkpoint)
 
 	for (int round = 0; round < 2; round++) {
 		bool force = round == 1;
-		cr_assert_eq(
-			save_begin(path_of("dir/"), true, force, &err, &save), 0, "%s", err.text);
-		cr_assert_eq(save_write(&save, force ? "b.safetensors" : "a.safetensors",
-				     two_ranges, 3, NULL, NULL, &err),
+		cr_assert_eq(save_begin(path_of("dir/"), true, force, 1, &err, &save), 0, "%s",
+			err.text);
+		cr_assert_eq(fill(&save, force ? "b.safetensors" : "a.safetensors", "hello world"),
 			0, "%s", err.text);
 		cr_assert_eq(save_commit(&save, &err), 0, "%s", err.text);
-		save_abort(&save);
+		save_end(&save);
 		cr_assert_eq(count_entries(path_of("dir")), 1);
 		cr_assert_eq(count_entries(folder), 1);
 	}
