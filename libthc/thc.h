@@ -211,6 +211,10 @@ enum thc_event_bits {
  * What happened since the last call: a mask, each bit once. No system call when nothing happened,
  * unless thc_fd is in use.
  *
+ * THC_EV_VERSION_CONFLICT: another group has published the version that this handle holds before,
+ * with other bytes. The copy of this group is not listed, and the next group operation of its
+ * members answers THC_E_VERSION_CONFLICT, once. It is still held: unpublish it.
+ *
  * THC_EV_CONTRACT: a reader was sent a chunk of this handle's memory that did not match, and the
  * agent has hashed the memory again: it is not what was published or received. Such bytes reach
  * nobody. The handle is ended, and its copy unlisted: every call answers THC_E_CONTRACT with a

@@ -12,6 +12,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "transport/access.h"
+#include "transport/digest.h"
 
 struct watch {
 	struct watch *next;
@@ -259,6 +260,15 @@ xfer_part_add_digests(
 		return;
 	memcpy(part->digests + first, digests, count * sizeof(digests[0]));
 	__atomic_store_n(&part->digest_count, known + count, __ATOMIC_RELEASE);
+}
+
+struct th_hash
+xfer_part_content(const struct xfer_part *part)
+{
+	uint32_t count = part->table->num_chunks;
+	if (!part->verify || xfer_part_digest_count(part) != count)
+		return (struct th_hash){0};
+	return digest_of(part->digests, count * sizeof(part->digests[0]));
 }
 
 /* ---- watchers ------------------------------------------------------------------------------- */

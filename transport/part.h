@@ -109,6 +109,9 @@ const struct th_hash *xfer_part_digest(const struct xfer_part *part, uint32_t ch
 void xfer_part_add_digests(
 	struct xfer_part *part, uint32_t first, const struct th_hash *digests, uint32_t count);
 
+/* A digest over all digests, in order: equal for equal bytes of one layout. None: not all known. */
+struct th_hash xfer_part_content(const struct xfer_part *part);
+
 /* After unwatch no call is under way or comes. */
 typedef void (*xfer_part_watcher)(void *arg);
 void xfer_part_watch(struct xfer_part *part, xfer_part_watcher watcher, void *arg);

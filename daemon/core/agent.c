@@ -160,7 +160,8 @@ session_event(struct agent *agent, const struct agent_event *event)
 		return; /* it may be gone */
 	case AGENT_EV_HASHED:
 	case AGENT_EV_HASH_STOPPED:
-		ac_part_hashed(session, event->u.gen, event->kind == AGENT_EV_HASH_STOPPED);
+		ac_part_hashed(agent, session, event->u.hash.gen, event->u.hash.content,
+			event->kind == AGENT_EV_HASH_STOPPED);
 		break;
 	case AGENT_EV_CONTRACT:
 		ac_contract(agent, session, event->u.contract.gen, event->u.contract.text);

@@ -103,6 +103,7 @@ struct agent_leg_report {
 	uint64_t bytes_moved, transfer_ns, verify_ns;
 	char transport[32];
 	char text[TH_CTL_TEXT_BYTES];
+	struct th_hash content; /* LEG_DONE: over the digests; none: there are none */
 };
 
 struct agent_event {
@@ -129,7 +130,10 @@ struct agent_event {
 		} hello;
 		struct agent_leg_report leg; /* LEG_DONE, LEG_FAILED, LEG_STOPPED */
 		uint64_t out_leg;            /* OUT_* */
-		uint64_t gen;                /* HASHED, HASH_STOPPED */
+		struct {
+			uint64_t gen;
+			struct th_hash content; /* HASHED: as in LEG_DONE */
+		} hash;                         /* HASHED, HASH_STOPPED */
 		struct {
 			uint64_t op_seq;
 			char text[TH_CTL_TEXT_BYTES];
@@ -182,6 +186,7 @@ struct agent_line {
 	uint64_t generation; /* of the model's listing */
 	uint16_t broken;     /* how often THC_EV_GROUP_BROKEN happened */
 	uint16_t contract;   /* ... THC_EV_CONTRACT */
+	uint16_t conflict;   /* ... THC_EV_VERSION_CONFLICT */
 };
 
 struct agent_action {

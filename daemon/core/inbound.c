@@ -225,6 +225,7 @@ send_end(struct agent *agent, const struct inbound *in, enum agent_event_kind ki
 	AC_COPY(end->transport, report->transport);
 	if (kind == AGENT_EV_LEG_DONE) {
 		end->chunks_verified = session->reg.num_chunks;
+		end->content = report->content;
 		return;
 	}
 	end->code = failed && report->code < 0 ? report->code : TH_E_CANCELLED;

@@ -210,6 +210,11 @@ event(struct agent *agent, const struct ctl_event *event)
 	case CTL_EV_BROKEN:
 		broken_event(agent, &event->u.broken);
 		break;
+	case CTL_EV_CONFLICT:
+		session = ac_session_by_sid(agent, event->u.conflict.sid);
+		if (session != NULL)
+			ac_session_conflict(agent, session);
+		break;
 	}
 }
 

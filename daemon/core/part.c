@@ -174,7 +174,8 @@ ac_part_undrain(struct agent *agent, const struct ctl_ev_part *undrain)
 }
 
 void
-ac_part_hashed(struct session *session, uint64_t gen, bool stopped)
+ac_part_hashed(struct agent *agent, struct session *session, uint64_t gen, struct th_hash content,
+	bool stopped)
 {
 	struct part *part = session->part;
 
@@ -183,6 +184,11 @@ ac_part_hashed(struct session *session, uint64_t gen, bool stopped)
 	if (stopped) {
 		part->hashing = part->hash_stopping = false;
 		return;
+	}
+	if (!part->hashed && session->sid_known) {
+		/* Beside the session's lane: no call of its worker waits for this. */
+		ac_lane_add(agent, agent->misc, CTL_CONTENT)->u.content =
+			(struct ctl_content){.sid = session->sid, .gen = gen, .content = content};
 	}
 	part->hashed = true;
 	/* The thread that was told to stop says so itself. */

@@ -299,6 +299,13 @@ ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_reques
 	ac_settle(agent, session);
 }
 
+void
+ac_session_conflict(struct agent *agent, struct session *session)
+{
+	session->num_conflict++;
+	ac_settle(agent, session);
+}
+
 /* ---- breaking -------------------------------------------------------------------------------- */
 
 void
@@ -359,6 +366,7 @@ ac_session_line(struct agent *agent, struct session *session)
 		.generation = session->model->generation,
 		.broken = session->num_broken,
 		.contract = session->num_contract,
+		.conflict = session->num_conflict,
 	};
 
 	if (session->state == SESSION_OPENING)
@@ -366,7 +374,8 @@ ac_session_line(struct agent *agent, struct session *session)
 	if (session->line_told && th_version_compare(line.held, session->line.held) == 0 &&
 		line.safe_to_mutate == session->line.safe_to_mutate &&
 		line.generation == session->line.generation &&
-		line.broken == session->line.broken && line.contract == session->line.contract)
+		line.broken == session->line.broken && line.contract == session->line.contract &&
+		line.conflict == session->line.conflict)
 		return;
 	session->line_told = true;
 	session->line = line;

@@ -209,7 +209,7 @@ struct session { /* owned by agent.sessions */
 
 	bool ended;        /* by us: closed but for its worker's close, which is waited for   */
 	bool close_wanted; /* by its worker                                                    */
-	uint16_t num_contract;
+	uint16_t num_contract, num_conflict;
 	char ended_text[TH_CTL_TEXT_BYTES];
 	bool lost;           /* nobody is there to be answered                               */
 	bool close_answered; /* by the server                                                */
@@ -286,6 +286,8 @@ void ac_session_send_unregister(struct agent *agent, struct session *session);
 /* The reply to what is at the head of a session's lane. */
 void ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_request *request,
 	const struct ctl_reply *reply);
+/* Its version was published before with other bytes; the next operation says so as well. */
+void ac_session_conflict(struct agent *agent, struct session *session);
 void ac_session_broken(struct agent *agent, struct session *session, const char *text);
 /* The server has forgotten it. */
 void ac_session_forgotten(struct agent *agent, struct session *session, const char *text);
@@ -399,7 +401,8 @@ bool ac_part_drained(const struct part *part);
 void ac_part_settle(struct agent *agent, struct session *session);
 void ac_part_drain(struct agent *agent, const struct ctl_ev_part *drain);
 void ac_part_undrain(struct agent *agent, const struct ctl_ev_part *undrain);
-void ac_part_hashed(struct session *session, uint64_t gen, bool stopped);
+void ac_part_hashed(struct agent *agent, struct session *session, uint64_t gen,
+	struct th_hash content, bool stopped);
 
 bool ac_ticket_equal(const struct th_ticket *a, const struct th_ticket *b);
 void ac_outbound_grant(struct agent *agent, const struct ctl_ev_grant *grant);

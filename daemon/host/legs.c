@@ -244,6 +244,7 @@ in_ended(struct host *host, struct leg *leg, const struct transport_event *event
 	memcpy(out->text, event->text, sizeof(out->text));
 	if (event->kind == TRANSPORT_DONE) {
 		report.kind = AGENT_EV_LEG_DONE;
+		out->content = xfer_part_content(leg->xfer);
 		out->overwrote = true;
 	} else if (event->kind == TRANSPORT_FAILED) {
 		report.kind = AGENT_EV_LEG_FAILED;

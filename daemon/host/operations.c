@@ -290,13 +290,15 @@ operations_line(struct session *session, const struct agent_line *line)
 	if (session->state >= SESSION_LOST)
 		return;
 	bool news = session->line.events[SHM_EV_BROKEN] != line->broken ||
-		    session->line.events[SHM_EV_CONTRACT] != line->contract;
+		    session->line.events[SHM_EV_CONTRACT] != line->contract ||
+		    session->line.events[SHM_EV_CONFLICT] != line->conflict;
 	session->line.safe_to_mutate = line->safe_to_mutate;
 	session->line.held_lineage = line->held.lineage;
 	session->line.held_version = line->held.version;
 	session->line.generation = line->generation;
 	session->line.events[SHM_EV_BROKEN] = line->broken;
 	session->line.events[SHM_EV_CONTRACT] = line->contract;
+	session->line.events[SHM_EV_CONFLICT] = line->conflict;
 	if (!session->segment.a)
 		return; /* written with the first line */
 	ring_line_write(&session->ring, &session->line);

@@ -119,7 +119,9 @@ static void
 post(struct host *host, enum agent_event_kind kind, const struct part *part)
 {
 	struct agent_event event = {
-		.kind = kind, .session = part->key.session, .u.gen = part->key.gen};
+		.kind = kind, .session = part->key.session, .u.hash.gen = part->key.gen};
+	if (kind == AGENT_EV_HASHED)
+		event.u.hash.content = xfer_part_content(part->xfer);
 	engine_post(host, &event);
 }
 

@@ -76,6 +76,7 @@ enum ctl_request_kind {
 	CTL_PREPARED,   /* the member is ready, or why it is not */
 	CTL_LEG_END,    /* the reader's agent: this leg is over, nothing of it runs any more*/
 	CTL_DRAIN_DONE, /* the source's agent: proof that nobody reads (sid, gen) */
+	CTL_CONTENT,    /* the publisher's agent: what (sid, gen) is made of */
 	CTL_WATCH,      /* tell me when the listing of this model changes */
 	CTL_LIST,
 	CTL_RESOLVE, /* which version does this name mean now, and what is it made of */
@@ -165,6 +166,16 @@ struct ctl_leg_end {
 	uint64_t bytes_moved;
 	char transport[32];
 	char text[TH_CTL_TEXT_BYTES];
+	struct th_hash content; /* code 0: of what has been verified; none: nothing was */
+};
+
+/*
+ * A hash over the digests of all chunks, in order: which bytes these are. None: this agent makes no
+ * digests, so nobody can tell.
+ */
+struct ctl_content {
+	uint64_t sid, gen;
+	struct th_hash content;
 };
 
 struct ctl_drain_done {
@@ -228,6 +239,7 @@ struct ctl_request {
 		struct ctl_prepared prepared;
 		struct ctl_leg_end leg_end;
 		struct ctl_drain_done drain_done;
+		struct ctl_content content;
 		struct ctl_watch watch;
 		struct ctl_list list;
 		struct ctl_resolve resolve;
@@ -251,6 +263,7 @@ enum ctl_event_kind {
 	CTL_EV_OUTCOME,  /* the end of an operation, the same for all members */
 	CTL_EV_CHANGED,  /* the listing of a watched model changed */
 	CTL_EV_BROKEN,   /* the group of this member is broken */
+	CTL_EV_CONFLICT, /* others had published other bytes before: the copy is not listed */
 };
 
 struct ctl_grant { /* one shard from one source: a leg */
@@ -331,7 +344,7 @@ struct ctl_event {
 		struct ctl_cancel cancel;
 		struct ctl_ev_outcome outcome;
 		struct ctl_ev_changed changed;
-		struct ctl_ev_broken broken;
+		struct ctl_ev_broken broken, conflict;
 	} u;
 };
 

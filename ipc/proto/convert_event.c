@@ -127,6 +127,11 @@ out_short(struct convert_arena *arena, const struct ctl_event *event, Tensorhub_
 		message->changed = convert_message(arena, &tensorhub__v1__watch_reply__descriptor);
 		message->changed->model = convert_out_text(event->u.changed.model);
 		message->changed->generation = event->u.changed.generation;
+	} else if (event->kind == CTL_EV_CONFLICT) {
+		message->body_case = EVENT(CONFLICT);
+		message->conflict = convert_message(arena, &tensorhub__v1__ev_broken__descriptor);
+		message->conflict->sid = event->u.conflict.sid;
+		message->conflict->text = convert_out_text(event->u.conflict.text);
 	} else {
 		message->body_case = EVENT(BROKEN);
 		message->broken = convert_message(arena, &tensorhub__v1__ev_broken__descriptor);
@@ -170,6 +175,7 @@ convert_out_event(struct convert_arena *arena, const struct ctl_event *event)
 	case CTL_EV_CANCEL:
 	case CTL_EV_CHANGED:
 	case CTL_EV_BROKEN:
+	case CTL_EV_CONFLICT:
 		out_short(arena, event, message);
 		break;
 	}
@@ -345,6 +351,12 @@ in_body(struct convert_in *in, const Tensorhub__V1__Event *message, struct ctl_e
 		event->u.broken.sid = message->broken->sid;
 		convert_in_sentence(
 			message->broken->text, sizeof(event->u.broken.text), event->u.broken.text);
+		break;
+	case EVENT(CONFLICT):
+		event->kind = CTL_EV_CONFLICT;
+		event->u.conflict.sid = message->conflict->sid;
+		convert_in_sentence(message->conflict->text, sizeof(event->u.conflict.text),
+			event->u.conflict.text);
 		break;
 	default:
 		in->message = "event";

@@ -119,8 +119,22 @@ out_leg_end(
 	body->bytes_moved = end->bytes_moved;
 	body->transport = convert_out_text(end->transport);
 	body->text = convert_out_text(end->text);
+	body->content = convert_out_hash(arena, end->content);
 	message->body_case = REQUEST(LEG_END);
 	message->leg_end = body;
+}
+
+static void
+out_content(struct convert_arena *arena, const struct ctl_content *content,
+	Tensorhub__V1__Request *message)
+{
+	Tensorhub__V1__Content *body = convert_message(arena, &tensorhub__v1__content__descriptor);
+
+	body->sid = content->sid;
+	body->gen = content->gen;
+	body->content = convert_out_hash(arena, content->content);
+	message->body_case = REQUEST(CONTENT);
+	message->content = body;
 }
 
 /* What is asked without changing anything. */
@@ -231,6 +245,9 @@ out_body(struct convert_arena *arena, const struct ctl_request *request,
 		break;
 	case CTL_LEG_END:
 		out_leg_end(arena, &request->u.leg_end, message);
+		break;
+	case CTL_CONTENT:
+		out_content(arena, &request->u.content, message);
 		break;
 	case CTL_MANIFEST_GET:
 	case CTL_WATCH:
@@ -390,6 +407,7 @@ in_leg_end(struct convert_in *in, const Tensorhub__V1__LegEnd *body, struct ctl_
 	ret_end->overwrote = body->overwrote;
 	ret_end->source_failed = body->source_failed;
 	ret_end->bytes_moved = body->bytes_moved;
+	convert_in_hash(in, "content", body->content, false, &ret_end->content);
 }
 
 static void
@@ -513,6 +531,14 @@ in_body(struct convert_in *in, const Tensorhub__V1__Request *message, struct ctl
 		request->kind = CTL_INSPECT;
 		in->message = "INSPECT";
 		convert_in_page(in, message->inspect->page, &request->u.inspect);
+		break;
+	case REQUEST(CONTENT):
+		request->kind = CTL_CONTENT;
+		in->message = "CONTENT";
+		request->u.content.sid = message->content->sid;
+		request->u.content.gen = message->content->gen;
+		convert_in_hash(in, "content", message->content->content, false,
+			&request->u.content.content);
 		break;
 	case REQUEST(POLL):
 	case REQUEST(UNREGISTER):

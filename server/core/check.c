@@ -32,6 +32,8 @@ check_part(const struct part *part, uint64_t *num_legs)
 		readers++;
 		TH_ASSERT(leg->src == part && leg->dst->copy->version == copy->version);
 		TH_ASSERT(leg->dst->shard == part->shard && leg->dst->copy != copy);
+		/* Whoever reads stays with one content, from the first chunk to the last. */
+		TH_ASSERT(leg->dst->copy->content == copy->content && !copy->content->refused);
 	}
 	/* References counted = legs that run (I8). */
 	TH_ASSERT(fills == part->num_fills && readers == part->num_readers);
@@ -58,6 +60,8 @@ check_copy(const struct refsrv *server, const struct copy *copy, uint64_t *num_l
 	bool all_done = true;
 
 	TH_ASSERT(group->copy == copy && copy->num_parts == copy->version->num_shards);
+	TH_ASSERT(copy->content != NULL && copy->content->version == copy->version);
+	TH_ASSERT(!copy->refusal_due || copy->content->refused);
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
 		const struct part *part = &copy->parts[i];
 		TH_ASSERT(part->copy == copy && part->shard == i);

@@ -15,6 +15,7 @@
 
 #include "ipc/base/assert.h"
 #include "server/core/agent.h"
+#include "server/core/content.h"
 #include "server/core/group.h"
 #include "server/core/leg.h"
 #include "server/core/model.h"
@@ -30,8 +31,8 @@ by_name(const struct copy *a, const struct copy *b)
 }
 
 struct copy *
-copy_new(struct refsrv *server, struct group *group, struct version *version, uint64_t gen,
-	enum copy_state state)
+copy_new(struct refsrv *server, struct group *group, struct version *version,
+	struct content *content, uint64_t gen, enum copy_state state)
 {
 	struct copy *copy = th_calloc(1, sizeof(*copy));
 
@@ -39,6 +40,7 @@ copy_new(struct refsrv *server, struct group *group, struct version *version, ui
 	copy->id = ++server->last_copy_id;
 	copy->version = version;
 	copy->group = group;
+	content_join(content, copy);
 	copy->gen = gen;
 	copy->state = state;
 	copy->num_parts = group->num_shards;
@@ -68,6 +70,7 @@ copy_free(struct refsrv *server, struct copy *copy)
 		leg_detach_readers(&copy->parts[i]);
 	}
 	DL_DELETE(version->copies, copy);
+	content_leave(server, copy);
 	if (version->copies == NULL)
 		version_free(server, version);
 	group->copy = NULL;

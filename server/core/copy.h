@@ -9,7 +9,7 @@
 
 /* The group holds this from now on; READY: all parts are done, PARTIAL: none. */
 struct copy *copy_new(struct refsrv *server, struct group *group, struct version *version,
-	uint64_t gen, enum copy_state state);
+	struct content *content, uint64_t gen, enum copy_state state);
 
 /* Its group holds nothing. Legs into it must be over; readers have no source any more. */
 void copy_free(struct refsrv *server, struct copy *copy);

@@ -13,11 +13,13 @@
 #include "server/core/leg.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "server/core/agent.h"
+#include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/group.h"
 #include "server/core/model.h"
@@ -335,6 +337,14 @@ leg_end(struct refsrv *server, struct agent *agent, const struct ctl_leg_end *en
 		if (end->code == 0)
 			leg_drop_fills(server, part);
 		op_abort_check(server, op);
+	} else if (end->code == 0 && !part->done && !content_arrived(server, part, end->content)) {
+		char text[TH_CTL_TEXT_BYTES];
+		snprintf(text, sizeof(text),
+			"version %" PRIu64 " of %.100s: what shard %u has received is not what was "
+			"published; replicate again",
+			part->copy->version->id.version, part->copy->version->model->name,
+			part->shard);
+		op_abort(server, op, TH_E_VERSION_CONFLICT, text);
 	} else if (end->code == 0 && !part->done) {
 		shard_done(server, op, part);
 	} else if (end->code != 0 && current && end->source_failed) {

@@ -10,6 +10,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
 #include "server/core/agent.h"
+#include "server/core/content.h"
 #include "server/core/group.h"
 #include "server/core/model.h"
 #include "server/core/snapshot.h"
@@ -17,7 +18,7 @@
 static bool
 listed(const struct copy *copy)
 {
-	return !copy->aborting && copy->group->state != GROUP_BROKEN;
+	return !copy->aborting && copy->group->state != GROUP_BROKEN && content_listed(copy);
 }
 
 static void
@@ -261,7 +262,7 @@ listing_resolve(struct refsrv *server, const struct ctl_resolve *resolve,
 		.num_shards = version->num_shards,
 		.layout = version->shards[resolve->shard].layout,
 		.manifest = version->shards[resolve->shard].manifest,
-		.attributes = version->shards[resolve->shard].attributes,
+		.attributes = version->contents->shards[resolve->shard].attributes,
 	};
 	return 0;
 }

@@ -2,9 +2,9 @@
 /*
  * model - see model.h.
  *
- * What counts as a version: a listed copy that is complete (also one that is being drained), or one
- * that is filling from a chain that reaches a complete copy. An orphan partial does not count: its
- * version may never be whole again.
+ * What counts as a version: a copy of the first content (content.h) that is complete, also while it
+ * is being drained, or that is filling from a chain that reaches a complete copy. An orphan partial
+ * does not count: its version may never be whole again.
  */
 #include "server/core/model.h"
 
@@ -12,6 +12,7 @@
 
 #include "ipc/base/checked.h"
 #include "server/core/blob.h"
+#include "server/core/content.h"
 #include "server/core/route.h"
 
 struct model *
@@ -114,7 +115,6 @@ version_new(struct refsrv *server, struct model *model, struct th_version id, ui
 	version->shards = th_memdup(shards, num_shards * sizeof(*shards));
 	for (uint32_t i = 0; i < num_shards; i++) {
 		blob_acquire(server, shards[i].manifest);
-		blob_acquire(server, shards[i].attributes);
 	}
 	DL_INSERT_INORDER(model->versions, version, version_order);
 	return version;
@@ -125,7 +125,6 @@ version_free(struct refsrv *server, struct version *version)
 {
 	for (uint32_t i = 0; i < version->num_shards; i++) {
 		blob_release(server, version->shards[i].manifest);
-		blob_release(server, version->shards[i].attributes);
 	}
 	DL_DELETE(version->model->versions, version);
 	free(version->shards);
@@ -137,7 +136,7 @@ version_free(struct refsrv *server, struct version *version)
 static bool
 copy_counts(struct refsrv *server, struct copy *copy)
 {
-	if (copy->group->state == GROUP_BROKEN || copy->aborting)
+	if (copy->group->state == GROUP_BROKEN || copy->aborting || !content_listed(copy))
 		return false;
 	if (copy->state == COPY_READY)
 		return true;

@@ -15,6 +15,7 @@
 #include "ipc/base/utf8.h"
 #include "server/core/agent.h"
 #include "server/core/blob.h"
+#include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/group.h"
 #include "server/core/leg.h"
@@ -358,6 +359,7 @@ int
 op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *request,
 	struct th_err *err)
 {
+	char text[TH_CTL_TEXT_BYTES];
 	struct member *member = member_find(server, agent, request->sid, err);
 
 	if (member == NULL)
@@ -374,8 +376,14 @@ op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *requ
 		answer_broken(member, request);
 		return 0;
 	}
-	if (op == NULL)
+	bool opens = op == NULL;
+	if (opens)
 		op = op_new(server, member, request);
+	if (opens && group->copy != NULL && group->copy->refusal_due) {
+		group->copy->refusal_due = false;
+		content_describe_refusal(group->copy, text, sizeof(text));
+		op_fail(server, op, TH_E_VERSION_CONFLICT, "%s", text);
+	}
 	if (!same_call(op, request)) {
 		mismatch(server, op, member, request);
 	} else if (op->state == OP_DONE) {

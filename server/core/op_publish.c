@@ -2,7 +2,8 @@
 /*
  * op_publish - publish and unpublish: the two operations that move no bytes. See op.h.
  *
- * publish commits when the last member has called. unpublish acts at the first call, for all
+ * publish commits when the last member has called; whether others have published the same version
+ * with other bytes turns out later (content.h). unpublish acts at the first call, for all
  * members: the copy is hidden at once, so that no new reader comes, and the outcome waits for the
  * proof of every part.
  */
@@ -11,6 +12,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
@@ -42,7 +44,6 @@ publish_version(struct refsrv *server, struct op *op, struct th_version id)
 		shards[i] = (struct shard_layout){
 			.layout = reg->layout,
 			.manifest = reg->manifest,
-			.attributes = op->attributes[i],
 			.bytes = reg->bytes,
 			.num_chunks = reg->num_chunks,
 		};
@@ -78,7 +79,8 @@ publish_commit(struct refsrv *server, struct op *op, struct th_version id)
 			id.version, group->model->name, group->replica, shard);
 		return;
 	}
-	copy_new(server, group, version, op->seq, COPY_READY);
+	struct content *content = content_new(server, version, op->attributes);
+	copy_new(server, group, version, content, op->seq, COPY_READY);
 	op_succeed(server, op, false);
 }
 

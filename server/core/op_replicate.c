@@ -14,6 +14,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
 #include "server/core/agent.h"
+#include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/group.h"
 #include "server/core/leg.h"
@@ -80,6 +81,12 @@ replicate_held(struct refsrv *server, struct op *op, struct th_version wanted)
 
 	if (copy == NULL)
 		return false;
+	if (copy->content->refused && th_version_compare(copy->version->id, wanted) == 0) {
+		char text[TH_CTL_TEXT_BYTES];
+		content_describe_refusal(copy, text, sizeof(text));
+		op_fail(server, op, TH_E_VERSION_CONFLICT, "%s", text);
+		return true;
+	}
 	if (th_version_compare(copy->version->id, wanted) == 0)
 		op_succeed(server, op, false);
 	else
@@ -112,6 +119,9 @@ try_plan(struct refsrv *server, struct op *op)
 	if (op->kind == CTL_OP_UPDATE) {
 		const struct copy *held = group->copy;
 		int order = held == NULL ? 1 : th_version_compare(wanted, held->version->id);
+		/* What it has is not that version. */
+		if (held != NULL && held->content->refused && order == 0)
+			order = 1;
 		if (!available || order == 0 || (order < 0 && spec.relative)) {
 			op_succeed(server, op, false);
 			return;
@@ -148,7 +158,8 @@ go(struct refsrv *server, struct op *op, struct copy *source)
 	/* Every member has proven that nobody reads its old part any more. */
 	if (group->copy != NULL)
 		copy_free(server, group->copy);
-	struct copy *copy = copy_new(server, group, version, op->seq, COPY_PARTIAL);
+	struct copy *copy =
+		copy_new(server, group, version, source->content, op->seq, COPY_PARTIAL);
 	op->state = OP_RUNNING;
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		struct ctl_grant grant;

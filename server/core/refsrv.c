@@ -14,6 +14,7 @@
 #include "ipc/base/checked.h"
 #include "server/core/agent.h"
 #include "server/core/blob.h"
+#include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/group.h"
 #include "server/core/inspect.h"
@@ -295,6 +296,8 @@ changes_state(enum ctl_request_kind kind)
 	/* A blob is named by its bytes: putting it twice is putting it once. */
 	case CTL_MANIFEST_PUT:
 	case CTL_MANIFEST_GET:
+	/* So is saying what a part is made of. */
+	case CTL_CONTENT:
 	case CTL_WATCH:
 	case CTL_LIST:
 	case CTL_RESOLVE:
@@ -345,6 +348,8 @@ question(struct refsrv *server, struct agent *agent, const struct ctl_request *r
 		return blob_put(server, agent, &request->u.manifest_put, err);
 	case CTL_MANIFEST_GET:
 		return blob_get(server, &request->u.manifest_get, &reply->u.manifest_get, err);
+	case CTL_CONTENT:
+		return content_report(server, agent, &request->u.content, err);
 	case CTL_WATCH:
 		return listing_watch(server, agent, &request->u.watch, &reply->u.watch, err);
 	case CTL_LIST:

@@ -38,6 +38,10 @@
  * filled part had served others, DRAIN of (sid, gen of this operation) comes too. When all has
  * been answered, OUTCOME with the cause: nobody reads or writes these bytes any more.
  *
+ * Contents. CONTENT says what a published part is made of, when its digests are known; LEG_END(0)
+ * says it of a filled one. CONFLICT comes to every member of a copy whose bytes are not those that
+ * were published first (content.h), and the next operation of its group has that outcome.
+ *
  * Draining. Each time a part is taken out of service (unpublish, close, a broken group, a failed
  * destination) its agent gets one DRAIN(sid, gen, drain_no). It answers DRAIN_DONE with the same
  * three numbers when no leg reads the part; at once for a part it does not know. No GRANT of that

@@ -2,11 +2,11 @@
 /*
  * route - see route.h.
  *
- * A copy may be a source when it is listed and not being given up, its agents are alive and not
- * blocked for this reader, it has (or reliably gets) all the bytes, does not itself depend on the
- * reader, and is not too far down a chain. Among those: same agent, same datacenter, least loaded,
- * fewest descendants (so that the root of a running chain does not get a second reader), longest
- * verified prefix, oldest.
+ * A copy may be a source when it has the bytes of the version (content.h) and is not being given
+ * up, its agents are alive and not blocked for this reader, it has (or reliably gets) all the
+ * bytes, does not itself depend on the reader, and is not too far down a chain. Among those: same
+ * agent, same datacenter, least loaded, fewest descendants (so that the root of a running chain
+ * does not get a second reader), longest verified prefix, oldest.
  *
  * A part has one current leg, so following it upward is a walk without branches; what a walk finds
  * is remembered in the parts it passed until server.mark changes, so that looking at all copies of
@@ -18,6 +18,7 @@
 
 #include "ipc/base/checked.h"
 #include "server/core/agent.h"
+#include "server/core/content.h"
 
 static void
 mark_fresh(const struct refsrv *server, struct part *part)
@@ -205,7 +206,7 @@ copy_fits(const struct query *query, struct copy *copy, struct score *ret_score)
 	const struct group *group = query->op->group;
 	struct score score = {0};
 
-	if (copy->group == group || !copy_serves(query->server, copy))
+	if (copy->group == group || !copy_serves(query->server, copy) || !content_listed(copy))
 		return false;
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		if (!part_fits(query, &copy->parts[i], group->members[i]))
@@ -261,7 +262,8 @@ route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, 
 		{
 			struct part *src = &copy->parts[dst->shard];
 			struct score score = {0};
-			if (src->below_mark == server->mark || !copy_serves(server, copy) ||
+			if (copy->content != dst->copy->content ||
+				src->below_mark == server->mark || !copy_serves(server, copy) ||
 				!part_fits(&query, src, dst->member))
 				continue;
 			score_add(&score, src, dst->member);
@@ -282,7 +284,8 @@ route_available(struct refsrv *server, const struct version *version, const stru
 	server->mark++;
 	DL_FOREACH(version->copies, copy)
 	{
-		bool all = copy->group != reader && copy_serves(server, copy);
+		bool all =
+			copy->group != reader && copy_serves(server, copy) && content_listed(copy);
 		for (uint32_t i = 0; all && i < copy->num_parts; i++)
 			all = part_serves(server, &copy->parts[i]);
 		if (all)
@@ -297,6 +300,11 @@ hopeful(struct refsrv *server, const struct op *op, struct copy *copy, const str
 {
 	/* A broken group's copy serves the legs it has and never a new one. */
 	if (copy->group == op->group || copy->aborting || copy->group->state == GROUP_BROKEN)
+		return false;
+	/* A reader stays with the content it has begun; another may turn out to be the same. */
+	if (copy->content->refused ||
+		(dst != NULL && copy->content != dst->copy->content &&
+			!content_undecided(copy->content, dst->copy->content)))
 		return false;
 	/* A partial copy that must be complete before it serves depends on all its shards. */
 	bool whole = copy->state == COPY_PARTIAL && !server->config.pipelining;

@@ -4,6 +4,7 @@
  *
  *   server > model > group (a replica's incarnation) > member (one shard, one session)
  *                  > version > copy (what a group holds) > part (one member's bytes) > leg
+ *                            > content (what one publish has brought; copies share it)
  *
  * A group holds at most one copy and has at most one undecided operation. A leg connects a source
  * part with a destination part and is listed in both; it lives until its reader's agent has said
@@ -120,7 +121,7 @@ struct model { /* owned by server.models; freed when nothing refers to it */
 };
 
 struct shard_layout {
-	struct th_hash layout, manifest, attributes;
+	struct th_hash layout, manifest;
 	uint64_t bytes;
 	uint32_t num_chunks;
 };
@@ -131,7 +132,24 @@ struct version { /* owned by model.versions; exists while it has a copy */
 	uint32_t num_shards;
 	struct shard_layout *shards; /* owns; holds references to its blobs */
 	struct copy *copies;         /* by replica name */
+	struct content *contents;    /* not refused, oldest first: the head is what is listed */
 	struct version *prev, *next;
+};
+
+struct content_shard {
+	struct th_hash hash;       /* over the digests of its chunks; none: not known */
+	bool unverified;           /* its agent makes no digests */
+	struct th_hash attributes; /* holds a reference to the blob */
+};
+
+struct content { /* owned by version.contents; a refused one by its copies; see content.h */
+	struct version *version;
+	struct content_shard *shards; /* owns */
+	uint32_t num_copies;
+	bool refused;
+	uint32_t refused_shard;           /* the first that differs */
+	char refused_by[TH_NAME_MAX + 1]; /* replica */
+	struct content *prev, *next;
 };
 
 enum copy_state { COPY_PARTIAL = 1, COPY_READY };
@@ -140,6 +158,8 @@ struct copy {        /* owned by version.copies */
 	uint64_t id; /* creation order */
 	struct version *version;
 	struct group *group; /* whose group.copy points here, unless given_up */
+	struct content *content;
+	bool refusal_due; /* its content is refused, and the next call must say so */
 	uint64_t gen;
 	enum copy_state state;
 	bool draining; /* no new legs: being given up, broken, or aborted */

@@ -100,6 +100,15 @@ def a_forbidden_way_beside_another():
                     w.call("unpublish")
                 want = w.call("fill", seed=version)
                 w.call("publish", version=version)
+            # The second is a source when it is known to have the same bytes.
+            wait_for(
+                lambda: any(
+                    v == version and {"near", "far"} <= set(names)
+                    for _, v, names in r.call("list")["versions"]
+                ),
+                30,
+                "both are listed",
+            )
             result = r.call("update")
             assert result["version"] == version and result["source"] == "far", result
             assert r.call("digest") == want

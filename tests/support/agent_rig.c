@@ -472,7 +472,7 @@ rig_out(struct rig *rig, enum agent_event_kind kind, uint64_t leg)
 void
 rig_hashed(struct rig *rig, enum agent_event_kind kind, uint64_t session, uint64_t gen)
 {
-	struct agent_event event = {.kind = kind, .session = session, .u.gen = gen};
+	struct agent_event event = {.kind = kind, .session = session, .u.hash.gen = gen};
 
 	rig_step(rig, &event);
 }

@@ -19,6 +19,12 @@
 
 /* ---- movers -------------------------------------------------------------------------- */
 
+static struct th_hash
+content_of(const struct worker *worker)
+{
+	return hash_bytes(worker->buffer, sizeof(worker->buffer));
+}
+
 static void
 leg_over(struct leg *leg, enum agent_event_kind kind, int code)
 {
@@ -33,6 +39,8 @@ leg_over(struct leg *leg, enum agent_event_kind kind, int code)
 		.overwrote = leg->overwrote,
 		.chunks_verified = leg->to->prefix,
 	};
+	if (kind == AGENT_EV_LEG_DONE)
+		event->u.leg.content = content_of(leg->to);
 	if (leg->connected && !leg->local)
 		world_tell(leg->source_node, AGENT_EV_OUT_ENDED, 0)->u.out_leg = leg->out_leg;
 	leg->connected = false;
@@ -153,8 +161,10 @@ shell_move(void)
 		if (worker->hashing && !worker->hash_stopping && worker->prefix < CHUNKS &&
 			++worker->prefix == CHUNKS) {
 			worker->hashing = false;
-			world_tell(worker->node, AGENT_EV_HASHED, worker->session)->u.gen =
-				worker->gen;
+			struct agent_event *event =
+				world_tell(worker->node, AGENT_EV_HASHED, worker->session);
+			event->u.hash.gen = worker->gen;
+			event->u.hash.content = content_of(worker);
 		}
 	}
 	for (uint32_t i = 0; i < LEGS_MAX; i++) {
@@ -350,7 +360,7 @@ part_action(struct worker *worker, const struct agent_action *action)
 	default: /* HASH_STOP */
 		cr_assert_eq(worker->gen, action->u.part.gen);
 		worker->hashing = false;
-		world_tell(worker->node, AGENT_EV_HASH_STOPPED, worker->session)->u.gen =
+		world_tell(worker->node, AGENT_EV_HASH_STOPPED, worker->session)->u.hash.gen =
 			worker->gen;
 		break;
 	}

@@ -25,7 +25,8 @@ look(struct world *w, struct reader_row *rows)
 		DL_FOREACH(version->copies, copy)
 		{
 			struct reader_row *row = &rows[count];
-			if (copy->aborting || copy->group->state == GROUP_BROKEN)
+			if (copy->aborting || copy->group->state == GROUP_BROKEN ||
+				copy->content != version->contents)
 				continue;
 			TH_ASSERT(count++ < READER_REPLICAS_MAX);
 			memset(row, 0, sizeof(*row));

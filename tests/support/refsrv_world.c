@@ -244,6 +244,8 @@ world_event_sid(const struct ctl_event *event)
 		return event->u.outcome.sid;
 	case CTL_EV_BROKEN:
 		return event->u.broken.sid;
+	case CTL_EV_CONFLICT:
+		return event->u.conflict.sid;
 	case CTL_EV_FENCE:
 	case CTL_EV_CHANGED:
 		return 0;
@@ -463,6 +465,18 @@ world_ended(const struct world *w, const struct world_member *m)
 	return world_has(w, m->agent, CTL_EV_OUTCOME, m->sid);
 }
 
+int
+world_content(struct world *w, const struct world_member *m, uint64_t content)
+{
+	struct ctl_request request = {.kind = CTL_CONTENT};
+
+	request.u.content.sid = m->sid;
+	request.u.content.gen = m->seq;
+	if (content != 0)
+		request.u.content.content = (struct th_hash){.lo = content, .hi = m->shard + 1};
+	return world_request(w, m->agent, &request);
+}
+
 struct ctl_ev_outcome
 world_outcome(struct world *w, const struct world_member *m)
 {
@@ -471,6 +485,8 @@ world_outcome(struct world *w, const struct world_member *m)
 	TH_ASSERT(world_take(w, m->agent, CTL_EV_OUTCOME, m->sid, &event));
 	TH_ASSERT(event.u.outcome.op_seq == m->seq);
 	TH_ASSERT((event.u.outcome.code == 0) == (event.u.outcome.text[0] == '\0'));
+	if (event.u.outcome.code == 0 && event.u.outcome.kind == CTL_OP_PUBLISH && !w->hash_late)
+		TH_ASSERT(world_content(w, m, 1) == 0);
 	return event.u.outcome;
 }
 

@@ -42,6 +42,7 @@ struct world {
 	/* The reply to the last request; its pointers are copied into these. */
 	struct ctl_reply reply;
 	bool answered;
+	bool hash_late; /* world_outcome says nothing of what was published: world_content does */
 };
 
 /* A shard of a replica as a test drives it. */
@@ -91,6 +92,8 @@ int world_prepared(struct world *w, const struct world_member *m, int code);
 int world_leg_end(struct world *w, uint32_t agent, uint64_t leg, int code, bool source_failed,
 	uint32_t chunks);
 int world_drain_done(struct world *w, uint32_t agent, const struct ctl_ev_part *drain);
+/* The agent has hashed what m holds: which bytes these are; 0: it makes no digests. */
+int world_content(struct world *w, const struct world_member *m, uint64_t content);
 int world_close(struct world *w, const struct world_member *m, bool died);
 int world_cancel(struct world *w, const struct world_member *m);
 int world_list(struct world *w, uint32_t agent, const char *model);
@@ -103,6 +106,7 @@ struct world_member world_member(
 void world_call(struct world *w, struct world_member *m, enum ctl_op_kind kind, const char *spec,
 	int64_t timeout_ns);
 bool world_ended(const struct world *w, const struct world_member *m);
+/* A publish that has succeeded is hashed at once: all publish the same bytes. */
 struct ctl_ev_outcome world_outcome(struct world *w, const struct world_member *m);
 void world_publish(struct world *w, struct world_member *m, const char *spec);
 /* Calls, takes PLAN, is PREPARED, takes GO: a one-shard group. */

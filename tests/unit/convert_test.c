@@ -156,10 +156,21 @@ Test(convert, request__operations__come_back)
 	strcpy(request.u.leg_end.text, "the source at h2:7000 closed the connection");
 	same_request(&request);
 
+	request.u.leg_end.code = 0;
+	request.u.leg_end.content = hash_a;
+	same_request(&request);
+
 	request = new_request(CTL_DRAIN_DONE);
 	request.u.drain_done.sid = 1;
 	request.u.drain_done.gen = 2;
 	request.u.drain_done.drain_no = 3;
+	same_request(&request);
+
+	request = new_request(CTL_CONTENT);
+	request.u.content.sid = 1;
+	request.u.content.gen = UINT64_MAX;
+	same_request(&request);
+	request.u.content.content = hash_b;
 	same_request(&request);
 }
 
@@ -272,7 +283,7 @@ all_events(struct ctl_event events[16])
 	uint32_t count = 0;
 
 	memset(events, 0, 16 * sizeof(*events));
-	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_BROKEN; kind++) {
+	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_CONFLICT; kind++) {
 		events[count].kind = (enum ctl_event_kind)kind;
 		events[count].number = count + 1;
 		count++;
@@ -310,6 +321,8 @@ all_events(struct ctl_event events[16])
 	events[9].u.changed.generation = 8;
 	events[10].u.broken.sid = 9;
 	strcpy(events[10].u.broken.text, "the worker of shard 3 died");
+	events[11].u.conflict.sid = 10;
+	strcpy(events[11].u.conflict.text, "others were first");
 	return count;
 }
 
@@ -321,7 +334,7 @@ Test(convert, event__every_kind__comes_back)
 	struct convert_arena arena = {0};
 	struct th_err err = {0};
 
-	cr_assert_eq(count, 11);
+	cr_assert_eq(count, 12);
 	for (uint32_t i = 0; i < count; i++) {
 		uint8_t *data;
 		size_t bytes;
@@ -433,8 +446,8 @@ Test(convert, reply__poll__brings_all_events)
 	reply.u.poll.num_events = all_events(events);
 	reply.u.poll.events = events;
 	send_reply(&reply, &arena, &got);
-	cr_assert_eq(got.u.poll.num_events, 11);
-	for (uint32_t i = 0; i < 11; i++)
+	cr_assert_eq(got.u.poll.num_events, 12);
+	for (uint32_t i = 0; i < 12; i++)
 		cr_assert_arr_eq(&got.u.poll.events[i], &events[i], sizeof(events[i]));
 	convert_arena_free(&arena);
 }

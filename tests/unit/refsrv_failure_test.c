@@ -515,6 +515,10 @@ Test(refsrv_failure, abort__success_of_the_old_leg_crosses_reroute_and_cancel__o
 		grant[i] = world_go(&w, &r[i]);
 	for (int i = 0; i < 2; i++)
 		world_call(&w, &s2[i], CTL_OP_PUBLISH, "1", TH_FOREVER);
+	for (int i = 0; i < 2; i++) {
+		cr_assert_eq(world_outcome(&w, &s[i]).code, 0);
+		cr_assert_eq(world_outcome(&w, &s2[i]).code, 0);
+	}
 	world_call(&w, &s[0], CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	rerouted(&r[0]);
 	struct ctl_ev_reroute moved = rerouted(&r[1]);

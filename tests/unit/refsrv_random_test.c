@@ -17,74 +17,11 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/rng.h"
+#include "server/core/content.h"
 #include "server/core/group.h"
-#include "tests/support/refsrv_reader.h"
-#include "tests/support/refsrv_world.h"
+#include "tests/support/refsrv_sim.h"
 
-#define AGENTS 5u
-#define REPLICAS 5u
-#define SHARDS_MAX 3u
-#define RECENT 24u
-#define OUTCOMES_MAX 8192u
-#define LEGS_MAX 65536u
-#define TOTALS 40
-
-struct sim_part {          /* what an agent knows of one member's memory */
-	uint64_t gen;      /* 0: nothing */
-	uint64_t next_gen; /* being filled */
-	bool giving_up, drained;
-	uint64_t drain_no, drain_gen; /* a DRAIN that waits for its proof */
-	bool drain_due;
-};
-
-struct sim_member {
-	bool open, closed, pending, prepare_due, cancelling;
-	bool done; /* this operation's leg has ended well */
-	uint32_t replica, shard;
-	struct world_member m;
-	uint64_t group_inc;
-	uint64_t leg; /* the running one */
-	struct sim_part part;
-};
-
-struct sim_leg {
-	bool active; /* the reader runs it */
-	bool served; /* the source serves it: not fenced, its part not lost */
-	uint64_t id, src_sid, src_gen;
-	uint32_t reader_agent, src_agent;
-	uint64_t dst_sid;
-	uint32_t chunks;
-};
-
-struct outcome {
-	uint64_t group_inc, seq;
-	int code;
-	bool updated;
-	struct th_version version;
-};
-
-struct sim {
-	struct world w;
-	struct reader reader;
-	struct th_rng rng;
-	bool faults;
-	uint32_t num_shards[REPLICAS];
-	struct sim_member members[REPLICAS][SHARDS_MAX];
-	struct sim_leg legs[LEGS_MAX];
-	uint64_t num_legs;
-	struct outcome outcomes[OUTCOMES_MAX];
-	uint32_t num_outcomes;
-	struct {
-		uint32_t agent;
-		struct ctl_request request;
-		int code;
-	} recent[RECENT];
-	uint32_t num_recent;
-	uint64_t counts[32], updated, rerouted, fenced, cancelled, drained, deaths;
-	/* Members that have closed: their parts may still be read and drained. */
-	struct sim_member *ghosts;
-	uint32_t num_ghosts;
-};
+#define TOTALS 41
 
 static struct sim *sim;
 
@@ -178,6 +115,13 @@ unserve(uint64_t sid, uint64_t gen)
 			sim->legs[i].served = false;
 }
 
+/* Of shards that are the same in all replicas: which bytes a member has. */
+static struct th_hash
+hash_of(const struct sim_member *member)
+{
+	return (struct th_hash){.lo = member->part.content, .hi = member->shard + 1};
+}
+
 static void
 end_leg(struct sim_leg *leg, int code, bool source_failed)
 {
@@ -188,6 +132,9 @@ end_leg(struct sim_leg *leg, int code, bool source_failed)
 	request.u.leg_end.code = code;
 	request.u.leg_end.source_failed = source_failed;
 	request.u.leg_end.chunks_verified = code == 0 ? WORLD_CHUNKS : leg->chunks;
+	const struct sim_member *reader = find_member(leg->dst_sid);
+	if (code == 0 && reader != NULL)
+		request.u.leg_end.content = hash_of(reader);
 	if (code != 0)
 		snprintf(request.u.leg_end.text, sizeof(request.u.leg_end.text), "leg failed");
 	struct sim_member *member = find_member(leg->dst_sid);
@@ -219,6 +166,11 @@ start_leg(uint32_t agent, struct sim_member *member, const struct ctl_grant *gra
 		.chunks = chunks,
 	};
 	leg->src_agent = src == NULL ? agent : src->m.agent;
+	if (leg->served && src->part.content != 0) {
+		/* A reader gets the bytes of one publisher, wherever it is sent. */
+		TH_ASSERT(member->part.content == 0 || member->part.content == src->part.content);
+		member->part.content = src->part.content;
+	}
 	member->leg = leg->id;
 }
 
@@ -252,14 +204,18 @@ on_outcome(struct sim_member *member, const struct ctl_ev_outcome *end)
 	if (part->next_gen != 0) { /* after GO */
 		TH_ASSERT(end->code != 0 || member->done);
 		if (end->code == 0)
-			*part = (struct sim_part){.gen = part->next_gen};
+			*part = (struct sim_part){.gen = part->next_gen, .content = part->content};
 		else {
 			/* The worker may overwrite or free this memory now (I2). */
 			TH_ASSERT(!is_read(member->m.sid, part->next_gen));
 			*part = (struct sim_part){0};
 		}
 	} else if (end->code == 0 && end->kind == CTL_OP_PUBLISH) {
-		*part = (struct sim_part){.gen = end->op_seq};
+		/* One publish in six brings other bytes, to all its members the same. */
+		uint64_t state = member->group_inc * 7919 + end->op_seq;
+		*part = (struct sim_part){.gen = end->op_seq,
+			.content = th_splitmix64(&state) % 6 == 0 ? 2 : 1,
+			.hash_due = true};
 	} else if (end->code == 0 && end->kind == CTL_OP_UNPUBLISH) {
 		TH_ASSERT(!is_read(member->m.sid, part->gen));
 		*part = (struct sim_part){0};
@@ -364,6 +320,9 @@ on_event(uint32_t agent, const struct ctl_event *event)
 		TH_ASSERT(!member->closed || member->pending);
 		on_outcome(member, &event->u.outcome);
 		break;
+	case CTL_EV_CONFLICT:
+		sim->conflicts++;
+		break;
 	case CTL_EV_CHANGED:
 	case CTL_EV_BROKEN:
 		break;
@@ -422,6 +381,45 @@ drain_step(struct sim_member *member)
 	/* The proof: tickets that nobody has presented yet are void from now on. */
 	part->drained = part->giving_up;
 	TH_ASSERT(send(member->m.agent, &request) == 0 || !agent->attached);
+}
+
+/* The digests are made behind the publish: sometimes at once, sometimes much later. */
+static void
+content_step(struct sim_member *member)
+{
+	struct ctl_request request = {.kind = CTL_CONTENT};
+
+	if (member->part.gen == 0 || !member->part.hash_due || !chance(15))
+		return;
+	member->part.hash_due = false;
+	request.u.content.sid = member->m.sid;
+	request.u.content.gen = member->part.gen;
+	request.u.content.content = hash_of(member);
+	TH_ASSERT(send(member->m.agent, &request) == 0 || !sim->w.agents[member->m.agent].attached);
+}
+
+/* What is listed as complete has the same bytes everywhere. */
+static void
+check_contents(void)
+{
+	uint64_t listed[8][SHARDS_MAX] = {{0}};
+
+	for (uint32_t r = 0; r < REPLICAS; r++) {
+		for (uint32_t s = 0; s < sim->num_shards[r]; s++) {
+			const struct sim_member *member = &sim->members[r][s];
+			const struct member *known =
+				member->open ? member_lookup(sim->w.server, member->m.sid) : NULL;
+			const struct copy *copy = known == NULL ? NULL : known->group->copy;
+			if (copy == NULL || copy->gen != member->part.gen ||
+				copy->state != COPY_READY || !content_listed(copy) ||
+				known->group->state == GROUP_BROKEN || member->part.content == 0)
+				continue;
+			/* Layouts of another number of shards are another version's. */
+			uint64_t *seen = &listed[copy->version->id.version][s];
+			TH_ASSERT(*seen == 0 || *seen == member->part.content);
+			*seen = member->part.content;
+		}
+	}
 }
 
 static void
@@ -615,6 +613,7 @@ member_step(uint32_t r, uint32_t s)
 		return;
 	}
 	drain_step(member);
+	content_step(member);
 	if (!member->pending && chance(30) && sim->faults)
 		call(member);
 	if (member->pending && fault(3)) {
@@ -648,6 +647,7 @@ step(void)
 		if (sim->legs[i].active)
 			sim->legs[kept++] = sim->legs[i];
 	sim->num_legs = kept;
+	check_contents();
 	world_sleep(&sim->w, (int64_t)th_rng_below(&sim->rng, 60) * MS);
 	if (fault(5))
 		world_sleep(&sim->w, (int64_t)th_rng_below(&sim->rng, 15) * SEC);
@@ -748,7 +748,8 @@ static void
 finish(uint64_t totals[TOTALS])
 {
 	const uint64_t more[] = {sim->updated, sim->rerouted, sim->fenced, sim->cancelled,
-		sim->drained, sim->deaths, sim->reader.num_whole, sim->reader.num_in_parts};
+		sim->drained, sim->deaths, sim->reader.num_whole, sim->reader.num_in_parts,
+		sim->conflicts};
 
 	for (int i = 0; i < TOTALS - 32; i++)
 		totals[32 + i] += more[i];
@@ -779,7 +780,7 @@ Test(refsrv_random, faults__any_order__members_agree_and_nothing_is_left)
 				i < 8    ? "kind"
 				: i < 32 ? "code"
 					 : "updated, rerouted, fenced, cancelled, drained, deaths, "
-					   "listings, listings in parts",
+					   "listings, listings in parts, conflicts",
 				i < 8    ? i
 				: i < 32 ? -5000 - (i - 8)
 					 : i - 32,

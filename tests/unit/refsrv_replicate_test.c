@@ -470,6 +470,8 @@ Test(refsrv_replicate, route__one_replica_for_all_shards)
 			s[r][i] = world_member(&w, r == 0 ? a : b, r == 0 ? "s0" : "s1", i, 2);
 			world_call(&w, &s[r][i], CTL_OP_PUBLISH, "1", TH_FOREVER);
 		}
+		for (uint32_t i = 0; i < 2; i++)
+			cr_assert_eq(world_outcome(&w, &s[r][i]).code, 0);
 	}
 	/* One shard is on a host with a source, the other is not: still one replica for both. */
 	d[0] = world_member(&w, b, "d", 0, 2);

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * content - see content.h.
+ *
+ * version.contents has those that are not refused, oldest first: the head is the version. Later
+ * ones are compared with the head only, because only it is certain to be read. A refused content is
+ * kept alive by its copies alone.
+ */
+#include "server/core/content.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/name.h"
+#include "server/core/agent.h"
+#include "server/core/blob.h"
+#include "server/core/copy.h"
+#include "server/core/group.h"
+#include "server/core/model.h"
+
+/* ---- life ----------------------------------------------------------------------------------- */
+
+struct content *
+content_new(struct refsrv *server, struct version *version, const struct th_hash *attributes)
+{
+	struct content *content = th_calloc(1, sizeof(*content));
+
+	content->version = version;
+	content->shards = th_calloc(version->num_shards, sizeof(*content->shards));
+	for (uint32_t i = 0; i < version->num_shards; i++) {
+		content->shards[i].attributes = attributes[i];
+		blob_acquire(server, attributes[i]);
+	}
+	DL_APPEND(version->contents, content);
+	return content;
+}
+
+static void
+content_free(struct refsrv *server, struct content *content)
+{
+	TH_ASSERT(content->num_copies == 0);
+	for (uint32_t i = 0; i < content->version->num_shards; i++)
+		blob_release(server, content->shards[i].attributes);
+	if (!content->refused)
+		DL_DELETE(content->version->contents, content);
+	free(content->shards);
+	free(content);
+}
+
+void
+content_join(struct content *content, struct copy *copy)
+{
+	copy->content = content;
+	content->num_copies++;
+}
+
+bool
+content_listed(const struct copy *copy)
+{
+	return copy->content == copy->version->contents;
+}
+
+/* ---- comparing ------------------------------------------------------------------------------ */
+
+enum comparison { SAME, DIFFERENT, UNDECIDED };
+
+static enum comparison
+compare(const struct content *a, const struct content *b, uint32_t *ret_shard)
+{
+	enum comparison result = SAME;
+
+	for (uint32_t i = 0; i < a->version->num_shards; i++) {
+		const struct content_shard *x = &a->shards[i], *y = &b->shards[i];
+		if (x->unverified || y->unverified)
+			continue;
+		if (th_hash_none(x->hash) || th_hash_none(y->hash)) {
+			result = UNDECIDED;
+		} else if (!th_hash_equal(x->hash, y->hash)) {
+			*ret_shard = i;
+			return DIFFERENT;
+		}
+	}
+	return result;
+}
+
+/* Each shard is known, or somebody holds it whole who will say. */
+static bool
+can_be_known(const struct content *content)
+{
+	for (uint32_t i = 0; i < content->version->num_shards; i++) {
+		const struct content_shard *shard = &content->shards[i];
+		const struct copy *copy;
+		bool found = shard->unverified || !th_hash_none(shard->hash);
+		DL_FOREACH(content->version->copies, copy)
+		{
+			found = found ||
+				(copy->content == content && copy->parts[i].done &&
+					!copy->aborting && copy->group->state != GROUP_BROKEN);
+		}
+		if (!found)
+			return false;
+	}
+	return true;
+}
+
+bool
+content_undecided(const struct content *a, const struct content *b)
+{
+	uint32_t shard;
+
+	return !a->refused && !b->refused && compare(a, b, &shard) == UNDECIDED &&
+	       can_be_known(a) && can_be_known(b);
+}
+
+/* The copy that was published first, or has replaced it: whose bytes these are, for sentences. */
+static const struct copy *
+oldest_copy(const struct content *content)
+{
+	const struct copy *copy, *oldest = NULL;
+
+	DL_FOREACH(content->version->copies, copy)
+	{
+		if (copy->content == content && (oldest == NULL || copy->id < oldest->id))
+			oldest = copy;
+	}
+	return oldest;
+}
+
+static void
+merge(struct refsrv *server, struct content *first, struct content *same)
+{
+	const struct version *version = first->version;
+	struct copy *copy;
+
+	DL_FOREACH(version->copies, copy)
+	{
+		if (copy->content != same)
+			continue;
+		same->num_copies--;
+		content_join(first, copy);
+	}
+	for (uint32_t i = 0; i < version->num_shards; i++) {
+		struct content_shard *to = &first->shards[i];
+		if (th_hash_none(to->hash))
+			to->hash = same->shards[i].hash;
+		to->unverified =
+			th_hash_none(to->hash) && (to->unverified || same->shards[i].unverified);
+	}
+	content_free(server, same);
+	model_changed(server, version->model);
+}
+
+void
+content_describe_refusal(const struct copy *copy, char *ret_text, size_t bytes)
+{
+	snprintf(ret_text, bytes,
+		"version %" PRIu64 " of %.100s: replica %.100s has published other bytes (shard "
+		"%u) than replica %.100s did before it, so its copy is not listed; unpublish it, "
+		"and publish under another number, or when that one is gone everywhere",
+		copy->version->id.version, copy->version->model->name, copy->group->replica,
+		copy->content->refused_shard, copy->content->refused_by);
+}
+
+static void
+refuse(struct refsrv *server, const struct content *first, struct content *other, uint32_t shard)
+{
+	struct version *version = first->version;
+	const struct copy *winner = oldest_copy(first);
+	struct copy *copy;
+
+	other->refused = true;
+	other->refused_shard = shard;
+	if (winner != NULL)
+		memcpy(other->refused_by, winner->group->replica,
+			sizeof(other->refused_by));
+	DL_DELETE(version->contents, other);
+	DL_FOREACH(version->copies, copy)
+	{
+		if (copy->content != other || copy->group->state == GROUP_BROKEN)
+			continue;
+		copy->refusal_due = true;
+		for (uint32_t i = 0; i < copy->num_parts; i++) {
+			const struct member *member = copy->parts[i].member;
+			struct ctl_ev_broken *ev =
+				&agent_event(member->agent, CTL_EV_CONFLICT)->u.conflict;
+			ev->sid = member->sid;
+			content_describe_refusal(copy, ev->text, sizeof(ev->text));
+		}
+	}
+	/* Who hoped that they would be the same looks elsewhere. */
+	model_changed(server, version->model);
+}
+
+/* Compares all with the first, until nothing new follows from it. */
+static void
+settle(struct refsrv *server, struct version *version)
+{
+	for (bool again = true; again && version->contents != NULL;) {
+		struct content *first = version->contents, *other = first->next;
+		again = false;
+		while (other != NULL && !again) {
+			struct content *next = other->next;
+			uint32_t shard = 0;
+			enum comparison result = compare(first, other, &shard);
+			if (result == SAME) {
+				merge(server, first, other);
+				again = true; /* the first may know more now */
+			} else if (result == DIFFERENT) {
+				refuse(server, first, other, shard);
+			}
+			other = next;
+		}
+	}
+}
+
+void
+content_leave(struct refsrv *server, struct copy *copy)
+{
+	struct content *content = copy->content;
+	struct version *version = copy->version;
+
+	copy->content = NULL;
+	if (--content->num_copies > 0)
+		return;
+	bool first = version->contents == content;
+	content_free(server, content);
+	if (first && version->contents != NULL) {
+		model_changed(server, version->model);
+		settle(server, version);
+	}
+}
+
+/* ---- what is known -------------------------------------------------------------------------- */
+
+int
+content_report(struct refsrv *server, const struct agent *agent, const struct ctl_content *report,
+	struct th_err *err)
+{
+	const struct member *member = member_lookup(server, report->sid);
+
+	if (member == NULL)
+		return 0;
+	if (member->agent != agent)
+		return th_fail(err, TH_E_INVALID, "session %" PRIu64 " is not one of agent %s",
+			report->sid, agent->info.node);
+	struct part *part = copy_part_of(member);
+	if (part == NULL || part->copy->gen != report->gen || !part->done)
+		return 0;
+	struct content *content = part->copy->content;
+	struct content_shard *shard = &content->shards[part->shard];
+	if (th_hash_none(report->content)) {
+		if (!th_hash_none(shard->hash) || shard->unverified)
+			return 0;
+		shard->unverified = true;
+	} else if (th_hash_none(shard->hash)) {
+		shard->hash = report->content;
+		shard->unverified = false;
+	} else if (th_hash_equal(shard->hash, report->content)) {
+		return 0;
+	} else {
+		return th_fail(err, TH_E_INVALID,
+			"agent %s says that shard %u of replica %s has other bytes than it said "
+			"before, or than those that have read it",
+			agent->info.node, part->shard, part->copy->group->replica);
+	}
+	model_dirty(content->version->model);
+	if (!content->refused)
+		settle(server, content->version);
+	return 0;
+}
+
+bool
+content_arrived(struct refsrv *server, struct part *part, struct th_hash hash)
+{
+	struct content *content = part->copy->content;
+	struct content_shard *shard = &content->shards[part->shard];
+
+	if (th_hash_none(hash))
+		return true;
+	if (!th_hash_none(shard->hash))
+		return th_hash_equal(shard->hash, hash);
+	/* Its publisher may be gone before it has said so itself. */
+	shard->hash = hash;
+	shard->unverified = false;
+	model_dirty(content->version->model);
+	if (!content->refused)
+		settle(server, content->version);
+	return true;
+}

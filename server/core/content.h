@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * content - whose bytes a version is made of.
+ *
+ * Each publish of a version makes a content: for each shard a hash over the digests of its chunks,
+ * which comes when the publisher's agent has hashed the shard. Replicas belong to the content that
+ * they read. The content that was published first, among those of which a copy lives, is the
+ * version: it is listed and read. A later one is unlisted until it is complete:
+ *
+ *   provisional --the same as the first--------> its copies join the first as sources
+ *        |-------the first is gone-------------> it is the first
+ *        '-------another hash than the first---> refused: never listed, its members are told
+ *
+ * So a reader is bound to one content from GO on, and whatever a later publisher brings hurts
+ * neither it nor the first. An agent that makes no digests (--verify off) says so with no hash:
+ * such a shard counts as the same as any.
+ */
+#ifndef TH_SERVER_CORE_CONTENT_H
+#define TH_SERVER_CORE_CONTENT_H
+
+#include "server/core/state.h"
+
+/* The last of its version. attributes: by shard; it takes its own references to the blobs. */
+struct content *content_new(
+	struct refsrv *server, struct version *version, const struct th_hash *attributes);
+void content_join(struct content *content, struct copy *copy);
+/* The copy is going. Its content may be freed, and another one become the version. */
+void content_leave(struct refsrv *server, struct copy *copy);
+
+/* The copy has the bytes that the version is made of. */
+bool content_listed(const struct copy *copy);
+/* It is not known whether these are the same, and may still become known. */
+bool content_undecided(const struct content *a, const struct content *b);
+
+/* CONTENT: the publisher's agent has hashed a part. */
+int content_report(struct refsrv *server, const struct agent *agent,
+	const struct ctl_content *report, struct th_err *err);
+/* A reader has filled its part, with these digests; false: they are not those of its content. */
+bool content_arrived(struct refsrv *server, struct part *part, struct th_hash hash);
+
+/* What the next call of a refused copy's group answers, once. */
+void content_describe_refusal(const struct copy *copy, char *ret_text, size_t bytes);
+
+#endif

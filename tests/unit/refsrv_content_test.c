@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * refsrv, whose bytes a version has: publishers of the same version, with the same bytes and with
+ * others, hashed early and late, and the readers that are bound to one of them.
+ */
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/support/refsrv_world.h"
+
+static struct world w;
+static uint32_t a, b, c;
+static struct world_member first, second, reader;
+
+static void
+setup(void)
+{
+	world_init(&w, NULL);
+	w.hash_late = true;
+	a = world_agent(&w);
+	b = world_agent(&w);
+	c = world_agent(&w);
+	first = world_member(&w, a, "first", 0, 1);
+	second = world_member(&w, b, "second", 0, 1);
+	reader = world_member(&w, c, "reader", 0, 1);
+}
+
+static void
+teardown(void)
+{
+	world_fini(&w);
+}
+
+TestSuite(refsrv_content, .init = setup, .fini = teardown);
+
+static void
+publish_both(void)
+{
+	world_publish(&w, &first, "1");
+	world_publish(&w, &second, "1");
+}
+
+static void
+say(const struct world_member *m, uint64_t content)
+{
+	cr_assert_eq(world_content(&w, m, content), 0, "%s", w.reply.text);
+}
+
+/* The replicas of version 1, as one text. */
+static const char *
+listed(void)
+{
+	static char text[256];
+
+	text[0] = '\0';
+	cr_assert_eq(world_list(&w, a, "m"), 0);
+	const struct ctl_listing *listing = &w.reply.u.list;
+	for (uint32_t i = 0; i < listing->num_versions; i++) {
+		for (uint32_t k = 0; k < listing->versions[i].num_replicas; k++) {
+			if (text[0] != '\0')
+				strcat(text, " ");
+			strcat(text, listing->versions[i].replicas[k].name);
+		}
+	}
+	return text;
+}
+
+static void
+unpublish(struct world_member *m)
+{
+	world_call(&w, m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	struct ctl_ev_part drain = world_take_drain(&w, m);
+	cr_assert_eq(world_drain_done(&w, m->agent, &drain), 0);
+	cr_assert_eq(world_outcome(&w, m).code, 0);
+}
+
+static void
+expect_conflict(struct world_member *m, const char *name)
+{
+	struct ctl_event event;
+
+	cr_assert(world_take(&w, m->agent, CTL_EV_CONFLICT, m->sid, &event));
+	cr_assert(strstr(event.u.conflict.text, name), "%s", event.u.conflict.text);
+	cr_assert_not(world_has(&w, m->agent, CTL_EV_CONFLICT, m->sid));
+}
+
+/* ---- who is listed ---- */
+
+Test(refsrv_content, same_bytes__second_joins_when_both_are_known)
+{
+	publish_both();
+	cr_assert_str_eq(listed(), "first");
+	say(&second, 7);
+	cr_assert_str_eq(listed(), "first");
+	say(&first, 7);
+	cr_assert_str_eq(listed(), "first second");
+	cr_assert_not(world_has(&w, b, CTL_EV_CONFLICT, 0));
+	say(&second, 7); /* said again */
+	cr_assert_str_eq(listed(), "first second");
+}
+
+Test(refsrv_content, other_bytes__second_is_unlisted_and_told_the_first_is_not_hurt)
+{
+	publish_both();
+	say(&first, 7);
+	say(&second, 8);
+	cr_assert_str_eq(listed(), "first");
+	expect_conflict(&second, "first");
+	cr_assert_not(world_has(&w, a, CTL_EV_CONFLICT, 0));
+	world_call(&w, &second, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	struct ctl_ev_outcome end = world_outcome(&w, &second);
+	cr_assert_eq(end.code, TH_E_VERSION_CONFLICT);
+	cr_assert(strstr(end.text, "replica second") && strstr(end.text, "replica first"), "%s",
+		end.text);
+	cr_assert_eq(end.version.version, 1, "it is held until it is unpublished");
+	unpublish(&second);
+	unpublish(&first);
+	cr_assert_str_eq(listed(), "");
+}
+
+Test(refsrv_content, other_bytes_known_first__the_one_that_committed_first_stays)
+{
+	publish_both();
+	say(&second, 8);
+	cr_assert_str_eq(listed(), "first");
+	say(&first, 7);
+	cr_assert_str_eq(listed(), "first");
+	expect_conflict(&second, "first");
+}
+
+Test(refsrv_content, one_shard_differs__all_members_hear_it_and_get_one_outcome)
+{
+	struct world_member p[2], q[2];
+	for (uint32_t i = 0; i < 2; i++) {
+		p[i] = world_member(&w, i == 0 ? a : b, "p", i, 2);
+		q[i] = world_member(&w, i == 0 ? b : c, "q", i, 2);
+	}
+	for (uint32_t i = 0; i < 2; i++)
+		world_call(&w, &p[i], CTL_OP_PUBLISH, "1", TH_FOREVER);
+	for (uint32_t i = 0; i < 2; i++)
+		world_call(&w, &q[i], CTL_OP_PUBLISH, "1", TH_FOREVER);
+	for (uint32_t i = 0; i < 2; i++) {
+		cr_assert_eq(world_outcome(&w, &p[i]).code, 0);
+		cr_assert_eq(world_outcome(&w, &q[i]).code, 0);
+	}
+	say(&p[0], 1);
+	say(&q[0], 1);
+	say(&p[1], 1);
+	cr_assert_str_eq(listed(), "p");
+	say(&q[1], 2);
+	cr_assert_str_eq(listed(), "p");
+	for (uint32_t i = 0; i < 2; i++)
+		expect_conflict(&q[i], "shard 1");
+	for (uint32_t i = 0; i < 2; i++)
+		world_call(&w, &q[i], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	for (uint32_t i = 0; i < 2; i++)
+		cr_assert_eq(world_outcome(&w, &q[i]).code, TH_E_VERSION_CONFLICT);
+	world_call(&w, &q[0], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	world_call(&w, &q[1], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	for (uint32_t i = 0; i < 2; i++) {
+		struct ctl_ev_part drain = world_take_drain(&w, &q[i]);
+		cr_assert_eq(world_drain_done(&w, q[i].agent, &drain), 0);
+	}
+	for (uint32_t i = 0; i < 2; i++)
+		cr_assert_eq(world_outcome(&w, &q[i]).code, 0);
+}
+
+Test(refsrv_content, first_is_gone_before_it_is_known__second_is_the_version)
+{
+	publish_both();
+	say(&second, 8);
+	world_call(&w, &reader, CTL_OP_REPLICATE, "1", TH_FOREVER);
+	struct ctl_event plan;
+	cr_assert(world_take(&w, c, CTL_EV_PLAN, reader.sid, &plan));
+	unpublish(&first);
+	cr_assert_str_eq(listed(), "second");
+	cr_assert_eq(world_prepared(&w, &reader, 0), 0);
+	struct ctl_grant grant = world_go(&w, &reader);
+	cr_assert_str_eq(grant.source_replica, "second");
+	world_finish(&w, &reader, grant.leg);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	cr_assert_str_eq(listed(), "reader second");
+}
+
+Test(refsrv_content, refused__stays_so_when_the_first_is_gone_and_a_third_is_new)
+{
+	struct world_member third = world_member(&w, c, "third", 0, 1);
+	publish_both();
+	say(&first, 7);
+	say(&second, 8);
+	unpublish(&first);
+	cr_assert_str_eq(listed(), "");
+	world_publish(&w, &third, "1");
+	cr_assert_str_eq(listed(), "third");
+	say(&third, 9);
+	cr_assert_str_eq(listed(), "third");
+	/* What was refused is published anew, and is compared anew. */
+	world_call(&w, &second, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_eq(world_outcome(&w, &second).code, TH_E_VERSION_CONFLICT);
+	unpublish(&second);
+	world_publish(&w, &second, "1");
+	say(&second, 9);
+	cr_assert_str_eq(listed(), "second third");
+}
+
+Test(refsrv_content, three_publishers__each_is_compared_with_the_first_that_lives)
+{
+	struct world_member third = world_member(&w, c, "third", 0, 1);
+	publish_both();
+	world_publish(&w, &third, "1");
+	say(&third, 9);
+	say(&second, 8);
+	cr_assert_not(world_has(&w, c, CTL_EV_CONFLICT, 0), "nobody knows yet who is first");
+	unpublish(&first);
+	cr_assert_str_eq(listed(), "second");
+	expect_conflict(&third, "second");
+}
+
+Test(refsrv_content, without_digests__taken_as_the_same)
+{
+	publish_both();
+	say(&first, 0);
+	cr_assert_str_eq(listed(), "first second");
+	say(&second, 8);
+	cr_assert_str_eq(listed(), "first second");
+	cr_assert_not(world_has(&w, b, CTL_EV_CONFLICT, 0));
+}
+
+/* ---- readers are bound to one content ---- */
+
+static struct ctl_grant
+begin_and_fail(void)
+{
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+
+	cr_assert_str_eq(grant.source_replica, "first");
+	cr_assert_eq(world_leg_end(&w, c, grant.leg, TH_E_NO_PATH, true, 4), 0);
+	/* Not to the second, of which nobody knows what it has. */
+	cr_assert_not(world_has(&w, c, CTL_EV_REROUTE, reader.sid));
+	cr_assert_not(world_ended(&w, &reader));
+	return grant;
+}
+
+Test(refsrv_content, reader__other_source_only_when_it_is_known_to_be_the_same)
+{
+	struct ctl_event event;
+	publish_both();
+	begin_and_fail();
+	say(&second, 7);
+	cr_assert_not(world_has(&w, c, CTL_EV_REROUTE, reader.sid));
+	say(&first, 7);
+	cr_assert(world_take(&w, c, CTL_EV_REROUTE, reader.sid, &event));
+	cr_assert_str_eq(event.u.reroute.grant.source_replica, "second");
+	world_finish(&w, &reader, event.u.reroute.grant.leg);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+}
+
+Test(refsrv_content, reader__other_bytes_elsewhere__the_version_is_lost_with_its_source)
+{
+	publish_both();
+	begin_and_fail();
+	say(&second, 8);
+	say(&first, 7);
+	cr_assert_not(world_has(&w, c, CTL_EV_REROUTE, reader.sid));
+	cr_assert_not(world_ended(&w, &reader), "the first is still there");
+	unpublish(&first);
+	cr_assert_eq(world_outcome(&w, &reader).code, TH_E_VERSION_LOST);
+	cr_assert_str_eq(listed(), "");
+}
+
+Test(refsrv_content, reader__first_dies_before_it_is_known__lost_and_the_second_is_the_version)
+{
+	publish_both();
+	begin_and_fail();
+	say(&second, 8);
+	cr_assert_eq(world_close(&w, &first, true), 0);
+	struct ctl_ev_part drain = world_take_drain(&w, &first);
+	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, TH_E_VERSION_LOST);
+	cr_assert_str_eq(listed(), "second");
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	cr_assert_str_eq(grant.source_replica, "second");
+}
+
+static int
+finish_with(uint64_t leg, uint64_t content)
+{
+	struct ctl_request request = {.kind = CTL_LEG_END};
+
+	request.u.leg_end.leg = leg;
+	request.u.leg_end.chunks_verified = WORLD_CHUNKS;
+	request.u.leg_end.content = (struct th_hash){.lo = content, .hi = 1};
+	return world_request(&w, c, &request);
+}
+
+Test(refsrv_content, reader__knows_the_content_when_its_publisher_is_gone)
+{
+	world_publish(&w, &first, "1");
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	cr_assert_eq(finish_with(grant.leg, 7), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	unpublish(&first);
+	world_publish(&w, &first, "1");
+	say(&first, 7);
+	cr_assert_str_eq(listed(), "first reader");
+	world_publish(&w, &second, "1");
+	say(&second, 8);
+	cr_assert_str_eq(listed(), "first reader");
+	expect_conflict(&second, "reader");
+}
+
+Test(refsrv_content, reader__has_other_bytes_than_were_published__conflict_and_again)
+{
+	world_publish(&w, &first, "1");
+	say(&first, 7);
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	cr_assert_eq(finish_with(grant.leg, 8), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, TH_E_VERSION_CONFLICT);
+	cr_assert_str_eq(listed(), "first");
+	grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	cr_assert_eq(finish_with(grant.leg, 7), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	cr_assert_str_eq(listed(), "first reader");
+}
+
+Test(refsrv_content, refused_holder__replicate_says_so_update_takes_what_is_listed)
+{
+	publish_both();
+	say(&first, 7);
+	say(&second, 8);
+	for (int i = 0; i < 2; i++) {
+		world_call(&w, &second, CTL_OP_REPLICATE, "1", TH_FOREVER);
+		cr_assert_eq(world_outcome(&w, &second).code, TH_E_VERSION_CONFLICT);
+	}
+	world_call(&w, &second, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	struct ctl_event plan;
+	cr_assert(world_take(&w, b, CTL_EV_PLAN, second.sid, &plan));
+	cr_assert(plan.u.plan.drain_old);
+	cr_assert_eq(world_prepared(&w, &second, 0), 0);
+	struct ctl_grant grant = world_go(&w, &second);
+	cr_assert_str_eq(grant.source_replica, "first");
+	world_finish(&w, &second, grant.leg);
+	cr_assert(world_outcome(&w, &second).updated);
+	cr_assert_str_eq(listed(), "first second");
+}
+
+/* ---- reports that do not fit ---- */
+
+Test(refsrv_content, reports__late_foreign_or_contradicting__change_nothing)
+{
+	struct world_member late, foreign;
+	publish_both();
+	late = first;
+	late.seq = 77;
+	say(&late, 9);
+	foreign = first;
+	foreign.agent = b;
+	cr_assert_eq(world_content(&w, &foreign, 9), TH_E_INVALID);
+	say(&first, 7);
+	cr_assert_eq(world_content(&w, &first, 8), TH_E_INVALID);
+	foreign.agent = a;
+	foreign.sid = 12345;
+	say(&foreign, 9);
+	say(&second, 7);
+	cr_assert_str_eq(listed(), "first second");
+	say(&reader, 9); /* holds nothing */
+	cr_assert_str_eq(listed(), "first second");
+}
