@@ -108,7 +108,7 @@ def kill_at(victim, point):
             if daemon.alive():
                 wait_for(
                     lambda: settled(daemon, baseline[name]),
-                    5,
+                    30,
                     f"{what}: {name} holds {holdings(daemon.pid)}, before {baseline[name]}",
                 )
         return outcome
