@@ -270,7 +270,7 @@ def for_ever_waits_for_a_frozen_agent():
             start = time.monotonic()
             ident = w.start("publish", version=1, timeout=None)
             # Longer than any grace: no answer in this time is what is looked for.
-            wait_for(lambda: w.finished(ident) or time.monotonic() - start > 3, PATIENT, "3 s")
+            wait_for(lambda: w.finished(ident) or time.monotonic() - start > 1.5, PATIENT, "1.5 s")
             assert not w.finished(ident)
         finally:
             a.signal(signal.SIGCONT)

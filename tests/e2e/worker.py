@@ -199,6 +199,73 @@ def cmd_wait_never(name="s", timeout=20):
     shards[name].wait(lambda _listing: False, timeout)
 
 
+def cmd_fill_words(word, name="s"):
+    """Every 8 bytes are this number."""
+    memories[name].write(0, word.to_bytes(8, "little") * (memories[name].bytes // 8))
+
+
+class Truth(threading.Thread):
+    """Asks what a handle holds and whether its memory is safe, over and over, and looks at the
+    bytes: those of a held version are all there (see cmd_fill_words), safe ones do not change."""
+
+    def __init__(self, name):
+        super().__init__(daemon=True)
+        self.shard, memory = shards[name], memories[name]
+        words = memory.bytes // 8
+        self.view = memoryview((thc.c.c_uint64 * words).from_address(memory.address)).cast("B")
+        self.view = self.view.cast("Q")
+        self.polls = self.held = self.safe = 0
+        self.enough, self.error = None, None
+
+    def sample(self):
+        # Another offset each time: all words are looked at in the end.
+        return set(self.view[self.polls % 4096 :: 4096].tolist())
+
+    def poll(self):
+        self.polls += 1
+        safe = self.shard.safe_to_mutate()
+        held = self.shard.held()
+        words = self.sample()
+        again = self.sample()
+        if self.shard.held() == held and held is not None:
+            self.held += 1
+            if words != {held[1]} or again != words:
+                return f"holds {held}, but its bytes are of {sorted(words | again)}"
+            if safe and self.shard.safe_to_mutate():
+                return f"holds {held}, which others may read, and says that it is safe"
+        elif held is None and safe and self.shard.safe_to_mutate():
+            self.safe += 1
+            if words != again:
+                return "holds nothing and says that it is safe, but its bytes change"
+
+    def run(self):
+        while self.error is None and (self.enough is None or self.polls < self.enough):
+            try:
+                self.error = self.poll()
+            except thc.ThcError as e:
+                self.error = str(e)
+
+
+truths = {}
+
+
+def cmd_truth_start(name="s"):
+    truths[name] = Truth(name)
+    truths[name].start()
+
+
+def cmd_truth(name="s"):
+    """What it has seen so far: polls, and those with a held version or with safe memory."""
+    return {k: getattr(truths[name], k) for k in ("polls", "held", "safe", "error")}
+
+
+def cmd_truth_end(polls, name="s"):
+    """After so many polls at least."""
+    truths[name].enough = polls
+    truths[name].join()
+    return cmd_truth(name)
+
+
 def timed(cmd, args):
     """[name of the code or "ok", seconds, value or sentence] of one command."""
     start = time.monotonic()
