@@ -268,7 +268,8 @@ int thc_publish(struct thc_shard *shard, uint64_t version, int64_t timeout_ms);
 enum thc_unpublish_flags { THC_FORCE = 1u << 0 };
 /*
  * Returns when nobody reads this part any more and a retained version is safe elsewhere. THC_FORCE
- * gives the version up.
+ * gives the version up. Without a server a group of one member does so by its own agent's proof,
+ * several members get THC_E_NO_SERVER.
  */
 int thc_unpublish(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms);
 
