@@ -518,8 +518,9 @@ expire(struct listings *listings, struct question **questions)
 		}
 		DL_DELETE(*questions, question);
 		listings->io.refuse(listings->io.arg, question->token, question->request_no,
-			TH_E_NO_SERVER,
-			"the reference server did not answer in time; see 'thctl status'");
+			TH_E_TIMEOUT,
+			"the reference server did not answer before the deadline; see 'thctl "
+			"status'");
 		free(question);
 	}
 	return next_ns;

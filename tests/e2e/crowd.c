@@ -101,6 +101,10 @@ request_of(const struct crowd *crowd, enum ctl_request_kind kind, uint32_t i)
 			.manifest = crowd->manifest,
 			.bytes = 1000,
 			.num_chunks = 1};
+	} else if (kind == CTL_CONTENT) {
+		/* All of a version are of the same bytes: else the later ones are not listed. */
+		request.u.content = (struct ctl_content){
+			.sid = crowd->sids[i], .gen = 1, .content = {7, i % crowd->versions}};
 	} else {
 		request.u.op.sid = crowd->sids[i];
 		request.u.op.op_seq = 1;
@@ -111,15 +115,15 @@ request_of(const struct crowd *crowd, enum ctl_request_kind kind, uint32_t i)
 	return request;
 }
 
-/* One kind of request for each replica from first on; with more under way they may overtake. */
+/* One kind of request for each replica from first on, many under way. */
 static void
-for_each(struct crowd *crowd, enum ctl_request_kind kind, uint32_t first, uint32_t window)
+for_each(struct crowd *crowd, enum ctl_request_kind kind, uint32_t first)
 {
 	struct ctl_reply reply;
 	uint32_t asked = first, answered = first;
 
 	while (answered < crowd->count) {
-		for (; asked < crowd->count && asked - answered < window; asked++) {
+		for (; asked < crowd->count && asked - answered < WINDOW; asked++) {
 			struct ctl_request request = request_of(crowd, kind, asked);
 			ask(crowd, &request, asked);
 		}
@@ -127,6 +131,22 @@ for_each(struct crowd *crowd, enum ctl_request_kind kind, uint32_t first, uint32
 		if (kind == CTL_OPEN)
 			crowd->sids[tag] = reply.u.open.sid;
 		answered++;
+	}
+}
+
+/* In order, one after the other: whoever lists meanwhile sees the first so many of them. */
+static void
+publish(struct crowd *crowd, uint32_t first)
+{
+	struct ctl_reply reply;
+
+	for (uint32_t i = first; i < crowd->count; i++) {
+		struct ctl_request op = request_of(crowd, CTL_OP, i);
+		struct ctl_request content = request_of(crowd, CTL_CONTENT, i);
+		ask(crowd, &op, i);
+		take(crowd, CTL_OP, &reply);
+		ask(crowd, &content, i);
+		take(crowd, CTL_CONTENT, &reply);
 	}
 }
 
@@ -171,10 +191,9 @@ main(int argc, char **argv)
 		uint32_t first = crowd.count;
 		crowd.count += more;
 		crowd.sids = th_realloc(crowd.sids, crowd.count, sizeof(crowd.sids[0]));
-		for_each(&crowd, CTL_OPEN, first, WINDOW);
-		for_each(&crowd, CTL_REGISTER, first, WINDOW);
-		/* In order: whoever lists meanwhile sees the first so many of them. */
-		for_each(&crowd, CTL_OP, first, 1);
+		for_each(&crowd, CTL_OPEN, first);
+		for_each(&crowd, CTL_REGISTER, first);
+		publish(&crowd, first);
 		printf("done\n");
 		fflush(stdout);
 	}

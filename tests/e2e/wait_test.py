@@ -190,7 +190,7 @@ class Waiters(cluster.Process):
         assert line, f"{self.label} ended: {self.tail()}"
         return line.strip()
 
-    def begin(self, version, timeout=120):
+    def begin(self, version, timeout=600):
         self.p.stdin.write(f"{version} {timeout * 1000}\n".encode())
         self.p.stdin.flush()
         assert self.line() == "looked"
@@ -223,8 +223,6 @@ def a_thousand_waiters_cost_a_message_and_a_listing_a_change():
             after = server_counters(cl)
             delta = {k: after[k] - before[k] for k in after}
             assert delta["changes_told"] == 1 and delta["lists"] == 1, delta
-        waiters.begin(99, timeout=1)
-        assert waiters.end()["3"] == handles * threads
         counters = json.loads(cl.thctl("-o", "json", "status", agent="b").stdout)["counters"]
         counters = {c["name"]: c["value"] for c in counters}
         assert counters["listings_given"] >= 6 * handles * threads, counters
