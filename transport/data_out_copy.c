@@ -69,10 +69,14 @@ static bool
 still_published(struct data_out *conn, const struct ferry_block *block)
 {
 	struct leg_out *leg = conn->leg;
-	if (!leg->verify || __atomic_load_n(&leg->asked[block->chunk], __ATOMIC_RELAXED) == 1)
-		return true;
-	if (block->first)
+	/* Decided at its first block: another question may come while it is on its way. */
+	if (block->first) {
+		conn->hashing = leg->verify &&
+				__atomic_load_n(&leg->asked[block->chunk], __ATOMIC_RELAXED) > 1;
 		digest_init(&conn->digest);
+	}
+	if (!conn->hashing)
+		return true;
 	digest_update(&conn->digest, block->data, block->bytes);
 	if (!block->last)
 		return true;

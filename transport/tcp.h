@@ -186,6 +186,7 @@ struct data_out {
 	uint32_t num_spare;
 	struct ferry_block *ready, **ready_last; /* own: read, to be sent in this order */
 	struct digest digest;                    /* of a chunk that was asked for again */
+	bool hashing;                            /* the chunk that comes is one */
 	bool feeding; /* some of feed_cursor's chunk is to be submitted yet */
 	uint32_t feed_chunk;
 	struct xfer_cursor feed_cursor;

@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,6 +124,52 @@ Test(transport_peer, reader_asks_for_one_chunk_again_and_again__ended)
 	cr_assert_eq(ended->code, TH_E_PROTOCOL);
 	cr_assert_null(rig_find(s->agent, TRANSPORT_CHANGED, LEG));
 	expect_ended(s, &reader, TH_E_PROTOCOL);
+}
+
+static void
+take_data(struct peer_setup *s, int fd, uint32_t chunk)
+{
+	static uint8_t data[CHUNK];
+	struct frame frame = peer_get_frame(fd);
+	cr_assert_eq(frame.kind, FRAME_DATA);
+	cr_assert_eq(frame.first, chunk);
+	peer_get(fd, data, CHUNK);
+	cr_assert_eq(memcmp(data, s->shard.tensors[0] + chunk * CHUNK, CHUNK), 0);
+}
+
+/* The second question comes while the chunk is on its way: that proves nothing. */
+Test(transport_peer, reader_asks_twice_at_once__nobody_is_accused)
+{
+	for (int copied = 0; copied < 2; copied++) {
+		struct peer_setup *s = peer_start(8);
+		struct xfer_part *mapped = s->part;
+		if (copied) {
+			rig_shard_to_file(&s->shard);
+			s->part = rig_part_of(&s->shard, RIG_FILE, true);
+			xfer_part_add_digests(s->part, 0, xfer_part_digest(mapped, 0), 8);
+			xfer_part_advance(s->part, 8);
+		}
+		struct fake_reader reader = enter(s);
+		int other = peer_dial(s->agent);
+		peer_put_frame(other,
+			&(struct frame){.kind = FRAME_JOIN, .leg = LEG, .bytes = FRAME_KEY_BYTES},
+			reader.key, FRAME_KEY_BYTES);
+		ask(reader.data, LEG, 2, 1);
+		struct pollfd begun = {.fd = reader.data, .events = POLLIN};
+		cr_assert_eq(poll(&begun, 1, 20000), 1);
+		ask(other, LEG, 2, 1);
+		take_data(s, other, 2);
+		take_data(s, reader.data, 2);
+		take_chunk(s, &reader, 3);
+		peer_put_frame(
+			reader.control, &(struct frame){.kind = FRAME_BYE, .leg = LEG}, NULL, 0);
+		cr_assert_eq(rig_wait(&s->rig, s->agent, TRANSPORT_ENDED, LEG)->code, 0);
+		cr_assert_null(rig_find(s->agent, TRANSPORT_CHANGED, LEG));
+		close(other);
+		if (copied)
+			xfer_part_release(mapped);
+		expect_ended(s, &reader, 0);
+	}
 }
 
 /* Asked for once it is sent as it is: only who complains makes the source look. */
