@@ -173,8 +173,7 @@ refuse(struct refsrv *server, const struct content *first, struct content *other
 	other->refused = true;
 	other->refused_shard = shard;
 	if (winner != NULL)
-		memcpy(other->refused_by, winner->group->replica,
-			sizeof(other->refused_by));
+		memcpy(other->refused_by, winner->group->replica, sizeof(other->refused_by));
 	DL_DELETE(version->contents, other);
 	DL_FOREACH(version->copies, copy)
 	{
@@ -193,6 +192,23 @@ refuse(struct refsrv *server, const struct content *first, struct content *other
 	model_changed(server, version->model);
 }
 
+/*
+ * What only broken groups have is about to go: a trainer that was started again and publishes its
+ * version with other bytes waits for that, and is not refused because it was quick.
+ */
+static bool
+goes(const struct content *content)
+{
+	const struct copy *copy;
+
+	DL_FOREACH(content->version->copies, copy)
+	{
+		if (copy->content == content && copy->group->state != GROUP_BROKEN)
+			return false;
+	}
+	return true;
+}
+
 /* Compares all with the first, until nothing new follows from it. */
 static void
 settle(struct refsrv *server, struct version *version)
@@ -207,7 +223,7 @@ settle(struct refsrv *server, struct version *version)
 			if (result == SAME) {
 				merge(server, first, other);
 				again = true; /* the first may know more now */
-			} else if (result == DIFFERENT) {
+			} else if (result == DIFFERENT && !goes(first)) {
 				refuse(server, first, other, shard);
 			}
 			other = next;

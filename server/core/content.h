@@ -11,9 +11,10 @@
  *        |-------the first is gone-------------> it is the first
  *        '-------another hash than the first---> refused: never listed, its members are told
  *
- * So a reader is bound to one content from GO on, and whatever a later publisher brings hurts
- * neither it nor the first. An agent that makes no digests (--verify off) says so with no hash:
- * such a shard counts as the same as any.
+ * A first of which only copies of broken groups are left refuses nobody: it goes, and the next one
+ * follows it. So a reader is bound to one content from GO on, and whatever a later publisher brings
+ * hurts neither it nor the first. An agent that makes no digests (--verify off) says so with no
+ * hash: such a shard counts as the same as any.
  */
 #ifndef TH_SERVER_CORE_CONTENT_H
 #define TH_SERVER_CORE_CONTENT_H

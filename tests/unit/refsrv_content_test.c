@@ -216,6 +216,26 @@ Test(refsrv_content, three_publishers__each_is_compared_with_the_first_that_live
 	expect_conflict(&third, "second");
 }
 
+/* Its reader may finish; who publishes meanwhile, as after a new start, waits for that. */
+Test(refsrv_content, first_is_broken__second_is_not_refused_and_follows_it)
+{
+	publish_both();
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	cr_assert_eq(world_leg_end(&w, c, grant.leg, TH_E_STALE_MEMORY, false, 4), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, TH_E_STALE_MEMORY);
+	say(&first, 7);
+	cr_assert_eq(world_close(&w, &first, true), 0);
+	say(&second, 8);
+	cr_assert_str_eq(listed(), "");
+	cr_assert_not(world_has(&w, b, CTL_EV_CONFLICT, 0));
+	struct ctl_ev_part drain = world_take_drain(&w, &first);
+	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
+	cr_assert_str_eq(listed(), "second");
+	cr_assert_not(world_has(&w, b, CTL_EV_CONFLICT, 0));
+	world_call(&w, &second, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_not(world_ended(&w, &second));
+}
+
 Test(refsrv_content, without_digests__taken_as_the_same)
 {
 	publish_both();
