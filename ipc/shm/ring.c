@@ -190,9 +190,9 @@ ring_progress(const struct ring_worker *ring, uint32_t slot, uint64_t op_seq,
 		*ret_done_bytes = 0;
 		return;
 	}
-	/* The total first, as it is written last: done is then never ahead of an unset total. */
-	*ret_total_bytes = atomic_load_explicit(&shared->total_bytes, memory_order_acquire);
-	*ret_done_bytes = atomic_load_explicit(&shared->done_bytes, memory_order_relaxed);
+	/* The total last, as it is written first: nothing is done of a total that is not set. */
+	*ret_done_bytes = atomic_load_explicit(&shared->done_bytes, memory_order_acquire);
+	*ret_total_bytes = atomic_load_explicit(&shared->total_bytes, memory_order_relaxed);
 }
 
 int
@@ -303,8 +303,8 @@ ring_slot_progress(
 {
 	struct shm_slot *shared = &ring->a->slots[slot % SHM_CAPACITY];
 
-	atomic_store_explicit(&shared->done_bytes, done_bytes, memory_order_relaxed);
-	atomic_store_explicit(&shared->total_bytes, total_bytes, memory_order_release);
+	atomic_store_explicit(&shared->total_bytes, total_bytes, memory_order_relaxed);
+	atomic_store_explicit(&shared->done_bytes, done_bytes, memory_order_release);
 }
 
 void

@@ -151,6 +151,7 @@ end_of(struct thc_op *op, enum way way, int edges)
 	uint64_t done = 0, total = 0;
 	int rc = 0;
 
+	CHECK(thc_op_progress(op, &done, &total) == 0 && done <= total);
 	switch (way) {
 	case EDGE:
 		while ((rc = thc_op_done(op)) == 0)

@@ -50,8 +50,8 @@ complete(struct fake_agent *agent, const struct shm_submission *submission, int 
 		completion.op_seq++;
 	if (agent->operation == FAKE_NO_RESULT)
 		slot.state = SHM_SLOT_RUNNING;
-	ring_slot_write(&agent->ring, submission->slot, &slot);
 	ring_slot_progress(&agent->ring, submission->slot, 500, 1000);
+	ring_slot_write(&agent->ring, submission->slot, &slot);
 	if (agent->operation == FAKE_BAD_INDEX)
 		atomic_store(&agent->files.a->completed, 1000);
 	else
