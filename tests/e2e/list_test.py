@@ -89,7 +89,7 @@ def thctl_json(cl, *args, agent=None):
 
 
 def thousands_of_replicas():
-    count = 4500 if not cluster.SANITIZED else 2500
+    count = 1800 if cluster.SANITIZED else 4500
     with cluster.cluster(server=False) as cl:
         cl.start_server(args=PATIENT)
         cl.agent("a")
