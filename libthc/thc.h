@@ -35,7 +35,7 @@
  *
  * What this release answers THC_E_INVALID (THC_E_MEMORY_KIND for memory) with a sentence that says
  * so: retention rules, THC_SPOT, THC_REQUIRE_RDMA, THC_OFFLOAD_SEED, THC_STAGED,
- * THC_PREFETCH, THC_FORCE; GPU tensors and private host memory.
+ * THC_PREFETCH, THC_FORCE; GPU tensors.
  */
 #ifndef THC_H
 #define THC_H
@@ -224,7 +224,8 @@ uint32_t thc_shard_events(struct thc_shard *shard);
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
-enum thc_alloc_flags { THC_ALLOC_HUGE = 1u << 0 }; /* huge pages where there are any, best effort */
+/* HUGE: huge pages from the kernel's pool, all there at once; -ENOMEM when it has too few. */
+enum thc_alloc_flags { THC_ALLOC_HUGE = 1u << 0 };
 /*
  * Memory that any agent can be given: page aligned, zeroed, a sealed memfd. It belongs to the
  * process until thc_free, and outlives handles: after THC_E_GROUP_BROKEN the weights are still
@@ -237,7 +238,8 @@ int thc_free(void *ptr);
  * The caller's own shared mapping at addr, backed by fd from fd_offset on. A memfd that takes
  * F_SEAL_SHRINK (it is added here) is mapped by the agent (direct); any other descriptor is only
  * read and written through (copy). fd is duplicated. THC_E_INVALID when a memfd is not what is
- * mapped at addr.
+ * mapped at addr. What is no file in memory (on a disk, served by a process) is reached by its
+ * address, like private memory.
  */
 int thc_import(void *addr, uint64_t bytes, int fd, uint64_t fd_offset);
 int thc_forget(void *addr); /* undoes thc_import; THC_E_STATE while a handle has it registered */
@@ -246,7 +248,10 @@ int thc_forget(void *addr); /* undoes thc_import; THC_E_STATE while a handle has
  * Any host memory may be registered: thc_alloc'd or imported memory is used in place ("direct");
  * private memory (malloc, torch's default allocator) is reached by the agent through a descriptor
  * of this process's memory ("copy"), unless THC_NO_MEMORY_FD. A destination range may not overlap
- * a range that another handle has published. tensors is borrowed for the call.
+ * a range that another handle has published. tensors is borrowed for the call. The mappings are
+ * looked at again before publish, replicate and update: THC_E_STALE_MEMORY when a tensor is not
+ * mapped any more or other memory lies there, THC_E_MEMORY_KIND for a destination that cannot be
+ * written; both name it, and nothing has changed.
  */
 int thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t count,
 	size_t tensor_bytes, int64_t timeout_ms);

@@ -14,6 +14,7 @@ import traceback
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import content
+import memory_kinds
 import thc
 
 shards, memories, layouts, ops = {}, {}, {}, {}
@@ -30,14 +31,24 @@ def cmd_open(name="s", **opts):
     shards[name] = thc.Shard(**opts)
 
 
-def cmd_alloc(total_bytes, name="s"):
+def cmd_alloc(total_bytes, name="s", kind=None):
+    """kind: a name in memory_kinds; else memory from thc_alloc."""
     rows = content.layout(total_bytes)
-    memories[name] = thc.Memory(sum(n for _, n in rows))
+    make = getattr(memory_kinds, kind) if kind else thc.Memory
+    memories[name] = make(sum(n for _, n in rows))
     layouts[name] = rows
 
 
 def cmd_free(name="s"):
     memories[name].free()
+
+
+def cmd_map_file(path, total_bytes, name="s"):
+    """One tensor that is an imported file."""
+    memories[name] = memory_kinds.Imported(
+        total_bytes, os.open(path, os.O_RDONLY), protection=memory_kinds.READ
+    )
+    layouts[name] = [("file", total_bytes)]
 
 
 def cmd_register(name="s", timeout=10, memory=None):

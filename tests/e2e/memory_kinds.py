@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of every kind that may be registered, for tests that load libthc themselves."""
+
+import ctypes as c
+import fcntl
+import mmap
+import os
+import tempfile
+
+import thc
+
+libc = c.CDLL(None, use_errno=True)
+libc.mmap.restype = c.c_void_p
+libc.mmap.argtypes = [c.c_void_p, c.c_size_t, c.c_int, c.c_int, c.c_int, c.c_long]
+libc.munmap.argtypes = [c.c_void_p, c.c_size_t]
+libc.mprotect.argtypes = [c.c_void_p, c.c_size_t, c.c_int]
+libc.madvise.argtypes = [c.c_void_p, c.c_size_t, c.c_int]
+libc.fallocate.argtypes = [c.c_int, c.c_int, c.c_long, c.c_long]
+libc.malloc.restype = c.c_void_p
+libc.malloc.argtypes = [c.c_size_t]
+libc.free.argtypes = [c.c_void_p]
+
+PAGE = mmap.PAGESIZE
+READ, WRITE = mmap.PROT_READ, mmap.PROT_WRITE
+F_GET_SEALS = 1034
+MFD_HUGETLB = 4
+KEEP_SIZE, PUNCH_HOLE = 1, 2
+
+
+def checked(result):
+    if result in (-1, c.c_void_p(-1).value):
+        raise OSError(c.get_errno(), os.strerror(c.get_errno()))
+    return result
+
+
+def whole_pages(nbytes, page=PAGE):
+    return -(-nbytes // page) * page
+
+
+class Memory(thc.Memory):
+    """address, bytes; fd when there is one."""
+
+    def __init__(self, nbytes):
+        self.bytes, self.fd = nbytes, None
+
+    def protect(self, offset, nbytes, protection):
+        checked(libc.mprotect(self.address + offset, nbytes, protection))
+
+    def unmap(self, offset, nbytes):
+        checked(libc.munmap(self.address + offset, nbytes))
+
+
+class Malloc(Memory):
+    def __init__(self, nbytes):
+        super().__init__(nbytes)
+        self.address = libc.malloc(nbytes)
+        assert self.address
+
+    def free(self):
+        libc.free(self.address)
+
+
+class Mapped(Memory):
+    """A mapping: of nothing, or of fd."""
+
+    def __init__(self, nbytes, fd=None, offset=0, page=PAGE, protection=READ | WRITE, flags=None):
+        super().__init__(nbytes)
+        self.fd, self.map_bytes = fd, whole_pages(nbytes, page)
+        if flags is None:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED
+        self.address = checked(
+            libc.mmap(
+                None, self.map_bytes, protection, flags, -1 if self.fd is None else self.fd, offset
+            )
+        )
+
+    def free(self):
+        libc.munmap(self.address, self.map_bytes)
+        if self.fd is not None:
+            os.close(self.fd)
+
+
+class Imported(Mapped):
+    """import_flags: for a descriptor of its own to import by."""
+
+    def __init__(self, nbytes, fd, import_flags=None, **kwargs):
+        if os.fstat(fd).st_size == 0:
+            os.ftruncate(fd, whole_pages(nbytes, kwargs.get("page", PAGE)))
+        super().__init__(nbytes, fd, **kwargs)
+        other = fd
+        if import_flags is not None:
+            other = os.open(f"/proc/self/fd/{fd}", import_flags | os.O_CLOEXEC)
+        try:
+            thc.call("thc_import", self.address, nbytes, other, kwargs.get("offset", 0))
+        finally:
+            if other != fd:
+                os.close(other)
+
+    def free(self):
+        thc.call("thc_forget", self.address)
+        super().free()
+
+
+class Huge(thc.Memory):
+    def __init__(self, nbytes):
+        ptr = c.c_void_p()
+        thc.call("thc_alloc", nbytes, 1, c.byref(ptr))
+        self.address, self.bytes = ptr.value, nbytes
+
+
+def sealed(nbytes):
+    return Imported(nbytes, os.memfd_create("sealed", os.MFD_ALLOW_SEALING))
+
+
+def unsealed(nbytes):
+    return Imported(nbytes, os.memfd_create("unsealed"))
+
+
+def appending(nbytes):
+    return Imported(nbytes, os.memfd_create("appending"), import_flags=os.O_RDWR | os.O_APPEND)
+
+
+def read_only(nbytes):
+    return Imported(nbytes, os.memfd_create("read-only"), import_flags=os.O_RDONLY)
+
+
+def file_in(folder):
+    def make(nbytes):
+        fd, name = tempfile.mkstemp(prefix="th-memory-", dir=folder)
+        os.unlink(name)
+        return Imported(nbytes, fd)
+
+    return make
+
+
+def lies_in_memory(folder):
+    """As libthc tells it."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.fcntl(file.fileno(), F_GET_SEALS)
+        except OSError:
+            return False
+        return True
+
+
+def punch(fd, offset, nbytes):
+    checked(libc.fallocate(fd, KEEP_SIZE | PUNCH_HOLE, offset, nbytes))
+
