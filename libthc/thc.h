@@ -216,9 +216,10 @@ enum thc_event_bits {
  * members answers THC_E_VERSION_CONFLICT, once. It is still held: unpublish it.
  *
  * THC_EV_CONTRACT: a reader was sent a chunk of this handle's memory that did not match, and the
- * agent has hashed the memory again: it is not what was published or received. Such bytes reach
- * nobody. The handle is ended, and its copy unlisted: every call answers THC_E_CONTRACT with a
- * sentence that names the tensor, but thc_close, thc_safe_to_mutate, thc_shard_events and thc_fd.
+ * agent has hashed the memory again: it is not what was published or received. Or the memory cannot
+ * be read any more: it was unmapped, or its file was shortened. Such bytes reach nobody. The handle
+ * is ended, and its copy unlisted: every call answers THC_E_CONTRACT with a sentence that names the
+ * tensor, but thc_close, thc_safe_to_mutate, thc_shard_events and thc_fd.
  */
 uint32_t thc_shard_events(struct thc_shard *shard);
 

@@ -199,7 +199,7 @@ withdraw(struct host *host, struct session *session, uint64_t gen, uint32_t row)
 		event.u.contract.text);
 	if (session->state != SESSION_OPEN || session->ended)
 		return;
-	worker_end(session, TH_E_STALE_MEMORY, event.u.contract.text);
+	worker_end(session, TH_E_CONTRACT, event.u.contract.text);
 	if (session->state == SESSION_OPEN)
 		engine_post(host, &event);
 }
