@@ -295,6 +295,7 @@ Test(refsrv_snapshot, group__long_listing__the_same_for_all_members)
 static void
 setup_small(void)
 {
+	world_fini(&w); /* of the suite: its set-up runs before this one */
 	setup_with(2 * (sizeof(struct snapshot) + 2 * sizeof(struct ctl_version_info) +
 			       REPLICAS * sizeof(struct ctl_replica_info)));
 }
