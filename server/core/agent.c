@@ -18,6 +18,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
 #include "server/core/blob.h"
+#include "server/core/event_log.h"
 #include "server/core/group.h"
 #include "server/core/leg.h"
 #include "server/core/listing.h"
@@ -330,6 +331,9 @@ bury(struct refsrv *server, struct agent *agent, const char *why)
 {
 	agent->state = AGENT_DEAD;
 	server->num_living--;
+	event_log(server, EVENT_ERROR, NULL, agent->info.node,
+		"agent %s is dead: %s; what it held is gone, %u open shards with it",
+		agent->info.node, why, agent->num_members);
 	if (agent->polling) {
 		struct ctl_reply *reply =
 			refsrv_reply(server, agent->poll_token, CTL_POLL, agent->poll_request_no);
@@ -436,6 +440,9 @@ agent_attach(struct refsrv *server, uint64_t inc, const struct ctl_attach *attac
 	agent->info = *attach;
 	agent->beat_live_ns = server->live_ns;
 	refsrv_wake_at(server, th_deadline_ns(server->now_ns, server->config.suspect_ns));
+	event_log(server, EVENT_INFO, NULL, attach->node,
+		"agent %s is attached: datacenter %s, data address %s%s", attach->node,
+		attach->datacenter, attach->data_address, attach->spot ? ", spot" : "");
 	*ret_reply = (struct ctl_attach_reply){
 		.server_inc = server->config.server_inc,
 		.fresh = fresh,
@@ -449,6 +456,8 @@ agent_beat(struct refsrv *server, struct agent *agent, const struct ctl_beat *be
 	agent->beat_live_ns = server->live_ns;
 	if (agent->state == AGENT_SUSPECT) {
 		agent->state = AGENT_ACTIVE;
+		event_log(server, EVENT_INFO, NULL, agent->info.node, "agent %s is back",
+			agent->info.node);
 		model_dirty_all(server);
 		refsrv_wake_at(server, th_deadline_ns(server->now_ns, server->config.suspect_ns));
 	}
@@ -495,6 +504,11 @@ life_timers(struct refsrv *server, struct agent *agent, int64_t patience_ns)
 		return;
 	}
 	if (silent_ns >= server->config.suspect_ns) {
+		if (agent->state != AGENT_SUSPECT)
+			event_log(server, EVENT_WARN, NULL, agent->info.node,
+				"agent %s is suspect: no heartbeat for %" PRId64
+				" ms; nothing new is read from it or by it",
+				agent->info.node, silent_ns / 1000000);
 		agent->state = AGENT_SUSPECT;
 		int64_t left_ns = silent_ns < server->config.dead_ns
 					  ? server->config.dead_ns - silent_ns

@@ -17,6 +17,7 @@
 #include "server/core/agent.h"
 #include "server/core/blob.h"
 #include "server/core/copy.h"
+#include "server/core/event_log.h"
 #include "server/core/group.h"
 #include "server/core/model.h"
 
@@ -179,7 +180,11 @@ refuse(struct refsrv *server, const struct content *first, struct content *other
 	{
 		if (copy->content != other || copy->group->state == GROUP_BROKEN)
 			continue;
+		char text[TH_CTL_TEXT_BYTES];
 		copy->refusal_due = true;
+		content_describe_refusal(copy, text, sizeof(text));
+		event_log(server, EVENT_ERROR, version->model->name,
+			copy->parts[0].member->agent->info.node, "%s", text);
 		for (uint32_t i = 0; i < copy->num_parts; i++) {
 			const struct member *member = copy->parts[i].member;
 			struct ctl_ev_broken *ev =

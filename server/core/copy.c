@@ -16,6 +16,7 @@
 #include "ipc/base/assert.h"
 #include "server/core/agent.h"
 #include "server/core/content.h"
+#include "server/core/event_log.h"
 #include "server/core/group.h"
 #include "server/core/leg.h"
 #include "server/core/model.h"
@@ -59,6 +60,23 @@ copy_new(struct refsrv *server, struct group *group, struct version *version,
 	return copy;
 }
 
+/* A version goes with its last copy: given up in order, or lost with a replica that broke. */
+static void
+log_end(struct refsrv *server, const struct copy *copy)
+{
+	const struct version *version = copy->version;
+	const struct group *group = copy->group;
+
+	if (copy->state == COPY_READY && group->state == GROUP_BROKEN)
+		event_log(server, EVENT_WARN, group->model->name, NULL,
+			"version %" PRIu64 " of %s is gone: its last copy went with replica %s",
+			version->id.version, group->model->name, group->replica);
+	else
+		event_log(server, EVENT_INFO, group->model->name, NULL,
+			"version %" PRIu64 " of %s is given up: replica %s was the last to have it",
+			version->id.version, group->model->name, group->replica);
+}
+
 void
 copy_free(struct refsrv *server, struct copy *copy)
 {
@@ -71,8 +89,10 @@ copy_free(struct refsrv *server, struct copy *copy)
 	}
 	DL_DELETE(version->copies, copy);
 	content_leave(server, copy);
-	if (version->copies == NULL)
+	if (version->copies == NULL) {
+		log_end(server, copy);
 		version_free(server, version);
+	}
 	group->copy = NULL;
 	free(copy->parts);
 	free(copy);

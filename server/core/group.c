@@ -17,6 +17,7 @@
 #include "server/core/agent.h"
 #include "server/core/blob.h"
 #include "server/core/copy.h"
+#include "server/core/event_log.h"
 #include "server/core/launch.h"
 #include "server/core/leg.h"
 #include "server/core/model.h"
@@ -204,8 +205,12 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 	DL_APPEND2(agent->members, member, agent_prev, agent_next);
 	agent->num_members++;
 	group->members[member->shard] = member;
-	if (++group->num_joined == group->num_shards)
+	if (++group->num_joined == group->num_shards) {
 		group->state = GROUP_LIVE;
+		event_log(server, EVENT_INFO, model->name, agent->info.node,
+			"replica %s of %s is live with %u shards", group->replica, model->name,
+			group->num_shards);
+	}
 	*ret_reply = (struct ctl_open_reply){.sid = member->sid, .next_op_seq = 1};
 	return 0;
 }
@@ -304,12 +309,15 @@ member_settle(struct refsrv *server, struct member *member)
 	model_dirty(group->model);
 }
 
-void
-group_break(struct refsrv *server, struct group *group, const char *text)
+/* node: of the member that broke it; empty: none did. */
+static void
+break_group(struct refsrv *server, struct group *group, enum event_severity severity,
+	const char *node, const char *text)
 {
 	if (group->state == GROUP_BROKEN)
 		return;
 	group->state = GROUP_BROKEN;
+	event_log(server, severity, group->model->name, node, "%s", text);
 	snprintf(group->broken_text, sizeof(group->broken_text), "%s", text);
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		struct member *member = group->members[i];
@@ -329,6 +337,12 @@ group_break(struct refsrv *server, struct group *group, const char *text)
 	model_changed(server, group->model);
 }
 
+void
+group_break(struct refsrv *server, struct group *group, const char *text)
+{
+	break_group(server, group, EVENT_WARN, "", text);
+}
+
 int
 member_close(struct refsrv *server, struct agent *agent, const struct ctl_close *close,
 	struct th_err *err)
@@ -346,7 +360,10 @@ member_close(struct refsrv *server, struct agent *agent, const struct ctl_close 
 		: close->died         ? "lost its worker"
 				      : "was closed");
 	member->closed = true;
-	group_break(server, member->group, cause.text);
+	enum event_severity severity = close->broke_contract ? EVENT_ERROR
+				       : close->died         ? EVENT_WARN
+							     : EVENT_INFO;
+	break_group(server, member->group, severity, agent->info.node, cause.text);
 	member_settle(server, member);
 	return 0;
 }
@@ -363,7 +380,7 @@ member_lost(struct refsrv *server, struct member *member, const char *why)
 		"this handle and open again",
 		group->replica, group->model->name, member->shard, member->agent->info.node, why);
 	member->closed = true;
-	group_break(server, group, cause.text);
+	break_group(server, group, EVENT_WARN, member->agent->info.node, cause.text);
 	struct part *part = copy_part_of(member);
 	if (part != NULL) {
 		/* No proof can come from there, and none is needed: its memory went with it. */

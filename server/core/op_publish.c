@@ -14,6 +14,7 @@
 #include "ipc/base/name.h"
 #include "server/core/content.h"
 #include "server/core/copy.h"
+#include "server/core/event_log.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
 
@@ -81,6 +82,9 @@ publish_commit(struct refsrv *server, struct op *op, struct th_version id)
 	}
 	struct content *content = content_new(server, version, op->attributes);
 	copy_new(server, group, version, content, op->seq, COPY_READY);
+	event_log(server, EVENT_INFO, group->model->name, op->first_node,
+		"version %" PRIu64 " of %s is published by replica %s", id.version,
+		group->model->name, group->replica);
 	op_succeed(server, op, false);
 }
 

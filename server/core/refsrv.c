@@ -16,6 +16,7 @@
 #include "server/core/blob.h"
 #include "server/core/content.h"
 #include "server/core/copy.h"
+#include "server/core/event_log.h"
 #include "server/core/group.h"
 #include "server/core/inspect.h"
 #include "server/core/leg.h"
@@ -150,6 +151,7 @@ refsrv_free(struct refsrv *server)
 	free_models(server);
 	blob_free_all(server);
 	snapshot_free_all(server);
+	event_log_free(server);
 	scratch_free(server);
 	free(server->replies);
 	free(server);

@@ -72,6 +72,8 @@ struct refsrv_config {
 	uint64_t seed[4];      /* for tickets */
 	/* Generations of listings count from here: higher than any that an earlier server told. */
 	uint64_t generation_first;
+	/* Time of day, ns since 1970, when the core was made: only for what operators read. */
+	int64_t wall_ns;
 	int64_t poll_hold_ns;  /* an eventless POLL is answered after this: 1 s */
 	int64_t suspect_ns;    /* no beat for this long: no new grants from or to the agent */
 	int64_t dead_ns;       /* ... and for this long: its members are gone */

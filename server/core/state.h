@@ -20,6 +20,7 @@
 
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
+#include "server/core/event_log.h"
 #include "server/core/refsrv.h"
 #include "server/core/tables.h"
 
@@ -332,6 +333,7 @@ struct refsrv {
 	uint64_t snapshot_bytes, last_snapshot;
 	uint64_t generation; /* the highest of any model's listing */
 	uint64_t revision;   /* ... and of any model's */
+	struct event_log log;
 	struct {
 		uint64_t requests, polls, beats, lists, watches, changed, snapshots, watches_open;
 	} counters;

@@ -301,6 +301,7 @@ make_core(struct loop *loop, const struct options *options, struct th_err *err)
 	if (clock_gettime(CLOCK_REALTIME, &now) < 0 || now.tv_sec < 0)
 		return th_fail(err, -errno, "no time of day: %s", th_strerror(-errno));
 	config.generation_first = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+	config.wall_ns = (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
 	loop->server_inc = config.server_inc;
 	loop->core = refsrv_new(&config, th_now_ns());
 	loop->core_ns = th_now_ns();
