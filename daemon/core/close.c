@@ -80,6 +80,7 @@ wind_up(struct agent *agent, struct session *session, const struct th_err *why)
 		close->sid = session->sid;
 		close->died = session->lost;
 		close->broke_contract = session->ended;
+		close->timeout_ns = TH_FOREVER;
 	}
 }
 

@@ -166,6 +166,19 @@ broken_event(struct agent *agent, const struct ctl_ev_broken *broken)
 	ac_session_broken(agent, session, text);
 }
 
+/* This agent keeps no copies of others: it says so, and the server asks another. */
+static void
+reserve_event(struct agent *agent, const struct ctl_ev_reserve *reserve)
+{
+	struct ctl_reserved *refusal = &ac_lane_add(agent, agent->misc, CTL_RESERVED)->u.reserved;
+
+	refusal->reservation = reserve->reservation;
+	refusal->shard = reserve->shard;
+	refusal->code = TH_E_NOMEM_RETAIN;
+	snprintf(refusal->text, sizeof(refusal->text), "node %.255s has no memory for offloads",
+		agent->config.attach.node);
+}
+
 static void
 event(struct agent *agent, const struct ctl_event *event)
 {
@@ -214,6 +227,13 @@ event(struct agent *agent, const struct ctl_event *event)
 		session = ac_session_by_sid(agent, event->u.conflict.sid);
 		if (session != NULL)
 			ac_session_conflict(agent, session);
+		break;
+	case CTL_EV_RESERVE:
+		reserve_event(agent, &event->u.reserve);
+		break;
+	/* Nothing was opened for a reservation, and no CLOSE that can be refused was sent. */
+	case CTL_EV_RELEASE:
+	case CTL_EV_CLOSE_REFUSED:
 		break;
 	}
 }

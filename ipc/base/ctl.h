@@ -30,6 +30,7 @@
 #define TH_NAME_MAX 255                /* bytes of a model, replica, node or tensor name */
 #define TH_ADDRESS_MAX 127             /* bytes of "host:port" */
 #define TH_SPEC_MAX 31                 /* "latest-18446744073709551615" and a NUL */
+#define TH_RETAIN_MAX 511              /* bytes of a list of retention rules: see retain.h */
 #define TH_SHARDS_MAX 1024             /* shards of one group */
 #define TH_PART_BYTES_MAX (512u << 10) /* of a manifest or attribute blob in one message */
 #define TH_BLOB_BYTES_MAX (64u << 20)  /* of a whole manifest or attribute blob */
@@ -82,6 +83,7 @@ enum ctl_request_kind {
 	CTL_RESOLVE, /* which version does this name mean now, and what is it made of */
 	CTL_CLOSE,   /* a member leaves, or its worker died */
 	CTL_INSPECT, /* everything, for operators */
+	CTL_RESERVED, /* the agent cannot keep what RESERVE asked for, and why */
 };
 
 struct ctl_hello {
@@ -93,6 +95,11 @@ struct ctl_attach {
 	char datacenter[TH_NAME_MAX + 1];
 	char data_address[TH_ADDRESS_MAX + 1]; /* where peers reach this agent's data port */
 	bool spot;
+	/*
+	 * Memory that this agent keeps for copies of others' versions. 0: it takes none;
+	 * UINT64_MAX: what it has free when it is asked.
+	 */
+	uint64_t offload_bytes;
 };
 
 struct ctl_leg_progress {
@@ -116,6 +123,8 @@ struct ctl_open {
 	uint64_t lineage;
 	uint32_t shard, num_shards;
 	uint32_t flags;
+	char retain[TH_RETAIN_MAX + 1]; /* rules, the same for all members; empty: none */
+	uint64_t reservation; /* of the RESERVE that this answers; 0: a worker opens */
 };
 
 struct ctl_register {
@@ -215,10 +224,26 @@ struct ctl_resolve {
 	uint32_t shard;
 };
 
+/*
+ * When the member has a part of the last copy of a retained version, the parts of all members are
+ * copied first, while the group goes on; the DRAIN follows then. When that cannot be done or
+ * timeout_ns passes, CLOSE_REFUSED comes instead, and the session is open as before; not when the
+ * worker died, broke the contract or abandons it: then it is given up.
+ */
 struct ctl_close {
 	uint64_t sid;
 	bool died;           /* the worker is gone: the part was not given up by its owner */
 	bool broke_contract; /* it has written to what it had published */
+	bool abandon;        /* whatever happens to the version */
+	int64_t timeout_ns;
+};
+
+/* The refusal of one RESERVE. It is accepted by OPEN with its number, then REGISTER. */
+struct ctl_reserved {
+	uint64_t reservation;
+	uint32_t shard;
+	int code; /* TH_E_NOMEM_RETAIN, ...: never 0 */
+	char text[TH_CTL_TEXT_BYTES];
 };
 
 struct ctl_request {
@@ -245,6 +270,7 @@ struct ctl_request {
 		struct ctl_resolve resolve;
 		struct ctl_close close;
 		struct ctl_page inspect; /* entries are nodes, then members, then transfers */
+		struct ctl_reserved reserved;
 		uint64_t unregister_sid;
 	} u;
 };
@@ -264,6 +290,9 @@ enum ctl_event_kind {
 	CTL_EV_CHANGED,  /* the listing of a watched model changed */
 	CTL_EV_BROKEN,   /* the group of this member is broken */
 	CTL_EV_CONFLICT, /* others had published other bytes before: the copy is not listed */
+	CTL_EV_RESERVE,  /* hold a copy of this shard in the agent's own memory */
+	CTL_EV_RELEASE,  /* ... no longer: close its session */
+	CTL_EV_CLOSE_REFUSED, /* to who sent CLOSE: the session is open as before */
 };
 
 struct ctl_grant { /* one shard from one source: a leg */
@@ -331,6 +360,37 @@ struct ctl_ev_broken {
 	char text[TH_CTL_TEXT_BYTES];
 };
 
+/*
+ * An offload copy is a group whose members are sessions of the agents themselves. The agent finds
+ * the memory, opens a session with OPEN (model, replica, shard, num_shards and lineage as here, and
+ * the reservation) and sends REGISTER; or it answers RESERVED. When all shards are registered the
+ * server begins the group's first operation by itself: CTL_OP_REPLICATE with op_seq 1, for which no
+ * OP is sent, and PLAN, GO and OUTCOME follow as for any.
+ */
+struct ctl_ev_reserve {
+	uint64_t reservation;
+	char model[TH_NAME_MAX + 1];
+	char replica[TH_NAME_MAX + 1]; /* of the copy that shall be kept */
+	uint32_t shard, num_shards;
+	struct th_version version;
+	uint64_t bytes;
+	uint32_t num_chunks;
+	struct th_hash layout, manifest;
+	uint64_t source_sid; /* a session of this agent with the same layout; 0: none */
+};
+
+struct ctl_ev_release {
+	uint64_t reservation;
+	uint32_t shard;
+	uint64_t sid; /* 0: no OPEN of it has come */
+};
+
+struct ctl_ev_close_refused {
+	uint64_t sid;
+	int code; /* TH_E_NOMEM_RETAIN or TH_E_TIMEOUT */
+	char text[TH_CTL_TEXT_BYTES];
+};
+
 struct ctl_event {
 	enum ctl_event_kind kind;
 	uint64_t number; /* 1, 2, ... per agent */
@@ -345,6 +405,9 @@ struct ctl_event {
 		struct ctl_ev_outcome outcome;
 		struct ctl_ev_changed changed;
 		struct ctl_ev_broken broken, conflict;
+		struct ctl_ev_reserve reserve;
+		struct ctl_ev_release release;
+		struct ctl_ev_close_refused close_refused;
 	} u;
 };
 

@@ -178,6 +178,11 @@ convert_out_event(struct convert_arena *arena, const struct ctl_event *event)
 	case CTL_EV_CONFLICT:
 		out_short(arena, event, message);
 		break;
+	case CTL_EV_RESERVE:
+	case CTL_EV_RELEASE:
+	case CTL_EV_CLOSE_REFUSED:
+		convert_out_offload_event(arena, event, message);
+		break;
 	}
 	return message;
 }
@@ -359,6 +364,8 @@ in_body(struct convert_in *in, const Tensorhub__V1__Event *message, struct ctl_e
 			event->u.conflict.text);
 		break;
 	default:
+		if (convert_in_offload_event(in, message, event))
+			break;
 		in->message = "event";
 		convert_in_fail(in, TH_E_INVALID, "the body",
 			"is missing or of a kind that this version does not know");

@@ -97,6 +97,17 @@ Tensorhub__V1__Event *convert_out_event(struct convert_arena *arena, const struc
 void convert_in_event(
 	struct convert_in *in, const Tensorhub__V1__Event *message, struct ctl_event *ret_event);
 
+/* RESERVE, RELEASE, CLOSE_REFUSED: convert_offload.c */
+void convert_out_offload_event(
+	struct convert_arena *arena, const struct ctl_event *event, Tensorhub__V1__Event *message);
+bool convert_in_offload_event(
+	struct convert_in *in, const Tensorhub__V1__Event *message, struct ctl_event *ret_event);
+Tensorhub__V1__Reserved *convert_out_reserved(
+	struct convert_arena *arena, const struct ctl_reserved *reserved);
+void convert_in_reserved(struct convert_in *in, const Tensorhub__V1__Reserved *message,
+	struct ctl_reserved *ret_reserved);
+void convert_in_retain(struct convert_in *in, const char *text, char ret_rules[TH_RETAIN_MAX + 1]);
+
 size_t convert_listing_messages(const struct ctl_listing *listing);
 Tensorhub__V1__Listing *convert_out_listing(
 	struct convert_arena *arena, const struct ctl_listing *listing);

@@ -22,6 +22,7 @@ out_attach(struct convert_arena *arena, const struct ctl_attach *attach,
 	body->datacenter = convert_out_text(attach->datacenter);
 	body->data_address = convert_out_text(attach->data_address);
 	body->spot = attach->spot;
+	body->offload_bytes = attach->offload_bytes;
 	message->body_case = REQUEST(ATTACH);
 	message->attach = body;
 }
@@ -54,6 +55,8 @@ out_open(struct convert_arena *arena, const struct ctl_open *open, Tensorhub__V1
 	body->shard = open->shard;
 	body->num_shards = open->num_shards;
 	body->flags = open->flags;
+	body->retain = convert_out_text(open->retain);
+	body->reservation = open->reservation;
 	message->body_case = REQUEST(OPEN);
 	message->open = body;
 }
@@ -213,6 +216,8 @@ out_short(struct convert_arena *arena, const struct ctl_request *request,
 		message->close->sid = request->u.close.sid;
 		message->close->died = request->u.close.died;
 		message->close->broke_contract = request->u.close.broke_contract;
+		message->close->abandon = request->u.close.abandon;
+		message->close->timeout_ns = request->u.close.timeout_ns;
 	}
 }
 
@@ -264,6 +269,10 @@ out_body(struct convert_arena *arena, const struct ctl_request *request,
 	case CTL_CLOSE:
 		out_short(arena, request, message);
 		break;
+	case CTL_RESERVED:
+		message->body_case = REQUEST(RESERVED);
+		message->reserved = convert_out_reserved(arena, &request->u.reserved);
+		break;
 	}
 }
 
@@ -313,6 +322,7 @@ in_attach(struct convert_in *in, const Tensorhub__V1__Attach *body, struct ctl_a
 	convert_in_name(
 		in, "data_address", body->data_address, TH_ADDRESS_MAX, ret_attach->data_address);
 	ret_attach->spot = body->spot;
+	ret_attach->offload_bytes = body->offload_bytes;
 }
 
 static void
@@ -352,6 +362,8 @@ in_open(struct convert_in *in, const Tensorhub__V1__Open *body, struct ctl_open 
 	ret_open->shard = body->shard;
 	ret_open->num_shards = body->num_shards;
 	ret_open->flags = body->flags;
+	convert_in_retain(in, body->retain, ret_open->retain);
+	ret_open->reservation = body->reservation;
 }
 
 static void
@@ -432,6 +444,21 @@ in_resolve(
 	ret_resolve->shard = body->shard;
 }
 
+static void
+in_close(struct convert_in *in, const Tensorhub__V1__Close *body, struct ctl_close *ret_close)
+{
+	in->message = "CLOSE";
+	convert_in_check(in, body->timeout_ns >= 0 || body->timeout_ns == TH_FOREVER, "timeout_ns",
+		"is negative");
+	*ret_close = (struct ctl_close){
+		.sid = body->sid,
+		.died = body->died,
+		.broke_contract = body->broke_contract,
+		.abandon = body->abandon,
+		.timeout_ns = body->timeout_ns,
+	};
+}
+
 /* Kinds whose fields are numbers that only the core can judge. */
 static void
 in_numbers(const Tensorhub__V1__Request *message, struct ctl_request *request)
@@ -450,16 +477,11 @@ in_numbers(const Tensorhub__V1__Request *message, struct ctl_request *request)
 		request->u.cancel =
 			(struct ctl_cancel){message->cancel->sid, message->cancel->op_seq};
 		break;
-	case REQUEST(DRAIN_DONE):
+	default:
+		TH_ASSERT(message->body_case == REQUEST(DRAIN_DONE));
 		request->kind = CTL_DRAIN_DONE;
 		request->u.drain_done = (struct ctl_drain_done){message->drain_done->sid,
 			message->drain_done->gen, message->drain_done->drain_no};
-		break;
-	default:
-		TH_ASSERT(message->body_case == REQUEST(CLOSE));
-		request->kind = CTL_CLOSE;
-		request->u.close = (struct ctl_close){
-			message->close->sid, message->close->died, message->close->broke_contract};
 		break;
 	}
 }
@@ -544,8 +566,15 @@ in_body(struct convert_in *in, const Tensorhub__V1__Request *message, struct ctl
 	case REQUEST(UNREGISTER):
 	case REQUEST(CANCEL):
 	case REQUEST(DRAIN_DONE):
-	case REQUEST(CLOSE):
 		in_numbers(message, request);
+		break;
+	case REQUEST(CLOSE):
+		request->kind = CTL_CLOSE;
+		in_close(in, message->close, &request->u.close);
+		break;
+	case REQUEST(RESERVED):
+		request->kind = CTL_RESERVED;
+		convert_in_reserved(in, message->reserved, &request->u.reserved);
 		break;
 	case REQUEST(REGISTER_TENSORS):
 	case REQUEST(UNREGISTER_TENSORS):

@@ -291,6 +291,7 @@ changes_state(enum ctl_request_kind kind)
 	case CTL_LEG_END:
 	case CTL_DRAIN_DONE:
 	case CTL_CLOSE:
+	case CTL_RESERVED:
 		return true;
 	case CTL_HELLO:
 	case CTL_BEAT:
@@ -332,6 +333,8 @@ change(struct refsrv *server, struct agent *agent, const struct ctl_request *req
 		return copy_drain_done(server, agent, &request->u.drain_done, err);
 	case CTL_CLOSE:
 		return member_close(server, agent, &request->u.close, err);
+	case CTL_RESERVED:
+		return 0; /* no reservation is made yet: an answer to none */
 	default:
 		return th_fail(err, TH_E_INVALID, "the server does not know request kind %d",
 			(int)request->kind);

@@ -246,8 +246,13 @@ world_event_sid(const struct ctl_event *event)
 		return event->u.broken.sid;
 	case CTL_EV_CONFLICT:
 		return event->u.conflict.sid;
+	case CTL_EV_RELEASE:
+		return event->u.release.sid;
+	case CTL_EV_CLOSE_REFUSED:
+		return event->u.close_refused.sid;
 	case CTL_EV_FENCE:
 	case CTL_EV_CHANGED:
+	case CTL_EV_RESERVE:
 		return 0;
 	}
 	return 0;

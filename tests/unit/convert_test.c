@@ -13,6 +13,8 @@
 #include "ipc/base/rng.h"
 #include "ipc/proto/tensorhub.pb-c.h"
 
+#define EVENT_KINDS 15u
+
 static const struct th_hash hash_a = {0x1122334455667788, 0x99aabbccddeeff00};
 static const struct th_hash hash_b = {1, 0};
 static const struct th_hash hash_c = {0, UINT64_MAX};
@@ -80,6 +82,7 @@ Test(convert, request__sessions__come_back)
 	name_of(request.u.attach.datacenter, TH_NAME_MAX, 'd');
 	name_of(request.u.attach.data_address, TH_ADDRESS_MAX, 'a');
 	request.u.attach.spot = true;
+	request.u.attach.offload_bytes = UINT64_MAX;
 	same_request(&request);
 
 	request = new_request(CTL_OPEN);
@@ -91,6 +94,8 @@ Test(convert, request__sessions__come_back)
 	request.u.open.flags = UINT32_MAX;
 	same_request(&request);
 	name_of(request.u.open.launch_id, TH_NAME_MAX, 'l');
+	strcpy(request.u.open.retain, "latest,latest-18446744073709551615,17");
+	request.u.open.reservation = UINT64_MAX;
 	same_request(&request);
 
 	request = new_request(CTL_REGISTER);
@@ -109,6 +114,15 @@ Test(convert, request__sessions__come_back)
 	request.u.close.sid = 3;
 	request.u.close.died = true;
 	request.u.close.broke_contract = true;
+	request.u.close.abandon = true;
+	request.u.close.timeout_ns = TH_FOREVER;
+	same_request(&request);
+
+	request = new_request(CTL_RESERVED);
+	request.u.reserved.reservation = UINT64_MAX;
+	request.u.reserved.shard = TH_SHARDS_MAX - 1;
+	request.u.reserved.code = TH_E_NOMEM_RETAIN;
+	name_of(request.u.reserved.text, TH_CTL_TEXT_BYTES - 1, 't');
 	same_request(&request);
 }
 
@@ -276,14 +290,30 @@ fill_grant(struct ctl_grant *grant)
 	name_of(grant->source_node, TH_NAME_MAX, 'n');
 }
 
+static void
+fill_reserve(struct ctl_ev_reserve *reserve)
+{
+	reserve->reservation = UINT64_MAX;
+	name_of(reserve->model, TH_NAME_MAX, 'm');
+	name_of(reserve->replica, TH_NAME_MAX, 'r');
+	reserve->shard = TH_SHARDS_MAX - 1;
+	reserve->num_shards = TH_SHARDS_MAX;
+	reserve->version = (struct th_version){1, 2};
+	reserve->bytes = UINT64_MAX;
+	reserve->num_chunks = UINT32_MAX;
+	reserve->layout = hash_a;
+	reserve->manifest = hash_b;
+	reserve->source_sid = 3;
+}
+
 /* One event of every kind, every field set. */
 static uint32_t
-all_events(struct ctl_event events[16])
+all_events(struct ctl_event events[EVENT_KINDS])
 {
 	uint32_t count = 0;
 
-	memset(events, 0, 16 * sizeof(*events));
-	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_CONFLICT; kind++) {
+	memset(events, 0, EVENT_KINDS * sizeof(*events));
+	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_CLOSE_REFUSED; kind++) {
 		events[count].kind = (enum ctl_event_kind)kind;
 		events[count].number = count + 1;
 		count++;
@@ -323,18 +353,23 @@ all_events(struct ctl_event events[16])
 	strcpy(events[10].u.broken.text, "the worker of shard 3 died");
 	events[11].u.conflict.sid = 10;
 	strcpy(events[11].u.conflict.text, "others were first");
+	fill_reserve(&events[12].u.reserve);
+	events[13].u.release = (struct ctl_ev_release){11, TH_SHARDS_MAX - 1, 12};
+	events[14].u.close_refused.sid = 13;
+	events[14].u.close_refused.code = TH_E_NOMEM_RETAIN;
+	strcpy(events[14].u.close_refused.text, "nowhere to offload it");
 	return count;
 }
 
 Test(convert, event__every_kind__comes_back)
 {
-	static struct ctl_event events[16];
+	static struct ctl_event events[EVENT_KINDS];
 	struct ctl_event got;
 	uint32_t count = all_events(events);
 	struct convert_arena arena = {0};
 	struct th_err err = {0};
 
-	cr_assert_eq(count, 12);
+	cr_assert_eq(count, EVENT_KINDS);
 	for (uint32_t i = 0; i < count; i++) {
 		uint8_t *data;
 		size_t bytes;
@@ -424,7 +459,7 @@ Test(convert, reply__a_code__needs_no_body)
 	struct convert_arena arena = {0};
 	struct ctl_reply reply, got;
 
-	for (int kind = CTL_HELLO; kind <= CTL_INSPECT; kind++) {
+	for (int kind = CTL_HELLO; kind <= CTL_RESERVED; kind++) {
 		reply = new_reply((enum ctl_request_kind)kind);
 		reply.code = TH_E_NO_SERVER;
 		reply.unknown_agent = true;
@@ -437,7 +472,7 @@ Test(convert, reply__a_code__needs_no_body)
 
 Test(convert, reply__poll__brings_all_events)
 {
-	static struct ctl_event events[16];
+	static struct ctl_event events[EVENT_KINDS];
 	struct convert_arena arena = {0};
 	struct ctl_reply reply = new_reply(CTL_POLL), got;
 
@@ -446,8 +481,8 @@ Test(convert, reply__poll__brings_all_events)
 	reply.u.poll.num_events = all_events(events);
 	reply.u.poll.events = events;
 	send_reply(&reply, &arena, &got);
-	cr_assert_eq(got.u.poll.num_events, 12);
-	for (uint32_t i = 0; i < 12; i++)
+	cr_assert_eq(got.u.poll.num_events, EVENT_KINDS);
+	for (uint32_t i = 0; i < EVENT_KINDS; i++)
 		cr_assert_arr_eq(&got.u.poll.events[i], &events[i], sizeof(events[i]));
 	convert_arena_free(&arena);
 }

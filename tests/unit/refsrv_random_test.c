@@ -326,6 +326,10 @@ on_event(uint32_t agent, const struct ctl_event *event)
 	case CTL_EV_CHANGED:
 	case CTL_EV_BROKEN:
 		break;
+	case CTL_EV_RESERVE:
+	case CTL_EV_RELEASE:
+	case CTL_EV_CLOSE_REFUSED:
+		TH_ASSERT(false); /* nobody here retains anything */
 	}
 }
 

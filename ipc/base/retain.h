@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * retain - the rules of retention as a worker writes them: "latest,latest-1,17".
+ *
+ * One parser for libthc, the agent, the server and thctl, so that what one accepts the others do
+ * too. Each rule names exactly one version. Pure.
+ */
+#ifndef TH_IPC_BASE_RETAIN_H
+#define TH_IPC_BASE_RETAIN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/ctl.h"
+#include "ipc/base/err.h"
+#include "ipc/base/name.h"
+
+#define TH_RETAIN_RULES_MAX 16u
+
+struct th_retain { /* without repeats: latest and latest-K by K, then the numbers, ascending */
+	uint32_t num_rules;
+	struct th_spec rules[TH_RETAIN_RULES_MAX];
+};
+
+/*
+ * A list of at most TH_RETAIN_RULES_MAX rules, each as th_spec_parse takes it, one comma and
+ * nothing else between them; NULL or empty: no rule. 0, TH_E_INVALID or TH_E_LIMIT (too many) with
+ * a sentence that names the rule. err may be NULL.
+ */
+TH_MUST_USE int th_retain_parse(const char *text, struct th_retain *ret_rules, struct th_err *err);
+
+/* They name the same versions, however they were written. */
+bool th_retain_equal(const struct th_retain *a, const struct th_retain *b);
+
+#endif

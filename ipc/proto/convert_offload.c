@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * convert_offload - the messages of retention: RESERVE, RESERVED, RELEASE, CLOSE_REFUSED, and the
+ * rules in an OPEN. Pure.
+ */
+#include <string.h>
+
+#include "ipc/base/name.h"
+#include "ipc/base/retain.h"
+#include "ipc/proto/convert_internal.h"
+
+#define EVENT(NAME) TENSORHUB__V1__EVENT__BODY_##NAME
+
+/* ---- out ---------------------------------------------------------------------------------- */
+
+Tensorhub__V1__Reserved *
+convert_out_reserved(struct convert_arena *arena, const struct ctl_reserved *reserved)
+{
+	Tensorhub__V1__Reserved *body =
+		convert_message(arena, &tensorhub__v1__reserved__descriptor);
+
+	body->reservation = reserved->reservation;
+	body->shard = reserved->shard;
+	body->code = reserved->code;
+	body->text = convert_out_text(reserved->text);
+	return body;
+}
+
+static Tensorhub__V1__EvReserve *
+out_reserve(struct convert_arena *arena, const struct ctl_ev_reserve *reserve)
+{
+	Tensorhub__V1__EvReserve *body =
+		convert_message(arena, &tensorhub__v1__ev_reserve__descriptor);
+
+	body->reservation = reserve->reservation;
+	body->model = convert_out_text(reserve->model);
+	body->replica = convert_out_text(reserve->replica);
+	body->shard = reserve->shard;
+	body->num_shards = reserve->num_shards;
+	body->version = convert_out_version(arena, reserve->version);
+	body->bytes = reserve->bytes;
+	body->num_chunks = reserve->num_chunks;
+	body->layout = convert_out_hash(arena, reserve->layout);
+	body->manifest = convert_out_hash(arena, reserve->manifest);
+	body->source_sid = reserve->source_sid;
+	return body;
+}
+
+void
+convert_out_offload_event(
+	struct convert_arena *arena, const struct ctl_event *event, Tensorhub__V1__Event *message)
+{
+	if (event->kind == CTL_EV_RESERVE) {
+		message->body_case = EVENT(RESERVE);
+		message->reserve = out_reserve(arena, &event->u.reserve);
+	} else if (event->kind == CTL_EV_RELEASE) {
+		message->body_case = EVENT(RELEASE);
+		message->release = convert_message(arena, &tensorhub__v1__ev_release__descriptor);
+		message->release->reservation = event->u.release.reservation;
+		message->release->shard = event->u.release.shard;
+		message->release->sid = event->u.release.sid;
+	} else {
+		message->body_case = EVENT(CLOSE_REFUSED);
+		message->close_refused =
+			convert_message(arena, &tensorhub__v1__ev_close_refused__descriptor);
+		message->close_refused->sid = event->u.close_refused.sid;
+		message->close_refused->code = event->u.close_refused.code;
+		message->close_refused->text = convert_out_text(event->u.close_refused.text);
+	}
+}
+
+/* ---- in ----------------------------------------------------------------------------------- */
+
+void
+convert_in_retain(struct convert_in *in, const char *text, char ret_rules[TH_RETAIN_MAX + 1])
+{
+	struct th_retain rules;
+
+	ret_rules[0] = '\0';
+	if (text == NULL || text[0] == '\0')
+		return;
+	if (th_retain_parse(text, &rules, NULL) == 0)
+		memcpy(ret_rules, text, strlen(text) + 1);
+	else
+		convert_in_fail(in, TH_E_INVALID, "retain",
+			"is no list of at most 16 rules latest, latest-K or a number");
+}
+
+static void
+in_shard(struct convert_in *in, uint32_t shard, uint32_t num_shards)
+{
+	convert_in_check(in, num_shards >= 1 && num_shards <= TH_SHARDS_MAX, "num_shards",
+		"is not 1 to 1024");
+	convert_in_check(in, shard < num_shards, "shard", "is not below num_shards");
+}
+
+/* A refusal that names no cause would be none. */
+static void
+in_cause(struct convert_in *in, int32_t value, int *ret_code)
+{
+	convert_in_code(in, value, ret_code);
+	convert_in_check(in, value != 0, "code", "is 0");
+}
+
+void
+convert_in_reserved(struct convert_in *in, const Tensorhub__V1__Reserved *message,
+	struct ctl_reserved *ret_reserved)
+{
+	in->message = "RESERVED";
+	in_shard(in, message->shard, TH_SHARDS_MAX);
+	in_cause(in, message->code, &ret_reserved->code);
+	convert_in_sentence(message->text, sizeof(ret_reserved->text), ret_reserved->text);
+	ret_reserved->reservation = message->reservation;
+	ret_reserved->shard = message->shard;
+}
+
+static void
+in_reserve(struct convert_in *in, const Tensorhub__V1__EvReserve *body,
+	struct ctl_ev_reserve *ret_reserve)
+{
+	in->message = "RESERVE";
+	convert_in_check(in, body->reservation != 0, "reservation", "is 0");
+	convert_in_name(in, "model", body->model, TH_NAME_MAX, ret_reserve->model);
+	convert_in_name(in, "replica", body->replica, TH_NAME_MAX, ret_reserve->replica);
+	in_shard(in, body->shard, body->num_shards);
+	convert_in_version(body->version, &ret_reserve->version);
+	convert_in_check(in, !th_version_none(ret_reserve->version), "version", "is missing");
+	convert_in_hash(in, "layout", body->layout, true, &ret_reserve->layout);
+	convert_in_hash(in, "manifest", body->manifest, true, &ret_reserve->manifest);
+	ret_reserve->reservation = body->reservation;
+	ret_reserve->shard = body->shard;
+	ret_reserve->num_shards = body->num_shards;
+	ret_reserve->bytes = body->bytes;
+	ret_reserve->num_chunks = body->num_chunks;
+	ret_reserve->source_sid = body->source_sid;
+}
+
+bool
+convert_in_offload_event(
+	struct convert_in *in, const Tensorhub__V1__Event *message, struct ctl_event *ret_event)
+{
+	switch ((int)message->body_case) {
+	case EVENT(RESERVE):
+		ret_event->kind = CTL_EV_RESERVE;
+		in_reserve(in, message->reserve, &ret_event->u.reserve);
+		return true;
+	case EVENT(RELEASE):
+		ret_event->kind = CTL_EV_RELEASE;
+		in->message = "RELEASE";
+		in_shard(in, message->release->shard, TH_SHARDS_MAX);
+		ret_event->u.release = (struct ctl_ev_release){message->release->reservation,
+			message->release->shard, message->release->sid};
+		return true;
+	case EVENT(CLOSE_REFUSED):
+		ret_event->kind = CTL_EV_CLOSE_REFUSED;
+		in->message = "CLOSE_REFUSED";
+		in_cause(in, message->close_refused->code, &ret_event->u.close_refused.code);
+		convert_in_sentence(message->close_refused->text,
+			sizeof(ret_event->u.close_refused.text), ret_event->u.close_refused.text);
+		ret_event->u.close_refused.sid = message->close_refused->sid;
+		return true;
+	default:
+		return false;
+	}
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * convert_offload_test - the messages of retention: their bytes on the wire, and what of them a
+ * hostile peer cannot get through. That they come back whole is in convert_test.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/proto/convert.h"
+#include "ipc/proto/tensorhub.pb-c.h"
+
+/* ---- bytes, written down by hand from the .proto --------------------------------------------- */
+
+static void
+packs_to(const struct ctl_request *request, const char *expected, size_t bytes)
+{
+	uint8_t *data;
+	size_t got;
+
+	cr_assert_eq(ctl_request_pack(request, &data, &got), 0);
+	cr_assert_eq(got, bytes);
+	cr_assert_arr_eq(data, expected, bytes);
+	free(data);
+}
+
+static void
+event_packs_to(const struct ctl_event *event, const char *expected, size_t bytes)
+{
+	uint8_t *data;
+	size_t got;
+
+	cr_assert_eq(ctl_event_pack(event, &data, &got), 0);
+	cr_assert_eq(got, bytes);
+	cr_assert_arr_eq(data, expected, bytes);
+	free(data);
+}
+
+#define BYTES(TEXT) TEXT, sizeof(TEXT) - 1
+
+Test(convert_offload, golden__reserved)
+{
+	struct ctl_request request;
+
+	memset(&request, 0, sizeof(request));
+	request.kind = CTL_RESERVED;
+	request.u.reserved.reservation = 5;
+	request.u.reserved.shard = 1;
+	request.u.reserved.code = -1; /* zigzag: 1 */
+	strcpy(request.u.reserved.text, "no");
+	/* Field 60, length 10. */
+	packs_to(&request, BYTES("\xe2\x03\x0a\x08\x05\x10\x01\x18\x01\x22\x02no"));
+}
+
+Test(convert_offload, golden__release)
+{
+	struct ctl_event event;
+
+	memset(&event, 0, sizeof(event));
+	event.kind = CTL_EV_RELEASE;
+	event.number = 9;
+	event.u.release = (struct ctl_ev_release){5, 1, 300};
+	/* Field 41, length 7. */
+	event_packs_to(&event, BYTES("\x08\x09\xca\x02\x07\x08\x05\x10\x01\x18\xac\x02"));
+}
+
+Test(convert_offload, golden__close_refused)
+{
+	struct ctl_event event;
+
+	memset(&event, 0, sizeof(event));
+	event.kind = CTL_EV_CLOSE_REFUSED;
+	event.number = 1;
+	event.u.close_refused.sid = 2;
+	event.u.close_refused.code = -2;
+	/* Field 42, length 4. */
+	event_packs_to(&event, BYTES("\x08\x01\xd2\x02\x04\x08\x02\x10\x03"));
+}
+
+Test(convert_offload, golden__reserve)
+{
+	struct ctl_event event;
+
+	memset(&event, 0, sizeof(event));
+	event.kind = CTL_EV_RESERVE;
+	event.number = 1;
+	event.u.reserve.reservation = 2;
+	strcpy(event.u.reserve.model, "m");
+	strcpy(event.u.reserve.replica, "r");
+	event.u.reserve.shard = 3;
+	event.u.reserve.num_shards = 4;
+	event.u.reserve.version = (struct th_version){0, 7};
+	event.u.reserve.bytes = 8;
+	event.u.reserve.num_chunks = 9;
+	event.u.reserve.layout = (struct th_hash){1, 0};
+	event.u.reserve.manifest = (struct th_hash){0, 2};
+	event.u.reserve.source_sid = 10;
+	/* Field 40, length 44. */
+	event_packs_to(&event, BYTES("\x08\x01\xc2\x02\x2c\x08\x02\x12\x01m\x1a\x01r\x20\x03\x28"
+				     "\x04\x32\x02\x10\x07"
+				     "\x38\x08\x40\x09"
+				     "\x4a\x09\x09\x01\0\0\0\0\0\0\0"
+				     "\x52\x09\x11\x02\0\0\0\0\0\0\0"
+				     "\x58\x0a"));
+}
+
+/* ---- hostile --------------------------------------------------------------------------------- */
+
+static char text_good[] = "good";
+static char text_empty[] = "";
+static char text_control[] = "a\nb";
+
+static int
+take(int body_case, void *body, struct ctl_request *ret_got)
+{
+	Tensorhub__V1__Request message;
+	struct convert_arena arena = {0};
+	struct th_err err = {0};
+
+	tensorhub__v1__request__init(&message);
+	message.body_case = (Tensorhub__V1__Request__BodyCase)body_case;
+	message.hello = body; /* all of the union are pointers */
+	size_t bytes = tensorhub__v1__request__get_packed_size(&message);
+	uint8_t *data = malloc(bytes + 1);
+	tensorhub__v1__request__pack(&message, data);
+	int rc = ctl_request_unpack(data, bytes, &arena, &err, ret_got);
+	cr_assert_eq(err.text[0] != '\0', rc != 0);
+	convert_arena_free(&arena);
+	free(data);
+	return rc;
+}
+
+Test(convert_offload, open__rules_that_do_not_parse__are_refused)
+{
+	static char bad[][64] = {"latest,", "latest, 3", "all", "latest-0", "\x1b[2J",
+		"1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17"};
+	Tensorhub__V1__Open open;
+	struct ctl_request got;
+	char longest[TH_RETAIN_MAX + 2];
+
+	tensorhub__v1__open__init(&open);
+	open.model = open.replica = text_good;
+	open.num_shards = 1;
+	for (size_t i = 0; i < TH_ARRAY_LEN(bad); i++) {
+		open.retain = bad[i];
+		cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got), TH_E_INVALID,
+			"%s", bad[i]);
+	}
+	memset(longest, '1', sizeof(longest));
+	for (size_t i = 2; i < sizeof(longest); i += 3)
+		longest[i] = ',';
+	longest[TH_RETAIN_MAX + 1] = '\0';
+	open.retain = longest;
+	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got), TH_E_INVALID);
+	longest[TH_RETAIN_MAX] = '\0';
+	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got), 0);
+	cr_assert_str_eq(got.u.open.retain, longest);
+}
+
+Test(convert_offload, reserved__without_a_cause__is_refused)
+{
+	static const int32_t bad[] = {0, 1, INT32_MAX, INT32_MIN};
+	Tensorhub__V1__Reserved reserved;
+	struct ctl_request got;
+
+	tensorhub__v1__reserved__init(&reserved);
+	reserved.text = text_control;
+	for (size_t i = 0; i < TH_ARRAY_LEN(bad); i++) {
+		reserved.code = bad[i];
+		cr_assert_eq(
+			take(TENSORHUB__V1__REQUEST__BODY_RESERVED, &reserved, &got), TH_E_INVALID);
+	}
+	reserved.code = TH_E_NOMEM_RETAIN;
+	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_RESERVED, &reserved, &got), 0);
+	cr_assert_str_eq(got.u.reserved.text, "a?b", "what a terminal would obey is gone");
+	reserved.shard = TH_SHARDS_MAX;
+	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_RESERVED, &reserved, &got), TH_E_INVALID);
+}
+
+Test(convert_offload, close__times__are_checked)
+{
+	Tensorhub__V1__Close close;
+	struct ctl_request got;
+
+	tensorhub__v1__close__init(&close);
+	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_CLOSE, &close, &got), 0);
+	close.timeout_ns = TH_FOREVER;
+	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_CLOSE, &close, &got), 0);
+	close.timeout_ns = -2;
+	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_CLOSE, &close, &got), TH_E_INVALID);
+}
+
+static int
+take_event(int body_case, void *body)
+{
+	Tensorhub__V1__Event message;
+	struct convert_arena arena = {0};
+	struct th_err err = {0};
+	struct ctl_event got;
+
+	tensorhub__v1__event__init(&message);
+	message.number = 1;
+	message.body_case = (Tensorhub__V1__Event__BodyCase)body_case;
+	message.plan = body; /* all of the union are pointers */
+	size_t bytes = tensorhub__v1__event__get_packed_size(&message);
+	uint8_t *data = malloc(bytes + 1);
+	tensorhub__v1__event__pack(&message, data);
+	int rc = ctl_event_unpack(data, bytes, &arena, &err, &got);
+	cr_assert_eq(err.text[0] != '\0', rc != 0);
+	convert_arena_free(&arena);
+	free(data);
+	return rc;
+}
+
+static int
+take_reserve(Tensorhub__V1__EvReserve *reserve)
+{
+	return take_event(TENSORHUB__V1__EVENT__BODY_RESERVE, reserve);
+}
+
+Test(convert_offload, reserve__fields__are_checked)
+{
+	Tensorhub__V1__EvReserve good, bad;
+	Tensorhub__V1__Version version;
+	Tensorhub__V1__Hash hash;
+
+	tensorhub__v1__version__init(&version);
+	tensorhub__v1__hash__init(&hash);
+	hash.lo = 1;
+	tensorhub__v1__ev_reserve__init(&good);
+	good.reservation = 1;
+	good.model = good.replica = text_good;
+	good.num_shards = 1;
+	good.version = &version;
+	good.layout = good.manifest = &hash;
+	cr_assert_eq(take_reserve(&good), 0);
+	bad = good, bad.reservation = 0;
+	cr_assert_eq(take_reserve(&bad), TH_E_INVALID);
+	bad = good, bad.model = text_empty;
+	cr_assert_eq(take_reserve(&bad), TH_E_INVALID);
+	bad = good, bad.replica = text_control;
+	cr_assert_eq(take_reserve(&bad), TH_E_INVALID);
+	bad = good, bad.shard = 1;
+	cr_assert_eq(take_reserve(&bad), TH_E_INVALID);
+	bad = good, bad.num_shards = 0;
+	cr_assert_eq(take_reserve(&bad), TH_E_INVALID);
+	bad = good, bad.num_shards = TH_SHARDS_MAX + 1;
+	cr_assert_eq(take_reserve(&bad), TH_E_INVALID);
+	bad = good, bad.version = NULL;
+	cr_assert_eq(take_reserve(&bad), TH_E_INVALID);
+	bad = good, bad.layout = NULL;
+	cr_assert_eq(take_reserve(&bad), TH_E_INVALID);
+	bad = good, bad.manifest = NULL;
+	cr_assert_eq(take_reserve(&bad), TH_E_INVALID);
+}
+
+Test(convert_offload, release_and_close_refused__fields__are_checked)
+{
+	Tensorhub__V1__EvRelease release;
+	Tensorhub__V1__EvCloseRefused refused;
+
+	tensorhub__v1__ev_release__init(&release);
+	cr_assert_eq(take_event(TENSORHUB__V1__EVENT__BODY_RELEASE, &release), 0);
+	release.shard = TH_SHARDS_MAX;
+	cr_assert_eq(take_event(TENSORHUB__V1__EVENT__BODY_RELEASE, &release), TH_E_INVALID);
+	tensorhub__v1__ev_close_refused__init(&refused);
+	cr_assert_eq(take_event(TENSORHUB__V1__EVENT__BODY_CLOSE_REFUSED, &refused), TH_E_INVALID);
+	refused.code = TH_E_TIMEOUT;
+	cr_assert_eq(take_event(TENSORHUB__V1__EVENT__BODY_CLOSE_REFUSED, &refused), 0);
+}
