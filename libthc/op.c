@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/name.h"
 #include "ipc/shm/doorbell.h"
 #include "libthc/internal.h"
@@ -95,6 +96,7 @@ op_copy_result(const struct thc_result *from, struct thc_result *ret_result)
 static int
 push(struct thc_shard *shard, const struct shm_submission *submission)
 {
+	TH_FP(worker_submits);
 	int rc = ring_push(&shard->ring, submission);
 
 	if (rc == -EAGAIN)
@@ -106,6 +108,7 @@ push(struct thc_shard *shard, const struct shm_submission *submission)
 		shard_lose(shard, "the agent broke the rules of the ring");
 		return shard_lost_error(shard);
 	}
+	TH_FP(worker_submitted);
 	return 0;
 }
 

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
@@ -130,6 +131,7 @@ timed_out(const char *what)
 static int
 connect_agent(struct thc_shard *shard, const char *path, int64_t until_ns)
 {
+	TH_FP(worker_connects);
 	int rc = dial_unix(path, SOCK_SEQPACKET, until_ns);
 
 	if (rc >= 0) {
@@ -242,6 +244,7 @@ join(struct thc_shard *shard, const struct fdmsg_open *open, int64_t until_ns)
 	shard->session = session.session;
 	memcpy(shard->secret, session.secret, sizeof(shard->secret));
 	explicit_bzero(&session.secret, sizeof(session.secret));
+	TH_FP(worker_joined);
 	shard->next_op_seq = session.next_op;
 	/* What happened before this handle was there is not its news. */
 	ring_events_read(&shard->ring, shard->events_reported);
@@ -329,6 +332,7 @@ close_session(struct thc_shard *shard, uint32_t flags, int64_t deadline_ns)
 	int64_t until_ns = deadline_with_grace(deadline_ns);
 	int rc = 0;
 
+	TH_FP(worker_closes);
 	if (!shard->close_sent) {
 		rc = shard_send(
 			shard, FDMSG_CLOSE, &close_message, sizeof(close_message), NULL, until_ns);
@@ -356,6 +360,7 @@ close_session(struct thc_shard *shard, uint32_t flags, int64_t deadline_ns)
 static void
 finish_close(struct thc_shard *shard)
 {
+	TH_FP(worker_closed);
 	shard->closed = true;
 	op_end_all(shard);
 	tensors_release(shard);

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/shm/doorbell.h"
@@ -363,6 +364,7 @@ finish_one(struct thc_shard *shard, const struct shm_completion *completion)
 	memcpy(op->result.source, slot.source, sizeof(op->result.source));
 	memcpy(op->result.transport, slot.transport, sizeof(op->result.transport));
 	op->group_op_seq = slot.group_op_seq;
+	TH_FP(worker_completed);
 	op_finish(op, completion->code, slot.sentence);
 }
 

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/base/failpoint.h"
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "libthc/internal.h"
 
@@ -88,6 +89,7 @@ static int
 send_memory(struct thc_shard *shard, uint64_t serial, struct fdmsg_memory *message, int fd,
 	int64_t until_ns)
 {
+	TH_FP(worker_shares_memory);
 	message->token = shard->last_token + 1;
 	shard->memory_answered = false;
 	int rc = shard_send(shard, FDMSG_MEMORY, message, sizeof(*message), &fd, until_ns);
@@ -349,6 +351,8 @@ send_rows(struct thc_shard *shard, uint8_t *data, size_t bytes, int64_t deadline
 {
 	size_t num_parts = (bytes + TH_PART_BYTES_MAX - 1) / TH_PART_BYTES_MAX;
 
+	TH_FP(worker_registers);
+
 	for (size_t part = 0; part < num_parts; part++) {
 		Tensorhub__V1__Request request = TENSORHUB__V1__REQUEST__INIT;
 		Tensorhub__V1__RegisterTensors body = TENSORHUB__V1__REGISTER_TENSORS__INIT;
@@ -379,6 +383,7 @@ send_unregister(struct thc_shard *shard, int64_t deadline_ns)
 	Tensorhub__V1__UnregisterTensors body = TENSORHUB__V1__UNREGISTER_TENSORS__INIT;
 	Tensorhub__V1__Reply *reply = NULL;
 
+	TH_FP(worker_unregisters);
 	request.body_case = TENSORHUB__V1__REQUEST__BODY_UNREGISTER_TENSORS;
 	request.unregister_tensors = &body;
 	int rc = documents_call(shard, &request, 0, deadline_ns, &reply);

@@ -12,6 +12,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/name.h"
 #include "transport/tcp.h"
@@ -206,6 +207,19 @@ took(struct data_out *conn, size_t bytes)
 #endif
 }
 
+/* For tests: moments of a leg, when the kernel has all bytes of this chunk. */
+static void
+pass_points(const struct data_out *conn)
+{
+	uint32_t num_chunks = xfer_part_table(conn->leg->part)->num_chunks;
+	if (conn->chunk == 0)
+		TH_FP(leg_out_first_chunk);
+	if (conn->chunk == num_chunks / 2)
+		TH_FP(leg_out_half);
+	if (conn->chunk == num_chunks - 1)
+		TH_FP(leg_out_last_chunk);
+}
+
 static int
 send_sent(struct stream *stream, size_t bytes)
 {
@@ -222,8 +236,10 @@ send_sent(struct stream *stream, size_t bytes)
 		return 0;
 	}
 	xfer_cursor_skip(&conn->cursor, conn->leg->part, bytes);
-	if (conn->cursor.left == 0)
+	if (conn->cursor.left == 0) {
 		conn->sending = false;
+		pass_points(conn);
+	}
 	return 0;
 }
 

@@ -15,6 +15,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/utf8.h"
 #include "transport/tcp.h"
 
@@ -73,6 +74,7 @@ complete(struct leg_in *leg)
 	if (leg->state == LEG_IN_ENDING)
 		return;
 	struct frame frame = {.kind = FRAME_BYE, .leg = leg->id};
+	TH_FP(leg_in_bye);
 	control_put(&leg->control, &frame, NULL);
 	stream_wake(&leg->control.stream);
 	/* The source may be gone by now, and the wake-up may have told: all bytes are here. */
@@ -200,6 +202,7 @@ on_welcome(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	}
 	memcpy(leg->key, welcome.key, sizeof(leg->key));
 	leg->state = LEG_IN_RUNNING;
+	TH_FP(leg_in_welcome);
 	leg->running_ns = th_now_ns();
 	leg->deadline_ns = leg->running_ns;
 	loop_tick_at(leg->transport->porter, leg->deadline_ns);
@@ -320,6 +323,7 @@ connected(struct control *control)
 	struct frame_hello hello = {
 		.ticket = leg->ticket, .protocol = FRAME_PROTOCOL, .mode = FRAME_MODE_TCP};
 	uint8_t payload[FRAME_HELLO_BYTES];
+	TH_FP(leg_in_hello);
 	frame_encode_hello(&hello, payload);
 	control_put(control, &frame, payload);
 	leg->state = LEG_IN_ASKING;
@@ -376,6 +380,7 @@ leg_in_start(struct leg_in *leg)
 	count_up(&transport->counters.legs_in, 1);
 	leg->state = LEG_IN_CONNECTING;
 	leg->deadline_ns = th_now_ns() + CONNECT_NS;
+	TH_FP(leg_in_connects);
 	loop_tick_at(transport->porter, leg->deadline_ns);
 	int fd = socket_connect(&leg->address, leg->address_bytes);
 	int rc = fd;

@@ -16,6 +16,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
 #include "transport/tcp.h"
 
@@ -194,6 +195,7 @@ handle(struct control *control, const struct frame *frame, const uint8_t *payloa
 	(void)payload;
 	if (frame->kind != FRAME_BYE || frame->leg != leg->reader_leg)
 		return TH_E_PROTOCOL;
+	TH_FP(leg_out_bye);
 	end(leg, 0, "the reader has all it wanted", false);
 	return 0;
 }
@@ -363,6 +365,7 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg)
 		end(leg, rc, th_strerror(rc), false);
 		return;
 	}
+	TH_FP(leg_out_hello);
 	leg->watching = true;
 	xfer_part_watch(leg->part, part_grew, leg);
 	if (xfer_part_failed(leg->part))

@@ -19,6 +19,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/name.h"
 #include "transport/guard.h"
 #include "transport/internal.h"
@@ -252,6 +253,10 @@ work(struct copy_leg *leg, int *ret_result, bool *ret_source)
 		*ret_result = result;
 		return true;
 	}
+	if (chunk == 0)
+		TH_FP(copy_first_chunk);
+	if (chunk == xfer_part_table(leg->part)->num_chunks - 1)
+		TH_FP(copy_last_chunk);
 	result = intake_arrived(&leg->intake, chunk, leg->verify ? &digest : NULL);
 	if (source_changed(leg, chunk, &digest))
 		result = TH_E_CHECKSUM;

@@ -14,6 +14,7 @@
 #include "daemon/host/worker.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/log.h"
 #include "ipc/proto/manifest.h"
 
@@ -118,6 +119,7 @@ session_action(struct host *host, struct session *session, const struct agent_ac
 		worker_closed(session, action->u.answer.code, action->u.answer.text);
 		break;
 	case AGENT_FREE:
+		TH_FP(agent_frees);
 		session_gone(session);
 		break;
 	case AGENT_COMPLETE:

@@ -14,6 +14,7 @@
 #include "daemon/host/parts.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
 
@@ -107,6 +108,10 @@ begin(struct host *host, const struct agent_action *action, struct xfer_part *xf
 {
 	const struct ctl_grant *grant = &action->u.leg.grant;
 	struct leg *leg = add(host, action, xfer);
+	if (source)
+		TH_FP(agent_copies);
+	else
+		TH_FP(agent_pulls);
 	if (source)
 		snprintf(leg->peer, sizeof(leg->peer),
 			"from=%.200s path=local why=\"both shards are on this host\"",
@@ -233,6 +238,7 @@ static void
 in_ended(struct host *host, struct leg *leg, const struct transport_event *event)
 {
 	struct agent_event report = {.session = leg->session};
+	TH_FP(agent_leg_in_over);
 	struct agent_leg_report *out = &report.u.leg;
 	out->leg = leg->leg;
 	out->chunks_verified = xfer_part_prefix(leg->xfer);
@@ -284,6 +290,7 @@ legs_serve(struct host *host, const struct agent_action *action)
 	}
 	struct leg *leg = add(host, action, part);
 	leg->out = true;
+	TH_FP(agent_serves);
 	leg->source = action->session;
 	leg->source_gen = action->u.leg.gen;
 	snprintf(leg->peer, sizeof(leg->peer), "path=tcp");
@@ -314,6 +321,7 @@ out_event(struct host *host, struct leg *leg, const struct transport_event *even
 		post_out(host, AGENT_EV_OUT_RESUMED, leg->leg);
 	} else {
 		uint64_t number = leg->leg;
+		TH_FP(agent_leg_out_over);
 		log_end(leg, event, 0);
 		if (event->code == TH_E_STALE_MEMORY)
 			parts_lost(host, leg->source, leg->source_gen, event->row);

@@ -10,6 +10,7 @@
 
 #include "daemon/host/host.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/log.h"
 #include "ipc/shm/doorbell.h"
 
@@ -102,6 +103,7 @@ operations_complete(struct session *session, const struct agent_action *action)
 	ring_slot_write(&session->ring, slot, &content);
 	session->slots[slot].busy = false;
 	session_update_claim(session);
+	TH_FP(agent_completes);
 
 	struct shm_completion completion = {
 		.op_seq = content.op_seq, .slot = (uint16_t)slot, .code = content.code};
@@ -207,6 +209,7 @@ submit(struct session *session, const struct shm_submission *submission)
 		return;
 	}
 	host->counters.submissions++;
+	TH_FP(agent_submitted);
 	session->slots[slot] = (struct session_slot){
 		.busy = true, .kind = submission->kind, .op_seq = submission->op_seq};
 	struct shm_slot running = {.state = SHM_SLOT_RUNNING, .op_seq = submission->op_seq};

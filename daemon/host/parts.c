@@ -13,6 +13,7 @@
 #include "daemon/host/host.h"
 #include "daemon/host/worker.h"
 #include "ipc/base/alloc.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/shm/doorbell.h"
@@ -172,6 +173,7 @@ parts_hashed(struct host *host, uint64_t tag)
 		return;
 	bool stopping = part->hash == HASH_STOPPING;
 	part->hash = HASH_COMPLETE;
+	TH_FP(agent_hashed);
 	post(host, AGENT_EV_HASHED, part);
 	/* A stop that crossed the end: the tag is gone, so this is its only answer. */
 	if (stopping)
@@ -320,8 +322,10 @@ legs_part_new(struct host *host, const struct agent_action *action)
 	const struct tensors *tensors = session->registration.tensors;
 	struct release_note *note = th_calloc(1, sizeof(*note));
 	*note = (struct release_note){.host = host, .session = session->id};
-	struct xfer_part *xfer = xfer_part_new_places(tensors->table, tensors->places,
-		tensors->manifest.num_rows, host->options.verify, on_release, note);
+	struct xfer_part *xfer = NULL;
+	if (TH_FP_RC(agent_part_new) == 0)
+		xfer = xfer_part_new_places(tensors->table, tensors->places,
+			tensors->manifest.num_rows, host->options.verify, on_release, note);
 	if (!xfer) {
 		free(note);
 		session_lose(session, false, "the agent is out of memory for its chunks");
@@ -357,6 +361,7 @@ legs_part_end(struct host *host, const struct agent_action *action)
 	/* The core ends a part only after its hashing; a thread that still hashed would go on. */
 	if (part->hash == HASH_RUNNING)
 		transport_hash_stop(host->transport, part->tag);
+	TH_FP(agent_part_end);
 	part_free(host, part);
 	struct session *session = session_find(host, action->session);
 	if (session) {

@@ -13,6 +13,7 @@
 #include "daemon/host/host.h"
 #include "daemon/host/unpack.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
 #include "ipc/proto/manifest.h"
@@ -129,6 +130,7 @@ manifest_put_done(void *arg, const struct th_err *result)
 	struct registration *registration = &session->registration;
 	const struct tensors *tensors = registration->tensors;
 	registration->put = NULL;
+	TH_FP(agent_registers);
 	if (result->code != 0) {
 		abandon(session);
 		answer(session, result, NULL);
@@ -195,6 +197,7 @@ static void
 leave(struct session *session)
 {
 	session->registration.state = REGISTRATION_LEAVING;
+	TH_FP(agent_unregisters);
 	struct agent_event event = {.kind = AGENT_EV_UNREGISTER, .session = session->id};
 	engine_post(session->host, &event);
 }
@@ -207,6 +210,7 @@ registration_registered(struct session *session, const struct th_err *result)
 	char size[TH_UNITS_BYTES];
 	if (registration->state != REGISTRATION_ASKED)
 		return;
+	TH_FP(agent_registered);
 	bool unwanted = registration->unwanted;
 	registration->unwanted = false;
 	if (result->code != 0) {

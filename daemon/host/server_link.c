@@ -11,6 +11,7 @@
 #include <uthash.h>
 
 #include "daemon/host/host.h"
+#include "daemon/host/points.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
@@ -84,6 +85,8 @@ on_reply(struct host *host, const struct net_client_item *item)
 	if (rc != 0)
 		log_warn("server", "reply dropped kind=%d reason=\"%s\"", (int)request->kind,
 			err.text);
+	for (uint32_t i = 0; rc == 0 && reply.kind == CTL_POLL && i < reply.u.poll.num_events; i++)
+		TH_FP_OF(points_told, reply.u.poll.events[i].kind);
 	answer(host, request, rc, rc == 0 ? &reply : NULL, &arena);
 	convert_arena_free(&arena);
 }
@@ -127,6 +130,7 @@ send_request(struct host *host, struct link_request *entry, enum agent_channel c
 	entry->request_no = request->request_no;
 	HASH_ADD(hh, link->requests, tag, sizeof(entry->tag), entry);
 	host->counters.server_requests++;
+	TH_FP_OF(points_sends, request->kind);
 	int rc = ctl_request_pack(request, &data, &bytes);
 	if (rc == 0) {
 		rc = net_client_send(

@@ -17,6 +17,7 @@
 #include "daemon/host/host.h"
 #include "daemon/host/operations.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
@@ -94,6 +95,7 @@ on_hello(struct session *session, const struct fdmsg_hello *hello)
 	snprintf(welcome.agent_version, sizeof(welcome.agent_version), "%s", TH_VERSION);
 	snprintf(welcome.node, sizeof(welcome.node), "%s", host->options.node);
 	session->state = SESSION_GREETED;
+	TH_FP(agent_greets);
 	say(session, FDMSG_WELCOME, &welcome, sizeof(welcome), NULL, 0);
 }
 
@@ -205,6 +207,7 @@ on_open(struct session *session, const struct fdmsg_open *open)
 	session->open.num_shards = open->num_shards;
 	session->open.flags = open->flags;
 	session->state = SESSION_OPENING;
+	TH_FP(agent_opens);
 	/*
 	 * Without a server there is nothing to wait for; an agent that has just started gets a
 	 * while.
@@ -232,7 +235,9 @@ worker_no_server(struct session *session)
 static int
 make_session(struct session *session)
 {
-	int rc = segment_agent_new(&session->segment);
+	int rc = TH_FP_RC(agent_makes_session);
+	if (rc == 0)
+		rc = segment_agent_new(&session->segment);
 	if (rc < 0)
 		return rc;
 	rc = doorbell_new();
@@ -336,7 +341,11 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 		limits.mapped_by_all += other->memory.mapped_bytes;
 		limits.kept_by_all += other->memory.descriptors;
 	}
-	int rc = memory_add(&session->memory, message, fd, &limits, &err, &answer.id);
+	int rc = TH_FP_RC(agent_takes_memory);
+	if (rc < 0)
+		th_fail(&err, rc, "mapping it: %s", th_strerror(rc));
+	else
+		rc = memory_add(&session->memory, message, fd, &limits, &err, &answer.id);
 	if (rc < 0) {
 		answer.code = rc;
 		snprintf(answer.text, sizeof(answer.text), "%s", err.text);
@@ -372,6 +381,7 @@ static void
 on_close(struct session *session)
 {
 	session->state = SESSION_CLOSING;
+	TH_FP(agent_closing);
 	struct agent_event event = {.kind = AGENT_EV_CLOSE, .session = session->id};
 	engine_post(session->host, &event);
 }
@@ -389,6 +399,7 @@ worker_closed(struct session *session, int code, const char *text)
 	log_info("session", "worker closed session=%" PRIu64 " shard=%s code=%s%s%s", session->id,
 		session_label(session, label), code == 0 ? "0" : th_errname(code),
 		code == 0 ? "" : " reason=", code == 0 ? "" : text);
+	TH_FP(agent_closed);
 	say(session, FDMSG_CLOSED, &closed, sizeof(closed), NULL, 0);
 }
 

@@ -31,6 +31,7 @@
 #include "ipc/base/log.h"
 #include "ipc/base/notify.h"
 #include "ipc/proto/convert.h"
+#include "server/host/points.h"
 
 #define NS_PER_S INT64_C(1000000000)
 #define DRAIN_NS (2 * NS_PER_S)   /* for answers to askers that do not read                    */
@@ -139,8 +140,10 @@ on_request(struct loop *loop, int64_t now_ns, const struct net_server_item *item
 		count_malformed(loop, now_ns, &why);
 		refuse(loop, item, &why);
 	} else {
+		TH_FP_OF(points_asked, request.kind);
 		refsrv_step(loop->core, now_ns, item->token, &request, &out);
 		take_out(loop, &out);
+		TH_FP_OF(points_answered, request.kind);
 	}
 	convert_arena_free(&arena);
 }
