@@ -139,6 +139,40 @@ check_group(const struct refsrv *server, const struct group *group)
 }
 
 static void
+check_timers(const struct refsrv *server)
+{
+	for (uint32_t place = 1; place <= server->num_timers; place++) {
+		const struct timer *timer = server->timers[place - 1];
+		TH_ASSERT(timer->place == place && timer->at_ns > server->now_ns);
+		TH_ASSERT(place == 1 || timer->at_ns >= server->timers[place / 2 - 1]->at_ns);
+	}
+}
+
+/* Who has something to do is on the list of those who are looked at. */
+static void
+check_lists(const struct model *model)
+{
+	const struct group *group;
+	uint32_t busy = 0, listed = 0;
+
+	TH_ASSERT(!model->dirty && model->changed == (model->timer.place != 0));
+	DL_FOREACH(model->groups, group)
+	{
+		const struct op *op = group_open_op(group);
+		TH_ASSERT(group->busy == (op != NULL || group->state == GROUP_BROKEN));
+		TH_ASSERT(op == NULL || op->deadline_ns == INT64_MAX || op->timer.place != 0 ||
+			  op->state == OP_RUNNING || op->state == OP_ABORTING);
+		busy += group->busy;
+	}
+	DL_FOREACH2(model->busy, group, busy_next)
+	{
+		TH_ASSERT(group->busy);
+		listed++;
+	}
+	TH_ASSERT(busy == listed);
+}
+
+static void
 check_agent(const struct agent *agent)
 {
 	const struct queued_event *queued;
@@ -250,7 +284,7 @@ refsrv_check(const struct refsrv *server)
 	uint64_t num_legs = 0;
 
 	for (model = server->models; model != NULL; model = model->hh.next) {
-		TH_ASSERT(!model->dirty);
+		check_lists(model);
 		TH_ASSERT(
 			model->groups != NULL || model->versions != NULL || model->watches != NULL);
 		DL_FOREACH(model->groups, group)
@@ -270,6 +304,8 @@ refsrv_check(const struct refsrv *server)
 		}
 	}
 	TH_ASSERT(num_legs == HASH_COUNT(server->legs));
+	TH_ASSERT(server->dirty == NULL && server->changed == NULL);
+	check_timers(server);
 	check_agents(server);
 	check_blobs(server);
 	check_snapshots(server);

@@ -67,6 +67,22 @@ group_slowest(const struct group *group)
 	return slowest;
 }
 
+void
+group_busy(struct group *group)
+{
+	if (group->busy)
+		return;
+	group->busy = true;
+	DL_APPEND2(group->model->busy, group, busy_prev, busy_next);
+}
+
+static void
+group_idle(struct group *group)
+{
+	group->busy = false;
+	DL_DELETE2(group->model->busy, group, busy_prev, busy_next);
+}
+
 /* ---- joining -------------------------------------------------------------------------------- */
 
 static struct group *
@@ -317,6 +333,7 @@ break_group(struct refsrv *server, struct group *group, enum event_severity seve
 	if (group->state == GROUP_BROKEN)
 		return;
 	group->state = GROUP_BROKEN;
+	group_busy(group);
 	event_log(server, severity, group->model->name, node, "%s", text);
 	snprintf(group->broken_text, sizeof(group->broken_text), "%s", text);
 	for (uint32_t i = 0; i < group->num_shards; i++) {
@@ -395,8 +412,15 @@ member_lost(struct refsrv *server, struct member *member, const char *why)
 void
 group_settle(struct refsrv *server, struct group *group)
 {
-	if (group->state != GROUP_BROKEN)
+	struct op *op = group_open_op(group);
+
+	if (op != NULL)
+		op_poke(server, op);
+	if (group->state != GROUP_BROKEN) {
+		if (group_open_op(group) == NULL)
+			group_idle(group);
 		return;
+	}
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		if (group->members[i] != NULL)
 			member_settle(server, group->members[i]);
@@ -405,6 +429,7 @@ group_settle(struct refsrv *server, struct group *group)
 		return;
 	while (group->ops != NULL)
 		op_free(server, group->ops);
+	group_idle(group);
 	DL_DELETE(group->model->groups, group);
 	launch_free(group);
 	free(group->members);

@@ -31,8 +31,13 @@ void member_settle(struct refsrv *server, struct member *member);
 
 /* The only operation that is not decided; NULL: none. */
 struct op *group_open_op(const struct group *group);
+/* From now on looked at whenever something changes, until it has no open operation. */
+void group_busy(struct group *group);
 void group_break(struct refsrv *server, struct group *group, const char *text);
-/* At the end of a step: forgets closed members of which nothing is left, and an empty group. */
+/*
+ * When something has changed: its operation goes on; forgets closed members of which nothing is
+ * left, and an empty group.
+ */
 void group_settle(struct refsrv *server, struct group *group);
 /* How many operations the slowest member has called; who has not joined has called none. */
 uint64_t group_slowest(const struct group *group);

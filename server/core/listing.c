@@ -14,6 +14,7 @@
 #include "server/core/group.h"
 #include "server/core/model.h"
 #include "server/core/snapshot.h"
+#include "server/core/timer.h"
 
 static bool
 listed(const struct copy *copy)
@@ -365,15 +366,18 @@ tell_watchers(struct refsrv *server, struct model *model)
 void
 listing_tell_changes(struct refsrv *server)
 {
-	struct model *model, *next;
-
-	HASH_ITER(hh, server->models, model, next)
-	{
-		if (!model->changed)
-			continue;
+	while (server->changed != NULL) {
+		struct model *model = server->changed;
+		DL_DELETE2(server->changed, model, changed_prev, changed_next);
 		if (server->now_ns >= model->quiet_ns)
 			tell_watchers(server, model);
 		else
-			refsrv_wake_at(server, model->quiet_ns);
+			timer_at(server, &model->timer, TIMER_MODEL, model->quiet_ns);
 	}
+}
+
+void
+listing_timer(struct refsrv *server, struct model *model)
+{
+	DL_APPEND2(server->changed, model, changed_prev, changed_next);
 }

@@ -27,5 +27,7 @@ int listing_watch(struct refsrv *server, struct agent *agent, const struct ctl_w
 void listing_drop_watches(struct refsrv *server, struct agent *agent);
 /* Sends what is due; the rest when its time has come. */
 void listing_tell_changes(struct refsrv *server);
+/* It has: the model's quiet time is over. */
+void listing_timer(struct refsrv *server, struct model *model);
 
 #endif

@@ -14,6 +14,7 @@
 #include "server/core/blob.h"
 #include "server/core/content.h"
 #include "server/core/route.h"
+#include "server/core/timer.h"
 
 struct model *
 model_find(struct refsrv *server, const char *name)
@@ -32,6 +33,7 @@ model_acquire(struct refsrv *server, const char *name)
 	if (model != NULL)
 		return model;
 	model = th_calloc(1, sizeof(*model));
+	model->server = server;
 	memcpy(model->name, name, strnlen(name, TH_NAME_MAX));
 	/* Never below what was told of an earlier model of this name. */
 	model->generation = server->generation;
@@ -46,6 +48,11 @@ model_release(struct refsrv *server, struct model *model)
 {
 	if (model->groups != NULL || model->versions != NULL || model->watches != NULL)
 		return;
+	if (model->dirty)
+		DL_DELETE2(server->dirty, model, dirty_prev, dirty_next);
+	if (model->changed && model->timer.place == 0)
+		DL_DELETE2(server->changed, model, changed_prev, changed_next);
+	timer_stop(server, &model->timer);
 	HASH_DELETE(hh, server->models, model);
 	free(model);
 }
@@ -53,7 +60,10 @@ model_release(struct refsrv *server, struct model *model)
 void
 model_dirty(struct model *model)
 {
+	if (model->dirty)
+		return;
 	model->dirty = true;
+	DL_APPEND2(model->server->dirty, model, dirty_prev, dirty_next);
 }
 
 void
@@ -63,7 +73,7 @@ model_dirty_all(struct refsrv *server)
 
 	HASH_ITER(hh, server->models, model, next)
 	{
-		model->dirty = true;
+		model_dirty(model);
 		/* Where an agent is, and whether it may vanish, is in the listing too. */
 		model_progressed(server, model);
 	}
@@ -74,8 +84,10 @@ model_changed(struct refsrv *server, struct model *model)
 {
 	model->generation = ++server->generation;
 	model->revision = ++server->revision;
+	if (!model->changed)
+		DL_APPEND2(server->changed, model, changed_prev, changed_next);
 	model->changed = true;
-	model->dirty = true;
+	model_dirty(model);
 }
 
 void

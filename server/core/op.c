@@ -22,6 +22,7 @@
 #include "server/core/listing.h"
 #include "server/core/model.h"
 #include "server/core/snapshot.h"
+#include "server/core/timer.h"
 
 static const char *
 kind_name(uint32_t kind)
@@ -92,6 +93,7 @@ decide(struct refsrv *server, struct op *op)
 	struct group *group = op->group;
 
 	op->state = OP_DONE;
+	timer_stop(server, &op->timer);
 	op->version = group->copy != NULL ? group->copy->version->id
 					  : (struct th_version){.version = TH_NO_VERSION};
 	for (uint32_t i = 0; i < group->num_shards; i++) {
@@ -99,7 +101,6 @@ decide(struct refsrv *server, struct op *op)
 			tell(op, group->members[i]);
 	}
 	model_dirty(group->model);
-	(void)server;
 }
 
 void
@@ -138,6 +139,7 @@ op_free(struct refsrv *server, struct op *op)
 	for (uint32_t i = 0; op->attributes != NULL && i < group->num_shards; i++)
 		blob_release(server, op->attributes[i]);
 	snapshot_let_go(server, op->snapshot);
+	timer_stop(server, &op->timer);
 	DL_DELETE(group->ops, op);
 	free(op->attributes);
 	free(op->members);
@@ -205,7 +207,8 @@ op_new(struct refsrv *server, struct member *member, const struct ctl_op *reques
 	op->version.version = TH_NO_VERSION;
 	op->state = too_far_ahead(group, op->seq) ? OP_HELD : OP_GATHER;
 	DL_APPEND(group->ops, op);
-	refsrv_wake_at(server, op->deadline_ns);
+	group_busy(group);
+	timer_at(server, &op->timer, TIMER_OP, op->deadline_ns);
 	return op;
 }
 
@@ -457,7 +460,7 @@ op_timers(struct refsrv *server, struct op *op)
 	if (op->state == OP_RUNNING || op->state == OP_ABORTING || op->state == OP_DONE)
 		return;
 	if (server->now_ns < op->deadline_ns) {
-		refsrv_wake_at(server, op->deadline_ns);
+		timer_at(server, &op->timer, TIMER_OP, op->deadline_ns);
 		return;
 	}
 	if (op->state == OP_HELD)

@@ -25,6 +25,7 @@
 #include "server/core/op.h"
 #include "server/core/snapshot.h"
 #include "server/core/state.h"
+#include "server/core/timer.h"
 
 #define SECOND_NS INT64_C(1000000000)
 #define SLEEP_MAX_NS SECOND_NS     /* the host comes back at least this often     */
@@ -123,7 +124,7 @@ free_models(struct refsrv *server)
 	HASH_ITER(hh, server->models, model, next)
 	{
 		struct group *group, *next_group;
-		DL_FOREACH_SAFE(model->groups, group, next_group)
+		DL_FOREACH_SAFE2(model->busy, group, next_group, busy_next)
 		{
 			group_settle(server, group);
 		}
@@ -153,6 +154,7 @@ refsrv_free(struct refsrv *server)
 	snapshot_free_all(server);
 	event_log_free(server);
 	scratch_free(server);
+	free(server->timers);
 	free(server->replies);
 	free(server);
 }
@@ -174,26 +176,29 @@ advance(struct refsrv *server, int64_t now_ns)
 }
 
 static void
+fire(struct refsrv *server, struct timer *timer)
+{
+	switch (timer->kind) {
+	case TIMER_MODEL:
+		listing_timer(server, TIMER_OWNER(timer, struct model));
+		break;
+	case TIMER_OP:
+		op_timers(server, TIMER_OWNER(timer, struct op));
+		break;
+	}
+}
+
+static void
 timers(struct refsrv *server)
 {
-	struct model *model, *next;
-
-	if (server->now_ns < server->wake_ns)
-		return;
-	/* Whoever still has a deadline says so again. */
-	server->wake_ns = INT64_MAX;
-	agent_timers(server);
-	snapshot_timers(server);
-	HASH_ITER(hh, server->models, model, next)
-	{
-		struct group *group;
-		DL_FOREACH(model->groups, group)
-		{
-			struct op *op = group_open_op(group);
-			if (op != NULL)
-				op_timers(server, op);
-		}
+	if (server->now_ns >= server->wake_ns) {
+		/* Whoever still has a deadline says so again. */
+		server->wake_ns = INT64_MAX;
+		agent_timers(server);
+		snapshot_timers(server);
 	}
+	for (struct timer *timer = timer_take(server); timer != NULL; timer = timer_take(server))
+		fire(server, timer);
 }
 
 static void
@@ -201,11 +206,8 @@ settle_model(struct refsrv *server, struct model *model)
 {
 	struct group *group, *next;
 
-	DL_FOREACH_SAFE(model->groups, group, next)
+	DL_FOREACH_SAFE2(model->busy, group, next, busy_next)
 	{
-		struct op *op = group_open_op(group);
-		if (op != NULL)
-			op_poke(server, op);
 		group_settle(server, group);
 	}
 	model_release(server, model);
@@ -216,18 +218,12 @@ settle(struct refsrv *server)
 {
 	uint32_t rounds = 0;
 
-	for (bool again = true; again;) {
-		struct model *model, *next;
-		again = false;
-		TH_ASSERT(++rounds < SETTLE_ROUNDS_MAX);
-		HASH_ITER(hh, server->models, model, next)
-		{
-			if (!model->dirty)
-				continue;
-			model->dirty = false;
-			again = true;
-			settle_model(server, model);
-		}
+	while (server->dirty != NULL) {
+		struct model *model = server->dirty;
+		TH_ASSERT(++rounds < SETTLE_ROUNDS_MAX + HASH_COUNT(server->models));
+		DL_DELETE2(server->dirty, model, dirty_prev, dirty_next);
+		model->dirty = false;
+		settle_model(server, model);
 	}
 }
 
@@ -247,8 +243,8 @@ end(struct refsrv *server, struct refsrv_out *ret_out)
 	settle(server);
 	listing_tell_changes(server);
 	agent_flush_all(server);
-	server->promised_ns =
-		th_min_i64(server->wake_ns, th_deadline_ns(server->now_ns, SLEEP_MAX_NS));
+	int64_t wake_ns = th_min_i64(server->wake_ns, timer_next_ns(server));
+	server->promised_ns = th_min_i64(wake_ns, th_deadline_ns(server->now_ns, SLEEP_MAX_NS));
 	*ret_out = (struct refsrv_out){
 		.num_replies = server->num_replies,
 		.replies = server->replies,

@@ -33,6 +33,17 @@
 #define PAIR_BLOCK_GROWTH_MAX 10 /* a pair's block doubles up to this many times its first      */
 #define PAIR_LAST_RESORT 16      /* the only source is tried again after this part of the block   */
 
+/* ---- time ----------------------------------------------------------------------------------- */
+
+enum timer_kind { TIMER_MODEL = 1, TIMER_OP };
+
+struct timer { /* see timer.h */
+	int64_t at_ns;
+	uint64_t order; /* of asking */
+	uint32_t place; /* in server.timers, from 1; 0: not set */
+	enum timer_kind kind;
+};
+
 /* ---- agents --------------------------------------------------------------------------------- */
 
 enum agent_state { AGENT_ACTIVE = 1, AGENT_SUSPECT, AGENT_DEAD };
@@ -109,15 +120,20 @@ struct agent { /* owned by server.agents */
 /* ---- models, versions, copies --------------------------------------------------------------- */
 
 struct model { /* owned by server.models; freed when nothing refers to it */
+	struct refsrv *server;
 	char name[TH_NAME_MAX + 1];
 	struct version *versions; /* ascending */
 	struct group *groups;     /* all incarnations, oldest first */
+	struct group *busy; /* those with an open operation, or broken: by busy_prev/busy_next */
 	struct watch *watches;
 	uint64_t generation; /* of the listing */
 	uint64_t revision;   /* ... and of what it says of progress */
 	int64_t quiet_ns;    /* no CHANGED before this */
-	bool changed;        /* a CHANGED is due */
+	bool changed;        /* a CHANGED is due: listed in server.changed, or by the timer */
 	bool dirty;          /* something changed that an operation may be waiting for */
+	struct timer timer;  /* at quiet_ns */
+	struct model *dirty_prev, *dirty_next;     /* in server.dirty */
+	struct model *changed_prev, *changed_next; /* in server.changed */
 	UT_hash_handle hh;
 };
 
@@ -238,6 +254,8 @@ struct group { /* owned by model.groups */
 	struct member **members;             /* owns the array; by shard, NULL: not there */
 	struct op *ops;                      /* ascending op_seq */
 	struct copy *copy;                   /* what it holds or fills */
+	bool busy;                           /* listed in model.busy */
+	struct group *busy_prev, *busy_next;
 	struct group *prev, *next;
 };
 
@@ -265,6 +283,7 @@ struct op { /* owned by group.ops */
 	uint32_t kind, flags;
 	char spec[TH_SPEC_MAX + 1];
 	int64_t deadline_ns;              /* INT64_MAX: none */
+	struct timer timer;               /* at deadline_ns, until it is decided */
 	char first_node[TH_NAME_MAX + 1]; /* of the member that called first */
 	uint32_t first_shard;
 	enum op_state state;
@@ -324,6 +343,11 @@ struct refsrv {
 
 	struct agent *agents;
 	struct model *models;
+	struct model *dirty;   /* to be settled in this step: by dirty_prev/dirty_next */
+	struct model *changed; /* to be told of at its end: by changed_prev/changed_next */
+	struct timer **timers; /* owns the array: a heap of borrowed timers */
+	uint32_t num_timers, timers_max;
+	uint64_t last_timer;
 	struct member *members;
 	struct leg *legs;
 	struct blob *blobs;
