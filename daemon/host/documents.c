@@ -317,7 +317,7 @@ documents_ready(void *arg, uint32_t events)
 	for (int i = 0; i < ITEMS_A_WAKEUP && net_server_next(host->documents, &item); i++) {
 		if (item.kind == NET_REQUEST)
 			on_request(host, &item);
-		else
+		else if (item.kind == NET_GONE)
 			on_gone(host, item.token);
 	}
 }

@@ -250,6 +250,11 @@ struct ctl_request {
 	enum ctl_request_kind kind;
 	uint64_t agent_inc;  /* random, one per agent process */
 	uint64_t request_no; /* a repeat with the same number gets the remembered reply */
+	/*
+	 * Not on the wire: by which connection it came, as the shell that received it says. 0: it
+	 * does not say.
+	 */
+	uint64_t connection;
 	union {
 		struct ctl_hello hello;
 		struct ctl_attach attach;

@@ -48,6 +48,8 @@ struct net_server_options {
 enum net_server_item_kind {
 	NET_REQUEST = 1, /* answer it once with net_server_reply                              */
 	NET_GONE,        /* the asker of this token went away before it was answered: forget it */
+	NET_CLOSED,      /* a connection ended: peer.pipe. A request that had just come in by it
+			  * may still follow                                                    */
 };
 
 struct net_peer {
@@ -59,9 +61,9 @@ struct net_peer {
 
 struct net_server_item {
 	enum net_server_item_kind kind;
-	uint64_t token; /* never 0, never used twice                                           */
-	struct net_peer peer;
-	const uint8_t *data; /* NET_REQUEST: borrowed until the next call of net_server_next   */
+	uint64_t token; /* never 0, never used twice; NET_CLOSED: 0                            */
+	struct net_peer peer; /* NET_CLOSED: only pipe is set                                   */
+	const uint8_t *data;  /* NET_REQUEST: borrowed until the next call of net_server_next   */
 	size_t bytes;
 };
 

@@ -60,6 +60,8 @@ struct net_server {
 	uint32_t connections;
 	uint64_t serial; /* of the last token */
 	struct context *first, **last;
+	uint32_t *closed; /* owns: pipes that ended, oldest first */
+	uint32_t num_closed, closed_max;
 	nng_msg *current; /* what the item that was handed out last points to */
 	nng_listener listeners[LISTENERS_MAX];
 	uint32_t num_listeners;
@@ -104,6 +106,23 @@ fill_peer(struct net_peer *peer, nng_msg *message)
 		peer->gid = (uint32_t)gid;
 		peer->pid = (int32_t)pid;
 	}
+}
+
+/* The owner will hear of it. Without memory it does not: it must not rely on this alone. */
+static void
+note_closed(struct net_server *server, uint32_t pipe)
+{
+	if (server->num_closed == server->closed_max) {
+		uint32_t more = th_max_u32(16, server->closed_max * 2);
+		uint32_t *closed = realloc(server->closed, more * sizeof(*closed));
+
+		if (closed == NULL)
+			return;
+		server->closed = closed;
+		server->closed_max = more;
+	}
+	server->closed[server->num_closed++] = pipe;
+	net_wake(server->wake);
 }
 
 /* True: this context receives again. */
@@ -199,6 +218,8 @@ connection(struct net_link *link, uint32_t pipe, bool up)
 			enqueue(server, context);
 		}
 	}
+	if (!up && !server->stopping)
+		note_closed(server, pipe);
 	pthread_mutex_unlock(&server->mutex);
 }
 
@@ -332,6 +353,7 @@ net_server_free(struct net_server *server)
 	th_fd_close(&server->wake);
 	pthread_mutex_destroy(&server->mutex);
 	free(server->contexts);
+	free(server->closed);
 	free(server);
 }
 
@@ -427,6 +449,14 @@ take(struct net_server *server, struct net_server_item *ret_item, struct context
 	return true;
 }
 
+/* After what had come in by it. */
+static void
+take_closed(struct net_server *server, struct net_server_item *ret_item)
+{
+	*ret_item = (struct net_server_item){.kind = NET_CLOSED, .peer.pipe = server->closed[0]};
+	memmove(server->closed, server->closed + 1, --server->num_closed * sizeof(*server->closed));
+}
+
 bool
 net_server_next(struct net_server *server, struct net_server_item *ret_item)
 {
@@ -438,11 +468,15 @@ net_server_next(struct net_server *server, struct net_server_item *ret_item)
 	while (!taken && !empty) {
 		free_now = NULL;
 		pthread_mutex_lock(&server->mutex);
-		empty = server->first == NULL;
-		if (empty)
+		empty = server->first == NULL && server->num_closed == 0;
+		if (empty) {
 			net_wake_clear(server->wake);
-		else
+		} else if (server->first == NULL) {
+			take_closed(server, ret_item);
+			taken = true;
+		} else {
 			taken = take(server, ret_item, &free_now);
+		}
 		pthread_mutex_unlock(&server->mutex);
 		if (free_now != NULL)
 			receive(server, free_now);
@@ -498,7 +532,7 @@ net_server_quiet(struct net_server *server)
 	bool quiet;
 
 	pthread_mutex_lock(&server->mutex);
-	quiet = server->first == NULL && server->sending == 0;
+	quiet = server->first == NULL && server->num_closed == 0 && server->sending == 0;
 	server->quiet_wanted = !quiet;
 	pthread_mutex_unlock(&server->mutex);
 	return quiet;

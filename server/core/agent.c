@@ -439,6 +439,8 @@ agent_attach(struct refsrv *server, uint64_t inc, const struct ctl_attach *attac
 	agent->state = AGENT_ACTIVE;
 	agent->info = *attach;
 	agent->beat_live_ns = server->live_ns;
+	agent->gone = false;
+	agent->connection = 0; /* its first beat says */
 	refsrv_wake_at(server, th_deadline_ns(server->now_ns, server->config.suspect_ns));
 	event_log(server, EVENT_INFO, NULL, attach->node,
 		"agent %s is attached: datacenter %s, data address %s%s", attach->node,
@@ -451,9 +453,12 @@ agent_attach(struct refsrv *server, uint64_t inc, const struct ctl_attach *attac
 }
 
 void
-agent_beat(struct refsrv *server, struct agent *agent, const struct ctl_beat *beat)
+agent_beat(struct refsrv *server, struct agent *agent, const struct ctl_beat *beat,
+	uint64_t connection)
 {
 	agent->beat_live_ns = server->live_ns;
+	agent->connection = connection;
+	agent->gone = false;
 	if (agent->state == AGENT_SUSPECT) {
 		agent->state = AGENT_ACTIVE;
 		event_log(server, EVENT_INFO, NULL, agent->info.node, "agent %s is back",
@@ -471,9 +476,36 @@ silence(const struct refsrv *server, const struct agent *agent)
 	return server->live_ns - agent->beat_live_ns;
 }
 
-/* How long a silent agent is kept: longer when many fell silent together. */
-static int64_t
-patience(struct refsrv *server)
+void
+agent_connection_ended(struct refsrv *server, uint64_t connection)
+{
+	struct agent *agent, *next;
+
+	HASH_ITER(hh, server->agents, agent, next)
+	{
+		if (connection == 0 || agent->connection != connection ||
+			agent->state == AGENT_DEAD)
+			continue;
+		agent->connection = 0;
+		agent->gone = true;
+		agent->gone_live_ns = server->live_ns;
+		if (agent->state != AGENT_SUSPECT)
+			event_log(server, EVENT_WARN, NULL, agent->info.node,
+				"agent %s is suspect: its connection ended; nothing new is read "
+				"from it or by it until it is back",
+				agent->info.node);
+		agent->state = AGENT_SUSPECT;
+		model_dirty_all(server);
+		refsrv_wake_at(server, th_deadline_ns(server->now_ns, server->config.gone_ns));
+	}
+}
+
+/*
+ * Many fell silent together: it is the network. Connections that ended count too, for a switch
+ * that restarts ends those of a whole rack.
+ */
+static bool
+mass_silence(struct refsrv *server)
 {
 	struct agent *agent, *next;
 	uint32_t num_silent = 0;
@@ -481,18 +513,18 @@ patience(struct refsrv *server)
 	HASH_ITER(hh, server->agents, agent, next)
 	{
 		if (agent->state != AGENT_DEAD &&
-			silence(server, agent) >= server->config.suspect_ns)
+			(agent->gone || silence(server, agent) >= server->config.suspect_ns))
 			num_silent++;
 	}
-	if (num_silent >= MASS_AGENTS_MIN &&
-		(uint64_t)num_silent * 100 >= (uint64_t)server->num_living * MASS_PERCENT)
-		return server->config.dead_ns * (1 + MASS_HOLD_FACTOR);
-	return server->config.dead_ns;
+	return num_silent >= MASS_AGENTS_MIN &&
+	       (uint64_t)num_silent * 100 >= (uint64_t)server->num_living * MASS_PERCENT;
 }
 
 static void
-life_timers(struct refsrv *server, struct agent *agent, int64_t patience_ns)
+life_timers(struct refsrv *server, struct agent *agent, bool mass)
 {
+	const struct refsrv_config *config = &server->config;
+	int64_t patience_ns = mass ? config->dead_ns * (1 + MASS_HOLD_FACTOR) : config->dead_ns;
 	int64_t silent_ns = silence(server, agent);
 
 	if (agent->overflowed) {
@@ -503,7 +535,18 @@ life_timers(struct refsrv *server, struct agent *agent, int64_t patience_ns)
 		bury(server, agent, "no heartbeat of it has come for too long");
 		return;
 	}
-	if (silent_ns >= server->config.suspect_ns) {
+	if (agent->gone && !mass) {
+		int64_t gone_ns = server->live_ns - agent->gone_live_ns;
+		if (gone_ns >= config->gone_ns) {
+			bury(server, agent, "its connection ended, and it did not come back");
+			return;
+		}
+		refsrv_wake_at(server, server->now_ns + config->gone_ns - gone_ns);
+	} else if (agent->gone) {
+		/* The hold may end with the return of the others. */
+		refsrv_wake_at(server, server->now_ns + config->gone_ns);
+	}
+	if (agent->gone || silent_ns >= config->suspect_ns) {
 		if (agent->state != AGENT_SUSPECT)
 			event_log(server, EVENT_WARN, NULL, agent->info.node,
 				"agent %s is suspect: no heartbeat for %" PRId64
@@ -523,7 +566,7 @@ void
 agent_timers(struct refsrv *server)
 {
 	struct agent *agent, *next;
-	int64_t patience_ns = patience(server);
+	bool mass = mass_silence(server);
 
 	HASH_ITER(hh, server->agents, agent, next)
 	{
@@ -534,6 +577,6 @@ agent_timers(struct refsrv *server)
 		if (agent->polling)
 			refsrv_wake_at(server, agent->poll_deadline_ns);
 		pair_timers(server, agent);
-		life_timers(server, agent, patience_ns);
+		life_timers(server, agent, mass);
 	}
 }

@@ -39,6 +39,7 @@ refsrv_config_default(struct refsrv_config *ret_config)
 		.poll_hold_ns = SECOND_NS,
 		.suspect_ns = 3 * SECOND_NS,
 		.dead_ns = 10 * SECOND_NS,
+		.gone_ns = 2 * SECOND_NS,
 		.coalesce_ns = SECOND_NS / 50,
 		.pair_block_ns = 30 * SECOND_NS,
 		.agents_max = 4096,
@@ -343,7 +344,7 @@ question(struct refsrv *server, struct agent *agent, const struct ctl_request *r
 {
 	switch ((int)request->kind) {
 	case CTL_BEAT:
-		agent_beat(server, agent, &request->u.beat);
+		agent_beat(server, agent, &request->u.beat, request->connection);
 		return 0;
 	case CTL_MANIFEST_PUT:
 		return blob_put(server, agent, &request->u.manifest_put, err);
@@ -489,6 +490,14 @@ void
 refsrv_tick(struct refsrv *server, int64_t now_ns, struct refsrv_out *ret_out)
 {
 	begin(server, now_ns);
+	end(server, ret_out);
+}
+
+void
+refsrv_gone(struct refsrv *server, int64_t now_ns, uint64_t connection, struct refsrv_out *ret_out)
+{
+	begin(server, now_ns);
+	agent_connection_ended(server, connection);
 	end(server, ret_out);
 }
 

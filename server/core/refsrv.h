@@ -68,22 +68,23 @@
 struct refsrv;
 
 struct refsrv_config {
-	uint64_t server_inc;   /* random, one per server process */
-	uint64_t seed[4];      /* for tickets */
+	uint64_t server_inc; /* random, one per server process */
+	uint64_t seed[4];    /* for tickets */
 	/* Generations of listings count from here: higher than any that an earlier server told. */
 	uint64_t generation_first;
 	/* Time of day, ns since 1970, when the core was made: only for what operators read. */
 	int64_t wall_ns;
-	int64_t poll_hold_ns;  /* an eventless POLL is answered after this: 1 s */
-	int64_t suspect_ns;    /* no beat for this long: no new grants from or to the agent */
-	int64_t dead_ns;       /* ... and for this long: its members are gone */
+	int64_t poll_hold_ns; /* an eventless POLL is answered after this: 1 s */
+	int64_t suspect_ns;   /* no beat for this long: no new grants from or to the agent */
+	int64_t dead_ns;      /* ... and for this long: its members are gone */
+	int64_t gone_ns; /* ... or its connection ended, and it does not come back for so long */
 	int64_t coalesce_ns;   /* CHANGED events of one model are at least this far apart */
 	int64_t pair_block_ns; /* a failed (reader, source) pair of agents is avoided this long*/
 	uint32_t agents_max, members_max, members_per_agent_max;
-	uint64_t blob_bytes_max; /* of all manifests and attributes together */
+	uint64_t blob_bytes_max;     /* of all manifests and attributes together */
 	uint64_t snapshot_bytes_max; /* of all listings kept to be given in parts, or for groups */
 	uint32_t part_bytes;         /* of a long answer in one message: 512 KiB */
-	bool pipelining;         /* partial replicas are sources (default: true) */
+	bool pipelining;             /* partial replicas are sources (default: true) */
 };
 
 /* The defaults of the table above; server_inc and seed are the caller's to fill. */
@@ -117,6 +118,13 @@ void refsrv_tick(struct refsrv *server, int64_t now_ns, struct refsrv_out *ret_o
  * is not waiting.
  */
 void refsrv_forget(struct refsrv *server, uint64_t token);
+
+/*
+ * A connection has ended. The agent whose last BEAT came by it has died, restarts or connects
+ * again: no new work until it beats, and gone_ns later it is dead. Harmless for any other.
+ */
+void refsrv_gone(
+	struct refsrv *server, int64_t now_ns, uint64_t connection, struct refsrv_out *ret_out);
 
 /*
  * Everything, for an operator who asks the server itself (INSPECT of an agent gives the same).

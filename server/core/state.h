@@ -95,6 +95,9 @@ struct agent { /* owned by server.agents */
 	struct ctl_attach info;
 	enum agent_state state;
 	int64_t beat_live_ns; /* on the server's live clock */
+	uint64_t connection;  /* of its last beat; 0: none, or not known */
+	bool gone;            /* that connection ended, and no beat has come since */
+	int64_t gone_live_ns; /* ... when */
 	bool overflowed;      /* its event queue is full: it is treated as dead */
 
 	bool polling;

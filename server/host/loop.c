@@ -124,6 +124,17 @@ count_malformed(struct loop *loop, int64_t now_ns, const struct th_err *why)
 }
 
 static void
+on_closed(struct loop *loop, const struct net_server_item *item)
+{
+	struct refsrv_out out;
+
+	if (loop->draining)
+		return;
+	refsrv_gone(loop->core, th_now_ns(), item->peer.pipe, &out);
+	take_out(loop, &out);
+}
+
+static void
 on_request(struct loop *loop, int64_t now_ns, const struct net_server_item *item)
 {
 	struct convert_arena arena = {0};
@@ -141,6 +152,7 @@ on_request(struct loop *loop, int64_t now_ns, const struct net_server_item *item
 		refuse(loop, item, &why);
 	} else {
 		TH_FP_OF(points_asked, request.kind);
+		request.connection = item->peer.pipe;
 		refsrv_step(loop->core, now_ns, item->token, &request, &out);
 		take_out(loop, &out);
 		TH_FP_OF(points_answered, request.kind);
@@ -159,6 +171,8 @@ on_net(struct loop *loop)
 			return false;
 		if (item.kind == NET_REQUEST)
 			on_request(loop, th_now_ns(), &item);
+		else if (item.kind == NET_CLOSED)
+			on_closed(loop, &item);
 		else
 			refsrv_forget(loop->core, item.token);
 	}

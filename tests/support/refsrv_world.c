@@ -126,6 +126,7 @@ world_agent_in(struct world *w, const char *datacenter)
 
 	TH_ASSERT(index < WORLD_AGENTS_MAX);
 	agent->inc = ++w->last_inc;
+	agent->connection = ++w->last_connection;
 	snprintf(agent->node, sizeof(agent->node), "node%u", index);
 	TH_ASSERT(world_attach(w, index, datacenter) == 0);
 	return index;
@@ -143,10 +144,25 @@ world_restart(struct world *w, uint32_t index)
 	struct world_agent *agent = &w->agents[index];
 
 	agent->inc = ++w->last_inc;
+	agent->connection = ++w->last_connection;
 	agent->request_no = agent->last_event = 0;
 	agent->attached = agent->polling = agent->silent = false;
 	agent->num_inbox = 0;
 	return world_attach(w, index, "dc1");
+}
+
+void
+world_gone(struct world *w, uint32_t index)
+{
+	struct world_agent *agent = &w->agents[index];
+	struct refsrv_out out;
+	uint64_t ended = agent->connection;
+
+	agent->connection = ++w->last_connection;
+	refsrv_gone(w->server, w->now_ns, ended, &out);
+	refsrv_check(w->server);
+	collect(w, &out, 0);
+	pump(w);
 }
 
 /* ---- requests ---- */
@@ -174,6 +190,7 @@ world_request(struct world *w, uint32_t index, struct ctl_request *request)
 	struct world_agent *agent = &w->agents[index];
 
 	request->agent_inc = agent->inc;
+	request->connection = agent->connection;
 	request->request_no = ++agent->request_no;
 	int code = world_repeat(w, index, request);
 	if (agent->attached && w->reply.unknown_agent)

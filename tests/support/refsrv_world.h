@@ -25,6 +25,7 @@ struct world_agent {
 	uint64_t inc, request_no, last_event;
 	char node[32];
 	bool attached, silent; /* silent: no beats in world_sleep */
+	uint64_t connection;   /* its requests come by it */
 	bool deaf;             /* does not poll */
 	bool polling;
 	uint64_t poll_token;
@@ -36,7 +37,7 @@ struct world {
 	struct refsrv_config config;
 	struct refsrv *server;
 	int64_t now_ns, next_ns, beat_ns;
-	uint64_t last_token, last_inc;
+	uint64_t last_token, last_inc, last_connection;
 	struct world_agent agents[WORLD_AGENTS_MAX];
 	uint32_t num_agents;
 	/* The reply to the last request; its pointers are copied into these. */
@@ -62,6 +63,9 @@ uint32_t world_agent_in(struct world *w, const char *datacenter);
 /* A new life of the same node: the code of ATTACH. */
 int world_restart(struct world *w, uint32_t agent);
 int world_attach(struct world *w, uint32_t agent, const char *datacenter);
+
+/* Its connection ends; beats in world_sleep come by a new one. */
+void world_gone(struct world *w, uint32_t agent);
 
 /* Sends; the reply is in w->reply, the code is returned. Fills agent and number. */
 int world_request(struct world *w, uint32_t agent, struct ctl_request *request);

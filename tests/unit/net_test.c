@@ -406,6 +406,29 @@ Test(net, the_asker_goes__its_tokens_are_reported, .timeout = 30)
 	net_server_free(server);
 }
 
+Test(net, a_connection_ends__the_server_is_told_which, .timeout = 30)
+{
+	char url[NET_URL_BYTES];
+	struct net_server *server = server_at("tcp://127.0.0.1:0", url);
+	struct net_client *staying = client_of(url), *leaving = client_of(url);
+	struct net_server_item item;
+	uint32_t pipe;
+
+	exchange(server, staying);
+	ask(leaving, 1, "x");
+	item = server_item(server, NET_REQUEST);
+	pipe = item.peer.pipe;
+	answer(server, item.token, "y");
+	cr_assert_eq(client_item(leaving, NET_REPLY).rc, 0);
+	net_client_free(leaving);
+	cr_assert_eq(server_item(server, NET_CLOSED).peer.pipe, pipe);
+	while (net_server_next(server, &item))
+		cr_assert_neq(item.kind, NET_CLOSED);
+	exchange(server, staying);
+	net_client_free(staying);
+	net_server_free(server);
+}
+
 /* Requests of a connection that has just ended may still come in: but only where they were sent. */
 static struct net_server_item
 request_of_server(struct net_server *server, char at, const char *text)
