@@ -275,6 +275,12 @@ agent_request_no(struct agent *agent)
 	return ++agent->last_request_no;
 }
 
+uint64_t
+agent_attach_no(const struct agent *agent)
+{
+	return agent->link.phase == LINK_UP ? agent->link.attach_no : 0;
+}
+
 static const char *
 state_name(const struct session *session)
 {

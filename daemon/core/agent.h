@@ -260,6 +260,8 @@ bool agent_attached(const struct agent *agent);
  * agent's requests by number, so shell and core draw from one counter. A repeat keeps its number.
  */
 uint64_t agent_request_no(struct agent *agent);
+/* ... and every one says to which attachment it belongs; 0: there is none. */
+uint64_t agent_attach_no(const struct agent *agent);
 
 /* For status: walks sessions in order of opening. */
 struct agent_session_info {

@@ -15,6 +15,7 @@
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/sim.h"
 
 #define RESTARTED_TEXT                                                                             \
 	"the reference server restarted and does not know this shard; close the handle and open "  \
@@ -31,13 +32,16 @@ setup(struct agent *agent, enum link_phase phase)
 	memset(request, 0, sizeof(*request));
 	request->ctl.kind = phase == LINK_HELLO ? CTL_HELLO : CTL_ATTACH;
 	request->ctl.agent_inc = agent->config.agent_inc;
-	if (phase == LINK_HELLO)
+	if (phase == LINK_HELLO) {
 		request->ctl.u.hello = (struct ctl_hello){
 			.protocol_min = TH_PROTOCOL_MIN,
 			.protocol_max = TH_PROTOCOL_MAX,
 		};
-	else
+	} else {
 		request->ctl.u.attach = agent->config.attach;
+		request->ctl.u.attach.server_inc = link->server_inc;
+		request->ctl.u.attach.epoch = link->epoch;
+	}
 }
 
 void
@@ -123,7 +127,9 @@ up(struct agent *agent, const struct ctl_attach_reply *reply)
 	struct lane *lane;
 
 	link->server_inc = reply->server_inc;
-	link->attach_no++;
+	link->epoch = reply->epoch;
+	link->attach_no = reply->attach_no;
+	link->attach_tag = agent->last_tag;
 	link->phase = LINK_UP;
 	if (!known)
 		start_over(agent);
@@ -260,6 +266,22 @@ poll_reply(struct agent *agent, const struct ctl_poll_reply *poll)
 
 /* ---- replies --------------------------------------------------------------------------------- */
 
+/* From the beginning, and not at once: an ATTACH that was refused is refused again. */
+static void
+setup_failed(struct agent *agent, const char *text)
+{
+	struct link *link = &agent->link;
+
+	ac_request_failed(agent, &link->setup);
+	detach(agent, text);
+	if (link->phase != LINK_ATTACH)
+		return;
+	int64_t backoff_ns = link->setup.backoff_ns, retry_ns = link->setup.retry_ns;
+	setup(agent, LINK_HELLO);
+	link->setup.backoff_ns = backoff_ns;
+	link->setup.retry_ns = retry_ns;
+}
+
 static void
 setup_reply(struct agent *agent, const struct ctl_reply *reply)
 {
@@ -268,8 +290,14 @@ setup_reply(struct agent *agent, const struct ctl_reply *reply)
 
 	if (reply->code != 0 || reply->unknown_agent) {
 		AC_COPY(text, reply->text);
-		ac_request_failed(agent, &link->setup);
-		detach(agent, text);
+		setup_failed(agent, text);
+	} else if (link->phase == LINK_ATTACH && reply->u.attach.epoch < link->epoch) {
+		snprintf(text, sizeof(text),
+			"this reference server is of epoch %" PRIu32
+			", one of epoch %" PRIu32
+			" was reached before: it has been replaced",
+			reply->u.attach.epoch, link->epoch);
+		setup_failed(agent, text);
 	} else if (link->phase == LINK_ATTACH) {
 		up(agent, &reply->u.attach);
 	} else if (reply->u.hello.protocol < TH_PROTOCOL_MIN ||
@@ -278,10 +306,12 @@ setup_reply(struct agent *agent, const struct ctl_reply *reply)
 			"the reference server speaks protocol %" PRIu32 ", this agent %u to %u: "
 			"install matching versions",
 			reply->u.hello.protocol, TH_PROTOCOL_MIN, TH_PROTOCOL_MAX);
-		ac_request_failed(agent, &link->setup);
-		detach(agent, text);
+		setup_failed(agent, text);
 	} else {
+		/* What the last attempt cost is not forgotten: it may fail again. */
+		int64_t backoff_ns = link->setup.backoff_ns;
 		setup(agent, LINK_ATTACH);
+		link->setup.backoff_ns = backoff_ns;
 	}
 }
 
@@ -341,6 +371,11 @@ ac_link_reply(struct agent *agent, uint64_t tag, const struct ctl_reply *reply)
 	struct link *link = &agent->link;
 	struct request *request = find(agent, tag);
 
+	/* What was said to a former attachment is said again to this one, and counts then. */
+	if (tag <= link->attach_tag || (link->phase != LINK_UP && request != &link->setup)) {
+		if (!TH_PLANT(stale_reply_believed))
+			return;
+	}
 	if (request == NULL && !reply->unknown_agent)
 		request = find_by_number(agent, reply);
 	if (request == NULL)

@@ -57,7 +57,9 @@ struct link {
 	enum link_phase phase;
 	bool attached;        /* as told to the shell: up, and not silent                  */
 	uint64_t server_inc;  /* 0: never attached                                         */
-	uint64_t attach_no;   /* counts attachments                                        */
+	uint32_t epoch;       /* of the server, the highest that was accepted              */
+	uint64_t attach_no;   /* as the server numbers it: every request carries it        */
+	uint64_t attach_tag;  /* the last tag before it: answers up to it say nothing      */
 	uint64_t life;        /* counts those at which the server knew nothing of us       */
 	uint64_t hung_up_tag; /* the last tag when the server hung up                      */
 	uint64_t last_event;  /* number of the last event that was acted upon              */

@@ -36,9 +36,11 @@
 #define TH_BLOB_BYTES_MAX (64u << 20)  /* of a whole manifest or attribute blob */
 #define TH_EVENTS_MAX 64               /* events in one POLL reply */
 #define TH_CTL_TEXT_BYTES 512          /* of a sentence */
-#define TH_PROTOCOL_MIN 1u             /* range of the agent-server protocol this program speaks */
-#define TH_PROTOCOL_MAX 1u
+#define TH_PROTOCOL_MIN 2u             /* range of the agent-server protocol this program speaks */
+#define TH_PROTOCOL_MAX 2u
 #define TH_NO_VERSION UINT64_MAX
+#define TH_EPOCH_MAX ((1u << 23) - 1) /* of server lives: the upper bits of every id */
+#define TH_EPOCH_SHIFT 40
 
 struct th_hash { /* 128 bits; all zero means none */
 	uint64_t lo, hi;
@@ -88,6 +90,13 @@ enum ctl_request_kind {
 
 struct ctl_hello {
 	uint32_t protocol_min, protocol_max;
+	/*
+	 * Set by another server that asks whether this one is there (its own epoch, or the highest
+	 * it knows; its own life; whether it serves agents): 0, 0, false of an agent.
+	 */
+	uint64_t server_inc;
+	uint32_t epoch;
+	bool serving;
 };
 
 struct ctl_attach {
@@ -100,6 +109,12 @@ struct ctl_attach {
 	 * UINT64_MAX: what it has free when it is asked.
 	 */
 	uint64_t offload_bytes;
+	/*
+	 * The server life that this agent was attached to last, and the highest epoch it has seen:
+	 * 0 of an agent that was never attached.
+	 */
+	uint64_t server_inc;
+	uint32_t epoch;
 };
 
 struct ctl_leg_progress {
@@ -255,6 +270,7 @@ struct ctl_request {
 	 * does not say.
 	 */
 	uint64_t connection;
+	uint64_t attach_no;  /* from the reply to ATTACH; HELLO and ATTACH: 0 */
 	union {
 		struct ctl_hello hello;
 		struct ctl_attach attach;
@@ -507,10 +523,14 @@ struct ctl_inspection {
 struct ctl_hello_reply {
 	uint64_t server_inc;
 	uint32_t protocol;
+	uint32_t epoch; /* 0: it does not know yet, nobody has attached */
+	bool serving;   /* false: a standby, or fenced */
 };
 
 struct ctl_attach_reply {
 	uint64_t server_inc;
+	uint64_t attach_no; /* of this attachment: every later request carries it */
+	uint32_t epoch;     /* of this server life: grows from one to the next */
 	bool fresh; /* the server knew nothing of this agent: its earlier sessions are gone */
 };
 
@@ -535,8 +555,8 @@ struct ctl_reply {
 	uint64_t request_no;
 	int code; /* 0 or TH_E_*; with a code only text holds */
 	/*
-	 * The server does not know this agent life: attach, then try again. Happens when the
-	 * server restarted or declared the agent dead. code is TH_E_NO_SERVER then.
+	 * The server does not know this agent life or attachment: attach, then try again. Happens
+	 * when the server restarted or declared the agent dead. code is TH_E_NO_SERVER then.
 	 */
 	bool unknown_agent;
 	char text[TH_CTL_TEXT_BYTES];

@@ -67,11 +67,15 @@ out_short(struct convert_arena *arena, const struct ctl_reply *reply, Tensorhub_
 		message->hello = convert_message(arena, &tensorhub__v1__hello_reply__descriptor);
 		message->hello->server_inc = reply->u.hello.server_inc;
 		message->hello->protocol = reply->u.hello.protocol;
+		message->hello->epoch = reply->u.hello.epoch;
+		message->hello->serving = reply->u.hello.serving;
 	} else if (reply->kind == CTL_ATTACH) {
 		message->body_case = REPLY(ATTACH);
 		message->attach = convert_message(arena, &tensorhub__v1__attach_reply__descriptor);
 		message->attach->server_inc = reply->u.attach.server_inc;
 		message->attach->fresh = reply->u.attach.fresh;
+		message->attach->attach_no = reply->u.attach.attach_no;
+		message->attach->epoch = reply->u.attach.epoch;
 	} else if (reply->kind == CTL_OPEN) {
 		message->body_case = REPLY(OPEN);
 		message->open = convert_message(arena, &tensorhub__v1__open_reply__descriptor);
@@ -205,10 +209,16 @@ in_body(struct convert_in *in, const Tensorhub__V1__Reply *message, struct ctl_r
 	case CTL_HELLO:
 		reply->u.hello.server_inc = message->hello->server_inc;
 		reply->u.hello.protocol = message->hello->protocol;
+		reply->u.hello.epoch = message->hello->epoch;
+		reply->u.hello.serving = message->hello->serving;
 		break;
 	case CTL_ATTACH:
 		reply->u.attach.server_inc = message->attach->server_inc;
 		reply->u.attach.fresh = message->attach->fresh;
+		reply->u.attach.attach_no = message->attach->attach_no;
+		reply->u.attach.epoch = message->attach->epoch;
+		convert_in_check(
+			in, message->attach->epoch <= TH_EPOCH_MAX, "epoch", "is too high");
 		break;
 	case CTL_POLL:
 		in_poll(in, message->poll, &reply->u.poll);

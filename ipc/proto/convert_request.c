@@ -23,6 +23,8 @@ out_attach(struct convert_arena *arena, const struct ctl_attach *attach,
 	body->data_address = convert_out_text(attach->data_address);
 	body->spot = attach->spot;
 	body->offload_bytes = attach->offload_bytes;
+	body->server_inc = attach->server_inc;
+	body->epoch = attach->epoch;
 	message->body_case = REQUEST(ATTACH);
 	message->attach = body;
 }
@@ -188,6 +190,9 @@ out_short(struct convert_arena *arena, const struct ctl_request *request,
 		message->hello = convert_message(arena, &tensorhub__v1__hello__descriptor);
 		message->hello->protocol_min = request->u.hello.protocol_min;
 		message->hello->protocol_max = request->u.hello.protocol_max;
+		message->hello->server_inc = request->u.hello.server_inc;
+		message->hello->epoch = request->u.hello.epoch;
+		message->hello->serving = request->u.hello.serving;
 	} else if (request->kind == CTL_POLL) {
 		message->body_case = REQUEST(POLL);
 		message->poll = convert_message(arena, &tensorhub__v1__poll__descriptor);
@@ -295,6 +300,7 @@ ctl_request_pack(const struct ctl_request *request, uint8_t **ret_data, size_t *
 	tensorhub__v1__request__init(&message);
 	message.request_no = request->request_no;
 	message.agent_inc = request->agent_inc;
+	message.attach_no = request->attach_no;
 	out_body(&arena, request, &message);
 	rc = convert_pack(&message.base, ret_data, ret_bytes);
 	convert_arena_free(&arena);
@@ -310,7 +316,11 @@ in_hello(struct convert_in *in, const Tensorhub__V1__Hello *body, struct ctl_hel
 	convert_in_check(in, body->protocol_min > 0 && body->protocol_min <= body->protocol_max,
 		"protocol", "is no range");
 	ret_hello->protocol_min = body->protocol_min;
+	convert_in_check(in, body->epoch <= TH_EPOCH_MAX, "epoch", "is too high");
 	ret_hello->protocol_max = body->protocol_max;
+	ret_hello->server_inc = body->server_inc;
+	ret_hello->epoch = body->epoch;
+	ret_hello->serving = body->serving;
 }
 
 static void
@@ -321,8 +331,11 @@ in_attach(struct convert_in *in, const Tensorhub__V1__Attach *body, struct ctl_a
 	convert_in_name(in, "datacenter", body->datacenter, TH_NAME_MAX, ret_attach->datacenter);
 	convert_in_name(
 		in, "data_address", body->data_address, TH_ADDRESS_MAX, ret_attach->data_address);
+	convert_in_check(in, body->epoch < TH_EPOCH_MAX, "epoch", "is too high");
 	ret_attach->spot = body->spot;
 	ret_attach->offload_bytes = body->offload_bytes;
+	ret_attach->server_inc = body->server_inc;
+	ret_attach->epoch = body->epoch;
 }
 
 static void
@@ -603,6 +616,7 @@ ctl_request_unpack(const uint8_t *data, size_t bytes, struct convert_arena *aren
 		return -EPROTO;
 	request.request_no = message->request_no;
 	request.agent_inc = message->agent_inc;
+	request.attach_no = message->attach_no;
 	in_body(&in, message, &request);
 	if (in.code != 0)
 		return in.code;

@@ -17,7 +17,9 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "ipc/base/sim.h"
 #include "server/core/blob.h"
+#include "server/core/epoch.h"
 #include "server/core/event_log.h"
 #include "server/core/group.h"
 #include "server/core/leg.h"
@@ -408,16 +410,41 @@ attach_check(struct refsrv *server, uint64_t inc, const struct ctl_attach *attac
 	return 0;
 }
 
+bool
+agent_speaks(const struct agent *agent, const struct ctl_request *request)
+{
+	return agent != NULL && agent->state != AGENT_DEAD &&
+	       (agent->attach_no == request->attach_no || TH_PLANT(stale_attach_believed));
+}
+
+/* It was attached to another server since, or twice, and has begun anew there. */
+static bool
+was_away(const struct refsrv *server, const struct agent *agent, const struct ctl_attach *attach)
+{
+	return agent != NULL && agent->state != AGENT_DEAD &&
+	       attach->server_inc != server->config.server_inc;
+}
+
 int
-agent_attach(struct refsrv *server, uint64_t inc, const struct ctl_attach *attach,
+agent_attach(struct refsrv *server, const struct ctl_request *request,
 	struct ctl_attach_reply *ret_reply, struct th_err *err)
 {
+	const struct ctl_attach *attach = &request->u.attach;
+	uint64_t inc = request->agent_inc;
 	struct agent *agent = agent_find(server, inc);
-	bool fresh = agent == NULL || agent->state == AGENT_DEAD;
 	int rc = attach_check(server, inc, attach, agent, err);
 
+	if (rc == 0 && agent != NULL && request->request_no <= agent->attach_request_no)
+		rc = th_fail(err, TH_E_STATE,
+			"agent %s has attached again since it sent this request",
+			agent->info.node);
 	if (rc != 0)
 		return rc;
+	if (was_away(server, agent, attach))
+		bury(server, agent, "it was attached to another server meanwhile");
+	bool fresh = agent == NULL || agent->state == AGENT_DEAD;
+	if (attach->server_inc != server->config.server_inc)
+		epoch_seen(server, attach->epoch);
 	struct agent *twin = find_node(server, attach->node, inc);
 	if (twin != NULL) {
 		if (twin->state != AGENT_DEAD)
@@ -438,6 +465,8 @@ agent_attach(struct refsrv *server, uint64_t inc, const struct ctl_attach *attac
 		model_dirty_all(server);
 	agent->state = AGENT_ACTIVE;
 	agent->info = *attach;
+	agent->attach_no = epoch_next_id(server);
+	agent->attach_request_no = request->request_no;
 	agent->beat_live_ns = server->live_ns;
 	agent->gone = false;
 	agent->connection = 0; /* its first beat says */
@@ -447,6 +476,8 @@ agent_attach(struct refsrv *server, uint64_t inc, const struct ctl_attach *attac
 		attach->datacenter, attach->data_address, attach->spot ? ", spot" : "");
 	*ret_reply = (struct ctl_attach_reply){
 		.server_inc = server->config.server_inc,
+		.attach_no = agent->attach_no,
+		.epoch = server->epoch,
 		.fresh = fresh,
 	};
 	return 0;

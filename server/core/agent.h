@@ -11,13 +11,15 @@
 
 struct agent *agent_find(struct refsrv *server, uint64_t inc);
 
-int agent_attach(struct refsrv *server, uint64_t inc, const struct ctl_attach *attach,
+int agent_attach(struct refsrv *server, const struct ctl_request *request,
 	struct ctl_attach_reply *ret_reply, struct th_err *err);
 /* connection: by which it came; 0: not known. */
 void agent_beat(struct refsrv *server, struct agent *agent, const struct ctl_beat *beat,
 	uint64_t connection);
 /* The agent that beat by it last is as good as silent until it beats again. */
 void agent_connection_ended(struct refsrv *server, uint64_t connection);
+/* The agent is alive, and the request belongs to its present attachment. */
+bool agent_speaks(const struct agent *agent, const struct ctl_request *request);
 
 /* Answers an older POLL empty and holds this one. */
 int agent_poll(struct refsrv *server, struct agent *agent, uint64_t token, uint64_t request_no,

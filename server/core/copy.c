@@ -16,6 +16,7 @@
 #include "ipc/base/assert.h"
 #include "server/core/agent.h"
 #include "server/core/content.h"
+#include "server/core/epoch.h"
 #include "server/core/event_log.h"
 #include "server/core/group.h"
 #include "server/core/leg.h"
@@ -38,7 +39,7 @@ copy_new(struct refsrv *server, struct group *group, struct version *version,
 	struct copy *copy = th_calloc(1, sizeof(*copy));
 
 	TH_ASSERT(group->copy == NULL && group->num_shards == version->num_shards);
-	copy->id = ++server->last_copy_id;
+	copy->id = epoch_next_id(server);
 	copy->version = version;
 	copy->group = group;
 	content_join(content, copy);
@@ -117,7 +118,7 @@ copy_drain(struct refsrv *server, struct copy *copy)
 		struct part *part = &copy->parts[i];
 		if (part->drained || part->drain_no != 0)
 			continue;
-		part->drain_no = ++server->last_drain_no;
+		part->drain_no = epoch_next_id(server);
 		agent_event(part->member->agent, CTL_EV_DRAIN)->u.drain = (struct ctl_ev_part){
 			.sid = part->member->sid,
 			.gen = copy->gen,

@@ -17,6 +17,7 @@
 #include "server/core/agent.h"
 #include "server/core/blob.h"
 #include "server/core/copy.h"
+#include "server/core/epoch.h"
 #include "server/core/event_log.h"
 #include "server/core/launch.h"
 #include "server/core/leg.h"
@@ -106,7 +107,7 @@ group_new(struct refsrv *server, struct model *model, const struct ctl_open *ope
 	group->model = model;
 	memcpy(group->replica, open->replica, strnlen(open->replica, TH_NAME_MAX));
 	group->lineage = open->lineage;
-	group->inc = ++server->last_group_inc;
+	group->inc = epoch_next_id(server);
 	group->num_shards = open->num_shards;
 	group->state = GROUP_FORMING;
 	group->members = th_calloc(group->num_shards, sizeof(struct member *));
@@ -211,7 +212,7 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 		group = group_new(server, model, open);
 	}
 	struct member *member = th_calloc(1, sizeof(*member));
-	member->sid = ++server->last_sid;
+	member->sid = epoch_next_id(server);
 	member->agent = agent;
 	member->group = group;
 	member->shard = open->shard;

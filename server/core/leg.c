@@ -21,6 +21,7 @@
 #include "server/core/agent.h"
 #include "server/core/content.h"
 #include "server/core/copy.h"
+#include "server/core/epoch.h"
 #include "server/core/group.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
@@ -51,7 +52,7 @@ leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *s
 	struct agent *source = src->member->agent;
 
 	TH_ASSERT(dst->leg == NULL && !dst->done);
-	leg->id = ++server->last_leg;
+	leg->id = epoch_next_id(server);
 	leg->ticket = ticket_make(server->config.seed, leg->id);
 	leg->dst = dst;
 	leg->src = src;

@@ -270,6 +270,8 @@ hello(const struct refsrv *server, const struct ctl_hello *request,
 	*ret_reply = (struct ctl_hello_reply){
 		.server_inc = server->config.server_inc,
 		.protocol = th_min_u32(request->protocol_max, TH_PROTOCOL_MAX),
+		.epoch = server->epoch,
+		.serving = true,
 	};
 	return 0;
 }
@@ -396,10 +398,16 @@ static int
 unknown_agent(struct ctl_reply *reply, const struct agent *agent, struct th_err *err)
 {
 	reply->unknown_agent = true;
+	if (agent == NULL)
+		return th_fail(err, TH_E_NO_SERVER,
+			"this server does not know this agent: it must attach first");
+	if (agent->state != AGENT_DEAD)
+		return th_fail(err, TH_E_NO_SERVER,
+			"this request belongs to a former attachment of agent %s",
+			agent->info.node);
 	return th_fail(err, TH_E_NO_SERVER,
-		agent == NULL ? "this server does not know this agent: it must attach first"
-			      : "this server holds this agent for dead, it was silent too long: it "
-				"must attach again");
+		"this server holds this agent for dead, it was silent too long: it must attach "
+		"again");
 }
 
 /* An operator is no agent, and may ask what there is. A group's own list is for its members. */
@@ -421,15 +429,15 @@ handle(struct refsrv *server, const struct ctl_request *request, struct ctl_repl
 
 	if (request->kind == CTL_HELLO)
 		return hello(server, &request->u.hello, &reply->u.hello, err);
-	if (!living && request->kind != CTL_ATTACH && !asks_as_operator(request))
+	if (!agent_speaks(agent, request) && request->kind != CTL_ATTACH &&
+		!asks_as_operator(request))
 		return unknown_agent(reply, agent, err);
 	if (!changes_state(request->kind))
 		return question(server, agent, request, reply, err);
 	if (living && seen_before(agent, request, reply, &rc, err))
 		return rc;
 	if (request->kind == CTL_ATTACH) {
-		rc = agent_attach(
-			server, request->agent_inc, &request->u.attach, &reply->u.attach, err);
+		rc = agent_attach(server, request, &reply->u.attach, err);
 		agent = agent_find(server, request->agent_inc);
 	} else {
 		rc = change(server, agent, request, reply, err);
@@ -448,7 +456,7 @@ is_held_poll(struct refsrv *server, uint64_t token, const struct ctl_request *re
 {
 	struct agent *agent = agent_find(server, request->agent_inc);
 
-	if (request->kind != CTL_POLL || agent == NULL || agent->state == AGENT_DEAD)
+	if (request->kind != CTL_POLL || !agent_speaks(agent, request))
 		return false;
 	*ret_rc = agent_poll(server, agent, token, request->request_no, &request->u.poll, err);
 	return *ret_rc == 0;

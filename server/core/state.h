@@ -92,6 +92,8 @@ struct upload { /* a blob that is not complete; owned by agent.uploads */
 
 struct agent { /* owned by server.agents */
 	uint64_t inc;
+	uint64_t attach_no;         /* of its attachment: what carries another is of a former one */
+	uint64_t attach_request_no; /* of its last ATTACH: an older one comes late */
 	struct ctl_attach info;
 	enum agent_state state;
 	int64_t beat_live_ns; /* on the server's live clock */
@@ -364,7 +366,9 @@ struct refsrv {
 	struct {
 		uint64_t requests, polls, beats, lists, watches, changed, snapshots, watches_open;
 	} counters;
-	uint64_t last_sid, last_leg, last_group_inc, last_copy_id, last_drain_no, mark;
+	uint32_t epoch;   /* of this life; 0: nobody has attached yet */
+	uint64_t last_id; /* of sids, legs, groups, copies, drains, attachments: see epoch.h */
+	uint64_t mark;
 
 	struct refsrv_reply *replies; /* owns */
 	uint32_t num_replies, replies_max;

@@ -77,7 +77,7 @@ static const char *const names[WHATS] = {
 };
 
 struct host { /* an agent with one group */
-	uint64_t request_no, last_event, poll_token;
+	uint64_t request_no, attach_no, last_event, poll_token;
 	uint64_t sids[SHARDS], seq; /* seq: of the group's last operation */
 	uint32_t life;              /* the group's incarnation */
 };
@@ -167,11 +167,14 @@ ask(struct bench *b, enum what what, uint32_t index, struct ctl_request *request
 	}
 	request->agent_inc = index + 1;
 	request->request_no = ++b->hosts[index].request_no;
+	request->attach_no = b->hosts[index].attach_no;
 	int64_t begin_ns = th_now_ns();
 	refsrv_step(b->server, b->now_ns, token, request, &out);
 	b->spent_ns[what] += th_now_ns() - begin_ns;
 	b->count[what]++;
 	take_out(b, &out, token, request->kind == CTL_POLL ? NULL : &reply);
+	if (request->kind == CTL_ATTACH && reply.code == 0)
+		b->hosts[index].attach_no = reply.u.attach.attach_no;
 	return reply;
 }
 

@@ -30,7 +30,7 @@ struct crowd {
 	const char *model;
 	uint32_t versions, name_bytes;
 	struct th_hash manifest;
-	uint64_t inc, number;
+	uint64_t inc, number, attach_no;
 	uint64_t *sids;
 	uint32_t count;
 };
@@ -49,6 +49,7 @@ ask(struct crowd *crowd, struct ctl_request *request, uint64_t tag)
 	size_t bytes;
 
 	request->agent_inc = crowd->inc;
+	request->attach_no = crowd->attach_no;
 	request->request_no = ++crowd->number;
 	if (ctl_request_pack(request, &data, &bytes) != 0 ||
 		net_client_send(crowd->client, tag, data, bytes, PATIENCE_NS) != 0)
@@ -166,6 +167,7 @@ join(struct crowd *crowd, const char *url, const char *node)
 	snprintf(attach.u.attach.data_address, sizeof(attach.u.attach.data_address), "127.0.0.1:1");
 	ask(crowd, &attach, 0);
 	take(crowd, CTL_ATTACH, &reply);
+	crowd->attach_no = reply.u.attach.attach_no;
 	crowd->manifest = manifest_key(rows, sizeof(rows));
 	put.u.manifest_put = (struct ctl_blob_part){.key = crowd->manifest,
 		.total_bytes = sizeof(rows),

@@ -79,10 +79,16 @@ fill_reply(struct rig *rig, const struct ctl_request *request, struct ctl_reply 
 	}
 	switch ((int)request->kind) {
 	case CTL_HELLO:
-		reply->u.hello = (struct ctl_hello_reply){rig->server_inc, TH_PROTOCOL_MAX};
+		reply->u.hello = (struct ctl_hello_reply){
+			.server_inc = rig->server_inc, .protocol = TH_PROTOCOL_MAX};
 		break;
 	case CTL_ATTACH:
-		reply->u.attach = (struct ctl_attach_reply){rig->server_inc, rig->fresh};
+		reply->u.attach = (struct ctl_attach_reply){
+			.server_inc = rig->server_inc,
+			.attach_no = ++rig->attach_no,
+			.epoch = (uint32_t)rig->server_inc,
+			.fresh = rig->fresh,
+		};
 		if (rig->fresh)
 			rig->last_event = rig->num_events = 0;
 		rig->unknown = false;

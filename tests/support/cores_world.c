@@ -148,7 +148,8 @@ world_put(const struct worker *worker, struct th_hash *ret_key)
 	struct refsrv_out out;
 	struct ctl_request put = {.kind = CTL_MANIFEST_PUT,
 		.agent_inc = NODE_INC(worker->node),
-		.request_no = agent_request_no(world.agents[worker->node])};
+		.request_no = agent_request_no(world.agents[worker->node]),
+		.attach_no = agent_attach_no(world.agents[worker->node])};
 
 	*ret_key = hash_bytes(data, sizeof(data));
 	put.u.manifest_put = (struct ctl_blob_part){.key = *ret_key,

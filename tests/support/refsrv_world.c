@@ -57,6 +57,7 @@ pump(struct world *w)
 			struct ctl_request request = {
 				.kind = CTL_POLL,
 				.agent_inc = agent->inc,
+				.attach_no = agent->attach_no,
 				.u.poll.last_event = agent->last_event,
 			};
 			struct refsrv_out out;
@@ -108,9 +109,14 @@ world_attach(struct world *w, uint32_t index, const char *datacenter)
 		request.u.attach.datacenter, sizeof(request.u.attach.datacenter), "%s", datacenter);
 	snprintf(request.u.attach.data_address, sizeof(request.u.attach.data_address), "%s:%u",
 		agent->node, 7000 + index);
+	request.u.attach.server_inc = agent->server_inc;
+	request.u.attach.epoch = agent->epoch;
 	int code = world_request(w, index, &request);
 	if (code == 0) {
 		agent->attached = true;
+		agent->server_inc = w->reply.u.attach.server_inc;
+		agent->attach_no = w->reply.u.attach.attach_no;
+		agent->epoch = w->reply.u.attach.epoch;
 		if (w->reply.u.attach.fresh)
 			agent->last_event = 0;
 	}
@@ -145,7 +151,7 @@ world_restart(struct world *w, uint32_t index)
 
 	agent->inc = ++w->last_inc;
 	agent->connection = ++w->last_connection;
-	agent->request_no = agent->last_event = 0;
+	agent->request_no = agent->last_event = agent->attach_no = agent->server_inc = 0;
 	agent->attached = agent->polling = agent->silent = false;
 	agent->num_inbox = 0;
 	return world_attach(w, index, "dc1");
@@ -192,6 +198,7 @@ world_request(struct world *w, uint32_t index, struct ctl_request *request)
 	request->agent_inc = agent->inc;
 	request->connection = agent->connection;
 	request->request_no = ++agent->request_no;
+	request->attach_no = request->kind == CTL_ATTACH ? 0 : agent->attach_no;
 	int code = world_repeat(w, index, request);
 	if (agent->attached && w->reply.unknown_agent)
 		agent->attached = false;

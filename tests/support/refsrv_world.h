@@ -22,7 +22,9 @@
 #define SEC (1000 * MS)
 
 struct world_agent {
-	uint64_t inc, request_no, last_event;
+	uint64_t inc, request_no, last_event, attach_no;
+	uint64_t server_inc; /* attached to last */
+	uint32_t epoch;
 	char node[32];
 	bool attached, silent; /* silent: no beats in world_sleep */
 	uint64_t connection;   /* its requests come by it */

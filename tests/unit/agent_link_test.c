@@ -192,6 +192,63 @@ Test(agent_link, server__forgot_agent_but_not_sessions__attaches_again_and_goes_
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 }
 
+static uint64_t
+tag_of(enum ctl_request_kind kind)
+{
+	uint64_t tag = 0;
+
+	for (uint32_t i = 0; i < rig.num_sent; i++) {
+		if (rig.sent[i].request.kind == kind)
+			tag = rig.sent[i].tag;
+	}
+	return tag;
+}
+
+/* An answer that was on its way when the agent attached again: the request is asked again. */
+Test(agent_link, answer__to_a_former_attachment__says_nothing)
+{
+	rig_attach(&rig);
+	uint64_t sid = rig_ready(&rig, 1);
+	rig.held = 1u << CTL_OP;
+	rig_submit(&rig, 1, 0, CTL_OP_PUBLISH, "1", TH_FOREVER);
+	uint64_t tag = tag_of(CTL_OP), first = rig_request(&rig, CTL_OP)->attach_no;
+	struct ctl_reply late = {.kind = CTL_OP,
+		.request_no = rig_request(&rig, CTL_OP)->request_no,
+		.code = TH_E_STATE};
+	rig.held |= 1u << CTL_BEAT | 1u << CTL_WATCH;
+	rig.unknown = true;
+	rig_sleep(&rig, SEC + MS);
+	rig.unknown = false;
+	rig.held &= ~(1u << CTL_BEAT);
+	rig_sleep(&rig, SEC);
+	cr_assert_eq(rig.attach_no, 2);
+	cr_assert_neq(rig_request(&rig, CTL_OP)->attach_no, first);
+	rig_step(&rig, &(struct agent_event){
+			       .kind = AGENT_EV_REPLY, .u.reply = {.tag = tag, .reply = &late}});
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	rig.held = 0;
+	rig_answer(&rig, CTL_OP);
+	struct ctl_event outcome = rig_outcome(sid, 1, 0, 1);
+	rig_event(&rig, &outcome);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+}
+
+Test(agent_link, attach__a_lower_epoch_than_before__is_not_accepted)
+{
+	rig_attach(&rig);
+	rig.server_inc = 7;
+	rig.unknown = rig.fresh = true;
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert(agent_attached(rig.agent));
+	cr_assert_eq(rig_request(&rig, CTL_ATTACH)->u.attach.server_inc, 1);
+	rig.server_inc = 6;
+	rig.unknown = rig.fresh = true;
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_eq(rig_request(&rig, CTL_ATTACH)->u.attach.epoch, 7);
+	cr_assert(strstr(rig_last(&rig, AGENT_SERVER_STATE)->u.server.text, "epoch 6"));
+}
+
 Test(agent_link, server__restarted__sessions_are_broken_and_new_ones_open)
 {
 	rig_attach(&rig);

@@ -56,6 +56,7 @@ static char name_too_long[TH_NAME_MAX + 2];
 static char name_of_control[] = "a\nb";
 static char name_not_utf8[] = "a\xff";
 static char name_empty[] = "";
+static char name_of_letters[] = "abc";
 static char name_good[] = "good";
 static char spec_latest[] = "latest";
 static char spec_number[] = "17";
@@ -234,6 +235,7 @@ Test(convert_hostile, hashes_codes_ranges__are_refused)
 	Tensorhub__V1__Prepared prepared;
 	Tensorhub__V1__LegEnd end;
 	Tensorhub__V1__Hello hello;
+	Tensorhub__V1__Attach attach;
 	Tensorhub__V1__Hash key;
 
 	tensorhub__v1__hash__init(&key);
@@ -266,6 +268,16 @@ Test(convert_hostile, hashes_codes_ranges__are_refused)
 	cr_assert_eq(take(&message), TH_E_INVALID);
 	hello.protocol_min = 2;
 	hello.protocol_max = 1;
+	cr_assert_eq(take(&message), TH_E_INVALID);
+	hello.protocol_max = 2;
+	cr_assert_eq(take(&message), 0);
+	hello.epoch = TH_EPOCH_MAX + 1;
+	cr_assert_eq(take(&message), TH_E_INVALID);
+	tensorhub__v1__attach__init(&attach);
+	message = request_of(TENSORHUB__V1__REQUEST__BODY_ATTACH, &attach);
+	attach.node = attach.datacenter = attach.data_address = name_of_letters;
+	cr_assert_eq(take(&message), 0);
+	attach.epoch = TH_EPOCH_MAX;
 	cr_assert_eq(take(&message), TH_E_INVALID);
 }
 

@@ -36,6 +36,7 @@ send_request(
 	cr_assert_eq(ret_got->kind, request->kind);
 	cr_assert_eq(ret_got->request_no, request->request_no);
 	cr_assert_eq(ret_got->agent_inc, request->agent_inc);
+	cr_assert_eq(ret_got->attach_no, request->attach_no);
 }
 
 /* For kinds without pointers: the whole union comes back. */
@@ -46,6 +47,7 @@ same_request(struct ctl_request *request)
 	struct ctl_request got;
 
 	request->agent_inc = 0xfedcba9876543210;
+	request->attach_no = UINT64_MAX - 1;
 	request->request_no = UINT64_MAX;
 	send_request(request, &arena, &got);
 	cr_assert_arr_eq(&got.u, &request->u, sizeof(got.u), "kind %d", (int)request->kind);
@@ -75,6 +77,9 @@ Test(convert, request__sessions__come_back)
 
 	request.u.hello.protocol_min = 1;
 	request.u.hello.protocol_max = 7;
+	request.u.hello.server_inc = UINT64_MAX;
+	request.u.hello.epoch = TH_EPOCH_MAX;
+	request.u.hello.serving = true;
 	same_request(&request);
 
 	request = new_request(CTL_ATTACH);
@@ -83,6 +88,8 @@ Test(convert, request__sessions__come_back)
 	name_of(request.u.attach.data_address, TH_ADDRESS_MAX, 'a');
 	request.u.attach.spot = true;
 	request.u.attach.offload_bytes = UINT64_MAX;
+	request.u.attach.server_inc = UINT64_MAX;
+	request.u.attach.epoch = TH_EPOCH_MAX - 1;
 	same_request(&request);
 
 	request = new_request(CTL_OPEN);
@@ -417,12 +424,14 @@ Test(convert, reply__without_arrays__comes_back)
 	struct convert_arena arena = {0};
 	struct ctl_reply reply = new_reply(CTL_HELLO), got;
 
-	reply.u.hello = (struct ctl_hello_reply){UINT64_MAX, 1};
+	reply.u.hello = (struct ctl_hello_reply){UINT64_MAX, 1, 5, true};
 	send_reply(&reply, &arena, &got);
 	cr_assert_arr_eq(&got.u.hello, &reply.u.hello, sizeof(got.u.hello));
 	reply = new_reply(CTL_ATTACH);
 	reply.u.attach.server_inc = 5;
 	reply.u.attach.fresh = true;
+	reply.u.attach.attach_no = UINT64_MAX;
+	reply.u.attach.epoch = TH_EPOCH_MAX;
 	send_reply(&reply, &arena, &got);
 	cr_assert_arr_eq(&got.u.attach, &reply.u.attach, sizeof(got.u.attach));
 	reply = new_reply(CTL_OPEN);

@@ -47,7 +47,7 @@ Test(refsrv_session, hello__no_overlap__protocol_names_both_ranges)
 {
 	struct ctl_request request = {.kind = CTL_HELLO, .u.hello = {5, 9}};
 	cr_assert_eq(world_repeat(&w, 0, &request), TH_E_PROTOCOL);
-	cr_assert(says("5 to 9") && says("1 to 1"));
+	cr_assert(says("5 to 9") && says("2 to 2"));
 }
 
 Test(refsrv_session, request__agent_unknown__told_to_attach)
@@ -182,7 +182,11 @@ static void
 poll(uint32_t a, uint64_t last, uint64_t token, struct refsrv_out *ret_out)
 {
 	struct ctl_request request = {
-		.kind = CTL_POLL, .agent_inc = w.agents[a].inc, .u.poll.last_event = last};
+		.kind = CTL_POLL,
+		.agent_inc = w.agents[a].inc,
+		.attach_no = w.agents[a].attach_no,
+		.u.poll.last_event = last,
+	};
 	refsrv_step(w.server, w.now_ns, token, &request, ret_out);
 }
 

@@ -156,7 +156,7 @@ start_ready(struct serverd *serverd, const char *url)
 struct asker {
 	struct net_client *client;
 	struct convert_arena arena;
-	uint64_t inc, number;
+	uint64_t inc, number, attach_no;
 };
 
 static void
@@ -183,6 +183,7 @@ send_request(struct asker *asker, struct ctl_request *request)
 	size_t bytes;
 
 	request->agent_inc = asker->inc;
+	request->attach_no = asker->attach_no;
 	request->request_no = ++asker->number;
 	cr_assert_eq(ctl_request_pack(request, &data, &bytes), 0);
 	cr_assert_eq(
@@ -243,6 +244,7 @@ attach(struct asker *asker)
 
 	cr_assert_eq(reply.code, 0, "%s", reply.text);
 	cr_assert(reply.u.attach.fresh);
+	asker->attach_no = reply.u.attach.attach_no;
 }
 
 /* ---- tests -------------------------------------------------------------------------------- */

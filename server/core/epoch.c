@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * epoch - see epoch.h. No I/O.
+ */
+#include "server/core/epoch.h"
+
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/rng.h"
+#include "ipc/base/sim.h"
+
+#define PLACE_MASK ((UINT64_C(1) << (TH_EPOCH_SHIFT - 1)) - 1)
+
+void
+epoch_seen(struct refsrv *server, uint32_t epoch)
+{
+	uint64_t state = server->config.server_inc;
+
+	if (server->epoch != 0 && epoch < server->epoch)
+		return;
+	if (server->epoch != 0)
+		TH_MARK(epoch_raised);
+	server->epoch = th_min_u32(epoch, TH_EPOCH_MAX - 1) + 1;
+	server->last_id =
+		((uint64_t)server->epoch << TH_EPOCH_SHIFT) | (th_splitmix64(&state) & PLACE_MASK);
+}
+
+uint64_t
+epoch_next_id(struct refsrv *server)
+{
+	TH_ASSERT(server->epoch != 0);
+	return ++server->last_id;
+}
