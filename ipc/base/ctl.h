@@ -131,6 +131,10 @@ struct ctl_poll {
 	uint64_t last_event; /* acknowledges all events up to this number */
 };
 
+enum ctl_open_flags { /* as enum thc_open_flags */
+	CTL_OPEN_SPOT = 1u,
+};
+
 struct ctl_open {
 	char model[TH_NAME_MAX + 1];
 	char replica[TH_NAME_MAX + 1];
@@ -160,6 +164,10 @@ struct ctl_blob_part { /* MANIFEST_PUT, and the reply to MANIFEST_GET */
 struct ctl_blob_get {
 	struct th_hash key;
 	uint64_t offset;
+};
+
+enum ctl_op_flags { /* as enum thc_unpublish_flags */
+	CTL_OP_FORCE = 1u, /* of unpublish: give the version up */
 };
 
 struct ctl_op {

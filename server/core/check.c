@@ -274,6 +274,28 @@ check_snapshots(const struct refsrv *server)
 	TH_ASSERT(bytes <= server->config.snapshot_bytes_max);
 }
 
+static void
+check_claims(const struct model *model)
+{
+	const struct claim *claim, *other;
+	const struct group *group;
+
+	TH_ASSERT(model->retention.model == model);
+	DL_FOREACH(model->retention.claims, claim)
+	{
+		uint32_t holders = 0;
+		DL_FOREACH(model->groups, group)
+		{
+			holders += group->claim == claim;
+		}
+		/* A claim has a holder, or had one that crashed (I16). */
+		TH_ASSERT(holders == claim->num_holders && claim->rules.num_rules > 0);
+		TH_ASSERT(holders > 0 || claim->grace_ns != INT64_MIN);
+		for (other = claim->next; other != NULL; other = other->next)
+			TH_ASSERT(!th_retain_equal(&claim->rules, &other->rules));
+	}
+}
+
 void
 refsrv_check(const struct refsrv *server)
 {
@@ -285,8 +307,9 @@ refsrv_check(const struct refsrv *server)
 
 	for (model = server->models; model != NULL; model = model->hh.next) {
 		check_lists(model);
-		TH_ASSERT(
-			model->groups != NULL || model->versions != NULL || model->watches != NULL);
+		TH_ASSERT(model->groups != NULL || model->versions != NULL ||
+			  model->watches != NULL || model->retention.claims != NULL);
+		check_claims(model);
 		DL_FOREACH(model->groups, group)
 		{
 			check_group(server, group);

@@ -153,6 +153,31 @@ copy_drained(const struct copy *copy)
 	return true;
 }
 
+bool
+copy_spot(const struct copy *copy)
+{
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		const struct member *member = copy->parts[i].member;
+		if (member != NULL &&
+			(member->agent->info.spot || (member->flags & CTL_OPEN_SPOT) != 0))
+			return true;
+	}
+	return false;
+}
+
+bool
+copy_secure(const struct copy *copy)
+{
+	if (copy->state != COPY_READY || copy->draining || copy->aborting ||
+		copy->group->state == GROUP_BROKEN || !content_listed(copy) || copy_spot(copy))
+		return false;
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		if (copy->parts[i].member->agent->state != AGENT_ACTIVE)
+			return false;
+	}
+	return true;
+}
+
 struct part *
 copy_part_of(const struct member *member)
 {

@@ -23,6 +23,7 @@
 #include "server/core/leg.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
+#include "server/core/retain.h"
 
 struct member *
 member_lookup(struct refsrv *server, uint64_t sid)
@@ -179,6 +180,9 @@ join_check(const struct group *group, const struct agent *agent, const struct ct
 			", node %s with %" PRIu64 "; give all members the same one",
 			group->replica, group->model->name, agent->info.node, open->lineage,
 			other_node, group->lineage);
+	int rc = retain_join(group, agent, open, err);
+	if (rc != 0)
+		return rc;
 	twin = group->members[open->shard];
 	if (twin != NULL)
 		return th_fail(err, TH_E_GROUP_MISMATCH,
@@ -193,8 +197,11 @@ int
 member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *open,
 	struct ctl_open_reply *ret_reply, struct th_err *err)
 {
+	struct th_retain rules;
 	int rc = open_check(server, agent, open, err);
 
+	if (rc == 0)
+		rc = th_retain_parse(open->retain, &rules, err);
 	if (rc != 0)
 		return rc;
 	struct model *model = model_acquire(server, open->model);
@@ -210,6 +217,7 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 			return rc;
 	} else {
 		group = group_new(server, model, open);
+		retain_claim(server, group, &rules);
 	}
 	struct member *member = th_calloc(1, sizeof(*member));
 	member->sid = epoch_next_id(server);
@@ -378,6 +386,7 @@ member_close(struct refsrv *server, struct agent *agent, const struct ctl_close 
 		: close->died         ? "lost its worker"
 				      : "was closed");
 	member->closed = true;
+	retain_leave(server, member->group, close->died || close->broke_contract);
 	enum event_severity severity = close->broke_contract ? EVENT_ERROR
 				       : close->died         ? EVENT_WARN
 							     : EVENT_INFO;
@@ -398,6 +407,7 @@ member_lost(struct refsrv *server, struct member *member, const char *why)
 		"this handle and open again",
 		group->replica, group->model->name, member->shard, member->agent->info.node, why);
 	member->closed = true;
+	retain_leave(server, group, true);
 	break_group(server, group, EVENT_WARN, member->agent->info.node, cause.text);
 	struct part *part = copy_part_of(member);
 	if (part != NULL) {

@@ -13,6 +13,7 @@
 #include "server/core/content.h"
 #include "server/core/group.h"
 #include "server/core/model.h"
+#include "server/core/retain.h"
 #include "server/core/snapshot.h"
 #include "server/core/timer.h"
 
@@ -62,7 +63,7 @@ describe_copy(const struct copy *copy, struct ctl_replica_info *ret_info)
 }
 
 static void
-fill(const struct model *model, struct ctl_version_info *versions,
+fill(struct refsrv *server, const struct model *model, struct ctl_version_info *versions,
 	struct ctl_replica_info *replicas)
 {
 	const struct version *version;
@@ -79,6 +80,7 @@ fill(const struct model *model, struct ctl_version_info *versions,
 		if (num == 0)
 			continue;
 		versions->version = version->id;
+		versions->retained = retain_names(server, version);
 		versions->num_replicas = num;
 		versions->replicas = replicas;
 		versions++;
@@ -108,7 +110,7 @@ list_now(struct refsrv *server, const struct model *model, struct ctl_listing *r
 	count(model, &num_versions, &num_replicas);
 	struct ctl_version_info *versions = refsrv_scratch(server, num_versions, sizeof(*versions));
 	struct ctl_replica_info *replicas = refsrv_scratch(server, num_replicas, sizeof(*replicas));
-	fill(model, versions, replicas);
+	fill(server, model, versions, replicas);
 	*ret_listing = (struct ctl_listing){
 		.generation = model->generation,
 		.num_versions = num_versions,
@@ -131,7 +133,7 @@ listing_snapshot(struct refsrv *server, uint64_t owner, const struct model *mode
 	if (rc != 0)
 		return rc;
 	struct ctl_version_info *versions = (struct ctl_version_info *)(snapshot + 1);
-	fill(model, versions, (struct ctl_replica_info *)(versions + num_versions));
+	fill(server, model, versions, (struct ctl_replica_info *)(versions + num_versions));
 	snapshot->u.listing = (struct ctl_listing){
 		.generation = model->generation,
 		.num_versions = num_versions,

@@ -39,6 +39,7 @@ model_acquire(struct refsrv *server, const char *name)
 	model->generation = server->generation;
 	model->revision = ++server->revision;
 	model->quiet_ns = INT64_MIN;
+	model->retention.model = model;
 	HASH_ADD_STR(server->models, name, model);
 	return model;
 }
@@ -46,8 +47,10 @@ model_acquire(struct refsrv *server, const char *name)
 void
 model_release(struct refsrv *server, struct model *model)
 {
-	if (model->groups != NULL || model->versions != NULL || model->watches != NULL)
+	if (model->groups != NULL || model->versions != NULL || model->watches != NULL ||
+		model->retention.claims != NULL)
 		return;
+	timer_stop(server, &model->retention.timer);
 	if (model->dirty)
 		DL_DELETE2(server->dirty, model, dirty_prev, dirty_next);
 	if (model->changed && model->timer.place == 0)
@@ -160,7 +163,7 @@ copy_counts(struct refsrv *server, struct copy *copy)
 	return true;
 }
 
-static bool
+bool
 version_counts(struct refsrv *server, const struct version *version)
 {
 	struct copy *copy;

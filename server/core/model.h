@@ -29,6 +29,12 @@ struct version *version_new(struct refsrv *server, struct model *model, struct t
 void version_free(struct refsrv *server, struct version *version);
 
 /*
+ * It is there for names: a copy is complete, or filling from a chain that reaches a complete one.
+ * Remembered while server.mark stays: the caller begins with server.mark++.
+ */
+bool version_counts(struct refsrv *server, const struct version *version);
+
+/*
  * Which version the spec names now: in the highest lineage that has a version. None when there is
  * no version to count from, or when latest-K would be negative. The version need not exist.
  */

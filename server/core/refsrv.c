@@ -23,6 +23,7 @@
 #include "server/core/listing.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
+#include "server/core/retain.h"
 #include "server/core/snapshot.h"
 #include "server/core/state.h"
 #include "server/core/timer.h"
@@ -42,6 +43,8 @@ refsrv_config_default(struct refsrv_config *ret_config)
 		.gone_ns = 2 * SECOND_NS,
 		.coalesce_ns = SECOND_NS / 50,
 		.pair_block_ns = 30 * SECOND_NS,
+		.successor_copies = 1,
+		.grace_ns = 600 * SECOND_NS,
 		.agents_max = 4096,
 		.members_max = 65536,
 		.members_per_agent_max = 256,
@@ -129,6 +132,7 @@ free_models(struct refsrv *server)
 		{
 			group_settle(server, group);
 		}
+		retain_free(model);
 		model_release(server, model);
 	}
 	TH_ASSERT(server->models == NULL);
@@ -186,6 +190,9 @@ fire(struct refsrv *server, struct timer *timer)
 	case TIMER_OP:
 		op_timers(server, TIMER_OWNER(timer, struct op));
 		break;
+	case TIMER_RETENTION:
+		model_dirty(TIMER_OWNER(timer, struct retention)->model);
+		break;
 	}
 }
 
@@ -211,6 +218,7 @@ settle_model(struct refsrv *server, struct model *model)
 	{
 		group_settle(server, group);
 	}
+	retain_settle(server, model);
 	model_release(server, model);
 }
 

@@ -80,6 +80,8 @@ struct refsrv_config {
 	int64_t gone_ns; /* ... or its connection ended, and it does not come back for so long */
 	int64_t coalesce_ns;   /* CHANGED events of one model are at least this far apart */
 	int64_t pair_block_ns; /* a failed (reader, source) pair of agents is avoided this long*/
+	uint32_t successor_copies; /* a version is retained until its successor has so many */
+	int64_t grace_ns;          /* a claim outlives a crashed holder: 10 min */
 	uint32_t agents_max, members_max, members_per_agent_max;
 	uint64_t blob_bytes_max;     /* of all manifests and attributes together */
 	uint64_t snapshot_bytes_max; /* of all listings kept to be given in parts, or for groups */

@@ -20,6 +20,7 @@
 
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
+#include "ipc/base/retain.h"
 #include "server/core/event_log.h"
 #include "server/core/refsrv.h"
 #include "server/core/tables.h"
@@ -35,7 +36,7 @@
 
 /* ---- time ----------------------------------------------------------------------------------- */
 
-enum timer_kind { TIMER_MODEL = 1, TIMER_OP };
+enum timer_kind { TIMER_MODEL = 1, TIMER_OP, TIMER_RETENTION };
 
 struct timer { /* see timer.h */
 	int64_t at_ns;
@@ -122,6 +123,21 @@ struct agent { /* owned by server.agents */
 	UT_hash_handle hh;
 };
 
+/* ---- retention ------------------------------------------------------------------------------- */
+
+struct claim { /* the same rules of any number of groups; owned by retention.claims */
+	struct th_retain rules;
+	uint32_t num_holders; /* groups that have not been closed                            */
+	int64_t grace_ns;     /* a holder has crashed: it lasts until then; INT64_MIN: none  */
+	struct claim *prev, *next;
+};
+
+struct retention { /* see retain.h; part of struct model */
+	struct model *model;
+	struct claim *claims;
+	struct timer timer; /* the next of its deadlines */
+};
+
 /* ---- models, versions, copies --------------------------------------------------------------- */
 
 struct model { /* owned by server.models; freed when nothing refers to it */
@@ -131,6 +147,7 @@ struct model { /* owned by server.models; freed when nothing refers to it */
 	struct group *groups;     /* all incarnations, oldest first */
 	struct group *busy; /* those with an open operation, or broken: by busy_prev/busy_next */
 	struct watch *watches;
+	struct retention retention;
 	uint64_t generation; /* of the listing */
 	uint64_t revision;   /* ... and of what it says of progress */
 	int64_t quiet_ns;    /* no CHANGED before this */
@@ -259,6 +276,8 @@ struct group { /* owned by model.groups */
 	struct member **members;             /* owns the array; by shard, NULL: not there */
 	struct op *ops;                      /* ascending op_seq */
 	struct copy *copy;                   /* what it holds or fills */
+	struct th_retain retain;             /* its members' rules                              */
+	struct claim *claim;                 /* borrows; NULL: no rules, or a member has closed */
 	bool busy;                           /* listed in model.busy */
 	struct group *busy_prev, *busy_next;
 	struct group *prev, *next;

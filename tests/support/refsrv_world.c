@@ -111,6 +111,8 @@ world_attach(struct world *w, uint32_t index, const char *datacenter)
 		agent->node, 7000 + index);
 	request.u.attach.server_inc = agent->server_inc;
 	request.u.attach.epoch = agent->epoch;
+	request.u.attach.spot = w->spot;
+	request.u.attach.offload_bytes = w->offload_bytes;
 	int code = world_request(w, index, &request);
 	if (code == 0) {
 		agent->attached = true;
@@ -328,6 +330,8 @@ world_open(struct world *w, uint32_t agent, const char *model, const char *repli
 	request.u.open.shard = shard;
 	request.u.open.num_shards = num_shards;
 	request.u.open.lineage = lineage;
+	if (w->retain != NULL)
+		snprintf(request.u.open.retain, sizeof(request.u.open.retain), "%s", w->retain);
 	int code = world_request(w, agent, &request);
 	if (code == 0)
 		*ret_sid = w->reply.u.open.sid;

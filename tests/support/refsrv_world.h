@@ -45,6 +45,9 @@ struct world {
 	/* The reply to the last request; its pointers are copied into these. */
 	struct ctl_reply reply;
 	bool answered;
+	bool spot;              /* of agents that attach */
+	uint64_t offload_bytes; /* ... and what they keep for copies of others */
+	const char *retain;     /* rules that world_open and world_member bring; NULL: none */
 	bool hash_late; /* world_outcome says nothing of what was published: world_content does */
 };
 
