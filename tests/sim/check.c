@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check - when which checker looks.
+ */
+#include "tests/sim/check.h"
+
+#define SLOWLY 64u /* events */
+
+void
+check_event(void)
+{
+	if (world.events % SLOWLY == 0)
+		check_slowly();
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check - the invariants (I1 .. of the protocol): hooks that the world calls where something
+ * happens, and what is looked at after events. A breach ends the run by sim_fail().
+ *
+ *   check_memory.c  I1 bytes, I2 nobody reads what may be written, I3 nobody writes what was given
+ *                   back, I7 what is counted is verified
+ *   check_group.c   I4 one outcome for all members, I6 no backward move
+ *   check_server.c  I5 ready means complete, at the server's own inspection
+ *   check_time.c    I14 deadlines, I15 liveness, I16 nothing is left, I8 at the end
+ */
+#ifndef TH_TESTS_SIM_CHECK_H
+#define TH_TESTS_SIM_CHECK_H
+
+#include "tests/sim/sim.h"
+
+void check_start(void);
+/* After every event of the clock. */
+void check_event(void);
+/* Now and then, and when the world is calm. */
+void check_slowly(void);
+
+/* Memory: somebody may write it from now on; a leg reads, or writes; digests are made of it. */
+void check_scribble(const struct memory *memory, const char *who);
+void check_sample(const struct leg *leg);
+void check_write(const struct leg *leg);
+void check_hash(const struct handle *handle);
+void check_part_new(struct handle *handle);
+void check_serve(const struct leg *leg, const struct agent_action *action);
+void check_leg_over(const struct leg *leg, enum agent_event_kind kind);
+
+/* Calls of workers. */
+void check_submit(const struct worker *worker);
+void check_complete(struct worker *worker, const struct agent_action *action);
+/* Its deadline and the grace have passed without an outcome. */
+void check_late(const struct worker *worker);
+void check_line(const struct worker *worker, const struct agent_line *line);
+void check_group_start(const struct group *group);
+/* A trainer is about to say that these bytes are this version. */
+void check_published(const struct group *group, uint64_t version, uint32_t variant);
+
+/* Faults have ended some time ago: everything must have moved. */
+void check_alive(void);
+/* Everybody has closed: nothing may be left. True: not yet all gone, wait. */
+bool check_remains(void);
+void check_end(void);
+
+#endif

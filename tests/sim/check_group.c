@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check_group - I1 of what a call returns, I4 and I6: what the members of a group are told.
+ *
+ * Members belong to one life of their group when they were opened under the same launch at the same
+ * server; what their operations with the same number say must agree.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "tests/sim/check.h"
+
+#define OUTCOMES_MAX 1024u
+#define VERSIONS_MAX 4096u
+
+static struct {
+	struct outcome {
+		uint64_t op_seq, server;
+		uint32_t kind, variant;
+		int code;
+		uint64_t version;
+	} outcomes[GROUPS_MAX][OUTCOMES_MAX];
+	uint32_t num_outcomes[GROUPS_MAX];
+	uint64_t variants[MODELS_MAX][VERSIONS_MAX]; /* published at any time: bits */
+} record;
+
+void
+check_start(void)
+{
+	memset(record.num_outcomes, 0, sizeof(record.num_outcomes));
+	memset(record.variants, 0, sizeof(record.variants));
+}
+
+void
+check_group_start(const struct group *group)
+{
+	record.num_outcomes[group->index] = 0;
+}
+
+void
+check_published(const struct group *group, uint64_t version, uint32_t variant)
+{
+	if (version < VERSIONS_MAX)
+		record.variants[group->model][version] |= UINT64_C(1) << variant;
+}
+
+/* Which of the published contents of this version it is; 64: of none. */
+static uint32_t
+variant_of(const struct worker *worker, uint64_t version)
+{
+	for (uint32_t i = 0; i < 64 && version < VERSIONS_MAX; i++) {
+		struct content content = program_content(worker->group, worker->shard, version, i);
+		if ((record.variants[worker->group->model][version] >> i & 1) != 0 &&
+			memory_compare(worker->memory, &content) == UINT32_MAX)
+			return i;
+	}
+	return 64;
+}
+
+/* Not the group's outcome, but what this member alone is told. */
+static bool
+private_code(int code)
+{
+	return code == TH_E_GROUP_BROKEN || code == TH_E_GROUP_MISMATCH || code == TH_E_NO_SERVER ||
+	       code == TH_E_CANCELLED || code == TH_E_CONTRACT || code == TH_E_AGENT_LOST;
+}
+
+static void
+agree(const struct worker *worker, const struct outcome *new)
+{
+	uint32_t index = worker->group->index;
+
+	for (uint32_t i = 0; i < record.num_outcomes[index]; i++) {
+		const struct outcome *old = &record.outcomes[index][i];
+		if (old->op_seq != new->op_seq || old->server != new->server)
+			continue;
+		if (old->code != new->code || old->version != new->version ||
+			old->kind != new->kind)
+			sim_fail("I4",
+				"group %u, operation %" PRIu64
+				": one member has %s, version %" PRId64
+				", another %s, version %" PRId64,
+				index, new->op_seq, th_errname(old->code), (int64_t)old->version,
+				th_errname(new->code), (int64_t) new->version);
+		if (old->variant != new->variant)
+			sim_fail("I1",
+				"group %u: two members hold different contents of version "
+				"%" PRIu64,
+				index, new->version);
+		return;
+	}
+	if (record.num_outcomes[index] < OUTCOMES_MAX)
+		record.outcomes[index][record.num_outcomes[index]++] = *new;
+}
+
+void
+check_submit(const struct worker *worker)
+{
+	const struct call *call = &worker->call;
+
+	if (call->kind == CTL_OP_PUBLISH && worker->memory->right != MEMORY_OWNER)
+		sim_fail("I2", "a worker publishes memory that is not its own");
+}
+
+void
+check_complete(struct worker *worker, const struct agent_action *action)
+{
+	const struct call *call = &worker->call;
+	int code = action->u.complete.code;
+	struct th_version held = action->u.complete.result.version;
+	struct outcome outcome = {
+		.op_seq = action->u.complete.op_seq,
+		.server = worker->opened_server,
+		.kind = call->kind,
+		.code = code,
+	};
+
+	if (code == 0 && call->kind == CTL_OP_UNPUBLISH && worker->memory->right != MEMORY_OWNER)
+		sim_fail("I2", "unpublish has succeeded and the memory is not the worker's");
+	if (code == 0 && call->kind != CTL_OP_LIST && call->kind != CTL_OP_UNPUBLISH) {
+		outcome.version = held.version;
+		if (th_version_none(held))
+			sim_fail("I1", "%u has succeeded and holds nothing", call->kind);
+		outcome.variant = variant_of(worker, held.version);
+		if (outcome.variant == 64)
+			sim_fail("I1",
+				"group %u shard %u is told that it holds version %" PRIu64
+				", and its bytes are not of it",
+				worker->group->index, worker->shard, held.version);
+		if (memcmp(call->spec, "latest", 6) == 0 &&
+			th_version_compare(held, call->held) < 0)
+			sim_fail("I6", "group %u moves back from version %" PRIu64 " to %" PRIu64,
+				worker->group->index, call->held.version, held.version);
+	}
+	if (code == TH_E_NO_SERVER && th_version_compare(worker->line.held, call->held) != 0)
+		sim_fail("I4", "NO_SERVER promises that nothing has changed");
+	if (outcome.op_seq != 0 && !private_code(code))
+		agree(worker, &outcome);
+}
+
+void
+check_line(const struct worker *worker, const struct agent_line *line)
+{
+	/* What a broken group's member holds is its own again, and stays. */
+	if (line->safe_to_mutate && !th_version_none(line->held) && line->broken == 0)
+		sim_fail("I2", "group %u shard %u holds a version and may write it",
+			worker->group->index, worker->shard);
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check_time - I14, I15, I16 and I8 at the end: calls return, everything moves once the faults have
+ * ended, and nothing is left when all have closed.
+ */
+#include <inttypes.h>
+
+#include "tests/sim/check.h"
+
+/* What was disturbed may take this long to find its way again. */
+#define RECOVERY_NS (25 * SEC)
+
+static bool
+undisturbed(const struct worker *worker)
+{
+	return world.calm && worker->call.submitted_ns > world.calm_ns + RECOVERY_NS;
+}
+
+void
+check_late(const struct worker *worker)
+{
+	if (undisturbed(worker))
+		sim_fail("I14",
+			"group %u shard %u: call %u of %" PRId64 " ms has no outcome in time",
+			worker->group->index, worker->shard, worker->call.kind,
+			worker->call.timeout_ns / MS);
+}
+
+void
+check_alive(void)
+{
+	for (uint32_t i = 0; i < world.options.groups; i++) {
+		const struct group *group = &world.groups[i];
+		/* Another layout than the trainers' fails for good; a version may have no
+		 * predecessor. */
+		if (group->layout != 0 || group->behind > 0)
+			continue;
+		if (group->successes == group->successes_before)
+			sim_fail("I15", "group %u has done nothing since the faults have ended", i);
+	}
+}
+
+bool
+check_remains(void)
+{
+	for (uint32_t i = 0; i < world.options.hosts; i++) {
+		if (world.hosts[i].handles != NULL)
+			return true;
+	}
+	for (uint32_t i = 0; i < world.options.groups; i++) {
+		for (uint32_t k = 0; k < world.groups[i].shards; k++) {
+			if (world.groups[i].workers[k].state != W_OFF)
+				return true;
+		}
+	}
+	return mover_running() > 0;
+}
+
+void
+check_end(void)
+{
+	struct agent_session_info info;
+
+	for (uint32_t i = 0; i < world.options.groups; i++) {
+		for (uint32_t k = 0; k < world.groups[i].shards; k++) {
+			const struct worker *worker = &world.groups[i].workers[k];
+			if (worker->state != W_OFF)
+				sim_fail("I16", "group %u shard %u does not end: state %d", i, k,
+					(int)worker->state);
+		}
+	}
+	for (uint32_t i = 0; i < world.options.hosts; i++) {
+		if (agent_session_at(world.hosts[i].core, 0, &info))
+			sim_fail("I16", "host %u still has a session of %s", i, info.replica);
+	}
+	if (mover_running() > 0)
+		sim_fail("I16", "%u legs are left", mover_running());
+	for (uint32_t i = 0; i < world.options.servers; i++) {
+		struct srv *srv = &world.servers[i];
+		const struct ctl_inspection *left =
+			refsrv_inspect(srv->core, process_now(&srv->process));
+		if (left->num_members > 0)
+			sim_fail("I16", "server %u still has %u members, the first %s shard %u", i,
+				left->num_members, left->members[0].replica,
+				left->members[0].shard);
+		if (left->num_transfers > 0)
+			sim_fail("I8", "server %u still has %u legs", i, left->num_transfers);
+	}
+	for (const struct memory *memory = world.memories; memory != NULL; memory = memory->next) {
+		if (memory->mapped > 0)
+			sim_fail("I16", "a memory is still mapped");
+	}
+}

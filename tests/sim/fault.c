@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fault - what goes wrong by itself, each kind at times of its own. What is wrong with single
+ * messages and legs is drawn where they are sent (net.c, mover.c).
+ */
+#include "tests/sim/sim.h"
+
+struct fault_task {
+	struct task task;
+	const struct fault *fault;
+	struct process *process; /* which is to start or to go on */
+	uint64_t life;
+};
+
+static struct host *
+any_host(void)
+{
+	return &world.hosts[chance(RNG_FAULT, world.options.hosts)];
+}
+
+static struct srv *
+any_server(void)
+{
+	return &world.servers[chance(RNG_FAULT, world.options.servers)];
+}
+
+static void
+later(void (*run)(struct task *), struct process *process, int64_t delay_ns)
+{
+	struct fault_task *task = task_new(sizeof(*task), run, NULL);
+
+	task->process = process;
+	task->life = process->life;
+	task_in(&task->task, delay_ns);
+}
+
+/* ---- processes ------------------------------------------------------------------------------- */
+
+static void
+go_on(struct task *task)
+{
+	struct fault_task *mine = (struct fault_task *)task;
+
+	if (mine->process->life == mine->life && mine->process->paused) {
+		TRACE("$ # goes on", TRACE_S(mine->process->kind), mine->process->index);
+		process_resume(mine->process);
+	}
+}
+
+static void
+stop(struct process *process, int64_t ns)
+{
+	if (!process->alive || process->paused)
+		return;
+	TRACE("$ # is stopped for # ms", TRACE_S(process->kind), process->index,
+		(uint64_t)(ns / MS));
+	process_pause(process);
+	later(go_on, process, ns);
+}
+
+static void
+start_host(struct task *task)
+{
+	struct host *host = &world.hosts[((struct fault_task *)task)->process->index];
+
+	if (!host->process.alive)
+		host_start(host);
+}
+
+static void
+start_server(struct task *task)
+{
+	struct srv *srv = &world.servers[((struct fault_task *)task)->process->index];
+
+	if (!srv->process.alive)
+		srv_start(srv);
+}
+
+static void
+worker_dies(void)
+{
+	struct group *group = &world.groups[chance(RNG_FAULT, world.options.groups)];
+
+	worker_kill(&group->workers[chance(RNG_FAULT, group->shards)]);
+}
+
+static void
+host_crashes(void)
+{
+	struct host *host = any_host();
+	bool machine = percent(RNG_FAULT, 30);
+
+	if (!host->process.alive)
+		return;
+	for (uint32_t i = 0; machine && i < world.options.groups; i++) {
+		for (uint32_t k = 0; k < world.groups[i].shards; k++) {
+			if (world.groups[i].workers[k].host == host)
+				worker_kill(&world.groups[i].workers[k]);
+		}
+	}
+	host_crash(host);
+	later(start_host, &host->process, between(RNG_FAULT, 100 * MS, 5 * SEC));
+}
+
+static void
+host_stops(void)
+{
+	stop(&any_host()->process, between(RNG_FAULT, 50 * MS, 15 * SEC));
+}
+
+static void
+server_restarts(void)
+{
+	struct srv *srv = any_server();
+
+	if (!srv->process.alive)
+		return;
+	srv_stop(srv);
+	later(start_server, &srv->process, between(RNG_FAULT, 0, world.options.server_down_ns));
+}
+
+static void
+server_stops(void)
+{
+	stop(&any_server()->process, between(RNG_FAULT, 500 * MS, 12 * SEC));
+}
+
+/* ---- links ----------------------------------------------------------------------------------- */
+
+static uint32_t
+any_endpoint(void)
+{
+	uint64_t all = world.options.hosts + world.options.servers;
+	uint64_t draw = chance(RNG_FAULT, all);
+
+	return draw < world.options.hosts ? (uint32_t)draw
+					  : HOSTS_MAX + (uint32_t)draw - world.options.hosts;
+}
+
+static void
+each_link(uint32_t a, bool in, bool out, bool servers_only, int64_t until_ns)
+{
+	for (uint32_t b = 0; b < ENDPOINTS_MAX; b++) {
+		if (b == a || (servers_only && b < HOSTS_MAX && a < HOSTS_MAX))
+			continue;
+		if (out)
+			net_cut(a, b, until_ns);
+		if (in)
+			net_cut(b, a, until_ns);
+	}
+}
+
+static void
+halves(int64_t until_ns)
+{
+	uint64_t side = th_rng_u64(&world.rng[RNG_FAULT]);
+
+	for (uint32_t a = 0; a < ENDPOINTS_MAX; a++) {
+		for (uint32_t b = 0; b < ENDPOINTS_MAX; b++) {
+			if ((side >> a & 1) != (side >> b & 1))
+				net_cut(a, b, until_ns);
+		}
+	}
+}
+
+static void
+links_are_cut(void)
+{
+	uint32_t a = any_endpoint(), b = any_endpoint(), kind = (uint32_t)chance(RNG_FAULT, 6);
+	int64_t until_ns = world.now_ns + between(RNG_FAULT, 200 * MS, 14 * SEC);
+
+	TRACE("links are cut: # # way # for # ms", a, b, kind,
+		(uint64_t)((until_ns - world.now_ns) / MS));
+	if (kind == 0) {
+		net_cut(a, b, until_ns);
+	} else if (kind == 1) {
+		net_cut(a, b, until_ns);
+		net_cut(b, a, until_ns);
+	} else if (kind == 2) {
+		each_link(a, true, true, false, until_ns);
+	} else if (kind == 3) {
+		each_link(a, true, true, true, until_ns);
+	} else if (kind == 4) {
+		each_link(a, percent(RNG_FAULT, 50), true, percent(RNG_FAULT, 50), until_ns);
+	} else {
+		halves(until_ns);
+	}
+}
+
+static void
+link_is_slow(void)
+{
+	net_slow(any_endpoint(), any_endpoint(),
+		world.now_ns + between(RNG_FAULT, 500 * MS, 20 * SEC),
+		(uint32_t)between(RNG_FAULT, 5, 500));
+}
+
+static void
+pipe_drops(void)
+{
+	struct host *host = any_host();
+
+	if (host->process.alive)
+		net_hang_up(host, &world.servers[host->server]);
+}
+
+/* ---- when ------------------------------------------------------------------------------------ */
+
+static const struct fault {
+	void (*strike)(void);
+	size_t mean_ns; /* where it stands in struct options */
+} faults[] = {
+	{worker_dies, offsetof(struct options, worker_death_ns)},
+	{host_crashes, offsetof(struct options, host_crash_ns)},
+	{host_stops, offsetof(struct options, host_pause_ns)},
+	{server_restarts, offsetof(struct options, server_restart_ns)},
+	{server_stops, offsetof(struct options, server_pause_ns)},
+	{links_are_cut, offsetof(struct options, cut_ns)},
+	{link_is_slow, offsetof(struct options, slow_link_ns)},
+	{pipe_drops, offsetof(struct options, pipe_drop_ns)},
+};
+
+static void strike(struct task *task);
+
+static void
+schedule(const struct fault *fault)
+{
+	const int64_t *mean_ns = (const void *)((const char *)&world.options + fault->mean_ns);
+	struct fault_task *task;
+
+	if (*mean_ns == 0)
+		return;
+	task = task_new(sizeof(*task), strike, NULL);
+	task->fault = fault;
+	task_in(&task->task, between(RNG_FAULT, *mean_ns / 10, *mean_ns * 2));
+}
+
+static void
+strike(struct task *task)
+{
+	const struct fault *fault = ((struct fault_task *)task)->fault;
+
+	if (world.calm)
+		return;
+	fault->strike();
+	schedule(fault);
+}
+
+void
+fault_start(void)
+{
+	for (size_t i = 0; i < TH_ARRAY_LEN(faults); i++)
+		schedule(&faults[i]);
+}
+
+void
+fault_end(void)
+{
+	TRACE("the faults end", 0);
+	world.calm = true;
+	world.calm_ns = world.now_ns;
+	net_heal();
+	for (uint32_t i = 0; i < world.options.hosts; i++) {
+		struct host *host = &world.hosts[i];
+		if (!host->process.alive)
+			host_start(host);
+		else if (host->process.paused)
+			process_resume(&host->process);
+	}
+	for (uint32_t i = 0; i < world.options.servers; i++) {
+		struct srv *srv = &world.servers[i];
+		if (!srv->process.alive)
+			srv_start(srv);
+		else if (srv->process.paused)
+			process_resume(&srv->process);
+	}
+}

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * net - links between the processes, one for each direction, and what nng makes of them.
+ *
+ * A message takes a shortest time and a random more, is late on a slow link, and is lost on one
+ * that is cut. A request gets one answer at most: the server's reply, or none when the time is over
+ * or the connection ends. It may arrive twice (then one of the two replies is nobody's), and its
+ * reply may be lost when it has been acted upon.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+static struct {
+	int64_t cut_ns[ENDPOINTS_MAX][ENDPOINTS_MAX];
+	int64_t slow_ns[ENDPOINTS_MAX][ENDPOINTS_MAX];
+	uint32_t factor[ENDPOINTS_MAX][ENDPOINTS_MAX];
+	int64_t last_ns[ENDPOINTS_MAX][ENDPOINTS_MAX][3]; /* of a channel, with options.fifo */
+	uint64_t last_token;
+} net;
+
+void
+net_start(void)
+{
+	memset(&net, 0, sizeof(net));
+}
+
+uint32_t
+net_host(const struct host *host)
+{
+	return host->process.index;
+}
+
+uint32_t
+net_srv(const struct srv *srv)
+{
+	return HOSTS_MAX + srv->process.index;
+}
+
+void
+net_cut(uint32_t from, uint32_t to, int64_t until_ns)
+{
+	if (until_ns > net.cut_ns[from][to])
+		net.cut_ns[from][to] = until_ns;
+}
+
+void
+net_slow(uint32_t from, uint32_t to, int64_t until_ns, uint32_t factor)
+{
+	net.slow_ns[from][to] = until_ns;
+	net.factor[from][to] = factor;
+}
+
+void
+net_heal(void)
+{
+	memset(net.cut_ns, 0, sizeof(net.cut_ns));
+	memset(net.slow_ns, 0, sizeof(net.slow_ns));
+}
+
+bool
+net_is_cut(uint32_t from, uint32_t to)
+{
+	return world.now_ns < net.cut_ns[from][to];
+}
+
+int64_t
+net_delay(uint32_t from, uint32_t to)
+{
+	const struct options *options = &world.options;
+	uint64_t draw = th_rng_u64(&world.rng[RNG_NET]);
+	int64_t delay_ns = options->net_min_ns;
+
+	if (net_is_cut(from, to))
+		return NEVER;
+	if (!world.calm && permille(RNG_NET, options->loss_permille))
+		return NEVER;
+	/* Exponential: the number of leading zeros, and a part of one. */
+	for (; (draw & 1) != 0 && delay_ns < SEC; draw >>= 1)
+		delay_ns += options->net_mean_ns;
+	delay_ns += (int64_t)(draw >> 32) % (options->net_mean_ns + 1);
+	if (world.now_ns < net.slow_ns[from][to])
+		delay_ns *= net.factor[from][to];
+	if (!world.calm && permille(RNG_NET, options->slow_permille))
+		delay_ns += between(RNG_NET, 10 * MS, 5 * SEC);
+	return delay_ns;
+}
+
+static int64_t
+channel_due(uint32_t from, uint32_t to, enum agent_channel channel, int64_t delay_ns)
+{
+	int64_t *last = &net.last_ns[from][to][channel], due_ns = world.now_ns + delay_ns;
+
+	if (world.options.fifo && due_ns <= *last)
+		due_ns = *last + 1;
+	*last = due_ns;
+	return due_ns;
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+struct arrival { /* of a request at a server */
+	struct task task;
+	struct srv *srv;
+	uint64_t token;
+	struct ctl_request request;
+	uint64_t more[]; /* legs of a beat, bytes of a manifest */
+};
+
+static void
+arrive(struct task *task)
+{
+	struct arrival *arrival = (struct arrival *)task;
+
+	srv_request(arrival->srv, arrival->token, &arrival->request);
+}
+
+static void
+transmit(struct host *host, struct srv *srv, enum agent_channel channel,
+	const struct ctl_request *request, uint64_t token)
+{
+	uint32_t from = net_host(host), to = net_srv(srv);
+	int64_t delay_ns = net_delay(from, to);
+	const void *more = NULL;
+	size_t bytes = 0;
+
+	if (delay_ns == NEVER)
+		return;
+	if (request->kind == CTL_BEAT) {
+		more = request->u.beat.legs;
+		bytes = request->u.beat.num_legs * sizeof(struct ctl_leg_progress);
+	} else if (request->kind == CTL_MANIFEST_PUT) {
+		more = request->u.manifest_put.data;
+		bytes = request->u.manifest_put.data_bytes;
+	}
+	struct arrival *arrival = task_new(sizeof(*arrival) + bytes, arrive, &srv->process);
+	arrival->srv = srv;
+	arrival->token = token;
+	arrival->request = *request;
+	if (bytes > 0)
+		memcpy(arrival->more, more, bytes);
+	if (request->kind == CTL_BEAT)
+		arrival->request.u.beat.legs = (const void *)arrival->more;
+	else if (request->kind == CTL_MANIFEST_PUT)
+		arrival->request.u.manifest_put.data = (const void *)arrival->more;
+	task_at(&arrival->task, channel_due(from, to, channel, delay_ns));
+}
+
+void
+net_request(struct host *host, enum agent_channel channel, const struct ctl_request *request,
+	uint64_t tag, uint64_t handle)
+{
+	struct srv *srv = &world.servers[host->server];
+	uint64_t token = ++net.last_token << 8 | host->process.index;
+	bool twice = !world.calm && permille(RNG_NET, world.options.twice_permille);
+
+	if (host->num_flights == FLIGHTS_MAX)
+		sim_fail("sim", "host %u has %u requests without an answer", host->process.index,
+			FLIGHTS_MAX);
+	host->flights[host->num_flights++] = (struct flight){
+		.tag = tag,
+		.token = token,
+		.core = tag != 0,
+		.handle = handle,
+		.server = host->server,
+		.timeout_ns = world.now_ns + 3 * SEC,
+	};
+	transmit(host, srv, channel, request, token);
+	/* The second one is answered as well, but nobody waits for that reply. */
+	if (twice)
+		transmit(host, srv, channel, request, ++net.last_token << 8 | host->process.index);
+}
+
+/* ---- replies --------------------------------------------------------------------------------- */
+
+struct delivery { /* of a reply, or of its absence, at an agent */
+	struct task task;
+	struct host *host;
+	uint64_t token;
+	bool none;
+	struct ctl_reply reply;
+	struct ctl_event events[];
+};
+
+static struct flight *
+flight_find(struct host *host, uint64_t token)
+{
+	for (uint32_t i = 0; i < host->num_flights; i++) {
+		if (host->flights[i].token == token)
+			return &host->flights[i];
+	}
+	return NULL;
+}
+
+static void
+land(struct host *host, struct flight *landing, const struct ctl_reply *reply, bool hung_up)
+{
+	struct flight flight = *landing;
+
+	*landing = host->flights[--host->num_flights];
+	if (!flight.core) {
+		host_put_done(host, flight.handle, reply == NULL ? TH_E_NO_SERVER : reply->code);
+		return;
+	}
+	struct agent_event event = {
+		.kind = reply == NULL ? AGENT_EV_NO_REPLY : AGENT_EV_REPLY,
+		.u.reply = {.tag = flight.tag, .reply = reply, .hung_up = hung_up},
+	};
+	host_step(host, &event);
+}
+
+static void
+deliver(struct task *task)
+{
+	struct delivery *delivery = (struct delivery *)task;
+	struct flight *flight = flight_find(delivery->host, delivery->token);
+
+	if (flight != NULL)
+		land(delivery->host, flight, delivery->none ? NULL : &delivery->reply,
+			delivery->none);
+}
+
+void
+net_reply(struct srv *srv, const struct refsrv_reply *reply)
+{
+	struct host *host = &world.hosts[reply->token & 0xff];
+	const struct flight *flight = flight_find(host, reply->token);
+	const struct ctl_reply *from = &reply->reply;
+	int64_t delay_ns = net_delay(net_srv(srv), net_host(host));
+	uint32_t events = 0;
+
+	if (flight == NULL || delay_ns == NEVER)
+		return;
+	if (from->kind == CTL_POLL && from->code == 0)
+		events = from->u.poll.num_events;
+	struct delivery *delivery = task_new(
+		sizeof(*delivery) + events * sizeof(struct ctl_event), deliver, &host->process);
+	delivery->host = host;
+	delivery->token = reply->token;
+	delivery->reply = *from;
+	if (events > 0) {
+		memcpy(delivery->events, from->u.poll.events, events * sizeof(struct ctl_event));
+		delivery->reply.u.poll.events = delivery->events;
+	}
+	task_at(&delivery->task, channel_due(net_srv(srv), net_host(host),
+					 from->kind == CTL_POLL   ? AGENT_CHANNEL_POLL
+					 : from->kind == CTL_BEAT ? AGENT_CHANNEL_BEAT
+								  : AGENT_CHANNEL_CONTROL,
+					 delay_ns));
+}
+
+void
+net_timeouts(struct host *host)
+{
+	for (uint32_t i = 0; i < host->num_flights;) {
+		struct flight *flight = &host->flights[i];
+		if (flight->timeout_ns > world.now_ns) {
+			i++;
+			continue;
+		}
+		if (world.servers[flight->server].process.alive)
+			srv_forget(&world.servers[flight->server], flight->token);
+		land(host, flight, NULL, false);
+	}
+}
+
+int64_t
+net_next_timeout(const struct host *host)
+{
+	int64_t next_ns = NEVER;
+
+	for (uint32_t i = 0; i < host->num_flights; i++)
+		next_ns = th_min_i64(next_ns, host->flights[i].timeout_ns);
+	return next_ns;
+}
+
+void
+net_hang_up(struct host *host, const struct srv *srv)
+{
+	for (uint32_t i = 0; i < host->num_flights; i++) {
+		const struct flight *flight = &host->flights[i];
+		int64_t delay_ns = net_delay(net_srv(srv), net_host(host));
+		if (flight->server != srv->process.index || delay_ns == NEVER)
+			continue;
+		struct delivery *delivery = task_new(sizeof(*delivery), deliver, &host->process);
+		delivery->host = host;
+		delivery->token = flight->token;
+		delivery->none = true;
+		task_in(&delivery->task, delay_ns);
+	}
+}
+
+void
+net_forget(struct host *host)
+{
+	for (uint32_t i = 0; i < host->num_flights; i++) {
+		struct srv *srv = &world.servers[host->flights[i].server];
+		if (srv->process.alive && !srv->process.paused)
+			srv_forget(srv, host->flights[i].token);
+	}
+	host->num_flights = 0;
+}

@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sim - one world: both real cores (server/core, daemon/core) in virtual time. One seed, one run.
+ *
+ *   clock.c    the heap of what happens later, ordered by (time, number); processes that stop
+ *   trace.c    what happened, one line each; the run's hash; failing
+ *   memory.c   shards as tokens, who may write them, digests
+ *   net.c      links between processes; requests to a server and their replies, as nng does it
+ *   srv.c      server processes around refsrv
+ *   host.c     agent processes around the agent's core: carry out its actions
+ *   mover.c    legs: NIC reads, TCP, copies within a host; hashing of what is published
+ *   worker.c   worker processes and what libthc does for them
+ *   program.c  what groups of workers do: SPMD programs
+ *   fault.c    what goes wrong
+ *   swarm.c    seed -> options
+ *   check_*.c  invariants; the hooks that the others call are in check.h
+ *   run.c      one seed: safety phase with faults, then liveness phase
+ *   main.c     options, processes, marks and planted bugs
+ *
+ * To add
+ *   a program   a role in enum role, its steps in program.c (next_step), its share in swarm.c
+ *   a fault     a field of struct options, drawn in swarm.c, a row of the table in fault.c
+ *   an action   of the agent's core: a case in host_act(); a new event: host_tell()
+ *   a checker   a file check_x.c with the hooks it needs, called from check.c; sim_fail() ends the
+ *               run: name of the invariant and a sentence
+ *   a bug       TH_PLANT(name) in a core; `thsim --plant name --count 2000` must find it
+ *
+ * Randomness comes from streams of their own for options, workload, network, movers and faults, so
+ * that a change of one does not change the others. Nothing depends on addresses or real time.
+ */
+#ifndef TH_TESTS_SIM_SIM_H
+#define TH_TESTS_SIM_SIM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/core/agent.h"
+#include "ipc/base/alloc.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/ctl.h"
+#include "ipc/base/err.h"
+#include "ipc/base/name.h"
+#include "ipc/base/rng.h"
+#include "ipc/base/sim.h"
+#include "server/core/refsrv.h"
+
+#define US INT64_C(1000)
+#define MS (1000 * US)
+#define SEC (1000 * MS)
+#define NEVER INT64_MAX
+
+#define HOSTS_MAX 6u
+#define SERVERS_MAX 3u
+#define ENDPOINTS_MAX (HOSTS_MAX + SERVERS_MAX)
+#define GROUPS_MAX 8u
+#define SHARDS_MAX 4u
+#define MODELS_MAX 2u
+#define CHUNKS_MAX 16u
+#define CHUNK_TOKENS 4u
+#define STEPS_MAX 512u /* of one incarnation of a group; then it closes */
+
+/* ---- time (clock.c) -------------------------------------------------------------------------- */
+
+struct process { /* what can stop, die and have a clock of its own */
+	const char *kind;
+	uint32_t index;
+	bool alive, paused;
+	uint64_t life;             /* +1 with each start: what was meant for a former one is void */
+	int64_t real_ns, local_ns; /* its clock: local_ns at real_ns ...                          */
+	uint32_t permille;         /* ... and how fast it goes                                    */
+	int64_t wake_ns;           /* the earliest armed wake, real                               */
+	struct task *held, **held_end; /* came while it was stopped                               */
+	void (*on_wake)(struct process *process);
+};
+
+struct task { /* something that happens later; one block, freed when it has run */
+	int64_t due_ns;
+	uint64_t order;
+	void (*run)(struct task *task);
+	struct process *process; /* NULL: of the world */
+	uint64_t life;
+	struct task *next;
+};
+
+void *task_new(size_t bytes, void (*run)(struct task *task), struct process *process);
+void task_at(struct task *task, int64_t due_ns);
+void task_in(struct task *task, int64_t delay_ns);
+/* False: nothing happens any more. */
+bool clock_step(void);
+int64_t clock_next_ns(void);
+void clock_clear(void);
+
+void process_start(struct process *process);
+void process_kill(struct process *process);
+void process_pause(struct process *process);
+void process_resume(struct process *process);
+int64_t process_now(const struct process *process);
+/* on_wake no later than at this time of its own clock. */
+void process_wake_at(struct process *process, int64_t local_ns);
+
+/* ---- what happened (trace.c) ----------------------------------------------------------------- */
+
+#define TRACE_ARGS 6u
+/* In text: # a number, $ a static string, ! a code. Numbers and codes make the hash of the run. */
+void trace_add(const char *text, const uint64_t args[TRACE_ARGS]);
+#define TRACE(text, ...) trace_add((text), (const uint64_t[TRACE_ARGS]){__VA_ARGS__})
+#define TRACE_S(string) ((uint64_t)(uintptr_t)(string))
+#define TRACE_E(code) ((uint64_t)(int64_t)(code))
+void trace_begin(bool print);
+void trace_dump(void);
+uint64_t trace_hash(void);
+/* Which invariant, and a sentence: ends this run and its process. */
+__attribute__((noreturn, format(printf, 2, 3))) void sim_fail(
+	const char *invariant, const char *format, ...);
+
+/* ---- randomness ------------------------------------------------------------------------------ */
+
+enum stream { RNG_SWARM, RNG_WORK, RNG_NET, RNG_MOVE, RNG_FAULT, RNG_STREAMS };
+
+uint64_t chance(enum stream stream, uint64_t bound);
+bool percent(enum stream stream, uint32_t share);
+bool permille(enum stream stream, uint32_t share);
+/* Uniform in [low, high]. */
+int64_t between(enum stream stream, int64_t low, int64_t high);
+
+/* ---- options (swarm.c) ----------------------------------------------------------------------- */
+
+struct options { /* what swarm_draw() makes of a seed; all of it is printed with --trace */
+	uint32_t servers, hosts, datacenters, models, groups, shards, chunks;
+	uint32_t trainers, clock_skew_permille;
+	uint32_t spot_percent, shared_percent, nic_percent, forever_percent, cancel_permille;
+	uint32_t diverge_permille, other_bytes_percent, layout_percent;
+	int64_t safety_ns;
+	int64_t net_min_ns, net_mean_ns, chunk_ns, think_ns, pair_block_ns;
+	bool fifo; /* requests of one channel are not overtaken */
+	/* Faults: per mille of messages, or mean time between two; 0: off. */
+	uint32_t loss_permille, twice_permille, slow_permille, leg_fail_permille, corrupt_permille;
+	int64_t worker_death_ns, host_crash_ns, host_pause_ns, server_restart_ns, server_pause_ns;
+	int64_t cut_ns, slow_link_ns, pipe_drop_ns, late_pidfd_ns, server_down_ns;
+};
+
+void swarm_draw(struct options *ret_options);
+void swarm_print(const struct options *options);
+
+/* ---- memory (memory.c) ----------------------------------------------------------------------- */
+
+/* Who may write a shard's memory. */
+enum memory_right {
+	MEMORY_OWNER,   /* its worker: it was told so, or no agent knows the memory          */
+	MEMORY_HELD,    /* an agent: published, or being filled: nobody else writes          */
+	MEMORY_NOBODYS, /* freed, with the next owner: touching it is an error               */
+};
+
+struct memory { /* owned by world.memories until the end of the run */
+	uint64_t tokens[CHUNKS_MAX][CHUNK_TOKENS];
+	enum memory_right right;
+	bool shared;     /* a mapping of the agent keeps it when the worker dies */
+	uint32_t mapped; /* by the worker, and by its session                    */
+	struct memory *next;
+};
+
+struct content { /* what a version's shard should be */
+	uint32_t model, shard, variant;
+	uint64_t lineage, version;
+};
+
+struct memory *memory_new(bool shared);
+void memory_unmap(struct memory *memory);
+void memory_scribble(struct memory *memory, const char *who);
+void memory_write(struct memory *memory, const struct content *content);
+/* UINT32_MAX: all chunks are of it; else the first that is not. */
+uint32_t memory_compare(const struct memory *memory, const struct content *content);
+uint64_t chunk_digest(const uint64_t tokens[CHUNK_TOKENS]);
+
+/* ---- the world ------------------------------------------------------------------------------- */
+
+struct part { /* of a session, at one generation */
+	bool there, published, hashing, stopping;
+	uint64_t gen;
+	uint32_t prefix; /* chunks that may be read */
+	uint64_t digests[CHUNKS_MAX];
+};
+
+struct handle { /* a session of an agent's core; goes with AGENT_FREE or with the agent */
+	uint64_t id;
+	struct host *host;
+	struct worker *worker; /* NULL: gone */
+	struct memory *memory;
+	struct part part;
+	struct agent_line line;
+	uint32_t hash_serial;
+	struct handle *next, *prev;
+};
+
+enum leg_way { LEG_NIC, LEG_TCP, LEG_LOCAL };
+
+struct leg {
+	enum leg_way way;
+	struct host *host; /* the reader's */
+	uint64_t host_life, number, server_number, hello;
+	struct handle *to;
+	uint64_t to_gen;
+	uint32_t prefix_start;
+	struct host *from_host;
+	uint64_t from_life, from_number; /* of the source's agent */
+	struct handle *from;
+	struct memory *from_memory;
+	uint64_t from_gen;
+	bool over;              /* reported to the reader's core                      */
+	bool stopping;          /* by the reader's core                               */
+	bool serving;           /* the source's core waits for OUT_ENDED              */
+	bool fencing;           /* ... and has said FENCE                             */
+	bool connected;         /* the reader knows                                   */
+	bool stall_told;        /* OUT_STALLED                                        */
+	bool overwrote, posted; /* posted: a chunk is on its way                      */
+	uint32_t chunk;         /* ... which, with what its source says of it         */
+	uint64_t digest, tokens[CHUNK_TOKENS];
+	uint32_t bad_chunks;
+	int64_t moved_ns; /* last progress, or the source had nothing           */
+	uint32_t serial;  /* of its steps: older ones are void                  */
+	int64_t chunk_ns;
+	struct leg *next;
+};
+
+struct flight { /* a request of an agent without its answer */
+	uint64_t tag, token;
+	bool core;
+	uint64_t handle;    /* not core: whose manifest */
+	uint32_t server;    /* whom it was sent to */
+	int64_t timeout_ns; /* real */
+};
+
+#define FLIGHTS_MAX 512u
+
+struct host { /* an agent process and its machine */
+	struct process process;
+	struct agent *core;
+	uint64_t inc;
+	uint32_t datacenter;
+	bool spot, attached;
+	uint64_t server_inc; /* attached to */
+	uint32_t server;     /* of the list */
+	int64_t dialed_ns;
+	uint64_t last_tag;
+	struct flight flights[FLIGHTS_MAX];
+	uint32_t num_flights;
+	int64_t next_ns;  /* of the core, its own clock   */
+	int64_t mover_ns; /* events of the movers do not overtake each other */
+	struct handle *handles;
+};
+
+struct srv { /* a server process */
+	struct process process;
+	struct refsrv *core;
+	uint64_t inc;
+	int64_t next_ns;
+	uint64_t generation;
+};
+
+enum worker_state {
+	W_OFF,
+	W_OPENING,
+	W_PUTTING,
+	W_REGISTERING,
+	W_IDLE,
+	W_BUSY,
+	W_UNKNOWN, /* its call came back without an outcome; it waits or closes */
+	W_CLOSING,
+};
+
+struct call {
+	uint32_t kind, flags, slot, step;
+	char spec[TH_SPEC_MAX + 1];
+	int64_t timeout_ns, submitted_ns;
+	struct th_version held;
+	bool cancelled, watched; /* watched: I14 holds for it */
+};
+
+struct worker { /* a process */
+	struct group *group;
+	uint32_t shard;
+	struct host *host;
+	enum worker_state state;
+	uint64_t life;
+	struct handle *handle;
+	struct memory *memory;
+	struct agent_line line;
+	uint64_t opened_server; /* server_inc when it was opened */
+	uint32_t step;
+	struct call call;
+	bool want_close, starting;
+	int64_t off_ns, ring_ns;
+	uint64_t alarm;     /* its timers of before are void */
+	uint64_t successes; /* of all its lives */
+};
+
+enum role { ROLE_TRAINER, ROLE_ROLLOUT, ROLE_STANDALONE, ROLE_ROLES };
+
+struct step { /* the same for all members */
+	uint32_t kind, flags;
+	char spec[TH_SPEC_MAX + 1];
+	int64_t timeout_ns;
+	uint64_t version; /* publish */
+	uint32_t variant;
+	bool known; /* someone has its outcome */
+	int code;
+	struct th_version held;
+};
+
+struct group {
+	uint32_t index, model, shards, layout;
+	enum role role;
+	char replica[32], launch[32];
+	uint64_t incarnation;
+	struct worker workers[SHARDS_MAX];
+	struct step steps[STEPS_MAX];
+	uint32_t num_steps;
+	uint32_t behind; /* latest-K */
+	bool launches;   /* it names them */
+	bool follows;    /* publishes what another trainer has published */
+	uint64_t successes, successes_before;
+};
+
+struct world {
+	uint64_t seed;
+	struct options options;
+	struct th_rng rng[RNG_STREAMS];
+	int64_t now_ns;
+	uint64_t events;
+	struct srv servers[SERVERS_MAX];
+	struct host hosts[HOSTS_MAX];
+	struct group groups[GROUPS_MAX];
+	struct leg *legs; /* newest first; never removed while the run lasts */
+	struct memory *memories;
+	uint64_t last_inc, last_session, last_hello, last_launch, last_version[MODELS_MAX];
+	bool calm;    /* the faults have ended  */
+	bool closing; /* nobody opens any more  */
+	int64_t calm_ns;
+};
+
+extern struct world world;
+
+/* ---- network (net.c) ------------------------------------------------------------------------- */
+
+void net_start(void);
+/* Endpoints: hosts, then servers. One way; until_ns NEVER: until it is healed. */
+uint32_t net_host(const struct host *host);
+uint32_t net_srv(const struct srv *srv);
+void net_cut(uint32_t from, uint32_t to, int64_t until_ns);
+void net_slow(uint32_t from, uint32_t to, int64_t until_ns, uint32_t factor);
+void net_heal(void);
+bool net_is_cut(uint32_t from, uint32_t to);
+/* How long a message takes; NEVER: it is lost. */
+int64_t net_delay(uint32_t from, uint32_t to);
+/* A request of the core (its tag), or of the shell itself for this handle (tag 0). */
+void net_request(struct host *host, enum agent_channel channel, const struct ctl_request *request,
+	uint64_t tag, uint64_t handle);
+void net_reply(struct srv *srv, const struct refsrv_reply *reply);
+void net_timeouts(struct host *host);
+int64_t net_next_timeout(const struct host *host);
+/* The connection is gone: what the agent waits for is answered so. */
+void net_hang_up(struct host *host, const struct srv *srv);
+/* The agent process has ended. */
+void net_forget(struct host *host);
+
+/* ---- processes ------------------------------------------------------------------------------- */
+
+void srv_start(struct srv *srv);
+void srv_stop(struct srv *srv);
+void srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request);
+void srv_forget(struct srv *srv, uint64_t token);
+
+void host_start(struct host *host);
+void host_crash(struct host *host);
+/* An event for the core, a little later; the caller fills in the rest. */
+struct agent_event *host_tell(
+	struct host *host, enum agent_event_kind kind, uint64_t session, int64_t delay_ns);
+/* ... of a mover: not before those that it said earlier. */
+struct agent_event *host_tell_mover(
+	struct host *host, enum agent_event_kind kind, uint64_t session);
+void host_step(struct host *host, const struct agent_event *event);
+struct handle *host_handle(struct host *host, uint64_t id);
+void host_put_done(struct host *host, uint64_t handle, int code);
+
+/* ---- movers (mover.c) ------------------------------------------------------------------------ */
+
+void mover_part(struct host *host, const struct agent_action *action);
+void mover_begin(struct host *host, const struct agent_action *action);
+void mover_stop(struct host *host, uint64_t number);
+void mover_serve(struct host *host, const struct agent_action *action);
+void mover_refuse(struct host *host, const struct agent_action *action);
+void mover_fence(struct host *host, uint64_t number);
+uint32_t mover_progress(
+	const struct host *host, struct ctl_leg_progress *ret_legs, uint32_t legs_max);
+void mover_host_died(struct host *host);
+/* Nothing may run on it any more: who says so, for the message. */
+void mover_must_be_still(const struct handle *handle, const char *why);
+uint32_t mover_running(void);
+
+/* ---- workers (worker.c, program.c) ----------------------------------------------------------- */
+
+void worker_start(struct worker *worker);
+void worker_kill(struct worker *worker);
+void worker_submit(struct worker *worker); /* what stands in worker->call */
+void worker_close(struct worker *worker);
+void worker_opened(struct worker *worker, int code);
+void worker_put(struct worker *worker, int code);
+void worker_registered(struct worker *worker, int code);
+void worker_completed(struct worker *worker, const struct agent_action *action);
+void worker_line(struct worker *worker, const struct agent_line *line);
+void worker_closed(struct worker *worker);
+void worker_agent_lost(struct worker *worker);
+/* It may write its memory from now on. */
+void worker_may_write(struct worker *worker);
+
+void program_start(void);
+/* This worker is idle: what it does next. */
+void program_next(struct worker *worker);
+void program_done(struct worker *worker, int code, struct th_version held);
+/* Between a call of this kind that has succeeded and the next. */
+int64_t program_think_ns(uint32_t kind);
+struct content program_content(
+	const struct group *group, uint32_t shard, uint64_t version, uint32_t variant);
+
+/* ---- faults (fault.c) ------------------------------------------------------------------------ */
+
+void fault_start(void);
+/* All of them end, everything is whole again. */
+void fault_end(void);
+
+/* ---- a run (run.c) --------------------------------------------------------------------------- */
+
+/* Returns the hash of what happened. A failure ends the process. */
+uint64_t run_seed(uint64_t seed, bool print);
+
+#endif

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * srv - server processes: refsrv, its time, and its end.
+ */
+#include <string.h>
+
+#include "tests/sim/check.h"
+#include "tests/sim/sim.h"
+
+static void
+said(struct srv *srv, const struct refsrv_out *out)
+{
+	for (uint32_t i = 0; i < out->num_replies; i++)
+		net_reply(srv, &out->replies[i]);
+	srv->next_ns = out->next_ns;
+	process_wake_at(&srv->process, srv->next_ns);
+	refsrv_check(srv->core);
+}
+
+void
+srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request)
+{
+	struct refsrv_out out;
+
+	TRACE("server # takes request # from host #: kind # op #", srv->process.index,
+		request->request_no, token & 0xff, (uint64_t)request->kind,
+		request->kind == CTL_OP ? request->u.op.kind : 0);
+	refsrv_step(srv->core, process_now(&srv->process), token, request, &out);
+	said(srv, &out);
+}
+
+void
+srv_forget(struct srv *srv, uint64_t token)
+{
+	refsrv_forget(srv->core, token);
+}
+
+static void
+srv_wake(struct process *process)
+{
+	struct srv *srv = &world.servers[process->index];
+	struct refsrv_out out;
+
+	if (process_now(process) < srv->next_ns) {
+		process_wake_at(process, srv->next_ns);
+		return;
+	}
+	refsrv_tick(srv->core, process_now(process), &out);
+	said(srv, &out);
+}
+
+void
+srv_start(struct srv *srv)
+{
+	struct refsrv_config config;
+
+	process_start(&srv->process);
+	srv->process.on_wake = srv_wake;
+	refsrv_config_default(&config);
+	config.server_inc = srv->inc = ++world.last_inc;
+	for (size_t i = 0; i < TH_ARRAY_LEN(config.seed); i++)
+		config.seed[i] = th_rng_u64(&world.rng[RNG_SWARM]);
+	config.pair_block_ns = world.options.pair_block_ns;
+	srv->generation += 1u << 20;
+	config.generation_first = srv->generation;
+	srv->core = refsrv_new(&config, process_now(&srv->process));
+	srv->next_ns = 0;
+	process_wake_at(&srv->process, process_now(&srv->process));
+	TRACE("server # starts, inc #", srv->process.index, srv->inc);
+}
+
+void
+srv_stop(struct srv *srv)
+{
+	TRACE("server # dies", srv->process.index);
+	process_kill(&srv->process);
+	refsrv_free(srv->core);
+	srv->core = NULL;
+	for (uint32_t i = 0; i < world.options.hosts; i++) {
+		if (world.hosts[i].process.alive)
+			net_hang_up(&world.hosts[i], srv);
+	}
+}

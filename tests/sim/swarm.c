@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * swarm - options from a seed: each kind of fault is there or not, and how often. A run with few
+ * kinds gets further than one with all of them.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "tests/sim/sim.h"
+
+uint64_t
+chance(enum stream stream, uint64_t bound)
+{
+	return th_rng_below(&world.rng[stream], bound);
+}
+
+bool
+percent(enum stream stream, uint32_t share)
+{
+	return share > 0 && chance(stream, 100) < share;
+}
+
+bool
+permille(enum stream stream, uint32_t share)
+{
+	return share > 0 && chance(stream, 1000) < share;
+}
+
+int64_t
+between(enum stream stream, int64_t low, int64_t high)
+{
+	return low + (int64_t)chance(stream, (uint64_t)(high - low + 1));
+}
+
+static uint32_t
+number(uint32_t low, uint32_t high)
+{
+	return (uint32_t)between(RNG_SWARM, low, high);
+}
+
+/* In a third of the seeds, at a rate of up to max. */
+static uint32_t
+rate(uint32_t max)
+{
+	return percent(RNG_SWARM, 35) ? number(1, max) : 0;
+}
+
+static int64_t
+mean(int64_t low_ns, int64_t high_ns)
+{
+	return percent(RNG_SWARM, 35) ? between(RNG_SWARM, low_ns, high_ns) : 0;
+}
+
+void
+swarm_draw(struct options *o)
+{
+	static const uint32_t shards[] = {1, 1, 2, 2, 2, 3, 4};
+	static const uint32_t chunks[] = {1, 2, 4, 4, 8, 8, 16};
+
+	*o = (struct options){.servers = 1};
+	o->hosts = number(2, HOSTS_MAX);
+	o->datacenters = number(1, 3);
+	o->models = percent(RNG_SWARM, 20) ? 2 : 1;
+	o->shards = shards[chance(RNG_SWARM, TH_ARRAY_LEN(shards))];
+	o->chunks = chunks[chance(RNG_SWARM, TH_ARRAY_LEN(chunks))];
+	o->trainers = o->models + number(0, 1);
+	o->groups = number(o->trainers + 1, o->trainers + 4);
+	o->clock_skew_permille = rate(200);
+	o->spot_percent = percent(RNG_SWARM, 30) ? number(10, 60) : 0;
+	o->shared_percent = percent(RNG_SWARM, 70) ? 100 : number(0, 100);
+	o->nic_percent = number(0, 2) * 50;
+	o->forever_percent = number(0, 60);
+	o->cancel_permille = rate(60);
+	o->diverge_permille = rate(10);
+	o->other_bytes_percent = rate(10);
+	o->layout_percent = percent(RNG_SWARM, 10) ? 30 : 0;
+	o->safety_ns = between(RNG_SWARM, 15 * SEC, 50 * SEC);
+	o->net_min_ns = between(RNG_SWARM, 20 * US, 2 * MS);
+	o->net_mean_ns = between(RNG_SWARM, 20 * US, 5 * MS);
+	o->chunk_ns = between(RNG_SWARM, 500 * US, 60 * MS);
+	o->think_ns = between(RNG_SWARM, 50 * MS, 2 * SEC);
+	o->pair_block_ns = between(RNG_SWARM, 200 * MS, 2 * SEC);
+	o->fifo = percent(RNG_SWARM, 50);
+	o->loss_permille = rate(100);
+	o->twice_permille = rate(100);
+	o->slow_permille = rate(20);
+	o->leg_fail_permille = rate(40);
+	o->corrupt_permille = rate(20);
+	o->worker_death_ns = mean(2 * SEC, 20 * SEC);
+	o->host_crash_ns = mean(4 * SEC, 30 * SEC);
+	o->host_pause_ns = mean(2 * SEC, 20 * SEC);
+	o->server_restart_ns = mean(4 * SEC, 30 * SEC);
+	o->server_pause_ns = mean(4 * SEC, 30 * SEC);
+	o->server_down_ns = between(RNG_SWARM, MS, 10 * SEC);
+	o->cut_ns = mean(SEC, 20 * SEC);
+	o->slow_link_ns = mean(2 * SEC, 20 * SEC);
+	o->pipe_drop_ns = mean(SEC, 20 * SEC);
+	o->late_pidfd_ns = mean(10 * MS, 3 * SEC);
+}
+
+void
+swarm_print(const struct options *o)
+{
+	printf("servers=%u hosts=%u datacenters=%u models=%u groups=%u trainers=%u shards=%u "
+	       "chunks=%u safety=%" PRId64 "ms\n",
+		o->servers, o->hosts, o->datacenters, o->models, o->groups, o->trainers, o->shards,
+		o->chunks, o->safety_ns / MS);
+	printf("net=%" PRId64 "us+%" PRId64 "us fifo=%d chunk=%" PRId64 "us think=%" PRId64
+	       "ms pair_block=%" PRId64 "ms skew=%u\n",
+		o->net_min_ns / US, o->net_mean_ns / US, o->fifo, o->chunk_ns / US,
+		o->think_ns / MS, o->pair_block_ns / MS, o->clock_skew_permille);
+	printf("percent: spot=%u shared=%u nic=%u forever=%u other_bytes=%u layout=%u\n",
+		o->spot_percent, o->shared_percent, o->nic_percent, o->forever_percent,
+		o->other_bytes_percent, o->layout_percent);
+	printf("permille: cancel=%u diverge=%u loss=%u twice=%u slow=%u leg_fail=%u corrupt=%u\n",
+		o->cancel_permille, o->diverge_permille, o->loss_permille, o->twice_permille,
+		o->slow_permille, o->leg_fail_permille, o->corrupt_permille);
+	printf("mean ms: worker_death=%" PRId64 " host_crash=%" PRId64 " host_pause=%" PRId64
+	       " server_restart=%" PRId64 " server_pause=%" PRId64 " cut=%" PRId64
+	       " slow_link=%" PRId64 " pipe_drop=%" PRId64 " late_pidfd=%" PRId64 "\n",
+		o->worker_death_ns / MS, o->host_crash_ns / MS, o->host_pause_ns / MS,
+		o->server_restart_ns / MS, o->server_pause_ns / MS, o->cut_ns / MS,
+		o->slow_link_ns / MS, o->pipe_drop_ns / MS, o->late_pidfd_ns / MS);
+}

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * worker - worker processes: what libthc does between a program and its agent.
+ *
+ *   OFF -> OPENING -> PUTTING (the manifest) -> REGISTERING -> IDLE <-> BUSY -> CLOSING -> OFF
+ *
+ * Events through the ring keep their order; opening, closing and dying take other ways.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "server/core/hash.h"
+#include "tests/sim/check.h"
+#include "tests/sim/sim.h"
+
+#define GRACE_NS (SEC + 300 * MS) /* libthc waits this much longer than the deadline */
+
+struct worker_task {
+	struct task task;
+	struct worker *worker;
+	uint64_t life, alarm;
+};
+
+static void
+worker_in(struct worker *worker, void (*run)(struct task *), int64_t delay_ns)
+{
+	struct worker_task *task = task_new(sizeof(*task), run, NULL);
+
+	task->worker = worker;
+	task->life = worker->life;
+	task->alarm = worker->alarm;
+	task_in(&task->task, delay_ns);
+}
+
+/* NULL: it was meant for an earlier life. */
+static struct worker *
+worker_of(struct task *task)
+{
+	struct worker_task *mine = (struct worker_task *)task;
+
+	return mine->worker->life == mine->life ? mine->worker : NULL;
+}
+
+static bool
+voided(struct task *task)
+{
+	struct worker_task *mine = (struct worker_task *)task;
+
+	return mine->worker->life != mine->life || mine->worker->alarm != mine->alarm;
+}
+
+static struct agent_event *
+ring(struct worker *worker, enum agent_event_kind kind)
+{
+	int64_t due_ns = world.now_ns + between(RNG_WORK, 2 * US, 200 * US);
+
+	if (due_ns <= worker->ring_ns)
+		due_ns = worker->ring_ns + 1;
+	worker->ring_ns = due_ns;
+	return host_tell(worker->host, kind, worker->handle->id, due_ns - world.now_ns);
+}
+
+static void
+go_on(struct task *task)
+{
+	struct worker *worker = worker_of(task);
+
+	if (worker != NULL && worker->state == W_IDLE && worker->handle != NULL)
+		program_next(worker);
+}
+
+static void
+idle(struct worker *worker, int64_t think_ns)
+{
+	worker->state = W_IDLE;
+	worker->alarm++;
+	worker_in(worker, go_on, think_ns);
+}
+
+static void
+end(struct worker *worker)
+{
+	worker->state = W_OFF;
+	worker->life++;
+	worker->off_ns = world.now_ns;
+	worker->handle = NULL;
+	if (worker->memory == NULL)
+		return;
+	memory_unmap(worker->memory);
+	worker->memory = NULL;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+void
+worker_start(struct worker *worker)
+{
+	struct host *host = worker->host;
+	struct handle *handle;
+	struct ctl_open *open;
+
+	worker->starting = false;
+	if (!host->process.alive) {
+		worker->off_ns = world.now_ns;
+		return;
+	}
+	worker->life++;
+	worker->state = W_OPENING;
+	worker->step = 0;
+	worker->want_close = false;
+	worker->line = (struct agent_line){.held.version = TH_NO_VERSION};
+	worker->memory = memory_new(percent(RNG_WORK, world.options.shared_percent));
+	worker->handle = handle = th_calloc(1, sizeof(*handle));
+	handle->id = ++world.last_session;
+	handle->host = host;
+	handle->worker = worker;
+	handle->memory = worker->memory;
+	handle->memory->mapped += handle->memory->shared;
+	handle->line.held.version = TH_NO_VERSION;
+	handle->next = host->handles;
+	if (handle->next != NULL)
+		handle->next->prev = handle;
+	host->handles = handle;
+	open = &host_tell(host, AGENT_EV_OPEN, handle->id, between(RNG_WORK, 10 * US, 2 * MS))
+			->u.open;
+	snprintf(open->model, sizeof(open->model), "model%u", worker->group->model);
+	snprintf(open->replica, sizeof(open->replica), "%s", worker->group->replica);
+	snprintf(open->launch_id, sizeof(open->launch_id), "%s", worker->group->launch);
+	open->shard = worker->shard;
+	open->num_shards = worker->group->shards;
+	TRACE("worker #/# opens session # on host #", worker->group->index, worker->shard,
+		handle->id, host->process.index);
+}
+
+static void
+put(struct worker *worker)
+{
+	const uint64_t data[4] = {
+		worker->group->model, worker->shard, worker->group->layout, world.options.chunks};
+	struct ctl_request request = {
+		.kind = CTL_MANIFEST_PUT,
+		.agent_inc = worker->host->inc,
+		.request_no = agent_request_no(worker->host->core),
+		.attach_no = agent_attach_no(worker->host->core),
+	};
+
+	request.u.manifest_put = (struct ctl_blob_part){
+		.key = hash_bytes(data, sizeof(data)),
+		.total_bytes = sizeof(data),
+		.data = (const uint8_t *)data,
+		.data_bytes = sizeof(data),
+	};
+	worker->state = W_PUTTING;
+	net_request(worker->host, AGENT_CHANNEL_CONTROL, &request, 0, worker->handle->id);
+}
+
+void
+worker_opened(struct worker *worker, int code)
+{
+	TRACE("worker #/# is opened: !", worker->group->index, worker->shard, TRACE_E(code));
+	if (code != 0 || worker->state != W_OPENING)
+		return; /* the handle goes, and worker_closed() comes; or it closes already */
+	worker->opened_server = worker->host->server_inc;
+	put(worker);
+}
+
+void
+worker_put(struct worker *worker, int code)
+{
+	const uint64_t data[4] = {
+		worker->group->model, worker->shard, worker->group->layout, world.options.chunks};
+	struct agent_event *event;
+
+	if (worker->state != W_PUTTING)
+		return;
+	if (code != 0) {
+		worker_close(worker);
+		return;
+	}
+	worker->state = W_REGISTERING;
+	event = ring(worker, AGENT_EV_REGISTER);
+	event->u.reg.manifest = hash_bytes(data, sizeof(data));
+	event->u.reg.layout = event->u.reg.manifest;
+	event->u.reg.bytes = world.options.chunks * CHUNK_TOKENS * sizeof(uint64_t);
+	event->u.reg.num_chunks = world.options.chunks;
+}
+
+void
+worker_registered(struct worker *worker, int code)
+{
+	TRACE("worker #/# is registered: !", worker->group->index, worker->shard, TRACE_E(code));
+	if (worker->state != W_REGISTERING)
+		return;
+	if (code != 0)
+		worker_close(worker);
+	else
+		idle(worker, between(RNG_WORK, 0, world.options.think_ns));
+}
+
+/* ---- calls ----------------------------------------------------------------------------------- */
+
+static void
+give_up(struct task *task)
+{
+	if (!voided(task))
+		worker_close(((struct worker_task *)task)->worker);
+}
+
+static void
+late(struct task *task)
+{
+	struct worker *worker = ((struct worker_task *)task)->worker;
+
+	if (voided(task) || worker->state != W_BUSY)
+		return;
+	TRACE("worker #/#: its call # has an unknown outcome", worker->group->index, worker->shard,
+		worker->call.step);
+	check_late(worker);
+	worker->state = W_UNKNOWN;
+	worker_in(worker, give_up, between(RNG_WORK, 0, 10 * SEC));
+}
+
+static void
+cancel(struct task *task)
+{
+	struct worker *worker = ((struct worker_task *)task)->worker;
+
+	if (!voided(task) && worker->state == W_BUSY && worker->handle != NULL)
+		ring(worker, AGENT_EV_CANCEL)->u.cancel_slot = worker->call.slot;
+}
+
+void
+worker_submit(struct worker *worker)
+{
+	struct call *call = &worker->call;
+	struct agent_event *event = ring(worker, AGENT_EV_SUBMIT);
+
+	call->submitted_ns = world.now_ns;
+	call->held = worker->line.held;
+	check_submit(worker);
+	TRACE("worker #/# step #: calls # for version #", worker->group->index, worker->shard,
+		call->step, call->kind, (uint64_t)atoll(call->spec));
+	event->u.submit = (struct agent_submission){
+		.slot = call->slot,
+		.kind = call->kind,
+		.flags = call->flags,
+		.timeout_ns = call->timeout_ns,
+	};
+	memcpy(event->u.submit.spec, call->spec, sizeof(call->spec));
+	worker->state = W_BUSY;
+	worker->alarm++;
+	if (call->timeout_ns >= 0)
+		worker_in(worker, late, call->timeout_ns + GRACE_NS);
+	if (!world.calm && permille(RNG_WORK, world.options.cancel_permille))
+		worker_in(worker, cancel, between(RNG_WORK, 0, 200 * MS));
+}
+
+void
+worker_completed(struct worker *worker, const struct agent_action *action)
+{
+	int code = action->u.complete.code;
+
+	if ((worker->state != W_BUSY && worker->state != W_UNKNOWN) ||
+		action->u.complete.slot != worker->call.slot)
+		return;
+	TRACE("worker #/# step #, operation #: !, version #", worker->group->index, worker->shard,
+		worker->call.step, action->u.complete.op_seq, TRACE_E(code),
+		action->u.complete.result.version.version);
+	check_complete(worker, action);
+	worker->successes += code == 0;
+	worker->state = W_IDLE;
+	program_done(worker, code, action->u.complete.result.version);
+	idle(worker, program_think_ns(code == 0 ? worker->call.kind : 0));
+}
+
+void
+worker_line(struct worker *worker, const struct agent_line *line)
+{
+	if (line->broken != worker->line.broken && percent(RNG_WORK, 50))
+		worker->want_close = true;
+	worker->line = *line;
+}
+
+void
+worker_may_write(struct worker *worker)
+{
+	worker->memory->right = MEMORY_OWNER;
+	memory_scribble(worker->memory, "its worker");
+}
+
+/* ---- ending ---------------------------------------------------------------------------------- */
+
+void
+worker_close(struct worker *worker)
+{
+	if (worker->state == W_OFF || worker->state == W_CLOSING || worker->handle == NULL)
+		return;
+	TRACE("worker #/# closes session #", worker->group->index, worker->shard,
+		worker->handle->id);
+	worker->state = W_CLOSING;
+	worker->alarm++;
+	host_tell(worker->host, AGENT_EV_CLOSE, worker->handle->id,
+		between(RNG_WORK, 2 * US, 500 * US));
+}
+
+void
+worker_closed(struct worker *worker)
+{
+	TRACE("worker #/# is closed", worker->group->index, worker->shard);
+	worker->memory->right = MEMORY_OWNER;
+	memory_scribble(worker->memory, "its worker after close");
+	end(worker);
+}
+
+void
+worker_kill(struct worker *worker)
+{
+	int64_t late_ns = world.options.late_pidfd_ns;
+
+	if (worker->state == W_OFF)
+		return;
+	TRACE("worker #/# dies", worker->group->index, worker->shard);
+	if (worker->handle != NULL) {
+		worker->handle->worker = NULL;
+		host_tell(worker->host, AGENT_EV_LOST, worker->handle->id,
+			!world.calm && late_ns > 0 ? between(RNG_FAULT, MS, late_ns)
+						   : between(RNG_FAULT, 10 * US, 5 * MS));
+	}
+	end(worker);
+}
+
+void
+worker_agent_lost(struct worker *worker)
+{
+	TRACE("worker #/#: its agent is lost", worker->group->index, worker->shard);
+	if (worker->state == W_OFF)
+		return;
+	worker->memory->right = MEMORY_OWNER;
+	memory_scribble(worker->memory, "its worker without an agent");
+	end(worker);
+}
