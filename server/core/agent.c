@@ -217,10 +217,44 @@ block_state(const struct refsrv *server, const struct pair_block *block)
 	return server->now_ns >= block->last_resort_ns ? PAIR_LAST_RESORT_ONLY : PAIR_BLOCKED;
 }
 
+/*
+ * One reader that fails may be at fault itself, and its pair is blocked. When two say the same it
+ * is the source, or the way to it: a new node that fails every reader would else stay the least
+ * loaded one, and draw each of them in turn. It is never taken away: who finds nothing else tries
+ * it, and one success clears it.
+ */
 void
-agent_pair_failed(struct refsrv *server, struct agent *reader, const struct agent *source)
+agent_blamed(struct refsrv *server, const struct agent *reader, struct agent *source)
+{
+	int64_t until_ns = th_deadline_ns(server->now_ns, server->config.pair_block_ns);
+
+	if (source->blamed_by != 0 && source->blamed_by != reader->inc &&
+		server->now_ns < source->blamed_until_ns) {
+		TH_MARK(c06_two_readers_quarantine_the_source);
+		if (server->now_ns >= source->quarantine_until_ns)
+			event_log(server, EVENT_WARN, NULL, source->info.node,
+				"agent %s failed two readers, the last of them %s: it is read from "
+				"only where nothing else is left",
+				source->info.node, reader->info.node);
+		source->quarantine_until_ns = until_ns;
+	}
+	source->blamed_by = reader->inc;
+	source->blamed_until_ns = until_ns;
+}
+
+bool
+agent_quarantined(const struct refsrv *server, const struct agent *source)
+{
+	return server->now_ns < source->quarantine_until_ns;
+}
+
+void
+agent_pair_failed(struct refsrv *server, struct agent *reader, struct agent *source)
 {
 	struct pair_block *block = pair_find(reader, source);
+
+	TH_MARK(c06_pair_blocked);
+	agent_blamed(server, reader, source);
 
 	if (block == NULL) {
 		block = th_calloc(1, sizeof(*block));
@@ -247,10 +281,12 @@ pair_drop(struct agent *reader, struct pair_block *block)
 }
 
 void
-agent_pair_worked(struct agent *reader, const struct agent *source)
+agent_pair_worked(struct agent *reader, struct agent *source)
 {
 	struct pair_block *block = pair_find(reader, source);
 
+	source->blamed_by = 0;
+	source->quarantine_until_ns = 0;
 	if (block != NULL)
 		pair_drop(reader, block);
 }
@@ -311,6 +347,8 @@ reset(struct refsrv *server, struct agent *agent)
 	forget_replies(agent);
 	while (agent->blocks != NULL)
 		pair_drop(agent, agent->blocks);
+	agent->blamed_by = 0;
+	agent->quarantine_until_ns = 0;
 	blob_drop_uploads(server, agent);
 	listing_drop_watches(server, agent);
 }

@@ -40,8 +40,12 @@ void agent_remember(struct agent *agent, const struct ctl_reply *reply);
 void agent_timers(struct refsrv *server);
 
 /* A leg from source to reader failed: avoid the pair. Or it worked: forgive it. */
-void agent_pair_failed(struct refsrv *server, struct agent *reader, const struct agent *source);
-void agent_pair_worked(struct agent *reader, const struct agent *source);
+void agent_pair_failed(struct refsrv *server, struct agent *reader, struct agent *source);
+void agent_pair_worked(struct agent *reader, struct agent *source);
+/* A reader says that this source gave it nothing, or nothing good. */
+void agent_blamed(struct refsrv *server, const struct agent *reader, struct agent *source);
+/* Two readers have blamed it: only who finds nothing else reads from it. */
+bool agent_quarantined(const struct refsrv *server, const struct agent *source);
 enum pair_state agent_pair_state(
 	const struct refsrv *server, const struct agent *reader, const struct agent *source);
 

@@ -18,6 +18,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/content.h"
 #include "server/core/copy.h"
@@ -207,6 +208,12 @@ leg_find_source(struct refsrv *server, struct op *op, struct part *part)
 		give_up(server, op, part, outlook);
 }
 
+/*
+ * A part is being given up. Its readers go at once to sources that nobody reads from and that stay;
+ * where there is none they go on: the owner waits while bytes flow. Each leg moves once. Trainers
+ * give up together: what was moved to the next of them would be moved on by it, step after step,
+ * and each move costs a connection.
+ */
 void
 leg_move_readers(struct refsrv *server, struct part *part)
 {
@@ -218,12 +225,18 @@ leg_move_readers(struct refsrv *server, struct part *part)
 		if (dst->leg != leg || leg->op->state != OP_RUNNING ||
 			dst->member->agent->state != AGENT_ACTIVE)
 			continue;
+		if (leg->moved && !TH_PLANT(drained_leg_hops)) {
+			TH_MARK(d04_moved_leg_stays);
+			continue;
+		}
 		struct part *src = route_choose_part(server, leg->op, dst, true);
 		if (src == NULL)
 			continue;
 		struct op *op = leg->op;
+		TH_MARK(d04_leg_moved_to_an_idle_source);
 		leg_fence(leg);
 		reroute(server, op, dst, src);
+		dst->leg->moved = true;
 	}
 }
 
@@ -285,10 +298,23 @@ blame(struct op *op, uint32_t shard, uint64_t copy_id)
 static void
 source_failed(struct refsrv *server, const struct leg *leg, const struct ctl_leg_end *end)
 {
-	if (end->code == TH_E_CHECKSUM)
+	if (end->code == TH_E_CHECKSUM) {
+		TH_MARK(c22_bytes_did_not_match);
 		blame(leg->op, leg->dst->shard, leg->src_copy_id);
+		if (leg->src != NULL && !leg->blameless)
+			agent_blamed(server, leg->reader->agent, leg->src->member->agent);
+		return;
+	}
 	/* A source that is being drained fences its readers: that says nothing about the pair. */
-	else if (!leg->blameless && leg->src != NULL && !leg->src->copy->draining)
+	if (leg->blameless || leg->src == NULL || leg->src->copy->draining)
+		TH_MARK(c06_nobody_is_blamed);
+	/*
+	 * Nor does a source that has no bytes because its own source is lost: one node reacts to a
+	 * break, the one below it. Its readers wait for it; this one has not, and gets another.
+	 */
+	else if (!leg->src->done && leg->src->leg == NULL)
+		TH_MARK(c05_parent_waits_upstream);
+	else
 		agent_pair_failed(server, leg->reader->agent, leg->src->member->agent);
 }
 

@@ -4,9 +4,10 @@
  *
  * A copy may be a source when it has the bytes of the version (content.h) and is not being given
  * up, its agents are alive and not blocked for this reader, it has (or reliably gets) all the
- * bytes, does not itself depend on the reader, and is not too far down a chain. Among those: same
- * agent, same datacenter, least loaded, fewest descendants (so that the root of a running chain
- * does not get a second reader), longest verified prefix, oldest.
+ * bytes, does not itself depend on the reader, and is not too far down a chain. Those of agents
+ * that have failed two readers come last (agent.c). Among the rest: same agent, same datacenter,
+ * least loaded, fewest descendants (so that the root of a running chain does not get a second
+ * reader), longest verified prefix, oldest.
  *
  * A part has one current leg, so following it upward is a walk without branches; what a walk finds
  * is remembered in the parts it passed until server.mark changes, so that looking at all copies of
@@ -162,6 +163,8 @@ part_fits(const struct query *query, struct part *src, const struct member *read
 	if (query->only_idle && src->num_readers > 0)
 		return false;
 	if (blamed(query->op, src->shard, src->copy->id))
+		return false;
+	if (!query->last_resort && agent_quarantined(query->server, src->member->agent))
 		return false;
 	enum pair_state pair = agent_pair_state(query->server, reader->agent, src->member->agent);
 	return pair == PAIR_FREE || (query->last_resort && pair == PAIR_LAST_RESORT_ONLY);

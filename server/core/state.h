@@ -116,6 +116,10 @@ struct agent { /* owned by server.agents */
 	struct member *members; /* borrows: by agent_prev/agent_next */
 	uint32_t num_members, legs_in, legs_out;
 	struct pair_block *blocks;
+	/* As a source: the reader that blamed it last, how long that is remembered, and until when
+	 * it is the last resort for all, because two different ones did. */
+	uint64_t blamed_by;
+	int64_t blamed_until_ns, quarantine_until_ns;
 	struct watch *watches;
 	uint32_t num_watches;
 	struct upload *uploads;
@@ -241,6 +245,7 @@ struct leg { /* owned by server.legs */
 	struct op *op;
 	uint64_t src_copy_id;
 	bool blameless; /* the server itself took the source away: a failure proves nothing */
+	bool moved;     /* here because its last source was given up: not moved for that again */
 	int64_t granted_ns;
 	struct leg *dst_prev, *dst_next, *src_prev, *src_next;
 	UT_hash_handle hh;
