@@ -11,6 +11,7 @@
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/sim.h"
 
 #define BACKOFF_MIN_NS INT64_C(50000000)
 #define BACKOFF_MAX_NS INT64_C(1000000000)
@@ -134,7 +135,9 @@ ac_request_next_ns(const struct agent *agent, const struct request *request)
 
 /*
  * A worker that closes and opens the same shard again must not find itself: the server takes the
- * CLOSE first, also when it was written while there was no server.
+ * CLOSE first, also when it was written while there was no server. Whoever waits is waited for by
+ * nobody: an OPEN whose worker is gone waits for no other such OPEN, or the two would wait for each
+ * other, and a lane with a CLOSE has no OPEN before it.
  */
 static bool
 must_wait(const struct agent *agent, const struct lane *lane)
@@ -151,9 +154,11 @@ must_wait(const struct agent *agent, const struct lane *lane)
 			continue;
 		DL_FOREACH(other->queue, request)
 		{
+			if (request->ctl.kind == CTL_CLOSE)
+				return true;
 			/* An orphan's OPEN will be followed by its CLOSE. */
-			if (request->ctl.kind == CTL_CLOSE ||
-				(other->session == NULL && request->ctl.kind == CTL_OPEN))
+			if (request->ctl.kind == CTL_OPEN && other->session == NULL &&
+				(lane->session != NULL || TH_PLANT(orphans_wait)))
 				return true;
 		}
 	}
