@@ -89,6 +89,24 @@ ac_lane_orphan(struct agent *agent, struct lane *lane)
 	lane_retire(agent, lane);
 }
 
+/* Each lane has one request under way, its first, and repeats it under its number. */
+static uint64_t
+answered_below(const struct agent *agent)
+{
+	const struct link *link = &agent->link;
+	uint64_t below = agent->last_request_no + 1;
+	const struct lane *lane;
+
+	if (link->phase != LINK_UP && link->setup.ctl.request_no != 0)
+		below = th_min_u64(below, link->setup.ctl.request_no);
+	DL_FOREACH(agent->lanes, lane)
+	{
+		if (lane->queue != NULL && lane->queue->ctl.request_no != 0)
+			below = th_min_u64(below, lane->queue->ctl.request_no);
+	}
+	return below;
+}
+
 /* ---- sending --------------------------------------------------------------------------------- */
 
 void
@@ -103,6 +121,7 @@ ac_request_send(struct agent *agent, struct request *request, enum agent_channel
 			ctl->u.op.timeout_ns =
 				th_max_i64(0, request->op_deadline_ns - agent->now_ns);
 	}
+	ctl->answered_below = answered_below(agent);
 	request->tag = ++agent->last_tag;
 	request->attach_no = agent->link.attach_no;
 	ctl->attach_no = agent->link.phase == LINK_UP ? agent->link.attach_no : 0;

@@ -274,6 +274,11 @@ struct ctl_request {
 	uint64_t agent_inc;  /* random, one per agent process */
 	uint64_t request_no; /* a repeat with the same number gets the remembered reply */
 	/*
+	 * Whatever has a lower number was answered and is never sent again: the server need not
+	 * remember those replies. 0: the agent does not say.
+	 */
+	uint64_t answered_below;
+	/*
 	 * Not on the wire: by which connection it came, as the shell that received it says. 0: it
 	 * does not say.
 	 */

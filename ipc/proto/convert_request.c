@@ -300,6 +300,7 @@ ctl_request_pack(const struct ctl_request *request, uint8_t **ret_data, size_t *
 	tensorhub__v1__request__init(&message);
 	message.request_no = request->request_no;
 	message.agent_inc = request->agent_inc;
+	message.answered_below = request->answered_below;
 	message.attach_no = request->attach_no;
 	out_body(&arena, request, &message);
 	rc = convert_pack(&message.base, ret_data, ret_bytes);
@@ -616,6 +617,7 @@ ctl_request_unpack(const uint8_t *data, size_t bytes, struct convert_arena *aren
 		return -EPROTO;
 	request.request_no = message->request_no;
 	request.agent_inc = message->agent_inc;
+	request.answered_below = message->answered_below;
 	request.attach_no = message->attach_no;
 	in_body(&in, message, &request);
 	if (in.code != 0)

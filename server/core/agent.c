@@ -155,23 +155,48 @@ agent_remembered(struct agent *agent, uint64_t request_no, struct ctl_reply *ret
 	return true;
 }
 
-bool
-agent_request_stale(const struct agent *agent, uint64_t request_no)
+static void
+forget_reply(struct agent *agent, struct remembered *entry)
 {
-	return request_no <= agent->forgotten_request_no;
+	HASH_DELETE(hh, agent->remembered_by_no, entry);
+	DL_DELETE(agent->remembered, entry);
+	agent->num_remembered--;
+	free(entry->text);
+	free(entry);
 }
 
 static void
 forget_oldest_reply(struct agent *agent)
 {
-	struct remembered *oldest = agent->remembered;
+	agent->forgotten_request_no =
+		th_max_u64(agent->forgotten_request_no, agent->remembered->request_no);
+	forget_reply(agent, agent->remembered);
+}
 
-	agent->forgotten_request_no = th_max_u64(agent->forgotten_request_no, oldest->request_no);
-	HASH_DELETE(hh, agent->remembered_by_no, oldest);
-	DL_DELETE(agent->remembered, oldest);
-	agent->num_remembered--;
-	free(oldest->text);
-	free(oldest);
+void
+agent_answered(struct agent *agent, uint64_t below)
+{
+	struct remembered *entry, *next;
+
+	/* Requests overtake each other: an older word says nothing new. */
+	if (below <= agent->answered_below)
+		return;
+	agent->answered_below = below;
+	DL_FOREACH_SAFE(agent->remembered, entry, next)
+	{
+		if (entry->request_no < below)
+			forget_reply(agent, entry);
+	}
+}
+
+enum repeat
+agent_repeat(const struct agent *agent, uint64_t request_no)
+{
+	if (request_no < agent->answered_below)
+		return REPEAT_LATE;
+	if (request_no > agent->forgotten_request_no)
+		return REPEAT_NONE;
+	return agent->answered_below == 0 ? REPEAT_LATE : REPEAT_UNKNOWN;
 }
 
 void
@@ -190,7 +215,8 @@ agent_remember(struct agent *agent, const struct ctl_reply *reply)
 		entry->attach = reply->u.attach;
 	HASH_ADD(hh, agent->remembered_by_no, request_no, sizeof(entry->request_no), entry);
 	DL_APPEND(agent->remembered, entry);
-	if (++agent->num_remembered > REMEMBERED_MAX)
+	if (++agent->num_remembered >
+		(agent->answered_below == 0 ? REMEMBERED_UNSAID : REMEMBERED_MAX))
 		forget_oldest_reply(agent);
 }
 
@@ -334,7 +360,7 @@ forget_replies(struct agent *agent)
 {
 	while (agent->remembered != NULL)
 		forget_oldest_reply(agent);
-	agent->forgotten_request_no = 0;
+	agent->forgotten_request_no = agent->answered_below = 0;
 }
 
 static void
@@ -389,6 +415,13 @@ bury(struct refsrv *server, struct agent *agent, const char *why)
 		member_lost(server, agent->members, why);
 	reset(server, agent);
 	TH_ASSERT(agent->legs_in == 0 && agent->legs_out == 0);
+}
+
+void
+agent_lost_track(struct refsrv *server, struct agent *agent)
+{
+	TH_MARK(repeat_below_the_window);
+	bury(server, agent, "it repeats what is older than the server remembers");
 }
 
 static struct agent *
@@ -474,8 +507,7 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 
 	if (rc == 0 && agent != NULL && request->request_no <= agent->attach_request_no)
 		rc = th_fail(err, TH_E_STATE,
-			"agent %s has attached again since it sent this request",
-			agent->info.node);
+			"agent %s has attached again since it sent this request", agent->info.node);
 	if (rc != 0)
 		return rc;
 	if (was_away(server, agent, attach))

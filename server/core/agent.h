@@ -32,8 +32,17 @@ struct ctl_event *agent_event(struct agent *agent, enum ctl_event_kind kind);
 
 /* Fills ret_reply (but for its number) with the answer this request got before; false: not seen. */
 bool agent_remembered(struct agent *agent, uint64_t request_no, struct ctl_reply *ret_reply);
-/* request_no is below what the window still covers: whether it was seen cannot be told. */
-bool agent_request_stale(const struct agent *agent, uint64_t request_no);
+/* The agent has the answers to all requests below this one. */
+void agent_answered(struct agent *agent, uint64_t below);
+enum repeat {
+	REPEAT_NONE,    /* not seen before, as far as can be told                           */
+	REPEAT_LATE,    /* answered long ago; a copy that was on its way: nobody waits      */
+	REPEAT_UNKNOWN, /* below what is remembered: whether it was seen cannot be told     */
+};
+/* What a request is whose reply is not remembered. */
+enum repeat agent_repeat(const struct agent *agent, uint64_t request_no);
+/* Nothing that this agent says can be taken for what it is: it must attach again. */
+void agent_lost_track(struct refsrv *server, struct agent *agent);
 void agent_remember(struct agent *agent, const struct ctl_reply *reply);
 
 /* Suspects and buries the silent, answers the POLLs that have been held long enough. */

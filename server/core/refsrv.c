@@ -376,32 +376,6 @@ question(struct refsrv *server, struct agent *agent, const struct ctl_request *r
 	}
 }
 
-/* A request may be sent again when its reply was lost: it must not take effect twice. */
-static bool
-seen_before(struct agent *agent, const struct ctl_request *request, struct ctl_reply *reply,
-	int *ret_rc, struct th_err *err)
-{
-	if (agent_remembered(agent, request->request_no, reply)) {
-		*ret_rc = reply->code;
-		err->code = reply->code;
-		memcpy(err->text, reply->text, sizeof(err->text));
-		if (reply->kind != request->kind)
-			*ret_rc = th_fail(err, TH_E_INVALID,
-				"agent %s uses request number %" PRIu64 " for two requests",
-				agent->info.node, request->request_no);
-		reply->kind = request->kind;
-		return true;
-	}
-	if (!agent_request_stale(agent, request->request_no))
-		return false;
-	*ret_rc = th_fail(err, TH_E_STATE,
-		"request %" PRIu64
-		" of agent %s is older than the server remembers: whether it took "
-		"effect is not known",
-		request->request_no, agent->info.node);
-	return true;
-}
-
 static int
 unknown_agent(struct ctl_reply *reply, const struct agent *agent, struct th_err *err)
 {
@@ -414,8 +388,51 @@ unknown_agent(struct ctl_reply *reply, const struct agent *agent, struct th_err 
 			"this request belongs to a former attachment of agent %s",
 			agent->info.node);
 	return th_fail(err, TH_E_NO_SERVER,
-		"this server holds this agent for dead, it was silent too long: it must attach "
-		"again");
+		"this server holds this agent for dead, it was silent too long or lost count: "
+		"it must attach again");
+}
+
+/* A request may be sent again when its reply was lost: it must not take effect twice. */
+static bool
+seen_before(struct refsrv *server, struct agent *agent, const struct ctl_request *request,
+	struct ctl_reply *reply, int *ret_rc, struct th_err *err)
+{
+	if (request->answered_below > request->request_no) {
+		*ret_rc = th_fail(err, TH_E_INVALID,
+			"agent %s says with request %" PRIu64
+			" that it has the answers to all below %" PRIu64 ": that cannot be",
+			agent->info.node, request->request_no, request->answered_below);
+		return true;
+	}
+	agent_answered(agent, request->answered_below);
+	if (agent_remembered(agent, request->request_no, reply)) {
+		*ret_rc = reply->code;
+		err->code = reply->code;
+		memcpy(err->text, reply->text, sizeof(err->text));
+		if (reply->kind != request->kind)
+			*ret_rc = th_fail(err, TH_E_INVALID,
+				"agent %s uses request number %" PRIu64 " for two requests",
+				agent->info.node, request->request_no);
+		reply->kind = request->kind;
+		return true;
+	}
+	switch (agent_repeat(agent, request->request_no)) {
+	case REPEAT_NONE:
+		return false;
+	case REPEAT_LATE:
+		break;
+	case REPEAT_UNKNOWN:
+		/* To do it twice or never would both be wrong: the agent begins anew. */
+		agent_lost_track(server, agent);
+		*ret_rc = unknown_agent(reply, agent, err);
+		return true;
+	}
+	*ret_rc = th_fail(err, TH_E_STATE,
+		"request %" PRIu64
+		" of agent %s is older than the server remembers: whether it took "
+		"effect is not known",
+		request->request_no, agent->info.node);
+	return true;
 }
 
 /* An operator is no agent, and may ask what there is. A group's own list is for its members. */
@@ -442,7 +459,7 @@ handle(struct refsrv *server, const struct ctl_request *request, struct ctl_repl
 		return unknown_agent(reply, agent, err);
 	if (!changes_state(request->kind))
 		return question(server, agent, request, reply, err);
-	if (living && seen_before(agent, request, reply, &rc, err))
+	if (living && seen_before(server, agent, request, reply, &rc, err))
 		return rc;
 	if (request->kind == CTL_ATTACH) {
 		rc = agent_attach(server, request, &reply->u.attach, err);

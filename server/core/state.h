@@ -27,7 +27,8 @@
 
 #define OP_WINDOW 64u            /* operations a member may be ahead of its group's slowest       */
 #define CHAIN_DEPTH_MAX 256u     /* hops from a complete copy: beyond it a chain is all latency   */
-#define REMEMBERED_MAX 128u      /* replies kept per agent: far more than an agent has in flight  */
+#define REMEMBERED_MAX 1024u     /* replies kept per agent that says which it may ask for again */
+#define REMEMBERED_UNSAID 128u   /* ... and of one that does not                                */
 #define EVENTS_QUEUED_MAX 65536u /* per agent: one that never polls must not fill the memory    */
 #define WATCHES_MAX 1024u        /* models watched by one agent                                   */
 #define UPLOADS_MAX 16u          /* unfinished blobs of one agent                                 */
@@ -112,6 +113,7 @@ struct agent { /* owned by server.agents */
 	struct remembered *remembered_by_no, *remembered;
 	uint32_t num_remembered;
 	uint64_t forgotten_request_no; /* the highest that fell out of the window */
+	uint64_t answered_below;       /* as the agent says: lower ones never come again */
 
 	struct member *members; /* borrows: by agent_prev/agent_next */
 	uint32_t num_members, legs_in, legs_out;
@@ -222,6 +224,7 @@ struct part {
 	bool done;
 	bool served;       /* a leg was granted on it */
 	bool drained;      /* proven: no leg reads it, and none will */
+	bool proof_due;    /* what it began with is gone: its digests must match in the end  */
 	uint64_t drain_no; /* of the DRAIN that has not been answered; 0: none */
 	struct leg *leg;   /* the current leg that fills it; NULL: done, or waiting for a source */
 	struct leg *fills; /* every leg into it that is not over: by dst_prev/dst_next */

@@ -81,3 +81,20 @@ Test(agent_repeat, open__again_while_the_old_one_is_unknown__after_its_close)
 	rig_answer(&rig, CTL_CLOSE);
 	cr_assert(opened(2));
 }
+
+/* The server may forget what is below; what is under way is sent again under its number. */
+Test(agent_repeat, answered_below__names_the_oldest_under_way)
+{
+	uint64_t sid = rig_ready(&rig, 1);
+	cr_assert_eq(rig_request(&rig, CTL_REGISTER)->answered_below,
+		rig_request(&rig, CTL_REGISTER)->request_no);
+	rig.held = 1u << CTL_OPEN;
+	open_shard(2, 0);
+	uint64_t open_no = rig_request(&rig, CTL_OPEN)->request_no;
+	rig_publish(&rig, 1, sid, "1");
+	cr_assert_eq(rig_request(&rig, CTL_OP)->answered_below, open_no);
+	rig.held = 0;
+	rig_answer(&rig, CTL_OPEN);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_gt(rig_request(&rig, CTL_BEAT)->answered_below, open_no);
+}

@@ -36,6 +36,7 @@ send_request(
 	cr_assert_eq(ret_got->kind, request->kind);
 	cr_assert_eq(ret_got->request_no, request->request_no);
 	cr_assert_eq(ret_got->agent_inc, request->agent_inc);
+	cr_assert_eq(ret_got->answered_below, request->answered_below);
 	cr_assert_eq(ret_got->attach_no, request->attach_no);
 }
 
@@ -47,6 +48,7 @@ same_request(struct ctl_request *request)
 	struct ctl_request got;
 
 	request->agent_inc = 0xfedcba9876543210;
+	request->answered_below = 0xfedcba98;
 	request->attach_no = UINT64_MAX - 1;
 	request->request_no = UINT64_MAX;
 	send_request(request, &arena, &got);
