@@ -14,6 +14,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
+#include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/blob.h"
 #include "server/core/copy.h"
@@ -107,12 +108,13 @@ can_be_known(const struct content *content)
 }
 
 bool
-content_undecided(const struct content *a, const struct content *b)
+content_undecided(const struct content *other, const struct content *begun)
 {
 	uint32_t shard;
 
-	return !a->refused && !b->refused && compare(a, b, &shard) == UNDECIDED &&
-	       can_be_known(a) && can_be_known(b);
+	/* When nobody can say what the begun one was, the other takes its place. */
+	return !other->refused && !begun->refused && can_be_known(other) &&
+	       compare(other, begun, &shard) == UNDECIDED;
 }
 
 /* The copy that was published first, or has replaced it: whose bytes these are, for sentences. */
@@ -214,6 +216,33 @@ goes(const struct content *content)
 	return true;
 }
 
+static bool
+all_known(const struct content *content)
+{
+	for (uint32_t i = 0; i < content->version->num_shards; i++) {
+		if (th_hash_none(content->shards[i].hash))
+			return false;
+	}
+	return true;
+}
+
+/* Readers of the first go on from the other, and prove in the end that it was the same. */
+static void
+take_over(struct refsrv *server, struct content *other, struct content *first)
+{
+	struct copy *copy;
+
+	TH_MARK(content_taken_over);
+	DL_FOREACH(first->version->copies, copy)
+	{
+		if (copy->content != first)
+			continue;
+		for (uint32_t i = 0; i < copy->num_parts; i++)
+			copy->parts[i].proof_due = !copy->parts[i].done;
+	}
+	merge(server, other, first);
+}
+
 /* Compares all with the first, until nothing new follows from it. */
 static void
 settle(struct refsrv *server, struct version *version)
@@ -230,6 +259,10 @@ settle(struct refsrv *server, struct version *version)
 				again = true; /* the first may know more now */
 			} else if (result == DIFFERENT && !goes(first)) {
 				refuse(server, first, other, shard);
+			} else if (result == UNDECIDED && all_known(other) &&
+				   !can_be_known(first)) {
+				take_over(server, other, first);
+				again = true;
 			}
 			other = next;
 		}
@@ -243,14 +276,23 @@ content_leave(struct refsrv *server, struct copy *copy)
 	struct version *version = copy->version;
 
 	copy->content = NULL;
-	if (--content->num_copies > 0)
+	if (--content->num_copies > 0) {
+		if (!content->refused)
+			settle(server, version);
 		return;
+	}
 	bool first = version->contents == content;
 	content_free(server, content);
 	if (first && version->contents != NULL) {
 		model_changed(server, version->model);
 		settle(server, version);
 	}
+}
+
+void
+content_reconsider(struct refsrv *server, struct version *version)
+{
+	settle(server, version);
 }
 
 /* ---- what is known -------------------------------------------------------------------------- */
@@ -299,7 +341,7 @@ content_arrived(struct refsrv *server, struct part *part, struct th_hash hash)
 	struct content_shard *shard = &content->shards[part->shard];
 
 	if (th_hash_none(hash))
-		return true;
+		return !part->proof_due;
 	if (!th_hash_none(shard->hash))
 		return th_hash_equal(shard->hash, hash);
 	/* Its publisher may be gone before it has said so itself. */

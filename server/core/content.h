@@ -9,12 +9,20 @@
  *
  *   provisional --the same as the first--------> its copies join the first as sources
  *        |-------the first is gone-------------> it is the first
+ *        |-------the first can never be known--> it is the first, and takes its readers over
  *        '-------another hash than the first---> refused: never listed, its members are told
  *
  * A first of which only copies of broken groups are left refuses nobody: it goes, and the next one
- * follows it. So a reader is bound to one content from GO on, and whatever a later publisher brings
- * hurts neither it nor the first. An agent that makes no digests (--verify off) says so with no
- * hash: such a shard counts as the same as any.
+ * follows it.
+ *
+ * The first publisher may die before its digests are known. Its readers have a beginning of its
+ * bytes then, and nobody will say what the whole was. When all of a second one is known they go on
+ * from it: trainers of one job publish equal bytes. Should these not have been equal, the digests
+ * of what such a reader has in the end are not those of the second, and its operation fails.
+ *
+ * So a reader is bound to one content from GO on, and whatever a later publisher brings hurts
+ * neither it nor the first. An agent that makes no digests (--verify off) says so with no hash:
+ * such a shard counts as the same as any.
  */
 #ifndef TH_SERVER_CORE_CONTENT_H
 #define TH_SERVER_CORE_CONTENT_H
@@ -27,11 +35,13 @@ struct content *content_new(
 void content_join(struct content *content, struct copy *copy);
 /* The copy is going. Its content may be freed, and another one become the version. */
 void content_leave(struct refsrv *server, struct copy *copy);
+/* A group that has a copy of it is broken or has failed: what can be known may be less now. */
+void content_reconsider(struct refsrv *server, struct version *version);
 
 /* The copy has the bytes that the version is made of. */
 bool content_listed(const struct copy *copy);
-/* It is not known whether these are the same, and may still become known. */
-bool content_undecided(const struct content *a, const struct content *b);
+/* Who reads the one may get to read the other: that they are the same may still turn out. */
+bool content_undecided(const struct content *other, const struct content *begun);
 
 /* CONTENT: the publisher's agent has hashed a part. */
 int content_report(struct refsrv *server, const struct agent *agent,

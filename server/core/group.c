@@ -16,6 +16,7 @@
 #include "ipc/base/name.h"
 #include "server/core/agent.h"
 #include "server/core/blob.h"
+#include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/epoch.h"
 #include "server/core/event_log.h"
@@ -356,6 +357,8 @@ break_group(struct refsrv *server, struct group *group, enum event_severity seve
 	struct op *op = group_open_op(group);
 	if (op != NULL)
 		op_group_broken(server, op);
+	if (group->copy != NULL)
+		content_reconsider(server, group->copy->version);
 	if (group->copy != NULL && !group->copy->aborting) {
 		copy_hide(server, group->copy);
 		copy_drain(server, group->copy);

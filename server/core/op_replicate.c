@@ -300,6 +300,7 @@ op_abort(struct refsrv *server, struct op *op, int code, const char *text)
 	memcpy(op->text, text, strnlen(text, sizeof(op->text) - 1));
 	copy->aborting = true;
 	copy->draining = true;
+	content_reconsider(server, copy->version);
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
 		struct part *part = &copy->parts[i];
 		agent_event(part->member->agent, CTL_EV_CANCEL)->u.cancel =

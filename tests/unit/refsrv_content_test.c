@@ -288,20 +288,6 @@ Test(refsrv_content, reader__other_bytes_elsewhere__the_version_is_lost_with_its
 	cr_assert_str_eq(listed(), "");
 }
 
-Test(refsrv_content, reader__first_dies_before_it_is_known__lost_and_the_second_is_the_version)
-{
-	publish_both();
-	begin_and_fail();
-	say(&second, 8);
-	cr_assert_eq(world_close(&w, &first, true), 0);
-	struct ctl_ev_part drain = world_take_drain(&w, &first);
-	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
-	cr_assert_eq(world_outcome(&w, &reader).code, TH_E_VERSION_LOST);
-	cr_assert_str_eq(listed(), "second");
-	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
-	cr_assert_str_eq(grant.source_replica, "second");
-}
-
 static int
 finish_with(uint64_t leg, uint64_t content)
 {
@@ -311,6 +297,109 @@ finish_with(uint64_t leg, uint64_t content)
 	request.u.leg_end.chunks_verified = WORLD_CHUNKS;
 	request.u.leg_end.content = (struct th_hash){.lo = content, .hi = 1};
 	return world_request(&w, c, &request);
+}
+
+static void
+first_dies(void)
+{
+	cr_assert_eq(world_close(&w, &first, true), 0);
+	struct ctl_ev_part drain = world_take_drain(&w, &first);
+	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
+}
+
+/* Where the reader of the dead first goes on. */
+static uint64_t
+taken_over(void)
+{
+	struct ctl_event event;
+
+	cr_assert(world_take(&w, c, CTL_EV_REROUTE, reader.sid, &event));
+	cr_assert_str_eq(event.u.reroute.grant.source_replica, "second");
+	cr_assert_str_eq(listed(), "reader second");
+	return event.u.reroute.grant.leg;
+}
+
+Test(refsrv_content, reader__first_dies_before_it_is_known__goes_on_from_the_second)
+{
+	publish_both();
+	begin_and_fail();
+	say(&second, 8);
+	first_dies();
+	cr_assert_eq(finish_with(taken_over(), 8), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	cr_assert_str_eq(listed(), "reader second");
+}
+
+Test(refsrv_content, reader__first_dies_and_the_second_is_not_known_yet__waits_for_it)
+{
+	publish_both();
+	begin_and_fail();
+	first_dies();
+	cr_assert_not(world_has(&w, c, CTL_EV_REROUTE, reader.sid));
+	cr_assert_not(world_ended(&w, &reader));
+	say(&second, 8);
+	cr_assert_eq(finish_with(taken_over(), 8), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+}
+
+Test(refsrv_content, reader__first_dies_and_was_not_the_same__conflict_and_again)
+{
+	publish_both();
+	begin_and_fail();
+	say(&second, 8);
+	first_dies();
+	/* Its beginning is of other bytes: the digests of the whole are those of neither. */
+	cr_assert_eq(finish_with(taken_over(), 78), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, TH_E_VERSION_CONFLICT);
+	cr_assert_str_eq(listed(), "second");
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	cr_assert_eq(finish_with(grant.leg, 8), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+}
+
+Test(refsrv_content, reader__first_dies_and_it_makes_no_digests__proves_nothing)
+{
+	publish_both();
+	begin_and_fail();
+	say(&second, 8);
+	first_dies();
+	uint64_t leg = taken_over();
+	world_finish(&w, &reader, leg);
+	cr_assert_eq(world_outcome(&w, &reader).code, TH_E_VERSION_CONFLICT);
+}
+
+Test(refsrv_content, reader__has_begun_with_the_first_and_is_read_itself__both_go_on)
+{
+	publish_both();
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	struct world_member below = world_member(&w, b, "below", 0, 1);
+	struct ctl_grant next = world_begin(&w, &below, CTL_OP_REPLICATE, "1");
+	cr_assert_eq(next.source_sid, reader.sid);
+	cr_assert_eq(world_leg_end(&w, c, grant.leg, TH_E_NO_PATH, true, 4), 0);
+	say(&second, 8);
+	first_dies();
+	cr_assert_str_eq(listed(), "below reader second");
+	struct ctl_event event;
+	cr_assert(world_take(&w, c, CTL_EV_REROUTE, reader.sid, &event));
+	cr_assert_eq(finish_with(event.u.reroute.grant.leg, 8), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	struct ctl_request end = {.kind = CTL_LEG_END};
+	end.u.leg_end.leg = next.leg;
+	end.u.leg_end.chunks_verified = WORLD_CHUNKS;
+	end.u.leg_end.content = (struct th_hash){.lo = 8, .hi = 1};
+	cr_assert_eq(world_request(&w, b, &end), 0);
+	cr_assert_eq(world_outcome(&w, &below).code, 0);
+}
+
+Test(refsrv_content, reader__first_dies_and_the_second_dies_too__lost)
+{
+	publish_both();
+	begin_and_fail();
+	first_dies();
+	cr_assert_eq(world_close(&w, &second, true), 0);
+	struct ctl_ev_part drain = world_take_drain(&w, &second);
+	cr_assert_eq(world_drain_done(&w, b, &drain), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, TH_E_VERSION_LOST);
 }
 
 Test(refsrv_content, reader__knows_the_content_when_its_publisher_is_gone)
