@@ -19,6 +19,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "ipc/base/sim.h"
 
 #define FLAG_FORCE 1u      /* THC_FORCE of unpublish  */
 #define FLAG_LIST_GROUP 1u /* THC_LIST_GROUP of list  */
@@ -434,6 +435,7 @@ ac_call_plan(struct agent *agent, struct session *session, const struct ctl_ev_p
 		ac_call_prepared(agent, session, TH_E_PROTOCOL,
 			"the reference server does not know that this member holds a version");
 	} else if (!th_hash_equal(plan->layout, session->reg.layout)) {
+		TH_MARK(c26_other_layout);
 		call->explaining = true;
 		struct agent_action *action = ac_action(agent, AGENT_EXPLAIN, session->id);
 		action->u.explain.op_seq = call->op_seq;
@@ -514,6 +516,8 @@ settle_filled(struct agent *agent, struct session *session)
 		ac_part_end(agent, session);
 	}
 	session->dirty = session->dirty || call->overwrote;
+	if (session->dirty)
+		TH_MARK(c16_handle_is_dirty);
 	return true;
 }
 
@@ -569,7 +573,10 @@ ac_call_settle(struct agent *agent, struct session *session)
 	if (session->in != NULL) {
 		/* Its end decides what was overwritten, and only then is the memory still. */
 		ac_inbound_stop(agent, session->in, STOP_CANCEL);
-		return;
+		/* I3: until it has stopped it writes. */
+		if (!TH_PLANT(not_flushed_before_the_end))
+			return;
+		ac_inbound_over(agent, session->in);
 	}
 	if (!settle_outcome(agent, session))
 		return;

@@ -17,6 +17,7 @@
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/sim.h"
 
 /* ---- the ghost ------------------------------------------------------------------------------- */
 
@@ -33,6 +34,7 @@ give_up(struct agent *agent, struct session *session)
 {
 	struct call *call = &session->call;
 
+	TH_MARK(c30_ended_here_before_it_had_begun);
 	bool attached = agent->link.attached;
 	char text[TH_CTL_TEXT_BYTES];
 

@@ -12,6 +12,7 @@
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/sim.h"
 
 /* A leg that never ran. */
 static void
@@ -85,6 +86,7 @@ ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
 	struct call *call = session == NULL ? NULL : &session->call;
 
 	if (call == NULL || !call->active || call->op_seq != go->op_seq || call->has_outcome) {
+		TH_MARK(go_after_the_end);
 		decline(agent, session, &go->grant, TH_E_CANCELLED, false,
 			"the member has closed its handle");
 		return;
@@ -132,6 +134,7 @@ ac_inbound_reroute(struct agent *agent, const struct ctl_ev_reroute *reroute)
 		return;
 	}
 	if (call->done) {
+		TH_MARK(reroute_after_all_is_here);
 		/* Behind our LEG_END(0): it frees the leg also where the operation is aborted. */
 		decline(agent, session, &reroute->grant, TH_E_CANCELLED, false,
 			"every byte is here already");
@@ -237,8 +240,8 @@ send_end(struct agent *agent, const struct inbound *in, enum agent_event_kind ki
 		ac_copy(end->text, sizeof(end->text), "stopped", sizeof("stopped"));
 }
 
-static void
-over(struct agent *agent, struct inbound *in)
+void
+ac_inbound_over(struct agent *agent, struct inbound *in)
 {
 	struct session *source = in->source == NULL ? NULL : in->source->session;
 
@@ -274,7 +277,7 @@ ac_inbound_report(
 		call->done = true;
 		drop_next(agent, session);
 	}
-	over(agent, in);
+	ac_inbound_over(agent, in);
 	if (call->active && call->has_next) {
 		struct ctl_grant next = call->next;
 		call->has_next = false;

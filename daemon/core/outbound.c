@@ -15,6 +15,7 @@
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/sim.h"
 
 bool
 ac_ticket_equal(const struct th_ticket *a, const struct th_ticket *b)
@@ -132,6 +133,10 @@ ac_outbound_grant(struct agent *agent, const struct ctl_ev_grant *grant)
 		}
 		return;
 	}
+	if (!part->hashed && part->published)
+		TH_MARK(c32_served_while_it_is_hashed);
+	if (agent->num_grants >= agent->config.grants_max)
+		TH_MARK(c33_oldest_ticket_gives_way);
 	if (agent->num_grants >= agent->config.grants_max)
 		ac_outbound_free(agent, agent->grants);
 	struct outbound *out = th_calloc(1, sizeof(*out));
@@ -162,6 +167,7 @@ ac_outbound_hello(struct agent *agent, uint64_t id, const struct th_ticket *tick
 		return;
 	}
 	if (out != NULL || find_hello(agent, ticket) != NULL) {
+		TH_MARK(i11_ticket_is_good_for_one);
 		refuse(agent, id, TH_E_DENIED, "this ticket has been presented before");
 		return;
 	}
@@ -235,6 +241,9 @@ fence(struct agent *agent, struct outbound *out)
 	} else if (out->state == OUTBOUND_SERVING) {
 		out->state = OUTBOUND_FENCING;
 		leg_action(agent, AGENT_FENCE, out, 0);
+		/* I2: only OUT_ENDED says that nothing reads any more. */
+		if (TH_PLANT(fence_is_its_own_proof))
+			ac_outbound_free(agent, out);
 	}
 }
 
@@ -260,6 +269,10 @@ ac_outbounds_fence(struct agent *agent, struct part *part, bool all)
 	{
 		bool late =
 			out->state == OUTBOUND_GRANTED && agent->now_ns >= expiry_ns(agent, out);
+		if (out->stalled)
+			TH_MARK(c01_stalled_leg_is_fenced);
+		if (late)
+			TH_MARK(c01_reader_that_never_came_is_fenced);
 		if (all || out->stalled || late)
 			fence(agent, out);
 	}

@@ -14,6 +14,7 @@
 
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
+#include "ipc/base/sim.h"
 
 static void
 part_action(struct agent *agent, enum agent_action_kind kind, const struct part *part)
@@ -44,6 +45,8 @@ ac_part_end(struct agent *agent, struct session *session)
 {
 	struct part *part = session->part;
 
+	while (TH_PLANT(leg_counts_for_a_moment) && part->outbounds != NULL)
+		ac_outbound_free(agent, part->outbounds);
 	TH_ASSERT(ac_part_drained(part) && session->in == NULL);
 	TH_ASSERT(part->outbounds == NULL);
 	part_action(agent, AGENT_PART_END, part);
@@ -66,8 +69,13 @@ ac_part_serves(const struct part *part)
 bool
 ac_part_drained(const struct part *part)
 {
-	return ac_part_draining(part) && part->num_running == 0 && part->num_copies == 0 &&
-	       !part->hashing && !part->hash_stopping && part->outbounds == NULL;
+	if (!ac_part_draining(part))
+		return false;
+	/* I2: a leg counts from its GRANT to the word that nothing reads for it any more. */
+	if (TH_PLANT(leg_counts_for_a_moment))
+		return part->num_copies == 0;
+	return part->num_running == 0 && part->num_copies == 0 && !part->hashing &&
+	       !part->hash_stopping && part->outbounds == NULL;
 }
 
 /* ---- conclusions ----------------------------------------------------------------------------- */
@@ -185,6 +193,8 @@ ac_part_hashed(struct agent *agent, struct session *session, uint64_t gen, struc
 		part->hashing = part->hash_stopping = false;
 		return;
 	}
+	if (ac_part_draining(part))
+		TH_MARK(d03_hashed_while_it_drains);
 	if (!part->hashed && session->sid_known) {
 		/* Beside the session's lane: no call of its worker waits for this. */
 		ac_lane_add(agent, agent->misc, CTL_CONTENT)->u.content =

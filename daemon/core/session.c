@@ -14,6 +14,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "ipc/base/sim.h"
 
 struct session *
 ac_session_find(const struct agent *agent, uint64_t id)
@@ -313,6 +314,7 @@ ac_session_broken(struct agent *agent, struct session *session, const char *text
 {
 	if (session->broken)
 		return;
+	TH_MARK(c12_member_is_told);
 	session->broken = true;
 	session->let_go = false;
 	ac_copy(session->broken_text, sizeof(session->broken_text), text, TH_CTL_TEXT_BYTES);

@@ -23,6 +23,7 @@
 #include "daemon/core/tables.h"
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
+#include "ipc/base/sim.h"
 
 struct session;
 struct part;
@@ -387,6 +388,8 @@ void ac_inbound_cancel(struct agent *agent, const struct ctl_cancel *cancel);
 void ac_inbound_stop(struct agent *agent, struct inbound *in, enum stop_reason reason);
 void ac_inbound_report(
 	struct agent *agent, enum agent_event_kind kind, const struct agent_leg_report *report);
+/* Nothing of the leg runs any more. */
+void ac_inbound_over(struct agent *agent, struct inbound *in);
 /* FENCE of the server for a copy within the host. */
 bool ac_inbound_fence(struct agent *agent, uint64_t number);
 

@@ -464,6 +464,8 @@ attach_check(struct refsrv *server, uint64_t inc, const struct ctl_attach *attac
 			TH_NAME_MAX);
 	const struct agent *twin = find_node(server, attach->node, inc);
 	if (twin != NULL && twin->state == AGENT_ACTIVE)
+		TH_MARK(c24_node_name_is_taken);
+	if (twin != NULL && twin->state == AGENT_ACTIVE)
 		return th_fail(err, TH_E_STATE,
 			"node name %s is taken: another agent with data address %s is alive under "
 			"it "
@@ -629,6 +631,7 @@ life_timers(struct refsrv *server, struct agent *agent, bool mass)
 	int64_t silent_ns = silence(server, agent);
 
 	if (agent->overflowed) {
+		TH_MARK(c33_agent_fetches_no_events);
 		bury(server, agent, "it does not fetch its events");
 		return;
 	}
@@ -639,11 +642,13 @@ life_timers(struct refsrv *server, struct agent *agent, bool mass)
 	if (agent->gone && !mass) {
 		int64_t gone_ns = server->live_ns - agent->gone_live_ns;
 		if (gone_ns >= config->gone_ns) {
+			TH_MARK(agent_gone_for_good);
 			bury(server, agent, "its connection ended, and it did not come back");
 			return;
 		}
 		refsrv_wake_at(server, server->now_ns + config->gone_ns - gone_ns);
 	} else if (agent->gone) {
+		TH_MARK(mass_expiry_is_held);
 		/* The hold may end with the return of the others. */
 		refsrv_wake_at(server, server->now_ns + config->gone_ns);
 	}

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "ipc/base/assert.h"
+#include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/content.h"
 #include "server/core/epoch.h"
@@ -201,9 +202,12 @@ copy_drain_done(struct refsrv *server, struct agent *agent, const struct ctl_dra
 			done->sid, agent->info.node);
 	struct part *part = copy_part_of(member);
 	/* Otherwise it answers an older DRAIN: nothing follows from it. */
-	if (part != NULL && part->copy->gen == done->gen && part->drain_no != 0 &&
-		part->drain_no == done->drain_no)
+	if (part == NULL || part->copy->gen != done->gen || part->drain_no == 0)
+		return 0;
+	if (part->drain_no == done->drain_no || TH_PLANT(late_proof_believed))
 		copy_part_drained(server, part);
+	else
+		TH_MARK(late_proof_is_none);
 	return 0;
 }
 
@@ -215,6 +219,8 @@ copy_part_drained(struct refsrv *server, struct part *part)
 	struct member *member = part->member;
 	struct op *op = group_open_op(group);
 
+	if (part->readers != NULL && part->readers->op->state == OP_RUNNING)
+		TH_MARK(c01_drained_while_the_readers_group_goes_on);
 	part->drained = true;
 	part->drain_no = 0;
 	leg_detach_readers(part);

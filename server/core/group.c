@@ -14,6 +14,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/blob.h"
 #include "server/core/content.h"
@@ -388,6 +389,8 @@ member_close(struct refsrv *server, struct agent *agent, const struct ctl_close 
 		close->broke_contract ? "changed its published memory before unpublish"
 		: close->died         ? "lost its worker"
 				      : "was closed");
+	if (close->died && copy_part_of(member) != NULL && copy_part_of(member)->readers != NULL)
+		TH_MARK(c21_worker_died_while_it_was_read);
 	member->closed = true;
 	retain_leave(server, member->group, close->died || close->broke_contract);
 	enum event_severity severity = close->broke_contract ? EVENT_ERROR

@@ -157,6 +157,10 @@ reroute(struct refsrv *server, struct op *op, struct part *part, struct part *sr
 	struct ctl_grant grant;
 	uint64_t old_id = old == NULL ? 0 : old->id;
 
+	if (part->num_readers > 0)
+		TH_MARK(c02_partial_source_gets_another_parent);
+	if (part->chunks_done > 0)
+		TH_MARK(c03_child_resumes_at_its_prefix);
 	part->leg = NULL;
 	leg_start(server, op, part, src, &grant);
 	struct ctl_ev_reroute *ev = &agent_event(part->member->agent, CTL_EV_REROUTE)->u.reroute;
@@ -172,6 +176,7 @@ give_up(struct refsrv *server, struct op *op, struct part *part, enum outlook ou
 {
 	struct th_err err;
 
+	TH_MARK(c25_no_source_is_left);
 	if (outlook == OUTLOOK_CHECKSUM)
 		th_fail(&err, TH_E_CHECKSUM,
 			"shard %u of version %" PRIu64
@@ -203,6 +208,7 @@ leg_find_source(struct refsrv *server, struct op *op, struct part *part)
 	/* A leg that was taken away may have brought everything: its end comes before a verdict. */
 	if (part->num_fills > 0)
 		return;
+	TH_MARK(c25_waits_for_a_source);
 	enum outlook outlook = route_outlook(server, op, part->copy->version, part);
 	if (outlook != OUTLOOK_WAIT)
 		give_up(server, op, part, outlook);
@@ -272,6 +278,14 @@ leg_drop_fills(struct refsrv *server, struct part *part)
 }
 
 /* ---- ending --------------------------------------------------------------------------------- */
+
+/* I5: nothing but the reader's word that every chunk is verified finishes a shard. */
+static bool
+brought_all(const struct leg *leg, const struct ctl_leg_end *end)
+{
+	return end->code == 0 || (TH_PLANT(prefix_counts_as_all) &&
+					 end->chunks_verified + 1 >= part_chunks(leg->dst));
+}
 
 static int
 end_check(const struct leg *leg, const struct ctl_leg_end *end, struct th_err *err)
@@ -349,22 +363,27 @@ leg_end(struct refsrv *server, struct agent *agent, const struct ctl_leg_end *en
 		return rc;
 	struct op *op = leg->op;
 	struct part *part = leg->dst;
-	bool current = part->leg == leg;
+	bool current = part->leg == leg, all = brought_all(leg, end);
 
 	part->chunks_done = th_max_u32(part->chunks_done, end->chunks_verified);
 	model_progressed(server, op->group->model);
-	if (end->code == 0 && leg->src != NULL)
+	if (all && leg->src != NULL)
 		agent_pair_worked(agent, leg->src->member->agent);
 	if (end->code != 0 && end->source_failed)
 		source_failed(server, leg, end);
+	struct group *source = leg->src == NULL ? NULL : leg->src->copy->group;
 	leg_forget(server, leg);
 	model_dirty(op->group->model);
+	if (TH_PLANT(blame_evicts_the_source) && end->code != 0 && end->source_failed &&
+		source != NULL)
+		group_break(server, source, "planted: a reader has blamed it");
 	if (op->state == OP_ABORTING) {
+		TH_MARK(leg_end_after_the_abort);
 		/* After a success its agent ignores a REROUTE, so a newer leg would never end. */
-		if (end->code == 0)
+		if (all)
 			leg_drop_fills(server, part);
 		op_abort_check(server, op);
-	} else if (end->code == 0 && !part->done && !content_arrived(server, part, end->content)) {
+	} else if (all && !part->done && !content_arrived(server, part, end->content)) {
 		char text[TH_CTL_TEXT_BYTES];
 		snprintf(text, sizeof(text),
 			"version %" PRIu64 " of %.100s: what shard %u has received is not what was "
@@ -372,7 +391,7 @@ leg_end(struct refsrv *server, struct agent *agent, const struct ctl_leg_end *en
 			part->copy->version->id.version, part->copy->version->model->name,
 			part->shard);
 		op_abort(server, op, TH_E_VERSION_CONFLICT, text);
-	} else if (end->code == 0 && !part->done) {
+	} else if (all && !part->done) {
 		shard_done(server, op, part);
 	} else if (end->code != 0 && current && end->source_failed) {
 		leg_find_source(server, op, part);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "ipc/base/checked.h"
+#include "ipc/base/sim.h"
 #include "server/core/blob.h"
 #include "server/core/content.h"
 #include "server/core/route.h"
@@ -157,8 +158,10 @@ copy_counts(struct refsrv *server, struct copy *copy)
 		return true;
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
 		enum chain chain = route_chain(server, &copy->parts[i]);
-		if (chain != CHAIN_ALIVE && chain != CHAIN_ADRIFT)
+		if (chain != CHAIN_ALIVE && chain != CHAIN_ADRIFT) {
+			TH_MARK(d20_orphan_is_no_version);
 			return false;
+		}
 	}
 	return true;
 }
@@ -190,7 +193,9 @@ model_resolve(struct refsrv *server, const struct model *model, const struct th_
 		return none;
 	if (!spec->relative)
 		return (struct th_version){latest->id.lineage, spec->number};
-	if (spec->number > latest->id.version)
+	if (spec->number > latest->id.version) {
+		TH_MARK(c11_latest_minus_more_than_there_are);
 		return none;
+	}
 	return (struct th_version){latest->id.lineage, latest->id.version - spec->number};
 }

@@ -12,6 +12,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "ipc/base/sim.h"
 #include "ipc/base/utf8.h"
 #include "server/core/agent.h"
 #include "server/core/blob.h"
@@ -69,12 +70,16 @@ tell(struct op *op, struct member *member)
 
 	if (state->told || member->closed)
 		return;
+	if (op->state == OP_DONE && op->num_arrived > 1 && !state->told)
+		TH_MARK(i04_one_outcome_for_several);
 	state->told = true;
 	ev = &agent_event(member->agent, CTL_EV_OUTCOME)->u.outcome;
 	ev->sid = member->sid;
 	ev->op_seq = op->seq;
 	ev->kind = op->kind;
 	ev->code = op->code;
+	if (TH_PLANT(outcome_of_its_own) && member->shard > 0 && op->kind != CTL_OP_LIST)
+		ev->code = ev->code == 0 ? TH_E_TIMEOUT : 0;
 	ev->updated = op->updated;
 	ev->version = op->version;
 	if (op->snapshot != NULL)
@@ -150,6 +155,7 @@ op_free(struct refsrv *server, struct op *op)
 void
 op_group_broken(struct refsrv *server, struct op *op)
 {
+	TH_MARK(c12_member_lost_in_an_operation);
 	if (op->state == OP_RUNNING)
 		op_abort(server, op, TH_E_GROUP_BROKEN, op->group->broken_text);
 	else if (op->state != OP_ABORTING)
@@ -294,6 +300,8 @@ mismatch(struct refsrv *server, struct op *op, struct member *member, const stru
 	char first[96], second[96];
 	struct th_err cause;
 	bool decided = op->state == OP_DONE;
+
+	TH_MARK(c13_members_call_different_things);
 	int old_code = op->code;
 
 	th_fail(&cause, TH_E_GROUP_MISMATCH,
@@ -390,6 +398,7 @@ op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *requ
 	if (!same_call(op, request)) {
 		mismatch(server, op, member, request);
 	} else if (op->state == OP_DONE) {
+		TH_MARK(c14_late_member_gets_the_outcome);
 		op->members[member->shard].arrived = true;
 		op->num_arrived++;
 		tell(op, member);
@@ -463,6 +472,9 @@ op_timers(struct refsrv *server, struct op *op)
 		timer_at(server, &op->timer, TIMER_OP, op->deadline_ns);
 		return;
 	}
+	TH_MARK(c30_one_deadline_for_all);
+	if (op->num_arrived < op->group->num_shards)
+		TH_MARK(c14_missing_member_is_named);
 	if (op->state == OP_HELD)
 		snprintf(wait, sizeof(wait), "its members are %u operations ahead of the slowest",
 			OP_WINDOW);

@@ -12,6 +12,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "ipc/base/sim.h"
 #include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/event_log.h"
@@ -72,6 +73,7 @@ publish_commit(struct refsrv *server, struct op *op, struct th_version id)
 			group->num_shards);
 		return;
 	} else if (!same_layouts(version, group, &shard)) {
+		TH_MARK(c09_other_layout_refused);
 		op_fail(server, op, TH_E_VERSION_CONFLICT,
 			"version %" PRIu64 " of %s is there with another layout than replica %s "
 			"publishes (first difference in shard %u): choose another version number, "
@@ -80,6 +82,8 @@ publish_commit(struct refsrv *server, struct op *op, struct th_version id)
 			id.version, group->model->name, group->replica, shard);
 		return;
 	}
+	if (version->next != NULL)
+		TH_MARK(c10_older_than_the_latest);
 	struct content *content = content_new(server, version, op->attributes);
 	copy_new(server, group, version, content, op->seq, COPY_READY);
 	event_log(server, EVENT_INFO, group->model->name, op->first_node,

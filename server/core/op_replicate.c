@@ -13,6 +13,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/content.h"
 #include "server/core/copy.h"
@@ -46,6 +47,7 @@ plan(struct refsrv *server, struct op *op, const struct version *version)
 	struct group *group = op->group;
 
 	if (version->num_shards != group->num_shards) {
+		TH_MARK(c26_other_number_of_shards);
 		op_fail(server, op, TH_E_LAYOUT,
 			"version %" PRIu64
 			" of %s has %u shards, replica %s has %u: open the replica "
@@ -69,6 +71,7 @@ plan(struct refsrv *server, struct op *op, const struct version *version)
 void
 op_replicate_undo(struct refsrv *server, struct op *op)
 {
+	TH_MARK(d01_restored_before_go);
 	if (op->group->state != GROUP_BROKEN)
 		copy_restore(server, op->group->copy, op);
 }
@@ -122,7 +125,10 @@ try_plan(struct refsrv *server, struct op *op)
 		/* What it has is not that version. */
 		if (held != NULL && held->content->refused && order == 0)
 			order = 1;
-		if (!available || order == 0 || (order < 0 && spec.relative)) {
+		if (order < 0 && spec.relative)
+			TH_MARK(i06_never_backward);
+		if (!available || order == 0 ||
+			(order < 0 && spec.relative && !TH_PLANT(update_goes_backward))) {
 			op_succeed(server, op, false);
 			return;
 		}
@@ -192,6 +198,7 @@ op_replicate_poke(struct refsrv *server, struct op *op)
 	}
 	struct version *version = version_find(group->model, op->version);
 	if (route_outlook(server, op, version, NULL) != OUTLOOK_WAIT) {
+		TH_MARK(c15_planned_source_is_gone_before_go);
 		if (op->kind == CTL_OP_UPDATE) {
 			/*
 			 * A trainer that moves on unpublishes what was planned: nothing new then.
@@ -208,7 +215,8 @@ op_replicate_poke(struct refsrv *server, struct op *op)
 			op->version.version, group->model->name, group->replica);
 		return;
 	}
-	if (op->num_prepared < group->num_shards || !agents_active(group))
+	if ((op->num_prepared < group->num_shards && !TH_PLANT(go_before_all_are_prepared)) ||
+		!agents_active(group))
 		return;
 	struct copy *source = route_choose_copy(server, op, version);
 	if (source != NULL)
@@ -279,7 +287,10 @@ op_shard_done(struct refsrv *server, struct op *op)
 
 	TH_ASSERT(op->state == OP_RUNNING);
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
-		if (!copy->parts[i].done)
+		if (copy->parts[i].done)
+			continue;
+		TH_MARK(c04_shard_waits_for_the_others);
+		if (!TH_PLANT(ready_with_the_first_shard))
 			return;
 	}
 	copy->state = COPY_READY;

@@ -12,6 +12,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/blob.h"
 #include "server/core/content.h"
@@ -175,6 +176,10 @@ advance(struct refsrv *server, int64_t now_ns)
 {
 	now_ns = th_max_i64(now_ns, server->now_ns);
 	int64_t last_ns = th_min_i64(now_ns, th_deadline_ns(server->promised_ns, LATE_NS));
+	if (last_ns < now_ns)
+		TH_MARK(own_stall_does_not_count);
+	if (TH_PLANT(own_stall_counts))
+		last_ns = now_ns;
 	if (last_ns > server->now_ns)
 		server->live_ns += last_ns - server->now_ns;
 	server->now_ns = now_ns;
@@ -405,7 +410,9 @@ seen_before(struct refsrv *server, struct agent *agent, const struct ctl_request
 		return true;
 	}
 	agent_answered(agent, request->answered_below);
-	if (agent_remembered(agent, request->request_no, reply)) {
+	if (!TH_PLANT(repeats_are_executed) &&
+		agent_remembered(agent, request->request_no, reply)) {
+		TH_MARK(i10_repeat_gets_the_same_reply);
 		*ret_rc = reply->code;
 		err->code = reply->code;
 		memcpy(err->text, reply->text, sizeof(err->text));

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "ipc/base/checked.h"
+#include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/content.h"
 
@@ -52,7 +53,9 @@ route_chain(struct refsrv *server, struct part *part)
 	struct part *below = NULL; /* the parts passed, linked by walk, nearest first */
 	struct part *at = part;
 
-	for (;;) {
+	for (uint32_t hops = 0;; hops++) {
+		/* A circle would never end. */
+		TH_ASSERT(hops <= CHAIN_DEPTH_MAX);
 		mark_fresh(server, at);
 		if (at->chain == CHAIN_UNKNOWN)
 			at->chain = chain_end(at);
@@ -80,7 +83,9 @@ count_descendants(struct refsrv *server, const struct version *version, uint32_t
 	DL_FOREACH(version->copies, copy)
 	{
 		struct part *part = &copy->parts[shard];
+		uint32_t hops = 0;
 		while (part->leg != NULL && part->leg->src != NULL) {
+			TH_ASSERT(++hops <= CHAIN_DEPTH_MAX);
 			part = part->leg->src;
 			mark_fresh(server, part);
 			part->descendants++;
@@ -142,7 +147,8 @@ blamed(const struct op *op, uint32_t shard, uint64_t copy_id)
 static bool
 copy_serves(const struct refsrv *server, const struct copy *copy)
 {
-	return !copy->draining && !copy->aborting && copy->group->state != GROUP_BROKEN &&
+	return (!copy->draining || TH_PLANT(draining_is_a_source)) && !copy->aborting &&
+	       copy->group->state != GROUP_BROKEN &&
 	       (copy->state == COPY_READY || server->config.pipelining);
 }
 
@@ -158,14 +164,18 @@ part_fits(const struct query *query, struct part *src, const struct member *read
 {
 	if (!part_serves(query->server, src))
 		return false;
-	if (src->depth + 1 + query->height > CHAIN_DEPTH_MAX)
+	if (src->depth + 1 + query->height > CHAIN_DEPTH_MAX) {
+		TH_MARK(d07_chain_too_deep);
 		return false;
+	}
 	if (query->only_idle && src->num_readers > 0)
 		return false;
 	if (blamed(query->op, src->shard, src->copy->id))
 		return false;
-	if (!query->last_resort && agent_quarantined(query->server, src->member->agent))
+	if (!query->last_resort && agent_quarantined(query->server, src->member->agent)) {
+		TH_MARK(c27_bad_source_comes_last);
 		return false;
+	}
 	enum pair_state pair = agent_pair_state(query->server, reader->agent, src->member->agent);
 	return pair == PAIR_FREE || (query->last_resort && pair == PAIR_LAST_RESORT_ONLY);
 }
@@ -265,8 +275,11 @@ route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, 
 		{
 			struct part *src = &copy->parts[dst->shard];
 			struct score score = {0};
-			if (copy->content != dst->copy->content ||
-				src->below_mark == server->mark || !copy_serves(server, copy) ||
+			if (src->below_mark == server->mark && !TH_PLANT(no_cycle_check)) {
+				TH_MARK(c28_own_descendant_is_no_source);
+				continue;
+			}
+			if (copy->content != dst->copy->content || !copy_serves(server, copy) ||
 				!part_fits(&query, src, dst->member))
 				continue;
 			score_add(&score, src, dst->member);
