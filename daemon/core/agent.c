@@ -198,6 +198,9 @@ dispatch(struct agent *agent, const struct agent_event *event)
 	case AGENT_EV_CONTRACT:
 		session_event(agent, event);
 		break;
+	case AGENT_EV_LEAVE:
+		ac_leave_begin(agent, event->u.leave_timeout_ns);
+		break;
 	case AGENT_EV_REPLY:
 		ac_link_reply(agent, event->u.reply.tag, event->u.reply.reply);
 		break;
@@ -224,6 +227,7 @@ static int64_t
 next_ns(const struct agent *agent)
 {
 	int64_t next = th_min_i64(ac_link_next_ns(agent), ac_outbound_next_ns(agent));
+	next = th_min_i64(next, ac_leave_next_ns(agent));
 	const struct session *session;
 
 	if (agent->link.phase == LINK_UP)
@@ -253,6 +257,7 @@ agent_step(struct agent *agent, int64_t now_ns, const struct agent_event *event,
 		ac_watch_tick(agent, session);
 		ac_settle(agent, session);
 	}
+	ac_leave_tick(agent);
 	ac_lanes_pump(agent);
 	*ret_actions = (struct agent_actions){
 		.count = agent->num_actions,

@@ -82,6 +82,7 @@ enum agent_event_kind {
 	AGENT_EV_EXPLAINED,    /* why the layouts differ */
 	AGENT_EV_CONTRACT,     /* proven: the worker has written to (session, gen) while it was
 				* published; it has been told */
+	AGENT_EV_LEAVE,        /* this agent is to end: nothing new begins, LEFT says when it may */
 };
 
 struct agent_submission {
@@ -142,6 +143,7 @@ struct agent_event {
 			uint64_t gen;
 			char text[TH_CTL_TEXT_BYTES];
 		} contract;
+		int64_t leave_timeout_ns;
 	} u;
 };
 
@@ -168,6 +170,8 @@ enum agent_action_kind {
 	AGENT_FENCE,     /* leg out: destroy its connections; OUT_ENDED follows */
 	AGENT_EXPLAIN,   /* compare the session's layout with this manifest: EXPLAINED follows */
 	AGENT_SERVER_STATE, /* attached or not, for logs and status */
+	AGENT_NODE, /* an operator drains this node, or does not any more: for logs and status */
+	AGENT_LEFT, /* after LEAVE: the sessions may be closed, and the agent may end */
 };
 
 enum agent_channel { AGENT_CHANNEL_CONTROL, AGENT_CHANNEL_POLL, AGENT_CHANNEL_BEAT };
@@ -187,7 +191,10 @@ struct agent_line {
 	uint16_t broken;     /* how often THC_EV_GROUP_BROKEN happened */
 	uint16_t contract;   /* ... THC_EV_CONTRACT */
 	uint16_t conflict;   /* ... THC_EV_VERSION_CONFLICT */
+	uint16_t evicted;    /* ... THC_EV_EVICTED */
 };
+
+#define AGENT_LEFT_TEXTS 8u /* sentences of what was waited for: the first ones */
 
 struct agent_action {
 	enum agent_action_kind kind;
@@ -236,6 +243,15 @@ struct agent_action {
 			uint64_t server_inc;
 			char text[TH_CTL_TEXT_BYTES]; /* why not */
 		} server;
+		struct {
+			bool draining;
+			char text[TH_CTL_TEXT_BYTES]; /* who wanted it; may be empty */
+		} node;
+		struct {
+			int code; /* 0: nothing is lost; TH_E_TIMEOUT: this was left: */
+			uint32_t num_blockers, num_texts;
+			char (*texts)[TH_CTL_TEXT_BYTES]; /* borrowed until the next step */
+		} left;
 	} u;
 };
 

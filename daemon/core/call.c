@@ -137,7 +137,7 @@ state_check(const struct agent *agent, const struct session *session,
 	const char *name = ac_call_name(submit->kind);
 
 	if (session->broken && !may_be_decided(agent, session, submit->kind))
-		return th_fail(err, TH_E_GROUP_BROKEN, "%s", session->broken_text);
+		return th_fail(err, session->broken_code, "%s", session->broken_text);
 	if (ac_ghost_busy(session))
 		return th_fail(err, TH_E_STATE,
 			"%s: %s is running on this handle; one operation at a time", name,
@@ -152,6 +152,11 @@ state_check(const struct agent *agent, const struct session *session,
 			name);
 	if (submit->kind == CTL_OP_LIST)
 		return 0;
+	if (ac_leaving(agent) && submit->kind != CTL_OP_UNPUBLISH)
+		return th_fail(err, TH_E_CANCELLED,
+			"%s: the agent of this host is about to end, and begins nothing new; open "
+			"again when it is back",
+			name);
 	if (!session->registered)
 		return th_fail(err, TH_E_STATE, "%s: register tensors first", name);
 	if (submit->kind == CTL_OP_PUBLISH && session->part != NULL)
@@ -397,7 +402,7 @@ ac_call_reply(struct agent *agent, struct session *session, const struct ctl_req
 	bool untold = call->ghost && call->order.kind == CTL_OP_UNPUBLISH;
 	complete(agent, session, ac_code(reply->code), text);
 	if (untold)
-		ac_session_broken(agent, session,
+		ac_session_broken(agent, session, TH_E_GROUP_BROKEN,
 			"the reference server did not take in that this shard was unpublished "
 			"without it; close the handle and open it again");
 }

@@ -41,6 +41,7 @@ setup(struct agent *agent, enum link_phase phase)
 		request->ctl.u.attach = agent->config.attach;
 		request->ctl.u.attach.server_inc = link->server_inc;
 		request->ctl.u.attach.epoch = link->epoch;
+		ac_leave_attach(agent, &request->ctl.u.attach);
 	}
 }
 
@@ -116,6 +117,7 @@ start_over(struct agent *agent)
 	{
 		ac_session_forgotten(agent, session, RESTARTED_TEXT);
 	}
+	ac_leave_renew(agent);
 	ac_watch_renew(agent);
 }
 
@@ -169,7 +171,7 @@ broken_event(struct agent *agent, const struct ctl_ev_broken *broken)
 	if (session == NULL)
 		return;
 	AC_COPY(text, broken->text);
-	ac_session_broken(agent, session, text);
+	ac_session_broken(agent, session, broken->evicted ? TH_E_EVICTED : TH_E_GROUP_BROKEN, text);
 }
 
 /* This agent keeps no copies of others: it says so, and the server asks another. */
@@ -228,6 +230,9 @@ event(struct agent *agent, const struct ctl_event *event)
 		break;
 	case CTL_EV_BROKEN:
 		broken_event(agent, &event->u.broken);
+		break;
+	case CTL_EV_NODE:
+		ac_leave_node(agent, &event->u.node);
 		break;
 	case CTL_EV_CONFLICT:
 		session = ac_session_by_sid(agent, event->u.conflict.sid);
@@ -359,6 +364,8 @@ lane_reply(struct agent *agent, struct request *request, const struct ctl_reply 
 
 	if (ctl.kind == CTL_WATCH)
 		ac_watch_reply(agent, &ctl, reply);
+	else if (ctl.kind == CTL_ADMIN)
+		ac_leave_reply(agent, reply);
 	else if (lane != agent->misc)
 		ac_session_reply(agent, lane, &ctl, reply);
 	if (request->lane != NULL)

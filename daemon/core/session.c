@@ -169,7 +169,7 @@ register_check(const struct agent *agent, const struct session *session, const c
 	if (session->state != SESSION_OPEN)
 		return th_fail(err, TH_E_STATE, "%s: the handle is not open", what);
 	if (session->broken)
-		return th_fail(err, TH_E_GROUP_BROKEN, "%s", session->broken_text);
+		return th_fail(err, session->broken_code, "%s", session->broken_text);
 	if (session->registering || session->unregistering || ac_ghost_busy(session))
 		return th_fail(err, TH_E_STATE,
 			"%s: another call of this handle is running; wait for its end", what);
@@ -310,17 +310,21 @@ ac_session_conflict(struct agent *agent, struct session *session)
 /* ---- breaking -------------------------------------------------------------------------------- */
 
 void
-ac_session_broken(struct agent *agent, struct session *session, const char *text)
+ac_session_broken(struct agent *agent, struct session *session, int code, const char *text)
 {
 	if (session->broken)
 		return;
 	TH_MARK(c12_member_is_told);
 	session->broken = true;
+	session->broken_code = code;
 	session->let_go = false;
 	ac_copy(session->broken_text, sizeof(session->broken_text), text, TH_CTL_TEXT_BYTES);
-	session->num_broken++;
-	ac_watches_end(agent, session, TH_E_GROUP_BROKEN, session->broken_text);
-	ac_pending_end(agent, session, TH_E_GROUP_BROKEN, session->broken_text);
+	if (code == TH_E_EVICTED)
+		session->num_evicted++;
+	else
+		session->num_broken++;
+	ac_watches_end(agent, session, code, session->broken_text);
+	ac_pending_end(agent, session, code, session->broken_text);
 }
 
 void
@@ -342,8 +346,8 @@ ac_session_forgotten(struct agent *agent, struct session *session, const char *t
 	}
 	if (session->state == SESSION_CLOSING)
 		return;
-	ac_session_broken(agent, session, text);
-	th_fail(&err, TH_E_GROUP_BROKEN, "%s", session->broken_text);
+	ac_session_broken(agent, session, TH_E_GROUP_BROKEN, text);
+	th_fail(&err, session->broken_code, "%s", session->broken_text);
 	registered(agent, session, AGENT_REGISTERED, &err);
 	registered(agent, session, AGENT_UNREGISTERED, &err);
 	if (session->call.active)
@@ -369,6 +373,7 @@ ac_session_line(struct agent *agent, struct session *session)
 		.broken = session->num_broken,
 		.contract = session->num_contract,
 		.conflict = session->num_conflict,
+		.evicted = session->num_evicted,
 	};
 
 	if (session->state == SESSION_OPENING)
@@ -377,7 +382,7 @@ ac_session_line(struct agent *agent, struct session *session)
 		line.safe_to_mutate == session->line.safe_to_mutate &&
 		line.generation == session->line.generation &&
 		line.broken == session->line.broken && line.contract == session->line.contract &&
-		line.conflict == session->line.conflict)
+		line.conflict == session->line.conflict && line.evicted == session->line.evicted)
 		return;
 	session->line_told = true;
 	session->line = line;

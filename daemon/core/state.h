@@ -189,6 +189,7 @@ struct session { /* owned by agent.sessions */
 	uint64_t next_op_seq;
 
 	bool broken; /* the group is; why                                                    */
+	int broken_code; /* TH_E_GROUP_BROKEN or TH_E_EVICTED                                 */
 	char broken_text[TH_CTL_TEXT_BYTES];
 	bool dirty;
 
@@ -206,7 +207,7 @@ struct session { /* owned by agent.sessions */
 	struct part *part;
 	struct inbound *in;
 	struct th_version held;
-	uint16_t num_broken;
+	uint16_t num_broken, num_evicted;
 	bool line_told;
 	struct agent_line line; /* as last told                                              */
 
@@ -219,6 +220,14 @@ struct session { /* owned by agent.sessions */
 	bool close_refused;
 	int64_t close_answered_ns;
 	UT_hash_handle hh;
+};
+
+struct leave { /* see leave.c */
+	bool begun, done;
+	bool asked; /* the question is on its way */
+	int64_t deadline_ns, next_ns;
+	uint32_t num_blockers, num_texts; /* as the server said last */
+	char texts[AGENT_LEFT_TEXTS][TH_CTL_TEXT_BYTES];
 };
 
 struct agent {
@@ -236,6 +245,8 @@ struct agent {
 	struct hello *hellos;    /* oldest first                                             */
 	uint32_t num_grants, num_hellos;
 	uint64_t last_tag, last_request_no, last_leg;
+	bool draining; /* an operator drains this node */
+	struct leave leave;
 	struct agent_action *actions; /* owns                                                */
 	uint32_t num_actions, actions_max;
 };
@@ -277,6 +288,18 @@ void ac_link_no_reply(struct agent *agent, uint64_t tag, bool hung_up);
 void ac_link_tick(struct agent *agent);
 int64_t ac_link_next_ns(const struct agent *agent);
 
+/* ---- the end of this agent (leave.c) --------------------------------------------------------- */
+
+/* What the server must know of it when it is attached to. */
+void ac_leave_attach(const struct agent *agent, struct ctl_attach *attach);
+void ac_leave_node(struct agent *agent, const struct ctl_ev_node *node);
+void ac_leave_begin(struct agent *agent, int64_t timeout_ns);
+bool ac_leaving(const struct agent *agent);
+void ac_leave_reply(struct agent *agent, const struct ctl_reply *reply);
+void ac_leave_tick(struct agent *agent);
+int64_t ac_leave_next_ns(const struct agent *agent);
+void ac_leave_renew(struct agent *agent);
+
 /* ---- sessions (session.c, close.c) ----------------------------------------------------------- */
 
 struct session *ac_session_find(const struct agent *agent, uint64_t id);
@@ -291,7 +314,8 @@ void ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_r
 	const struct ctl_reply *reply);
 /* Its version was published before with other bytes; the next operation says so as well. */
 void ac_session_conflict(struct agent *agent, struct session *session);
-void ac_session_broken(struct agent *agent, struct session *session, const char *text);
+/* code: TH_E_GROUP_BROKEN, or TH_E_EVICTED by an operator. */
+void ac_session_broken(struct agent *agent, struct session *session, int code, const char *text);
 /* The server has forgotten it. */
 void ac_session_forgotten(struct agent *agent, struct session *session, const char *text);
 void ac_session_free(struct agent *agent, struct session *session);

@@ -102,7 +102,7 @@ ac_watch(struct agent *agent, struct session *session, const struct agent_submis
 	watch->deadline_ns = th_deadline_ns(agent->now_ns, submit->timeout_ns);
 	DL_APPEND(session->watches, watch);
 	if (session->broken) {
-		complete(agent, session, watch, TH_E_GROUP_BROKEN, session->broken_text);
+		complete(agent, session, watch, session->broken_code, session->broken_text);
 		return;
 	}
 	if (session->dirty) {

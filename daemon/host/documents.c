@@ -259,6 +259,7 @@ dispatch(struct host *host, const struct net_server_item *item,
 	case TENSORHUB__V1__REQUEST__BODY_RESOLVE:
 	case TENSORHUB__V1__REQUEST__BODY_MANIFEST_GET:
 	case TENSORHUB__V1__REQUEST__BODY_INSPECT:
+	case TENSORHUB__V1__REQUEST__BODY_ADMIN:
 		forward(host, item, request, session);
 		return;
 	case TENSORHUB__V1__REQUEST__BODY_STATUS:

@@ -11,6 +11,7 @@
 
 #include "daemon/host/host.h"
 #include "daemon/host/operations.h"
+#include "daemon/host/stop.h"
 #include "daemon/host/worker.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
@@ -85,6 +86,15 @@ server_state(struct host *host, const struct agent_action *action)
 			host->server_text);
 	listings_server(host->listings, host->attached, host->server_inc, host->server_text);
 	blob_puts_resume(host, th_now_ns());
+}
+
+static void
+node_state(struct host *host, const struct agent_action *action)
+{
+	host->draining = action->u.node.draining;
+	log_info("server", "%s by=\"%s\"",
+		host->draining ? "this node is being drained" : "this node is not drained any more",
+		action->u.node.text);
 }
 
 static void
@@ -188,6 +198,12 @@ execute(struct host *host, const struct agent_action *action)
 		break;
 	case AGENT_SERVER_STATE:
 		server_state(host, action);
+		break;
+	case AGENT_NODE:
+		node_state(host, action);
+		break;
+	case AGENT_LEFT:
+		stop_left(host, action);
 		break;
 	}
 }

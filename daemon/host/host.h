@@ -75,7 +75,10 @@ struct host {
 	char server_text[TH_CTL_TEXT_BYTES]; /* why not attached */
 	struct host_counters counters;
 
-	bool stopping; /* SIGTERM came: nothing new, what runs may end until stop_ns */
+	bool draining;    /* an operator drains this node */
+	bool stopping;    /* SIGTERM came: nothing new, what runs may end until stop_ns */
+	bool left;        /* ... and nothing more is waited for: the sessions are being closed */
+	bool left_behind; /* ... but something was lost */
 	int64_t stop_ns, farewell_ns;
 };
 

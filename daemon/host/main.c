@@ -103,5 +103,5 @@ main(int argc, char **argv)
 		log_warn("main", "threads are left in the memory of workers threads=%" PRIu32,
 			crew_count());
 	log_info("main", "stopped");
-	net_exit(EXIT_SUCCESS);
+	net_exit(stop_exit_status(&host));
 }

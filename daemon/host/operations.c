@@ -294,7 +294,8 @@ operations_line(struct session *session, const struct agent_line *line)
 		return;
 	bool news = session->line.events[SHM_EV_BROKEN] != line->broken ||
 		    session->line.events[SHM_EV_CONTRACT] != line->contract ||
-		    session->line.events[SHM_EV_CONFLICT] != line->conflict;
+		    session->line.events[SHM_EV_CONFLICT] != line->conflict ||
+		    session->line.events[SHM_EV_EVICTED] != line->evicted;
 	session->line.safe_to_mutate = line->safe_to_mutate;
 	session->line.held_lineage = line->held.lineage;
 	session->line.held_version = line->held.version;
@@ -302,6 +303,7 @@ operations_line(struct session *session, const struct agent_line *line)
 	session->line.events[SHM_EV_BROKEN] = line->broken;
 	session->line.events[SHM_EV_CONTRACT] = line->contract;
 	session->line.events[SHM_EV_CONFLICT] = line->conflict;
+	session->line.events[SHM_EV_EVICTED] = line->evicted;
 	if (!session->segment.a)
 		return; /* written with the first line */
 	ring_line_write(&session->ring, &session->line);

@@ -31,7 +31,7 @@ struct options {
 	int64_t reply_ns;  /* a request to the server is sent again after this                   */
 	int64_t silent_ns; /* no answer for this long: no server                                 */
 	int64_t stall_ns;  /* a leg without a byte for this long is stalled                      */
-	int64_t drain_ns;  /* how long SIGTERM waits for running transfers                       */
+	int64_t drain_ns;  /* how long SIGTERM waits for transfers, and for copies to move       */
 	uint32_t movers, connections; /* 0: chosen                                              */
 	uint32_t sessions_max, memory_objects_max, tensors_max;
 };

@@ -28,7 +28,7 @@ options_default(struct options *ret_options)
 		.reply_ns = INT64_C(3000000000),
 		.silent_ns = INT64_C(3000000000),
 		.stall_ns = INT64_C(700000000),
-		.drain_ns = INT64_C(10000000000),
+		.drain_ns = INT64_C(30000000000),
 		.sessions_max = 512,
 		.memory_objects_max = 4096,
 		.tensors_max = MANIFEST_ROWS_MAX,
@@ -230,7 +230,8 @@ const char *const options_keys[] = {
 	"leg.stall",
 	"leg.connections",
 	"movers",
-	"drain",
+	"drain.timeout",
+	"drain", /* its older name */
 	"limit.sessions",
 	"limit.memory_objects",
 	"limit.tensors",
@@ -270,7 +271,7 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 		return set_duration(&o->silent_ns, 100000000, key, value, err);
 	if (IS("leg.stall"))
 		return set_duration(&o->stall_ns, 50000000, key, value, err);
-	if (IS("drain"))
+	if (IS("drain.timeout") || IS("drain"))
 		return set_duration(&o->drain_ns, 0, key, value, err);
 	if (IS("leg.connections"))
 		return set_number(&o->connections, 0, 16, key, value, err);

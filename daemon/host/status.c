@@ -187,6 +187,8 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	status.attached = host->attached;
 	status.server_text = host->server_text;
 	status.server_inc = host->server_inc;
+	status.draining = host->draining;
+	status.leaving = host->stopping;
 	status.verify = text(options->verify ? "full" : "off");
 	status.transports = text(!options->transport_tcp    ? "local"
 				 : options->transport_local ? "local,tcp"

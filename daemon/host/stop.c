@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/host/host.h"
+#include "ipc/base/checked.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
@@ -21,14 +22,21 @@
 static void
 begin(struct host *host)
 {
-	int64_t now_ns = th_now_ns();
+	struct agent_event event = {
+		.kind = AGENT_EV_LEAVE, .u.leave_timeout_ns = host->options.drain_ns};
 	host->stopping = true;
-	host->stop_ns = th_deadline_ns(now_ns, host->options.drain_ns);
-	host->farewell_ns = th_deadline_ns(now_ns, FAREWELL_NS);
+	host->stop_ns = th_deadline_ns(th_now_ns(), host->options.drain_ns);
+	host->farewell_ns = INT64_MAX;
 	th_notify("STOPPING=1");
 	log_info("main", "stopping sessions=%u transfers_out=%" PRIu32, HASH_COUNT(host->sessions),
 		legs_out_running(host));
 	loop_remove(&host->loop, &host->listener_source);
+	engine_post(host, &event);
+}
+
+static void
+close_sessions(struct host *host)
+{
 	/*
 	 * To the core every worker closes: it hides the copies, lets the transfers that read them
 	 * end, and waits until nobody does. The workers see the end of their connection then.
@@ -39,6 +47,22 @@ begin(struct host *host)
 		struct agent_event event = {.kind = AGENT_EV_CLOSE, .session = session->id};
 		engine_post(host, &event);
 	}
+}
+
+void
+stop_left(struct host *host, const struct agent_action *action)
+{
+	if (action->u.left.code != 0 && action->u.left.num_blockers > 0) {
+		host->left_behind = true;
+		log_error("main", "left behind count=%" PRIu32, action->u.left.num_blockers);
+		for (uint32_t i = 0; i < action->u.left.num_texts; i++)
+			log_error("main", "left behind: %s", action->u.left.texts[i]);
+	}
+	host->left = true;
+	host->farewell_ns = th_deadline_ns(th_now_ns(), FAREWELL_NS);
+	/* That nothing more is waited for does not mean that there is no time to say good-bye. */
+	host->stop_ns = th_max_i64(host->stop_ns, host->farewell_ns);
+	close_sessions(host);
 }
 
 void
@@ -57,6 +81,8 @@ stop_signal(void *arg, int number)
 bool
 stop_finished(struct host *host, int64_t now_ns)
 {
+	if (!host->left)
+		return false;
 	bool idle = legs_out_running(host) == 0;
 	if (idle && HASH_COUNT(host->sessions) == 0)
 		return true;
@@ -66,4 +92,10 @@ stop_finished(struct host *host, int64_t now_ns)
 		return false;
 	log_warn("main", "transfers are cut off transfers_out=%" PRIu32, legs_out_running(host));
 	return true;
+}
+
+int
+stop_exit_status(const struct host *host)
+{
+	return host->left_behind ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -86,6 +86,7 @@ enum ctl_request_kind {
 	CTL_CLOSE,   /* a member leaves, or its worker died */
 	CTL_INSPECT, /* everything, for operators */
 	CTL_RESERVED, /* the agent cannot keep what RESERVE asked for, and why */
+	CTL_ADMIN,    /* drain, undrain, evict; what has happened: see struct ctl_admin */
 };
 
 struct ctl_hello {
@@ -115,6 +116,8 @@ struct ctl_attach {
 	 */
 	uint64_t server_inc;
 	uint32_t epoch;
+	bool draining; /* an operator has said so, and nobody has taken it back */
+	bool leaving;  /* this agent is about to end: nothing more is read from it than must be */
 };
 
 struct ctl_leg_progress {
@@ -269,6 +272,30 @@ struct ctl_reserved {
 	char text[TH_CTL_TEXT_BYTES];
 };
 
+/*
+ * What an operator asks, directly or through an agent; and an agent that is about to end, of
+ * itself. Answered at once: what takes time is looked at again and again. To ask twice is to ask
+ * once.
+ */
+enum ctl_admin_verb {
+	CTL_ADMIN_DRAIN = 1, /* a node: nothing new comes, what must not be lost moves away */
+	CTL_ADMIN_UNDRAIN,
+	CTL_ADMIN_EVICT,  /* a replica: its group is broken, its members open again */
+	CTL_ADMIN_EVENTS, /* what has happened after the event `after` */
+};
+
+struct ctl_admin {
+	uint32_t verb; /* enum ctl_admin_verb */
+	char node[TH_NAME_MAX + 1];
+	char model[TH_NAME_MAX + 1], replica[TH_NAME_MAX + 1];
+	bool look;      /* DRAIN, EVICT: change nothing, only say how it stands */
+	bool leaving;   /* DRAIN: by the agent of the node, which ends; until it attaches anew */
+	bool force;     /* EVICT: also where the last copy of a retained version is lost */
+	uint64_t group; /* EVICT: only this one, as an answer has said; 0: the one there is now */
+	uint64_t after; /* EVENTS: their number */
+	char from[TH_NAME_MAX + 1]; /* who asks, for the log of events; may be empty */
+};
+
 struct ctl_request {
 	enum ctl_request_kind kind;
 	uint64_t agent_inc;  /* random, one per agent process */
@@ -303,6 +330,7 @@ struct ctl_request {
 		struct ctl_list list;
 		struct ctl_resolve resolve;
 		struct ctl_close close;
+		struct ctl_admin admin;
 		struct ctl_page inspect; /* entries are nodes, then members, then transfers */
 		struct ctl_reserved reserved;
 		uint64_t unregister_sid;
@@ -327,6 +355,7 @@ enum ctl_event_kind {
 	CTL_EV_RESERVE,  /* hold a copy of this shard in the agent's own memory */
 	CTL_EV_RELEASE,  /* ... no longer: close its session */
 	CTL_EV_CLOSE_REFUSED, /* to who sent CLOSE: the session is open as before */
+	CTL_EV_NODE,     /* to the agent of a node: it is being drained, or is not any more */
 };
 
 struct ctl_grant { /* one shard from one source: a leg */
@@ -392,6 +421,7 @@ struct ctl_ev_changed {
 struct ctl_ev_broken {
 	uint64_t sid;
 	char text[TH_CTL_TEXT_BYTES];
+	bool evicted; /* by an operator: later calls answer TH_E_EVICTED */
 };
 
 /*
@@ -425,6 +455,11 @@ struct ctl_ev_close_refused {
 	char text[TH_CTL_TEXT_BYTES];
 };
 
+struct ctl_ev_node {
+	bool draining;
+	char text[TH_CTL_TEXT_BYTES]; /* who has asked for it */
+};
+
 struct ctl_event {
 	enum ctl_event_kind kind;
 	uint64_t number; /* 1, 2, ... per agent */
@@ -442,6 +477,7 @@ struct ctl_event {
 		struct ctl_ev_reserve reserve;
 		struct ctl_ev_release release;
 		struct ctl_ev_close_refused close_refused;
+		struct ctl_ev_node node;
 	} u;
 };
 
@@ -483,7 +519,7 @@ struct ctl_node_info {
 	char datacenter[TH_NAME_MAX + 1];
 	char address[TH_ADDRESS_MAX + 1];
 	const char *state; /* "active", "suspect", "dead": static text */
-	bool spot;
+	bool spot, draining;
 	uint32_t members, legs_in, legs_out;
 	int64_t silent_ns; /* since the last beat */
 };
@@ -529,6 +565,47 @@ struct ctl_inspection {
 	struct ctl_page page;
 	uint32_t num_counters; /* the server's own; in every part */
 	struct ctl_counter counters[CTL_COUNTERS_MAX];
+};
+
+/* ---- administration ----------------------------------------------------------------------- */
+
+#define CTL_BLOCKERS_MAX 64u    /* told in one answer; all are counted */
+#define CTL_LOG_ENTRIES_MAX 256u /* in one answer */
+
+struct ctl_blocker { /* what a drain waits for */
+	const char *kind; /* "transfer", "last-copy", "moving": static text */
+	char model[TH_NAME_MAX + 1], replica[TH_NAME_MAX + 1];
+	uint32_t shard;
+	struct th_version version;
+	bool stays; /* it will not end by itself: the sentence says what to do */
+	char text[TH_CTL_TEXT_BYTES];
+};
+
+struct ctl_log_entry {
+	uint64_t number;
+	int64_t at_ns;        /* since the start of the server */
+	int64_t wall_ns;      /* time of day, since 1970; 0: not known */
+	const char *severity; /* "info", "warning", "error": static text */
+	char model[TH_NAME_MAX + 1], node[TH_NAME_MAX + 1]; /* empty: it is about none */
+	char text[TH_CTL_TEXT_BYTES];
+};
+
+struct ctl_admin_reply {
+	uint64_t server_inc;
+	/*
+	 * DRAIN, UNDRAIN: "active", "draining", "empty" (draining, and nothing is waited for).
+	 * EVICT: "there" (look), "moving", "evicted", "gone". EVENTS: empty. Static text.
+	 */
+	const char *state;
+	char text[TH_CTL_TEXT_BYTES]; /* in a sentence */
+	uint64_t group;               /* EVICT: which one */
+	uint32_t members, legs_in, legs_out; /* of the node, or of the replica */
+	uint32_t num_blockers;               /* in all */
+	uint32_t num_told;                   /* ... of which these are given */
+	const struct ctl_blocker *blockers;
+	uint64_t last_event; /* number of the newest that there is */
+	uint32_t num_events;
+	const struct ctl_log_entry *events; /* ascending */
 };
 
 /* ---- replies ------------------------------------------------------------------------------ */
@@ -583,6 +660,7 @@ struct ctl_reply {
 		struct ctl_ev_changed watch; /* the generation now */
 		struct ctl_listing list;
 		struct ctl_inspection inspect;
+		struct ctl_admin_reply admin;
 	} u;
 };
 

@@ -132,11 +132,17 @@ out_short(struct convert_arena *arena, const struct ctl_event *event, Tensorhub_
 		message->conflict = convert_message(arena, &tensorhub__v1__ev_broken__descriptor);
 		message->conflict->sid = event->u.conflict.sid;
 		message->conflict->text = convert_out_text(event->u.conflict.text);
+	} else if (event->kind == CTL_EV_NODE) {
+		message->body_case = EVENT(NODE);
+		message->node = convert_message(arena, &tensorhub__v1__ev_node__descriptor);
+		message->node->draining = event->u.node.draining;
+		message->node->text = convert_out_text(event->u.node.text);
 	} else {
 		message->body_case = EVENT(BROKEN);
 		message->broken = convert_message(arena, &tensorhub__v1__ev_broken__descriptor);
 		message->broken->sid = event->u.broken.sid;
 		message->broken->text = convert_out_text(event->u.broken.text);
+		message->broken->evicted = event->u.broken.evicted;
 	}
 }
 
@@ -176,6 +182,7 @@ convert_out_event(struct convert_arena *arena, const struct ctl_event *event)
 	case CTL_EV_CHANGED:
 	case CTL_EV_BROKEN:
 	case CTL_EV_CONFLICT:
+	case CTL_EV_NODE:
 		out_short(arena, event, message);
 		break;
 	case CTL_EV_RESERVE:
@@ -354,8 +361,15 @@ in_body(struct convert_in *in, const Tensorhub__V1__Event *message, struct ctl_e
 	case EVENT(BROKEN):
 		event->kind = CTL_EV_BROKEN;
 		event->u.broken.sid = message->broken->sid;
+		event->u.broken.evicted = message->broken->evicted;
 		convert_in_sentence(
 			message->broken->text, sizeof(event->u.broken.text), event->u.broken.text);
+		break;
+	case EVENT(NODE):
+		event->kind = CTL_EV_NODE;
+		event->u.node.draining = message->node->draining;
+		convert_in_sentence(
+			message->node->text, sizeof(event->u.node.text), event->u.node.text);
 		break;
 	case EVENT(CONFLICT):
 		event->kind = CTL_EV_CONFLICT;

@@ -120,4 +120,15 @@ Tensorhub__V1__Inspection *convert_out_inspection(
 void convert_in_inspection(struct convert_in *in, const Tensorhub__V1__Inspection *message,
 	struct ctl_inspection *ret_inspection);
 
+/* ---- administration (convert_admin.c) -------------------------------------------------------- */
+
+Tensorhub__V1__Admin *convert_out_admin(struct convert_arena *arena, const struct ctl_admin *admin);
+void convert_in_admin(
+	struct convert_in *in, const Tensorhub__V1__Admin *message, struct ctl_admin *ret_admin);
+size_t convert_admin_messages(const struct ctl_admin_reply *reply);
+Tensorhub__V1__AdminReply *convert_out_admin_reply(
+	struct convert_arena *arena, const struct ctl_admin_reply *reply);
+void convert_in_admin_reply(struct convert_in *in, const Tensorhub__V1__AdminReply *message,
+	struct ctl_admin_reply *ret_reply);
+
 #endif

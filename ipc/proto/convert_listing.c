@@ -78,6 +78,7 @@ out_node(struct convert_arena *arena, const struct ctl_node_info *node)
 	message->address = convert_out_text(node->address);
 	message->state = convert_out_text(node->state);
 	message->spot = node->spot;
+	message->draining = node->draining;
 	message->members = node->members;
 	message->legs_in = node->legs_in;
 	message->legs_out = node->legs_out;
@@ -224,6 +225,7 @@ in_node(struct convert_in *in, const Tensorhub__V1__NodeInfo *message,
 		in, "address", message->address, TH_ADDRESS_MAX, ret_node->address);
 	convert_in_word(in, "state", message->state, &ret_node->state);
 	ret_node->spot = message->spot;
+	ret_node->draining = message->draining;
 	ret_node->members = message->members;
 	ret_node->legs_in = message->legs_in;
 	ret_node->legs_out = message->legs_out;

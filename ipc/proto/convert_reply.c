@@ -28,6 +28,8 @@ messages_of(const struct ctl_reply *reply)
 		messages += convert_listing_messages(&reply->u.list);
 	else if (reply->kind == CTL_INSPECT)
 		messages += convert_inspection_messages(&reply->u.inspect);
+	else if (reply->kind == CTL_ADMIN)
+		messages += convert_admin_messages(&reply->u.admin);
 	return messages;
 }
 
@@ -107,6 +109,9 @@ out_body(struct convert_arena *arena, const struct ctl_reply *reply, Tensorhub__
 	} else if (reply->kind == CTL_INSPECT) {
 		message->body_case = REPLY(INSPECT);
 		message->inspect = convert_out_inspection(arena, &reply->u.inspect);
+	} else if (reply->kind == CTL_ADMIN) {
+		message->body_case = REPLY(ADMIN);
+		message->admin = convert_out_admin_reply(arena, &reply->u.admin);
 	} else {
 		out_short(arena, reply, message);
 	}
@@ -162,6 +167,8 @@ body_of(enum ctl_request_kind kind)
 		return REPLY(RESOLVE);
 	case CTL_INSPECT:
 		return REPLY(INSPECT);
+	case CTL_ADMIN:
+		return REPLY(ADMIN);
 	default:
 		return TENSORHUB__V1__REPLY__BODY__NOT_SET;
 	}
@@ -243,6 +250,9 @@ in_body(struct convert_in *in, const Tensorhub__V1__Reply *message, struct ctl_r
 		break;
 	case CTL_INSPECT:
 		convert_in_inspection(in, message->inspect, &reply->u.inspect);
+		break;
+	case CTL_ADMIN:
+		convert_in_admin_reply(in, message->admin, &reply->u.admin);
 		break;
 	default: /* the code is all there is */
 		break;

@@ -25,6 +25,8 @@ out_attach(struct convert_arena *arena, const struct ctl_attach *attach,
 	body->offload_bytes = attach->offload_bytes;
 	body->server_inc = attach->server_inc;
 	body->epoch = attach->epoch;
+	body->draining = attach->draining;
+	body->leaving = attach->leaving;
 	message->body_case = REQUEST(ATTACH);
 	message->attach = body;
 }
@@ -259,6 +261,10 @@ out_body(struct convert_arena *arena, const struct ctl_request *request,
 	case CTL_CONTENT:
 		out_content(arena, &request->u.content, message);
 		break;
+	case CTL_ADMIN:
+		message->body_case = REQUEST(ADMIN);
+		message->admin = convert_out_admin(arena, &request->u.admin);
+		break;
 	case CTL_MANIFEST_GET:
 	case CTL_WATCH:
 	case CTL_LIST:
@@ -337,6 +343,8 @@ in_attach(struct convert_in *in, const Tensorhub__V1__Attach *body, struct ctl_a
 	ret_attach->offload_bytes = body->offload_bytes;
 	ret_attach->server_inc = body->server_inc;
 	ret_attach->epoch = body->epoch;
+	ret_attach->draining = body->draining;
+	ret_attach->leaving = body->leaving;
 }
 
 static void
@@ -567,6 +575,10 @@ in_body(struct convert_in *in, const Tensorhub__V1__Request *message, struct ctl
 		request->kind = CTL_INSPECT;
 		in->message = "INSPECT";
 		convert_in_page(in, message->inspect->page, &request->u.inspect);
+		break;
+	case REQUEST(ADMIN):
+		request->kind = CTL_ADMIN;
+		convert_in_admin(in, message->admin, &request->u.admin);
 		break;
 	case REQUEST(CONTENT):
 		request->kind = CTL_CONTENT;

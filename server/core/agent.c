@@ -25,6 +25,7 @@
 #include "server/core/leg.h"
 #include "server/core/listing.h"
 #include "server/core/model.h"
+#include "server/core/node_drain.h"
 
 /* This many silent agents, and this share of all, count as one event of the network. */
 #define MASS_AGENTS_MIN 3u
@@ -437,6 +438,12 @@ find_node(struct refsrv *server, const char *node, uint64_t other_than_inc)
 	return NULL;
 }
 
+struct agent *
+agent_of_node(struct refsrv *server, const char *node)
+{
+	return find_node(server, node, 0);
+}
+
 static void
 make_room(struct refsrv *server)
 {
@@ -546,6 +553,7 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 	event_log(server, EVENT_INFO, NULL, attach->node,
 		"agent %s is attached: datacenter %s, data address %s%s", attach->node,
 		attach->datacenter, attach->data_address, attach->spot ? ", spot" : "");
+	node_attached(server, agent);
 	*ret_reply = (struct ctl_attach_reply){
 		.server_inc = server->config.server_inc,
 		.attach_no = agent->attach_no,

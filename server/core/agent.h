@@ -10,6 +10,8 @@
 #include "server/core/state.h"
 
 struct agent *agent_find(struct refsrv *server, uint64_t inc);
+/* The agent that attached last under this name; NULL: none is on record. */
+struct agent *agent_of_node(struct refsrv *server, const char *node);
 
 int agent_attach(struct refsrv *server, const struct ctl_request *request,
 	struct ctl_attach_reply *ret_reply, struct th_err *err);

@@ -24,6 +24,7 @@
 #include "server/core/launch.h"
 #include "server/core/leg.h"
 #include "server/core/model.h"
+#include "server/core/node_drain.h"
 #include "server/core/op.h"
 #include "server/core/retain.h"
 
@@ -142,6 +143,12 @@ open_check(struct refsrv *server, const struct agent *agent, const struct ctl_op
 			"from 0)",
 			open->replica, open->model, open->shard, open->num_shards,
 			(unsigned int)TH_SHARDS_MAX);
+	if (node_drains(agent) && open->reservation == 0)
+		return th_fail(err, TH_E_STATE,
+			"node %s %s: nothing new is opened there; open on another node%s",
+			agent->info.node,
+			agent->leaving ? "is about to end its agent" : "is being drained",
+			agent->leaving ? "" : ", or take it back with thctl undrain");
 	if (HASH_COUNT(server->members) >= config->members_max)
 		return th_fail(err, TH_E_LIMIT,
 			"the server has its limit of %u open shards (members_max)",
@@ -338,13 +345,14 @@ member_settle(struct refsrv *server, struct member *member)
 
 /* node: of the member that broke it; empty: none did. */
 static void
-break_group(struct refsrv *server, struct group *group, enum event_severity severity,
+break_group(struct refsrv *server, struct group *group, int code, enum event_severity severity,
 	const char *node, const char *text)
 {
 	if (group->state == GROUP_BROKEN)
 		return;
 	group->state = GROUP_BROKEN;
 	group_busy(group);
+	group->broken_code = code;
 	event_log(server, severity, group->model->name, node, "%s", text);
 	snprintf(group->broken_text, sizeof(group->broken_text), "%s", text);
 	for (uint32_t i = 0; i < group->num_shards; i++) {
@@ -353,6 +361,7 @@ break_group(struct refsrv *server, struct group *group, enum event_severity seve
 			continue;
 		struct ctl_ev_broken *ev = &agent_event(member->agent, CTL_EV_BROKEN)->u.broken;
 		ev->sid = member->sid;
+		ev->evicted = code == TH_E_EVICTED;
 		memcpy(ev->text, group->broken_text, sizeof(ev->text));
 	}
 	struct op *op = group_open_op(group);
@@ -370,7 +379,14 @@ break_group(struct refsrv *server, struct group *group, enum event_severity seve
 void
 group_break(struct refsrv *server, struct group *group, const char *text)
 {
-	break_group(server, group, EVENT_WARN, "", text);
+	break_group(server, group, TH_E_GROUP_BROKEN, EVENT_WARN, "", text);
+}
+
+void
+group_evict(struct refsrv *server, struct group *group, const char *text)
+{
+	TH_MARK(evicted);
+	break_group(server, group, TH_E_EVICTED, EVENT_WARN, "", text);
 }
 
 int
@@ -396,7 +412,8 @@ member_close(struct refsrv *server, struct agent *agent, const struct ctl_close 
 	enum event_severity severity = close->broke_contract ? EVENT_ERROR
 				       : close->died         ? EVENT_WARN
 							     : EVENT_INFO;
-	break_group(server, member->group, severity, agent->info.node, cause.text);
+	break_group(
+		server, member->group, TH_E_GROUP_BROKEN, severity, agent->info.node, cause.text);
 	member_settle(server, member);
 	return 0;
 }
@@ -414,7 +431,8 @@ member_lost(struct refsrv *server, struct member *member, const char *why)
 		group->replica, group->model->name, member->shard, member->agent->info.node, why);
 	member->closed = true;
 	retain_leave(server, group, true);
-	break_group(server, group, EVENT_WARN, member->agent->info.node, cause.text);
+	break_group(
+		server, group, TH_E_GROUP_BROKEN, EVENT_WARN, member->agent->info.node, cause.text);
 	struct part *part = copy_part_of(member);
 	if (part != NULL) {
 		/* No proof can come from there, and none is needed: its memory went with it. */

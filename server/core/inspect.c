@@ -20,6 +20,7 @@ describe_node(
 	memcpy(ret_info->address, agent->info.data_address, sizeof(ret_info->address));
 	ret_info->state = agent_state_name(agent->state);
 	ret_info->spot = agent->info.spot;
+	ret_info->draining = agent->draining || agent->leaving;
 	ret_info->members = agent->num_members;
 	ret_info->legs_in = agent->legs_in;
 	ret_info->legs_out = agent->legs_out;

@@ -157,9 +157,9 @@ op_group_broken(struct refsrv *server, struct op *op)
 {
 	TH_MARK(c12_member_lost_in_an_operation);
 	if (op->state == OP_RUNNING)
-		op_abort(server, op, TH_E_GROUP_BROKEN, op->group->broken_text);
+		op_abort(server, op, op->group->broken_code, op->group->broken_text);
 	else if (op->state != OP_ABORTING)
-		op_fail(server, op, TH_E_GROUP_BROKEN, "%s", op->group->broken_text);
+		op_fail(server, op, op->group->broken_code, "%s", op->group->broken_text);
 }
 
 /* ---- calling -------------------------------------------------------------------------------- */
@@ -361,7 +361,7 @@ answer_broken(struct member *member, const struct ctl_op *request)
 	ev->sid = member->sid;
 	ev->op_seq = request->op_seq;
 	ev->kind = request->kind;
-	ev->code = TH_E_GROUP_BROKEN;
+	ev->code = member->group->broken_code;
 	ev->version.version = TH_NO_VERSION;
 	memcpy(ev->text, member->group->broken_text, sizeof(ev->text));
 }

@@ -13,6 +13,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/sim.h"
+#include "server/core/admin.h"
 #include "server/core/agent.h"
 #include "server/core/blob.h"
 #include "server/core/content.h"
@@ -23,6 +24,7 @@
 #include "server/core/leg.h"
 #include "server/core/listing.h"
 #include "server/core/model.h"
+#include "server/core/node_drain.h"
 #include "server/core/op.h"
 #include "server/core/retain.h"
 #include "server/core/snapshot.h"
@@ -159,6 +161,7 @@ refsrv_free(struct refsrv *server)
 	blob_free_all(server);
 	snapshot_free_all(server);
 	event_log_free(server);
+	node_drain_free_all(server);
 	scratch_free(server);
 	free(server->timers);
 	free(server->replies);
@@ -255,6 +258,7 @@ static void
 end(struct refsrv *server, struct refsrv_out *ret_out)
 {
 	settle(server);
+	node_drain_tick(server);
 	listing_tell_changes(server);
 	agent_flush_all(server);
 	int64_t wake_ns = th_min_i64(server->wake_ns, timer_next_ns(server));
@@ -317,6 +321,8 @@ changes_state(enum ctl_request_kind kind)
 	case CTL_LIST:
 	case CTL_RESOLVE:
 	case CTL_INSPECT:
+	/* To ask an operator's question twice is to ask it once. */
+	case CTL_ADMIN:
 		return false;
 	}
 	return false;
@@ -375,6 +381,8 @@ question(struct refsrv *server, struct agent *agent, const struct ctl_request *r
 		return listing_resolve(server, &request->u.resolve, &reply->u.resolve, err);
 	case CTL_INSPECT:
 		return inspect_request(server, request, &reply->u.inspect, err);
+	case CTL_ADMIN:
+		return admin_request(server, &request->u.admin, &reply->u.admin, err);
 	default:
 		return th_fail(err, TH_E_INVALID, "the server does not know request kind %d",
 			(int)request->kind);
@@ -448,7 +456,7 @@ asks_as_operator(const struct ctl_request *request)
 {
 	return request->agent_inc == 0 &&
 	       ((request->kind == CTL_LIST && request->u.list.sid == 0) ||
-		       request->kind == CTL_INSPECT);
+		       request->kind == CTL_INSPECT || request->kind == CTL_ADMIN);
 }
 
 static int

@@ -21,6 +21,7 @@
 #include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/content.h"
+#include "server/core/node_drain.h"
 
 static void
 mark_fresh(const struct refsrv *server, struct part *part)
@@ -121,10 +122,19 @@ mark_below(const struct refsrv *server, struct part *dst)
 	return height;
 }
 
+/*
+ * What may be a source, from the best: a node that shall become empty is taken where there is no
+ * other, and one whose agent is about to end only by an operation that has begun; the pair of a
+ * failure before last of all.
+ */
+enum pass { PASS_GOOD, PASS_DRAINED, PASS_LAST_RESORT, NUM_PASSES };
+
 struct query {
 	struct refsrv *server;
 	const struct op *op;
-	bool only_idle, last_resort;
+	enum pass pass;
+	bool only_idle;
+	bool begun; /* the operation is running: bytes have been overwritten */
 	uint32_t height; /* of what already reads from the destination */
 };
 
@@ -170,14 +180,21 @@ part_fits(const struct query *query, struct part *src, const struct member *read
 	}
 	if (query->only_idle && src->num_readers > 0)
 		return false;
+	const struct agent *agent = src->member->agent;
+	if (node_drains(agent) &&
+		(query->pass < PASS_DRAINED || (agent->leaving && !query->begun))) {
+		TH_MARK(source_drains);
+		return false;
+	}
 	if (blamed(query->op, src->shard, src->copy->id))
 		return false;
-	if (!query->last_resort && agent_quarantined(query->server, src->member->agent)) {
+	if (query->pass < PASS_LAST_RESORT && agent_quarantined(query->server, agent)) {
 		TH_MARK(c27_bad_source_comes_last);
 		return false;
 	}
 	enum pair_state pair = agent_pair_state(query->server, reader->agent, src->member->agent);
-	return pair == PAIR_FREE || (query->last_resort && pair == PAIR_LAST_RESORT_ONLY);
+	return pair == PAIR_FREE ||
+	       (query->pass == PASS_LAST_RESORT && pair == PAIR_LAST_RESORT_ONLY);
 }
 
 static void
@@ -239,8 +256,8 @@ route_choose_copy(struct refsrv *server, const struct op *op, struct version *ve
 
 	server->mark++;
 	count_descendants(server, version, 0);
-	for (int pass = 0; pass < 2 && best == NULL; pass++) {
-		query.last_resort = pass == 1;
+	for (int pass = 0; pass < NUM_PASSES && best == NULL; pass++) {
+		query.pass = (enum pass)pass;
 		DL_FOREACH(version->copies, copy)
 		{
 			struct score score;
@@ -258,7 +275,7 @@ route_choose_copy(struct refsrv *server, const struct op *op, struct version *ve
 struct part *
 route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, bool only_idle)
 {
-	struct query query = {.server = server, .op = op, .only_idle = only_idle};
+	struct query query = {.server = server, .op = op, .only_idle = only_idle, .begun = true};
 	const struct version *version = dst->copy->version;
 	struct part *best = NULL;
 	struct score best_score = {0};
@@ -268,9 +285,9 @@ route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, 
 	query.height = mark_below(server, dst);
 	count_descendants(server, version, dst->shard);
 	/* Nobody is moved to a doubtful source who could stay where he is. */
-	int passes = only_idle ? 1 : 2;
+	int passes = only_idle ? 1 : NUM_PASSES;
 	for (int pass = 0; pass < passes && best == NULL; pass++) {
-		query.last_resort = pass == 1;
+		query.pass = (enum pass)pass;
 		DL_FOREACH(version->copies, copy)
 		{
 			struct part *src = &copy->parts[dst->shard];
@@ -303,7 +320,8 @@ route_available(struct refsrv *server, const struct version *version, const stru
 		bool all =
 			copy->group != reader && copy_serves(server, copy) && content_listed(copy);
 		for (uint32_t i = 0; all && i < copy->num_parts; i++)
-			all = part_serves(server, &copy->parts[i]);
+			all = part_serves(server, &copy->parts[i]) &&
+			      !copy->parts[i].member->agent->leaving;
 		if (all)
 			return true;
 	}

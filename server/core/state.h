@@ -103,6 +103,9 @@ struct agent { /* owned by server.agents */
 	bool gone;            /* that connection ended, and no beat has come since */
 	int64_t gone_live_ns; /* ... when */
 	bool overflowed;      /* its event queue is full: it is treated as dead */
+	bool draining;        /* an operator wants its node empty: see node_drain.h */
+	bool leaving;         /* it is about to end */
+	bool told_empty;      /* the log says that nothing is waited for */
 
 	bool polling;
 	uint64_t poll_token, poll_request_no;
@@ -280,6 +283,7 @@ struct group { /* owned by model.groups */
 	uint64_t lineage, inc;
 	uint32_t num_shards, num_joined;
 	enum group_state state;
+	int broken_code; /* TH_E_GROUP_BROKEN or TH_E_EVICTED, for later calls */
 	char broken_text[TH_CTL_TEXT_BYTES]; /* why */
 	struct member **members;             /* owns the array; by shard, NULL: not there */
 	struct op *ops;                      /* ascending op_seq */
@@ -362,6 +366,8 @@ struct snapshot { /* owned by server.snapshots, its arrays behind it */
 	UT_hash_handle hh;
 };
 
+struct drained_node;
+
 struct scratch { /* memory of the last replies; owned by server.scratch */
 	struct scratch *next;
 };
@@ -390,6 +396,9 @@ struct refsrv {
 	uint64_t generation; /* the highest of any model's listing */
 	uint64_t revision;   /* ... and of any model's */
 	struct event_log log;
+	struct drained_node *drained_nodes; /* by operators; see node_drain.h */
+	uint32_t num_drained_nodes;
+	int64_t drain_look_ns;
 	struct {
 		uint64_t requests, polls, beats, lists, watches, changed, snapshots, watches_open;
 	} counters;

@@ -90,10 +90,10 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	if (size == 0)
 		return 0;
-	choice = data[0] % (CTL_RESERVED + 2);
+	choice = data[0] % (CTL_ADMIN + 2);
 	if (choice == 0)
 		fuzz_request(data + 1, size - 1, &arena);
-	else if (choice <= CTL_RESERVED)
+	else if (choice <= CTL_ADMIN)
 		fuzz_reply(data + 1, size - 1, (enum ctl_request_kind)choice, &arena);
 	else
 		fuzz_event(data + 1, size - 1, &arena);

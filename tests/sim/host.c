@@ -194,6 +194,8 @@ host_act(struct host *host, const struct agent_action *action)
 	case AGENT_SERVER_STATE:
 		server_state(host, action);
 		break;
+	case AGENT_NODE:
+	case AGENT_LEFT: /* no agent is told to end */
 	case AGENT_CLOSED: /* FREE follows */
 	case AGENT_UNREGISTERED:
 		break;

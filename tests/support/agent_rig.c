@@ -97,6 +97,11 @@ fill_reply(struct rig *rig, const struct ctl_request *request, struct ctl_reply 
 	case CTL_OPEN:
 		reply->u.open = (struct ctl_open_reply){++rig->last_sid, 1};
 		break;
+	case CTL_ADMIN:
+		reply->u.admin = rig->admin;
+		if (reply->u.admin.state == NULL)
+			reply->u.admin.state = "empty";
+		break;
 	case CTL_WATCH:
 		reply->u.watch.generation = rig->generation;
 		break;

@@ -206,7 +206,7 @@ world_request(struct world *w, uint32_t index, struct ctl_request *request)
 		agent->attached = false;
 	/* The reply's pointers would not outlive the polls. */
 	if (request->kind != CTL_LIST && request->kind != CTL_INSPECT &&
-		request->kind != CTL_MANIFEST_GET)
+		request->kind != CTL_MANIFEST_GET && request->kind != CTL_ADMIN)
 		pump(w);
 	return code;
 }
@@ -279,6 +279,7 @@ world_event_sid(const struct ctl_event *event)
 	case CTL_EV_FENCE:
 	case CTL_EV_CHANGED:
 	case CTL_EV_RESERVE:
+	case CTL_EV_NODE:
 		return 0;
 	}
 	return 0;

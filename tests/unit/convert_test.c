@@ -359,6 +359,7 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	name_of(events[9].u.changed.model, TH_NAME_MAX, 'm');
 	events[9].u.changed.generation = 8;
 	events[10].u.broken.sid = 9;
+	events[10].u.broken.evicted = true;
 	strcpy(events[10].u.broken.text, "the worker of shard 3 died");
 	events[11].u.conflict.sid = 10;
 	strcpy(events[11].u.conflict.text, "others were first");
@@ -534,7 +535,7 @@ Test(convert, reply__listing__comes_back)
 
 Test(convert, reply__inspection__comes_back)
 {
-	struct ctl_node_info node = {"n", "d", "h:1", "suspect", true, 1, 2, 3, -4};
+	struct ctl_node_info node = {"n", "d", "h:1", "suspect", true, true, 1, 2, 3, -4};
 	struct ctl_member_info member = {
 		"m", "r", "n", 1, 2, 3, "live", "partial", {4, 5}, 6, 7, 8};
 	struct ctl_transfer_info transfer = {
@@ -557,6 +558,7 @@ Test(convert, reply__inspection__comes_back)
 	cr_assert_str_eq(got.u.inspect.nodes[0].address, "h:1");
 	cr_assert_str_eq(got.u.inspect.nodes[0].state, "suspect");
 	cr_assert(got.u.inspect.nodes[0].spot);
+	cr_assert(got.u.inspect.nodes[0].draining);
 	cr_assert_eq(got.u.inspect.nodes[0].members, 1);
 	cr_assert_eq(got.u.inspect.nodes[0].legs_in, 2);
 	cr_assert_eq(got.u.inspect.nodes[0].legs_out, 3);

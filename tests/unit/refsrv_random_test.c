@@ -325,6 +325,7 @@ on_event(uint32_t agent, const struct ctl_event *event)
 		break;
 	case CTL_EV_CHANGED:
 	case CTL_EV_BROKEN:
+	case CTL_EV_NODE:
 		break;
 	case CTL_EV_RESERVE:
 	case CTL_EV_RELEASE:

@@ -1,0 +1,349 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * convert_admin: what operators ask and are told comes back whole; its bytes are fixed; what a
+ * hostile peer may write is refused with a sentence.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/proto/convert.h"
+#include "ipc/proto/tensorhub.pb-c.h"
+
+static void
+name_of(char *ret_name, size_t length, char letter)
+{
+	memset(ret_name, letter, length);
+	ret_name[length] = '\0';
+}
+
+static void
+same_request(const struct ctl_request *request)
+{
+	struct convert_arena arena = {0};
+	struct th_err err = {0};
+	struct ctl_request got;
+	uint8_t *data;
+	size_t bytes;
+
+	cr_assert_eq(ctl_request_pack(request, &data, &bytes), 0);
+	cr_assert_eq(ctl_request_unpack(data, bytes, &arena, &err, &got), 0, "%s", err.text);
+	cr_assert_arr_eq(&got, request, sizeof(got));
+	free(data);
+	convert_arena_free(&arena);
+}
+
+static struct ctl_request
+new_request(enum ctl_admin_verb verb)
+{
+	struct ctl_request request;
+
+	memset(&request, 0, sizeof(request));
+	request.kind = CTL_ADMIN;
+	request.request_no = 7;
+	request.u.admin.verb = verb;
+	return request;
+}
+
+Test(convert_admin, every_verb__comes_back)
+{
+	struct ctl_request request = new_request(CTL_ADMIN_DRAIN);
+
+	name_of(request.u.admin.node, TH_NAME_MAX, 'n');
+	name_of(request.u.admin.from, TH_NAME_MAX, 'f');
+	same_request(&request);
+	request.u.admin.look = true;
+	same_request(&request);
+	request.u.admin.leaving = true;
+	same_request(&request);
+	request = new_request(CTL_ADMIN_UNDRAIN);
+	strcpy(request.u.admin.node, "h1");
+	same_request(&request);
+	request = new_request(CTL_ADMIN_EVICT);
+	strcpy(request.u.admin.model, "m");
+	strcpy(request.u.admin.replica, "r");
+	request.u.admin.force = true;
+	request.u.admin.group = UINT64_MAX;
+	same_request(&request);
+	request = new_request(CTL_ADMIN_EVENTS);
+	request.u.admin.after = UINT64_MAX;
+	same_request(&request);
+}
+
+Test(convert_admin, attach__brings_the_state_of_the_node)
+{
+	struct ctl_request request;
+
+	memset(&request, 0, sizeof(request));
+	request.kind = CTL_ATTACH;
+	request.agent_inc = 5;
+	strcpy(request.u.attach.node, "n");
+	strcpy(request.u.attach.datacenter, "d");
+	strcpy(request.u.attach.data_address, "h:1");
+	request.u.attach.draining = true;
+	same_request(&request);
+	request.u.attach.leaving = true;
+	same_request(&request);
+}
+
+Test(convert_admin, event_of_a_node__comes_back)
+{
+	struct ctl_event event, got;
+	struct convert_arena arena = {0};
+	struct th_err err = {0};
+	uint8_t *data;
+	size_t bytes;
+
+	memset(&event, 0, sizeof(event));
+	event.kind = CTL_EV_NODE;
+	event.number = 3;
+	event.u.node.draining = true;
+	name_of(event.u.node.text, TH_CTL_TEXT_BYTES - 1, 't');
+	cr_assert_eq(ctl_event_pack(&event, &data, &bytes), 0);
+	cr_assert_eq(ctl_event_unpack(data, bytes, &arena, &err, &got), 0, "%s", err.text);
+	cr_assert_eq(got.kind, CTL_EV_NODE);
+	cr_assert(got.u.node.draining);
+	cr_assert_str_eq(got.u.node.text, event.u.node.text);
+	free(data);
+	convert_arena_free(&arena);
+}
+
+/* Request { admin = 50 { verb = 1, node = 2 "h1", look = 5 true } }: bytes from the format. */
+Test(convert_admin, drain__has_these_bytes)
+{
+	static const uint8_t want[] = {0x92, 0x03, 8, 0x08, 1, 0x12, 2, 'h', '1', 0x28, 1};
+	struct ctl_request request = new_request(CTL_ADMIN_DRAIN);
+	uint8_t *data;
+	size_t bytes;
+
+	request.request_no = 0;
+	strcpy(request.u.admin.node, "h1");
+	request.u.admin.look = true;
+	cr_assert_eq(ctl_request_pack(&request, &data, &bytes), 0);
+	cr_assert_eq(bytes, sizeof(want));
+	cr_assert_arr_eq(data, want, sizeof(want));
+	free(data);
+}
+
+Test(convert_admin, reply__comes_back)
+{
+	static struct ctl_blocker blockers[CTL_BLOCKERS_MAX];
+	static struct ctl_log_entry events[CTL_LOG_ENTRIES_MAX];
+	struct ctl_reply reply = {.kind = CTL_ADMIN, .request_no = 9}, got;
+	struct convert_arena arena = {0};
+	struct th_err err = {0};
+	uint8_t *data;
+	size_t bytes;
+
+	for (uint32_t i = 0; i < CTL_BLOCKERS_MAX; i++) {
+		struct ctl_blocker *blocker = &blockers[i];
+		blocker->kind = "last-copy";
+		name_of(blocker->model, TH_NAME_MAX, 'm');
+		name_of(blocker->replica, TH_NAME_MAX, 'r');
+		blocker->shard = i;
+		blocker->version = (struct th_version){1, 2};
+		blocker->stays = i % 2 == 0;
+		name_of(blocker->text, TH_CTL_TEXT_BYTES - 1, 't');
+	}
+	for (uint32_t i = 0; i < CTL_LOG_ENTRIES_MAX; i++) {
+		struct ctl_log_entry *entry = &events[i];
+		entry->number = UINT64_MAX - CTL_LOG_ENTRIES_MAX + i;
+		entry->at_ns = -1;
+		entry->wall_ns = INT64_MAX;
+		entry->severity = "warning";
+		name_of(entry->model, TH_NAME_MAX, 'm');
+		name_of(entry->node, TH_NAME_MAX, 'n');
+		name_of(entry->text, TH_CTL_TEXT_BYTES - 1, 't');
+	}
+	reply.u.admin = (struct ctl_admin_reply){
+		.server_inc = 1,
+		.state = "draining",
+		.text = "two things are waited for",
+		.group = 2,
+		.members = 3,
+		.legs_in = 4,
+		.legs_out = 5,
+		.num_blockers = UINT32_MAX,
+		.num_told = CTL_BLOCKERS_MAX,
+		.blockers = blockers,
+		.last_event = UINT64_MAX,
+		.num_events = CTL_LOG_ENTRIES_MAX,
+		.events = events,
+	};
+	cr_assert_eq(ctl_reply_pack(&reply, &data, &bytes), 0);
+	/* The longest there can be is one message. */
+	cr_assert_lt(bytes, CONVERT_MESSAGE_BYTES_MAX);
+	cr_assert_eq(
+		ctl_reply_unpack(data, bytes, CTL_ADMIN, &arena, &err, &got), 0, "%s", err.text);
+	const struct ctl_admin_reply *admin = &got.u.admin;
+	cr_assert_eq(admin->server_inc, 1);
+	cr_assert_str_eq(admin->state, "draining");
+	cr_assert_str_eq(admin->text, "two things are waited for");
+	cr_assert_eq(admin->group, 2);
+	cr_assert_eq(admin->members, 3);
+	cr_assert_eq(admin->legs_in, 4);
+	cr_assert_eq(admin->legs_out, 5);
+	cr_assert_eq(admin->num_blockers, UINT32_MAX);
+	cr_assert_eq(admin->num_told, CTL_BLOCKERS_MAX);
+	cr_assert_eq(admin->last_event, UINT64_MAX);
+	cr_assert_eq(admin->num_events, CTL_LOG_ENTRIES_MAX);
+	for (uint32_t i = 0; i < admin->num_told; i++) {
+		cr_assert_str_eq(admin->blockers[i].kind, blockers[i].kind);
+		cr_assert_str_eq(admin->blockers[i].model, blockers[i].model);
+		cr_assert_str_eq(admin->blockers[i].replica, blockers[i].replica);
+		cr_assert_eq(admin->blockers[i].shard, i);
+		cr_assert_eq(admin->blockers[i].version.version, 2);
+		cr_assert_eq(admin->blockers[i].stays, i % 2 == 0);
+		cr_assert_str_eq(admin->blockers[i].text, blockers[i].text);
+	}
+	for (uint32_t i = 0; i < admin->num_events; i++) {
+		cr_assert_eq(admin->events[i].number, events[i].number);
+		cr_assert_eq(admin->events[i].at_ns, -1);
+		cr_assert_eq(admin->events[i].wall_ns, INT64_MAX);
+		cr_assert_str_eq(admin->events[i].severity, "warning");
+		cr_assert_str_eq(admin->events[i].model, events[i].model);
+		cr_assert_str_eq(admin->events[i].node, events[i].node);
+		cr_assert_str_eq(admin->events[i].text, events[i].text);
+	}
+	free(data);
+	convert_arena_free(&arena);
+}
+
+/* ---- hostile ---- */
+
+static int
+take(Tensorhub__V1__Admin *admin)
+{
+	Tensorhub__V1__Request message;
+	struct convert_arena arena = {0};
+	struct th_err err = {0};
+	struct ctl_request got;
+
+	tensorhub__v1__request__init(&message);
+	message.body_case = TENSORHUB__V1__REQUEST__BODY_ADMIN;
+	message.admin = admin;
+	size_t bytes = tensorhub__v1__request__get_packed_size(&message);
+	uint8_t *data = malloc(bytes + 1);
+	tensorhub__v1__request__pack(&message, data);
+	int rc = ctl_request_unpack(data, bytes, &arena, &err, &got);
+	cr_assert_eq(err.text[0] != '\0', rc != 0);
+	convert_arena_free(&arena);
+	free(data);
+	return rc;
+}
+
+static char good[] = "good", bad_control[] = "a\nb", bad_bytes[] = "a\xff", empty[] = "";
+static char too_long[TH_NAME_MAX + 2];
+static char *const bad[] = {bad_control, bad_bytes, too_long};
+
+Test(convert_admin, verbs_and_names__are_refused)
+{
+	Tensorhub__V1__Admin admin;
+
+	name_of(too_long, TH_NAME_MAX + 1, 'n');
+	tensorhub__v1__admin__init(&admin);
+	cr_assert_eq(take(&admin), TH_E_INVALID, "verb 0");
+	admin.verb = CTL_ADMIN_EVENTS + 1;
+	cr_assert_eq(take(&admin), TH_E_INVALID, "a verb of tomorrow");
+	admin.verb = UINT32_MAX;
+	cr_assert_eq(take(&admin), TH_E_INVALID);
+	for (uint32_t verb = CTL_ADMIN_DRAIN; verb <= CTL_ADMIN_UNDRAIN; verb++) {
+		admin.verb = verb;
+		admin.node = empty;
+		cr_assert_eq(take(&admin), TH_E_INVALID, "a node is needed");
+		for (size_t i = 0; i < TH_ARRAY_LEN(bad); i++) {
+			admin.node = bad[i];
+			cr_assert_eq(take(&admin), TH_E_INVALID);
+		}
+		admin.node = good;
+		cr_assert_eq(take(&admin), 0);
+	}
+	admin.verb = CTL_ADMIN_EVICT;
+	cr_assert_eq(take(&admin), TH_E_INVALID, "a model is needed");
+	admin.model = good;
+	cr_assert_eq(take(&admin), TH_E_INVALID, "a replica is needed");
+	admin.replica = good;
+	cr_assert_eq(take(&admin), 0);
+	for (size_t i = 0; i < TH_ARRAY_LEN(bad); i++) {
+		admin.model = bad[i];
+		cr_assert_eq(take(&admin), TH_E_INVALID);
+		admin.model = good;
+		admin.replica = bad[i];
+		cr_assert_eq(take(&admin), TH_E_INVALID);
+		admin.replica = good;
+		admin.from = bad[i];
+		cr_assert_eq(take(&admin), TH_E_INVALID);
+		admin.from = empty;
+	}
+}
+
+static int
+take_reply(Tensorhub__V1__AdminReply *admin)
+{
+	Tensorhub__V1__Reply message;
+	struct convert_arena arena = {0};
+	struct th_err err = {0};
+	struct ctl_reply got;
+
+	tensorhub__v1__reply__init(&message);
+	message.body_case = TENSORHUB__V1__REPLY__BODY_ADMIN;
+	message.admin = admin;
+	size_t bytes = tensorhub__v1__reply__get_packed_size(&message);
+	uint8_t *data = malloc(bytes + 1);
+	tensorhub__v1__reply__pack(&message, data);
+	int rc = ctl_reply_unpack(data, bytes, CTL_ADMIN, &arena, &err, &got);
+	cr_assert_eq(err.text[0] != '\0', rc != 0);
+	if (rc == 0 && got.u.admin.num_told > 0)
+		cr_assert_null(strchr(got.u.admin.blockers[0].text, '\033'));
+	convert_arena_free(&arena);
+	free(data);
+	return rc;
+}
+
+Test(convert_admin, replies__are_refused_or_made_harmless)
+{
+	static char escape[] = "\033[2J";
+	Tensorhub__V1__AdminReply admin;
+	Tensorhub__V1__Blocker blocker, *blockers[CTL_BLOCKERS_MAX + 1];
+	Tensorhub__V1__LogEntry entry, second, *events[CTL_LOG_ENTRIES_MAX + 1];
+
+	tensorhub__v1__admin_reply__init(&admin);
+	tensorhub__v1__blocker__init(&blocker);
+	tensorhub__v1__log_entry__init(&entry);
+	tensorhub__v1__log_entry__init(&second);
+	cr_assert_eq(take_reply(&admin), 0);
+	admin.state = escape;
+	cr_assert_eq(take_reply(&admin), TH_E_INVALID);
+	admin.state = good;
+	for (size_t i = 0; i < TH_ARRAY_LEN(blockers); i++)
+		blockers[i] = &blocker;
+	admin.blockers = blockers;
+	admin.n_blockers = 1;
+	cr_assert_eq(take_reply(&admin), TH_E_INVALID, "more told than there are");
+	admin.num_blockers = UINT32_MAX;
+	blocker.text = escape;
+	cr_assert_eq(take_reply(&admin), 0);
+	blocker.model = escape;
+	cr_assert_eq(take_reply(&admin), TH_E_INVALID);
+	blocker.model = good;
+	admin.n_blockers = CTL_BLOCKERS_MAX;
+	cr_assert_eq(take_reply(&admin), 0);
+	admin.n_blockers++;
+	cr_assert_eq(take_reply(&admin), TH_E_INVALID, "too many");
+	admin.n_blockers = 0;
+	for (size_t i = 0; i < TH_ARRAY_LEN(events); i++)
+		events[i] = &entry;
+	admin.events = events;
+	admin.n_events = CTL_LOG_ENTRIES_MAX + 1;
+	cr_assert_eq(take_reply(&admin), TH_E_INVALID, "too many");
+	admin.n_events = 2;
+	entry.number = second.number = 5;
+	events[1] = &second;
+	cr_assert_eq(take_reply(&admin), TH_E_INVALID, "one twice");
+	second.number = 4;
+	cr_assert_eq(take_reply(&admin), TH_E_INVALID, "backward");
+	second.number = 9;
+	cr_assert_eq(take_reply(&admin), 0, "a gap is what was forgotten");
+	second.node = bad_bytes;
+	cr_assert_eq(take_reply(&admin), TH_E_INVALID);
+}

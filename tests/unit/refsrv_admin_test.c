@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * refsrv, operators: a node is drained and undrained, a replica is evicted, events are read.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "server/core/event_log.h"
+#include "server/core/state.h"
+#include "tests/support/refsrv_world.h"
+
+static struct world w;
+static uint32_t a, b, c;
+static struct ctl_admin_reply *admin = &w.reply.u.admin;
+
+static void
+setup(void)
+{
+	world_init(&w, NULL);
+	a = world_agent(&w);
+	b = world_agent(&w);
+	c = world_agent(&w);
+}
+
+static void
+teardown(void)
+{
+	world_fini(&w);
+}
+
+TestSuite(refsrv_admin, .init = setup, .fini = teardown);
+
+static int
+ask(struct ctl_admin what)
+{
+	struct ctl_request request = {.kind = CTL_ADMIN, .u.admin = what};
+
+	return world_request(&w, c, &request);
+}
+
+static int
+of_node(enum ctl_admin_verb verb, uint32_t agent, bool look)
+{
+	struct ctl_admin what = {.verb = verb, .look = look};
+
+	memcpy(what.node, w.agents[agent].node, sizeof(w.agents[agent].node));
+	memcpy(what.from, "a test", 7);
+	return ask(what);
+}
+
+static void
+drain(uint32_t agent)
+{
+	cr_assert_eq(of_node(CTL_ADMIN_DRAIN, agent, false), 0, "%s", w.reply.text);
+}
+
+static const char *
+state_of(uint32_t agent)
+{
+	cr_assert_eq(of_node(CTL_ADMIN_DRAIN, agent, true), 0, "%s", w.reply.text);
+	return admin->state;
+}
+
+static int
+leave(uint32_t agent)
+{
+	struct ctl_request request = {
+		.kind = CTL_ADMIN, .u.admin = {.verb = CTL_ADMIN_DRAIN, .leaving = true}};
+
+	memcpy(request.u.admin.node, w.agents[agent].node, sizeof(w.agents[agent].node));
+	return world_request(&w, agent, &request);
+}
+
+static struct world_member
+published(uint32_t agent, const char *replica)
+{
+	struct world_member m = world_member(&w, agent, replica, 0, 1);
+
+	world_publish(&w, &m, "1");
+	return m;
+}
+
+static bool
+logged(const char *part)
+{
+	const struct event_entry *entry;
+
+	for (uint64_t last = 0; (entry = event_log_after(w.server, last)) != NULL;
+		last = entry->number) {
+		if (strstr(entry->text, part) != NULL)
+			return true;
+	}
+	return false;
+}
+
+/* ---- drain ---- */
+
+Test(refsrv_admin, idle_node__is_empty_at_once_and_told_so)
+{
+	struct ctl_event event;
+
+	cr_assert_str_eq(state_of(a), "active", "a look changes nothing");
+	cr_assert_not(logged("drained"));
+	drain(a);
+	cr_assert_str_eq(admin->state, "empty");
+	cr_assert_eq(admin->num_blockers, 0);
+	cr_assert_str_eq(state_of(a), "empty");
+	cr_assert(logged("node node0 is being drained: a test"));
+	cr_assert(logged("node node0 is empty"));
+	cr_assert(world_take(&w, a, CTL_EV_NODE, 0, &event));
+	cr_assert(event.u.node.draining);
+	drain(a);
+	cr_assert_not(world_has(&w, a, CTL_EV_NODE, 0), "twice is once");
+}
+
+Test(refsrv_admin, unknown_node__is_refused)
+{
+	struct ctl_admin what = {.verb = CTL_ADMIN_DRAIN};
+
+	memcpy(what.node, "nowhere", 8);
+	cr_assert_eq(ask(what), TH_E_NOT_AVAILABLE);
+	what.look = true;
+	cr_assert_eq(ask(what), TH_E_NOT_AVAILABLE);
+	what.verb = CTL_ADMIN_UNDRAIN;
+	cr_assert_eq(ask(what), TH_E_NOT_AVAILABLE);
+	what.node[0] = '\0';
+	cr_assert_eq(ask(what), TH_E_INVALID);
+	what.verb = 77;
+	cr_assert_eq(ask(what), TH_E_INVALID);
+}
+
+Test(refsrv_admin, transfers__are_named_and_end_by_themselves)
+{
+	struct world_member p = published(a, "p"), r = world_member(&w, b, "r", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
+
+	drain(a);
+	cr_assert_str_eq(admin->state, "draining");
+	cr_assert_eq(admin->num_blockers, 1);
+	cr_assert_eq(admin->num_told, 1);
+	cr_assert_eq(admin->legs_out, 1);
+	cr_assert_eq(admin->members, 1);
+	cr_assert_str_eq(admin->blockers[0].kind, "transfer");
+	cr_assert_not(admin->blockers[0].stays);
+	cr_assert(strstr(admin->blockers[0].text, "replica r on node node1 reads shard 0"));
+	drain(b);
+	cr_assert_str_eq(admin->state, "draining");
+	cr_assert(
+		strstr(admin->blockers[0].text, "is being filled with version 1 from node node0"));
+	cr_assert_not(logged("node node0 is empty"));
+	world_finish(&w, &r, grant.leg);
+	world_sleep(&w, 2 * SEC);
+	cr_assert(logged("node node0 is empty"));
+	cr_assert(logged("node node1 is empty"));
+	cr_assert_str_eq(state_of(a), "empty");
+	cr_assert(strstr(admin->text, "1 handles of workers are open"));
+	(void)p;
+}
+
+Test(refsrv_admin, many_transfers__all_counted_some_told)
+{
+	enum { READERS = 70 };
+	static struct world_member r[READERS];
+	struct world_member p = published(a, "p");
+
+	for (uint32_t i = 0; i < READERS; i++) {
+		char name[8];
+		snprintf(name, sizeof(name), "r%u", i);
+		r[i] = world_member(&w, b, name, 0, 1);
+		world_begin(&w, &r[i], CTL_OP_REPLICATE, "1");
+	}
+	drain(b);
+	cr_assert_eq(admin->num_blockers, READERS);
+	cr_assert_eq(admin->num_told, CTL_BLOCKERS_MAX);
+	(void)p;
+}
+
+Test(refsrv_admin, open_there__is_refused_with_the_way_out)
+{
+	uint64_t sid;
+
+	drain(a);
+	cr_assert_eq(world_open(&w, a, "m", "r", 0, 1, 1, &sid), TH_E_STATE);
+	cr_assert(strstr(w.reply.text, "thctl undrain"));
+	cr_assert_eq(world_open(&w, b, "m", "r", 0, 1, 1, &sid), 0);
+}
+
+Test(refsrv_admin, what_is_open_there__goes_on)
+{
+	struct world_member p = world_member(&w, a, "p", 0, 1), r = world_member(&w, a, "r", 0, 1);
+
+	drain(a);
+	world_publish(&w, &p, "1");
+	world_replicate(&w, &r, "1");
+}
+
+Test(refsrv_admin, source_there__only_where_there_is_no_other)
+{
+	struct world_member p = published(a, "p"), r = world_member(&w, c, "r", 0, 1);
+	struct world_member s = world_member(&w, b, "s", 0, 1);
+
+	drain(a);
+	struct ctl_grant grant = world_begin(&w, &s, CTL_OP_REPLICATE, "1");
+	cr_assert_str_eq(grant.source_node, "node0", "there is no other");
+	world_finish(&w, &s, grant.leg);
+	cr_assert_eq(world_outcome(&w, &s).code, 0);
+	/* Older and idle, but drained. */
+	grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
+	cr_assert_str_eq(grant.source_node, "node1");
+	(void)p;
+}
+
+Test(refsrv_admin, leaving__nothing_new_is_read_there)
+{
+	struct world_member p = published(a, "p"), r = world_member(&w, b, "r", 0, 1);
+	struct ctl_event event;
+
+	cr_assert_eq(leave(a), 0);
+	cr_assert_str_eq(admin->state, "empty");
+	world_call(&w, &r, CTL_OP_REPLICATE, "1", TH_FOREVER);
+	if (world_take(&w, b, CTL_EV_PLAN, r.sid, &event))
+		cr_assert_eq(world_prepared(&w, &r, 0), 0);
+	cr_assert_not(world_has(&w, b, CTL_EV_GO, r.sid));
+	/* Another host publishes it as well. */
+	struct world_member q = published(c, "q");
+	if (world_take(&w, b, CTL_EV_PLAN, r.sid, &event))
+		cr_assert_eq(world_prepared(&w, &r, 0), 0);
+	cr_assert_str_eq(world_go(&w, &r).source_node, "node2");
+	(void)p;
+	(void)q;
+}
+
+Test(refsrv_admin, leaving__a_running_transfer_goes_on_there)
+{
+	struct world_member p = published(a, "p"), r = world_member(&w, b, "r", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
+
+	cr_assert_eq(leave(a), 0);
+	cr_assert_str_eq(admin->state, "draining");
+	world_finish(&w, &r, grant.leg);
+	cr_assert_eq(leave(a), 0);
+	cr_assert_str_eq(admin->state, "empty");
+	(void)p;
+}
+
+/* ---- how long it holds ---- */
+
+Test(refsrv_admin, agent_restarts__an_operators_drain_holds)
+{
+	struct ctl_event event;
+
+	drain(a);
+	world_sleep(&w, 100 * MS);
+	w.agents[a].silent = true;
+	world_sleep(&w, 4 * SEC);
+	cr_assert_eq(world_restart(&w, a), 0);
+	world_sleep(&w, 100 * MS);
+	cr_assert_str_eq(state_of(a), "empty");
+	cr_assert(world_take(&w, a, CTL_EV_NODE, 0, &event), "it is told again");
+	uint64_t sid;
+	cr_assert_eq(world_open(&w, a, "m", "r", 0, 1, 1, &sid), TH_E_STATE);
+}
+
+Test(refsrv_admin, agent_restarts__its_own_leaving_is_over)
+{
+	uint64_t sid;
+
+	cr_assert_eq(leave(a), 0);
+	cr_assert_eq(world_open(&w, a, "m", "r", 0, 1, 1, &sid), TH_E_STATE);
+	cr_assert(strstr(w.reply.text, "thctl") == NULL, "no operator did it");
+	cr_assert_eq(of_node(CTL_ADMIN_UNDRAIN, a, false), TH_E_STATE);
+	w.agents[a].silent = true;
+	world_sleep(&w, 4 * SEC);
+	cr_assert_eq(world_restart(&w, a), 0);
+	cr_assert_eq(world_open(&w, a, "m", "r", 0, 1, 1, &sid), 0);
+	cr_assert_str_eq(state_of(a), "active");
+}
+
+Test(refsrv_admin, undrain__new_work_comes_again)
+{
+	struct ctl_event event;
+	uint64_t sid;
+
+	drain(a);
+	cr_assert(world_take(&w, a, CTL_EV_NODE, 0, &event));
+	cr_assert_eq(of_node(CTL_ADMIN_UNDRAIN, a, false), 0);
+	cr_assert_str_eq(admin->state, "active");
+	world_sleep(&w, 10 * MS);
+	cr_assert(world_take(&w, a, CTL_EV_NODE, 0, &event));
+	cr_assert_not(event.u.node.draining);
+	cr_assert_eq(world_open(&w, a, "m", "r", 0, 1, 1, &sid), 0);
+	cr_assert(logged("not drained any more"));
+	cr_assert_eq(of_node(CTL_ADMIN_UNDRAIN, a, false), 0, "twice is once");
+	cr_assert(strstr(admin->text, "was not being drained"));
+}
+
+Test(refsrv_admin, dead_agent__can_be_drained_and_undrained)
+{
+	w.agents[a].silent = true;
+	world_sleep(&w, 12 * SEC);
+	drain(a);
+	cr_assert_str_eq(admin->state, "empty");
+	cr_assert(strstr(admin->text, "no agent of node node0 is attached"));
+	cr_assert_eq(of_node(CTL_ADMIN_UNDRAIN, a, false), 0);
+	cr_assert_str_eq(state_of(a), "active");
+}
+
+static void
+attach_draining(uint64_t server_inc)
+{
+	struct ctl_request request = {.kind = CTL_ATTACH};
+
+	memcpy(request.u.attach.node, w.agents[a].node, sizeof(w.agents[a].node));
+	strcpy(request.u.attach.datacenter, "dc");
+	strcpy(request.u.attach.data_address, "h:1");
+	request.u.attach.draining = true;
+	request.u.attach.server_inc = server_inc;
+	cr_assert_eq(world_request(&w, a, &request), 0, "%s", w.reply.text);
+}
+
+Test(refsrv_admin, drain_of_an_earlier_server__holds)
+{
+	attach_draining(w.config.server_inc + 1);
+	cr_assert(logged("told so by an earlier server"));
+	cr_assert_eq(of_node(CTL_ADMIN_DRAIN, a, true), 0);
+	cr_assert_str_eq(admin->state, "empty");
+}
+
+Test(refsrv_admin, drain_that_this_server_has_taken_back__does_not_return)
+{
+	attach_draining(w.config.server_inc);
+	cr_assert_eq(of_node(CTL_ADMIN_DRAIN, a, true), 0);
+	cr_assert_str_eq(admin->state, "active");
+}
+
+/* ---- evict ---- */
+
+static int
+evict(const char *replica, bool look, uint64_t group)
+{
+	struct ctl_admin what = {.verb = CTL_ADMIN_EVICT, .look = look, .group = group};
+
+	strcpy(what.model, "m");
+	strcpy(what.replica, replica);
+	strcpy(what.from, "a test");
+	return ask(what);
+}
+
+Test(refsrv_admin, evict__group_is_broken_with_its_own_code)
+{
+	struct world_member m[2] = {world_member(&w, a, "r", 0, 2), world_member(&w, b, "r", 1, 2)};
+	struct ctl_event event;
+
+	cr_assert_eq(evict("r", true, 0), 0);
+	cr_assert_str_eq(admin->state, "there");
+	cr_assert_eq(admin->members, 2);
+	cr_assert_neq(admin->group, 0);
+	cr_assert(strstr(admin->text, "2 of 2 shards open and holds no version"));
+	uint64_t group = admin->group;
+	cr_assert_eq(evict("r", false, 0), 0);
+	cr_assert_str_eq(admin->state, "evicted");
+	cr_assert_eq(admin->group, group);
+	for (int i = 0; i < 2; i++) {
+		cr_assert(world_take(&w, m[i].agent, CTL_EV_BROKEN, m[i].sid, &event));
+		cr_assert(event.u.broken.evicted);
+		cr_assert(strstr(event.u.broken.text, "evicted by an operator: a test"));
+		world_call(&w, &m[i], CTL_OP_UPDATE, "latest", TH_FOREVER);
+		cr_assert_eq(world_outcome(&w, &m[i]).code, TH_E_EVICTED);
+	}
+	cr_assert(logged("replica r of m was evicted"));
+}
+
+Test(refsrv_admin, evict__its_members_open_again_and_are_left_alone)
+{
+	struct world_member m = world_member(&w, a, "r", 0, 1);
+
+	cr_assert_eq(evict("r", false, 0), 0);
+	uint64_t group = admin->group;
+	cr_assert_eq(world_close(&w, &m, false), 0);
+	world_sleep(&w, 10 * MS);
+	struct world_member again = world_member(&w, a, "r", 0, 1);
+	cr_assert_eq(evict("r", true, group), 0);
+	cr_assert_str_eq(admin->state, "gone", "the question names the one that was");
+	world_publish(&w, &again, "1");
+}
+
+Test(refsrv_admin, evict__running_readers_end)
+{
+	struct world_member p = published(a, "p"), r = world_member(&w, b, "r", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
+
+	cr_assert_eq(evict("p", false, 0), 0);
+	uint64_t group = admin->group;
+	cr_assert_eq(admin->legs_out, 1);
+	world_finish(&w, &r, grant.leg);
+	struct ctl_ev_part part = world_take_drain(&w, &p);
+	cr_assert_eq(world_drain_done(&w, a, &part), 0);
+	cr_assert_eq(evict("p", true, group), 0);
+	cr_assert_eq(admin->legs_out, 0);
+}
+
+Test(refsrv_admin, evict__operation_under_way_ends_with_the_code)
+{
+	struct world_member r = world_member(&w, a, "r", 0, 1);
+
+	world_call(&w, &r, CTL_OP_REPLICATE, "1", TH_FOREVER);
+	cr_assert_not(world_ended(&w, &r));
+	cr_assert_eq(evict("r", false, 0), 0);
+	cr_assert_eq(world_outcome(&w, &r).code, TH_E_EVICTED);
+}
+
+Test(refsrv_admin, evict__what_is_not_there__is_refused)
+{
+	world_member(&w, a, "r", 0, 1);
+	cr_assert_eq(evict("other", false, 0), TH_E_NOT_AVAILABLE);
+	cr_assert(strstr(w.reply.text, "thctl ls replicas"));
+}
+
+/* ---- events and operators ---- */
+
+Test(refsrv_admin, events__come_in_parts_in_order)
+{
+	for (uint32_t i = 0; i < CTL_LOG_ENTRIES_MAX + 5; i++)
+		event_log(w.server, EVENT_WARN, "m", "n", "event %u", i);
+	cr_assert_eq(ask((struct ctl_admin){.verb = CTL_ADMIN_EVENTS}), 0);
+	cr_assert_eq(admin->num_events, CTL_LOG_ENTRIES_MAX);
+	cr_assert_eq(admin->events[0].number, 1);
+	uint64_t after = admin->events[CTL_LOG_ENTRIES_MAX - 1].number;
+	cr_assert_eq(after, CTL_LOG_ENTRIES_MAX);
+	cr_assert_eq(ask((struct ctl_admin){.verb = CTL_ADMIN_EVENTS, .after = after}), 0);
+	cr_assert_eq(admin->events[0].number, after + 1);
+	cr_assert_str_eq(admin->events[0].severity, "warning");
+	cr_assert_str_eq(admin->events[0].model, "m");
+	cr_assert_eq(
+		admin->last_event, admin->events[admin->num_events - 1].number, "these are all");
+	cr_assert_eq(ask((struct ctl_admin){.verb = CTL_ADMIN_EVENTS, .after = UINT64_MAX}), 0);
+	cr_assert_eq(admin->num_events, 0);
+}
+
+Test(refsrv_admin, operator__needs_no_agent)
+{
+	struct ctl_request request = {
+		.kind = CTL_ADMIN, .request_no = 5, .u.admin = {.verb = CTL_ADMIN_EVENTS}};
+	struct refsrv_out out;
+
+	refsrv_step(w.server, w.now_ns, 4711, &request, &out);
+	cr_assert_eq(out.replies[0].token, 4711);
+	cr_assert_eq(out.replies[0].reply.code, 0);
+	cr_assert_gt(out.replies[0].reply.u.admin.num_events, 0);
+	request.agent_inc = 99;
+	refsrv_step(w.server, w.now_ns, 4712, &request, &out);
+	cr_assert(out.replies[0].reply.unknown_agent);
+}
