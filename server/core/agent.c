@@ -26,11 +26,14 @@
 #include "server/core/listing.h"
 #include "server/core/model.h"
 #include "server/core/node_drain.h"
+#include "server/core/pair.h"
+#include "server/core/timer.h"
 
 /* This many silent agents, and this share of all, count as one event of the network. */
 #define MASS_AGENTS_MIN 3u
 #define MASS_PERCENT 30u
-#define MASS_HOLD_FACTOR 2 /* they get dead_ns times this in addition */
+#define MASS_HOLD_FACTOR 2               /* they get dead_ns times this in addition */
+#define HOLD_LOOK_NS INT64_C(1000000000) /* a silent agent is looked at this often */
 
 struct agent *
 agent_find(struct refsrv *server, uint64_t inc)
@@ -55,7 +58,59 @@ agent_state_name(enum agent_state state)
 	return "?";
 }
 
+/* The state and all that counts by it. */
+static void
+set_state(struct refsrv *server, struct agent *agent, enum agent_state state)
+{
+	if (agent->state == AGENT_DEAD)
+		DL_DELETE2(server->dead, agent, dead_prev, dead_next);
+	if (state == AGENT_DEAD)
+		DL_APPEND2(server->dead, agent, dead_prev, dead_next);
+	server->num_living -= agent->state == AGENT_ACTIVE || agent->state == AGENT_SUSPECT;
+	server->num_living += state != AGENT_DEAD;
+	server->num_suspect -= agent->state == AGENT_SUSPECT;
+	server->num_suspect += state == AGENT_SUSPECT;
+	agent->state = state;
+}
+
+static void
+set_connection(struct refsrv *server, struct agent *agent, uint64_t connection)
+{
+	if (agent->connection == connection)
+		return;
+	if (agent->connection != 0)
+		HASH_DELETE(hh_connection, server->connections, agent);
+	agent->connection = connection;
+	if (connection != 0)
+		HASH_ADD(hh_connection, server->connections, connection, sizeof(agent->connection),
+			agent);
+}
+
+void
+agent_wake_at(struct refsrv *server, struct agent *agent, int64_t at_ns)
+{
+	timer_at(server, &agent->timer, TIMER_AGENT, at_ns);
+}
+
 /* ---- events --------------------------------------------------------------------------------- */
+
+static void
+be_ready(struct agent *agent)
+{
+	if (agent->ready)
+		return;
+	agent->ready = true;
+	DL_APPEND2(agent->server->ready, agent, ready_prev, ready_next);
+}
+
+static void
+be_unready(struct agent *agent)
+{
+	if (!agent->ready)
+		return;
+	agent->ready = false;
+	DL_DELETE2(agent->server->ready, agent, ready_prev, ready_next);
+}
 
 struct ctl_event *
 agent_event(struct agent *agent, enum ctl_event_kind kind)
@@ -65,8 +120,12 @@ agent_event(struct agent *agent, enum ctl_event_kind kind)
 	queued->event.kind = kind;
 	queued->event.number = ++agent->last_event_no;
 	DL_APPEND(agent->events, queued);
-	if (++agent->num_events > EVENTS_QUEUED_MAX)
+	if (++agent->num_events > EVENTS_QUEUED_MAX) {
 		agent->overflowed = true;
+		agent_wake_at(agent->server, agent, agent->server->now_ns);
+	}
+	if (agent->polling)
+		be_ready(agent);
 	return &queued->event;
 }
 
@@ -82,13 +141,29 @@ drop_events(struct agent *agent, uint64_t up_to)
 }
 
 static void
+poll_begin(struct refsrv *server, struct agent *agent, uint64_t token, uint64_t request_no)
+{
+	agent->polling = true;
+	agent->poll_token = token;
+	agent->poll_request_no = request_no;
+	HASH_ADD(hh_poll, server->polls, poll_token, sizeof(agent->poll_token), agent);
+}
+
+static void
+poll_end(struct refsrv *server, struct agent *agent)
+{
+	HASH_DELETE(hh_poll, server->polls, agent);
+	agent->polling = false;
+}
+
+static void
 poll_answer(struct refsrv *server, struct agent *agent)
 {
 	struct ctl_reply *reply =
 		refsrv_reply(server, agent->poll_token, CTL_POLL, agent->poll_request_no);
 	uint32_t count = (uint32_t)th_min_u64(agent->num_events, TH_EVENTS_MAX);
 
-	agent->polling = false;
+	poll_end(server, agent);
 	if (count == 0)
 		return;
 	struct ctl_event *events = refsrv_scratch(server, count, sizeof(*events));
@@ -114,22 +189,32 @@ agent_poll(struct refsrv *server, struct agent *agent, uint64_t token, uint64_t 
 	if (agent->polling) {
 		/* Its requester has given up on it; answered empty, events go to the newer one. */
 		refsrv_reply(server, agent->poll_token, CTL_POLL, agent->poll_request_no);
+		poll_end(server, agent);
 	}
-	agent->polling = true;
-	agent->poll_token = token;
-	agent->poll_request_no = request_no;
+	poll_begin(server, agent, token, request_no);
 	agent->poll_deadline_ns = th_deadline_ns(server->now_ns, server->config.poll_hold_ns);
-	refsrv_wake_at(server, agent->poll_deadline_ns);
+	agent_wake_at(server, agent, agent->poll_deadline_ns);
+	if (agent->num_events > 0)
+		be_ready(agent);
 	return 0;
+}
+
+void
+agent_forget_poll(struct refsrv *server, uint64_t token)
+{
+	struct agent *agent = NULL;
+
+	HASH_FIND(hh_poll, server->polls, &token, sizeof(token), agent);
+	if (agent != NULL)
+		poll_end(server, agent);
 }
 
 void
 agent_flush_all(struct refsrv *server)
 {
-	struct agent *agent, *next;
-
-	HASH_ITER(hh, server->agents, agent, next)
-	{
+	while (server->ready != NULL) {
+		struct agent *agent = server->ready;
+		be_unready(agent);
 		if (agent->polling && agent->num_events > 0)
 			poll_answer(server, agent);
 	}
@@ -221,139 +306,6 @@ agent_remember(struct agent *agent, const struct ctl_reply *reply)
 		forget_oldest_reply(agent);
 }
 
-/* ---- pairs ---------------------------------------------------------------------------------- */
-
-static struct pair_block *
-pair_find(const struct agent *reader, const struct agent *source)
-{
-	struct pair_block *block;
-
-	DL_FOREACH(reader->blocks, block)
-	{
-		if (block->source_inc == source->inc)
-			return block;
-	}
-	return NULL;
-}
-
-static enum pair_state
-block_state(const struct refsrv *server, const struct pair_block *block)
-{
-	if (server->now_ns >= block->until_ns)
-		return PAIR_FREE;
-	return server->now_ns >= block->last_resort_ns ? PAIR_LAST_RESORT_ONLY : PAIR_BLOCKED;
-}
-
-/*
- * One reader that fails may be at fault itself, and its pair is blocked. When two say the same it
- * is the source, or the way to it: a new node that fails every reader would else stay the least
- * loaded one, and draw each of them in turn. It is never taken away: who finds nothing else tries
- * it, and one success clears it.
- */
-void
-agent_blamed(struct refsrv *server, const struct agent *reader, struct agent *source)
-{
-	int64_t until_ns = th_deadline_ns(server->now_ns, server->config.pair_block_ns);
-
-	if (source->blamed_by != 0 && source->blamed_by != reader->inc &&
-		server->now_ns < source->blamed_until_ns) {
-		TH_MARK(c06_two_readers_quarantine_the_source);
-		if (server->now_ns >= source->quarantine_until_ns)
-			event_log(server, EVENT_WARN, NULL, source->info.node,
-				"agent %s failed two readers, the last of them %s: it is read from "
-				"only where nothing else is left",
-				source->info.node, reader->info.node);
-		source->quarantine_until_ns = until_ns;
-	}
-	source->blamed_by = reader->inc;
-	source->blamed_until_ns = until_ns;
-}
-
-bool
-agent_quarantined(const struct refsrv *server, const struct agent *source)
-{
-	return server->now_ns < source->quarantine_until_ns;
-}
-
-void
-agent_pair_failed(struct refsrv *server, struct agent *reader, struct agent *source)
-{
-	struct pair_block *block = pair_find(reader, source);
-
-	TH_MARK(c06_pair_blocked);
-	agent_blamed(server, reader, source);
-
-	if (block == NULL) {
-		block = th_calloc(1, sizeof(*block));
-		block->source_inc = source->inc;
-		block->duration_ns = server->config.pair_block_ns;
-		DL_APPEND(reader->blocks, block);
-	} else {
-		block->duration_ns = th_min_i64(block->duration_ns * 2,
-			server->config.pair_block_ns * PAIR_BLOCK_GROWTH_MAX);
-	}
-	block->until_ns = th_deadline_ns(server->now_ns, block->duration_ns);
-	block->state = PAIR_BLOCKED;
-	block->last_resort_ns =
-		th_deadline_ns(server->now_ns, block->duration_ns / PAIR_LAST_RESORT);
-	refsrv_wake_at(server, block->last_resort_ns);
-	refsrv_wake_at(server, block->until_ns);
-}
-
-static void
-pair_drop(struct agent *reader, struct pair_block *block)
-{
-	DL_DELETE(reader->blocks, block);
-	free(block);
-}
-
-void
-agent_pair_worked(struct agent *reader, struct agent *source)
-{
-	struct pair_block *block = pair_find(reader, source);
-
-	source->blamed_by = 0;
-	source->quarantine_until_ns = 0;
-	if (block != NULL)
-		pair_drop(reader, block);
-}
-
-enum pair_state
-agent_pair_state(
-	const struct refsrv *server, const struct agent *reader, const struct agent *source)
-{
-	const struct pair_block *block = pair_find(reader, source);
-
-	return block == NULL ? PAIR_FREE : block_state(server, block);
-}
-
-/*
- * Something an operation waits for may have become possible when a block ends. The record itself
- * stays as long again, so that the next failure doubles it.
- */
-static void
-pair_timers(struct refsrv *server, struct agent *agent)
-{
-	struct pair_block *block, *next;
-
-	DL_FOREACH_SAFE(agent->blocks, block, next)
-	{
-		int64_t forget_ns = th_deadline_ns(block->until_ns, block->duration_ns);
-		if (server->now_ns >= forget_ns) {
-			pair_drop(agent, block);
-			continue;
-		}
-		enum pair_state state = block_state(server, block);
-		if (state != block->state)
-			model_dirty_all(server);
-		block->state = state;
-		if (state == PAIR_BLOCKED)
-			refsrv_wake_at(server, block->last_resort_ns);
-		else
-			refsrv_wake_at(server, state == PAIR_FREE ? forget_ns : block->until_ns);
-	}
-}
-
 /* ---- life and death ------------------------------------------------------------------------- */
 
 static void
@@ -368,14 +320,15 @@ static void
 reset(struct refsrv *server, struct agent *agent)
 {
 	TH_ASSERT(agent->members == NULL);
+	timer_stop(server, &agent->timer);
+	set_connection(server, agent, 0);
+	agent->gone = false;
+	be_unready(agent);
 	drop_events(agent, UINT64_MAX);
 	agent->last_event_no = agent->acked_event_no = 0;
 	agent->overflowed = false;
 	forget_replies(agent);
-	while (agent->blocks != NULL)
-		pair_drop(agent, agent->blocks);
-	agent->blamed_by = 0;
-	agent->quarantine_until_ns = 0;
+	pair_drop_all(agent);
 	blob_drop_uploads(server, agent);
 	listing_drop_watches(server, agent);
 }
@@ -384,6 +337,11 @@ void
 agent_drop(struct refsrv *server, struct agent *agent)
 {
 	reset(server, agent);
+	if (agent->polling)
+		poll_end(server, agent);
+	set_state(server, agent, AGENT_DEAD);
+	DL_DELETE2(server->dead, agent, dead_prev, dead_next);
+	HASH_DELETE(hh_node, server->nodes, agent);
 	HASH_DELETE(hh, server->agents, agent);
 	free(agent);
 }
@@ -396,8 +354,7 @@ agent_drop(struct refsrv *server, struct agent *agent)
 static void
 bury(struct refsrv *server, struct agent *agent, const char *why)
 {
-	agent->state = AGENT_DEAD;
-	server->num_living--;
+	set_state(server, agent, AGENT_DEAD);
 	event_log(server, EVENT_ERROR, NULL, agent->info.node,
 		"agent %s is dead: %s; what it held is gone, %u open shards with it",
 		agent->info.node, why, agent->num_members);
@@ -410,7 +367,7 @@ bury(struct refsrv *server, struct agent *agent, const char *why)
 			agent->info.node, why);
 		memcpy(reply->text, err.text, sizeof(reply->text));
 		reply->unknown_agent = true;
-		agent->polling = false;
+		poll_end(server, agent);
 	}
 	while (agent->members != NULL)
 		member_lost(server, agent->members, why);
@@ -428,14 +385,10 @@ agent_lost_track(struct refsrv *server, struct agent *agent)
 static struct agent *
 find_node(struct refsrv *server, const char *node, uint64_t other_than_inc)
 {
-	struct agent *agent, *next;
+	struct agent *agent = NULL;
 
-	HASH_ITER(hh, server->agents, agent, next)
-	{
-		if (agent->inc != other_than_inc && strcmp(agent->info.node, node) == 0)
-			return agent;
-	}
-	return NULL;
+	HASH_FIND(hh_node, server->nodes, node, strlen(node), agent);
+	return agent == NULL || agent->inc == other_than_inc ? NULL : agent;
 }
 
 struct agent *
@@ -445,17 +398,12 @@ agent_of_node(struct refsrv *server, const char *node)
 }
 
 static void
-make_room(struct refsrv *server)
+set_info(struct refsrv *server, struct agent *agent, const struct ctl_attach *attach)
 {
-	struct agent *agent, *next;
-
-	HASH_ITER(hh, server->agents, agent, next)
-	{
-		if (agent->state == AGENT_DEAD) {
-			agent_drop(server, agent);
-			return;
-		}
-	}
+	if (agent->info.node[0] != '\0')
+		HASH_DELETE(hh_node, server->nodes, agent);
+	agent->info = *attach;
+	HASH_ADD_KEYPTR(hh_node, server->nodes, agent->info.node, strlen(agent->info.node), agent);
 }
 
 static int
@@ -531,25 +479,24 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 		agent_drop(server, twin);
 	}
 	if (agent == NULL) {
-		if (HASH_COUNT(server->agents) >= server->config.agents_max)
-			make_room(server);
+		if (HASH_COUNT(server->agents) >= server->config.agents_max && server->dead != NULL)
+			agent_drop(server, server->dead);
 		agent = th_calloc(1, sizeof(*agent));
+		agent->server = server;
 		agent->inc = inc;
-		agent->state = AGENT_DEAD;
+		set_state(server, agent, AGENT_DEAD);
 		HASH_ADD(hh, server->agents, inc, sizeof(agent->inc), agent);
 	}
-	if (fresh)
-		server->num_living++;
 	if (agent->state != AGENT_ACTIVE)
-		model_dirty_all(server);
-	agent->state = AGENT_ACTIVE;
-	agent->info = *attach;
+		model_dirty_agent(server, agent);
+	set_state(server, agent, AGENT_ACTIVE);
+	set_info(server, agent, attach);
 	agent->attach_no = epoch_next_id(server);
 	agent->attach_request_no = request->request_no;
 	agent->beat_live_ns = server->live_ns;
 	agent->gone = false;
-	agent->connection = 0; /* its first beat says */
-	refsrv_wake_at(server, th_deadline_ns(server->now_ns, server->config.suspect_ns));
+	set_connection(server, agent, 0); /* its first beat says */
+	agent_wake_at(server, agent, th_deadline_ns(server->now_ns, server->config.suspect_ns));
 	event_log(server, EVENT_INFO, NULL, attach->node,
 		"agent %s is attached: datacenter %s, data address %s%s", attach->node,
 		attach->datacenter, attach->data_address, attach->spot ? ", spot" : "");
@@ -568,14 +515,15 @@ agent_beat(struct refsrv *server, struct agent *agent, const struct ctl_beat *be
 	uint64_t connection)
 {
 	agent->beat_live_ns = server->live_ns;
-	agent->connection = connection;
+	set_connection(server, agent, connection);
 	agent->gone = false;
 	if (agent->state == AGENT_SUSPECT) {
-		agent->state = AGENT_ACTIVE;
+		set_state(server, agent, AGENT_ACTIVE);
 		event_log(server, EVENT_INFO, NULL, agent->info.node, "agent %s is back",
 			agent->info.node);
-		model_dirty_all(server);
-		refsrv_wake_at(server, th_deadline_ns(server->now_ns, server->config.suspect_ns));
+		model_dirty_agent(server, agent);
+		agent_wake_at(
+			server, agent, th_deadline_ns(server->now_ns, server->config.suspect_ns));
 	}
 	for (uint32_t i = 0; i < beat->num_legs; i++)
 		leg_progress(server, agent, beat->legs[i].leg, beat->legs[i].chunks_verified);
@@ -587,27 +535,32 @@ silence(const struct refsrv *server, const struct agent *agent)
 	return server->live_ns - agent->beat_live_ns;
 }
 
+static void
+lost_connection(struct refsrv *server, struct agent *agent)
+{
+	set_connection(server, agent, 0);
+	agent->gone = true;
+	agent->gone_live_ns = server->live_ns;
+	if (agent->state != AGENT_SUSPECT)
+		event_log(server, EVENT_WARN, NULL, agent->info.node,
+			"agent %s is suspect: its connection ended; nothing new is read "
+			"from it or by it until it is back",
+			agent->info.node);
+	set_state(server, agent, AGENT_SUSPECT);
+	model_dirty_agent(server, agent);
+	agent_wake_at(server, agent, th_deadline_ns(server->now_ns, server->config.gone_ns));
+}
+
 void
 agent_connection_ended(struct refsrv *server, uint64_t connection)
 {
-	struct agent *agent, *next;
-
-	HASH_ITER(hh, server->agents, agent, next)
-	{
-		if (connection == 0 || agent->connection != connection ||
-			agent->state == AGENT_DEAD)
-			continue;
-		agent->connection = 0;
-		agent->gone = true;
-		agent->gone_live_ns = server->live_ns;
-		if (agent->state != AGENT_SUSPECT)
-			event_log(server, EVENT_WARN, NULL, agent->info.node,
-				"agent %s is suspect: its connection ended; nothing new is read "
-				"from it or by it until it is back",
-				agent->info.node);
-		agent->state = AGENT_SUSPECT;
-		model_dirty_all(server);
-		refsrv_wake_at(server, th_deadline_ns(server->now_ns, server->config.gone_ns));
+	for (;;) {
+		struct agent *agent = NULL;
+		HASH_FIND(
+			hh_connection, server->connections, &connection, sizeof(connection), agent);
+		if (agent == NULL)
+			return;
+		lost_connection(server, agent);
 	}
 }
 
@@ -616,26 +569,16 @@ agent_connection_ended(struct refsrv *server, uint64_t connection)
  * that restarts ends those of a whole rack.
  */
 static bool
-mass_silence(struct refsrv *server)
+mass_silence(const struct refsrv *server)
 {
-	struct agent *agent, *next;
-	uint32_t num_silent = 0;
-
-	HASH_ITER(hh, server->agents, agent, next)
-	{
-		if (agent->state != AGENT_DEAD &&
-			(agent->gone || silence(server, agent) >= server->config.suspect_ns))
-			num_silent++;
-	}
-	return num_silent >= MASS_AGENTS_MIN &&
-	       (uint64_t)num_silent * 100 >= (uint64_t)server->num_living * MASS_PERCENT;
+	return server->num_suspect >= MASS_AGENTS_MIN &&
+	       (uint64_t)server->num_suspect * 100 >= (uint64_t)server->num_living * MASS_PERCENT;
 }
 
 static void
-life_timers(struct refsrv *server, struct agent *agent, bool mass)
+life_timers(struct refsrv *server, struct agent *agent)
 {
 	const struct refsrv_config *config = &server->config;
-	int64_t patience_ns = mass ? config->dead_ns * (1 + MASS_HOLD_FACTOR) : config->dead_ns;
 	int64_t silent_ns = silence(server, agent);
 
 	if (agent->overflowed) {
@@ -643,54 +586,46 @@ life_timers(struct refsrv *server, struct agent *agent, bool mass)
 		bury(server, agent, "it does not fetch its events");
 		return;
 	}
+	if (!agent->gone && silent_ns < config->suspect_ns) {
+		agent_wake_at(server, agent, server->now_ns + config->suspect_ns - silent_ns);
+		return;
+	}
+	if (agent->state != AGENT_SUSPECT) {
+		event_log(server, EVENT_WARN, NULL, agent->info.node,
+			"agent %s is suspect: no heartbeat for %" PRId64
+			" ms; nothing new is read from it or by it",
+			agent->info.node, silent_ns / 1000000);
+		set_state(server, agent, AGENT_SUSPECT);
+	}
+	bool mass = mass_silence(server);
+	int64_t patience_ns = mass ? config->dead_ns * (1 + MASS_HOLD_FACTOR) : config->dead_ns;
+	int64_t gone_ns = agent->gone ? server->live_ns - agent->gone_live_ns : 0;
 	if (silent_ns >= patience_ns) {
 		bury(server, agent, "no heartbeat of it has come for too long");
 		return;
 	}
-	if (agent->gone && !mass) {
-		int64_t gone_ns = server->live_ns - agent->gone_live_ns;
-		if (gone_ns >= config->gone_ns) {
-			TH_MARK(agent_gone_for_good);
-			bury(server, agent, "its connection ended, and it did not come back");
-			return;
-		}
-		refsrv_wake_at(server, server->now_ns + config->gone_ns - gone_ns);
-	} else if (agent->gone) {
+	if (agent->gone && !mass && gone_ns >= config->gone_ns) {
+		TH_MARK(agent_gone_for_good);
+		bury(server, agent, "its connection ended, and it did not come back");
+		return;
+	}
+	int64_t left_ns = (silent_ns < config->dead_ns ? config->dead_ns : patience_ns) - silent_ns;
+	if (agent->gone && !mass)
+		left_ns = th_min_i64(left_ns, config->gone_ns - gone_ns);
+	if (agent->gone && mass)
 		TH_MARK(mass_expiry_is_held);
-		/* The hold may end with the return of the others. */
-		refsrv_wake_at(server, server->now_ns + config->gone_ns);
-	}
-	if (agent->gone || silent_ns >= config->suspect_ns) {
-		if (agent->state != AGENT_SUSPECT)
-			event_log(server, EVENT_WARN, NULL, agent->info.node,
-				"agent %s is suspect: no heartbeat for %" PRId64
-				" ms; nothing new is read from it or by it",
-				agent->info.node, silent_ns / 1000000);
-		agent->state = AGENT_SUSPECT;
-		int64_t left_ns = silent_ns < server->config.dead_ns
-					  ? server->config.dead_ns - silent_ns
-					  : patience_ns - silent_ns;
-		refsrv_wake_at(server, server->now_ns + left_ns);
-	} else {
-		refsrv_wake_at(server, server->now_ns + server->config.suspect_ns - silent_ns);
-	}
+	/* A hold may end before, with the return of the others. */
+	agent_wake_at(server, agent, server->now_ns + th_min_i64(left_ns, HOLD_LOOK_NS));
 }
 
 void
-agent_timers(struct refsrv *server)
+agent_timers(struct refsrv *server, struct agent *agent)
 {
-	struct agent *agent, *next;
-	bool mass = mass_silence(server);
-
-	HASH_ITER(hh, server->agents, agent, next)
-	{
-		if (agent->state == AGENT_DEAD)
-			continue;
-		if (agent->polling && server->now_ns >= agent->poll_deadline_ns)
-			poll_answer(server, agent);
-		if (agent->polling)
-			refsrv_wake_at(server, agent->poll_deadline_ns);
-		pair_timers(server, agent);
-		life_timers(server, agent, mass);
-	}
+	TH_ASSERT(agent->state != AGENT_DEAD);
+	if (agent->polling && server->now_ns >= agent->poll_deadline_ns)
+		poll_answer(server, agent);
+	if (agent->polling)
+		agent_wake_at(server, agent, agent->poll_deadline_ns);
+	pair_timers(server, agent);
+	life_timers(server, agent);
 }

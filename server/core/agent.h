@@ -26,6 +26,8 @@ bool agent_speaks(const struct agent *agent, const struct ctl_request *request);
 /* Answers an older POLL empty and holds this one. */
 int agent_poll(struct refsrv *server, struct agent *agent, uint64_t token, uint64_t request_no,
 	const struct ctl_poll *poll, struct th_err *err);
+/* The asker of this POLL has gone; harmless when it is none. */
+void agent_forget_poll(struct refsrv *server, uint64_t token);
 /* Answers the waiting POLL of every agent that has events. */
 void agent_flush_all(struct refsrv *server);
 
@@ -47,8 +49,10 @@ enum repeat agent_repeat(const struct agent *agent, uint64_t request_no);
 void agent_lost_track(struct refsrv *server, struct agent *agent);
 void agent_remember(struct agent *agent, const struct ctl_reply *reply);
 
-/* Suspects and buries the silent, answers the POLLs that have been held long enough. */
-void agent_timers(struct refsrv *server);
+/* Looks at the agent's deadlines no later than this. */
+void agent_wake_at(struct refsrv *server, struct agent *agent, int64_t at_ns);
+/* Suspects or buries it when it is silent, answers its POLL when it has been held long enough. */
+void agent_timers(struct refsrv *server, struct agent *agent);
 
 /* A leg from source to reader failed: avoid the pair. Or it worked: forgive it. */
 void agent_pair_failed(struct refsrv *server, struct agent *reader, struct agent *source);

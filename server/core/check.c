@@ -200,12 +200,35 @@ check_agent(const struct agent *agent)
 	TH_ASSERT(agent->num_remembered <= REMEMBERED_MAX);
 }
 
+/* By each of its names; and its time will come, or it is dead. */
+static void
+check_agent_found(const struct refsrv *server, const struct agent *agent)
+{
+	const struct agent *found = NULL;
+
+	TH_ASSERT(agent->server == server && !agent->ready);
+	HASH_FIND(hh_node, server->nodes, agent->info.node, strlen(agent->info.node), found);
+	TH_ASSERT(found == agent);
+	if (agent->polling) {
+		HASH_FIND(hh_poll, server->polls, &agent->poll_token, sizeof(agent->poll_token),
+			found);
+		TH_ASSERT(found == agent && agent->num_events == 0);
+	}
+	if (agent->connection != 0) {
+		HASH_FIND(hh_connection, server->connections, &agent->connection,
+			sizeof(agent->connection), found);
+		TH_ASSERT(found != NULL && found->connection == agent->connection);
+	}
+	TH_ASSERT((agent->state == AGENT_DEAD) == (agent->timer.place == 0));
+}
+
 static void
 check_agents(const struct refsrv *server)
 {
 	const struct agent *agent;
 	const struct leg *leg;
 	uint64_t in = 0, out = 0, legs_in = 0, legs_out = 0, living = 0, members = 0;
+	uint64_t suspect = 0, polling = 0, connected = 0, dead = 0;
 
 	for (agent = server->agents; agent != NULL; agent = agent->hh.next) {
 		check_agent(agent);
@@ -213,11 +236,17 @@ check_agents(const struct refsrv *server)
 		out += agent->legs_out;
 		members += agent->num_members;
 		living += agent->state != AGENT_DEAD;
-		for (const struct agent *other = agent->hh.next; other != NULL;
-			other = other->hh.next)
-			TH_ASSERT(agent->state == AGENT_DEAD || other->state == AGENT_DEAD ||
-				  strcmp(agent->info.node, other->info.node) != 0);
+		suspect += agent->state == AGENT_SUSPECT;
+		polling += agent->polling;
+		connected += agent->connection != 0;
+		check_agent_found(server, agent);
 	}
+	DL_COUNT2(server->dead, agent, dead, dead_next);
+	TH_ASSERT(HASH_CNT(hh_node, server->nodes) == HASH_COUNT(server->agents));
+	TH_ASSERT(HASH_CNT(hh_poll, server->polls) == polling && server->ready == NULL);
+	TH_ASSERT(HASH_CNT(hh_connection, server->connections) == connected);
+	TH_ASSERT(suspect == server->num_suspect);
+	TH_ASSERT(dead + living == HASH_COUNT(server->agents));
 	for (leg = server->legs; leg != NULL; leg = leg->hh.next) {
 		legs_in++;
 		legs_out += leg->src != NULL;

@@ -71,6 +71,18 @@ model_dirty(struct model *model)
 }
 
 void
+model_dirty_agent(struct refsrv *server, const struct agent *agent)
+{
+	struct member *member;
+
+	DL_FOREACH2(agent->members, member, agent_next)
+	{
+		model_dirty(member->group->model);
+		model_progressed(server, member->group->model);
+	}
+}
+
+void
 model_dirty_all(struct refsrv *server)
 {
 	struct model *model, *next;

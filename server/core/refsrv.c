@@ -192,6 +192,9 @@ static void
 fire(struct refsrv *server, struct timer *timer)
 {
 	switch (timer->kind) {
+	case TIMER_AGENT:
+		agent_timers(server, TIMER_OWNER(timer, struct agent));
+		break;
 	case TIMER_MODEL:
 		listing_timer(server, TIMER_OWNER(timer, struct model));
 		break;
@@ -210,7 +213,6 @@ timers(struct refsrv *server)
 	if (server->now_ns >= server->wake_ns) {
 		/* Whoever still has a deadline says so again. */
 		server->wake_ns = INT64_MAX;
-		agent_timers(server);
 		snapshot_timers(server);
 	}
 	for (struct timer *timer = timer_take(server); timer != NULL; timer = timer_take(server))
@@ -552,13 +554,7 @@ refsrv_gone(struct refsrv *server, int64_t now_ns, uint64_t connection, struct r
 void
 refsrv_forget(struct refsrv *server, uint64_t token)
 {
-	struct agent *agent, *next;
-
-	HASH_ITER(hh, server->agents, agent, next)
-	{
-		if (agent->polling && agent->poll_token == token)
-			agent->polling = false;
-	}
+	agent_forget_poll(server, token);
 }
 
 const struct ctl_inspection *

@@ -37,7 +37,7 @@
 
 /* ---- time ----------------------------------------------------------------------------------- */
 
-enum timer_kind { TIMER_MODEL = 1, TIMER_OP, TIMER_RETENTION };
+enum timer_kind { TIMER_AGENT = 1, TIMER_MODEL, TIMER_OP, TIMER_RETENTION };
 
 struct timer { /* see timer.h */
 	int64_t at_ns;
@@ -93,6 +93,7 @@ struct upload { /* a blob that is not complete; owned by agent.uploads */
 };
 
 struct agent { /* owned by server.agents */
+	struct refsrv *server;
 	uint64_t inc;
 	uint64_t attach_no;         /* of its attachment: what carries another is of a former one */
 	uint64_t attach_request_no; /* of its last ATTACH: an older one comes late */
@@ -106,10 +107,12 @@ struct agent { /* owned by server.agents */
 	bool draining;        /* an operator wants its node empty: see node_drain.h */
 	bool leaving;         /* it is about to end */
 	bool told_empty;      /* the log says that nothing is waited for */
+	struct timer timer;   /* while it lives */
 
 	bool polling;
 	uint64_t poll_token, poll_request_no;
 	int64_t poll_deadline_ns;
+	bool ready; /* listed in server.ready */
 	struct queued_event *events;
 	uint64_t num_events, last_event_no, acked_event_no;
 
@@ -129,7 +132,8 @@ struct agent { /* owned by server.agents */
 	uint32_t num_watches;
 	struct upload *uploads;
 	uint32_t num_uploads;
-	UT_hash_handle hh;
+	struct agent *ready_prev, *ready_next, *dead_prev, *dead_next;
+	UT_hash_handle hh, hh_node, hh_poll, hh_connection;
 };
 
 /* ---- retention ------------------------------------------------------------------------------- */
@@ -380,6 +384,11 @@ struct refsrv {
 	int64_t promised_ns; /* when the host was asked to call again */
 
 	struct agent *agents;
+	struct agent *nodes;       /* the same, by node: by hh_node                               */
+	struct agent *polls;       /* those that poll, by token: by hh_poll                       */
+	struct agent *connections; /* those that have one, by it: by hh_connection            */
+	struct agent *ready;       /* those that poll and have events: by ready_prev/ready_next   */
+	struct agent *dead;        /* longest dead first: by dead_prev/dead_next                  */
 	struct model *models;
 	struct model *dirty;   /* to be settled in this step: by dirty_prev/dirty_next */
 	struct model *changed; /* to be told of at its end: by changed_prev/changed_next */
@@ -389,8 +398,8 @@ struct refsrv {
 	struct member *members;
 	struct leg *legs;
 	struct blob *blobs;
-	uint32_t num_living; /* agents not dead */
-	uint64_t blob_bytes; /* of blobs and of uploads, as announced */
+	uint32_t num_living, num_suspect; /* agents not dead, and those of them */
+	uint64_t blob_bytes;              /* of blobs and of uploads, as announced */
 	struct snapshot *snapshots;
 	uint64_t snapshot_bytes, last_snapshot;
 	uint64_t generation; /* the highest of any model's listing */
