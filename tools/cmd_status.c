@@ -31,6 +31,7 @@ add_sessions(struct document *document, const Tensorhub__V1__StatusReply *status
 		{"lineage", "LINEAGE", true},
 		{"uid", "UID", true},
 		{"session", "SESSION", true},
+		{"offload", "OFFLOAD", true},
 	};
 
 	document_table(document, "sessions", columns, TH_ARRAY_LEN(columns));
@@ -52,6 +53,7 @@ add_sessions(struct document *document, const Tensorhub__V1__StatusReply *status
 			held ? value_number(held->lineage) : value_none(),
 			value_number(session->uid),
 			value_number(session->session),
+			value_flag(session->offload),
 		};
 		document_row(document, row);
 	}
@@ -123,6 +125,9 @@ fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 	document_field(document, "transports", "transports", value_text(status->transports));
 	document_field(document, "verify", "verify", value_text(status->verify));
 	document_field(document, "mapped_bytes", "memory", value_bytes(status->mapped_bytes));
+	document_field(document, "offload_used", "offload", value_bytes(status->offload_used));
+	document_field(
+		document, "offload_limit", "offload limit", value_bytes(status->offload_limit));
 	add_sessions(document, status);
 	add_counters(document, status);
 }

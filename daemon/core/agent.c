@@ -25,7 +25,9 @@ agent_config_default(struct agent_config *ret_config)
 	ret_config->hello_ns = 2 * SECOND_NS;
 	ret_config->grant_ns = 60 * SECOND_NS;
 	ret_config->start_ns = 7 * SECOND_NS / 10;
+	ret_config->drain_wait_ns = 600 * SECOND_NS;
 	ret_config->sessions_max = 256;
+	ret_config->reservations_max = 256;
 	ret_config->hellos_max = 256;
 	ret_config->grants_max = 4096;
 }
@@ -66,6 +68,11 @@ agent_free(struct agent *agent)
 		struct lane *first = agent->lanes;
 		ac_lane_clear(agent, first);
 		DL_DELETE(agent->lanes, first);
+		free(first);
+	}
+	while (agent->reserves != NULL) {
+		struct reserve *first = agent->reserves;
+		DL_DELETE(agent->reserves, first);
 		free(first);
 	}
 	while (agent->hellos != NULL) {
@@ -155,9 +162,13 @@ session_event(struct agent *agent, const struct agent_event *event)
 		ac_cancel(agent, session, event->u.cancel_slot);
 		break;
 	case AGENT_EV_CLOSE:
-	case AGENT_EV_LOST:
-		ac_close(agent, session, event->kind == AGENT_EV_LOST);
+		session->abandon = session->abandon || event->u.close.abandon;
+		session->close_timeout_ns = event->u.close.timeout_ns;
+		ac_close(agent, session, false);
 		return; /* it may be gone */
+	case AGENT_EV_LOST:
+		ac_close(agent, session, true);
+		return; /* likewise */
 	case AGENT_EV_HASHED:
 	case AGENT_EV_HASH_STOPPED:
 		ac_part_hashed(agent, session, event->u.hash.gen, event->u.hash.content,
@@ -206,6 +217,10 @@ dispatch(struct agent *agent, const struct agent_event *event)
 		break;
 	case AGENT_EV_NO_REPLY:
 		ac_link_no_reply(agent, event->u.reply.tag, event->u.reply.hung_up);
+		break;
+	case AGENT_EV_RESERVED:
+		ac_reserved(agent, event->u.reserved.id, event->session, event->u.reserved.code,
+			event->u.reserved.text);
 		break;
 	case AGENT_EV_HELLO:
 		ac_outbound_hello(agent, event->u.hello.hello, &event->u.hello.ticket);
@@ -315,6 +330,7 @@ agent_session_at(const struct agent *agent, uint32_t index, struct agent_session
 	AC_COPY(ret_info->replica, session->open.replica);
 	ret_info->shard = session->open.shard;
 	ret_info->num_shards = session->open.num_shards;
+	ret_info->offload = ac_internal(session);
 	ret_info->sid = session->sid;
 	ret_info->state = state_name(session);
 	ret_info->operation =

@@ -25,6 +25,8 @@
  *     crosses them. STOP, FENCE and HASH_STOP of what has been reported as over are to be ignored.
  *   - A SERVE or REFUSE whose connection has gone away meanwhile is no error: OUT_ENDED at once,
  *     or nothing.
+ *   - RESERVE gets one RESERVED, also when UNRESERVE has crossed it. With code 0 there is memory for
+ *     it under a new session's number, with its tensors laid out and nothing in it; FREE ends that.
  *   - CLOSE and LOST may come in any order and repeatedly. After OPENED with a code, or FREE, the
  *     session's number means nothing any more; events that still carry it are ignored.
  *
@@ -49,9 +51,11 @@ struct agent_config {
 	int64_t hello_ns;         /* a ticket may come before its GRANT by this much: 2 s */
 	int64_t grant_ns; /* a ticket that nobody has presented for this long is void: 60 s */
 	int64_t start_ns; /* ... and for this long, when its part drains: 0.7 s, as any stall */
+	int64_t drain_wait_ns; /* what is closed waits this long for its DRAIN: 600 s */
 	uint32_t sessions_max;
-	uint32_t hellos_max; /* tickets that wait for their GRANT; one more is refused */
-	uint32_t grants_max; /* tickets that wait for their reader; the oldest gives way */
+	uint32_t reservations_max; /* shards of others that are kept here */
+	uint32_t hellos_max;       /* tickets that wait for their GRANT; one more is refused */
+	uint32_t grants_max;       /* tickets that wait for their reader; the oldest gives way */
 };
 
 void agent_config_default(struct agent_config *ret_config); /* all but agent_inc and attach */
@@ -80,6 +84,7 @@ enum agent_event_kind {
 	AGENT_EV_HASHED,       /* all digests of (session, gen) are known */
 	AGENT_EV_HASH_STOPPED, /* no thread reads (session, gen) for digests any more */
 	AGENT_EV_EXPLAINED,    /* why the layouts differ */
+	AGENT_EV_RESERVED,     /* the end of RESERVE */
 	AGENT_EV_CONTRACT,     /* proven: the worker has written to (session, gen) while it was
 				* published; it has been told */
 	AGENT_EV_LEAVE,        /* this agent is to end: nothing new begins, LEFT says when it may */
@@ -121,6 +126,15 @@ struct agent_event {
 		struct agent_submission submit;
 		uint32_t cancel_slot;
 		struct {
+			bool abandon; /* the worker does not wait, and takes no refusal */
+			int64_t timeout_ns;
+		} close; /* CLOSE */
+		struct {
+			uint64_t id;
+			int code; /* session: of the new one, when it is 0 */
+			char text[TH_CTL_TEXT_BYTES];
+		} reserved;
+		struct {
 			uint64_t tag;
 			const struct ctl_reply *reply; /* borrowed; NO_REPLY: NULL */
 			bool hung_up; /* NO_REPLY: its connection ended, the server has gone */
@@ -156,7 +170,8 @@ enum agent_action_kind {
 	AGENT_UNREGISTERED, /* ... to UNREGISTER; code 0: the shell may unmap */
 	AGENT_COMPLETE,     /* the end of the operation in a slot */
 	AGENT_LINE,         /* what the worker sees without asking */
-	AGENT_CLOSED,       /* the answer to CLOSE: nobody reads or writes the memory any more */
+	AGENT_CLOSED,       /* the answer to CLOSE: nobody reads or writes the memory any more;
+			     * with a code the session is open as before */
 	AGENT_FREE,      /* the session is gone (after CLOSED, or after LOST): unmap everything */
 	AGENT_PART_NEW,  /* the session's tensors become part gen; published: to be hashed */
 	AGENT_PART_END,  /* that part is over: no leg uses it */
@@ -169,6 +184,8 @@ enum agent_action_kind {
 	AGENT_REFUSE,    /* a hello */
 	AGENT_FENCE,     /* leg out: destroy its connections; OUT_ENDED follows */
 	AGENT_EXPLAIN,   /* compare the session's layout with this manifest: EXPLAINED follows */
+	AGENT_RESERVE,   /* memory for a shard of others, laid out: RESERVED follows */
+	AGENT_UNRESERVE, /* it is not wanted any more */
 	AGENT_SERVER_STATE, /* attached or not, for logs and status */
 	AGENT_NODE, /* an operator drains this node, or does not any more: for logs and status */
 	AGENT_LEFT, /* after LEAVE: the sessions may be closed, and the agent may end */
@@ -239,6 +256,11 @@ struct agent_action {
 			struct th_hash manifest;
 		} explain;
 		struct {
+			uint64_t id;
+			uint64_t source_session; /* has the same tensors, perhaps; 0: none */
+			struct ctl_ev_reserve ev;
+		} reserve; /* RESERVE; UNRESERVE: id */
+		struct {
 			bool attached;
 			uint64_t server_inc;
 			char text[TH_CTL_TEXT_BYTES]; /* why not */
@@ -290,6 +312,7 @@ struct agent_session_info {
 	struct th_version held;
 	uint64_t bytes;
 	uint32_t legs_in, legs_out;
+	bool offload; /* a copy that the agent itself keeps: no worker has opened it */
 };
 /* Returns false when there is no index-th session. */
 bool agent_session_at(

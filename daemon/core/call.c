@@ -66,7 +66,9 @@ complete(struct agent *agent, struct session *session, int code, const char *tex
 
 	TH_ASSERT(call->active && !call->has_next);
 	ac_alone_undo(session);
-	if (!call->ghost)
+	if (ac_internal(session))
+		ac_internal_filled(session, code);
+	else if (!call->ghost)
 		ac_call_answer(agent, session, code, text);
 	else if (session->state == SESSION_OPEN && !session->broken)
 		ac_alone_told(session, code);
@@ -426,6 +428,10 @@ ac_call_plan(struct agent *agent, struct session *session, const struct ctl_ev_p
 {
 	struct call *call = &session->call;
 
+	if (!call->active && ac_internal(session)) {
+		ac_internal_plan(agent, session, plan);
+		return;
+	}
 	if (!call->active || call->op_seq != plan->op_seq || call->planned || call->has_outcome ||
 		(call->order.kind != CTL_OP_REPLICATE && call->order.kind != CTL_OP_UPDATE))
 		return;

@@ -112,6 +112,16 @@ check_call(const struct agent *agent, const struct session *session)
 }
 
 static void
+check_internal(const struct session *session)
+{
+	TH_ASSERT(!session->has_pending && !session->call.ghost && session->watches == NULL);
+	TH_ASSERT(!session->line_told && !session->alone && !session->let_go);
+	TH_ASSERT(session->part == NULL || !session->part->published);
+	/* Of no use: it is on its way out. */
+	TH_ASSERT(session->state != SESSION_OPEN || (!session->broken && !session->unwanted));
+}
+
+static void
 check_session(const struct agent *agent, const struct session *session)
 {
 	const struct inbound *in = session->in;
@@ -119,6 +129,8 @@ check_session(const struct agent *agent, const struct session *session)
 	TH_ASSERT(session->lane != NULL && session->lane->session == session);
 	TH_ASSERT(session->state != SESSION_OPENING || session->lane->queue != NULL);
 	check_slots(session);
+	if (ac_internal(session))
+		check_internal(session);
 	if (session->part != NULL)
 		check_part(agent, session);
 	if (session->call.active)
@@ -149,10 +161,16 @@ agent_check(const struct agent *agent)
 	const struct outbound *out;
 	const struct hello *hello;
 	const struct lane *lane;
-	uint32_t grants = 0, hellos = 0;
+	const struct reserve *reserve;
+	uint32_t grants = 0, hellos = 0, internal = 0;
 
-	for (session = agent->sessions; session != NULL; session = session->hh.next)
+	for (session = agent->sessions; session != NULL; session = session->hh.next) {
 		check_session(agent, session);
+		internal += ac_internal(session);
+	}
+	DL_FOREACH(agent->reserves, reserve)
+	internal++;
+	TH_ASSERT(internal == agent->num_internal && internal <= agent->config.reservations_max);
 	for (out = agent->grants; out != NULL; out = out->grant_next)
 		grants++;
 	DL_FOREACH(agent->hellos, hello)

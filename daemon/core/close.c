@@ -2,6 +2,10 @@
 /*
  * close - how a session ends, and the one place where conclusions are drawn (ac_settle).
  *
+ * The last copy of a retained version is copied elsewhere before its DRAIN comes, also when its
+ * worker is dead: until then the memory stays. When that cannot be done the close is refused, and
+ * the session is open again; who is dead, or takes no refusal, gives it up.
+ *
  * Closing: the operation is answered, the leg in is stopped, the server is told, and the part is
  * drained: by the server's DRAIN, which hides it first so that no reader comes in vain, or by
  * ourselves when there is no server to wait for. Only the proof that nothing reads or writes the
@@ -12,6 +16,7 @@
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/sim.h"
 
 /* What is queued and was never sent, and means nothing once the session is closed. */
 static void
@@ -46,16 +51,30 @@ close_opening(struct agent *agent, struct session *session)
 {
 	struct lane *lane = session->lane;
 	uint64_t id = session->id;
-	bool lost = session->lost;
+	bool silent = session->lost || ac_internal(session);
 
 	TH_ASSERT(lane->queue != NULL);
-	lane->died = lost;
+	lane->died = session->lost;
 	if (lane->queue->ctl.request_no == 0)
 		ac_lane_clear(agent, lane);
 	ac_session_free(agent, session);
-	if (!lost)
+	if (!silent)
 		ac_answer(agent, AGENT_CLOSED, id, NULL);
 	ac_action(agent, AGENT_FREE, id);
+}
+
+static void
+send_close(struct agent *agent, struct session *session, bool abandon)
+{
+	struct ctl_close *close = &ac_lane_add(agent, session->lane, CTL_CLOSE)->u.close;
+
+	session->close_final = abandon || session->lost || session->ended;
+	session->close_answered = false;
+	close->sid = session->sid;
+	close->died = session->lost;
+	close->broke_contract = session->ended;
+	close->abandon = abandon;
+	close->timeout_ns = session->close_timeout_ns;
 }
 
 /* From OPEN to CLOSING: whoever waits hears why, the server hears it, and the part is drained. */
@@ -63,6 +82,9 @@ static void
 wind_up(struct agent *agent, struct session *session, const struct th_err *why)
 {
 	struct part *part = session->part;
+	/* What is cut off cannot be open as before. */
+	bool abandon = session->abandon || session->call.active || session->has_pending ||
+		       session->registering || session->unregistering || ac_internal(session);
 
 	session->state = SESSION_CLOSING;
 	/* First: a leg that was to follow it is known to the operation only. */
@@ -75,13 +97,8 @@ wind_up(struct agent *agent, struct session *session, const struct th_err *why)
 	/* Not committed: whether the server has a DRAIN for it depends on what crossed. */
 	if (part != NULL && !part->settled)
 		part->drain_local = true;
-	if (session->sid_known) {
-		struct ctl_close *close = &ac_lane_add(agent, session->lane, CTL_CLOSE)->u.close;
-		close->sid = session->sid;
-		close->died = session->lost;
-		close->broke_contract = session->ended;
-		close->timeout_ns = TH_FOREVER;
-	}
+	if (session->sid_known)
+		send_close(agent, session, abandon);
 }
 
 /*
@@ -101,6 +118,8 @@ ac_contract(struct agent *agent, struct session *session, uint64_t gen, const ch
 	ac_copy(session->ended_text, sizeof(session->ended_text), text, TH_CTL_TEXT_BYTES);
 	th_fail(&err, TH_E_CONTRACT, "%s", session->ended_text);
 	part->hopeless = true;
+	/* Nobody else asks for the end of it. */
+	session->close_wanted = session->close_wanted || ac_internal(session);
 	wind_up(agent, session, &err);
 	ac_settle(agent, session);
 }
@@ -127,12 +146,43 @@ ac_close(struct agent *agent, struct session *session, bool lost)
 	ac_settle(agent, session);
 }
 
+/* Nothing has changed: the copy is listed, and its readers were let be. */
+static void
+reopen(struct agent *agent, struct session *session, const struct ctl_ev_close_refused *refused)
+{
+	struct th_err err = {.code = ac_code(refused->code)};
+
+	TH_MARK(agent_close_refused);
+	AC_COPY(err.text, refused->text);
+	session->state = SESSION_OPEN;
+	session->close_wanted = session->close_answered = false;
+	ac_answer(agent, AGENT_CLOSED, session->id, &err);
+}
+
+void
+ac_close_refused(struct agent *agent, const struct ctl_ev_close_refused *refused)
+{
+	struct session *session = ac_session_by_sid(agent, refused->sid);
+
+	if (session == NULL || session->state != SESSION_CLOSING || session->close_final ||
+		!session->close_wanted)
+		return;
+	if (session->lost || session->abandon || refused->code == 0 || session->part == NULL ||
+		ac_part_draining(session->part)) {
+		/* Meanwhile there is nobody, or nothing, to go back to. */
+		TH_MARK(agent_close_insists);
+		send_close(agent, session, true);
+		return;
+	}
+	reopen(agent, session, refused);
+}
+
 /* ---- conclusions ----------------------------------------------------------------------------- */
 
 static int64_t
 drain_patience_ns(const struct agent *agent, const struct session *session)
 {
-	return th_deadline_ns(session->close_answered_ns, agent->config.server_silent_ns);
+	return th_deadline_ns(session->close_answered_ns, agent->config.drain_wait_ns);
 }
 
 /* The server has the part on record, has hidden it by now or will, and says so with a DRAIN. */
@@ -149,7 +199,7 @@ settle_closing(struct agent *agent, struct session *session)
 {
 	struct part *part = session->part;
 	uint64_t id = session->id;
-	bool lost = session->lost;
+	bool lost = session->lost, silent = lost || ac_internal(session);
 
 	if (session->in != NULL)
 		return;
@@ -172,7 +222,7 @@ settle_closing(struct agent *agent, struct session *session)
 	if (!lost && agent->link.attached && session->sid_known && !session->close_answered)
 		return;
 	ac_session_free(agent, session);
-	if (!lost)
+	if (!silent)
 		ac_answer(agent, AGENT_CLOSED, id, NULL);
 	ac_action(agent, AGENT_FREE, id);
 }
@@ -187,6 +237,12 @@ ac_settle(struct agent *agent, struct session *session)
 		!(session->call.active && session->call.went) && ac_part_drained(session->part))
 		ac_part_end(agent, session);
 	ac_session_line(agent, session);
+	if (ac_internal(session) && session->state == SESSION_OPEN &&
+		(session->broken || session->unwanted)) {
+		TH_MARK(agent_offload_unwanted);
+		ac_close(agent, session, false); /* which settles it */
+		return;
+	}
 	if (session->state == SESSION_CLOSING)
 		settle_closing(agent, session);
 }

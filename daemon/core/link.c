@@ -103,6 +103,7 @@ start_over(struct agent *agent)
 
 	agent->link.life++;
 	agent->link.last_event = 0;
+	ac_reserves_forget(agent);
 	DL_FOREACH_SAFE(agent->lanes, lane, next_lane)
 	{
 		if (lane->session != NULL)
@@ -174,19 +175,6 @@ broken_event(struct agent *agent, const struct ctl_ev_broken *broken)
 	ac_session_broken(agent, session, broken->evicted ? TH_E_EVICTED : TH_E_GROUP_BROKEN, text);
 }
 
-/* This agent keeps no copies of others: it says so, and the server asks another. */
-static void
-reserve_event(struct agent *agent, const struct ctl_ev_reserve *reserve)
-{
-	struct ctl_reserved *refusal = &ac_lane_add(agent, agent->misc, CTL_RESERVED)->u.reserved;
-
-	refusal->reservation = reserve->reservation;
-	refusal->shard = reserve->shard;
-	refusal->code = TH_E_NOMEM_RETAIN;
-	snprintf(refusal->text, sizeof(refusal->text), "node %.255s has no memory for offloads",
-		agent->config.attach.node);
-}
-
 static void
 event(struct agent *agent, const struct ctl_event *event)
 {
@@ -240,11 +228,13 @@ event(struct agent *agent, const struct ctl_event *event)
 			ac_session_conflict(agent, session);
 		break;
 	case CTL_EV_RESERVE:
-		reserve_event(agent, &event->u.reserve);
+		ac_reserve(agent, &event->u.reserve);
 		break;
-	/* Nothing was opened for a reservation, and no CLOSE that can be refused was sent. */
 	case CTL_EV_RELEASE:
+		ac_release(agent, &event->u.release);
+		break;
 	case CTL_EV_CLOSE_REFUSED:
+		ac_close_refused(agent, &event->u.close_refused);
 		break;
 	}
 }

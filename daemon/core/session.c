@@ -14,6 +14,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "ipc/base/retain.h"
 #include "ipc/base/sim.h"
 
 struct session *
@@ -56,12 +57,25 @@ flag_name(uint32_t flags)
 
 #define OPEN_FLAG_NO_MEMORY_FD (1u << 3) /* nothing reaches private memory: kept by itself      */
 
+static uint32_t
+num_of_workers(const struct agent *agent)
+{
+	const struct session *session;
+	uint32_t count = 0;
+
+	for (session = agent->sessions; session != NULL; session = session->hh.next)
+		count += !ac_internal(session);
+	return count;
+}
+
 static int
 open_check(const struct agent *agent, const struct ctl_open *open, struct th_err *err)
 {
 	uint32_t refused = open->flags & ~OPEN_FLAG_NO_MEMORY_FD;
+	struct th_retain rules;
 
-	if (HASH_COUNT(agent->sessions) >= agent->config.sessions_max)
+	TH_ASSERT(open->reservation == 0);
+	if (num_of_workers(agent) >= agent->config.sessions_max)
 		return th_fail(err, TH_E_LIMIT,
 			"this agent has its limit of %u open handles (sessions_max)",
 			agent->config.sessions_max);
@@ -75,6 +89,8 @@ open_check(const struct agent *agent, const struct ctl_open *open, struct th_err
 		return th_fail(err, TH_E_INVALID,
 			"shard %u of %u is out of range (1 to %d shards, counted from 0)",
 			open->shard, open->num_shards, TH_SHARDS_MAX);
+	if (th_retain_parse(open->retain, &rules, err) != 0)
+		return err->code;
 	if (refused != 0)
 		return th_fail(err, TH_E_INVALID,
 			"flags 0x%x: this version of the agent does not offer %s; open without it",
@@ -94,10 +110,15 @@ ac_session_open(struct agent *agent, uint64_t id, const struct ctl_open *open)
 	struct th_err err;
 
 	TH_ASSERT(ac_session_find(agent, id) == NULL);
-	if (open_check(agent, open, &err) != 0) {
+	if (open_check(agent, open, &err) != 0)
 		ac_answer(agent, AGENT_OPENED, id, &err);
-		return;
-	}
+	else
+		ac_session_new(agent, id, open);
+}
+
+struct session *
+ac_session_new(struct agent *agent, uint64_t id, const struct ctl_open *open)
+{
 	struct session *session = th_calloc(1, sizeof(*session));
 	session->id = id;
 	session->state = SESSION_OPENING;
@@ -107,6 +128,7 @@ ac_session_open(struct agent *agent, uint64_t id, const struct ctl_open *open)
 	session->lane = ac_lane_new(agent, session);
 	HASH_ADD(hh, agent->sessions, id, sizeof(session->id), session);
 	send_open(agent, session);
+	return session;
 }
 
 void
@@ -126,6 +148,8 @@ ac_session_free(struct agent *agent, struct session *session)
 		DL_DELETE(session->watches, first);
 		free(first);
 	}
+	if (ac_internal(session))
+		agent->num_internal--;
 	ac_lane_orphan(agent, session->lane);
 	ac_model_release(agent, session->model);
 	HASH_DELETE(hh, agent->sessions, session);
@@ -145,8 +169,12 @@ opened(struct agent *agent, struct session *session, const struct ctl_reply *rep
 			reply->u.open.sid);
 	if (err.code != 0) {
 		uint64_t id = session->id;
+		bool internal = ac_internal(session);
 		ac_session_free(agent, session);
-		ac_answer(agent, AGENT_OPENED, id, &err);
+		if (internal)
+			ac_action(agent, AGENT_FREE, id);
+		else
+			ac_answer(agent, AGENT_OPENED, id, &err);
 		return;
 	}
 	session->state = SESSION_OPEN;
@@ -154,6 +182,10 @@ opened(struct agent *agent, struct session *session, const struct ctl_reply *rep
 	session->sid_known = true;
 	session->sid_life = agent->link.life;
 	session->next_op_seq = reply->u.open.next_op_seq;
+	if (ac_internal(session)) {
+		ac_internal_opened(agent, session);
+		return;
+	}
 	ac_answer(agent, AGENT_OPENED, session->id, NULL);
 	ac_session_line(agent, session);
 }
@@ -246,6 +278,10 @@ registered(struct agent *agent, struct session *session, enum agent_action_kind 
 	session->unregister_waits = false;
 	if (err == NULL || err->code == 0)
 		session->registered = kind == AGENT_REGISTERED;
+	if (ac_internal(session)) {
+		session->unwanted = session->unwanted || (err != NULL && err->code != 0);
+		return;
+	}
 	ac_answer(agent, kind, session->id, err);
 }
 
@@ -334,6 +370,13 @@ ac_session_forgotten(struct agent *agent, struct session *session, const char *t
 	struct part *part = session->part;
 
 	ac_lane_clear(agent, session->lane);
+	if (session->state == SESSION_OPENING && ac_internal(session)) {
+		/* Nobody waits for it: its reservation ended with the server that made it. */
+		uint64_t id = session->id;
+		ac_session_free(agent, session);
+		ac_action(agent, AGENT_FREE, id);
+		return;
+	}
 	if (session->state == SESSION_OPENING) {
 		send_open(agent, session);
 		return;
@@ -376,7 +419,7 @@ ac_session_line(struct agent *agent, struct session *session)
 		.evicted = session->num_evicted,
 	};
 
-	if (session->state == SESSION_OPENING)
+	if (session->state == SESSION_OPENING || ac_internal(session))
 		return;
 	if (session->line_told && th_version_compare(line.held, session->line.held) == 0 &&
 		line.safe_to_mutate == session->line.safe_to_mutate &&

@@ -215,8 +215,12 @@ struct session { /* owned by agent.sessions */
 	bool close_wanted; /* by its worker                                                    */
 	uint16_t num_contract, num_conflict;
 	char ended_text[TH_CTL_TEXT_BYTES];
-	bool lost;           /* nobody is there to be answered                               */
-	bool close_answered; /* by the server                                                */
+	bool lost;                /* nobody is there to be answered                               */
+	bool unwanted;            /* nobody has opened it, and it is of no use                    */
+	bool abandon;             /* its worker takes no refusal of the close                     */
+	bool close_final;         /* ... and neither do we: the server was told so                */
+	int64_t close_timeout_ns; /* of the worker's close                                   */
+	bool close_answered;      /* by the server                                                */
 	bool close_refused;
 	int64_t close_answered_ns;
 	UT_hash_handle hh;
@@ -228,6 +232,12 @@ struct leave { /* see leave.c */
 	int64_t deadline_ns, next_ns;
 	uint32_t num_blockers, num_texts; /* as the server said last */
 	char texts[AGENT_LEFT_TEXTS][TH_CTL_TEXT_BYTES];
+};
+
+struct reserve { /* memory that the shell is asked for; owned by agent.reserves */
+	uint64_t id;
+	struct ctl_ev_reserve ev;
+	struct reserve *prev, *next;
 };
 
 struct agent {
@@ -243,7 +253,10 @@ struct agent {
 	struct outbound *outbounds;
 	struct outbound *grants; /* oldest first                                             */
 	struct hello *hellos;    /* oldest first                                             */
+	struct reserve *reserves;
+	uint32_t num_internal; /* reserves, and sessions that came of them                   */
 	uint32_t num_grants, num_hellos;
+	uint64_t last_reserve;
 	uint64_t last_tag, last_request_no, last_leg;
 	bool draining; /* an operator drains this node */
 	struct leave leave;
@@ -305,6 +318,8 @@ void ac_leave_renew(struct agent *agent);
 struct session *ac_session_find(const struct agent *agent, uint64_t id);
 struct session *ac_session_by_sid(const struct agent *agent, uint64_t sid);
 void ac_session_open(struct agent *agent, uint64_t id, const struct ctl_open *open);
+/* OPENING; the OPEN is on its way. */
+struct session *ac_session_new(struct agent *agent, uint64_t id, const struct ctl_open *open);
 void ac_session_register(
 	struct agent *agent, struct session *session, const struct ctl_register *reg);
 void ac_session_unregister(struct agent *agent, struct session *session);
@@ -322,11 +337,27 @@ void ac_session_free(struct agent *agent, struct session *session);
 void ac_session_line(struct agent *agent, struct session *session);
 
 void ac_close(struct agent *agent, struct session *session, bool lost);
+void ac_close_refused(struct agent *agent, const struct ctl_ev_close_refused *refused);
 /* Its worker has written to the part of this generation: nothing more is served from it. */
 void ac_contract(struct agent *agent, struct session *session, uint64_t gen, const char *text);
 /* Carries out everything that has become possible. May free the session. */
 void ac_settle(struct agent *agent, struct session *session);
 int64_t ac_close_next_ns(const struct agent *agent, const struct session *session);
+
+/* ---- copies in the agent's own memory (reserve.c) ------------------------------------------ */
+
+/* No worker has opened it. */
+bool ac_internal(const struct session *session);
+void ac_reserve(struct agent *agent, const struct ctl_ev_reserve *ev);
+void ac_release(struct agent *agent, const struct ctl_ev_release *release);
+/* What the shell says to RESERVE. */
+void ac_reserved(struct agent *agent, uint64_t id, uint64_t session, int code, const char *text);
+/* The server that asked is no more. */
+void ac_reserves_forget(struct agent *agent);
+void ac_internal_opened(struct agent *agent, struct session *session);
+void ac_internal_plan(struct agent *agent, struct session *session, const struct ctl_ev_plan *plan);
+/* Its operation has ended with this code. */
+void ac_internal_filled(struct session *session, int code);
 
 /* ---- operations (call.c) --------------------------------------------------------------------- */
 

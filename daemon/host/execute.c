@@ -11,6 +11,7 @@
 
 #include "daemon/host/host.h"
 #include "daemon/host/operations.h"
+#include "daemon/host/reserve.h"
 #include "daemon/host/stop.h"
 #include "daemon/host/worker.h"
 #include "ipc/base/alloc.h"
@@ -195,6 +196,12 @@ execute(struct host *host, const struct agent_action *action)
 		break;
 	case AGENT_EXPLAIN:
 		explain(host, action);
+		break;
+	case AGENT_RESERVE:
+		reserve_begin(host, action);
+		break;
+	case AGENT_UNRESERVE:
+		reserve_cancel(host, action);
 		break;
 	case AGENT_SERVER_STATE:
 		server_state(host, action);

@@ -28,6 +28,8 @@
 
 struct blob_get;
 struct forward;
+struct offload;
+struct reservation;
 
 struct host_counters {
 	uint64_t sessions_opened, sessions_lost, sessions_ended, protocol_violations;
@@ -37,6 +39,7 @@ struct host_counters {
 	uint64_t documents, documents_refused;
 	uint64_t submissions, submissions_refused, completions;
 	uint64_t tickets_refused, legs_refused;
+	uint64_t reservations, reservations_refused;
 	uint64_t server_requests, server_unanswered, server_switches;
 };
 
@@ -62,10 +65,14 @@ struct host {
 	struct session *first_busy,
 		*last_busy; /* rings with more submissions, first come first served */
 	struct session *dead;
+	uint32_t num_internal;   /* of sessions: those without a worker */
+	struct offload *offload; /* owns: memory for copies of others */
+	struct loop_source offload_source;
+	struct reservation *reservations; /* utlist */
 	struct claim_table claims;
-	struct blob_put *puts;    /* utlist */
-	struct blob_get *gets;    /* utlist */
-	struct forward *forwards; /* utlist */
+	struct blob_put *puts;     /* utlist */
+	struct blob_get *gets;     /* utlist */
+	struct forward *forwards;  /* utlist */
 	struct listings *listings; /* owns */
 
 	uint64_t agent_inc;

@@ -131,7 +131,7 @@ complete_failed(struct session *session, uint32_t slot, const struct th_err *err
 void
 operations_progress(struct session *session, uint64_t done_bytes, uint64_t total_bytes)
 {
-	if (session->state >= SESSION_LOST)
+	if (session->state >= SESSION_LOST || session->offload)
 		return;
 	for (uint32_t i = 0; i < SHM_CAPACITY; i++) {
 		uint32_t kind = session->slots[i].kind;
@@ -316,7 +316,8 @@ void
 operations_heartbeat(struct host *host, int64_t now_ns)
 {
 	for (struct session *session = host->sessions; session; session = session->hh.next) {
-		if (session->state != SESSION_OPEN && session->state != SESSION_CLOSING)
+		if (session->offload ||
+			(session->state != SESSION_OPEN && session->state != SESSION_CLOSING))
 			continue;
 		session->line.heartbeat_ns = (uint64_t)now_ns;
 		ring_line_write(&session->ring, &session->line);

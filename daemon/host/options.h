@@ -32,6 +32,7 @@ struct options {
 	int64_t silent_ns; /* no answer for this long: no server                                 */
 	int64_t stall_ns;  /* a leg without a byte for this long is stalled                      */
 	int64_t drain_ns;  /* how long SIGTERM waits for transfers, and for copies to move       */
+	uint64_t offload_limit; /* memory for copies of others; UINT64_MAX: half of what is free  */
 	uint32_t movers, connections; /* 0: chosen                                              */
 	uint32_t sessions_max, memory_objects_max, tensors_max;
 };

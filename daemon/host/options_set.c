@@ -29,6 +29,7 @@ options_default(struct options *ret_options)
 		.silent_ns = INT64_C(3000000000),
 		.stall_ns = INT64_C(700000000),
 		.drain_ns = INT64_C(30000000000),
+		.offload_limit = UINT64_MAX,
 		.sessions_max = 512,
 		.memory_objects_max = 4096,
 		.tensors_max = MANIFEST_ROWS_MAX,
@@ -188,15 +189,14 @@ set_spot(const char *key, const char *value, struct th_err *err)
 }
 
 static int
-set_offload_limit(const char *key, const char *value, struct th_err *err)
+set_offload_limit(struct options *options, const char *key, const char *value, struct th_err *err)
 {
 	uint64_t bytes;
-	if (th_parse_size(value, &bytes) < 0)
+	/* The largest number means the default: no host has as much. */
+	if (th_parse_size(value, &bytes) < 0 || bytes == UINT64_MAX)
 		return th_fail(
 			err, TH_E_INVALID, "%s: \"%s\" is no size (write 64GiB)", key, value);
-	if (bytes != 0)
-		return th_fail(err, TH_E_INVALID,
-			"%s: offloaded copies are not built yet; use 0, or leave it out", key);
+	options->offload_limit = bytes;
 	return 0;
 }
 
@@ -220,7 +220,8 @@ const char *const options_keys[] = {
 	"node",
 	"datacenter",
 	"spot",
-	"offload_limit",
+	"offload.limit",
+	"offload_limit", /* an older name of it */
 	"transport",
 	"verify",
 	"http",
@@ -254,8 +255,8 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 		return set_name(o->datacenter, key, value, err);
 	if (IS("spot"))
 		return set_spot(key, value, err);
-	if (IS("offload_limit"))
-		return set_offload_limit(key, value, err);
+	if (IS("offload.limit") || IS("offload_limit"))
+		return set_offload_limit(o, key, value, err);
 	if (IS("transport"))
 		return set_transport(o, key, value, err);
 	if (IS("verify"))

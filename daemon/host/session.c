@@ -10,10 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "daemon/host/closer.h"
 #include "daemon/host/host.h"
+#include "daemon/host/offload.h"
 #include "daemon/host/operations.h"
 #include "daemon/host/parts.h"
 #include "daemon/host/worker.h"
@@ -56,11 +58,50 @@ refuse_connection(struct host *host, int sock, int code, const char *text)
 	log_warn("session", "connection refused reason=\"%s\"", text);
 }
 
+static struct session *
+new_session(struct host *host)
+{
+	struct session *session = th_calloc(1, sizeof(*session));
+	session->host = host;
+	session->id = ++host->last_session;
+	session->sock = session->peer.pidfd = -1;
+	session->sock_source.fd = session->bell_source.fd = session->end_source.fd = -1;
+	session->bell_in = session->bell_out = -1;
+	session->segment.fd_w = session->segment.fd_a = -1;
+	session->claim.owner = session;
+	HASH_ADD(hh, host->sessions, id, sizeof(session->id), session);
+	return session;
+}
+
+uint64_t
+session_internal(struct host *host, const struct ctl_ev_reserve *reserve, struct tensors *tensors,
+	struct offload_memory *memory)
+{
+	uint8_t secret[16];
+	/* Nobody gets to know it, so nobody can ask for anything in this session's name. */
+	if (getrandom(secret, sizeof(secret), 0) != (ssize_t)sizeof(secret))
+		return 0;
+	struct session *session = new_session(host);
+	memcpy(session->secret, secret, sizeof(secret));
+	memcpy(session->open.model, reserve->model, sizeof(session->open.model));
+	memcpy(session->open.replica, reserve->replica, sizeof(session->open.replica));
+	session->open.lineage = reserve->version.lineage;
+	session->open.shard = reserve->shard;
+	session->open.num_shards = reserve->num_shards;
+	session->open.reservation = reserve->reservation;
+	session->state = SESSION_OPEN;
+	session->registration.state = REGISTRATION_DONE;
+	session->registration.tensors = tensors;
+	session->offload = memory;
+	host->num_internal++;
+	return session->id;
+}
+
 void
 session_accept(struct host *host, int sock)
 {
 	char text[TH_CTL_TEXT_BYTES];
-	if (HASH_COUNT(host->sessions) >= host->options.sessions_max) {
+	if (HASH_COUNT(host->sessions) - host->num_internal >= host->options.sessions_max) {
 		snprintf(text, sizeof(text),
 			"this agent has %" PRIu32
 			" sessions, which is its limit (limit.sessions); close some, or raise it",
@@ -76,19 +117,12 @@ session_accept(struct host *host, int sock)
 		refuse_connection(host, sock, rc, text);
 		return;
 	}
-	struct session *session = th_calloc(1, sizeof(*session));
-	session->host = host;
-	session->id = ++host->last_session;
+	struct session *session = new_session(host);
 	session->sock = sock;
 	session->peer = peer;
-	session->sock_source.fd = session->bell_source.fd = session->end_source.fd = -1;
-	session->bell_in = session->bell_out = -1;
-	session->segment.fd_w = session->segment.fd_a = -1;
-	session->claim.owner = session;
 	/* Nothing is held, and nobody reads or writes what was never registered. */
 	session->line.safe_to_mutate = 1;
 	session->line.held_version = TH_NO_VERSION;
-	HASH_ADD(hh, host->sessions, id, sizeof(session->id), session);
 	session_expire_at(session, th_now_ns() + OPEN_NS);
 	rc = loop_add(&host->loop, &session->sock_source, sock, EPOLLIN, worker_readable, session);
 	if (rc == 0 && peer.pidfd >= 0)
@@ -123,6 +157,8 @@ bury(struct session *session)
 	struct host *host = session->host;
 	disconnect(session);
 	HASH_DEL(host->sessions, session);
+	if (session->offload)
+		host->num_internal--;
 	session->state = SESSION_GONE;
 	session->next_dead = host->dead;
 	host->dead = session;
@@ -139,8 +175,9 @@ session_lose(struct session *session, bool violation, const char *reason)
 		host->counters.protocol_violations++;
 	if (violation || session->state >= SESSION_OPENING)
 		log_write(violation ? LOG_LEVEL_WARN : LOG_LEVEL_INFO, "session",
-			"worker lost session=%" PRIu64 " shard=%s pid=%d uid=%u reason=\"%s\"",
-			session->id, session_label(session, label), (int)session->peer.pid,
+			"%s lost session=%" PRIu64 " shard=%s pid=%d uid=%u reason=\"%s\"",
+			session->offload ? "offloaded copy" : "worker", session->id,
+			session_label(session, label), (int)session->peer.pid,
 			(unsigned)session->peer.uid, reason);
 	if (session->state < SESSION_OPENING) {
 		bury(session);
@@ -204,6 +241,7 @@ session_free(struct session *session)
 	claim_remove(&session->host->claims, &session->claim);
 	registration_free(session);
 	memory_fini(&session->memory);
+	offload_release(session->offload);
 	segment_agent_free(&session->segment);
 	explicit_bzero(session->secret, sizeof(session->secret));
 	free(session);

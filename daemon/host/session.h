@@ -9,6 +9,9 @@
  * it gets no further word, its descriptors are closed at once, and the core winds up what it had.
  * The memory stays mapped until the core has freed the session and no mover holds a part of it any
  * more. Main thread only.
+ *
+ * A session without a worker (offload) begins as OPEN, has neither connection nor ring, and keeps
+ * a copy in the agent's own memory: see reserve.h.
  */
 #ifndef TH_DAEMON_HOST_SESSION_H
 #define TH_DAEMON_HOST_SESSION_H
@@ -27,7 +30,9 @@
 #include "ipc/shm/segment.h"
 #include "ipc/sock/peer.h"
 
+struct ctl_ev_reserve;
 struct host;
+struct offload_memory;
 
 enum session_state {
 	SESSION_HELLO,   /* connected                                                          */
@@ -74,11 +79,19 @@ struct session {
 	uint32_t live_parts;       /* that the core has begun and not ended */
 	uint32_t held_parts;       /* whose memory somebody may still touch */
 	struct session *next_dead;
+	struct offload_memory *offload; /* owns; NULL: there is a worker, which owns the memory */
 };
 
 /* A new connection; takes sock. */
 void session_accept(struct host *host, int sock);
 struct session *session_find(struct host *host, uint64_t id); /* NULL */
+
+/*
+ * A new session without a worker; takes tensors and memory. Its number; 0: it cannot be had, and
+ * nothing was taken.
+ */
+uint64_t session_internal(struct host *host, const struct ctl_ev_reserve *reserve,
+	struct tensors *tensors, struct offload_memory *memory);
 
 /*
  * The end of a worker that does not close. reason is logged once. violation: it broke the rules of

@@ -18,6 +18,8 @@
 #include "daemon/host/closer.h"
 #include "daemon/host/documents.h"
 #include "daemon/host/host.h"
+#include "daemon/host/offload.h"
+#include "daemon/host/reserve.h"
 #include "daemon/host/stop.h"
 #include "daemon/host/worker.h"
 #include "ipc/base/alloc.h"
@@ -134,6 +136,27 @@ open_transport(struct host *host, struct th_err *err)
 	return rc < 0 ? th_fail(err, rc, "watching the transport: %s", th_strerror(rc)) : 0;
 }
 
+/* ---- memory for copies of others ------------------------------------------------------------- */
+
+static void
+offload_ready(void *arg, uint32_t events)
+{
+	struct host *host = arg;
+	(void)events;
+	offload_poll(host->offload);
+}
+
+static int
+open_offload(struct host *host, struct th_err *err)
+{
+	int rc = offload_new(host->options.offload_limit, "", err, &host->offload);
+	if (rc < 0)
+		return rc;
+	rc = loop_add(&host->loop, &host->offload_source, offload_fd(host->offload), EPOLLIN,
+		offload_ready, host);
+	return rc < 0 ? th_fail(err, rc, "an eventfd: %s", th_strerror(rc)) : 0;
+}
+
 /* ---- the runtime directory ------------------------------------------------------------------- */
 
 static int
@@ -197,6 +220,7 @@ open_core(struct host *host, struct th_err *err)
 	config.hello_ns = HELLO_NS;
 	config.start_ns = options->stall_ns;
 	config.sessions_max = options->sessions_max;
+	config.attach.offload_bytes = options->offload_limit;
 	snprintf(config.attach.node, sizeof(config.attach.node), "%s", options->node);
 	snprintf(config.attach.datacenter, sizeof(config.attach.datacenter), "%s",
 		options->datacenter);
@@ -222,6 +246,7 @@ start(struct host *host, struct th_err *err)
 {
 	host->lock_fd = host->listener_fd = host->own_pidfd = -1;
 	host->listener_source.fd = host->documents_source.fd = host->transport_source.fd = -1;
+	host->offload_source.fd = -1;
 	host->start_ns = th_now_ns();
 	host->next_beat_ns = host->start_ns;
 	host->next_expire_ns = host->next_listing_ns = INT64_MAX;
@@ -248,6 +273,8 @@ start(struct host *host, struct th_err *err)
 		rc = legs_open(host, err);
 	if (rc == 0)
 		rc = open_transport(host, err);
+	if (rc == 0)
+		rc = open_offload(host, err);
 	if (rc == 0)
 		rc = open_core(host, err);
 	if (rc == 0)
@@ -287,7 +314,10 @@ start_undo(struct host *host)
 	host->transport = NULL;
 	if (host->legs.released_source.ready)
 		legs_close(host);
+	reserves_free(host);
 	session_free_all(host);
+	loop_remove(&host->loop, &host->offload_source);
+	offload_free(host->offload);
 	if (host->documents)
 		documents_close(host);
 	blobs_close(host);

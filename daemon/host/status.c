@@ -10,6 +10,7 @@
 #include "daemon/host/closer.h"
 #include "daemon/host/documents.h"
 #include "daemon/host/host.h"
+#include "daemon/host/offload.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 
@@ -60,6 +61,8 @@ collect(struct host *host, struct counter *out)
 		{"descriptors_closing", "1", "descriptors of workers that are being closed now",
 			closer_waiting()},
 		{"registrations", "1", "shards registered", c->registrations},
+		{"reservations", "1", "copies taken into this agent's own memory", c->reservations},
+		{"reservations_refused", "1", "... and refused", c->reservations_refused},
 		{"registrations_refused", "1", "registrations and attributes refused",
 			c->registrations_refused},
 		{"documents", "1", "requests on agent.ipc", c->documents},
@@ -146,7 +149,11 @@ fill_session(struct host *host, struct session_storage *storage)
 		storage->held.version = core->held.version;
 		info->held = &storage->held;
 	}
-	if (session) {
+	info->offload = core->offload;
+	if (core->offload) {
+		info->pid = getpid();
+		info->uid = getuid();
+	} else if (session) {
 		info->pid = session->peer.pid;
 		info->uid = session->peer.uid;
 	}
@@ -195,6 +202,8 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 							    : "tcp");
 	for (struct session *session = host->sessions; session; session = session->hh.next)
 		status.mapped_bytes += session->memory.mapped_bytes;
+	status.offload_used = offload_used(host->offload);
+	status.offload_limit = offload_budget(host->offload);
 	fill_sessions(host, &status, &storage);
 	fill_counters(host, &status);
 	reply.request_no = request_no;

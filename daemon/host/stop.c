@@ -45,6 +45,7 @@ close_sessions(struct host *host)
 		if (session->state < SESSION_OPENING || session->state >= SESSION_LOST)
 			continue;
 		struct agent_event event = {.kind = AGENT_EV_CLOSE, .session = session->id};
+		event.u.close.timeout_ns = TH_FOREVER;
 		engine_post(host, &event);
 	}
 }

@@ -195,6 +195,75 @@ tensors_new(const struct tensors_rows *rows, const struct memory_set *memory, st
 	return 0;
 }
 
+/* ---- without a worker ------------------------------------------------------------------------ */
+
+/* Where a row begins, behind the one before it: whole lines of the cache. */
+#define ROW_ALIGNMENT UINT64_C(64)
+
+static int
+measure(const struct manifest *manifest, struct th_err *err, uint64_t *ret_bytes)
+{
+	uint64_t end = 0;
+	for (uint32_t row = 0; row < manifest->num_rows; row++) {
+		if (!th_align_up_u64(end, ROW_ALIGNMENT, &end) ||
+			!th_add_u64(end, manifest->rows[row].bytes, &end))
+			return th_fail(err, TH_E_LIMIT, "the tensors are too large");
+	}
+	*ret_bytes = end;
+	return 0;
+}
+
+static int
+of_manifest(struct tensors *tensors, const uint8_t *data, size_t bytes, struct th_err *err,
+	uint64_t *ret_bytes)
+{
+	int rc = manifest_decode(data, bytes, err, &tensors->manifest);
+	if (rc == 0)
+		rc = measure(&tensors->manifest, err, ret_bytes);
+	if (rc < 0)
+		return rc;
+	tensors->read_only_row = UINT32_MAX;
+	tensors->places = calloc(tensors->manifest.num_rows, sizeof(tensors->places[0]));
+	tensors->table = chunk_table_new(&tensors->manifest);
+	tensors->encoded = malloc(bytes);
+	if (!tensors->places || !tensors->table || !tensors->encoded)
+		return out_of_memory(err);
+	memcpy(tensors->encoded, data, bytes);
+	tensors->encoded_bytes = bytes;
+	tensors->layout = manifest_layout(&tensors->manifest);
+	tensors->key = manifest_key(data, bytes);
+	return 0;
+}
+
+int
+tensors_of_manifest(const uint8_t *data, size_t bytes, struct th_err *err,
+	struct tensors **ret_tensors, uint64_t *ret_bytes)
+{
+	struct tensors *tensors = calloc(1, sizeof(*tensors));
+	if (!tensors)
+		return out_of_memory(err);
+	int rc = of_manifest(tensors, data, bytes, err, ret_bytes);
+	if (rc < 0) {
+		tensors_free(tensors);
+		return rc;
+	}
+	*ret_tensors = tensors;
+	return 0;
+}
+
+void
+tensors_place(struct tensors *tensors, uint8_t *memory)
+{
+	uint64_t at = 0;
+	for (uint32_t row = 0; row < tensors->manifest.num_rows; row++) {
+		uint64_t bytes = tensors->manifest.rows[row].bytes;
+		/* tensors_of_manifest has found that the sum fits. */
+		at = (at + ROW_ALIGNMENT - 1) & ~(ROW_ALIGNMENT - 1);
+		tensors->places[row].data = bytes > 0 ? memory + at : NULL;
+		at += bytes;
+	}
+}
+
 void
 tensors_free(struct tensors *tensors)
 {

@@ -21,6 +21,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
+#include "ipc/base/retain.h"
 #include "ipc/shm/doorbell.h"
 #include "ipc/sock/listener.h"
 
@@ -36,6 +37,8 @@ enum open_flags { /* as enum thc_open_flags */
 	OPEN_STAGED = 1u << 4,
 	OPEN_PREFETCH = 1u << 5,
 };
+
+#define CLOSE_ABANDON 1u /* as THC_CLOSE_ABANDON */
 
 /* ---- sending -------------------------------------------------------------------------------- */
 
@@ -167,11 +170,10 @@ check_open(const struct fdmsg_open *open, struct th_err *err)
 		return th_fail(err, TH_E_INVALID,
 			"shard is %" PRIu32 "; with num_shards %" PRIu32 " it is 0 to %" PRIu32,
 			open->shard, open->num_shards, open->num_shards - 1);
-	if (open->retain[0] != '\0')
-		return th_fail(err, TH_E_INVALID,
-			"retention rules (retain \"%.64s\") are not built yet; open with retain "
-			"NULL",
-			open->retain);
+	struct th_retain rules;
+	int rc = th_retain_parse(open->retain, &rules, err);
+	if (rc < 0)
+		return rc;
 	if (open->launch_id[0] != '\0' && !th_name_valid(open->launch_id, TH_NAME_MAX))
 		return th_fail(err, TH_E_INVALID,
 			"launch_id: a name has 1 to %d bytes of UTF-8 without control characters",
@@ -202,6 +204,8 @@ on_open(struct session *session, const struct fdmsg_open *open)
 	memcpy(session->open.model, open->model, sizeof(session->open.model));
 	memcpy(session->open.replica, open->replica, sizeof(session->open.replica));
 	memcpy(session->open.launch_id, open->launch_id, sizeof(session->open.launch_id));
+	/* The parser takes no longer text. */
+	memcpy(session->open.retain, open->retain, sizeof(session->open.retain));
 	session->open.lineage = open->lineage;
 	session->open.shard = open->shard;
 	session->open.num_shards = open->num_shards;
@@ -311,6 +315,8 @@ worker_end(struct session *session, int code, const char *text)
 	log_warn("session", "ended session=%" PRIu64 " shard=%s pid=%d code=%s reason=\"%s\"",
 		session->id, session_label(session, label), (int)session->peer.pid,
 		th_errname(code), text);
+	if (session->offload)
+		return; /* there is no worker */
 	/* Before the core lets the worker see that something has happened: libthc asks then. */
 	say(session, FDMSG_REFUSED, &refused, sizeof(refused), NULL, 0);
 }
@@ -378,11 +384,13 @@ on_forget(struct session *session, const struct fdmsg_forget *forget)
 /* ---- CLOSE ---------------------------------------------------------------------------------- */
 
 static void
-on_close(struct session *session)
+on_close(struct session *session, const struct fdmsg_close *message)
 {
 	session->state = SESSION_CLOSING;
 	TH_FP(agent_closing);
 	struct agent_event event = {.kind = AGENT_EV_CLOSE, .session = session->id};
+	event.u.close.abandon = (message->flags & CLOSE_ABANDON) != 0;
+	event.u.close.timeout_ns = message->deadline_ns < 0 ? TH_FOREVER : message->deadline_ns;
 	engine_post(session->host, &event);
 }
 
@@ -423,7 +431,7 @@ dispatch(struct session *session, struct fdmsg *message)
 	else if (kind == FDMSG_FORGET && open)
 		on_forget(session, body);
 	else if (kind == FDMSG_CLOSE && open)
-		on_close(session);
+		on_close(session, body);
 	else
 		session_lose(session, true, "a message that does not fit the state of its session");
 }

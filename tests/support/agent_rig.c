@@ -20,6 +20,9 @@ rig_init(struct rig *rig)
 
 	agent_config_default(&config);
 	config.sessions_max = 8;
+	config.reservations_max = 3;
+	config.drain_wait_ns = 3 * SEC;
+	config.attach.offload_bytes = UINT64_MAX;
 	config.hellos_max = 4;
 	config.grants_max = 4;
 	*rig = (struct rig){.now_ns = 1000 * SEC, .server_inc = 1, .last_sid = 100, .fresh = true};

@@ -99,10 +99,18 @@ Test(daemon_options, later_features__refused_unless_they_change_nothing)
 {
 	refused("spot", "yes", "not built yet");
 	refused("http", "0.0.0.0:80", "not built yet");
-	refused("offload_limit", "1GiB", "not built yet");
-	refused("offload_limit", "much", "much");
-	cr_assert_eq(set("offload_limit", "0"), 0);
 	cr_assert_eq(set("spot", "no"), 0);
+}
+
+Test(daemon_options, offload_limit__a_size_or_half_of_what_is_there)
+{
+	cr_assert_eq(options.offload_limit, UINT64_MAX);
+	cr_assert_eq(set("offload.limit", "3GiB"), 0);
+	cr_assert_eq(options.offload_limit, UINT64_C(3) << 30);
+	cr_assert_eq(set("offload_limit", "0"), 0);
+	cr_assert_eq(options.offload_limit, 0);
+	refused("offload.limit", "much", "much");
+	refused("offload.limit", "18446744073709551615", "no size");
 }
 
 Test(daemon_options, numbers_and_durations__out_of_range__refused)

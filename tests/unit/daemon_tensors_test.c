@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -447,4 +448,47 @@ Test(daemon_tensors, register__empty_tensors_only__is_a_shard_without_chunks)
 	cr_assert_eq(tensors->num_intervals, 0);
 	tensors_free(tensors);
 	memory_fini(&world.memory);
+}
+
+/* ---- memory without a worker ------------------------------------------------------------ */
+
+Test(daemon_tensors, of_manifest__rows_lie_behind_each_other_and_apart)
+{
+	const struct manifest_row rows[] = {
+		{.name = "c", .dtype = U8, .ndim = 1, .local_shape = {100}},
+		{.name = "a", .dtype = F32, .ndim = 1, .local_shape = {3}},
+		{.name = "b", .dtype = U8, .ndim = 1, .local_shape = {0}},
+		{.name = "big", .dtype = U8, .ndim = 1, .local_shape = {3u << 20}},
+	};
+	struct manifest manifest;
+	struct tensors *tensors = NULL;
+	struct th_err err;
+	uint8_t *data, *base;
+	size_t bytes;
+	uint64_t needed;
+	cr_assert_eq(manifest_build(rows, 4, NULL, NULL, &err, &manifest), 0);
+	cr_assert_eq(manifest_encode(&manifest, &data, &bytes), 0);
+	cr_assert_eq(tensors_of_manifest(data, bytes, &err, &tensors, &needed), 0);
+	/* a: 12 bytes at 0; b: none; c: 100 at 64; big: at 192. */
+	cr_assert_eq(needed, 192 + (3u << 20));
+	base = malloc(needed);
+	cr_assert_not_null(base);
+	tensors_place(tensors, base);
+	cr_assert_eq(tensors->places[0].data, base);
+	cr_assert_null(tensors->places[1].data);
+	cr_assert_eq(tensors->places[2].data, base + 64);
+	cr_assert_eq(tensors->places[3].data, base + 192);
+	struct th_hash layout = manifest_layout(&manifest), key = manifest_key(data, bytes);
+	cr_assert(th_hash_equal(tensors->layout, layout));
+	cr_assert(th_hash_equal(tensors->key, key));
+	cr_assert_eq(tensors->table->bytes, 112 + (3u << 20));
+	tensors_free(tensors);
+	free(base);
+	/* What the server sends is checked as what a worker sends. */
+	tensors = NULL;
+	cr_assert_lt(tensors_of_manifest(data, bytes - 1, &err, &tensors, &needed), 0);
+	cr_assert(err.text[0] != '\0');
+	cr_assert_null(tensors);
+	manifest_free(&manifest);
+	free(data);
 }

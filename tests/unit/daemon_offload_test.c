@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory for offloaded copies: budget, pages, giving back; and how much room a host has. */
+#include <criterion/criterion.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/host/offload.h"
+#include "daemon/host/room.h"
+#include "ipc/base/err.h"
+
+#define KIB UINT64_C(1024)
+#define MIB (1024 * KIB)
+
+static char root[64];
+
+/* A file of the pretended system. */
+static void
+write_file(const char *path, const char *text)
+{
+	char full[256];
+	snprintf(full, sizeof(full), "%s%s", root, path);
+	for (char *at = full + strlen(root) + 1; (at = strchr(at, '/')); at++) {
+		*at = '\0';
+		(void)mkdir(full, 0700);
+		*at = '/';
+	}
+	FILE *file = fopen(full, "w");
+	cr_assert_not_null(file, "%s", full);
+	fputs(text, file);
+	fclose(file);
+}
+
+static void
+setup(void)
+{
+	snprintf(root, sizeof(root), "/tmp/th-offload-XXXXXX");
+	cr_assert_not_null(mkdtemp(root));
+	write_file("/proc/meminfo", "MemTotal: 9 kB\nMemAvailable:   102400 kB\n");
+	write_file("/proc/self/cgroup", "0::/\n");
+}
+
+static void
+teardown(void)
+{
+	char command[128];
+	snprintf(command, sizeof(command), "rm -rf %s", root);
+	cr_assert_eq(system(command), 0);
+}
+
+TestSuite(daemon_offload, .init = setup, .fini = teardown);
+
+/* ---- room ------------------------------------------------------------------------------ */
+
+Test(daemon_offload, room__no_limits__what_the_kernel_calls_available)
+{
+	cr_assert_eq(room_now(root), 100 * MIB);
+}
+
+Test(daemon_offload, room__nothing_can_be_read__no_limit)
+{
+	cr_assert_eq(room_now("/nonexistent"), UINT64_MAX);
+}
+
+Test(daemon_offload, room__limit_of_a_group_above__counts_without_its_page_cache)
+{
+	write_file("/proc/self/cgroup", "0::/pod/agent\n");
+	write_file("/sys/fs/cgroup/pod/agent/memory.max", "max\n");
+	write_file("/sys/fs/cgroup/pod/agent/memory.current", "1\n");
+	write_file("/sys/fs/cgroup/pod/memory.max", "83886080\n");
+	write_file("/sys/fs/cgroup/pod/memory.current", "52428800\n");
+	cr_assert_eq(room_now(root), 30 * MIB);
+	write_file("/sys/fs/cgroup/pod/memory.stat",
+		"anon 5\ninactive_file 8388608\nactive_file 2097152\n");
+	cr_assert_eq(room_now(root), 40 * MIB);
+	write_file("/sys/fs/cgroup/pod/agent/memory.max", "0\n");
+	cr_assert_eq(room_now(root), 0);
+}
+
+Test(daemon_offload, room__groups_of_version_1__their_limit_counts)
+{
+	write_file("/proc/self/cgroup", "5:cpu,memory:/a\n4:cpuset:/b\n0::/\n");
+	write_file("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "20971520\n");
+	write_file("/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "1048576\n");
+	write_file("/sys/fs/cgroup/memory/a/memory.stat", "total_inactive_file 1048576\n");
+	cr_assert_eq(room_now(root), 20 * MIB);
+}
+
+/* ---- memory ---------------------------------------------------------------------------- */
+
+struct seen {
+	int calls, code;
+	char text[512];
+};
+
+static void
+on_done(void *arg, const struct th_err *result)
+{
+	struct seen *seen = arg;
+	seen->calls++;
+	seen->code = result->code;
+	snprintf(seen->text, sizeof(seen->text), "%s", result->text);
+}
+
+static struct offload *
+make(uint64_t limit)
+{
+	struct offload *offload = NULL;
+	struct th_err err;
+	cr_assert_eq(offload_new(limit, root, &err, &offload), 0);
+	return offload;
+}
+
+static void
+wait_for(struct offload *offload)
+{
+	struct pollfd poller = {.fd = offload_fd(offload), .events = POLLIN};
+	cr_assert_eq(poll(&poller, 1, 60000), 1);
+	offload_poll(offload);
+}
+
+static struct offload_memory *
+get(struct offload *offload, uint64_t bytes)
+{
+	struct seen seen = {0};
+	struct th_err err = {0};
+	struct offload_memory *memory = offload_start(offload, bytes, on_done, &seen, &err);
+	cr_assert_not_null(memory, "%s", err.text);
+	while (seen.calls == 0)
+		wait_for(offload);
+	cr_assert_eq(seen.code, 0, "%s", seen.text);
+	return memory;
+}
+
+static void
+refused(struct offload *offload, uint64_t bytes, const char *why)
+{
+	struct th_err err = {0};
+	cr_assert_null(offload_start(offload, bytes, on_done, NULL, &err));
+	cr_assert_eq(err.code, TH_E_NOMEM_RETAIN);
+	cr_assert_not_null(strstr(err.text, why), "%s", err.text);
+}
+
+/* Pages of this process that are there, of memory shared with others or a file in memory. */
+static uint64_t
+shared_bytes(void)
+{
+	FILE *file = fopen("/proc/self/status", "r");
+	char line[256];
+	unsigned long long kib = 0;
+	while (fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "RssShmem: %llu kB", &kib) == 1)
+			break;
+	}
+	fclose(file);
+	return kib * KIB;
+}
+
+Test(daemon_offload, memory__every_page_is_there_and_given_back)
+{
+	struct offload *offload = make(80 * MIB);
+	uint64_t before = shared_bytes();
+	struct offload_memory *memory = get(offload, 70 * MIB - 1);
+	cr_assert_eq(offload_bytes(memory), 70 * MIB);
+	cr_assert_eq(offload_used(offload), 70 * MIB);
+	cr_assert_geq(shared_bytes(), before + 70 * MIB);
+	uint8_t *data = offload_data(memory);
+	cr_assert_eq(data[0], 0);
+	data[70 * MIB - 1] = 1;
+	offload_release(memory);
+	while (offload_used(offload) > 0)
+		wait_for(offload);
+	cr_assert_lt(shared_bytes(), before + MIB);
+	offload_free(offload);
+}
+
+Test(daemon_offload, budget__explicit__refused_with_its_numbers)
+{
+	struct offload *offload = make(10 * MIB);
+	struct offload_memory *memory = get(offload, 8 * MIB);
+	cr_assert_eq(offload_budget(offload), 10 * MIB);
+	refused(offload, 3 * MIB, "8.00MiB of the 10.0MiB");
+	struct offload_memory *other = get(offload, 2 * MIB);
+	/* What is given back is free at once. */
+	offload_release(memory);
+	memory = get(offload, 8 * MIB);
+	offload_release(memory);
+	offload_release(other);
+	offload_free(offload);
+}
+
+Test(daemon_offload, budget__none__refused)
+{
+	struct offload *offload = make(0);
+	refused(offload, 1, "--offload-limit 0");
+	offload_free(offload);
+}
+
+Test(daemon_offload, budget__by_default__half_of_what_is_available)
+{
+	struct offload *offload = make(OFFLOAD_HALF);
+	cr_assert_eq(offload_budget(offload), 50 * MIB);
+	refused(offload, 51 * MIB, "half of the memory");
+	struct offload_memory *memory = get(offload, 30 * MIB);
+	/* The pretended host does not see what was taken: 130 MiB in all. */
+	cr_assert_eq(offload_budget(offload), 65 * MIB);
+	refused(offload, 36 * MIB, "30.0MiB of the 65.0MiB");
+	offload_release(memory);
+	offload_free(offload);
+}
+
+Test(daemon_offload, budget__larger_than_the_host__refused)
+{
+	struct offload *offload = make(UINT64_C(1) << 40);
+	refused(offload, 101 * MIB, "this host has 100MiB available");
+	refused(offload, UINT64_MAX, "more than a host has");
+	offload_free(offload);
+}
+
+Test(daemon_offload, release__while_it_is_made__done_is_not_called)
+{
+	struct offload *offload = make(90 * MIB);
+	struct seen seen = {0};
+	struct th_err err;
+	for (int i = 0; i < 20; i++) {
+		struct offload_memory *memory =
+			offload_start(offload, 80 * MIB, on_done, &seen, &err);
+		cr_assert_not_null(memory);
+		if (i % 2)
+			usleep(500);
+		offload_release(memory);
+		while (offload_used(offload) > 0)
+			wait_for(offload);
+	}
+	cr_assert_eq(seen.calls, 0);
+	offload_free(offload);
+}
+
+Test(daemon_offload, end__whatever_is_under_way__all_is_freed)
+{
+	struct seen seen = {0};
+	struct th_err err;
+	for (int i = 0; i < 10; i++) {
+		struct offload *offload = make(90 * MIB);
+		struct offload_memory *memory = get(offload, MIB);
+		(void)offload_start(offload, 40 * MIB, on_done, &seen, &err);
+		(void)offload_start(offload, 40 * MIB, on_done, &seen, &err);
+		offload_release(memory);
+		if (i % 2)
+			usleep(1000);
+		offload_free(offload);
+	}
+	cr_assert_eq(seen.calls, 0);
+	cr_assert_lt(shared_bytes(), 4 * MIB);
+}
