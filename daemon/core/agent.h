@@ -25,8 +25,8 @@
  *     crosses them. STOP, FENCE and HASH_STOP of what has been reported as over are to be ignored.
  *   - A SERVE or REFUSE whose connection has gone away meanwhile is no error: OUT_ENDED at once,
  *     or nothing.
- *   - RESERVE gets one RESERVED, also when UNRESERVE has crossed it. With code 0 there is memory for
- *     it under a new session's number, with its tensors laid out and nothing in it; FREE ends that.
+ *   - RESERVE gets one RESERVED, also when UNRESERVE has crossed it. With code 0 there is memory
+ *     under a new session's number, with its tensors laid out and nothing in it; FREE ends that.
  *   - CLOSE and LOST may come in any order and repeatedly. After OPENED with a code, or FREE, the
  *     session's number means nothing any more; events that still carry it are ignored.
  *

@@ -2,9 +2,9 @@
 /*
  * reserve - copies in the agent's own memory: sessions that no worker has opened.
  *
- *   RESERVE --memory, manifest--> OPEN, REGISTER --PLAN--> PREPARED --GO--> pull --OUTCOME--> serves
- *      |                                 |
- *      '- none: RESERVED says why        '-- RELEASE, broken group, failed operation --> closed
+ *   RESERVE --memory--> OPEN, REGISTER --PLAN--> PREPARED --GO--> pull --OUTCOME--> serves
+ *      |                       |
+ *      '- none: RESERVED       '-- RELEASE, broken group, failed operation --> closed
  *
  * Such a session is a member of its group like any other: the same parts, legs and proofs. What is
  * different is who begins: the server plans its one operation, which fills it, and nobody waits for
