@@ -45,7 +45,8 @@ close_sessions(struct host *host)
 		if (session->state < SESSION_OPENING || session->state >= SESSION_LOST)
 			continue;
 		struct agent_event event = {.kind = AGENT_EV_CLOSE, .session = session->id};
-		event.u.close.timeout_ns = TH_FOREVER;
+		/* What was to be moved has been, or the time is over. */
+		event.u.close.abandon = true;
 		engine_post(host, &event);
 	}
 }

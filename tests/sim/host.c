@@ -133,6 +133,70 @@ explain(struct host *host, const struct agent_action *action)
 	strcpy(event->u.explained.text, "other tensors");
 }
 
+/* ---- memory for copies of others ------------------------------------------------------------- */
+
+struct reserving { /* the shell looks for memory */
+	struct task task;
+	uint64_t id;
+};
+
+static uint32_t
+num_offloads(const struct host *host)
+{
+	uint32_t count = 0;
+
+	for (const struct handle *handle = host->handles; handle != NULL; handle = handle->next)
+		count += handle->offload;
+	return count;
+}
+
+/* Of no worker, and mapped by its session alone: what is freed has its next owner at once. */
+static struct handle *
+new_offload(struct host *host)
+{
+	struct handle *handle = th_calloc(1, sizeof(*handle));
+
+	handle->id = ++world.last_session;
+	handle->host = host;
+	handle->offload = true;
+	handle->memory = memory_new(true);
+	handle->line.held.version = TH_NO_VERSION;
+	handle->next = host->handles;
+	if (handle->next != NULL)
+		handle->next->prev = handle;
+	host->handles = handle;
+	return handle;
+}
+
+static void
+reserved(struct task *task)
+{
+	struct host *host = &world.hosts[task->process->index];
+	struct agent_event event = {.kind = AGENT_EV_RESERVED};
+
+	event.u.reserved.id = ((struct reserving *)task)->id;
+	if (num_offloads(host) < host->offload_max) {
+		event.session = new_offload(host)->id;
+	} else {
+		event.u.reserved.code = TH_E_NOMEM_RETAIN;
+		strcpy(event.u.reserved.text, "the host is full");
+	}
+	TRACE("host # reserves: session # code !", host->process.index, event.session,
+		TRACE_E(event.u.reserved.code));
+	host_step(host, &event);
+}
+
+static void
+reserve(struct host *host, const struct agent_action *action)
+{
+	struct reserving *mine = task_new(sizeof(*mine), reserved, &host->process);
+
+	mine->id = action->u.reserve.id;
+	/* A page now and then, or gigabytes. */
+	task_in(&mine->task, percent(RNG_MOVE, 80) ? between(RNG_MOVE, 10 * US, 20 * MS)
+						   : between(RNG_MOVE, 20 * MS, 3 * SEC));
+}
+
 static void
 host_act(struct host *host, const struct agent_action *action)
 {
@@ -140,7 +204,7 @@ host_act(struct host *host, const struct agent_action *action)
 
 	if (action->kind == AGENT_OPENED || action->kind == AGENT_REGISTERED ||
 		action->kind == AGENT_COMPLETE || action->kind == AGENT_LINE ||
-		action->kind == AGENT_FREE)
+		action->kind == AGENT_FREE || action->kind == AGENT_CLOSED)
 		handle = host_handle(host, action->session);
 	switch (action->kind) {
 	case AGENT_SEND:
@@ -194,9 +258,17 @@ host_act(struct host *host, const struct agent_action *action)
 	case AGENT_SERVER_STATE:
 		server_state(host, action);
 		break;
+	case AGENT_RESERVE:
+		reserve(host, action);
+		break;
+	case AGENT_CLOSED:
+		/* Else FREE follows. */
+		if (action->u.answer.code != 0 && handle->worker != NULL)
+			worker_close_refused(handle->worker, action->u.answer.code);
+		break;
+	case AGENT_UNRESERVE: /* has crossed RESERVED, always: the core must take that, too */
 	case AGENT_NODE:
 	case AGENT_LEFT: /* no agent is told to end */
-	case AGENT_CLOSED: /* FREE follows */
 	case AGENT_UNREGISTERED:
 		break;
 	}
@@ -277,6 +349,7 @@ host_start(struct host *host)
 	snprintf(config.attach.data_address, sizeof(config.attach.data_address), "%u",
 		host->process.index);
 	config.attach.spot = host->spot;
+	config.attach.offload_bytes = host->offload_max == 0 ? 0 : UINT64_MAX;
 	host->core = agent_new(&config, process_now(&host->process));
 	TRACE("host # starts, inc #", host->process.index, host->inc);
 	host_tell(host, AGENT_EV_TICK, 0, 0);

@@ -50,6 +50,7 @@ begin(uint64_t seed)
 		host->process.index = i;
 		host->datacenter = i % world.options.datacenters;
 		host->spot = percent(RNG_SWARM, world.options.spot_percent);
+		host->offload_max = (uint32_t)chance(RNG_SWARM, world.options.offload_max + 1);
 		if (i < world.options.hosts)
 			host_start(host);
 	}

@@ -128,6 +128,7 @@ int64_t between(enum stream stream, int64_t low, int64_t high);
 struct options { /* what swarm_draw() makes of a seed; all of it is printed with --trace */
 	uint32_t servers, hosts, datacenters, models, groups, shards, chunks;
 	uint32_t trainers, clock_skew_permille;
+	uint32_t offload_max; /* of a host: 0 to this */
 	uint32_t spot_percent, shared_percent, nic_percent, forever_percent, cancel_permille;
 	uint32_t diverge_permille, other_bytes_percent, layout_percent;
 	int64_t safety_ns;
@@ -187,6 +188,7 @@ struct handle { /* a session of an agent's core; goes with AGENT_FREE or with th
 	struct worker *worker; /* NULL: gone */
 	struct memory *memory;
 	struct part part;
+	bool offload; /* no worker has opened it */
 	struct agent_line line;
 	uint32_t hash_serial;
 	struct handle *next, *prev;
@@ -238,8 +240,9 @@ struct host { /* an agent process and its machine */
 	uint64_t inc;
 	uint32_t datacenter;
 	bool spot, attached;
-	uint64_t server_inc; /* attached to */
-	uint32_t server;     /* of the list */
+	uint32_t offload_max; /* shards of others that it has memory for */
+	uint64_t server_inc;  /* attached to */
+	uint32_t server;      /* of the list */
 	int64_t dialed_ns;
 	uint64_t last_tag;
 	struct flight flights[FLIGHTS_MAX];
@@ -409,6 +412,7 @@ void worker_registered(struct worker *worker, int code);
 void worker_completed(struct worker *worker, const struct agent_action *action);
 void worker_line(struct worker *worker, const struct agent_line *line);
 void worker_closed(struct worker *worker);
+void worker_close_refused(struct worker *worker, int code);
 void worker_agent_lost(struct worker *worker);
 /* It may write its memory from now on. */
 void worker_may_write(struct worker *worker);

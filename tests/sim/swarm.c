@@ -96,6 +96,7 @@ swarm_draw(struct options *o)
 	o->slow_link_ns = mean(2 * SEC, 20 * SEC);
 	o->pipe_drop_ns = mean(SEC, 20 * SEC);
 	o->late_pidfd_ns = mean(10 * MS, 3 * SEC);
+	o->offload_max = percent(RNG_SWARM, 80) ? number(1, 8) : 0;
 }
 
 void
@@ -109,9 +110,9 @@ swarm_print(const struct options *o)
 	       "ms pair_block=%" PRId64 "ms skew=%u\n",
 		o->net_min_ns / US, o->net_mean_ns / US, o->fifo, o->chunk_ns / US,
 		o->think_ns / MS, o->pair_block_ns / MS, o->clock_skew_permille);
-	printf("percent: spot=%u shared=%u nic=%u forever=%u other_bytes=%u layout=%u\n",
-		o->spot_percent, o->shared_percent, o->nic_percent, o->forever_percent,
-		o->other_bytes_percent, o->layout_percent);
+	printf("offload=%u percent: spot=%u shared=%u nic=%u forever=%u other_bytes=%u layout=%u\n",
+		o->offload_max, o->spot_percent, o->shared_percent, o->nic_percent,
+		o->forever_percent, o->other_bytes_percent, o->layout_percent);
 	printf("permille: cancel=%u diverge=%u loss=%u twice=%u slow=%u leg_fail=%u corrupt=%u\n",
 		o->cancel_permille, o->diverge_permille, o->loss_permille, o->twice_permille,
 		o->slow_permille, o->leg_fail_permille, o->corrupt_permille);

@@ -300,8 +300,25 @@ worker_close(struct worker *worker)
 		worker->handle->id);
 	worker->state = W_CLOSING;
 	worker->alarm++;
-	host_tell(worker->host, AGENT_EV_CLOSE, worker->handle->id,
+	struct agent_event *event = host_tell(worker->host, AGENT_EV_CLOSE, worker->handle->id,
 		between(RNG_WORK, 2 * US, 500 * US));
+	event->u.close.timeout_ns =
+		percent(RNG_WORK, 30) ? TH_FOREVER : between(RNG_WORK, 0, 10 * SEC);
+}
+
+void
+worker_close_refused(struct worker *worker, int code)
+{
+	TRACE("worker #/# is refused to close: !", worker->group->index, worker->shard,
+		TRACE_E(code));
+	if (worker->state != W_CLOSING)
+		return;
+	if (worker->line.safe_to_mutate)
+		sim_fail("I12", "a close is refused of what is not held any more");
+	struct agent_event *event = host_tell(worker->host, AGENT_EV_CLOSE, worker->handle->id,
+		between(RNG_WORK, 2 * US, 2 * SEC));
+	event->u.close.timeout_ns = between(RNG_WORK, 0, 5 * SEC);
+	event->u.close.abandon = percent(RNG_WORK, 50);
 }
 
 void
