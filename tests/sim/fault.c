@@ -3,11 +3,14 @@
  * fault - what goes wrong by itself, each kind at times of its own. What is wrong with single
  * messages and legs is drawn where they are sent (net.c, mover.c).
  */
+#include <string.h>
+
 #include "tests/sim/sim.h"
 
 struct fault_task {
 	struct task task;
 	const struct fault *fault;
+	uint32_t nth;            /* of its kind */
 	struct process *process; /* which is to start or to go on */
 	uint64_t life;
 };
@@ -207,23 +210,42 @@ pipe_drops(void)
 /* ---- when ------------------------------------------------------------------------------------ */
 
 static const struct fault {
+	const char *name;
 	void (*strike)(void);
 	size_t mean_ns; /* where it stands in struct options */
 } faults[] = {
-	{worker_dies, offsetof(struct options, worker_death_ns)},
-	{host_crashes, offsetof(struct options, host_crash_ns)},
-	{host_stops, offsetof(struct options, host_pause_ns)},
-	{server_restarts, offsetof(struct options, server_restart_ns)},
-	{server_stops, offsetof(struct options, server_pause_ns)},
-	{links_are_cut, offsetof(struct options, cut_ns)},
-	{link_is_slow, offsetof(struct options, slow_link_ns)},
-	{pipe_drops, offsetof(struct options, pipe_drop_ns)},
+	{"worker_dies", worker_dies, offsetof(struct options, worker_death_ns)},
+	{"host_crashes", host_crashes, offsetof(struct options, host_crash_ns)},
+	{"host_stops", host_stops, offsetof(struct options, host_pause_ns)},
+	{"server_restarts", server_restarts, offsetof(struct options, server_restart_ns)},
+	{"server_stops", server_stops, offsetof(struct options, server_pause_ns)},
+	{"links_are_cut", links_are_cut, offsetof(struct options, cut_ns)},
+	{"link_is_slow", link_is_slow, offsetof(struct options, slow_link_ns)},
+	{"pipe_drops", pipe_drops, offsetof(struct options, pipe_drop_ns)},
 };
+
+const char *
+fault_name(uint32_t fault)
+{
+	return faults[fault].name;
+}
+
+bool
+fault_named(const char *name, size_t bytes, uint32_t *ret_fault)
+{
+	for (uint32_t i = 0; i < TH_ARRAY_LEN(faults); i++) {
+		if (strlen(faults[i].name) == bytes && memcmp(faults[i].name, name, bytes) == 0) {
+			*ret_fault = i;
+			return true;
+		}
+	}
+	return false;
+}
 
 static void strike(struct task *task);
 
 static void
-schedule(const struct fault *fault)
+schedule(const struct fault *fault, uint32_t nth)
 {
 	const int64_t *mean_ns = (const void *)((const char *)&world.options + fault->mean_ns);
 	struct fault_task *task;
@@ -232,25 +254,39 @@ schedule(const struct fault *fault)
 		return;
 	task = task_new(sizeof(*task), strike, NULL);
 	task->fault = fault;
+	task->nth = nth;
 	task_in(&task->task, between(RNG_FAULT, *mean_ns / 10, *mean_ns * 2));
 }
 
+/*
+ * Each strike draws from a stream of its own, so that one that is left out (narrow.c) changes none
+ * of the others.
+ */
 static void
 strike(struct task *task)
 {
-	const struct fault *fault = ((struct fault_task *)task)->fault;
+	struct fault_task *mine = (struct fault_task *)task;
+	struct strike number = {.fault = (uint32_t)(mine->fault - faults), .nth = mine->nth};
+	struct th_rng stream = world.rng[RNG_FAULT];
 
 	if (world.calm)
 		return;
-	fault->strike();
-	schedule(fault);
+	th_rng_init_number(&world.rng[RNG_FAULT],
+		world.seed * 4096 + number.fault * UINT64_C(512) + number.nth);
+	schedule(mine->fault, mine->nth + 1);
+	if (!narrow_dropped(number)) {
+		if (world.num_strikes < STRIKES_MAX)
+			world.strikes[world.num_strikes++] = number;
+		mine->fault->strike();
+	}
+	world.rng[RNG_FAULT] = stream;
 }
 
 void
 fault_start(void)
 {
 	for (size_t i = 0; i < TH_ARRAY_LEN(faults); i++)
-		schedule(&faults[i]);
+		schedule(&faults[i], 1);
 }
 
 void

@@ -3,13 +3,17 @@
  * thsim - the cores in simulated worlds.
  *
  *   thsim [--seed N | --seeds A-B | --count N] [--jobs J] [--trace] [--twice] [--plant NAME]
- *         [--marks] [--keep-going]
+ *         [--marks] [--keep-going] [--set NAME=VALUE,...] [--drop FAULT.N,...]
+ *         [--shrink] [--replay FILE]
  *
  * --count N     seeds 1 to N
  * --jobs J      this many processes
  * --trace       every event; otherwise the last ones, when a run fails
  * --twice       each seed two times: both runs must be the same
  * --plant NAME  with this bug switched on (TH_PLANT)
+ * --set, --drop options in place of the seed's own, faults that do not strike
+ * --shrink      a failing seed: finds the --set and --drop with which little is left of it
+ * --replay FILE options from a file
  * --marks       how often each mark (TH_MARK) was reached
  *
  * Exit status 0: no run failed. The first failure ends it, unless --keep-going.
@@ -37,7 +41,7 @@ extern struct th_sim_point *const __stop_th_plants[] __attribute__((weak));
 static struct {
 	uint64_t first, last;
 	uint32_t jobs;
-	bool print, twice, marks, keep_going;
+	bool print, twice, marks, keep_going, shrink, plants;
 	const char *plant;
 } how = {.first = 1, .last = 1, .jobs = 1};
 
@@ -165,43 +169,89 @@ usage(void)
 {
 	fprintf(stderr, "usage: thsim [--seed N | --seeds A-B | --count N] [--jobs J] [--trace] "
 			"[--twice]\n             [--plant NAME] [--plants] [--marks] "
-			"[--keep-going]\n");
+			"[--keep-going]\n             [--set NAME=VALUE,...] [--drop FAULT.N,...] "
+			"[--shrink] [--replay FILE]\n");
 	return 2;
+}
+
+static bool
+parse_flag(const char *name)
+{
+	const struct {
+		const char *name;
+		bool *flag;
+	} flags[] = {{"--trace", &how.print}, {"--twice", &how.twice}, {"--marks", &how.marks},
+		{"--keep-going", &how.keep_going}, {"--shrink", &how.shrink},
+		{"--plants", &how.plants}};
+
+	for (size_t i = 0; i < TH_ARRAY_LEN(flags); i++) {
+		if (strcmp(name, flags[i].name) == 0)
+			return *flags[i].flag = true;
+	}
+	return false;
+}
+
+static bool
+parse_value(const char *name, char *value)
+{
+	char *end = value;
+
+	if (strcmp(name, "--plant") == 0) {
+		how.plant = value;
+		return true;
+	}
+	if (strcmp(name, "--set") == 0)
+		return narrow_parse_set(value);
+	if (strcmp(name, "--drop") == 0)
+		return narrow_parse_drop(value);
+	if (strcmp(name, "--seed") == 0)
+		how.first = how.last = strtoull(value, &end, 10);
+	else if (strcmp(name, "--count") == 0)
+		how.last = how.first + strtoull(value, &end, 10) - 1;
+	else if (strcmp(name, "--jobs") == 0)
+		how.jobs = (uint32_t)strtoul(value, &end, 10);
+	else if (strcmp(name, "--seeds") == 0) {
+		how.first = strtoull(value, &end, 10);
+		how.last = *end == '-' ? strtoull(end + 1, &end, 10) : how.first;
+	}
+	return end != value && *end == '\0';
+}
+
+/* The options stand in it as on a command line; a line that begins with # is a comment. */
+static bool
+parse_file(const char *path)
+{
+	FILE *file = fopen(path, "re");
+	char line[4096];
+	bool good = file != NULL;
+
+	if (file == NULL)
+		perror(path);
+	while (good && fgets(line, sizeof(line), file) != NULL) {
+		char *rest = line, *name;
+		while (good && line[0] != '#' && (name = strtok_r(rest, " \n", &rest)) != NULL) {
+			char *value = parse_flag(name) ? NULL : strtok_r(rest, " \n", &rest);
+			good = parse_flag(name) || (value != NULL && parse_value(name, value));
+		}
+	}
+	if (file != NULL)
+		fclose(file);
+	return good;
 }
 
 static int
 parse(int argc, char **argv)
 {
 	for (int i = 1; i < argc; i++) {
-		const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
-		if (strcmp(name, "--trace") == 0) {
-			how.print = true;
-		} else if (strcmp(name, "--twice") == 0) {
-			how.twice = true;
-		} else if (strcmp(name, "--marks") == 0) {
-			how.marks = true;
-		} else if (strcmp(name, "--keep-going") == 0) {
-			how.keep_going = true;
-		} else if (strcmp(name, "--plants") == 0) {
-			print_plants();
-			exit(0);
-		} else if (value == NULL) {
+		if (parse_flag(argv[i]))
+			continue;
+		if (i + 1 == argc)
 			return usage();
-		} else if (strcmp(name, "--seed") == 0) {
-			how.first = how.last = strtoull(argv[++i], NULL, 10);
-		} else if (strcmp(name, "--count") == 0) {
-			how.last = how.first + strtoull(argv[++i], NULL, 10) - 1;
-		} else if (strcmp(name, "--jobs") == 0) {
-			how.jobs = (uint32_t)strtoul(argv[++i], NULL, 10);
-		} else if (strcmp(name, "--plant") == 0) {
-			how.plant = argv[++i];
-		} else if (strcmp(name, "--seeds") == 0) {
-			char *dash;
-			how.first = strtoull(argv[++i], &dash, 10);
-			how.last = *dash == '-' ? strtoull(dash + 1, NULL, 10) : how.first;
-		} else {
+		bool good = strcmp(argv[i], "--replay") == 0 ? parse_file(argv[i + 1])
+							     : parse_value(argv[i], argv[i + 1]);
+		if (!good)
 			return usage();
-		}
+		i++;
 	}
 	return 0;
 }
@@ -211,10 +261,16 @@ main(int argc, char **argv)
 {
 	if (parse(argc, argv) != 0)
 		return 2;
+	if (how.plants) {
+		print_plants();
+		return 0;
+	}
 	if (how.plant != NULL && !switch_on(how.plant)) {
 		fprintf(stderr, "thsim: no bug has the name %s; --plants lists them\n", how.plant);
 		return 2;
 	}
+	if (how.shrink)
+		return shrink_seed(how.first);
 	shared = mmap(
 		NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (shared == MAP_FAILED) {

@@ -35,6 +35,7 @@ begin(uint64_t seed)
 	for (uint32_t i = 0; i < RNG_STREAMS; i++)
 		th_rng_init_number(&world.rng[i], th_splitmix64(&state));
 	swarm_draw(&world.options);
+	narrow_apply(&world.options);
 	net_start();
 	check_start();
 	for (uint32_t i = 0; i < SERVERS_MAX; i++) {

@@ -13,6 +13,8 @@
  *   program.c  what groups of workers do: SPMD programs
  *   fault.c    what goes wrong
  *   swarm.c    seed -> options
+ *   narrow.c   options set by hand, single faults left out
+ *   shrink.c   a failing seed made small with that
  *   check_*.c  invariants; the hooks that the others call are in check.h
  *   run.c      one seed: safety phase with faults, then liveness phase
  *   main.c     options, processes, marks and planted bugs
@@ -141,7 +143,44 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 };
 
 void swarm_draw(struct options *ret_options);
-void swarm_print(const struct options *options);
+
+/* ---- a narrower world (narrow.c, shrink.c) --------------------------------------------------- */
+
+struct option { /* a field of struct options */
+	const char *name;
+	size_t offset, bytes;
+	bool rate; /* of something that goes wrong: 0 switches it off */
+};
+
+struct strike { /* the nth time that a fault of this kind struck, from 1 */
+	uint32_t fault, nth;
+};
+
+#define STRIKES_MAX 256u /* remembered of one run */
+
+/* NULL: there are no more. */
+const struct option *option_at(uint32_t index);
+int64_t option_get(const struct options *from, const struct option *option);
+void options_print(const struct options *from);
+
+/* False: too many. */
+bool narrow_set(const struct option *option, int64_t value);
+bool narrow_get(const struct option *option, int64_t *ret_value);
+void narrow_unset(const struct option *option);
+bool narrow_drop(struct strike strike);
+void narrow_undrop(struct strike strike);
+bool narrow_dropped(struct strike strike);
+void narrow_apply(struct options *to);
+/* "loss_permille=0,hosts=2" and "links_are_cut.3,worker_dies.1". False: not understood. */
+bool narrow_parse_set(const char *text);
+bool narrow_parse_drop(const char *text);
+/* The options of thsim that replay it. */
+void narrow_print(uint64_t seed);
+
+/* Makes the seed's failure small; exit status of the program. */
+int shrink_seed(uint64_t seed);
+/* This run has failed: for whoever shrinks. */
+void shrink_report(const char *invariant);
 
 /* ---- memory (memory.c) ----------------------------------------------------------------------- */
 
@@ -336,6 +375,8 @@ struct world {
 	struct leg *legs; /* newest first; never removed while the run lasts */
 	struct memory *memories;
 	uint64_t last_inc, last_session, last_hello, last_launch, last_version[MODELS_MAX];
+	struct strike strikes[STRIKES_MAX];
+	uint32_t num_strikes;
 	bool calm;    /* the faults have ended  */
 	bool closing; /* nobody opens any more  */
 	int64_t calm_ns;
@@ -429,6 +470,8 @@ struct content program_content(
 /* ---- faults (fault.c) ------------------------------------------------------------------------ */
 
 void fault_start(void);
+const char *fault_name(uint32_t fault);
+bool fault_named(const char *name, size_t bytes, uint32_t *ret_fault);
 /* All of them end, everything is whole again. */
 void fault_end(void);
 

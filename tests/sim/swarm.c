@@ -3,9 +3,6 @@
  * swarm - options from a seed: each kind of fault is there or not, and how often. A run with few
  * kinds gets further than one with all of them.
  */
-#include <inttypes.h>
-#include <stdio.h>
-
 #include "tests/sim/sim.h"
 
 uint64_t
@@ -97,29 +94,4 @@ swarm_draw(struct options *o)
 	o->pipe_drop_ns = mean(SEC, 20 * SEC);
 	o->late_pidfd_ns = mean(10 * MS, 3 * SEC);
 	o->offload_max = percent(RNG_SWARM, 80) ? number(1, 8) : 0;
-}
-
-void
-swarm_print(const struct options *o)
-{
-	printf("servers=%u hosts=%u datacenters=%u models=%u groups=%u trainers=%u shards=%u "
-	       "chunks=%u safety=%" PRId64 "ms\n",
-		o->servers, o->hosts, o->datacenters, o->models, o->groups, o->trainers, o->shards,
-		o->chunks, o->safety_ns / MS);
-	printf("net=%" PRId64 "us+%" PRId64 "us fifo=%d chunk=%" PRId64 "us think=%" PRId64
-	       "ms pair_block=%" PRId64 "ms skew=%u\n",
-		o->net_min_ns / US, o->net_mean_ns / US, o->fifo, o->chunk_ns / US,
-		o->think_ns / MS, o->pair_block_ns / MS, o->clock_skew_permille);
-	printf("offload=%u percent: spot=%u shared=%u nic=%u forever=%u other_bytes=%u layout=%u\n",
-		o->offload_max, o->spot_percent, o->shared_percent, o->nic_percent,
-		o->forever_percent, o->other_bytes_percent, o->layout_percent);
-	printf("permille: cancel=%u diverge=%u loss=%u twice=%u slow=%u leg_fail=%u corrupt=%u\n",
-		o->cancel_permille, o->diverge_permille, o->loss_permille, o->twice_permille,
-		o->slow_permille, o->leg_fail_permille, o->corrupt_permille);
-	printf("mean ms: worker_death=%" PRId64 " host_crash=%" PRId64 " host_pause=%" PRId64
-	       " server_restart=%" PRId64 " server_pause=%" PRId64 " cut=%" PRId64
-	       " slow_link=%" PRId64 " pipe_drop=%" PRId64 " late_pidfd=%" PRId64 "\n",
-		o->worker_death_ns / MS, o->host_crash_ns / MS, o->host_pause_ns / MS,
-		o->server_restart_ns / MS, o->server_pause_ns / MS, o->cut_ns / MS,
-		o->slow_link_ns / MS, o->pipe_drop_ns / MS, o->late_pidfd_ns / MS);
 }

@@ -82,7 +82,7 @@ trace_dump(void)
 	}
 	printf("FAILED seed %" PRIu64 " at %.6f s, event %" PRIu64 "\n", world.seed,
 		(double)world.now_ns / 1e9, world.events);
-	swarm_print(&world.options);
+	options_print(&world.options);
 	fflush(stdout);
 }
 
@@ -97,6 +97,7 @@ sim_fail(const char *invariant, const char *format, ...)
 {
 	va_list list;
 
+	shrink_report(invariant);
 	trace_dump();
 	printf("%s: ", invariant);
 	va_start(list, format);
