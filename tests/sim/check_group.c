@@ -2,8 +2,8 @@
 /*
  * check_group - I1 of what a call returns, I4 and I6: what the members of a group are told.
  *
- * Members belong to one life of their group when they were opened under the same launch at the same
- * server; what their operations with the same number say must agree.
+ * What the operations with the same number say must agree among members of one life of their group:
+ * those that the server had in one group, not yet broken, when the later of them joined.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -12,15 +12,21 @@
 
 #define OUTCOMES_MAX 1024u
 #define VERSIONS_MAX 4096u
+#define SIDS_MAX 2048u
 
 static struct {
 	struct outcome {
-		uint64_t op_seq, server;
+		uint64_t op_seq, life;
 		uint32_t kind, variant;
 		int code;
 		uint64_t version;
 	} outcomes[GROUPS_MAX][OUTCOMES_MAX];
 	uint32_t num_outcomes[GROUPS_MAX];
+	struct sid {
+		uint64_t sid, life;
+	} sids[SIDS_MAX];
+	uint32_t num_sids;
+	uint64_t last_life;
 	uint64_t variants[MODELS_MAX][VERSIONS_MAX]; /* published at any time: bits */
 } record;
 
@@ -29,6 +35,43 @@ check_start(void)
 {
 	memset(record.num_outcomes, 0, sizeof(record.num_outcomes));
 	memset(record.variants, 0, sizeof(record.variants));
+	record.num_sids = 0;
+	record.last_life = 0;
+}
+
+static uint64_t
+check_life(uint64_t sid)
+{
+	for (uint32_t i = record.num_sids; i > 0; i--) {
+		if (record.sids[i - 1].sid == sid)
+			return record.sids[i - 1].life;
+	}
+	return 0;
+}
+
+void
+check_opened(struct srv *srv, uint64_t sid)
+{
+	const struct ctl_inspection *all;
+	const struct ctl_member_info *new = NULL;
+	uint64_t life = 0;
+
+	if (sid == 0 || check_life(sid) != 0 || record.num_sids == SIDS_MAX)
+		return;
+	all = refsrv_inspect(srv->core, process_now(&srv->process));
+	for (uint32_t i = 0; i < all->num_members; i++) {
+		if (all->members[i].sid == sid)
+			new = &all->members[i];
+	}
+	for (uint32_t i = 0; new != NULL &&i < all->num_members; i++) {
+		const struct ctl_member_info *old = &all->members[i];
+		if (old != new &&strcmp(old->model, new->model) == 0 &&
+			strcmp(old->replica, new->replica) == 0 &&
+			strcmp(old->state, "broken") != 0)
+			life = th_max_u64(life, check_life(old->sid));
+	}
+	record.sids[record.num_sids++] =
+		(struct sid){.sid = sid, .life = life != 0 ? life : ++record.last_life};
 }
 
 void
@@ -72,7 +115,7 @@ agree(const struct worker *worker, const struct outcome *new)
 
 	for (uint32_t i = 0; i < record.num_outcomes[index]; i++) {
 		const struct outcome *old = &record.outcomes[index][i];
-		if (old->op_seq != new->op_seq || old->server != new->server)
+		if (old->op_seq != new->op_seq || old->life != new->life)
 			continue;
 		if (old->code != new->code || old->version != new->version ||
 			old->kind != new->kind)
@@ -110,7 +153,7 @@ check_complete(struct worker *worker, const struct agent_action *action)
 	struct th_version held = action->u.complete.result.version;
 	struct outcome outcome = {
 		.op_seq = action->u.complete.op_seq,
-		.server = worker->opened_server,
+		.life = check_life(worker->sid),
 		.kind = call->kind,
 		.code = code,
 	};
@@ -121,6 +164,9 @@ check_complete(struct worker *worker, const struct agent_action *action)
 		outcome.version = held.version;
 		if (th_version_none(held))
 			sim_fail("I1", "%u has succeeded and holds nothing", call->kind);
+		/* A broken group's member has its memory back: its bytes are its own affair. */
+		if (worker->line.broken != 0 && worker->memory->right == MEMORY_OWNER)
+			return;
 		outcome.variant = variant_of(worker, held.version);
 		if (outcome.variant == 64)
 			sim_fail("I1",

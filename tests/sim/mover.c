@@ -243,7 +243,7 @@ take_pages(struct task *task)
 
 	if (stale(task))
 		return;
-	if (source_lives(leg) && !leg->serving)
+	if (leg->way == LEG_TCP && source_lives(leg) && !leg->serving)
 		return; /* fenced before: the queue was dropped */
 	if (!readable(leg)) {
 		leg_fail(leg, TH_E_STALE_MEMORY);

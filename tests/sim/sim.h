@@ -327,7 +327,7 @@ struct worker { /* a process */
 	struct handle *handle;
 	struct memory *memory;
 	struct agent_line line;
-	uint64_t opened_server; /* server_inc when it was opened */
+	uint64_t sid;
 	uint32_t step;
 	struct call call;
 	bool want_close, starting;

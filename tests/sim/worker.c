@@ -155,13 +155,25 @@ put(struct worker *worker)
 	net_request(worker->host, AGENT_CHANNEL_CONTROL, &request, 0, worker->handle->id);
 }
 
+static uint64_t
+sid_of(const struct worker *worker)
+{
+	struct agent_session_info info = {.session = 0};
+
+	for (uint32_t i = 0; agent_session_at(worker->host->core, i, &info); i++) {
+		if (info.session == worker->handle->id)
+			return info.sid;
+	}
+	return 0;
+}
+
 void
 worker_opened(struct worker *worker, int code)
 {
 	TRACE("worker #/# is opened: !", worker->group->index, worker->shard, TRACE_E(code));
 	if (code != 0 || worker->state != W_OPENING)
 		return; /* the handle goes, and worker_closed() comes; or it closes already */
-	worker->opened_server = worker->host->server_inc;
+	worker->sid = sid_of(worker);
 	put(worker);
 }
 
@@ -250,8 +262,11 @@ worker_submit(struct worker *worker)
 	memcpy(event->u.submit.spec, call->spec, sizeof(call->spec));
 	worker->state = W_BUSY;
 	worker->alarm++;
+	/* The server counts the deadline by its own clock. */
 	if (call->timeout_ns >= 0)
-		worker_in(worker, late, call->timeout_ns + GRACE_NS);
+		worker_in(worker, late,
+			call->timeout_ns + GRACE_NS +
+				call->timeout_ns / 500 * world.options.clock_skew_permille);
 	if (!world.calm && permille(RNG_WORK, world.options.cancel_permille))
 		worker_in(worker, cancel, between(RNG_WORK, 0, 200 * MS));
 }
