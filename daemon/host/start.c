@@ -212,7 +212,7 @@ static int
 open_core(struct host *host, struct th_err *err)
 {
 	const struct options *options = &host->options;
-	struct agent_config config;
+	struct agent_config config = {0};
 	agent_config_default(&config);
 	config.agent_inc = host->agent_inc;
 	config.reply_ns = options->reply_ns;
