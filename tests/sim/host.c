@@ -313,6 +313,7 @@ host_wake(struct process *process)
 		host_step(host, &tick);
 	if (!host->attached && world.options.servers > 1 &&
 		world.now_ns - host->dialed_ns > SWITCH_NS) {
+		net_hang_up(host, &world.servers[host->server]);
 		host->server = (host->server + 1) % world.options.servers;
 		host->dialed_ns = world.now_ns;
 		TRACE("host # tries server #", process->index, host->server);
@@ -340,6 +341,7 @@ host_start(struct host *host)
 	host->process.on_wake = host_wake;
 	host->inc = config.agent_inc;
 	host->attached = false;
+	host->connection = ++world.last_connection;
 	host->dialed_ns = world.now_ns;
 	host->mover_ns = host->next_ns = 0;
 	agent_config_default(&config);

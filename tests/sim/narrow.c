@@ -69,9 +69,12 @@ static const struct option options[] = {
 	OPTION(late_pidfd_ns, true),
 	OPTION(server_down_ns, false),
 	OPTION(offload_max, false),
+	OPTION(retain_percent, true),
+	OPTION(force_percent, false),
+	OPTION(grace_ns, false),
 };
 
-_Static_assert(sizeof(struct options) == 224, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 240, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

@@ -108,6 +108,13 @@ struct arrival { /* of a request at a server */
 	uint64_t more[]; /* legs of a beat, bytes of a manifest */
 };
 
+/* One for each channel, all begin and end together. */
+static uint64_t
+connection_of(const struct host *host, enum agent_channel channel)
+{
+	return host->connection * 4 + channel;
+}
+
 static void
 arrive(struct task *task)
 {
@@ -138,6 +145,7 @@ transmit(struct host *host, struct srv *srv, enum agent_channel channel,
 	arrival->srv = srv;
 	arrival->token = token;
 	arrival->request = *request;
+	arrival->request.connection = connection_of(host, channel);
 	if (bytes > 0)
 		memcpy(arrival->more, more, bytes);
 	if (request->kind == CTL_BEAT)
@@ -275,8 +283,34 @@ net_next_timeout(const struct host *host)
 	return next_ns;
 }
 
+struct ending { /* of a connection, as a server sees it */
+	struct task task;
+	uint64_t connection;
+};
+
+static void
+gone(struct task *task)
+{
+	srv_gone(&world.servers[task->process->index], ((struct ending *)task)->connection);
+}
+
+/* The server gets to know, unless nothing reaches it; then the beats that do not come tell it. */
+static void
+end_connection(struct host *host, struct srv *srv)
+{
+	for (uint32_t i = 0; i <= AGENT_CHANNEL_BEAT && srv->process.alive; i++) {
+		int64_t delay_ns = net_delay(net_host(host), net_srv(srv));
+		if (delay_ns == NEVER)
+			continue;
+		struct ending *ending = task_new(sizeof(*ending), gone, &srv->process);
+		ending->connection = connection_of(host, i);
+		task_in(&ending->task, delay_ns);
+	}
+	host->connection = ++world.last_connection;
+}
+
 void
-net_hang_up(struct host *host, const struct srv *srv)
+net_hang_up(struct host *host, struct srv *srv)
 {
 	for (uint32_t i = 0; i < host->num_flights; i++) {
 		const struct flight *flight = &host->flights[i];
@@ -289,6 +323,8 @@ net_hang_up(struct host *host, const struct srv *srv)
 		delivery->none = true;
 		task_in(&delivery->task, delay_ns);
 	}
+	if (host->server == srv->process.index)
+		end_connection(host, srv);
 }
 
 void
@@ -300,4 +336,5 @@ net_forget(struct host *host)
 			srv_forget(srv, host->flights[i].token);
 	}
 	host->num_flights = 0;
+	end_connection(host, &world.servers[host->server]);
 }

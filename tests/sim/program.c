@@ -16,6 +16,7 @@
 #define LAUNCHER_NS (250 * MS)
 #define ORPHAN_NS (5 * SEC) /* members without the others are ended after this */
 #define CLOSE 0u            /* kind of a step */
+#define FORCE 1u            /* THC_FORCE */
 
 struct content
 program_content(const struct group *group, uint32_t shard, uint64_t version, uint32_t variant)
@@ -70,6 +71,15 @@ draw_latest(const struct group *group, struct step *step)
 }
 
 static void
+draw_unpublish(struct step *step)
+{
+	step->kind = CTL_OP_UNPUBLISH;
+	/* Else a last copy that must stay may keep its holder for ever. */
+	if (percent(RNG_WORK, world.calm ? 50 : world.options.force_percent))
+		step->flags = FORCE;
+}
+
+static void
 draw(struct group *group, struct step *step, const struct worker *first)
 {
 	bool holds = !th_version_none(first->line.held);
@@ -85,7 +95,7 @@ draw(struct group *group, struct step *step, const struct worker *first)
 		draw_publish(group, step);
 	else if (group->role == ROLE_TRAINER ||
 		 (holds && (group->role == ROLE_STANDALONE || luck < 15)))
-		step->kind = CTL_OP_UNPUBLISH;
+		draw_unpublish(step);
 	else {
 		step->kind = holds ? CTL_OP_UPDATE : CTL_OP_REPLICATE;
 		draw_latest(group, step);
@@ -255,6 +265,7 @@ launcher(struct task *task)
 void
 program_start(void)
 {
+	static const char *const rules[] = {"latest", "latest", "latest,latest-1", "latest-1", "3"};
 	const struct options *options = &world.options;
 
 	for (uint32_t i = 0; i < options->groups; i++) {
@@ -267,6 +278,9 @@ program_start(void)
 						       : ROLE_STANDALONE;
 		group->behind = group->role == ROLE_ROLLOUT && percent(RNG_SWARM, 15) ? 1 : 0;
 		group->launches = percent(RNG_SWARM, 60);
+		group->retain = percent(RNG_SWARM, options->retain_percent)
+					? rules[chance(RNG_SWARM, TH_ARRAY_LEN(rules))]
+					: "";
 		group->follows = group->role == ROLE_TRAINER && i >= options->models;
 		if (group->role != ROLE_TRAINER && percent(RNG_SWARM, options->layout_percent))
 			group->layout = 1;

@@ -130,7 +130,9 @@ int64_t between(enum stream stream, int64_t low, int64_t high);
 struct options { /* what swarm_draw() makes of a seed; all of it is printed with --trace */
 	uint32_t servers, hosts, datacenters, models, groups, shards, chunks;
 	uint32_t trainers, clock_skew_permille;
-	uint32_t offload_max; /* of a host: 0 to this */
+	uint32_t offload_max;                   /* of a host: 0 to this */
+	uint32_t retain_percent, force_percent; /* groups with rules; unpublish with THC_FORCE */
+	int64_t grace_ns;                       /* of claims whose holder crashed */
 	uint32_t spot_percent, shared_percent, nic_percent, forever_percent, cancel_permille;
 	uint32_t diverge_permille, other_bytes_percent, layout_percent;
 	int64_t safety_ns;
@@ -281,6 +283,7 @@ struct host { /* an agent process and its machine */
 	bool spot, attached;
 	uint32_t offload_max; /* shards of others that it has memory for */
 	uint64_t server_inc;  /* attached to */
+	uint64_t connection;  /* to it; a new one when that has ended */
 	uint32_t server;      /* of the list */
 	int64_t dialed_ns;
 	uint64_t last_tag;
@@ -353,6 +356,7 @@ struct group {
 	uint32_t index, model, shards, layout;
 	enum role role;
 	char replica[32], launch[32];
+	const char *retain; /* rules, or empty */
 	uint64_t incarnation;
 	struct worker workers[SHARDS_MAX];
 	struct step steps[STEPS_MAX];
@@ -374,7 +378,8 @@ struct world {
 	struct group groups[GROUPS_MAX];
 	struct leg *legs; /* newest first; never removed while the run lasts */
 	struct memory *memories;
-	uint64_t last_inc, last_session, last_hello, last_launch, last_version[MODELS_MAX];
+	uint64_t last_inc, last_session, last_hello, last_launch, last_connection;
+	uint64_t last_version[MODELS_MAX];
 	struct strike strikes[STRIKES_MAX];
 	uint32_t num_strikes;
 	bool calm;    /* the faults have ended  */
@@ -402,8 +407,8 @@ void net_request(struct host *host, enum agent_channel channel, const struct ctl
 void net_reply(struct srv *srv, const struct refsrv_reply *reply);
 void net_timeouts(struct host *host);
 int64_t net_next_timeout(const struct host *host);
-/* The connection is gone: what the agent waits for is answered so. */
-void net_hang_up(struct host *host, const struct srv *srv);
+/* The connection is gone: what the agent waits for is answered so, and the server hears of it. */
+void net_hang_up(struct host *host, struct srv *srv);
 /* The agent process has ended. */
 void net_forget(struct host *host);
 
@@ -413,6 +418,7 @@ void srv_start(struct srv *srv);
 void srv_stop(struct srv *srv);
 void srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request);
 void srv_forget(struct srv *srv, uint64_t token);
+void srv_gone(struct srv *srv, uint64_t connection);
 
 void host_start(struct host *host);
 void host_crash(struct host *host);

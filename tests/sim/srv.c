@@ -48,6 +48,15 @@ srv_forget(struct srv *srv, uint64_t token)
 	refsrv_forget(srv->core, token);
 }
 
+void
+srv_gone(struct srv *srv, uint64_t connection)
+{
+	struct refsrv_out out;
+
+	refsrv_gone(srv->core, process_now(&srv->process), connection, &out);
+	said(srv, &out);
+}
+
 static void
 srv_wake(struct process *process)
 {
@@ -74,6 +83,7 @@ srv_start(struct srv *srv)
 	for (size_t i = 0; i < TH_ARRAY_LEN(config.seed); i++)
 		config.seed[i] = th_rng_u64(&world.rng[RNG_SWARM]);
 	config.pair_block_ns = world.options.pair_block_ns;
+	config.grace_ns = world.options.grace_ns;
 	srv->generation += 1u << 20;
 	config.generation_first = srv->generation;
 	srv->core = refsrv_new(&config, process_now(&srv->process));

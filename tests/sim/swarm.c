@@ -94,4 +94,7 @@ swarm_draw(struct options *o)
 	o->pipe_drop_ns = mean(SEC, 20 * SEC);
 	o->late_pidfd_ns = mean(10 * MS, 3 * SEC);
 	o->offload_max = percent(RNG_SWARM, 80) ? number(1, 8) : 0;
+	o->retain_percent = percent(RNG_SWARM, 60) ? number(20, 100) : 0;
+	o->force_percent = number(0, 50);
+	o->grace_ns = between(RNG_SWARM, 100 * MS, 4 * SEC);
 }
