@@ -119,6 +119,10 @@ fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 	document_field(document, "server", "server", value_text(status->server));
 	document_field(document, "attached", "attached", value_flag(status->attached));
 	document_field(document, "server_text", NULL, value_text(status->server_text));
+	document_field(document, "draining", status->draining ? "draining" : NULL,
+		value_flag(status->draining));
+	document_field(document, "leaving", status->leaving ? "leaving" : NULL,
+		value_flag(status->leaving));
 	document_field(document, "server_inc", NULL,
 		value_textf("%016" PRIx64, (uint64_t)status->server_inc));
 	document_field(document, "data_address", "data", value_text(status->data_address));

@@ -68,6 +68,7 @@ struct warning {
 
 struct document {
 	const char *kind; /* static: "status", "models"...                                    */
+	bool one_line;    /* fields only: one line of text, or one of JSON                    */
 	bool has_verdict; /* the verdict is printed first: HEALTH_OK, or what is wrong        */
 	char *headline;   /* owns: follows the verdict, or is a line of its own; NULL: none   */
 	uint32_t num_fields, num_tables, num_warnings;

@@ -107,7 +107,8 @@ print_json(const struct document *document, bool colour, FILE *to)
 		put(root, document->fields[i].key, value_to_json(&document->fields[i].value));
 	for (uint32_t i = 0; i < document->num_tables; i++)
 		put(root, document->tables[i].key, table_to_json(&document->tables[i]));
-	json_dumpf(root, to, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
+	json_dumpf(root, to,
+		(document->one_line ? JSON_COMPACT : JSON_INDENT(2)) | JSON_REAL_PRECISION(6));
 	fputc('\n', to);
 	json_decref(root);
 }

@@ -160,8 +160,29 @@ print_warnings(const struct document *document, bool colour, FILE *to)
 }
 
 static void
+print_line(const struct document *document, bool wide, FILE *to)
+{
+	bool first = true;
+
+	for (uint32_t i = 0; i < document->num_fields; i++) {
+		const struct field *field = &document->fields[i];
+		if (!field->title && !wide)
+			continue;
+		char *text = value_print(&field->value);
+		fprintf(to, "%s%s", first ? "" : "  ", text);
+		free(text);
+		first = false;
+	}
+	fputc('\n', to);
+}
+
+static void
 print_document(const struct document *document, bool wide, bool colour, FILE *to)
 {
+	if (document->one_line) {
+		print_line(document, wide, to);
+		return;
+	}
 	if (document->has_verdict) {
 		print_verdict(document, colour, to);
 	} else if (document->headline) {

@@ -33,6 +33,7 @@ struct rpc {
 	char url[NET_URL_BYTES];
 	uint64_t tag;
 	struct answer *answers; /* owns */
+	struct convert_arena admin; /* of the last operator's question */
 };
 
 struct answer { /* what a question's parts were put together to */
@@ -201,6 +202,7 @@ rpc_close(struct rpc *rpc)
 		answer_clear(answer);
 		free(answer);
 	}
+	convert_arena_free(&rpc->admin);
 	net_client_free(rpc->client);
 	free(rpc);
 }
@@ -349,6 +351,21 @@ rpc_inspection(struct rpc *rpc, struct th_err *err, struct ctl_inspection *ret_i
 	} while (rc > 0);
 	if (rc == 0)
 		*ret_inspection = answer->inspection.whole;
+	return rc;
+}
+
+int
+rpc_admin(struct rpc *rpc, const struct ctl_admin *admin, struct th_err *err,
+	struct ctl_admin_reply *ret_reply)
+{
+	struct ctl_request request = {.kind = CTL_ADMIN, .u.admin = *admin};
+	struct ctl_reply reply;
+
+	rpc->deadline_ns = th_deadline_ns(th_now_ns(), ANSWER_NS);
+	convert_arena_free(&rpc->admin);
+	int rc = ask(rpc, &request, &rpc->admin, err, &reply);
+	if (rc == 0)
+		*ret_reply = reply.u.admin;
 	return rc;
 }
 

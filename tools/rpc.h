@@ -29,6 +29,13 @@ int rpc_listing(
 	struct rpc *rpc, const char *model, struct th_err *err, struct ctl_listing *ret_listing);
 int rpc_inspection(struct rpc *rpc, struct th_err *err, struct ctl_inspection *ret_inspection);
 
+/*
+ * An operator's question, answered at once. Each gets its own time, within --timeout; what the
+ * reply points to is valid until the next one.
+ */
+int rpc_admin(struct rpc *rpc, const struct ctl_admin *admin, struct th_err *err,
+	struct ctl_admin_reply *ret_reply);
+
 /* The agent's own state. Free with tensorhub__v1__reply__free_unpacked; its status is there. */
 int rpc_status(struct rpc *rpc, struct th_err *err, Tensorhub__V1__Reply **ret_reply);
 

@@ -38,6 +38,8 @@ enum option_key { /* of options without a letter */
 	KEY_HOLD,
 	KEY_FORCE,
 	KEY_REPLICAS,
+	KEY_WATCH,
+	KEY_YES,
 };
 
 static int run_version(struct thctl *ctl);
@@ -54,10 +56,6 @@ static const struct verb verb_version = {
 		.name = (verb_name), .arguments_max = THCTL_ARGUMENTS_MAX                          \
 	}
 static const struct verb verbs_not_built[] = {
-	NOT_BUILT("drain"),
-	NOT_BUILT("undrain"),
-	NOT_BUILT("evict"),
-	NOT_BUILT("events"),
 	NOT_BUILT("top"),
 	NOT_BUILT("doctor"),
 	NOT_BUILT("config"),
@@ -69,6 +67,10 @@ static const struct verb *const verbs[] = {
 	&verb_publish,
 	&verb_fetch,
 	&verb_wait,
+	&verb_drain,
+	&verb_undrain,
+	&verb_evict,
+	&verb_events,
 	&verb_version,
 };
 
@@ -244,8 +246,11 @@ static const struct verb_option verb_options[] = {
 	{THCTL_RETAIN,
 		{"retain", KEY_RETAIN, "RULES", 0, "versions to keep, e.g. latest,latest-1", 1}},
 	{THCTL_HOLD, {"hold", KEY_HOLD, NULL, 0, "stay and serve it until a signal", 1}},
-	{THCTL_FORCE, {"force", KEY_FORCE, NULL, 0, "replace OUT", 1}},
+	{THCTL_FORCE, {"force", KEY_FORCE, NULL, 0, "replace OUT, or give up a last copy", 1}},
 	{THCTL_REPLICAS, {"replicas", KEY_REPLICAS, "N", 0, "so many ready replicas (1)", 1}},
+	{THCTL_WATCH, {"watch", KEY_WATCH, NULL, 0, "look on until it is done", 1}},
+	{THCTL_YES, {"yes", KEY_YES, NULL, 0, "do not ask", 1}},
+	{THCTL_FOLLOW, {"follow", 'f', NULL, 0, "go on with what happens", 1}},
 };
 
 static void
@@ -348,6 +353,9 @@ parse_verb_option(int key, char *text, struct argp_state *state)
 		return 0;
 	case KEY_HOLD:
 	case KEY_FORCE:
+	case KEY_WATCH:
+	case KEY_YES:
+	case 'f':
 		return 0;
 	case ARGP_KEY_ARG:
 		if (ctl->num_arguments == ctl->verb->arguments_max)

@@ -38,6 +38,9 @@ enum thctl_option { /* which options a verb takes */
 	THCTL_HOLD = 1u << 7,
 	THCTL_FORCE = 1u << 8,
 	THCTL_REPLICAS = 1u << 9,
+	THCTL_WATCH = 1u << 10,
+	THCTL_YES = 1u << 11,
+	THCTL_FOLLOW = 1u << 12,
 };
 
 #define THCTL_ARGUMENTS_MAX 2u
@@ -70,7 +73,8 @@ struct thctl {
 	const char *arguments[THCTL_ARGUMENTS_MAX];
 };
 
-extern const struct verb verb_status, verb_ls, verb_publish, verb_fetch, verb_wait;
+extern const struct verb verb_status, verb_ls, verb_publish, verb_fetch, verb_wait, verb_drain,
+	verb_undrain, verb_evict, verb_events;
 
 /* A line on stderr: "thctl: ...". */
 void thctl_say(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -272,9 +272,9 @@ node_drain_look(struct refsrv *server, const struct agent *agent, struct ctl_adm
 	ret_reply->blockers = look.blockers;
 	if (agent->num_members > 0)
 		snprintf(ret_reply->text, sizeof(ret_reply->text),
-			"%u handles of workers are open on node %.200s: they go on until their "
+			"open handles of workers on node %.200s: %u; they go on until their "
 			"workers end",
-			agent->num_members, agent->info.node);
+			agent->info.node, agent->num_members);
 }
 
 /* ---- the log -------------------------------------------------------------------------------- */

@@ -154,7 +154,7 @@ Test(refsrv_admin, transfers__are_named_and_end_by_themselves)
 	cr_assert(logged("node node0 is empty"));
 	cr_assert(logged("node node1 is empty"));
 	cr_assert_str_eq(state_of(a), "empty");
-	cr_assert(strstr(admin->text, "1 handles of workers are open"));
+	cr_assert(strstr(admin->text, "open handles of workers on node node0: 1;"));
 	(void)p;
 }
 
