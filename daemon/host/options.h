@@ -28,6 +28,7 @@ struct options {
 	char datacenter[TH_NAME_MAX + 1];
 	bool transport_local, transport_tcp;
 	bool verify;
+	int64_t beat_ns;   /* between two beats to the server                                   */
 	int64_t reply_ns;  /* a request to the server is sent again after this                   */
 	int64_t silent_ns; /* no answer for this long: no server                                 */
 	int64_t stall_ns;  /* a leg without a byte for this long is stalled                      */

@@ -25,6 +25,7 @@ options_default(struct options *ret_options)
 		.transport_local = true,
 		.transport_tcp = true,
 		.verify = true,
+		.beat_ns = INT64_C(1000000000),
 		.reply_ns = INT64_C(3000000000),
 		.silent_ns = INT64_C(3000000000),
 		.stall_ns = INT64_C(700000000),
@@ -226,6 +227,7 @@ const char *const options_keys[] = {
 	"verify",
 	"http",
 	"log.level",
+	"server.beat",
 	"server.reply",
 	"server.silent",
 	"leg.stall",
@@ -266,6 +268,8 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 			"%s: metrics over HTTP are not built yet; leave it out", key);
 	if (IS("log.level"))
 		return set_log_level(key, value, err);
+	if (IS("server.beat"))
+		return set_duration(&o->beat_ns, 20000000, key, value, err);
 	if (IS("server.reply"))
 		return set_duration(&o->reply_ns, 100000000, key, value, err);
 	if (IS("server.silent"))

@@ -215,6 +215,7 @@ open_core(struct host *host, struct th_err *err)
 	struct agent_config config = {0};
 	agent_config_default(&config);
 	config.agent_inc = host->agent_inc;
+	config.beat_ns = options->beat_ns;
 	config.reply_ns = options->reply_ns;
 	config.server_silent_ns = options->silent_ns;
 	config.hello_ns = HELLO_NS;
