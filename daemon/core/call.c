@@ -291,7 +291,8 @@ ac_cancel(struct agent *agent, struct session *session, uint32_t slot)
 /*
  * It is certain that nothing has changed or will: without our PREPARED there is no GO. Of several
  * members one must not be told of a failure where the others may be told that there was nothing to
- * do; but update waits for no server.
+ * do; but update waits for no server. An unpublish ends with the proofs of all parts: once ours is
+ * being given, the others may have been told that it succeeded, whether we have called or not.
  */
 static bool
 certain(const struct agent *agent, const struct session *session)
@@ -300,7 +301,8 @@ certain(const struct agent *agent, const struct session *session)
 	bool single = session->open.num_shards == 1;
 
 	if (ac_call_never_sent(call))
-		return true;
+		return single || call->order.kind != CTL_OP_UNPUBLISH ||
+		       (session->part != NULL && !ac_part_draining(session->part));
 	if (call->prepared)
 		return false;
 	if (call->order.kind == CTL_OP_UPDATE)

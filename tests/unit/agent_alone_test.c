@@ -175,6 +175,26 @@ Test(agent_alone, unpublish__of_several_members__no_server_at_its_deadline)
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
 }
 
+/* Another member has called: with our proof given it may have been told that it succeeded. */
+Test(agent_alone, unpublish__of_several_members_and_drained_already__waits_for_the_outcome)
+{
+	rig.num_shards = 2;
+	uint64_t other = rig_ready(&rig, 2);
+	uint64_t its_gen = rig_publish(&rig, 2, other, "5");
+	rig_hashed(&rig, AGENT_EV_HASHED, 2, its_gen);
+	event(rig_drain(other, its_gen, 4));
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
+	rig_clear(&rig);
+	hang_up();
+	rig_submit(&rig, 2, 0, CTL_OP_UNPUBLISH, "", SEC);
+	rig_sleep(&rig, 5 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	back();
+	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_UNPUBLISH);
+	event(rig_outcome(other, 2, 0, TH_NO_VERSION));
+	cr_assert_eq(rig_complete(&rig, 2, 0)->u.complete.code, 0);
+}
+
 Test(agent_alone, unpublish__behind_a_ghost__done_too)
 {
 	rig.mute = true;
