@@ -100,7 +100,6 @@ class Process:
         return dict(w.split("=", 1) for w in words[1:])
 
     def tail(self, lines=40):
-        self.log.flush()
         with open(self.log_path, errors="replace") as f:
             return "".join(f.readlines()[-lines:])
 
@@ -165,15 +164,19 @@ class Worker(Process):
         self.p.stdin.flush()
         return ident
 
-    def finish(self, ident, seconds=60):
+    def message(self, ident, seconds=60):
+        """The whole answer: value, or error and text; seconds; late (see worker.Metronome)."""
         with self.condition:
             if not self.condition.wait_for(
                 lambda: ident in self.answers or None in self.answers, seconds
             ):
                 raise AssertionError(f"{self.label}: no answer within {seconds} s")
             if ident not in self.answers:
-                raise RemoteError("DIED", f"{self.label} is gone")
-            message = self.answers.pop(ident)
+                return {"id": ident, "error": "DIED", "text": f"{self.label} is gone"}
+            return self.answers.pop(ident)
+
+    def finish(self, ident, seconds=60):
+        message = self.message(ident, seconds)
         if "error" in message:
             raise RemoteError(message["error"], message["text"], message.get("seconds", 0.0))
         return message["value"]
@@ -229,7 +232,7 @@ class Cluster:
         if server:
             self.start_server()
 
-    def start_server(self, listen="tcp://127.0.0.1:0", prefix=(), args=()):
+    def start_server(self, listen="tcp://127.0.0.1:0", prefix=(), args=(), env=None):
         self.server = Process(
             self,
             "server",
@@ -242,6 +245,7 @@ class Cluster:
                 listen,
                 *args,
             ],
+            env=env,
         )
         self.server_url = self.server.ready()["listen"]
         return self.server
@@ -268,6 +272,19 @@ class Cluster:
             )
         return p
 
+    def replaced(self, process):
+        """It was killed on purpose and another has its place: what did it say?"""
+        process.kill()
+        self.processes.remove(process)
+        process.log.close()
+        return self.findings(process)
+
+    @staticmethod
+    def findings(process):
+        text = process.tail(400) if SANITIZED else ""
+        signs = ("ERROR: AddressSanitizer", "runtime error:", "ERROR: LeakSanitizer")
+        return [f"{process.label}: {text}"] if any(sign in text for sign in signs) else []
+
     def close(self, failed):
         if failed:
             for p in self.processes:
@@ -282,14 +299,8 @@ class Cluster:
                     if code != 0:
                         problems.append(f"{p.label} ended with {code}: {p.tail()}")
             p.kill()
-            if SANITIZED and not failed:
-                text = p.tail(400)
-                if (
-                    "ERROR: AddressSanitizer" in text
-                    or "runtime error:" in text
-                    or "ERROR: LeakSanitizer" in text
-                ):
-                    problems.append(f"{p.label}: {text}")
+            if not failed:
+                problems += self.findings(p)
             p.log.close()
         for cleanup in reversed(self.cleanups):
             cleanup()
@@ -402,6 +413,19 @@ class Hosts:
         )
         if p.returncode:
             raise Skip(f"tc tbf: {p.stderr.strip()}")
+
+    def cut(self, i, up=False):
+        """The link of host i goes down, or up again: what is sent is lost, nobody is told."""
+        self._ip("-n", self.switch, "link", "set", f"p{i}", "up" if up else "down")
+
+    def lose(self, i, j, heal=False):
+        """What host i sends to host j is lost from now on, silently; the other way is as it was."""
+        neighbour = (self.address(j), "dev", "eth0")
+        if heal:
+            self._ip("-n", self.names[i], "neigh", "del", *neighbour)
+        else:
+            nobody = ("lladdr", "02:00:00:00:00:01", "nud", "permanent")
+            self._ip("-n", self.names[i], "neigh", "replace", *neighbour, *nobody)
 
     def received_bytes(self, i):
         out = subprocess.run(

@@ -7,6 +7,7 @@ call does not keep others waiting. The controller is cluster.Worker.
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -277,6 +278,106 @@ def cmd_truth_end(polls, name="s"):
     return cmd_truth(name)
 
 
+def stamped(version, shard, nbytes):
+    """The bytes of a version, each 64 KiB of them different from all others."""
+    base = content.content(f"{version}/{shard}", 65528)
+    blocks = (n.to_bytes(8, "little") + base for n in range((nbytes + 65535) // 65536))
+    return b"".join(blocks)[:nbytes]
+
+
+def cmd_stamp(version, shard, name="s"):
+    memories[name].write(0, stamped(version, shard, memories[name].bytes))
+
+
+def cmd_compare(version, shard, name="s"):
+    """None when the memory is this version's; else the first 64 KiB that is not."""
+    have = memories[name].read(0, memories[name].bytes)
+    want = stamped(version, shard, len(have))
+    if have == want:
+        return None
+    return next(at for at in range(0, len(have), 65536) if have[at:][:65536] != want[at:][:65536])
+
+
+followed = {}
+
+
+def cmd_follow(least_bytes, name="s"):
+    """Notes from now on when bytes of the submitted operation come; returns with the first few."""
+    enough = threading.Event()
+    moments = followed[name] = []
+    op = ops[name]
+
+    def follow():
+        before, end = 0, time.monotonic() + 60
+        while time.monotonic() < end:
+            done, total = op.progress()
+            if done != before:
+                moments.append(time.monotonic())
+                before = done
+            if done >= least_bytes:
+                enough.set()
+            if total and done == total:
+                return
+            time.sleep(0.0005)
+
+    threading.Thread(target=follow, daemon=True).start()
+    if not enough.wait(60):
+        raise TimeoutError("no bytes")
+
+
+def cmd_followed(since, name="s"):
+    """When bytes came again after the longest time without any since then; None: there was none."""
+    after = [m for m in followed[name] if m > since]
+    if not after:
+        return None
+    gaps = [(b - a, b) for a, b in zip([since, *after], after)]
+    return max(gaps)[1]
+
+
+class Metronome(threading.Thread):
+    """How late this machine wakes a thread: what a deadline cannot be kept better than."""
+
+    PERIOD = 0.02
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.late = [(time.monotonic(), 0.0)]
+
+    def run(self):
+        before = time.monotonic()
+        while True:
+            time.sleep(self.PERIOD)
+            now = time.monotonic()
+            self.late.append((now, now - before - self.PERIOD))
+            before = now
+
+    def worst(self, start):
+        """Of all that ended since start, and of the one that has not ended yet."""
+        late, now = self.late, time.monotonic()
+        worst = now - late[-1][0] - self.PERIOD
+        for at in range(len(late) - 1, -1, -1):
+            if late[at][0] < start:
+                break
+            worst = max(worst, late[at][1])
+        return worst
+
+
+metronome = None
+
+
+def cmd_metronome():
+    """From now on every answer says how late a thread was woken while it ran."""
+    global metronome
+    metronome = Metronome()
+    metronome.start()
+
+
+def cmd_signal_storm(period=0.001):
+    """From now on this process gets a signal with a handler, over and over, in its main thread
+    and in those that wait in a call."""
+    signal.setitimer(signal.ITIMER_REAL, period, period)
+
+
 def timed(cmd, args):
     """[name of the code or "ok", seconds, value or sentence] of one command."""
     start = time.monotonic()
@@ -309,25 +410,22 @@ def cmd_threads():
 
 
 def run(message):
+    reply = {"id": message["id"]}
+    start = time.monotonic()
     try:
-        args = message.get("args", {})
-        start = time.monotonic()
-        value = globals()["cmd_" + message["cmd"]](**args)
-        answer({"id": message["id"], "value": value, "seconds": time.monotonic() - start})
+        reply["value"] = globals()["cmd_" + message["cmd"]](**message.get("args", {}))
     except thc.ThcError as e:
-        answer(
-            {
-                "id": message["id"],
-                "error": e.name,
-                "text": e.text,
-                "seconds": time.monotonic() - start,
-            }
-        )
+        reply.update(error=e.name, text=e.text)
     except Exception:
-        answer({"id": message["id"], "error": "PYTHON", "text": traceback.format_exc()})
+        reply.update(error="PYTHON", text=traceback.format_exc())
+    reply.update(start=start, seconds=time.monotonic() - start)
+    if metronome:
+        reply["late"] = metronome.worst(start)
+    answer(reply)
 
 
 def main():
+    signal.signal(signal.SIGALRM, lambda *_: None)
     for line in sys.stdin:
         message = json.loads(line)
         threading.Thread(target=run, args=(message,), daemon=True).start()

@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user sees of each kind of fault, one scenario each; after it the rules of history.py hold,
+the same names serve a new version, and nothing is left. Needs -Dfaults=true.
+
+The scenarios run side by side, because they mostly wait; each then tells what came of it. By hand:
+fault_rows_test.py NAME... runs those whose name has one of the texts in it.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from cluster import BUILD, FAULTS, Skip, cluster, main, netns_available, wait_for, worker_env
+from faults import HOLD, HOST, PATIENT, Life, lane_of
+from history import BUSY, GRACE, History
+
+LANES = 4
+
+
+@contextlib.contextmanager
+def scenario(links=False, phase=None, **kwargs):
+    """A life that has come to this phase; what is wrong at its end is raised."""
+    if links and not netns_available():
+        raise Skip("network namespaces need root and iproute2")
+    with cluster(server=False) as c:
+        lane = lane_of(c, **kwargs)
+        life = Life(lane, "m", History())
+        if phase:
+            life.go_to(phase)
+        yield lane, life
+        problems = life.aftermath()
+        assert not problems, "\n".join([*problems, *map(str, life.history.calls)])
+
+
+def ended(running, **codes):
+    """Each handle's call has ended with one of the codes that are allowed to it."""
+    running.join()
+    for handle, allowed in codes.items():
+        call = running.calls[handle]
+        assert call.code in allowed.split(), f"not {allowed}: {call}"
+    return running.calls
+
+
+def paused(lane, party, point, running):
+    """Starts what running() starts and waits until the party has come to the point."""
+    points = lane.points[party]
+    points.arm(f"{point}:pause")
+    calls = running()
+    assert points.wait(calls.over), f"{party} never came to {point}"
+    points.arm("")
+    return calls, lambda: points.go(lane.process(party).alive)
+
+
+def soon(call, what, seconds=1.0):
+    """The call ended at once, as far as this machine could."""
+    assert call.seconds <= seconds + BUSY + 2 * call.late, f"{what}: {call}"
+
+
+def open_others(life):
+    assert life.opening("o0", "o1").join(), "the other group opens"
+
+
+def transfers(lane):
+    return json.loads(lane.c.thctl("-o", "json", "ls", "transfers", agent="c").stdout)["transfers"]
+
+
+def node(lane, name):
+    """What the server thinks of this node."""
+    table = json.loads(lane.c.thctl("-o", "json", "ls", "nodes", agent="c").stdout)["nodes"]
+    return next((n["state"] for n in table if n["node"] == name), None)
+
+
+# ---- a worker dies ----
+
+
+def f1_publisher_killed_at_rest():
+    """Who holds the version serves it on."""
+    with scenario(phase="idle", others=True) as (lane, life):
+        lane.process("source worker").kill()
+        open_others(life)
+        ended(life.group("replicate", "o0", "o1", version="latest"), o0="ok", o1="ok")
+
+
+def f1_only_holder_killed_at_rest():
+    """Nobody waits longer than it said for what is gone."""
+    with scenario(phase="replicate") as (lane, life):
+        lane.process("source worker").kill()
+        gone = "VERSION_LOST NOT_AVAILABLE TIMEOUT"
+        ended(life.phase_replicate(), r0=gone, r1=gone)
+
+
+def f2_publisher_killed_during_legs():
+    """Its agent has the memory: readers notice nothing."""
+    with scenario(phase="replicate") as (lane, life):
+        calls, go = paused(lane, "reader agent", "leg_in_first_chunk", life.phase_replicate)
+        lane.process("source worker").kill()
+        go()
+        ended(calls, r0="ok", r1="ok")
+
+
+def f3_reader_killed_mid_leg():
+    with scenario(phase="replicate") as (lane, life):
+        calls, go = paused(lane, "reader agent", "leg_in_half", life.phase_replicate)
+        killed = time.monotonic()
+        lane.process("reader worker").kill()
+        go()
+        call = ended(calls, r0="DIED", r1="GROUP_BROKEN")["r1"]
+        soon(call, "the mate is told", 2.0)
+        wait_for(lambda: not transfers(lane), PATIENT, "the source is free")
+        assert time.monotonic() - killed < 2 + GRACE + 2 * call.late, "the source is free soon"
+
+
+def f8_reader_frozen_mid_update():
+    """Its agent does its part; the group and the others do not wait for it."""
+    with scenario(phase="update") as (lane, life):
+        calls, go = paused(lane, "reader agent", "leg_in_first_chunk", life.phase_update)
+        lane.signal("reader worker", signal.SIGSTOP)
+        go()
+        wait_for(lambda: "r1" in calls.calls, PATIENT, "the mate's update")
+        lane.signal("reader worker", signal.SIGCONT)
+        ended(calls, r0="ok", r1="ok")
+
+
+# ---- an agent dies or freezes ----
+
+
+def two_sources(life):
+    """The version is at t and at o, and a leg of r has begun: (calls, go, party of its source)."""
+    open_others(life)
+    ended(life.group("replicate", "o0", "o1", version="latest"), o0="ok", o1="ok")
+    lane = life.lane
+    calls, go = paused(lane, "reader agent", "leg_in_first_chunk", life.phase_replicate)
+    found = [t["source_node"] for t in transfers(lane) if t["reader_node"] == "b"]
+    assert len(found) == 1, found
+    return calls, go, {"a": "source agent", "d": "other agent"}[found[0]]
+
+
+def f4_source_agent_killed_mid_leg():
+    """The leg goes on from the other source."""
+    with scenario(phase="replicate", others=True) as (lane, life):
+        calls, go, victim = two_sources(life)
+        lane.process(victim).kill()
+        go()
+        for call in ended(calls, r0="ok", r1="ok").values():
+            soon(call, "re-routed", 1.5)
+
+
+def f5_reader_agent_killed():
+    with scenario(phase="replicate") as (lane, life):
+        calls, go = paused(lane, "reader agent", "leg_in_half", life.phase_replicate)
+        lane.process("reader agent").kill()
+        done = ended(calls, r0="AGENT_LOST", r1="GROUP_BROKEN VERSION_LOST")
+        soon(done["r0"], "the local worker is told")
+
+
+def f6_source_agent_killed_before_drain_done():
+    """No proof came, so no success; when the process that could read is gone, nobody reads."""
+    with scenario(phase="unpublish") as (lane, life):
+        calls, _ = paused(lane, "source agent", "agent_sends_drain_done", life.phase_unpublish)
+        lane.process("source agent").kill()
+        ended(calls, t0="AGENT_LOST ok", t1="AGENT_LOST ok")
+        codes = {c.code for c in calls.calls.values()}
+        assert "AGENT_LOST" in codes, codes
+        w = lane.workers["source worker"]
+        for handle in ("t0", "t1"):
+            assert w.call("safe", name=handle) == 1, handle
+
+
+def f7_source_agent_frozen():
+    """Silence proves nothing: the memory is not safe. It goes on when the agent does."""
+    with scenario(phase="unpublish") as (lane, life):
+        w = lane.workers["source worker"]
+        lane.signal("source agent", signal.SIGSTOP)
+        try:
+            calls = life.group("unpublish", "t0", "t1", timeout=1)
+            ended(calls, t0="TIMEOUT UNKNOWN", t1="TIMEOUT UNKNOWN")
+            assert [w.call("safe", name=h) for h in ("t0", "t1")] == [0, 0]
+        finally:
+            lane.signal("source agent", signal.SIGCONT)
+
+
+def f33_worker_and_agent_frozen():
+    """As a checkpoint of a machine: both are back after everybody has given them up."""
+    with scenario(phase="idle") as (lane, life):
+        for party in ("reader worker", "reader agent"):
+            lane.signal(party, signal.SIGSTOP)
+        wait_for(lambda: node(lane, "b") in ("dead", None), PATIENT, "b is given up")
+        for party in ("reader agent", "reader worker"):
+            lane.signal(party, signal.SIGCONT)
+        lane.attached()
+        # Its group is broken or lost; what it holds is whole, which the history checks.
+        told = "GROUP_BROKEN AGENT_LOST"
+        ended(life.phase_update(), r0=told, r1=told)
+
+
+# ---- the server ----
+
+
+def f9_server_frozen_shortly():
+    """Only latency."""
+    with scenario(phase="replicate") as (lane, life):
+        calls, go = paused(lane, "server", "server_leg_end", life.phase_replicate)
+        lane.signal("server", signal.SIGSTOP)
+        end = time.monotonic() + 0.5
+        wait_for(lambda: time.monotonic() > end, PATIENT, "half a second")
+        lane.signal("server", signal.SIGCONT)
+        go()
+        ended(calls, r0="ok", r1="ok")
+
+
+def f9_server_frozen_for_long():
+    """Its own silence is not held against the agents: no group is broken."""
+    with scenario(phase="update") as (lane, life):
+        lane.signal("server", signal.SIGSTOP)
+        end = time.monotonic() + 2 * HOLD
+        wait_for(lambda: time.monotonic() > end, PATIENT, "longer than lease.dead")
+        lane.signal("server", signal.SIGCONT)
+        lane.attached()
+        ended(life.phase_update(), r0="ok", r1="ok")
+
+
+def f10_server_killed():
+    """Rollouts keep their weights; update says at once that there is no server."""
+    with scenario(phase="idle") as (lane, life):
+        assert life.opening("x0", "x1").join()
+        lane.process("server").kill()
+        for call in ended(life.phase_update(), r0="NO_SERVER", r1="NO_SERVER").values():
+            soon(call, "at once")
+            assert call.held == life.version and call.wrong_at is None, call
+        # A replicate has nothing to go on with: it waits for a server, to its deadline.
+        calls = life.group("replicate", "x0", "x1", version="latest", timeout=1)
+        for call in ended(calls, x0="NO_SERVER", x1="NO_SERVER").values():
+            assert call.seconds >= 1 - BUSY, call
+
+
+# ---- links ----
+
+
+def f12_one_agent_cut_off_from_the_server():
+    """Its worker is told; nobody else moves."""
+    with scenario(phase="update", links=True, others=True) as (lane, life):
+        lane.hosts.lose(HOST["reader agent"], HOST["server"])
+        lane.hosts.lose(HOST["server"], HOST["reader agent"])
+        open_others(life)
+        ended(life.group("replicate", "o0", "o1", version="latest"), o0="ok", o1="ok")
+        told = "NO_SERVER GROUP_BROKEN TIMEOUT UNKNOWN"
+        ended(life.phase_update(), r0=told, r1=told)
+        lane.hosts.lose(HOST["reader agent"], HOST["server"], heal=True)
+        lane.hosts.lose(HOST["server"], HOST["reader agent"], heal=True)
+
+
+def f13_one_way_and_flapping():
+    """Whatever is lost, in either direction, nothing happens twice."""
+    with scenario(phase="update", links=True) as (lane, life):
+        agent, server = HOST["reader agent"], HOST["server"]
+        for turn in range(6):
+            way = (agent, server) if turn % 2 else (server, agent)
+            lane.hosts.lose(*way)
+            calls = life.group("update", "r0", "r1", version="latest", timeout=0.5)
+            calls.join()
+            lane.hosts.lose(*way, heal=True)
+            life.resolve()
+        lane.attached()
+
+
+def f14_reader_and_source_cut_off_from_each_other():
+    """The pair is blocked, the other source serves, and the first one stays in service."""
+    with scenario(phase="replicate", links=True, others=True) as (lane, life):
+        calls, go, source = two_sources(life)
+        ways = [(HOST["reader agent"], HOST[source]), (HOST[source], HOST["reader agent"])]
+        for way in ways:
+            lane.hosts.lose(*way)
+        go()
+        ended(calls, r0="ok", r1="ok")
+        assert [node(lane, n) for n in "abcd"] == 4 * ["active"]
+        for way in ways:
+            lane.hosts.lose(*way, heal=True)
+
+
+def f15_black_hole_mid_leg():
+    """No reset, no end: the stall detector finds it and the leg goes on from the other source."""
+    with scenario(phase="replicate", links=True, others=True) as (lane, life):
+        calls, go, source = two_sources(life)
+        lane.hosts.cut(HOST[source])
+        go()
+        for call in ended(calls, r0="ok", r1="ok").values():
+            soon(call, "re-routed", 1.5)
+        lane.hosts.cut(HOST[source], up=True)
+
+
+def f16_slow_link():
+    """A leg at a crawl is no stall; it ends with its call, and the source takes its memory back."""
+    with scenario(phase="replicate", links=True) as (lane, life):
+        lane.hosts.limit(HOST["reader agent"], "8mbit")
+        ended(life.phase_replicate(), r0="TIMEOUT UNKNOWN", r1="TIMEOUT UNKNOWN")
+        assert [node(lane, n) for n in "abc"] == 3 * ["active"]
+        # The owner of the memory is not kept waiting either.
+        ended(life.phase_unpublish(), t0="ok TIMEOUT UNKNOWN", t1="ok TIMEOUT UNKNOWN")
+        lane.hosts.limit(HOST["reader agent"], "10gbit")
+
+
+# ---- resources ----
+
+
+def f17_f21_no_memory_and_no_files():
+    """The call that needed it fails with a sentence, the agent lives, nothing is left."""
+    with scenario() as (lane, life):
+        points = lane.points["source agent"]
+        for errno, name in ((12, "Cannot allocate memory"), (24, "Too many open files"),
+                            (28, "No space left on device")):
+            points.arm(f"agent_makes_session:errno={errno}")
+            running = life.opening("t0")
+            assert not running.join() and running.calls["t0"].code == name, running.failures()
+        points.arm("agent_takes_memory:errno=12")
+        running = life.opening("t0")
+        assert not running.join(), "it was registered without memory"
+        assert running.calls["t0"].code == "Cannot allocate memory", running.failures()
+        life.abandon()
+        points.arm("agent_part_new:errno=12")
+        assert life.opening("t0", "t1").join()
+        life.version = life.stamp()
+        running = life.group("publish", "t0", "t1", version=life.version)
+        # One of them has no part. The other hears of it now, or by its next call.
+        done = ended(running, t0="AGENT_LOST GROUP_BROKEN ok", t1="AGENT_LOST GROUP_BROKEN ok")
+        assert any(c.code == "AGENT_LOST" for c in done.values()), running.failures()
+        ended(life.group("unpublish", "t0", "t1"), t0="AGENT_LOST GROUP_BROKEN",
+              t1="AGENT_LOST GROUP_BROKEN")
+        points.arm("")
+        assert lane.process("source agent").alive()
+
+
+def f19_no_descriptors():
+    """Full tables refuse what is new and keep what is there; afterwards all is as before."""
+    with scenario(phase="idle") as (lane, life):
+        before = {}
+        for party in ("reader agent", "server"):
+            pid = lane.process(party).pid
+            before[party] = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+            used = len(os.listdir(f"/proc/{pid}/fd"))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, before[party][1]))
+        w = lane.workers["reader worker"]
+        ident = w.start("open", name="more", model="n", replica="n", timeout=1)
+        message = w.message(ident, PATIENT)
+        assert "error" in message and len(message["text"]) > 15, message
+        # Who is there stays: what needs no new descriptor works, the leases are kept.
+        ended(life.phase_unpublish(), t0="ok", t1="ok")
+        ended(life.phase_publish(), t0="ok", t1="ok")
+        life.phase_update().join()
+        assert [node(lane, n) for n in "abc"] == 3 * ["active"]
+        for party, limits in before.items():
+            resource.prlimit(lane.process(party).pid, resource.RLIMIT_NOFILE, limits)
+
+        def opens():
+            ident = w.start("open", name="more", model="n", replica="n", timeout=5)
+            return "error" not in w.message(ident, PATIENT)
+
+        wait_for(opens, PATIENT, "an open with descriptors again")
+        w.call("close", name="more")
+
+
+def f20_disk_full():
+    """What a log cannot take is lost, and nothing else."""
+    full = ["sh", "-c", 'exec "$@" 2>/dev/full', "sh"]
+    with scenario(phase="update", prefix=full) as (_, life):
+        ended(life.phase_update(), r0="ok", r1="ok")
+
+
+# ---- time and signals ----
+
+
+def f31_wall_clock_jumps():
+    """A day forwards and back, all the time, in every process: no effect."""
+    jump = os.path.join(BUILD, "tests", "e2e", "timejump.so")
+    sanitizer = worker_env().get("LD_PRELOAD")
+    preload = f"{sanitizer} {jump}" if sanitizer else jump
+    with scenario(
+        phase="update", prefix=["env", f"LD_PRELOAD={preload}"], worker_env={"LD_PRELOAD": preload}
+    ) as (_, life):
+        ended(life.phase_update(), r0="ok", r1="ok")
+
+
+def f32_signal_storm():
+    """Calls that are interrupted all the time do what they say."""
+    with scenario() as (lane, life):
+        for party in ("source worker", "reader worker", "mate worker"):
+            lane.workers[party].call("signal_storm")
+        life.go_to("update")
+        ended(life.phase_update(), r0="ok", r1="ok")
+
+
+ROWS = [value for name, value in list(globals().items()) if name[0] == "f" and name[1].isdigit()]
+
+
+def side_by_side(rows):
+    """Tests that begin together with the first and end one after the other."""
+    pool, futures = ThreadPoolExecutor(LANES), {}
+
+    def result(row):
+        if not futures:
+            futures.update({r: pool.submit(r) for r in rows})
+        return futures[row].result()
+
+    def test(row):
+        def run():
+            return result(row)
+
+        run.__name__ = row.__name__
+        return run
+
+    return [test(row) for row in rows]
+
+
+def every_row():
+    raise Skip("this build has no fault injection (-Dfaults=true)")
+
+
+if __name__ == "__main__":
+    if not FAULTS:
+        main(every_row)
+    wanted = [r for r in ROWS if not sys.argv[1:] or any(t in r.__name__ for t in sys.argv[1:])]
+    main(*side_by_side(wanted))

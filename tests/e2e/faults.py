@@ -1,0 +1,559 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small cluster that goes through the life of a version again and again, with one fault each
+time, and what must be true after it.
+
+Source worker (shards t0, t1 of group t) on agent a, reader worker (r0) on agent b, the reader's
+mate (r1; and x0, x1, a group that copies within its host) on agent c, and if wanted another worker
+(o0, o1) on agent d. Where there are network namespaces, every agent and the server is a host.
+Timers are a tenth of what is the default, the stall detector 300 ms. A fault comes when a process
+has reached a failpoint, which it reports by a fifo: nothing waits by sleeping.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+
+from cluster import Hosts, netns_available, wait_for
+from history import GROUP_CALLS, Call, History
+
+SIZE = 9 << 20  # three chunks: a first, one at half, a last
+DEADLINE = 2.0
+HOLD = 1.5  # how long a party is frozen or cut off: longer than lease.dead
+CLOSERS = 4  # threads that an agent starts to close descriptors and keeps (daemon/host/closer.c)
+PATIENT = 60  # for what is to happen, however busy the machine is
+
+SERVER_TIMERS = ("lease.suspect=300ms", "lease.dead=1s", "poll.hold=100ms", "route.pair_block=3s")
+AGENT_TIMERS = ("server.beat=100ms", "server.reply=300ms", "server.silent=300ms", "leg.stall=300ms")
+
+# party: host
+HOST = {
+    "server": 0,
+    "source agent": 1,
+    "reader agent": 2,
+    "mate agent": 3,
+    "source worker": 1,
+    "reader worker": 2,
+    "mate worker": 3,
+    "other agent": 4,
+    "other worker": 4,
+}
+AGENT_OF = {
+    "source worker": "a",
+    "reader worker": "b",
+    "mate worker": "c",
+    "other worker": "d",
+}
+AGENTS = {"source agent": "a", "reader agent": "b", "mate agent": "c", "other agent": "d"}
+OTHERS = ("other agent", "other worker")
+# handle: its worker, group, shard
+HANDLES = {
+    "t0": ("source worker", "t", 0),
+    "t1": ("source worker", "t", 1),
+    "r0": ("reader worker", "r", 0),
+    "r1": ("mate worker", "r", 1),
+    "x0": ("mate worker", "x", 0),
+    "x1": ("mate worker", "x", 1),
+    "o0": ("other worker", "o", 0),
+    "o1": ("other worker", "o", 1),
+}
+
+
+def options(keys):
+    return [word for key in keys for word in ("-o", key)]
+
+
+class Failpoints:
+    """The test's side of one process's failpoints (ipc/base/failpoint.h)."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        os.mkdir(folder)
+        for name in ("reached", "go"):
+            os.mkfifo(os.path.join(folder, name))
+        self.reached = os.open(os.path.join(folder, "reached"), os.O_RDWR | os.O_NONBLOCK)
+        self.env = {"TH_FAILPOINT_DIR": folder}
+
+    def arm(self, text):
+        new = os.path.join(self.folder, "new")
+        with open(new, "w") as f:
+            f.write(text)
+        os.rename(new, os.path.join(self.folder, "arm"))
+
+    def wait(self, over=lambda: False, seconds=PATIENT):
+        """False: it was over before the point was reached."""
+        data = b""
+
+        def look():
+            nonlocal data
+            with contextlib.suppress(BlockingIOError):
+                data += os.read(self.reached, 4096)
+            return data or over()
+
+        wait_for(look, seconds, "the failpoint")
+        return bool(data)
+
+    def go(self, alive):
+        """Lets the paused thread go on; it may still be on its way to where it waits."""
+
+        def let():
+            try:
+                os.close(os.open(os.path.join(self.folder, "go"), os.O_WRONLY | os.O_NONBLOCK))
+                return True
+            except OSError:
+                return not alive()
+
+        wait_for(let, PATIENT, "the paused thread takes its go")
+
+    def close(self):
+        os.close(self.reached)
+
+
+def holdings(pid):
+    """What a process has that it could leave behind, by kind."""
+    kinds = {"memfd": 0, "eventfd": 0, "pidfd": 0, "socket": 0, "shm": 0, "fd": 0}
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(f"/proc/{pid}/fd/{fd}")
+            kinds["fd"] += 1
+            kinds["shm"] += target.startswith("/dev/shm")
+            for kind in ("memfd", "eventfd", "pidfd", "socket"):
+                kinds[kind] += kind in target
+    with open(f"/proc/{pid}/maps") as f:
+        kinds["mapping"] = sum("memfd:" in line for line in f)
+    kinds["thread"] = len(os.listdir(f"/proc/{pid}/task"))
+    return kinds
+
+
+class Lane:
+    """One cluster; cases run in it one after the other."""
+
+    def __init__(self, c, namespaces, others=False, prefix=(), worker_env=None):
+        """prefix: in front of every daemon's command; worker_env: beside the workers' own."""
+        self.c, self.version, self.cases = c, 0, 0
+        self.before, self.worker_env = tuple(prefix), worker_env or {}
+        self.parties = [p for p in HOST if others or p not in OTHERS]
+        self.hosts = Hosts(c, 1 + max(HOST[p] for p in self.parties)) if namespaces else None
+        self.points, self.workers = {}, {}
+        for party in self.parties:
+            self.points[party] = Failpoints(os.path.join(c.dir, party.replace(" ", "-")))
+            c.cleanups.append(self.points[party].close)
+        self.listen = f"tcp://{self.address('server')}:0"
+        self.start("server")
+        self.listen = c.server_url
+        for party in (*AGENTS, *AGENT_OF):
+            if party in self.parties:
+                self.start(party)
+        self.attached()
+        self.baseline = {}
+
+    def address(self, party):
+        return Hosts.address(HOST[party]) if self.hosts else "127.0.0.1"
+
+    def prefix(self, party):
+        return self.hosts.prefix(HOST[party]) if self.hosts else ()
+
+    def start(self, party):
+        env, prefix = self.points[party].env, self.prefix(party)
+        if party not in AGENT_OF:
+            prefix = (*prefix, *self.before)
+        if party == "server":
+            self.c.start_server(
+                listen=self.listen, prefix=prefix, args=options(SERVER_TIMERS), env=env
+            )
+        elif party in AGENTS:
+            self.c.agent(
+                AGENTS[party],
+                prefix=prefix,
+                env=env,
+                data=self.address(party),
+                args=options(AGENT_TIMERS),
+                runtime=os.path.join(self.c.dir, f"run-{AGENTS[party]}"),
+            )
+        else:
+            env = {**env, **self.worker_env}
+            w = self.c.worker(party.replace(" ", "-"), AGENT_OF[party], prefix=prefix, env=env)
+            self.workers[party] = w
+            w.call("metronome")
+            for handle, (worker, _, _) in HANDLES.items():
+                if worker == party:
+                    w.call("alloc", total_bytes=SIZE, name=handle)
+
+    def process(self, party):
+        if party == "server":
+            return self.c.server
+        return self.c.agents[AGENTS[party]] if party in AGENTS else self.workers[party]
+
+    def status(self, agent):
+        """Attached; 5: a broken group, which is the worker's affair."""
+        p = self.c.thctl("-o", "json", "status", agent=agent, check=False, timeout=PATIENT)
+        return p.returncode in (0, 5) and json.loads(p.stdout)["attached"]
+
+    def attached(self):
+        for agent in self.c.agents:
+            wait_for(lambda: self.status(agent), PATIENT, f"agent {agent} is attached")
+
+    def restart_dead(self):
+        for party in self.parties:
+            old = self.process(party)
+            if not old.alive():
+                findings = self.c.replaced(old)
+                assert not findings, findings
+                self.start(party)
+        self.attached()
+
+    def signal(self, party, signum):
+        self.process(party).signal(signum)
+
+    def measure(self):
+        """What every process holds when no handle is open."""
+        self.baseline = {p: holdings(self.process(p).pid) for p in self.parties}
+        for party in self.parties:
+            if party in AGENTS:
+                self.baseline[party]["thread"] += CLOSERS
+
+    def nothing_left(self, problem):
+        for party in self.parties:
+            if not self.process(party).alive():
+                yield problem(f"{party} ended with {self.process(party).p.poll()}")
+                continue
+
+            def excess():
+                now = holdings(self.process(party).pid)
+                return {k: v for k, v in now.items() if v > self.baseline[party][k]}
+
+            try:
+                wait_for(lambda: not excess(), PATIENT, "")
+            except AssertionError:
+                yield problem(f"{party} keeps {excess()} more than {self.baseline[party]}")
+        for table in ("transfers", "workers"):
+            seen = []
+
+            def empty():
+                p = self.c.thctl("ls", table, agent="a", check=False)
+                seen[:] = [p.stderr or p.stdout]
+                return p.returncode == 0 and len(p.stdout.strip().splitlines()) <= 1
+
+            try:
+                wait_for(empty, PATIENT, "")
+            except AssertionError:
+                yield problem(f"ls {table}: {seen[0]}")
+
+
+class Life:
+    """The groups of one model from open to close, once; every call goes into the history."""
+
+    numbers = iter(range(1, 1 << 30))
+
+    def __init__(self, lane, model, history):
+        self.lane, self.model, self.history = lane, model, history
+        self.number = next(Life.numbers)
+        self.index = {h: 0 for h in HANDLES}
+        self.version = None  # what the source holds, or has published last
+        self.open, self.lock = set(), threading.Lock()
+
+    # ---- one call ----
+
+    def call(self, handle, cmd, timeout=DEADLINE, **args):
+        """The Call, when it has ended."""
+        party, group, shard = HANDLES[handle]
+        w = self.lane.workers[party]
+        spec = str(args.get("version", args.get("flags", "")))
+        c = Call(party, group, self.number, shard, -1, cmd, spec, timeout)
+        if cmd in GROUP_CALLS:
+            c.index = self.index[handle]
+            self.index[handle] += 1
+        try:
+            ident = w.start(cmd, name=handle, timeout=timeout, **args)
+            self.take(c, w.message(ident, timeout + PATIENT))
+        except BrokenPipeError:
+            c.code, c.text = "DIED", "its process has ended"
+        if c.code == "ok" and cmd in ("replicate", "update"):
+            c.version = c.version["version"] if c.version["updated"] else c.version.get("held")
+        elif c.code == "ok" and cmd == "publish":
+            c.version = args["version"]
+        else:
+            c.version = None
+        if cmd in (*GROUP_CALLS, "resolve"):
+            self.look(c, handle, w)
+        with self.lock:
+            return self.history.add(c)
+
+    @staticmethod
+    def take(c, message):
+        c.code = message.get("error", "ok")
+        c.text = message.get("text", "")
+        c.seconds = message.get("seconds", 0.0)
+        c.late = max(0.0, message.get("late", 0.0))
+        c.version = message.get("value")
+
+    def look(self, c, handle, w):
+        """What the handle holds now, and whether its bytes are that."""
+        with contextlib.suppress(Exception):  # a worker that is gone, a handle that is lost
+            held = w.call("held", name=handle)
+            if held is not None:
+                c.held = held[1]
+                c.wrong_at = w.call(
+                    "compare", name=handle, version=c.held, shard=HANDLES[handle][2]
+                )
+
+    # ---- steps: tracks run side by side, a track ends at its first failure ----
+
+    def tracks(self, *tracks):
+        """Each a list of (handle, cmd, args). Threads; join() gives True when all went well."""
+        outcomes, calls = [], {}
+
+        def run(track):
+            for handle, cmd, args in track:
+                c = calls[handle] = self.call(handle, cmd, **args)
+                if c.code != "ok":
+                    outcomes.append(c)
+                    return
+                if cmd == "open":
+                    self.open.add(handle)
+                if cmd == "close":
+                    self.open.discard(handle)
+
+        threads = [threading.Thread(target=run, args=(t,), daemon=True) for t in tracks]
+        for t in threads:
+            t.start()
+        return Running(threads, outcomes, calls)
+
+    def opening(self, *handles):
+        tracks = []
+        for h in handles:
+            _, group, shard = HANDLES[h]
+            o = {"model": self.model, "replica": group, "shard": shard, "num_shards": 2}
+            tracks.append([(h, "open", dict(o, timeout=5)), (h, "register", {"timeout": 5})])
+        return self.tracks(*tracks)
+
+    def group(self, cmd, *handles, **args):
+        return self.tracks(*([(h, cmd, args)] for h in handles))
+
+    def stamp(self):
+        self.lane.version += 1
+        for shard in (0, 1):
+            self.lane.workers["source worker"].call(
+                "stamp", name=f"t{shard}", version=self.lane.version, shard=shard
+            )
+        return self.lane.version
+
+    # ---- phases ----
+
+    def phase_attach(self):
+        """A new life of the reader's agent comes to the server."""
+        lane, agent = self.lane, "reader agent"
+        lane.c.replaced(lane.process(agent))
+        lane.start(agent)
+        lost = lambda: not (lane.process(agent).alive() and lane.process("server").alive())
+        done = lambda: lost() or lane.status(AGENTS[agent])
+        thread = threading.Thread(
+            target=lambda: wait_for(done, PATIENT, "the agent is attached"), daemon=True
+        )
+        thread.start()
+        return Running([thread], [], {})
+
+    def phase_open(self):
+        return self.opening("t0", "t1", "r0", "r1")
+
+    def phase_publish(self):
+        self.version = self.stamp()
+        return self.group("publish", "t0", "t1", version=self.version)
+
+    def phase_replicate(self):
+        return self.group("replicate", "r0", "r1", version=str(self.version))
+
+    def phase_idle(self):
+        """Everybody holds what there is; the mate waits for a version that nobody makes."""
+        return self.tracks([("r1", "wait_never", {"timeout": 1})])
+
+    def phase_copy(self):
+        assert self.opening("x0", "x1").join(), "the mate's second group"
+        return self.group("replicate", "x0", "x1", version="latest")
+
+    def phase_unpublish(self):
+        return self.group("unpublish", "t0", "t1")
+
+    def phase_update(self):
+        """From the source's next version; what was held is drained before."""
+        return self.group("update", "r0", "r1", version="latest")
+
+    def phase_drain(self):
+        """The source takes back what is being read: begin_drain() when the reader reads."""
+        return self.phase_update()
+
+    def begin_drain(self):
+        return self.group("unpublish", "t0", "t1")
+
+    def phase_unregister(self):
+        return self.group("unregister", "t0", "t1")
+
+    def phase_close(self):
+        tracks = []
+        for h in sorted(self.open):
+            tracks.append([(h, "close", {})])
+        return self.tracks(*tracks)
+
+    # ---- the way to a phase ----
+
+    WAY = {
+        "attach": (),
+        "open": (),
+        "publish": ("open",),
+        "replicate": ("open", "publish"),
+        "idle": ("open", "publish", "replicate"),
+        "copy": ("open", "publish", "replicate"),
+        "unpublish": ("open", "publish", "replicate"),
+        "update": ("open", "publish", "replicate", "unpublish", "publish"),
+        "drain": ("open", "publish", "replicate", "unpublish", "publish"),
+        "unregister": ("open", "publish", "unpublish"),
+        "close": ("open", "publish", "replicate"),
+    }
+
+    def go_to(self, phase):
+        for before in self.WAY[phase]:
+            running = getattr(self, f"phase_{before}")()
+            assert running.join(), f"on the way to {phase}, {before}: {running.failures()}"
+
+    def resolve(self):
+        """Outcomes that were unknown, once nothing fails any more."""
+        last = {}
+        for c in self.history.calls:
+            if c.life == self.number and c.index >= 0:
+                last[c.group, c.shard] = c
+        for handle, (party, group, shard) in HANDLES.items():
+            c = last.get((group, shard))
+            if c and c.code == "UNKNOWN" and self.lane.workers[party].alive():
+                r = self.call(handle, "resolve", timeout=5)
+                r.index, r.spec = c.index, c.spec
+                if r.code == "ok":
+                    r.version = r.held
+                r.cmd = c.cmd
+
+    def abandon(self):
+        """Every handle that may be open is given up, in whatever state it is."""
+        for handle in sorted(self.open | {"t0", "t1", "r0", "r1"}):
+            w = self.lane.workers[HANDLES[handle][0]]
+            if not w.alive():
+                continue
+            message = w.message(w.start("close", name=handle, timeout=3), PATIENT)
+            if message.get("error") not in (None, "PYTHON"):
+                w.message(w.start("close", name=handle, timeout=1, flags=1), PATIENT)
+        self.open.clear()
+
+
+    def aftermath(self):
+        """Nothing fails any more. What is wrong?"""
+        self.lane.restart_dead()
+        self.resolve()
+        self.abandon()
+        problems = list(self.history.check())
+        problems += recovers(self.lane, self.model)
+        return problems + list(self.lane.nothing_left(str))
+
+
+class Running:
+    """calls: the last one of each handle that has ended."""
+
+    def __init__(self, threads, outcomes, calls):
+        self.threads, self.outcomes, self.calls = threads, outcomes, calls
+
+    def over(self):
+        return not any(t.is_alive() for t in self.threads)
+
+    def join(self):
+        for t in self.threads:
+            t.join(2 * PATIENT)
+            assert not t.is_alive(), "a call hangs"
+        return not self.outcomes
+
+    def failures(self):
+        return "; ".join(map(str, self.outcomes))
+
+
+class Case:
+    """One fault: when `where` reaches `point` in `phase`, `victim` suffers `action`."""
+
+    def __init__(self, point, where, phase, victim, action):
+        self.point, self.where, self.phase = point, where, phase
+        self.victim, self.action = victim, action
+
+    def __str__(self):
+        return f"{self.action} {self.victim} when {self.where} is at {self.point} of {self.phase}"
+
+    # ---- the fault ----
+
+    def strike(self, lane):
+        if self.action == "kill":
+            lane.process(self.victim).kill()
+        elif self.action == "stop":
+            lane.signal(self.victim, signal.SIGSTOP)
+        else:
+            lane.hosts.cut(HOST[self.victim])
+
+    def heal(self, lane):
+        if self.action == "stop":
+            lane.signal(self.victim, signal.SIGCONT)
+        elif self.action == "cut":
+            lane.hosts.cut(HOST[self.victim], up=True)
+
+    def run(self, lane):
+        """The sentences of what is wrong after it."""
+        lane.cases += 1
+        history, points = History(), lane.points[self.where]
+        life = Life(lane, f"m{lane.cases}", history)
+        life.go_to(self.phase)
+        points.arm(f"{self.point}:pause")
+        running = [getattr(life, f"phase_{self.phase}")()]
+        reached = points.wait(running[0].over)
+        if reached and self.phase == "drain":
+            running.append(life.begin_drain())
+        if reached:
+            self.hit(lane, points, running)
+        points.arm("")
+        for r in running:
+            r.join()
+        self.calls = [c for c in history.calls if c.life == life.number]
+        problems = [] if reached else ["the point was not reached"]
+        problems += life.aftermath()
+        return [f"{self}: {p}\n  " + "\n  ".join(map(str, history.calls)) for p in problems]
+
+    def hit(self, lane, points, running):
+        where, frozen = lane.process(self.where), self.victim == self.where
+        self.strike(lane)
+        if not (frozen and self.action == "stop"):
+            points.go(where.alive)
+        if self.action != "kill":
+            end = time.monotonic() + HOLD
+            over = lambda: all(r.over() for r in running) or time.monotonic() > end
+            wait_for(over, PATIENT, "the calls, or the end of the fault")
+        self.heal(lane)
+        if frozen and self.action == "stop":
+            points.go(where.alive)
+
+def recovers(lane, model):
+    """The same names serve a new version within a bounded time."""
+    end, last = time.monotonic() + PATIENT, None
+    while time.monotonic() < end:
+        history = History()
+        life = Life(lane, model, history)
+        try:
+            life.go_to("close")
+            last = life.phase_close()
+            if last.join():
+                return list(history.check())
+        except AssertionError as e:
+            last = e
+        life.abandon()
+    return [f"it does not recover: {last if isinstance(last, Exception) else last.failures()}"]
+
+
+def lane_of(c, namespaces=True, **kwargs):
+    """A lane that has been through a whole life once, so that what stays by design is known."""
+    lane = Lane(c, namespaces and netns_available(), **kwargs)
+    problems = recovers(lane, "warm")
+    assert not problems, problems
+    lane.measure()
+    return lane
