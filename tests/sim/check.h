@@ -34,7 +34,7 @@ void check_opened(struct srv *srv, uint64_t sid);
 /* Calls of workers. */
 void check_submit(const struct worker *worker);
 void check_complete(struct worker *worker, const struct agent_action *action);
-/* Its deadline and the grace have passed without an outcome. */
+/* Its deadline has passed long ago, and there is no outcome. */
 void check_late(const struct worker *worker);
 void check_line(const struct worker *worker, const struct agent_line *line);
 void check_group_start(const struct group *group);

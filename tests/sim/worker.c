@@ -220,6 +220,18 @@ give_up(struct task *task)
 		worker_close(((struct worker_task *)task)->worker);
 }
 
+/* What had begun to move when its deadline came has had the time to end, too. */
+static void
+too_late(struct task *task)
+{
+	struct worker *worker = ((struct worker_task *)task)->worker;
+
+	if (voided(task) || worker->state != W_UNKNOWN)
+		return;
+	check_late(worker);
+	worker_close(worker);
+}
+
 static void
 late(struct task *task)
 {
@@ -229,9 +241,12 @@ late(struct task *task)
 		return;
 	TRACE("worker #/#: its call # has an unknown outcome", worker->group->index, worker->shard,
 		worker->call.step);
-	check_late(worker);
 	worker->state = W_UNKNOWN;
-	worker_in(worker, give_up, between(RNG_WORK, 0, 10 * SEC));
+	if (world.calm)
+		worker_in(worker, too_late,
+			3 * SEC + 8 * world.options.chunks * world.options.chunk_ns);
+	else
+		worker_in(worker, give_up, between(RNG_WORK, 0, 10 * SEC));
 }
 
 static void
