@@ -69,14 +69,9 @@ undrain(struct refsrv *server, const struct ctl_admin *admin, struct ctl_admin_r
 static struct group *
 group_of(const struct model *model, const struct ctl_admin *admin)
 {
-	struct group *group;
+	struct group *group = model == NULL ? NULL : group_first(model, admin->replica);
 
-	if (model == NULL)
-		return NULL;
-	DL_FOREACH(model->groups, group)
-	{
-		if (strcmp(group->replica, admin->replica) != 0)
-			continue;
+	for (; group != NULL; group = group->same_next) {
 		if (admin->group != 0 ? group->inc == admin->group : group->state != GROUP_BROKEN)
 			return group;
 	}

@@ -80,6 +80,33 @@ check_copy(const struct refsrv *server, const struct copy *copy, uint64_t *num_l
 }
 
 static void
+check_copies(const struct version *version)
+{
+	const struct copy *copy;
+	uint32_t filling = 0, named = 0;
+
+	DL_FOREACH(version->copies, copy)
+	{
+		TH_ASSERT(copy->next == NULL || copy->next->id > copy->id);
+		filling += copy->state == COPY_PARTIAL;
+		named++;
+	}
+	DL_FOREACH2(version->filling, copy, fill_next)
+	{
+		TH_ASSERT(copy->state == COPY_PARTIAL && copy->version == version);
+		filling--;
+	}
+	DL_FOREACH2(version->by_name, copy, name_next)
+	{
+		TH_ASSERT(copy->version == version);
+		TH_ASSERT(version->unsorted || copy->name_next == NULL ||
+			  strcmp(copy->group->replica, copy->name_next->group->replica) <= 0);
+		named--;
+	}
+	TH_ASSERT(filling == 0 && named == 0);
+}
+
+static void
 check_op(const struct group *group, const struct op *op)
 {
 	uint32_t arrived = 0, prepared = 0;
@@ -160,6 +187,10 @@ check_lists(const struct model *model)
 	DL_FOREACH(model->groups, group)
 	{
 		const struct op *op = group_open_op(group);
+		const struct group *same = group_first(model, group->replica);
+		while (same != NULL && same != group)
+			same = same->same_next;
+		TH_ASSERT(same == group);
 		TH_ASSERT(group->busy == (op != NULL || group->state == GROUP_BROKEN));
 		TH_ASSERT(op == NULL || op->deadline_ns == INT64_MAX || op->timer.place != 0 ||
 			  op->state == OP_RUNNING || op->state == OP_ABORTING);
@@ -349,6 +380,7 @@ refsrv_check(const struct refsrv *server)
 			TH_ASSERT(version->copies != NULL);
 			TH_ASSERT(version->next == NULL ||
 				  th_version_compare(version->id, version->next->id) < 0);
+			check_copies(version);
 			DL_FOREACH(version->copies, copy)
 			{
 				TH_ASSERT(copy->version == version);

@@ -33,6 +33,21 @@ by_name(const struct copy *a, const struct copy *b)
 	return order != 0 ? order : (a->id > b->id) - (a->id < b->id);
 }
 
+void
+copy_sort(struct version *version)
+{
+	if (version->unsorted)
+		DL_SORT2(version->by_name, by_name, name_prev, name_next);
+	version->unsorted = false;
+}
+
+void
+copy_complete(struct copy *copy)
+{
+	DL_DELETE2(copy->version->filling, copy, fill_prev, fill_next);
+	copy->state = COPY_READY;
+}
+
 struct copy *
 copy_new(struct refsrv *server, struct group *group, struct version *version,
 	struct content *content, uint64_t gen, enum copy_state state)
@@ -56,7 +71,11 @@ copy_new(struct refsrv *server, struct group *group, struct version *version,
 		part->done = state == COPY_READY;
 		part->chunks_done = part->done ? version->shards[i].num_chunks : 0;
 	}
-	DL_INSERT_INORDER(version->copies, copy, by_name);
+	DL_APPEND(version->copies, copy);
+	DL_APPEND2(version->by_name, copy, name_prev, name_next);
+	version->unsorted = true;
+	if (state == COPY_PARTIAL)
+		DL_APPEND2(version->filling, copy, fill_prev, fill_next);
 	group->copy = copy;
 	model_changed(server, group->model);
 	return copy;
@@ -90,6 +109,9 @@ copy_free(struct refsrv *server, struct copy *copy)
 		leg_detach_readers(&copy->parts[i]);
 	}
 	DL_DELETE(version->copies, copy);
+	DL_DELETE2(version->by_name, copy, name_prev, name_next);
+	if (copy->state == COPY_PARTIAL)
+		DL_DELETE2(version->filling, copy, fill_prev, fill_next);
 	content_leave(server, copy);
 	if (version->copies == NULL) {
 		log_end(server, copy);

@@ -10,6 +10,10 @@
 /* The group holds this from now on; READY: all parts are done, PARTIAL: none. */
 struct copy *copy_new(struct refsrv *server, struct group *group, struct version *version,
 	struct content *content, uint64_t gen, enum copy_state state);
+/* All its shards are there. */
+void copy_complete(struct copy *copy);
+/* Puts version.by_name in the order of listings. */
+void copy_sort(struct version *version);
 
 /* Its group holds nothing. Legs into it must be over; readers have no source any more. */
 void copy_free(struct refsrv *server, struct copy *copy);

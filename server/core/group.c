@@ -88,19 +88,53 @@ group_idle(struct group *group)
 	DL_DELETE2(group->model->busy, group, busy_prev, busy_next);
 }
 
+struct group *
+group_first(const struct model *model, const char *replica)
+{
+	const struct replica *found = NULL;
+
+	HASH_FIND_STR(model->replicas, replica, found);
+	return found == NULL ? NULL : found->groups;
+}
+
 /* ---- joining -------------------------------------------------------------------------------- */
 
 static struct group *
 group_find(const struct model *model, const char *replica)
 {
-	struct group *group;
+	struct group *group = group_first(model, replica);
 
-	DL_FOREACH(model->groups, group)
-	{
-		if (group->state != GROUP_BROKEN && strcmp(group->replica, replica) == 0)
-			return group;
+	while (group != NULL && group->state == GROUP_BROKEN)
+		group = group->same_next;
+	return group;
+}
+
+static void
+name_group(struct model *model, struct group *group)
+{
+	struct replica *replica = NULL;
+
+	HASH_FIND_STR(model->replicas, group->replica, replica);
+	if (replica == NULL) {
+		replica = th_calloc(1, sizeof(*replica));
+		replica->name = th_strdup(group->replica);
+		HASH_ADD_KEYPTR(hh, model->replicas, replica->name, strlen(replica->name), replica);
 	}
-	return NULL;
+	group->same = replica;
+	DL_APPEND2(replica->groups, group, same_prev, same_next);
+}
+
+static void
+unname_group(struct model *model, struct group *group)
+{
+	struct replica *replica = group->same;
+
+	DL_DELETE2(replica->groups, group, same_prev, same_next);
+	if (replica->groups != NULL)
+		return;
+	HASH_DELETE(hh, model->replicas, replica);
+	free(replica->name);
+	free(replica);
 }
 
 static struct group *
@@ -116,6 +150,7 @@ group_new(struct refsrv *server, struct model *model, const struct ctl_open *ope
 	group->state = GROUP_FORMING;
 	group->members = th_calloc(group->num_shards, sizeof(struct member *));
 	DL_APPEND(model->groups, group);
+	name_group(model, group);
 	launch_new(group, open);
 	return group;
 }
@@ -466,6 +501,7 @@ group_settle(struct refsrv *server, struct group *group)
 		op_free(server, group->ops);
 	group_idle(group);
 	DL_DELETE(group->model->groups, group);
+	unname_group(group->model, group);
 	launch_free(group);
 	free(group->members);
 	free(group);

@@ -31,6 +31,8 @@ void member_settle(struct refsrv *server, struct member *member);
 
 /* The only operation that is not decided; NULL: none. */
 struct op *group_open_op(const struct group *group);
+/* The oldest incarnation of this replica, the others by same_next; NULL: there is none. */
+struct group *group_first(const struct model *model, const char *replica);
 /* From now on looked at whenever something changes, until it has no open operation. */
 void group_busy(struct group *group);
 void group_break(struct refsrv *server, struct group *group, const char *text);

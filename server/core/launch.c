@@ -43,9 +43,8 @@ launch_new(struct group *group, const struct ctl_open *open)
 	memcpy(group->launch_id, open->launch_id, strnlen(open->launch_id, TH_NAME_MAX));
 	if (group->launch_id[0] == '\0')
 		return;
-	DL_FOREACH(group->model->groups, other)
-	{
-		if (other == group || strcmp(other->replica, group->replica) != 0)
+	for (other = group->same->groups; other != NULL; other = other->same_next) {
+		if (other == group)
 			continue;
 		for (uint32_t i = 0; i < other->num_replaced; i++)
 			remember(group, other->replaced[i]);
@@ -69,10 +68,7 @@ launch_check(const struct model *model, const struct agent *agent, const struct 
 {
 	const struct group *group;
 
-	DL_FOREACH(model->groups, group)
-	{
-		if (strcmp(group->replica, open->replica) != 0)
-			continue;
+	for (group = group_first(model, open->replica); group != NULL; group = group->same_next) {
 		if (open->launch_id[0] != '\0' && was_replaced(group, open->launch_id))
 			return th_fail(err, TH_E_GROUP_MISMATCH,
 				"launch %s of replica %s of %s was replaced by launch %s; this "

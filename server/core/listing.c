@@ -11,6 +11,7 @@
 #include "ipc/base/name.h"
 #include "server/core/agent.h"
 #include "server/core/content.h"
+#include "server/core/copy.h"
 #include "server/core/group.h"
 #include "server/core/model.h"
 #include "server/core/retain.h"
@@ -66,13 +67,14 @@ static void
 fill(struct refsrv *server, const struct model *model, struct ctl_version_info *versions,
 	struct ctl_replica_info *replicas)
 {
-	const struct version *version;
+	struct version *version;
 	const struct copy *copy;
 
 	DL_FOREACH(model->versions, version)
 	{
 		uint32_t num = 0;
-		DL_FOREACH(version->copies, copy)
+		copy_sort(version);
+		DL_FOREACH2(version->by_name, copy, name_next)
 		{
 			if (listed(copy))
 				describe_copy(copy, &replicas[num++]);

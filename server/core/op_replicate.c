@@ -293,7 +293,7 @@ op_shard_done(struct refsrv *server, struct op *op)
 		if (!TH_PLANT(ready_with_the_first_shard))
 			return;
 	}
-	copy->state = COPY_READY;
+	copy_complete(copy);
 	model_changed(server, op->group->model);
 	op_succeed(server, op, true);
 }

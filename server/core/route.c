@@ -81,7 +81,8 @@ count_descendants(struct refsrv *server, const struct version *version, uint32_t
 {
 	struct copy *copy;
 
-	DL_FOREACH(version->copies, copy)
+	/* One that is complete reads from nobody. */
+	DL_FOREACH2(version->filling, copy, fill_next)
 	{
 		struct part *part = &copy->parts[shard];
 		uint32_t hops = 0;
@@ -134,7 +135,7 @@ struct query {
 	const struct op *op;
 	enum pass pass;
 	bool only_idle;
-	bool begun; /* the operation is running: bytes have been overwritten */
+	bool begun;      /* the operation is running: bytes have been overwritten */
 	uint32_t height; /* of what already reads from the destination */
 };
 
@@ -247,29 +248,100 @@ copy_fits(const struct query *query, struct copy *copy, struct score *ret_score)
 	return true;
 }
 
+struct choice {            /* the best so far */
+	struct copy *copy; /* NULL: none */
+	struct score score;
+};
+
+static void
+choose(struct choice *choice, struct copy *copy, const struct score *score)
+{
+	if (choice->copy == NULL || better(score, &choice->score))
+		*choice = (struct choice){.copy = copy, .score = *score};
+}
+
+/* Of those on other agents none is better, but an older one. */
+static bool
+is_perfect(const struct score *score)
+{
+	return (score->other_datacenter | score->legs | score->host_legs | score->descendants |
+		       score->missing) == 0;
+}
+
+static void
+try_copy(const struct query *query, struct copy *copy, struct choice *choice)
+{
+	struct score score;
+
+	if (copy_fits(query, copy, &score))
+		choose(choice, copy, &score);
+}
+
+/* What has a part on an agent of the reader: better than all that have none. */
+static void
+try_local(const struct query *query, const struct version *version, struct choice *choice)
+{
+	const struct group *group = query->op->group;
+	uint64_t visit = ++query->server->visit;
+
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		struct agent *agent = group->members[i]->agent;
+		const struct member *member;
+		if (agent->visit == visit)
+			continue;
+		agent->visit = visit;
+		DL_FOREACH2(agent->members, member, agent_next)
+		{
+			struct copy *copy = member->group->copy;
+			if (copy == NULL || copy->version != version || copy->visit == visit)
+				continue;
+			copy->visit = visit;
+			try_copy(query, copy, choice);
+		}
+	}
+}
+
 struct copy *
 route_choose_copy(struct refsrv *server, const struct op *op, struct version *version)
 {
 	struct query query = {.server = server, .op = op};
-	struct copy *copy, *best = NULL;
-	struct score best_score = {0};
+	struct choice best = {0};
+	struct copy *copy;
 
 	server->mark++;
 	count_descendants(server, version, 0);
-	for (int pass = 0; pass < NUM_PASSES && best == NULL; pass++) {
+	for (int pass = 0; pass < NUM_PASSES && best.copy == NULL; pass++) {
 		query.pass = (enum pass)pass;
+		try_local(&query, version, &best);
+		if (best.copy != NULL && best.score.other_agent < op->group->num_shards)
+			break;
+		/* The oldest come first, and mostly nobody reads from one of the first. */
 		DL_FOREACH(version->copies, copy)
 		{
-			struct score score;
-			if (!copy_fits(&query, copy, &score))
-				continue;
-			if (best == NULL || better(&score, &best_score)) {
-				best = copy;
-				best_score = score;
-			}
+			try_copy(&query, copy, &best);
+			if (best.copy == copy && is_perfect(&best.score))
+				break;
 		}
 	}
-	return best;
+	return best.copy;
+}
+
+static void
+try_part(
+	const struct query *query, const struct part *dst, struct copy *copy, struct choice *choice)
+{
+	struct part *src = &copy->parts[dst->shard];
+	struct score score = {0};
+
+	if (src->below_mark == query->server->mark && !TH_PLANT(no_cycle_check)) {
+		TH_MARK(c28_own_descendant_is_no_source);
+		return;
+	}
+	if (copy->content != dst->copy->content || !copy_serves(query->server, copy) ||
+		!part_fits(query, src, dst->member))
+		return;
+	score_add(&score, src, dst->member);
+	choose(choice, copy, &score);
 }
 
 struct part *
@@ -277,8 +349,8 @@ route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, 
 {
 	struct query query = {.server = server, .op = op, .only_idle = only_idle, .begun = true};
 	const struct version *version = dst->copy->version;
-	struct part *best = NULL;
-	struct score best_score = {0};
+	const struct member *member;
+	struct choice best = {0};
 	struct copy *copy;
 
 	server->mark++;
@@ -286,27 +358,24 @@ route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, 
 	count_descendants(server, version, dst->shard);
 	/* Nobody is moved to a doubtful source who could stay where he is. */
 	int passes = only_idle ? 1 : NUM_PASSES;
-	for (int pass = 0; pass < passes && best == NULL; pass++) {
+	for (int pass = 0; pass < passes && best.copy == NULL; pass++) {
 		query.pass = (enum pass)pass;
+		DL_FOREACH2(dst->member->agent->members, member, agent_next)
+		{
+			copy = member->shard == dst->shard ? member->group->copy : NULL;
+			if (copy != NULL && copy->version == version)
+				try_part(&query, dst, copy, &best);
+		}
+		if (best.copy != NULL)
+			break;
 		DL_FOREACH(version->copies, copy)
 		{
-			struct part *src = &copy->parts[dst->shard];
-			struct score score = {0};
-			if (src->below_mark == server->mark && !TH_PLANT(no_cycle_check)) {
-				TH_MARK(c28_own_descendant_is_no_source);
-				continue;
-			}
-			if (copy->content != dst->copy->content || !copy_serves(server, copy) ||
-				!part_fits(&query, src, dst->member))
-				continue;
-			score_add(&score, src, dst->member);
-			if (best == NULL || better(&score, &best_score)) {
-				best = src;
-				best_score = score;
-			}
+			try_part(&query, dst, copy, &best);
+			if (best.copy == copy && is_perfect(&best.score))
+				break;
 		}
 	}
-	return best;
+	return best.copy == NULL ? NULL : &best.copy->parts[dst->shard];
 }
 
 bool

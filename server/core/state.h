@@ -132,6 +132,7 @@ struct agent { /* owned by server.agents */
 	uint32_t num_watches;
 	struct upload *uploads;
 	uint32_t num_uploads;
+	uint64_t visit; /* scratch of route.c */
 	struct agent *ready_prev, *ready_next, *dead_prev, *dead_next;
 	UT_hash_handle hh, hh_node, hh_poll, hh_connection;
 };
@@ -158,6 +159,7 @@ struct model { /* owned by server.models; freed when nothing refers to it */
 	char name[TH_NAME_MAX + 1];
 	struct version *versions; /* ascending */
 	struct group *groups;     /* all incarnations, oldest first */
+	struct replica *replicas; /* the same by name */
 	struct group *busy; /* those with an open operation, or broken: by busy_prev/busy_next */
 	struct watch *watches;
 	struct retention retention;
@@ -183,7 +185,10 @@ struct version { /* owned by model.versions; exists while it has a copy */
 	struct th_version id;
 	uint32_t num_shards;
 	struct shard_layout *shards; /* owns; holds references to its blobs */
-	struct copy *copies;         /* by replica name */
+	struct copy *copies;         /* oldest first */
+	struct copy *filling;        /* those that are PARTIAL: by fill_prev/fill_next */
+	struct copy *by_name;        /* all, by name_prev/name_next: see copy_sort */
+	bool unsorted;               /* by_name is not in order */
 	struct content *contents;    /* not refused, oldest first: the head is what is listed */
 	struct version *prev, *next;
 };
@@ -206,8 +211,9 @@ struct content { /* owned by version.contents; a refused one by its copies; see 
 
 enum copy_state { COPY_PARTIAL = 1, COPY_READY };
 
-struct copy {        /* owned by version.copies */
-	uint64_t id; /* creation order */
+struct copy {           /* owned by version.copies */
+	uint64_t id;    /* creation order */
+	uint64_t visit; /* scratch of route.c */
 	struct version *version;
 	struct group *group; /* whose group.copy points here, unless given_up */
 	struct content *content;
@@ -218,7 +224,7 @@ struct copy {        /* owned by version.copies */
 	bool aborting; /* its operation failed after GO: nothing can be had from it */
 	uint32_t num_parts;
 	struct part *parts; /* owns, num_parts */
-	struct copy *prev, *next;
+	struct copy *prev, *next, *fill_prev, *fill_next, *name_prev, *name_next;
 };
 
 enum chain { CHAIN_UNKNOWN, CHAIN_ALIVE, CHAIN_ADRIFT, CHAIN_ORPHAN };
@@ -278,7 +284,14 @@ struct member { /* owned by server.members */
 	UT_hash_handle hh;
 };
 
-struct group { /* owned by model.groups */
+struct replica {              /* owned by model.replicas, while it has a group */
+	char *name;           /* owns */
+	struct group *groups; /* all incarnations, oldest first: by same_prev/same_next */
+	UT_hash_handle hh;
+};
+
+struct group {                /* owned by model.groups */
+	struct replica *same; /* the other incarnations */
 	struct model *model;
 	char replica[TH_NAME_MAX + 1];
 	char launch_id[TH_NAME_MAX + 1];   /* empty: none */
@@ -295,7 +308,7 @@ struct group { /* owned by model.groups */
 	struct th_retain retain;             /* its members' rules                              */
 	struct claim *claim;                 /* borrows; NULL: no rules, or a member has closed */
 	bool busy;                           /* listed in model.busy */
-	struct group *busy_prev, *busy_next;
+	struct group *busy_prev, *busy_next, *same_prev, *same_next;
 	struct group *prev, *next;
 };
 
@@ -413,7 +426,7 @@ struct refsrv {
 	} counters;
 	uint32_t epoch;   /* of this life; 0: nobody has attached yet */
 	uint64_t last_id; /* of sids, legs, groups, copies, drains, attachments: see epoch.h */
-	uint64_t mark;
+	uint64_t mark, visit;
 
 	struct refsrv_reply *replies; /* owns */
 	uint32_t num_replies, replies_max;

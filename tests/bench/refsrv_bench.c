@@ -593,6 +593,8 @@ main(int argc, char **argv)
 	uint32_t sizes[SIZES_MAX] = {1000, 10000, 100000}, num_sizes = 3;
 	struct result results[SIZES_MAX];
 
+	setvbuf(stdout, NULL, _IOLBF, 0);
+
 	if (argc > 1)
 		num_sizes = 0;
 	for (int i = 1; i < argc && num_sizes < SIZES_MAX; i++) {

@@ -8,13 +8,14 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
+#include "server/core/copy.h"
 #include "server/core/model.h"
 
 static uint32_t
 look(struct world *w, struct reader_row *rows)
 {
 	const struct model *model = model_find(w->server, "m");
-	const struct version *version;
+	struct version *version;
 	const struct copy *copy;
 	uint32_t count = 0;
 
@@ -22,7 +23,8 @@ look(struct world *w, struct reader_row *rows)
 		return 0;
 	DL_FOREACH(model->versions, version)
 	{
-		DL_FOREACH(version->copies, copy)
+		copy_sort(version);
+		DL_FOREACH2(version->by_name, copy, name_next)
 		{
 			struct reader_row *row = &rows[count];
 			if (copy->aborting || copy->group->state == GROUP_BROKEN ||
