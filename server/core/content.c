@@ -146,8 +146,10 @@ merge(struct refsrv *server, struct content *first, struct content *same)
 	}
 	for (uint32_t i = 0; i < version->num_shards; i++) {
 		struct content_shard *to = &first->shards[i];
-		if (th_hash_none(to->hash))
+		if (th_hash_none(to->hash)) {
 			to->hash = same->shards[i].hash;
+			to->by_reader = same->shards[i].by_reader;
+		}
 		to->unverified =
 			th_hash_none(to->hash) && (to->unverified || same->shards[i].unverified);
 	}
@@ -298,6 +300,43 @@ content_reconsider(struct refsrv *server, struct version *version)
 
 /* ---- what is known -------------------------------------------------------------------------- */
 
+/* A reader that had said something else has other bytes, or lies: nobody reads from it. */
+static struct group *
+contradicted(const struct content *content, uint32_t shard)
+{
+	struct copy *copy;
+
+	DL_FOREACH(content->version->copies, copy)
+	{
+		const struct part *part = &copy->parts[shard];
+		if (copy->content == content && copy->group->state != GROUP_BROKEN &&
+			!th_hash_none(part->told) &&
+			!th_hash_equal(part->told, content->shards[shard].hash))
+			return copy->group;
+	}
+	return NULL;
+}
+
+/* The publisher speaks after a reader has, and says something else: it knows better. */
+static void
+overrule(struct refsrv *server, struct content *content, uint32_t shard, struct th_hash hash)
+{
+	char text[TH_CTL_TEXT_BYTES];
+	struct group *group;
+
+	TH_MARK(publisher_overrules_its_reader);
+	content->shards[shard].hash = hash;
+	content->shards[shard].by_reader = false;
+	while ((group = contradicted(content, shard)) != NULL) {
+		snprintf(text, sizeof(text),
+			"replica %.100s of %.100s is broken: what it says that shard %u of version "
+			"%" PRIu64 " is made of is not what its publisher says; close this handle, "
+			"open and replicate again",
+			group->replica, group->model->name, shard, content->version->id.version);
+		group_break(server, group, text);
+	}
+}
+
 int
 content_report(struct refsrv *server, const struct agent *agent, const struct ctl_content *report,
 	struct th_err *err)
@@ -322,7 +361,11 @@ content_report(struct refsrv *server, const struct agent *agent, const struct ct
 		shard->hash = report->content;
 		shard->unverified = false;
 	} else if (th_hash_equal(shard->hash, report->content)) {
+		if (part->last_source[0] == '\0')
+			shard->by_reader = false;
 		return 0;
+	} else if (shard->by_reader && part->last_source[0] == '\0' && !content->refused) {
+		overrule(server, content, part->shard, report->content);
 	} else {
 		return th_fail(err, TH_E_INVALID,
 			"agent %s says that shard %u of replica %s has other bytes than it said "
@@ -341,12 +384,14 @@ content_arrived(struct refsrv *server, struct part *part, struct th_hash hash)
 	struct content *content = part->copy->content;
 	struct content_shard *shard = &content->shards[part->shard];
 
+	part->told = hash;
 	if (th_hash_none(hash))
 		return !part->proof_due;
 	if (!th_hash_none(shard->hash))
 		return th_hash_equal(shard->hash, hash) || TH_PLANT(mixed_bytes_accepted);
 	/* Its publisher may be gone before it has said so itself. */
 	shard->hash = hash;
+	shard->by_reader = true;
 	shard->unverified = false;
 	model_dirty(content->version->model);
 	if (!content->refused)

@@ -236,8 +236,11 @@ prepared_check(struct op *op, const struct member *member, const struct ctl_prep
 	if (prepared->code < 0)
 		return 0;
 	version = version_find(op->group->model, op->version);
-	if (version == NULL || !member->registered ||
-		th_hash_equal(version->shards[member->shard].layout, member->reg.layout))
+	const struct shard_layout *shard = version == NULL ? NULL : &version->shards[member->shard];
+	if (shard == NULL || !member->registered ||
+		(th_hash_equal(shard->layout, member->reg.layout) &&
+			shard->num_chunks == member->reg.num_chunks &&
+			shard->bytes == member->reg.bytes))
 		return 0;
 	/* The agent has compared and should have said so; it must not overwrite another layout. */
 	return th_fail(err, TH_E_LAYOUT,

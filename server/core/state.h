@@ -196,6 +196,7 @@ struct version { /* owned by model.versions; exists while it has a copy */
 struct content_shard {
 	struct th_hash hash;       /* over the digests of its chunks; none: not known */
 	bool unverified;           /* its agent makes no digests */
+	bool by_reader;            /* the hash is a reader's word: its publisher's counts more */
 	struct th_hash attributes; /* holds a reference to the blob */
 };
 
@@ -236,6 +237,7 @@ struct part {
 	uint32_t chunks_done; /* verified prefix */
 	bool done;
 	bool served;       /* a leg was granted on it */
+	struct th_hash told; /* by the reader that filled it: what it has; none: did not say */
 	bool drained;      /* proven: no leg reads it, and none will */
 	bool proof_due;    /* what it began with is gone: its digests must match in the end  */
 	uint64_t drain_no; /* of the DRAIN that has not been answered; 0: none */

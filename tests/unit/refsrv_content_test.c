@@ -418,6 +418,32 @@ Test(refsrv_content, reader__knows_the_content_when_its_publisher_is_gone)
 	expect_conflict(&second, "reader");
 }
 
+/* A reader that ends before the publisher has hashed must not decide what was published. */
+Test(refsrv_content, reader__lies_before_its_publisher_has_spoken__is_unlisted_others_are_not_hurt)
+{
+	struct ctl_event event;
+	world_publish(&w, &first, "1");
+	struct world_member honest = world_member(&w, b, "honest", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	cr_assert_eq(finish_with(grant.leg, 666), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	say(&first, 7);
+	cr_assert(world_take(&w, c, CTL_EV_BROKEN, reader.sid, &event));
+	cr_assert(strstr(event.u.broken.text, "not what its publisher says") != NULL);
+	cr_assert_str_eq(listed(), "first");
+	grant = world_begin(&w, &honest, CTL_OP_REPLICATE, "1");
+	cr_assert_eq(grant.source_sid, first.sid);
+	struct ctl_request end = {.kind = CTL_LEG_END};
+	end.u.leg_end.leg = grant.leg;
+	end.u.leg_end.chunks_verified = WORLD_CHUNKS;
+	end.u.leg_end.content = (struct th_hash){.lo = 7, .hi = 1};
+	cr_assert_eq(world_request(&w, b, &end), 0);
+	cr_assert_eq(world_outcome(&w, &honest).code, 0);
+	cr_assert_str_eq(listed(), "first honest");
+	/* What the publisher has said it cannot unsay. */
+	cr_assert_eq(world_content(&w, &first, 8), TH_E_INVALID);
+}
+
 Test(refsrv_content, reader__has_other_bytes_than_were_published__conflict_and_again)
 {
 	world_publish(&w, &first, "1");
