@@ -44,13 +44,15 @@ draw_timeout(void)
 static void
 draw_publish(struct group *group, struct step *step)
 {
-	uint64_t *last = &world.last_version[group->model];
+	uint64_t *last = &world.last_version[group->model], state;
 
 	step->kind = CTL_OP_PUBLISH;
 	if (!group->follows || *last == 0 || percent(RNG_WORK, 10))
 		++*last;
 	step->version = *last;
-	if (percent(RNG_WORK, world.options.other_bytes_percent))
+	/* By the version: members that lag behind mean the same bytes by it. */
+	state = world.seed ^ step->version << 8 ^ group->index << 4 ^ group->incarnation << 40;
+	if (th_splitmix64(&state) % 100 < world.options.other_bytes_percent)
 		step->variant = 1;
 	snprintf(step->spec, sizeof(step->spec), "%" PRIu64, step->version);
 	check_published(group, step->version, step->variant);

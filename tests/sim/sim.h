@@ -334,7 +334,7 @@ struct worker { /* a process */
 	uint32_t step;
 	struct call call;
 	bool want_close, starting;
-	int64_t off_ns, ring_ns;
+	int64_t off_ns, ring_ns, open_ns;
 	uint64_t alarm;     /* its timers of before are void */
 	uint64_t successes; /* of all its lives */
 };

@@ -78,6 +78,13 @@ idle(struct worker *worker, int64_t think_ns)
 	worker_in(worker, go_on, think_ns);
 }
 
+/* Nobody knows of a worker that has not knocked yet. */
+static int64_t
+after_open(const struct worker *worker, int64_t delay_ns)
+{
+	return th_max_i64(delay_ns, worker->open_ns - world.now_ns + 1);
+}
+
 static void
 end(struct worker *worker)
 {
@@ -122,8 +129,9 @@ worker_start(struct worker *worker)
 	if (handle->next != NULL)
 		handle->next->prev = handle;
 	host->handles = handle;
-	open = &host_tell(host, AGENT_EV_OPEN, handle->id, between(RNG_WORK, 10 * US, 2 * MS))
-			->u.open;
+	int64_t knock_ns = between(RNG_WORK, 10 * US, 2 * MS);
+	worker->open_ns = world.now_ns + knock_ns;
+	open = &host_tell(host, AGENT_EV_OPEN, handle->id, knock_ns)->u.open;
 	snprintf(open->model, sizeof(open->model), "model%u", worker->group->model);
 	snprintf(open->replica, sizeof(open->replica), "%s", worker->group->replica);
 	snprintf(open->launch_id, sizeof(open->launch_id), "%s", worker->group->launch);
@@ -332,7 +340,7 @@ worker_close(struct worker *worker)
 	worker->state = W_CLOSING;
 	worker->alarm++;
 	struct agent_event *event = host_tell(worker->host, AGENT_EV_CLOSE, worker->handle->id,
-		between(RNG_WORK, 2 * US, 500 * US));
+		after_open(worker, between(RNG_WORK, 2 * US, 500 * US)));
 	event->u.close.timeout_ns =
 		percent(RNG_WORK, 30) ? TH_FOREVER : between(RNG_WORK, 0, 10 * SEC);
 }
@@ -372,8 +380,9 @@ worker_kill(struct worker *worker)
 	if (worker->handle != NULL) {
 		worker->handle->worker = NULL;
 		host_tell(worker->host, AGENT_EV_LOST, worker->handle->id,
-			!world.calm && late_ns > 0 ? between(RNG_FAULT, MS, late_ns)
-						   : between(RNG_FAULT, 10 * US, 5 * MS));
+			after_open(worker, !world.calm && late_ns > 0
+						   ? between(RNG_FAULT, MS, late_ns)
+						   : between(RNG_FAULT, 10 * US, 5 * MS)));
 	}
 	end(worker);
 }
