@@ -7,9 +7,9 @@
  *
  * Drives the core alone, in virtual time and without a network: hosts with 8 shards, one group of 8
  * each. Nearly all of them hold a version and wait for the next: they beat every second, keep a
- * POLL standing, and call update, which finds what they have, every other second. Some groups publish,
- * unpublish and replicate, some leave and join again, and some hosts watch. Two worlds: jobs of 64
- * groups each, and one job of all groups.
+ * POLL standing, and call update, which finds what they have, every other second. Some groups
+ * publish, unpublish and replicate, some leave and join again, and some hosts watch. Two worlds:
+ * jobs of 64 groups each, and one job of all groups.
  *
  * Prints means of a request's time in the core alone, the least of the rounds, and how the last
  * size compares with the first. Most of a difference is memory that is in no cache any more. A
