@@ -88,7 +88,7 @@ log_end(struct refsrv *server, const struct copy *copy)
 	const struct version *version = copy->version;
 	const struct group *group = copy->group;
 
-	if (copy->state == COPY_READY && group->state == GROUP_BROKEN)
+	if (copy->state == COPY_READY && group->state == GROUP_BROKEN && !group->closed_in_order)
 		event_log(server, EVENT_WARN, group->model->name, NULL,
 			"version %" PRIu64 " of %s is gone: its last copy went with replica %s",
 			version->id.version, group->model->name, group->replica);

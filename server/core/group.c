@@ -388,6 +388,7 @@ break_group(struct refsrv *server, struct group *group, int code, enum event_sev
 	group->state = GROUP_BROKEN;
 	group_busy(group);
 	group->broken_code = code;
+	group->closed_in_order = severity == EVENT_INFO;
 	event_log(server, severity, group->model->name, node, "%s", text);
 	snprintf(group->broken_text, sizeof(group->broken_text), "%s", text);
 	for (uint32_t i = 0; i < group->num_shards; i++) {

@@ -254,8 +254,19 @@ look_at(struct look *look)
 	}
 }
 
+/* Once, each time that it has become so. */
+static void
+log_empty(struct refsrv *server, struct agent *agent, bool empty)
+{
+	if (empty && !agent->told_empty)
+		event_log(server, EVENT_INFO, NULL, agent->info.node,
+			"node %s is empty: nothing is lost when it is switched off",
+			agent->info.node);
+	agent->told_empty = empty;
+}
+
 void
-node_drain_look(struct refsrv *server, const struct agent *agent, struct ctl_admin_reply *ret_reply)
+node_drain_look(struct refsrv *server, struct agent *agent, struct ctl_admin_reply *ret_reply)
 {
 	struct look look = {.server = server, .agent = agent};
 
@@ -264,6 +275,8 @@ node_drain_look(struct refsrv *server, const struct agent *agent, struct ctl_adm
 	ret_reply->state = !node_drains(agent)      ? "active"
 			   : look.num_blockers == 0 ? "empty"
 						    : "draining";
+	if (node_drains(agent))
+		log_empty(server, agent, look.num_blockers == 0);
 	ret_reply->members = agent->num_members;
 	ret_reply->legs_in = agent->legs_in;
 	ret_reply->legs_out = agent->legs_out;
@@ -303,11 +316,7 @@ node_drain_tick(struct refsrv *server)
 		if (agent->state == AGENT_DEAD || !node_drains(agent))
 			continue;
 		bool empty = is_empty(server, agent);
-		if (empty && !agent->told_empty)
-			event_log(server, EVENT_INFO, NULL, agent->info.node,
-				"node %s is empty: nothing is lost when it is switched off",
-				agent->info.node);
-		agent->told_empty = empty;
+		log_empty(server, agent, empty);
 		server->drain_look_ns = th_min_i64(server->drain_look_ns,
 			th_deadline_ns(server->now_ns, empty ? EMPTY_LOOK_NS : LOOK_NS));
 	}

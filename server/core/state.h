@@ -303,6 +303,7 @@ struct group {                /* owned by model.groups */
 	uint32_t num_shards, num_joined;
 	enum group_state state;
 	int broken_code; /* TH_E_GROUP_BROKEN or TH_E_EVICTED, for later calls */
+	bool closed_in_order; /* ... because a member was closed, and nothing else */
 	char broken_text[TH_CTL_TEXT_BYTES]; /* why */
 	struct member **members;             /* owns the array; by shard, NULL: not there */
 	struct op *ops;                      /* ascending op_seq */
