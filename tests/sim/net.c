@@ -125,7 +125,7 @@ arrive(struct task *task)
 
 static void
 transmit(struct host *host, struct srv *srv, enum agent_channel channel,
-	const struct ctl_request *request, uint64_t token)
+	const struct ctl_request *request, uint64_t token, int64_t replay_ns)
 {
 	uint32_t from = net_host(host), to = net_srv(srv);
 	int64_t delay_ns = net_delay(from, to);
@@ -152,7 +152,10 @@ transmit(struct host *host, struct srv *srv, enum agent_channel channel,
 		arrival->request.u.beat.legs = (const void *)arrival->more;
 	else if (request->kind == CTL_MANIFEST_PUT)
 		arrival->request.u.manifest_put.data = (const void *)arrival->more;
-	task_at(&arrival->task, channel_due(from, to, channel, delay_ns));
+	if (replay_ns > 0)
+		task_in(&arrival->task, delay_ns + replay_ns);
+	else
+		task_at(&arrival->task, channel_due(from, to, channel, delay_ns));
 }
 
 void
@@ -174,10 +177,14 @@ net_request(struct host *host, enum agent_channel channel, const struct ctl_requ
 		.server = host->server,
 		.timeout_ns = world.now_ns + 3 * SEC,
 	};
-	transmit(host, srv, channel, request, token);
-	/* The second one is answered as well, but nobody waits for that reply. */
+	transmit(host, srv, channel, request, token, 0);
+	/*
+	 * The second one is answered as well, but nobody waits for that reply. Some come when all
+	 * around them has changed.
+	 */
 	if (twice)
-		transmit(host, srv, channel, request, ++net.last_token << 8 | host->process.index);
+		transmit(host, srv, channel, request, ++net.last_token << 8 | host->process.index,
+			percent(RNG_NET, 30) ? between(RNG_NET, 500 * MS, 15 * SEC) : 0);
 }
 
 /* ---- replies --------------------------------------------------------------------------------- */

@@ -63,7 +63,10 @@ draw_latest(const struct group *group, struct step *step)
 {
 	uint64_t last = world.last_version[group->model];
 
-	if (group->behind > 0)
+	/* Now and then one is ahead of what its relative name means. */
+	if (group->behind > 0 && last > 0 && !world.calm && percent(RNG_WORK, 20))
+		snprintf(step->spec, sizeof(step->spec), "%" PRIu64, last);
+	else if (group->behind > 0)
 		snprintf(step->spec, sizeof(step->spec), "latest-%u", group->behind);
 	else if (group->role == ROLE_STANDALONE && last > 0 && !world.calm && percent(RNG_WORK, 40))
 		snprintf(step->spec, sizeof(step->spec), "%" PRIu64,
@@ -278,7 +281,7 @@ program_start(void)
 		group->role = i < options->trainers    ? ROLE_TRAINER
 			      : percent(RNG_SWARM, 70) ? ROLE_ROLLOUT
 						       : ROLE_STANDALONE;
-		group->behind = group->role == ROLE_ROLLOUT && percent(RNG_SWARM, 15) ? 1 : 0;
+		group->behind = group->role == ROLE_ROLLOUT && percent(RNG_SWARM, 20) ? 1 : 0;
 		group->launches = percent(RNG_SWARM, 60);
 		group->retain = percent(RNG_SWARM, options->retain_percent)
 					? rules[chance(RNG_SWARM, TH_ARRAY_LEN(rules))]
