@@ -21,6 +21,8 @@ static const enum failpoint points_sends[] = {
 	[CTL_DRAIN_DONE] = FAILPOINT_agent_sends_drain_done,
 	[CTL_CONTENT] = FAILPOINT_agent_sends_content,
 	[CTL_CLOSE] = FAILPOINT_agent_sends_close,
+	[CTL_ADMIN] = FAILPOINT_agent_sends_admin,
+	[CTL_RESERVED] = FAILPOINT_agent_sends_reserved,
 };
 
 /* By enum ctl_event_kind. */
@@ -30,6 +32,8 @@ static const enum failpoint points_told[] = {
 	[CTL_EV_GRANT] = FAILPOINT_agent_told_grant,
 	[CTL_EV_DRAIN] = FAILPOINT_agent_told_drain,
 	[CTL_EV_OUTCOME] = FAILPOINT_agent_told_outcome,
+	[CTL_EV_RESERVE] = FAILPOINT_agent_told_reserve,
+	[CTL_EV_RELEASE] = FAILPOINT_agent_told_release,
 };
 
 #endif

@@ -45,6 +45,8 @@
 	X(server_drained)                                                                          \
 	X(server_close)                                                                            \
 	X(server_closed)                                                                           \
+	X(server_admin)                                                                            \
+	X(server_reserved)                                                                         \
 	/* The agent and the server: before a request is sent, when an event has come. */          \
 	X(agent_sends_attach)                                                                      \
 	X(agent_sends_beat)                                                                        \
@@ -56,11 +58,15 @@
 	X(agent_sends_content)                                                                     \
 	X(agent_sends_drain_done)                                                                  \
 	X(agent_sends_close)                                                                       \
+	X(agent_sends_admin)                                                                       \
+	X(agent_sends_reserved)                                                                    \
 	X(agent_told_plan)                                                                         \
 	X(agent_told_go)                                                                           \
 	X(agent_told_grant)                                                                        \
 	X(agent_told_drain)                                                                        \
 	X(agent_told_outcome)                                                                      \
+	X(agent_told_reserve)                                                                      \
+	X(agent_told_release)                                                                      \
 	/* The agent and its worker. */                                                            \
 	X(agent_greets)                                                                            \
 	X(agent_opens)                                                                             \

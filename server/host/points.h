@@ -23,6 +23,8 @@ static const enum failpoint points_asked[] = {
 	[CTL_DRAIN_DONE] = FAILPOINT_server_drain_done,
 	[CTL_CONTENT] = FAILPOINT_server_content,
 	[CTL_CLOSE] = FAILPOINT_server_close,
+	[CTL_ADMIN] = FAILPOINT_server_admin,
+	[CTL_RESERVED] = FAILPOINT_server_reserved,
 };
 
 static const enum failpoint points_answered[] = {

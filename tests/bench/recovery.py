@@ -141,7 +141,7 @@ def main():
             with cluster() as c:
                 taken += row(c, runs - len(taken))
         taken.sort()
-        late = taken[min(len(taken) * 99 // 100, len(taken) - 1)]
+        late = taken[(len(taken) * 99 + 99) // 100 - 1]
         missed |= late > goal
         print(
             f"{what:58} {len(taken):4} {taken[len(taken) // 2]:6.3f} s {late:6.3f} s "

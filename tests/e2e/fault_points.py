@@ -84,6 +84,8 @@ STEPS = (
     ("drain", "reader agent", "leg_in_first_chunk leg_in_half"),
     ("unregister", "source agent", "agent_unregisters"),
     ("unregister", "source worker", "worker_unregisters"),
+    ("leave", "server", "server_admin"),
+    ("leave", "reader agent", "agent_sends_admin"),
     ("close", "server", "server_close server_closed"),
     ("close", "source agent", CLOSE_AGENT),
     ("close", "reader agent", CLOSE_AGENT),

@@ -355,6 +355,17 @@ class Life:
         thread.start()
         return Running([thread], [], {})
 
+    def phase_leave(self):
+        """The reader's agent is told to end: its host is drained."""
+        agent = self.lane.process("reader agent")
+        agent.signal(signal.SIGTERM)
+        thread = threading.Thread(
+            target=lambda: wait_for(lambda: not agent.alive(), PATIENT, "the agent's end"),
+            daemon=True,
+        )
+        thread.start()
+        return Running([thread], [], {})
+
     def phase_open(self):
         return self.opening("t0", "t1", "r0", "r1")
 
@@ -409,6 +420,7 @@ class Life:
         "update": ("open", "publish", "replicate", "unpublish", "publish"),
         "drain": ("open", "publish", "replicate", "unpublish", "publish"),
         "unregister": ("open", "publish", "unpublish"),
+        "leave": ("open", "publish", "replicate"),
         "close": ("open", "publish", "replicate"),
     }
 
