@@ -236,6 +236,8 @@ event(struct agent *agent, const struct ctl_event *event)
 	case CTL_EV_CLOSE_REFUSED:
 		ac_close_refused(agent, &event->u.close_refused);
 		break;
+	case CTL_EV_PING: /* the next POLL answers it */
+		break;
 	}
 }
 
@@ -288,8 +290,7 @@ setup_reply(struct agent *agent, const struct ctl_reply *reply)
 		setup_failed(agent, text);
 	} else if (link->phase == LINK_ATTACH && reply->u.attach.epoch < link->epoch) {
 		snprintf(text, sizeof(text),
-			"this reference server is of epoch %" PRIu32
-			", one of epoch %" PRIu32
+			"this reference server is of epoch %" PRIu32 ", one of epoch %" PRIu32
 			" was reached before: it has been replaced",
 			reply->u.attach.epoch, link->epoch);
 		setup_failed(agent, text);

@@ -82,9 +82,9 @@ enum ctl_request_kind {
 	CTL_CONTENT,    /* the publisher's agent: what (sid, gen) is made of */
 	CTL_WATCH,      /* tell me when the listing of this model changes */
 	CTL_LIST,
-	CTL_RESOLVE, /* which version does this name mean now, and what is it made of */
-	CTL_CLOSE,   /* a member leaves, or its worker died */
-	CTL_INSPECT, /* everything, for operators */
+	CTL_RESOLVE,  /* which version does this name mean now, and what is it made of */
+	CTL_CLOSE,    /* a member leaves, or its worker died */
+	CTL_INSPECT,  /* everything, for operators */
 	CTL_RESERVED, /* the agent cannot keep what RESERVE asked for, and why */
 	CTL_ADMIN,    /* drain, undrain, evict; what has happened: see struct ctl_admin */
 };
@@ -146,7 +146,7 @@ struct ctl_open {
 	uint32_t shard, num_shards;
 	uint32_t flags;
 	char retain[TH_RETAIN_MAX + 1]; /* rules, the same for all members; empty: none */
-	uint64_t reservation; /* of the RESERVE that this answers; 0: a worker opens */
+	uint64_t reservation;           /* of the RESERVE that this answers; 0: a worker opens */
 };
 
 struct ctl_register {
@@ -169,7 +169,7 @@ struct ctl_blob_get {
 	uint64_t offset;
 };
 
-enum ctl_op_flags { /* as enum thc_unpublish_flags */
+enum ctl_op_flags {        /* as enum thc_unpublish_flags */
 	CTL_OP_FORCE = 1u, /* of unpublish: give the version up */
 };
 
@@ -310,7 +310,7 @@ struct ctl_request {
 	 * does not say.
 	 */
 	uint64_t connection;
-	uint64_t attach_no;  /* from the reply to ATTACH; HELLO and ATTACH: 0 */
+	uint64_t attach_no; /* from the reply to ATTACH; HELLO and ATTACH: 0 */
 	union {
 		struct ctl_hello hello;
 		struct ctl_attach attach;
@@ -340,22 +340,23 @@ struct ctl_request {
 /* ---- events ------------------------------------------------------------------------------ */
 
 enum ctl_event_kind {
-	CTL_EV_PLAN = 1, /* to every member that called: this is the operation */
-	CTL_EV_GO,       /* to every member: pull, from here */
-	CTL_EV_REROUTE,  /* stop this leg (send its LEG_END), go on with that one */
-	CTL_EV_GRANT,    /* to a source's agent: this ticket may read (sid, gen) */
-	CTL_EV_FENCE,    /* to a source's agent: forget the leg, destroy what it has */
-	CTL_EV_DRAIN,    /* no new legs on (sid, gen); answer DRAIN_DONE when none is left */
-	CTL_EV_UNDRAIN,  /* the part is listed again */
-	CTL_EV_CANCEL,   /* stop pulling for this operation; LEG_END, then OUTCOME follows */
-	CTL_EV_OUTCOME,  /* the end of an operation, the same for all members */
-	CTL_EV_CHANGED,  /* the listing of a watched model changed */
-	CTL_EV_BROKEN,   /* the group of this member is broken */
-	CTL_EV_CONFLICT, /* others had published other bytes before: the copy is not listed */
-	CTL_EV_RESERVE,  /* hold a copy of this shard in the agent's own memory */
-	CTL_EV_RELEASE,  /* ... no longer: close its session */
+	CTL_EV_PLAN = 1,      /* to every member that called: this is the operation */
+	CTL_EV_GO,            /* to every member: pull, from here */
+	CTL_EV_REROUTE,       /* stop this leg (send its LEG_END), go on with that one */
+	CTL_EV_GRANT,         /* to a source's agent: this ticket may read (sid, gen) */
+	CTL_EV_FENCE,         /* to a source's agent: forget the leg, destroy what it has */
+	CTL_EV_DRAIN,         /* no new legs on (sid, gen); answer DRAIN_DONE when none is left */
+	CTL_EV_UNDRAIN,       /* the part is listed again */
+	CTL_EV_CANCEL,        /* stop pulling for this operation; LEG_END, then OUTCOME follows */
+	CTL_EV_OUTCOME,       /* the end of an operation, the same for all members */
+	CTL_EV_CHANGED,       /* the listing of a watched model changed */
+	CTL_EV_BROKEN,        /* the group of this member is broken */
+	CTL_EV_CONFLICT,      /* others had published other bytes before: the copy is not listed */
+	CTL_EV_RESERVE,       /* hold a copy of this shard in the agent's own memory */
+	CTL_EV_RELEASE,       /* ... no longer: close its session */
 	CTL_EV_CLOSE_REFUSED, /* to who sent CLOSE: the session is open as before */
 	CTL_EV_NODE,     /* to the agent of a node: it is being drained, or is not any more */
+	CTL_EV_PING, /* nothing but its number: the POLL that acknowledges it is the answer */
 };
 
 struct ctl_grant { /* one shard from one source: a leg */

@@ -188,6 +188,7 @@ convert_out_event(struct convert_arena *arena, const struct ctl_event *event)
 	case CTL_EV_RESERVE:
 	case CTL_EV_RELEASE:
 	case CTL_EV_CLOSE_REFUSED:
+	case CTL_EV_PING:
 		convert_out_offload_event(arena, event, message);
 		break;
 	}

@@ -59,6 +59,9 @@ convert_out_offload_event(
 		message->release->reservation = event->u.release.reservation;
 		message->release->shard = event->u.release.shard;
 		message->release->sid = event->u.release.sid;
+	} else if (event->kind == CTL_EV_PING) {
+		message->body_case = EVENT(PING);
+		message->ping = convert_message(arena, &tensorhub__v1__ev_ping__descriptor);
 	} else {
 		message->body_case = EVENT(CLOSE_REFUSED);
 		message->close_refused =
@@ -158,6 +161,9 @@ convert_in_offload_event(
 		convert_in_sentence(message->close_refused->text,
 			sizeof(ret_event->u.close_refused.text), ret_event->u.close_refused.text);
 		ret_event->u.close_refused.sid = message->close_refused->sid;
+		return true;
+	case EVENT(PING):
+		ret_event->kind = CTL_EV_PING;
 		return true;
 	default:
 		return false;

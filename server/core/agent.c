@@ -27,6 +27,7 @@
 #include "server/core/model.h"
 #include "server/core/node_drain.h"
 #include "server/core/pair.h"
+#include "server/core/ping.h"
 #include "server/core/timer.h"
 
 /* This many silent agents, and this share of all, count as one event of the network. */
@@ -186,6 +187,7 @@ agent_poll(struct refsrv *server, struct agent *agent, uint64_t token, uint64_t 
 	if (poll->last_event > agent->acked_event_no)
 		agent->acked_event_no = poll->last_event;
 	drop_events(agent, agent->acked_event_no);
+	ping_acknowledged(server, agent);
 	if (agent->polling) {
 		/* Its requester has given up on it; answered empty, events go to the newer one. */
 		refsrv_reply(server, agent->poll_token, CTL_POLL, agent->poll_request_no);
@@ -327,6 +329,8 @@ reset(struct refsrv *server, struct agent *agent)
 	drop_events(agent, UINT64_MAX);
 	agent->last_event_no = agent->acked_event_no = 0;
 	agent->overflowed = false;
+	agent->num_reserved = 0;
+	ping_reset(agent);
 	forget_replies(agent);
 	pair_drop_all(agent);
 	blob_drop_uploads(server, agent);
@@ -484,6 +488,7 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 		agent = th_calloc(1, sizeof(*agent));
 		agent->server = server;
 		agent->inc = inc;
+		ping_reset(agent);
 		set_state(server, agent, AGENT_DEAD);
 		HASH_ADD(hh, server->agents, inc, sizeof(agent->inc), agent);
 	}
@@ -596,6 +601,8 @@ life_timers(struct refsrv *server, struct agent *agent)
 			" ms; nothing new is read from it or by it",
 			agent->info.node, silent_ns / 1000000);
 		set_state(server, agent, AGENT_SUSPECT);
+		/* What it holds does not count for retention now. */
+		model_dirty_agent(server, agent);
 	}
 	bool mass = mass_silence(server);
 	int64_t patience_ns = mass ? config->dead_ns * (1 + MASS_HOLD_FACTOR) : config->dead_ns;

@@ -8,6 +8,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
 #include "server/core/group.h"
+#include "server/core/keep.h"
 #include "server/core/refsrv.h"
 #include "server/core/state.h"
 
@@ -74,7 +75,11 @@ check_copy(const struct refsrv *server, const struct copy *copy, uint64_t *num_l
 	TH_ASSERT((copy->state == COPY_READY) == all_done || copy->aborting);
 	TH_ASSERT(copy->state == COPY_READY ||
 		  (op != NULL && (op->state == OP_RUNNING || op->state == OP_ABORTING)));
-	TH_ASSERT(group->state != GROUP_BROKEN || copy->draining);
+	TH_ASSERT(group->state != GROUP_BROKEN || copy->draining || copy->rescued);
+	/* Kept while somebody wants to give it up, and until then nothing of it is hidden (I12). */
+	TH_ASSERT((copy->keep != NULL) == keep_wanted(copy));
+	TH_ASSERT(copy->keep == NULL || !copy->draining);
+	TH_ASSERT(!copy->rescued || (group->state == GROUP_BROKEN && group->reservation == 0));
 	TH_ASSERT(!copy->aborting || (op != NULL && op->state == OP_ABORTING));
 	(void)server;
 }
@@ -129,6 +134,8 @@ check_op(const struct group *group, const struct op *op)
 	}
 	if (op->state == OP_DRAINING)
 		TH_ASSERT(group->copy != NULL && group->copy->draining);
+	if (op->state == OP_OFFLOADING)
+		TH_ASSERT(group->copy != NULL && !group->copy->draining && !op->planned);
 	if (op->state == OP_DONE)
 		TH_ASSERT(op->code <= 0 && (op->code == 0) == (op->text[0] == '\0'));
 }
@@ -191,7 +198,8 @@ check_lists(const struct model *model)
 		while (same != NULL && same != group)
 			same = same->same_next;
 		TH_ASSERT(same == group);
-		TH_ASSERT(group->busy == (op != NULL || group->state == GROUP_BROKEN));
+		TH_ASSERT(group->busy ==
+			  (op != NULL || group->state == GROUP_BROKEN || group->num_closing > 0));
 		TH_ASSERT(op == NULL || op->deadline_ns == INT64_MAX || op->timer.place != 0 ||
 			  op->state == OP_RUNNING || op->state == OP_ABORTING);
 		busy += group->busy;
@@ -335,6 +343,43 @@ check_snapshots(const struct refsrv *server)
 	TH_ASSERT(bytes <= server->config.snapshot_bytes_max);
 }
 
+/* One offload copy of a version at a time, but when its node is drained (I13); and its group. */
+static void
+check_offloads(const struct model *model)
+{
+	const struct offload *offload, *other;
+	const struct group *group;
+
+	DL_FOREACH(model->retention.offloads, offload)
+	{
+		TH_ASSERT(offload->version != NULL && offload->version->model == model);
+		TH_ASSERT(offload->num_shards == offload->version->num_shards);
+		TH_ASSERT(offload->state == OFFLOAD_RESERVING || offload->group != NULL);
+		TH_ASSERT(offload->group == NULL || offload->group->offload == offload);
+		for (other = offload->next; other != NULL; other = other->next)
+			TH_ASSERT(
+				other->version != offload->version || other->why == OFFLOAD_DRAIN);
+		for (uint32_t i = 0; i < offload->num_shards; i++)
+			TH_ASSERT(offload->shards[i].agent_inc != 0 &&
+				  (offload->shards[i].sid != 0 || !offload->shards[i].registered));
+	}
+	DL_FOREACH(model->groups, group)
+	{
+		uint32_t closing = 0;
+		for (uint32_t i = 0; i < group->num_shards; i++) {
+			const struct member *member = group->members[i];
+			closing += member != NULL && member->closing;
+		}
+		TH_ASSERT(closing == group->num_closing);
+		TH_ASSERT(group->offload == NULL ||
+			  (group->offload->group == group && group->reservation != 0));
+		/* Nobody keeps what nobody asked for (I16). */
+		TH_ASSERT(group->reservation == 0 || group->offload != NULL ||
+			  group->state == GROUP_BROKEN);
+		TH_ASSERT(group->reservation == 0 || group->claim == NULL);
+	}
+}
+
 static void
 check_claims(const struct model *model)
 {
@@ -351,6 +396,7 @@ check_claims(const struct model *model)
 		}
 		/* A claim has a holder, or had one that crashed (I16). */
 		TH_ASSERT(holders == claim->num_holders && claim->rules.num_rules > 0);
+		TH_ASSERT(claim->num_closing <= claim->num_holders);
 		TH_ASSERT(holders > 0 || claim->grace_ns != INT64_MIN);
 		for (other = claim->next; other != NULL; other = other->next)
 			TH_ASSERT(!th_retain_equal(&claim->rules, &other->rules));
@@ -371,6 +417,7 @@ refsrv_check(const struct refsrv *server)
 		TH_ASSERT(model->groups != NULL || model->versions != NULL ||
 			  model->watches != NULL || model->retention.claims != NULL);
 		check_claims(model);
+		check_offloads(model);
 		DL_FOREACH(model->groups, group)
 		{
 			check_group(server, group);

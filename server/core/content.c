@@ -97,9 +97,8 @@ can_be_known(const struct content *content)
 		bool found = shard->unverified || !th_hash_none(shard->hash);
 		DL_FOREACH(content->version->copies, copy)
 		{
-			found = found ||
-				(copy->content == content && copy->parts[i].done &&
-					!copy->aborting && copy->group->state != GROUP_BROKEN);
+			found = found || (copy->content == content && copy->parts[i].done &&
+						 copy_stands(copy));
 		}
 		if (!found)
 			return false;
@@ -213,7 +212,8 @@ goes(const struct content *content)
 
 	DL_FOREACH(content->version->copies, copy)
 	{
-		if (copy->content == content && copy->group->state != GROUP_BROKEN)
+		if (copy->content == content &&
+			(copy->group->state != GROUP_BROKEN || copy->rescued))
 			return false;
 	}
 	return true;

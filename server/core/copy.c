@@ -22,6 +22,7 @@
 #include "server/core/group.h"
 #include "server/core/leg.h"
 #include "server/core/model.h"
+#include "server/core/node_drain.h"
 #include "server/core/op.h"
 
 /* The order of listings; two incarnations of one replica name by age. */
@@ -118,6 +119,7 @@ copy_free(struct refsrv *server, struct copy *copy)
 		version_free(server, version);
 	}
 	group->copy = NULL;
+	free(copy->keep);
 	free(copy->parts);
 	free(copy);
 	model_changed(server, group->model);
@@ -177,6 +179,12 @@ copy_drained(const struct copy *copy)
 }
 
 bool
+copy_stands(const struct copy *copy)
+{
+	return !copy->aborting && (copy->group->state != GROUP_BROKEN || copy->rescued);
+}
+
+bool
 copy_spot(const struct copy *copy)
 {
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
@@ -195,7 +203,8 @@ copy_secure(const struct copy *copy)
 		copy->group->state == GROUP_BROKEN || !content_listed(copy) || copy_spot(copy))
 		return false;
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
-		if (copy->parts[i].member->agent->state != AGENT_ACTIVE)
+		const struct agent *agent = copy->parts[i].member->agent;
+		if (agent->state != AGENT_ACTIVE || node_drains(agent))
 			return false;
 	}
 	return true;

@@ -25,9 +25,11 @@ void copy_drain(struct refsrv *server, struct copy *copy);
 /* Listed and readable again; the agents are told, or only those to which op sent its PLAN. */
 void copy_restore(struct refsrv *server, struct copy *copy, const struct op *only_planned);
 bool copy_drained(const struct copy *copy);
+/* It has not failed, nor its group, or it is kept nevertheless: names and listings know it. */
+bool copy_stands(const struct copy *copy);
 /* Some of its members may vanish at any time: it never counts for retention. */
 bool copy_spot(const struct copy *copy);
-/* Complete, of the version, not being given up, not spot, on agents that are alive: it counts. */
+/* Complete, of the version, not being given up, on agents that live and stay: it counts. */
 bool copy_secure(const struct copy *copy);
 
 int copy_drain_done(struct refsrv *server, struct agent *agent, const struct ctl_drain_done *done,

@@ -21,10 +21,12 @@
 #include "server/core/copy.h"
 #include "server/core/epoch.h"
 #include "server/core/event_log.h"
+#include "server/core/keep.h"
 #include "server/core/launch.h"
 #include "server/core/leg.h"
 #include "server/core/model.h"
 #include "server/core/node_drain.h"
+#include "server/core/offload.h"
 #include "server/core/op.h"
 #include "server/core/retain.h"
 
@@ -104,7 +106,7 @@ group_find(const struct model *model, const char *replica)
 {
 	struct group *group = group_first(model, replica);
 
-	while (group != NULL && group->state == GROUP_BROKEN)
+	while (group != NULL && (group->state == GROUP_BROKEN || group->reservation != 0))
 		group = group->same_next;
 	return group;
 }
@@ -137,7 +139,7 @@ unname_group(struct model *model, struct group *group)
 	free(replica);
 }
 
-static struct group *
+struct group *
 group_new(struct refsrv *server, struct model *model, const struct ctl_open *open)
 {
 	struct group *group = th_calloc(1, sizeof(*group));
@@ -237,32 +239,41 @@ join_check(const struct group *group, const struct agent *agent, const struct ct
 	return 0;
 }
 
+/* The group of a worker's replica: there already, or new. */
+static struct group *
+join(struct refsrv *server, struct agent *agent, const struct ctl_open *open, struct th_err *err)
+{
+	struct th_retain rules;
+
+	if (th_retain_parse(open->retain, &rules, err) != 0)
+		return NULL;
+	struct model *model = model_acquire(server, open->model);
+	if (launch_check(model, agent, open, err) != 0)
+		return NULL;
+	struct group *group = group_find(model, open->replica);
+	if (group != NULL && launch_replaces(server, group, agent, open))
+		group = NULL;
+	if (group != NULL)
+		return join_check(group, agent, open, err) == 0 ? group : NULL;
+	group = group_new(server, model, open);
+	retain_claim(server, group, &rules);
+	return group;
+}
+
 int
 member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *open,
 	struct ctl_open_reply *ret_reply, struct th_err *err)
 {
-	struct th_retain rules;
 	int rc = open_check(server, agent, open, err);
 
-	if (rc == 0)
-		rc = th_retain_parse(open->retain, &rules, err);
 	if (rc != 0)
 		return rc;
-	struct model *model = model_acquire(server, open->model);
-	rc = launch_check(model, agent, open, err);
-	if (rc != 0)
-		return rc;
-	struct group *group = group_find(model, open->replica);
-	if (group != NULL && launch_replaces(server, group, agent, open))
-		group = NULL;
-	if (group != NULL) {
-		rc = join_check(group, agent, open, err);
-		if (rc != 0)
-			return rc;
-	} else {
-		group = group_new(server, model, open);
-		retain_claim(server, group, &rules);
-	}
+	struct group *group =
+		open->reservation == 0
+			? join(server, agent, open, err)
+			: offload_join(server, model_find(server, open->model), agent, open, err);
+	if (group == NULL)
+		return err->code;
 	struct member *member = th_calloc(1, sizeof(*member));
 	member->sid = epoch_next_id(server);
 	member->agent = agent;
@@ -276,10 +287,12 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 	group->members[member->shard] = member;
 	if (++group->num_joined == group->num_shards) {
 		group->state = GROUP_LIVE;
-		event_log(server, EVENT_INFO, model->name, agent->info.node,
-			"replica %s of %s is live with %u shards", group->replica, model->name,
-			group->num_shards);
+		event_log(server, EVENT_INFO, group->model->name, agent->info.node,
+			"%s%s of %s is live with %u shards",
+			group->reservation != 0 ? "the offload copy of replica " : "replica ",
+			group->replica, group->model->name, group->num_shards);
 	}
+	offload_joined(member);
 	*ret_reply = (struct ctl_open_reply){.sid = member->sid, .next_op_seq = 1};
 	return 0;
 }
@@ -332,10 +345,14 @@ member_register(struct refsrv *server, struct agent *agent, const struct ctl_reg
 			"the manifest of shard %u of replica %s is not at the server: put it, then "
 			"register again",
 			member->shard, member->group->replica);
+	rc = offload_register_check(member, reg, err);
+	if (rc != 0)
+		return rc;
 	blob_acquire(server, reg->manifest);
 	drop_registration(server, member);
 	member->reg = *reg;
 	member->registered = true;
+	offload_registered(member);
 	return 0;
 }
 
@@ -378,10 +395,30 @@ member_settle(struct refsrv *server, struct member *member)
 	model_dirty(group->model);
 }
 
-/* node: of the member that broke it; empty: none did. */
+static void
+tell_broken(const struct group *group, const struct member *member, int code)
+{
+	if (group->reservation != 0) {
+		agent_event(member->agent, CTL_EV_RELEASE)->u.release = (struct ctl_ev_release){
+			.reservation = group->reservation,
+			.shard = member->shard,
+			.sid = member->sid,
+		};
+		return;
+	}
+	struct ctl_ev_broken *ev = &agent_event(member->agent, CTL_EV_BROKEN)->u.broken;
+	ev->sid = member->sid;
+	ev->evicted = code == TH_E_EVICTED;
+	memcpy(ev->text, group->broken_text, sizeof(ev->text));
+}
+
+/*
+ * node: of the member that broke it; empty: none did. rescue: what it holds can still be read, and
+ * is kept until it is safe elsewhere when it is the last copy of a retained version.
+ */
 static void
 break_group(struct refsrv *server, struct group *group, int code, enum event_severity severity,
-	const char *node, const char *text)
+	const char *node, const char *text, bool rescue)
 {
 	if (group->state == GROUP_BROKEN)
 		return;
@@ -395,17 +432,16 @@ break_group(struct refsrv *server, struct group *group, int code, enum event_sev
 		struct member *member = group->members[i];
 		if (member == NULL || member->closed)
 			continue;
-		struct ctl_ev_broken *ev = &agent_event(member->agent, CTL_EV_BROKEN)->u.broken;
-		ev->sid = member->sid;
-		ev->evicted = code == TH_E_EVICTED;
-		memcpy(ev->text, group->broken_text, sizeof(ev->text));
+		tell_broken(group, member, code);
 	}
 	struct op *op = group_open_op(group);
+	/* First, so that an offload that this operation waits for goes on. */
+	bool kept = rescue && keep_rescue(server, group);
 	if (op != NULL)
 		op_group_broken(server, op);
 	if (group->copy != NULL)
 		content_reconsider(server, group->copy->version);
-	if (group->copy != NULL && !group->copy->aborting) {
+	if (group->copy != NULL && !group->copy->aborting && !kept) {
 		copy_hide(server, group->copy);
 		copy_drain(server, group->copy);
 	}
@@ -415,25 +451,28 @@ break_group(struct refsrv *server, struct group *group, int code, enum event_sev
 void
 group_break(struct refsrv *server, struct group *group, const char *text)
 {
-	break_group(server, group, TH_E_GROUP_BROKEN, EVENT_WARN, "", text);
+	enum event_severity severity = group->reservation != 0 ? EVENT_INFO : EVENT_WARN;
+
+	break_group(server, group, TH_E_GROUP_BROKEN, severity, "", text, true);
 }
 
 void
 group_evict(struct refsrv *server, struct group *group, const char *text)
 {
 	TH_MARK(evicted);
-	break_group(server, group, TH_E_EVICTED, EVENT_WARN, "", text);
+	break_group(server, group, TH_E_EVICTED, EVENT_WARN, "", text, true);
 }
 
-int
-member_close(struct refsrv *server, struct agent *agent, const struct ctl_close *close,
-	struct th_err *err)
+static void
+leave(struct refsrv *server, struct member *member, const struct ctl_close *close)
 {
-	struct member *member = member_find(server, agent, close->sid, err);
+	const struct agent *agent = member->agent;
+	bool crashed = close->died || close->broke_contract;
+	enum event_severity severity = close->broke_contract ? EVENT_ERROR
+				       : close->died         ? EVENT_WARN
+							     : EVENT_INFO;
 	struct th_err cause;
 
-	if (member == NULL)
-		return err->code;
 	th_fail(&cause, TH_E_GROUP_BROKEN,
 		"replica %s of %s is broken: shard %u on node %s %s; close this handle and open "
 		"again",
@@ -443,14 +482,31 @@ member_close(struct refsrv *server, struct agent *agent, const struct ctl_close 
 				      : "was closed");
 	if (close->died && copy_part_of(member) != NULL && copy_part_of(member)->readers != NULL)
 		TH_MARK(c21_worker_died_while_it_was_read);
+	retain_leave(server, member->group, crashed);
+	keep_close_over(member);
 	member->closed = true;
-	retain_leave(server, member->group, close->died || close->broke_contract);
-	enum event_severity severity = close->broke_contract ? EVENT_ERROR
-				       : close->died         ? EVENT_WARN
-							     : EVENT_INFO;
-	break_group(
-		server, member->group, TH_E_GROUP_BROKEN, severity, agent->info.node, cause.text);
+	break_group(server, member->group, TH_E_GROUP_BROKEN, severity, agent->info.node,
+		cause.text, close->died || close->abandon);
 	member_settle(server, member);
+}
+
+void
+member_leave(struct refsrv *server, struct member *member)
+{
+	leave(server, member, &(struct ctl_close){.sid = member->sid});
+}
+
+int
+member_close(struct refsrv *server, struct agent *agent, const struct ctl_close *close,
+	struct th_err *err)
+{
+	struct member *member = member_find(server, agent, close->sid, err);
+
+	if (member == NULL)
+		return err->code;
+	bool may_wait = !close->died && !close->broke_contract && !close->abandon;
+	if (!may_wait || !keep_close(server, member, close->timeout_ns))
+		leave(server, member, close);
 	return 0;
 }
 
@@ -465,10 +521,13 @@ member_lost(struct refsrv *server, struct member *member, const char *why)
 		"close "
 		"this handle and open again",
 		group->replica, group->model->name, member->shard, member->agent->info.node, why);
-	member->closed = true;
 	retain_leave(server, group, true);
-	break_group(
-		server, group, TH_E_GROUP_BROKEN, EVENT_WARN, member->agent->info.node, cause.text);
+	keep_close_over(member);
+	member->closed = true;
+	break_group(server, group, TH_E_GROUP_BROKEN, EVENT_WARN, member->agent->info.node,
+		cause.text, false);
+	if (group->copy != NULL && group->copy->rescued)
+		keep_rescue_stop(server, group->copy);
 	struct part *part = copy_part_of(member);
 	if (part != NULL) {
 		/* No proof can come from there, and none is needed: its memory went with it. */
@@ -487,16 +546,20 @@ group_settle(struct refsrv *server, struct group *group)
 
 	if (op != NULL)
 		op_poke(server, op);
+	if (group->num_closing > 0)
+		keep_close_settle(server, group);
 	if (group->state != GROUP_BROKEN) {
-		if (group_open_op(group) == NULL)
+		if (group_open_op(group) == NULL && group->num_closing == 0)
 			group_idle(group);
 		return;
 	}
+	if (group->copy != NULL && group->copy->rescued)
+		keep_rescue_settle(server, group->copy);
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		if (group->members[i] != NULL)
 			member_settle(server, group->members[i]);
 	}
-	if (any_member(group) != NULL || group->copy != NULL)
+	if (any_member(group) != NULL || group->copy != NULL || group->offload != NULL)
 		return;
 	while (group->ops != NULL)
 		op_free(server, group->ops);

@@ -21,6 +21,8 @@ int member_open(struct refsrv *server, struct agent *agent, const struct ctl_ope
 int member_register(struct refsrv *server, struct agent *agent, const struct ctl_register *reg,
 	struct th_err *err);
 int member_unregister(struct refsrv *server, struct agent *agent, uint64_t sid, struct th_err *err);
+/* A CLOSE that has waited is carried out. */
+void member_leave(struct refsrv *server, struct member *member);
 int member_close(struct refsrv *server, struct agent *agent, const struct ctl_close *close,
 	struct th_err *err);
 
@@ -29,6 +31,8 @@ void member_lost(struct refsrv *server, struct member *member, const char *why);
 /* Forgets a closed member of which nothing is left. */
 void member_settle(struct refsrv *server, struct member *member);
 
+/* Without members, as open describes it. */
+struct group *group_new(struct refsrv *server, struct model *model, const struct ctl_open *open);
 /* The only operation that is not decided; NULL: none. */
 struct op *group_open_op(const struct group *group);
 /* The oldest incarnation of this replica, the others by same_next; NULL: there is none. */

@@ -44,7 +44,7 @@ launch_new(struct group *group, const struct ctl_open *open)
 	if (group->launch_id[0] == '\0')
 		return;
 	for (other = group->same->groups; other != NULL; other = other->same_next) {
-		if (other == group)
+		if (other == group || other->reservation != 0)
 			continue;
 		for (uint32_t i = 0; i < other->num_replaced; i++)
 			remember(group, other->replaced[i]);
@@ -69,6 +69,8 @@ launch_check(const struct model *model, const struct agent *agent, const struct 
 	const struct group *group;
 
 	for (group = group_first(model, open->replica); group != NULL; group = group->same_next) {
+		if (group->reservation != 0)
+			continue;
 		if (open->launch_id[0] != '\0' && was_replaced(group, open->launch_id))
 			return th_fail(err, TH_E_GROUP_MISMATCH,
 				"launch %s of replica %s of %s was replaced by launch %s; this "

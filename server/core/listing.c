@@ -21,7 +21,7 @@
 static bool
 listed(const struct copy *copy)
 {
-	return !copy->aborting && copy->group->state != GROUP_BROKEN && content_listed(copy);
+	return copy_stands(copy) && content_listed(copy);
 }
 
 static void
@@ -50,7 +50,8 @@ describe_copy(const struct copy *copy, struct ctl_replica_info *ret_info)
 	memcpy(ret_info->name, copy->group->replica, sizeof(ret_info->name));
 	ret_info->num_shards = copy->num_parts;
 	ret_info->flags = (copy->state == COPY_READY ? CTL_REPLICA_READY : 0u) |
-			  (copy->draining ? CTL_REPLICA_DRAINING : 0u);
+			  (copy->draining ? CTL_REPLICA_DRAINING : 0u) |
+			  (copy->group->reservation != 0 ? CTL_REPLICA_OFFLOAD : 0u);
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
 		const struct part *part = &copy->parts[i];
 		if (i == 0)

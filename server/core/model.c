@@ -14,6 +14,8 @@
 #include "ipc/base/sim.h"
 #include "server/core/blob.h"
 #include "server/core/content.h"
+#include "server/core/copy.h"
+#include "server/core/offload.h"
 #include "server/core/route.h"
 #include "server/core/timer.h"
 
@@ -49,7 +51,7 @@ void
 model_release(struct refsrv *server, struct model *model)
 {
 	if (model->groups != NULL || model->versions != NULL || model->watches != NULL ||
-		model->retention.claims != NULL)
+		model->retention.claims != NULL || model->retention.offloads != NULL)
 		return;
 	timer_stop(server, &model->retention.timer);
 	if (model->dirty)
@@ -140,6 +142,8 @@ version_new(struct refsrv *server, struct model *model, struct th_version id, ui
 	version->model = model;
 	version->id = id;
 	version->num_shards = num_shards;
+	version->risk_ns = INT64_MAX;
+	version->retry_ns = INT64_MIN;
 	version->shards = th_memdup(shards, num_shards * sizeof(*shards));
 	for (uint32_t i = 0; i < num_shards; i++) {
 		blob_acquire(server, shards[i].manifest);
@@ -151,6 +155,7 @@ version_new(struct refsrv *server, struct model *model, struct th_version id, ui
 void
 version_free(struct refsrv *server, struct version *version)
 {
+	offload_version_gone(version);
 	for (uint32_t i = 0; i < version->num_shards; i++) {
 		blob_release(server, version->shards[i].manifest);
 	}
@@ -164,7 +169,7 @@ version_free(struct refsrv *server, struct version *version)
 static bool
 copy_counts(struct refsrv *server, struct copy *copy)
 {
-	if (copy->group->state == GROUP_BROKEN || copy->aborting || !content_listed(copy))
+	if (!copy_stands(copy) || !content_listed(copy))
 		return false;
 	if (copy->state == COPY_READY)
 		return true;

@@ -19,6 +19,7 @@
 #include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/group.h"
+#include "server/core/keep.h"
 #include "server/core/leg.h"
 #include "server/core/listing.h"
 #include "server/core/model.h"
@@ -105,6 +106,8 @@ decide(struct refsrv *server, struct op *op)
 		if (group->members[i] != NULL && op->members[i].arrived)
 			tell(op, group->members[i]);
 	}
+	if (group->copy != NULL)
+		keep_end(group->copy);
 	model_dirty(group->model);
 }
 
@@ -410,6 +413,21 @@ op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *requ
 	return 0;
 }
 
+void
+op_begin_offload(struct refsrv *server, struct group *group, const struct version *version)
+{
+	struct ctl_op request = {.op_seq = 1, .kind = CTL_OP_REPLICATE, .timeout_ns = TH_FOREVER};
+
+	snprintf(request.spec, sizeof(request.spec), "%" PRIu64, version->id.version);
+	struct op *op = op_new(server, group->members[0], &request);
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		group->members[i]->next_op_seq = 2;
+		op->members[i].arrived = true;
+		op->num_arrived++;
+	}
+	op_replicate_begin(server, op, version);
+}
+
 int
 op_cancel(struct refsrv *server, struct agent *agent, const struct ctl_cancel *cancel,
 	struct th_err *err)
@@ -439,6 +457,12 @@ describe_wait(const struct op *op, char *buffer, size_t bytes)
 {
 	const struct group *group = op->group;
 
+	if (op->state == OP_OFFLOADING) {
+		snprintf(buffer, bytes,
+			"it is the last copy of a retained version, and is being copied to host "
+			"memory");
+		return;
+	}
 	if (op->kind == CTL_OP_REPLICATE && !op->planned) {
 		snprintf(buffer, bytes, "no source has the version");
 		return;
@@ -489,9 +513,11 @@ op_timers(struct refsrv *server, struct op *op)
 void
 op_poke(struct refsrv *server, struct op *op)
 {
+	if (op->kind == CTL_OP_UNPUBLISH && op->state == OP_OFFLOADING)
+		op_unpublish_poke(server, op);
 	if (op->kind != CTL_OP_REPLICATE && op->kind != CTL_OP_UPDATE)
 		return;
-	if (op->state == OP_GATHER) {
+	if (op->state == OP_GATHER || op->state == OP_OFFLOADING) {
 		op_replicate_poke(server, op);
 		return;
 	}

@@ -3,7 +3,8 @@
  * op - group operations: one plan and one outcome for all members.
  *
  *   HELD --> GATHER --decided---------------------------------------------> DONE
- *              |------unpublish--> DRAINING --proof of all parts-----------> DONE
+ *              |  ^---update--- OFFLOADING: the held copy is the last of a retained version
+ *              |------unpublish--> (OFFLOADING) --> DRAINING --proof of all parts-----------> DONE
  *              '------GO--> RUNNING --all shards--> DONE
  *                              '--cause--> ABORTING --legs over, drained--> DONE
  *
@@ -28,6 +29,9 @@ int op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_pre
 void op_poke(struct refsrv *server, struct op *op);
 /* Its deadline may have passed. */
 void op_timers(struct refsrv *server, struct op *op);
+/* The first operation of an offload copy: the server itself calls it for all members. */
+void op_begin_offload(struct refsrv *server, struct group *group, const struct version *version);
+void op_replicate_begin(struct refsrv *server, struct op *op, const struct version *version);
 void op_group_broken(struct refsrv *server, struct op *op);
 /* unpublish: one more part is proven drained. */
 void op_drain_check(struct refsrv *server, struct op *op);
@@ -47,6 +51,8 @@ void op_fail(struct refsrv *server, struct op *op, int code, const char *format,
 /* A member has called; one file each. May decide the operation. */
 void op_publish_arrive(struct refsrv *server, struct op *op, struct member *member);
 void op_unpublish_arrive(struct refsrv *server, struct op *op);
+/* OP_OFFLOADING: something has changed. */
+void op_unpublish_poke(struct refsrv *server, struct op *op);
 void op_unpublish_undo(struct refsrv *server, struct op *op);
 void op_replicate_arrive(struct refsrv *server, struct op *op, struct member *member);
 void op_replicate_undo(struct refsrv *server, struct op *op);

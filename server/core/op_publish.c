@@ -4,8 +4,8 @@
  *
  * publish commits when the last member has called; whether others have published the same version
  * with other bytes turns out later (content.h). unpublish acts at the first call, for all
- * members: the copy is hidden at once, so that no new reader comes, and the outcome waits for the
- * proof of every part.
+ * members: when the version is safe elsewhere (keep.h) the copy is hidden, so that no new reader
+ * comes, and the outcome waits for the proof of every part.
  */
 #include <inttypes.h>
 
@@ -16,6 +16,7 @@
 #include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/event_log.h"
+#include "server/core/keep.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
 
@@ -130,7 +131,7 @@ op_unpublish_arrive(struct refsrv *server, struct op *op)
 {
 	struct copy *copy = op->group->copy;
 
-	if (op->state == OP_DRAINING)
+	if (op->state == OP_DRAINING || op->state == OP_OFFLOADING)
 		return;
 	if (copy == NULL) {
 		op_fail(server, op, TH_E_STATE,
@@ -139,9 +140,26 @@ op_unpublish_arrive(struct refsrv *server, struct op *op)
 		return;
 	}
 	TH_ASSERT(copy->state == COPY_READY && !copy->draining);
-	op->state = OP_DRAINING;
-	copy_hide(server, copy);
-	copy_drain(server, copy);
+	op->state = OP_OFFLOADING;
+	keep_begin(server, copy);
+	op_unpublish_poke(server, op);
+}
+
+void
+op_unpublish_poke(struct refsrv *server, struct op *op)
+{
+	struct copy *copy = op->group->copy;
+	bool force = (op->flags & CTL_OP_FORCE) != 0;
+	enum keep_result result = force ? KEEP_FREE : keep_check(server, copy);
+
+	if (result == KEEP_FAILED) {
+		op_fail(server, op, copy->keep->code, "%s", copy->keep->text);
+	} else if (result == KEEP_FREE || TH_PLANT(hidden_before_copied)) {
+		op->state = OP_DRAINING;
+		keep_end(copy);
+		copy_hide(server, copy);
+		copy_drain(server, copy);
+	}
 }
 
 void

@@ -18,6 +18,7 @@
 #include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/group.h"
+#include "server/core/keep.h"
 #include "server/core/leg.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
@@ -41,6 +42,31 @@ send_plan(struct op *op, struct member *member, const struct version *version)
 	op->members[member->shard].planned = true;
 }
 
+/*
+ * The held copy may be the last of a retained version: then it is copied first, and stays listed
+ * and readable until that is done.
+ */
+static bool
+may_give_up(struct refsrv *server, struct op *op)
+{
+	struct copy *held = op->group->copy;
+
+	op->state = OP_OFFLOADING;
+	keep_begin(server, held);
+	switch (keep_check(server, held)) {
+	case KEEP_WAIT:
+		return false;
+	case KEEP_FAILED:
+		op_fail(server, op, held->keep->code, "%s", held->keep->text);
+		return false;
+	case KEEP_FREE:
+		break;
+	}
+	op->state = OP_GATHER;
+	keep_end(held);
+	return true;
+}
+
 static void
 plan(struct refsrv *server, struct op *op, const struct version *version)
 {
@@ -56,6 +82,8 @@ plan(struct refsrv *server, struct op *op, const struct version *version)
 			group->replica, group->num_shards);
 		return;
 	}
+	if (group->copy != NULL && !may_give_up(server, op))
+		return;
 	op->planned = true;
 	op->version = version->id;
 	if (group->copy != NULL) {
@@ -66,6 +94,12 @@ plan(struct refsrv *server, struct op *op, const struct version *version)
 		if (op->members[i].arrived)
 			send_plan(op, group->members[i], version);
 	}
+}
+
+void
+op_replicate_begin(struct refsrv *server, struct op *op, const struct version *version)
+{
+	plan(server, op, version);
 }
 
 void

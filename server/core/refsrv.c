@@ -25,6 +25,7 @@
 #include "server/core/listing.h"
 #include "server/core/model.h"
 #include "server/core/node_drain.h"
+#include "server/core/offload.h"
 #include "server/core/op.h"
 #include "server/core/retain.h"
 #include "server/core/snapshot.h"
@@ -48,6 +49,11 @@ refsrv_config_default(struct refsrv_config *ret_config)
 		.pair_block_ns = 30 * SECOND_NS,
 		.successor_copies = 1,
 		.grace_ns = 600 * SECOND_NS,
+		.proof_ns = SECOND_NS + SECOND_NS / 2,
+		.rescue_ns = 10 * SECOND_NS,
+		.offload_ns = 600 * SECOND_NS,
+		.release_ns = SECOND_NS,
+		.rescue_spot = true,
 		.agents_max = 4096,
 		.members_max = 65536,
 		.members_per_agent_max = 256,
@@ -131,11 +137,11 @@ free_models(struct refsrv *server)
 	HASH_ITER(hh, server->models, model, next)
 	{
 		struct group *group, *next_group;
+		retain_free(server, model);
 		DL_FOREACH_SAFE2(model->busy, group, next_group, busy_next)
 		{
 			group_settle(server, group);
 		}
-		retain_free(model);
 		model_release(server, model);
 	}
 	TH_ASSERT(server->models == NULL);
@@ -224,6 +230,7 @@ settle_model(struct refsrv *server, struct model *model)
 {
 	struct group *group, *next;
 
+	model->retention.wake_ns = INT64_MAX;
 	DL_FOREACH_SAFE2(model->busy, group, next, busy_next)
 	{
 		group_settle(server, group);
@@ -354,7 +361,7 @@ change(struct refsrv *server, struct agent *agent, const struct ctl_request *req
 	case CTL_CLOSE:
 		return member_close(server, agent, &request->u.close, err);
 	case CTL_RESERVED:
-		return 0; /* no reservation is made yet: an answer to none */
+		return offload_refused(server, agent, &request->u.reserved, err);
 	default:
 		return th_fail(err, TH_E_INVALID, "the server does not know request kind %d",
 			(int)request->kind);

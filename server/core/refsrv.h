@@ -82,6 +82,11 @@ struct refsrv_config {
 	int64_t pair_block_ns; /* a failed (reader, source) pair of agents is avoided this long*/
 	uint32_t successor_copies; /* a version is retained until its successor has so many */
 	int64_t grace_ns;          /* a claim outlives a crashed holder: 10 min */
+	int64_t proof_ns;          /* an agent that is asked whether it lives answers in: 1.5 s */
+	int64_t rescue_ns;  /* a broken group's last copy is kept so long, or as bytes move: 10 s */
+	int64_t offload_ns; /* an offload copy is complete within: 10 min */
+	int64_t release_ns; /* ... and goes when another has done so long: 1 s */
+	bool rescue_spot;   /* what only spot hosts have is copied to others (default: true) */
 	uint32_t agents_max, members_max, members_per_agent_max;
 	uint64_t blob_bytes_max;     /* of all manifests and attributes together */
 	uint64_t snapshot_bytes_max; /* of all listings kept to be given in parts, or for groups */

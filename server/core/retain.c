@@ -15,6 +15,7 @@
 #include "server/core/copy.h"
 #include "server/core/group.h"
 #include "server/core/model.h"
+#include "server/core/offload.h"
 #include "server/core/timer.h"
 
 /* ---- claims --------------------------------------------------------------------------------- */
@@ -77,6 +78,7 @@ retain_leave(struct refsrv *server, struct group *group, bool crashed)
 
 	if (claim == NULL)
 		return;
+	retain_closing(group, false);
 	group->claim = NULL;
 	claim->num_holders--;
 	if (crashed) {
@@ -91,9 +93,29 @@ retain_leave(struct refsrv *server, struct group *group, bool crashed)
 }
 
 void
-retain_free(struct model *model)
+retain_closing(struct group *group, bool closing)
+{
+	struct claim *claim = group->claim;
+
+	if (claim == NULL || group->claim_closing == closing)
+		return;
+	group->claim_closing = closing;
+	claim->num_closing += closing ? 1 : UINT32_MAX;
+	model_dirty(group->model);
+}
+
+void
+retain_free(struct refsrv *server, struct model *model)
 {
 	struct claim *claim, *next;
+
+	while (model->retention.offloads != NULL) {
+		struct offload *offload = model->retention.offloads;
+		DL_DELETE(model->retention.offloads, offload);
+		if (offload->group != NULL)
+			offload->group->offload = NULL;
+		offload_free(server, offload);
+	}
 
 	DL_FOREACH_SAFE(model->retention.claims, claim, next)
 	{
@@ -128,7 +150,8 @@ named(const struct model *model, struct th_version latest, struct th_version id)
 
 	DL_FOREACH(model->retention.claims, claim)
 	{
-		if (claim_names(claim, latest, id))
+		bool held = claim->num_holders > claim->num_closing || claim->grace_ns != INT64_MIN;
+		if (held && claim_names(claim, latest, id))
 			return true;
 	}
 	return false;
@@ -218,25 +241,23 @@ retain_names(struct refsrv *server, const struct version *version)
 
 /* ---- time ----------------------------------------------------------------------------------- */
 
-static int64_t
+static void
 settle_claims(struct refsrv *server, struct retention *retention)
 {
 	struct claim *claim, *next;
-	int64_t next_ns = INT64_MAX;
 
 	DL_FOREACH_SAFE(retention->claims, claim, next)
 	{
 		if (claim->grace_ns == INT64_MIN)
 			continue;
 		if (server->now_ns < claim->grace_ns) {
-			next_ns = th_min_i64(next_ns, claim->grace_ns);
+			retention->wake_ns = th_min_i64(retention->wake_ns, claim->grace_ns);
 			continue;
 		}
 		claim->grace_ns = INT64_MIN;
 		if (claim->num_holders == 0)
 			claim_drop(server, retention, claim);
 	}
-	return next_ns;
 }
 
 void
@@ -244,6 +265,8 @@ retain_settle(struct refsrv *server, struct model *model)
 {
 	struct retention *retention = &model->retention;
 
+	settle_claims(server, retention);
+	offload_settle(server, model);
 	timer_stop(server, &retention->timer);
-	timer_at(server, &retention->timer, TIMER_RETENTION, settle_claims(server, retention));
+	timer_at(server, &retention->timer, TIMER_RETENTION, retention->wake_ns);
 }

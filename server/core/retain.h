@@ -21,11 +21,14 @@ void retain_claim(struct refsrv *server, struct group *group, const struct th_re
 /* A member has left: with that the group's claim ends, or begins its time of grace. */
 void retain_leave(struct refsrv *server, struct group *group, bool crashed);
 
+/* A member of the group closes, and its claim does not count while that waits; or it is refused. */
+void retain_closing(struct group *group, bool closing);
+
 /* Some claim names the version now. */
 bool retain_names(struct refsrv *server, const struct version *version);
 
 /* At the end of a step in which something has changed, and when its timer fires. */
 void retain_settle(struct refsrv *server, struct model *model);
-void retain_free(struct model *model);
+void retain_free(struct refsrv *server, struct model *model);
 
 #endif

@@ -21,6 +21,7 @@
 #include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/content.h"
+#include "server/core/copy.h"
 #include "server/core/node_drain.h"
 
 static void
@@ -141,7 +142,7 @@ struct query {
 
 /* Smaller is better, field by field in this order. */
 struct score {
-	uint64_t other_agent, other_datacenter, legs, host_legs, descendants, missing, id;
+	uint64_t leaving, other_agent, other_datacenter, legs, host_legs, descendants, missing, id;
 };
 
 static bool
@@ -154,12 +155,15 @@ blamed(const struct op *op, uint32_t shard, uint64_t copy_id)
 	return false;
 }
 
-/* Whether anybody may read from this copy, as far as the copy as a whole says. */
+/*
+ * Whether this group may read from this copy, as far as the copy as a whole says. What is left of
+ * a broken group is read by its offload copy only, and by others from there.
+ */
 static bool
-copy_serves(const struct refsrv *server, const struct copy *copy)
+copy_serves(const struct refsrv *server, const struct copy *copy, const struct group *reader)
 {
-	return (!copy->draining || TH_PLANT(draining_is_a_source)) && !copy->aborting &&
-	       copy->group->state != GROUP_BROKEN &&
+	return (!copy->draining || TH_PLANT(draining_is_a_source)) && copy_stands(copy) &&
+	       (!copy->rescued || reader->reservation != 0) &&
 	       (copy->state == COPY_READY || server->config.pipelining);
 }
 
@@ -204,6 +208,8 @@ score_add(struct score *score, const struct part *src, const struct member *read
 	const struct agent *from = src->member->agent, *to = reader->agent;
 	uint32_t chunks = src->copy->version->shards[src->shard].num_chunks;
 
+	/* Who is about to give it up should not wait for new readers, but for his offload copy. */
+	score->leaving += src->copy->keep != NULL && reader->group->reservation == 0;
 	score->other_agent += from != to;
 	score->other_datacenter += strcmp(from->info.datacenter, to->info.datacenter) != 0;
 	score->legs += src->num_readers;
@@ -216,6 +222,8 @@ score_add(struct score *score, const struct part *src, const struct member *read
 static bool
 better(const struct score *a, const struct score *b)
 {
+	if (a->leaving != b->leaving)
+		return a->leaving < b->leaving;
 	if (a->other_agent != b->other_agent)
 		return a->other_agent < b->other_agent;
 	if (a->other_datacenter != b->other_datacenter)
@@ -237,7 +245,8 @@ copy_fits(const struct query *query, struct copy *copy, struct score *ret_score)
 	const struct group *group = query->op->group;
 	struct score score = {0};
 
-	if (copy->group == group || !copy_serves(query->server, copy) || !content_listed(copy))
+	if (copy->group == group || !copy_serves(query->server, copy, group) ||
+		!content_listed(copy))
 		return false;
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		if (!part_fits(query, &copy->parts[i], group->members[i]))
@@ -264,8 +273,8 @@ choose(struct choice *choice, struct copy *copy, const struct score *score)
 static bool
 is_perfect(const struct score *score)
 {
-	return (score->other_datacenter | score->legs | score->host_legs | score->descendants |
-		       score->missing) == 0;
+	return (score->leaving | score->other_datacenter | score->legs | score->host_legs |
+		       score->descendants | score->missing) == 0;
 }
 
 static void
@@ -313,7 +322,8 @@ route_choose_copy(struct refsrv *server, const struct op *op, struct version *ve
 	for (int pass = 0; pass < NUM_PASSES && best.copy == NULL; pass++) {
 		query.pass = (enum pass)pass;
 		try_local(&query, version, &best);
-		if (best.copy != NULL && best.score.other_agent < op->group->num_shards)
+		if (best.copy != NULL && best.score.other_agent < op->group->num_shards &&
+			best.score.leaving == 0)
 			break;
 		/* The oldest come first, and mostly nobody reads from one of the first. */
 		DL_FOREACH(version->copies, copy)
@@ -337,7 +347,8 @@ try_part(
 		TH_MARK(c28_own_descendant_is_no_source);
 		return;
 	}
-	if (copy->content != dst->copy->content || !copy_serves(query->server, copy) ||
+	if (copy->content != dst->copy->content ||
+		!copy_serves(query->server, copy, query->op->group) ||
 		!part_fits(query, src, dst->member))
 		return;
 	score_add(&score, src, dst->member);
@@ -366,7 +377,7 @@ route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, 
 			if (copy != NULL && copy->version == version)
 				try_part(&query, dst, copy, &best);
 		}
-		if (best.copy != NULL)
+		if (best.copy != NULL && best.score.leaving == 0)
 			break;
 		DL_FOREACH(version->copies, copy)
 		{
@@ -386,8 +397,8 @@ route_available(struct refsrv *server, const struct version *version, const stru
 	server->mark++;
 	DL_FOREACH(version->copies, copy)
 	{
-		bool all =
-			copy->group != reader && copy_serves(server, copy) && content_listed(copy);
+		bool all = copy->group != reader && copy_serves(server, copy, reader) &&
+			   content_listed(copy);
 		for (uint32_t i = 0; all && i < copy->num_parts; i++)
 			all = part_serves(server, &copy->parts[i]) &&
 			      !copy->parts[i].member->agent->leaving;
@@ -402,7 +413,7 @@ static bool
 hopeful(struct refsrv *server, const struct op *op, struct copy *copy, const struct part *dst)
 {
 	/* A broken group's copy serves the legs it has and never a new one. */
-	if (copy->group == op->group || copy->aborting || copy->group->state == GROUP_BROKEN)
+	if (copy->group == op->group || !copy_stands(copy))
 		return false;
 	/* A reader stays with the content it has begun; another may turn out to be the same. */
 	if (copy->content->refused ||

@@ -115,6 +115,9 @@ struct agent { /* owned by server.agents */
 	bool ready; /* listed in server.ready */
 	struct queued_event *events;
 	uint64_t num_events, last_event_no, acked_event_no;
+	uint64_t ping_no;  /* event number of a PING that has no answer yet; 0: none         */
+	int64_t ping_ns;   /* ... when it was sent                                           */
+	int64_t proven_ns; /* it has answered a PING of this time; INT64_MIN: none           */
 
 	struct remembered *remembered_by_no, *remembered;
 	uint32_t num_remembered;
@@ -123,6 +126,7 @@ struct agent { /* owned by server.agents */
 
 	struct member *members; /* borrows: by agent_prev/agent_next */
 	uint32_t num_members, legs_in, legs_out;
+	uint32_t num_reserved; /* shards of offload copies that it holds or was asked for      */
 	struct pair_block *blocks;
 	/* As a source: the reader that blamed it last, how long that is remembered, and until when
 	 * it is the last resort for all, because two different ones did. */
@@ -142,14 +146,64 @@ struct agent { /* owned by server.agents */
 struct claim { /* the same rules of any number of groups; owned by retention.claims */
 	struct th_retain rules;
 	uint32_t num_holders; /* groups that have not been closed                            */
+	uint32_t num_closing; /* ... of which a member closes: they do not count             */
 	int64_t grace_ns;     /* a holder has crashed: it lasts until then; INT64_MIN: none  */
 	struct claim *prev, *next;
+};
+
+/* What must be known before a copy is given up; owned by copy.keep. See keep.h. */
+struct keep {
+	int64_t since_ns;  /* only what is proven later counts                            */
+	int64_t until_ns;  /* of a broken group: it is kept no longer, unless bytes move  */
+	uint64_t progress; /* ... chunks of its offload copy when that was looked at last */
+	int code;          /* of the offload that failed; 0: none has                     */
+	char text[TH_CTL_TEXT_BYTES];
+};
+
+enum offload_why {
+	OFFLOAD_GIVEN_UP = 1, /* the last copy is to be given up, or its group has broken */
+	OFFLOAD_RESCUE,       /* only copies on spot hosts are left                       */
+	OFFLOAD_DRAIN,        /* its node is being drained                                */
+};
+
+enum offload_state {
+	OFFLOAD_RESERVING = 1, /* agents are asked for memory                          */
+	OFFLOAD_FILLING,       /* its group replicates                                 */
+	OFFLOAD_READY,
+};
+
+struct offload_shard {
+	uint64_t agent_inc; /* of whom it was asked; 0: of nobody                       */
+	uint64_t sid;       /* of its session; 0: no OPEN has come                      */
+	bool registered;
+	uint64_t *refused; /* owns: agents that are not asked again                     */
+	uint32_t num_refused;
+};
+
+struct offload { /* owned by retention.offloads; see offload.h */
+	uint64_t reservation;
+	struct version *version; /* NULL: it is gone, and this goes with the step        */
+	enum offload_why why;
+	enum offload_state state;
+	char replica[TH_NAME_MAX + 1]; /* of the copy that is kept                       */
+	uint64_t source_id;            /* ... its id                                     */
+	uint64_t avoid_inc;            /* agent that gets no part of it; 0: none         */
+	struct group *group;           /* borrows; NULL: nobody has joined               */
+	uint32_t num_shards;
+	struct offload_shard *shards; /* owns                                            */
+	uint32_t attempts;
+	int64_t deadline_ns;
+	int64_t spare_ns; /* READY: another copy will do since then; INT64_MAX: none will */
+	char text[TH_CTL_TEXT_BYTES]; /* the last refusal                                */
+	struct offload *prev, *next;
 };
 
 struct retention { /* see retain.h; part of struct model */
 	struct model *model;
 	struct claim *claims;
-	struct timer timer; /* the next of its deadlines */
+	struct offload *offloads;
+	struct timer timer; /* at wake_ns */
+	int64_t wake_ns;    /* the next of all deadlines, while the model is settled     */
 };
 
 /* ---- models, versions, copies --------------------------------------------------------------- */
@@ -190,6 +244,9 @@ struct version { /* owned by model.versions; exists while it has a copy */
 	struct copy *by_name;        /* all, by name_prev/name_next: see copy_sort */
 	bool unsorted;               /* by_name is not in order */
 	struct content *contents;    /* not refused, oldest first: the head is what is listed */
+	int64_t risk_ns;  /* retained, and only spot hosts have it, since then; INT64_MAX: no */
+	int64_t retry_ns; /* ... the next rescue is not tried before                       */
+	bool risk_told;
 	struct version *prev, *next;
 };
 
@@ -221,8 +278,10 @@ struct copy {           /* owned by version.copies */
 	bool refusal_due; /* its content is refused, and the next call must say so */
 	uint64_t gen;
 	enum copy_state state;
-	bool draining; /* no new legs: being given up, broken, or aborted */
-	bool aborting; /* its operation failed after GO: nothing can be had from it */
+	bool draining;     /* no new legs: being given up, broken, or aborted */
+	bool aborting;     /* its operation failed after GO: nothing can be had from it */
+	bool rescued;      /* its group is broken: kept for its offload copy to read from */
+	struct keep *keep; /* owns; NULL: nobody wants to give it up */
 	uint32_t num_parts;
 	struct part *parts; /* owns, num_parts */
 	struct copy *prev, *next, *fill_prev, *fill_next, *name_prev, *name_next;
@@ -279,7 +338,9 @@ struct member { /* owned by server.members */
 	struct group *group;
 	uint32_t shard, flags;
 	uint64_t next_op_seq;
-	bool closed; /* CLOSE was seen: kept until its part is drained and its legs are over */
+	bool closing;     /* CLOSE was seen, and waits until the version is safe elsewhere */
+	int64_t close_ns; /* ... until then */
+	bool closed;      /* CLOSE was seen: kept until its part is drained and its legs are over */
 	bool registered;
 	struct ctl_register reg;
 	struct member *agent_prev, *agent_next;
@@ -310,18 +371,23 @@ struct group {                /* owned by model.groups */
 	struct copy *copy;                   /* what it holds or fills */
 	struct th_retain retain;             /* its members' rules                              */
 	struct claim *claim;                 /* borrows; NULL: no rules, or a member has closed */
+	bool claim_closing;                  /* counted in claim.num_closing                    */
+	uint32_t num_closing;                /* members                                         */
+	uint64_t reservation;                /* members are agents' own sessions; 0: workers'   */
+	struct offload *offload;             /* borrows; NULL: workers', or no longer wanted    */
 	bool busy;                           /* listed in model.busy */
 	struct group *busy_prev, *busy_next, *same_prev, *same_next;
 	struct group *prev, *next;
 };
 
 enum op_state {
-	OP_HELD = 1, /* its member is too far ahead of the slowest                     */
-	OP_GATHER,   /* before GO: members arrive, prepare, or a version is waited for */
-	OP_DRAINING, /* unpublish: the proofs of the parts are coming in               */
-	OP_RUNNING,  /* after GO                                                       */
-	OP_ABORTING, /* failed after GO: legs end, parts drain                         */
-	OP_DONE,     /* decided                                                        */
+	OP_HELD = 1,   /* its member is too far ahead of the slowest                     */
+	OP_GATHER,     /* before GO: members arrive, prepare, or a version is waited for */
+	OP_OFFLOADING, /* the held copy is the last of a retained version: being copied */
+	OP_DRAINING,   /* unpublish: the proofs of the parts are coming in               */
+	OP_RUNNING,    /* after GO                                                       */
+	OP_ABORTING,   /* failed after GO: legs end, parts drain                         */
+	OP_DONE,       /* decided                                                        */
 };
 
 struct op_member {

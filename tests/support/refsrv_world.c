@@ -280,6 +280,7 @@ world_event_sid(const struct ctl_event *event)
 	case CTL_EV_CHANGED:
 	case CTL_EV_RESERVE:
 	case CTL_EV_NODE:
+	case CTL_EV_PING:
 		return 0;
 	}
 	return 0;
@@ -387,6 +388,70 @@ world_register(struct world *w, uint32_t agent, uint64_t sid, uint32_t layout)
 	request.u.reg.bytes = 1000;
 	request.u.reg.num_chunks = WORLD_CHUNKS;
 	return world_request(w, agent, &request);
+}
+
+bool
+world_reserve(struct world *w, uint32_t agent, struct ctl_ev_reserve *ret_reserve)
+{
+	struct ctl_event event;
+
+	if (!world_take(w, agent, CTL_EV_RESERVE, 0, &event))
+		return false;
+	*ret_reserve = event.u.reserve;
+	return true;
+}
+
+int
+world_accept(struct world *w, uint32_t agent, const struct ctl_ev_reserve *reserve,
+	struct world_member *ret_m)
+{
+	struct ctl_request request = {.kind = CTL_OPEN};
+
+	*ret_m = (struct world_member){.agent = agent,
+		.shard = reserve->shard,
+		.num_shards = reserve->num_shards,
+		.seq = 1};
+	memcpy(request.u.open.model, reserve->model, sizeof(request.u.open.model));
+	memcpy(request.u.open.replica, reserve->replica, sizeof(request.u.open.replica));
+	request.u.open.shard = reserve->shard;
+	request.u.open.num_shards = reserve->num_shards;
+	request.u.open.lineage = reserve->version.lineage;
+	request.u.open.reservation = reserve->reservation;
+	int code = world_request(w, agent, &request);
+	if (code != 0)
+		return code;
+	ret_m->sid = w->reply.u.open.sid;
+	request = (struct ctl_request){.kind = CTL_REGISTER};
+	request.u.reg.sid = ret_m->sid;
+	request.u.reg.layout = reserve->layout;
+	request.u.reg.manifest = reserve->manifest;
+	request.u.reg.bytes = reserve->bytes;
+	request.u.reg.num_chunks = reserve->num_chunks;
+	return world_request(w, agent, &request);
+}
+
+int
+world_refuse(struct world *w, uint32_t agent, const struct ctl_ev_reserve *reserve)
+{
+	struct ctl_request request = {.kind = CTL_RESERVED};
+
+	request.u.reserved.reservation = reserve->reservation;
+	request.u.reserved.shard = reserve->shard;
+	request.u.reserved.code = TH_E_NOMEM_RETAIN;
+	snprintf(request.u.reserved.text, sizeof(request.u.reserved.text), "it has %u bytes free",
+		agent);
+	return world_request(w, agent, &request);
+}
+
+struct ctl_grant
+world_filling(struct world *w, const struct world_member *m)
+{
+	struct ctl_event event;
+
+	TH_ASSERT(world_take(w, m->agent, CTL_EV_PLAN, m->sid, &event));
+	TH_ASSERT(event.u.plan.op_seq == 1 && !event.u.plan.drain_old);
+	TH_ASSERT(world_prepared(w, m, 0) == 0);
+	return world_go(w, m);
 }
 
 int

@@ -93,6 +93,13 @@ int world_launch(struct world *w, uint32_t agent, const char *replica, uint32_t 
 	uint32_t num_shards, const char *launch_id, uint64_t *ret_sid);
 /* layout: any number; equal numbers are equal layouts. Puts the manifest first. */
 int world_register(struct world *w, uint32_t agent, uint64_t sid, uint32_t layout);
+/* The agent is asked for memory; and its answers. */
+bool world_reserve(struct world *w, uint32_t agent, struct ctl_ev_reserve *ret_reserve);
+int world_accept(struct world *w, uint32_t agent, const struct ctl_ev_reserve *reserve,
+	struct world_member *ret_m);
+int world_refuse(struct world *w, uint32_t agent, const struct ctl_ev_reserve *reserve);
+/* The last member of an offload copy is PREPARED and goes. */
+struct ctl_grant world_filling(struct world *w, const struct world_member *m);
 int world_put(
 	struct world *w, uint32_t agent, const void *data, size_t bytes, struct th_hash *ret_key);
 int world_op(struct world *w, uint32_t agent, uint64_t sid, uint64_t seq, enum ctl_op_kind kind,

@@ -330,6 +330,7 @@ on_event(uint32_t agent, const struct ctl_event *event)
 	case CTL_EV_RESERVE:
 	case CTL_EV_RELEASE:
 	case CTL_EV_CLOSE_REFUSED:
+	case CTL_EV_PING:
 		TH_ASSERT(false); /* nobody here retains anything */
 	}
 }

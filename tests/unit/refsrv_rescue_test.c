@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * refsrv, retention: the last copy of a retained version whose group has broken, or that only spot
+ * hosts have, is copied to host memory.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "server/core/event_log.h"
+#include "tests/support/refsrv_world.h"
+
+static struct world w;
+static uint32_t a, b, c;
+
+static void
+setup(void)
+{
+	world_init(&w, NULL);
+	w.offload_bytes = UINT64_MAX;
+	a = world_agent(&w);
+	b = world_agent(&w);
+	c = world_agent(&w);
+	w.retain = "latest";
+}
+
+static void
+teardown(void)
+{
+	world_fini(&w);
+}
+
+TestSuite(refsrv_rescue, .init = setup, .fini = teardown);
+
+static bool
+said(const char *text)
+{
+	const struct event_entry *entry = NULL;
+
+	while ((entry = event_log_after(w.server, entry == NULL ? 0 : entry->number)) != NULL) {
+		if (strstr(entry->text, text) != NULL)
+			return true;
+	}
+	return false;
+}
+
+static uint32_t
+num_versions(void)
+{
+	cr_assert_eq(world_list(&w, c, "m"), 0);
+	return w.reply.u.list.num_versions;
+}
+
+static struct world_member
+published(uint32_t agent, const char *replica, const char *version)
+{
+	struct world_member m = world_member(&w, agent, replica, 0, 1);
+
+	world_publish(&w, &m, version);
+	return m;
+}
+
+static struct world_member
+accepts(uint32_t agent)
+{
+	struct ctl_ev_reserve reserve;
+	struct world_member m;
+
+	cr_assert(world_reserve(&w, agent, &reserve));
+	cr_assert_eq(world_accept(&w, agent, &reserve, &m), 0, "%s", w.reply.text);
+	return m;
+}
+
+static bool
+asked(uint32_t agent)
+{
+	return world_has(&w, agent, CTL_EV_RESERVE, 0);
+}
+
+static void
+drained(const struct world_member *m)
+{
+	struct ctl_ev_part drain = world_take_drain(&w, m);
+
+	cr_assert_eq(world_drain_done(&w, m->agent, &drain), 0);
+}
+
+/* ---- broken groups ---- */
+
+Test(refsrv_rescue, dead_worker__last_copy_is_read_from_its_agent)
+{
+	struct world_member m = published(a, "p", "7");
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid), "its memory is still needed");
+	cr_assert_eq(num_versions(), 1);
+	struct world_member o = accepts(a);
+	struct ctl_grant grant = world_filling(&w, &o);
+	cr_assert_eq(grant.source_sid, m.sid);
+	/* Others read from the copy that fills, not from what is left of the dead. */
+	struct world_member r = world_member(&w, b, "r", 0, 1);
+	cr_assert_eq(world_begin(&w, &r, CTL_OP_REPLICATE, "latest").source_sid, o.sid);
+	world_finish(&w, &o, grant.leg);
+	drained(&m);
+	cr_assert_eq(num_versions(), 1);
+	cr_assert_not(said("is lost"));
+}
+
+Test(refsrv_rescue, dead_worker__another_copy_counts__drained_at_once)
+{
+	struct world_member m = published(a, "p", "7"), r = world_member(&w, b, "r", 0, 1);
+	world_replicate(&w, &r, "7");
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	drained(&m);
+	cr_assert_not(asked(a) || asked(b) || asked(c));
+}
+
+Test(refsrv_rescue, dead_worker__not_retained__drained_at_once)
+{
+	w.retain = NULL;
+	struct world_member m = published(a, "p", "7");
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	drained(&m);
+	cr_assert_not(asked(a) || asked(b) || asked(c));
+}
+
+Test(refsrv_rescue, dead_worker__reader_waits_for_the_rescue)
+{
+	struct ctl_event event;
+	struct world_member m = published(a, "p", "7"), r = world_member(&w, b, "r", 0, 1);
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	world_call(&w, &r, CTL_OP_REPLICATE, "7", TH_FOREVER);
+	cr_assert_not(world_has(&w, b, CTL_EV_PLAN, r.sid));
+	struct world_member o = accepts(a);
+	world_filling(&w, &o);
+	cr_assert(world_take(&w, b, CTL_EV_PLAN, r.sid, &event));
+}
+
+Test(refsrv_rescue, dead_worker__nobody_has_memory__lost_and_said_so)
+{
+	struct ctl_ev_reserve reserve;
+	struct world_member m = published(a, "p", "7");
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	for (uint32_t agent = a; agent <= c; agent++) {
+		cr_assert(world_reserve(&w, agent, &reserve));
+		cr_assert_eq(world_refuse(&w, agent, &reserve), 0);
+	}
+	drained(&m);
+	cr_assert_eq(num_versions(), 0);
+	cr_assert(said("version 7 of m is lost"));
+}
+
+Test(refsrv_rescue, dead_worker__nobody_answers__given_up_after_its_time)
+{
+	struct world_member m = published(a, "p", "7");
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	world_sleep(&w, 9 * SEC);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	world_sleep(&w, 2 * SEC);
+	drained(&m);
+	cr_assert_eq(num_versions(), 0);
+	cr_assert(said("is lost"));
+}
+
+static void
+beat(uint32_t agent, uint64_t leg, uint32_t chunks)
+{
+	struct ctl_leg_progress progress = {leg, chunks};
+	struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
+
+	cr_assert_eq(world_request(&w, agent, &request), 0);
+}
+
+Test(refsrv_rescue, dead_worker__slow_copy__goes_on_while_bytes_move)
+{
+	struct world_member m = published(a, "p", "7");
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	struct world_member o = accepts(a);
+	struct ctl_grant grant = world_filling(&w, &o);
+	for (uint32_t chunks = 1; chunks < 5; chunks++) {
+		world_sleep(&w, 9 * SEC);
+		beat(a, grant.leg, chunks);
+	}
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	world_sleep(&w, 25 * SEC);
+	cr_assert(world_has(&w, a, CTL_EV_DRAIN, m.sid), "no byte for long");
+}
+
+Test(refsrv_rescue, group__one_worker_dies__all_parts_are_copied)
+{
+	struct ctl_event event;
+	struct world_member m[2], o[2];
+	m[0] = world_member(&w, a, "p", 0, 2);
+	m[1] = world_member(&w, b, "p", 1, 2);
+	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
+	world_publish(&w, &m[1], "7");
+	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	cr_assert_eq(world_close(&w, &m[1], true), 0);
+	cr_assert(world_has(&w, a, CTL_EV_BROKEN, m[0].sid));
+	/* The survivor closes its handle: its part is needed until it is copied. */
+	cr_assert_eq(world_close(&w, &m[0], false), 0);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid));
+	o[0] = accepts(a);
+	o[1] = accepts(b);
+	cr_assert(world_take(&w, a, CTL_EV_PLAN, o[0].sid, &event));
+	cr_assert_eq(world_prepared(&w, &o[0], 0), 0);
+	world_finish(&w, &o[1], world_filling(&w, &o[1]).leg);
+	world_finish(&w, &o[0], world_go(&w, &o[0]).leg);
+	drained(&m[0]);
+	drained(&m[1]);
+	cr_assert_eq(num_versions(), 1);
+}
+
+Test(refsrv_rescue, dead_agent_of_one_shard__nothing_can_be_rescued)
+{
+	struct world_member m[2];
+	m[0] = world_member(&w, a, "p", 0, 2);
+	m[1] = world_member(&w, b, "p", 1, 2);
+	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
+	world_publish(&w, &m[1], "7");
+	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	w.agents[b].silent = true;
+	world_sleep(&w, 12 * SEC);
+	drained(&m[0]);
+	cr_assert_not(asked(a) || asked(c));
+}
+
+Test(refsrv_rescue, agent_dies_during_the_rescue__the_rest_is_drained)
+{
+	struct world_member m[2];
+	m[0] = world_member(&w, a, "p", 0, 2);
+	m[1] = world_member(&w, b, "p", 1, 2);
+	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
+	world_publish(&w, &m[1], "7");
+	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	struct refsrv_out out;
+	w.agents[b].silent = true;
+	world_sleep(&w, 5 * SEC);
+	cr_assert_eq(world_close(&w, &m[0], true), 0);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid));
+	world_sleep(&w, 7 * SEC);
+	refsrv_tick(w.server, w.now_ns, &out);
+	drained(&m[0]);
+	cr_assert_eq(num_versions(), 0);
+}
+
+Test(refsrv_rescue, broken_contract__is_not_rescued)
+{
+	struct world_member m = published(a, "p", "7");
+	struct ctl_request request = {.kind = CTL_CLOSE};
+	request.u.close.sid = m.sid;
+	request.u.close.broke_contract = true;
+	cr_assert_eq(world_request(&w, a, &request), 0);
+	drained(&m);
+	cr_assert_not(asked(a) || asked(b) || asked(c));
+}
+
+Test(refsrv_rescue, unpublish_under_way__its_worker_dies__the_copy_goes_on)
+{
+	struct world_member m = published(a, "p", "7");
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	struct world_member o = accepts(a);
+	struct ctl_grant grant = world_filling(&w, &o);
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0), "the same copy will do");
+	world_finish(&w, &o, grant.leg);
+	drained(&m);
+	cr_assert_eq(num_versions(), 1);
+}
+
+Test(refsrv_rescue, waiting_close__another_member_dies__both_go_when_copied)
+{
+	struct ctl_event event;
+	struct world_member m[2], o[2];
+	world_member(&w, c, "k", 0, 1);
+	m[0] = world_member(&w, a, "p", 0, 2);
+	m[1] = world_member(&w, b, "p", 1, 2);
+	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
+	world_publish(&w, &m[1], "7");
+	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	struct ctl_request request = {.kind = CTL_CLOSE};
+	request.u.close.sid = m[0].sid;
+	request.u.close.timeout_ns = TH_FOREVER;
+	cr_assert_eq(world_request(&w, a, &request), 0);
+	o[0] = accepts(a);
+	o[1] = accepts(b);
+	cr_assert_eq(world_close(&w, &m[1], true), 0);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid));
+	cr_assert(world_take(&w, a, CTL_EV_PLAN, o[0].sid, &event));
+	cr_assert_eq(world_prepared(&w, &o[0], 0), 0);
+	world_finish(&w, &o[1], world_filling(&w, &o[1]).leg);
+	world_finish(&w, &o[0], world_go(&w, &o[0]).leg);
+	drained(&m[0]);
+	drained(&m[1]);
+	cr_assert_not(world_has(&w, a, CTL_EV_CLOSE_REFUSED, 0));
+	cr_assert_eq(num_versions(), 1);
+}
+
+/* ---- spot hosts ---- */
+
+static uint32_t
+spot_agent(void)
+{
+	w.spot = true;
+	uint32_t agent = world_agent(&w);
+	w.spot = false;
+	return agent;
+}
+
+Test(refsrv_rescue, spot__only_copy__is_copied_to_a_host_that_stays)
+{
+	uint32_t spot = spot_agent();
+	struct world_member m = published(spot, "p", "7");
+	cr_assert_not(asked(a) || asked(b) || asked(c));
+	world_sleep(&w, 2 * SEC);
+	cr_assert(said("at risk"));
+	cr_assert_not(asked(spot));
+	struct world_member o = accepts(a);
+	struct ctl_grant grant = world_filling(&w, &o);
+	cr_assert_eq(grant.source_sid, m.sid);
+	world_finish(&w, &o, grant.leg);
+	/* The trainer goes on at once. */
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	drained(&m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	cr_assert_eq(num_versions(), 1);
+}
+
+Test(refsrv_rescue, spot__a_replica_elsewhere_in_time__nothing_is_copied)
+{
+	struct world_member m = published(spot_agent(), "p", "7"),
+			    r = world_member(&w, b, "r", 0, 1);
+	world_replicate(&w, &r, "7");
+	world_sleep(&w, 5 * SEC);
+	cr_assert_not(asked(a) || asked(b) || asked(c));
+	cr_assert_not(said("at risk"));
+	/* The last one on a host that stays may not go before it is copied. */
+	world_call(&w, &r, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert(asked(b));
+	(void)m;
+}
+
+Test(refsrv_rescue, spot__refused__tried_again_after_a_while)
+{
+	struct ctl_ev_reserve reserve;
+	published(spot_agent(), "p", "7");
+	world_sleep(&w, 1500 * MS);
+	for (uint32_t agent = a; agent <= c; agent++) {
+		cr_assert(world_reserve(&w, agent, &reserve));
+		cr_assert_eq(world_refuse(&w, agent, &reserve), 0);
+	}
+	world_sleep(&w, 9 * SEC);
+	cr_assert_not(asked(a) || asked(b) || asked(c));
+	world_sleep(&w, 2 * SEC);
+	cr_assert(asked(a));
+}
+
+Test(refsrv_rescue, spot__off__is_said_only)
+{
+	struct refsrv_config config;
+	refsrv_config_default(&config);
+	config.rescue_spot = false;
+	world_fini(&w);
+	world_init(&w, &config);
+	w.offload_bytes = UINT64_MAX;
+	a = world_agent(&w);
+	b = world_agent(&w);
+	c = world_agent(&w);
+	w.retain = "latest";
+	published(spot_agent(), "p", "7");
+	world_sleep(&w, 30 * SEC);
+	cr_assert(said("at risk"));
+	cr_assert_not(asked(a) || asked(b) || asked(c));
+}
+
+Test(refsrv_rescue, spot_flag_of_a_handle__does_not_count_either)
+{
+	struct ctl_request request = {.kind = CTL_OPEN};
+	struct world_member m = {.agent = b, .num_shards = 1};
+	strcpy(request.u.open.model, "m");
+	strcpy(request.u.open.replica, "p");
+	strcpy(request.u.open.retain, "latest");
+	request.u.open.num_shards = 1;
+	request.u.open.flags = CTL_OPEN_SPOT;
+	cr_assert_eq(world_request(&w, b, &request), 0);
+	m.sid = w.reply.u.open.sid;
+	cr_assert_eq(world_register(&w, b, m.sid, 0), 0);
+	world_publish(&w, &m, "7");
+	world_sleep(&w, 2 * SEC);
+	cr_assert(asked(b), "its agent stays, and may keep the copy");
+}
