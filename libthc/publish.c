@@ -89,12 +89,10 @@ prepare_publish(uint64_t version, struct call *ret_call)
 static int
 prepare_unpublish(uint32_t flags, struct call *ret_call)
 {
-	if ((flags & THC_FORCE) != 0)
-		return shim_fail(THC_E_INVALID,
-			"flags: THC_FORCE is not built in this release; leave it out");
-	if (flags != 0)
+	if ((flags & ~(uint32_t)THC_FORCE) != 0)
 		return shim_fail(THC_E_INVALID, "flags: 0x%" PRIx32 " has unknown bits", flags);
-	*ret_call = (struct call){.request = {.kind = SHM_UNPUBLISH}, .name = "unpublish"};
+	*ret_call = (struct call){
+		.request = {.kind = SHM_UNPUBLISH, .flags = flags}, .name = "unpublish"};
 	return 0;
 }
 

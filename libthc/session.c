@@ -15,6 +15,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
+#include "ipc/base/retain.h"
 #include "ipc/shm/doorbell.h"
 #include "libthc/dial.h"
 #include "libthc/internal.h"
@@ -60,6 +61,20 @@ check_name(const char *field, const char *name, char ret_name[TH_NAME_MAX + 1])
 	return 0;
 }
 
+static int
+check_retain(const char *retain, char *ret_retain, size_t bytes)
+{
+	struct th_retain rules;
+	struct th_err err;
+
+	if (retain == NULL)
+		return 0;
+	if (th_retain_parse(retain, &rules, &err) < 0)
+		return shim_fail(err.code, "opts->%s", err.text);
+	(void)snprintf(ret_retain, bytes, "%s", retain);
+	return 0;
+}
+
 /* The caller's options in the form of this library; an older header has up to lineage at least. */
 static int
 take_opts(const struct thc_open_opts *opts, struct thc_open_opts *ret_opts)
@@ -88,9 +103,9 @@ check_opts(const struct thc_open_opts *opts, struct fdmsg_open *ret_open)
 		return shim_fail(THC_E_INVALID,
 			"opts->shard: is %" PRIu32 ", not below num_shards, which is %" PRIu32,
 			opts->shard, opts->num_shards);
-	if (opts->retain != NULL)
-		return shim_fail(THC_E_INVALID,
-			"opts->retain: retention is not built in this release; leave it NULL");
+	rc = check_retain(opts->retain, ret_open->retain, sizeof(ret_open->retain));
+	if (rc < 0)
+		return rc;
 	ret_open->lineage = opts->lineage;
 	ret_open->shard = opts->shard;
 	ret_open->num_shards = opts->num_shards;

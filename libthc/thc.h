@@ -34,8 +34,7 @@
  *   - A THC_E_INVALID sentence begins with the name of the argument.
  *
  * What this release answers THC_E_INVALID (THC_E_MEMORY_KIND for memory) with a sentence that says
- * so: retention rules, THC_SPOT, THC_REQUIRE_RDMA, THC_OFFLOAD_SEED, THC_STAGED,
- * THC_PREFETCH, THC_FORCE; GPU tensors.
+ * so: THC_SPOT, THC_REQUIRE_RDMA, THC_OFFLOAD_SEED, THC_STAGED, THC_PREFETCH; GPU tensors.
  */
 #ifndef THC_H
 #define THC_H
@@ -167,8 +166,11 @@ struct thc_open_opts {
 	uint32_t num_shards;
 	uint64_t lineage;     /* run of the training: raise it when training restarts from an
 			       * older checkpoint; versions are ordered by (lineage, version) */
-	const char *retain;   /* NULL, or comma list of "latest", "latest-K", absolute numbers;
-			       * each names exactly one version */
+	const char *retain;   /* NULL, or comma list of "latest", "latest-K", absolute numbers (at
+			       * most 16): each names exactly one version, which stays available
+			       * while this handle is open, also when nobody holds it any more:
+			       * the last three are "latest,latest-1,latest-2". All members give
+			       * the same. */
 	const char *launch_id; /* NULL, or one string shared by all members of one launch of the
 				* group: another launch replaces what is left of it */
 	const char *agent;    /* NULL: $THC_AGENT, else /run/tensorhub */
@@ -183,7 +185,7 @@ struct thc_open_opts {
 /*
  * Returns when the server knows this member; it waits for no other member. The first group
  * operation does. One thread that drives several shards of a group uses the _submit forms. Same
- * shard opened twice, or another num_shards: THC_E_GROUP_MISMATCH.
+ * shard opened twice, other retain rules, or another num_shards: THC_E_GROUP_MISMATCH.
  */
 int thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard **ret_shard);
 
@@ -191,7 +193,9 @@ enum thc_close_flags { THC_CLOSE_ABANDON = 1u << 0 };
 /*
  * Ends this handle's own retention claims, unpublishes, unregisters, leaves the group, frees the
  * handle. It never waits for another member: the copy is hidden, and the others' next group
- * operation answers THC_E_GROUP_BROKEN. On failure the handle stays valid, unless flags has
+ * operation answers THC_E_GROUP_BROKEN. The last copy of a version that others retain is copied
+ * first, all its shards into the agents' memory; where nobody has room the call returns
+ * THC_E_NOMEM_RETAIN and nothing has changed. On failure the handle stays valid, unless flags has
  * THC_CLOSE_ABANDON: then it is always freed and the agent finishes alone. After THC_E_AGENT_LOST
  * the handle holds nothing: only thc_close (at once) and thc_safe_to_mutate are accepted; open
  * again. Calls of other threads that wait in this handle end with THC_E_CANCELLED; operations
@@ -273,9 +277,11 @@ int thc_publish(struct thc_shard *shard, uint64_t version, int64_t timeout_ms);
 
 enum thc_unpublish_flags { THC_FORCE = 1u << 0 };
 /*
- * Returns when nobody reads this part any more and a retained version is safe elsewhere. THC_FORCE
- * gives the version up. Without a server a group of one member does so by its own agent's proof,
- * several members get THC_E_NO_SERVER.
+ * Returns when nobody reads this part any more and a retained version is safe elsewhere: of the
+ * last copy of one the agents first make a copy in their own memory, of all shards. Where nobody
+ * has room for it the call returns THC_E_NOMEM_RETAIN, and the version is published as before.
+ * THC_FORCE gives the version up. Without a server a group of one member unpublishes by its own
+ * agent's proof, several members get THC_E_NO_SERVER.
  */
 int thc_unpublish(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms);
 

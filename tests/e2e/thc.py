@@ -306,8 +306,8 @@ class Shard:
     def publish(self, version, timeout=20):
         return call("thc_publish", self.handle, version, ms(timeout))
 
-    def unpublish(self, timeout=20):
-        return call("thc_unpublish", self.handle, 0, ms(timeout))
+    def unpublish(self, timeout=20, flags=0):
+        return call("thc_unpublish", self.handle, flags, ms(timeout))
 
     def _pull(self, name, version, timeout):
         result = Result(struct_size=c.sizeof(Result))
@@ -333,8 +333,8 @@ class Shard:
     def publish_submit(self, version, timeout=30):
         return self._submit("thc_publish_submit", version, timeout)
 
-    def unpublish_submit(self, timeout=30):
-        return self._submit("thc_unpublish_submit", 0, timeout)
+    def unpublish_submit(self, timeout=30, flags=0):
+        return self._submit("thc_unpublish_submit", flags, timeout)
 
     def replicate_submit(self, version="latest", timeout=30):
         return self._submit("thc_replicate_submit", str(version).encode(), timeout)
@@ -446,4 +446,15 @@ def listing_dict(listing):
             }
             for v in listing.versions[: listing.num_versions]
         },
+        # A name may stand twice: of the workers' copy, and of the one that agents keep.
+        "entries": [
+            [v.lineage, v.version, r.name.decode(), r.flags]
+            for v in listing.versions[: listing.num_versions]
+            for r in v.replicas[: v.num_replicas]
+        ],
+        "retained": [
+            [v.lineage, v.version]
+            for v in listing.versions[: listing.num_versions]
+            if v.retained
+        ],
     }

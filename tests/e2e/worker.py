@@ -86,9 +86,9 @@ def cmd_publish(version, name="s", timeout=20):
     shards[name].publish(version, timeout)
 
 
-def cmd_unpublish(name="s", timeout=20, scribble=None):
+def cmd_unpublish(name="s", timeout=20, scribble=None, flags=0):
     """scribble: overwrite every byte the moment unpublish has returned."""
-    shards[name].unpublish(timeout)
+    shards[name].unpublish(timeout, flags)
     if scribble is not None:
         memories[name].fill(scribble)
 

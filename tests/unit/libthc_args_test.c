@@ -87,7 +87,8 @@ Test(libthc_args, open__bad_opts__names_the_field)
 	expect_opts(opts.num_shards = 0, "opts->num_shards: ");
 	expect_opts(opts.num_shards = 1025, "opts->num_shards: ");
 	expect_opts(opts.shard = 1, "opts->shard: ");
-	expect_opts(opts.retain = "latest", "opts->retain: ");
+	expect_opts(opts.retain = "latest,", "opts->retain: \"\" is no rule");
+	expect_opts(opts.retain = "latest,17,yesterday", "opts->retain: \"yesterday\" is no rule");
 	expect_opts(opts.agent = "", "opts->agent: ");
 	expect_opts(opts.agent = dir, "opts->agent: ");
 	expect_opts(opts.flags = THC_SPOT, "opts->flags: THC_SPOT is not built");
@@ -313,8 +314,6 @@ Test(libthc_args, operations__bad_arguments__are_named)
 	expect(thc_publish_submit(shard, 1, SOON, NULL), THC_E_INVALID, "ret_op: ");
 	expect(thc_publish_submit(shard, THC_NO_VERSION, SOON, &op), THC_E_INVALID, "version: ");
 	expect(thc_unpublish(NULL, 0, SOON), THC_E_INVALID, "shard: ");
-	expect(thc_unpublish(shard, THC_FORCE, SOON), THC_E_INVALID,
-		"flags: THC_FORCE is not built");
 	expect(thc_unpublish(shard, 2, SOON), THC_E_INVALID, "flags: ");
 	expect(thc_unpublish(shard, 0, -2), THC_E_INVALID, "timeout_ms: ");
 	expect(thc_unpublish_submit(shard, 0, SOON, NULL), THC_E_INVALID, "ret_op: ");
