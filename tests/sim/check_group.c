@@ -13,6 +13,7 @@
 #define OUTCOMES_MAX 1024u
 #define VERSIONS_MAX 4096u
 #define SIDS_MAX 2048u
+#define NO_VARIANT 8u
 
 static struct {
 	struct outcome {
@@ -27,7 +28,8 @@ static struct {
 	} sids[SIDS_MAX];
 	uint32_t num_sids;
 	uint64_t last_life;
-	uint64_t variants[MODELS_MAX][VERSIONS_MAX]; /* published at any time: bits */
+	/* Published at any time: bits. */
+	uint8_t variants[MODELS_MAX][LINEAGES_MAX][VERSIONS_MAX];
 } record;
 
 void
@@ -53,7 +55,7 @@ void
 check_opened(struct srv *srv, uint64_t sid)
 {
 	const struct ctl_inspection *all;
-	const struct ctl_member_info *new = NULL;
+	const struct ctl_member_info *joined = NULL;
 	uint64_t life = 0;
 
 	if (sid == 0 || check_life(sid) != 0 || record.num_sids == SIDS_MAX)
@@ -61,12 +63,12 @@ check_opened(struct srv *srv, uint64_t sid)
 	all = refsrv_inspect(srv->core, process_now(&srv->process));
 	for (uint32_t i = 0; i < all->num_members; i++) {
 		if (all->members[i].sid == sid)
-			new = &all->members[i];
+			joined = &all->members[i];
 	}
-	for (uint32_t i = 0; new != NULL &&i < all->num_members; i++) {
+	for (uint32_t i = 0; joined != NULL && i < all->num_members; i++) {
 		const struct ctl_member_info *old = &all->members[i];
-		if (old != new &&strcmp(old->model, new->model) == 0 &&
-			strcmp(old->replica, new->replica) == 0 &&
+		if (old != joined && strcmp(old->model, joined->model) == 0 &&
+			strcmp(old->replica, joined->replica) == 0 &&
 			strcmp(old->state, "broken") != 0)
 			life = th_max_u64(life, check_life(old->sid));
 	}
@@ -84,20 +86,24 @@ void
 check_published(const struct group *group, uint64_t version, uint32_t variant)
 {
 	if (version < VERSIONS_MAX)
-		record.variants[group->model][version] |= UINT64_C(1) << variant;
+		record.variants[group->model][group->lineage][version] |= (uint8_t)(1u << variant);
 }
 
-/* Which of the published contents of this version it is; 64: of none. */
+/* Which of the published contents of this version it is; NO_VARIANT: of none. */
 static uint32_t
-variant_of(const struct worker *worker, uint64_t version)
+variant_of(const struct worker *worker, struct th_version version)
 {
-	for (uint32_t i = 0; i < 64 && version < VERSIONS_MAX; i++) {
+	uint32_t model = worker->group->model;
+
+	if (version.lineage >= LINEAGES_MAX || version.version >= VERSIONS_MAX)
+		return NO_VARIANT;
+	for (uint32_t i = 0; i < NO_VARIANT; i++) {
 		struct content content = program_content(worker->group, worker->shard, version, i);
-		if ((record.variants[worker->group->model][version] >> i & 1) != 0 &&
+		if ((record.variants[model][version.lineage][version.version] >> i & 1) != 0 &&
 			memory_compare(worker->memory, &content) == UINT32_MAX)
 			return i;
 	}
-	return 64;
+	return NO_VARIANT;
 }
 
 /* Not the group's outcome, but what this member alone is told. */
@@ -171,8 +177,8 @@ check_complete(struct worker *worker, const struct agent_action *action)
 		/* A broken group's member has its memory back: its bytes are its own affair. */
 		if (worker->line.broken != 0 && worker->memory->right == MEMORY_OWNER)
 			return;
-		outcome.variant = variant_of(worker, held.version);
-		if (outcome.variant == 64)
+		outcome.variant = variant_of(worker, held);
+		if (outcome.variant == NO_VARIANT)
 			sim_fail("I1",
 				"group %u shard %u is told that it holds version %" PRIu64
 				", and its bytes are not of it",

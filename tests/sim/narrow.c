@@ -46,6 +46,7 @@ static const struct option options[] = {
 	OPTION(diverge_permille, true),
 	OPTION(other_bytes_percent, true),
 	OPTION(layout_percent, true),
+	OPTION(lineage_percent, true),
 	OPTION(safety_ns, false),
 	OPTION(net_min_ns, false),
 	OPTION(net_mean_ns, false),
@@ -74,7 +75,7 @@ static const struct option options[] = {
 	OPTION(grace_ns, false),
 };
 
-_Static_assert(sizeof(struct options) == 240, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 248, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

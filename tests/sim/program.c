@@ -19,10 +19,16 @@
 #define FORCE 1u            /* THC_FORCE */
 
 struct content
-program_content(const struct group *group, uint32_t shard, uint64_t version, uint32_t variant)
+program_content(
+	const struct group *group, uint32_t shard, struct th_version version, uint32_t variant)
 {
 	return (struct content){
-		.model = group->model, .shard = shard, .version = version, .variant = variant};
+		.model = group->model,
+		.shard = shard,
+		.lineage = version.lineage,
+		.version = version.version,
+		.variant = variant,
+	};
 }
 
 /* ---- steps ----------------------------------------------------------------------------------- */
@@ -139,8 +145,9 @@ program_next(struct worker *worker)
 	if (!world.calm && permille(RNG_WORK, world.options.diverge_permille))
 		call->kind = CTL_OP_LIST;
 	if (call->kind == CTL_OP_PUBLISH) {
-		struct content content =
-			program_content(group, worker->shard, step->version, step->variant);
+		struct content content = program_content(group, worker->shard,
+			(struct th_version){.lineage = group->lineage, .version = step->version},
+			step->variant);
 		if (worker->memory->right != MEMORY_OWNER) {
 			/* It holds something that the first of the group does not. */
 			worker_close(worker);
@@ -206,6 +213,14 @@ group_start(struct group *group)
 	if (group->launches)
 		snprintf(group->launch, sizeof(group->launch), "launch%" PRIu64,
 			++world.last_launch);
+	/* Training goes on from an older checkpoint: the same numbers mean something new. */
+	if (group->role == ROLE_TRAINER && percent(RNG_WORK, world.options.lineage_percent) &&
+		!world.calm && world.last_lineage[group->model] + 1 < LINEAGES_MAX) {
+		group->lineage = ++world.last_lineage[group->model];
+		world.last_version[group->model] /= 2;
+	} else if (group->role == ROLE_TRAINER) {
+		group->lineage = world.last_lineage[group->model];
+	}
 	check_group_start(group);
 	TRACE("group # starts for the # time", group->index, group->incarnation);
 	for (uint32_t i = 0; i < group->shards; i++) {

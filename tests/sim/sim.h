@@ -57,6 +57,7 @@
 #define GROUPS_MAX 8u
 #define SHARDS_MAX 4u
 #define MODELS_MAX 2u
+#define LINEAGES_MAX 4u
 #define CHUNKS_MAX 16u
 #define CHUNK_TOKENS 4u
 #define STEPS_MAX 512u /* of one incarnation of a group; then it closes */
@@ -135,6 +136,7 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	int64_t grace_ns;                       /* of claims whose holder crashed */
 	uint32_t spot_percent, shared_percent, nic_percent, forever_percent, cancel_permille;
 	uint32_t diverge_permille, other_bytes_percent, layout_percent;
+	uint32_t lineage_percent; /* of a trainer's starts: from an older checkpoint */
 	int64_t safety_ns;
 	int64_t net_min_ns, net_mean_ns, chunk_ns, think_ns, pair_block_ns;
 	bool fifo; /* requests of one channel are not overtaken */
@@ -354,6 +356,7 @@ struct step { /* the same for all members */
 
 struct group {
 	uint32_t index, model, shards, layout;
+	uint64_t lineage; /* of what it publishes */
 	enum role role;
 	char replica[32], launch[32];
 	const char *retain; /* rules, or empty */
@@ -379,7 +382,7 @@ struct world {
 	struct leg *legs; /* newest first; never removed while the run lasts */
 	struct memory *memories;
 	uint64_t last_inc, last_session, last_hello, last_launch, last_connection;
-	uint64_t last_version[MODELS_MAX];
+	uint64_t last_version[MODELS_MAX], last_lineage[MODELS_MAX];
 	struct strike strikes[STRIKES_MAX];
 	uint32_t num_strikes;
 	bool calm;    /* the faults have ended  */
@@ -471,7 +474,7 @@ void program_done(struct worker *worker, int code, struct th_version held);
 /* Between a call of this kind that has succeeded and the next. */
 int64_t program_think_ns(uint32_t kind);
 struct content program_content(
-	const struct group *group, uint32_t shard, uint64_t version, uint32_t variant);
+	const struct group *group, uint32_t shard, struct th_version version, uint32_t variant);
 
 /* ---- faults (fault.c) ------------------------------------------------------------------------ */
 

@@ -96,5 +96,6 @@ swarm_draw(struct options *o)
 	o->offload_max = percent(RNG_SWARM, 80) ? number(1, 8) : 0;
 	o->retain_percent = percent(RNG_SWARM, 60) ? number(20, 100) : 0;
 	o->force_percent = number(0, 50);
+	o->lineage_percent = percent(RNG_SWARM, 20) ? number(5, 50) : 0;
 	o->grace_ns = between(RNG_SWARM, 100 * MS, 4 * SEC);
 }
