@@ -11,8 +11,11 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/sim.h"
 #include "server/core/agent.h"
+#include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/model.h"
+#include "server/core/offload.h"
+#include "server/core/offload_rules.h"
 
 /* How often a node is looked at that has not become empty yet. */
 #define LOOK_NS INT64_C(100000000)
@@ -239,6 +242,38 @@ look_at_readers(struct look *look, const struct part *part)
 	}
 }
 
+/*
+ * A retained version whose complete copies are all on nodes that are being drained, or on spot
+ * hosts: it has to move first (offload_rules.c sees to that).
+ */
+static void
+look_at_copy(struct look *look, const struct part *part)
+{
+	const struct copy *copy = part->copy;
+	const struct version *version = copy->version;
+
+	/* Of a broken group: what is left in memory is being saved. */
+	bool at_risk = copy->rescued || (copy->state == COPY_READY && content_listed(copy) &&
+						offload_at_risk(look->server, version));
+	if (!at_risk)
+		return;
+	bool moving = copy->rescued || offload_running(version);
+	bool refused = !moving && look->server->now_ns < version->retry_ns;
+	struct ctl_blocker *blocker = add(look, moving ? "moving" : "last-copy", part, refused);
+	if (blocker == NULL)
+		return;
+	TH_MARK(drain_waits_for_last_copy);
+	snprintf(blocker->text, sizeof(blocker->text),
+		refused ? "version %" PRIu64
+			  " of %.100s is retained and only here, in replica %.100s, and no other "
+			  "host has memory for it: this does not end by itself; raise the "
+			  "offload-limit of an agent, start another one, or give the version up"
+			: "version %" PRIu64
+			  " of %.100s is retained and only here, in replica %.100s: it is being "
+			  "copied to another host",
+		blocker->version.version, blocker->model, blocker->replica);
+}
+
 static void
 look_at(struct look *look)
 {
@@ -249,6 +284,7 @@ look_at(struct look *look)
 		const struct part *part = copy_part_of(member);
 		if (part == NULL)
 			continue;
+		look_at_copy(look, part);
 		look_at_fills(look, part);
 		look_at_readers(look, part);
 	}

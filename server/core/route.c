@@ -126,8 +126,8 @@ mark_below(const struct refsrv *server, struct part *dst)
 
 /*
  * What may be a source, from the best: a node that shall become empty is taken where there is no
- * other, and one whose agent is about to end only by an operation that has begun; the pair of a
- * failure before last of all.
+ * other, and one whose agent is about to end only by an operation that has begun, or to keep what
+ * would be lost; the pair of a failure before last of all.
  */
 enum pass { PASS_GOOD, PASS_DRAINED, PASS_LAST_RESORT, NUM_PASSES };
 
@@ -186,8 +186,8 @@ part_fits(const struct query *query, struct part *src, const struct member *read
 	if (query->only_idle && src->num_readers > 0)
 		return false;
 	const struct agent *agent = src->member->agent;
-	if (node_drains(agent) &&
-		(query->pass < PASS_DRAINED || (agent->leaving && !query->begun))) {
+	bool too_late = agent->leaving && !query->begun && query->op->group->reservation == 0;
+	if (node_drains(agent) && (query->pass < PASS_DRAINED || too_late)) {
 		TH_MARK(source_drains);
 		return false;
 	}
@@ -401,7 +401,8 @@ route_available(struct refsrv *server, const struct version *version, const stru
 			   content_listed(copy);
 		for (uint32_t i = 0; all && i < copy->num_parts; i++)
 			all = part_serves(server, &copy->parts[i]) &&
-			      !copy->parts[i].member->agent->leaving;
+			      (reader->reservation != 0 ||
+				      !copy->parts[i].member->agent->leaving);
 		if (all)
 			return true;
 	}

@@ -244,6 +244,97 @@ Test(refsrv_admin, leaving__a_running_transfer_goes_on_there)
 	(void)p;
 }
 
+/* ---- last copies ---- */
+
+static void
+restart_world(uint64_t offload_bytes)
+{
+	world_fini(&w);
+	world_init(&w, NULL);
+	w.offload_bytes = offload_bytes;
+	a = world_agent(&w);
+	b = world_agent(&w);
+	c = world_agent(&w);
+	w.retain = "latest";
+}
+
+/* Another agent is asked for a copy, has it and keeps it. */
+static void
+moves_to(uint32_t agent)
+{
+	struct ctl_ev_reserve reserve;
+	struct world_member o;
+
+	cr_assert(world_reserve(&w, agent, &reserve), "node%u is asked", agent);
+	cr_assert_eq(world_accept(&w, agent, &reserve, &o), 0, "%s", w.reply.text);
+	struct ctl_grant grant = world_filling(&w, &o);
+	cr_assert_str_eq(state_of(a), "draining");
+	world_finish(&w, &o, grant.leg);
+}
+
+Test(refsrv_admin, last_retained_copy__moves_to_another_node)
+{
+	restart_world(UINT64_MAX);
+	struct world_member p = published(a, "p");
+	drain(a);
+	cr_assert_str_eq(admin->state, "draining");
+	cr_assert_eq(admin->num_blockers, 1);
+	cr_assert(strstr(admin->blockers[0].text, "version 1 of m is retained and only here"));
+	cr_assert_not(admin->blockers[0].stays);
+	world_sleep(&w, 2 * SEC);
+	cr_assert_str_eq(state_of(a), "draining");
+	cr_assert_str_eq(admin->blockers[0].kind, "moving");
+	cr_assert_not(world_has(&w, a, CTL_EV_RESERVE, 0), "not on the node itself");
+	moves_to(b);
+	world_sleep(&w, SEC);
+	cr_assert_str_eq(state_of(a), "empty");
+	(void)p;
+}
+
+Test(refsrv_admin, last_retained_copy__of_an_agent_that_ends__moves_too)
+{
+	restart_world(UINT64_MAX);
+	struct world_member p = published(a, "p");
+	cr_assert_eq(leave(a), 0);
+	cr_assert_str_eq(admin->state, "draining");
+	world_sleep(&w, 2 * SEC);
+	moves_to(b);
+	cr_assert_eq(leave(a), 0);
+	cr_assert_str_eq(admin->state, "empty");
+	(void)p;
+}
+
+Test(refsrv_admin, last_retained_copy__no_memory_anywhere__does_not_end_by_itself)
+{
+	restart_world(0);
+	struct world_member p = published(a, "p");
+	drain(a);
+	world_sleep(&w, 2 * SEC);
+	cr_assert_str_eq(state_of(a), "draining");
+	cr_assert_str_eq(admin->blockers[0].kind, "last-copy");
+	cr_assert(admin->blockers[0].stays);
+	cr_assert(strstr(admin->blockers[0].text, "does not end by itself"));
+	/* A replica elsewhere will do. */
+	struct world_member r = world_member(&w, b, "r", 0, 1);
+	world_replicate(&w, &r, "1");
+	cr_assert_str_eq(state_of(a), "empty");
+	/* But not when both nodes are to be emptied. */
+	drain(b);
+	cr_assert_str_eq(admin->state, "draining");
+	cr_assert_str_eq(state_of(a), "draining");
+	(void)p;
+}
+
+Test(refsrv_admin, version_that_nobody_retains__is_not_waited_for)
+{
+	restart_world(UINT64_MAX);
+	w.retain = NULL;
+	struct world_member p = published(a, "p");
+	drain(a);
+	cr_assert_str_eq(admin->state, "empty");
+	(void)p;
+}
+
 /* ---- how long it holds ---- */
 
 Test(refsrv_admin, agent_restarts__an_operators_drain_holds)
