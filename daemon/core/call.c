@@ -543,7 +543,7 @@ settle_unpublished(struct agent *agent, struct session *session)
 		/* The server had our proof; should it not, nothing is mutable without one. */
 		part->drain_local = true;
 		ac_part_settle(agent, session);
-		if (!ac_part_drained(part))
+		if (!ac_part_drained(part) && !TH_PLANT(late_proof_believed))
 			return false;
 		ac_part_end(agent, session);
 	}

@@ -25,6 +25,8 @@ check_part(const struct part *part, uint64_t *num_legs)
 		fills++;
 		TH_ASSERT(leg->dst == part && leg->reader == part->member);
 		TH_ASSERT(leg->op->group == copy->group);
+		/* Trainers that give up together do not hand it on from one to the next. */
+		TH_ASSERT(leg->moved <= 1);
 		TH_ASSERT(leg->op->state == OP_RUNNING || leg->op->state == OP_ABORTING);
 		current_listed |= leg == part->leg;
 	}

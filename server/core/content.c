@@ -78,7 +78,7 @@ compare(const struct content *a, const struct content *b, uint32_t *ret_shard)
 		if (x->unverified || y->unverified)
 			continue;
 		if (th_hash_none(x->hash) || th_hash_none(y->hash)) {
-			result = TH_PLANT(unknown_is_the_same) ? result : UNDECIDED;
+			result = TH_PLANT(contents_are_mixed) ? result : UNDECIDED;
 		} else if (!th_hash_equal(x->hash, y->hash)) {
 			*ret_shard = i;
 			return DIFFERENT;
@@ -388,7 +388,7 @@ content_arrived(struct refsrv *server, struct part *part, struct th_hash hash)
 	if (th_hash_none(hash))
 		return !part->proof_due;
 	if (!th_hash_none(shard->hash))
-		return th_hash_equal(shard->hash, hash) || TH_PLANT(mixed_bytes_accepted);
+		return th_hash_equal(shard->hash, hash) || TH_PLANT(contents_are_mixed);
 	/* Its publisher may be gone before it has said so itself. */
 	shard->hash = hash;
 	shard->by_reader = true;

@@ -231,7 +231,7 @@ leg_move_readers(struct refsrv *server, struct part *part)
 		if (dst->leg != leg || leg->op->state != OP_RUNNING ||
 			dst->member->agent->state != AGENT_ACTIVE)
 			continue;
-		if (leg->moved && !TH_PLANT(drained_leg_hops)) {
+		if (leg->moved > 0 && !TH_PLANT(drained_leg_hops)) {
 			TH_MARK(d04_moved_leg_stays);
 			continue;
 		}
@@ -239,10 +239,11 @@ leg_move_readers(struct refsrv *server, struct part *part)
 		if (src == NULL)
 			continue;
 		struct op *op = leg->op;
+		uint32_t moved = leg->moved;
 		TH_MARK(d04_leg_moved_to_an_idle_source);
 		leg_fence(leg);
 		reroute(server, op, dst, src);
-		dst->leg->moved = true;
+		dst->leg->moved = moved + 1;
 	}
 }
 
@@ -371,12 +372,8 @@ leg_end(struct refsrv *server, struct agent *agent, const struct ctl_leg_end *en
 		agent_pair_worked(agent, leg->src->member->agent);
 	if (end->code != 0 && end->source_failed)
 		source_failed(server, leg, end);
-	struct group *source = leg->src == NULL ? NULL : leg->src->copy->group;
 	leg_forget(server, leg);
 	model_dirty(op->group->model);
-	if (TH_PLANT(blame_evicts_the_source) && end->code != 0 && end->source_failed &&
-		source != NULL)
-		group_break(server, source, "planted: a reader has blamed it");
 	if (op->state == OP_ABORTING) {
 		TH_MARK(leg_end_after_the_abort);
 		/* After a success its agent ignores a REROUTE, so a newer leg would never end. */

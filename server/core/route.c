@@ -197,6 +197,8 @@ part_fits(const struct query *query, struct part *src, const struct member *read
 		TH_MARK(c27_bad_source_comes_last);
 		return false;
 	}
+	if (TH_PLANT(blame_evicts_the_source) && src->member->agent->blamed_by != 0)
+		return false;
 	enum pair_state pair = agent_pair_state(query->server, reader->agent, src->member->agent);
 	return pair == PAIR_FREE ||
 	       (query->pass == PASS_LAST_RESORT && pair == PAIR_LAST_RESORT_ONLY);

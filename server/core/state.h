@@ -322,7 +322,7 @@ struct leg { /* owned by server.legs */
 	struct op *op;
 	uint64_t src_copy_id;
 	bool blameless; /* the server itself took the source away: a failure proves nothing */
-	bool moved;     /* here because its last source was given up: not moved for that again */
+	uint32_t moved; /* so often because its source was given up: not more than once */
 	int64_t granted_ns;
 	struct leg *dst_prev, *dst_next, *src_prev, *src_next;
 	UT_hash_handle hh;
