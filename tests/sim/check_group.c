@@ -28,6 +28,7 @@ static struct {
 	} sids[SIDS_MAX];
 	uint32_t num_sids;
 	uint64_t last_life;
+	bool quiet; /* no process or link of this world fails */
 	/* Published at any time: bits. */
 	uint8_t variants[MODELS_MAX][LINEAGES_MAX][VERSIONS_MAX];
 } record;
@@ -38,6 +39,7 @@ check_start(void)
 	memset(record.num_outcomes, 0, sizeof(record.num_outcomes));
 	memset(record.variants, 0, sizeof(record.variants));
 	record.num_sids = 0;
+	record.quiet = world.options.quiet;
 	record.last_life = 0;
 }
 
@@ -104,6 +106,29 @@ variant_of(const struct worker *worker, struct th_version version)
 			return i;
 	}
 	return NO_VARIANT;
+}
+
+/*
+ * One version, one content: of those who read it at the same time none has another. Where nothing
+ * is lost or stands still, that is; otherwise a server may have given up what a worker still holds.
+ */
+static void
+same_content(const struct worker *worker, struct th_version held, uint32_t variant)
+{
+	if (!record.quiet || worker->group->role == ROLE_TRAINER)
+		return;
+	for (uint32_t i = 0; i < world.options.groups; i++) {
+		const struct worker *other = &world.groups[i].workers[worker->shard];
+		if (other == worker || other->group->role == ROLE_TRAINER ||
+			other->group->model != worker->group->model || other->state == W_OFF ||
+			th_version_compare(other->line.held, held) != 0 ||
+			other->memory->right != MEMORY_HELD)
+			continue;
+		if (variant_of(other, held) != variant)
+			sim_fail("I1",
+				"groups %u and %u hold different contents of version %" PRIu64,
+				worker->group->index, other->group->index, held.version);
+	}
 }
 
 /* Not the group's outcome, but what this member alone is told. */
@@ -183,6 +208,7 @@ check_complete(struct worker *worker, const struct agent_action *action)
 				"group %u shard %u is told that it holds version %" PRIu64
 				", and its bytes are not of it",
 				worker->group->index, worker->shard, held.version);
+		same_content(worker, held, outcome.variant);
 		if (memcmp(call->spec, "latest", 6) == 0 &&
 			th_version_compare(held, call->held) < 0)
 			sim_fail("I6", "group %u moves back from version %" PRIu64 " to %" PRIu64,

@@ -54,6 +54,7 @@ static const struct option options[] = {
 	OPTION(think_ns, false),
 	OPTION(pair_block_ns, false),
 	OPTION(fifo, false),
+	OPTION(quiet, false),
 	OPTION(loss_permille, true),
 	OPTION(twice_permille, true),
 	OPTION(slow_permille, true),

@@ -139,7 +139,8 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	uint32_t lineage_percent; /* of a trainer's starts: from an older checkpoint */
 	int64_t safety_ns;
 	int64_t net_min_ns, net_mean_ns, chunk_ns, think_ns, pair_block_ns;
-	bool fifo; /* requests of one channel are not overtaken */
+	bool quiet; /* no fault of a process or of a link */
+	bool fifo;  /* requests of one channel are not overtaken */
 	/* Faults: per mille of messages, or mean time between two; 0: off. */
 	uint32_t loss_permille, twice_permille, slow_permille, leg_fail_permille, corrupt_permille;
 	int64_t worker_death_ns, host_crash_ns, host_pause_ns, server_restart_ns, server_pause_ns;

@@ -48,6 +48,17 @@ mean(int64_t low_ns, int64_t high_ns)
 	return percent(RNG_SWARM, 35) ? between(RNG_SWARM, low_ns, high_ns) : 0;
 }
 
+/* Of processes and links: what is left is what workers do to each other. */
+static void
+no_faults(struct options *o)
+{
+	o->clock_skew_permille = o->loss_permille = o->twice_permille = o->slow_permille = 0;
+	o->leg_fail_permille = o->corrupt_permille = 0;
+	o->worker_death_ns = o->host_crash_ns = o->host_pause_ns = 0;
+	o->server_restart_ns = o->server_pause_ns = 0;
+	o->cut_ns = o->slow_link_ns = o->pipe_drop_ns = o->late_pidfd_ns = 0;
+}
+
 void
 swarm_draw(struct options *o)
 {
@@ -69,7 +80,7 @@ swarm_draw(struct options *o)
 	o->forever_percent = number(0, 60);
 	o->cancel_permille = rate(60);
 	o->diverge_permille = rate(10);
-	o->other_bytes_percent = rate(10);
+	o->other_bytes_percent = rate(40);
 	o->layout_percent = percent(RNG_SWARM, 10) ? 30 : 0;
 	o->safety_ns = between(RNG_SWARM, 15 * SEC, 50 * SEC);
 	o->net_min_ns = between(RNG_SWARM, 20 * US, 2 * MS);
@@ -98,4 +109,7 @@ swarm_draw(struct options *o)
 	o->force_percent = number(0, 50);
 	o->lineage_percent = percent(RNG_SWARM, 20) ? number(5, 50) : 0;
 	o->grace_ns = between(RNG_SWARM, 100 * MS, 4 * SEC);
+	o->quiet = percent(RNG_SWARM, 10);
+	if (o->quiet)
+		no_faults(o);
 }
