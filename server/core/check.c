@@ -200,6 +200,7 @@ check_lists(const struct model *model)
 		while (same != NULL && same != group)
 			same = same->same_next;
 		TH_ASSERT(same == group);
+		TH_ASSERT((group->broken_why != NULL) == (group->state == GROUP_BROKEN));
 		TH_ASSERT(group->busy ==
 			  (op != NULL || group->state == GROUP_BROKEN || group->num_closing > 0));
 		TH_ASSERT(op == NULL || op->deadline_ns == INT64_MAX || op->timer.place != 0 ||

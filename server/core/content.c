@@ -361,10 +361,10 @@ content_report(struct refsrv *server, const struct agent *agent, const struct ct
 		shard->hash = report->content;
 		shard->unverified = false;
 	} else if (th_hash_equal(shard->hash, report->content)) {
-		if (part->last_source[0] == '\0')
+		if (part->source_name == NULL)
 			shard->by_reader = false;
 		return 0;
-	} else if (shard->by_reader && part->last_source[0] == '\0' && !content->refused) {
+	} else if (shard->by_reader && part->source_name == NULL && !content->refused) {
 		overrule(server, content, part->shard, report->content);
 	} else {
 		return th_fail(err, TH_E_INVALID,

@@ -120,6 +120,8 @@ copy_free(struct refsrv *server, struct copy *copy)
 	}
 	group->copy = NULL;
 	free(copy->keep);
+	for (uint32_t i = 0; i < copy->num_parts; i++)
+		free(copy->parts[i].source_name);
 	free(copy->parts);
 	free(copy);
 	model_changed(server, group->model);

@@ -409,7 +409,7 @@ tell_broken(const struct group *group, const struct member *member, int code)
 	struct ctl_ev_broken *ev = &agent_event(member->agent, CTL_EV_BROKEN)->u.broken;
 	ev->sid = member->sid;
 	ev->evicted = code == TH_E_EVICTED;
-	memcpy(ev->text, group->broken_text, sizeof(ev->text));
+	snprintf(ev->text, sizeof(ev->text), "%s", group->broken_why);
 }
 
 /*
@@ -427,7 +427,7 @@ break_group(struct refsrv *server, struct group *group, int code, enum event_sev
 	group->broken_code = code;
 	group->closed_in_order = severity == EVENT_INFO;
 	event_log(server, severity, group->model->name, node, "%s", text);
-	snprintf(group->broken_text, sizeof(group->broken_text), "%s", text);
+	group->broken_why = th_strdup(text);
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		struct member *member = group->members[i];
 		if (member == NULL || member->closed)
@@ -567,6 +567,7 @@ group_settle(struct refsrv *server, struct group *group)
 	DL_DELETE(group->model->groups, group);
 	unname_group(group->model, group);
 	launch_free(group);
+	free(group->broken_why);
 	free(group->members);
 	free(group);
 }

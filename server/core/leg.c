@@ -70,7 +70,8 @@ leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *s
 	src->num_readers++;
 	src->served = true;
 	source->legs_out++;
-	memcpy(dst->last_source, src->copy->group->replica, sizeof(dst->last_source));
+	free(dst->source_name);
+	dst->source_name = th_strdup(src->copy->group->replica);
 
 	struct ctl_ev_grant *grant = &agent_event(source, CTL_EV_GRANT)->u.grant;
 	grant->leg = leg->id;

@@ -519,7 +519,7 @@ making(struct refsrv *server, struct offload *offload)
 		return;
 	}
 	if (group != NULL && group->state == GROUP_BROKEN) {
-		again(server, offload, group->broken_text);
+		again(server, offload, group->broken_why);
 		return;
 	}
 	if (server->now_ns >= offload->deadline_ns) {

@@ -140,7 +140,9 @@ offload_release(struct refsrv *server, struct offload *offload)
 	if (offload->group->state == GROUP_BROKEN || offload->group->copy == NULL) {
 		event_log(server, EVENT_WARN, version->model->name, "",
 			"the offload copy of version %" PRIu64 " of %s is gone: %s",
-			version->id.version, version->model->name, offload->group->broken_text);
+			version->id.version, version->model->name,
+			offload->group->broken_why == NULL ? "its copy is not there"
+							   : offload->group->broken_why);
 		offload_end(server, offload, "it is gone");
 		return;
 	}

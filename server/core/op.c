@@ -87,8 +87,8 @@ tell(struct op *op, struct member *member)
 		ev->generation = op->snapshot->u.listing.generation;
 	if (op->updated) {
 		const struct part *part = copy_part_of(member);
-		if (part != NULL)
-			memcpy(ev->source, part->last_source, sizeof(ev->source));
+		if (part != NULL && part->source_name != NULL)
+			memcpy(ev->source, part->source_name, strlen(part->source_name) + 1);
 	}
 	memcpy(ev->text, op->text, sizeof(ev->text));
 }
@@ -160,9 +160,9 @@ op_group_broken(struct refsrv *server, struct op *op)
 {
 	TH_MARK(c12_member_lost_in_an_operation);
 	if (op->state == OP_RUNNING)
-		op_abort(server, op, op->group->broken_code, op->group->broken_text);
+		op_abort(server, op, op->group->broken_code, op->group->broken_why);
 	else if (op->state != OP_ABORTING)
-		op_fail(server, op, op->group->broken_code, "%s", op->group->broken_text);
+		op_fail(server, op, op->group->broken_code, "%s", op->group->broken_why);
 }
 
 /* ---- calling -------------------------------------------------------------------------------- */
@@ -366,7 +366,7 @@ answer_broken(struct member *member, const struct ctl_op *request)
 	ev->kind = request->kind;
 	ev->code = member->group->broken_code;
 	ev->version.version = TH_NO_VERSION;
-	memcpy(ev->text, member->group->broken_text, sizeof(ev->text));
+	memcpy(ev->text, member->group->broken_why, strlen(member->group->broken_why) + 1);
 }
 
 int

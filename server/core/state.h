@@ -295,16 +295,16 @@ struct part {
 	uint32_t shard;
 	uint32_t chunks_done; /* verified prefix */
 	bool done;
-	bool served;       /* a leg was granted on it */
+	bool served;         /* a leg was granted on it */
 	struct th_hash told; /* by the reader that filled it: what it has; none: did not say */
-	bool drained;      /* proven: no leg reads it, and none will */
-	bool proof_due;    /* what it began with is gone: its digests must match in the end  */
-	uint64_t drain_no; /* of the DRAIN that has not been answered; 0: none */
+	bool drained;        /* proven: no leg reads it, and none will */
+	bool proof_due;      /* what it began with is gone: its digests must match in the end  */
+	uint64_t drain_no;   /* of the DRAIN that has not been answered; 0: none */
 	struct leg *leg;   /* the current leg that fills it; NULL: done, or waiting for a source */
 	struct leg *fills; /* every leg into it that is not over: by dst_prev/dst_next */
 	struct leg *readers; /* every leg out of it that is not over: by src_prev/src_next */
 	uint32_t num_fills, num_readers;
-	char last_source[TH_NAME_MAX + 1]; /* replica the last leg read from */
+	char *source_name; /* owns: the replica the last leg read from; NULL: none */
 
 	/* Scratch of route.c, valid while mark equals server.mark. */
 	uint64_t mark, below_mark;
@@ -363,19 +363,19 @@ struct group {                /* owned by model.groups */
 	uint64_t lineage, inc;
 	uint32_t num_shards, num_joined;
 	enum group_state state;
-	int broken_code; /* TH_E_GROUP_BROKEN or TH_E_EVICTED, for later calls */
-	bool closed_in_order; /* ... because a member was closed, and nothing else */
-	char broken_text[TH_CTL_TEXT_BYTES]; /* why */
-	struct member **members;             /* owns the array; by shard, NULL: not there */
-	struct op *ops;                      /* ascending op_seq */
-	struct copy *copy;                   /* what it holds or fills */
-	struct th_retain retain;             /* its members' rules                              */
-	struct claim *claim;                 /* borrows; NULL: no rules, or a member has closed */
-	bool claim_closing;                  /* counted in claim.num_closing                    */
-	uint32_t num_closing;                /* members                                         */
-	uint64_t reservation;                /* members are agents' own sessions; 0: workers'   */
-	struct offload *offload;             /* borrows; NULL: workers', or no longer wanted    */
-	bool busy;                           /* listed in model.busy */
+	int broken_code;         /* TH_E_GROUP_BROKEN or TH_E_EVICTED, for later calls */
+	bool closed_in_order;    /* ... because a member was closed, and nothing else */
+	char *broken_why;        /* owns: a sentence; NULL: not broken */
+	struct member **members; /* owns the array; by shard, NULL: not there */
+	struct op *ops;          /* ascending op_seq */
+	struct copy *copy;       /* what it holds or fills */
+	struct th_retain retain; /* its members' rules                              */
+	struct claim *claim;     /* borrows; NULL: no rules, or a member has closed */
+	bool claim_closing;      /* counted in claim.num_closing                    */
+	uint32_t num_closing;    /* members                                         */
+	uint64_t reservation;    /* members are agents' own sessions; 0: workers'   */
+	struct offload *offload; /* borrows; NULL: workers', or no longer wanted    */
+	bool busy;               /* listed in model.busy */
 	struct group *busy_prev, *busy_next, *same_prev, *same_next;
 	struct group *prev, *next;
 };
