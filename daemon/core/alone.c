@@ -64,8 +64,10 @@ answer_call(struct agent *agent, struct session *session)
 	ac_call_answer(agent, session, 0, "");
 	call->ghost = true;
 	/* It has no deadline any more: it must be told. */
-	if (ac_call_never_sent(call))
+	if (ac_call_never_sent(call)) {
 		call->request->op_deadline_ns = INT64_MAX;
+		call->request->ctl.u.op.flags |= CTL_OP_FORCE;
+	}
 }
 
 void
@@ -87,17 +89,25 @@ ac_alone_settle(struct agent *agent, struct session *session)
 void
 ac_alone_told(struct session *session, int code)
 {
-	/* Restored at its deadline or by a cancel that came before: held, for the server. */
+	/*
+	 * Restored at its deadline, by a cancel that came before, or because it was to stay and
+	 * found no memory: held, for the server.
+	 */
 	if (session->call.order.kind == CTL_OP_UNPUBLISH &&
-		(code == TH_E_TIMEOUT || code == TH_E_CANCELLED))
+		(code == TH_E_TIMEOUT || code == TH_E_CANCELLED || code == TH_E_NOMEM_RETAIN))
 		session->let_go = true;
 }
 
 bool
 ac_alone_tell(struct agent *agent, struct session *session)
 {
+	/* Its memory is the worker's again: no rule can keep it. */
 	const struct order order = {
-		.kind = CTL_OP_UNPUBLISH, .submitted_ns = agent->now_ns, .deadline_ns = INT64_MAX};
+		.kind = CTL_OP_UNPUBLISH,
+		.flags = CTL_OP_FORCE,
+		.submitted_ns = agent->now_ns,
+		.deadline_ns = INT64_MAX,
+	};
 
 	if (!session->let_go)
 		return false;

@@ -164,8 +164,16 @@ ac_close_refused(struct agent *agent, const struct ctl_ev_close_refused *refused
 {
 	struct session *session = ac_session_by_sid(agent, refused->sid);
 
-	if (session == NULL || session->state != SESSION_CLOSING || session->close_final ||
-		!session->close_wanted)
+	if (session == NULL) {
+		/* Ended here while there was no server: it must not stay open there. */
+		struct ctl_close *close = &ac_lane_add(agent, agent->misc, CTL_CLOSE)->u.close;
+		TH_MARK(agent_close_refused_too_late);
+		close->sid = refused->sid;
+		close->abandon = true;
+		close->timeout_ns = TH_FOREVER;
+		return;
+	}
+	if (session->state != SESSION_CLOSING || session->close_final || !session->close_wanted)
 		return;
 	if (session->lost || session->abandon || refused->code == 0 || session->part == NULL ||
 		ac_part_draining(session->part)) {

@@ -80,9 +80,12 @@ check_end(void)
 		const struct ctl_inspection *left =
 			refsrv_inspect(srv->core, process_now(&srv->process));
 		if (left->num_members > 0)
-			sim_fail("I16", "server %u still has %u members, the first %s shard %u", i,
-				left->num_members, left->members[0].replica,
-				left->members[0].shard);
+			sim_fail("I16",
+				"server %u still has %u members, the first %s shard %u (%s, %s) of "
+				"node %s",
+				i, left->num_members, left->members[0].replica,
+				left->members[0].shard, left->members[0].state,
+				left->members[0].copy, left->members[0].node);
 		if (left->num_transfers > 0)
 			sim_fail("I8", "server %u still has %u legs", i, left->num_transfers);
 	}
