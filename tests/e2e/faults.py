@@ -22,6 +22,7 @@ from history import GROUP_CALLS, Call, History
 SIZE = 9 << 20  # three chunks: a first, one at half, a last
 DEADLINE = 2.0
 HOLD = 1.5  # how long a party is frozen or cut off: longer than lease.dead
+LATER = 10  # a point may be reached after the calls of its phase have ended
 CLOSERS = 4  # threads that an agent starts to close descriptors and keeps (daemon/host/closer.c)
 PATIENT = 60  # for what is to happen, however busy the machine is
 
@@ -82,17 +83,20 @@ class Failpoints:
             f.write(text)
         os.rename(new, os.path.join(self.folder, "arm"))
 
-    def wait(self, over=lambda: False, seconds=PATIENT):
-        """False: it was over before the point was reached."""
-        data = b""
+    def wait(self, over):
+        """False: it was not reached, not even a while after the calls were over: some points are
+        passed when all have been answered."""
+        data, end = b"", None
 
         def look():
-            nonlocal data
+            nonlocal data, end
             with contextlib.suppress(BlockingIOError):
                 data += os.read(self.reached, 4096)
-            return data or over()
+            if end is None and over():
+                end = time.monotonic() + LATER
+            return data or (end and time.monotonic() > end)
 
-        wait_for(look, seconds, "the failpoint")
+        wait_for(look, PATIENT, "the failpoint")
         return bool(data)
 
     def go(self, alive):
