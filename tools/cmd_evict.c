@@ -56,8 +56,9 @@ wait_moved(struct admin_watch *watch, struct ctl_admin *admin, struct ctl_admin_
 	while (strcmp(reply->state, "moving") == 0) {
 		if (!admin_sleep(watch, LOOK_NS))
 			return th_fail(err, TH_E_TIMEOUT,
-				"the replica is not evicted in time: %.300s; it will be as soon as "
-				"its version is elsewhere",
+				"the replica is evicted, but what it holds is still being copied "
+				"to "
+				"host memory: %.300s",
 				reply->text);
 		int rc = admin_ask_patiently(watch, admin, err, reply);
 		if (rc < 0)
@@ -106,8 +107,8 @@ run_evict(struct thctl *ctl)
 const struct verb verb_evict = {
 	.name = "evict",
 	.summary = "take a replica out; its workers open again",
-	.text = "The last copy of a retained version is moved to another host first; with --force "
-		"it is given up where there is no room.",
+	.text = "The last copy of a retained version stays readable until it is in the memory of a "
+		"host; with --force it is given up at once.",
 	.options = THCTL_MODEL | THCTL_REPLICA | THCTL_YES | THCTL_FORCE,
 	.run = run_evict,
 };

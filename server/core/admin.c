@@ -115,7 +115,7 @@ evict_now(struct refsrv *server, struct group *group, const struct ctl_admin *ad
 		"and open again",
 		group->replica, group->model->name, admin->from[0] != '\0' ? ": " : "",
 		admin->from);
-	group_evict(server, group, cause.text);
+	group_evict(server, group, cause.text, admin->force);
 }
 
 static int
@@ -137,7 +137,8 @@ evict(struct refsrv *server, const struct ctl_admin *admin, struct ctl_admin_rep
 		evict_now(server, group, admin);
 	count_replica(group, ret_reply);
 	describe_replica(group, ret_reply);
-	ret_reply->state = group->state == GROUP_BROKEN ? "evicted" : "there";
+	bool kept = group->copy != NULL && group->copy->rescued;
+	ret_reply->state = group->state != GROUP_BROKEN ? "there" : kept ? "moving" : "evicted";
 	return 0;
 }
 

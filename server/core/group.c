@@ -457,10 +457,10 @@ group_break(struct refsrv *server, struct group *group, const char *text)
 }
 
 void
-group_evict(struct refsrv *server, struct group *group, const char *text)
+group_evict(struct refsrv *server, struct group *group, const char *text, bool force)
 {
 	TH_MARK(evicted);
-	break_group(server, group, TH_E_EVICTED, EVENT_WARN, "", text, true);
+	break_group(server, group, TH_E_EVICTED, EVENT_WARN, "", text, !force);
 }
 
 static void

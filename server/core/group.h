@@ -40,8 +40,11 @@ struct group *group_first(const struct model *model, const char *replica);
 /* From now on looked at whenever something changes, until it has no open operation. */
 void group_busy(struct group *group);
 void group_break(struct refsrv *server, struct group *group, const char *text);
-/* By an operator: the same, but later calls of its members answer TH_E_EVICTED. */
-void group_evict(struct refsrv *server, struct group *group, const char *text);
+/*
+ * By an operator: the same, but later calls of its members answer TH_E_EVICTED. force: the last
+ * copy of a retained version is given up as well.
+ */
+void group_evict(struct refsrv *server, struct group *group, const char *text, bool force);
 /*
  * When something has changed: its operation goes on; forgets closed members of which nothing is
  * left, and an empty group.

@@ -335,6 +335,28 @@ Test(refsrv_admin, version_that_nobody_retains__is_not_waited_for)
 	(void)p;
 }
 
+Test(refsrv_admin, evicted_last_copy__is_copied_before_it_goes_unless_forced)
+{
+	struct ctl_ev_reserve reserve;
+	struct ctl_admin what = {.verb = CTL_ADMIN_EVICT};
+
+	restart_world(UINT64_MAX);
+	struct world_member p = published(a, "p");
+	strcpy(what.model, "m");
+	strcpy(what.replica, "p");
+	cr_assert_eq(ask(what), 0);
+	cr_assert_str_eq(admin->state, "moving");
+	world_sleep(&w, 10 * MS);
+	cr_assert(world_reserve(&w, a, &reserve), "it is copied to host memory");
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, p.sid), "and stays until then");
+	struct world_member q = published(b, "q");
+	what.force = true;
+	strcpy(what.replica, "q");
+	cr_assert_eq(ask(what), 0);
+	world_sleep(&w, 10 * MS);
+	cr_assert(world_has(&w, b, CTL_EV_DRAIN, q.sid), "given up at once");
+}
+
 /* ---- how long it holds ---- */
 
 Test(refsrv_admin, agent_restarts__an_operators_drain_holds)
