@@ -67,6 +67,11 @@ answer_call(struct agent *agent, struct session *session)
 	if (ac_call_never_sent(call)) {
 		call->request->op_deadline_ns = INT64_MAX;
 		call->request->ctl.u.op.flags |= CTL_OP_FORCE;
+	} else if (!call->cancel_sent) {
+		/* The server may be about to copy what is not there any more: let_go follows. */
+		call->cancel_sent = true;
+		ac_lane_add(agent, session->lane, CTL_CANCEL)->u.cancel =
+			(struct ctl_cancel){.sid = session->sid, .op_seq = call->op_seq};
 	}
 }
 
