@@ -227,7 +227,7 @@ def wait_for_event(follow, text, seconds=30):
 
 def an_agent_that_is_told_to_end_lets_what_runs_end():
     with cluster() as c:
-        a, b = c.agent("a"), c.agent("b")
+        a, b = c.agent("a", args=["-o", "drain.timeout=60s"]), c.agent("b")
         source, memory = with_memory(c, "a", "source", SIZE)
         idle, _ = with_memory(c, "a", "idle")
         memory.fill(7)
