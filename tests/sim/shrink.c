@@ -120,6 +120,17 @@ try_option(const struct option *option, int64_t value)
 	return false;
 }
 
+/* A model without a trainer has nothing to do: that would look like a failure of its own. */
+static bool
+stays_alive(const struct option *option)
+{
+	const struct options *now = &shrink.failure.options;
+
+	if (strcmp(option->name, "trainers") == 0)
+		return now->trainers > now->models;
+	return strcmp(option->name, "groups") != 0 || now->groups > now->trainers + 1;
+}
+
 static bool
 fewer_options(void)
 {
@@ -135,7 +146,7 @@ fewer_options(void)
 		else if (strcmp(option->name, "fifo") == 0)
 			any |= now == 0 && try_option(option, 1);
 		else if (!option->rate && option->bytes == sizeof(uint32_t) && now > 1 &&
-			 strstr(option->name, "percent") == NULL)
+			 strstr(option->name, "percent") == NULL && stays_alive(option))
 			any |= try_option(option, now - 1);
 	}
 	return any;
