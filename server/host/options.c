@@ -37,6 +37,12 @@ enum key {
 	KEY_EVENTS_COALESCE,
 	KEY_ROUTE_PAIR_BLOCK,
 	KEY_ROUTE_PIPELINING,
+	KEY_RETAIN_SUCCESSOR_COPIES,
+	KEY_RETAIN_GRACE,
+	KEY_RETAIN_RESCUE,
+	KEY_RETAIN_RESCUE_SPOT,
+	KEY_RETAIN_RELEASE_AFTER,
+	KEY_RETAIN_OFFLOAD_TIMEOUT,
 	KEY_LIMIT_AGENTS,
 	KEY_LIMIT_MEMBERS,
 	KEY_LIMIT_MEMBERS_PER_AGENT,
@@ -58,6 +64,12 @@ static const char *const keys[KEYS + 1] = {
 	[KEY_EVENTS_COALESCE] = "events.coalesce",
 	[KEY_ROUTE_PAIR_BLOCK] = "route.pair_block",
 	[KEY_ROUTE_PIPELINING] = "route.pipelining",
+	[KEY_RETAIN_SUCCESSOR_COPIES] = "retain.successor_copies",
+	[KEY_RETAIN_GRACE] = "retain.grace",
+	[KEY_RETAIN_RESCUE] = "retain.rescue",
+	[KEY_RETAIN_RESCUE_SPOT] = "retain.rescue_spot",
+	[KEY_RETAIN_RELEASE_AFTER] = "retain.release_after",
+	[KEY_RETAIN_OFFLOAD_TIMEOUT] = "retain.offload_timeout",
 	[KEY_LIMIT_AGENTS] = "limit.agents",
 	[KEY_LIMIT_MEMBERS] = "limit.members",
 	[KEY_LIMIT_MEMBERS_PER_AGENT] = "limit.members_per_agent",
@@ -192,6 +204,27 @@ set_lease(struct refsrv_config *core, enum key key, const char *value, struct th
 }
 
 static int
+set_retain(struct refsrv_config *core, enum key key, const char *value, struct th_err *err)
+{
+	const char *name = keys[key];
+
+	switch ((int)key) {
+	case KEY_RETAIN_SUCCESSOR_COPIES:
+		return set_number(&core->successor_copies, 64, name, value, err);
+	case KEY_RETAIN_GRACE:
+		return set_duration(&core->grace_ns, 0, name, value, err);
+	case KEY_RETAIN_RESCUE:
+		return set_duration(&core->rescue_ns, 0, name, value, err);
+	case KEY_RETAIN_RESCUE_SPOT:
+		return set_bool(&core->rescue_spot, name, value, err);
+	case KEY_RETAIN_RELEASE_AFTER:
+		return set_duration(&core->release_ns, INT64_C(10000000), name, value, err);
+	default:
+		return set_duration(&core->offload_ns, INT64_C(1000000000), name, value, err);
+	}
+}
+
+static int
 set_key(struct options *options, enum key key, const char *value, struct th_err *err)
 {
 	struct refsrv_config *core = &options->core;
@@ -216,6 +249,13 @@ set_key(struct options *options, enum key key, const char *value, struct th_err 
 		return set_lease(core, key, value, err);
 	case KEY_ROUTE_PIPELINING:
 		return set_bool(&core->pipelining, name, value, err);
+	case KEY_RETAIN_SUCCESSOR_COPIES:
+	case KEY_RETAIN_GRACE:
+	case KEY_RETAIN_RESCUE:
+	case KEY_RETAIN_RESCUE_SPOT:
+	case KEY_RETAIN_RELEASE_AFTER:
+	case KEY_RETAIN_OFFLOAD_TIMEOUT:
+		return set_retain(core, key, value, err);
 	case KEY_LIMIT_AGENTS:
 		return set_number(&core->agents_max, 1u << 20, name, value, err);
 	case KEY_LIMIT_MEMBERS:
