@@ -280,6 +280,26 @@ def a_drain_outlives_agent_and_server():
         opened(c, "a", "late").close()
 
 
+def a_last_copy_moves_and_is_fetched_when_its_host_is_gone():
+    with cluster() as c:
+        a = c.agent("a")
+        c.agent("b")
+        c.agent("c")
+        attached(c, "a", "b", "c")
+        source, memory = with_memory(c, "a", "source", 8 << 20, retain="latest")
+        memory.fill(9)
+        source.publish(1)
+        watch = Watch(c, "watch", "-o", "json", "drain", "a", "--watch", "--timeout", "60s")
+        code, out = watch.finish(90)
+        assert code == OK and json.loads(out)["state"] == "empty", (code, out, watch.tail())
+        assert "version 1 of m is retained and only here" in watch.tail(), watch.tail()
+        a.kill()
+        reader, got = with_memory(c, "c", "reader", 8 << 20)
+        assert reader.replicate("1", timeout=60)["version"] == 1
+        assert got.read(0, 8 << 20) == bytes([9]) * (8 << 20)
+        reader.close()
+
+
 def what_is_not_there_is_said():
     with cluster() as c:
         c.agent("a")
@@ -308,5 +328,6 @@ if __name__ == "__main__":
         a_drain_names_its_blocker_and_survives_its_watcher,
         an_agent_that_is_told_to_end_lets_what_runs_end,
         a_drain_outlives_agent_and_server,
+        a_last_copy_moves_and_is_fetched_when_its_host_is_gone,
         what_is_not_there_is_said,
     )
