@@ -26,6 +26,7 @@ agent_config_default(struct agent_config *ret_config)
 	ret_config->grant_ns = 60 * SECOND_NS;
 	ret_config->start_ns = 7 * SECOND_NS / 10;
 	ret_config->drain_wait_ns = 600 * SECOND_NS;
+	ret_config->server_loss_reset = false;
 	ret_config->sessions_max = 256;
 	ret_config->reservations_max = 256;
 	ret_config->hellos_max = 256;
@@ -67,8 +68,7 @@ agent_free(struct agent *agent)
 	while (agent->lanes != NULL) {
 		struct lane *first = agent->lanes;
 		ac_lane_clear(agent, first);
-		DL_DELETE(agent->lanes, first);
-		free(first);
+		ac_lane_free(agent, first);
 	}
 	while (agent->reserves != NULL) {
 		struct reserve *first = agent->reserves;

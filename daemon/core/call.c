@@ -175,8 +175,8 @@ state_check(const struct agent *agent, const struct session *session,
 	return 0;
 }
 
-static void
-send_op(struct agent *agent, struct session *session)
+void
+ac_call_send(struct agent *agent, struct session *session)
 {
 	struct call *call = &session->call;
 	struct ctl_op *op = &ac_lane_add(agent, session->lane, CTL_OP)->u.op;
@@ -190,6 +190,9 @@ send_op(struct agent *agent, struct session *session)
 	op->attributes = call->order.attributes;
 	call->request = session->lane->queue->prev;
 	call->request->op_deadline_ns = call->order.deadline_ns;
+	/* What was ended without a server has no deadline: it must be told. */
+	if (call->ghost && call->order.kind == CTL_OP_UNPUBLISH)
+		call->request->op_deadline_ns = INT64_MAX;
 }
 
 void
@@ -202,7 +205,7 @@ ac_call_start(struct agent *agent, struct session *session, const struct order *
 		.op_seq = session->next_op_seq,
 		.result = {.version = session->held},
 	};
-	send_op(agent, session);
+	ac_call_send(agent, session);
 }
 
 void
@@ -257,7 +260,7 @@ ac_submit(struct agent *agent, struct session *session, const struct agent_submi
 bool
 ac_call_never_sent(const struct call *call)
 {
-	return call->active && !call->accepted && call->request != NULL &&
+	return call->active && !call->accepted && !call->asked && call->request != NULL &&
 	       call->request->ctl.request_no == 0;
 }
 
@@ -483,6 +486,7 @@ ac_call_outcome(struct session *session, const struct ctl_ev_outcome *outcome)
 	call->has_outcome = true;
 	call->outcome = *outcome;
 	call->outcome.code = ac_code(outcome->code);
+	ac_rejoin_note(session);
 }
 
 /* ---- conclusions ----------------------------------------------------------------------------- */
@@ -566,6 +570,7 @@ settle_outcome(struct agent *agent, struct session *session)
 	if (call->order.kind == CTL_OP_PUBLISH) {
 		struct part *part = ac_part_new(agent, session, call->op_seq, true);
 		part->settled = part->full = true;
+		part->attributes = call->order.attributes;
 		session->held = call->outcome.version;
 	}
 	return true;

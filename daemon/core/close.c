@@ -28,7 +28,7 @@ drop_unsent(struct agent *agent, struct session *session)
 	{
 		unsigned kind = (unsigned)request->ctl.kind;
 		if (request->ctl.request_no == 0 && kind != CTL_LEG_END && kind != CTL_DRAIN_DONE &&
-			kind != CTL_CLOSE)
+			kind != CTL_CLOSE && kind != CTL_REJOIN)
 			ac_lane_drop(agent, request);
 	}
 }

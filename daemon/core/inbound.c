@@ -270,8 +270,10 @@ ac_inbound_report(
 	struct call *call = &session->call;
 	if (call->active)
 		account(call, report);
-	if (done)
+	if (done) {
 		session->part->full = true;
+		session->part->content = report->content;
+	}
 	send_end(agent, in, kind, report);
 	if (done && call->active) {
 		call->done = true;

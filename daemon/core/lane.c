@@ -15,6 +15,7 @@
 
 #define BACKOFF_MIN_NS INT64_C(50000000)
 #define BACKOFF_MAX_NS INT64_C(1000000000)
+#define SETUP_BACKOFF_MAX_NS INT64_C(200000000) /* nothing goes on without a server          */
 
 struct lane *
 ac_lane_new(struct agent *agent, struct session *session)
@@ -23,8 +24,8 @@ ac_lane_new(struct agent *agent, struct session *session)
 
 	lane->session = session;
 	if (session != NULL) {
-		AC_COPY(lane->model, session->open.model);
-		AC_COPY(lane->replica, session->open.replica);
+		lane->open = session->open;
+		lane->outcomes = th_calloc(TH_OUTCOMES_MAX, sizeof(*lane->outcomes));
 	}
 	DL_APPEND(agent->lanes, lane);
 	return lane;
@@ -35,7 +36,14 @@ lane_retire(struct agent *agent, struct lane *lane)
 {
 	if (lane->session != NULL || lane == agent->misc || lane->queue != NULL)
 		return;
+	ac_lane_free(agent, lane);
+}
+
+void
+ac_lane_free(struct agent *agent, struct lane *lane)
+{
 	DL_DELETE(agent->lanes, lane);
+	free(lane->outcomes);
 	free(lane);
 }
 
@@ -138,10 +146,12 @@ ac_request_send(struct agent *agent, struct request *request, enum agent_channel
 void
 ac_request_failed(struct agent *agent, struct request *request)
 {
+	int64_t max_ns = request == &agent->link.setup ? SETUP_BACKOFF_MAX_NS : BACKOFF_MAX_NS;
+
 	request->flying = false;
 	request->backoff_ns = request->backoff_ns == 0
 				      ? BACKOFF_MIN_NS
-				      : th_min_i64(2 * request->backoff_ns, BACKOFF_MAX_NS);
+				      : th_min_i64(2 * request->backoff_ns, max_ns);
 	request->retry_ns = th_deadline_ns(agent->now_ns, request->backoff_ns);
 }
 
@@ -168,14 +178,16 @@ must_wait(const struct agent *agent, const struct lane *lane)
 		return false;
 	DL_FOREACH(agent->lanes, other)
 	{
-		if (other == lane || strcmp(other->model, lane->model) != 0 ||
-			strcmp(other->replica, lane->replica) != 0)
+		if (other == lane || strcmp(other->open.model, lane->open.model) != 0 ||
+			strcmp(other->open.replica, lane->open.replica) != 0)
 			continue;
 		DL_FOREACH(other->queue, request)
 		{
 			if (request->ctl.kind == CTL_CLOSE)
 				return true;
 			/* An orphan's OPEN will be followed by its CLOSE. */
+			if (ac_rejoin_first(&request->ctl))
+				return true;
 			if (request->ctl.kind == CTL_OPEN && other->session == NULL &&
 				(lane->session != NULL || TH_PLANT(orphans_wait)))
 				return true;
@@ -201,6 +213,7 @@ ac_lanes_pump(struct agent *agent)
 
 	if (agent->link.phase != LINK_UP)
 		return;
+	ac_rejoin_tick(agent);
 	DL_FOREACH(agent->lanes, lane)
 	{
 		struct request *head = lane->queue;

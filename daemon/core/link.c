@@ -89,11 +89,8 @@ attach(struct agent *agent)
 }
 
 /*
- * The server does not know this agent life: all that was said to it before is void.
- *
- * Here is the place where sessions that a restarted server does not know would be announced to it
- * again instead (parts with their generation and digests, open operations, running legs). Until
- * that exists they are broken, which costs the workers a close and an open.
+ * The server does not know this agent life: all that was said to it before is void, and all
+ * sessions with it (server_loss_reset).
  */
 static void
 start_over(struct agent *agent)
@@ -102,24 +99,19 @@ start_over(struct agent *agent)
 	struct session *session, *next;
 
 	agent->link.life++;
-	agent->link.last_event = 0;
 	ac_reserves_forget(agent);
 	DL_FOREACH_SAFE(agent->lanes, lane, next_lane)
 	{
 		if (lane->session != NULL)
 			continue;
 		ac_lane_clear(agent, lane);
-		if (lane != agent->misc) {
-			DL_DELETE(agent->lanes, lane);
-			free(lane);
-		}
+		if (lane != agent->misc)
+			ac_lane_free(agent, lane);
 	}
 	HASH_ITER(hh, agent->sessions, session, next)
 	{
 		ac_session_forgotten(agent, session, RESTARTED_TEXT);
 	}
-	ac_leave_renew(agent);
-	ac_watch_renew(agent);
 }
 
 static void
@@ -127,6 +119,7 @@ up(struct agent *agent, const struct ctl_attach_reply *reply)
 {
 	struct link *link = &agent->link;
 	bool known = !reply->fresh && reply->server_inc == link->server_inc;
+	bool first = link->server_inc == 0;
 	struct lane *lane;
 
 	link->server_inc = reply->server_inc;
@@ -134,8 +127,16 @@ up(struct agent *agent, const struct ctl_attach_reply *reply)
 	link->attach_no = reply->attach_no;
 	link->attach_tag = agent->last_tag;
 	link->phase = LINK_UP;
-	if (!known)
-		start_over(agent);
+	if (!known) {
+		link->last_event = 0;
+		link->rejoined_due = !first;
+		if (first || agent->config.server_loss_reset)
+			start_over(agent);
+		else
+			ac_rejoin(agent);
+		ac_leave_renew(agent);
+		ac_watch_renew(agent);
+	}
 	DL_FOREACH(agent->lanes, lane)
 	{
 		struct request *head = lane->queue;

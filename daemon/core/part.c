@@ -196,10 +196,16 @@ ac_part_hashed(struct agent *agent, struct session *session, uint64_t gen, struc
 	if (ac_part_draining(part))
 		TH_MARK(d03_hashed_while_it_drains);
 	if (!part->hashed && session->sid_known) {
-		/* Beside the session's lane: no call of its worker waits for this. */
-		ac_lane_add(agent, agent->misc, CTL_CONTENT)->u.content =
+		/*
+		 * Beside the session's lane: no call of its worker waits for this. Unless it
+		 * is to hear first that there is such a part.
+		 */
+		struct lane *lane = session->rejoining ? session->lane : agent->misc;
+		ac_lane_add(agent, lane, CTL_CONTENT)->u.content =
 			(struct ctl_content){.sid = session->sid, .gen = gen, .content = content};
 	}
+	if (!part->hashed)
+		part->content = content;
 	part->hashed = true;
 	/* The thread that was told to stop says so itself. */
 	if (!part->hash_stopping)

@@ -180,7 +180,7 @@ opened(struct agent *agent, struct session *session, const struct ctl_reply *rep
 	session->state = SESSION_OPEN;
 	session->sid = reply->u.open.sid;
 	session->sid_known = true;
-	session->sid_life = agent->link.life;
+	ac_rejoin_opened(session, reply->u.open.group_inc);
 	session->next_op_seq = reply->u.open.next_op_seq;
 	if (ac_internal(session)) {
 		ac_internal_opened(agent, session);
@@ -266,8 +266,8 @@ ac_session_send_unregister(struct agent *agent, struct session *session)
 	ac_lane_add(agent, session->lane, CTL_UNREGISTER)->u.unregister_sid = session->sid;
 }
 
-static void
-registered(struct agent *agent, struct session *session, enum agent_action_kind kind,
+void
+ac_session_registered(struct agent *agent, struct session *session, enum agent_action_kind kind,
 	const struct th_err *err)
 {
 	bool *pending = kind == AGENT_REGISTERED ? &session->registering : &session->unregistering;
@@ -316,13 +316,16 @@ ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_reques
 		opened(agent, session, reply);
 		return; /* it may be gone */
 	case CTL_REGISTER:
-		registered(agent, session, AGENT_REGISTERED, &err);
+		ac_session_registered(agent, session, AGENT_REGISTERED, &err);
 		break;
 	case CTL_UNREGISTER:
-		registered(agent, session, AGENT_UNREGISTERED, &err);
+		ac_session_registered(agent, session, AGENT_UNREGISTERED, &err);
 		break;
 	case CTL_OP:
 		ac_call_reply(agent, session, request, reply);
+		break;
+	case CTL_REJOIN:
+		ac_rejoin_reply(agent, session, reply);
 		break;
 	case CTL_CLOSE:
 		session->close_answered = true;
@@ -340,6 +343,8 @@ void
 ac_session_conflict(struct agent *agent, struct session *session)
 {
 	session->num_conflict++;
+	if (session->part != NULL)
+		session->part->refused = true;
 	ac_settle(agent, session);
 }
 
@@ -381,7 +386,7 @@ ac_session_forgotten(struct agent *agent, struct session *session, const char *t
 		send_open(agent, session);
 		return;
 	}
-	session->sid_known = false;
+	session->sid_known = session->rejoining = false;
 	if (part != NULL) {
 		/* Nobody asks for it again; who reads it already may finish. */
 		part->drain_server = part->drain_plan = false;
@@ -391,8 +396,8 @@ ac_session_forgotten(struct agent *agent, struct session *session, const char *t
 		return;
 	ac_session_broken(agent, session, TH_E_GROUP_BROKEN, text);
 	th_fail(&err, session->broken_code, "%s", session->broken_text);
-	registered(agent, session, AGENT_REGISTERED, &err);
-	registered(agent, session, AGENT_UNREGISTERED, &err);
+	ac_session_registered(agent, session, AGENT_REGISTERED, &err);
+	ac_session_registered(agent, session, AGENT_UNREGISTERED, &err);
 	if (session->call.active)
 		ac_call_fail(session, err.code, err.text);
 }

@@ -47,7 +47,11 @@ struct request {                /* owned by a lane, or a field of link */
 struct lane {                    /* requests in order, one in flight; owned by agent.lanes */
 	struct session *session; /* NULL: it has outlived its session, or is agent.misc      */
 	struct request *queue;
-	char model[TH_NAME_MAX + 1], replica[TH_NAME_MAX + 1]; /* of its session             */
+	struct ctl_open open;    /* of its session                                              */
+	uint64_t sid, group_inc; /* as a server numbered them; 0: not opened                   */
+	/* How its operations ended, oldest first; owns: TH_OUTCOMES_MAX (rejoin.c). */
+	struct ctl_known_outcome *outcomes;
+	uint32_t num_outcomes;
 	bool died; /* how the session ended, when its OPEN is still unanswered               */
 	struct lane *prev, *next;
 };
@@ -62,6 +66,7 @@ struct link {
 	uint64_t attach_no;   /* as the server numbers it: every request carries it        */
 	uint64_t attach_tag;  /* the last tag before it: answers up to it say nothing      */
 	uint64_t life;        /* counts those at which the server knew nothing of us       */
+	bool rejoined_due;    /* the sessions are being announced to it: REJOINED ends that    */
 	uint64_t hung_up_tag; /* the last tag when the server hung up                      */
 	uint64_t last_event;  /* number of the last event that was acted upon              */
 	int64_t heard_ns;     /* the last reply                                            */
@@ -103,6 +108,9 @@ struct part { /* owned by session.part */
 	bool full;      /* every byte is there                                               */
 	bool hopeless;  /* it will never be full, or never be hashed: nobody can finish here */
 	bool hashing, hash_stopping, hashed;
+	struct th_hash content;    /* once hashed, or filled; none: no digests are made      */
+	struct th_hash attributes; /* published                                              */
+	bool refused;              /* others had published other bytes before                */
 	bool drain_server, drain_answered; /* DRAIN of the server                            */
 	uint64_t drain_no;
 	bool drain_plan;  /* PLAN with drain_old                                             */
@@ -144,6 +152,7 @@ struct call { /* the group operation of a session */
 	struct order order;
 	uint64_t op_seq;
 	struct request *request; /* OP, until it is answered; borrows                        */
+	bool asked; /* ... of a former server life, which may have told others of it         */
 	bool accepted, cancel_sent;
 	bool planned, explaining, prepared; /* prepared: said so                             */
 	struct ctl_ev_plan plan;
@@ -184,8 +193,8 @@ struct session { /* owned by agent.sessions */
 	struct model *model;
 	struct lane *lane;
 	uint64_t sid;
-	bool sid_known;    /* the server knows it                                            */
-	uint64_t sid_life; /* in which of its lives                                          */
+	bool sid_known; /* the server knows it                                            */
+	bool rejoining; /* ... or is being told: REJOIN is in its lane                    */
 	uint64_t next_op_seq;
 
 	bool broken; /* the group is; why                                                    */
@@ -283,6 +292,7 @@ struct lane *ac_lane_new(struct agent *agent, struct session *session);
 struct ctl_request *ac_lane_add(struct agent *agent, struct lane *lane, enum ctl_request_kind kind);
 void ac_lane_drop(struct agent *agent, struct request *request);
 void ac_lane_clear(struct agent *agent, struct lane *lane);
+void ac_lane_free(struct agent *agent, struct lane *lane);
 /* The session is gone: what is queued is still delivered, then the lane goes too. */
 void ac_lane_orphan(struct agent *agent, struct lane *lane);
 void ac_lanes_pump(struct agent *agent);
@@ -324,6 +334,9 @@ void ac_session_register(
 	struct agent *agent, struct session *session, const struct ctl_register *reg);
 void ac_session_unregister(struct agent *agent, struct session *session);
 void ac_session_send_unregister(struct agent *agent, struct session *session);
+/* REGISTER or UNREGISTER has been answered. */
+void ac_session_registered(struct agent *agent, struct session *session,
+	enum agent_action_kind kind, const struct th_err *err);
 /* The reply to what is at the head of a session's lane. */
 void ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_request *request,
 	const struct ctl_reply *reply);
@@ -418,6 +431,21 @@ void ac_alone_undo(struct session *session);
 void ac_alone_told(struct session *session, int code);
 /* True: the server is told now that nothing is held, which comes before all else. */
 bool ac_alone_tell(struct agent *agent, struct session *session);
+
+/* ---- a server that knows nothing (rejoin.c) -------------------------------------------------- */
+
+/* It has attached us: every session is announced to it. */
+void ac_rejoin(struct agent *agent);
+/* The session that it made, or goes on with, has these numbers. */
+void ac_rejoin_opened(struct session *session, uint64_t group_inc);
+void ac_rejoin_reply(struct agent *agent, struct session *session, const struct ctl_reply *reply);
+/* The call has an outcome: others of its group may not have been told. */
+void ac_rejoin_note(struct session *session);
+/* What comes before all else of a new session of this shard. */
+bool ac_rejoin_first(const struct ctl_request *request);
+void ac_rejoin_tick(struct agent *agent);
+/* Asks for the operation, the first time or again. */
+void ac_call_send(struct agent *agent, struct session *session);
 
 /* ---- watches (watch.c) ----------------------------------------------------------------------- */
 

@@ -76,6 +76,7 @@ explain(struct host *host, const struct agent_action *action)
 static void
 server_state(struct host *host, const struct agent_action *action)
 {
+	bool another = action->u.server.attached && action->u.server.server_inc != host->put_inc;
 	host->attached = action->u.server.attached;
 	host->server_inc = action->u.server.server_inc;
 	memcpy(host->server_text, action->u.server.text, sizeof(host->server_text));
@@ -86,6 +87,10 @@ server_state(struct host *host, const struct agent_action *action)
 		log_warn("server", "not attached url=%s reason=\"%s\"", link_url(host),
 			host->server_text);
 	listings_server(host->listings, host->attached, host->server_inc, host->server_text);
+	if (another) {
+		host->put_inc = host->server_inc;
+		registration_put_again(host);
+	}
 	blob_puts_resume(host, th_now_ns());
 }
 

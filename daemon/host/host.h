@@ -79,6 +79,7 @@ struct host {
 	int64_t start_ns, next_beat_ns, next_expire_ns, next_listing_ns;
 	bool attached;
 	uint64_t server_inc;
+	uint64_t put_inc; /* of the server that has our manifests, or is being sent them */
 	char server_text[TH_CTL_TEXT_BYTES]; /* why not attached */
 	struct host_counters counters;
 

@@ -29,6 +29,7 @@ struct options {
 	bool transport_local, transport_tcp;
 	bool verify;
 	int64_t beat_ns;   /* between two beats to the server                                   */
+	bool server_loss_reset; /* handles end with their server                                */
 	int64_t reply_ns;  /* a request to the server is sent again after this                   */
 	int64_t silent_ns; /* no answer for this long: no server                                 */
 	int64_t stall_ns;  /* a leg without a byte for this long is stalled                      */

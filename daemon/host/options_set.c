@@ -212,6 +212,16 @@ set_log_level(const char *key, const char *value, struct th_err *err)
 	return 0;
 }
 
+static int
+set_server_loss(struct options *options, const char *key, const char *value, struct th_err *err)
+{
+	options->server_loss_reset = strcmp(value, "reset") == 0;
+	if (!options->server_loss_reset && strcmp(value, "rejoin") != 0)
+		return th_fail(
+			err, TH_E_INVALID, "%s: \"%s\" is neither rejoin nor reset", key, value);
+	return 0;
+}
+
 /* ---- all keys -------------------------------------------------------------------------------- */
 
 const char *const options_keys[] = {
@@ -230,6 +240,7 @@ const char *const options_keys[] = {
 	"server.beat",
 	"server.reply",
 	"server.silent",
+	"server_loss",
 	"leg.stall",
 	"leg.connections",
 	"movers",
@@ -274,6 +285,8 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 		return set_duration(&o->reply_ns, 100000000, key, value, err);
 	if (IS("server.silent"))
 		return set_duration(&o->silent_ns, 100000000, key, value, err);
+	if (IS("server_loss"))
+		return set_server_loss(o, key, value, err);
 	if (IS("leg.stall"))
 		return set_duration(&o->stall_ns, 50000000, key, value, err);
 	if (IS("drain.timeout") || IS("drain"))

@@ -111,9 +111,56 @@ assembly_add(struct assembly *assembly, uint32_t part, uint32_t num_parts,
 /* ---- register ------------------------------------------------------------------------------- */
 
 static void
+put_again_done(void *arg, const struct th_err *result)
+{
+	struct blob_put **again = arg;
+
+	*again = NULL;
+	if (result->code != 0)
+		log_warn("register", "not put again reason=\"%s\"", result->text);
+}
+
+static void
+put_again(struct host *host, struct blob_put **again, struct th_hash key, const uint8_t *data,
+	size_t bytes)
+{
+	blob_put_cancel(*again);
+	*again = bytes == 0
+			 ? NULL
+			 : blob_put_start(host, key, data, bytes, INT64_MAX, put_again_done, again);
+}
+
+void
+registration_put_again(struct host *host)
+{
+	struct session *session, *next;
+
+	HASH_ITER(hh, host->sessions, session, next)
+	{
+		struct registration *registration = &session->registration;
+		const struct tensors *tensors = registration->tensors;
+		if (tensors && registration->state >= REGISTRATION_ASKED)
+			put_again(host, &registration->again[0], tensors->key, tensors->encoded,
+				tensors->encoded_bytes);
+		put_again(host, &registration->again[1], registration->kept_key,
+			registration->kept.data, registration->kept.bytes);
+	}
+}
+
+static void
+put_never_again(struct registration *registration)
+{
+	for (size_t i = 0; i < TH_ARRAY_LEN(registration->again); i++) {
+		blob_put_cancel(registration->again[i]);
+		registration->again[i] = NULL;
+	}
+}
+
+static void
 abandon(struct session *session)
 {
 	struct registration *registration = &session->registration;
+	put_never_again(registration);
 	claim_remove(&session->host->claims, &session->claim);
 	session->claim.intervals = NULL;
 	session->claim.num_intervals = 0;
@@ -286,7 +333,13 @@ post_attributes(struct session *session)
 		.session = session->id,
 		.u.attributes = session->registration.attributes_key};
 	engine_post(session->host, &event);
-	assembly_reset(&session->registration.attributes);
+	struct registration *registration = &session->registration;
+	blob_put_cancel(registration->again[1]);
+	registration->again[1] = NULL;
+	assembly_reset(&registration->kept);
+	registration->kept = registration->attributes;
+	registration->kept_key = registration->attributes_key;
+	registration->attributes = (struct assembly){0};
 }
 
 static void
@@ -432,6 +485,7 @@ registration_stop(struct session *session)
 	struct registration *registration = &session->registration;
 	blob_put_cancel(registration->put);
 	registration->put = NULL;
+	put_never_again(registration);
 	if (registration->pending) {
 		struct th_err err;
 		th_fail(&err, TH_E_AGENT_LOST, "the agent has ended this session");
@@ -443,7 +497,9 @@ void
 registration_free(struct session *session)
 {
 	struct registration *registration = &session->registration;
+	put_never_again(registration);
 	assembly_reset(&registration->rows);
+	assembly_reset(&registration->kept);
 	assembly_reset(&registration->attributes);
 	tensors_free(registration->tensors);
 	free(registration->answer);

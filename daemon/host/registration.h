@@ -40,6 +40,13 @@ struct registration {
 	struct assembly rows, attributes;
 	struct th_hash attributes_key; /* being put */
 	struct blob_put *put;          /* borrows: the running one */
+	/*
+	 * What a server needs that knows nothing of this session. The attributes: of the last
+	 * publish, or of the next.
+	 */
+	struct assembly kept;
+	struct th_hash kept_key;
+	struct blob_put *again[2]; /* borrow: manifest, attributes */
 
 	/* The last document that changes something. */
 	uint64_t request_no;
@@ -55,6 +62,9 @@ void registration_document(
 	struct session *session, uint64_t token, const Tensorhub__V1__Request *request);
 /* Who asked under this token has gone away. */
 void registration_forget_token(struct session *session, uint64_t token);
+
+/* Another server: the blobs that belong to what is registered are put again. */
+void registration_put_again(struct host *host);
 
 void registration_registered(struct session *session, const struct th_err *result);
 void registration_unregistered(struct session *session, const struct th_err *result);

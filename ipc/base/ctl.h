@@ -87,6 +87,8 @@ enum ctl_request_kind {
 	CTL_INSPECT,  /* everything, for operators */
 	CTL_RESERVED, /* the agent cannot keep what RESERVE asked for, and why */
 	CTL_ADMIN,    /* drain, undrain, evict; what has happened: see struct ctl_admin */
+	CTL_REJOIN,   /* to a server that knows nothing of it: this session goes on, or has ended */
+	CTL_REJOINED, /* ... that was all of them */
 };
 
 struct ctl_hello {
@@ -296,6 +298,8 @@ struct ctl_admin {
 	char from[TH_NAME_MAX + 1]; /* who asks, for the log of events; may be empty */
 };
 
+#include "ipc/base/ctl_rejoin.h" /* what is said of a session again: made of the above */
+
 struct ctl_request {
 	enum ctl_request_kind kind;
 	uint64_t agent_inc;  /* random, one per agent process */
@@ -333,6 +337,8 @@ struct ctl_request {
 		struct ctl_admin admin;
 		struct ctl_page inspect; /* entries are nodes, then members, then transfers */
 		struct ctl_reserved reserved;
+		struct ctl_rejoin rejoin;
+		struct ctl_rejoined rejoined;
 		uint64_t unregister_sid;
 	} u;
 };
@@ -633,6 +639,7 @@ struct ctl_poll_reply {
 struct ctl_open_reply {
 	uint64_t sid;
 	uint64_t next_op_seq;
+	uint64_t group_inc; /* of this incarnation of the replica */
 };
 
 struct ctl_resolve_reply {

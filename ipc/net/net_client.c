@@ -23,7 +23,7 @@
 
 #define OUTSTANDING_DEFAULT 1024
 #define RECONNECT_MIN_MS 100
-#define RECONNECT_MAX_MS 2000
+#define RECONNECT_MAX_MS 200 /* a server that is back is wanted at once */
 
 enum state { IDLE, SENDING, RECEIVING, DONE };
 

@@ -97,6 +97,19 @@ Tensorhub__V1__Event *convert_out_event(struct convert_arena *arena, const struc
 void convert_in_event(
 	struct convert_in *in, const Tensorhub__V1__Event *message, struct ctl_event *ret_event);
 
+/* OPEN, REGISTER, REJOIN: convert_rejoin.c */
+Tensorhub__V1__Open *convert_out_open(struct convert_arena *arena, const struct ctl_open *open);
+Tensorhub__V1__Register *convert_out_register(
+	struct convert_arena *arena, const struct ctl_register *reg);
+Tensorhub__V1__Rejoin *convert_out_rejoin(
+	struct convert_arena *arena, const struct ctl_rejoin *rejoin);
+void convert_in_open(
+	struct convert_in *in, const Tensorhub__V1__Open *body, struct ctl_open *ret_open);
+void convert_in_register(
+	struct convert_in *in, const Tensorhub__V1__Register *body, struct ctl_register *ret_reg);
+void convert_in_rejoin(struct convert_in *in, const Tensorhub__V1__Rejoin *body,
+	struct ctl_rejoin *ret_rejoin);
+
 /* RESERVE, RELEASE, CLOSE_REFUSED: convert_offload.c */
 void convert_out_offload_event(
 	struct convert_arena *arena, const struct ctl_event *event, Tensorhub__V1__Event *message);

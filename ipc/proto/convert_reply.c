@@ -83,6 +83,7 @@ out_short(struct convert_arena *arena, const struct ctl_reply *reply, Tensorhub_
 		message->open = convert_message(arena, &tensorhub__v1__open_reply__descriptor);
 		message->open->sid = reply->u.open.sid;
 		message->open->next_op_seq = reply->u.open.next_op_seq;
+		message->open->group_inc = reply->u.open.group_inc;
 	} else if (reply->kind == CTL_WATCH) {
 		message->body_case = REPLY(WATCH);
 		message->watch = convert_message(arena, &tensorhub__v1__watch_reply__descriptor);
@@ -233,6 +234,7 @@ in_body(struct convert_in *in, const Tensorhub__V1__Reply *message, struct ctl_r
 	case CTL_OPEN:
 		reply->u.open.sid = message->open->sid;
 		reply->u.open.next_op_seq = message->open->next_op_seq;
+		reply->u.open.group_inc = message->open->group_inc;
 		break;
 	case CTL_MANIFEST_GET:
 		convert_in_blob_part(in, message->manifest_get, &reply->u.manifest_get);

@@ -48,40 +48,6 @@ out_beat(struct convert_arena *arena, const struct ctl_beat *beat, Tensorhub__V1
 }
 
 static void
-out_open(struct convert_arena *arena, const struct ctl_open *open, Tensorhub__V1__Request *message)
-{
-	Tensorhub__V1__Open *body = convert_message(arena, &tensorhub__v1__open__descriptor);
-
-	body->model = convert_out_text(open->model);
-	body->replica = convert_out_text(open->replica);
-	body->launch_id = convert_out_text(open->launch_id);
-	body->lineage = open->lineage;
-	body->shard = open->shard;
-	body->num_shards = open->num_shards;
-	body->flags = open->flags;
-	body->retain = convert_out_text(open->retain);
-	body->reservation = open->reservation;
-	message->body_case = REQUEST(OPEN);
-	message->open = body;
-}
-
-static void
-out_register(struct convert_arena *arena, const struct ctl_register *reg,
-	Tensorhub__V1__Request *message)
-{
-	Tensorhub__V1__Register *body =
-		convert_message(arena, &tensorhub__v1__register__descriptor);
-
-	body->sid = reg->sid;
-	body->layout = convert_out_hash(arena, reg->layout);
-	body->manifest = convert_out_hash(arena, reg->manifest);
-	body->bytes = reg->bytes;
-	body->num_chunks = reg->num_chunks;
-	message->body_case = REQUEST(REGISTER);
-	message->register_ = body;
-}
-
-static void
 out_op(struct convert_arena *arena, const struct ctl_op *op, Tensorhub__V1__Request *message)
 {
 	Tensorhub__V1__Op *body = convert_message(arena, &tensorhub__v1__op__descriptor);
@@ -240,10 +206,12 @@ out_body(struct convert_arena *arena, const struct ctl_request *request,
 		out_beat(arena, &request->u.beat, message);
 		break;
 	case CTL_OPEN:
-		out_open(arena, &request->u.open, message);
+		message->body_case = REQUEST(OPEN);
+		message->open = convert_out_open(arena, &request->u.open);
 		break;
 	case CTL_REGISTER:
-		out_register(arena, &request->u.reg, message);
+		message->body_case = REQUEST(REGISTER);
+		message->register_ = convert_out_register(arena, &request->u.reg);
 		break;
 	case CTL_MANIFEST_PUT:
 		message->body_case = REQUEST(MANIFEST_PUT);
@@ -280,6 +248,15 @@ out_body(struct convert_arena *arena, const struct ctl_request *request,
 	case CTL_CLOSE:
 		out_short(arena, request, message);
 		break;
+	case CTL_REJOIN:
+		message->body_case = REQUEST(REJOIN);
+		message->rejoin = convert_out_rejoin(arena, &request->u.rejoin);
+		break;
+	case CTL_REJOINED:
+		message->body_case = REQUEST(REJOINED);
+		message->rejoined = convert_message(arena, &tensorhub__v1__rejoined__descriptor);
+		message->rejoined->num_sessions = request->u.rejoined.num_sessions;
+		break;
 	case CTL_RESERVED:
 		message->body_case = REQUEST(RESERVED);
 		message->reserved = convert_out_reserved(arena, &request->u.reserved);
@@ -299,6 +276,10 @@ ctl_request_pack(const struct ctl_request *request, uint8_t **ret_data, size_t *
 		if (request->u.beat.num_legs > CONVERT_BEAT_LEGS_MAX)
 			return TH_E_LIMIT;
 		messages += request->u.beat.num_legs;
+	} else if (request->kind == CTL_REJOIN) {
+		if (request->u.rejoin.num_outcomes > TH_OUTCOMES_MAX)
+			return TH_E_LIMIT;
+		messages += 10 + 2 * (size_t)request->u.rejoin.num_outcomes;
 	}
 	rc = convert_reserve(&arena, messages * CONVERT_BYTES_PER_MESSAGE);
 	if (rc != 0)
@@ -367,37 +348,6 @@ in_beat(struct convert_in *in, const Tensorhub__V1__Beat *body, struct ctl_beat 
 			body->legs[i]->leg, body->legs[i]->chunks_verified};
 	ret_beat->num_legs = (uint32_t)body->n_legs;
 	ret_beat->legs = legs;
-}
-
-static void
-in_open(struct convert_in *in, const Tensorhub__V1__Open *body, struct ctl_open *ret_open)
-{
-	in->message = "OPEN";
-	convert_in_name(in, "model", body->model, TH_NAME_MAX, ret_open->model);
-	convert_in_name(in, "replica", body->replica, TH_NAME_MAX, ret_open->replica);
-	convert_in_name_or_empty(
-		in, "launch_id", body->launch_id, TH_NAME_MAX, ret_open->launch_id);
-	convert_in_check(in, body->num_shards >= 1 && body->num_shards <= TH_SHARDS_MAX,
-		"num_shards", "is not 1 to 1024");
-	convert_in_check(in, body->shard < body->num_shards, "shard", "is not below num_shards");
-	ret_open->lineage = body->lineage;
-	ret_open->shard = body->shard;
-	ret_open->num_shards = body->num_shards;
-	ret_open->flags = body->flags;
-	convert_in_retain(in, body->retain, ret_open->retain);
-	ret_open->reservation = body->reservation;
-}
-
-static void
-in_register(
-	struct convert_in *in, const Tensorhub__V1__Register *body, struct ctl_register *ret_reg)
-{
-	in->message = "REGISTER";
-	convert_in_hash(in, "layout", body->layout, true, &ret_reg->layout);
-	convert_in_hash(in, "manifest", body->manifest, true, &ret_reg->manifest);
-	ret_reg->sid = body->sid;
-	ret_reg->bytes = body->bytes;
-	ret_reg->num_chunks = body->num_chunks;
 }
 
 static void
@@ -526,11 +476,11 @@ in_body(struct convert_in *in, const Tensorhub__V1__Request *message, struct ctl
 		break;
 	case REQUEST(OPEN):
 		request->kind = CTL_OPEN;
-		in_open(in, message->open, &request->u.open);
+		convert_in_open(in, message->open, &request->u.open);
 		break;
 	case REQUEST(REGISTER):
 		request->kind = CTL_REGISTER;
-		in_register(in, message->register_, &request->u.reg);
+		convert_in_register(in, message->register_, &request->u.reg);
 		break;
 	case REQUEST(MANIFEST_PUT):
 		request->kind = CTL_MANIFEST_PUT;
@@ -597,6 +547,14 @@ in_body(struct convert_in *in, const Tensorhub__V1__Request *message, struct ctl
 	case REQUEST(CLOSE):
 		request->kind = CTL_CLOSE;
 		in_close(in, message->close, &request->u.close);
+		break;
+	case REQUEST(REJOIN):
+		request->kind = CTL_REJOIN;
+		convert_in_rejoin(in, message->rejoin, &request->u.rejoin);
+		break;
+	case REQUEST(REJOINED):
+		request->kind = CTL_REJOINED;
+		request->u.rejoined.num_sessions = message->rejoined->num_sessions;
 		break;
 	case REQUEST(RESERVED):
 		request->kind = CTL_RESERVED;

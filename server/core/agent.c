@@ -28,6 +28,7 @@
 #include "server/core/node_drain.h"
 #include "server/core/pair.h"
 #include "server/core/ping.h"
+#include "server/core/rejoin.h"
 #include "server/core/timer.h"
 
 /* This many silent agents, and this share of all, count as one event of the network. */
@@ -359,6 +360,7 @@ static void
 bury(struct refsrv *server, struct agent *agent, const char *why)
 {
 	set_state(server, agent, AGENT_DEAD);
+	rejoin_inventory_ends(server, agent);
 	event_log(server, EVENT_ERROR, NULL, agent->info.node,
 		"agent %s is dead: %s; what it held is gone, %u open shards with it",
 		agent->info.node, why, agent->num_members);
@@ -498,6 +500,8 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 	set_info(server, agent, attach);
 	agent->attach_no = epoch_next_id(server);
 	agent->attach_request_no = request->request_no;
+	if (attach->server_inc != 0 && attach->server_inc != server->config.server_inc)
+		rejoin_attached(server, agent);
 	agent->beat_live_ns = server->live_ns;
 	agent->gone = false;
 	set_connection(server, agent, 0); /* its first beat says */

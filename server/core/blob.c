@@ -24,7 +24,19 @@ blob_find(struct refsrv *server, struct th_hash key)
 bool
 blob_exists(struct refsrv *server, struct th_hash key)
 {
-	return blob_find(server, key) != NULL;
+	const struct blob *blob = blob_find(server, key);
+
+	return blob != NULL && blob->data != NULL;
+}
+
+void
+blob_expect(struct refsrv *server, struct th_hash key)
+{
+	if (th_hash_none(key) || blob_find(server, key) != NULL)
+		return;
+	struct blob *blob = th_calloc(1, sizeof(*blob));
+	blob->key = key;
+	HASH_ADD(hh, server->blobs, key, sizeof(blob->key), blob);
 }
 
 void
@@ -158,11 +170,10 @@ upload_finish(struct refsrv *server, struct agent *agent, struct upload *upload,
 			"(%016" PRIx64 "%016" PRIx64 "): send it again from the start",
 			agent->info.node, key.hi, key.lo);
 	}
-	struct blob *blob = th_calloc(1, sizeof(*blob));
-	blob->key = upload->key;
+	blob_expect(server, key);
+	struct blob *blob = blob_find(server, key);
 	blob->bytes = upload->total_bytes;
 	blob->data = upload->data;
-	HASH_ADD(hh, server->blobs, key, sizeof(blob->key), blob);
 	server->blob_bytes += blob->bytes;
 	upload->data = NULL;
 	upload_free(server, agent, upload);
@@ -228,6 +239,11 @@ blob_get(struct refsrv *server, const struct ctl_blob_get *get, struct ctl_blob_
 {
 	const struct blob *blob = blob_find(server, get->key);
 
+	if (blob != NULL && blob->data == NULL)
+		return th_fail(err, TH_E_NOT_AVAILABLE,
+			"the server was restarted and has manifest %016" PRIx64 "%016" PRIx64
+			" not again yet: try again",
+			get->key.hi, get->key.lo);
 	if (blob == NULL)
 		return th_fail(err, TH_E_NOT_AVAILABLE,
 			"the server has no manifest %016" PRIx64 "%016" PRIx64

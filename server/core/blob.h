@@ -18,6 +18,8 @@ int blob_get(struct refsrv *server, const struct ctl_blob_get *get, struct ctl_b
 	struct th_err *err);
 
 bool blob_exists(struct refsrv *server, struct th_hash key);
+/* It may be acquired, although it has not been put yet. */
+void blob_expect(struct refsrv *server, struct th_hash key);
 /* The blob must exist; a key of zero means none and is ignored, in both. */
 void blob_acquire(struct refsrv *server, struct th_hash key);
 void blob_release(struct refsrv *server, struct th_hash key);

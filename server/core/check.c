@@ -130,7 +130,8 @@ check_op(const struct group *group, const struct op *op)
 	}
 	TH_ASSERT(arrived == op->num_arrived && prepared == op->num_prepared);
 	if (op->state == OP_RUNNING) {
-		TH_ASSERT(prepared == group->num_shards && group->copy != NULL);
+		TH_ASSERT(prepared == group->num_shards || op->adopted);
+		TH_ASSERT(group->copy != NULL);
 		TH_ASSERT(group->copy->state == COPY_PARTIAL && !group->copy->aborting);
 		TH_ASSERT(group->state != GROUP_BROKEN);
 	}
@@ -155,9 +156,12 @@ check_group(const struct refsrv *server, const struct group *group)
 		members++;
 		TH_ASSERT(member->group == group && member->shard == i);
 		TH_ASSERT(!member->closed || group->state == GROUP_BROKEN);
+		TH_ASSERT((member->rejoin == NULL) || group->rejoining || member->closed ||
+			  group->state == GROUP_BROKEN);
 	}
 	TH_ASSERT(members > 0 || group->state == GROUP_BROKEN);
 	TH_ASSERT(group->state != GROUP_LIVE || members == group->num_shards);
+	TH_ASSERT(!group->rejoining || (group->state == GROUP_FORMING && group->copy == NULL));
 	DL_FOREACH(group->ops, op)
 	{
 		TH_ASSERT(op->group == group);

@@ -21,6 +21,7 @@
 #include "server/core/event_log.h"
 #include "server/core/group.h"
 #include "server/core/model.h"
+#include "server/core/rejoin.h"
 
 /* ---- life ----------------------------------------------------------------------------------- */
 
@@ -36,6 +37,34 @@ content_new(struct refsrv *server, struct version *version, const struct th_hash
 		blob_acquire(server, attributes[i]);
 	}
 	DL_APPEND(version->contents, content);
+	return content;
+}
+
+struct content *
+content_rejoin(struct refsrv *server, struct version *version, const struct content_shard *shards,
+	bool refused)
+{
+	struct content *content = th_calloc(1, sizeof(*content)), *younger;
+
+	content->version = version;
+	content->rejoined = true;
+	content->refused = refused;
+	content->shards = th_memdup(shards, version->num_shards * sizeof(*shards));
+	for (uint32_t i = 0; i < version->num_shards; i++)
+		blob_acquire(server, shards[i].attributes);
+	if (refused) {
+		snprintf(content->refused_by, sizeof(content->refused_by), "another");
+		return content;
+	}
+	DL_FOREACH(version->contents, younger)
+	{
+		if (!younger->rejoined)
+			break;
+	}
+	if (younger != NULL)
+		DL_PREPEND_ELEM(version->contents, younger, content);
+	else
+		DL_APPEND(version->contents, content);
 	return content;
 }
 
@@ -247,8 +276,8 @@ take_over(struct refsrv *server, struct content *other, struct content *first)
 }
 
 /* Compares all with the first, until nothing new follows from it. */
-static void
-settle(struct refsrv *server, struct version *version)
+void
+content_settle(struct refsrv *server, struct version *version)
 {
 	for (bool again = true; again && version->contents != NULL;) {
 		struct content *first = version->contents, *other = first->next;
@@ -281,21 +310,21 @@ content_leave(struct refsrv *server, struct copy *copy)
 	copy->content = NULL;
 	if (--content->num_copies > 0) {
 		if (!content->refused)
-			settle(server, version);
+			content_settle(server, version);
 		return;
 	}
 	bool first = version->contents == content;
 	content_free(server, content);
 	if (first && version->contents != NULL) {
 		model_changed(server, version->model);
-		settle(server, version);
+		content_settle(server, version);
 	}
 }
 
 void
 content_reconsider(struct refsrv *server, struct version *version)
 {
-	settle(server, version);
+	content_settle(server, version);
 }
 
 /* ---- what is known -------------------------------------------------------------------------- */
@@ -341,13 +370,17 @@ int
 content_report(struct refsrv *server, const struct agent *agent, const struct ctl_content *report,
 	struct th_err *err)
 {
-	const struct member *member = member_lookup(server, report->sid);
+	struct member *member = member_lookup(server, report->sid);
 
 	if (member == NULL)
 		return 0;
 	if (member->agent != agent)
 		return th_fail(err, TH_E_INVALID, "session %" PRIu64 " is not one of agent %s",
 			report->sid, agent->info.node);
+	if (member->rejoin != NULL) {
+		rejoin_content(member, report);
+		return 0;
+	}
 	struct part *part = copy_part_of(member);
 	if (part == NULL || part->copy->gen != report->gen || !part->done)
 		return 0;
@@ -374,7 +407,7 @@ content_report(struct refsrv *server, const struct agent *agent, const struct ct
 	}
 	model_dirty(content->version->model);
 	if (!content->refused)
-		settle(server, content->version);
+		content_settle(server, content->version);
 	return 0;
 }
 
@@ -395,6 +428,6 @@ content_arrived(struct refsrv *server, struct part *part, struct th_hash hash)
 	shard->unverified = false;
 	model_dirty(content->version->model);
 	if (!content->refused)
-		settle(server, content->version);
+		content_settle(server, content->version);
 	return true;
 }

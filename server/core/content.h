@@ -32,6 +32,14 @@
 /* The last of its version. attributes: by shard; it takes its own references to the blobs. */
 struct content *content_new(
 	struct refsrv *server, struct version *version, const struct th_hash *attributes);
+/*
+ * Of a copy that a former server life knew: before all that were published in this one. shards: by
+ * shard, what is known; refused: others had published other bytes before it.
+ */
+struct content *content_rejoin(struct refsrv *server, struct version *version,
+	const struct content_shard *shards, bool refused);
+/* Compares all contents of the version, as far as they are known. */
+void content_settle(struct refsrv *server, struct version *version);
 void content_join(struct content *content, struct copy *copy);
 /* The copy is going. Its content may be freed, and another one become the version. */
 void content_leave(struct refsrv *server, struct copy *copy);

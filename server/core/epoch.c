@@ -23,6 +23,13 @@ epoch_seen(struct refsrv *server, uint32_t epoch)
 	server->epoch = th_min_u32(epoch, TH_EPOCH_MAX - 1) + 1;
 	server->last_id =
 		((uint64_t)server->epoch << TH_EPOCH_SHIFT) | (th_splitmix64(&state) & PLACE_MASK);
+	server->first_id = server->last_id;
+}
+
+bool
+epoch_is_own(const struct refsrv *server, uint64_t id)
+{
+	return id >= server->first_id && id - server->first_id <= PLACE_MASK;
 }
 
 uint64_t

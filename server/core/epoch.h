@@ -17,5 +17,7 @@
 /* An agent attaches that was attached elsewhere before, or nowhere (epoch 0). */
 void epoch_seen(struct refsrv *server, uint32_t epoch);
 uint64_t epoch_next_id(struct refsrv *server);
+/* This life has given this number, or may still: an agent cannot bring it from another. */
+bool epoch_is_own(const struct refsrv *server, uint64_t id);
 
 #endif

@@ -28,7 +28,9 @@
 #include "server/core/node_drain.h"
 #include "server/core/offload.h"
 #include "server/core/op.h"
+#include "server/core/rejoin.h"
 #include "server/core/retain.h"
+#include "server/core/timer.h"
 
 struct member *
 member_lookup(struct refsrv *server, uint64_t sid)
@@ -101,8 +103,8 @@ group_first(const struct model *model, const char *replica)
 
 /* ---- joining -------------------------------------------------------------------------------- */
 
-static struct group *
-group_find(const struct model *model, const char *replica)
+struct group *
+group_named(const struct model *model, const char *replica)
 {
 	struct group *group = group_first(model, replica);
 
@@ -157,8 +159,8 @@ group_new(struct refsrv *server, struct model *model, const struct ctl_open *ope
 	return group;
 }
 
-static int
-open_check(struct refsrv *server, const struct agent *agent, const struct ctl_open *open,
+int
+group_open_check(struct refsrv *server, const struct agent *agent, const struct ctl_open *open,
 	struct th_err *err)
 {
 	const struct refsrv_config *config = &server->config;
@@ -180,12 +182,6 @@ open_check(struct refsrv *server, const struct agent *agent, const struct ctl_op
 			"from 0)",
 			open->replica, open->model, open->shard, open->num_shards,
 			(unsigned int)TH_SHARDS_MAX);
-	if (node_drains(agent) && open->reservation == 0)
-		return th_fail(err, TH_E_STATE,
-			"node %s %s: nothing new is opened there; open on another node%s",
-			agent->info.node,
-			agent->leaving ? "is about to end its agent" : "is being drained",
-			agent->leaving ? "" : ", or take it back with thctl undrain");
 	if (HASH_COUNT(server->members) >= config->members_max)
 		return th_fail(err, TH_E_LIMIT,
 			"the server has its limit of %u open shards (members_max)",
@@ -229,6 +225,11 @@ join_check(const struct group *group, const struct agent *agent, const struct ct
 	int rc = retain_join(group, agent, open, err);
 	if (rc != 0)
 		return rc;
+	if (group->rejoining)
+		return th_fail(err, TH_E_GROUP_MISMATCH,
+			"replica %s of %s was open when the reference server was lost, and not all "
+			"of its shards have come back: close them, or try again later",
+			group->replica, group->model->name);
 	twin = group->members[open->shard];
 	if (twin != NULL)
 		return th_fail(err, TH_E_GROUP_MISMATCH,
@@ -250,7 +251,7 @@ join(struct refsrv *server, struct agent *agent, const struct ctl_open *open, st
 	struct model *model = model_acquire(server, open->model);
 	if (launch_check(model, agent, open, err) != 0)
 		return NULL;
-	struct group *group = group_find(model, open->replica);
+	struct group *group = group_named(model, open->replica);
 	if (group != NULL && launch_replaces(server, group, agent, open))
 		group = NULL;
 	if (group != NULL)
@@ -260,12 +261,36 @@ join(struct refsrv *server, struct agent *agent, const struct ctl_open *open, st
 	return group;
 }
 
+struct member *
+member_new(struct refsrv *server, struct agent *agent, struct group *group,
+	const struct ctl_open *open, uint64_t sid)
+{
+	struct member *member = th_calloc(1, sizeof(*member));
+
+	member->sid = sid;
+	member->agent = agent;
+	member->group = group;
+	member->shard = open->shard;
+	member->flags = open->flags;
+	HASH_ADD(hh, server->members, sid, sizeof(member->sid), member);
+	DL_APPEND2(agent->members, member, agent_prev, agent_next);
+	agent->num_members++;
+	group->members[member->shard] = member;
+	return member;
+}
+
 int
 member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *open,
 	struct ctl_open_reply *ret_reply, struct th_err *err)
 {
-	int rc = open_check(server, agent, open, err);
+	int rc = group_open_check(server, agent, open, err);
 
+	if (rc == 0 && node_drains(agent) && open->reservation == 0)
+		rc = th_fail(err, TH_E_STATE,
+			"node %s %s: nothing new is opened there; open on another node%s",
+			agent->info.node,
+			agent->leaving ? "is about to end its agent" : "is being drained",
+			agent->leaving ? "" : ", or take it back with thctl undrain");
 	if (rc != 0)
 		return rc;
 	struct group *group =
@@ -274,17 +299,8 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 			: offload_join(server, model_find(server, open->model), agent, open, err);
 	if (group == NULL)
 		return err->code;
-	struct member *member = th_calloc(1, sizeof(*member));
-	member->sid = epoch_next_id(server);
-	member->agent = agent;
-	member->group = group;
-	member->shard = open->shard;
-	member->flags = open->flags;
+	struct member *member = member_new(server, agent, group, open, epoch_next_id(server));
 	member->next_op_seq = 1;
-	HASH_ADD(hh, server->members, sid, sizeof(member->sid), member);
-	DL_APPEND2(agent->members, member, agent_prev, agent_next);
-	agent->num_members++;
-	group->members[member->shard] = member;
 	if (++group->num_joined == group->num_shards) {
 		group->state = GROUP_LIVE;
 		event_log(server, EVENT_INFO, group->model->name, agent->info.node,
@@ -293,7 +309,8 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 			group->replica, group->model->name, group->num_shards);
 	}
 	offload_joined(member);
-	*ret_reply = (struct ctl_open_reply){.sid = member->sid, .next_op_seq = 1};
+	*ret_reply = (struct ctl_open_reply){
+		.sid = member->sid, .next_op_seq = 1, .group_inc = group->inc};
 	return 0;
 }
 
@@ -386,6 +403,7 @@ member_settle(struct refsrv *server, struct member *member)
 		part->member = NULL;
 	}
 	drop_registration(server, member);
+	rejoin_member_free(member);
 	group->members[member->shard] = NULL;
 	DL_DELETE2(member->agent->members, member, agent_prev, agent_next);
 	member->agent->num_members--;
@@ -445,6 +463,8 @@ break_group(struct refsrv *server, struct group *group, int code, enum event_sev
 		copy_hide(server, group->copy);
 		copy_drain(server, group->copy);
 	}
+	if (group->rejoining)
+		rejoin_over(server, group);
 	model_changed(server, group->model);
 }
 
@@ -559,8 +579,10 @@ group_settle(struct refsrv *server, struct group *group)
 		if (group->members[i] != NULL)
 			member_settle(server, group->members[i]);
 	}
-	if (any_member(group) != NULL || group->copy != NULL || group->offload != NULL)
+	if (any_member(group) != NULL || group->copy != NULL || group->offload != NULL ||
+		rejoin_remembers(server, group))
 		return;
+	timer_stop(server, &group->timer);
 	while (group->ops != NULL)
 		op_free(server, group->ops);
 	group_idle(group);

@@ -33,6 +33,17 @@ void member_settle(struct refsrv *server, struct member *member);
 
 /* Without members, as open describes it. */
 struct group *group_new(struct refsrv *server, struct model *model, const struct ctl_open *open);
+
+/* ---- for members that come back (rejoin.c) ---- */
+/* Not broken, of this name; NULL: there is none. */
+struct group *group_named(const struct model *model, const char *replica);
+/* Names, numbers and limits. */
+int group_open_check(struct refsrv *server, const struct agent *agent, const struct ctl_open *open,
+	struct th_err *err);
+/* In its place, which is free; next_op_seq is the caller's to set. */
+struct member *member_new(struct refsrv *server, struct agent *agent, struct group *group,
+	const struct ctl_open *open, uint64_t sid);
+
 /* The only operation that is not decided; NULL: none. */
 struct op *group_open_op(const struct group *group);
 /* The oldest incarnation of this replica, the others by same_next; NULL: there is none. */

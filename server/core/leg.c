@@ -26,6 +26,7 @@
 #include "server/core/group.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
+#include "server/core/rejoin.h"
 #include "server/core/route.h"
 #include "server/core/ticket.h"
 
@@ -96,6 +97,81 @@ leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *s
 	memcpy(ret_grant->source_node, source->info.node, sizeof(ret_grant->source_node));
 }
 
+/* Whoever says what reads what may say it wrong: no circle, no endless chain. */
+static bool
+may_read(const struct part *dst, const struct part *src)
+{
+	const struct part *up = src;
+
+	for (uint32_t depth = 1; depth < CHAIN_DEPTH_MAX / 2; depth++) {
+		if (up == dst)
+			return false;
+		if (up->leg == NULL || up->leg->src == NULL)
+			return true;
+		up = up->leg->src;
+	}
+	return false;
+}
+
+void
+leg_adopt(struct refsrv *server, struct op *op, struct part *dst, const struct ctl_rejoin *said)
+{
+	/* Some other reader says that it has this number: its end will be that one's. */
+	if (leg_find(server, said->leg) != NULL)
+		return;
+	struct leg *leg = th_calloc(1, sizeof(*leg));
+	leg->id = said->leg;
+	leg->dst = dst;
+	leg->reader = dst->member;
+	leg->op = op;
+	leg->granted_ns = server->now_ns;
+	leg->blameless = true;
+	HASH_ADD(hh, server->legs, id, sizeof(leg->id), leg);
+	DL_APPEND2(dst->fills, leg, dst_prev, dst_next);
+	dst->num_fills++;
+	dst->member->agent->legs_in++;
+	if (said->leg_stops)
+		return;
+	dst->leg = leg;
+	leg->adopted_sid = said->source_sid;
+	leg->adopted_gen = said->source_gen;
+}
+
+static void
+link_adopted(struct refsrv *server, struct leg *leg)
+{
+	const struct member *member = member_lookup(server, leg->adopted_sid);
+	struct part *src = member == NULL ? NULL : copy_part_of(member);
+
+	/* What is not there yet may come; what is another content by now never will be. */
+	if (src == NULL || src->copy->gen != leg->adopted_gen || src->shard != leg->dst->shard ||
+		src->drained || src->copy == leg->dst->copy ||
+		src->copy->content != leg->dst->copy->content || src->copy->content->refused ||
+		!may_read(leg->dst, src))
+		return;
+	leg->adopted_sid = 0;
+	leg->src = src;
+	leg->src_copy_id = src->copy->id;
+	leg->blameless = false;
+	DL_APPEND2(src->readers, leg, src_prev, src_next);
+	src->num_readers++;
+	src->member->agent->legs_out++;
+	free(leg->dst->source_name);
+	leg->dst->source_name = th_strdup(src->copy->group->replica);
+	model_dirty(leg->op->group->model);
+}
+
+void
+leg_link_adopted(struct refsrv *server)
+{
+	struct leg *leg;
+
+	for (leg = server->legs; leg != NULL; leg = leg->hh.next) {
+		if (leg->adopted_sid != 0 && leg->src == NULL && leg->dst->leg == leg)
+			link_adopted(server, leg);
+	}
+}
+
 static void
 leg_detach(struct leg *leg)
 {
@@ -105,6 +181,7 @@ leg_detach(struct leg *leg)
 	src->num_readers--;
 	src->member->agent->legs_out--;
 	leg->src = NULL;
+	leg->adopted_sid = 0;
 	leg->blameless = true;
 }
 
@@ -164,6 +241,16 @@ reroute(struct refsrv *server, struct op *op, struct part *part, struct part *sr
 		TH_MARK(c03_child_resumes_at_its_prefix);
 	part->leg = NULL;
 	leg_start(server, op, part, src, &grant);
+	if (!op->members[part->shard].went) {
+		/* Of an adopted operation: it has had no GO yet. */
+		struct ctl_ev_go *go = &agent_event(part->member->agent, CTL_EV_GO)->u.go;
+		op->members[part->shard].went = true;
+		go->sid = part->member->sid;
+		go->op_seq = op->seq;
+		go->grant = grant;
+		model_dirty(op->group->model);
+		return;
+	}
 	struct ctl_ev_reroute *ev = &agent_event(part->member->agent, CTL_EV_REROUTE)->u.reroute;
 	ev->sid = part->member->sid;
 	ev->op_seq = op->seq;
@@ -199,7 +286,7 @@ void
 leg_find_source(struct refsrv *server, struct op *op, struct part *part)
 {
 	TH_ASSERT(op->state == OP_RUNNING && part->leg == NULL && !part->done);
-	if (part->member->agent->state != AGENT_ACTIVE)
+	if (part->member->agent->state != AGENT_ACTIVE || !op->members[part->shard].prepared)
 		return;
 	struct part *src = route_choose_part(server, op, part, false);
 	if (src != NULL) {
@@ -208,6 +295,9 @@ leg_find_source(struct refsrv *server, struct op *op, struct part *part)
 	}
 	/* A leg that was taken away may have brought everything: its end comes before a verdict. */
 	if (part->num_fills > 0)
+		return;
+	/* Nor does anybody miss what may still come back. */
+	if (model_warming(server, op->group->model) || rejoin_awaited(op->group->model))
 		return;
 	TH_MARK(c25_waits_for_a_source);
 	enum outlook outlook = route_outlook(server, op, part->copy->version, part);
@@ -355,8 +445,10 @@ leg_end(struct refsrv *server, struct agent *agent, const struct ctl_leg_end *en
 {
 	struct leg *leg = leg_find(server, end->leg);
 
-	if (leg == NULL)
+	if (leg == NULL) {
+		rejoin_leg_end(agent, end);
 		return 0;
+	}
 	if (leg->reader->agent != agent)
 		return th_fail(err, TH_E_INVALID, "leg %" PRIu64 " is not one of agent %s",
 			end->leg, agent->info.node);

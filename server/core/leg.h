@@ -33,4 +33,12 @@ void leg_detach_readers(struct part *part);
 /* The reader's agent is gone: its legs are over, their sources forget them. */
 void leg_drop_fills(struct refsrv *server, struct part *part);
 
+/*
+ * A leg that runs since a former server life, under its number; what it reads is found by
+ * leg_link_adopted, now or when that has come back too.
+ */
+void leg_adopt(
+	struct refsrv *server, struct op *op, struct part *dst, const struct ctl_rejoin *said);
+void leg_link_adopted(struct refsrv *server);
+
 #endif

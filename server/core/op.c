@@ -23,6 +23,7 @@
 #include "server/core/leg.h"
 #include "server/core/listing.h"
 #include "server/core/model.h"
+#include "server/core/rejoin.h"
 #include "server/core/snapshot.h"
 #include "server/core/timer.h"
 
@@ -63,8 +64,8 @@ op_describe(const struct op *op, char *buffer, size_t bytes)
 
 /* ---- outcomes ------------------------------------------------------------------------------- */
 
-static void
-tell(struct op *op, struct member *member)
+void
+op_tell(struct op *op, struct member *member)
 {
 	struct op_member *state = &op->members[member->shard];
 	struct ctl_ev_outcome *ev;
@@ -104,7 +105,7 @@ decide(struct refsrv *server, struct op *op)
 					  : (struct th_version){.version = TH_NO_VERSION};
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		if (group->members[i] != NULL && op->members[i].arrived)
-			tell(op, group->members[i]);
+			op_tell(op, group->members[i]);
 	}
 	if (group->copy != NULL)
 		keep_end(group->copy);
@@ -167,7 +168,7 @@ op_group_broken(struct refsrv *server, struct op *op)
 
 /* ---- calling -------------------------------------------------------------------------------- */
 
-static struct op *
+struct op *
 op_find(const struct group *group, uint64_t seq)
 {
 	struct op *op;
@@ -379,6 +380,8 @@ op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *requ
 	if (member == NULL)
 		return err->code;
 	struct group *group = member->group;
+	if (member->rejoin != NULL)
+		return rejoin_op(server, member, request, err);
 	struct op *op = op_find(group, request->op_seq);
 	if (op != NULL && request->op_seq + 1 == member->next_op_seq && same_call(op, request))
 		return 0; /* Asked again under another number: its outcome comes once. */
@@ -404,7 +407,7 @@ op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *requ
 		TH_MARK(c14_late_member_gets_the_outcome);
 		op->members[member->shard].arrived = true;
 		op->num_arrived++;
-		tell(op, member);
+		op_tell(op, member);
 	} else {
 		arrive(server, op, member, request);
 	}
@@ -437,6 +440,10 @@ op_cancel(struct refsrv *server, struct agent *agent, const struct ctl_cancel *c
 
 	if (member == NULL)
 		return err->code;
+	if (member->rejoin != NULL) {
+		rejoin_cancel(member, cancel);
+		return 0;
+	}
 	struct op *op = op_find(member->group, cancel->op_seq);
 	/* After GO it runs to its own end; when it is decided there is nothing to cancel. */
 	if (op == NULL || !op->members[member->shard].arrived || op->state == OP_RUNNING ||

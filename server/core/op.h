@@ -63,4 +63,20 @@ const char *op_describe(const struct op *op, char *buffer, size_t bytes);
 
 void op_free(struct refsrv *server, struct op *op);
 
+/* ---- what a former server life has begun or decided (rejoin_build.c, op_known.c) ---------- */
+struct op *op_find(const struct group *group, uint64_t seq);
+/* OUTCOME, unless it was told. */
+void op_tell(struct op *op, struct member *member);
+/* In its place among the others; nobody has arrived. */
+struct op *op_known(struct refsrv *server, struct group *group, uint64_t seq, uint32_t kind,
+	uint32_t flags, const char *spec);
+/*
+ * One member was told this. told: bits by shard of those who were, or went on without; the others
+ * will call it again.
+ */
+void op_known_outcome(struct refsrv *server, struct group *group,
+	const struct ctl_known_outcome *outcome, const uint64_t *told);
+/* This member has had its GO for it, and not been told how it ended. */
+void op_tell_known(struct group *group, uint64_t seq, struct member *member);
+
 #endif

@@ -22,6 +22,7 @@
 #include "server/core/leg.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
+#include "server/core/rejoin.h"
 #include "server/core/route.h"
 
 /* ---- PLAN ----------------------------------------------------------------------------------- */
@@ -147,6 +148,10 @@ try_plan(struct refsrv *server, struct op *op)
 			group->replica, op->spec);
 		return;
 	}
+	if (op->kind == CTL_OP_REPLICATE && spec.relative && model_warming(server, group->model)) {
+		TH_MARK(warming_replicate_waits);
+		return;
+	}
 	struct th_version wanted = model_resolve(server, group->model, &spec);
 	if (op->kind == CTL_OP_REPLICATE && replicate_held(server, op, wanted))
 		return;
@@ -163,6 +168,15 @@ try_plan(struct refsrv *server, struct op *op)
 			TH_MARK(i06_never_backward);
 		if (!available || order == 0 ||
 			(order < 0 && spec.relative && !TH_PLANT(update_goes_backward))) {
+			if (model_warming(server, group->model)) {
+				/* It may be there, and update does not wait. */
+				TH_MARK(warming_update_told);
+				op_fail(server, op, TH_E_NO_SERVER,
+					"the reference server was restarted and collects what the "
+					"agents hold: whether there is a new version is not known "
+					"yet; the held one stays, call update again");
+				return;
+			}
 			op_succeed(server, op, false);
 			return;
 		}
@@ -181,6 +195,8 @@ op_replicate_arrive(struct refsrv *server, struct op *op, struct member *member)
 			member->shard, op->group->replica);
 		return;
 	}
+	if (op->adopted)
+		TH_MARK(rejoin_without_go);
 	if (!op->planned)
 		try_plan(server, op);
 	else
@@ -208,6 +224,7 @@ go(struct refsrv *server, struct op *op, struct copy *source)
 		ev->sid = group->members[i]->sid;
 		ev->op_seq = op->seq;
 		ev->grant = grant;
+		op->members[i].went = true;
 	}
 }
 
@@ -282,6 +299,32 @@ prepared_check(struct op *op, const struct member *member, const struct ctl_prep
 		member->shard, op->group->replica, op->version.version, op->group->model->name);
 }
 
+/* The others have begun to overwrite: a member that cannot follow them breaks the group. */
+static int
+adopted_prepared(struct refsrv *server, struct op *op, struct member *member,
+	const struct ctl_prepared *prepared, struct th_err *err)
+{
+	int rc = prepared_check(op, member, prepared, err);
+
+	if (rc == TH_E_INVALID)
+		return rc;
+	if (rc != 0 || prepared->code != 0) {
+		struct th_err cause;
+		th_fail(&cause, TH_E_GROUP_BROKEN,
+			"replica %s of %s is broken: the reference server was lost when some of "
+			"its shards had begun to receive, and shard %u on node %s cannot follow; "
+			"close this handle and open again",
+			op->group->replica, op->group->model->name, member->shard,
+			member->agent->info.node);
+		group_break(server, op->group, cause.text);
+		return 0;
+	}
+	op->members[member->shard].prepared = true;
+	op->num_prepared++;
+	model_dirty(op->group->model);
+	return 0;
+}
+
 int
 op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_prepared *prepared,
 	struct th_err *err)
@@ -292,9 +335,12 @@ op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_prepare
 		return err->code;
 	struct op *op = group_open_op(member->group);
 	/* Decided meanwhile, or said before: the OUTCOME or GO is on its way. */
-	if (op == NULL || op->seq != prepared->op_seq || op->state != OP_GATHER ||
+	bool adopted = op != NULL && op->adopted && op->state == OP_RUNNING;
+	if (op == NULL || op->seq != prepared->op_seq || (op->state != OP_GATHER && !adopted) ||
 		!op->members[member->shard].planned || op->members[member->shard].prepared)
 		return 0;
+	if (adopted)
+		return adopted_prepared(server, op, member, prepared, err);
 	int rc = prepared_check(op, member, prepared, err);
 	if (rc == TH_E_INVALID)
 		return rc;
@@ -335,6 +381,16 @@ op_shard_done(struct refsrv *server, struct op *op)
 	op_succeed(server, op, true);
 }
 
+static bool
+all_went(const struct op *op)
+{
+	for (uint32_t i = 0; i < op->group->num_shards; i++) {
+		if (!op->members[i].went)
+			return false;
+	}
+	return true;
+}
+
 void
 op_abort(struct refsrv *server, struct op *op, int code, const char *text)
 {
@@ -342,6 +398,11 @@ op_abort(struct refsrv *server, struct op *op, int code, const char *text)
 	struct copy *copy = group->copy;
 
 	TH_ASSERT(op->state == OP_RUNNING);
+	if (op->adopted && group->state != GROUP_BROKEN && !all_went(op)) {
+		/* Some have given up what they held, others not: nothing fits both. */
+		group_break(server, group, text);
+		return;
+	}
 	op->state = OP_ABORTING;
 	op->code = code;
 	op->updated = false;

@@ -27,6 +27,7 @@
 #include "server/core/node_drain.h"
 #include "server/core/offload.h"
 #include "server/core/op.h"
+#include "server/core/rejoin.h"
 #include "server/core/retain.h"
 #include "server/core/snapshot.h"
 #include "server/core/state.h"
@@ -45,6 +46,8 @@ refsrv_config_default(struct refsrv_config *ret_config)
 		.suspect_ns = 3 * SECOND_NS,
 		.dead_ns = 10 * SECOND_NS,
 		.gone_ns = 2 * SECOND_NS,
+		.warm_ns = 3 * SECOND_NS,
+		.form_ns = 30 * SECOND_NS,
 		.coalesce_ns = SECOND_NS / 50,
 		.pair_block_ns = 30 * SECOND_NS,
 		.successor_copies = 1,
@@ -140,6 +143,7 @@ free_models(struct refsrv *server)
 		retain_free(server, model);
 		DL_FOREACH_SAFE2(model->busy, group, next_group, busy_next)
 		{
+			timer_stop(server, &group->timer);
 			group_settle(server, group);
 		}
 		model_release(server, model);
@@ -210,6 +214,9 @@ fire(struct refsrv *server, struct timer *timer)
 	case TIMER_RETENTION:
 		model_dirty(TIMER_OWNER(timer, struct retention)->model);
 		break;
+	case TIMER_GROUP:
+		rejoin_group_timer(server, TIMER_OWNER(timer, struct group));
+		break;
 	}
 }
 
@@ -220,6 +227,7 @@ timers(struct refsrv *server)
 		/* Whoever still has a deadline says so again. */
 		server->wake_ns = INT64_MAX;
 		snapshot_timers(server);
+		rejoin_timers(server);
 	}
 	for (struct timer *timer = timer_take(server); timer != NULL; timer = timer_take(server))
 		fire(server, timer);
@@ -317,6 +325,7 @@ changes_state(enum ctl_request_kind kind)
 	case CTL_DRAIN_DONE:
 	case CTL_CLOSE:
 	case CTL_RESERVED:
+	case CTL_REJOIN:
 		return true;
 	case CTL_HELLO:
 	case CTL_BEAT:
@@ -332,6 +341,7 @@ changes_state(enum ctl_request_kind kind)
 	case CTL_INSPECT:
 	/* To ask an operator's question twice is to ask it once. */
 	case CTL_ADMIN:
+	case CTL_REJOINED:
 		return false;
 	}
 	return false;
@@ -358,6 +368,8 @@ change(struct refsrv *server, struct agent *agent, const struct ctl_request *req
 		return leg_end(server, agent, &request->u.leg_end, err);
 	case CTL_DRAIN_DONE:
 		return copy_drain_done(server, agent, &request->u.drain_done, err);
+	case CTL_REJOIN:
+		return rejoin_request(server, agent, &request->u.rejoin, err);
 	case CTL_CLOSE:
 		return member_close(server, agent, &request->u.close, err);
 	case CTL_RESERVED:
@@ -373,6 +385,9 @@ question(struct refsrv *server, struct agent *agent, const struct ctl_request *r
 	struct ctl_reply *reply, struct th_err *err)
 {
 	switch ((int)request->kind) {
+	case CTL_REJOINED:
+		rejoin_inventory_ends(server, agent);
+		return 0;
 	case CTL_BEAT:
 		agent_beat(server, agent, &request->u.beat, request->connection);
 		return 0;

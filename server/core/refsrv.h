@@ -78,6 +78,8 @@ struct refsrv_config {
 	int64_t suspect_ns;   /* no beat for this long: no new grants from or to the agent */
 	int64_t dead_ns;      /* ... and for this long: its members are gone */
 	int64_t gone_ns; /* ... or its connection ended, and it does not come back for so long */
+	int64_t warm_ns; /* agents of a former server life are waited for this long: 3 s */
+	int64_t form_ns; /* ... and the rest of a group of which one has come: 30 s */
 	int64_t coalesce_ns;   /* CHANGED events of one model are at least this far apart */
 	int64_t pair_block_ns; /* a failed (reader, source) pair of agents is avoided this long*/
 	uint32_t successor_copies; /* a version is retained until its successor has so many */

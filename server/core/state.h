@@ -37,7 +37,7 @@
 
 /* ---- time ----------------------------------------------------------------------------------- */
 
-enum timer_kind { TIMER_AGENT = 1, TIMER_MODEL, TIMER_OP, TIMER_RETENTION };
+enum timer_kind { TIMER_AGENT = 1, TIMER_MODEL, TIMER_OP, TIMER_RETENTION, TIMER_GROUP };
 
 struct timer { /* see timer.h */
 	int64_t at_ns;
@@ -108,6 +108,7 @@ struct agent { /* owned by server.agents */
 	bool leaving;         /* it is about to end */
 	bool told_empty;      /* the log says that nothing is waited for */
 	struct timer timer;   /* while it lives */
+	bool inventory_due;   /* it had another server, and says what it holds */
 
 	bool polling;
 	uint64_t poll_token, poll_request_no;
@@ -261,6 +262,7 @@ struct content { /* owned by version.contents; a refused one by its copies; see 
 	struct version *version;
 	struct content_shard *shards; /* owns */
 	uint32_t num_copies;
+	bool rejoined; /* published in a former server life */
 	bool refused;
 	uint32_t refused_shard;           /* the first that differs */
 	char refused_by[TH_NAME_MAX + 1]; /* replica */
@@ -321,6 +323,7 @@ struct leg { /* owned by server.legs */
 	struct member *reader;
 	struct op *op;
 	uint64_t src_copy_id;
+	uint64_t adopted_sid, adopted_gen; /* what it reads, as its agent says; 0: see src       */
 	bool blameless; /* the server itself took the source away: a failure proves nothing */
 	uint32_t moved; /* so often because its source was given up: not more than once */
 	int64_t granted_ns;
@@ -338,9 +341,10 @@ struct member { /* owned by server.members */
 	struct group *group;
 	uint32_t shard, flags;
 	uint64_t next_op_seq;
-	bool closing;     /* CLOSE was seen, and waits until the version is safe elsewhere */
-	int64_t close_ns; /* ... until then */
-	bool closed;      /* CLOSE was seen: kept until its part is drained and its legs are over */
+	struct rejoin *rejoin; /* owns; what it says of a former server life, until all have */
+	bool closing;          /* CLOSE was seen, and waits until the version is safe elsewhere */
+	int64_t close_ns;      /* ... until then */
+	bool closed; /* CLOSE was seen: kept until its part is drained and its legs are over */
 	bool registered;
 	struct ctl_register reg;
 	struct member *agent_prev, *agent_next;
@@ -375,6 +379,9 @@ struct group {                /* owned by model.groups */
 	uint32_t num_closing;    /* members                                         */
 	uint64_t reservation;    /* members are agents' own sessions; 0: workers'   */
 	struct offload *offload; /* borrows; NULL: workers', or no longer wanted    */
+	bool rejoining;          /* known to a former server life; operations are held  */
+	int64_t form_ns;         /* ... until then                                  */
+	struct timer timer;      /* at form_ns                                      */
 	bool busy;               /* listed in model.busy */
 	struct group *busy_prev, *busy_next, *same_prev, *same_next;
 	struct group *prev, *next;
@@ -391,7 +398,7 @@ enum op_state {
 };
 
 struct op_member {
-	bool arrived, planned, prepared, told;
+	bool arrived, planned, prepared, went, told;
 };
 
 struct blame { /* this source gave this leg bytes that did not match the digest */
@@ -415,6 +422,7 @@ struct op { /* owned by group.ops */
 
 	bool planned;   /* the version is fixed */
 	bool drain_old; /* the old copy is hidden since PLAN */
+	bool adopted;   /* it ran under a former server; some may have had no GO */
 	struct th_version version;
 	struct blame *blames; /* owns */
 	uint32_t num_blames;
@@ -432,7 +440,7 @@ struct op { /* owned by group.ops */
 struct blob { /* owned by server.blobs, oldest first */
 	struct th_hash key;
 	uint64_t bytes;
-	uint8_t *data;
+	uint8_t *data;       /* NULL: it is referred to, and will be put again */
 	uint64_t references; /* members and versions */
 	UT_hash_handle hh;
 };
@@ -493,8 +501,12 @@ struct refsrv {
 	struct {
 		uint64_t requests, polls, beats, lists, watches, changed, snapshots, watches_open;
 	} counters;
-	uint32_t epoch;   /* of this life; 0: nobody has attached yet */
-	uint64_t last_id; /* of sids, legs, groups, copies, drains, attachments: see epoch.h */
+	bool warming;    /* agents may still say what a former server knew: see rejoin.h */
+	int64_t warm_ns; /* ... until then, and until all inventories are in */
+	uint32_t num_inventories_due;
+	uint64_t first_id; /* of this life and epoch */
+	uint32_t epoch;    /* of this life; 0: nobody has attached yet */
+	uint64_t last_id;  /* of sids, legs, groups, copies, drains, attachments: see epoch.h */
 	uint64_t mark, visit;
 
 	struct refsrv_reply *replies; /* owns */

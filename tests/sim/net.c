@@ -140,6 +140,9 @@ transmit(struct host *host, struct srv *srv, enum agent_channel channel,
 	} else if (request->kind == CTL_MANIFEST_PUT) {
 		more = request->u.manifest_put.data;
 		bytes = request->u.manifest_put.data_bytes;
+	} else if (request->kind == CTL_REJOIN) {
+		more = request->u.rejoin.outcomes;
+		bytes = request->u.rejoin.num_outcomes * sizeof(struct ctl_known_outcome);
 	}
 	struct arrival *arrival = task_new(sizeof(*arrival) + bytes, arrive, &srv->process);
 	arrival->srv = srv;
@@ -152,6 +155,8 @@ transmit(struct host *host, struct srv *srv, enum agent_channel channel,
 		arrival->request.u.beat.legs = (const void *)arrival->more;
 	else if (request->kind == CTL_MANIFEST_PUT)
 		arrival->request.u.manifest_put.data = (const void *)arrival->more;
+	else if (request->kind == CTL_REJOIN)
+		arrival->request.u.rejoin.outcomes = (const void *)arrival->more;
 	if (replay_ns > 0)
 		task_in(&arrival->task, delay_ns + replay_ns);
 	else

@@ -13,12 +13,21 @@
 
 #define LOG_MAX 4096u
 
+static bool reset_at_loss;
+
+void
+rig_reset_at_loss(void)
+{
+	reset_at_loss = true;
+}
+
 void
 rig_init(struct rig *rig)
 {
 	struct agent_config config = {.agent_inc = RIG_INC};
 
 	agent_config_default(&config);
+	config.server_loss_reset = reset_at_loss;
 	config.sessions_max = 8;
 	config.reservations_max = 3;
 	config.drain_wait_ns = 3 * SEC;
@@ -98,7 +107,9 @@ fill_reply(struct rig *rig, const struct ctl_request *request, struct ctl_reply 
 		rig->fresh = false;
 		break;
 	case CTL_OPEN:
-		reply->u.open = (struct ctl_open_reply){++rig->last_sid, 1};
+		reply->u.open = (struct ctl_open_reply){.sid = ++rig->last_sid,
+			.next_op_seq = 1,
+			.group_inc = 1000 + rig->last_sid};
 		break;
 	case CTL_ADMIN:
 		reply->u.admin = rig->admin;

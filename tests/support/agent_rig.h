@@ -52,6 +52,8 @@ struct rig {
 };
 
 void rig_init(struct rig *rig); /* not attached */
+/* What rig_init makes from now on is an agent whose sessions end with their server. */
+void rig_reset_at_loss(void);
 void rig_fini(struct rig *rig);
 void rig_step(struct rig *rig, const struct agent_event *event);
 void rig_tick(struct rig *rig);

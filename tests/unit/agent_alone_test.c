@@ -294,6 +294,9 @@ Test(agent_alone, reader_sent_here_meanwhile__refused_at_once)
 
 Test(agent_alone, server_restarts__broken_and_nothing_is_told)
 {
+	rig_reset_at_loss();
+	teardown();
+	setup();
 	unpublished();
 	rig.unknown = rig.fresh = true;
 	back();
@@ -304,6 +307,9 @@ Test(agent_alone, server_restarts__broken_and_nothing_is_told)
 
 Test(agent_alone, server_restarts_while_a_reader_is_waited_for__broken)
 {
+	rig_reset_at_loss();
+	teardown();
+	setup();
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
 	hang_up();
 	submit(0, CTL_OP_UNPUBLISH, 60 * SEC);

@@ -210,6 +210,9 @@ Test(agent_ghost, list__silence__waits_for_its_outcome)
 
 Test(agent_ghost, update__server_asks_who_we_are__no_server_and_then_broken)
 {
+	rig_reset_at_loss();
+	teardown();
+	setup();
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
 	rig.unknown = rig.fresh = true;
 	rig_sleep(&rig, 4 * SEC);
@@ -446,6 +449,9 @@ Test(agent_ghost, pending__broken__told_so)
 
 Test(agent_ghost, pending__server_restarted__broken_and_the_ghost_is_gone)
 {
+	rig_reset_at_loss();
+	teardown();
+	setup();
 	haunt();
 	submit(1, CTL_OP_LIST, TH_FOREVER);
 	rig.unknown = rig.fresh = true;

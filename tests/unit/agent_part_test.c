@@ -710,6 +710,9 @@ Test(agent_part, contract__in_every_state__answers_once_and_frees)
 
 Test(agent_part, server__restarts_in_every_state__every_operation_answers_once)
 {
+	rig_reset_at_loss();
+	teardown();
+	setup();
 	for (int state = 0;; state++) {
 		teardown();
 		setup();

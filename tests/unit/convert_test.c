@@ -438,7 +438,7 @@ Test(convert, reply__without_arrays__comes_back)
 	send_reply(&reply, &arena, &got);
 	cr_assert_arr_eq(&got.u.attach, &reply.u.attach, sizeof(got.u.attach));
 	reply = new_reply(CTL_OPEN);
-	reply.u.open = (struct ctl_open_reply){6, 7};
+	reply.u.open = (struct ctl_open_reply){6, 7, 8};
 	send_reply(&reply, &arena, &got);
 	cr_assert_arr_eq(&got.u.open, &reply.u.open, sizeof(got.u.open));
 	convert_arena_free(&arena);

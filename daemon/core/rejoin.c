@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rejoin - what a server that knows nothing is told of the sessions that a former one had.
+ *
+ *   OPEN session ----> REJOIN: what it holds, what of it runs, which outcomes it was told
+ *   closing, broken -> REJOIN gone: its group is over, whoever else asks for it
+ *
+ * What runs after its GO runs on: legs in and out are numbered as before, and nobody who reads or
+ * is read notices. An operation that had no GO has changed nothing: what was given up for it is
+ * served again, and it is called again under its old number. It may have been decided, and another
+ * member told so: that one's agent brings the outcome (I4), so ours must not be given up here.
+ */
+#include <string.h>
+
+#include "daemon/core/state.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/name.h"
+#include "ipc/base/sim.h"
+
+/* ---- outcomes -------------------------------------------------------------------------------- */
+
+void
+ac_rejoin_note(struct session *session)
+{
+	struct lane *lane = session->lane;
+	const struct call *call = &session->call;
+
+	if (lane->num_outcomes == TH_OUTCOMES_MAX)
+		memmove(lane->outcomes, lane->outcomes + 1,
+			--lane->num_outcomes * sizeof(*lane->outcomes));
+	struct ctl_known_outcome *outcome = &lane->outcomes[lane->num_outcomes++];
+	*outcome = (struct ctl_known_outcome){
+		.op_seq = call->op_seq,
+		.kind = call->order.kind,
+		.flags = call->order.flags,
+		.code = call->outcome.code,
+		.updated = call->outcome.updated,
+		.went = call->went,
+		.version = call->outcome.version,
+	};
+	AC_COPY(outcome->spec, call->order.spec);
+}
+
+void
+ac_rejoin_opened(struct session *session, uint64_t group_inc)
+{
+	session->lane->sid = session->sid;
+	session->lane->group_inc = group_inc;
+}
+
+/* ---- what is said ---------------------------------------------------------------------------- */
+
+/* Not decided, as far as this member knows, and without GO. */
+static bool
+asks_again(const struct session *session)
+{
+	const struct call *call = &session->call;
+
+	return call->active && !call->has_outcome && !call->went;
+}
+
+static void
+say_held(const struct session *session, struct ctl_rejoin *rejoin)
+{
+	const struct call *call = &session->call;
+	const struct part *part = session->part;
+	bool ended = call->active && call->has_outcome && call->outcome.code == 0;
+
+	if (part == NULL || part->hopeless)
+		return;
+	if (part->settled && !(ended && call->order.kind == CTL_OP_UNPUBLISH)) {
+		rejoin->held = session->held;
+	} else if (!part->settled && ended && call->went && call->done) {
+		rejoin->held = call->outcome.version;
+	} else {
+		return;
+	}
+	rejoin->gen = part->gen;
+	rejoin->attributes = part->attributes;
+	rejoin->refused = part->refused;
+}
+
+static void
+say_running(const struct session *session, struct ctl_rejoin *rejoin)
+{
+	const struct call *call = &session->call;
+	const struct inbound *in = session->in;
+
+	rejoin->went = true;
+	rejoin->op_seq = call->op_seq;
+	rejoin->kind = call->order.kind;
+	rejoin->flags = call->order.flags;
+	AC_COPY(rejoin->spec, call->order.spec);
+	rejoin->version = call->plan.version;
+	rejoin->cancelled = call->cancelled;
+	rejoin->done = call->done;
+	rejoin->chunks = call->done ? session->reg.num_chunks
+				    : th_min_u32(call->prefix, session->reg.num_chunks);
+	if (in == NULL)
+		return;
+	rejoin->leg = in->grant.leg;
+	rejoin->leg_stops = in->stop == STOP_REROUTE || in->stop == STOP_CANCEL;
+	rejoin->source_sid = in->grant.source_sid;
+	rejoin->source_gen = in->grant.source_gen;
+}
+
+static void
+say(const struct session *session, struct ctl_rejoin *rejoin)
+{
+	const struct call *call = &session->call;
+	const struct part *part = session->part;
+
+	rejoin->sid = session->sid;
+	rejoin->group_inc = session->lane->group_inc;
+	rejoin->open = session->open;
+	rejoin->registered =
+		(session->registered || session->registering) && !session->unregistering;
+	if (rejoin->registered)
+		rejoin->reg = session->reg;
+	rejoin->next_op_seq = asks_again(session) ? call->op_seq : session->next_op_seq;
+	rejoin->held.version = rejoin->version.version = TH_NO_VERSION;
+	say_held(session, rejoin);
+	if (call->active && call->went && !call->has_outcome)
+		say_running(session, rejoin);
+	if (part != NULL && (!th_version_none(rejoin->held) || rejoin->done)) {
+		rejoin->hashed = part->hashed || !part->published;
+		rejoin->content = part->content;
+	}
+	rejoin->num_outcomes = session->lane->num_outcomes;
+	rejoin->outcomes = session->lane->outcomes;
+	if (TH_PLANT(outcomes_forgotten))
+		rejoin->num_outcomes = 0;
+}
+
+/* Whatever it was told of what had no GO is void; it is called again. */
+static void
+call_again(struct agent *agent, struct session *session, bool never_sent)
+{
+	struct call *call = &session->call;
+
+	call->asked = !never_sent;
+	call->accepted = call->planned = call->prepared = call->explaining = false;
+	session->next_op_seq = call->op_seq;
+	ac_call_send(agent, session);
+	if (call->cancel_sent)
+		ac_lane_add(agent, session->lane, CTL_CANCEL)->u.cancel =
+			(struct ctl_cancel){.sid = session->sid, .op_seq = call->op_seq};
+	TH_MARK(rejoin_op_asked_again);
+}
+
+static void
+announce(struct agent *agent, struct session *session)
+{
+	struct call *call = &session->call;
+	struct part *part = session->part;
+	bool never_sent = ac_call_never_sent(call);
+
+	ac_lane_clear(agent, session->lane);
+	session->rejoining = true;
+	session->let_go = false; /* it is said that nothing is held */
+	/* Named, not begun, and known to a server that is no more: there will be another. */
+	call->has_next = false;
+	say(session, &ac_lane_add(agent, session->lane, CTL_REJOIN)->u.rejoin);
+	if (part != NULL) {
+		part->drain_server = part->drain_answered = false;
+		part->drain_plan = part->drain_plan && call->active && call->went;
+	}
+	if (asks_again(session))
+		call_again(agent, session, never_sent);
+	else if (call->active && call->went && !call->has_outcome)
+		TH_MARK(rejoin_leg_runs_on);
+}
+
+/* ---- what has ended -------------------------------------------------------------------------- */
+
+static void
+announce_gone(struct agent *agent, struct lane *lane, bool died)
+{
+	if (lane->sid == 0)
+		return;
+	struct ctl_rejoin *rejoin = &ac_lane_add(agent, lane, CTL_REJOIN)->u.rejoin;
+	rejoin->sid = lane->sid;
+	rejoin->group_inc = lane->group_inc;
+	rejoin->open = lane->open;
+	rejoin->gone = true;
+	rejoin->died = died;
+	rejoin->held.version = rejoin->version.version = TH_NO_VERSION;
+	TH_MARK(rejoin_gone);
+}
+
+bool
+ac_rejoin_first(const struct ctl_request *request)
+{
+	return request->kind == CTL_REJOIN && request->u.rejoin.gone;
+}
+
+/* Its session is gone: whether it has told so is not known. */
+static void
+orphan(struct agent *agent, struct lane *lane)
+{
+	const struct request *request;
+	bool leaves = false, died = false;
+
+	DL_FOREACH(lane->queue, request)
+	{
+		leaves =
+			leaves || request->ctl.kind == CTL_CLOSE || request->ctl.kind == CTL_REJOIN;
+		died = died || (request->ctl.kind == CTL_CLOSE && request->ctl.u.close.died) ||
+		       (request->ctl.kind == CTL_REJOIN && request->ctl.u.rejoin.died);
+	}
+	ac_lane_clear(agent, lane);
+	if (leaves)
+		announce_gone(agent, lane, died);
+	if (lane->queue == NULL)
+		ac_lane_free(agent, lane);
+}
+
+/* A copy in the agent's own memory: its server made the reservation, and filled it or not. */
+static bool
+goes_on(const struct session *session)
+{
+	return !ac_internal(session) || (session->part != NULL && session->part->settled &&
+						!session->call.active && !session->unwanted);
+}
+
+void
+ac_rejoin(struct agent *agent)
+{
+	struct lane *lane, *next_lane;
+	struct session *session, *next;
+
+	ac_reserves_forget(agent);
+	DL_FOREACH_SAFE(agent->lanes, lane, next_lane)
+	{
+		if (lane == agent->misc)
+			ac_lane_clear(agent, lane);
+		else if (lane->session == NULL)
+			orphan(agent, lane);
+	}
+	HASH_ITER(hh, agent->sessions, session, next)
+	{
+		if (session->state == SESSION_OPEN && !session->broken && goes_on(session)) {
+			announce(agent, session);
+			continue;
+		}
+		bool opened = session->state != SESSION_OPENING;
+		ac_session_forgotten(agent, session, session->broken_text);
+		if (opened)
+			announce_gone(agent, session->lane, session->lost);
+	}
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+void
+ac_rejoin_reply(struct agent *agent, struct session *session, const struct ctl_reply *reply)
+{
+	char text[TH_CTL_TEXT_BYTES];
+
+	if (!session->rejoining)
+		return; /* it was gone */
+	session->rejoining = false;
+	if (reply->code != 0) {
+		AC_COPY(text, reply->text);
+		ac_session_forgotten(agent, session, text);
+		return;
+	}
+	/* What was on its way is as good as done: it was said with the rest. */
+	ac_session_registered(agent, session, AGENT_REGISTERED, NULL);
+	ac_session_registered(agent, session, AGENT_UNREGISTERED, NULL);
+}
+
+void
+ac_rejoin_tick(struct agent *agent)
+{
+	const struct lane *lane;
+	uint32_t count = 0;
+
+	if (!agent->link.rejoined_due)
+		return;
+	DL_FOREACH(agent->lanes, lane)
+	{
+		if (lane->queue != NULL && lane->queue->ctl.kind == CTL_REJOIN)
+			return;
+		count += lane->session != NULL;
+	}
+	agent->link.rejoined_due = false;
+	ac_lane_add(agent, agent->misc, CTL_REJOINED)->u.rejoined.num_sessions = count;
+}

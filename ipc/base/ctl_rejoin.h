@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ctl_rejoin - what an agent says of a session to a server that knows nothing of it. A part of
+ * ctl.h, which includes it behind what it is made of; nobody else does.
+ */
+#ifndef TH_IPC_BASE_CTL_REJOIN_H
+#define TH_IPC_BASE_CTL_REJOIN_H
+
+#define TH_OUTCOMES_MAX 64u /* as many operations as a member may be ahead of its group */
+
+/* How an operation ended: what one member was told the others must be told too. */
+struct ctl_known_outcome {
+	uint64_t op_seq;
+	uint32_t kind, flags;
+	char spec[TH_SPEC_MAX + 1];
+	int code;
+	bool updated;
+	bool went;                 /* it was after GO: the old content was given up */
+	struct th_version version; /* held since, when code is 0 */
+};
+
+/*
+ * A session that a former server life knew. When all members of its group have said theirs and
+ * nothing in it contradicts the rest, the group is live again: what it holds is listed, what ran
+ * runs on under the old numbers, and operations that had no GO are called again by OP.
+ */
+struct ctl_rejoin {
+	uint64_t sid, group_inc; /* as the former server numbered them */
+	struct ctl_open open;
+	bool gone; /* it has ended meanwhile, and with it the group: nothing below counts */
+	bool died; /* ... because its worker died */
+	bool registered;
+	struct ctl_register reg;
+	uint64_t next_op_seq; /* all before it are decided or have had their GO */
+
+	struct th_version held; /* none: nothing */
+	uint64_t gen;           /* of held */
+	bool hashed;            /* of held, or of what is all there of the running operation: */
+	struct th_hash content; /* ... as in CONTENT */
+	struct th_hash attributes;
+	bool refused; /* others had published other bytes before */
+
+	bool went; /* an operation runs after its GO: */
+	uint64_t op_seq;
+	uint32_t kind, flags;
+	char spec[TH_SPEC_MAX + 1];
+	struct th_version version;
+	bool cancelled;  /* a CANCEL of the server has come */
+	bool done;       /* every byte is here */
+	uint32_t chunks; /* verified prefix */
+	uint64_t leg;    /* that runs; 0: none */
+	bool leg_stops;  /* ... and was told to give way to another */
+	uint64_t source_sid, source_gen;
+
+	uint32_t num_outcomes; /* ascending by op_seq, at most TH_OUTCOMES_MAX */
+	const struct ctl_known_outcome *outcomes;
+};
+
+struct ctl_rejoined {
+	uint32_t num_sessions;
+};
+
+#endif

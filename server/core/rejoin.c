@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rejoin - see rejoin.h. This file: members coming back, and for how long they are waited for.
+ */
+#include "server/core/rejoin.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "ipc/base/name.h"
+#include "ipc/base/sim.h"
+#include "server/core/agent.h"
+#include "server/core/blob.h"
+#include "server/core/epoch.h"
+#include "server/core/event_log.h"
+#include "server/core/group.h"
+#include "server/core/model.h"
+#include "server/core/op.h"
+#include "server/core/retain.h"
+#include "server/core/timer.h"
+
+/* ---- warming -------------------------------------------------------------------------------- */
+
+void
+rejoin_attached(struct refsrv *server, struct agent *agent)
+{
+	if (!server->warming)
+		event_log(server, EVENT_WARN, NULL, agent->info.node,
+			"agent %s comes from another server: collecting what the agents hold",
+			agent->info.node);
+	server->warming = true;
+	server->warm_ns = th_deadline_ns(server->now_ns, server->config.warm_ns);
+	if (!agent->inventory_due)
+		server->num_inventories_due++;
+	agent->inventory_due = true;
+	refsrv_wake_at(server, server->warm_ns);
+}
+
+void
+rejoin_inventory_ends(struct refsrv *server, struct agent *agent)
+{
+	if (!agent->inventory_due)
+		return;
+	agent->inventory_due = false;
+	server->num_inventories_due--;
+	refsrv_wake_at(server, server->now_ns);
+}
+
+bool
+model_warming(const struct refsrv *server, const struct model *model)
+{
+	(void)model;
+	return server->warming && !TH_PLANT(warming_skipped);
+}
+
+bool
+rejoin_awaited(const struct model *model)
+{
+	const struct group *group;
+
+	DL_FOREACH(model->groups, group)
+	{
+		if (group->rejoining)
+			return true;
+	}
+	return false;
+}
+
+static void
+try_all(struct refsrv *server, struct model *model)
+{
+	struct group *group, *next;
+
+	/* One that is complete may be the source that another waits for. */
+	for (bool again = true; again;) {
+		again = false;
+		DL_FOREACH_SAFE(model->groups, group, next)
+		{
+			if (!group->rejoining || group->num_joined < group->num_shards)
+				continue;
+			again = rejoin_build(server, group) || again;
+		}
+	}
+}
+
+void
+rejoin_timers(struct refsrv *server)
+{
+	struct model *model, *next;
+
+	if (!server->warming)
+		return;
+	/* An inventory that is late is waited for, but not longer than for the rest of a group. */
+	int64_t until_ns = server->num_inventories_due == 0
+				   ? server->warm_ns
+				   : th_deadline_ns(server->warm_ns, server->config.form_ns);
+	if (server->now_ns < until_ns) {
+		refsrv_wake_at(server, until_ns);
+		return;
+	}
+	server->warming = false;
+	event_log(server, EVENT_INFO, NULL, NULL, "all agents have said what they hold");
+	HASH_ITER(hh, server->models, model, next)
+	{
+		try_all(server, model);
+	}
+	model_dirty_all(server);
+}
+
+/* ---- groups that form again ----------------------------------------------------------------- */
+
+static struct group *
+find_group(const struct model *model, const char *replica, uint64_t inc)
+{
+	struct group *group;
+
+	DL_FOREACH(model->groups, group)
+	{
+		if (group->inc == inc && strcmp(group->replica, replica) == 0)
+			return group;
+	}
+	return NULL;
+}
+
+static void
+break_it(struct refsrv *server, struct group *group, const char *why)
+{
+	struct th_err cause;
+
+	th_fail(&cause, TH_E_GROUP_BROKEN,
+		"replica %s of %s is broken: the reference server was lost, and %s; close this "
+		"handle and open again",
+		group->replica, group->model->name, why);
+	TH_MARK(rejoin_contradiction);
+	group_break(server, group, cause.text);
+}
+
+void
+rejoin_group_timer(struct refsrv *server, struct group *group)
+{
+	char why[128];
+	uint32_t missing = 0;
+
+	if (server->now_ns < group->form_ns) {
+		timer_at(server, &group->timer, TIMER_GROUP, group->form_ns);
+		return;
+	}
+	if (group->state == GROUP_BROKEN) {
+		model_dirty(group->model); /* it is forgotten now */
+		return;
+	}
+	if (!group->rejoining)
+		return;
+	while (missing + 1 < group->num_shards && group->members[missing] != NULL)
+		missing++;
+	snprintf(why, sizeof(why), "its shard %u did not come back in time", missing);
+	break_it(server, group, why);
+}
+
+bool
+rejoin_remembers(const struct refsrv *server, const struct group *group)
+{
+	return group->timer.place != 0 && server->now_ns < group->form_ns;
+}
+
+static struct group *
+form(struct refsrv *server, struct model *model, const struct ctl_rejoin *said,
+	const struct th_retain *rules)
+{
+	struct group *group = group_new(server, model, &said->open);
+
+	retain_claim(server, group, rules);
+	group->inc = said->group_inc;
+	group->rejoining = true;
+	group->form_ns = th_deadline_ns(server->now_ns, server->config.form_ns);
+	timer_at(server, &group->timer, TIMER_GROUP, group->form_ns);
+	return group;
+}
+
+/* ---- members -------------------------------------------------------------------------------- */
+
+static void
+gone(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *said,
+	const struct th_retain *rules)
+{
+	struct model *model = model_acquire(server, said->open.model);
+	struct group *group = find_group(model, said->open.replica, said->group_inc);
+	char why[TH_NAME_MAX + 128];
+
+	/* One that nobody will ask for costs as much as one that is asked for. */
+	if (group == NULL && HASH_COUNT(server->members) >= server->config.members_max)
+		return;
+	if (group == NULL)
+		group = form(server, model, said, rules);
+	if (group->state == GROUP_BROKEN)
+		return;
+	snprintf(why, sizeof(why), "shard %u on node %s %s meanwhile", said->open.shard,
+		agent->info.node, said->died ? "lost its worker" : "was closed or broken");
+	break_it(server, group, why);
+}
+
+static int
+number_check(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *said,
+	struct th_err *err)
+{
+	if (said->sid == 0 || said->group_inc == 0 || epoch_is_own(server, said->sid) ||
+		epoch_is_own(server, said->group_inc) || member_lookup(server, said->sid) != NULL)
+		return th_fail(err, TH_E_GROUP_BROKEN,
+			"shard %u of replica %s on node %s has a number (%" PRIu64
+			") that this server has given to another; close the handle and open again",
+			said->open.shard, said->open.replica, agent->info.node, said->sid);
+	return 0;
+}
+
+static int
+group_check(const struct group *group, const struct ctl_rejoin *said, struct th_err *err)
+{
+	if (group->state == GROUP_BROKEN)
+		return th_fail(err, TH_E_GROUP_BROKEN, "%s", group->broken_why);
+	if (!group->rejoining || said->open.num_shards != group->num_shards ||
+		said->open.lineage != group->lineage ||
+		strcmp(said->open.launch_id, group->launch_id) != 0 ||
+		group->members[said->open.shard] != NULL)
+		return th_fail(err, TH_E_GROUP_BROKEN,
+			"replica %s of %s is broken: the reference server was lost, and shard %u "
+			"does not fit to what the others say of the group; close this handle and "
+			"open again",
+			group->replica, group->model->name, said->open.shard);
+	return 0;
+}
+
+static void
+keep(struct member *member, const struct ctl_rejoin *said)
+{
+	struct rejoin *rejoin = th_calloc(1, sizeof(*rejoin));
+
+	rejoin->said = *said;
+	if (said->num_outcomes > 0)
+		rejoin->outcomes =
+			th_memdup(said->outcomes, said->num_outcomes * sizeof(*said->outcomes));
+	rejoin->said.outcomes = rejoin->outcomes;
+	member->rejoin = rejoin;
+	member->next_op_seq = said->next_op_seq;
+	if (said->went && said->next_op_seq == said->op_seq)
+		member->next_op_seq++;
+}
+
+void
+rejoin_member_free(struct member *member)
+{
+	if (member->rejoin == NULL)
+		return;
+	free(member->rejoin->outcomes);
+	free(member->rejoin);
+	member->rejoin = NULL;
+}
+
+static int
+said_check(const struct ctl_rejoin *said, struct th_err *err)
+{
+	bool held = !th_version_none(said->held);
+
+	if (said->next_op_seq == 0 || (held && !said->registered) ||
+		(said->went && (!said->registered || held || said->op_seq == 0 ||
+				       said->next_op_seq != said->op_seq + 1 ||
+				       said->chunks > said->reg.num_chunks)) ||
+		(said->registered &&
+			(th_hash_none(said->reg.layout) || th_hash_none(said->reg.manifest))))
+		return th_fail(err, TH_E_INVALID,
+			"shard %u of replica %s says two things of itself that cannot both be true",
+			said->open.shard, said->open.replica);
+	return 0;
+}
+
+int
+rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejoin *said,
+	struct th_err *err)
+{
+	struct th_retain rules;
+	int rc = group_open_check(server, agent, &said->open, err);
+
+	if (rc == 0)
+		rc = number_check(server, agent, said, err);
+	if (rc == 0)
+		rc = th_retain_parse(said->open.retain, &rules, err);
+	if (rc == 0 && said->open.reservation != 0)
+		rc = th_fail(err, TH_E_GROUP_BROKEN,
+			"the reservation of this copy of replica %s has ended with the server that "
+			"made it",
+			said->open.replica);
+	if (rc == 0 && said->gone) {
+		gone(server, agent, said, &rules);
+		return 0;
+	}
+	if (rc == 0)
+		rc = said_check(said, err);
+	if (rc != 0)
+		return rc;
+	struct model *model = model_acquire(server, said->open.model);
+	struct group *group = find_group(model, said->open.replica, said->group_inc);
+	if (group == NULL && group_named(model, said->open.replica) != NULL)
+		return th_fail(err, TH_E_GROUP_BROKEN,
+			"replica %s of %s is broken: the reference server was lost, and another "
+			"group has been opened under its name; close this handle and open again",
+			said->open.replica, said->open.model);
+	if (group == NULL)
+		group = form(server, model, said, &rules);
+	rc = group_check(group, said, err);
+	if (rc != 0) {
+		if (group->state != GROUP_BROKEN)
+			break_it(server, group, "its members contradict each other");
+		return rc;
+	}
+	struct member *member = member_new(server, agent, group, &said->open, said->sid);
+	keep(member, said);
+	if (said->registered) {
+		blob_expect(server, said->reg.manifest);
+		blob_acquire(server, said->reg.manifest);
+		member->reg = said->reg;
+		member->reg.sid = said->sid;
+		member->registered = true;
+	}
+	if (++group->num_joined == group->num_shards)
+		try_all(server, model);
+	model_dirty(model);
+	return 0;
+}
+
+/* ---- what comes before the group is complete ------------------------------------------------ */
+
+void
+rejoin_leg_end(struct agent *agent, const struct ctl_leg_end *end)
+{
+	struct member *member;
+
+	DL_FOREACH2(agent->members, member, agent_next)
+	{
+		struct rejoin *rejoin = member->rejoin;
+		if (rejoin == NULL || !rejoin->said.went || rejoin->said.leg != end->leg)
+			continue;
+		rejoin->leg_ended = true;
+		rejoin->end = *end;
+		TH_MARK(rejoin_leg_ended_early);
+	}
+}
+
+void
+rejoin_content(struct member *member, const struct ctl_content *report)
+{
+	struct ctl_rejoin *said = &member->rejoin->said;
+
+	if (!th_version_none(said->held) && said->gen == report->gen) {
+		said->hashed = true;
+		said->content = report->content;
+	}
+}
+
+int
+rejoin_op(struct refsrv *server, struct member *member, const struct ctl_op *request,
+	struct th_err *err)
+{
+	struct rejoin *rejoin = member->rejoin;
+
+	if (rejoin->asked && rejoin->op.op_seq == request->op_seq)
+		return 0;
+	if (rejoin->asked || request->op_seq != member->next_op_seq || rejoin->said.went)
+		return th_fail(err, TH_E_STATE,
+			"shard %u of replica %s calls operation %" PRIu64 ", its next is %" PRIu64
+			", and it has not ended the last",
+			member->shard, member->group->replica, request->op_seq,
+			member->next_op_seq);
+	rejoin->asked = true;
+	rejoin->op = *request;
+	rejoin->op_deadline_ns = th_deadline_ns(server->now_ns, request->timeout_ns);
+	TH_MARK(rejoin_op_held);
+	return 0;
+}
+
+void
+rejoin_cancel(struct member *member, const struct ctl_cancel *cancel)
+{
+	struct rejoin *rejoin = member->rejoin;
+
+	if (rejoin->asked && rejoin->op.op_seq == cancel->op_seq)
+		rejoin->cancelled = true;
+}
+
+/* What has had its GO asks no more, and is told that it has failed with its group. */
+static void
+tell_broken(struct member *member, const struct ctl_rejoin *said)
+{
+	const struct op *op = op_find(member->group, said->op_seq);
+	struct ctl_ev_outcome *ev;
+
+	if (op != NULL && op->state == OP_DONE)
+		op_tell_known(member->group, said->op_seq, member);
+	if (op != NULL)
+		return; /* it ends by itself */
+	ev = &agent_event(member->agent, CTL_EV_OUTCOME)->u.outcome;
+	ev->sid = member->sid;
+	ev->op_seq = said->op_seq;
+	ev->kind = said->kind;
+	ev->code = TH_E_GROUP_BROKEN;
+	ev->version.version = TH_NO_VERSION;
+	snprintf(ev->text, sizeof(ev->text), "%s", member->group->broken_why);
+}
+
+static void
+call_now(struct refsrv *server, struct member *member)
+{
+	struct rejoin *rejoin = member->rejoin;
+	struct ctl_cancel cancel = {.sid = member->sid, .op_seq = rejoin->op.op_seq};
+	struct th_err err;
+
+	member->rejoin = NULL;
+	if (rejoin->op_deadline_ns != INT64_MAX)
+		rejoin->op.timeout_ns = th_max_i64(0, rejoin->op_deadline_ns - server->now_ns);
+	if (rejoin->said.went && !member->closed && member->group->state == GROUP_BROKEN)
+		tell_broken(member, &rejoin->said);
+	if (rejoin->asked && !member->closed) {
+		TH_ASSERT(op_request(server, member->agent, &rejoin->op, &err) == 0);
+		if (rejoin->cancelled)
+			(void)op_cancel(server, member->agent, &cancel, &err);
+	}
+	free(rejoin->outcomes);
+	free(rejoin);
+}
+
+void
+rejoin_over(struct refsrv *server, struct group *group)
+{
+	group->rejoining = false;
+	for (uint32_t i = 0; i < group->num_shards; i++) {
+		if (group->members[i] != NULL && group->members[i]->rejoin != NULL)
+			call_now(server, group->members[i]);
+	}
+}

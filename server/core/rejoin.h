@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rejoin - groups that a former server life knew: they come back shard by shard.
+ *
+ *   REJOIN of a member --> the group forms; its operations are held
+ *     all shards there, nothing contradicts  --> LIVE: copy, outcomes and running legs as before
+ *     one is gone, two contradict, form_ns   --> BROKEN, with a sentence
+ *
+ * A copy is listed when all shards have announced it, never before (I5). An operation that one
+ * member knows the end of has that end for all (I4); one that has had its GO runs on; any other is
+ * called again by its members and planned anew.
+ *
+ * While agents may still come that bring something, the server is warming: nothing counts as
+ * missing (model_warming). A server to which no agent brings a former life never is.
+ */
+#ifndef TH_SERVER_CORE_REJOIN_H
+#define TH_SERVER_CORE_REJOIN_H
+
+#include "server/core/state.h"
+
+int rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejoin *said,
+	struct th_err *err);
+/* An agent that had another server has attached; its inventory follows. */
+void rejoin_attached(struct refsrv *server, struct agent *agent);
+/* ... has come, or will not come any more. */
+void rejoin_inventory_ends(struct refsrv *server, struct agent *agent);
+
+/* What this server knows of the model may not be all there is. */
+bool model_warming(const struct refsrv *server, const struct model *model);
+/* A group of it is not complete. */
+bool rejoin_awaited(const struct model *model);
+void rejoin_timers(struct refsrv *server);
+void rejoin_group_timer(struct refsrv *server, struct group *group);
+/* A broken group that others may still ask for is remembered. */
+bool rejoin_remembers(const struct refsrv *server, const struct group *group);
+
+/* What comes of a member before its group is complete is kept for then. */
+void rejoin_leg_end(struct agent *agent, const struct ctl_leg_end *end);
+void rejoin_content(struct member *member, const struct ctl_content *report);
+int rejoin_op(struct refsrv *server, struct member *member, const struct ctl_op *request,
+	struct th_err *err);
+void rejoin_cancel(struct member *member, const struct ctl_cancel *cancel);
+/* The group is complete, or broken: what has come goes on. */
+void rejoin_over(struct refsrv *server, struct group *group);
+void rejoin_member_free(struct member *member);
+
+/* ---- rejoin_build.c -------------------------------------------------------------------------- */
+
+struct rejoin { /* owned by member.rejoin until its group is complete */
+	struct ctl_rejoin said;
+	struct ctl_known_outcome *outcomes; /* owns; said.outcomes points here              */
+	bool asked, cancelled; /* an operation was called, and was to be cancelled           */
+	struct ctl_op op;
+	int64_t op_deadline_ns;
+	bool leg_ended;
+	struct ctl_leg_end end;
+};
+
+/* All shards are there. False: not yet, a source of what runs may still come. */
+bool rejoin_build(struct refsrv *server, struct group *group);
+
+#endif
