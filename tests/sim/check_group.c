@@ -136,7 +136,15 @@ static bool
 private_code(int code)
 {
 	return code == TH_E_GROUP_BROKEN || code == TH_E_GROUP_MISMATCH || code == TH_E_NO_SERVER ||
-	       code == TH_E_CANCELLED || code == TH_E_CONTRACT || code == TH_E_AGENT_LOST;
+	       code == TH_E_CANCELLED || code == TH_E_CONTRACT || code == TH_E_AGENT_LOST ||
+	       code == TH_E_EVICTED;
+}
+
+/* Its group is no more, by itself or by an operator. */
+static bool
+broken(const struct agent_line *line)
+{
+	return line->broken != 0 || line->evicted != 0;
 }
 
 static void
@@ -200,7 +208,7 @@ check_complete(struct worker *worker, const struct agent_action *action)
 			sim_fail("I1", "call %u has succeeded and holds nothing", call->kind);
 		}
 		/* A broken group's member has its memory back: its bytes are its own affair. */
-		if (worker->line.broken != 0 && worker->memory->right == MEMORY_OWNER)
+		if (broken(&worker->line) && worker->memory->right == MEMORY_OWNER)
 			return;
 		outcome.variant = variant_of(worker, held);
 		if (outcome.variant == NO_VARIANT)
@@ -224,7 +232,7 @@ void
 check_line(const struct worker *worker, const struct agent_line *line)
 {
 	/* What a broken group's member holds is its own again, and stays. */
-	if (line->safe_to_mutate && !th_version_none(line->held) && line->broken == 0)
+	if (line->safe_to_mutate && !th_version_none(line->held) && !broken(line))
 		sim_fail("I2", "group %u shard %u holds a version and may write it",
 			worker->group->index, worker->shard);
 }

@@ -87,14 +87,15 @@ worker_dies(void)
 	worker_kill(&group->workers[chance(RNG_FAULT, group->shards)]);
 }
 
-static void
-host_crashes(void)
+void
+fault_host_starts(struct host *host, int64_t delay_ns)
 {
-	struct host *host = any_host();
-	bool machine = percent(RNG_FAULT, 30);
+	later(start_host, &host->process, delay_ns);
+}
 
-	if (!host->process.alive)
-		return;
+static void
+host_ends(struct host *host, bool machine)
+{
 	for (uint32_t i = 0; machine && i < world.options.groups; i++) {
 		for (uint32_t k = 0; k < world.groups[i].shards; k++) {
 			if (world.groups[i].workers[k].host == host)
@@ -102,7 +103,23 @@ host_crashes(void)
 		}
 	}
 	host_crash(host);
-	later(start_host, &host->process, between(RNG_FAULT, 100 * MS, 5 * SEC));
+	fault_host_starts(host, between(RNG_FAULT, 100 * MS, 5 * SEC));
+}
+
+void
+fault_machine_ends(struct host *host)
+{
+	host_ends(host, true);
+}
+
+static void
+host_crashes(void)
+{
+	struct host *host = any_host();
+	bool machine = percent(RNG_FAULT, 30);
+
+	if (host->process.alive)
+		host_ends(host, machine);
 }
 
 static void
@@ -207,6 +224,28 @@ pipe_drops(void)
 		net_hang_up(host, &world.servers[host->server]);
 }
 
+/* ---- people ---------------------------------------------------------------------------------- */
+
+static void
+operator_drains_one(void)
+{
+	operator_drains(any_host());
+}
+
+static void
+operator_evicts_one(void)
+{
+	operator_evicts(&world.groups[chance(RNG_FAULT, world.options.groups)]);
+}
+
+static void
+agent_leaves(void)
+{
+	struct host *host = any_host();
+
+	host_leave(host, between(RNG_FAULT, 0, 10 * SEC));
+}
+
 /* ---- when ------------------------------------------------------------------------------------ */
 
 static const struct fault {
@@ -222,6 +261,9 @@ static const struct fault {
 	{"links_are_cut", links_are_cut, offsetof(struct options, cut_ns)},
 	{"link_is_slow", link_is_slow, offsetof(struct options, slow_link_ns)},
 	{"pipe_drops", pipe_drops, offsetof(struct options, pipe_drop_ns)},
+	{"operator_drains", operator_drains_one, offsetof(struct options, drain_ns)},
+	{"operator_evicts", operator_evicts_one, offsetof(struct options, evict_ns)},
+	{"agent_leaves", agent_leaves, offsetof(struct options, leave_ns)},
 };
 
 const char *
@@ -272,7 +314,7 @@ strike(struct task *task)
 	if (world.calm)
 		return;
 	th_rng_init_number(&world.rng[RNG_FAULT],
-		world.seed * 4096 + number.fault * UINT64_C(512) + number.nth);
+		world.seed * 8192 + number.fault * UINT64_C(512) + number.nth);
 	schedule(mine->fault, mine->nth + 1);
 	if (!narrow_dropped(number)) {
 		if (world.num_strikes < STRIKES_MAX)
@@ -298,6 +340,9 @@ fault_end(void)
 	net_heal();
 	for (uint32_t i = 0; i < world.options.hosts; i++) {
 		struct host *host = &world.hosts[i];
+		/* Who is told to end for the second time does so at once. */
+		if (host->process.alive && host->leaving)
+			host_crash(host);
 		if (!host->process.alive)
 			host_start(host);
 		else if (host->process.paused)
@@ -310,4 +355,5 @@ fault_end(void)
 		else if (srv->process.paused)
 			process_resume(&srv->process);
 	}
+	operator_ends();
 }

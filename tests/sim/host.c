@@ -266,9 +266,11 @@ host_act(struct host *host, const struct agent_action *action)
 		if (action->u.answer.code != 0 && handle->worker != NULL)
 			worker_close_refused(handle->worker, action->u.answer.code);
 		break;
+	case AGENT_LEFT:
+		host_left(host, action->u.left.code);
+		break;
 	case AGENT_UNRESERVE: /* has crossed RESERVED, always: the core must take that, too */
 	case AGENT_NODE:
-	case AGENT_LEFT: /* no agent is told to end */
 	case AGENT_UNREGISTERED:
 		break;
 	}
@@ -340,7 +342,7 @@ host_start(struct host *host)
 	process_start(&host->process);
 	host->process.on_wake = host_wake;
 	host->inc = config.agent_inc;
-	host->attached = false;
+	host->attached = host->leaving = host->left = false;
 	host->connection = ++world.last_connection;
 	host->dialed_ns = world.now_ns;
 	host->mover_ns = host->next_ns = 0;

@@ -178,8 +178,8 @@ program_done(struct worker *worker, int code, struct th_version held)
 
 	(void)held;
 	group->successes += code == 0;
-	if (code == TH_E_GROUP_BROKEN || code == TH_E_GROUP_MISMATCH || code == TH_E_CONTRACT ||
-		code == TH_E_VERSION_CONFLICT || code == TH_E_STATE ||
+	if (code == TH_E_GROUP_BROKEN || code == TH_E_EVICTED || code == TH_E_GROUP_MISMATCH ||
+		code == TH_E_CONTRACT || code == TH_E_VERSION_CONFLICT || code == TH_E_STATE ||
 		(code == TH_E_NO_SERVER && percent(RNG_WORK, 12)))
 		worker->want_close = true;
 	/* What has not been done is called again. */
@@ -253,7 +253,7 @@ look_after(struct group *group)
 		const struct worker *worker = &group->workers[i];
 		if (worker->starting)
 			return;
-		hosts = hosts && worker->host->process.alive;
+		hosts = hosts && worker->host->process.alive && !worker->host->leaving;
 		off += worker->state == W_OFF;
 		if (worker->state == W_OFF)
 			off_ns = th_max_i64(off_ns, worker->off_ns);

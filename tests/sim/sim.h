@@ -12,6 +12,8 @@
  *   worker.c   worker processes and what libthc does for them
  *   program.c  what groups of workers do: SPMD programs
  *   fault.c    what goes wrong
+ *   operator.c drains and evictions
+ *   leave.c    agents that are told to end
  *   swarm.c    seed -> options
  *   narrow.c   options set by hand, single faults left out
  *   shrink.c   a failing seed made small with that
@@ -145,6 +147,7 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	uint32_t loss_permille, twice_permille, slow_permille, leg_fail_permille, corrupt_permille;
 	int64_t worker_death_ns, host_crash_ns, host_pause_ns, server_restart_ns, server_pause_ns;
 	int64_t cut_ns, slow_link_ns, pipe_drop_ns, late_pidfd_ns, server_down_ns;
+	int64_t drain_ns, evict_ns, leave_ns; /* of operators, and of those who stop agents */
 };
 
 void swarm_draw(struct options *ret_options);
@@ -284,6 +287,8 @@ struct host { /* an agent process and its machine */
 	uint64_t inc;
 	uint32_t datacenter;
 	bool spot, attached;
+	bool leaving, left; /* told to end; its core waits for nothing more */
+	int64_t stop_ns, farewell_ns;
 	uint32_t offload_max; /* shards of others that it has memory for */
 	uint64_t server_inc;  /* attached to */
 	uint64_t connection;  /* to it; a new one when that has ended */
@@ -423,6 +428,8 @@ void srv_stop(struct srv *srv);
 void srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request);
 void srv_forget(struct srv *srv, uint64_t token);
 void srv_gone(struct srv *srv, uint64_t connection);
+/* An operator's question; its answer is there at once. */
+int srv_admin(struct srv *srv, const struct ctl_admin *admin, struct ctl_admin_reply *ret_reply);
 
 void host_start(struct host *host);
 void host_crash(struct host *host);
@@ -484,6 +491,21 @@ const char *fault_name(uint32_t fault);
 bool fault_named(const char *name, size_t bytes, uint32_t *ret_fault);
 /* All of them end, everything is whole again. */
 void fault_end(void);
+/* Its agent and all workers on it end; it is started again later. */
+void fault_machine_ends(struct host *host);
+void fault_host_starts(struct host *host, int64_t delay_ns);
+
+/* ---- operators (operator.c, leave.c) --------------------------------------------------------- */
+
+void operator_drains(struct host *host);
+void operator_evicts(const struct group *group);
+/* All drains are taken back. */
+void operator_ends(void);
+
+/* SIGTERM. */
+void host_leave(struct host *host, int64_t timeout_ns);
+/* Its core says that it may go. */
+void host_left(struct host *host, int code);
 
 /* ---- a run (run.c) --------------------------------------------------------------------------- */
 

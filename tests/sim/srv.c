@@ -7,11 +7,15 @@
 #include "tests/sim/check.h"
 #include "tests/sim/sim.h"
 
+/* Token of a request that no agent has sent. */
+#define OPERATOR UINT64_C(0xff)
+
 static void
 said(struct srv *srv, const struct refsrv_out *out)
 {
 	for (uint32_t i = 0; i < out->num_replies; i++)
-		net_reply(srv, &out->replies[i]);
+		if (out->replies[i].token != OPERATOR)
+			net_reply(srv, &out->replies[i]);
 	srv->next_ns = out->next_ns;
 	process_wake_at(&srv->process, srv->next_ns);
 	refsrv_check(srv->core);
@@ -40,6 +44,24 @@ srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request)
 	uint64_t sid = opened(&out);
 	said(srv, &out);
 	check_opened(srv, sid);
+}
+
+int
+srv_admin(struct srv *srv, const struct ctl_admin *admin, struct ctl_admin_reply *ret_reply)
+{
+	struct ctl_request request = {.kind = CTL_ADMIN, .u.admin = *admin};
+	struct refsrv_out out;
+	int code = TH_E_NO_SERVER;
+
+	refsrv_step(srv->core, process_now(&srv->process), OPERATOR, &request, &out);
+	for (uint32_t i = 0; i < out.num_replies; i++) {
+		if (out.replies[i].token != OPERATOR)
+			continue;
+		code = out.replies[i].reply.code;
+		*ret_reply = out.replies[i].reply.u.admin;
+	}
+	said(srv, &out);
+	return code;
 }
 
 void

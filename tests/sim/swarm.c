@@ -57,6 +57,7 @@ no_faults(struct options *o)
 	o->worker_death_ns = o->host_crash_ns = o->host_pause_ns = 0;
 	o->server_restart_ns = o->server_pause_ns = 0;
 	o->cut_ns = o->slow_link_ns = o->pipe_drop_ns = o->late_pidfd_ns = 0;
+	o->evict_ns = o->leave_ns = 0;
 }
 
 void
@@ -109,6 +110,9 @@ swarm_draw(struct options *o)
 	o->force_percent = number(0, 50);
 	o->lineage_percent = percent(RNG_SWARM, 20) ? number(5, 50) : 0;
 	o->grace_ns = between(RNG_SWARM, 100 * MS, 4 * SEC);
+	o->drain_ns = mean(SEC, 20 * SEC);
+	o->evict_ns = mean(2 * SEC, 20 * SEC);
+	o->leave_ns = mean(3 * SEC, 30 * SEC);
 	o->quiet = percent(RNG_SWARM, 10);
 	if (o->quiet)
 		no_faults(o);

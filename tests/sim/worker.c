@@ -108,7 +108,7 @@ worker_start(struct worker *worker)
 	struct ctl_open *open;
 
 	worker->starting = false;
-	if (!host->process.alive) {
+	if (!host->process.alive || host->leaving) {
 		worker->off_ns = world.now_ns;
 		return;
 	}
@@ -317,7 +317,9 @@ worker_completed(struct worker *worker, const struct agent_action *action)
 void
 worker_line(struct worker *worker, const struct agent_line *line)
 {
-	if (line->broken != worker->line.broken && percent(RNG_WORK, 50))
+	bool news = line->broken != worker->line.broken || line->evicted != worker->line.evicted;
+
+	if (news && percent(RNG_WORK, 50))
 		worker->want_close = true;
 	worker->line = *line;
 }

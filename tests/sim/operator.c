@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * operator - what an operator does: drains nodes, waits until they are empty, switches some off or
+ * takes the drain back; evicts replicas. When the faults end, all is taken back.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/sim/check.h"
+#include "tests/sim/sim.h"
+
+#define LOOK_NS (200 * MS)
+/* An agent that comes back late brings a drain along that its next server has not heard of. */
+#define UNDRAINS 12u
+#define UNDRAIN_NS SEC
+
+struct draining { /* a node that the operator watches */
+	struct task task;
+	struct host *host;
+	int64_t until_ns;
+	bool switch_off;
+};
+
+static int
+ask(struct srv *srv, const struct ctl_admin *admin, struct ctl_admin_reply *ret_reply)
+{
+	if (!srv->process.alive || srv->process.paused)
+		return TH_E_NO_SERVER;
+	return srv_admin(srv, admin, ret_reply);
+}
+
+static int
+ask_of_node(struct host *host, uint32_t verb, struct ctl_admin_reply *ret_reply)
+{
+	struct ctl_admin admin = {.verb = verb};
+
+	snprintf(admin.node, sizeof(admin.node), "node%u", host->process.index);
+	return ask(&world.servers[host->server], &admin, ret_reply);
+}
+
+static void
+watch(struct task *task)
+{
+	const struct draining *mine = (const struct draining *)task;
+	struct host *host = mine->host;
+	struct ctl_admin_reply reply;
+
+	if (world.calm)
+		return;
+	if (world.now_ns >= mine->until_ns) {
+		TRACE("the operator takes the drain of host # back", host->process.index);
+		ask_of_node(host, CTL_ADMIN_UNDRAIN, &reply);
+		return;
+	}
+	if (ask_of_node(host, CTL_ADMIN_DRAIN, &reply) == 0 && strcmp(reply.state, "empty") == 0 &&
+		mine->switch_off && host->process.alive) {
+		TRACE("the operator switches host # off", host->process.index);
+		fault_machine_ends(host);
+	}
+	struct draining *again = task_new(sizeof(*again), watch, NULL);
+	again->host = host;
+	again->until_ns = mine->until_ns;
+	again->switch_off = mine->switch_off;
+	task_in(&again->task, LOOK_NS);
+}
+
+void
+operator_drains(struct host *host)
+{
+	struct draining *draining = task_new(sizeof(*draining), watch, NULL);
+
+	TRACE("the operator drains host #", host->process.index);
+	draining->host = host;
+	draining->until_ns = world.now_ns + between(RNG_FAULT, 100 * MS, 15 * SEC);
+	draining->switch_off = percent(RNG_FAULT, 40);
+	task_in(&draining->task, 0);
+}
+
+void
+operator_evicts(const struct group *group)
+{
+	struct ctl_admin admin = {.verb = CTL_ADMIN_EVICT};
+	struct ctl_admin_reply reply;
+
+	admin.force = percent(RNG_FAULT, 40);
+	snprintf(admin.model, sizeof(admin.model), "model%u", group->model);
+	snprintf(admin.replica, sizeof(admin.replica), "%s", group->replica);
+	TRACE("the operator evicts group #, force #", group->index, admin.force);
+	ask(&world.servers[chance(RNG_FAULT, world.options.servers)], &admin, &reply);
+}
+
+struct undraining {
+	struct task task;
+	uint32_t times;
+};
+
+static void
+undrain(struct task *task)
+{
+	uint32_t times = ((struct undraining *)task)->times;
+	struct ctl_admin_reply reply;
+
+	for (uint32_t i = 0; i < world.options.hosts; i++)
+		ask_of_node(&world.hosts[i], CTL_ADMIN_UNDRAIN, &reply);
+	if (times == 1)
+		return;
+	struct undraining *again = task_new(sizeof(*again), undrain, NULL);
+	again->times = times - 1;
+	task_in(&again->task, UNDRAIN_NS);
+}
+
+void
+operator_ends(void)
+{
+	struct undraining *first = task_new(sizeof(*first), undrain, NULL);
+
+	first->times = UNDRAINS;
+	task_in(&first->task, 0);
+}
