@@ -14,6 +14,7 @@
 #include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/blob.h"
+#include "server/core/copy.h"
 #include "server/core/epoch.h"
 #include "server/core/event_log.h"
 #include "server/core/group.h"
@@ -199,6 +200,8 @@ gone(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *
 		return;
 	snprintf(why, sizeof(why), "shard %u on node %s %s meanwhile", said->open.shard,
 		agent->info.node, said->died ? "lost its worker" : "was closed or broken");
+	/* As when it had left here: what the group claims ends with it, or a while after a crash. */
+	retain_leave(server, group, said->died);
 	break_it(server, group, why);
 }
 
@@ -408,6 +411,21 @@ tell_broken(struct member *member, const struct ctl_rejoin *said)
 	snprintf(ev->text, sizeof(ev->text), "%s", member->group->broken_why);
 }
 
+/*
+ * It says that it holds what is not on record here: its group broke before that, or has given it up
+ * in an operation whose end it has not heard. Its agent waits for the DRAIN as for any other; what
+ * it answers proves nothing to anybody.
+ */
+static void
+drain_unbuilt(struct refsrv *server, const struct member *member, const struct ctl_rejoin *said)
+{
+	if (th_version_none(said->held) || copy_part_of(member) != NULL)
+		return;
+	TH_MARK(rejoin_drained_unbuilt);
+	agent_event(member->agent, CTL_EV_DRAIN)->u.drain = (struct ctl_ev_part){
+		.sid = member->sid, .gen = said->gen, .drain_no = epoch_next_id(server)};
+}
+
 static void
 call_now(struct refsrv *server, struct member *member)
 {
@@ -418,6 +436,7 @@ call_now(struct refsrv *server, struct member *member)
 	member->rejoin = NULL;
 	if (rejoin->op_deadline_ns != INT64_MAX)
 		rejoin->op.timeout_ns = th_max_i64(0, rejoin->op_deadline_ns - server->now_ns);
+	drain_unbuilt(server, member, &rejoin->said);
 	if (rejoin->said.went && !member->closed && member->group->state == GROUP_BROKEN)
 		tell_broken(member, &rejoin->said);
 	if (rejoin->asked && !member->closed) {

@@ -352,8 +352,6 @@ host_start(struct host *host)
 		host->datacenter);
 	snprintf(config.attach.data_address, sizeof(config.attach.data_address), "%u",
 		host->process.index);
-	/* What a group is worth when its server is lost is checked for this way only. */
-	config.server_loss_reset = true;
 	config.attach.spot = host->spot;
 	config.attach.offload_bytes = host->offload_max == 0 ? 0 : UINT64_MAX;
 	host->core = agent_new(&config, process_now(&host->process));
