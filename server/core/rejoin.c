@@ -200,7 +200,7 @@ gone(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *
 		return;
 	snprintf(why, sizeof(why), "shard %u on node %s %s meanwhile", said->open.shard,
 		agent->info.node, said->died ? "lost its worker" : "was closed or broken");
-	/* As when it had left here: what the group claims ends with it, or a while after a crash. */
+	/* As if it had left here: the claim ends with it, or a while after a crash. */
 	retain_leave(server, group, said->died);
 	break_it(server, group, why);
 }

@@ -117,9 +117,9 @@ Test(cluster, nodes)
 
 	document_init(&document, "nodes");
 	cluster_nodes(&document, &inspection);
-	expect(&document, "NODE  DATACENTER  STATE    WORKERS  IN  OUT  SILENT\n"
-			  "a     iad1        active         3   0    1   250ms\n"
-			  "b     iad1        suspect        0   0    0      0s\n");
+	expect(&document, "NODE  DATACENTER  STATE    DRAINING  WORKERS  IN  OUT  SILENT\n"
+			  "a     iad1        active   no              3   0    1   250ms\n"
+			  "b     iad1        suspect  no              0   0    0      0s\n");
 }
 
 Test(cluster, workers__of_one_model)
