@@ -200,7 +200,7 @@ struct delivery { /* of a reply, or of its absence, at an agent */
 	uint64_t token;
 	bool none;
 	struct ctl_reply reply;
-	struct ctl_event events[];
+	uint64_t more[]; /* events of a poll, blockers of a drain */
 };
 
 static struct flight *
@@ -248,21 +248,28 @@ net_reply(struct srv *srv, const struct refsrv_reply *reply)
 	const struct flight *flight = flight_find(host, reply->token);
 	const struct ctl_reply *from = &reply->reply;
 	int64_t delay_ns = net_delay(net_srv(srv), net_host(host));
-	uint32_t events = 0;
+	const void *more = NULL;
+	size_t bytes = 0;
 
 	if (flight == NULL || delay_ns == NEVER)
 		return;
-	if (from->kind == CTL_POLL && from->code == 0)
-		events = from->u.poll.num_events;
-	struct delivery *delivery = task_new(
-		sizeof(*delivery) + events * sizeof(struct ctl_event), deliver, &host->process);
+	if (from->kind == CTL_POLL && from->code == 0) {
+		more = from->u.poll.events;
+		bytes = from->u.poll.num_events * sizeof(struct ctl_event);
+	} else if (from->kind == CTL_ADMIN && from->code == 0) {
+		more = from->u.admin.blockers;
+		bytes = from->u.admin.num_told * sizeof(struct ctl_blocker);
+	}
+	struct delivery *delivery = task_new(sizeof(*delivery) + bytes, deliver, &host->process);
 	delivery->host = host;
 	delivery->token = reply->token;
 	delivery->reply = *from;
-	if (events > 0) {
-		memcpy(delivery->events, from->u.poll.events, events * sizeof(struct ctl_event));
-		delivery->reply.u.poll.events = delivery->events;
-	}
+	if (bytes > 0)
+		memcpy(delivery->more, more, bytes);
+	if (from->kind == CTL_POLL)
+		delivery->reply.u.poll.events = (const void *)delivery->more;
+	else if (from->kind == CTL_ADMIN)
+		delivery->reply.u.admin.blockers = (const void *)delivery->more;
 	task_at(&delivery->task, channel_due(net_srv(srv), net_host(host),
 					 from->kind == CTL_POLL   ? AGENT_CHANNEL_POLL
 					 : from->kind == CTL_BEAT ? AGENT_CHANNEL_BEAT
