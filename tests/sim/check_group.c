@@ -119,8 +119,9 @@ same_content(const struct worker *worker, struct th_version held, uint32_t varia
 		return;
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		const struct worker *other = &world.groups[i].workers[worker->shard];
-		if (other == worker || other->group->role == ROLE_TRAINER ||
-			other->group->model != worker->group->model || other->state == W_OFF ||
+		if (other == worker || other->state == W_OFF ||
+			other->group->role == ROLE_TRAINER ||
+			other->group->model != worker->group->model ||
 			th_version_compare(other->line.held, held) != 0 ||
 			other->memory->right != MEMORY_HELD)
 			continue;

@@ -354,6 +354,8 @@ host_start(struct host *host)
 		host->process.index);
 	config.attach.spot = host->spot;
 	config.attach.offload_bytes = host->offload_max == 0 ? 0 : UINT64_MAX;
+	if (world.options.tickets_max > 0)
+		config.grants_max = world.options.tickets_max;
 	host->core = agent_new(&config, process_now(&host->process));
 	TRACE("host # starts, inc #", host->process.index, host->inc);
 	host_tell(host, AGENT_EV_TICK, 0, 0);

@@ -345,6 +345,17 @@ closed_by_source(struct task *task)
 		leg_fail(leg, TH_E_NO_PATH);
 }
 
+/* Under a number that no leg has: whoever has come by a ticket. */
+static void
+present_again(const struct leg *leg)
+{
+	struct agent_event *event =
+		host_tell(leg->from_host, AGENT_EV_HELLO, 0, between(RNG_MOVE, 10 * US, 500 * MS));
+
+	event->u.hello.hello = ++world.last_hello;
+	memcpy(&event->u.hello.ticket, leg->tokens, sizeof(event->u.hello.ticket));
+}
+
 static void
 knock(struct task *task)
 {
@@ -357,6 +368,8 @@ knock(struct task *task)
 	event = host_tell(leg->from_host, AGENT_EV_HELLO, 0, 0);
 	event->u.hello.hello = leg->hello;
 	memcpy(&event->u.hello.ticket, leg->tokens, sizeof(event->u.hello.ticket));
+	if (!world.calm && permille(RNG_MOVE, world.options.twice_permille))
+		present_again(leg);
 }
 
 void

@@ -71,6 +71,7 @@ static const struct option options[] = {
 	OPTION(late_pidfd_ns, true),
 	OPTION(server_down_ns, false),
 	OPTION(offload_max, false),
+	OPTION(tickets_max, true),
 	OPTION(retain_percent, true),
 	OPTION(force_percent, false),
 	OPTION(grace_ns, false),
@@ -79,7 +80,7 @@ static const struct option options[] = {
 	OPTION(leave_ns, true),
 };
 
-_Static_assert(sizeof(struct options) == 272, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 280, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

@@ -296,14 +296,20 @@ program_start(void)
 		group->role = i < options->trainers    ? ROLE_TRAINER
 			      : percent(RNG_SWARM, 70) ? ROLE_ROLLOUT
 						       : ROLE_STANDALONE;
-		group->behind = group->role == ROLE_ROLLOUT && percent(RNG_SWARM, 20) ? 1 : 0;
+		group->behind = group->role == ROLE_ROLLOUT && percent(RNG_SWARM, 20)
+					? 1 + (uint32_t)chance(RNG_SWARM, 3)
+					: 0;
 		group->launches = percent(RNG_SWARM, 60);
 		group->retain = percent(RNG_SWARM, options->retain_percent)
 					? rules[chance(RNG_SWARM, TH_ARRAY_LEN(rules))]
 					: "";
 		group->follows = group->role == ROLE_TRAINER && i >= options->models;
-		if (group->role != ROLE_TRAINER && percent(RNG_SWARM, options->layout_percent))
+		if ((group->role != ROLE_TRAINER || group->follows) &&
+			percent(RNG_SWARM, options->layout_percent))
 			group->layout = 1;
+		if (group->role != ROLE_TRAINER && group->layout != 0 && group->shards > 1 &&
+			percent(RNG_SWARM, 50))
+			group->shards--;
 		snprintf(group->replica, sizeof(group->replica), "replica%u", i);
 		uint32_t first = (uint32_t)chance(RNG_SWARM, options->hosts);
 		for (uint32_t k = 0; k < group->shards; k++) {

@@ -134,6 +134,7 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	uint32_t servers, hosts, datacenters, models, groups, shards, chunks;
 	uint32_t trainers, clock_skew_permille;
 	uint32_t offload_max;                   /* of a host: 0 to this */
+	uint32_t tickets_max; /* that wait for their reader at an agent; 0: as many as usual */
 	uint32_t retain_percent, force_percent; /* groups with rules; unpublish with THC_FORCE */
 	int64_t grace_ns;                       /* of claims whose holder crashed */
 	uint32_t spot_percent, shared_percent, nic_percent, forever_percent, cancel_permille;

@@ -106,6 +106,7 @@ swarm_draw(struct options *o)
 	o->pipe_drop_ns = mean(SEC, 20 * SEC);
 	o->late_pidfd_ns = mean(10 * MS, 3 * SEC);
 	o->offload_max = percent(RNG_SWARM, 80) ? number(1, 8) : 0;
+	o->tickets_max = percent(RNG_SWARM, 10) ? number(1, 3) : 0;
 	o->retain_percent = percent(RNG_SWARM, 60) ? number(20, 100) : 0;
 	o->force_percent = number(0, 50);
 	o->lineage_percent = percent(RNG_SWARM, 20) ? number(5, 50) : 0;
