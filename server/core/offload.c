@@ -508,11 +508,33 @@ fill_when_registered(struct refsrv *server, struct offload *offload)
 	op_begin_offload(server, offload->group, offload->version);
 }
 
+/* True: it is complete from now on. */
+static bool
+completed(struct refsrv *server, struct offload *offload)
+{
+	const struct op *op = offload->state == OFFLOAD_FILLING ? offload->group->ops : NULL;
+
+	if (op == NULL || op->state != OP_DONE || op->code != 0 ||
+		offload->group->state == GROUP_BROKEN)
+		return false;
+	offload->state = OFFLOAD_READY;
+	TH_MARK(offload_ready);
+	event_log(server, EVENT_INFO, offload->version->model->name, "",
+		"version %" PRIu64 " of %s is in host memory: the offload copy of replica %s is "
+		"complete",
+		offload->version->id.version, offload->version->model->name, offload->replica);
+	model_dirty(offload->version->model);
+	return true;
+}
+
 static void
 making(struct refsrv *server, struct offload *offload)
 {
 	const struct group *group = offload->group;
 
+	/* First: who waited for it may have given up its own copy in this very step. */
+	if (completed(server, offload))
+		return;
 	if (!offload_needed(server, offload)) {
 		TH_MARK(offload_unnecessary);
 		offload_end(server, offload, "it is not needed any more");
@@ -538,19 +560,8 @@ making(struct refsrv *server, struct offload *offload)
 		return;
 	}
 	const struct op *op = group->ops;
-	if (op->state != OP_DONE)
-		return;
-	if (op->code != 0) {
+	if (op->state == OP_DONE)
 		again(server, offload, op->text);
-		return;
-	}
-	offload->state = OFFLOAD_READY;
-	TH_MARK(offload_ready);
-	event_log(server, EVENT_INFO, offload->version->model->name, "",
-		"version %" PRIu64 " of %s is in host memory: the offload copy of replica %s is "
-		"complete",
-		offload->version->id.version, offload->version->model->name, offload->replica);
-	model_dirty(offload->version->model);
 }
 
 void
