@@ -9,6 +9,8 @@
 void
 check_event(void)
 {
-	if (world.events % SLOWLY == 0)
+	if (world.events % SLOWLY == 0) {
 		check_slowly();
+		check_retain();
+	}
 }

@@ -7,6 +7,7 @@
  *                   back, I7 what is counted is verified
  *   check_group.c   I4 one outcome for all members, I6 no backward move
  *   check_server.c  I5 ready means complete, at the server's own inspection
+ *   check_retain.c I12 what is retained stays, I13 offload copies are few and go
  *   check_time.c    I14 deadlines, I15 liveness, I16 nothing is left, I8 at the end
  */
 #ifndef TH_TESTS_SIM_CHECK_H
@@ -40,6 +41,16 @@ void check_line(const struct worker *worker, const struct agent_line *line);
 void check_group_start(const struct group *group);
 /* A trainer is about to say that these bytes are this version. */
 void check_published(const struct group *group, uint64_t version, uint32_t variant);
+
+/* Retention: a worker is open, calls, is told; it or its agent goes without asking. */
+void check_retain_start(void);
+void check_retain_opened(const struct worker *worker);
+void check_retain_submit(const struct worker *worker);
+void check_retain_complete(const struct worker *worker, int code);
+void check_retain_abandon(const struct worker *worker);
+void check_retain_crash(void);
+void check_retain(void);
+void check_retain_end(void);
 
 /* Faults have ended some time ago: everything must have moved. */
 void check_alive(void);

@@ -409,4 +409,5 @@ host_crash(struct host *host)
 			memory_unmap(handle->memory);
 		free(handle);
 	}
+	check_retain_crash();
 }

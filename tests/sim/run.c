@@ -38,6 +38,7 @@ begin(uint64_t seed)
 	narrow_apply(&world.options);
 	net_start();
 	check_start();
+	check_retain_start();
 	for (uint32_t i = 0; i < SERVERS_MAX; i++) {
 		struct srv *srv = &world.servers[i];
 		srv->process.kind = "server";
@@ -105,6 +106,7 @@ run_seed(uint64_t seed, bool print)
 	run_until(world.now_ns + QUIET_NS);
 	check_slowly();
 	check_end();
+	check_retain_end();
 	end();
 	return trace_hash();
 }

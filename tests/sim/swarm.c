@@ -60,11 +60,21 @@ no_faults(struct options *o)
 	o->evict_ns = o->leave_ns = 0;
 }
 
+/* Much is retained, and nothing else of what a worker may do to its group. */
+static void
+retaining(struct options *o)
+{
+	o->diverge_permille = o->other_bytes_percent = o->layout_percent = o->spot_percent = 0;
+	o->retain_percent = number(50, 100);
+	o->force_percent = percent(RNG_SWARM, 70) ? 0 : number(0, 30);
+}
+
 void
 swarm_draw(struct options *o)
 {
 	static const uint32_t shards[] = {1, 1, 2, 2, 2, 3, 4};
 	static const uint32_t chunks[] = {1, 2, 4, 4, 8, 8, 16};
+	bool crashes;
 
 	*o = (struct options){.servers = 1};
 	o->hosts = number(2, HOSTS_MAX);
@@ -115,6 +125,13 @@ swarm_draw(struct options *o)
 	o->evict_ns = mean(2 * SEC, 20 * SEC);
 	o->leave_ns = mean(3 * SEC, 30 * SEC);
 	o->quiet = percent(RNG_SWARM, 10);
-	if (o->quiet)
-		no_faults(o);
+	/* Retention is checked best where little goes wrong. */
+	crashes = !o->quiet && percent(RNG_SWARM, 10);
+	if (!o->quiet && !crashes)
+		return;
+	no_faults(o);
+	if (crashes)
+		o->host_crash_ns = between(RNG_SWARM, SEC, 10 * SEC);
+	if (percent(RNG_SWARM, 80))
+		retaining(o);
 }

@@ -184,6 +184,7 @@ worker_opened(struct worker *worker, int code)
 	if (code != 0 || worker->state != W_OPENING)
 		return; /* the handle goes, and worker_closed() comes; or it closes already */
 	worker->sid = sid_of(worker);
+	check_retain_opened(worker);
 	put(worker);
 }
 
@@ -276,6 +277,7 @@ worker_submit(struct worker *worker)
 	call->submitted_ns = world.now_ns;
 	call->held = worker->line.held;
 	check_submit(worker);
+	check_retain_submit(worker);
 	TRACE("worker #/# step #: calls # for version #", worker->group->index, worker->shard,
 		call->step, call->kind, (uint64_t)atoll(call->spec));
 	event->u.submit = (struct agent_submission){
@@ -308,6 +310,7 @@ worker_completed(struct worker *worker, const struct agent_action *action)
 		worker->call.step, action->u.complete.op_seq, TRACE_E(code),
 		action->u.complete.result.version.version);
 	check_complete(worker, action);
+	check_retain_complete(worker, code);
 	worker->successes += code == 0;
 	worker->state = W_IDLE;
 	program_done(worker, code, action->u.complete.result.version);
@@ -361,6 +364,8 @@ worker_close_refused(struct worker *worker, int code)
 		between(RNG_WORK, 2 * US, 2 * SEC));
 	event->u.close.timeout_ns = between(RNG_WORK, 0, 5 * SEC);
 	event->u.close.abandon = percent(RNG_WORK, 50);
+	if (event->u.close.abandon)
+		check_retain_abandon(worker);
 }
 
 void
@@ -380,6 +385,7 @@ worker_kill(struct worker *worker)
 	if (worker->state == W_OFF)
 		return;
 	TRACE("worker #/# dies", worker->group->index, worker->shard);
+	check_retain_abandon(worker);
 	if (worker->handle != NULL) {
 		worker->handle->worker = NULL;
 		host_tell(worker->host, AGENT_EV_LOST, worker->handle->id,

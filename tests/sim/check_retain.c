@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check_retain - I12 and I13: what a claim names stays, and copies in hosts' memory are few.
+ *
+ * It asks no server. What is claimed follows from what workers have called and were told: a claim
+ * counts when all members of its group were open before the version was first published, and none
+ * has begun to close. The latest is the highest that may have been published: all members of a
+ * group have called. What is there is what memories hold.
+ *
+ * That is certain only where nothing fails but agents that crash. Whatever is given up by force,
+ * and what a crash may have taken while somebody was giving it up, is not looked at any more.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/check.h"
+
+#define VERSIONS_MAX 512u
+#define TWICE_NS (20 * SEC) /* an offload copy that is over is gone by then */
+
+static struct {
+	bool certain;
+	struct life {
+		int64_t first_ns; /* somebody has called publish; 0: nobody */
+		bool committed;   /* somebody was told that it is published */
+		bool seen;        /* complete, with nobody giving it up */
+		bool forced;
+		uint8_t called[GROUPS_MAX]; /* publish: bits of shards */
+	} lives[MODELS_MAX][LINEAGES_MAX][VERSIONS_MAX];
+	struct th_version top[MODELS_MAX]; /* the highest that may have been published */
+	int64_t opened_ns[GROUPS_MAX][SHARDS_MAX];
+	int64_t twice_ns; /* since when there are two of one; 0: there are not */
+} record;
+
+void
+check_retain_start(void)
+{
+	const struct options *o = &world.options;
+
+	memset(&record, 0, sizeof(record));
+	for (uint32_t i = 0; i < MODELS_MAX; i++)
+		record.top[i].version = TH_NO_VERSION;
+	record.certain = o->servers == 1 && o->spot_percent == 0 && o->diverge_permille == 0 &&
+			 o->other_bytes_percent == 0 && o->layout_percent == 0 &&
+			 o->clock_skew_permille == 0 && o->loss_permille == 0 &&
+			 o->twice_permille == 0 && o->slow_permille == 0 &&
+			 o->leg_fail_permille == 0 && o->corrupt_permille == 0 &&
+			 o->worker_death_ns == 0 && o->host_pause_ns == 0 &&
+			 o->server_restart_ns == 0 && o->server_pause_ns == 0 && o->cut_ns == 0 &&
+			 o->slow_link_ns == 0 && o->pipe_drop_ns == 0 && o->late_pidfd_ns == 0 &&
+			 o->evict_ns == 0 && o->leave_ns == 0;
+}
+
+/* NULL: too far, not looked at. */
+static struct life *
+life_of(uint32_t model, struct th_version id)
+{
+	if (th_version_none(id) || id.lineage >= LINEAGES_MAX || id.version >= VERSIONS_MAX)
+		return NULL;
+	return &record.lives[model][id.lineage][id.version];
+}
+
+/* ---- what workers do ------------------------------------------------------------------------- */
+
+static struct th_version
+published_by(const struct worker *worker)
+{
+	return (struct th_version){
+		.lineage = worker->group->lineage,
+		.version = strtoull(worker->call.spec, NULL, 10),
+	};
+}
+
+void
+check_retain_opened(const struct worker *worker)
+{
+	record.opened_ns[worker->group->index][worker->shard] = world.now_ns;
+}
+
+void
+check_retain_submit(const struct worker *worker)
+{
+	const struct group *group = worker->group;
+	struct life *life;
+
+	if (worker->call.kind == CTL_OP_UNPUBLISH && worker->call.flags != 0) {
+		life = life_of(group->model, worker->call.held);
+		if (life != NULL)
+			life->forced = true;
+	}
+	if (worker->call.kind != CTL_OP_PUBLISH)
+		return;
+	struct th_version id = published_by(worker), *top = &record.top[group->model];
+	life = life_of(group->model, id);
+	if (life == NULL)
+		return;
+	if (life->first_ns == 0)
+		life->first_ns = world.now_ns;
+	life->called[group->index] |= (uint8_t)(1u << worker->shard);
+	if (life->called[group->index] == (1u << group->shards) - 1 &&
+		(th_version_none(*top) || th_version_compare(id, *top) > 0))
+		*top = id;
+}
+
+void
+check_retain_complete(const struct worker *worker, int code)
+{
+	struct life *life;
+
+	if (code != 0 || worker->call.kind != CTL_OP_PUBLISH)
+		return;
+	life = life_of(worker->group->model, published_by(worker));
+	if (life != NULL)
+		life->committed = true;
+}
+
+void
+check_retain_abandon(const struct worker *worker)
+{
+	/* What it holds may be on its way to it. */
+	for (uint32_t i = 0; i < LINEAGES_MAX; i++) {
+		for (uint32_t k = 0; k < VERSIONS_MAX; k++)
+			record.lives[worker->group->model][i][k].forced |=
+				record.lives[worker->group->model][i][k].first_ns != 0;
+	}
+}
+
+/* ---- what is there --------------------------------------------------------------------------- */
+
+static bool
+holds(const struct handle *handle, uint32_t model, uint32_t shard, struct th_version id)
+{
+	const struct content content = {
+		.model = model, .shard = shard, .lineage = id.lineage, .version = id.version};
+
+	return handle->part.there &&
+	       (handle->part.published || handle->part.prefix == world.options.chunks) &&
+	       handle->memory->right == MEMORY_HELD &&
+	       memory_compare(handle->memory, &content) == UINT32_MAX;
+}
+
+static uint32_t
+count(uint32_t model, uint32_t shard, struct th_version id, bool offload)
+{
+	uint32_t sum = 0;
+
+	for (uint32_t i = 0; i < world.options.hosts; i++) {
+		const struct handle *handle = world.hosts[i].handles;
+		for (; handle != NULL; handle = handle->next)
+			sum += (!offload || handle->offload) && holds(handle, model, shard, id);
+	}
+	return sum;
+}
+
+/* Bytes of all shards are somewhere; whether of one copy is not asked. */
+static bool
+there(uint32_t model, struct th_version id)
+{
+	for (uint32_t i = 0; i < world.options.shards; i++) {
+		if (count(model, i, id, false) == 0)
+			return false;
+	}
+	return true;
+}
+
+/* All members are there, and are not about to end. */
+static bool
+stands(const struct group *group)
+{
+	for (uint32_t i = 0; i < group->shards; i++) {
+		const struct worker *worker = &group->workers[i];
+		if (worker->handle == NULL || !worker->host->process.alive ||
+			worker->line.broken != 0 || worker->state < W_PUTTING ||
+			worker->state == W_CLOSING)
+			return false;
+	}
+	return true;
+}
+
+/* A group has it that does nothing at all. */
+static bool
+at_rest(uint32_t model, struct th_version id)
+{
+	for (uint32_t i = 0; i < world.options.groups; i++) {
+		const struct group *group = &world.groups[i];
+		uint32_t resting = 0;
+		if (group->model != model || !stands(group))
+			continue;
+		for (uint32_t k = 0; k < group->shards; k++) {
+			const struct worker *worker = &group->workers[k];
+			resting += worker->state == W_IDLE &&
+				   th_version_compare(worker->line.held, id) == 0 &&
+				   holds(worker->handle, model, k, id);
+		}
+		if (resting == group->shards)
+			return true;
+	}
+	return false;
+}
+
+void
+check_retain_crash(void)
+{
+	for (uint32_t m = 0; record.certain && m < MODELS_MAX; m++) {
+		for (uint32_t i = 0; i < LINEAGES_MAX; i++) {
+			for (uint32_t k = 0; k < VERSIONS_MAX; k++) {
+				struct life *life = &record.lives[m][i][k];
+				struct th_version id = {.lineage = i, .version = k};
+				life->seen = life->seen && at_rest(m, id);
+			}
+		}
+	}
+}
+
+/* ---- what must be there ---------------------------------------------------------------------- */
+
+static void
+must_be_there(const struct group *group, struct th_version id)
+{
+	struct life *life = life_of(group->model, id);
+
+	if (life == NULL || !life->committed || life->forced)
+		return;
+	for (uint32_t i = 0; i < group->shards; i++) {
+		if (record.opened_ns[group->index][i] > life->first_ns)
+			return;
+	}
+	if (!life->seen)
+		life->seen = at_rest(group->model, id);
+	else if (!there(group->model, id))
+		sim_fail("I12",
+			"version %" PRIu64 " of model %u is gone, and group %u retains \"%s\"",
+			id.version, group->model, group->index, group->retain);
+}
+
+static void
+rules(const struct group *group)
+{
+	struct th_version top = record.top[group->model], id = top;
+	const char *rule = group->retain;
+	/* Else the latest may go, and what is counted from it is another one. */
+	bool latest = strncmp(rule, "latest", 6) == 0 && rule[6] != '-';
+
+	while (!th_version_none(top) && *rule != '\0') {
+		bool relative = strncmp(rule, "latest", 6) == 0;
+		const char *number = relative ? rule + 6 + (rule[6] == '-') : rule;
+		uint64_t n = strtoull(number, NULL, 10);
+		id.version = relative ? top.version - n : n;
+		if (!relative || (latest && n < top.version))
+			must_be_there(group, id);
+		rule = strchr(rule, ',');
+		rule = rule == NULL ? "" : rule + 1;
+	}
+}
+
+/* Two of one version's: not for long. */
+static void
+one_offload(void)
+{
+	bool twice = false;
+
+	for (uint32_t m = 0; m < world.options.models; m++) {
+		for (uint32_t i = 0; i < world.options.shards; i++)
+			twice = twice || count(m, i, record.top[m], true) > 1;
+	}
+	if (!twice)
+		record.twice_ns = 0;
+	else if (record.twice_ns == 0)
+		record.twice_ns = world.now_ns;
+	else if (world.now_ns > record.twice_ns + TWICE_NS)
+		sim_fail("I13", "two offload copies of the latest version stay");
+}
+
+void
+check_retain(void)
+{
+	for (uint32_t i = 0; i < world.options.hosts; i++) {
+		const struct host *host = &world.hosts[i];
+		uint32_t sum = 0;
+		for (const struct handle *h = host->handles; h != NULL; h = h->next)
+			sum += h->offload;
+		if (sum > host->offload_max)
+			sim_fail("I13", "host %u keeps %u shards of others, and has room for %u", i,
+				sum, host->offload_max);
+	}
+	if (!record.certain)
+		return;
+	for (uint32_t i = 0; i < world.options.groups; i++) {
+		if (world.groups[i].retain[0] != '\0' && stands(&world.groups[i]))
+			rules(&world.groups[i]);
+	}
+	/* The copy on a drained node stays until another can replace it. */
+	if (world.options.drain_ns == 0)
+		one_offload();
+}
+
+void
+check_retain_end(void)
+{
+	for (uint32_t i = 0; i < world.options.hosts; i++) {
+		const struct handle *handle = world.hosts[i].handles;
+		if (handle != NULL)
+			sim_fail("I13", "host %u still has memory of session %" PRIu64 "%s", i,
+				handle->id, handle->offload ? ", for others" : "");
+	}
+}
