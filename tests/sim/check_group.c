@@ -108,6 +108,20 @@ variant_of(const struct worker *worker, struct th_version version)
 	return NO_VARIANT;
 }
 
+/* Its first member that gives a version up does so for all of them: others still have the bytes. */
+static bool
+keeps(const struct group *group, struct th_version held)
+{
+	for (uint32_t i = 0; i < group->shards; i++) {
+		const struct worker *member = &group->workers[i];
+		bool calls = member->state == W_BUSY && member->call.kind != CTL_OP_LIST;
+		if (calls || (member->state != W_IDLE && member->state != W_BUSY) ||
+			th_version_compare(member->line.held, held) != 0)
+			return false;
+	}
+	return true;
+}
+
 /*
  * One version, one content: of those who read it at the same time none has another. Where nothing
  * is lost or stands still, that is; otherwise a server may have given up what a worker still holds.
@@ -121,8 +135,7 @@ same_content(const struct worker *worker, struct th_version held, uint32_t varia
 		const struct worker *other = &world.groups[i].workers[worker->shard];
 		if (other == worker || other->state == W_OFF ||
 			other->group->role == ROLE_TRAINER ||
-			other->group->model != worker->group->model ||
-			th_version_compare(other->line.held, held) != 0 ||
+			other->group->model != worker->group->model || !keeps(other->group, held) ||
 			other->memory->right != MEMORY_HELD)
 			continue;
 		if (variant_of(other, held) != variant)

@@ -72,7 +72,7 @@ operator_drains(struct host *host)
 	TRACE("the operator drains host #", host->process.index);
 	draining->host = host;
 	draining->until_ns = world.now_ns + between(RNG_FAULT, 100 * MS, 15 * SEC);
-	draining->switch_off = percent(RNG_FAULT, 40);
+	draining->switch_off = percent(RNG_FAULT, 40) && !world.options.quiet;
 	task_in(&draining->task, 0);
 }
 
