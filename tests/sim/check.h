@@ -42,7 +42,7 @@ void check_group_start(const struct group *group);
 /* A trainer is about to say that these bytes are this version. */
 void check_published(const struct group *group, uint64_t version, uint32_t variant);
 
-/* Retention: a worker is open, calls, is told; it or its agent goes without asking. */
+/* Retention: a worker is open, calls, is told, leaves by force; or somebody has died. */
 void check_retain_start(void);
 void check_retain_opened(const struct worker *worker);
 void check_retain_submit(const struct worker *worker);

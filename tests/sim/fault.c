@@ -102,6 +102,12 @@ host_ends(struct host *host, bool machine)
 				worker_kill(&world.groups[i].workers[k]);
 		}
 	}
+	/* Nobody is left who could end its connections. */
+	for (uint32_t i = 0; machine && i < world.options.servers; i++) {
+		uint32_t from = net_host(host), to = net_srv(&world.servers[i]);
+		if (!net_is_cut(from, to))
+			net_cut(from, to, world.now_ns + MS);
+	}
 	host_crash(host);
 	fault_host_starts(host, between(RNG_FAULT, 100 * MS, 5 * SEC));
 }

@@ -385,7 +385,6 @@ worker_kill(struct worker *worker)
 	if (worker->state == W_OFF)
 		return;
 	TRACE("worker #/# dies", worker->group->index, worker->shard);
-	check_retain_abandon(worker);
 	if (worker->handle != NULL) {
 		worker->handle->worker = NULL;
 		host_tell(worker->host, AGENT_EV_LOST, worker->handle->id,
@@ -394,6 +393,7 @@ worker_kill(struct worker *worker)
 						   : between(RNG_FAULT, 10 * US, 5 * MS)));
 	}
 	end(worker);
+	check_retain_crash();
 }
 
 void
