@@ -125,6 +125,7 @@ keeps(const struct group *group, struct th_version held)
 /*
  * One version, one content: of those who read it at the same time none has another. Where nothing
  * is lost or stands still, that is; otherwise a server may have given up what a worker still holds.
+ * A worker in a call may have given it up as well, and not have heard yet that it has.
  */
 static void
 same_content(const struct worker *worker, struct th_version held, uint32_t variant)
@@ -133,7 +134,7 @@ same_content(const struct worker *worker, struct th_version held, uint32_t varia
 		return;
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		const struct worker *other = &world.groups[i].workers[worker->shard];
-		if (other == worker || other->state == W_OFF ||
+		if (other == worker || other->state != W_IDLE ||
 			other->group->role == ROLE_TRAINER ||
 			other->group->model != worker->group->model || !keeps(other->group, held) ||
 			other->memory->right != MEMORY_HELD)
