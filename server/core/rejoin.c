@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
 #include "ipc/base/sim.h"
@@ -440,7 +439,9 @@ call_now(struct refsrv *server, struct member *member)
 	if (rejoin->said.went && !member->closed && member->group->state == GROUP_BROKEN)
 		tell_broken(member, &rejoin->said);
 	if (rejoin->asked && !member->closed) {
-		TH_ASSERT(op_request(server, member->agent, &rejoin->op, &err) == 0);
+		if (op_request(server, member->agent, &rejoin->op, &err) != 0)
+			break_it(server, member->group,
+				"a shard asks again for another operation than it had called");
 		if (rejoin->cancelled)
 			(void)op_cancel(server, member->agent, &cancel, &err);
 	}

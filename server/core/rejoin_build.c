@@ -417,14 +417,33 @@ build_outcomes(struct built *b)
 	}
 }
 
-/* Those that went and are not told are told now; what they waited for has come to its end. */
+/* It has called what has succeeded since: a publish has, or the others' would not have. */
+static bool
+has_published(struct built *b, const struct ctl_rejoin *one)
+{
+	const struct ctl_known_outcome *outcome = known_outcome(b, one->next_op_seq);
+
+	return outcome != NULL && outcome->kind == CTL_OP_PUBLISH && outcome->code == 0;
+}
+
+/*
+ * Those that went and are not told are told now; what they waited for has come to its end. Whoever
+ * has published is told as well, and not when it asks again: its part is on record from here on,
+ * and a DRAIN that came before the OUTCOME would find none.
+ */
 static void
 tell_waiting(struct built *b)
 {
 	for (uint32_t i = 0; i < b->group->num_shards; i++) {
 		const struct ctl_rejoin *one = said(b, i);
-		if (one->went && known_outcome(b, one->op_seq) != NULL)
-			op_tell_known(b->group, one->op_seq, b->group->members[i]);
+		struct member *member = b->group->members[i];
+		if (one->went && known_outcome(b, one->op_seq) != NULL) {
+			op_tell_known(b->group, one->op_seq, member);
+		} else if (!one->went && has_published(b, one)) {
+			TH_MARK(rejoin_publish_told_first);
+			member->next_op_seq++;
+			op_tell_known(b->group, one->next_op_seq, member);
+		}
 	}
 }
 
