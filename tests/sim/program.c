@@ -177,7 +177,11 @@ program_done(struct worker *worker, int code, struct th_version held)
 	struct group *group = worker->group;
 
 	(void)held;
-	group->successes += code == 0;
+	/*
+	 * Who may not give up what must stay and has no room for it is answered, not stuck; so is
+	 * who has no place for what is published.
+	 */
+	group->successes += code == 0 || code == TH_E_NOMEM_RETAIN || code == TH_E_LAYOUT;
 	if (code == TH_E_GROUP_BROKEN || code == TH_E_EVICTED || code == TH_E_GROUP_MISMATCH ||
 		code == TH_E_CONTRACT || code == TH_E_VERSION_CONFLICT || code == TH_E_STATE ||
 		(code == TH_E_NO_SERVER && percent(RNG_WORK, 12)))
