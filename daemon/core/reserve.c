@@ -90,8 +90,7 @@ check(const struct agent *agent, const struct ctl_ev_reserve *ev, struct th_err 
 			agent->config.attach.node);
 	if (agent->num_internal >= agent->config.reservations_max)
 		return th_fail(err, TH_E_NOMEM_RETAIN,
-			"the agent of node %.200s has its limit of %u offloaded shards "
-			"(reservations_max)",
+			"the agent of node %.200s has %u offloaded shards, the most that it keeps",
 			agent->config.attach.node, agent->config.reservations_max);
 	return 0;
 }

@@ -77,7 +77,7 @@ open_check(const struct agent *agent, const struct ctl_open *open, struct th_err
 	TH_ASSERT(open->reservation == 0);
 	if (num_of_workers(agent) >= agent->config.sessions_max)
 		return th_fail(err, TH_E_LIMIT,
-			"this agent has its limit of %u open handles (sessions_max)",
+			"this agent has its limit of %u open handles (limit.sessions)",
 			agent->config.sessions_max);
 	if (!th_name_valid(open->model, TH_NAME_MAX) || !th_name_valid(open->replica, TH_NAME_MAX))
 		return th_fail(err, TH_E_INVALID,

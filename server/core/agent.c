@@ -439,7 +439,7 @@ attach_check(struct refsrv *server, uint64_t inc, const struct ctl_attach *attac
 	if (!living && twin == NULL && server->num_living >= server->config.agents_max)
 		return th_fail(err, TH_E_LIMIT,
 			"agent %s cannot attach: the server has its limit of %u agents "
-			"(agents_max)",
+			"(limit.agents)",
 			attach->node, server->config.agents_max);
 	return 0;
 }

@@ -140,7 +140,7 @@ upload_start(struct refsrv *server, struct agent *agent, const struct ctl_blob_p
 	if (!make_room(server, part->total_bytes))
 		return th_fail(err, TH_E_LIMIT,
 			"the server has no room for a manifest of %" PRIu64 " bytes: %" PRIu64
-			" of %" PRIu64 " bytes are in use; raise blob_bytes_max",
+			" of %" PRIu64 " bytes are in use; raise limit.blob_bytes",
 			part->total_bytes, server->blob_bytes, server->config.blob_bytes_max);
 	uint8_t *data = malloc(part->total_bytes);
 	if (data == NULL)

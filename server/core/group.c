@@ -184,11 +184,11 @@ group_open_check(struct refsrv *server, const struct agent *agent, const struct 
 			(unsigned int)TH_SHARDS_MAX);
 	if (HASH_COUNT(server->members) >= config->members_max)
 		return th_fail(err, TH_E_LIMIT,
-			"the server has its limit of %u open shards (members_max)",
+			"the server has its limit of %u open shards (limit.members)",
 			config->members_max);
 	if (agent->num_members >= config->members_per_agent_max)
 		return th_fail(err, TH_E_LIMIT,
-			"agent %s has its limit of %u open shards (members_per_agent_max)",
+			"agent %s has its limit of %u open shards (limit.members_per_agent)",
 			agent->info.node, config->members_per_agent_max);
 	return 0;
 }

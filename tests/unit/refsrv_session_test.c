@@ -476,16 +476,16 @@ Test(refsrv_session, limits__each_is_named_with_its_value)
 	cr_assert_eq(world_open(&w, a, "m", "r0", 0, 1, 1, &sid), 0);
 	cr_assert_eq(world_open(&w, a, "m", "r1", 0, 1, 1, &sid), 0);
 	cr_assert_eq(world_open(&w, a, "m", "r2", 0, 1, 1, &sid), TH_E_LIMIT);
-	cr_assert(says("members_per_agent_max") && says("2"));
+	cr_assert(says("limit.members_per_agent") && says("2"));
 	cr_assert_eq(world_open(&w, b, "m", "r3", 0, 1, 1, &sid), 0);
 	cr_assert_eq(world_open(&w, b, "m", "r4", 0, 1, 1, &sid), TH_E_LIMIT);
-	cr_assert(says("members_max"));
+	cr_assert(says("limit.members"));
 	struct ctl_request request = {.kind = CTL_ATTACH, .agent_inc = 99, .request_no = 1};
 	strcpy(request.u.attach.node, "third");
 	strcpy(request.u.attach.datacenter, "dc");
 	strcpy(request.u.attach.data_address, "h:1");
 	cr_assert_eq(world_repeat(&w, 0, &request), TH_E_LIMIT);
-	cr_assert(says("agents_max"));
+	cr_assert(says("limit.agents"));
 	/* A dead agent makes room. */
 	w.agents[a].silent = true;
 	world_sleep(&w, 11 * SEC);
@@ -584,7 +584,7 @@ Test(refsrv_session, blob__room_is_short__unreferenced_oldest_goes_first)
 	cr_assert_eq(get_part(a, used, 0), 0);
 	uint8_t large[190] = {1};
 	cr_assert_eq(put_part(a, (struct th_hash){.lo = 5}, large, 190, 0, 190), TH_E_LIMIT);
-	cr_assert(says("blob_bytes_max"));
+	cr_assert(says("limit.blob_bytes"));
 }
 
 Test(refsrv_session, blob__agent_dies_with_a_half_upload__its_room_is_free)
@@ -657,6 +657,27 @@ Test(refsrv_session, watch__changes__coalesced_and_the_last_is_told)
 	cr_assert_not(world_has(&w, b, CTL_EV_CHANGED, 0));
 	cr_assert_eq(world_list(&w, b, "m"), 0);
 	cr_assert_eq(event.u.changed.generation, w.reply.u.list.generation);
+}
+
+Test(refsrv_session, watch__too_many_models__refused_until_one_is_given_up)
+{
+	uint32_t a = world_agent(&w), b = world_agent(&w);
+	struct ctl_request watch = {.kind = CTL_WATCH};
+	for (int i = 0; i < 1024; i++) {
+		snprintf(watch.u.watch.model, sizeof(watch.u.watch.model), "m%d", i);
+		cr_assert_eq(world_request(&w, b, &watch), 0);
+	}
+	cr_assert_eq(world_request(&w, b, &watch), 0); /* watched already */
+	strcpy(watch.u.watch.model, "m");
+	cr_assert_eq(world_request(&w, b, &watch), TH_E_LIMIT);
+	cr_assert(says("1024"));
+	cr_assert_eq(world_request(&w, a, &watch), 0);
+	strcpy(watch.u.watch.model, "m0");
+	watch.u.watch.stop = true;
+	cr_assert_eq(world_request(&w, b, &watch), 0);
+	strcpy(watch.u.watch.model, "m");
+	watch.u.watch.stop = false;
+	cr_assert_eq(world_request(&w, b, &watch), 0);
 }
 
 static int
