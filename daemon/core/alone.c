@@ -63,8 +63,8 @@ answer_call(struct agent *agent, struct session *session)
 	call->result.wait_ns = (uint64_t)(agent->now_ns - call->order.submitted_ns);
 	ac_call_answer(agent, session, 0, "");
 	call->ghost = true;
-	/* It has no deadline any more: it must be told. */
-	if (ac_call_never_sent(call)) {
+	/* It has no deadline any more: it must be told. What a former server had of it is void. */
+	if (call->request != NULL && call->request->ctl.request_no == 0) {
 		call->request->op_deadline_ns = INT64_MAX;
 		call->request->ctl.u.op.flags |= CTL_OP_FORCE;
 	} else if (!call->cancel_sent) {

@@ -319,6 +319,32 @@ Test(agent_alone, server_restarts_while_a_reader_is_waited_for__broken)
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 }
 
+/* The former server had the OP; the next one has not yet, and is not told of a deadline. */
+Test(agent_alone, server_restarts_and_the_reader_ends_before_it_is_asked__told_without_a_deadline)
+{
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
+	submit(0, CTL_OP_UNPUBLISH, 60 * SEC);
+	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
+	hang_up();
+	rig_clear(&rig);
+	rig.unknown = rig.fresh = true;
+	rig.held = 1u << CTL_REJOIN;
+	back();
+	cr_assert_eq(rig_request(&rig, CTL_REJOIN)->u.rejoin.held.version, 3);
+	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
+	cr_assert_eq(code(0), 0);
+	held_nothing();
+	rig.held = 0;
+	rig_answer(&rig, CTL_REJOIN);
+	const struct ctl_op *op = &rig_request(&rig, CTL_OP)->u.op;
+	cr_assert_eq(op->op_seq, 2);
+	cr_assert_eq(op->timeout_ns, TH_FOREVER);
+	cr_assert_eq(op->flags, CTL_OP_FORCE, "no rule can keep what is the worker's again");
+	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 0);
+	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1);
+}
+
 /* ---- what comes after ------------------------------------------------------------------------ */
 
 Test(agent_alone, unregister__waits_until_the_server_knows)
