@@ -31,7 +31,7 @@ void check_serve(const struct leg *leg, const struct agent_action *action);
 void check_leg_over(const struct leg *leg, enum agent_event_kind kind);
 
 /* A server has taken in a member. */
-void check_opened(struct srv *srv, uint64_t sid);
+void check_opened(uint64_t sid, uint64_t group_inc);
 /* Calls of workers. */
 void check_submit(const struct worker *worker);
 void check_complete(struct worker *worker, const struct agent_action *action);

@@ -2,8 +2,8 @@
 /*
  * check_group - I1 of what a call returns, I4 and I6: what the members of a group are told.
  *
- * What the operations with the same number say must agree among members of one life of their group:
- * those that the server had in one group, not yet broken, when the later of them joined.
+ * What the operations with the same number say must agree among members of one life of their group,
+ * which the server numbers; the offload copy of a replica has its name and is not one of them.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -27,7 +27,6 @@ static struct {
 		uint64_t sid, life;
 	} sids[SIDS_MAX];
 	uint32_t num_sids;
-	uint64_t last_life;
 	bool quiet; /* no process or link of this world fails */
 	/* Published at any time: bits. */
 	uint8_t variants[MODELS_MAX][LINEAGES_MAX][VERSIONS_MAX];
@@ -40,7 +39,6 @@ check_start(void)
 	memset(record.variants, 0, sizeof(record.variants));
 	record.num_sids = 0;
 	record.quiet = world.options.quiet;
-	record.last_life = 0;
 }
 
 static uint64_t
@@ -54,28 +52,10 @@ check_life(uint64_t sid)
 }
 
 void
-check_opened(struct srv *srv, uint64_t sid)
+check_opened(uint64_t sid, uint64_t group_inc)
 {
-	const struct ctl_inspection *all;
-	const struct ctl_member_info *joined = NULL;
-	uint64_t life = 0;
-
-	if (sid == 0 || check_life(sid) != 0 || record.num_sids == SIDS_MAX)
-		return;
-	all = refsrv_inspect(srv->core, process_now(&srv->process));
-	for (uint32_t i = 0; i < all->num_members; i++) {
-		if (all->members[i].sid == sid)
-			joined = &all->members[i];
-	}
-	for (uint32_t i = 0; joined != NULL && i < all->num_members; i++) {
-		const struct ctl_member_info *old = &all->members[i];
-		if (old != joined && strcmp(old->model, joined->model) == 0 &&
-			strcmp(old->replica, joined->replica) == 0 &&
-			strcmp(old->state, "broken") != 0)
-			life = th_max_u64(life, check_life(old->sid));
-	}
-	record.sids[record.num_sids++] =
-		(struct sid){.sid = sid, .life = life != 0 ? life : ++record.last_life};
+	if (check_life(sid) == 0 && record.num_sids < SIDS_MAX)
+		record.sids[record.num_sids++] = (struct sid){.sid = sid, .life = group_inc};
 }
 
 void

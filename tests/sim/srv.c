@@ -21,15 +21,14 @@ said(struct srv *srv, const struct refsrv_out *out)
 	refsrv_check(srv->core);
 }
 
-static uint64_t
+static void
 opened(const struct refsrv_out *out)
 {
 	for (uint32_t i = 0; i < out->num_replies; i++) {
 		const struct ctl_reply *reply = &out->replies[i].reply;
 		if (reply->kind == CTL_OPEN && reply->code == 0)
-			return reply->u.open.sid;
+			check_opened(reply->u.open.sid, reply->u.open.group_inc);
 	}
-	return 0;
 }
 
 void
@@ -41,9 +40,8 @@ srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request)
 		request->request_no, token & 0xff, (uint64_t)request->kind,
 		request->kind == CTL_OP ? request->u.op.kind : 0);
 	refsrv_step(srv->core, process_now(&srv->process), token, request, &out);
-	uint64_t sid = opened(&out);
+	opened(&out);
 	said(srv, &out);
-	check_opened(srv, sid);
 }
 
 int
