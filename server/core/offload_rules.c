@@ -91,10 +91,10 @@ is_read(const struct copy *copy)
 
 /*
  * A replica that nobody is about to give up has the version too, or a newer offload copy has taken
- * over: its agents have lived since then.
+ * over. since_ns: its agents have lived at that time or later; INT64_MIN: as far as is known.
  */
 static bool
-another_will_do(struct refsrv *server, const struct offload *offload, bool proven)
+another_will_do(struct refsrv *server, const struct offload *offload, int64_t since_ns)
 {
 	const struct copy *copy, *own = offload->group->copy;
 
@@ -104,7 +104,8 @@ another_will_do(struct refsrv *server, const struct offload *offload, bool prove
 		if (copy == own || copy->keep != NULL || !copy_secure(copy) ||
 			(copy->group->reservation != 0 && copy->id < own->id))
 			continue;
-		if (!proven || ping_copy(server, copy, offload->spare_ns, &wake_ns) == PROOF_THERE)
+		if (since_ns == INT64_MIN ||
+			ping_copy(server, copy, since_ns, &wake_ns) == PROOF_THERE)
 			return true;
 		wake_at(offload->version->model, wake_ns);
 	}
@@ -118,7 +119,7 @@ may_go(struct refsrv *server, struct offload *offload)
 		return true;
 	if (!retain_names(server, offload->version))
 		return !is_read(offload->group->copy);
-	if (!another_will_do(server, offload, false)) {
+	if (!another_will_do(server, offload, INT64_MIN)) {
 		offload->spare_ns = INT64_MAX;
 		return false;
 	}
@@ -129,7 +130,8 @@ may_go(struct refsrv *server, struct offload *offload)
 		wake_at(offload->version->model, at_ns);
 		return false;
 	}
-	return another_will_do(server, offload, true);
+	/* What was proven before may have died since: while it was waited nobody looked. */
+	return another_will_do(server, offload, at_ns);
 }
 
 void

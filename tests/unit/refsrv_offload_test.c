@@ -496,6 +496,22 @@ Test(refsrv_offload, release__not_for_a_copy_whose_agent_does_not_answer)
 	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0));
 }
 
+Test(refsrv_offload, release__not_on_proof_that_is_older_than_its_time)
+{
+	offloaded();
+	struct world_member r = world_member(&w, c, "r", 0, 1), q = world_member(&w, b, "q", 0, 1);
+	world_replicate(&w, &r, "7");
+	world_replicate(&w, &q, "7");
+	world_sleep(&w, 100 * MS);
+	/* c is asked whether it lives, answers, and dies. */
+	world_call(&w, &q, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	drained(&q);
+	cr_assert_eq(world_outcome(&w, &q).code, 0);
+	w.agents[c].deaf = w.agents[c].silent = true;
+	world_sleep(&w, 15 * SEC);
+	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0), "it is the only copy that is left");
+}
+
 Test(refsrv_offload, release__claims_end)
 {
 	w.retain = NULL;
