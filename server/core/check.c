@@ -36,7 +36,8 @@ check_part(const struct part *part, uint64_t *num_legs)
 		TH_ASSERT(leg->src == part && leg->dst->copy->version == copy->version);
 		TH_ASSERT(leg->dst->shard == part->shard && leg->dst->copy != copy);
 		/* Whoever reads stays with one content, from the first chunk to the last. */
-		TH_ASSERT(leg->dst->copy->content == copy->content && !copy->content->refused);
+		TH_ASSERT(leg->dst->copy->content == copy->content);
+		TH_ASSERT(!copy->content->refused || leg->dst->copy->aborting);
 	}
 	/* References counted = legs that run (I8). */
 	TH_ASSERT(fills == part->num_fills && readers == part->num_readers);

@@ -213,6 +213,9 @@ refuse(struct refsrv *server, const struct content *first, struct content *other
 	{
 		if (copy->content != other || copy->group->state == GROUP_BROKEN)
 			continue;
+		/* Its operation fails with it: what it reads is not the version any more. */
+		if (copy->state == COPY_PARTIAL)
+			continue;
 		char text[TH_CTL_TEXT_BYTES];
 		copy->refusal_due = true;
 		content_describe_refusal(copy, text, sizeof(text));
@@ -226,7 +229,7 @@ refuse(struct refsrv *server, const struct content *first, struct content *other
 			content_describe_refusal(copy, ev->text, sizeof(ev->text));
 		}
 	}
-	/* Who hoped that they would be the same looks elsewhere. */
+	/* Who hoped that they would be the same looks elsewhere, and who reads it stops. */
 	model_changed(server, version->model);
 }
 

@@ -517,6 +517,23 @@ op_timers(struct refsrv *server, struct op *op)
 		op_describe(op, what, sizeof(what)), op->group->replica, wait);
 }
 
+/* Only a former server's word comes so late: what was published first is back. */
+static void
+abort_refused(struct refsrv *server, struct op *op)
+{
+	const struct copy *copy = op->group->copy;
+	char text[TH_CTL_TEXT_BYTES];
+
+	TH_MARK(rejoin_refuses_what_is_read);
+	snprintf(text, sizeof(text),
+		"version %" PRIu64 " of %.100s: replica %.100s has come back, which published it "
+		"first and with other bytes than those that replica %.100s was receiving; "
+		"replicate again",
+		copy->version->id.version, op->group->model->name, copy->content->refused_by,
+		op->group->replica);
+	op_abort(server, op, TH_E_VERSION_CONFLICT, text);
+}
+
 void
 op_poke(struct refsrv *server, struct op *op)
 {
@@ -528,6 +545,8 @@ op_poke(struct refsrv *server, struct op *op)
 		op_replicate_poke(server, op);
 		return;
 	}
+	if (op->state == OP_RUNNING && op->group->copy->content->refused)
+		abort_refused(server, op);
 	/* Finding no source may abort the operation, and with it the copy goes. */
 	for (uint32_t i = 0; op->state == OP_RUNNING && i < op->group->num_shards; i++) {
 		struct part *part = &op->group->copy->parts[i];

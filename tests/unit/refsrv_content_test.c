@@ -479,6 +479,74 @@ Test(refsrv_content, refused_holder__replicate_says_so_update_takes_what_is_list
 	cr_assert_str_eq(listed(), "first second");
 }
 
+/* ---- published under a former server ---- */
+
+/* Replica "former" of another agent comes back with version 1, as that server knew it. */
+static struct world_member
+comes_back(uint64_t content)
+{
+	struct ctl_request request = {.kind = CTL_REJOIN};
+	struct ctl_rejoin *rejoin = &request.u.rejoin;
+	struct world_member m = {.agent = world_agent(&w), .num_shards = 1, .sid = 5, .seq = 1};
+
+	rejoin->sid = m.sid;
+	rejoin->group_inc = 6;
+	strcpy(rejoin->open.model, "m");
+	strcpy(rejoin->open.replica, "former");
+	rejoin->open.num_shards = 1;
+	rejoin->open.lineage = 1;
+	rejoin->registered = rejoin->hashed = true;
+	rejoin->reg = (struct ctl_register){.sid = m.sid,
+		.layout = {.lo = 1, .hi = 1},
+		.manifest = {.lo = 2, .hi = 1},
+		.bytes = 1000,
+		.num_chunks = WORLD_CHUNKS};
+	rejoin->next_op_seq = 2;
+	rejoin->held = (struct th_version){.lineage = 1, .version = 1};
+	rejoin->gen = 1;
+	rejoin->content = (struct th_hash){.lo = content, .hi = 1};
+	rejoin->version.version = TH_NO_VERSION;
+	cr_assert_eq(world_request(&w, m.agent, &request), 0, "%s", w.reply.text);
+	return m;
+}
+
+Test(refsrv_content, comes_back__other_bytes_than_are_read__readers_are_told_and_begin_again)
+{
+	struct world_member done = world_member(&w, b, "done", 0, 1);
+
+	world_publish(&w, &first, "1");
+	say(&first, 8);
+	world_replicate(&w, &done, "1");
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	comes_back(7);
+	cr_assert_str_eq(listed(), "former");
+	expect_conflict(&first, "former");
+	expect_conflict(&done, "former");
+	cr_assert_not(world_has(&w, c, CTL_EV_CONFLICT, reader.sid), "its call says it");
+	cr_assert(world_take(&w, c, CTL_EV_CANCEL, reader.sid, &(struct ctl_event){0}));
+	cr_assert_eq(world_leg_end(&w, c, grant.leg, TH_E_CANCELLED, false, 3), 0);
+	struct ctl_ev_outcome end = world_outcome(&w, &reader);
+	cr_assert_eq(end.code, TH_E_VERSION_CONFLICT);
+	cr_assert(strstr(end.text, "replica former"), "%s", end.text);
+	cr_assert_eq(end.version.version, TH_NO_VERSION);
+	grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	cr_assert_str_eq(grant.source_replica, "former");
+	cr_assert_eq(finish_with(grant.leg, 7), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	cr_assert_str_eq(listed(), "former reader");
+}
+
+Test(refsrv_content, comes_back__the_same_bytes_as_are_read__nobody_notices)
+{
+	world_publish(&w, &first, "1");
+	say(&first, 7);
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	comes_back(7);
+	cr_assert_eq(finish_with(grant.leg, 7), 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	cr_assert_str_eq(listed(), "first former reader");
+}
+
 /* ---- reports that do not fit ---- */
 
 Test(refsrv_content, reports__late_foreign_or_contradicting__change_nothing)
