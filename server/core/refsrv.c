@@ -274,6 +274,8 @@ begin(struct refsrv *server, int64_t now_ns)
 static void
 end(struct refsrv *server, struct refsrv_out *ret_out)
 {
+	/* The last inventory that was waited for may have come, or its agent may be gone. */
+	rejoin_timers(server);
 	settle(server);
 	node_drain_tick(server);
 	listing_tell_changes(server);

@@ -46,7 +46,6 @@ rejoin_inventory_ends(struct refsrv *server, struct agent *agent)
 		return;
 	agent->inventory_due = false;
 	server->num_inventories_due--;
-	refsrv_wake_at(server, server->now_ns);
 }
 
 bool

@@ -640,3 +640,11 @@ world_take_drain(struct world *w, const struct world_member *m)
 	TH_ASSERT(world_take(w, m->agent, CTL_EV_DRAIN, m->sid, &event));
 	return event.u.drain;
 }
+
+void
+world_drained(struct world *w, const struct world_member *m)
+{
+	struct ctl_ev_part drain = world_take_drain(w, m);
+
+	TH_ASSERT(world_drain_done(w, m->agent, &drain) == 0);
+}

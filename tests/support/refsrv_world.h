@@ -134,5 +134,7 @@ void world_finish(struct world *w, const struct world_member *m, uint64_t leg);
 /* begin and finish and outcome 0. */
 void world_replicate(struct world *w, struct world_member *m, const char *spec);
 struct ctl_ev_part world_take_drain(struct world *w, const struct world_member *m);
+/* ... and it is drained. */
+void world_drained(struct world *w, const struct world_member *m);
 
 #endif
