@@ -219,6 +219,12 @@ enum thc_event_bits {
  * with other bytes. The copy of this group is not listed, and the next group operation of its
  * members answers THC_E_VERSION_CONFLICT, once. It is still held: unpublish it.
  *
+ * THC_EV_AT_RISK: a version that is retained, and that this handle holds or its own retain rules
+ * name, has no complete copy on a host that stays (only on spot hosts, or on nodes that are being
+ * drained), and no agent can keep a copy of it; or its last copy has gone with its worker or host,
+ * and it is lost. Told once each time that it has become so. The handle is as before. What helps:
+ * memory for the agents (thagentd --offload-limit), another replica, or publishing it again.
+ *
  * THC_EV_CONTRACT: a reader was sent a chunk of this handle's memory that did not match, and the
  * agent has hashed the memory again: it is not what was published or received. Or the memory cannot
  * be read any more: it was unmapped, or its file was shortened. Such bytes reach nobody. The handle

@@ -240,8 +240,8 @@ judge_events(const struct thctl *ctl, uint32_t events, struct th_err *err)
 {
 	if (events & THC_EV_AT_RISK)
 		thctl_say(
-			"%s: this is the last copy of a retained version, and nobody could take it "
-			"over",
+			"%s: a retained version is at risk: only hosts that may go have it, and no "
+			"agent has memory to keep a copy, or it is lost; thctl events says which",
 			ctl->verb->name);
 	if (!(events & EVENTS_FATAL))
 		return 0;

@@ -214,6 +214,7 @@ struct agent_line {
 	uint16_t contract;   /* ... THC_EV_CONTRACT */
 	uint16_t conflict;   /* ... THC_EV_VERSION_CONFLICT */
 	uint16_t evicted;    /* ... THC_EV_EVICTED */
+	uint16_t at_risk;    /* ... THC_EV_AT_RISK */
 };
 
 #define AGENT_LEFT_TEXTS 8u /* sentences of what was waited for: the first ones */

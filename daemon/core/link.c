@@ -237,6 +237,11 @@ event(struct agent *agent, const struct ctl_event *event)
 	case CTL_EV_CLOSE_REFUSED:
 		ac_close_refused(agent, &event->u.close_refused);
 		break;
+	case CTL_EV_AT_RISK:
+		session = ac_session_by_sid(agent, event->u.at_risk.sid);
+		if (session != NULL)
+			ac_session_at_risk(agent, session);
+		break;
 	case CTL_EV_PING: /* the next POLL answers it */
 		break;
 	}

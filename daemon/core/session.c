@@ -348,6 +348,14 @@ ac_session_conflict(struct agent *agent, struct session *session)
 	ac_settle(agent, session);
 }
 
+void
+ac_session_at_risk(struct agent *agent, struct session *session)
+{
+	TH_MARK(c07_holder_is_told);
+	session->num_at_risk++;
+	ac_settle(agent, session);
+}
+
 /* ---- breaking -------------------------------------------------------------------------------- */
 
 void
@@ -422,6 +430,7 @@ ac_session_line(struct agent *agent, struct session *session)
 		.contract = session->num_contract,
 		.conflict = session->num_conflict,
 		.evicted = session->num_evicted,
+		.at_risk = session->num_at_risk,
 	};
 
 	if (session->state == SESSION_OPENING || ac_internal(session))
@@ -430,7 +439,8 @@ ac_session_line(struct agent *agent, struct session *session)
 		line.safe_to_mutate == session->line.safe_to_mutate &&
 		line.generation == session->line.generation &&
 		line.broken == session->line.broken && line.contract == session->line.contract &&
-		line.conflict == session->line.conflict && line.evicted == session->line.evicted)
+		line.conflict == session->line.conflict && line.evicted == session->line.evicted &&
+		line.at_risk == session->line.at_risk)
 		return;
 	session->line_told = true;
 	session->line = line;

@@ -222,7 +222,7 @@ struct session { /* owned by agent.sessions */
 
 	bool ended;        /* by us: closed but for its worker's close, which is waited for   */
 	bool close_wanted; /* by its worker                                                    */
-	uint16_t num_contract, num_conflict;
+	uint16_t num_contract, num_conflict, num_at_risk;
 	char ended_text[TH_CTL_TEXT_BYTES];
 	bool lost;                /* nobody is there to be answered                               */
 	bool unwanted;            /* nobody has opened it, and it is of no use                    */
@@ -342,6 +342,7 @@ void ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_r
 	const struct ctl_reply *reply);
 /* Its version was published before with other bytes; the next operation says so as well. */
 void ac_session_conflict(struct agent *agent, struct session *session);
+void ac_session_at_risk(struct agent *agent, struct session *session);
 /* code: TH_E_GROUP_BROKEN, or TH_E_EVICTED by an operator. */
 void ac_session_broken(struct agent *agent, struct session *session, int code, const char *text);
 /* The server has forgotten it. */

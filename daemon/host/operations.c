@@ -295,7 +295,8 @@ operations_line(struct session *session, const struct agent_line *line)
 	bool news = session->line.events[SHM_EV_BROKEN] != line->broken ||
 		    session->line.events[SHM_EV_CONTRACT] != line->contract ||
 		    session->line.events[SHM_EV_CONFLICT] != line->conflict ||
-		    session->line.events[SHM_EV_EVICTED] != line->evicted;
+		    session->line.events[SHM_EV_EVICTED] != line->evicted ||
+		    session->line.events[SHM_EV_AT_RISK] != line->at_risk;
 	session->line.safe_to_mutate = line->safe_to_mutate;
 	session->line.held_lineage = line->held.lineage;
 	session->line.held_version = line->held.version;
@@ -304,6 +305,7 @@ operations_line(struct session *session, const struct agent_line *line)
 	session->line.events[SHM_EV_CONTRACT] = line->contract;
 	session->line.events[SHM_EV_CONFLICT] = line->conflict;
 	session->line.events[SHM_EV_EVICTED] = line->evicted;
+	session->line.events[SHM_EV_AT_RISK] = line->at_risk;
 	if (!session->segment.a)
 		return; /* written with the first line */
 	ring_line_write(&session->ring, &session->line);

@@ -363,6 +363,7 @@ enum ctl_event_kind {
 	CTL_EV_CLOSE_REFUSED, /* to who sent CLOSE: the session is open as before */
 	CTL_EV_NODE,     /* to the agent of a node: it is being drained, or is not any more */
 	CTL_EV_PING, /* nothing but its number: the POLL that acknowledges it is the answer */
+	CTL_EV_AT_RISK, /* a retained version that it holds or names may be lost, or is */
 };
 
 struct ctl_grant { /* one shard from one source: a leg */
@@ -480,7 +481,7 @@ struct ctl_event {
 		struct ctl_cancel cancel;
 		struct ctl_ev_outcome outcome;
 		struct ctl_ev_changed changed;
-		struct ctl_ev_broken broken, conflict;
+		struct ctl_ev_broken broken, conflict, at_risk;
 		struct ctl_ev_reserve reserve;
 		struct ctl_ev_release release;
 		struct ctl_ev_close_refused close_refused;

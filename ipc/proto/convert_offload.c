@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * convert_offload - the messages of retention: RESERVE, RESERVED, RELEASE, CLOSE_REFUSED, and the
- * rules in an OPEN. Pure.
+ * convert_offload - the messages of retention: RESERVE, RESERVED, RELEASE, CLOSE_REFUSED, AT_RISK,
+ * and the rules in an OPEN. Pure.
  */
 #include <string.h>
 
@@ -62,6 +62,11 @@ convert_out_offload_event(
 	} else if (event->kind == CTL_EV_PING) {
 		message->body_case = EVENT(PING);
 		message->ping = convert_message(arena, &tensorhub__v1__ev_ping__descriptor);
+	} else if (event->kind == CTL_EV_AT_RISK) {
+		message->body_case = EVENT(AT_RISK);
+		message->at_risk = convert_message(arena, &tensorhub__v1__ev_broken__descriptor);
+		message->at_risk->sid = event->u.at_risk.sid;
+		message->at_risk->text = convert_out_text(event->u.at_risk.text);
 	} else {
 		message->body_case = EVENT(CLOSE_REFUSED);
 		message->close_refused =
@@ -164,6 +169,12 @@ convert_in_offload_event(
 		return true;
 	case EVENT(PING):
 		ret_event->kind = CTL_EV_PING;
+		return true;
+	case EVENT(AT_RISK):
+		ret_event->kind = CTL_EV_AT_RISK;
+		ret_event->u.at_risk.sid = message->at_risk->sid;
+		convert_in_sentence(message->at_risk->text, sizeof(ret_event->u.at_risk.text),
+			ret_event->u.at_risk.text);
 		return true;
 	default:
 		return false;

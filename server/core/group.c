@@ -30,6 +30,7 @@
 #include "server/core/op.h"
 #include "server/core/rejoin.h"
 #include "server/core/retain.h"
+#include "server/core/risk.h"
 #include "server/core/timer.h"
 
 struct member *
@@ -460,6 +461,8 @@ break_group(struct refsrv *server, struct group *group, int code, enum event_sev
 	if (group->copy != NULL)
 		content_reconsider(server, group->copy->version);
 	if (group->copy != NULL && !group->copy->aborting && !kept) {
+		if (!group->closed_in_order)
+			risk_lost(server, group->copy, text);
 		copy_hide(server, group->copy);
 		copy_drain(server, group->copy);
 	}
@@ -546,8 +549,10 @@ member_lost(struct refsrv *server, struct member *member, const char *why)
 	member->closed = true;
 	break_group(server, group, TH_E_GROUP_BROKEN, EVENT_WARN, member->agent->info.node,
 		cause.text, false);
-	if (group->copy != NULL && group->copy->rescued)
+	if (group->copy != NULL && group->copy->rescued) {
+		risk_lost(server, group->copy, cause.text);
 		keep_rescue_stop(server, group->copy);
+	}
 	struct part *part = copy_part_of(member);
 	if (part != NULL) {
 		/* No proof can come from there, and none is needed: its memory went with it. */

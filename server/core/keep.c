@@ -23,6 +23,7 @@
 #include "server/core/offload.h"
 #include "server/core/ping.h"
 #include "server/core/retain.h"
+#include "server/core/risk.h"
 
 static void
 wake_at(struct copy *copy, int64_t at_ns)
@@ -182,7 +183,6 @@ still_moving(const struct copy *copy)
 void
 keep_rescue_settle(struct refsrv *server, struct copy *copy)
 {
-	const struct version *version = copy->version;
 	enum keep_result result = keep_check(server, copy);
 	const char *text = copy->keep->text;
 
@@ -197,10 +197,7 @@ keep_rescue_settle(struct refsrv *server, struct copy *copy)
 		text = "nobody has made a copy of it in time";
 	}
 	if (result != KEEP_FREE)
-		event_log(server, EVENT_ERROR, version->model->name, "",
-			"version %" PRIu64 " of %s is lost, although it is retained: its last copy "
-			"was that of replica %s, which is broken: %s",
-			version->id.version, version->model->name, copy->group->replica, text);
+		risk_lost(server, copy, text);
 	keep_rescue_stop(server, copy);
 }
 

@@ -293,7 +293,7 @@ fail(struct refsrv *server, struct offload *offload)
 	const struct version *version = offload->version;
 	struct th_err err;
 
-	TH_MARK(c8_no_memory_anywhere);
+	TH_MARK(c08_no_memory_anywhere);
 	th_fail(&err, TH_E_NOMEM_RETAIN,
 		"version %" PRIu64
 		" of %.100s is retained, this is its last copy, and no agent can "
@@ -461,7 +461,7 @@ offload_refused(struct refsrv *server, const struct agent *agent,
 		return th_fail(err, TH_E_INVALID,
 			"agent %s refuses reservation %" PRIu64 " without a code", agent->info.node,
 			reserved->reservation);
-	TH_MARK(c8_refused_by_one);
+	TH_MARK(c08_refused_by_one);
 	memcpy(text, reserved->text, sizeof(text));
 	text[sizeof(text) - 1] = '\0';
 	snprintf(

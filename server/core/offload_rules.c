@@ -17,6 +17,7 @@
 #include "server/core/offload.h"
 #include "server/core/ping.h"
 #include "server/core/retain.h"
+#include "server/core/risk.h"
 
 #define RETRY_FACTOR 10 /* a rescue that failed is tried again after so many release times */
 
@@ -176,6 +177,9 @@ offload_rules_failed(struct refsrv *server, const struct offload *offload)
 	version->retry_ns =
 		th_deadline_ns(server->now_ns, server->config.release_ns * RETRY_FACTOR);
 	model_dirty(version->model);
+	/* One that was made because somebody gives up his copy leaves that copy where it is. */
+	if (offload_at_risk(server, version))
+		risk_stays(server, version, offload->text);
 }
 
 /* What is copied: an offload copy that has to go, or any other that is complete. */
@@ -200,6 +204,7 @@ rescue(struct refsrv *server, struct version *version)
 	if (!offload_at_risk(server, version)) {
 		version->risk_ns = INT64_MAX;
 		version->risk_told = false;
+		risk_over(version);
 		return;
 	}
 	if (version->risk_ns == INT64_MAX)
@@ -216,14 +221,16 @@ rescue(struct refsrv *server, struct version *version)
 	bool drained = on_drained_node(copy);
 	if (!version->risk_told) {
 		version->risk_told = true;
-		TH_MARK(c7_at_risk);
+		TH_MARK(c07_at_risk);
 		event_log(server, EVENT_WARN, version->model->name, "",
 			"version %" PRIu64
 			" of %s is at risk: it is retained, and only spot hosts or nodes that are "
 			"being drained have it",
 			version->id.version, version->model->name);
 	}
-	if ((drained || server->config.rescue_spot) && !offload_running(version))
+	if (!drained && !server->config.rescue_spot)
+		risk_stays(server, version, "retain.rescue_spot is off");
+	else if (!offload_running(version))
 		(void)offload_begin(server, copy, drained ? OFFLOAD_DRAIN : OFFLOAD_RESCUE, NULL);
 }
 

@@ -143,15 +143,17 @@ claim_names(const struct claim *claim, struct th_version latest, struct th_versi
 	return false;
 }
 
+/* only: by this claim; NULL: by any. */
 static bool
-named(const struct model *model, struct th_version latest, struct th_version id)
+named(const struct model *model, const struct claim *only, struct th_version latest,
+	struct th_version id)
 {
 	const struct claim *claim;
 
 	DL_FOREACH(model->retention.claims, claim)
 	{
 		bool held = claim->num_holders > claim->num_closing || claim->grace_ns != INT64_MIN;
-		if (held && claim_names(claim, latest, id))
+		if (held && (only == NULL || only == claim) && claim_names(claim, latest, id))
 			return true;
 	}
 	return false;
@@ -215,8 +217,8 @@ publish_begun(const struct version *version)
 #define publish_begun(version) ((void)(version), false)
 #endif
 
-bool
-retain_names(struct refsrv *server, const struct version *version)
+static bool
+names(struct refsrv *server, const struct claim *only, const struct version *version)
 {
 	const struct model *model = version->model;
 	const struct version *latest = model->versions->prev;
@@ -229,7 +231,7 @@ retain_names(struct refsrv *server, const struct version *version)
 	/* From the newest down: each may be the latest, until one is so for certain. */
 	for (;; latest = latest->prev) {
 		if (version_counts(server, latest)) {
-			if (named(model, latest->id, version->id))
+			if (named(model, only, latest->id, version->id))
 				return true;
 			if (succeeds(server, latest))
 				return false;
@@ -237,6 +239,19 @@ retain_names(struct refsrv *server, const struct version *version)
 		if (latest == model->versions)
 			return false;
 	}
+}
+
+bool
+retain_names(struct refsrv *server, const struct version *version)
+{
+	return names(server, NULL, version);
+}
+
+bool
+retain_group_names(struct refsrv *server, const struct group *group, const struct version *version)
+{
+	return group->claim != NULL && !group->claim_closing &&
+	       names(server, group->claim, version);
 }
 
 /* ---- time ----------------------------------------------------------------------------------- */

@@ -27,6 +27,10 @@ void retain_closing(struct group *group, bool closing);
 /* Some claim names the version now. */
 bool retain_names(struct refsrv *server, const struct version *version);
 
+/* ... a claim of this group. */
+bool retain_group_names(
+	struct refsrv *server, const struct group *group, const struct version *version);
+
 /* At the end of a step in which something has changed, and when its timer fires. */
 void retain_settle(struct refsrv *server, struct model *model);
 void retain_free(struct refsrv *server, struct model *model);

@@ -248,6 +248,7 @@ struct version { /* owned by model.versions; exists while it has a copy */
 	int64_t risk_ns;  /* retained, and only spot hosts have it, since then; INT64_MAX: no */
 	int64_t retry_ns; /* ... the next rescue is not tried before                       */
 	bool risk_told;
+	bool risk_raised; /* ... and its holders: see risk.h */
 	struct version *prev, *next;
 };
 

@@ -272,6 +272,8 @@ world_event_sid(const struct ctl_event *event)
 		return event->u.broken.sid;
 	case CTL_EV_CONFLICT:
 		return event->u.conflict.sid;
+	case CTL_EV_AT_RISK:
+		return event->u.at_risk.sid;
 	case CTL_EV_RELEASE:
 		return event->u.release.sid;
 	case CTL_EV_CLOSE_REFUSED:

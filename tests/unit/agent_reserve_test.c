@@ -576,3 +576,27 @@ Test(agent_reserve, died__the_memory_stays_until_the_drain)
 	event(rig_outcome(copy, 1, 0, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 }
+
+/* ---- versions at risk ---- */
+
+Test(agent_reserve, at_risk__is_counted_for_its_session_only)
+{
+	struct ctl_event one = {.kind = CTL_EV_AT_RISK};
+	uint64_t first = rig_ready(&rig, 1);
+	uint64_t second = rig_ready(&rig, 2);
+
+	rig_clear(&rig);
+	one.u.at_risk.sid = first;
+	strcpy(one.u.at_risk.text, "version 17 of m is retained, and only spot hosts have it");
+	event(one);
+	cr_assert_eq(rig_count(&rig, AGENT_LINE), 1);
+	cr_assert_eq(rig_last(&rig, AGENT_LINE)->session, 1);
+	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.at_risk, 1);
+	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.broken, 0);
+	event(one);
+	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.at_risk, 2);
+	rig_clear(&rig);
+	one.u.at_risk.sid = second + 100;
+	event(one);
+	cr_assert_eq(rig_count(&rig, AGENT_LINE), 0, "of a session that is not there any more");
+}

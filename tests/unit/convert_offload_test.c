@@ -77,6 +77,19 @@ Test(convert_offload, golden__close_refused)
 	event_packs_to(&event, BYTES("\x08\x01\xd2\x02\x04\x08\x02\x10\x03"));
 }
 
+Test(convert_offload, golden__at_risk)
+{
+	struct ctl_event event;
+
+	memset(&event, 0, sizeof(event));
+	event.kind = CTL_EV_AT_RISK;
+	event.number = 3;
+	event.u.at_risk.sid = 2;
+	strcpy(event.u.at_risk.text, "x");
+	/* Field 60, length 5. */
+	event_packs_to(&event, BYTES("\x08\x03\xe2\x03\x05\x08\x02\x12\x01x"));
+}
+
 Test(convert_offload, golden__reserve)
 {
 	struct ctl_event event;
@@ -191,12 +204,11 @@ Test(convert_offload, close__times__are_checked)
 }
 
 static int
-take_event(int body_case, void *body)
+take_event_as(int body_case, void *body, struct ctl_event *ret_got)
 {
 	Tensorhub__V1__Event message;
 	struct convert_arena arena = {0};
 	struct th_err err = {0};
-	struct ctl_event got;
 
 	tensorhub__v1__event__init(&message);
 	message.number = 1;
@@ -205,11 +217,19 @@ take_event(int body_case, void *body)
 	size_t bytes = tensorhub__v1__event__get_packed_size(&message);
 	uint8_t *data = malloc(bytes + 1);
 	tensorhub__v1__event__pack(&message, data);
-	int rc = ctl_event_unpack(data, bytes, &arena, &err, &got);
+	int rc = ctl_event_unpack(data, bytes, &arena, &err, ret_got);
 	cr_assert_eq(err.text[0] != '\0', rc != 0);
 	convert_arena_free(&arena);
 	free(data);
 	return rc;
+}
+
+static int
+take_event(int body_case, void *body)
+{
+	struct ctl_event got;
+
+	return take_event_as(body_case, body, &got);
 }
 
 static int
@@ -267,4 +287,23 @@ Test(convert_offload, release_and_close_refused__fields__are_checked)
 	cr_assert_eq(take_event(TENSORHUB__V1__EVENT__BODY_CLOSE_REFUSED, &refused), TH_E_INVALID);
 	refused.code = TH_E_TIMEOUT;
 	cr_assert_eq(take_event(TENSORHUB__V1__EVENT__BODY_CLOSE_REFUSED, &refused), 0);
+}
+
+Test(convert_offload, at_risk__sentence__is_cut_and_obeyed_by_no_terminal)
+{
+	static char longest[2 * TH_CTL_TEXT_BYTES];
+	Tensorhub__V1__EvBroken at_risk;
+	struct ctl_event got;
+
+	tensorhub__v1__ev_broken__init(&at_risk);
+	at_risk.sid = 1;
+	at_risk.text = text_control;
+	cr_assert_eq(take_event_as(TENSORHUB__V1__EVENT__BODY_AT_RISK, &at_risk, &got), 0);
+	cr_assert_eq(got.kind, CTL_EV_AT_RISK);
+	cr_assert_str_eq(got.u.at_risk.text, "a?b");
+	memset(longest, 'x', sizeof(longest) - 1);
+	at_risk.text = longest;
+	cr_assert_eq(take_event_as(TENSORHUB__V1__EVENT__BODY_AT_RISK, &at_risk, &got), 0);
+	cr_assert_eq(strlen(got.u.at_risk.text), TH_CTL_TEXT_BYTES - 1);
+	cr_assert_not(got.u.at_risk.evicted, "of another message");
 }

@@ -13,7 +13,7 @@
 #include "ipc/base/rng.h"
 #include "ipc/proto/tensorhub.pb-c.h"
 
-#define EVENT_KINDS 17u
+#define EVENT_KINDS 18u
 
 static const struct th_hash hash_a = {0x1122334455667788, 0x99aabbccddeeff00};
 static const struct th_hash hash_b = {1, 0};
@@ -322,7 +322,7 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	uint32_t count = 0;
 
 	memset(events, 0, EVENT_KINDS * sizeof(*events));
-	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_PING; kind++) {
+	for (int kind = CTL_EV_PLAN; kind <= CTL_EV_AT_RISK; kind++) {
 		events[count].kind = (enum ctl_event_kind)kind;
 		events[count].number = count + 1;
 		count++;
@@ -368,6 +368,8 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	events[14].u.close_refused.sid = 13;
 	events[14].u.close_refused.code = TH_E_NOMEM_RETAIN;
 	strcpy(events[14].u.close_refused.text, "nowhere to offload it");
+	events[17].u.at_risk.sid = UINT64_MAX;
+	name_of(events[17].u.at_risk.text, TH_CTL_TEXT_BYTES - 1, 'r');
 	return count;
 }
 

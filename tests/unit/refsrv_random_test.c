@@ -331,6 +331,7 @@ on_event(uint32_t agent, const struct ctl_event *event)
 	case CTL_EV_RELEASE:
 	case CTL_EV_CLOSE_REFUSED:
 	case CTL_EV_PING:
+	case CTL_EV_AT_RISK:
 		TH_ASSERT(false); /* nobody here retains anything */
 	}
 }
