@@ -449,9 +449,11 @@ break_group(struct refsrv *server, struct group *group, int code, enum event_sev
 	group->broken_why = th_strdup(text);
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		struct member *member = group->members[i];
-		if (member == NULL || member->closed)
+		if (member == NULL)
 			continue;
-		tell_broken(group, member, code);
+		rejoin_drain_unbuilt(server, member);
+		if (!member->closed)
+			tell_broken(group, member, code);
 	}
 	struct op *op = group_open_op(group);
 	/* First, so that an offload that this operation waits for goes on. */

@@ -319,6 +319,7 @@ adopted_prepared(struct refsrv *server, struct op *op, struct member *member,
 		group_break(server, op->group, cause.text);
 		return 0;
 	}
+	member->unbuilt_gen = 0;
 	op->members[member->shard].prepared = true;
 	op->num_prepared++;
 	model_dirty(op->group->model);

@@ -409,19 +409,32 @@ tell_broken(struct member *member, const struct ctl_rejoin *said)
 	snprintf(ev->text, sizeof(ev->text), "%s", member->group->broken_why);
 }
 
-/*
- * It says that it holds what is not on record here: its group broke before that, or has given it up
- * in an operation whose end it has not heard. Its agent waits for the DRAIN as for any other; what
- * it answers proves nothing to anybody.
- */
-static void
-drain_unbuilt(struct refsrv *server, const struct member *member, const struct ctl_rejoin *said)
+void
+rejoin_drain_unbuilt(struct refsrv *server, struct member *member)
 {
-	if (th_version_none(said->held) || copy_part_of(member) != NULL)
+	if (member->unbuilt_gen == 0 || member->agent->state == AGENT_DEAD)
 		return;
 	TH_MARK(rejoin_drained_unbuilt);
 	agent_event(member->agent, CTL_EV_DRAIN)->u.drain = (struct ctl_ev_part){
-		.sid = member->sid, .gen = said->gen, .drain_no = epoch_next_id(server)};
+		.sid = member->sid, .gen = member->unbuilt_gen, .drain_no = epoch_next_id(server)};
+	member->unbuilt_gen = 0;
+}
+
+/*
+ * It says that it holds what is not on record here: its group broke before that, or has given it up
+ * in an operation whose end it has not heard; or others have had the GO of the one that runs, and
+ * it gives that up when it is PREPARED, or with its group.
+ */
+static void
+look_for_unbuilt(struct refsrv *server, struct member *member, const struct ctl_rejoin *said)
+{
+	const struct part *part = copy_part_of(member);
+
+	if (th_version_none(said->held) || (part != NULL && part->copy->gen == said->gen))
+		return;
+	member->unbuilt_gen = said->gen;
+	if (part == NULL || member->group->state == GROUP_BROKEN)
+		rejoin_drain_unbuilt(server, member);
 }
 
 static void
@@ -434,7 +447,7 @@ call_now(struct refsrv *server, struct member *member)
 	member->rejoin = NULL;
 	if (rejoin->op_deadline_ns != INT64_MAX)
 		rejoin->op.timeout_ns = th_max_i64(0, rejoin->op_deadline_ns - server->now_ns);
-	drain_unbuilt(server, member, &rejoin->said);
+	look_for_unbuilt(server, member, &rejoin->said);
 	if (rejoin->said.went && !member->closed && member->group->state == GROUP_BROKEN)
 		tell_broken(member, &rejoin->said);
 	if (rejoin->asked && !member->closed) {

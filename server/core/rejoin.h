@@ -43,6 +43,11 @@ void rejoin_cancel(struct member *member, const struct ctl_cancel *cancel);
 /* The group is complete, or broken: what has come goes on. */
 void rejoin_over(struct refsrv *server, struct group *group);
 void rejoin_member_free(struct member *member);
+/*
+ * What a member holds and is not on record is given up with its group. Its agent waits for the
+ * DRAIN as for any other; what it answers proves nothing to anybody.
+ */
+void rejoin_drain_unbuilt(struct refsrv *server, struct member *member);
 
 /* ---- rejoin_build.c -------------------------------------------------------------------------- */
 

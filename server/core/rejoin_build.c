@@ -470,7 +470,8 @@ rejoin_build(struct refsrv *server, struct group *group)
 		build_running(&b, content);
 	else if (b.why[0] == '\0' && !th_version_none(b.held))
 		build_ready(&b);
-	if (b.why[0] == '\0')
+	/* The end of a leg may have broken it, and what its members said is done with. */
+	if (b.why[0] == '\0' && group->state != GROUP_BROKEN)
 		tell_waiting(&b);
 	if (b.why[0] != '\0') {
 		struct th_err cause;

@@ -260,6 +260,44 @@ Test(refsrv_rejoin_run, not_all_had_begun__who_cannot_follow_breaks_it)
 	former_broken(&w, &m1, "shard 1 on node node2 cannot follow");
 }
 
+/* It is on record with what the others have begun to fill, and not with what it still has. */
+Test(refsrv_rejoin_run, not_all_had_begun__what_the_others_held_is_given_up_with_the_group)
+{
+	struct ctl_rejoin one = former_fills("p", 0, 2, 7, FORMER_LEG(1), "s");
+	struct ctl_rejoin two = former_holds("p", 1, 2, 5);
+	struct ctl_event event;
+	uint64_t gens = 0;
+
+	one.kind = CTL_OP_UPDATE;
+	one.op_seq = 2;
+	one.next_op_seq = 3;
+	source_back(a, 0, 2);
+	source_back(a, 1, 2);
+	struct world_member m0 = former_back(&w, b, &one), m1 = former_back(&w, c, &two);
+	cr_assert_not(world_has(&w, c, CTL_EV_DRAIN, m1.sid), "it waits for the PLAN");
+	cr_assert_eq(world_close(&w, &m1, false), 0);
+	cr_assert(former_is_broken(&w, &m0));
+	while (world_take(&w, c, CTL_EV_DRAIN, m1.sid, &event)) {
+		gens = gens * 10 + event.u.drain.gen;
+		cr_assert_eq(world_drain_done(&w, c, &event.u.drain), 0);
+	}
+	cr_assert_eq(gens, 12, "its agent waits for the DRAIN of what it has");
+}
+
+Test(refsrv_rejoin_run, not_all_had_begun__a_leg_failed_before_the_rest_is_there__broken)
+{
+	struct ctl_rejoin one = former_fills("p", 0, 2, 7, FORMER_LEG(1), "s");
+	struct ctl_rejoin two = former_shard("p", 1, 2);
+
+	source_back(a, 0, 2);
+	source_back(a, 1, 2);
+	struct world_member m0 = former_back(&w, b, &one);
+	cr_assert_eq(world_leg_end(&w, b, FORMER_LEG(1), TH_E_LIMIT, false, 1), 0);
+	struct world_member m1 = former_back(&w, c, &two);
+	cr_assert(former_is_broken(&w, &m0));
+	cr_assert(former_is_broken(&w, &m1));
+}
+
 /* ---- warming ---- */
 
 Test(refsrv_rejoin_run, warming__a_new_cluster__never)
