@@ -268,7 +268,9 @@ struct agent_action {
 		} reserve; /* RESERVE; UNRESERVE: id */
 		struct {
 			bool attached;
+			bool refused; /* it has answered, and takes nobody: try the next one */
 			uint64_t server_inc;
+			uint32_t epoch; /* the highest of a server that has taken this agent */
 			char text[TH_CTL_TEXT_BYTES]; /* why not */
 		} server;
 		struct {

@@ -60,18 +60,42 @@ ac_link_init(struct agent *agent)
 
 /* ---- attached or not ------------------------------------------------------------------------- */
 
+static struct agent_action *
+server_state(struct agent *agent)
+{
+	struct link *link = &agent->link;
+	struct agent_action *action = ac_action(agent, AGENT_SERVER_STATE, 0);
+
+	action->u.server.attached = link->attached;
+	action->u.server.server_inc = link->server_inc;
+	action->u.server.epoch = link->epoch;
+	AC_COPY(action->u.server.text, link->reason);
+	return action;
+}
+
+static bool
+not_attached(struct link *link, const char *reason)
+{
+	if (!link->attached && strcmp(link->reason, reason) == 0)
+		return false;
+	link->attached = false;
+	ac_copy(link->reason, sizeof(link->reason), reason, TH_CTL_TEXT_BYTES);
+	return true;
+}
+
 static void
 detach(struct agent *agent, const char *reason)
 {
-	struct link *link = &agent->link;
+	if (not_attached(&agent->link, reason))
+		server_state(agent);
+}
 
-	if (!link->attached && strcmp(link->reason, reason) == 0)
-		return;
-	link->attached = false;
-	ac_copy(link->reason, sizeof(link->reason), reason, TH_CTL_TEXT_BYTES);
-	struct agent_action *action = ac_action(agent, AGENT_SERVER_STATE, 0);
-	action->u.server.server_inc = link->server_inc;
-	AC_COPY(action->u.server.text, link->reason);
+/* The shell hears of each refusal: each time there may be another server to be tried. */
+static void
+refused(struct agent *agent, const char *reason)
+{
+	not_attached(&agent->link, reason);
+	server_state(agent)->u.server.refused = true;
 }
 
 static void
@@ -83,9 +107,7 @@ attach(struct agent *agent)
 		return;
 	link->attached = true;
 	link->reason[0] = '\0';
-	struct agent_action *action = ac_action(agent, AGENT_SERVER_STATE, 0);
-	action->u.server.attached = true;
-	action->u.server.server_inc = link->server_inc;
+	server_state(agent);
 }
 
 /*
@@ -276,7 +298,7 @@ setup_failed(struct agent *agent, const char *text)
 	struct link *link = &agent->link;
 
 	ac_request_failed(agent, &link->setup);
-	detach(agent, text);
+	refused(agent, text);
 	if (link->phase != LINK_ATTACH)
 		return;
 	int64_t backoff_ns = link->setup.backoff_ns, retry_ns = link->setup.retry_ns;

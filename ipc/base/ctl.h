@@ -573,6 +573,9 @@ struct ctl_inspection {
 	struct ctl_page page;
 	uint32_t num_counters; /* the server's own; in every part */
 	struct ctl_counter counters[CTL_COUNTERS_MAX];
+	bool serving;   /* false: a standby, or it has been replaced */
+	uint32_t epoch; /* 0: nobody has attached */
+	char server_text[TH_CTL_TEXT_BYTES]; /* why it does not serve; may be empty */
 };
 
 /* ---- administration ----------------------------------------------------------------------- */

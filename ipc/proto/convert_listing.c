@@ -136,6 +136,9 @@ convert_out_inspection(struct convert_arena *arena, const struct ctl_inspection 
 	message->server_inc = inspection->server_inc;
 	message->uptime_ns = inspection->uptime_ns;
 	message->page = convert_out_page(arena, inspection->page);
+	message->serving = inspection->serving;
+	message->epoch = inspection->epoch;
+	message->server_text = convert_out_text(inspection->server_text);
 	message->n_nodes = inspection->num_nodes;
 	message->nodes = convert_pointers(arena, inspection->num_nodes);
 	for (uint32_t i = 0; i < inspection->num_nodes; i++)
@@ -299,6 +302,10 @@ convert_in_inspection(struct convert_in *in, const Tensorhub__V1__Inspection *me
 		.transfers = transfers,
 	};
 	convert_in_page(in, message->page, &ret_inspection->page);
+	ret_inspection->serving = message->serving;
+	ret_inspection->epoch = message->epoch;
+	convert_in_sentence(message->server_text, sizeof(ret_inspection->server_text),
+		ret_inspection->server_text);
 	/* A newer server may have more than this program has room for. */
 	ret_inspection->num_counters = (uint32_t)th_min_u64(message->n_counters, CTL_COUNTERS_MAX);
 	for (uint32_t i = 0; i < ret_inspection->num_counters; i++) {

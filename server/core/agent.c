@@ -29,6 +29,7 @@
 #include "server/core/pair.h"
 #include "server/core/ping.h"
 #include "server/core/rejoin.h"
+#include "server/core/standby.h"
 #include "server/core/timer.h"
 
 /* This many silent agents, and this share of all, count as one event of the network. */
@@ -212,6 +213,31 @@ agent_forget_poll(struct refsrv *server, uint64_t token)
 		poll_end(server, agent);
 }
 
+/* It must attach again. */
+static void
+poll_refuse(struct refsrv *server, struct agent *agent, const char *why)
+{
+	struct ctl_reply *reply =
+		refsrv_reply(server, agent->poll_token, CTL_POLL, agent->poll_request_no);
+	struct th_err err;
+
+	reply->code = th_fail(&err, TH_E_NO_SERVER, "%s", why);
+	memcpy(reply->text, err.text, sizeof(reply->text));
+	reply->unknown_agent = true;
+	poll_end(server, agent);
+}
+
+void
+agent_refuse_polls(struct refsrv *server, const char *why)
+{
+	struct agent *agent, *next;
+
+	for (agent = server->polls; agent != NULL; agent = next) {
+		next = agent->hh_poll.next;
+		poll_refuse(server, agent, why);
+	}
+}
+
 void
 agent_flush_all(struct refsrv *server)
 {
@@ -365,15 +391,11 @@ bury(struct refsrv *server, struct agent *agent, const char *why)
 		"agent %s is dead: %s; what it held is gone, %u open shards with it",
 		agent->info.node, why, agent->num_members);
 	if (agent->polling) {
-		struct ctl_reply *reply =
-			refsrv_reply(server, agent->poll_token, CTL_POLL, agent->poll_request_no);
 		struct th_err err;
-		reply->code = th_fail(&err, TH_E_NO_SERVER,
+		th_fail(&err, TH_E_NO_SERVER,
 			"the server holds agent %s for dead: %s; it must attach again",
 			agent->info.node, why);
-		memcpy(reply->text, err.text, sizeof(reply->text));
-		reply->unknown_agent = true;
-		poll_end(server, agent);
+		poll_refuse(server, agent, err.text);
 	}
 	while (agent->members != NULL)
 		member_lost(server, agent->members, why);
@@ -476,6 +498,9 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 	if (was_away(server, agent, attach))
 		bury(server, agent, "it was attached to another server meanwhile");
 	bool fresh = agent == NULL || agent->state == AGENT_DEAD;
+	/* Its first agent: this life is later than all that any server knows of. */
+	if (server->epoch == 0)
+		epoch_seen(server, standby_epoch_heard(server));
 	if (attach->server_inc != server->config.server_inc)
 		epoch_seen(server, attach->epoch);
 	struct agent *twin = find_node(server, attach->node, inc);

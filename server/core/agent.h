@@ -28,6 +28,8 @@ int agent_poll(struct refsrv *server, struct agent *agent, uint64_t token, uint6
 	const struct ctl_poll *poll, struct th_err *err);
 /* The asker of this POLL has gone; harmless when it is none. */
 void agent_forget_poll(struct refsrv *server, uint64_t token);
+/* Nobody is served here any more: all POLLs that wait are told so. */
+void agent_refuse_polls(struct refsrv *server, const char *why);
 /* Answers the waiting POLL of every agent that has events. */
 void agent_flush_all(struct refsrv *server);
 

@@ -10,6 +10,7 @@
 #include "server/core/group.h"
 #include "server/core/keep.h"
 #include "server/core/refsrv.h"
+#include "server/core/standby.h"
 #include "server/core/state.h"
 
 static void
@@ -445,6 +446,7 @@ refsrv_check(const struct refsrv *server)
 	}
 	TH_ASSERT(num_legs == HASH_COUNT(server->legs));
 	TH_ASSERT(server->dirty == NULL && server->changed == NULL);
+	standby_check(server);
 	check_timers(server);
 	check_agents(server);
 	check_blobs(server);

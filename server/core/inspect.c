@@ -10,6 +10,7 @@
 #include "server/core/agent.h"
 #include "server/core/copy.h"
 #include "server/core/snapshot.h"
+#include "server/core/standby.h"
 
 static void
 describe_node(
@@ -161,6 +162,7 @@ fill(struct refsrv *server, const struct room *room, struct ctl_inspection *ret_
 		.transfers = room->transfers,
 	};
 	add_counters(server, ret_inspection);
+	standby_describe(server, ret_inspection);
 	HASH_ITER(hh, server->agents, agent, next_agent)
 	{
 		describe_node(server, agent, node++);

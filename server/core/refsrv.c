@@ -30,6 +30,7 @@
 #include "server/core/rejoin.h"
 #include "server/core/retain.h"
 #include "server/core/snapshot.h"
+#include "server/core/standby.h"
 #include "server/core/state.h"
 #include "server/core/timer.h"
 
@@ -64,6 +65,9 @@ refsrv_config_default(struct refsrv_config *ret_config)
 		.snapshot_bytes_max = UINT64_C(256) << 20,
 		.part_bytes = TH_PART_BYTES_MAX,
 		.pipelining = true,
+		.probe_ns = SECOND_NS / 2,
+		.silence_ns = 3 * SECOND_NS,
+		.return_ns = 10 * SECOND_NS,
 	};
 }
 
@@ -128,6 +132,7 @@ refsrv_new(const struct refsrv_config *config, int64_t now_ns)
 	server->generation = config->generation_first;
 	server->wake_ns = INT64_MAX;
 	server->promised_ns = th_deadline_ns(now_ns, SLEEP_MAX_NS);
+	standby_init(server);
 	return server;
 }
 
@@ -193,6 +198,8 @@ advance(struct refsrv *server, int64_t now_ns)
 		TH_MARK(own_stall_does_not_count);
 	if (TH_PLANT(own_stall_counts))
 		last_ns = now_ns;
+	if (last_ns < now_ns)
+		standby_stood_still(server, now_ns - last_ns);
 	if (last_ns > server->now_ns)
 		server->live_ns += last_ns - server->now_ns;
 	server->now_ns = now_ns;
@@ -269,6 +276,7 @@ begin(struct refsrv *server, int64_t now_ns)
 	advance(server, now_ns);
 	timers(server);
 	settle(server);
+	standby_look(server);
 }
 
 static void
@@ -280,21 +288,29 @@ end(struct refsrv *server, struct refsrv_out *ret_out)
 	node_drain_tick(server);
 	listing_tell_changes(server);
 	agent_flush_all(server);
+	const struct refsrv_probe *probes;
+	uint32_t num_probes = standby_probes(server, &probes);
 	int64_t wake_ns = th_min_i64(server->wake_ns, timer_next_ns(server));
+	wake_ns = th_min_i64(wake_ns, standby_next_ns(server));
 	server->promised_ns = th_min_i64(wake_ns, th_deadline_ns(server->now_ns, SLEEP_MAX_NS));
 	*ret_out = (struct refsrv_out){
 		.num_replies = server->num_replies,
 		.replies = server->replies,
 		.next_ns = server->promised_ns,
+		.num_probes = num_probes,
+		.probes = probes,
+		.renew = server->standby.state == STANDBY_OVER,
 	};
 }
 
 /* ---- requests ------------------------------------------------------------------------------- */
 
 static int
-hello(const struct refsrv *server, const struct ctl_hello *request,
-	struct ctl_hello_reply *ret_reply, struct th_err *err)
+hello(struct refsrv *server, const struct ctl_hello *request, struct ctl_hello_reply *ret_reply,
+	struct th_err *err)
 {
+	bool serves = standby_serves(server);
+
 	if (request->protocol_min > TH_PROTOCOL_MAX || request->protocol_max < TH_PROTOCOL_MIN ||
 		request->protocol_min > request->protocol_max)
 		return th_fail(err, TH_E_PROTOCOL,
@@ -303,11 +319,17 @@ hello(const struct refsrv *server, const struct ctl_hello *request,
 			"same release",
 			request->protocol_min, request->protocol_max, TH_PROTOCOL_MIN,
 			TH_PROTOCOL_MAX);
+	if (request->server_inc != 0) {
+		int rc = standby_hello(server, request, err);
+		if (rc != 0)
+			return rc;
+		serves = standby_serves(server);
+	}
 	*ret_reply = (struct ctl_hello_reply){
 		.server_inc = server->config.server_inc,
 		.protocol = th_min_u32(request->protocol_max, TH_PROTOCOL_MAX),
-		.epoch = server->epoch,
-		.serving = true,
+		.epoch = serves ? server->epoch : standby_epoch_heard(server),
+		.serving = serves,
 	};
 	return 0;
 }
@@ -493,6 +515,8 @@ handle(struct refsrv *server, const struct ctl_request *request, struct ctl_repl
 	bool living = agent != NULL && agent->state != AGENT_DEAD;
 	int rc;
 
+	if (!standby_serves(server) && !standby_answers(request))
+		return standby_refuse(server, request, reply, err);
 	if (request->kind == CTL_HELLO)
 		return hello(server, &request->u.hello, &reply->u.hello, err);
 	if (!agent_speaks(agent, request) && request->kind != CTL_ATTACH &&
@@ -502,6 +526,8 @@ handle(struct refsrv *server, const struct ctl_request *request, struct ctl_repl
 		return question(server, agent, request, reply, err);
 	if (living && seen_before(server, agent, request, reply, &rc, err))
 		return rc;
+	if (request->kind == CTL_ATTACH && standby_left_behind(server, agent, &request->u.attach))
+		return standby_refuse(server, request, reply, err);
 	if (request->kind == CTL_ATTACH) {
 		rc = agent_attach(server, request, &reply->u.attach, err);
 		agent = agent_find(server, request->agent_inc);
@@ -522,7 +548,7 @@ is_held_poll(struct refsrv *server, uint64_t token, const struct ctl_request *re
 {
 	struct agent *agent = agent_find(server, request->agent_inc);
 
-	if (request->kind != CTL_POLL || !agent_speaks(agent, request))
+	if (request->kind != CTL_POLL || !agent_speaks(agent, request) || !standby_serves(server))
 		return false;
 	*ret_rc = agent_poll(server, agent, token, request->request_no, &request->u.poll, err);
 	return *ret_rc == 0;
@@ -572,6 +598,15 @@ refsrv_gone(struct refsrv *server, int64_t now_ns, uint64_t connection, struct r
 {
 	begin(server, now_ns);
 	agent_connection_ended(server, connection);
+	end(server, ret_out);
+}
+
+void
+refsrv_probed(struct refsrv *server, int64_t now_ns, uint32_t peer,
+	const struct ctl_hello_reply *reply, struct refsrv_out *ret_out)
+{
+	begin(server, now_ns);
+	standby_probed(server, peer, reply);
 	end(server, ret_out);
 }
 

@@ -55,6 +55,10 @@
  * a GO or REROUTE among it is answered with LEG_END. The others get BROKEN, and GROUP_BROKEN for
  * what they have open or call later.
  *
+ * Several servers (standby.h): one that does not serve answers HELLO of an agent with
+ * TH_E_NO_SERVER, and all else of it as if it did not know it: the agent tries the next of its
+ * list. To servers (HELLO with a server_inc) and operators (INSPECT, the log of events) it says so.
+ *
  * A request of an agent life that the server does not know or holds for dead is answered with
  * TH_E_NO_SERVER and unknown_agent. After ATTACH with fresh = true the events count from 1 again.
  */
@@ -66,6 +70,9 @@
 #include "ipc/base/ctl.h"
 
 struct refsrv;
+
+#define REFSRV_PEERS_MAX 8u
+#define REFSRV_PEER_UNKNOWN UINT32_MAX
 
 struct refsrv_config {
 	uint64_t server_inc; /* random, one per server process */
@@ -94,6 +101,16 @@ struct refsrv_config {
 	uint64_t snapshot_bytes_max; /* of all listings kept to be given in parts, or for groups */
 	uint32_t part_bytes;         /* of a long answer in one message: 512 KiB */
 	bool pipelining;             /* partial replicas are sources (default: true) */
+	/*
+	 * The other servers (standby.h), and this one among them, first to last: names for
+	 * sentences, borrowed for the life of the core. 0: there are no others.
+	 */
+	uint32_t num_peers; /* at most REFSRV_PEERS_MAX */
+	uint32_t me; /* REFSRV_PEER_UNKNOWN: who answers a probe with server_inc is this one */
+	const char *const *peers;
+	int64_t probe_ns; /* each is asked this often: 500 ms; twice that without an answer: none */
+	int64_t silence_ns; /* no answer for this long: it is not there: 3 s */
+	int64_t return_ns;  /* one before this one has answered for this long: it serves: 10 s */
 };
 
 /* The defaults of the table above; server_inc and seed are the caller's to fill. */
@@ -105,10 +122,22 @@ struct refsrv_reply {
 	struct ctl_reply reply;
 };
 
+struct refsrv_probe { /* HELLO for another server: refsrv_probed says what came of it */
+	uint32_t peer;
+	struct ctl_hello hello;
+};
+
 struct refsrv_out {
 	uint32_t num_replies;
 	const struct refsrv_reply *replies; /* borrowed until the next call of refsrv_step */
 	int64_t next_ns;                    /* call refsrv_tick no later than this */
+	uint32_t num_probes;
+	const struct refsrv_probe *probes; /* borrowed likewise */
+	/*
+	 * Another server serves in place of this one: free the core, and make a new one with a
+	 * server_inc of its own. The replies are still to be sent. Stays true.
+	 */
+	bool renew;
 };
 
 /* NULL: out of memory. */
@@ -134,6 +163,13 @@ void refsrv_forget(struct refsrv *server, uint64_t token);
  */
 void refsrv_gone(
 	struct refsrv *server, int64_t now_ns, uint64_t connection, struct refsrv_out *ret_out);
+
+/*
+ * The answer to a probe of this core; NULL: there is none, or a refusal. Each probe has one end;
+ * one that has none counts as failed after twice probe_ns.
+ */
+void refsrv_probed(struct refsrv *server, int64_t now_ns, uint32_t peer,
+	const struct ctl_hello_reply *reply, struct refsrv_out *ret_out);
 
 /*
  * Everything, for an operator who asks the server itself (INSPECT of an agent gives the same).

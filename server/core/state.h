@@ -437,6 +437,41 @@ struct op { /* owned by group.ops */
 	struct op *prev, *next;
 };
 
+/* ---- the other servers ---------------------------------------------------------------------- */
+
+enum standby_state {
+	STANDBY_ASKING = 1, /* some of them have neither answered nor failed to, yet      */
+	STANDBY_WAITING,    /* one of them is there first, or serves                      */
+	STANDBY_SERVING,    /* without others: always                                     */
+	STANDBY_OVER,       /* another serves in its place: the shell makes a new core    */
+};
+
+struct peer { /* times are on the live clock */
+	bool self;        /* it is this server: it has answered with its life     */
+	bool tried;       /* it has answered or failed once                       */
+	bool asked;       /* ... and is asked now, since asked_ns                 */
+	int64_t asked_ns, next_ns; /* next_ns: asked again                        */
+	int64_t heard_ns; /* its last answer; INT64_MIN: none yet                 */
+	int64_t since_ns; /* it has answered all questions since; INT64_MAX: none */
+	uint64_t inc;     /* as it said last:                                     */
+	uint32_t epoch;
+	bool serving;
+};
+
+struct standby { /* see standby.h; part of struct refsrv */
+	enum standby_state state;
+	uint32_t num_peers;
+	struct peer peers[REFSRV_PEERS_MAX];
+	uint32_t epoch; /* the highest heard of */
+	/* The highest that has asked while it served; rival_epoch 0: none. */
+	uint64_t rival_inc;
+	uint32_t rival_epoch;
+	int64_t rival_ns;     /* ... last, live */
+	int64_t stood_ns;     /* this server stood still longer than silence_ns, then; INT64_MIN */
+	char text[TH_CTL_TEXT_BYTES]; /* why it does not serve */
+	struct refsrv_probe probes[REFSRV_PEERS_MAX];
+};
+
 /* ---- the server ----------------------------------------------------------------------------- */
 
 struct blob { /* owned by server.blobs, oldest first */
@@ -503,6 +538,7 @@ struct refsrv {
 	struct {
 		uint64_t requests, polls, beats, lists, watches, changed, snapshots, watches_open;
 	} counters;
+	struct standby standby;
 	bool warming;    /* agents may still say what a former server knew: see rejoin.h */
 	int64_t warm_ns; /* ... until then, and until all inventories are in */
 	uint32_t num_inventories_due;

@@ -247,6 +247,28 @@ Test(agent_link, attach__a_lower_epoch_than_before__is_not_accepted)
 	cr_assert_not(agent_attached(rig.agent));
 	cr_assert_eq(rig_request(&rig, CTL_ATTACH)->u.attach.epoch, 7);
 	cr_assert(strstr(rig_last(&rig, AGENT_SERVER_STATE)->u.server.text, "epoch 6"));
+	cr_assert(rig_last(&rig, AGENT_SERVER_STATE)->u.server.refused);
+	cr_assert_eq(rig_last(&rig, AGENT_SERVER_STATE)->u.server.epoch, 7);
+}
+
+Test(agent_link, attach__refused__the_shell_hears_of_each_time)
+{
+	rig.refused[CTL_ATTACH] = TH_E_NO_SERVER;
+	rig_tick(&rig);
+	uint32_t before = rig_count(&rig, AGENT_SERVER_STATE);
+	cr_assert_geq(before, 1);
+	cr_assert(rig_last(&rig, AGENT_SERVER_STATE)->u.server.refused);
+	/* Another server, perhaps: it is asked at once again. */
+	rig_sleep(&rig, SEC);
+	cr_assert_geq(rig_count(&rig, AGENT_SERVER_STATE), before + 4);
+	rig.refused[CTL_ATTACH] = 0;
+	rig_sleep(&rig, 300 * MS);
+	cr_assert(agent_attached(rig.agent));
+	cr_assert_not(rig_last(&rig, AGENT_SERVER_STATE)->u.server.refused);
+	rig.mute = true;
+	rig_sleep(&rig, 4 * SEC);
+	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(rig_last(&rig, AGENT_SERVER_STATE)->u.server.refused, "silence is none");
 }
 
 Test(agent_link, server__restarted__sessions_are_broken_and_new_ones_open)

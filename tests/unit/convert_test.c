@@ -546,7 +546,7 @@ Test(convert, reply__inspection__comes_back)
 	struct ctl_reply reply = new_reply(CTL_INSPECT), got;
 
 	reply.u.inspect = (struct ctl_inspection){7, 8, 1, 1, 1, &node, &member, &transfer,
-		{UINT64_MAX, 3}, 2, {{"a", 1}, {"b", UINT64_MAX}}};
+		{UINT64_MAX, 3}, 2, {{"a", 1}, {"b", UINT64_MAX}}, true, UINT32_MAX, "why"};
 	send_reply(&reply, &arena, &got);
 	cr_assert_eq(got.u.inspect.server_inc, 7);
 	cr_assert_eq(got.u.inspect.uptime_ns, 8);
@@ -555,6 +555,9 @@ Test(convert, reply__inspection__comes_back)
 	cr_assert_eq(got.u.inspect.num_counters, 2);
 	cr_assert_str_eq(got.u.inspect.counters[1].name, "b");
 	cr_assert_eq(got.u.inspect.counters[1].value, UINT64_MAX);
+	cr_assert(got.u.inspect.serving);
+	cr_assert_eq(got.u.inspect.epoch, UINT32_MAX);
+	cr_assert_str_eq(got.u.inspect.server_text, "why");
 	cr_assert_str_eq(got.u.inspect.nodes[0].node, "n");
 	cr_assert_str_eq(got.u.inspect.nodes[0].datacenter, "d");
 	cr_assert_str_eq(got.u.inspect.nodes[0].address, "h:1");
