@@ -23,6 +23,7 @@
 #define KNOCK_NS (2 * SEC)
 #define SILENCE_NS (5 * SEC) /* the source drops a connection of which it hears nothing */
 #define WAIT_NS (20 * MS)
+#define OWN_FAULT_PERCENT 15u
 #define BAD_CHUNKS_MAX 2u
 
 struct leg_task {
@@ -297,7 +298,11 @@ step(struct task *task)
 		return;
 	}
 	if (!world.calm && permille(RNG_MOVE, world.options.leg_fail_permille)) {
-		leg_fail(leg, TH_E_NO_PATH);
+		/* Its own host may have run out of something: no source is to blame for that. */
+		if (percent(RNG_MOVE, OWN_FAULT_PERCENT))
+			leg_over(leg, AGENT_EV_LEG_FAILED, TH_E_LIMIT, false);
+		else
+			leg_fail(leg, TH_E_NO_PATH);
 		return;
 	}
 	if (leg->posted || !reached(leg)) {
