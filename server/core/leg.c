@@ -116,8 +116,8 @@ may_read(const struct part *dst, const struct part *src)
 void
 leg_adopt(struct refsrv *server, struct op *op, struct part *dst, const struct ctl_rejoin *said)
 {
-	/* Some other reader says that it has this number: its end will be that one's. */
-	if (leg_find(server, said->leg) != NULL)
+	/* Some other reader has this number, or will have: its end would be that one's. */
+	if (epoch_is_own(server, said->leg) || leg_find(server, said->leg) != NULL)
 		return;
 	struct leg *leg = th_calloc(1, sizeof(*leg));
 	leg->id = said->leg;

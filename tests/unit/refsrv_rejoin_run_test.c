@@ -127,6 +127,17 @@ Test(refsrv_rejoin_run, leg__none_runs_and_not_all_is_there__a_source_is_named)
 	cr_assert_eq(event.u.reroute.grant.source_sid, s.sid);
 }
 
+Test(refsrv_rejoin_run, leg__has_a_number_of_this_life__is_not_believed_and_another_is_named)
+{
+	struct world_member s = source_back(a, 0, 1), r = world_member(&w, c, "r", 0, 1);
+	struct ctl_rejoin said = former_fills("p", 0, 1, 7, r.sid + 100, "s");
+	struct ctl_event event;
+	struct world_member m = former_back(&w, b, &said);
+	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m.sid, &event));
+	cr_assert_eq(event.u.reroute.old_leg, 0);
+	cr_assert_eq(event.u.reroute.grant.source_sid, s.sid);
+}
+
 Test(refsrv_rejoin_run, leg__told_to_give_way__another_is_named_and_its_end_still_counts)
 {
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
