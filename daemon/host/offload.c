@@ -18,6 +18,7 @@
 #include "daemon/host/room.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
@@ -108,8 +109,11 @@ map_pages(struct offload_memory *memory, int fd)
 static void
 make(struct offload_memory *memory)
 {
-	int fd = memfd_create("tensorhub-offload", MFD_CLOEXEC);
-	memory->error = fd < 0 ? -errno : map_pages(memory, fd);
+	int rc = TH_FP_RC(agent_makes_room);
+	int fd = rc == 0 ? memfd_create("tensorhub-offload", MFD_CLOEXEC) : -1;
+	if (rc == 0)
+		rc = fd < 0 ? -errno : map_pages(memory, fd);
+	memory->error = rc;
 	/* The mapping keeps the file. */
 	th_fd_close(&fd);
 	if (memory->error != 0)

@@ -12,6 +12,8 @@
 /* By enum ctl_request_kind. */
 static const enum failpoint points_sends[] = {
 	[CTL_ATTACH] = FAILPOINT_agent_sends_attach,
+	[CTL_REJOIN] = FAILPOINT_agent_sends_rejoin,
+	[CTL_REJOINED] = FAILPOINT_agent_sends_rejoined,
 	[CTL_BEAT] = FAILPOINT_agent_sends_beat,
 	[CTL_OPEN] = FAILPOINT_agent_sends_open,
 	[CTL_REGISTER] = FAILPOINT_agent_sends_register,

@@ -93,7 +93,8 @@ look(struct armed *armed, enum failpoint point, char ret_action[TEXT_BYTES])
 		const char *name = strsep(&entry, ":");
 		const char *action = strsep(&entry, ":");
 		unsigned long due = entry != NULL ? strtoul(entry, NULL, 10) : 1;
-		if (action != NULL && strcmp(name, names[point]) == 0 && hit == due)
+		bool named = strcmp(name, names[point]) == 0 || strcmp(name, "*") == 0;
+		if (action != NULL && named && hit == due)
 			(void)snprintf(ret_action, TEXT_BYTES, "%s", action);
 	}
 }

@@ -4,7 +4,8 @@
  * only (meson -Dfaults=true); elsewhere a point is nothing. Cores have none: they do no I/O.
  *
  * Environment of the process:
- *   TH_FAILPOINT=POINT:ACTION[:N][,...]   at the N-th hit of POINT (1 when left out), once:
+ *   TH_FAILPOINT=POINT:ACTION[:N][,...]   at the N-th hit of POINT (1 when left out; * for every
+ *   point), once:
  *       kill      SIGKILL to this process
  *       stop      SIGSTOP to this process
  *       exit      _exit(99)
@@ -27,6 +28,8 @@
 	/* A request: before the server decides, and when it has answered. */                      \
 	X(server_attach)                                                                           \
 	X(server_attached)                                                                         \
+	X(server_rejoin)                                                                           \
+	X(server_rejoined)                                                                         \
 	X(server_beat)                                                                             \
 	X(server_poll)                                                                             \
 	X(server_open)                                                                             \
@@ -49,6 +52,8 @@
 	X(server_reserved)                                                                         \
 	/* The agent and the server: before a request is sent, when an event has come. */          \
 	X(agent_sends_attach)                                                                      \
+	X(agent_sends_rejoin)                                                                      \
+	X(agent_sends_rejoined)                                                                    \
 	X(agent_sends_beat)                                                                        \
 	X(agent_sends_open)                                                                        \
 	X(agent_sends_register)                                                                    \
@@ -83,6 +88,7 @@
 	/* The agent's parts and legs. */                                                          \
 	X(agent_part_new)                                                                          \
 	X(agent_part_end)                                                                          \
+	X(agent_makes_room)                                                                        \
 	X(agent_hashed)                                                                            \
 	X(agent_pulls)                                                                             \
 	X(agent_copies)                                                                            \

@@ -33,6 +33,7 @@ enum key {
 	KEY_LEASE_SUSPECT,
 	KEY_LEASE_DEAD,
 	KEY_LEASE_GONE,
+	KEY_LEASE_WARM,
 	KEY_POLL_HOLD,
 	KEY_EVENTS_COALESCE,
 	KEY_ROUTE_PAIR_BLOCK,
@@ -60,6 +61,7 @@ static const char *const keys[KEYS + 1] = {
 	[KEY_LEASE_SUSPECT] = "lease.suspect",
 	[KEY_LEASE_DEAD] = "lease.dead",
 	[KEY_LEASE_GONE] = "lease.gone",
+	[KEY_LEASE_WARM] = "lease.warm",
 	[KEY_POLL_HOLD] = "poll.hold",
 	[KEY_EVENTS_COALESCE] = "events.coalesce",
 	[KEY_ROUTE_PAIR_BLOCK] = "route.pair_block",
@@ -192,6 +194,8 @@ set_lease(struct refsrv_config *core, enum key key, const char *value, struct th
 		return set_duration(&core->suspect_ns, INT64_C(100000000), name, value, err);
 	case KEY_LEASE_DEAD:
 		return set_duration(&core->dead_ns, INT64_C(200000000), name, value, err);
+	case KEY_LEASE_WARM:
+		return set_duration(&core->warm_ns, 0, name, value, err);
 	case KEY_LEASE_GONE:
 		return set_duration(&core->gone_ns, INT64_C(50000000), name, value, err);
 	case KEY_POLL_HOLD:
@@ -243,6 +247,7 @@ set_key(struct options *options, enum key key, const char *value, struct th_err 
 	case KEY_LEASE_SUSPECT:
 	case KEY_LEASE_DEAD:
 	case KEY_LEASE_GONE:
+	case KEY_LEASE_WARM:
 	case KEY_POLL_HOLD:
 	case KEY_EVENTS_COALESCE:
 	case KEY_ROUTE_PAIR_BLOCK:

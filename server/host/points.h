@@ -12,6 +12,7 @@
 /* By enum ctl_request_kind. */
 static const enum failpoint points_asked[] = {
 	[CTL_ATTACH] = FAILPOINT_server_attach,
+	[CTL_REJOIN] = FAILPOINT_server_rejoin,
 	[CTL_BEAT] = FAILPOINT_server_beat,
 	[CTL_POLL] = FAILPOINT_server_poll,
 	[CTL_OPEN] = FAILPOINT_server_open,
@@ -29,6 +30,7 @@ static const enum failpoint points_asked[] = {
 
 static const enum failpoint points_answered[] = {
 	[CTL_ATTACH] = FAILPOINT_server_attached,
+	[CTL_REJOINED] = FAILPOINT_server_rejoined,
 	[CTL_OPEN] = FAILPOINT_server_opened,
 	[CTL_REGISTER] = FAILPOINT_server_registered,
 	[CTL_OP] = FAILPOINT_server_op_taken,

@@ -2,8 +2,10 @@
 """The matrix: every step of the protocol that a fault can meet, by phase and by whose process."""
 
 import hashlib
+import os
+import re
 
-from faults import Case
+from faults import Case, Passage
 
 OPEN_AGENT = (
     "agent_greets agent_opens agent_sends_open agent_makes_session agent_takes_memory "
@@ -84,6 +86,18 @@ STEPS = (
     ("drain", "reader agent", "leg_in_first_chunk leg_in_half"),
     ("unregister", "source agent", "agent_unregisters"),
     ("unregister", "source worker", "worker_unregisters"),
+    (
+        "offload",
+        "source agent",
+        "agent_told_reserve agent_makes_room agent_copies agent_sends_leg_end",
+    ),
+    ("offload", "server", "server_open server_register server_leg_end"),
+    ("release", "source agent", "agent_told_release agent_sends_close"),
+    ("refuse", "server", "server_reserved"),
+    ("refuse", "mate agent", "agent_told_reserve agent_sends_reserved"),
+    ("rejoin", "server", "server_attach server_rejoin server_rejoined"),
+    ("rejoin", "source agent", "agent_sends_rejoin agent_sends_rejoined"),
+    ("rejoin", "reader agent", "agent_sends_attach agent_sends_rejoin agent_sends_rejoined"),
     ("leave", "server", "server_admin"),
     ("leave", "reader agent", "agent_sends_admin"),
     ("close", "server", "server_close server_closed"),
@@ -92,6 +106,22 @@ STEPS = (
     ("close", "source worker", "worker_closes worker_closed"),
     ("close", "reader worker", "worker_closes worker_closed"),
 )
+
+
+
+def all_points():
+    """Their names in ipc/base/failpoint.h."""
+    with open(os.path.join(os.environ["TH_SOURCE"], "ipc", "base", "failpoint.h")) as f:
+        return set(re.findall(r"^\tX\((\w+)\)", f.read(), re.MULTILINE))
+
+
+def passages():
+    """Each phase with the points that are passed in it."""
+    phases = {}
+    for phase, where, points in STEPS:
+        phases.setdefault(phase, []).extend((where, point) for point in points.split())
+    return [Passage(phase, points) for phase, points in phases.items()]
+
 
 VICTIMS = ("source worker", "source agent", "reader worker", "reader agent", "server")
 HOSTS = ("source agent", "reader agent", "server")  # a worker has no link of its own

@@ -2,6 +2,32 @@
 """What a user sees of each kind of fault, one scenario each; after it the rules of history.py hold,
 the same names serve a new version, and nothing is left. Needs -Dfaults=true.
 
+The kinds have numbers; a scenario's name begins with its own. Who shows which (faults: the matrix
+of faults_test.py, every step of the protocol with each party killed, frozen or cut off):
+
+  F1  the publisher is killed at rest            f1_*, retain
+  F2  ... while it is read                       f2_*, memory
+  F3  a reader is killed mid-leg                 f3_*, faults
+  F4  the source's agent is killed mid-leg       f4_*, resume, faults
+  F5  the reader's agent is killed               f5_*, faults
+  F6  an agent is killed before its proof        f6_*, faults
+  F7  the source's agent is frozen               f7_*, frozen
+  F8  a reader is frozen mid-update              f8_*, frozen
+  F9  the server is frozen                       f9_*, frozen, faults
+  F10 the server is killed                       f10_*, restart, faults (its phase rejoin)
+  F12 one agent cannot reach the server          f12_*, faults
+  F13 one-way loss, a flapping link              f13_*
+  F14 a reader cannot reach its source           f14_*
+  F15 packets vanish mid-leg                     f15_*
+  F16 a slow link                                f16_*, drain
+  F17 no memory: register, a part, an offload    f17_*, retain
+  F19 no descriptors                             f19_*
+  F20 no room for logs                           f20_*
+  F21 no memory files                            f17_f21_*
+  F31 the wall clock jumps by a day              f31_* (timejump.c)
+  F32 signals, a fork, calls beside each other   f32_*, fork, interrupt, async, life
+  F33 worker and agent stand still together      f33_* (SIGSTOP)
+
 The scenarios run side by side, because they mostly wait; each then tells what came of it. By hand:
 fault_rows_test.py NAME... runs those whose name has one of the texts in it.
 """
@@ -51,7 +77,7 @@ def paused(lane, party, point, running):
     points = lane.points[party]
     points.arm(f"{point}:pause")
     calls = running()
-    assert points.wait(calls.over), f"{party} never came to {point}"
+    assert points.wait(point, calls.over), f"{party} never came to {point}"
     points.arm("")
     return calls, lambda: points.go(lane.process(party).alive)
 
@@ -84,6 +110,13 @@ def f1_publisher_killed_at_rest():
         lane.process("source worker").kill()
         open_others(life)
         ended(life.group("replicate", "o0", "o1", version="latest"), o0="ok", o1="ok")
+
+
+def f1_retained_version_outlives_its_publisher():
+    """Its agent has the memory and keeps a copy: who asks later gets it."""
+    with scenario(phase="offload") as (lane, life):
+        lane.process("source worker").kill()
+        ended(life.phase_replicate(), r0="ok", r1="ok")
 
 
 def f1_only_holder_killed_at_rest():
@@ -238,6 +271,18 @@ def f10_server_killed():
             assert call.seconds >= 1 - BUSY, call
 
 
+def f10_server_restarted():
+    """It is told what there is: nobody opens anything again, and the version is served."""
+    with scenario(phase="idle") as (lane, life):
+        assert life.opening("x0", "x1").join()
+        lane.process("server").kill()
+        lane.restart_dead()
+        ended(life.group("replicate", "x0", "x1", version="latest", timeout=10), x0="ok", x1="ok")
+        ended(life.phase_unpublish(), t0="ok", t1="ok")
+        ended(life.phase_publish(), t0="ok", t1="ok")
+        ended(life.phase_update(), r0="ok", r1="ok")
+
+
 # ---- links ----
 
 
@@ -332,6 +377,19 @@ def f17_f21_no_memory_and_no_files():
               t1="AGENT_LOST GROUP_BROKEN")
         points.arm("")
         assert lane.process("source agent").alive()
+
+
+def f17_no_memory_for_a_copy():
+    """No host keeps what must stay: unpublish fails and the version is served as before."""
+    with scenario(phase="offload") as (lane, life):
+        errors = ",".join(f"agent_makes_room:errno=12:{n}" for n in range(1, 9))
+        for points in lane.points.values():
+            points.arm(errors)
+        ended(life.phase_unpublish(), t0="NOMEM_RETAIN", t1="NOMEM_RETAIN")
+        for points in lane.points.values():
+            points.arm("")
+        ended(life.phase_replicate(), r0="ok", r1="ok")
+        ended(life.phase_unpublish(), t0="ok", t1="ok")
 
 
 def f19_no_descriptors():

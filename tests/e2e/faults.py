@@ -26,7 +26,16 @@ LATER = 10  # a point may be reached after the calls of its phase have ended
 CLOSERS = 4  # threads that an agent starts to close descriptors and keeps (daemon/host/closer.c)
 PATIENT = 60  # for what is to happen, however busy the machine is
 
-SERVER_TIMERS = ("lease.suspect=300ms", "lease.dead=1s", "poll.hold=100ms", "route.pair_block=3s")
+# Rules outlive a killed holder by retain.grace, and what they name stays in host memory as long.
+SERVER_TIMERS = (
+    "lease.suspect=300ms",
+    "lease.dead=1s",
+    "lease.warm=300ms",
+    "poll.hold=100ms",
+    "route.pair_block=3s",
+    "retain.grace=1s",
+    "retain.release_after=100ms",
+)
 AGENT_TIMERS = ("server.beat=100ms", "server.reply=300ms", "server.silent=300ms", "leg.stall=300ms")
 
 # party: host
@@ -48,6 +57,7 @@ AGENT_OF = {
     "other worker": "d",
 }
 AGENTS = {"source agent": "a", "reader agent": "b", "mate agent": "c", "other agent": "d"}
+SHORT_OF_MEMORY = "mate agent"  # of its own: it keeps a copy of one shard, not of two
 OTHERS = ("other agent", "other worker")
 # handle: its worker, group, shard
 HANDLES = {
@@ -78,26 +88,34 @@ class Failpoints:
         self.env = {"TH_FAILPOINT_DIR": folder}
 
     def arm(self, text):
+        self.passed()  # what was reported of earlier texts
         new = os.path.join(self.folder, "new")
         with open(new, "w") as f:
             f.write(text)
         os.rename(new, os.path.join(self.folder, "arm"))
 
-    def wait(self, over):
+    def wait(self, point, over):
         """False: it was not reached, not even a while after the calls were over: some points are
         passed when all have been answered."""
-        data, end = b"", None
+        seen, end = set(), None
 
         def look():
-            nonlocal data, end
-            with contextlib.suppress(BlockingIOError):
-                data += os.read(self.reached, 4096)
+            nonlocal end
+            seen.update(self.passed())
             if end is None and over():
                 end = time.monotonic() + LATER
-            return data or (end and time.monotonic() > end)
+            return point in seen or (end and time.monotonic() > end)
 
         wait_for(look, PATIENT, "the failpoint")
-        return bool(data)
+        return point in seen
+
+    def passed(self):
+        """Those that were reported since the last time."""
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            while more := os.read(self.reached, 65536):
+                data += more
+        return data.decode().split()
 
     def go(self, alive):
         """Lets the paused thread go on; it may still be on its way to where it waits."""
@@ -159,6 +177,10 @@ class Lane:
     def prefix(self, party):
         return self.hosts.prefix(HOST[party]) if self.hosts else ()
 
+    @staticmethod
+    def limit(party):
+        return ("offload.limit=12MiB",) if party == SHORT_OF_MEMORY else ()
+
     def start(self, party):
         env, prefix = self.points[party].env, self.prefix(party)
         if party not in AGENT_OF:
@@ -173,7 +195,7 @@ class Lane:
                 prefix=prefix,
                 env=env,
                 data=self.address(party),
-                args=options(AGENT_TIMERS),
+                args=options((*AGENT_TIMERS, *self.limit(party))),
                 runtime=os.path.join(self.c.dir, f"run-{AGENTS[party]}"),
             )
         else:
@@ -198,6 +220,11 @@ class Lane:
     def attached(self):
         for agent in self.c.agents:
             wait_for(lambda: self.status(agent), PATIENT, f"agent {agent} is attached")
+
+    def restart_server(self):
+        findings = self.c.replaced(self.c.server)
+        assert not findings, findings
+        self.start("server")
 
     def restart_dead(self):
         for party in self.parties:
@@ -256,6 +283,8 @@ class Life:
         self.number = next(Life.numbers)
         self.index = {h: 0 for h in HANDLES}
         self.version = None  # what the source holds, or has published last
+        self.retain = None  # the rules that every group opens with
+        self.by_name = False  # replicate what is the latest
         self.open, self.lock = set(), threading.Lock()
 
     # ---- one call ----
@@ -330,18 +359,20 @@ class Life:
         for h in handles:
             _, group, shard = HANDLES[h]
             o = {"model": self.model, "replica": group, "shard": shard, "num_shards": 2}
+            o["retain"] = self.retain
             tracks.append([(h, "open", dict(o, timeout=5)), (h, "register", {"timeout": 5})])
         return self.tracks(*tracks)
 
     def group(self, cmd, *handles, **args):
         return self.tracks(*([(h, cmd, args)] for h in handles))
 
-    def stamp(self):
+    def stamp(self, group="t"):
         self.lane.version += 1
-        for shard in (0, 1):
-            self.lane.workers["source worker"].call(
-                "stamp", name=f"t{shard}", version=self.lane.version, shard=shard
-            )
+        for handle, (worker, of, shard) in HANDLES.items():
+            if of == group:
+                self.lane.workers[worker].call(
+                    "stamp", name=handle, version=self.lane.version, shard=shard
+                )
         return self.lane.version
 
     # ---- phases ----
@@ -378,7 +409,8 @@ class Life:
         return self.group("publish", "t0", "t1", version=self.version)
 
     def phase_replicate(self):
-        return self.group("replicate", "r0", "r1", version=str(self.version))
+        version = "latest" if self.by_name else str(self.version)
+        return self.group("replicate", "r0", "r1", version=version)
 
     def phase_idle(self):
         """Everybody holds what there is; the mate waits for a version that nobody makes."""
@@ -405,6 +437,29 @@ class Life:
     def phase_unregister(self):
         return self.group("unregister", "t0", "t1")
 
+    def phase_offload(self):
+        """The last copy of what must stay: its agent keeps it."""
+        return self.phase_unpublish()
+
+    def phase_release(self):
+        """Nobody wants it any more: the copy goes."""
+        return self.phase_close()
+
+    def phase_mate(self):
+        """The mate's second group has a version of its own."""
+        assert self.opening("x0", "x1").join(), "the mate's second group"
+        self.version = self.stamp("x")
+        return self.group("publish", "x0", "x1", version=self.version)
+
+    def phase_refuse(self):
+        """The last copy of what must stay, on an agent that keeps none: another one does."""
+        return self.group("unpublish", "x0", "x1")
+
+    def phase_rejoin(self):
+        """A new server is told what there is."""
+        self.lane.restart_server()
+        return self.group("update", "r0", "r1", version="latest")
+
     def phase_close(self):
         tracks = []
         for h in sorted(self.open):
@@ -424,11 +479,17 @@ class Life:
         "update": ("open", "publish", "replicate", "unpublish", "publish"),
         "drain": ("open", "publish", "replicate", "unpublish", "publish"),
         "unregister": ("open", "publish", "unpublish"),
+        "offload": ("open", "publish"),
+        "release": ("open", "publish", "offload"),
+        "refuse": ("mate",),
+        "rejoin": ("open", "publish", "replicate"),
         "leave": ("open", "publish", "replicate"),
         "close": ("open", "publish", "replicate"),
     }
 
     def go_to(self, phase):
+        if phase in ("offload", "release", "refuse"):
+            self.retain = "latest"
         for before in self.WAY[phase]:
             running = getattr(self, f"phase_{before}")()
             assert running.join(), f"on the way to {phase}, {before}: {running.failures()}"
@@ -523,7 +584,7 @@ class Case:
         life.go_to(self.phase)
         points.arm(f"{self.point}:pause")
         running = [getattr(life, f"phase_{self.phase}")()]
-        reached = points.wait(running[0].over)
+        reached = points.wait(self.point, running[0].over)
         if reached and self.phase == "drain":
             running.append(life.begin_drain())
         if reached:
@@ -549,14 +610,58 @@ class Case:
         if frozen and self.action == "stop":
             points.go(where.alive)
 
+class Passage:
+    """No fault: in this phase all these (party, point) are passed."""
+
+    def __init__(self, phase, points):
+        self.phase, self.points, self.calls = phase, set(points), []
+
+    def __str__(self):
+        return f"the points of {self.phase}"
+
+    def run(self, lane):
+        lane.cases += 1
+        life = Life(lane, f"m{lane.cases}", History())
+        life.go_to(self.phase)
+        parties = {party for party, _ in self.points}
+        for party in parties:
+            # The phase says nothing to the process: a new text counts from the beginning.
+            lane.points[party].arm(f"*:report,{lane.cases}")
+        running, passed = [getattr(life, f"phase_{self.phase}")()], set()
+
+        def all_passed():
+            passed.update((p, point) for p in parties for point in lane.points[p].passed())
+            return passed >= self.points
+
+        try:
+            if self.phase == "drain":
+                reads = ("reader agent", "leg_in_first_chunk")
+                wait_for(lambda: all_passed() or reads in passed, PATIENT, "a leg")
+                running.append(life.begin_drain())
+            wait_for(all_passed, PATIENT, "the points")
+        except AssertionError:
+            missing = ", ".join(f"{party}: {point}" for party, point in self.points - passed)
+            return [f"{self}: nobody has passed {missing}"]
+        finally:
+            for party in parties:
+                lane.points[party].arm("")
+            for r in running:
+                r.join()
+        return [f"{self}: {p}" for p in life.aftermath()]
+
+
 def recovers(lane, model):
     """The same names serve a new version within a bounded time."""
     end, last = time.monotonic() + PATIENT, None
     while time.monotonic() < end:
         history = History()
         life = Life(lane, model, history)
+        # A server that has just started says what the latest is when all have told it.
+        life.by_name = True
         try:
             life.go_to("close")
+            got = {c.version for c in history.calls if c.cmd == "replicate"}
+            assert got == {life.version}, f"the latest is {life.version}, not {got}"
             last = life.phase_close()
             if last.join():
                 return list(history.check())

@@ -11,8 +11,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from cluster import FAULTS, LONG, Skip, cluster, main, netns_available
-from fault_points import all_cases, choice
-from faults import lane_of
+from fault_points import all_cases, all_points, choice, passages
+from faults import Case, lane_of
 
 LANES = 4  # side by side: they mostly wait
 COUNT = 40
@@ -38,13 +38,23 @@ def wanted():
     cases = all_cases(netns_available())
     texts = sys.argv[1:]
     if texts:
-        return [case for case in cases if any(t in str(case) for t in texts)]
-    return cases if LONG else choice(cases, COUNT)
+        return [case for case in [*passages(), *cases] if any(t in str(case) for t in texts)]
+    return [*passages(), *(cases if LONG else choice(cases, COUNT))]
+
+
+def every_point_has_a_step():
+    need_faults()
+    strays = all_points() ^ {point for p in passages() for _, point in p.points}
+    assert not strays, f"failpoints that no step of the matrix has, or the reverse: {strays}"
+
+
+def need_faults():
+    if not FAULTS:
+        raise Skip("this build has no fault injection (-Dfaults=true)")
 
 
 def every_party_at_every_step():
-    if not FAULTS:
-        raise Skip("this build has no fault injection (-Dfaults=true)")
+    need_faults()
     cases, took = wanted(), []
 
     def report(case, seconds, found):
@@ -61,9 +71,9 @@ def every_party_at_every_step():
     if failures:
         raise AssertionError("\n".join(failures))
     assert len(took) == len(cases)
-    each = sum(took) / len(took)
-    print(f"  {len(cases)} kill points, {each:.2f} s each, worst {max(took):.2f} s")
+    each, points = sum(took) / len(took), sum(isinstance(case, Case) for case in cases)
+    print(f"  {points} kill points, {each:.2f} s each, worst {max(took):.2f} s")
 
 
 if __name__ == "__main__":
-    main(every_party_at_every_step)
+    main(every_point_has_a_step, every_party_at_every_step)
