@@ -22,6 +22,7 @@
 #include "server/core/agent.h"
 #include "server/core/content.h"
 #include "server/core/copy.h"
+#include "server/core/crawl.h"
 #include "server/core/epoch.h"
 #include "server/core/group.h"
 #include "server/core/model.h"
@@ -66,6 +67,7 @@ leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *s
 	DL_APPEND2(dst->fills, leg, dst_prev, dst_next);
 	dst->num_fills++;
 	dst->leg = leg;
+	dst->chunk_live_ns = server->live_ns;
 	dst->member->agent->legs_in++;
 	DL_APPEND2(src->readers, leg, src_prev, src_next);
 	src->num_readers++;
@@ -133,6 +135,7 @@ leg_adopt(struct refsrv *server, struct op *op, struct part *dst, const struct c
 	if (said->leg_stops)
 		return;
 	dst->leg = leg;
+	dst->chunk_live_ns = server->live_ns;
 	leg->adopted_sid = said->source_sid;
 	leg->adopted_gen = said->source_gen;
 }
@@ -219,9 +222,12 @@ leg_progress(struct refsrv *server, const struct agent *reader, uint64_t leg_id,
 	if (leg == NULL || leg->reader->agent != reader || leg->dst->done)
 		return;
 	chunks = th_min_u32(chunks, part_chunks(leg->dst));
-	if (chunks <= leg->dst->chunks_done)
+	if (chunks <= leg->dst->chunks_done) {
+		crawl_look(server, leg);
 		return;
+	}
 	leg->dst->chunks_done = chunks;
+	leg->dst->chunk_live_ns = server->live_ns;
 	model_progressed(server, leg->op->group->model);
 }
 
@@ -305,6 +311,19 @@ leg_find_source(struct refsrv *server, struct op *op, struct part *part)
 		give_up(server, op, part, outlook);
 }
 
+void
+leg_move(struct refsrv *server, struct leg *leg, struct part *src)
+{
+	struct op *op = leg->op;
+	struct part *dst = leg->dst;
+	uint32_t moved = leg->moved;
+
+	TH_ASSERT(dst->leg == leg && op->state == OP_RUNNING);
+	leg_fence(leg);
+	reroute(server, op, dst, src);
+	dst->leg->moved = moved;
+}
+
 /*
  * A part is being given up. Its readers go at once to sources that nobody reads from and that stay;
  * where there is none they go on: the owner waits while bytes flow. Each leg moves once. Trainers
@@ -329,12 +348,9 @@ leg_move_readers(struct refsrv *server, struct part *part)
 		struct part *src = route_choose_part(server, leg->op, dst, true);
 		if (src == NULL)
 			continue;
-		struct op *op = leg->op;
-		uint32_t moved = leg->moved;
 		TH_MARK(d04_leg_moved_to_an_idle_source);
-		leg_fence(leg);
-		reroute(server, op, dst, src);
-		dst->leg->moved = moved + 1;
+		leg->moved++;
+		leg_move(server, leg, src);
 	}
 }
 

@@ -26,6 +26,8 @@ void leg_find_source(struct refsrv *server, struct op *op, struct part *part);
 
 /* The readers of a part that is being given up move to another idle source, where there is one. */
 void leg_move_readers(struct refsrv *server, struct part *part);
+/* This current leg ends at its source, and its reader goes on from another one. */
+void leg_move(struct refsrv *server, struct leg *leg, struct part *src);
 /* All of them must go: those without another source are fenced and wait. */
 void leg_expel_readers(struct part *part);
 /* It is proven that nobody reads the part any more: its legs have no source from now on. */

@@ -22,6 +22,7 @@
 #include "server/core/agent.h"
 #include "server/core/content.h"
 #include "server/core/copy.h"
+#include "server/core/crawl.h"
 #include "server/core/node_drain.h"
 
 static void
@@ -136,6 +137,7 @@ struct query {
 	const struct op *op;
 	enum pass pass;
 	bool only_idle;
+	bool relief;     /* complete, near, and read by nobody, or by one that crawls */
 	bool begun;      /* the operation is running: bytes have been overwritten */
 	uint32_t height; /* of what already reads from the destination */
 };
@@ -175,6 +177,15 @@ part_serves(struct refsrv *server, struct part *part)
 }
 
 static bool
+relieves(const struct refsrv *server, const struct part *src, const struct member *reader)
+{
+	return src->done && src->copy->keep == NULL &&
+	       strcmp(src->member->agent->info.datacenter, reader->agent->info.datacenter) == 0 &&
+	       (src->num_readers == 0 ||
+		       (src->num_readers == 1 && crawl_is(server, src->readers->dst)));
+}
+
+static bool
 part_fits(const struct query *query, struct part *src, const struct member *reader)
 {
 	if (!part_serves(query->server, src))
@@ -184,6 +195,8 @@ part_fits(const struct query *query, struct part *src, const struct member *read
 		return false;
 	}
 	if (query->only_idle && src->num_readers > 0)
+		return false;
+	if (query->relief && !relieves(query->server, src, reader))
 		return false;
 	const struct agent *agent = src->member->agent;
 	bool too_late = agent->leaving && !query->begun && query->op->group->reservation == 0;
@@ -357,10 +370,11 @@ try_part(
 	choose(choice, copy, &score);
 }
 
-struct part *
-route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, bool only_idle)
+/* Nobody is moved to a doubtful source who could stay where he is. */
+static struct part *
+choose_part(struct query query, struct part *dst, int passes)
 {
-	struct query query = {.server = server, .op = op, .only_idle = only_idle, .begun = true};
+	struct refsrv *server = query.server;
 	const struct version *version = dst->copy->version;
 	const struct member *member;
 	struct choice best = {0};
@@ -369,8 +383,6 @@ route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, 
 	server->mark++;
 	query.height = mark_below(server, dst);
 	count_descendants(server, version, dst->shard);
-	/* Nobody is moved to a doubtful source who could stay where he is. */
-	int passes = only_idle ? 1 : NUM_PASSES;
 	for (int pass = 0; pass < passes && best.copy == NULL; pass++) {
 		query.pass = (enum pass)pass;
 		DL_FOREACH2(dst->member->agent->members, member, agent_next)
@@ -391,6 +403,22 @@ route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, 
 	return best.copy == NULL ? NULL : &best.copy->parts[dst->shard];
 }
 
+struct part *
+route_choose_part(struct refsrv *server, const struct op *op, struct part *dst, bool only_idle)
+{
+	struct query query = {.server = server, .op = op, .only_idle = only_idle, .begun = true};
+
+	return choose_part(query, dst, only_idle ? 1 : NUM_PASSES);
+}
+
+struct part *
+route_choose_relief(struct refsrv *server, const struct op *op, struct part *dst)
+{
+	struct query query = {.server = server, .op = op, .relief = true, .begun = true};
+
+	return choose_part(query, dst, 1);
+}
+
 bool
 route_available(struct refsrv *server, const struct version *version, const struct group *reader)
 {
@@ -403,8 +431,7 @@ route_available(struct refsrv *server, const struct version *version, const stru
 			   content_listed(copy);
 		for (uint32_t i = 0; all && i < copy->num_parts; i++)
 			all = part_serves(server, &copy->parts[i]) &&
-			      (reader->reservation != 0 ||
-				      !copy->parts[i].member->agent->leaving);
+			      (reader->reservation != 0 || !copy->parts[i].member->agent->leaving);
 		if (all)
 			return true;
 	}

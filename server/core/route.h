@@ -24,6 +24,9 @@ struct copy *route_choose_copy(struct refsrv *server, const struct op *op, struc
 struct part *route_choose_part(
 	struct refsrv *server, const struct op *op, struct part *dst, bool only_idle);
 
+/* A complete source in its datacenter, that nobody reads or only one that crawls: see crawl.h. */
+struct part *route_choose_relief(struct refsrv *server, const struct op *op, struct part *dst);
+
 enum outlook {
 	OUTLOOK_WAIT,     /* complete bytes, or a chain to some, exist: they may become free     */
 	OUTLOOK_CHECKSUM, /* every copy there is has given bytes that did not match              */

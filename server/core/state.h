@@ -296,7 +296,8 @@ struct part {
 	struct copy *copy;
 	struct member *member; /* NULL: forgotten after its drain */
 	uint32_t shard;
-	uint32_t chunks_done; /* verified prefix */
+	uint32_t chunks_done;  /* verified prefix */
+	int64_t chunk_live_ns; /* when its leg began or that grew, on the live clock */
 	bool done;
 	bool served;         /* a leg was granted on it */
 	struct th_hash told; /* by the reader that filled it: what it has; none: did not say */

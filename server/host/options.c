@@ -37,6 +37,7 @@ enum key {
 	KEY_POLL_HOLD,
 	KEY_EVENTS_COALESCE,
 	KEY_ROUTE_PAIR_BLOCK,
+	KEY_ROUTE_CRAWL,
 	KEY_ROUTE_PIPELINING,
 	KEY_RETAIN_SUCCESSOR_COPIES,
 	KEY_RETAIN_GRACE,
@@ -65,6 +66,7 @@ static const char *const keys[KEYS + 1] = {
 	[KEY_POLL_HOLD] = "poll.hold",
 	[KEY_EVENTS_COALESCE] = "events.coalesce",
 	[KEY_ROUTE_PAIR_BLOCK] = "route.pair_block",
+	[KEY_ROUTE_CRAWL] = "route.crawl",
 	[KEY_ROUTE_PIPELINING] = "route.pipelining",
 	[KEY_RETAIN_SUCCESSOR_COPIES] = "retain.successor_copies",
 	[KEY_RETAIN_GRACE] = "retain.grace",
@@ -194,6 +196,8 @@ set_lease(struct refsrv_config *core, enum key key, const char *value, struct th
 		return set_duration(&core->suspect_ns, INT64_C(100000000), name, value, err);
 	case KEY_LEASE_DEAD:
 		return set_duration(&core->dead_ns, INT64_C(200000000), name, value, err);
+	case KEY_ROUTE_CRAWL:
+		return set_duration(&core->crawl_ns, INT64_C(100000000), name, value, err);
 	case KEY_LEASE_WARM:
 		return set_duration(&core->warm_ns, 0, name, value, err);
 	case KEY_LEASE_GONE:
@@ -251,6 +255,7 @@ set_key(struct options *options, enum key key, const char *value, struct th_err 
 	case KEY_POLL_HOLD:
 	case KEY_EVENTS_COALESCE:
 	case KEY_ROUTE_PAIR_BLOCK:
+	case KEY_ROUTE_CRAWL:
 		return set_lease(core, key, value, err);
 	case KEY_ROUTE_PIPELINING:
 		return set_bool(&core->pipelining, name, value, err);

@@ -95,6 +95,10 @@ def transfers(lane):
     return json.loads(lane.c.thctl("-o", "json", "ls", "transfers", agent="c").stdout)["transfers"]
 
 
+def from_to(lane, source, reader):
+    return any((t["source_node"], t["reader_node"]) == (source, reader) for t in transfers(lane))
+
+
 def node(lane, name):
     """What the server thinks of this node."""
     table = json.loads(lane.c.thctl("-o", "json", "ls", "nodes", agent="c").stdout)["nodes"]
@@ -347,6 +351,21 @@ def f16_slow_link():
         # The owner of the memory is not kept waiting either.
         ended(life.phase_unpublish(), t0="ok TIMEOUT UNKNOWN", t1="ok TIMEOUT UNKNOWN")
         lane.hosts.limit(HOST["reader agent"], "10gbit")
+
+
+def f16_fast_reader_behind_a_slow_one():
+    """It is given the source itself, and is done long before the other."""
+    with scenario(phase="replicate", links=True, others=True) as (lane, life):
+        open_others(life)
+        lane.hosts.limit(HOST["reader agent"], "4mbit")
+        slow = life.group("replicate", "r0", "r1", version="latest", timeout=PATIENT)
+        wait_for(lambda: from_to(lane, "a", "b"), PATIENT, "the slow leg")
+        fast = life.group("replicate", "o0", "o1", version="latest", timeout=PATIENT)
+        ended(fast, o0="ok", o1="ok")
+        assert not slow.over(), "the link was not slow"
+        assert "from=r node=b" in lane.process("other agent").tail(50), "it was never behind it"
+        lane.hosts.limit(HOST["reader agent"], "10gbit")
+        ended(slow, r0="ok", r1="ok")
 
 
 # ---- resources ----

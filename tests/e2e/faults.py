@@ -33,6 +33,7 @@ SERVER_TIMERS = (
     "lease.warm=300ms",
     "poll.hold=100ms",
     "route.pair_block=3s",
+    "route.crawl=500ms",
     "retain.grace=1s",
     "retain.release_after=100ms",
 )

@@ -75,12 +75,13 @@ static const struct option options[] = {
 	OPTION(retain_percent, true),
 	OPTION(force_percent, false),
 	OPTION(grace_ns, false),
+	OPTION(crawl_ns, false),
 	OPTION(drain_ns, true),
 	OPTION(evict_ns, true),
 	OPTION(leave_ns, true),
 };
 
-_Static_assert(sizeof(struct options) == 280, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 288, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

@@ -133,10 +133,11 @@ int64_t between(enum stream stream, int64_t low, int64_t high);
 struct options { /* what swarm_draw() makes of a seed; all of it is printed with --trace */
 	uint32_t servers, hosts, datacenters, models, groups, shards, chunks;
 	uint32_t trainers, clock_skew_permille;
-	uint32_t offload_max;                   /* of a host: 0 to this */
+	uint32_t offload_max; /* of a host: 0 to this */
 	uint32_t tickets_max; /* that wait for their reader at an agent; 0: as many as usual */
 	uint32_t retain_percent, force_percent; /* groups with rules; unpublish with THC_FORCE */
 	int64_t grace_ns;                       /* of claims whose holder crashed */
+	int64_t crawl_ns;                       /* without a chunk, behind one without */
 	uint32_t spot_percent, shared_percent, nic_percent, forever_percent, cancel_permille;
 	uint32_t diverge_permille, other_bytes_percent, layout_percent;
 	uint32_t lineage_percent; /* of a trainer's starts: from an older checkpoint */

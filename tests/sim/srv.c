@@ -104,6 +104,7 @@ srv_start(struct srv *srv)
 		config.seed[i] = th_rng_u64(&world.rng[RNG_SWARM]);
 	config.pair_block_ns = world.options.pair_block_ns;
 	config.grace_ns = world.options.grace_ns;
+	config.crawl_ns = world.options.crawl_ns;
 	srv->generation += 1u << 20;
 	config.generation_first = srv->generation;
 	srv->core = refsrv_new(&config, process_now(&srv->process));

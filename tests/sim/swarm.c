@@ -99,6 +99,7 @@ swarm_draw(struct options *o)
 	o->chunk_ns = between(RNG_SWARM, 500 * US, 60 * MS);
 	o->think_ns = between(RNG_SWARM, 50 * MS, 2 * SEC);
 	o->pair_block_ns = between(RNG_SWARM, 200 * MS, 2 * SEC);
+	o->crawl_ns = o->pair_block_ns;
 	o->fifo = percent(RNG_SWARM, 50);
 	o->loss_permille = rate(100);
 	o->twice_permille = rate(100);

@@ -79,7 +79,7 @@ reactions(uint32_t *ret_node, struct ctl_ev_reroute *ret_reroute)
 
 Test(refsrv_chain, root_dies__only_its_child_reacts_and_the_rest_waits)
 {
-	struct ctl_ev_reroute moved;
+	struct ctl_ev_reroute moved = {0};
 	uint32_t node = LENGTH;
 
 	chain(true);
@@ -94,7 +94,7 @@ Test(refsrv_chain, root_dies__only_its_child_reacts_and_the_rest_waits)
 
 Test(refsrv_chain, middle_dies__its_child_reads_from_above_it_and_keeps_its_prefix)
 {
-	struct ctl_ev_reroute moved;
+	struct ctl_ev_reroute moved = {0};
 	uint32_t node = LENGTH;
 
 	chain(false);
@@ -111,7 +111,7 @@ Test(refsrv_chain, middle_dies__its_child_reads_from_above_it_and_keeps_its_pref
 
 Test(refsrv_chain, two_breaks_at_once__one_reaction_each)
 {
-	struct ctl_ev_reroute moved;
+	struct ctl_ev_reroute moved = {0};
 	uint32_t node = LENGTH;
 
 	chain(true);
@@ -124,7 +124,7 @@ Test(refsrv_chain, two_breaks_at_once__one_reaction_each)
 
 Test(refsrv_chain, child_is_impatient__its_waiting_parent_is_not_blamed)
 {
-	struct ctl_ev_reroute moved;
+	struct ctl_ev_reroute moved = {0};
 	uint32_t node = LENGTH;
 
 	chain(false);
@@ -145,7 +145,7 @@ Test(refsrv_chain, child_is_impatient__its_waiting_parent_is_not_blamed)
 
 Test(refsrv_chain, last_complete_copy_dies__no_circle_closes_and_all_learn_it)
 {
-	struct ctl_ev_reroute moved;
+	struct ctl_ev_reroute moved = {0};
 	uint32_t node = LENGTH;
 
 	chain(false);
@@ -271,4 +271,111 @@ Test(refsrv_chain, one_host_blames_twice__is_one_voice)
 	cr_assert_eq(grant.source_sid, source.sid);
 	cr_assert_eq(world_leg_end(&w, 0, grant.leg, TH_E_CHECKSUM, true, 0), 0);
 	cr_assert_eq(reader(1, "r2", &r2).source_sid, source.sid);
+}
+
+/* ---- a slow reader in the way ---- */
+
+static void
+beat(uint32_t node, uint32_t chunks)
+{
+	struct ctl_leg_progress progress = {legs[node], chunks};
+	struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
+
+	cr_assert_eq(world_request(&w, node, &request), 0);
+}
+
+/* For so many seconds node 0 has 3 chunks, and those behind it what they can have of them. */
+static void
+crawl(int seconds, uint32_t second)
+{
+	for (int i = 0; i < seconds; i++) {
+		world_sleep(&w, SEC);
+		beat(0, 3);
+		beat(1, second);
+		for (uint32_t node = 2; node < LENGTH; node++)
+			beat(node, 2);
+	}
+}
+
+Test(refsrv_chain, slow_reader__the_first_behind_it_reads_beside_it)
+{
+	struct ctl_ev_reroute moved = {0};
+	uint32_t node = LENGTH;
+
+	chain(false);
+	crawl(3, 3);
+	cr_assert_eq(reactions(&node, &moved), 0, "it may only have paused");
+	crawl(2, 3);
+	cr_assert_eq(reactions(&node, &moved), 1);
+	cr_assert_eq(node, 1);
+	cr_assert_eq(moved.old_leg, legs[1]);
+	cr_assert_eq(moved.grant.source_sid, source.sid);
+	/* The source may be what is slow: it gets no third one, and nobody moves back. */
+	legs[1] = moved.grant.leg;
+	crawl(20, 3);
+	cr_assert_eq(reactions(&node, &moved), 0);
+	/* Its bytes come: those behind it have them from it. */
+	world_finish(&w, &nodes[1], legs[1]);
+	cr_assert_eq(world_outcome(&w, &nodes[1]).code, 0);
+}
+
+Test(refsrv_chain, slow_reader__an_idle_source_is_better_than_its_own)
+{
+	struct ctl_ev_reroute moved = {0};
+	uint32_t node = LENGTH;
+
+	chain(true);
+	crawl(5, 3);
+	cr_assert_eq(reactions(&node, &moved), 1);
+	cr_assert_eq(node, 1);
+	cr_assert_eq(moved.grant.source_sid, spare.sid);
+}
+
+Test(refsrv_chain, bytes_move__nobody_is_moved)
+{
+	struct ctl_ev_reroute moved = {0};
+	uint32_t node = LENGTH;
+
+	chain(true);
+	for (uint32_t chunks = 1; chunks < 8; chunks++) {
+		world_sleep(&w, 2 * SEC);
+		for (uint32_t i = 0; i < LENGTH; i++)
+			beat(i, chunks);
+	}
+	cr_assert_eq(reactions(&node, &moved), 0);
+}
+
+Test(refsrv_chain, slow_by_itself__stays_where_it_is)
+{
+	struct ctl_ev_reroute moved = {0};
+	uint32_t node = LENGTH;
+
+	chain(true);
+	crawl(8, 2); /* node 0 has more than node 1 has taken */
+	cr_assert_eq(reactions(&node, &moved), 0);
+}
+
+Test(refsrv_chain, source_reads_from_another_datacenter__its_readers_wait_for_it)
+{
+	struct ctl_event event;
+	uint32_t far[2];
+
+	source = world_member(&w, LENGTH, "source", 0, 1);
+	world_publish(&w, &source, "1");
+	for (uint32_t i = 0; i < 2; i++) {
+		far[i] = world_agent_in(&w, "far");
+		nodes[i] = world_member(&w, far[i], i == 0 ? "n0" : "n1", 0, 1);
+		struct ctl_grant grant = world_begin(&w, &nodes[i], CTL_OP_REPLICATE, "1");
+		cr_assert_eq(grant.source_sid, i == 0 ? source.sid : nodes[0].sid);
+		legs[i] = grant.leg;
+	}
+	for (int i = 0; i < 10; i++) {
+		world_sleep(&w, SEC);
+		for (uint32_t node = 0; node < 2; node++) {
+			struct ctl_leg_progress progress = {legs[node], 1};
+			struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
+			cr_assert_eq(world_request(&w, far[node], &request), 0);
+		}
+	}
+	cr_assert_not(world_take(&w, far[1], CTL_EV_REROUTE, nodes[1].sid, &event));
 }
