@@ -22,6 +22,8 @@ import threading
 import time
 import traceback
 
+from remains import remains
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUILD = os.environ["TH_BUILD"]
 SANITIZED = os.environ.get("TH_SANITIZE", "none") != "none"
@@ -82,6 +84,7 @@ class Process:
             pass_fds=pass_fds,
         )
         self.pid = self.p.pid
+        remains.add("pid", self.pid)
         cluster.processes.append(self)
 
     def ready(self, seconds=20):
@@ -229,6 +232,7 @@ class Agent(Process):
 class Cluster:
     def __init__(self, server=True):
         self.dir = tempfile.mkdtemp(prefix="th-e2e-")
+        remains.add("dir", self.dir)
         self.processes, self.agents, self.cleanups = [], {}, []
         self.server = None
         self.server_url = "tcp://127.0.0.1:7070"
@@ -352,6 +356,8 @@ class Hosts:
         self.switch = f"{self.tag}s"
         self.names = [f"{self.tag}h{i}" for i in range(count)]
         cluster.cleanups.append(self.remove)
+        for name in [*self.names, self.switch]:
+            remains.add("netns", name)
         self._ip("netns", "add", self.switch)
         self._ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
         self._ip("-n", self.switch, "link", "set", "br0", "up")
