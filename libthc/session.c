@@ -28,7 +28,6 @@ static const struct {
 	uint32_t flag;
 	const char *name;
 } later_flags[] = {
-	{THC_SPOT, "THC_SPOT"},
 	{THC_REQUIRE_RDMA, "THC_REQUIRE_RDMA"},
 	{THC_OFFLOAD_SEED, "THC_OFFLOAD_SEED"},
 	{THC_STAGED, "THC_STAGED"},
@@ -43,7 +42,7 @@ check_flags(uint32_t flags)
 			return shim_fail(THC_E_INVALID,
 				"opts->flags: %s is not built in this release; leave it out",
 				later_flags[i].name);
-	if ((flags & ~(uint32_t)THC_NO_MEMORY_FD) != 0)
+	if ((flags & ~(uint32_t)(THC_SPOT | THC_NO_MEMORY_FD)) != 0)
 		return shim_fail(
 			THC_E_INVALID, "opts->flags: 0x%" PRIx32 " has unknown bits", flags);
 	return 0;

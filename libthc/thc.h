@@ -34,7 +34,7 @@
  *   - A THC_E_INVALID sentence begins with the name of the argument.
  *
  * What this release answers THC_E_INVALID (THC_E_MEMORY_KIND for memory) with a sentence that says
- * so: THC_SPOT, THC_REQUIRE_RDMA, THC_OFFLOAD_SEED, THC_STAGED, THC_PREFETCH; GPU tensors.
+ * so: THC_REQUIRE_RDMA, THC_OFFLOAD_SEED, THC_STAGED, THC_PREFETCH; GPU tensors.
  */
 #ifndef THC_H
 #define THC_H

@@ -71,7 +71,7 @@ num_of_workers(const struct agent *agent)
 static int
 open_check(const struct agent *agent, const struct ctl_open *open, struct th_err *err)
 {
-	uint32_t refused = open->flags & ~OPEN_FLAG_NO_MEMORY_FD;
+	uint32_t refused = open->flags & ~(CTL_OPEN_SPOT | OPEN_FLAG_NO_MEMORY_FD);
 	struct th_retain rules;
 
 	TH_ASSERT(open->reservation == 0);

@@ -35,7 +35,7 @@ static const struct argp_option known[] = {
 	{"data", 'd', "HOST[:PORT]", 0, "where other agents reach this one", 0},
 	{"node", 'n', "NAME", 0, "name in listings (the host name)", 0},
 	{"datacenter", 'D', "NAME", 0, "where this host is (default)", 0},
-	{"spot", OPTION_SPOT, NULL, 0, "this host may vanish (not built yet)", 0},
+	{"spot", OPTION_SPOT, NULL, 0, "this host may vanish: it retains nothing", 0},
 	{"offload-limit", OPTION_OFFLOAD_LIMIT, "SIZE", 0,
 		"memory for offloaded copies, 0 for none (half of what is available)", 0},
 	{"transport", OPTION_TRANSPORT, "LIST", 0, "of local,tcp; what is left out is forbidden",

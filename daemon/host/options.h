@@ -28,6 +28,7 @@ struct options {
 	char datacenter[TH_NAME_MAX + 1];
 	bool transport_local, transport_tcp;
 	bool verify;
+	bool spot;         /* this host may vanish: what it has is not retained by it         */
 	int64_t beat_ns;   /* between two beats to the server                                   */
 	bool server_loss_reset; /* handles end with their server                                */
 	int64_t reply_ns;  /* a request to the server is sent again after this                   */

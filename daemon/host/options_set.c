@@ -182,11 +182,14 @@ set_verify(struct options *options, const char *key, const char *value, struct t
 }
 
 static int
-set_spot(const char *key, const char *value, struct th_err *err)
+set_bool(bool *field, const char *key, const char *value, struct th_err *err)
 {
-	if (strcmp(value, "no") == 0 || strcmp(value, "false") == 0 || strcmp(value, "0") == 0)
-		return 0;
-	return th_fail(err, TH_E_INVALID, "%s: spot hosts are not built yet; leave it out", key);
+	bool yes = strcmp(value, "yes") == 0 || strcmp(value, "true") == 0;
+
+	if (!yes && strcmp(value, "no") != 0 && strcmp(value, "false") != 0)
+		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is neither yes nor no", key, value);
+	*field = yes;
+	return 0;
 }
 
 static int
@@ -267,7 +270,7 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("datacenter"))
 		return set_name(o->datacenter, key, value, err);
 	if (IS("spot"))
-		return set_spot(key, value, err);
+		return set_bool(&o->spot, key, value, err);
 	if (IS("offload.limit") || IS("offload_limit"))
 		return set_offload_limit(o, key, value, err);
 	if (IS("transport"))

@@ -222,6 +222,7 @@ open_core(struct host *host, struct th_err *err)
 	config.start_ns = options->stall_ns;
 	config.sessions_max = options->sessions_max;
 	config.attach.offload_bytes = options->offload_limit;
+	config.attach.spot = options->spot;
 	config.server_loss_reset = options->server_loss_reset;
 	snprintf(config.attach.node, sizeof(config.attach.node), "%s", options->node);
 	snprintf(config.attach.datacenter, sizeof(config.attach.datacenter), "%s",

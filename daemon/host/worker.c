@@ -134,7 +134,6 @@ check_flags(uint32_t flags, struct th_err *err)
 		uint32_t flag;
 		const char *name;
 	} later[] = {
-		{OPEN_SPOT, "THC_SPOT"},
 		{OPEN_REQUIRE_RDMA, "THC_REQUIRE_RDMA"},
 		{OPEN_OFFLOAD_SEED, "THC_OFFLOAD_SEED"},
 		{OPEN_STAGED, "THC_STAGED"},
@@ -145,9 +144,9 @@ check_flags(uint32_t flags, struct th_err *err)
 			return th_fail(err, TH_E_INVALID,
 				"the flag %s is not built yet; open without it", later[i].name);
 	}
-	if (flags & ~(uint32_t)OPEN_NO_MEMORY_FD)
-		return th_fail(err, TH_E_INVALID, "unknown flags 0x%" PRIx32 " in open",
-			flags & ~(uint32_t)OPEN_NO_MEMORY_FD);
+	flags &= ~(uint32_t)(OPEN_SPOT | OPEN_NO_MEMORY_FD);
+	if (flags != 0)
+		return th_fail(err, TH_E_INVALID, "unknown flags 0x%" PRIx32 " in open", flags);
 	return 0;
 }
 

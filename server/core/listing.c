@@ -51,14 +51,13 @@ describe_copy(const struct copy *copy, struct ctl_replica_info *ret_info)
 	ret_info->num_shards = copy->num_parts;
 	ret_info->flags = (copy->state == COPY_READY ? CTL_REPLICA_READY : 0u) |
 			  (copy->draining ? CTL_REPLICA_DRAINING : 0u) |
-			  (copy->group->reservation != 0 ? CTL_REPLICA_OFFLOAD : 0u);
+			  (copy->group->reservation != 0 ? CTL_REPLICA_OFFLOAD : 0u) |
+			  (copy_spot(copy) ? CTL_REPLICA_SPOT : 0u);
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
 		const struct part *part = &copy->parts[i];
 		if (i == 0)
 			memcpy(ret_info->datacenter, part->member->agent->info.datacenter,
 				sizeof(ret_info->datacenter));
-		if (part->member->agent->info.spot)
-			ret_info->flags |= CTL_REPLICA_SPOT;
 		ret_info->chunks_done += part->chunks_done;
 		ret_info->chunks_total += version->shards[i].num_chunks;
 	}

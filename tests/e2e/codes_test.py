@@ -105,7 +105,6 @@ def what_is_not_built_says_so():
     with cluster() as cl:
         cl.agent("a")
         for bit, flag in (
-            (0, "THC_SPOT"),
             (1, "THC_REQUIRE_RDMA"),
             (2, "THC_OFFLOAD_SEED"),
             (4, "THC_STAGED"),

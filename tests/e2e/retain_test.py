@@ -10,6 +10,8 @@ from cluster import cluster, expect_error, main, wait_for
 SIZE = 24 << 20
 FORCE, ABANDON = 1, 1
 OFFLOAD, READY = 2, 1
+AT_RISK = 32
+SPOT, REPLICA_SPOT = 1, 4
 
 
 def status(c, agent):
@@ -230,6 +232,61 @@ def steps_of_a_training():
         wait_for(lambda: mapped(a.pid)[0] == 0, 60, "its pages are gone")
 
 
+def told(worker):
+    """It gets the event, and gets it once."""
+    wait_for(lambda: worker.call("events") & AT_RISK, 60, f"{worker.label} is told of the risk")
+    assert not worker.call("events") & AT_RISK, worker.label
+
+
+def nobody_can_keep_it():
+    """Only a spot host has it and no agent has memory: who holds or retains it is told, once; again
+    when it was safe in between, and is lost."""
+    with cluster(server=False) as c:
+        c.start_server(args=["-o", "retain.release_after=100ms"])
+        c.agent("spot", args=["--spot"])
+        c.agent("a", args=["--offload-limit", "0"])
+        claimant, stranger = c.worker("claimant", "a"), c.worker("stranger", "a")
+        claimant.setup(1 << 20, model="m", replica="claimant", retain="latest")
+        stranger.setup(1 << 20, model="m", replica="stranger", retain="latest-1")
+        w = c.worker("trainer", "spot")
+        w.setup(SIZE, model="m", replica="trainer")
+        want = w.call("fill", seed=1)
+        w.call("publish", version=1)
+        told(w)
+        told(claimant)
+        assert w.call("held") == [0, 1] and w.call("safe") == 0, "nothing has changed"
+        # A host with memory comes: it is tried again, and the trainer may go.
+        b = c.agent("b")
+        wait_for(lambda: kept(claimant, 1), 60, "it was rescued")
+        fetched(c, "reader", "a", 1, want)
+        w.call("unpublish", scribble=0)
+        w.call("close")
+        assert not claimant.call("events") & AT_RISK
+        c.replaced(b)
+        told(claimant)
+        assert not replicas(claimant, 1)
+        assert not stranger.call("events") & AT_RISK
+        log = c.thctl("events", agent="a").stdout
+        assert "version 1 of m is lost, although it is retained" in log, log
+
+
+def a_handle_that_is_spot():
+    """Its host stays, its worker may not: the copy is rescued to the host's own agent."""
+    with cluster(server=False) as c:
+        c.start_server(args=["-o", "retain.release_after=100ms"])
+        c.agent("a")
+        w = c.worker("trainer", "a")
+        w.setup(SIZE, model="m", replica="trainer", retain="latest", flags=SPOT)
+        want = w.call("fill", seed=1)
+        w.call("publish", version=1)
+        wait_for(lambda: kept(w, 1), 60, "it was rescued")
+        flags = sorted(f for _, f in replicas(w, 1))
+        assert flags == [READY | OFFLOAD, READY | REPLICA_SPOT], flags
+        assert not w.call("events") & AT_RISK
+        w.kill()
+        fetched(c, "reader", "a", 1, want)
+
+
 def rules_that_are_none():
     with cluster() as c:
         c.agent("a")
@@ -257,5 +314,7 @@ if __name__ == "__main__":
         a_dead_publisher,
         a_group_on_two_hosts,
         steps_of_a_training,
+        nobody_can_keep_it,
+        a_handle_that_is_spot,
         rules_that_are_none,
     )

@@ -97,9 +97,18 @@ Test(daemon_options, transport__list__forbids_what_it_leaves_out)
 
 Test(daemon_options, later_features__refused_unless_they_change_nothing)
 {
-	refused("spot", "yes", "not built yet");
 	refused("http", "0.0.0.0:80", "not built yet");
-	cr_assert_eq(set("spot", "no"), 0);
+}
+
+Test(daemon_options, spot__yes_or_no)
+{
+	cr_assert_not(options.spot);
+	cr_assert_eq(set("spot", "yes"), 0);
+	cr_assert(options.spot);
+	cr_assert_eq(set("spot", "false"), 0);
+	cr_assert_not(options.spot);
+	refused("spot", "perhaps", "neither yes nor no");
+	refused("spot", "", "neither yes nor no");
 }
 
 Test(daemon_options, offload_limit__a_size_or_half_of_what_is_there)

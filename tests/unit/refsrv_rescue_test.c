@@ -387,4 +387,7 @@ Test(refsrv_rescue, spot_flag_of_a_handle__does_not_count_either)
 	world_publish(&w, &m, "7");
 	world_sleep(&w, 2 * SEC);
 	cr_assert(asked(b), "its agent stays, and may keep the copy");
+	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(w.reply.u.list.versions[0].replicas[0].flags,
+		CTL_REPLICA_READY | CTL_REPLICA_SPOT);
 }
