@@ -81,10 +81,16 @@ run_evict(struct thctl *ctl)
 		th_name_copy(admin.replica, ctl->replica) != 0)
 		return thctl_usage(ctl, "--model or --replica is no name");
 	bool sure = (ctl->given & THCTL_YES) != 0;
-	if (!sure && !isatty(STDIN_FILENO))
-		return thctl_usage(ctl, "nobody can be asked: --yes is needed");
 	admin_from(&admin);
+	/* First: what is not there needs no leave. */
 	int rc = admin_ask(&watch, &admin, &err, &reply);
+	if (rc == 0 && !sure && !isatty(STDIN_FILENO)) {
+		admin_close(&watch);
+		return thctl_usage(ctl,
+			"standard input is no terminal, so nobody can be asked whether to evict "
+			"replica %s of %s; give --yes",
+			ctl->replica, ctl->model);
+	}
 	if (rc == 0 && !sure && !agrees(&reply)) {
 		admin_close(&watch);
 		thctl_say("evict: nothing was done");

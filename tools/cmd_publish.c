@@ -15,6 +15,7 @@
 
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "ipc/base/retain.h"
 #include "tools/carry.h"
 #include "tools/checkpoint.h"
 #include "tools/member.h"
@@ -32,12 +33,16 @@ check_options(struct publish *publish)
 {
 	struct thctl *ctl = publish->ctl;
 	struct th_spec spec;
+	struct th_retain rules;
+	struct th_err err;
 
 	if (!ctl->model || !ctl->version)
 		return thctl_usage(ctl, "--model and --version are needed");
 	if (th_spec_parse(ctl->version, &spec) < 0 || spec.relative)
 		return thctl_usage(ctl, "--version must be a number, not '%s'", ctl->version);
 	publish->version = spec.number;
+	if (ctl->retain && th_retain_parse(ctl->retain, &rules, &err) < 0)
+		return thctl_usage(ctl, "--%s", err.text);
 	if (ctl->num_shards == 0 || ctl->num_shards > TH_SHARDS_MAX)
 		return thctl_usage(ctl, "--num-shards must be 1 to %d", TH_SHARDS_MAX);
 	if (ctl->shard >= ctl->num_shards)

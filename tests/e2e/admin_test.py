@@ -304,13 +304,15 @@ def what_is_not_there_is_said():
     with cluster() as c:
         c.agent("a")
         attached(c, "a")
+        c.worker("there", "a").call("open", model="m", replica="there")
         for args, code, text in (
             (("drain", "nowhere"), FAILED, "ls nodes"),
             (("undrain", "nowhere"), FAILED, "ls nodes"),
             (("drain",), 2, "NODE"),
             (("drain", "a\nb"), 2, "name of a node"),
             (("evict", "--model", "m"), 2, "--replica"),
-            (("evict", "--model", "m", "--replica", "r"), 2, "--yes"),
+            (("evict", "--model", "m", "--replica", "there"), 2, "no terminal"),
+            (("evict", "--model", "m", "--replica", "r"), FAILED, "ls replicas"),
             (("evict", "--model", "m", "--replica", "r", "--yes"), FAILED, "ls replicas"),
         ):
             for way in ((), ("-s", c.server_url)):

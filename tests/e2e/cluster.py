@@ -270,6 +270,8 @@ class Cluster:
         argv = [*prefix, os.path.join(BUILD, "tools", "thctl")]
         if agent:
             argv += ["-r", self.agents[agent].runtime]
+        # Nobody is asked, also when a person runs the test on a terminal.
+        kwargs.setdefault("stdin", subprocess.DEVNULL)
         p = subprocess.run(
             argv + list(args), capture_output=True, text=True, timeout=timeout, **kwargs
         )

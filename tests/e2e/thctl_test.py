@@ -290,6 +290,10 @@ def usage():
             p = c.thctl(*args, agent="a", check=False)
             assert p.returncode == 2, (args, p.returncode, p.stderr)
             assert p.stderr and not p.stdout, args
+        # What is wrong in the command comes before what is wrong with the file.
+        args = ["publish", "--model", "m", "--version", "1", "--retain", "latest-x", "absent"]
+        p = c.thctl(*args, agent="a", check=False)
+        assert p.returncode == 2 and '"latest-x" is no rule' in p.stderr, p
         p = c.thctl("-s", "tcp://127.0.0.1:1", "--timeout", "1s", "ls", "nodes", check=False)
         assert p.returncode == 4, (p.returncode, p.stderr)
         p = c.thctl("-s", c.server_url, "ls", "nodes")
