@@ -354,6 +354,7 @@ host_start(struct host *host)
 		host->process.index);
 	config.attach.spot = host->spot;
 	config.attach.offload_bytes = host->offload_max == 0 ? 0 : UINT64_MAX;
+	config.server_loss_reset = host->resets;
 	if (world.options.tickets_max > 0)
 		config.grants_max = world.options.tickets_max;
 	host->core = agent_new(&config, process_now(&host->process));

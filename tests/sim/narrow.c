@@ -47,6 +47,7 @@ static const struct option options[] = {
 	OPTION(other_bytes_percent, true),
 	OPTION(layout_percent, true),
 	OPTION(lineage_percent, true),
+	OPTION(reset_percent, true),
 	OPTION(safety_ns, false),
 	OPTION(net_min_ns, false),
 	OPTION(net_mean_ns, false),

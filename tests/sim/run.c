@@ -53,6 +53,7 @@ begin(uint64_t seed)
 		host->datacenter = i % world.options.datacenters;
 		host->spot = percent(RNG_SWARM, world.options.spot_percent);
 		host->offload_max = (uint32_t)chance(RNG_SWARM, world.options.offload_max + 1);
+		host->resets = percent(RNG_SWARM, world.options.reset_percent);
 		if (i < world.options.hosts)
 			host_start(host);
 	}

@@ -141,6 +141,7 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	uint32_t spot_percent, shared_percent, nic_percent, forever_percent, cancel_permille;
 	uint32_t diverge_permille, other_bytes_percent, layout_percent;
 	uint32_t lineage_percent; /* of a trainer's starts: from an older checkpoint */
+	uint32_t reset_percent;   /* of hosts: their sessions end with their server */
 	int64_t safety_ns;
 	int64_t net_min_ns, net_mean_ns, chunk_ns, think_ns, pair_block_ns;
 	bool quiet; /* no fault of a process or of a link */
@@ -288,7 +289,7 @@ struct host { /* an agent process and its machine */
 	struct agent *core;
 	uint64_t inc;
 	uint32_t datacenter;
-	bool spot, attached;
+	bool spot, attached, resets;
 	bool leaving, left; /* told to end; its core waits for nothing more */
 	int64_t stop_ns, farewell_ns;
 	uint32_t offload_max; /* shards of others that it has memory for */
