@@ -67,15 +67,10 @@ say_held(const struct session *session, struct ctl_rejoin *rejoin)
 	const struct part *part = session->part;
 	bool ended = call->active && call->has_outcome && call->outcome.code == 0;
 
-	if (part == NULL || part->hopeless)
+	if (part == NULL || part->hopeless || !part->settled ||
+		(ended && call->order.kind == CTL_OP_UNPUBLISH))
 		return;
-	if (part->settled && !(ended && call->order.kind == CTL_OP_UNPUBLISH)) {
-		rejoin->held = session->held;
-	} else if (!part->settled && ended && call->went && call->done) {
-		rejoin->held = call->outcome.version;
-	} else {
-		return;
-	}
+	rejoin->held = session->held;
 	rejoin->gen = part->gen;
 	rejoin->attributes = part->attributes;
 	rejoin->refused = part->refused;
