@@ -328,6 +328,11 @@ idle_check(const struct member *member, const char *what, struct th_err *err)
 			"shard %u of replica %s holds or fills version %" PRIu64
 			": unpublish it before you %s",
 			member->shard, group->replica, group->copy->version->id.version, what);
+	if (rejoin_uses_registration(member))
+		return th_fail(err, TH_E_STATE,
+			"shard %u of replica %s held or filled a version when the reference server "
+			"was lost: unpublish it before you %s",
+			member->shard, group->replica, what);
 	if (op != NULL && op->members[member->shard].arrived)
 		return th_fail(err, TH_E_STATE,
 			"shard %u of replica %s has an operation open: wait for it before you %s",
@@ -590,6 +595,8 @@ group_settle(struct refsrv *server, struct group *group)
 		rejoin_remembers(server, group))
 		return;
 	timer_stop(server, &group->timer);
+	if (group->form_ns != 0)
+		server->num_formed_again--;
 	while (group->ops != NULL)
 		op_free(server, group->ops);
 	group_idle(group);

@@ -114,14 +114,11 @@ rejoin_timers(struct refsrv *server)
 static struct group *
 find_group(const struct model *model, const char *replica, uint64_t inc)
 {
-	struct group *group;
+	struct group *group = group_first(model, replica);
 
-	DL_FOREACH(model->groups, group)
-	{
-		if (group->inc == inc && strcmp(group->replica, replica) == 0)
-			return group;
-	}
-	return NULL;
+	while (group != NULL && group->inc != inc)
+		group = group->same_next;
+	return group;
 }
 
 static void
@@ -176,6 +173,7 @@ form(struct refsrv *server, struct model *model, const struct ctl_rejoin *said,
 	group->rejoining = true;
 	group->form_ns = th_deadline_ns(server->now_ns, server->config.form_ns);
 	timer_at(server, &group->timer, TIMER_GROUP, group->form_ns);
+	server->num_formed_again++;
 	return group;
 }
 
@@ -185,16 +183,20 @@ static void
 gone(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *said,
 	const struct th_retain *rules)
 {
-	struct model *model = model_acquire(server, said->open.model);
-	struct group *group = find_group(model, said->open.replica, said->group_inc);
+	struct model *model = model_find(server, said->open.model);
+	struct group *group =
+		model == NULL ? NULL : find_group(model, said->open.replica, said->group_inc);
 	char why[TH_NAME_MAX + 128];
 
-	/* One that nobody will ask for costs as much as one that is asked for. */
-	if (group == NULL && HASH_COUNT(server->members) >= server->config.members_max)
-		return;
-	if (group == NULL)
-		group = form(server, model, said, rules);
-	if (group->state == GROUP_BROKEN)
+	if (group == NULL) {
+		/* Of one shard: nobody else will ask. What is only remembered is bounded, too. */
+		if (said->open.num_shards == 1 ||
+			server->num_formed_again >= server->config.members_max)
+			return;
+		group = form(server, model_acquire(server, said->open.model), said, rules);
+	}
+	/* Broken already; or all of its shards are there, and this is none of them. */
+	if (!group->rejoining)
 		return;
 	snprintf(why, sizeof(why), "shard %u on node %s %s meanwhile", said->open.shard,
 		agent->info.node, said->died ? "lost its worker" : "was closed or broken");
@@ -245,8 +247,14 @@ keep(struct member *member, const struct ctl_rejoin *said)
 	rejoin->said.outcomes = rejoin->outcomes;
 	member->rejoin = rejoin;
 	member->next_op_seq = said->next_op_seq;
-	if (said->went && said->next_op_seq == said->op_seq)
-		member->next_op_seq++;
+}
+
+bool
+rejoin_uses_registration(const struct member *member)
+{
+	const struct rejoin *rejoin = member->rejoin;
+
+	return rejoin != NULL && (rejoin->said.went || !th_version_none(rejoin->said.held));
 }
 
 void
@@ -259,21 +267,49 @@ rejoin_member_free(struct member *member)
 	member->rejoin = NULL;
 }
 
+/* Ascending, and of what it has called. */
+static bool
+outcomes_fit(const struct ctl_rejoin *said)
+{
+	uint64_t last = 0;
+
+	for (uint32_t i = 0; i < said->num_outcomes; i++) {
+		uint64_t seq = said->outcomes[i].op_seq;
+		if (seq <= last || seq >= said->next_op_seq)
+			return false;
+		last = seq;
+	}
+	return said->num_outcomes <= TH_OUTCOMES_MAX;
+}
+
+/* What it holds it has had since an operation that it has called. */
+static bool
+held_fits(const struct ctl_rejoin *said)
+{
+	return th_version_none(said->held) ||
+	       (said->registered && said->gen > 0 && said->gen < said->next_op_seq);
+}
+
+static bool
+running_fits(const struct ctl_rejoin *said)
+{
+	return !said->went || (said->registered && th_version_none(said->held) &&
+				      said->op_seq > 0 && said->next_op_seq == said->op_seq + 1 &&
+				      said->chunks <= said->reg.num_chunks);
+}
+
 static int
 said_check(const struct ctl_rejoin *said, struct th_err *err)
 {
-	bool held = !th_version_none(said->held);
+	bool registration = !said->registered ||
+			    (!th_hash_none(said->reg.layout) && !th_hash_none(said->reg.manifest));
 
-	if (said->next_op_seq == 0 || (held && !said->registered) ||
-		(said->went && (!said->registered || held || said->op_seq == 0 ||
-				       said->next_op_seq != said->op_seq + 1 ||
-				       said->chunks > said->reg.num_chunks)) ||
-		(said->registered &&
-			(th_hash_none(said->reg.layout) || th_hash_none(said->reg.manifest))))
-		return th_fail(err, TH_E_INVALID,
-			"shard %u of replica %s says two things of itself that cannot both be true",
-			said->open.shard, said->open.replica);
-	return 0;
+	if (said->next_op_seq > 0 && registration && held_fits(said) && running_fits(said) &&
+		outcomes_fit(said))
+		return 0;
+	return th_fail(err, TH_E_INVALID,
+		"shard %u of replica %s says two things of itself that cannot both be true",
+		said->open.shard, said->open.replica);
 }
 
 int
@@ -311,7 +347,8 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 		group = form(server, model, said, &rules);
 	rc = group_check(group, said, err);
 	if (rc != 0) {
-		if (group->state != GROUP_BROKEN)
+		/* One that all have come back to takes no harm from one more. */
+		if (group->rejoining)
 			break_it(server, group, "its members contradict each other");
 		return rc;
 	}

@@ -48,6 +48,8 @@ void rejoin_member_free(struct member *member);
  * DRAIN as for any other; what it answers proves nothing to anybody.
  */
 void rejoin_drain_unbuilt(struct refsrv *server, struct member *member);
+/* It has said that it holds or fills something, which is not on record yet. */
+bool rejoin_uses_registration(const struct member *member);
 
 /* ---- rejoin_build.c -------------------------------------------------------------------------- */
 

@@ -326,9 +326,9 @@ adopt_part(struct built *b, struct op *op, uint32_t shard)
 	struct part *part = &b->group->copy->parts[shard];
 
 	part->served = true;
-	part->chunks_done = one->chunks;
 	if (!one->went)
 		return;
+	part->chunks_done = one->chunks;
 	if (one->done) {
 		part->done = content_arrived(b->server, part, one->content);
 		if (!part->done)

@@ -383,7 +383,7 @@ struct group {                /* owned by model.groups */
 	uint64_t reservation;    /* members are agents' own sessions; 0: workers'   */
 	struct offload *offload; /* borrows; NULL: workers', or no longer wanted    */
 	bool rejoining;          /* known to a former server life; operations are held  */
-	int64_t form_ns;         /* ... until then                                  */
+	int64_t form_ns;         /* ... until then; 0: it was opened here           */
 	struct timer timer;      /* at form_ns                                      */
 	bool busy;               /* listed in model.busy */
 	struct group *busy_prev, *busy_next, *same_prev, *same_next;
@@ -543,6 +543,7 @@ struct refsrv {
 	bool warming;    /* agents may still say what a former server knew: see rejoin.h */
 	int64_t warm_ns; /* ... until then, and until all inventories are in */
 	uint32_t num_inventories_due;
+	uint32_t num_formed_again; /* groups that a former life knew, until they are forgotten */
 	uint64_t first_id; /* of this life and epoch */
 	uint32_t epoch;    /* of this life; 0: nobody has attached yet */
 	uint64_t last_id;  /* of sids, legs, groups, copies, drains, attachments: see epoch.h */
