@@ -83,8 +83,6 @@ op_tell_known(struct group *group, uint64_t seq, struct member *member)
 	struct op *op = op_find(group, seq);
 
 	TH_ASSERT(op != NULL && op->state == OP_DONE);
-	if (op->members[member->shard].told)
-		return;
 	op->num_arrived += !op->members[member->shard].arrived;
 	op->members[member->shard].arrived = true;
 	op_tell(op, member);

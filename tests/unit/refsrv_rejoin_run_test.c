@@ -75,6 +75,59 @@ Test(refsrv_rejoin_run, leg__source_comes_later__waited_for)
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 }
 
+/* Another copy of the version is there, or would be asked: who reads from whom is what counts. */
+Test(refsrv_rejoin_run, leg__source_comes_later_than_another__its_readers_are_known)
+{
+	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
+	struct ctl_rejoin other = former_holds("t", 0, 1, 7);
+	struct world_member t = former_back(&w, c, &other), m = former_back(&w, b, &said);
+	struct world_member s = source_back(a, 0, 1);
+	struct ctl_event event;
+	world_call(&w, &s, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m.sid, &event), "it moves on");
+	cr_assert_eq(event.u.reroute.old_leg, FORMER_LEG(1));
+	cr_assert_eq(event.u.reroute.grant.source_sid, t.sid);
+}
+
+Test(refsrv_rejoin_run, legs__in_a_chain_that_comes_back_from_its_end__all_at_once)
+{
+	struct ctl_rejoin two = former_fills("q", 0, 1, 7, FORMER_LEG(2), "p");
+	struct ctl_rejoin one = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
+	struct world_member m2 = former_back(&w, c, &two), m1 = former_back(&w, b, &one);
+	source_back(a, 0, 1);
+	world_finish(&w, &m1, FORMER_LEG(1));
+	cr_assert_eq(world_outcome(&w, &m1).code, 0);
+	world_finish(&w, &m2, FORMER_LEG(2));
+	cr_assert_eq(world_outcome(&w, &m2).code, 0);
+}
+
+Test(refsrv_rejoin_run, leg__its_group_breaks_before_the_rest_is_there__told_so)
+{
+	struct ctl_rejoin one = former_fills("p", 0, 2, 7, FORMER_LEG(1), "s");
+	struct ctl_rejoin gone = former_shard("p", 1, 2);
+	struct world_member m = former_back(&w, a, &one);
+	gone.gone = true;
+	cr_assert_eq(former_rejoin(&w, b, &gone), 0);
+	cr_assert(former_is_broken(&w, &m));
+	cr_assert_eq(world_outcome(&w, &m).code, TH_E_GROUP_BROKEN);
+}
+
+Test(refsrv_rejoin_run, leg__source_dies_while_agents_are_waited_for__another_may_come)
+{
+	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
+	struct ctl_rejoin other = former_holds("t", 0, 1, 7);
+	struct world_member s = source_back(a, 0, 1), m = former_back(&w, b, &said);
+	struct ctl_event event;
+	cr_assert_eq(world_close(&w, &s, true), 0);
+	world_drained(&w, &s);
+	cr_assert_eq(world_leg_end(&w, b, FORMER_LEG(1), TH_E_NO_PATH, true, 3), 0);
+	world_sleep(&w, SEC);
+	cr_assert_not(world_has(&w, b, CTL_EV_CANCEL, m.sid));
+	struct world_member t = former_back(&w, c, &other);
+	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m.sid, &event));
+	cr_assert_eq(event.u.reroute.grant.source_sid, t.sid);
+}
+
 Test(refsrv_rejoin_run, leg__source_never_comes__runs_to_its_end)
 {
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
@@ -122,6 +175,10 @@ Test(refsrv_rejoin_run, leg__none_runs_and_not_all_is_there__a_source_is_named)
 	struct ctl_event event;
 	said.chunks = 4;
 	struct world_member s = source_back(a, 0, 1), m = former_back(&w, b, &said);
+	const struct ctl_inspection *all = refsrv_inspect(w.server, w.now_ns);
+	for (uint32_t i = 0; i < all->num_members; i++)
+		cr_assert_eq(all->members[i].chunks_done,
+			all->members[i].sid == m.sid ? 4 : WORLD_CHUNKS);
 	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m.sid, &event));
 	cr_assert_eq(event.u.reroute.old_leg, 0);
 	cr_assert_eq(event.u.reroute.grant.source_sid, s.sid);
@@ -269,6 +326,15 @@ Test(refsrv_rejoin_run, not_all_had_begun__who_cannot_follow_breaks_it)
 	cr_assert_eq(world_prepared(&w, &m1, TH_E_LAYOUT), 0);
 	former_broken(&w, &m0, "shard 1 on node node2 cannot follow");
 	former_broken(&w, &m1, "shard 1 on node node2 cannot follow");
+}
+
+Test(refsrv_rejoin_run, not_all_had_begun__a_leg_fails__broken)
+{
+	struct world_member m0, m1;
+	half_begun(&m0, &m1);
+	cr_assert_eq(world_leg_end(&w, b, FORMER_LEG(1), TH_E_LIMIT, false, 1), 0);
+	cr_assert(former_is_broken(&w, &m0));
+	cr_assert(former_is_broken(&w, &m1));
 }
 
 /* It is on record with what the others have begun to fill, and not with what it still has. */

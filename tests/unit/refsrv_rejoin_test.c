@@ -75,6 +75,16 @@ Test(refsrv_rejoin, one_shard__holds__listed_and_read_at_once)
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 }
 
+Test(refsrv_rejoin, holds__given_up_after_the_proof_that_nobody_reads_it)
+{
+	struct ctl_rejoin said = former_holds("p", 0, 1, 7);
+	struct world_member m = former_back(&w, a, &said);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_not(world_ended(&w, &m), "readers of the former server may be there");
+	world_drained(&w, &m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+}
+
 Test(refsrv_rejoin, several_shards__listed_with_the_last_of_them)
 {
 	struct ctl_rejoin said[3];
@@ -378,6 +388,21 @@ Test(refsrv_rejoin, outcome__failed_after_go__nothing_is_held)
 	cr_assert_not(former_listed(&w, 7));
 }
 
+Test(refsrv_rejoin, outcome__failed_after_go__who_had_none_gives_up_what_it_holds)
+{
+	struct ctl_rejoin one = former_shard("p", 0, 2), two = former_holds("p", 1, 2, 7);
+	struct ctl_known_outcome failed;
+	one.next_op_seq = 2;
+	knows(&one, &failed, CTL_OP_UPDATE, TH_E_DIRTY, TH_NO_VERSION);
+	failed.went = true;
+	former_back(&w, a, &one);
+	struct world_member m1 = former_back(&w, b, &two);
+	cr_assert_not(former_is_broken(&w, &m1));
+	world_drained(&w, &m1);
+	world_call(&w, &m1, CTL_OP_UPDATE, "", TH_FOREVER);
+	cr_assert_eq(world_outcome(&w, &m1).code, TH_E_DIRTY);
+}
+
 /* ---- what comes before the group is complete ---- */
 
 Test(refsrv_rejoin, operation__called_before_the_rest_is_there__held_and_then_decided)
@@ -410,15 +435,24 @@ Test(refsrv_rejoin, operation__held_too_long__its_time_has_run_out)
 Test(refsrv_rejoin, operation__held_and_cancelled__is_cancelled)
 {
 	struct ctl_rejoin one = former_holds("p", 0, 2, 7), two = former_holds("p", 1, 2, 7);
-	struct world_member m0 = former_back(&w, a, &one), other = m0;
+	struct world_member m0 = former_back(&w, a, &one);
 	world_call(&w, &m0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	other.seq = 77;
-	cr_assert_eq(world_cancel(&w, &other), 0);
 	cr_assert_eq(world_cancel(&w, &m0), 0);
 	cr_assert_not(world_ended(&w, &m0));
 	struct world_member m1 = former_back(&w, b, &two);
 	cr_assert_eq(world_outcome(&w, &m0).code, TH_E_CANCELLED);
 	cr_assert_not(former_is_broken(&w, &m1));
+}
+
+Test(refsrv_rejoin, operation__held_and_another_cancelled__goes_on)
+{
+	struct ctl_rejoin one = former_holds("p", 0, 2, 7), two = former_holds("p", 1, 2, 7);
+	struct world_member m0 = former_back(&w, a, &one), other = m0;
+	world_call(&w, &m0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	other.seq = 77;
+	cr_assert_eq(world_cancel(&w, &other), 0);
+	former_back(&w, b, &two);
+	cr_assert_not(world_ended(&w, &m0));
 }
 
 Test(refsrv_rejoin, operation__held_when_the_group_breaks__is_told_so)
@@ -432,33 +466,54 @@ Test(refsrv_rejoin, operation__held_when_the_group_breaks__is_told_so)
 	cr_assert_eq(world_outcome(&w, &m0).code, TH_E_GROUP_BROKEN);
 }
 
-Test(refsrv_rejoin, content__told_before_the_rest_is_there__counts)
+/* Both shards of q publish version 7: shard 0 these bytes, shard 1 those that p has. */
+static struct world_member
+publishes_too(uint64_t content)
 {
-	struct ctl_rejoin one = former_holds("p", 0, 2, 7), two = former_holds("p", 1, 2, 7);
-	struct ctl_event event;
-	one.hashed = false;
-	struct world_member m0 = former_back(&w, a, &one);
-	m0.seq = 99;
-	cr_assert_eq(world_content(&w, &m0, 66), 0, "of another generation: nothing");
-	m0.seq = 1;
-	cr_assert_eq(world_content(&w, &m0, 5), 0);
-	former_back(&w, b, &two);
-	/* Who publishes other bytes is told that they are. */
-	struct world_member p[2] = {world_member(&w, c, "q", 0, 2), world_member(&w, c, "q", 1, 2)};
+	struct world_member q[2] = {world_member(&w, c, "q", 0, 2), world_member(&w, c, "q", 1, 2)};
+
 	w.hash_late = true;
-	world_call(&w, &p[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
-	world_call(&w, &p[1], CTL_OP_PUBLISH, "7", TH_FOREVER);
-	cr_assert_eq(world_content(&w, &p[0], 6), 0);
-	cr_assert_eq(world_content(&w, &p[1], 1), 0);
-	cr_assert(world_take(&w, c, CTL_EV_CONFLICT, p[0].sid, &event));
+	world_call(&w, &q[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
+	world_call(&w, &q[1], CTL_OP_PUBLISH, "7", TH_FOREVER);
+	cr_assert_eq(world_content(&w, &q[0], content), 0);
+	cr_assert_eq(world_content(&w, &q[1], 1), 0);
+	return q[0];
 }
 
-Test(refsrv_rejoin, content__the_same_as_was_told_before_the_rest_is_there__no_conflict)
+/* p comes back; what shard 0 holds is said while shard 1 is not there. */
+static void
+content_late(void)
 {
-	struct ctl_rejoin one = former_holds("p", 0, 1, 7);
-	struct world_member q;
-	former_back(&w, a, &one);
-	q = world_member(&w, c, "q", 0, 1);
-	world_publish(&w, &q, "7");
+	struct ctl_rejoin one = former_holds("p", 0, 2, 7), two = former_holds("p", 1, 2, 7);
+
+	one.hashed = false;
+	struct world_member m0 = former_back(&w, a, &one);
+	cr_assert_eq(world_content(&w, &m0, 5), 0);
+	m0.seq = 99;
+	cr_assert_eq(world_content(&w, &m0, 66), 0, "of another generation: nothing");
+	former_back(&w, b, &two);
+}
+
+Test(refsrv_rejoin, content__told_before_the_rest_is_there__others_are_refused)
+{
+	content_late();
+	struct world_member q = publishes_too(6);
+	cr_assert(world_has(&w, c, CTL_EV_CONFLICT, q.sid));
+}
+
+Test(refsrv_rejoin, content__told_before_the_rest_is_there__the_same_is_not)
+{
+	content_late();
+	struct world_member q = publishes_too(5);
 	cr_assert_not(world_has(&w, c, CTL_EV_CONFLICT, q.sid));
+}
+
+Test(refsrv_rejoin, content__others_were_published_meanwhile__they_are_refused)
+{
+	struct ctl_rejoin one = former_holds("p", 0, 2, 7), two = former_holds("p", 1, 2, 7);
+	struct world_member q = publishes_too(6);
+	former_back(&w, a, &one);
+	cr_assert_not(world_has(&w, c, CTL_EV_CONFLICT, q.sid));
+	former_back(&w, b, &two);
+	cr_assert(world_has(&w, c, CTL_EV_CONFLICT, q.sid), "p was the first");
 }
