@@ -15,6 +15,14 @@ wire_name(char *ret_name, size_t length, char letter)
 	ret_name[length] = '\0';
 }
 
+static void
+are(uint8_t *data, size_t got, const char *expected, size_t bytes)
+{
+	cr_assert_eq(got, bytes);
+	cr_assert_arr_eq(data, expected, bytes);
+	free(data);
+}
+
 void
 wire_request_is(const struct ctl_request *request, const char *expected, size_t bytes)
 {
@@ -22,9 +30,7 @@ wire_request_is(const struct ctl_request *request, const char *expected, size_t 
 	size_t got;
 
 	cr_assert_eq(ctl_request_pack(request, &data, &got), 0);
-	cr_assert_eq(got, bytes);
-	cr_assert_arr_eq(data, expected, bytes);
-	free(data);
+	are(data, got, expected, bytes);
 }
 
 void
@@ -34,9 +40,7 @@ wire_event_is(const struct ctl_event *event, const char *expected, size_t bytes)
 	size_t got;
 
 	cr_assert_eq(ctl_event_pack(event, &data, &got), 0);
-	cr_assert_eq(got, bytes);
-	cr_assert_arr_eq(data, expected, bytes);
-	free(data);
+	are(data, got, expected, bytes);
 }
 
 void
@@ -103,10 +107,10 @@ wire_take_event(int body_case, void *body)
 }
 
 int
-wire_take_reply(enum ctl_request_kind kind, int body_case, void *body, struct ctl_reply *ret_got)
+wire_take_reply(enum ctl_request_kind kind, int body_case, void *body, struct convert_arena *arena,
+	struct ctl_reply *ret_got)
 {
 	Tensorhub__V1__Reply message;
-	struct convert_arena arena = {0};
 	struct th_err err = {0};
 
 	tensorhub__v1__reply__init(&message);
@@ -115,9 +119,8 @@ wire_take_reply(enum ctl_request_kind kind, int body_case, void *body, struct ct
 	size_t bytes = tensorhub__v1__reply__get_packed_size(&message);
 	uint8_t *data = malloc(bytes + 1);
 	tensorhub__v1__reply__pack(&message, data);
-	int rc = ctl_reply_unpack(data, bytes, kind, &arena, &err, ret_got);
+	int rc = ctl_reply_unpack(data, bytes, kind, arena, &err, ret_got);
 	cr_assert_eq(err.text[0] != '\0', rc != 0);
-	convert_arena_free(&arena);
 	free(data);
 	return rc;
 }

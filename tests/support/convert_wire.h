@@ -23,11 +23,12 @@ void wire_request_same(const struct ctl_request *request);
 
 /*
  * A peer sends this body, which need not make sense: 0, or the code of the refusal, which has come
- * with a sentence. What was taken in holds no pointers that are valid.
+ * with a sentence. Pointers of what was taken in are not valid; those of a reply are, until its
+ * arena is freed.
  */
 int wire_take_request(int body_case, void *body, struct ctl_request *ret_got);
 int wire_take_event(int body_case, void *body);
-int wire_take_reply(
-	enum ctl_request_kind kind, int body_case, void *body, struct ctl_reply *ret_got);
+int wire_take_reply(enum ctl_request_kind kind, int body_case, void *body,
+	struct convert_arena *arena, struct ctl_reply *ret_got);
 
 #endif

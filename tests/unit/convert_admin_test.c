@@ -7,31 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/proto/convert.h"
-#include "ipc/proto/tensorhub.pb-c.h"
-
-static void
-name_of(char *ret_name, size_t length, char letter)
-{
-	memset(ret_name, letter, length);
-	ret_name[length] = '\0';
-}
-
-static void
-same_request(const struct ctl_request *request)
-{
-	struct convert_arena arena = {0};
-	struct th_err err = {0};
-	struct ctl_request got;
-	uint8_t *data;
-	size_t bytes;
-
-	cr_assert_eq(ctl_request_pack(request, &data, &bytes), 0);
-	cr_assert_eq(ctl_request_unpack(data, bytes, &arena, &err, &got), 0, "%s", err.text);
-	cr_assert_arr_eq(&got, request, sizeof(got));
-	free(data);
-	convert_arena_free(&arena);
-}
+#include "tests/support/convert_wire.h"
 
 static struct ctl_request
 new_request(enum ctl_admin_verb verb)
@@ -49,25 +25,25 @@ Test(convert_admin, every_verb__comes_back)
 {
 	struct ctl_request request = new_request(CTL_ADMIN_DRAIN);
 
-	name_of(request.u.admin.node, TH_NAME_MAX, 'n');
-	name_of(request.u.admin.from, TH_NAME_MAX, 'f');
-	same_request(&request);
+	wire_name(request.u.admin.node, TH_NAME_MAX, 'n');
+	wire_name(request.u.admin.from, TH_NAME_MAX, 'f');
+	wire_request_same(&request);
 	request.u.admin.look = true;
-	same_request(&request);
+	wire_request_same(&request);
 	request.u.admin.leaving = true;
-	same_request(&request);
+	wire_request_same(&request);
 	request = new_request(CTL_ADMIN_UNDRAIN);
 	strcpy(request.u.admin.node, "h1");
-	same_request(&request);
+	wire_request_same(&request);
 	request = new_request(CTL_ADMIN_EVICT);
 	strcpy(request.u.admin.model, "m");
 	strcpy(request.u.admin.replica, "r");
 	request.u.admin.force = true;
 	request.u.admin.group = UINT64_MAX;
-	same_request(&request);
+	wire_request_same(&request);
 	request = new_request(CTL_ADMIN_EVENTS);
 	request.u.admin.after = UINT64_MAX;
-	same_request(&request);
+	wire_request_same(&request);
 }
 
 Test(convert_admin, attach__brings_the_state_of_the_node)
@@ -81,9 +57,9 @@ Test(convert_admin, attach__brings_the_state_of_the_node)
 	strcpy(request.u.attach.datacenter, "d");
 	strcpy(request.u.attach.data_address, "h:1");
 	request.u.attach.draining = true;
-	same_request(&request);
+	wire_request_same(&request);
 	request.u.attach.leaving = true;
-	same_request(&request);
+	wire_request_same(&request);
 }
 
 Test(convert_admin, event_of_a_node__comes_back)
@@ -98,7 +74,7 @@ Test(convert_admin, event_of_a_node__comes_back)
 	event.kind = CTL_EV_NODE;
 	event.number = 3;
 	event.u.node.draining = true;
-	name_of(event.u.node.text, TH_CTL_TEXT_BYTES - 1, 't');
+	wire_name(event.u.node.text, TH_CTL_TEXT_BYTES - 1, 't');
 	cr_assert_eq(ctl_event_pack(&event, &data, &bytes), 0);
 	cr_assert_eq(ctl_event_unpack(data, bytes, &arena, &err, &got), 0, "%s", err.text);
 	cr_assert_eq(got.kind, CTL_EV_NODE);
@@ -108,21 +84,15 @@ Test(convert_admin, event_of_a_node__comes_back)
 	convert_arena_free(&arena);
 }
 
-/* Request { admin = 50 { verb = 1, node = 2 "h1", look = 5 true } }: bytes from the format. */
-Test(convert_admin, drain__has_these_bytes)
+Test(convert_admin, golden__drain)
 {
-	static const uint8_t want[] = {0x92, 0x03, 8, 0x08, 1, 0x12, 2, 'h', '1', 0x28, 1};
 	struct ctl_request request = new_request(CTL_ADMIN_DRAIN);
-	uint8_t *data;
-	size_t bytes;
 
 	request.request_no = 0;
 	strcpy(request.u.admin.node, "h1");
 	request.u.admin.look = true;
-	cr_assert_eq(ctl_request_pack(&request, &data, &bytes), 0);
-	cr_assert_eq(bytes, sizeof(want));
-	cr_assert_arr_eq(data, want, sizeof(want));
-	free(data);
+	/* Field 50, length 8; from the .proto. */
+	wire_request_is(&request, WIRE_BYTES("\x92\x03\x08\x08\x01\x12\x02h1\x28\x01"));
 }
 
 Test(convert_admin, reply__comes_back)
@@ -138,12 +108,12 @@ Test(convert_admin, reply__comes_back)
 	for (uint32_t i = 0; i < CTL_BLOCKERS_MAX; i++) {
 		struct ctl_blocker *blocker = &blockers[i];
 		blocker->kind = "last-copy";
-		name_of(blocker->model, TH_NAME_MAX, 'm');
-		name_of(blocker->replica, TH_NAME_MAX, 'r');
+		wire_name(blocker->model, TH_NAME_MAX, 'm');
+		wire_name(blocker->replica, TH_NAME_MAX, 'r');
 		blocker->shard = i;
 		blocker->version = (struct th_version){1, 2};
 		blocker->stays = i % 2 == 0;
-		name_of(blocker->text, TH_CTL_TEXT_BYTES - 1, 't');
+		wire_name(blocker->text, TH_CTL_TEXT_BYTES - 1, 't');
 	}
 	for (uint32_t i = 0; i < CTL_LOG_ENTRIES_MAX; i++) {
 		struct ctl_log_entry *entry = &events[i];
@@ -151,9 +121,9 @@ Test(convert_admin, reply__comes_back)
 		entry->at_ns = -1;
 		entry->wall_ns = INT64_MAX;
 		entry->severity = "warning";
-		name_of(entry->model, TH_NAME_MAX, 'm');
-		name_of(entry->node, TH_NAME_MAX, 'n');
-		name_of(entry->text, TH_CTL_TEXT_BYTES - 1, 't');
+		wire_name(entry->model, TH_NAME_MAX, 'm');
+		wire_name(entry->node, TH_NAME_MAX, 'n');
+		wire_name(entry->text, TH_CTL_TEXT_BYTES - 1, 't');
 	}
 	reply.u.admin = (struct ctl_admin_reply){
 		.server_inc = 1,
@@ -214,22 +184,9 @@ Test(convert_admin, reply__comes_back)
 static int
 take(Tensorhub__V1__Admin *admin)
 {
-	Tensorhub__V1__Request message;
-	struct convert_arena arena = {0};
-	struct th_err err = {0};
 	struct ctl_request got;
 
-	tensorhub__v1__request__init(&message);
-	message.body_case = TENSORHUB__V1__REQUEST__BODY_ADMIN;
-	message.admin = admin;
-	size_t bytes = tensorhub__v1__request__get_packed_size(&message);
-	uint8_t *data = malloc(bytes + 1);
-	tensorhub__v1__request__pack(&message, data);
-	int rc = ctl_request_unpack(data, bytes, &arena, &err, &got);
-	cr_assert_eq(err.text[0] != '\0', rc != 0);
-	convert_arena_free(&arena);
-	free(data);
-	return rc;
+	return wire_take_request(TENSORHUB__V1__REQUEST__BODY_ADMIN, admin, &got);
 }
 
 static char good[] = "good", bad_control[] = "a\nb", bad_bytes[] = "a\xff", empty[] = "";
@@ -240,7 +197,7 @@ Test(convert_admin, verbs_and_names__are_refused)
 {
 	Tensorhub__V1__Admin admin;
 
-	name_of(too_long, TH_NAME_MAX + 1, 'n');
+	wire_name(too_long, TH_NAME_MAX + 1, 'n');
 	tensorhub__v1__admin__init(&admin);
 	cr_assert_eq(take(&admin), TH_E_INVALID, "verb 0");
 	admin.verb = CTL_ADMIN_EVENTS + 1;
@@ -280,23 +237,13 @@ Test(convert_admin, verbs_and_names__are_refused)
 static int
 take_reply(Tensorhub__V1__AdminReply *admin)
 {
-	Tensorhub__V1__Reply message;
 	struct convert_arena arena = {0};
-	struct th_err err = {0};
 	struct ctl_reply got;
+	int rc = wire_take_reply(CTL_ADMIN, TENSORHUB__V1__REPLY__BODY_ADMIN, admin, &arena, &got);
 
-	tensorhub__v1__reply__init(&message);
-	message.body_case = TENSORHUB__V1__REPLY__BODY_ADMIN;
-	message.admin = admin;
-	size_t bytes = tensorhub__v1__reply__get_packed_size(&message);
-	uint8_t *data = malloc(bytes + 1);
-	tensorhub__v1__reply__pack(&message, data);
-	int rc = ctl_reply_unpack(data, bytes, CTL_ADMIN, &arena, &err, &got);
-	cr_assert_eq(err.text[0] != '\0', rc != 0);
 	if (rc == 0 && got.u.admin.num_told > 0)
 		cr_assert_null(strchr(got.u.admin.blockers[0].text, '\033'));
 	convert_arena_free(&arena);
-	free(data);
 	return rc;
 }
 

@@ -4,39 +4,11 @@
  * hostile peer cannot get through. That they come back whole is in convert_test.
  */
 #include <criterion/criterion.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "ipc/proto/convert.h"
-#include "ipc/proto/tensorhub.pb-c.h"
+#include "tests/support/convert_wire.h"
 
 /* ---- bytes, written down by hand from the .proto --------------------------------------------- */
-
-static void
-packs_to(const struct ctl_request *request, const char *expected, size_t bytes)
-{
-	uint8_t *data;
-	size_t got;
-
-	cr_assert_eq(ctl_request_pack(request, &data, &got), 0);
-	cr_assert_eq(got, bytes);
-	cr_assert_arr_eq(data, expected, bytes);
-	free(data);
-}
-
-static void
-event_packs_to(const struct ctl_event *event, const char *expected, size_t bytes)
-{
-	uint8_t *data;
-	size_t got;
-
-	cr_assert_eq(ctl_event_pack(event, &data, &got), 0);
-	cr_assert_eq(got, bytes);
-	cr_assert_arr_eq(data, expected, bytes);
-	free(data);
-}
-
-#define BYTES(TEXT) TEXT, sizeof(TEXT) - 1
 
 Test(convert_offload, golden__reserved)
 {
@@ -49,7 +21,7 @@ Test(convert_offload, golden__reserved)
 	request.u.reserved.code = -1; /* zigzag: 1 */
 	strcpy(request.u.reserved.text, "no");
 	/* Field 60, length 10. */
-	packs_to(&request, BYTES("\xe2\x03\x0a\x08\x05\x10\x01\x18\x01\x22\x02no"));
+	wire_request_is(&request, WIRE_BYTES("\xe2\x03\x0a\x08\x05\x10\x01\x18\x01\x22\x02no"));
 }
 
 Test(convert_offload, golden__release)
@@ -61,7 +33,7 @@ Test(convert_offload, golden__release)
 	event.number = 9;
 	event.u.release = (struct ctl_ev_release){5, 1, 300};
 	/* Field 41, length 7. */
-	event_packs_to(&event, BYTES("\x08\x09\xca\x02\x07\x08\x05\x10\x01\x18\xac\x02"));
+	wire_event_is(&event, WIRE_BYTES("\x08\x09\xca\x02\x07\x08\x05\x10\x01\x18\xac\x02"));
 }
 
 Test(convert_offload, golden__close_refused)
@@ -74,7 +46,7 @@ Test(convert_offload, golden__close_refused)
 	event.u.close_refused.sid = 2;
 	event.u.close_refused.code = -2;
 	/* Field 42, length 4. */
-	event_packs_to(&event, BYTES("\x08\x01\xd2\x02\x04\x08\x02\x10\x03"));
+	wire_event_is(&event, WIRE_BYTES("\x08\x01\xd2\x02\x04\x08\x02\x10\x03"));
 }
 
 Test(convert_offload, golden__at_risk)
@@ -87,7 +59,7 @@ Test(convert_offload, golden__at_risk)
 	event.u.at_risk.sid = 2;
 	strcpy(event.u.at_risk.text, "x");
 	/* Field 60, length 5. */
-	event_packs_to(&event, BYTES("\x08\x03\xe2\x03\x05\x08\x02\x12\x01x"));
+	wire_event_is(&event, WIRE_BYTES("\x08\x03\xe2\x03\x05\x08\x02\x12\x01x"));
 }
 
 Test(convert_offload, golden__reserve)
@@ -109,12 +81,13 @@ Test(convert_offload, golden__reserve)
 	event.u.reserve.manifest = (struct th_hash){0, 2};
 	event.u.reserve.source_sid = 10;
 	/* Field 40, length 44. */
-	event_packs_to(&event, BYTES("\x08\x01\xc2\x02\x2c\x08\x02\x12\x01m\x1a\x01r\x20\x03\x28"
-				     "\x04\x32\x02\x10\x07"
-				     "\x38\x08\x40\x09"
-				     "\x4a\x09\x09\x01\0\0\0\0\0\0\0"
-				     "\x52\x09\x11\x02\0\0\0\0\0\0\0"
-				     "\x58\x0a"));
+	wire_event_is(
+		&event, WIRE_BYTES("\x08\x01\xc2\x02\x2c\x08\x02\x12\x01m\x1a\x01r\x20\x03\x28"
+				   "\x04\x32\x02\x10\x07"
+				   "\x38\x08\x40\x09"
+				   "\x4a\x09\x09\x01\0\0\0\0\0\0\0"
+				   "\x52\x09\x11\x02\0\0\0\0\0\0\0"
+				   "\x58\x0a"));
 }
 
 /* ---- hostile --------------------------------------------------------------------------------- */
@@ -122,26 +95,6 @@ Test(convert_offload, golden__reserve)
 static char text_good[] = "good";
 static char text_empty[] = "";
 static char text_control[] = "a\nb";
-
-static int
-take(int body_case, void *body, struct ctl_request *ret_got)
-{
-	Tensorhub__V1__Request message;
-	struct convert_arena arena = {0};
-	struct th_err err = {0};
-
-	tensorhub__v1__request__init(&message);
-	message.body_case = (Tensorhub__V1__Request__BodyCase)body_case;
-	message.hello = body; /* all of the union are pointers */
-	size_t bytes = tensorhub__v1__request__get_packed_size(&message);
-	uint8_t *data = malloc(bytes + 1);
-	tensorhub__v1__request__pack(&message, data);
-	int rc = ctl_request_unpack(data, bytes, &arena, &err, ret_got);
-	cr_assert_eq(err.text[0] != '\0', rc != 0);
-	convert_arena_free(&arena);
-	free(data);
-	return rc;
-}
 
 Test(convert_offload, open__rules_that_do_not_parse__are_refused)
 {
@@ -156,17 +109,18 @@ Test(convert_offload, open__rules_that_do_not_parse__are_refused)
 	open.num_shards = 1;
 	for (size_t i = 0; i < TH_ARRAY_LEN(bad); i++) {
 		open.retain = bad[i];
-		cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got), TH_E_INVALID,
-			"%s", bad[i]);
+		cr_assert_eq(wire_take_request(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got),
+			TH_E_INVALID, "%s", bad[i]);
 	}
 	memset(longest, '1', sizeof(longest));
 	for (size_t i = 2; i < sizeof(longest); i += 3)
 		longest[i] = ',';
 	longest[TH_RETAIN_MAX + 1] = '\0';
 	open.retain = longest;
-	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got), TH_E_INVALID);
+	cr_assert_eq(
+		wire_take_request(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got), TH_E_INVALID);
 	longest[TH_RETAIN_MAX] = '\0';
-	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got), 0);
+	cr_assert_eq(wire_take_request(TENSORHUB__V1__REQUEST__BODY_OPEN, &open, &got), 0);
 	cr_assert_str_eq(got.u.open.retain, longest);
 }
 
@@ -181,13 +135,15 @@ Test(convert_offload, reserved__without_a_cause__is_refused)
 	for (size_t i = 0; i < TH_ARRAY_LEN(bad); i++) {
 		reserved.code = bad[i];
 		cr_assert_eq(
-			take(TENSORHUB__V1__REQUEST__BODY_RESERVED, &reserved, &got), TH_E_INVALID);
+			wire_take_request(TENSORHUB__V1__REQUEST__BODY_RESERVED, &reserved, &got),
+			TH_E_INVALID);
 	}
 	reserved.code = TH_E_NOMEM_RETAIN;
-	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_RESERVED, &reserved, &got), 0);
+	cr_assert_eq(wire_take_request(TENSORHUB__V1__REQUEST__BODY_RESERVED, &reserved, &got), 0);
 	cr_assert_str_eq(got.u.reserved.text, "a?b", "what a terminal would obey is gone");
 	reserved.shard = TH_SHARDS_MAX;
-	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_RESERVED, &reserved, &got), TH_E_INVALID);
+	cr_assert_eq(wire_take_request(TENSORHUB__V1__REQUEST__BODY_RESERVED, &reserved, &got),
+		TH_E_INVALID);
 }
 
 Test(convert_offload, close__times__are_checked)
@@ -196,11 +152,12 @@ Test(convert_offload, close__times__are_checked)
 	struct ctl_request got;
 
 	tensorhub__v1__close__init(&close);
-	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_CLOSE, &close, &got), 0);
+	cr_assert_eq(wire_take_request(TENSORHUB__V1__REQUEST__BODY_CLOSE, &close, &got), 0);
 	close.timeout_ns = TH_FOREVER;
-	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_CLOSE, &close, &got), 0);
+	cr_assert_eq(wire_take_request(TENSORHUB__V1__REQUEST__BODY_CLOSE, &close, &got), 0);
 	close.timeout_ns = -2;
-	cr_assert_eq(take(TENSORHUB__V1__REQUEST__BODY_CLOSE, &close, &got), TH_E_INVALID);
+	cr_assert_eq(
+		wire_take_request(TENSORHUB__V1__REQUEST__BODY_CLOSE, &close, &got), TH_E_INVALID);
 }
 
 static int
@@ -225,17 +182,9 @@ take_event_as(int body_case, void *body, struct ctl_event *ret_got)
 }
 
 static int
-take_event(int body_case, void *body)
-{
-	struct ctl_event got;
-
-	return take_event_as(body_case, body, &got);
-}
-
-static int
 take_reserve(Tensorhub__V1__EvReserve *reserve)
 {
-	return take_event(TENSORHUB__V1__EVENT__BODY_RESERVE, reserve);
+	return wire_take_event(TENSORHUB__V1__EVENT__BODY_RESERVE, reserve);
 }
 
 Test(convert_offload, reserve__fields__are_checked)
@@ -280,13 +229,14 @@ Test(convert_offload, release_and_close_refused__fields__are_checked)
 	Tensorhub__V1__EvCloseRefused refused;
 
 	tensorhub__v1__ev_release__init(&release);
-	cr_assert_eq(take_event(TENSORHUB__V1__EVENT__BODY_RELEASE, &release), 0);
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_RELEASE, &release), 0);
 	release.shard = TH_SHARDS_MAX;
-	cr_assert_eq(take_event(TENSORHUB__V1__EVENT__BODY_RELEASE, &release), TH_E_INVALID);
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_RELEASE, &release), TH_E_INVALID);
 	tensorhub__v1__ev_close_refused__init(&refused);
-	cr_assert_eq(take_event(TENSORHUB__V1__EVENT__BODY_CLOSE_REFUSED, &refused), TH_E_INVALID);
+	cr_assert_eq(
+		wire_take_event(TENSORHUB__V1__EVENT__BODY_CLOSE_REFUSED, &refused), TH_E_INVALID);
 	refused.code = TH_E_TIMEOUT;
-	cr_assert_eq(take_event(TENSORHUB__V1__EVENT__BODY_CLOSE_REFUSED, &refused), 0);
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_CLOSE_REFUSED, &refused), 0);
 }
 
 Test(convert_offload, at_risk__sentence__is_cut_and_obeyed_by_no_terminal)
