@@ -35,6 +35,7 @@ struct built { /* what follows from the members' words */
 		*running; /* of an operation after GO that nobody knows the end of */
 	struct th_version held;
 	uint64_t gen;
+	bool guessed;  /* what runs has no source here: its content is taken for that of others */
 	char why[256]; /* what contradicts; empty: nothing */
 };
 
@@ -274,7 +275,7 @@ find_source(const struct built *b, const struct ctl_rejoin *one)
 
 /* Whose content the running copy has, and whether all who may say it are there. */
 static struct content *
-find_content(const struct built *b, bool *ret_all)
+find_content(struct built *b, bool *ret_all)
 {
 	const struct version *version = version_find(b->group->model, b->running->version);
 	struct content *found = NULL;
@@ -288,8 +289,10 @@ find_content(const struct built *b, bool *ret_all)
 		if (found == NULL && source != NULL)
 			found = source->copy->content;
 	}
-	if (found == NULL && version != NULL)
+	if (found == NULL && version != NULL) {
 		found = version->contents;
+		b->guessed = found != NULL;
+	}
 	if (found == NULL)
 		*ret_all = false;
 	return found;
@@ -329,6 +332,8 @@ adopt_part(struct built *b, struct op *op, uint32_t shard)
 	if (!one->went)
 		return;
 	part->chunks_done = one->chunks;
+	/* Digests show whether that was right, where any are made. */
+	part->proof_due = b->guessed && !part->copy->content->shards[shard].unverified;
 	if (one->done) {
 		part->done = content_arrived(b->server, part, one->content);
 		if (!part->done)

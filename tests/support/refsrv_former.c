@@ -122,6 +122,18 @@ former_back(struct world *w, uint32_t agent, const struct ctl_rejoin *said)
 	};
 }
 
+void
+former_finish(struct world *w, const struct world_member *m, uint64_t leg, uint64_t content)
+{
+	struct ctl_request request = {.kind = CTL_LEG_END};
+
+	request.u.leg_end.leg = leg;
+	request.u.leg_end.chunks_verified = WORLD_CHUNKS;
+	if (content != 0)
+		request.u.leg_end.content = (struct th_hash){.lo = content, .hi = m->shard + 1};
+	TH_ASSERT(world_request(w, m->agent, &request) == 0);
+}
+
 bool
 former_listed(struct world *w, uint64_t version)
 {

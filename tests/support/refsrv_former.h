@@ -32,6 +32,9 @@ int former_rejoin(struct world *w, uint32_t agent, const struct ctl_rejoin *said
 /* It succeeds: the member, whose last operation is the one before next_op_seq. */
 struct world_member former_back(struct world *w, uint32_t agent, const struct ctl_rejoin *said);
 
+/* Its leg ends well, and these are the bytes: those that former_holds has are 1; 0: no digests. */
+void former_finish(struct world *w, const struct world_member *m, uint64_t leg, uint64_t content);
+
 /* The version is in the listing. */
 bool former_listed(struct world *w, uint64_t version);
 /* It was told that its group is broken by the loss of the server; taken: and why. */

@@ -74,7 +74,7 @@ Test(refsrv_rejoin_hostile, leg__of_two_readers__the_second_has_none)
 	struct ctl_event event;
 	cr_assert_eq(world_leg_end(&w, b, FORMER_LEG(1), 0, false, WORLD_CHUNKS), TH_E_INVALID);
 	cr_assert_not(world_ended(&w, &m2));
-	world_finish(&w, &m1, FORMER_LEG(1));
+	former_finish(&w, &m1, FORMER_LEG(1), 1);
 	cr_assert_eq(world_outcome(&w, &m1).code, 0);
 	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m2.sid, &event), "it gets one of its own");
 	world_finish(&w, &m2, event.u.reroute.grant.leg);
@@ -93,9 +93,9 @@ Test(refsrv_rejoin_hostile, legs__in_a_circle__nobody_waits_for_himself)
 	cr_assert_eq(former_said(&w, a, 1), 0);
 	cr_assert_eq(former_said(&w, b, 3), 0);
 	world_sleep(&w, 3 * SEC);
-	world_finish(&w, &m1, FORMER_LEG(1));
-	world_finish(&w, &m2, FORMER_LEG(2));
-	world_finish(&w, &m3, FORMER_LEG(3));
+	former_finish(&w, &m1, FORMER_LEG(1), 1);
+	former_finish(&w, &m2, FORMER_LEG(2), 1);
+	former_finish(&w, &m3, FORMER_LEG(3), 1);
 	cr_assert_eq(world_outcome(&w, &m1).code, 0);
 	cr_assert_eq(world_outcome(&w, &m2).code, 0);
 	cr_assert_eq(world_outcome(&w, &m3).code, 0);

@@ -89,6 +89,56 @@ Test(refsrv_rejoin_run, leg__source_comes_later_than_another__its_readers_are_kn
 	cr_assert_eq(event.u.reroute.grant.source_sid, t.sid);
 }
 
+/* Somebody else is there with what he says is the same version: t, with other bytes than s. */
+static struct world_member
+reads_other_bytes(struct ctl_rejoin *s)
+{
+	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
+	struct ctl_rejoin t = former_holds("t", 0, 1, 7);
+
+	former_back(&w, c, &t);
+	struct world_member m = former_back(&w, b, &said);
+	if (s != NULL)
+		former_back(&w, a, s);
+	warm();
+	return m;
+}
+
+static int
+ends(const struct world_member *m, uint64_t content)
+{
+	former_finish(&w, m, FORMER_LEG(1), content);
+	if (world_has(&w, b, CTL_EV_DRAIN, m->sid))
+		world_drained(&w, m);
+	return world_outcome(&w, m).code;
+}
+
+Test(refsrv_rejoin_run, leg__source_comes_later_with_other_bytes__they_are_not_taken_for_these)
+{
+	struct ctl_rejoin s = former_holds("s", 0, 1, 7);
+	s.content.lo = 99;
+	struct world_member m = reads_other_bytes(&s);
+	cr_assert_eq(ends(&m, 0), TH_E_VERSION_CONFLICT);
+}
+
+Test(refsrv_rejoin_run, leg__source_never_comes_and_other_bytes_are_here__proof_is_due)
+{
+	struct world_member m = reads_other_bytes(NULL);
+	cr_assert_eq(ends(&m, 99), TH_E_VERSION_CONFLICT);
+}
+
+Test(refsrv_rejoin_run, leg__source_never_comes_and_nothing_is_proven__not_taken_for_these)
+{
+	struct world_member m = reads_other_bytes(NULL);
+	cr_assert_eq(ends(&m, 0), TH_E_VERSION_CONFLICT);
+}
+
+Test(refsrv_rejoin_run, leg__source_never_comes_and_the_same_bytes_are_here__done)
+{
+	struct world_member m = reads_other_bytes(NULL);
+	cr_assert_eq(ends(&m, 1), 0);
+}
+
 Test(refsrv_rejoin_run, legs__in_a_chain_that_comes_back_from_its_end__all_at_once)
 {
 	struct ctl_rejoin two = former_fills("q", 0, 1, 7, FORMER_LEG(2), "p");
@@ -165,7 +215,7 @@ Test(refsrv_rejoin_run, leg__fails__goes_on_from_another_that_came_back)
 	cr_assert_eq(event.u.reroute.grant.source_sid, s.sid);
 	cr_assert_geq(event.u.reroute.grant.leg, former_id(0) + (UINT64_C(1) << TH_EPOCH_SHIFT),
 		"a number of this life");
-	world_finish(&w, &m, event.u.reroute.grant.leg);
+	former_finish(&w, &m, event.u.reroute.grant.leg, 1);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 }
 
@@ -243,8 +293,10 @@ Test(refsrv_rejoin_run, all_is_there__the_operation_ends_at_once)
 {
 	struct ctl_rejoin one = former_fills("p", 0, 2, 7, 0, "s"), two = one;
 	two = former_fills("p", 1, 2, 7, 0, "s");
-	one.done = two.done = true;
+	one.done = two.done = one.hashed = two.hashed = true;
 	one.chunks = two.chunks = WORLD_CHUNKS;
+	one.content = (struct th_hash){.lo = 1, .hi = 1};
+	two.content = (struct th_hash){.lo = 1, .hi = 2};
 	source_back(a, 0, 2);
 	source_back(a, 1, 2);
 	struct world_member m0 = former_back(&w, b, &one), m1 = former_back(&w, c, &two);
