@@ -10,6 +10,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
+#include "server/core/event_log.h"
 #include "server/core/hash.h"
 
 static void
@@ -445,6 +446,23 @@ world_refuse(struct world *w, uint32_t agent, const struct ctl_ev_reserve *reser
 	return world_request(w, agent, &request);
 }
 
+bool
+world_asked(const struct world *w, uint32_t agent)
+{
+	return world_has(w, agent, CTL_EV_RESERVE, 0);
+}
+
+struct world_member
+world_accepts(struct world *w, uint32_t agent)
+{
+	struct ctl_ev_reserve reserve;
+	struct world_member m;
+
+	TH_ASSERT(world_reserve(w, agent, &reserve));
+	TH_ASSERT(world_accept(w, agent, &reserve, &m) == 0);
+	return m;
+}
+
 struct ctl_grant
 world_filling(struct world *w, const struct world_member *m)
 {
@@ -598,6 +616,15 @@ world_publish(struct world *w, struct world_member *m, const char *spec)
 	TH_ASSERT(world_outcome(w, m).code == 0);
 }
 
+struct world_member
+world_published(struct world *w, uint32_t agent, const char *replica, const char *version)
+{
+	struct world_member m = world_member(w, agent, replica, 0, 1);
+
+	world_publish(w, &m, version);
+	return m;
+}
+
 struct ctl_grant
 world_go(struct world *w, const struct world_member *m)
 {
@@ -649,4 +676,15 @@ world_drained(struct world *w, const struct world_member *m)
 	struct ctl_ev_part drain = world_take_drain(w, m);
 
 	TH_ASSERT(world_drain_done(w, m->agent, &drain) == 0);
+}
+
+uint32_t
+world_logged(const struct world *w, const char *text)
+{
+	const struct event_entry *entry = NULL;
+	uint32_t times = 0;
+
+	while ((entry = event_log_after(w->server, entry == NULL ? 0 : entry->number)) != NULL)
+		times += strstr(entry->text, text) != NULL;
+	return times;
 }

@@ -98,6 +98,10 @@ bool world_reserve(struct world *w, uint32_t agent, struct ctl_ev_reserve *ret_r
 int world_accept(struct world *w, uint32_t agent, const struct ctl_ev_reserve *reserve,
 	struct world_member *ret_m);
 int world_refuse(struct world *w, uint32_t agent, const struct ctl_ev_reserve *reserve);
+/* It is asked, now or before. */
+bool world_asked(const struct world *w, uint32_t agent);
+/* ... and takes it; aborts when it is not asked, or refused. */
+struct world_member world_accepts(struct world *w, uint32_t agent);
 /* The last member of an offload copy is PREPARED and goes. */
 struct ctl_grant world_filling(struct world *w, const struct world_member *m);
 int world_put(
@@ -125,6 +129,9 @@ bool world_ended(const struct world *w, const struct world_member *m);
 /* A publish that has succeeded is hashed at once: all publish the same bytes. */
 struct ctl_ev_outcome world_outcome(struct world *w, const struct world_member *m);
 void world_publish(struct world *w, struct world_member *m, const char *spec);
+/* A group of one that holds this version. */
+struct world_member world_published(
+	struct world *w, uint32_t agent, const char *replica, const char *version);
 /* Calls, takes PLAN, is PREPARED, takes GO: a one-shard group. */
 struct ctl_grant world_begin(
 	struct world *w, struct world_member *m, enum ctl_op_kind kind, const char *spec);
@@ -136,5 +143,7 @@ void world_replicate(struct world *w, struct world_member *m, const char *spec);
 struct ctl_ev_part world_take_drain(struct world *w, const struct world_member *m);
 /* ... and it is drained. */
 void world_drained(struct world *w, const struct world_member *m);
+/* How often a sentence that has this in it is in the server's log. */
+uint32_t world_logged(const struct world *w, const char *text);
 
 #endif

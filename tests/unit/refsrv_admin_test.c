@@ -72,28 +72,6 @@ leave(uint32_t agent)
 	return world_request(&w, agent, &request);
 }
 
-static struct world_member
-published(uint32_t agent, const char *replica)
-{
-	struct world_member m = world_member(&w, agent, replica, 0, 1);
-
-	world_publish(&w, &m, "1");
-	return m;
-}
-
-static bool
-logged(const char *part)
-{
-	const struct event_entry *entry;
-
-	for (uint64_t last = 0; (entry = event_log_after(w.server, last)) != NULL;
-		last = entry->number) {
-		if (strstr(entry->text, part) != NULL)
-			return true;
-	}
-	return false;
-}
-
 /* ---- drain ---- */
 
 Test(refsrv_admin, idle_node__is_empty_at_once_and_told_so)
@@ -101,13 +79,13 @@ Test(refsrv_admin, idle_node__is_empty_at_once_and_told_so)
 	struct ctl_event event;
 
 	cr_assert_str_eq(state_of(a), "active", "a look changes nothing");
-	cr_assert_not(logged("drained"));
+	cr_assert_not(world_logged(&w, "drained"));
 	drain(a);
 	cr_assert_str_eq(admin->state, "empty");
 	cr_assert_eq(admin->num_blockers, 0);
 	cr_assert_str_eq(state_of(a), "empty");
-	cr_assert(logged("node node0 is being drained: a test"));
-	cr_assert(logged("node node0 is empty"));
+	cr_assert(world_logged(&w, "node node0 is being drained: a test"));
+	cr_assert(world_logged(&w, "node node0 is empty"));
 	cr_assert(world_take(&w, a, CTL_EV_NODE, 0, &event));
 	cr_assert(event.u.node.draining);
 	drain(a);
@@ -132,7 +110,8 @@ Test(refsrv_admin, unknown_node__is_refused)
 
 Test(refsrv_admin, transfers__are_named_and_end_by_themselves)
 {
-	struct world_member p = published(a, "p"), r = world_member(&w, b, "r", 0, 1);
+	struct world_member p = world_published(&w, a, "p", "1"),
+			    r = world_member(&w, b, "r", 0, 1);
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 
 	drain(a);
@@ -148,11 +127,11 @@ Test(refsrv_admin, transfers__are_named_and_end_by_themselves)
 	cr_assert_str_eq(admin->state, "draining");
 	cr_assert(
 		strstr(admin->blockers[0].text, "is being filled with version 1 from node node0"));
-	cr_assert_not(logged("node node0 is empty"));
+	cr_assert_not(world_logged(&w, "node node0 is empty"));
 	world_finish(&w, &r, grant.leg);
 	world_sleep(&w, 2 * SEC);
-	cr_assert(logged("node node0 is empty"));
-	cr_assert(logged("node node1 is empty"));
+	cr_assert(world_logged(&w, "node node0 is empty"));
+	cr_assert(world_logged(&w, "node node1 is empty"));
 	cr_assert_str_eq(state_of(a), "empty");
 	cr_assert(strstr(admin->text, "open handles of workers on node node0: 1;"));
 	(void)p;
@@ -162,7 +141,7 @@ Test(refsrv_admin, many_transfers__all_counted_some_told)
 {
 	enum { READERS = 70 };
 	static struct world_member r[READERS];
-	struct world_member p = published(a, "p");
+	struct world_member p = world_published(&w, a, "p", "1");
 
 	for (uint32_t i = 0; i < READERS; i++) {
 		char name[8];
@@ -197,7 +176,8 @@ Test(refsrv_admin, what_is_open_there__goes_on)
 
 Test(refsrv_admin, source_there__only_where_there_is_no_other)
 {
-	struct world_member p = published(a, "p"), r = world_member(&w, c, "r", 0, 1);
+	struct world_member p = world_published(&w, a, "p", "1"),
+			    r = world_member(&w, c, "r", 0, 1);
 	struct world_member s = world_member(&w, b, "s", 0, 1);
 
 	drain(a);
@@ -213,7 +193,8 @@ Test(refsrv_admin, source_there__only_where_there_is_no_other)
 
 Test(refsrv_admin, leaving__nothing_new_is_read_there)
 {
-	struct world_member p = published(a, "p"), r = world_member(&w, b, "r", 0, 1);
+	struct world_member p = world_published(&w, a, "p", "1"),
+			    r = world_member(&w, b, "r", 0, 1);
 	struct ctl_event event;
 
 	cr_assert_eq(leave(a), 0);
@@ -223,7 +204,7 @@ Test(refsrv_admin, leaving__nothing_new_is_read_there)
 		cr_assert_eq(world_prepared(&w, &r, 0), 0);
 	cr_assert_not(world_has(&w, b, CTL_EV_GO, r.sid));
 	/* Another host publishes it as well. */
-	struct world_member q = published(c, "q");
+	struct world_member q = world_published(&w, c, "q", "1");
 	if (world_take(&w, b, CTL_EV_PLAN, r.sid, &event))
 		cr_assert_eq(world_prepared(&w, &r, 0), 0);
 	cr_assert_str_eq(world_go(&w, &r).source_node, "node2");
@@ -233,7 +214,8 @@ Test(refsrv_admin, leaving__nothing_new_is_read_there)
 
 Test(refsrv_admin, leaving__a_running_transfer_goes_on_there)
 {
-	struct world_member p = published(a, "p"), r = world_member(&w, b, "r", 0, 1);
+	struct world_member p = world_published(&w, a, "p", "1"),
+			    r = world_member(&w, b, "r", 0, 1);
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 
 	cr_assert_eq(leave(a), 0);
@@ -275,7 +257,7 @@ moves_to(uint32_t agent)
 Test(refsrv_admin, last_retained_copy__moves_to_another_node)
 {
 	restart_world(UINT64_MAX);
-	struct world_member p = published(a, "p");
+	struct world_member p = world_published(&w, a, "p", "1");
 	drain(a);
 	cr_assert_str_eq(admin->state, "draining");
 	cr_assert_eq(admin->num_blockers, 1);
@@ -294,7 +276,7 @@ Test(refsrv_admin, last_retained_copy__moves_to_another_node)
 Test(refsrv_admin, last_retained_copy__of_an_agent_that_ends__moves_too)
 {
 	restart_world(UINT64_MAX);
-	struct world_member p = published(a, "p");
+	struct world_member p = world_published(&w, a, "p", "1");
 	cr_assert_eq(leave(a), 0);
 	cr_assert_str_eq(admin->state, "draining");
 	world_sleep(&w, 2 * SEC);
@@ -307,7 +289,7 @@ Test(refsrv_admin, last_retained_copy__of_an_agent_that_ends__moves_too)
 Test(refsrv_admin, last_retained_copy__no_memory_anywhere__does_not_end_by_itself)
 {
 	restart_world(0);
-	struct world_member p = published(a, "p");
+	struct world_member p = world_published(&w, a, "p", "1");
 	drain(a);
 	world_sleep(&w, 2 * SEC);
 	cr_assert_str_eq(state_of(a), "draining");
@@ -329,7 +311,7 @@ Test(refsrv_admin, version_that_nobody_retains__is_not_waited_for)
 {
 	restart_world(UINT64_MAX);
 	w.retain = NULL;
-	struct world_member p = published(a, "p");
+	struct world_member p = world_published(&w, a, "p", "1");
 	drain(a);
 	cr_assert_str_eq(admin->state, "empty");
 	(void)p;
@@ -341,7 +323,7 @@ Test(refsrv_admin, evicted_last_copy__is_copied_before_it_goes_unless_forced)
 	struct ctl_admin what = {.verb = CTL_ADMIN_EVICT};
 
 	restart_world(UINT64_MAX);
-	struct world_member p = published(a, "p");
+	struct world_member p = world_published(&w, a, "p", "1");
 	strcpy(what.model, "m");
 	strcpy(what.replica, "p");
 	cr_assert_eq(ask(what), 0);
@@ -349,7 +331,7 @@ Test(refsrv_admin, evicted_last_copy__is_copied_before_it_goes_unless_forced)
 	world_sleep(&w, 10 * MS);
 	cr_assert(world_reserve(&w, a, &reserve), "it is copied to host memory");
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, p.sid), "and stays until then");
-	struct world_member q = published(b, "q");
+	struct world_member q = world_published(&w, b, "q", "1");
 	what.force = true;
 	strcpy(what.replica, "q");
 	cr_assert_eq(ask(what), 0);
@@ -403,7 +385,7 @@ Test(refsrv_admin, undrain__new_work_comes_again)
 	cr_assert(world_take(&w, a, CTL_EV_NODE, 0, &event));
 	cr_assert_not(event.u.node.draining);
 	cr_assert_eq(world_open(&w, a, "m", "r", 0, 1, 1, &sid), 0);
-	cr_assert(logged("not drained any more"));
+	cr_assert(world_logged(&w, "not drained any more"));
 	cr_assert_eq(of_node(CTL_ADMIN_UNDRAIN, a, false), 0, "twice is once");
 	cr_assert(strstr(admin->text, "was not being drained"));
 }
@@ -435,7 +417,7 @@ attach_draining(uint64_t server_inc)
 Test(refsrv_admin, drain_of_an_earlier_server__holds)
 {
 	attach_draining(w.config.server_inc + 1);
-	cr_assert(logged("told so by an earlier server"));
+	cr_assert(world_logged(&w, "told so by an earlier server"));
 	cr_assert_eq(of_node(CTL_ADMIN_DRAIN, a, true), 0);
 	cr_assert_str_eq(admin->state, "empty");
 }
@@ -481,7 +463,7 @@ Test(refsrv_admin, evict__group_is_broken_with_its_own_code)
 		world_call(&w, &m[i], CTL_OP_UPDATE, "latest", TH_FOREVER);
 		cr_assert_eq(world_outcome(&w, &m[i]).code, TH_E_EVICTED);
 	}
-	cr_assert(logged("replica r of m was evicted"));
+	cr_assert(world_logged(&w, "replica r of m was evicted"));
 }
 
 Test(refsrv_admin, evict__its_members_open_again_and_are_left_alone)
@@ -500,7 +482,8 @@ Test(refsrv_admin, evict__its_members_open_again_and_are_left_alone)
 
 Test(refsrv_admin, evict__running_readers_end)
 {
-	struct world_member p = published(a, "p"), r = world_member(&w, b, "r", 0, 1);
+	struct world_member p = world_published(&w, a, "p", "1"),
+			    r = world_member(&w, b, "r", 0, 1);
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 
 	cr_assert_eq(evict("p", false, 0), 0);

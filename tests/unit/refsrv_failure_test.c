@@ -35,14 +35,6 @@ member(uint32_t agent, const char *replica)
 	return world_member(&w, agent, replica, 0, 1);
 }
 
-static struct world_member
-published(uint32_t agent, const char *replica)
-{
-	struct world_member m = member(agent, replica);
-	world_publish(&w, &m, "1");
-	return m;
-}
-
 static struct ctl_ev_reroute
 rerouted(const struct world_member *m)
 {
@@ -85,7 +77,8 @@ num_members(void)
 
 Test(refsrv_failure, source__fails__another_one_and_the_pair_is_avoided)
 {
-	struct world_member s0 = published(a, "s0"), s1 = published(b, "s1");
+	struct world_member s0 = world_published(&w, a, "s0", "1"),
+			    s1 = world_published(&w, b, "s1", "1");
 	struct world_member r = member(c, "r"), r2 = member(c, "r2"), r3 = member(d, "r3");
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(grant.source_sid, s0.sid);
@@ -107,7 +100,7 @@ Test(refsrv_failure, source__fails__another_one_and_the_pair_is_avoided)
 
 Test(refsrv_failure, source__only_one_and_blocked__tried_again_after_a_while)
 {
-	struct world_member s0 = published(a, "s0");
+	struct world_member s0 = world_published(&w, a, "s0", "1");
 	struct world_member r = member(c, "r");
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 	source_fails(&r, grant.leg, TH_E_NO_PATH, 4);
@@ -129,8 +122,8 @@ Test(refsrv_failure, source__only_one_and_blocked__tried_again_after_a_while)
 
 Test(refsrv_failure, checksum__every_source__abort_with_checksum)
 {
-	published(a, "s0");
-	published(b, "s1");
+	world_published(&w, a, "s0", "1");
+	world_published(&w, b, "s1", "1");
 	struct world_member r = member(c, "r");
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 	source_fails(&r, grant.leg, TH_E_CHECKSUM, 4);
@@ -173,7 +166,7 @@ Test(refsrv_failure, reader__fails_by_itself__all_members_get_its_cause)
 Test(refsrv_failure, leg_end__bad_or_strange__refused_or_ignored)
 {
 	struct world_member r = member(c, "r");
-	published(a, "s0");
+	world_published(&w, a, "s0", "1");
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(world_leg_end(&w, c, grant.leg, 0, false, WORLD_CHUNKS - 1), TH_E_INVALID);
 	cr_assert_eq(world_leg_end(&w, c, grant.leg, 5, false, 1), TH_E_INVALID);
@@ -191,7 +184,8 @@ Test(refsrv_failure, leg_end__bad_or_strange__refused_or_ignored)
 
 Test(refsrv_failure, chain__middle_aborts__children_move_and_it_is_drained_before_its_outcome)
 {
-	struct world_member s = published(a, "s"), m = member(b, "m"), r = member(c, "r");
+	struct world_member s = world_published(&w, a, "s", "1"), m = member(b, "m"),
+			    r = member(c, "r");
 	struct ctl_event event;
 	struct ctl_grant gm = world_begin(&w, &m, CTL_OP_REPLICATE, "1");
 	struct ctl_grant gr = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
@@ -216,7 +210,8 @@ Test(refsrv_failure, chain__middle_aborts__children_move_and_it_is_drained_befor
 
 Test(refsrv_failure, chain__end_crosses_the_reroute__a_success_counts)
 {
-	struct world_member s = published(a, "s"), m = member(b, "m"), r = member(c, "r");
+	struct world_member s = world_published(&w, a, "s", "1"), m = member(b, "m"),
+			    r = member(c, "r");
 	struct ctl_event event;
 	struct ctl_grant gm = world_begin(&w, &m, CTL_OP_REPLICATE, "1");
 	struct ctl_grant gr = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
@@ -232,7 +227,8 @@ Test(refsrv_failure, chain__end_crosses_the_reroute__a_success_counts)
 
 Test(refsrv_failure, chain__no_cycle__a_descendant_is_never_the_source)
 {
-	struct world_member s = published(a, "s"), m = member(b, "m"), r = member(c, "r");
+	struct world_member s = world_published(&w, a, "s", "1"), m = member(b, "m"),
+			    r = member(c, "r");
 	struct ctl_grant gm = world_begin(&w, &m, CTL_OP_REPLICATE, "1");
 	struct ctl_grant gr = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(gr.source_sid, m.sid);
@@ -250,7 +246,8 @@ Test(refsrv_failure, chain__no_cycle__a_descendant_is_never_the_source)
 
 Test(refsrv_failure, lost__last_complete_copy_dies__version_lost_for_the_whole_chain)
 {
-	struct world_member s = published(a, "s"), m = member(b, "m"), r = member(c, "r");
+	struct world_member s = world_published(&w, a, "s", "1"), m = member(b, "m"),
+			    r = member(c, "r");
 	struct ctl_event event;
 	struct ctl_grant gm = world_begin(&w, &m, CTL_OP_REPLICATE, "1");
 	struct ctl_grant gr = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
@@ -271,7 +268,8 @@ Test(refsrv_failure, lost__last_complete_copy_dies__version_lost_for_the_whole_c
 
 Test(refsrv_failure, lost__reader_had_everything__it_is_the_new_source)
 {
-	struct world_member s = published(a, "s"), m = member(b, "m"), r = member(c, "r");
+	struct world_member s = world_published(&w, a, "s", "1"), m = member(b, "m"),
+			    r = member(c, "r");
 	struct ctl_grant gm = world_begin(&w, &m, CTL_OP_REPLICATE, "1");
 	struct ctl_grant gr = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 	w.agents[a].silent = true;
@@ -288,7 +286,7 @@ Test(refsrv_failure, lost__reader_had_everything__it_is_the_new_source)
 
 Test(refsrv_failure, close__one_shard_group__simply_unpublishes)
 {
-	struct world_member s = published(a, "s");
+	struct world_member s = world_published(&w, a, "s", "1");
 	cr_assert_eq(world_close(&w, &s, false), 0); /* answered at once */
 	cr_assert_eq(num_replicas(), 0);
 	cr_assert_eq(num_members(), 1); /* kept until its part is proven drained */
@@ -297,7 +295,7 @@ Test(refsrv_failure, close__one_shard_group__simply_unpublishes)
 	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
 	cr_assert_eq(num_members(), 0);
 	cr_assert_eq(world_close(&w, &s, false), TH_E_STATE);
-	published(a, "s"); /* the name is free */
+	world_published(&w, a, "s", "1"); /* the name is free */
 }
 
 Test(refsrv_failure, close__holds_nothing__forgotten_at_once)
@@ -360,7 +358,7 @@ Test(refsrv_failure, close__while_an_operation_gathers__broken_for_all)
 
 Test(refsrv_failure, died__source__running_leg_finishes_from_its_mapping)
 {
-	struct world_member s = published(a, "s"), r = member(b, "r");
+	struct world_member s = world_published(&w, a, "s", "1"), r = member(b, "r");
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(world_close(&w, &s, true), 0);
 	struct ctl_ev_part drain = world_take_drain(&w, &s);
@@ -433,7 +431,8 @@ Test(refsrv_failure, broken__during_update_before_go__old_copy_is_drained_not_re
 
 Test(refsrv_failure, agent_dies__its_members_are_gone_and_readers_move)
 {
-	struct world_member s0 = published(a, "s0"), s1 = published(b, "s1");
+	struct world_member s0 = world_published(&w, a, "s0", "1"),
+			    s1 = world_published(&w, b, "s1", "1");
 	struct world_member r = member(c, "r");
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(grant.source_sid, s0.sid);
@@ -449,7 +448,7 @@ Test(refsrv_failure, agent_dies__its_members_are_gone_and_readers_move)
 
 Test(refsrv_failure, agent_dies__as_a_reader__its_source_forgets_the_leg)
 {
-	struct world_member s = published(a, "s"), r = member(c, "r");
+	struct world_member s = world_published(&w, a, "s", "1"), r = member(c, "r");
 	struct ctl_event event;
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 	w.agents[c].silent = true;

@@ -48,41 +48,6 @@ flags_of(const char *replica, bool offload)
 	return 0;
 }
 
-static struct world_member
-published(uint32_t agent, const char *replica, const char *version)
-{
-	struct world_member m = world_member(&w, agent, replica, 0, 1);
-
-	world_publish(&w, &m, version);
-	return m;
-}
-
-/* Agent is asked for a shard, and takes it. */
-static struct world_member
-accepts(uint32_t agent)
-{
-	struct ctl_ev_reserve reserve;
-	struct world_member m;
-
-	cr_assert(world_reserve(&w, agent, &reserve));
-	cr_assert_eq(world_accept(&w, agent, &reserve, &m), 0, "%s", w.reply.text);
-	return m;
-}
-
-static bool
-asked(uint32_t agent)
-{
-	return world_has(&w, agent, CTL_EV_RESERVE, 0);
-}
-
-static void
-drained(const struct world_member *m)
-{
-	struct ctl_ev_part drain = world_take_drain(&w, m);
-
-	cr_assert_eq(world_drain_done(&w, m->agent, &drain), 0);
-}
-
 /* It is released: its session is closed, its part drained. */
 static void
 released(const struct world_member *m)
@@ -93,7 +58,7 @@ released(const struct world_member *m)
 	cr_assert_eq(event.u.release.shard, m->shard);
 	cr_assert_eq(world_close(&w, m, false), 0);
 	if (world_has(&w, m->agent, CTL_EV_DRAIN, m->sid))
-		drained(m);
+		world_drained(&w, m);
 }
 
 /* ---- unpublish ---- */
@@ -101,27 +66,28 @@ released(const struct world_member *m)
 Test(refsrv_offload, unpublish__not_retained__at_once)
 {
 	w.retain = NULL;
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
 Test(refsrv_offload, unpublish__another_copy_counts__at_once)
 {
-	struct world_member m = published(a, "p", "7"), r = world_member(&w, b, "r", 0, 1);
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    r = world_member(&w, b, "r", 0, 1);
 	world_replicate(&w, &r, "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
 Test(refsrv_offload, unpublish__last_copy__is_copied_before_it_goes)
 {
 	struct ctl_ev_reserve reserve;
-	struct world_member m = published(a, "p", "7"), o;
+	struct world_member m = world_published(&w, a, "p", "7"), o;
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert(world_reserve(&w, a, &reserve), "its own agent is asked first");
 	cr_assert_eq(reserve.version.version, 7);
@@ -139,7 +105,7 @@ Test(refsrv_offload, unpublish__last_copy__is_copied_before_it_goes)
 	world_finish(&w, &o, grant.leg);
 	cr_assert_eq(world_outcome(&w, &o).code, 0);
 	cr_assert_not(world_ended(&w, &m), "not before the proof that nobody reads it");
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 	cr_assert_eq(flags_of("p", false), 0);
@@ -152,14 +118,14 @@ Test(refsrv_offload, unpublish__refused__another_agent_of_the_datacenter_is_aske
 {
 	struct ctl_ev_reserve reserve;
 	uint32_t far = world_agent_in(&w, "elsewhere");
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert(world_reserve(&w, a, &reserve));
 	cr_assert_eq(world_refuse(&w, a, &reserve), 0);
-	struct world_member o = accepts(b);
-	cr_assert_not(asked(a) || asked(c) || asked(far));
+	struct world_member o = world_accepts(&w, b);
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, c) || world_asked(&w, far));
 	world_finish(&w, &o, world_filling(&w, &o).leg);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 }
 
@@ -167,7 +133,7 @@ Test(refsrv_offload, unpublish__nobody_has_memory__fails_and_nothing_has_changed
 {
 	struct ctl_ev_reserve reserve;
 	uint32_t far = world_agent_in(&w, "elsewhere");
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	for (uint32_t agent = a; agent <= c; agent++) {
 		cr_assert_not(world_ended(&w, &m));
@@ -177,12 +143,12 @@ Test(refsrv_offload, unpublish__nobody_has_memory__fails_and_nothing_has_changed
 	struct ctl_ev_outcome end = world_outcome(&w, &m);
 	cr_assert_eq(end.code, TH_E_NOMEM_RETAIN);
 	cr_assert(strstr(end.text, "version 7 of m") && strstr(end.text, "node2"), "%s", end.text);
-	cr_assert_not(asked(far));
+	cr_assert_not(world_asked(&w, far));
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, 0));
 	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
 	/* The next call tries again. */
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	cr_assert(asked(a));
+	cr_assert(world_asked(&w, a));
 }
 
 Test(refsrv_offload, unpublish__agents_without_a_budget__are_not_asked)
@@ -197,15 +163,15 @@ Test(refsrv_offload, unpublish__agents_without_a_budget__are_not_asked)
 	w.offload_bytes = 999;
 	c = world_agent(&w);
 	w.retain = "latest";
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert_eq(world_outcome(&w, &m).code, TH_E_NOMEM_RETAIN);
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
 Test(refsrv_offload, unpublish__force__gives_it_up)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	struct ctl_request request = {.kind = CTL_OP};
 	request.u.op.sid = m.sid;
 	request.u.op.op_seq = ++m.seq;
@@ -213,16 +179,16 @@ Test(refsrv_offload, unpublish__force__gives_it_up)
 	request.u.op.timeout_ns = TH_FOREVER;
 	request.u.op.flags = CTL_OP_FORCE;
 	cr_assert_eq(world_request(&w, a, &request), 0);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
 Test(refsrv_offload, unpublish__deadline__source_stays_and_the_offload_is_released)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", 5 * SEC);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	struct ctl_grant grant = world_filling(&w, &o);
 	world_sleep(&w, 6 * SEC);
 	struct ctl_ev_outcome end = world_outcome(&w, &m);
@@ -233,14 +199,14 @@ Test(refsrv_offload, unpublish__deadline__source_stays_and_the_offload_is_releas
 	cr_assert_eq(world_leg_end(&w, a, grant.leg, TH_E_CANCELLED, false, 3), 0);
 	released(&o);
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	cr_assert(asked(a));
+	cr_assert(world_asked(&w, a));
 }
 
 Test(refsrv_offload, unpublish__deadline_before_an_answer__memory_is_not_wanted)
 {
 	struct ctl_ev_reserve reserve;
 	struct ctl_event event;
-	struct world_member m = published(a, "p", "7"), o;
+	struct world_member m = world_published(&w, a, "p", "7"), o;
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", 5 * SEC);
 	cr_assert(world_reserve(&w, a, &reserve));
 	world_sleep(&w, 6 * SEC);
@@ -253,9 +219,9 @@ Test(refsrv_offload, unpublish__deadline_before_an_answer__memory_is_not_wanted)
 
 Test(refsrv_offload, unpublish__cancelled__as_before)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	cr_assert(asked(a));
+	cr_assert(world_asked(&w, a));
 	cr_assert_eq(world_cancel(&w, &m), 0);
 	cr_assert_eq(world_outcome(&w, &m).code, TH_E_CANCELLED);
 	cr_assert(world_has(&w, a, CTL_EV_RELEASE, 0));
@@ -280,9 +246,9 @@ Test(refsrv_offload, group__all_parts_before_one_outcome)
 	struct world_member m[2], o[2];
 	pair(m);
 	world_call(&w, &m[0], CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	o[0] = accepts(a);
+	o[0] = world_accepts(&w, a);
 	cr_assert_not(world_has(&w, a, CTL_EV_PLAN, o[0].sid), "one shard has no memory yet");
-	o[1] = accepts(b);
+	o[1] = world_accepts(&w, b);
 	struct ctl_event event;
 	cr_assert(world_take(&w, a, CTL_EV_PLAN, o[0].sid, &event));
 	cr_assert_eq(world_prepared(&w, &o[0], 0), 0);
@@ -292,9 +258,9 @@ Test(refsrv_offload, group__all_parts_before_one_outcome)
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid), "shard 1 is not copied");
 	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
 	world_finish(&w, &o[1], second.leg);
-	drained(&m[0]);
+	world_drained(&w, &m[0]);
 	cr_assert_not(world_ended(&w, &m[0]));
-	drained(&m[1]);
+	world_drained(&w, &m[1]);
 	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
 	world_call(&w, &m[1], CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert_eq(world_outcome(&w, &m[1]).code, 0);
@@ -306,7 +272,7 @@ Test(refsrv_offload, group__one_shard_finds_no_memory__all_keep_theirs)
 	struct world_member m[2], o;
 	pair(m);
 	world_call(&w, &m[0], CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	o = accepts(a);
+	o = world_accepts(&w, a);
 	for (int i = 0; i < 3; i++) {
 		uint32_t agent = i == 0 ? b : i == 1 ? c : a;
 		cr_assert(world_reserve(&w, agent, &reserve), "agent %u", agent);
@@ -332,12 +298,12 @@ Test(refsrv_offload, group__asked_agent_dies__another_is_asked)
 	struct ctl_ev_reserve reserve;
 	cr_assert(world_reserve(&w, b, &reserve));
 	cr_assert_eq(world_refuse(&w, b, &reserve), 0);
-	uint32_t other = asked(c) ? c : d, last = other == c ? d : c;
+	uint32_t other = world_asked(&w, c) ? c : d, last = other == c ? d : c;
 	cr_assert(world_reserve(&w, other, &reserve));
 	w.agents[other].silent = true;
 	world_sleep(&w, 4 * SEC);
-	o[1] = accepts(last);
-	o[0] = accepts(a);
+	o[1] = world_accepts(&w, last);
+	o[0] = world_accepts(&w, a);
 	cr_assert(world_has(&w, a, CTL_EV_PLAN, o[0].sid));
 	cr_assert(world_has(&w, last, CTL_EV_PLAN, o[1].sid));
 }
@@ -345,36 +311,36 @@ Test(refsrv_offload, group__asked_agent_dies__another_is_asked)
 Test(refsrv_offload, filling__its_agent_dies__begins_anew_elsewhere)
 {
 	struct ctl_ev_reserve reserve;
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert(world_reserve(&w, a, &reserve));
 	cr_assert_eq(world_refuse(&w, a, &reserve), 0);
-	struct world_member o = accepts(b);
+	struct world_member o = world_accepts(&w, b);
 	world_filling(&w, &o);
 	w.agents[b].silent = true;
 	world_sleep(&w, 12 * SEC);
-	o = accepts(c);
+	o = world_accepts(&w, c);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 }
 
 Test(refsrv_offload, trainers_unpublish_together__only_the_last_is_copied)
 {
 	struct world_member m[3];
-	m[0] = published(a, "p0", "7");
-	m[1] = published(b, "p1", "7");
-	m[2] = published(c, "p2", "7");
+	m[0] = world_published(&w, a, "p0", "7");
+	m[1] = world_published(&w, b, "p1", "7");
+	m[2] = world_published(&w, c, "p2", "7");
 	for (int i = 0; i < 3; i++)
 		world_call(&w, &m[i], CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	drained(&m[0]);
-	drained(&m[1]);
+	world_drained(&w, &m[0]);
+	world_drained(&w, &m[1]);
 	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
 	cr_assert_eq(world_outcome(&w, &m[1]).code, 0);
-	cr_assert_not(asked(a) || asked(b));
-	struct world_member o = accepts(c);
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b));
+	struct world_member o = world_accepts(&w, c);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
-	drained(&m[2]);
+	world_drained(&w, &m[2]);
 	cr_assert_eq(world_outcome(&w, &m[2]).code, 0);
 }
 
@@ -382,12 +348,13 @@ Test(refsrv_offload, trainers_unpublish_together__only_the_last_is_copied)
 
 Test(refsrv_offload, reader_completes_first__copy_is_unnecessary)
 {
-	struct world_member m = published(a, "p", "7"), r = world_member(&w, b, "r", 0, 1);
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    r = world_member(&w, b, "r", 0, 1);
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	world_finish(&w, &r, grant.leg);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 	released(&o);
 	cr_assert_eq(flags_of("r", false), CTL_REPLICA_READY);
@@ -398,43 +365,46 @@ Test(refsrv_offload, spot_reader_completes__it_does_not_count)
 	w.spot = true;
 	uint32_t spot = world_agent(&w);
 	w.spot = false;
-	struct world_member m = published(a, "p", "7"), r = world_member(&w, spot, "r", 0, 1);
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    r = world_member(&w, spot, "r", 0, 1);
 	world_replicate(&w, &r, "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	cr_assert(asked(a));
+	cr_assert(world_asked(&w, a));
 	cr_assert_not(world_ended(&w, &m));
 }
 
 Test(refsrv_offload, successor_is_published__copy_is_unnecessary)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	struct world_member o = accepts(a);
-	published(b, "q", "8");
-	drained(&m);
+	struct world_member o = world_accepts(&w, a);
+	world_published(&w, b, "q", "8");
+	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 	released(&o);
 }
 
 Test(refsrv_offload, other_copy_does_not_answer__it_does_not_count)
 {
-	struct world_member m = published(a, "p", "7"), r = world_member(&w, b, "r", 0, 1);
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    r = world_member(&w, b, "r", 0, 1);
 	world_replicate(&w, &r, "7");
 	/* Its beats still come, but nothing proves that it lives since the call. */
 	w.agents[b].deaf = true;
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	/* A POLL of before the call is still standing: it brings the PING, and no answer comes. */
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
-	cr_assert_not(asked(a));
+	cr_assert_not(world_asked(&w, a));
 	world_sleep(&w, 2 * SEC);
-	cr_assert(asked(a));
+	cr_assert(world_asked(&w, a));
 }
 
 Test(refsrv_offload, readers__prefer_the_copy_that_fills)
 {
-	struct world_member m = published(a, "p", "7"), r = world_member(&w, c, "r", 0, 1);
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    r = world_member(&w, c, "r", 0, 1);
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	world_filling(&w, &o);
 	cr_assert_eq(world_begin(&w, &r, CTL_OP_REPLICATE, "latest").source_sid, o.sid);
 }
@@ -444,12 +414,12 @@ Test(refsrv_offload, readers__prefer_the_copy_that_fills)
 static struct world_member
 offloaded(void)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
 	cr_assert_eq(world_outcome(&w, &o).code, 0);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 	return o;
 }
@@ -459,7 +429,7 @@ Test(refsrv_offload, release__not_retained_any_more)
 	struct world_member o = offloaded();
 	world_sleep(&w, 30 * SEC);
 	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0), "it is the only copy");
-	published(b, "q", "8");
+	world_published(&w, b, "q", "8");
 	released(&o);
 	cr_assert_eq(flags_of("p", true), 0);
 }
@@ -468,7 +438,7 @@ Test(refsrv_offload, release__not_while_it_is_read)
 {
 	struct world_member o = offloaded(), r = world_member(&w, c, "r", 0, 1);
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "7");
-	published(b, "q", "8");
+	world_published(&w, b, "q", "8");
 	world_sleep(&w, 5 * SEC);
 	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0));
 	world_finish(&w, &r, grant.leg);
@@ -505,7 +475,7 @@ Test(refsrv_offload, release__not_on_proof_that_is_older_than_its_time)
 	world_sleep(&w, 100 * MS);
 	/* c is asked whether it lives, answers, and dies. */
 	world_call(&w, &q, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	drained(&q);
+	world_drained(&w, &q);
 	cr_assert_eq(world_outcome(&w, &q).code, 0);
 	w.agents[c].deaf = w.agents[c].silent = true;
 	world_sleep(&w, 15 * SEC);
@@ -515,13 +485,13 @@ Test(refsrv_offload, release__not_on_proof_that_is_older_than_its_time)
 Test(refsrv_offload, release__claims_end)
 {
 	w.retain = NULL;
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	w.retain = "7";
 	struct world_member k = world_member(&w, b, "k", 0, 1);
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 	cr_assert_eq(world_close(&w, &k, false), 0);
 	released(&o);
@@ -533,9 +503,9 @@ Test(refsrv_offload, the_copy_in_memory__lets_the_next_holder_go_at_once)
 	struct world_member r = world_member(&w, b, "r", 0, 1);
 	world_replicate(&w, &r, "7");
 	world_call(&w, &r, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	drained(&r);
+	world_drained(&w, &r);
 	cr_assert_eq(world_outcome(&w, &r).code, 0);
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 	/* The replica is gone: now it is needed again. */
 	world_sleep(&w, 5 * SEC);
 	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0));
@@ -547,13 +517,14 @@ Test(refsrv_offload, update__last_copy_of_what_is_held__is_copied_first)
 {
 	struct ctl_event event;
 	w.retain = NULL;
-	struct world_member m = published(a, "p", "7"), next = published(b, "q", "8");
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    next = world_published(&w, b, "q", "8");
 	w.retain = "7";
 	world_member(&w, c, "k", 0, 1);
 	world_call(&w, &m, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert_not(world_has(&w, a, CTL_EV_PLAN, m.sid), "its memory may not be touched");
 	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
 	cr_assert(world_take(&w, a, CTL_EV_PLAN, m.sid, &event));
 	cr_assert(event.u.plan.drain_old);
@@ -569,8 +540,8 @@ Test(refsrv_offload, update__no_memory__keeps_what_it_holds)
 {
 	struct ctl_ev_reserve reserve;
 	w.retain = NULL;
-	struct world_member m = published(a, "p", "7");
-	published(b, "q", "8");
+	struct world_member m = world_published(&w, a, "p", "7");
+	world_published(&w, b, "q", "8");
 	w.retain = "7";
 	world_member(&w, c, "k", 0, 1);
 	world_call(&w, &m, CTL_OP_UPDATE, "latest", TH_FOREVER);
@@ -587,11 +558,12 @@ Test(refsrv_offload, update__no_memory__keeps_what_it_holds)
 Test(refsrv_offload, update__what_was_wanted_goes_meanwhile__nothing_new)
 {
 	w.retain = NULL;
-	struct world_member m = published(a, "p", "7"), next = published(b, "q", "8");
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    next = world_published(&w, b, "q", "8");
 	w.retain = "7";
 	world_member(&w, c, "k", 0, 1);
 	world_call(&w, &m, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	world_call(&w, &next, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	struct ctl_ev_outcome end = world_outcome(&w, &m);
 	cr_assert_eq(end.code, 0);
@@ -604,10 +576,10 @@ Test(refsrv_offload, update__what_was_wanted_goes_meanwhile__nothing_new)
 
 Test(refsrv_offload, close__own_rules_keep_nothing)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(world_close(&w, &m, false), 0);
-	drained(&m);
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	world_drained(&w, &m);
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
 static int
@@ -624,13 +596,13 @@ close_within(const struct world_member *m, int64_t timeout_ns, bool abandon)
 Test(refsrv_offload, close__others_claim_it__is_copied_first)
 {
 	world_member(&w, c, "k", 0, 1);
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(close_within(&m, TH_FOREVER, false), 0);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
 	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(flags_of("p", false), 0);
 	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 	cr_assert_not(world_has(&w, a, CTL_EV_CLOSE_REFUSED, 0));
@@ -641,7 +613,7 @@ Test(refsrv_offload, close__no_memory__is_refused_and_the_session_goes_on)
 	struct ctl_ev_reserve reserve;
 	struct ctl_event event;
 	world_member(&w, c, "k", 0, 1);
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(close_within(&m, TH_FOREVER, false), 0);
 	for (uint32_t agent = a; agent <= c; agent++) {
 		cr_assert(world_reserve(&w, agent, &reserve));
@@ -652,7 +624,7 @@ Test(refsrv_offload, close__no_memory__is_refused_and_the_session_goes_on)
 	cr_assert(strstr(event.u.close_refused.text, "last copy"));
 	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	cr_assert(asked(a), "it is open as before");
+	cr_assert(world_asked(&w, a), "it is open as before");
 	cr_assert_eq(close_within(&m, TH_FOREVER, true), 0);
 	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY, "its agent finishes alone");
 }
@@ -661,16 +633,16 @@ Test(refsrv_offload, close__deadline__is_refused)
 {
 	struct ctl_event event;
 	world_member(&w, c, "k", 0, 1);
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(close_within(&m, 3 * SEC, false), 0);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	world_sleep(&w, 4 * SEC);
 	cr_assert(world_take(&w, a, CTL_EV_CLOSE_REFUSED, m.sid, &event));
 	cr_assert_eq(event.u.close_refused.code, TH_E_TIMEOUT);
 	released(&o);
 	/* Its rules count again, and it can be closed once more. */
 	cr_assert_eq(close_within(&m, TH_FOREVER, false), 0);
-	cr_assert(asked(a));
+	cr_assert(world_asked(&w, a));
 }
 
 Test(refsrv_offload, close_of_all_members__goes_when_it_is_copied)
@@ -681,15 +653,15 @@ Test(refsrv_offload, close_of_all_members__goes_when_it_is_copied)
 	cr_assert_eq(close_within(&m[0], TH_FOREVER, false), 0);
 	cr_assert_eq(close_within(&m[1], TH_FOREVER, false), 0);
 	cr_assert_not(world_has(&w, b, CTL_EV_BROKEN, m[1].sid));
-	o[0] = accepts(a);
-	o[1] = accepts(b);
+	o[0] = world_accepts(&w, a);
+	o[1] = world_accepts(&w, b);
 	struct ctl_event event;
 	cr_assert(world_take(&w, a, CTL_EV_PLAN, o[0].sid, &event));
 	cr_assert_eq(world_prepared(&w, &o[0], 0), 0);
 	world_finish(&w, &o[1], world_filling(&w, &o[1]).leg);
 	world_finish(&w, &o[0], world_go(&w, &o[0]).leg);
-	drained(&m[0]);
-	drained(&m[1]);
+	world_drained(&w, &m[0]);
+	world_drained(&w, &m[1]);
 	cr_assert_eq(flags_of("p", false), 0);
 	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 }
@@ -699,7 +671,7 @@ Test(refsrv_offload, close_of_all_members__goes_when_it_is_copied)
 Test(refsrv_offload, open_with_a_reservation__only_as_it_was_asked_for)
 {
 	struct ctl_ev_reserve reserve, bad;
-	struct world_member m = published(a, "p", "7"), o;
+	struct world_member m = world_published(&w, a, "p", "7"), o;
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert(world_reserve(&w, a, &reserve));
 	cr_assert_eq(world_accept(&w, b, &reserve, &o), TH_E_STATE, "another agent");
@@ -731,9 +703,9 @@ Test(refsrv_offload, open_with_a_reservation__only_as_it_was_asked_for)
 
 Test(refsrv_offload, offload_group__is_no_replica_to_join)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(world_close(&w, &m, true), 0);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	struct world_member again = world_member(&w, b, "p", 0, 1);
 	cr_assert_neq(again.sid, o.sid);
 	world_finish(&w, &o, world_filling(&w, &o).leg);

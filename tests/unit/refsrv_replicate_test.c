@@ -43,14 +43,6 @@ member(uint32_t agent, const char *replica)
 	return world_member(&w, agent, replica, 0, 1);
 }
 
-static struct world_member
-published(uint32_t agent, const char *replica, const char *version)
-{
-	struct world_member m = member(agent, replica);
-	world_publish(&w, &m, version);
-	return m;
-}
-
 static void
 unpublish(struct world_member *m)
 {
@@ -123,7 +115,7 @@ Test(refsrv_replicate, wait__version_not_there__plan_when_it_comes)
 	struct world_member d = member(b, "dst");
 	world_call(&w, &d, CTL_OP_REPLICATE, "latest", TH_FOREVER);
 	cr_assert_not(world_has(&w, b, CTL_EV_PLAN, d.sid));
-	published(a, "src", "3");
+	world_published(&w, a, "src", "3");
 	cr_assert(world_has(&w, b, CTL_EV_PLAN, d.sid));
 }
 
@@ -139,7 +131,7 @@ Test(refsrv_replicate, wait__deadline__timeout_and_nothing_changed)
 
 Test(refsrv_replicate, held__same_version__nothing_to_do)
 {
-	struct world_member d = published(a, "dst", "3");
+	struct world_member d = world_published(&w, a, "dst", "3");
 	world_call(&w, &d, CTL_OP_REPLICATE, "3", TH_FOREVER);
 	struct ctl_ev_outcome end = world_outcome(&w, &d);
 	cr_assert_eq(end.code, 0);
@@ -149,8 +141,8 @@ Test(refsrv_replicate, held__same_version__nothing_to_do)
 
 Test(refsrv_replicate, held__another_version__state)
 {
-	struct world_member d = published(a, "dst", "3");
-	published(b, "src", "4");
+	struct world_member d = world_published(&w, a, "dst", "3");
+	world_published(&w, b, "src", "4");
 	world_call(&w, &d, CTL_OP_REPLICATE, "latest", TH_FOREVER);
 	struct ctl_ev_outcome end = world_outcome(&w, &d);
 	cr_assert_eq(end.code, TH_E_STATE);
@@ -160,7 +152,7 @@ Test(refsrv_replicate, held__another_version__state)
 Test(refsrv_replicate, layout__other_number_of_shards__names_both)
 {
 	struct world_member d = world_member(&w, b, "dst", 0, 2);
-	published(a, "src", "3");
+	world_published(&w, a, "src", "3");
 	world_call(&w, &d, CTL_OP_REPLICATE, "3", TH_FOREVER);
 	struct ctl_ev_outcome end = world_outcome(&w, &d);
 	cr_assert_eq(end.code, TH_E_LAYOUT);
@@ -170,7 +162,7 @@ Test(refsrv_replicate, layout__other_number_of_shards__names_both)
 Test(refsrv_replicate, layout__agent_did_not_compare__the_server_does)
 {
 	struct world_member d = member(b, "dst");
-	published(a, "src", "3");
+	world_published(&w, a, "src", "3");
 	cr_assert_eq(world_register(&w, b, d.sid, 7), 0);
 	world_call(&w, &d, CTL_OP_REPLICATE, "3", TH_FOREVER);
 	cr_assert_eq(world_prepared(&w, &d, 0), 0);
@@ -201,7 +193,7 @@ Test(refsrv_replicate, prepared__again_or_late__no_effect)
 {
 	struct world_member d = member(b, "dst");
 	cr_assert_eq(world_prepared(&w, &d, 0), 0); /* no operation */
-	published(a, "src", "3");
+	world_published(&w, a, "src", "3");
 	world_call(&w, &d, CTL_OP_REPLICATE, "3", TH_FOREVER);
 	cr_assert_eq(world_prepared(&w, &d, 7), TH_E_INVALID);
 	cr_assert_eq(world_prepared(&w, &d, 0), 0);
@@ -216,7 +208,7 @@ Test(refsrv_replicate, prepared__again_or_late__no_effect)
 Test(refsrv_replicate, cancel__after_go__too_late)
 {
 	struct world_member d = member(b, "dst");
-	published(a, "src", "3");
+	world_published(&w, a, "src", "3");
 	struct ctl_grant grant = world_begin(&w, &d, CTL_OP_REPLICATE, "3");
 	cr_assert_eq(world_cancel(&w, &d), 0);
 	cr_assert_not(world_ended(&w, &d));
@@ -227,7 +219,7 @@ Test(refsrv_replicate, cancel__after_go__too_late)
 Test(refsrv_replicate, deadline__after_go__runs_on)
 {
 	struct world_member d = member(b, "dst");
-	published(a, "src", "3");
+	world_published(&w, a, "src", "3");
 	world_call(&w, &d, CTL_OP_REPLICATE, "3", SEC);
 	cr_assert_eq(world_prepared(&w, &d, 0), 0);
 	struct ctl_grant grant = world_go(&w, &d);
@@ -239,7 +231,7 @@ Test(refsrv_replicate, deadline__after_go__runs_on)
 
 Test(refsrv_replicate, lost_before_go__replicate_says_so)
 {
-	struct world_member src = published(a, "src", "4");
+	struct world_member src = world_published(&w, a, "src", "4");
 	struct world_member d = member(b, "dst");
 	struct ctl_event event;
 	world_call(&w, &d, CTL_OP_REPLICATE, "latest", TH_FOREVER);
@@ -250,8 +242,8 @@ Test(refsrv_replicate, lost_before_go__replicate_says_so)
 
 Test(refsrv_replicate, lost_before_go__update_finds_nothing_new_and_old_copy_restored)
 {
-	struct world_member src = published(a, "src", "4");
-	struct world_member d = published(b, "dst", "3");
+	struct world_member src = world_published(&w, a, "src", "4");
+	struct world_member d = world_published(&w, b, "dst", "3");
 	struct ctl_event event;
 	world_call(&w, &d, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert(world_take(&w, b, CTL_EV_PLAN, d.sid, &event));
@@ -265,7 +257,7 @@ Test(refsrv_replicate, lost_before_go__update_finds_nothing_new_and_old_copy_res
 
 Test(refsrv_replicate, source_draining_at_go__waits_for_its_return)
 {
-	struct world_member src = published(a, "src", "4");
+	struct world_member src = world_published(&w, a, "src", "4");
 	struct world_member d = member(b, "dst");
 	struct ctl_event event;
 	world_call(&w, &d, CTL_OP_REPLICATE, "4", TH_FOREVER);
@@ -306,8 +298,8 @@ Test(refsrv_replicate, update__nothing_new__decided_without_the_others)
 
 Test(refsrv_replicate, update__never_backward_by_a_relative_name)
 {
-	struct world_member d = published(b, "dst", "5");
-	published(a, "src", "4");
+	struct world_member d = world_published(&w, b, "dst", "5");
+	world_published(&w, a, "src", "4");
 	expect_nothing_new(&d, "latest", 5);
 	expect_nothing_new(&d, "latest-1", 5);
 	expect_nothing_new(&d, "9", 5); /* not there: does not wait */
@@ -319,9 +311,9 @@ Test(refsrv_replicate, update__never_backward_by_a_relative_name)
 
 Test(refsrv_replicate, update__something_new__old_copy_hidden_then_replaced)
 {
-	struct world_member d = published(b, "dst", "3");
+	struct world_member d = world_published(&w, b, "dst", "3");
 	struct ctl_event event;
-	published(a, "src", "4");
+	world_published(&w, a, "src", "4");
 	world_call(&w, &d, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert(world_take(&w, b, CTL_EV_PLAN, d.sid, &event));
 	cr_assert(event.u.plan.drain_old);
@@ -363,8 +355,8 @@ Test(refsrv_replicate, update__ends_before_go__old_copy_is_served_again)
 
 Test(refsrv_replicate, update__all_sources_draining__nothing_new)
 {
-	struct world_member src = published(a, "src", "4");
-	struct world_member d = published(b, "dst", "3");
+	struct world_member src = world_published(&w, a, "src", "4");
+	struct world_member d = world_published(&w, b, "dst", "3");
 	world_call(&w, &src, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	/* latest is still 4, so latest-1 is 3, which is held. */
 	expect_nothing_new(&d, "latest", 3);
@@ -373,7 +365,8 @@ Test(refsrv_replicate, update__all_sources_draining__nothing_new)
 
 Test(refsrv_replicate, update__two_holders_want_each_others__none_loses_bytes)
 {
-	struct world_member x = published(a, "x", "1"), y = published(b, "y", "2");
+	struct world_member x = world_published(&w, a, "x", "1"),
+			    y = world_published(&w, b, "y", "2");
 	struct ctl_event event;
 	world_call(&w, &x, CTL_OP_UPDATE, "2", TH_FOREVER);
 	cr_assert(world_take(&w, a, CTL_EV_PLAN, x.sid, &event));
@@ -386,8 +379,8 @@ Test(refsrv_replicate, update__two_holders_want_each_others__none_loses_bytes)
 
 Test(refsrv_replicate, latest__orphan_partial_does_not_count__chain_does)
 {
-	struct world_member old = published(c, "old", "3");
-	struct world_member src = published(a, "src", "4");
+	struct world_member old = world_published(&w, c, "old", "3");
+	struct world_member src = world_published(&w, a, "src", "4");
 	struct world_member d = member(b, "dst"), e = member(c, "e");
 	struct ctl_request resolve = {.kind = CTL_RESOLVE};
 	(void)old;
@@ -411,7 +404,7 @@ Test(refsrv_replicate, latest__orphan_partial_does_not_count__chain_does)
 Test(refsrv_replicate, route__same_agent_before_same_datacenter_before_other)
 {
 	uint32_t far = world_agent_in(&w, "dc2");
-	struct world_member at_far = published(far, "s0", "1");
+	struct world_member at_far = world_published(&w, far, "s0", "1");
 	struct world_member d0 = member(b, "d0"), d1 = member(b, "d1");
 	struct world_member d2 = member(c, "d2");
 	struct ctl_grant g0 = world_begin(&w, &d0, CTL_OP_REPLICATE, "1");
@@ -425,7 +418,7 @@ Test(refsrv_replicate, route__same_agent_before_same_datacenter_before_other)
 
 Test(refsrv_replicate, route__least_loaded__one_leg_each_makes_a_chain)
 {
-	struct world_member src = published(a, "src", "1");
+	struct world_member src = world_published(&w, a, "src", "1");
 	struct world_member d[6];
 	uint64_t expected = src.sid;
 	for (int i = 0; i < 6; i++) {
@@ -442,7 +435,7 @@ Test(refsrv_replicate, route__no_pipelining__only_ready_copies)
 {
 	world_fini(&w);
 	start(false);
-	struct world_member src = published(a, "src", "1");
+	struct world_member src = world_published(&w, a, "src", "1");
 	struct world_member d0 = member(b, "d0"), d1 = member(c, "d1"), d2 = member(c, "d2");
 	struct ctl_grant g0 = world_begin(&w, &d0, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(g0.source_sid, src.sid);
@@ -453,7 +446,8 @@ Test(refsrv_replicate, route__no_pipelining__only_ready_copies)
 
 Test(refsrv_replicate, route__equal_load__fewest_descendants_then_longest_prefix_then_oldest)
 {
-	struct world_member s0 = published(a, "s0", "1"), s1 = published(b, "s1", "1");
+	struct world_member s0 = world_published(&w, a, "s0", "1"),
+			    s1 = world_published(&w, b, "s1", "1");
 	struct world_member d0 = member(c, "d0");
 	cr_assert_eq(world_begin(&w, &d0, CTL_OP_REPLICATE, "1").source_sid, s0.sid);
 	/* s1 is without a leg and complete; d0 without a leg, but empty. */
@@ -486,7 +480,8 @@ Test(refsrv_replicate, route__one_replica_for_all_shards)
 
 Test(refsrv_replicate, route__suspect_agent__no_new_grants_from_or_to_it)
 {
-	struct world_member s0 = published(a, "s0", "1"), s1 = published(b, "s1", "1");
+	struct world_member s0 = world_published(&w, a, "s0", "1"),
+			    s1 = world_published(&w, b, "s1", "1");
 	struct world_member d = member(c, "d");
 	(void)s0;
 	w.agents[a].silent = true;

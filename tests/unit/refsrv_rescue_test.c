@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "server/core/event_log.h"
 #include "tests/support/refsrv_world.h"
 
 static struct world w;
@@ -32,18 +31,6 @@ teardown(void)
 
 TestSuite(refsrv_rescue, .init = setup, .fini = teardown);
 
-static bool
-said(const char *text)
-{
-	const struct event_entry *entry = NULL;
-
-	while ((entry = event_log_after(w.server, entry == NULL ? 0 : entry->number)) != NULL) {
-		if (strstr(entry->text, text) != NULL)
-			return true;
-	}
-	return false;
-}
-
 static uint32_t
 num_versions(void)
 {
@@ -51,86 +38,54 @@ num_versions(void)
 	return w.reply.u.list.num_versions;
 }
 
-static struct world_member
-published(uint32_t agent, const char *replica, const char *version)
-{
-	struct world_member m = world_member(&w, agent, replica, 0, 1);
-
-	world_publish(&w, &m, version);
-	return m;
-}
-
-static struct world_member
-accepts(uint32_t agent)
-{
-	struct ctl_ev_reserve reserve;
-	struct world_member m;
-
-	cr_assert(world_reserve(&w, agent, &reserve));
-	cr_assert_eq(world_accept(&w, agent, &reserve, &m), 0, "%s", w.reply.text);
-	return m;
-}
-
-static bool
-asked(uint32_t agent)
-{
-	return world_has(&w, agent, CTL_EV_RESERVE, 0);
-}
-
-static void
-drained(const struct world_member *m)
-{
-	struct ctl_ev_part drain = world_take_drain(&w, m);
-
-	cr_assert_eq(world_drain_done(&w, m->agent, &drain), 0);
-}
-
 /* ---- broken groups ---- */
 
 Test(refsrv_rescue, dead_worker__last_copy_is_read_from_its_agent)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(world_close(&w, &m, true), 0);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid), "its memory is still needed");
 	cr_assert_eq(num_versions(), 1);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	struct ctl_grant grant = world_filling(&w, &o);
 	cr_assert_eq(grant.source_sid, m.sid);
 	/* Others read from the copy that fills, not from what is left of the dead. */
 	struct world_member r = world_member(&w, b, "r", 0, 1);
 	cr_assert_eq(world_begin(&w, &r, CTL_OP_REPLICATE, "latest").source_sid, o.sid);
 	world_finish(&w, &o, grant.leg);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(num_versions(), 1);
-	cr_assert_not(said("is lost"));
+	cr_assert_not(world_logged(&w, "is lost"));
 }
 
 Test(refsrv_rescue, dead_worker__another_copy_counts__drained_at_once)
 {
-	struct world_member m = published(a, "p", "7"), r = world_member(&w, b, "r", 0, 1);
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    r = world_member(&w, b, "r", 0, 1);
 	world_replicate(&w, &r, "7");
 	cr_assert_eq(world_close(&w, &m, true), 0);
-	drained(&m);
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	world_drained(&w, &m);
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
 Test(refsrv_rescue, dead_worker__not_retained__drained_at_once)
 {
 	w.retain = NULL;
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(world_close(&w, &m, true), 0);
-	drained(&m);
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	world_drained(&w, &m);
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
 Test(refsrv_rescue, dead_worker__reader_waits_for_the_rescue)
 {
 	struct ctl_event event;
-	struct world_member m = published(a, "p", "7"), r = world_member(&w, b, "r", 0, 1);
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    r = world_member(&w, b, "r", 0, 1);
 	cr_assert_eq(world_close(&w, &m, true), 0);
 	world_call(&w, &r, CTL_OP_REPLICATE, "7", TH_FOREVER);
 	cr_assert_not(world_has(&w, b, CTL_EV_PLAN, r.sid));
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	world_filling(&w, &o);
 	cr_assert(world_take(&w, b, CTL_EV_PLAN, r.sid, &event));
 }
@@ -138,27 +93,27 @@ Test(refsrv_rescue, dead_worker__reader_waits_for_the_rescue)
 Test(refsrv_rescue, dead_worker__nobody_has_memory__lost_and_said_so)
 {
 	struct ctl_ev_reserve reserve;
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(world_close(&w, &m, true), 0);
 	for (uint32_t agent = a; agent <= c; agent++) {
 		cr_assert(world_reserve(&w, agent, &reserve));
 		cr_assert_eq(world_refuse(&w, agent, &reserve), 0);
 	}
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(num_versions(), 0);
-	cr_assert(said("version 7 of m is lost"));
+	cr_assert(world_logged(&w, "version 7 of m is lost"));
 }
 
 Test(refsrv_rescue, dead_worker__nobody_answers__given_up_after_its_time)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(world_close(&w, &m, true), 0);
 	world_sleep(&w, 9 * SEC);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
 	world_sleep(&w, 2 * SEC);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(num_versions(), 0);
-	cr_assert(said("is lost"));
+	cr_assert(world_logged(&w, "is lost"));
 }
 
 static void
@@ -172,9 +127,9 @@ beat(uint32_t agent, uint64_t leg, uint32_t chunks)
 
 Test(refsrv_rescue, dead_worker__slow_copy__goes_on_while_bytes_move)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(world_close(&w, &m, true), 0);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	struct ctl_grant grant = world_filling(&w, &o);
 	for (uint32_t chunks = 1; chunks < 5; chunks++) {
 		world_sleep(&w, 9 * SEC);
@@ -199,14 +154,14 @@ Test(refsrv_rescue, group__one_worker_dies__all_parts_are_copied)
 	/* The survivor closes its handle: its part is needed until it is copied. */
 	cr_assert_eq(world_close(&w, &m[0], false), 0);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid));
-	o[0] = accepts(a);
-	o[1] = accepts(b);
+	o[0] = world_accepts(&w, a);
+	o[1] = world_accepts(&w, b);
 	cr_assert(world_take(&w, a, CTL_EV_PLAN, o[0].sid, &event));
 	cr_assert_eq(world_prepared(&w, &o[0], 0), 0);
 	world_finish(&w, &o[1], world_filling(&w, &o[1]).leg);
 	world_finish(&w, &o[0], world_go(&w, &o[0]).leg);
-	drained(&m[0]);
-	drained(&m[1]);
+	world_drained(&w, &m[0]);
+	world_drained(&w, &m[1]);
 	cr_assert_eq(num_versions(), 1);
 }
 
@@ -220,8 +175,8 @@ Test(refsrv_rescue, dead_agent_of_one_shard__nothing_can_be_rescued)
 	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
 	w.agents[b].silent = true;
 	world_sleep(&w, 12 * SEC);
-	drained(&m[0]);
-	cr_assert_not(asked(a) || asked(c));
+	world_drained(&w, &m[0]);
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, c));
 }
 
 Test(refsrv_rescue, agent_dies_during_the_rescue__the_rest_is_drained)
@@ -239,31 +194,31 @@ Test(refsrv_rescue, agent_dies_during_the_rescue__the_rest_is_drained)
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid));
 	world_sleep(&w, 7 * SEC);
 	refsrv_tick(w.server, w.now_ns, &out);
-	drained(&m[0]);
+	world_drained(&w, &m[0]);
 	cr_assert_eq(num_versions(), 0);
 }
 
 Test(refsrv_rescue, broken_contract__is_not_rescued)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	struct ctl_request request = {.kind = CTL_CLOSE};
 	request.u.close.sid = m.sid;
 	request.u.close.broke_contract = true;
 	cr_assert_eq(world_request(&w, a, &request), 0);
-	drained(&m);
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	world_drained(&w, &m);
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
 Test(refsrv_rescue, unpublish_under_way__its_worker_dies__the_copy_goes_on)
 {
-	struct world_member m = published(a, "p", "7");
+	struct world_member m = world_published(&w, a, "p", "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	struct world_member o = accepts(a);
+	struct world_member o = world_accepts(&w, a);
 	struct ctl_grant grant = world_filling(&w, &o);
 	cr_assert_eq(world_close(&w, &m, true), 0);
 	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0), "the same copy will do");
 	world_finish(&w, &o, grant.leg);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(num_versions(), 1);
 }
 
@@ -281,16 +236,16 @@ Test(refsrv_rescue, waiting_close__another_member_dies__both_go_when_copied)
 	request.u.close.sid = m[0].sid;
 	request.u.close.timeout_ns = TH_FOREVER;
 	cr_assert_eq(world_request(&w, a, &request), 0);
-	o[0] = accepts(a);
-	o[1] = accepts(b);
+	o[0] = world_accepts(&w, a);
+	o[1] = world_accepts(&w, b);
 	cr_assert_eq(world_close(&w, &m[1], true), 0);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid));
 	cr_assert(world_take(&w, a, CTL_EV_PLAN, o[0].sid, &event));
 	cr_assert_eq(world_prepared(&w, &o[0], 0), 0);
 	world_finish(&w, &o[1], world_filling(&w, &o[1]).leg);
 	world_finish(&w, &o[0], world_go(&w, &o[0]).leg);
-	drained(&m[0]);
-	drained(&m[1]);
+	world_drained(&w, &m[0]);
+	world_drained(&w, &m[1]);
 	cr_assert_not(world_has(&w, a, CTL_EV_CLOSE_REFUSED, 0));
 	cr_assert_eq(num_versions(), 1);
 }
@@ -309,49 +264,49 @@ spot_agent(void)
 Test(refsrv_rescue, spot__only_copy__is_copied_to_a_host_that_stays)
 {
 	uint32_t spot = spot_agent();
-	struct world_member m = published(spot, "p", "7");
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	struct world_member m = world_published(&w, spot, "p", "7");
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 	world_sleep(&w, 2 * SEC);
-	cr_assert(said("at risk"));
-	cr_assert_not(asked(spot));
-	struct world_member o = accepts(a);
+	cr_assert(world_logged(&w, "at risk"));
+	cr_assert_not(world_asked(&w, spot));
+	struct world_member o = world_accepts(&w, a);
 	struct ctl_grant grant = world_filling(&w, &o);
 	cr_assert_eq(grant.source_sid, m.sid);
 	world_finish(&w, &o, grant.leg);
 	/* The trainer goes on at once. */
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	drained(&m);
+	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 	cr_assert_eq(num_versions(), 1);
 }
 
 Test(refsrv_rescue, spot__a_replica_elsewhere_in_time__nothing_is_copied)
 {
-	struct world_member m = published(spot_agent(), "p", "7"),
+	struct world_member m = world_published(&w, spot_agent(), "p", "7"),
 			    r = world_member(&w, b, "r", 0, 1);
 	world_replicate(&w, &r, "7");
 	world_sleep(&w, 5 * SEC);
-	cr_assert_not(asked(a) || asked(b) || asked(c));
-	cr_assert_not(said("at risk"));
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
+	cr_assert_not(world_logged(&w, "at risk"));
 	/* The last one on a host that stays may not go before it is copied. */
 	world_call(&w, &r, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	cr_assert(asked(b));
+	cr_assert(world_asked(&w, b));
 	(void)m;
 }
 
 Test(refsrv_rescue, spot__refused__tried_again_after_a_while)
 {
 	struct ctl_ev_reserve reserve;
-	published(spot_agent(), "p", "7");
+	world_published(&w, spot_agent(), "p", "7");
 	world_sleep(&w, 1500 * MS);
 	for (uint32_t agent = a; agent <= c; agent++) {
 		cr_assert(world_reserve(&w, agent, &reserve));
 		cr_assert_eq(world_refuse(&w, agent, &reserve), 0);
 	}
 	world_sleep(&w, 9 * SEC);
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 	world_sleep(&w, 2 * SEC);
-	cr_assert(asked(a));
+	cr_assert(world_asked(&w, a));
 }
 
 Test(refsrv_rescue, spot__off__is_said_only)
@@ -366,10 +321,10 @@ Test(refsrv_rescue, spot__off__is_said_only)
 	b = world_agent(&w);
 	c = world_agent(&w);
 	w.retain = "latest";
-	published(spot_agent(), "p", "7");
+	world_published(&w, spot_agent(), "p", "7");
 	world_sleep(&w, 30 * SEC);
-	cr_assert(said("at risk"));
-	cr_assert_not(asked(a) || asked(b) || asked(c));
+	cr_assert(world_logged(&w, "at risk"));
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
 Test(refsrv_rescue, spot_flag_of_a_handle__does_not_count_either)
@@ -386,8 +341,8 @@ Test(refsrv_rescue, spot_flag_of_a_handle__does_not_count_either)
 	cr_assert_eq(world_register(&w, b, m.sid, 0), 0);
 	world_publish(&w, &m, "7");
 	world_sleep(&w, 2 * SEC);
-	cr_assert(asked(b), "its agent stays, and may keep the copy");
+	cr_assert(world_asked(&w, b), "its agent stays, and may keep the copy");
 	cr_assert_eq(num_versions(), 1);
-	cr_assert_eq(w.reply.u.list.versions[0].replicas[0].flags,
-		CTL_REPLICA_READY | CTL_REPLICA_SPOT);
+	cr_assert_eq(
+		w.reply.u.list.versions[0].replicas[0].flags, CTL_REPLICA_READY | CTL_REPLICA_SPOT);
 }

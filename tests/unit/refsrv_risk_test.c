@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "server/core/event_log.h"
 #include "tests/support/refsrv_world.h"
 
 static struct world w;
@@ -43,17 +42,6 @@ teardown(void)
 
 TestSuite(refsrv_risk, .init = setup, .fini = teardown);
 
-static uint32_t
-times_said(const char *text)
-{
-	const struct event_entry *entry = NULL;
-	uint32_t times = 0;
-
-	while ((entry = event_log_after(w.server, entry == NULL ? 0 : entry->number)) != NULL)
-		times += strstr(entry->text, text) != NULL;
-	return times;
-}
-
 /* It was told so once, with a sentence that has this in it. */
 static void
 told(const struct world_member *m, const char *text)
@@ -82,15 +70,6 @@ member_with(uint32_t agent, const char *replica, const char *retain)
 	return m;
 }
 
-static struct world_member
-published(uint32_t agent, const char *replica)
-{
-	struct world_member m = world_member(&w, agent, replica, 0, 1);
-
-	world_publish(&w, &m, "7");
-	return m;
-}
-
 /* The host itself is asked first, if it stays; then the other one. */
 static void
 all_refuse(void)
@@ -113,8 +92,8 @@ all_refuse(void)
 
 Test(refsrv_risk, spot__nobody_has_memory__holders_and_claimants_are_told_once)
 {
-	struct world_member m = published(spot, "p"), same = member_with(a, "q", "latest"),
-			    number = member_with(a, "n", "7"),
+	struct world_member m = world_published(&w, spot, "p", "7"),
+			    same = member_with(a, "q", "latest"), number = member_with(a, "n", "7"),
 			    other = member_with(b, "o", "latest-1,6"),
 			    none = member_with(b, "r", NULL);
 
@@ -158,7 +137,7 @@ Test(refsrv_risk, all_members_of_a_group_are_told)
 
 Test(refsrv_risk, over_and_again__is_another_occurrence)
 {
-	struct world_member m = published(spot, "p"), r = member_with(b, "r", NULL);
+	struct world_member m = world_published(&w, spot, "p", "7"), r = member_with(b, "r", NULL);
 
 	world_sleep(&w, 1500 * MS);
 	all_refuse();
@@ -171,13 +150,13 @@ Test(refsrv_risk, over_and_again__is_another_occurrence)
 	told(&m, "version 7");
 	struct ctl_ev_part drain = world_take_drain(&w, &r);
 	cr_assert_eq(world_drain_done(&w, b, &drain), 0);
-	cr_assert_eq(times_said("version 7 of m is lost"), 0, "the spot host has it");
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 0, "the spot host has it");
 }
 
 Test(refsrv_risk, rescue_succeeds__nobody_is_told)
 {
 	struct ctl_ev_reserve reserve;
-	struct world_member m = published(spot, "p"), o;
+	struct world_member m = world_published(&w, spot, "p", "7"), o;
 
 	world_sleep(&w, 1500 * MS);
 	cr_assert(world_reserve(&w, a, &reserve));
@@ -192,7 +171,7 @@ Test(refsrv_risk, rescue_is_off__told_at_once)
 {
 	world_fini(&w);
 	begin(false);
-	struct world_member m = published(spot, "p");
+	struct world_member m = world_published(&w, spot, "p", "7");
 	world_sleep(&w, 500 * MS);
 	cr_assert_not(is_told(&m), "another replica may come in a moment");
 	world_sleep(&w, SEC);
@@ -202,7 +181,7 @@ Test(refsrv_risk, rescue_is_off__told_at_once)
 Test(refsrv_risk, not_retained__nobody_is_told)
 {
 	w.retain = NULL;
-	struct world_member m = published(spot, "p");
+	struct world_member m = world_published(&w, spot, "p", "7");
 	world_sleep(&w, 30 * SEC);
 	cr_assert_not(is_told(&m));
 }
@@ -211,7 +190,7 @@ Test(refsrv_risk, drained_node__nowhere_to_go__told)
 {
 	struct ctl_request request = {.kind = CTL_ADMIN};
 	struct ctl_ev_reserve reserve;
-	struct world_member m = published(a, "p");
+	struct world_member m = world_published(&w, a, "p", "7");
 
 	request.u.admin.verb = CTL_ADMIN_DRAIN;
 	strcpy(request.u.admin.node, w.agents[a].node);
@@ -225,7 +204,7 @@ Test(refsrv_risk, drained_node__nowhere_to_go__told)
 
 Test(refsrv_risk, given_up__nobody_has_memory__the_call_fails_and_nothing_is_at_risk)
 {
-	struct world_member m = published(a, "p");
+	struct world_member m = world_published(&w, a, "p", "7");
 
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	all_refuse();
@@ -238,46 +217,47 @@ Test(refsrv_risk, given_up__nobody_has_memory__the_call_fails_and_nothing_is_at_
 
 Test(refsrv_risk, dead_worker__cannot_be_rescued__claimants_are_told)
 {
-	struct world_member m = published(a, "p"), same = member_with(b, "q", "latest"),
-			    none = member_with(b, "r", NULL);
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    same = member_with(b, "q", "latest"), none = member_with(b, "r", NULL);
 
 	cr_assert_eq(world_close(&w, &m, true), 0);
 	cr_assert_not(is_told(&same), "it is being copied");
 	all_refuse();
 	told(&same, "is lost");
 	cr_assert_not(is_told(&none));
-	cr_assert_eq(times_said("version 7 of m is lost"), 1);
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
 }
 
 Test(refsrv_risk, dead_agent__claimants_are_told)
 {
-	struct world_member m = published(a, "p"), same = member_with(b, "q", "latest"),
-			    none = member_with(b, "r", NULL);
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    same = member_with(b, "q", "latest"), none = member_with(b, "r", NULL);
 
 	w.agents[a].silent = true;
 	world_sleep(&w, 12 * SEC);
 	told(&same, "is lost");
 	cr_assert_not(is_told(&none));
-	cr_assert_eq(times_said("version 7 of m is lost"), 1);
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
 	(void)m;
 }
 
 Test(refsrv_risk, dead_agent__another_copy__nobody_is_told)
 {
-	struct world_member m = published(a, "p"), r = world_member(&w, b, "r", 0, 1);
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    r = world_member(&w, b, "r", 0, 1);
 
 	world_replicate(&w, &r, "7");
 	w.agents[a].silent = true;
 	world_sleep(&w, 12 * SEC);
 	cr_assert_not(is_told(&r));
-	cr_assert_eq(times_said("version 7 of m is lost"), 0);
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 0);
 	(void)m;
 }
 
 Test(refsrv_risk, dead_agent_of_the_kept_copy__claimants_are_told)
 {
 	struct ctl_ev_reserve reserve;
-	struct world_member m = published(b, "p"), o;
+	struct world_member m = world_published(&w, b, "p", "7"), o;
 
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert(world_reserve(&w, b, &reserve));
@@ -295,28 +275,30 @@ Test(refsrv_risk, dead_agent_of_the_kept_copy__claimants_are_told)
 
 Test(refsrv_risk, agent_dies_during_the_rescue__claimants_are_told)
 {
-	struct world_member m = published(a, "p"), same = member_with(b, "q", "latest");
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    same = member_with(b, "q", "latest");
 
 	cr_assert_eq(world_close(&w, &m, true), 0);
 	w.agents[a].silent = true;
 	world_sleep(&w, 12 * SEC);
 	told(&same, "is lost");
-	cr_assert_eq(times_said("version 7 of m is lost"), 1);
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
 }
 
 Test(refsrv_risk, closed_in_order__not_lost)
 {
-	struct world_member m = published(a, "p"), none = member_with(b, "r", NULL);
+	struct world_member m = world_published(&w, a, "p", "7"), none = member_with(b, "r", NULL);
 
 	cr_assert_eq(world_close(&w, &m, false), 0);
 	world_sleep(&w, 12 * SEC);
 	cr_assert_not(is_told(&none));
-	cr_assert_eq(times_said("version 7 of m is lost"), 0);
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 0);
 }
 
 Test(refsrv_risk, told_before__losing_it_is_the_same_occurrence)
 {
-	struct world_member m = published(spot, "p"), same = member_with(b, "q", "latest");
+	struct world_member m = world_published(&w, spot, "p", "7"),
+			    same = member_with(b, "q", "latest");
 
 	world_sleep(&w, 1500 * MS);
 	all_refuse();
@@ -324,6 +306,6 @@ Test(refsrv_risk, told_before__losing_it_is_the_same_occurrence)
 	w.agents[spot].silent = true;
 	world_sleep(&w, 12 * SEC);
 	cr_assert_not(is_told(&same));
-	cr_assert_eq(times_said("version 7 of m is lost"), 1);
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
 	(void)m;
 }
