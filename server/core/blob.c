@@ -49,16 +49,6 @@ blob_acquire(struct refsrv *server, struct th_hash key)
 	blob->references++;
 }
 
-void
-blob_release(struct refsrv *server, struct th_hash key)
-{
-	if (th_hash_none(key))
-		return;
-	struct blob *blob = blob_find(server, key);
-	TH_ASSERT(blob != NULL && blob->references > 0);
-	blob->references--;
-}
-
 static void
 blob_free(struct refsrv *server, struct blob *blob)
 {
@@ -66,6 +56,18 @@ blob_free(struct refsrv *server, struct blob *blob)
 	HASH_DELETE(hh, server->blobs, blob);
 	free(blob->data);
 	free(blob);
+}
+
+void
+blob_release(struct refsrv *server, struct th_hash key)
+{
+	if (th_hash_none(key))
+		return;
+	struct blob *blob = blob_find(server, key);
+	TH_ASSERT(blob != NULL && blob->references > 0);
+	/* What was only expected is worth nothing to anybody, and counts in no limit. */
+	if (--blob->references == 0 && blob->data == NULL)
+		blob_free(server, blob);
 }
 
 static bool

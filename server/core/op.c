@@ -259,7 +259,10 @@ arrive(struct refsrv *server, struct op *op, struct member *member, const struct
 	op->members[member->shard].arrived = true;
 	op->num_arrived++;
 	if (op->kind == CTL_OP_PUBLISH && !th_hash_none(request->attributes)) {
-		if (!blob_exists(server, request->attributes)) {
+		/* Its agent puts again what a former server had, and may not be there yet. */
+		if (model_warming(server, op->group->model))
+			blob_expect(server, request->attributes);
+		else if (!blob_exists(server, request->attributes)) {
 			op_fail(server, op, TH_E_NOT_AVAILABLE,
 				"the attributes of shard %u of replica %s are not at the server: "
 				"put "

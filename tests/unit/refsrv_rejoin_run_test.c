@@ -468,6 +468,51 @@ Test(refsrv_rejoin_run, warming__update_does_not_wait__says_that_it_does_not_kno
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 }
 
+static int
+get(struct th_hash key)
+{
+	struct ctl_request request = {.kind = CTL_MANIFEST_GET, .u.manifest_get = {.key = key}};
+
+	return world_request(&w, a, &request);
+}
+
+static int
+publish(struct world_member *m, const char *spec, struct th_hash attributes)
+{
+	struct ctl_request request = {.kind = CTL_OP};
+
+	request.u.op = (struct ctl_op){.sid = m->sid,
+		.op_seq = ++m->seq,
+		.kind = CTL_OP_PUBLISH,
+		.timeout_ns = TH_FOREVER,
+		.attributes = attributes};
+	strcpy(request.u.op.spec, spec);
+	cr_assert_eq(world_request(&w, m->agent, &request), 0);
+	return world_outcome(&w, m).code;
+}
+
+/* The worker has set them, and does not know that there is another server. */
+Test(refsrv_rejoin_run, warming__attributes_that_the_former_server_had__are_waited_for)
+{
+	struct ctl_rejoin said = former_shard("p", 0, 1), other = former_shard("q", 0, 1);
+	struct world_member m = former_back(&w, a, &said), n = former_back(&w, b, &other);
+	struct th_hash key, never = {.lo = 4, .hi = 4};
+
+	cr_assert_eq(publish(&n, "3", never), 0);
+	cr_assert_eq(get(never), TH_E_NOT_AVAILABLE);
+	cr_assert(strstr(w.reply.text, "try again"), "%s", w.reply.text);
+	world_call(&w, &n, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	world_drained(&w, &n);
+	cr_assert_eq(world_outcome(&w, &n).code, 0);
+	cr_assert_eq(get(never), TH_E_NOT_AVAILABLE);
+	cr_assert(strstr(w.reply.text, "has no manifest"), "expected by nobody");
+	warm();
+	cr_assert_eq(publish(&m, "4", never), TH_E_NOT_AVAILABLE);
+	cr_assert_eq(world_put(&w, a, "attributes", 10, &key), 0);
+	cr_assert_eq(publish(&m, "4", key), 0);
+	cr_assert_eq(get(key), 0);
+}
+
 static bool
 warming(void)
 {
