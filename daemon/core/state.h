@@ -181,6 +181,7 @@ struct model { /* owned by agent.models; exists while a session names it */
 	bool known; /* the server has said the generation, and will say when it changes      */
 	bool asked; /* WATCH is on its way                                                   */
 	uint64_t generation;
+	uint64_t early; /* a newer one, said before the answer to WATCH */
 	UT_hash_handle hh;
 };
 

@@ -13,6 +13,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "ipc/base/sim.h"
 
 static struct model *
 find(const struct agent *agent, const char *name)
@@ -58,6 +59,7 @@ ask(struct agent *agent, struct model *model)
 	if (model->known || model->asked)
 		return;
 	model->asked = true;
+	model->early = 0;
 	AC_COPY(ac_lane_add(agent, agent->misc, CTL_WATCH)->u.watch.model, model->name);
 }
 
@@ -85,7 +87,7 @@ check(struct agent *agent, struct session *session)
 		return;
 	DL_FOREACH_SAFE(session->watches, watch, next)
 	{
-		if (session->model->generation > watch->generation) {
+		if (session->model->generation > watch->generation || TH_PLANT(wait_ends_at_once)) {
 			ac_session_line(agent, session);
 			complete(agent, session, watch, 0, "");
 		}
@@ -186,6 +188,21 @@ changed(struct agent *agent, struct model *model, uint64_t generation)
 	}
 }
 
+/* The watch was ended, or ended and begun anew, since this was asked. */
+static bool
+overruled(const struct agent *agent, const char *model)
+{
+	const struct request *request;
+	uint32_t count = 0;
+
+	DL_FOREACH(agent->misc->queue, request)
+	{
+		count += request->ctl.kind == CTL_WATCH &&
+			 strcmp(request->ctl.u.watch.model, model) == 0;
+	}
+	return count > 1 && !TH_PLANT(last_word_of_an_old_watch_believed);
+}
+
 void
 ac_watch_reply(
 	struct agent *agent, const struct ctl_request *request, const struct ctl_reply *reply)
@@ -194,13 +211,12 @@ ac_watch_reply(
 	struct session *session, *next;
 	char text[TH_CTL_TEXT_BYTES];
 
-	if (model == NULL || request->u.watch.stop)
+	if (model == NULL || request->u.watch.stop || overruled(agent, model->name))
 		return;
 	model->asked = false;
 	if (reply->code == 0) {
-		/* A CHANGED may have come first and be newer; then this says nothing new. */
-		if (!model->known || reply->u.watch.generation > model->generation)
-			changed(agent, model, reply->u.watch.generation);
+		/* A CHANGED may have come first and be newer. */
+		changed(agent, model, th_max_u64(reply->u.watch.generation, model->early));
 		return;
 	}
 	AC_COPY(text, reply->text);
@@ -219,7 +235,15 @@ ac_watch_changed(struct agent *agent, const struct ctl_ev_changed *event)
 
 	AC_COPY(name, event->model);
 	model = find(agent, name);
-	if (model != NULL)
+	if (model == NULL)
+		return;
+	/*
+	 * Of a watch that was ended, or of one whose answer is still to come: that one goes on
+	 * from there, but nothing says yet that more will be heard.
+	 */
+	if (!model->known && !TH_PLANT(last_word_of_an_old_watch_believed))
+		model->early = event->generation;
+	else
 		changed(agent, model, event->generation);
 }
 

@@ -501,6 +501,57 @@ Test(agent_link, watch__generation_is_another_already__completes_at_once)
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 }
 
+/* Nobody watched any more when it was said: what comes next would never be heard. */
+Test(agent_link, watch__change_of_a_watch_that_was_ended__server_is_asked_anew)
+{
+	rig_attach(&rig);
+	rig.generation = 4;
+	rig_open(&rig, 1);
+	rig_submit(&rig, 1, 0, AGENT_SUBMIT_WATCH, "3", TH_FOREVER);
+	rig.held = 1u << CTL_WATCH;
+	rig_session(&rig, 1, AGENT_EV_CLOSE);
+	cr_assert(rig_request(&rig, CTL_WATCH)->u.watch.stop);
+	rig_open(&rig, 2);
+	struct ctl_event changed = {.kind = CTL_EV_CHANGED, .u.changed = {"m", 5}};
+	rig_event(&rig, &changed);
+	rig_answer(&rig, CTL_WATCH);
+	rig_submit(&rig, 2, 0, AGENT_SUBMIT_WATCH, "5", TH_FOREVER);
+	cr_assert_eq(rig_requests(&rig, CTL_WATCH), 3);
+	cr_assert_not(rig_request(&rig, CTL_WATCH)->u.watch.stop);
+}
+
+Test(agent_link, watch__answer_to_one_that_is_being_ended__server_is_asked_anew)
+{
+	rig_attach(&rig);
+	rig.generation = 4;
+	rig_open(&rig, 1);
+	rig.held = 1u << CTL_WATCH;
+	rig_submit(&rig, 1, 0, AGENT_SUBMIT_WATCH, "4", TH_FOREVER);
+	rig_session(&rig, 1, AGENT_EV_CLOSE);
+	rig_open(&rig, 2);
+	rig_answer(&rig, CTL_WATCH); /* it watches: its end is on its way */
+	cr_assert(rig_request(&rig, CTL_WATCH)->u.watch.stop);
+	rig_answer(&rig, CTL_WATCH);
+	rig_submit(&rig, 2, 0, AGENT_SUBMIT_WATCH, "4", TH_FOREVER);
+	cr_assert_eq(rig_requests(&rig, CTL_WATCH), 3);
+	cr_assert_not(rig_request(&rig, CTL_WATCH)->u.watch.stop);
+}
+
+/* News may overtake the answer that begins the watch. */
+Test(agent_link, watch__change_before_its_answer__is_not_lost)
+{
+	rig_attach(&rig);
+	rig.generation = 4;
+	rig_open(&rig, 1);
+	rig.held = 1u << CTL_WATCH;
+	rig_submit(&rig, 1, 0, AGENT_SUBMIT_WATCH, "4", TH_FOREVER);
+	struct ctl_event changed = {.kind = CTL_EV_CHANGED, .u.changed = {"m", 5}};
+	rig_event(&rig, &changed);
+	rig_answer(&rig, CTL_WATCH);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.generation, 5);
+}
+
 Test(agent_link, watch__deadline_or_no_number__timeout_or_invalid)
 {
 	rig_attach(&rig);
