@@ -172,6 +172,19 @@ void refsrv_gone(
 void refsrv_probed(struct refsrv *server, int64_t now_ns, uint32_t peer,
 	const struct ctl_hello_reply *reply, struct refsrv_out *ret_out);
 
+enum refsrv_state { REFSRV_ASKING = 1, REFSRV_STANDBY, REFSRV_SERVING };
+
+struct refsrv_standing {
+	enum refsrv_state state; /* after out.renew: what it was */
+	uint32_t epoch;
+	uint32_t me;      /* its place in the list: as configured, or found out since */
+	uint64_t changes; /* grows when something of this has changed, but for the epoch */
+	char text[TH_CTL_TEXT_BYTES]; /* why; empty: it serves */
+};
+
+/* What this server is among the others: for logs. Borrowed until the next call. */
+const struct refsrv_standing *refsrv_standing(struct refsrv *server);
+
 /*
  * Everything, for an operator who asks the server itself (INSPECT of an agent gives the same).
  * Borrowed until the next call.

@@ -132,6 +132,7 @@ become(struct refsrv *server, enum standby_state state, const char *format, ...)
 		return;
 	standby->state = state;
 	memcpy(standby->text, text, sizeof(text));
+	standby->standing.changes++;
 	event_log(server, state == STANDBY_OVER ? EVENT_ERROR : EVENT_WARN, NULL, NULL, "%s",
 		state == STANDBY_SERVING ? "this reference server serves now" : text);
 	if (state == STANDBY_OVER)
@@ -316,6 +317,7 @@ standby_probed(struct refsrv *server, uint32_t number, const struct ctl_hello_re
 		peer->self = true;
 		if (server->config.me == REFSRV_PEER_UNKNOWN)
 			server->config.me = number;
+		standby->standing.changes++;
 		standby_look(server);
 		return;
 	}
@@ -466,6 +468,23 @@ standby_describe(const struct refsrv *server, struct ctl_inspection *inspection)
 	inspection->serving = standby_serves(server);
 	inspection->epoch = inspection->serving ? server->epoch : standby->epoch;
 	memcpy(inspection->server_text, standby->text, sizeof(inspection->server_text));
+}
+
+const struct refsrv_standing *
+refsrv_standing(struct refsrv *server)
+{
+	struct standby *standby = &server->standby;
+	struct refsrv_standing *standing = &standby->standing;
+
+	if (standby->state == STANDBY_SERVING)
+		standing->state = REFSRV_SERVING;
+	else if (standby->state != STANDBY_OVER)
+		standing->state =
+			standby->state == STANDBY_WAITING ? REFSRV_STANDBY : REFSRV_ASKING;
+	standing->epoch = standby->state == STANDBY_SERVING ? server->epoch : standby->epoch;
+	standing->me = server->config.me;
+	memcpy(standing->text, standby->text, sizeof(standing->text));
+	return standing;
 }
 
 void

@@ -470,6 +470,7 @@ struct standby { /* see standby.h; part of struct refsrv */
 	int64_t rival_ns;     /* ... last, live */
 	int64_t stood_ns;     /* this server stood still longer than silence_ns, then; INT64_MIN */
 	char text[TH_CTL_TEXT_BYTES]; /* why it does not serve */
+	struct refsrv_standing standing; /* for the shell */
 	struct refsrv_probe probes[REFSRV_PEERS_MAX];
 };
 

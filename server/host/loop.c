@@ -3,7 +3,11 @@
  * loop - see loop.h.
  *
  *   request -> unpack -> refsrv_step -> replies -> pack -> the askers
- *   timer   ----------> refsrv_tick --'
+ *   timer   ----------> refsrv_tick --+-> probes -> the other servers of the list
+ *   answers to probes > refsrv_probed '
+ *
+ * Where another server has taken over, or gets the cluster back, the core asks for its own end:
+ * a new one, which knows nothing, takes its place. Connections stay.
  *
  * What cannot be unpacked is answered here with its code and sentence, and counted. The first
  * signal begins the drain: requests are refused, so that agents go elsewhere, and the process
@@ -31,18 +35,26 @@
 #include "ipc/base/log.h"
 #include "ipc/base/notify.h"
 #include "ipc/proto/convert.h"
+#include "server/host/peers.h"
 #include "server/host/points.h"
 
 #define NS_PER_S INT64_C(1000000000)
 #define DRAIN_NS (2 * NS_PER_S)   /* for answers to askers that do not read                    */
 #define REPORT_NS (60 * NS_PER_S) /* malformed requests: one line for all of this time        */
 #define BATCH 256                 /* requests between two looks at signals and time            */
+#define STATUS_BYTES (TH_CTL_TEXT_BYTES + 16)
 
 struct loop {
 	int epoll, signals, timer;
 	struct net_server *net;
 	struct refsrv *core;
-	uint64_t server_inc;
+	struct refsrv_config config; /* of the core: another server_inc when it is renewed */
+	const char
+		*names[OPTIONS_PEERS_MAX]; /* for the core: borrows of the options              */
+	struct peers *peers;               /* NULL: there is no other server                     */
+	uint64_t changes;                  /* of the core's standing, as the log says it         */
+	bool ready;       /* ... has been said                                                   */
+	int64_t lost_ns;  /* the log says again by then that this server is not in its list      */
 	int64_t core_ns;  /* when the core wants a tick                                          */
 	int64_t armed_ns; /* what the timer is set to                                            */
 	bool draining;
@@ -50,6 +62,7 @@ struct loop {
 	uint64_t malformed,
 		malformed_told; /* ever, and when the log said so last                 */
 	int64_t malformed_ns;
+	char urls[OPTIONS_LISTEN_MAX * NET_URL_BYTES]; /* where it listens, with commas between */
 };
 
 /* ---- replies ------------------------------------------------------------------------------ */
@@ -100,12 +113,93 @@ refuse(struct loop *loop, const struct net_server_item *item, const struct th_er
 	free(data);
 }
 
+/* ---- the core ------------------------------------------------------------------------------ */
+
+static int
+make_core(struct loop *loop, struct th_err *err)
+{
+	struct refsrv_config *config = &loop->config;
+	struct timespec now;
+
+	do {
+		if (getrandom(&config->server_inc, sizeof(config->server_inc), 0) !=
+				sizeof(config->server_inc) ||
+			getrandom(config->seed, sizeof(config->seed), 0) != sizeof(config->seed))
+			return th_fail(err, -errno, "no random numbers: %s", th_strerror(-errno));
+	} while (config->server_inc == 0);
+	/* None makes more than one change a microsecond: its successor counts from above. */
+	if (clock_gettime(CLOCK_REALTIME, &now) < 0 || now.tv_sec < 0)
+		return th_fail(err, -errno, "no time of day: %s", th_strerror(-errno));
+	config->generation_first = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+	config->wall_ns = (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
+	loop->core = refsrv_new(config, th_now_ns());
+	loop->core_ns = th_now_ns();
+	loop->changes = UINT64_MAX;
+	return loop->core == NULL ? th_fail(err, -ENOMEM, "out of memory") : 0;
+}
+
+static void
+ready(struct loop *loop, const char *state)
+{
+	bool peers = loop->peers != NULL;
+
+	loop->ready = true;
+	printf("ready listen=%s%s%s\n", loop->urls, peers ? " state=" : "", peers ? state : "");
+	fflush(stdout);
+	th_notify("READY=1");
+	log_info("main", "ready version=%s listen=%s", TH_VERSION, loop->urls);
+}
+
+/* A server that others stand by for says at each change what it is, and why. */
+static void
+tell_standing(struct loop *loop)
+{
+	const struct refsrv_standing *standing = refsrv_standing(loop->core);
+	const char *state = standing->state == REFSRV_SERVING   ? "serving"
+			    : standing->state == REFSRV_STANDBY ? "standby"
+								: "asking";
+	char status[STATUS_BYTES];
+
+	if (standing->changes == loop->changes)
+		return;
+	loop->changes = standing->changes;
+	loop->config.me = standing->me; /* it stays true for the next life */
+	log_info("peers", "%s epoch=%" PRIu32 "%s%s%s", state, standing->epoch,
+		standing->text[0] != '\0' ? " why=\"" : "", standing->text,
+		standing->text[0] != '\0' ? "\"" : "");
+	snprintf(status, sizeof(status), "STATUS=%s",
+		standing->text[0] != '\0' ? standing->text : "serving");
+	th_notify(status);
+	if (!loop->ready && standing->state != REFSRV_ASKING)
+		ready(loop, state);
+}
+
+static void
+renew(struct loop *loop)
+{
+	struct th_err err = {0};
+
+	log_warn("peers", "beginning anew, empty why=\"%s\"", refsrv_standing(loop->core)->text);
+	refsrv_free(loop->core);
+	if (make_core(loop, &err) != 0) {
+		log_error("main", "cannot go on: %s", err.text);
+		net_exit(EXIT_FAILURE);
+	}
+}
+
 static void
 take_out(struct loop *loop, const struct refsrv_out *out)
 {
 	loop->core_ns = out->next_ns;
 	for (uint32_t i = 0; i < out->num_replies; i++)
 		send_reply(loop, out->replies[i].token, &out->replies[i].reply);
+	if (loop->peers == NULL)
+		return;
+	for (uint32_t i = 0; i < out->num_probes; i++)
+		peers_probe(loop->peers, out->probes[i].peer, &out->probes[i].hello);
+	if (out->renew)
+		renew(loop);
+	tell_standing(loop);
 }
 
 /* ---- requests ----------------------------------------------------------------------------- */
@@ -179,6 +273,38 @@ on_net(struct loop *loop)
 	return true;
 }
 
+/* Who has a list of servers must be in it, or it does not know whom it stands by for. */
+static void
+tell_lost(struct loop *loop, int64_t now_ns)
+{
+	const struct refsrv_standing *standing = refsrv_standing(loop->core);
+
+	if (standing->me != REFSRV_PEER_UNKNOWN || standing->state == REFSRV_ASKING ||
+		now_ns < loop->lost_ns)
+		return;
+	loop->lost_ns = now_ns + REPORT_NS;
+	log_warn("peers",
+		"none of --peers has answered as this server: name it there by the address at "
+		"which it listens listen=%s",
+		loop->urls);
+}
+
+static void
+on_peers(struct loop *loop)
+{
+	struct peers_item item;
+	struct refsrv_out out;
+
+	while (peers_next(loop->peers, &item)) {
+		if (loop->draining)
+			continue;
+		refsrv_probed(loop->core, th_now_ns(), item.peer,
+			item.answered ? &item.reply : NULL, &out);
+		take_out(loop, &out);
+		tell_lost(loop, th_now_ns());
+	}
+}
+
 /* ---- time and signals --------------------------------------------------------------------- */
 
 static void
@@ -239,6 +365,8 @@ loop_run(struct loop *loop)
 	bool more = false;
 	int count;
 
+	if (loop->peers == NULL)
+		ready(loop, "");
 	for (;;) {
 		/*
 		 * A second signal may be there before the last answer is: look for it first, and
@@ -252,6 +380,8 @@ loop_run(struct loop *loop)
 			else if (events[i].data.fd == loop->timer)
 				on_timer(loop);
 		}
+		if (loop->peers != NULL)
+			on_peers(loop);
 		more = on_net(loop);
 		if (loop->draining && !more &&
 			(net_server_quiet(loop->net) || th_now_ns() >= loop->drain_ns))
@@ -303,31 +433,7 @@ open_descriptors(struct loop *loop, struct th_err *err)
 }
 
 static int
-make_core(struct loop *loop, const struct options *options, struct th_err *err)
-{
-	struct refsrv_config config = options->core;
-	struct timespec now;
-
-	do {
-		if (getrandom(&config.server_inc, sizeof(config.server_inc), 0) !=
-				sizeof(config.server_inc) ||
-			getrandom(config.seed, sizeof(config.seed), 0) != sizeof(config.seed))
-			return th_fail(err, -errno, "no random numbers: %s", th_strerror(-errno));
-	} while (config.server_inc == 0);
-	/* None makes more than one change a microsecond: its successor counts from above. */
-	if (clock_gettime(CLOCK_REALTIME, &now) < 0 || now.tv_sec < 0)
-		return th_fail(err, -errno, "no time of day: %s", th_strerror(-errno));
-	config.generation_first = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
-	config.wall_ns = (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
-	loop->server_inc = config.server_inc;
-	loop->core = refsrv_new(&config, th_now_ns());
-	loop->core_ns = th_now_ns();
-	return loop->core == NULL ? th_fail(err, -ENOMEM, "out of memory") : 0;
-}
-
-static int
-listen_all(struct loop *loop, const struct options *options, struct th_err *err,
-	char ret_urls[OPTIONS_LISTEN_MAX * NET_URL_BYTES])
+listen_all(struct loop *loop, const struct options *options, struct th_err *err)
 {
 	char url[NET_URL_BYTES];
 	size_t at = 0;
@@ -338,31 +444,50 @@ listen_all(struct loop *loop, const struct options *options, struct th_err *err,
 		if (rc != 0)
 			return rc;
 		if (at > 0)
-			ret_urls[at++] = ',';
-		memcpy(ret_urls + at, url, strlen(url) + 1);
+			loop->urls[at++] = ',';
+		memcpy(loop->urls + at, url, strlen(url) + 1);
 		at += strlen(url);
 	}
 	return 0;
 }
 
+static int
+make_peers(struct loop *loop, const struct options *options, struct th_err *err)
+{
+	int rc;
+
+	if (options->num_peers == 0)
+		return 0;
+	for (uint32_t i = 0; i < options->num_peers; i++)
+		loop->names[i] = options->peers[i];
+	loop->config.num_peers = options->num_peers;
+	loop->config.peers = loop->names;
+	rc = peers_new(options, err, &loop->peers);
+	if (rc == 0 && watch(loop, peers_fd(loop->peers)) < 0)
+		rc = th_fail(err, -errno, "epoll: %s", th_strerror(-errno));
+	return rc;
+}
+
 /* A failure ends the process: nothing is undone. */
 int
-loop_new(const struct options *options, struct th_err *err,
-	char ret_urls[OPTIONS_LISTEN_MAX * NET_URL_BYTES], struct loop **ret_loop)
+loop_new(const struct options *options, struct th_err *err, struct loop **ret_loop)
 {
 	static struct loop loop = {.armed_ns = -1};
 	int rc;
 
 	raise_files();
+	loop.config = options->core;
 	rc = open_descriptors(&loop, err);
-	if (rc == 0)
-		rc = make_core(&loop, options, err);
 	if (rc == 0)
 		rc = net_server_new(&options->net, err, &loop.net);
 	if (rc == 0)
-		rc = listen_all(&loop, options, err, ret_urls);
+		rc = listen_all(&loop, options, err);
 	if (rc == 0 && watch(&loop, net_server_fd(loop.net)) < 0)
 		rc = th_fail(err, -errno, "epoll: %s", th_strerror(-errno));
+	if (rc == 0)
+		rc = make_peers(&loop, options, err);
+	if (rc == 0)
+		rc = make_core(&loop, err);
 	if (rc == 0)
 		*ret_loop = &loop;
 	return rc;

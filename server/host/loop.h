@@ -11,13 +11,13 @@ struct loop;
 
 /*
  * Blocks SIGTERM, SIGINT and SIGPIPE, opens everything and listens; call it before anything
- * starts a thread. ret_urls: where it listens, with commas between. 0, or a code with a
- * sentence.
+ * starts a thread. options is borrowed for good. 0, or a code with a sentence.
  */
-TH_MUST_USE int loop_new(const struct options *options, struct th_err *err,
-	char ret_urls[OPTIONS_LISTEN_MAX * NET_URL_BYTES], struct loop **ret_loop);
+TH_MUST_USE int loop_new(const struct options *options, struct th_err *err, struct loop **ret_loop);
 
-/* Serves until a signal says to leave, and then until the last answer is on its way. */
+/*
+ * Says that it is ready, which with other servers takes until it knows whether it serves or
+ * stands by. Serves until a signal says to leave, and then until the last answer is on its way. */
 void loop_run(struct loop *loop);
 
 #endif

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #include "ipc/base/log.h"
-#include "ipc/base/notify.h"
 #include "server/host/loop.h"
 #include "server/host/options.h"
 
@@ -15,7 +14,6 @@
 int
 main(int argc, char **argv)
 {
-	static char urls[OPTIONS_LISTEN_MAX * NET_URL_BYTES];
 	static struct options options;
 	struct th_err err = {0};
 	struct loop *loop;
@@ -28,14 +26,10 @@ main(int argc, char **argv)
 		printf("the configuration is good\n");
 		return EXIT_SUCCESS;
 	}
-	if (loop_new(&options, &err, urls, &loop) < 0) {
+	if (loop_new(&options, &err, &loop) < 0) {
 		log_error("main", "cannot start: %s", err.text);
 		net_exit(EXIT_FAILURE);
 	}
-	printf("ready listen=%s\n", urls);
-	fflush(stdout);
-	th_notify("READY=1");
-	log_info("main", "ready version=%s listen=%s", TH_VERSION, urls);
 	loop_run(loop);
 	log_info("main", "leaving");
 	net_exit(EXIT_SUCCESS);

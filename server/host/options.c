@@ -28,6 +28,9 @@ __attribute__((visibility("default"))) const char *argp_program_version = "thser
 enum key {
 	KEY_LISTEN,
 	KEY_PEERS,
+	KEY_PEERS_PROBE,
+	KEY_PEERS_SILENCE,
+	KEY_PEERS_RETURN,
 	KEY_HTTP,
 	KEY_LOG_LEVEL,
 	KEY_LEASE_SUSPECT,
@@ -57,6 +60,9 @@ enum key {
 static const char *const keys[KEYS + 1] = {
 	[KEY_LISTEN] = "listen",
 	[KEY_PEERS] = "peers",
+	[KEY_PEERS_PROBE] = "peers.probe",
+	[KEY_PEERS_SILENCE] = "peers.silence",
+	[KEY_PEERS_RETURN] = "peers.return",
 	[KEY_HTTP] = "http",
 	[KEY_LOG_LEVEL] = "log.level",
 	[KEY_LEASE_SUSPECT] = "lease.suspect",
@@ -135,7 +141,8 @@ set_size(uint64_t *field, uint64_t low, const char *key, const char *value, stru
 
 /* URL[,URL]: each is checked by whoever opens it, the shape here so that -t finds a mistake. */
 static int
-set_listen(struct options *options, const char *value, struct th_err *err)
+set_urls(const char *key, const char *value, uint32_t max, struct th_err *err,
+	char (*ret_urls)[NET_URL_BYTES], uint32_t *ret_count)
 {
 	const char *at = value;
 	uint32_t count = 0;
@@ -145,33 +152,48 @@ set_listen(struct options *options, const char *value, struct th_err *err)
 		char url[NET_URL_BYTES];
 		int rc;
 
-		if (count == OPTIONS_LISTEN_MAX)
-			return th_fail(err, TH_E_INVALID, "listen: more than %d addresses",
-				OPTIONS_LISTEN_MAX);
+		if (count == max)
+			return th_fail(
+				err, TH_E_INVALID, "%s: more than %" PRIu32 " addresses", key, max);
 		if (length >= sizeof(url))
-			return th_fail(err, TH_E_INVALID, "listen: an address is too long");
+			return th_fail(err, TH_E_INVALID, "%s: an address is too long", key);
 		memcpy(url, at, length);
 		url[length] = '\0';
 		rc = net_url_check(url, err);
 		if (rc != 0)
 			return rc;
-		memcpy(options->listen[count++], url, length + 1);
+		memcpy(ret_urls[count++], url, length + 1);
 		if (at[length] == '\0')
 			break;
 		at += length + 1;
 	}
-	options->num_listen = count;
+	*ret_count = count;
 	return 0;
 }
 
 static int
-set_peers(const char *value, struct th_err *err)
+set_listen(struct options *options, const char *value, struct th_err *err)
 {
-	if (strchr(value, ',') != NULL)
-		return th_fail(err, TH_E_INVALID,
-			"peers: standby servers are not built yet; name only this server, or leave "
-			"it out");
-	return net_url_check(value, err);
+	return set_urls(keys[KEY_LISTEN], value, OPTIONS_LISTEN_MAX, err, options->listen,
+		&options->num_listen);
+}
+
+static int
+set_peers(struct options *options, enum key key, const char *value, struct th_err *err)
+{
+	struct refsrv_config *core = &options->core;
+
+	switch ((int)key) {
+	case KEY_PEERS_PROBE:
+		return set_duration(&core->probe_ns, INT64_C(20000000), keys[key], value, err);
+	case KEY_PEERS_SILENCE:
+		return set_duration(&core->silence_ns, INT64_C(100000000), keys[key], value, err);
+	case KEY_PEERS_RETURN:
+		return set_duration(&core->return_ns, INT64_C(100000000), keys[key], value, err);
+	default:
+		return set_urls(keys[key], value, OPTIONS_PEERS_MAX, err, options->peers,
+			&options->num_peers);
+	}
 }
 
 static int
@@ -242,7 +264,10 @@ set_key(struct options *options, enum key key, const char *value, struct th_err 
 	case KEY_LISTEN:
 		return set_listen(options, value, err);
 	case KEY_PEERS:
-		return set_peers(value, err);
+	case KEY_PEERS_PROBE:
+	case KEY_PEERS_SILENCE:
+	case KEY_PEERS_RETURN:
+		return set_peers(options, key, value, err);
 	case KEY_HTTP:
 		return th_fail(err, TH_E_INVALID,
 			"http: metrics over HTTP are not built yet; leave it out");
@@ -300,7 +325,8 @@ enum long_only { OPTION_PEERS = 256, OPTION_HTTP };
 static const struct argp_option known[] = {
 	{"config", 'c', "FILE", 0, "read this file instead of " OPTIONS_FILE, 0},
 	{"listen", 'l', "URL", 0, "listen here (" LISTEN_DEFAULT "); may be repeated", 0},
-	{"peers", OPTION_PEERS, "URL", 0, "this server itself; standbys are not built yet", 0},
+	{"peers", OPTION_PEERS, "URL[,URL]", 0,
+		"all servers in order of preference, this one included", 0},
 	{"http", OPTION_HTTP, "HOST:PORT", 0, "not built yet", 0},
 	{NULL, 'o', "KEY=VALUE", 0, "set a configuration key", 0},
 	{NULL, 't', NULL, 0, "check the configuration and exit", 0},
@@ -373,12 +399,61 @@ on_option(int key, char *value, struct argp_state *state)
 	}
 }
 
+static bool
+listens_at(const struct options *options, const char *url)
+{
+	for (uint32_t i = 0; i < options->num_listen; i++) {
+		if (strcmp(options->listen[i], url) == 0)
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Which of the list is this server? Perhaps another name or address of it is listed: then its own
+ * answer to a question to all of them will tell.
+ */
 static int
-check(const struct options *options, struct th_err *err)
+check_peers(struct options *options, struct th_err *err)
+{
+	struct refsrv_config *core = &options->core;
+
+	core->me = REFSRV_PEER_UNKNOWN;
+	for (uint32_t i = 0; i < options->num_peers; i++) {
+		for (uint32_t j = 0; j < i; j++) {
+			if (strcmp(options->peers[i], options->peers[j]) == 0)
+				return th_fail(err, TH_E_INVALID, "peers: %s stands there twice",
+					options->peers[i]);
+		}
+		if (!listens_at(options, options->peers[i]))
+			continue;
+		if (core->me != REFSRV_PEER_UNKNOWN)
+			return th_fail(err, TH_E_INVALID,
+				"peers: %s and %s are both this server; name each server once",
+				options->peers[core->me], options->peers[i]);
+		core->me = i;
+	}
+	if (options->num_peers == 1 && core->me == 0)
+		options->num_peers = 0; /* there is no other */
+	for (uint32_t i = 0; options->num_peers > 0 && i < options->num_listen; i++) {
+		if (strcmp(strrchr(options->listen[i], ':'), ":0") == 0)
+			return th_fail(err, TH_E_INVALID,
+				"listen: %s: a server with peers must be found by them; write a "
+				"port "
+				"instead of 0",
+				options->listen[i]);
+	}
+	if (core->silence_ns <= core->probe_ns)
+		return th_fail(err, TH_E_INVALID, "peers.silence must be longer than peers.probe");
+	return 0;
+}
+
+static int
+check(struct options *options, struct th_err *err)
 {
 	if (options->core.dead_ns <= options->core.suspect_ns)
 		return th_fail(err, TH_E_INVALID, "lease.dead must be longer than lease.suspect");
-	return 0;
+	return check_peers(options, err);
 }
 
 int

@@ -14,11 +14,15 @@
 #include "server/core/refsrv.h"
 
 #define OPTIONS_LISTEN_MAX 16
+#define OPTIONS_PEERS_MAX 8
 
 struct options {
 	char listen[OPTIONS_LISTEN_MAX][NET_URL_BYTES];
 	uint32_t num_listen;
-	struct refsrv_config core; /* without server_inc and seed                               */
+	/* The ordered list of servers, this one included; 0 when there is no other. */
+	char peers[OPTIONS_PEERS_MAX][NET_URL_BYTES];
+	uint32_t num_peers;
+	struct refsrv_config core; /* without server_inc, seed and the names of peers          */
 	struct net_server_options net;
 	bool check_only; /* -t                                                                    */
 };

@@ -459,10 +459,84 @@ Test(serverd, options__mistakes_are_named, .timeout = 60)
 	refuses("tcp://HOST:PORT", "-l", "127.0.0.1:7070");
 	refuses("TLS", "-l", "tls+tcp://127.0.0.1:7070");
 	refuses("not built yet", "--http", "127.0.0.1:9090");
-	refuses("not built yet", "--peers", "tcp://a:1,tcp://b:1");
+	refuses("tcp://HOST:PORT", "--peers", "tcp://a:1,b:1");
+	refuses("stands there twice", "--peers", "tcp://a:1,tcp://b:1,tcp://a:1");
+	refuses("more than 8", "--peers",
+		"ipc:///1,ipc:///2,ipc:///3,ipc:///4,ipc:///5,ipc:///6,"
+		"ipc:///7,ipc:///8,ipc:///9");
+	refuses("no duration", "-o", "peers.return=soon");
+	refuses("longer than peers.probe", "-o", "peers.silence=500ms");
 	refuses("No such file", "-c", "/nonexistent/thserverd.conf");
 	refuses("arguments", "more", NULL);
 	refuses("--frobnicate", "--frobnicate", NULL);
+}
+
+/* ---- several servers ---------------------------------------------------------------------- */
+
+static void
+reads(int fd, const char *text)
+{
+	char line[1024];
+
+	do {
+		read_line(fd, line, sizeof(line));
+		cr_assert_neq(line[0], '\0', "it never says: %s", text);
+	} while (strstr(line, text) == NULL);
+}
+
+Test(serverd, peers__the_second_serves_when_the_first_has_gone, .timeout = 120)
+{
+	struct ctl_request request = {
+		.kind = CTL_HELLO, .u.hello = {TH_PROTOCOL_MIN, TH_PROTOCOL_MAX, 0, 0, false}};
+	char folder[] = "/tmp/th-peers-XXXXXX", urls[2][NET_URL_BYTES], list[2 * NET_URL_BYTES];
+	char line[1024];
+	struct serverd first, second;
+	struct asker asker;
+	struct ctl_reply reply;
+
+	cr_assert_not_null(mkdtemp(folder));
+	snprintf(urls[0], sizeof(urls[0]), "ipc://%s/0", folder);
+	snprintf(urls[1], sizeof(urls[1]), "ipc://%s/1", folder);
+	snprintf(list, sizeof(list), "%s,%s", urls[0], urls[1]);
+	start(&first, "-l", urls[0], "--peers", list, NULL);
+	read_line(first.out, line, sizeof(line));
+	cr_assert_not_null(strstr(line, " state=serving"), "%s", line);
+	start(&second, "-l", urls[1], "--peers", list, NULL);
+	read_line(second.out, line, sizeof(line));
+	cr_assert_not_null(strstr(line, " state=standby"), "%s", line);
+	asker_new(&asker, urls[1], 7);
+	reply = ask(&asker, &request);
+	cr_assert_eq(reply.code, TH_E_NO_SERVER);
+	cr_assert_not_null(strstr(reply.text, urls[0]), "%s", reply.text);
+	cr_assert_eq(stop(&first, SIGKILL), -SIGKILL);
+	reads(second.errors, "does not answer");
+	reads(second.errors, "peers serving");
+	attach(&asker);
+	asker_free(&asker);
+	cr_assert_eq(stop(&second, SIGTERM), 0);
+	for (int i = 0; i < 2; i++)
+		unlink(urls[i] + strlen("ipc://"));
+	rmdir(folder);
+}
+
+/* Its own address is listed under another name: it finds itself by asking. */
+Test(serverd, peers__a_server_finds_itself_or_says_that_it_cannot, .timeout = 120)
+{
+	char folder[] = "/tmp/th-peers-XXXXXX", list[NET_URL_BYTES], url[NET_URL_BYTES];
+	struct serverd serverd;
+
+	cr_assert_not_null(mkdtemp(folder));
+	snprintf(url, sizeof(url), "ipc://%s/0", folder);
+	snprintf(list, sizeof(list), "ipc://%s/../%s/0", folder, folder + strlen("/tmp/"));
+	start(&serverd, "-l", url, "--peers", list, NULL);
+	reads(serverd.out, "state=serving");
+	cr_assert_eq(stop(&serverd, SIGTERM), 0);
+	snprintf(list, sizeof(list), "ipc://%s/nobody", folder);
+	start(&serverd, "-l", url, "--peers", list, NULL);
+	reads(serverd.errors, "none of --peers has answered as this server");
+	cr_assert_eq(stop(&serverd, SIGTERM), 0);
+	unlink(url + strlen("ipc://"));
+	rmdir(folder);
 }
 
 static void
@@ -491,6 +565,10 @@ Test(serverd, configuration__is_read_and_mistakes_name_their_line, .timeout = 60
 	ready(&serverd);
 	cr_assert_eq(strncmp(serverd.url, "tcp://127.0.0.1:", 16), 0);
 	cr_assert_eq(stop(&serverd, SIGTERM), 0);
+	put(path, "listen = tcp://127.0.0.1:0\npeers = tcp://127.0.0.1:0,tcp://a:1\n");
+	refuses("write a port instead of 0", "-c", path);
+	put(path, "listen = ipc:///a,ipc:///b\npeers = ipc:///c,ipc:///a,ipc:///b\n");
+	refuses("ipc:///a and ipc:///b are both this server", "-c", path);
 	setenv("THSERVERD_LEASE_DEAD", "soon", 1);
 	refuses("environment THSERVERD_LEASE_DEAD", "-c", path);
 	unlink(path);
