@@ -104,6 +104,7 @@ static void
 fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 {
 	char up[TH_UNITS_BYTES];
+	bool several = strchr(status->servers, ',') != NULL;
 
 	document->has_verdict = true;
 	if (asprintf(&document->headline, "thagentd %s on %s  up %s  dc=%s", status->version,
@@ -117,6 +118,9 @@ fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 	document_field(document, "pid", NULL, value_number((uint64_t)th_max_i64(status->pid, 0)));
 	document_field(document, "uptime_ns", NULL, value_duration(status->uptime_ns));
 	document_field(document, "server", "server", value_text(status->server));
+	document_field(document, "servers", several ? "of" : NULL, value_text(status->servers));
+	document_field(
+		document, "epoch", several ? "epoch" : NULL, value_number(status->server_epoch));
 	document_field(document, "attached", "attached", value_flag(status->attached));
 	document_field(document, "server_text", NULL, value_text(status->server_text));
 	document_field(document, "draining", status->draining ? "draining" : NULL,
@@ -137,18 +141,23 @@ fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 }
 
 static void
-fill_cluster(
-	const struct thctl *ctl, struct document *document, const struct ctl_inspection *inspection)
+fill_cluster(const char *url, struct document *document, const struct ctl_inspection *inspection)
 {
 	char up[TH_UNITS_BYTES];
 
 	document->has_verdict = true;
-	if (asprintf(&document->headline, "thserverd at %s  up %s  %u nodes  %u workers",
-		    ctl->server, th_print_duration_short(inspection->uptime_ns, up),
-		    inspection->num_nodes, inspection->num_members) < 0)
+	if (asprintf(&document->headline, "thserverd at %s  up %s  %u nodes  %u workers%s", url,
+		    th_print_duration_short(inspection->uptime_ns, up), inspection->num_nodes,
+		    inspection->num_members, inspection->serving ? "" : "  standby") < 0)
 		document->headline = NULL;
+	if (!inspection->serving)
+		document_warn(document, "TH_STANDBY", "thctl -s with the list of all servers",
+			"this server serves nobody: %s", inspection->server_text);
 	cluster_judge(document, inspection);
-	document_field(document, "server", NULL, value_text(ctl->server));
+	document_field(document, "server", NULL, value_text(url));
+	document_field(document, "serving", NULL, value_flag(inspection->serving));
+	document_field(document, "epoch", "epoch", value_number(inspection->epoch));
+	document_field(document, "server_text", NULL, value_text(inspection->server_text));
 	document_field(
 		document, "server_inc", NULL, value_textf("%016" PRIx64, inspection->server_inc));
 	document_field(document, "uptime_ns", NULL, value_duration(inspection->uptime_ns));
@@ -177,7 +186,7 @@ run_status(struct thctl *ctl)
 		return thctl_fail(ctl, rc, err.text);
 	}
 	if (ctl->server)
-		fill_cluster(ctl, &document, &inspection);
+		fill_cluster(rpc_url(rpc), &document, &inspection);
 	else
 		fill_agent(&document, reply->status);
 	bool degraded = document.num_warnings > 0;

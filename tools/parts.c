@@ -109,6 +109,9 @@ parts_add_inspection(struct parts_inspection *all, const struct ctl_inspection *
 
 	whole->server_inc = part->server_inc;
 	whole->uptime_ns = part->uptime_ns;
+	whole->serving = part->serving;
+	whole->epoch = part->epoch;
+	memcpy(whole->server_text, part->server_text, sizeof(whole->server_text));
 	whole->num_counters = part->num_counters;
 	memcpy(whole->counters, part->counters, sizeof(whole->counters));
 	whole->nodes = append(whole->nodes, &whole->num_nodes, &all->nodes_max, part->nodes,

@@ -5,6 +5,7 @@
 #include "tools/rpc.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -23,6 +24,7 @@
 #include "tools/parts.h"
 
 #define ANSWER_NS INT64_C(5000000000) /* without --timeout: who looks does not wait for ever  */
+#define CHOOSE_NS INT64_C(1500000000) /* ... nor for one of several servers                    */
 
 struct answer;
 
@@ -32,7 +34,8 @@ struct rpc {
 	int64_t deadline_ns;
 	char url[NET_URL_BYTES];
 	uint64_t tag;
-	struct answer *answers; /* owns */
+	bool refused;               /* the last answer was a refusal */
+	struct answer *answers;     /* owns */
 	struct convert_arena admin; /* of the last operator's question */
 };
 
@@ -66,28 +69,35 @@ fail_to_reach(const struct rpc *rpc, int code, const char *text, struct th_err *
 }
 
 static int
+set_server_url(struct rpc *rpc, const char *text, size_t length, struct th_err *err)
+{
+	const char *scheme = memmem(text, length, "://", 3) ? "" : "tcp://";
+	int written = snprintf(rpc->url, sizeof(rpc->url), "%s%.*s", scheme,
+		(int)th_min_u64(length, INT_MAX), text);
+
+	if (written < 0 || written >= (int)sizeof(rpc->url))
+		return th_fail(err, TH_E_INVALID, "the address '%s' is too long", text);
+	return 0;
+}
+
+static int
 set_url(struct rpc *rpc, struct th_err *err)
 {
 	const struct thctl *ctl = rpc->ctl;
 	struct stat st;
-	int written;
 
-	if (ctl->server) {
-		const char *scheme = strstr(ctl->server, "://") ? "" : "tcp://";
-		written = snprintf(rpc->url, sizeof(rpc->url), "%s%s", scheme, ctl->server);
-	} else {
-		char *directory = realpath(ctl->runtime_dir, NULL);
-		written = snprintf(rpc->url, sizeof(rpc->url), "ipc://%s/agent.ipc",
-			directory ? directory : ctl->runtime_dir);
-		free(directory);
-	}
+	if (ctl->server)
+		return set_server_url(rpc, ctl->server, strlen(ctl->server), err);
+	char *directory = realpath(ctl->runtime_dir, NULL);
+	int written = snprintf(rpc->url, sizeof(rpc->url), "ipc://%s/agent.ipc",
+		directory ? directory : ctl->runtime_dir);
+	free(directory);
 	if (written >= (int)sizeof(rpc->url))
-		return th_fail(err, TH_E_INVALID, "the address '%s' is too long",
-			ctl->server ? ctl->server : ctl->runtime_dir);
+		return th_fail(err, TH_E_INVALID, "the address '%s' is too long", ctl->runtime_dir);
 	/* nng says "not found" or "refused" for all of them. */
-	if (!ctl->server && stat(rpc->url + strlen("ipc://"), &st) < 0)
+	if (stat(rpc->url + strlen("ipc://"), &st) < 0)
 		return fail_to_reach(rpc, -errno, strerror(errno), err);
-	if (!ctl->server && access(rpc->url + strlen("ipc://"), W_OK) < 0)
+	if (access(rpc->url + strlen("ipc://"), W_OK) < 0)
 		return fail_to_reach(rpc, -errno, strerror(errno), err);
 	return 0;
 }
@@ -137,27 +147,6 @@ dial(struct rpc *rpc, struct th_err *err)
 	if (rc == TH_E_INVALID)
 		return th_fail(err, rc, "%s", inner.text);
 	return rc < 0 ? fail_to_reach(rpc, rc, inner.text, err) : 0;
-}
-
-int
-rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc)
-{
-	struct rpc *rpc = th_calloc(1, sizeof(*rpc));
-
-	rpc->ctl = ctl;
-	rpc->deadline_ns =
-		ctl->timeout_ns < 0 ? th_deadline_ns(th_now_ns(), ANSWER_NS) : ctl->deadline_ns;
-	int rc = set_url(rpc, err);
-	if (rc == 0)
-		rc = net_client_new(NULL, err, &rpc->client);
-	if (rc == 0)
-		rc = dial(rpc, err);
-	if (rc < 0) {
-		rpc_close(rpc);
-		return rc;
-	}
-	*ret_rpc = rpc;
-	return 0;
 }
 
 static void
@@ -280,11 +269,86 @@ ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *arena, s
 	rc = ctl_reply_unpack(item.data, item.bytes, request->kind, arena, err, &reply);
 	if (rc < 0)
 		return rc;
-	if (reply.code < 0)
+	rpc->refused = reply.code < 0;
+	if (rpc->refused)
 		return th_fail(err, reply.code, "%s",
 			reply.text[0] != '\0' ? reply.text : th_strerror(reply.code));
 	*ret_reply = reply;
 	return 0;
+}
+
+/*
+ * Of several servers: the one that serves, and when none does, the first that says so. Each gets
+ * its part of the time: one of them may be a host that is gone.
+ */
+static int
+choose_server(struct rpc *rpc, struct th_err *err)
+{
+	struct ctl_request hello = {
+		.kind = CTL_HELLO, .u.hello = {TH_PROTOCOL_MIN, TH_PROTOCOL_MAX, 0, 0, false}};
+	const char *list = rpc->ctl->server, *at = list;
+	int64_t deadline_ns = rpc->deadline_ns;
+	char standby[NET_URL_BYTES] = "";
+	struct th_err why = {0};
+
+	for (;;) {
+		size_t length = strcspn(at, ",");
+		struct convert_arena arena = {0};
+		struct ctl_reply reply;
+
+		int rc = set_server_url(rpc, at, length, err);
+		if (rc == 0)
+			rc = net_client_dial(rpc->client, rpc->url, false, err);
+		if (rc < 0)
+			return rc; /* not an address */
+		rpc->deadline_ns = th_min_i64(deadline_ns, th_now_ns() + CHOOSE_NS);
+		rpc->refused = false;
+		rc = ask(rpc, &hello, &arena, &why, &reply);
+		convert_arena_free(&arena);
+		rpc->deadline_ns = deadline_ns;
+		if (rc == 0)
+			return 0;
+		if (rpc->refused && !standby[0])
+			memcpy(standby, rpc->url, sizeof(standby));
+		if (at[length] == '\0')
+			break;
+		at += length + 1;
+	}
+	if (!standby[0])
+		return th_fail(err, TH_E_NO_SERVER,
+			"no reference server of %s answers; try: thserverd", list);
+	memcpy(rpc->url, standby, sizeof(rpc->url));
+	return dial(rpc, err);
+}
+
+int
+rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc)
+{
+	struct rpc *rpc = th_calloc(1, sizeof(*rpc));
+
+	rpc->ctl = ctl;
+	rpc->deadline_ns =
+		ctl->timeout_ns < 0 ? th_deadline_ns(th_now_ns(), ANSWER_NS) : ctl->deadline_ns;
+	int rc = net_client_new(NULL, err, &rpc->client);
+	if (rc == 0 && ctl->server && strchr(ctl->server, ',')) {
+		rc = choose_server(rpc, err);
+	} else if (rc == 0) {
+		rc = set_url(rpc, err);
+		if (rc == 0)
+			rc = dial(rpc, err);
+	}
+	if (rc < 0) {
+		rpc_close(rpc);
+		return rc;
+	}
+	*ret_rpc = rpc;
+	return 0;
+}
+
+const char *
+rpc_url(const struct rpc *rpc)
+{
+	return rpc->url;
 }
 
 static int

@@ -16,8 +16,12 @@
 
 struct rpc;
 
-/* To the server with -s, else to the agent. TH_E_NO_AGENT, TH_E_NO_SERVER, TH_E_DENIED... */
+/*
+ * To the server with -s, of several to that which serves; else to the agent. TH_E_NO_AGENT,
+ * TH_E_NO_SERVER, TH_E_DENIED...
+ */
 int rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc);
+const char *rpc_url(const struct rpc *rpc); /* whom it asks */
 void rpc_close(struct rpc *rpc); /* NULL is fine */
 
 /*

@@ -225,7 +225,8 @@ run_version(struct thctl *ctl)
 static const struct argp_option shared_options[] = {
 	{"runtime-dir", 'r', "DIR", 0,
 		"runtime directory of the agent ($THC_AGENT, else " RUNTIME_DIR_DEFAULT ")", 100},
-	{"server", 's', "URL", 0, "ask this reference server, not the agent", 100},
+	{"server", 's', "URL[,URL]", 0,
+		"ask the reference server, of several the one that serves, not the agent", 100},
 	{"output", 'o', "FORMAT", 0, "table, json or wide", 100},
 	{"timeout", KEY_TIMEOUT, "DURATION", 0, "give up after so long, e.g. 500ms or 2m", 100},
 	{0},

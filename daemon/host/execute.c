@@ -79,13 +79,12 @@ server_state(struct host *host, const struct agent_action *action)
 	bool another = action->u.server.attached && action->u.server.server_inc != host->put_inc;
 	host->attached = action->u.server.attached;
 	host->server_inc = action->u.server.server_inc;
+	host->server_epoch = action->u.server.epoch;
 	memcpy(host->server_text, action->u.server.text, sizeof(host->server_text));
 	if (host->attached)
-		log_info("server", "attached url=%s server_inc=%016" PRIx64, link_url(host),
-			host->server_inc);
+		link_attached(host);
 	else
-		log_warn("server", "not attached url=%s reason=\"%s\"", link_url(host),
-			host->server_text);
+		link_detached(host, host->server_text, action->u.server.refused);
 	listings_server(host->listings, host->attached, host->server_inc, host->server_text);
 	if (another) {
 		host->put_inc = host->server_inc;

@@ -76,9 +76,10 @@ struct host {
 	struct listings *listings; /* owns */
 
 	uint64_t agent_inc;
-	int64_t start_ns, next_beat_ns, next_expire_ns, next_listing_ns;
+	int64_t start_ns, next_beat_ns, next_expire_ns, next_listing_ns, next_link_ns;
 	bool attached;
 	uint64_t server_inc;
+	uint32_t server_epoch;
 	uint64_t put_inc; /* of the server that has our manifests, or is being sent them */
 	char server_text[TH_CTL_TEXT_BYTES]; /* why not attached */
 	struct host_counters counters;

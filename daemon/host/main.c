@@ -29,7 +29,7 @@ beat(struct host *host, int64_t now_ns)
 	operations_heartbeat(host, now_ns);
 	access_sweep();
 	worker_resume_listener(host);
-	link_tick(host, now_ns);
+	link_tick(host);
 	blob_puts_resume(host, now_ns);
 }
 
@@ -45,6 +45,7 @@ work(struct host *host)
 		session_expire(host, now_ns);
 	engine_run(host);
 	host->next_listing_ns = listings_tick(host->listings, now_ns);
+	host->next_link_ns = link_watch(host, now_ns);
 	session_reap(host);
 	return more;
 }
@@ -57,6 +58,7 @@ run(struct host *host)
 		int64_t at_ns = th_min_i64(host->engine.next_ns, host->next_beat_ns);
 		at_ns = th_min_i64(at_ns, host->next_expire_ns);
 		at_ns = th_min_i64(at_ns, host->next_listing_ns);
+		at_ns = th_min_i64(at_ns, host->next_link_ns);
 		if (host->stopping)
 			at_ns = th_min_i64(at_ns, host->stop_ns);
 		loop_arm(&host->loop, at_ns);

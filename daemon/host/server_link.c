@@ -6,7 +6,9 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <uthash.h>
 
@@ -18,8 +20,12 @@
 #include "ipc/proto/convert.h"
 
 #define ITEMS_A_WAKEUP 64
-/* No server for this long: the next of the list is tried. */
+/*
+ * The next of the list is tried when this one says nothing for so long, or there is no connection
+ * to it: a server that stands still is waited for, one that is gone has no successor to wait for.
+ */
 #define SWITCH_NS INT64_C(3000000000)
+#define UNREACHED_NS INT64_C(500000000)
 
 static const char *const channel_names[LINK_CHANNELS] = {"control", "poll", "beat"};
 
@@ -40,6 +46,16 @@ const char *
 link_url(const struct host *host)
 {
 	return host->options.servers[host->link.server];
+}
+
+void
+link_list(const struct host *host, char ret_text[OPTIONS_TEXT_BYTES])
+{
+	size_t at = 0;
+	/* They came as a text of this size. */
+	for (uint32_t i = 0; i < host->options.num_servers && at < OPTIONS_TEXT_BYTES; i++)
+		at += (size_t)snprintf(ret_text + at, OPTIONS_TEXT_BYTES - at, "%s%s",
+			i == 0 ? "" : ",", host->options.servers[i]);
 }
 
 /* ---- answers -------------------------------------------------------------------------------- */
@@ -192,37 +208,78 @@ static int
 dial(struct host *host, struct th_err *err)
 {
 	for (int i = 0; i < LINK_CHANNELS; i++) {
-		int rc = net_client_dial(host->link.channels[i].client, link_url(host), false, err);
+		struct link_channel *channel = &host->link.channels[i];
+		int rc = net_client_dial(channel->client, link_url(host), false, err);
 		if (rc < 0)
 			return rc;
+		channel->up = false; /* the end of the old connection is not reported */
 	}
 	host->link.dialed_ns = th_now_ns();
 	return 0;
 }
 
-void
-link_tick(struct host *host, int64_t now_ns)
+static void
+next_server(struct host *host)
 {
 	struct server_link *link = &host->link;
+	struct th_err err;
+	link->server = (link->server + 1) % host->options.num_servers;
+	host->counters.server_switches++;
+	log_debug("server", "trying the next one url=%s", link_url(host));
+	if (dial(host, &err) < 0)
+		log_error("server", "cannot dial url=%s reason=\"%s\"", link_url(host), err.text);
+}
+
+void
+link_attached(struct host *host)
+{
+	host->link.serves = true;
+	memset(host->link.told, 0, sizeof(host->link.told));
+	log_info("server", "attached url=%s server_inc=%016" PRIx64, link_url(host),
+		host->server_inc);
+}
+
+void
+link_detached(struct host *host, const char *reason, bool refused)
+{
+	struct server_link *link = &host->link;
+	char *told = link->told[link->server];
+	bool others = host->options.num_servers > 1;
+	if (link->serves)
+		link->dialed_ns = th_now_ns();
+	link->serves = false;
+	if (strcmp(told, reason) != 0) {
+		snprintf(told, TH_CTL_TEXT_BYTES, "%s", reason);
+		log_warn("server", "not attached url=%s reason=\"%s\"%s", link_url(host), reason,
+			others ? " next=\"the other servers of the list\"" : "");
+	}
+	if (refused && others)
+		next_server(host);
+}
+
+void
+link_tick(struct host *host)
+{
 	struct link_request *request, *next;
-	HASH_ITER(hh, link->requests, request, next)
+	HASH_ITER(hh, host->link.requests, request, next)
 	{
 		if (request->failed)
 			answer(host, request, request->rc, NULL, NULL);
 	}
-	if (host->attached) {
-		link->dialed_ns = now_ns;
-		return;
+}
+
+int64_t
+link_watch(struct host *host, int64_t now_ns)
+{
+	struct server_link *link = &host->link;
+	if (link->serves || host->options.num_servers < 2)
+		return INT64_MAX;
+	bool up = link->channels[AGENT_CHANNEL_CONTROL].up;
+	if (now_ns - link->dialed_ns >= (up ? SWITCH_NS : UNREACHED_NS)) {
+		next_server(host);
+		up = false;
 	}
-	if (host->options.num_servers < 2 || now_ns - link->dialed_ns < SWITCH_NS)
-		return;
-	const char *old = link_url(host);
-	link->server = (link->server + 1) % host->options.num_servers;
-	host->counters.server_switches++;
-	log_warn("server", "trying the next one url=%s before=%s", link_url(host), old);
-	struct th_err err;
-	if (dial(host, &err) < 0)
-		log_error("server", "cannot dial url=%s reason=\"%s\"", link_url(host), err.text);
+	return link->dialed_ns + (up ? SWITCH_NS : UNREACHED_NS);
 }
 
 int

@@ -5,8 +5,9 @@
  * A beat must not wait behind work, nor work behind a POLL, so each kind has a connection of its
  * own. The core's requests come through link_send; the shell asks for itself (manifests, and what
  * workers and thctl want to know) through link_ask, with numbers of the core's counter: the server
- * tells an agent's requests by them. Which server: the first of the list; the next one when none
- * has answered for a while. Main thread only.
+ * tells an agent's requests by them. Which server: the first of the list; the next one, round and
+ * round, when this one refuses to serve, cannot be reached or has not answered for a while. Main
+ * thread only.
  */
 #ifndef TH_DAEMON_HOST_SERVER_LINK_H
 #define TH_DAEMON_HOST_SERVER_LINK_H
@@ -16,6 +17,7 @@
 
 #include "daemon/core/agent.h"
 #include "daemon/host/loop.h"
+#include "daemon/host/options.h"
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
 #include "ipc/net/net.h"
@@ -37,7 +39,10 @@ struct server_link {
 	struct link_request *requests;               /* uthash, by tag */
 	uint64_t last_tag;
 	uint32_t server;   /* of options.servers */
-	int64_t dialed_ns; /* when this one was chosen, or last heard of */
+	int64_t dialed_ns; /* when this one was chosen, or served last */
+	bool serves;       /* it does */
+	/* Why each of them does not serve, as the log has it; empty: it was not said. */
+	char told[OPTIONS_SERVERS_MAX][TH_CTL_TEXT_BYTES];
 };
 
 int link_open(struct host *host, struct th_err *err);
@@ -56,9 +61,20 @@ uint64_t link_ask(struct host *host, const struct ctl_request *request, int64_t 
 	link_answered answered, void *arg);
 void link_cancel(struct host *host, uint64_t number); /* answered will not be called */
 
-/* At every beat: tries the next server when this one does not answer. */
-void link_tick(struct host *host, int64_t now_ns);
+void link_tick(struct host *host); /* at every beat: answers what could not be sent */
+/* Tries the next server when this one does not answer. When it wants to be called again. */
+int64_t link_watch(struct host *host, int64_t now_ns);
+
+/* The core is attached: to be told when it is not any more. */
+void link_attached(struct host *host);
+/*
+ * It is not, for this reason; refused: this server has said no, and the next one is tried at once
+ * (how soon the core asks that one limits the pace). The log gets each reason of each server once.
+ */
+void link_detached(struct host *host, const char *reason, bool refused);
 
 const char *link_url(const struct host *host);
+/* All servers, with commas between. */
+void link_list(const struct host *host, char ret_text[OPTIONS_TEXT_BYTES]);
 
 #endif

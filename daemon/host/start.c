@@ -252,7 +252,7 @@ start(struct host *host, struct th_err *err)
 	host->offload_source.fd = -1;
 	host->start_ns = th_now_ns();
 	host->next_beat_ns = host->start_ns;
-	host->next_expire_ns = host->next_listing_ns = INT64_MAX;
+	host->next_expire_ns = host->next_listing_ns = host->next_link_ns = INT64_MAX;
 	documents_init(host);
 	snprintf(host->server_text, sizeof(host->server_text), "not reached yet");
 	host->message = th_calloc(1, sizeof(*host->message));

@@ -182,6 +182,7 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	Tensorhub__V1__Reply reply;
 	Tensorhub__V1__StatusReply status;
 	struct session_storage *storage;
+	char servers[OPTIONS_TEXT_BYTES];
 	tensorhub__v1__reply__init(&reply);
 	tensorhub__v1__status_reply__init(&status);
 	status.node = text(options->node);
@@ -194,6 +195,9 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	status.attached = host->attached;
 	status.server_text = host->server_text;
 	status.server_inc = host->server_inc;
+	status.server_epoch = host->server_epoch;
+	link_list(host, servers);
+	status.servers = servers;
 	status.draining = host->draining;
 	status.leaving = host->stopping;
 	status.verify = text(options->verify ? "full" : "off");
