@@ -203,8 +203,9 @@ host_act(struct host *host, const struct agent_action *action)
 	struct handle *handle = NULL;
 
 	if (action->kind == AGENT_OPENED || action->kind == AGENT_REGISTERED ||
-		action->kind == AGENT_COMPLETE || action->kind == AGENT_LINE ||
-		action->kind == AGENT_FREE || action->kind == AGENT_CLOSED)
+		action->kind == AGENT_UNREGISTERED || action->kind == AGENT_COMPLETE ||
+		action->kind == AGENT_LINE || action->kind == AGENT_FREE ||
+		action->kind == AGENT_CLOSED)
 		handle = host_handle(host, action->session);
 	switch (action->kind) {
 	case AGENT_SEND:
@@ -219,6 +220,10 @@ host_act(struct host *host, const struct agent_action *action)
 	case AGENT_REGISTERED:
 		if (handle->worker != NULL)
 			worker_registered(handle->worker, action->u.answer.code);
+		break;
+	case AGENT_UNREGISTERED:
+		if (handle->worker != NULL)
+			worker_unregistered(handle->worker, action->u.answer.code);
 		break;
 	case AGENT_COMPLETE:
 		if (handle->worker != NULL)
@@ -271,7 +276,6 @@ host_act(struct host *host, const struct agent_action *action)
 		break;
 	case AGENT_UNRESERVE: /* has crossed RESERVED, always: the core must take that, too */
 	case AGENT_NODE:
-	case AGENT_UNREGISTERED:
 		break;
 	}
 }

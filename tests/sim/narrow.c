@@ -48,6 +48,7 @@ static const struct option options[] = {
 	OPTION(layout_percent, true),
 	OPTION(lineage_percent, true),
 	OPTION(reset_percent, true),
+	OPTION(renew_permille, true),
 	OPTION(safety_ns, false),
 	OPTION(net_min_ns, false),
 	OPTION(net_mean_ns, false),
@@ -82,7 +83,7 @@ static const struct option options[] = {
 	OPTION(leave_ns, true),
 };
 
-_Static_assert(sizeof(struct options) == 288, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 296, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

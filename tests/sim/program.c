@@ -134,6 +134,11 @@ program_next(struct worker *worker)
 		worker_close(worker);
 		return;
 	}
+	if (!world.calm && worker->memory->right == MEMORY_OWNER &&
+		permille(RNG_WORK, world.options.renew_permille)) {
+		worker_unregister(worker);
+		return;
+	}
 	*call = (struct call){
 		.kind = step->kind,
 		.flags = step->flags,

@@ -142,6 +142,7 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	uint32_t diverge_permille, other_bytes_percent, layout_percent;
 	uint32_t lineage_percent; /* of a trainer's starts: from an older checkpoint */
 	uint32_t reset_percent;   /* of hosts: their sessions end with their server */
+	uint32_t renew_permille;  /* of calls: the tensors are registered anew before it */
 	int64_t safety_ns;
 	int64_t net_min_ns, net_mean_ns, chunk_ns, think_ns, pair_block_ns;
 	bool quiet; /* no fault of a process or of a link */
@@ -318,6 +319,7 @@ enum worker_state {
 	W_OPENING,
 	W_PUTTING,
 	W_REGISTERING,
+	W_UNREGISTERING,
 	W_IDLE,
 	W_BUSY,
 	W_UNKNOWN, /* its call came back without an outcome; it waits or closes */
@@ -469,6 +471,8 @@ void worker_submit(struct worker *worker); /* what stands in worker->call */
 void worker_close(struct worker *worker);
 void worker_opened(struct worker *worker, int code);
 void worker_put(struct worker *worker, int code);
+void worker_unregister(struct worker *worker);
+void worker_unregistered(struct worker *worker, int code);
 void worker_registered(struct worker *worker, int code);
 void worker_completed(struct worker *worker, const struct agent_action *action);
 void worker_line(struct worker *worker, const struct agent_line *line);

@@ -126,6 +126,7 @@ swarm_draw(struct options *o)
 	o->evict_ns = mean(2 * SEC, 20 * SEC);
 	o->leave_ns = mean(3 * SEC, 30 * SEC);
 	o->reset_percent = percent(RNG_SWARM, 15) ? number(1, 100) : 0;
+	o->renew_permille = rate(150);
 	o->quiet = percent(RNG_SWARM, 10);
 	/* Retention is checked best where little goes wrong. */
 	crashes = !o->quiet && percent(RNG_SWARM, 10);

@@ -221,6 +221,27 @@ worker_registered(struct worker *worker, int code)
 		idle(worker, between(RNG_WORK, 0, world.options.think_ns));
 }
 
+/* Other tensors, or the same once more: what it held before is nothing to them. */
+void
+worker_unregister(struct worker *worker)
+{
+	TRACE("worker #/# unregisters", worker->group->index, worker->shard);
+	worker->state = W_UNREGISTERING;
+	ring(worker, AGENT_EV_UNREGISTER);
+}
+
+void
+worker_unregistered(struct worker *worker, int code)
+{
+	TRACE("worker #/# is unregistered: !", worker->group->index, worker->shard, TRACE_E(code));
+	if (worker->state != W_UNREGISTERING)
+		return;
+	if (code == 0)
+		put(worker);
+	else
+		idle(worker, between(RNG_WORK, 0, world.options.think_ns));
+}
+
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 static void
