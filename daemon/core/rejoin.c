@@ -211,12 +211,22 @@ orphan(struct agent *agent, struct lane *lane)
 		ac_lane_free(agent, lane);
 }
 
-/* A copy in the agent's own memory: its server made the reservation, and filled it or not. */
+/*
+ * A copy in the agent's own memory: what is complete or being filled is kept on. What had no GO is
+ * begun anew by whoever needs it: the copy that it is made of has not been given up.
+ */
 static bool
 goes_on(const struct session *session)
 {
-	return !ac_internal(session) || (session->part != NULL && session->part->settled &&
-						!session->call.active && !session->unwanted);
+	const struct call *call = &session->call;
+	bool failed = call->active && call->has_outcome && call->outcome.code != 0;
+
+	if (!ac_internal(session))
+		return true;
+	if (TH_PLANT(offload_dropped_at_rejoin))
+		return false;
+	return session->part != NULL && !session->unwanted && !failed &&
+	       (call->active ? call->went : session->part->settled);
 }
 
 void

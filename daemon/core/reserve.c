@@ -11,6 +11,7 @@
  * an answer. Its memory is the shell's, made before the reservation is accepted.
  */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/core/state.h"
@@ -238,6 +239,7 @@ ac_internal_plan(struct agent *agent, struct session *session, const struct ctl_
 		.op_seq = plan->op_seq,
 		.result = {.version = session->held},
 	};
+	snprintf(call->order.spec, sizeof(call->order.spec), "%" PRIu64, plan->version.version);
 	if (th_hash_equal(plan->layout, session->reg.layout))
 		ac_call_prepared(agent, session, 0, "");
 	else

@@ -352,7 +352,10 @@ check_snapshots(const struct refsrv *server)
 	TH_ASSERT(bytes <= server->config.snapshot_bytes_max);
 }
 
-/* One offload copy of a version at a time, but when its node is drained (I13); and its group. */
+/*
+ * One offload copy of a version at a time, but when its node is drained, or it comes back while
+ * another is made (I13); and its group.
+ */
 static void
 check_offloads(const struct model *model)
 {
@@ -366,8 +369,8 @@ check_offloads(const struct model *model)
 		TH_ASSERT(offload->state == OFFLOAD_RESERVING || offload->group != NULL);
 		TH_ASSERT(offload->group == NULL || offload->group->offload == offload);
 		for (other = offload->next; other != NULL; other = other->next)
-			TH_ASSERT(
-				other->version != offload->version || other->why == OFFLOAD_DRAIN);
+			TH_ASSERT(other->version != offload->version ||
+				  other->why == OFFLOAD_DRAIN || other->why == OFFLOAD_REJOINED);
 		for (uint32_t i = 0; i < offload->num_shards; i++)
 			TH_ASSERT(offload->shards[i].agent_inc != 0 &&
 				  (offload->shards[i].sid != 0 || !offload->shards[i].registered));
@@ -383,7 +386,7 @@ check_offloads(const struct model *model)
 		TH_ASSERT(group->offload == NULL ||
 			  (group->offload->group == group && group->reservation != 0));
 		/* Nobody keeps what nobody asked for (I16). */
-		TH_ASSERT(group->reservation == 0 || group->offload != NULL ||
+		TH_ASSERT(group->reservation == 0 || group->offload != NULL || group->rejoining ||
 			  group->state == GROUP_BROKEN);
 		TH_ASSERT(group->reservation == 0 || group->claim == NULL);
 	}

@@ -22,6 +22,7 @@
 #include "server/core/model.h"
 #include "server/core/offload.h"
 #include "server/core/ping.h"
+#include "server/core/rejoin.h"
 #include "server/core/retain.h"
 #include "server/core/risk.h"
 
@@ -107,6 +108,11 @@ keep_check(struct refsrv *server, struct copy *copy)
 	case PROOF_NONE:
 		break;
 	}
+	/* Whoever has it too, or claims it, may be about to say so: no memory is taken before. */
+	if (model_warming(server, version->model)) {
+		TH_MARK(last_copy_waits_for_the_others);
+		return KEEP_WAIT;
+	}
 	if (TH_PLANT(ack_before_all_copied) && offload_begun(version))
 		return KEEP_FREE;
 	if (offload_awaited(server, version))
@@ -187,7 +193,9 @@ keep_rescue_settle(struct refsrv *server, struct copy *copy)
 	const char *text = copy->keep->text;
 
 	if (result == KEEP_WAIT) {
-		if (server->now_ns >= copy->keep->until_ns && still_moving(copy))
+		/* Nothing is copied while the server is warming. */
+		if (model_warming(server, copy->version->model) ||
+			(server->now_ns >= copy->keep->until_ns && still_moving(copy)))
 			copy->keep->until_ns =
 				th_deadline_ns(server->now_ns, server->config.rescue_ns);
 		if (server->now_ns < copy->keep->until_ns) {

@@ -4,6 +4,7 @@
  *
  *   keep_begin --> not retained, or another copy counts ----------------------> KEEP_FREE
  *              |-> others may count: their agents are asked (ping.h) ---------> KEEP_WAIT
+ *              |-> the server is warming: others may come (rejoin.h) ---------> KEEP_WAIT
  *              '-> it is the last: an offload copy is made (offload.h) -------> KEEP_WAIT
  *                     '--nobody has memory for it--------------------------> KEEP_FAILED
  *

@@ -473,6 +473,42 @@ offload_refused(struct refsrv *server, const struct agent *agent,
 	return 0;
 }
 
+/* ---- of a former server life ----------------------------------------------------------------- */
+
+void
+offload_rejoined(struct refsrv *server, struct group *group)
+{
+	struct copy *copy = group->copy;
+	struct offload *offload;
+
+	if (copy == NULL) {
+		group_break(server, group, "the offload copy holds nothing");
+		return;
+	}
+	TH_MARK(offload_rejoined);
+	offload = th_calloc(1, sizeof(*offload));
+	offload->reservation = group->reservation;
+	offload->version = copy->version;
+	offload->why = OFFLOAD_REJOINED;
+	offload->state = copy->state == COPY_READY ? OFFLOAD_READY : OFFLOAD_FILLING;
+	memcpy(offload->replica, group->replica, sizeof(offload->replica));
+	offload->group = group;
+	group->offload = offload;
+	offload->num_shards = group->num_shards;
+	offload->shards = th_calloc(offload->num_shards, sizeof(*offload->shards));
+	for (uint32_t i = 0; i < offload->num_shards; i++) {
+		struct member *member = group->members[i];
+		offload->shards[i].agent_inc = member->agent->inc;
+		offload->shards[i].sid = member->sid;
+		offload->shards[i].registered = true;
+		member->agent->num_reserved++;
+	}
+	offload->deadline_ns = th_deadline_ns(server->now_ns, server->config.offload_ns);
+	offload->spare_ns = INT64_MAX;
+	DL_APPEND(group->model->retention.offloads, offload);
+	model_dirty(group->model);
+}
+
 /* ---- going on ------------------------------------------------------------------------------- */
 
 /* Who was asked and is suspect or gone is replaced; false: the offload is over, or begins anew. */

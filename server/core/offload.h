@@ -9,7 +9,9 @@
  *   FILLING:   the group replicates, by the same PLAN, GO and legs as any group
  *   READY:     it serves, until no rule wants it any more or another copy will do; then RELEASE
  *
- * A version has one at a time, but while its agent's node is drained, when a second one takes over.
+ * A version has one at a time, but while its agent's node is drained, when a second one takes over;
+ * or one comes back after the loss of a server (rejoin.h) and finds that another was begun. Then
+ * the older one goes.
  */
 #ifndef TH_SERVER_CORE_OFFLOAD_H
 #define TH_SERVER_CORE_OFFLOAD_H
@@ -41,6 +43,9 @@ void offload_registered(const struct member *member);
 /* RESERVED: an agent cannot. */
 int offload_refused(struct refsrv *server, const struct agent *agent,
 	const struct ctl_reserved *reserved, struct th_err *err);
+
+/* A group of a former server life is complete: its copy, or what fills it, is one of ours. */
+void offload_rejoined(struct refsrv *server, struct group *group);
 
 /* The version goes: nothing is left to copy. */
 void offload_version_gone(const struct version *version);

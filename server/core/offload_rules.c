@@ -16,6 +16,7 @@
 #include "server/core/node_drain.h"
 #include "server/core/offload.h"
 #include "server/core/ping.h"
+#include "server/core/rejoin.h"
 #include "server/core/retain.h"
 #include "server/core/risk.h"
 
@@ -69,6 +70,9 @@ offload_needed(struct refsrv *server, const struct offload *offload)
 
 	if (!retain_names(server, version))
 		return false;
+	/* Who waits for it may not have come back yet. */
+	if (model_warming(server, version->model))
+		return true;
 	DL_FOREACH(version->copies, copy)
 	{
 		if (copy->keep != NULL)
@@ -239,7 +243,8 @@ offload_rescue(struct refsrv *server, struct model *model)
 {
 	struct version *version;
 
-	if (model->retention.claims == NULL)
+	/* While it is warming the server has not been told of all copies. */
+	if (model->retention.claims == NULL || model_warming(server, model))
 		return;
 	DL_FOREACH(model->versions, version)
 	{

@@ -467,6 +467,12 @@ describe_wait(const struct op *op, char *buffer, size_t bytes)
 {
 	const struct group *group = op->group;
 
+	if (op->state == OP_OFFLOADING && model_warming(group->model->server, group->model)) {
+		snprintf(buffer, bytes,
+			"the reference server is new, and has not yet been told who else has the "
+			"version");
+		return;
+	}
 	if (op->state == OP_OFFLOADING) {
 		snprintf(buffer, bytes,
 			"it is the last copy of a retained version, and is being copied to host "

@@ -168,8 +168,10 @@ form(struct refsrv *server, struct model *model, const struct ctl_rejoin *said,
 {
 	struct group *group = group_new(server, model, &said->open);
 
-	retain_claim(server, group, rules);
+	if (said->open.reservation == 0)
+		retain_claim(server, group, rules);
 	group->inc = said->group_inc;
+	group->reservation = said->open.reservation;
 	group->rejoining = true;
 	group->form_ns = th_deadline_ns(server->now_ns, server->config.form_ns);
 	timer_at(server, &group->timer, TIMER_GROUP, group->form_ns);
@@ -210,7 +212,9 @@ number_check(struct refsrv *server, const struct agent *agent, const struct ctl_
 	struct th_err *err)
 {
 	if (said->sid == 0 || said->group_inc == 0 || epoch_is_own(server, said->sid) ||
-		epoch_is_own(server, said->group_inc) || member_lookup(server, said->sid) != NULL)
+		epoch_is_own(server, said->group_inc) ||
+		epoch_is_own(server, said->open.reservation) ||
+		member_lookup(server, said->sid) != NULL)
 		return th_fail(err, TH_E_GROUP_BROKEN,
 			"shard %u of replica %s on node %s has a number (%" PRIu64
 			") that this server has given to another; close the handle and open again",
@@ -225,6 +229,7 @@ group_check(const struct group *group, const struct ctl_rejoin *said, struct th_
 		return th_fail(err, TH_E_GROUP_BROKEN, "%s", group->broken_why);
 	if (!group->rejoining || said->open.num_shards != group->num_shards ||
 		said->open.lineage != group->lineage ||
+		said->open.reservation != group->reservation ||
 		strcmp(said->open.launch_id, group->launch_id) != 0 ||
 		group->members[said->open.shard] != NULL)
 		return th_fail(err, TH_E_GROUP_BROKEN,
@@ -298,12 +303,26 @@ running_fits(const struct ctl_rejoin *said)
 				      said->chunks <= said->reg.num_chunks);
 }
 
+/* An offload copy has one operation, which fills it. Before its GO it is begun anew. */
+static bool
+fits_offload(const struct ctl_rejoin *said)
+{
+	bool fills = said->went && said->op_seq == 1 && said->kind == CTL_OP_REPLICATE;
+
+	return said->next_op_seq == 2 && (fills || !th_version_none(said->held));
+}
+
 static int
 said_check(const struct ctl_rejoin *said, struct th_err *err)
 {
 	bool registration = !said->registered ||
 			    (!th_hash_none(said->reg.layout) && !th_hash_none(said->reg.manifest));
 
+	if (said->open.reservation != 0 && !fits_offload(said))
+		return th_fail(err, TH_E_INVALID,
+			"shard %u of the offload copy of replica %s has nothing that can be gone "
+			"on with: release its memory",
+			said->open.shard, said->open.replica);
 	if (said->next_op_seq > 0 && registration && held_fits(said) && running_fits(said) &&
 		outcomes_fit(said))
 		return 0;
@@ -323,11 +342,6 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 		rc = number_check(server, agent, said, err);
 	if (rc == 0)
 		rc = th_retain_parse(said->open.retain, &rules, err);
-	if (rc == 0 && said->open.reservation != 0)
-		rc = th_fail(err, TH_E_GROUP_BROKEN,
-			"the reservation of this copy of replica %s has ended with the server that "
-			"made it",
-			said->open.replica);
 	if (rc == 0 && said->gone) {
 		gone(server, agent, said, &rules);
 		return 0;
@@ -338,7 +352,8 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 		return rc;
 	struct model *model = model_acquire(server, said->open.model);
 	struct group *group = find_group(model, said->open.replica, said->group_inc);
-	if (group == NULL && group_named(model, said->open.replica) != NULL)
+	if (group == NULL && said->open.reservation == 0 &&
+		group_named(model, said->open.replica) != NULL)
 		return th_fail(err, TH_E_GROUP_BROKEN,
 			"replica %s of %s is broken: the reference server was lost, and another "
 			"group has been opened under its name; close this handle and open again",

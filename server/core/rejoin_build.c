@@ -24,6 +24,7 @@
 #include "server/core/group.h"
 #include "server/core/leg.h"
 #include "server/core/model.h"
+#include "server/core/offload.h"
 #include "server/core/op.h"
 #include "server/core/rejoin.h"
 
@@ -487,10 +488,13 @@ rejoin_build(struct refsrv *server, struct group *group)
 		TH_MARK(rejoin_contradiction);
 		group_break(server, group, cause.text);
 	}
+	if (group->reservation != 0 && group->state != GROUP_BROKEN)
+		offload_rejoined(server, group);
 	if (group->state != GROUP_BROKEN)
 		event_log(server, EVENT_INFO, group->model->name, NULL,
-			"replica %s of %s has come back with %u shards", group->replica,
-			group->model->name, group->num_shards);
+			"%s%s of %s has come back with %u shards",
+			group->reservation != 0 ? "the offload copy of replica " : "replica ",
+			group->replica, group->model->name, group->num_shards);
 	/* What it reads is there, or may come; others may read it. */
 	leg_link_adopted(server);
 	rejoin_over(server, group);

@@ -16,6 +16,7 @@
 #include "server/core/group.h"
 #include "server/core/model.h"
 #include "server/core/offload.h"
+#include "server/core/rejoin.h"
 #include "server/core/timer.h"
 
 /* ---- claims --------------------------------------------------------------------------------- */
@@ -242,9 +243,16 @@ names(struct refsrv *server, const struct claim *only, const struct version *ver
 }
 
 bool
-retain_names(struct refsrv *server, const struct version *version)
+retain_claimed(struct refsrv *server, const struct version *version)
 {
 	return names(server, NULL, version);
+}
+
+bool
+retain_names(struct refsrv *server, const struct version *version)
+{
+	/* Who claims it may not have come yet. */
+	return model_warming(server, version->model) || names(server, NULL, version);
 }
 
 bool

@@ -24,8 +24,10 @@ void retain_leave(struct refsrv *server, struct group *group, bool crashed);
 /* A member of the group closes, and its claim does not count while that waits; or it is refused. */
 void retain_closing(struct group *group, bool closing);
 
-/* Some claim names the version now. */
+/* Some claim names the version now; while the server is warming every one may be named. */
 bool retain_names(struct refsrv *server, const struct version *version);
+/* ... now, for certain. */
+bool retain_claimed(struct refsrv *server, const struct version *version);
 
 /* ... a claim of this group. */
 bool retain_group_names(

@@ -97,7 +97,7 @@ risk_lost(struct refsrv *server, struct copy *copy, const char *why)
 		return;
 	/* Its group is broken: it may be the only one that makes its version the latest. */
 	copy->rescued = true;
-	if (retain_names(server, version)) {
+	if (retain_claimed(server, version)) {
 		TH_MARK(retained_version_lost);
 		snprintf(text, sizeof(text),
 			"version %" PRIu64

@@ -165,6 +165,7 @@ enum offload_why {
 	OFFLOAD_GIVEN_UP = 1, /* the last copy is to be given up, or its group has broken */
 	OFFLOAD_RESCUE,       /* only copies on spot hosts are left                       */
 	OFFLOAD_DRAIN,        /* its node is being drained                                */
+	OFFLOAD_REJOINED,     /* it has come back from a former server life               */
 };
 
 enum offload_state {

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * refsrv, retention over the loss of a server: offload copies come back with their agents, and
+ * while the server is warming nothing is given up that may be the last of its version.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/refsrv_world.h"
+
+#define FORMER 1234u /* the server that was lost */
+
+static struct world w;
+static uint32_t a, b, c; /* agents that were attached to it */
+
+static uint32_t
+comes_from(void)
+{
+	uint32_t agent = w.num_agents++;
+
+	w.agents[agent].inc = ++w.last_inc;
+	snprintf(w.agents[agent].node, sizeof(w.agents[agent].node), "n%u", agent);
+	w.agents[agent].server_inc = FORMER;
+	w.agents[agent].epoch = 1;
+	cr_assert_eq(world_attach(&w, agent, "dc1"), 0);
+	return agent;
+}
+
+static void
+setup(void)
+{
+	world_init(&w, NULL);
+	w.offload_bytes = UINT64_MAX;
+	a = comes_from();
+	b = comes_from();
+	c = comes_from();
+}
+
+static void
+teardown(void)
+{
+	world_fini(&w);
+}
+
+TestSuite(refsrv_rejoin_offload, .init = setup, .fini = teardown);
+
+/* ---- what agents say ---- */
+
+static struct ctl_request
+rejoin_of(const char *replica, uint32_t shard, uint32_t num_shards, uint64_t group_inc)
+{
+	struct ctl_request request = {.kind = CTL_REJOIN};
+	struct ctl_rejoin *said = &request.u.rejoin;
+
+	said->sid = group_inc + 1 + shard;
+	said->group_inc = group_inc;
+	strcpy(said->open.model, "m");
+	snprintf(said->open.replica, sizeof(said->open.replica), "%s", replica);
+	said->open.shard = shard;
+	said->open.num_shards = num_shards;
+	said->open.lineage = 1;
+	said->registered = said->hashed = true;
+	said->reg = (struct ctl_register){
+		.sid = said->sid,
+		.layout = {.lo = shard + 1, .hi = 1},
+		.manifest = {.lo = shard + 1, .hi = 2},
+		.bytes = 1000,
+		.num_chunks = WORLD_CHUNKS,
+	};
+	said->next_op_seq = 2;
+	said->held = (struct th_version){.lineage = 1, .version = 7};
+	said->gen = 1;
+	said->content = (struct th_hash){.lo = 5, .hi = 1};
+	said->version.version = TH_NO_VERSION;
+	return request;
+}
+
+static struct world_member
+comes_back(uint32_t agent, struct ctl_request *request)
+{
+	struct world_member m = {.agent = agent,
+		.shard = request->u.rejoin.open.shard,
+		.num_shards = request->u.rejoin.open.num_shards,
+		.sid = request->u.rejoin.sid,
+		.seq = 1};
+
+	cr_assert_eq(world_request(&w, agent, request), 0, "%s", w.reply.text);
+	return m;
+}
+
+/* A group of one that holds version 7. */
+static struct world_member
+holder(uint32_t agent, const char *replica, const char *retain, uint64_t group_inc)
+{
+	struct ctl_request request = rejoin_of(replica, 0, 1, group_inc);
+
+	strcpy(request.u.rejoin.open.retain, retain);
+	return comes_back(agent, &request);
+}
+
+static struct ctl_request
+offload_of(const char *replica, uint32_t shard, uint32_t num_shards)
+{
+	struct ctl_request request = rejoin_of(replica, shard, num_shards, 700);
+
+	request.u.rejoin.open.reservation = 70;
+	return request;
+}
+
+static void
+warmed(void)
+{
+	struct ctl_request request = {.kind = CTL_REJOINED};
+
+	for (uint32_t agent = a; agent <= c; agent++)
+		cr_assert_eq(world_request(&w, agent, &request), 0);
+	world_sleep(&w, 4 * SEC);
+}
+
+static uint32_t
+flags_of(const char *replica, bool offload)
+{
+	cr_assert_eq(world_list(&w, c, "m"), 0);
+	for (uint32_t v = 0; v < w.reply.u.list.num_versions; v++) {
+		const struct ctl_version_info *info = &w.reply.u.list.versions[v];
+		for (uint32_t r = 0; r < info->num_replicas; r++) {
+			const struct ctl_replica_info *one = &info->replicas[r];
+			if (strcmp(one->name, replica) == 0 &&
+				((one->flags & CTL_REPLICA_OFFLOAD) != 0) == offload)
+				return one->flags;
+		}
+	}
+	return 0;
+}
+
+static bool
+asked(void)
+{
+	return world_has(&w, a, CTL_EV_RESERVE, 0) || world_has(&w, b, CTL_EV_RESERVE, 0) ||
+	       world_has(&w, c, CTL_EV_RESERVE, 0);
+}
+
+static void
+drained(const struct world_member *m)
+{
+	struct ctl_ev_part drain = world_take_drain(&w, m);
+
+	cr_assert_eq(world_drain_done(&w, m->agent, &drain), 0);
+}
+
+/* ---- while the server is warming ---- */
+
+Test(refsrv_rejoin_offload, warming__last_copy__waits_for_a_claim_that_comes_later)
+{
+	struct world_member m = holder(a, "p", "", 100);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_not(asked());
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	struct ctl_request claim = rejoin_of("k", 0, 1, 200);
+	strcpy(claim.u.rejoin.open.retain, "latest");
+	claim.u.rejoin.next_op_seq = 1;
+	claim.u.rejoin.held.version = TH_NO_VERSION;
+	comes_back(b, &claim);
+	warmed();
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	cr_assert(asked());
+}
+
+Test(refsrv_rejoin_offload, warming__nobody_claims_it__given_up_after_that)
+{
+	struct world_member m = holder(a, "p", "", 100);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	world_sleep(&w, 2 * SEC);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	warmed();
+	cr_assert_not(asked());
+	drained(&m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+}
+
+Test(refsrv_rejoin_offload, warming__another_copy_comes__nothing_is_waited_for)
+{
+	struct world_member m = holder(a, "p", "latest", 100);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	holder(b, "r", "", 200);
+	drained(&m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	cr_assert_not(asked());
+}
+
+Test(refsrv_rejoin_offload, warming__deadline__says_why)
+{
+	struct world_member m = holder(a, "p", "", 100);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", SEC);
+	world_sleep(&w, 2 * SEC);
+	struct ctl_ev_outcome end = world_outcome(&w, &m);
+	cr_assert_eq(end.code, TH_E_TIMEOUT);
+	cr_assert(strstr(end.text, "reference server is new"), "%s", end.text);
+}
+
+/* ---- a complete copy ---- */
+
+Test(refsrv_rejoin_offload, complete__is_listed_and_lets_the_holder_go)
+{
+	struct ctl_request request = offload_of("p", 0, 1);
+	comes_back(b, &request);
+	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	struct world_member m = holder(a, "p", "latest", 100);
+	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY, "they do not meet");
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	drained(&m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	warmed();
+	world_sleep(&w, 10 * SEC);
+	cr_assert_not(asked());
+	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0), "it is the only copy");
+	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+}
+
+Test(refsrv_rejoin_offload, complete__nobody_claims_it__released_when_all_have_come)
+{
+	struct ctl_event event;
+	struct ctl_request request = offload_of("p", 0, 1);
+	struct world_member o = comes_back(b, &request);
+	world_sleep(&w, SEC);
+	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
+	warmed();
+	cr_assert(world_take(&w, b, CTL_EV_RELEASE, o.sid, &event));
+	cr_assert_eq(event.u.release.reservation, 70);
+	cr_assert_eq(world_close(&w, &o, false), 0);
+	drained(&o);
+	cr_assert_eq(flags_of("p", true), 0);
+}
+
+Test(refsrv_rejoin_offload, a_shard_does_not_come__the_others_are_released)
+{
+	struct ctl_event event;
+	struct ctl_request request = offload_of("p", 0, 2);
+	struct world_member o = comes_back(b, &request);
+	warmed();
+	cr_assert_eq(flags_of("p", true), 0);
+	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
+	world_sleep(&w, 40 * SEC);
+	cr_assert(world_take(&w, b, CTL_EV_RELEASE, o.sid, &event));
+	drained(&o);
+}
+
+Test(refsrv_rejoin_offload, a_shard_is_gone__the_others_are_refused)
+{
+	struct ctl_request gone = offload_of("p", 1, 2), other = offload_of("p", 0, 2);
+	gone.u.rejoin.gone = true;
+	gone.u.rejoin.registered = false;
+	gone.u.rejoin.held.version = TH_NO_VERSION;
+	cr_assert_eq(world_request(&w, b, &gone), 0, "%s", w.reply.text);
+	cr_assert_eq(world_request(&w, a, &other), TH_E_GROUP_BROKEN);
+}
+
+/* ---- one that was being filled ---- */
+
+Test(refsrv_rejoin_offload, filling__goes_on_and_is_complete)
+{
+	struct ctl_request request = offload_of("p", 0, 1);
+	struct ctl_rejoin *said = &request.u.rejoin;
+	struct world_member m = holder(a, "p", "latest", 100);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	said->version = said->held;
+	said->held.version = TH_NO_VERSION;
+	said->hashed = false;
+	said->went = true;
+	said->op_seq = 1;
+	said->kind = CTL_OP_REPLICATE;
+	said->chunks = 3;
+	said->leg = 71;
+	said->source_sid = m.sid;
+	said->source_gen = 1;
+	struct world_member o = comes_back(b, &request);
+	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD);
+	warmed();
+	cr_assert_not(asked(), "one is being made");
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	world_finish(&w, &o, 71);
+	cr_assert_eq(world_outcome(&w, &o).code, 0);
+	drained(&m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+}
+
+Test(refsrv_rejoin_offload, all_bytes_are_there__complete_without_its_source)
+{
+	struct ctl_request request = offload_of("p", 0, 1);
+	struct ctl_rejoin *said = &request.u.rejoin;
+	said->version = said->held;
+	said->held.version = TH_NO_VERSION;
+	said->went = said->done = true;
+	said->op_seq = 1;
+	said->kind = CTL_OP_REPLICATE;
+	said->chunks = WORLD_CHUNKS;
+	struct world_member o = comes_back(b, &request);
+	struct ctl_request claim = rejoin_of("k", 0, 1, 200);
+	strcpy(claim.u.rejoin.open.retain, "7");
+	claim.u.rejoin.next_op_seq = 1;
+	claim.u.rejoin.held.version = TH_NO_VERSION;
+	comes_back(a, &claim);
+	warmed();
+	cr_assert_eq(world_outcome(&w, &o).code, 0);
+	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
+}
+
+/* ---- what cannot be ---- */
+
+Test(refsrv_rejoin_offload, nothing_to_go_on_with__refused)
+{
+	struct ctl_request request = offload_of("p", 0, 1);
+	request.u.rejoin.held.version = TH_NO_VERSION;
+	cr_assert_eq(world_request(&w, a, &request), TH_E_INVALID);
+	cr_assert(strstr(w.reply.text, "release its memory"), "%s", w.reply.text);
+	request = offload_of("p", 0, 1);
+	request.u.rejoin.next_op_seq = 3;
+	cr_assert_eq(world_request(&w, a, &request), TH_E_INVALID);
+}
+
+Test(refsrv_rejoin_offload, a_number_of_this_server__refused)
+{
+	struct world_member k = world_member(&w, a, "k", 0, 1);
+	struct ctl_request request = offload_of("p", 0, 1);
+	request.u.rejoin.open.reservation = k.sid + 1;
+	cr_assert_eq(world_request(&w, a, &request), TH_E_GROUP_BROKEN);
+}
+
+Test(refsrv_rejoin_offload, shards_of_different_reservations__do_not_fit)
+{
+	struct ctl_request request = offload_of("p", 0, 2), other = offload_of("p", 1, 2);
+	comes_back(a, &request);
+	other.u.rejoin.open.reservation = 71;
+	cr_assert_eq(world_request(&w, b, &other), TH_E_GROUP_BROKEN);
+	cr_assert(world_has(&w, a, CTL_EV_RELEASE, 0));
+}
