@@ -98,7 +98,7 @@ keep_check(struct refsrv *server, struct copy *copy)
 	struct version *version = copy->version;
 
 	TH_ASSERT(copy->keep != NULL);
-	if (!content_listed(copy) || !retain_names(server, version))
+	if (copy->content->refused || !retain_names(server, version))
 		return KEEP_FREE;
 	switch (others_count(server, copy)) {
 	case PROOF_THERE:
@@ -111,6 +111,11 @@ keep_check(struct refsrv *server, struct copy *copy)
 	/* Whoever has it too, or claims it, may be about to say so: no memory is taken before. */
 	if (model_warming(server, version->model)) {
 		TH_MARK(last_copy_waits_for_the_others);
+		return KEEP_WAIT;
+	}
+	/* Nobody lives who has what is listed, and this may be the same: it is soon decided. */
+	if (!content_listed(copy)) {
+		TH_MARK(undecided_copy_waits);
 		return KEEP_WAIT;
 	}
 	if (TH_PLANT(ack_before_all_copied) && offload_begun(version))

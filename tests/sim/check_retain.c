@@ -179,19 +179,6 @@ stands(const struct group *group)
 	return true;
 }
 
-/* Others have called publish for it: whose bytes they are may never be known after a crash. */
-static bool
-rivals(const struct group *group, struct th_version id)
-{
-	const struct life *life = life_of(group->model, id);
-
-	for (uint32_t i = 0; life != NULL && i < GROUPS_MAX; i++) {
-		if (i != group->index && life->called[i] != 0)
-			return group->role == ROLE_TRAINER;
-	}
-	return false;
-}
-
 /* A group has it that does nothing at all. */
 static bool
 at_rest(uint32_t model, struct th_version id)
@@ -199,7 +186,7 @@ at_rest(uint32_t model, struct th_version id)
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		const struct group *group = &world.groups[i];
 		uint32_t resting = 0;
-		if (group->model != model || !stands(group) || rivals(group, id))
+		if (group->model != model || !stands(group))
 			continue;
 		for (uint32_t k = 0; k < group->shards; k++) {
 			const struct worker *worker = &group->workers[k];

@@ -198,6 +198,41 @@ Test(refsrv_rescue, agent_dies_during_the_rescue__the_rest_is_drained)
 	cr_assert_eq(num_versions(), 0);
 }
 
+/* Two trainers have published, and it is not yet known whether the bytes are the same. */
+static struct world_member
+undecided(struct world_member *first)
+{
+	w.hash_late = true;
+	*first = world_member(&w, b, "first", 0, 1);
+	world_publish(&w, first, "7");
+	struct world_member second = world_member(&w, a, "second", 0, 1);
+	world_publish(&w, &second, "7");
+	return second;
+}
+
+Test(refsrv_rescue, undecided__who_is_listed_lives__given_up_at_once)
+{
+	struct world_member first, second = undecided(&first);
+	world_call(&w, &second, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	world_drained(&w, &second);
+	cr_assert_eq(world_outcome(&w, &second).code, 0);
+}
+
+Test(refsrv_rescue, undecided__agent_of_who_is_listed_dies__kept_and_copied)
+{
+	struct ctl_ev_reserve reserve;
+	struct world_member first, second = undecided(&first);
+	w.agents[b].silent = w.agents[b].deaf = true;
+	world_sleep(&w, 500 * MS);
+	world_call(&w, &second, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	world_sleep(&w, 5 * SEC);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, second.sid), "nobody else has it");
+	cr_assert_not(world_ended(&w, &second));
+	world_sleep(&w, 10 * SEC);
+	cr_assert(world_reserve(&w, a, &reserve), "now it is what is listed");
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, second.sid));
+}
+
 Test(refsrv_rescue, broken_contract__is_not_rescued)
 {
 	struct world_member m = world_published(&w, a, "p", "7");
