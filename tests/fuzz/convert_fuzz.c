@@ -2,8 +2,9 @@
 /*
  * convert_fuzz - what any peer can send to a daemon: a request, a reply to any kind, an event.
  *
- * The first byte chooses. What is accepted must survive the way out and in again unchanged: a core
- * and its peer must never see two meanings of one message.
+ * The first byte chooses: a request, an event, or the reply to a kind. What is accepted must
+ * survive the way out and in again unchanged: a core and its peer must never see two meanings of
+ * one message.
  */
 #include "ipc/proto/convert.h"
 
@@ -90,13 +91,13 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	if (size == 0)
 		return 0;
-	choice = data[0] % (CTL_ADMIN + 2);
+	choice = data[0] % (CTL_REJOINED + 2);
 	if (choice == 0)
 		fuzz_request(data + 1, size - 1, &arena);
-	else if (choice <= CTL_ADMIN)
-		fuzz_reply(data + 1, size - 1, (enum ctl_request_kind)choice, &arena);
-	else
+	else if (choice == 1)
 		fuzz_event(data + 1, size - 1, &arena);
+	else
+		fuzz_reply(data + 1, size - 1, (enum ctl_request_kind)(choice - 1), &arena);
 	convert_arena_free(&arena);
 	return 0;
 }
