@@ -21,7 +21,7 @@
 #include "transport/access.h"
 #include "transport/digest.h"
 
-#define PATIENCE_NS INT64_C(20000000000)
+#define PATIENCE_NS INT64_C(40000000000)
 
 /* ---- shards ------------------------------------------------------------------------------- */
 
