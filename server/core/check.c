@@ -196,7 +196,7 @@ static void
 check_lists(const struct model *model)
 {
 	const struct group *group;
-	uint32_t busy = 0, listed = 0;
+	uint32_t busy = 0, listed = 0, rejoining = 0, unbuilt = 0;
 
 	TH_ASSERT(!model->dirty && model->changed == (model->timer.place != 0));
 	DL_FOREACH(model->groups, group)
@@ -212,6 +212,9 @@ check_lists(const struct model *model)
 		TH_ASSERT(op == NULL || op->deadline_ns == INT64_MAX || op->timer.place != 0 ||
 			  op->state == OP_RUNNING || op->state == OP_ABORTING);
 		busy += group->busy;
+		TH_ASSERT(!group->unbuilt || group->rejoining);
+		rejoining += group->rejoining;
+		unbuilt += group->unbuilt;
 	}
 	DL_FOREACH2(model->busy, group, busy_next)
 	{
@@ -219,6 +222,7 @@ check_lists(const struct model *model)
 		listed++;
 	}
 	TH_ASSERT(busy == listed);
+	TH_ASSERT(rejoining == model->num_rejoining && unbuilt == model->num_unbuilt);
 }
 
 static void

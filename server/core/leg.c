@@ -138,6 +138,17 @@ leg_adopt(struct refsrv *server, struct op *op, struct part *dst, const struct c
 	dst->chunk_live_ns = server->live_ns;
 	leg->adopted_sid = said->source_sid;
 	leg->adopted_gen = said->source_gen;
+	if (leg->adopted_sid != 0)
+		DL_APPEND2(server->unlinked, leg, unlinked_prev, unlinked_next);
+}
+
+/* Its source is known, or of no interest any more. */
+static void
+no_longer_unlinked(struct refsrv *server, struct leg *leg)
+{
+	if (leg->adopted_sid != 0)
+		DL_DELETE2(server->unlinked, leg, unlinked_prev, unlinked_next);
+	leg->adopted_sid = 0;
 }
 
 static void
@@ -152,7 +163,7 @@ link_adopted(struct refsrv *server, struct leg *leg)
 		src->copy->content != leg->dst->copy->content || src->copy->content->refused ||
 		!may_read(leg->dst, src))
 		return;
-	leg->adopted_sid = 0;
+	no_longer_unlinked(server, leg);
 	leg->src = src;
 	leg->src_copy_id = src->copy->id;
 	leg->blameless = false;
@@ -167,10 +178,11 @@ link_adopted(struct refsrv *server, struct leg *leg)
 void
 leg_link_adopted(struct refsrv *server)
 {
-	struct leg *leg;
+	struct leg *leg, *next;
 
-	for (leg = server->legs; leg != NULL; leg = leg->hh.next) {
-		if (leg->adopted_sid != 0 && leg->src == NULL && leg->dst->leg == leg)
+	DL_FOREACH_SAFE2(server->unlinked, leg, next, unlinked_next)
+	{
+		if (leg->dst->leg == leg)
 			link_adopted(server, leg);
 	}
 }
@@ -184,7 +196,6 @@ leg_detach(struct leg *leg)
 	src->num_readers--;
 	src->member->agent->legs_out--;
 	leg->src = NULL;
-	leg->adopted_sid = 0;
 	leg->blameless = true;
 }
 
@@ -205,6 +216,7 @@ leg_forget(struct refsrv *server, struct leg *leg)
 
 	if (leg->src != NULL)
 		leg_detach(leg);
+	no_longer_unlinked(server, leg);
 	DL_DELETE2(dst->fills, leg, dst_prev, dst_next);
 	dst->num_fills--;
 	if (dst->leg == leg)

@@ -58,31 +58,33 @@ model_warming(const struct refsrv *server, const struct model *model)
 bool
 rejoin_awaited(const struct model *model)
 {
-	const struct group *group;
-
-	DL_FOREACH(model->groups, group)
-	{
-		if (group->rejoining)
-			return true;
-	}
-	return false;
+	return model->num_rejoining > 0;
 }
 
+/* One that is built may be the source that another waits for. */
 static void
 try_all(struct refsrv *server, struct model *model)
 {
 	struct group *group, *next;
 
-	/* One that is complete may be the source that another waits for. */
-	for (bool again = true; again;) {
+	for (bool again = true; again && model->num_unbuilt > 0;) {
 		again = false;
 		DL_FOREACH_SAFE(model->groups, group, next)
 		{
-			if (!group->rejoining || group->num_joined < group->num_shards)
-				continue;
-			again = rejoin_build(server, group) || again;
+			if (group->unbuilt)
+				again = rejoin_build(server, group) || again;
 		}
 	}
+}
+
+/* All of its members are there. */
+static void
+complete(struct refsrv *server, struct group *group)
+{
+	group->unbuilt = true;
+	group->model->num_unbuilt++;
+	if (rejoin_build(server, group))
+		try_all(server, group->model);
 }
 
 void
@@ -176,6 +178,7 @@ form(struct refsrv *server, struct model *model, const struct ctl_rejoin *said,
 	group->form_ns = th_deadline_ns(server->now_ns, server->config.form_ns);
 	timer_at(server, &group->timer, TIMER_GROUP, group->form_ns);
 	server->num_formed_again++;
+	model->num_rejoining++;
 	return group;
 }
 
@@ -377,7 +380,7 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 		member->registered = true;
 	}
 	if (++group->num_joined == group->num_shards)
-		try_all(server, model);
+		complete(server, group);
 	model_dirty(model);
 	return 0;
 }
@@ -516,7 +519,12 @@ call_now(struct refsrv *server, struct member *member)
 void
 rejoin_over(struct refsrv *server, struct group *group)
 {
+	if (!group->rejoining)
+		return;
 	group->rejoining = false;
+	group->model->num_rejoining--;
+	group->model->num_unbuilt -= group->unbuilt;
+	group->unbuilt = false;
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		if (group->members[i] != NULL && group->members[i]->rejoin != NULL)
 			call_now(server, group->members[i]);

@@ -32,6 +32,7 @@ struct built { /* what follows from the members' words */
 	struct refsrv *server;
 	struct group *group;
 	uint64_t base, top; /* operations of which some know, others not: base .. top - 1 */
+	const struct ctl_known_outcome *known[OP_WINDOW + 1]; /* their ends, from base on */
 	const struct ctl_rejoin
 		*running; /* of an operation after GO that nobody knows the end of */
 	struct th_version held;
@@ -65,27 +66,10 @@ said(const struct built *b, uint32_t shard)
 
 /* Of operation seq, as any member knows it; NULL: nobody does. */
 static const struct ctl_known_outcome *
-known_outcome(struct built *b, uint64_t seq)
+known_outcome(const struct built *b, uint64_t seq)
 {
-	const struct ctl_known_outcome *found = NULL;
-
-	for (uint32_t i = 0; i < b->group->num_shards; i++) {
-		const struct ctl_rejoin *one = said(b, i);
-		for (uint32_t k = 0; k < one->num_outcomes; k++) {
-			const struct ctl_known_outcome *outcome = &one->outcomes[k];
-			if (outcome->op_seq != seq)
-				continue;
-			if (found != NULL &&
-				(found->kind != outcome->kind || found->code != outcome->code ||
-					found->updated != outcome->updated))
-				contradiction(b,
-					"its shards were told different outcomes of operation "
-					"%" PRIu64,
-					seq);
-			found = outcome;
-		}
-	}
-	return found;
+	return seq >= b->base && seq - b->base < TH_ARRAY_LEN(b->known) ? b->known[seq - b->base]
+									: NULL;
 }
 
 static void
@@ -99,6 +83,30 @@ find_range(struct built *b)
 	}
 	if (b->top - b->base > OP_WINDOW + 1)
 		contradiction(b, "its shards are %" PRIu64 " operations apart", b->top - b->base);
+}
+
+static void
+note_outcome(struct built *b, const struct ctl_known_outcome *outcome)
+{
+	/* What is before the base all have behind them. */
+	if (outcome->op_seq < b->base || outcome->op_seq - b->base >= TH_ARRAY_LEN(b->known))
+		return;
+	const struct ctl_known_outcome **found = &b->known[outcome->op_seq - b->base];
+	if (*found != NULL && ((*found)->kind != outcome->kind || (*found)->code != outcome->code ||
+				      (*found)->updated != outcome->updated))
+		contradiction(b, "its shards were told different outcomes of operation %" PRIu64,
+			outcome->op_seq);
+	*found = outcome;
+}
+
+static void
+find_outcomes(struct built *b)
+{
+	for (uint32_t i = 0; i < b->group->num_shards; i++) {
+		const struct ctl_rejoin *one = said(b, i);
+		for (uint32_t k = 0; k < one->num_outcomes; k++)
+			note_outcome(b, &one->outcomes[k]);
+	}
 }
 
 /* The operation that runs: all that had its GO say the same of it. */
@@ -425,7 +433,7 @@ build_outcomes(struct built *b)
 
 /* It has called what has succeeded since: a publish has, or the others' would not have. */
 static bool
-has_published(struct built *b, const struct ctl_rejoin *one)
+has_published(const struct built *b, const struct ctl_rejoin *one)
 {
 	const struct ctl_known_outcome *outcome = known_outcome(b, one->next_op_seq);
 
@@ -461,6 +469,7 @@ rejoin_build(struct refsrv *server, struct group *group)
 	bool all = true;
 
 	find_range(&b);
+	find_outcomes(&b);
 	find_running(&b);
 	find_held(&b);
 	if (b.why[0] == '\0' && b.running != NULL) {

@@ -217,6 +217,8 @@ struct model { /* owned by server.models; freed when nothing refers to it */
 	struct group *groups;     /* all incarnations, oldest first */
 	struct replica *replicas; /* the same by name */
 	struct group *busy; /* those with an open operation, or broken: by busy_prev/busy_next */
+	uint32_t num_rejoining; /* groups that a former life knew, and that are not live yet */
+	uint32_t num_unbuilt;   /* ... all of whose members are there: they wait for a source */
 	struct watch *watches;
 	struct retention retention;
 	uint64_t generation; /* of the listing */
@@ -331,6 +333,7 @@ struct leg { /* owned by server.legs */
 	uint32_t moved; /* so often because its source was given up: not more than once */
 	int64_t granted_ns;
 	struct leg *dst_prev, *dst_next, *src_prev, *src_next;
+	struct leg *unlinked_prev, *unlinked_next; /* in server.unlinked                         */
 	UT_hash_handle hh;
 };
 
@@ -384,6 +387,7 @@ struct group {                /* owned by model.groups */
 	uint64_t reservation;    /* members are agents' own sessions; 0: workers'   */
 	struct offload *offload; /* borrows; NULL: workers', or no longer wanted    */
 	bool rejoining;          /* known to a former server life; operations are held  */
+	bool unbuilt;            /* ... and all of its members are there            */
 	int64_t form_ns;         /* ... until then; 0: it was opened here           */
 	struct timer timer;      /* at form_ns                                      */
 	bool busy;               /* listed in model.busy */
@@ -527,6 +531,7 @@ struct refsrv {
 	uint64_t last_timer;
 	struct member *members;
 	struct leg *legs;
+	struct leg *unlinked; /* adopted ones whose source has not come back: adopted_sid != 0 */
 	struct blob *blobs;
 	uint32_t num_living, num_suspect; /* agents not dead, and those of them */
 	uint64_t blob_bytes;              /* of blobs and of uploads, as announced */
