@@ -194,8 +194,11 @@ gone(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *
 	char why[TH_NAME_MAX + 128];
 
 	if (group == NULL) {
-		/* Of one shard: nobody else will ask. What is only remembered is bounded, too. */
-		if (said->open.num_shards == 1 ||
+		/*
+		 * Of one shard that claims nothing: nobody else will ask. What is only remembered
+		 * is bounded, too.
+		 */
+		if ((said->open.num_shards == 1 && said->open.retain[0] == '\0') ||
 			server->num_formed_again >= server->config.members_max)
 			return;
 		group = form(server, model_acquire(server, said->open.model), said, rules);

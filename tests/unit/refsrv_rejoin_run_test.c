@@ -506,12 +506,12 @@ Test(refsrv_rejoin_run, warming__attributes_that_the_former_server_had__are_wait
 	cr_assert_eq(publish(&n, "3", never), 0);
 	cr_assert_eq(get(never), TH_E_NOT_AVAILABLE);
 	cr_assert(strstr(w.reply.text, "try again"), "%s", w.reply.text);
+	warm();
 	world_call(&w, &n, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	world_drained(&w, &n);
 	cr_assert_eq(world_outcome(&w, &n).code, 0);
 	cr_assert_eq(get(never), TH_E_NOT_AVAILABLE);
 	cr_assert(strstr(w.reply.text, "has no manifest"), "expected by nobody");
-	warm();
 	cr_assert_eq(publish(&m, "4", never), TH_E_NOT_AVAILABLE);
 	cr_assert_eq(world_put(&w, a, "attributes", 10, &key), 0);
 	cr_assert_eq(publish(&m, "4", key), 0);

@@ -160,6 +160,36 @@ Test(refsrv_rejoin, a_shard_has_gone_first__remembered_until_the_others_have_com
 	cr_assert_eq(former_rejoin(&w, a, &late), 0);
 }
 
+/* What it claimed is retained for a while when it has crashed, as if the server had seen that. */
+static bool
+retained_by_one_gone(bool died)
+{
+	struct ctl_rejoin gone = former_shard("p", 0, 1), holds = former_holds("q", 0, 1, 7);
+	gone.gone = true;
+	gone.died = died;
+	strcpy(gone.open.retain, "7");
+	former_back(&w, a, &holds);
+	cr_assert_eq(former_rejoin(&w, b, &gone), 0);
+	for (uint32_t agent = a; agent <= c; agent++)
+		cr_assert_eq(former_said(&w, agent, 1), 0);
+	world_sleep(&w, 5 * SEC);
+	cr_assert_eq(world_list(&w, a, "m"), 0);
+	return w.reply.u.list.versions[0].retained;
+}
+
+Test(refsrv_rejoin, gone_in_order__its_claim_has_ended)
+{
+	cr_assert_not(retained_by_one_gone(false));
+}
+
+Test(refsrv_rejoin, gone_by_a_crash__its_claim_goes_on_for_a_while)
+{
+	cr_assert(retained_by_one_gone(true));
+	world_sleep(&w, w.config.grace_ns);
+	cr_assert_eq(world_list(&w, a, "m"), 0);
+	cr_assert_not(w.reply.u.list.versions[0].retained);
+}
+
 Test(refsrv_rejoin, closed_before_the_rest_is_there__broken)
 {
 	struct ctl_rejoin said[2] = {former_holds("p", 0, 2, 7), former_holds("p", 1, 2, 7)};
