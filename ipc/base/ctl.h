@@ -584,7 +584,7 @@ struct ctl_inspection {
 #define CTL_LOG_ENTRIES_MAX 256u /* in one answer */
 
 struct ctl_blocker { /* what a drain waits for */
-	const char *kind; /* "transfer", "last-copy", "moving": static text */
+	const char *kind; /* "transfer", "last-copy", "moving", "collecting": static text */
 	char model[TH_NAME_MAX + 1], replica[TH_NAME_MAX + 1];
 	uint32_t shard;
 	struct th_version version;

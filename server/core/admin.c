@@ -36,9 +36,7 @@ drain(struct refsrv *server, const struct ctl_admin *admin, struct ctl_admin_rep
 		node_drain_look(server, agent, ret_reply);
 		return 0;
 	}
-	ret_reply->state = node_drain_wanted(server, admin->node) ? "empty" : "active";
-	snprintf(ret_reply->text, sizeof(ret_reply->text),
-		"no agent of node %.200s is attached: nothing of it is here", admin->node);
+	node_drain_absent(server, admin->node, ret_reply);
 	return 0;
 }
 

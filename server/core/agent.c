@@ -387,9 +387,13 @@ bury(struct refsrv *server, struct agent *agent, const char *why)
 {
 	set_state(server, agent, AGENT_DEAD);
 	rejoin_inventory_ends(server, agent);
-	event_log(server, EVENT_ERROR, NULL, agent->info.node,
-		"agent %s is dead: %s; what it held is gone, %u open shards with it",
-		agent->info.node, why, agent->num_members);
+	if (agent->leaving && agent->num_members == 0)
+		event_log(server, EVENT_INFO, NULL, agent->info.node,
+			"agent %s has ended, as it was told to", agent->info.node);
+	else
+		event_log(server, EVENT_ERROR, NULL, agent->info.node,
+			"agent %s is dead: %s; what it held is gone, %u open shards with it",
+			agent->info.node, why, agent->num_members);
 	if (agent->polling) {
 		struct th_err err;
 		th_fail(&err, TH_E_NO_SERVER,
@@ -576,7 +580,7 @@ lost_connection(struct refsrv *server, struct agent *agent)
 	agent->gone = true;
 	agent->gone_live_ns = server->live_ns;
 	if (agent->state != AGENT_SUSPECT)
-		event_log(server, EVENT_WARN, NULL, agent->info.node,
+		event_log(server, agent->leaving ? EVENT_INFO : EVENT_WARN, NULL, agent->info.node,
 			"agent %s is suspect: its connection ended; nothing new is read "
 			"from it or by it until it is back",
 			agent->info.node);

@@ -498,9 +498,11 @@ leave(struct refsrv *server, struct member *member, const struct ctl_close *clos
 {
 	const struct agent *agent = member->agent;
 	bool crashed = close->died || close->broke_contract;
-	enum event_severity severity = close->broke_contract ? EVENT_ERROR
-				       : close->died         ? EVENT_WARN
-							     : EVENT_INFO;
+	/* An agent that ends closes what its workers have not. */
+	bool ends = close->abandon && agent->leaving;
+	enum event_severity severity = close->broke_contract   ? EVENT_ERROR
+				       : (close->died || ends) ? EVENT_WARN
+							       : EVENT_INFO;
 	struct th_err cause;
 
 	th_fail(&cause, TH_E_GROUP_BROKEN,
@@ -509,6 +511,7 @@ leave(struct refsrv *server, struct member *member, const struct ctl_close *clos
 		member->group->replica, member->group->model->name, member->shard, agent->info.node,
 		close->broke_contract ? "changed its published memory before unpublish"
 		: close->died         ? "lost its worker"
+		: ends                ? "was closed, because its agent ends"
 				      : "was closed");
 	if (close->died && copy_part_of(member) != NULL && copy_part_of(member)->readers != NULL)
 		TH_MARK(c21_worker_died_while_it_was_read);

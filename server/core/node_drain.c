@@ -23,6 +23,7 @@
 
 struct drained_node { /* owned by server.drained_nodes, oldest first */
 	char node[TH_NAME_MAX + 1];
+	char from[TH_NAME_MAX + 1]; /* who asked for it first */
 	struct drained_node *prev, *next;
 };
 
@@ -63,13 +64,14 @@ forget(struct refsrv *server, struct drained_node *drained)
 
 /* No more names than there may be agents: those of nodes that are gone for long give way. */
 static void
-remember(struct refsrv *server, const char *node)
+remember(struct refsrv *server, const char *node, const char *from)
 {
 	struct drained_node *drained = th_calloc(1, sizeof(*drained));
 
 	if (server->num_drained_nodes >= server->config.agents_max)
 		forget(server, server->drained_nodes);
 	memcpy(drained->node, node, strnlen(node, TH_NAME_MAX));
+	memcpy(drained->from, from, strnlen(from, TH_NAME_MAX));
 	DL_APPEND(server->drained_nodes, drained);
 	server->num_drained_nodes++;
 }
@@ -110,7 +112,7 @@ node_drain_begin(
 	if (known)
 		return;
 	if (!admin->leaving)
-		remember(server, node);
+		remember(server, node, admin->from);
 	event_log(server, EVENT_INFO, NULL, node, "node %s is being drained%s%.200s", node,
 		admin->from[0] != '\0' ? ": " : "", admin->from);
 	if (agent == NULL || agent->state == AGENT_DEAD)
@@ -152,15 +154,16 @@ node_attached(struct refsrv *server, struct agent *agent)
 
 	if (agent->info.draining && elsewhere && find(server, node) == NULL) {
 		TH_MARK(drain_announced_again);
-		remember(server, node);
+		remember(server, node, "an operator, as its agent was told by an earlier server");
 		event_log(server, EVENT_INFO, NULL, node,
 			"node %s is being drained: its agent was told so by an earlier server",
 			node);
 	}
 	agent->leaving = agent->info.leaving;
-	agent->draining = find(server, node) != NULL;
+	const struct drained_node *drained = find(server, node);
+	agent->draining = drained != NULL;
 	if (agent->draining || agent->info.draining)
-		tell(agent, "");
+		tell(agent, drained == NULL ? "" : drained->from);
 	if (node_drains(agent))
 		changed(server, agent);
 }
@@ -191,6 +194,39 @@ add(struct look *look, const char *kind, const struct part *part, bool stays)
 	blocker->version = copy->version->id;
 	blocker->stays = stays;
 	return blocker;
+}
+
+/* What it holds, or others do, may not be known yet: it only seems to be empty. */
+static bool
+collecting(const struct refsrv *server, const struct agent *agent)
+{
+	const struct member *member;
+
+	if (server->warming)
+		return true;
+	DL_FOREACH2(agent->members, member, agent_next)
+	{
+		if (member->group->rejoining)
+			return true;
+	}
+	return false;
+}
+
+static void
+look_at_server(struct look *look)
+{
+	if (!collecting(look->server, look->agent))
+		return;
+	TH_MARK(drain_waits_for_inventories);
+	look->num_blockers++;
+	if (look->blockers == NULL || look->num_told == CTL_BLOCKERS_MAX)
+		return;
+	struct ctl_blocker *blocker = &look->blockers[look->num_told++];
+	blocker->kind = "collecting";
+	blocker->version.version = TH_NO_VERSION;
+	snprintf(blocker->text, sizeof(blocker->text),
+		"the reference server was started again and is collecting what the agents hold: "
+		"this ends by itself in seconds");
 }
 
 static unsigned int
@@ -258,7 +294,8 @@ look_at_copy(struct look *look, const struct part *part)
 	if (!at_risk)
 		return;
 	bool moving = copy->rescued || offload_running(version);
-	bool refused = !moving && look->server->now_ns < version->retry_ns;
+	bool refused = !moving && (look->server->now_ns < version->retry_ns ||
+					  !offload_conceivable(look->server, copy));
 	struct ctl_blocker *blocker = add(look, moving ? "moving" : "last-copy", part, refused);
 	if (blocker == NULL)
 		return;
@@ -267,11 +304,13 @@ look_at_copy(struct look *look, const struct part *part)
 		refused ? "version %" PRIu64
 			  " of %.100s is retained and only here, in replica %.100s, and no other "
 			  "host has memory for it: this does not end by itself; raise the "
-			  "offload-limit of an agent, start another one, or give the version up"
+			  "offload-limit of an agent, start another one, or give the version up "
+			  "(thctl evict --force)"
 			: "version %" PRIu64
-			  " of %.100s is retained and only here, in replica %.100s: it is being "
+			  " of %.100s is retained and only here, in replica %.100s: it is %s "
 			  "copied to another host",
-		blocker->version.version, blocker->model, blocker->replica);
+		blocker->version.version, blocker->model, blocker->replica,
+		moving ? "being" : "to be");
 }
 
 static void
@@ -279,6 +318,7 @@ look_at(struct look *look)
 {
 	const struct member *member;
 
+	look_at_server(look);
 	DL_FOREACH2(look->agent->members, member, agent_next)
 	{
 		const struct part *part = copy_part_of(member);
@@ -301,6 +341,24 @@ log_empty(struct refsrv *server, struct agent *agent, bool empty)
 	agent->told_empty = empty;
 }
 
+/* Who wants it, and what a drain does not end. */
+static void
+describe(const struct refsrv *server, const struct agent *agent, struct ctl_admin_reply *ret_reply)
+{
+	const struct drained_node *drained = find(server, agent->info.node);
+	char workers[96] = "", from[TH_NAME_MAX + 32] = "";
+
+	if (agent->leaving)
+		snprintf(from, sizeof(from), "its agent was told to end");
+	else if (drained != NULL && drained->from[0] != '\0')
+		snprintf(from, sizeof(from), "asked for by %s", drained->from);
+	if (agent->num_members > 0)
+		snprintf(workers, sizeof(workers),
+			"%sopen handles of workers here: %u; they go on until their workers end",
+			from[0] != '\0' ? "; " : "", agent->num_members);
+	snprintf(ret_reply->text, sizeof(ret_reply->text), "%s%s", from, workers);
+}
+
 void
 node_drain_look(struct refsrv *server, struct agent *agent, struct ctl_admin_reply *ret_reply)
 {
@@ -319,11 +377,25 @@ node_drain_look(struct refsrv *server, struct agent *agent, struct ctl_admin_rep
 	ret_reply->num_blockers = look.num_blockers;
 	ret_reply->num_told = look.num_told;
 	ret_reply->blockers = look.blockers;
-	if (agent->num_members > 0)
-		snprintf(ret_reply->text, sizeof(ret_reply->text),
-			"open handles of workers on node %.200s: %u; they go on until their "
-			"workers end",
-			agent->info.node, agent->num_members);
+	describe(look.server, agent, ret_reply);
+}
+
+void
+node_drain_absent(struct refsrv *server, const char *node, struct ctl_admin_reply *ret_reply)
+{
+	const struct agent nobody = {0};
+	struct look look = {.server = server, .agent = &nobody};
+
+	look.blockers = refsrv_scratch(server, CTL_BLOCKERS_MAX, sizeof(*look.blockers));
+	look_at_server(&look);
+	ret_reply->state = find(server, node) == NULL ? "active"
+			   : look.num_blockers == 0   ? "empty"
+						      : "draining";
+	ret_reply->num_blockers = look.num_blockers;
+	ret_reply->num_told = look.num_told;
+	ret_reply->blockers = look.blockers;
+	snprintf(ret_reply->text, sizeof(ret_reply->text),
+		"no agent of node %.200s is attached: nothing of it is here", node);
 }
 
 /* ---- the log -------------------------------------------------------------------------------- */

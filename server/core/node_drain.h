@@ -30,6 +30,9 @@ bool node_drain_wanted(const struct refsrv *server, const char *node);
 /* What the drain waits for; a reply's state, numbers and blockers. */
 void node_drain_look(struct refsrv *server, struct agent *agent, struct ctl_admin_reply *ret_reply);
 
+/* No agent of the node is attached: one may still come that has what nobody knows of yet. */
+void node_drain_absent(struct refsrv *server, const char *node, struct ctl_admin_reply *ret_reply);
+
 /* At the end of a step: says once in the log when a node has become empty. */
 void node_drain_tick(struct refsrv *server);
 

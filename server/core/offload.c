@@ -139,11 +139,34 @@ has_refused(const struct offload_shard *shard, const struct agent *agent)
 }
 
 static bool
-may_hold(const struct offload *offload, uint32_t shard, const struct agent *agent)
+has_room(const struct agent *agent, uint64_t bytes)
 {
 	return agent->state == AGENT_ACTIVE && !agent->info.spot && !node_drains(agent) &&
-	       agent->info.offload_bytes >= th_max_u64(1, offload->version->shards[shard].bytes) &&
+	       agent->info.offload_bytes >= th_max_u64(1, bytes);
+}
+
+static bool
+may_hold(const struct offload *offload, uint32_t shard, const struct agent *agent)
+{
+	return has_room(agent, offload->version->shards[shard].bytes) &&
 	       agent->inc != offload->avoid_inc && !has_refused(&offload->shards[shard], agent);
+}
+
+bool
+offload_conceivable(const struct refsrv *server, const struct copy *copy)
+{
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		const struct member *member = copy->parts[i].member;
+		const struct agent *agent = member == NULL ? NULL : server->agents;
+		for (; agent != NULL; agent = agent->hh.next) {
+			if (has_room(agent, copy->version->shards[i].bytes) &&
+				strcmp(agent->info.datacenter, member->agent->info.datacenter) == 0)
+				break;
+		}
+		if (agent == NULL)
+			return false;
+	}
+	return true;
 }
 
 /* The agent that has the shard, then others of its datacenter: who keeps the least, the oldest. */
@@ -287,6 +310,13 @@ offload_version_gone(const struct version *version)
 	}
 }
 
+/* A rescue that has failed is tried for as long as it takes: the log has said so once. */
+static bool
+is_repetition(const struct version *version, enum offload_why why)
+{
+	return why != OFFLOAD_GIVEN_UP && version->risk_raised;
+}
+
 static void
 fail(struct refsrv *server, struct offload *offload)
 {
@@ -302,7 +332,8 @@ fail(struct refsrv *server, struct offload *offload)
 		"replica has the version, or give it up (THC_FORCE)",
 		version->id.version, version->model->name, offload->text[0] == '\0' ? "" : ": ",
 		offload->text);
-	event_log(server, EVENT_WARN, version->model->name, "", "%s", err.text);
+	if (!is_repetition(version, offload->why))
+		event_log(server, EVENT_WARN, version->model->name, "", "%s", err.text);
 	keep_offload_failed(version, err.code, err.text);
 	offload_rules_failed(server, offload);
 	offload_end(server, offload, "not all shards found memory");
@@ -345,9 +376,10 @@ offload_begin(
 	DL_APPEND(version->model->retention.offloads, offload);
 	model_dirty(version->model);
 	TH_MARK(offload_begun);
-	event_log(server, EVENT_INFO, version->model->name, "",
-		"version %" PRIu64 " of %s is being copied to host memory from replica %s",
-		version->id.version, version->model->name, offload->replica);
+	if (!is_repetition(version, why))
+		event_log(server, EVENT_INFO, version->model->name, "",
+			"version %" PRIu64 " of %s is being copied to host memory from replica %s",
+			version->id.version, version->model->name, offload->replica);
 	return ask_all(server, offload) ? offload : NULL;
 }
 

@@ -25,6 +25,8 @@
  */
 struct offload *offload_begin(struct refsrv *server, struct copy *source, enum offload_why why,
 	const struct agent *avoid);
+/* Agents that stay have said that they keep so much; they may refuse all the same. */
+bool offload_conceivable(const struct refsrv *server, const struct copy *copy);
 /* One is being made, or is complete and its agents may yet prove that they live. */
 bool offload_running(const struct version *version);
 bool offload_awaited(struct refsrv *server, struct version *version);

@@ -133,7 +133,7 @@ Test(refsrv_admin, transfers__are_named_and_end_by_themselves)
 	cr_assert(world_logged(&w, "node node0 is empty"));
 	cr_assert(world_logged(&w, "node node1 is empty"));
 	cr_assert_str_eq(state_of(a), "empty");
-	cr_assert(strstr(admin->text, "open handles of workers on node node0: 1;"));
+	cr_assert(strstr(admin->text, "open handles of workers here: 1;"));
 	(void)p;
 }
 
@@ -307,6 +307,31 @@ Test(refsrv_admin, last_retained_copy__no_memory_anywhere__does_not_end_by_itsel
 	(void)p;
 }
 
+Test(refsrv_admin, last_retained_copy__nobody_keeps_anything__said_at_once_and_once)
+{
+	restart_world(0);
+	struct world_member p = world_published(&w, a, "p", "1");
+	drain(a);
+	cr_assert(admin->blockers[0].stays, "%s", admin->blockers[0].text);
+	cr_assert(strstr(admin->blockers[0].text, "thctl evict --force"));
+	/* A night of it does not push the rest out of the log. */
+	world_sleep(&w, 600 * SEC);
+	cr_assert_eq(world_logged(&w, "no agent can keep it"), 1);
+	cr_assert_eq(world_logged(&w, "is being copied"), 1);
+	cr_assert_eq(world_logged(&w, "at risk"), 1);
+	(void)p;
+}
+
+Test(refsrv_admin, last_retained_copy__before_it_is_copied__is_to_be)
+{
+	restart_world(UINT64_MAX);
+	struct world_member p = world_published(&w, a, "p", "1");
+	drain(a);
+	cr_assert_not(admin->blockers[0].stays);
+	cr_assert(strstr(admin->blockers[0].text, "it is to be copied"));
+	(void)p;
+}
+
 Test(refsrv_admin, version_that_nobody_retains__is_not_waited_for)
 {
 	restart_world(UINT64_MAX);
@@ -412,14 +437,65 @@ attach_draining(uint64_t server_inc)
 	request.u.attach.draining = true;
 	request.u.attach.server_inc = server_inc;
 	cr_assert_eq(world_request(&w, a, &request), 0, "%s", w.reply.text);
+	w.agents[a].attach_no = w.reply.u.attach.attach_no;
 }
 
 Test(refsrv_admin, drain_of_an_earlier_server__holds)
 {
 	attach_draining(w.config.server_inc + 1);
 	cr_assert(world_logged(&w, "told so by an earlier server"));
-	cr_assert_eq(of_node(CTL_ADMIN_DRAIN, a, true), 0);
-	cr_assert_str_eq(admin->state, "empty");
+	/* What it holds, and what others retain, is not known before all have said so. */
+	cr_assert_str_eq(state_of(a), "draining");
+	cr_assert_eq(admin->num_blockers, 1);
+	cr_assert_str_eq(admin->blockers[0].kind, "collecting");
+	cr_assert_not(admin->blockers[0].stays);
+	cr_assert_not(world_logged(&w, "is empty"));
+	struct ctl_request request = {.kind = CTL_REJOINED};
+	cr_assert_eq(world_request(&w, a, &request), 0, "%s", w.reply.text);
+	cr_assert_str_eq(state_of(a), "draining", "others may come");
+	world_sleep(&w, 4 * SEC);
+	cr_assert_str_eq(state_of(a), "empty");
+	cr_assert(world_logged(&w, "is empty"));
+	cr_assert(strstr(admin->text, "an earlier server"), "%s", admin->text);
+}
+
+Test(refsrv_admin, while_it_collects__a_node_that_has_not_come__is_not_empty)
+{
+	drain(b);
+	w.agents[b].silent = true;
+	world_sleep(&w, 12 * SEC);
+	cr_assert_str_eq(state_of(b), "empty");
+	attach_draining(w.config.server_inc + 1);
+	cr_assert_str_eq(state_of(b), "draining");
+	cr_assert_str_eq(admin->blockers[0].kind, "collecting");
+}
+
+Test(refsrv_admin, who_asked_first__is_said_to_all)
+{
+	struct ctl_event event;
+
+	drain(a);
+	cr_assert_str_eq(admin->text, "asked for by a test");
+	struct ctl_admin what = {.verb = CTL_ADMIN_DRAIN, .node = "node0", .from = "another"};
+	cr_assert_eq(ask(what), 0);
+	cr_assert_str_eq(admin->text, "asked for by a test");
+	/* Also to the next agent of the node. */
+	w.agents[a].silent = true;
+	world_sleep(&w, 12 * SEC);
+	cr_assert_eq(world_restart(&w, a), 0);
+	cr_assert(world_take(&w, a, CTL_EV_NODE, 0, &event));
+	cr_assert_str_eq(event.u.node.text, "a test");
+}
+
+Test(refsrv_admin, agent_that_was_told_to_end__its_end_is_no_alarm)
+{
+	world_sleep(&w, 2 * SEC);
+	cr_assert_eq(leave(a), 0);
+	w.agents[a].silent = true;
+	world_gone(&w, a);
+	world_sleep(&w, 5 * SEC);
+	cr_assert(world_logged(&w, "agent node0 has ended, as it was told to"));
+	cr_assert_not(world_logged(&w, "is dead"));
 }
 
 Test(refsrv_admin, drain_that_this_server_has_taken_back__does_not_return)
