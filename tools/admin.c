@@ -27,6 +27,14 @@ admin_from(struct ctl_admin *admin)
 		host);
 }
 
+const char *
+admin_way(const struct thctl *ctl, char ret_way[ADMIN_WAY_BYTES])
+{
+	snprintf(ret_way, ADMIN_WAY_BYTES, " %s %s", ctl->server ? "-s" : "-r",
+		ctl->server ? ctl->server : ctl->runtime_dir);
+	return ret_way;
+}
+
 int
 admin_ask(struct admin_watch *watch, const struct ctl_admin *admin, struct th_err *err,
 	struct ctl_admin_reply *ret_reply)
@@ -36,11 +44,15 @@ admin_ask(struct admin_watch *watch, const struct ctl_admin *admin, struct th_er
 	return rc < 0 ? rc : rpc_admin(watch->rpc, admin, err, ret_reply);
 }
 
-/* Whoever was asked is not there, or has nobody to ask: it may be back soon. */
+/*
+ * Whoever was asked is not there, or has nobody to ask, or has been started again and does not know
+ * yet what it was asked for: it may be back soon.
+ */
 static bool
 may_return(int code)
 {
-	return code == TH_E_NO_SERVER || code == TH_E_NO_AGENT || code == TH_E_TIMEOUT;
+	return code == TH_E_NO_SERVER || code == TH_E_NO_AGENT || code == TH_E_TIMEOUT ||
+	       code == TH_E_NOT_AVAILABLE;
 }
 
 bool

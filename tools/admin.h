@@ -20,6 +20,10 @@ struct admin_watch {
 	bool said;          /* ... which was said */
 };
 
+#define ADMIN_WAY_BYTES 1200
+/* " -s URL" or " -r DIR", by which whoever is asked is found: for the commands that are proposed. */
+const char *admin_way(const struct thctl *ctl, char ret_way[ADMIN_WAY_BYTES]);
+
 /* Who asks, for the log of events. */
 void admin_from(struct ctl_admin *admin);
 

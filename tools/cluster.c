@@ -462,7 +462,9 @@ cluster_judge(struct document *document, const struct ctl_inspection *inspection
 {
 	for (uint32_t i = 0; i < inspection->num_nodes; i++) {
 		const struct ctl_node_info *node = &inspection->nodes[i];
-		if (strcmp(node->state, "active") != 0)
+		/* A drained node is to be switched off: that it is, is no news. */
+		if (strcmp(node->state, "active") != 0 &&
+			!(node->draining && strcmp(node->state, "dead") == 0))
 			document_warn(document, "TH_NODE_SILENT", "thctl ls nodes",
 				"node %s is %s: its agent sends no heartbeats", node->node,
 				node->state);
@@ -475,5 +477,13 @@ cluster_judge(struct document *document, const struct ctl_inspection *inspection
 				"opened "
 				"again",
 				member->replica, member->model, member->shard, member->node);
+	}
+	for (uint32_t i = 0; i < inspection->num_counters; i++) {
+		const struct ctl_counter *counter = &inspection->counters[i];
+		if (strcmp(counter->name, "versions_at_risk") == 0 && counter->value > 0)
+			document_warn(document, "TH_AT_RISK", "thctl events",
+				"retained versions of which no host that stays has a copy, or "
+				"has room for one: %" PRIu64,
+				counter->value);
 	}
 }

@@ -75,8 +75,8 @@ print(const struct thctl *ctl, const struct ctl_admin *admin, const struct ctl_a
 
 	document_init(&document, ctl->verb->name);
 	if (reply->num_blockers > 0)
-		written = asprintf(&document.headline, "node %s is %s, waits for: %u",
-			admin->node, reply->state, reply->num_blockers);
+		written = asprintf(&document.headline, "node %s is %s, waits for: %u", admin->node,
+			reply->state, reply->num_blockers);
 	else
 		written = asprintf(&document.headline, "node %s is %s", admin->node, reply->state);
 	if (written < 0)
@@ -99,10 +99,18 @@ static void
 say_progress(const struct thctl *ctl, const struct ctl_admin_reply *reply, char **last)
 {
 	char *line;
-	const char *first = reply->num_told > 0 ? reply->blockers[0].text : "";
-	int written = asprintf(&line, "%s, waits for: %u; first: %s%s", reply->state,
-		reply->num_blockers, first,
-		count_stays(reply) > 0 ? " (some do not end by themselves)" : "");
+	uint32_t shown = 0;
+
+	/* What does not end by itself is what somebody has to do something about. */
+	for (uint32_t i = reply->num_told; i-- > 0;) {
+		if (reply->blockers[i].stays || count_stays(reply) == 0)
+			shown = i;
+	}
+	const char *text = reply->num_told > 0 ? reply->blockers[shown].text : "";
+	int written = reply->num_blockers == 1
+			      ? asprintf(&line, "node %s waits: %s", ctl->arguments[0], text)
+			      : asprintf(&line, "node %s waits for %u things, among them: %s",
+					ctl->arguments[0], reply->num_blockers, text);
 
 	if (written < 0)
 		return;
@@ -116,10 +124,12 @@ static int
 interrupted(const struct thctl *ctl)
 {
 	const char *node = ctl->arguments[0];
+	char way[ADMIN_WAY_BYTES];
 
-	thctl_say("%s: the drain of node %s goes on; to look on again: thctl drain %s --watch; to "
-		  "take it back: thctl undrain %s",
-		ctl->verb->name, node, node, node);
+	admin_way(ctl, way);
+	thctl_say("%s: the drain of node %s goes on; to look on again: thctl%s drain %s --watch; "
+		  "to take it back: thctl%s undrain %s",
+		ctl->verb->name, node, way, node, way, node);
 	return THCTL_FAILED;
 }
 
@@ -127,17 +137,20 @@ static int
 finish(const struct thctl *ctl, const struct ctl_admin *admin, const struct ctl_admin_reply *reply)
 {
 	int status = print(ctl, admin, reply);
+	char way[ADMIN_WAY_BYTES];
 	bool empty = strcmp(reply->state, "empty") == 0;
 
 	if (status != THCTL_OK || empty)
 		return status;
 	if (strcmp(reply->state, "draining") != 0) {
-		thctl_say("%s: the drain was taken back by somebody", ctl->verb->name);
+		thctl_say("%s: the drain was taken back; by whom: thctl%s events", ctl->verb->name,
+			admin_way(ctl, way));
 		return THCTL_FAILED;
 	}
-	thctl_say("%s: node %s is not empty in time; the drain goes on: thctl drain %s --watch, or "
-		  "thctl undrain %s",
-		ctl->verb->name, admin->node, admin->node, admin->node);
+	admin_way(ctl, way);
+	thctl_say("%s: node %s is not empty in time; the drain goes on; to look on again: thctl%s "
+		  "drain %s --watch; to take it back: thctl%s undrain %s",
+		ctl->verb->name, admin->node, way, admin->node, way, admin->node);
 	return THCTL_TIMED_OUT;
 }
 

@@ -16,6 +16,7 @@
 #include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/offload.h"
+#include "server/core/risk.h"
 #include "server/core/route.h"
 #include "server/core/timer.h"
 
@@ -156,6 +157,7 @@ void
 version_free(struct refsrv *server, struct version *version)
 {
 	offload_version_gone(version);
+	risk_over(server, version);
 	for (uint32_t i = 0; i < version->num_shards; i++) {
 		blob_release(server, version->shards[i].manifest);
 	}

@@ -208,7 +208,7 @@ rescue(struct refsrv *server, struct version *version)
 	if (!offload_at_risk(server, version)) {
 		version->risk_ns = INT64_MAX;
 		version->risk_told = false;
-		risk_over(version);
+		risk_over(server, version);
 		return;
 	}
 	if (version->risk_ns == INT64_MAX)

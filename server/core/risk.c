@@ -48,6 +48,13 @@ tell(struct refsrv *server, const struct version *version, const char *text)
 	}
 }
 
+static void
+set_raised(struct refsrv *server, struct version *version)
+{
+	server->num_at_risk += version->risk_raised ? 0 : 1;
+	version->risk_raised = true;
+}
+
 void
 risk_stays(struct refsrv *server, struct version *version, const char *why)
 {
@@ -55,7 +62,7 @@ risk_stays(struct refsrv *server, struct version *version, const char *why)
 
 	if (version->risk_raised)
 		return;
-	version->risk_raised = true;
+	set_raised(server, version);
 	TH_MARK(c07_nobody_can_rescue);
 	snprintf(text, sizeof(text),
 		"version %" PRIu64 " of %.100s is retained, only spot hosts or nodes that are "
@@ -65,8 +72,9 @@ risk_stays(struct refsrv *server, struct version *version, const char *why)
 }
 
 void
-risk_over(struct version *version)
+risk_over(struct refsrv *server, struct version *version)
 {
+	server->num_at_risk -= version->risk_raised ? 1 : 0;
 	version->risk_raised = false;
 }
 
@@ -107,7 +115,7 @@ risk_lost(struct refsrv *server, struct copy *copy, const char *why)
 		event_log(server, EVENT_ERROR, version->model->name, "", "%s", text);
 		if (!version->risk_raised)
 			tell(server, version, text);
-		version->risk_raised = true;
+		set_raised(server, version);
 	}
 	copy->rescued = rescued;
 }

@@ -13,8 +13,8 @@
 
 /* What only spot hosts or drained nodes have cannot be copied elsewhere. why: may be empty. */
 void risk_stays(struct refsrv *server, struct version *version, const char *why);
-/* It is not at risk any more: the next time is another one. */
-void risk_over(struct version *version);
+/* It is not at risk any more, or goes: the next time is another one. */
+void risk_over(struct refsrv *server, struct version *version);
 
 /*
  * This copy is about to go, and nobody has given it up: when it is the last one of a retained

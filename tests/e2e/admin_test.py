@@ -168,7 +168,7 @@ def a_drain_names_its_blocker_and_survives_its_watcher():
             watch.signal(signal.SIGINT)
             code, _ = watch.finish()
             assert code == FAILED, watch.tail()
-            assert "thctl undrain a" in watch.tail() and "goes on" in watch.tail()
+            assert f"-s {c.server_url} undrain a" in watch.tail() and "goes on" in watch.tail()
             p = c.thctl("-s", c.server_url, "drain", "a", "--timeout", "300ms", check=False)
             assert p.returncode == TIMED_OUT, p
             answer = operator(c, "drain", "a")

@@ -200,3 +200,36 @@ Test(cluster, judge__silent_nodes_and_broken_groups)
 	cr_assert(strstr(document.warnings[1].text, "replica x of model l"));
 	document_free(&document);
 }
+
+Test(cluster, judge__drained_node_that_is_switched_off__is_well)
+{
+	struct ctl_node_info drained[2] = {{.node = "a", .state = "dead", .draining = true},
+		{.node = "b", .state = "suspect", .draining = true}};
+	const struct ctl_inspection two = {.num_nodes = 2, .nodes = drained};
+	struct document document;
+
+	document_init(&document, "cluster");
+	cluster_judge(&document, &two);
+	cr_assert_eq(document.num_warnings, 1);
+	cr_assert(strstr(document.warnings[0].text, "node b is suspect"));
+	document_free(&document);
+}
+
+Test(cluster, judge__versions_at_risk)
+{
+	struct ctl_inspection some = {
+		.num_counters = 2, .counters = {{"beats", 7}, {"versions_at_risk", 3}}};
+	struct document document;
+
+	document_init(&document, "cluster");
+	cluster_judge(&document, &some);
+	cr_assert_eq(document.num_warnings, 1);
+	cr_assert_str_eq(document.warnings[0].code, "TH_AT_RISK");
+	cr_assert(strstr(document.warnings[0].text, ": 3"));
+	some.counters[1].value = 0;
+	document_free(&document);
+	document_init(&document, "cluster");
+	cluster_judge(&document, &some);
+	cr_assert_eq(document.num_warnings, 0);
+	document_free(&document);
+}

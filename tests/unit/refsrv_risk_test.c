@@ -90,6 +90,21 @@ all_refuse(void)
 	cr_assert_eq(refusals, 2);
 }
 
+static uint64_t
+counter(const char *name)
+{
+	struct ctl_request request = {.kind = CTL_INSPECT};
+
+	cr_assert_eq(world_request(&w, b, &request), 0);
+	const struct ctl_inspection *got = &w.reply.u.inspect;
+	for (uint32_t i = 0; i < got->num_counters; i++) {
+		if (strcmp(got->counters[i].name, name) == 0)
+			return got->counters[i].value;
+	}
+	cr_assert_fail("there is no counter %s", name);
+	return 0;
+}
+
 Test(refsrv_risk, spot__nobody_has_memory__holders_and_claimants_are_told_once)
 {
 	struct world_member m = world_published(&w, spot, "p", "7"),
@@ -200,6 +215,12 @@ Test(refsrv_risk, drained_node__nowhere_to_go__told)
 	cr_assert_not(is_told(&m));
 	cr_assert_eq(world_refuse(&w, b, &reserve), 0);
 	told(&m, "being drained");
+	/* Operators see how many there are, and that there are none any more. */
+	cr_assert_eq(counter("versions_at_risk"), 1);
+	request.u.admin.verb = CTL_ADMIN_UNDRAIN;
+	cr_assert_eq(world_request(&w, b, &request), 0);
+	world_sleep(&w, 10 * MS);
+	cr_assert_eq(counter("versions_at_risk"), 0);
 }
 
 Test(refsrv_risk, given_up__nobody_has_memory__the_call_fails_and_nothing_is_at_risk)
@@ -238,6 +259,7 @@ Test(refsrv_risk, dead_agent__claimants_are_told)
 	told(&same, "is lost");
 	cr_assert_not(is_told(&none));
 	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
+	cr_assert_eq(counter("versions_at_risk"), 0, "it is gone");
 	(void)m;
 }
 
