@@ -193,6 +193,7 @@ enum agent_action_kind {
 	AGENT_UNRESERVE, /* it is not wanted any more */
 	AGENT_SERVER_STATE, /* attached or not, for logs and status */
 	AGENT_NODE, /* an operator drains this node, or does not any more: for logs and status */
+	AGENT_STAYS, /* after LEAVE: what is waited for, now and then, for logs                  */
 	AGENT_LEFT, /* after LEAVE: the sessions may be closed, and the agent may end */
 };
 
@@ -278,10 +279,11 @@ struct agent_action {
 			char text[TH_CTL_TEXT_BYTES]; /* who wanted it; may be empty */
 		} node;
 		struct {
-			int code; /* 0: nothing is lost; TH_E_TIMEOUT: this was left: */
+			/* LEFT: 0: nothing is lost; TH_E_TIMEOUT: this was left. STAYS: 0 */
+			int code;
 			uint32_t num_blockers, num_texts;
 			char (*texts)[TH_CTL_TEXT_BYTES]; /* borrowed until the next step */
-		} left;
+		} left; /* STAYS, LEFT */
 	} u;
 };
 

@@ -17,7 +17,8 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/sim.h"
 
-#define LOOK_NS INT64_C(100000000) /* between two questions */
+#define LOOK_NS INT64_C(100000000)   /* between two questions */
+#define TELL_NS INT64_C(30000000000) /* ... and what is waited for is told, when it is the same */
 
 void
 ac_leave_attach(const struct agent *agent, struct ctl_attach *attach)
@@ -38,18 +39,38 @@ ac_leave_node(struct agent *agent, const struct ctl_ev_node *node)
 /* ---- leaving --------------------------------------------------------------------------------- */
 
 static void
-finish(struct agent *agent, int code)
+tell(struct agent *agent, enum agent_action_kind kind, int code)
 {
 	struct leave *leave = &agent->leave;
+	struct agent_action *action = ac_action(agent, kind, 0);
 
-	if (leave->done)
-		return;
-	leave->done = true;
-	struct agent_action *action = ac_action(agent, AGENT_LEFT, 0);
 	action->u.left.code = code;
 	action->u.left.num_blockers = leave->num_blockers;
 	action->u.left.num_texts = leave->num_texts;
 	action->u.left.texts = leave->texts;
+}
+
+static void
+finish(struct agent *agent, int code)
+{
+	if (agent->leave.done)
+		return;
+	agent->leave.done = true;
+	tell(agent, AGENT_LEFT, code);
+}
+
+/* Who has told it to end wants to know why it has not. */
+static void
+tell_blockers(struct agent *agent)
+{
+	struct leave *leave = &agent->leave;
+
+	if (leave->num_texts == 0 || (leave->num_blockers == leave->num_told &&
+					     agent->now_ns < leave->told_ns + TELL_NS))
+		return;
+	leave->num_told = leave->num_blockers;
+	leave->told_ns = agent->now_ns;
+	tell(agent, AGENT_STAYS, 0);
 }
 
 void
@@ -100,6 +121,8 @@ ac_leave_reply(struct agent *agent, const struct ctl_reply *reply)
 	if (strcmp(admin->state, "empty") == 0) {
 		TH_MARK(left_empty);
 		finish(agent, 0);
+	} else {
+		tell_blockers(agent);
 	}
 }
 

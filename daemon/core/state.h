@@ -241,6 +241,8 @@ struct leave { /* see leave.c */
 	bool asked; /* the question is on its way */
 	int64_t deadline_ns, next_ns;
 	uint32_t num_blockers, num_texts; /* as the server said last */
+	uint32_t num_told; /* blockers, when they were told last */
+	int64_t told_ns;
 	char texts[AGENT_LEFT_TEXTS][TH_CTL_TEXT_BYTES];
 };
 

@@ -213,6 +213,9 @@ execute(struct host *host, const struct agent_action *action)
 	case AGENT_NODE:
 		node_state(host, action);
 		break;
+	case AGENT_STAYS:
+		stop_stays(action);
+		break;
 	case AGENT_LEFT:
 		stop_left(host, action);
 		break;

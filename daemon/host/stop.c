@@ -52,6 +52,14 @@ close_sessions(struct host *host)
 }
 
 void
+stop_stays(const struct agent_action *action)
+{
+	log_warn("main", "stopping waits count=%" PRIu32, action->u.left.num_blockers);
+	for (uint32_t i = 0; i < action->u.left.num_texts; i++)
+		log_warn("main", "stopping waits: %s", action->u.left.texts[i]);
+}
+
+void
 stop_left(struct host *host, const struct agent_action *action)
 {
 	if (action->u.left.code != 0 && action->u.left.num_blockers > 0) {

@@ -17,6 +17,8 @@ struct host;
 
 void stop_signal(void *arg, int number); /* of the loop: arg is the host */
 /* The core waits for nothing more, or has no time left. */
+/* What it still waits for, for the log. */
+void stop_stays(const struct agent_action *action);
 void stop_left(struct host *host, const struct agent_action *action);
 /* True when there is nothing left to wait for, or no time. */
 bool stop_finished(struct host *host, int64_t now_ns);

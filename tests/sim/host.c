@@ -271,6 +271,8 @@ host_act(struct host *host, const struct agent_action *action)
 		if (action->u.answer.code != 0 && handle->worker != NULL)
 			worker_close_refused(handle->worker, action->u.answer.code);
 		break;
+	case AGENT_STAYS:
+		break;
 	case AGENT_LEFT:
 		host_left(host, action->u.left.code);
 		break;

@@ -71,8 +71,16 @@ Test(agent_leave, blocked__asks_again_until_it_is_not)
 	leave(30 * SEC);
 	rig_sleep(&rig, 5 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_LEFT), 0);
+	/* Why is told once, not at each of them, and when it is another number. */
+	cr_assert_eq(rig_count(&rig, AGENT_STAYS), 1);
+	cr_assert_eq(rig_last(&rig, AGENT_STAYS)->u.left.num_blockers, 9);
+	cr_assert_str_eq(rig_last(&rig, AGENT_STAYS)->u.left.texts[1], "a transfer runs");
 	cr_assert_gt(rig_requests(&rig, CTL_ADMIN), 40);
 	cr_assert_lt(rig_requests(&rig, CTL_ADMIN), 60);
+	rig.admin.num_blockers = rig.admin.num_told = 1;
+	rig_sleep(&rig, SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_STAYS), 2);
+	cr_assert_eq(rig_last(&rig, AGENT_STAYS)->u.left.num_texts, 1);
 	rig.admin = (struct ctl_admin_reply){.state = "empty"};
 	rig_sleep(&rig, SEC);
 	cr_assert_eq(rig_last(&rig, AGENT_LEFT)->u.left.code, 0);
