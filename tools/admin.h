@@ -21,7 +21,7 @@ struct admin_watch {
 };
 
 #define ADMIN_WAY_BYTES 1200
-/* " -s URL" or " -r DIR", by which whoever is asked is found: for the commands that are proposed. */
+/* " -s URL" or " -r DIR", by which whoever is asked is found: for commands that are proposed. */
 const char *admin_way(const struct thctl *ctl, char ret_way[ADMIN_WAY_BYTES]);
 
 /* Who asks, for the log of events. */
