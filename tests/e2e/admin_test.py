@@ -12,7 +12,7 @@ from cluster import BUILD, Process, cluster, expect_error, main, wait_for, with_
 with_library()
 import thc
 
-EVICTED, OK, FAILED, TIMED_OUT = 1, 0, 1, 6
+EVICTED, OK, FAILED, DEGRADED, TIMED_OUT = 1, 0, 1, 5, 6
 SIZE = 256 << 20
 
 
@@ -300,6 +300,44 @@ def a_last_copy_moves_and_is_fetched_when_its_host_is_gone():
         reader.close()
 
 
+def a_blocked_drain_is_not_over_with_a_new_server():
+    """Nobody has room for the last copy. A server that is started again does not call the node
+    empty before it knows what is there, and an agent that is told to end says what it waits for."""
+    with cluster() as c:
+        a = c.agent("a", args=["-o", "drain.timeout=3s"])
+        c.agent("b", args=["--offload-limit", "0"])
+        attached(c, "a", "b")
+        source, _ = with_memory(c, "a", "source", 8 << 20, retain="latest")
+        source.publish(1)
+        # Nothing has to be tried to know that, so nobody has to ask twice.
+        p = c.thctl("-s", c.server_url, "drain", "a", check=False)
+        assert p.returncode == DEGRADED and "no other host has memory" in p.stdout, p
+        watch = Watch(c, "watch", "drain", "a", "--watch")
+        watch.said("no other host has memory")
+        url = c.server_url
+        c.server.kill()
+        c.start_server(listen=url)
+        collected = False
+        while not collected:
+            # First: what was collected by then is in the answer after it.
+            texts = [e["text"] for e in operator(c, "events")["events"]]
+            collected = any("all agents have said what they hold" in t for t in texts)
+            p = c.thctl("-s", url, "-o", "json", "drain", "a", check=False)
+            state = json.loads(p.stdout)["state"] if p.stdout else "unknown yet"
+            assert state in ("draining", "unknown yet"), p
+        assert "last-copy" in c.thctl("-s", url, "drain", "a", check=False).stdout
+        assert watch.alive(), watch.tail()
+        a.signal(signal.SIGTERM)
+        assert a.p.wait(60) == 1, a.tail()
+        assert "stopping waits: version 1 of m is retained and only here" in a.tail(), a.tail()
+        assert "left behind: version 1 of m is retained" in a.tail(), a.tail()
+        expect_error("AGENT_LOST", source.unpublish)
+        source.close()
+        texts = [e["text"] for e in operator(c, "events")["events"]]
+        assert any("was closed, because its agent ends" in t for t in texts), texts
+        watch.finish()
+
+
 def what_is_not_there_is_said():
     with cluster() as c:
         c.agent("a")
@@ -331,5 +369,6 @@ if __name__ == "__main__":
         an_agent_that_is_told_to_end_lets_what_runs_end,
         a_drain_outlives_agent_and_server,
         a_last_copy_moves_and_is_fetched_when_its_host_is_gone,
+        a_blocked_drain_is_not_over_with_a_new_server,
         what_is_not_there_is_said,
     )
