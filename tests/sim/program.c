@@ -97,6 +97,7 @@ draw(struct group *group, struct step *step, const struct worker *first)
 	uint64_t luck = chance(RNG_WORK, 100);
 
 	memset(step, 0, sizeof(*step));
+	step->drawn_ns = world.now_ns;
 	step->timeout_ns = draw_timeout();
 	if (luck < 8)
 		step->kind = CTL_OP_LIST;
@@ -145,6 +146,7 @@ program_next(struct worker *worker)
 		.slot = worker->step % 64,
 		.step = worker->step,
 		.timeout_ns = step->timeout_ns,
+		.drawn_ns = step->drawn_ns,
 	};
 	memcpy(call->spec, step->spec, sizeof(call->spec));
 	if (!world.calm && permille(RNG_WORK, world.options.diverge_permille))
@@ -253,7 +255,7 @@ look_after(struct group *group)
 		/* It may wait for ever for what will not come again. */
 		if (worker->state == W_BUSY &&
 			(world.closing ? world.now_ns > worker->call.submitted_ns + ORPHAN_NS
-				       : worker->call.submitted_ns < world.calm_ns &&
+				       : worker->call.drawn_ns < world.calm_ns &&
 						 world.now_ns > world.calm_ns + 2 * ORPHAN_NS))
 			worker_close(worker);
 	}

@@ -330,6 +330,7 @@ struct call {
 	uint32_t kind, flags, slot, step;
 	char spec[TH_SPEC_MAX + 1];
 	int64_t timeout_ns, submitted_ns;
+	int64_t drawn_ns; /* when its group chose it */
 	struct th_version held;
 	bool cancelled, watched; /* watched: I14 holds for it */
 };
@@ -357,7 +358,7 @@ enum role { ROLE_TRAINER, ROLE_ROLLOUT, ROLE_STANDALONE, ROLE_ROLES };
 struct step { /* the same for all members */
 	uint32_t kind, flags;
 	char spec[TH_SPEC_MAX + 1];
-	int64_t timeout_ns;
+	int64_t timeout_ns, drawn_ns;
 	uint64_t version; /* publish */
 	uint32_t variant;
 	bool known; /* someone has its outcome */
