@@ -13,39 +13,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tests/support/folder.h"
 #include "tools/checkpoint_index.h"
-
-static char folder[64];
-
-static void
-make_folder(void)
-{
-	snprintf(folder, sizeof(folder), "/tmp/checkpoint_test.XXXXXX");
-	cr_assert(mkdtemp(folder));
-}
-
-static void
-remove_folder(void)
-{
-	char command[128];
-
-	snprintf(command, sizeof(command), "rm -rf %s", folder);
-	cr_assert_eq(system(command), 0);
-}
-
-static const char *
-path_of(const char *name)
-{
-	static char path[512];
-
-	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	return path;
-}
 
 static void
 write_bytes(const char *name, const void *data, size_t bytes)
 {
-	FILE *file = fopen(path_of(name), "w");
+	FILE *file = fopen(folder_path(name), "w");
 
 	cr_assert(file);
 	cr_assert_eq(fwrite(data, 1, bytes, file), bytes);
@@ -85,7 +59,7 @@ try_open(const char *path, struct th_err *err)
 	return rc;
 }
 
-TestSuite(checkpoint, .init = make_folder, .fini = remove_folder);
+TestSuite(checkpoint, .init = folder_make, .fini = folder_remove);
 
 Test(checkpoint, file__is_mapped)
 {
@@ -93,8 +67,8 @@ Test(checkpoint, file__is_mapped)
 	struct th_err err = {0};
 
 	write_file("a.safetensors", "w", "abcd");
-	cr_assert_eq(
-		checkpoint_open(path_of("a.safetensors"), &err, &checkpoint), 0, "%s", err.text);
+	cr_assert_eq(checkpoint_open(folder_path("a.safetensors"), &err, &checkpoint), 0, "%s",
+		err.text);
 	cr_assert_eq(checkpoint.count, 1);
 	cr_assert_eq(checkpoint.data_bytes, 4);
 	cr_assert_eq(memcmp(checkpoint.files[0].data, "abcd", 4), 0);
@@ -110,12 +84,12 @@ Test(checkpoint, every_truncation__and_a_longer_file__are_refused)
 	size_t bytes = make_file(file, "w", "abcd");
 	for (size_t cut = 0; cut < bytes; cut++) {
 		write_bytes("cut.safetensors", file, cut);
-		cr_assert_eq(try_open(path_of("cut.safetensors"), &err), TH_E_INVALID,
+		cr_assert_eq(try_open(folder_path("cut.safetensors"), &err), TH_E_INVALID,
 			"%zu bytes are taken", cut);
 		cr_assert(strstr(err.text, "cut.safetensors"), "%s", err.text);
 	}
 	write_bytes("cut.safetensors", file, bytes + 1);
-	cr_assert_eq(try_open(path_of("cut.safetensors"), &err), TH_E_INVALID);
+	cr_assert_eq(try_open(folder_path("cut.safetensors"), &err), TH_E_INVALID);
 }
 
 Test(checkpoint, check__file_was_changed__says_how)
@@ -124,15 +98,15 @@ Test(checkpoint, check__file_was_changed__says_how)
 	struct th_err err = {0};
 
 	write_file("a.safetensors", "w", "abcd");
-	cr_assert_eq(checkpoint_open(path_of("a.safetensors"), NULL, &checkpoint), 0);
+	cr_assert_eq(checkpoint_open(folder_path("a.safetensors"), NULL, &checkpoint), 0);
 	uint64_t bytes = checkpoint.files[0].stamp.bytes;
-	cr_assert_eq(truncate(path_of("a.safetensors"), 20), 0);
+	cr_assert_eq(truncate(folder_path("a.safetensors"), 20), 0);
 	cr_assert_eq(checkpoint_check(&checkpoint, &err), TH_E_CONTRACT);
 	cr_assert(strstr(err.text, "a.safetensors") && strstr(err.text, "20"), "%s", err.text);
 	/* Of the same size, but written to. */
-	cr_assert_eq(truncate(path_of("a.safetensors"), (off_t)bytes), 0);
+	cr_assert_eq(truncate(folder_path("a.safetensors"), (off_t)bytes), 0);
 	struct timespec times[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
-	cr_assert_eq(utimensat(AT_FDCWD, path_of("a.safetensors"), times, 0), 0);
+	cr_assert_eq(utimensat(AT_FDCWD, folder_path("a.safetensors"), times, 0), 0);
 	cr_assert_eq(checkpoint_check(&checkpoint, &err), TH_E_CONTRACT);
 	cr_assert(strstr(err.text, "written"), "%s", err.text);
 	checkpoint_close(&checkpoint);
@@ -143,8 +117,8 @@ Test(checkpoint, check__file_was_removed_or_replaced__does_not_matter)
 	struct checkpoint checkpoint;
 
 	write_file("a.safetensors", "w", "abcd");
-	cr_assert_eq(checkpoint_open(path_of("a.safetensors"), NULL, &checkpoint), 0);
-	cr_assert_eq(unlink(path_of("a.safetensors")), 0);
+	cr_assert_eq(checkpoint_open(folder_path("a.safetensors"), NULL, &checkpoint), 0);
+	cr_assert_eq(unlink(folder_path("a.safetensors")), 0);
 	write_file("a.safetensors", "w", "efgh");
 	cr_assert_eq(checkpoint_check(&checkpoint, NULL), 0);
 	cr_assert_eq(memcmp(checkpoint.files[0].data, "abcd", 4), 0);
@@ -154,9 +128,9 @@ Test(checkpoint, check__file_was_removed_or_replaced__does_not_matter)
 Test(checkpoint, not_a_regular_file__is_refused)
 {
 	cr_assert_eq(try_open("/dev/zero", NULL), TH_E_INVALID);
-	cr_assert_eq(mkfifo(path_of("p.safetensors"), 0600), 0);
-	cr_assert_eq(try_open(path_of("p.safetensors"), NULL), TH_E_INVALID);
-	cr_assert_eq(try_open(path_of("absent"), NULL), -ENOENT);
+	cr_assert_eq(mkfifo(folder_path("p.safetensors"), 0600), 0);
+	cr_assert_eq(try_open(folder_path("p.safetensors"), NULL), TH_E_INVALID);
+	cr_assert_eq(try_open(folder_path("absent"), NULL), -ENOENT);
 }
 
 Test(checkpoint, without_tensors__is_refused)
@@ -164,7 +138,7 @@ Test(checkpoint, without_tensors__is_refused)
 	const char file[] = "\x02\0\0\0\0\0\0\0{}";
 
 	write_bytes("none.safetensors", file, 10);
-	cr_assert_eq(try_open(path_of("none.safetensors"), NULL), TH_E_INVALID);
+	cr_assert_eq(try_open(folder_path("none.safetensors"), NULL), TH_E_INVALID);
 }
 
 Test(checkpoint, directory_without_index__one_file_or_none_at_all)

@@ -13,32 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char folder[64];
-
-static void
-make_folder(void)
-{
-	snprintf(folder, sizeof(folder), "/tmp/save_test.XXXXXX");
-	cr_assert(mkdtemp(folder));
-}
-
-static void
-remove_folder(void)
-{
-	char command[128];
-
-	snprintf(command, sizeof(command), "rm -rf %s", folder);
-	cr_assert_eq(system(command), 0);
-}
-
-static const char *
-path_of(const char *name)
-{
-	static char path[512];
-
-	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	return path;
-}
+#include "tests/support/folder.h"
 
 static int
 count_entries(const char *path)
@@ -56,7 +31,7 @@ count_entries(const char *path)
 static void
 put(const char *name, const char *text)
 {
-	FILE *file = fopen(path_of(name), "w");
+	FILE *file = fopen(folder_path(name), "w");
 
 	cr_assert(file);
 	fputs(text, file);
@@ -68,7 +43,7 @@ expect(const char *name, const char *text)
 {
 	char content[64] = "";
 
-	FILE *file = fopen(path_of(name), "r");
+	FILE *file = fopen(folder_path(name), "r");
 	cr_assert(file, "%s is not there", name);
 	size_t bytes = fread(content, 1, sizeof(content) - 1, file);
 	fclose(file);
@@ -93,7 +68,7 @@ fill(struct save *save, const char *name, const char *text)
 	return save_sync(save, NULL, NULL, &err);
 }
 
-TestSuite(save, .init = make_folder, .fini = remove_folder);
+TestSuite(save, .init = folder_make, .fini = folder_remove);
 
 Test(save, file__appears_at_commit)
 {
@@ -102,13 +77,14 @@ Test(save, file__appears_at_commit)
 	struct stat st;
 
 	umask(022);
-	cr_assert_eq(save_begin(path_of("out"), false, false, 1, &err, &save), 0, "%s", err.text);
+	cr_assert_eq(
+		save_begin(folder_path("out"), false, false, 1, &err, &save), 0, "%s", err.text);
 	cr_assert_eq(fill(&save, NULL, "hello world"), 0, "%s", err.text);
-	cr_assert_neq(access(path_of("out"), F_OK), 0);
+	cr_assert_neq(access(folder_path("out"), F_OK), 0);
 	cr_assert_eq(save_commit(&save, &err), 0, "%s", err.text);
 	save_end(&save);
 	expect("out", "hello world");
-	cr_assert_eq(stat(path_of("out"), &st), 0);
+	cr_assert_eq(stat(folder_path("out"), &st), 0);
 	cr_assert_eq(st.st_mode & 0777, 0644);
 	cr_assert_eq(count_entries(folder), 1);
 }
@@ -118,7 +94,7 @@ Test(save, copy__of_what_is_there__and_an_empty_file)
 	struct save_file *file, *empty;
 	struct save save;
 
-	cr_assert_eq(save_begin(path_of("dir"), true, false, 2, NULL, &save), 0);
+	cr_assert_eq(save_begin(folder_path("dir"), true, false, 2, NULL, &save), 0);
 	cr_assert_eq(save_create(&save, "a.safetensors", 8, NULL, &file), 0);
 	cr_assert_eq(save_create(&save, "b.safetensors", 0, NULL, &empty), 0);
 	cr_assert_null(empty->map);
@@ -137,7 +113,7 @@ Test(save, file__larger_than_the_disk__says_so_and_leaves_nothing)
 	struct save_file *file;
 	struct save save;
 
-	cr_assert_eq(save_begin(path_of("out"), false, false, 1, NULL, &save), 0);
+	cr_assert_eq(save_begin(folder_path("out"), false, false, 1, NULL, &save), 0);
 	int rc = save_create(&save, NULL, UINT64_C(1) << 60, &err, &file);
 	cr_assert(rc == -ENOSPC || rc == -EFBIG, "%d", rc);
 	cr_assert(strstr(err.text, "no room") && strstr(err.text, "out"), "%s", err.text);
@@ -151,11 +127,11 @@ Test(save, file__existing__only_with_force)
 	struct save save;
 
 	put("out", "old");
-	cr_assert_eq(save_check(path_of("out"), false, false, &err), -EEXIST);
+	cr_assert_eq(save_check(folder_path("out"), false, false, &err), -EEXIST);
 	cr_assert(strstr(err.text, "--force"));
-	cr_assert_eq(save_begin(path_of("out"), false, false, 1, &err, &save), -EEXIST);
-	cr_assert_eq(save_check(path_of("out"), false, true, &err), 0);
-	cr_assert_eq(save_begin(path_of("out"), false, true, 1, &err, &save), 0);
+	cr_assert_eq(save_begin(folder_path("out"), false, false, 1, &err, &save), -EEXIST);
+	cr_assert_eq(save_check(folder_path("out"), false, true, &err), 0);
+	cr_assert_eq(save_begin(folder_path("out"), false, true, 1, &err, &save), 0);
 	cr_assert_eq(fill(&save, NULL, "hello world"), 0);
 	expect("out", "old");
 	cr_assert_eq(save_commit(&save, &err), 0);
@@ -168,7 +144,7 @@ Test(save, file__that_came_in_the_meantime__is_not_replaced)
 {
 	struct save save;
 
-	cr_assert_eq(save_begin(path_of("out"), false, false, 1, NULL, &save), 0);
+	cr_assert_eq(save_begin(folder_path("out"), false, false, 1, NULL, &save), 0);
 	cr_assert_eq(fill(&save, NULL, "hello world"), 0);
 	put("out", "other");
 	cr_assert_eq(save_commit(&save, NULL), -EEXIST);
@@ -191,13 +167,13 @@ Test(save, stopped__leaves_nothing)
 	uint64_t seen = 0;
 	struct save save;
 
-	cr_assert_eq(save_begin(path_of("out"), false, false, 1, NULL, &save), 0);
+	cr_assert_eq(save_begin(folder_path("out"), false, false, 1, NULL, &save), 0);
 	cr_assert_eq(fill(&save, NULL, "hello world"), 0);
 	cr_assert_eq(save_sync(&save, stop_at_once, &seen, NULL), -ECANCELED);
 	cr_assert_eq(seen, 11);
 	save_end(&save);
 	cr_assert_eq(count_entries(folder), 0);
-	cr_assert_eq(save_begin(path_of("dir"), true, false, 2, NULL, &save), 0);
+	cr_assert_eq(save_begin(folder_path("dir"), true, false, 2, NULL, &save), 0);
 	cr_assert_eq(fill(&save, "a.safetensors", "hello world"), 0);
 	cr_assert_eq(fill(&save, "b.safetensors", "hello world"), 0);
 	save_end(&save);
@@ -209,12 +185,12 @@ Test(save, undo__removes_all__and_nothing_after_the_commit)
 {
 	struct save save;
 
-	cr_assert_eq(save_begin(path_of("dir"), true, false, 2, NULL, &save), 0);
+	cr_assert_eq(save_begin(folder_path("dir"), true, false, 2, NULL, &save), 0);
 	cr_assert_eq(fill(&save, "a.safetensors", "hello world"), 0);
 	save_undo(&save);
 	cr_assert_eq(count_entries(folder), 0);
 	save_end(&save);
-	cr_assert_eq(save_begin(path_of("out"), false, false, 1, NULL, &save), 0);
+	cr_assert_eq(save_begin(folder_path("out"), false, false, 1, NULL, &save), 0);
 	cr_assert_eq(fill(&save, NULL, "hello world"), 0);
 	cr_assert_eq(save_commit(&save, NULL), 0);
 	save_undo(&save);
@@ -230,28 +206,28 @@ Test(save, directory__appears_at_commit_and_replaces_a_checkpoint)
 
 	for (int round = 0; round < 2; round++) {
 		bool force = round == 1;
-		cr_assert_eq(save_begin(path_of("dir/"), true, force, 1, &err, &save), 0, "%s",
+		cr_assert_eq(save_begin(folder_path("dir/"), true, force, 1, &err, &save), 0, "%s",
 			err.text);
 		cr_assert_eq(fill(&save, force ? "b.safetensors" : "a.safetensors", "hello world"),
 			0, "%s", err.text);
 		cr_assert_eq(save_commit(&save, &err), 0, "%s", err.text);
 		save_end(&save);
-		cr_assert_eq(count_entries(path_of("dir")), 1);
+		cr_assert_eq(count_entries(folder_path("dir")), 1);
 		cr_assert_eq(count_entries(folder), 1);
 	}
 	expect("dir/b.safetensors", "hello world");
-	cr_assert_eq(save_check(path_of("dir"), true, false, &err), -EEXIST);
+	cr_assert_eq(save_check(folder_path("dir"), true, false, &err), -EEXIST);
 }
 
 Test(save, directory_with_other_files__is_never_replaced)
 {
 	struct th_err err = {0};
 
-	cr_assert_eq(mkdir(path_of("dir"), 0755), 0);
+	cr_assert_eq(mkdir(folder_path("dir"), 0755), 0);
 	put("dir/thesis.txt", "years of work");
-	cr_assert_eq(save_check(path_of("dir"), true, true, &err), -ENOTEMPTY);
+	cr_assert_eq(save_check(folder_path("dir"), true, true, &err), -ENOTEMPTY);
 	cr_assert(strstr(err.text, "thesis.txt"));
-	cr_assert_eq(save_check(path_of("dir"), false, true, &err), -EEXIST);
+	cr_assert_eq(save_check(folder_path("dir"), false, true, &err), -EEXIST);
 	expect("dir/thesis.txt", "years of work");
 }
 
@@ -259,6 +235,6 @@ Test(save, places_that_are_none__are_refused)
 {
 	cr_assert_eq(save_check("", false, false, NULL), TH_E_INVALID);
 	cr_assert_eq(save_check("/", true, true, NULL), TH_E_INVALID);
-	cr_assert_eq(save_check(path_of(".."), true, true, NULL), TH_E_INVALID);
-	cr_assert_eq(save_check(path_of("absent/out"), false, false, NULL), -ENOENT);
+	cr_assert_eq(save_check(folder_path(".."), true, true, NULL), TH_E_INVALID);
+	cr_assert_eq(save_check(folder_path("absent/out"), false, false, NULL), -ENOENT);
 }
