@@ -132,7 +132,7 @@ ac_request_send(struct agent *agent, struct request *request, enum agent_channel
 	ctl->answered_below = answered_below(agent);
 	request->tag = ++agent->last_tag;
 	request->attach_no = agent->link.attach_no;
-	ctl->attach_no = agent->link.phase == LINK_UP ? agent->link.attach_no : 0;
+	ctl->attach_no = ctl->kind == CTL_HELLO ? 0 : agent->link.attach_no;
 	request->flying = true;
 	request->sent_ns = agent->now_ns;
 	struct agent_action *action = ac_action(agent, AGENT_SEND,

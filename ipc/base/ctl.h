@@ -314,7 +314,7 @@ struct ctl_request {
 	 * does not say.
 	 */
 	uint64_t connection;
-	uint64_t attach_no; /* from the reply to ATTACH; HELLO and ATTACH: 0 */
+	uint64_t attach_no; /* from the last reply to ATTACH; HELLO and a first ATTACH: 0 */
 	union {
 		struct ctl_hello hello;
 		struct ctl_attach attach;

@@ -477,12 +477,21 @@ agent_speaks(const struct agent *agent, const struct ctl_request *request)
 	       (agent->attach_no == request->attach_no || TH_PLANT(stale_attach_believed));
 }
 
-/* It was attached to another server since, or twice, and has begun anew there. */
+/*
+ * It was attached to another server since, or twice, and has begun anew there. Or it has begun anew
+ * here, and does not know: the answer that said so was lost.
+ */
 static bool
-was_away(const struct refsrv *server, const struct agent *agent, const struct ctl_attach *attach)
+was_away(const struct refsrv *server, const struct agent *agent, const struct ctl_request *request)
 {
-	return agent != NULL && agent->state != AGENT_DEAD &&
-	       attach->server_inc != server->config.server_inc;
+	if (agent == NULL || agent->state == AGENT_DEAD)
+		return false;
+	if (request->u.attach.server_inc != server->config.server_inc)
+		return true;
+	if (request->attach_no < agent->first_attach_no)
+		TH_MARK(fresh_attachment_was_not_heard_of);
+	return request->attach_no < agent->first_attach_no &&
+	       !TH_PLANT(unheard_attachment_goes_on);
 }
 
 int
@@ -499,7 +508,7 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 			"agent %s has attached again since it sent this request", agent->info.node);
 	if (rc != 0)
 		return rc;
-	if (was_away(server, agent, attach))
+	if (was_away(server, agent, request))
 		bury(server, agent, "it was attached to another server meanwhile");
 	bool fresh = agent == NULL || agent->state == AGENT_DEAD;
 	/* Its first agent: this life is later than all that any server knows of. */
@@ -528,6 +537,8 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 	set_state(server, agent, AGENT_ACTIVE);
 	set_info(server, agent, attach);
 	agent->attach_no = epoch_next_id(server);
+	if (fresh)
+		agent->first_attach_no = agent->attach_no;
 	agent->attach_request_no = request->request_no;
 	if (attach->server_inc != 0 && attach->server_inc != server->config.server_inc)
 		rejoin_attached(server, agent);

@@ -300,6 +300,7 @@ end(struct refsrv *server, struct refsrv_out *ret_out)
 		.next_ns = server->promised_ns,
 		.num_probes = num_probes,
 		.probes = probes,
+		.serving = standby_serves(server),
 		.renew = server->standby.state == STANDBY_OVER,
 	};
 }

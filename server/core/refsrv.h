@@ -134,6 +134,7 @@ struct refsrv_out {
 	int64_t next_ns;                    /* call refsrv_tick no later than this */
 	uint32_t num_probes;
 	const struct refsrv_probe *probes; /* borrowed likewise */
+	bool serving;                      /* false: a standby, or over */
 	/*
 	 * Another server serves in place of this one: free the core, and make a new one with a
 	 * server_inc of its own. The replies are still to be sent. Stays true.

@@ -96,6 +96,7 @@ struct agent { /* owned by server.agents */
 	struct refsrv *server;
 	uint64_t inc;
 	uint64_t attach_no;         /* of its attachment: what carries another is of a former one */
+	uint64_t first_attach_no;   /* what it knows of goes back to this one */
 	uint64_t attach_request_no; /* of its last ATTACH: an older one comes late */
 	struct ctl_attach info;
 	enum agent_state state;

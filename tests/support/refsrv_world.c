@@ -201,7 +201,7 @@ world_request(struct world *w, uint32_t index, struct ctl_request *request)
 	request->agent_inc = agent->inc;
 	request->connection = agent->connection;
 	request->request_no = ++agent->request_no;
-	request->attach_no = request->kind == CTL_ATTACH ? 0 : agent->attach_no;
+	request->attach_no = request->kind == CTL_HELLO ? 0 : agent->attach_no;
 	int code = world_repeat(w, index, request);
 	if (agent->attached && w->reply.unknown_agent)
 		agent->attached = false;

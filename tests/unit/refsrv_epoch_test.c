@@ -145,3 +145,22 @@ Test(refsrv_epoch, attached_elsewhere_meanwhile__what_it_had_here_is_over)
 	cr_assert(world_take(&w, b, CTL_EV_BROKEN, m1.sid, &event));
 	cr_assert(strstr(event.u.broken.text, "another server") != NULL);
 }
+
+Test(refsrv_epoch, answer_to_a_fresh_attachment_is_lost__the_next_is_fresh_too)
+{
+	uint32_t a = world_agent(&w);
+	uint64_t known = w.agents[a].attach_no;
+
+	w.agents[a].silent = true;
+	world_sleep(&w, 15 * SEC);
+	w.agents[a].silent = false;
+	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
+	cr_assert(w.reply.u.attach.fresh, "it was dead");
+	/* It did not hear of that, and counts events from where it was. */
+	w.agents[a].attach_no = known;
+	w.agents[a].attached = false;
+	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
+	cr_assert(w.reply.u.attach.fresh);
+	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
+	cr_assert_not(w.reply.u.attach.fresh);
+}

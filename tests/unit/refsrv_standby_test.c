@@ -150,7 +150,7 @@ request(uint32_t i, uint32_t agent, struct ctl_request *request)
 	if (agent < AGENTS) {
 		request->agent_inc = 1000 + agent;
 		request->request_no = ++c.agents[agent].request_no;
-		request->attach_no = request->kind == CTL_ATTACH ? 0 : c.agents[agent].attach_no;
+		request->attach_no = c.agents[agent].attach_no;
 	}
 	memset(&c.reply, 0, sizeof(c.reply));
 	refsrv_step(c.servers[i], c.now_ns, token, request, &out);
