@@ -8,6 +8,7 @@
  *   check_group.c   I4 one outcome for all members, I6 no backward move
  *   check_server.c  I5 ready means complete, at the server's own inspection
  *   check_retain.c I12 what is retained stays, I13 offload copies are few and go
+ *   check_standby.c I11 epochs only grow, I19 one server serves
  *   check_time.c    I14 deadlines, I15 liveness, I16 nothing is left, I8 at the end
  */
 #ifndef TH_TESTS_SIM_CHECK_H
@@ -52,6 +53,19 @@ void check_retain_crash(void);
 void check_retain(void);
 void check_retain_end(void);
 
+/* Servers: a new core; it begins to serve; another's answer has come; an agent is attached. */
+void check_standby_start(void);
+void check_server_begins(const struct srv *srv);
+void check_server_serves(const struct srv *srv);
+void check_answered(struct srv *srv, uint32_t peer, const struct ctl_hello_reply *reply);
+void check_attached(struct host *host, uint32_t epoch);
+void check_one_serves(void);
+/* Another server has died or been stopped; false: two were down at the same time. */
+void check_server_down(void);
+bool check_one_was_up(void);
+
+/* How long after the end of the faults all is as if there had been none. */
+int64_t check_recovery_ns(void);
 /* Faults have ended some time ago: everything must have moved. */
 void check_alive(void);
 /* Everybody has closed: nothing may be left. True: not yet all gone, wait. */

@@ -219,13 +219,33 @@ check_complete(struct worker *worker, const struct agent_action *action)
 	}
 	if (code == TH_E_NO_SERVER && th_version_compare(worker->line.held, call->held) != 0)
 		sim_fail("I4", "NO_SERVER promises that nothing has changed");
+	/* The others may have begun it, and this member calls it again or not at all. */
+	if (code != 0 && (outcome.op_seq == 0 || private_code(code)) && worker->group->shards > 1)
+		worker->group->apart = true;
 	if (outcome.op_seq != 0 && !private_code(code))
 		agree(worker, &outcome);
+}
+
+/*
+ * Whatever servers do, its members come to the next one with what they hold. Not while it forms: a
+ * shard that was not open yet when its server was lost begins a new group.
+ */
+static bool
+stays_whole(const struct group *group)
+{
+	for (uint32_t i = 0; i < group->shards; i++) {
+		if (group->workers[i].step == 0)
+			return false;
+	}
+	return world.options.only_servers_fail && check_one_was_up() && !group->apart;
 }
 
 void
 check_line(const struct worker *worker, const struct agent_line *line)
 {
+	if (broken(line) && stays_whole(worker->group))
+		sim_fail("I19", "group %u is broken, and nothing but servers has failed",
+			worker->group->index);
 	/* What a broken group's member holds is its own again, and stays. */
 	if (line->safe_to_mutate && !th_version_none(line->held) && !broken(line))
 		sim_fail("I2", "group %u shard %u holds a version and may write it",

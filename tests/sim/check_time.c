@@ -9,11 +9,18 @@
 
 /* What was disturbed may take this long to find its way again. */
 #define RECOVERY_NS (25 * SEC)
+#define RETURN_NS (15 * SEC) /* ... and longer, where a server gives the cluster back first */
+
+int64_t
+check_recovery_ns(void)
+{
+	return RECOVERY_NS + (peer_count() > 0 ? RETURN_NS : 0);
+}
 
 static bool
 undisturbed(const struct worker *worker)
 {
-	return world.calm && worker->call.submitted_ns > world.calm_ns + RECOVERY_NS;
+	return world.calm && worker->call.submitted_ns > world.calm_ns + check_recovery_ns();
 }
 
 void

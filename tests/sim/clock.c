@@ -147,6 +147,7 @@ process_start(struct process *process)
 	process->local_ns = SEC + (int64_t)chance(RNG_SWARM, 1000) * SEC;
 	process->permille = 1000 - skew + (uint32_t)chance(RNG_SWARM, 2 * skew + 1);
 	process->wake_ns = NEVER;
+	process->stood_ns = process->stops = 0;
 	drop_held(process);
 }
 
@@ -161,6 +162,8 @@ void
 process_pause(struct process *process)
 {
 	process->paused = true;
+	process->stopped_ns = world.now_ns;
+	process->stops++;
 }
 
 void
@@ -169,6 +172,7 @@ process_resume(struct process *process)
 	struct task *task = process->held, *next;
 
 	process->paused = false;
+	process->stood_ns += world.now_ns - process->stopped_ns;
 	process->held = NULL;
 	process->held_end = &process->held;
 	for (; task != NULL; task = next) {

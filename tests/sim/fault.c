@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "tests/sim/check.h"
 #include "tests/sim/sim.h"
 
 struct fault_task {
@@ -148,7 +149,14 @@ server_restarts(void)
 static void
 server_stops(void)
 {
-	stop(&any_server()->process, between(RNG_FAULT, 500 * MS, 12 * SEC));
+	struct srv *srv = any_server();
+
+	/* Another takes over: for good, or just not. */
+	if (peer_count() > 0 && percent(RNG_FAULT, 30))
+		stop(&srv->process, percent(RNG_FAULT, 50) ? 60 * SEC : 5 * SEC);
+	else
+		stop(&srv->process, between(RNG_FAULT, 500 * MS, 12 * SEC));
+	check_server_down();
 }
 
 /* ---- links ----------------------------------------------------------------------------------- */
@@ -213,6 +221,26 @@ links_are_cut(void)
 	}
 }
 
+/* Between servers, or between one agent and one server. */
+static void
+servers_are_cut(void)
+{
+	uint32_t a = net_srv(any_server()), b = net_srv(any_server());
+	bool there = percent(RNG_FAULT, 80), back = percent(RNG_FAULT, 80);
+	int64_t until_ns = world.now_ns + between(RNG_FAULT, SEC, 25 * SEC);
+
+	if (!world.options.only_servers_fail && percent(RNG_FAULT, 35))
+		b = net_host(any_host());
+	if (a == b)
+		return;
+	TRACE("servers are cut: # and #, # # for # ms", a, b, there, back,
+		(uint64_t)((until_ns - world.now_ns) / MS));
+	if (there)
+		net_cut(a, b, until_ns);
+	if (back)
+		net_cut(b, a, until_ns);
+}
+
 static void
 link_is_slow(void)
 {
@@ -270,6 +298,7 @@ static const struct fault {
 	{"operator_drains", operator_drains_one, offsetof(struct options, drain_ns)},
 	{"operator_evicts", operator_evicts_one, offsetof(struct options, evict_ns)},
 	{"agent_leaves", agent_leaves, offsetof(struct options, leave_ns)},
+	{"servers_are_cut", servers_are_cut, offsetof(struct options, peer_cut_ns)},
 };
 
 const char *

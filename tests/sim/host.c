@@ -116,11 +116,14 @@ server_state(struct host *host, const struct agent_action *action)
 	TRACE("host # is $ to server inc #", host->process.index,
 		TRACE_S(action->u.server.attached ? "attached" : "not attached"),
 		action->u.server.server_inc);
-	host->attached = action->u.server.attached;
-	if (host->attached)
-		host->server_inc = action->u.server.server_inc;
-	else
+	if (host->attached && !action->u.server.attached)
 		host->dialed_ns = world.now_ns;
+	host->attached = action->u.server.attached;
+	host->refused = action->u.server.refused;
+	if (host->attached) {
+		host->server_inc = action->u.server.server_inc;
+		check_attached(host, action->u.server.epoch);
+	}
 }
 
 static void
@@ -307,6 +310,9 @@ host_step(struct host *host, const struct agent_event *event)
 	agent_check(host->core);
 	for (uint32_t i = 0; i < out.count; i++)
 		host_act(host, &out.actions[i]);
+	if (host->refused && world.options.servers > 1)
+		net_dial(host, (host->server + 1) % world.options.servers);
+	host->refused = false;
 	arm(host);
 }
 
@@ -320,12 +326,8 @@ host_wake(struct process *process)
 	if (process_now(process) >= host->next_ns)
 		host_step(host, &tick);
 	if (!host->attached && world.options.servers > 1 &&
-		world.now_ns - host->dialed_ns > SWITCH_NS) {
-		net_hang_up(host, &world.servers[host->server]);
-		host->server = (host->server + 1) % world.options.servers;
-		host->dialed_ns = world.now_ns;
-		TRACE("host # tries server #", process->index, host->server);
-	}
+		world.now_ns - host->dialed_ns > SWITCH_NS)
+		net_dial(host, (host->server + 1) % world.options.servers);
 	arm(host);
 }
 
@@ -348,7 +350,10 @@ host_start(struct host *host)
 	process_start(&host->process);
 	host->process.on_wake = host_wake;
 	host->inc = config.agent_inc;
-	host->attached = host->leaving = host->left = false;
+	host->attached = host->refused = host->leaving = host->left = false;
+	host->epoch = 0;
+	if (world.options.servers > 1)
+		host->server = 0;
 	host->connection = ++world.last_connection;
 	host->dialed_ns = world.now_ns;
 	host->mover_ns = host->next_ns = 0;

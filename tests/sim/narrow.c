@@ -81,9 +81,11 @@ static const struct option options[] = {
 	OPTION(drain_ns, true),
 	OPTION(evict_ns, true),
 	OPTION(leave_ns, true),
+	OPTION(peer_cut_ns, true),
+	OPTION(only_servers_fail, false),
 };
 
-_Static_assert(sizeof(struct options) == 296, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 312, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

@@ -65,16 +65,16 @@ net_is_cut(uint32_t from, uint32_t to)
 	return world.now_ns < net.cut_ns[from][to];
 }
 
-int64_t
-net_delay(uint32_t from, uint32_t to)
+static int64_t
+delay(enum stream stream, uint32_t from, uint32_t to)
 {
 	const struct options *options = &world.options;
-	uint64_t draw = th_rng_u64(&world.rng[RNG_NET]);
+	uint64_t draw = th_rng_u64(&world.rng[stream]);
 	int64_t delay_ns = options->net_min_ns;
 
 	if (net_is_cut(from, to))
 		return NEVER;
-	if (!world.calm && permille(RNG_NET, options->loss_permille))
+	if (!world.calm && permille(stream, options->loss_permille))
 		return NEVER;
 	/* Exponential: the number of leading zeros, and a part of one. */
 	for (; (draw & 1) != 0 && delay_ns < SEC; draw >>= 1)
@@ -82,9 +82,21 @@ net_delay(uint32_t from, uint32_t to)
 	delay_ns += (int64_t)(draw >> 32) % (options->net_mean_ns + 1);
 	if (world.now_ns < net.slow_ns[from][to])
 		delay_ns *= net.factor[from][to];
-	if (!world.calm && permille(RNG_NET, options->slow_permille))
-		delay_ns += between(RNG_NET, 10 * MS, 5 * SEC);
+	if (!world.calm && permille(stream, options->slow_permille))
+		delay_ns += between(stream, 10 * MS, 5 * SEC);
 	return delay_ns;
+}
+
+int64_t
+net_delay(uint32_t from, uint32_t to)
+{
+	return delay(RNG_NET, from, to);
+}
+
+int64_t
+net_delay_of_peer(uint32_t from, uint32_t to)
+{
+	return delay(RNG_PEER, from, to);
 }
 
 static int64_t
@@ -344,6 +356,22 @@ net_hang_up(struct host *host, struct srv *srv)
 	}
 	if (host->server == srv->process.index)
 		end_connection(host, srv);
+}
+
+void
+net_dial(struct host *host, uint32_t server)
+{
+	for (uint32_t i = 0; i < host->num_flights; i++) {
+		struct delivery *delivery = task_new(sizeof(*delivery), deliver, &host->process);
+		delivery->host = host;
+		delivery->token = host->flights[i].token;
+		delivery->none = true;
+		task_in(&delivery->task, US);
+	}
+	end_connection(host, &world.servers[host->server]);
+	host->server = server;
+	host->dialed_ns = world.now_ns;
+	TRACE("host # tries server #", host->process.index, server);
 }
 
 void

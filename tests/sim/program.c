@@ -182,6 +182,7 @@ void
 program_done(struct worker *worker, int code, struct th_version held)
 {
 	struct group *group = worker->group;
+	bool loyal = world.options.only_servers_fail;
 
 	(void)held;
 	/*
@@ -191,10 +192,10 @@ program_done(struct worker *worker, int code, struct th_version held)
 	group->successes += code == 0 || code == TH_E_NOMEM_RETAIN || code == TH_E_LAYOUT;
 	if (code == TH_E_GROUP_BROKEN || code == TH_E_EVICTED || code == TH_E_GROUP_MISMATCH ||
 		code == TH_E_CONTRACT || code == TH_E_VERSION_CONFLICT || code == TH_E_STATE ||
-		(code == TH_E_NO_SERVER && percent(RNG_WORK, 12)))
+		(code == TH_E_NO_SERVER && !loyal && percent(RNG_WORK, 12)))
 		worker->want_close = true;
 	/* What has not been done is called again. */
-	if (code != TH_E_NO_SERVER || percent(RNG_WORK, 50))
+	if (code != TH_E_NO_SERVER || (!loyal && percent(RNG_WORK, 50)))
 		worker->step++;
 }
 
@@ -221,6 +222,7 @@ group_start(struct group *group)
 {
 	group->incarnation++;
 	group->num_steps = 0;
+	group->apart = false;
 	if (group->launches)
 		snprintf(group->launch, sizeof(group->launch), "launch%" PRIu64,
 			++world.last_launch);

@@ -9,7 +9,6 @@
 #include "tests/sim/check.h"
 #include "tests/sim/sim.h"
 
-#define RECOVER_NS (25 * SEC)
 #define ALIVE_NS (20 * SEC)
 #define CLOSE_NS (40 * SEC)
 #define QUIET_NS (5 * SEC)
@@ -39,6 +38,7 @@ begin(uint64_t seed)
 	net_start();
 	check_start();
 	check_retain_start();
+	check_standby_start();
 	for (uint32_t i = 0; i < SERVERS_MAX; i++) {
 		struct srv *srv = &world.servers[i];
 		srv->process.kind = "server";
@@ -94,11 +94,13 @@ run_seed(uint64_t seed, bool print)
 	begin(seed);
 	run_until(world.options.safety_ns);
 	fault_end();
-	run_until(world.now_ns + RECOVER_NS);
+	run_until(world.now_ns + check_recovery_ns());
+	check_one_serves();
 	for (uint32_t i = 0; i < world.options.groups; i++)
 		world.groups[i].successes_before = world.groups[i].successes;
 	run_until(world.now_ns + ALIVE_NS);
 	check_alive();
+	check_one_serves();
 	TRACE("everybody closes", 0);
 	world.closing = true;
 	limit_ns = world.now_ns + CLOSE_NS;

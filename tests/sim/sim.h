@@ -7,6 +7,7 @@
  *   memory.c   shards as tokens, who may write them, digests
  *   net.c      links between processes; requests to a server and their replies, as nng does it
  *   srv.c      server processes around refsrv
+ *   peer.c     what servers ask each other
  *   host.c     agent processes around the agent's core: carry out its actions
  *   mover.c    legs: NIC reads, TCP, copies within a host; hashing of what is published
  *   worker.c   worker processes and what libthc does for them
@@ -74,6 +75,9 @@ struct process { /* what can stop, die and have a clock of its own */
 	int64_t real_ns, local_ns; /* its clock: local_ns at real_ns ...                          */
 	uint32_t permille;         /* ... and how fast it goes                                    */
 	int64_t wake_ns;           /* the earliest armed wake, real                               */
+	int64_t stopped_ns;        /* when it was stopped last; all the time it was so: stood_ns  */
+	int64_t stood_ns;
+	uint32_t stops;
 	struct task *held, **held_end; /* came while it was stopped                               */
 	void (*on_wake)(struct process *process);
 };
@@ -120,7 +124,7 @@ __attribute__((noreturn, format(printf, 2, 3))) void sim_fail(
 
 /* ---- randomness ------------------------------------------------------------------------------ */
 
-enum stream { RNG_SWARM, RNG_WORK, RNG_NET, RNG_MOVE, RNG_FAULT, RNG_STREAMS };
+enum stream { RNG_SWARM, RNG_WORK, RNG_NET, RNG_MOVE, RNG_FAULT, RNG_PEER, RNG_STREAMS };
 
 uint64_t chance(enum stream stream, uint64_t bound);
 bool percent(enum stream stream, uint32_t share);
@@ -152,6 +156,9 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	int64_t worker_death_ns, host_crash_ns, host_pause_ns, server_restart_ns, server_pause_ns;
 	int64_t cut_ns, slow_link_ns, pipe_drop_ns, late_pidfd_ns, server_down_ns;
 	int64_t drain_ns, evict_ns, leave_ns; /* of operators, and of those who stop agents */
+	/* With several servers: links between them, and of one agent to one of them. */
+	int64_t peer_cut_ns;
+	bool only_servers_fail;
 };
 
 void swarm_draw(struct options *ret_options);
@@ -295,9 +302,11 @@ struct host { /* an agent process and its machine */
 	int64_t stop_ns, farewell_ns;
 	uint32_t offload_max; /* shards of others that it has memory for */
 	uint64_t server_inc;  /* attached to */
+	uint32_t epoch;       /* the highest that it has accepted */
 	uint64_t connection;  /* to it; a new one when that has ended */
 	uint32_t server;      /* of the list */
 	int64_t dialed_ns;
+	bool refused; /* by that one: the next is tried at once */
 	uint64_t last_tag;
 	struct flight flights[FLIGHTS_MAX];
 	uint32_t num_flights;
@@ -312,6 +321,8 @@ struct srv { /* a server process */
 	uint64_t inc;
 	int64_t next_ns;
 	uint64_t generation;
+	bool serving;
+	bool lost; /* it does not know where it stands in the list */
 };
 
 enum worker_state {
@@ -378,6 +389,7 @@ struct group {
 	uint32_t num_steps;
 	uint32_t behind; /* latest-K */
 	bool launches;   /* it names them */
+	bool apart;      /* a member closes, or may be one call behind the others */
 	bool follows;    /* publishes what another trainer has published */
 	uint64_t successes, successes_before;
 };
@@ -416,6 +428,8 @@ void net_heal(void);
 bool net_is_cut(uint32_t from, uint32_t to);
 /* How long a message takes; NEVER: it is lost. */
 int64_t net_delay(uint32_t from, uint32_t to);
+/* ... of one server to another. */
+int64_t net_delay_of_peer(uint32_t from, uint32_t to);
 /* A request of the core (its tag), or of the shell itself for this handle (tag 0). */
 void net_request(struct host *host, enum agent_channel channel, const struct ctl_request *request,
 	uint64_t tag, uint64_t handle);
@@ -424,6 +438,8 @@ void net_timeouts(struct host *host);
 int64_t net_next_timeout(const struct host *host);
 /* The connection is gone: what the agent waits for is answered so, and the server hears of it. */
 void net_hang_up(struct host *host, struct srv *srv);
+/* The agent tries another server: nothing more comes of what it waits for. */
+void net_dial(struct host *host, uint32_t server);
 /* The agent process has ended. */
 void net_forget(struct host *host);
 
@@ -434,6 +450,13 @@ void srv_stop(struct srv *srv);
 void srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request);
 void srv_forget(struct srv *srv, uint64_t token);
 void srv_gone(struct srv *srv, uint64_t connection);
+/* Another server asks; what is said to it, or a code. */
+int srv_asked(struct srv *srv, const struct ctl_hello *hello, struct ctl_hello_reply *ret_reply);
+/* reply NULL: none. */
+void srv_answered(struct srv *srv, uint32_t peer, const struct ctl_hello_reply *reply);
+/* How many servers there are that ask each other; 0: one alone does not. */
+uint32_t peer_count(void);
+void peer_ask(struct srv *srv, const struct refsrv_probe *probe);
 /* An operator's question; its answer is there at once. */
 int srv_admin(struct srv *srv, const struct ctl_admin *admin, struct ctl_admin_reply *ret_reply);
 

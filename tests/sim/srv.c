@@ -7,18 +7,35 @@
 #include "tests/sim/check.h"
 #include "tests/sim/sim.h"
 
-/* Token of a request that no agent has sent. */
+/* Tokens of requests that no agent has sent. */
+#define PEER UINT64_C(0xfe)
 #define OPERATOR UINT64_C(0xff)
+
+static void new_core(struct srv *srv);
 
 static void
 said(struct srv *srv, const struct refsrv_out *out)
 {
 	for (uint32_t i = 0; i < out->num_replies; i++)
-		if (out->replies[i].token != OPERATOR)
+		if (out->replies[i].token < PEER || out->replies[i].token > OPERATOR)
 			net_reply(srv, &out->replies[i]);
 	srv->next_ns = out->next_ns;
 	process_wake_at(&srv->process, srv->next_ns);
 	refsrv_check(srv->core);
+	if (out->serving != srv->serving) {
+		TRACE("server # $", srv->process.index,
+			TRACE_S(out->serving ? "serves" : "does not serve"));
+		srv->serving = out->serving;
+		if (srv->serving)
+			check_server_serves(srv);
+	}
+	for (uint32_t i = 0; i < out->num_probes; i++)
+		peer_ask(srv, &out->probes[i]);
+	if (!out->renew)
+		return;
+	TRACE("server # begins anew", srv->process.index);
+	refsrv_free(srv->core);
+	new_core(srv);
 }
 
 static void
@@ -62,6 +79,41 @@ srv_admin(struct srv *srv, const struct ctl_admin *admin, struct ctl_admin_reply
 	return code;
 }
 
+int
+srv_asked(struct srv *srv, const struct ctl_hello *hello, struct ctl_hello_reply *ret_reply)
+{
+	struct ctl_request request = {.kind = CTL_HELLO, .u.hello = *hello};
+	struct refsrv_out out;
+	int code = TH_E_NO_SERVER;
+
+	refsrv_step(srv->core, process_now(&srv->process), PEER, &request, &out);
+	for (uint32_t i = 0; i < out.num_replies; i++) {
+		if (out.replies[i].token != PEER)
+			continue;
+		code = out.replies[i].reply.code;
+		*ret_reply = out.replies[i].reply.u.hello;
+	}
+	said(srv, &out);
+	return code;
+}
+
+void
+srv_answered(struct srv *srv, uint32_t peer, const struct ctl_hello_reply *reply)
+{
+	uint64_t inc = srv->inc;
+	struct refsrv_out out;
+
+	TRACE("server # hears of server #: $, epoch #, inc #", srv->process.index, peer,
+		TRACE_S(reply == NULL    ? "nothing"
+			: reply->serving ? "serves"
+					 : "waits"),
+		reply == NULL ? 0 : reply->epoch, reply == NULL ? 0 : reply->server_inc);
+	refsrv_probed(srv->core, process_now(&srv->process), peer, reply, &out);
+	said(srv, &out);
+	if (reply != NULL && srv->inc == inc)
+		check_answered(srv, peer, reply);
+}
+
 void
 srv_forget(struct srv *srv, uint64_t token)
 {
@@ -91,14 +143,16 @@ srv_wake(struct process *process)
 	said(srv, &out);
 }
 
-void
-srv_start(struct srv *srv)
+static void
+new_core(struct srv *srv)
 {
+	static const char *const names[SERVERS_MAX] = {"server 0", "server 1", "server 2"};
 	struct refsrv_config config;
 
-	process_start(&srv->process);
-	srv->process.on_wake = srv_wake;
 	refsrv_config_default(&config);
+	config.num_peers = peer_count();
+	config.me = srv->lost ? REFSRV_PEER_UNKNOWN : srv->process.index;
+	config.peers = names;
 	config.server_inc = srv->inc = ++world.last_inc;
 	for (size_t i = 0; i < TH_ARRAY_LEN(config.seed); i++)
 		config.seed[i] = th_rng_u64(&world.rng[RNG_SWARM]);
@@ -109,8 +163,19 @@ srv_start(struct srv *srv)
 	config.generation_first = srv->generation;
 	srv->core = refsrv_new(&config, process_now(&srv->process));
 	srv->next_ns = 0;
+	srv->serving = false;
+	check_server_begins(srv);
 	process_wake_at(&srv->process, process_now(&srv->process));
 	TRACE("server # starts, inc #", srv->process.index, srv->inc);
+}
+
+void
+srv_start(struct srv *srv)
+{
+	process_start(&srv->process);
+	srv->process.on_wake = srv_wake;
+	srv->lost = peer_count() > 0 && percent(RNG_PEER, 20);
+	new_core(srv);
 }
 
 void
@@ -120,6 +185,8 @@ srv_stop(struct srv *srv)
 	process_kill(&srv->process);
 	refsrv_free(srv->core);
 	srv->core = NULL;
+	srv->serving = false;
+	check_server_down();
 	for (uint32_t i = 0; i < world.options.hosts; i++) {
 		if (world.hosts[i].process.alive)
 			net_hang_up(&world.hosts[i], srv);

@@ -69,8 +69,37 @@ retaining(struct options *o)
 	o->force_percent = percent(RNG_SWARM, 70) ? 0 : number(0, 30);
 }
 
-void
-swarm_draw(struct options *o)
+/*
+ * Drawn from a stream of its own, and last: the worlds with one server are what they were before
+ * there were others.
+ */
+static void
+several_servers(struct options *o)
+{
+	if (!percent(RNG_PEER, 35))
+		return;
+	o->servers = percent(RNG_PEER, 65) ? 2 : 3;
+	if (o->quiet)
+		return;
+	if (percent(RNG_PEER, 25)) {
+		no_faults(o);
+		retaining(o);
+		o->only_servers_fail = true;
+		o->cancel_permille = o->tickets_max = o->reset_percent = 0;
+		o->drain_ns = 0;
+	}
+	if (percent(RNG_PEER, 60))
+		o->peer_cut_ns = between(RNG_PEER, 2 * SEC, 20 * SEC);
+	if (o->server_restart_ns == 0 && percent(RNG_PEER, 60))
+		o->server_restart_ns = between(RNG_PEER, 4 * SEC, 20 * SEC);
+	if (o->server_pause_ns == 0 && percent(RNG_PEER, 40))
+		o->server_pause_ns = between(RNG_PEER, 4 * SEC, 20 * SEC);
+	if (o->server_restart_ns > 0 && percent(RNG_PEER, 50))
+		o->server_down_ns += between(RNG_PEER, 0, 20 * SEC);
+}
+
+static void
+draw(struct options *o)
 {
 	static const uint32_t shards[] = {1, 1, 2, 2, 2, 3, 4};
 	static const uint32_t chunks[] = {1, 2, 4, 4, 8, 8, 16};
@@ -137,4 +166,11 @@ swarm_draw(struct options *o)
 		o->host_crash_ns = between(RNG_SWARM, SEC, 10 * SEC);
 	if (percent(RNG_SWARM, 80))
 		retaining(o);
+}
+
+void
+swarm_draw(struct options *o)
+{
+	draw(o);
+	several_servers(o);
 }

@@ -365,6 +365,7 @@ worker_close(struct worker *worker)
 	TRACE("worker #/# closes session #", worker->group->index, worker->shard,
 		worker->handle->id);
 	worker->state = W_CLOSING;
+	worker->group->apart = true;
 	worker->alarm++;
 	struct agent_event *event = host_tell(worker->host, AGENT_EV_CLOSE, worker->handle->id,
 		after_open(worker, between(RNG_WORK, 2 * US, 500 * US)));
