@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import select
 import shutil
 import signal
@@ -234,7 +235,7 @@ class Cluster:
         self.dir = tempfile.mkdtemp(prefix="th-e2e-")
         remains.add("dir", self.dir)
         self.processes, self.agents, self.cleanups = [], {}, []
-        self.server = None
+        self.server, self.servers, self.server_urls = None, [], []
         self.server_url = "tcp://127.0.0.1:7070"
         if server:
             self.start_server()
@@ -256,6 +257,34 @@ class Cluster:
         )
         self.server_url = self.server.ready()["listen"]
         return self.server
+
+    def server_of_list(self, index, args=(), env=None):
+        """Starts this server of the list, or starts it again."""
+        label = f"server{index}"
+        argv = [os.path.join(BUILD, "server", "thserverd"), "-c", "/dev/null"]
+        argv += ["-l", self.server_urls[index], "--peers", self.server_url, *args]
+        return Process(self, label, argv, env=env)
+
+    def start_servers(self, count=2, args=(), env=None):
+        """Servers that stand by for each other, in this order; env: of the first one. Each must
+        know the ports of all beforehand: this list has an address of loopback and ports that
+        nobody else has, or another one is drawn."""
+        for _ in range(20):
+            host = ".".join(["127", *(str(random.randint(1, 254)) for _ in range(3))])
+            port = random.randint(10000, 30000)
+            self.server_urls = [f"tcp://{host}:{port + i}" for i in range(count)]
+            self.server_url = ",".join(self.server_urls)
+            self.servers = [
+                self.server_of_list(i, args, env=None if i else env) for i in range(count)
+            ]
+            try:
+                return [server.ready() for server in self.servers]
+            except AssertionError as e:
+                if "in use" not in str(e):
+                    raise
+            for server in self.servers:
+                self.replaced(server)
+        raise AssertionError("no free ports on any address")
 
     def agent(self, label, **kwargs):
         self.agents[label] = Agent(self, label, **kwargs)
