@@ -9,6 +9,7 @@ moved is compared all the same. Rows:
   source   the agent of the source dies while a replica is filled: until bytes come again, from the
            other source
   server   the server is killed and started again: until it has answered the first replicate
+  standby  the server is killed, another one stands by: until that has answered the first replicate
 """
 
 import json
@@ -123,10 +124,41 @@ def server(c, runs):
         reader.call("unpublish")
 
 
+def standby(c, runs):
+    """As in server, but the other server of the list takes over. The killed one is started again
+    and stands by for that: the next run kills the other way round."""
+    args = ("-o", "peers.return=1h")
+    c.start_servers(args=args)
+    for name in "ab":
+        c.agent(name)
+    holder, reader = fresh(c, "holder", "a", SMALL, seed=1), fresh(c, "reader", "b", SMALL)
+    joins(holder, replica="t")
+    holder.call("publish", version=1)
+    joins(reader, replica="r")
+    for run in range(runs):
+        victim = run % 2
+        c.replaced(c.servers[victim])
+        killed = time.monotonic()
+        message = reader.message(reader.start("replicate", version="1", timeout=30))
+        assert "error" not in message, message
+        yield message["start"] + message["seconds"] - killed
+        assert reader.call("compare", version=1, shard=0) is None
+        reader.call("unpublish")
+        c.servers[victim] = c.server_of_list(victim, args)
+        assert c.servers[victim].ready()["state"] == "standby"
+        wait_for(lambda: attached(c, "a") and attached(c, "b"), PATIENT, "both agents are served")
+
+
+def attached(c, agent):
+    out = c.thctl("-o", "json", "status", agent=agent, check=False).stdout
+    return json.loads(out)["attached"]
+
+
 ROWS = {
     "worker": (worker, 2.0, "a worker's death -> the other members are told"),
     "source": (source, 1.5, "a source's death -> bytes come again, from another"),
     "server": (server, 5.0, "server killed, started again -> first replicate answered"),
+    "standby": (standby, 5.0, "server killed -> first replicate answered by the standby"),
 }
 
 
@@ -138,7 +170,7 @@ def main():
         row, goal, what = ROWS[name]
         taken = []
         while len(taken) < runs:
-            with cluster() as c:
+            with cluster(server=name != "standby") as c:
                 taken += row(c, runs - len(taken))
         taken.sort()
         late = taken[(len(taken) * 99 + 99) // 100 - 1]

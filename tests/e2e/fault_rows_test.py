@@ -287,6 +287,33 @@ def f10_server_restarted():
         ended(life.phase_update(), r0="ok", r1="ok")
 
 
+def served_by_the_standby(lane):
+    """All agents have gone to the second server of the list."""
+
+    def gone(agent):
+        p = lane.c.thctl("-o", "json", "status", agent=agent, check=False, timeout=PATIENT)
+        status = json.loads(p.stdout)
+        return status["attached"] and status["server"] == lane.c.server_urls[1]
+
+    for agent in lane.c.agents:
+        wait_for(lambda a=agent: gone(a), PATIENT, f"agent {agent} is with the standby")
+
+
+def f10_server_killed_and_replaced():
+    """What waits goes on at the standby; update has said at once that nobody serves."""
+    with scenario(phase="idle", namespaces=False, standby=True) as (lane, life):
+        assert life.opening("x0", "x1").join()
+        lane.process("server").kill()
+        waiting = life.group("replicate", "x0", "x1", version=str(life.version), timeout=PATIENT)
+        for call in ended(life.phase_update(), r0="NO_SERVER", r1="NO_SERVER").values():
+            soon(call, "at once")
+            assert call.held == life.version and call.wrong_at is None, call
+        served_by_the_standby(lane)
+        ended(waiting, x0="ok", x1="ok")
+        ended(life.phase_unpublish(), t0="ok", t1="ok")
+        ended(life.phase_publish(), t0="ok", t1="ok")
+
+
 # ---- links ----
 
 

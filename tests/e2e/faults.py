@@ -37,6 +37,8 @@ SERVER_TIMERS = (
     "retain.grace=1s",
     "retain.release_after=100ms",
 )
+# Of two servers. What a frozen one needs to be given up: the others' own silence, and then some.
+PEERS_TIMERS = ("peers.probe=100ms", "peers.silence=600ms", "peers.return=10m")
 AGENT_TIMERS = ("server.beat=100ms", "server.reply=300ms", "server.silent=300ms", "leg.stall=300ms")
 
 # party: host
@@ -153,9 +155,10 @@ def holdings(pid):
 class Lane:
     """One cluster; cases run in it one after the other."""
 
-    def __init__(self, c, namespaces, others=False, prefix=(), worker_env=None):
-        """prefix: in front of every daemon's command; worker_env: beside the workers' own."""
-        self.c, self.version, self.cases = c, 0, 0
+    def __init__(self, c, namespaces, others=False, prefix=(), worker_env=None, standby=False):
+        """prefix: in front of every daemon's command; worker_env: beside the workers' own; standby:
+        a second server, without points (not with namespaces)."""
+        self.c, self.version, self.cases, self.standby = c, 0, 0, standby
         self.before, self.worker_env = tuple(prefix), worker_env or {}
         self.parties = [p for p in HOST if others or p not in OTHERS]
         self.hosts = Hosts(c, 1 + max(HOST[p] for p in self.parties)) if namespaces else None
@@ -164,8 +167,12 @@ class Lane:
             self.points[party] = Failpoints(os.path.join(c.dir, party.replace(" ", "-")))
             c.cleanups.append(self.points[party].close)
         self.listen = f"tcp://{self.address('server')}:0"
-        self.start("server")
-        self.listen = c.server_url
+        if standby:
+            c.start_servers(args=self.server_args(), env=self.points["server"].env)
+            c.server = c.servers[0]
+        else:
+            self.start("server")
+            self.listen = c.server_url
         for party in (*AGENTS, *AGENT_OF):
             if party in self.parties:
                 self.start(party)
@@ -182,13 +189,19 @@ class Lane:
     def limit(party):
         return ("offload.limit=12MiB",) if party == SHORT_OF_MEMORY else ()
 
+    def server_args(self):
+        return options((*SERVER_TIMERS, *PEERS_TIMERS) if self.standby else SERVER_TIMERS)
+
     def start(self, party):
         env, prefix = self.points[party].env, self.prefix(party)
         if party not in AGENT_OF:
             prefix = (*prefix, *self.before)
-        if party == "server":
+        if party == "server" and self.standby:
+            self.c.server = self.c.server_of_list(0, self.server_args(), env=env)
+            self.c.server.ready()
+        elif party == "server":
             self.c.start_server(
-                listen=self.listen, prefix=prefix, args=options(SERVER_TIMERS), env=env
+                listen=self.listen, prefix=prefix, args=self.server_args(), env=env
             )
         elif party in AGENTS:
             self.c.agent(
