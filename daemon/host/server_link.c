@@ -22,10 +22,12 @@
 #define ITEMS_A_WAKEUP 64
 /*
  * The next of the list is tried when this one says nothing for so long, or there is no connection
- * to it: a server that stands still is waited for, one that is gone has no successor to wait for.
+ * to it: a server that stands still is waited for, one that is gone is not. That is for a while:
+ * where none of them serves, each gets the time that a slow way to it may take.
  */
 #define SWITCH_NS INT64_C(3000000000)
 #define UNREACHED_NS INT64_C(500000000)
+#define SEARCH_NS INT64_C(10000000000)
 
 static const char *const channel_names[LINK_CHANNELS] = {"control", "poll", "beat"};
 
@@ -246,7 +248,7 @@ link_detached(struct host *host, const char *reason, bool refused)
 	char *told = link->told[link->server];
 	bool others = host->options.num_servers > 1;
 	if (link->serves)
-		link->dialed_ns = th_now_ns();
+		link->dialed_ns = link->lost_ns = th_now_ns();
 	link->serves = false;
 	if (strcmp(told, reason) != 0) {
 		snprintf(told, TH_CTL_TEXT_BYTES, "%s", reason);
@@ -268,18 +270,24 @@ link_tick(struct host *host)
 	}
 }
 
+/* Until then this server is waited for. */
+static int64_t
+patience_ns(const struct server_link *link)
+{
+	bool soon = !link->channels[AGENT_CHANNEL_CONTROL].up &&
+		    link->dialed_ns - link->lost_ns < SEARCH_NS;
+	return link->dialed_ns + (soon ? UNREACHED_NS : SWITCH_NS);
+}
+
 int64_t
 link_watch(struct host *host, int64_t now_ns)
 {
 	struct server_link *link = &host->link;
 	if (link->serves || host->options.num_servers < 2)
 		return INT64_MAX;
-	bool up = link->channels[AGENT_CHANNEL_CONTROL].up;
-	if (now_ns - link->dialed_ns >= (up ? SWITCH_NS : UNREACHED_NS)) {
+	if (now_ns >= patience_ns(link))
 		next_server(host);
-		up = false;
-	}
-	return link->dialed_ns + (up ? SWITCH_NS : UNREACHED_NS);
+	return patience_ns(link);
 }
 
 int
@@ -297,6 +305,7 @@ link_open(struct host *host, struct th_err *err)
 		if (rc < 0)
 			return th_fail(err, rc, "watching a connection: %s", th_strerror(rc));
 	}
+	host->link.lost_ns = th_now_ns();
 	/* A wrong address in the list is an error now, not when the servers before it are gone. */
 	for (uint32_t i = host->options.num_servers; i-- > 0;) {
 		host->link.server = i;

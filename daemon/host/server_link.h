@@ -40,6 +40,7 @@ struct server_link {
 	uint64_t last_tag;
 	uint32_t server;   /* of options.servers */
 	int64_t dialed_ns; /* when this one was chosen, or served last */
+	int64_t lost_ns;   /* since when none has */
 	bool serves;       /* it does */
 	/* Why each of them does not serve, as the log has it; empty: it was not said. */
 	char told[OPTIONS_SERVERS_MAX][TH_CTL_TEXT_BYTES];
