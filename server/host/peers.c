@@ -24,7 +24,7 @@
 
 struct peer {
 	char url[NET_URL_BYTES];
-	struct net_client *client; /* owns */
+	struct net_client *client; /* owns; NULL: it is this server */
 	uint32_t unsent;           /* probes that could not be sent: failed */
 	uint32_t failures;         /* in a row */
 	bool told;                 /* the log has said what it is, and that was this: */
@@ -58,6 +58,8 @@ peers_new(const struct options *options, struct th_err *err, struct peers **ret_
 		int rc;
 
 		memcpy(peer->url, options->peers[i], sizeof(peer->url));
+		if (i == options->core.me)
+			continue;
 		rc = net_client_new(&client, err, &peer->client);
 		if (rc == 0)
 			rc = net_client_dial(peer->client, peer->url, false, err);
@@ -165,6 +167,8 @@ peers_next(struct peers *peers, struct peers_item *ret_item)
 	for (uint32_t i = 0; i < peers->count; i++) {
 		struct peer *peer = &peers->all[i];
 
+		if (peer->client == NULL)
+			continue;
 		*ret_item = (struct peers_item){.peer = i};
 		if (peer->unsent > 0) {
 			peer->unsent--;
