@@ -2,8 +2,10 @@
 /*
  * peers - see peers.h. One client a server: what is slow or lost at one is nothing to the others.
  *
- * A connection over which nothing comes back is made anew after a few probes: a host that lost
- * its power does not say that its connections are gone, and its name may lead elsewhere by then.
+ * A connection over which nothing comes back is made anew after a while: a host that lost its power
+ * does not say that its connections are gone, and its name may lead elsewhere by then. Not often: a
+ * server that stands still finds all of them when it goes on, and nng 1.5.2, which then opens and
+ * closes many at once, can come to where it frees none any more.
  */
 #include "server/host/peers.h"
 
@@ -15,18 +17,19 @@
 #include <unistd.h>
 
 #include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/proto/convert.h"
 
 #define OUTSTANDING_MAX 16 /* more than there can be: two of a server are under way at most */
-#define REDIAL_PROBES 4
+#define REDIAL_NS INT64_C(10000000000)
 
 struct peer {
 	char url[NET_URL_BYTES];
 	struct net_client *client; /* owns; NULL: it is this server */
 	uint32_t unsent;           /* probes that could not be sent: failed */
-	uint32_t failures;         /* in a row */
+	int64_t dialed_ns;         /* or heard of last */
 	bool told;                 /* the log has said what it is, and that was this: */
 	bool answered;
 	struct ctl_hello_reply reply;
@@ -60,6 +63,7 @@ peers_new(const struct options *options, struct th_err *err, struct peers **ret_
 		memcpy(peer->url, options->peers[i], sizeof(peer->url));
 		if (i == options->core.me)
 			continue;
+		peer->dialed_ns = th_now_ns();
 		rc = net_client_new(&client, err, &peer->client);
 		if (rc == 0)
 			rc = net_client_dial(peer->client, peer->url, false, err);
@@ -126,8 +130,9 @@ failed(struct peer *peer)
 {
 	struct th_err err = {0};
 
-	if (++peer->failures % REDIAL_PROBES != 0)
+	if (th_now_ns() - peer->dialed_ns < REDIAL_NS)
 		return;
+	peer->dialed_ns = th_now_ns();
 	if (net_client_dial(peer->client, peer->url, false, &err) != 0)
 		log_error("peers", "cannot dial url=%s reason=\"%s\"", peer->url, err.text);
 }
@@ -151,7 +156,7 @@ take(struct peer *peer, const struct net_client_item *item, struct peers_item *r
 	ret_item->answered = rc == 0;
 	if (rc == 0) {
 		ret_item->reply = reply.u.hello;
-		peer->failures = 0;
+		peer->dialed_ns = th_now_ns();
 	}
 	tell(peer, ret_item, err.text);
 	convert_arena_free(&arena);
