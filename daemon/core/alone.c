@@ -9,9 +9,17 @@
  * answered here must reach the server before anything else of the session does: the OP itself goes
  * on as a ghost (ghost.c), or, where the server ended that one otherwise or it never became an OP,
  * let_go makes another one. Until then readers that are sent here find nothing, and are sent on.
+ *
+ * What a rule of this host's own sessions names is not given up so: nobody can be asked who else
+ * has it, or to keep it. It waits for a server until its deadline; THC_FORCE gives it up. Rules of
+ * other hosts are known to the server only.
  */
+#include <string.h>
+
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
+#include "ipc/base/retain.h"
+#include "ipc/base/sim.h"
 
 /* The worker's unpublish that has no outcome yet; NULL: none. */
 static const struct order *
@@ -27,13 +35,74 @@ unpublishing(const struct session *session)
 	return NULL;
 }
 
+/* The highest that this host has: the latest may be higher, and then less is named. */
+static uint64_t
+latest_here(const struct agent *agent, const struct session *session)
+{
+	const struct session *other;
+	uint64_t latest = session->held.version;
+
+	for (other = agent->sessions; other != NULL; other = other->hh.next) {
+		if (other->model == session->model && !th_version_none(other->held) &&
+			other->held.lineage == session->held.lineage &&
+			other->held.version > latest)
+			latest = other->held.version;
+	}
+	return latest;
+}
+
+static bool
+names(const struct session *holder, uint64_t latest, uint64_t version)
+{
+	struct th_retain rules;
+
+	if (th_retain_parse(holder->open.retain, &rules, NULL) != 0)
+		return false;
+	for (uint32_t i = 0; i < rules.num_rules; i++) {
+		const struct th_spec *rule = &rules.rules[i];
+		if (rule->relative ? rule->number >= latest - version : rule->number == version)
+			return true;
+	}
+	return false;
+}
+
+bool
+ac_alone_retained(const struct agent *agent, const struct session *session)
+{
+	uint64_t latest = latest_here(agent, session);
+	const struct session *other;
+	bool named = false;
+
+	for (other = agent->sessions; other != NULL; other = other->hh.next) {
+		const struct part *part = other->part;
+		if (other->model != session->model)
+			continue;
+		/* A whole copy that stays. */
+		if (other != session && other->open.num_shards == 1 && part != NULL &&
+			part->settled && ac_part_serves(part) && !part->refused &&
+			other->state == SESSION_OPEN && !other->broken &&
+			th_version_compare(other->held, session->held) == 0)
+			return false;
+		named = named || names(other, latest, session->held.version);
+	}
+	return named;
+}
+
 void
 ac_alone_tick(struct agent *agent, struct session *session)
 {
+	const struct order *order = unpublishing(session);
+
 	if (agent->link.attached || session->open.num_shards != 1 || session->broken ||
-		session->alone || unpublishing(session) == NULL)
+		session->alone || order == NULL)
 		return;
 	TH_ASSERT(session->part != NULL);
+	/* When its DRAIN has come the server has seen to it. */
+	if ((order->flags & CTL_OP_FORCE) == 0 && !session->part->drain_server &&
+		ac_alone_retained(agent, session)) {
+		TH_MARK(retained_waits_for_a_server);
+		return;
+	}
 	session->alone = true;
 	session->part->drain_local = true;
 }

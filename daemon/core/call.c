@@ -338,9 +338,12 @@ ac_call_tick(struct agent *agent, struct session *session)
 	if (!ac_call_never_sent(call) || agent->now_ns < ac_call_give_up_ns(agent, session))
 		return;
 	bool attached = agent->link.attached;
-	snprintf(text, sizeof(text), "%s: the reference server %s; nothing has changed",
+	bool kept =
+		!attached && call->order.kind == CTL_OP_UNPUBLISH && session->open.num_shards == 1;
+	snprintf(text, sizeof(text), "%s: the reference server %s%s; nothing has changed",
 		ac_call_name(call->order.kind),
-		attached ? "did not take it in time" : "could not be reached");
+		attached ? "did not take it in time" : "could not be reached",
+		kept ? ", and the version is retained: call again, or give it up (THC_FORCE)" : "");
 	withdraw(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);
 }
 

@@ -87,6 +87,7 @@ wind_up(struct agent *agent, struct session *session, const struct th_err *why)
 		       session->registering || session->unregistering || ac_internal(session);
 
 	session->state = SESSION_CLOSING;
+	session->closing_ns = agent->now_ns;
 	/* First: a leg that was to follow it is known to the operation only. */
 	if (session->in != NULL)
 		ac_inbound_stop(agent, session->in, STOP_CANCEL);
@@ -193,12 +194,47 @@ drain_patience_ns(const struct agent *agent, const struct session *session)
 	return th_deadline_ns(session->close_answered_ns, agent->config.drain_wait_ns);
 }
 
+/* Until when a part waits for a server that may have it copied elsewhere. */
+static int64_t
+server_patience_ns(const struct agent *agent, const struct session *session)
+{
+	int64_t ns = agent->config.drain_wait_ns;
+
+	/* Who waits for it has said how long. */
+	if (!session->lost)
+		ns = th_min_i64(ns, session->close_timeout_ns);
+	return th_deadline_ns(session->closing_ns, ns);
+}
+
+bool
+ac_close_keeps(const struct agent *agent, const struct session *session)
+{
+	const struct part *part = session->part;
+
+	return session->state == SESSION_CLOSING && session->sid_known && !session->broken &&
+	       !session->ended && !ac_internal(session) && part != NULL && part->settled &&
+	       !part->hopeless && !part->drain_local && !part->refused &&
+	       (session->lost || (session->close_answered && !session->abandon)) &&
+	       agent->now_ns < server_patience_ns(agent, session) &&
+	       ac_alone_retained(agent, session);
+}
+
+void
+ac_close_again(struct agent *agent, struct session *session)
+{
+	TH_MARK(close_told_to_the_next_server);
+	send_close(agent, session, session->abandon);
+}
+
 /* The server has the part on record, has hidden it by now or will, and says so with a DRAIN. */
 static bool
 await_drain(const struct agent *agent, const struct session *session)
 {
-	if (!agent->link.attached || !session->sid_known || session->close_refused)
+	if (!session->sid_known || session->close_refused)
 		return false;
+	/* The memory stays mapped: at most what was held when the server went. */
+	if (!agent->link.attached)
+		return ac_close_keeps(agent, session);
 	return !session->close_answered || agent->now_ns < drain_patience_ns(agent, session);
 }
 
@@ -260,8 +296,11 @@ ac_close_next_ns(const struct agent *agent, const struct session *session)
 {
 	const struct part *part = session->part;
 
-	if (session->state != SESSION_CLOSING || !session->close_answered || part == NULL ||
-		ac_part_draining(part))
+	if (session->state != SESSION_CLOSING || part == NULL || ac_part_draining(part))
+		return INT64_MAX;
+	if (!agent->link.attached)
+		return server_patience_ns(agent, session);
+	if (!session->close_answered)
 		return INT64_MAX;
 	return drain_patience_ns(agent, session);
 }

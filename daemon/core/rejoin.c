@@ -249,6 +249,11 @@ ac_rejoin(struct agent *agent)
 			announce(agent, session);
 			continue;
 		}
+		if (ac_close_keeps(agent, session)) {
+			announce(agent, session);
+			ac_close_again(agent, session);
+			continue;
+		}
 		bool opened = session->state != SESSION_OPENING;
 		ac_session_forgotten(agent, session, session->broken_text);
 		if (opened)

@@ -226,6 +226,7 @@ struct session { /* owned by agent.sessions */
 	uint16_t num_contract, num_conflict, num_at_risk;
 	char ended_text[TH_CTL_TEXT_BYTES];
 	bool lost;                /* nobody is there to be answered                               */
+	int64_t closing_ns;       /* CLOSING since                                                */
 	bool unwanted;            /* nobody has opened it, and it is of no use                    */
 	bool abandon;             /* its worker takes no refusal of the close                     */
 	bool close_final;         /* ... and neither do we: the server was told so                */
@@ -354,6 +355,10 @@ void ac_session_free(struct agent *agent, struct session *session);
 void ac_session_line(struct agent *agent, struct session *session);
 
 void ac_close(struct agent *agent, struct session *session, bool lost);
+/* What it holds is the last copy that this host knows of, and waits for a server to keep it. */
+bool ac_close_keeps(const struct agent *agent, const struct session *session);
+/* The server knows nothing of its CLOSE, but of the session. */
+void ac_close_again(struct agent *agent, struct session *session);
 void ac_close_refused(struct agent *agent, const struct ctl_ev_close_refused *refused);
 /* Its worker has written to the part of this generation: nothing more is served from it. */
 void ac_contract(struct agent *agent, struct session *session, uint64_t gen, const char *text);
@@ -428,6 +433,8 @@ int64_t ac_pending_next_ns(const struct agent *agent, const struct session *sess
 /* ---- unpublish without a server (alone.c) ---------------------------------------------------- */
 
 void ac_alone_tick(struct agent *agent, struct session *session);
+/* A rule of this host names what the session holds, and no other copy of it is here. */
+bool ac_alone_retained(const struct agent *agent, const struct session *session);
 void ac_alone_settle(struct agent *agent, struct session *session);
 /* The unpublish has failed: what was drained for it is served again. */
 void ac_alone_undo(struct session *session);

@@ -537,6 +537,8 @@ member_close(struct refsrv *server, struct agent *agent, const struct ctl_close 
 
 	if (member == NULL)
 		return err->code;
+	if (member->rejoin != NULL && rejoin_close(server, member, close))
+		return 0;
 	bool may_wait = !close->died && !close->broke_contract && !close->abandon;
 	if (!may_wait || !keep_close(server, member, close->timeout_ns))
 		leave(server, member, close);

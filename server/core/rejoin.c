@@ -447,6 +447,21 @@ rejoin_cancel(struct member *member, const struct ctl_cancel *cancel)
 		rejoin->cancelled = true;
 }
 
+bool
+rejoin_close(struct refsrv *server, struct member *member, const struct ctl_close *close)
+{
+	struct rejoin *rejoin = member->rejoin;
+
+	/* Its group can be read from as a whole only, and goes when the rest does not come. */
+	if (close->broke_contract || close->abandon || th_version_none(rejoin->said.held) ||
+		!model_warming(server, member->group->model))
+		return false;
+	TH_MARK(rejoin_close_held);
+	rejoin->closes = true;
+	rejoin->close = *close;
+	return true;
+}
+
 /* What has had its GO asks no more, and is told that it has failed with its group. */
 static void
 tell_broken(struct member *member, const struct ctl_rejoin *said)
@@ -515,6 +530,8 @@ call_now(struct refsrv *server, struct member *member)
 		if (rejoin->cancelled)
 			(void)op_cancel(server, member->agent, &cancel, &err);
 	}
+	if (rejoin->closes && !member->closed)
+		(void)member_close(server, member->agent, &rejoin->close, &err);
 	free(rejoin->outcomes);
 	free(rejoin);
 }

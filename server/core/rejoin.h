@@ -39,6 +39,8 @@ void rejoin_leg_end(struct agent *agent, const struct ctl_leg_end *end);
 void rejoin_content(struct member *member, const struct ctl_content *report);
 int rejoin_op(struct refsrv *server, struct member *member, const struct ctl_op *request,
 	struct th_err *err);
+/* False: it is carried out now. */
+bool rejoin_close(struct refsrv *server, struct member *member, const struct ctl_close *close);
 void rejoin_cancel(struct member *member, const struct ctl_cancel *cancel);
 /* The group is complete, or broken: what has come goes on. */
 void rejoin_over(struct refsrv *server, struct group *group);
@@ -59,6 +61,8 @@ struct rejoin { /* owned by member.rejoin until its group is complete */
 	bool asked, cancelled; /* an operation was called, and was to be cancelled           */
 	struct ctl_op op;
 	int64_t op_deadline_ns;
+	bool closes; /* what it holds may be the last copy: when all of it is there */
+	struct ctl_close close;
 	bool leg_ended;
 	struct ctl_leg_end end;
 };

@@ -164,6 +164,8 @@ draw(struct options *o)
 	no_faults(o);
 	if (crashes)
 		o->host_crash_ns = between(RNG_SWARM, SEC, 10 * SEC);
+	if (crashes ? percent(RNG_SWARM, 30) : percent(RNG_SWARM, 50))
+		o->server_restart_ns = between(RNG_SWARM, 2 * SEC, 15 * SEC);
 	if (percent(RNG_SWARM, 80))
 		retaining(o);
 }

@@ -367,6 +367,9 @@ worker_close(struct worker *worker)
 	worker->state = W_CLOSING;
 	worker->group->apart = true;
 	worker->alarm++;
+	/* A close waits for no server: without one it gives up what is held. */
+	if (world.options.server_restart_ns != 0)
+		check_retain_abandon(worker);
 	struct agent_event *event = host_tell(worker->host, AGENT_EV_CLOSE, worker->handle->id,
 		after_open(worker, between(RNG_WORK, 2 * US, 500 * US)));
 	event->u.close.timeout_ns =

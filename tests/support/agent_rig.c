@@ -315,6 +315,8 @@ rig_open(struct rig *rig, uint64_t session)
 	strcpy(event.u.open.model, "m");
 	event.u.open.replica[0] = (char)('a' + session % 26);
 	event.u.open.num_shards = rig->num_shards == 0 ? 1 : rig->num_shards;
+	if (rig->retain != NULL)
+		strcpy(event.u.open.retain, rig->retain);
 	rig_step(rig, &event);
 	cr_assert_eq(rig_last(rig, AGENT_OPENED)->u.answer.code, 0);
 	return rig->last_sid;

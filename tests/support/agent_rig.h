@@ -38,6 +38,7 @@ struct rig {
 	bool hangs_up;       /* ... because its connection ended */
 	uint32_t num_shards; /* of the groups that are opened: 1 */
 	bool unknown;        /* everything but HELLO and ATTACH: who are you? */
+	const char *retain;  /* rules of what is opened; NULL: none */
 	uint32_t held;       /* mask of 1 << kind: not answered until rig_answer */
 	int refused[32];     /* by kind: answered with this code */
 	uint64_t generation; /* told to WATCH */

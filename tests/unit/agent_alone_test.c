@@ -319,6 +319,109 @@ Test(agent_alone, server_restarts_while_a_reader_is_waited_for__broken)
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 }
 
+/* ---- what a rule of this host names ---------------------------------------------------------- */
+
+/* Session 2 holds the version, and is the one that claims it. */
+static uint64_t
+retains(const char *rules, const char *version)
+{
+	rig.retain = rules;
+	uint64_t other = rig_ready(&rig, 2), other_gen = rig_publish(&rig, 2, other, version);
+	rig_hashed(&rig, AGENT_EV_HASHED, 2, other_gen);
+	rig_clear(&rig);
+	return other;
+}
+
+Test(agent_alone, retained__stays_until_the_deadline)
+{
+	retains("latest", "4");
+	hang_up();
+	rig_submit(&rig, 2, 0, CTL_OP_UNPUBLISH, "", 5 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	rig_sleep(&rig, 6 * SEC);
+	const struct agent_action *end = rig_complete(&rig, 2, 0);
+	cr_assert_eq(end->u.complete.code, TH_E_NO_SERVER);
+	cr_assert(strstr(end->u.complete.text, "THC_FORCE"), "%s", end->u.complete.text);
+	cr_assert_eq(end->u.complete.result.version.version, 4);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
+	/* What no rule names goes as before. */
+	submit(0, CTL_OP_UNPUBLISH, SEC);
+	cr_assert_eq(code(0), 0);
+}
+
+Test(agent_alone, retained__force__given_up)
+{
+	struct agent_event event = {.kind = AGENT_EV_SUBMIT, .session = 2};
+	retains("latest", "4");
+	hang_up();
+	event.u.submit.kind = CTL_OP_UNPUBLISH;
+	event.u.submit.timeout_ns = SEC;
+	event.u.submit.flags = 1;
+	rig_step(&rig, &event);
+	cr_assert_eq(rig_complete(&rig, 2, 0)->u.complete.code, 0);
+}
+
+Test(agent_alone, retained__server_comes_in_time__asked)
+{
+	retains("latest-1,4", "4");
+	hang_up();
+	rig_submit(&rig, 2, 0, CTL_OP_UNPUBLISH, "", 30 * SEC);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
+	back();
+	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_UNPUBLISH);
+	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.flags, 0);
+}
+
+Test(agent_alone, retained__another_copy_is_here__given_up)
+{
+	retains("3", "3");
+	hang_up();
+	submit(0, CTL_OP_UNPUBLISH, SEC);
+	cr_assert_eq(code(0), 0);
+	/* Now the other is the last. */
+	rig_submit(&rig, 2, 0, CTL_OP_UNPUBLISH, "", SEC);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_complete(&rig, 2, 0)->u.complete.code, TH_E_NO_SERVER);
+}
+
+Test(agent_alone, retained__a_worker_dies__its_part_is_kept_for_the_server)
+{
+	uint64_t other = retains("latest", "4");
+	hang_up();
+	rig_session(&rig, 2, AGENT_EV_LOST);
+	rig_session(&rig, 1, AGENT_EV_LOST);
+	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1, "what no rule names is let go");
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
+	rig_sleep(&rig, SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
+	rig_clear(&rig);
+	rig.unknown = rig.fresh = true;
+	rig.held = 1u << CTL_CLOSE;
+	back();
+	const struct ctl_rejoin *said = &rig_request(&rig, CTL_REJOIN)->u.rejoin;
+	cr_assert_eq(said->sid, other);
+	cr_assert_eq(said->held.version, 4);
+	cr_assert_not(said->gone);
+	cr_assert_eq(rig_request(&rig, CTL_CLOSE)->u.close.sid, other);
+	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0, "the server copies it, and says DRAIN");
+	event(rig_drain(other, 1, 9));
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
+	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 2);
+}
+
+Test(agent_alone, retained__a_worker_dies_and_no_server_comes__let_go_in_the_end)
+{
+	retains("latest", "4");
+	hang_up();
+	rig_session(&rig, 2, AGENT_EV_LOST);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
+}
+
 /* The former server had the OP; the next one has not yet, and is not told of a deadline. */
 Test(agent_alone, server_restarts_and_the_reader_ends_before_it_is_asked__told_without_a_deadline)
 {

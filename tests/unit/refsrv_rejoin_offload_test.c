@@ -200,6 +200,41 @@ Test(refsrv_rejoin_offload, warming__deadline__says_why)
 	cr_assert(strstr(end.text, "reference server is new"), "%s", end.text);
 }
 
+Test(refsrv_rejoin_offload, dead_worker__the_rest_of_its_group_is_waited_for_then_it_is_copied)
+{
+	struct ctl_request one = rejoin_of("p", 0, 2, 100), other = rejoin_of("p", 1, 2, 100);
+	strcpy(one.u.rejoin.open.retain, "latest");
+	strcpy(other.u.rejoin.open.retain, "latest");
+	struct world_member m = comes_back(a, &one);
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	comes_back(b, &other);
+	cr_assert(world_has(&w, b, CTL_EV_BROKEN, 0));
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid), "it is the last copy");
+	warmed();
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	cr_assert(world_has(&w, a, CTL_EV_RESERVE, 0) && world_has(&w, b, CTL_EV_RESERVE, 0));
+}
+
+Test(refsrv_rejoin_offload, dead_worker__the_rest_does_not_come__drained)
+{
+	struct ctl_request one = rejoin_of("p", 0, 2, 100);
+	struct world_member m = comes_back(a, &one);
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	warmed();
+	world_sleep(&w, 40 * SEC);
+	drained(&m);
+}
+
+Test(refsrv_rejoin_offload, dead_worker__not_retained__drained_when_all_have_come)
+{
+	struct world_member m = holder(a, "p", "", 100);
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	warmed();
+	drained(&m);
+	cr_assert_not(asked());
+}
+
 /* ---- a complete copy ---- */
 
 Test(refsrv_rejoin_offload, complete__is_listed_and_lets_the_holder_go)

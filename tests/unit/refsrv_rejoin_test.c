@@ -190,13 +190,16 @@ Test(refsrv_rejoin, gone_by_a_crash__its_claim_goes_on_for_a_while)
 	cr_assert_not(w.reply.u.list.versions[0].retained);
 }
 
-Test(refsrv_rejoin, closed_before_the_rest_is_there__broken)
+Test(refsrv_rejoin, closed_before_the_rest_is_there__broken_when_it_is)
 {
 	struct ctl_rejoin said[2] = {former_holds("p", 0, 2, 7), former_holds("p", 1, 2, 7)};
 	struct world_member m = former_back(&w, a, &said[0]);
 	cr_assert_eq(world_close(&w, &m, true), 0);
-	cr_assert_eq(former_rejoin(&w, b, &said[1]), TH_E_GROUP_BROKEN);
-	cr_assert(strstr(w.reply.text, "lost its worker"), "%s", w.reply.text);
+	struct world_member other = former_back(&w, b, &said[1]);
+	struct ctl_event event;
+	cr_assert(world_take(&w, b, CTL_EV_BROKEN, other.sid, &event));
+	cr_assert(strstr(event.u.broken.text, "lost its worker"), "%s", event.u.broken.text);
+	cr_assert(former_listed(&w, 7), "it may be the last copy");
 }
 
 Test(refsrv_rejoin, agent_lost_before_the_rest_is_there__broken)
