@@ -299,6 +299,26 @@ def served_by_the_standby(lane):
         wait_for(lambda a=agent: gone(a), PATIENT, f"agent {agent} is with the standby")
 
 
+def stands_by(lane):
+    """The first server serves nobody."""
+    p = lane.c.thctl("-s", lane.c.server_urls[0], "status", check=False, timeout=PATIENT)
+    return p.returncode == 5 and "standby" in p.stdout
+
+
+def f9_server_frozen_and_replaced():
+    """The standby serves; the other one wakes up, sees that, and forgets what it knew."""
+    with scenario(phase="update", namespaces=False, standby=True) as (lane, life):
+        assert life.opening("x0", "x1").join()
+        lane.signal("server", signal.SIGSTOP)
+        waiting = life.group("replicate", "x0", "x1", version=str(life.version), timeout=PATIENT)
+        served_by_the_standby(lane)
+        ended(waiting, x0="ok", x1="ok")
+        lane.signal("server", signal.SIGCONT)
+        wait_for(lambda: stands_by(lane), PATIENT, "the first server stands by")
+        served_by_the_standby(lane)
+        ended(life.phase_update(), r0="ok", r1="ok")
+
+
 def f10_server_killed_and_replaced():
     """What waits goes on at the standby; update has said at once that nobody serves."""
     with scenario(phase="idle", namespaces=False, standby=True) as (lane, life):
