@@ -40,7 +40,7 @@ struct host_counters {
 	uint64_t submissions, submissions_refused, completions;
 	uint64_t tickets_refused, legs_refused;
 	uint64_t reservations, reservations_refused;
-	uint64_t server_requests, server_unanswered, server_switches;
+	uint64_t server_requests, server_unanswered, server_switches, server_redials;
 };
 
 struct host {

@@ -15,6 +15,7 @@
 #include "daemon/host/host.h"
 #include "daemon/host/points.h"
 #include "ipc/base/alloc.h"
+#include "ipc/base/checked.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
 #include "ipc/proto/convert.h"
@@ -26,6 +27,12 @@
  * where none of them serves, each gets the time that a slow way to it may take.
  */
 #define SWITCH_NS INT64_C(3000000000)
+/*
+ * A connection may be dead without an end: its packets vanish, and TCP waits for many minutes. One
+ * that says nothing for so long is made anew, each time in a row after twice the time.
+ */
+#define DEAF_NS INT64_C(2000000000)
+#define DEAF_MAX_NS INT64_C(32000000000)
 #define UNREACHED_NS INT64_C(500000000)
 #define SEARCH_NS INT64_C(10000000000)
 
@@ -110,6 +117,13 @@ on_reply(struct host *host, const struct net_client_item *item)
 }
 
 static void
+heard(struct link_channel *channel)
+{
+	channel->asked_ns = 0;
+	channel->patience_ns = th_max_i64(DEAF_NS, channel->host->options.silent_ns);
+}
+
+static void
 client_ready(void *arg, uint32_t events)
 {
 	struct link_channel *channel = arg;
@@ -120,6 +134,8 @@ client_ready(void *arg, uint32_t events)
 	for (int i = 0; i < ITEMS_A_WAKEUP && net_client_next(channel->client, &item); i++) {
 		switch (item.kind) {
 		case NET_REPLY:
+			if (item.rc == 0)
+				heard(channel);
 			on_reply(host, &item);
 			break;
 		case NET_UP:
@@ -175,6 +191,9 @@ link_send(struct host *host, const struct agent_action *action)
 		request.u.beat.num_legs = legs_progress(host, &progress);
 		request.u.beat.legs = progress;
 	}
+	struct link_channel *channel = &host->link.channels[action->u.send.channel];
+	if (channel->asked_ns == 0)
+		channel->asked_ns = th_now_ns();
 	/* The core repeats what stays unanswered; this only keeps dead requests from piling up. */
 	send_request(host, entry, action->u.send.channel, &request, host->options.reply_ns);
 	free(progress);
@@ -215,6 +234,7 @@ dial(struct host *host, struct th_err *err)
 		if (rc < 0)
 			return rc;
 		channel->up = false; /* the end of the old connection is not reported */
+		heard(channel);
 	}
 	host->link.dialed_ns = th_now_ns();
 	return 0;
@@ -279,15 +299,41 @@ patience_ns(const struct server_link *link)
 	return link->dialed_ns + (soon ? UNREACHED_NS : SWITCH_NS);
 }
 
+/* When to look again. */
+static int64_t
+deaf_watch(struct link_channel *channel, int64_t now_ns)
+{
+	struct host *host = channel->host;
+	struct th_err err;
+	if (channel->asked_ns == 0)
+		return INT64_MAX;
+	int64_t at_ns = channel->asked_ns + channel->patience_ns;
+	if (now_ns < at_ns)
+		return at_ns;
+	if (channel->up)
+		log_info("server", "connects again channel=%s url=%s reason=\"it says nothing\"",
+			channel_names[channel - host->link.channels], link_url(host));
+	host->counters.server_redials++;
+	channel->up = false;
+	channel->asked_ns = now_ns;
+	channel->patience_ns = th_min_i64(2 * channel->patience_ns, DEAF_MAX_NS);
+	if (net_client_dial(channel->client, link_url(host), false, &err) < 0)
+		log_error("server", "cannot dial url=%s reason=\"%s\"", link_url(host), err.text);
+	return channel->asked_ns + channel->patience_ns;
+}
+
 int64_t
 link_watch(struct host *host, int64_t now_ns)
 {
 	struct server_link *link = &host->link;
+	int64_t next_ns = INT64_MAX;
+	for (int i = 0; i < LINK_CHANNELS; i++)
+		next_ns = th_min_i64(next_ns, deaf_watch(&link->channels[i], now_ns));
 	if (link->serves || host->options.num_servers < 2)
-		return INT64_MAX;
+		return next_ns;
 	if (now_ns >= patience_ns(link))
 		next_server(host);
-	return patience_ns(link);
+	return th_min_i64(next_ns, patience_ns(link));
 }
 
 int

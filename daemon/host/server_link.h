@@ -32,6 +32,8 @@ struct link_channel {
 	struct net_client *client; /* owns */
 	struct loop_source source;
 	bool up;
+	int64_t asked_ns; /* the first question of the core since it last said something; 0: none */
+	int64_t patience_ns; /* ... may stay open for so long */
 };
 
 struct server_link {
@@ -63,7 +65,10 @@ uint64_t link_ask(struct host *host, const struct ctl_request *request, int64_t 
 void link_cancel(struct host *host, uint64_t number); /* answered will not be called */
 
 void link_tick(struct host *host); /* at every beat: answers what could not be sent */
-/* Tries the next server when this one does not answer. When it wants to be called again. */
+/*
+ * Tries the next server when this one does not answer; dials a deaf connection again. When it wants
+ * to be called again.
+ */
 int64_t link_watch(struct host *host, int64_t now_ns);
 
 /* The core is attached: to be told when it is not any more. */

@@ -81,6 +81,8 @@ collect(struct host *host, struct counter *out)
 		{"server_requests", "1", "requests to the reference server", c->server_requests},
 		{"server_unanswered", "1", "requests that it did not answer", c->server_unanswered},
 		{"server_switches", "1", "times another server was tried", c->server_switches},
+		{"server_redials", "1", "connections made anew because nothing came by them",
+			c->server_redials},
 		{"bytes_in", "bytes", "received from other agents", t.bytes_in},
 		{"bytes_out", "bytes", "sent to other agents", t.bytes_out},
 		{"bytes_local", "bytes", "copied within this host", t.bytes_local},
