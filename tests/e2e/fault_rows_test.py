@@ -402,7 +402,7 @@ def f16_slow_link():
 
 def f16_fast_reader_behind_a_slow_one():
     """It is given the source itself, and is done long before the other."""
-    with scenario(phase="replicate", links=True, others=True) as (lane, life):
+    with scenario(phase="replicate", links=True, others=True, calm=True) as (lane, life):
         open_others(life)
         lane.hosts.limit(HOST["reader agent"], "4mbit")
         slow = life.group("replicate", "r0", "r1", version="latest", timeout=PATIENT)

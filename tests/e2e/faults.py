@@ -40,6 +40,9 @@ SERVER_TIMERS = (
 # Of two servers. What a frozen one needs to be given up: the others' own silence, and then some.
 PEERS_TIMERS = ("peers.probe=100ms", "peers.silence=600ms", "peers.return=10m")
 AGENT_TIMERS = ("server.beat=100ms", "server.reply=300ms", "server.silent=300ms", "leg.stall=300ms")
+# Where what the server says may come seconds late, and nobody is to be given up for it.
+CALM_SERVER = ("lease.suspect=20s", "lease.dead=30s")
+CALM_AGENT = ("server.reply=5s", "server.silent=30s")
 
 # party: host
 HOST = {
@@ -155,9 +158,12 @@ def holdings(pid):
 class Lane:
     """One cluster; cases run in it one after the other."""
 
-    def __init__(self, c, namespaces, others=False, prefix=(), worker_env=None, standby=False):
+    def __init__(
+        self, c, namespaces, others=False, prefix=(), worker_env=None, standby=False, calm=False
+    ):
         """prefix: in front of every daemon's command; worker_env: beside the workers' own; standby:
-        a second server, without points (not with namespaces)."""
+        a second server, without points (not with namespaces); calm: with timers that are long."""
+        self.calm = calm
         self.c, self.version, self.cases, self.standby = c, 0, 0, standby
         self.before, self.worker_env = tuple(prefix), worker_env or {}
         self.parties = [p for p in HOST if others or p not in OTHERS]
@@ -190,7 +196,12 @@ class Lane:
         return ("offload.limit=12MiB",) if party == SHORT_OF_MEMORY else ()
 
     def server_args(self):
-        return options((*SERVER_TIMERS, *PEERS_TIMERS) if self.standby else SERVER_TIMERS)
+        peers = PEERS_TIMERS if self.standby else ()
+        return options((*SERVER_TIMERS, *peers, *(CALM_SERVER if self.calm else ())))
+
+    def agent_args(self, party):
+        calm = CALM_AGENT if self.calm else ()
+        return options((*AGENT_TIMERS, *self.limit(party), *calm))
 
     def start(self, party):
         env, prefix = self.points[party].env, self.prefix(party)
@@ -209,7 +220,7 @@ class Lane:
                 prefix=prefix,
                 env=env,
                 data=self.address(party),
-                args=options((*AGENT_TIMERS, *self.limit(party))),
+                args=self.agent_args(party),
                 runtime=os.path.join(self.c.dir, f"run-{AGENTS[party]}"),
             )
         else:
