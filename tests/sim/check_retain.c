@@ -42,14 +42,15 @@ check_retain_start(void)
 	for (uint32_t i = 0; i < MODELS_MAX; i++)
 		record.top[i].version = TH_NO_VERSION;
 	/* A cancelled call that was never sent makes its member diverge: the group breaks. */
-	record.certain =
-		o->servers == 1 && o->spot_percent == 0 && o->diverge_permille == 0 &&
-		o->cancel_permille == 0 && o->other_bytes_percent == 0 && o->layout_percent == 0 &&
-		o->clock_skew_permille == 0 && o->loss_permille == 0 && o->twice_permille == 0 &&
-		o->slow_permille == 0 && o->leg_fail_permille == 0 && o->corrupt_permille == 0 &&
-		o->worker_death_ns == 0 && o->host_pause_ns == 0 && o->server_pause_ns == 0 &&
-		o->cut_ns == 0 && o->slow_link_ns == 0 && o->pipe_drop_ns == 0 &&
-		o->late_pidfd_ns == 0 && o->evict_ns == 0 && o->leave_ns == 0;
+	record.certain = o->servers == 1 && o->spot_percent == 0 && o->diverge_permille == 0 &&
+			 o->cancel_permille == 0 && o->other_bytes_percent == 0 &&
+			 o->layout_percent == 0 && o->clock_skew_permille == 0 &&
+			 o->loss_permille == 0 && o->twice_permille == 0 && o->slow_permille == 0 &&
+			 o->leg_fail_permille == 0 && o->corrupt_permille == 0 &&
+			 o->worker_death_ns == 0 && o->host_pause_ns == 0 &&
+			 o->server_pause_ns == 0 && o->cut_ns == 0 && o->slow_link_ns == 0 &&
+			 o->pipe_drop_ns == 0 && o->late_pidfd_ns == 0 && o->evict_ns == 0 &&
+			 o->leave_ns == 0 && o->reset_percent == 0;
 }
 
 /* NULL: too far, not looked at. */
