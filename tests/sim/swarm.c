@@ -96,6 +96,9 @@ several_servers(struct options *o)
 		o->server_pause_ns = between(RNG_PEER, 4 * SEC, 20 * SEC);
 	if (o->server_restart_ns > 0 && percent(RNG_PEER, 50))
 		o->server_down_ns += between(RNG_PEER, 0, 20 * SEC);
+	/* So bad that legs give up: rare with the rate above. */
+	if (o->corrupt_permille > 0 && percent(RNG_PEER, 30))
+		o->corrupt_permille = 250;
 }
 
 static void
