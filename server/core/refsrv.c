@@ -406,6 +406,26 @@ change(struct refsrv *server, struct agent *agent, const struct ctl_request *req
 	}
 }
 
+/*
+ * To begin twice is to begin once; but an end that comes late, when the watch was begun anew, would
+ * end that one, and nobody would hear of a change any more.
+ */
+static int
+watch(struct refsrv *server, struct agent *agent, const struct ctl_request *request,
+	struct ctl_reply *reply, struct th_err *err)
+{
+	if (request->request_no != 0 && request->answered_below <= request->request_no) {
+		agent_answered(agent, request->answered_below);
+		if (agent_repeat(agent, request->request_no) == REPEAT_LATE &&
+			!TH_PLANT(late_watch_believed))
+			return th_fail(err, TH_E_STATE,
+				"request %" PRIu64
+				" of agent %s was answered before: it comes late",
+				request->request_no, agent->info.node);
+	}
+	return listing_watch(server, agent, &request->u.watch, &reply->u.watch, err);
+}
+
 static int
 question(struct refsrv *server, struct agent *agent, const struct ctl_request *request,
 	struct ctl_reply *reply, struct th_err *err)
@@ -424,7 +444,7 @@ question(struct refsrv *server, struct agent *agent, const struct ctl_request *r
 	case CTL_CONTENT:
 		return content_report(server, agent, &request->u.content, err);
 	case CTL_WATCH:
-		return listing_watch(server, agent, &request->u.watch, &reply->u.watch, err);
+		return watch(server, agent, request, reply, err);
 	case CTL_LIST:
 		return listing_request(server, agent, &request->u.list, &reply->u.list, err);
 	case CTL_RESOLVE:

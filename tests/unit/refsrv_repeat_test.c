@@ -96,6 +96,20 @@ Test(refsrv_repeat, answered__a_copy_that_comes_late_has_no_effect)
 	cr_assert_eq(num_members(), 0);
 }
 
+/* Begun anew since: a late end would end that. */
+Test(refsrv_repeat, end_of_a_watch_comes_late__the_next_one_stays)
+{
+	struct ctl_request begin = {.kind = CTL_WATCH, .u.watch.model = "m"}, stop = begin;
+
+	cr_assert_eq(world_request(&w, a, &begin), 0);
+	stop.u.watch.stop = true;
+	cr_assert_eq(world_request(&w, a, &stop), 0);
+	begin.answered_below = w.agents[a].request_no + 1;
+	cr_assert_eq(world_request(&w, a, &begin), 0);
+	cr_assert_eq(world_repeat(&w, a, &begin), 0);
+	cr_assert_eq(world_repeat(&w, a, &stop), TH_E_STATE);
+}
+
 Test(refsrv_repeat, older_than_the_server_remembers__the_agent_begins_anew)
 {
 	struct ctl_request open = lost_open();
