@@ -162,7 +162,7 @@ ac_outbound_hello(struct agent *agent, uint64_t id, const struct th_ticket *tick
 {
 	struct outbound *out = find_ticket(agent, ticket);
 
-	if (out != NULL && out->state == OUTBOUND_GRANTED) {
+	if (out != NULL && (out->state == OUTBOUND_GRANTED || TH_PLANT(ticket_taken_twice))) {
 		serve(agent, out, id);
 		return;
 	}
@@ -238,7 +238,7 @@ fence(struct agent *agent, struct outbound *out)
 {
 	if (out->state == OUTBOUND_GRANTED) {
 		ac_outbound_free(agent, out);
-	} else if (out->state == OUTBOUND_SERVING) {
+	} else if (out->state == OUTBOUND_SERVING && !TH_PLANT(fence_does_nothing)) {
 		out->state = OUTBOUND_FENCING;
 		leg_action(agent, AGENT_FENCE, out, 0);
 		/* I2: only OUT_ENDED says that nothing reads any more. */
@@ -273,7 +273,7 @@ ac_outbounds_fence(struct agent *agent, struct part *part, bool all)
 			TH_MARK(c01_stalled_leg_is_fenced);
 		if (late)
 			TH_MARK(c01_reader_that_never_came_is_fenced);
-		if (all || out->stalled || late)
+		if (all || (out->stalled && !TH_PLANT(stalled_leg_goes_on)) || late)
 			fence(agent, out);
 	}
 }

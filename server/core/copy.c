@@ -135,7 +135,8 @@ copy_hide(struct refsrv *server, struct copy *copy)
 	copy->draining = true;
 	for (uint32_t i = 0; i < copy->num_parts; i++)
 		leg_move_readers(server, &copy->parts[i]);
-	model_changed(server, copy->group->model);
+	if (!TH_PLANT(hidden_without_a_generation))
+		model_changed(server, copy->group->model);
 }
 
 void
@@ -164,6 +165,8 @@ copy_restore(struct refsrv *server, struct copy *copy, const struct op *only_pla
 		part->drain_no = 0;
 		if (only_planned != NULL && !only_planned->members[i].planned)
 			continue;
+		if (TH_PLANT(undrain_lost) && i > 0)
+			continue;
 		agent_event(part->member->agent, CTL_EV_UNDRAIN)->u.undrain =
 			(struct ctl_ev_part){.sid = part->member->sid, .gen = copy->gen};
 	}
@@ -191,7 +194,7 @@ copy_spot(const struct copy *copy)
 {
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
 		const struct member *member = copy->parts[i].member;
-		if (member != NULL &&
+		if (member != NULL && !TH_PLANT(spot_counts) &&
 			(member->agent->info.spot || (member->flags & CTL_OPEN_SPOT) != 0))
 			return true;
 	}
@@ -201,8 +204,10 @@ copy_spot(const struct copy *copy)
 bool
 copy_secure(const struct copy *copy)
 {
-	if (copy->state != COPY_READY || copy->draining || copy->aborting ||
-		copy->group->state == GROUP_BROKEN || !content_listed(copy) || copy_spot(copy))
+	bool ready = copy->state == COPY_READY || TH_PLANT(partial_copy_counts);
+
+	if (!ready || copy->draining || copy->aborting || copy->group->state == GROUP_BROKEN ||
+		!content_listed(copy) || copy_spot(copy))
 		return false;
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
 		const struct agent *agent = copy->parts[i].member->agent;

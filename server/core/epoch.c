@@ -21,6 +21,8 @@ epoch_seen(struct refsrv *server, uint32_t epoch)
 	if (server->epoch != 0)
 		TH_MARK(epoch_raised);
 	server->epoch = th_min_u32(epoch, TH_EPOCH_MAX - 1) + 1;
+	if (TH_PLANT(epoch_of_its_predecessor) && epoch > 0)
+		server->epoch = epoch;
 	server->last_id =
 		((uint64_t)server->epoch << TH_EPOCH_SHIFT) | (th_splitmix64(&state) & PLACE_MASK);
 	server->first_id = server->last_id;

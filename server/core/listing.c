@@ -9,6 +9,7 @@
 
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
+#include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/content.h"
 #include "server/core/copy.h"
@@ -21,7 +22,7 @@
 static bool
 listed(const struct copy *copy)
 {
-	return copy_stands(copy) && content_listed(copy);
+	return (copy_stands(copy) || TH_PLANT(broken_group_is_listed)) && content_listed(copy);
 }
 
 static void
@@ -375,6 +376,8 @@ listing_tell_changes(struct refsrv *server)
 		DL_DELETE2(server->changed, model, changed_prev, changed_next);
 		if (server->now_ns >= model->quiet_ns)
 			tell_watchers(server, model);
+		else if (TH_PLANT(coalesced_change_lost))
+			model->changed = false;
 		else
 			timer_at(server, &model->timer, TIMER_MODEL, model->quiet_ns);
 	}

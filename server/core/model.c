@@ -40,7 +40,7 @@ model_acquire(struct refsrv *server, const char *name)
 	model->server = server;
 	memcpy(model->name, name, strnlen(name, TH_NAME_MAX));
 	/* Never below what was told of an earlier model of this name. */
-	model->generation = server->generation;
+	model->generation = TH_PLANT(generation_begins_anew) ? 1 : server->generation;
 	model->revision = ++server->revision;
 	model->quiet_ns = INT64_MIN;
 	model->retention.model = model;
@@ -204,6 +204,8 @@ model_resolve(struct refsrv *server, const struct model *model, const struct th_
 	struct th_version none = {.version = TH_NO_VERSION};
 	/* The list ascends, so the last that counts is the highest of the highest lineage. */
 	struct version *latest = model->versions == NULL ? NULL : model->versions->prev;
+	if (TH_PLANT(latest_is_the_oldest))
+		latest = model->versions;
 
 	server->mark++;
 	while (latest != NULL && !version_counts(server, latest))

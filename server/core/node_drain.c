@@ -215,7 +215,7 @@ collecting(const struct refsrv *server, const struct agent *agent)
 static void
 look_at_server(struct look *look)
 {
-	if (!collecting(look->server, look->agent))
+	if (!collecting(look->server, look->agent) || TH_PLANT(empty_before_it_is_known))
 		return;
 	TH_MARK(drain_waits_for_inventories);
 	look->num_blockers++;
@@ -266,6 +266,8 @@ look_at_readers(struct look *look, const struct part *part)
 
 	DL_FOREACH2(part->readers, leg, src_next)
 	{
+		if (TH_PLANT(empty_while_it_is_read))
+			break;
 		struct ctl_blocker *blocker = add(look, "transfer", part, false);
 		if (blocker == NULL)
 			continue;
@@ -291,7 +293,7 @@ look_at_copy(struct look *look, const struct part *part)
 	/* Of a broken group: what is left in memory is being saved. */
 	bool at_risk = copy->rescued || (copy->state == COPY_READY && content_listed(copy) &&
 						offload_at_risk(look->server, version));
-	if (!at_risk)
+	if (!at_risk || TH_PLANT(empty_with_a_last_copy))
 		return;
 	bool moving = copy->rescued || offload_running(version);
 	bool refused = !moving && (look->server->now_ns < version->retry_ns ||

@@ -421,7 +421,7 @@ offload_join(struct refsrv *server, struct model *model, const struct agent *age
 		open->lineage != offload->version->id.lineage ||
 		strcmp(open->replica, offload->replica) != 0 ||
 		offload->shards[open->shard].agent_inc != agent->inc ||
-		offload->shards[open->shard].sid != 0) {
+		(offload->shards[open->shard].sid != 0 && !TH_PLANT(reservation_taken_twice))) {
 		th_fail(err, TH_E_STATE,
 			"reservation %" PRIu64 " of shard %u is not one of agent %s, or no longer: "
 			"release its memory",

@@ -119,7 +119,7 @@ op_publish_arrive(struct refsrv *server, struct op *op, struct member *member)
 			member->shard, group->replica);
 		return;
 	}
-	if (op->num_arrived == group->num_shards)
+	if (op->num_arrived == group->num_shards || TH_PLANT(published_by_the_first_member))
 		publish_commit(server, op,
 			(struct th_version){.lineage = group->lineage, .version = spec.number});
 }

@@ -43,7 +43,8 @@ agent_blamed(struct refsrv *server, const struct agent *reader, struct agent *so
 {
 	int64_t until_ns = th_deadline_ns(server->now_ns, server->config.pair_block_ns);
 
-	if (source->blamed_by != 0 && source->blamed_by != reader->inc &&
+	if (source->blamed_by != 0 &&
+		(source->blamed_by != reader->inc || TH_PLANT(one_reader_counts_twice)) &&
 		server->now_ns < source->blamed_until_ns) {
 		TH_MARK(c06_two_readers_quarantine_the_source);
 		if (server->now_ns >= source->quarantine_until_ns)

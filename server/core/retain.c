@@ -82,7 +82,7 @@ retain_leave(struct refsrv *server, struct group *group, bool crashed)
 	retain_closing(group, false);
 	group->claim = NULL;
 	claim->num_holders--;
-	if (crashed) {
+	if (crashed && !TH_PLANT(claim_ends_with_its_holder)) {
 		TH_MARK(c20_holder_died);
 		claim->grace_ns = th_max_i64(
 			claim->grace_ns, th_deadline_ns(server->now_ns, server->config.grace_ns));

@@ -172,7 +172,8 @@ copy_serves(const struct refsrv *server, const struct copy *copy, const struct g
 static bool
 part_serves(struct refsrv *server, struct part *part)
 {
-	return part->member != NULL && part->member->agent->state == AGENT_ACTIVE &&
+	return part->member != NULL &&
+	       (part->member->agent->state == AGENT_ACTIVE || TH_PLANT(suspect_is_a_source)) &&
 	       route_chain(server, part) == CHAIN_ALIVE;
 }
 

@@ -12,5 +12,6 @@ check_event(void)
 	if (world.events % SLOWLY == 0) {
 		check_slowly();
 		check_retain();
+		check_waits();
 	}
 }

@@ -3,13 +3,33 @@
  * check - the invariants (I1 .. of the protocol): hooks that the world calls where something
  * happens, and what is looked at after events. A breach ends the run by sim_fail().
  *
- *   check_memory.c  I1 bytes, I2 nobody reads what may be written, I3 nobody writes what was given
- *                   back, I7 what is counted is verified
- *   check_group.c   I4 one outcome for all members, I6 no backward move
- *   check_server.c  I5 ready means complete, at the server's own inspection
- *   check_retain.c I12 what is retained stays, I13 offload copies are few and go
- *   check_standby.c I11 epochs only grow, I19 one server serves
- *   check_time.c    I14 deadlines, I15 liveness, I16 nothing is left, I8 at the end
+ * What of I1 to I19 is proved, and by whom:
+ *
+ *   I1  bytes            check_memory, check_group: a worker's memory against what was published
+ *   I2  readers          check_memory: scribbling where a worker may write; check_group: calls
+ *   I3  released memory  check_memory: scribbling over what was given back; mover_must_be_still()
+ *   I4  one outcome      check_group: code, version and content; check_list: a group's own listing
+ *   I5  all or nothing   check_server: inspection; check_list: what is listed as ready
+ *   I6  never backward   check_group
+ *   I7  prefixes         check_memory
+ *   I8  references       refsrv_check() after each step; check_time: none is left
+ *   I9  no cycle         refsrv_check()
+ *   I10 one effect       check_wire: an outcome is told once; a second effect breaks another one
+ *   I11 fencing          check_memory: a leg reads the generation that was granted; check_standby:
+ *                        epochs only grow
+ *   I12 retention        check_retain; check_time: a node that is called empty
+ *   I13 few offloads     check_retain
+ *   I14 deadlines        check_time: for whom nothing is disturbed, also while others are; and for
+ *                        all when the faults have ended
+ *   I15 liveness         check_time: after the faults
+ *   I16 nothing is left  check_time; check_retain: hosts' memory
+ *   I17 authority        there are no principals yet; check_wire: what is said of a session is said
+ *                        to its agent alone; check_list: a model's listing names its own replicas
+ *   I18 determinism      main.c: --twice
+ *   I19 one server       check_standby: one of several serves
+ *
+ * Beside them: check_list: list, wait and "latest" fit what has happened; check_wire: C6. What a
+ * plant (TH_PLANT) breaks is printed by plants_test.py.
  */
 #ifndef TH_TESTS_SIM_CHECK_H
 #define TH_TESTS_SIM_CHECK_H
@@ -66,6 +86,43 @@ bool check_one_was_up(void);
 
 /* How long after the end of the faults all is as if there had been none. */
 int64_t check_recovery_ns(void);
+
+/* Anybody has said that these bytes are this version. */
+bool check_known(uint32_t model, struct th_version id);
+/* Of its group, as the server has it: what must agree; 0: not known. */
+uint64_t check_life(uint64_t sid);
+
+/* Listings: given by a server, heard by a worker; waiting; and what "latest" has meant. */
+void check_list_start(void);
+void check_list_published(const struct group *group, uint64_t version);
+void check_list_given(struct srv *srv, uint32_t model, bool grouped, const struct ctl_listing *from,
+	struct listed *ret_listed);
+void check_resolved(uint32_t model, int code, struct th_version id);
+void check_list_told(const struct worker *worker, const struct listed *listed);
+void check_list_grouped(const struct worker *worker, uint64_t op_seq, const struct listed *listed);
+void check_wait_over(const struct worker *worker, int code, uint64_t generation);
+void check_waits(void);
+void check_list_submit(const struct worker *worker);
+void check_list_group_start(const struct group *group);
+void check_list_gives(const struct worker *worker);
+void check_list_upset(const struct worker *worker);
+void check_warms(const struct srv *srv);
+void check_latest(const struct worker *worker, int code, struct th_version held);
+
+/* What leaves a server: events in the answer to POLL; and a LEG_END that it has taken. */
+void check_wire_start(void);
+void check_wire_opened(uint64_t sid, const struct host *host);
+void check_events(
+	const struct srv *srv, const struct host *host, const struct ctl_poll_reply *poll);
+void check_blame(struct srv *srv, const struct ctl_request *request);
+
+/* A server says that a node is empty. */
+void check_empty(const struct srv *srv, const struct host *host);
+void check_retain_without(const struct host *host);
+
+/* A call is not answered when libthc stops waiting for its agent. */
+void check_deadline(const struct worker *worker);
+
 /* Faults have ended some time ago: everything must have moved. */
 void check_alive(void);
 /* Everybody has closed: nothing may be left. True: not yet all gone, wait. */

@@ -41,7 +41,7 @@ check_start(void)
 	record.quiet = world.options.quiet;
 }
 
-static uint64_t
+uint64_t
 check_life(uint64_t sid)
 {
 	for (uint32_t i = record.num_sids; i > 0; i--) {
@@ -62,13 +62,22 @@ void
 check_group_start(const struct group *group)
 {
 	record.num_outcomes[group->index] = 0;
+	check_list_group_start(group);
 }
 
 void
 check_published(const struct group *group, uint64_t version, uint32_t variant)
 {
+	check_list_published(group, version);
 	if (version < VERSIONS_MAX)
 		record.variants[group->model][group->lineage][version] |= (uint8_t)(1u << variant);
+}
+
+bool
+check_known(uint32_t model, struct th_version id)
+{
+	return id.lineage < LINEAGES_MAX &&
+	       (id.version >= VERSIONS_MAX || record.variants[model][id.lineage][id.version] != 0);
 }
 
 /* Which of the published contents of this version it is; NO_VARIANT: of none. */
@@ -175,6 +184,7 @@ check_submit(const struct worker *worker)
 {
 	const struct call *call = &worker->call;
 
+	check_list_submit(worker);
 	if (call->kind == CTL_OP_PUBLISH && worker->memory->right != MEMORY_OWNER)
 		sim_fail("I2", "a worker publishes memory that is not its own");
 }
@@ -224,6 +234,7 @@ check_complete(struct worker *worker, const struct agent_action *action)
 		worker->group->apart = true;
 	if (outcome.op_seq != 0 && !private_code(code))
 		agree(worker, &outcome);
+	check_latest(worker, code, held);
 }
 
 /*

@@ -17,6 +17,7 @@
 #include "tests/sim/check.h"
 
 #define VERSIONS_MAX 512u
+#define MISSED_NS (15 * SEC)
 #define TWICE_NS (20 * SEC) /* an offload copy that is over is gone by then */
 
 static struct {
@@ -30,7 +31,9 @@ static struct {
 	} lives[MODELS_MAX][LINEAGES_MAX][VERSIONS_MAX];
 	struct th_version top[MODELS_MAX]; /* the highest that may have been published */
 	int64_t opened_ns[GROUPS_MAX][SHARDS_MAX];
-	int64_t twice_ns; /* since when there are two of one; 0: there are not */
+	int64_t crash_ns;           /* the last one */
+	const struct host *without; /* what is there is not counted */
+	int64_t twice_ns;           /* since when there are two of one; 0: there are not */
 } record;
 
 void
@@ -39,6 +42,7 @@ check_retain_start(void)
 	const struct options *o = &world.options;
 
 	memset(&record, 0, sizeof(record));
+	record.crash_ns = -MISSED_NS;
 	for (uint32_t i = 0; i < MODELS_MAX; i++)
 		record.top[i].version = TH_NO_VERSION;
 	/* A cancelled call that was never sent makes its member diverge: the group breaks. */
@@ -155,6 +159,8 @@ count(uint32_t model, uint32_t shard, struct th_version id, bool offload)
 
 	for (uint32_t i = 0; i < world.options.hosts; i++) {
 		const struct handle *handle = world.hosts[i].handles;
+		if (&world.hosts[i] == record.without)
+			continue;
 		for (; handle != NULL; handle = handle->next)
 			sum += (!offload || handle->offload) && holds(handle, model, shard, id);
 	}
@@ -210,6 +216,7 @@ at_rest(uint32_t model, struct th_version id)
 void
 check_retain_crash(void)
 {
+	record.crash_ns = world.now_ns;
 	for (uint32_t m = 0; record.certain && m < MODELS_MAX; m++) {
 		for (uint32_t i = 0; i < LINEAGES_MAX; i++) {
 			for (uint32_t k = 0; k < VERSIONS_MAX; k++) {
@@ -260,6 +267,20 @@ rules(const struct group *group)
 		rule = strchr(rule, ',');
 		rule = rule == NULL ? "" : rule + 1;
 	}
+}
+
+void
+check_retain_without(const struct host *host)
+{
+	/* What has just died may not have been missed yet. */
+	bool certain = record.certain && world.now_ns > record.crash_ns + MISSED_NS;
+
+	record.without = host;
+	for (uint32_t i = 0; certain && i < world.options.groups; i++) {
+		if (world.groups[i].retain[0] != '\0' && stands(&world.groups[i]))
+			rules(&world.groups[i]);
+	}
+	record.without = NULL;
 }
 
 /* Two of one version's: not for long. */

@@ -9,6 +9,8 @@
 
 /* What was disturbed may take this long to find its way again. */
 #define RECOVERY_NS (25 * SEC)
+#define HOST_RECOVERY_NS (12 * SEC)
+#define SERVER_RECOVERY_NS (40 * SEC) /* groups that form again */
 #define RETURN_NS (15 * SEC) /* ... and longer, where a server gives the cluster back first */
 
 int64_t
@@ -31,6 +33,63 @@ check_late(const struct worker *worker)
 			"group %u shard %u: call %u of %" PRId64 " ms has no outcome in time",
 			worker->group->index, worker->shard, worker->call.kind,
 			worker->call.timeout_ns / MS);
+}
+
+/* Bytes move into its memory, or have begun to: that ends as soon as it can. */
+static bool
+has_begun(const struct worker *worker)
+{
+	return (worker->call.kind == CTL_OP_REPLICATE || worker->call.kind == CTL_OP_UPDATE) &&
+	       th_version_none(worker->line.held) && worker->handle->part.there;
+}
+
+/*
+ * Whatever befalls the others: who has an agent, and that a server, for as long as the call takes,
+ * has the answer when the time is over.
+ */
+void
+check_deadline(const struct worker *worker)
+{
+	const struct host *host = worker->host;
+	const struct srv *srv = &world.servers[host->server];
+	int64_t since_ns = worker->call.submitted_ns;
+
+	if (world.options.servers > 1 || world.options.loss_permille > 0 ||
+		world.options.slow_permille > 0 || worker->handle == NULL || host->leaving ||
+		!host->process.alive || host->process.paused || !srv->process.alive ||
+		srv->process.paused || host->process.changed_ns + HOST_RECOVERY_NS > since_ns ||
+		srv->process.changed_ns + SERVER_RECOVERY_NS > since_ns ||
+		net_whole_since(host, srv) + HOST_RECOVERY_NS > since_ns || has_begun(worker))
+		return;
+	sim_fail("I14",
+		"group %u shard %u: call %u of %" PRId64
+		" ms has no answer, and nothing is between its agent and the server",
+		worker->group->index, worker->shard, worker->call.kind,
+		worker->call.timeout_ns / MS);
+}
+
+/*
+ * A node that is called empty may be switched off: no leg begins or ends there, and what must stay
+ * is elsewhere. The server speaks of what it knows: of an agent that is attached to it.
+ */
+void
+check_empty(const struct srv *srv, const struct host *host)
+{
+	if (!host->process.alive || !host->attached || host->server_inc != srv->inc)
+		return;
+	for (const struct leg *leg = world.legs; leg != NULL; leg = leg->next) {
+		bool reads = leg->host == host && leg->host_life == host->process.life;
+		bool serves = leg->from_host == host && leg->from_life == host->process.life;
+		const struct host *other = reads ? leg->from_host : leg->host;
+		bool known =
+			other->process.alive && other->attached && other->server_inc == srv->inc;
+		/* What its source has fenced reads nothing; its reader, that stands still, may not know. */
+		bool runs = !leg->over && leg->connected && leg->serving && !leg->stopping;
+		if (runs && (reads || serves) && known)
+			sim_fail("drain", "host %u is called empty while leg %" PRIu64 " runs",
+				host->process.index, leg->server_number);
+	}
+	check_retain_without(host);
 }
 
 void

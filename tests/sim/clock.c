@@ -140,6 +140,7 @@ process_start(struct process *process)
 {
 	uint32_t skew = world.options.clock_skew_permille;
 
+	process->changed_ns = world.now_ns;
 	process->alive = true;
 	process->paused = false;
 	process->life++;
@@ -154,6 +155,7 @@ process_start(struct process *process)
 void
 process_kill(struct process *process)
 {
+	process->changed_ns = world.now_ns;
 	process->alive = process->paused = false;
 	drop_held(process);
 }
@@ -161,6 +163,7 @@ process_kill(struct process *process)
 void
 process_pause(struct process *process)
 {
+	process->changed_ns = world.now_ns;
 	process->paused = true;
 	process->stopped_ns = world.now_ns;
 	process->stops++;
@@ -171,6 +174,7 @@ process_resume(struct process *process)
 {
 	struct task *task = process->held, *next;
 
+	process->changed_ns = world.now_ns;
 	process->paused = false;
 	process->stood_ns += world.now_ns - process->stopped_ns;
 	process->held = NULL;

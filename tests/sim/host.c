@@ -334,11 +334,19 @@ host_wake(struct process *process)
 /* ---- the shell's own ------------------------------------------------------------------------- */
 
 void
-host_put_done(struct host *host, uint64_t id, int code)
+host_answered(struct host *host, const struct flight *flight, const struct ctl_reply *reply,
+	const struct listed *listed)
 {
+	int code = reply == NULL ? TH_E_NO_SERVER : reply->code;
+
 	for (struct handle *handle = host->handles; handle != NULL; handle = handle->next) {
-		if (handle->id == id && handle->worker != NULL)
+		if (handle->id != flight->handle || handle->worker == NULL)
+			continue;
+		if (flight->kind == CTL_MANIFEST_PUT)
 			worker_put(handle->worker, code);
+		else
+			reader_answered(handle->worker, flight, code, listed);
+		return;
 	}
 }
 

@@ -83,9 +83,10 @@ static const struct option options[] = {
 	OPTION(leave_ns, true),
 	OPTION(peer_cut_ns, true),
 	OPTION(only_servers_fail, false),
+	OPTION(list_ns, true),
 };
 
-_Static_assert(sizeof(struct options) == 312, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 320, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/sim/check.h"
 #include "tests/sim/sim.h"
 
 static struct {
@@ -55,14 +56,27 @@ net_slow(uint32_t from, uint32_t to, int64_t until_ns, uint32_t factor)
 void
 net_heal(void)
 {
-	memset(net.cut_ns, 0, sizeof(net.cut_ns));
-	memset(net.slow_ns, 0, sizeof(net.slow_ns));
+	for (uint32_t a = 0; a < ENDPOINTS_MAX; a++) {
+		for (uint32_t b = 0; b < ENDPOINTS_MAX; b++) {
+			net.cut_ns[a][b] = th_min_i64(net.cut_ns[a][b], world.now_ns);
+			net.slow_ns[a][b] = th_min_i64(net.slow_ns[a][b], world.now_ns);
+		}
+	}
 }
 
 bool
 net_is_cut(uint32_t from, uint32_t to)
 {
 	return world.now_ns < net.cut_ns[from][to];
+}
+
+int64_t
+net_whole_since(const struct host *host, const struct srv *srv)
+{
+	uint32_t a = net_host(host), b = net_srv(srv);
+	int64_t ns = th_max_i64(host->hung_up_ns, th_max_i64(net.cut_ns[a][b], net.cut_ns[b][a]));
+
+	return th_max_i64(ns, th_max_i64(net.slow_ns[a][b], net.slow_ns[b][a]));
 }
 
 static int64_t
@@ -191,6 +205,8 @@ net_request(struct host *host, enum agent_channel channel, const struct ctl_requ
 		.token = token,
 		.core = tag != 0,
 		.handle = handle,
+		.kind = request->kind,
+		.op_seq = request->kind == CTL_LIST ? request->u.list.op_seq : 0,
 		.server = host->server,
 		.timeout_ns = world.now_ns + 3 * SEC,
 	};
@@ -212,7 +228,7 @@ struct delivery { /* of a reply, or of its absence, at an agent */
 	uint64_t token;
 	bool none;
 	struct ctl_reply reply;
-	uint64_t more[]; /* events of a poll, blockers of a drain */
+	uint64_t more[]; /* events of a poll, blockers of a drain, what is listed */
 };
 
 static struct flight *
@@ -226,13 +242,15 @@ flight_find(struct host *host, uint64_t token)
 }
 
 static void
-land(struct host *host, struct flight *landing, const struct ctl_reply *reply, bool hung_up)
+land(struct host *host, struct flight *landing, const struct ctl_reply *reply, bool hung_up,
+	const void *more)
 {
 	struct flight flight = *landing;
 
 	*landing = host->flights[--host->num_flights];
 	if (!flight.core) {
-		host_put_done(host, flight.handle, reply == NULL ? TH_E_NO_SERVER : reply->code);
+		host_answered(host, &flight, reply,
+			reply != NULL && reply->kind == CTL_LIST ? more : NULL);
 		return;
 	}
 	struct agent_event event = {
@@ -250,7 +268,27 @@ deliver(struct task *task)
 
 	if (flight != NULL)
 		land(delivery->host, flight, delivery->none ? NULL : &delivery->reply,
-			delivery->none);
+			delivery->none, delivery->more);
+}
+
+/* What a worker is told of versions is judged where it is said. */
+static const struct listed *
+look_at(struct srv *srv, const struct host *host, const struct flight *flight,
+	const struct ctl_reply *reply, struct listed *listed)
+{
+	const struct handle *handle = host->handles;
+
+	while (handle != NULL && handle->id != flight->handle)
+		handle = handle->next;
+	if (handle == NULL || handle->worker == NULL || reply->unknown_agent)
+		return NULL;
+	uint32_t model = handle->worker->group->model;
+	if (reply->kind == CTL_RESOLVE)
+		check_resolved(model, reply->code, reply->u.resolve.version);
+	if (reply->kind == CTL_RESOLVE || reply->code != 0)
+		return NULL;
+	check_list_given(srv, model, flight->op_seq != 0, &reply->u.list, listed);
+	return listed;
 }
 
 void
@@ -260,12 +298,19 @@ net_reply(struct srv *srv, const struct refsrv_reply *reply)
 	const struct flight *flight = flight_find(host, reply->token);
 	const struct ctl_reply *from = &reply->reply;
 	int64_t delay_ns = net_delay(net_srv(srv), net_host(host));
+	struct listed listed;
 	const void *more = NULL;
 	size_t bytes = 0;
 
 	if (flight == NULL || delay_ns == NEVER)
 		return;
-	if (from->kind == CTL_POLL && from->code == 0) {
+	if (from->kind == CTL_LIST || from->kind == CTL_RESOLVE)
+		more = look_at(srv, host, flight, from, &listed);
+	if (from->kind == CTL_POLL && from->code == 0)
+		check_events(srv, host, &from->u.poll);
+	if (more != NULL) {
+		bytes = sizeof(listed);
+	} else if (from->kind == CTL_POLL && from->code == 0) {
 		more = from->u.poll.events;
 		bytes = from->u.poll.num_events * sizeof(struct ctl_event);
 	} else if (from->kind == CTL_ADMIN && from->code == 0) {
@@ -300,7 +345,7 @@ net_timeouts(struct host *host)
 		}
 		if (world.servers[flight->server].process.alive)
 			srv_forget(&world.servers[flight->server], flight->token);
-		land(host, flight, NULL, false);
+		land(host, flight, NULL, false, NULL);
 	}
 }
 
@@ -338,6 +383,7 @@ end_connection(struct host *host, struct srv *srv)
 		task_in(&ending->task, delay_ns);
 	}
 	host->connection = ++world.last_connection;
+	host->hung_up_ns = world.now_ns;
 }
 
 void

@@ -32,10 +32,15 @@ ask(struct srv *srv, const struct ctl_admin *admin, struct ctl_admin_reply *ret_
 static int
 ask_of_node(struct host *host, uint32_t verb, struct ctl_admin_reply *ret_reply)
 {
+	struct srv *srv = &world.servers[host->server];
 	struct ctl_admin admin = {.verb = verb};
 
 	snprintf(admin.node, sizeof(admin.node), "node%u", host->process.index);
-	return ask(&world.servers[host->server], &admin, ret_reply);
+	int rc = ask(srv, &admin, ret_reply);
+	if (rc == 0 && strcmp(ret_reply->state, "empty") == 0 &&
+		strncmp(ret_reply->text, "no agent of node", 16) != 0)
+		check_empty(srv, host);
+	return rc;
 }
 
 static void

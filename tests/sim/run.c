@@ -39,6 +39,9 @@ begin(uint64_t seed)
 	check_start();
 	check_retain_start();
 	check_standby_start();
+	check_list_start();
+	check_wire_start();
+	reader_start();
 	for (uint32_t i = 0; i < SERVERS_MAX; i++) {
 		struct srv *srv = &world.servers[i];
 		srv->process.kind = "server";

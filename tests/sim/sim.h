@@ -12,6 +12,7 @@
  *   mover.c    legs: NIC reads, TCP, copies within a host; hashing of what is published
  *   worker.c   worker processes and what libthc does for them
  *   program.c  what groups of workers do: SPMD programs
+ *   reader.c   what workers ask beside that: list, wait, what is latest
  *   fault.c    what goes wrong
  *   operator.c drains and evictions
  *   leave.c    agents that are told to end
@@ -71,6 +72,7 @@ struct process { /* what can stop, die and have a clock of its own */
 	const char *kind;
 	uint32_t index;
 	bool alive, paused;
+	int64_t changed_ns;        /* when that was otherwise */
 	uint64_t life;             /* +1 with each start: what was meant for a former one is void */
 	int64_t real_ns, local_ns; /* its clock: local_ns at real_ns ...                          */
 	uint32_t permille;         /* ... and how fast it goes                                    */
@@ -124,7 +126,7 @@ __attribute__((noreturn, format(printf, 2, 3))) void sim_fail(
 
 /* ---- randomness ------------------------------------------------------------------------------ */
 
-enum stream { RNG_SWARM, RNG_WORK, RNG_NET, RNG_MOVE, RNG_FAULT, RNG_PEER, RNG_STREAMS };
+enum stream { RNG_SWARM, RNG_WORK, RNG_NET, RNG_MOVE, RNG_FAULT, RNG_PEER, RNG_READ, RNG_STREAMS };
 
 uint64_t chance(enum stream stream, uint64_t bound);
 bool percent(enum stream stream, uint32_t share);
@@ -159,6 +161,7 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	/* With several servers: links between them, and of one agent to one of them. */
 	int64_t peer_cut_ns;
 	bool only_servers_fail;
+	int64_t list_ns; /* between two questions of a worker; 0: none */
 };
 
 void swarm_draw(struct options *ret_options);
@@ -285,7 +288,9 @@ struct leg {
 struct flight { /* a request of an agent without its answer */
 	uint64_t tag, token;
 	bool core;
-	uint64_t handle;    /* not core: whose manifest */
+	uint64_t handle;    /* not core: whose manifest, or question */
+	uint32_t kind;      /* enum ctl_request_kind */
+	uint64_t op_seq;    /* LIST: of this operation; 0: as it is now */
 	uint32_t server;    /* whom it was sent to */
 	int64_t timeout_ns; /* real */
 };
@@ -303,7 +308,8 @@ struct host { /* an agent process and its machine */
 	uint32_t offload_max; /* shards of others that it has memory for */
 	uint64_t server_inc;  /* attached to */
 	uint32_t epoch;       /* the highest that it has accepted */
-	uint64_t connection;  /* to it; a new one when that has ended */
+	uint64_t connection;  /* to it; a new one when that has ended ... */
+	int64_t hung_up_ns;   /* ... at that time */
 	uint32_t server;      /* of the list */
 	int64_t dialed_ns;
 	bool refused; /* by that one: the next is tried at once */
@@ -362,6 +368,27 @@ struct worker { /* a process */
 	int64_t off_ns, ring_ns, open_ns;
 	uint64_t alarm;     /* its timers of before are void */
 	uint64_t successes; /* of all its lives */
+};
+
+#define LISTED_MAX 16u
+
+struct listed { /* a listing, as far as it is looked at */
+	uint64_t server_inc, generation, hash;
+	uint32_t num;
+	struct {
+		struct th_version id;
+		uint32_t group;
+	} ready[LISTED_MAX]; /* replicas; none of hosts' own copies */
+};
+
+enum reader_state { READER_OFF, READER_THINKS, READER_ASKS, READER_WAITS };
+
+struct reader { /* what a worker has heard of versions */
+	enum reader_state state;
+	uint64_t life;             /* of its worker */
+	uint64_t floor, floor_inc; /* the newest generation of this server */
+	struct listed listed;      /* WAITS: for a newer one */
+	int64_t since_ns;
 };
 
 enum role { ROLE_TRAINER, ROLE_ROLLOUT, ROLE_STANDALONE, ROLE_ROLES };
@@ -426,6 +453,8 @@ void net_cut(uint32_t from, uint32_t to, int64_t until_ns);
 void net_slow(uint32_t from, uint32_t to, int64_t until_ns, uint32_t factor);
 void net_heal(void);
 bool net_is_cut(uint32_t from, uint32_t to);
+/* Since when nothing has been wrong between the two. */
+int64_t net_whole_since(const struct host *host, const struct srv *srv);
 /* How long a message takes; NEVER: it is lost. */
 int64_t net_delay(uint32_t from, uint32_t to);
 /* ... of one server to another. */
@@ -470,7 +499,9 @@ struct agent_event *host_tell_mover(
 	struct host *host, enum agent_event_kind kind, uint64_t session);
 void host_step(struct host *host, const struct agent_event *event);
 struct handle *host_handle(struct host *host, uint64_t id);
-void host_put_done(struct host *host, uint64_t handle, int code);
+/* The answer to a request of the shell; NULL: none. listed: of LIST. */
+void host_answered(struct host *host, const struct flight *flight, const struct ctl_reply *reply,
+	const struct listed *listed);
 
 /* ---- movers (mover.c) ------------------------------------------------------------------------ */
 
@@ -505,6 +536,21 @@ void worker_close_refused(struct worker *worker, int code);
 void worker_agent_lost(struct worker *worker);
 /* It may write its memory from now on. */
 void worker_may_write(struct worker *worker);
+
+/* A watch of the listing, in the slot of its own. */
+#define READER_SLOT 64u
+void worker_watch(struct worker *worker, uint64_t generation, int64_t timeout_ns);
+/* It has fetched what its group has listed, or could not. */
+void worker_listed(struct worker *worker);
+
+void reader_start(void);
+struct reader *reader_of(const struct worker *worker);
+void reader_begin(struct worker *worker);
+/* False: nothing is fetched. */
+bool reader_fetch(struct worker *worker, uint64_t op_seq);
+void reader_answered(
+	struct worker *worker, const struct flight *flight, int code, const struct listed *listed);
+void reader_completed(struct worker *worker, const struct agent_action *action);
 
 void program_start(void);
 /* This worker is idle: what it does next. */

@@ -45,7 +45,20 @@ opened(const struct refsrv_out *out)
 		const struct ctl_reply *reply = &out->replies[i].reply;
 		if (reply->kind == CTL_OPEN && reply->code == 0)
 			check_opened(reply->u.open.sid, reply->u.open.group_inc);
+		if (reply->kind == CTL_OPEN && reply->code == 0)
+			check_wire_opened(
+				reply->u.open.sid, &world.hosts[out->replies[i].token & 0xff]);
 	}
+}
+
+static bool
+attached(const struct refsrv_out *out)
+{
+	for (uint32_t i = 0; i < out->num_replies; i++) {
+		if (out->replies[i].reply.kind == CTL_ATTACH && out->replies[i].reply.code == 0)
+			return true;
+	}
+	return false;
 }
 
 void
@@ -58,7 +71,11 @@ srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request)
 		request->kind == CTL_OP ? request->u.op.kind : 0);
 	refsrv_step(srv->core, process_now(&srv->process), token, request, &out);
 	opened(&out);
+	if (request->kind == CTL_ATTACH && attached(&out) && request->u.attach.server_inc != 0 &&
+		request->u.attach.server_inc != srv->inc)
+		check_warms(srv);
 	said(srv, &out);
+	check_blame(srv, request);
 }
 
 int

@@ -159,6 +159,7 @@ draw(struct options *o)
 	o->leave_ns = mean(3 * SEC, 30 * SEC);
 	o->reset_percent = percent(RNG_SWARM, 15) ? number(1, 100) : 0;
 	o->renew_permille = rate(150);
+	o->list_ns = percent(RNG_READ, 50) ? between(RNG_READ, 20 * MS, 2 * SEC) : 0;
 	o->quiet = percent(RNG_SWARM, 10);
 	/* Retention is checked best where little goes wrong. */
 	crashes = !o->quiet && percent(RNG_SWARM, 10);

@@ -215,10 +215,12 @@ worker_registered(struct worker *worker, int code)
 	TRACE("worker #/# is registered: !", worker->group->index, worker->shard, TRACE_E(code));
 	if (worker->state != W_REGISTERING)
 		return;
-	if (code != 0)
+	if (code != 0) {
 		worker_close(worker);
-	else
-		idle(worker, between(RNG_WORK, 0, world.options.think_ns));
+		return;
+	}
+	idle(worker, between(RNG_WORK, 0, world.options.think_ns));
+	reader_begin(worker);
 }
 
 /* Other tensors, or the same once more: what it held before is nothing to them. */
@@ -272,6 +274,7 @@ late(struct task *task)
 		return;
 	TRACE("worker #/#: its call # has an unknown outcome", worker->group->index, worker->shard,
 		worker->call.step);
+	check_deadline(worker);
 	worker->state = W_UNKNOWN;
 	if (world.calm)
 		worker_in(worker, too_late,
@@ -324,6 +327,10 @@ worker_completed(struct worker *worker, const struct agent_action *action)
 {
 	int code = action->u.complete.code;
 
+	if (action->u.complete.slot == READER_SLOT) {
+		reader_completed(worker, action);
+		return;
+	}
 	if ((worker->state != W_BUSY && worker->state != W_UNKNOWN) ||
 		action->u.complete.slot != worker->call.slot)
 		return;
@@ -335,7 +342,32 @@ worker_completed(struct worker *worker, const struct agent_action *action)
 	worker->successes += code == 0;
 	worker->state = W_IDLE;
 	program_done(worker, code, action->u.complete.result.version);
+	/* Until it has the listing its program is in the call. */
+	if (code == 0 && worker->call.kind == CTL_OP_LIST &&
+		reader_fetch(worker, action->u.complete.op_seq))
+		return;
 	idle(worker, program_think_ns(code == 0 ? worker->call.kind : 0));
+}
+
+void
+worker_listed(struct worker *worker)
+{
+	if (worker->state == W_IDLE)
+		idle(worker, program_think_ns(0));
+}
+
+void
+worker_watch(struct worker *worker, uint64_t generation, int64_t timeout_ns)
+{
+	struct agent_event *event = ring(worker, AGENT_EV_SUBMIT);
+
+	event->u.submit = (struct agent_submission){
+		.slot = READER_SLOT,
+		.kind = AGENT_SUBMIT_WATCH,
+		.timeout_ns = timeout_ns,
+	};
+	snprintf(event->u.submit.spec, sizeof(event->u.submit.spec), "%lu",
+		(unsigned long)generation);
 }
 
 void
@@ -343,6 +375,8 @@ worker_line(struct worker *worker, const struct agent_line *line)
 {
 	bool news = line->broken != worker->line.broken || line->evicted != worker->line.evicted;
 
+	if (news)
+		check_list_upset(worker);
 	if (news && percent(RNG_WORK, 50))
 		worker->want_close = true;
 	worker->line = *line;
@@ -364,6 +398,7 @@ worker_close(struct worker *worker)
 		return;
 	TRACE("worker #/# closes session #", worker->group->index, worker->shard,
 		worker->handle->id);
+	check_list_gives(worker);
 	worker->state = W_CLOSING;
 	worker->group->apart = true;
 	worker->alarm++;
@@ -389,8 +424,10 @@ worker_close_refused(struct worker *worker, int code)
 		between(RNG_WORK, 2 * US, 2 * SEC));
 	event->u.close.timeout_ns = between(RNG_WORK, 0, 5 * SEC);
 	event->u.close.abandon = percent(RNG_WORK, 50);
-	if (event->u.close.abandon)
+	if (event->u.close.abandon) {
 		check_retain_abandon(worker);
+		check_list_upset(worker);
+	}
 }
 
 void
@@ -410,6 +447,7 @@ worker_kill(struct worker *worker)
 	if (worker->state == W_OFF)
 		return;
 	TRACE("worker #/# dies", worker->group->index, worker->shard);
+	check_list_upset(worker);
 	if (worker->handle != NULL) {
 		worker->handle->worker = NULL;
 		host_tell(worker->host, AGENT_EV_LOST, worker->handle->id,
@@ -427,6 +465,7 @@ worker_agent_lost(struct worker *worker)
 	TRACE("worker #/#: its agent is lost", worker->group->index, worker->shard);
 	if (worker->state == W_OFF)
 		return;
+	check_list_upset(worker);
 	worker->memory->right = MEMORY_OWNER;
 	memory_scribble(worker->memory, "its worker without an agent");
 	end(worker);
