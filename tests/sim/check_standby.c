@@ -15,7 +15,7 @@
 
 #include "tests/sim/check.h"
 
-/* A stop is noticed by what it is late for: up to this much of it is taken for time that passed. */
+/* Of a stop so much, by the server's own clock, may be taken for time that passed. */
 #define UNNOTICED_NS (1100 * MS)
 
 static struct {
@@ -66,13 +66,14 @@ check_server_serves(const struct srv *srv)
 	for (uint32_t k = 0; k < i && peer_count() > 0; k++) {
 		int64_t silent_ns = running_ns(&srv->process) - record.servers[i].heard_ns[k];
 		int64_t stops = srv->process.stops - record.servers[i].heard_stops[k];
-		int64_t least_ns = record.silence_ns / srv->process.permille * 1000 -
-				   stops * UNNOTICED_NS - MS;
+		int64_t least_ns = (record.silence_ns - stops * UNNOTICED_NS) /
+					   srv->process.permille * 1000 -
+				   MS;
 		if (silent_ns < least_ns)
 			sim_fail("I19",
 				"server %u begins to serve, and server %u was silent for %" PRId64
-				" ms only",
-				i, k, silent_ns / MS);
+				" ms only, of at least %" PRId64 " ms",
+				i, k, silent_ns / MS, least_ns / MS);
 	}
 }
 
