@@ -34,6 +34,7 @@ static struct {
 	int64_t crash_ns;           /* the last one */
 	const struct host *without; /* what is there is not counted */
 	int64_t twice_ns;           /* since when there are two of one; 0: there are not */
+	bool full;                  /* somebody was told that there is no room */
 } record;
 
 void
@@ -113,6 +114,16 @@ check_retain_complete(const struct worker *worker, int code)
 {
 	struct life *life;
 
+	record.full = record.full || code == TH_E_NOMEM_RETAIN;
+	/*
+	 * Members may call differently after one of them alone was told something, as NO_SERVER:
+	 * their group breaks, and where there is no room nobody rescues what it held.
+	 */
+	if (record.full && (code == TH_E_GROUP_MISMATCH || code == TH_E_GROUP_BROKEN)) {
+		life = life_of(worker->group->model, worker->call.held);
+		if (life != NULL)
+			life->forced = true;
+	}
 	/* Ended without a server: only rules of its own host are known there. */
 	if (code == 0 && worker->call.kind == CTL_OP_UNPUBLISH &&
 		!agent_attached(worker->host->core)) {
