@@ -77,6 +77,22 @@ send_close(struct agent *agent, struct session *session, bool abandon)
 	close->timeout_ns = session->close_timeout_ns;
 }
 
+/* The part is over without the server, which must not wait for a copy of what is not here. */
+static void
+insist(struct agent *agent, struct session *session)
+{
+	struct request *request;
+
+	DL_FOREACH(session->lane->queue, request)
+	{
+		if (request->ctl.kind == CTL_CLOSE && request->ctl.request_no == 0) {
+			request->ctl.u.close.abandon = session->close_final = true;
+			return;
+		}
+	}
+	send_close(agent, session, true);
+}
+
 /* From OPEN to CLOSING: whoever waits hears why, the server hears it, and the part is drained. */
 static void
 wind_up(struct agent *agent, struct session *session, const struct th_err *why)
@@ -256,6 +272,11 @@ settle_closing(struct agent *agent, struct session *session)
 		}
 		if (!ac_part_drained(part))
 			return;
+		if (part->drain_local && part->settled && session->sid_known &&
+			!session->close_final) {
+			TH_MARK(close_ended_alone);
+			insist(agent, session);
+		}
 		ac_part_end(agent, session);
 	}
 	session->held.version = TH_NO_VERSION;

@@ -476,6 +476,20 @@ Test(agent_alone, close__done_and_only_the_close_is_told)
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 }
 
+Test(agent_alone, close__sent_and_then_no_server__it_is_told_not_to_wait)
+{
+	rig.held = 1u << CTL_CLOSE;
+	rig_session(&rig, 1, AGENT_EV_CLOSE);
+	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
+	hang_up();
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
+	rig.held = 0;
+	back();
+	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
+	cr_assert_eq(rig_request(&rig, CTL_CLOSE)->u.close.sid, sid);
+}
+
 Test(agent_alone, close__a_reader_is_waited_for__cancelled_and_closed_after_it)
 {
 	uint64_t out = rig_reader(&rig, sid, gen, 50);

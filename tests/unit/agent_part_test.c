@@ -352,6 +352,8 @@ Test(agent_part, close__no_server__own_proof_and_the_server_is_told_later)
 	rig.mute = false;
 	rig_sleep(&rig, 4 * SEC);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
+	/* Nothing is left that the server could have copied. */
+	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 	event(rig_drain(sid, gen, 9));
 	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.drain_no, 9);
 }
