@@ -80,9 +80,10 @@ void check_server_serves(const struct srv *srv);
 void check_answered(struct srv *srv, uint32_t peer, const struct ctl_hello_reply *reply);
 void check_attached(struct host *host, uint32_t epoch);
 void check_one_serves(void);
-/* Another server has died or been stopped; false: two were down at the same time. */
+/* A server has died or been stopped. */
 void check_server_down(void);
-bool check_one_was_up(void);
+/* False: two were down, or two served, at the same time. */
+bool check_one_led(void);
 
 /* How long after the end of the faults all is as if there had been none. */
 int64_t check_recovery_ns(void);

@@ -248,7 +248,7 @@ stays_whole(const struct group *group)
 		if (group->workers[i].step == 0)
 			return false;
 	}
-	return world.options.only_servers_fail && check_one_was_up() && !group->apart;
+	return world.options.only_servers_fail && check_one_led() && !group->apart;
 }
 
 void

@@ -83,7 +83,7 @@ check_empty(const struct srv *srv, const struct host *host)
 		const struct host *other = reads ? leg->from_host : leg->host;
 		bool known =
 			other->process.alive && other->attached && other->server_inc == srv->inc;
-		/* What its source has fenced reads nothing; its reader, that stands still, may not know. */
+		/* What its source has fenced reads nothing; its reader may not know yet. */
 		bool runs = !leg->over && leg->connected && leg->serving && !leg->stopping;
 		if (runs && (reads || serves) && known)
 			sim_fail("drain", "host %u is called empty while leg %" PRIu64 " runs",
