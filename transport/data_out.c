@@ -345,6 +345,11 @@ data_out_new(struct leg_out *leg, struct loop *loop, int fd)
 	conn->settle_task.run = run_settle;
 	conn->broken_task.run = run_broken;
 	conn->gone_task.run = run_gone;
-	loop_post(loop, &conn->open_task);
 	return conn;
+}
+
+void
+data_out_start(struct data_out *conn)
+{
+	loop_post(conn->loop, &conn->open_task);
 }

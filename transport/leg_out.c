@@ -387,6 +387,8 @@ leg_out_join(struct leg_out *leg, int fd)
 	pthread_mutex_lock(&leg->lock);
 	leg->conns[leg->num_conns++] = conn;
 	pthread_mutex_unlock(&leg->lock);
+	/* Not before: it may wait at once for a prefix whose watcher must know it. */
+	data_out_start(conn);
 }
 
 struct leg_out *

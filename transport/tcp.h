@@ -217,5 +217,7 @@ void data_out_changed(struct data_out *conn, uint32_t chunk);
 void data_out_break(struct data_out *conn, int code, uint32_t row);
 
 struct data_out *data_out_new(struct leg_out *leg, struct loop *loop, int fd);
+/* On its mover, once the leg has it among its connections. */
+void data_out_start(struct data_out *conn);
 
 #endif
