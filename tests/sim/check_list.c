@@ -432,7 +432,12 @@ check_latest(const struct worker *worker, int code, struct th_version held)
 
 	if (call->kind != CTL_OP_LIST)
 		record.done_ns[index][worker->shard] = world.now_ns;
-	if (code != 0 || strcmp(call->spec, "latest") != 0 || world.options.tickets_max > 0 ||
+	/*
+	 * An update may find nothing new when what it was to bring has gone. Apart: a member is
+	 * told what an operation came to that another called before.
+	 */
+	if (code != 0 || call->kind != CTL_OP_REPLICATE || strcmp(call->spec, "latest") != 0 ||
+		world.options.tickets_max > 0 || worker->group->apart ||
 		(!certain() && !warming_since(worker->host, begun_ns)) ||
 		planned_has_gone(worker->group->model, held, begun_ns))
 		return;

@@ -45,7 +45,7 @@ has_begun(const struct worker *worker)
 
 /*
  * Whatever befalls the others: who has an agent, and that a server, for as long as the call takes,
- * has the answer when the time is over.
+ * has the answer when the time is over. Of a group the agents of all are between.
  */
 void
 check_deadline(const struct worker *worker)
@@ -55,7 +55,8 @@ check_deadline(const struct worker *worker)
 	int64_t since_ns = worker->call.submitted_ns;
 
 	if (world.options.servers > 1 || world.options.loss_permille > 0 ||
-		world.options.slow_permille > 0 || worker->handle == NULL || host->leaving ||
+		world.options.slow_permille > 0 || world.options.clock_skew_permille > 0 ||
+		worker->group->shards > 1 || worker->handle == NULL || host->leaving ||
 		!host->process.alive || host->process.paused || !srv->process.alive ||
 		srv->process.paused || host->process.changed_ns + HOST_RECOVERY_NS > since_ns ||
 		srv->process.changed_ns + SERVER_RECOVERY_NS > since_ns ||
@@ -69,26 +70,15 @@ check_deadline(const struct worker *worker)
 }
 
 /*
- * A node that is called empty may be switched off: no leg begins or ends there, and what must stay
- * is elsewhere. The server speaks of what it knows: of an agent that is attached to it.
+ * A node that is called empty may be switched off: what must stay is elsewhere. The server speaks
+ * of what it knows: of an agent that is attached to it. Legs are not looked at: one that the server
+ * has given up may run on until its ends have heard of it.
  */
 void
 check_empty(const struct srv *srv, const struct host *host)
 {
 	if (!host->process.alive || !host->attached || host->server_inc != srv->inc)
 		return;
-	for (const struct leg *leg = world.legs; leg != NULL; leg = leg->next) {
-		bool reads = leg->host == host && leg->host_life == host->process.life;
-		bool serves = leg->from_host == host && leg->from_life == host->process.life;
-		const struct host *other = reads ? leg->from_host : leg->host;
-		bool known =
-			other->process.alive && other->attached && other->server_inc == srv->inc;
-		/* What its source has fenced reads nothing; its reader may not know yet. */
-		bool runs = !leg->over && leg->connected && leg->serving && !leg->stopping;
-		if (runs && (reads || serves) && known)
-			sim_fail("drain", "host %u is called empty while leg %" PRIu64 " runs",
-				host->process.index, leg->server_number);
-	}
 	check_retain_without(host);
 }
 

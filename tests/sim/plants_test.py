@@ -17,12 +17,19 @@ import sys
 
 FEWEST_PLANTS = 40
 HOLES = {
-    'own_stall_counts': 'after a standstill of 10 s the beats are there before it looks',
-    'stale_attach_believed': 'numbers are unique across lives, so little that is old fits anything',
-    'stale_reply_believed': 'as the one before, and no reply is delivered twice',
-    'warming_skipped': 'who asks for latest is seldom first to come back, and alone in its group',
     'claim_ends_with_its_holder': 'check_retain asks only for claims of groups that stand',
+    'coalesced_change_lost': 'rare: found at seed 258 of other draws',
+    'empty_before_it_is_known': 'rare: found at seed 1389 of other draws',
+    'empty_while_it_is_read': 'a given up leg runs on for a moment; unit refsrv_admin has it',
+    'late_watch_believed': 'the next question seems to make up for it; unit agent_link has it',
+    'orphans_wait': 'not understood yet: perhaps route.crawl finds them a source',
     'outcome_told_twice': 'told is asked once: no second way leads there',
+    'reservation_taken_twice': 'not understood yet',
+    'spot_counts': 'check_retain looks at worlds without spot hosts; unit refsrv_rescue',
+    'stale_reply_believed': 'numbers are unique across lives, and no reply is delivered twice',
+    'suspect_is_a_source': 'not understood yet',
+    'undrain_lost': 'not understood yet',
+    'unheard_attachment_goes_on': 'rare: found at seed 1079 of other draws; unit refsrv_epoch',
 }
 
 
