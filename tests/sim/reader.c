@@ -125,7 +125,7 @@ reader_answered(
 
 	TRACE("worker #/# hears from its question #: !, generation #", worker->group->index,
 		worker->shard, flight->kind, TRACE_E(code),
-		listed == NULL ? 0 : listed->generation);
+		code != 0 || listed == NULL ? 0 : listed->generation);
 	if (flight->op_seq != 0) {
 		if (code == 0)
 			check_list_grouped(worker, flight->op_seq, listed);
