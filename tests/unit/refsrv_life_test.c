@@ -199,3 +199,35 @@ Test(refsrv_life, member_killed__the_others_learn_it_in_two_seconds)
 	cr_assert(strstr(event.u.broken.text, "node0") != NULL);
 	cr_assert(strstr(event.u.broken.text, "connection ended") != NULL);
 }
+
+/* C33: an agent that lives but does not poll must not fill the server's memory. */
+Test(refsrv_life, events_not_fetched__given_up_at_the_limit)
+{
+	struct world_member m = world_member(&w, a, "r", 0, 1);
+	struct ctl_request request = {.kind = CTL_OP, .agent_inc = w.agents[a].inc};
+	struct refsrv_out out = {0};
+	world_publish(&w, &m, "1");
+	w.agents[a].deaf = true;
+	request.attach_no = w.agents[a].attach_no;
+	request.u.op.sid = m.sid;
+	request.u.op.op_seq = m.seq;
+	request.u.op.kind = CTL_OP_UPDATE;
+	request.u.op.timeout_ns = TH_FOREVER;
+	strcpy(request.u.op.spec, "latest");
+	/* Nothing new: one OUTCOME each. Not by world_request, which looks at all of them. */
+	for (uint32_t i = 0; i < 65536; i++) {
+		request.request_no = ++w.agents[a].request_no;
+		request.answered_below = request.request_no;
+		request.u.op.op_seq++;
+		refsrv_step(w.server, w.now_ns, ++w.last_token, &request, &out);
+		cr_assert_eq(out.replies[0].reply.code, 0);
+	}
+	cr_assert_str_neq(state_of(a), "dead");
+	request.request_no = ++w.agents[a].request_no;
+	request.u.op.op_seq++;
+	refsrv_step(w.server, w.now_ns, ++w.last_token, &request, &out);
+	refsrv_tick(w.server, w.now_ns, &out);
+	cr_assert_str_eq(state_of(a), "dead");
+	cr_assert_str_eq(state_of(b), "active");
+	refsrv_check(w.server);
+}
