@@ -557,6 +557,22 @@ world_list(struct world *w, uint32_t agent, const char *model)
 	return world_request(w, agent, &request);
 }
 
+uint32_t
+world_flags(struct world *w, uint32_t agent, const char *replica, bool offload)
+{
+	TH_ASSERT(world_list(w, agent, "m") == 0);
+	for (uint32_t v = 0; v < w->reply.u.list.num_versions; v++) {
+		const struct ctl_version_info *info = &w->reply.u.list.versions[v];
+		for (uint32_t r = 0; r < info->num_replicas; r++) {
+			const struct ctl_replica_info *one = &info->replicas[r];
+			if (strcmp(one->name, replica) == 0 &&
+				((one->flags & CTL_REPLICA_OFFLOAD) != 0) == offload)
+				return one->flags;
+		}
+	}
+	return 0;
+}
+
 /* ---- exchanges ---- */
 
 struct world_member

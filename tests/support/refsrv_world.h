@@ -117,6 +117,8 @@ int world_content(struct world *w, const struct world_member *m, uint64_t conten
 int world_close(struct world *w, const struct world_member *m, bool died);
 int world_cancel(struct world *w, const struct world_member *m);
 int world_list(struct world *w, uint32_t agent, const char *model);
+/* Of this replica of model "m", or of the offload copy under its name; 0: not listed. */
+uint32_t world_flags(struct world *w, uint32_t agent, const char *replica, bool offload);
 
 /* ---- whole exchanges; they abort when something else happens ---- */
 /* Opens and registers; layout shard. lineage 1. */

@@ -32,22 +32,6 @@ teardown(void)
 
 TestSuite(refsrv_offload, .init = setup, .fini = teardown);
 
-static uint32_t
-flags_of(const char *replica, bool offload)
-{
-	cr_assert_eq(world_list(&w, c, "m"), 0);
-	for (uint32_t v = 0; v < w.reply.u.list.num_versions; v++) {
-		const struct ctl_version_info *info = &w.reply.u.list.versions[v];
-		for (uint32_t r = 0; r < info->num_replicas; r++) {
-			const struct ctl_replica_info *one = &info->replicas[r];
-			if (strcmp(one->name, replica) == 0 &&
-				((one->flags & CTL_REPLICA_OFFLOAD) != 0) == offload)
-				return one->flags;
-		}
-	}
-	return 0;
-}
-
 /* It is released: its session is closed, its part drained. */
 static void
 released(const struct world_member *m)
@@ -95,20 +79,20 @@ Test(refsrv_offload, unpublish__last_copy__is_copied_before_it_goes)
 	cr_assert_eq(reserve.bytes, 1000);
 	cr_assert_str_eq(reserve.replica, "p");
 	/* Nothing is hidden while it is copied. */
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
 	cr_assert_eq(world_accept(&w, a, &reserve, &o), 0);
 	struct ctl_grant grant = world_filling(&w, &o);
 	cr_assert_eq(grant.source_sid, m.sid);
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
-	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD);
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
 	world_finish(&w, &o, grant.leg);
 	cr_assert_eq(world_outcome(&w, &o).code, 0);
 	cr_assert_not(world_ended(&w, &m), "not before the proof that nobody reads it");
 	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
-	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
-	cr_assert_eq(flags_of("p", false), 0);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", false), 0);
 	/* It serves. */
 	struct world_member r = world_member(&w, b, "r", 0, 1);
 	cr_assert_eq(world_begin(&w, &r, CTL_OP_REPLICATE, "latest").source_sid, o.sid);
@@ -145,7 +129,7 @@ Test(refsrv_offload, unpublish__nobody_has_memory__fails_and_nothing_has_changed
 	cr_assert(strstr(end.text, "version 7 of m") && strstr(end.text, "node2"), "%s", end.text);
 	cr_assert_not(world_asked(&w, far));
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, 0));
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
 	/* The next call tries again. */
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert(world_asked(&w, a));
@@ -194,8 +178,8 @@ Test(refsrv_offload, unpublish__deadline__source_stays_and_the_offload_is_releas
 	struct ctl_ev_outcome end = world_outcome(&w, &m);
 	cr_assert_eq(end.code, TH_E_TIMEOUT);
 	cr_assert(strstr(end.text, "host memory"), "%s", end.text);
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
-	cr_assert_eq(flags_of("p", true), 0);
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", true), 0);
 	cr_assert_eq(world_leg_end(&w, a, grant.leg, TH_E_CANCELLED, false, 3), 0);
 	released(&o);
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
@@ -225,7 +209,7 @@ Test(refsrv_offload, unpublish__cancelled__as_before)
 	cr_assert_eq(world_cancel(&w, &m), 0);
 	cr_assert_eq(world_outcome(&w, &m).code, TH_E_CANCELLED);
 	cr_assert(world_has(&w, a, CTL_EV_RELEASE, 0));
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
 }
 
 /* ---- groups ---- */
@@ -256,7 +240,7 @@ Test(refsrv_offload, group__all_parts_before_one_outcome)
 	cr_assert_eq(second.source_sid, m[1].sid);
 	world_finish(&w, &o[0], first.leg);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid), "shard 1 is not copied");
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
 	world_finish(&w, &o[1], second.leg);
 	world_drained(&w, &m[0]);
 	cr_assert_not(world_ended(&w, &m[0]));
@@ -283,7 +267,7 @@ Test(refsrv_offload, group__one_shard_finds_no_memory__all_keep_theirs)
 	world_call(&w, &m[1], CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert_eq(world_outcome(&w, &m[1]).code, TH_E_NOMEM_RETAIN);
 	released(&o);
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
 }
 
 Test(refsrv_offload, group__asked_agent_dies__another_is_asked)
@@ -357,7 +341,7 @@ Test(refsrv_offload, reader_completes_first__copy_is_unnecessary)
 	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 	released(&o);
-	cr_assert_eq(flags_of("r", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "r", false), CTL_REPLICA_READY);
 }
 
 Test(refsrv_offload, spot_reader_completes__it_does_not_count)
@@ -431,7 +415,7 @@ Test(refsrv_offload, release__not_retained_any_more)
 	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0), "it is the only copy");
 	world_published(&w, b, "q", "8");
 	released(&o);
-	cr_assert_eq(flags_of("p", true), 0);
+	cr_assert_eq(world_flags(&w, c, "p", true), 0);
 }
 
 Test(refsrv_offload, release__not_while_it_is_read)
@@ -453,7 +437,7 @@ Test(refsrv_offload, release__another_copy_for_a_second)
 	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0));
 	world_sleep(&w, 200 * MS);
 	released(&o);
-	cr_assert_eq(flags_of("r", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "r", false), CTL_REPLICA_READY);
 }
 
 Test(refsrv_offload, release__not_for_a_copy_whose_agent_does_not_answer)
@@ -523,7 +507,7 @@ Test(refsrv_offload, update__last_copy_of_what_is_held__is_copied_first)
 	world_member(&w, c, "k", 0, 1);
 	world_call(&w, &m, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert_not(world_has(&w, a, CTL_EV_PLAN, m.sid), "its memory may not be touched");
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
 	struct world_member o = world_accepts(&w, a);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
 	cr_assert(world_take(&w, a, CTL_EV_PLAN, m.sid, &event));
@@ -533,7 +517,7 @@ Test(refsrv_offload, update__last_copy_of_what_is_held__is_copied_first)
 	cr_assert_eq(grant.source_sid, next.sid);
 	world_finish(&w, &m, grant.leg);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
-	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 }
 
 Test(refsrv_offload, update__no_memory__keeps_what_it_holds)
@@ -599,12 +583,12 @@ Test(refsrv_offload, close__others_claim_it__is_copied_first)
 	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(close_within(&m, TH_FOREVER, false), 0);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
 	struct world_member o = world_accepts(&w, a);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
 	world_drained(&w, &m);
-	cr_assert_eq(flags_of("p", false), 0);
-	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", false), 0);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 	cr_assert_not(world_has(&w, a, CTL_EV_CLOSE_REFUSED, 0));
 }
 
@@ -622,11 +606,11 @@ Test(refsrv_offload, close__no_memory__is_refused_and_the_session_goes_on)
 	cr_assert(world_take(&w, a, CTL_EV_CLOSE_REFUSED, m.sid, &event));
 	cr_assert_eq(event.u.close_refused.code, TH_E_NOMEM_RETAIN);
 	cr_assert(strstr(event.u.close_refused.text, "last copy"));
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert(world_asked(&w, a), "it is open as before");
 	cr_assert_eq(close_within(&m, TH_FOREVER, true), 0);
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY, "its agent finishes alone");
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY, "its agent finishes alone");
 }
 
 Test(refsrv_offload, close__deadline__is_refused)
@@ -662,8 +646,8 @@ Test(refsrv_offload, close_of_all_members__goes_when_it_is_copied)
 	world_finish(&w, &o[0], world_go(&w, &o[0]).leg);
 	world_drained(&w, &m[0]);
 	world_drained(&w, &m[1]);
-	cr_assert_eq(flags_of("p", false), 0);
-	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", false), 0);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 }
 
 /* ---- hostile ---- */

@@ -118,22 +118,6 @@ warmed(void)
 	world_sleep(&w, 4 * SEC);
 }
 
-static uint32_t
-flags_of(const char *replica, bool offload)
-{
-	cr_assert_eq(world_list(&w, c, "m"), 0);
-	for (uint32_t v = 0; v < w.reply.u.list.num_versions; v++) {
-		const struct ctl_version_info *info = &w.reply.u.list.versions[v];
-		for (uint32_t r = 0; r < info->num_replicas; r++) {
-			const struct ctl_replica_info *one = &info->replicas[r];
-			if (strcmp(one->name, replica) == 0 &&
-				((one->flags & CTL_REPLICA_OFFLOAD) != 0) == offload)
-				return one->flags;
-		}
-	}
-	return 0;
-}
-
 static bool
 asked(void)
 {
@@ -241,9 +225,9 @@ Test(refsrv_rejoin_offload, complete__is_listed_and_lets_the_holder_go)
 {
 	struct ctl_request request = offload_of("p", 0, 1);
 	comes_back(b, &request);
-	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 	struct world_member m = holder(a, "p", "latest", 100);
-	cr_assert_eq(flags_of("p", false), CTL_REPLICA_READY, "they do not meet");
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY, "they do not meet");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	drained(&m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
@@ -251,7 +235,7 @@ Test(refsrv_rejoin_offload, complete__is_listed_and_lets_the_holder_go)
 	world_sleep(&w, 10 * SEC);
 	cr_assert_not(asked());
 	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0), "it is the only copy");
-	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 }
 
 Test(refsrv_rejoin_offload, complete__nobody_claims_it__released_when_all_have_come)
@@ -266,7 +250,7 @@ Test(refsrv_rejoin_offload, complete__nobody_claims_it__released_when_all_have_c
 	cr_assert_eq(event.u.release.reservation, 70);
 	cr_assert_eq(world_close(&w, &o, false), 0);
 	drained(&o);
-	cr_assert_eq(flags_of("p", true), 0);
+	cr_assert_eq(world_flags(&w, c, "p", true), 0);
 }
 
 Test(refsrv_rejoin_offload, a_shard_does_not_come__the_others_are_released)
@@ -275,7 +259,7 @@ Test(refsrv_rejoin_offload, a_shard_does_not_come__the_others_are_released)
 	struct ctl_request request = offload_of("p", 0, 2);
 	struct world_member o = comes_back(b, &request);
 	warmed();
-	cr_assert_eq(flags_of("p", true), 0);
+	cr_assert_eq(world_flags(&w, c, "p", true), 0);
 	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
 	world_sleep(&w, 40 * SEC);
 	cr_assert(world_take(&w, b, CTL_EV_RELEASE, o.sid, &event));
@@ -311,7 +295,7 @@ Test(refsrv_rejoin_offload, filling__goes_on_and_is_complete)
 	said->source_sid = m.sid;
 	said->source_gen = 1;
 	struct world_member o = comes_back(b, &request);
-	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD);
 	warmed();
 	cr_assert_not(asked(), "one is being made");
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
@@ -319,7 +303,7 @@ Test(refsrv_rejoin_offload, filling__goes_on_and_is_complete)
 	cr_assert_eq(world_outcome(&w, &o).code, 0);
 	drained(&m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
-	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 }
 
 Test(refsrv_rejoin_offload, all_bytes_are_there__complete_without_its_source)
@@ -340,7 +324,7 @@ Test(refsrv_rejoin_offload, all_bytes_are_there__complete_without_its_source)
 	comes_back(a, &claim);
 	warmed();
 	cr_assert_eq(world_outcome(&w, &o).code, 0);
-	cr_assert_eq(flags_of("p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
 }
 
