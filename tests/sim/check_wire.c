@@ -12,7 +12,6 @@
 
 #define OWNERS_MAX 4096u /* powers of two */
 #define TOLD_MAX 16384u
-#define BLAMES_MAX 64u
 
 static struct {
 	struct owner {
@@ -22,10 +21,8 @@ static struct {
 	struct told { /* an OUTCOME */
 		uint64_t server_inc, sid, op_seq, number;
 	} told[TOLD_MAX];
-	struct blame { /* a reader has said that a source failed it */
-		uint64_t server_inc, reader_inc;
-	} blames[BLAMES_MAX];
-	uint32_t num_blames;
+	/* Of a server: who has said of a host that it failed him; the last two of them. */
+	uint64_t blames[SERVERS_MAX][HOSTS_MAX][2];
 	uint64_t last_event[SERVERS_MAX], last_inc[SERVERS_MAX];
 } record;
 
@@ -103,20 +100,24 @@ check_events(const struct srv *srv, const struct host *host, const struct ctl_po
 
 /* ---- blame ----------------------------------------------------------------------------------- */
 
-static uint32_t
-readers_that_blame(const struct srv *srv)
+static void
+blamed(uint64_t readers[2], uint64_t reader_inc)
 {
-	uint64_t first = 0;
+	if (readers[0] == reader_inc)
+		return;
+	readers[1] = readers[0];
+	readers[0] = reader_inc;
+}
 
-	for (uint32_t i = 0; i < th_min_u32(record.num_blames, BLAMES_MAX); i++) {
-		const struct blame *blame = &record.blames[i];
-		if (blame->server_inc != srv->inc)
-			continue;
-		if (first != 0 && blame->reader_inc != first)
-			return 2;
-		first = blame->reader_inc;
+/* Of a leg that never began it is not known whom it was to read: it may have been any of them. */
+static const struct host *
+source_of(uint64_t server_number)
+{
+	for (const struct leg *leg = world.legs; leg != NULL; leg = leg->next) {
+		if (leg->server_number == server_number)
+			return leg->from_host;
 	}
-	return first == 0 ? 0 : 1;
+	return NULL;
 }
 
 static void
@@ -124,18 +125,17 @@ look_at_log(struct srv *srv)
 {
 	uint32_t s = srv->process.index;
 	struct ctl_admin_reply reply;
-
-	if (record.last_inc[s] != srv->inc)
-		record.last_event[s] = 0;
-	record.last_inc[s] = srv->inc;
 	const struct ctl_admin admin = {.verb = CTL_ADMIN_EVENTS, .after = record.last_event[s]};
+
 	if (srv_admin(srv, &admin, &reply) != 0)
 		return;
 	for (uint32_t i = 0; i < reply.num_events; i++) {
 		const struct ctl_log_entry *entry = &reply.events[i];
+		unsigned node;
 		record.last_event[s] = entry->number;
 		if (strstr(entry->text, "failed two readers") != NULL &&
-			readers_that_blame(srv) < 2)
+			(sscanf(entry->text, "agent node%u ", &node) != 1 || node >= HOSTS_MAX ||
+				record.blames[s][node][1] == 0))
 			sim_fail("C6", "one reader is all that blames, and: %s", entry->text);
 	}
 }
@@ -143,10 +143,19 @@ look_at_log(struct srv *srv)
 void
 check_blame(struct srv *srv, const struct ctl_request *request)
 {
+	uint32_t s = srv->process.index;
+
 	if (request->kind != CTL_LEG_END || !request->u.leg_end.source_failed)
 		return;
-	record.blames[record.num_blames++ % BLAMES_MAX] =
-		(struct blame){srv->inc, request->agent_inc};
-	if (readers_that_blame(srv) < 2)
-		look_at_log(srv);
+	if (record.last_inc[s] != srv->inc) {
+		record.last_event[s] = 0;
+		memset(record.blames[s], 0, sizeof(record.blames[s]));
+	}
+	record.last_inc[s] = srv->inc;
+	const struct host *source = source_of(request->u.leg_end.leg);
+	for (uint32_t i = 0; i < HOSTS_MAX; i++) {
+		if (source == NULL || source->process.index == i)
+			blamed(record.blames[s][i], request->agent_inc);
+	}
+	look_at_log(srv);
 }
