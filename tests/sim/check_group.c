@@ -12,7 +12,7 @@
 
 #define OUTCOMES_MAX 1024u
 #define VERSIONS_MAX 4096u
-#define SIDS_MAX 2048u
+#define SIDS_MAX 16384u /* of a run; 2,800 have been seen */
 #define NO_VARIANT 8u
 
 static struct {
@@ -54,8 +54,11 @@ check_life(uint64_t sid)
 void
 check_opened(uint64_t sid, uint64_t group_inc)
 {
-	if (check_life(sid) == 0 && record.num_sids < SIDS_MAX)
-		record.sids[record.num_sids++] = (struct sid){.sid = sid, .life = group_inc};
+	if (check_life(sid) != 0)
+		return;
+	if (record.num_sids == SIDS_MAX)
+		sim_fail("sim", "more than %u members: make SIDS_MAX larger", SIDS_MAX);
+	record.sids[record.num_sids++] = (struct sid){.sid = sid, .life = group_inc};
 }
 
 void
