@@ -467,6 +467,21 @@ class Hosts:
             nobody = ("lladdr", "02:00:00:00:00:01", "nud", "permanent")
             self._ip("-n", self.names[i], "neigh", "replace", *neighbour, *nobody)
 
+    def thin(self, i, j, percent):
+        """Of 100 packets from host i to host j so many are lost, at random; 0: none any more."""
+        table = f"ip thin{i}"
+        script = f"add table {table}; delete table {table}"
+        if percent > 0:
+            script = (
+                f"add table {table}; "
+                f"add chain {table} in {{ type filter hook input priority 0; }}; "
+                f"add rule {table} in ip saddr {self.address(i)} "
+                f"numgen random mod 100 < {percent} drop"
+            )
+        p = subprocess.run([*self.prefix(j), "nft", script], capture_output=True, text=True)
+        if p.returncode:
+            raise Skip(f"nft: {p.stderr.strip()}")
+
     def received_bytes(self, i):
         out = subprocess.run(
             ["ip", "-n", self.names[i], "-j", "-s", "link", "show", "eth0"],

@@ -16,7 +16,7 @@ of faults_test.py, every step of the protocol with each party killed, frozen or 
   F9  the server is frozen                       f9_*, frozen, faults
   F10 the server is killed                       f10_*, restart, faults (its phase rejoin)
   F12 one agent cannot reach the server          f12_*, faults
-  F13 one-way loss, a flapping link              f13_*
+  F13 one-way loss, a flapping or thin link      f13_*
   F14 a reader cannot reach its source           f14_*
   F15 packets vanish mid-leg                     f15_*
   F16 a slow link                                f16_*, drain
@@ -41,11 +41,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from cluster import BUILD, FAULTS, Skip, cluster, main, netns_available, wait_for, worker_env
+from cluster import BUILD, FAULTS, LONG, Skip, cluster, main, netns_available, wait_for, worker_env
 from faults import HOLD, HOST, PATIENT, Life, lane_of
 from history import BUSY, GRACE, History
 
 LANES = 4
+ROUNDS = 20 if LONG else 3  # of what chance decides
 
 
 @contextlib.contextmanager
@@ -361,6 +362,23 @@ def f13_one_way_and_flapping():
             calls.join()
             lane.hosts.lose(*way, heal=True)
             life.resolve()
+        lane.attached()
+
+
+def f13_thin_link():
+    """Three of ten packets between agent and server are lost: calls may end late or without an
+    outcome, but none twice, and none beyond its deadline."""
+    with scenario(phase="update", links=True) as (lane, life):
+        agent, server = HOST["reader agent"], HOST["server"]
+        for way in (agent, server), (server, agent):
+            lane.hosts.thin(*way, 30)
+        for turn in range(ROUNDS):
+            if turn > 0 and life.phase_unpublish().join():
+                life.phase_publish().join()
+            life.phase_update().join()
+            life.resolve()
+        for way in (agent, server), (server, agent):
+            lane.hosts.thin(*way, 0)
         lane.attached()
 
 

@@ -8,7 +8,9 @@ A Call is one call of one handle. check() yields a sentence for each breach:
   whole        what a handle holds after a call is that version, each byte of it
   one outcome  the n-th operation of a group is not a success for one member and a failure for
                another; a member that was told nothing (UNKNOWN), or lost agent or group, says
-               nothing about the others
+               nothing about the others. Nor does NO_SERVER of an update beside a member that was
+               told that there is nothing new (see alone_without_server)
+  kept         an update that found no server has changed nothing
   forward      latest never brings a handle to an older version than it held
   known        every code is one that the call may return, with a sentence
 """
@@ -63,6 +65,7 @@ class History:
         yield from self.in_time()
         yield from self.whole()
         yield from self.one_outcome()
+        yield from self.kept()
         yield from self.forward()
         yield from self.known()
 
@@ -77,13 +80,46 @@ class History:
                 yield f"wrong bytes at {c.wrong_at}: {c}"
 
     def one_outcome(self):
-        operations = {}
+        operations, apart = {}, {}
         for c in self.calls:
-            if c.index >= 0 and c.cmd in GROUP_CALLS and c.code not in UNTOLD:
-                operations.setdefault((c.group, c.life, c.index), []).append(c)
-        for calls in operations.values():
-            if len({(c.code == "ok", c.version) for c in calls}) > 1:
+            if c.index < 0 or c.cmd not in GROUP_CALLS:
+                continue
+            life = c.group, c.life
+            if c.cmd == "update" and c.code == "NO_SERVER":
+                apart[life] = min(c.index, apart.get(life, c.index))
+            if c.code not in UNTOLD:
+                operations.setdefault((life, c.index), []).append(c)
+        for (life, index), calls in operations.items():
+            if index > apart.get(life, index):
+                continue
+            if len({(c.code == "ok", c.version) for c in calls}) == 1:
+                continue
+            if not self.alone_without_server(calls):
                 yield "two outcomes: " + "; ".join(map(str, calls))
+
+    @staticmethod
+    def alone_without_server(calls):
+        """Update waits for no server, so the agent that reaches none answers its member at once and
+        by itself. It may, as long as it has not said that it is prepared: without that word the
+        operation never begins, for nobody. So a mate may hear from the server that there is nothing
+        new, or that the operation has failed, and each of them holds what it held; but no mate may
+        have got new bytes. Whether the operation's number is used up depends on what the server
+        got to know: by its index no later call can be said to be the same operation as a mate's."""
+        return all(
+            c.cmd == "update" and (c.code != "ok" or c.version is None) for c in calls
+        ) and any(c.code == "NO_SERVER" for c in calls)
+
+    def kept(self):
+        last = {}
+        for c in self.calls:
+            key = c.party, c.group, c.life, c.shard
+            before = last.get(key)
+            last[key] = c
+            # What had no outcome may still have come to one.
+            if before is None or before.code == "UNKNOWN" or c.code != "NO_SERVER":
+                continue
+            if c.cmd == "update" and None not in (before.held, c.held) and c.held != before.held:
+                yield f"held {before.held} before and found no server: {c}"
 
     def forward(self):
         held = {}

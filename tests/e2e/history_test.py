@@ -38,6 +38,31 @@ class HistoryTest(unittest.TestCase):
         failed = replace(MATE, code="VERSION_LOST", text=TEXT, version=None, held=None)
         self.assertEqual(self.found(PULL, failed), ["two outcomes"])
 
+    def test_no_server_for_one_only(self):
+        # The one whose agent reached no server, and the one who was told that nothing is new.
+        alone = replace(PULL, code="NO_SERVER", text=TEXT, version=None, held=6)
+        nothing = replace(MATE, version=None, held=6)
+        self.assertEqual(self.found(alone, nothing), [])
+        self.assertEqual(self.found(alone, MATE), ["two outcomes"])
+        pull = {"cmd": "replicate", "spec": "7"}
+        others = replace(alone, **pull), replace(nothing, **pull)
+        self.assertEqual(self.found(*others), ["two outcomes"])
+        late = replace(alone, code="TIMEOUT")
+        self.assertEqual(self.found(late, nothing), ["two outcomes"])
+
+    def test_after_no_server_numbers_are_not_compared(self):
+        alone = replace(PULL, index=2, code="NO_SERVER", text=TEXT, version=None, held=None)
+        nothing = replace(MATE, version=None, held=6)
+        self.assertEqual(self.found(PULL, nothing, alone), [])
+        self.assertEqual(self.found(PULL, nothing, replace(alone, life=2)), ["two outcomes"])
+        self.assertEqual(self.found(PULL, nothing, replace(alone, index=4)), ["two outcomes"])
+
+    def test_no_server_and_another_version(self):
+        alone = replace(PULL, index=4, code="NO_SERVER", text=TEXT, version=None, held=8)
+        self.assertEqual(self.found(PULL, alone), ["held 7 before and found no server"])
+        open_end = replace(PULL, code="UNKNOWN", text=TEXT, version=None)
+        self.assertEqual(self.found(open_end, alone), [])
+
     def test_two_versions(self):
         self.assertEqual(self.found(PULL, replace(MATE, version=8, held=8)), ["two outcomes"])
 
