@@ -427,6 +427,7 @@ ac_call_prepared(struct agent *agent, struct session *session, int code, const c
 	struct ctl_prepared *message = &ac_lane_add(agent, session->lane, CTL_PREPARED)->u.prepared;
 	message->sid = session->sid;
 	message->op_seq = call->op_seq;
+	message->plan_no = call->plan.plan_no;
 	message->code = code;
 	ac_copy(message->text, sizeof(message->text), text, TH_CTL_TEXT_BYTES);
 }
@@ -440,10 +441,15 @@ ac_call_plan(struct agent *agent, struct session *session, const struct ctl_ev_p
 		ac_internal_plan(agent, session, plan);
 		return;
 	}
-	if (!call->active || call->op_seq != plan->op_seq || call->planned || call->has_outcome ||
+	if (!call->active || call->op_seq != plan->op_seq || call->has_outcome || call->went ||
+		(call->planned && plan->plan_no <= call->plan.plan_no) ||
 		(call->order.kind != CTL_OP_REPLICATE && call->order.kind != CTL_OP_UPDATE))
 		return;
 	accepted(session);
+	/* What was said to a plan before it is of no use to anyone. */
+	if (call->planned)
+		TH_MARK(another_plan);
+	call->prepared = call->explaining = false;
 	call->planned = true;
 	call->plan = *plan;
 	if (call->ghost) {

@@ -190,6 +190,7 @@ struct ctl_cancel {
 
 struct ctl_prepared {
 	uint64_t sid, op_seq;
+	uint32_t plan_no; /* of the PLAN that it answers */
 	int code; /* 0, or why this member cannot (TH_E_LAYOUT...): ends the operation for all */
 	char text[TH_CTL_TEXT_BYTES];
 };
@@ -379,6 +380,7 @@ struct ctl_grant { /* one shard from one source: a leg */
 struct ctl_ev_plan {
 	uint64_t sid, op_seq;
 	uint32_t kind;
+	uint32_t plan_no; /* 0; of one that takes the place of another: higher */
 	bool drain_old; /* give up what the member holds: drain it, then PREPARED */
 	struct th_version version;
 	struct th_hash layout;   /* of this member's shard at the source */

@@ -38,6 +38,7 @@ out_plan(struct convert_arena *arena, const struct ctl_ev_plan *plan)
 	body->op_seq = plan->op_seq;
 	body->kind = plan->kind;
 	body->drain_old = plan->drain_old;
+	body->plan_no = plan->plan_no;
 	body->version = convert_out_version(arena, plan->version);
 	body->layout = convert_out_hash(arena, plan->layout);
 	body->manifest = convert_out_hash(arena, plan->manifest);
@@ -253,6 +254,7 @@ in_plan(struct convert_in *in, const Tensorhub__V1__EvPlan *body, struct ctl_ev_
 	ret_plan->sid = body->sid;
 	ret_plan->op_seq = body->op_seq;
 	ret_plan->drain_old = body->drain_old;
+	ret_plan->plan_no = body->plan_no;
 }
 
 static void

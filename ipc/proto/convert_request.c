@@ -73,6 +73,7 @@ out_prepared(struct convert_arena *arena, const struct ctl_prepared *prepared,
 	body->sid = prepared->sid;
 	body->op_seq = prepared->op_seq;
 	body->code = prepared->code;
+	body->plan_no = prepared->plan_no;
 	body->text = convert_out_text(prepared->text);
 	message->body_case = REQUEST(PREPARED);
 	message->prepared = body;
@@ -376,6 +377,7 @@ in_prepared(struct convert_in *in, const Tensorhub__V1__Prepared *body,
 	convert_in_sentence(body->text, sizeof(ret_prepared->text), ret_prepared->text);
 	ret_prepared->sid = body->sid;
 	ret_prepared->op_seq = body->op_seq;
+	ret_prepared->plan_no = body->plan_no;
 }
 
 static void

@@ -36,6 +36,7 @@ send_plan(struct op *op, struct member *member, const struct version *version)
 	ev->sid = member->sid;
 	ev->op_seq = op->seq;
 	ev->kind = op->kind;
+	ev->plan_no = op->plan_no;
 	ev->drain_old = op->drain_old;
 	ev->version = op->version;
 	ev->layout = shard->layout;
@@ -203,6 +204,25 @@ op_replicate_arrive(struct refsrv *server, struct op *op, struct member *member)
 		send_plan(op, member, version_find(op->group->model, op->version));
 }
 
+/*
+ * Update: what was planned went before GO, as when a trainer moves on. Nothing has happened yet, so
+ * all members begin anew, with what there is now. What they are prepared for does not count.
+ */
+static void
+plan_anew(struct refsrv *server, struct op *op)
+{
+	TH_MARK(c15_planned_anew);
+	if (op->drain_old)
+		op_replicate_undo(server, op);
+	op->planned = op->drain_old = false;
+	op->version = (struct th_version){.version = TH_NO_VERSION};
+	op->plan_no++;
+	op->num_prepared = 0;
+	for (uint32_t i = 0; i < op->group->num_shards; i++)
+		op->members[i].planned = op->members[i].prepared = false;
+	try_plan(server, op);
+}
+
 /* ---- PREPARED and GO ------------------------------------------------------------------------ */
 
 static void
@@ -251,12 +271,7 @@ op_replicate_poke(struct refsrv *server, struct op *op)
 	if (route_outlook(server, op, version, NULL) != OUTLOOK_WAIT) {
 		TH_MARK(c15_planned_source_is_gone_before_go);
 		if (op->kind == CTL_OP_UPDATE) {
-			/*
-			 * A trainer that moves on unpublishes what was planned: nothing new then.
-			 */
-			if (op->drain_old)
-				op_replicate_undo(server, op);
-			op_succeed(server, op, false);
+			plan_anew(server, op);
 			return;
 		}
 		op_fail(server, op, TH_E_VERSION_LOST,
@@ -340,6 +355,10 @@ op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_prepare
 	if (op == NULL || op->seq != prepared->op_seq || (op->state != OP_GATHER && !adopted) ||
 		!op->members[member->shard].planned || op->members[member->shard].prepared)
 		return 0;
+	if (prepared->plan_no != op->plan_no) {
+		TH_MARK(prepared_for_a_plan_before);
+		return 0;
+	}
 	if (adopted)
 		return adopted_prepared(server, op, member, prepared, err);
 	int rc = prepared_check(op, member, prepared, err);

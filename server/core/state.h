@@ -432,6 +432,7 @@ struct op { /* owned by group.ops */
 	bool planned;   /* the version is fixed */
 	bool drain_old; /* the old copy is hidden since PLAN */
 	bool adopted;   /* it ran under a former server; some may have had no GO */
+	uint32_t plan_no; /* so often it was planned before: what was planned has gone */
 	struct th_version version;
 	struct blame *blames; /* owns */
 	uint32_t num_blames;

@@ -361,6 +361,40 @@ Test(agent_call, update__fails_before_go__old_part_is_served_again)
 	rig_reader(&rig, sid, gen, 51);
 }
 
+Test(agent_call, plan__another_takes_its_place__prepared_for_both)
+{
+	uint64_t gen = rig_publish(&rig, 1, sid, "3");
+	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
+	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	event(rig_plan(sid, 2, true));
+	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.plan_no, 0);
+	struct ctl_event second = rig_plan(sid, 2, true);
+	second.u.plan.plan_no = 1;
+	second.u.plan.layout = (struct th_hash){.lo = 1, .hi = 1};
+	event(rig_undrain(sid, gen));
+	event(second);
+	cr_assert_eq(rig_last(&rig, AGENT_EXPLAIN)->u.explain.op_seq, 2, "it is looked at anew");
+	/* A third comes while the second is explained, which then says nothing any more. */
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
+	second.u.plan.plan_no = 2;
+	second.u.plan.layout = RIG_LAYOUT;
+	event(second);
+	struct agent_event explained = {.kind = AGENT_EV_EXPLAINED, .session = 1};
+	explained.u.explained.op_seq = 2;
+	rig_step(&rig, &explained);
+	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 1, "the old part is read again");
+	event(rig_go(sid, 2, 8));
+	cr_assert_eq(rig_count(&rig, AGENT_PULL), 0, "what was said to the first is no proof");
+	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
+	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.plan_no, 2);
+	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, 0);
+	/* An older one again, as repeated by a server: no effect. */
+	second.u.plan.plan_no = 1;
+	event(second);
+	event(rig_go(sid, 2, 9));
+	cr_assert_eq(rig_count(&rig, AGENT_PULL), 1);
+}
+
 Test(agent_call, go__before_prepared__not_a_byte_is_overwritten)
 {
 	uint64_t gen = rig_publish(&rig, 1, sid, "3");

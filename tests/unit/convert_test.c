@@ -164,6 +164,7 @@ Test(convert, request__operations__come_back)
 	request = new_request(CTL_PREPARED);
 	request.u.prepared.sid = 5;
 	request.u.prepared.op_seq = 6;
+	request.u.prepared.plan_no = UINT32_MAX;
 	request.u.prepared.code = TH_E_LAYOUT;
 	name_of(request.u.prepared.text, TH_CTL_TEXT_BYTES - 1, 't');
 	same_request(&request);
@@ -328,7 +329,7 @@ all_events(struct ctl_event events[EVENT_KINDS])
 		count++;
 	}
 	events[0].u.plan =
-		(struct ctl_ev_plan){1, 2, CTL_OP_REPLICATE, true, {3, 4}, hash_a, hash_b};
+		(struct ctl_ev_plan){1, 2, CTL_OP_REPLICATE, 7, true, {3, 4}, hash_a, hash_b};
 	events[1].u.go.sid = 1;
 	events[1].u.go.op_seq = 2;
 	fill_grant(&events[1].u.go.grant);

@@ -255,6 +255,88 @@ Test(refsrv_replicate, lost_before_go__update_finds_nothing_new_and_old_copy_res
 	cr_assert(world_has(&w, b, CTL_EV_UNDRAIN, d.sid));
 }
 
+/* The member's next PLAN for what it has called; and it is prepared for that. */
+static struct ctl_ev_plan
+plan_of(const struct world_member *m)
+{
+	struct ctl_event event;
+
+	cr_assert(world_take(&w, m->agent, CTL_EV_PLAN, m->sid, &event));
+	return event.u.plan;
+}
+
+static void
+prepared_for(const struct world_member *m, uint32_t plan_no, int code)
+{
+	struct ctl_request request = {.kind = CTL_PREPARED};
+
+	request.u.prepared.sid = m->sid;
+	request.u.prepared.op_seq = m->seq;
+	request.u.prepared.plan_no = plan_no;
+	request.u.prepared.code = code;
+	cr_assert_eq(world_request(&w, m->agent, &request), 0);
+}
+
+Test(refsrv_replicate, lost_before_go__update_plans_anew_what_there_is)
+{
+	struct world_member src = world_published(&w, a, "src", "4");
+	struct world_member d = world_published(&w, b, "dst", "3");
+	struct ctl_event event;
+	world_call(&w, &d, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	struct ctl_ev_plan first = plan_of(&d);
+	cr_assert_eq(first.version.version, 4);
+	world_published(&w, c, "next", "5");
+	unpublish(&src);
+	/* What it gave up for the first is given back before the second takes it again. */
+	cr_assert(world_take(&w, b, CTL_EV_UNDRAIN, d.sid, &event));
+	struct ctl_ev_plan second = plan_of(&d);
+	cr_assert_eq(second.version.version, 5);
+	cr_assert(second.drain_old);
+	cr_assert_gt(second.plan_no, first.plan_no);
+	prepared_for(&d, second.plan_no, 0);
+	struct ctl_grant grant = world_go(&w, &d);
+	world_finish(&w, &d, grant.leg);
+	struct ctl_ev_outcome end = world_outcome(&w, &d);
+	cr_assert_eq(end.code, 0);
+	cr_assert(end.updated);
+	cr_assert_eq(end.version.version, 5);
+}
+
+Test(refsrv_replicate, planned_anew__prepared_for_the_first_plan__counts_for_nothing)
+{
+	struct world_member src[2] = {
+		world_member(&w, a, "src", 0, 2), world_member(&w, a, "src", 1, 2)};
+	struct world_member next[2] = {
+		world_member(&w, a, "next", 0, 2), world_member(&w, a, "next", 1, 2)};
+	struct world_member d[2] = {
+		world_member(&w, b, "dst", 0, 2), world_member(&w, c, "dst", 1, 2)};
+	for (int i = 0; i < 2; i++)
+		world_call(&w, &src[i], CTL_OP_PUBLISH, "4", TH_FOREVER);
+	world_call(&w, &d[0], CTL_OP_UPDATE, "latest", TH_FOREVER);
+	struct ctl_ev_plan first = plan_of(&d[0]);
+	prepared_for(&d[0], first.plan_no, 0);
+	for (int i = 0; i < 2; i++)
+		world_call(&w, &next[i], CTL_OP_PUBLISH, "5", TH_FOREVER);
+	for (int i = 0; i < 2; i++)
+		world_call(&w, &src[i], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	for (int i = 0; i < 2; i++)
+		world_drained(&w, &src[i]);
+	struct ctl_ev_plan second = plan_of(&d[0]);
+	cr_assert_eq(second.version.version, 5);
+	/* A member that calls late hears of the second only; the first comes late, and is void. */
+	world_call(&w, &d[1], CTL_OP_UPDATE, "latest", TH_FOREVER);
+	cr_assert_eq(plan_of(&d[1]).plan_no, second.plan_no);
+	cr_assert_not(world_has(&w, c, CTL_EV_PLAN, d[1].sid));
+	prepared_for(&d[1], second.plan_no, 0);
+	prepared_for(&d[0], first.plan_no, 0);
+	prepared_for(&d[0], first.plan_no, TH_E_LAYOUT);
+	cr_assert_not(world_has(&w, b, CTL_EV_GO, d[0].sid));
+	cr_assert_not(world_ended(&w, &d[0]));
+	prepared_for(&d[0], second.plan_no, 0);
+	cr_assert(world_has(&w, b, CTL_EV_GO, d[0].sid));
+	cr_assert(world_has(&w, c, CTL_EV_GO, d[1].sid));
+}
+
 Test(refsrv_replicate, source_draining_at_go__waits_for_its_return)
 {
 	struct world_member src = world_published(&w, a, "src", "4");
