@@ -29,6 +29,7 @@
 #include "server/core/op.h"
 #include "server/core/rejoin.h"
 #include "server/core/route.h"
+#include "server/core/seed.h"
 #include "server/core/ticket.h"
 
 static uint32_t
@@ -75,6 +76,7 @@ leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *s
 	source->legs_out++;
 	free(dst->source_name);
 	dst->source_name = th_strdup(src->copy->group->replica);
+	seed_leg(server, leg);
 
 	struct ctl_ev_grant *grant = &agent_event(source, CTL_EV_GRANT)->u.grant;
 	grant->leg = leg->id;
@@ -172,6 +174,7 @@ link_adopted(struct refsrv *server, struct leg *leg)
 	src->member->agent->legs_out++;
 	free(leg->dst->source_name);
 	leg->dst->source_name = th_strdup(src->copy->group->replica);
+	seed_leg(server, leg);
 	model_dirty(leg->op->group->model);
 }
 

@@ -24,6 +24,7 @@
 #include "server/core/op.h"
 #include "server/core/rejoin.h"
 #include "server/core/route.h"
+#include "server/core/seed.h"
 
 /* ---- PLAN ----------------------------------------------------------------------------------- */
 
@@ -167,6 +168,8 @@ try_plan(struct refsrv *server, struct op *op)
 			order = 1;
 		if (order < 0 && spec.relative)
 			TH_MARK(i06_never_backward);
+		if (available && order != 0 && seed_skips(server, group, version))
+			available = false;
 		if (!available || order == 0 ||
 			(order < 0 && spec.relative && !TH_PLANT(update_goes_backward))) {
 			if (model_warming(server, group->model)) {
@@ -397,6 +400,7 @@ op_shard_done(struct refsrv *server, struct op *op)
 			return;
 	}
 	copy_complete(copy);
+	seed_complete(server, copy);
 	model_changed(server, op->group->model);
 	op_succeed(server, op, true);
 }

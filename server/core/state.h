@@ -288,6 +288,8 @@ struct copy {           /* owned by version.copies */
 	bool draining;     /* no new legs: being given up, broken, or aborted */
 	bool aborting;     /* its operation failed after GO: nothing can be had from it */
 	bool rescued;      /* its group is broken: kept for its offload copy to read from */
+	bool seed;         /* it is or was read from another datacenter: see seed.h */
+	int64_t seed_live_ns; /* ... since then, on the live clock */
 	struct keep *keep; /* owns; NULL: nobody wants to give it up */
 	uint32_t num_parts;
 	struct part *parts; /* owns, num_parts */

@@ -41,6 +41,7 @@ enum key {
 	KEY_EVENTS_COALESCE,
 	KEY_ROUTE_PAIR_BLOCK,
 	KEY_ROUTE_CRAWL,
+	KEY_ROUTE_SKIP,
 	KEY_ROUTE_PIPELINING,
 	KEY_RETAIN_SUCCESSOR_COPIES,
 	KEY_RETAIN_GRACE,
@@ -73,6 +74,7 @@ static const char *const keys[KEYS + 1] = {
 	[KEY_EVENTS_COALESCE] = "events.coalesce",
 	[KEY_ROUTE_PAIR_BLOCK] = "route.pair_block",
 	[KEY_ROUTE_CRAWL] = "route.crawl",
+	[KEY_ROUTE_SKIP] = "route.skip",
 	[KEY_ROUTE_PIPELINING] = "route.pipelining",
 	[KEY_RETAIN_SUCCESSOR_COPIES] = "retain.successor_copies",
 	[KEY_RETAIN_GRACE] = "retain.grace",
@@ -220,6 +222,8 @@ set_lease(struct refsrv_config *core, enum key key, const char *value, struct th
 		return set_duration(&core->dead_ns, INT64_C(200000000), name, value, err);
 	case KEY_ROUTE_CRAWL:
 		return set_duration(&core->crawl_ns, INT64_C(100000000), name, value, err);
+	case KEY_ROUTE_SKIP:
+		return set_duration(&core->skip_ns, 0, name, value, err);
 	case KEY_LEASE_WARM:
 		return set_duration(&core->warm_ns, 0, name, value, err);
 	case KEY_LEASE_GONE:
@@ -281,6 +285,7 @@ set_key(struct options *options, enum key key, const char *value, struct th_err 
 	case KEY_EVENTS_COALESCE:
 	case KEY_ROUTE_PAIR_BLOCK:
 	case KEY_ROUTE_CRAWL:
+	case KEY_ROUTE_SKIP:
 		return set_lease(core, key, value, err);
 	case KEY_ROUTE_PIPELINING:
 		return set_bool(&core->pipelining, name, value, err);

@@ -176,6 +176,7 @@ new_core(struct srv *srv)
 	config.pair_block_ns = world.options.pair_block_ns;
 	config.grace_ns = world.options.grace_ns;
 	config.crawl_ns = world.options.crawl_ns;
+	config.skip_ns = 4 * world.options.crawl_ns;
 	srv->generation += 1u << 20;
 	config.generation_first = srv->generation;
 	srv->core = refsrv_new(&config, process_now(&srv->process));
