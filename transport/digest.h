@@ -4,8 +4,8 @@
  * of its 64 KiB leaves, the last leaf short. Constants of layout id 1.
  *
  * The incremental form takes a chunk in pieces of any size, so that a receiver can hash each block
- * right after it arrived, while it is in cache. The widest vectors of the CPU are used; the value
- * is the same for all. Pure, no allocation; one digest belongs to one thread at a time.
+ * right after it arrived, while it is in cache. The value does not depend on the CPU. Pure, no
+ * allocation; one digest belongs to one thread at a time.
  */
 #ifndef TH_TRANSPORT_DIGEST_H
 #define TH_TRANSPORT_DIGEST_H
@@ -18,8 +18,9 @@
 
 #include "ipc/base/ctl.h"
 #include "transport/chunk.h"
+#include "transport/leaf.h"
 
-#define DIGEST_LEAF_BYTES (64u << 10)
+#define DIGEST_LEAF_BYTES LEAF_BYTES
 #define DIGEST_LEAVES_MAX (CHUNK_BYTES_MAX / DIGEST_LEAF_BYTES)
 
 struct digest {
@@ -32,6 +33,11 @@ struct digest {
 void digest_init(struct digest *digest);
 /* At most CHUNK_BYTES_MAX bytes in all. */
 void digest_update(struct digest *digest, const void *data, size_t bytes);
+/*
+ * Copies too, past the caches where leaves are whole. The digest is of what was stored in to, even
+ * when somebody writes to from meanwhile: that is found as any other damage, by the digest.
+ */
+void digest_copy(struct digest *digest, void *to, const void *from, size_t bytes);
 struct th_hash digest_final(struct digest *digest);
 
 struct th_hash digest_of(const void *data, size_t bytes);

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "ipc/base/checked.h"
+#include "transport/nt_copy.h"
 
 static __thread sigjmp_buf *volatile way_back; /* NULL: not within a guarded call */
 static struct sigaction before;
@@ -76,6 +77,34 @@ guard_digest(struct digest *digest, const void *data, size_t bytes)
 	}
 	way_back = &here;
 	digest_update(digest, data, bytes);
+	way_back = NULL;
+	return 0;
+}
+
+int
+guard_nt_copy(void *to, const void *from, size_t bytes)
+{
+	sigjmp_buf here;
+	if (sigsetjmp(here, 0) != 0) {
+		way_back = NULL;
+		return TH_E_STALE_MEMORY;
+	}
+	way_back = &here;
+	nt_copy(to, from, bytes);
+	way_back = NULL;
+	return 0;
+}
+
+int
+guard_digest_copy(struct digest *digest, void *to, const void *from, size_t bytes)
+{
+	sigjmp_buf here;
+	if (sigsetjmp(here, 0) != 0) {
+		way_back = NULL;
+		return TH_E_STALE_MEMORY;
+	}
+	way_back = &here;
+	digest_copy(digest, to, from, bytes);
 	way_back = NULL;
 	return 0;
 }

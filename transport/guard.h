@@ -24,5 +24,8 @@ void guard_mask(sigset_t *ret_mask);
 /* 0, or TH_E_STALE_MEMORY when a page could not be touched: what was done until then stays done. */
 TH_MUST_USE int guard_copy(void *to, const void *from, size_t bytes);
 TH_MUST_USE int guard_digest(struct digest *digest, const void *data, size_t bytes);
+/* Past the caches (nt_copy.h), and the same with the digest of what was stored (digest.h). */
+TH_MUST_USE int guard_nt_copy(void *to, const void *from, size_t bytes);
+TH_MUST_USE int guard_digest_copy(struct digest *digest, void *to, const void *from, size_t bytes);
 
 #endif

@@ -2,8 +2,8 @@
 /*
  * local - copies between two parts of this agent, by a small pool of threads.
  *
- * Any number of threads works on a leg, each on a chunk of its own: copied in blocks that stay in
- * cache, each hashed in the destination right after. A leg follows the prefix of its source: when
+ * Any number of threads works on a leg, each on a chunk of its own, copied past the caches and
+ * hashed on the way: the digest is of what was stored. A leg follows the prefix of its source: when
  * there is nothing to copy it is idle until the source's watcher wakes it.
  *
  * Locks: the pool's guards the list and the counts; it is taken under a part's (by the watcher), so
@@ -23,8 +23,9 @@
 #include "ipc/base/name.h"
 #include "transport/guard.h"
 #include "transport/internal.h"
+#include "transport/nt_copy.h"
 
-#define BLOCK_BYTES (256u << 10) /* source and destination in the second-level cache */
+#define BLOCK_BYTES (1u << 20) /* between two looks whether to stop: some 100 us */
 #define THREADS_MAX 16u
 
 struct copy_leg {
@@ -35,8 +36,8 @@ struct copy_leg {
 	bool verify;
 	struct intake intake;
 	int64_t started_ns;
-	uint64_t bytes_moved, verify_ns; /* atomic */
-	bool ending;                     /* atomic; written under the pool's lock */
+	uint64_t bytes_moved;   /* atomic */
+	bool ending;            /* atomic; written under the pool's lock */
 	bool changed;           /* atomic: a chunk of the source is not what was published */
 	uint32_t changed_chunk; /* atomic */
 	/* Guarded by the pool's lock. */
@@ -98,7 +99,7 @@ take_down(struct copy_leg *leg)
 	struct transport *transport = leg->local->transport;
 	xfer_part_unwatch(leg->source, source_grew, leg);
 	leg->result.bytes_moved = leg->bytes_moved;
-	leg->result.verify_ns = leg->verify_ns;
+	leg->result.verify_ns = 0; /* hashed on the way: none of it apart */
 	leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->started_ns);
 	leg->result.overwrote = leg->bytes_moved > 0;
 	if (leg->result.kind == TRANSPORT_FAILED)
@@ -152,6 +153,15 @@ blame(const struct iovec *source, size_t bytes, bool *ret_source)
 	return TH_E_STALE_MEMORY;
 }
 
+/* What is smaller than a leaf stays in the caches, and so does a leaf that is cut. */
+static int
+copy_piece(struct copy_leg *leg, void *to, const void *from, size_t bytes, struct digest *digest)
+{
+	if (leg->verify)
+		return guard_digest_copy(digest, to, from, bytes);
+	return bytes < NT_COPY_MIN ? guard_copy(to, from, bytes) : guard_nt_copy(to, from, bytes);
+}
+
 /* One block: source and destination may be cut into ranges at different places. 0, or a code. */
 static int
 copy_block(struct copy_leg *leg, struct xfer_cursor *from, struct xfer_cursor *to,
@@ -165,14 +175,8 @@ copy_block(struct copy_leg *leg, struct xfer_cursor *from, struct xfer_cursor *t
 		found += xfer_cursor_next(to, leg->part, BLOCK_BYTES - done, &destination, 1);
 		TH_ASSERT(found == 2);
 		size_t bytes = th_min_size(source.iov_len, destination.iov_len);
-		if (guard_copy(destination.iov_base, source.iov_base, bytes) < 0)
+		if (copy_piece(leg, destination.iov_base, source.iov_base, bytes, digest) < 0)
 			return blame(&source, bytes, ret_source);
-		if (leg->verify) {
-			int64_t before_ns = th_now_ns();
-			if (guard_digest(digest, destination.iov_base, bytes) < 0)
-				return blame(&source, bytes, ret_source);
-			count_up(&leg->verify_ns, (uint64_t)(th_now_ns() - before_ns));
-		}
 		xfer_cursor_skip(from, leg->source, bytes);
 		xfer_cursor_skip(to, leg->part, bytes);
 		done += bytes;
@@ -433,6 +437,12 @@ local_new(struct transport *transport, uint32_t threads, struct local **ret_loca
 	}
 	*ret_local = local;
 	return 0;
+}
+
+uint32_t
+local_threads(const struct local *local)
+{
+	return local->num_threads;
 }
 
 void

@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests of transport/digest: known values (see tests/support/golden.h), pieces of all sizes. */
+/*
+ * Tests of transport/digest: known values (see tests/support/golden.h), pieces of all sizes, copies
+ * that are hashed on the way, as this CPU does it and as one without AVX2 would; and of nt_copy.
+ */
 #include "transport/digest.h"
 
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ipc/base/name.h"
 #include "ipc/base/rng.h"
 #include "tests/support/golden.h"
+#include "transport/nt_copy.h"
 
 static const struct {
 	size_t bytes;
@@ -103,4 +109,140 @@ Test(digest, of__one_flipped_bit__another_digest)
 		data[at] ^= bit;
 	}
 	free(data);
+}
+
+/* ---- every way of hashing ------------------------------------------------------------------ */
+
+Test(leaf, hash__any_number__same_either_way)
+{
+	uint8_t *data = content();
+	for (uint32_t count = 0; count <= 11; count++) {
+		uint64_t fast[11] = {0}, plain[11] = {0};
+		leaf_hash(data + 3, count, fast);
+		leaf_force_plain(true);
+		cr_assert_str_neq(leaf_kind(), "avx2");
+		leaf_hash(data + 3, count, plain);
+		leaf_force_plain(false);
+		cr_assert_eq(memcmp(fast, plain, sizeof(fast)), 0, "%u leaves", count);
+		cr_assert_eq(fast[0] == fast[1] && count > 1, false);
+	}
+	free(data);
+}
+
+static void
+copy_random_pieces(bool plain)
+{
+	uint8_t *data = content();
+	uint8_t *copy = malloc(CHUNK_BYTES_MAX + 64);
+	struct th_rng rng;
+	th_rng_init_number(&rng, 11);
+	leaf_force_plain(plain);
+	for (int round = 0; round < 120; round++) {
+		size_t i = (size_t)th_rng_below(&rng, KNOWN);
+		uint64_t piece_max = UINT64_C(1) << (8 + th_rng_below(&rng, 15));
+		/* Whole lines, and not. */
+		uint8_t *to = copy + (th_rng_below(&rng, 2) ? 0 : th_rng_below(&rng, 64));
+		to += (size_t)(-(uintptr_t)copy & 63);
+		to = to + known[i].bytes > copy + CHUNK_BYTES_MAX + 64 ? copy : to;
+		struct digest digest;
+		digest_init(&digest);
+		memset(copy, 0, CHUNK_BYTES_MAX + 64);
+		for (size_t at = 0; at < known[i].bytes;) {
+			size_t piece = (size_t)th_rng_below(&rng, piece_max + 1);
+			if (round % 3 == 0)
+				piece = CHUNK_BYTES_MAX;
+			if (piece > known[i].bytes - at)
+				piece = known[i].bytes - at;
+			digest_copy(&digest, to + at, data + at, piece);
+			at += piece;
+		}
+		cr_assert(th_hash_equal(digest_final(&digest), known[i].digest));
+		cr_assert_eq(memcmp(to, data, known[i].bytes), 0);
+		cr_assert(to + known[i].bytes == copy + CHUNK_BYTES_MAX + 64 ||
+				  to[known[i].bytes] == 0,
+			"not a byte more");
+	}
+	leaf_force_plain(false);
+	free(data);
+	free(copy);
+}
+
+Test(digest, copy__random_pieces__same_digest_and_bytes)
+{
+	copy_random_pieces(false);
+}
+
+Test(digest, copy__without_avx2__same_digest_and_bytes)
+{
+	copy_random_pieces(true);
+}
+
+static struct {
+	uint64_t *words;
+	bool stop; /* atomic */
+} scribble;
+
+#define SCRIBBLE_BYTES (8 * DIGEST_LEAF_BYTES)
+
+/* Between threads on purpose: another process would do it. */
+__attribute__((no_sanitize("thread"))) static void *
+scribbler(void *arg)
+{
+	for (uint64_t i = 0; !__atomic_load_n(&scribble.stop, __ATOMIC_RELAXED); i++)
+		__atomic_add_fetch(
+			&scribble.words[i * 37 % (SCRIBBLE_BYTES / 8)], 1, __ATOMIC_RELAXED);
+	return arg;
+}
+
+/* Whatever the writer does: never the digest of one thing and the bytes of another. */
+__attribute__((no_sanitize("thread"))) static void
+copy_under_a_writer(bool plain)
+{
+	uint8_t *data = content();
+	uint8_t *copy = aligned_alloc(64, SCRIBBLE_BYTES);
+	pthread_t thread;
+	scribble.words = (void *)data;
+	scribble.stop = false;
+	leaf_force_plain(plain);
+	cr_assert_eq(pthread_create(&thread, NULL, scribbler, NULL), 0);
+	for (int round = 0; round < 300; round++) {
+		struct digest digest;
+		digest_init(&digest);
+		digest_copy(&digest, copy, data, SCRIBBLE_BYTES);
+		cr_assert(th_hash_equal(digest_final(&digest), digest_of(copy, SCRIBBLE_BYTES)));
+	}
+	__atomic_store_n(&scribble.stop, true, __ATOMIC_RELAXED);
+	pthread_join(thread, NULL);
+	leaf_force_plain(false);
+	free(data);
+	free(copy);
+}
+
+Test(digest, copy__source_is_written_meanwhile__digest_of_what_was_stored)
+{
+	copy_under_a_writer(false);
+}
+
+Test(digest, copy__without_avx2_and_source_is_written__digest_of_what_was_stored)
+{
+	copy_under_a_writer(true);
+}
+
+Test(nt_copy, any_size_and_place__same_bytes_and_no_more)
+{
+	uint8_t *data = content();
+	uint8_t *copy = malloc(300000);
+	struct th_rng rng;
+	th_rng_init_number(&rng, 9);
+	for (int round = 0; round < 400; round++) {
+		size_t from = (size_t)th_rng_below(&rng, 200), to = (size_t)th_rng_below(&rng, 200);
+		size_t bytes = (size_t)th_rng_below(&rng, UINT64_C(1) << th_rng_below(&rng, 19));
+		memset(copy, 0xa5, 300000);
+		nt_copy(copy + to, data + from, bytes);
+		cr_assert_eq(memcmp(copy + to, data + from, bytes), 0);
+		cr_assert(to == 0 || copy[to - 1] == 0xa5);
+		cr_assert_eq(copy[to + bytes], 0xa5);
+	}
+	free(data);
+	free(copy);
 }

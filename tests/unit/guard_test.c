@@ -55,6 +55,12 @@ Test(guard, missing_pages__are_a_result_again_and_again)
 		cr_assert_eq(guard_digest(&digest, map, 2 * PAGE), TH_E_STALE_MEMORY);
 		digest_init(&digest);
 		cr_assert_eq(guard_digest(&digest, map, PAGE), 0);
+		cr_assert_eq(guard_nt_copy(own, map, PAGE), 0);
+		cr_assert_eq(guard_nt_copy(own, map, 2 * PAGE), TH_E_STALE_MEMORY);
+		cr_assert_eq(guard_nt_copy(map, own, 2 * PAGE), TH_E_STALE_MEMORY);
+		digest_init(&digest);
+		cr_assert_eq(guard_digest_copy(&digest, own, map, PAGE), 0);
+		cr_assert_eq(guard_digest_copy(&digest, own, map, 2 * PAGE), TH_E_STALE_MEMORY);
 	}
 	free(own);
 	munmap(map, 2 * PAGE);

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * leaf - see leaf.h. The vector code is XXH3's loop for long inputs, by its specification
+ * (xxhash_spec.md of version 0.8, "XXH3 algorithm description"; frozen since), for the one length
+ * that a whole leaf has: 63 blocks of 16 stripes of 64 bytes with a scramble after each, 15
+ * stripes, and the last 64 bytes once more with another key.
+ *
+ * What is hashed is what is stored: each byte is loaded once, and that register is both added to
+ * the sum and stored. Hashing the source and then copying it would let a writer in between pass
+ * with the digest of other bytes; hashing the destination afterwards reads it back from memory,
+ * and costs half the rate. Neither finds a bit that memory loses later.
+ */
+#include "transport/leaf.h"
+
+#include <string.h>
+#define XXH_STATIC_LINKING_ONLY
+#include <xxhash.h>
+
+#ifdef TH_XXHASH_DISPATCH
+#include <xxh_x86dispatch.h>
+#endif
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define WITH_AVX2 1
+#include <immintrin.h>
+#endif
+
+static bool forced_plain;
+
+static void
+plain_hash(const uint8_t *data, uint32_t count, uint64_t *ret_values)
+{
+	for (uint32_t i = 0; i < count; i++)
+		ret_values[i] = XXH3_64bits(data + (size_t)i * LEAF_BYTES, LEAF_BYTES);
+}
+
+/* The leaf is hashed where it was copied to, while it is in cache. */
+static void
+plain_copy(uint8_t *to, const uint8_t *from, uint32_t count, uint64_t *ret_values)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		size_t at = (size_t)i * LEAF_BYTES;
+		memcpy(to + at, from + at, LEAF_BYTES);
+		ret_values[i] = XXH3_64bits(to + at, LEAF_BYTES);
+	}
+}
+
+#ifdef WITH_AVX2
+
+#define LANES 4u /* leaves at once */
+#define STRIPE_BYTES 64u
+#define BLOCK_STRIPES 16u
+#define BLOCK_BYTES (BLOCK_STRIPES * STRIPE_BYTES)
+#define BLOCKS (LEAF_BYTES / BLOCK_BYTES)
+#define AHEAD_BYTES 512u /* the CPU's own prefetch stops at each page */
+#define KEY_SCRAMBLE 128u
+#define KEY_LAST 121u
+#define KEY_MERGE 11u
+#define PRIME32_1 UINT64_C(0x9e3779b1)
+#define PRIME64_1 UINT64_C(0x9e3779b185ebca87)
+#define PRIME_AVALANCHE UINT64_C(0x165667919e3779f9)
+
+#define AVX2 __attribute__((target("avx2")))
+#define AVX2_INLINE static inline __attribute__((always_inline, target("avx2")))
+
+/* The default secret, as little-endian words: a constant of XXH3. */
+static const uint64_t secret[24] = {0xbe4ba423396cfeb8, 0x1cad21f72c81017c, 0xdb979083e96dd4de,
+	0x1f67b3b7a4a44072, 0x78e5c0cc4ee679cb, 0x2172ffcc7dd05a82, 0x8e2443f7744608b8,
+	0x4c263a81e69035e0, 0xcb00c391bb52283c, 0xa32e531b8b65d088, 0x4ef90da297486471,
+	0xd8acdea946ef1938, 0x3f349ce33f76faa8, 0x1d4f0bc7c7bbdcf9, 0x3159b4cd4be0518a,
+	0x647378d9c97e9fc8, 0xc3ebd33483acc5ea, 0xeb6313faffa081c5, 0x49daf0b751dd0d17,
+	0x9e68d429265516d3, 0xfca1477d58be162b, 0xce31d07ad1b8f88f, 0x280416958f3acb45,
+	0x7e404bbbcafbd7af};
+
+/* Where the eight sums begin. */
+static const uint64_t start[8] = {0xc2b2ae3d, PRIME64_1, 0xc2b2ae3d27d4eb4f, 0x165667b19e3779f9,
+	0x85ebca77c2b2ae63, 0x85ebca77, 0x27d4eb2f165667c5, PRIME32_1};
+
+struct lane {
+	__m256i low, high; /* four sums each */
+};
+
+AVX2_INLINE __m256i
+load(const void *at, size_t offset)
+{
+	return _mm256_loadu_si256((const void *)((const uint8_t *)at + offset));
+}
+
+AVX2_INLINE void
+begin(struct lane *lane)
+{
+	lane->low = load(start, 0);
+	lane->high = load(start, 32);
+}
+
+AVX2_INLINE __m256i
+add(__m256i sum, __m256i data, __m256i key)
+{
+	__m256i keyed = _mm256_xor_si256(data, key);
+	__m256i product = _mm256_mul_epu32(keyed, _mm256_srli_epi64(keyed, 32));
+	__m256i swapped = _mm256_shuffle_epi32(data, 0x4e);
+	return _mm256_add_epi64(sum, _mm256_add_epi64(swapped, product));
+}
+
+AVX2_INLINE void
+add_stripe(struct lane *lane, const uint8_t *from, uint8_t *to, __m256i key_low, __m256i key_high)
+{
+	_mm_prefetch((const char *)from + AHEAD_BYTES, _MM_HINT_T0);
+	__m256i low = load(from, 0);
+	__m256i high = load(from, 32);
+	if (to) {
+		/* From here on the registers are all there is: no second load of the source. */
+		__asm__("" : "+x"(low), "+x"(high));
+		_mm256_stream_si256((void *)to, low);
+		_mm256_stream_si256((void *)(to + 32), high);
+	}
+	lane->low = add(lane->low, low, key_low);
+	lane->high = add(lane->high, high, key_high);
+}
+
+AVX2_INLINE __m256i
+scrambled(__m256i sum, __m256i key)
+{
+	const __m256i prime = _mm256_set1_epi64x((long long)PRIME32_1);
+	sum = _mm256_xor_si256(sum, _mm256_srli_epi64(sum, 47));
+	sum = _mm256_xor_si256(sum, key);
+	__m256i upper = _mm256_mul_epu32(_mm256_srli_epi64(sum, 32), prime);
+	return _mm256_add_epi64(_mm256_mul_epu32(sum, prime), _mm256_slli_epi64(upper, 32));
+}
+
+AVX2_INLINE void
+scramble(struct lane *lane)
+{
+	lane->low = scrambled(lane->low, load(secret, KEY_SCRAMBLE));
+	lane->high = scrambled(lane->high, load(secret, KEY_SCRAMBLE + 32));
+}
+
+static uint64_t
+folded_product(uint64_t a, uint64_t b)
+{
+	__extension__ unsigned __int128 product = (unsigned __int128)a * b;
+	return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+AVX2_INLINE uint64_t
+merged(const struct lane *lane)
+{
+	uint64_t sums[8], keys[8];
+	_mm256_storeu_si256((void *)&sums[0], lane->low);
+	_mm256_storeu_si256((void *)&sums[4], lane->high);
+	memcpy(keys, (const uint8_t *)secret + KEY_MERGE, sizeof(keys));
+	uint64_t value = LEAF_BYTES * PRIME64_1;
+	for (uint32_t i = 0; i < 8; i += 2)
+		value += folded_product(sums[i] ^ keys[i], sums[i + 1] ^ keys[i + 1]);
+	value ^= value >> 37;
+	value *= PRIME_AVALANCHE;
+	return value ^ value >> 32;
+}
+
+/* The stripe at offset of each of the leaves. */
+AVX2_INLINE void
+add_row(struct lane *lanes, const uint8_t *from, uint8_t *to, size_t offset, size_t key, bool four)
+{
+	__m256i key_low = load(secret, key);
+	__m256i key_high = load(secret, key + 32);
+	from += offset;
+	to = to ? to + offset : NULL;
+	add_stripe(&lanes[0], from, to, key_low, key_high);
+	if (!four)
+		return;
+	add_stripe(&lanes[1], from + LEAF_BYTES, to ? to + LEAF_BYTES : NULL, key_low, key_high);
+	add_stripe(&lanes[2], from + (size_t)2 * LEAF_BYTES,
+		to ? to + (size_t)2 * LEAF_BYTES : NULL, key_low, key_high);
+	add_stripe(&lanes[3], from + (size_t)3 * LEAF_BYTES,
+		to ? to + (size_t)3 * LEAF_BYTES : NULL, key_low, key_high);
+}
+
+/* One leaf, or four that follow each other; copied if to is given. All known when compiled. */
+AVX2_INLINE void
+run(const uint8_t *from, uint8_t *to, bool four, uint64_t *ret_values)
+{
+	struct lane lanes[LANES];
+	uint32_t count = four ? LANES : 1;
+	for (uint32_t i = 0; i < count; i++)
+		begin(&lanes[i]);
+	for (size_t block = 0; block < BLOCKS; block++) {
+		size_t stripes = block < BLOCKS - 1 ? BLOCK_STRIPES : BLOCK_STRIPES - 1;
+		for (size_t i = 0; i < stripes; i++)
+			add_row(lanes, from, to, block * BLOCK_BYTES + i * STRIPE_BYTES, 8 * i,
+				four);
+		if (block == BLOCKS - 1)
+			break;
+		scramble(&lanes[0]);
+		if (four) {
+			scramble(&lanes[1]);
+			scramble(&lanes[2]);
+			scramble(&lanes[3]);
+		}
+	}
+	add_row(lanes, from, to, LEAF_BYTES - STRIPE_BYTES, KEY_LAST, four);
+	for (uint32_t i = 0; i < count; i++)
+		ret_values[i] = merged(&lanes[i]);
+}
+
+AVX2 static void
+avx2_hash(const uint8_t *data, uint32_t count, uint64_t *ret_values)
+{
+	uint32_t done = 0;
+	for (; count - done >= LANES; done += LANES)
+		run(data + (size_t)done * LEAF_BYTES, NULL, true, ret_values + done);
+	for (; done < count; done++)
+		run(data + (size_t)done * LEAF_BYTES, NULL, false, ret_values + done);
+}
+
+/* to is aligned to a line. */
+AVX2 static void
+avx2_copy(uint8_t *to, const uint8_t *from, uint32_t count, uint64_t *ret_values)
+{
+	uint32_t done = 0;
+	for (; count - done >= LANES; done += LANES) {
+		size_t at = (size_t)done * LEAF_BYTES;
+		run(from + at, to + at, true, ret_values + done);
+	}
+	for (; done < count; done++) {
+		size_t at = (size_t)done * LEAF_BYTES;
+		run(from + at, to + at, false, ret_values + done);
+	}
+	_mm_sfence();
+}
+
+static bool
+has_avx2(void)
+{
+	return !forced_plain && __builtin_cpu_supports("avx2");
+}
+
+#else
+
+static bool
+has_avx2(void)
+{
+	return false;
+}
+
+static void
+avx2_hash(const uint8_t *data, uint32_t count, uint64_t *ret_values)
+{
+	plain_hash(data, count, ret_values);
+}
+
+static void
+avx2_copy(uint8_t *to, const uint8_t *from, uint32_t count, uint64_t *ret_values)
+{
+	plain_copy(to, from, count, ret_values);
+}
+
+#endif
+
+void
+leaf_hash(const void *data, uint32_t count, uint64_t *ret_values)
+{
+	if (has_avx2())
+		avx2_hash(data, count, ret_values);
+	else
+		plain_hash(data, count, ret_values);
+}
+
+void
+leaf_copy(void *to, const void *from, uint32_t count, uint64_t *ret_values)
+{
+	if (has_avx2() && (uintptr_t)to % 64 == 0)
+		avx2_copy(to, from, count, ret_values);
+	else
+		plain_copy(to, from, count, ret_values);
+}
+
+const char *
+leaf_kind(void)
+{
+	if (has_avx2())
+		return "avx2";
+#ifdef TH_XXHASH_DISPATCH
+	return "dispatch";
+#else
+	return "plain";
+#endif
+}
+
+void
+leaf_force_plain(bool plain)
+{
+	forced_plain = plain;
+}

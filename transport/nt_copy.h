@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nt_copy - a copy that does not read the destination first and leaves the caches alone.
+ *
+ * For what is larger than the caches or is not needed in them: an ordinary store fetches the line
+ * that it overwrites, so a copy moves 3 bytes for 2, and memcpy streams only beyond a threshold
+ * that it derives from the size of the last-level cache: the host's, on a virtual machine, so
+ * never. Four pages are copied at once, because memory gives one core more when asked at several
+ * places: 1.2 times as fast as one after the other, 1.7 times as fast as memcpy (measured with
+ * 1 GiB). Stores of 16 bytes are as fast as wider ones, and every x86-64 has them.
+ *
+ * Elsewhere it is memcpy. Pure; any thread; may be left by a jump (guard.h).
+ */
+#ifndef TH_TRANSPORT_NT_COPY_H
+#define TH_TRANSPORT_NT_COPY_H
+
+#include <stddef.h>
+
+/* From where on it pays: what is smaller is better left in the caches. */
+#define NT_COPY_MIN (64u << 10)
+
+/* Not overlapping, any alignment. The stores are ordered before later ones. */
+void nt_copy(void *to, const void *from, size_t bytes);
+
+#endif
