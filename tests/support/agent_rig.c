@@ -539,3 +539,92 @@ rig_filling(struct rig *rig, uint64_t session, uint64_t sid, uint64_t op_seq, ui
 	cr_assert_eq(rig_last(rig, AGENT_PULL)->u.leg.grant.leg, leg);
 	return rig_last(rig, AGENT_PULL)->u.leg.leg;
 }
+
+/* ---- copies in the agent's own memory -------------------------------------------------------- */
+
+struct ctl_event
+rig_reserve(uint64_t reservation, uint32_t shard)
+{
+	struct ctl_event event = {.kind = CTL_EV_RESERVE};
+
+	event.u.reserve = (struct ctl_ev_reserve){
+		.reservation = reservation,
+		.model = "m",
+		.replica = "r",
+		.shard = shard,
+		.num_shards = 2,
+		.version = {.lineage = 4, .version = 17},
+		.bytes = 1000,
+		.num_chunks = RIG_CHUNKS,
+		.layout = RIG_LAYOUT,
+		.manifest = {.lo = 8, .hi = 8},
+	};
+	return event;
+}
+
+void
+rig_release(struct rig *rig, uint64_t reservation, uint32_t shard, uint64_t sid)
+{
+	struct ctl_event event = {.kind = CTL_EV_RELEASE};
+
+	event.u.release =
+		(struct ctl_ev_release){.reservation = reservation, .shard = shard, .sid = sid};
+	rig_event(rig, &event);
+}
+
+void
+rig_reserved(struct rig *rig, uint64_t id, uint64_t session, int code)
+{
+	struct agent_event event = {.kind = AGENT_EV_RESERVED, .session = session};
+
+	event.u.reserved.id = id;
+	event.u.reserved.code = code;
+	if (code != 0)
+		strcpy(event.u.reserved.text, "the shell has none");
+	rig_step(rig, &event);
+}
+
+uint64_t
+rig_offload(struct rig *rig)
+{
+	struct ctl_event event = rig_reserve(RIG_RESERVATION, 1);
+
+	rig_event(rig, &event);
+	rig_reserved(rig, rig_last(rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
+	cr_assert_eq(rig_requests(rig, CTL_OPEN), 1);
+	cr_assert_eq(rig_requests(rig, CTL_REGISTER), 1);
+	return rig->last_sid;
+}
+
+struct ctl_event
+rig_offload_plan(uint64_t sid)
+{
+	struct ctl_event event = rig_plan(sid, 1, false);
+
+	event.u.plan.kind = CTL_OP_REPLICATE;
+	event.u.plan.version = (struct th_version){.lineage = 4, .version = 17};
+	return event;
+}
+
+uint64_t
+rig_offload_filling(struct rig *rig, uint64_t sid)
+{
+	struct ctl_event event = rig_offload_plan(sid);
+
+	rig_event(rig, &event);
+	cr_assert_eq(rig_request(rig, CTL_PREPARED)->u.prepared.code, 0);
+	event = rig_go(sid, 1, 50);
+	rig_event(rig, &event);
+	return rig_last(rig, AGENT_PULL)->u.leg.leg;
+}
+
+uint64_t
+rig_offload_filled(struct rig *rig)
+{
+	uint64_t sid = rig_offload(rig);
+	struct ctl_event event = rig_outcome(sid, 1, 0, 17);
+
+	rig_leg(rig, AGENT_EV_LEG_DONE, rig_offload_filling(rig, sid), 0);
+	rig_event(rig, &event);
+	return sid;
+}

@@ -103,6 +103,23 @@ void rig_leg(struct rig *rig, enum agent_event_kind kind, uint64_t leg, int code
 void rig_out(struct rig *rig, enum agent_event_kind kind, uint64_t leg);
 void rig_hashed(struct rig *rig, enum agent_event_kind kind, uint64_t session, uint64_t gen);
 
+/* ---- copies in the agent's own memory: shard of 2 of version 17 of m, replica r ---------- */
+
+#define RIG_RESERVATION UINT64_C(77)
+#define RIG_MEMORY UINT64_C(9) /* the number that the shell gives the new session */
+
+struct ctl_event rig_reserve(uint64_t reservation, uint32_t shard);
+void rig_release(struct rig *rig, uint64_t reservation, uint32_t shard, uint64_t sid);
+/* What the shell answers. */
+void rig_reserved(struct rig *rig, uint64_t id, uint64_t session, int code);
+/* Shard 1 of RIG_RESERVATION is RIG_MEMORY, and registered at the server; returns its sid. */
+uint64_t rig_offload(struct rig *rig);
+struct ctl_event rig_offload_plan(uint64_t sid);
+uint64_t rig_offload_filling(struct rig *rig, uint64_t sid); /* planned to GO; returns the leg */
+uint64_t rig_offload_filled(struct rig *rig);                /* all of it; returns its sid */
+
+/* ---- ... of workers ---------------------------------------------------------------------- */
+
 /* Publishes; returns gen. */
 uint64_t rig_publish(struct rig *rig, uint64_t session, uint64_t sid, const char *version);
 /* A reader at the published part: GRANT and HELLO; returns the core's number of the leg. */

@@ -8,9 +8,6 @@
 
 #include "tests/support/agent_rig.h"
 
-#define RESERVATION UINT64_C(77)
-#define MEMORY UINT64_C(9) /* the number that the shell gives the new session */
-
 static struct rig rig;
 
 static void
@@ -35,90 +32,6 @@ event(struct ctl_event one)
 	rig_event(&rig, &one);
 }
 
-static struct ctl_event
-reserve_event(uint64_t reservation, uint32_t shard)
-{
-	struct ctl_event one = {.kind = CTL_EV_RESERVE};
-
-	one.u.reserve = (struct ctl_ev_reserve){
-		.reservation = reservation,
-		.model = "m",
-		.replica = "r",
-		.shard = shard,
-		.num_shards = 2,
-		.version = {.lineage = 4, .version = 17},
-		.bytes = 1000,
-		.num_chunks = RIG_CHUNKS,
-		.layout = RIG_LAYOUT,
-		.manifest = {.lo = 8, .hi = 8},
-	};
-	return one;
-}
-
-static void
-release(uint64_t reservation, uint32_t shard, uint64_t sid)
-{
-	struct ctl_event one = {.kind = CTL_EV_RELEASE};
-
-	one.u.release =
-		(struct ctl_ev_release){.reservation = reservation, .shard = shard, .sid = sid};
-	event(one);
-}
-
-/* What the shell answers. */
-static void
-reserved(uint64_t id, uint64_t session, int code)
-{
-	struct agent_event one = {.kind = AGENT_EV_RESERVED, .session = session};
-
-	one.u.reserved.id = id;
-	one.u.reserved.code = code;
-	if (code != 0)
-		strcpy(one.u.reserved.text, "the shell has none");
-	rig_step(&rig, &one);
-}
-
-/* Registered at the server; returns its sid. */
-static uint64_t
-accepted(void)
-{
-	event(reserve_event(RESERVATION, 1));
-	reserved(rig_last(&rig, AGENT_RESERVE)->u.reserve.id, MEMORY, 0);
-	cr_assert_eq(rig_requests(&rig, CTL_OPEN), 1);
-	cr_assert_eq(rig_requests(&rig, CTL_REGISTER), 1);
-	return rig.last_sid;
-}
-
-static struct ctl_event
-plan(uint64_t sid)
-{
-	struct ctl_event one = rig_plan(sid, 1, false);
-
-	one.u.plan.kind = CTL_OP_REPLICATE;
-	return one;
-}
-
-/* ... and being filled; returns the leg. */
-static uint64_t
-filling(uint64_t sid)
-{
-	event(plan(sid));
-	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, 0);
-	event(rig_go(sid, 1, 50));
-	return rig_last(&rig, AGENT_PULL)->u.leg.leg;
-}
-
-/* ... and complete. */
-static uint64_t
-filled(void)
-{
-	uint64_t sid = accepted();
-
-	rig_leg(&rig, AGENT_EV_LEG_DONE, filling(sid), 0);
-	event(rig_outcome(sid, 1, 0, 17));
-	return sid;
-}
-
 /* Nothing of it is left. */
 static void
 expect_gone(void)
@@ -126,7 +39,7 @@ expect_gone(void)
 	struct agent_session_info info;
 
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
-	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, MEMORY);
+	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, RIG_MEMORY);
 	cr_assert_not(agent_session_at(rig.agent, 0, &info));
 	/* Nobody was ever there to be told. */
 	cr_assert_eq(rig_count(&rig, AGENT_OPENED) + rig_count(&rig, AGENT_REGISTERED) +
@@ -140,10 +53,10 @@ expect_gone(void)
 Test(agent_reserve, reserve__memory_is_there__opened_and_registered_as_asked)
 {
 	struct agent_session_info info;
-	uint64_t sid = accepted();
+	uint64_t sid = rig_offload(&rig);
 	const struct ctl_open *open = &rig_request(&rig, CTL_OPEN)->u.open;
 	const struct ctl_register *reg = &rig_request(&rig, CTL_REGISTER)->u.reg;
-	cr_assert_eq(open->reservation, RESERVATION);
+	cr_assert_eq(open->reservation, RIG_RESERVATION);
 	cr_assert_str_eq(open->model, "m");
 	cr_assert_str_eq(open->replica, "r");
 	cr_assert_eq(open->shard, 1);
@@ -161,11 +74,11 @@ Test(agent_reserve, reserve__memory_is_there__opened_and_registered_as_asked)
 Test(agent_reserve, reserve__a_session_of_ours_is_the_source__the_shell_is_told)
 {
 	uint64_t sid = rig_ready(&rig, 1);
-	struct ctl_event one = reserve_event(RESERVATION, 0);
+	struct ctl_event one = rig_reserve(RIG_RESERVATION, 0);
 	one.u.reserve.source_sid = sid;
 	event(one);
 	cr_assert_eq(rig_last(&rig, AGENT_RESERVE)->u.reserve.source_session, 1);
-	one = reserve_event(RESERVATION, 1);
+	one = rig_reserve(RIG_RESERVATION, 1);
 	one.u.reserve.source_sid = sid + 1000;
 	event(one);
 	cr_assert_eq(rig_last(&rig, AGENT_RESERVE)->u.reserve.source_session, 0);
@@ -173,10 +86,10 @@ Test(agent_reserve, reserve__a_session_of_ours_is_the_source__the_shell_is_told)
 
 Test(agent_reserve, reserve__no_memory__the_server_hears_why)
 {
-	event(reserve_event(RESERVATION, 1));
-	reserved(rig_last(&rig, AGENT_RESERVE)->u.reserve.id, 0, TH_E_NOMEM_RETAIN);
+	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, 0, TH_E_NOMEM_RETAIN);
 	const struct ctl_reserved *refusal = &rig_request(&rig, CTL_RESERVED)->u.reserved;
-	cr_assert_eq(refusal->reservation, RESERVATION);
+	cr_assert_eq(refusal->reservation, RIG_RESERVATION);
 	cr_assert_eq(refusal->shard, 1);
 	cr_assert_eq(refusal->code, TH_E_NOMEM_RETAIN);
 	cr_assert_str_eq(refusal->text, "the shell has none");
@@ -185,24 +98,24 @@ Test(agent_reserve, reserve__no_memory__the_server_hears_why)
 
 Test(agent_reserve, reserve__twice__asked_for_once)
 {
-	event(reserve_event(RESERVATION, 1));
-	event(reserve_event(RESERVATION, 1));
+	event(rig_reserve(RIG_RESERVATION, 1));
+	event(rig_reserve(RIG_RESERVATION, 1));
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 1);
-	reserved(rig_last(&rig, AGENT_RESERVE)->u.reserve.id, MEMORY, 0);
-	event(reserve_event(RESERVATION, 1));
+	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
+	event(rig_reserve(RIG_RESERVATION, 1));
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_RESERVED), 0);
-	event(reserve_event(RESERVATION, 0));
+	event(rig_reserve(RIG_RESERVATION, 0));
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 2);
 }
 
 Test(agent_reserve, reserve__more_than_the_limit__refused)
 {
 	for (uint32_t i = 0; i < 4; i++)
-		event(reserve_event(RESERVATION + i, 0));
+		event(rig_reserve(RIG_RESERVATION + i, 0));
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 3);
 	const struct ctl_reserved *refusal = &rig_request(&rig, CTL_RESERVED)->u.reserved;
-	cr_assert_eq(refusal->reservation, RESERVATION + 3);
+	cr_assert_eq(refusal->reservation, RIG_RESERVATION + 3);
 	cr_assert_eq(refusal->code, TH_E_NOMEM_RETAIN);
 	cr_assert_neq(strstr(refusal->text, "3 offloaded shards"), NULL);
 	/* The workers have room of their own. */
@@ -211,13 +124,13 @@ Test(agent_reserve, reserve__more_than_the_limit__refused)
 
 Test(agent_reserve, reserve__of_what_cannot_be__refused)
 {
-	struct ctl_event one = reserve_event(RESERVATION, 2);
+	struct ctl_event one = rig_reserve(RIG_RESERVATION, 2);
 	event(one);
 	cr_assert_eq(rig_request(&rig, CTL_RESERVED)->u.reserved.code, TH_E_PROTOCOL);
-	one = reserve_event(RESERVATION, 0);
+	one = rig_reserve(RIG_RESERVATION, 0);
 	one.u.reserve.model[0] = '\0';
 	event(one);
-	one = reserve_event(0, 0);
+	one = rig_reserve(0, 0);
 	event(one);
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 0);
 	cr_assert_eq(rig_requests(&rig, CTL_RESERVED), 3);
@@ -226,13 +139,13 @@ Test(agent_reserve, reserve__of_what_cannot_be__refused)
 Test(agent_reserve, reserve__the_server_refuses_it__memory_is_freed)
 {
 	rig.refused[CTL_OPEN] = TH_E_NOT_AVAILABLE;
-	event(reserve_event(RESERVATION, 1));
-	reserved(rig_last(&rig, AGENT_RESERVE)->u.reserve.id, MEMORY, 0);
+	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
 	expect_gone();
 	rig_clear(&rig);
 	rig.refused[CTL_OPEN] = 0;
 	rig.refused[CTL_REGISTER] = TH_E_INVALID;
-	accepted();
+	rig_offload(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	expect_gone();
 }
@@ -241,11 +154,11 @@ Test(agent_reserve, reserve__the_server_refuses_it__memory_is_freed)
 
 Test(agent_reserve, release__while_the_shell_is_at_it__what_it_made_is_freed)
 {
-	event(reserve_event(RESERVATION, 1));
+	event(rig_reserve(RIG_RESERVATION, 1));
 	uint64_t id = rig_last(&rig, AGENT_RESERVE)->u.reserve.id;
-	release(RESERVATION, 1, 0);
+	rig_release(&rig, RIG_RESERVATION, 1, 0);
 	cr_assert_eq(rig_last(&rig, AGENT_UNRESERVE)->u.reserve.id, id);
-	reserved(id, MEMORY, 0);
+	rig_reserved(&rig, id, RIG_MEMORY, 0);
 	expect_gone();
 	cr_assert_eq(rig_requests(&rig, CTL_OPEN) + rig_requests(&rig, CTL_RESERVED), 0);
 }
@@ -253,9 +166,9 @@ Test(agent_reserve, release__while_the_shell_is_at_it__what_it_made_is_freed)
 Test(agent_reserve, release__while_it_is_opened__closed_when_that_is_known)
 {
 	rig.held = 1u << CTL_OPEN;
-	event(reserve_event(RESERVATION, 1));
-	reserved(rig_last(&rig, AGENT_RESERVE)->u.reserve.id, MEMORY, 0);
-	release(RESERVATION, 1, 0);
+	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
+	rig_release(&rig, RIG_RESERVATION, 1, 0);
 	expect_gone();
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
 	rig_answer(&rig, CTL_OPEN);
@@ -265,22 +178,22 @@ Test(agent_reserve, release__while_it_is_opened__closed_when_that_is_known)
 
 Test(agent_reserve, release__of_another__nothing)
 {
-	uint64_t sid = accepted();
-	release(RESERVATION + 1, 1, sid);
-	release(RESERVATION, 0, sid);
-	release(RESERVATION, 1, sid + 1);
+	uint64_t sid = rig_offload(&rig);
+	rig_release(&rig, RIG_RESERVATION + 1, 1, sid);
+	rig_release(&rig, RIG_RESERVATION, 0, sid);
+	rig_release(&rig, RIG_RESERVATION, 1, sid + 1);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
-	release(RESERVATION, 1, sid);
+	rig_release(&rig, RIG_RESERVATION, 1, sid);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	expect_gone();
-	release(RESERVATION, 1, sid);
+	rig_release(&rig, RIG_RESERVATION, 1, sid);
 }
 
 Test(agent_reserve, release__while_it_is_filled__the_leg_is_stopped_first)
 {
-	uint64_t sid = accepted();
-	uint64_t leg = filling(sid);
-	release(RESERVATION, 1, sid);
+	uint64_t sid = rig_offload(&rig);
+	uint64_t leg = rig_offload_filling(&rig, sid);
+	rig_release(&rig, RIG_RESERVATION, 1, sid);
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, TH_E_CANCELLED);
@@ -290,9 +203,9 @@ Test(agent_reserve, release__while_it_is_filled__the_leg_is_stopped_first)
 
 Test(agent_reserve, release__it_is_read__freed_after_its_last_reader)
 {
-	uint64_t sid = filled();
+	uint64_t sid = rig_offload_filled(&rig);
 	uint64_t leg = rig_reader(&rig, sid, 1, 60);
-	release(RESERVATION, 1, sid);
+	rig_release(&rig, RIG_RESERVATION, 1, sid);
 	event(rig_drain(sid, 1, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, leg);
@@ -306,8 +219,8 @@ Test(agent_reserve, release__it_is_read__freed_after_its_last_reader)
 Test(agent_reserve, plan__of_the_server__prepared_pulled_and_serving)
 {
 	struct agent_session_info info;
-	uint64_t sid = accepted();
-	uint64_t leg = filling(sid);
+	uint64_t sid = rig_offload(&rig);
+	uint64_t leg = rig_offload_filling(&rig, sid);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 	/* It serves while it is filled. */
 	uint64_t reader = rig_reader(&rig, sid, 1, 60);
@@ -325,11 +238,11 @@ Test(agent_reserve, plan__of_the_server__prepared_pulled_and_serving)
 Test(agent_reserve, plan__before_the_reply_to_register__prepared)
 {
 	rig.held = 1u << CTL_REGISTER;
-	event(reserve_event(RESERVATION, 1));
-	reserved(rig_last(&rig, AGENT_RESERVE)->u.reserve.id, MEMORY, 0);
+	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
 	uint64_t sid = rig.last_sid;
-	event(plan(sid));
-	event(plan(sid));
+	event(rig_offload_plan(sid));
+	event(rig_offload_plan(sid));
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 0);
 	rig.held = 0;
 	rig_answer(&rig, CTL_REGISTER);
@@ -339,8 +252,8 @@ Test(agent_reserve, plan__before_the_reply_to_register__prepared)
 
 Test(agent_reserve, plan__other_layout__declined)
 {
-	uint64_t sid = accepted();
-	struct ctl_event one = plan(sid);
+	uint64_t sid = rig_offload(&rig);
+	struct ctl_event one = rig_offload_plan(sid);
 	one.u.plan.layout.lo++;
 	event(one);
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, TH_E_LAYOUT);
@@ -351,19 +264,19 @@ Test(agent_reserve, plan__other_layout__declined)
 
 Test(agent_reserve, plan__of_another_operation__nothing)
 {
-	uint64_t sid = accepted();
-	struct ctl_event one = plan(sid);
+	uint64_t sid = rig_offload(&rig);
+	struct ctl_event one = rig_offload_plan(sid);
 	one.u.plan.kind = CTL_OP_UPDATE;
 	event(one);
-	one = plan(sid);
+	one = rig_offload_plan(sid);
 	one.u.plan.op_seq = 2;
 	event(one);
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 0);
 	/* A second one does not exist. */
-	rig_leg(&rig, AGENT_EV_LEG_DONE, filling(sid), 0);
+	rig_leg(&rig, AGENT_EV_LEG_DONE, rig_offload_filling(&rig, sid), 0);
 	event(rig_outcome(sid, 1, 0, 17));
 	rig_clear(&rig);
-	one = plan(sid);
+	one = rig_offload_plan(sid);
 	one.u.plan.op_seq = 2;
 	event(one);
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 0);
@@ -371,8 +284,8 @@ Test(agent_reserve, plan__of_another_operation__nothing)
 
 Test(agent_reserve, outcome__a_failure__closed_by_itself)
 {
-	uint64_t sid = accepted();
-	uint64_t leg = filling(sid);
+	uint64_t sid = rig_offload(&rig);
+	uint64_t leg = rig_offload_filling(&rig, sid);
 	event(rig_outcome(sid, 1, TH_E_VERSION_LOST, TH_NO_VERSION));
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, TH_E_CANCELLED);
@@ -382,8 +295,8 @@ Test(agent_reserve, outcome__a_failure__closed_by_itself)
 
 Test(agent_reserve, leg__its_source_fails__told_and_rerouted)
 {
-	uint64_t sid = accepted();
-	uint64_t leg = filling(sid);
+	uint64_t sid = rig_offload(&rig);
+	uint64_t leg = rig_offload_filling(&rig, sid);
 	rig_leg(&rig, AGENT_EV_LEG_FAILED, leg, TH_E_STALE_MEMORY);
 	const struct ctl_leg_end *end = &rig_request(&rig, CTL_LEG_END)->u.leg_end;
 	cr_assert_eq(end->code, TH_E_STALE_MEMORY);
@@ -396,7 +309,7 @@ Test(agent_reserve, leg__its_source_fails__told_and_rerouted)
 
 Test(agent_reserve, broken__closed_by_itself)
 {
-	uint64_t sid = filled();
+	uint64_t sid = rig_offload_filled(&rig);
 	struct ctl_event one = {.kind = CTL_EV_BROKEN, .u.broken = {.sid = sid, .text = "why"}};
 	event(one);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
@@ -407,8 +320,8 @@ Test(agent_reserve, broken__closed_by_itself)
 
 Test(agent_reserve, lost__the_shell_cannot_keep_it__the_server_hears_that_it_died)
 {
-	uint64_t sid = filled();
-	rig_session(&rig, MEMORY, AGENT_EV_LOST);
+	uint64_t sid = rig_offload_filled(&rig);
+	rig_session(&rig, RIG_MEMORY, AGENT_EV_LOST);
 	cr_assert_eq(rig_request(&rig, CTL_CLOSE)->u.close.sid, sid);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
 	event(rig_drain(sid, 1, 1));
@@ -417,8 +330,8 @@ Test(agent_reserve, lost__the_shell_cannot_keep_it__the_server_hears_that_it_die
 
 Test(agent_reserve, contract__its_bytes_have_changed__withdrawn_at_once)
 {
-	uint64_t sid = filled();
-	struct agent_event one = {.kind = AGENT_EV_CONTRACT, .session = MEMORY};
+	uint64_t sid = rig_offload_filled(&rig);
+	struct agent_event one = {.kind = AGENT_EV_CONTRACT, .session = RIG_MEMORY};
 	one.u.contract.gen = 1;
 	strcpy(one.u.contract.text, "this host's memory fails");
 	uint64_t reader = rig_reader(&rig, sid, 1, 60);
@@ -442,19 +355,19 @@ another_server(void)
 
 Test(agent_reserve, server_restarts__what_it_had_asked_for_is_dropped)
 {
-	event(reserve_event(RESERVATION, 1));
+	event(rig_reserve(RIG_RESERVATION, 1));
 	uint64_t id = rig_last(&rig, AGENT_RESERVE)->u.reserve.id;
 	another_server();
 	cr_assert_eq(rig_last(&rig, AGENT_UNRESERVE)->u.reserve.id, id);
-	reserved(id, 0, TH_E_CANCELLED);
+	rig_reserved(&rig, id, 0, TH_E_CANCELLED);
 	cr_assert_eq(rig_requests(&rig, CTL_RESERVED), 0);
 }
 
 Test(agent_reserve, server_restarts__an_open_that_it_did_not_take_is_not_repeated)
 {
 	rig.held = 1u << CTL_OPEN;
-	event(reserve_event(RESERVATION, 1));
-	reserved(rig_last(&rig, AGENT_RESERVE)->u.reserve.id, MEMORY, 0);
+	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
 	another_server();
 	expect_gone();
 }
@@ -556,13 +469,13 @@ Test(agent_reserve, died__the_memory_stays_until_the_drain)
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
 	/* A copy within the host begins after the close was answered. */
-	struct ctl_event one = reserve_event(RESERVATION, 1);
+	struct ctl_event one = rig_reserve(RIG_RESERVATION, 1);
 	one.u.reserve.source_sid = sid;
 	event(one);
 	cr_assert_eq(rig_last(&rig, AGENT_RESERVE)->u.reserve.source_session, 1);
-	reserved(rig_last(&rig, AGENT_RESERVE)->u.reserve.id, MEMORY, 0);
+	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
 	uint64_t copy = rig.last_sid;
-	event(plan(copy));
+	event(rig_offload_plan(copy));
 	one = rig_go(copy, 1, 50);
 	one.u.go.grant.source_agent_inc = RIG_INC;
 	one.u.go.grant.source_sid = sid;
