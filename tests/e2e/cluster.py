@@ -258,10 +258,10 @@ class Cluster:
         self.server_url = self.server.ready()["listen"]
         return self.server
 
-    def server_of_list(self, index, args=(), env=None):
+    def server_of_list(self, index, args=(), env=None, prefix=()):
         """Starts this server of the list, or starts it again."""
         label = f"server{index}"
-        argv = [os.path.join(BUILD, "server", "thserverd"), "-c", "/dev/null"]
+        argv = [*prefix, os.path.join(BUILD, "server", "thserverd"), "-c", "/dev/null"]
         argv += ["-l", self.server_urls[index], "--peers", self.server_url, *args]
         return Process(self, label, argv, env=env)
 

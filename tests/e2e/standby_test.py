@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two reference servers: the second one serves when the first is killed or stands still, and gives
-the cluster back; what is held stays held, what is pending goes on. The cases run side by side,
-because they mostly wait."""
+the cluster back; what is held stays held, what is pending goes on. Both serve, each its half, when
+the halves cannot reach each other. The cases run side by side, because they mostly wait."""
 
 import json
 import select
@@ -11,7 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from cluster import RemoteError, cluster, expect_error, main, wait_for
+from cluster import Hosts, RemoteError, Skip, cluster, expect_error, main, netns_available, wait_for
 from restart_test import SHARDS, again, each, group
 
 SIZE = 1 << 20
@@ -33,9 +33,9 @@ def served_by(c, index, *agents):
         )
 
 
-def serving(c, index):
+def serving(c, index, **kwargs):
     """Whether this server of the list serves; None: it is not there."""
-    p = c.thctl("-s", c.server_urls[index], "-o", "json", "status", check=False)
+    p = c.thctl("-s", c.server_urls[index], "-o", "json", "status", check=False, **kwargs)
     return None if p.returncode == 4 else json.loads(p.stdout)["serving"]
 
 
@@ -235,7 +235,165 @@ def one_agent_cut_off():
         assert 0 < len(told) < 10, told
 
 
-CASES = [killed_and_back, frozen, one_agent_cut_off]
+def options(*keys):
+    return [word for key in keys for word in ("-o", key)]
+
+
+class Halves:
+    """Four hosts: a server and an agent in each half, which can be cut from each other."""
+
+    AGENTS = "ab"
+
+    def __init__(self, c):
+        if not netns_available():
+            raise Skip("network namespaces need root and iproute2")
+        self.c, self.hosts = c, Hosts(c, 4)
+        c.server_urls = [f"tcp://{self.hosts.address(i)}:7070" for i in (0, 1)]
+        c.server_url = ",".join(c.server_urls)
+        # Whoever is cut off here is not given up meanwhile; who serves in the end stays that.
+        args = options(
+            "lease.dead=10m", "lease.gone=9m", "lease.warm=1s", "peers.probe=200ms",
+            "peers.silence=2s", "peers.return=1h",
+        )
+        c.servers = [c.server_of_list(i, args, prefix=self.hosts.prefix(i)) for i in (0, 1)]
+        states = [server.ready()["state"] for server in c.servers]
+        assert states == ["serving", "standby"], states
+        for i, agent in enumerate(self.AGENTS):
+            c.agent(
+                agent,
+                prefix=self.hosts.prefix(2 + i),
+                data=self.hosts.address(2 + i),
+                args=options("server.beat=300ms", "server.reply=1s", "server.silent=1500ms"),
+            )
+
+    def cut(self, heal=False):
+        for i in (0, 2):
+            for j in (1, 3):
+                self.hosts.lose(i, j, heal)
+                self.hosts.lose(j, i, heal)
+
+    def serving(self):
+        return [serving(self.c, i, prefix=self.hosts.prefix(i)) for i in (0, 1)]
+
+    def handle(self, label, agent, **opts):
+        w = self.c.worker(label, agent)
+        w.setup(SIZE, replica=opts.pop("replica", label), **{"model": "m", **opts})
+        return w
+
+
+def pull(worker, version):
+    """It updates to this version; the digest of what it has then."""
+    wait_for(
+        lambda: again([worker], "update")[0]["version"] == version,
+        PATIENT,
+        f"{worker.label} has version {version}",
+    )
+    return worker.call("digest")
+
+
+CONFLICT = 2  # thc.h: enum thc_event_bits
+UNDECIDED = ("NO_SERVER", "TIMEOUT", "UNKNOWN")  # nothing has changed, or nobody has said so yet
+
+
+def refused(worker, cmd, **args):
+    """The code of the call's failure; None: it succeeded."""
+    try:
+        worker.call(cmd, **args)
+    except RemoteError as e:
+        return e.name
+    return None
+
+
+def unpublished(worker):
+    """It may be told first how a call has ended that its mate made alone."""
+    wait_for(
+        lambda: (end := refused(worker, "unpublish", timeout=PATIENT)) not in UNDECIDED[:2]
+        and [end],
+        PATIENT,
+        f"{worker.label} has an answer",
+    )
+    assert worker.call("held") is None, worker.label
+
+
+def versions(worker):
+    return {v for _, v, _ in worker.call("list", timeout=PATIENT)["versions"]}
+
+
+def split_in_halves():
+    """Each half works, as far as thserverd(8) says; when they meet, all are with the server of the
+    higher epoch, one version has one content, and nobody's bytes are mixed."""
+    with cluster(server=False) as c:
+        halves = Halves(c)
+        trainers = [halves.handle(f"trainer-{agent}", agent) for agent in "ab"]
+        readers = [halves.handle(f"rollout-{agent}", agent) for agent in "ab"]
+        # A group of both halves, and a version that one half will publish, and the other not see.
+        both = [
+            halves.handle(f"both{i}", "ab"[i], model="n", replica="both", shard=i, num_shards=2)
+            for i in range(2)
+        ]
+        alone, asking = [halves.handle(f"k-{agent}", agent, model="k") for agent in "ab"]
+        want = trainers[0].call("fill", seed="1")
+        again(trainers[:1], "publish", version=1)
+        again(readers, "replicate", version="latest")
+        assert each(readers, "digest") == 2 * [want]
+        filled = [w.call("fill", seed=f"n.{i}") for i, w in enumerate(both)]
+        again(both, "publish", version=4)
+
+        start = time.monotonic()
+        halves.cut()
+        without_server(readers[1])
+        for i, agent in enumerate("ab"):
+            served_by(c, i, agent)
+        wait_for(lambda: halves.serving() == [True, True], PATIENT, "both serve")
+        epochs = [status(c, agent)["epoch"] for agent in "ab"]
+        assert epochs[0] < epochs[1], epochs
+        # One number, other bytes in each half; and a number that only one half has.
+        again(trainers[:1], "unpublish")
+        filled_2 = [w.call("fill", seed=w.label) for w in trainers]
+        again(trainers, "publish", version=2)
+        assert [pull(r, 2) for r in readers] == filled_2, "each half has its own"
+        alone_5 = alone.call("fill", seed="5")
+        again([alone], "publish", version=5)
+        assert versions(alone) == {5} and versions(asking) == set()
+        # Who is in both halves decides nothing, and keeps what it holds.
+        ends = [refused(w, "unpublish", timeout=1) for w in both]
+        assert all(end in UNDECIDED for end in ends), ends
+        assert each(both, "digest") == filled and each(both, "held") == [[0, 4]] * 2
+        apart = time.monotonic() - start
+
+        halves.cut(heal=True)
+        start = time.monotonic()
+        served_by(c, 1, *"ab")
+        wait_for(lambda: halves.serving() == [False, True], PATIENT, "one serves")
+        print(f"halves: apart for {apart:.2f} s, one again {time.monotonic() - start:.2f} s later")
+        assert {status(c, agent)["epoch"] for agent in "ab"} == {epochs[1]}
+        # What comes from the half that gave way counts as published before: the other bytes are no
+        # version any more. They are whole, and who holds them is told, once.
+        assert each(readers, "digest") == filled_2
+        for w in (trainers[1], readers[1]):
+            wait_for(lambda w=w: w.call("events") & CONFLICT, PATIENT, f"{w.label} is told")
+            expect_error("VERSION_CONFLICT", again, [w], "update")
+            assert w.call("held") == [0, 2]
+        assert trainers[1].call("digest") == readers[1].call("digest") == filled_2[1]
+        assert [pull(r, 2) for r in readers] == 2 * filled_2[:1]
+        assert not trainers[0].call("events") & CONFLICT
+        assert again([asking], "replicate", version="5", timeout=PATIENT)[0]["version"] == 5
+        assert asking.call("digest") == alone_5
+        # All go on together.
+        again(trainers[1:], "unpublish")
+        want = trainers[1].call("fill", seed="3")
+        again(trainers[1:], "publish", version=3)
+        assert [pull(r, 3) for r in readers] == 2 * [want]
+        if apart < 20:  # a group is broken that is not together for half a minute
+            assert each(both, "digest") == filled
+            for i, w in enumerate(both):
+                if ends[i] == "UNKNOWN":
+                    ends[i] = refused(w, "resolve", timeout=PATIENT)
+            assert all(end in UNDECIDED[:2] for end in ends), ends
+            list(ThreadPoolExecutor(2).map(unpublished, both))
+
+
+CASES = [killed_and_back, frozen, one_agent_cut_off, split_in_halves]
 
 
 def side_by_side():
