@@ -279,13 +279,15 @@ check_agents(const struct refsrv *server)
 {
 	const struct agent *agent;
 	const struct leg *leg;
-	uint64_t in = 0, out = 0, legs_in = 0, legs_out = 0, living = 0, members = 0;
+	uint64_t in = 0, out = 0, far = 0, legs_in = 0, legs_out = 0, legs_far = 0;
+	uint64_t living = 0, members = 0;
 	uint64_t suspect = 0, polling = 0, connected = 0, dead = 0;
 
 	for (agent = server->agents; agent != NULL; agent = agent->hh.next) {
 		check_agent(agent);
 		in += agent->legs_in;
 		out += agent->legs_out;
+		far += agent->legs_far;
 		members += agent->num_members;
 		living += agent->state != AGENT_DEAD;
 		suspect += agent->state == AGENT_SUSPECT;
@@ -302,8 +304,9 @@ check_agents(const struct refsrv *server)
 	for (leg = server->legs; leg != NULL; leg = leg->hh.next) {
 		legs_in++;
 		legs_out += leg->src != NULL;
+		legs_far += leg->src != NULL && leg->src->member->agent != leg->reader->agent;
 	}
-	TH_ASSERT(in == legs_in && out == legs_out);
+	TH_ASSERT(in == legs_in && out == legs_out && far == legs_far);
 	TH_ASSERT(living == server->num_living && members == HASH_COUNT(server->members));
 	TH_ASSERT(living <= server->config.agents_max);
 	TH_ASSERT(members <= server->config.members_max);

@@ -74,6 +74,7 @@ leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *s
 	src->num_readers++;
 	src->served = true;
 	source->legs_out++;
+	source->legs_far += source != reader;
 	free(dst->source_name);
 	dst->source_name = th_strdup(src->copy->group->replica);
 	seed_leg(server, leg);
@@ -172,6 +173,7 @@ link_adopted(struct refsrv *server, struct leg *leg)
 	DL_APPEND2(src->readers, leg, src_prev, src_next);
 	src->num_readers++;
 	src->member->agent->legs_out++;
+	src->member->agent->legs_far += src->member->agent != leg->reader->agent;
 	free(leg->dst->source_name);
 	leg->dst->source_name = th_strdup(src->copy->group->replica);
 	seed_leg(server, leg);
@@ -198,6 +200,7 @@ leg_detach(struct leg *leg)
 	DL_DELETE2(src->readers, leg, src_prev, src_next);
 	src->num_readers--;
 	src->member->agent->legs_out--;
+	src->member->agent->legs_far -= src->member->agent != leg->reader->agent;
 	leg->src = NULL;
 	leg->blameless = true;
 }

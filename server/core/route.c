@@ -229,7 +229,7 @@ score_add(struct score *score, const struct part *src, const struct member *read
 	score->other_agent += from != to;
 	score->other_datacenter += strcmp(from->info.datacenter, to->info.datacenter) != 0;
 	score->legs += src->num_readers;
-	score->host_legs += from->legs_out;
+	score->host_legs += from->legs_far;
 	score->descendants += src->descendants;
 	score->missing = th_max_u64(score->missing, chunks - src->chunks_done);
 	score->id = src->copy->id;

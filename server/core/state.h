@@ -128,6 +128,7 @@ struct agent { /* owned by server.agents */
 
 	struct member *members; /* borrows: by agent_prev/agent_next */
 	uint32_t num_members, legs_in, legs_out;
+	uint32_t legs_far; /* legs_out to other agents: what its network has to carry          */
 	uint32_t num_reserved; /* shards of offload copies that it holds or was asked for      */
 	struct pair_block *blocks;
 	/* As a source: the reader that blamed it last, how long that is remembered, and until when

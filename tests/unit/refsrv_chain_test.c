@@ -379,3 +379,25 @@ Test(refsrv_chain, source_reads_from_another_datacenter__its_readers_wait_for_it
 	}
 	cr_assert_not(world_take(&w, far[1], CTL_EV_REROUTE, nodes[1].sid, &event));
 }
+
+/* ---- several replicas of one host ---- */
+
+Test(refsrv_chain, readers_of_their_own_host__do_not_count_as_load_of_its_network)
+{
+	static const struct { /* in the order of their calls */
+		uint32_t agent, from;
+	} order[] = {{0, 6}, {1, 0}, {0, 0}, {1, 1}, {1, 1}, {1, 1}, {2, 1}};
+	struct world_member members[7];
+	char name[16];
+
+	source = world_member(&w, 6, "source", 0, 1);
+	world_publish(&w, &source, "1");
+	for (uint32_t i = 0; i < 7; i++) {
+		snprintf(name, sizeof(name), "r%u", i);
+		struct ctl_grant grant = reader(order[i].agent, name, &members[i]);
+		uint32_t from = order[i].from == 6 ? 6 : UINT32_MAX;
+		for (uint32_t j = 0; j < i && from == UINT32_MAX; j++)
+			from = grant.source_sid == members[j].sid ? members[j].agent : from;
+		cr_assert_eq(from, order[i].from, "reader %u reads from agent %u", i, from);
+	}
+}
