@@ -17,6 +17,7 @@
 #include "server/core/agent.h"
 #include "server/core/content.h"
 #include "server/core/copy.h"
+#include "server/core/fan.h"
 #include "server/core/group.h"
 #include "server/core/keep.h"
 #include "server/core/leg.h"
@@ -249,6 +250,8 @@ go(struct refsrv *server, struct op *op, struct copy *source)
 		ev->grant = grant;
 		op->members[i].went = true;
 	}
+	for (uint32_t i = 0; i < group->num_shards; i++)
+		fan_look(server, &copy->parts[i]);
 }
 
 static bool

@@ -53,6 +53,7 @@ refsrv_config_default(struct refsrv_config *ret_config)
 		.pair_block_ns = 30 * SECOND_NS,
 		.crawl_ns = 3 * SECOND_NS,
 		.skip_ns = 120 * SECOND_NS,
+		.fan_gain = 8,
 		.successor_copies = 1,
 		.grace_ns = 600 * SECOND_NS,
 		.proof_ns = SECOND_NS + SECOND_NS / 2,

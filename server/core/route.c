@@ -421,6 +421,16 @@ route_choose_relief(struct refsrv *server, const struct op *op, struct part *dst
 }
 
 bool
+route_serves(struct refsrv *server, const struct op *op, const struct part *dst, struct part *src)
+{
+	struct query query = {.server = server, .op = op, .begun = true};
+
+	server->mark++;
+	return src->copy->content == dst->copy->content &&
+	       copy_serves(server, src->copy, op->group) && part_fits(&query, src, dst->member);
+}
+
+bool
 route_available(struct refsrv *server, const struct version *version, const struct group *reader)
 {
 	struct copy *copy;

@@ -24,6 +24,10 @@ struct copy *route_choose_copy(struct refsrv *server, const struct op *op, struc
 struct part *route_choose_part(
 	struct refsrv *server, const struct op *op, struct part *dst, bool only_idle);
 
+/* Whether this one may be given this source, of which the caller knows that it makes no circle. */
+bool route_serves(
+	struct refsrv *server, const struct op *op, const struct part *dst, struct part *src);
+
 /* A complete source in its datacenter, that nobody reads or only one that crawls: see crawl.h. */
 struct part *route_choose_relief(struct refsrv *server, const struct op *op, struct part *dst);
 

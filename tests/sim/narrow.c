@@ -78,6 +78,7 @@ static const struct option options[] = {
 	OPTION(force_percent, false),
 	OPTION(grace_ns, false),
 	OPTION(crawl_ns, false),
+	OPTION(fan_gain, false),
 	OPTION(drain_ns, true),
 	OPTION(evict_ns, true),
 	OPTION(leave_ns, true),
@@ -86,7 +87,7 @@ static const struct option options[] = {
 	OPTION(list_ns, true),
 };
 
-_Static_assert(sizeof(struct options) == 320, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 328, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

@@ -144,6 +144,7 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	uint32_t retain_percent, force_percent; /* groups with rules; unpublish with THC_FORCE */
 	int64_t grace_ns;                       /* of claims whose holder crashed */
 	int64_t crawl_ns;                       /* without a chunk, behind one without */
+	int64_t fan_gain;                       /* of a tree of readers over a chain */
 	uint32_t spot_percent, shared_percent, nic_percent, forever_percent, cancel_permille;
 	uint32_t diverge_permille, other_bytes_percent, layout_percent;
 	uint32_t lineage_percent; /* of a trainer's starts: from an older checkpoint */

@@ -177,6 +177,7 @@ new_core(struct srv *srv)
 	config.grace_ns = world.options.grace_ns;
 	config.crawl_ns = world.options.crawl_ns;
 	config.skip_ns = 4 * world.options.crawl_ns;
+	config.fan_gain = (int32_t)world.options.fan_gain;
 	srv->generation += 1u << 20;
 	config.generation_first = srv->generation;
 	srv->core = refsrv_new(&config, process_now(&srv->process));
