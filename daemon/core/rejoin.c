@@ -276,6 +276,9 @@ ac_rejoin_reply(struct agent *agent, struct session *session, const struct ctl_r
 		ac_session_forgotten(agent, session, text);
 		return;
 	}
+	/* It has met shards that were opened there: its group is theirs. */
+	if (reply->u.open.group_inc != 0)
+		session->lane->group_inc = reply->u.open.group_inc;
 	/* What was on its way is as good as done: it was said with the rest. */
 	ac_session_registered(agent, session, AGENT_REGISTERED, NULL);
 	ac_session_registered(agent, session, AGENT_UNREGISTERED, NULL);

@@ -668,7 +668,7 @@ struct ctl_reply {
 		struct ctl_hello_reply hello;
 		struct ctl_attach_reply attach;
 		struct ctl_poll_reply poll;
-		struct ctl_open_reply open;
+		struct ctl_open_reply open; /* and of REJOIN: the group may have another number */
 		struct ctl_blob_part manifest_get;
 		struct ctl_resolve_reply resolve;
 		struct ctl_ev_changed watch; /* the generation now */

@@ -78,7 +78,7 @@ out_short(struct convert_arena *arena, const struct ctl_reply *reply, Tensorhub_
 		message->attach->fresh = reply->u.attach.fresh;
 		message->attach->attach_no = reply->u.attach.attach_no;
 		message->attach->epoch = reply->u.attach.epoch;
-	} else if (reply->kind == CTL_OPEN) {
+	} else if (reply->kind == CTL_OPEN || reply->kind == CTL_REJOIN) {
 		message->body_case = REPLY(OPEN);
 		message->open = convert_message(arena, &tensorhub__v1__open_reply__descriptor);
 		message->open->sid = reply->u.open.sid;
@@ -157,6 +157,7 @@ body_of(enum ctl_request_kind kind)
 	case CTL_POLL:
 		return REPLY(POLL);
 	case CTL_OPEN:
+	case CTL_REJOIN:
 		return REPLY(OPEN);
 	case CTL_MANIFEST_GET:
 		return REPLY(MANIFEST_GET);
@@ -232,6 +233,7 @@ in_body(struct convert_in *in, const Tensorhub__V1__Reply *message, struct ctl_r
 		in_poll(in, message->poll, &reply->u.poll);
 		break;
 	case CTL_OPEN:
+	case CTL_REJOIN:
 		reply->u.open.sid = message->open->sid;
 		reply->u.open.next_op_seq = message->open->next_op_seq;
 		reply->u.open.group_inc = message->open->group_inc;

@@ -263,7 +263,7 @@ agent_remembered(struct agent *agent, uint64_t request_no, struct ctl_reply *ret
 	ret_reply->code = found->code;
 	if (found->text != NULL)
 		memcpy(ret_reply->text, found->text, strlen(found->text) + 1);
-	if (found->kind == CTL_OPEN)
+	if (found->kind == CTL_OPEN || found->kind == CTL_REJOIN)
 		ret_reply->u.open = found->open;
 	if (found->kind == CTL_ATTACH)
 		ret_reply->u.attach = found->attach;
@@ -324,7 +324,7 @@ agent_remember(struct agent *agent, const struct ctl_reply *reply)
 	entry->code = reply->code;
 	if (reply->text[0] != '\0')
 		entry->text = th_strdup(reply->text);
-	if (reply->kind == CTL_OPEN)
+	if (reply->kind == CTL_OPEN || reply->kind == CTL_REJOIN)
 		entry->open = reply->u.open;
 	if (reply->kind == CTL_ATTACH)
 		entry->attach = reply->u.attach;

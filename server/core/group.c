@@ -226,7 +226,7 @@ join_check(const struct group *group, const struct agent *agent, const struct ct
 	int rc = retain_join(group, agent, open, err);
 	if (rc != 0)
 		return rc;
-	if (group->rejoining)
+	if (!rejoin_may_open(group))
 		return th_fail(err, TH_E_GROUP_MISMATCH,
 			"replica %s of %s was open when the reference server was lost, and not all "
 			"of its shards have come back: close them, or try again later",
@@ -302,6 +302,10 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 		return err->code;
 	struct member *member = member_new(server, agent, group, open, epoch_next_id(server));
 	member->next_op_seq = 1;
+	*ret_reply = (struct ctl_open_reply){
+		.sid = member->sid, .next_op_seq = 1, .group_inc = group->inc};
+	if (rejoin_opened(server, member))
+		return 0;
 	if (++group->num_joined == group->num_shards) {
 		group->state = GROUP_LIVE;
 		event_log(server, EVENT_INFO, group->model->name, agent->info.node,
@@ -310,8 +314,6 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 			group->replica, group->model->name, group->num_shards);
 	}
 	offload_joined(member);
-	*ret_reply = (struct ctl_open_reply){
-		.sid = member->sid, .next_op_seq = 1, .group_inc = group->inc};
 	return 0;
 }
 

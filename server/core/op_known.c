@@ -13,6 +13,16 @@
 #include "server/core/model.h"
 #include "server/core/op.h"
 
+static const struct agent *
+any_agent(const struct group *group)
+{
+	uint32_t i = 0;
+
+	while (group->members[i] == NULL)
+		i++;
+	return group->members[i]->agent;
+}
+
 static int
 by_seq(const struct op *a, const struct op *b)
 {
@@ -32,7 +42,7 @@ op_known(struct refsrv *server, struct group *group, uint64_t seq, uint32_t kind
 	op->flags = flags;
 	memcpy(op->spec, spec, strnlen(spec, TH_SPEC_MAX));
 	op->deadline_ns = INT64_MAX;
-	memcpy(op->first_node, group->members[0]->agent->info.node, sizeof(op->first_node));
+	memcpy(op->first_node, any_agent(group)->info.node, sizeof(op->first_node));
 	op->members = th_calloc(group->num_shards, sizeof(*op->members));
 	op->version.version = TH_NO_VERSION;
 	DL_INSERT_INORDER(group->ops, op, by_seq);
@@ -46,7 +56,7 @@ list_again(struct refsrv *server, struct op *op)
 
 	/* What was listed went with the server; what is there now is as good. */
 	(void)listing_snapshot(
-		server, op->group->members[0]->agent->inc, op->group->model, &err, &op->snapshot);
+		server, any_agent(op->group)->inc, op->group->model, &err, &op->snapshot);
 }
 
 void

@@ -397,7 +397,8 @@ change(struct refsrv *server, struct agent *agent, const struct ctl_request *req
 	case CTL_DRAIN_DONE:
 		return copy_drain_done(server, agent, &request->u.drain_done, err);
 	case CTL_REJOIN:
-		return rejoin_request(server, agent, &request->u.rejoin, err);
+		return rejoin_request(
+			server, agent, &request->u.rejoin, &reply->u.open, err);
 	case CTL_CLOSE:
 		return member_close(server, agent, &request->u.close, err);
 	case CTL_RESERVED:

@@ -77,14 +77,26 @@ try_all(struct refsrv *server, struct model *model)
 	}
 }
 
-/* All of its members are there. */
-static void
-complete(struct refsrv *server, struct group *group)
+void
+rejoin_joined(struct refsrv *server, struct group *group)
 {
+	if (++group->num_joined < group->num_shards)
+		return;
 	group->unbuilt = true;
 	group->model->num_unbuilt++;
 	if (rejoin_build(server, group))
 		try_all(server, group->model);
+}
+
+static void
+launch_all(struct refsrv *server, struct model *model)
+{
+	struct group *group, *next;
+
+	if (model->num_rejoining == 0)
+		return;
+	DL_FOREACH_SAFE(model->groups, group, next)
+	rejoin_launch(server, group);
 }
 
 void
@@ -107,6 +119,7 @@ rejoin_timers(struct refsrv *server)
 	HASH_ITER(hh, server->models, model, next)
 	{
 		try_all(server, model);
+		launch_all(server, model);
 	}
 	model_dirty_all(server);
 }
@@ -123,8 +136,8 @@ find_group(const struct model *model, const char *replica, uint64_t inc)
 	return group;
 }
 
-static void
-break_it(struct refsrv *server, struct group *group, const char *why)
+void
+rejoin_break(struct refsrv *server, struct group *group, const char *why)
 {
 	struct th_err cause;
 
@@ -150,12 +163,13 @@ rejoin_group_timer(struct refsrv *server, struct group *group)
 		model_dirty(group->model); /* it is forgotten now */
 		return;
 	}
-	if (!group->rejoining)
+	/* A launch is waited for as long as its operations wait. */
+	if (!group->rejoining || group->opened)
 		return;
 	while (missing + 1 < group->num_shards && group->members[missing] != NULL)
 		missing++;
 	snprintf(why, sizeof(why), "its shard %u did not come back in time", missing);
-	break_it(server, group, why);
+	rejoin_break(server, group, why);
 }
 
 bool
@@ -193,6 +207,8 @@ gone(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *
 		model == NULL ? NULL : find_group(model, said->open.replica, said->group_inc);
 	char why[TH_NAME_MAX + 128];
 
+	if (group == NULL && model != NULL)
+		group = rejoin_met(model, said->open.replica, said->group_inc);
 	if (group == NULL) {
 		/*
 		 * Of one shard that claims nothing: nobody else will ask. What is only remembered
@@ -210,7 +226,7 @@ gone(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *
 		agent->info.node, said->died ? "lost its worker" : "was closed or broken");
 	/* As if it had left here: the claim ends with it, or a while after a crash. */
 	retain_leave(server, group, said->died);
-	break_it(server, group, why);
+	rejoin_break(server, group, why);
 }
 
 static int
@@ -237,7 +253,8 @@ group_check(const struct group *group, const struct ctl_rejoin *said, struct th_
 		said->open.lineage != group->lineage ||
 		said->open.reservation != group->reservation ||
 		strcmp(said->open.launch_id, group->launch_id) != 0 ||
-		group->members[said->open.shard] != NULL)
+		group->members[said->open.shard] != NULL ||
+		(group->opened && !rejoin_stood_alone(said)))
 		return th_fail(err, TH_E_GROUP_BROKEN,
 			"replica %s of %s is broken: the reference server was lost, and shard %u "
 			"does not fit to what the others say of the group; close this handle and "
@@ -246,8 +263,8 @@ group_check(const struct group *group, const struct ctl_rejoin *said, struct th_
 	return 0;
 }
 
-static void
-keep(struct member *member, const struct ctl_rejoin *said)
+void
+rejoin_keep(struct member *member, const struct ctl_rejoin *said)
 {
 	struct rejoin *rejoin = th_calloc(1, sizeof(*rejoin));
 
@@ -339,7 +356,7 @@ said_check(const struct ctl_rejoin *said, struct th_err *err)
 
 int
 rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejoin *said,
-	struct th_err *err)
+	struct ctl_open_reply *ret_reply, struct th_err *err)
 {
 	struct th_retain rules;
 	int rc = group_open_check(server, agent, &said->open, err);
@@ -358,6 +375,8 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 		return rc;
 	struct model *model = model_acquire(server, said->open.model);
 	struct group *group = find_group(model, said->open.replica, said->group_inc);
+	if (group == NULL)
+		group = rejoin_meets(model, agent, said);
 	if (group == NULL && said->open.reservation == 0 &&
 		group_named(model, said->open.replica) != NULL)
 		return th_fail(err, TH_E_GROUP_BROKEN,
@@ -370,11 +389,14 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 	if (rc != 0) {
 		/* One that all have come back to takes no harm from one more. */
 		if (group->rejoining)
-			break_it(server, group, "its members contradict each other");
+			rejoin_break(server, group, "its members contradict each other");
 		return rc;
 	}
 	struct member *member = member_new(server, agent, group, &said->open, said->sid);
-	keep(member, said);
+	rejoin_keep(member, said);
+	group->together = group->together || !rejoin_stood_alone(said);
+	*ret_reply = (struct ctl_open_reply){
+		.sid = said->sid, .next_op_seq = said->next_op_seq, .group_inc = group->inc};
 	if (said->registered) {
 		blob_expect(server, said->reg.manifest);
 		blob_acquire(server, said->reg.manifest);
@@ -382,8 +404,7 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 		member->reg.sid = said->sid;
 		member->registered = true;
 	}
-	if (++group->num_joined == group->num_shards)
-		complete(server, group);
+	rejoin_joined(server, group);
 	model_dirty(model);
 	return 0;
 }
@@ -525,7 +546,7 @@ call_now(struct refsrv *server, struct member *member)
 		tell_broken(member, &rejoin->said);
 	if (rejoin->asked && !member->closed) {
 		if (op_request(server, member->agent, &rejoin->op, &err) != 0)
-			break_it(server, member->group,
+			rejoin_break(server, member->group,
 				"a shard asks again for another operation than it had called");
 		if (rejoin->cancelled)
 			(void)op_cancel(server, member->agent, &cancel, &err);

@@ -6,6 +6,9 @@
  *     all shards there, nothing contradicts  --> LIVE: copy, outcomes and running legs as before
  *     one is gone, two contradict, form_ns   --> BROKEN, with a sentence
  *
+ * As long as nothing was decided in it that takes all shards, one that is opened now may be one
+ * that was never there (rejoin_open.c): it joins them, and the group needs not come back whole.
+ *
  * A copy is listed when all shards have announced it, never before (I5). An operation that one
  * member knows the end of has that end for all (I4); one that has had its GO runs on; any other is
  * called again by its members and planned anew.
@@ -19,7 +22,7 @@
 #include "server/core/state.h"
 
 int rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejoin *said,
-	struct th_err *err);
+	struct ctl_open_reply *ret_reply, struct th_err *err);
 /* An agent that had another server has attached; its inventory follows. */
 void rejoin_attached(struct refsrv *server, struct agent *agent);
 /* ... has come, or will not come any more. */
@@ -52,6 +55,29 @@ void rejoin_member_free(struct member *member);
 void rejoin_drain_unbuilt(struct refsrv *server, struct member *member);
 /* It has said that it holds or fills something, which is not on record yet. */
 bool rejoin_uses_registration(const struct member *member);
+
+/* ---- rejoin_open.c --------------------------------------------------------------------------- */
+
+/* It knows the ends of all it has called, and none of them needed the others. */
+bool rejoin_stood_alone(const struct ctl_rejoin *said);
+/* A shard that is opened now may belong to it. */
+bool rejoin_may_open(const struct group *group);
+/* It was, and is waited for with the others, or has completed the group. False: nobody waits. */
+bool rejoin_opened(struct refsrv *server, struct member *member);
+/* The group, of another number, in which this one meets those that were opened; NULL: none. */
+struct group *rejoin_meets(
+	const struct model *model, const struct agent *agent, const struct ctl_rejoin *said);
+/* ... in which one of that number is; NULL: none. */
+struct group *rejoin_met(const struct model *model, const char *replica, uint64_t inc);
+/* Who is not there is opened some time: what was held goes on, when some were opened here. */
+void rejoin_launch(struct refsrv *server, struct group *group);
+
+/* ---- for rejoin_open.c ----------------------------------------------------------------------- */
+
+void rejoin_keep(struct member *member, const struct ctl_rejoin *said);
+/* One more member is there; with the last of them the group is built. */
+void rejoin_joined(struct refsrv *server, struct group *group);
+void rejoin_break(struct refsrv *server, struct group *group, const char *why);
 
 /* ---- rejoin_build.c -------------------------------------------------------------------------- */
 

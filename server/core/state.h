@@ -392,6 +392,8 @@ struct group {                /* owned by model.groups */
 	struct offload *offload; /* borrows; NULL: workers', or no longer wanted    */
 	bool rejoining;          /* known to a former server life; operations are held  */
 	bool unbuilt;            /* ... and all of its members are there            */
+	bool opened;             /* ... not: those are opened here                  */
+	bool together;           /* something was decided in it that took all       */
 	int64_t form_ns;         /* ... until then; 0: it was opened here           */
 	struct timer timer;      /* at form_ns                                      */
 	bool busy;               /* listed in model.busy */

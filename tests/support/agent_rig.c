@@ -111,6 +111,9 @@ fill_reply(struct rig *rig, const struct ctl_request *request, struct ctl_reply 
 			.next_op_seq = 1,
 			.group_inc = 1000 + rig->last_sid};
 		break;
+	case CTL_REJOIN:
+		reply->u.open.group_inc = rig->group_inc;
+		break;
 	case CTL_ADMIN:
 		reply->u.admin = rig->admin;
 		if (reply->u.admin.state == NULL)

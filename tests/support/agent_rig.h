@@ -42,6 +42,7 @@ struct rig {
 	uint32_t held;       /* mask of 1 << kind: not answered until rig_answer */
 	int refused[32];     /* by kind: answered with this code */
 	uint64_t generation; /* told to WATCH */
+	uint64_t group_inc;  /* told to REJOIN */
 	struct ctl_admin_reply admin; /* told to ADMIN; "empty" */
 	struct rig_sent *sent;
 	uint32_t num_sent;

@@ -139,6 +139,15 @@ Test(agent_rejoin, inventory__ends_when_all_of_it_is_answered)
 	cr_assert_eq(rig_requests(&rig, CTL_REJOINED), 1, "once");
 }
 
+Test(agent_rejoin, its_group_has_another_number_now__the_next_server_hears_that_one)
+{
+	rig.group_inc = 77;
+	said();
+	lost();
+	cr_assert_eq(rig_request(&rig, CTL_REJOIN)->u.rejoin.group_inc, 77);
+	cr_assert_eq(rig_request(&rig, CTL_REJOIN)->u.rejoin.sid, sid);
+}
+
 Test(agent_rejoin, sessions_end_with_their_server__only_that_there_are_none)
 {
 	rig_reset_at_loss();

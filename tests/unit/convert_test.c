@@ -440,6 +440,10 @@ Test(convert, reply__without_arrays__comes_back)
 	reply.u.attach.epoch = TH_EPOCH_MAX;
 	send_reply(&reply, &arena, &got);
 	cr_assert_arr_eq(&got.u.attach, &reply.u.attach, sizeof(got.u.attach));
+	reply = new_reply(CTL_REJOIN);
+	reply.u.open = (struct ctl_open_reply){5, 6, UINT64_MAX};
+	send_reply(&reply, &arena, &got);
+	cr_assert_arr_eq(&got.u.open, &reply.u.open, sizeof(got.u.open));
 	reply = new_reply(CTL_OPEN);
 	reply.u.open = (struct ctl_open_reply){6, 7, 8};
 	send_reply(&reply, &arena, &got);
