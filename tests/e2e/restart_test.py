@@ -4,9 +4,11 @@ held, what runs runs on, and every byte is what its publisher had."""
 
 import concurrent.futures
 import random
+import signal
 import time
 
 from cluster import LONG, RemoteError, cluster, expect_error, main, wait_for
+from retain_test import fetched, kept, offloads, replicas, used
 
 SIZE = 24 << 20
 SHARDS = 2
@@ -24,9 +26,9 @@ def group(c, label, agents, size=SIZE):
     return workers
 
 
-def restart(c):
+def restart(c, args=()):
     c.server.kill()
-    c.start_server(listen=c.server_url)
+    c.start_server(listen=c.server_url, args=args)
 
 
 def attached(c, *agents):
@@ -132,6 +134,53 @@ def what_runs_runs_on():
                 again(readers, "unpublish")
 
 
+def what_must_stay_stays():
+    """A copy in an agent's memory is known again, and goes when its successor is there; and the
+    last copy is not given up while the server does not know yet who retains it."""
+    # A reader's copy beside that of an agent is as good, but does not last as long here.
+    args = ("-o", "lease.warm=5s", "-o", "retain.release_after=10m")
+    with cluster(server=False) as c:
+        c.start_server(args=args)
+        c.agent("a")
+        b = c.agent("b")
+        w = c.worker("trainer", "a")
+        w.setup(SIZE, model="m", replica="trainer", retain="latest")
+        want = w.call("fill", seed=1)
+        w.call("publish", version=1)
+        w.call("unpublish", scribble=0x5A)
+        before = offloads(c, "a")
+        assert kept(w, 1) and len(before) == 1 and used(c, "a") >= SIZE
+        # The second model's version is with one who does not retain it.
+        source, claimant = c.worker("source", "a"), c.worker("claimant", "b")
+        source.setup(SIZE, model="n", replica="source")
+        claimant.setup(SIZE, model="n", replica="claimant", retain="latest")
+        want_n = source.call("fill", seed="n")
+        source.call("publish", version=7)
+
+        # Who retains it comes last.
+        b.signal(signal.SIGSTOP)
+        restart(c, args)
+        attached(c, "a")
+        gives_up = source.start("unpublish", timeout=60)
+        assert not source.finished(gives_up)
+        b.signal(signal.SIGCONT)
+        attached(c, "b")
+        source.finish(gives_up)
+        assert source.call("held") is None and source.call("safe") == 1
+        assert kept(claimant, 7), replicas(claimant, 7)
+        assert kept(w, 1), replicas(w, 1)
+        assert before[0] in offloads(c, "a") and used(c, "b") == 0, offloads(c, "a")
+        fetched(c, "reader-n", "b", 7, want_n, model="n")
+        assert fetched(c, "near", "a", 1, want)["transport"] == "local"
+        assert fetched(c, "far", "b", "latest", want)["transport"] == "tcp"
+        w.call("fill", seed=2)
+        w.call("publish", version=2)
+        wait_for(lambda: not replicas(w, 1), 60, "version 1 is not listed any more")
+        # The rule of the other model ends with its handle.
+        claimant.call("close")
+        wait_for(lambda: used(c, "a") == used(c, "b") == 0, 60, "the memory is given back")
+
+
 def reset_ends_the_handles():
     with cluster() as c:
         c.agent("a", args=("-o", "server_loss=reset"))
@@ -147,4 +196,9 @@ def reset_ends_the_handles():
 
 
 if __name__ == "__main__":
-    main(what_is_held_stays_held, what_runs_runs_on, reset_ends_the_handles)
+    main(
+        what_is_held_stays_held,
+        what_runs_runs_on,
+        what_must_stay_stays,
+        reset_ends_the_handles,
+    )

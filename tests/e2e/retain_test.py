@@ -54,10 +54,10 @@ def fds(pid):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def fetched(c, label, agent, version, want, **opts):
+def fetched(c, label, agent, version, want, model="m", **opts):
     """A new reader gets the version and its bytes; returns the result."""
     r = c.worker(label, agent)
-    r.setup(SIZE, model="m", replica=label, **opts)
+    r.setup(SIZE, model=model, replica=label, **opts)
     result = r.call("replicate", version=str(version))
     assert r.call("digest") == want, label
     r.call("unpublish")
