@@ -103,3 +103,60 @@ peer_expect_closed(int fd)
 	cr_assert(got == 0 || errno == ECONNRESET, "errno %d", errno);
 	close(fd);
 }
+
+/*
+ * ---- a reader ---------------------------------------------------------------------------------
+ */
+
+int
+peer_enter(struct peer_setup *s, uint64_t leg, struct xfer_part *part,
+	uint8_t ret_key[FRAME_KEY_BYTES])
+{
+	struct frame_hello hello = {.ticket = rig_ticket(leg), .protocol = 1, .mode = 1};
+	struct frame_welcome welcome;
+	uint8_t payload[FRAME_WELCOME_BYTES];
+	rig_offer(s->agent, leg, part);
+	int control = peer_dial(s->agent);
+	frame_encode_hello(&hello, payload);
+	peer_put_frame(control,
+		&(struct frame){.kind = FRAME_HELLO, .leg = leg, .bytes = FRAME_HELLO_BYTES},
+		payload, FRAME_HELLO_BYTES);
+	while (s->agent->num_offers > 0)
+		rig_pump(&s->rig, 10);
+	struct frame frame = peer_get_frame(control);
+	cr_assert_eq(frame.kind, FRAME_WELCOME);
+	cr_assert_eq(frame.count, xfer_part_table(part)->num_chunks);
+	peer_get(control, payload, FRAME_WELCOME_BYTES);
+	frame_decode_welcome(payload, &welcome);
+	memcpy(ret_key, welcome.key, FRAME_KEY_BYTES);
+	return control;
+}
+
+int
+peer_join(struct peer_setup *s, uint64_t leg, const uint8_t key[FRAME_KEY_BYTES])
+{
+	int data = peer_dial(s->agent);
+	peer_put_frame(data,
+		&(struct frame){.kind = FRAME_JOIN, .leg = leg, .bytes = FRAME_KEY_BYTES}, key,
+		FRAME_KEY_BYTES);
+	return data;
+}
+
+void
+peer_ask(int fd, uint64_t leg, uint32_t first, uint32_t count)
+{
+	peer_put_frame(fd,
+		&(struct frame){.kind = FRAME_READ, .leg = leg, .first = first, .count = count},
+		NULL, 0);
+}
+
+void
+peer_take_data(const struct peer_setup *s, int fd, uint32_t chunk)
+{
+	static uint8_t data[CHUNK];
+	struct frame frame = peer_get_frame(fd);
+	cr_assert_eq(frame.kind, FRAME_DATA);
+	cr_assert_eq(frame.first, chunk);
+	peer_get(fd, data, CHUNK);
+	cr_assert_eq(memcmp(data, s->shard.tensors[0] + chunk * CHUNK, CHUNK), 0);
+}

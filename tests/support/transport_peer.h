@@ -33,6 +33,14 @@ void peer_put(int fd, const void *data, size_t bytes);
 void peer_get(int fd, void *data, size_t bytes);
 void peer_put_frame(int fd, const struct frame *frame, const void *payload, size_t payload_bytes);
 struct frame peer_get_frame(int fd);
+/* As the reader of this leg: its ticket gets the part; returns the control connection. */
+int peer_enter(struct peer_setup *s, uint64_t leg, struct xfer_part *part,
+	uint8_t ret_key[FRAME_KEY_BYTES]);
+/* ... with one more data connection. */
+int peer_join(struct peer_setup *s, uint64_t leg, const uint8_t key[FRAME_KEY_BYTES]);
+void peer_ask(int fd, uint64_t leg, uint32_t first, uint32_t count);
+/* The chunk is the next that comes, whole. */
+void peer_take_data(const struct peer_setup *s, int fd, uint32_t chunk);
 /* Reads to the end; closes. */
 void peer_expect_closed(int fd);
 

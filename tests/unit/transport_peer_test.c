@@ -37,27 +37,8 @@ static struct fake_reader
 enter(struct peer_setup *s)
 {
 	struct fake_reader reader;
-	struct frame_hello hello = {.ticket = rig_ticket(LEG), .protocol = 1, .mode = 1};
-	struct frame_welcome welcome;
-	uint8_t payload[FRAME_WELCOME_BYTES];
-	rig_offer(s->agent, LEG, s->part);
-	reader.control = peer_dial(s->agent);
-	frame_encode_hello(&hello, payload);
-	peer_put_frame(reader.control,
-		&(struct frame){.kind = FRAME_HELLO, .leg = LEG, .bytes = FRAME_HELLO_BYTES},
-		payload, FRAME_HELLO_BYTES);
-	while (s->agent->num_offers > 0)
-		rig_pump(&s->rig, 10);
-	struct frame frame = peer_get_frame(reader.control);
-	cr_assert_eq(frame.kind, FRAME_WELCOME);
-	cr_assert_eq(frame.count, xfer_part_table(s->part)->num_chunks);
-	peer_get(reader.control, payload, FRAME_WELCOME_BYTES);
-	frame_decode_welcome(payload, &welcome);
-	memcpy(reader.key, welcome.key, sizeof(reader.key));
-	reader.data = peer_dial(s->agent);
-	peer_put_frame(reader.data,
-		&(struct frame){.kind = FRAME_JOIN, .leg = LEG, .bytes = FRAME_KEY_BYTES},
-		reader.key, FRAME_KEY_BYTES);
+	reader.control = peer_enter(s, LEG, s->part, reader.key);
+	reader.data = peer_join(s, LEG, reader.key);
 	return reader;
 }
 
@@ -71,14 +52,6 @@ expect_ended(struct peer_setup *s, struct fake_reader *reader, int code)
 	peer_finish(s);
 }
 
-static void
-ask(int fd, uint64_t leg, uint32_t first, uint32_t count)
-{
-	peer_put_frame(fd,
-		&(struct frame){.kind = FRAME_READ, .leg = leg, .first = first, .count = count},
-		NULL, 0);
-}
-
 Test(transport_peer, reader_asks_for_chunks_that_do_not_exist__ended)
 {
 	static const uint32_t bad[][2] = {{8, 1}, {7, 2}, {UINT32_MAX, 1}, {UINT32_MAX, 16}, {0, 0},
@@ -86,7 +59,7 @@ Test(transport_peer, reader_asks_for_chunks_that_do_not_exist__ended)
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		struct peer_setup *s = peer_start(8);
 		struct fake_reader reader = enter(s);
-		ask(reader.data, LEG, bad[i][0], bad[i][1]);
+		peer_ask(reader.data, LEG, bad[i][0], bad[i][1]);
 		expect_ended(s, &reader, TH_E_PROTOCOL);
 	}
 }
@@ -96,20 +69,15 @@ Test(transport_peer, reader_asks_for_too_much_at_once__ended)
 	struct peer_setup *s = peer_start(0);
 	struct fake_reader reader = enter(s);
 	for (uint32_t i = 0; i < 17; i++)
-		ask(reader.data, LEG, i % 8, 1);
+		peer_ask(reader.data, LEG, i % 8, 1);
 	expect_ended(s, &reader, TH_E_PROTOCOL);
 }
 
 static void
 take_chunk(struct peer_setup *s, struct fake_reader *reader, uint32_t chunk)
 {
-	static uint8_t data[CHUNK];
-	ask(reader->data, LEG, chunk, 1);
-	struct frame frame = peer_get_frame(reader->data);
-	cr_assert_eq(frame.kind, FRAME_DATA);
-	cr_assert_eq(frame.first, chunk);
-	peer_get(reader->data, data, CHUNK);
-	cr_assert_eq(memcmp(data, s->shard.tensors[0] + chunk * CHUNK, CHUNK), 0);
+	peer_ask(reader->data, LEG, chunk, 1);
+	peer_take_data(s, reader->data, chunk);
 }
 
 /* Each time the source hashes the chunk again: as often as an honest reader asks, not more. */
@@ -119,22 +87,11 @@ Test(transport_peer, reader_asks_for_one_chunk_again_and_again__ended)
 	struct fake_reader reader = enter(s);
 	for (int i = 0; i < 3; i++)
 		take_chunk(s, &reader, 2);
-	ask(reader.data, LEG, 2, 1);
+	peer_ask(reader.data, LEG, 2, 1);
 	const struct transport_event *ended = rig_wait(&s->rig, s->agent, TRANSPORT_ENDED, LEG);
 	cr_assert_eq(ended->code, TH_E_PROTOCOL);
 	cr_assert_null(rig_find(s->agent, TRANSPORT_CHANGED, LEG));
 	expect_ended(s, &reader, TH_E_PROTOCOL);
-}
-
-static void
-take_data(struct peer_setup *s, int fd, uint32_t chunk)
-{
-	static uint8_t data[CHUNK];
-	struct frame frame = peer_get_frame(fd);
-	cr_assert_eq(frame.kind, FRAME_DATA);
-	cr_assert_eq(frame.first, chunk);
-	peer_get(fd, data, CHUNK);
-	cr_assert_eq(memcmp(data, s->shard.tensors[0] + chunk * CHUNK, CHUNK), 0);
 }
 
 /* The second question comes while the chunk is on its way: that proves nothing. */
@@ -154,12 +111,12 @@ Test(transport_peer, reader_asks_twice_at_once__nobody_is_accused)
 		peer_put_frame(other,
 			&(struct frame){.kind = FRAME_JOIN, .leg = LEG, .bytes = FRAME_KEY_BYTES},
 			reader.key, FRAME_KEY_BYTES);
-		ask(reader.data, LEG, 2, 1);
+		peer_ask(reader.data, LEG, 2, 1);
 		struct pollfd begun = {.fd = reader.data, .events = POLLIN};
 		cr_assert_eq(poll(&begun, 1, 20000), 1);
-		ask(other, LEG, 2, 1);
-		take_data(s, other, 2);
-		take_data(s, reader.data, 2);
+		peer_ask(other, LEG, 2, 1);
+		peer_take_data(s, other, 2);
+		peer_take_data(s, reader.data, 2);
 		take_chunk(s, &reader, 3);
 		peer_put_frame(
 			reader.control, &(struct frame){.kind = FRAME_BYE, .leg = LEG}, NULL, 0);
@@ -179,7 +136,7 @@ Test(transport_peer, memory_changed__second_question_is_answered_by_refused)
 	struct fake_reader reader = enter(s);
 	s->shard.tensors[0][5 * CHUNK + 77] ^= 1;
 	take_chunk(s, &reader, 5);
-	ask(reader.data, LEG, 5, 1);
+	peer_ask(reader.data, LEG, 5, 1);
 	const struct transport_event *changed = rig_wait(&s->rig, s->agent, TRANSPORT_CHANGED, LEG);
 	cr_assert_eq(changed->chunk, 5);
 	char text[TH_CTL_TEXT_BYTES] = "";
@@ -205,7 +162,7 @@ Test(transport_peer, reader_names_another_leg__ended)
 {
 	struct peer_setup *s = peer_start(8);
 	struct fake_reader reader = enter(s);
-	ask(reader.data, LEG + 1, 0, 1);
+	peer_ask(reader.data, LEG + 1, 0, 1);
 	expect_ended(s, &reader, TH_E_PROTOCOL);
 }
 
@@ -223,7 +180,7 @@ Test(transport_peer, reader_sends_noise__ended)
 	expect_ended(s, &reader, TH_E_PROTOCOL);
 	s = peer_start(8);
 	reader = enter(s);
-	ask(reader.control, LEG, 0, 1);
+	peer_ask(reader.control, LEG, 0, 1);
 	expect_ended(s, &reader, TH_E_PROTOCOL);
 }
 
@@ -273,7 +230,7 @@ Test(transport_peer, reader_that_takes_nothing__stalled_resumed_stalled_fenced)
 	struct peer_setup *s = peer_start(8);
 	struct fake_reader reader = enter(s);
 	/* More than the kernel holds for a reader that does not read. */
-	ask(reader.data, LEG, 0, 8);
+	peer_ask(reader.data, LEG, 0, 8);
 	rig_wait(&s->rig, s->agent, TRANSPORT_STALLED, LEG);
 	cr_assert_null(rig_find(s->agent, TRANSPORT_RESUMED, LEG));
 	take(reader.data, 8 * (CHUNK + FRAME_BYTES));
@@ -290,7 +247,7 @@ Test(transport_peer, reader_asks_for_many_in_one_read__gets_them_in_order)
 	struct peer_setup *s = peer_start(8);
 	struct fake_reader reader = enter(s);
 	static uint8_t data[CHUNK];
-	ask(reader.data, LEG, 2, 3);
+	peer_ask(reader.data, LEG, 2, 3);
 	for (uint32_t c = 2; c < 5; c++) {
 		struct frame frame = peer_get_frame(reader.data);
 		cr_assert_eq(frame.kind, FRAME_DATA);
@@ -368,7 +325,7 @@ Test(transport_peer, reader_drops_connections_that_wait__others_go_on)
 		peer_put_frame(fd,
 			&(struct frame){.kind = FRAME_JOIN, .leg = LEG, .bytes = FRAME_KEY_BYTES},
 			reader.key, FRAME_KEY_BYTES);
-		ask(fd, LEG, last, 1);
+		peer_ask(fd, LEG, last, 1);
 		shutdown(fd, SHUT_WR);
 		cr_assert_leq(recv(fd, &byte, 1, 0), 0);
 		close(fd);
