@@ -10,6 +10,7 @@
 #include "server/core/group.h"
 #include "server/core/keep.h"
 #include "server/core/refsrv.h"
+#include "server/core/retain.h"
 #include "server/core/standby.h"
 #include "server/core/state.h"
 
@@ -399,9 +400,10 @@ check_offloads(const struct model *model)
 	}
 }
 
-static void
+static uint32_t
 check_claims(const struct model *model)
 {
+	uint32_t count = 0;
 	const struct claim *claim, *other;
 	const struct group *group;
 
@@ -409,6 +411,7 @@ check_claims(const struct model *model)
 	DL_FOREACH(model->retention.claims, claim)
 	{
 		uint32_t holders = 0;
+		count++;
 		DL_FOREACH(model->groups, group)
 		{
 			holders += group->claim == claim;
@@ -420,6 +423,8 @@ check_claims(const struct model *model)
 		for (other = claim->next; other != NULL; other = other->next)
 			TH_ASSERT(!th_retain_equal(&claim->rules, &other->rules));
 	}
+	TH_ASSERT(count <= RETAIN_CLAIMS_MAX);
+	return count;
 }
 
 void
@@ -430,12 +435,13 @@ refsrv_check(const struct refsrv *server)
 	const struct version *version;
 	const struct copy *copy;
 	uint64_t num_legs = 0;
+	uint32_t num_claims = 0;
 
 	for (model = server->models; model != NULL; model = model->hh.next) {
 		check_lists(model);
 		TH_ASSERT(model->groups != NULL || model->versions != NULL ||
 			  model->watches != NULL || model->retention.claims != NULL);
-		check_claims(model);
+		num_claims += check_claims(model);
 		check_offloads(model);
 		DL_FOREACH(model->groups, group)
 		{
@@ -455,6 +461,7 @@ refsrv_check(const struct refsrv *server)
 		}
 	}
 	TH_ASSERT(num_legs == HASH_COUNT(server->legs));
+	TH_ASSERT(num_claims == server->num_claims);
 	TH_ASSERT(server->dirty == NULL && server->changed == NULL);
 	standby_check(server);
 	check_timers(server);

@@ -247,7 +247,8 @@ join(struct refsrv *server, struct agent *agent, const struct ctl_open *open, st
 {
 	struct th_retain rules;
 
-	if (th_retain_parse(open->retain, &rules, err) != 0)
+	if (th_retain_parse(open->retain, &rules, err) != 0 ||
+		retain_room(server, open->model, model_find(server, open->model), &rules, err) != 0)
 		return NULL;
 	struct model *model = model_acquire(server, open->model);
 	if (launch_check(model, agent, open, err) != 0)

@@ -365,6 +365,9 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 		rc = number_check(server, agent, said, err);
 	if (rc == 0)
 		rc = th_retain_parse(said->open.retain, &rules, err);
+	if (rc == 0 && said->open.reservation == 0)
+		rc = retain_room(server, said->open.model, model_find(server, said->open.model),
+			&rules, err);
 	if (rc == 0 && said->gone) {
 		gone(server, agent, said, &rules);
 		return 0;

@@ -36,21 +36,57 @@ retain_join(const struct group *group, const struct agent *agent, const struct c
 		group->replica, group->model->name, agent->info.node, open->retain);
 }
 
+static struct claim *
+find(const struct model *model, const struct th_retain *rules, uint32_t *ret_count)
+{
+	struct claim *claim;
+
+	*ret_count = 0;
+	DL_FOREACH(model->retention.claims, claim)
+	{
+		if (th_retain_equal(&claim->rules, rules))
+			return claim;
+		++*ret_count;
+	}
+	return NULL;
+}
+
+int
+retain_room(const struct refsrv *server, const char *name, const struct model *model,
+	const struct th_retain *rules, struct th_err *err)
+{
+	uint32_t count = 0;
+
+	if (rules->num_rules == 0 || (model != NULL && find(model, rules, &count) != NULL))
+		return 0;
+	if (count >= RETAIN_CLAIMS_MAX)
+		return th_fail(err, TH_E_LIMIT,
+			"the server keeps %u different lists of retention rules for %.100s, which "
+			"is its limit; those of crashed holders go after retain.grace: give all "
+			"replicas the same rules, or open later",
+			RETAIN_CLAIMS_MAX, name);
+	/* Who is open has a member: there are more only while crashed holders are remembered. */
+	if (server->num_claims >= server->config.members_max)
+		return th_fail(err, TH_E_LIMIT,
+			"the server keeps %u lists of retention rules, which is its limit "
+			"(limit.members); those of crashed holders go after retain.grace: open "
+			"%.100s later, or without rules",
+			server->num_claims, name);
+	return 0;
+}
+
 void
 retain_claim(struct refsrv *server, struct group *group, const struct th_retain *rules)
 {
 	struct retention *retention = &group->model->retention;
-	struct claim *claim;
+	uint32_t count;
 
 	group->retain = *rules;
 	if (rules->num_rules == 0)
 		return;
-	DL_FOREACH(retention->claims, claim)
-	{
-		if (th_retain_equal(&claim->rules, rules))
-			break;
-	}
+	struct claim *claim = find(group->model, rules, &count);
 	if (claim == NULL) {
+		server->num_claims++;
 		claim = th_calloc(1, sizeof(*claim));
 		claim->rules = *rules;
 		claim->grace_ns = INT64_MIN;
@@ -67,6 +103,7 @@ static void
 claim_drop(struct refsrv *server, struct retention *retention, struct claim *claim)
 {
 	DL_DELETE(retention->claims, claim);
+	server->num_claims--;
 	free(claim);
 	model_progressed(server, retention->model);
 	model_dirty(retention->model);
@@ -122,6 +159,7 @@ retain_free(struct refsrv *server, struct model *model)
 	{
 		TH_ASSERT(claim->num_holders == 0);
 		DL_DELETE(model->retention.claims, claim);
+		server->num_claims--;
 		free(claim);
 	}
 }

@@ -13,6 +13,12 @@
 
 #include "server/core/state.h"
 
+/* Different lists of rules in one model: who crashes leaves his for a time. */
+#define RETAIN_CLAIMS_MAX 1024u
+
+/* TH_E_LIMIT when there is no room for one more claim; model NULL: it is not there yet. */
+int retain_room(const struct refsrv *server, const char *name, const struct model *model,
+	const struct th_retain *rules, struct th_err *err);
 /* TH_E_GROUP_MISMATCH when a member brings other rules than those before it. */
 int retain_join(const struct group *group, const struct agent *agent, const struct ctl_open *open,
 	struct th_err *err);

@@ -543,6 +543,7 @@ struct refsrv {
 	uint32_t num_living, num_suspect; /* agents not dead, and those of them */
 	uint64_t blob_bytes;              /* of blobs and of uploads, as announced */
 	struct snapshot *snapshots;
+	uint32_t num_claims;  /* of all models, each with other rules than those beside it */
 	uint64_t num_at_risk; /* versions of which risk.h has told */
 	uint64_t snapshot_bytes, last_snapshot;
 	uint64_t generation; /* the highest of any model's listing */

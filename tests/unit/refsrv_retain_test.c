@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "server/core/retain.h"
 #include "tests/support/refsrv_world.h"
 
 static struct world w;
@@ -331,4 +332,55 @@ Test(refsrv_retain, bad_rules__are_refused_and_leave_nothing)
 	w.retain = "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17";
 	cr_assert_eq(world_open(&w, a, "new", "k", 0, 1, 1, &sid), TH_E_LIMIT);
 	w.retain = NULL;
+}
+
+/* A worker opens with rules of its own, and dies. */
+static int
+crashes(const char *model, uint32_t number)
+{
+	struct world_member m = {.agent = a, .num_shards = 1};
+	char rules[16];
+
+	snprintf(rules, sizeof(rules), "%u", number);
+	w.retain = rules;
+	int rc = world_open(&w, a, model, "k", 0, 1, 1, &m.sid);
+	w.retain = NULL;
+	if (rc == 0)
+		cr_assert_eq(world_close(&w, &m, true), 0);
+	return rc;
+}
+
+Test(refsrv_retain, crashes_with_ever_other_rules__are_bounded)
+{
+	for (uint32_t i = 1; i <= RETAIN_CLAIMS_MAX; i++)
+		cr_assert_eq(crashes("m", i), 0, "%u: %s", i, w.reply.text);
+	cr_assert_eq(crashes("m", RETAIN_CLAIMS_MAX + 1), TH_E_LIMIT);
+	cr_assert(strstr(w.reply.text, "retain.grace") && strstr(w.reply.text, "1024"), "%s",
+		w.reply.text);
+	cr_assert_eq(crashes("m", 5), 0, "the same rules take no room");
+	cr_assert_eq(crashes("other", RETAIN_CLAIMS_MAX + 1), 0, "each model has its own");
+	claimant(b, "none", NULL);
+	world_sleep(&w, 601 * SEC);
+	cr_assert_eq(crashes("m", RETAIN_CLAIMS_MAX + 1), 0);
+}
+
+Test(refsrv_retain, crashes_in_ever_other_models__are_bounded)
+{
+	struct refsrv_config config;
+	char model[16];
+
+	refsrv_config_default(&config);
+	config.members_max = 8;
+	world_fini(&w);
+	world_init(&w, &config);
+	a = world_agent(&w);
+	for (uint32_t i = 0; i < 8; i++) {
+		snprintf(model, sizeof(model), "m%u", i);
+		cr_assert_eq(crashes(model, 1), 0);
+	}
+	cr_assert_eq(crashes("m8", 1), TH_E_LIMIT);
+	cr_assert(strstr(w.reply.text, "limit.members"), "%s", w.reply.text);
+	cr_assert_eq(crashes("m7", 1), 0);
+	world_sleep(&w, 601 * SEC);
+	cr_assert_eq(crashes("m8", 1), 0);
 }
