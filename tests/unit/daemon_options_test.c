@@ -49,6 +49,11 @@ Test(daemon_options, server__no_url__refused)
 	refused("server", "ipc:///x:1", "ipc:///x:1");
 	refused("server", "tcp://a:1,", "\"\"");
 	refused("server", "", "1 to");
+	refused("server",
+		"tcp://a:1,tcp://a:2,tcp://a:3,tcp://a:4,tcp://a:5,tcp://a:6,tcp://a:7,tcp://a:8,"
+		"tcp://a:9,tcp://a:10,tcp://a:11,tcp://a:12,tcp://a:13,tcp://a:14,tcp://a:15,"
+		"tcp://a:16,tcp://a:17",
+		"more than 16");
 }
 
 Test(daemon_options, server__none__is_asked_for_by_its_option)

@@ -201,6 +201,27 @@ Test(daemon_tensors, memory__range_outside_the_file__is_refused)
 	memory_fini(&set);
 }
 
+/* Sparse: it costs its worker nothing, and would cost the agent its address space. */
+Test(daemon_tensors, memory__more_bytes_than_can_be_mapped__is_refused)
+{
+	struct memory_set set = {0};
+	int fd = memfd_create("sparse", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	cr_assert_eq(ftruncate(fd, MEMORY_BYTES_MAX + 4096), 0);
+	cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, MEMORY_BYTES_MAX + 4096), TH_E_LIMIT);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 8192), 1);
+	set.mapped_bytes += MEMORY_BYTES_MAX - 8192 - 4096;
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 8192), TH_E_LIMIT, "with what it has");
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 4096), 2);
+	set.mapped_bytes -= MEMORY_BYTES_MAX - 8192 - 4096;
+	limits.mapped_by_all = MEMORY_BYTES_MAX_ALL - 4096;
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 8192), TH_E_LIMIT, "with what others have");
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 4096), 3);
+	limits.mapped_by_all = 0;
+	close(fd);
+	memory_fini(&set);
+}
+
 Test(daemon_tensors, memory__more_objects_than_allowed__is_refused_until_one_is_forgotten)
 {
 	struct memory_set set = {0};

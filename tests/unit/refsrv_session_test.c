@@ -383,6 +383,29 @@ Test(refsrv_session, launch__replaced_one__cannot_come_back)
 	cr_assert_eq(world_launch(&w, a, "other", 1, 2, "job-1", &sid), 0);
 }
 
+Test(refsrv_session, launch__many__the_last_sixteen_cannot_come_back)
+{
+	uint32_t a = world_agent(&w);
+	struct world_member m = {.agent = a};
+	char name[16];
+	uint64_t sid;
+	for (int i = 0; i <= 17; i++) {
+		uint64_t before = m.sid;
+		snprintf(name, sizeof(name), "job-%d", i);
+		cr_assert_eq(world_launch(&w, a, "r", 0, 2, name, &m.sid), 0);
+		if (i > 0) /* what is left of a launch remembers those before it */
+			cr_assert_eq(
+				world_close(&w, &(struct world_member){.agent = a, .sid = before},
+					true),
+				0);
+	}
+	for (int i = 1; i <= 16; i++) {
+		snprintf(name, sizeof(name), "job-%d", i);
+		cr_assert_eq(world_launch(&w, a, "r", 1, 2, name, &sid), TH_E_GROUP_MISMATCH);
+	}
+	cr_assert_eq(world_launch(&w, a, "r", 1, 2, "job-0", &sid), 0, "forgotten: it is new");
+}
+
 Test(refsrv_session, launch__group_broken__the_same_launch_opens_again_an_older_one_does_not)
 {
 	uint32_t a = world_agent(&w), b = world_agent(&w);

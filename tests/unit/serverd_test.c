@@ -464,6 +464,11 @@ Test(serverd, options__mistakes_are_named, .timeout = 60)
 	refuses("more than 8", "--peers",
 		"ipc:///1,ipc:///2,ipc:///3,ipc:///4,ipc:///5,ipc:///6,"
 		"ipc:///7,ipc:///8,ipc:///9");
+	refuses("more than 16", "-o",
+		"listen=ipc:///1,ipc:///2,ipc:///3,ipc:///4,ipc:///5,ipc:///6,ipc:///7,ipc:///8,"
+		"ipc:///9,ipc:///10,ipc:///11,ipc:///12,ipc:///13,ipc:///14,ipc:///15,ipc:///16,"
+		"ipc:///17");
+	refuses("no duration", "-o", "route.skip=never");
 	refuses("no duration", "-o", "peers.return=soon");
 	refuses("longer than peers.probe", "-o", "peers.silence=500ms");
 	refuses("No such file", "-c", "/nonexistent/thserverd.conf");
