@@ -3,9 +3,22 @@
  * data_out - a data connection at the source: takes requests for chunks and sends them straight
  * from the part's memory, or from the blocks that a ferry read of it (data_out_copy.c).
  *
- * Runs on its mover. The kernel copies at send, so when the stream is closed no byte of the part is
- * read for it any more: that is what a fence proves. A request beyond the part's prefix waits here
- * until the part's watcher kicks; nothing polls.
+ * Runs on its mover. A request beyond the part's prefix waits here until the part's watcher kicks;
+ * nothing polls.
+ *
+ * What the end of a leg proves. By send() the kernel copies, so when the stream is closed no byte
+ * of the part is read for it any more. By sendfile it only takes references to the pages, and reads
+ * them when they go out, or on the same host when the reader's recv copies them: that can be after
+ * the close. So the end of such a leg proves less: that nobody who reads the pages later will take
+ * what he then finds for the published version. This is enough for the memory to be written, and it
+ * holds because sendfile is used only for a reader that said it counts no chunk without the
+ * publisher's digest, hashed where the bytes have arrived, after the last read of the page. A leg
+ * that ended by the reader's word has nothing queued: all that was sent is verified. One that is
+ * fenced, or ends in any other way, closes by a reset, which drops what is queued here; what the
+ * reader's kernel holds already may be torn and fails its digest, as any damage does. Such a chunk
+ * cannot be taken for a breach of contract: who asks for it again finds the connection closed.
+ * A reader that lied about verifying harms itself, and may see some later bytes of memory that it
+ * was allowed to read: megabytes at most, those that were in flight.
  */
 #include <errno.h>
 #include <string.h>
@@ -16,6 +29,9 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/name.h"
 #include "transport/tcp.h"
+
+#define FILE_BYTES_MIN (64u << 10)  /* of one piece: less is gathered and copied */
+#define FILE_BLOCK_BYTES (4u << 20) /* of one call: nothing is to stay in cache */
 
 static struct data_out *
 conn_of(struct stream *stream)
@@ -156,6 +172,33 @@ begin_chunk(struct data_out *conn)
 	return true;
 }
 
+/* Of a leg with late reads: whether the chunk goes on with enough bytes of one file. */
+static bool
+next_file(const struct data_out *conn, struct xfer_file *ret_file)
+{
+	return conn->leg->late_reads && !conn->ferry && !conn->stream.no_file &&
+	       xfer_cursor_file(&conn->cursor, conn->leg->part, FILE_BLOCK_BYTES, ret_file) &&
+	       ret_file->bytes >= th_min_u64(FILE_BYTES_MIN, conn->cursor.left);
+}
+
+static bool
+send_file(struct stream *stream, struct stream_file *ret_file)
+{
+	struct data_out *conn = conn_of(stream);
+	struct xfer_file file;
+	if (!conn->sending || conn->header_sent < FRAME_BYTES || !next_file(conn, &file))
+		return false;
+#ifdef TH_FAULTS
+	if (conn->flip || fault_stalls(&conn->leg->transport->fault))
+		return false;
+#endif
+	if (conn->code != 0 || __atomic_load_n(&conn->leg->changed, __ATOMIC_RELAXED))
+		return false;
+	*ret_file = (struct stream_file){file.fd, file.offset, file.bytes};
+	conn->by_file = true;
+	return true;
+}
+
 static uint32_t
 send_want(struct stream *stream, struct iovec *ret_ranges)
 {
@@ -168,17 +211,20 @@ send_want(struct stream *stream, struct iovec *ret_ranges)
 		return 0;
 	if (conn->ferry ? !conn->ready : !conn->sending && !begin_chunk(conn))
 		return 0;
+	struct xfer_file file;
 	uint32_t used = 0;
+	conn->by_file = false;
 	if (conn->header_sent < FRAME_BYTES)
 		ret_ranges[used++] = (struct iovec){
 			conn->header + conn->header_sent, FRAME_BYTES - conn->header_sent};
+	stream->more = used > 0 && next_file(conn, &file);
 	if (conn->ferry)
 		used += data_out_copy_want(conn, ret_ranges + used);
-	else
+	else if (!stream->more)
 		used += xfer_cursor_next(&conn->cursor, conn->leg->part, LOOP_BLOCK_BYTES,
 			ret_ranges + used, LOOP_RANGES_MAX - used);
 #ifdef TH_FAULTS
-	if (conn->flip) {
+	if (conn->flip && !stream->more) {
 		/* The first byte of the chunk comes from here instead, alone. */
 		struct iovec *first = &ret_ranges[conn->header_sent < FRAME_BYTES ? 1 : 0];
 		conn->flipped = *(uint8_t *)first->iov_base ^ 1;
@@ -196,6 +242,10 @@ took(struct data_out *conn, size_t bytes)
 	__atomic_store_n(&leg->last_sent_ns, th_now_ns(), __ATOMIC_RELAXED);
 	count_up(&leg->bytes_sent, bytes);
 	count_up(&leg->transport->counters.bytes_out, bytes);
+	if (conn->by_file) {
+		__atomic_store_n(&leg->spliced, true, __ATOMIC_RELAXED);
+		count_up(&leg->transport->counters.bytes_out_file, bytes);
+	}
 	if (__atomic_load_n(&leg->stalled, __ATOMIC_RELAXED) &&
 		__atomic_exchange_n(&leg->stalled, false, __ATOMIC_ACQ_REL)) {
 		events_post(&leg->transport->events, &leg->stall_node);
@@ -273,6 +323,7 @@ static const struct stream_ops data_out_ops = {
 	.recv_want = recv_want,
 	.recv_got = recv_got,
 	.send_want = send_want,
+	.send_file = send_file,
 	.send_sent = send_sent,
 	.broken = broken,
 };

@@ -34,7 +34,8 @@ fits(const struct frame *frame)
 	bool no_range = frame->first == 0 && frame->count == 0;
 	switch (frame->kind) {
 	case FRAME_HELLO:
-		return plain && no_range && frame->bytes == FRAME_HELLO_BYTES;
+		return (frame->flags & ~FRAME_VERIFIES) == 0 && no_range &&
+		       frame->bytes == FRAME_HELLO_BYTES;
 	case FRAME_WELCOME:
 		return (frame->flags & ~FRAME_DIGESTS) == 0 && frame->first == 0 &&
 		       frame->bytes == FRAME_WELCOME_BYTES;

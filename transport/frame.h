@@ -48,6 +48,8 @@ enum frame_kind {
 enum frame_flag {
 	FRAME_DIGESTS = 1 << 0, /* WELCOME: the source has the publisher's digests */
 	FRAME_WAITING = 1 << 1, /* PROGRESS: this leg waits for bytes that the source waits for */
+	FRAME_VERIFIES =
+		1 << 2, /* HELLO: the reader takes no chunk but by the publisher's digest */
 };
 
 struct frame {

@@ -137,8 +137,8 @@ struct leg_in *leg_in_find(struct transport *transport, uint64_t id);
 int64_t leg_in_tick(struct leg_in *leg, int64_t now_ns);
 struct leg_in *leg_in_next(struct leg_in *leg);
 
-/* fd -1: the stranger is gone already, and the leg ends at once. */
-void leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg);
+/* fd -1: the stranger is gone already, and the leg ends at once. verifies: the reader's word. */
+void leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, bool verifies);
 void leg_out_fence(struct leg_out *leg);
 struct leg_out *leg_out_find(struct transport *transport, uint64_t id);
 struct leg_out *leg_out_find_key(

@@ -319,7 +319,10 @@ static void
 connected(struct control *control)
 {
 	struct leg_in *leg = leg_of(control);
-	struct frame frame = {.kind = FRAME_HELLO, .leg = leg->id, .bytes = FRAME_HELLO_BYTES};
+	struct frame frame = {.kind = FRAME_HELLO,
+		.flags = leg->verify ? FRAME_VERIFIES : 0,
+		.leg = leg->id,
+		.bytes = FRAME_HELLO_BYTES};
 	struct frame_hello hello = {
 		.ticket = leg->ticket, .protocol = FRAME_PROTOCOL, .mode = FRAME_MODE_TCP};
 	uint8_t payload[FRAME_HELLO_BYTES];

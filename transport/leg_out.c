@@ -141,6 +141,8 @@ run_last(struct loop_task *task)
 	struct transport *transport = leg->transport;
 	LIST_REMOVE(leg, entry);
 	leg->result.bytes_moved = __atomic_load_n(&leg->bytes_sent, __ATOMIC_RELAXED);
+	if (__atomic_load_n(&leg->spliced, __ATOMIC_RELAXED))
+		memcpy(leg->result.transport, "tcp sendfile", sizeof("tcp sendfile"));
 	control_fini(&leg->control);
 	free(leg->asked);
 	pthread_mutex_destroy(&leg->lock);
@@ -328,13 +330,14 @@ leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part)
 }
 
 void
-leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg)
+leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, bool verifies)
 {
 	struct transport *transport = leg->transport;
 	const struct chunk_table *table = xfer_part_table(leg->part);
 	LIST_INSERT_HEAD(&transport->legs_out, leg, entry);
 	count_up(&transport->counters.legs_out, 1);
 	leg->reader_leg = reader_leg;
+	leg->late_reads = verifies && leg->verify;
 	leg->started_ns = th_now_ns();
 	if (fd < 0) {
 		end(leg, TH_E_NO_PATH, "the reader was gone before it was served", false);

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -131,7 +132,8 @@ stream_close(struct stream *stream, bool reset)
 	int fd = stream_release(stream);
 	if (fd < 0)
 		return;
-	if (reset) {
+	/* What was sent out of a file the kernel reads when it goes out, and never copied. */
+	if (reset || stream->spliced) {
 		struct linger linger = {.l_onoff = 1, .l_linger = 0};
 		int rc = setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
 		(void)rc; /* the close below then merely takes longer to be noticed */
@@ -192,23 +194,54 @@ move_in(struct stream *stream)
 	return true;
 }
 
+/* Whether it is the file, not the connection: the same bytes can go another way. */
+static bool
+is_of_file(int error)
+{
+	return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP || error == ESPIPE ||
+	       error == EIO || error == EOVERFLOW;
+}
+
+/* Sends some of what comes next. Bytes, of *ret_wanted; 0: nothing to send; or -1 with errno. */
+static ssize_t
+send_some(struct stream *stream, size_t *ret_wanted)
+{
+	struct loop *loop = stream->loop;
+	struct stream_file file;
+	*ret_wanted = 0;
+	if (stream->ops->send_file && !stream->no_file && stream->ops->send_file(stream, &file)) {
+		off_t offset = (off_t)file.offset;
+		ssize_t sent = sendfile(stream->fd, file.fd, &offset, (size_t)file.bytes);
+		stream->spliced = stream->spliced || sent > 0;
+		*ret_wanted = (size_t)file.bytes;
+		if (sent > 0 || (sent < 0 && !is_of_file(errno)))
+			return sent;
+		stream->no_file = true;
+		*ret_wanted = 0;
+	}
+	stream->more = false;
+	uint32_t count = stream->ops->send_want(stream, loop->ranges);
+	if (count == 0)
+		return 0;
+	for (uint32_t i = 0; i < count; i++)
+		*ret_wanted += loop->ranges[i].iov_len;
+	struct msghdr message = {.msg_iov = loop->ranges, .msg_iovlen = count};
+	return sendmsg(
+		stream->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL | (stream->more ? MSG_MORE : 0));
+}
+
 static bool
 move_out(struct stream *stream)
 {
-	struct loop *loop = stream->loop;
 	bool more = true;
 	for (size_t moved = 0; more && moved < TURN_BYTES;) {
-		uint32_t count = stream->ops->send_want(stream, loop->ranges);
-		if (count == 0) {
+		size_t wanted;
+		ssize_t sent = send_some(stream, &wanted);
+		if (sent == 0) {
 			stream->blocked = false;
 			set_interest(stream, stream->interest & ~(uint32_t)EPOLLOUT);
 			return true;
 		}
-		size_t wanted = 0;
-		for (uint32_t i = 0; i < count; i++)
-			wanted += loop->ranges[i].iov_len;
-		struct msghdr message = {.msg_iov = loop->ranges, .msg_iovlen = count};
-		ssize_t sent = sendmsg(stream->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (sent < 0 && errno == EINTR)
 			continue;
 		if (sent < 0 && errno == EAGAIN)

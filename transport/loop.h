@@ -58,6 +58,11 @@ void loop_tick_at(struct loop *loop, int64_t deadline_ns);
 
 #define STREAM_EOF (-ESHUTDOWN) /* code of broken: the peer closed in order */
 
+struct stream_file { /* bytes of a file, to be sent by sendfile */
+	int fd;      /* borrows */
+	uint64_t offset, bytes;
+};
+
 struct stream_ops {
 	/* A listening socket has only this and broken: somebody is at the door. */
 	void (*ready)(struct stream *stream);
@@ -69,6 +74,9 @@ struct stream_ops {
 	int (*recv_got)(struct stream *stream, const struct iovec *ranges, size_t bytes);
 	/* What to send next. 0: nothing now; stream_wake when there is. */
 	uint32_t (*send_want)(struct stream *stream, struct iovec *ret_ranges);
+	/* May be NULL. Asked first: whether what to send next lies in a file that may be read later
+	 * than it is sent. Never again after stream->no_file. */
+	bool (*send_file)(struct stream *stream, struct stream_file *ret_file);
 	int (*send_sent)(struct stream *stream, size_t bytes);
 	void (*connected)(struct stream *stream); /* may be NULL for accepted ones */
 	/* The connection ended by itself, or by a negative result above. It is closed already; the
@@ -83,6 +91,9 @@ struct stream {
 	uint32_t interest;
 	bool connecting;
 	bool blocked; /* the socket takes no more for now: EPOLLOUT tells */
+	bool more;    /* of send_want: what follows it is there, so the kernel may wait for it */
+	bool spliced; /* something was sent out of a file: closing throws the kernel's queue away */
+	bool no_file; /* the kernel does not send out of that kind of file: send_want is asked */
 };
 
 /* Takes the descriptor. connecting: connect() is under way. 0 or -errno (the descriptor is closed).

@@ -61,7 +61,7 @@ xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
 		part->places[i] = places[i];
 		if (places[i].access) {
 			(void)access_retain(places[i].access);
-			part->direct = false;
+			part->direct = part->direct && places[i].data;
 		}
 	}
 	part->table = chunk_table_retain(table);
@@ -148,9 +148,10 @@ xfer_part_descriptors(const struct xfer_part *part, uint32_t more, uint32_t *ret
 	int *fds = th_calloc((size_t)part->num_places + more + 1, sizeof(fds[0]));
 	uint32_t count = 0, kept = 0;
 	for (uint32_t i = 0; i < part->num_places; i++) {
-		struct access *access = part->places[i].access;
+		const struct xfer_place *place = &part->places[i];
+		struct access *access = place->data ? NULL : place->access;
 		/* Neighbours mostly share one. */
-		if (access && (i == 0 || access != part->places[i - 1].access))
+		if (access && (count == 0 || access_fd(access) != fds[count - 1]))
 			fds[count++] = access_fd(access);
 	}
 	qsort(fds, count, sizeof(fds[0]), compare_fds);
@@ -338,11 +339,26 @@ xfer_cursor_piece(const struct xfer_cursor *cursor, const struct xfer_part *part
 	const struct chunk_range *range = &part->table->ranges[cursor->range];
 	const struct xfer_place *place = &part->places[range->row];
 	uint64_t offset = range->offset + cursor->offset;
-	*ret_piece = (struct xfer_piece){.data = place->access ? NULL : place->data + offset,
-		.access = place->access,
+	*ret_piece = (struct xfer_piece){.data = place->data ? place->data + offset : NULL,
+		.access = place->data ? NULL : place->access,
 		.place = place->place + offset,
 		.bytes = th_min_u64(th_min_u64(bytes, cursor->left), range->bytes - cursor->offset),
 		.row = range->row};
+}
+
+bool
+xfer_cursor_file(const struct xfer_cursor *cursor, const struct xfer_part *part, uint64_t bytes,
+	struct xfer_file *ret_file)
+{
+	const struct chunk_range *range = &part->table->ranges[cursor->range];
+	const struct xfer_place *place = &part->places[range->row];
+	if (!place->data || !place->access || cursor->left == 0)
+		return false;
+	*ret_file = (struct xfer_file){.fd = access_fd(place->access),
+		.offset = place->place + range->offset + cursor->offset,
+		.bytes =
+			th_min_u64(th_min_u64(bytes, cursor->left), range->bytes - cursor->offset)};
+	return true;
 }
 
 void

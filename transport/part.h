@@ -33,13 +33,14 @@ struct xfer_part *xfer_part_new(struct chunk_table *table, uint8_t *const *tenso
 	uint32_t num_tensors, bool verify, void (*release)(void *arg), void *arg);
 /*
  * The same of rows of which some are not mapped: a place is an address here, or what access calls
- * it. Keeps a reference of each access.
+ * it. A mapped row may have both: the file that it is a mapping of, for who can send out of a file;
+ * that one cannot shrink. Keeps a reference of each access.
  */
 struct access;
 struct xfer_place {
 	uint8_t *data;         /* mapped; NULL otherwise, and for a row without bytes */
-	struct access *access; /* borrows */
-	uint64_t place;
+	struct access *access; /* borrows; may be NULL where there is data */
+	uint64_t place;        /* what access calls it */
 };
 struct xfer_part *xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
 	uint32_t num_places, bool verify, void (*release)(void *arg), void *arg);
@@ -87,6 +88,13 @@ struct xfer_piece {
 };
 void xfer_cursor_piece(const struct xfer_cursor *cursor, const struct xfer_part *part,
 	uint64_t bytes, struct xfer_piece *ret_piece);
+/* The same as a place in a file, if the row is a mapping of one that is known. Of a direct part. */
+struct xfer_file {
+	int fd; /* borrows */
+	uint64_t offset, bytes;
+};
+bool xfer_cursor_file(const struct xfer_cursor *cursor, const struct xfer_part *part,
+	uint64_t bytes, struct xfer_file *ret_file);
 void xfer_cursor_skip(struct xfer_cursor *cursor, const struct xfer_part *part, uint64_t bytes);
 
 uint32_t xfer_part_prefix(const struct xfer_part *part);

@@ -32,6 +32,7 @@ struct stranger {
 	bool asked;     /* the shell judges its ticket */
 	uint64_t hello; /* then: its number */
 	uint64_t reader_leg;
+	bool verifies; /* says the ticket's frame */
 	uint8_t data[HELLO_BYTES];
 	uint32_t have, need;
 	char peer[PEER_BYTES];
@@ -150,6 +151,7 @@ recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 		return 0;
 	}
 	stranger->reader_leg = frame.leg;
+	stranger->verifies = (frame.flags & FRAME_VERIFIES) != 0;
 	return frame.kind == FRAME_HELLO ? on_hello(stranger) : on_join(stranger);
 }
 
@@ -345,12 +347,14 @@ serve(struct transport *transport, const struct command *command)
 	struct stranger *stranger = find_asked(transport, command->id);
 	int fd = -1;
 	uint64_t reader_leg = 0;
+	bool verifies = false;
 	if (stranger) {
 		fd = stream_release(&stranger->stream);
 		reader_leg = stranger->reader_leg;
+		verifies = stranger->verifies;
 		free_stranger(stranger);
 	}
-	leg_out_start(command->leg_out, fd, reader_leg);
+	leg_out_start(command->leg_out, fd, reader_leg, verifies);
 }
 
 static void

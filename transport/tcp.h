@@ -131,9 +131,11 @@ struct leg_out {
 	uint64_t id, reader_leg;
 	struct xfer_part *part; /* owns: a reference, until the last event */
 	bool verify;
+	bool late_reads; /* what is sent may be read later: see data_out.c */
 	uint8_t key[FRAME_KEY_BYTES];
 	char peer[PEER_BYTES];
 	/* Shared. */
+	bool spliced; /* atomic: some of it went out of files */
 	/* Of conns and their closing: the porter writes, the part's watcher reads. */
 	pthread_mutex_t lock;
 	struct data_out *conns[CONNECTIONS_MAX]; /* owns */
@@ -194,6 +196,7 @@ struct data_out {
 	uint32_t have;
 	uint32_t asked[WINDOW_MAX], asked_head, num_asked; /* in the order asked */
 	bool sending;
+	bool by_file; /* what is being sent goes out of a file */
 	uint32_t chunk;
 	uint8_t header[FRAME_BYTES];
 	uint32_t header_sent;

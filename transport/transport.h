@@ -81,12 +81,13 @@ struct transport_event {
 	bool overwrote;       /* FAILED, STOPPED: at least one byte was written to the part */
 	uint64_t bytes_moved; /* of chunks, with those that moved again; ENDED: sent */
 	uint64_t transfer_ns, verify_ns;
-	char transport[32]; /* "tcp", "local" */
+	char transport[32]; /* "tcp", "local"; ENDED: "tcp sendfile" when that was used */
 	char text[TH_CTL_TEXT_BYTES];
 };
 
 struct transport_counters { /* since the start, for status; a coherent snapshot is not promised */
 	uint64_t bytes_in, bytes_out, bytes_local;
+	uint64_t bytes_out_file; /* of bytes_out: by sendfile */
 	uint64_t chunks_verified, chunks_refetched, checksum_failures;
 	uint64_t legs_in, legs_out, legs_failed, legs_fenced;
 	uint64_t strangers_refused; /* data port: bad magic, bad ticket, too slow, too long */

@@ -130,6 +130,34 @@ check_sum(const struct memory_set *set, uint64_t mapped_by_all, uint64_t map_byt
 	return 0;
 }
 
+/*
+ * A mapping does without its descriptor. With it what lies there can be sent by sendfile, so it is
+ * kept unless there are many: half of the room for descriptors is for what cannot do without.
+ */
+static void
+keep_file(
+	struct memory_set *set, const struct memory_limits *limits, int *fd, struct memory *object)
+{
+	struct statfs fs;
+	if (fstatfs(*fd, &fs) < 0 || (uint64_t)fs.f_type == HUGETLBFS_MAGIC)
+		return; /* the kernel sends no huge pages out of a file */
+	for (uint32_t i = 0; i < SAME_MAX && i < set->count; i++) {
+		const struct memory *other = &set->objects[set->count - 1 - i];
+		if (other->file && other->dev == object->dev && other->ino == object->ino) {
+			object->file = access_retain(other->file);
+			return;
+		}
+	}
+	if (limits->kept_by_all >= limits->descriptors_max / 2)
+		return;
+	object->file = access_new(*fd, ACCESS_FILE, closer_close);
+	if (!object->file)
+		return;
+	*fd = -1;
+	object->owner = true;
+	set->descriptors++;
+}
+
 static uint32_t
 append(struct memory_set *set, const struct memory *object)
 {
@@ -140,14 +168,14 @@ append(struct memory_set *set, const struct memory *object)
 }
 
 static int
-add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int fd,
+add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id)
 {
-	int rc = check_seals(fd, err);
+	int rc = check_seals(*fd, err);
 	if (rc < 0)
 		return rc;
 	struct stat st;
-	if (fstat(fd, &st) < 0)
+	if (fstat(*fd, &st) < 0)
 		return th_fail(err, -errno, "fstat of a memory object: %s", th_strerror(-errno));
 	uint64_t start = 0;
 	size_t map_bytes = 0;
@@ -159,14 +187,14 @@ add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int fd,
 		rc = reserve(set, limits->objects_max, err);
 	if (rc < 0)
 		return rc;
-	void *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)start);
+	void *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, (off_t)start);
 	if (map == MAP_FAILED)
 		return th_fail(err, errno == ENOMEM ? -ENOMEM : TH_E_MEMORY_KIND,
 			"mapping %zu bytes of a memfd: %s", map_bytes, th_strerror(-errno));
 	/* A child of the agent has no business in a worker's memory, and a core file neither. */
 	(void)madvise(map, map_bytes, MADV_DONTFORK);
 	(void)madvise(map, map_bytes, MADV_DONTDUMP);
-	const struct memory object = {
+	struct memory object = {
 		.dev = (uint64_t)st.st_dev,
 		.ino = (uint64_t)st.st_ino,
 		.base = message->base,
@@ -176,6 +204,7 @@ add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int fd,
 		.map = map,
 		.map_bytes = map_bytes,
 	};
+	keep_file(set, limits, fd, &object);
 	set->mapped_bytes += map_bytes;
 	*ret_id = append(set, &object);
 	return 0;
@@ -313,7 +342,7 @@ memory_add(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id)
 {
 	if (message->kind == FDMSG_MEMFD)
-		return add_mapped(set, message, *fd, limits, err, ret_id);
+		return add_mapped(set, message, fd, limits, err, ret_id);
 	if (message->kind == FDMSG_FILE || message->kind == FDMSG_PROCESS)
 		return add_access(set, message, fd, limits, err, ret_id);
 	return th_fail(err, TH_E_MEMORY_KIND, "%s can not be shared with this agent yet",
@@ -347,7 +376,8 @@ static void
 pass_on(struct memory_set *set, uint32_t index)
 {
 	for (uint32_t i = 0; i < set->count; i++) {
-		if (i != index && set->objects[i].access == set->objects[index].access) {
+		const struct memory *other = &set->objects[i], *gone = &set->objects[index];
+		if (i != index && other->access == gone->access && other->file == gone->file) {
 			set->objects[i].owner = true;
 			return;
 		}
@@ -365,6 +395,7 @@ unmap(struct memory_set *set, uint32_t index)
 	if (object->owner)
 		pass_on(set, index);
 	access_release(object->access);
+	access_release(object->file);
 	set->count--;
 	memmove(object, object + 1, (set->count - index) * sizeof(*object));
 }

@@ -33,8 +33,9 @@ struct memory {
 	void *map;     /* owns                                                                  */
 	size_t map_bytes;
 	struct access *access; /* owns: a reference; NULL: it is mapped                          */
+	struct access *file;   /* owns: likewise, of what is mapped, to send from; may be NULL   */
 	bool process;          /* access: of a process, not of a file                            */
-	bool owner;            /* access: was made for this object                               */
+	bool owner;            /* access or file: was made for this object                       */
 	const char *read_only; /* why it can not be written; NULL: it can                        */
 };
 
@@ -62,8 +63,8 @@ struct memory_limits {
 
 /*
  * Takes in what message announces and *fd is. *fd is set to -1 when it is kept: a mapping needs
- * none, and two objects of one file or process share one. 0 and *ret_id, or TH_E_MEMORY_KIND,
- * TH_E_INVALID, TH_E_LIMIT, -errno with a sentence.
+ * none, but keeps one while few are kept, and two objects of one file or process share one. 0 and
+ * *ret_id, or TH_E_MEMORY_KIND, TH_E_INVALID, TH_E_LIMIT, -errno with a sentence.
  */
 int memory_add(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id);

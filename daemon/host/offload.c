@@ -23,6 +23,7 @@
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
 #include "ipc/shm/doorbell.h"
+#include "transport/access.h"
 
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14; an older kernel answers EINVAL */
 #define MADV_POPULATE_WRITE 23
@@ -40,6 +41,7 @@ struct offload_memory {
 	bool freeing;         /* released */
 	atomic_bool unwanted; /* released while it is made */
 	uint8_t *map;         /* owns; the thread's until done */
+	struct access *file;  /* owns: a reference; likewise; NULL: only the mapping */
 	int error;            /* 0 or why it could not be made */
 	struct offload_memory *next;
 };
@@ -66,6 +68,8 @@ unmap(struct offload_memory *memory)
 	if (memory->map)
 		(void)munmap(memory->map, memory->bytes);
 	memory->map = NULL;
+	access_release(memory->file);
+	memory->file = NULL;
 }
 
 /* Pages for this range. 0 or -errno. */
@@ -107,6 +111,12 @@ map_pages(struct offload_memory *memory, int fd)
 }
 
 static void
+close_file(int fd)
+{
+	th_fd_close(&fd);
+}
+
+static void
 make(struct offload_memory *memory)
 {
 	int rc = TH_FP_RC(agent_makes_room);
@@ -114,8 +124,10 @@ make(struct offload_memory *memory)
 	if (rc == 0)
 		rc = fd < 0 ? -errno : map_pages(memory, fd);
 	memory->error = rc;
-	/* The mapping keeps the file. */
-	th_fd_close(&fd);
+	/* The mapping keeps the file; the descriptor is for who sends out of it. */
+	memory->file = rc == 0 ? access_new(fd, ACCESS_FILE, close_file) : NULL;
+	if (!memory->file)
+		th_fd_close(&fd);
 	if (memory->error != 0)
 		unmap(memory);
 }
@@ -338,6 +350,12 @@ uint8_t *
 offload_data(const struct offload_memory *memory)
 {
 	return memory->map;
+}
+
+struct access *
+offload_file(const struct offload_memory *memory)
+{
+	return memory->file;
 }
 
 uint64_t

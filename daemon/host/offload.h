@@ -21,6 +21,7 @@
 
 #define OFFLOAD_HALF UINT64_MAX /* limit: half of what is available when memory is asked for */
 
+struct access;
 struct offload;
 struct offload_memory;
 
@@ -54,6 +55,8 @@ struct offload_memory *offload_start(
 	struct offload *offload, uint64_t bytes, offload_done done, void *arg, struct th_err *err);
 /* Where it is mapped; after done. */
 uint8_t *offload_data(const struct offload_memory *memory);
+/* The file that is mapped there, from its beginning; lives as long as the memory. May be NULL. */
+struct access *offload_file(const struct offload_memory *memory);
 uint64_t offload_bytes(const struct offload_memory *memory);
 /* Nobody touches it any more, or wants it. NULL: nothing. */
 void offload_release(struct offload_memory *memory);

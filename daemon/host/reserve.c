@@ -79,7 +79,8 @@ memory_made(void *arg, const struct th_err *result)
 		refuse(reservation, result);
 		return;
 	}
-	tensors_place(reservation->tensors, offload_data(reservation->memory));
+	tensors_place(reservation->tensors, offload_data(reservation->memory),
+		offload_file(reservation->memory));
 	uint64_t session = session_internal(host, ev, reservation->tensors, reservation->memory);
 	if (session == 0) {
 		struct th_err err;

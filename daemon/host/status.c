@@ -85,6 +85,8 @@ collect(struct host *host, struct counter *out)
 			c->server_redials},
 		{"bytes_in", "bytes", "received from other agents", t.bytes_in},
 		{"bytes_out", "bytes", "sent to other agents", t.bytes_out},
+		{"bytes_out_file", "bytes", "... of them by sendfile, without a copy",
+			t.bytes_out_file},
 		{"bytes_local", "bytes", "copied within this host", t.bytes_local},
 		{"chunks_verified", "1", "chunks with the publisher's digest", t.chunks_verified},
 		{"chunks_refetched", "1", "chunks asked for again", t.chunks_refetched},

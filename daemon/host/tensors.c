@@ -121,7 +121,10 @@ set_places(struct tensors *tensors, const struct tensors_rows *rows, const uint3
 			tensors->places[interval->row] = (struct xfer_place){
 				.access = object->access, .place = object->offset + place->offset};
 		else
-			tensors->places[interval->row].data = object->data + place->offset;
+			tensors->places[interval->row] = (struct xfer_place){
+				.data = object->data + place->offset,
+				.access = object->file,
+				.place = object->offset + place->offset};
 		if (object->read_only && !tensors->read_only) {
 			tensors->read_only_row = interval->row;
 			tensors->read_only = object->read_only;
@@ -252,14 +255,17 @@ tensors_of_manifest(const uint8_t *data, size_t bytes, struct th_err *err,
 }
 
 void
-tensors_place(struct tensors *tensors, uint8_t *memory)
+tensors_place(struct tensors *tensors, uint8_t *memory, struct access *file)
 {
 	uint64_t at = 0;
 	for (uint32_t row = 0; row < tensors->manifest.num_rows; row++) {
 		uint64_t bytes = tensors->manifest.rows[row].bytes;
 		/* tensors_of_manifest has found that the sum fits. */
 		at = (at + ROW_ALIGNMENT - 1) & ~(ROW_ALIGNMENT - 1);
-		tensors->places[row].data = bytes > 0 ? memory + at : NULL;
+		tensors->places[row] = (struct xfer_place){0};
+		if (bytes > 0)
+			tensors->places[row] = (struct xfer_place){
+				.data = memory + at, .access = file, .place = at};
 		at += bytes;
 	}
 }

@@ -21,6 +21,8 @@
 #include "transport/access.h"
 #include "transport/digest.h"
 
+bool rig_with_files;
+
 #define PATIENCE_NS INT64_C(40000000000)
 
 /* ---- shards ------------------------------------------------------------------------------- */
@@ -63,6 +65,8 @@ rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, u
 	}
 	free(rows);
 	free(names);
+	if (rig_with_files)
+		rig_shard_to_file(shard);
 }
 
 void
@@ -112,9 +116,11 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		uintptr_t address = (uintptr_t)shard->tensors[i];
-		if (memory == RIG_MAPPED || (memory == RIG_MIXED && i % 2 == 0)) {
+		if (memory == RIG_MAPPED || memory == RIG_BOTH ||
+			(memory == RIG_MIXED && i % 2 == 0)) {
 			places[i].data = shard->tensors[i];
-			continue;
+			if (memory != RIG_BOTH)
+				continue;
 		}
 		places[i].access = access;
 		places[i].place =
@@ -131,6 +137,8 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 struct xfer_part *
 rig_part(struct rig_shard *shard, bool verify)
 {
+	if (rig_with_files)
+		return rig_part_of(shard, RIG_BOTH, verify);
 	struct xfer_part *part = xfer_part_new(
 		shard->table, shard->tensors, shard->manifest.num_rows, verify, NULL, NULL);
 	TH_ASSERT(part);

@@ -56,8 +56,11 @@ void rig_shard_fini(struct rig_shard *shard);
 struct xfer_part *rig_part(struct rig_shard *shard, bool verify);
 /* The same bytes at the same addresses, but in a file in memory. */
 void rig_shard_to_file(struct rig_shard *shard);
-/* How a part reaches them. RIG_MIXED: mapped and through the file by turns. */
-enum rig_memory { RIG_MAPPED, RIG_FILE, RIG_PROCESS, RIG_MIXED };
+/* How a part reaches them. RIG_MIXED: mapped and through the file by turns. RIG_BOTH: mapped, and
+ * the file is known, to be sent from. */
+enum rig_memory { RIG_MAPPED, RIG_FILE, RIG_PROCESS, RIG_MIXED, RIG_BOTH };
+/* Of all shards and parts from now on: rig_part makes RIG_BOTH of them. */
+extern bool rig_with_files;
 struct xfer_part *rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify);
 bool rig_shards_equal(const struct rig_shard *a, const struct rig_shard *b);
 /* Computes all digests here and now; the prefix stays 0. */

@@ -169,6 +169,27 @@ Test(daemon_tensors, memory__objects_of_one_file__share_a_descriptor)
 	cr_assert_eq(set.descriptors, 0);
 }
 
+/* To send out of it; a mapping does without when there are many. */
+Test(daemon_tensors, memory__mapped_memfds__keep_a_descriptor_each_while_few_are_kept)
+{
+	struct memory_set set = {0};
+	int fd = new_memfd(F_SEAL_SHRINK), other = new_memfd(F_SEAL_SHRINK);
+	limits.descriptors_max = 2;
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 4096), 1);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 4096, 4096), 2);
+	cr_assert_eq(add(&set, other, FDMSG_MEMFD, 0, 4096), 3);
+	cr_assert_not_null(memory_find(&set, 1)->file);
+	cr_assert_eq(memory_find(&set, 1)->file, memory_find(&set, 2)->file);
+	cr_assert_null(memory_find(&set, 3)->file);
+	cr_assert_not_null(memory_find(&set, 3)->data);
+	cr_assert_eq(set.descriptors, 1);
+	cr_assert_eq(memory_forget(&set, 1, false), 0);
+	cr_assert_eq(set.descriptors, 1, "the second object still has it");
+	cr_assert_eq(add(&set, other, FDMSG_FILE, 0, 4096), 4, "the other half is for these");
+	memory_fini(&set);
+	cr_assert_eq(set.descriptors, 0);
+}
+
 Test(daemon_tensors, memory__what_cannot_be_mapped_safely__is_refused)
 {
 	struct memory_set set = {0};
@@ -371,7 +392,8 @@ Test(daemon_tensors, register__two_kinds_of_one_file__ties_and_overlaps_are_seen
 	cr_assert_eq(world_register(&world, &tensors), 0, "%s", world.err.text);
 	cr_assert_eq(tensors->manifest.num_rows, 2);
 	cr_assert_not_null(tensors->places[0].data);
-	cr_assert_null(tensors->places[0].access);
+	cr_assert_eq(tensors->places[0].access, memory_find(&world.memory, 1)->file);
+	cr_assert_eq(tensors->places[0].place, 80);
 	cr_assert_eq(tensors->places[1].access, memory_find(&world.memory, 3)->access);
 	cr_assert_eq(tensors->places[1].place, 164);
 	cr_assert_null(tensors->read_only);
@@ -494,7 +516,7 @@ Test(daemon_tensors, of_manifest__rows_lie_behind_each_other_and_apart)
 	cr_assert_eq(needed, 192 + (3u << 20));
 	base = malloc(needed);
 	cr_assert_not_null(base);
-	tensors_place(tensors, base);
+	tensors_place(tensors, base, NULL);
 	cr_assert_eq(tensors->places[0].data, base);
 	cr_assert_null(tensors->places[1].data);
 	cr_assert_eq(tensors->places[2].data, base + 64);

@@ -6,11 +6,14 @@
 #include "transport/transport.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/support/transport_rig.h"
+#include "transport/access.h"
 
 #define MIB (UINT64_C(1) << 20)
 /* Short where a stall is waited for; in the other tests a busy machine must not look like one. */
@@ -23,6 +26,11 @@ enum mode { MODE_TCP, MODE_LOCAL };
 	static void name(enum mode mode);                                                          \
 	Test(transport_tcp, name)                                                                  \
 	{                                                                                          \
+		name(MODE_TCP);                                                                    \
+	}                                                                                          \
+	Test(transport_sendfile, name)                                                             \
+	{                                                                                          \
+		rig_with_files = true;                                                             \
 		name(MODE_TCP);                                                                    \
 	}                                                                                          \
 	Test(transport_local, name)                                                                \
@@ -120,6 +128,10 @@ CONFORMANCE(whole_shard_of_odd_sizes__arrives)
 			rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
 		cr_assert_eq(ended->code, 0);
 		cr_assert_eq(ended->bytes_moved, s->source.table->bytes);
+		cr_assert_str_eq(ended->transport, rig_with_files ? "tcp sendfile" : "tcp");
+		struct transport_counters sent = rig_counters(s->source_agent);
+		cr_assert_eq(sent.bytes_out_file > 0, rig_with_files);
+		cr_assert_lt(sent.bytes_out_file, sent.bytes_out, "small ones are gathered");
 	}
 	struct transport_counters counters = rig_counters(s->reader_agent);
 	cr_assert_eq(counters.chunks_verified, s->source.table->num_chunks);
@@ -153,6 +165,7 @@ CONFORMANCE(without_verify__arrives_without_digests)
 	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
 	cr_assert(rig_shards_equal(&s->source, &s->reader));
 	cr_assert_eq(xfer_part_digest_count(s->to), 0);
+	cr_assert_eq(rig_counters(s->source_agent).bytes_out_file, 0, "nobody would notice");
 	finish(s);
 	free(s);
 }
@@ -385,6 +398,63 @@ Test(transport, fence__after_ended_nobody_reads_the_part)
 		finish(s);
 		free(s);
 	}
+}
+
+/*
+ * What sendfile has queued may be read after ENDED, when the worker writes to the memory again:
+ * whatever arrives of that, no wrong byte counts.
+ */
+Test(transport, fence_of_sendfile__what_is_written_after_ended_never_counts)
+{
+	rig_with_files = true;
+	for (uint32_t round = 0; round < 20; round++) {
+		struct setup *s = setup_new();
+		start(s, eight_chunks, 1, true);
+		uint8_t *published = malloc(eight_chunks[0]);
+		memcpy(published, s->source.tensors[0], eight_chunks[0]);
+		hash_all(s, s->from);
+		move(s, MODE_TCP, 1, s->from, s->to);
+		rig_wait_prefix(&s->rig, s->to, round % 8);
+		transport_fence(s->source_agent->transport, 1);
+		const struct transport_event *ended =
+			rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
+		cr_assert(ended->code == 0 || ended->code == TH_E_CANCELLED);
+		memset(s->source.tensors[0], 0xa5, eight_chunks[0]);
+		while (s->reader_agent->num_events == 0)
+			rig_pump(&s->rig, 100);
+		const struct transport_event *event = &s->reader_agent->events[0];
+		cr_assert(event->kind == TRANSPORT_DONE || event->kind == TRANSPORT_FAILED);
+		cr_assert_null(rig_find(s->source_agent, TRANSPORT_CHANGED, 1));
+		cr_assert_eq(
+			memcmp(published, s->reader.tensors[0], xfer_part_prefix_bytes(s->to)), 0);
+		free(published);
+		finish(s);
+		free(s);
+	}
+}
+
+/* A file that the kernel does not send from, as one of huge pages. */
+Test(transport, sendfile_that_is_refused__sent_out_of_the_mapping)
+{
+	struct setup *s = setup_new();
+	start(s, eight_chunks, 1, true);
+	int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
+	struct access *access = access_new(fd, ACCESS_FILE, NULL);
+	struct xfer_place place = {.data = s->source.tensors[0],
+		.access = access,
+		.place = (uintptr_t)s->source.tensors[0]};
+	struct xfer_part *from = xfer_part_new_places(s->source.table, &place, 1, true, NULL, NULL);
+	hash_all(s, from);
+	move(s, MODE_TCP, 1, from, s->to);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	cr_assert_str_eq(rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1)->transport, "tcp");
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	cr_assert_eq(rig_counters(s->source_agent).bytes_out_file, 0);
+	xfer_part_release(from);
+	finish(s);
+	access_release(access);
+	close(fd);
+	free(s);
 }
 
 Test(transport, pull__wrong_ticket__refused_with_the_sources_sentence)
