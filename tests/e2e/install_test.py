@@ -105,6 +105,7 @@ def the_program_of_the_readme_works():
 def everything_is_there():
     with Installed() as installed:
         for ending in (
+            "bin/thbench",
             "bin/thctl",
             "sbin/thagentd",
             "sbin/thserverd",
@@ -118,6 +119,7 @@ def everything_is_there():
             "lib/systemd/system/thagentd.service",
             "lib/systemd/system/thserverd.service",
             "lib/sysusers.d/tensorhub.conf",
+            "man1/thbench.1",
             "man1/thctl.1",
             "man5/thagentd.conf.5",
             "man5/thserverd.conf.5",

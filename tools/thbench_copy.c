@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * thbench_copy - see thbench_copy.h.
+ */
+#include "tools/thbench_copy.h"
+
+#include <pthread.h>
+#include <string.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+
+#define PART_ALIGN (64u << 10)
+#define THREADS_MAX 64u
+
+/* ---- sharing out ---------------------------------------------------------------------------- */
+
+struct share {
+	pthread_t thread;
+	void (*run)(void *arg, uint64_t at, uint64_t bytes);
+	void *arg;
+	uint64_t at, bytes;
+};
+
+static void *
+share_main(void *arg)
+{
+	struct share *share = arg;
+
+	share->run(share->arg, share->at, share->bytes);
+	return NULL;
+}
+
+void
+copy_parallel(uint32_t threads, uint64_t bytes, void (*run)(void *arg, uint64_t at, uint64_t bytes),
+	void *arg)
+{
+	struct share shares[THREADS_MAX];
+	uint32_t count = th_max_u32(th_min_u32(threads, THREADS_MAX), 1);
+	uint64_t each = bytes / count / PART_ALIGN * PART_ALIGN;
+
+	for (uint32_t i = 0; i < count; i++) {
+		shares[i] = (struct share){.run = run,
+			.arg = arg,
+			.at = i * each,
+			.bytes = i + 1 < count ? each : bytes - i * each};
+		if (i == 0)
+			continue;
+		int rc = pthread_create(&shares[i].thread, NULL, share_main, &shares[i]);
+		TH_ASSERT(rc == 0);
+	}
+	share_main(&shares[0]);
+	for (uint32_t i = 1; i < count; i++)
+		pthread_join(shares[i].thread, NULL);
+}
+
+/* ---- kernels: bytes is a multiple of 256, addresses of 64 ----------------------------------- */
+
+struct kernels {
+	const char *width;
+	void (*stream)(uint8_t *to, const uint8_t *from, uint64_t bytes);
+	uint64_t (*sum)(const uint8_t *from, uint64_t bytes);
+};
+
+static void
+stream_plain(uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+	memcpy(to, from, bytes);
+}
+
+static uint64_t
+sum_plain(const uint8_t *from, uint64_t bytes)
+{
+	uint64_t lanes[8] = {0}, words[8];
+
+	for (uint64_t at = 0; at < bytes; at += sizeof(words)) {
+		memcpy(words, from + at, sizeof(words));
+		for (uint32_t i = 0; i < 8; i++)
+			lanes[i] += words[i];
+	}
+	for (uint32_t i = 1; i < 8; i++)
+		lanes[0] += lanes[i];
+	return lanes[0];
+}
+
+#ifdef __x86_64__
+__attribute__((target("avx2"))) static void
+stream_avx2(uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+	for (uint64_t at = 0; at < bytes; at += 128) {
+		const void *source = from + at;
+		void *target = to + at;
+		const __m256i *vectors = source;
+		__m256i *stored = target;
+		__m256i a = _mm256_loadu_si256(vectors), b = _mm256_loadu_si256(vectors + 1);
+		__m256i c = _mm256_loadu_si256(vectors + 2), d = _mm256_loadu_si256(vectors + 3);
+		_mm256_stream_si256(stored, a);
+		_mm256_stream_si256(stored + 1, b);
+		_mm256_stream_si256(stored + 2, c);
+		_mm256_stream_si256(stored + 3, d);
+	}
+	_mm_sfence();
+}
+
+__attribute__((target("avx2"))) static uint64_t
+sum_avx2(const uint8_t *from, uint64_t bytes)
+{
+	__m256i a = _mm256_setzero_si256(), b = a, c = a, d = a;
+
+	for (uint64_t at = 0; at < bytes; at += 128) {
+		const void *source = from + at;
+		const __m256i *vectors = source;
+		a = _mm256_add_epi64(a, _mm256_loadu_si256(vectors));
+		b = _mm256_add_epi64(b, _mm256_loadu_si256(vectors + 1));
+		c = _mm256_add_epi64(c, _mm256_loadu_si256(vectors + 2));
+		d = _mm256_add_epi64(d, _mm256_loadu_si256(vectors + 3));
+	}
+	__m256i sum = _mm256_add_epi64(_mm256_add_epi64(a, b), _mm256_add_epi64(c, d));
+	return (uint64_t)_mm256_extract_epi64(sum, 0) + (uint64_t)_mm256_extract_epi64(sum, 1) +
+	       (uint64_t)_mm256_extract_epi64(sum, 2) + (uint64_t)_mm256_extract_epi64(sum, 3);
+}
+
+__attribute__((target("avx512f"))) static void
+stream_avx512(uint8_t *to, const uint8_t *from, uint64_t bytes)
+{
+	for (uint64_t at = 0; at < bytes; at += 256) {
+		__m512i a = _mm512_loadu_si512(from + at), b = _mm512_loadu_si512(from + at + 64);
+		__m512i c = _mm512_loadu_si512(from + at + 128);
+		__m512i d = _mm512_loadu_si512(from + at + 192);
+		void *target = to + at;
+		__m512i *stored = target;
+		_mm512_stream_si512(stored, a);
+		_mm512_stream_si512(stored + 1, b);
+		_mm512_stream_si512(stored + 2, c);
+		_mm512_stream_si512(stored + 3, d);
+	}
+	_mm_sfence();
+}
+
+__attribute__((target("avx512f"))) static uint64_t
+sum_avx512(const uint8_t *from, uint64_t bytes)
+{
+	__m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
+
+	for (uint64_t at = 0; at < bytes; at += 256) {
+		a = _mm512_add_epi64(a, _mm512_loadu_si512(from + at));
+		b = _mm512_add_epi64(b, _mm512_loadu_si512(from + at + 64));
+		c = _mm512_add_epi64(c, _mm512_loadu_si512(from + at + 128));
+		d = _mm512_add_epi64(d, _mm512_loadu_si512(from + at + 192));
+	}
+	uint64_t words[8];
+
+	/* The intrinsic that adds lanes does so with signs, where an overflow is undefined. */
+	_mm512_storeu_si512(
+		words, _mm512_add_epi64(_mm512_add_epi64(a, b), _mm512_add_epi64(c, d)));
+	for (uint32_t i = 1; i < 8; i++)
+		words[0] += words[i];
+	return words[0];
+}
+#endif
+
+static const struct kernels *
+kernels(void)
+{
+	static const struct kernels plain = {"plain", stream_plain, sum_plain};
+#ifdef __x86_64__
+	static const struct kernels avx2 = {"AVX2", stream_avx2, sum_avx2};
+	static const struct kernels avx512 = {"AVX-512", stream_avx512, sum_avx512};
+
+	if (__builtin_cpu_supports("avx512f"))
+		return &avx512;
+	if (__builtin_cpu_supports("avx2"))
+		return &avx2;
+#endif
+	return &plain;
+}
+
+const char *
+copy_width(void)
+{
+	return kernels()->width;
+}
+
+/* ---- a copy --------------------------------------------------------------------------------- */
+
+struct copy {
+	enum copy_kind kind;
+	uint8_t *to;
+	const uint8_t *from;
+};
+
+static _Atomic uint64_t sink; /* or the compiler finds that nobody wants the sum */
+
+static void
+copy_part(void *arg, uint64_t at, uint64_t bytes)
+{
+	const struct copy *copy = arg;
+	uint64_t whole = bytes / 256 * 256;
+
+	switch (copy->kind) {
+	case COPY_STREAM:
+		kernels()->stream(copy->to + at, copy->from + at, whole);
+		memcpy(copy->to + at + whole, copy->from + at + whole, bytes - whole);
+		break;
+	case COPY_MEMCPY:
+		memcpy(copy->to + at, copy->from + at, bytes);
+		break;
+	case COPY_READ:
+		sink += kernels()->sum(copy->from + at, whole);
+		break;
+	}
+}
+
+void
+copy_run(enum copy_kind kind, void *to, const void *from, uint64_t bytes, uint32_t threads)
+{
+	struct copy copy = {.kind = kind, .to = to, .from = from};
+
+	copy_parallel(threads, bytes, copy_part, &copy);
+}
