@@ -41,12 +41,26 @@ put(struct data_in *conn, const struct frame *frame, const uint8_t *payload)
 	conn->out_bytes += (uint32_t)frame->bytes;
 }
 
+/*
+ * A source that itself still receives is as fast as its own source, so what it has is asked for
+ * by one connection, in order and ahead of it. Were it shared by several, chunks would come side by
+ * side, each so many times later, and so at each hop of a chain. The others help where the source
+ * is further ahead than the first one asks: then this leg is what is slow.
+ */
+static uint32_t
+ask_limit(const struct data_in *conn)
+{
+	uint32_t has = __atomic_load_n(&conn->leg->source_prefix, __ATOMIC_RELAXED);
+	if (conn->leads || has == xfer_part_table(conn->leg->part)->num_chunks)
+		return UINT32_MAX;
+	return has < WINDOW ? 0 : has - WINDOW;
+}
+
 static void
 ask(struct data_in *conn)
 {
-	uint32_t chunk;
-	while (conn->num_asked < conn->window &&
-		intake_take(&conn->leg->intake, UINT32_MAX, &chunk)) {
+	uint32_t limit = ask_limit(conn), chunk;
+	while (conn->num_asked < conn->window && intake_take(&conn->leg->intake, limit, &chunk)) {
 		conn->asked[(conn->asked_head + conn->num_asked++) % WINDOW_MAX] = chunk;
 		struct frame frame = {
 			.kind = FRAME_READ, .leg = conn->leg->id, .first = chunk, .count = 1};
@@ -327,6 +341,7 @@ data_in_new(struct leg_in *leg, struct loop *loop)
 	conn->stream.fd = -1;
 	conn->leg = leg;
 	conn->loop = loop;
+	conn->leads = leg->num_conns == 0;
 	conn->window = 1;
 	conn->open_task.run = run_open;
 	conn->kick_task.run = run_kick;

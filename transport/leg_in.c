@@ -214,7 +214,8 @@ on_welcome(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	uint32_t wanted = leg->transport->config.connections;
 	while (leg->num_conns < wanted && leg->num_conns < missing) {
 		struct loop *mover = porter_next_mover(leg->transport);
-		leg->conns[leg->num_conns++] = data_in_new(leg, mover);
+		leg->conns[leg->num_conns] = data_in_new(leg, mover);
+		leg->num_conns++;
 	}
 	return 0;
 }
@@ -282,7 +283,10 @@ on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payloa
 	if (leg->state != LEG_IN_RUNNING || prefix < leg->source_prefix ||
 		prefix > xfer_part_table(leg->part)->num_chunks)
 		return TH_E_PROTOCOL;
-	leg->source_prefix = prefix;
+	bool grew = prefix > leg->source_prefix;
+	__atomic_store_n(&leg->source_prefix, prefix, __ATOMIC_RELAXED);
+	for (uint32_t i = 1; grew && i < leg->num_conns; i++)
+		loop_post(leg->conns[i]->loop, &leg->conns[i]->kick_task);
 	int rc = take_digests(leg, frame, payload);
 	if (rc < 0 || leg->state == LEG_IN_ENDING)
 		return rc;

@@ -62,10 +62,10 @@ struct leg_in {
 	uint8_t key[FRAME_KEY_BYTES];
 	struct data_in *conns[CONNECTIONS_MAX]; /* owns */
 	uint32_t num_conns;
-	uint32_t source_prefix;
-	int64_t deadline_ns; /* of the state; RUNNING: when to look again */
-	int64_t running_ns;  /* since when */
-	int64_t excused_ns;  /* until then the source said that it waits, or we were late */
+	uint32_t source_prefix; /* atomic: the movers read it */
+	int64_t deadline_ns;    /* of the state; RUNNING: when to look again */
+	int64_t running_ns;     /* since when */
+	int64_t excused_ns;     /* until then the source said that it waits, or we were late */
 	struct loop_task last_task;
 	/* Shell, once posted. */
 	struct event_node progress_node, last_node;
@@ -81,6 +81,7 @@ struct data_in {
 	struct stream stream;
 	struct leg_in *leg; /* borrows: outlives the connection */
 	struct loop *loop;
+	bool leads;                                        /* immutable: see ask() */
 	struct loop_task open_task, kick_task, close_task; /* porter -> mover */
 	struct loop_task settle_task;                      /* mover -> mover, the last there */
 	struct loop_task broken_task, gone_task;           /* mover -> porter */
