@@ -338,6 +338,7 @@ agent_session_at(const struct agent *agent, uint32_t index, struct agent_session
 	ret_info->held = session->held;
 	ret_info->bytes = session->registered ? session->reg.bytes : 0;
 	ret_info->legs_in = session->in != NULL ? 1 : 0;
+	ret_info->draining = session->part != NULL && ac_part_draining(session->part);
 	if (session->part != NULL)
 		ret_info->legs_out = session->part->num_running + session->part->num_copies;
 	return true;

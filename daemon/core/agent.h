@@ -322,7 +322,8 @@ struct agent_session_info {
 	struct th_version held;
 	uint64_t bytes;
 	uint32_t legs_in, legs_out;
-	bool offload; /* a copy that the agent itself keeps: no worker has opened it */
+	bool offload;  /* a copy that the agent itself keeps: no worker has opened it */
+	bool draining; /* what it holds takes no new readers: it is being given up */
 };
 /* Returns false when there is no index-th session. */
 bool agent_session_at(

@@ -7,6 +7,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
+#include "server/core/epoch.h"
 #include "server/core/group.h"
 #include "server/core/keep.h"
 #include "server/core/refsrv.h"
@@ -275,6 +276,23 @@ check_agent_found(const struct refsrv *server, const struct agent *agent)
 	TH_ASSERT((agent->state == AGENT_DEAD) == (agent->timer.place == 0));
 }
 
+/*
+ * A leg that this very step has granted: both ends are heard of. Not looked at: one whose
+ * connection has ended in this step, which may have come later; and one that a former life granted.
+ */
+static void
+check_grant(const struct refsrv *server, const struct leg *leg)
+{
+	const struct agent *ends[] = {leg->reader->agent, NULL};
+
+	if (leg->granted_ns != server->now_ns || leg->src == NULL || !epoch_is_own(server, leg->id))
+		return;
+	ends[1] = leg->src->member->agent;
+	for (size_t i = 0; i < TH_ARRAY_LEN(ends); i++)
+		TH_ASSERT(ends[i]->state == AGENT_ACTIVE ||
+			  (ends[i]->gone && ends[i]->gone_live_ns == server->live_ns));
+}
+
 static void
 check_agents(const struct refsrv *server)
 {
@@ -304,6 +322,7 @@ check_agents(const struct refsrv *server)
 	TH_ASSERT(dead + living == HASH_COUNT(server->agents));
 	for (leg = server->legs; leg != NULL; leg = leg->hh.next) {
 		legs_in++;
+		check_grant(server, leg);
 		legs_out += leg->src != NULL;
 		legs_far += leg->src != NULL && leg->src->member->agent != leg->reader->agent;
 	}

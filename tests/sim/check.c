@@ -13,5 +13,6 @@ check_event(void)
 		check_slowly();
 		check_retain();
 		check_waits();
+		check_restored();
 	}
 }

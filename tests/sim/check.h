@@ -103,6 +103,7 @@ void check_list_told(const struct worker *worker, const struct listed *listed);
 void check_list_grouped(const struct worker *worker, uint64_t op_seq, const struct listed *listed);
 void check_wait_over(const struct worker *worker, int code, uint64_t generation);
 void check_waits(void);
+void check_restored(void);
 void check_list_submit(const struct worker *worker);
 void check_list_group_start(const struct group *group);
 void check_list_gives(const struct worker *worker);

@@ -22,6 +22,7 @@
 #define UPSET_NS (40 * SEC) /* so long a rescue may take: two lives of one name */
 #define NEWS_NS (3 * SEC)   /* CHANGED, coalesced, and what messages take */
 #define WARM_NS (3 * SEC)
+#define UNDRAIN_NS (500 * MS) /* what an event takes, where nothing is lost */
 #define KEPT 32u
 #define VERSIONS_MAX 512u
 
@@ -337,6 +338,35 @@ nothing_is_missed(const struct worker *worker)
 			"group %u shard %u waits and is not told that group %u has version "
 			"%" PRIu64,
 			worker->group->index, worker->shard, i, id.version);
+	}
+}
+
+/*
+ * Whoever was to give it up and has not, because a deadline passed or another member could not, is
+ * read from again: each part of it.
+ */
+void
+check_restored(void)
+{
+	struct agent_session_info info;
+	struct th_version id;
+
+	for (uint32_t i = 0; certain() && i < world.options.groups; i++) {
+		const struct group *group = &world.groups[i];
+		if (!keeps(group, &id) || world.now_ns < kept_since(group) + UNDRAIN_NS)
+			continue;
+		for (uint32_t k = 0; k < group->shards; k++) {
+			const struct worker *worker = &group->workers[k];
+			uint32_t at = 0;
+			while (agent_session_at(worker->host->core, at, &info) &&
+				info.session != worker->handle->id)
+				at++;
+			if (info.session == worker->handle->id && info.draining)
+				sim_fail("list",
+					"group %u keeps version %" PRIu64
+					", and shard %u of it takes no readers",
+					i, id.version, k);
+		}
 	}
 }
 

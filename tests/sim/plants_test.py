@@ -22,13 +22,10 @@ HOLES = {
     'empty_before_it_is_known': 'rare: found at seed 1389 of other draws',
     'empty_while_it_is_read': 'a given up leg runs on for a moment; unit refsrv_admin has it',
     'late_watch_believed': 'the next question seems to make up for it; unit agent_link has it',
-    'orphans_wait': 'not understood yet: perhaps route.crawl finds them a source',
     'outcome_told_twice': 'told is asked once: no second way leads there',
-    'reservation_taken_twice': 'not understood yet',
+    'reservation_taken_twice': 'only an agent that lies opens twice; unit refsrv_offload has it',
     'spot_counts': 'check_retain looks at worlds without spot hosts; unit refsrv_rescue',
     'stale_reply_believed': 'numbers are unique across lives, and no reply is delivered twice',
-    'suspect_is_a_source': 'not understood yet',
-    'undrain_lost': 'not understood yet',
     'unheard_attachment_goes_on': 'rare: found at seed 1079 of other draws; unit refsrv_epoch',
 }
 

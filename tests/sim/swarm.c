@@ -176,9 +176,25 @@ draw(struct options *o)
 		retaining(o);
 }
 
+/*
+ * Workers that hardly live until they are open, several of a group on one host, and answers that
+ * are lost: what they have asked for outlives them. From a stream of its own, as above.
+ */
+static void
+short_lives(struct options *o)
+{
+	if (!percent(RNG_SHORT, 3) || o->quiet || o->only_servers_fail)
+		return;
+	o->hosts = 2;
+	o->shards = SHARDS_MAX;
+	o->worker_death_ns = between(RNG_SHORT, 200 * MS, SEC);
+	o->loss_permille = (uint32_t)between(RNG_SHORT, 100, 300);
+}
+
 void
 swarm_draw(struct options *o)
 {
 	draw(o);
 	several_servers(o);
+	short_lives(o);
 }
