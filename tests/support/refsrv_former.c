@@ -49,6 +49,24 @@ former_said(struct world *w, uint32_t agent, uint32_t count)
 	return world_request(w, agent, &request);
 }
 
+void
+former_world(struct world *w, uint32_t *ret_a, uint32_t *ret_b, uint32_t *ret_c)
+{
+	world_init(w, NULL);
+	*ret_a = former_agent(w);
+	*ret_b = former_agent(w);
+	if (ret_c != NULL)
+		*ret_c = former_agent(w);
+}
+
+void
+former_all_said(struct world *w)
+{
+	for (uint32_t agent = 0; agent < w->num_agents; agent++)
+		TH_ASSERT(former_said(w, agent, 0) == 0);
+	world_sleep(w, 3 * SEC);
+}
+
 struct ctl_rejoin
 former_shard(const char *replica, uint32_t shard, uint32_t num_shards)
 {

@@ -18,6 +18,10 @@ uint64_t former_id(uint64_t n);
 /* An agent that was attached to it attaches; its inventory is not complete before former_said. */
 uint32_t former_agent(struct world *w);
 int former_said(struct world *w, uint32_t agent, uint32_t count);
+/* A world with three of them; ret_c NULL: with two. */
+void former_world(struct world *w, uint32_t *ret_a, uint32_t *ret_b, uint32_t *ret_c);
+/* All have said what there is, and nothing more is waited for. */
+void former_all_said(struct world *w);
 
 /* replica: told apart by its first letter. Of model "m". */
 struct ctl_rejoin former_shard(const char *replica, uint32_t shard, uint32_t num_shards);

@@ -15,9 +15,7 @@ static uint32_t a, b;
 static void
 setup(void)
 {
-	world_init(&w, NULL);
-	a = former_agent(&w);
-	b = former_agent(&w);
+	former_world(&w, &a, &b, NULL);
 }
 
 static void

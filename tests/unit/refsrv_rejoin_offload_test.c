@@ -7,34 +7,19 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/support/refsrv_world.h"
-
-#define FORMER 1234u /* the server that was lost */
+#include "tests/support/refsrv_former.h"
 
 static struct world w;
 static uint32_t a, b, c; /* agents that were attached to it */
-
-static uint32_t
-comes_from(void)
-{
-	uint32_t agent = w.num_agents++;
-
-	w.agents[agent].inc = ++w.last_inc;
-	snprintf(w.agents[agent].node, sizeof(w.agents[agent].node), "n%u", agent);
-	w.agents[agent].server_inc = FORMER;
-	w.agents[agent].epoch = 1;
-	cr_assert_eq(world_attach(&w, agent, "dc1"), 0);
-	return agent;
-}
 
 static void
 setup(void)
 {
 	world_init(&w, NULL);
-	w.offload_bytes = UINT64_MAX;
-	a = comes_from();
-	b = comes_from();
-	c = comes_from();
+	w.offload_bytes = UINT64_MAX; /* which they attach with */
+	a = former_agent(&w);
+	b = former_agent(&w);
+	c = former_agent(&w);
 }
 
 static void
@@ -108,16 +93,6 @@ offload_of(const char *replica, uint32_t shard, uint32_t num_shards)
 	return request;
 }
 
-static void
-warmed(void)
-{
-	struct ctl_request request = {.kind = CTL_REJOINED};
-
-	for (uint32_t agent = a; agent <= c; agent++)
-		cr_assert_eq(world_request(&w, agent, &request), 0);
-	world_sleep(&w, 4 * SEC);
-}
-
 static bool
 asked(void)
 {
@@ -146,7 +121,7 @@ Test(refsrv_rejoin_offload, warming__last_copy__waits_for_a_claim_that_comes_lat
 	claim.u.rejoin.next_op_seq = 1;
 	claim.u.rejoin.held.version = TH_NO_VERSION;
 	comes_back(b, &claim);
-	warmed();
+	former_all_said(&w);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
 	cr_assert(asked());
 }
@@ -157,7 +132,7 @@ Test(refsrv_rejoin_offload, warming__nobody_claims_it__given_up_after_that)
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	world_sleep(&w, 2 * SEC);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
-	warmed();
+	former_all_said(&w);
 	cr_assert_not(asked());
 	drained(&m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
@@ -194,7 +169,7 @@ Test(refsrv_rejoin_offload, dead_worker__the_rest_of_its_group_is_waited_for_the
 	comes_back(b, &other);
 	cr_assert(world_has(&w, b, CTL_EV_BROKEN, 0));
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid), "it is the last copy");
-	warmed();
+	former_all_said(&w);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
 	cr_assert(world_has(&w, a, CTL_EV_RESERVE, 0) && world_has(&w, b, CTL_EV_RESERVE, 0));
 }
@@ -204,7 +179,7 @@ Test(refsrv_rejoin_offload, dead_worker__the_rest_does_not_come__drained)
 	struct ctl_request one = rejoin_of("p", 0, 2, 100);
 	struct world_member m = comes_back(a, &one);
 	cr_assert_eq(world_close(&w, &m, true), 0);
-	warmed();
+	former_all_said(&w);
 	world_sleep(&w, 40 * SEC);
 	drained(&m);
 }
@@ -214,7 +189,7 @@ Test(refsrv_rejoin_offload, dead_worker__not_retained__drained_when_all_have_com
 	struct world_member m = holder(a, "p", "", 100);
 	cr_assert_eq(world_close(&w, &m, true), 0);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
-	warmed();
+	former_all_said(&w);
 	drained(&m);
 	cr_assert_not(asked());
 }
@@ -231,7 +206,7 @@ Test(refsrv_rejoin_offload, complete__is_listed_and_lets_the_holder_go)
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	drained(&m);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
-	warmed();
+	former_all_said(&w);
 	world_sleep(&w, 10 * SEC);
 	cr_assert_not(asked());
 	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0), "it is the only copy");
@@ -245,7 +220,7 @@ Test(refsrv_rejoin_offload, complete__nobody_claims_it__released_when_all_have_c
 	struct world_member o = comes_back(b, &request);
 	world_sleep(&w, SEC);
 	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
-	warmed();
+	former_all_said(&w);
 	cr_assert(world_take(&w, b, CTL_EV_RELEASE, o.sid, &event));
 	cr_assert_eq(event.u.release.reservation, 70);
 	cr_assert_eq(world_close(&w, &o, false), 0);
@@ -258,7 +233,7 @@ Test(refsrv_rejoin_offload, a_shard_does_not_come__the_others_are_released)
 	struct ctl_event event;
 	struct ctl_request request = offload_of("p", 0, 2);
 	struct world_member o = comes_back(b, &request);
-	warmed();
+	former_all_said(&w);
 	cr_assert_eq(world_flags(&w, c, "p", true), 0);
 	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
 	world_sleep(&w, 40 * SEC);
@@ -296,7 +271,7 @@ Test(refsrv_rejoin_offload, filling__goes_on_and_is_complete)
 	said->source_gen = 1;
 	struct world_member o = comes_back(b, &request);
 	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD);
-	warmed();
+	former_all_said(&w);
 	cr_assert_not(asked(), "one is being made");
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
 	world_finish(&w, &o, 71);
@@ -322,7 +297,7 @@ Test(refsrv_rejoin_offload, all_bytes_are_there__complete_without_its_source)
 	claim.u.rejoin.next_op_seq = 1;
 	claim.u.rejoin.held.version = TH_NO_VERSION;
 	comes_back(a, &claim);
-	warmed();
+	former_all_said(&w);
 	cr_assert_eq(world_outcome(&w, &o).code, 0);
 	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));

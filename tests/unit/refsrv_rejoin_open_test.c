@@ -15,10 +15,7 @@ static uint32_t a, b, c; /* agents of the former server */
 static void
 setup(void)
 {
-	world_init(&w, NULL);
-	a = former_agent(&w);
-	b = former_agent(&w);
-	c = former_agent(&w);
+	former_world(&w, &a, &b, &c);
 }
 
 static void
@@ -28,15 +25,6 @@ teardown(void)
 }
 
 TestSuite(refsrv_rejoin_open, .init = setup, .fini = teardown);
-
-/* The server has been told of all there is. */
-static void
-warm(void)
-{
-	for (uint32_t agent = a; agent <= c; agent++)
-		cr_assert_eq(former_said(&w, agent, 0), 0);
-	world_sleep(&w, 3 * SEC);
-}
 
 /* One more operation of which it knows the end, that nobody else was needed for. */
 static void
@@ -91,7 +79,7 @@ Test(refsrv_rejoin_open, back_first__opened_when_all_have_said_what_they_hold)
 {
 	struct ctl_rejoin said = former_shard("p", 1, 2);
 	struct world_member back = former_back(&w, b, &said);
-	warm();
+	former_all_said(&w);
 	world_sleep(&w, 20 * SEC);
 	struct world_member opened = world_member(&w, a, "p", 0, 2);
 	publish_together(&opened, &back);
@@ -137,7 +125,7 @@ Test(refsrv_rejoin_open, a_third_is_not_there__goes_on_as_any_launch)
 	world_call(&w, &opened, CTL_OP_REPLICATE, "7", TH_FOREVER);
 	world_call(&w, &back, CTL_OP_REPLICATE, "8", 5 * SEC);
 	cr_assert_not(world_ended(&w, &opened));
-	warm();
+	former_all_said(&w);
 	cr_assert_eq(world_outcome(&w, &opened).code, TH_E_TIMEOUT);
 	world_sleep(&w, 60 * SEC);
 	/* Nobody is given up for being late; the deadline says who is missing. */
@@ -153,7 +141,7 @@ Test(refsrv_rejoin_open, nobody_comes_back__what_was_held_goes_on)
 	struct world_member opened = world_member(&w, a, "p", 0, 2);
 	world_call(&w, &opened, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert_not(world_ended(&w, &opened));
-	warm();
+	former_all_said(&w);
 	cr_assert_eq(world_outcome(&w, &opened).code, 0);
 	struct world_member other = world_member(&w, b, "p", 1, 2);
 	world_call(&w, &other, CTL_OP_UPDATE, "latest", TH_FOREVER);
@@ -229,7 +217,7 @@ Test(refsrv_rejoin_open, two_have_come_back_told_different_ends__broken)
 	struct world_member opened = world_member(&w, a, "p", 0, 4);
 	struct world_member first = former_back(&w, b, &said[0]);
 	struct world_member second = former_back(&w, c, &said[1]);
-	warm();
+	former_all_said(&w);
 	former_broken(&w, &first, "its members contradict each other");
 	former_broken(&w, &second, "its members contradict each other");
 	former_broken(&w, &opened, "its members contradict each other");

@@ -14,10 +14,7 @@ static uint32_t a, b, c; /* agents of the former server */
 static void
 setup(void)
 {
-	world_init(&w, NULL);
-	a = former_agent(&w);
-	b = former_agent(&w);
-	c = former_agent(&w);
+	former_world(&w, &a, &b, &c);
 }
 
 static void
@@ -27,15 +24,6 @@ teardown(void)
 }
 
 TestSuite(refsrv_rejoin_run, .init = setup, .fini = teardown);
-
-/* Everybody has said what there is: nothing more is waited for. */
-static void
-warm(void)
-{
-	for (uint32_t agent = 0; agent < w.num_agents; agent++)
-		cr_assert_eq(former_said(&w, agent, 0), 0);
-	world_sleep(&w, 3 * SEC);
-}
 
 /* ---- what runs ---- */
 
@@ -53,7 +41,7 @@ Test(refsrv_rejoin_run, leg__source_is_there__ends_under_its_old_number)
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
 	struct world_member s = source_back(a, 0, 1), m = former_back(&w, b, &said);
 	/* It is known who is read: its unpublish waits. */
-	warm();
+	former_all_said(&w);
 	world_call(&w, &s, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert(world_has(&w, a, CTL_EV_DRAIN, s.sid));
 	cr_assert_not(world_ended(&w, &s));
@@ -70,7 +58,7 @@ Test(refsrv_rejoin_run, leg__source_comes_later__waited_for)
 	struct world_member m = former_back(&w, b, &said);
 	cr_assert_not(former_listed(&w, 7));
 	source_back(a, 0, 1);
-	warm();
+	former_all_said(&w);
 	cr_assert_not(former_is_broken(&w, &m));
 	world_finish(&w, &m, FORMER_LEG(1));
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
@@ -101,7 +89,7 @@ reads_other_bytes(struct ctl_rejoin *s)
 	struct world_member m = former_back(&w, b, &said);
 	if (s != NULL)
 		former_back(&w, a, s);
-	warm();
+	former_all_said(&w);
 	return m;
 }
 
@@ -187,7 +175,7 @@ Test(refsrv_rejoin_run, leg__source_never_comes__runs_to_its_end)
 {
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
 	struct world_member m = former_back(&w, b, &said);
-	warm();
+	former_all_said(&w);
 	cr_assert_not(former_is_broken(&w, &m));
 	world_finish(&w, &m, FORMER_LEG(1));
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
@@ -202,7 +190,7 @@ Test(refsrv_rejoin_run, leg__source_never_comes_and_it_fails__the_version_is_los
 	cr_assert_eq(world_leg_end(&w, b, FORMER_LEG(1), TH_E_NO_PATH, true, 3), 0);
 	world_sleep(&w, SEC);
 	cr_assert_not(world_ended(&w, &m), "who warms misses nothing yet");
-	warm();
+	former_all_said(&w);
 	cr_assert(world_take(&w, b, CTL_EV_CANCEL, m.sid, &event));
 	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, TH_E_VERSION_LOST);
@@ -214,7 +202,7 @@ Test(refsrv_rejoin_run, leg__fails__goes_on_from_another_that_came_back)
 	struct world_member m = former_back(&w, b, &said);
 	struct world_member s = source_back(a, 0, 1);
 	struct ctl_event event;
-	warm();
+	former_all_said(&w);
 	cr_assert_eq(world_leg_end(&w, b, FORMER_LEG(1), TH_E_NO_PATH, true, 3), 0);
 	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m.sid, &event));
 	cr_assert_eq(event.u.reroute.grant.source_sid, s.sid);
@@ -468,7 +456,7 @@ Test(refsrv_rejoin_run, warming__update_does_not_wait__says_that_it_does_not_kno
 	struct ctl_ev_outcome end = world_outcome(&w, &m);
 	cr_assert_eq(end.code, TH_E_NO_SERVER);
 	cr_assert(strstr(end.text, "was restarted"), "%s", end.text);
-	warm();
+	former_all_said(&w);
 	world_call(&w, &m, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 }
@@ -506,7 +494,7 @@ Test(refsrv_rejoin_run, warming__attributes_that_the_former_server_had__are_wait
 	cr_assert_eq(publish(&n, "3", never), 0);
 	cr_assert_eq(get(never), TH_E_NOT_AVAILABLE);
 	cr_assert(strstr(w.reply.text, "try again"), "%s", w.reply.text);
-	warm();
+	former_all_said(&w);
 	world_call(&w, &n, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	world_drained(&w, &n);
 	cr_assert_eq(world_outcome(&w, &n).code, 0);

@@ -16,10 +16,7 @@ static uint32_t a, b, c; /* agents of the former server */
 static void
 setup(void)
 {
-	world_init(&w, NULL);
-	a = former_agent(&w);
-	b = former_agent(&w);
-	c = former_agent(&w);
+	former_world(&w, &a, &b, &c);
 }
 
 static void
@@ -79,9 +76,7 @@ Test(refsrv_rejoin, holds__given_up_after_the_proof_that_nobody_reads_it)
 {
 	struct ctl_rejoin said = former_holds("p", 0, 1, 7);
 	struct world_member m = former_back(&w, a, &said);
-	for (uint32_t agent = 0; agent < w.num_agents; agent++)
-		cr_assert_eq(former_said(&w, agent, 0), 0);
-	world_sleep(&w, 3 * SEC);
+	former_all_said(&w);
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert_not(world_ended(&w, &m), "readers of the former server may be there");
 	world_drained(&w, &m);
