@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * data_in - a data connection at the reader: asks for chunks, receives them straight into the
- * part's memory, hashes each block right after it arrived, while it is in cache. Memory that is not
- * mapped gets the same bytes from the block in which they were hashed (data_in_copy.c).
+ * data_in - a data connection at the reader: asks for chunks, receives them in blocks that stay in
+ * cache, hashes each on its way to the part's memory (data_in_block.c). Memory that is not mapped
+ * gets the same bytes from the block in which they were hashed (data_in_copy.c).
  *
  * Runs on its mover. A few chunks are kept asked for, so that the source always has the next one.
  * The source answers in the order asked; anything else breaks the leg.
@@ -99,6 +99,10 @@ recv_want(struct stream *stream, struct iovec *ret_ranges)
 	}
 	if (conn->ferry)
 		return data_in_copy_want(conn, ret_ranges);
+	if (conn->block) {
+		data_in_block_want(conn, ret_ranges);
+		return 1;
+	}
 	return xfer_cursor_next(
 		&conn->cursor, conn->leg->part, LOOP_BLOCK_BYTES, ret_ranges, LOOP_RANGES_MAX);
 }
@@ -200,19 +204,21 @@ static int
 got_body(struct data_in *conn, const struct iovec *ranges, size_t bytes)
 {
 	struct leg_in *leg = conn->leg;
+	int64_t before_ns = th_now_ns(), now_ns = before_ns;
 	int rc = 0;
-	if (leg->verify) {
-		int64_t before_ns = th_now_ns();
+	if (conn->block)
+		rc = data_in_block_got(conn, bytes);
+	else if (leg->verify)
 		rc = hash(conn, ranges, bytes);
-		int64_t now_ns = th_now_ns();
+	if (leg->verify) {
+		now_ns = th_now_ns();
 		count_up(&leg->verify_ns, (uint64_t)(now_ns - before_ns));
-		__atomic_store_n(&leg->last_byte_ns, now_ns, __ATOMIC_RELAXED);
-	} else {
-		__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
 	}
+	__atomic_store_n(&leg->last_byte_ns, now_ns, __ATOMIC_RELAXED);
 	count_up(&leg->bytes_moved, bytes);
 	count_up(&leg->transport->counters.bytes_in, bytes);
-	xfer_cursor_skip(&conn->cursor, leg->part, bytes);
+	if (!conn->block)
+		xfer_cursor_skip(&conn->cursor, leg->part, bytes);
 	if (rc == 0 && conn->ferry)
 		data_in_copy_got(conn, bytes);
 	if (rc == 0 && conn->cursor.left == 0)
@@ -287,6 +293,8 @@ run_open(struct loop_task *task)
 		broken(&conn->stream, rc);
 		return;
 	}
+	if (!conn->ferry)
+		data_in_block_open(conn);
 	int fd = socket_connect(&conn->leg->address, conn->leg->address_bytes);
 	rc = fd;
 	if (fd >= 0)
@@ -308,6 +316,7 @@ run_close(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, close_task);
 	stream_close(&conn->stream, conn->reset);
+	data_in_block_close(conn);
 	if (data_in_copy_close(conn))
 		loop_post(conn->loop, &conn->settle_task);
 }

@@ -58,6 +58,7 @@ struct transport {
 	struct loop *porter;
 	struct loop *movers[MOVERS_MAX];
 	uint32_t num_movers;
+	uint32_t num_blocks; /* atomic: that connections receive into */
 	struct hasher *hasher;
 	struct local *local;
 	struct shuttles *shuttles;

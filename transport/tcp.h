@@ -104,11 +104,22 @@ struct data_in {
 	bool in_body;
 	struct xfer_cursor cursor;
 	struct digest digest;
+	/* Of a direct part: what came waits here until it is a block, and goes to its place past
+	 * the caches. NULL: it is received there. */
+	uint8_t *block;       /* owns */
+	uint32_t block_bytes; /* that wait */
 	uint8_t out[2 * FRAME_BYTES + FRAME_KEY_BYTES + WINDOW_MAX * FRAME_BYTES];
 	uint32_t out_bytes, out_sent;
 };
 
-/* The block side of a connection (data_in_copy.c). Mover. */
+/* Receiving into a block (data_in_block.c). Mover. */
+void data_in_block_open(struct data_in *conn);
+void data_in_block_want(struct data_in *conn, struct iovec *ret_range);
+/* So many bytes more are in it. 0, or the part's memory failed. */
+TH_MUST_USE int data_in_block_got(struct data_in *conn, size_t bytes);
+void data_in_block_close(struct data_in *conn);
+
+/* The ferry's side of a connection (data_in_copy.c). Mover. */
 TH_MUST_USE int data_in_copy_open(struct data_in *conn);
 uint32_t data_in_copy_want(struct data_in *conn, struct iovec *ret_ranges);
 /* What came for the block in filling, of which digest has taken account. */
