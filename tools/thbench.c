@@ -36,6 +36,8 @@ static const struct bench_verb *const verbs[] = {
 	&bench_pair,
 	&bench_local,
 	&bench_digest,
+	&bench_ring,
+	&bench_control,
 };
 
 struct command_line {
@@ -44,7 +46,7 @@ struct command_line {
 	uint32_t num_verbs;
 };
 
-/* ---- sentences ------------------------------------------------------------------------------- */
+/* ---- sentences ------------------------------------------------------------------------------ */
 
 static void
 say(const char *format, va_list arguments)
@@ -96,7 +98,7 @@ bench_rate(uint64_t bytes, int64_t ns)
 	return ns > 0 ? (double)bytes / (double)ns : 0.0;
 }
 
-/* ---- command line ---------------------------------------------------------------------------- */
+/* ---- command line --------------------------------------------------------------------------- */
 
 static const struct argp_option known_options[] = {
 	{"bytes", KEY_BYTES, "SIZE", 0, "bytes of a shard (each verb has its own default)", 1},
@@ -227,7 +229,7 @@ help_text(void)
 	return text;
 }
 
-/* ---- running --------------------------------------------------------------------------------- */
+/* ---- running -------------------------------------------------------------------------------- */
 
 static void
 find_program_dir(struct bench *bench)

@@ -17,7 +17,7 @@
 #define PART_ALIGN (64u << 10)
 #define THREADS_MAX 64u
 
-/* ---- sharing out ---------------------------------------------------------------------------- */
+/* ---- sharing out --------------------------------------------------------------------------- */
 
 struct share {
 	pthread_t thread;
@@ -58,7 +58,7 @@ copy_parallel(uint32_t threads, uint64_t bytes, void (*run)(void *arg, uint64_t 
 		pthread_join(shares[i].thread, NULL);
 }
 
-/* ---- kernels: bytes is a multiple of 256, addresses of 64 ----------------------------------- */
+/* ---- kernels: bytes is a multiple of 256, addresses of 64 ---------------------------------- */
 
 struct kernels {
 	const char *width;
@@ -185,7 +185,7 @@ copy_width(void)
 	return kernels()->width;
 }
 
-/* ---- a copy --------------------------------------------------------------------------------- */
+/* ---- a copy -------------------------------------------------------------------------------- */
 
 struct copy {
 	enum copy_kind kind;

@@ -30,7 +30,7 @@
 #define LOOK_NS 2000000
 #define ARGUMENTS_MAX 48
 
-/* ---- one process ----------------------------------------------------------------------------- */
+/* ---- one process ---------------------------------------------------------------------------- */
 
 static void
 pause_a_little(void)
@@ -198,7 +198,7 @@ start(struct bench *bench, struct field *field, const char *program, const char 
 	return rc;
 }
 
-/* ---- the field ------------------------------------------------------------------------------- */
+/* ---- the field ------------------------------------------------------------------------------ */
 
 int
 field_start(struct bench *bench, struct field *field, struct th_err *err)
@@ -313,7 +313,7 @@ field_stop(struct field *field)
 	field->daemons = NULL;
 }
 
-/* ---- looking at an agent --------------------------------------------------------------------- */
+/* ---- looking at an agent -------------------------------------------------------------------- */
 
 static uint64_t
 anonymous_bytes(pid_t pid)

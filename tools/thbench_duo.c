@@ -93,7 +93,7 @@ duo_forget(struct bench *bench, struct duo *duo, uint32_t slot, struct th_err *e
 	return rc < 0 ? rc : worker_call(bench, &duo->source, &command, NULL, err);
 }
 
-/* ---- one transfer ---------------------------------------------------------------------------- */
+/* ---- one transfer --------------------------------------------------------------------------- */
 
 static int
 run_raw(struct bench *bench, struct duo *duo, bool file, uint64_t bytes, int64_t *ret_ns,
@@ -232,7 +232,7 @@ duo_measure(struct bench *bench, struct duo *duo, struct section *section, const
 	return rc;
 }
 
-/* ---- the raw copy's connections -------------------------------------------------------------- */
+/* ---- the raw copy's connections ------------------------------------------------------------- */
 
 /* One connection of a leg is for control, the others carry data. */
 static int

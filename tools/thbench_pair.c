@@ -89,7 +89,7 @@ forget(struct pair *pair, struct th_err *err)
 	return rc < 0 ? rc : duo_forget(pair->bench, &pair->duo, SLOT_FULL, err);
 }
 
-/* ---- one size -------------------------------------------------------------------------------- */
+/* ---- one size ------------------------------------------------------------------------------- */
 
 #define WAYS 4u
 #define VERIFIED 3u /* the series of a verified leg */
@@ -136,7 +136,7 @@ warm_all(struct pair *pair, const struct way *ways, uint64_t bytes, struct th_er
 	return rc;
 }
 
-/* ---- the main figure ------------------------------------------------------------------------- */
+/* ---- the main figure ------------------------------------------------------------------------ */
 
 static int
 run_iperf(struct pair *pair, uint64_t bytes, struct samples *samples, struct th_err *err)
@@ -223,7 +223,7 @@ measure_main(struct pair *pair, const struct shape *shape, uint32_t rounds, stru
 	return rc < 0 ? rc : forget(pair, err);
 }
 
-/* ---- by size and by shape -------------------------------------------------------------------- */
+/* ---- by size and by shape ------------------------------------------------------------------- */
 
 static int
 measure_shape(struct pair *pair, const char *title, const char *model, const struct shape *shape,

@@ -18,7 +18,7 @@
 
 #define TITLE_COLUMNS 50
 
-/* ---- filling --------------------------------------------------------------------------------- */
+/* ---- filling -------------------------------------------------------------------------------- */
 
 static char *
 print(const char *format, va_list arguments)
@@ -192,7 +192,7 @@ report_free(struct report *report)
 	*report = (struct report){0};
 }
 
-/* ---- for people ------------------------------------------------------------------------------ */
+/* ---- for people ----------------------------------------------------------------------------- */
 
 static void
 print_fact(const struct fact *fact, FILE *to)
@@ -263,7 +263,7 @@ report_print_table(const struct report *report, FILE *to)
 		print_section(report->sections[i], to);
 }
 
-/* ---- for programs ---------------------------------------------------------------------------- */
+/* ---- for programs --------------------------------------------------------------------------- */
 
 /* Only memory can be missing here: keys are our own. */
 static void

@@ -41,7 +41,7 @@ struct state {
 	struct raw raw;
 };
 
-/* ---- memory ---------------------------------------------------------------------------------- */
+/* ---- memory --------------------------------------------------------------------------------- */
 
 static void
 fill_part(void *arg, uint64_t at, uint64_t bytes)
@@ -137,7 +137,7 @@ map_other(struct state *state, const struct command *command)
 	return rc;
 }
 
-/* ---- shards ---------------------------------------------------------------------------------- */
+/* ---- shards --------------------------------------------------------------------------------- */
 
 static int
 add_tensors(struct state *state, struct thc_shard *shard, const struct command *command)
@@ -228,7 +228,32 @@ ring(struct state *state, const struct command *command)
 	return 0;
 }
 
-/* ---- commands -------------------------------------------------------------------------------- */
+/* ---- commands ------------------------------------------------------------------------------- */
+
+/* As thc_replicate, with its progress in the first sample. */
+static int
+follow(struct state *state, const struct command *command, const char *version,
+	struct thc_result *ret_result)
+{
+	struct thc_op *op;
+	uint64_t done = 0, total = 0;
+
+	int rc = thc_replicate_submit(state->shards[command->slot], version, CALL_MS, &op);
+	if (rc < 0)
+		return rc;
+	while ((rc = thc_op_wait(op, 1, ret_result)) == THC_E_TIMEOUT) {
+		if (thc_op_done(op) != 0) {
+			rc = thc_op_wait(op, 0, ret_result);
+			break;
+		}
+		if (thc_op_progress(op, &done, &total) >= 0)
+			*(volatile double *)&state->samples[0] = (double)done;
+	}
+	thc_op_free(op);
+	/* It may have been over before it was looked at. */
+	*(volatile double *)&state->samples[0] = (double)th_max_u64(done, 1);
+	return rc;
+}
 
 static int
 on_shard(struct state *state, const struct command *command, struct answer *answer)
@@ -244,6 +269,8 @@ on_shard(struct state *state, const struct command *command, struct answer *answ
 		rc = thc_publish(shard, command->number, CALL_MS);
 	else if (command->command == WORKER_REPLICATE)
 		rc = thc_replicate(shard, version, CALL_MS, &result);
+	else if (command->command == WORKER_FOLLOW)
+		rc = follow(state, command, version, &result);
 	else if (command->command == WORKER_UPDATE)
 		rc = thc_update(shard, "latest", CALL_MS, &result);
 	else
@@ -312,6 +339,7 @@ obey(struct state *state, const struct command *command, struct answer *answer)
 		return join(state, command);
 	case WORKER_PUBLISH:
 	case WORKER_REPLICATE:
+	case WORKER_FOLLOW:
 	case WORKER_UPDATE:
 	case WORKER_UNPUBLISH:
 		return on_shard(state, command, answer);

@@ -71,6 +71,7 @@ worker_start(struct bench *bench, const char *name, struct worker *worker, struc
 int
 worker_ask(struct worker *worker, const struct command *command, struct th_err *err)
 {
+	worker->samples[0] = 0.0;
 	ssize_t sent = send(worker->sock, command, sizeof(*command), MSG_NOSIGNAL);
 
 	if (sent != sizeof(*command))
@@ -104,6 +105,19 @@ worker_answer(
 	if (ret_answer)
 		*ret_answer = answer;
 	return 0;
+}
+
+uint64_t
+worker_done_bytes(const struct worker *worker)
+{
+	/* The worker writes it meanwhile. */
+	return (uint64_t) * (const volatile double *)&worker->samples[0];
+}
+
+bool
+worker_has_begun(const struct worker *worker)
+{
+	return worker_done_bytes(worker) > 0;
 }
 
 int

@@ -23,6 +23,7 @@ enum worker_command {
 	WORKER_JOIN,      /* slot: open and register the first bytes as tensors of tensor_bytes */
 	WORKER_PUBLISH,   /* slot, number: the version                                          */
 	WORKER_REPLICATE, /* slot, number: the version                                          */
+	WORKER_FOLLOW,    /* the same; how far it is can be seen while it runs                    */
 	WORKER_UPDATE,    /* slot: latest                                                       */
 	WORKER_UNPUBLISH, /* slot                                                               */
 	WORKER_CLOSE,     /* slot                                                               */
@@ -78,6 +79,9 @@ TH_MUST_USE int worker_answer(
 /* Both; ret_answer may be NULL. */
 TH_MUST_USE int worker_call(struct bench *bench, struct worker *worker,
 	const struct command *command, struct answer *ret_answer, struct th_err *err);
+/* Of the command WORKER_FOLLOW that runs, or of the last one. */
+uint64_t worker_done_bytes(const struct worker *worker);
+bool worker_has_begun(const struct worker *worker);
 /* In order where it has nothing to do, else at once. A second call does nothing. */
 void worker_stop(struct worker *worker);
 

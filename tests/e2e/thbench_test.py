@@ -13,7 +13,7 @@ from cluster import BUILD, SANITIZED, main, wait_for
 
 PROGRAM = os.path.join(BUILD, "tools", "thbench")
 SMALL = ["--bytes", "4MiB", "--rounds", "2", "--tensor", "1MB"]
-VERBS = ["pair", "local", "digest"]
+VERBS = ["pair", "local", "digest", "ring", "control"]
 
 
 def run(*arguments, folder=None, code=0):
