@@ -482,13 +482,19 @@ class Hosts:
         if p.returncode:
             raise Skip(f"nft: {p.stderr.strip()}")
 
-    def received_bytes(self, i):
+    def _bytes(self, i, way):
         out = subprocess.run(
             ["ip", "-n", self.names[i], "-j", "-s", "link", "show", "eth0"],
             capture_output=True,
             text=True,
         )
-        return json.loads(out.stdout)[0]["stats64"]["rx"]["bytes"]
+        return json.loads(out.stdout)[0]["stats64"][way]["bytes"]
+
+    def received_bytes(self, i):
+        return self._bytes(i, "rx")
+
+    def sent_bytes(self, i):
+        return self._bytes(i, "tx")
 
     def remove(self):
         for name in [*self.names, self.switch]:

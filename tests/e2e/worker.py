@@ -40,6 +40,12 @@ def cmd_alloc(total_bytes, name="s", kind=None):
     layouts[name] = rows
 
 
+def cmd_alloc_even(total_bytes, count, name="s"):
+    """So many tensors of one size."""
+    memories[name] = thc.Memory(total_bytes)
+    layouts[name] = [(f"layer.{i:03}.weight", total_bytes // count) for i in range(count)]
+
+
 def cmd_free(name="s"):
     memories[name].free()
 
