@@ -17,6 +17,8 @@
 #include "transport/guard.h"
 #include "transport/tcp.h"
 
+#define REUSED_AT_ONCE 2u /* chunks, before the mover looks at its other connections */
+
 static struct data_in *
 conn_of(struct stream *stream)
 {
@@ -56,11 +58,36 @@ ask_limit(const struct data_in *conn)
 	return has < WINDOW ? 0 : has - WINDOW;
 }
 
+/* Does the part have the bytes of this chunk already? */
+static bool
+reuse(struct data_in *conn, uint32_t chunk)
+{
+	struct leg_in *leg = conn->leg;
+	int result;
+	if (!leg->intake.reuse.on)
+		return false;
+	bool here = intake_reuse(&leg->intake, chunk, &result);
+	/* Meanwhile the source was not asked for anything: it is not the one that was slow. */
+	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
+	__atomic_add_fetch(&leg->looks, 1, __ATOMIC_RELAXED);
+	if (here && (result & INTAKE_GREW))
+		events_post(&leg->transport->events, &leg->progress_node);
+	if (here && (result & INTAKE_COMPLETE))
+		loop_post(leg->transport->porter, &leg->complete_task);
+	return here;
+}
+
 static void
 ask(struct data_in *conn)
 {
-	uint32_t limit = ask_limit(conn), chunk;
+	uint32_t limit = ask_limit(conn), chunk, reused = 0;
 	while (conn->num_asked < conn->window && intake_take(&conn->leg->intake, limit, &chunk)) {
+		if (reuse(conn, chunk)) {
+			if (++reused < REUSED_AT_ONCE)
+				continue;
+			loop_post(conn->loop, &conn->kick_task);
+			break;
+		}
 		conn->asked[(conn->asked_head + conn->num_asked++) % WINDOW_MAX] = chunk;
 		struct frame frame = {
 			.kind = FRAME_READ, .leg = conn->leg->id, .first = chunk, .count = 1};

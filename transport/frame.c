@@ -54,6 +54,8 @@ fits(const struct frame *frame)
 	case FRAME_DATA:
 		return plain && frame->count == 1 && frame->bytes >= 1 &&
 		       frame->bytes <= CHUNK_BYTES_MAX;
+	case FRAME_ALIVE:
+		return plain && frame->first == 0 && frame->bytes == 0;
 	}
 	return false;
 }
@@ -65,7 +67,7 @@ frame_decode(const uint8_t data[FRAME_BYTES], struct frame *ret_frame)
 	th_reader_init(&reader, data, FRAME_BYTES);
 	uint32_t magic = th_read_u32(&reader);
 	uint8_t kind = th_read_u8(&reader);
-	if (magic != MAGIC || kind < FRAME_HELLO || kind > FRAME_DATA)
+	if (magic != MAGIC || kind < FRAME_HELLO || kind > FRAME_ALIVE)
 		return TH_E_PROTOCOL;
 	struct frame frame = {.kind = (enum frame_kind)kind, .flags = th_read_u8(&reader)};
 	uint16_t zero = th_read_u16(&reader);

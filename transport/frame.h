@@ -6,6 +6,7 @@
  *     control:  HELLO(ticket) ------------------>
  *               <------------------------- WELCOME(leg key) or REFUSED(code, sentence)
  *               <------------------------- PROGRESS(prefix, digests)...
+ *               ALIVE(looks)... ---------------->
  *               BYE ---------------------------->
  *     data:     JOIN(leg key) READ(chunk)... --->
  *               <------------------------- DATA(chunk) bytes...
@@ -43,6 +44,9 @@ enum frame_kind {
 	FRAME_JOIN, /* payload: the leg's key */
 	FRAME_READ, /* first, count: chunks */
 	FRAME_DATA, /* first: the chunk; count: 1; payload: its bytes */
+	/* count: of how many chunks the reader has seen whether it has them already; it grows.
+	 * Meanwhile it asks for nothing, and is not frozen. */
+	FRAME_ALIVE,
 };
 
 enum frame_flag {

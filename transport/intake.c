@@ -16,6 +16,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/err.h"
 #include "ipc/base/name.h"
+#include "transport/internal.h"
 
 enum intake_state { INTAKE_FREE, INTAKE_TAKEN, INTAKE_ARRIVED, INTAKE_BAD, INTAKE_DONE };
 
@@ -35,6 +36,10 @@ intake_init(struct intake *intake, struct xfer_part *part, struct transport_coun
 		return -ENOMEM;
 	}
 	intake->prefix = intake->next = xfer_part_prefix(part);
+	/* Memory that is not mapped is only touched by who may be left behind. */
+	intake->patient =
+		xfer_part_expects_reuse(part) && xfer_part_verify(part) && xfer_part_direct(part);
+	reuse_init(&intake->reuse, intake->patient);
 	for (uint32_t c = intake->prefix; c < num_chunks; c++) {
 		if (xfer_part_kept(part, c))
 			intake->states[c] = INTAKE_DONE;
@@ -56,6 +61,22 @@ intake_fini(struct intake *intake)
 	free(intake->arrived);
 }
 
+static uint32_t
+row_of(const struct intake *intake, uint32_t chunk)
+{
+	const struct chunk_table *table = xfer_part_table(intake->part);
+	return table->ranges[table->first[chunk]].row;
+}
+
+/* Under the lock: is the next chunk held back until there is a digest to compare it with? */
+static bool
+held_back(const struct intake *intake)
+{
+	return intake->patient && intake->next < intake->num_chunks &&
+	       intake->next >= xfer_part_digest_count(intake->part) &&
+	       reuse_pays(&intake->reuse, row_of(intake, intake->next));
+}
+
 bool
 intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk)
 {
@@ -71,7 +92,7 @@ intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk)
 			chunk++;
 		intake->num_again--;
 		found = true;
-	} else if (chunk < intake->num_chunks && chunk < limit) {
+	} else if (chunk < intake->num_chunks && chunk < limit && !held_back(intake)) {
 		intake->next++;
 		found = true;
 	}
@@ -81,6 +102,16 @@ intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk)
 	}
 	pthread_mutex_unlock(&intake->lock);
 	return found;
+}
+
+/* Under the lock. */
+static uint32_t
+lowest_missing(const struct intake *intake)
+{
+	uint32_t chunk = intake->prefix;
+	while (chunk < intake->next && intake->states[chunk] != INTAKE_TAKEN)
+		chunk++;
+	return chunk == intake->next ? intake->num_chunks : chunk;
 }
 
 /* Compares an arrived chunk with its digest. Under the lock. */
@@ -117,6 +148,49 @@ settle(struct intake *intake)
 	if (intake->prefix == intake->num_chunks)
 		result |= INTAKE_COMPLETE;
 	return result;
+}
+
+bool
+intake_reuse(struct intake *intake, uint32_t chunk, int *ret_result)
+{
+	const struct xfer_part *part = intake->part;
+	struct th_hash now;
+	if (!intake->reuse.on)
+		return false;
+	uint32_t row = row_of(intake, chunk);
+	pthread_mutex_lock(&intake->lock);
+	bool look = intake->attempts[chunk] == 0 && chunk < xfer_part_digest_count(part) &&
+		    reuse_pays(&intake->reuse, row);
+	if (!look)
+		reuse_pass(&intake->reuse);
+	pthread_mutex_unlock(&intake->lock);
+	if (!look)
+		return false;
+	/* The bytes as they are now: nothing else says what they are. */
+	bool equal = part_digest(part, chunk, &now) == 0 &&
+		     th_hash_equal(now, *xfer_part_digest(part, chunk));
+	uint64_t bytes = chunk_bytes(xfer_part_table(part), chunk);
+	pthread_mutex_lock(&intake->lock);
+	reuse_judge(&intake->reuse, row, equal, bytes);
+	if (equal) {
+		intake->states[chunk] = INTAKE_DONE;
+		__atomic_add_fetch(&intake->counters->chunks_verified, 1, __ATOMIC_RELAXED);
+		__atomic_add_fetch(&intake->counters->bytes_reused, bytes, __ATOMIC_RELAXED);
+		*ret_result = settle(intake);
+	}
+	pthread_mutex_unlock(&intake->lock);
+	return equal;
+}
+
+bool
+intake_hurry(struct intake *intake)
+{
+	pthread_mutex_lock(&intake->lock);
+	bool held = held_back(intake) && lowest_missing(intake) == intake->num_chunks;
+	if (held)
+		intake->patient = false;
+	pthread_mutex_unlock(&intake->lock);
+	return held;
 }
 
 int
@@ -171,11 +245,7 @@ uint32_t
 intake_lowest_missing(struct intake *intake)
 {
 	pthread_mutex_lock(&intake->lock);
-	uint32_t chunk = intake->prefix;
-	while (chunk < intake->next && intake->states[chunk] != INTAKE_TAKEN)
-		chunk++;
-	if (chunk == intake->next)
-		chunk = intake->num_chunks;
+	uint32_t chunk = lowest_missing(intake);
 	pthread_mutex_unlock(&intake->lock);
 	return chunk;
 }

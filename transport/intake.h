@@ -9,6 +9,8 @@
  * is judged when that comes. A chunk that does not match is handed out again, twice at most.
  *
  * What a leg has verified beyond the prefix when it ends stays with the part for the next leg.
+ * Chunks whose bytes the part may have already are looked at before they are fetched (reuse.h):
+ * such a chunk is not handed out before its digest is known.
  *
  * Any thread: a lock, taken a few times per 4 MiB chunk.
  */
@@ -21,6 +23,7 @@
 
 #include "ipc/base/checked.h"
 #include "transport/part.h"
+#include "transport/reuse.h"
 #include "transport/transport.h"
 
 #define INTAKE_ATTEMPTS_MAX 3 /* of one chunk at one source */
@@ -36,6 +39,8 @@ struct intake {
 	uint32_t next;           /* guarded: lowest chunk never handed out */
 	uint32_t num_again;      /* guarded: chunks to be handed out again */
 	uint32_t prefix;         /* guarded */
+	bool patient;            /* guarded: chunks are held back for their digests */
+	struct reuse reuse;      /* guarded, but for what is set at the beginning */
 };
 
 enum intake_result {              /* bits */
@@ -50,6 +55,16 @@ void intake_fini(struct intake *intake);
 
 /* The next chunk to fetch, below limit. False: none now. */
 bool intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk);
+/*
+ * Of a chunk that was taken: does the part have its bytes already? Hashes it where that may pay.
+ * True: it counts, need not be fetched, and ret_result is enum intake_result.
+ */
+bool intake_reuse(struct intake *intake, uint32_t chunk, int *ret_result);
+/*
+ * When no digests come: hands out what was held back for them. False: nothing was, or a chunk that
+ * was handed out has not come either.
+ */
+bool intake_hurry(struct intake *intake);
 /* The bytes of a chunk that was taken lie in the part; digest is of them (NULL: part without
  * verify). enum intake_result, or TH_E_CHECKSUM: it did not match too often. */
 TH_MUST_USE int intake_arrived(struct intake *intake, uint32_t chunk, const struct th_hash *digest);

@@ -152,6 +152,7 @@ run_last(struct loop_task *task)
 	struct transport *transport = leg->transport;
 	LIST_REMOVE(leg, entry);
 	leg->result.bytes_moved = __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED);
+	leg->result.bytes_reused = leg->intake.reuse.bytes;
 	leg->result.verify_ns = __atomic_load_n(&leg->verify_ns, __ATOMIC_RELAXED);
 	leg->result.overwrote = leg->result.bytes_moved > 0;
 	control_fini(&leg->control);
@@ -248,6 +249,14 @@ on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	return 0;
 }
 
+/* There may be more to ask for. */
+static void
+kick(struct leg_in *leg)
+{
+	for (uint32_t i = 0; i < leg->num_conns; i++)
+		loop_post(leg->conns[i]->loop, &leg->conns[i]->kick_task);
+}
+
 static int
 take_digests(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
 {
@@ -267,12 +276,10 @@ take_digests(struct leg_in *leg, const struct frame *frame, const uint8_t *paylo
 	}
 	if (all & INTAKE_GREW)
 		events_post(&leg->transport->events, &leg->progress_node);
-	if (all & INTAKE_COMPLETE) {
+	if (all & INTAKE_COMPLETE)
 		complete(leg);
-	} else if (all & INTAKE_AGAIN) {
-		for (uint32_t i = 0; i < leg->num_conns; i++)
-			loop_post(leg->conns[i]->loop, &leg->conns[i]->kick_task);
-	}
+	else if ((all & INTAKE_AGAIN) || (count > 0 && leg->intake.reuse.on))
+		kick(leg);
 	return 0;
 }
 
@@ -291,7 +298,9 @@ on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payloa
 	if (rc < 0 || leg->state == LEG_IN_ENDING)
 		return rc;
 	/* "I wait myself" excuses only what lies beyond its own prefix. */
-	if ((frame->flags & FRAME_WAITING) && intake_lowest_missing(&leg->intake) >= prefix)
+	uint32_t missing = intake_lowest_missing(&leg->intake);
+	bool owes = missing < xfer_part_table(leg->part)->num_chunks;
+	if (((frame->flags & FRAME_WAITING) && missing >= prefix) || !owes)
 		leg->excused_ns = th_now_ns();
 	return 0;
 }
@@ -433,8 +442,32 @@ check_stall(struct leg_in *leg, int64_t now_ns)
 	since_ns = th_max_i64(since_ns, leg->excused_ns);
 	if (now_ns < since_ns + stall_ns)
 		return since_ns + stall_ns;
+	/* It was not asked for anything, for want of digests: now it is. */
+	if (intake_hurry(&leg->intake)) {
+		kick(leg);
+		leg->excused_ns = now_ns;
+		return now_ns + stall_ns;
+	}
 	leg_in_fail(leg, TH_E_NO_PATH, "it sends nothing any more");
 	return INT64_MAX;
+}
+
+/* A source that is asked for nothing must be able to tell that from a frozen reader. */
+static int64_t
+say_alive(struct leg_in *leg, int64_t now_ns)
+{
+	uint32_t looks = th_min_u32(__atomic_load_n(&leg->looks, __ATOMIC_RELAXED),
+		xfer_part_table(leg->part)->num_chunks);
+	if (!leg->intake.reuse.on || leg->state == LEG_IN_ENDING)
+		return INT64_MAX;
+	/* One at a time: a source that does not read them gets no more. */
+	if (looks != leg->looks_said && leg->control.out_sent == leg->control.out_bytes) {
+		struct frame frame = {.kind = FRAME_ALIVE, .leg = leg->id, .count = looks};
+		leg->looks_said = looks;
+		control_put(&leg->control, &frame, NULL);
+		stream_wake(&leg->control.stream);
+	}
+	return now_ns + leg->transport->config.stall_ns / 3;
 }
 
 int64_t
@@ -455,5 +488,6 @@ leg_in_tick(struct leg_in *leg, int64_t now_ns)
 	if (now_ns > leg->deadline_ns + stall_ns / 4)
 		leg->excused_ns = now_ns;
 	leg->deadline_ns = check_stall(leg, now_ns);
+	leg->deadline_ns = th_min_i64(leg->deadline_ns, say_alive(leg, now_ns));
 	return leg->deadline_ns;
 }

@@ -190,11 +190,28 @@ fill_changed(struct event_node *node, struct transport_event *ret_event)
 
 /* ---- control connection ------------------------------------------------------------------- */
 
+/* Each chunk excuses it once. */
+static int
+on_alive(struct leg_out *leg, uint32_t looks)
+{
+	if (looks <= leg->looks || looks > xfer_part_table(leg->part)->num_chunks)
+		return TH_E_PROTOCOL;
+	leg->looks = looks;
+	leg->excused_ns = th_now_ns();
+	if (__atomic_exchange_n(&leg->stalled, false, __ATOMIC_ACQ_REL))
+		events_post(&leg->transport->events, &leg->stall_node);
+	leg->deadline_ns = 0;
+	loop_tick_at(leg->transport->porter, 0);
+	return 0;
+}
+
 static int
 handle(struct control *control, const struct frame *frame, const uint8_t *payload)
 {
 	struct leg_out *leg = leg_of(control);
 	(void)payload;
+	if (frame->kind == FRAME_ALIVE && frame->leg == leg->reader_leg)
+		return on_alive(leg, frame->count);
 	if (frame->kind != FRAME_BYE || frame->leg != leg->reader_leg)
 		return TH_E_PROTOCOL;
 	TH_FP(leg_out_bye);

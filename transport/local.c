@@ -99,6 +99,7 @@ take_down(struct copy_leg *leg)
 	struct transport *transport = leg->local->transport;
 	xfer_part_unwatch(leg->source, source_grew, leg);
 	leg->result.bytes_moved = leg->bytes_moved;
+	leg->result.bytes_reused = leg->intake.reuse.bytes;
 	leg->result.verify_ns = 0; /* hashed on the way: none of it apart */
 	leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->started_ns);
 	leg->result.overwrote = leg->bytes_moved > 0;
@@ -251,6 +252,12 @@ work(struct copy_leg *leg, int *ret_result, bool *ret_source)
 		/* What is missing will never be served. */
 		*ret_result = xfer_part_failed(leg->source) ? TH_E_STALE_MEMORY : 0;
 		return *ret_result < 0;
+	}
+	if (intake_reuse(&leg->intake, chunk, &result)) {
+		if (result & INTAKE_GREW)
+			events_post(&leg->local->transport->events, &leg->progress_node);
+		*ret_result = result;
+		return true;
 	}
 	result = copy_chunk(leg, chunk, &digest, ret_source);
 	if (result <= 0) {

@@ -28,6 +28,7 @@ struct xfer_part {
 	struct th_hash *digests; /* owns; [0, digest_count) is immutable */
 	bool *kept;              /* owns; the filling leg's, one leg at a time */
 	bool verify;
+	bool reuse;            /* immutable once a leg fills it */
 	bool orphaned, failed; /* atomic */
 	uint32_t references;   /* atomic */
 	uint32_t prefix;       /* atomic; the release pairs with xfer_part_prefix */
@@ -237,6 +238,18 @@ bool
 xfer_part_failed(const struct xfer_part *part)
 {
 	return __atomic_load_n(&part->failed, __ATOMIC_ACQUIRE);
+}
+
+void
+xfer_part_expect_reuse(struct xfer_part *part)
+{
+	part->reuse = true;
+}
+
+bool
+xfer_part_expects_reuse(const struct xfer_part *part)
+{
+	return part->reuse;
 }
 
 uint32_t

@@ -65,6 +65,12 @@ bool xfer_part_orphaned(const struct xfer_part *part);
  */
 void xfer_part_fail(struct xfer_part *part);
 bool xfer_part_failed(const struct xfer_part *part);
+/*
+ * Its memory held a version before, of which some chunks may be those that are wanted now: a leg
+ * looks (reuse.h). Before its first leg.
+ */
+void xfer_part_expect_reuse(struct xfer_part *part);
+bool xfer_part_expects_reuse(const struct xfer_part *part);
 
 /* A place within one chunk, to walk over its memory in blocks. Pure; one owner. */
 struct xfer_cursor {

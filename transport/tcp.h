@@ -54,6 +54,7 @@ struct leg_in {
 	int64_t last_byte_ns;           /* atomic */
 	uint64_t bytes_moved;           /* atomic */
 	uint64_t verify_ns;             /* atomic */
+	uint32_t looks;                 /* atomic: chunks that were asked of our own memory first */
 	struct loop_task complete_task; /* mover -> porter: the part is whole */
 	/* Porter. */
 	enum leg_in_state state;
@@ -63,6 +64,7 @@ struct leg_in {
 	struct data_in *conns[CONNECTIONS_MAX]; /* owns */
 	uint32_t num_conns;
 	uint32_t source_prefix; /* atomic: the movers read it */
+	uint32_t looks_said;    /* in the last ALIVE */
 	int64_t deadline_ns;    /* of the state; RUNNING: when to look again */
 	int64_t running_ns;     /* since when */
 	int64_t excused_ns;     /* until then the source said that it waits, or we were late */
@@ -165,6 +167,7 @@ struct leg_out {
 	bool ending, watching;
 	struct control control;
 	uint32_t prefix_sent, digests_sent;
+	uint32_t looks; /* of the reader's last ALIVE */
 	bool said_waiting, beat;
 	bool change_known, said_changed; /* changed_task has run; the reader was told */
 	int64_t started_ns, excused_ns, deadline_ns, last_progress_ns;

@@ -228,6 +228,7 @@ transport_counters(const struct transport *transport, struct transport_counters 
 		.bytes_in = __atomic_load_n(&from->bytes_in, __ATOMIC_RELAXED),
 		.bytes_out = __atomic_load_n(&from->bytes_out, __ATOMIC_RELAXED),
 		.bytes_out_file = __atomic_load_n(&from->bytes_out_file, __ATOMIC_RELAXED),
+		.bytes_reused = __atomic_load_n(&from->bytes_reused, __ATOMIC_RELAXED),
 		.bytes_local = __atomic_load_n(&from->bytes_local, __ATOMIC_RELAXED),
 		.chunks_verified = __atomic_load_n(&from->chunks_verified, __ATOMIC_RELAXED),
 		.chunks_refetched = __atomic_load_n(&from->chunks_refetched, __ATOMIC_RELAXED),

@@ -77,16 +77,17 @@ struct transport_event {
 	 * FAILED. STOPPED: TH_E_CANCELLED. ENDED: 0 when the reader said that it has all,
 	 * TH_E_CANCELLED after a fence, TH_E_CONTRACT after CHANGED, else the cause. */
 	int code;
-	bool source_failed;   /* FAILED: another source may do better */
-	bool overwrote;       /* FAILED, STOPPED: at least one byte was written to the part */
-	uint64_t bytes_moved; /* of chunks, with those that moved again; ENDED: sent */
+	bool source_failed;    /* FAILED: another source may do better */
+	bool overwrote;        /* FAILED, STOPPED: at least one byte was written to the part */
+	uint64_t bytes_moved;  /* of chunks, with those that moved again; ENDED: sent */
+	uint64_t bytes_reused; /* DONE, FAILED, STOPPED: were here already (reuse.h) */
 	uint64_t transfer_ns, verify_ns;
 	char transport[32]; /* "tcp", "local"; ENDED: "tcp sendfile" when that was used */
 	char text[TH_CTL_TEXT_BYTES];
 };
 
 struct transport_counters { /* since the start, for status; a coherent snapshot is not promised */
-	uint64_t bytes_in, bytes_out, bytes_local;
+	uint64_t bytes_in, bytes_out, bytes_local, bytes_reused;
 	uint64_t bytes_out_file; /* of bytes_out: by sendfile */
 	uint64_t chunks_verified, chunks_refetched, checksum_failures;
 	uint64_t legs_in, legs_out, legs_failed, legs_fenced;

@@ -111,7 +111,7 @@ struct agent_leg_report {
 	int code;
 	bool source_failed, overwrote;
 	uint32_t chunks_verified;
-	uint64_t bytes_moved, transfer_ns, verify_ns;
+	uint64_t bytes_moved, bytes_reused, transfer_ns, verify_ns;
 	char transport[32];
 	char text[TH_CTL_TEXT_BYTES];
 	struct th_hash content; /* LEG_DONE: over the digests; none: there are none */
@@ -192,9 +192,9 @@ enum agent_action_kind {
 	AGENT_RESERVE,   /* memory for a shard of others, laid out: RESERVED follows */
 	AGENT_UNRESERVE, /* it is not wanted any more */
 	AGENT_SERVER_STATE, /* attached or not, for logs and status */
-	AGENT_NODE, /* an operator drains this node, or does not any more: for logs and status */
+	AGENT_NODE,  /* an operator drains this node, or does not any more: for logs and status */
 	AGENT_STAYS, /* after LEAVE: what is waited for, now and then, for logs                  */
-	AGENT_LEFT, /* after LEAVE: the sessions may be closed, and the agent may end */
+	AGENT_LEFT,  /* after LEAVE: the sessions may be closed, and the agent may end */
 };
 
 enum agent_channel { AGENT_CHANNEL_CONTROL, AGENT_CHANNEL_POLL, AGENT_CHANNEL_BEAT };
@@ -245,6 +245,7 @@ struct agent_action {
 		struct {
 			uint64_t gen;
 			bool published; /* PART_NEW: the bytes are there; else to be pulled */
+			bool used;      /* PART_NEW: its memory has been part of a version before */
 		} part;                 /* PART_NEW, PART_END, HASH_STOP, HASH */
 		struct {
 			uint64_t leg;
@@ -283,7 +284,7 @@ struct agent_action {
 			int code;
 			uint32_t num_blockers, num_texts;
 			char (*texts)[TH_CTL_TEXT_BYTES]; /* borrowed until the next step */
-		} left; /* STAYS, LEFT */
+		} left;                                   /* STAYS, LEFT */
 	} u;
 };
 

@@ -204,6 +204,7 @@ account(struct call *call, const struct agent_leg_report *report)
 	struct agent_result *result = &call->result;
 
 	result->bytes_moved += report->bytes_moved;
+	result->bytes_reused += report->bytes_reused;
 	result->transfer_ns += report->transfer_ns;
 	result->verify_ns += report->verify_ns;
 	if (report->transport[0] != '\0')

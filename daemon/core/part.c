@@ -23,6 +23,7 @@ part_action(struct agent *agent, enum agent_action_kind kind, const struct part 
 
 	action->u.part.gen = part->gen;
 	action->u.part.published = part->published;
+	action->u.part.used = part->session->used;
 }
 
 struct part *
@@ -52,6 +53,7 @@ ac_part_end(struct agent *agent, struct session *session)
 	part_action(agent, AGENT_PART_END, part);
 	free(part);
 	session->part = NULL;
+	session->used = true;
 }
 
 bool

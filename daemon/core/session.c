@@ -276,8 +276,10 @@ ac_session_registered(struct agent *agent, struct session *session, enum agent_a
 		return;
 	*pending = false;
 	session->unregister_waits = false;
-	if (err == NULL || err->code == 0)
+	if (err == NULL || err->code == 0) {
 		session->registered = kind == AGENT_REGISTERED;
+		session->used = false;
+	}
 	if (ac_internal(session)) {
 		session->unwanted = session->unwanted || (err != NULL && err->code != 0);
 		return;

@@ -204,6 +204,7 @@ struct session { /* owned by agent.sessions */
 	bool dirty;
 
 	bool registering, unregistering, registered;
+	bool used; /* what is registered has been a part: some of its bytes may be wanted again */
 	bool unregister_waits; /* until the server knows that nothing is held            */
 	struct ctl_register reg;
 	struct th_hash attributes;

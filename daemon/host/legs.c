@@ -219,16 +219,17 @@ static void
 log_end(const struct leg *leg, const struct transport_event *event, int code)
 {
 	char size[TH_UNITS_BYTES], took[TH_UNITS_BYTES], rate[TH_UNITS_BYTES];
+	char reused[TH_UNITS_BYTES];
 	int64_t ns = th_now_ns() - leg->start_ns;
 	double seconds = ns > 0 ? (double)ns / 1e9 : 1e-9;
 	log_write(code == 0 ? LOG_LEVEL_INFO : LOG_LEVEL_WARN, "leg",
-		"%s leg=%" PRIu64 " moved=%s took=%s rate=%s/s %s%s%s%s%s%s",
+		"%s leg=%" PRIu64 " moved=%s reused=%s took=%s rate=%s/s %s%s%s%s%s%s",
 		leg->out                           ? "served"
 		: code == 0                        ? "done"
 		: event->kind == TRANSPORT_STOPPED ? "stopped"
 						   : "failed",
 		leg->server_leg, th_print_size_short(event->bytes_moved, size),
-		th_print_duration_short(ns, took),
+		th_print_size_short(event->bytes_reused, reused), th_print_duration_short(ns, took),
 		th_print_size_short((uint64_t)((double)event->bytes_moved / seconds), rate),
 		leg->peer, code == 0 ? "" : " code=", code == 0 ? "" : th_errname(code),
 		code == 0 ? "" : " reason=\"", code == 0 ? "" : event->text, code == 0 ? "" : "\"");
@@ -243,6 +244,7 @@ in_ended(struct host *host, struct leg *leg, const struct transport_event *event
 	out->leg = leg->leg;
 	out->chunks_verified = xfer_part_prefix(leg->xfer);
 	out->bytes_moved = event->bytes_moved;
+	out->bytes_reused = event->bytes_reused;
 	out->transfer_ns = event->transfer_ns;
 	out->verify_ns = event->verify_ns;
 	out->overwrote = event->overwrote;

@@ -331,6 +331,8 @@ legs_part_new(struct host *host, const struct agent_action *action)
 		session_lose(session, false, "the agent is out of memory for its chunks");
 		return;
 	}
+	if (action->u.part.used)
+		xfer_part_expect_reuse(xfer);
 	struct part *part = th_calloc(1, sizeof(*part));
 	part->key = key;
 	part->xfer = xfer;

@@ -88,6 +88,7 @@ collect(struct host *host, struct counter *out)
 		{"bytes_out_file", "bytes", "... of them by sendfile, without a copy",
 			t.bytes_out_file},
 		{"bytes_local", "bytes", "copied within this host", t.bytes_local},
+		{"bytes_reused", "bytes", "not moved: they were here already", t.bytes_reused},
 		{"chunks_verified", "1", "chunks with the publisher's digest", t.chunks_verified},
 		{"chunks_refetched", "1", "chunks asked for again", t.chunks_refetched},
 		{"checksum_failures", "1", "chunks with a wrong digest", t.checksum_failures},

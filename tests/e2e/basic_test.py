@@ -45,6 +45,35 @@ def publish_replicate_update_unpublish():
         w.call("close")
 
 
+def what_is_there_already_does_not_move():
+    for where in ("b", "a"):
+        with cluster() as c:
+            c.agent("a")
+            c.agent("b")
+            w, r = c.worker("trainer", "a"), c.worker("rollout", where)
+            w.setup(SIZE, model="m", replica="trainer")
+            r.setup(SIZE, model="m", replica="rollout")
+            w.call("fill", seed=1)
+            w.call("publish", version=1)
+            result = r.call("replicate", version="1")
+            assert result["bytes_reused"] == 0, result
+
+            w.call("unpublish")
+            w.call("flip", offset=SIZE // 2)
+            w.call("publish", version=2)
+            result = r.call("update")
+            assert 0 < result["bytes_moved"] < SIZE // 2, result
+            assert result["bytes_reused"] == SIZE - result["bytes_moved"], result
+            assert r.call("digest") == w.call("digest")
+
+            # The same version again, after the reader has written to its memory: it is seen.
+            r.call("unpublish")
+            r.call("flip", offset=SIZE // 4)
+            result = r.call("replicate", version="2")
+            assert 0 < result["bytes_moved"] < SIZE // 2, result
+            assert r.call("digest") == w.call("digest")
+
+
 def a_reader_waits_for_the_version():
     with cluster() as c:
         c.agent("a")
@@ -156,6 +185,7 @@ def attributes_and_manifest():
 if __name__ == "__main__":
     main(
         publish_replicate_update_unpublish,
+        what_is_there_already_does_not_move,
         a_reader_waits_for_the_version,
         same_host,
         a_forbidden_way_beside_another,

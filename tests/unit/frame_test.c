@@ -67,6 +67,9 @@ Test(frame, decode__limits_of_each_kind__kept)
 		0);
 	cr_assert_lt(decode((struct frame){.kind = FRAME_DATA, .count = 1, .bytes = 0}), 0);
 	cr_assert_lt(decode((struct frame){.kind = FRAME_BYE, .bytes = 1}), 0);
+	cr_assert_eq(decode((struct frame){.kind = FRAME_ALIVE, .count = 7}), 0);
+	cr_assert_lt(decode((struct frame){.kind = FRAME_ALIVE, .first = 1, .count = 7}), 0);
+	cr_assert_lt(decode((struct frame){.kind = FRAME_ALIVE, .count = 7, .bytes = 1}), 0);
 }
 
 Test(frame, decode__random_bytes__refused_or_encoding_again_the_same)
@@ -77,7 +80,7 @@ Test(frame, decode__random_bytes__refused_or_encoding_again_the_same)
 	for (int round = 0; round < 200000; round++) {
 		uint8_t data[FRAME_BYTES], again[FRAME_BYTES];
 		struct frame back;
-		frame.kind = (enum frame_kind)(1 + th_rng_below(&rng, 8));
+		frame.kind = (enum frame_kind)(1 + th_rng_below(&rng, 9));
 		frame.bytes = frame.kind == FRAME_HELLO ? FRAME_HELLO_BYTES : 0;
 		frame_encode(&frame, data);
 		for (uint64_t flips = th_rng_below(&rng, 4); flips > 0; flips--)

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tests of reuse: when it pays to look, and what moves when some of it is there already. Whatever
+ * was there before: what counts is what lies in the destination now.
+ */
+#include "transport/reuse.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/err.h"
+#include "ipc/base/name.h"
+#include "tests/support/transport_peer.h"
+
+#define CALM_NS INT64_C(15000000000)
+
+enum mode { MODE_TCP, MODE_LOCAL };
+
+#define CONFORMANCE(name)                                                                          \
+	static void name(enum mode mode);                                                          \
+	Test(reuse_tcp, name)                                                                      \
+	{                                                                                          \
+		name(MODE_TCP);                                                                    \
+	}                                                                                          \
+	Test(reuse_local, name)                                                                    \
+	{                                                                                          \
+		name(MODE_LOCAL);                                                                  \
+	}                                                                                          \
+	static void name(enum mode mode)
+
+/* ---- the rule ------------------------------------------------------------------------------- */
+
+Test(reuse, off__never_looks)
+{
+	struct reuse reuse;
+	reuse_init(&reuse, false);
+	cr_assert(!reuse_pays(&reuse, 0));
+}
+
+Test(reuse, a_tensor_that_differs__is_not_looked_at_again)
+{
+	struct reuse reuse;
+	reuse_init(&reuse, true);
+	cr_assert(reuse_pays(&reuse, 3));
+	reuse_judge(&reuse, 3, false, 10);
+	cr_assert(!reuse_pays(&reuse, 3));
+	cr_assert(reuse_pays(&reuse, 4));
+	reuse_judge(&reuse, 4, true, 10);
+	cr_assert(reuse_pays(&reuse, 4));
+	cr_assert_eq(reuse.bytes, 10);
+}
+
+/* The price of looking in vain: 8 chunks and one of 16. */
+Test(reuse, nothing_is_equal__few_are_looked_at)
+{
+	struct reuse reuse;
+	uint32_t looks = 0;
+	reuse_init(&reuse, true);
+	for (uint32_t row = 0; row < 1600; row++) {
+		if (reuse_pays(&reuse, row)) {
+			looks++;
+			reuse_judge(&reuse, row, false, 10);
+		} else {
+			reuse_pass(&reuse);
+		}
+	}
+	cr_assert(looks >= 100 && looks <= 109, "%u", looks);
+	cr_assert_eq(reuse.bytes, 0);
+}
+
+/* After a long stretch of changed tensors: equal ones are found soon, and then each of them. */
+Test(reuse, equal_ones_behind_many_that_differ__found)
+{
+	struct reuse reuse;
+	uint32_t found = 0;
+	reuse_init(&reuse, true);
+	for (uint32_t row = 0; row < 2000; row++) {
+		bool equal = row >= 1000;
+		if (reuse_pays(&reuse, row))
+			reuse_judge(&reuse, row, equal, 1);
+		else
+			reuse_pass(&reuse);
+		found += equal && reuse.bytes == row - 999;
+	}
+	cr_assert(reuse.bytes >= 984, "%lu", (unsigned long)reuse.bytes);
+}
+
+/* ---- what moves ------------------------------------------------------------------------------ */
+
+/* Small ones in one chunk, and large ones of one to three chunks. */
+static const uint64_t mixed[] = {1000, 70000, 4 * MIB, 12 * MIB, 5 * MIB, 8 * MIB, 4 * MIB + 1};
+#define MIXED (sizeof(mixed) / sizeof(mixed[0]))
+
+struct setup {
+	struct rig rig;
+	struct rig_agent *source_agent, *reader_agent;
+	struct rig_shard source, reader;
+	struct xfer_part *from, *to;
+	uint64_t leg;
+};
+
+/* Both hold the same bytes. */
+static struct setup *
+setup_new(int64_t stall_ns)
+{
+	struct setup *s = calloc(1, sizeof(*s));
+	s->source_agent = rig_add_agent(&s->rig, stall_ns, 0);
+	s->reader_agent = rig_add_agent(&s->rig, stall_ns, 0);
+	rig_shard_init(&s->source, mixed, MIXED, 42);
+	rig_shard_init(&s->reader, mixed, MIXED, 0);
+	memcpy(s->reader.memory, s->source.memory, s->source.bytes);
+	return s;
+}
+
+/* A version is published and read. */
+static void
+begin(struct setup *s, enum mode mode, bool verify, bool expect)
+{
+	s->leg++;
+	s->from = rig_part(&s->source, verify);
+	s->to = rig_part(&s->reader, verify);
+	if (expect)
+		xfer_part_expect_reuse(s->to);
+	if (mode == MODE_TCP)
+		rig_pull(s->source_agent, s->reader_agent, s->leg, s->from, s->to);
+	else
+		cr_assert_eq(transport_copy(s->reader_agent->transport, s->leg, s->from, s->to), 0);
+}
+
+static void
+hash(struct setup *s)
+{
+	cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
+}
+
+/* How much moved; it is all there then. */
+static uint64_t
+end(struct setup *s)
+{
+	const struct transport_event *done =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, s->leg);
+	uint64_t moved = done->bytes_moved;
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	cr_assert(done->bytes_moved + done->bytes_reused == s->source.table->bytes);
+	cr_assert(!done->overwrote == (moved == 0));
+	for (uint32_t c = 0; xfer_part_verify(s->to) && c < s->source.table->num_chunks; c++)
+		cr_assert(
+			th_hash_equal(*xfer_part_digest(s->from, c), *xfer_part_digest(s->to, c)));
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
+	xfer_part_release(s->from);
+	xfer_part_release(s->to);
+	return moved;
+}
+
+static void
+finish(struct setup *s)
+{
+	rig_fini(&s->rig);
+	rig_shard_fini(&s->source);
+	rig_shard_fini(&s->reader);
+	free(s);
+}
+
+static void
+change(struct rig_shard *shard, uint32_t row, uint64_t offset)
+{
+	shard->tensors[row][offset] ^= 1;
+}
+
+/* Also while its digests are only being computed. */
+CONFORMANCE(all_is_there__nothing_moves)
+{
+	struct setup *s = setup_new(CALM_NS);
+	for (int round = 0; round < 3; round++) {
+		begin(s, mode, true, true);
+		hash(s);
+		cr_assert_eq(end(s), 0);
+	}
+	cr_assert_eq(rig_counters(s->reader_agent).bytes_reused, 3 * s->source.table->bytes);
+	cr_assert_eq(rig_counters(s->reader_agent).checksum_failures, 0);
+	finish(s);
+}
+
+/* Rows in canonical order: 0 and 1 are small. */
+CONFORMANCE(half_of_it_is_there__the_other_half_moves)
+{
+	struct setup *s = setup_new(CALM_NS);
+	const struct manifest_row *rows = s->source.manifest.rows;
+	uint64_t changed = 0;
+	for (uint32_t row = 2; row < MIXED; row += 2) {
+		for (uint64_t at = 0; at < rows[row].bytes; at += MIB)
+			change(&s->source, row, at);
+		changed += rows[row].bytes;
+	}
+	begin(s, mode, true, true);
+	hash(s);
+	cr_assert_eq(end(s), changed);
+	finish(s);
+}
+
+/* What the worker has written since is seen: old digests would say that all is there. */
+CONFORMANCE(destination_that_was_written_to__is_not_taken_for_what_it_was)
+{
+	struct setup *s = setup_new(CALM_NS);
+	begin(s, mode, true, true);
+	hash(s);
+	cr_assert_eq(end(s), 0);
+	change(&s->reader, 0, 999);
+	change(&s->reader, 3, s->reader.manifest.rows[3].bytes - 1);
+	begin(s, mode, true, true);
+	hash(s);
+	uint64_t moved = end(s);
+	cr_assert(moved > 0 && moved <= 2 * CHUNK, "%lu", (unsigned long)moved);
+	finish(s);
+}
+
+CONFORMANCE(nobody_expects_it__all_moves)
+{
+	struct setup *s = setup_new(CALM_NS);
+	begin(s, mode, true, false);
+	hash(s);
+	cr_assert_eq(end(s), s->source.table->bytes);
+	finish(s);
+}
+
+CONFORMANCE(without_verify__all_moves)
+{
+	struct setup *s = setup_new(CALM_NS);
+	begin(s, mode, false, true);
+	hash(s);
+	cr_assert_eq(end(s), s->source.table->bytes);
+	finish(s);
+}
+
+/* Digests that are long in coming: the source lives, so nothing fails, and at last it is asked. */
+CONFORMANCE(digests_come_late__it_goes_on_without_a_look)
+{
+	struct setup *s = setup_new(STALL_NS);
+	begin(s, mode, true, true);
+	rig_pump_for(&s->rig, 4 * STALL_NS);
+	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_FAILED, s->leg));
+	hash(s);
+	end(s);
+	finish(s);
+}
+
+/* ---- a source that is asked for nothing ------------------------------------------------------ */
+
+#define LEG 5
+
+static int
+enter(struct peer_setup *s)
+{
+	struct frame_hello hello = {.ticket = rig_ticket(LEG), .protocol = 1, .mode = 1};
+	uint8_t payload[FRAME_WELCOME_BYTES];
+	rig_offer(s->agent, LEG, s->part);
+	int fd = peer_dial(s->agent);
+	frame_encode_hello(&hello, payload);
+	peer_put_frame(fd,
+		&(struct frame){.kind = FRAME_HELLO, .leg = LEG, .bytes = FRAME_HELLO_BYTES},
+		payload, FRAME_HELLO_BYTES);
+	while (s->agent->num_offers > 0)
+		rig_pump(&s->rig, 10);
+	cr_assert_eq(peer_get_frame(fd).kind, FRAME_WELCOME);
+	peer_get(fd, payload, FRAME_WELCOME_BYTES);
+	return fd;
+}
+
+static void
+say_alive(int fd, uint32_t looks)
+{
+	struct frame frame = {.kind = FRAME_ALIVE, .leg = LEG, .count = looks};
+	peer_put_frame(fd, &frame, NULL, 0);
+}
+
+Test(reuse, reader_that_only_looks__is_not_stalled)
+{
+	struct peer_setup *s = peer_start(8);
+	int fd = enter(s);
+	rig_wait(&s->rig, s->agent, TRANSPORT_STALLED, LEG);
+	say_alive(fd, 1);
+	rig_wait(&s->rig, s->agent, TRANSPORT_RESUMED, LEG);
+	say_alive(fd, 8);
+	peer_put_frame(fd, &(struct frame){.kind = FRAME_BYE, .leg = LEG}, NULL, 0);
+	cr_assert_eq(rig_wait(&s->rig, s->agent, TRANSPORT_ENDED, LEG)->code, 0);
+	peer_expect_closed(fd);
+	peer_finish(s);
+}
+
+/* It must come to an end: each chunk is an excuse once. */
+Test(reuse, reader_that_looks_at_nothing_new__ended)
+{
+	static const uint32_t bad[][2] = {{1, 1}, {5, 4}, {0, 0}, {8, 9}};
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct peer_setup *s = peer_start(8);
+		int fd = enter(s);
+		say_alive(fd, bad[i][0]);
+		say_alive(fd, bad[i][1]);
+		cr_assert_eq(
+			rig_wait(&s->rig, s->agent, TRANSPORT_ENDED, LEG)->code, TH_E_PROTOCOL);
+		peer_expect_closed(fd);
+		peer_finish(s);
+	}
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* reuse - see reuse.h. */
+#include "transport/reuse.h"
+
+#define FREE_CHUNKS 8u
+#define SAMPLE 16u
+
+void
+reuse_init(struct reuse *reuse, bool on)
+{
+	*reuse = (struct reuse){.on = on, .row = UINT32_MAX};
+}
+
+bool
+reuse_pays(const struct reuse *reuse, uint32_t row)
+{
+	return reuse->on && row != reuse->row &&
+	       reuse->different < FREE_CHUNKS + reuse->equal + reuse->seen / SAMPLE;
+}
+
+void
+reuse_pass(struct reuse *reuse)
+{
+	reuse->seen++;
+}
+
+void
+reuse_judge(struct reuse *reuse, uint32_t row, bool equal, uint64_t bytes)
+{
+	reuse->seen++;
+	if (equal) {
+		reuse->equal++;
+		reuse->bytes += bytes;
+	} else {
+		reuse->different++;
+		reuse->row = row;
+	}
+}
