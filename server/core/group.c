@@ -366,7 +366,8 @@ member_register(struct refsrv *server, struct agent *agent, const struct ctl_reg
 		return th_fail(err, TH_E_INVALID,
 			"shard %u of replica %s registers without a layout or a manifest",
 			member->shard, member->group->replica);
-	if (!blob_exists(server, reg->manifest))
+	/* A copy that this server has asked for is of what it knows: others bring the manifest. */
+	if (member->group->reservation == 0 && !blob_exists(server, reg->manifest))
 		return th_fail(err, TH_E_NOT_AVAILABLE,
 			"the manifest of shard %u of replica %s is not at the server: put it, then "
 			"register again",

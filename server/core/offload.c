@@ -459,7 +459,9 @@ offload_register_check(
 					 " is no longer wanted: release its memory",
 					 member->group->reservation);
 	const struct shard_layout *layout = &offload->version->shards[member->shard];
-	if (th_hash_equal(layout->layout, reg->layout) && layout->num_chunks == reg->num_chunks)
+	/* The version holds its manifest, be it only expected after the loss of a server. */
+	if (th_hash_equal(layout->layout, reg->layout) && layout->num_chunks == reg->num_chunks &&
+		th_hash_equal(layout->manifest, reg->manifest))
 		return 0;
 	return th_fail(err, TH_E_LAYOUT,
 		"shard %u of the offload copy of %s is laid out otherwise than it was asked for",

@@ -194,6 +194,33 @@ Test(refsrv_rejoin_offload, dead_worker__not_retained__drained_when_all_have_com
 	cr_assert_not(asked());
 }
 
+/* Nobody has put the manifest at this server yet: it is the one that the version came with. */
+Test(refsrv_rejoin_offload, warm__last_copy__is_kept_though_its_manifest_is_not_here)
+{
+	struct world_member m = holder(a, "p", "latest", 100), o;
+	struct ctl_ev_reserve reserve;
+
+	former_all_said(&w);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert(world_reserve(&w, a, &reserve));
+	cr_assert_eq(world_accept(&w, a, &reserve, &o), 0, "%s", w.reply.text);
+	world_finish(&w, &o, world_filling(&w, &o).leg);
+	drained(&m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+}
+
+Test(refsrv_rejoin_offload, warm__another_manifest__is_not_what_was_asked_for)
+{
+	struct world_member m = holder(a, "p", "latest", 100), o;
+	struct ctl_ev_reserve reserve;
+
+	former_all_said(&w);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert(world_reserve(&w, a, &reserve));
+	reserve.manifest.lo ^= 1;
+	cr_assert_eq(world_accept(&w, a, &reserve, &o), TH_E_LAYOUT);
+}
+
 /* ---- a complete copy ---- */
 
 Test(refsrv_rejoin_offload, complete__is_listed_and_lets_the_holder_go)
