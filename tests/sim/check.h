@@ -70,6 +70,8 @@ void check_retain_submit(const struct worker *worker);
 void check_retain_complete(const struct worker *worker, int code);
 void check_retain_abandon(const struct worker *worker);
 void check_retain_crash(void);
+/* An agent is attached to a server, or not any more. */
+void check_retain_moves(void);
 void check_retain(void);
 void check_retain_end(void);
 

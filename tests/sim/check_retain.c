@@ -7,7 +7,8 @@
  * has begun to close. The latest is the highest that may have been published: all members of a
  * group have called. What is there is what memories hold.
  *
- * That is certain only where nothing fails but agents that crash. Whatever is given up by force,
+ * That is certain only where nothing fails but agents that crash, and servers as long as all agents
+ * are with one of them. Whatever is given up by force,
  * and what a crash may have taken while somebody was giving it up, is not looked at any more.
  */
 #include <inttypes.h>
@@ -47,10 +48,11 @@ check_retain_start(void)
 	for (uint32_t i = 0; i < MODELS_MAX; i++)
 		record.top[i].version = TH_NO_VERSION;
 	/* A cancelled call that was never sent makes its member diverge: the group breaks. */
-	record.certain = o->servers == 1 && o->spot_percent == 0 && o->diverge_permille == 0 &&
-			 o->cancel_permille == 0 && o->other_bytes_percent == 0 &&
-			 o->layout_percent == 0 && o->clock_skew_permille == 0 &&
-			 o->loss_permille == 0 && o->twice_permille == 0 && o->slow_permille == 0 &&
+	record.certain = (o->servers == 1 || o->host_crash_ns == 0) && o->spot_percent == 0 &&
+			 o->diverge_permille == 0 && o->cancel_permille == 0 &&
+			 o->other_bytes_percent == 0 && o->layout_percent == 0 &&
+			 o->clock_skew_permille == 0 && o->loss_permille == 0 &&
+			 o->twice_permille == 0 && o->slow_permille == 0 &&
 			 o->leg_fail_permille == 0 && o->corrupt_permille == 0 &&
 			 o->worker_death_ns == 0 && o->host_pause_ns == 0 &&
 			 o->server_pause_ns == 0 && o->cut_ns == 0 && o->slow_link_ns == 0 &&
@@ -224,10 +226,10 @@ at_rest(uint32_t model, struct th_version id)
 	return false;
 }
 
-void
-check_retain_crash(void)
+/* What is being given up, or is in the hands of one agent, is looked at again when it rests. */
+static void
+forget_what_moves(void)
 {
-	record.crash_ns = world.now_ns;
 	for (uint32_t m = 0; record.certain && m < MODELS_MAX; m++) {
 		for (uint32_t i = 0; i < LINEAGES_MAX; i++) {
 			for (uint32_t k = 0; k < VERSIONS_MAX; k++) {
@@ -237,6 +239,38 @@ check_retain_crash(void)
 			}
 		}
 	}
+}
+
+void
+check_retain_crash(void)
+{
+	record.crash_ns = world.now_ns;
+	forget_what_moves();
+}
+
+/*
+ * A claim is known to the server that its agent is attached to. Of several the first to be dialed
+ * may be another one, for longer than a new server waits for those who are still to come.
+ */
+void
+check_retain_moves(void)
+{
+	if (world.options.servers > 1)
+		forget_what_moves();
+}
+
+static bool
+all_with_one_server(void)
+{
+	const struct host *first = &world.hosts[0];
+
+	for (uint32_t i = 0; i < world.options.hosts && world.options.servers > 1; i++) {
+		const struct host *host = &world.hosts[i];
+		if (!host->process.alive || !host->attached ||
+			host->server_inc != first->server_inc)
+			return false;
+	}
+	return check_one_led();
 }
 
 /* ---- what must be there ---------------------------------------------------------------------- */
@@ -284,7 +318,8 @@ void
 check_retain_without(const struct host *host)
 {
 	/* What has just died may not have been missed yet. */
-	bool certain = record.certain && world.now_ns > record.crash_ns + MISSED_NS;
+	bool certain = record.certain && all_with_one_server() &&
+		       world.now_ns > record.crash_ns + MISSED_NS;
 
 	record.without = host;
 	for (uint32_t i = 0; certain && i < world.options.groups; i++) {
@@ -324,7 +359,7 @@ check_retain(void)
 			sim_fail("I13", "host %u keeps %u shards of others, and has room for %u", i,
 				sum, host->offload_max);
 	}
-	if (!record.certain)
+	if (!record.certain || !all_with_one_server())
 		return;
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		if (world.groups[i].retain[0] != '\0' && stands(&world.groups[i]))

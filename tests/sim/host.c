@@ -118,6 +118,8 @@ server_state(struct host *host, const struct agent_action *action)
 		action->u.server.server_inc);
 	if (host->attached && !action->u.server.attached)
 		host->dialed_ns = world.now_ns;
+	if (host->attached != action->u.server.attached)
+		check_retain_moves();
 	host->attached = action->u.server.attached;
 	host->refused = action->u.server.refused;
 	if (host->attached) {
