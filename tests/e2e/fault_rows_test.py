@@ -15,7 +15,8 @@ of faults_test.py, every step of the protocol with each party killed, frozen or 
   F8  a reader is frozen mid-update              f8_*, frozen
   F9  the server is frozen                       f9_*, frozen, faults
   F10 the server is killed                       f10_*, restart, faults (its phase rejoin)
-  F12 one agent cannot reach the server          f12_*, faults
+  F11 two halves, each with a server             standby (split_in_halves)
+  F12 one agent cannot reach the server          f12_*, faults, standby (one_agent_cut_off)
   F13 one-way loss, a flapping or thin link      f13_*
   F14 a reader cannot reach its source           f14_*
   F15 packets vanish mid-leg                     f15_*
@@ -101,9 +102,16 @@ def from_to(lane, source, reader):
 
 
 def node(lane, name):
-    """What the server thinks of this node."""
-    table = json.loads(lane.c.thctl("-o", "json", "ls", "nodes", agent="c").stdout)["nodes"]
+    """What the server thinks of this node; "?" when the agent that is asked reaches none now."""
+    p = lane.c.thctl("-o", "json", "ls", "nodes", agent="c", check=False)
+    if p.returncode != 0:
+        return "?"
+    table = json.loads(p.stdout)["nodes"]
     return next((n["state"] for n in table if n["node"] == name), None)
+
+
+def wait_node(lane, name, *states):
+    wait_for(lambda: node(lane, name) in states, PATIENT, f"node {name} is {states}")
 
 
 # ---- a worker dies ----
@@ -218,8 +226,11 @@ def f7_source_agent_frozen():
             calls = life.group("unpublish", "t0", "t1", timeout=1)
             ended(calls, t0="TIMEOUT UNKNOWN", t1="TIMEOUT UNKNOWN")
             assert [w.call("safe", name=h) for h in ("t0", "t1")] == [0, 0]
+            wait_node(lane, "a", "suspect", "dead", None)
         finally:
             lane.signal("source agent", signal.SIGCONT)
+        lane.attached()
+        wait_node(lane, "a", "active")
 
 
 def f33_worker_and_agent_frozen():
@@ -227,7 +238,7 @@ def f33_worker_and_agent_frozen():
     with scenario(phase="idle") as (lane, life):
         for party in ("reader worker", "reader agent"):
             lane.signal(party, signal.SIGSTOP)
-        wait_for(lambda: node(lane, "b") in ("dead", None), PATIENT, "b is given up")
+        wait_node(lane, "b", "dead", None)
         for party in ("reader agent", "reader worker"):
             lane.signal(party, signal.SIGCONT)
         lane.attached()
@@ -282,7 +293,9 @@ def f10_server_restarted():
         assert life.opening("x0", "x1").join()
         lane.process("server").kill()
         lane.restart_dead()
-        ended(life.group("replicate", "x0", "x1", version="latest", timeout=10), x0="ok", x1="ok")
+        first = life.group("replicate", "x0", "x1", version="latest", timeout=10)
+        for call in ended(first, x0="ok", x1="ok").values():
+            soon(call, "the first replicate", 5.0)
         ended(life.phase_unpublish(), t0="ok", t1="ok")
         ended(life.phase_publish(), t0="ok", t1="ok")
         ended(life.phase_update(), r0="ok", r1="ok")
@@ -347,6 +360,10 @@ def f12_one_agent_cut_off_from_the_server():
         ended(life.group("replicate", "o0", "o1", version="latest"), o0="ok", o1="ok")
         told = "NO_SERVER GROUP_BROKEN TIMEOUT UNKNOWN"
         ended(life.phase_update(), r0=told, r1=told)
+        wait_for(lambda: not lane.status("b"), PATIENT, "its agent knows that it is cut off")
+        wait_node(lane, "b", "suspect", "dead", None)
+        for other in "acd":
+            wait_node(lane, other, "active")
         lane.hosts.lose(HOST["reader agent"], HOST["server"], heal=True)
         lane.hosts.lose(HOST["server"], HOST["reader agent"], heal=True)
 
