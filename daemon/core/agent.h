@@ -189,6 +189,7 @@ enum agent_action_kind {
 	AGENT_REFUSE,    /* a hello */
 	AGENT_FENCE,     /* leg out: destroy its connections; OUT_ENDED follows */
 	AGENT_EXPLAIN,   /* compare the session's layout with this manifest: EXPLAINED follows */
+	AGENT_ATTRIBUTES, /* the session is filled with what has these: get and keep the blob */
 	AGENT_RESERVE,   /* memory for a shard of others, laid out: RESERVED follows */
 	AGENT_UNRESERVE, /* it is not wanted any more */
 	AGENT_SERVER_STATE, /* attached or not, for logs and status */
@@ -263,6 +264,7 @@ struct agent_action {
 			uint64_t op_seq;
 			struct th_hash manifest;
 		} explain;
+		struct th_hash attributes; /* none: forget those before */
 		struct {
 			uint64_t id;
 			uint64_t source_session; /* has the same tensors, perhaps; 0: none */

@@ -12,6 +12,7 @@
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/name.h"
 #include "ipc/base/sim.h"
 
 /* A leg that never ran. */
@@ -79,6 +80,16 @@ start(struct agent *agent, struct session *session, const struct ctl_grant *gran
 	}
 }
 
+/* Should the server be lost, and whoever published them: the next one is told by us. */
+static void
+keep_attributes(struct agent *agent, struct session *session, struct th_hash key)
+{
+	if (th_hash_equal(key, session->kept_attributes))
+		return;
+	session->kept_attributes = key;
+	ac_action(agent, AGENT_ATTRIBUTES, session->id)->u.attributes = key;
+}
+
 void
 ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
 {
@@ -102,7 +113,8 @@ ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
 	call->result.wait_ns = (uint64_t)(agent->now_ns - call->order.submitted_ns);
 	if (session->part != NULL)
 		ac_part_end(agent, session);
-	ac_part_new(agent, session, call->op_seq, false);
+	keep_attributes(agent, session, go->attributes);
+	ac_part_new(agent, session, call->op_seq, false)->attributes = go->attributes;
 	session->held.version = TH_NO_VERSION;
 	ac_session_line(agent, session);
 	start(agent, session, &go->grant);

@@ -83,6 +83,8 @@ say_running(const struct session *session, struct ctl_rejoin *rejoin)
 	const struct inbound *in = session->in;
 
 	rejoin->went = true;
+	if (session->part != NULL)
+		rejoin->attributes = session->part->attributes;
 	rejoin->op_seq = call->op_seq;
 	rejoin->kind = call->order.kind;
 	rejoin->flags = call->order.flags;

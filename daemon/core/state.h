@@ -109,7 +109,7 @@ struct part { /* owned by session.part */
 	bool hopeless;  /* it will never be full, or never be hashed: nobody can finish here */
 	bool hashing, hash_stopping, hashed;
 	struct th_hash content;    /* once hashed, or filled; none: no digests are made      */
-	struct th_hash attributes; /* published                                              */
+	struct th_hash attributes; /* published with it                                      */
 	bool refused;              /* others had published other bytes before                */
 	bool drain_server, drain_answered; /* DRAIN of the server                            */
 	uint64_t drain_no;
@@ -207,7 +207,8 @@ struct session { /* owned by agent.sessions */
 	bool used; /* what is registered has been a part: some of its bytes may be wanted again */
 	bool unregister_waits; /* until the server knows that nothing is held            */
 	struct ctl_register reg;
-	struct th_hash attributes;
+	struct th_hash attributes; /* of the next publish                                    */
+	struct th_hash kept_attributes; /* of what was filled last: the shell has them       */
 
 	struct call call;
 	bool has_pending; /* starts when the ghost in call has ended                         */

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/host/attributes.h"
 #include "daemon/host/host.h"
 #include "daemon/host/operations.h"
 #include "daemon/host/reserve.h"
@@ -201,6 +202,12 @@ execute(struct host *host, const struct agent_action *action)
 	case AGENT_EXPLAIN:
 		explain(host, action);
 		break;
+	case AGENT_ATTRIBUTES: {
+		struct session *session = session_find(host, action->session);
+		if (session)
+			attributes_keep(session, action->u.attributes);
+		break;
+	}
 	case AGENT_RESERVE:
 		reserve_begin(host, action);
 		break;

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/host/attributes.h"
 #include "daemon/host/host.h"
 #include "daemon/host/operations.h"
 #include "daemon/host/start.h"
@@ -31,6 +32,7 @@ beat(struct host *host, int64_t now_ns)
 	worker_resume_listener(host);
 	link_tick(host);
 	blob_puts_resume(host, now_ns);
+	attributes_resume(host);
 }
 
 /* Everything that wants to be done between two waits; true when there is more to do at once. */

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/host/attributes.h"
 #include "daemon/host/documents.h"
 #include "daemon/host/host.h"
 #include "daemon/host/unpack.h"
@@ -17,9 +18,6 @@
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
 #include "ipc/proto/manifest.h"
-
-/* The encoded attributes: the values, their names and lengths. */
-#define ATTRIBUTES_DOCUMENT_MAX (MANIFEST_ATTRIBUTES_BYTES_MAX + (1u << 20))
 
 /* ---- answers -------------------------------------------------------------------------------- */
 
@@ -144,6 +142,8 @@ registration_put_again(struct host *host)
 				tensors->encoded_bytes);
 		put_again(host, &registration->again[1], registration->kept_key,
 			registration->kept.data, registration->kept.bytes);
+		put_again(host, &registration->again[2], registration->filled_key,
+			registration->filled.data, registration->filled.bytes);
 	}
 }
 
@@ -501,6 +501,7 @@ registration_free(struct session *session)
 	assembly_reset(&registration->rows);
 	assembly_reset(&registration->kept);
 	assembly_reset(&registration->attributes);
+	attributes_forget(session);
 	tensors_free(registration->tensors);
 	free(registration->answer);
 	*registration = (struct registration){0};

@@ -46,7 +46,12 @@ struct registration {
 	 */
 	struct assembly kept;
 	struct th_hash kept_key;
-	struct blob_put *again[2]; /* borrow: manifest, attributes */
+	/* Those of what the session was filled with: see attributes.h. */
+	struct assembly filled;
+	struct th_hash filled_key;
+	uint32_t filled_tries;
+	bool filled_asked;
+	struct blob_put *again[3]; /* borrow: manifest, attributes, those it was filled with */
 
 	/* The last document that changes something. */
 	uint64_t request_no;

@@ -390,6 +390,7 @@ struct ctl_ev_plan {
 struct ctl_ev_go {
 	uint64_t sid, op_seq;
 	struct ctl_grant grant;
+	struct th_hash attributes; /* of what is read: to be told to the next server; or none */
 };
 
 struct ctl_ev_reroute {

@@ -100,6 +100,7 @@ out_reader(
 		message->go->sid = event->u.go.sid;
 		message->go->op_seq = event->u.go.op_seq;
 		message->go->grant = out_grant(arena, &event->u.go.grant);
+		message->go->attributes = convert_out_hash(arena, event->u.go.attributes);
 	} else {
 		message->body_case = EVENT(REROUTE);
 		message->reroute = convert_message(arena, &tensorhub__v1__ev_reroute__descriptor);
@@ -262,6 +263,7 @@ in_go(struct convert_in *in, const Tensorhub__V1__EvGo *body, struct ctl_ev_go *
 {
 	in->message = "GO";
 	in_grant(in, body->grant, &ret_go->grant);
+	convert_in_hash(in, "attributes", body->attributes, false, &ret_go->attributes);
 	ret_go->sid = body->sid;
 	ret_go->op_seq = body->op_seq;
 }

@@ -178,6 +178,11 @@ merge(struct refsrv *server, struct content *first, struct content *same)
 			to->hash = same->shards[i].hash;
 			to->by_reader = same->shards[i].by_reader;
 		}
+		/* Whoever had it from a former server may not have heard of them. */
+		if (first->rejoined && th_hash_none(to->attributes)) {
+			to->attributes = same->shards[i].attributes;
+			blob_acquire(server, to->attributes);
+		}
 		to->unverified =
 			th_hash_none(to->hash) && (to->unverified || same->shards[i].unverified);
 	}

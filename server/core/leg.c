@@ -272,6 +272,7 @@ reroute(struct refsrv *server, struct op *op, struct part *part, struct part *sr
 		go->sid = part->member->sid;
 		go->op_seq = op->seq;
 		go->grant = grant;
+		go->attributes = part->copy->content->shards[part->shard].attributes;
 		model_dirty(op->group->model);
 		return;
 	}

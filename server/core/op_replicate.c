@@ -248,6 +248,7 @@ go(struct refsrv *server, struct op *op, struct copy *source)
 		ev->sid = group->members[i]->sid;
 		ev->op_seq = op->seq;
 		ev->grant = grant;
+		ev->attributes = source->content->shards[i].attributes;
 		op->members[i].went = true;
 	}
 	for (uint32_t i = 0; i < group->num_shards; i++)

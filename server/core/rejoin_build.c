@@ -378,9 +378,13 @@ build_running(struct built *b, struct content *content)
 	if (version == NULL)
 		return;
 	if (content == NULL) {
-		struct content_shard *none = th_calloc(group->num_shards, sizeof(*none));
-		content = content_rejoin(server, version, none, false);
-		free(none);
+		struct content_shard *shards = th_calloc(group->num_shards, sizeof(*shards));
+		for (uint32_t i = 0; i < group->num_shards; i++) {
+			shards[i].attributes = said(b, i)->attributes;
+			blob_expect(server, shards[i].attributes);
+		}
+		content = content_rejoin(server, version, shards, false);
+		free(shards);
 	}
 	struct op *op = adopt_op(b);
 	struct copy *copy =

@@ -101,6 +101,40 @@ def what_is_held_stays_held():
         assert each(more, "digest") == want
 
 
+def attributes_outlive_their_publisher():
+    with cluster() as c:
+        for name in "ab":
+            c.agent(name)
+        trainer, reader = c.worker("trainer", "a"), c.worker("reader", "b")
+        for w, label in ((trainer, "trainer"), (reader, "reader")):
+            w.setup(1 << 20, model="m", replica=label)
+        trainer.call("set_attribute", key="header", value="x" * 60000)
+        trainer.call("publish", version=1)
+        reader.call("replicate", version="1")
+        want = reader.call("attributes", version="1")
+        trainer.call("close")
+        restart(c)
+        attached(c, *"ab")
+        # It has read them from one that had read them, and is lost in turn.
+        second = c.worker("second", "a")
+        second.setup(1 << 20, model="m", replica="second")
+        second.call("replicate", version="1", timeout=30)
+        wait_for(lambda: attributes(second) == want, 30, "they come back")
+        reader.call("close")
+        restart(c)
+        attached(c, *"ab")
+        wait_for(lambda: attributes(second) == want, 30, "they come back again")
+
+
+def attributes(w):
+    try:
+        return w.call("attributes", version="1")
+    except RemoteError as e:
+        # Before its agent has told the new server of it, and given it what belongs to it.
+        assert e.name in ("NOT_AVAILABLE", "NO_SERVER"), e
+        return None
+
+
 def what_runs_runs_on():
     """Killed at any moment of a publish and of a replicate, a few times in a row."""
     rounds, pick = (40 if LONG else 3), random.Random(11)
@@ -198,6 +232,7 @@ def reset_ends_the_handles():
 if __name__ == "__main__":
     main(
         what_is_held_stays_held,
+        attributes_outlive_their_publisher,
         what_runs_runs_on,
         what_must_stay_stays,
         reset_ends_the_handles,

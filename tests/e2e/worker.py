@@ -209,6 +209,15 @@ def cmd_unregister(name="s", timeout=10):
     shards[name].unregister(timeout)
 
 
+def cmd_set_attribute(key, value, name="s"):
+    shards[name].set_attribute(key, value.encode())
+
+
+def cmd_attributes(version="latest", name="s", timeout=10):
+    found = shards[name].manifest(version, timeout=timeout)["attributes"]
+    return {key: value.decode() for key, value in found.items()}
+
+
 def cmd_manifest(version="latest", name="s", timeout=10):
     return shards[name].manifest(version, timeout=timeout)["version"]
 

@@ -281,6 +281,7 @@ host_act(struct host *host, const struct agent_action *action)
 	case AGENT_LEFT:
 		host_left(host, action->u.left.code);
 		break;
+	case AGENT_ATTRIBUTES:
 	case AGENT_UNRESERVE: /* has crossed RESERVED, always: the core must take that, too */
 	case AGENT_NODE:
 		break;

@@ -148,6 +148,31 @@ Test(agent_rejoin, its_group_has_another_number_now__the_next_server_hears_that_
 	cr_assert_eq(rig_request(&rig, CTL_REJOIN)->u.rejoin.sid, sid);
 }
 
+Test(agent_rejoin, filled_with_attributes__kept_and_said_as_its_publisher_would)
+{
+	rig_submit(&rig, 1, 0, CTL_OP_REPLICATE, "latest", TH_FOREVER);
+	event(rig_plan(sid, 1, false));
+	struct ctl_event go = rig_go(sid, 1, 7);
+	go.u.go.attributes = (struct th_hash){.lo = 3, .hi = 9};
+	event(go);
+	cr_assert_eq(rig_last(&rig, AGENT_ATTRIBUTES)->u.attributes.lo, 3);
+	const struct ctl_rejoin *rejoin = said();
+	cr_assert(rejoin->went);
+	cr_assert_eq(rejoin->attributes.hi, 9, "also while it is being filled");
+	rig_leg(&rig, AGENT_EV_LEG_DONE, 1, 0);
+	event(rig_outcome(sid, 1, 0, 17));
+	rejoin = said();
+	cr_assert_eq(rejoin->held.version, 17);
+	cr_assert_eq(rejoin->attributes.lo, 3);
+	/* The next one has the same, and then none: what is kept follows. */
+	rig_clear(&rig);
+	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	event(rig_plan(sid, 2, true));
+	go = rig_go(sid, 2, 8);
+	event(go);
+	cr_assert_eq(rig_last(&rig, AGENT_ATTRIBUTES)->u.attributes.lo, 0);
+}
+
 Test(agent_rejoin, sessions_end_with_their_server__only_that_there_are_none)
 {
 	rig_reset_at_loss();

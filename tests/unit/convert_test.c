@@ -333,6 +333,7 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	events[1].u.go.sid = 1;
 	events[1].u.go.op_seq = 2;
 	fill_grant(&events[1].u.go.grant);
+	events[1].u.go.attributes = hash_b;
 	events[2].u.reroute.sid = 1;
 	events[2].u.reroute.op_seq = 2;
 	events[2].u.reroute.old_leg = 3;

@@ -83,6 +83,28 @@ Test(refsrv_rejoin, holds__given_up_after_the_proof_that_nobody_reads_it)
 	cr_assert_eq(world_outcome(&w, &m).code, 0);
 }
 
+Test(refsrv_rejoin, attributes__of_whoever_has_them)
+{
+	struct th_hash key = {.lo = 5, .hi = 6};
+	struct ctl_rejoin reader = former_holds("r", 0, 1, 7), other = former_holds("s", 0, 1, 7);
+	struct ctl_request request = {.kind = CTL_RESOLVE};
+	other.attributes = key;
+	former_back(&w, a, &reader);
+	former_back(&w, b, &other);
+	/* Whoever reads it now is told them with the bytes, for the next time. */
+	struct world_member m = world_member(&w, c, "new", 0, 1);
+	struct ctl_event event;
+	world_call(&w, &m, CTL_OP_REPLICATE, "7", TH_FOREVER);
+	cr_assert(world_take(&w, c, CTL_EV_PLAN, m.sid, &event));
+	cr_assert_eq(world_prepared(&w, &m, 0), 0);
+	cr_assert(world_take(&w, c, CTL_EV_GO, m.sid, &event));
+	cr_assert_eq(memcmp(&event.u.go.attributes, &key, sizeof(key)), 0);
+	strcpy(request.u.resolve.model, "m");
+	strcpy(request.u.resolve.spec, "7");
+	cr_assert_eq(world_request(&w, a, &request), 0);
+	cr_assert_eq(memcmp(&w.reply.u.resolve.attributes, &key, sizeof(key)), 0);
+}
+
 Test(refsrv_rejoin, several_shards__listed_with_the_last_of_them)
 {
 	struct ctl_rejoin said[3];
