@@ -88,6 +88,7 @@ print(const struct thctl *ctl, const struct ctl_admin *admin, const struct ctl_a
 	document_field(&document, "transfers_in", NULL, value_number(reply->legs_in));
 	document_field(&document, "transfers_out", NULL, value_number(reply->legs_out));
 	document_field(&document, "num_blockers", NULL, value_number(reply->num_blockers));
+	document_field(&document, "num_lost", NULL, value_number(reply->num_lost));
 	add_blockers(&document, reply);
 	return thctl_print(ctl, &document);
 }
@@ -140,7 +141,16 @@ finish(const struct thctl *ctl, const struct ctl_admin *admin, const struct ctl_
 	char way[ADMIN_WAY_BYTES];
 	bool empty = strcmp(reply->state, "empty") == 0;
 
-	if (status != THCTL_OK || empty)
+	if (status != THCTL_OK)
+		return status;
+	if (reply->num_lost > 0) {
+		thctl_say("%s: with node %s went what was retained and nowhere else (%u): %s; the "
+			  "others: thctl%s events",
+			ctl->verb->name, admin->node, reply->num_lost, reply->lost_text,
+			admin_way(ctl, way));
+		return THCTL_FAILED;
+	}
+	if (empty)
 		return status;
 	if (strcmp(reply->state, "draining") != 0) {
 		thctl_say("%s: the drain was taken back; by whom: thctl%s events", ctl->verb->name,

@@ -617,6 +617,8 @@ struct ctl_admin_reply {
 	uint32_t num_blockers;               /* in all */
 	uint32_t num_told;                   /* ... of which these are given */
 	const struct ctl_blocker *blockers;
+	uint32_t num_lost; /* DRAIN: retained versions that went with the node since it began */
+	char lost_text[TH_CTL_TEXT_BYTES]; /* ... the first of them, in a sentence */
 	uint64_t last_event; /* number of the newest that there is */
 	uint32_t num_events;
 	const struct ctl_log_entry *events; /* ascending */

@@ -109,6 +109,8 @@ convert_out_admin_reply(struct convert_arena *arena, const struct ctl_admin_repl
 	message->blockers = convert_pointers(arena, reply->num_told);
 	for (uint32_t i = 0; i < reply->num_told; i++)
 		message->blockers[i] = out_blocker(arena, &reply->blockers[i]);
+	message->num_lost = reply->num_lost;
+	message->lost_text = convert_out_text(reply->lost_text);
 	message->last_event = reply->last_event;
 	message->n_events = reply->num_events;
 	message->events = convert_pointers(arena, reply->num_events);
@@ -191,6 +193,8 @@ convert_in_admin_reply(struct convert_in *in, const Tensorhub__V1__AdminReply *m
 	ret_reply->legs_in = message->legs_in;
 	ret_reply->legs_out = message->legs_out;
 	ret_reply->num_blockers = message->num_blockers;
+	ret_reply->num_lost = message->num_lost;
+	convert_in_sentence(message->lost_text, sizeof(ret_reply->lost_text), ret_reply->lost_text);
 	ret_reply->last_event = message->last_event;
 	in_entries(in, message, ret_reply);
 }

@@ -50,7 +50,7 @@ undrain(struct refsrv *server, const struct ctl_admin *admin, struct ctl_admin_r
 		return th_fail(err, TH_E_NOT_AVAILABLE,
 			"no agent of node %s is known to this server; thctl ls nodes shows them",
 			admin->node);
-	if (agent != NULL && agent->leaving)
+	if (agent != NULL && agent->state != AGENT_DEAD && agent->leaving)
 		return th_fail(err, TH_E_STATE,
 			"the agent of node %s has been told to end, which cannot be taken back: "
 			"start it again",

@@ -501,9 +501,9 @@ static void
 leave(struct refsrv *server, struct member *member, const struct ctl_close *close)
 {
 	const struct agent *agent = member->agent;
-	bool crashed = close->died || close->broke_contract;
-	/* An agent that ends closes what its workers have not. */
+	/* An agent that ends closes what its workers have not, who claim what they claimed. */
 	bool ends = close->abandon && agent->leaving;
+	bool crashed = close->died || close->broke_contract || ends;
 	enum event_severity severity = close->broke_contract   ? EVENT_ERROR
 				       : (close->died || ends) ? EVENT_WARN
 							       : EVENT_INFO;

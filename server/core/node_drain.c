@@ -24,6 +24,8 @@
 struct drained_node { /* owned by server.drained_nodes, oldest first */
 	char node[TH_NAME_MAX + 1];
 	char from[TH_NAME_MAX + 1]; /* who asked for it first */
+	uint32_t num_lost;          /* retained versions that went with it since */
+	char *lost;                 /* owns; the first of them; NULL: none */
 	struct drained_node *prev, *next;
 };
 
@@ -59,6 +61,7 @@ forget(struct refsrv *server, struct drained_node *drained)
 {
 	DL_DELETE(server->drained_nodes, drained);
 	server->num_drained_nodes--;
+	free(drained->lost);
 	free(drained);
 }
 
@@ -81,6 +84,36 @@ node_drain_free_all(struct refsrv *server)
 {
 	while (server->drained_nodes != NULL)
 		forget(server, server->drained_nodes);
+}
+
+void
+node_drain_lost(struct refsrv *server, const struct copy *copy, const char *text)
+{
+	uint64_t visit = ++server->visit;
+
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		const struct member *member = copy->parts[i].member;
+		if (member == NULL || member->agent->visit == visit)
+			continue;
+		member->agent->visit = visit;
+		struct drained_node *drained = find(server, member->agent->info.node);
+		if (drained == NULL)
+			continue;
+		TH_MARK(drain_has_lost);
+		if (drained->num_lost++ == 0)
+			drained->lost = th_strdup(text);
+	}
+}
+
+static void
+tell_lost(const struct refsrv *server, const char *node, struct ctl_admin_reply *ret_reply)
+{
+	const struct drained_node *drained = find(server, node);
+
+	if (drained == NULL || drained->num_lost == 0)
+		return;
+	ret_reply->num_lost = drained->num_lost;
+	snprintf(ret_reply->lost_text, sizeof(ret_reply->lost_text), "%s", drained->lost);
 }
 
 /* ---- beginning and ending ------------------------------------------------------------------- */
@@ -380,6 +413,7 @@ node_drain_look(struct refsrv *server, struct agent *agent, struct ctl_admin_rep
 	ret_reply->num_told = look.num_told;
 	ret_reply->blockers = look.blockers;
 	describe(look.server, agent, ret_reply);
+	tell_lost(server, agent->info.node, ret_reply);
 }
 
 void
@@ -396,6 +430,7 @@ node_drain_absent(struct refsrv *server, const char *node, struct ctl_admin_repl
 	ret_reply->num_blockers = look.num_blockers;
 	ret_reply->num_told = look.num_told;
 	ret_reply->blockers = look.blockers;
+	tell_lost(server, node, ret_reply);
 	snprintf(ret_reply->text, sizeof(ret_reply->text),
 		"no agent of node %.200s is attached: nothing of it is here", node);
 }

@@ -30,6 +30,9 @@ bool node_drain_wanted(const struct refsrv *server, const char *node);
 /* What the drain waits for; a reply's state, numbers and blockers. */
 void node_drain_look(struct refsrv *server, struct agent *agent, struct ctl_admin_reply *ret_reply);
 
+/* The last copy of a retained version is lost: the nodes of its parts did not become empty. */
+void node_drain_lost(struct refsrv *server, const struct copy *copy, const char *text);
+
 /* No agent of the node is attached: one may still come that has what nobody knows of yet. */
 void node_drain_absent(struct refsrv *server, const char *node, struct ctl_admin_reply *ret_reply);
 

@@ -435,7 +435,7 @@ question(struct refsrv *server, struct agent *agent, const struct ctl_request *r
 {
 	switch ((int)request->kind) {
 	case CTL_REJOINED:
-		rejoin_inventory_ends(server, agent);
+		rejoin_inventory_told(server, agent, request->u.rejoined.num_sessions);
 		return 0;
 	case CTL_BEAT:
 		agent_beat(server, agent, &request->u.beat, request->connection);

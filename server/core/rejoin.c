@@ -48,6 +48,16 @@ rejoin_inventory_ends(struct refsrv *server, struct agent *agent)
 	server->num_inventories_due--;
 }
 
+void
+rejoin_inventory_told(struct refsrv *server, struct agent *agent, uint32_t num_sessions)
+{
+	if (agent->inventory_due)
+		event_log(server, EVENT_INFO, NULL, agent->info.node,
+			"agent %s has told what its %u open handles hold; %u are taken over",
+			agent->info.node, num_sessions, agent->num_members);
+	rejoin_inventory_ends(server, agent);
+}
+
 bool
 model_warming(const struct refsrv *server, const struct model *model)
 {
@@ -233,14 +243,39 @@ static int
 number_check(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *said,
 	struct th_err *err)
 {
-	if (said->sid == 0 || said->group_inc == 0 || epoch_is_own(server, said->sid) ||
-		epoch_is_own(server, said->group_inc) ||
-		epoch_is_own(server, said->open.reservation) ||
-		member_lookup(server, said->sid) != NULL)
+	const struct member *other;
+
+	if (said->sid == 0 || said->group_inc == 0)
+		return th_fail(err, TH_E_INVALID,
+			"shard %u of replica %s on node %s comes back without the numbers that the "
+			"former server gave it",
+			said->open.shard, said->open.replica, agent->info.node);
+	/* Its last attachment was to this very life, which knows it no more. */
+	if (agent->info.server_inc == server->config.server_inc) {
+		TH_MARK(rejoin_of_one_given_up);
 		return th_fail(err, TH_E_GROUP_BROKEN,
-			"shard %u of replica %s on node %s has a number (%" PRIu64
-			") that this server has given to another; close the handle and open again",
-			said->open.shard, said->open.replica, agent->info.node, said->sid);
+			"replica %s of %s is broken: the agent of node %s, where shard %u is, was "
+			"given up, because the reference server had heard nothing of it for too "
+			"long; close this handle and open again",
+			said->open.replica, said->open.model, agent->info.node, said->open.shard);
+	}
+	if (epoch_is_own(server, said->sid) || epoch_is_own(server, said->group_inc) ||
+		epoch_is_own(server, said->open.reservation))
+		return th_fail(err, TH_E_GROUP_BROKEN,
+			"replica %s of %s is broken: shard %u on node %s was open at another "
+			"server, which served at the same time as this one (both in epoch %u), so "
+			"what the two have decided cannot be told apart; close this handle and "
+			"open again, and see thserverd(8) about two servers at once",
+			said->open.replica, said->open.model, said->open.shard, agent->info.node,
+			server->epoch);
+	other = member_lookup(server, said->sid);
+	if (other != NULL)
+		return th_fail(err, TH_E_GROUP_BROKEN,
+			"replica %s of %s is broken: shard %u on node %s comes back as session "
+			"%" PRIu64 ", and so has shard %u of replica %s on node %s before; close "
+			"this handle and open again",
+			said->open.replica, said->open.model, said->open.shard, agent->info.node,
+			said->sid, other->shard, other->group->replica, other->agent->info.node);
 	return 0;
 }
 

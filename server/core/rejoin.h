@@ -27,6 +27,8 @@ int rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_
 void rejoin_attached(struct refsrv *server, struct agent *agent);
 /* ... has come, or will not come any more. */
 void rejoin_inventory_ends(struct refsrv *server, struct agent *agent);
+/* ... has come: it had so many sessions. */
+void rejoin_inventory_told(struct refsrv *server, struct agent *agent, uint32_t num_sessions);
 
 /* What this server knows of the model may not be all there is. */
 bool model_warming(const struct refsrv *server, const struct model *model);

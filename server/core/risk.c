@@ -12,6 +12,7 @@
 #include "server/core/content.h"
 #include "server/core/event_log.h"
 #include "server/core/group.h"
+#include "server/core/node_drain.h"
 #include "server/core/retain.h"
 
 /* Handles of broken groups have nothing to lose; agents' own sessions nobody to tell. */
@@ -113,6 +114,7 @@ risk_lost(struct refsrv *server, struct copy *copy, const char *why)
 			"replica %.100s: %.200s",
 			version->id.version, version->model->name, copy->group->replica, why);
 		event_log(server, EVENT_ERROR, version->model->name, "", "%s", text);
+		node_drain_lost(server, copy, text);
 		if (!version->risk_raised)
 			tell(server, version, text);
 		set_raised(server, version);

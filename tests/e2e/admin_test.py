@@ -335,7 +335,9 @@ def a_blocked_drain_is_not_over_with_a_new_server():
         source.close()
         texts = [e["text"] for e in operator(c, "events")["events"]]
         assert any("was closed, because its agent ends" in t for t in texts), texts
-        watch.finish()
+        code, _ = watch.finish()
+        assert code == FAILED, watch.tail()
+        assert "went what was retained and nowhere else (1): version 1 of m" in watch.tail()
 
 
 def what_is_not_there_is_said():

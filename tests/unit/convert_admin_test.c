@@ -136,6 +136,8 @@ Test(convert_admin, reply__comes_back)
 		.num_blockers = UINT32_MAX,
 		.num_told = CTL_BLOCKERS_MAX,
 		.blockers = blockers,
+		.num_lost = 7,
+		.lost_text = "version 1 of m is lost",
 		.last_event = UINT64_MAX,
 		.num_events = CTL_LOG_ENTRIES_MAX,
 		.events = events,
@@ -155,6 +157,8 @@ Test(convert_admin, reply__comes_back)
 	cr_assert_eq(admin->legs_out, 5);
 	cr_assert_eq(admin->num_blockers, UINT32_MAX);
 	cr_assert_eq(admin->num_told, CTL_BLOCKERS_MAX);
+	cr_assert_eq(admin->num_lost, 7);
+	cr_assert_str_eq(admin->lost_text, "version 1 of m is lost");
 	cr_assert_eq(admin->last_event, UINT64_MAX);
 	cr_assert_eq(admin->num_events, CTL_LOG_ENTRIES_MAX);
 	for (uint32_t i = 0; i < admin->num_told; i++) {

@@ -364,6 +364,33 @@ Test(refsrv_admin, evicted_last_copy__is_copied_before_it_goes_unless_forced)
 	cr_assert(world_has(&w, b, CTL_EV_DRAIN, q.sid), "given up at once");
 }
 
+Test(refsrv_admin, agent_ends_with_a_last_copy__the_drain_says_what_was_lost)
+{
+	struct ctl_request request = {.kind = CTL_CLOSE};
+
+	restart_world(0);
+	struct world_member p = world_published(&w, a, "p", "1");
+	drain(a);
+	cr_assert_str_eq(admin->state, "draining");
+	cr_assert_eq(admin->num_lost, 0);
+	/* It was told to end, has waited as long as it may, and closes what its worker has not. */
+	cr_assert_eq(leave(a), 0);
+	request.u.close.sid = p.sid;
+	request.u.close.abandon = true;
+	request.u.close.timeout_ns = TH_FOREVER;
+	cr_assert_eq(world_request(&w, a, &request), 0);
+	w.agents[a].silent = true;
+	world_sleep(&w, 12 * SEC);
+	cr_assert_str_eq(state_of(a), "empty");
+	cr_assert_eq(admin->num_lost, 1);
+	cr_assert(strstr(admin->lost_text, "version 1 of m is lost, although it is retained"), "%s",
+		admin->lost_text);
+	/* Who takes the drain back has read it. */
+	cr_assert_eq(of_node(CTL_ADMIN_UNDRAIN, a, false), 0);
+	drain(a);
+	cr_assert_eq(admin->num_lost, 0);
+}
+
 /* ---- how long it holds ---- */
 
 Test(refsrv_admin, agent_restarts__an_operators_drain_holds)

@@ -37,27 +37,29 @@ refused(const struct ctl_rejoin *said, int code, const char *why)
 
 Test(refsrv_rejoin_hostile, number__none_or_of_this_life_or_given_already__refused)
 {
-	static const char why[] = "that this server has given to another";
+	static const char none[] = "without the numbers that the former server gave it";
+	static const char at_once[] = "another server, which served at the same time as this one";
+	static const char twice[] = "comes back as session";
 	struct ctl_rejoin said = former_holds("p", 0, 1, 7), other = former_holds("q", 0, 1, 7);
 	struct world_member own = world_member(&w, b, "o", 0, 1);
 	said.sid = 0;
-	refused(&said, TH_E_GROUP_BROKEN, why);
+	refused(&said, TH_E_INVALID, none);
 	said.sid = own.sid;
-	refused(&said, TH_E_GROUP_BROKEN, why);
+	refused(&said, TH_E_GROUP_BROKEN, at_once);
 	said.sid = own.sid + 1000;
-	refused(&said, TH_E_GROUP_BROKEN, why);
+	refused(&said, TH_E_GROUP_BROKEN, at_once);
 	said = former_holds("p", 0, 1, 7);
 	said.group_inc = 0;
-	refused(&said, TH_E_GROUP_BROKEN, why);
+	refused(&said, TH_E_INVALID, none);
 	said.group_inc = own.sid;
-	refused(&said, TH_E_GROUP_BROKEN, why);
+	refused(&said, TH_E_GROUP_BROKEN, at_once);
 	/* Another's session is not touched. */
 	said = former_holds("p", 0, 1, 7);
 	former_back(&w, b, &other);
 	said.sid = other.sid;
-	refused(&said, TH_E_GROUP_BROKEN, why);
+	refused(&said, TH_E_GROUP_BROKEN, twice);
 	said.gone = true;
-	refused(&said, TH_E_GROUP_BROKEN, why);
+	refused(&said, TH_E_GROUP_BROKEN, twice);
 	cr_assert_eq(HASH_COUNT(w.server->members), 2);
 	cr_assert(former_listed(&w, 7));
 }
@@ -342,6 +344,19 @@ Test(refsrv_rejoin_hostile, attaches_again_and_again__counted_once)
 	world_sleep(&w, 4 * SEC);
 	cr_assert_eq(world_restart(&w, a), 0, "%s", w.reply.text);
 	cr_assert_eq(w.server->num_inventories_due, 1, "its new life brings nothing");
+}
+
+Test(refsrv_rejoin_hostile, given_up_by_this_server__does_not_come_back_and_holds_no_name)
+{
+	struct ctl_rejoin said = former_shard("p", 0, 2);
+	uint64_t sid;
+	former_back(&w, a, &said);
+	w.agents[a].silent = true;
+	world_sleep(&w, 60 * SEC);
+	/* Its groups are broken since, and their names are free for others. */
+	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
+	refused(&said, TH_E_GROUP_BROKEN, "was given up, because the reference server had heard");
+	cr_assert_eq(world_open(&w, b, "m", "p", 0, 1, 1, &sid), 0, "%s", w.reply.text);
 }
 
 Test(refsrv_rejoin_hostile, gone_sessions_without_end__are_bounded)
