@@ -14,7 +14,7 @@
 #include "server/core/state.h"
 
 /* Different lists of rules in one model: who crashes leaves his for a time. */
-#define RETAIN_CLAIMS_MAX 1024u
+#define RETAIN_CLAIMS_MAX 256u
 
 /* TH_E_LIMIT when there is no room for one more claim; model NULL: it is not there yet. */
 int retain_room(const struct refsrv *server, const char *name, const struct model *model,

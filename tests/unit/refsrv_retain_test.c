@@ -352,15 +352,23 @@ crashes(const char *model, uint32_t number)
 
 Test(refsrv_retain, crashes_with_ever_other_rules__are_bounded)
 {
+	struct refsrv_config config;
+
+	refsrv_config_default(&config);
+	config.grace_ns = 5 * SEC;
+	world_fini(&w);
+	world_init(&w, &config);
+	a = world_agent(&w);
+	b = world_agent(&w);
 	for (uint32_t i = 1; i <= RETAIN_CLAIMS_MAX; i++)
 		cr_assert_eq(crashes("m", i), 0, "%u: %s", i, w.reply.text);
 	cr_assert_eq(crashes("m", RETAIN_CLAIMS_MAX + 1), TH_E_LIMIT);
-	cr_assert(strstr(w.reply.text, "retain.grace") && strstr(w.reply.text, "1024"), "%s",
+	cr_assert(strstr(w.reply.text, "retain.grace") && strstr(w.reply.text, "256"), "%s",
 		w.reply.text);
 	cr_assert_eq(crashes("m", 5), 0, "the same rules take no room");
 	cr_assert_eq(crashes("other", RETAIN_CLAIMS_MAX + 1), 0, "each model has its own");
 	claimant(b, "none", NULL);
-	world_sleep(&w, 601 * SEC);
+	world_sleep(&w, 6 * SEC);
 	cr_assert_eq(crashes("m", RETAIN_CLAIMS_MAX + 1), 0);
 }
 
@@ -371,6 +379,7 @@ Test(refsrv_retain, crashes_in_ever_other_models__are_bounded)
 
 	refsrv_config_default(&config);
 	config.members_max = 8;
+	config.grace_ns = 5 * SEC;
 	world_fini(&w);
 	world_init(&w, &config);
 	a = world_agent(&w);
@@ -381,6 +390,6 @@ Test(refsrv_retain, crashes_in_ever_other_models__are_bounded)
 	cr_assert_eq(crashes("m8", 1), TH_E_LIMIT);
 	cr_assert(strstr(w.reply.text, "limit.members"), "%s", w.reply.text);
 	cr_assert_eq(crashes("m7", 1), 0);
-	world_sleep(&w, 601 * SEC);
+	world_sleep(&w, 6 * SEC);
 	cr_assert_eq(crashes("m8", 1), 0);
 }
