@@ -352,6 +352,25 @@ run_kick(struct loop_task *task)
 }
 
 static void
+run_pace(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, pace_task);
+	if (conn->stream.fd >= 0)
+		socket_pace(conn->stream.fd, __atomic_load_n(&conn->rate, __ATOMIC_RELAXED));
+}
+
+/* Not after its close_task: that one is posted by the porter too, and the last but one. */
+void
+data_out_pace(struct data_out *conn, uint64_t rate)
+{
+	uint64_t before = __atomic_load_n(&conn->rate, __ATOMIC_RELAXED);
+	if (conn->closing || before == rate || (before == 0 && rate == UINT64_MAX))
+		return;
+	__atomic_store_n(&conn->rate, rate, __ATOMIC_RELAXED);
+	loop_post(conn->loop, &conn->pace_task);
+}
+
+static void
 run_close(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, close_task);
@@ -392,6 +411,7 @@ data_out_new(struct leg_out *leg, struct loop *loop, int fd)
 	conn->fd = fd;
 	conn->open_task.run = run_open;
 	conn->kick_task.run = run_kick;
+	conn->pace_task.run = run_pace;
 	conn->close_task.run = run_close;
 	conn->settle_task.run = run_settle;
 	conn->broken_task.run = run_broken;

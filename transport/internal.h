@@ -37,6 +37,7 @@
 #define STRANGERS_MAX 128u /* connections that have not shown a ticket or key yet */
 #define ASKED_MAX 128u     /* tickets that the shell has not judged yet */
 #define PEER_BYTES 64u     /* "[v6 address%scope]:port" */
+#define CONGESTION_BYTES 16u /* of a name, as the kernel has it */
 #define CONNECT_NS INT64_C(2000000000)
 
 struct hasher;
@@ -51,8 +52,9 @@ LIST_HEAD(legs_out, leg_out);
 TAILQ_HEAD(strangers, stranger);
 
 struct transport {
-	struct transport_config config;   /* immutable */
-	char address[TH_ADDRESS_MAX + 1]; /* immutable */
+	struct transport_config config;    /* immutable */
+	char address[TH_ADDRESS_MAX + 1];  /* immutable */
+	char congestion[CONGESTION_BYTES]; /* immutable; empty: the host's own */
 	struct events events;
 	struct transport_counters counters; /* each field atomic */
 	struct loop *porter;
@@ -118,13 +120,21 @@ void porter_left(struct transport *transport);
 struct loop *porter_next_mover(struct transport *transport);
 
 /* Options that every connection of a leg has. */
-void socket_prepare(int fd);
+void socket_prepare(int fd, const char *congestion);
 /* Numeric "host:port" or "[host]:port". */
 TH_MUST_USE int socket_parse(
 	const char *address, struct sockaddr_storage *ret_address, socklen_t *ret_bytes);
 /* A connection under way; -errno. */
-TH_MUST_USE int socket_connect(const struct sockaddr_storage *address, socklen_t bytes);
+TH_MUST_USE int socket_connect(
+	const struct sockaddr_storage *address, socklen_t bytes, const char *congestion);
+/* 0 or -errno: whether the kernel has it for this process; loads it where it may. */
+TH_MUST_USE int socket_check_congestion(const char *congestion);
+/* Bytes a second of what is sent; UINT64_MAX: no limit. */
+void socket_pace(int fd, uint64_t rate);
 void socket_name(const struct sockaddr_storage *address, char ret_name[PEER_BYTES]);
+
+/* The connections that send have come or gone: their shares of the caps. Porter. */
+void pacing_divide(struct transport *transport);
 
 /* ---- legs, the porter's side -------------------------------------------------------------- */
 

@@ -130,6 +130,7 @@ leg_out_conn_gone(struct leg_out *leg, struct data_out *conn)
 	leg->conns[i] = leg->conns[--leg->num_conns];
 	pthread_mutex_unlock(&leg->lock);
 	free(conn);
+	pacing_divide(leg->transport);
 	if (leg->ending && leg->num_conns == 0)
 		loop_post(leg->transport->porter, &leg->last_task);
 }
@@ -409,6 +410,7 @@ leg_out_join(struct leg_out *leg, int fd)
 	pthread_mutex_unlock(&leg->lock);
 	/* Not before: it may wait at once for a prefix whose watcher must know it. */
 	data_out_start(conn);
+	pacing_divide(leg->transport);
 }
 
 struct leg_out *

@@ -25,13 +25,41 @@ set_option(int fd, int level, int option, int value)
 	(void)rc; /* each is an improvement that the connection works without */
 }
 
+static int
+set_congestion(int fd, const char *name)
+{
+	int rc = setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
+	return rc < 0 ? -errno : 0;
+}
+
+int
+socket_check_congestion(const char *congestion)
+{
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return -errno;
+	int rc = set_congestion(fd, congestion);
+	th_fd_close(&fd);
+	return rc;
+}
+
 void
-socket_prepare(int fd)
+socket_pace(int fd, uint64_t rate)
+{
+	int rc = setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof(rate));
+	uint32_t small = (uint32_t)th_min_u64(rate, UINT32_MAX);
+	if (rc < 0) /* before Linux 4.20 it had 32 bits */
+		rc = setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &small, sizeof(small));
+	(void)rc; /* the option is older than any kernel that has memfds with seals */
+}
+
+void
+socket_prepare(int fd, const char *congestion)
 {
 	/* No SO_RCVBUF: it would switch the kernel's own tuning off. The congestion control is set,
 	 * not inherited: the host's default may be one that is slow inside a datacenter. */
-	int rc = setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5);
-	(void)rc; /* not loaded: the host's default */
+	if (congestion[0] != '\0')
+		(void)set_congestion(fd, congestion); /* not there: the host's default */
 	set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
 	set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, USER_TIMEOUT_MS);
 	set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
@@ -68,12 +96,12 @@ socket_parse(const char *address, struct sockaddr_storage *ret_address, socklen_
 }
 
 int
-socket_connect(const struct sockaddr_storage *address, socklen_t bytes)
+socket_connect(const struct sockaddr_storage *address, socklen_t bytes, const char *congestion)
 {
 	int fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return -errno;
-	socket_prepare(fd);
+	socket_prepare(fd, congestion);
 	if (connect(fd, (const struct sockaddr *)address, bytes) < 0 && errno != EINPROGRESS) {
 		int rc = -errno;
 		th_fd_close(&fd);

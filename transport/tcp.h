@@ -187,8 +187,10 @@ struct data_out {
 	struct loop *loop;
 	int fd; /* owns, until the mover has opened its stream */
 	struct loop_task open_task, kick_task, close_task; /* -> mover */
-	struct loop_task settle_task;                      /* mover -> mover, the last there */
-	struct loop_task broken_task, gone_task;           /* mover -> porter */
+	struct loop_task pace_task;                        /* porter -> mover */
+	uint64_t rate;                           /* atomic: bytes a second, 0: never limited */
+	struct loop_task settle_task;            /* mover -> mover, the last there */
+	struct loop_task broken_task, gone_task; /* mover -> porter */
 	bool closing; /* written by the porter, under the leg's lock: close_task is posted */
 	bool reset;   /* written before close_task is posted */
 	int code;     /* written before broken_task is posted */
@@ -233,6 +235,9 @@ void data_out_header(struct data_out *conn, uint32_t chunk); /* the next frame t
 void data_out_changed(struct data_out *conn, uint32_t chunk);
 /* The part's memory failed: nothing more is sent, and the porter ends the leg. */
 void data_out_break(struct data_out *conn, int code, uint32_t row);
+
+/* Bytes a second; UINT64_MAX: no limit. Porter. */
+void data_out_pace(struct data_out *conn, uint64_t rate);
 
 struct data_out *data_out_new(struct leg_out *leg, struct loop *loop, int fd);
 /* On its mover, once the leg has it among its connections. */

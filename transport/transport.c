@@ -49,18 +49,37 @@ set_defaults(struct transport_config *config)
 	if (config->hello_ns <= 0)
 		config->hello_ns = HELLO_NS;
 	config->listen_host = NULL; /* borrowed for transport_open only */
+	config->congestion = NULL;
+}
+
+static int
+choose_congestion(
+	struct transport *transport, const struct transport_config *config, struct th_err *err)
+{
+	const char *name = config->congestion ? config->congestion : "cubic";
+	if (strlen(name) >= CONGESTION_BYTES)
+		return th_fail(
+			err, TH_E_INVALID, "congestion control \"%s\": the name is too long", name);
+	snprintf(transport->congestion, sizeof(transport->congestion), "%s", name);
+	int rc = config->congestion && name[0] != '\0' ? socket_check_congestion(name) : 0;
+	if (rc < 0)
+		return th_fail(err, TH_E_INVALID,
+			"this host has no congestion control \"%s\" for the agent (%s); "
+			"/proc/sys/net/ipv4/tcp_allowed_congestion_control names those it has",
+			name, th_strerror(rc));
+	return 0;
 }
 
 /* A bound and listening socket at one of the addresses of a name. */
 static int
-listen_at(const struct addrinfo *at, int *ret_fd)
+listen_at(const struct addrinfo *at, const char *congestion, int *ret_fd)
 {
 	int one = 1;
 	int fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return -errno;
 	/* Accepted connections inherit these. */
-	socket_prepare(fd);
+	socket_prepare(fd, congestion);
 	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) < 0 ||
 		bind(fd, at->ai_addr, at->ai_addrlen) < 0 || listen(fd, BACKLOG) < 0) {
 		int rc = -errno;
@@ -85,7 +104,7 @@ open_port(struct transport *transport, const struct transport_config *config, st
 			gai_strerror(failed));
 	int rc = -EADDRNOTAVAIL;
 	for (struct addrinfo *at = found; at && rc < 0; at = at->ai_next)
-		rc = listen_at(at, &transport->listen_fd);
+		rc = listen_at(at, transport->congestion, &transport->listen_fd);
 	freeaddrinfo(found);
 	if (rc < 0)
 		return th_fail(err, rc, "data port: cannot listen at %s port %s: %s", host, port,
@@ -163,7 +182,9 @@ transport_open(
 		return rc;
 	}
 	transport->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-	rc = open_port(transport, config, err);
+	rc = choose_congestion(transport, config, err);
+	if (rc == 0)
+		rc = open_port(transport, config, err);
 	if (rc == 0) {
 		rc = start_threads(transport);
 		if (rc < 0)

@@ -45,6 +45,11 @@ struct transport_config {
 	int64_t stall_ns;        /* no byte for this long while the source is not waiting: 0.7 s */
 	int64_t hello_ns;        /* a stranger must present a valid ticket within this: 2 s */
 	uint64_t agent_inc;
+	/* Congestion control of all connections; borrowed for the call. NULL: cubic where there is
+	 * one. Empty: the host's own. Another that the kernel has not is a failure to open. */
+	const char *congestion;
+	/* Bytes a second of chunks that leave, in all and to one peer's address; 0: no cap. */
+	uint64_t rate_out, rate_out_peer;
 };
 
 enum transport_event_kind {

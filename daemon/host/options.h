@@ -16,6 +16,7 @@
 
 #define OPTIONS_SERVERS_MAX 16
 #define OPTIONS_TEXT_BYTES 1024
+#define OPTIONS_NAME_BYTES 16 /* of a congestion control, as the kernel has it */
 
 struct options {
 	char servers_text[OPTIONS_TEXT_BYTES]; /* as given; NULs where the commas were            */
@@ -37,6 +38,8 @@ struct options {
 	int64_t drain_ns;  /* how long SIGTERM waits for transfers, and for copies to move       */
 	uint64_t offload_limit; /* memory for copies of others; UINT64_MAX: half of what is free  */
 	uint32_t movers, connections; /* 0: chosen                                              */
+	char congestion[OPTIONS_NAME_BYTES]; /* of TCP; empty: cubic where there is one          */
+	uint64_t rate_out, rate_out_peer;    /* bytes a second; 0: no cap                        */
 	uint32_t sessions_max, memory_objects_max, tensors_max;
 };
 

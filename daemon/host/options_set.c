@@ -16,6 +16,8 @@
 #include "ipc/base/units.h"
 #include "ipc/proto/manifest.h"
 
+#define RATE_MIN UINT64_C(10000000)
+
 void
 options_default(struct options *ret_options)
 {
@@ -204,6 +206,35 @@ set_offload_limit(struct options *options, const char *key, const char *value, s
 	return 0;
 }
 
+/* A share of less than a connection is given anyway would be no cap. */
+static int
+set_rate(uint64_t *field, const char *key, const char *value, struct th_err *err)
+{
+	uint64_t bytes;
+	if (th_parse_size(value, &bytes) < 0 || (bytes != 0 && bytes < RATE_MIN))
+		return th_fail(err, TH_E_INVALID,
+			"%s: \"%s\" is no number of bytes a second from 10MB on (write 2GB), or 0 "
+			"for "
+			"no cap",
+			key, value);
+	*field = bytes;
+	return 0;
+}
+
+/* Whether the kernel has it is asked at the start. */
+static int
+set_congestion(struct options *options, const char *key, const char *value, struct th_err *err)
+{
+	size_t length = strlen(value);
+	bool plain = strspn(value, "abcdefghijklmnopqrstuvwxyz0123456789_-") == length;
+	if (length == 0 || length >= OPTIONS_NAME_BYTES || !plain)
+		return th_fail(err, TH_E_INVALID,
+			"%s: \"%s\" is no name of a congestion control (write cubic, bbr)", key,
+			value);
+	snprintf(options->congestion, sizeof(options->congestion), "%s", value);
+	return 0;
+}
+
 static int
 set_log_level(const char *key, const char *value, struct th_err *err)
 {
@@ -247,6 +278,9 @@ const char *const options_keys[] = {
 	"leg.stall",
 	"leg.connections",
 	"movers",
+	"tcp.congestion",
+	"rate.out",
+	"rate.out.peer",
 	"drain.timeout",
 	"drain", /* its older name */
 	"limit.sessions",
@@ -298,6 +332,12 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 		return set_number(&o->connections, 0, 16, key, value, err);
 	if (IS("movers"))
 		return set_number(&o->movers, 0, 16, key, value, err);
+	if (IS("tcp.congestion"))
+		return set_congestion(o, key, value, err);
+	if (IS("rate.out"))
+		return set_rate(&o->rate_out, key, value, err);
+	if (IS("rate.out.peer"))
+		return set_rate(&o->rate_out_peer, key, value, err);
 	if (IS("limit.sessions"))
 		return set_number(&o->sessions_max, 1, 65536, key, value, err);
 	if (IS("limit.memory_objects"))

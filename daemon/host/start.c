@@ -127,6 +127,9 @@ open_transport(struct host *host, struct th_err *err)
 		.stall_ns = options->stall_ns,
 		.hello_ns = HELLO_NS,
 		.agent_inc = host->agent_inc,
+		.congestion = options->congestion[0] != '\0' ? options->congestion : NULL,
+		.rate_out = options->rate_out,
+		.rate_out_peer = options->rate_out_peer,
 	};
 	int rc = transport_open(&config, err, &host->transport);
 	if (rc < 0)

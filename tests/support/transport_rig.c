@@ -181,6 +181,9 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 		.connections = connections,
 		.stall_ns = stall_ns,
 		.hello_ns = rig->hello_ns,
+		.rate_out = rig->rate_out,
+		.rate_out_peer = rig->rate_out_peer,
+		.congestion = rig->congestion,
 		.agent_inc = rig->num_agents};
 	struct th_err err;
 	int rc = transport_open(&config, &err, &agent->transport);

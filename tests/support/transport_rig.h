@@ -47,7 +47,9 @@ struct rig_agent {
 struct rig {
 	struct rig_agent agents[RIG_AGENTS_MAX];
 	uint32_t num_agents;
-	int64_t hello_ns; /* of agents added from now on; 0: the default */
+	int64_t hello_ns; /* of agents added from now on; 0: the default. So are these: */
+	uint64_t rate_out, rate_out_peer;
+	const char *congestion;
 };
 
 /* Rows of U8 of these sizes, in this order. fill: the seed of the content, 0 for zeros. */

@@ -142,6 +142,24 @@ Test(daemon_options, numbers_and_durations__out_of_range__refused)
 	cr_assert_not(options.verify);
 }
 
+Test(daemon_options, rates_and_congestion__only_what_can_be)
+{
+	refused("rate.out", "fast", "fast");
+	refused("rate.out", "9999999", "10MB");
+	refused("rate.out.peer", "-1", "-1");
+	cr_assert_eq(set("rate.out", "2GB"), 0);
+	cr_assert_eq(set("rate.out.peer", "500MB"), 0);
+	cr_assert_eq(options.rate_out, 2000000000);
+	cr_assert_eq(options.rate_out_peer, 500000000);
+	cr_assert_eq(set("rate.out", "0"), 0);
+	cr_assert_eq(options.rate_out, 0);
+	refused("tcp.congestion", "", "congestion control");
+	refused("tcp.congestion", "../cubic", "../cubic");
+	refused("tcp.congestion", "abcdefghijklmnop", "abcdefghijklmnop");
+	cr_assert_eq(set("tcp.congestion", "bbr"), 0);
+	cr_assert_str_eq(options.congestion, "bbr");
+}
+
 Test(daemon_options, every_key__is_known_to_the_setter)
 {
 	for (const char *const *key = options_keys; *key; key++) {
