@@ -3,22 +3,31 @@
  * hasher - computes the digests of published parts in the background, in chunk order, and lets each
  * part's prefix follow: a chunk may be served as soon as its digest is known.
  *
- * A small pool; each job is worked on by one thread at a time, jobs take turns chunk by chunk. One
- * event ends each job: HASHED, HASH_FAILED or HASH_STOPPED; then no thread reads the part any more.
+ * Threads: as many that step back for whatever else the host computes (a nice value of 10: against
+ * a busy thread of a trainer one gets a tenth of a core), and as many that do not, but touch only
+ * parts that somebody reads and waits for. Not the idle class: on a host that is always busy it
+ * would never end, and until then nobody can tell whose bytes a version is made of.
  *
- * The pool's lock is never held while a call about a part is made: those call watchers.
+ * Any number of threads works on a job, each on a chunk of its own. Digests become known in order:
+ * whoever finds the next ones ready hands them to the part, one thread at a time. One event ends
+ * each job: HASHED, HASH_FAILED or HASH_STOPPED; then no thread reads the part any more.
+ *
+ * The pool's lock is never held while a call about a part is made that calls watchers.
  */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "ipc/base/alloc.h"
 #include "transport/guard.h"
 #include "transport/internal.h"
 
-#define THREADS_MAX 4u
+#define THREADS_MAX 16u /* of each kind */
+#define NICE 10
 #define BLOCK_BYTES (1u << 20) /* between two looks whether to stop: some 50 us */
 
 struct hash_job {
@@ -26,8 +35,15 @@ struct hash_job {
 	struct hasher *hasher;
 	uint64_t tag;
 	struct xfer_part *part; /* owns: a reference, until the event */
-	bool busy;              /* guarded: a thread is on it */
-	bool stopping;          /* atomic; written under the lock */
+	uint32_t num_chunks;
+	uint32_t next;           /* guarded: lowest chunk that nobody has begun */
+	uint32_t known;          /* guarded: digests below it are the part's */
+	uint32_t busy;           /* guarded: threads on it */
+	bool settling;           /* guarded: one of them hands digests to the part */
+	bool *ready;             /* owns; guarded: digests[c] is computed */
+	struct th_hash *digests; /* owns; guarded until ready */
+	bool stopping;           /* atomic; written under the lock */
+	bool failed;             /* guarded */
 	/* Shell, once posted. */
 	struct event_node node;
 	enum transport_event_kind kind;
@@ -39,12 +55,21 @@ TAILQ_HEAD(hash_jobs, hash_job);
 struct hasher {
 	struct transport *transport;
 	pthread_mutex_t lock;
-	pthread_cond_t work;
+	pthread_cond_t work;   /* background threads */
+	pthread_cond_t wanted; /* the others */
 	struct hash_jobs jobs; /* guarded */
 	bool stopping;         /* guarded */
-	pthread_t threads[THREADS_MAX];
+	pthread_t threads[2 * THREADS_MAX];
 	uint32_t num_threads;
 };
+
+static void
+job_free(struct hash_job *job)
+{
+	free(job->ready);
+	free(job->digests);
+	free(job);
+}
 
 static bool
 fill_last(struct event_node *node, struct transport_event *ret_event)
@@ -55,7 +80,7 @@ fill_last(struct event_node *node, struct transport_event *ret_event)
 	ret_event->row = job->row;
 	if (job->kind == TRANSPORT_HASH_FAILED)
 		ret_event->code = TH_E_STALE_MEMORY;
-	free(job);
+	job_free(job);
 	return true;
 }
 
@@ -102,70 +127,130 @@ part_digest(const struct xfer_part *part, uint32_t chunk, struct th_hash *ret_di
 	return rc < 0 ? rc : 0;
 }
 
-/* One chunk. 1: the part is hashed; negative: it can not be. */
-static int
-work(struct hash_job *job)
+/* ---- the threads -------------------------------------------------------------------------- */
+
+/* Under the lock: hands to the part what is ready. Left and taken again around that. */
+static void
+settle(struct hash_job *job)
 {
-	struct xfer_part *part = job->part;
-	uint32_t num_chunks = xfer_part_table(part)->num_chunks;
-	uint32_t chunk = xfer_part_prefix(part);
-	struct th_hash digest;
-	int rc = hash_chunk(part, chunk, &job->stopping, &digest, &job->row);
-	if (rc < 0)
-		xfer_part_fail(part);
-	if (rc <= 0)
-		return rc;
-	/* Known already when an earlier job was stopped between the two steps. */
-	if (xfer_part_digest_count(part) == chunk)
-		xfer_part_add_digests(part, chunk, &digest, 1);
-	xfer_part_advance(part, chunk + 1);
-	return chunk + 1 == num_chunks;
+	struct hasher *hasher = job->hasher;
+	if (job->settling)
+		return;
+	job->settling = true;
+	while (job->known < job->num_chunks && job->ready[job->known] && !job->failed) {
+		uint32_t first = job->known, end = first;
+		while (end < job->num_chunks && job->ready[end])
+			end++;
+		pthread_mutex_unlock(&hasher->lock);
+		/* Some are known already when an earlier job was stopped between the two steps. */
+		uint32_t have = xfer_part_digest_count(job->part);
+		if (have < end)
+			xfer_part_add_digests(job->part, have, &job->digests[have], end - have);
+		xfer_part_advance(job->part, end);
+		pthread_mutex_lock(&hasher->lock);
+		job->known = end;
+	}
+	job->settling = false;
 }
 
-/* Under the lock. */
-static struct hash_job *
-pick(struct hasher *hasher)
+/* Under the lock, left in between: one chunk of a job. */
+static void
+work(struct hash_job *job)
 {
-	struct hash_job *job;
+	struct hasher *hasher = job->hasher;
+	struct th_hash digest;
+	uint32_t row = UINT32_MAX, chunk = job->next++;
+	job->busy++;
+	pthread_mutex_unlock(&hasher->lock);
+	int rc = hash_chunk(job->part, chunk, &job->stopping, &digest, &row);
+	if (rc < 0)
+		xfer_part_fail(job->part);
+	pthread_mutex_lock(&hasher->lock);
+	if (rc < 0 && !job->failed) {
+		job->failed = true;
+		job->row = row;
+	} else if (rc > 0) {
+		job->digests[chunk] = digest;
+		job->ready[chunk] = true;
+		settle(job);
+	}
+	job->busy--;
+}
+
+/* Under the lock, left for the end: after a chunk. */
+static void
+end_if_done(struct hash_job *job)
+{
+	struct hasher *hasher = job->hasher;
+	bool stopped = __atomic_load_n(&job->stopping, __ATOMIC_RELAXED);
+	bool whole = job->known == job->num_chunks;
+	if (job->busy > 0 || !(stopped || whole || job->failed))
+		return;
+	TAILQ_REMOVE(&hasher->jobs, job, entry);
+	pthread_mutex_unlock(&hasher->lock);
+	take_down(job, job->failed ? TRANSPORT_HASH_FAILED
+		       : whole     ? TRANSPORT_HASHED
+				   : TRANSPORT_HASH_STOPPED);
+	pthread_mutex_lock(&hasher->lock);
+}
+
+/* Under the lock: jobs take turns, those that somebody waits for before others. */
+static struct hash_job *
+pick(struct hasher *hasher, bool only_wanted)
+{
+	struct hash_job *job, *found = NULL;
 	TAILQ_FOREACH(job, &hasher->jobs, entry)
 	{
-		if (!job->busy)
+		if (job->next == job->num_chunks || job->failed ||
+			__atomic_load_n(&job->stopping, __ATOMIC_RELAXED))
+			continue;
+		if (xfer_part_watched(job->part)) {
+			found = job;
 			break;
+		}
+		if (!found && !only_wanted)
+			found = job;
 	}
-	if (job) {
-		TAILQ_REMOVE(&hasher->jobs, job, entry);
-		TAILQ_INSERT_TAIL(&hasher->jobs, job, entry);
-		job->busy = true;
+	if (found) {
+		TAILQ_REMOVE(&hasher->jobs, found, entry);
+		TAILQ_INSERT_TAIL(&hasher->jobs, found, entry);
 	}
-	return job;
+	return found;
+}
+
+static void
+run(struct hasher *hasher, bool only_wanted)
+{
+	pthread_cond_t *event = only_wanted ? &hasher->wanted : &hasher->work;
+	pthread_mutex_lock(&hasher->lock);
+	while (!hasher->stopping) {
+		struct hash_job *job = pick(hasher, only_wanted);
+		if (!job) {
+			pthread_cond_wait(event, &hasher->lock);
+			continue;
+		}
+		/* A reader may have come since. */
+		if (!only_wanted && xfer_part_watched(job->part))
+			pthread_cond_broadcast(&hasher->wanted);
+		work(job);
+		end_if_done(job);
+	}
+	pthread_mutex_unlock(&hasher->lock);
 }
 
 static void *
-hasher_main(void *arg)
+background_main(void *arg)
 {
-	struct hasher *hasher = arg;
-	pthread_mutex_lock(&hasher->lock);
-	while (!hasher->stopping) {
-		struct hash_job *job = pick(hasher);
-		if (!job) {
-			pthread_cond_wait(&hasher->work, &hasher->lock);
-			continue;
-		}
-		pthread_mutex_unlock(&hasher->lock);
-		int result = work(job);
-		pthread_mutex_lock(&hasher->lock);
-		job->busy = false;
-		bool stopped = __atomic_load_n(&job->stopping, __ATOMIC_RELAXED);
-		if (result != 0 || stopped) {
-			TAILQ_REMOVE(&hasher->jobs, job, entry);
-			pthread_mutex_unlock(&hasher->lock);
-			take_down(job, result > 0   ? TRANSPORT_HASHED
-				       : result < 0 ? TRANSPORT_HASH_FAILED
-						    : TRANSPORT_HASH_STOPPED);
-			pthread_mutex_lock(&hasher->lock);
-		}
-	}
-	pthread_mutex_unlock(&hasher->lock);
+	/* Of this thread only. Without it the digests come all the same. */
+	(void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
+	run(arg, false);
+	return NULL;
+}
+
+static void *
+wanted_main(void *arg)
+{
+	run(arg, true);
 	return NULL;
 }
 
@@ -176,6 +261,9 @@ hasher_add(struct hasher *hasher, uint64_t tag, struct xfer_part *part)
 {
 	uint32_t num_chunks = xfer_part_table(part)->num_chunks;
 	struct hash_job *job = th_calloc(1, sizeof(*job));
+	job->ready = th_calloc((size_t)num_chunks + 1, sizeof(job->ready[0]));
+	job->digests = th_calloc((size_t)num_chunks + 1, sizeof(job->digests[0]));
+	job->num_chunks = num_chunks;
 	job->hasher = hasher;
 	job->tag = tag;
 	job->part = xfer_part_retain(part);
@@ -189,13 +277,15 @@ hasher_add(struct hasher *hasher, uint64_t tag, struct xfer_part *part)
 	}
 	if (!xfer_part_direct(part)) {
 		xfer_part_release(job->part);
-		free(job);
+		job_free(job);
 		shuttle_hash(hasher->transport->shuttles, tag, part);
 		return 0;
 	}
+	job->next = job->known = xfer_part_prefix(part);
 	pthread_mutex_lock(&hasher->lock);
 	TAILQ_INSERT_TAIL(&hasher->jobs, job, entry);
-	pthread_cond_signal(&hasher->work);
+	pthread_cond_broadcast(&hasher->work);
+	pthread_cond_broadcast(&hasher->wanted);
 	pthread_mutex_unlock(&hasher->lock);
 	return 0;
 }
@@ -213,13 +303,22 @@ hasher_stop(struct hasher *hasher, uint64_t tag)
 	}
 	if (job) {
 		__atomic_store_n(&job->stopping, true, __ATOMIC_RELAXED);
-		down = !job->busy;
+		down = job->busy == 0;
 		if (down)
 			TAILQ_REMOVE(&hasher->jobs, job, entry);
 	}
 	pthread_mutex_unlock(&hasher->lock);
 	if (down)
 		take_down(job, TRANSPORT_HASH_STOPPED);
+}
+
+void
+hasher_wanted(struct hasher *hasher)
+{
+	pthread_mutex_lock(&hasher->lock);
+	if (!TAILQ_EMPTY(&hasher->jobs))
+		pthread_cond_broadcast(&hasher->wanted);
+	pthread_mutex_unlock(&hasher->lock);
 }
 
 int
@@ -230,15 +329,19 @@ hasher_new(struct transport *transport, uint32_t threads, struct hasher **ret_ha
 	TAILQ_INIT(&hasher->jobs);
 	pthread_mutex_init(&hasher->lock, NULL);
 	pthread_cond_init(&hasher->work, NULL);
+	pthread_cond_init(&hasher->wanted, NULL);
 	sigset_t all, before;
 	guard_mask(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	int rc = 0;
-	while (rc == 0 && hasher->num_threads < th_min_u32(threads, THREADS_MAX)) {
+	threads = th_min_u32(threads, THREADS_MAX);
+	while (rc == 0 && hasher->num_threads < 2 * threads) {
 		pthread_t *thread = &hasher->threads[hasher->num_threads];
-		rc = -pthread_create(thread, NULL, hasher_main, hasher);
+		bool background = hasher->num_threads < threads;
+		rc = -pthread_create(
+			thread, NULL, background ? background_main : wanted_main, hasher);
 		if (rc == 0) {
-			pthread_setname_np(*thread, "th-hash");
+			pthread_setname_np(*thread, background ? "th-hash" : "th-hash-now");
 			hasher->num_threads++;
 		}
 	}
@@ -252,7 +355,7 @@ hasher_new(struct transport *transport, uint32_t threads, struct hasher **ret_ha
 }
 
 void
-hasher_free(struct hasher *hasher)
+hasher_close(struct hasher *hasher)
 {
 	if (!hasher)
 		return;
@@ -262,14 +365,25 @@ hasher_free(struct hasher *hasher)
 	TAILQ_FOREACH(job, &hasher->jobs, entry)
 	__atomic_store_n(&job->stopping, true, __ATOMIC_RELAXED);
 	pthread_cond_broadcast(&hasher->work);
+	pthread_cond_broadcast(&hasher->wanted);
 	pthread_mutex_unlock(&hasher->lock);
 	for (uint32_t i = 0; i < hasher->num_threads; i++)
 		pthread_join(hasher->threads[i], NULL);
+	hasher->num_threads = 0;
 	while ((job = TAILQ_FIRST(&hasher->jobs)) != NULL) {
 		TAILQ_REMOVE(&hasher->jobs, job, entry);
 		take_down(job, TRANSPORT_HASH_STOPPED);
 	}
+}
+
+void
+hasher_free(struct hasher *hasher)
+{
+	if (!hasher)
+		return;
+	hasher_close(hasher);
 	pthread_cond_destroy(&hasher->work);
+	pthread_cond_destroy(&hasher->wanted);
 	pthread_mutex_destroy(&hasher->lock);
 	free(hasher);
 }

@@ -170,9 +170,12 @@ uint32_t local_threads(const struct local *local);
 
 TH_MUST_USE int hasher_new(
 	struct transport *transport, uint32_t threads, struct hasher **ret_hasher);
-void hasher_free(struct hasher *hasher); /* ends its jobs */
+void hasher_close(struct hasher *hasher); /* ends its threads and jobs */
+void hasher_free(struct hasher *hasher);  /* the same first, if that was not done */
 TH_MUST_USE int hasher_add(struct hasher *hasher, uint64_t tag, struct xfer_part *part);
 void hasher_stop(struct hasher *hasher, uint64_t tag);
+/* Somebody has begun to watch a part: he may wait for its digests. Holding no lock of a part. */
+void hasher_wanted(struct hasher *hasher);
 
 /* The digest of a chunk as it lies in the memory of a direct part. 0 or TH_E_STALE_MEMORY. */
 TH_MUST_USE int part_digest(

@@ -198,7 +198,9 @@ on_welcome(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 		return 0;
 	}
 	if (leg->verify && !(frame->flags & FRAME_DIGESTS)) {
-		leg_in_fail(leg, TH_E_CHECKSUM, "it has no digests to verify against");
+		leg_in_fail(leg, TH_E_CHECKSUM,
+			"it has no digests to verify against: its agent runs with --verify off, "
+			"and ours with full");
 		return 0;
 	}
 	memcpy(leg->key, welcome.key, sizeof(leg->key));

@@ -389,6 +389,7 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, bool verifies)
 	TH_FP(leg_out_hello);
 	leg->watching = true;
 	xfer_part_watch(leg->part, part_grew, leg);
+	hasher_wanted(leg->transport->hasher);
 	if (xfer_part_failed(leg->part))
 		part_grew(leg);
 	leg->excused_ns = leg->started_ns;

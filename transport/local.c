@@ -390,6 +390,7 @@ local_copy(struct local *local, uint64_t id, struct xfer_part *source, struct xf
 	memcpy(leg->result.transport, "local", 6);
 	count_up(&local->transport->counters.legs_in, 1);
 	xfer_part_watch(source, source_grew, leg);
+	hasher_wanted(local->transport->hasher);
 	bool whole = xfer_part_prefix(part) == to->num_chunks;
 	pthread_mutex_lock(&local->lock);
 	TAILQ_INSERT_TAIL(&local->legs, leg, entry);

@@ -299,6 +299,15 @@ xfer_part_watch(struct xfer_part *part, xfer_part_watcher watcher, void *arg)
 	pthread_mutex_unlock(&part->lock);
 }
 
+bool
+xfer_part_watched(struct xfer_part *part)
+{
+	pthread_mutex_lock(&part->lock);
+	bool watched = part->watches != NULL;
+	pthread_mutex_unlock(&part->lock);
+	return watched;
+}
+
 void
 xfer_part_unwatch(struct xfer_part *part, xfer_part_watcher watcher, void *arg)
 {

@@ -129,6 +129,7 @@ struct th_hash xfer_part_content(const struct xfer_part *part);
 /* After unwatch no call is under way or comes. */
 typedef void (*xfer_part_watcher)(void *arg);
 void xfer_part_watch(struct xfer_part *part, xfer_part_watcher watcher, void *arg);
+bool xfer_part_watched(struct xfer_part *part); /* by now */
 void xfer_part_unwatch(struct xfer_part *part, xfer_part_watcher watcher, void *arg);
 
 #endif

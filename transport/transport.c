@@ -44,6 +44,8 @@ set_defaults(struct transport_config *config)
 	if (config->connections == 0)
 		config->connections = num_cpus <= 4 ? 2 : 4;
 	config->connections = th_min_u32(config->connections, CONNECTIONS_MAX);
+	if (config->hash_threads == 0)
+		config->hash_threads = num_cpus < 8 ? 1 : num_cpus < 32 ? 2 : 4;
 	if (config->stall_ns <= 0)
 		config->stall_ns = STALL_NS;
 	if (config->hello_ns <= 0)
@@ -119,6 +121,13 @@ open_port(struct transport *transport, const struct transport_config *config, st
 	return 0;
 }
 
+/* Two to four cores saturate the memory of a small host; a large one has several channels more. */
+static uint32_t
+copy_threads(uint32_t num_cpus)
+{
+	return num_cpus >= 16 ? 8 : th_min_u32(num_cpus, 4);
+}
+
 static int
 start_threads(struct transport *transport)
 {
@@ -132,9 +141,9 @@ start_threads(struct transport *transport)
 		transport->num_movers++;
 	}
 	transport->shuttles = shuttles_new(transport);
-	int rc = local_new(transport, th_min_u32(num_cpus, 4), &transport->local);
+	int rc = local_new(transport, copy_threads(num_cpus), &transport->local);
 	if (rc == 0)
-		rc = hasher_new(transport, num_cpus >= 8 ? 2 : 1, &transport->hasher);
+		rc = hasher_new(transport, transport->config.hash_threads, &transport->hasher);
 	if (rc == 0)
 		rc = loop_new("th-porter", porter_tick, transport, &transport->porter);
 	return rc;
@@ -205,7 +214,7 @@ transport_close(struct transport *transport)
 	if (!transport)
 		return;
 	/* First those whose last events release parts that legs may watch. */
-	hasher_free(transport->hasher);
+	hasher_close(transport->hasher);
 	local_free(transport->local);
 	shuttles_free(transport->shuttles);
 	if (transport->porter) {
@@ -216,6 +225,7 @@ transport_close(struct transport *transport)
 	}
 	for (uint32_t i = 0; i < transport->num_movers; i++)
 		loop_free(transport->movers[i]);
+	hasher_free(transport->hasher);
 	events_fini(&transport->events);
 	sem_destroy(&transport->closed);
 	th_fd_close(&transport->listen_fd);

@@ -42,6 +42,7 @@ struct transport_config {
 	uint16_t listen_port;    /* 0 = any */
 	uint32_t num_movers;     /* threads; 0 = chosen from the CPUs */
 	uint32_t connections;    /* data connections of a TCP leg; 0 = default */
+	uint32_t hash_threads;   /* for digests; twice as many while readers wait; 0 = chosen */
 	int64_t stall_ns;        /* no byte for this long while the source is not waiting: 0.7 s */
 	int64_t hello_ns;        /* a stranger must present a valid ticket within this: 2 s */
 	uint64_t agent_inc;

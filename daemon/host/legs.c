@@ -86,11 +86,12 @@ log_start(struct host *host, const struct leg *leg)
 	char label[SESSION_LABEL_BYTES];
 	char size[TH_UNITS_BYTES];
 	const struct session *session = session_find(host, leg->session);
-	log_info("leg", "%s leg=%" PRIu64 " shard=%s bytes=%s left=%" PRIu64 " %s",
+	log_info("leg", "%s leg=%" PRIu64 " shard=%s bytes=%s left=%" PRIu64 " verify=%s %s",
 		leg->out ? "serving" : "pulling", leg->server_leg,
 		session ? session_label(session, label) : "?",
 		th_print_size_short(xfer_part_table(leg->xfer)->bytes, size),
-		xfer_part_table(leg->xfer)->bytes - xfer_part_prefix_bytes(leg->xfer), leg->peer);
+		xfer_part_table(leg->xfer)->bytes - xfer_part_prefix_bytes(leg->xfer),
+		xfer_part_verify(leg->xfer) ? "full" : "off", leg->peer);
 }
 
 static void

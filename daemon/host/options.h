@@ -29,8 +29,8 @@ struct options {
 	char datacenter[TH_NAME_MAX + 1];
 	bool transport_local, transport_tcp;
 	bool verify;
-	bool spot;         /* this host may vanish: what it has is not retained by it         */
-	int64_t beat_ns;   /* between two beats to the server                                   */
+	bool spot;       /* this host may vanish: what it has is not retained by it         */
+	int64_t beat_ns; /* between two beats to the server                                   */
 	bool server_loss_reset; /* handles end with their server                                */
 	int64_t reply_ns;  /* a request to the server is sent again after this                   */
 	int64_t silent_ns; /* no answer for this long: no server                                 */
@@ -40,6 +40,7 @@ struct options {
 	uint32_t movers, connections; /* 0: chosen                                              */
 	char congestion[OPTIONS_NAME_BYTES]; /* of TCP; empty: cubic where there is one          */
 	uint64_t rate_out, rate_out_peer;    /* bytes a second; 0: no cap                        */
+	uint32_t hash_threads;        /* 0: chosen                                              */
 	uint32_t sessions_max, memory_objects_max, tensors_max;
 };
 

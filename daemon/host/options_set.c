@@ -269,6 +269,7 @@ const char *const options_keys[] = {
 	"offload_limit", /* an older name of it */
 	"transport",
 	"verify",
+	"verify.threads",
 	"http",
 	"log.level",
 	"server.beat",
@@ -311,6 +312,8 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 		return set_transport(o, key, value, err);
 	if (IS("verify"))
 		return set_verify(o, key, value, err);
+	if (IS("verify.threads"))
+		return set_number(&o->hash_threads, 0, 16, key, value, err);
 	if (IS("http"))
 		return th_fail(err, TH_E_INVALID,
 			"%s: metrics over HTTP are not built yet; leave it out", key);

@@ -123,6 +123,7 @@ open_transport(struct host *host, struct th_err *err)
 		.listen_host = data_host,
 		.listen_port = options->data_port,
 		.num_movers = options->movers,
+		.hash_threads = options->hash_threads,
 		.connections = options->connections,
 		.stall_ns = options->stall_ns,
 		.hello_ns = HELLO_NS,
