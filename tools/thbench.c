@@ -30,6 +30,10 @@ enum option_key { /* of options without a letter */
 	KEY_THREADS,
 	KEY_CURVE,
 	KEY_SHAPES,
+	KEY_LINK,
+	KEY_READERS,
+	KEY_PEERS,
+	KEY_PYTHON,
 };
 
 static const struct bench_verb *const verbs[] = {
@@ -38,6 +42,9 @@ static const struct bench_verb *const verbs[] = {
 	&bench_digest,
 	&bench_ring,
 	&bench_control,
+	&bench_fanout,
+	&bench_failover,
+	&bench_peers,
 };
 
 struct command_line {
@@ -110,6 +117,11 @@ static const struct argp_option known_options[] = {
 	{"threads", KEY_THREADS, "N", 0, "threads of copies and digests (one a CPU)", 1},
 	{"curve", KEY_CURVE, NULL, 0, "pair: also shards of 8 MiB to 8 GiB", 1},
 	{"shapes", KEY_SHAPES, NULL, 0, "pair: also 50,000 tensors of 1 KiB, and 5 of 1 GiB", 1},
+	{"readers", KEY_READERS, "N", 0, "fanout: so many readers (8)", 1},
+	{"link", KEY_LINK, "SIZE", 0, "fanout, failover: bytes a second of each link (100MB)", 1},
+	{"peers", KEY_PEERS, "NAME[,NAME]", 0,
+		"peers: only mooncake, nixl_tcp, ray, gloo, nixl_host", 1},
+	{"python", KEY_PYTHON, "PROGRAM", 0, "peers: a python that has them (python3)", 1},
 	{"output", 'o', "FORMAT", 0, "table or json", 2},
 	{"quiet", 'q', NULL, 0, "nothing on stderr while it runs", 2},
 	{0},
@@ -191,6 +203,19 @@ parse(int key, char *text, struct argp_state *state)
 		return 0;
 	case KEY_SHAPES:
 		options->shapes = true;
+		return 0;
+	case KEY_READERS:
+		take_number(state, "readers", text, BENCH_READERS_MAX, &options->readers);
+		return 0;
+	case KEY_LINK:
+		take_size(
+			state, "link", text, UINT64_C(1) << 20, UINT64_C(1) << 40, &options->link);
+		return 0;
+	case KEY_PEERS:
+		options->peers = text;
+		return 0;
+	case KEY_PYTHON:
+		options->python = text;
 		return 0;
 	case 'o':
 		options->json = strcmp(text, "json") == 0;

@@ -58,7 +58,7 @@ add_member(struct control *control, struct worker *worker, const char *name, uin
 	if (rc == 0)
 		rc = worker_call(bench, worker, &alloc, NULL, err);
 	if (rc == 0)
-		rc = field_agent(bench, &control->field, name, NULL, "127.0.0.1", &agent, err);
+		rc = field_agent(bench, &control->field, name, NULL, &place_here, &agent, err);
 	if (rc < 0)
 		return rc;
 	snprintf(join.agent, sizeof(join.agent), "%s", agent->runtime);
@@ -71,7 +71,7 @@ start(struct control *control, uint32_t num_readers, uint64_t bytes, struct th_e
 	char name[32];
 
 	control->num_readers = num_readers;
-	int rc = field_start(control->bench, &control->field, err);
+	int rc = field_start(control->bench, &control->field, &place_here, err);
 	if (rc == 0)
 		rc = add_member(control, &control->publisher, "publisher", bytes, err);
 	for (uint32_t i = 0; i < num_readers && rc == 0; i++) {

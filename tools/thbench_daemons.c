@@ -10,6 +10,7 @@
 #include <ftw.h>
 #include <inttypes.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,22 @@
 #define ARGUMENTS_MAX 48
 
 /* ---- one process ---------------------------------------------------------------------------- */
+
+const struct place place_here = {.host = "127.0.0.1"};
+
+int
+daemons_enter(pid_t netns)
+{
+	char path[64];
+
+	if (netns == 0)
+		return 0;
+	snprintf(path, sizeof(path), "/proc/%d/ns/net", (int)netns);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int rc = fd < 0 || setns(fd, CLONE_NEWNET) < 0 ? -errno : 0;
+	th_fd_close(&fd);
+	return rc;
+}
 
 static void
 pause_a_little(void)
@@ -62,7 +79,7 @@ drop_settings(void)
 }
 
 static void __attribute__((noreturn))
-become(const char *path, const char *const *argv, int out, int log)
+become(const char *path, const char *const *argv, pid_t netns, int out, int log)
 {
 	const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	char *arguments[ARGUMENTS_MAX] = {NULL};
@@ -74,7 +91,7 @@ become(const char *path, const char *const *argv, int out, int log)
 	for (uint32_t i = 0; argv[i] && i + 1 < ARGUMENTS_MAX; i++)
 		arguments[i] = strdup(argv[i]);
 	if (null < 0 || dup2(null, STDIN_FILENO) < 0 || dup2(out, STDOUT_FILENO) < 0 ||
-		dup2(log, STDERR_FILENO) < 0)
+		dup2(log, STDERR_FILENO) < 0 || daemons_enter(netns) < 0)
 		_exit(126);
 	execv(path, arguments);
 	_exit(127);
@@ -165,7 +182,8 @@ wait_ready(struct bench *bench, const struct field *field, const char *name, int
 
 static int
 start(struct bench *bench, struct field *field, const char *program, const char *const *argv,
-	struct bench_daemon *ret_daemon, char *ret_line, size_t bytes, struct th_err *err)
+	pid_t netns, struct bench_daemon *ret_daemon, char *ret_line, size_t bytes,
+	struct th_err *err)
 {
 	char path[320], log_path[256];
 	int out[2];
@@ -184,7 +202,7 @@ start(struct bench *bench, struct field *field, const char *program, const char 
 	}
 	pid_t pid = fork();
 	if (pid == 0)
-		become(path, argv, out[1], log);
+		become(path, argv, netns, out[1], log);
 	rc = pid < 0 ? -errno : 0;
 	th_fd_close(&out[1]);
 	th_fd_close(&log);
@@ -201,13 +219,14 @@ start(struct bench *bench, struct field *field, const char *program, const char 
 /* ---- the field ------------------------------------------------------------------------------ */
 
 int
-field_start(struct bench *bench, struct field *field, struct th_err *err)
+field_start(struct bench *bench, struct field *field, const struct place *place, struct th_err *err)
 {
 	const char *base = getenv("TMPDIR");
-	const char *const argv[] = {
-		"thserverd", "-c", "/dev/null", "-l", "tcp://127.0.0.1:0", NULL};
+	char listen[64];
+	const char *const argv[] = {"thserverd", "-c", "/dev/null", "-l", listen, NULL};
 	char line[512];
 
+	snprintf(listen, sizeof(listen), "tcp://%.40s:0", place->host);
 	*field = (struct field){.daemons = th_calloc(FIELD_DAEMONS_MAX, sizeof(field->daemons[0]))};
 	/* A longer one would leave no room for the addresses of sockets. */
 	if (!base || *base != '/' || strlen(base) > 48)
@@ -221,7 +240,8 @@ field_start(struct bench *bench, struct field *field, struct th_err *err)
 	}
 	struct bench_daemon *server = &field->daemons[field->num_daemons++];
 	snprintf(server->name, sizeof(server->name), "server");
-	int rc = start(bench, field, "thserverd", argv, server, line, sizeof(line), err);
+	int rc = start(
+		bench, field, "thserverd", argv, place->netns, server, line, sizeof(line), err);
 	if (rc < 0) {
 		field_stop(field);
 		return rc;
@@ -232,7 +252,7 @@ field_start(struct bench *bench, struct field *field, struct th_err *err)
 
 int
 field_agent(struct bench *bench, struct field *field, const char *name, const char *const *options,
-	const char *host, const struct bench_daemon **ret_agent, struct th_err *err)
+	const struct place *place, const struct bench_daemon **ret_agent, struct th_err *err)
 {
 	char line[512];
 	const char *argv[ARGUMENTS_MAX] = {"thagentd", "-c", "/dev/null", "-o", "drain.timeout=2s"};
@@ -253,11 +273,12 @@ field_agent(struct bench *bench, struct field *field, const char *name, const ch
 	argv[used++] = "-n";
 	argv[used++] = name;
 	argv[used++] = "-d";
-	argv[used++] = host;
+	argv[used++] = place->host;
 	for (uint32_t i = 0; options && options[i] && used + 1 < ARGUMENTS_MAX; i++)
 		argv[used++] = options[i];
 	field->num_daemons++;
-	int rc = start(bench, field, "thagentd", argv, agent, line, sizeof(line), err);
+	int rc =
+		start(bench, field, "thagentd", argv, place->netns, agent, line, sizeof(line), err);
 	if (rc < 0)
 		return rc;
 	take_word(line, "data", agent->data, sizeof(agent->data));

@@ -21,6 +21,16 @@ struct bench_daemon {
 	char data[96];     /* of an agent: HOST:PORT */
 };
 
+/* Where a daemon runs and is reached. */
+struct place {
+	const char *host; /* borrows: its address */
+	pid_t netns;      /* a process in its network namespace; 0: in ours */
+};
+extern const struct place place_here; /* loopback */
+
+/* For a process of ours, before it becomes another program. 0 or -errno. */
+TH_MUST_USE int daemons_enter(pid_t netns);
+
 struct field {
 	char dir[96]; /* "" when nothing was made */
 	char url[128];
@@ -29,13 +39,12 @@ struct field {
 };
 
 /* A folder and a server. On failure nothing is left. */
-TH_MUST_USE int field_start(struct bench *bench, struct field *field, struct th_err *err);
-/*
- * One more agent, whose data address is at host; options: NULL-terminated, after the shared ones.
- */
+TH_MUST_USE int field_start(
+	struct bench *bench, struct field *field, const struct place *place, struct th_err *err);
+/* One more agent; options: NULL-terminated, behind the shared ones. */
 TH_MUST_USE int field_agent(struct bench *bench, struct field *field, const char *name,
-	const char *const *options, const char *host, const struct bench_daemon **ret_agent,
-	struct th_err *err);
+	const char *const *options, const struct place *place,
+	const struct bench_daemon **ret_agent, struct th_err *err);
 /* SIGKILL, now. */
 void field_kill(struct field *field, const struct bench_daemon *daemon);
 /* Ends all and removes the folder. A second call does nothing. */

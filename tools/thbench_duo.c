@@ -25,7 +25,7 @@ duo_start(struct bench *bench, struct duo *duo, uint64_t bytes, struct th_err *e
 	if (rc == 0)
 		rc = worker_start(bench, "reader", &duo->reader, err);
 	if (rc == 0)
-		rc = field_start(bench, &duo->field, err);
+		rc = field_start(bench, &duo->field, &place_here, err);
 	if (rc < 0)
 		return rc;
 	bench_progress(bench, "filling memory");

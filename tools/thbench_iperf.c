@@ -6,25 +6,18 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <jansson.h>
-#include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include "ipc/base/alloc.h"
-#include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
+#include "tools/thbench_child.h"
 
 #define LEAST_BYTES (UINT64_C(256) << 20) /* what is over too soon has no rate */
-#define OUTPUT_MAX (4u << 20)
 #define LIMIT_NS INT64_C(120000000000)
 
 bool
@@ -59,66 +52,6 @@ free_port(void)
 	return port;
 }
 
-static pid_t
-launch(char *const *argv, int *ret_out)
-{
-	int out[2];
-
-	if (pipe2(out, O_CLOEXEC) < 0)
-		return -1;
-	pid_t pid = fork();
-	if (pid == 0) {
-		setpgid(0, 0);
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-		if (null < 0 || dup2(null, STDIN_FILENO) < 0 || dup2(out[1], STDOUT_FILENO) < 0 ||
-			dup2(null, STDERR_FILENO) < 0)
-			_exit(126);
-		execvp(argv[0], argv);
-		_exit(127);
-	}
-	th_fd_close(&out[1]);
-	if (pid < 0)
-		th_fd_close(&out[0]);
-	*ret_out = out[0];
-	return pid;
-}
-
-static void
-finish(pid_t pid)
-{
-	if (pid > 0) {
-		kill(pid, SIGKILL);
-		waitpid(pid, NULL, 0);
-	}
-}
-
-/* Until its end, or until `until` stands in it. The caller frees it; NULL: not in time. */
-static char *
-read_output(struct bench *bench, int out, const char *until)
-{
-	char *text = th_calloc(1, OUTPUT_MAX);
-	int64_t end_ns = th_now_ns() + LIMIT_NS;
-
-	for (size_t used = 0; used < OUTPUT_MAX - 1;) {
-		struct pollfd polls[2] = {
-			{.fd = out, .events = POLLIN}, {.fd = bench->stop.fd, .events = POLLIN}};
-		(void)poll(polls, 2, 1000);
-		if (th_now_ns() > end_ns || bench_go_on(bench, NULL) < 0)
-			break;
-		if (polls[0].revents == 0)
-			continue;
-		ssize_t got = read(out, text + used, OUTPUT_MAX - 1 - used);
-		if (got <= 0)
-			return text;
-		used += (size_t)got;
-		if (until && strstr(text, until))
-			return text;
-	}
-	free(text);
-	return NULL;
-}
-
 static double
 rate_of(const char *text)
 {
@@ -141,13 +74,12 @@ iperf_run(struct bench *bench, uint64_t bytes, uint32_t connections, double *ret
 	struct th_err *err)
 {
 	char port_text[16], bytes_text[32], count_text[16];
-	char name[] = "iperf3", p[] = "-p", s[] = "-s", one[] = "-1", flush[] = "--forceflush";
-	char c[] = "-c", host[] = "127.0.0.1", cc[] = "-C", cubic[] = "cubic", l[] = "-l";
-	char block[] = "1M", big_p[] = "-P", n[] = "-n", json[] = "-J", bind_to[] = "-B";
-	char *const server_argv[] = {name, s, one, p, port_text, bind_to, host, flush, NULL};
-	char *const client_argv[] = {name, c, host, p, port_text, cc, cubic, l, block, big_p,
-		count_text, n, bytes_text, json, NULL};
-	int out = -1, port = free_port();
+	const char *const server_argv[] = {
+		"iperf3", "-s", "-1", "-p", port_text, "-B", "127.0.0.1", "--forceflush", NULL};
+	const char *const client_argv[] = {"iperf3", "-c", "127.0.0.1", "-p", port_text, "-C",
+		"cubic", "-l", "1M", "-P", count_text, "-n", bytes_text, "-J", NULL};
+	struct child server = {.in = -1, .out = -1}, client = server;
+	int port = free_port();
 
 	*ret_rate = 0.0;
 	if (port < 0)
@@ -156,21 +88,18 @@ iperf_run(struct bench *bench, uint64_t bytes, uint32_t connections, double *ret
 	snprintf(bytes_text, sizeof(bytes_text), "%" PRIu64,
 		th_max_u64(bytes, LEAST_BYTES)); /* of all together */
 	snprintf(count_text, sizeof(count_text), "%u", connections);
-	pid_t server = launch(server_argv, &out);
-	char *text = server > 0 ? read_output(bench, out, "listening") : NULL;
+	char *text = child_start(&server, server_argv, -1) == 0
+			     ? child_text(bench, &server, "listening", LIMIT_NS)
+			     : NULL;
 	bool serves = text && strstr(text, "listening");
 	free(text);
-	text = NULL;
-	int client_out = -1;
-	pid_t client = serves ? launch(client_argv, &client_out) : -1;
-	if (client > 0)
-		text = read_output(bench, client_out, NULL);
+	text = serves && child_start(&client, client_argv, -1) == 0
+		       ? child_text(bench, &client, NULL, LIMIT_NS)
+		       : NULL;
 	double rate = rate_of(text);
 	free(text);
-	th_fd_close(&client_out);
-	th_fd_close(&out);
-	finish(client);
-	finish(server);
+	child_stop(&client, 0);
+	child_stop(&server, 0);
 	*ret_rate = rate;
 	return bench_go_on(bench, err);
 }

@@ -21,11 +21,11 @@ prepare(struct bench *bench, struct duo *duo, const struct shape *shape, struct 
 	const char *const plain[] = {"--verify", "off", NULL};
 	const struct bench_daemon *agent;
 
-	int rc = field_agent(bench, &duo->field, "plain", plain, "127.0.0.1", &agent, err);
+	int rc = field_agent(bench, &duo->field, "plain", plain, &place_here, &agent, err);
 	if (rc == 0)
 		rc = duo_publish(bench, duo, SLOT_PLAIN, "plain", agent, agent, shape, err);
 	if (rc == 0)
-		rc = field_agent(bench, &duo->field, "full", NULL, "127.0.0.1", &agent, err);
+		rc = field_agent(bench, &duo->field, "full", NULL, &place_here, &agent, err);
 	if (rc == 0)
 		rc = duo_publish(bench, duo, SLOT_FULL, "full", agent, agent, shape, err);
 	if (rc < 0)

@@ -52,16 +52,16 @@ start_agents(struct pair *pair, struct th_err *err)
 		plain[3] = full[1] = connections;
 	}
 	int rc = field_agent(
-		bench, field, "plain-a", plain, "127.0.0.1", &pair->agents.plain[0], err);
+		bench, field, "plain-a", plain, &place_here, &pair->agents.plain[0], err);
 	if (rc == 0)
 		rc = field_agent(
-			bench, field, "plain-b", plain, "127.0.0.1", &pair->agents.plain[1], err);
+			bench, field, "plain-b", plain, &place_here, &pair->agents.plain[1], err);
 	if (rc == 0)
 		rc = field_agent(
-			bench, field, "full-a", full, "127.0.0.1", &pair->agents.full[0], err);
+			bench, field, "full-a", full, &place_here, &pair->agents.full[0], err);
 	if (rc == 0)
 		rc = field_agent(
-			bench, field, "full-b", full, "127.0.0.1", &pair->agents.full[1], err);
+			bench, field, "full-b", full, &place_here, &pair->agents.full[1], err);
 	return rc;
 }
 

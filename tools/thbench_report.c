@@ -197,16 +197,17 @@ report_free(struct report *report)
 static void
 print_fact(const struct fact *fact, FILE *to)
 {
-	char size[TH_UNITS_BYTES], rounded[TH_UNITS_BYTES];
+	char size[TH_UNITS_BYTES];
 
 	if (fact->text) {
 		fprintf(to, "  %-*s %s\n", TITLE_COLUMNS, fact->title, fact->text);
 	} else if (strcmp(fact->unit, "B") == 0) {
-		/* As it was given, where that is short. */
-		th_print_size((uint64_t)fact->number, size);
-		th_print_size_short((uint64_t)fact->number, rounded);
-		fprintf(to, "  %-*s %s\n", TITLE_COLUMNS, fact->title,
-			strlen(size) <= strlen(rounded) ? size : rounded);
+		uint64_t bytes = (uint64_t)fact->number;
+		th_print_size_short(bytes, size);
+		/* As people give it: 50 MB are not 47.7 MiB. */
+		if (bytes > 0 && bytes % 1000000 == 0)
+			snprintf(size, sizeof(size), "%" PRIu64 "MB", bytes / 1000000);
+		fprintf(to, "  %-*s %s\n", TITLE_COLUMNS, fact->title, size);
 	} else {
 		fprintf(to, "  %-*s %.4g%s%s\n", TITLE_COLUMNS, fact->title, fact->number,
 			*fact->unit ? " " : "", fact->unit);

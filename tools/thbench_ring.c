@@ -150,9 +150,9 @@ run(struct bench *bench, struct th_err *err)
 	if (rc == 0)
 		rc = bells_start(&bells, err);
 	if (rc == 0)
-		rc = field_start(bench, &field, err);
+		rc = field_start(bench, &field, &place_here, err);
 	if (rc == 0)
-		rc = field_agent(bench, &field, "agent", NULL, "127.0.0.1", &agent, err);
+		rc = field_agent(bench, &field, "agent", NULL, &place_here, &agent, err);
 	if (rc == 0)
 		rc = worker_call(bench, &worker, &alloc, NULL, err);
 	if (rc == 0) {

@@ -249,6 +249,7 @@ follow(struct state *state, const struct command *command, const char *version,
 		if (thc_op_progress(op, &done, &total) >= 0)
 			*(volatile double *)&state->samples[0] = (double)done;
 	}
+	(void)thc_op_progress(op, &done, &total);
 	thc_op_free(op);
 	/* It may have been over before it was looked at. */
 	*(volatile double *)&state->samples[0] = (double)th_max_u64(done, 1);

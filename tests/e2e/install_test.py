@@ -115,6 +115,8 @@ def everything_is_there():
             "libthc.so.1",
             "libthc.so.1.0.0",
             "pkgconfig/libthc.pc",
+            "share/tensorhub/peers/peer.py",
+            "share/tensorhub/peers/peer_ray.py",
             "share/tensorhub/proto/tensorhub.proto",
             "lib/systemd/system/thagentd.service",
             "lib/systemd/system/thserverd.service",

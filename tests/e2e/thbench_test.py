@@ -12,8 +12,8 @@ import tempfile
 from cluster import BUILD, SANITIZED, main, wait_for
 
 PROGRAM = os.path.join(BUILD, "tools", "thbench")
-SMALL = ["--bytes", "4MiB", "--rounds", "2", "--tensor", "1MB"]
-VERBS = ["pair", "local", "digest", "ring", "control"]
+SMALL = ["--bytes", "8MiB", "--rounds", "2", "--tensor", "1MB", "--readers", "2"]
+VERBS = ["pair", "local", "digest", "ring", "control", "fanout", "failover"]
 
 
 def run(*arguments, folder=None, code=0):
@@ -48,9 +48,41 @@ def every_verb_as_json():
         check_section(section)
     assert [v for v in VERBS if v not in {s["verb"] for s in document["results"]}] == []
     pair = document["results"][0]
-    assert pair["facts"]["bytes"] == 4 << 20 and pair["facts"]["connections"] >= 1, pair["facts"]
+    assert pair["facts"]["bytes"] == 8 << 20 and pair["facts"]["connections"] >= 1, pair["facts"]
     for name in ("unverified_to_raw_send", "verified_to_raw_send", "verified_to_raw_sendfile"):
         assert name in pair["ratios"], name
+
+
+def peers_are_measured_or_named():
+    arguments = ["-q", "-o", "json", *SMALL, "peers", "--python"]
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        # What the scripts say, without the libraries that they need.
+        program = os.path.join(folder, "python")
+        with open(program, "w") as f:
+            f.write(
+                """#!/bin/sh
+case "$1" in
+*gloo*) echo 'no such library' >&2; exit 1 ;;
+esac
+echo '{"ready": "it", "version": "1.2.3"}'
+while read -r word; do echo '{"seconds": 0.001}'; done
+"""
+            )
+        os.chmod(program, 0o755)
+        document = json.loads(run(*arguments, program).stdout)
+        one = json.loads(run(*arguments, program, "--peers", "ray").stdout)
+        assert [s["facts"]["peer"] for s in one["results"]] == ["ray"], one
+    assert len(document["results"]) == 5, document
+    for section in document["results"]:
+        check_section(section)
+        peer = section["facts"]["peer"]
+        if peer == "gloo":
+            assert "no such library; pip install torch" in section["notes"][0], section
+        else:
+            assert section["facts"]["version"] == "1.2.3", section
+            # 8 MiB in 1 ms.
+            assert abs(section["series"][peer]["median"] - 8.388608) < 0.001, section
+            assert f"verified_to_{peer}" in section["ratios"], section
 
 
 def sizes_and_shapes():
@@ -79,6 +111,8 @@ def mistakes_are_sentences():
         (["--rounds", "-1", "pair"], "from 1 to"),
         (["--connections", "17", "pair"], "from 1 to 16"),
         (["--tensor", "none", "pair"], "none"),
+        (["--readers", "65", "fanout"], "from 1 to 64"),
+        (["--link", "10KB", "fanout"], "1MiB"),
         (["-o", "yaml", "pair"], "yaml"),
     ):
         error = run(*arguments, code=2).stderr
@@ -116,7 +150,12 @@ def an_interrupt_leaves_nothing():
         assert processes_below(folder) == [] and os.listdir(folder) == []
 
 
-tests = [every_verb_as_json, a_table_for_people, mistakes_are_sentences]
+tests = [
+    every_verb_as_json,
+    peers_are_measured_or_named,
+    a_table_for_people,
+    mistakes_are_sentences,
+]
 if not SANITIZED:
     tests += [sizes_and_shapes, an_interrupt_leaves_nothing]
 main(*tests)
