@@ -489,7 +489,8 @@ leg_in_tick(struct leg_in *leg, int64_t now_ns)
 	/* We come late ourselves (frozen, or starved): that is not the source's stall. */
 	if (now_ns > leg->deadline_ns + stall_ns / 4)
 		leg->excused_ns = now_ns;
-	leg->deadline_ns = check_stall(leg, now_ns);
+	/* Not later than that: when the first connection stands, nobody looks anew. */
+	leg->deadline_ns = th_min_i64(check_stall(leg, now_ns), now_ns + stall_ns);
 	leg->deadline_ns = th_min_i64(leg->deadline_ns, say_alive(leg, now_ns));
 	return leg->deadline_ns;
 }
