@@ -157,7 +157,7 @@ def main():
         c.agent("b")
         w, far, near = c.worker("w", "a"), c.worker("far", "b"), c.worker("near", "a")
         for worker, name in ((w, "w"), (far, "far"), (near, "near")):
-            worker.call("open", model=f"m{name == 'near'}", replica=name)
+            worker.call("open", model="local" if name == "near" else "tcp", replica=name)
             worker.call("alloc_even", count=16, total_bytes=args.mib << 20)
             worker.call("register")
         both = [c.agents["a"], c.agents["b"]]
@@ -165,7 +165,7 @@ def main():
         far.call("close")
         w.call("unpublish")
         w.call("close")
-        w.call("open", model="m1", replica="w")
+        w.call("open", model="local", replica="w")
         w.call("register")
         measure(c, "one agent", both[:1], w, near, args.mib, args.rounds, args.top)
 
