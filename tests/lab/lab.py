@@ -98,7 +98,6 @@ def failure(sizes, rounds):
     """Figure 7(c) of the paper: A is lost, B goes on at the publisher. Once all of A is killed and
     its kernel says so; once its link is cut and nobody says anything."""
     megabytes, rate, moments = sizes
-    rows = []
     with lab(2, megabytes, rate) as it:
         single = it.single(rounds)
         per_byte = single / it.bytes
@@ -153,8 +152,9 @@ def failure(sizes, rounds):
         a.call("op_wait", timeout=120)
         a.call("unpublish")
         print(f"  one transfer {single:.2f} s; B when nobody is lost {whole:.2f} s")
-        for moment in moments:
-            rows.append((moment, *lose("killed", moment), *lose("cut", moment)[:3]))
+        killed = [lose("killed", moment) for moment in moments]
+        cut = [lose("cut", moment) for moment in moments]
+        rows = [(moment, *a, *b[:3]) for moment, a, b in zip(moments, killed, cut)]
     columns = "share killed_s extra_s complete_s limit_s cut_s cut_extra_s cut_complete_s"
     return {"columns": columns.split(), "rows": rows, "values": {"whole": f"{whole:.3f}"}}
 
@@ -244,6 +244,15 @@ def write(folder, name, sizes, result):
         print("  no gnuplot: no picture (Debian: gnuplot-nox)")
 
 
+def earlier(args):
+    """What other runs have left in results.json: each figure is replaced by itself."""
+    path = os.path.join(args.out, "results.json")
+    if args.smoke or not os.path.exists(path):
+        return {}
+    with open(path) as f:
+        return json.load(f)
+
+
 def main():
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("figures", nargs="*")
@@ -259,7 +268,7 @@ def main():
     plan = SMOKE if args.smoke else QUICK if args.quick else FULL
     if not args.smoke:
         os.makedirs(args.out, exist_ok=True)
-    results, begin = {}, time.monotonic()
+    results, begin = earlier(args), time.monotonic()
     for name in args.figures or FIGURES:
         sizes, at = plan[name], time.monotonic()
         print(f"{name}: {sizes[0]} MiB, links of {sizes[1]} MB/s both ways", flush=True)
