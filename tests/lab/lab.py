@@ -115,7 +115,7 @@ def failure(sizes, rounds):
             result = b.call("op_wait", timeout=120)
             end = time.monotonic()
             assert b.call("digest") == it.want, "B has other bytes"
-            b.call("unpublish")
+            it.forget(b)
             return result, end
 
         def lose(how, moment):
@@ -150,7 +150,7 @@ def failure(sizes, rounds):
         if result["source"] != "r1":
             print("  B did not read through A: this machine is too busy for these figures")
         a.call("op_wait", timeout=120)
-        a.call("unpublish")
+        it.forget(a)
         print(f"  one transfer {single:.2f} s; B when nobody is lost {whole:.2f} s")
         killed = [lose("killed", moment) for moment in moments]
         cut = [lose("cut", moment) for moment in moments]
