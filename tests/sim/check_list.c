@@ -396,7 +396,7 @@ check_list_gives(const struct worker *worker)
 		record.gave_ns[worker->group->model][id.version] = world.now_ns;
 }
 
-/* What was planned was given up before it began: there is nothing new then, whatever else is. */
+/* Something newer was given up about then: what was to be brought may have been that. */
 static bool
 planned_has_gone(uint32_t model, struct th_version held, int64_t begun_ns)
 {
@@ -463,13 +463,15 @@ check_latest(const struct worker *worker, int code, struct th_version held)
 	if (call->kind != CTL_OP_LIST)
 		record.done_ns[index][worker->shard] = world.now_ns;
 	/*
-	 * An update may find nothing new when what it was to bring has gone. Apart: a member is
-	 * told what an operation came to that another called before.
+	 * Apart: a member is told what an operation came to that another called before. An update
+	 * leaves the link to another datacenter to the one that is bringing the version here.
 	 */
-	if (code != 0 || call->kind != CTL_OP_REPLICATE || strcmp(call->spec, "latest") != 0 ||
-		world.options.tickets_max > 0 || worker->group->apart ||
-		(!certain() && !warming_since(worker->host, begun_ns)) ||
-		planned_has_gone(worker->group->model, held, begun_ns))
+	if (code != 0 || strcmp(call->spec, "latest") != 0 || world.options.tickets_max > 0 ||
+		worker->group->apart || (!certain() && !warming_since(worker->host, begun_ns)))
+		return;
+	if (call->kind == CTL_OP_REPLICATE
+			? planned_has_gone(worker->group->model, held, begun_ns)
+			: call->kind != CTL_OP_UPDATE || world.options.datacenters > 1)
 		return;
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		const struct group *group = &world.groups[i];
