@@ -131,6 +131,8 @@ TH_MUST_USE int socket_connect(
 TH_MUST_USE int socket_check_congestion(const char *congestion);
 /* Bytes a second of what is sent; UINT64_MAX: no limit. */
 void socket_pace(int fd, uint64_t rate);
+/* Whether the peer has our own address. */
+bool socket_same_host(int fd);
 void socket_name(const struct sockaddr_storage *address, char ret_name[PEER_BYTES]);
 
 /* The connections that send have come or gone: their shares of the caps. Porter. */

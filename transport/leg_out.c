@@ -347,6 +347,14 @@ leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part)
 	return leg;
 }
 
+static bool
+may_send_files(const struct transport *transport, int fd)
+{
+	if (transport->config.sendfile != TRANSPORT_SENDFILE_AUTO)
+		return transport->config.sendfile == TRANSPORT_SENDFILE_YES;
+	return !socket_same_host(fd);
+}
+
 void
 leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, bool verifies)
 {
@@ -355,7 +363,7 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, bool verifies)
 	LIST_INSERT_HEAD(&transport->legs_out, leg, entry);
 	count_up(&transport->counters.legs_out, 1);
 	leg->reader_leg = reader_leg;
-	leg->late_reads = verifies && leg->verify;
+	leg->late_reads = verifies && leg->verify && fd >= 0 && may_send_files(transport, fd);
 	leg->started_ns = th_now_ns();
 	if (fd < 0) {
 		end(leg, TH_E_NO_PATH, "the reader was gone before it was served", false);

@@ -110,6 +110,26 @@ socket_connect(const struct sockaddr_storage *address, socklen_t bytes, const ch
 	return fd;
 }
 
+bool
+socket_same_host(int fd)
+{
+	struct sockaddr_storage here = {0}, there = {0};
+	socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
+	if (getsockname(fd, (struct sockaddr *)&here, &here_bytes) < 0 ||
+		getpeername(fd, (struct sockaddr *)&there, &there_bytes) < 0 ||
+		here.ss_family != there.ss_family)
+		return false;
+	const void *a = &((struct sockaddr_in *)&here)->sin_addr;
+	const void *b = &((struct sockaddr_in *)&there)->sin_addr;
+	size_t bytes = sizeof(struct in_addr);
+	if (here.ss_family == AF_INET6) {
+		a = &((struct sockaddr_in6 *)&here)->sin6_addr;
+		b = &((struct sockaddr_in6 *)&there)->sin6_addr;
+		bytes = sizeof(struct in6_addr);
+	}
+	return memcmp(a, b, bytes) == 0;
+}
+
 void
 socket_name(const struct sockaddr_storage *address, char ret_name[PEER_BYTES])
 {

@@ -37,6 +37,10 @@
 
 struct transport;
 
+/* Whether verified chunks leave by sendfile where memory is a file. AUTO: not to this same host,
+ * where the kernel would copy for the reader out of cold pages what send() leaves in the cache. */
+enum transport_sendfile { TRANSPORT_SENDFILE_AUTO, TRANSPORT_SENDFILE_YES, TRANSPORT_SENDFILE_NO };
+
 struct transport_config {
 	const char *listen_host; /* address or name of the data port; borrowed for the call */
 	uint16_t listen_port;    /* 0 = any */
@@ -51,6 +55,7 @@ struct transport_config {
 	const char *congestion;
 	/* Bytes a second of chunks that leave, in all and to one peer's address; 0: no cap. */
 	uint64_t rate_out, rate_out_peer;
+	enum transport_sendfile sendfile;
 };
 
 enum transport_event_kind {

@@ -221,6 +221,16 @@ set_rate(uint64_t *field, const char *key, const char *value, struct th_err *err
 	return 0;
 }
 
+static int
+set_sendfile(struct options *options, const char *key, const char *value, struct th_err *err)
+{
+	options->sendfile_set = strcmp(value, "auto") != 0;
+	if (options->sendfile_set && set_bool(&options->sendfile, key, value, err) < 0)
+		return th_fail(
+			err, TH_E_INVALID, "%s: \"%s\" is neither auto nor yes nor no", key, value);
+	return 0;
+}
+
 /* Whether the kernel has it is asked at the start. */
 static int
 set_congestion(struct options *options, const char *key, const char *value, struct th_err *err)
@@ -280,6 +290,7 @@ const char *const options_keys[] = {
 	"leg.connections",
 	"movers",
 	"tcp.congestion",
+	"tcp.sendfile",
 	"rate.out",
 	"rate.out.peer",
 	"drain.timeout",
@@ -337,6 +348,8 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 		return set_number(&o->movers, 0, 16, key, value, err);
 	if (IS("tcp.congestion"))
 		return set_congestion(o, key, value, err);
+	if (IS("tcp.sendfile"))
+		return set_sendfile(o, key, value, err);
 	if (IS("rate.out"))
 		return set_rate(&o->rate_out, key, value, err);
 	if (IS("rate.out.peer"))

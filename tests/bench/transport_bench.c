@@ -197,7 +197,7 @@ struct order { /* to the source of legs */
 static void
 leg_source(int to_reader, int from_reader)
 {
-	static struct rig rig;
+	static struct rig rig = {.sendfile = TRANSPORT_SENDFILE_YES};
 	uint8_t *data = map(source_fd);
 	struct access *file = access_new(source_fd, ACCESS_FILE, NULL);
 	struct xfer_part *parts[NUM_WAYS] = {[LEG_OFF] = new_part(data, NULL, false),

@@ -184,6 +184,7 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 		.rate_out = rig->rate_out,
 		.rate_out_peer = rig->rate_out_peer,
 		.congestion = rig->congestion,
+		.sendfile = rig_with_files ? TRANSPORT_SENDFILE_YES : rig->sendfile,
 		.agent_inc = rig->num_agents};
 	struct th_err err;
 	int rc = transport_open(&config, &err, &agent->transport);

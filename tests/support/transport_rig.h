@@ -50,6 +50,7 @@ struct rig {
 	int64_t hello_ns; /* of agents added from now on; 0: the default. So are these: */
 	uint64_t rate_out, rate_out_peer;
 	const char *congestion;
+	enum transport_sendfile sendfile; /* rig_with_files: YES */
 };
 
 /* Rows of U8 of these sizes, in this order. fill: the seed of the content, 0 for zeros. */

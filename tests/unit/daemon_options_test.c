@@ -158,6 +158,11 @@ Test(daemon_options, rates_and_congestion__only_what_can_be)
 	refused("tcp.congestion", "abcdefghijklmnop", "abcdefghijklmnop");
 	cr_assert_eq(set("tcp.congestion", "bbr"), 0);
 	cr_assert_str_eq(options.congestion, "bbr");
+	refused("tcp.sendfile", "maybe", "auto");
+	cr_assert_eq(set("tcp.sendfile", "yes"), 0);
+	cr_assert(options.sendfile_set && options.sendfile);
+	cr_assert_eq(set("tcp.sendfile", "auto"), 0);
+	cr_assert_not(options.sendfile_set);
 }
 
 Test(daemon_options, every_key__is_known_to_the_setter)

@@ -433,10 +433,27 @@ Test(transport, fence_of_sendfile__what_is_written_after_ended_never_counts)
 	}
 }
 
+Test(transport, sendfile_auto__not_within_a_host)
+{
+	struct setup *s = setup_new();
+	start(s, eight_chunks, 1, true);
+	rig_shard_to_file(&s->source);
+	struct xfer_part *from = rig_part_of(&s->source, RIG_BOTH, true);
+	hash_all(s, from);
+	move(s, MODE_TCP, 1, from, s->to);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	cr_assert_eq(rig_counters(s->source_agent).bytes_out_file, 0);
+	cr_assert_eq(rig_counters(s->source_agent).bytes_out, 32 * MIB);
+	finish(s);
+	xfer_part_release(from);
+	free(s);
+}
+
 /* A file that the kernel does not send from, as one of huge pages. */
 Test(transport, sendfile_that_is_refused__sent_out_of_the_mapping)
 {
 	struct setup *s = setup_new();
+	rig_with_files = true;
 	start(s, eight_chunks, 1, true);
 	int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
 	struct access *access = access_new(fd, ACCESS_FILE, NULL);
