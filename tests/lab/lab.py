@@ -14,7 +14,7 @@ root, for network namespaces.
 
 All hosts share this machine's processors. Links are so slow that these are not what is measured:
 how busy they were is printed with each row, and a row above 90 % is marked with '!'. --quick: small
-payloads, 2 minutes; the figures are then of the right kind and not precise. --smoke: seconds; tries
+payloads, 4 minutes; the figures are then of the right kind and not precise. --smoke: seconds; tries
 that all of it runs, and judges bytes and sources only.
 """
 

@@ -29,27 +29,27 @@ HERTZ = 1999
 GIB = 1 << 30
 # The first that fits has the sample. Names are of Linux 6 and of this project.
 KINDS = [
-    ("digests", "leaf|lane|digest|xxh|XXH|scramble|add_row|add_stripe|merged"),
-    ("local copy", "porter_copy|stream_copy|nt_copy|copy_nt|local_copy|copy_piece|^copy_|_nt$"),
+    ("copied past the caches, hashed on the way", "avx[0-9a-z]*_copy|sse[0-9a-z]*_copy|plain_copy"),
+    ("hashed", "avx[0-9a-z]*_hash|sse[0-9a-z]*_hash|plain_hash|leaf|digest|xxh|XXH"),
     (
-        "copy to and from the kernel",
+        "copied to and from the kernel",
         "copy_user|_copy_to_iter|_copy_from_iter|rep_movs|copyin|copyout|copy_page_to_iter"
-        "|copy_mc|memcpy|skb_copy_datagram|skb_do_copy",
+        "|copy_mc|memcpy|skb_copy_datagram|skb_do_copy|check_object_size",
     ),
     (
-        "pages: faults, allocation, clearing",
-        "page|fault|mmu|tlb|shmem|folio|clear_|zap|lru|memcg|pte|charge|free_unref|rmqueue|zone"
-        "|pcp",
-    ),
-    (
-        "TCP, sockets, loopback",
-        "tcp|sock|skb|ip_|inet|net_|dev_|loopback|nf_|napi|qdisc|ksoftirq|__softirq|send|recv"
-        "|iov_iter|splice|validate_xmit|eth_|csum",
+        "pages: found, sent from a file, faults",
+        "page|fault|mmu|tlb|shmem|folio|filemap|workingset|splice|clear_|zap|lru|memcg|pte"
+        "|charge|rmqueue|zone|pcp|xas_",
     ),
     (
         "waiting and waking",
         "epoll|ep_|eventfd|futex|schedule|wake|poll|try_to|finish_task|clock|timer|idle|ktime"
-        "|switch",
+        "|switch|unlock_irqrestore",
+    ),
+    (
+        "TCP, sockets, loopback",
+        "tcp|sock|skb|ip_|inet|net_|dev_|loopback|nf_|napi|qdisc|softirq|send|recv|iov_iter"
+        "|validate_xmit|eth_|csum",
     ),
     ("system calls, entry and exit", "syscall|entry_|exit_to|srso|retbleed|fget|fput"),
 ]
@@ -88,16 +88,16 @@ class Samples:
         self.p.wait(30)
         self.p.stderr.close()
         text = subprocess.run(
-            ["perf", "script", "-i", self.path, "-F", "ip,sym"],
+            ["perf", "script", "-i", self.path, "-F", "pid,ip,sym"],
             capture_output=True,
             text=True,
             check=True,
         ).stdout
         count = collections.Counter()
         for row in text.splitlines():
-            words = row.split(None, 1)
-            if words:
-                count[words[1].strip() if len(words) > 1 else "?"] += 1
+            words = row.split(None, 2)
+            if len(words) > 1:
+                count[int(words[0]), words[2].strip() if len(words) > 2 else "?"] += 1
         return count
 
 
@@ -134,13 +134,15 @@ def measure(c, title, agents, writer, reader, mib, rounds, top):
         )
     total = sum(symbols.values())
     used = sum(sum(b) - sum(a) for a, b in zip(before, after)) / gib
-    kinds = collections.Counter()
-    for symbol, number in symbols.items():
-        kinds[kind_of(symbol)] += number
-    for name, number in kinds.most_common():
-        print(f"  {number / total:6.1%}  {number / total * used:.3f} s  {name}")
+    kinds, names = collections.Counter(), collections.Counter()
+    for (pid, symbol), number in symbols.items():
+        kinds[pid, kind_of(symbol)] += number
+        names[symbol] += number
+    for (pid, name), number in kinds.most_common(top):
+        node = agents[pids.index(pid)].node
+        print(f"  {number / total:6.1%}  {number / total * used:.3f} s  agent {node}: {name}")
     print("  most frequent:")
-    for symbol, number in symbols.most_common(top):
+    for symbol, number in names.most_common(top):
         print(f"    {number / total:6.1%}  {symbol}  [{kind_of(symbol)}]")
 
 
