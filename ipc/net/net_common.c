@@ -3,6 +3,7 @@
  * net_common - errors, addresses and notices of nng, for server and client. Any thread.
  */
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -54,6 +55,59 @@ sendmsg(int fd, const struct msghdr *message, int flags)
 	if (sent < 0 && errno == EPIPE)
 		errno = ECONNRESET;
 	return sent;
+}
+
+typedef void (*stream_call)(nng_stream *stream, nng_aio *aio);
+
+static stream_call stream_recv, stream_send;
+static bool refuses_silently;
+
+static __attribute__((constructor)) void
+find_nng(void)
+{
+	void *recv = dlsym(RTLD_NEXT, "nng_stream_recv"),
+	     *send = dlsym(RTLD_NEXT, "nng_stream_send");
+
+	TH_ASSERT(recv != NULL && send != NULL);
+	memcpy(&stream_recv, &recv, sizeof(stream_recv));
+	memcpy(&stream_send, &send, sizeof(stream_send));
+	/* Of others it is not known; telling one twice that it is over would be worse. */
+	refuses_silently = strcmp(nng_version(), "1.5.2") == 0;
+}
+
+/*
+ * In front of nng's, which its transports call, for one lost end of an operation. A transport
+ * that has read or written a part of a message asks for the rest of it here, in its callback.
+ * Where the connection has been closed since the part was moved, nng 1.5.2 refuses
+ * (nni_aio_begin) without calling back; the transport believes that it goes on. What waits for the
+ * whole message then waits for ever, and so does the one thread that frees connections, as soon
+ * as it comes to this one: from then on every connection that ends keeps its descriptor. So a
+ * refused operation is ended here, as one whose connection was shut.
+ *
+ * A refusal leaves NNG_ECANCELED, at once. In these operations nothing else does: tcp and ipc
+ * close an aio before they stop it, so what was under way has ended as NNG_ECLOSED by then. The
+ * caller holds the lock that the callback needs first, so the result read here is of this call.
+ * nng's TLS and HTTP call these too and are not used: to be looked at before they are.
+ */
+static void
+end_refused(nng_aio *aio)
+{
+	if (refuses_silently && nng_aio_result(aio) == NNG_ECANCELED)
+		nng_aio_finish(aio, NNG_ECONNSHUT);
+}
+
+__attribute__((visibility("default"))) void
+nng_stream_recv(nng_stream *stream, nng_aio *aio)
+{
+	stream_recv(stream, aio);
+	end_refused(aio);
+}
+
+__attribute__((visibility("default"))) void
+nng_stream_send(nng_stream *stream, nng_aio *aio)
+{
+	stream_send(stream, aio);
+	end_refused(aio);
 }
 
 void
