@@ -51,7 +51,6 @@ plain_copy(uint8_t *to, const uint8_t *from, uint32_t count, uint64_t *ret_value
 #define STRIPE_BYTES 64u
 #define BLOCK_STRIPES 16u
 #define BLOCK_BYTES (BLOCK_STRIPES * STRIPE_BYTES)
-#define BLOCKS (LEAF_BYTES / BLOCK_BYTES)
 #define AHEAD_BYTES 512u /* the CPU's own prefetch stops at each page */
 #define KEY_SCRAMBLE 128u
 #define KEY_LAST 121u
@@ -102,17 +101,26 @@ add(__m256i sum, __m256i data, __m256i key)
 	return _mm256_add_epi64(sum, _mm256_add_epi64(swapped, product));
 }
 
+/* Where stripes go. All of it is known when compiled. */
+enum store { STORE_NOT, STORE_STREAM, STORE_KEEP };
+
 AVX2_INLINE void
-add_stripe(struct lane *lane, const uint8_t *from, uint8_t *to, __m256i key_low, __m256i key_high)
+add_stripe(struct lane *lane, const uint8_t *from, uint8_t *to, enum store store, __m256i key_low,
+	__m256i key_high)
 {
 	_mm_prefetch((const char *)from + AHEAD_BYTES, _MM_HINT_T0);
 	__m256i low = load(from, 0);
 	__m256i high = load(from, 32);
-	if (to) {
+	if (store != STORE_NOT) {
 		/* From here on the registers are all there is: no second load of the source. */
 		__asm__("" : "+x"(low), "+x"(high));
+	}
+	if (store == STORE_STREAM) {
 		_mm256_stream_si256((void *)to, low);
 		_mm256_stream_si256((void *)(to + 32), high);
+	} else if (store == STORE_KEEP) {
+		_mm256_storeu_si256((void *)to, low);
+		_mm256_storeu_si256((void *)(to + 32), high);
 	}
 	lane->low = add(lane->low, low, key_low);
 	lane->high = add(lane->high, high, key_high);
@@ -157,38 +165,69 @@ merged(const struct lane *lane)
 	return value ^ value >> 32;
 }
 
-/* The stripe at offset of each of the leaves. */
+/* One stripe of each of the leaves; those of the copy are stride apart. */
 AVX2_INLINE void
-add_row(struct lane *lanes, const uint8_t *from, uint8_t *to, size_t offset, size_t key, bool four)
+add_row(struct lane *lanes, const uint8_t *from, uint8_t *to, size_t stride, enum store store,
+	size_t key, bool four)
 {
 	__m256i key_low = load(secret, key);
 	__m256i key_high = load(secret, key + 32);
-	from += offset;
-	to = to ? to + offset : NULL;
-	add_stripe(&lanes[0], from, to, key_low, key_high);
+	add_stripe(&lanes[0], from, to, store, key_low, key_high);
 	if (!four)
 		return;
-	add_stripe(&lanes[1], from + LEAF_BYTES, to ? to + LEAF_BYTES : NULL, key_low, key_high);
-	add_stripe(&lanes[2], from + (size_t)2 * LEAF_BYTES,
-		to ? to + (size_t)2 * LEAF_BYTES : NULL, key_low, key_high);
-	add_stripe(&lanes[3], from + (size_t)3 * LEAF_BYTES,
-		to ? to + (size_t)3 * LEAF_BYTES : NULL, key_low, key_high);
+	if (store == STORE_NOT)
+		stride = 0;
+	add_stripe(&lanes[1], from + LEAF_BYTES, to + stride, store, key_low, key_high);
+	add_stripe(&lanes[2], from + (size_t)2 * LEAF_BYTES, to + 2 * stride, store, key_low,
+		key_high);
+	add_stripe(&lanes[3], from + (size_t)3 * LEAF_BYTES, to + 3 * stride, store, key_low,
+		key_high);
 }
 
-/* One leaf, or four that follow each other; copied if to is given. All known when compiled. */
+/*
+ * A copy that begins shift bytes into a line cannot be streamed as it comes. It goes through a
+ * buffer that stays in the first-level cache: a block lies there as it lies in its lines, behind
+ * what the block before has left of its last one. The buffer is ours: what is hashed is what is
+ * in there.
+ */
+struct bounce {
+	uint8_t lines[STRIPE_BYTES + BLOCK_BYTES] __attribute__((aligned(64)));
+};
+
+/* The block that goes to this place is in it: all whole lines, and what is before the first. */
 AVX2_INLINE void
-run(const uint8_t *from, uint8_t *to, bool four, uint64_t *ret_values)
+flush(struct bounce *bounce, uint8_t *to, size_t shift, bool first)
+{
+	uint8_t *out = to - shift;
+	if (first)
+		memcpy(to, bounce->lines + shift, STRIPE_BYTES - shift);
+	for (size_t at = first ? STRIPE_BYTES : 0; at < BLOCK_BYTES; at += STRIPE_BYTES) {
+		_mm256_stream_si256((void *)(out + at), load(bounce->lines, at));
+		_mm256_stream_si256((void *)(out + at + 32), load(bounce->lines, at + 32));
+	}
+	memcpy(bounce->lines, bounce->lines + BLOCK_BYTES, STRIPE_BYTES);
+}
+
+/* One leaf, or four that follow each other; copied unless STORE_NOT. */
+AVX2_INLINE void
+run(const uint8_t *from, uint8_t *to, enum store store, bool four, uint64_t *ret_values)
 {
 	struct lane lanes[LANES];
+	struct bounce bounces[LANES];
+	size_t shift = store == STORE_KEEP ? (uintptr_t)to % STRIPE_BYTES : 0;
+	size_t stride = store == STORE_KEEP ? sizeof(bounces[0]) : LEAF_BYTES;
 	uint32_t count = four ? LANES : 1;
 	for (uint32_t i = 0; i < count; i++)
 		begin(&lanes[i]);
-	for (size_t block = 0; block < BLOCKS; block++) {
-		size_t stripes = block < BLOCKS - 1 ? BLOCK_STRIPES : BLOCK_STRIPES - 1;
-		for (size_t i = 0; i < stripes; i++)
-			add_row(lanes, from, to, block * BLOCK_BYTES + i * STRIPE_BYTES, 8 * i,
-				four);
-		if (block == BLOCKS - 1)
+	for (size_t at = 0; at < LEAF_BYTES; at += BLOCK_BYTES) {
+		bool last = at == LEAF_BYTES - BLOCK_BYTES;
+		uint8_t *out = store == STORE_KEEP ? bounces[0].lines + shift : to + at;
+		for (size_t i = 0; i < BLOCK_STRIPES; i++)
+			add_row(lanes, from + at + i * STRIPE_BYTES, out + i * STRIPE_BYTES, stride,
+				store, last && i == BLOCK_STRIPES - 1 ? KEY_LAST : 8 * i, four);
+		for (uint32_t i = 0; i < count && store == STORE_KEEP; i++)
+			flush(&bounces[i], to + at + (size_t)i * LEAF_BYTES, shift, at == 0);
+		if (last)
 			break;
 		scramble(&lanes[0]);
 		if (four) {
@@ -197,34 +236,41 @@ run(const uint8_t *from, uint8_t *to, bool four, uint64_t *ret_values)
 			scramble(&lanes[3]);
 		}
 	}
-	add_row(lanes, from, to, LEAF_BYTES - STRIPE_BYTES, KEY_LAST, four);
-	for (uint32_t i = 0; i < count; i++)
+	for (uint32_t i = 0; i < count; i++) {
+		if (store == STORE_KEEP)
+			memcpy(to + (size_t)(i + 1) * LEAF_BYTES - shift, bounces[i].lines, shift);
 		ret_values[i] = merged(&lanes[i]);
+	}
+}
+
+AVX2_INLINE void
+run_all(const uint8_t *from, uint8_t *to, enum store store, uint32_t count, uint64_t *ret_values)
+{
+	uint32_t done = 0;
+	for (; count - done >= LANES; done += LANES) {
+		size_t at = (size_t)done * LEAF_BYTES;
+		run(from + at, to + at, store, true, ret_values + done);
+	}
+	for (; done < count; done++) {
+		size_t at = (size_t)done * LEAF_BYTES;
+		run(from + at, to + at, store, false, ret_values + done);
+	}
 }
 
 AVX2 static void
 avx2_hash(const uint8_t *data, uint32_t count, uint64_t *ret_values)
 {
-	uint32_t done = 0;
-	for (; count - done >= LANES; done += LANES)
-		run(data + (size_t)done * LEAF_BYTES, NULL, true, ret_values + done);
-	for (; done < count; done++)
-		run(data + (size_t)done * LEAF_BYTES, NULL, false, ret_values + done);
+	uint8_t nowhere[1];
+	run_all(data, nowhere, STORE_NOT, count, ret_values);
 }
 
-/* to is aligned to a line. */
 AVX2 static void
 avx2_copy(uint8_t *to, const uint8_t *from, uint32_t count, uint64_t *ret_values)
 {
-	uint32_t done = 0;
-	for (; count - done >= LANES; done += LANES) {
-		size_t at = (size_t)done * LEAF_BYTES;
-		run(from + at, to + at, true, ret_values + done);
-	}
-	for (; done < count; done++) {
-		size_t at = (size_t)done * LEAF_BYTES;
-		run(from + at, to + at, false, ret_values + done);
-	}
+	if ((uintptr_t)to % STRIPE_BYTES == 0)
+		run_all(from, to, STORE_STREAM, count, ret_values);
+	else
+		run_all(from, to, STORE_KEEP, count, ret_values);
 	_mm_sfence();
 }
 
@@ -268,7 +314,7 @@ leaf_hash(const void *data, uint32_t count, uint64_t *ret_values)
 void
 leaf_copy(void *to, const void *from, uint32_t count, uint64_t *ret_values)
 {
-	if (has_avx2() && (uintptr_t)to % 64 == 0)
+	if (has_avx2())
 		avx2_copy(to, from, count, ret_values);
 	else
 		plain_copy(to, from, count, ret_values);
