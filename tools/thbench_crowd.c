@@ -49,7 +49,7 @@ crowd_start(struct bench *bench, struct crowd *crowd, uint64_t bytes, uint32_t h
 	*crowd = (struct crowd){.bench = bench, .bytes = bytes};
 	int rc = bench_need_memory(bench, hosts * bytes + OWN_BYTES, "this", err);
 	if (rc == 0)
-		rc = hosts_start(bench, &crowd->hosts, hosts, link, &crowd->why, err);
+		rc = hosts_start(bench, &crowd->hosts, hosts, link, err);
 	if (rc == 0)
 		rc = field_start(bench, &crowd->field,
 			crowd->hosts.count > 0 ? &crowd->hosts.at_switch : &place_here, err);
@@ -155,5 +155,5 @@ crowd_facts(const struct crowd *crowd, struct section *section, uint64_t link)
 	else
 		section_note(section,
 			"all on loopback, nothing is limited and all share the CPUs: %s",
-			crowd->why);
+			crowd->hosts.why);
 }

@@ -22,7 +22,6 @@ struct crowd {
 	uint32_t num_readers;
 	struct crowd_reader readers[BENCH_READERS_MAX];
 	uint64_t bytes;
-	const char *why; /* there are no hosts; NULL: there are */
 };
 
 /* The publisher, which publishes version 1, and its host; room for readers. Owner: see below. */

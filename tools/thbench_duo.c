@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tools/thbench_raw.h"
+
 #define OWN_BYTES (UINT64_C(512) << 20) /* daemons, page tables */
 
 int
@@ -242,21 +244,28 @@ observe(struct bench *bench, struct duo *duo, uint32_t slot, const struct bench_
 	const struct command pull = {.command = WORKER_REPLICATE, .slot = slot, .number = 1};
 	const struct command drop = {.command = WORKER_UNPUBLISH, .slot = slot};
 	struct pollfd readable = {.fd = duo->reader.sock, .events = POLLIN};
-	uint32_t most = 0;
+	uint32_t seen[RAW_CONNECTIONS_MAX + 2] = {0}, usual = 0;
 
 	int rc = worker_ask(&duo->reader, &pull, err);
 	while (rc == 0 && poll(&readable, 1, 1) == 0) {
-		most = th_max_u32(most, field_connections(agent));
+		uint32_t count = field_connections(agent);
+		if (count < TH_ARRAY_LEN(seen))
+			seen[count]++;
 		rc = bench_go_on(bench, err);
+	}
+	/* The usual number: while a leg begins there are fewer, when it begins anew more. */
+	for (uint32_t i = 2; i < TH_ARRAY_LEN(seen); i++) {
+		if (seen[i] > 0 && (usual == 0 || seen[i] > seen[usual]))
+			usual = i;
 	}
 	if (rc == 0)
 		rc = worker_answer(bench, &duo->reader, NULL, err);
 	if (rc == 0)
 		rc = worker_call(bench, &duo->reader, &drop, NULL, err);
 	/* Too short to be seen: what the agents take by default. */
-	if (most < 2)
-		most = 1 + (bench->cpus <= 4 ? 2 : 4);
-	*ret_connections = most - 1;
+	if (usual == 0)
+		usual = 1 + (bench->cpus <= 4 ? 2 : 4);
+	*ret_connections = usual - 1;
 	return rc;
 }
 

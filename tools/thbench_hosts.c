@@ -155,21 +155,12 @@ add_host(struct hosts *hosts, uint32_t host, uint64_t link, struct th_err *err)
 	return rc < 0 ? rc : limit(netns, "eth0", link, err);
 }
 
-int
-hosts_start(struct bench *bench, struct hosts *hosts, uint32_t count, uint64_t link,
-	const char **ret_why, struct th_err *err)
+static int
+add_hosts(struct hosts *hosts, uint32_t count, uint64_t link, struct th_err *err)
 {
-	memset(hosts, 0, sizeof(*hosts));
-	*ret_why = NULL;
-	if (geteuid() != 0)
-		*ret_why = "network namespaces need root";
-	else if (!program_there("ip") || !program_there("tc"))
-		*ret_why = "network namespaces need ip and tc (apt install iproute2)";
-	else if ((hosts->at_switch.netns = new_namespace()) == 0)
-		*ret_why = "this user gets no network namespaces here";
-	if (*ret_why)
-		return 0;
-	hosts->at_switch.host = SWITCH_ADDRESS;
+	hosts->at_switch = (struct place){.host = SWITCH_ADDRESS, .netns = new_namespace()};
+	if (hosts->at_switch.netns == 0)
+		return th_fail(err, -EPERM, "this user gets no network namespaces here");
 	int rc = add_switch(hosts, err);
 	for (; hosts->count < count && rc == 0; hosts->count++) {
 		uint32_t i = hosts->count;
@@ -179,9 +170,29 @@ hosts_start(struct bench *bench, struct hosts *hosts, uint32_t count, uint64_t l
 		rc = hosts->places[i].netns > 0
 			     ? add_host(hosts, i, link, err)
 			     : th_fail(err, -EPERM, "no further network namespace");
-		if (rc == 0)
-			rc = bench_go_on(bench, err);
 	}
+	return rc;
+}
+
+int
+hosts_start(
+	struct bench *bench, struct hosts *hosts, uint32_t count, uint64_t link, struct th_err *err)
+{
+	struct th_err own = {0};
+
+	memset(hosts, 0, sizeof(*hosts));
+	if (geteuid() != 0)
+		th_fail(&own, -EPERM, "network namespaces need root");
+	else if (!program_there("ip") || !program_there("tc"))
+		th_fail(&own, -ENOENT, "network namespaces need ip and tc (apt install iproute2)");
+	else
+		(void)add_hosts(hosts, count, link, &own);
+	if (own.code < 0) {
+		/* A kernel without bridges or limits, a container: measured without them then. */
+		hosts_stop(hosts);
+		snprintf(hosts->why, sizeof(hosts->why), "%s", own.text);
+	}
+	int rc = bench_go_on(bench, err);
 	if (rc < 0)
 		hosts_stop(hosts);
 	return rc;

@@ -16,15 +16,16 @@ struct hosts {
 	uint32_t count;         /* 0: none; everything is on loopback                   */
 	struct place at_switch; /* where the server is                                  */
 	struct place places[HOSTS_MAX];
-	char names[HOSTS_MAX][24]; /* of their addresses                                  */
+	char why[TH_SENTENCE_BYTES]; /* there are none */
+	char names[HOSTS_MAX][24];   /* of their addresses                                  */
 };
 
 /*
- * link: bytes a second. 0 with count 0 when this user may not or the programs are missing: then
- * *ret_why says so. On failure nothing is left.
+ * link: bytes a second. 0 with count 0 when this user may not, or the machine cannot: then why says
+ * so. On failure (a signal came to us) nothing is left.
  */
 TH_MUST_USE int hosts_start(struct bench *bench, struct hosts *hosts, uint32_t count, uint64_t link,
-	const char **ret_why, struct th_err *err);
+	struct th_err *err);
 void hosts_stop(struct hosts *hosts);
 /* Loopback, when there are no hosts. */
 const struct place *hosts_place(const struct hosts *hosts, uint32_t host);
