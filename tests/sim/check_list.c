@@ -22,6 +22,7 @@
 #define UPSET_NS (40 * SEC) /* so long a rescue may take: two lives of one name */
 #define NEWS_NS (3 * SEC)   /* CHANGED, coalesced, and what messages take */
 #define WARM_NS (3 * SEC)
+#define MISSED_NS (15 * SEC)  /* who has died is missed by then */
 #define UNDRAIN_NS (500 * MS) /* what an event takes, where nothing is lost */
 #define KEPT 32u
 #define VERSIONS_MAX 512u
@@ -396,14 +397,14 @@ check_list_gives(const struct worker *worker)
 		record.gave_ns[worker->group->model][id.version] = world.now_ns;
 }
 
-/* Something newer was given up about then: what was to be brought may have been that. */
+/* Something newer was given up since then: what was to be brought may have been that. */
 static bool
-planned_has_gone(uint32_t model, struct th_version held, int64_t begun_ns)
+newer_has_gone(uint32_t model, struct th_version held, int64_t since_ns)
 {
 	uint64_t first = th_version_none(held) ? 0 : held.version;
 
 	for (uint64_t i = 0; i < VERSIONS_MAX; i++) {
-		if (record.gave_ns[model][i] > begun_ns - SEC && (i > first || held.lineage > 0))
+		if (record.gave_ns[model][i] > since_ns && (i > first || held.lineage > 0))
 			return true;
 	}
 	return false;
@@ -453,6 +454,12 @@ warming_since(const struct host *host, int64_t ns)
 	       ns > record.warm_from_ns[host->server];
 }
 
+static bool
+crashes(void)
+{
+	return world.options.host_crash_ns > 0 || world.options.worker_death_ns > 0;
+}
+
 void
 check_latest(const struct worker *worker, int code, struct th_version held)
 {
@@ -464,14 +471,17 @@ check_latest(const struct worker *worker, int code, struct th_version held)
 		record.done_ns[index][worker->shard] = world.now_ns;
 	/*
 	 * Apart: a member is told what an operation came to that another called before. An update
-	 * leaves the link to another datacenter to the one that is bringing the version here.
+	 * leaves the link to another datacenter to the one that is bringing the version here, and
+	 * finds nothing while the latest is what has died and is not missed yet.
 	 */
 	if (code != 0 || strcmp(call->spec, "latest") != 0 || world.options.tickets_max > 0 ||
 		worker->group->apart || (!certain() && !warming_since(worker->host, begun_ns)))
 		return;
 	if (call->kind == CTL_OP_REPLICATE
-			? planned_has_gone(worker->group->model, held, begun_ns)
-			: call->kind != CTL_OP_UPDATE || world.options.datacenters > 1)
+			? newer_has_gone(worker->group->model, held, begun_ns - SEC)
+			: call->kind != CTL_OP_UPDATE || world.options.datacenters > 1 ||
+				  (crashes() && newer_has_gone(worker->group->model, held,
+							begun_ns - MISSED_NS)))
 		return;
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		const struct group *group = &world.groups[i];
