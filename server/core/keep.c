@@ -98,7 +98,8 @@ keep_check(struct refsrv *server, struct copy *copy)
 	struct version *version = copy->version;
 
 	TH_ASSERT(copy->keep != NULL);
-	if (copy->content->refused || !retain_names(server, version))
+	/* What is not listed yet may be all that is left of its version. */
+	if (copy->content->refused || !retain_would_name(server, version))
 		return KEEP_FREE;
 	switch (others_count(server, copy)) {
 	case PROOF_THERE:

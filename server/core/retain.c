@@ -256,8 +256,9 @@ publish_begun(const struct version *version)
 #define publish_begun(version) ((void)(version), false)
 #endif
 
+/* listed: as if it were, of a version whose only copies are not yet. */
 static bool
-names(struct refsrv *server, const struct claim *only, const struct version *version)
+names(struct refsrv *server, const struct claim *only, const struct version *version, bool listed)
 {
 	const struct model *model = version->model;
 	const struct version *latest = model->versions->prev;
@@ -269,7 +270,7 @@ names(struct refsrv *server, const struct claim *only, const struct version *ver
 	server->mark++;
 	/* From the newest down: each may be the latest, until one is so for certain. */
 	for (;; latest = latest->prev) {
-		if (version_counts(server, latest)) {
+		if ((listed && latest == version) || version_counts(server, latest)) {
 			if (named(model, only, latest->id, version->id))
 				return true;
 			if (succeeds(server, latest))
@@ -283,21 +284,27 @@ names(struct refsrv *server, const struct claim *only, const struct version *ver
 bool
 retain_claimed(struct refsrv *server, const struct version *version)
 {
-	return names(server, NULL, version);
+	return names(server, NULL, version, false);
 }
 
 bool
 retain_names(struct refsrv *server, const struct version *version)
 {
 	/* Who claims it may not have come yet. */
-	return model_warming(server, version->model) || names(server, NULL, version);
+	return model_warming(server, version->model) || names(server, NULL, version, false);
+}
+
+bool
+retain_would_name(struct refsrv *server, const struct version *version)
+{
+	return model_warming(server, version->model) || names(server, NULL, version, true);
 }
 
 bool
 retain_group_names(struct refsrv *server, const struct group *group, const struct version *version)
 {
 	return group->claim != NULL && !group->claim_closing &&
-	       names(server, group->claim, version);
+	       names(server, group->claim, version, false);
 }
 
 /* ---- time ----------------------------------------------------------------------------------- */

@@ -233,6 +233,24 @@ Test(refsrv_rescue, undecided__agent_of_who_is_listed_dies__kept_and_copied)
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, second.sid));
 }
 
+/* What is left of the first is a beginning that its reader has, which makes no version. */
+Test(refsrv_rescue, undecided__only_a_reader_of_who_is_listed_is_left__kept)
+{
+	struct world_member first, second = undecided(&first), reader;
+	reader = world_member(&w, c, "reader", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "7");
+	cr_assert_eq(grant.source_sid, first.sid);
+	w.agents[b].silent = w.agents[b].deaf = true;
+	world_sleep(&w, 20 * SEC);
+	cr_assert_eq(world_leg_end(&w, c, grant.leg, TH_E_NO_PATH, true, 4), 0);
+	cr_assert_not(world_ended(&w, &reader), "it waits for what the second is");
+	world_call(&w, &second, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, second.sid), "nobody else has it whole");
+	cr_assert_not(world_ended(&w, &second));
+	cr_assert_eq(world_content(&w, &second, 7), 0);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, second.sid), "nor now that it is listed");
+}
+
 Test(refsrv_rescue, broken_contract__is_not_rescued)
 {
 	struct world_member m = world_published(&w, a, "p", "7");
