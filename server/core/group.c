@@ -351,14 +351,10 @@ drop_registration(struct refsrv *server, struct member *member)
 	member->registered = false;
 }
 
-int
-member_register(struct refsrv *server, struct agent *agent, const struct ctl_register *reg,
+static int
+register_check(struct refsrv *server, const struct member *member, const struct ctl_register *reg,
 	struct th_err *err)
 {
-	struct member *member = member_find(server, agent, reg->sid, err);
-
-	if (member == NULL)
-		return err->code;
 	int rc = idle_check(member, "register", err);
 	if (rc != 0)
 		return rc;
@@ -372,9 +368,22 @@ member_register(struct refsrv *server, struct agent *agent, const struct ctl_reg
 			"the manifest of shard %u of replica %s is not at the server: put it, then "
 			"register again",
 			member->shard, member->group->replica);
-	rc = offload_register_check(member, reg, err);
-	if (rc != 0)
+	return offload_register_check(member, reg, err);
+}
+
+int
+member_register(struct refsrv *server, struct agent *agent, const struct ctl_register *reg,
+	struct th_err *err)
+{
+	struct member *member = member_find(server, agent, reg->sid, err);
+
+	if (member == NULL)
+		return err->code;
+	int rc = register_check(server, member, reg, err);
+	if (rc != 0) {
+		offload_register_refused(member, err);
 		return rc;
+	}
 	blob_acquire(server, reg->manifest);
 	drop_registration(server, member);
 	member->reg = *reg;

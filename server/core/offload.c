@@ -392,6 +392,7 @@ again(struct refsrv *server, struct offload *offload, const char *why)
 	TH_MARK(offload_tried_again);
 	snprintf(text, sizeof(text), "%s", why);
 	memcpy(offload->text, text, sizeof(text));
+	offload->explained = false;
 	if (++offload->attempts >= ATTEMPTS_MAX) {
 		fail(server, offload);
 		return;
@@ -477,6 +478,19 @@ offload_registered(const struct member *member)
 		return;
 	offload->shards[member->shard].registered = true;
 	model_dirty(member->group->model);
+}
+
+/* Its agent closes the session now, which says nothing. */
+void
+offload_register_refused(const struct member *member, const struct th_err *err)
+{
+	struct offload *offload = member->group->offload;
+
+	if (offload == NULL)
+		return;
+	snprintf(offload->text, sizeof(offload->text), "node %.64s: %.400s",
+		member->agent->info.node, err->text);
+	offload->explained = true;
 }
 
 int
@@ -611,7 +625,7 @@ making(struct refsrv *server, struct offload *offload)
 		return;
 	}
 	if (group != NULL && group->state == GROUP_BROKEN) {
-		again(server, offload, group->broken_why);
+		again(server, offload, offload->explained ? offload->text : group->broken_why);
 		return;
 	}
 	if (server->now_ns >= offload->deadline_ns) {

@@ -41,6 +41,7 @@ void offload_joined(struct member *member);
 /* REGISTER of such a member: is it the layout that was asked for? */
 int offload_register_check(
 	const struct member *member, const struct ctl_register *reg, struct th_err *err);
+void offload_register_refused(const struct member *member, const struct th_err *err);
 void offload_registered(const struct member *member);
 /* RESERVED: an agent cannot. */
 int offload_refused(struct refsrv *server, const struct agent *agent,

@@ -199,6 +199,7 @@ struct offload { /* owned by retention.offloads; see offload.h */
 	int64_t deadline_ns;
 	int64_t spare_ns; /* READY: another copy will do since then; INT64_MAX: none will */
 	char text[TH_CTL_TEXT_BYTES]; /* the last refusal                                */
+	bool explained;               /* ... and what its group will break of            */
 	struct offload *prev, *next;
 };
 

@@ -135,6 +135,25 @@ Test(refsrv_offload, unpublish__nobody_has_memory__fails_and_nothing_has_changed
 	cr_assert(world_asked(&w, a));
 }
 
+/* Its agent can only close the session then. */
+Test(refsrv_offload, unpublish__registration_refused__the_failure_says_why)
+{
+	struct ctl_ev_reserve reserve;
+	struct world_member m = world_published(&w, a, "p", "7"), o;
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	for (uint32_t i = 0; !world_ended(&w, &m); i++) {
+		cr_assert_lt(i, 10);
+		cr_assert(world_reserve(&w, a, &reserve));
+		reserve.num_chunks++;
+		cr_assert_eq(world_accept(&w, a, &reserve, &o), TH_E_LAYOUT);
+		cr_assert_eq(world_close(&w, &o, false), 0);
+	}
+	struct ctl_ev_outcome end = world_outcome(&w, &m);
+	cr_assert_eq(end.code, TH_E_NOMEM_RETAIN);
+	cr_assert(strstr(end.text, "node0: shard 0") && strstr(end.text, "laid out otherwise"),
+		"%s", end.text);
+}
+
 Test(refsrv_offload, unpublish__agents_without_a_budget__are_not_asked)
 {
 	world_fini(&w);
