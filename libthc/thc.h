@@ -195,11 +195,14 @@ enum thc_close_flags { THC_CLOSE_ABANDON = 1u << 0 };
  * handle. It never waits for another member: the copy is hidden, and the others' next group
  * operation answers THC_E_GROUP_BROKEN. The last copy of a version that others retain is copied
  * first, all its shards into the agents' memory; where nobody has room the call returns
- * THC_E_NOMEM_RETAIN and nothing has changed. On failure the handle stays valid, unless flags has
- * THC_CLOSE_ABANDON: then it is always freed and the agent finishes alone. After THC_E_AGENT_LOST
- * the handle holds nothing: only thc_close (at once) and thc_safe_to_mutate are accepted; open
- * again. Calls of other threads that wait in this handle end with THC_E_CANCELLED; operations
- * that were not freed keep their outcome (THC_E_CANCELLED when they had none) until thc_op_free.
+ * THC_E_NOMEM_RETAIN and nothing has changed. While no server is reachable the call waits for one,
+ * within its deadline and for 10 minutes at most, then returns THC_E_NO_SERVER: close again later;
+ * who exits instead loses nothing, the agent keeps the memory for the next server. On failure the
+ * handle stays valid, unless flags has THC_CLOSE_ABANDON: then it is always freed and the agent
+ * finishes alone. After THC_E_AGENT_LOST the handle holds nothing: only thc_close (at once) and
+ * thc_safe_to_mutate are accepted; open again. Calls of other threads that wait in this handle end
+ * with THC_E_CANCELLED; operations that were not freed keep their outcome (THC_E_CANCELLED when
+ * they had none) until thc_op_free.
  */
 int thc_close(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms);
 

@@ -66,6 +66,14 @@ names(const struct session *holder, uint64_t latest, uint64_t version)
 	return false;
 }
 
+/* With its close what its group claims ends; a crash does not end it at once. */
+static bool
+claims(const struct session *other, const struct session *session)
+{
+	return session->state != SESSION_CLOSING || session->lost ||
+	       strcmp(other->open.replica, session->open.replica) != 0;
+}
+
 bool
 ac_alone_retained(const struct agent *agent, const struct session *session)
 {
@@ -83,7 +91,8 @@ ac_alone_retained(const struct agent *agent, const struct session *session)
 			other->state == SESSION_OPEN && !other->broken &&
 			th_version_compare(other->held, session->held) == 0)
 			return false;
-		named = named || names(other, latest, session->held.version);
+		named = named ||
+			(claims(other, session) && names(other, latest, session->held.version));
 	}
 	return named;
 }

@@ -6,11 +6,16 @@
  * worker is dead: until then the memory stays. When that cannot be done the close is refused, and
  * the session is open again; who is dead, or takes no refusal, gives it up.
  *
+ * Without a server nobody can be asked for that: the close waits for one until its deadline, and is
+ * refused then. What no server has heard of is open as before. What one may have begun with stays
+ * closing, until a server says more, or the worker closes again or dies.
+ *
  * Closing: the operation is answered, the leg in is stopped, the server is told, and the part is
  * drained: by the server's DRAIN, which hides it first so that no reader comes in vain, or by
  * ourselves when there is no server to wait for. Only the proof that nothing reads or writes the
  * memory ends it; no timer does.
  */
+#include <inttypes.h>
 #include <string.h>
 
 #include "daemon/core/state.h"
@@ -68,6 +73,9 @@ send_close(struct agent *agent, struct session *session, bool abandon)
 {
 	struct ctl_close *close = &ac_lane_add(agent, session->lane, CTL_CLOSE)->u.close;
 
+	/* When there is no server it goes later. */
+	session->lane->queue->prev->op_deadline_ns =
+		th_deadline_ns(session->closing_ns, session->close_timeout_ns);
 	session->close_final = abandon || session->lost || session->ended;
 	session->close_answered = false;
 	close->sid = session->sid;
@@ -77,20 +85,30 @@ send_close(struct agent *agent, struct session *session, bool abandon)
 	close->timeout_ns = session->close_timeout_ns;
 }
 
-/* The part is over without the server, which must not wait for a copy of what is not here. */
-static void
-insist(struct agent *agent, struct session *session)
+/* The CLOSE that no server can have seen; NULL: there is none. */
+static struct request *
+unsent_close(const struct session *session)
 {
 	struct request *request;
 
 	DL_FOREACH(session->lane->queue, request)
 	{
-		if (request->ctl.kind == CTL_CLOSE && request->ctl.request_no == 0) {
-			request->ctl.u.close.abandon = session->close_final = true;
-			return;
-		}
+		if (request->ctl.kind == CTL_CLOSE && request->ctl.request_no == 0)
+			return request;
 	}
-	send_close(agent, session, true);
+	return NULL;
+}
+
+/* The part is over without the server, which must not wait for a copy of what is not here. */
+static void
+insist(struct agent *agent, struct session *session)
+{
+	struct request *request = unsent_close(session);
+
+	if (request == NULL)
+		send_close(agent, session, true);
+	else
+		request->ctl.u.close.abandon = session->close_final = true;
 }
 
 /* From OPEN to CLOSING: whoever waits hears why, the server hears it, and the part is drained. */
@@ -103,7 +121,6 @@ wind_up(struct agent *agent, struct session *session, const struct th_err *why)
 		       session->registering || session->unregistering || ac_internal(session);
 
 	session->state = SESSION_CLOSING;
-	session->closing_ns = agent->now_ns;
 	/* First: a leg that was to follow it is known to the operation only. */
 	if (session->in != NULL)
 		ac_inbound_stop(agent, session->in, STOP_CANCEL);
@@ -131,6 +148,7 @@ ac_contract(struct agent *agent, struct session *session, uint64_t gen, const ch
 	if (session->state != SESSION_OPEN || part == NULL || part->gen != gen)
 		return;
 	session->ended = true;
+	session->closing_ns = agent->now_ns;
 	session->num_contract++;
 	ac_copy(session->ended_text, sizeof(session->ended_text), text, TH_CTL_TEXT_BYTES);
 	th_fail(&err, TH_E_CONTRACT, "%s", session->ended_text);
@@ -149,6 +167,7 @@ ac_close(struct agent *agent, struct session *session, bool lost)
 
 	session->lost = session->lost || lost;
 	session->close_wanted = true;
+	session->closing_ns = agent->now_ns;
 	if (session->state == SESSION_OPENING) {
 		close_opening(agent, session);
 		return;
@@ -172,8 +191,10 @@ reopen(struct agent *agent, struct session *session, const struct ctl_ev_close_r
 	TH_MARK(agent_close_refused);
 	AC_COPY(err.text, refused->text);
 	session->state = SESSION_OPEN;
+	/* Else its worker was told of another reason before. */
+	if (session->close_wanted)
+		ac_answer(agent, AGENT_CLOSED, session->id, &err);
 	session->close_wanted = session->close_answered = false;
-	ac_answer(agent, AGENT_CLOSED, session->id, &err);
 }
 
 void
@@ -190,7 +211,7 @@ ac_close_refused(struct agent *agent, const struct ctl_ev_close_refused *refused
 		close->timeout_ns = TH_FOREVER;
 		return;
 	}
-	if (session->state != SESSION_CLOSING || session->close_final || !session->close_wanted)
+	if (session->state != SESSION_CLOSING || session->close_final)
 		return;
 	if (session->lost || session->abandon || refused->code == 0 || session->part == NULL ||
 		ac_part_draining(session->part)) {
@@ -214,12 +235,16 @@ drain_patience_ns(const struct agent *agent, const struct session *session)
 static int64_t
 server_patience_ns(const struct agent *agent, const struct session *session)
 {
-	int64_t ns = agent->config.drain_wait_ns;
+	int64_t until_ns = th_deadline_ns(session->closing_ns, agent->config.drain_wait_ns);
 
+	/* It has been refused: it is asked again, or its worker dies. */
+	if (!session->close_wanted)
+		return INT64_MAX;
 	/* Who waits for it has said how long. */
 	if (!session->lost)
-		ns = th_min_i64(ns, session->close_timeout_ns);
-	return th_deadline_ns(session->closing_ns, ns);
+		until_ns = th_min_i64(
+			until_ns, th_deadline_ns(session->closing_ns, session->close_timeout_ns));
+	return until_ns;
 }
 
 bool
@@ -230,8 +255,8 @@ ac_close_keeps(const struct agent *agent, const struct session *session)
 	return session->state == SESSION_CLOSING && session->sid_known && !session->broken &&
 	       !session->ended && !ac_internal(session) && part != NULL && part->settled &&
 	       !part->hopeless && !part->drain_local && !part->refused &&
-	       (session->lost || (session->close_answered && !session->abandon)) &&
-	       agent->now_ns < server_patience_ns(agent, session) &&
+	       (session->lost ? agent->now_ns < server_patience_ns(agent, session)
+			      : !session->close_final && !session->abandon) &&
 	       ac_alone_retained(agent, session);
 }
 
@@ -254,6 +279,29 @@ await_drain(const struct agent *agent, const struct session *session)
 	return !session->close_answered || agent->now_ns < drain_patience_ns(agent, session);
 }
 
+/* Its deadline has come, and no server. */
+static void
+refuse_alone(struct agent *agent, struct session *session)
+{
+	struct request *request = unsent_close(session);
+	struct th_err err;
+
+	th_fail(&err, TH_E_NO_SERVER,
+		"version %" PRIu64 " of %s is retained, and the agent reaches no reference server "
+		"that could have it copied elsewhere: close again later, or give it up with "
+		"THC_CLOSE_ABANDON; see 'thctl status'",
+		session->held.version, session->open.model);
+	if (request != NULL) {
+		TH_MARK(close_refused_alone);
+		ac_lane_drop(agent, request);
+		session->state = SESSION_OPEN;
+	} else {
+		TH_MARK(close_refused_and_goes_on);
+	}
+	session->close_wanted = false;
+	ac_answer(agent, AGENT_CLOSED, session->id, &err);
+}
+
 static void
 settle_closing(struct agent *agent, struct session *session)
 {
@@ -265,7 +313,11 @@ settle_closing(struct agent *agent, struct session *session)
 		return;
 	if (part != NULL) {
 		if (!ac_part_draining(part)) {
-			if (await_drain(agent, session))
+			bool waits = await_drain(agent, session);
+			if (waits && !agent->link.attached &&
+				agent->now_ns >= server_patience_ns(agent, session))
+				refuse_alone(agent, session);
+			if (waits)
 				return;
 			part->drain_local = true;
 			ac_part_settle(agent, session);

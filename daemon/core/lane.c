@@ -125,9 +125,11 @@ ac_request_send(struct agent *agent, struct request *request, enum agent_channel
 	TH_ASSERT(!request->flying);
 	if (ctl->request_no == 0) {
 		ctl->request_no = ++agent->last_request_no;
+		int64_t left_ns = th_max_i64(0, request->op_deadline_ns - agent->now_ns);
 		if (ctl->kind == CTL_OP && request->op_deadline_ns != INT64_MAX)
-			ctl->u.op.timeout_ns =
-				th_max_i64(0, request->op_deadline_ns - agent->now_ns);
+			ctl->u.op.timeout_ns = left_ns;
+		if (ctl->kind == CTL_CLOSE && request->op_deadline_ns != INT64_MAX)
+			ctl->u.close.timeout_ns = left_ns;
 	}
 	ctl->answered_below = answered_below(agent);
 	request->tag = ++agent->last_tag;

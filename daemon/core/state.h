@@ -33,7 +33,7 @@ struct lane;
 
 struct request {                /* owned by a lane, or a field of link */
 	struct ctl_request ctl; /* request_no 0: never sent                                  */
-	int64_t op_deadline_ns; /* OP: its timeout_ns is what is left when it is first sent  */
+	int64_t op_deadline_ns; /* OP, CLOSE: what is left of it is told when it is first sent */
 	uint64_t tag;           /* of the last time it was sent                              */
 	uint64_t attach_no;     /* under which attachment it was sent last                   */
 	bool flying;            /* sent, and neither answered nor given up                   */
@@ -228,7 +228,7 @@ struct session { /* owned by agent.sessions */
 	uint16_t num_contract, num_conflict, num_at_risk;
 	char ended_text[TH_CTL_TEXT_BYTES];
 	bool lost;                /* nobody is there to be answered                               */
-	int64_t closing_ns;       /* CLOSING since                                                */
+	int64_t closing_ns;       /* since its worker has closed, the last time, or died          */
 	bool unwanted;            /* nobody has opened it, and it is of no use                    */
 	bool abandon;             /* its worker takes no refusal of the close                     */
 	bool close_final;         /* ... and neither do we: the server was told so                */

@@ -168,6 +168,7 @@ def what_is_not_there():
         shard, _ = with_memory(cl, "a", "r")
         expect_error("NOT_AVAILABLE", shard.manifest, "latest")
         assert lib.thc_held_version(shard.handle, None, None) == CODES["NOT_AVAILABLE"]
+        keeper = opened(cl, "a", "keeper", retain="3")
         shard.publish(3)
         expect_error("NOT_AVAILABLE", shard.manifest, "4")
         expect_error("INVALID", shard.manifest, "3", of_shard=1)
@@ -181,6 +182,11 @@ def what_is_not_there():
         expect_error("NO_SERVER", shard.list)
         expect_error("NO_SERVER", shard.manifest, "3")
         expect_error("NO_SERVER", shard.update, "latest")
+        # Nobody can be asked to keep what is retained: the handle is as before.
+        e = expect_error("NO_SERVER", shard.close, timeout=0)
+        assert "THC_CLOSE_ABANDON" in e.text, e.text
+        assert shard.held() == (0, 3) and shard.safe_to_mutate() == 0
+        keeper.close()
         agent.kill()
         expect_error("AGENT_LOST", shard.list)
         expect_error("AGENT_LOST", shard.unregister)

@@ -422,6 +422,212 @@ Test(agent_alone, retained__a_worker_dies_and_no_server_comes__let_go_in_the_end
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 }
 
+/* ---- closing what a rule of this host names -------------------------------------------------- */
+
+static void
+worker_closes(uint64_t session, bool abandon, int64_t timeout_ns)
+{
+	struct agent_event one = {.kind = AGENT_EV_CLOSE, .session = session};
+
+	one.u.close.abandon = abandon;
+	one.u.close.timeout_ns = timeout_ns;
+	rig_step(&rig, &one);
+}
+
+/* Session 2 claims the version that session 1 holds; 2 itself holds nothing. */
+static void
+claimed(void)
+{
+	rig.retain = "latest";
+	rig_ready(&rig, 2);
+	rig_clear(&rig);
+}
+
+static void
+refused_to_close(uint64_t session)
+{
+	const struct agent_action *last = rig_last(&rig, AGENT_CLOSED);
+
+	cr_assert_eq(last->session, session);
+	cr_assert_eq(last->u.answer.code, TH_E_NO_SERVER);
+	cr_assert(strstr(last->u.answer.text, "THC_CLOSE_ABANDON"), "%s", last->u.answer.text);
+	cr_assert_eq(rig_count(&rig, AGENT_FREE) + rig_count(&rig, AGENT_PART_END), 0);
+}
+
+static void
+close_answered(void)
+{
+	rig.held = 0;
+	rig_answer(&rig, CTL_CLOSE);
+}
+
+Test(agent_alone, close__retained_and_no_server__refused_at_its_deadline_and_open_as_before)
+{
+	claimed();
+	hang_up();
+	worker_closes(1, false, 2 * SEC);
+	rig_sleep(&rig, 2 * SEC - MS);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
+	rig_sleep(&rig, MS);
+	refused_to_close(1);
+	back();
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0, "nothing of it is left");
+	rig_out(&rig, AGENT_EV_OUT_ENDED, rig_reader(&rig, sid, gen, 60));
+	/* Closed again, of this server. */
+	worker_closes(1, false, 2 * SEC);
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
+	event(rig_drain(sid, gen, 1));
+	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
+}
+
+Test(agent_alone, close__retained_and_it_looks_once__refused_at_once)
+{
+	claimed();
+	hang_up();
+	worker_closes(1, false, 0);
+	refused_to_close(1);
+	worker_closes(1, true, 0);
+	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0, "abandoned: given up");
+	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
+}
+
+Test(agent_alone, close__retained_and_for_ever__refused_in_the_end)
+{
+	claimed();
+	hang_up();
+	worker_closes(1, false, TH_FOREVER);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
+	rig_sleep(&rig, 2 * SEC);
+	refused_to_close(1);
+}
+
+Test(agent_alone, close__retained_and_the_server_comes_in_time__told_what_time_is_left)
+{
+	claimed();
+	hang_up();
+	rig.held = 1u << CTL_CLOSE;
+	worker_closes(1, false, 60 * SEC);
+	rig_sleep(&rig, SEC);
+	back();
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
+	const struct ctl_close *close = &rig_request(&rig, CTL_CLOSE)->u.close;
+	cr_assert_not(close->abandon || close->died);
+	cr_assert_leq(close->timeout_ns, 59 * SEC);
+	cr_assert_geq(close->timeout_ns, 55 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
+	close_answered();
+	event(rig_drain(sid, gen, 1));
+	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+}
+
+Test(agent_alone, close__retained_and_another_server_comes_in_time__told_what_it_holds)
+{
+	claimed();
+	hang_up();
+	rig.held = 1u << CTL_CLOSE;
+	worker_closes(1, false, 60 * SEC);
+	rig_clear(&rig);
+	rig.unknown = rig.fresh = true;
+	back();
+	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 2);
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
+	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED) + rig_count(&rig, AGENT_PART_END), 0);
+	close_answered();
+	event(rig_drain(sid, gen, 1));
+	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+}
+
+/* The server may have begun with it: whether the handle is open there is not known. */
+Test(agent_alone, close__sent_and_then_no_server_and_retained__refused_and_goes_on)
+{
+	claimed();
+	rig.held = 1u << CTL_CLOSE;
+	worker_closes(1, false, 2 * SEC);
+	hang_up();
+	rig_sleep(&rig, 3 * SEC);
+	refused_to_close(1);
+	/* It may ask again. */
+	worker_closes(1, false, SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
+	rig_sleep(&rig, SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 2);
+	refused_to_close(1);
+	back();
+	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
+	close_answered();
+	event(rig_drain(sid, gen, 1));
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
+	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0, "its worker still has the handle");
+	worker_closes(1, false, SEC);
+	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
+}
+
+Test(agent_alone, close__sent_and_refused_by_the_server_after_all__open_as_before)
+{
+	struct ctl_event one = {.kind = CTL_EV_CLOSE_REFUSED};
+
+	claimed();
+	rig.held = 1u << CTL_CLOSE;
+	worker_closes(1, false, 2 * SEC);
+	hang_up();
+	rig_sleep(&rig, 2 * SEC);
+	refused_to_close(1);
+	back();
+	close_answered();
+	one.u.close_refused.sid = sid;
+	one.u.close_refused.code = TH_E_TIMEOUT;
+	event(one);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1, "nobody waits for it");
+	rig_out(&rig, AGENT_EV_OUT_ENDED, rig_reader(&rig, sid, gen, 60));
+	rig_clear(&rig);
+	worker_closes(1, false, SEC);
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
+}
+
+Test(agent_alone, close__refused_and_then_the_worker_dies__kept_for_the_server)
+{
+	claimed();
+	hang_up();
+	worker_closes(1, false, SEC);
+	rig_sleep(&rig, 10 * SEC);
+	refused_to_close(1);
+	rig_session(&rig, 1, AGENT_EV_LOST);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1);
+}
+
+Test(agent_alone, close__being_refused_the_worker_dies__kept_for_the_server)
+{
+	claimed();
+	rig.held = 1u << CTL_CLOSE;
+	worker_closes(1, false, SEC);
+	hang_up();
+	rig_sleep(&rig, 10 * SEC);
+	refused_to_close(1);
+	rig_session(&rig, 1, AGENT_EV_LOST);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0, "as long as that of any dead worker");
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1);
+}
+
+Test(agent_alone, close__its_own_rules_end_with_it__given_up)
+{
+	retains("latest", "4");
+	hang_up();
+	worker_closes(2, false, 5 * SEC);
+	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 2);
+}
+
+/* ---- the next server ------------------------------------------------------------------------- */
+
 /* The former server had the OP; the next one has not yet, and is not told of a deadline. */
 Test(agent_alone, server_restarts_and_the_reader_ends_before_it_is_asked__told_without_a_deadline)
 {
