@@ -59,7 +59,7 @@ plain_copy(uint8_t *to, const uint8_t *from, uint32_t count, uint64_t *ret_value
 #define PRIME64_1 UINT64_C(0x9e3779b185ebca87)
 #define PRIME_AVALANCHE UINT64_C(0x165667919e3779f9)
 
-#define AVX2 __attribute__((target("avx2")))
+#define AVX2 __attribute__((noinline, target("avx2")))
 #define AVX2_INLINE static inline __attribute__((always_inline, target("avx2")))
 
 /* The default secret, as little-endian words: a constant of XXH3. */
@@ -172,16 +172,13 @@ add_row(struct lane *lanes, const uint8_t *from, uint8_t *to, size_t stride, enu
 {
 	__m256i key_low = load(secret, key);
 	__m256i key_high = load(secret, key + 32);
-	add_stripe(&lanes[0], from, to, store, key_low, key_high);
-	if (!four)
-		return;
+	uint32_t count = four ? LANES : 1;
 	if (store == STORE_NOT)
 		stride = 0;
-	add_stripe(&lanes[1], from + LEAF_BYTES, to + stride, store, key_low, key_high);
-	add_stripe(&lanes[2], from + (size_t)2 * LEAF_BYTES, to + 2 * stride, store, key_low,
-		key_high);
-	add_stripe(&lanes[3], from + (size_t)3 * LEAF_BYTES, to + 3 * stride, store, key_low,
-		key_high);
+#pragma GCC unroll 4
+	for (uint32_t i = 0; i < count; i++)
+		add_stripe(&lanes[i], from + (size_t)i * LEAF_BYTES, to + i * stride, store,
+			key_low, key_high);
 }
 
 /*
@@ -229,12 +226,9 @@ run(const uint8_t *from, uint8_t *to, enum store store, bool four, uint64_t *ret
 			flush(&bounces[i], to + at + (size_t)i * LEAF_BYTES, shift, at == 0);
 		if (last)
 			break;
-		scramble(&lanes[0]);
-		if (four) {
-			scramble(&lanes[1]);
-			scramble(&lanes[2]);
-			scramble(&lanes[3]);
-		}
+#pragma GCC unroll 4
+		for (uint32_t i = 0; i < count; i++)
+			scramble(&lanes[i]);
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		if (store == STORE_KEEP)
@@ -264,14 +258,28 @@ avx2_hash(const uint8_t *data, uint32_t count, uint64_t *ret_values)
 	run_all(data, nowhere, STORE_NOT, count, ret_values);
 }
 
+/* A function each: without optimization their buffers would add up on the stack. */
 AVX2 static void
+avx2_copy_to_lines(uint8_t *to, const uint8_t *from, uint32_t count, uint64_t *ret_values)
+{
+	run_all(from, to, STORE_STREAM, count, ret_values);
+	_mm_sfence();
+}
+
+AVX2 static void
+avx2_copy_anywhere(uint8_t *to, const uint8_t *from, uint32_t count, uint64_t *ret_values)
+{
+	run_all(from, to, STORE_KEEP, count, ret_values);
+	_mm_sfence();
+}
+
+static void
 avx2_copy(uint8_t *to, const uint8_t *from, uint32_t count, uint64_t *ret_values)
 {
 	if ((uintptr_t)to % STRIPE_BYTES == 0)
-		run_all(from, to, STORE_STREAM, count, ret_values);
+		avx2_copy_to_lines(to, from, count, ret_values);
 	else
-		run_all(from, to, STORE_KEEP, count, ret_values);
-	_mm_sfence();
+		avx2_copy_anywhere(to, from, count, ret_values);
 }
 
 static bool
