@@ -141,8 +141,9 @@ TH_MUST_USE int net_client_new(const struct net_client_options *options, struct 
 void net_client_free(struct net_client *client); /* no completions after this; NULL is fine   */
 
 /*
- * Talk to url from now on: what is open towards another one ends with -ECANCELED. wait false:
- * returns at once, connects in the background, again and again. wait true (tools only, blocks):
+ * Talk to url from now on: what is open ends with -ECANCELED. wait false: returns at once, connects
+ * in the background, again and again; where it does that already, to this url and not for long, it
+ * goes on. wait true (tools only, blocks):
  * the first attempt is made now and its failure returned. TH_E_INVALID: not a URL.
  */
 TH_MUST_USE int net_client_dial(

@@ -11,6 +11,7 @@
 #include <nng/nng.h>
 #include <nng/protocol/reqrep0/req.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -24,6 +25,13 @@
 #define OUTSTANDING_DEFAULT 1024
 #define RECONNECT_MIN_MS 100
 #define RECONNECT_MAX_MS 200 /* a server that is back is wanted at once */
+/*
+ * A dialer that nng 1.5.2 closes while it takes in the server's greeting leaves that connection's
+ * descriptor behind (tcp.c, tcptran_pipe_nego_cb: nobody waits for the connection any more). So one
+ * that is on its way to the same address is left to go on, for longer than nng waits for a
+ * greeting: what takes still longer waits for a host that answers nothing.
+ */
+#define ON_ITS_WAY_NS INT64_C(12000000000)
 
 enum state { IDLE, SENDING, RECEIVING, DONE };
 
@@ -50,6 +58,8 @@ struct net_client {
 	struct slot *idle, *first, **last;
 	nng_msg *current; /* what the item that was handed out last points to */
 	nng_dialer dialer;
+	char url[NET_URL_BYTES]; /* what it dials */
+	int64_t trying_ns;       /* since when it has had no connection */
 	bool dialing;
 	bool stopping;
 	uint64_t dial;
@@ -117,8 +127,10 @@ connection(struct net_link *link, uint32_t pipe, bool up)
 	pthread_mutex_lock(&client->mutex);
 	if (up)
 		client->pipe = pipe;
-	else if (client->pipe == pipe)
+	else if (client->pipe == pipe) {
 		client->pipe = 0;
+		client->trying_ns = th_now_ns();
+	}
 	net_wake(client->wake);
 	pthread_mutex_unlock(&client->mutex);
 }
@@ -167,9 +179,9 @@ net_client_new(const struct net_client_options *options, struct th_err *err,
 	return 0;
 }
 
-/* What is open ends with -ECANCELED; no connection is left. */
+/* What is open ends with -ECANCELED. */
 static void
-cut(struct net_client *client)
+cancel_all(struct net_client *client)
 {
 	pthread_mutex_lock(&client->mutex);
 	client->dial++;
@@ -180,6 +192,13 @@ cut(struct net_client *client)
 	 */
 	for (uint32_t i = 0; i < client->num_slots; i++)
 		nng_aio_cancel(client->slots[i]->aio);
+}
+
+/* And no connection is left. */
+static void
+cut(struct net_client *client)
+{
+	cancel_all(client);
 	if (client->dialing)
 		nng_dialer_close(client->dialer);
 	client->dialing = false;
@@ -216,6 +235,21 @@ net_client_free(struct net_client *client)
 	free(client);
 }
 
+/* Nothing is connected, and what is being dialed is what is wanted. */
+static bool
+on_its_way(struct net_client *client, const char *url)
+{
+	bool trying;
+
+	pthread_mutex_lock(&client->mutex);
+	trying = client->dialing && client->pipe == 0 && strcmp(client->url, url) == 0 &&
+		 th_now_ns() - client->trying_ns < ON_ITS_WAY_NS;
+	if (trying)
+		client->pipe_reported = 0;
+	pthread_mutex_unlock(&client->mutex);
+	return trying;
+}
+
 int
 net_client_dial(struct net_client *client, const char *url, bool wait, struct th_err *err)
 {
@@ -224,7 +258,13 @@ net_client_dial(struct net_client *client, const char *url, bool wait, struct th
 	rv = net_url_check(url, err);
 	if (rv != 0)
 		return rv;
+	if (!wait && on_its_way(client, url)) {
+		cancel_all(client);
+		return 0;
+	}
 	cut(client);
+	snprintf(client->url, sizeof(client->url), "%s", url);
+	client->trying_ns = th_now_ns();
 	rv = nng_dialer_create(&client->dialer, client->socket, url);
 	if (rv != 0)
 		return net_fail(err, rv, "connecting to", url);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * net_lost_test - a connection that is given up in the middle of an answer is freed, whichever
- * part of it was being taken in. nng's callbacks are held, so that the order is always the same.
+ * net_lost_test - a connection that is given up in the middle of a message is freed, whichever part
+ * of it was being taken in. nng's callbacks are held, so that the order is always the same.
  */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
@@ -10,6 +10,7 @@
 #include <nng/nng.h>
 #include <nng/supplemental/util/platform.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,6 +87,8 @@ hold_runners(nng_aio *aios[HELD_MAX])
 	uint32_t count = runners();
 
 	cr_assert(count >= 1 && count <= HELD_MAX, "%u threads", count);
+	held = 0;
+	released = false;
 	cr_assert_eq(nng_mtx_alloc(&mutex), 0);
 	cr_assert_eq(nng_cv_alloc(&changed, mutex), 0);
 	for (uint32_t i = 0; i < count; i++) {
@@ -204,6 +207,38 @@ next_item(struct net_client *client)
 	return item;
 }
 
+struct again {
+	struct net_client *client;
+	const char *url;
+};
+
+static void *
+dial_again(void *argument)
+{
+	const struct again *again = argument;
+	struct th_err err = {0};
+
+	cr_assert_eq(net_client_dial(again->client, again->url, false, &err), 0, "%s", err.text);
+	return NULL;
+}
+
+/* Of one that is answered now, with the number that it came with. */
+static void
+question_and_answer(struct net_client *client, int fd)
+{
+	uint8_t request[8 + 4 + 4], answer[8 + 4 + 4] = {[7] = 8};
+	struct net_client_item item;
+
+	cr_assert_eq(net_client_send(client, 2, (const uint8_t *)"what", 4, PATIENCE_NS), 0);
+	exactly(fd, request, sizeof(request));
+	memcpy(answer + 8, request + 8, 8);
+	cr_assert_eq(send(fd, answer, sizeof(answer), MSG_NOSIGNAL), sizeof(answer));
+	do {
+		item = next_item(client);
+	} while (item.kind != NET_REPLY);
+	cr_assert_eq(item.rc, 0);
+}
+
 /*
  * The client dials anew when the first bytes of an answer have been read and are not looked at
  * yet: the rest is never asked for. The old connection is to go all the same.
@@ -246,18 +281,7 @@ given_up_after(size_t bytes)
 	}
 	/* The new one serves. */
 	again = guest(listener);
-	cr_assert_eq(net_client_send(client, 2, (const uint8_t *)"what", 4, PATIENCE_NS), 0);
-	exactly(again, request, sizeof(request));
-	memcpy(answer + 8, request + 8, 8);
-	cr_assert_eq(send(again, answer, sizeof(answer), MSG_NOSIGNAL), sizeof(answer));
-	while (true) {
-		struct net_client_item item = next_item(client);
-
-		if (item.kind == NET_REPLY) {
-			cr_assert_eq(item.rc, 0);
-			break;
-		}
-	}
+	question_and_answer(client, again);
 	net_client_free(client);
 	close(fd);
 	close(again);
@@ -272,4 +296,49 @@ Test(net_lost, given_up__in_the_length_of_an_answer__is_freed, .timeout = 60)
 Test(net_lost, given_up__before_the_text_of_an_answer__is_freed, .timeout = 60)
 {
 	given_up_after(8);
+}
+
+/*
+ * The client dials anew when the greeting has been read and is not looked at yet: that connection
+ * is the one that it then has.
+ */
+Test(net_lost, dialed_again__while_greeted__is_the_same_connection, .timeout = 60)
+{
+	struct sockaddr_in here, there;
+	socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
+	static nng_aio *aios[HELD_MAX];
+	uint8_t theirs[8];
+	char url[NET_URL_BYTES];
+	int listener = listening(url), fd, other;
+	struct again again = {.url = url};
+	struct th_err err = {0};
+	pthread_t thread;
+	uint32_t count;
+
+	cr_assert_eq(net_client_new(NULL, &err, &again.client), 0, "%s", err.text);
+	cr_assert_eq(net_client_dial(again.client, url, false, &err), 0, "%s", err.text);
+	fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	cr_assert_geq(fd, 0);
+	exactly(fd, theirs, sizeof(theirs));
+	cr_assert_eq(getsockname(fd, (struct sockaddr *)&here, &here_bytes), 0);
+	cr_assert_eq(getpeername(fd, (struct sockaddr *)&there, &there_bytes), 0);
+	other = other_end(&here, &there);
+	cr_assert_geq(other, 0);
+
+	/*
+	 * It is read only when the callback of the greeting that was sent has asked for it. Who has
+	 * sent that one has ended when all are held once, and its callback when they are again.
+	 */
+	release(aios, hold_runners(aios));
+	count = hold_runners(aios);
+	send_part(fd, other, greeting, sizeof(greeting));
+	cr_assert_eq(pthread_create(&thread, NULL, dial_again, &again), 0);
+	usleep(50000); /* a dialer that is closed would begin that before the release */
+	release(aios, count);
+	pthread_join(thread, NULL);
+
+	question_and_answer(again.client, fd);
+	net_client_free(again.client);
+	close(fd);
+	close(listener);
 }
