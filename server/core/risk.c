@@ -115,7 +115,7 @@ risk_lost(struct refsrv *server, struct copy *copy, const char *why)
 			version->id.version, version->model->name, copy->group->replica, why);
 		event_log(server, EVENT_ERROR, version->model->name, "", "%s", text);
 		node_drain_lost(server, copy, text);
-		if (!version->risk_raised)
+		if (!version->risk_raised && !TH_PLANT(loss_is_not_told))
 			tell(server, version, text);
 		set_raised(server, version);
 	}

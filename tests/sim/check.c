@@ -12,6 +12,7 @@ check_event(void)
 	if (world.events % SLOWLY == 0) {
 		check_slowly();
 		check_retain();
+		check_risk();
 		check_waits();
 		check_restored();
 	}

@@ -28,8 +28,9 @@
  *   I18 determinism      main.c: --twice
  *   I19 one server       check_standby: one of several serves
  *
- * Beside them: check_list: list, wait and "latest" fit what has happened; check_wire: C6. What a
- * plant (TH_PLANT) breaks is printed by plants_test.py.
+ * Beside them: check_risk: who is told that a version is lost; check_list: list, wait and "latest"
+ * fit what has happened; check_wire: C6. What a plant (TH_PLANT) breaks is printed by
+ * plants_test.py.
  */
 #ifndef TH_TESTS_SIM_CHECK_H
 #define TH_TESTS_SIM_CHECK_H
@@ -74,6 +75,18 @@ void check_retain_crash(void);
 void check_retain_moves(void);
 void check_retain(void);
 void check_retain_end(void);
+/* It stands, and its rules name this version, that it has known from the beginning. */
+bool check_retain_named(const struct group *group, uint32_t model, struct th_version id);
+/* Bytes of all its shards are somewhere. */
+bool check_retain_there(uint32_t model, struct th_version id);
+/* Nothing in this world may take away what is retained. */
+bool check_retain_nothing_is_lost(void);
+
+/* THC_EV_AT_RISK: a crash has taken the last copy of what was retained; a worker is told. */
+void check_risk_start(void);
+void check_risk_lost(uint32_t model, struct th_version id);
+void check_risk_line(const struct worker *worker, const struct agent_line *line);
+void check_risk(void);
 
 /* Servers: a new core; it begins to serve; another's answer has come; an agent is attached. */
 void check_standby_start(void);

@@ -260,6 +260,7 @@ check_line(const struct worker *worker, const struct agent_line *line)
 	if (broken(line) && stays_whole(worker->group))
 		sim_fail("I19", "group %u is broken, and nothing but servers has failed",
 			worker->group->index);
+	check_risk_line(worker, line);
 	/* What a broken group's member holds is its own again, and stays. */
 	if (line->safe_to_mutate && !th_version_none(line->held) && !broken(line))
 		sim_fail("I2", "group %u shard %u holds a version and may write it",

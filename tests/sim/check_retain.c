@@ -228,13 +228,16 @@ at_rest(uint32_t model, struct th_version id)
 
 /* What is being given up, or is in the hands of one agent, is looked at again when it rests. */
 static void
-forget_what_moves(void)
+forget_what_moves(bool crash)
 {
 	for (uint32_t m = 0; record.certain && m < MODELS_MAX; m++) {
 		for (uint32_t i = 0; i < LINEAGES_MAX; i++) {
 			for (uint32_t k = 0; k < VERSIONS_MAX; k++) {
 				struct life *life = &record.lives[m][i][k];
 				struct th_version id = {.lineage = i, .version = k};
+				if (crash && life->seen && life->committed && !life->forced &&
+					world.options.drain_ns == 0 && !there(m, id))
+					check_risk_lost(m, id);
 				life->seen = life->seen && at_rest(m, id);
 			}
 		}
@@ -245,7 +248,7 @@ void
 check_retain_crash(void)
 {
 	record.crash_ns = world.now_ns;
-	forget_what_moves();
+	forget_what_moves(true);
 }
 
 /*
@@ -256,7 +259,7 @@ void
 check_retain_moves(void)
 {
 	if (world.options.servers > 1)
-		forget_what_moves();
+		forget_what_moves(false);
 }
 
 static bool
@@ -275,17 +278,26 @@ all_with_one_server(void)
 
 /* ---- what must be there ---------------------------------------------------------------------- */
 
+/* A claim that has been there since before the version was. */
+static bool
+is_claimed(const struct group *group, const struct life *life)
+{
+	if (life == NULL || !life->committed || life->forced)
+		return false;
+	for (uint32_t i = 0; i < group->shards; i++) {
+		if (record.opened_ns[group->index][i] > life->first_ns)
+			return false;
+	}
+	return true;
+}
+
 static void
 must_be_there(const struct group *group, struct th_version id)
 {
 	struct life *life = life_of(group->model, id);
 
-	if (life == NULL || !life->committed || life->forced)
+	if (!is_claimed(group, life))
 		return;
-	for (uint32_t i = 0; i < group->shards; i++) {
-		if (record.opened_ns[group->index][i] > life->first_ns)
-			return;
-	}
 	if (!life->seen)
 		life->seen = at_rest(group->model, id);
 	else if (!there(group->model, id))
@@ -295,7 +307,7 @@ must_be_there(const struct group *group, struct th_version id)
 }
 
 static void
-rules(const struct group *group)
+rules(const struct group *group, void (*named)(const struct group *group, struct th_version id))
 {
 	struct th_version top = record.top[group->model], id = top;
 	const char *rule = group->retain;
@@ -308,10 +320,43 @@ rules(const struct group *group)
 		uint64_t n = strtoull(number, NULL, 10);
 		id.version = relative ? top.version - n : n;
 		if (!relative || (latest && n < top.version))
-			must_be_there(group, id);
+			named(group, id);
 		rule = strchr(rule, ',');
 		rule = rule == NULL ? "" : rule + 1;
 	}
+}
+
+static struct th_version asked;
+static bool found;
+
+static void
+is_asked(const struct group *group, struct th_version id)
+{
+	found = found || (th_version_compare(id, asked) == 0 &&
+				 is_claimed(group, life_of(group->model, id)));
+}
+
+bool
+check_retain_named(const struct group *group, uint32_t model, struct th_version id)
+{
+	asked = id;
+	found = false;
+	if (group->model == model && group->retain[0] != '\0' && stands(group))
+		rules(group, is_asked);
+	return found;
+}
+
+bool
+check_retain_there(uint32_t model, struct th_version id)
+{
+	return there(model, id);
+}
+
+bool
+check_retain_nothing_is_lost(void)
+{
+	return record.certain && world.options.servers == 1 && world.options.host_crash_ns == 0 &&
+	       world.options.drain_ns == 0 && !record.full;
 }
 
 void
@@ -324,7 +369,7 @@ check_retain_without(const struct host *host)
 	record.without = host;
 	for (uint32_t i = 0; certain && i < world.options.groups; i++) {
 		if (world.groups[i].retain[0] != '\0' && stands(&world.groups[i]))
-			rules(&world.groups[i]);
+			rules(&world.groups[i], must_be_there);
 	}
 	record.without = NULL;
 }
@@ -363,7 +408,7 @@ check_retain(void)
 		return;
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		if (world.groups[i].retain[0] != '\0' && stands(&world.groups[i]))
-			rules(&world.groups[i]);
+			rules(&world.groups[i], must_be_there);
 	}
 	/* The copy on a drained node stays until another can replace it. */
 	if (world.options.drain_ns == 0)

@@ -38,6 +38,7 @@ begin(uint64_t seed)
 	net_start();
 	check_start();
 	check_retain_start();
+	check_risk_start();
 	check_standby_start();
 	check_list_start();
 	check_wire_start();

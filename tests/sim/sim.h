@@ -127,7 +127,7 @@ __attribute__((noreturn, format(printf, 2, 3))) void sim_fail(
 /* ---- randomness ------------------------------------------------------------------------------ */
 
 enum stream { RNG_SWARM, RNG_WORK, RNG_NET, RNG_MOVE, RNG_FAULT, RNG_PEER, RNG_READ,
-	RNG_SHORT, RNG_STREAMS };
+	RNG_SHORT, RNG_LOSS, RNG_STREAMS };
 
 uint64_t chance(enum stream stream, uint64_t bound);
 bool percent(enum stream stream, uint32_t share);

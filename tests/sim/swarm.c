@@ -191,10 +191,26 @@ short_lives(struct options *o)
 	o->loss_permille = (uint32_t)between(RNG_SHORT, 100, 300);
 }
 
+/* Hosts crash, one after the other, and nothing else fails: what is retained may be lost. */
+static void
+losses(struct options *o)
+{
+	if (!percent(RNG_LOSS, 5) || o->quiet || o->servers > 1)
+		return;
+	no_faults(o);
+	o->diverge_permille = o->other_bytes_percent = o->layout_percent = o->spot_percent = 0;
+	o->cancel_permille = o->reset_percent = o->tickets_max = 0;
+	o->force_percent = 0;
+	o->drain_ns = 0;
+	o->retain_percent = 100;
+	o->host_crash_ns = between(RNG_LOSS, SEC, 6 * SEC);
+}
+
 void
 swarm_draw(struct options *o)
 {
 	draw(o);
 	several_servers(o);
 	short_lives(o);
+	losses(o);
 }
