@@ -10,6 +10,7 @@
 #include "server/core/epoch.h"
 #include "server/core/group.h"
 #include "server/core/keep.h"
+#include "server/core/op.h"
 #include "server/core/refsrv.h"
 #include "server/core/retain.h"
 #include "server/core/standby.h"
@@ -209,12 +210,14 @@ check_lists(const struct model *model)
 			same = same->same_next;
 		TH_ASSERT(same == group);
 		TH_ASSERT((group->broken_why != NULL) == (group->state == GROUP_BROKEN));
-		TH_ASSERT(group->busy ==
-			  (op != NULL || group->state == GROUP_BROKEN || group->num_closing > 0));
+		TH_ASSERT(group->busy ||
+			  ((op == NULL || op_goes_on(op)) && group->state != GROUP_BROKEN &&
+				  group->num_closing == 0));
 		TH_ASSERT(op == NULL || op->deadline_ns == INT64_MAX || op->timer.place != 0 ||
 			  op->state == OP_RUNNING || op->state == OP_ABORTING);
 		busy += group->busy;
 		TH_ASSERT(!group->unbuilt || group->rejoining);
+		TH_ASSERT(group->unbuilt == (group->awaited != NULL));
 		rejoining += group->rejoining;
 		unbuilt += group->unbuilt;
 	}

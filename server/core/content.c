@@ -163,10 +163,10 @@ static void
 merge(struct refsrv *server, struct content *first, struct content *same)
 {
 	const struct version *version = first->version;
-	struct copy *copy;
+	struct copy *copy = version->copies == NULL ? NULL : version->copies->prev;
 
-	DL_FOREACH(version->copies, copy)
-	{
+	/* From the newest back: of many that come back each is the same as those before it. */
+	for (; same->num_copies > 0; copy = copy->prev) {
 		if (copy->content != same)
 			continue;
 		same->num_copies--;
@@ -219,8 +219,10 @@ refuse(struct refsrv *server, const struct content *first, struct content *other
 		if (copy->content != other || copy->group->state == GROUP_BROKEN)
 			continue;
 		/* Its operation fails with it: what it reads is not the version any more. */
-		if (copy->state == COPY_PARTIAL)
+		if (copy->state == COPY_PARTIAL) {
+			group_busy(copy->group);
 			continue;
+		}
 		char text[TH_CTL_TEXT_BYTES];
 		copy->refusal_due = true;
 		content_describe_refusal(copy, text, sizeof(text));

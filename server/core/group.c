@@ -599,7 +599,9 @@ group_settle(struct refsrv *server, struct group *group)
 	if (group->num_closing > 0)
 		keep_close_settle(server, group);
 	if (group->state != GROUP_BROKEN) {
-		if (group_open_op(group) == NULL && group->num_closing == 0)
+		op = group_open_op(group);
+		/* Of thousands that read one version few have lost their leg. */
+		if ((op == NULL || op_goes_on(op)) && group->num_closing == 0)
 			group_idle(group);
 		return;
 	}

@@ -225,8 +225,10 @@ leg_forget(struct refsrv *server, struct leg *leg)
 	no_longer_unlinked(server, leg);
 	DL_DELETE2(dst->fills, leg, dst_prev, dst_next);
 	dst->num_fills--;
-	if (dst->leg == leg)
+	if (dst->leg == leg) {
 		dst->leg = NULL;
+		group_busy(dst->copy->group);
+	}
 	leg->reader->agent->legs_in--;
 	HASH_DELETE(hh, server->legs, leg);
 	free(leg);
@@ -383,6 +385,7 @@ leg_expel_readers(struct part *part)
 		if (current) {
 			/* Now without a source; model_dirty lets its operation look for one. */
 			leg->dst->leg = NULL;
+			group_busy(leg->dst->copy->group);
 			model_dirty(leg->op->group->model);
 		}
 	}

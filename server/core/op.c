@@ -543,6 +543,24 @@ abort_refused(struct refsrv *server, struct op *op)
 	op_abort(server, op, TH_E_VERSION_CONFLICT, text);
 }
 
+bool
+op_goes_on(const struct op *op)
+{
+	const struct copy *copy = op->group->copy;
+
+	if (op->kind != CTL_OP_REPLICATE && op->kind != CTL_OP_UPDATE)
+		return false;
+	if (op->state != OP_RUNNING)
+		return op->state == OP_ABORTING;
+	if (copy->content->refused)
+		return false;
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		if (!copy->parts[i].done && copy->parts[i].leg == NULL)
+			return false;
+	}
+	return true;
+}
+
 void
 op_poke(struct refsrv *server, struct op *op)
 {

@@ -27,6 +27,8 @@ int op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_pre
 /* ---- what else moves an operation ----------------------------------------------------------- */
 /* Something has changed that it may be waiting for. */
 void op_poke(struct refsrv *server, struct op *op);
+/* op_poke has nothing to do until a shard loses its leg, or what it reads is refused. */
+bool op_goes_on(const struct op *op);
 /* Its deadline may have passed. */
 void op_timers(struct refsrv *server, struct op *op);
 /* The first operation of an offload copy: the server itself calls it for all members. */

@@ -71,7 +71,81 @@ rejoin_awaited(const struct model *model)
 	return model->num_rejoining > 0;
 }
 
+static void
+await_source(struct refsrv *server, struct group *group)
+{
+	struct awaited *awaited = NULL;
+
+	HASH_FIND(hh, server->awaited, &group->awaited_sid, sizeof(awaited->sid), awaited);
+	if (awaited == NULL) {
+		awaited = th_calloc(1, sizeof(*awaited));
+		awaited->sid = group->awaited_sid;
+		HASH_ADD(hh, server->awaited, sid, sizeof(awaited->sid), awaited);
+	}
+	DL_APPEND2(awaited->groups, group, awaited_prev, awaited_next);
+	group->awaited = awaited;
+}
+
+static void
+await_no_longer(struct refsrv *server, struct group *group)
+{
+	struct awaited *awaited = group->awaited;
+
+	if (awaited == NULL)
+		return;
+	DL_DELETE2(awaited->groups, group, awaited_prev, awaited_next);
+	group->awaited = NULL;
+	if (awaited->groups != NULL)
+		return;
+	HASH_DELETE(hh, server->awaited, awaited);
+	free(awaited);
+}
+
+/* Those who wait for this session are added to the list. */
+static void
+take_waiting(struct refsrv *server, uint64_t sid, struct group **list)
+{
+	struct awaited *awaited = NULL;
+
+	HASH_FIND(hh, server->awaited, &sid, sizeof(sid), awaited);
+	for (struct group *group = awaited == NULL ? NULL : awaited->groups, *next; group != NULL;
+		group = next) {
+		next = group->awaited_next;
+		await_no_longer(server, group);
+		DL_APPEND2(*list, group, awaited_prev, awaited_next);
+	}
+}
+
+static void
+take_readers(struct refsrv *server, const struct group *source, struct group **list)
+{
+	for (uint32_t i = 0; i < source->num_shards; i++) {
+		if (source->members[i] != NULL)
+			take_waiting(server, source->members[i]->sid, list);
+	}
+	take_waiting(server, 0, list);
+}
+
 /* One that is built may be the source that another waits for. */
+static void
+build_readers(struct refsrv *server, const struct group *source)
+{
+	struct group *ready = NULL;
+
+	take_readers(server, source, &ready);
+	while (ready != NULL) {
+		struct group *group = ready;
+		DL_DELETE2(ready, group, awaited_prev, awaited_next);
+		if (!group->unbuilt)
+			continue;
+		if (rejoin_build(server, group))
+			take_readers(server, group, &ready);
+		else
+			await_source(server, group);
+	}
+}
+
+/* Nobody else comes: each is built from what there is. */
 static void
 try_all(struct refsrv *server, struct model *model)
 {
@@ -95,7 +169,9 @@ rejoin_joined(struct refsrv *server, struct group *group)
 	group->unbuilt = true;
 	group->model->num_unbuilt++;
 	if (rejoin_build(server, group))
-		try_all(server, group->model);
+		build_readers(server, group);
+	else
+		await_source(server, group);
 }
 
 static void
@@ -604,6 +680,7 @@ rejoin_over(struct refsrv *server, struct group *group)
 	group->model->num_rejoining--;
 	group->model->num_unbuilt -= group->unbuilt;
 	group->unbuilt = false;
+	await_no_longer(server, group);
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		if (group->members[i] != NULL && group->members[i]->rejoin != NULL)
 			call_now(server, group->members[i]);

@@ -290,11 +290,14 @@ find_content(struct built *b, bool *ret_all)
 	struct content *found = NULL;
 
 	*ret_all = true;
+	b->group->awaited_sid = 0;
 	for (uint32_t i = 0; i < b->group->num_shards; i++) {
 		const struct ctl_rejoin *one = said(b, i);
 		const struct part *source = one->went ? find_source(b, one) : NULL;
-		if (one->went && one->leg != 0 && source == NULL)
+		if (one->went && one->leg != 0 && source == NULL) {
 			*ret_all = false;
+			b->group->awaited_sid = one->source_sid;
+		}
 		if (found == NULL && source != NULL)
 			found = source->copy->content;
 	}

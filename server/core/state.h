@@ -369,6 +369,12 @@ struct replica {              /* owned by model.replicas, while it has a group *
 	UT_hash_handle hh;
 };
 
+struct awaited { /* owned by server.awaited: of a session that has not come back */
+	uint64_t sid;
+	struct group *groups; /* borrows: who reads from it; see rejoin_build */
+	UT_hash_handle hh;
+};
+
 struct group {                /* owned by model.groups */
 	struct replica *same; /* the other incarnations */
 	struct model *model;
@@ -393,6 +399,9 @@ struct group {                /* owned by model.groups */
 	struct offload *offload; /* borrows; NULL: workers', or no longer wanted    */
 	bool rejoining;          /* known to a former server life; operations are held  */
 	bool unbuilt;            /* ... and all of its members are there            */
+	uint64_t awaited_sid;    /* ... whom it waits for; 0: not one               */
+	struct awaited *awaited; /* ... lists it by awaited_prev/awaited_next       */
+	struct group *awaited_prev, *awaited_next;
 	bool opened;             /* ... not: those are opened here                  */
 	bool together;           /* something was decided in it that took all       */
 	int64_t form_ns;         /* ... until then; 0: it was opened here           */
@@ -539,6 +548,7 @@ struct refsrv {
 	uint64_t last_timer;
 	struct member *members;
 	struct leg *legs;
+	struct awaited *awaited; /* by sid */
 	struct leg *unlinked; /* adopted ones whose source has not come back: adopted_sid != 0 */
 	struct blob *blobs;
 	uint32_t num_living, num_suspect; /* agents not dead, and those of them */
