@@ -302,6 +302,7 @@ data_in_break(struct data_in *conn, int code, bool own)
 }
 
 static const struct stream_ops data_in_ops = {
+	.bulk_in = true,
 	.recv_want = recv_want,
 	.recv_got = recv_got,
 	.send_want = send_want,

@@ -54,6 +54,8 @@ TAILQ_HEAD(strangers, stranger);
 struct transport {
 	struct transport_config config;    /* immutable */
 	char address[TH_ADDRESS_MAX + 1];  /* immutable */
+	char engine_why[128];              /* immutable */
+	bool uring;                        /* immutable */
 	char congestion[CONGESTION_BYTES]; /* immutable; empty: the host's own */
 	struct events events;
 	struct transport_counters counters; /* each field atomic */

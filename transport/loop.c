@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loop - the epoll backend. Level-triggered: a stream that used up its turn is found again by the
+ * loop - see loop.h. Level-triggered: a stream that used up its turn is found again by the
  * next epoll_wait, behind the others that are ready, so none starves another.
  *
  * One turn: wait, move bytes for each ready stream up to its budget, run the posted tasks, tick.
@@ -8,7 +8,9 @@
 #include "transport/loop.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,13 +24,18 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "transport/guard.h"
+#include "transport/loop_uring.h"
 
 #define BATCH 64
 #define TURN_BYTES (4u << 20) /* one stream moves in a turn before the others get theirs */
 
 struct loop {
 	pthread_t thread;
-	int epoll_fd, wake_fd; /* owns */
+	int epoll_fd, wake_fd; /* owns; epoll_fd: -1 with a ring */
+	enum loop_engine engine;
+	struct uring *uring; /* owns; the thread's; NULL: epoll */
+	sem_t started;       /* posted when code is known */
+	int code;
 	int64_t (*tick)(void *arg, int64_t now_ns);
 	void *arg;
 	int64_t deadline_ns;
@@ -88,10 +95,23 @@ set_interest(struct stream *stream, uint32_t interest)
 {
 	if (stream->fd < 0 || stream->interest == interest)
 		return;
+	stream->interest = interest;
+	if (stream->loop->uring) {
+		uring_set(stream->loop->uring, stream);
+		return;
+	}
 	struct epoll_event event = {.events = interest, .data.ptr = stream};
 	int rc = epoll_ctl(stream->loop->epoll_fd, EPOLL_CTL_MOD, stream->fd, &event);
 	TH_ASSERT(rc == 0);
-	stream->interest = interest;
+}
+
+/* A ring reports an operation on a non-blocking socket at once, as not possible now. */
+static void
+set_blocking(int fd)
+{
+	int flags = fcntl(fd, F_GETFL);
+	int rc = flags < 0 ? -1 : fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+	TH_ASSERT(rc == 0);
 }
 
 int
@@ -102,6 +122,12 @@ stream_open(struct stream *stream, struct loop *loop, const struct stream_ops *o
 	struct epoll_event event = {.events = interest, .data.ptr = stream};
 	*stream = (struct stream){
 		.ops = ops, .loop = loop, .fd = fd, .interest = interest, .connecting = connecting};
+	if (loop->uring) {
+		if (ops->bulk_in)
+			set_blocking(fd);
+		uring_set(loop->uring, stream);
+		return 0;
+	}
 	if (epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, fd, &event) < 0) {
 		int rc = -errno;
 		th_fd_close(&stream->fd);
@@ -119,6 +145,10 @@ stream_release(struct stream *stream)
 	for (int i = 0; i < loop->batch_count; i++) {
 		if (loop->batch[i].data.ptr == stream)
 			loop->batch[i].data.ptr = NULL;
+	}
+	if (loop->uring) {
+		uring_remove(loop->uring, stream);
+		return th_fd_move(&stream->fd);
 	}
 	/* Explicitly: another process may hold the descriptor's file too. */
 	int rc = epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, stream->fd, NULL);
@@ -154,11 +184,34 @@ break_stream(struct stream *stream, int code)
 	stream->ops->broken(stream, code);
 }
 
+/* What the ring has received. False: the stream is gone. */
+static bool
+take_in(struct stream *stream)
+{
+	struct uring *uring = stream->loop->uring;
+	const struct iovec *ranges;
+	int fd = stream->fd;
+	int64_t got = uring_take(uring, stream, &ranges);
+	if (got == URING_NOTHING)
+		return true;
+	int rc = got > 0 ? stream->ops->recv_got(stream, ranges, (size_t)got) : 0;
+	uring_took(uring);
+	if (got == -EINTR || got == -EAGAIN)
+		return true;
+	if (got <= 0 || rc < 0) {
+		break_stream(stream, got == 0 ? STREAM_EOF : got < 0 ? (int)got : rc);
+		return false;
+	}
+	return rc == 0 && stream->fd == fd;
+}
+
 /* False: the stream is gone. */
 static bool
 move_in(struct stream *stream)
 {
 	struct loop *loop = stream->loop;
+	if (loop->uring && stream->ops->bulk_in)
+		return take_in(stream);
 	for (size_t moved = 0; moved < TURN_BYTES;) {
 		uint32_t count = stream->ops->recv_want(stream, loop->ranges);
 		if (count == 0) {
@@ -351,7 +404,8 @@ wait_ms(const struct loop *loop)
 static void
 turn(struct loop *loop)
 {
-	int count = epoll_wait(loop->epoll_fd, loop->batch, BATCH, wait_ms(loop));
+	int count = loop->uring ? uring_wait(loop->uring, loop->batch, BATCH, wait_ms(loop))
+				: epoll_wait(loop->epoll_fd, loop->batch, BATCH, wait_ms(loop));
 	TH_ASSERT(count >= 0 || errno == EINTR);
 	loop->batch_count = count < 0 ? 0 : count;
 	for (int i = 0; i < loop->batch_count; i++) {
@@ -378,8 +432,14 @@ static void *
 loop_main(void *arg)
 {
 	struct loop *loop = arg;
-	while (!loop->stopping)
+	/* By this thread alone: the end of a ring interrupts calls of all who used it. */
+	if (loop->engine == LOOP_URING)
+		loop->code = uring_new(loop->wake_fd, loop, &loop->uring);
+	bool fails = loop->code < 0;
+	sem_post(&loop->started);
+	while (!fails && !loop->stopping)
 		turn(loop);
+	uring_free(loop->uring);
 	return NULL;
 }
 
@@ -392,6 +452,7 @@ run_stop(struct loop_task *task)
 static void
 destroy(struct loop *loop)
 {
+	sem_destroy(&loop->started);
 	th_fd_close(&loop->epoll_fd);
 	th_fd_close(&loop->wake_fd);
 	pthread_mutex_destroy(&loop->lock);
@@ -399,8 +460,8 @@ destroy(struct loop *loop)
 }
 
 int
-loop_new(const char *name, int64_t (*tick)(void *arg, int64_t now_ns), void *arg,
-	struct loop **ret_loop)
+loop_new(const char *name, enum loop_engine engine, int64_t (*tick)(void *arg, int64_t now_ns),
+	void *arg, struct loop **ret_loop)
 {
 	struct loop *loop = calloc(1, sizeof(*loop));
 	if (!loop)
@@ -410,14 +471,18 @@ loop_new(const char *name, int64_t (*tick)(void *arg, int64_t now_ns), void *arg
 	loop->tick = tick;
 	loop->arg = arg;
 	loop->deadline_ns = tick ? 0 : INT64_MAX;
+	loop->engine = engine;
 	pthread_mutex_init(&loop->lock, NULL);
-	loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	sem_init(&loop->started, 0, 0);
 	loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	struct epoll_event event = {.events = EPOLLIN, .data.ptr = loop};
-	int rc = 0;
-	if (loop->epoll_fd < 0 || loop->wake_fd < 0 ||
-		epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->wake_fd, &event) < 0)
-		rc = -errno;
+	loop->epoll_fd = engine == LOOP_EPOLL ? epoll_create1(EPOLL_CLOEXEC) : -1;
+	int rc = loop->wake_fd < 0 ? -errno : 0;
+	if (rc == 0 && engine == LOOP_EPOLL) {
+		struct epoll_event event = {.events = EPOLLIN, .data.ptr = loop};
+		if (loop->epoll_fd < 0 ||
+			epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->wake_fd, &event) < 0)
+			rc = -errno;
+	}
 	/* Signals are the main thread's business. */
 	sigset_t all, before;
 	guard_mask(&all);
@@ -425,6 +490,13 @@ loop_new(const char *name, int64_t (*tick)(void *arg, int64_t now_ns), void *arg
 	if (rc == 0)
 		rc = -pthread_create(&loop->thread, NULL, loop_main, loop);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (rc == 0) {
+		while (sem_wait(&loop->started) < 0 && errno == EINTR)
+			continue;
+		rc = loop->code;
+		if (rc < 0)
+			pthread_join(loop->thread, NULL);
+	}
 	if (rc < 0) {
 		destroy(loop);
 		return rc;

@@ -2,10 +2,9 @@
 /*
  * loop - one thread that moves the bytes of its connections and runs the tasks it is sent.
  *
- * A stream is one non-blocking connection without any idea of I/O: it says where the next bytes go
- * (or come from) and is told how many went. This is the seam for another backend: with io_uring the
- * loop submits what recv_want and send_want name and reports the completions through recv_got and
- * send_sent; no stream changes.
+ * A stream is one connection without any idea of I/O: it says where the next bytes go (or come
+ * from) and is told how many went. So it is the same for both engines: epoll, and io_uring, where
+ * the kernel is told what recv_want names and says when it has come (loop_uring.h).
  *
  * Threads: a stream and all calls about it belong to its loop's thread. loop_post is for any
  * thread.
@@ -42,10 +41,12 @@ struct loop_task {
 #define loop_container(pointer, type, member)                                                      \
 	((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 
+enum loop_engine { LOOP_EPOLL, LOOP_URING };
+
 /* tick (may be NULL) runs at the deadline it returned last, at once the first time, or sooner when
  * asked by loop_tick_at; it returns the next one (INT64_MAX: none). 0 or -errno. */
-TH_MUST_USE int loop_new(const char *name, int64_t (*tick)(void *arg, int64_t now_ns), void *arg,
-	struct loop **ret_loop);
+TH_MUST_USE int loop_new(const char *name, enum loop_engine engine,
+	int64_t (*tick)(void *arg, int64_t now_ns), void *arg, struct loop **ret_loop);
 /* Ends the thread after the tasks posted so far. No stream may be left. */
 void loop_free(struct loop *loop);
 void loop_post(struct loop *loop, struct loop_task *task);
@@ -64,6 +65,8 @@ struct stream_file { /* bytes of a file, to be sent by sendfile */
 };
 
 struct stream_ops {
+	/* Much is received, and what recv_want names does not change but by recv_got. */
+	bool bulk_in;
 	/* A listening socket has only this and broken: somebody is at the door. */
 	void (*ready)(struct stream *stream);
 	/* Where the next received bytes go: count is LOOP_RANGES_MAX. 0: receive no more for now.
@@ -93,6 +96,7 @@ struct stream {
 	bool blocked; /* the socket takes no more for now: EPOLLOUT tells */
 	bool more;    /* of send_want: what follows it is there, so the kernel may wait for it */
 	bool spliced; /* something was sent out of a file: closing throws the kernel's queue away */
+	struct uring_op *poll_in, *poll_out, *receiving; /* of the ring, and its own */
 	bool no_file; /* the kernel does not send out of that kind of file: send_want is asked */
 };
 

@@ -17,6 +17,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/fd.h"
+#include "ipc/base/log.h"
 #include "transport/guard.h"
 #include "transport/internal.h"
 
@@ -128,14 +129,35 @@ copy_threads(uint32_t num_cpus)
 	return num_cpus >= 16 ? 8 : th_min_u32(num_cpus, 4);
 }
 
+/* A loop is made and ended: whether there may be rings here is known only then. */
+static enum loop_engine
+choose_engine(struct transport *transport)
+{
+	struct loop *loop;
+	if (transport->config.engine != TRANSPORT_ENGINE_URING)
+		return LOOP_EPOLL;
+	int rc = loop_new("th-probe", LOOP_URING, NULL, NULL, &loop);
+	if (rc < 0) {
+		snprintf(transport->engine_why, sizeof(transport->engine_why),
+			"io_uring is not to be had here: %s", th_strerror(rc));
+		log_warn("transport", "uses epoll why='%s'", transport->engine_why);
+		return LOOP_EPOLL;
+	}
+	loop_free(loop);
+	transport->uring = true;
+	log_info("transport", "uses io_uring");
+	return LOOP_URING;
+}
+
 static int
 start_threads(struct transport *transport)
 {
+	enum loop_engine engine = choose_engine(transport);
 	uint32_t num_cpus = cpus();
 	for (uint32_t i = 0; i < transport->config.num_movers; i++) {
 		char name[32];
 		snprintf(name, sizeof(name), "th-mover-%u", i);
-		int rc = loop_new(name, NULL, NULL, &transport->movers[i]);
+		int rc = loop_new(name, engine, NULL, NULL, &transport->movers[i]);
 		if (rc < 0)
 			return rc;
 		transport->num_movers++;
@@ -145,7 +167,7 @@ start_threads(struct transport *transport)
 	if (rc == 0)
 		rc = hasher_new(transport, transport->config.hash_threads, &transport->hasher);
 	if (rc == 0)
-		rc = loop_new("th-porter", porter_tick, transport, &transport->porter);
+		rc = loop_new("th-porter", engine, porter_tick, transport, &transport->porter);
 	return rc;
 }
 
@@ -237,6 +259,14 @@ const char *
 transport_address(const struct transport *transport)
 {
 	return transport->address;
+}
+
+const char *
+transport_engine(const struct transport *transport, const char **ret_why)
+{
+	if (ret_why)
+		*ret_why = transport->engine_why[0] != '\0' ? transport->engine_why : NULL;
+	return transport->uring ? "io_uring" : "epoll";
 }
 
 int

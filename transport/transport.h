@@ -41,6 +41,9 @@ struct transport;
  * where the kernel would copy for the reader out of cold pages what send() leaves in the cache. */
 enum transport_sendfile { TRANSPORT_SENDFILE_AUTO, TRANSPORT_SENDFILE_YES, TRANSPORT_SENDFILE_NO };
 
+/* How the movers wait and receive. AUTO: epoll, which is no slower (loop_uring.h). */
+enum transport_engine { TRANSPORT_ENGINE_AUTO, TRANSPORT_ENGINE_EPOLL, TRANSPORT_ENGINE_URING };
+
 struct transport_config {
 	const char *listen_host; /* address or name of the data port; borrowed for the call */
 	uint16_t listen_port;    /* 0 = any */
@@ -56,6 +59,7 @@ struct transport_config {
 	/* Bytes a second of chunks that leave, in all and to one peer's address; 0: no cap. */
 	uint64_t rate_out, rate_out_peer;
 	enum transport_sendfile sendfile;
+	enum transport_engine engine;
 };
 
 enum transport_event_kind {
@@ -113,6 +117,8 @@ void transport_close(struct transport *transport);
 
 /* "host:port" with numbers, the real port. Of a wildcard address it is of no use to a peer. */
 const char *transport_address(const struct transport *transport);
+/* "epoll" or "io_uring"; why (may be NULL): a sentence, when it is not what was asked for. */
+const char *transport_engine(const struct transport *transport, const char **ret_why);
 int transport_fd(const struct transport *transport); /* readable: poll it */
 /* Takes up to count events; returns how many. */
 uint32_t transport_poll(

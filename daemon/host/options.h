@@ -41,6 +41,7 @@ struct options {
 	char congestion[OPTIONS_NAME_BYTES]; /* of TCP; empty: cubic where there is one          */
 	uint64_t rate_out, rate_out_peer;    /* bytes a second; 0: no cap                        */
 	uint32_t hash_threads;        /* 0: chosen                                              */
+	bool io_uring;                       /* if it is to be had                               */
 	bool sendfile_set, sendfile;         /* set: not by itself                               */
 	uint32_t sessions_max, memory_objects_max, tensors_max;
 };

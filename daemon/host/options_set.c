@@ -222,6 +222,16 @@ set_rate(uint64_t *field, const char *key, const char *value, struct th_err *err
 }
 
 static int
+set_engine(struct options *options, const char *key, const char *value, struct th_err *err)
+{
+	options->io_uring = strcmp(value, "io_uring") == 0;
+	if (!options->io_uring && strcmp(value, "epoll") != 0 && strcmp(value, "auto") != 0)
+		return th_fail(err, TH_E_INVALID,
+			"%s: \"%s\" is neither auto nor epoll nor io_uring", key, value);
+	return 0;
+}
+
+static int
 set_sendfile(struct options *options, const char *key, const char *value, struct th_err *err)
 {
 	options->sendfile_set = strcmp(value, "auto") != 0;
@@ -290,6 +300,7 @@ const char *const options_keys[] = {
 	"leg.connections",
 	"movers",
 	"tcp.congestion",
+	"tcp.engine",
 	"tcp.sendfile",
 	"rate.out",
 	"rate.out.peer",
@@ -348,6 +359,8 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 		return set_number(&o->movers, 0, 16, key, value, err);
 	if (IS("tcp.congestion"))
 		return set_congestion(o, key, value, err);
+	if (IS("tcp.engine"))
+		return set_engine(o, key, value, err);
 	if (IS("tcp.sendfile"))
 		return set_sendfile(o, key, value, err);
 	if (IS("rate.out"))

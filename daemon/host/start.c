@@ -131,6 +131,7 @@ open_transport(struct host *host, struct th_err *err)
 		.congestion = options->congestion[0] != '\0' ? options->congestion : NULL,
 		.rate_out = options->rate_out,
 		.rate_out_peer = options->rate_out_peer,
+		.engine = options->io_uring ? TRANSPORT_ENGINE_URING : TRANSPORT_ENGINE_AUTO,
 		.sendfile = !options->sendfile_set ? TRANSPORT_SENDFILE_AUTO
 			    : options->sendfile    ? TRANSPORT_SENDFILE_YES
 						   : TRANSPORT_SENDFILE_NO,

@@ -4,6 +4,7 @@
  */
 #include "daemon/host/status.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -206,9 +207,11 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	status.draining = host->draining;
 	status.leaving = host->stopping;
 	status.verify = text(options->verify ? "full" : "off");
-	status.transports = text(!options->transport_tcp    ? "local"
-				 : options->transport_local ? "local,tcp"
-							    : "tcp");
+	char transports[256];
+	const char *why = NULL, *engine = transport_engine(host->transport, &why);
+	snprintf(transports, sizeof(transports), "%stcp (%s%s%s)",
+		options->transport_local ? "local," : "", engine, why ? "; " : "", why ? why : "");
+	status.transports = text(options->transport_tcp ? transports : "local");
 	for (struct session *session = host->sessions; session; session = session->hh.next)
 		status.mapped_bytes += session->memory.mapped_bytes;
 	status.offload_used = offload_used(host->offload);

@@ -172,6 +172,15 @@ rig_add_digests(struct xfer_part *part)
 
 /* ---- agents ------------------------------------------------------------------------------- */
 
+/* The suites run over both: meson.build says which in the environment. */
+static enum transport_engine
+engine(void)
+{
+	const char *name = getenv("TH_TEST_ENGINE");
+	return name && strcmp(name, "io_uring") == 0 ? TRANSPORT_ENGINE_URING
+						     : TRANSPORT_ENGINE_EPOLL;
+}
+
 struct rig_agent *
 rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 {
@@ -184,6 +193,7 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 		.rate_out = rig->rate_out,
 		.rate_out_peer = rig->rate_out_peer,
 		.congestion = rig->congestion,
+		.engine = engine(),
 		.sendfile = rig_with_files ? TRANSPORT_SENDFILE_YES : rig->sendfile,
 		.agent_inc = rig->num_agents};
 	struct th_err err;

@@ -158,6 +158,11 @@ Test(daemon_options, rates_and_congestion__only_what_can_be)
 	refused("tcp.congestion", "abcdefghijklmnop", "abcdefghijklmnop");
 	cr_assert_eq(set("tcp.congestion", "bbr"), 0);
 	cr_assert_str_eq(options.congestion, "bbr");
+	refused("tcp.engine", "select", "io_uring");
+	cr_assert_eq(set("tcp.engine", "io_uring"), 0);
+	cr_assert(options.io_uring);
+	cr_assert_eq(set("tcp.engine", "auto"), 0);
+	cr_assert_not(options.io_uring);
 	refused("tcp.sendfile", "maybe", "auto");
 	cr_assert_eq(set("tcp.sendfile", "yes"), 0);
 	cr_assert(options.sendfile_set && options.sendfile);
