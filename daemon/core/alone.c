@@ -10,9 +10,10 @@
  * on as a ghost (ghost.c), or, where the server ended that one otherwise or it never became an OP,
  * let_go makes another one. Until then readers that are sent here find nothing, and are sent on.
  *
- * What a rule of this host's own sessions names is not given up so: nobody can be asked who else
- * has it, or to keep it. It waits for a server until its deadline; THC_FORCE gives it up. Rules of
- * other hosts are known to the server only.
+ * What a rule names is not given up so: nobody can be asked who else has it, or to keep it. It
+ * waits for a server until its deadline; THC_FORCE gives it up. The rules are those of this host's
+ * own sessions, and those of all hosts as a server said them last (CTL_EV_RULES): what has ended
+ * since counts on. What the closing group itself claims does not count, unless others claim it too.
  */
 #include <string.h>
 
@@ -52,14 +53,10 @@ latest_here(const struct agent *agent, const struct session *session)
 }
 
 static bool
-names(const struct session *holder, uint64_t latest, uint64_t version)
+names(const struct th_retain *rules, uint64_t latest, uint64_t version)
 {
-	struct th_retain rules;
-
-	if (th_retain_parse(holder->open.retain, &rules, NULL) != 0)
-		return false;
-	for (uint32_t i = 0; i < rules.num_rules; i++) {
-		const struct th_spec *rule = &rules.rules[i];
+	for (uint32_t i = 0; i < rules->num_rules; i++) {
+		const struct th_spec *rule = &rules->rules[i];
 		if (rule->relative ? rule->number >= latest - version : rule->number == version)
 			return true;
 	}
@@ -74,12 +71,49 @@ claims(const struct session *other, const struct session *session)
 	       strcmp(other->open.replica, session->open.replica) != 0;
 }
 
+/* Somewhere, as far as a server has said. */
+static bool
+told(const struct session *session, uint64_t latest)
+{
+	const struct model *model = session->model;
+	struct th_retain own = {0};
+
+	if (!claims(session, session) && th_retain_parse(session->open.retain, &own, NULL) != 0)
+		own.num_rules = 0;
+	for (uint32_t i = 0; !model->rules_all; i++) {
+		if (i == model->rules.num_rules)
+			return false;
+		const struct th_retain one = {1, {model->rules.rules[i]}};
+		bool alone =
+			th_retain_covers(&own, &one) && !th_retain_covers(&model->shared, &one);
+		if (!alone && names(&one, latest, session->held.version))
+			break;
+	}
+	TH_MARK(a_rule_of_another_host);
+	return true;
+}
+
+void
+ac_alone_rules(struct agent *agent, const struct ctl_ev_rules *rules)
+{
+	struct model *model = ac_model_find(agent, rules->model);
+
+	if (model == NULL)
+		return;
+	memset(&model->rules, 0, sizeof(model->rules));
+	memset(&model->shared, 0, sizeof(model->shared));
+	/* What cannot be read may name anything. */
+	model->rules_all = rules->all || th_retain_parse(rules->rules, &model->rules, NULL) != 0 ||
+			   th_retain_parse(rules->shared, &model->shared, NULL) != 0;
+}
+
 bool
 ac_alone_retained(const struct agent *agent, const struct session *session)
 {
 	uint64_t latest = latest_here(agent, session);
+	struct th_retain rules;
 	const struct session *other;
-	bool named = false;
+	bool named = told(session, latest);
 
 	for (other = agent->sessions; other != NULL; other = other->hh.next) {
 		const struct part *part = other->part;
@@ -91,8 +125,9 @@ ac_alone_retained(const struct agent *agent, const struct session *session)
 			other->state == SESSION_OPEN && !other->broken &&
 			th_version_compare(other->held, session->held) == 0)
 			return false;
-		named = named ||
-			(claims(other, session) && names(other, latest, session->held.version));
+		named = named || (claims(other, session) &&
+					 th_retain_parse(other->open.retain, &rules, NULL) == 0 &&
+					 names(&rules, latest, session->held.version));
 	}
 	return named;
 }

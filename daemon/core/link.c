@@ -264,6 +264,9 @@ event(struct agent *agent, const struct ctl_event *event)
 		if (session != NULL)
 			ac_session_at_risk(agent, session);
 		break;
+	case CTL_EV_RULES:
+		ac_alone_rules(agent, &event->u.rules);
+		break;
 	case CTL_EV_PING: /* the next POLL answers it */
 		break;
 	}

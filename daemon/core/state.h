@@ -23,6 +23,7 @@
 #include "daemon/core/tables.h"
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
+#include "ipc/base/retain.h"
 #include "ipc/base/sim.h"
 
 struct session;
@@ -182,6 +183,10 @@ struct model { /* owned by agent.models; exists while a session names it */
 	bool asked; /* WATCH is on its way                                                   */
 	uint64_t generation;
 	uint64_t early; /* a newer one, said before the answer to WATCH */
+	/* What is retained of it anywhere, as a server said last; it outlives that server. */
+	struct th_retain rules;
+	struct th_retain shared; /* those of them that more than one group claims            */
+	bool rules_all;          /* every version                                            */
 	UT_hash_handle hh;
 };
 
@@ -435,7 +440,9 @@ int64_t ac_pending_next_ns(const struct agent *agent, const struct session *sess
 /* ---- unpublish without a server (alone.c) ---------------------------------------------------- */
 
 void ac_alone_tick(struct agent *agent, struct session *session);
-/* A rule of this host names what the session holds, and no other copy of it is here. */
+/* CTL_EV_RULES */
+void ac_alone_rules(struct agent *agent, const struct ctl_ev_rules *rules);
+/* A known rule names what the session holds, and no other copy of it is here. */
 bool ac_alone_retained(const struct agent *agent, const struct session *session);
 void ac_alone_settle(struct agent *agent, struct session *session);
 /* The unpublish has failed: what was drained for it is served again. */
@@ -463,6 +470,8 @@ void ac_call_send(struct agent *agent, struct session *session);
 /* ---- watches (watch.c) ----------------------------------------------------------------------- */
 
 struct model *ac_model_acquire(struct agent *agent, const char *name);
+/* NULL: no session names it. */
+struct model *ac_model_find(const struct agent *agent, const char *name);
 void ac_model_release(struct agent *agent, struct model *model);
 void ac_watch(struct agent *agent, struct session *session, const struct agent_submission *submit);
 bool ac_watch_cancel(struct agent *agent, struct session *session, uint32_t slot);

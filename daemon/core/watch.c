@@ -15,8 +15,8 @@
 #include "ipc/base/name.h"
 #include "ipc/base/sim.h"
 
-static struct model *
-find(const struct agent *agent, const char *name)
+struct model *
+ac_model_find(const struct agent *agent, const char *name)
 {
 	struct model *model = NULL;
 
@@ -27,7 +27,7 @@ find(const struct agent *agent, const char *name)
 struct model *
 ac_model_acquire(struct agent *agent, const char *name)
 {
-	struct model *model = find(agent, name);
+	struct model *model = ac_model_find(agent, name);
 
 	if (model == NULL) {
 		model = th_calloc(1, sizeof(*model));
@@ -207,7 +207,7 @@ void
 ac_watch_reply(
 	struct agent *agent, const struct ctl_request *request, const struct ctl_reply *reply)
 {
-	struct model *model = find(agent, request->u.watch.model);
+	struct model *model = ac_model_find(agent, request->u.watch.model);
 	struct session *session, *next;
 	char text[TH_CTL_TEXT_BYTES];
 
@@ -234,7 +234,7 @@ ac_watch_changed(struct agent *agent, const struct ctl_ev_changed *event)
 	char name[TH_NAME_MAX + 1];
 
 	AC_COPY(name, event->model);
-	model = find(agent, name);
+	model = ac_model_find(agent, name);
 	if (model == NULL)
 		return;
 	/*

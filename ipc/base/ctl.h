@@ -365,6 +365,7 @@ enum ctl_event_kind {
 	CTL_EV_NODE,     /* to the agent of a node: it is being drained, or is not any more */
 	CTL_EV_PING, /* nothing but its number: the POLL that acknowledges it is the answer */
 	CTL_EV_AT_RISK, /* a retained version that it holds or names may be lost, or is */
+	CTL_EV_RULES,   /* to who has a member of the model: what all retain of it */
 };
 
 struct ctl_grant { /* one shard from one source: a leg */
@@ -471,6 +472,18 @@ struct ctl_ev_node {
 	char text[TH_CTL_TEXT_BYTES]; /* who has asked for it */
 };
 
+/*
+ * The rules that any group claims by, also one that has crashed: what an agent that is cut off from
+ * the server goes by. It comes with every OPEN and REJOIN of a worker's, and when there are others.
+ */
+struct ctl_ev_rules {
+	char model[TH_NAME_MAX + 1];
+	bool all; /* more than fit a list, or not all are known yet: every version is retained */
+	char rules[TH_RETAIN_MAX + 1]; /* all: empty */
+	/* Those of them that more than one group claims: they stay when one of these closes. */
+	char shared[TH_RETAIN_MAX + 1];
+};
+
 struct ctl_event {
 	enum ctl_event_kind kind;
 	uint64_t number; /* 1, 2, ... per agent */
@@ -489,6 +502,7 @@ struct ctl_event {
 		struct ctl_ev_release release;
 		struct ctl_ev_close_refused close_refused;
 		struct ctl_ev_node node;
+		struct ctl_ev_rules rules;
 	} u;
 };
 

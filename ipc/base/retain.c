@@ -41,24 +41,22 @@ bad_rule(const char *rule, size_t len, struct th_err *err)
 		shown);
 }
 
-/* In its place; what is there already is the same rule. */
-static int
-add(struct th_retain *rules, const struct th_spec *rule, struct th_err *err)
+bool
+th_retain_add(struct th_retain *rules, const struct th_spec *rule)
 {
 	uint32_t at = 0;
 
 	while (at < rules->num_rules && order(&rules->rules[at], rule) < 0)
 		at++;
 	if (at < rules->num_rules && order(&rules->rules[at], rule) == 0)
-		return 0;
+		return true;
 	if (rules->num_rules == TH_RETAIN_RULES_MAX)
-		return th_fail(err, TH_E_LIMIT, "retain: more than %u rules in one list",
-			TH_RETAIN_RULES_MAX);
+		return false;
 	memmove(&rules->rules[at + 1], &rules->rules[at],
 		(rules->num_rules - at) * sizeof(rules->rules[0]));
 	rules->rules[at] = *rule;
 	rules->num_rules++;
-	return 0;
+	return true;
 }
 
 int
@@ -80,9 +78,9 @@ th_retain_parse(const char *text, struct th_retain *ret_rules, struct th_err *er
 		rule[len] = '\0';
 		if (th_spec_parse(rule, &spec) != 0)
 			return bad_rule(at, len, err);
-		int rc = add(&rules, &spec, err);
-		if (rc != 0)
-			return rc;
+		if (!th_retain_add(&rules, &spec))
+			return th_fail(err, TH_E_LIMIT, "retain: more than %u rules in one list",
+				TH_RETAIN_RULES_MAX);
 		at = at[len] == ',' ? at + len + 1 : NULL;
 	}
 	*ret_rules = rules;
@@ -99,4 +97,58 @@ th_retain_equal(const struct th_retain *a, const struct th_retain *b)
 			return false;
 	}
 	return true;
+}
+
+bool
+th_retain_covers(const struct th_retain *many, const struct th_retain *few)
+{
+	uint32_t at = 0;
+
+	/* Both ascend. */
+	for (uint32_t i = 0; i < few->num_rules; i++) {
+		while (at < many->num_rules && order(&many->rules[at], &few->rules[i]) < 0)
+			at++;
+		if (at == many->num_rules || order(&many->rules[at], &few->rules[i]) != 0)
+			return false;
+	}
+	return true;
+}
+
+static size_t
+write_number(char *to, uint64_t number)
+{
+	char digits[20];
+	size_t num = 0, len = 0;
+
+	do {
+		digits[num++] = (char)('0' + number % 10);
+		number /= 10;
+	} while (number != 0);
+	while (num > 0)
+		to[len++] = digits[--num];
+	return len;
+}
+
+/* The longest: "latest-" and twenty digits. */
+_Static_assert(TH_RETAIN_RULES_MAX *(7 + 20 + 1) <= TH_RETAIN_MAX, "a full list fits");
+
+void
+th_retain_write(const struct th_retain *rules, char ret_text[TH_RETAIN_MAX + 1])
+{
+	size_t len = 0;
+
+	for (uint32_t i = 0; i < rules->num_rules; i++) {
+		const struct th_spec *rule = &rules->rules[i];
+		if (i > 0)
+			ret_text[len++] = ',';
+		if (rule->relative) {
+			memcpy(ret_text + len, "latest", 6);
+			len += 6;
+			if (rule->number != 0)
+				ret_text[len++] = '-';
+		}
+		if (!rule->relative || rule->number != 0)
+			len += write_number(ret_text + len, rule->number);
+	}
+	ret_text[len] = '\0';
 }

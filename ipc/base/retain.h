@@ -29,6 +29,13 @@ struct th_retain { /* without repeats: latest and latest-K by K, then the number
  */
 TH_MUST_USE int th_retain_parse(const char *text, struct th_retain *ret_rules, struct th_err *err);
 
+/* One more rule, in its place. False: the list is full; a rule that is in it always fits. */
+bool th_retain_add(struct th_retain *rules, const struct th_spec *rule);
+/* Every rule of few is in many. */
+bool th_retain_covers(const struct th_retain *many, const struct th_retain *few);
+/* As a text that th_retain_parse takes; no rule: empty. */
+void th_retain_write(const struct th_retain *rules, char ret_text[TH_RETAIN_MAX + 1]);
+
 /* They name the same versions, however they were written. */
 bool th_retain_equal(const struct th_retain *a, const struct th_retain *b);
 

@@ -192,6 +192,7 @@ convert_out_event(struct convert_arena *arena, const struct ctl_event *event)
 	case CTL_EV_CLOSE_REFUSED:
 	case CTL_EV_PING:
 	case CTL_EV_AT_RISK:
+	case CTL_EV_RULES:
 		convert_out_offload_event(arena, event, message);
 		break;
 	}

@@ -67,6 +67,13 @@ convert_out_offload_event(
 		message->at_risk = convert_message(arena, &tensorhub__v1__ev_broken__descriptor);
 		message->at_risk->sid = event->u.at_risk.sid;
 		message->at_risk->text = convert_out_text(event->u.at_risk.text);
+	} else if (event->kind == CTL_EV_RULES) {
+		message->body_case = EVENT(RULES);
+		message->rules = convert_message(arena, &tensorhub__v1__ev_rules__descriptor);
+		message->rules->model = convert_out_text(event->u.rules.model);
+		message->rules->all = event->u.rules.all;
+		message->rules->rules = convert_out_text(event->u.rules.rules);
+		message->rules->shared = convert_out_text(event->u.rules.shared);
 	} else {
 		message->body_case = EVENT(CLOSE_REFUSED);
 		message->close_refused =
@@ -175,6 +182,15 @@ convert_in_offload_event(
 		ret_event->u.at_risk.sid = message->at_risk->sid;
 		convert_in_sentence(message->at_risk->text, sizeof(ret_event->u.at_risk.text),
 			ret_event->u.at_risk.text);
+		return true;
+	case EVENT(RULES):
+		ret_event->kind = CTL_EV_RULES;
+		in->message = "RULES";
+		convert_in_name(in, "model", message->rules->model, TH_NAME_MAX,
+			ret_event->u.rules.model);
+		convert_in_retain(in, message->rules->rules, ret_event->u.rules.rules);
+		convert_in_retain(in, message->rules->shared, ret_event->u.rules.shared);
+		ret_event->u.rules.all = message->rules->all;
 		return true;
 	default:
 		return false;

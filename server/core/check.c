@@ -428,6 +428,7 @@ check_claims(const struct model *model)
 	uint32_t count = 0;
 	const struct claim *claim, *other;
 	const struct group *group;
+	const struct rules_told *told = &model->retention.told;
 
 	TH_ASSERT(model->retention.model == model);
 	DL_FOREACH(model->retention.claims, claim)
@@ -441,6 +442,10 @@ check_claims(const struct model *model)
 		/* A claim has a holder, or had one that crashed (I16). */
 		TH_ASSERT(holders == claim->num_holders && claim->rules.num_rules > 0);
 		TH_ASSERT(claim->num_closing <= claim->num_holders);
+		/* Every agent knows it, or will when it has its events. */
+		TH_ASSERT(told->all || th_retain_covers(&told->rules, &claim->rules));
+		TH_ASSERT(told->all || holders + (claim->grace_ns != INT64_MIN) <= 1 ||
+			  th_retain_covers(&told->shared, &claim->rules));
 		TH_ASSERT(holders > 0 || claim->grace_ns != INT64_MIN);
 		for (other = claim->next; other != NULL; other = other->next)
 			TH_ASSERT(!th_retain_equal(&claim->rules, &other->rules));

@@ -31,6 +31,7 @@
 #include "server/core/rejoin.h"
 #include "server/core/retain.h"
 #include "server/core/risk.h"
+#include "server/core/rules.h"
 #include "server/core/timer.h"
 
 struct member *
@@ -305,6 +306,7 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 	member->next_op_seq = 1;
 	*ret_reply = (struct ctl_open_reply){
 		.sid = member->sid, .next_op_seq = 1, .group_inc = group->inc};
+	rules_joined(server, member);
 	if (rejoin_opened(server, member))
 		return 0;
 	if (++group->num_joined == group->num_shards) {

@@ -44,6 +44,7 @@ model_acquire(struct refsrv *server, const char *name)
 	model->revision = ++server->revision;
 	model->quiet_ns = INT64_MIN;
 	model->retention.model = model;
+	model->retention.shrink_ns = INT64_MAX;
 	HASH_ADD_STR(server->models, name, model);
 	return model;
 }

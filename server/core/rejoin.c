@@ -20,6 +20,7 @@
 #include "server/core/model.h"
 #include "server/core/op.h"
 #include "server/core/retain.h"
+#include "server/core/rules.h"
 #include "server/core/timer.h"
 
 /* ---- warming -------------------------------------------------------------------------------- */
@@ -507,6 +508,7 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 		return rc;
 	}
 	struct member *member = member_new(server, agent, group, &said->open, said->sid);
+	rules_joined(server, member);
 	rejoin_keep(member, said);
 	group->together = group->together || !rejoin_stood_alone(said);
 	*ret_reply = (struct ctl_open_reply){

@@ -17,6 +17,7 @@
 #include "server/core/model.h"
 #include "server/core/offload.h"
 #include "server/core/rejoin.h"
+#include "server/core/rules.h"
 #include "server/core/timer.h"
 
 /* ---- claims --------------------------------------------------------------------------------- */
@@ -334,6 +335,7 @@ retain_settle(struct refsrv *server, struct model *model)
 	struct retention *retention = &model->retention;
 
 	settle_claims(server, retention);
+	rules_settle(server, model);
 	offload_settle(server, model);
 	timer_stop(server, &retention->timer);
 	timer_at(server, &retention->timer, TIMER_RETENTION, retention->wake_ns);

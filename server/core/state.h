@@ -209,6 +209,13 @@ struct retention { /* see retain.h; part of struct model */
 	struct offload *offloads;
 	struct timer timer; /* at wake_ns */
 	int64_t wake_ns;    /* the next of all deadlines, while the model is settled     */
+	/* What the agents were told last: see rules.h. */
+	struct rules_told {
+		struct th_retain rules;
+		struct th_retain shared; /* by more than one group, one that crashed counts */
+		bool all;                /* more than fit, or not all are known yet         */
+	} told;
+	int64_t shrink_ns; /* there is less by now, which is told then; INT64_MAX: no     */
 };
 
 /* ---- models, versions, copies --------------------------------------------------------------- */

@@ -36,6 +36,7 @@ static struct {
 	const struct host *without; /* what is there is not counted */
 	int64_t twice_ns;           /* since when there are two of one; 0: there are not */
 	bool full;                  /* somebody was told that there is no room */
+	bool abandoned;             /* what somebody held may be lost, by what he did */
 } record;
 
 void
@@ -119,16 +120,12 @@ check_retain_complete(const struct worker *worker, int code)
 	record.full = record.full || code == TH_E_NOMEM_RETAIN;
 	/*
 	 * Members may call differently after one of them alone was told something, as NO_SERVER:
-	 * their group breaks, and where there is no room nobody rescues what it held.
+	 * their group breaks, and where there is no room nobody rescues what it held; nor does a
+	 * server that comes while it is rescued.
 	 */
-	if (record.full && (code == TH_E_GROUP_MISMATCH || code == TH_E_GROUP_BROKEN)) {
-		life = life_of(worker->group->model, worker->call.held);
-		if (life != NULL)
-			life->forced = true;
-	}
-	/* Ended without a server: only rules of its own host are known there. */
-	if (code == 0 && worker->call.kind == CTL_OP_UNPUBLISH &&
-		!agent_attached(worker->host->core)) {
+	if ((record.full || world.options.server_restart_ns != 0) &&
+		(code == TH_E_GROUP_MISMATCH || code == TH_E_GROUP_BROKEN)) {
+		record.abandoned = true;
 		life = life_of(worker->group->model, worker->call.held);
 		if (life != NULL)
 			life->forced = true;
@@ -143,6 +140,7 @@ check_retain_complete(const struct worker *worker, int code)
 void
 check_retain_abandon(const struct worker *worker)
 {
+	record.abandoned = true;
 	/* What it holds may be on its way to it. */
 	for (uint32_t i = 0; i < LINEAGES_MAX; i++) {
 		for (uint32_t k = 0; k < VERSIONS_MAX; k++)
@@ -356,7 +354,7 @@ bool
 check_retain_nothing_is_lost(void)
 {
 	return record.certain && world.options.servers == 1 && world.options.host_crash_ns == 0 &&
-	       world.options.drain_ns == 0 && !record.full;
+	       world.options.drain_ns == 0 && !record.full && !record.abandoned;
 }
 
 void

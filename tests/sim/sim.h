@@ -127,7 +127,7 @@ __attribute__((noreturn, format(printf, 2, 3))) void sim_fail(
 /* ---- randomness ------------------------------------------------------------------------------ */
 
 enum stream { RNG_SWARM, RNG_WORK, RNG_NET, RNG_MOVE, RNG_FAULT, RNG_PEER, RNG_READ,
-	RNG_SHORT, RNG_LOSS, RNG_STREAMS };
+	RNG_SHORT, RNG_LOSS, RNG_ALONE, RNG_STREAMS };
 
 uint64_t chance(enum stream stream, uint64_t bound);
 bool percent(enum stream stream, uint32_t share);
@@ -367,6 +367,7 @@ struct worker { /* a process */
 	uint32_t step;
 	struct call call;
 	bool want_close, starting;
+	bool ghost; /* its last operation was answered without a server, which may go on with it */
 	int64_t off_ns, ring_ns, open_ns;
 	uint64_t alarm;     /* its timers of before are void */
 	uint64_t successes; /* of all its lives */

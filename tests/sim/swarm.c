@@ -206,6 +206,24 @@ losses(struct options *o)
 	o->host_crash_ns = between(RNG_LOSS, SEC, 6 * SEC);
 }
 
+/*
+ * Groups of one that are often without a server, and nothing else goes wrong: what the rules of
+ * other hosts name must stay all the same. From a stream of its own, as above.
+ */
+static void
+cut_off(struct options *o)
+{
+	if (o->servers > 1 || o->quiet || !percent(RNG_ALONE, 3))
+		return;
+	no_faults(o);
+	retaining(o);
+	o->shards = o->models = 1;
+	o->cancel_permille = o->tickets_max = o->reset_percent = o->force_percent = 0;
+	o->drain_ns = 0;
+	o->server_restart_ns = between(RNG_ALONE, 2 * SEC, 8 * SEC);
+	o->server_down_ns = between(RNG_ALONE, 3 * SEC, 10 * SEC);
+}
+
 void
 swarm_draw(struct options *o)
 {
@@ -213,4 +231,5 @@ swarm_draw(struct options *o)
 	several_servers(o);
 	short_lives(o);
 	losses(o);
+	cut_off(o);
 }

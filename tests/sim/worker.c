@@ -115,7 +115,7 @@ worker_start(struct worker *worker)
 	worker->life++;
 	worker->state = W_OPENING;
 	worker->step = 0;
-	worker->want_close = false;
+	worker->want_close = worker->ghost = false;
 	worker->line = (struct agent_line){.held.version = TH_NO_VERSION};
 	worker->memory = memory_new(percent(RNG_WORK, world.options.shared_percent));
 	worker->handle = handle = th_calloc(1, sizeof(*handle));
@@ -340,6 +340,9 @@ worker_completed(struct worker *worker, const struct agent_action *action)
 	check_complete(worker, action);
 	check_retain_complete(worker, code);
 	worker->successes += code == 0;
+	/* Else it was never sent; or it has ended, and nothing is held. */
+	if (action->u.complete.op_seq != 0 || !th_version_none(action->u.complete.result.version))
+		worker->ghost = code == TH_E_NO_SERVER;
 	worker->state = W_IDLE;
 	program_done(worker, code, action->u.complete.result.version);
 	/* Until it has the listing its program is in the call. */
@@ -399,12 +402,12 @@ worker_close(struct worker *worker)
 	TRACE("worker #/# closes session #", worker->group->index, worker->shard,
 		worker->handle->id);
 	check_list_gives(worker);
+	/* What is in the midst of an operation is not kept for the next server. */
+	if (world.options.server_restart_ns != 0 && (worker->state != W_IDLE || worker->ghost))
+		check_retain_abandon(worker);
 	worker->state = W_CLOSING;
 	worker->group->apart = true;
 	worker->alarm++;
-	/* A close waits for no server: without one it gives up what is held. */
-	if (world.options.server_restart_ns != 0)
-		check_retain_abandon(worker);
 	struct agent_event *event = host_tell(worker->host, AGENT_EV_CLOSE, worker->handle->id,
 		after_open(worker, between(RNG_WORK, 2 * US, 500 * US)));
 	event->u.close.timeout_ns =

@@ -284,6 +284,7 @@ world_event_sid(const struct ctl_event *event)
 	case CTL_EV_RESERVE:
 	case CTL_EV_NODE:
 	case CTL_EV_PING:
+	case CTL_EV_RULES:
 		return 0;
 	}
 	return 0;

@@ -62,6 +62,25 @@ Test(convert_offload, golden__at_risk)
 	wire_event_is(&event, WIRE_BYTES("\x08\x03\xe2\x03\x05\x08\x02\x12\x01x"));
 }
 
+Test(convert_offload, golden__rules)
+{
+	struct ctl_event event;
+
+	memset(&event, 0, sizeof(event));
+	event.kind = CTL_EV_RULES;
+	event.number = 3;
+	strcpy(event.u.rules.model, "m");
+	strcpy(event.u.rules.rules, "latest,7");
+	/* Field 61, length 13. */
+	wire_event_is(&event, WIRE_BYTES("\x08\x03\xea\x03\x0d\x0a\x01m\x1a\x08latest,7"));
+	strcpy(event.u.rules.shared, "7");
+	wire_event_is(&event, WIRE_BYTES("\x08\x03\xea\x03\x10\x0a\x01m\x1a\x08latest,7\x22\x01"
+					 "7"));
+	event.u.rules.rules[0] = event.u.rules.shared[0] = '\0';
+	event.u.rules.all = true;
+	wire_event_is(&event, WIRE_BYTES("\x08\x03\xea\x03\x05\x0a\x01m\x10\x01"));
+}
+
 Test(convert_offload, golden__reserve)
 {
 	struct ctl_event event;
@@ -256,4 +275,41 @@ Test(convert_offload, at_risk__sentence__is_cut_and_obeyed_by_no_terminal)
 	cr_assert_eq(take_event_as(TENSORHUB__V1__EVENT__BODY_AT_RISK, &at_risk, &got), 0);
 	cr_assert_eq(strlen(got.u.at_risk.text), TH_CTL_TEXT_BYTES - 1);
 	cr_assert_not(got.u.at_risk.evicted, "of another message");
+}
+
+Test(convert_offload, rules__that_do_not_parse_or_of_no_model__are_refused)
+{
+	static char bad[][64] = {"latest,", "latest, 3", "all", "latest-0", "\x1b[2J",
+		"1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17"};
+	static char full[] = "latest-1,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15";
+	Tensorhub__V1__EvRules rules;
+	struct ctl_event got;
+	char longest[2 * TH_RETAIN_MAX];
+
+	tensorhub__v1__ev_rules__init(&rules);
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_RULES, &rules), TH_E_INVALID);
+	rules.model = text_control;
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_RULES, &rules), TH_E_INVALID);
+	rules.model = text_good;
+	for (size_t i = 0; i < TH_ARRAY_LEN(bad); i++) {
+		rules.rules = bad[i];
+		cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_RULES, &rules),
+			TH_E_INVALID, "%s", bad[i]);
+		rules.rules = full;
+		rules.shared = bad[i];
+		cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_RULES, &rules),
+			TH_E_INVALID, "%s", bad[i]);
+		rules.shared = full;
+	}
+	memset(longest, '1', sizeof(longest));
+	for (size_t i = 2; i < sizeof(longest); i += 3)
+		longest[i] = ',';
+	longest[sizeof(longest) - 1] = '\0';
+	rules.rules = longest;
+	cr_assert_eq(wire_take_event(TENSORHUB__V1__EVENT__BODY_RULES, &rules), TH_E_INVALID);
+	rules.rules = full;
+	cr_assert_eq(take_event_as(TENSORHUB__V1__EVENT__BODY_RULES, &rules, &got), 0);
+	cr_assert_str_eq(got.u.rules.rules, full);
+	cr_assert_str_eq(got.u.rules.shared, full);
+	cr_assert_not(got.u.rules.all);
 }

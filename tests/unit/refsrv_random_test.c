@@ -4,10 +4,9 @@
  * agents, replies that were lost, requests that come twice, members that disagree.
  *
  * Checked all the time: the invariants of refsrv_check; that all members of a group get the same
- * outcome of their n-th operation; that no GRANT comes for a part that is being drained; and that
- * nobody reads a part when its unpublish, close or failed operation is over; and that listings,
- * read in small parts, are what refsrv_reader.h says. Checked at the end:
- * when the faults stop every operation ends, and when all have closed nothing is left.
+ * outcome of their n-th operation; that no GRANT comes for a part being drained; that nobody reads
+ * a part when its unpublish, close or failed operation is over; that listings, read in parts, are
+ * what refsrv_reader.h says. At the end: every operation ends, and nothing is left.
  */
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -276,8 +275,8 @@ on_event(uint32_t agent, const struct ctl_event *event)
 			end_leg(leg, TH_E_CANCELLED, true);
 		}
 		if (member->closed) {
-			struct ctl_request request = {.kind = CTL_LEG_END};
-			request.u.leg_end.leg = event->u.reroute.grant.leg;
+			struct ctl_request request = {.kind = CTL_LEG_END,
+				.u.leg_end.leg = event->u.reroute.grant.leg};
 			request.u.leg_end.code = TH_E_CANCELLED;
 			send(agent, &request);
 			break;
@@ -287,8 +286,8 @@ on_event(uint32_t agent, const struct ctl_event *event)
 	}
 	case CTL_EV_GRANT:
 		/* Nobody is let in to a part that is being given up or was drained. */
-		TH_ASSERT(!member->part.drain_due && !member->part.drained);
-		TH_ASSERT(!member->part.giving_up);
+		TH_ASSERT(!member->part.drain_due && !member->part.drained &&
+			  !member->part.giving_up);
 		TH_ASSERT(event->u.grant.gen == member->part.gen ||
 			  event->u.grant.gen == member->part.next_gen);
 		break;
@@ -326,6 +325,7 @@ on_event(uint32_t agent, const struct ctl_event *event)
 	case CTL_EV_CHANGED:
 	case CTL_EV_BROKEN:
 	case CTL_EV_NODE:
+	case CTL_EV_RULES:
 		break;
 	case CTL_EV_RESERVE:
 	case CTL_EV_RELEASE:

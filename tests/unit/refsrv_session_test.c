@@ -219,9 +219,10 @@ Test(refsrv_session, poll__event_not_acknowledged__sent_again)
 		poll(a, 0, 901, &out);
 		cr_assert_eq(out.num_replies, 1);
 		cr_assert_eq(out.replies[0].reply.u.poll.num_events, 1);
-		cr_assert_eq(out.replies[0].reply.u.poll.events[0].number, 1);
+		/* The first has come with the OPEN. */
+		cr_assert_eq(out.replies[0].reply.u.poll.events[0].number, 2);
 	}
-	poll(a, 1, 902, &out);
+	poll(a, 2, 902, &out);
 	cr_assert_eq(out.num_replies, 0);
 	poll(a, 5, 903, &out);
 	cr_assert_eq(out.replies[0].reply.code, TH_E_INVALID);
@@ -239,9 +240,10 @@ Test(refsrv_session, poll__many_events__at_most_the_limit_in_one_reply)
 	/* The standing POLL was answered with the first; this is the same again. */
 	const struct refsrv_reply *last = &out.replies[out.num_replies - 1];
 	cr_assert_eq(last->reply.u.poll.num_events, TH_EVENTS_MAX);
-	poll(a, TH_EVENTS_MAX, 902, &out);
+	/* One more has come with the OPEN. */
+	poll(a, TH_EVENTS_MAX + 1, 902, &out);
 	cr_assert_eq(out.replies[0].reply.u.poll.num_events, 6);
-	cr_assert_eq(out.replies[0].reply.u.poll.events[0].number, TH_EVENTS_MAX + 1);
+	cr_assert_eq(out.replies[0].reply.u.poll.events[0].number, TH_EVENTS_MAX + 2);
 }
 
 Test(refsrv_session, poll__requester_forgotten__never_answered)

@@ -135,3 +135,38 @@ Test(retain_rules, equal__is_what_they_name)
 	cr_assert_not(th_retain_equal(&a, &c));
 	cr_assert_not(th_retain_equal(&a, &d));
 }
+
+Test(retain_rules, write__is_read_back)
+{
+	static const char *const texts[] = {"", "latest", "latest,latest-1,0,17",
+		"latest-18446744073709551614,18446744073709551614"};
+	char text[TH_RETAIN_MAX + 1];
+	struct th_retain rules;
+
+	for (size_t i = 0; i < TH_ARRAY_LEN(texts); i++) {
+		cr_assert_eq(th_retain_parse(texts[i], &rules, NULL), 0, "%s", texts[i]);
+		th_retain_write(&rules, text);
+		cr_assert_str_eq(text, texts[i]);
+	}
+}
+
+Test(retain_rules, add_and_covers__sets)
+{
+	struct th_retain many = {0}, few = {0};
+	struct th_spec rule = {0};
+
+	cr_assert(th_retain_covers(&many, &few));
+	for (uint64_t i = TH_RETAIN_RULES_MAX; i > 0; i--) {
+		rule.number = i;
+		cr_assert(th_retain_add(&many, &rule));
+		cr_assert(th_retain_add(&many, &rule), "it is there already");
+	}
+	cr_assert_eq(many.num_rules, TH_RETAIN_RULES_MAX);
+	cr_assert(th_retain_add(&few, &rule));
+	cr_assert(th_retain_covers(&many, &few));
+	cr_assert_not(th_retain_covers(&few, &many));
+	rule.relative = true;
+	cr_assert_not(th_retain_add(&many, &rule));
+	cr_assert(th_retain_add(&few, &rule));
+	cr_assert_not(th_retain_covers(&many, &few));
+}
