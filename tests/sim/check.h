@@ -69,6 +69,8 @@ void check_retain_start(void);
 void check_retain_opened(const struct worker *worker);
 void check_retain_submit(const struct worker *worker);
 void check_retain_complete(const struct worker *worker, int code);
+/* A close is refused for want of room. */
+void check_retain_no_room(void);
 void check_retain_abandon(const struct worker *worker);
 void check_retain_crash(void);
 /* An agent is attached to a server, or not any more. */
@@ -87,6 +89,7 @@ void check_risk_start(void);
 void check_risk_lost(uint32_t model, struct th_version id);
 void check_risk_line(const struct worker *worker, const struct agent_line *line);
 void check_risk(void);
+void check_risk_end(void);
 
 /* Servers: a new core; it begins to serve; another's answer has come; an agent is attached. */
 void check_standby_start(void);

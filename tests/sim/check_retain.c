@@ -138,6 +138,12 @@ check_retain_complete(const struct worker *worker, int code)
 }
 
 void
+check_retain_no_room(void)
+{
+	record.full = true;
+}
+
+void
 check_retain_abandon(const struct worker *worker)
 {
 	record.abandoned = true;

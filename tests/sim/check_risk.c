@@ -6,6 +6,10 @@
  * What is lost check_retain says, which looks at memories. Told is who is there all the time from
  * the crash until a server must have missed what died, if nothing newer has taken the version's
  * place in its rules by then. A server that has come since knows nothing of what is lost.
+ *
+ * Where servers fail, members of one group may be told different things and call differently: it
+ * breaks, and what it held is lost if there is no room for it. Others may hear of that loss before
+ * its members hear that they are broken, so it is judged at the end who was told for nothing.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -26,6 +30,9 @@ static struct {
 		uint16_t before[GROUPS_MAX][SHARDS_MAX];
 	} losses[LOSSES_MAX];
 	uint32_t next;
+	bool broken;               /* some group */
+	const struct worker *told; /* the first, where a server may have failed */
+	int64_t told_ns;
 } record;
 
 void
@@ -113,7 +120,21 @@ check_risk(void)
 void
 check_risk_line(const struct worker *worker, const struct agent_line *line)
 {
-	if (line->at_risk != worker->line.at_risk && check_retain_nothing_is_lost())
-		sim_fail("risk", "group %u shard %u is told of a risk, and nothing has failed",
-			worker->group->index, worker->shard);
+	record.broken = record.broken || line->broken != 0;
+	if (line->at_risk == worker->line.at_risk || record.told != NULL)
+		return;
+	record.told = worker;
+	record.told_ns = world.now_ns;
+	if (world.options.server_restart_ns == 0)
+		check_risk_end();
+}
+
+void
+check_risk_end(void)
+{
+	if (record.told != NULL && !record.broken && check_retain_nothing_is_lost())
+		sim_fail("risk",
+			"group %u shard %u was told of a risk at %.6f s, and nothing has failed",
+			record.told->group->index, record.told->shard,
+			(double)record.told_ns / SEC);
 }

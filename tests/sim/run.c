@@ -114,6 +114,7 @@ run_seed(uint64_t seed, bool print)
 	check_slowly();
 	check_end();
 	check_retain_end();
+	check_risk_end();
 	end();
 	return trace_hash();
 }

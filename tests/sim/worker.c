@@ -419,6 +419,8 @@ worker_close_refused(struct worker *worker, int code)
 {
 	TRACE("worker #/# is refused to close: !", worker->group->index, worker->shard,
 		TRACE_E(code));
+	if (code == TH_E_NOMEM_RETAIN)
+		check_retain_no_room();
 	if (worker->state != W_CLOSING)
 		return;
 	if (worker->line.safe_to_mutate)
