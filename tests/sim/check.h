@@ -17,7 +17,7 @@
  *   I10 one effect       check_wire: an outcome is told once; a second effect breaks another one
  *   I11 fencing          check_memory: a leg reads the generation that was granted; check_standby:
  *                        epochs only grow
- *   I12 retention        check_retain; check_time: a node that is called empty
+ *   I12 retention        check_retain, also of spot hosts; check_time: a node that is called empty
  *   I13 few offloads     check_retain
  *   I14 deadlines        check_time: for whom nothing is disturbed, also while others are; and for
  *                        all when the faults have ended

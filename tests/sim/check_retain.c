@@ -7,9 +7,10 @@
  * has begun to close. The latest is the highest that may have been published: all members of a
  * group have called. What is there is what memories hold.
  *
- * That is certain only where nothing fails but agents that crash, and servers as long as all agents
- * are with one of them. Whatever is given up by force,
- * and what a crash may have taken while somebody was giving it up, is not looked at any more.
+ * What only spot hosts have may go with them; but what a host that stays has had is not given up
+ * for their sake. That is certain only where nothing fails but agents that crash, and servers as
+ * long as all agents are with one of them. Whatever is given up by force, and what a crash may have
+ * taken while somebody was giving it up, is not looked at any more.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -49,11 +50,10 @@ check_retain_start(void)
 	for (uint32_t i = 0; i < MODELS_MAX; i++)
 		record.top[i].version = TH_NO_VERSION;
 	/* A cancelled call that was never sent makes its member diverge: the group breaks. */
-	record.certain = (o->servers == 1 || o->host_crash_ns == 0) && o->spot_percent == 0 &&
-			 o->diverge_permille == 0 && o->cancel_permille == 0 &&
-			 o->other_bytes_percent == 0 && o->layout_percent == 0 &&
-			 o->clock_skew_permille == 0 && o->loss_permille == 0 &&
-			 o->twice_permille == 0 && o->slow_permille == 0 &&
+	record.certain = (o->servers == 1 || o->host_crash_ns == 0) && o->diverge_permille == 0 &&
+			 o->cancel_permille == 0 && o->other_bytes_percent == 0 &&
+			 o->layout_percent == 0 && o->clock_skew_permille == 0 &&
+			 o->loss_permille == 0 && o->twice_permille == 0 && o->slow_permille == 0 &&
 			 o->leg_fail_permille == 0 && o->corrupt_permille == 0 &&
 			 o->worker_death_ns == 0 && o->host_pause_ns == 0 &&
 			 o->server_pause_ns == 0 && o->cut_ns == 0 && o->slow_link_ns == 0 &&
@@ -176,7 +176,8 @@ count(uint32_t model, uint32_t shard, struct th_version id, bool offload)
 
 	for (uint32_t i = 0; i < world.options.hosts; i++) {
 		const struct handle *handle = world.hosts[i].handles;
-		if (&world.hosts[i] == record.without)
+		/* What a spot host has does not count, also for those who give theirs up. */
+		if (&world.hosts[i] == record.without || world.hosts[i].spot)
 			continue;
 		for (; handle != NULL; handle = handle->next)
 			sum += (!offload || handle->offload) && holds(handle, model, shard, id);
@@ -209,14 +210,24 @@ stands(const struct group *group)
 	return true;
 }
 
-/* A group has it that does nothing at all. */
+static bool
+on_spot(const struct group *group)
+{
+	for (uint32_t i = 0; i < group->shards; i++) {
+		if (group->workers[i].host->spot)
+			return true;
+	}
+	return false;
+}
+
+/* A group has it that does nothing at all, and none of it may be taken away. */
 static bool
 at_rest(uint32_t model, struct th_version id)
 {
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		const struct group *group = &world.groups[i];
 		uint32_t resting = 0;
-		if (group->model != model || !stands(group))
+		if (group->model != model || !stands(group) || on_spot(group))
 			continue;
 		for (uint32_t k = 0; k < group->shards; k++) {
 			const struct worker *worker = &group->workers[k];
@@ -240,7 +251,8 @@ forget_what_moves(bool crash)
 				struct life *life = &record.lives[m][i][k];
 				struct th_version id = {.lineage = i, .version = k};
 				if (crash && life->seen && life->committed && !life->forced &&
-					world.options.drain_ns == 0 && !there(m, id))
+					world.options.drain_ns == 0 &&
+					world.options.spot_percent == 0 && !there(m, id))
 					check_risk_lost(m, id);
 				life->seen = life->seen && at_rest(m, id);
 			}
@@ -360,7 +372,8 @@ bool
 check_retain_nothing_is_lost(void)
 {
 	return record.certain && world.options.servers == 1 && world.options.host_crash_ns == 0 &&
-	       world.options.drain_ns == 0 && !record.full && !record.abandoned;
+	       world.options.drain_ns == 0 && world.options.spot_percent == 0 && !record.full &&
+	       !record.abandoned;
 }
 
 void

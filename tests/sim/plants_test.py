@@ -24,7 +24,6 @@ HOLES = {
     'late_watch_believed': 'the next question seems to make up for it; unit agent_link has it',
     'outcome_told_twice': 'told is asked once: no second way leads there',
     'reservation_taken_twice': 'only an agent that lies opens twice; unit refsrv_offload has it',
-    'spot_counts': 'check_retain looks at worlds without spot hosts; unit refsrv_rescue',
     'stale_reply_believed': 'numbers are unique across lives, and no reply is delivered twice',
     'unheard_attachment_goes_on': 'rare: found at seed 1079 of other draws; unit refsrv_epoch',
 }

@@ -191,6 +191,15 @@ short_lives(struct options *o)
 	o->loss_permille = (uint32_t)between(RNG_SHORT, 100, 300);
 }
 
+/* Some of the worlds in which check_retain is certain: no death of a worker, no server more. */
+static void
+spot_hosts(struct options *o)
+{
+	if (percent(RNG_SHORT, 25) && o->servers == 1 && o->retain_percent >= 50 &&
+		o->worker_death_ns == 0 && o->loss_permille == 0 && o->hosts > 2)
+		o->spot_percent = (uint32_t)between(RNG_SHORT, 20, 60);
+}
+
 /* Hosts crash, one after the other, and nothing else fails: what is retained may be lost. */
 static void
 losses(struct options *o)
@@ -230,6 +239,7 @@ swarm_draw(struct options *o)
 	draw(o);
 	several_servers(o);
 	short_lives(o);
+	spot_hosts(o);
 	losses(o);
 	cut_off(o);
 }
