@@ -383,8 +383,8 @@ check_snapshots(const struct refsrv *server)
 }
 
 /*
- * One offload copy of a version at a time, but when its node is drained, or it comes back while
- * another is made (I13); and its group.
+ * One offload copy of a version at a time, but when a complete one is on nodes that are drained or
+ * do not answer, or one comes back while another is made (I13); and its group.
  */
 static void
 check_offloads(const struct model *model)
@@ -399,8 +399,10 @@ check_offloads(const struct model *model)
 		TH_ASSERT(offload->state == OFFLOAD_RESERVING || offload->group != NULL);
 		TH_ASSERT(offload->group == NULL || offload->group->offload == offload);
 		for (other = offload->next; other != NULL; other = other->next)
-			TH_ASSERT(other->version != offload->version ||
-				  other->why == OFFLOAD_DRAIN || other->why == OFFLOAD_REJOINED);
+			TH_ASSERT(
+				other->version != offload->version ||
+				other->why == OFFLOAD_REJOINED ||
+				(offload->state == OFFLOAD_READY && other->why != OFFLOAD_RESCUE));
 		for (uint32_t i = 0; i < offload->num_shards; i++)
 			TH_ASSERT(offload->shards[i].agent_inc != 0 &&
 				  (offload->shards[i].sid != 0 || !offload->shards[i].registered));

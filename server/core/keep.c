@@ -121,7 +121,7 @@ keep_check(struct refsrv *server, struct copy *copy)
 	}
 	if (TH_PLANT(ack_before_all_copied) && offload_begun(version))
 		return KEEP_FREE;
-	if (offload_awaited(server, version))
+	if (offload_awaited(version))
 		return KEEP_WAIT;
 	if (copy->keep->code == 0 && offload_begin(server, copy, OFFLOAD_GIVEN_UP, NULL) != NULL)
 		return KEEP_WAIT;

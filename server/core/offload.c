@@ -29,17 +29,20 @@
 
 /* ---- which there are ------------------------------------------------------------------------ */
 
+/* The newest, and before all others one that is being made. */
 static struct offload *
 offload_of(const struct version *version)
 {
-	struct offload *offload, *newest = NULL;
+	struct offload *offload, *found = NULL;
 
 	DL_FOREACH(version->model->retention.offloads, offload)
 	{
-		if (offload->version == version)
-			newest = offload;
+		if (offload->version == version &&
+			(found == NULL || found->state == OFFLOAD_READY ||
+				offload->state != OFFLOAD_READY))
+			found = offload;
 	}
-	return newest;
+	return found;
 }
 
 bool
@@ -50,20 +53,22 @@ offload_running(const struct version *version)
 	return offload != NULL && offload->state != OFFLOAD_READY;
 }
 
-bool
-offload_awaited(struct refsrv *server, struct version *version)
+/* It is complete, and its agents live and stay. */
+static bool
+stands(const struct offload *offload)
 {
-	struct offload *offload = offload_of(version);
+	return offload->group->copy != NULL && copy_secure(offload->group->copy);
+}
+
+bool
+offload_awaited(const struct version *version)
+{
+	const struct offload *offload = offload_of(version);
 
 	if (offload == NULL)
 		return false;
-	if (offload->state != OFFLOAD_READY)
-		return true;
-	/* Its agents do not answer: they are suspect soon, and it is made anew elsewhere. */
-	if (offload->group->copy != NULL && copy_secure(offload->group->copy))
-		return true;
-	offload_end(server, offload, "its agents do not answer");
-	return false;
+	/* On nodes that are being drained or do not answer it stays until there is another one. */
+	return offload->state != OFFLOAD_READY || stands(offload);
 }
 
 bool
@@ -358,8 +363,9 @@ offload_begin(
 	struct version *version = source->version;
 	struct offload *offload = offload_of(version);
 
-	/* A complete one is enough, but when it is the one that has to go. */
-	if (offload != NULL && (offload->state != OFFLOAD_READY || offload->group != source->group))
+	/* A complete one is enough, but when it is the one that has to go, or may be lost. */
+	if (offload != NULL && (offload->state != OFFLOAD_READY ||
+				       (offload->group != source->group && stands(offload))))
 		return offload;
 	offload = th_calloc(1, sizeof(*offload));
 	offload->reservation = epoch_next_id(server);

@@ -9,9 +9,9 @@
  *   FILLING:   the group replicates, by the same PLAN, GO and legs as any group
  *   READY:     it serves, until no rule wants it any more or another copy will do; then RELEASE
  *
- * A version has one at a time, but while its agent's node is drained, when a second one takes over;
- * or one comes back after the loss of a server (rejoin.h) and finds that another was begun. Then
- * the older one goes.
+ * A version has one at a time, but while its agent's node is drained or does not answer, when a
+ * second one takes over; or one comes back after the loss of a server (rejoin.h) and finds that
+ * another was begun. Then the older one goes, and not before the other is complete.
  */
 #ifndef TH_SERVER_CORE_OFFLOAD_H
 #define TH_SERVER_CORE_OFFLOAD_H
@@ -27,9 +27,9 @@ struct offload *offload_begin(struct refsrv *server, struct copy *source, enum o
 	const struct agent *avoid);
 /* Agents that stay have said that they keep so much; they may refuse all the same. */
 bool offload_conceivable(const struct refsrv *server, const struct copy *copy);
-/* One is being made, or is complete and its agents may yet prove that they live. */
+/* One is being made; or is complete, and its agents stay and may yet prove that they live. */
 bool offload_running(const struct version *version);
-bool offload_awaited(struct refsrv *server, struct version *version);
+bool offload_awaited(const struct version *version);
 /* Chunks that have arrived in the one that is being made. */
 uint64_t offload_progress(const struct version *version);
 bool offload_begun(const struct version *version);

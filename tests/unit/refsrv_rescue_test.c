@@ -333,6 +333,46 @@ Test(refsrv_rescue, spot__only_copy__is_copied_to_a_host_that_stays)
 	cr_assert_eq(num_versions(), 1);
 }
 
+static void
+drain(uint32_t agent)
+{
+	struct ctl_request request = {.kind = CTL_ADMIN, .u.admin.verb = CTL_ADMIN_DRAIN};
+
+	strcpy(request.u.admin.node, w.agents[agent].node);
+	cr_assert_eq(world_request(&w, c, &request), 0);
+}
+
+/* What it has given up it would have lost with the spot host. */
+Test(refsrv_rescue, drained_offload__last_copy_given_up__stays_until_another_is_complete)
+{
+	struct ctl_ev_reserve reserve;
+	struct world_member m = world_published(&w, spot_agent(), "p", "7");
+	world_sleep(&w, 2 * SEC);
+	struct world_member o = world_accepts(&w, a);
+	world_finish(&w, &o, world_filling(&w, &o).leg);
+	drain(a);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	for (uint32_t agent = b; agent <= c; agent++) {
+		cr_assert(world_reserve(&w, agent, &reserve));
+		cr_assert_eq(world_refuse(&w, agent, &reserve), 0);
+	}
+	cr_assert_eq(world_outcome(&w, &m).code, TH_E_NOMEM_RETAIN);
+	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, o.sid));
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, o.sid));
+	/* Later there is room: it may be given up, and only then the drained copy goes. */
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	struct world_member p = world_accepts(&w, b);
+	struct ctl_grant grant = world_filling(&w, &p);
+	world_sleep(&w, 2 * SEC);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, o.sid));
+	world_finish(&w, &p, grant.leg);
+	world_drained(&w, &m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	world_sleep(&w, 2 * SEC);
+	world_drained(&w, &o);
+	cr_assert_eq(num_versions(), 1);
+}
+
 Test(refsrv_rescue, spot__a_replica_elsewhere_in_time__nothing_is_copied)
 {
 	struct world_member m = world_published(&w, spot_agent(), "p", "7"),
