@@ -86,6 +86,7 @@ bool check_retain_nothing_is_lost(void);
 
 /* THC_EV_AT_RISK: a crash has taken the last copy of what was retained; a worker is told. */
 void check_risk_start(void);
+void check_risk_moves(void);
 void check_risk_lost(uint32_t model, struct th_version id);
 void check_risk_line(const struct worker *worker, const struct agent_line *line);
 void check_risk(void);

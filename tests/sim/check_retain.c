@@ -274,6 +274,7 @@ check_retain_crash(void)
 void
 check_retain_moves(void)
 {
+	check_risk_moves();
 	if (world.options.servers > 1)
 		forget_what_moves(false);
 }

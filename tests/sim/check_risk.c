@@ -5,7 +5,8 @@
  *
  * What is lost check_retain says, which looks at memories. Told is who is there all the time from
  * the crash until a server must have missed what died, if nothing newer has taken the version's
- * place in its rules by then. A server that has come since knows nothing of what is lost.
+ * place in its rules by then. A server that has come since knows nothing of what is lost; nor does
+ * one that has come before, when who died had not attached to it and said what it has.
  *
  * Where servers fail, members of one group may be told different things and call differently: it
  * breaks, and what it held is lost if there is no room for it. Others may hear of that loss before
@@ -17,6 +18,7 @@
 #include "tests/sim/check.h"
 
 #define TOLD_NS (3 * SEC) /* since all agents are there, those that have died as new ones */
+#define SAID_NS SEC       /* what agents hold the server knows so long after they attached */
 #define LOSSES_MAX 64u
 
 static struct {
@@ -30,6 +32,7 @@ static struct {
 		uint16_t before[GROUPS_MAX][SHARDS_MAX];
 	} losses[LOSSES_MAX];
 	uint32_t next;
+	int64_t moved_ns;          /* an agent has attached, or lost its server */
 	bool broken;               /* some group */
 	const struct worker *told; /* the first, where a server may have failed */
 	int64_t told_ns;
@@ -42,12 +45,30 @@ check_risk_start(void)
 }
 
 void
+check_risk_moves(void)
+{
+	record.moved_ns = world.now_ns;
+}
+
+/* All agents had told the server what they have, also those that have died. */
+static bool
+server_knew(void)
+{
+	for (uint32_t i = 0; i < world.options.hosts; i++) {
+		const struct host *host = &world.hosts[i];
+		if (!host->attached || host->server_inc != world.servers[0].inc)
+			return false;
+	}
+	return world.now_ns >= record.moved_ns + SAID_NS;
+}
+
+void
 check_risk_lost(uint32_t model, struct th_version id)
 {
 	struct loss *loss = &record.losses[record.next++ % LOSSES_MAX];
 
 	TRACE("version # of model # is lost", id.version, model);
-	*loss = (struct loss){.open = true,
+	*loss = (struct loss){.open = server_knew(),
 		.model = model,
 		.id = id,
 		.at_ns = world.now_ns,
