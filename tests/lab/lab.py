@@ -18,7 +18,6 @@ payloads, 4 minutes; the figures are then of the right kind and not precise. --s
 that all of it runs, and judges bytes and sources only.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -26,10 +25,7 @@ import subprocess
 import sys
 import time
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-os.environ["TH_BUILD"] = os.path.abspath(os.environ.get("TH_BUILD", "build"))
-sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
-sys.path.insert(0, HERE)
+import command
 import plot
 from cluster import Skip, wait_for
 from net import CHUNK, MIB, Busy, lab
@@ -186,7 +182,7 @@ def fanout(sizes, rounds):
 
 def raw_hub(it, count):
     """The last of so many readers of a hub of raw sockets on the same hosts and links."""
-    script = os.path.join(HERE, "hub.py")
+    script = os.path.join(command.HERE, "hub.py")
     begun = []
 
     def begin(i, *args):
@@ -254,15 +250,16 @@ def earlier(args):
 
 
 def main():
-    parser = argparse.ArgumentParser(usage=__doc__)
+    parser = command.parser(__doc__)
     parser.add_argument("figures", nargs="*")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--out", default=os.path.join(HERE, "figures"))
+    parser.add_argument("--out", default=os.path.join(command.HERE, "figures"))
     args = parser.parse_args()
     unknown = [name for name in args.figures if name not in FIGURES]
     if unknown:
-        parser.error(f"no figure {unknown[0]}: {' '.join(FIGURES)}")
+        parser.error(f"there is no figure {unknown[0]}; there are {', '.join(FIGURES)}")
+    command.need_build()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell had it ignored
     plan = SMOKE if args.smoke else QUICK if args.quick else FULL

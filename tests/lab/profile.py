@@ -10,7 +10,6 @@ by what is done, and the most frequent functions. Workers do nothing meanwhile. 
 perf_event_paranoid of at most 1.
 """
 
-import argparse
 import collections
 import os
 import re
@@ -20,9 +19,7 @@ import statistics
 import subprocess
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-os.environ["TH_BUILD"] = os.path.abspath(os.environ.get("TH_BUILD", "build"))
-sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
+import command
 from cluster import cluster, wait_for
 
 HERTZ = 1999
@@ -147,11 +144,12 @@ def measure(c, title, agents, writer, reader, mib, rounds, top):
 
 
 def main():
-    parser = argparse.ArgumentParser(usage=__doc__)
+    parser = command.parser(__doc__)
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--top", type=int, default=12)
     args = parser.parse_args()
+    command.need_build()
     if not shutil.which("perf"):
         sys.exit("no perf (Debian: linux-perf)")
     with cluster() as c:
