@@ -62,12 +62,12 @@ choose_congestion(
 	const char *name = config->congestion ? config->congestion : "cubic";
 	if (strlen(name) >= CONGESTION_BYTES)
 		return th_fail(
-			err, TH_E_INVALID, "congestion control \"%s\": the name is too long", name);
+			err, TH_E_INVALID, "congestion control %s: the name is too long", name);
 	snprintf(transport->congestion, sizeof(transport->congestion), "%s", name);
 	int rc = config->congestion && name[0] != '\0' ? socket_check_congestion(name) : 0;
 	if (rc < 0)
 		return th_fail(err, TH_E_INVALID,
-			"this host has no congestion control \"%s\" for the agent (%s); "
+			"this host has no congestion control %s for the agent (%s); "
 			"/proc/sys/net/ipv4/tcp_allowed_congestion_control names those it has",
 			name, th_strerror(rc));
 	return 0;
