@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/host/options_set.h"
+#include "tests/support/keys_page.h"
 
 static struct options options;
 static struct th_err err;
@@ -177,4 +178,31 @@ Test(daemon_options, every_key__is_known_to_the_setter)
 		cr_assert_not(strstr(err.text, "there is no key"), "%s", *key);
 	}
 	refused("no.such", "1", "no key");
+}
+
+static struct options before;
+
+static void
+reset_page(void)
+{
+	reset();
+	memcpy(&before, &options, sizeof(before));
+}
+
+static int
+set_page(const char *key, const char *value, struct th_err *page_err)
+{
+	return options_set(&options, key, value, page_err);
+}
+
+static bool
+unset(void)
+{
+	return memcmp(&before, &options, sizeof(before)) == 0;
+}
+
+Test(daemon_options, page__has_every_key_with_default_and_range)
+{
+	keys_page_check(&(struct keys_page){
+		"KEYS OF THAGENTD", options_keys, reset_page, set_page, unset});
 }
