@@ -14,6 +14,7 @@
 #include "daemon/host/offload.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/log.h"
 
 struct counter {
 	const char *name, *unit, *help;
@@ -99,6 +100,7 @@ collect(struct host *host, struct counter *out)
 		{"legs_fenced", "1", "transfers cut off at the source", t.legs_fenced},
 		{"strangers_refused", "1", "connections to the data port without a valid ticket",
 			t.strangers_refused},
+		{"log_lines_lost", "1", "lines of the log that could not be written", log_lost()},
 	};
 	_Static_assert(TH_ARRAY_LEN(all) <= COUNTERS_MAX, "room for all");
 	for (size_t i = 0; i < TH_ARRAY_LEN(all); i++)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * log - see log.h. No lock and no heap: the line is made on the stack of the caller, and stderr is
- * written without a stream. A line that cannot be written is lost; a daemon must not wait for
- * whoever reads its log. Any thread.
+ * written without a stream. A line that cannot be written is lost and counted; a daemon must not
+ * wait for whoever reads its log. Any thread.
  */
 #include "ipc/base/log.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -26,6 +27,7 @@ static const char *const level_names[] = {
 
 /* Relaxed: a thread may see a new level one line late. */
 static _Atomic int level_now = LOG_LEVEL_INFO;
+static _Atomic uint64_t lost, lost_told; /* lines; the log itself says so when it can again */
 
 void
 log_set_level(enum log_level level)
@@ -106,6 +108,40 @@ line_add_escaped(struct line *line, const char *text)
 	}
 }
 
+uint64_t
+log_lost(void)
+{
+	return atomic_load_explicit(&lost, memory_order_relaxed);
+}
+
+/* In one write; a part of it counts as lost, too. */
+static bool
+put(const char *text, size_t len)
+{
+	ssize_t written;
+
+	do {
+		written = write(STDERR_FILENO, text, len);
+	} while (written < 0 && errno == EINTR);
+	return written == (ssize_t)len;
+}
+
+/* Of several threads one says it. */
+static void
+tell_lost(void)
+{
+	char text[96];
+	uint64_t before = atomic_load_explicit(&lost_told, memory_order_relaxed);
+	uint64_t count = log_lost() - before;
+
+	if (count == 0 || !atomic_compare_exchange_strong(&lost_told, &before, before + count))
+		return;
+	int length = snprintf(text, sizeof(text),
+		"warn log lines before this one could not be written count=%" PRIu64 "\n", count);
+	if (!put(text, (size_t)length))
+		atomic_fetch_sub(&lost_told, count);
+}
+
 void
 log_write(enum log_level level, const char *subsystem, const char *format, ...)
 {
@@ -135,7 +171,8 @@ log_write(enum log_level level, const char *subsystem, const char *format, ...)
 		line.len += 3;
 	}
 	line.text[line.len++] = '\n';
-	while (write(STDERR_FILENO, line.text, line.len) < 0 && errno == EINTR)
-		;
+	tell_lost();
+	if (!put(line.text, line.len))
+		atomic_fetch_add_explicit(&lost, 1, memory_order_relaxed);
 	errno = saved;
 }

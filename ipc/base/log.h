@@ -7,12 +7,14 @@
  * No time stamp: what collects the line (systemd, a container's log) adds one. Control characters
  * and bytes that are not UTF-8 are escaped, so a peer's name cannot forge a line; a line is at most
  * LOG_LINE_BYTES and one write(2), so the lines of several threads and processes do not mix.
- * errno is kept. Any thread. Not for cores.
+ * errno is kept. A line that nothing takes, as when a disk is full, is lost and counted; the first
+ * that is taken again has the count in front of it. Any thread. Not for cores.
  */
 #ifndef TH_IPC_BASE_LOG_H
 #define TH_IPC_BASE_LOG_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "ipc/base/checked.h"
 
@@ -29,6 +31,9 @@ TH_MUST_USE int log_parse_level(const char *text, enum log_level *ret_level);
 
 void log_write(enum log_level level, const char *subsystem, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
+
+/* Lines that could not be written, in whole or in part, since the start of the process. */
+uint64_t log_lost(void);
 
 /* The arguments are evaluated only when the line is written. */
 #define log_at(level, subsystem, ...)                                                              \

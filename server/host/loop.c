@@ -77,13 +77,28 @@ send_packed(struct loop *loop, uint64_t token, const uint8_t *data, size_t bytes
 		log_warn("net", "a reply is lost reason=\"%s\"", th_strerror(rc));
 }
 
+/* What the process counts, beside what the core does. */
+static int
+pack_inspection(const struct ctl_reply *reply, uint8_t **ret_data, size_t *ret_bytes)
+{
+	struct ctl_reply told = *reply;
+	struct ctl_inspection *inspection = &told.u.inspect;
+
+	TH_ASSERT(inspection->num_counters < CTL_COUNTERS_MAX);
+	inspection->counters[inspection->num_counters++] =
+		(struct ctl_counter){.name = "log_lines_lost", .value = log_lost()};
+	return ctl_reply_pack(&told, ret_data, ret_bytes);
+}
+
 static void
 send_reply(struct loop *loop, uint64_t token, const struct ctl_reply *reply)
 {
 	struct ctl_reply refusal;
 	uint8_t *data;
 	size_t bytes;
-	int rc = ctl_reply_pack(reply, &data, &bytes);
+	bool inspection = reply->kind == CTL_INSPECT && reply->code == 0;
+	int rc = inspection ? pack_inspection(reply, &data, &bytes)
+			    : ctl_reply_pack(reply, &data, &bytes);
 
 	if (rc != 0) {
 		refusal = (struct ctl_reply){

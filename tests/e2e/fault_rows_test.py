@@ -522,11 +522,22 @@ def f19_no_descriptors():
         w.call("close", name="more")
 
 
+def lines_lost(lane, **whom):
+    """What a daemon's status says of its log."""
+    p = lane.c.thctl("-o", "json", "status", *whom.pop("args", ()), check=False, **whom)
+    counters = {row["name"]: row["value"] for row in json.loads(p.stdout)["counters"]}
+    return counters["log_lines_lost"]
+
+
 def f20_disk_full():
-    """What a log cannot take is lost, and nothing else."""
+    """What a log cannot take is lost, counted, and nothing else."""
     full = ["sh", "-c", 'exec "$@" 2>/dev/full', "sh"]
-    with scenario(phase="update", prefix=full) as (_, life):
+    with scenario(phase="update", prefix=full) as (lane, life):
+        before = lines_lost(lane, agent="b")
         ended(life.phase_update(), r0="ok", r1="ok")
+        assert lines_lost(lane, agent="b") > before > 0, before
+        server = {"args": ("-s", lane.c.server_url), "prefix": lane.prefix("server")}
+        assert lines_lost(lane, **server) > 0
 
 
 # ---- time and signals ----

@@ -6,6 +6,7 @@
 
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -133,6 +134,27 @@ Test(log, write__fails__keeps_errno_and_goes_on)
 	errno = ENOENT;
 	log_info("x", "nobody reads this");
 	cr_assert_eq(errno, ENOENT);
+}
+
+Test(log, write__fails__is_counted_and_told_once)
+{
+	int full = open("/dev/full", O_WRONLY | O_CLOEXEC), taken = dup(STDERR_FILENO);
+
+	cr_assert_eq(log_lost(), 0);
+	cr_assert_neq(dup2(full, STDERR_FILENO), -1);
+	log_info("x", "one");
+	log_info("x", "two");
+	cr_assert_eq(log_lost(), 2);
+	cr_assert_neq(dup2(taken, STDERR_FILENO), -1);
+	log_info("x", "three");
+	cr_assert_str_eq(
+		next_line(), "warn log lines before this one could not be written count=2\n");
+	cr_assert_str_eq(next_line(), "info x three\n");
+	log_info("x", "four");
+	cr_assert_str_eq(next_line(), "info x four\n");
+	cr_assert_eq(log_lost(), 2);
+	th_fd_close(&full);
+	th_fd_close(&taken);
 }
 
 Test(log, parse_level__texts)
