@@ -5,9 +5,12 @@
  * For what is larger than the caches or is not needed in them: an ordinary store fetches the line
  * that it overwrites, so a copy moves 3 bytes for 2, and memcpy streams only beyond a threshold
  * that it derives from the size of the last-level cache: the host's, on a virtual machine, so
- * never. Four pages are copied at once, because memory gives one core more when asked at several
- * places: 1.2 times as fast as one after the other, 1.7 times as fast as memcpy (measured with
- * 1 GiB). Stores of 16 bytes are as fast as wider ones, and every x86-64 has them.
+ * never. It copies at eight places at once, because memory gives one core more when asked at
+ * several, and asks a little ahead, because the CPU's own prefetch ends with each page: with the
+ * places an eighth of 1 MiB apart it is 1.1 times as fast as with four that are a page apart, 1.2
+ * times as fast as one after the other, 1.7 times as fast as memcpy (1 GiB in chunks of 4 MiB, two
+ * cores). Stores of 16 bytes are then as fast as those of 32 and of 64 (within 1 %), and every
+ * x86-64 has them.
  *
  * Elsewhere it is memcpy. Pure; any thread; may be left by a jump (guard.h).
  */
