@@ -24,7 +24,6 @@
 #define AGENTS 3
 #define READERS 12
 #define ROUNDS 12
-#define MIB (UINT64_C(1) << 20)
 #define HASH_TAG 1000
 
 static const uint64_t sizes[] = {100, 3 * MIB, 5 * MIB + 7, 2 * MIB - 1, 12 * MIB, 77};

@@ -9,7 +9,6 @@
 #include "tests/support/transport_rig.h"
 #include "transport/frame.h"
 
-#define MIB (UINT64_C(1) << 20)
 #define STALL_NS INT64_C(500000000)
 #define CHUNK (4 * MIB)
 

@@ -214,6 +214,7 @@ rig_fini(struct rig *rig)
 {
 	for (uint32_t i = 0; i < rig->num_agents; i++)
 		transport_close(rig->agents[i].transport);
+	rig->num_agents = 0;
 }
 
 struct th_ticket

@@ -15,6 +15,7 @@
 #include "ipc/proto/manifest.h"
 #include "transport/transport.h"
 
+#define MIB (UINT64_C(1) << 20)
 #define RIG_AGENTS_MAX 8
 #define RIG_OFFERS_MAX 256
 #define RIG_EVENTS_MAX 1024

@@ -11,23 +11,10 @@
 
 #include "ipc/base/err.h"
 #include "ipc/base/name.h"
+#include "tests/support/transport_pair.h"
 #include "tests/support/transport_peer.h"
 
-#define CALM_NS INT64_C(15000000000)
-
-enum mode { MODE_TCP, MODE_LOCAL };
-
-#define CONFORMANCE(name)                                                                          \
-	static void name(enum mode mode);                                                          \
-	Test(reuse_tcp, name)                                                                      \
-	{                                                                                          \
-		name(MODE_TCP);                                                                    \
-	}                                                                                          \
-	Test(reuse_local, name)                                                                    \
-	{                                                                                          \
-		name(MODE_LOCAL);                                                                  \
-	}                                                                                          \
-	static void name(enum mode mode)
+#define CONFORMANCE(name) PAIR_TESTS(reuse, name)
 
 /* ---- the rule ------------------------------------------------------------------------------- */
 
@@ -92,74 +79,47 @@ Test(reuse, equal_ones_behind_many_that_differ__found)
 static const uint64_t mixed[] = {1000, 70000, 4 * MIB, 12 * MIB, 5 * MIB, 8 * MIB, 4 * MIB + 1};
 #define MIXED (sizeof(mixed) / sizeof(mixed[0]))
 
-struct setup {
-	struct rig rig;
-	struct rig_agent *source_agent, *reader_agent;
-	struct rig_shard source, reader;
-	struct xfer_part *from, *to;
-	uint64_t leg;
-};
-
 /* Both hold the same bytes. */
-static struct setup *
+static struct pair *
 setup_new(int64_t stall_ns)
 {
-	struct setup *s = calloc(1, sizeof(*s));
-	s->source_agent = rig_add_agent(&s->rig, stall_ns, 0);
-	s->reader_agent = rig_add_agent(&s->rig, stall_ns, 0);
-	rig_shard_init(&s->source, mixed, MIXED, 42);
-	rig_shard_init(&s->reader, mixed, MIXED, 0);
+	struct pair *s = pair_new(mixed, MIXED, stall_ns);
+
 	memcpy(s->reader.memory, s->source.memory, s->source.bytes);
 	return s;
 }
 
 /* A version is published and read. */
 static void
-begin(struct setup *s, enum mode mode, bool verify, bool expect)
+begin(struct pair *s, enum mode mode, bool verify, bool expect)
 {
 	s->leg++;
-	s->from = rig_part(&s->source, verify);
-	s->to = rig_part(&s->reader, verify);
+	pair_parts(s, verify);
 	if (expect)
 		xfer_part_expect_reuse(s->to);
-	if (mode == MODE_TCP)
-		rig_pull(s->source_agent, s->reader_agent, s->leg, s->from, s->to);
-	else
-		cr_assert_eq(transport_copy(s->reader_agent->transport, s->leg, s->from, s->to), 0);
+	pair_move(s, mode, s->leg, s->from, s->to);
 }
 
 static void
-hash(struct setup *s)
+hash(struct pair *s)
 {
 	cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
 }
 
 /* How much moved; it is all there then. */
 static uint64_t
-end(struct setup *s)
+end(struct pair *s)
 {
-	const struct transport_event *done =
-		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, s->leg);
+	const struct transport_event *done = pair_done(s, s->leg);
 	uint64_t moved = done->bytes_moved;
-	cr_assert(rig_shards_equal(&s->source, &s->reader));
 	cr_assert(done->bytes_moved + done->bytes_reused == s->source.table->bytes);
 	cr_assert(!done->overwrote == (moved == 0));
 	for (uint32_t c = 0; xfer_part_verify(s->to) && c < s->source.table->num_chunks; c++)
 		cr_assert(
 			th_hash_equal(*xfer_part_digest(s->from, c), *xfer_part_digest(s->to, c)));
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
-	xfer_part_release(s->from);
-	xfer_part_release(s->to);
+	pair_release(s);
 	return moved;
-}
-
-static void
-finish(struct setup *s)
-{
-	rig_fini(&s->rig);
-	rig_shard_fini(&s->source);
-	rig_shard_fini(&s->reader);
-	free(s);
 }
 
 static void
@@ -171,7 +131,7 @@ change(struct rig_shard *shard, uint32_t row, uint64_t offset)
 /* Also while its digests are only being computed. */
 CONFORMANCE(all_is_there__nothing_moves)
 {
-	struct setup *s = setup_new(CALM_NS);
+	struct pair *s = setup_new(CALM_NS);
 	for (int round = 0; round < 3; round++) {
 		begin(s, mode, true, true);
 		hash(s);
@@ -179,13 +139,13 @@ CONFORMANCE(all_is_there__nothing_moves)
 	}
 	cr_assert_eq(rig_counters(s->reader_agent).bytes_reused, 3 * s->source.table->bytes);
 	cr_assert_eq(rig_counters(s->reader_agent).checksum_failures, 0);
-	finish(s);
+	pair_finish(s);
 }
 
 /* Rows in canonical order: 0 and 1 are small. */
 CONFORMANCE(half_of_it_is_there__the_other_half_moves)
 {
-	struct setup *s = setup_new(CALM_NS);
+	struct pair *s = setup_new(CALM_NS);
 	const struct manifest_row *rows = s->source.manifest.rows;
 	uint64_t changed = 0;
 	for (uint32_t row = 2; row < MIXED; row += 2) {
@@ -196,13 +156,13 @@ CONFORMANCE(half_of_it_is_there__the_other_half_moves)
 	begin(s, mode, true, true);
 	hash(s);
 	cr_assert_eq(end(s), changed);
-	finish(s);
+	pair_finish(s);
 }
 
 /* What the worker has written since is seen: old digests would say that all is there. */
 CONFORMANCE(destination_that_was_written_to__is_not_taken_for_what_it_was)
 {
-	struct setup *s = setup_new(CALM_NS);
+	struct pair *s = setup_new(CALM_NS);
 	begin(s, mode, true, true);
 	hash(s);
 	cr_assert_eq(end(s), 0);
@@ -212,37 +172,37 @@ CONFORMANCE(destination_that_was_written_to__is_not_taken_for_what_it_was)
 	hash(s);
 	uint64_t moved = end(s);
 	cr_assert(moved > 0 && moved <= 2 * CHUNK, "%lu", (unsigned long)moved);
-	finish(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(nobody_expects_it__all_moves)
 {
-	struct setup *s = setup_new(CALM_NS);
+	struct pair *s = setup_new(CALM_NS);
 	begin(s, mode, true, false);
 	hash(s);
 	cr_assert_eq(end(s), s->source.table->bytes);
-	finish(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(without_verify__all_moves)
 {
-	struct setup *s = setup_new(CALM_NS);
+	struct pair *s = setup_new(CALM_NS);
 	begin(s, mode, false, true);
 	hash(s);
 	cr_assert_eq(end(s), s->source.table->bytes);
-	finish(s);
+	pair_finish(s);
 }
 
 /* Digests that are long in coming: the source lives, so nothing fails, and at last it is asked. */
 CONFORMANCE(digests_come_late__it_goes_on_without_a_look)
 {
-	struct setup *s = setup_new(STALL_NS);
+	struct pair *s = setup_new(STALL_NS);
 	begin(s, mode, true, true);
 	rig_pump_for(&s->rig, 4 * STALL_NS);
 	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_FAILED, s->leg));
 	hash(s);
 	end(s);
-	finish(s);
+	pair_finish(s);
 }
 
 /* ---- a source that is asked for nothing ------------------------------------------------------ */
@@ -252,19 +212,9 @@ CONFORMANCE(digests_come_late__it_goes_on_without_a_look)
 static int
 enter(struct peer_setup *s)
 {
-	struct frame_hello hello = {.ticket = rig_ticket(LEG), .protocol = 1, .mode = 1};
-	uint8_t payload[FRAME_WELCOME_BYTES];
-	rig_offer(s->agent, LEG, s->part);
-	int fd = peer_dial(s->agent);
-	frame_encode_hello(&hello, payload);
-	peer_put_frame(fd,
-		&(struct frame){.kind = FRAME_HELLO, .leg = LEG, .bytes = FRAME_HELLO_BYTES},
-		payload, FRAME_HELLO_BYTES);
-	while (s->agent->num_offers > 0)
-		rig_pump(&s->rig, 10);
-	cr_assert_eq(peer_get_frame(fd).kind, FRAME_WELCOME);
-	peer_get(fd, payload, FRAME_WELCOME_BYTES);
-	return fd;
+	uint8_t key[FRAME_KEY_BYTES];
+
+	return peer_enter(s, LEG, s->part, key);
 }
 
 static void

@@ -15,62 +15,37 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
 #include "ipc/base/name.h"
-#include "tests/support/transport_rig.h"
+#include "tests/support/transport_pair.h"
 #include "transport/crew.h"
 
-#define MIB (UINT64_C(1) << 20)
 #define STALL_NS INT64_C(1500000000)
 #define PATIENCE_NS INT64_C(30000000000)
 
-enum mode { MODE_TCP, MODE_LOCAL };
-
-#define CONFORMANCE(name)                                                                          \
-	static void name(enum mode mode);                                                          \
-	Test(transport_copy_tcp, name)                                                             \
-	{                                                                                          \
-		name(MODE_TCP);                                                                    \
-	}                                                                                          \
-	Test(transport_copy_local, name)                                                           \
-	{                                                                                          \
-		name(MODE_LOCAL);                                                                  \
-	}                                                                                          \
-	static void name(enum mode mode)
+#define CONFORMANCE(name) PAIR_TESTS(transport_copy, name)
 
 static const uint64_t odd_sizes[] = {
 	1, 70000, 2 * MIB - 1, 0, 2 * MIB, 4 * MIB + 1, 9 * MIB + 13, 65536, 65537, 3, 1000000};
 #define ODD (sizeof(odd_sizes) / sizeof(odd_sizes[0]))
 static const uint64_t four_chunks[] = {16 * MIB};
 
-struct setup {
-	struct rig rig;
-	struct rig_agent *source_agent, *reader_agent;
-	struct rig_shard source, reader;
-	struct xfer_part *from, *to;
-	uint64_t leg;
-};
-
-static struct setup *
+static struct pair *
 setup_with_stall(const uint64_t *sizes, uint32_t count, int64_t stall_ns)
 {
-	struct setup *s = calloc(1, sizeof(*s));
-	s->source_agent = rig_add_agent(&s->rig, stall_ns, 0);
-	s->reader_agent = rig_add_agent(&s->rig, stall_ns, 0);
-	rig_shard_init(&s->source, sizes, count, 42);
-	rig_shard_init(&s->reader, sizes, count, 0);
+	struct pair *s = pair_new(sizes, count, stall_ns);
+
 	rig_shard_to_file(&s->source);
 	rig_shard_to_file(&s->reader);
 	return s;
 }
 
-/* A busy machine is no stall, except where a stall is the test. */
-static struct setup *
+static struct pair *
 setup_new(const uint64_t *sizes, uint32_t count)
 {
-	return setup_with_stall(sizes, count, INT64_C(15000000000));
+	return setup_with_stall(sizes, count, CALM_NS);
 }
 
 static void
-parts(struct setup *s, enum rig_memory from, enum rig_memory to, bool verify)
+parts(struct pair *s, enum rig_memory from, enum rig_memory to, bool verify)
 {
 	s->from = rig_part_of(&s->source, from, verify);
 	s->to = rig_part_of(&s->reader, to, verify);
@@ -78,47 +53,26 @@ parts(struct setup *s, enum rig_memory from, enum rig_memory to, bool verify)
 }
 
 static void
-release(struct setup *s)
+move(struct pair *s, enum mode mode)
 {
-	xfer_part_release(s->from);
-	xfer_part_release(s->to);
-	s->from = s->to = NULL;
+	pair_move(s, mode, s->leg, s->from, s->to);
 }
 
 static void
-finish(struct setup *s)
-{
-	rig_fini(&s->rig);
-	release(s);
-	rig_shard_fini(&s->source);
-	rig_shard_fini(&s->reader);
-	free(s);
-}
-
-static void
-move(struct setup *s, enum mode mode)
-{
-	if (mode == MODE_TCP)
-		rig_pull(s->source_agent, s->reader_agent, s->leg, s->from, s->to);
-	else
-		cr_assert_eq(transport_copy(s->reader_agent->transport, s->leg, s->from, s->to), 0);
-}
-
-static void
-hash(struct setup *s)
+hash(struct pair *s)
 {
 	cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
 }
 
 static const struct transport_event *
-wait_reader(struct setup *s, enum transport_event_kind kind)
+wait_reader(struct pair *s, enum transport_event_kind kind)
 {
 	return rig_wait(&s->rig, s->reader_agent, kind, s->leg);
 }
 
 /* Digests and a whole prefix, without reading through what is tested. */
 static void
-publish(struct setup *s)
+publish(struct pair *s)
 {
 	struct xfer_part *plain = rig_part(&s->source, true);
 	rig_add_digests(plain);
@@ -131,7 +85,7 @@ publish(struct setup *s)
 
 CONFORMANCE(every_kind_to_every_kind__arrives)
 {
-	struct setup *s = setup_new(odd_sizes, ODD);
+	struct pair *s = setup_new(odd_sizes, ODD);
 	for (int verify = 0; verify < 2; verify++) {
 		for (unsigned pair = 0; pair < 16; pair++) {
 			memset(s->reader.memory, 0, s->reader.bytes);
@@ -146,19 +100,18 @@ CONFORMANCE(every_kind_to_every_kind__arrives)
 			for (uint32_t c = 0; verify && c < s->source.table->num_chunks; c++)
 				cr_assert(th_hash_equal(*xfer_part_digest(s->from, c),
 					*xfer_part_digest(s->to, c)));
-			release(s);
+			pair_release(s);
 		}
 	}
 	struct transport_counters counters = rig_counters(s->reader_agent);
 	cr_assert_eq(counters.checksum_failures, 0);
-	parts(s, RIG_MAPPED, RIG_MAPPED, true);
-	finish(s);
+	pair_finish(s);
 }
 
 /* The digests are of the publisher's bytes, however they are read. */
 Test(transport_copy, digests__do_not_depend_on_the_kind)
 {
-	struct setup *s = setup_new(odd_sizes, ODD);
+	struct pair *s = setup_new(odd_sizes, ODD);
 	struct xfer_part *plain = rig_part(&s->source, true);
 	rig_add_digests(plain);
 	for (unsigned kind = 0; kind < 4; kind++) {
@@ -168,16 +121,15 @@ Test(transport_copy, digests__do_not_depend_on_the_kind)
 		for (uint32_t c = 0; c < s->source.table->num_chunks; c++)
 			cr_assert(th_hash_equal(
 				*xfer_part_digest(s->from, c), *xfer_part_digest(plain, c)));
-		release(s);
+		pair_release(s);
 	}
 	xfer_part_release(plain);
-	parts(s, RIG_MAPPED, RIG_MAPPED, true);
-	finish(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(wrong_bytes__are_not_verified)
 {
-	struct setup *s = setup_new(four_chunks, 1);
+	struct pair *s = setup_new(four_chunks, 1);
 	parts(s, RIG_FILE, RIG_PROCESS, true);
 	publish(s);
 	s->source.tensors[0][5 * MIB] ^= 1;
@@ -186,17 +138,16 @@ CONFORMANCE(wrong_bytes__are_not_verified)
 	cr_assert_eq(failed->code, TH_E_CHECKSUM);
 	cr_assert(failed->source_failed);
 	cr_assert(xfer_part_prefix(s->to) <= 1);
-	finish(s);
+	pair_finish(s);
 }
 
 /* ---- memory that goes away ------------------------------------------------------------- */
 
 CONFORMANCE(source_that_shrank__fails_as_the_source)
 {
-	struct setup *s = setup_new(four_chunks, 1);
+	struct pair *s = setup_new(four_chunks, 1);
 	for (unsigned kind = RIG_MAPPED; kind <= RIG_PROCESS; kind++) {
-		if (s->from)
-			release(s);
+		pair_release(s);
 		cr_assert_eq(ftruncate(s->source.fd, (off_t)s->source.bytes), 0);
 		parts(s, (enum rig_memory)kind, RIG_MAPPED, true);
 		publish(s);
@@ -215,15 +166,14 @@ CONFORMANCE(source_that_shrank__fails_as_the_source)
 				ended->text);
 		}
 	}
-	finish(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(destination_that_shrank__is_not_the_sources_fault)
 {
-	struct setup *s = setup_new(four_chunks, 1);
+	struct pair *s = setup_new(four_chunks, 1);
 	for (unsigned kind = RIG_MAPPED; kind <= RIG_PROCESS; kind++) {
-		if (s->from)
-			release(s);
+		pair_release(s);
 		cr_assert_eq(ftruncate(s->reader.fd, (off_t)s->reader.bytes), 0);
 		parts(s, RIG_MAPPED, (enum rig_memory)kind, true);
 		publish(s);
@@ -235,12 +185,12 @@ CONFORMANCE(destination_that_shrank__is_not_the_sources_fault)
 		cr_assert(xfer_part_prefix(s->to) <= 1);
 	}
 	cr_assert_eq(lseek(s->reader.fd, 0, SEEK_END), 6 * MIB, "it must not grow again");
-	finish(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(destination_that_appends__is_refused)
 {
-	struct setup *s = setup_new(four_chunks, 1);
+	struct pair *s = setup_new(four_chunks, 1);
 	parts(s, RIG_MAPPED, RIG_FILE, true);
 	publish(s);
 	cr_assert_eq(fcntl(s->reader.fd, F_SETFL, O_APPEND), 0);
@@ -248,16 +198,15 @@ CONFORMANCE(destination_that_appends__is_refused)
 	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
 	cr_assert_eq(failed->code, TH_E_MEMORY_KIND, "%s", failed->text);
 	cr_assert_not(failed->source_failed);
-	finish(s);
+	pair_finish(s);
 }
 
 Test(transport_copy, digests_of_memory_that_is_gone__name_the_row)
 {
 	static const uint64_t three[] = {5 * MIB, 5 * MIB, 5 * MIB};
-	struct setup *s = setup_new(three, 3);
+	struct pair *s = setup_new(three, 3);
 	for (unsigned kind = RIG_MAPPED; kind <= RIG_PROCESS; kind++) {
-		if (s->from)
-			release(s);
+		pair_release(s);
 		cr_assert_eq(ftruncate(s->source.fd, (off_t)s->source.bytes), 0);
 		parts(s, (enum rig_memory)kind, RIG_MAPPED, true);
 		cr_assert_eq(ftruncate(s->source.fd, 6 * MIB), 0);
@@ -267,7 +216,7 @@ Test(transport_copy, digests_of_memory_that_is_gone__name_the_row)
 		cr_assert_eq(failed->code, TH_E_STALE_MEMORY);
 		cr_assert_eq(failed->row, 1);
 	}
-	finish(s);
+	pair_finish(s);
 }
 
 /* ---- memory that a thread gets stuck in ------------------------------------------------ */
@@ -328,7 +277,7 @@ make_sticky(const struct xfer_part *part)
 }
 
 static void
-wait_until_stuck(struct setup *s)
+wait_until_stuck(struct pair *s)
 {
 	int64_t until_ns = th_now_ns() + PATIENCE_NS;
 	for (uint32_t stuck = 0; stuck == 0;) {
@@ -351,7 +300,7 @@ let_go(void)
 
 CONFORMANCE(stuck_source__neither_stop_nor_fence_waits_for_it)
 {
-	struct setup *s = setup_new(four_chunks, 1);
+	struct pair *s = setup_new(four_chunks, 1);
 	parts(s, RIG_FILE, RIG_MAPPED, true);
 	publish(s);
 	make_sticky(s->from);
@@ -366,7 +315,7 @@ CONFORMANCE(stuck_source__neither_stop_nor_fence_waits_for_it)
 		wait_reader(s, TRANSPORT_STOPPED);
 	}
 	cr_assert(crew_count() >= 1);
-	finish(s); /* the transports close, too */
+	pair_finish(s); /* the transports close, too */
 	cr_assert(crew_count() >= 1);
 	let_go();
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
@@ -375,7 +324,7 @@ CONFORMANCE(stuck_source__neither_stop_nor_fence_waits_for_it)
 /* The leg fails, by the reader's clock, and the part can be served on. */
 Test(transport_copy_tcp, stuck_source__is_a_stall_to_its_reader)
 {
-	struct setup *s = setup_with_stall(four_chunks, 1, STALL_NS);
+	struct pair *s = setup_with_stall(four_chunks, 1, STALL_NS);
 	parts(s, RIG_FILE, RIG_MAPPED, true);
 	publish(s);
 	make_sticky(s->from);
@@ -387,15 +336,14 @@ Test(transport_copy_tcp, stuck_source__is_a_stall_to_its_reader)
 	let_go();
 	s->leg++;
 	move(s, MODE_TCP);
-	wait_reader(s, TRANSPORT_DONE);
-	cr_assert(rig_shards_equal(&s->source, &s->reader));
-	finish(s);
+	pair_done(s, s->leg);
+	pair_finish(s);
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
 }
 
 CONFORMANCE(stuck_destination__is_waited_for_until_its_worker_is_gone)
 {
-	struct setup *s = setup_new(four_chunks, 1);
+	struct pair *s = setup_new(four_chunks, 1);
 	parts(s, RIG_MAPPED, RIG_FILE, true);
 	publish(s);
 	make_sticky(s->to);
@@ -409,13 +357,13 @@ CONFORMANCE(stuck_destination__is_waited_for_until_its_worker_is_gone)
 	cr_assert(crew_count() >= 1);
 	let_go();
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
-	finish(s);
+	pair_finish(s);
 }
 
 /* The worker lives: when the write ends the leg does. */
 CONFORMANCE(stuck_destination__is_stopped_when_it_moves_again)
 {
-	struct setup *s = setup_new(four_chunks, 1);
+	struct pair *s = setup_new(four_chunks, 1);
 	parts(s, RIG_MAPPED, RIG_FILE, true);
 	publish(s);
 	make_sticky(s->to);
@@ -424,26 +372,26 @@ CONFORMANCE(stuck_destination__is_stopped_when_it_moves_again)
 	transport_stop(s->reader_agent->transport, s->leg);
 	let_go();
 	wait_reader(s, TRANSPORT_STOPPED);
-	finish(s);
+	pair_finish(s);
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
 }
 
 CONFORMANCE(stuck_destination__does_not_keep_the_transport_open)
 {
-	struct setup *s = setup_new(four_chunks, 1);
+	struct pair *s = setup_new(four_chunks, 1);
 	parts(s, RIG_MAPPED, RIG_FILE, true);
 	publish(s);
 	make_sticky(s->to);
 	move(s, mode);
 	wait_until_stuck(s);
-	finish(s);
+	pair_finish(s);
 	let_go();
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
 }
 
 CONFORMANCE(destination_that_was_stuck_for_a_while__is_no_stall_of_the_source)
 {
-	struct setup *s = setup_with_stall(four_chunks, 1, STALL_NS);
+	struct pair *s = setup_with_stall(four_chunks, 1, STALL_NS);
 	parts(s, RIG_MAPPED, RIG_FILE, true);
 	publish(s);
 	make_sticky(s->to);
@@ -452,15 +400,14 @@ CONFORMANCE(destination_that_was_stuck_for_a_while__is_no_stall_of_the_source)
 	rig_pump_for(&s->rig, 2 * STALL_NS);
 	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_FAILED, s->leg));
 	let_go();
-	wait_reader(s, TRANSPORT_DONE);
-	cr_assert(rig_shards_equal(&s->source, &s->reader));
-	finish(s);
+	pair_done(s, s->leg);
+	pair_finish(s);
 }
 
 /* One worker's memory is stuck: the others' legs, on the same few movers, go on. */
 CONFORMANCE(stuck_legs__do_not_stop_others)
 {
-	struct setup *s = setup_new(four_chunks, 1);
+	struct pair *s = setup_new(four_chunks, 1);
 	struct xfer_part *stuck[8][2];
 	for (uint32_t i = 0; i < 8; i++) {
 		parts(s, RIG_FILE, RIG_MAPPED, true);
@@ -477,12 +424,11 @@ CONFORMANCE(stuck_legs__do_not_stop_others)
 	parts(s, RIG_PROCESS, RIG_FILE, true);
 	publish(s);
 	move(s, mode);
-	wait_reader(s, TRANSPORT_DONE);
-	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	pair_done(s, s->leg);
 	let_go();
 	for (uint64_t leg = 1; leg <= 8; leg++)
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, leg);
-	finish(s);
+	pair_finish(s);
 	for (uint32_t i = 0; i < 8; i++) {
 		xfer_part_release(stuck[i][0]);
 		xfer_part_release(stuck[i][1]);
@@ -491,7 +437,7 @@ CONFORMANCE(stuck_legs__do_not_stop_others)
 
 Test(transport_copy, stuck_digests__stop_at_once)
 {
-	struct setup *s = setup_new(four_chunks, 1);
+	struct pair *s = setup_new(four_chunks, 1);
 	parts(s, RIG_FILE, RIG_MAPPED, true);
 	make_sticky(s->from);
 	hash(s);
@@ -500,5 +446,5 @@ Test(transport_copy, stuck_digests__stop_at_once)
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_STOPPED, s->leg);
 	let_go();
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
-	finish(s);
+	pair_finish(s);
 }

@@ -14,7 +14,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
-#include "tests/support/transport_rig.h"
+#include "tests/support/transport_pair.h"
 
 /* As a container does. */
 static void
@@ -34,27 +34,17 @@ forbid_io_uring(void)
 Test(transport_engine, io_uring_forbidden__epoll_and_why)
 {
 	static const uint64_t sizes[] = {9000000};
-	struct rig *rig = calloc(1, sizeof(*rig));
-	struct rig_shard from_shard, to_shard;
 	const char *why = NULL;
 	setenv("TH_TEST_ENGINE", "io_uring", 1);
 	forbid_io_uring();
-	struct rig_agent *source = rig_add_agent(rig, 0, 0), *reader = rig_add_agent(rig, 0, 0);
-	cr_assert_str_eq(transport_engine(source->transport, &why), "epoll");
+	struct pair *s = pair_new(sizes, 1, 0);
+	cr_assert_str_eq(transport_engine(s->source_agent->transport, &why), "epoll");
 	cr_assert(why && strstr(why, "not permitted"), "%s", why);
-	rig_shard_init(&from_shard, sizes, 1, 42);
-	rig_shard_init(&to_shard, sizes, 1, 0);
-	struct xfer_part *from = rig_part(&from_shard, false), *to = rig_part(&to_shard, false);
-	xfer_part_advance(from, from_shard.table->num_chunks);
-	rig_pull(source, reader, 1, from, to);
-	rig_wait(rig, reader, TRANSPORT_DONE, 1);
-	cr_assert(rig_shards_equal(&from_shard, &to_shard));
-	rig_fini(rig);
-	xfer_part_release(from);
-	xfer_part_release(to);
-	rig_shard_fini(&from_shard);
-	rig_shard_fini(&to_shard);
-	free(rig);
+	pair_parts(s, false);
+	xfer_part_advance(s->from, s->source.table->num_chunks);
+	pair_move(s, MODE_TCP, 1, s->from, s->to);
+	pair_done(s, 1);
+	pair_finish(s);
 }
 
 Test(transport_engine, not_asked_for__epoll_without_a_reason)

@@ -12,30 +12,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tests/support/transport_rig.h"
+#include "tests/support/transport_pair.h"
 #include "transport/access.h"
 
-#define MIB (UINT64_C(1) << 20)
-/* Short where a stall is waited for; in the other tests a busy machine must not look like one. */
+/* Short where a stall is waited for. */
 #define STALL_NS INT64_C(600000000)
-#define CALM_NS INT64_C(15000000000)
-
-enum mode { MODE_TCP, MODE_LOCAL };
 
 #define CONFORMANCE(name)                                                                          \
-	static void name(enum mode mode);                                                          \
-	Test(transport_tcp, name)                                                                  \
-	{                                                                                          \
-		name(MODE_TCP);                                                                    \
-	}                                                                                          \
+	PAIR_BOTH(transport, name)                                                                 \
 	Test(transport_sendfile, name)                                                             \
 	{                                                                                          \
 		rig_with_files = true;                                                             \
 		name(MODE_TCP);                                                                    \
-	}                                                                                          \
-	Test(transport_local, name)                                                                \
-	{                                                                                          \
-		name(MODE_LOCAL);                                                                  \
 	}                                                                                          \
 	static void name(enum mode mode)
 
@@ -45,59 +33,29 @@ static const uint64_t odd_sizes[] = {
 /* One row: chunk c is its bytes from c * 4 MiB on. */
 static const uint64_t eight_chunks[] = {32 * MIB};
 
-struct setup {
-	struct rig rig;
-	struct rig_agent *source_agent, *reader_agent;
-	struct rig_shard source, reader;
-	struct xfer_part *from, *to;
-};
-
-static void
-start_with_stall(
-	struct setup *s, const uint64_t *sizes, uint32_t count, bool verify, int64_t stall_ns)
+static struct pair *
+start_with_stall(const uint64_t *sizes, uint32_t count, bool verify, int64_t stall_ns)
 {
-	memset(s, 0, sizeof(*s));
-	s->source_agent = rig_add_agent(&s->rig, stall_ns, 0);
-	s->reader_agent = rig_add_agent(&s->rig, stall_ns, 0);
-	rig_shard_init(&s->source, sizes, count, 42);
-	rig_shard_init(&s->reader, sizes, count, 0);
-	s->from = rig_part(&s->source, verify);
-	s->to = rig_part(&s->reader, verify);
+	struct pair *s = pair_new(sizes, count, stall_ns);
+
+	pair_parts(s, verify);
+	return s;
+}
+
+static struct pair *
+start(const uint64_t *sizes, uint32_t count, bool verify)
+{
+	return start_with_stall(sizes, count, verify, CALM_NS);
+}
+
+static struct pair *
+start_eight(void)
+{
+	return start(eight_chunks, 1, true);
 }
 
 static void
-start(struct setup *s, const uint64_t *sizes, uint32_t count, bool verify)
-{
-	start_with_stall(s, sizes, count, verify, CALM_NS);
-}
-
-static void
-finish(struct setup *s)
-{
-	rig_fini(&s->rig);
-	xfer_part_release(s->from);
-	xfer_part_release(s->to);
-	rig_shard_fini(&s->source);
-	rig_shard_fini(&s->reader);
-}
-
-static struct setup *
-setup_new(void)
-{
-	return calloc(1, sizeof(struct setup));
-}
-
-static void
-move(struct setup *s, enum mode mode, uint64_t leg, struct xfer_part *from, struct xfer_part *to)
-{
-	if (mode == MODE_TCP)
-		rig_pull(s->source_agent, s->reader_agent, leg, from, to);
-	else
-		cr_assert_eq(transport_copy(s->reader_agent->transport, leg, from, to), 0);
-}
-
-static void
-hash_all(struct setup *s, struct xfer_part *part)
+hash_all(struct pair *s, struct xfer_part *part)
 {
 	cr_assert_eq(transport_hash(s->source_agent->transport, 7, part), 0);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, 7);
@@ -110,12 +68,10 @@ hash_all(struct setup *s, struct xfer_part *part)
 
 CONFORMANCE(whole_shard_of_odd_sizes__arrives)
 {
-	struct setup *s = setup_new();
-	start(s, odd_sizes, ODD, true);
+	struct pair *s = start(odd_sizes, ODD, true);
 	hash_all(s, s->from);
-	move(s, mode, 1, s->from, s->to);
-	const struct transport_event *done = rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
-	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	pair_move(s, mode, 1, s->from, s->to);
+	const struct transport_event *done = pair_done(s, 1);
 	cr_assert_eq(done->bytes_moved, s->source.table->bytes);
 	cr_assert_eq(done->code, 0);
 	cr_assert_str_eq(done->transport, mode == MODE_TCP ? "tcp" : "local");
@@ -136,95 +92,79 @@ CONFORMANCE(whole_shard_of_odd_sizes__arrives)
 	struct transport_counters counters = rig_counters(s->reader_agent);
 	cr_assert_eq(counters.chunks_verified, s->source.table->num_chunks);
 	cr_assert_eq(counters.checksum_failures, 0);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(thousands_of_tiny_tensors__arrive)
 {
-	struct setup *s = setup_new();
 	uint64_t *sizes = calloc(5000, sizeof(sizes[0]));
 	for (uint32_t i = 0; i < 5000; i++)
 		sizes[i] = (i * 7919) % 3001;
-	start(s, sizes, 5000, true);
+	struct pair *s = start(sizes, 5000, true);
 	hash_all(s, s->from);
-	move(s, mode, 1, s->from, s->to);
-	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
-	cr_assert(rig_shards_equal(&s->source, &s->reader));
-	finish(s);
+	pair_move(s, mode, 1, s->from, s->to);
+	pair_done(s, 1);
+	pair_finish(s);
 	free(sizes);
-	free(s);
 }
 
 CONFORMANCE(without_verify__arrives_without_digests)
 {
-	struct setup *s = setup_new();
-	start(s, odd_sizes, ODD, false);
+	struct pair *s = start(odd_sizes, ODD, false);
 	hash_all(s, s->from);
-	move(s, mode, 1, s->from, s->to);
-	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
-	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	pair_move(s, mode, 1, s->from, s->to);
+	pair_done(s, 1);
 	cr_assert_eq(xfer_part_digest_count(s->to), 0);
 	cr_assert_eq(rig_counters(s->source_agent).bytes_out_file, 0, "nobody would notice");
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(no_chunks__done_at_once)
 {
 	static const uint64_t sizes[] = {0, 0};
-	struct setup *s = setup_new();
-	start(s, sizes, 2, true);
+	struct pair *s = start(sizes, 2, true);
 	hash_all(s, s->from);
-	move(s, mode, 1, s->from, s->to);
+	pair_move(s, mode, 1, s->from, s->to);
 	const struct transport_event *done = rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
 	cr_assert_eq(done->bytes_moved, 0);
 	cr_assert(!done->overwrote);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(while_the_source_is_hashed__follows_its_prefix)
 {
-	struct setup *s = setup_new();
-	start(s, eight_chunks, 1, true);
-	move(s, mode, 1, s->from, s->to);
+	struct pair *s = start_eight();
+	pair_move(s, mode, 1, s->from, s->to);
 	cr_assert_eq(transport_hash(s->source_agent->transport, 7, s->from), 0);
-	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
-	cr_assert(rig_shards_equal(&s->source, &s->reader));
-	finish(s);
-	free(s);
+	pair_done(s, 1);
+	pair_finish(s);
 }
 
 CONFORMANCE(source_that_waits_long__is_not_a_stall)
 {
-	struct setup *s = setup_new();
-	start_with_stall(s, eight_chunks, 1, true, STALL_NS);
+	struct pair *s = start_with_stall(eight_chunks, 1, true, STALL_NS);
 	rig_add_digests(s->from);
 	xfer_part_advance(s->from, 3);
-	move(s, mode, 1, s->from, s->to);
+	pair_move(s, mode, 1, s->from, s->to);
 	rig_wait_prefix(&s->rig, s->to, 3);
 	rig_pump_for(&s->rig, 4 * STALL_NS);
 	cr_assert_eq(s->reader_agent->num_events, 0);
 	cr_assert_null(rig_find(s->source_agent, TRANSPORT_STALLED, 1));
 	cr_assert_eq(xfer_part_prefix(s->to), 3);
 	xfer_part_advance(s->from, 8);
-	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
-	cr_assert(rig_shards_equal(&s->source, &s->reader));
-	finish(s);
-	free(s);
+	pair_done(s, 1);
+	pair_finish(s);
 }
 
 CONFORMANCE(chain_of_three__second_reader_follows_chunk_by_chunk)
 {
-	struct setup *s = setup_new();
 	struct rig_shard last;
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	struct rig_agent *third = rig_add_agent(&s->rig, CALM_NS, 0);
 	rig_shard_init(&last, eight_chunks, 1, 0);
 	struct xfer_part *end = rig_part(&last, true);
 	rig_add_digests(s->from);
-	move(s, mode, 1, s->from, s->to);
+	pair_move(s, mode, 1, s->from, s->to);
 	if (mode == MODE_TCP)
 		rig_pull(s->reader_agent, third, 2, s->to, end);
 	else
@@ -238,24 +178,21 @@ CONFORMANCE(chain_of_three__second_reader_follows_chunk_by_chunk)
 	rig_wait(&s->rig, third, TRANSPORT_DONE, 2);
 	cr_assert(rig_shards_equal(&s->source, &last));
 	rig_fini(&s->rig);
-	s->rig.num_agents = 0;
 	xfer_part_release(end);
 	rig_shard_fini(&last);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(stop_midway_then_another_source__resumes_at_the_prefix)
 {
-	struct setup *s = setup_new();
 	struct rig_shard other;
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	rig_shard_init(&other, eight_chunks, 1, 42);
 	struct xfer_part *second = rig_part(&other, true);
 	hash_all(s, second);
 	rig_add_digests(s->from);
 	xfer_part_advance(s->from, 3);
-	move(s, mode, 1, s->from, s->to);
+	pair_move(s, mode, 1, s->from, s->to);
 	rig_wait_prefix(&s->rig, s->to, 3);
 	transport_stop(s->reader_agent->transport, 1);
 	const struct transport_event *stopped =
@@ -265,25 +202,22 @@ CONFORMANCE(stop_midway_then_another_source__resumes_at_the_prefix)
 	cr_assert_eq(xfer_part_prefix(s->to), 3);
 	/* What was there is not moved again: the second source's first chunks are not looked at. */
 	memset(other.tensors[0], 0, 3 * 4 * MIB);
-	move(s, mode, 2, second, s->to);
+	pair_move(s, mode, 2, second, s->to);
 	const struct transport_event *done = rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 2);
 	cr_assert_eq(done->bytes_moved, 5 * 4 * MIB);
 	cr_assert(rig_shards_equal(&s->source, &s->reader));
 	rig_fini(&s->rig);
-	s->rig.num_agents = 0;
 	xfer_part_release(second);
 	rig_shard_fini(&other);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(after_stopped__nobody_writes_to_the_part)
 {
 	for (int round = 0; round < 20; round++) {
-		struct setup *s = setup_new();
-		start(s, eight_chunks, 1, true);
+		struct pair *s = start_eight();
 		hash_all(s, s->from);
-		move(s, mode, 1, s->from, s->to);
+		pair_move(s, mode, 1, s->from, s->to);
 		rig_wait_prefix(&s->rig, s->to, (uint32_t)round % 8);
 		transport_stop(s->reader_agent->transport, 1);
 		while (!rig_find(s->reader_agent, TRANSPORT_STOPPED, 1) &&
@@ -293,23 +227,20 @@ CONFORMANCE(after_stopped__nobody_writes_to_the_part)
 		mprotect(s->reader.memory, s->reader.bytes, PROT_NONE);
 		rig_pump_for(&s->rig, 2000000);
 		cr_assert_eq(s->reader_agent->num_events, 1);
-		finish(s);
-		free(s);
+		pair_finish(s);
 	}
 }
 
 CONFORMANCE(part_that_is_whole_already__done_without_bytes)
 {
-	struct setup *s = setup_new();
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	hash_all(s, s->from);
-	move(s, mode, 1, s->from, s->to);
+	pair_move(s, mode, 1, s->from, s->to);
 	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
-	move(s, mode, 2, s->from, s->to);
+	pair_move(s, mode, 2, s->from, s->to);
 	const struct transport_event *done = rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 2);
 	cr_assert_eq(done->bytes_moved, 0);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(many_legs_at_once__all_arrive)
@@ -318,12 +249,11 @@ CONFORMANCE(many_legs_at_once__all_arrive)
 	static const uint64_t sizes[] = {5 * MIB, 100, 3 * MIB + 1};
 	struct rig_shard shards[LEGS];
 	struct xfer_part *parts[LEGS];
-	struct setup *s = setup_new();
-	start(s, sizes, 3, true);
+	struct pair *s = start(sizes, 3, true);
 	for (uint32_t i = 0; i < LEGS; i++) {
 		rig_shard_init(&shards[i], sizes, 3, 0);
 		parts[i] = rig_part(&shards[i], true);
-		move(s, mode, 10 + i, s->from, parts[i]);
+		pair_move(s, mode, 10 + i, s->from, parts[i]);
 	}
 	hash_all(s, s->from);
 	for (uint32_t i = 0; i < LEGS; i++) {
@@ -331,25 +261,21 @@ CONFORMANCE(many_legs_at_once__all_arrive)
 		cr_assert(rig_shards_equal(&s->source, &shards[i]));
 	}
 	rig_fini(&s->rig);
-	s->rig.num_agents = 0;
 	for (uint32_t i = 0; i < LEGS; i++) {
 		xfer_part_release(parts[i]);
 		rig_shard_fini(&shards[i]);
 	}
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 CONFORMANCE(close_with_legs_running__returns)
 {
 	for (int round = 0; round < 10; round++) {
-		struct setup *s = setup_new();
-		start(s, eight_chunks, 1, true);
-		move(s, mode, 1, s->from, s->to);
+		struct pair *s = start_eight();
+		pair_move(s, mode, 1, s->from, s->to);
 		cr_assert_eq(transport_hash(s->source_agent->transport, 7, s->from), 0);
 		rig_wait_prefix(&s->rig, s->to, (uint32_t)round % 4);
-		finish(s);
-		free(s);
+		pair_finish(s);
 	}
 }
 
@@ -359,11 +285,10 @@ CONFORMANCE(close_with_legs_running__returns)
 
 Test(transport, source_closes_midway__failed_at_once)
 {
-	struct setup *s = setup_new();
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	rig_add_digests(s->from);
 	xfer_part_advance(s->from, 2);
-	move(s, MODE_TCP, 1, s->from, s->to);
+	pair_move(s, MODE_TCP, 1, s->from, s->to);
 	rig_wait_prefix(&s->rig, s->to, 2);
 	rig_remove_agent(s->source_agent);
 	const struct transport_event *failed =
@@ -373,17 +298,15 @@ Test(transport, source_closes_midway__failed_at_once)
 	cr_assert(failed->overwrote);
 	cr_assert(strstr(failed->text, "2 of 8"), "%s", failed->text);
 	cr_assert(strstr(failed->text, "127.0.0.1:"), "%s", failed->text);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 Test(transport, fence__after_ended_nobody_reads_the_part)
 {
 	for (uint32_t round = 0; round < 20; round++) {
-		struct setup *s = setup_new();
-		start(s, eight_chunks, 1, true);
+		struct pair *s = start_eight();
 		hash_all(s, s->from);
-		move(s, MODE_TCP, 1, s->from, s->to);
+		pair_move(s, MODE_TCP, 1, s->from, s->to);
 		rig_wait_prefix(&s->rig, s->to, round % 8);
 		transport_fence(s->source_agent->transport, 1);
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
@@ -395,8 +318,7 @@ Test(transport, fence__after_ended_nobody_reads_the_part)
 		cr_assert(event->kind == TRANSPORT_DONE || event->kind == TRANSPORT_FAILED);
 		if (event->kind == TRANSPORT_FAILED)
 			cr_assert_eq(event->code, TH_E_NO_PATH);
-		finish(s);
-		free(s);
+		pair_finish(s);
 	}
 }
 
@@ -408,12 +330,11 @@ Test(transport, fence_of_sendfile__what_is_written_after_ended_never_counts)
 {
 	rig_with_files = true;
 	for (uint32_t round = 0; round < 20; round++) {
-		struct setup *s = setup_new();
-		start(s, eight_chunks, 1, true);
+		struct pair *s = start_eight();
 		uint8_t *published = malloc(eight_chunks[0]);
 		memcpy(published, s->source.tensors[0], eight_chunks[0]);
 		hash_all(s, s->from);
-		move(s, MODE_TCP, 1, s->from, s->to);
+		pair_move(s, MODE_TCP, 1, s->from, s->to);
 		rig_wait_prefix(&s->rig, s->to, round % 8);
 		transport_fence(s->source_agent->transport, 1);
 		const struct transport_event *ended =
@@ -428,33 +349,29 @@ Test(transport, fence_of_sendfile__what_is_written_after_ended_never_counts)
 		cr_assert_eq(
 			memcmp(published, s->reader.tensors[0], xfer_part_prefix_bytes(s->to)), 0);
 		free(published);
-		finish(s);
-		free(s);
+		pair_finish(s);
 	}
 }
 
 Test(transport, sendfile_auto__not_within_a_host)
 {
-	struct setup *s = setup_new();
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	rig_shard_to_file(&s->source);
 	struct xfer_part *from = rig_part_of(&s->source, RIG_BOTH, true);
 	hash_all(s, from);
-	move(s, MODE_TCP, 1, from, s->to);
+	pair_move(s, MODE_TCP, 1, from, s->to);
 	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
 	cr_assert_eq(rig_counters(s->source_agent).bytes_out_file, 0);
 	cr_assert_eq(rig_counters(s->source_agent).bytes_out, 32 * MIB);
-	finish(s);
+	pair_finish(s);
 	xfer_part_release(from);
-	free(s);
 }
 
 /* A file that the kernel does not send from, as one of huge pages. */
 Test(transport, sendfile_that_is_refused__sent_out_of_the_mapping)
 {
-	struct setup *s = setup_new();
 	rig_with_files = true;
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
 	struct access *access = access_new(fd, ACCESS_FILE, NULL);
 	struct xfer_place place = {.data = s->source.tensors[0],
@@ -462,22 +379,20 @@ Test(transport, sendfile_that_is_refused__sent_out_of_the_mapping)
 		.place = (uintptr_t)s->source.tensors[0]};
 	struct xfer_part *from = xfer_part_new_places(s->source.table, &place, 1, true, NULL, NULL);
 	hash_all(s, from);
-	move(s, MODE_TCP, 1, from, s->to);
+	pair_move(s, MODE_TCP, 1, from, s->to);
 	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
 	cr_assert_str_eq(rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1)->transport, "tcp");
 	cr_assert(rig_shards_equal(&s->source, &s->reader));
 	cr_assert_eq(rig_counters(s->source_agent).bytes_out_file, 0);
 	xfer_part_release(from);
-	finish(s);
+	pair_finish(s);
 	access_release(access);
 	close(fd);
-	free(s);
 }
 
 Test(transport, pull__wrong_ticket__refused_with_the_sources_sentence)
 {
-	struct setup *s = setup_new();
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	struct th_ticket ticket = rig_ticket(99);
 	cr_assert_eq(transport_pull(s->reader_agent->transport, 1,
 			     transport_address(s->source_agent->transport), &ticket, s->to),
@@ -491,16 +406,14 @@ Test(transport, pull__wrong_ticket__refused_with_the_sources_sentence)
 	while (rig_counters(s->source_agent).strangers_refused == 0)
 		rig_pump(&s->rig, 1);
 	cr_assert_eq(rig_counters(s->source_agent).strangers_refused, 1);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 Test(transport, pull__nobody_answers_the_ticket__failed_and_a_late_serve_ends)
 {
-	struct setup *s = setup_new();
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	s->source_agent->mute = true;
-	move(s, MODE_TCP, 1, s->from, s->to);
+	pair_move(s, MODE_TCP, 1, s->from, s->to);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
 	cr_assert_eq(failed->code, TH_E_NO_PATH);
@@ -509,125 +422,108 @@ Test(transport, pull__nobody_answers_the_ticket__failed_and_a_late_serve_ends)
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
 	cr_assert_eq(ended->bytes_moved, 0);
 	cr_assert_neq(ended->code, 0);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 Test(transport, pull__nobody_listens__failed_at_once)
 {
-	struct setup *s = setup_new();
 	struct th_ticket ticket = rig_ticket(1);
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	cr_assert_eq(
 		transport_pull(s->reader_agent->transport, 1, "127.0.0.1:1", &ticket, s->to), 0);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
 	cr_assert_eq(failed->code, TH_E_NO_PATH);
 	cr_assert(failed->source_failed);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 Test(transport, pull__bad_addresses__invalid)
 {
 	static const char *const bad[] = {
 		"", "127.0.0.1", ":5", "localhost:80", "127.0.0.1:port", "[127.0.0.1:5"};
-	struct setup *s = setup_new();
 	struct th_ticket ticket = rig_ticket(1);
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
 		cr_assert_eq(transport_pull(s->reader_agent->transport, 1, bad[i], &ticket, s->to),
 			TH_E_INVALID, "%s", bad[i]);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 Test(transport, pull__other_chunks_at_the_source__layout)
 {
 	static const uint64_t more[] = {36 * MIB};
-	struct setup *s = setup_new();
 	struct rig_shard other;
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	rig_shard_init(&other, more, 1, 1);
 	struct xfer_part *from = rig_part(&other, true);
-	move(s, MODE_TCP, 1, from, s->to);
+	pair_move(s, MODE_TCP, 1, from, s->to);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
 	cr_assert_eq(failed->code, TH_E_LAYOUT);
 	cr_assert_eq(transport_copy(s->reader_agent->transport, 2, from, s->to), TH_E_LAYOUT);
 	rig_fini(&s->rig);
-	s->rig.num_agents = 0;
 	xfer_part_release(from);
 	rig_shard_fini(&other);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 Test(transport, pull__source_without_digests__checksum)
 {
-	struct setup *s = setup_new();
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	struct xfer_part *from = rig_part(&s->source, false);
 	hash_all(s, from);
-	move(s, MODE_TCP, 1, from, s->to);
+	pair_move(s, MODE_TCP, 1, from, s->to);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
 	cr_assert_eq(failed->code, TH_E_CHECKSUM);
 	cr_assert_eq(transport_copy(s->reader_agent->transport, 2, from, s->to), TH_E_CHECKSUM);
 	rig_fini(&s->rig);
-	s->rig.num_agents = 0;
 	xfer_part_release(from);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 /* Another source with other content under the same name: its digests contradict the known ones. */
 Test(transport, pull__second_source_with_other_digests__checksum)
 {
-	struct setup *s = setup_new();
 	struct rig_shard other;
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	rig_shard_init(&other, eight_chunks, 1, 43);
 	struct xfer_part *second = rig_part(&other, true);
 	hash_all(s, second);
 	rig_add_digests(s->from);
 	xfer_part_advance(s->from, 2);
-	move(s, MODE_TCP, 1, s->from, s->to);
+	pair_move(s, MODE_TCP, 1, s->from, s->to);
 	rig_wait_prefix(&s->rig, s->to, 2);
 	transport_stop(s->reader_agent->transport, 1);
 	rig_wait(&s->rig, s->reader_agent, TRANSPORT_STOPPED, 1);
-	move(s, MODE_TCP, 2, second, s->to);
+	pair_move(s, MODE_TCP, 2, second, s->to);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 2);
 	cr_assert_eq(failed->code, TH_E_CHECKSUM);
 	cr_assert_eq(xfer_part_prefix(s->to), 2);
 	rig_fini(&s->rig);
-	s->rig.num_agents = 0;
 	xfer_part_release(second);
 	rig_shard_fini(&other);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 Test(transport, one_and_many_connections__arrive)
 {
 	for (uint32_t connections = 1; connections <= 16; connections *= 4) {
-		struct setup *s = setup_new();
-		start(s, odd_sizes, ODD, true);
+		struct pair *s = start(odd_sizes, ODD, true);
 		struct rig_agent *reader = rig_add_agent(&s->rig, CALM_NS, connections);
 		hash_all(s, s->from);
 		rig_pull(s->source_agent, reader, 1, s->from, s->to);
 		rig_wait(&s->rig, reader, TRANSPORT_DONE, 1);
 		cr_assert(rig_shards_equal(&s->source, &s->reader));
-		finish(s);
-		free(s);
+		pair_finish(s);
 	}
 }
 
 Test(transport, open__port_in_use__sentence)
 {
-	struct setup *s = setup_new();
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	const char *colon = strrchr(transport_address(s->source_agent->transport), ':');
 	struct transport_config config = {
 		.listen_host = "127.0.0.1", .listen_port = (uint16_t)atoi(colon + 1)};
@@ -635,8 +531,7 @@ Test(transport, open__port_in_use__sentence)
 	struct transport *transport;
 	cr_assert_lt(transport_open(&config, &err, &transport), 0);
 	cr_assert(strstr(err.text, colon + 1), "%s", err.text);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 /*
@@ -646,21 +541,18 @@ Test(transport, open__port_in_use__sentence)
 Test(transport, hash__no_chunks_or_no_verify__hashed_at_once)
 {
 	static const uint64_t none[] = {0};
-	struct setup *s = setup_new();
-	start(s, none, 1, true);
+	struct pair *s = start(none, 1, true);
 	hash_all(s, s->from);
-	finish(s);
-	start(s, eight_chunks, 1, false);
+	pair_finish(s);
+	s = start(eight_chunks, 1, false);
 	hash_all(s, s->from);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 Test(transport, hash_stop__one_event_then_nobody_reads)
 {
 	for (uint32_t round = 0; round < 20; round++) {
-		struct setup *s = setup_new();
-		start(s, eight_chunks, 1, true);
+		struct pair *s = start_eight();
 		cr_assert_eq(transport_hash(s->source_agent->transport, 5, s->from), 0);
 		rig_wait_prefix(&s->rig, s->from, round % 6);
 		transport_hash_stop(s->source_agent->transport, 5);
@@ -671,8 +563,7 @@ Test(transport, hash_stop__one_event_then_nobody_reads)
 		rig_pump_for(&s->rig, 2000000);
 		cr_assert_eq(s->source_agent->num_events, 1);
 		cr_assert_eq(s->source_agent->events[0].tag, 5);
-		finish(s);
-		free(s);
+		pair_finish(s);
 	}
 }
 
@@ -682,11 +573,10 @@ Test(transport, hash_stop__one_event_then_nobody_reads)
 
 CONFORMANCE(source_memory_changed_after_hashing__changed_and_nothing_wrong_arrives)
 {
-	struct setup *s = setup_new();
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	hash_all(s, s->from);
 	s->source.tensors[0][3 * 4 * MIB + 5] ^= 1;
-	move(s, mode, 1, s->from, s->to);
+	pair_move(s, mode, 1, s->from, s->to);
 	struct rig_agent *agent = mode == MODE_TCP ? s->source_agent : s->reader_agent;
 	const struct transport_event *changed = rig_wait(&s->rig, agent, TRANSPORT_CHANGED, 1);
 	cr_assert_eq(changed->chunk, 3);
@@ -703,30 +593,27 @@ CONFORMANCE(source_memory_changed_after_hashing__changed_and_nothing_wrong_arriv
 	if (mode == MODE_TCP)
 		cr_assert_eq(rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1)->code,
 			TH_E_CONTRACT);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 /* A replica that has verified what it received answers for it like a publisher. */
 CONFORMANCE(forwarder_memory_changed__changed)
 {
-	struct setup *s = setup_new();
 	struct rig_shard third;
-	start(s, eight_chunks, 1, true);
+	struct pair *s = start_eight();
 	rig_shard_init(&third, eight_chunks, 1, 0);
 	struct xfer_part *last = rig_part(&third, true);
 	hash_all(s, s->from);
 	cr_assert_eq(transport_copy(s->source_agent->transport, 1, s->from, s->to), 0);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_DONE, 1);
 	s->reader.tensors[0][32 * MIB - 1] ^= 128;
-	move(s, mode, 2, s->to, last);
+	pair_move(s, mode, 2, s->to, last);
 	struct rig_agent *agent = mode == MODE_TCP ? s->source_agent : s->reader_agent;
 	cr_assert_eq(rig_wait(&s->rig, agent, TRANSPORT_CHANGED, 2)->chunk, 7);
 	rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 2);
 	xfer_part_release(last);
-	finish(s);
+	pair_finish(s);
 	rig_shard_fini(&third);
-	free(s);
 }
 
 /*
@@ -734,33 +621,30 @@ CONFORMANCE(forwarder_memory_changed__changed)
  */
 
 #ifdef TH_FAULTS
-static struct setup *
+static struct pair *
 start_with_fault(const char *name, const char *value, int64_t stall_ns)
 {
-	struct setup *s = setup_new();
 	setenv(name, value, 1);
-	start_with_stall(s, eight_chunks, 1, true, stall_ns);
+	struct pair *s = start_with_stall(eight_chunks, 1, true, stall_ns);
 	unsetenv(name);
 	hash_all(s, s->from);
-	move(s, MODE_TCP, 1, s->from, s->to);
+	pair_move(s, MODE_TCP, 1, s->from, s->to);
 	return s;
 }
 
 Test(transport_fault, flip_once__fetched_again_and_the_source_is_untouched)
 {
-	struct setup *s = start_with_fault("TH_FAULT_FLIP_CHUNK", "3", CALM_NS);
-	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
-	cr_assert(rig_shards_equal(&s->source, &s->reader));
+	struct pair *s = start_with_fault("TH_FAULT_FLIP_CHUNK", "3", CALM_NS);
+	pair_done(s, 1);
 	cr_assert_eq(rig_counters(s->reader_agent).chunks_refetched, 1);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
 	cr_assert_null(rig_find(s->source_agent, TRANSPORT_CHANGED, 1));
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 Test(transport_fault, flip_always__failed_with_checksum)
 {
-	struct setup *s = start_with_fault("TH_FAULT_FLIP_CHUNK", "3,always", CALM_NS);
+	struct pair *s = start_with_fault("TH_FAULT_FLIP_CHUNK", "3,always", CALM_NS);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
 	cr_assert_eq(failed->code, TH_E_CHECKSUM);
@@ -769,18 +653,16 @@ Test(transport_fault, flip_always__failed_with_checksum)
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
 	cr_assert_neq(ended->code, TH_E_CONTRACT);
 	cr_assert_null(rig_find(s->source_agent, TRANSPORT_CHANGED, 1));
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 
 Test(transport_fault, stall__failed_after_the_stall_time)
 {
-	struct setup *s = start_with_fault("TH_FAULT_STALL_AFTER_BYTES", "10000000", STALL_NS);
+	struct pair *s = start_with_fault("TH_FAULT_STALL_AFTER_BYTES", "10000000", STALL_NS);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
 	cr_assert_eq(failed->code, TH_E_NO_PATH);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
-	finish(s);
-	free(s);
+	pair_finish(s);
 }
 #endif
