@@ -310,6 +310,33 @@ rig_attach(struct rig *rig)
 	cr_assert(agent_attached(rig->agent));
 }
 
+void
+rig_hang_up(struct rig *rig)
+{
+	rig->cut = rig->hangs_up = true;
+	rig_tick(rig);
+	cr_assert_not(agent_attached(rig->agent));
+}
+
+void
+rig_back(struct rig *rig)
+{
+	rig->cut = rig->mute = false;
+	rig_sleep(rig, 4 * SEC);
+	cr_assert(agent_attached(rig->agent));
+}
+
+void
+rig_lost(struct rig *rig)
+{
+	rig_clear(rig);
+	rig->num_sent = 0; /* nor is anything answered that was sent to the former */
+	rig->server_inc++;
+	rig->unknown = rig->fresh = true;
+	rig_sleep(rig, 2 * SEC);
+	cr_assert(agent_attached(rig->agent));
+}
+
 uint64_t
 rig_open(struct rig *rig, uint64_t session)
 {
@@ -515,6 +542,16 @@ rig_publish(struct rig *rig, uint64_t session, uint64_t sid, const char *version
 	struct ctl_event outcome = rig_outcome(sid, gen, 0, strtoull(version, NULL, 10));
 	rig_event(rig, &outcome);
 	cr_assert_eq(rig_complete(rig, session, 60)->u.complete.code, 0);
+	return gen;
+}
+
+uint64_t
+rig_hold(struct rig *rig, uint64_t session, uint64_t sid, const char *version)
+{
+	uint64_t gen = rig_publish(rig, session, sid, version);
+
+	rig_hashed(rig, AGENT_EV_HASHED, session, gen);
+	rig_clear(rig);
 	return gen;
 }
 

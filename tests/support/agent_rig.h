@@ -32,17 +32,17 @@ struct rig {
 	struct agent *agent;
 	int64_t now_ns, next_ns;
 	uint64_t server_inc, attach_no, last_sid, last_event, queued;
-	bool fresh;          /* what the next ATTACH is told */
-	bool mute;           /* nothing is answered, nothing is delivered */
-	bool cut;            /* everything gets NO_REPLY */
-	bool hangs_up;       /* ... because its connection ended */
-	uint32_t num_shards; /* of the groups that are opened: 1 */
-	bool unknown;        /* everything but HELLO and ATTACH: who are you? */
-	const char *retain;  /* rules of what is opened; NULL: none */
-	uint32_t held;       /* mask of 1 << kind: not answered until rig_answer */
-	int refused[32];     /* by kind: answered with this code */
-	uint64_t generation; /* told to WATCH */
-	uint64_t group_inc;  /* told to REJOIN */
+	bool fresh;                   /* what the next ATTACH is told */
+	bool mute;                    /* nothing is answered, nothing is delivered */
+	bool cut;                     /* everything gets NO_REPLY */
+	bool hangs_up;                /* ... because its connection ended */
+	uint32_t num_shards;          /* of the groups that are opened: 1 */
+	bool unknown;                 /* everything but HELLO and ATTACH: who are you? */
+	const char *retain;           /* rules of what is opened; NULL: none */
+	uint32_t held;                /* mask of 1 << kind: not answered until rig_answer */
+	int refused[32];              /* by kind: answered with this code */
+	uint64_t generation;          /* told to WATCH */
+	uint64_t group_inc;           /* told to REJOIN */
 	struct ctl_admin_reply admin; /* told to ADMIN; "empty" */
 	struct rig_sent *sent;
 	uint32_t num_sent;
@@ -83,6 +83,10 @@ uint32_t rig_sendings(const struct rig *rig, enum ctl_request_kind kind);
 /* ---- scripts ------------------------------------------------------------------------- */
 
 void rig_attach(struct rig *rig);
+void rig_hang_up(struct rig *rig); /* the server does, and answers no more */
+void rig_back(struct rig *rig);    /* it answers again, and is attached to */
+/* Another server, which knows nothing; what is told to it is kept. */
+void rig_lost(struct rig *rig);
 uint64_t rig_open(struct rig *rig, uint64_t session);  /* opened; returns its sid */
 uint64_t rig_ready(struct rig *rig, uint64_t session); /* ... and registered */
 void rig_submit(struct rig *rig, uint64_t session, uint32_t slot, uint32_t kind, const char *spec,
@@ -123,6 +127,8 @@ uint64_t rig_offload_filled(struct rig *rig);                /* all of it; retur
 
 /* Publishes; returns gen. */
 uint64_t rig_publish(struct rig *rig, uint64_t session, uint64_t sid, const char *version);
+/* ... and all is hashed; rig_clear. */
+uint64_t rig_hold(struct rig *rig, uint64_t session, uint64_t sid, const char *version);
 /* A reader at the published part: GRANT and HELLO; returns the core's number of the leg. */
 uint64_t rig_reader(struct rig *rig, uint64_t sid, uint64_t gen, uint64_t leg);
 /* replicate up to GO; returns the core's number of the leg in. */

@@ -18,9 +18,7 @@ setup(void)
 	rig_init(&rig);
 	rig_attach(&rig);
 	sid = rig_ready(&rig, 1);
-	gen = rig_publish(&rig, 1, sid, "3");
-	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
-	rig_clear(&rig);
+	gen = rig_hold(&rig, 1, sid, "3");
 }
 
 static void
@@ -50,22 +48,6 @@ code(uint32_t slot)
 }
 
 static void
-hang_up(void)
-{
-	rig.cut = rig.hangs_up = true;
-	rig_tick(&rig);
-	cr_assert_not(agent_attached(rig.agent));
-}
-
-static void
-back(void)
-{
-	rig.cut = rig.mute = false;
-	rig_sleep(&rig, 4 * SEC);
-	cr_assert(agent_attached(rig.agent));
-}
-
-static void
 held_nothing(void)
 {
 	const struct agent_line *line = &rig_last(&rig, AGENT_LINE)->u.line;
@@ -81,7 +63,7 @@ held_nothing(void)
 static void
 unpublished(void)
 {
-	hang_up();
+	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, SEC);
 	cr_assert_eq(code(0), 0);
 	held_nothing();
@@ -92,7 +74,7 @@ unpublished(void)
 
 Test(agent_alone, unpublish__no_server_and_nobody_reads__done_also_when_it_looks_once)
 {
-	hang_up();
+	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, 0);
 	cr_assert_eq(code(0), 0);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.result.version.version, TH_NO_VERSION);
@@ -103,7 +85,7 @@ Test(agent_alone, unpublish__no_server_and_nobody_reads__done_also_when_it_looks
 Test(agent_alone, unpublish__a_reader__done_when_it_has_ended)
 {
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
-	hang_up();
+	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, 20 * SEC);
 	rig_sleep(&rig, 10 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
@@ -115,7 +97,7 @@ Test(agent_alone, unpublish__a_reader__done_when_it_has_ended)
 Test(agent_alone, unpublish__a_stalled_reader__fenced)
 {
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
-	hang_up();
+	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, 20 * SEC);
 	rig_out(&rig, AGENT_EV_OUT_STALLED, out);
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
@@ -126,14 +108,14 @@ Test(agent_alone, unpublish__a_stalled_reader__fenced)
 Test(agent_alone, unpublish__a_reader_until_the_deadline__held_and_served_again)
 {
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
-	hang_up();
+	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, SEC);
 	rig_sleep(&rig, SEC + 300 * MS);
 	cr_assert_eq(code(0), TH_E_NO_SERVER);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.result.version.version, 3);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0, "nothing of it is left");
 	rig_reader(&rig, sid, gen, 51);
 }
@@ -141,11 +123,11 @@ Test(agent_alone, unpublish__a_reader_until_the_deadline__held_and_served_again)
 Test(agent_alone, unpublish__cancelled_before_it_was_sent__served_again)
 {
 	rig_reader(&rig, sid, gen, 50);
-	hang_up();
+	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, TH_FOREVER);
 	rig_step(&rig, &(struct agent_event){.kind = AGENT_EV_CANCEL, .session = 1});
 	cr_assert_eq(code(0), TH_E_CANCELLED);
-	back();
+	rig_back(&rig);
 	rig_reader(&rig, sid, gen, 51);
 }
 
@@ -166,7 +148,7 @@ Test(agent_alone, unpublish__of_several_members__no_server_at_its_deadline)
 	uint64_t other = rig_ready(&rig, 2);
 	rig_publish(&rig, 2, other, "5");
 	rig_clear(&rig);
-	hang_up();
+	rig_hang_up(&rig);
 	rig_submit(&rig, 2, 0, CTL_OP_UNPUBLISH, "", SEC);
 	rig_sleep(&rig, SEC - MS);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
@@ -185,11 +167,11 @@ Test(agent_alone, unpublish__of_several_members_and_drained_already__waits_for_t
 	event(rig_drain(other, its_gen, 4));
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 	rig_clear(&rig);
-	hang_up();
+	rig_hang_up(&rig);
 	rig_submit(&rig, 2, 0, CTL_OP_UNPUBLISH, "", SEC);
 	rig_sleep(&rig, 5 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_UNPUBLISH);
 	event(rig_outcome(other, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_complete(&rig, 2, 0)->u.complete.code, 0);
@@ -205,7 +187,7 @@ Test(agent_alone, unpublish__behind_a_ghost__done_too)
 	cr_assert_eq(code(1), 0);
 	held_nothing();
 	rig_clear(&rig);
-	back();
+	rig_back(&rig);
 	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	const struct ctl_op *op = &rig_request(&rig, CTL_OP)->u.op;
 	cr_assert_eq(op->kind, CTL_OP_UNPUBLISH);
@@ -224,7 +206,7 @@ Test(agent_alone, unpublish__behind_a_ghost_and_a_reader_until_the_deadline__hel
 	submit(1, CTL_OP_UNPUBLISH, SEC);
 	rig_sleep(&rig, SEC + 300 * MS);
 	cr_assert_eq(code(1), TH_E_NO_SERVER);
-	back();
+	rig_back(&rig);
 	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	rig_reader(&rig, sid, gen, 51);
 }
@@ -236,7 +218,7 @@ Test(agent_alone, back__told_first_and_in_silence__then_the_next_operation)
 	unpublished();
 	submit(1, CTL_OP_PUBLISH, 60 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_UNPUBLISH);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.timeout_ns, TH_FOREVER);
@@ -258,7 +240,7 @@ Test(agent_alone, restored_by_the_server__told_again_without_a_deadline)
 	rig_sleep(&rig, 4 * SEC);
 	cr_assert_eq(code(0), 0);
 	rig_clear(&rig);
-	back();
+	rig_back(&rig);
 	event(rig_undrain(sid, gen));
 	event(rig_outcome(sid, 2, TH_E_TIMEOUT, 3));
 	const struct ctl_op *op = &rig_request(&rig, CTL_OP)->u.op;
@@ -275,7 +257,7 @@ Test(agent_alone, refused_by_the_server__broken_and_not_asked_for_ever)
 {
 	unpublished();
 	rig.refused[CTL_OP] = TH_E_STATE;
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
 	submit(1, CTL_OP_PUBLISH, SEC);
 	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
@@ -285,7 +267,7 @@ Test(agent_alone, refused_by_the_server__broken_and_not_asked_for_ever)
 Test(agent_alone, reader_sent_here_meanwhile__refused_at_once)
 {
 	unpublished();
-	back();
+	rig_back(&rig);
 	rig_hello(&rig, 50, 50);
 	event(rig_grant(sid, gen, 50));
 	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 0);
@@ -299,7 +281,7 @@ Test(agent_alone, server_restarts__broken_and_nothing_is_told)
 	setup();
 	unpublished();
 	rig.unknown = rig.fresh = true;
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 	submit(1, CTL_OP_PUBLISH, SEC);
 	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
@@ -311,10 +293,10 @@ Test(agent_alone, server_restarts_while_a_reader_is_waited_for__broken)
 	teardown();
 	setup();
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
-	hang_up();
+	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, 60 * SEC);
 	rig.unknown = rig.fresh = true;
-	back();
+	rig_back(&rig);
 	cr_assert_eq(code(0), TH_E_GROUP_BROKEN);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 }
@@ -326,16 +308,15 @@ static uint64_t
 retains(const char *rules, const char *version)
 {
 	rig.retain = rules;
-	uint64_t other = rig_ready(&rig, 2), other_gen = rig_publish(&rig, 2, other, version);
-	rig_hashed(&rig, AGENT_EV_HASHED, 2, other_gen);
-	rig_clear(&rig);
+	uint64_t other = rig_ready(&rig, 2);
+	rig_hold(&rig, 2, other, version);
 	return other;
 }
 
 Test(agent_alone, retained__stays_until_the_deadline)
 {
 	retains("latest", "4");
-	hang_up();
+	rig_hang_up(&rig);
 	rig_submit(&rig, 2, 0, CTL_OP_UNPUBLISH, "", 5 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_sleep(&rig, 6 * SEC);
@@ -353,7 +334,7 @@ Test(agent_alone, retained__force__given_up)
 {
 	struct agent_event event = {.kind = AGENT_EV_SUBMIT, .session = 2};
 	retains("latest", "4");
-	hang_up();
+	rig_hang_up(&rig);
 	event.u.submit.kind = CTL_OP_UNPUBLISH;
 	event.u.submit.timeout_ns = SEC;
 	event.u.submit.flags = 1;
@@ -364,11 +345,11 @@ Test(agent_alone, retained__force__given_up)
 Test(agent_alone, retained__server_comes_in_time__asked)
 {
 	retains("latest-1,4", "4");
-	hang_up();
+	rig_hang_up(&rig);
 	rig_submit(&rig, 2, 0, CTL_OP_UNPUBLISH, "", 30 * SEC);
 	rig_sleep(&rig, 2 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_UNPUBLISH);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.flags, 0);
 }
@@ -376,7 +357,7 @@ Test(agent_alone, retained__server_comes_in_time__asked)
 Test(agent_alone, retained__another_copy_is_here__given_up)
 {
 	retains("3", "3");
-	hang_up();
+	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, SEC);
 	cr_assert_eq(code(0), 0);
 	/* Now the other is the last. */
@@ -388,7 +369,7 @@ Test(agent_alone, retained__another_copy_is_here__given_up)
 Test(agent_alone, retained__a_worker_dies__its_part_is_kept_for_the_server)
 {
 	uint64_t other = retains("latest", "4");
-	hang_up();
+	rig_hang_up(&rig);
 	rig_session(&rig, 2, AGENT_EV_LOST);
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1, "what no rule names is let go");
@@ -398,7 +379,7 @@ Test(agent_alone, retained__a_worker_dies__its_part_is_kept_for_the_server)
 	rig_clear(&rig);
 	rig.unknown = rig.fresh = true;
 	rig.held = 1u << CTL_CLOSE;
-	back();
+	rig_back(&rig);
 	const struct ctl_rejoin *said = &rig_request(&rig, CTL_REJOIN)->u.rejoin;
 	cr_assert_eq(said->sid, other);
 	cr_assert_eq(said->held.version, 4);
@@ -414,7 +395,7 @@ Test(agent_alone, retained__a_worker_dies__its_part_is_kept_for_the_server)
 Test(agent_alone, retained__a_worker_dies_and_no_server_comes__let_go_in_the_end)
 {
 	retains("latest", "4");
-	hang_up();
+	rig_hang_up(&rig);
 	rig_session(&rig, 2, AGENT_EV_LOST);
 	rig_sleep(&rig, 2 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
@@ -464,13 +445,13 @@ close_answered(void)
 Test(agent_alone, close__retained_and_no_server__refused_at_its_deadline_and_open_as_before)
 {
 	claimed();
-	hang_up();
+	rig_hang_up(&rig);
 	worker_closes(1, false, 2 * SEC);
 	rig_sleep(&rig, 2 * SEC - MS);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	rig_sleep(&rig, MS);
 	refused_to_close(1);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0, "nothing of it is left");
 	rig_out(&rig, AGENT_EV_OUT_ENDED, rig_reader(&rig, sid, gen, 60));
 	/* Closed again, of this server. */
@@ -484,7 +465,7 @@ Test(agent_alone, close__retained_and_no_server__refused_at_its_deadline_and_ope
 Test(agent_alone, close__retained_and_it_looks_once__refused_at_once)
 {
 	claimed();
-	hang_up();
+	rig_hang_up(&rig);
 	worker_closes(1, false, 0);
 	refused_to_close(1);
 	worker_closes(1, true, 0);
@@ -495,7 +476,7 @@ Test(agent_alone, close__retained_and_it_looks_once__refused_at_once)
 Test(agent_alone, close__retained_and_for_ever__refused_in_the_end)
 {
 	claimed();
-	hang_up();
+	rig_hang_up(&rig);
 	worker_closes(1, false, TH_FOREVER);
 	rig_sleep(&rig, 2 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
@@ -506,11 +487,11 @@ Test(agent_alone, close__retained_and_for_ever__refused_in_the_end)
 Test(agent_alone, close__retained_and_the_server_comes_in_time__told_what_time_is_left)
 {
 	claimed();
-	hang_up();
+	rig_hang_up(&rig);
 	rig.held = 1u << CTL_CLOSE;
 	worker_closes(1, false, 60 * SEC);
 	rig_sleep(&rig, SEC);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	const struct ctl_close *close = &rig_request(&rig, CTL_CLOSE)->u.close;
 	cr_assert_not(close->abandon || close->died);
@@ -525,12 +506,12 @@ Test(agent_alone, close__retained_and_the_server_comes_in_time__told_what_time_i
 Test(agent_alone, close__retained_and_another_server_comes_in_time__told_what_it_holds)
 {
 	claimed();
-	hang_up();
+	rig_hang_up(&rig);
 	rig.held = 1u << CTL_CLOSE;
 	worker_closes(1, false, 60 * SEC);
 	rig_clear(&rig);
 	rig.unknown = rig.fresh = true;
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 2);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
@@ -546,7 +527,7 @@ Test(agent_alone, close__sent_and_then_no_server_and_retained__refused_and_goes_
 	claimed();
 	rig.held = 1u << CTL_CLOSE;
 	worker_closes(1, false, 2 * SEC);
-	hang_up();
+	rig_hang_up(&rig);
 	rig_sleep(&rig, 3 * SEC);
 	refused_to_close(1);
 	/* It may ask again. */
@@ -555,7 +536,7 @@ Test(agent_alone, close__sent_and_then_no_server_and_retained__refused_and_goes_
 	rig_sleep(&rig, SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 2);
 	refused_to_close(1);
-	back();
+	rig_back(&rig);
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 	close_answered();
 	event(rig_drain(sid, gen, 1));
@@ -573,10 +554,10 @@ Test(agent_alone, close__sent_and_refused_by_the_server_after_all__open_as_befor
 	claimed();
 	rig.held = 1u << CTL_CLOSE;
 	worker_closes(1, false, 2 * SEC);
-	hang_up();
+	rig_hang_up(&rig);
 	rig_sleep(&rig, 2 * SEC);
 	refused_to_close(1);
-	back();
+	rig_back(&rig);
 	close_answered();
 	one.u.close_refused.sid = sid;
 	one.u.close_refused.code = TH_E_TIMEOUT;
@@ -591,7 +572,7 @@ Test(agent_alone, close__sent_and_refused_by_the_server_after_all__open_as_befor
 Test(agent_alone, close__refused_and_then_the_worker_dies__kept_for_the_server)
 {
 	claimed();
-	hang_up();
+	rig_hang_up(&rig);
 	worker_closes(1, false, SEC);
 	rig_sleep(&rig, 10 * SEC);
 	refused_to_close(1);
@@ -607,7 +588,7 @@ Test(agent_alone, close__being_refused_the_worker_dies__kept_for_the_server)
 	claimed();
 	rig.held = 1u << CTL_CLOSE;
 	worker_closes(1, false, SEC);
-	hang_up();
+	rig_hang_up(&rig);
 	rig_sleep(&rig, 10 * SEC);
 	refused_to_close(1);
 	rig_session(&rig, 1, AGENT_EV_LOST);
@@ -620,7 +601,7 @@ Test(agent_alone, close__being_refused_the_worker_dies__kept_for_the_server)
 Test(agent_alone, close__its_own_rules_end_with_it__given_up)
 {
 	retains("latest", "4");
-	hang_up();
+	rig_hang_up(&rig);
 	worker_closes(2, false, 5 * SEC);
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 2);
@@ -634,11 +615,11 @@ Test(agent_alone, server_restarts_and_the_reader_ends_before_it_is_asked__told_w
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
 	submit(0, CTL_OP_UNPUBLISH, 60 * SEC);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
-	hang_up();
+	rig_hang_up(&rig);
 	rig_clear(&rig);
 	rig.unknown = rig.fresh = true;
 	rig.held = 1u << CTL_REJOIN;
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_request(&rig, CTL_REJOIN)->u.rejoin.held.version, 3);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 	cr_assert_eq(code(0), 0);
@@ -660,7 +641,7 @@ Test(agent_alone, unregister__waits_until_the_server_knows)
 {
 	unpublished();
 	rig.held = 1u << CTL_OP;
-	back();
+	rig_back(&rig);
 	rig_session(&rig, 1, AGENT_EV_UNREGISTER);
 	cr_assert_eq(rig_requests(&rig, CTL_UNREGISTER), 0);
 	rig.held = 0;
@@ -677,7 +658,7 @@ Test(agent_alone, close__done_and_only_the_close_is_told)
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 }
@@ -688,10 +669,10 @@ Test(agent_alone, close__sent_and_then_no_server__it_is_told_not_to_wait)
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
-	hang_up();
+	rig_hang_up(&rig);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
 	rig.held = 0;
-	back();
+	rig_back(&rig);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 	cr_assert_eq(rig_request(&rig, CTL_CLOSE)->u.close.sid, sid);
 }
@@ -699,7 +680,7 @@ Test(agent_alone, close__sent_and_then_no_server__it_is_told_not_to_wait)
 Test(agent_alone, close__a_reader_is_waited_for__cancelled_and_closed_after_it)
 {
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
-	hang_up();
+	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, 60 * SEC);
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
 	cr_assert_eq(code(0), TH_E_CANCELLED);
@@ -714,7 +695,7 @@ Test(agent_alone, lost__everything_ends)
 	submit(1, CTL_OP_PUBLISH, 60 * SEC);
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 }

@@ -18,9 +18,7 @@ setup(void)
 	rig_init(&rig);
 	rig_attach(&rig);
 	sid = rig_ready(&rig, 1);
-	gen = rig_publish(&rig, 1, sid, "3");
-	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
-	rig_clear(&rig);
+	gen = rig_hold(&rig, 1, sid, "3");
 }
 
 static void
@@ -59,14 +57,6 @@ silence(void)
 }
 
 static void
-back(void)
-{
-	rig.mute = false;
-	rig_sleep(&rig, 4 * SEC);
-	cr_assert(agent_attached(rig.agent));
-}
-
-static void
 answered_no_server(uint32_t slot)
 {
 	const struct agent_action *done = rig_complete(&rig, 1, slot);
@@ -92,7 +82,7 @@ static void
 haunt_attached(void)
 {
 	haunt();
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	rig_clear(&rig);
 }
@@ -136,7 +126,7 @@ Test(agent_ghost, update__prepared__waits_for_its_outcome)
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, 0);
 	silence();
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
-	back();
+	rig_back(&rig);
 	event(rig_undrain(sid, gen));
 	event(rig_outcome(sid, 2, TH_E_TIMEOUT, 3));
 	cr_assert_eq(code(0), TH_E_TIMEOUT);
@@ -154,7 +144,7 @@ Test(agent_ghost, pull__no_word_by_the_deadline__timeout_and_the_version_stays)
 	cr_assert_eq(code(0), TH_E_TIMEOUT);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.result.version.version, 3);
 	rig_clear(&rig);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	submit(1, CTL_OP_UPDATE, SEC);
@@ -227,7 +217,7 @@ Test(agent_ghost, update__server_asks_who_we_are__no_server_and_then_broken)
 Test(agent_ghost, link_back__cancelled_once_and_ended_in_silence)
 {
 	haunt();
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	cr_assert_eq(rig_request(&rig, CTL_CANCEL)->u.cancel.op_seq, 2);
 	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
@@ -242,7 +232,7 @@ Test(agent_ghost, cancelled_before__no_second_cancel)
 	rig_step(&rig, &(struct agent_event){.kind = AGENT_EV_CANCEL, .session = 1});
 	silence();
 	answered_no_server(0);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 }
 
@@ -266,7 +256,7 @@ Test(agent_ghost, plan_before__declined_also_when_the_part_is_drained_later)
 	event(rig_plan(sid, 2, true));
 	silence();
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 1);
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, TH_E_CANCELLED);
 	event(rig_undrain(sid, gen));
@@ -285,7 +275,7 @@ Test(agent_ghost, explained_after__says_nothing_more)
 	struct agent_event explained = {.kind = AGENT_EV_EXPLAINED, .session = 1};
 	explained.u.explained.op_seq = 2;
 	rig_step(&rig, &explained);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 1);
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, TH_E_CANCELLED);
 }
@@ -315,7 +305,7 @@ Test(agent_ghost, op_refused__its_number_is_not_used_up)
 	haunt();
 	rig.refused[CTL_OP] = TH_E_LIMIT;
 	rig.held = 0;
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig.refused[CTL_OP] = 0;
 	rig_clear(&rig);
@@ -330,7 +320,7 @@ Test(agent_ghost, update_again__still_no_server__at_once)
 	haunt();
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
 	cr_assert_eq(code(0), TH_E_NO_SERVER);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 }
@@ -417,7 +407,7 @@ Test(agent_ghost, pending__starts__sends_what_is_left_of_its_time)
 {
 	haunt();
 	submit(1, CTL_OP_LIST, 60 * SEC);
-	back();
+	rig_back(&rig);
 	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.timeout_ns, 56 * SEC);
 }
@@ -430,7 +420,7 @@ Test(agent_ghost, pending__cancelled__ends_here_and_the_ghost_stays)
 	rig_step(&rig, &cancel);
 	cr_assert_eq(code(0), TH_E_CANCELLED);
 	rig_step(&rig, &cancel);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1);
@@ -455,7 +445,7 @@ Test(agent_ghost, pending__server_restarted__broken_and_the_ghost_is_gone)
 	haunt();
 	submit(1, CTL_OP_LIST, TH_FOREVER);
 	rig.unknown = rig.fresh = true;
-	back();
+	rig_back(&rig);
 	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
@@ -487,7 +477,7 @@ Test(agent_ghost, unregister__attached__not_in_the_way)
 	uint64_t other = rig_ready(&rig, 2);
 	rig_submit(&rig, 2, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	silence();
-	back();
+	rig_back(&rig);
 	rig_session(&rig, 2, AGENT_EV_UNREGISTER);
 	cr_assert_eq(rig_last(&rig, AGENT_UNREGISTERED)->u.answer.code, 0);
 	event(rig_plan(other, 1, false));

@@ -123,9 +123,7 @@ Test(agent_link, server__hangs_up__not_attached_at_once_and_back_with_its_first_
 	rig_attach(&rig);
 	uint64_t sid = rig_ready(&rig, 1);
 	rig_clear(&rig);
-	rig.cut = rig.hangs_up = true;
-	rig_tick(&rig);
-	cr_assert_not(agent_attached(rig.agent));
+	rig_hang_up(&rig);
 	cr_assert(strstr(rig_last(&rig, AGENT_SERVER_STATE)->u.server.text, "hung up"));
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_NO_SERVER);
@@ -150,9 +148,7 @@ Test(agent_link, server__hangs_up__what_it_said_before_counts_but_does_not_attac
 	rig_session(&rig, 1, AGENT_EV_UNREGISTER);
 	rig_clear(&rig);
 	rig.held |= 1u << CTL_BEAT | 1u << CTL_HELLO;
-	rig.cut = rig.hangs_up = true;
-	rig_tick(&rig); /* the POLL ends */
-	cr_assert_not(agent_attached(rig.agent));
+	rig_hang_up(&rig); /* the POLL ends */
 	rig.cut = false;
 	rig.held |= 1u << CTL_POLL;
 	rig_answer(&rig, CTL_UNREGISTER);

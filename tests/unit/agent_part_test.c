@@ -34,21 +34,11 @@ event(struct ctl_event one)
 	rig_event(&rig, &one);
 }
 
-static uint64_t
-hashed_part(void)
-{
-	uint64_t gen = rig_publish(&rig, 1, sid, "3");
-
-	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
-	rig_clear(&rig);
-	return gen;
-}
-
 /* ---- tickets ------------------------------------------------------------------------- */
 
 Test(agent_part, hello__before_its_grant__waits_and_is_served)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	rig_hello(&rig, 11, 50);
 	cr_assert_eq(rig_count(&rig, AGENT_SERVE) + rig_count(&rig, AGENT_REFUSE), 0);
 	event(rig_grant(sid, gen, 50));
@@ -59,7 +49,7 @@ Test(agent_part, hello__before_its_grant__waits_and_is_served)
 
 Test(agent_part, hello__no_grant_comes__refused_after_its_time)
 {
-	hashed_part();
+	rig_hold(&rig, 1, sid, "3");
 	rig_hello(&rig, 11, 50);
 	rig_sleep(&rig, 2 * SEC - MS);
 	cr_assert_eq(rig_count(&rig, AGENT_REFUSE), 0);
@@ -70,7 +60,7 @@ Test(agent_part, hello__no_grant_comes__refused_after_its_time)
 
 Test(agent_part, hello__ticket_presented_twice__second_is_refused)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	rig_reader(&rig, sid, gen, 50);
 	rig_hello(&rig, 12, 50);
 	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.hello, 12);
@@ -82,7 +72,7 @@ Test(agent_part, hello__ticket_presented_twice__second_is_refused)
 
 Test(agent_part, hello__too_many_without_grant__refused)
 {
-	hashed_part();
+	rig_hold(&rig, 1, sid, "3");
 	for (uint64_t i = 0; i < 4; i++)
 		rig_hello(&rig, i, 50 + i);
 	cr_assert_eq(rig_count(&rig, AGENT_REFUSE), 0);
@@ -92,7 +82,7 @@ Test(agent_part, hello__too_many_without_grant__refused)
 
 Test(agent_part, grant__too_many_or_too_old__oldest_gives_way)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	for (uint64_t i = 0; i < 5; i++)
 		event(rig_grant(sid, gen, 50 + i));
 	rig_hello(&rig, 2, 51);
@@ -107,7 +97,7 @@ Test(agent_part, grant__too_many_or_too_old__oldest_gives_way)
 
 Test(agent_part, grant__of_a_part_that_is_not_there__waiting_hello_is_refused_at_once)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	rig_hello(&rig, 11, 50);
 	event(rig_grant(sid, gen + 1, 50));
 	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_NOT_AVAILABLE);
@@ -132,7 +122,7 @@ Test(agent_part, drain__unknown_part__answered_at_once)
 
 Test(agent_part, drain__legs_run__done_after_the_last_with_its_numbers)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50), b = rig_reader(&rig, sid, gen, 51);
 	event(rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0, "they progress");
@@ -147,7 +137,7 @@ Test(agent_part, drain__legs_run__done_after_the_last_with_its_numbers)
 
 Test(agent_part, drain__leg_stalled_before_or_after__fenced)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50), b = rig_reader(&rig, sid, gen, 51);
 	rig_out(&rig, AGENT_EV_OUT_STALLED, a);
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0);
@@ -164,7 +154,7 @@ Test(agent_part, drain__leg_stalled_before_or_after__fenced)
 
 Test(agent_part, drain__leg_stalled_and_resumed__goes_on)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_out(&rig, AGENT_EV_OUT_STALLED, a);
 	rig_out(&rig, AGENT_EV_OUT_RESUMED, a);
@@ -174,7 +164,7 @@ Test(agent_part, drain__leg_stalled_and_resumed__goes_on)
 
 Test(agent_part, drain__granted_and_on_its_way__served)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	event(rig_grant(sid, gen, 50));
 	event(rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0, "its reader has given up the old one");
@@ -186,7 +176,7 @@ Test(agent_part, drain__granted_and_on_its_way__served)
 
 Test(agent_part, drain__granted_and_nobody_comes__void_after_a_stall)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	event(rig_grant(sid, gen, 50));
 	event(rig_drain(sid, gen, 4));
 	rig_sleep(&rig, SEC);
@@ -235,7 +225,7 @@ Test(agent_part, undrain__hash_still_stopping__goes_on_when_it_has_stopped)
 
 Test(agent_part, drain__again_after_undrain__a_proof_of_its_own)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	event(rig_drain(sid, gen, 4));
 	event(rig_undrain(sid, gen));
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
@@ -247,7 +237,7 @@ Test(agent_part, drain__again_after_undrain__a_proof_of_its_own)
 
 Test(agent_part, fence__event__leg_or_grant_goes)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	event(rig_grant(sid, gen, 51));
 	event((struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 50});
@@ -262,7 +252,7 @@ Test(agent_part, fence__event__leg_or_grant_goes)
 
 Test(agent_part, unpublish__whole_way__memory_is_safe_before_the_answer)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	event(rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_LINE), 0, "the outcome may still be a failure");
@@ -276,7 +266,7 @@ Test(agent_part, unpublish__whole_way__memory_is_safe_before_the_answer)
 
 Test(agent_part, unpublish__outcome_without_our_proof__waits_for_it)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
@@ -287,7 +277,7 @@ Test(agent_part, unpublish__outcome_without_our_proof__waits_for_it)
 
 Test(agent_part, unpublish__deadline__held_and_served_again)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", SEC);
 	event(rig_drain(sid, gen, 4));
 	event(rig_undrain(sid, gen));
@@ -301,7 +291,7 @@ Test(agent_part, unpublish__deadline__held_and_served_again)
 
 Test(agent_part, close__holding__hidden_by_the_server_then_closed)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.died);
@@ -329,7 +319,7 @@ Test(agent_part, close__nothing_held__closed_when_the_server_has_let_it_go)
 
 Test(agent_part, close__no_drain_comes__own_proof_after_a_while)
 {
-	hashed_part();
+	rig_hold(&rig, 1, sid, "3");
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	rig_sleep(&rig, 3 * SEC);
@@ -338,7 +328,7 @@ Test(agent_part, close__no_drain_comes__own_proof_after_a_while)
 
 Test(agent_part, close__no_server__own_proof_and_the_server_is_told_later)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50), b = rig_reader(&rig, sid, gen, 51);
 	rig.mute = true;
 	rig_sleep(&rig, 4 * SEC);
@@ -377,7 +367,7 @@ Test(agent_part, close__unanswered_and_opened_again__close_goes_first)
 
 Test(agent_part, close__server_restarts_meanwhile__closed)
 {
-	hashed_part();
+	rig_hold(&rig, 1, sid, "3");
 	rig.held = 1u << CTL_CLOSE;
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
 	rig.unknown = rig.fresh = true;
@@ -448,7 +438,7 @@ Test(agent_part, close__unsent_operation__is_never_sent)
 
 Test(agent_part, lost__holding__running_legs_finish_then_free)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
@@ -492,7 +482,7 @@ Test(agent_part, lost__while_opening__server_is_told_when_it_has_answered)
 
 Test(agent_part, lost__during_close__no_answer_but_free)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
 	rig_session(&rig, 1, AGENT_EV_LOST);
@@ -636,7 +626,7 @@ breach(uint64_t gen)
 
 Test(agent_part, contract__readers_are_fenced_and_every_call_says_why)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	breach(gen);
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
@@ -660,7 +650,7 @@ Test(agent_part, contract__readers_are_fenced_and_every_call_says_why)
 
 Test(agent_part, contract__of_another_generation__nobody_is_accused)
 {
-	uint64_t gen = hashed_part();
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	breach(gen + 1);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
 	rig_submit(&rig, 1, 5, CTL_OP_UNPUBLISH, "", TH_FOREVER);

@@ -33,23 +33,11 @@ event(struct ctl_event one)
 	rig_event(&rig, &one);
 }
 
-/* Another server, which knows nothing; what is told to it is kept. */
-static void
-lost(void)
-{
-	rig_clear(&rig);
-	rig.num_sent = 0; /* nor is anything answered that was sent to the former */
-	rig.server_inc++;
-	rig.unknown = rig.fresh = true;
-	rig_sleep(&rig, 2 * SEC);
-	cr_assert(agent_attached(rig.agent));
-}
-
-/* ... and of the copy, this. */
+/* The server is lost, and this is said of the copy. */
 static const struct ctl_rejoin *
 said(uint64_t sid)
 {
-	lost();
+	rig_lost(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 1);
 	const struct ctl_rejoin *rejoin = &rig_request(&rig, CTL_REJOIN)->u.rejoin;
 	cr_assert_eq(rejoin->sid, sid);
@@ -170,7 +158,7 @@ Test(agent_rejoin_offload, complete__beside_a_worker__both_are_said)
 	uint64_t sid = rig_offload_filled(&rig);
 	rig_clear(&rig);
 	rig_publish(&rig, 1, rig_ready(&rig, 1), "5");
-	lost();
+	rig_lost(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 2);
 	cr_assert_eq(rig_request(&rig, CTL_REJOINED)->u.rejoined.num_sessions, 2);
 	uint32_t copies = 0;
@@ -289,7 +277,7 @@ Test(agent_rejoin_offload, sessions_end_with_their_server__the_copy_too)
 	teardown();
 	setup();
 	rig_offload_filled(&rig);
-	lost();
+	rig_lost(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 0);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOINED), 1);
 	expect_freed();

@@ -42,23 +42,11 @@ simple(enum agent_event_kind kind)
 	rig_step(&rig, &(struct agent_event){.kind = kind, .session = 1});
 }
 
-/* Another server, which knows nothing; what is told to it is kept. */
-static void
-lost(void)
-{
-	rig_clear(&rig);
-	rig.num_sent = 0; /* nor is anything answered that was sent to the former */
-	rig.server_inc++;
-	rig.unknown = rig.fresh = true;
-	rig_sleep(&rig, 2 * SEC);
-	cr_assert(agent_attached(rig.agent));
-}
-
-/* ... and session 1, of which this is said. */
+/* The server is lost, and this is said of session 1. */
 static const struct ctl_rejoin *
 said(void)
 {
-	lost();
+	rig_lost(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 1);
 	const struct ctl_rejoin *rejoin = &rig_request(&rig, CTL_REJOIN)->u.rejoin;
 	cr_assert_eq(rejoin->sid, sid);
@@ -129,7 +117,7 @@ Test(agent_rejoin, inventory__ends_when_all_of_it_is_answered)
 	rig_ready(&rig, 2);
 	rig_ready(&rig, 3);
 	rig.held = 1u << CTL_REJOIN;
-	lost();
+	rig_lost(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 3);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOINED), 0);
 	rig_answer(&rig, CTL_REJOIN);
@@ -143,7 +131,7 @@ Test(agent_rejoin, its_group_has_another_number_now__the_next_server_hears_that_
 {
 	rig.group_inc = 77;
 	said();
-	lost();
+	rig_lost(&rig);
 	cr_assert_eq(rig_request(&rig, CTL_REJOIN)->u.rejoin.group_inc, 77);
 	cr_assert_eq(rig_request(&rig, CTL_REJOIN)->u.rejoin.sid, sid);
 }
@@ -179,7 +167,7 @@ Test(agent_rejoin, sessions_end_with_their_server__only_that_there_are_none)
 	teardown();
 	setup();
 	published();
-	lost();
+	rig_lost(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 0);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOINED), 1);
 	rig_submit(&rig, 1, 4, CTL_OP_UPDATE, "latest", TH_FOREVER);
@@ -566,7 +554,7 @@ Test(agent_rejoin, broken__gone_and_its_handle_stays_broken)
 	gone(false);
 	rig_submit(&rig, 1, 3, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert_eq(rig_complete(&rig, 1, 3)->u.complete.code, TH_E_GROUP_BROKEN);
-	lost();
+	rig_lost(&rig);
 	cr_assert(rig_request(&rig, CTL_REJOIN)->u.rejoin.gone, "to each server anew");
 }
 
@@ -598,7 +586,7 @@ Test(agent_rejoin, close_is_on_its_way_and_the_session_is_gone__gone_and_why)
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 	gone(true);
 	rig.held = 0;
-	lost();
+	rig_lost(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 0, "it was told");
 }
 
@@ -609,7 +597,7 @@ Test(agent_rejoin, close_was_answered_and_the_session_is_gone__nothing)
 	simple(AGENT_EV_CLOSE);
 	event(rig_drain(sid, gen, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
-	lost();
+	rig_lost(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 0);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOINED), 1);
 }
@@ -618,8 +606,8 @@ Test(agent_rejoin, gone__told_again_to_the_next_server_when_it_was_not_answered)
 {
 	rig.held = 1u << CTL_CLOSE | 1u << CTL_REJOIN;
 	simple(AGENT_EV_LOST);
-	lost();
-	lost();
+	rig_lost(&rig);
+	rig_lost(&rig);
 	const struct ctl_rejoin *rejoin = &rig_request(&rig, CTL_REJOIN)->u.rejoin;
 	cr_assert(rejoin->gone && rejoin->died);
 }
@@ -628,7 +616,7 @@ Test(agent_rejoin, gone__the_same_shard_is_opened_after_it)
 {
 	rig.held = 1u << CTL_CLOSE | 1u << CTL_REJOIN;
 	simple(AGENT_EV_LOST);
-	lost();
+	rig_lost(&rig);
 	struct agent_event open = {.kind = AGENT_EV_OPEN, .session = 27};
 	strcpy(open.u.open.model, "m");
 	strcpy(open.u.open.replica, "b");

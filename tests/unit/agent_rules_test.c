@@ -18,9 +18,7 @@ setup_claiming(const char *rules)
 	rig_init(&rig);
 	rig.retain = rules;
 	rig_attach(&rig);
-	uint64_t sid = rig_ready(&rig, 1), gen = rig_publish(&rig, 1, sid, "3");
-	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
-	rig_clear(&rig);
+	rig_hold(&rig, 1, rig_ready(&rig, 1), "3");
 }
 
 static void
@@ -36,22 +34,6 @@ teardown(void)
 }
 
 TestSuite(agent_rules, .init = setup, .fini = teardown);
-
-static void
-hang_up(void)
-{
-	rig.cut = rig.hangs_up = true;
-	rig_tick(&rig);
-	cr_assert_not(agent_attached(rig.agent));
-}
-
-static void
-back(void)
-{
-	rig.cut = rig.mute = false;
-	rig_sleep(&rig, 4 * SEC);
-	cr_assert(agent_attached(rig.agent));
-}
 
 /* What all retain of the model, as the server says. */
 static void
@@ -75,7 +57,7 @@ all_retain(const char *model, const char *rules, bool all)
 static void
 unpublish_waits(bool waits)
 {
-	hang_up();
+	rig_hang_up(&rig);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "latest", SEC);
 	rig_sleep(&rig, SEC + 300 * MS);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, waits ? TH_E_NO_SERVER : 0);
@@ -94,7 +76,7 @@ Test(agent_rules, retained_by_another_host__a_number_and_a_relative_one)
 	all_retain("m", "latest-1,17", false);
 	unpublish_waits(true); /* the latest may be 4 by now */
 	rig_clear(&rig);
-	back();
+	rig_back(&rig);
 	all_retain("m", "2,4", false);
 	unpublish_waits(false);
 }
@@ -104,7 +86,7 @@ Test(agent_rules, retained_by_another_host__force__given_up)
 	struct agent_event give_up = {.kind = AGENT_EV_SUBMIT, .session = 1};
 
 	all_retain("m", "3", false);
-	hang_up();
+	rig_hang_up(&rig);
 	give_up.u.submit.kind = CTL_OP_UNPUBLISH;
 	give_up.u.submit.timeout_ns = SEC;
 	give_up.u.submit.flags = 1;
@@ -140,9 +122,9 @@ Test(agent_rules, rules_end__given_up)
 Test(agent_rules, retained_by_another_host__the_rules_outlive_the_server)
 {
 	all_retain("m", "latest", false);
-	hang_up();
+	rig_hang_up(&rig);
 	rig.unknown = rig.fresh = true;
-	back();
+	rig_back(&rig);
 	rig.unknown = rig.fresh = false;
 	rig_clear(&rig);
 	unpublish_waits(true); /* the new one has said nothing yet */
@@ -151,7 +133,7 @@ Test(agent_rules, retained_by_another_host__the_rules_outlive_the_server)
 Test(agent_rules, retained_by_another_host__a_worker_dies__its_part_is_kept_for_the_server)
 {
 	all_retain("m", "latest", false);
-	hang_up();
+	rig_hang_up(&rig);
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	rig_sleep(&rig, SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
@@ -166,7 +148,7 @@ close_waits(bool waits)
 {
 	struct agent_event one = {.kind = AGENT_EV_CLOSE, .session = 1};
 
-	hang_up();
+	rig_hang_up(&rig);
 	one.u.close.timeout_ns = SEC;
 	rig_step(&rig, &one);
 	rig_sleep(&rig, SEC + 300 * MS);
