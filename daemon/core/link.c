@@ -110,32 +110,6 @@ attach(struct agent *agent)
 	server_state(agent);
 }
 
-/*
- * The server does not know this agent life: all that was said to it before is void, and all
- * sessions with it (server_loss_reset).
- */
-static void
-start_over(struct agent *agent)
-{
-	struct lane *lane, *next_lane;
-	struct session *session, *next;
-
-	agent->link.life++;
-	ac_reserves_forget(agent);
-	DL_FOREACH_SAFE(agent->lanes, lane, next_lane)
-	{
-		if (lane->session != NULL)
-			continue;
-		ac_lane_clear(agent, lane);
-		if (lane != agent->misc)
-			ac_lane_free(agent, lane);
-	}
-	HASH_ITER(hh, agent->sessions, session, next)
-	{
-		ac_session_forgotten(agent, session, RESTARTED_TEXT);
-	}
-}
-
 static void
 up(struct agent *agent, const struct ctl_attach_reply *reply)
 {
@@ -152,10 +126,12 @@ up(struct agent *agent, const struct ctl_attach_reply *reply)
 	if (!known) {
 		link->last_event = 0;
 		link->rejoined_due = !first;
-		if (first || agent->config.server_loss_reset)
-			start_over(agent);
-		else
+		if (first || agent->config.server_loss_reset) {
+			link->life++; /* all that was said before is void */
+			ac_rejoin_none(agent, RESTARTED_TEXT);
+		} else {
 			ac_rejoin(agent);
+		}
 		ac_leave_renew(agent);
 		ac_watch_renew(agent);
 	}

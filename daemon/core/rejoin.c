@@ -4,6 +4,7 @@
  *
  *   OPEN session ----> REJOIN: what it holds, what of it runs, which outcomes it was told
  *   closing, broken -> REJOIN gone: its group is over, whoever else asks for it
+ *   reset ----------^  (server_loss_reset): other agents may announce the rest of the group
  *
  * What runs after its GO runs on: legs in and out are numbered as before, and nobody who reads or
  * is read notices. An operation that had no GO has changed nothing: what was given up for it is
@@ -231,36 +232,58 @@ goes_on(const struct session *session)
 	       (call->active ? call->went : session->part->settled);
 }
 
-void
-ac_rejoin(struct agent *agent)
+static void
+forget_lanes(struct agent *agent)
 {
-	struct lane *lane, *next_lane;
-	struct session *session, *next;
+	struct lane *lane, *next;
 
 	ac_reserves_forget(agent);
-	DL_FOREACH_SAFE(agent->lanes, lane, next_lane)
+	DL_FOREACH_SAFE(agent->lanes, lane, next)
 	{
 		if (lane == agent->misc)
 			ac_lane_clear(agent, lane);
 		else if (lane->session == NULL)
 			orphan(agent, lane);
 	}
+}
+
+static void
+end(struct agent *agent, struct session *session, const char *text)
+{
+	bool opened = session->state != SESSION_OPENING;
+
+	ac_session_forgotten(agent, session, text);
+	if (opened)
+		announce_gone(agent, session->lane, session->lost);
+}
+
+void
+ac_rejoin(struct agent *agent)
+{
+	struct session *session, *next;
+
+	forget_lanes(agent);
 	HASH_ITER(hh, agent->sessions, session, next)
 	{
 		if (session->state == SESSION_OPEN && !session->broken && goes_on(session)) {
 			announce(agent, session);
-			continue;
-		}
-		if (ac_close_keeps(agent, session)) {
+		} else if (ac_close_keeps(agent, session)) {
 			announce(agent, session);
 			ac_close_again(agent, session);
-			continue;
+		} else {
+			end(agent, session, session->broken_text);
 		}
-		bool opened = session->state != SESSION_OPENING;
-		ac_session_forgotten(agent, session, session->broken_text);
-		if (opened)
-			announce_gone(agent, session->lane, session->lost);
 	}
+}
+
+void
+ac_rejoin_none(struct agent *agent, const char *text)
+{
+	struct session *session, *next;
+
+	forget_lanes(agent);
+	HASH_ITER(hh, agent->sessions, session, next)
+	end(agent, session, text);
 }
 
 /* ---- answers --------------------------------------------------------------------------------- */

@@ -456,6 +456,8 @@ bool ac_alone_tell(struct agent *agent, struct session *session);
 
 /* It has attached us: every session is announced to it. */
 void ac_rejoin(struct agent *agent);
+/* ... and all sessions end, for this reason; their groups with them, wherever the others are. */
+void ac_rejoin_none(struct agent *agent, const char *text);
 /* The session that it made, or goes on with, has these numbers. */
 void ac_rejoin_opened(struct session *session, uint64_t group_inc);
 void ac_rejoin_reply(struct agent *agent, struct session *session, const struct ctl_reply *reply);
