@@ -53,58 +53,40 @@ guard_mask(sigset_t *ret_mask)
 	sigdelset(ret_mask, SIGBUS);
 }
 
+/* The whole body of a guarded call; returns from it. */
+#define GUARDED(touch)                                                                             \
+	do {                                                                                       \
+		sigjmp_buf here;                                                                   \
+		if (sigsetjmp(here, 0) != 0) {                                                     \
+			way_back = NULL;                                                           \
+			return TH_E_STALE_MEMORY;                                                  \
+		}                                                                                  \
+		way_back = &here;                                                                  \
+		touch;                                                                             \
+		way_back = NULL;                                                                   \
+		return 0;                                                                          \
+	} while (0)
+
 int
 guard_copy(void *to, const void *from, size_t bytes)
 {
-	sigjmp_buf here;
-	if (sigsetjmp(here, 0) != 0) {
-		way_back = NULL;
-		return TH_E_STALE_MEMORY;
-	}
-	way_back = &here;
-	memcpy(to, from, bytes);
-	way_back = NULL;
-	return 0;
+	GUARDED(memcpy(to, from, bytes));
 }
 
 int
 guard_digest(struct digest *digest, const void *data, size_t bytes)
 {
-	sigjmp_buf here;
-	if (sigsetjmp(here, 0) != 0) {
-		way_back = NULL;
-		return TH_E_STALE_MEMORY;
-	}
-	way_back = &here;
-	digest_update(digest, data, bytes);
-	way_back = NULL;
-	return 0;
+	GUARDED(digest_update(digest, data, bytes));
 }
 
 int
 guard_nt_copy(void *to, const void *from, size_t bytes)
 {
-	sigjmp_buf here;
-	if (sigsetjmp(here, 0) != 0) {
-		way_back = NULL;
-		return TH_E_STALE_MEMORY;
-	}
-	way_back = &here;
-	nt_copy(to, from, bytes);
-	way_back = NULL;
-	return 0;
+	GUARDED(nt_copy(to, from, bytes));
 }
 
 int
 guard_digest_copy(struct digest *digest, void *to, const void *from, size_t bytes)
 {
-	sigjmp_buf here;
-	if (sigsetjmp(here, 0) != 0) {
-		way_back = NULL;
-		return TH_E_STALE_MEMORY;
-	}
-	way_back = &here;
-	digest_copy(digest, to, from, bytes);
-	way_back = NULL;
-	return 0;
+	GUARDED(digest_copy(digest, to, from, bytes));
 }
