@@ -324,7 +324,7 @@ run_open(struct loop_task *task)
 	if (!conn->ferry)
 		data_in_block_open(conn);
 	int fd = socket_connect(
-		&conn->leg->address, conn->leg->address_bytes, conn->leg->transport->congestion);
+		&conn->leg->address, conn->leg->address_bytes, conn->leg->transport);
 	rc = fd;
 	if (fd >= 0)
 		rc = stream_open(&conn->stream, conn->loop, &data_in_ops, fd, true);

@@ -122,13 +122,13 @@ void porter_left(struct transport *transport);
 struct loop *porter_next_mover(struct transport *transport);
 
 /* Options that every connection of a leg has. */
-void socket_prepare(int fd, const char *congestion);
+void socket_prepare(int fd, const struct transport *transport);
 /* Numeric "host:port" or "[host]:port". */
 TH_MUST_USE int socket_parse(
 	const char *address, struct sockaddr_storage *ret_address, socklen_t *ret_bytes);
 /* A connection under way; -errno. */
 TH_MUST_USE int socket_connect(
-	const struct sockaddr_storage *address, socklen_t bytes, const char *congestion);
+	const struct sockaddr_storage *address, socklen_t bytes, const struct transport *transport);
 /* 0 or -errno: whether the kernel has it for this process; loads it where it may. */
 TH_MUST_USE int socket_check_congestion(const char *congestion);
 /* Bytes a second of what is sent; UINT64_MAX: no limit. */

@@ -400,7 +400,7 @@ leg_in_start(struct leg_in *leg)
 	leg->deadline_ns = th_now_ns() + CONNECT_NS;
 	TH_FP(leg_in_connects);
 	loop_tick_at(transport->porter, leg->deadline_ns);
-	int fd = socket_connect(&leg->address, leg->address_bytes, transport->congestion);
+	int fd = socket_connect(&leg->address, leg->address_bytes, transport);
 	int rc = fd;
 	if (fd >= 0)
 		rc = control_open(&leg->control, transport->porter, fd, true);

@@ -13,10 +13,8 @@
 #include "ipc/base/fd.h"
 #include "transport/internal.h"
 
-#define USER_TIMEOUT_MS 5000 /* bytes that nobody acknowledges: the path or the peer is dead */
-#define KEEPALIVE_S 5        /* an idle connection of a dead host is noticed after 5 + 3 x 2 s */
-#define KEEPALIVE_INTERVAL_S 2
 #define KEEPALIVE_PROBES 3
+#define KEEPALIVE_S_MAX 32767 /* of the kernel */
 
 static void
 set_option(int fd, int level, int option, int value)
@@ -53,19 +51,32 @@ socket_pace(int fd, uint64_t rate)
 	(void)rc; /* the option is older than any kernel that has memfds with seals */
 }
 
-void
-socket_prepare(int fd, const char *congestion)
+/*
+ * Bytes that nobody acknowledges for dead_ns: the way or the peer is dead. An idle connection is
+ * probed after the same time, and once more half of it later, which is its end.
+ */
+static void
+set_patience(int fd, int64_t dead_ns)
 {
+	int64_t ms = th_min_i64(dead_ns / 1000000, INT32_MAX);
+	int64_t idle_s = th_min_i64(th_max_i64(dead_ns / 1000000000, 1), KEEPALIVE_S_MAX);
+	set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, (int)ms);
+	set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+	set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, (int)idle_s);
+	set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, (int)th_max_i64(idle_s / 2, 1));
+	set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
+}
+
+void
+socket_prepare(int fd, const struct transport *transport)
+{
+	const char *congestion = transport->congestion;
 	/* No SO_RCVBUF: it would switch the kernel's own tuning off. The congestion control is set,
 	 * not inherited: the host's default may be one that is slow inside a datacenter. */
 	if (congestion[0] != '\0')
 		(void)set_congestion(fd, congestion); /* not there: the host's default */
 	set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-	set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, USER_TIMEOUT_MS);
-	set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
-	set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_S);
-	set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S);
-	set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_PROBES);
+	set_patience(fd, transport->config.dead_ns);
 }
 
 int
@@ -96,12 +107,13 @@ socket_parse(const char *address, struct sockaddr_storage *ret_address, socklen_
 }
 
 int
-socket_connect(const struct sockaddr_storage *address, socklen_t bytes, const char *congestion)
+socket_connect(
+	const struct sockaddr_storage *address, socklen_t bytes, const struct transport *transport)
 {
 	int fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return -errno;
-	socket_prepare(fd, congestion);
+	socket_prepare(fd, transport);
 	if (connect(fd, (const struct sockaddr *)address, bytes) < 0 && errno != EINPROGRESS) {
 		int rc = -errno;
 		th_fd_close(&fd);

@@ -24,6 +24,7 @@
 #define BACKLOG 256
 #define STALL_NS INT64_C(700000000)
 #define HELLO_NS INT64_C(2000000000)
+#define DEAD_NS INT64_C(5000000000)
 
 /* CPUs that this process may use, not those of the host: containers. */
 static uint32_t
@@ -51,6 +52,8 @@ set_defaults(struct transport_config *config)
 		config->stall_ns = STALL_NS;
 	if (config->hello_ns <= 0)
 		config->hello_ns = HELLO_NS;
+	if (config->dead_ns <= 0)
+		config->dead_ns = DEAD_NS;
 	config->listen_host = NULL; /* borrowed for transport_open only */
 	config->congestion = NULL;
 }
@@ -75,14 +78,14 @@ choose_congestion(
 
 /* A bound and listening socket at one of the addresses of a name. */
 static int
-listen_at(const struct addrinfo *at, const char *congestion, int *ret_fd)
+listen_at(const struct transport *transport, const struct addrinfo *at, int *ret_fd)
 {
 	int one = 1;
 	int fd = socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return -errno;
 	/* Accepted connections inherit these. */
-	socket_prepare(fd, congestion);
+	socket_prepare(fd, transport);
 	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) < 0 ||
 		bind(fd, at->ai_addr, at->ai_addrlen) < 0 || listen(fd, BACKLOG) < 0) {
 		int rc = -errno;
@@ -107,7 +110,7 @@ open_port(struct transport *transport, const struct transport_config *config, st
 			gai_strerror(failed));
 	int rc = -EADDRNOTAVAIL;
 	for (struct addrinfo *at = found; at && rc < 0; at = at->ai_next)
-		rc = listen_at(at, transport->congestion, &transport->listen_fd);
+		rc = listen_at(transport, at, &transport->listen_fd);
 	freeaddrinfo(found);
 	if (rc < 0)
 		return th_fail(err, rc, "data port: cannot listen at %s port %s: %s", host, port,

@@ -51,6 +51,7 @@ struct transport_config {
 	uint32_t connections;    /* data connections of a TCP leg; 0 = default */
 	uint32_t hash_threads;   /* for digests; twice as many while readers wait; 0 = chosen */
 	int64_t stall_ns;        /* no byte for this long while the source is not waiting: 0.7 s */
+	int64_t dead_ns;         /* a host that acknowledges nothing for this long is gone: 5 s */
 	int64_t hello_ns;        /* a stranger must present a valid ticket within this: 2 s */
 	uint64_t agent_inc;
 	/* Congestion control of all connections; borrowed for the call. NULL: cubic where there is

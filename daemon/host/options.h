@@ -35,6 +35,7 @@ struct options {
 	int64_t reply_ns;  /* a request to the server is sent again after this                   */
 	int64_t silent_ns; /* no answer for this long: no server                                 */
 	int64_t stall_ns;  /* a leg without a byte for this long is stalled                      */
+	int64_t dead_ns;   /* a host that acknowledges nothing for this long is gone            */
 	int64_t drain_ns;  /* how long SIGTERM waits for transfers, and for copies to move       */
 	uint64_t offload_limit; /* memory for copies of others; UINT64_MAX: half of what is free  */
 	uint32_t movers, connections; /* 0: chosen                                              */

@@ -31,6 +31,7 @@ options_default(struct options *ret_options)
 		.reply_ns = INT64_C(3000000000),
 		.silent_ns = INT64_C(3000000000),
 		.stall_ns = INT64_C(700000000),
+		.dead_ns = INT64_C(5000000000),
 		.drain_ns = INT64_C(30000000000),
 		.offload_limit = UINT64_MAX,
 		.sessions_max = 512,
@@ -302,6 +303,7 @@ const char *const options_keys[] = {
 	"tcp.congestion",
 	"tcp.engine",
 	"tcp.sendfile",
+	"tcp.timeout",
 	"rate.out",
 	"rate.out.peer",
 	"drain.timeout",
@@ -363,6 +365,8 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 		return set_engine(o, key, value, err);
 	if (IS("tcp.sendfile"))
 		return set_sendfile(o, key, value, err);
+	if (IS("tcp.timeout"))
+		return set_duration(&o->dead_ns, 1000000000, key, value, err);
 	if (IS("rate.out"))
 		return set_rate(&o->rate_out, key, value, err);
 	if (IS("rate.out.peer"))

@@ -126,6 +126,7 @@ open_transport(struct host *host, struct th_err *err)
 		.hash_threads = options->hash_threads,
 		.connections = options->connections,
 		.stall_ns = options->stall_ns,
+		.dead_ns = options->dead_ns,
 		.hello_ns = HELLO_NS,
 		.agent_inc = host->agent_inc,
 		.congestion = options->congestion[0] != '\0' ? options->congestion : NULL,

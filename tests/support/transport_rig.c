@@ -190,6 +190,7 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 		.connections = connections,
 		.stall_ns = stall_ns,
 		.hello_ns = rig->hello_ns,
+		.dead_ns = rig->dead_ns,
 		.rate_out = rig->rate_out,
 		.rate_out_peer = rig->rate_out_peer,
 		.congestion = rig->congestion,

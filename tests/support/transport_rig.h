@@ -49,6 +49,7 @@ struct rig {
 	struct rig_agent agents[RIG_AGENTS_MAX];
 	uint32_t num_agents;
 	int64_t hello_ns; /* of agents added from now on; 0: the default. So are these: */
+	int64_t dead_ns;
 	uint64_t rate_out, rate_out_peer;
 	const char *congestion;
 	enum transport_sendfile sendfile; /* rig_with_files: YES */

@@ -203,6 +203,6 @@ unset(void)
 
 Test(daemon_options, page__has_every_key_with_default_and_range)
 {
-	keys_page_check(&(struct keys_page){
-		"KEYS OF THAGENTD", options_keys, reset_page, set_page, unset});
+	keys_page_check(
+		&(struct keys_page){"KEYS OF THAGENTD", options_keys, reset_page, set_page, unset});
 }
