@@ -9,6 +9,7 @@ the source's memory to its own and prints {"seconds": S}. At the end of stdin it
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -76,10 +77,15 @@ def pieces(count, piece):
     return [(at, min(piece, count - at)) for at in range(0, count, piece)]
 
 
-def run(name, version, source, reader):
-    """source(options, channel) serves until the channel ends. reader(options, channel) is a
-    generator: it yields its memory when it is ready, then moves the bytes each time it is asked
-    and yields the seconds."""
+def ready(name, package):
+    version = importlib.metadata.version(package)
+    print(json.dumps({"ready": name, "version": version}), file=LINES)
+
+
+def run(name, package, source, reader):
+    """package: whose version it is. source(options, channel) serves until the channel ends.
+    reader(options, channel) is a generator: it yields its memory when it is ready, then moves the
+    bytes each time it is asked and yields the seconds."""
     options = arguments()
     if options.source:
         source(options, Channel(sys.stdin, LINES))
@@ -97,7 +103,7 @@ def run(name, version, source, reader):
     channel.send("digest")
     if channel.receive() != digest(data):
         sys.exit(f"{name}: what arrived is not what was sent")
-    print(json.dumps({"ready": name, "version": version()}), file=LINES)
+    ready(name, package)
     for _ in sys.stdin:
         print(json.dumps({"seconds": next(transfers)}), file=LINES)
     transfers.close()

@@ -2,8 +2,6 @@
 """Mooncake's transfer engine over TCP: the reader reads the source's registered memory, all
 pieces in one batch."""
 
-import importlib.metadata
-
 import peer
 
 
@@ -43,9 +41,5 @@ def reader(options, channel):
         yield peer.timed(pull)
 
 
-def version():
-    return importlib.metadata.version("mooncake-transfer-engine-non-cuda")
-
-
 if __name__ == "__main__":
-    peer.run("mooncake", version, source, reader)
+    peer.run("mooncake", "mooncake-transfer-engine-non-cuda", source, reader)

@@ -4,7 +4,6 @@ descriptor a piece. --set UCX_TLS=tcp takes the way between hosts; without it UC
 one host is shared or copied memory."""
 
 import base64
-import importlib.metadata
 import time
 
 import peer
@@ -51,9 +50,5 @@ def reader(options, channel):
         yield peer.timed(pull)
 
 
-def version():
-    return importlib.metadata.version("nixl")
-
-
 if __name__ == "__main__":
-    peer.run("nixl", version, source, reader)
+    peer.run("nixl", "nixl", source, reader)

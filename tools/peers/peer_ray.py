@@ -3,7 +3,6 @@
 that is there. Two nodes of one machine, each with a store of its own; what is measured is the get
 and the copy, not the put."""
 
-import importlib.metadata
 import os
 import sys
 
@@ -81,8 +80,7 @@ def main():
     transfer()
     if ray.get(source.digest.remote()) != ray.get(reader.digest.remote()):
         sys.exit("ray: what arrived is not what was sent")
-    version = importlib.metadata.version("ray")
-    print(peer.json.dumps({"ready": "ray", "version": version}), file=peer.LINES)
+    peer.ready("ray", "ray")
     for _ in sys.stdin:
         print(peer.json.dumps({"seconds": transfer()}), file=peer.LINES)
     ray.shutdown()
