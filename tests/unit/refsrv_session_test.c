@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * refsrv, sessions: hello, attach, beats, events, remembered replies, opening, registering, blobs,
- * limits, listings, watches, inspection.
+ * refsrv, sessions: hello, attach, beats, events, remembered replies, opening, registering, limits,
+ * listings, watches, inspection.
  */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "server/core/hash.h"
 #include "server/core/ticket.h"
 #include "tests/support/refsrv_world.h"
 
@@ -351,104 +350,6 @@ Test(refsrv_session, open__group_broken__new_incarnation_counts_from_one)
 	cr_assert_eq(world_open(&w, b, "m", "r", 1, 2, 1, &sid), 0);
 }
 
-/* ---- launches ------------------------------------------------------------------------ */
-
-Test(refsrv_session, launch__another_one__replaces_the_group_and_its_members_are_told)
-{
-	uint32_t a = world_agent(&w), b = world_agent(&w);
-	uint64_t old, other, sid;
-	struct ctl_event event;
-	cr_assert_eq(world_launch(&w, a, "r", 0, 2, "job-1", &old), 0);
-	cr_assert_eq(world_launch(&w, b, "r", 1, 2, "job-1", &other), 0);
-	cr_assert_eq(world_launch(&w, b, "r", 0, 2, "job-1", &sid), TH_E_GROUP_MISMATCH);
-	/* The shard of a worker that is dead, or not noticed to be. */
-	cr_assert_eq(world_launch(&w, b, "r", 0, 2, "job-2", &sid), 0);
-	cr_assert(world_take(&w, a, CTL_EV_BROKEN, old, &event));
-	cr_assert_not_null(strstr(event.u.broken.text, "job-2 replaces launch job-1"));
-	cr_assert(world_take(&w, b, CTL_EV_BROKEN, other, &event));
-	/* Another number of shards is its own affair. */
-	cr_assert_eq(world_launch(&w, b, "r", 0, 3, "job-3", &sid), 0);
-}
-
-Test(refsrv_session, launch__replaced_one__cannot_come_back)
-{
-	uint32_t a = world_agent(&w), b = world_agent(&w);
-	uint64_t sid;
-	cr_assert_eq(world_launch(&w, a, "r", 0, 2, "job-1", &sid), 0);
-	cr_assert_eq(world_launch(&w, b, "r", 0, 2, "job-2", &sid), 0);
-	cr_assert_eq(world_launch(&w, a, "r", 1, 2, "job-1", &sid), TH_E_GROUP_MISMATCH);
-	cr_assert(says("replaced by launch job-2") && says("node0"));
-	cr_assert_eq(world_launch(&w, b, "r", 0, 2, "job-3", &sid), 0);
-	cr_assert_eq(world_launch(&w, a, "r", 1, 2, "job-1", &sid), TH_E_GROUP_MISMATCH);
-	cr_assert_eq(world_launch(&w, a, "r", 1, 2, "job-2", &sid), TH_E_GROUP_MISMATCH);
-	cr_assert_eq(world_launch(&w, a, "r", 1, 2, "job-3", &sid), 0);
-	cr_assert_eq(world_launch(&w, a, "other", 1, 2, "job-1", &sid), 0);
-}
-
-Test(refsrv_session, launch__many__the_last_sixteen_cannot_come_back)
-{
-	uint32_t a = world_agent(&w);
-	struct world_member m = {.agent = a};
-	char name[16];
-	uint64_t sid;
-	for (int i = 0; i <= 17; i++) {
-		uint64_t before = m.sid;
-		snprintf(name, sizeof(name), "job-%d", i);
-		cr_assert_eq(world_launch(&w, a, "r", 0, 2, name, &m.sid), 0);
-		if (i > 0) /* what is left of a launch remembers those before it */
-			cr_assert_eq(
-				world_close(&w, &(struct world_member){.agent = a, .sid = before},
-					true),
-				0);
-	}
-	for (int i = 1; i <= 16; i++) {
-		snprintf(name, sizeof(name), "job-%d", i);
-		cr_assert_eq(world_launch(&w, a, "r", 1, 2, name, &sid), TH_E_GROUP_MISMATCH);
-	}
-	cr_assert_eq(world_launch(&w, a, "r", 1, 2, "job-0", &sid), 0, "forgotten: it is new");
-}
-
-Test(refsrv_session, launch__group_broken__the_same_launch_opens_again_an_older_one_does_not)
-{
-	uint32_t a = world_agent(&w), b = world_agent(&w);
-	struct world_member m = {.agent = b};
-	uint64_t sid;
-	cr_assert_eq(world_launch(&w, a, "r", 0, 2, "job-1", &sid), 0);
-	cr_assert_eq(world_launch(&w, b, "r", 0, 2, "job-2", &m.sid), 0);
-	cr_assert_eq(world_launch(&w, a, "r", 1, 2, "job-2", &sid), 0);
-	cr_assert_eq(world_close(&w, &m, true), 0);
-	cr_assert_eq(world_launch(&w, a, "r", 0, 2, "job-1", &sid), TH_E_GROUP_MISMATCH);
-	cr_assert_eq(world_launch(&w, b, "r", 0, 2, "job-2", &sid), 0);
-}
-
-Test(refsrv_session, launch__only_some_members_give_one__mismatch)
-{
-	uint32_t a = world_agent(&w), b = world_agent(&w);
-	uint64_t sid;
-	cr_assert_eq(world_launch(&w, a, "r", 0, 2, "job-1", &sid), 0);
-	cr_assert_eq(world_launch(&w, b, "r", 1, 2, "", &sid), TH_E_GROUP_MISMATCH);
-	cr_assert(says("open with a launch_id") && says("without one"));
-	cr_assert_eq(world_launch(&w, a, "s", 0, 2, "", &sid), 0);
-	cr_assert_eq(world_launch(&w, b, "s", 1, 2, "job-1", &sid), TH_E_GROUP_MISMATCH);
-	cr_assert(says("open without a launch_id"));
-	cr_assert_eq(world_launch(&w, b, "t", 0, 1, "a\tb", &sid), TH_E_INVALID);
-}
-
-Test(refsrv_session, launch__many__the_last_sixteen_are_remembered)
-{
-	uint32_t a = world_agent(&w);
-	char id[32];
-	uint64_t sid;
-	for (unsigned i = 0; i < 30; i++) {
-		snprintf(id, sizeof(id), "job-%u", i);
-		cr_assert_eq(world_launch(&w, a, "r", 0, 1, id, &sid), 0, "%s", id);
-	}
-	cr_assert_eq(world_launch(&w, a, "r", 0, 1, "job-13", &sid), TH_E_GROUP_MISMATCH);
-	cr_assert_eq(world_launch(&w, a, "r", 0, 1, "job-28", &sid), TH_E_GROUP_MISMATCH);
-	cr_assert_eq(world_launch(&w, a, "r", 0, 1, "job-29", &sid), TH_E_GROUP_MISMATCH);
-	cr_assert(says("is open on node"));
-}
-
 Test(refsrv_session, register__manifest_not_there__refused)
 {
 	uint32_t a = world_agent(&w);
@@ -516,117 +417,6 @@ Test(refsrv_session, limits__each_is_named_with_its_value)
 	world_sleep(&w, 11 * SEC);
 	request.request_no++;
 	cr_assert_eq(world_repeat(&w, 0, &request), 0);
-}
-
-/* ---- blobs ---- */
-
-static int
-put_part(uint32_t a, struct th_hash key, const uint8_t *data, uint64_t total, uint64_t offset,
-	size_t bytes)
-{
-	struct ctl_request request = {.kind = CTL_MANIFEST_PUT};
-	request.u.manifest_put = (struct ctl_blob_part){.key = key,
-		.total_bytes = total,
-		.offset = offset,
-		.data = data + offset,
-		.data_bytes = bytes};
-	return world_request(&w, a, &request);
-}
-
-static int
-get_part(uint32_t a, struct th_hash key, uint64_t offset)
-{
-	struct ctl_request request = {.kind = CTL_MANIFEST_GET, .u.manifest_get = {key, offset}};
-	return world_request(&w, a, &request);
-}
-
-Test(refsrv_session, blob__in_parts__comes_back_in_parts)
-{
-	static uint8_t data[TH_PART_BYTES_MAX + 100];
-	uint32_t a = world_agent(&w);
-	for (size_t i = 0; i < sizeof(data); i++)
-		data[i] = (uint8_t)(i * 7);
-	struct th_hash key = hash_bytes(data, sizeof(data));
-	cr_assert_eq(put_part(a, key, data, sizeof(data), 0, 1000), 0);
-	cr_assert_eq(get_part(a, key, 0), TH_E_NOT_AVAILABLE);
-	cr_assert_eq(put_part(a, key, data, sizeof(data), 2000, 10), TH_E_INVALID);
-	cr_assert_eq(put_part(a, key, data, sizeof(data), 500, 500), 0); /* again: harmless */
-	cr_assert_eq(put_part(a, key, data, sizeof(data) - 1, 1000, 10), TH_E_INVALID);
-	cr_assert_eq(put_part(a, key, data, sizeof(data), 1000, TH_PART_BYTES_MAX - 900), 0);
-	cr_assert_eq(get_part(a, key, 0), 0);
-	cr_assert_eq(w.reply.u.manifest_get.total_bytes, sizeof(data));
-	cr_assert_eq(w.reply.u.manifest_get.data_bytes, TH_PART_BYTES_MAX);
-	cr_assert_eq(memcmp(w.reply.u.manifest_get.data, data, TH_PART_BYTES_MAX), 0);
-	cr_assert_eq(get_part(a, key, TH_PART_BYTES_MAX), 0);
-	cr_assert_eq(w.reply.u.manifest_get.data_bytes, 100);
-	cr_assert_eq(get_part(a, key, sizeof(data)), TH_E_INVALID);
-	/* Who brings it a second time is told that all is well, whatever part it begins with. */
-	cr_assert_eq(put_part(a, key, data, sizeof(data), 0, 10), 0);
-}
-
-Test(refsrv_session, blob__bytes_not_of_the_key__checksum_and_forgotten)
-{
-	uint32_t a = world_agent(&w);
-	const uint8_t data[] = "some manifest";
-	struct th_hash key = {.lo = 1, .hi = 2};
-	cr_assert_eq(put_part(a, key, data, sizeof(data), 0, sizeof(data)), TH_E_CHECKSUM);
-	cr_assert_eq(get_part(a, key, 0), TH_E_NOT_AVAILABLE);
-}
-
-Test(refsrv_session, blob__bad_sizes__refused)
-{
-	uint32_t a = world_agent(&w);
-	const uint8_t data[16] = {0};
-	struct th_hash key = {.lo = 1};
-	cr_assert_eq(put_part(a, key, data, 0, 0, 0), TH_E_INVALID);
-	cr_assert_eq(put_part(a, key, data, 8, 0, 16), TH_E_INVALID);
-	cr_assert_eq(put_part(a, (struct th_hash){0}, data, 8, 0, 8), TH_E_INVALID);
-	cr_assert_eq(put_part(a, key, data, TH_BLOB_BYTES_MAX + 1ull, 0, 8), TH_E_LIMIT);
-	for (uint64_t i = 0; i < 16; i++)
-		cr_assert_eq(put_part(a, (struct th_hash){.lo = i + 1}, data, 16, 0, 8), 0);
-	cr_assert_eq(put_part(a, (struct th_hash){.lo = 99}, data, 16, 0, 8), TH_E_LIMIT);
-}
-
-Test(refsrv_session, blob__room_is_short__unreferenced_oldest_goes_first)
-{
-	struct refsrv_config config;
-	world_fini(&w);
-	refsrv_config_default(&config);
-	config.blob_bytes_max = 200;
-	world_init(&w, &config);
-	uint32_t a = world_agent(&w);
-	struct world_member m = world_member(&w, a, "r", 0, 1); /* its manifest: 20 bytes, in use */
-	uint8_t data[80];
-	struct th_hash keys[3], used = hash_bytes("manifest of layout 0", 20);
-	(void)m;
-	for (uint8_t i = 0; i < 3; i++) {
-		memset(data, i, sizeof(data));
-		cr_assert_eq(world_put(&w, a, data, sizeof(data), &keys[i]), 0);
-	}
-	cr_assert_eq(get_part(a, keys[0], 0), TH_E_NOT_AVAILABLE);
-	cr_assert_eq(get_part(a, keys[1], 0), 0);
-	cr_assert_eq(get_part(a, keys[2], 0), 0);
-	cr_assert_eq(get_part(a, used, 0), 0);
-	uint8_t large[190] = {1};
-	cr_assert_eq(put_part(a, (struct th_hash){.lo = 5}, large, 190, 0, 190), TH_E_LIMIT);
-	cr_assert(says("limit.blob_bytes"));
-}
-
-Test(refsrv_session, blob__agent_dies_with_a_half_upload__its_room_is_free)
-{
-	struct refsrv_config config;
-	world_fini(&w);
-	refsrv_config_default(&config);
-	config.blob_bytes_max = 100;
-	world_init(&w, &config);
-	uint32_t a = world_agent(&w), b = world_agent(&w);
-	uint8_t data[100] = {1};
-	struct th_hash key;
-	cr_assert_eq(put_part(a, (struct th_hash){.lo = 5}, data, 100, 0, 50), 0);
-	cr_assert_eq(put_part(b, (struct th_hash){.lo = 6}, data, 100, 0, 50), TH_E_LIMIT);
-	w.agents[a].silent = true;
-	world_sleep(&w, 11 * SEC);
-	cr_assert_eq(world_put(&w, b, data, 100, &key), 0);
 }
 
 /* ---- listing, watching, resolving, inspecting ---- */
