@@ -70,8 +70,11 @@ complete(struct agent *agent, struct session *session, int code, const char *tex
 		ac_internal_filled(session, code);
 	else if (!call->ghost)
 		ac_call_answer(agent, session, code, text);
-	else if (session->state == SESSION_OPEN && !session->broken)
+	else if (session->state == SESSION_OPEN && !session->broken && !call->cut)
 		ac_alone_told(session, code);
+	/* What was let go here meanwhile the server has let go, too. */
+	if (call->cut && call->order.kind == CTL_OP_UNPUBLISH && code == 0)
+		session->let_go = false;
 	memset(call, 0, sizeof(*call));
 	ac_pending_start(agent, session);
 }
@@ -191,7 +194,7 @@ ac_call_send(struct agent *agent, struct session *session)
 	call->request = session->lane->queue->prev;
 	call->request->op_deadline_ns = call->order.deadline_ns;
 	/* What was ended without a server has no deadline: it must be told. */
-	if (call->ghost && call->order.kind == CTL_OP_UNPUBLISH)
+	if (call->ghost && !call->cut && call->order.kind == CTL_OP_UNPUBLISH)
 		call->request->op_deadline_ns = INT64_MAX;
 }
 
@@ -409,7 +412,7 @@ ac_call_reply(struct agent *agent, struct session *session, const struct ctl_req
 		return;
 	}
 	AC_COPY(text, reply->text);
-	bool untold = call->ghost && call->order.kind == CTL_OP_UNPUBLISH;
+	bool untold = call->ghost && !call->cut && call->order.kind == CTL_OP_UNPUBLISH;
 	complete(agent, session, ac_code(reply->code), text);
 	if (untold)
 		ac_session_broken(agent, session, TH_E_GROUP_BROKEN,

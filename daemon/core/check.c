@@ -61,7 +61,13 @@ check_ghost(const struct session *session)
 {
 	const struct call *call = &session->call;
 
-	TH_ASSERT(!call->went && !call->has_outcome);
+	TH_ASSERT(!call->went && (!call->has_outcome || call->cut));
+	/* Whatever its end is: it must be asked for. */
+	if (call->cut) {
+		TH_ASSERT(call->cancel_sent && (!call->planned || call->prepared));
+		TH_ASSERT(call->accepted || call->request != NULL);
+		return;
+	}
 	if (call->order.kind == CTL_OP_UNPUBLISH) {
 		/* ... or that it holds nothing. */
 		TH_ASSERT(session->open.num_shards == 1 && session->part == NULL);
@@ -97,7 +103,8 @@ check_call(const struct agent *agent, const struct session *session)
 {
 	const struct call *call = &session->call;
 
-	TH_ASSERT(session->state == SESSION_OPEN);
+	TH_ASSERT(session->state == SESSION_OPEN || call->cut);
+	TH_ASSERT(!call->cut || call->ghost);
 	TH_ASSERT(call->request == NULL || call->request->lane == session->lane);
 	/* update waits for no server. */
 	TH_ASSERT(call->order.kind != CTL_OP_UPDATE || call->ghost || call->prepared ||

@@ -10,10 +10,10 @@
  * refused then. What no server has heard of is open as before. What one may have begun with stays
  * closing, until a server says more, or the worker closes again or dies.
  *
- * Closing: the operation is answered, the leg in is stopped, the server is told, and the part is
- * drained: by the server's DRAIN, which hides it first so that no reader comes in vain, or by
- * ourselves when there is no server to wait for. Only the proof that nothing reads or writes the
- * memory ends it; no timer does.
+ * Closing: the operation is answered and cancelled, the leg in is stopped, the server is told, and
+ * the part is drained: by the server's DRAIN, which hides it first so that no reader comes in vain,
+ * or by ourselves when there is no server to wait for. Only the proof that nothing reads or writes
+ * the memory ends it; no timer does.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -25,13 +25,16 @@
 
 /* What is queued and was never sent, and means nothing once the session is closed. */
 static void
-drop_unsent(struct agent *agent, struct session *session)
+drop_unsent(struct agent *agent, struct session *session, bool cuts)
 {
 	struct request *request, *next;
 
 	DL_FOREACH_SAFE(session->lane->queue, request, next)
 	{
 		unsigned kind = (unsigned)request->ctl.kind;
+		/* A former server may have had it: its end is asked for as ever. */
+		if (cuts && (kind == CTL_OP || kind == CTL_CANCEL))
+			continue;
 		if (request->ctl.request_no == 0 && kind != CTL_LEG_END && kind != CTL_DRAIN_DONE &&
 			kind != CTL_CLOSE && kind != CTL_REJOIN)
 			ac_lane_drop(agent, request);
@@ -39,7 +42,7 @@ drop_unsent(struct agent *agent, struct session *session)
 }
 
 static void
-answer_pending(struct agent *agent, struct session *session, const struct th_err *err)
+answer_pending(struct agent *agent, struct session *session, const struct th_err *err, bool cuts)
 {
 	if (session->registering)
 		ac_answer(agent, AGENT_REGISTERED, session->id, err);
@@ -48,7 +51,10 @@ answer_pending(struct agent *agent, struct session *session, const struct th_err
 	session->registering = session->unregistering = session->unregister_waits = false;
 	session->let_go = false;
 	ac_watches_end(agent, session, err->code, err->text);
-	ac_call_abandon(agent, session, err->code, err->text);
+	if (cuts)
+		ac_ghost_cut(agent, session, err->code, err->text);
+	else
+		ac_call_abandon(agent, session, err->code, err->text);
 }
 
 static void
@@ -111,21 +117,34 @@ insist(struct agent *agent, struct session *session)
 		request->ctl.u.close.abandon = session->close_final = true;
 }
 
+/* Its worker has said that no rule is to keep what is held. */
+static bool
+forced(const struct session *session)
+{
+	const struct order *order = session->has_pending ? &session->pending : &session->call.order;
+
+	return (session->has_pending || (session->call.active && !session->call.ghost)) &&
+	       order->kind == CTL_OP_UNPUBLISH && (order->flags & CTL_OP_FORCE) != 0;
+}
+
 /* From OPEN to CLOSING: whoever waits hears why, the server hears it, and the part is drained. */
 static void
 wind_up(struct agent *agent, struct session *session, const struct th_err *why)
 {
 	struct part *part = session->part;
-	/* What is cut off cannot be open as before. */
-	bool abandon = session->abandon || session->call.active || session->has_pending ||
+	const struct call *call = &session->call;
+	bool cuts = ac_ghost_may_cut(session);
+	/* What has begun to change, or is given up by force, cannot be open as before. */
+	bool abandon = session->abandon || forced(session) ||
+		       (call->active && !cuts && !ac_call_never_sent(call)) ||
 		       session->registering || session->unregistering || ac_internal(session);
 
 	session->state = SESSION_CLOSING;
 	/* First: a leg that was to follow it is known to the operation only. */
 	if (session->in != NULL)
 		ac_inbound_stop(agent, session->in, STOP_CANCEL);
-	answer_pending(agent, session, why);
-	drop_unsent(agent, session);
+	drop_unsent(agent, session, cuts);
+	answer_pending(agent, session, why, cuts);
 	if (part != NULL && !part->full)
 		part->hopeless = true;
 	/* Not committed: whether the server has a DRAIN for it depends on what crossed. */
@@ -279,6 +298,13 @@ await_drain(const struct agent *agent, const struct session *session)
 	return !session->close_answered || agent->now_ns < drain_patience_ns(agent, session);
 }
 
+/* For good, as far as is known. */
+static bool
+is_going(const struct session *session)
+{
+	return ac_part_draining(session->part) && !ac_ghost_undecided(session);
+}
+
 /* Its deadline has come, and no server. */
 static void
 refuse_alone(struct agent *agent, struct session *session)
@@ -312,7 +338,7 @@ settle_closing(struct agent *agent, struct session *session)
 	if (session->in != NULL)
 		return;
 	if (part != NULL) {
-		if (!ac_part_draining(part)) {
+		if (!is_going(session)) {
 			bool waits = await_drain(agent, session);
 			if (waits && !agent->link.attached &&
 				agent->now_ns >= server_patience_ns(agent, session))
@@ -369,7 +395,7 @@ ac_close_next_ns(const struct agent *agent, const struct session *session)
 {
 	const struct part *part = session->part;
 
-	if (session->state != SESSION_CLOSING || part == NULL || ac_part_draining(part))
+	if (session->state != SESSION_CLOSING || part == NULL || is_going(session))
 		return INT64_MAX;
 	if (!agent->link.attached)
 		return server_patience_ns(agent, session);

@@ -11,6 +11,9 @@
  * and the OUTCOME is taken in silence. The worker's next operation gets its number only then: until
  * the ghost is gone one order is pending. Nothing of it has been sent, so to end it is certain to
  * change nothing. An unpublish that was ended without the server is a ghost too (alone.c).
+ *
+ * A close cuts off what runs, and asks for its CANCEL likewise. Of what had no GO here it waits for
+ * the end, for only that says whether the held version stays: a retained one must not go with it.
  */
 #include <stdio.h>
 
@@ -29,6 +32,56 @@ ac_ghost_plan(struct agent *agent, struct session *session)
 		"the worker gave it up while no server was reachable");
 }
 
+/* Its worker was answered. */
+static void
+take_back(struct agent *agent, struct session *session)
+{
+	struct call *call = &session->call;
+
+	call->ghost = true;
+	if (call->planned && !call->prepared)
+		ac_ghost_plan(agent, session);
+	if (call->cancel_sent)
+		return;
+	call->cancel_sent = true;
+	ac_lane_add(agent, session->lane, CTL_CANCEL)->u.cancel =
+		(struct ctl_cancel){.sid = session->sid, .op_seq = call->op_seq};
+}
+
+bool
+ac_ghost_may_cut(const struct session *session)
+{
+	const struct call *call = &session->call;
+	const struct part *part = session->part;
+
+	return call->active && !call->went && !call->has_outcome && !ac_call_never_sent(call) &&
+	       part != NULL && part->settled && !part->hopeless && session->sid_known &&
+	       !session->broken && !session->ended && !session->abandon && !ac_internal(session);
+}
+
+void
+ac_ghost_cut(struct agent *agent, struct session *session, int code, const char *text)
+{
+	struct call *call = &session->call;
+
+	TH_MARK(close_cuts_off_a_call);
+	ac_pending_end(agent, session, code, text);
+	ac_alone_undo(session);
+	if (!call->ghost)
+		ac_call_answer(agent, session, code, text);
+	call->cut = true;
+	take_back(agent, session);
+}
+
+bool
+ac_ghost_undecided(const struct session *session)
+{
+	const struct part *part = session->part;
+
+	return session->call.active && session->call.cut && part->drain_plan &&
+	       !part->drain_server && !part->drain_local && !part->hopeless;
+}
+
 static void
 give_up(struct agent *agent, struct session *session)
 {
@@ -43,14 +96,7 @@ give_up(struct agent *agent, struct session *session)
 		"try again later",
 		ac_call_name(call->order.kind), attached ? "did not answer in time," : "went away");
 	ac_call_answer(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);
-	call->ghost = true;
-	if (call->planned)
-		ac_ghost_plan(agent, session);
-	if (call->cancel_sent)
-		return;
-	call->cancel_sent = true;
-	ac_lane_add(agent, session->lane, CTL_CANCEL)->u.cancel =
-		(struct ctl_cancel){.sid = session->sid, .op_seq = call->op_seq};
+	take_back(agent, session);
 }
 
 static void pending_tick(struct agent *agent, struct session *session);

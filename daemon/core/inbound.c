@@ -102,6 +102,19 @@ ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
 			"the member has closed its handle");
 		return;
 	}
+	if (call->cut && call->prepared && session->part != NULL &&
+		ac_part_drained(session->part)) {
+		/* The others went before the close was known: what was held is given up. */
+		TH_MARK(go_after_the_call_was_cut_off);
+		ac_part_end(agent, session);
+		session->held.version = TH_NO_VERSION;
+		ac_session_line(agent, session);
+	}
+	if (call->cut) {
+		decline(agent, session, &go->grant, TH_E_CANCELLED, false,
+			"the member has closed its handle");
+		return;
+	}
 	if (!call->prepared || call->ghost || call->went ||
 		(session->part != NULL && !ac_part_drained(session->part))) {
 		/* Not one byte is overwritten on a word that does not fit our own proof. */

@@ -402,8 +402,10 @@ ac_session_forgotten(struct agent *agent, struct session *session, const char *t
 		part->drain_server = part->drain_plan = false;
 		part->drain_local = true;
 	}
-	if (session->state == SESSION_CLOSING)
+	if (session->state == SESSION_CLOSING) {
+		ac_call_abandon(agent, session, TH_E_CANCELLED, text);
 		return;
+	}
 	ac_session_broken(agent, session, TH_E_GROUP_BROKEN, text);
 	th_fail(&err, session->broken_code, "%s", session->broken_text);
 	ac_session_registered(agent, session, AGENT_REGISTERED, &err);

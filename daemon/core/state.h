@@ -150,6 +150,7 @@ struct order { /* a submission that has been checked */
 struct call { /* the group operation of a session */
 	bool active;
 	bool ghost; /* its worker was answered, the server may still know it: see ghost.c    */
+	bool cut;   /* ... by a close: nothing of what is held may be concluded from it      */
 	struct order order;
 	uint64_t op_seq;
 	struct request *request; /* OP, until it is answered; borrows                        */
@@ -426,6 +427,11 @@ void ac_call_prepared(struct agent *agent, struct session *session, int code, co
 
 void ac_ghost_tick(struct agent *agent, struct session *session);
 void ac_ghost_plan(struct agent *agent, struct session *session);
+/* A close cuts off what runs, and nothing that is held has changed yet. */
+bool ac_ghost_may_cut(const struct session *session);
+void ac_ghost_cut(struct agent *agent, struct session *session, int code, const char *text);
+/* What is held is drained for nothing but a PLAN whose end is about to be said. */
+bool ac_ghost_undecided(const struct session *session);
 /* A worker's operation runs or waits: another one must be refused. */
 bool ac_ghost_busy(const struct session *session);
 /* ... of this kind; 0: none. */

@@ -402,9 +402,6 @@ worker_close(struct worker *worker)
 	TRACE("worker #/# closes session #", worker->group->index, worker->shard,
 		worker->handle->id);
 	check_list_gives(worker);
-	/* What is in the midst of an operation is not kept for the next server. */
-	if (world.options.server_restart_ns != 0 && (worker->state != W_IDLE || worker->ghost))
-		check_retain_abandon(worker);
 	worker->state = W_CLOSING;
 	worker->group->apart = true;
 	worker->alarm++;

@@ -442,7 +442,7 @@ Test(agent_reserve, close__refused_after_the_worker_died__given_up)
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 }
 
-Test(agent_reserve, close__abandoned_or_cut_off__takes_no_refusal)
+Test(agent_reserve, close__abandoned__takes_no_refusal)
 {
 	uint64_t gen = published();
 	worker_closes(true, 0);
@@ -451,14 +451,6 @@ Test(agent_reserve, close__abandoned_or_cut_off__takes_no_refusal)
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	event(rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
-}
-
-Test(agent_reserve, close__in_the_middle_of_an_operation__takes_no_refusal)
-{
-	published();
-	rig_submit(&rig, 1, 5, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	worker_closes(false, TH_FOREVER);
-	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 }
 
 Test(agent_reserve, died__the_memory_stays_until_the_drain)
