@@ -56,7 +56,7 @@ struct command_line {
 /* ---- sentences ------------------------------------------------------------------------------ */
 
 static void
-say(const char *format, va_list arguments)
+say_list(const char *format, va_list arguments)
 {
 	char *text;
 
@@ -69,13 +69,13 @@ say(const char *format, va_list arguments)
 	free(text);
 }
 
-void
-bench_say(const char *format, ...)
+__attribute__((format(printf, 1, 2))) static void
+say(const char *format, ...)
 {
 	va_list arguments;
 
 	va_start(arguments, format);
-	say(format, arguments);
+	say_list(format, arguments);
 	va_end(arguments);
 }
 
@@ -87,7 +87,7 @@ bench_progress(const struct bench *bench, const char *format, ...)
 	if (bench->options.quiet)
 		return;
 	va_start(arguments, format);
-	say(format, arguments);
+	say_list(format, arguments);
 	va_end(arguments);
 }
 
@@ -304,8 +304,7 @@ run_verbs(struct bench *bench, const struct command_line *line)
 		struct th_err err = {0};
 		int rc = line->verbs[i]->run(bench, &err);
 		if (rc < 0) {
-			bench_say("%s: %s", line->verbs[i]->name,
-				*err.text ? err.text : th_strerror(rc));
+			say("%s: %s", line->verbs[i]->name, *err.text ? err.text : th_strerror(rc));
 			status = 1;
 		}
 	}
@@ -313,7 +312,7 @@ run_verbs(struct bench *bench, const struct command_line *line)
 	if (bench->report.num_sections > 0)
 		print(bench);
 	if (fflush(stdout) != 0 || ferror(stdout)) {
-		bench_say("cannot write the output: %s", strerror(errno));
+		say("cannot write the output: %s", strerror(errno));
 		status = 1;
 	}
 	return status;
@@ -338,7 +337,7 @@ main(int argc, char **argv)
 		bench.options.threads = bench.cpus;
 	int rc = stop_begin(&bench.stop, NULL);
 	if (rc < 0) {
-		bench_say("signals: %s", th_strerror(rc));
+		say("signals: %s", th_strerror(rc));
 		return 1;
 	}
 	stop_patient(&bench.stop);

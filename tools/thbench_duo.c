@@ -160,9 +160,10 @@ run_copy(struct bench *bench, struct duo *duo, const struct way *way, uint64_t b
 	return rc;
 }
 
-int
-duo_run(struct bench *bench, struct duo *duo, const struct way *way, uint64_t bytes,
-	double *ret_rate, struct th_err *err)
+/* Once; GB/s. The reader's memory is other than the source's before. */
+static int
+run(struct bench *bench, struct duo *duo, const struct way *way, uint64_t bytes, double *ret_rate,
+	struct th_err *err)
 {
 	const struct command mess = {.command = WORKER_MESS, .bytes = bytes};
 	int64_t ns = 0;
@@ -195,7 +196,7 @@ duo_warm(struct bench *bench, struct duo *duo, const struct way *way, uint64_t b
 	struct answer sent, received;
 	double rate;
 
-	int rc = duo_run(bench, duo, way, bytes, &rate, err);
+	int rc = run(bench, duo, way, bytes, &rate, err);
 	if (rc == 0)
 		rc = worker_call(bench, &duo->source, &sum, &sent, err);
 	if (rc == 0)
@@ -213,7 +214,7 @@ duo_round(struct bench *bench, struct duo *duo, struct section *section, const s
 
 	for (uint32_t i = 0; i < count; i++) {
 		const struct way *way = &ways[round % 2 == 0 ? i : count - 1 - i];
-		int rc = duo_run(bench, duo, way, bytes, &rate, err);
+		int rc = run(bench, duo, way, bytes, &rate, err);
 		if (rc < 0)
 			return rc;
 		section_add(section, way->series, rate);

@@ -57,9 +57,6 @@ TH_MUST_USE int duo_forget(struct bench *bench, struct duo *duo, uint32_t slot, 
 TH_MUST_USE int duo_connect(struct bench *bench, struct duo *duo, uint32_t slot,
 	const struct bench_daemon *agent, struct th_err *err);
 
-/* Once; GB/s. The reader's memory is other than the source's before. */
-TH_MUST_USE int duo_run(struct bench *bench, struct duo *duo, const struct way *way, uint64_t bytes,
-	double *ret_rate, struct th_err *err);
 /* Once, unmeasured; and what has arrived must be what was sent. */
 TH_MUST_USE int duo_warm(struct bench *bench, struct duo *duo, const struct way *way,
 	uint64_t bytes, struct th_err *err);

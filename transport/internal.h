@@ -170,7 +170,6 @@ void local_free(struct local *local); /* ends its legs */
 TH_MUST_USE int local_copy(
 	struct local *local, uint64_t leg, struct xfer_part *source, struct xfer_part *part);
 void local_stop(struct local *local, uint64_t leg);
-uint32_t local_threads(const struct local *local);
 
 TH_MUST_USE int hasher_new(
 	struct transport *transport, uint32_t threads, struct hasher **ret_hasher);

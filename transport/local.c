@@ -447,12 +447,6 @@ local_new(struct transport *transport, uint32_t threads, struct local **ret_loca
 	return 0;
 }
 
-uint32_t
-local_threads(const struct local *local)
-{
-	return local->num_threads;
-}
-
 void
 local_free(struct local *local)
 {

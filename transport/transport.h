@@ -16,7 +16,8 @@
  * Life of a leg at the source (leg_out): a peer presents a ticket -> HELLO; the shell answers with
  * serve or refuse; served -> (STALLED, RESUMED)... -> ENDED. Exactly one ENDED comes for each leg
  * that was served, also when the peer had left by then. fence ends it: ENDED comes then too, and
- * when it has come no byte of the part is read for this leg any more.
+ * when it has come no byte of the part is read for this leg any more; of what went by sendfile the
+ * kernel may still read, but then the reader's digests refuse what it finds (data_out.c).
  *
  * A chunk that does not match at the reader is asked for again, and then the source hashes its own
  * memory once more. When that is not what it published, its worker has written to published memory:

@@ -83,12 +83,6 @@ th_read_str(struct th_reader *reader, size_t *ret_len)
 	return (const char *)bytes;
 }
 
-void
-th_reader_fail(struct th_reader *reader)
-{
-	reader->failed = true;
-}
-
 size_t
 th_reader_left(const struct th_reader *reader)
 {

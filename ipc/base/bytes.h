@@ -31,8 +31,6 @@ const uint8_t *th_read_bytes(struct th_reader *reader, size_t count);
  * NUL-terminated. NULL (and *ret_len untouched) on failure.
  */
 const char *th_read_str(struct th_reader *reader, size_t *ret_len);
-/* For a check of the caller's own that failed. */
-void th_reader_fail(struct th_reader *reader);
 size_t th_reader_left(const struct th_reader *reader); /* 0 after a failure */
 /* True when nothing failed and nothing is left: trailing bytes are an error too. */
 bool th_reader_done(const struct th_reader *reader);

@@ -34,16 +34,6 @@ th_fd_move(int *fd)
 }
 
 int
-th_fd_cloexec(int fd)
-{
-	int flags = fcntl(fd, F_GETFD);
-
-	if (flags < 0 || fcntl(fd, F_SETFD, flags | FD_CLOEXEC) < 0)
-		return -errno;
-	return 0;
-}
-
-int
 th_fd_nonblock(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);

@@ -14,7 +14,6 @@ void th_fd_close(int *fd);
 int th_fd_move(int *fd);
 
 /* 0 or -errno. */
-int th_fd_cloexec(int fd);
 int th_fd_nonblock(int fd);
 
 #endif
