@@ -63,6 +63,7 @@ struct transport {
 	struct loop *movers[MOVERS_MAX];
 	uint32_t num_movers;
 	uint32_t num_blocks; /* atomic: that connections receive into */
+	uint32_t num_posted; /* atomic: tickets that the shell has not been told of yet */
 	struct hasher *hasher;
 	struct local *local;
 	struct shuttles *shuttles;

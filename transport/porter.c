@@ -5,6 +5,7 @@
  *
  * Until a stranger has shown a ticket that the shell accepts, it costs a descriptor and less than
  * 512 bytes, for hello_ns at most. When there are too many, the oldest that has shown nothing goes.
+ * A ticket that waits for the shell to look at it counts also when who presented it has left.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -40,6 +41,7 @@ struct stranger {
 
 struct hello_event { /* freed by the shell's thread */
 	struct event_node node;
+	struct transport *transport;
 	uint64_t hello;
 	struct th_ticket ticket;
 };
@@ -93,6 +95,7 @@ fill_hello(struct event_node *node, struct transport_event *ret_event)
 	ret_event->kind = TRANSPORT_HELLO;
 	ret_event->hello = event->hello;
 	ret_event->ticket = event->ticket;
+	__atomic_sub_fetch(&event->transport->num_posted, 1, __ATOMIC_RELAXED);
 	free(event);
 	return true;
 }
@@ -105,7 +108,8 @@ on_hello(struct stranger *stranger)
 	frame_decode_hello(stranger->data + FRAME_BYTES, &hello);
 	if (hello.protocol != FRAME_PROTOCOL || hello.mode != FRAME_MODE_TCP)
 		return TH_E_PROTOCOL;
-	if (transport->num_asked >= ASKED_MAX)
+	if (transport->num_asked >= ASKED_MAX ||
+		__atomic_load_n(&transport->num_posted, __ATOMIC_RELAXED) >= ASKED_MAX)
 		return TH_E_LIMIT;
 	stranger->asked = true;
 	stranger->hello = ++transport->next_hello;
@@ -113,8 +117,10 @@ on_hello(struct stranger *stranger)
 	transport->num_asked++;
 	struct hello_event *event = th_calloc(1, sizeof(*event));
 	event->node.fill = fill_hello;
+	event->transport = transport;
 	event->hello = stranger->hello;
 	event->ticket = hello.ticket;
+	__atomic_add_fetch(&transport->num_posted, 1, __ATOMIC_RELAXED);
 	events_post(&transport->events, &event->node);
 	return 0;
 }

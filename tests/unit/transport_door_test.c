@@ -5,8 +5,12 @@
  */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <malloc.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -103,6 +107,25 @@ Test(transport_door, slow_stranger__dropped_when_its_time_is_over)
 	peer_finish(s);
 }
 
+/* One byte now and then is no greeting: the time is for all of it. */
+Test(transport_door, stranger_that_trickles__dropped_when_its_time_is_over)
+{
+	static const uint8_t zeros[FRAME_BYTES];
+	struct peer_setup *s = peer_start(8);
+	s->rig.hello_ns = 300000000;
+	struct rig_agent *agent = rig_add_agent(&s->rig, STALL_NS, 1);
+	int64_t start_ns = th_now_ns();
+	int fd = peer_dial(agent);
+	struct pollfd closed = {.fd = fd, .events = POLLIN};
+	for (size_t i = 0; i < sizeof(zeros) - 1 && poll(&closed, 1, 30) == 0; i++)
+		peer_put(fd, zeros + i, 1);
+	peer_expect_closed(fd);
+	cr_assert_gt(th_now_ns() - start_ns, 250000000);
+	cr_assert_lt(th_now_ns() - start_ns, INT64_C(10000000000));
+	cr_assert_eq(rig_counters(agent).strangers_refused, 1);
+	peer_finish(s);
+}
+
 Test(transport_door, hundreds_of_idle_strangers__a_leg_still_gets_in)
 {
 	enum { STRANGERS = 400 };
@@ -151,5 +174,189 @@ Test(transport_door, no_descriptors_left__door_rests_and_opens_again)
 	peer_put_frame(client, &(struct frame){.kind = FRAME_BYE}, NULL, 0);
 	peer_expect_closed(client);
 	cr_assert_geq(rig_counters(s->agent).strangers_refused, 1);
+	peer_finish(s);
+}
+
+/*
+ * ---- what strangers cost ----------------------------------------------------------------------
+ */
+
+#define STRANGER_BYTES 512 /* what porter.c promises */
+
+static int
+descriptors(void)
+{
+	int count = 0;
+	DIR *folder = opendir("/proc/self/fd");
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
+}
+
+#ifdef __SANITIZE_ADDRESS__
+size_t __sanitizer_get_current_allocated_bytes(void); /* its header is not everywhere */
+#endif
+
+/* What all threads have allocated by now. */
+static size_t
+heap(void)
+{
+#ifdef __SANITIZE_ADDRESS__
+	return __sanitizer_get_current_allocated_bytes();
+#else
+	struct mallinfo2 info = mallinfo2();
+	return info.uordblks + info.hblkhd;
+#endif
+}
+
+static void
+wait_refused(const struct rig_agent *agent, uint64_t count)
+{
+	int64_t until_ns = th_now_ns() + INT64_C(30000000000);
+	while (rig_counters(agent).strangers_refused < count) {
+		cr_assert_lt(th_now_ns(), until_ns, "%" PRIu64 " of %" PRIu64 " were refused",
+			rig_counters(agent).strangers_refused, count);
+		poll(NULL, 0, 5);
+	}
+}
+
+/* Half a greeting, and what it announces is never sent: by turns with nothing at all. */
+static void
+greet_by_half(int fd, int number)
+{
+	static const uint8_t zeros[FRAME_HELLO_BYTES];
+	struct frame hello = {.kind = FRAME_HELLO, .leg = 1, .bytes = FRAME_HELLO_BYTES};
+	struct frame join = {.kind = FRAME_JOIN, .leg = 1, .bytes = FRAME_KEY_BYTES};
+	if (number % 4 == 1)
+		peer_put(fd, zeros, FRAME_BYTES / 2);
+	else if (number % 4 == 2)
+		peer_put_frame(fd, &hello, zeros, sizeof(zeros) - 1);
+	else if (number % 4 == 3)
+		peer_put_frame(fd, &join, NULL, 0);
+}
+
+Test(transport_door, flood_of_half_greetings__descriptors_and_memory_bounded)
+{
+	enum { FLOOD = 400 };
+	int fds[FLOOD];
+	struct peer_setup *s = peer_start(8);
+	s->rig.hello_ns = INT64_C(60000000000);
+	struct rig_agent *agent = rig_add_agent(&s->rig, STALL_NS, 1);
+	int before = descriptors();
+	size_t heap_before = heap();
+	for (int i = 0; i < FLOOD; i++) {
+		fds[i] = peer_dial(agent);
+		greet_by_half(fds[i], i);
+	}
+	wait_refused(agent, FLOOD - STRANGERS_MAX);
+	cr_assert_leq(descriptors() - before - FLOOD, STRANGERS_MAX + 1);
+	cr_assert_lt(heap() - heap_before, (STRANGERS_MAX + 1) * STRANGER_BYTES);
+	for (int i = 0; i < FLOOD; i++)
+		close(fds[i]);
+	peer_finish(s);
+}
+
+/* Whole greetings with tickets for nothing, while the shell is busy with something else. */
+Test(transport_door, flood_of_tickets_that_nobody_judges__memory_bounded)
+{
+	enum { FLOOD = 1000 };
+	struct peer_setup *s = peer_start(8);
+	struct frame_hello hello = {.protocol = FRAME_PROTOCOL, .mode = FRAME_MODE_TCP};
+	uint8_t payload[FRAME_HELLO_BYTES];
+	size_t heap_before = heap();
+	for (uint64_t i = 0; i < FLOOD; i++) {
+		struct frame frame = {.kind = FRAME_HELLO, .leg = i, .bytes = sizeof(payload)};
+		int fd = peer_dial(s->agent);
+		hello.ticket = rig_ticket(1000 + i);
+		frame_encode_hello(&hello, payload);
+		peer_put_frame(fd, &frame, payload, sizeof(payload));
+		close(fd);
+	}
+	wait_refused(s->agent, FLOOD - ASKED_MAX);
+	cr_assert_lt(heap() - heap_before, ASKED_MAX * STRANGER_BYTES);
+	/* Back again, it judges those, and whoever comes with a good one is served. */
+	uint8_t key[FRAME_KEY_BYTES];
+	rig_pump(&s->rig, 0);
+	int control = peer_enter(s, 5, s->part, key);
+	int data = peer_join(s, 5, key);
+	peer_ask(data, 5, 3, 1);
+	peer_take_data(s, data, 3);
+	close(data);
+	close(control);
+	peer_finish(s);
+}
+
+/*
+ * ---- what is over -----------------------------------------------------------------------------
+ */
+
+static void
+expect_refused(int fd, const char *word)
+{
+	char text[TH_CTL_TEXT_BYTES] = "";
+	struct frame frame = peer_get_frame(fd);
+	cr_assert_eq(frame.kind, FRAME_REFUSED);
+	cr_assert_lt(frame.bytes, sizeof(text));
+	peer_get(fd, text, (size_t)frame.bytes);
+	cr_assert(strstr(text, word), "%s", text);
+	peer_expect_closed(fd);
+}
+
+static int
+join(struct peer_setup *s, uint64_t leg, const uint8_t key[FRAME_KEY_BYTES])
+{
+	int fd = peer_join(s, leg, key);
+	peer_ask(fd, leg, 0, 1);
+	return fd;
+}
+
+/* The same memory, published again: who read the old generation gets nothing of the new one. */
+Test(transport_door, ticket_and_key_of_an_older_generation__never_a_byte)
+{
+	struct peer_setup *s = peer_start(8);
+	uint8_t old_key[FRAME_KEY_BYTES], new_key[FRAME_KEY_BYTES], byte;
+	int old_control = peer_enter(s, 5, s->part, old_key);
+	int old_data = peer_join(s, 5, old_key);
+	peer_ask(old_data, 5, 0, 1);
+	peer_take_data(s, old_data, 0);
+	transport_fence(s->agent->transport, 5);
+	rig_wait(&s->rig, s->agent, TRANSPORT_ENDED, 5);
+	memset(s->shard.tensors[0], 0x77, CHUNK);
+	struct xfer_part *old = s->part;
+	s->part = rig_part(&s->shard, true);
+	rig_add_digests(s->part);
+	xfer_part_advance(s->part, 8);
+	int control = peer_enter(s, 6, s->part, new_key);
+	cr_assert_neq(memcmp(old_key, new_key, sizeof(old_key)), 0);
+
+	peer_ask(old_data, 5, 0, 1);
+	cr_assert_leq(recv(old_data, &byte, 1, 0), 0);
+	peer_expect_closed(join(s, 5, old_key));
+	peer_expect_closed(join(s, 6, old_key));
+	peer_expect_closed(join(s, 5, new_key));
+	struct frame_hello hello = {
+		.ticket = rig_ticket(5), .protocol = FRAME_PROTOCOL, .mode = FRAME_MODE_TCP};
+	uint8_t payload[FRAME_HELLO_BYTES];
+	int again = peer_dial(s->agent);
+	frame_encode_hello(&hello, payload);
+	peer_put_frame(again,
+		&(struct frame){.kind = FRAME_HELLO, .leg = 5, .bytes = sizeof(payload)}, payload,
+		sizeof(payload));
+	while (rig_counters(s->agent).strangers_refused < 4)
+		rig_pump(&s->rig, 10);
+	expect_refused(again, "no such ticket");
+	cr_assert_eq(rig_counters(s->agent).strangers_refused, 4);
+	/* All that left was the first chunk of the first reader. */
+	cr_assert_eq(rig_counters(s->agent).bytes_out, CHUNK);
+	int data = join(s, 6, new_key);
+	peer_take_data(s, data, 0);
+	close(data);
+	close(control);
+	close(old_data);
+	close(old_control);
+	rig_fini(&s->rig);
+	s->rig.num_agents = 0;
+	xfer_part_release(old);
 	peer_finish(s);
 }
