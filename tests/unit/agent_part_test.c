@@ -103,6 +103,34 @@ Test(agent_part, grant__of_a_part_that_is_not_there__waiting_hello_is_refused_at
 	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_NOT_AVAILABLE);
 }
 
+/* The same memory, published again: tickets of what it held before read nothing of it. */
+Test(agent_part, ticket__of_an_older_generation__refused_and_never_served)
+{
+	uint64_t old = rig_hold(&rig, 1, sid, "3");
+	event(rig_grant(sid, old, 50));
+	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	event(rig_drain(sid, old, 4));
+	rig_sleep(&rig, 2 * SEC); /* its reader never came */
+	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	uint64_t now = rig_publish(&rig, 1, sid, "4");
+	rig_hashed(&rig, AGENT_EV_HASHED, 1, now);
+	cr_assert_neq(now, old);
+	rig_clear(&rig);
+	rig_hello(&rig, 11, 50);
+	rig_hello(&rig, 12, 51);
+	event(rig_grant(sid, old, 51));
+	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.hello, 12);
+	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_NOT_AVAILABLE);
+	cr_assert(strstr(rig_last(&rig, AGENT_REFUSE)->u.refuse.text, "given up"));
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.hello, 11);
+	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_DENIED);
+	cr_assert_eq(rig_count(&rig, AGENT_REFUSE), 2);
+	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 0);
+	rig_reader(&rig, sid, now, 52);
+}
+
 Test(agent_part, part__being_filled__serves_from_go_on)
 {
 	rig_filling(&rig, 1, sid, 1, 7);

@@ -184,6 +184,25 @@ Test(transport_peer, reader_sends_noise__ended)
 	expect_ended(s, &reader, TH_E_PROTOCOL);
 }
 
+/* What is announced is never waited for, and no memory is taken for it. */
+Test(transport_peer, reader_announces_what_no_frame_can_have__ended)
+{
+	static const struct frame bad[] = {
+		{.kind = FRAME_BYE, .leg = LEG, .bytes = UINT64_MAX},
+		{.kind = FRAME_ALIVE, .leg = LEG, .count = 1, .bytes = UINT64_C(1) << 40},
+		{.kind = FRAME_HELLO, .leg = LEG, .bytes = FRAME_HELLO_BYTES},
+		{.kind = FRAME_PROGRESS, .leg = LEG, .count = 8, .bytes = FRAME_PAYLOAD_MAX},
+		{.kind = FRAME_READ, .leg = LEG, .count = 1, .bytes = UINT64_MAX},
+		{.kind = FRAME_DATA, .leg = LEG, .count = 1, .bytes = UINT64_MAX},
+	};
+	for (size_t i = 0; i < 2 * sizeof(bad) / sizeof(bad[0]); i++) {
+		struct peer_setup *s = peer_start(8);
+		struct fake_reader reader = enter(s);
+		peer_put_frame(i % 2 ? reader.data : reader.control, &bad[i / 2], NULL, 0);
+		expect_ended(s, &reader, TH_E_PROTOCOL);
+	}
+}
+
 Test(transport_peer, reader_opens_too_many_connections__ended)
 {
 	struct peer_setup *s = peer_start(8);
@@ -557,6 +576,26 @@ Test(transport_peer, source_sends_other_data_than_asked__failed)
 		peer_put_frame(source.data, &bad[i], NULL, 0);
 		const struct transport_event *failed = expect_failed(&source, TH_E_PROTOCOL);
 		cr_assert(!failed->overwrote);
+		leave(&source);
+	}
+}
+
+/* On the control connection: what is announced is never waited for. */
+Test(transport_peer, source_announces_what_no_frame_can_have__failed)
+{
+	static const struct frame bad[] = {
+		{.kind = FRAME_PROGRESS, .leg = LEG, .count = 8, .bytes = UINT64_MAX - 15},
+		{.kind = FRAME_PROGRESS, .leg = LEG, .count = 8, .bytes = FRAME_PAYLOAD_MAX + 16},
+		{.kind = FRAME_PROGRESS, .leg = LEG, .count = 8, .bytes = 15},
+		{.kind = FRAME_REFUSED, .leg = LEG, .count = 1, .bytes = UINT64_C(1) << 32},
+		{.kind = FRAME_WELCOME, .leg = LEG, .count = 8, .bytes = UINT64_C(1) << 40},
+		{.kind = FRAME_DATA, .leg = LEG, .count = 1, .bytes = CHUNK},
+		{.kind = FRAME_BYE, .leg = LEG},
+	};
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct fake_source source = be_read();
+		peer_put_frame(source.control, &bad[i], NULL, 0);
+		expect_failed(&source, TH_E_PROTOCOL);
 		leave(&source);
 	}
 }
