@@ -2,8 +2,8 @@
 /* reuse - see reuse.h. */
 #include "transport/reuse.h"
 
-#define FREE_CHUNKS 8u
-#define SAMPLE 16u
+#define FREE_CHUNKS 4u
+#define SAMPLE 32u
 
 void
 reuse_init(struct reuse *reuse, bool on)

@@ -38,7 +38,7 @@ Test(reuse, a_tensor_that_differs__is_not_looked_at_again)
 	cr_assert_eq(reuse.bytes, 10);
 }
 
-/* The price of looking in vain: 8 chunks and one of 16. */
+/* The price of looking in vain: 4 chunks and one of 32. */
 Test(reuse, nothing_is_equal__few_are_looked_at)
 {
 	struct reuse reuse;
@@ -52,7 +52,7 @@ Test(reuse, nothing_is_equal__few_are_looked_at)
 			reuse_pass(&reuse);
 		}
 	}
-	cr_assert(looks >= 100 && looks <= 109, "%u", looks);
+	cr_assert(looks >= 50 && looks <= 55, "%u", looks);
 	cr_assert_eq(reuse.bytes, 0);
 }
 
@@ -70,7 +70,7 @@ Test(reuse, equal_ones_behind_many_that_differ__found)
 			reuse_pass(&reuse);
 		found += equal && reuse.bytes == row - 999;
 	}
-	cr_assert(reuse.bytes >= 984, "%lu", (unsigned long)reuse.bytes);
+	cr_assert(reuse.bytes >= 968, "%lu", (unsigned long)reuse.bytes);
 }
 
 /* ---- what moves ------------------------------------------------------------------------------ */
