@@ -307,7 +307,7 @@ gone(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *
 		group = form(server, model_acquire(server, said->open.model), said, rules);
 	}
 	/* Broken already; or all of its shards are there, and this is none of them. */
-	if (!group->rejoining)
+	if (!group->rejoining && !rejoin_lacks(group, said))
 		return;
 	snprintf(why, sizeof(why), "shard %u on node %s %s meanwhile", said->open.shard,
 		agent->info.node, said->died ? "lost its worker" : "was closed or broken");
@@ -386,6 +386,7 @@ rejoin_keep(struct member *member, const struct ctl_rejoin *said)
 			th_memdup(said->outcomes, said->num_outcomes * sizeof(*said->outcomes));
 	rejoin->said.outcomes = rejoin->outcomes;
 	member->rejoin = rejoin;
+	member->former_inc = said->group_inc;
 	member->next_op_seq = said->next_op_seq;
 }
 
@@ -493,17 +494,21 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 	if (group == NULL)
 		group = rejoin_meets(model, agent, said);
 	if (group == NULL && said->open.reservation == 0 &&
-		group_named(model, said->open.replica) != NULL)
+		group_named(model, said->open.replica) != NULL) {
+		group = rejoin_met(model, said->open.replica, said->group_inc);
+		if (group != NULL && rejoin_came_late(group, said))
+			rejoin_break(server, group, "its members contradict each other");
 		return th_fail(err, TH_E_GROUP_BROKEN,
 			"replica %s of %s is broken: the reference server was lost, and another "
 			"group has been opened under its name; close this handle and open again",
 			said->open.replica, said->open.model);
+	}
 	if (group == NULL)
 		group = form(server, model, said, &rules);
 	rc = group_check(group, said, err);
 	if (rc != 0) {
 		/* One that all have come back to takes no harm from one more. */
-		if (group->rejoining)
+		if (group->rejoining || rejoin_came_late(group, said))
 			rejoin_break(server, group, "its members contradict each other");
 		return rc;
 	}

@@ -73,6 +73,10 @@ struct group *rejoin_meets(
 struct group *rejoin_met(const struct model *model, const char *replica, uint64_t inc);
 /* Who is not there is opened some time: what was held goes on, when some were opened here. */
 void rejoin_launch(struct refsrv *server, struct group *group);
+/* It has gone on without this shard, which comes back now. */
+bool rejoin_lacks(const struct group *group, const struct ctl_rejoin *said);
+/* ... and was told what the others will not be. */
+bool rejoin_came_late(const struct group *group, const struct ctl_rejoin *said);
 
 /* ---- for rejoin_open.c ----------------------------------------------------------------------- */
 

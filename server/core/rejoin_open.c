@@ -8,7 +8,9 @@
  * nothing: it stands before operation 1, and is told what the others were told.
  *
  * Whether others will come back is known when the server has been told of all there is. Until then
- * what such a group calls is held, so that no operation ends in two ways.
+ * what such a group calls is held, so that no operation ends in two ways. An agent that comes later
+ * than that, from beyond a cut, may bring a shard that was told another end of an operation, or
+ * will be asked for one that it has behind it: then the group is broken for all (I4).
  */
 #include <string.h>
 
@@ -128,10 +130,8 @@ rejoin_met(const struct model *model, const char *replica, uint64_t inc)
 {
 	struct group *group = group_named(model, replica);
 
-	for (uint32_t i = 0; group != NULL && group->rejoining && i < group->num_shards; i++) {
-		const struct member *member = group->members[i];
-		if (member != NULL && member->rejoin != NULL &&
-			member->rejoin->said.group_inc == inc)
+	for (uint32_t i = 0; group != NULL && i < group->num_shards; i++) {
+		if (group->members[i] != NULL && group->members[i]->former_inc == inc)
 			return group;
 	}
 	return NULL;
@@ -182,4 +182,31 @@ rejoin_launch(struct refsrv *server, struct group *group)
 		rejoin_break(server, group, "its members contradict each other");
 	else
 		rejoin_over(server, group);
+}
+
+/* ---- somebody does, too late ----------------------------------------------------------------- */
+
+bool
+rejoin_lacks(const struct group *group, const struct ctl_rejoin *said)
+{
+	return group->opened && !group->rejoining && group->state != GROUP_BROKEN &&
+	       said->open.num_shards == group->num_shards &&
+	       group->members[said->open.shard] == NULL;
+}
+
+bool
+rejoin_came_late(const struct group *group, const struct ctl_rejoin *said)
+{
+	if (!rejoin_lacks(group, said))
+		return false;
+	TH_MARK(rejoin_launch_went_on);
+	/* What it is told again is what it knows: it may be opened again, and the others go on. */
+	for (uint32_t i = 0; i < said->num_outcomes; i++) {
+		const struct ctl_known_outcome *known = &said->outcomes[i];
+		const struct op *op = op_find(group, known->op_seq);
+		if (op == NULL || op->state != OP_DONE || op->kind != known->kind ||
+			op->code != known->code)
+			return true;
+	}
+	return !rejoin_stood_alone(said);
 }

@@ -360,6 +360,7 @@ struct member { /* owned by server.members */
 	uint32_t shard, flags;
 	uint64_t next_op_seq;
 	struct rejoin *rejoin; /* owns; what it says of a former server life, until all have */
+	uint64_t former_inc;   /* ... there its group had this number; 0: it was opened here */
 	uint64_t unbuilt_gen;  /* of what it holds from then, and is not on record; 0: none  */
 	bool closing;          /* CLOSE was seen, and waits until the version is safe elsewhere */
 	int64_t close_ns;      /* ... until then */

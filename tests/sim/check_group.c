@@ -4,6 +4,12 @@
  *
  * What the operations with the same number say must agree among members of one life of their group,
  * which the server numbers; the offload copy of a replica has its name and is not one of them.
+ *
+ * What a server has told before its end is known to the agents that were told, and to nobody else.
+ * Where they are gone as well, the next server cannot know, and nobody is left to compare. Where
+ * one of them comes back when the next server has gone on without it, two outcomes cannot be
+ * helped any more; but then nobody may go on with either: the next call of each is answered
+ * GROUP_BROKEN.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -14,6 +20,15 @@
 #define VERSIONS_MAX 4096u
 #define SIDS_MAX 16384u /* of a run; 2,800 have been seen */
 #define NO_VARIANT 8u
+#define TELLERS_MAX (2 * SHARDS_MAX) /* of one outcome; more are not needed */
+
+struct teller { /* who was told, and its agent then: that remembers it for the next server */
+	const struct worker *worker;
+	const struct host *host;
+	uint64_t host_inc, sid;
+	uint64_t
+		refused_by; /* the server that it came to, and where its group is broken; 0: none */
+};
 
 static struct {
 	struct outcome {
@@ -21,8 +36,19 @@ static struct {
 		uint32_t kind, variant;
 		int code;
 		uint64_t version;
+		uint64_t server_inc; /* who has told it */
+		struct teller tellers[TELLERS_MAX];
+		uint32_t num_tellers;
 	} outcomes[GROUPS_MAX][OUTCOMES_MAX];
 	uint32_t num_outcomes[GROUPS_MAX];
+	/* Two outcomes were told, one by a server that is no more: life, and by whom the other. */
+	struct split {
+		uint64_t life, server_inc;
+		struct teller away[TELLERS_MAX]; /* who was told by the former one */
+		uint32_t num_away;
+		bool known; /* one of these has come to the other server: all are to hear of it */
+	} splits[GROUPS_MAX];
+	bool over[GROUPS_MAX][SHARDS_MAX]; /* called when that was known */
 	struct sid {
 		uint64_t sid, life;
 	} sids[SIDS_MAX];
@@ -37,6 +63,7 @@ check_start(void)
 {
 	memset(record.num_outcomes, 0, sizeof(record.num_outcomes));
 	memset(record.variants, 0, sizeof(record.variants));
+	memset(record.splits, 0, sizeof(record.splits));
 	record.num_sids = 0;
 	record.quiet = world.options.quiet;
 }
@@ -65,6 +92,7 @@ void
 check_group_start(const struct group *group)
 {
 	record.num_outcomes[group->index] = 0;
+	memset(&record.splits[group->index], 0, sizeof(record.splits[0]));
 	check_list_group_start(group);
 }
 
@@ -154,17 +182,119 @@ broken(const struct agent_line *line)
 	return line->broken != 0 || line->evicted != 0;
 }
 
+/* ---- a server ends, and with it what it has told --------------------------------------------- */
+
+static bool
+server_is_over(uint64_t inc)
+{
+	for (uint32_t i = 0; i < world.options.servers; i++) {
+		if (world.servers[i].process.alive && world.servers[i].inc == inc)
+			return false;
+	}
+	return true;
+}
+
 static void
-agree(const struct worker *worker, const struct outcome *new)
+tell(struct outcome *outcome, const struct worker *worker)
+{
+	if (outcome->num_tellers == TELLERS_MAX)
+		return;
+	outcome->tellers[outcome->num_tellers++] = (struct teller){
+		.worker = worker,
+		.host = worker->host,
+		.host_inc = worker->host->inc,
+		.sid = worker->sid,
+	};
+}
+
+/* What the former server has told is replaced by what the other says. */
+static void
+split(uint32_t index, struct outcome *old, const struct outcome *new)
+{
+	struct split *split = &record.splits[index];
+
+	if (split->life != new->life || split->server_inc != new->server_inc)
+		*split = (struct split){.life = new->life, .server_inc = new->server_inc};
+	for (uint32_t i = 0; i < old->num_tellers; i++) {
+		const struct teller *teller = &old->tellers[i];
+		if (!teller->host->process.alive || teller->host->inc != teller->host_inc)
+			continue;
+		if (teller->refused_by == new->server_inc)
+			split->known = true;
+		if (teller->refused_by == 0 && split->num_away < TELLERS_MAX)
+			split->away[split->num_away++] = *teller;
+	}
+	*old = *new;
+}
+
+/* Where its group is broken whoever was told by the former server has been heard. */
+static void
+split_broken(const struct worker *worker)
+{
+	uint32_t index = worker->group->index;
+	struct split *split = &record.splits[index];
+	uint64_t server_inc = worker->host->server_inc;
+
+	for (uint32_t i = 0; i < record.num_outcomes[index]; i++) {
+		struct outcome *outcome = &record.outcomes[index][i];
+		for (uint32_t k = 0; k < outcome->num_tellers; k++) {
+			struct teller *teller = &outcome->tellers[k];
+			if (teller->sid == worker->sid && teller->refused_by == 0)
+				teller->refused_by = server_inc;
+		}
+	}
+	for (uint32_t i = 0; i < split->num_away; i++) {
+		if (split->away[i].sid == worker->sid && server_inc == split->server_inc)
+			split->known = true;
+	}
+}
+
+/* It has been told how a call has ended, and is not told that its group is broken. */
+static void
+split_goes_on(const struct worker *worker, const struct outcome *outcome)
+{
+	uint32_t index = worker->group->index;
+	const struct split *split = &record.splits[index];
+	bool over = record.over[index][worker->shard];
+
+	if (split->life != outcome->life)
+		return;
+	for (uint32_t i = 0; i < split->num_away; i++) {
+		if (split->away[i].sid == worker->sid && split->server_inc == outcome->server_inc)
+			over = true;
+	}
+	if (over)
+		sim_fail("I4",
+			"group %u goes on with operation %" PRIu64
+			", and an earlier one has ended in two ways",
+			index, outcome->op_seq);
+}
+
+static void
+agree(const struct worker *worker, struct outcome *new)
 {
 	uint32_t index = worker->group->index;
 
+	new->server_inc = worker->host->server_inc;
+	tell(new, worker);
+	split_goes_on(worker, new);
 	for (uint32_t i = 0; i < record.num_outcomes[index]; i++) {
-		const struct outcome *old = &record.outcomes[index][i];
+		struct outcome *old = &record.outcomes[index][i];
 		if (old->op_seq != new->op_seq || old->life != new->life)
 			continue;
-		if (old->code != new->code || old->version != new->version ||
-			old->kind != new->kind)
+		bool same = old->code == new->code && old->version == new->version &&
+			    old->kind == new->kind;
+		if (!same && old->server_inc != new->server_inc &&server_is_over(old->server_inc)) {
+			split(index, old, new);
+			return;
+		}
+		/* What it said has come late. */
+		if (!same && old->server_inc != new->server_inc &&server_is_over(new->server_inc)) {
+			struct outcome other = *old;
+			split(index, new, &other);
+			return;
+		}
+		if (!same)
 			sim_fail("I4",
 				"group %u, operation %" PRIu64
 				": one member has %s, version %" PRId64
@@ -176,18 +306,25 @@ agree(const struct worker *worker, const struct outcome *new)
 				"group %u: two members hold different contents of version "
 				"%" PRIu64,
 				index, new->version);
+		tell(old, worker);
+		old->server_inc = new->server_inc;
 		return;
 	}
 	if (record.num_outcomes[index] < OUTCOMES_MAX)
 		record.outcomes[index][record.num_outcomes[index]++] = *new;
 }
 
+/* ---- calls ----------------------------------------------------------------------------------- */
+
 void
 check_submit(const struct worker *worker)
 {
 	const struct call *call = &worker->call;
+	const struct split *split = &record.splits[worker->group->index];
 
 	check_list_submit(worker);
+	record.over[worker->group->index][worker->shard] =
+		split->known && split->life == check_life(worker->sid);
 	if (call->kind == CTL_OP_PUBLISH && worker->memory->right != MEMORY_OWNER)
 		sim_fail("I2", "a worker publishes memory that is not its own");
 }
@@ -260,6 +397,8 @@ check_line(const struct worker *worker, const struct agent_line *line)
 	if (broken(line) && stays_whole(worker->group))
 		sim_fail("I19", "group %u is broken, and nothing but servers has failed",
 			worker->group->index);
+	if (line->broken != 0)
+		split_broken(worker);
 	check_risk_line(worker, line);
 	/* What a broken group's member holds is its own again, and stays. */
 	if (line->safe_to_mutate && !th_version_none(line->held) && !broken(line))

@@ -257,3 +257,99 @@ Test(refsrv_rejoin_open, opened_twice__the_second_is_refused_and_one_that_comes_
 	former_broken(&w, &back, "its members contradict each other");
 	former_broken(&w, &opened, "its members contradict each other");
 }
+
+/* ---- the launch has gone on ---- */
+
+/* Shard 0 was open at the former server and 1 was not; 2 is at an agent that nobody has seen. */
+static void
+go_on_after(bool opened_first, struct world_member *ret_back, struct world_member *ret_opened)
+{
+	struct ctl_rejoin said = former_shard("p", 0, 3);
+
+	if (opened_first)
+		*ret_opened = world_member(&w, a, "p", 1, 3);
+	*ret_back = former_back(&w, b, &said);
+	if (!opened_first)
+		*ret_opened = world_member(&w, a, "p", 1, 3);
+	world_call(&w, ret_back, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	former_all_said(&w);
+	cr_assert_eq(world_outcome(&w, ret_back).code, 0);
+}
+
+static void
+go_on(struct world_member *ret_back, struct world_member *ret_opened)
+{
+	go_on_after(false, ret_back, ret_opened);
+}
+
+Test(refsrv_rejoin_open, comes_too_late_and_was_told_another_end__broken_for_all)
+{
+	struct world_member back, opened;
+	struct ctl_known_outcome outcomes[1];
+	struct ctl_rejoin late = former_shard("p", 2, 3);
+	go_on(&back, &opened);
+	was_told(&late, outcomes, CTL_OP_UPDATE, "latest", TH_E_TIMEOUT);
+	cr_assert_eq(former_rejoin(&w, former_agent(&w), &late), TH_E_GROUP_BROKEN);
+	former_broken(&w, &back, "its members contradict each other");
+	former_broken(&w, &opened, "its members contradict each other");
+}
+
+Test(refsrv_rejoin_open, comes_too_late_to_a_group_with_another_number__broken_for_all)
+{
+	struct world_member back, opened;
+	struct ctl_known_outcome outcomes[1];
+	struct ctl_rejoin late = former_shard("p", 2, 3);
+	go_on_after(true, &back, &opened);
+	was_told(&late, outcomes, CTL_OP_UPDATE, "latest", TH_E_TIMEOUT);
+	cr_assert_eq(former_rejoin(&w, former_agent(&w), &late), TH_E_GROUP_BROKEN);
+	former_broken(&w, &back, "its members contradict each other");
+	former_broken(&w, &opened, "its members contradict each other");
+}
+
+Test(refsrv_rejoin_open, comes_too_late_and_was_told_of_what_has_not_been__broken_for_all)
+{
+	struct world_member back, opened;
+	struct ctl_known_outcome outcomes[2];
+	struct ctl_rejoin late = former_shard("p", 2, 3);
+	go_on(&back, &opened);
+	was_told(&late, outcomes, CTL_OP_UPDATE, "latest", 0);
+	was_told(&late, outcomes, CTL_OP_REPLICATE, "7", TH_E_TIMEOUT);
+	cr_assert_eq(former_rejoin(&w, former_agent(&w), &late), TH_E_GROUP_BROKEN);
+	former_broken(&w, &back, "its members contradict each other");
+}
+
+Test(refsrv_rejoin_open, comes_too_late_and_was_told_the_same__opened_again_it_is_one_of_them)
+{
+	struct world_member back, opened;
+	struct ctl_known_outcome outcomes[1];
+	struct ctl_rejoin late = former_shard("p", 2, 3);
+	go_on(&back, &opened);
+	was_told(&late, outcomes, CTL_OP_UPDATE, "latest", 0);
+	cr_assert_eq(former_rejoin(&w, former_agent(&w), &late), TH_E_GROUP_BROKEN);
+	cr_assert_not(former_is_broken(&w, &back));
+	struct world_member again = world_member(&w, c, "p", 2, 3);
+	world_call(&w, &again, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	cr_assert_eq(world_outcome(&w, &again).code, 0);
+}
+
+Test(refsrv_rejoin_open, has_gone_and_that_is_told_too_late__broken)
+{
+	struct world_member back, opened;
+	struct ctl_rejoin late = former_shard("p", 2, 3);
+	go_on(&back, &opened);
+	late.gone = true;
+	cr_assert_eq(former_rejoin(&w, former_agent(&w), &late), 0);
+	former_broken(&w, &back, "was closed or broken meanwhile");
+}
+
+Test(refsrv_rejoin_open, another_has_its_place__goes_on)
+{
+	struct world_member back, opened;
+	struct ctl_rejoin late = former_shard("p", 2, 3);
+	go_on(&back, &opened);
+	struct world_member third = world_member(&w, c, "p", 2, 3);
+	late.gone = true;
+	cr_assert_eq(former_rejoin(&w, former_agent(&w), &late), 0);
+	cr_assert_not(former_is_broken(&w, &back));
+	cr_assert_not(former_is_broken(&w, &third));
+}
