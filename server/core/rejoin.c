@@ -17,6 +17,7 @@
 #include "server/core/epoch.h"
 #include "server/core/event_log.h"
 #include "server/core/group.h"
+#include "server/core/leg.h"
 #include "server/core/model.h"
 #include "server/core/op.h"
 #include "server/core/retain.h"
@@ -660,6 +661,9 @@ call_now(struct refsrv *server, struct member *member)
 	struct th_err err;
 
 	member->rejoin = NULL;
+	/* Unless the group was built, which looks at it: a leg of a broken one must end, too. */
+	if (rejoin->leg_ended)
+		(void)leg_end(server, member->agent, &rejoin->end, &err);
 	if (rejoin->op_deadline_ns != INT64_MAX)
 		rejoin->op.timeout_ns = th_max_i64(0, rejoin->op_deadline_ns - server->now_ns);
 	look_for_unbuilt(server, member, &rejoin->said);

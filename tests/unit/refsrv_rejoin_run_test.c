@@ -309,6 +309,28 @@ Test(refsrv_rejoin_run, all_is_there_but_other_bytes__broken)
 	cr_assert(former_listed(&w, 7), "of the source");
 }
 
+/* The leg of the other had ended before: nobody says so a second time. */
+Test(refsrv_rejoin_run, all_is_there_but_other_bytes__what_ended_before_is_over)
+{
+	struct ctl_rejoin one = former_fills("p", 0, 2, 7, FORMER_LEG(1), "s");
+	struct ctl_rejoin two = former_fills("p", 1, 2, 7, 0, "s");
+	two.done = two.hashed = true;
+	two.chunks = WORLD_CHUNKS;
+	two.content = (struct th_hash){.lo = 99, .hi = 2};
+	source_back(a, 0, 2);
+	source_back(a, 1, 2);
+	struct world_member m0 = former_back(&w, b, &one);
+	cr_assert_eq(world_leg_end(&w, b, FORMER_LEG(1), TH_E_CANCELLED, false, 1), 0);
+	struct world_member m1 = former_back(&w, c, &two);
+	former_broken(&w, &m0, "shard 1 has received other bytes");
+	world_drained(&w, &m0);
+	world_drained(&w, &m1);
+	cr_assert_eq(world_outcome(&w, &m0).code, TH_E_GROUP_BROKEN);
+	cr_assert_eq(world_close(&w, &m0, false), 0);
+	cr_assert_eq(world_close(&w, &m1, false), 0);
+	cr_assert_eq(refsrv_inspect(w.server, w.now_ns)->num_transfers, 0);
+}
+
 Test(refsrv_rejoin_run, was_being_cancelled__fails_when_all_had_begun)
 {
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
