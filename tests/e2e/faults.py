@@ -40,9 +40,9 @@ SERVER_TIMERS = (
 # Of two servers. What a frozen one needs to be given up: the others' own silence, and then some.
 PEERS_TIMERS = ("peers.probe=100ms", "peers.silence=600ms", "peers.return=10m")
 AGENT_TIMERS = ("server.beat=100ms", "server.reply=300ms", "server.silent=300ms", "leg.stall=300ms")
-# Where what the server says may come seconds late, and nobody is to be given up for it.
+# Where what others say or send may come seconds late, and nobody is to be given up for it.
 CALM_SERVER = ("lease.suspect=20s", "lease.dead=30s")
-CALM_AGENT = ("server.reply=5s", "server.silent=30s")
+CALM_AGENT = ("server.reply=5s", "server.silent=30s", "leg.stall=20s")
 
 # party: host
 HOST = {
@@ -159,11 +159,13 @@ class Lane:
     """One cluster; cases run in it one after the other."""
 
     def __init__(
-        self, c, namespaces, others=False, prefix=(), worker_env=None, standby=False, calm=False
+        self, c, namespaces, others=False, prefix=(), worker_env=None, standby=False, calm=False,
+        keys=(), far=(),
     ):
         """prefix: in front of every daemon's command; worker_env: beside the workers' own; standby:
-        a second server, without points (not with namespaces); calm: with timers that are long."""
-        self.calm = calm
+        a second server, without points (not with namespaces); calm: with timers that are long;
+        keys: more of the server's; far: agents in another datacenter."""
+        self.calm, self.keys, self.far = calm, tuple(keys), far
         self.c, self.version, self.cases, self.standby = c, 0, 0, standby
         self.before, self.worker_env = tuple(prefix), worker_env or {}
         self.parties = [p for p in HOST if others or p not in OTHERS]
@@ -197,11 +199,13 @@ class Lane:
 
     def server_args(self):
         peers = PEERS_TIMERS if self.standby else ()
-        return options((*SERVER_TIMERS, *peers, *(CALM_SERVER if self.calm else ())))
+        calm = CALM_SERVER if self.calm else ()
+        return options((*SERVER_TIMERS, *peers, *calm, *self.keys))
 
     def agent_args(self, party):
         calm = CALM_AGENT if self.calm else ()
-        return options((*AGENT_TIMERS, *self.limit(party), *calm))
+        far = ("datacenter=far",) if party in self.far else ()
+        return options((*AGENT_TIMERS, *self.limit(party), *calm, *far))
 
     def start(self, party):
         env, prefix = self.points[party].env, self.prefix(party)
@@ -264,7 +268,11 @@ class Lane:
         self.process(party).signal(signum)
 
     def measure(self):
-        """What every process holds when no handle is open."""
+        """What every process holds when no handle is open: of workers' memory an agent has none,
+        once its threads that close it are done."""
+        for agent in self.c.agents.values():
+            kept = lambda a=agent: {k: holdings(a.pid)[k] for k in ("memfd", "mapping")}
+            wait_for(lambda: not any(kept().values()), PATIENT, f"{agent.label} gives memory back")
         self.baseline = {p: holdings(self.process(p).pid) for p in self.parties}
         for party in self.parties:
             if party in AGENTS:
