@@ -138,6 +138,27 @@ replicate_held(struct refsrv *server, struct op *op, struct th_version wanted)
 	return true;
 }
 
+/*
+ * For update, when nobody may begin to read the latest, as while it is given up: the highest that
+ * can be had, and is higher than what is held. NULL: there is none.
+ */
+static struct version *
+next_best(struct refsrv *server, const struct group *group, struct th_version latest)
+{
+	const struct copy *held = group->copy;
+	struct version *head = group->model->versions, *version = head == NULL ? NULL : head->prev;
+
+	for (; version != NULL; version = version == head ? NULL : version->prev) {
+		if (version->id.lineage != latest.lineage ||
+			(held != NULL && th_version_compare(version->id, held->version->id) <= 0))
+			return NULL;
+		if (th_version_compare(version->id, latest) < 0 &&
+			version_counts(server, version) && route_available(server, version, group))
+			return version;
+	}
+	return NULL;
+}
+
 static void
 try_plan(struct refsrv *server, struct op *op)
 {
@@ -161,6 +182,16 @@ try_plan(struct refsrv *server, struct op *op)
 	struct version *version =
 		th_version_none(wanted) ? NULL : version_find(group->model, wanted);
 	bool available = version != NULL && route_available(server, version, group);
+	if (op->kind == CTL_OP_UPDATE && !available && !th_version_none(wanted) && spec.relative &&
+		spec.number == 0 && !model_warming(server, group->model)) {
+		struct version *next = next_best(server, group, wanted);
+		if (next != NULL) {
+			TH_MARK(update_takes_the_next_best);
+			version = next;
+			wanted = next->id;
+			available = true;
+		}
+	}
 	if (op->kind == CTL_OP_UPDATE) {
 		const struct copy *held = group->copy;
 		int order = held == NULL ? 1 : th_version_compare(wanted, held->version->id);
@@ -209,8 +240,9 @@ op_replicate_arrive(struct refsrv *server, struct op *op, struct member *member)
 }
 
 /*
- * Update: what was planned went before GO, as when a trainer moves on. Nothing has happened yet, so
- * all members begin anew, with what there is now. What they are prepared for does not count.
+ * What was planned went before GO, as when a trainer moves on. Nothing has happened yet, so all
+ * members begin anew, with what there is now: a replicate by name waits for it as it did before the
+ * plan. What they are prepared for does not count.
  */
 static void
 plan_anew(struct refsrv *server, struct op *op)
@@ -255,6 +287,15 @@ go(struct refsrv *server, struct op *op, struct copy *source)
 		fan_look(server, &copy->parts[i]);
 }
 
+/* Of whatever has it: no version is asked for that could be lost. */
+static bool
+by_name(const struct op *op)
+{
+	struct th_spec spec;
+
+	return th_spec_parse(op->spec, &spec) == 0 && spec.relative;
+}
+
 static bool
 agents_active(const struct group *group)
 {
@@ -277,7 +318,7 @@ op_replicate_poke(struct refsrv *server, struct op *op)
 	struct version *version = version_find(group->model, op->version);
 	if (route_outlook(server, op, version, NULL) != OUTLOOK_WAIT) {
 		TH_MARK(c15_planned_source_is_gone_before_go);
-		if (op->kind == CTL_OP_UPDATE) {
+		if (op->kind == CTL_OP_UPDATE || by_name(op)) {
 			plan_anew(server, op);
 			return;
 		}

@@ -472,8 +472,7 @@ check_latest(const struct worker *worker, int code, struct th_version held)
 	/*
 	 * Apart: a member is told what an operation came to that another called before. An update
 	 * leaves the link to another datacenter to the one that is bringing the version here, and
-	 * finds nothing while the latest is what has died and is not missed yet. One that first
-	 * waits for a copy of what it holds may find that the latest goes meanwhile.
+	 * finds nothing while the latest is what has died and is not missed yet.
 	 */
 	if (code != 0 || strcmp(call->spec, "latest") != 0 || world.options.tickets_max > 0 ||
 		worker->group->apart || (!certain() && !warming_since(worker->host, begun_ns)))
@@ -482,9 +481,7 @@ check_latest(const struct worker *worker, int code, struct th_version held)
 			? newer_has_gone(worker->group->model, held, begun_ns - SEC)
 			: call->kind != CTL_OP_UPDATE || world.options.datacenters > 1 ||
 				  (crashes() && newer_has_gone(worker->group->model, held,
-							begun_ns - MISSED_NS)) ||
-				  (world.options.retain_percent > 0 &&
-					  newer_has_gone(worker->group->model, held, begun_ns)))
+							begun_ns - MISSED_NS)))
 		return;
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		const struct group *group = &world.groups[i];

@@ -234,7 +234,7 @@ Test(refsrv_replicate, lost_before_go__replicate_says_so)
 	struct world_member src = world_published(&w, a, "src", "4");
 	struct world_member d = member(b, "dst");
 	struct ctl_event event;
-	world_call(&w, &d, CTL_OP_REPLICATE, "latest", TH_FOREVER);
+	world_call(&w, &d, CTL_OP_REPLICATE, "4", TH_FOREVER);
 	cr_assert(world_take(&w, b, CTL_EV_PLAN, d.sid, &event));
 	unpublish(&src);
 	cr_assert_eq(world_outcome(&w, &d).code, TH_E_VERSION_LOST);
