@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * refsrv_sim - what the random test of the reference server remembers: agents, members, legs and
- * outcomes as they would know them, so that the server can be compared with it.
+ * refsrv_sim - the agents of the random test of the reference server: members, legs and outcomes as
+ * they would know them, so that the server can be compared with it, and what events make of them.
  */
 #ifndef TH_TESTS_SUPPORT_REFSRV_SIM_H
 #define TH_TESTS_SUPPORT_REFSRV_SIM_H
@@ -75,5 +75,26 @@ struct sim {
 	struct sim_member *ghosts;
 	uint32_t num_ghosts;
 };
+
+extern struct sim *sim; /* the one that runs; the test owns it */
+
+bool sim_chance(uint32_t percent);
+bool sim_fault(uint32_t permille); /* false without faults */
+
+/* The code; it may be sent again later, by sim_repeat_one. */
+int sim_send(uint32_t agent, struct ctl_request *request);
+void sim_repeat_one(void);
+
+/* NULL: there is none. */
+struct sim_member *sim_find_member(uint64_t sid);
+struct sim_leg *sim_find_leg(uint64_t id);
+bool sim_is_read(uint64_t sid, uint64_t gen);
+void sim_unserve(uint64_t sid, uint64_t gen);
+/* Of shards that are the same in all replicas: which bytes a member has. */
+struct th_hash sim_hash_of(const struct sim_member *member);
+/* The reader's agent says so. */
+void sim_end_leg(struct sim_leg *leg, int code, bool source_failed);
+/* An agent takes at most so many of the events that wait for it, and does what they ask. */
+void sim_handle_events(uint32_t index, uint32_t most);
 
 #endif

@@ -22,333 +22,6 @@
 
 #define TOTALS 41
 
-static struct sim *sim;
-
-static bool
-chance(uint32_t percent)
-{
-	return th_rng_below(&sim->rng, 100) < percent;
-}
-
-static bool
-fault(uint32_t permille)
-{
-	return sim->faults && th_rng_below(&sim->rng, 1000) < permille;
-}
-
-/* ---- requests, some of which are repeated at once or later -------------------------------- */
-
-static int
-send(uint32_t agent, struct ctl_request *request)
-{
-	int code = world_request(&sim->w, agent, request);
-
-	if (!sim->w.agents[agent].attached)
-		return code;
-	uint32_t at = sim->num_recent++ % RECENT;
-	sim->recent[at].agent = agent;
-	sim->recent[at].request = *request;
-	sim->recent[at].code = code;
-	return code;
-}
-
-static void
-repeat_one(void)
-{
-	if (sim->num_recent == 0)
-		return;
-	uint32_t at = (uint32_t)th_rng_below(
-		&sim->rng, sim->num_recent < RECENT ? sim->num_recent : RECENT);
-	struct world_agent *agent = &sim->w.agents[sim->recent[at].agent];
-	struct ctl_request *request = &sim->recent[at].request;
-	if (!agent->attached || agent->inc != request->agent_inc ||
-		agent->request_no < request->request_no)
-		return; /* another life: it does not remember */
-	int code = world_repeat(&sim->w, sim->recent[at].agent, request);
-	if (sim->w.reply.unknown_agent)
-		agent->attached = false;
-	else
-		TH_ASSERT(code == sim->recent[at].code);
-}
-
-/* ---- what agents know ----------------------------------------------------------------------- */
-
-static struct sim_member *
-find_member(uint64_t sid)
-{
-	for (uint32_t r = 0; r < REPLICAS; r++)
-		for (uint32_t s = 0; s < sim->num_shards[r]; s++)
-			if (sim->members[r][s].open && sim->members[r][s].m.sid == sid)
-				return &sim->members[r][s];
-	for (uint32_t i = 0; i < sim->num_ghosts; i++)
-		if (sim->ghosts[i].m.sid == sid)
-			return &sim->ghosts[i];
-	return NULL;
-}
-
-static struct sim_leg *
-find_leg(uint64_t id)
-{
-	for (uint64_t i = sim->num_legs; i > 0; i--)
-		if (sim->legs[i - 1].id == id)
-			return &sim->legs[i - 1];
-	return NULL;
-}
-
-static bool
-is_read(uint64_t sid, uint64_t gen)
-{
-	for (uint64_t i = 0; i < sim->num_legs; i++) {
-		const struct sim_leg *leg = &sim->legs[i];
-		if (leg->active && leg->served && leg->src_sid == sid && leg->src_gen == gen)
-			return true;
-	}
-	return false;
-}
-
-static void
-unserve(uint64_t sid, uint64_t gen)
-{
-	for (uint64_t i = 0; i < sim->num_legs; i++)
-		if (sim->legs[i].src_sid == sid && sim->legs[i].src_gen == gen)
-			sim->legs[i].served = false;
-}
-
-/* Of shards that are the same in all replicas: which bytes a member has. */
-static struct th_hash
-hash_of(const struct sim_member *member)
-{
-	return (struct th_hash){.lo = member->part.content, .hi = member->shard + 1};
-}
-
-static void
-end_leg(struct sim_leg *leg, int code, bool source_failed)
-{
-	struct ctl_request request = {.kind = CTL_LEG_END};
-
-	leg->active = false;
-	request.u.leg_end.leg = leg->id;
-	request.u.leg_end.code = code;
-	request.u.leg_end.source_failed = source_failed;
-	request.u.leg_end.chunks_verified = code == 0 ? WORLD_CHUNKS : leg->chunks;
-	const struct sim_member *reader = find_member(leg->dst_sid);
-	if (code == 0 && reader != NULL)
-		request.u.leg_end.content = hash_of(reader);
-	if (code != 0)
-		snprintf(request.u.leg_end.text, sizeof(request.u.leg_end.text), "leg failed");
-	struct sim_member *member = find_member(leg->dst_sid);
-	if (member != NULL && member->leg == leg->id) {
-		member->leg = 0;
-		member->done |= code == 0;
-	}
-	int rc = send(leg->reader_agent, &request);
-	TH_ASSERT(rc == 0 || !sim->w.agents[leg->reader_agent].attached);
-}
-
-static void
-start_leg(uint32_t agent, struct sim_member *member, const struct ctl_grant *grant, uint32_t chunks)
-{
-	TH_ASSERT(sim->num_legs < LEGS_MAX && member->leg == 0);
-	struct sim_leg *leg = &sim->legs[sim->num_legs++];
-	struct sim_member *src = find_member(grant->source_sid);
-	*leg = (struct sim_leg){
-		.active = true,
-		.served = src != NULL &&
-			  (src->part.gen == grant->source_gen ||
-				  src->part.next_gen == grant->source_gen) &&
-			  !src->part.drained,
-		.id = grant->leg,
-		.src_sid = grant->source_sid,
-		.src_gen = grant->source_gen,
-		.reader_agent = agent,
-		.dst_sid = member->m.sid,
-		.chunks = chunks,
-	};
-	leg->src_agent = src == NULL ? agent : src->m.agent;
-	if (leg->served && src->part.content != 0) {
-		/* A reader gets the bytes of one publisher, wherever it is sent. */
-		TH_ASSERT(member->part.content == 0 || member->part.content == src->part.content);
-		member->part.content = src->part.content;
-	}
-	member->leg = leg->id;
-}
-
-static void
-on_outcome(struct sim_member *member, const struct ctl_ev_outcome *end)
-{
-	uint32_t i;
-
-	TH_ASSERT(member->pending && end->op_seq == member->m.seq);
-	TH_ASSERT(member->leg == 0); /* nothing of it runs any more */
-	member->pending = member->prepare_due = false;
-	sim->counts[end->kind]++;
-	sim->updated += end->updated;
-	if (end->code != 0)
-		sim->counts[8 + (uint32_t)(-end->code - 5000) % 24]++;
-	for (i = 0; i < sim->num_outcomes; i++) {
-		const struct outcome *other = &sim->outcomes[i];
-		if (other->group_inc != member->group_inc || other->seq != end->op_seq)
-			continue;
-		/* A member that disagrees with what was decided hears so; the group is broken. */
-		if (end->code == TH_E_GROUP_MISMATCH || other->code == TH_E_GROUP_MISMATCH)
-			break;
-		TH_ASSERT(other->code == end->code && other->updated == end->updated);
-		TH_ASSERT(other->version.version == end->version.version);
-		break;
-	}
-	if (i == sim->num_outcomes && sim->num_outcomes < OUTCOMES_MAX)
-		sim->outcomes[sim->num_outcomes++] = (struct outcome){
-			member->group_inc, end->op_seq, end->code, end->updated, end->version};
-	struct sim_part *part = &member->part;
-	if (part->next_gen != 0) { /* after GO */
-		TH_ASSERT(end->code != 0 || member->done);
-		if (end->code == 0)
-			*part = (struct sim_part){.gen = part->next_gen, .content = part->content};
-		else {
-			/* The worker may overwrite or free this memory now (I2). */
-			TH_ASSERT(!is_read(member->m.sid, part->next_gen));
-			*part = (struct sim_part){0};
-		}
-	} else if (end->code == 0 && end->kind == CTL_OP_PUBLISH) {
-		/* One publish in six brings other bytes, to all its members the same. */
-		uint64_t state = member->group_inc * 7919 + end->op_seq;
-		*part = (struct sim_part){.gen = end->op_seq,
-			.content = th_splitmix64(&state) % 6 == 0 ? 2 : 1,
-			.hash_due = true};
-	} else if (end->code == 0 && end->kind == CTL_OP_UNPUBLISH) {
-		TH_ASSERT(!is_read(member->m.sid, part->gen));
-		*part = (struct sim_part){0};
-	}
-	member->done = false;
-}
-
-static void
-on_event(uint32_t agent, const struct ctl_event *event)
-{
-	uint64_t sid = world_event_sid(event);
-	struct sim_member *member = sid == 0 ? NULL : find_member(sid);
-	struct sim_leg *leg;
-
-	if (sid != 0 && member == NULL) {
-		/* A part that this agent does not know any more: nobody reads it. */
-		if (event->kind == CTL_EV_DRAIN) {
-			struct ctl_request request = {.kind = CTL_DRAIN_DONE};
-			request.u.drain_done.sid = sid;
-			request.u.drain_done.gen = event->u.drain.gen;
-			request.u.drain_done.drain_no = event->u.drain.drain_no;
-			send(agent, &request);
-		}
-		return;
-	}
-	switch (event->kind) {
-	case CTL_EV_PLAN:
-		if (member->closed)
-			break;
-		TH_ASSERT(member->pending && event->u.plan.drain_old == (member->part.gen != 0));
-		member->prepare_due = true;
-		member->part.giving_up = event->u.plan.drain_old;
-		break;
-	case CTL_EV_GO:
-		if (member->closed) {
-			/* The worker died meanwhile: its agent never begins, and says so. */
-			struct ctl_request request = {.kind = CTL_LEG_END};
-			request.u.leg_end.leg = event->u.go.grant.leg;
-			request.u.leg_end.code = TH_E_CANCELLED;
-			member->part = (struct sim_part){.next_gen = event->u.go.op_seq};
-			send(agent, &request);
-			break;
-		}
-		TH_ASSERT(!is_read(sid, member->part.gen) || member->part.gen == 0);
-		member->part = (struct sim_part){.next_gen = event->u.go.op_seq};
-		member->done = false;
-		start_leg(agent, member, &event->u.go.grant, 0);
-		break;
-	case CTL_EV_REROUTE: {
-		sim->rerouted++;
-		uint32_t chunks = 0;
-		if (member->done)
-			break;
-		leg = member->leg == 0 ? NULL : find_leg(member->leg);
-		if (leg != NULL) {
-			TH_ASSERT(leg->id == event->u.reroute.old_leg);
-			chunks = leg->chunks;
-			end_leg(leg, TH_E_CANCELLED, true);
-		}
-		if (member->closed) {
-			struct ctl_request request = {.kind = CTL_LEG_END,
-				.u.leg_end.leg = event->u.reroute.grant.leg};
-			request.u.leg_end.code = TH_E_CANCELLED;
-			send(agent, &request);
-			break;
-		}
-		start_leg(agent, member, &event->u.reroute.grant, chunks);
-		break;
-	}
-	case CTL_EV_GRANT:
-		/* Nobody is let in to a part that is being given up or was drained. */
-		TH_ASSERT(!member->part.drain_due && !member->part.drained &&
-			  !member->part.giving_up);
-		TH_ASSERT(event->u.grant.gen == member->part.gen ||
-			  event->u.grant.gen == member->part.next_gen);
-		break;
-	case CTL_EV_FENCE:
-		sim->fenced++;
-		leg = find_leg(event->u.fence_leg);
-		if (leg != NULL)
-			leg->served = false;
-		break;
-	case CTL_EV_DRAIN:
-		TH_ASSERT(event->u.drain.gen == member->part.gen ||
-			  event->u.drain.gen == member->part.next_gen);
-		TH_ASSERT(event->u.drain.drain_no > member->part.drain_no);
-		member->part.drain_due = true;
-		member->part.drain_no = event->u.drain.drain_no;
-		member->part.drain_gen = event->u.drain.gen;
-		break;
-	case CTL_EV_UNDRAIN:
-		TH_ASSERT(event->u.undrain.gen == member->part.gen);
-		member->part.drain_due = member->part.drained = member->part.giving_up = false;
-		break;
-	case CTL_EV_CANCEL:
-		sim->cancelled++;
-		leg = member->leg == 0 ? NULL : find_leg(member->leg);
-		if (leg != NULL)
-			end_leg(leg, TH_E_CANCELLED, false);
-		break;
-	case CTL_EV_OUTCOME:
-		TH_ASSERT(!member->closed || member->pending);
-		on_outcome(member, &event->u.outcome);
-		break;
-	case CTL_EV_CONFLICT:
-		sim->conflicts++;
-		break;
-	case CTL_EV_CHANGED:
-	case CTL_EV_BROKEN:
-	case CTL_EV_NODE:
-	case CTL_EV_RULES:
-		break;
-	case CTL_EV_RESERVE:
-	case CTL_EV_RELEASE:
-	case CTL_EV_CLOSE_REFUSED:
-	case CTL_EV_PING:
-	case CTL_EV_AT_RISK:
-		TH_ASSERT(false); /* nobody here retains anything */
-	}
-}
-
-static void
-handle_events(uint32_t index, uint32_t most)
-{
-	struct world_agent *agent = &sim->w.agents[index];
-
-	while (most-- > 0 && agent->num_inbox > 0 && agent->attached && !agent->silent) {
-		struct ctl_event event = agent->inbox[0];
-		agent->num_inbox--;
-		memmove(agent->inbox, agent->inbox + 1, agent->num_inbox * sizeof(event));
-		on_event(index, &event);
-	}
-}
-
 /* ---- what agents and workers do by themselves ------------------------------------------------ */
 
 static void
@@ -359,7 +32,7 @@ drain_step(struct sim_member *member)
 
 	if (!agent->attached || agent->silent)
 		return;
-	if (part->drain_due && !is_read(member->m.sid, part->drain_gen)) {
+	if (part->drain_due && !sim_is_read(member->m.sid, part->drain_gen)) {
 		struct ctl_request request = {.kind = CTL_DRAIN_DONE};
 		request.u.drain_done.sid = member->m.sid;
 		request.u.drain_done.gen = part->drain_gen;
@@ -367,27 +40,27 @@ drain_step(struct sim_member *member)
 		part->drain_due = false;
 		part->drained = true;
 		sim->drained++;
-		TH_ASSERT(send(member->m.agent, &request) == 0 || !agent->attached);
+		TH_ASSERT(sim_send(member->m.agent, &request) == 0 || !agent->attached);
 		return;
 	}
 	/* A stalled reader of a part that is given up is fenced by the part's own agent. */
-	if ((part->drain_due || part->giving_up) && chance(20))
-		unserve(member->m.sid, part->drain_due ? part->drain_gen : part->gen);
+	if ((part->drain_due || part->giving_up) && sim_chance(20))
+		sim_unserve(member->m.sid, part->drain_due ? part->drain_gen : part->gen);
 	if (member->closed || !member->prepare_due)
 		return;
-	if (part->giving_up && is_read(member->m.sid, part->gen))
+	if (part->giving_up && sim_is_read(member->m.sid, part->gen))
 		return;
 	struct ctl_request request = {.kind = CTL_PREPARED};
 	request.u.prepared.sid = member->m.sid;
 	request.u.prepared.op_seq = member->m.seq;
 	member->prepare_due = false;
-	if (fault(50)) {
+	if (sim_fault(50)) {
 		request.u.prepared.code = TH_E_LAYOUT;
 		snprintf(request.u.prepared.text, sizeof(request.u.prepared.text), "no");
 	}
 	/* The proof: tickets that nobody has presented yet are void from now on. */
 	part->drained = part->giving_up;
-	TH_ASSERT(send(member->m.agent, &request) == 0 || !agent->attached);
+	TH_ASSERT(sim_send(member->m.agent, &request) == 0 || !agent->attached);
 }
 
 /* The digests are made behind the publish: sometimes at once, sometimes much later. */
@@ -396,13 +69,14 @@ content_step(struct sim_member *member)
 {
 	struct ctl_request request = {.kind = CTL_CONTENT};
 
-	if (member->part.gen == 0 || !member->part.hash_due || !chance(15))
+	if (member->part.gen == 0 || !member->part.hash_due || !sim_chance(15))
 		return;
 	member->part.hash_due = false;
 	request.u.content.sid = member->m.sid;
 	request.u.content.gen = member->part.gen;
-	request.u.content.content = hash_of(member);
-	TH_ASSERT(send(member->m.agent, &request) == 0 || !sim->w.agents[member->m.agent].attached);
+	request.u.content.content = sim_hash_of(member);
+	TH_ASSERT(sim_send(member->m.agent, &request) == 0 ||
+		  !sim->w.agents[member->m.agent].attached);
 }
 
 /* What is listed as complete has the same bytes everywhere. */
@@ -437,34 +111,34 @@ leg_step(struct sim_leg *leg)
 	if (!leg->active || !agent->attached || agent->silent)
 		return;
 	if (!leg->served) {
-		if (chance(30))
-			end_leg(leg, TH_E_NO_PATH, true);
+		if (sim_chance(30))
+			sim_end_leg(leg, TH_E_NO_PATH, true);
 		return;
 	}
-	if (fault(10)) {
-		end_leg(leg, TH_E_NO_PATH, true);
+	if (sim_fault(10)) {
+		sim_end_leg(leg, TH_E_NO_PATH, true);
 		return;
 	}
-	if (fault(5)) {
-		end_leg(leg, TH_E_CHECKSUM, true);
+	if (sim_fault(5)) {
+		sim_end_leg(leg, TH_E_CHECKSUM, true);
 		return;
 	}
-	if (fault(3)) {
-		end_leg(leg, TH_E_STALE_MEMORY, false);
+	if (sim_fault(3)) {
+		sim_end_leg(leg, TH_E_STALE_MEMORY, false);
 		return;
 	}
-	if (chance(50) && leg->chunks < WORLD_CHUNKS)
+	if (sim_chance(50) && leg->chunks < WORLD_CHUNKS)
 		leg->chunks++;
 	/* A source that is filling itself does not give more than it has. */
-	const struct sim_member *src = find_member(leg->src_sid);
+	const struct sim_member *src = sim_find_member(leg->src_sid);
 	bool filling = src != NULL && src->part.next_gen == leg->src_gen && !src->done;
 	if (filling && src->leg != 0) {
-		const struct sim_leg *up = find_leg(src->leg);
+		const struct sim_leg *up = sim_find_leg(src->leg);
 		if (up != NULL && leg->chunks > up->chunks)
 			leg->chunks = up->chunks;
 	}
 	if (leg->chunks == WORLD_CHUNKS && !filling)
-		end_leg(leg, 0, false);
+		sim_end_leg(leg, 0, false);
 }
 
 /* The worker ended: the member as the agent knows it lives on until it is drained. */
@@ -476,11 +150,11 @@ close_member(struct sim_member *member, bool died)
 
 	request.u.close.sid = member->m.sid;
 	request.u.close.died = died;
-	TH_ASSERT(send(agent, &request) == 0 || !sim->w.agents[agent].attached);
+	TH_ASSERT(sim_send(agent, &request) == 0 || !sim->w.agents[agent].attached);
 	member->closed = true;
-	struct sim_leg *leg = member->leg == 0 ? NULL : find_leg(member->leg);
+	struct sim_leg *leg = member->leg == 0 ? NULL : sim_find_leg(member->leg);
 	if (leg != NULL && sim->w.agents[agent].attached)
-		end_leg(leg, TH_E_CANCELLED, false);
+		sim_end_leg(leg, TH_E_CANCELLED, false);
 	sim->ghosts = th_realloc(sim->ghosts, sim->num_ghosts + 1, sizeof(*sim->ghosts));
 	sim->ghosts[sim->num_ghosts++] = *member;
 	*member = (struct sim_member){.replica = member->replica, .shard = member->shard};
@@ -495,16 +169,16 @@ agent_gone(uint32_t index)
 			struct sim_member *member = &sim->members[r][s];
 			if (!member->open || member->m.agent != index)
 				continue;
-			unserve(member->m.sid, member->part.gen);
-			unserve(member->m.sid, member->part.next_gen);
+			sim_unserve(member->m.sid, member->part.gen);
+			sim_unserve(member->m.sid, member->part.next_gen);
 			*member = (struct sim_member){.replica = r, .shard = s};
 		}
 	}
 	for (uint32_t i = 0; i < sim->num_ghosts;) {
 		struct sim_member *ghost = &sim->ghosts[i];
 		if (ghost->m.agent == index) {
-			unserve(ghost->m.sid, ghost->part.gen);
-			unserve(ghost->m.sid, ghost->part.next_gen);
+			sim_unserve(ghost->m.sid, ghost->part.gen);
+			sim_unserve(ghost->m.sid, ghost->part.next_gen);
 			*ghost = sim->ghosts[--sim->num_ghosts];
 		} else {
 			i++;
@@ -529,7 +203,7 @@ agent_step(uint32_t index)
 		/* Declared dead, or its process is new. */
 		sim->deaths++;
 		agent_gone(index);
-		if (chance(50)) {
+		if (sim_chance(50)) {
 			agent->silent = false;
 			world_attach(&sim->w, index, "dc1");
 		} else {
@@ -537,11 +211,11 @@ agent_step(uint32_t index)
 		}
 		return;
 	}
-	if (fault(4))
+	if (sim_fault(4))
 		agent->silent = true;
-	else if (agent->silent && (chance(3) || !sim->faults))
+	else if (agent->silent && (sim_chance(3) || !sim->faults))
 		agent->silent = false;
-	handle_events(index, 1 + (uint32_t)th_rng_below(&sim->rng, 4));
+	sim_handle_events(index, 1 + (uint32_t)th_rng_below(&sim->rng, 4));
 }
 
 static void
@@ -558,7 +232,7 @@ open_member(uint32_t r, uint32_t s)
 	request.u.open.shard = s;
 	request.u.open.num_shards = sim->num_shards[r];
 	request.u.open.lineage = 1;
-	if (send(agent, &request) != 0)
+	if (sim_send(agent, &request) != 0)
 		return; /* the name is still taken by a member that closes */
 	*member = (struct sim_member){.open = true, .replica = r, .shard = s};
 	member->m = (struct world_member){.agent = agent,
@@ -583,7 +257,7 @@ call(struct sim_member *member)
 	uint64_t number = th_splitmix64(&state);
 	struct ctl_request request = {.kind = CTL_OP};
 
-	if (fault(8))
+	if (sim_fault(8))
 		number++;
 	request.u.op.sid = member->m.sid;
 	request.u.op.op_seq = ++member->m.seq;
@@ -596,7 +270,7 @@ call(struct sim_member *member)
 		strcpy(request.u.op.spec, names[number / 64 % 5]);
 	member->pending = true;
 	member->done = false;
-	int code = send(member->m.agent, &request);
+	int code = sim_send(member->m.agent, &request);
 	TH_ASSERT(code == 0 || !sim->w.agents[member->m.agent].attached);
 }
 
@@ -606,7 +280,7 @@ member_step(uint32_t r, uint32_t s)
 	struct sim_member *member = &sim->members[r][s];
 
 	if (!member->open) {
-		if (chance(20) && sim->faults)
+		if (sim_chance(20) && sim->faults)
 			open_member(r, s);
 		return;
 	}
@@ -615,19 +289,19 @@ member_step(uint32_t r, uint32_t s)
 		return;
 	const struct member *known = member_lookup(sim->w.server, member->m.sid);
 	bool broken = known == NULL || known->group->state == GROUP_BROKEN;
-	if (fault(4) || (broken && chance(10))) {
-		close_member(member, chance(50));
+	if (sim_fault(4) || (broken && sim_chance(10))) {
+		close_member(member, sim_chance(50));
 		return;
 	}
 	drain_step(member);
 	content_step(member);
-	if (!member->pending && chance(30) && sim->faults)
+	if (!member->pending && sim_chance(30) && sim->faults)
 		call(member);
-	if (member->pending && fault(3)) {
+	if (member->pending && sim_fault(3)) {
 		struct ctl_request request = {.kind = CTL_CANCEL};
 		request.u.cancel.sid = member->m.sid;
 		request.u.cancel.op_seq = member->m.seq;
-		send(member->m.agent, &request);
+		sim_send(member->m.agent, &request);
 	}
 }
 
@@ -643,10 +317,10 @@ step(void)
 		drain_step(&sim->ghosts[i]);
 	for (uint64_t i = 0; i < sim->num_legs; i++)
 		leg_step(&sim->legs[i]);
-	if (sim->faults && chance(20))
-		repeat_one();
+	if (sim->faults && sim_chance(20))
+		sim_repeat_one();
 	uint32_t asker = (uint32_t)th_rng_below(&sim->rng, AGENTS);
-	if (chance(30) && sim->w.agents[asker].attached)
+	if (sim_chance(30) && sim->w.agents[asker].attached)
 		reader_step(&sim->reader, asker);
 	/* What is over is of no interest. */
 	uint64_t kept = 0;
@@ -656,7 +330,7 @@ step(void)
 	sim->num_legs = kept;
 	check_contents();
 	world_sleep(&sim->w, (int64_t)th_rng_below(&sim->rng, 60) * MS);
-	if (fault(5))
+	if (sim_fault(5))
 		world_sleep(&sim->w, (int64_t)th_rng_below(&sim->rng, 15) * SEC);
 }
 
@@ -684,7 +358,7 @@ explain(void)
 			sim->w.agents[i].num_inbox);
 	for (uint32_t i = 0; i < all->num_members; i++) {
 		const struct ctl_member_info *info = &all->members[i];
-		const struct sim_member *member = find_member(info->sid);
+		const struct sim_member *member = sim_find_member(info->sid);
 		const struct member *known = member_lookup(sim->w.server, info->sid);
 		const struct op *op = group_open_op(known->group);
 		fprintf(stderr, "%s.%u on %s sid=%llu %s copy=%s", info->replica, info->shard,
