@@ -5,6 +5,9 @@
  * Only legs between hosts are moved and counted as readers of a head: those within a host load no
  * network, and a part that is moved off its host would begin to. What reads from another datacenter
  * is no head: the way there is what its readers wait for.
+ *
+ * What is known of a reader's progress may be a beat (1 s) old, so the price of dividing may be
+ * taken for too small by what the head received since: a wrong division costs no more than that.
  */
 #include "server/core/fan.h"
 

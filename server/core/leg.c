@@ -295,11 +295,11 @@ give_up(struct refsrv *server, struct op *op, struct part *part, enum outlook ou
 	if (outlook == OUTLOOK_CHECKSUM)
 		th_fail(&err, TH_E_CHECKSUM,
 			"shard %u of version %" PRIu64
-			" of %s: no source is left whose bytes match the "
-			"published digests; look for failing memory or a worker that changed "
-			"published "
-			"weights, and publish again",
-			part->shard, op->version.version, op->group->model->name);
+			" of %.100s: no source is left whose bytes match the published digests; "
+			"the last: %.200s. Look for failing memory, a worker that changed "
+			"published weights, or agents with another --verify, and publish again",
+			part->shard, op->version.version, op->group->model->name,
+			op->blame_text != NULL ? op->blame_text : "unknown");
 	else
 		th_fail(&err, TH_E_VERSION_LOST,
 			"shard %u of version %" PRIu64 " of %s: its last complete copy is gone at "
@@ -433,10 +433,14 @@ end_check(const struct leg *leg, const struct ctl_leg_end *end, struct th_err *e
 }
 
 static void
-blame(struct op *op, uint32_t shard, uint64_t copy_id)
+blame(struct op *op, uint32_t shard, uint64_t copy_id, const char text[TH_CTL_TEXT_BYTES])
 {
+	size_t bytes = strnlen(text, TH_CTL_TEXT_BYTES - 1);
 	op->blames = th_realloc(op->blames, op->num_blames + 1, sizeof(*op->blames));
 	op->blames[op->num_blames++] = (struct blame){.shard = shard, .copy_id = copy_id};
+	free(op->blame_text);
+	op->blame_text = th_calloc(bytes + 1, 1);
+	memcpy(op->blame_text, text, bytes);
 }
 
 static void
@@ -444,7 +448,7 @@ source_failed(struct refsrv *server, const struct leg *leg, const struct ctl_leg
 {
 	if (end->code == TH_E_CHECKSUM) {
 		TH_MARK(c22_bytes_did_not_match);
-		blame(leg->op, leg->dst->shard, leg->src_copy_id);
+		blame(leg->op, leg->dst->shard, leg->src_copy_id, end->text);
 		if (leg->src != NULL && !leg->blameless)
 			agent_blamed(server, leg->reader->agent, leg->src->member->agent);
 		return;

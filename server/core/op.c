@@ -153,6 +153,7 @@ op_free(struct refsrv *server, struct op *op)
 	free(op->attributes);
 	free(op->members);
 	free(op->blames);
+	free(op->blame_text);
 	free(op);
 }
 

@@ -51,7 +51,7 @@ refsrv_config_default(struct refsrv_config *ret_config)
 		.form_ns = 30 * SECOND_NS,
 		.coalesce_ns = SECOND_NS / 50,
 		.pair_block_ns = 30 * SECOND_NS,
-		.crawl_ns = 3 * SECOND_NS,
+		.crawl_ns = 5 * SECOND_NS,
 		.skip_ns = 120 * SECOND_NS,
 		.fan_gain = 8,
 		.successor_copies = 1,

@@ -89,7 +89,7 @@ struct refsrv_config {
 	int64_t form_ns; /* ... and the rest of a group of which one has come: 30 s */
 	int64_t coalesce_ns;   /* CHANGED events of one model are at least this far apart */
 	int64_t pair_block_ns; /* a failed (reader, source) pair of agents is avoided this long*/
-	int64_t crawl_ns;      /* no chunk for so long, behind one without: another source: 3 s */
+	int64_t crawl_ns;      /* no chunk for so long, behind one without: another source: 5 s */
 	int64_t skip_ns;       /* an update waits for a seed no longer than this: 2 min */
 	int32_t fan_gain; /* a chain becomes a tree when that saves more chunk times (fan.h): 8 */
 	uint32_t successor_copies; /* a version is retained until its successor has so many */

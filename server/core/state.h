@@ -459,6 +459,7 @@ struct op { /* owned by group.ops */
 	struct th_version version;
 	struct blame *blames; /* owns */
 	uint32_t num_blames;
+	char *blame_text; /* owns: what the last reader said of its source; NULL: nobody did */
 
 	/* The outcome; when aborting, the cause. */
 	int code;

@@ -143,6 +143,30 @@ def a_forbidden_way_beside_another():
             assert r.call("digest") == want
 
 
+def one_agent_that_does_not_verify():
+    """It takes part; who verifies gets nothing from it, and reads from where there are digests."""
+    with cluster() as c:
+        c.agent("a")
+        c.agent("off", args=("--verify", "off"))
+        c.agent("b")
+        size = 8 << 20
+        w, r, s = c.worker("w", "a"), c.worker("r", "off"), c.worker("s", "b")
+        for name, worker in (("w", w), ("r", r), ("s", s)):
+            worker.setup(size, model="m", replica=name)
+        want = w.call("fill", seed=1)
+        w.call("publish", version=1)
+        assert r.call("replicate", version="1")["source"] == "w"
+        assert r.call("digest") == want
+        assert s.call("replicate", version="1")["source"] == "w"
+        assert s.call("digest") == want
+        s.call("unpublish")
+        w.call("unpublish")
+        # What is left has no digests: it is no sign of bad memory, and the sentence says so.
+        error = expect_error("CHECKSUM", s.call, "replicate", version="1")
+        assert "runs with --verify off, and ours with full" in error.text, error.text
+        assert s.call("held") is None
+
+
 def relative_versions():
     with cluster() as c:
         c.agent("a")
@@ -189,6 +213,7 @@ if __name__ == "__main__":
         a_reader_waits_for_the_version,
         same_host,
         a_forbidden_way_beside_another,
+        one_agent_that_does_not_verify,
         relative_versions,
         attributes_and_manifest,
     )

@@ -303,7 +303,7 @@ Test(refsrv_chain, slow_reader__the_first_behind_it_reads_beside_it)
 	uint32_t node = LENGTH;
 
 	chain(false);
-	crawl(3, 3);
+	crawl(5, 3);
 	cr_assert_eq(reactions(&node, &moved), 0, "it may only have paused");
 	crawl(2, 3);
 	cr_assert_eq(reactions(&node, &moved), 1);
@@ -325,7 +325,7 @@ Test(refsrv_chain, slow_reader__an_idle_source_is_better_than_its_own)
 	uint32_t node = LENGTH;
 
 	chain(true);
-	crawl(5, 3);
+	crawl(7, 3);
 	cr_assert_eq(reactions(&node, &moved), 1);
 	cr_assert_eq(node, 1);
 	cr_assert_eq(moved.grant.source_sid, spare.sid);
@@ -343,6 +343,30 @@ Test(refsrv_chain, bytes_move__nobody_is_moved)
 			beat(i, chunks);
 	}
 	cr_assert_eq(reactions(&node, &moved), 0);
+}
+
+/*
+ * 4 MB/s from the source, and no limit behind it: four connections bring four chunks of 4 MiB
+ * together, each 4.2 s, and the next reader has them before the beat and waits again. It must not
+ * come and take half of that link.
+ */
+Test(refsrv_chain, bytes_come_in_bursts_by_a_slow_link__nobody_is_moved)
+{
+	struct ctl_ev_reroute moved = {0};
+	uint32_t node = LENGTH;
+
+	for (uint32_t phase = 0; phase < 1000; phase += 100) {
+		teardown();
+		setup();
+		chain(true);
+		for (uint32_t second = 1; second <= 12; second++) {
+			uint32_t bursts = (1000 * second + phase) / 4200;
+			world_sleep(&w, SEC);
+			for (uint32_t i = 0; i < LENGTH; i++)
+				beat(i, 4 * bursts);
+		}
+		cr_assert_eq(reactions(&node, &moved), 0, "phase %u", phase);
+	}
 }
 
 Test(refsrv_chain, slow_by_itself__stays_where_it_is)

@@ -132,6 +132,7 @@ Test(refsrv_failure, checksum__every_source__abort_with_checksum)
 	source_fails(&r, moved.grant.leg, TH_E_CHECKSUM, 4);
 	struct ctl_ev_outcome end = world_outcome(&w, &r);
 	cr_assert_eq(end.code, TH_E_CHECKSUM);
+	cr_assert(strstr(end.text, "the last: leg failed. Look for"), "%s", end.text);
 	cr_assert_eq(end.version.version, TH_NO_VERSION);
 	cr_assert_eq(num_replicas(), 2);
 }
