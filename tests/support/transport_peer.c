@@ -6,6 +6,7 @@
 
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,6 +103,17 @@ peer_expect_closed(int fd)
 		continue;
 	cr_assert(got == 0 || errno == ECONNRESET, "errno %d", errno);
 	close(fd);
+}
+
+int
+peer_descriptors(void)
+{
+	int count = 0;
+	DIR *folder = opendir("/proc/self/fd");
+	while (readdir(folder))
+		count++;
+	closedir(folder);
+	return count;
 }
 
 /*

@@ -42,5 +42,7 @@ void peer_ask(int fd, uint64_t leg, uint32_t first, uint32_t count);
 void peer_take_data(const struct peer_setup *s, int fd, uint32_t chunk);
 /* Reads to the end; closes. */
 void peer_expect_closed(int fd);
+/* That this process has open, and what /proc counts besides: to be compared. */
+int peer_descriptors(void);
 
 #endif

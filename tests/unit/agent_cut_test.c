@@ -18,8 +18,7 @@ setup(void)
 	rig_init(&rig);
 	rig_attach(&rig);
 	sid = rig_ready(&rig, 1);
-	gen = rig_publish(&rig, 1, sid, "3");
-	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
+	gen = rig_hold(&rig, 1, sid, "3");
 	rig.retain = "latest";
 	rig_ready(&rig, 2);
 	rig_clear(&rig);
@@ -44,9 +43,7 @@ static void
 hang_up(void)
 {
 	rig.held = 1u << CTL_CLOSE;
-	rig.cut = rig.hangs_up = true;
-	rig_tick(&rig);
-	cr_assert_not(agent_attached(rig.agent));
+	rig_hang_up(&rig);
 }
 
 static void

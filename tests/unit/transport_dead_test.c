@@ -5,7 +5,6 @@
  */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <linux/filter.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,17 +29,6 @@ vanish(int fd)
 	cr_assert_eq(rc, 0);
 }
 
-static int
-descriptors(void)
-{
-	int count = 0;
-	DIR *folder = opendir("/proc/self/fd");
-	while (readdir(folder))
-		count++;
-	closedir(folder);
-	return count;
-}
-
 struct dead {
 	struct peer_setup *s;
 	struct rig_agent *source;
@@ -55,7 +43,7 @@ enter(uint32_t prefix)
 	uint8_t key[FRAME_KEY_BYTES];
 	dead.s->rig.dead_ns = DEAD_NS;
 	dead.s->agent = rig_add_agent(&dead.s->rig, STALL_NS, 1);
-	dead.before = descriptors();
+	dead.before = peer_descriptors();
 	dead.control = peer_enter(dead.s, LEG, dead.s->part, key);
 	dead.data = peer_join(dead.s, LEG, key);
 	return dead;
@@ -76,7 +64,7 @@ expect_gone(struct dead *dead, int64_t since_ns)
 	close(dead->control);
 	close(dead->data);
 	/* Data connections end before their leg does. */
-	cr_assert_eq(descriptors(), dead->before);
+	cr_assert_eq(peer_descriptors(), dead->before);
 	peer_finish(dead->s);
 }
 
@@ -142,7 +130,7 @@ Test(transport_dead, sources_host_is_not_there__failed_in_time_and_nothing_stays
 	vanish(door);
 	getsockname(door, (struct sockaddr *)&address, &bytes);
 	snprintf(name, sizeof(name), "127.0.0.1:%u", ntohs(address.sin_port));
-	int before = descriptors();
+	int before = peer_descriptors();
 	int64_t start_ns = th_now_ns();
 	cr_assert_eq(transport_pull(s->agent->transport, LEG, name, &ticket, to), 0);
 	const struct transport_event *failed = rig_wait(&s->rig, s->agent, TRANSPORT_FAILED, LEG);
@@ -150,7 +138,7 @@ Test(transport_dead, sources_host_is_not_there__failed_in_time_and_nothing_stays
 	cr_assert_eq(failed->code, TH_E_NO_PATH);
 	cr_assert(failed->source_failed && !failed->overwrote);
 	cr_assert(strstr(failed->text, "does not answer"), "%s", failed->text);
-	cr_assert_eq(descriptors(), before);
+	cr_assert_eq(peer_descriptors(), before);
 	close(door);
 	rig_fini(&s->rig);
 	s->rig.num_agents = 0;

@@ -5,7 +5,6 @@
  */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <malloc.h>
@@ -183,17 +182,6 @@ Test(transport_door, no_descriptors_left__door_rests_and_opens_again)
 
 #define STRANGER_BYTES 512 /* what porter.c promises */
 
-static int
-descriptors(void)
-{
-	int count = 0;
-	DIR *folder = opendir("/proc/self/fd");
-	while (readdir(folder))
-		count++;
-	closedir(folder);
-	return count;
-}
-
 #ifdef __SANITIZE_ADDRESS__
 size_t __sanitizer_get_current_allocated_bytes(void); /* its header is not everywhere */
 #endif
@@ -243,14 +231,14 @@ Test(transport_door, flood_of_half_greetings__descriptors_and_memory_bounded)
 	struct peer_setup *s = peer_start(8);
 	s->rig.hello_ns = INT64_C(60000000000);
 	struct rig_agent *agent = rig_add_agent(&s->rig, STALL_NS, 1);
-	int before = descriptors();
+	int before = peer_descriptors();
 	size_t heap_before = heap();
 	for (int i = 0; i < FLOOD; i++) {
 		fds[i] = peer_dial(agent);
 		greet_by_half(fds[i], i);
 	}
 	wait_refused(agent, FLOOD - STRANGERS_MAX);
-	cr_assert_leq(descriptors() - before - FLOOD, STRANGERS_MAX + 1);
+	cr_assert_leq(peer_descriptors() - before - FLOOD, STRANGERS_MAX + 1);
 	cr_assert_lt(heap() - heap_before, (STRANGERS_MAX + 1) * STRANGER_BYTES);
 	for (int i = 0; i < FLOOD; i++)
 		close(fds[i]);
