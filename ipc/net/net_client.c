@@ -29,7 +29,9 @@
  * A dialer that nng 1.5.2 closes while it takes in the server's greeting leaves that connection's
  * descriptor behind (tcp.c, tcptran_pipe_nego_cb: nobody waits for the connection any more). So one
  * that is on its way to the same address is left to go on, for longer than nng waits for a
- * greeting: what takes still longer waits for a host that answers nothing.
+ * greeting: what takes still longer waits for a host that answers nothing. One to another address
+ * is closed: that costs a descriptor when its greeting has been read and not yet been looked at,
+ * some microseconds. To refuse it without that takes a dialer that lives on beside the new one.
  */
 #define ON_ITS_WAY_NS INT64_C(12000000000)
 
