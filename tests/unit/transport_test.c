@@ -33,6 +33,15 @@ static const uint64_t odd_sizes[] = {
 /* One row: chunk c is its bytes from c * 4 MiB on. */
 static const uint64_t eight_chunks[] = {32 * MIB};
 
+/* Of what is done at a moment of the transfer: one for each of eight chunks, or more. */
+static uint32_t
+num_rounds(void)
+{
+	const char *all = getenv("TH_LONG");
+
+	return all && strcmp(all, "1") == 0 ? 20 : 8;
+}
+
 static struct pair *
 start_with_stall(const uint64_t *sizes, uint32_t count, bool verify, int64_t stall_ns)
 {
@@ -214,11 +223,11 @@ CONFORMANCE(stop_midway_then_another_source__resumes_at_the_prefix)
 
 CONFORMANCE(after_stopped__nobody_writes_to_the_part)
 {
-	for (int round = 0; round < 20; round++) {
+	for (uint32_t round = 0; round < num_rounds(); round++) {
 		struct pair *s = start_eight();
 		hash_all(s, s->from);
 		pair_move(s, mode, 1, s->from, s->to);
-		rig_wait_prefix(&s->rig, s->to, (uint32_t)round % 8);
+		rig_wait_prefix(&s->rig, s->to, round % 8);
 		transport_stop(s->reader_agent->transport, 1);
 		while (!rig_find(s->reader_agent, TRANSPORT_STOPPED, 1) &&
 			!rig_find(s->reader_agent, TRANSPORT_DONE, 1))
@@ -303,7 +312,7 @@ Test(transport, source_closes_midway__failed_at_once)
 
 Test(transport, fence__after_ended_nobody_reads_the_part)
 {
-	for (uint32_t round = 0; round < 20; round++) {
+	for (uint32_t round = 0; round < num_rounds(); round++) {
 		struct pair *s = start_eight();
 		hash_all(s, s->from);
 		pair_move(s, MODE_TCP, 1, s->from, s->to);
@@ -329,7 +338,7 @@ Test(transport, fence__after_ended_nobody_reads_the_part)
 Test(transport, fence_of_sendfile__what_is_written_after_ended_never_counts)
 {
 	rig_with_files = true;
-	for (uint32_t round = 0; round < 20; round++) {
+	for (uint32_t round = 0; round < num_rounds(); round++) {
 		struct pair *s = start_eight();
 		uint8_t *published = malloc(eight_chunks[0]);
 		memcpy(published, s->source.tensors[0], eight_chunks[0]);
@@ -551,7 +560,7 @@ Test(transport, hash__no_chunks_or_no_verify__hashed_at_once)
 
 Test(transport, hash_stop__one_event_then_nobody_reads)
 {
-	for (uint32_t round = 0; round < 20; round++) {
+	for (uint32_t round = 0; round < num_rounds(); round++) {
 		struct pair *s = start_eight();
 		cr_assert_eq(transport_hash(s->source_agent->transport, 5, s->from), 0);
 		rig_wait_prefix(&s->rig, s->from, round % 6);
