@@ -161,6 +161,7 @@ begin_chunk(struct data_in *conn)
 	conn->have = 0;
 	conn->in_body = true;
 	xfer_cursor_init(&conn->cursor, leg->part, frame.first);
+	xfer_part_map_chunk(leg->part, frame.first);
 	digest_init(&conn->digest);
 	if (conn->window < WINDOW) {
 		conn->window++;

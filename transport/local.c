@@ -195,6 +195,7 @@ copy_chunk(struct copy_leg *leg, uint32_t chunk, struct th_hash *ret_digest, boo
 	xfer_cursor_init(&from, leg->source, chunk);
 	xfer_cursor_init(&to, leg->part, chunk);
 	digest_init(&digest);
+	xfer_part_map_chunk(leg->part, chunk);
 	while (to.left > 0) {
 		uint64_t bytes = 0;
 		if (__atomic_load_n(&leg->ending, __ATOMIC_RELAXED))

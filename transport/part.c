@@ -7,12 +7,19 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "transport/access.h"
 #include "transport/digest.h"
+
+#ifndef MADV_POPULATE_READ /* Linux 5.14; an older kernel answers EINVAL */
+#define MADV_POPULATE_READ 22
+#endif
+#define MAP_MIN (64u << 10) /* less costs more calls than it saves faults */
 
 struct watch {
 	struct watch *next;
@@ -250,6 +257,24 @@ bool
 xfer_part_expects_reuse(const struct xfer_part *part)
 {
 	return part->reuse;
+}
+
+void
+xfer_part_map_chunk(const struct xfer_part *part, uint32_t chunk)
+{
+	const struct chunk_table *table = part->table;
+	if (part->reuse || !part->direct)
+		return;
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+	for (uint32_t r = table->first[chunk]; r < table->first[chunk + 1]; r++) {
+		const struct chunk_range *range = &table->ranges[r];
+		if (range->bytes < MAP_MIN)
+			continue;
+		uint8_t *data = part->places[range->row].data + range->offset;
+		uint8_t *from = data - (uintptr_t)data % page;
+		/* What cannot be mapped is found when it is written, in a guarded call. */
+		(void)madvise(from, (size_t)(data + range->bytes - from), MADV_POPULATE_READ);
+	}
 }
 
 uint32_t

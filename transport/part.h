@@ -72,6 +72,13 @@ bool xfer_part_failed(const struct xfer_part *part);
 void xfer_part_expect_reuse(struct xfer_part *part);
 bool xfer_part_expects_reuse(const struct xfer_part *part);
 
+/*
+ * Before a chunk of it is written: where the memory never held a version, its pages exist but are
+ * not in our page tables yet. Each would be a fault of its own at the first write; a read maps
+ * them by sixteens, writable. Of a direct part; elsewhere, and on kernels before 5.14, nothing.
+ */
+void xfer_part_map_chunk(const struct xfer_part *part, uint32_t chunk);
+
 /* A place within one chunk, to walk over its memory in blocks. Pure; one owner. */
 struct xfer_cursor {
 	uint32_t range;  /* of the table */
