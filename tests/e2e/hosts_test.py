@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts: the reader's agent and worker live in a network and a mount namespace of their own
-that cannot see the checkpoint; the bytes can only have come over the link."""
+"""Hosts of their own. The reader's agent and worker live in a network and a mount namespace that
+cannot see the checkpoint: the bytes can only have come over the link. And a host that vanishes."""
 
 import os
 import subprocess
 
-from cluster import Hosts, Skip, cluster, main
+from cluster import Hosts, RemoteError, Skip, cluster, main, wait_for
 
 SIZE = 200 << 20
 
@@ -63,6 +63,48 @@ def a_checkpoint_crosses_the_link():
             publisher.terminate()
 
 
+def connections(agent, port):
+    """Of the agent's network namespace, by this port at either end; without TIME_WAIT."""
+    with open(f"/proc/{agent.pid}/net/tcp") as f:
+        rows = [line.split()[1:4] for line in f.readlines()[1:]]
+    listens, waits = "0A", "06"
+    return sum(
+        port in (int(local.split(":")[1], 16), int(remote.split(":")[1], 16))
+        for local, remote, state in rows
+        if state not in (listens, waits)
+    )
+
+
+def the_only_source_vanishes():
+    """No end and no reset, for good: the call ends by its deadline, and neither agent keeps
+    anything of the transfer."""
+    with cluster(server=False) as c:
+        hosts = Hosts(c, 3)
+        c.start_server(listen=f"tcp://{hosts.address(2)}:0", prefix=hosts.prefix(2))
+        for i, name in enumerate("ab"):
+            args = ("-o", "tcp.timeout=1s")
+            c.agent(name, prefix=hosts.prefix(i), data=hosts.address(i), args=args)
+        a, b = c.agents["a"], c.agents["b"]
+        port = int(a.info["data"].rsplit(":", 1)[1])
+        w, r = c.worker("w", "a"), c.worker("r", "b")
+        w.setup(64 << 20, model="m", replica="w")
+        r.setup(64 << 20, model="m", replica="r")
+        w.call("fill", seed=1)
+        w.call("publish", version=1)
+        hosts.limit(1, "80mbit")
+        call = r.start("replicate", version="1", timeout=2.5)
+        wait_for(lambda: connections(b, port) >= 2, 30, "the transfer")
+        hosts.cut(0)
+        try:
+            raise AssertionError(f"it came from nowhere: {r.finish(call)}")
+        except RemoteError as error:
+            assert error.name in ("TIMEOUT", "UNKNOWN"), error
+        # The source's agent hears of it from nobody: only its own patience ends its side.
+        for agent, which in ((b, "reader"), (a, "source")):
+            wait_for(lambda x=agent: connections(x, port) == 0, 30, f"nothing at the {which}")
+        hosts.cut(0, up=True)
+
+
 def c_publish(c, path):
     from cluster import BUILD, Process
 
@@ -108,4 +150,4 @@ def write_checkpoint(path):
 
 
 if __name__ == "__main__":
-    main(a_checkpoint_crosses_the_link)
+    main(a_checkpoint_crosses_the_link, the_only_source_vanishes)
