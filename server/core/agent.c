@@ -115,17 +115,58 @@ be_unready(struct agent *agent)
 	DL_DELETE2(agent->server->ready, agent, ready_prev, ready_next);
 }
 
+/* It is given up with the next step, and what it has not fetched goes with it. */
+static void
+overflow(struct agent *agent)
+{
+	if (agent->overflowed)
+		return;
+	agent->overflowed = true;
+	agent->server->num_events -= agent->num_events;
+	agent_wake_at(agent->server, agent, agent->server->now_ns);
+}
+
+/*
+ * Of those with no less than their share the one that has fetched nothing for the longest time:
+ * neither whoever fetches is given up for many that do not, nor whoever has little for one that has
+ * much. Each search frees a share, so a flood costs each of its events no more than a few looks.
+ */
+static struct agent *
+hoarder(const struct refsrv *server)
+{
+	uint64_t share = server->num_events / HASH_COUNT(server->agents);
+	struct agent *agent, *found = NULL;
+
+	for (agent = server->agents; agent != NULL; agent = agent->hh.next) {
+		if (agent->overflowed || agent->num_events == 0 || agent->num_events < share)
+			continue;
+		if (found == NULL || agent->stuck_ns < found->stuck_ns ||
+			(agent->stuck_ns == found->stuck_ns &&
+				agent->num_events > found->num_events))
+			found = agent;
+	}
+	TH_ASSERT(found != NULL); /* not all can have less than their share */
+	return found;
+}
+
 struct ctl_event *
 agent_event(struct agent *agent, enum ctl_event_kind kind)
 {
+	struct refsrv *server = agent->server;
 	struct queued_event *queued = th_calloc(1, sizeof(*queued));
 
 	queued->event.kind = kind;
 	queued->event.number = ++agent->last_event_no;
+	if (agent->events == NULL)
+		agent->stuck_ns = server->now_ns;
 	DL_APPEND(agent->events, queued);
-	if (++agent->num_events > EVENTS_QUEUED_MAX) {
-		agent->overflowed = true;
-		agent_wake_at(agent->server, agent, agent->server->now_ns);
+	agent->num_events++;
+	server->num_events += !agent->overflowed;
+	if (agent->num_events > EVENTS_QUEUED_MAX)
+		overflow(agent);
+	if (server->num_events * sizeof(*queued) > server->config.event_bytes_max) {
+		TH_MARK(events_of_all_are_too_many);
+		overflow(hoarder(server));
 	}
 	if (agent->polling)
 		be_ready(agent);
@@ -140,6 +181,8 @@ drop_events(struct agent *agent, uint64_t up_to)
 		DL_DELETE(agent->events, first);
 		free(first);
 		agent->num_events--;
+		agent->server->num_events -= !agent->overflowed;
+		agent->stuck_ns = agent->server->now_ns;
 	}
 }
 
@@ -249,101 +292,7 @@ agent_flush_all(struct refsrv *server)
 	}
 }
 
-/* ---- remembered replies --------------------------------------------------------------------- */
-
-bool
-agent_remembered(struct agent *agent, uint64_t request_no, struct ctl_reply *ret_reply)
-{
-	const struct remembered *found = NULL;
-
-	HASH_FIND(hh, agent->remembered_by_no, &request_no, sizeof(request_no), found);
-	if (found == NULL)
-		return false;
-	ret_reply->kind = found->kind;
-	ret_reply->code = found->code;
-	if (found->text != NULL)
-		memcpy(ret_reply->text, found->text, strlen(found->text) + 1);
-	if (found->kind == CTL_OPEN || found->kind == CTL_REJOIN)
-		ret_reply->u.open = found->open;
-	if (found->kind == CTL_ATTACH)
-		ret_reply->u.attach = found->attach;
-	return true;
-}
-
-static void
-forget_reply(struct agent *agent, struct remembered *entry)
-{
-	HASH_DELETE(hh, agent->remembered_by_no, entry);
-	DL_DELETE(agent->remembered, entry);
-	agent->num_remembered--;
-	free(entry->text);
-	free(entry);
-}
-
-static void
-forget_oldest_reply(struct agent *agent)
-{
-	agent->forgotten_request_no =
-		th_max_u64(agent->forgotten_request_no, agent->remembered->request_no);
-	forget_reply(agent, agent->remembered);
-}
-
-void
-agent_answered(struct agent *agent, uint64_t below)
-{
-	struct remembered *entry, *next;
-
-	/* Requests overtake each other: an older word says nothing new. */
-	if (below <= agent->answered_below)
-		return;
-	agent->answered_below = below;
-	DL_FOREACH_SAFE(agent->remembered, entry, next)
-	{
-		if (entry->request_no < below)
-			forget_reply(agent, entry);
-	}
-}
-
-enum repeat
-agent_repeat(const struct agent *agent, uint64_t request_no)
-{
-	if (request_no < agent->answered_below)
-		return REPEAT_LATE;
-	if (request_no > agent->forgotten_request_no)
-		return REPEAT_NONE;
-	return agent->answered_below == 0 ? REPEAT_LATE : REPEAT_UNKNOWN;
-}
-
-void
-agent_remember(struct agent *agent, const struct ctl_reply *reply)
-{
-	struct remembered *entry = th_calloc(1, sizeof(*entry));
-
-	entry->request_no = reply->request_no;
-	entry->kind = reply->kind;
-	entry->code = reply->code;
-	if (reply->text[0] != '\0')
-		entry->text = th_strdup(reply->text);
-	if (reply->kind == CTL_OPEN || reply->kind == CTL_REJOIN)
-		entry->open = reply->u.open;
-	if (reply->kind == CTL_ATTACH)
-		entry->attach = reply->u.attach;
-	HASH_ADD(hh, agent->remembered_by_no, request_no, sizeof(entry->request_no), entry);
-	DL_APPEND(agent->remembered, entry);
-	if (++agent->num_remembered >
-		(agent->answered_below == 0 ? REMEMBERED_UNSAID : REMEMBERED_MAX))
-		forget_oldest_reply(agent);
-}
-
 /* ---- life and death ------------------------------------------------------------------------- */
-
-static void
-forget_replies(struct agent *agent)
-{
-	while (agent->remembered != NULL)
-		forget_oldest_reply(agent);
-	agent->forgotten_request_no = agent->answered_below = 0;
-}
 
 static void
 reset(struct refsrv *server, struct agent *agent)
@@ -358,7 +307,7 @@ reset(struct refsrv *server, struct agent *agent)
 	agent->overflowed = false;
 	agent->num_reserved = 0;
 	ping_reset(agent);
-	forget_replies(agent);
+	agent_forget_replies(agent);
 	pair_drop_all(agent);
 	blob_drop_uploads(server, agent);
 	listing_drop_watches(server, agent);
@@ -490,8 +439,7 @@ was_away(const struct refsrv *server, const struct agent *agent, const struct ct
 		return true;
 	if (request->attach_no < agent->first_attach_no)
 		TH_MARK(fresh_attachment_was_not_heard_of);
-	return request->attach_no < agent->first_attach_no &&
-	       !TH_PLANT(unheard_attachment_goes_on);
+	return request->attach_no < agent->first_attach_no && !TH_PLANT(unheard_attachment_goes_on);
 }
 
 int

@@ -50,6 +50,8 @@ enum repeat agent_repeat(const struct agent *agent, uint64_t request_no);
 /* Nothing that this agent says can be taken for what it is: it must attach again. */
 void agent_lost_track(struct refsrv *server, struct agent *agent);
 void agent_remember(struct agent *agent, const struct ctl_reply *reply);
+/* Whoever attaches anew repeats nothing. */
+void agent_forget_replies(struct agent *agent);
 
 /* Looks at the agent's deadlines no later than this. */
 void agent_wake_at(struct refsrv *server, struct agent *agent, int64_t at_ns);

@@ -245,6 +245,7 @@ check_agent(const struct agent *agent)
 		number++;
 	}
 	TH_ASSERT(events == agent->num_events && number == agent->last_event_no);
+	TH_ASSERT(!agent->overflowed || agent->timer.place != 0);
 	DL_FOREACH2(agent->members, member, agent_next)
 	{
 		members++;
@@ -303,7 +304,7 @@ check_agents(const struct refsrv *server)
 	const struct leg *leg;
 	uint64_t in = 0, out = 0, far = 0, legs_in = 0, legs_out = 0, legs_far = 0;
 	uint64_t living = 0, members = 0;
-	uint64_t suspect = 0, polling = 0, connected = 0, dead = 0;
+	uint64_t suspect = 0, polling = 0, connected = 0, dead = 0, events = 0;
 
 	for (agent = server->agents; agent != NULL; agent = agent->hh.next) {
 		check_agent(agent);
@@ -314,6 +315,7 @@ check_agents(const struct refsrv *server)
 		living += agent->state != AGENT_DEAD;
 		suspect += agent->state == AGENT_SUSPECT;
 		polling += agent->polling;
+		events += agent->overflowed ? 0 : agent->num_events;
 		connected += agent->connection != 0;
 		check_agent_found(server, agent);
 	}
@@ -321,7 +323,7 @@ check_agents(const struct refsrv *server)
 	TH_ASSERT(HASH_CNT(hh_node, server->nodes) == HASH_COUNT(server->agents));
 	TH_ASSERT(HASH_CNT(hh_poll, server->polls) == polling && server->ready == NULL);
 	TH_ASSERT(HASH_CNT(hh_connection, server->connections) == connected);
-	TH_ASSERT(suspect == server->num_suspect);
+	TH_ASSERT(suspect == server->num_suspect && events == server->num_events);
 	TH_ASSERT(dead + living == HASH_COUNT(server->agents));
 	for (leg = server->legs; leg != NULL; leg = leg->hh.next) {
 		legs_in++;

@@ -64,6 +64,7 @@ refsrv_config_default(struct refsrv_config *ret_config)
 		.agents_max = 4096,
 		.members_max = 65536,
 		.members_per_agent_max = 256,
+		.event_bytes_max = UINT64_C(512) << 20,
 		.blob_bytes_max = UINT64_C(1) << 30,
 		.snapshot_bytes_max = UINT64_C(256) << 20,
 		.part_bytes = TH_PART_BYTES_MAX,

@@ -100,6 +100,7 @@ struct refsrv_config {
 	int64_t release_ns; /* ... and goes when another has done so long: 1 s */
 	bool rescue_spot;   /* what only spot hosts have is copied to others (default: true) */
 	uint32_t agents_max, members_max, members_per_agent_max;
+	uint64_t event_bytes_max;    /* of what all agents together have not fetched: 512 MiB */
 	uint64_t blob_bytes_max;     /* of all manifests and attributes together */
 	uint64_t snapshot_bytes_max; /* of all listings kept to be given in parts, or for groups */
 	uint32_t part_bytes;         /* of a long answer in one message: 512 KiB */

@@ -117,6 +117,7 @@ struct agent { /* owned by server.agents */
 	bool ready; /* listed in server.ready */
 	struct queued_event *events;
 	uint64_t num_events, last_event_no, acked_event_no;
+	int64_t stuck_ns; /* since when it has fetched none of them                          */
 	uint64_t ping_no;  /* event number of a PING that has no answer yet; 0: none         */
 	int64_t ping_ns;   /* ... when it was sent                                           */
 	int64_t proven_ns; /* it has answered a PING of this time; INT64_MIN: none           */
@@ -564,6 +565,7 @@ struct refsrv {
 	uint64_t blob_bytes;              /* of blobs and of uploads, as announced */
 	struct snapshot *snapshots;
 	uint32_t num_claims;  /* of all models, each with other rules than those beside it */
+	uint64_t num_events;  /* that no agent has fetched, but those of whom is given up for it */
 	uint64_t num_at_risk; /* versions of which risk.h has told */
 	uint64_t snapshot_bytes, last_snapshot;
 	uint64_t generation; /* the highest of any model's listing */

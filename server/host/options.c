@@ -17,6 +17,7 @@
 #include "ipc/base/units.h"
 
 #define OPTIONS_FILE "/etc/tensorhub/thserverd.conf"
+#define EVENT_BYTES_LEAST (UINT64_C(16) << 20)   /* less would give up ordinary agents */
 #define SNAPSHOT_BYTES_LEAST (UINT64_C(1) << 20) /* less would refuse ordinary listings */
 #define LISTEN_DEFAULT "tcp://127.0.0.1:7070"
 
@@ -53,6 +54,7 @@ enum key {
 	KEY_LIMIT_MEMBERS,
 	KEY_LIMIT_MEMBERS_PER_AGENT,
 	KEY_LIMIT_BLOB_BYTES,
+	KEY_LIMIT_EVENT_BYTES,
 	KEY_LIMIT_SNAPSHOT_BYTES,
 	KEY_LIMIT_REQUESTS,
 	KEYS,
@@ -86,6 +88,7 @@ static const char *const keys[KEYS + 1] = {
 	[KEY_LIMIT_MEMBERS] = "limit.members",
 	[KEY_LIMIT_MEMBERS_PER_AGENT] = "limit.members_per_agent",
 	[KEY_LIMIT_BLOB_BYTES] = "limit.blob_bytes",
+	[KEY_LIMIT_EVENT_BYTES] = "limit.event_bytes",
 	[KEY_LIMIT_SNAPSHOT_BYTES] = "limit.snapshot_bytes",
 	[KEY_LIMIT_REQUESTS] = "limit.requests",
 };
@@ -304,6 +307,8 @@ set_key(struct options *options, enum key key, const char *value, struct th_err 
 		return set_number(&core->members_per_agent_max, 1u << 16, name, value, err);
 	case KEY_LIMIT_BLOB_BYTES:
 		return set_size(&core->blob_bytes_max, TH_PART_BYTES_MAX, name, value, err);
+	case KEY_LIMIT_EVENT_BYTES:
+		return set_size(&core->event_bytes_max, EVENT_BYTES_LEAST, name, value, err);
 	case KEY_LIMIT_SNAPSHOT_BYTES:
 		return set_size(&core->snapshot_bytes_max, SNAPSHOT_BYTES_LEAST, name, value, err);
 	case KEY_LIMIT_REQUESTS:
