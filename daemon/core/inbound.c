@@ -90,6 +90,19 @@ keep_attributes(struct agent *agent, struct session *session, struct th_hash key
 	ac_action(agent, AGENT_ATTRIBUTES, session->id)->u.attributes = key;
 }
 
+/*
+ * The operation had its GO before the close was known: what this member held counts no more, the
+ * server keeps no record of it, and no other word will tell that it is over.
+ */
+static void
+others_went(struct session *session)
+{
+	if (session->part == NULL)
+		return;
+	TH_MARK(go_after_the_call_was_cut_off);
+	session->part->hopeless = true;
+}
+
 void
 ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
 {
@@ -102,15 +115,8 @@ ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
 			"the member has closed its handle");
 		return;
 	}
-	if (call->cut && call->prepared && session->part != NULL &&
-		ac_part_drained(session->part)) {
-		/* The others went before the close was known: what was held is given up. */
-		TH_MARK(go_after_the_call_was_cut_off);
-		ac_part_end(agent, session);
-		session->held.version = TH_NO_VERSION;
-		ac_session_line(agent, session);
-	}
 	if (call->cut) {
+		others_went(session);
 		decline(agent, session, &go->grant, TH_E_CANCELLED, false,
 			"the member has closed its handle");
 		return;
@@ -180,8 +186,12 @@ ac_inbound_cancel(struct agent *agent, const struct ctl_cancel *cancel)
 {
 	struct session *session = ac_session_by_sid(agent, cancel->sid);
 
-	if (session == NULL || !session->call.active || session->call.op_seq != cancel->op_seq ||
-		!session->call.went)
+	if (session == NULL || !session->call.active || session->call.op_seq != cancel->op_seq)
+		return;
+	/* Of one that went on at another server this member may have had no GO. */
+	if (session->call.cut)
+		others_went(session);
+	if (!session->call.went)
 		return;
 	session->call.cancelled = true;
 	if (session->part != NULL)

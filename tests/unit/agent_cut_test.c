@@ -314,6 +314,23 @@ Test(agent_cut, prepared__go_was_on_its_way__not_a_byte_is_overwritten)
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 }
 
+/* A later server knows from the others that it had its GO, and has not got round to ours. */
+Test(agent_cut, prepared__cancelled_after_go_was_given_to_others__closed)
+{
+	struct ctl_event one = {.kind = CTL_EV_CANCEL};
+
+	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	event(rig_plan(sid, 2, true));
+	worker_closes(false, TH_FOREVER);
+	nothing_given_up();
+	one.u.cancel.sid = sid;
+	one.u.cancel.op_seq = 2;
+	event(one);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
+	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1);
+}
+
 Test(agent_cut, publish__takes_no_refusal)
 {
 	uint64_t other = rig_ready(&rig, 3);
