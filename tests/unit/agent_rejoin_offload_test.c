@@ -276,9 +276,8 @@ Test(agent_rejoin_offload, sessions_end_with_their_server__the_copy_too)
 	rig_reset_at_loss();
 	teardown();
 	setup();
-	rig_offload_filled(&rig);
-	rig_lost(&rig);
-	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 0);
+	uint64_t sid = rig_offload_filled(&rig);
+	said_gone(sid);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOINED), 1);
 	expect_freed();
 }
