@@ -200,7 +200,8 @@ try_plan(struct refsrv *server, struct op *op)
 			order = 1;
 		if (order < 0 && spec.relative)
 			TH_MARK(i06_never_backward);
-		if (available && order != 0 && seed_skips(server, group, version))
+		if (available && order != 0 && seed_skips(server, group, version) &&
+			!TH_PLANT(seed_is_not_waited_for))
 			available = false;
 		if (!available || order == 0 ||
 			(order < 0 && spec.relative && !TH_PLANT(update_goes_backward))) {

@@ -242,7 +242,7 @@ better(const struct score *a, const struct score *b)
 		return a->leaving < b->leaving;
 	if (a->other_agent != b->other_agent)
 		return a->other_agent < b->other_agent;
-	if (a->other_datacenter != b->other_datacenter)
+	if (a->other_datacenter != b->other_datacenter && !TH_PLANT(far_is_as_near))
 		return a->other_datacenter < b->other_datacenter;
 	if (a->legs != b->legs)
 		return a->legs < b->legs;

@@ -29,8 +29,8 @@
  *   I19 one server       check_standby: one of several serves
  *
  * Beside them: check_risk: who is told that a version is lost; check_list: list, wait and "latest"
- * fit what has happened; check_wire: C6. What a plant (TH_PLANT) breaks is printed by
- * plants_test.py.
+ * fit what has happened; check_wire: C6; check_seed: C17. What a plant (TH_PLANT) breaks is printed
+ * by plants_test.py.
  */
 #ifndef TH_TESTS_SIM_CHECK_H
 #define TH_TESTS_SIM_CHECK_H
@@ -92,6 +92,11 @@ void check_risk_line(const struct worker *worker, const struct agent_line *line)
 void check_risk(void);
 void check_risk_end(void);
 
+/* C17: a version comes into a datacenter once; a source begins to serve, a leg has failed. */
+void check_seed_start(void);
+void check_seed_serve(const struct leg *leg);
+void check_seed_leg_failed(void);
+
 /* Servers: a new core; it begins to serve; another's answer has come; an agent is attached. */
 void check_standby_start(void);
 void check_server_begins(const struct srv *srv);
@@ -114,6 +119,8 @@ uint64_t check_life(uint64_t sid);
 
 /* Listings: given by a server, heard by a worker; waiting; and what "latest" has meant. */
 void check_list_start(void);
+/* All of it have a version and give nothing up, since that time at the latest. */
+bool check_list_keeps(const struct group *group, struct th_version *ret_id, int64_t *ret_since_ns);
 void check_list_published(const struct group *group, uint64_t version);
 void check_list_given(struct srv *srv, uint32_t model, bool grouped, const struct ctl_listing *from,
 	struct listed *ret_listed);

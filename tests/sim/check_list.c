@@ -132,6 +132,13 @@ kept_since(const struct group *group)
 	return ns;
 }
 
+bool
+check_list_keeps(const struct group *group, struct th_version *ret_id, int64_t *ret_since_ns)
+{
+	*ret_since_ns = kept_since(group);
+	return keeps(group, ret_id);
+}
+
 static bool
 upset(const struct group *group)
 {

@@ -77,6 +77,7 @@ check_serve(const struct leg *leg, const struct agent_action *action)
 {
 	if (leg->from_gen != action->u.leg.gen)
 		sim_fail("I11", "a leg reads another generation than it was granted");
+	check_seed_serve(leg);
 }
 
 void
@@ -85,4 +86,6 @@ check_leg_over(const struct leg *leg, enum agent_event_kind kind)
 	if (kind == AGENT_EV_LEG_DONE && leg->to->part.prefix != world.options.chunks)
 		sim_fail("I7", "leg %" PRIu64 " is done with %u chunks", leg->server_number,
 			leg->to->part.prefix);
+	if (kind == AGENT_EV_LEG_FAILED)
+		check_seed_leg_failed();
 }

@@ -394,7 +394,7 @@ mover_begin(struct host *host, const struct agent_action *action)
 	leg->to_gen = action->u.leg.gen;
 	leg->chunk_ns = world.options.chunk_ns / 2 +
 			(int64_t)chance(RNG_MOVE, 2 * (uint64_t)world.options.chunk_ns);
-	leg->moved_ns = world.now_ns;
+	leg->moved_ns = leg->begun_ns = world.now_ns;
 	if (!leg->to->part.there || leg->to->part.gen != leg->to_gen)
 		sim_fail("agent", "a leg for a part that is not there");
 	if (action->kind == AGENT_COPY) {

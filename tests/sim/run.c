@@ -39,6 +39,7 @@ begin(uint64_t seed)
 	check_start();
 	check_retain_start();
 	check_risk_start();
+	check_seed_start();
 	check_standby_start();
 	check_list_start();
 	check_wire_start();

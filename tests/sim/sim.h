@@ -282,6 +282,7 @@ struct leg {
 	uint64_t digest, tokens[CHUNK_TOKENS];
 	uint32_t bad_chunks;
 	int64_t moved_ns; /* last progress, or the source had nothing           */
+	int64_t begun_ns;
 	uint32_t serial;  /* of its steps: older ones are void                  */
 	int64_t chunk_ns;
 	struct leg *next;

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check_seed - C17: a version comes into a datacenter once.
+ *
+ * It is judged when a source begins to serve a reader, by what groups hold and by the legs that
+ * run; no server is asked. A reader does not take from another datacenter what a whole group in its
+ * own has, or is getting. Who updates does not read behind the seed of its datacenter that has
+ * begun before the call and gets on: the new version is not there yet.
+ *
+ * What a server may not know, or what it avoids for good reasons, is not looked at: this is certain
+ * where nothing goes wrong, and some time after all that has ended. A leg that has failed makes its
+ * pair of agents last choice for a while, and all that is about to change may have been otherwise
+ * when the server chose.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "tests/sim/check.h"
+
+#define RECOVERY_NS (25 * SEC)
+#define BLOCK_NS (10 * SEC) /* a pair may be blocked for so long after a failure */
+#define KNOWN_NS (100 * MS) /* from the choice of a source until its reader begins */
+#define SKIP_SHARE 2        /* of config.skip_ns: that much of it is certain */
+
+static struct {
+	bool quiet; /* all the time */
+	int64_t failed_ns;
+} record;
+
+void
+check_seed_start(void)
+{
+	const struct options *o = &world.options;
+
+	record.failed_ns = -BLOCK_NS;
+	record.quiet = o->quiet && o->server_restart_ns == 0 && o->diverge_permille == 0 &&
+		       o->cancel_permille == 0 && o->drain_ns == 0;
+}
+
+void
+check_seed_leg_failed(void)
+{
+	record.failed_ns = world.now_ns;
+}
+
+static bool
+certain(void)
+{
+	const struct options *o = &world.options;
+
+	return o->servers == 1 && o->datacenters > 1 && o->layout_percent == 0 &&
+	       o->other_bytes_percent == 0 && o->tickets_max == 0 &&
+	       world.now_ns > record.failed_ns + BLOCK_NS && !world.closing &&
+	       (record.quiet || (world.calm && world.now_ns > world.calm_ns + RECOVERY_NS));
+}
+
+/* What brings, or has brought, this part. */
+static const struct leg *
+leg_to(const struct handle *handle)
+{
+	const struct leg *leg = world.legs;
+
+	while (leg != NULL &&
+		(leg->to != handle || leg->to_gen != handle->part.gen || leg->stopping))
+		leg = leg->next;
+	return leg;
+}
+
+static bool
+same_bytes(const struct memory *a, const struct memory *b)
+{
+	return memcmp(a->tokens[0], b->tokens[0], sizeof(a->tokens[0])) == 0;
+}
+
+/* The reader itself, or what reads from it. */
+static bool
+is_below(const struct handle *handle, const struct handle *reader)
+{
+	for (uint32_t hops = 0; handle != NULL && hops < GROUPS_MAX * SHARDS_MAX; hops++) {
+		const struct leg *leg = leg_to(handle);
+		if (handle == reader)
+			return true;
+		handle = leg == NULL || leg->over ? NULL : leg->from;
+	}
+	return false;
+}
+
+/* It is being filled, for a while already, and goes on. */
+static bool
+fills(const struct worker *worker, int64_t *ret_since_ns)
+{
+	const struct handle *handle = worker->handle;
+	const struct leg *leg;
+
+	if (worker->state != W_BUSY || handle == NULL || !handle->part.there ||
+		handle->part.published || handle->part.prefix == 0 || worker->call.cancelled ||
+		(worker->call.kind != CTL_OP_REPLICATE && worker->call.kind != CTL_OP_UPDATE))
+		return false;
+	leg = leg_to(handle);
+	if (leg == NULL || leg->begun_ns < worker->call.submitted_ns ||
+		(leg->over && handle->part.prefix < world.options.chunks))
+		return false;
+	*ret_since_ns = th_max_i64(*ret_since_ns, leg->begun_ns);
+	return true;
+}
+
+/* A leg of a filling member comes from elsewhere; and it is not complete, so it never was. */
+static bool
+is_seed(const struct group *group)
+{
+	bool far = false, partial = false;
+
+	for (uint32_t i = 0; i < group->shards; i++) {
+		const struct handle *handle = group->workers[i].handle;
+		const struct leg *leg = handle == NULL ? NULL : leg_to(handle);
+		far = far || (leg != NULL && leg->host->datacenter != leg->from_host->datacenter);
+		partial = partial || (handle != NULL && handle->part.prefix < world.options.chunks);
+	}
+	return far && partial;
+}
+
+enum has { HAS_NOT, HAS_SOME, HAS_ALL };
+
+/* Whether all of this group is where the reader's is, and has what the leg brings. */
+static enum has
+has_near(const struct group *group, const struct leg *leg, int64_t *ret_since_ns)
+{
+	const struct group *reader = leg->to->worker->group;
+	enum has has = HAS_ALL;
+	struct th_version id;
+
+	*ret_since_ns = 0;
+	if (group == reader || group->model != reader->model || group->shards != reader->shards)
+		return HAS_NOT;
+	for (uint32_t i = 0; i < group->shards; i++) {
+		if (group->workers[i].host->datacenter != reader->workers[i].host->datacenter)
+			return HAS_NOT;
+	}
+	if (!check_list_keeps(group, &id, ret_since_ns)) {
+		has = HAS_SOME;
+		for (uint32_t i = 0; i < group->shards; i++) {
+			if (!fills(&group->workers[i], ret_since_ns))
+				return HAS_NOT;
+		}
+	}
+	const struct handle *part = group->workers[leg->to->worker->shard].handle;
+	if (!part->part.there || !same_bytes(part->memory, leg->from_memory))
+		return HAS_NOT;
+	return has;
+}
+
+/* A copy with a part where the reader's group is comes before one that is near. */
+static bool
+shares_host(const struct leg *leg)
+{
+	const struct group *reader = leg->to->worker->group;
+
+	if (reader->shards == 1)
+		return false;
+	if (leg->from->worker == NULL)
+		return true;
+	for (uint32_t i = 0; i < reader->shards; i++) {
+		if (leg->from->worker->group->workers[i].host == reader->workers[i].host)
+			return true;
+	}
+	return false;
+}
+
+static void
+is_not_the_second(const struct leg *leg)
+{
+	const struct worker *reader = leg->to->worker;
+	int64_t since_ns;
+
+	if (shares_host(leg))
+		return;
+	for (uint32_t i = 0; i < world.options.groups; i++) {
+		const struct group *group = &world.groups[i];
+		enum has has = has_near(group, leg, &since_ns);
+		if (has == HAS_NOT || leg->begun_ns < since_ns + KNOWN_NS ||
+			is_below(group->workers[reader->shard].handle, leg->to))
+			continue;
+		sim_fail("C17",
+			"group %u shard %u reads from host %u of datacenter %u, and group %u of "
+			"its own datacenter %u %s",
+			reader->group->index, reader->shard, leg->from_host->process.index,
+			leg->from_host->datacenter, i, leg->host->datacenter,
+			has == HAS_ALL ? "has the same" : "is getting the same");
+	}
+}
+
+/* Whether the seed was to be waited for: it alone is near, and has not taken too long. */
+static void
+skips(const struct leg *leg)
+{
+	const struct worker *reader = leg->to->worker;
+	const struct group *seed = NULL;
+	int64_t since_ns;
+
+	for (uint32_t i = 0; i < world.options.groups; i++) {
+		const struct group *group = &world.groups[i];
+		enum has has = has_near(group, leg, &since_ns);
+		if (has == HAS_ALL)
+			return;
+		if (has == HAS_NOT || !is_seed(group))
+			continue;
+		if (seed != NULL || reader->call.drawn_ns < since_ns ||
+			world.now_ns > since_ns + 4 * world.options.crawl_ns / SKIP_SHARE)
+			return;
+		seed = group;
+	}
+	if (seed != NULL)
+		sim_fail("C17",
+			"group %u shard %u updates to what group %u is still bringing into "
+			"datacenter %u",
+			reader->group->index, reader->shard, seed->index, leg->host->datacenter);
+}
+
+void
+check_seed_serve(const struct leg *leg)
+{
+	if (leg->to->worker == NULL || leg->from == NULL || leg->over || leg->stopping ||
+		leg->to->part.prefix > 0 || leg->from->part.prefix == 0 || !certain())
+		return;
+	if (leg->host->datacenter != leg->from_host->datacenter)
+		is_not_the_second(leg);
+	else if (leg->to->worker->call.kind == CTL_OP_UPDATE)
+		skips(leg);
+}
