@@ -193,6 +193,10 @@ ask(struct thc_shard *shard, enum fdmsg_kind kind, const void *body, size_t byte
 	}
 	if (rc == -ETIMEDOUT)
 		return timed_out("the agent did not answer");
+	if (rc == -EMFILE)
+		return shim_fail(rc,
+			"this process has no descriptors left for a handle; close some, or raise "
+			"its limit of open files (ulimit -n)");
 	if (rc == -EPROTO)
 		return shim_fail(THC_E_PROTOCOL,
 			"what listens at the agent's endpoint does not speak its protocol");

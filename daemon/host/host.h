@@ -20,6 +20,7 @@
 #include "daemon/host/options.h"
 #include "daemon/host/server_link.h"
 #include "daemon/host/session.h"
+#include "ipc/base/files.h"
 #include "ipc/net/net.h"
 #include "ipc/sock/fdmsg.h"
 #include "transport/transport.h"
@@ -33,7 +34,7 @@ struct reservation;
 
 struct host_counters {
 	uint64_t sessions_opened, sessions_lost, sessions_ended, protocol_violations;
-	uint64_t hellos_refused, opens_refused, connections_refused;
+	uint64_t hellos_refused, opens_refused, connections_refused, descriptors_refused;
 	uint64_t memory_mapped, memory_refused;
 	uint64_t registrations, registrations_refused;
 	uint64_t documents, documents_refused;
@@ -57,8 +58,12 @@ struct host {
 
 	int lock_fd, listener_fd, own_pidfd; /* own */
 	struct loop_source listener_source;
-	bool listener_paused;  /* out of descriptors: tried again at the next beat */
-	struct fdmsg *message; /* owns: room for one received message */
+	bool listener_paused; /* out of descriptors: tried again at the next beat */
+	int spare_fd;         /* owns: given up for a word to a worker when there is no other */
+	struct files_watch files;
+	int64_t refused_told_ns; /* when the log said last that a connection was refused */
+	uint64_t refused_untold; /* since then */
+	struct fdmsg *message;   /* owns: room for one received message */
 
 	struct session *sessions; /* uthash, by id, in order of connecting */
 	uint64_t last_session;

@@ -30,6 +30,7 @@ beat(struct host *host, int64_t now_ns)
 	operations_heartbeat(host, now_ns);
 	access_sweep();
 	worker_resume_listener(host);
+	files_look(&host->files, host->listener_fd);
 	link_tick(host);
 	blob_puts_resume(host, now_ns);
 	attributes_resume(host);

@@ -5,6 +5,7 @@
  */
 #include "daemon/host/session.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,6 +47,20 @@ session_find(struct host *host, uint64_t id)
 	return found;
 }
 
+/* Who is refused may come again at once, for ever: a line a second at most. */
+static void
+log_refused(struct host *host, const char *text)
+{
+	int64_t now_ns = th_now_ns();
+	host->refused_untold++;
+	if (now_ns < host->refused_told_ns + HOST_BEAT_NS)
+		return;
+	log_warn("session", "connections refused count=%" PRIu64 " reason=\"%s\"",
+		host->refused_untold, text);
+	host->refused_untold = 0;
+	host->refused_told_ns = now_ns;
+}
+
 static void
 refuse_connection(struct host *host, int sock, int code, const char *text)
 {
@@ -55,7 +70,30 @@ refuse_connection(struct host *host, int sock, int code, const char *text)
 	fdmsg_discard(sock, closer_close);
 	close(sock);
 	host->counters.connections_refused++;
-	log_warn("session", "connection refused reason=\"%s\"", text);
+	log_refused(host, text);
+}
+
+void
+session_full_text(int code, char text[TH_CTL_TEXT_BYTES])
+{
+	if (code == -ENFILE)
+		snprintf(text, TH_CTL_TEXT_BYTES,
+			"the host of this agent has no open files left (fs.file-max); raise that");
+	else
+		snprintf(text, TH_CTL_TEXT_BYTES,
+			"this agent has no descriptors left for more: its limit of open files is "
+			"%" PRIu64 "; close handles, or raise LimitNOFILE= of its unit (ulimit -n) "
+			"and start it again",
+			files_limit());
+}
+
+void
+session_refuse_full(struct host *host, int sock, int code)
+{
+	char text[TH_CTL_TEXT_BYTES];
+	session_full_text(code, text);
+	host->counters.descriptors_refused++;
+	refuse_connection(host, sock, TH_E_LIMIT, text);
 }
 
 static struct session *
@@ -109,8 +147,17 @@ session_accept(struct host *host, int sock)
 		refuse_connection(host, sock, TH_E_LIMIT, text);
 		return;
 	}
+	/* Those who are there go on transferring, and somebody may ask what is wrong. */
+	if (files_left_after(sock) < files_kept()) {
+		session_refuse_full(host, sock, -EMFILE);
+		return;
+	}
 	struct peer peer;
 	int rc = peer_identify(sock, &peer);
+	if (rc == -EMFILE || rc == -ENFILE) {
+		session_refuse_full(host, sock, rc);
+		return;
+	}
 	if (rc < 0) {
 		snprintf(text, sizeof(text), "the agent cannot tell who connects: %s",
 			th_strerror(rc));

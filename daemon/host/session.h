@@ -84,6 +84,10 @@ struct session {
 
 /* A new connection; takes sock. */
 void session_accept(struct host *host, int sock);
+/* A new connection for which there are no descriptors: it is told so; takes sock. */
+void session_refuse_full(struct host *host, int sock, int code);
+/* The sentence about code, -EMFILE or -ENFILE. */
+void session_full_text(int code, char text[TH_CTL_TEXT_BYTES]);
 struct session *session_find(struct host *host, uint64_t id); /* NULL */
 
 /*

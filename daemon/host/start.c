@@ -5,13 +5,13 @@
 #include "daemon/host/start.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -33,17 +33,26 @@
 /* A handshake at the data port, and a ticket that comes before its GRANT. */
 #define HELLO_NS INT64_C(2000000000)
 
-/* Four descriptors a worker, and the connections of the movers: as many as we may have. */
+/* Its connection, its process and two doorbells; memory that is no memfd has one an object. */
+#define SESSION_FDS 4u
+/* At either end: the control connection and a usual number of others. */
+#define LEG_FDS 5u
+
+/* What fits: said once, so that a small limit is seen before it is met. */
 static void
-raise_descriptor_limit(void)
+say_descriptors(const struct host *host)
 {
-	struct rlimit limit;
-	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == limit.rlim_max)
-		return;
-	limit.rlim_cur = limit.rlim_max;
-	if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
-		log_warn("main", "the limit of open files stays as it is reason=\"%s\"",
-			th_strerror(-errno));
+	uint64_t limit = files_limit(), left = files_left(host->listener_fd);
+	uint64_t free_fds = left > files_kept() ? left - files_kept() : 0;
+	uint64_t wanted = (uint64_t)host->options.sessions_max * (SESSION_FDS + LEG_FDS);
+	if (free_fds < wanted)
+		log_warn("main",
+			"limit.sessions=%" PRIu32 " handles, each with a transfer, take %" PRIu64
+			" descriptors, and the limit of open files leaves %" PRIu64
+			"; raise LimitNOFILE= of the unit, or ulimit -n",
+			host->options.sessions_max, wanted, free_fds);
+	log_info("main", "descriptors limit=%" PRIu64 " sessions=%" PRIu64 " or legs=%" PRIu64,
+		limit, free_fds / SESSION_FDS, free_fds / LEG_FDS);
 }
 
 /* ---- the data address ------------------------------------------------------------------------ */
@@ -256,7 +265,7 @@ draw_identity(struct host *host, struct th_err *err)
 int
 start(struct host *host, struct th_err *err)
 {
-	host->lock_fd = host->listener_fd = host->own_pidfd = -1;
+	host->lock_fd = host->listener_fd = host->own_pidfd = host->spare_fd = -1;
 	host->listener_source.fd = host->documents_source.fd = host->transport_source.fd = -1;
 	host->offload_source.fd = -1;
 	host->start_ns = th_now_ns();
@@ -266,7 +275,7 @@ start(struct host *host, struct th_err *err)
 	snprintf(host->server_text, sizeof(host->server_text), "not reached yet");
 	host->message = th_calloc(1, sizeof(*host->message));
 	host->message->close_fd = closer_close;
-	raise_descriptor_limit();
+	files_raise();
 	/* The loop first: it blocks the signals, and all later threads inherit that. */
 	int rc = loop_open(&host->loop, stop_signal, host, err);
 	if (rc == 0)
@@ -295,6 +304,10 @@ start(struct host *host, struct th_err *err)
 		rc = open_documents(host, err);
 	if (rc == 0)
 		rc = open_listener(host, err);
+	if (rc == 0) {
+		worker_take_spare(host);
+		say_descriptors(host);
+	}
 	return rc;
 }
 
@@ -337,6 +350,7 @@ start_undo(struct host *host)
 		link_close(host);
 	listings_free(host->listings);
 	engine_free(host);
+	th_fd_close(&host->spare_fd);
 	th_fd_close(&host->own_pidfd);
 	th_fd_close(&host->lock_fd);
 	loop_close(&host->loop);

@@ -6,6 +6,7 @@
 #include "daemon/host/worker.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -221,6 +222,17 @@ on_open(struct session *session, const struct fdmsg_open *open)
 	engine_post(host, &event);
 }
 
+/* A code with its sentence for a worker that has got none, or code. */
+static int
+no_descriptors(struct host *host, int code, char text[TH_CTL_TEXT_BYTES])
+{
+	if (code != -EMFILE && code != -ENFILE)
+		return code;
+	session_full_text(code, text);
+	host->counters.descriptors_refused++;
+	return TH_E_LIMIT;
+}
+
 void
 worker_no_server(struct session *session)
 {
@@ -277,10 +289,12 @@ worker_opened(struct session *session, int code, const char *text)
 		return; /* lost meanwhile, which the core knows by now or will */
 	int rc = make_session(session);
 	if (rc < 0) {
-		snprintf(label, sizeof(label), "the agent cannot set up a session: %s",
-			th_strerror(rc));
-		refuse(session, rc, label);
-		session_lose(session, false, label);
+		char why[TH_CTL_TEXT_BYTES];
+		snprintf(
+			why, sizeof(why), "the agent cannot set up a session: %s", th_strerror(rc));
+		rc = no_descriptors(host, rc, why);
+		refuse(session, rc, why);
+		session_lose(session, false, why);
 		return;
 	}
 	session->state = SESSION_OPEN;
@@ -346,17 +360,17 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 		limits.mapped_by_all += other->memory.mapped_bytes;
 		limits.kept_by_all += other->memory.descriptors;
 	}
-	int rc = TH_FP_RC(agent_takes_memory);
+	int rc = *fd >= 0 ? TH_FP_RC(agent_takes_memory) : -EMFILE;
 	if (rc < 0)
 		th_fail(&err, rc, "mapping it: %s", th_strerror(rc));
 	else
 		rc = memory_add(&session->memory, message, fd, &limits, &err, &answer.id);
 	if (rc < 0) {
-		answer.code = rc;
 		snprintf(answer.text, sizeof(answer.text), "%s", err.text);
+		rc = answer.code = no_descriptors(host, rc, answer.text);
 		host->counters.memory_refused++;
 		log_warn("memory", "refused session=%" PRIu64 " shard=%s code=%s reason=\"%s\"",
-			session->id, session_label(session, label), th_errname(rc), err.text);
+			session->id, session_label(session, label), th_errname(rc), answer.text);
 	} else {
 		bool direct = message->kind == FDMSG_MEMFD;
 		if (direct)
@@ -447,9 +461,10 @@ receive(struct session *session)
 			session_lose(session, false, "it hung up");
 		} else if (rc == -EPROTO) {
 			session_lose(session, true, "a malformed message on the descriptor socket");
-		} else if (rc < 0) {
+		} else if (rc < 0 && rc != -EMFILE) {
 			session_lose(session, false, th_strerror(rc));
 		} else {
+			/* Without its descriptor, for want of one, MEMORY is still answered. */
 			dispatch(session, message);
 			fdmsg_close_fds(message);
 		}
@@ -474,6 +489,26 @@ worker_ended(void *arg, uint32_t events)
 		session_lose(session, false, "its process ended");
 }
 
+/* The spare descriptor serves for a word to the next who connects. 0 or -errno. */
+static int
+refuse_next(struct host *host, int code)
+{
+	th_fd_close(&host->spare_fd);
+	int sock = listener_accept(host->listener_fd);
+	if (sock >= 0)
+		session_refuse_full(host, sock, code);
+	worker_take_spare(host);
+	return sock < 0 ? sock : 0;
+}
+
+void
+worker_take_spare(struct host *host)
+{
+	/* Somebody else may have been faster; then it is taken at a later beat. */
+	if (host->spare_fd < 0)
+		host->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
 void
 worker_connects(void *arg, uint32_t events)
 {
@@ -481,6 +516,11 @@ worker_connects(void *arg, uint32_t events)
 	(void)events;
 	for (int i = 0; i < ACCEPTS_A_WAKEUP; i++) {
 		int sock = listener_accept(host->listener_fd);
+		if (sock == -EMFILE || sock == -ENFILE) {
+			sock = refuse_next(host, sock);
+			if (sock == 0)
+				continue;
+		}
 		if (sock >= 0) {
 			session_accept(host, sock);
 			continue;
@@ -490,7 +530,6 @@ worker_connects(void *arg, uint32_t events)
 		/* Left as it is, a full descriptor table would make the loop spin. */
 		loop_remove(&host->loop, &host->listener_source);
 		host->listener_paused = true;
-		host->counters.connections_refused++;
 		log_warn("session", "connections wait reason=\"%s\"", th_strerror(sock));
 		return;
 	}
@@ -499,6 +538,7 @@ worker_connects(void *arg, uint32_t events)
 void
 worker_resume_listener(struct host *host)
 {
+	worker_take_spare(host);
 	if (!host->listener_paused || host->stopping)
 		return;
 	host->listener_paused = loop_add(&host->loop, &host->listener_source, host->listener_fd,

@@ -22,6 +22,8 @@ void worker_ended(void *arg, uint32_t events);
 void worker_connects(void *arg, uint32_t events);
 /* Again, after the listener was paused because there were no descriptors left. */
 void worker_resume_listener(struct host *host);
+/* A descriptor kept for a word to who connects when there is no other. */
+void worker_take_spare(struct host *host);
 
 /* An OPEN has waited for a server that does not come. */
 void worker_no_server(struct session *session);

@@ -6,6 +6,8 @@
 #include "ipc/sock/fdmsg.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -114,19 +116,37 @@ take_fds(struct msghdr *msg, fdmsg_close close_fd, int *fds, uint32_t room)
 	return count;
 }
 
+/* What did come must still be open: it is what fills the table. */
+static bool
+table_full(int sock)
+{
+	int fd = fcntl(sock, F_DUPFD_CLOEXEC, 0);
+	bool full = fd < 0 && errno == EMFILE;
+
+	th_fd_close(&fd);
+	return full;
+}
+
 static int
-check(const struct msghdr *msg, const struct fdmsg *received, size_t bytes, uint32_t num_fds)
+check(int sock, const struct msghdr *msg, const struct fdmsg *received, size_t bytes,
+	uint32_t num_fds)
 {
 	const struct fdmsg_head *head = &received->head;
+	/* There is room for all that the kernel lets through: what was cut off could not be had. */
+	bool cut = (msg->msg_flags & MSG_CTRUNC) != 0;
 
-	if ((msg->msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 || bytes < sizeof(*head))
+	if ((msg->msg_flags & MSG_TRUNC) != 0 || bytes < sizeof(*head))
 		return -EPROTO;
 	const struct shape *shape = shape_of(head->kind);
 	if (head->magic != FDMSG_MAGIC || head->reserved != 0 || shape == NULL)
 		return -EPROTO;
 	if (head->body_bytes != shape->body_bytes || bytes != sizeof(*head) + shape->body_bytes)
 		return -EPROTO;
-	return head->num_fds == shape->fds && num_fds == shape->fds ? 0 : -EPROTO;
+	if (head->num_fds != shape->fds)
+		return -EPROTO;
+	if (cut)
+		return num_fds < shape->fds && table_full(sock) ? -EMFILE : -EPROTO;
+	return num_fds == shape->fds ? 0 : -EPROTO;
 }
 
 int
@@ -161,13 +181,12 @@ fdmsg_recv(int sock, struct fdmsg *ret_msg)
 	uint32_t num_fds = take_fds(&msg, ret_msg->close_fd, ret_msg->fds, FDMSG_FDS_MAX);
 	if (bytes == 0 && num_fds == 0)
 		return 0;
-	int rc = check(&msg, ret_msg, (size_t)bytes, num_fds);
-	if (rc < 0) {
+	int rc = check(sock, &msg, ret_msg, (size_t)bytes, num_fds);
+	if (rc < 0)
 		fdmsg_close_fds(ret_msg);
-		return rc;
-	}
-	ret_msg->body_bytes = ret_msg->head.body_bytes;
-	return 1;
+	if (rc == 0 || rc == -EMFILE)
+		ret_msg->body_bytes = ret_msg->head.body_bytes;
+	return rc < 0 ? rc : 1;
 }
 
 void

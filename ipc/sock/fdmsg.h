@@ -158,8 +158,9 @@ struct fdmsg { /* a received message; its descriptors belong to the receiver */
 /*
  * Receives one message into *ret_msg (heap or static: it is large). 1; 0 at hang-up; -EAGAIN;
  * -EPROTO for anything malformed (bad magic, truncated data or control, more descriptors than
- * announced, wrong body size for its kind): all descriptors are closed then. All received
- * descriptors are close-on-exec.
+ * announced, wrong body size for its kind): all descriptors are closed then. -EMFILE: this process
+ * had no room for its descriptors; the message is there, without any. All received descriptors are
+ * close-on-exec.
  */
 int fdmsg_recv(int sock, struct fdmsg *ret_msg);
 void fdmsg_close_fds(struct fdmsg *msg); /* those not taken (set to -1) yet */

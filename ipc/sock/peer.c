@@ -83,9 +83,12 @@ peer_identify(int sock, struct peer *ret_peer)
 		return -errno;
 	size = sizeof(pidfd);
 	if (getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) < 0) {
-		pidfd = -1;
+		pidfd = -errno;
 		if (errno == ENOPROTOOPT && credentials.pid > 0)
 			pidfd = peer_pidfd_by_pid(credentials.pid);
+		/* Its end would not be seen. */
+		if (pidfd == -EMFILE || pidfd == -ENFILE)
+			return pidfd;
 	}
 	ret_peer->uid = credentials.uid;
 	ret_peer->gid = credentials.gid;

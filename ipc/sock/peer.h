@@ -24,8 +24,9 @@ struct peer {
 };
 
 /*
- * 0 or -errno of the credentials. A peer without a pidfd (pid not visible, or gone) is no failure:
- * its life then shows in the connection alone.
+ * 0 or -errno of the credentials; -EMFILE, -ENFILE: no descriptor is left for its pidfd. A peer
+ * without a pidfd (pid not visible, or gone) is no failure: its life then shows in the connection
+ * alone.
  */
 TH_MUST_USE int peer_identify(int sock, struct peer *ret_peer);
 void peer_fini(struct peer *peer);

@@ -24,7 +24,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -32,6 +31,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/files.h"
 #include "ipc/base/log.h"
 #include "ipc/base/notify.h"
 #include "ipc/proto/convert.h"
@@ -39,7 +39,8 @@
 #include "server/host/points.h"
 
 #define NS_PER_S INT64_C(1000000000)
-#define DRAIN_NS (2 * NS_PER_S)   /* for answers to askers that do not read                    */
+#define DRAIN_NS (2 * NS_PER_S) /* for answers to askers that do not read                    */
+#define FILES_NS NS_PER_S
 #define REPORT_NS (60 * NS_PER_S) /* malformed requests: one line for all of this time        */
 #define BATCH 256                 /* requests between two looks at signals and time            */
 #define STATUS_BYTES (TH_CTL_TEXT_BYTES + 16)
@@ -62,6 +63,8 @@ struct loop {
 	uint64_t malformed,
 		malformed_told; /* ever, and when the log said so last                 */
 	int64_t malformed_ns;
+	struct files_watch files;
+	int64_t files_ns; /* when it is looked at again                                          */
 	char urls[OPTIONS_LISTEN_MAX * NET_URL_BYTES]; /* where it listens, with commas between */
 };
 
@@ -79,12 +82,17 @@ send_packed(struct loop *loop, uint64_t token, const uint8_t *data, size_t bytes
 
 /* What the process counts, beside what the core does. */
 static int
-pack_inspection(const struct ctl_reply *reply, uint8_t **ret_data, size_t *ret_bytes)
+pack_inspection(const struct loop *loop, const struct ctl_reply *reply, uint8_t **ret_data,
+	size_t *ret_bytes)
 {
 	struct ctl_reply told = *reply;
 	struct ctl_inspection *inspection = &told.u.inspect;
 
-	TH_ASSERT(inspection->num_counters < CTL_COUNTERS_MAX);
+	TH_ASSERT(inspection->num_counters + 3 <= CTL_COUNTERS_MAX);
+	inspection->counters[inspection->num_counters++] =
+		(struct ctl_counter){.name = "descriptors_left", .value = files_left(loop->epoll)};
+	inspection->counters[inspection->num_counters++] =
+		(struct ctl_counter){.name = "descriptors_short", .value = loop->files.times};
 	inspection->counters[inspection->num_counters++] =
 		(struct ctl_counter){.name = "log_lines_lost", .value = log_lost()};
 	return ctl_reply_pack(&told, ret_data, ret_bytes);
@@ -97,7 +105,7 @@ send_reply(struct loop *loop, uint64_t token, const struct ctl_reply *reply)
 	uint8_t *data;
 	size_t bytes;
 	bool inspection = reply->kind == CTL_INSPECT && reply->code == 0;
-	int rc = inspection ? pack_inspection(reply, &data, &bytes)
+	int rc = inspection ? pack_inspection(loop, reply, &data, &bytes)
 			    : ctl_reply_pack(reply, &data, &bytes);
 
 	if (rc != 0) {
@@ -351,6 +359,10 @@ on_timer(struct loop *loop)
 		log_warn("main", "the timer fails reason=\"%s\"", th_strerror(-errno));
 	if (loop->draining)
 		return;
+	if (th_now_ns() >= loop->files_ns) {
+		files_look(&loop->files, loop->epoll);
+		loop->files_ns = th_now_ns() + FILES_NS;
+	}
 	refsrv_tick(loop->core, th_now_ns(), &out);
 	take_out(loop, &out);
 }
@@ -405,20 +417,6 @@ loop_run(struct loop *loop)
 }
 
 /* ---- start -------------------------------------------------------------------------------- */
-
-/* A connection is a descriptor: thousands of agents need more than the soft limit. */
-static void
-raise_files(void)
-{
-	struct rlimit limit;
-
-	if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == limit.rlim_max)
-		return;
-	limit.rlim_cur = limit.rlim_max;
-	if (setrlimit(RLIMIT_NOFILE, &limit) < 0)
-		log_warn("main", "cannot raise the limit of open files reason=\"%s\"",
-			th_strerror(-errno));
-}
 
 static int
 watch(struct loop *loop, int fd)
@@ -490,7 +488,8 @@ loop_new(const struct options *options, struct th_err *err, struct loop **ret_lo
 	static struct loop loop = {.armed_ns = -1};
 	int rc;
 
-	raise_files();
+	/* A connection is a descriptor: thousands of agents need more than the soft limit. */
+	files_raise();
 	loop.config = options->core;
 	rc = open_descriptors(&loop, err);
 	if (rc == 0)

@@ -617,7 +617,7 @@ def f17_f21_no_memory_and_no_files():
     """The call that needed it fails with a sentence, the agent lives, nothing is left."""
     with scenario() as (lane, life):
         points = lane.points["source agent"]
-        for errno, name in ((12, "Cannot allocate memory"), (24, "Too many open files"),
+        for errno, name in ((12, "Cannot allocate memory"), (24, "LIMIT"),
                             (28, "No space left on device")):
             points.arm(f"agent_makes_session:errno={errno}")
             running = life.opening("t0")
@@ -657,15 +657,32 @@ def f19_no_descriptors():
     """Full tables refuse what is new and keep what is there; afterwards all is as before."""
     with scenario(phase="idle") as (lane, life):
         before = {}
-        for party in ("reader agent", "server"):
-            pid = lane.process(party).pid
-            before[party] = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-            used = len(os.listdir(f"/proc/{pid}/fd"))
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, before[party][1]))
         w = lane.workers["reader worker"]
-        ident = w.start("open", name="more", model="n", replica="n", timeout=1)
-        message = w.message(ident, PATIENT)
-        assert "error" in message and len(message["text"]) > 15, message
+
+        def leave(room, *parties):
+            for party in parties:
+                pid = lane.process(party).pid
+                limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+                before.setdefault(party, limits)
+                used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+                lowest = min(set(range(len(used) + 1)) - used)
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest + room, limits[1]))
+
+        def refused():
+            ident = w.start("open", name="more", model="n", replica="n", timeout=PATIENT)
+            message = w.message(ident, PATIENT)
+            assert message.get("error") == "LIMIT", message
+            assert "LimitNOFILE=" in message["text"], message
+
+        # A few are kept for who is there; and when there is none, who comes is still told so.
+        leave(4, "reader agent")
+        refused()
+        assert counter(lane, "descriptors_left", agent="b") <= 4
+        short = lambda: counter(lane, "descriptors_short", agent="b")
+        wait_for(short, PATIENT, "its agent says that they run short")
+        leave(0, "reader agent", "server")
+        for _ in range(3):
+            refused()
         # Who is there stays: what needs no new descriptor works, the leases are kept.
         ended(life.phase_unpublish(), t0="ok", t1="ok")
         ended(life.phase_publish(), t0="ok", t1="ok")
@@ -680,6 +697,9 @@ def f19_no_descriptors():
 
         wait_for(opens, PATIENT, "an open with descriptors again")
         w.call("close", name="more")
+        assert counter(lane, "descriptors_refused", agent="b") == 4
+        server = ("-s", lane.c.server_url)
+        assert counter(lane, "descriptors_left", *server, prefix=lane.prefix("server")) > 0
 
 
 def f20_disk_full():

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -399,4 +400,56 @@ Test(fdmsg, discard__last_words__arrive)
 	cr_assert_eq(fdmsg_recv(ends[0], &msg), 1);
 	cr_assert_eq(msg.head.kind, FDMSG_FORGET);
 	cr_assert_eq(fdmsg_recv(ends[0], &msg), 0);
+}
+
+/* The kernel cuts off what the table has no room for, and the message comes without. */
+static void
+leave_room(unsigned room)
+{
+	struct rlimit limit;
+
+	cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	limit.rlim_cur = limit.rlim_max;
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	int lowest = fcntl(ends[0], F_DUPFD_CLOEXEC, 0);
+	cr_assert_geq(lowest, 0);
+	cr_assert_eq(close(lowest), 0);
+	limit.rlim_cur = (rlim_t)lowest + room;
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+Test(fdmsg, recv__no_room_for_descriptors__is_emfile_and_keeps_the_message)
+{
+	const struct fdmsg_memory memory = {.token = 7, .kind = FDMSG_FILE, .bytes = 4096};
+	const struct fdmsg_session session = {.session = 7};
+	const struct fdmsg_forget forget = {.id = 9};
+	int fds[5] = {ends[0], ends[1], ends[0], ends[1], ends[0]};
+	struct fdmsg_memory got;
+
+	cr_assert_eq(fdmsg_send(ends[0], FDMSG_MEMORY, &memory, sizeof(memory), fds, 1), 0);
+	cr_assert_eq(fdmsg_send(ends[0], FDMSG_SESSION, &session, sizeof(session), fds, 5), 0);
+	cr_assert_eq(fdmsg_send(ends[0], FDMSG_FORGET, &forget, sizeof(forget), NULL, 0), 0);
+	cr_assert_eq(fdmsg_send(ends[0], FDMSG_MEMORY, &memory, sizeof(memory), fds, 1), 0);
+	leave_room(0);
+	cr_assert_eq(fdmsg_recv(ends[1], &msg), -EMFILE);
+	cr_assert_eq(msg.head.kind, FDMSG_MEMORY);
+	memcpy(&got, msg.body, sizeof(got));
+	cr_assert_eq(got.token, 7);
+	cr_assert_eq(msg.fds[0], -1);
+	leave_room(3); /* of five */
+	cr_assert_eq(fdmsg_recv(ends[1], &msg), -EMFILE);
+	for (int i = 0; i < 5; i++)
+		cr_assert_eq(msg.fds[i], -1);
+	cr_assert_eq(fdmsg_recv(ends[1], &msg), 1, "what has none needs no room");
+	cr_assert_eq(fdmsg_recv(ends[1], &msg), 1, "those that came were closed");
+	cr_assert_geq(msg.fds[0], 0);
+	fdmsg_close_fds(&msg);
+}
+
+Test(fdmsg, peer__no_room_for_its_pidfd__is_refused)
+{
+	struct peer peer;
+
+	leave_room(0);
+	cr_assert_eq(peer_identify(ends[0], &peer), -EMFILE);
 }
