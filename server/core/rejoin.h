@@ -49,6 +49,8 @@ bool rejoin_close(struct refsrv *server, struct member *member, const struct ctl
 void rejoin_cancel(struct member *member, const struct ctl_cancel *cancel);
 /* The group is complete, or broken: what has come goes on. */
 void rejoin_over(struct refsrv *server, struct group *group);
+/* ... for one member: rejoin_over does it for all. */
+void rejoin_goes_on(struct refsrv *server, struct member *member);
 void rejoin_member_free(struct member *member);
 /*
  * What a member holds and is not on record is given up with its group. Its agent waits for the
