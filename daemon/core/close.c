@@ -266,16 +266,27 @@ server_patience_ns(const struct agent *agent, const struct session *session)
 	return until_ns;
 }
 
+static bool
+waits_for_server(const struct agent *agent, const struct session *session)
+{
+	if (!session->lost && (session->close_final || session->abandon))
+		return false;
+	/* In a broken group: not what the server has seen to. */
+	if (session->broken && session->part->drain_server)
+		return false;
+	/* It is not refused when nobody comes: there is nobody, or nothing, to go back to. */
+	return !(session->lost || session->broken) ||
+	       agent->now_ns < server_patience_ns(agent, session);
+}
+
 bool
 ac_close_keeps(const struct agent *agent, const struct session *session)
 {
 	const struct part *part = session->part;
 
-	return session->state == SESSION_CLOSING && session->sid_known && !session->broken &&
-	       !session->ended && !ac_internal(session) && part != NULL && part->settled &&
-	       !part->hopeless && !part->drain_local && !part->refused &&
-	       (session->lost ? agent->now_ns < server_patience_ns(agent, session)
-			      : !session->close_final && !session->abandon) &&
+	return session->state == SESSION_CLOSING && session->sid_known && !session->ended &&
+	       !ac_internal(session) && part != NULL && part->settled && !part->hopeless &&
+	       !part->drain_local && !part->refused && waits_for_server(agent, session) &&
 	       ac_alone_retained(agent, session);
 }
 

@@ -3,7 +3,8 @@
  * rejoin - what a server that knows nothing is told of the sessions that a former one had.
  *
  *   OPEN session ----> REJOIN: what it holds, what of it runs, which outcomes it was told
- *   closing, broken -> REJOIN gone: its group is over, whoever else asks for it
+ *   broken ----------> REJOIN gone: its group is over; but what it holds may be the last copy
+ *   closing ---------> REJOIN gone: ... and nothing is held
  *   reset ----------^  (server_loss_reset): other agents may announce the rest of the group
  *
  * What runs after its GO runs on: legs in and out are numbered as before, and nobody who reads or
@@ -152,6 +153,7 @@ announce(struct agent *agent, struct session *session)
 {
 	struct call *call = &session->call;
 	struct part *part = session->part;
+	struct ctl_rejoin *rejoin;
 	bool never_sent = ac_call_never_sent(call);
 
 	ac_lane_clear(agent, session->lane);
@@ -159,7 +161,10 @@ announce(struct agent *agent, struct session *session)
 	session->let_go = false; /* it is said that nothing is held */
 	/* Named, not begun, and known to a server that is no more: there will be another. */
 	call->has_next = false;
-	say(session, &ac_lane_add(agent, session->lane, CTL_REJOIN)->u.rejoin);
+	rejoin = &ac_lane_add(agent, session->lane, CTL_REJOIN)->u.rejoin;
+	say(session, rejoin);
+	rejoin->gone = session->broken;
+	rejoin->died = session->broken && session->lost;
 	if (part != NULL) {
 		part->drain_server = part->drain_answered = false;
 		part->drain_plan = part->drain_plan && call->active && call->went;
@@ -247,6 +252,30 @@ forget_lanes(struct agent *agent)
 	}
 }
 
+/* Its group is broken, and no server has had what it holds given up: another may have it copied. */
+static bool
+may_be_rescued(const struct session *session)
+{
+	const struct call *call = &session->call;
+	const struct part *part = session->part;
+	bool kept =
+		!call->active || (!call->went && (!call->has_outcome || call->outcome.code != 0));
+
+	return session->state == SESSION_OPEN && session->broken && session->sid_known && kept &&
+	       !session->alone && !session->let_go && !ac_internal(session) && part != NULL &&
+	       part->settled && !part->refused && ac_part_serves(part);
+}
+
+/* Nothing is called again in a broken group. */
+static void
+announce_broken(struct agent *agent, struct session *session)
+{
+	if (session->call.active && !session->call.has_outcome)
+		ac_call_fail(session, session->broken_code, session->broken_text);
+	TH_MARK(rejoin_broken_announced);
+	announce(agent, session);
+}
+
 static void
 end(struct agent *agent, struct session *session, const char *text)
 {
@@ -270,6 +299,8 @@ ac_rejoin(struct agent *agent)
 		} else if (ac_close_keeps(agent, session)) {
 			announce(agent, session);
 			ac_close_again(agent, session);
+		} else if (may_be_rescued(session)) {
+			announce_broken(agent, session);
 		} else {
 			end(agent, session, session->broken_text);
 		}

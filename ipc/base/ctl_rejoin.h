@@ -27,7 +27,11 @@ struct ctl_known_outcome {
 struct ctl_rejoin {
 	uint64_t sid, group_inc; /* as the former server numbered them */
 	struct ctl_open open;
-	bool gone; /* it has ended meanwhile, and with it the group: nothing below counts */
+	/*
+	 * It has ended meanwhile or is broken, and with it the group. Of what is below only what is
+	 * held counts: it can still be read, and may be copied elsewhere before it is given up.
+	 */
+	bool gone;
 	bool died; /* ... because its worker died */
 	bool registered;
 	struct ctl_register reg;

@@ -70,7 +70,7 @@ group_of(const struct model *model, const struct ctl_admin *admin)
 	struct group *group = model == NULL ? NULL : group_first(model, admin->replica);
 
 	for (; group != NULL; group = group->same_next) {
-		if (admin->group != 0 ? group->inc == admin->group : group->state != GROUP_BROKEN)
+		if (admin->group != 0 ? group->inc == admin->group : !group_is_over(group))
 			return group;
 	}
 	return NULL;

@@ -103,6 +103,12 @@ group_first(const struct model *model, const char *replica)
 	return found == NULL ? NULL : found->groups;
 }
 
+bool
+group_is_over(const struct group *group)
+{
+	return group->state == GROUP_BROKEN || group->over;
+}
+
 /* ---- joining -------------------------------------------------------------------------------- */
 
 struct group *
@@ -110,7 +116,7 @@ group_named(const struct model *model, const char *replica)
 {
 	struct group *group = group_first(model, replica);
 
-	while (group != NULL && (group->state == GROUP_BROKEN || group->reservation != 0))
+	while (group != NULL && (group_is_over(group) || group->reservation != 0))
 		group = group->same_next;
 	return group;
 }

@@ -35,7 +35,9 @@ void member_settle(struct refsrv *server, struct member *member);
 struct group *group_new(struct refsrv *server, struct model *model, const struct ctl_open *open);
 
 /* ---- for members that come back (rejoin.c) ---- */
-/* Not broken, of this name; NULL: there is none. */
+/* Broken, here or when a former server had it: its name is free. */
+bool group_is_over(const struct group *group);
+/* Not over, of this name; NULL: there is none. */
 struct group *group_named(const struct model *model, const char *replica);
 /* Names, numbers and limits. */
 int group_open_check(struct refsrv *server, const struct agent *agent, const struct ctl_open *open,

@@ -77,7 +77,7 @@ launch_check(const struct model *model, const struct agent *agent, const struct 
 				"process on node %s is left over from it and should end",
 				open->launch_id, group->replica, model->name, group->launch_id,
 				agent->info.node);
-		if (group->state != GROUP_BROKEN &&
+		if (!group_is_over(group) &&
 			(open->launch_id[0] == '\0') != (group->launch_id[0] == '\0'))
 			return th_fail(err, TH_E_GROUP_MISMATCH,
 				"replica %s of %s is open with%s a launch_id, node %s opens it "

@@ -466,6 +466,13 @@ said_check(const struct ctl_rejoin *said, struct th_err *err)
 		said->open.shard, said->open.replica);
 }
 
+/* Its group is broken, and its memory can still be read. */
+static bool
+still_holds(const struct ctl_rejoin *said)
+{
+	return !th_version_none(said->held) && said->open.reservation == 0;
+}
+
 int
 rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejoin *said,
 	struct ctl_open_reply *ret_reply, struct th_err *err)
@@ -480,7 +487,7 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 	if (rc == 0 && said->open.reservation == 0)
 		rc = retain_room(server, said->open.model, model_find(server, said->open.model),
 			&rules, err);
-	if (rc == 0 && said->gone) {
+	if (rc == 0 && said->gone && !still_holds(said)) {
 		gone(server, agent, said, &rules);
 		return 0;
 	}
@@ -490,9 +497,10 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 		return rc;
 	struct model *model = model_acquire(server, said->open.model);
 	struct group *group = find_group(model, said->open.replica, said->group_inc);
-	if (group == NULL)
+	if (group == NULL && !said->gone)
 		group = rejoin_meets(model, agent, said);
-	if (group == NULL && said->open.reservation == 0 &&
+	/* What was broken has no claim to its name, whoever else has been opened under it. */
+	if (group == NULL && said->open.reservation == 0 && !said->gone &&
 		group_named(model, said->open.replica) != NULL) {
 		group = rejoin_met(model, said->open.replica, said->group_inc);
 		if (group != NULL && rejoin_came_late(group, said))
@@ -515,6 +523,7 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 	rules_joined(server, member);
 	rejoin_keep(member, said);
 	group->together = group->together || !rejoin_stood_alone(said);
+	group->over = group->over || said->gone;
 	*ret_reply = (struct ctl_open_reply){
 		.sid = said->sid, .next_op_seq = said->next_op_seq, .group_inc = group->inc};
 	if (said->registered) {

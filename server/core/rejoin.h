@@ -5,6 +5,7 @@
  *   REJOIN of a member --> the group forms; its operations are held
  *     all shards there, nothing contradicts  --> LIVE: copy, outcomes and running legs as before
  *     one is gone, two contradict, form_ns   --> BROKEN, with a sentence
+ *     broken before, and all hold the same   --> BROKEN, and rescued when it is the last copy
  *
  * As long as nothing was decided in it that takes all shards, one that is opened now may be one
  * that was never there (rejoin_open.c): it joins them, and the group needs not come back whole.

@@ -468,6 +468,27 @@ tell_waiting(struct built *b)
 	}
 }
 
+/*
+ * It broke while a former server had it: no operation of it counts any more. What all of it holds
+ * alike may be the last copy: it is as if the group broke now.
+ */
+static void
+build_over(struct built *b)
+{
+	b->held = said(b, 0)->held;
+	b->gen = said(b, 0)->gen;
+	for (uint32_t i = 0; i < b->group->num_shards; i++) {
+		const struct ctl_rejoin *one = said(b, i);
+		if (one->went || one->gen != b->gen || th_version_compare(one->held, b->held) != 0)
+			b->held.version = TH_NO_VERSION;
+	}
+	if (!th_version_none(b->held)) {
+		TH_MARK(rejoin_broken_holds);
+		build_ready(b);
+	}
+	contradiction(b, "it was broken before that");
+}
+
 bool
 rejoin_build(struct refsrv *server, struct group *group)
 {
@@ -475,10 +496,12 @@ rejoin_build(struct refsrv *server, struct group *group)
 	struct content *content = NULL;
 	bool all = true;
 
-	find_range(&b);
-	find_outcomes(&b);
-	find_running(&b);
-	find_held(&b);
+	if (!group->over) {
+		find_range(&b);
+		find_outcomes(&b);
+		find_running(&b);
+		find_held(&b);
+	}
 	if (b.why[0] == '\0' && b.running != NULL) {
 		content = find_content(&b, &all);
 		/* Whoever it reads from may come back too. */
@@ -486,6 +509,8 @@ rejoin_build(struct refsrv *server, struct group *group)
 			return false;
 	}
 	group->state = GROUP_LIVE;
+	if (group->over)
+		build_over(&b);
 	if (b.why[0] == '\0')
 		build_outcomes(&b);
 	if (b.why[0] == '\0' && b.running != NULL)

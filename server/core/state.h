@@ -413,6 +413,7 @@ struct group {                /* owned by model.groups */
 	struct group *awaited_prev, *awaited_next;
 	bool opened;             /* ... not: those are opened here                  */
 	bool together;           /* something was decided in it that took all       */
+	bool over;               /* broken before, and what it held may be rescued  */
 	int64_t form_ns;         /* ... until then; 0: it was opened here           */
 	struct timer timer;      /* at form_ns                                      */
 	bool busy;               /* listed in model.busy */

@@ -120,10 +120,9 @@ check_retain_complete(const struct worker *worker, int code)
 	record.full = record.full || code == TH_E_NOMEM_RETAIN;
 	/*
 	 * Members may call differently after one of them alone was told something, as NO_SERVER:
-	 * their group breaks, and where there is no room nobody rescues what it held; nor does a
-	 * server that comes while it is rescued.
+	 * their group breaks, and where there is no room nobody rescues what it held.
 	 */
-	if ((record.full || world.options.server_restart_ns != 0) &&
+	if (record.full &&
 		(code == TH_E_GROUP_MISMATCH || code == TH_E_GROUP_BROKEN)) {
 		record.abandoned = true;
 		life = life_of(worker->group->model, worker->call.held);

@@ -256,6 +256,9 @@ Test(refsrv_rejoin_hostile, to_a_group_that_is_live__refused_and_it_goes_on)
 	refused(&late, TH_E_GROUP_BROKEN, "does not fit");
 	cr_assert_not(former_is_broken(&w, &m));
 	late.gone = true;
+	refused(&late, TH_E_GROUP_BROKEN, "does not fit");
+	cr_assert_not(former_is_broken(&w, &m), "what is held, but broken");
+	late.held.version = TH_NO_VERSION;
 	cr_assert_eq(former_rejoin(&w, a, &late), 0);
 	cr_assert_not(former_is_broken(&w, &m), "all of its shards are there");
 	cr_assert(former_listed(&w, 7));
