@@ -461,9 +461,9 @@ def f12_one_agent_cut_off_from_the_server():
         lane.hosts.lose(HOST["server"], HOST["reader agent"])
         open_others(life)
         ended(life.group("replicate", "o0", "o1", version="latest"), o0="ok", o1="ok")
-        told = "NO_SERVER GROUP_BROKEN TIMEOUT UNKNOWN"
-        ended(life.phase_update(), r0=told, r1=told)
         wait_for(lambda: not lane.status("b"), PATIENT, "its agent knows that it is cut off")
+        told = "NO_SERVER GROUP_BROKEN TIMEOUT UNKNOWN"
+        ended(life.phase_update(), r0="NO_SERVER", r1=told)
         wait_node(lane, "b", "suspect", "dead", None)
         for other in "acd":
             wait_node(lane, other, "active")
