@@ -61,7 +61,7 @@ risk_stays(struct refsrv *server, struct version *version, const char *why)
 {
 	char text[TH_CTL_TEXT_BYTES];
 
-	if (version->risk_raised)
+	if (version->risk_raised && !TH_PLANT(risk_told_again))
 		return;
 	set_raised(server, version);
 	TH_MARK(c07_nobody_can_rescue);
@@ -102,7 +102,8 @@ risk_lost(struct refsrv *server, struct copy *copy, const char *why)
 	char text[TH_CTL_TEXT_BYTES];
 	bool rescued = copy->rescued;
 
-	if (copy->state != COPY_READY || copy->draining || !content_listed(copy) || another(copy))
+	if (copy->state != COPY_READY || copy->draining || !content_listed(copy) ||
+		(another(copy) && !TH_PLANT(risk_told_for_nothing)))
 		return;
 	/* Its group is broken: it may be the only one that makes its version the latest. */
 	copy->rescued = true;

@@ -9,6 +9,7 @@
 void
 check_event(void)
 {
+	check_risk_stands();
 	if (world.events % SLOWLY == 0) {
 		check_slowly();
 		check_retain();

@@ -79,6 +79,8 @@ void check_retain(void);
 void check_retain_end(void);
 /* It stands, and its rules name this version, that it has known from the beginning. */
 bool check_retain_named(const struct group *group, uint32_t model, struct th_version id);
+/* Nobody can have published a later one. */
+bool check_retain_is_top(uint32_t model, struct th_version id);
 /* Bytes of all its shards are somewhere. */
 bool check_retain_there(uint32_t model, struct th_version id);
 /* Nothing in this world may take away what is retained. */
@@ -90,6 +92,11 @@ void check_risk_moves(void);
 void check_risk_lost(uint32_t model, struct th_version id);
 void check_risk_line(const struct worker *worker, const struct agent_line *line);
 void check_risk(void);
+/* It leaves its server; a leg is done, or somebody publishes; after every event of the clock. */
+void check_risk_event(const struct host *host, const struct ctl_event *event);
+void check_risk_filled(const struct leg *leg);
+void check_risk_done(uint32_t model, struct th_version id);
+void check_risk_stands(void);
 void check_risk_end(void);
 
 /* C17: a version comes into a datacenter once; a source begins to serve, a leg has failed. */
@@ -119,6 +126,8 @@ uint64_t check_life(uint64_t sid);
 
 /* Listings: given by a server, heard by a worker; waiting; and what "latest" has meant. */
 void check_list_start(void);
+/* Everybody who should know what there is knows. */
+bool check_list_certain(void);
 /* All of it have a version and give nothing up, since that time at the latest. */
 bool check_list_keeps(const struct group *group, struct th_version *ret_id, int64_t *ret_since_ns);
 void check_list_published(const struct group *group, uint64_t version);

@@ -74,6 +74,12 @@ certain(void)
 	       (world.calm && world.now_ns > world.calm_ns + RECOVERY_NS);
 }
 
+bool
+check_list_certain(void)
+{
+	return certain();
+}
+
 /* ---- what is so ------------------------------------------------------------------------------ */
 
 static bool

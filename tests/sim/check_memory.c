@@ -88,4 +88,6 @@ check_leg_over(const struct leg *leg, enum agent_event_kind kind)
 			leg->to->part.prefix);
 	if (kind == AGENT_EV_LEG_FAILED)
 		check_seed_leg_failed();
+	else if (kind == AGENT_EV_LEG_DONE)
+		check_risk_filled(leg);
 }

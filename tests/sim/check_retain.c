@@ -101,6 +101,7 @@ check_retain_submit(const struct worker *worker)
 	if (worker->call.kind != CTL_OP_PUBLISH)
 		return;
 	struct th_version id = published_by(worker), *top = &record.top[group->model];
+	check_risk_done(group->model, id);
 	life = life_of(group->model, id);
 	if (life == NULL)
 		return;
@@ -131,6 +132,7 @@ check_retain_complete(const struct worker *worker, int code)
 	}
 	if (code != 0 || worker->call.kind != CTL_OP_PUBLISH)
 		return;
+	check_risk_done(worker->group->model, published_by(worker));
 	life = life_of(worker->group->model, published_by(worker));
 	if (life != NULL)
 		life->committed = true;
@@ -360,6 +362,12 @@ check_retain_named(const struct group *group, uint32_t model, struct th_version 
 	if (group->model == model && group->retain[0] != '\0' && stands(group))
 		rules(group, is_asked);
 	return found;
+}
+
+bool
+check_retain_is_top(uint32_t model, struct th_version id)
+{
+	return th_version_compare(record.top[model], id) == 0;
 }
 
 bool

@@ -11,8 +11,14 @@
  * Where servers fail, members of one group may be told different things and call differently: it
  * breaks, and what it held is lost if there is no room for it. Others may hear of that loss before
  * its members hear that they are broken, so it is judged at the end who was told for nothing.
+ *
+ * Where all is known to the one server each event is judged when it leaves it: a version that a
+ * whole group keeps on hosts that stay is not at risk; and nobody hears of one again as long as it
+ * has been at risk without a break, as far as memories and rules tell: no host that stays has had
+ * all of it, the same group's rules have named it, and nothing has become complete since.
  */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "tests/sim/check.h"
@@ -20,6 +26,10 @@
 #define TOLD_NS (3 * SEC) /* since all agents are there, those that have died as new ones */
 #define SAID_NS SEC       /* what agents hold the server knows so long after they attached */
 #define LOSSES_MAX 64u
+#define KEPT_NS (200 * MS) /* so old is what a server knows that a group keeps */
+#define DONE_NS (3 * SEC)  /* from the last byte until all know that it is complete */
+#define TOLD_MAX 64u
+#define VERSIONS_MAX 512u
 
 static struct {
 	struct loss {
@@ -36,6 +46,17 @@ static struct {
 	bool broken;               /* some group */
 	const struct worker *told; /* the first, where a server may have failed */
 	int64_t told_ns;
+	struct told { /* an event; its version has been at risk since */
+		bool still;
+		uint64_t sid;
+		uint32_t model;
+		struct th_version id;
+		const struct group *group; /* its rules name it */
+		int64_t ns;
+	} events[TOLD_MAX];
+	uint32_t next_event;
+	uint64_t last_number[HOSTS_MAX], agent_inc[HOSTS_MAX];
+	int64_t done_ns[MODELS_MAX][VERSIONS_MAX]; /* somebody has, or may have, become complete */
 } record;
 
 void
@@ -158,4 +179,139 @@ check_risk_end(void)
 			"group %u shard %u was told of a risk at %.6f s, and nothing has failed",
 			record.told->group->index, record.told->shard,
 			(double)record.told_ns / SEC);
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+/* In other worlds it is not known which version of a number is meant, or who is being drained. */
+static bool
+is_judged(void)
+{
+	return world.options.lineage_percent == 0 && world.options.drain_ns == 0;
+}
+
+void
+check_risk_done(uint32_t model, struct th_version id)
+{
+	if (!th_version_none(id) && id.version < VERSIONS_MAX)
+		record.done_ns[model][id.version] = world.now_ns;
+}
+
+void
+check_risk_filled(const struct leg *leg)
+{
+	for (uint32_t m = 0; is_judged() && m < world.options.models; m++) {
+		for (uint32_t v = 0; v < VERSIONS_MAX && v <= world.last_version[m]; v++) {
+			for (uint32_t k = 0; k < world.options.shards; k++) {
+				const struct content content = {
+					.model = m, .shard = k, .version = v};
+				if (memory_compare(leg->to->memory, &content) == UINT32_MAX)
+					record.done_ns[m][v] = world.now_ns;
+			}
+		}
+	}
+}
+
+/* Or it asks for something newer, and there is nothing. */
+static bool
+has_it(const struct worker *worker, struct th_version id)
+{
+	bool updates = worker->state == W_BUSY && worker->call.kind == CTL_OP_UPDATE &&
+		       strcmp(worker->call.spec, "latest") == 0 &&
+		       check_retain_is_top(worker->group->model, id);
+
+	return worker->handle != NULL && worker->host->process.alive && !worker->host->spot &&
+	       worker->line.broken == 0 && worker->line.evicted == 0 &&
+	       th_version_compare(worker->line.held, id) == 0 &&
+	       (updates || worker->state == W_IDLE ||
+		       (worker->state == W_BUSY && worker->call.kind == CTL_OP_LIST));
+}
+
+/* All of a group that stays has it, and none of it is being given up, for a while. */
+static const struct group *
+keeper(uint32_t model, struct th_version id)
+{
+	for (uint32_t i = 0; i < world.options.groups; i++) {
+		const struct group *group = &world.groups[i];
+		struct th_version kept;
+		int64_t since_ns;
+		bool keeps = check_list_keeps(group, &kept, &since_ns);
+		/* What a trainer says may be another content, until its bytes are known. */
+		bool stays = group->model == model && world.now_ns > since_ns + KEPT_NS &&
+			     (keeps || group->role != ROLE_TRAINER);
+		for (uint32_t k = 0; stays && k < group->shards; k++)
+			stays = has_it(&group->workers[k], id);
+		if (stays)
+			return group;
+	}
+	return NULL;
+}
+
+static const struct group *
+namer(uint32_t model, struct th_version id)
+{
+	for (uint32_t i = 0; i < world.options.groups; i++) {
+		if (check_retain_named(&world.groups[i], model, id))
+			return &world.groups[i];
+	}
+	return NULL;
+}
+
+static void
+is_told(const struct host *host, const struct ctl_event *event)
+{
+	const struct ctl_ev_broken *ev = &event->u.at_risk;
+	struct told told = {.sid = ev->sid, .ns = world.now_ns};
+	const struct group *group;
+
+	if (sscanf(ev->text, "version %" SCNu64 " of model%u ", &told.id.version, &told.model) !=
+			2 ||
+		told.model >= MODELS_MAX || told.id.version >= VERSIONS_MAX)
+		sim_fail("risk", "a risk of no version: %s", ev->text);
+	group = keeper(told.model, told.id);
+	if (group != NULL)
+		sim_fail("risk", "group %u has it on hosts that stay, and host %u is told: %s",
+			group->index, host->process.index, ev->text);
+	for (uint32_t i = 0; i < TOLD_MAX; i++) {
+		const struct told *old = &record.events[i];
+		if (old->still && old->sid == told.sid && old->model == told.model &&
+			th_version_compare(old->id, told.id) == 0 &&
+			record.done_ns[told.model][told.id.version] + DONE_NS < old->ns)
+			sim_fail("risk", "session %" PRIu64 " was told at %.6f s, and again: %s",
+				told.sid, (double)old->ns / SEC, ev->text);
+	}
+	told.group = namer(told.model, told.id);
+	told.still = told.group != NULL && !check_retain_there(told.model, told.id);
+	if (told.still)
+		record.events[record.next_event++ % TOLD_MAX] = told;
+}
+
+/* A server's answer to a POLL. */
+void
+check_risk_event(const struct host *host, const struct ctl_event *event)
+{
+	uint32_t index = host->process.index;
+
+	if (record.agent_inc[index] != host->inc)
+		record.last_number[index] = 0;
+	record.agent_inc[index] = host->inc;
+	/* A copy that was to be given up stays. */
+	if (event->kind == CTL_EV_UNDRAIN)
+		memset(record.events, 0, sizeof(record.events));
+	if (event->kind == CTL_EV_AT_RISK && event->number > record.last_number[index] &&
+		is_judged() && check_list_certain())
+		is_told(host, event);
+	record.last_number[index] = th_max_u64(record.last_number[index], event->number);
+}
+
+/* After every event of the clock. */
+void
+check_risk_stands(void)
+{
+	for (uint32_t i = 0; i < TOLD_MAX; i++) {
+		struct told *told = &record.events[i];
+		if (told->still)
+			told->still = check_retain_named(told->group, told->model, told->id) &&
+				      !check_retain_there(told->model, told->id);
+	}
 }

@@ -81,6 +81,7 @@ check_events(const struct srv *srv, const struct host *host, const struct ctl_po
 	for (uint32_t i = 0; i < poll->num_events; i++) {
 		const struct ctl_event *event = &poll->events[i];
 		uint64_t sid = 0;
+		check_risk_event(host, event);
 		if (event->kind == CTL_EV_OUTCOME) {
 			outcome(srv, event);
 			sid = event->u.outcome.sid;
