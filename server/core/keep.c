@@ -154,16 +154,19 @@ keep_rescue(struct refsrv *server, struct group *group)
 	struct copy *copy = group->copy;
 
 	if (group->reservation != 0 || copy == NULL || copy->state != COPY_READY ||
-		copy->draining || !content_listed(copy))
+		copy->draining || copy->content->refused)
 		return false;
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
 		const struct member *member = copy->parts[i].member;
 		if (member == NULL || member->agent->state == AGENT_DEAD)
 			return false;
 	}
-	/* It may be the only one that makes its version the latest. */
+	/*
+	 * It may be the only one that makes its version the latest. What is not listed yet, as who
+	 * published first has not said what it is, may be all that is left when that one is gone.
+	 */
 	copy->rescued = true;
-	if (!retain_names(server, copy->version)) {
+	if (!retain_would_name(server, copy->version)) {
 		copy->rescued = false;
 		return false;
 	}

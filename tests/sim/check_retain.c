@@ -123,8 +123,7 @@ check_retain_complete(const struct worker *worker, int code)
 	 * Members may call differently after one of them alone was told something, as NO_SERVER:
 	 * their group breaks, and where there is no room nobody rescues what it held.
 	 */
-	if (record.full &&
-		(code == TH_E_GROUP_MISMATCH || code == TH_E_GROUP_BROKEN)) {
+	if (record.full && (code == TH_E_GROUP_MISMATCH || code == TH_E_GROUP_BROKEN)) {
 		record.abandoned = true;
 		life = life_of(worker->group->model, worker->call.held);
 		if (life != NULL)

@@ -233,6 +233,33 @@ Test(refsrv_rescue, undecided__agent_of_who_is_listed_dies__kept_and_copied)
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, second.sid));
 }
 
+/* Its agent may be cut off only: what it has said, or will, decides whether they are the same. */
+Test(refsrv_rescue, undecided__its_group_breaks_while_who_is_listed_is_silent__kept_and_copied)
+{
+	struct ctl_ev_reserve reserve;
+	struct world_member first, second = undecided(&first);
+	w.agents[b].silent = w.agents[b].deaf = true;
+	world_sleep(&w, 5 * SEC);
+	struct ctl_request request = {.kind = CTL_ADMIN, .u.admin.verb = CTL_ADMIN_EVICT};
+	strcpy(request.u.admin.model, "m");
+	strcpy(request.u.admin.replica, "second");
+	cr_assert_eq(world_request(&w, c, &request), 0);
+	cr_assert(world_has(&w, a, CTL_EV_BROKEN, second.sid));
+	world_sleep(&w, SEC);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, second.sid), "nobody else has it");
+	world_sleep(&w, 6 * SEC);
+	cr_assert(world_reserve(&w, a, &reserve), "now it is what is listed");
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, second.sid));
+}
+
+Test(refsrv_rescue, undecided__its_group_breaks_and_who_is_listed_lives__drained_at_once)
+{
+	struct world_member first, second = undecided(&first);
+	cr_assert_eq(world_close(&w, &second, true), 0);
+	world_drained(&w, &second);
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
+}
+
 /* What is left of the first is a beginning that its reader has, which makes no version. */
 Test(refsrv_rescue, undecided__only_a_reader_of_who_is_listed_is_left__kept)
 {
