@@ -4,11 +4,17 @@
  * the shell's commands. One thread (loop.h), which also owns the legs (leg_in.c, leg_out.c).
  *
  * Until a stranger has shown a ticket that the shell accepts, it costs a descriptor and less than
- * 512 bytes, for hello_ns at most. When there are too many, the oldest that has shown nothing goes.
- * A ticket that waits for the shell to look at it counts also when who presented it has left.
+ * 512 bytes, for hello_ns at most, and as long again for its ticket. When there are too many, the
+ * oldest that has shown nothing goes.
+ *
+ * A ticket is random bits, so any stranger can make one that looks good, and it waits until the
+ * shell has judged it: when its grant is not here yet, for hello_ns. It counts until then, also
+ * when who presented it has left, and one address has a part of the places only, so that who
+ * floods the port keeps out the readers of its own address and no others.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +42,7 @@ struct stranger {
 	bool verifies; /* says the ticket's frame */
 	uint8_t data[HELLO_BYTES];
 	uint32_t have, need;
+	uint64_t host; /* its address without the port, as far as nobody can choose it freely */
 	char peer[PEER_BYTES];
 };
 
@@ -100,6 +107,36 @@ fill_hello(struct event_node *node, struct transport_event *ret_event)
 	return true;
 }
 
+/* Of IPv6 the network: whoever has one may take any address in it. */
+static uint64_t
+host_of(const struct sockaddr_storage *address)
+{
+	uint64_t host = 0;
+	if (address->ss_family == AF_INET6) {
+		const struct in6_addr *v6 = &((const struct sockaddr_in6 *)address)->sin6_addr;
+		bool v4 = IN6_IS_ADDR_V4MAPPED(v6);
+		memcpy(&host, v6->s6_addr + (v4 ? 12 : 0), v4 ? 4 : sizeof(host));
+	} else {
+		const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
+		memcpy(&host, &v4->sin_addr, sizeof(v4->sin_addr));
+	}
+	return host;
+}
+
+static bool
+asks_enough(const struct transport *transport, uint64_t host)
+{
+	const struct stranger *other;
+	uint32_t count = 0;
+	if (transport->num_asked < ASKED_BY_ONE)
+		return false;
+	TAILQ_FOREACH(other, &transport->strangers, entry)
+	{
+		count += other->asked && other->host == host;
+	}
+	return count >= ASKED_BY_ONE;
+}
+
 static int
 on_hello(struct stranger *stranger)
 {
@@ -109,12 +146,17 @@ on_hello(struct stranger *stranger)
 	if (hello.protocol != FRAME_PROTOCOL || hello.mode != FRAME_MODE_TCP)
 		return TH_E_PROTOCOL;
 	if (transport->num_asked >= ASKED_MAX ||
-		__atomic_load_n(&transport->num_posted, __ATOMIC_RELAXED) >= ASKED_MAX)
+		__atomic_load_n(&transport->num_posted, __ATOMIC_RELAXED) >= ASKED_MAX ||
+		asks_enough(transport, stranger->host))
 		return TH_E_LIMIT;
 	stranger->asked = true;
 	stranger->hello = ++transport->next_hello;
 	transport->num_reading--;
 	transport->num_asked++;
+	/* The shell waits for the grant as long: the place must not be free before. */
+	stranger->deadline_ns = th_now_ns() + transport->config.hello_ns;
+	TAILQ_REMOVE(&transport->strangers, stranger, entry);
+	TAILQ_INSERT_TAIL(&transport->strangers, stranger, entry);
 	struct hello_event *event = th_calloc(1, sizeof(*event));
 	event->node.fill = fill_hello;
 	event->transport = transport;
@@ -173,7 +215,9 @@ static void
 broken(struct stream *stream, int code)
 {
 	struct stranger *stranger = stranger_of(stream);
-	if (code == STREAM_EOF && (stranger->have == 0 || stranger->asked))
+	if (stranger->asked)
+		return; /* its place stays taken until it is judged, or its time is over */
+	if (code == STREAM_EOF && stranger->have == 0)
 		free_stranger(stranger);
 	else
 		drop_stranger(stranger, th_strerror(code));
@@ -201,6 +245,7 @@ admit(struct transport *transport, int fd, const struct sockaddr_storage *addres
 	stranger->transport = transport;
 	stranger->need = FRAME_BYTES;
 	stranger->deadline_ns = th_now_ns() + transport->config.hello_ns;
+	stranger->host = host_of(address);
 	socket_name(address, stranger->peer);
 	TAILQ_INSERT_TAIL(&transport->strangers, stranger, entry);
 	transport->num_reading++;
@@ -378,9 +423,11 @@ refuse(struct transport *transport, const struct command *command)
 	frame_encode(&frame, message);
 	memcpy(message + FRAME_BYTES, command->text, bytes);
 	/* Nothing was sent on this connection yet: it takes all, or the peer is gone. */
-	ssize_t sent = send(
-		stranger->stream.fd, message, FRAME_BYTES + bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
-	(void)sent;
+	if (stranger->stream.fd >= 0) {
+		ssize_t sent = send(stranger->stream.fd, message, FRAME_BYTES + bytes,
+			MSG_DONTWAIT | MSG_NOSIGNAL);
+		(void)sent;
+	}
 	drop_stranger(stranger, command->text);
 }
 

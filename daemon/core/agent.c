@@ -29,7 +29,7 @@ agent_config_default(struct agent_config *ret_config)
 	ret_config->server_loss_reset = false;
 	ret_config->sessions_max = 256;
 	ret_config->reservations_max = 256;
-	ret_config->hellos_max = 256;
+	ret_config->hellos_max = 1024; /* more than the data port takes */
 	ret_config->grants_max = 4096;
 }
 
