@@ -216,11 +216,23 @@ skips(const struct leg *leg)
 			reader->group->index, reader->shard, seed->index, leg->host->datacenter);
 }
 
+/* Who is moved from a source that is given up goes to an idle one, wherever it is. */
+static bool
+is_first(const struct leg *leg)
+{
+	for (const struct leg *other = world.legs; other != NULL; other = other->next) {
+		if (other != leg && other->to == leg->to && other->to_gen == leg->to_gen)
+			return false;
+	}
+	return true;
+}
+
 void
 check_seed_serve(const struct leg *leg)
 {
 	if (leg->to->worker == NULL || leg->from == NULL || leg->over || leg->stopping ||
-		leg->to->part.prefix > 0 || leg->from->part.prefix == 0 || !certain())
+		leg->to->part.prefix > 0 || leg->from->part.prefix == 0 || !certain() ||
+		!is_first(leg))
 		return;
 	if (leg->host->datacenter != leg->from_host->datacenter)
 		is_not_the_second(leg);
