@@ -165,6 +165,12 @@ take_tagged(struct host *host, uint64_t tag)
 	return part;
 }
 
+uint32_t
+parts_hashing(const struct host *host)
+{
+	return HASH_CNT(hh_tag, host->legs.parts_by_tag);
+}
+
 void
 parts_hashed(struct host *host, uint64_t tag)
 {

@@ -17,6 +17,9 @@ struct host;
 /* NULL: the core has not begun it, or has ended it. Borrowed: retain it. */
 struct xfer_part *parts_find(struct host *host, uint64_t session, uint64_t gen);
 
+/* So many shards have digests computed now. */
+uint32_t parts_hashing(const struct host *host);
+
 /* What the transport says, by the tag of transport_hash. */
 void parts_hashed(struct host *host, uint64_t tag);
 void parts_hash_failed(struct host *host, uint64_t tag, uint32_t row);

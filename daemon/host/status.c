@@ -12,6 +12,7 @@
 #include "daemon/host/documents.h"
 #include "daemon/host/host.h"
 #include "daemon/host/offload.h"
+#include "daemon/host/parts.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
@@ -99,6 +100,8 @@ collect(struct host *host, struct counter *out)
 		{"chunks_verified", "1", "chunks with the publisher's digest", t.chunks_verified},
 		{"chunks_refetched", "1", "chunks asked for again", t.chunks_refetched},
 		{"checksum_failures", "1", "chunks with a wrong digest", t.checksum_failures},
+		{"parts_hashing", "1", "shards whose digests are being computed now",
+			parts_hashing(host)},
 		{"legs_in", "1", "transfers to this host", t.legs_in},
 		{"legs_out", "1", "transfers from this host", t.legs_out},
 		{"legs_failed", "1", "transfers that failed", t.legs_failed},
