@@ -349,7 +349,7 @@ leg_move(struct refsrv *server, struct leg *leg, struct part *src)
  * A part is being given up. Its readers go at once to sources that nobody reads from and that stay;
  * where there is none they go on: the owner waits while bytes flow. Each leg moves once. Trainers
  * give up together: what was moved to the next of them would be moved on by it, step after step,
- * and each move costs a connection.
+ * and each move costs a connection. Nor does a leg leave its datacenter: its bytes came there once.
  */
 void
 leg_move_readers(struct refsrv *server, struct part *part)
@@ -369,6 +369,10 @@ leg_move_readers(struct refsrv *server, struct part *part)
 		struct part *src = route_choose_part(server, leg->op, dst, true);
 		if (src == NULL)
 			continue;
+		if (seed_near(leg->reader, part->member) && !seed_near(leg->reader, src->member)) {
+			TH_MARK(c17_leg_stays_in_its_datacenter);
+			continue;
+		}
 		TH_MARK(d04_leg_moved_to_an_idle_source);
 		leg->moved++;
 		leg_move(server, leg, src);

@@ -14,8 +14,8 @@
 /* A seed without a new chunk for so long has nothing that is worth waiting for. */
 #define STUCK_NS INT64_C(5000000000)
 
-static bool
-same_datacenter(const struct member *a, const struct member *b)
+bool
+seed_near(const struct member *a, const struct member *b)
 {
 	return strcmp(a->agent->info.datacenter, b->agent->info.datacenter) == 0;
 }
@@ -25,7 +25,7 @@ seed_leg(const struct refsrv *server, const struct leg *leg)
 {
 	struct copy *copy = leg->dst->copy;
 
-	if (copy->seed || same_datacenter(leg->reader, leg->src->member))
+	if (copy->seed || seed_near(leg->reader, leg->src->member))
 		return;
 	copy->seed = true;
 	copy->seed_live_ns = server->live_ns;
@@ -37,7 +37,7 @@ is_near(const struct copy *copy, const struct group *group)
 {
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
 		const struct member *member = copy->parts[i].member;
-		if (member == NULL || !same_datacenter(member, group->members[i]))
+		if (member == NULL || !seed_near(member, group->members[i]))
 			return false;
 	}
 	return true;

@@ -138,6 +138,23 @@ Test(refsrv_seed, update__a_complete_copy_near__is_read)
 	cr_assert(world_has(&w, far_too, CTL_EV_GO, m.sid));
 }
 
+/* The trainer is idle, and beyond the link that the bytes have crossed. */
+Test(refsrv_seed, source_given_up__its_reader_stays_in_the_datacenter)
+{
+	world_finish(&w, &seed, leg);
+	cr_assert_eq(world_outcome(&w, &seed).code, 0);
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &m, CTL_OP_UPDATE, "latest");
+	cr_assert_eq(grant.source_sid, seed.sid);
+	world_call(&w, &seed, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	struct ctl_ev_part drain = world_take_drain(&w, &seed);
+	cr_assert_not(world_has(&w, far_too, CTL_EV_REROUTE, m.sid));
+	world_finish(&w, &m, grant.leg);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	cr_assert_eq(world_drain_done(&w, far, &drain), 0);
+	cr_assert_eq(world_outcome(&w, &seed).code, 0);
+}
+
 /* Two shards, read by a group of the far datacenter, and by one that is only half there. */
 Test(refsrv_seed, group__skips_when_all_of_it_is_near_the_seed)
 {
