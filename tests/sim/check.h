@@ -72,6 +72,7 @@ void check_retain_complete(const struct worker *worker, int code);
 /* A close is refused for want of room. */
 void check_retain_no_room(void);
 void check_retain_abandon(const struct worker *worker);
+void check_retain_closed(const struct worker *worker);
 void check_retain_crash(void);
 /* An agent is attached to a server, or not any more. */
 void check_retain_moves(void);

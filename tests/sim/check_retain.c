@@ -155,6 +155,14 @@ check_retain_abandon(const struct worker *worker)
 	}
 }
 
+/* A broken group has nothing to go back to: when no server has come in time, nobody refuses it. */
+void
+check_retain_closed(const struct worker *worker)
+{
+	if (worker->line.broken != 0 && !agent_attached(worker->host->core))
+		check_retain_abandon(worker);
+}
+
 /* ---- what is there --------------------------------------------------------------------------- */
 
 static bool

@@ -197,6 +197,9 @@ skips(const struct leg *leg)
 	const struct group *seed = NULL;
 	int64_t since_ns;
 
+	/* Published near, and its workers may not have been told so yet. */
+	if (leg->from->part.published)
+		return;
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		const struct group *group = &world.groups[i];
 		enum has has = has_near(group, leg, &since_ns);

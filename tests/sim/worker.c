@@ -436,6 +436,7 @@ void
 worker_closed(struct worker *worker)
 {
 	TRACE("worker #/# is closed", worker->group->index, worker->shard);
+	check_retain_closed(worker);
 	worker->memory->right = MEMORY_OWNER;
 	memory_scribble(worker->memory, "its worker after close");
 	end(worker);
