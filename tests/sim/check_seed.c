@@ -97,8 +97,8 @@ fills(const struct worker *worker, int64_t *ret_since_ns)
 		(worker->call.kind != CTL_OP_REPLICATE && worker->call.kind != CTL_OP_UPDATE))
 		return false;
 	leg = leg_to(handle);
-	if (leg == NULL || leg->begun_ns < worker->call.submitted_ns ||
-		(leg->over && handle->part.prefix < world.options.chunks))
+	/* What is over the server may not have heard of; when it has, the group has all of it. */
+	if (leg == NULL || leg->over || leg->begun_ns < worker->call.submitted_ns)
 		return false;
 	*ret_since_ns = th_max_i64(*ret_since_ns, leg->begun_ns);
 	return true;
