@@ -135,6 +135,18 @@ child_say(struct child *child, const char *line)
 }
 
 void
+child_pause(const struct child *child)
+{
+	(void)kill(-child->pid, SIGSTOP);
+}
+
+void
+child_go_on(const struct child *child)
+{
+	(void)kill(-child->pid, SIGCONT);
+}
+
+void
 child_stop(struct child *child, int64_t patience_ns)
 {
 	const struct timespec look = {.tv_nsec = 2000000};
@@ -142,6 +154,7 @@ child_stop(struct child *child, int64_t patience_ns)
 
 	if (child->pid <= 0)
 		return;
+	child_go_on(child);
 	th_fd_close(&child->in);
 	while (waitpid(child->pid, NULL, WNOHANG) == 0) {
 		if (th_now_ns() >= end_ns)

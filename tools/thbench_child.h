@@ -30,6 +30,9 @@ char *child_line(struct bench *bench, struct child *child, int64_t limit_ns);
 /* All until its end, or until `until` stands in it (NULL: its end). As child_line. */
 char *child_text(struct bench *bench, struct child *child, const char *until, int64_t limit_ns);
 TH_MUST_USE int child_say(struct child *child, const char *line);
+/* Its group stands still until it is told to go on: some poll, and would take a processor. */
+void child_pause(const struct child *child);
+void child_go_on(const struct child *child);
 /* Closes its stdin, waits so long, then kills its group. A second call does nothing. */
 void child_stop(struct child *child, int64_t patience_ns);
 

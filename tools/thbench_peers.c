@@ -121,11 +121,13 @@ hear(struct bench *bench, struct child *child, int64_t limit_ns)
 	return root;
 }
 
-/* GB/s of one transfer; 0 when it has failed. */
+/* GB/s of one transfer; 0 when it has failed. While it is not its turn it stands still. */
 static double
 peer_round(struct bench *bench, struct child *child, uint64_t bytes)
 {
+	child_go_on(child);
 	json_t *root = child_say(child, "go\n") == 0 ? hear(bench, child, ROUND_NS) : NULL;
+	child_pause(child);
 	double seconds = json_number_value(json_object_get(root, "seconds"));
 
 	json_decref(root);
@@ -233,6 +235,7 @@ contend(struct contest *contest, const struct peer *peer, struct th_err *err)
 		free(words);
 	} else if (rc == 0) {
 		section_fact_text(section, "version", "its version", version);
+		child_pause(&child);
 		rc = play(contest, peer, &child, section, err);
 	}
 	json_decref(ready);
