@@ -292,6 +292,12 @@ agent_flush_all(struct refsrv *server)
 	}
 }
 
+bool
+agent_near(const struct agent *a, const struct agent *b)
+{
+	return strcmp(a->info.datacenter, b->info.datacenter) == 0;
+}
+
 /* ---- life and death ------------------------------------------------------------------------- */
 
 static void

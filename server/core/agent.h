@@ -58,6 +58,9 @@ void agent_wake_at(struct refsrv *server, struct agent *agent, int64_t at_ns);
 /* Suspects or buries it when it is silent, answers its POLL when it has been held long enough. */
 void agent_timers(struct refsrv *server, struct agent *agent);
 
+/* They are in one datacenter. */
+bool agent_near(const struct agent *a, const struct agent *b);
+
 /* A leg from source to reader failed: avoid the pair. Or it worked: forgive it. */
 void agent_pair_failed(struct refsrv *server, struct agent *reader, struct agent *source);
 void agent_pair_worked(struct agent *reader, struct agent *source);

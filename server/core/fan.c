@@ -11,10 +11,9 @@
  */
 #include "server/core/fan.h"
 
-#include <string.h>
-
 #include "ipc/base/checked.h"
 #include "ipc/base/sim.h"
+#include "server/core/agent.h"
 #include "server/core/leg.h"
 #include "server/core/route.h"
 
@@ -152,8 +151,7 @@ fan_look(struct refsrv *server, struct part *newest)
 	}
 	uint32_t chunks = newest->copy->version->shards[newest->shard].num_chunks;
 	if (!root->done || hops < 3 || gain(root, chunks, hops) <= least ||
-		strcmp(root->member->agent->info.datacenter,
-			newest->member->agent->info.datacenter) != 0)
+		!agent_near(root->member->agent, newest->member->agent))
 		return;
 	split(server, root, least > 2 ? (uint32_t)least : 2);
 }

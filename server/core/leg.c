@@ -369,7 +369,9 @@ leg_move_readers(struct refsrv *server, struct part *part)
 		struct part *src = route_choose_part(server, leg->op, dst, true);
 		if (src == NULL)
 			continue;
-		if (seed_near(leg->reader, part->member) && !seed_near(leg->reader, src->member)) {
+		const struct agent *reader = leg->reader->agent;
+		if (agent_near(reader, part->member->agent) &&
+			!agent_near(reader, src->member->agent)) {
 			TH_MARK(c17_leg_stays_in_its_datacenter);
 			continue;
 		}

@@ -165,7 +165,7 @@ offload_conceivable(const struct refsrv *server, const struct copy *copy)
 		const struct agent *agent = member == NULL ? NULL : server->agents;
 		for (; agent != NULL; agent = agent->hh.next) {
 			if (has_room(agent, copy->version->shards[i].bytes) &&
-				strcmp(agent->info.datacenter, member->agent->info.datacenter) == 0)
+				agent_near(agent, member->agent))
 				break;
 		}
 		if (agent == NULL)
@@ -187,8 +187,7 @@ choose(const struct refsrv *server, const struct offload *offload, uint32_t shar
 	if (may_hold(offload, shard, own))
 		return own;
 	for (agent = server->agents; agent != NULL; agent = agent->hh.next) {
-		if (strcmp(agent->info.datacenter, own->info.datacenter) == 0 &&
-			may_hold(offload, shard, agent) &&
+		if (agent_near(agent, own) && may_hold(offload, shard, agent) &&
 			(best == NULL || agent->num_reserved < best->num_reserved))
 			best = agent;
 	}

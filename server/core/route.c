@@ -15,8 +15,6 @@
  */
 #include "server/core/route.h"
 
-#include <string.h>
-
 #include "ipc/base/checked.h"
 #include "ipc/base/sim.h"
 #include "server/core/agent.h"
@@ -181,7 +179,7 @@ static bool
 relieves(const struct refsrv *server, const struct part *src, const struct member *reader)
 {
 	return src->done && src->copy->keep == NULL &&
-	       strcmp(src->member->agent->info.datacenter, reader->agent->info.datacenter) == 0 &&
+	       agent_near(src->member->agent, reader->agent) &&
 	       (src->num_readers == 0 ||
 		       (src->num_readers == 1 && crawl_is(server, src->readers->dst)));
 }
@@ -227,7 +225,7 @@ score_add(struct score *score, const struct part *src, const struct member *read
 	/* Who is about to give it up should not wait for new readers, but for his offload copy. */
 	score->leaving += src->copy->keep != NULL && reader->group->reservation == 0;
 	score->other_agent += from != to;
-	score->other_datacenter += strcmp(from->info.datacenter, to->info.datacenter) != 0;
+	score->other_datacenter += !agent_near(from, to);
 	score->legs += src->num_readers;
 	score->host_legs += from->legs_far;
 	score->descendants += src->descendants;

@@ -4,9 +4,8 @@
  */
 #include "server/core/seed.h"
 
-#include <string.h>
-
 #include "ipc/base/sim.h"
+#include "server/core/agent.h"
 #include "server/core/content.h"
 #include "server/core/copy.h"
 #include "server/core/model.h"
@@ -14,18 +13,12 @@
 /* A seed without a new chunk for so long has nothing that is worth waiting for. */
 #define STUCK_NS INT64_C(5000000000)
 
-bool
-seed_near(const struct member *a, const struct member *b)
-{
-	return strcmp(a->agent->info.datacenter, b->agent->info.datacenter) == 0;
-}
-
 void
 seed_leg(const struct refsrv *server, const struct leg *leg)
 {
 	struct copy *copy = leg->dst->copy;
 
-	if (copy->seed || seed_near(leg->reader, leg->src->member))
+	if (copy->seed || agent_near(leg->reader->agent, leg->src->member->agent))
 		return;
 	copy->seed = true;
 	copy->seed_live_ns = server->live_ns;
@@ -37,7 +30,7 @@ is_near(const struct copy *copy, const struct group *group)
 {
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
 		const struct member *member = copy->parts[i].member;
-		if (member == NULL || !seed_near(member, group->members[i]))
+		if (member == NULL || !agent_near(member->agent, group->members[i]->agent))
 			return false;
 	}
 	return true;

@@ -13,9 +13,6 @@
 
 #include "server/core/state.h"
 
-/* Their agents are in one. */
-bool seed_near(const struct member *a, const struct member *b);
-
 /* A leg begins, or is known again from a former life: it may be what makes its reader a seed. */
 void seed_leg(const struct refsrv *server, const struct leg *leg);
 
