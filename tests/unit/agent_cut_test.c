@@ -47,19 +47,11 @@ hang_up(void)
 }
 
 static void
-back(void)
-{
-	rig.cut = false;
-	rig_sleep(&rig, 2 * SEC);
-	cr_assert(agent_attached(rig.agent));
-}
-
-static void
 another_server(void)
 {
 	rig_clear(&rig);
 	rig.unknown = rig.fresh = true;
-	back();
+	rig_back(&rig);
 }
 
 static void
@@ -131,7 +123,7 @@ Test(agent_cut, ghost__no_server__refused_at_its_deadline_and_open_as_before)
 	rig_sleep(&rig, MS);
 	refused_to_close();
 	rig_clear(&rig);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
@@ -146,7 +138,7 @@ Test(agent_cut, ghost__the_server_comes_back__closed_like_any_other)
 	haunt();
 	worker_closes(false, 60 * SEC);
 	rig_clear(&rig);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	asked_orderly();
 	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
@@ -226,7 +218,7 @@ Test(agent_cut, never_sent__forgotten)
 	worker_closes(false, 60 * SEC);
 	cr_assert_eq(code(0), TH_E_CANCELLED);
 	rig_clear(&rig);
-	back();
+	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP) + rig_requests(&rig, CTL_CANCEL), 0);
 	asked_orderly();
 }

@@ -282,6 +282,15 @@ go_on(struct world_member *ret_back, struct world_member *ret_opened)
 	go_on_after(false, ret_back, ret_opened);
 }
 
+static void
+breaks_all(const struct ctl_rejoin *late, const struct world_member *back,
+	const struct world_member *opened)
+{
+	cr_assert_eq(former_rejoin(&w, former_agent(&w), late), TH_E_GROUP_BROKEN);
+	former_broken(&w, back, "its members contradict each other");
+	former_broken(&w, opened, "its members contradict each other");
+}
+
 Test(refsrv_rejoin_open, comes_too_late_and_was_told_another_end__broken_for_all)
 {
 	struct world_member back, opened;
@@ -289,9 +298,7 @@ Test(refsrv_rejoin_open, comes_too_late_and_was_told_another_end__broken_for_all
 	struct ctl_rejoin late = former_shard("p", 2, 3);
 	go_on(&back, &opened);
 	was_told(&late, outcomes, CTL_OP_UPDATE, "latest", TH_E_TIMEOUT);
-	cr_assert_eq(former_rejoin(&w, former_agent(&w), &late), TH_E_GROUP_BROKEN);
-	former_broken(&w, &back, "its members contradict each other");
-	former_broken(&w, &opened, "its members contradict each other");
+	breaks_all(&late, &back, &opened);
 }
 
 Test(refsrv_rejoin_open, comes_too_late_to_a_group_with_another_number__broken_for_all)
@@ -301,9 +308,7 @@ Test(refsrv_rejoin_open, comes_too_late_to_a_group_with_another_number__broken_f
 	struct ctl_rejoin late = former_shard("p", 2, 3);
 	go_on_after(true, &back, &opened);
 	was_told(&late, outcomes, CTL_OP_UPDATE, "latest", TH_E_TIMEOUT);
-	cr_assert_eq(former_rejoin(&w, former_agent(&w), &late), TH_E_GROUP_BROKEN);
-	former_broken(&w, &back, "its members contradict each other");
-	former_broken(&w, &opened, "its members contradict each other");
+	breaks_all(&late, &back, &opened);
 }
 
 Test(refsrv_rejoin_open, comes_too_late_and_was_told_of_what_has_not_been__broken_for_all)
@@ -314,8 +319,7 @@ Test(refsrv_rejoin_open, comes_too_late_and_was_told_of_what_has_not_been__broke
 	go_on(&back, &opened);
 	was_told(&late, outcomes, CTL_OP_UPDATE, "latest", 0);
 	was_told(&late, outcomes, CTL_OP_REPLICATE, "7", TH_E_TIMEOUT);
-	cr_assert_eq(former_rejoin(&w, former_agent(&w), &late), TH_E_GROUP_BROKEN);
-	former_broken(&w, &back, "its members contradict each other");
+	breaks_all(&late, &back, &opened);
 }
 
 Test(refsrv_rejoin_open, comes_too_late_and_was_told_the_same__opened_again_it_is_one_of_them)
