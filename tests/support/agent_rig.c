@@ -229,9 +229,9 @@ rig_event_numbered(struct rig *rig, const struct ctl_event *event, uint64_t numb
 }
 
 void
-rig_event(struct rig *rig, const struct ctl_event *event)
+rig_event(struct rig *rig, struct ctl_event event)
 {
-	rig_event_numbered(rig, event, ++rig->last_event);
+	rig_event_numbered(rig, &event, ++rig->last_event);
 }
 
 /* ---- what was done ------------------------------------------------------------------- */
@@ -540,7 +540,7 @@ rig_publish(struct rig *rig, uint64_t session, uint64_t sid, const char *version
 	rig_submit(rig, session, 60, CTL_OP_PUBLISH, version, TH_FOREVER);
 	uint64_t gen = rig_request(rig, CTL_OP)->u.op.op_seq;
 	struct ctl_event outcome = rig_outcome(sid, gen, 0, strtoull(version, NULL, 10));
-	rig_event(rig, &outcome);
+	rig_event(rig, outcome);
 	cr_assert_eq(rig_complete(rig, session, 60)->u.complete.code, 0);
 	return gen;
 }
@@ -560,7 +560,7 @@ rig_reader(struct rig *rig, uint64_t sid, uint64_t gen, uint64_t leg)
 {
 	struct ctl_event event = rig_grant(sid, gen, leg);
 
-	rig_event(rig, &event);
+	rig_event(rig, event);
 	rig_hello(rig, leg, leg);
 	cr_assert_eq(rig_last(rig, AGENT_SERVE)->u.leg.grant.leg, leg);
 	return rig_last(rig, AGENT_SERVE)->u.leg.leg;
@@ -572,10 +572,10 @@ rig_filling(struct rig *rig, uint64_t session, uint64_t sid, uint64_t op_seq, ui
 	struct ctl_event event = rig_plan(sid, op_seq, false);
 
 	rig_submit(rig, session, 61, CTL_OP_REPLICATE, "latest", TH_FOREVER);
-	rig_event(rig, &event);
+	rig_event(rig, event);
 	cr_assert_eq(rig_request(rig, CTL_PREPARED)->u.prepared.code, 0);
 	event = rig_go(sid, op_seq, leg);
-	rig_event(rig, &event);
+	rig_event(rig, event);
 	cr_assert_eq(rig_last(rig, AGENT_PULL)->u.leg.grant.leg, leg);
 	return rig_last(rig, AGENT_PULL)->u.leg.leg;
 }
@@ -609,7 +609,7 @@ rig_release(struct rig *rig, uint64_t reservation, uint32_t shard, uint64_t sid)
 
 	event.u.release =
 		(struct ctl_ev_release){.reservation = reservation, .shard = shard, .sid = sid};
-	rig_event(rig, &event);
+	rig_event(rig, event);
 }
 
 void
@@ -629,7 +629,7 @@ rig_offload(struct rig *rig)
 {
 	struct ctl_event event = rig_reserve(RIG_RESERVATION, 1);
 
-	rig_event(rig, &event);
+	rig_event(rig, event);
 	rig_reserved(rig, rig_last(rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
 	cr_assert_eq(rig_requests(rig, CTL_OPEN), 1);
 	cr_assert_eq(rig_requests(rig, CTL_REGISTER), 1);
@@ -651,10 +651,10 @@ rig_offload_filling(struct rig *rig, uint64_t sid)
 {
 	struct ctl_event event = rig_offload_plan(sid);
 
-	rig_event(rig, &event);
+	rig_event(rig, event);
 	cr_assert_eq(rig_request(rig, CTL_PREPARED)->u.prepared.code, 0);
 	event = rig_go(sid, 1, 50);
-	rig_event(rig, &event);
+	rig_event(rig, event);
 	return rig_last(rig, AGENT_PULL)->u.leg.leg;
 }
 
@@ -665,6 +665,6 @@ rig_offload_filled(struct rig *rig)
 	struct ctl_event event = rig_outcome(sid, 1, 0, 17);
 
 	rig_leg(rig, AGENT_EV_LEG_DONE, rig_offload_filling(rig, sid), 0);
-	rig_event(rig, &event);
+	rig_event(rig, event);
 	return sid;
 }

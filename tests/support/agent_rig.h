@@ -65,7 +65,7 @@ void rig_clear(struct rig *rig); /* forgets actions, and requests that were answ
 /* Answers what is held of this kind. */
 void rig_answer(struct rig *rig, enum ctl_request_kind kind);
 /* Delivers an event of the server. */
-void rig_event(struct rig *rig, const struct ctl_event *event);
+void rig_event(struct rig *rig, struct ctl_event event);
 /* ... as if it were lost and sent again. */
 void rig_event_numbered(struct rig *rig, const struct ctl_event *event, uint64_t number);
 

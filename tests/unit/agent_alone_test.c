@@ -30,12 +30,6 @@ teardown(void)
 TestSuite(agent_alone, .init = setup, .fini = teardown);
 
 static void
-event(struct ctl_event one)
-{
-	rig_event(&rig, &one);
-}
-
-static void
 submit(uint32_t slot, uint32_t kind, int64_t timeout_ns)
 {
 	rig_submit(&rig, 1, slot, kind, kind == CTL_OP_PUBLISH ? "9" : "latest", timeout_ns);
@@ -164,7 +158,7 @@ Test(agent_alone, unpublish__of_several_members_and_drained_already__waits_for_t
 	uint64_t other = rig_ready(&rig, 2);
 	uint64_t its_gen = rig_publish(&rig, 2, other, "5");
 	rig_hashed(&rig, AGENT_EV_HASHED, 2, its_gen);
-	event(rig_drain(other, its_gen, 4));
+	rig_event(&rig, rig_drain(other, its_gen, 4));
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 	rig_clear(&rig);
 	rig_hang_up(&rig);
@@ -173,7 +167,7 @@ Test(agent_alone, unpublish__of_several_members_and_drained_already__waits_for_t
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_back(&rig);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_UNPUBLISH);
-	event(rig_outcome(other, 2, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(other, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_complete(&rig, 2, 0)->u.complete.code, 0);
 }
 
@@ -188,12 +182,12 @@ Test(agent_alone, unpublish__behind_a_ghost__done_too)
 	held_nothing();
 	rig_clear(&rig);
 	rig_back(&rig);
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	const struct ctl_op *op = &rig_request(&rig, CTL_OP)->u.op;
 	cr_assert_eq(op->kind, CTL_OP_UNPUBLISH);
 	cr_assert_eq(op->op_seq, 3);
 	cr_assert_eq(op->timeout_ns, TH_FOREVER);
-	event(rig_outcome(sid, 3, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 3, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 }
 
@@ -207,7 +201,7 @@ Test(agent_alone, unpublish__behind_a_ghost_and_a_reader_until_the_deadline__hel
 	rig_sleep(&rig, SEC + 300 * MS);
 	cr_assert_eq(code(1), TH_E_NO_SERVER);
 	rig_back(&rig);
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	rig_reader(&rig, sid, gen, 51);
 }
 
@@ -222,13 +216,13 @@ Test(agent_alone, back__told_first_and_in_silence__then_the_next_operation)
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_UNPUBLISH);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.timeout_ns, TH_FOREVER);
-	event(rig_drain(sid, gen, 7));
+	rig_event(&rig, rig_drain(sid, gen, 7));
 	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.drain_no, 7);
-	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 2);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_PUBLISH);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
-	event(rig_outcome(sid, 3, 0, 9));
+	rig_event(&rig, rig_outcome(sid, 3, 0, 9));
 	cr_assert_eq(code(1), 0);
 }
 
@@ -241,13 +235,13 @@ Test(agent_alone, restored_by_the_server__told_again_without_a_deadline)
 	cr_assert_eq(code(0), 0);
 	rig_clear(&rig);
 	rig_back(&rig);
-	event(rig_undrain(sid, gen));
-	event(rig_outcome(sid, 2, TH_E_TIMEOUT, 3));
+	rig_event(&rig, rig_undrain(sid, gen));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_TIMEOUT, 3));
 	const struct ctl_op *op = &rig_request(&rig, CTL_OP)->u.op;
 	cr_assert_eq(op->kind, CTL_OP_UNPUBLISH);
 	cr_assert_eq(op->op_seq, 3);
 	cr_assert_eq(op->timeout_ns, TH_FOREVER);
-	event(rig_outcome(sid, 3, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 3, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	submit(1, CTL_OP_PUBLISH, SEC);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 4);
@@ -269,7 +263,7 @@ Test(agent_alone, reader_sent_here_meanwhile__refused_at_once)
 	unpublished();
 	rig_back(&rig);
 	rig_hello(&rig, 50, 50);
-	event(rig_grant(sid, gen, 50));
+	rig_event(&rig, rig_grant(sid, gen, 50));
 	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_REFUSE), 1);
 }
@@ -387,7 +381,7 @@ Test(agent_alone, retained__a_worker_dies__its_part_is_kept_for_the_server)
 	cr_assert_eq(rig_request(&rig, CTL_CLOSE)->u.close.sid, other);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0, "the server copies it, and says DRAIN");
-	event(rig_drain(other, 1, 9));
+	rig_event(&rig, rig_drain(other, 1, 9));
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 2);
 }
@@ -457,7 +451,7 @@ Test(agent_alone, close__retained_and_no_server__refused_at_its_deadline_and_ope
 	/* Closed again, of this server. */
 	worker_closes(1, false, 2 * SEC);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
-	event(rig_drain(sid, gen, 1));
+	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 }
@@ -499,7 +493,7 @@ Test(agent_alone, close__retained_and_the_server_comes_in_time__told_what_time_i
 	cr_assert_geq(close->timeout_ns, 55 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	close_answered();
-	event(rig_drain(sid, gen, 1));
+	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 }
 
@@ -517,7 +511,7 @@ Test(agent_alone, close__retained_and_another_server_comes_in_time__told_what_it
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED) + rig_count(&rig, AGENT_PART_END), 0);
 	close_answered();
-	event(rig_drain(sid, gen, 1));
+	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 }
 
@@ -539,7 +533,7 @@ Test(agent_alone, close__sent_and_then_no_server_and_retained__refused_and_goes_
 	rig_back(&rig);
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 	close_answered();
-	event(rig_drain(sid, gen, 1));
+	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0, "its worker still has the handle");
 	worker_closes(1, false, SEC);
@@ -561,7 +555,7 @@ Test(agent_alone, close__sent_and_refused_by_the_server_after_all__open_as_befor
 	close_answered();
 	one.u.close_refused.sid = sid;
 	one.u.close_refused.code = TH_E_TIMEOUT;
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1, "nobody waits for it");
 	rig_out(&rig, AGENT_EV_OUT_ENDED, rig_reader(&rig, sid, gen, 60));
 	rig_clear(&rig);
@@ -631,7 +625,7 @@ Test(agent_alone, server_restarts_and_the_reader_ends_before_it_is_asked__told_w
 	cr_assert_eq(op->timeout_ns, TH_FOREVER);
 	cr_assert_eq(op->flags, CTL_OP_FORCE, "no rule can keep what is the worker's again");
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 0);
-	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1);
 }
 
@@ -647,7 +641,7 @@ Test(agent_alone, unregister__waits_until_the_server_knows)
 	rig.held = 0;
 	rig_answer(&rig, CTL_OP);
 	cr_assert_eq(rig_requests(&rig, CTL_UNREGISTER), 0);
-	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_requests(&rig, CTL_UNREGISTER), 1);
 	cr_assert_eq(rig_last(&rig, AGENT_UNREGISTERED)->u.answer.code, 0);
 }

@@ -48,13 +48,7 @@ outcome(uint64_t op_seq, int code, uint64_t version)
 	struct ctl_event event = rig_outcome(sid, op_seq, code, version);
 
 	event.u.outcome.updated = code == 0;
-	rig_event(&rig, &event);
-}
-
-static void
-event(struct ctl_event one)
-{
-	rig_event(&rig, &one);
+	rig_event(&rig, event);
 }
 
 /* ---- what may be called when --------------------------------------------------------- */
@@ -241,7 +235,7 @@ Test(agent_call, list__grouped__tells_its_number_and_generation)
 	rig_submit(&rig, 1, 0, CTL_OP_LIST, "", TH_FOREVER);
 	struct ctl_event done = rig_outcome(sid, 1, 0, TH_NO_VERSION);
 	done.u.outcome.generation = 12;
-	rig_event(&rig, &done);
+	rig_event(&rig, done);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.op_seq, 1);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.generation, 12);
 }
@@ -295,7 +289,7 @@ Test(agent_call, update__nothing_new__zero_and_the_old_is_held)
 	rig_clear(&rig);
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	struct ctl_event done = rig_outcome(sid, 2, 0, 3);
-	rig_event(&rig, &done);
+	rig_event(&rig, done);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 	cr_assert_not(rig_complete(&rig, 1, 0)->u.complete.result.updated);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.result.version.version, 3);
@@ -308,7 +302,7 @@ Test(agent_call, plan__other_layout__explains_and_touches_nothing)
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	struct ctl_event plan = rig_plan(sid, 2, true);
 	plan.u.plan.layout.lo++;
-	rig_event(&rig, &plan);
+	rig_event(&rig, plan);
 	cr_assert_eq(rig_last(&rig, AGENT_EXPLAIN)->u.explain.op_seq, 2);
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 0);
 	struct agent_event explained = {.kind = AGENT_EV_EXPLAINED, .session = 1};
@@ -331,12 +325,12 @@ Test(agent_call, update__old_part_has_a_reader__prepared_when_it_has_ended)
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, 0);
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.held.version, 3, "still");
-	event(rig_go(sid, 2, 8));
+	rig_event(&rig, rig_go(sid, 2, 8));
 	cr_assert_eq(rig_last(&rig, AGENT_PART_END)->u.part.gen, gen);
 	cr_assert_eq(rig_last(&rig, AGENT_PART_NEW)->u.part.gen, 2);
 	cr_assert_lt(rig_at(&rig, AGENT_PART_END), rig_at(&rig, AGENT_PART_NEW));
@@ -349,11 +343,11 @@ Test(agent_call, update__fails_before_go__old_part_is_served_again)
 {
 	uint64_t gen = rig_publish(&rig, 1, sid, "3");
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	cr_assert_eq(rig_count(&rig, AGENT_HASH_STOP), 1);
 	rig_hashed(&rig, AGENT_EV_HASH_STOPPED, 1, gen);
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, 0);
-	event(rig_undrain(sid, gen));
+	rig_event(&rig, rig_undrain(sid, gen));
 	outcome(2, TH_E_TIMEOUT, TH_NO_VERSION);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_TIMEOUT);
 	cr_assert_eq(rig_last(&rig, AGENT_HASH)->u.part.gen, gen);
@@ -366,32 +360,32 @@ Test(agent_call, plan__another_takes_its_place__prepared_for_both)
 	uint64_t gen = rig_publish(&rig, 1, sid, "3");
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.plan_no, 0);
 	struct ctl_event second = rig_plan(sid, 2, true);
 	second.u.plan.plan_no = 1;
 	second.u.plan.layout = (struct th_hash){.lo = 1, .hi = 1};
-	event(rig_undrain(sid, gen));
-	event(second);
+	rig_event(&rig, rig_undrain(sid, gen));
+	rig_event(&rig, second);
 	cr_assert_eq(rig_last(&rig, AGENT_EXPLAIN)->u.explain.op_seq, 2, "it is looked at anew");
 	/* A third comes while the second is explained, which then says nothing any more. */
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
 	second.u.plan.plan_no = 2;
 	second.u.plan.layout = RIG_LAYOUT;
-	event(second);
+	rig_event(&rig, second);
 	struct agent_event explained = {.kind = AGENT_EV_EXPLAINED, .session = 1};
 	explained.u.explained.op_seq = 2;
 	rig_step(&rig, &explained);
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 1, "the old part is read again");
-	event(rig_go(sid, 2, 8));
+	rig_event(&rig, rig_go(sid, 2, 8));
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 0, "what was said to the first is no proof");
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.plan_no, 2);
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, 0);
 	/* An older one again, as repeated by a server: no effect. */
 	second.u.plan.plan_no = 1;
-	event(second);
-	event(rig_go(sid, 2, 9));
+	rig_event(&rig, second);
+	rig_event(&rig, rig_go(sid, 2, 9));
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 1);
 }
 
@@ -400,8 +394,8 @@ Test(agent_call, go__before_prepared__not_a_byte_is_overwritten)
 	uint64_t gen = rig_publish(&rig, 1, sid, "3");
 	rig_reader(&rig, sid, gen, 50);
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 2, true));
-	event(rig_go(sid, 2, 8));
+	rig_event(&rig, rig_plan(sid, 2, true));
+	rig_event(&rig, rig_go(sid, 2, 8));
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, TH_E_PROTOCOL);
@@ -415,7 +409,7 @@ Test(agent_call, leg__source_failed__another_goes_on_and_results_add_up)
 	cr_assert(end->source_failed);
 	cr_assert_eq(end->code, TH_E_NO_PATH);
 	cr_assert_eq(end->chunks_verified, 4);
-	event(rig_reroute(sid, 1, 0, 8));
+	rig_event(&rig, rig_reroute(sid, 1, 0, 8));
 	cr_assert_eq(rig_last(&rig, AGENT_PULL)->u.leg.grant.leg, 8);
 	cr_assert_neq(rig_last(&rig, AGENT_PULL)->u.leg.leg, leg);
 	rig_leg(&rig, AGENT_EV_LEG_DONE, rig_last(&rig, AGENT_PULL)->u.leg.leg, 0);
@@ -427,7 +421,7 @@ Test(agent_call, leg__source_failed__another_goes_on_and_results_add_up)
 Test(agent_call, reroute__leg_runs__stops_it_first)
 {
 	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
-	event(rig_reroute(sid, 1, 7, 8));
+	rig_event(&rig, rig_reroute(sid, 1, 7, 8));
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 1);
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
@@ -439,8 +433,8 @@ Test(agent_call, reroute__leg_runs__stops_it_first)
 Test(agent_call, reroute__twice_while_stopping__the_last_counts_and_each_leg_ends)
 {
 	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
-	event(rig_reroute(sid, 1, 7, 8));
-	event(rig_reroute(sid, 1, 8, 9));
+	rig_event(&rig, rig_reroute(sid, 1, 7, 8));
+	rig_event(&rig, rig_reroute(sid, 1, 8, 9));
 	cr_assert_eq(rig_count(&rig, AGENT_STOP), 1);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 8);
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
@@ -452,7 +446,7 @@ Test(agent_call, reroute__crosses_leg_done__ended_unbegun)
 {
 	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
 	rig_leg(&rig, AGENT_EV_LEG_DONE, leg, 0);
-	event(rig_reroute(sid, 1, 7, 8));
+	rig_event(&rig, rig_reroute(sid, 1, 7, 8));
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_LEG_END), 2);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 8);
@@ -464,7 +458,7 @@ Test(agent_call, reroute__crosses_leg_done__ended_unbegun)
 Test(agent_call, reroute__leg_done_crosses_stop__done_counts)
 {
 	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
-	event(rig_reroute(sid, 1, 7, 8));
+	rig_event(&rig, rig_reroute(sid, 1, 7, 8));
 	rig_leg(&rig, AGENT_EV_LEG_DONE, leg, 0);
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_LEG_END), 2);
@@ -476,7 +470,7 @@ Test(agent_call, reroute__leg_done_crosses_stop__done_counts)
 Test(agent_call, abort__after_go__leg_ends_then_dirty_until_replicate)
 {
 	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
-	event((struct ctl_event){.kind = CTL_EV_CANCEL, .u.cancel = {sid, 1}});
+	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_CANCEL, .u.cancel = {sid, 1}});
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, TH_E_CANCELLED);
@@ -540,7 +534,7 @@ Test(agent_call, broken__event__operation_and_later_ones_answer_it)
 {
 	rig_submit(&rig, 1, 0, CTL_OP_REPLICATE, "1", TH_FOREVER);
 	struct ctl_event broken = {.kind = CTL_EV_BROKEN, .u.broken = {sid, "shard 1 is lost"}};
-	rig_event(&rig, &broken);
+	rig_event(&rig, broken);
 	outcome(1, TH_E_GROUP_BROKEN, TH_NO_VERSION);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_GROUP_BROKEN);
 	cr_assert_eq(call(1, CTL_OP_PUBLISH, "1"), TH_E_GROUP_BROKEN);
@@ -552,7 +546,8 @@ Test(agent_call, broken__event__operation_and_later_ones_answer_it)
 static void
 break_group(void)
 {
-	event((struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken = {sid, "shard 1 is lost"}});
+	rig_event(&rig,
+		(struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken = {sid, "shard 1 is lost"}});
 	rig_clear(&rig);
 }
 
@@ -561,7 +556,7 @@ Test(agent_call, broken__unpublish_was_decided_before__its_outcome)
 {
 	uint64_t gen = rig_publish(&rig, 1, sid, "1");
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	break_group();
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 2);
@@ -610,8 +605,8 @@ static uint64_t
 copying(uint64_t reader_sid, uint64_t gen)
 {
 	rig_submit(&rig, 2, 61, CTL_OP_REPLICATE, "latest", TH_FOREVER);
-	event(rig_plan(reader_sid, 1, false));
-	event(local_go(reader_sid, 1, 7, gen));
+	rig_event(&rig, rig_plan(reader_sid, 1, false));
+	rig_event(&rig, local_go(reader_sid, 1, 7, gen));
 	const struct agent_action *copy = rig_last(&rig, AGENT_COPY);
 	cr_assert_eq(copy->u.leg.source_session, 1);
 	cr_assert_eq(copy->u.leg.source_gen, gen);
@@ -623,7 +618,7 @@ Test(agent_call, copy__source_drains__drained_when_the_copy_has_ended)
 	uint64_t gen = rig_publish(&rig, 1, sid, "3");
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
 	uint64_t leg = copying(rig_ready(&rig, 2), gen);
-	event(rig_drain(sid, gen, 1));
+	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0);
 	rig_leg(&rig, AGENT_EV_LEG_DONE, leg, 0);
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
@@ -633,7 +628,7 @@ Test(agent_call, copy__fenced__stops_and_asks_for_another_source)
 {
 	uint64_t gen = rig_publish(&rig, 1, sid, "3");
 	uint64_t leg = copying(rig_ready(&rig, 2), gen);
-	event((struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 7});
+	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 7});
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
 	cr_assert(rig_request(&rig, CTL_LEG_END)->u.leg_end.source_failed);
@@ -643,8 +638,8 @@ Test(agent_call, copy__source_is_not_there__asks_for_another)
 {
 	uint64_t reader_sid = rig_ready(&rig, 2);
 	rig_submit(&rig, 2, 61, CTL_OP_REPLICATE, "latest", TH_FOREVER);
-	event(rig_plan(reader_sid, 1, false));
-	event(local_go(reader_sid, 1, 7, 5));
+	rig_event(&rig, rig_plan(reader_sid, 1, false));
+	rig_event(&rig, local_go(reader_sid, 1, 7, 5));
 	cr_assert_eq(rig_count(&rig, AGENT_COPY), 0);
 	cr_assert(rig_request(&rig, CTL_LEG_END)->u.leg_end.source_failed);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 7);

@@ -32,12 +32,6 @@ teardown(void)
 
 TestSuite(agent_cut, .init = setup, .fini = teardown);
 
-static void
-event(struct ctl_event one)
-{
-	rig_event(&rig, &one);
-}
-
 /* The server takes its time: a close that it has answered waits for its DRAIN for a while only. */
 static void
 hang_up(void)
@@ -106,7 +100,7 @@ closed_by_its_drain(void)
 {
 	rig.held = 0;
 	rig_answer(&rig, CTL_CLOSE);
-	event(rig_drain(sid, gen, 1));
+	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1);
@@ -126,7 +120,7 @@ Test(agent_cut, ghost__no_server__refused_at_its_deadline_and_open_as_before)
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0, "taken in silence");
 	rig_out(&rig, AGENT_EV_OUT_ENDED, rig_reader(&rig, sid, gen, 60));
 	rig_submit(&rig, 1, 1, CTL_OP_LIST, "", SEC);
@@ -141,7 +135,7 @@ Test(agent_cut, ghost__the_server_comes_back__closed_like_any_other)
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	asked_orderly();
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	nothing_given_up();
 	closed_by_its_drain();
 }
@@ -156,7 +150,7 @@ Test(agent_cut, ghost__another_server__told_what_is_held_and_what_was_called)
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 2);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	asked_orderly();
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	closed_by_its_drain();
 }
 
@@ -187,7 +181,7 @@ Test(agent_cut, planned__no_server__kept)
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
 
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	hang_up();
 	cr_assert_eq(code(0), TH_E_NO_SERVER);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
@@ -201,7 +195,7 @@ Test(agent_cut, planned__no_server__kept)
 Test(agent_cut, prepared__no_server__kept)
 {
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 1);
 	hang_up();
 	worker_closes(false, 60 * SEC);
@@ -251,10 +245,10 @@ Test(agent_cut, unpublish__refused_to_close__open_as_before)
 	cr_assert_eq(code(0), TH_E_CANCELLED);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	asked_orderly();
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	one.u.close_refused.sid = sid;
 	one.u.close_refused.code = TH_E_NOMEM_RETAIN;
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, TH_E_NOMEM_RETAIN);
 	nothing_given_up();
 	rig_clear(&rig);
@@ -268,7 +262,7 @@ Test(agent_cut, unpublish__it_was_done__closed)
 	rig.held = 1u << CTL_CLOSE;
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	worker_closes(false, TH_FOREVER);
-	event(rig_outcome(sid, 2, 0, 3));
+	rig_event(&rig, rig_outcome(sid, 2, 0, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 	rig.held = 0;
 	rig_answer(&rig, CTL_CLOSE);
@@ -280,13 +274,13 @@ Test(agent_cut, planned__restored__waits_for_what_the_server_says)
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
 
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	worker_closes(false, TH_FOREVER);
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, TH_E_CANCELLED);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 	nothing_given_up();
-	event(rig_undrain(sid, gen));
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_undrain(sid, gen));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	nothing_given_up();
 	closed_by_its_drain();
 }
@@ -295,14 +289,14 @@ Test(agent_cut, planned__restored__waits_for_what_the_server_says)
 Test(agent_cut, prepared__go_was_on_its_way__not_a_byte_is_overwritten)
 {
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	worker_closes(false, TH_FOREVER);
 	nothing_given_up();
-	event(rig_go(sid, 2, 7));
+	rig_event(&rig, rig_go(sid, 2, 7));
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 0);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, TH_E_CANCELLED);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
-	event(rig_outcome(sid, 2, TH_E_GROUP_BROKEN, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_GROUP_BROKEN, 3));
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 }
 
@@ -312,12 +306,12 @@ Test(agent_cut, prepared__cancelled_after_go_was_given_to_others__closed)
 	struct ctl_event one = {.kind = CTL_EV_CANCEL};
 
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	worker_closes(false, TH_FOREVER);
 	nothing_given_up();
 	one.u.cancel.sid = sid;
 	one.u.cancel.op_seq = 2;
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1);

@@ -30,12 +30,6 @@ teardown(void)
 TestSuite(agent_ghost, .init = setup, .fini = teardown);
 
 static void
-event(struct ctl_event one)
-{
-	rig_event(&rig, &one);
-}
-
-static void
 submit(uint32_t slot, uint32_t kind, int64_t timeout_ns)
 {
 	rig_submit(&rig, 1, slot, kind, kind == CTL_OP_PUBLISH ? "9" : "latest", timeout_ns);
@@ -113,7 +107,7 @@ Test(agent_ghost, update__planned_and_draining__no_server_and_the_part_stays)
 {
 	rig_reader(&rig, sid, gen, 50);
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	silence();
 	answered_no_server(0);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
@@ -122,13 +116,13 @@ Test(agent_ghost, update__planned_and_draining__no_server_and_the_part_stays)
 Test(agent_ghost, update__prepared__waits_for_its_outcome)
 {
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, 0);
 	silence();
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_back(&rig);
-	event(rig_undrain(sid, gen));
-	event(rig_outcome(sid, 2, TH_E_TIMEOUT, 3));
+	rig_event(&rig, rig_undrain(sid, gen));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_TIMEOUT, 3));
 	cr_assert_eq(code(0), TH_E_TIMEOUT);
 }
 
@@ -146,7 +140,7 @@ Test(agent_ghost, pull__no_word_by_the_deadline__timeout_and_the_version_stays)
 	rig_clear(&rig);
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	submit(1, CTL_OP_UPDATE, SEC);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 3);
 }
@@ -164,7 +158,7 @@ Test(agent_ghost, replicate__server_goes__no_server_at_its_deadline)
 Test(agent_ghost, replicate__prepared__waits_for_its_outcome)
 {
 	submit(0, CTL_OP_REPLICATE, SEC);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	rig.mute = true;
 	rig_sleep(&rig, 60 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
@@ -182,7 +176,7 @@ Test(agent_ghost, pull__of_several_members__waits_for_the_one_outcome)
 	cr_assert(agent_attached(rig.agent));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig.held = 0;
-	event(rig_outcome(other, 1, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(other, 1, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_complete(&rig, 2, 0)->u.complete.code, 0);
 	rig_clear(&rig);
 	rig_submit(&rig, 2, 1, CTL_OP_REPLICATE, "latest", 10 * SEC);
@@ -220,7 +214,7 @@ Test(agent_ghost, link_back__cancelled_once_and_ended_in_silence)
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	cr_assert_eq(rig_request(&rig, CTL_CANCEL)->u.cancel.op_seq, 2);
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 3);
@@ -240,11 +234,11 @@ Test(agent_ghost, plan__declined_and_nothing_drains)
 {
 	rig_reader(&rig, sid, gen, 50);
 	haunt_attached();
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	const struct ctl_prepared *prepared = &rig_request(&rig, CTL_PREPARED)->u.prepared;
 	cr_assert_eq(prepared->code, TH_E_CANCELLED);
 	cr_assert(strstr(prepared->text, "while no server was reachable"));
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 1);
 	rig_reader(&rig, sid, gen, 51);
 }
@@ -253,14 +247,14 @@ Test(agent_ghost, plan_before__declined_also_when_the_part_is_drained_later)
 {
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	silence();
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 1);
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, TH_E_CANCELLED);
-	event(rig_undrain(sid, gen));
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_undrain(sid, gen));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	rig_reader(&rig, sid, gen, 51);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1);
 }
@@ -270,7 +264,7 @@ Test(agent_ghost, explained_after__says_nothing_more)
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
 	struct ctl_event plan = rig_plan(sid, 2, true);
 	plan.u.plan.layout.lo++;
-	event(plan);
+	rig_event(&rig, plan);
 	silence();
 	struct agent_event explained = {.kind = AGENT_EV_EXPLAINED, .session = 1};
 	explained.u.explained.op_seq = 2;
@@ -283,8 +277,8 @@ Test(agent_ghost, explained_after__says_nothing_more)
 Test(agent_ghost, go__a_lie__not_a_byte_is_overwritten)
 {
 	haunt_attached();
-	event(rig_plan(sid, 2, true));
-	event(rig_go(sid, 2, 8));
+	rig_event(&rig, rig_plan(sid, 2, true));
+	rig_event(&rig, rig_go(sid, 2, 8));
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, TH_E_PROTOCOL);
@@ -293,7 +287,7 @@ Test(agent_ghost, go__a_lie__not_a_byte_is_overwritten)
 Test(agent_ghost, outcome__nothing_new__taken_in_silence)
 {
 	haunt_attached();
-	event(rig_outcome(sid, 2, 0, 3));
+	rig_event(&rig, rig_outcome(sid, 2, 0, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	submit(0, CTL_OP_LIST, TH_FOREVER);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 3);
@@ -330,9 +324,9 @@ Test(agent_ghost, update_again__attached__starts_when_the_ghost_is_gone)
 	haunt_attached();
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 3);
-	event(rig_outcome(sid, 3, 0, 3));
+	rig_event(&rig, rig_outcome(sid, 3, 0, 3));
 	cr_assert_eq(code(0), 0);
 }
 
@@ -399,7 +393,7 @@ Test(agent_ghost, pending__looks_once__not_refused_for_the_ghost)
 	haunt_attached();
 	submit(1, CTL_OP_UPDATE, 0);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.timeout_ns, 0);
 }
 
@@ -408,7 +402,7 @@ Test(agent_ghost, pending__starts__sends_what_is_left_of_its_time)
 	haunt();
 	submit(1, CTL_OP_LIST, 60 * SEC);
 	rig_back(&rig);
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.timeout_ns, 56 * SEC);
 }
 
@@ -422,7 +416,7 @@ Test(agent_ghost, pending__cancelled__ends_here_and_the_ghost_stays)
 	rig_step(&rig, &cancel);
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1);
 }
 
@@ -430,10 +424,11 @@ Test(agent_ghost, pending__broken__told_so)
 {
 	haunt_attached();
 	submit(1, CTL_OP_LIST, TH_FOREVER);
-	event((struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken = {sid, "shard 1 is lost"}});
+	rig_event(&rig,
+		(struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken = {sid, "shard 1 is lost"}});
 	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
 	cr_assert_str_eq(rig_complete(&rig, 1, 1)->u.complete.text, "shard 1 is lost");
-	event(rig_outcome(sid, 2, TH_E_GROUP_BROKEN, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_GROUP_BROKEN, TH_NO_VERSION));
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 }
 
@@ -467,9 +462,9 @@ Test(agent_ghost, lost__everything_ends)
 	submit(1, CTL_OP_LIST, TH_FOREVER);
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	cr_assert_eq(code(1), TH_E_CANCELLED);
-	event(rig_drain(sid, gen, 1));
+	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 }
 
 Test(agent_ghost, unregister__attached__not_in_the_way)
@@ -480,6 +475,6 @@ Test(agent_ghost, unregister__attached__not_in_the_way)
 	rig_back(&rig);
 	rig_session(&rig, 2, AGENT_EV_UNREGISTER);
 	cr_assert_eq(rig_last(&rig, AGENT_UNREGISTERED)->u.answer.code, 0);
-	event(rig_plan(other, 1, false));
+	rig_event(&rig, rig_plan(other, 1, false));
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, TH_E_CANCELLED);
 }

@@ -153,7 +153,7 @@ Test(agent_leave, drain_by_an_operator__is_told_to_the_next_server)
 	struct ctl_event event = {.kind = CTL_EV_NODE, .u.node.draining = true};
 
 	strcpy(event.u.node.text, "somebody");
-	rig_event(&rig, &event);
+	rig_event(&rig, event);
 	cr_assert(rig_last(&rig, AGENT_NODE)->u.node.draining);
 	cr_assert_str_eq(rig_last(&rig, AGENT_NODE)->u.node.text, "somebody");
 	rig_clear(&rig);
@@ -163,7 +163,7 @@ Test(agent_leave, drain_by_an_operator__is_told_to_the_next_server)
 	cr_assert(rig_request(&rig, CTL_ATTACH)->u.attach.draining);
 	cr_assert_not(rig_request(&rig, CTL_ATTACH)->u.attach.leaving);
 	event.u.node.draining = false;
-	rig_event(&rig, &event);
+	rig_event(&rig, event);
 	cr_assert_not(rig_last(&rig, AGENT_NODE)->u.node.draining);
 }
 
@@ -173,7 +173,7 @@ Test(agent_leave, evicted__event_and_code_say_so)
 	struct ctl_event event = {.kind = CTL_EV_BROKEN, .u.broken = {.sid = sid, .evicted = true}};
 
 	strcpy(event.u.broken.text, "evicted by an operator");
-	rig_event(&rig, &event);
+	rig_event(&rig, event);
 	const struct agent_line *line = &rig_last(&rig, AGENT_LINE)->u.line;
 	cr_assert_eq(line->evicted, 1);
 	cr_assert_eq(line->broken, 0);

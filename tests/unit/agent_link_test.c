@@ -135,7 +135,7 @@ Test(agent_link, server__hangs_up__not_attached_at_once_and_back_with_its_first_
 	cr_assert_eq(rig_requests(&rig, CTL_ATTACH), 0);
 	rig_submit(&rig, 1, 1, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	struct ctl_event nothing_new = rig_outcome(sid, 1, 0, TH_NO_VERSION);
-	rig_event(&rig, &nothing_new);
+	rig_event(&rig, nothing_new);
 	cr_assert_eq(rig_complete(&rig, 1, 1)->u.complete.code, 0);
 }
 
@@ -184,7 +184,7 @@ Test(agent_link, server__forgot_agent_but_not_sessions__attaches_again_and_goes_
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 1, "again, with its number");
 	cr_assert_eq(rig_sendings(&rig, CTL_OP), 2);
 	struct ctl_event outcome = rig_outcome(sid, 1, 0, 1);
-	rig_event(&rig, &outcome);
+	rig_event(&rig, outcome);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 }
 
@@ -225,7 +225,7 @@ Test(agent_link, answer__to_a_former_attachment__says_nothing)
 	rig.held = 0;
 	rig_answer(&rig, CTL_OP);
 	struct ctl_event outcome = rig_outcome(sid, 1, 0, 1);
-	rig_event(&rig, &outcome);
+	rig_event(&rig, outcome);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 }
 
@@ -343,7 +343,7 @@ Test(agent_link, event__repeated__acted_upon_once)
 	rig_publish(&rig, 1, sid, "1");
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, 1);
 	struct ctl_event drain = rig_drain(sid, 1, 5);
-	rig_event(&rig, &drain);
+	rig_event(&rig, drain);
 	uint64_t number = rig.last_event;
 	rig_event_numbered(&rig, &drain, number);
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
@@ -482,7 +482,7 @@ Test(agent_link, watch__many_slots__server_is_asked_once)
 		&(struct agent_event){.kind = AGENT_EV_CANCEL, .session = 1, .u.cancel_slot = 1});
 	cr_assert_eq(rig_complete(&rig, 1, 1)->u.complete.code, TH_E_CANCELLED);
 	struct ctl_event changed = {.kind = CTL_EV_CHANGED, .u.changed = {"m", 5}};
-	rig_event(&rig, &changed);
+	rig_event(&rig, changed);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 	cr_assert_eq(rig_complete(&rig, 2, 0)->u.complete.generation, 5);
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.generation, 5);
@@ -509,7 +509,7 @@ Test(agent_link, watch__change_of_a_watch_that_was_ended__server_is_asked_anew)
 	cr_assert(rig_request(&rig, CTL_WATCH)->u.watch.stop);
 	rig_open(&rig, 2);
 	struct ctl_event changed = {.kind = CTL_EV_CHANGED, .u.changed = {"m", 5}};
-	rig_event(&rig, &changed);
+	rig_event(&rig, changed);
 	rig_answer(&rig, CTL_WATCH);
 	rig_submit(&rig, 2, 0, AGENT_SUBMIT_WATCH, "5", TH_FOREVER);
 	cr_assert_eq(rig_requests(&rig, CTL_WATCH), 3);
@@ -542,7 +542,7 @@ Test(agent_link, watch__change_before_its_answer__is_not_lost)
 	rig.held = 1u << CTL_WATCH;
 	rig_submit(&rig, 1, 0, AGENT_SUBMIT_WATCH, "4", TH_FOREVER);
 	struct ctl_event changed = {.kind = CTL_EV_CHANGED, .u.changed = {"m", 5}};
-	rig_event(&rig, &changed);
+	rig_event(&rig, changed);
 	rig_answer(&rig, CTL_WATCH);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.generation, 5);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Parts and legs out in the agent core: tickets, serving, draining, fencing, hashing; and the end
- * of sessions: close, loss of the worker, with and without a server.
+ * Parts and legs out in the agent core: tickets, serving, draining, fencing, hashing.
  */
 #include <criterion/criterion.h>
 #include <string.h>
@@ -28,12 +27,6 @@ teardown(void)
 
 TestSuite(agent_part, .init = setup, .fini = teardown);
 
-static void
-event(struct ctl_event one)
-{
-	rig_event(&rig, &one);
-}
-
 /* ---- tickets ------------------------------------------------------------------------- */
 
 Test(agent_part, hello__before_its_grant__waits_and_is_served)
@@ -41,7 +34,7 @@ Test(agent_part, hello__before_its_grant__waits_and_is_served)
 	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	rig_hello(&rig, 11, 50);
 	cr_assert_eq(rig_count(&rig, AGENT_SERVE) + rig_count(&rig, AGENT_REFUSE), 0);
-	event(rig_grant(sid, gen, 50));
+	rig_event(&rig, rig_grant(sid, gen, 50));
 	cr_assert_eq(rig_last(&rig, AGENT_SERVE)->u.leg.hello, 11);
 	cr_assert_eq(rig_last(&rig, AGENT_SERVE)->u.leg.gen, gen);
 	cr_assert_eq(rig_last(&rig, AGENT_SERVE)->session, 1);
@@ -84,7 +77,7 @@ Test(agent_part, grant__too_many_or_too_old__oldest_gives_way)
 {
 	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	for (uint64_t i = 0; i < 5; i++)
-		event(rig_grant(sid, gen, 50 + i));
+		rig_event(&rig, rig_grant(sid, gen, 50 + i));
 	rig_hello(&rig, 2, 51);
 	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 1);
 	rig_hello(&rig, 1, 50);
@@ -99,7 +92,7 @@ Test(agent_part, grant__of_a_part_that_is_not_there__waiting_hello_is_refused_at
 {
 	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	rig_hello(&rig, 11, 50);
-	event(rig_grant(sid, gen + 1, 50));
+	rig_event(&rig, rig_grant(sid, gen + 1, 50));
 	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_NOT_AVAILABLE);
 }
 
@@ -107,11 +100,11 @@ Test(agent_part, grant__of_a_part_that_is_not_there__waiting_hello_is_refused_at
 Test(agent_part, ticket__of_an_older_generation__refused_and_never_served)
 {
 	uint64_t old = rig_hold(&rig, 1, sid, "3");
-	event(rig_grant(sid, old, 50));
+	rig_event(&rig, rig_grant(sid, old, 50));
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	event(rig_drain(sid, old, 4));
+	rig_event(&rig, rig_drain(sid, old, 4));
 	rig_sleep(&rig, 2 * SEC); /* its reader never came */
-	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 	uint64_t now = rig_publish(&rig, 1, sid, "4");
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, now);
@@ -119,7 +112,7 @@ Test(agent_part, ticket__of_an_older_generation__refused_and_never_served)
 	rig_clear(&rig);
 	rig_hello(&rig, 11, 50);
 	rig_hello(&rig, 12, 51);
-	event(rig_grant(sid, old, 51));
+	rig_event(&rig, rig_grant(sid, old, 51));
 	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.hello, 12);
 	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_NOT_AVAILABLE);
 	cr_assert(strstr(rig_last(&rig, AGENT_REFUSE)->u.refuse.text, "given up"));
@@ -141,8 +134,8 @@ Test(agent_part, part__being_filled__serves_from_go_on)
 
 Test(agent_part, drain__unknown_part__answered_at_once)
 {
-	event(rig_drain(sid, 9, 4));
-	event(rig_drain(4711, 9, 5));
+	rig_event(&rig, rig_drain(sid, 9, 4));
+	rig_event(&rig, rig_drain(4711, 9, 5));
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 2);
 	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.drain_no, 5);
 	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.sid, 4711);
@@ -152,7 +145,7 @@ Test(agent_part, drain__legs_run__done_after_the_last_with_its_numbers)
 {
 	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50), b = rig_reader(&rig, sid, gen, 51);
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0, "they progress");
 	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0);
@@ -169,7 +162,7 @@ Test(agent_part, drain__leg_stalled_before_or_after__fenced)
 	uint64_t a = rig_reader(&rig, sid, gen, 50), b = rig_reader(&rig, sid, gen, 51);
 	rig_out(&rig, AGENT_EV_OUT_STALLED, a);
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0);
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, a);
 	rig_out(&rig, AGENT_EV_OUT_STALLED, b);
 	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, b);
@@ -186,15 +179,15 @@ Test(agent_part, drain__leg_stalled_and_resumed__goes_on)
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_out(&rig, AGENT_EV_OUT_STALLED, a);
 	rig_out(&rig, AGENT_EV_OUT_RESUMED, a);
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0);
 }
 
 Test(agent_part, drain__granted_and_on_its_way__served)
 {
 	uint64_t gen = rig_hold(&rig, 1, sid, "3");
-	event(rig_grant(sid, gen, 50));
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_grant(sid, gen, 50));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0, "its reader has given up the old one");
 	rig_hello(&rig, 1, 50);
 	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 1);
@@ -205,8 +198,8 @@ Test(agent_part, drain__granted_and_on_its_way__served)
 Test(agent_part, drain__granted_and_nobody_comes__void_after_a_stall)
 {
 	uint64_t gen = rig_hold(&rig, 1, sid, "3");
-	event(rig_grant(sid, gen, 50));
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_grant(sid, gen, 50));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	rig_sleep(&rig, SEC);
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 	rig_hello(&rig, 1, 50);
@@ -218,7 +211,7 @@ Test(agent_part, drain__granted_and_nobody_comes__void_after_a_stall)
 Test(agent_part, drain__hashing_and_no_leg__joined_first)
 {
 	uint64_t gen = rig_publish(&rig, 1, sid, "3");
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_HASH_STOP), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0);
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
@@ -231,7 +224,7 @@ Test(agent_part, drain__hashing_and_a_leg__digests_are_made_until_it_has_ended)
 {
 	uint64_t gen = rig_publish(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_HASH_STOP), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
 	cr_assert_eq(rig_count(&rig, AGENT_HASH_STOP), 1);
@@ -242,8 +235,8 @@ Test(agent_part, drain__hashing_and_a_leg__digests_are_made_until_it_has_ended)
 Test(agent_part, undrain__hash_still_stopping__goes_on_when_it_has_stopped)
 {
 	uint64_t gen = rig_publish(&rig, 1, sid, "3");
-	event(rig_drain(sid, gen, 4));
-	event(rig_undrain(sid, gen));
+	rig_event(&rig, rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_undrain(sid, gen));
 	cr_assert_eq(rig_count(&rig, AGENT_HASH), 0);
 	rig_hashed(&rig, AGENT_EV_HASH_STOPPED, 1, gen);
 	cr_assert_eq(rig_count(&rig, AGENT_HASH), 1);
@@ -254,10 +247,10 @@ Test(agent_part, undrain__hash_still_stopping__goes_on_when_it_has_stopped)
 Test(agent_part, drain__again_after_undrain__a_proof_of_its_own)
 {
 	uint64_t gen = rig_hold(&rig, 1, sid, "3");
-	event(rig_drain(sid, gen, 4));
-	event(rig_undrain(sid, gen));
+	rig_event(&rig, rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_undrain(sid, gen));
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
-	event(rig_drain(sid, gen, 6));
+	rig_event(&rig, rig_drain(sid, gen, 6));
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
 	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.drain_no, 6);
@@ -267,13 +260,13 @@ Test(agent_part, fence__event__leg_or_grant_goes)
 {
 	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
-	event(rig_grant(sid, gen, 51));
-	event((struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 50});
-	event((struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 51});
-	event((struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 52});
+	rig_event(&rig, rig_grant(sid, gen, 51));
+	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 50});
+	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 51});
+	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 52});
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
 	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, a);
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 }
@@ -282,9 +275,9 @@ Test(agent_part, unpublish__whole_way__memory_is_safe_before_the_answer)
 {
 	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_LINE), 0, "the outcome may still be a failure");
-	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 	cr_assert_eq(rig_last(&rig, AGENT_PART_END)->u.part.gen, gen);
 	cr_assert(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate);
@@ -297,7 +290,7 @@ Test(agent_part, unpublish__outcome_without_our_proof__waits_for_it)
 	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
@@ -307,449 +300,10 @@ Test(agent_part, unpublish__deadline__held_and_served_again)
 {
 	uint64_t gen = rig_hold(&rig, 1, sid, "3");
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", SEC);
-	event(rig_drain(sid, gen, 4));
-	event(rig_undrain(sid, gen));
-	event(rig_outcome(sid, 2, TH_E_TIMEOUT, 3));
+	rig_event(&rig, rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_undrain(sid, gen));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_TIMEOUT, 3));
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_TIMEOUT);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
 	rig_reader(&rig, sid, gen, 50);
-}
-
-/* ---- closing ------------------------------------------------------------------------- */
-
-Test(agent_part, close__holding__hidden_by_the_server_then_closed)
-{
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
-	uint64_t a = rig_reader(&rig, sid, gen, 50);
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.died);
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	event(rig_drain(sid, gen, 4));
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
-	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
-	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
-	cr_assert_lt(rig_at(&rig, AGENT_PART_END), rig_at(&rig, AGENT_CLOSED));
-	cr_assert_lt(rig_at(&rig, AGENT_CLOSED), rig_at(&rig, AGENT_FREE));
-	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
-	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
-}
-
-Test(agent_part, close__nothing_held__closed_when_the_server_has_let_it_go)
-{
-	rig.held = 1u << CTL_CLOSE;
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
-	rig_answer(&rig, CTL_CLOSE);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
-}
-
-Test(agent_part, close__no_drain_comes__own_proof_after_a_while)
-{
-	rig_hold(&rig, 1, sid, "3");
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
-	rig_sleep(&rig, 3 * SEC);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
-}
-
-Test(agent_part, close__no_server__own_proof_and_the_server_is_told_later)
-{
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
-	uint64_t a = rig_reader(&rig, sid, gen, 50), b = rig_reader(&rig, sid, gen, 51);
-	rig.mute = true;
-	rig_sleep(&rig, 4 * SEC);
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
-	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
-	rig_out(&rig, AGENT_EV_OUT_STALLED, b);
-	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
-	rig_out(&rig, AGENT_EV_OUT_ENDED, b);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
-	rig.mute = false;
-	rig_sleep(&rig, 4 * SEC);
-	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
-	/* Nothing is left that the server could have copied. */
-	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
-	event(rig_drain(sid, gen, 9));
-	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.drain_no, 9);
-}
-
-Test(agent_part, close__unanswered_and_opened_again__close_goes_first)
-{
-	rig.mute = true;
-	rig_sleep(&rig, 4 * SEC);
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
-	struct agent_event open = {.kind = AGENT_EV_OPEN, .session = 27};
-	strcpy(open.u.open.model, "m");
-	strcpy(open.u.open.replica, "b"); /* as session 1 */
-	open.u.open.num_shards = 1;
-	rig_step(&rig, &open);
-	cr_assert_eq(rig_requests(&rig, CTL_OPEN), 0);
-	rig.mute = false;
-	rig_sleep(&rig, 4 * SEC);
-	cr_assert_eq(rig_count(&rig, AGENT_OPENED), 1);
-}
-
-Test(agent_part, close__server_restarts_meanwhile__closed)
-{
-	rig_hold(&rig, 1, sid, "3");
-	rig.held = 1u << CTL_CLOSE;
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	rig.unknown = rig.fresh = true;
-	rig_sleep(&rig, 2 * SEC);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
-	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
-}
-
-Test(agent_part, close__operation_open__cancelled_and_its_leg_stopped)
-{
-	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, TH_E_CANCELLED);
-	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
-	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
-	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 7);
-}
-
-Test(agent_part, close__another_leg_was_to_follow__both_are_ended)
-{
-	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
-	event(rig_reroute(sid, 1, 7, 8));
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 8);
-	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
-	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 7);
-	cr_assert_eq(rig_requests(&rig, CTL_LEG_END), 2);
-}
-
-Test(agent_part, close__go_crosses_it__leg_is_ended_unbegun)
-{
-	rig_submit(&rig, 1, 61, CTL_OP_REPLICATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 1, false));
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	event(rig_go(sid, 1, 7));
-	cr_assert_eq(rig_count(&rig, AGENT_PULL), 0);
-	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 7);
-	cr_assert_not(rig_request(&rig, CTL_LEG_END)->u.leg_end.overwrote);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
-}
-
-Test(agent_part, close__partial_part_has_readers__fenced_they_cannot_finish)
-{
-	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
-	uint64_t out = rig_reader(&rig, sid, 1, 50);
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, out);
-	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
-	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
-}
-
-Test(agent_part, close__operation_on_its_way__cancelled_first)
-{
-	rig_publish(&rig, 1, sid, "1");
-	rig.held = 1u << CTL_OP;
-	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	rig_step(&rig, &(struct agent_event){.kind = AGENT_EV_CANCEL, .session = 1});
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_CANCELLED);
-	rig_answer(&rig, CTL_OP);
-	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
-	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1, "after the OP that was on its way");
-}
-
-Test(agent_part, lost__holding__running_legs_finish_then_free)
-{
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
-	uint64_t a = rig_reader(&rig, sid, gen, 50);
-	rig_session(&rig, 1, AGENT_EV_LOST);
-	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
-	event(rig_drain(sid, gen, 4));
-	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0);
-	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
-	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
-	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
-}
-
-Test(agent_part, lost__digests_incomplete__part_is_dropped)
-{
-	uint64_t gen = rig_publish(&rig, 1, sid, "3");
-	uint64_t a = rig_reader(&rig, sid, gen, 50);
-	rig_session(&rig, 1, AGENT_EV_LOST);
-	cr_assert_eq(rig_count(&rig, AGENT_HASH_STOP), 1);
-	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, a);
-	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
-	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
-	rig_hashed(&rig, AGENT_EV_HASH_STOPPED, 1, gen);
-	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
-}
-
-Test(agent_part, lost__while_opening__server_is_told_when_it_has_answered)
-{
-	rig.held = 1u << CTL_OPEN;
-	struct agent_event open = {.kind = AGENT_EV_OPEN, .session = 9};
-	strcpy(open.u.open.model, "m");
-	strcpy(open.u.open.replica, "r");
-	open.u.open.num_shards = 1;
-	rig_step(&rig, &open);
-	rig_session(&rig, 9, AGENT_EV_LOST);
-	rig_session(&rig, 9, AGENT_EV_LOST);
-	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
-	rig_answer(&rig, CTL_OPEN);
-	cr_assert_eq(rig_count(&rig, AGENT_OPENED), 0);
-	cr_assert_eq(rig_request(&rig, CTL_CLOSE)->u.close.sid, rig.last_sid);
-	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
-}
-
-Test(agent_part, lost__during_close__no_answer_but_free)
-{
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
-	uint64_t a = rig_reader(&rig, sid, gen, 50);
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	rig_session(&rig, 1, AGENT_EV_LOST);
-	event(rig_drain(sid, gen, 4));
-	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
-	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
-	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
-	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
-}
-
-/* Brings session 1 into the state with this number; false when there is none. */
-static bool
-bring(int state)
-{
-	switch (state) {
-	case 0:
-		return true;
-	case 1:
-		rig_submit(&rig, 1, 0, CTL_OP_PUBLISH, "1", TH_FOREVER);
-		return true;
-	case 2:
-		rig_publish(&rig, 1, sid, "1");
-		return true;
-	case 3:
-		rig_publish(&rig, 1, sid, "1");
-		rig_hashed(&rig, AGENT_EV_HASHED, 1, 1);
-		rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-		event(rig_drain(sid, 1, 1));
-		return true;
-	case 4:
-		rig_publish(&rig, 1, sid, "1");
-		rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-		event(rig_plan(sid, 2, true));
-		return true;
-	case 5:
-		rig_filling(&rig, 1, sid, 1, 7);
-		return true;
-	case 6:
-		rig_filling(&rig, 1, sid, 1, 7);
-		event(rig_reroute(sid, 1, 7, 8));
-		return true;
-	case 7:
-		rig_filling(&rig, 1, sid, 1, 7);
-		event((struct ctl_event){.kind = CTL_EV_CANCEL, .u.cancel = {sid, 1}});
-		return true;
-	case 8:
-		rig_leg(&rig, AGENT_EV_LEG_DONE, rig_filling(&rig, 1, sid, 1, 7), 0);
-		return true;
-	case 9:
-		rig_publish(&rig, 1, sid, "1");
-		event((struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken = {sid, "broken"}});
-		return true;
-	default:
-		return false;
-	}
-}
-
-/* A shell that does what it was told, and a server that says what it must. */
-static void
-obey(void)
-{
-	for (uint32_t i = 0; i < rig.num_actions; i++) {
-		struct agent_action action = rig.actions[i];
-		if (action.kind == AGENT_HASH_STOP)
-			rig_hashed(&rig, AGENT_EV_HASH_STOPPED, action.session, action.u.part.gen);
-		else if (action.kind == AGENT_STOP)
-			rig_leg(&rig, AGENT_EV_LEG_STOPPED, action.u.leg.leg, 0);
-		else if (action.kind == AGENT_FENCE)
-			rig_out(&rig, AGENT_EV_OUT_ENDED, action.u.leg.leg);
-	}
-}
-
-static uint32_t
-answers(uint32_t slot)
-{
-	uint32_t count = 0;
-
-	for (uint32_t i = 0; i < rig.num_actions; i++)
-		count += rig.actions[i].kind == AGENT_COMPLETE &&
-			 rig.actions[i].u.complete.slot == slot;
-	return count;
-}
-
-static void
-end_in_every_state(enum agent_event_kind end, bool server)
-{
-	for (int state = 0;; state++) {
-		teardown();
-		setup();
-		if (!bring(state))
-			break;
-		uint32_t submitted = state == 1 || state == 3 || state == 4 || state >= 5;
-		uint32_t slot = state >= 5 && state <= 8 ? 61 : 0;
-		if (state == 9)
-			submitted = 0;
-		rig.mute = !server;
-		if (!server)
-			rig_sleep(&rig, 4 * SEC);
-		rig_session(&rig, 1, end);
-		rig_session(&rig, 1, end);
-		obey();
-		rig_sleep(&rig, 4 * SEC);
-		obey();
-		cr_assert_eq(rig_count(&rig, AGENT_FREE), 1, "state %d", state);
-		cr_assert_eq(
-			rig_count(&rig, AGENT_CLOSED), end == AGENT_EV_CLOSE, "state %d", state);
-		cr_assert_eq(answers(slot), submitted, "state %d", state);
-		cr_assert_eq(rig_count(&rig, AGENT_PART_NEW) > 0,
-			rig_count(&rig, AGENT_PART_END) > 0, "state %d", state);
-	}
-}
-
-Test(agent_part, lost__in_every_state__answers_once_and_frees)
-{
-	end_in_every_state(AGENT_EV_LOST, true);
-}
-
-Test(agent_part, lost__in_every_state_without_server__answers_once_and_frees)
-{
-	end_in_every_state(AGENT_EV_LOST, false);
-}
-
-Test(agent_part, close__in_every_state__answers_once_and_frees)
-{
-	end_in_every_state(AGENT_EV_CLOSE, true);
-}
-
-Test(agent_part, close__in_every_state_without_server__answers_once_and_frees)
-{
-	end_in_every_state(AGENT_EV_CLOSE, false);
-}
-
-static void
-breach(uint64_t gen)
-{
-	struct agent_event breach = {.kind = AGENT_EV_CONTRACT, .session = 1};
-	breach.u.contract.gen = gen;
-	strcpy(breach.u.contract.text, "tensor w was changed");
-	rig_step(&rig, &breach);
-}
-
-Test(agent_part, contract__readers_are_fenced_and_every_call_says_why)
-{
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
-	uint64_t a = rig_reader(&rig, sid, gen, 50);
-	breach(gen);
-	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
-	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.broke_contract);
-	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.died);
-	cr_assert_not(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate);
-	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.contract, 1);
-	event(rig_drain(sid, gen, 4));
-	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
-	cr_assert(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate);
-	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
-	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0, "its worker has not closed");
-	rig_submit(&rig, 1, 5, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	cr_assert_eq(rig_complete(&rig, 1, 5)->u.complete.code, TH_E_CONTRACT);
-	cr_assert_str_eq(rig_complete(&rig, 1, 5)->u.complete.text, "tensor w was changed");
-	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
-	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
-	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
-}
-
-Test(agent_part, contract__of_another_generation__nobody_is_accused)
-{
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
-	breach(gen + 1);
-	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
-	rig_submit(&rig, 1, 5, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	event(rig_drain(sid, gen, 4));
-	event(rig_outcome(sid, gen + 1, 0, TH_NO_VERSION));
-	cr_assert_eq(rig_complete(&rig, 1, 5)->u.complete.code, 0);
-	breach(gen);
-	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.contract, 0);
-	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
-}
-
-static void
-contract_in_every_state(bool server, enum agent_event_kind end)
-{
-	for (int state = 0;; state++) {
-		teardown();
-		setup();
-		if (!bring(state))
-			break;
-		/* 0, 1: there is nothing that could have been changed. */
-		bool breaks = state >= 2;
-		uint32_t slot = state >= 5 && state <= 8 ? 61 : 0;
-		rig.mute = !server;
-		if (!server)
-			rig_sleep(&rig, 4 * SEC);
-		breach(1);
-		obey();
-		rig_sleep(&rig, 4 * SEC);
-		obey();
-		if (breaks)
-			cr_assert(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate, "state %d",
-				state);
-		cr_assert_eq(rig_count(&rig, AGENT_FREE), 0, "state %d", state);
-		rig_session(&rig, 1, end);
-		obey();
-		rig_sleep(&rig, 4 * SEC);
-		cr_assert_eq(rig_count(&rig, AGENT_FREE), 1, "state %d", state);
-		cr_assert_leq(answers(slot), 1, "state %d", state);
-	}
-}
-
-Test(agent_part, contract__in_every_state__answers_once_and_frees)
-{
-	contract_in_every_state(true, AGENT_EV_CLOSE);
-	contract_in_every_state(true, AGENT_EV_LOST);
-	contract_in_every_state(false, AGENT_EV_CLOSE);
-	contract_in_every_state(false, AGENT_EV_LOST);
-}
-
-Test(agent_part, server__restarts_in_every_state__every_operation_answers_once)
-{
-	rig_reset_at_loss();
-	teardown();
-	setup();
-	for (int state = 0;; state++) {
-		teardown();
-		setup();
-		if (!bring(state))
-			break;
-		uint32_t slot = state >= 5 && state <= 8 ? 61 : 0;
-		rig.unknown = rig.fresh = true;
-		rig.server_inc = 2;
-		rig_sleep(&rig, 2 * SEC);
-		obey();
-		rig_sleep(&rig, 2 * SEC);
-		cr_assert(agent_attached(rig.agent));
-		cr_assert_eq(
-			answers(slot), state != 0 && state != 2 && state != 9, "state %d", state);
-		cr_assert(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate, "state %d", state);
-		cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.broken, 1, "state %d", state);
-		rig_session(&rig, 1, AGENT_EV_CLOSE);
-		cr_assert_eq(rig_count(&rig, AGENT_FREE), 1, "state %d", state);
-	}
 }

@@ -32,15 +32,10 @@ teardown(void)
 TestSuite(agent_rejoin_broken, .init = setup, .fini = teardown);
 
 static void
-event(struct ctl_event one)
-{
-	rig_event(&rig, &one);
-}
-
-static void
 broken(void)
 {
-	event((struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken = {sid, "shard 1 differs"}});
+	rig_event(&rig,
+		(struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken = {sid, "shard 1 differs"}});
 }
 
 static void
@@ -86,7 +81,7 @@ Test(agent_rejoin_broken, open__what_it_holds_is_said_to_each_server_and_serves)
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, rig_reader(&rig, sid, gen, 60));
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 }
@@ -99,7 +94,7 @@ Test(agent_rejoin_broken, open__its_worker_closes_later__one_close)
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0, "it may be being copied");
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 }
@@ -112,7 +107,7 @@ Test(agent_rejoin_broken, closing__what_it_holds_and_the_close_are_said)
 	says_that_it_holds();
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.died);
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 }
 
@@ -122,7 +117,7 @@ Test(agent_rejoin_broken, its_worker_dies__what_it_holds_and_why)
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	says_that_it_holds();
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1);
 }
 
@@ -153,7 +148,7 @@ Test(agent_rejoin_broken, being_drained__nothing_is_held)
 {
 	rig_reader(&rig, sid, gen, 60);
 	broken();
-	event(rig_drain(sid, gen, 4));
+	rig_event(&rig, rig_drain(sid, gen, 4));
 	const struct ctl_rejoin *rejoin = said();
 	cr_assert(rejoin->gone);
 	cr_assert(th_version_none(rejoin->held), "the server has seen to it");

@@ -27,12 +27,6 @@ teardown(void)
 
 TestSuite(agent_rejoin_offload, .init = setup, .fini = teardown);
 
-static void
-event(struct ctl_event one)
-{
-	rig_event(&rig, &one);
-}
-
 /* The server is lost, and this is said of the copy. */
 static const struct ctl_rejoin *
 said(uint64_t sid)
@@ -116,7 +110,7 @@ Test(agent_rejoin_offload, complete__is_read_on_and_released_by_the_new_server)
 	rig_clear(&rig);
 	rig_release(&rig, RIG_RESERVATION, 1, sid);
 	cr_assert_eq(rig_request(&rig, CTL_CLOSE)->u.close.sid, sid);
-	event(rig_drain(sid, 1, 3));
+	rig_event(&rig, rig_drain(sid, 1, 3));
 	rig_out(&rig, AGENT_EV_OUT_ENDED, before);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, after);
@@ -148,7 +142,7 @@ Test(agent_rejoin_offload, complete__counts_among_what_the_agent_keeps)
 	said(rig_offload_filled(&rig));
 	rig_clear(&rig);
 	for (uint32_t i = 1; i <= 3; i++)
-		event(rig_reserve(RIG_RESERVATION + i, 0));
+		rig_event(&rig, rig_reserve(RIG_RESERVATION + i, 0));
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 2, "three are the most that it keeps");
 	cr_assert_eq(rig_request(&rig, CTL_RESERVED)->u.reserved.code, TH_E_NOMEM_RETAIN);
 }
@@ -188,7 +182,7 @@ Test(agent_rejoin_offload, filling__said_with_its_leg_and_goes_on)
 	cr_assert_eq(rig_count(&rig, AGENT_STOP), 0);
 	rig_leg(&rig, AGENT_EV_LEG_DONE, leg, 0);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, 0);
-	event(rig_outcome(sid, 1, 0, 17));
+	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
 	struct agent_session_info info;
 	cr_assert(agent_session_at(rig.agent, 0, &info));
 	cr_assert(info.offload);
@@ -201,7 +195,7 @@ Test(agent_rejoin_offload, filling__its_source_fails__the_new_server_names_anoth
 	said(sid);
 	rig_leg(&rig, AGENT_EV_LEG_FAILED, leg, TH_E_STALE_MEMORY);
 	cr_assert(rig_request(&rig, CTL_LEG_END)->u.leg_end.source_failed);
-	event(rig_reroute(sid, 1, 0, 51));
+	rig_event(&rig, rig_reroute(sid, 1, 0, 51));
 	cr_assert_eq(rig_last(&rig, AGENT_PULL)->u.leg.grant.leg, 51);
 }
 
@@ -213,7 +207,7 @@ Test(agent_rejoin_offload, filled_and_no_outcome__all_is_there)
 	cr_assert(rejoin->went && rejoin->done && rejoin->hashed);
 	cr_assert_eq(rejoin->chunks, RIG_CHUNKS);
 	cr_assert_eq(rejoin->leg, 0);
-	event(rig_outcome(sid, 1, 0, 17));
+	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
 	cr_assert_eq(said(sid)->held.version, 17);
 }
 
@@ -240,21 +234,21 @@ Test(agent_rejoin_offload, without_a_plan__freed_and_said_to_be_gone)
 Test(agent_rejoin_offload, without_go__freed_and_said_to_be_gone)
 {
 	uint64_t sid = rig_offload(&rig);
-	event(rig_offload_plan(sid));
+	rig_event(&rig, rig_offload_plan(sid));
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 1);
 	said_gone(sid);
 	expect_freed();
 	/* Its place is free again. */
 	rig_clear(&rig);
 	for (uint32_t i = 1; i <= 3; i++)
-		event(rig_reserve(RIG_RESERVATION + i, 0));
+		rig_event(&rig, rig_reserve(RIG_RESERVATION + i, 0));
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 3);
 }
 
 Test(agent_rejoin_offload, its_operation_has_failed__gone_when_the_leg_has_stopped)
 {
 	uint64_t sid = rig_offload(&rig), leg = rig_offload_filling(&rig, sid);
-	event(rig_outcome(sid, 1, TH_E_VERSION_LOST, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 1, TH_E_VERSION_LOST, TH_NO_VERSION));
 	said_gone(sid);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0, "the leg may still write it");
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, TH_E_CANCELLED);

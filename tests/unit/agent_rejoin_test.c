@@ -31,12 +31,6 @@ teardown(void)
 TestSuite(agent_rejoin, .init = setup, .fini = teardown);
 
 static void
-event(struct ctl_event one)
-{
-	rig_event(&rig, &one);
-}
-
-static void
 simple(enum agent_event_kind kind)
 {
 	rig_step(&rig, &(struct agent_event){.kind = kind, .session = 1});
@@ -139,25 +133,25 @@ Test(agent_rejoin, its_group_has_another_number_now__the_next_server_hears_that_
 Test(agent_rejoin, filled_with_attributes__kept_and_said_as_its_publisher_would)
 {
 	rig_submit(&rig, 1, 0, CTL_OP_REPLICATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 1, false));
+	rig_event(&rig, rig_plan(sid, 1, false));
 	struct ctl_event go = rig_go(sid, 1, 7);
 	go.u.go.attributes = (struct th_hash){.lo = 3, .hi = 9};
-	event(go);
+	rig_event(&rig, go);
 	cr_assert_eq(rig_last(&rig, AGENT_ATTRIBUTES)->u.attributes.lo, 3);
 	const struct ctl_rejoin *rejoin = said();
 	cr_assert(rejoin->went);
 	cr_assert_eq(rejoin->attributes.hi, 9, "also while it is being filled");
 	rig_leg(&rig, AGENT_EV_LEG_DONE, 1, 0);
-	event(rig_outcome(sid, 1, 0, 17));
+	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
 	rejoin = said();
 	cr_assert_eq(rejoin->held.version, 17);
 	cr_assert_eq(rejoin->attributes.lo, 3);
 	/* The next one has the same, and then none: what is kept follows. */
 	rig_clear(&rig);
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	go = rig_go(sid, 2, 8);
-	event(go);
+	rig_event(&rig, go);
 	cr_assert_eq(rig_last(&rig, AGENT_ATTRIBUTES)->u.attributes.lo, 0);
 }
 
@@ -230,14 +224,14 @@ Test(agent_rejoin, published_and_not_hashed__content_follows_in_its_lane)
 Test(agent_rejoin, refused_content__said)
 {
 	published();
-	event((struct ctl_event){.kind = CTL_EV_CONFLICT, .u.conflict.sid = sid});
+	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_CONFLICT, .u.conflict.sid = sid});
 	cr_assert(said()->refused);
 }
 
 Test(agent_rejoin, replicated__its_version)
 {
 	rig_leg(&rig, AGENT_EV_LEG_DONE, rig_filling(&rig, 1, sid, 1, 7), 0);
-	event(rig_outcome(sid, 1, 0, 17));
+	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
 	const struct ctl_rejoin *rejoin = said();
 	holds(rejoin, 17, 1);
 	cr_assert(rejoin->hashed);
@@ -249,7 +243,7 @@ Test(agent_rejoin, outcomes__the_last_of_them_in_order)
 	uint64_t seq = 0;
 	for (uint32_t i = 0; i < TH_OUTCOMES_MAX + 5; i++) {
 		rig_submit(&rig, 1, 2, CTL_OP_UPDATE, "latest", TH_FOREVER);
-		event(rig_outcome(sid, ++seq, 0, TH_NO_VERSION));
+		rig_event(&rig, rig_outcome(sid, ++seq, 0, TH_NO_VERSION));
 		rig_clear(&rig);
 	}
 	const struct ctl_rejoin *rejoin = said();
@@ -267,7 +261,7 @@ Test(agent_rejoin, readers__go_on_and_are_counted_as_before)
 	holds(said(), 5, gen);
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	event(rig_drain(sid, gen, 9));
+	rig_event(&rig, rig_drain(sid, gen, 9));
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.drain_no, 9);
@@ -278,7 +272,7 @@ Test(agent_rejoin, reader__fenced_by_its_old_number)
 	uint64_t gen = published();
 	rig_reader(&rig, sid, gen, 50);
 	said();
-	event((struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 50});
+	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 50});
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
 }
 
@@ -286,7 +280,7 @@ Test(agent_rejoin, draining__served_again_until_it_is_asked_for_again)
 {
 	uint64_t gen = published(), out = rig_reader(&rig, sid, gen, 50);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	event(rig_drain(sid, gen, 3));
+	rig_event(&rig, rig_drain(sid, gen, 3));
 	const struct ctl_rejoin *rejoin = said();
 	holds(rejoin, 5, gen);
 	cr_assert_eq(rejoin->next_op_seq, gen + 1);
@@ -311,7 +305,7 @@ Test(agent_rejoin, operation__unanswered__called_again_under_its_number)
 	rig.held = 0;
 	rig_answer(&rig, CTL_REJOIN);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 1);
-	event(rig_outcome(sid, 1, 0, 5));
+	rig_event(&rig, rig_outcome(sid, 1, 0, 5));
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 }
 
@@ -355,7 +349,7 @@ Test(agent_rejoin, planned__asked_again_cancelled_and_declined)
 {
 	uint64_t gen = published(), out = rig_reader(&rig, sid, gen, 50);
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, gen + 1, true));
+	rig_event(&rig, rig_plan(sid, gen + 1, true));
 	holds(said(), 5, gen);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_NO_SERVER);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, gen + 1);
@@ -363,7 +357,7 @@ Test(agent_rejoin, planned__asked_again_cancelled_and_declined)
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 0, "the old PLAN is void");
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 	rig_reader(&rig, sid, gen, 51);
-	event(rig_plan(sid, gen + 1, true));
+	rig_event(&rig, rig_plan(sid, gen + 1, true));
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, TH_E_CANCELLED);
 }
 
@@ -371,12 +365,12 @@ Test(agent_rejoin, prepared__is_so_no_more)
 {
 	published();
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	event(rig_plan(sid, 2, true));
+	rig_event(&rig, rig_plan(sid, 2, true));
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 1);
 	holds(said(), 5, 1);
 	/* Served again, and a GO on the strength of the old word is refused. */
 	rig_reader(&rig, sid, 1, 50);
-	event(rig_go(sid, 2, 60));
+	rig_event(&rig, rig_go(sid, 2, 60));
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 0);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, TH_E_PROTOCOL);
 }
@@ -386,8 +380,8 @@ Test(agent_rejoin, ended_for_another__its_end_is_taken_in)
 	published();
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	said();
-	event(rig_drain(sid, 1, 4));
-	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_drain(sid, 1, 4));
+	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.held.version, TH_NO_VERSION);
 }
@@ -412,7 +406,7 @@ Test(agent_rejoin, filling__runs_on_under_the_old_number)
 	cr_assert_eq(rig_requests(&rig, CTL_OP) + rig_count(&rig, AGENT_STOP), 0);
 	rig_leg(&rig, AGENT_EV_LEG_DONE, leg, 0);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 7);
-	event(rig_outcome(sid, 1, 0, 17));
+	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
 	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, 0);
 }
 
@@ -435,14 +429,14 @@ Test(agent_rejoin, filling__source_lost_before__how_far_it_was)
 	cr_assert(rejoin->went);
 	cr_assert_eq(rejoin->leg, 0);
 	cr_assert_eq(rejoin->chunks, 4);
-	event(rig_reroute(sid, 1, 0, 70));
+	rig_event(&rig, rig_reroute(sid, 1, 0, 70));
 	cr_assert_eq(rig_last(&rig, AGENT_PULL)->u.leg.grant.leg, 70);
 }
 
 Test(agent_rejoin, filling__gives_way_to_another__that_one_is_forgotten)
 {
 	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
-	event(rig_reroute(sid, 1, 7, 8));
+	rig_event(&rig, rig_reroute(sid, 1, 7, 8));
 	const struct ctl_rejoin *rejoin = said();
 	cr_assert_eq(rejoin->leg, 7);
 	cr_assert(rejoin->leg_stops);
@@ -461,14 +455,15 @@ Test(agent_rejoin, filled__waits_for_its_outcome)
 	cr_assert(rejoin->hashed);
 	cr_assert_eq(rejoin->chunks, RIG_CHUNKS);
 	cr_assert_eq(rejoin->leg, 0);
-	event(rig_outcome(sid, 1, 0, 17));
+	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
 	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, 0);
 }
 
 Test(agent_rejoin, being_cancelled__said)
 {
 	rig_filling(&rig, 1, sid, 1, 7);
-	event((struct ctl_event){.kind = CTL_EV_CANCEL, .u.cancel = {.sid = sid, .op_seq = 1}});
+	rig_event(&rig,
+		(struct ctl_event){.kind = CTL_EV_CANCEL, .u.cancel = {.sid = sid, .op_seq = 1}});
 	const struct ctl_rejoin *rejoin = said();
 	cr_assert(rejoin->went);
 	cr_assert(rejoin->cancelled);
@@ -479,7 +474,7 @@ Test(agent_rejoin, being_cancelled__said)
 Test(agent_rejoin, outcome_came_while_a_leg_stops__over)
 {
 	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
-	event(rig_outcome(sid, 1, TH_E_DIRTY, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 1, TH_E_DIRTY, TH_NO_VERSION));
 	const struct ctl_rejoin *rejoin = said();
 	holds(rejoin, TH_NO_VERSION, 0);
 	cr_assert_eq(rejoin->next_op_seq, 2);
@@ -495,7 +490,7 @@ Test(agent_rejoin, unpublished_while_a_reader_is_waited_for__held_no_more)
 {
 	uint64_t gen = published(), out = rig_reader(&rig, sid, gen, 50);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	event(rig_outcome(sid, gen + 1, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, gen + 1, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1, "publish's");
 	const struct ctl_rejoin *rejoin = said();
 	holds(rejoin, TH_NO_VERSION, 0);
@@ -528,7 +523,7 @@ Test(agent_rejoin, unregister__unanswered__said_and_done)
 Test(agent_rejoin, what_was_to_be_told_to_the_former__is_not_told)
 {
 	rig.held = 1u << CTL_DRAIN_DONE;
-	event(rig_drain(sid, 77, 3)); /* of what is not here: beside the session's lane */
+	rig_event(&rig, rig_drain(sid, 77, 3)); /* of what is not here: beside the session's lane */
 	said();
 	rig.held = 0;
 	rig_sleep(&rig, 5 * SEC);
@@ -551,7 +546,7 @@ gone(bool died)
 Test(agent_rejoin, broken__gone_and_its_handle_stays_broken)
 {
 	published();
-	event((struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken.sid = sid});
+	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken.sid = sid});
 	gone(false);
 	rig_submit(&rig, 1, 3, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert_eq(rig_complete(&rig, 1, 3)->u.complete.code, TH_E_GROUP_BROKEN);
@@ -596,7 +591,7 @@ Test(agent_rejoin, close_was_answered_and_the_session_is_gone__nothing)
 	uint64_t gen = published();
 	rig.held = 1u << CTL_DRAIN_DONE;
 	simple(AGENT_EV_CLOSE);
-	event(rig_drain(sid, gen, 3));
+	rig_event(&rig, rig_drain(sid, gen, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
 	rig_lost(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 0);
@@ -663,7 +658,7 @@ Test(agent_rejoin, closed_before_the_answer__closed_behind_it)
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
 	rig_answer(&rig, CTL_REJOIN);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
-	event(rig_drain(sid, 1, 6));
+	rig_event(&rig, rig_drain(sid, 1, 6));
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
 }
 
@@ -688,7 +683,7 @@ Test(agent_rejoin, another_server_before_the_answer__all_is_said_to_that_one)
 	rig_answer(&rig, CTL_REJOIN);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOINED), 1);
-	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
 }
 
@@ -733,7 +728,7 @@ Test(agent_rejoin, unpublished_alone__held_no_more_and_the_next_operation_follow
 	holds(said(), TH_NO_VERSION, 0);
 	rig_submit(&rig, 1, 1, CTL_OP_PUBLISH, "6", TH_FOREVER);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_UNPUBLISH);
-	event(rig_outcome(sid, 2, 0, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_PUBLISH);
 }
 
@@ -744,7 +739,7 @@ Test(agent_rejoin, unpublished_alone_behind_another__said_and_not_asked_for)
 	unpublish_alone();
 	holds(said(), TH_NO_VERSION, 0);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_UPDATE);
-	event(rig_outcome(sid, 2, TH_E_CANCELLED, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, TH_NO_VERSION));
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
 	rig_submit(&rig, 1, 1, CTL_OP_PUBLISH, "6", TH_FOREVER);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_PUBLISH);

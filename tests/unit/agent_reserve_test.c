@@ -26,12 +26,6 @@ teardown(void)
 
 TestSuite(agent_reserve, .init = setup, .fini = teardown);
 
-static void
-event(struct ctl_event one)
-{
-	rig_event(&rig, &one);
-}
-
 /* Nothing of it is left. */
 static void
 expect_gone(void)
@@ -76,17 +70,17 @@ Test(agent_reserve, reserve__a_session_of_ours_is_the_source__the_shell_is_told)
 	uint64_t sid = rig_ready(&rig, 1);
 	struct ctl_event one = rig_reserve(RIG_RESERVATION, 0);
 	one.u.reserve.source_sid = sid;
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_last(&rig, AGENT_RESERVE)->u.reserve.source_session, 1);
 	one = rig_reserve(RIG_RESERVATION, 1);
 	one.u.reserve.source_sid = sid + 1000;
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_last(&rig, AGENT_RESERVE)->u.reserve.source_session, 0);
 }
 
 Test(agent_reserve, reserve__no_memory__the_server_hears_why)
 {
-	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_event(&rig, rig_reserve(RIG_RESERVATION, 1));
 	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, 0, TH_E_NOMEM_RETAIN);
 	const struct ctl_reserved *refusal = &rig_request(&rig, CTL_RESERVED)->u.reserved;
 	cr_assert_eq(refusal->reservation, RIG_RESERVATION);
@@ -98,21 +92,21 @@ Test(agent_reserve, reserve__no_memory__the_server_hears_why)
 
 Test(agent_reserve, reserve__twice__asked_for_once)
 {
-	event(rig_reserve(RIG_RESERVATION, 1));
-	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_event(&rig, rig_reserve(RIG_RESERVATION, 1));
+	rig_event(&rig, rig_reserve(RIG_RESERVATION, 1));
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 1);
 	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
-	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_event(&rig, rig_reserve(RIG_RESERVATION, 1));
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_RESERVED), 0);
-	event(rig_reserve(RIG_RESERVATION, 0));
+	rig_event(&rig, rig_reserve(RIG_RESERVATION, 0));
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 2);
 }
 
 Test(agent_reserve, reserve__more_than_the_limit__refused)
 {
 	for (uint32_t i = 0; i < 4; i++)
-		event(rig_reserve(RIG_RESERVATION + i, 0));
+		rig_event(&rig, rig_reserve(RIG_RESERVATION + i, 0));
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 3);
 	const struct ctl_reserved *refusal = &rig_request(&rig, CTL_RESERVED)->u.reserved;
 	cr_assert_eq(refusal->reservation, RIG_RESERVATION + 3);
@@ -125,13 +119,13 @@ Test(agent_reserve, reserve__more_than_the_limit__refused)
 Test(agent_reserve, reserve__of_what_cannot_be__refused)
 {
 	struct ctl_event one = rig_reserve(RIG_RESERVATION, 2);
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_request(&rig, CTL_RESERVED)->u.reserved.code, TH_E_PROTOCOL);
 	one = rig_reserve(RIG_RESERVATION, 0);
 	one.u.reserve.model[0] = '\0';
-	event(one);
+	rig_event(&rig, one);
 	one = rig_reserve(0, 0);
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_count(&rig, AGENT_RESERVE), 0);
 	cr_assert_eq(rig_requests(&rig, CTL_RESERVED), 3);
 }
@@ -139,7 +133,7 @@ Test(agent_reserve, reserve__of_what_cannot_be__refused)
 Test(agent_reserve, reserve__the_server_refuses_it__memory_is_freed)
 {
 	rig.refused[CTL_OPEN] = TH_E_NOT_AVAILABLE;
-	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_event(&rig, rig_reserve(RIG_RESERVATION, 1));
 	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
 	expect_gone();
 	rig_clear(&rig);
@@ -154,7 +148,7 @@ Test(agent_reserve, reserve__the_server_refuses_it__memory_is_freed)
 
 Test(agent_reserve, release__while_the_shell_is_at_it__what_it_made_is_freed)
 {
-	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_event(&rig, rig_reserve(RIG_RESERVATION, 1));
 	uint64_t id = rig_last(&rig, AGENT_RESERVE)->u.reserve.id;
 	rig_release(&rig, RIG_RESERVATION, 1, 0);
 	cr_assert_eq(rig_last(&rig, AGENT_UNRESERVE)->u.reserve.id, id);
@@ -166,7 +160,7 @@ Test(agent_reserve, release__while_the_shell_is_at_it__what_it_made_is_freed)
 Test(agent_reserve, release__while_it_is_opened__closed_when_that_is_known)
 {
 	rig.held = 1u << CTL_OPEN;
-	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_event(&rig, rig_reserve(RIG_RESERVATION, 1));
 	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
 	rig_release(&rig, RIG_RESERVATION, 1, 0);
 	expect_gone();
@@ -206,7 +200,7 @@ Test(agent_reserve, release__it_is_read__freed_after_its_last_reader)
 	uint64_t sid = rig_offload_filled(&rig);
 	uint64_t leg = rig_reader(&rig, sid, 1, 60);
 	rig_release(&rig, RIG_RESERVATION, 1, sid);
-	event(rig_drain(sid, 1, 3));
+	rig_event(&rig, rig_drain(sid, 1, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, leg);
 	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.drain_no, 3);
@@ -226,7 +220,7 @@ Test(agent_reserve, plan__of_the_server__prepared_pulled_and_serving)
 	uint64_t reader = rig_reader(&rig, sid, 1, 60);
 	rig_leg(&rig, AGENT_EV_LEG_DONE, leg, 0);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, 0);
-	event(rig_outcome(sid, 1, 0, 17));
+	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
 	cr_assert(agent_session_at(rig.agent, 0, &info));
 	cr_assert_eq(info.held.version, 17);
 	cr_assert_eq(info.legs_out, 1);
@@ -238,11 +232,11 @@ Test(agent_reserve, plan__of_the_server__prepared_pulled_and_serving)
 Test(agent_reserve, plan__before_the_reply_to_register__prepared)
 {
 	rig.held = 1u << CTL_REGISTER;
-	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_event(&rig, rig_reserve(RIG_RESERVATION, 1));
 	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
 	uint64_t sid = rig.last_sid;
-	event(rig_offload_plan(sid));
-	event(rig_offload_plan(sid));
+	rig_event(&rig, rig_offload_plan(sid));
+	rig_event(&rig, rig_offload_plan(sid));
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 0);
 	rig.held = 0;
 	rig_answer(&rig, CTL_REGISTER);
@@ -255,10 +249,10 @@ Test(agent_reserve, plan__other_layout__declined)
 	uint64_t sid = rig_offload(&rig);
 	struct ctl_event one = rig_offload_plan(sid);
 	one.u.plan.layout.lo++;
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, TH_E_LAYOUT);
 	cr_assert_eq(rig_count(&rig, AGENT_EXPLAIN), 0);
-	event(rig_outcome(sid, 1, TH_E_LAYOUT, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 1, TH_E_LAYOUT, TH_NO_VERSION));
 	expect_gone();
 }
 
@@ -267,18 +261,18 @@ Test(agent_reserve, plan__of_another_operation__nothing)
 	uint64_t sid = rig_offload(&rig);
 	struct ctl_event one = rig_offload_plan(sid);
 	one.u.plan.kind = CTL_OP_UPDATE;
-	event(one);
+	rig_event(&rig, one);
 	one = rig_offload_plan(sid);
 	one.u.plan.op_seq = 2;
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 0);
 	/* A second one does not exist. */
 	rig_leg(&rig, AGENT_EV_LEG_DONE, rig_offload_filling(&rig, sid), 0);
-	event(rig_outcome(sid, 1, 0, 17));
+	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
 	rig_clear(&rig);
 	one = rig_offload_plan(sid);
 	one.u.plan.op_seq = 2;
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 0);
 }
 
@@ -286,7 +280,7 @@ Test(agent_reserve, outcome__a_failure__closed_by_itself)
 {
 	uint64_t sid = rig_offload(&rig);
 	uint64_t leg = rig_offload_filling(&rig, sid);
-	event(rig_outcome(sid, 1, TH_E_VERSION_LOST, TH_NO_VERSION));
+	rig_event(&rig, rig_outcome(sid, 1, TH_E_VERSION_LOST, TH_NO_VERSION));
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, TH_E_CANCELLED);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
@@ -301,9 +295,9 @@ Test(agent_reserve, leg__its_source_fails__told_and_rerouted)
 	const struct ctl_leg_end *end = &rig_request(&rig, CTL_LEG_END)->u.leg_end;
 	cr_assert_eq(end->code, TH_E_STALE_MEMORY);
 	cr_assert(end->source_failed);
-	event(rig_reroute(sid, 1, 0, 51));
+	rig_event(&rig, rig_reroute(sid, 1, 0, 51));
 	rig_leg(&rig, AGENT_EV_LEG_DONE, rig_last(&rig, AGENT_PULL)->u.leg.leg, 0);
-	event(rig_outcome(sid, 1, 0, 17));
+	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
 }
 
@@ -311,10 +305,10 @@ Test(agent_reserve, broken__closed_by_itself)
 {
 	uint64_t sid = rig_offload_filled(&rig);
 	struct ctl_event one = {.kind = CTL_EV_BROKEN, .u.broken = {.sid = sid, .text = "why"}};
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
-	event(rig_drain(sid, 1, 1));
+	rig_event(&rig, rig_drain(sid, 1, 1));
 	expect_gone();
 }
 
@@ -324,7 +318,7 @@ Test(agent_reserve, lost__the_shell_cannot_keep_it__the_server_hears_that_it_die
 	rig_session(&rig, RIG_MEMORY, AGENT_EV_LOST);
 	cr_assert_eq(rig_request(&rig, CTL_CLOSE)->u.close.sid, sid);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
-	event(rig_drain(sid, 1, 1));
+	rig_event(&rig, rig_drain(sid, 1, 1));
 	expect_gone();
 }
 
@@ -355,7 +349,7 @@ another_server(void)
 
 Test(agent_reserve, server_restarts__what_it_had_asked_for_is_dropped)
 {
-	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_event(&rig, rig_reserve(RIG_RESERVATION, 1));
 	uint64_t id = rig_last(&rig, AGENT_RESERVE)->u.reserve.id;
 	another_server();
 	cr_assert_eq(rig_last(&rig, AGENT_UNRESERVE)->u.reserve.id, id);
@@ -366,7 +360,7 @@ Test(agent_reserve, server_restarts__what_it_had_asked_for_is_dropped)
 Test(agent_reserve, server_restarts__an_open_that_it_did_not_take_is_not_repeated)
 {
 	rig.held = 1u << CTL_OPEN;
-	event(rig_reserve(RIG_RESERVATION, 1));
+	rig_event(&rig, rig_reserve(RIG_RESERVATION, 1));
 	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
 	another_server();
 	expect_gone();
@@ -402,7 +396,7 @@ close_refused(int code)
 	one.u.close_refused.sid = sid;
 	one.u.close_refused.code = code;
 	strcpy(one.u.close_refused.text, "nobody has memory");
-	event(one);
+	rig_event(&rig, one);
 }
 
 Test(agent_reserve, close__refused__the_session_is_open_as_before)
@@ -420,7 +414,7 @@ Test(agent_reserve, close__refused__the_session_is_open_as_before)
 	rig_clear(&rig);
 	worker_closes(false, 5 * SEC);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
-	event(rig_drain(sid, gen, 1));
+	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 }
@@ -437,7 +431,7 @@ Test(agent_reserve, close__refused_after_the_worker_died__given_up)
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
 	close_refused(TH_E_NOMEM_RETAIN);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
-	event(rig_drain(sid, gen, 1));
+	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 }
@@ -449,7 +443,7 @@ Test(agent_reserve, close__abandoned__takes_no_refusal)
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 	close_refused(TH_E_NOMEM_RETAIN);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
-	event(rig_drain(sid, gen, 1));
+	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
 }
 
@@ -461,22 +455,22 @@ Test(agent_reserve, died__the_memory_stays_until_the_drain)
 	/* A copy within the host begins after the close was answered. */
 	struct ctl_event one = rig_reserve(RIG_RESERVATION, 1);
 	one.u.reserve.source_sid = sid;
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_last(&rig, AGENT_RESERVE)->u.reserve.source_session, 1);
 	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
 	uint64_t copy = rig.last_sid;
-	event(rig_offload_plan(copy));
+	rig_event(&rig, rig_offload_plan(copy));
 	one = rig_go(copy, 1, 50);
 	one.u.go.grant.source_agent_inc = RIG_INC;
 	one.u.go.grant.source_sid = sid;
 	one.u.go.grant.source_gen = gen;
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_last(&rig, AGENT_COPY)->u.leg.source_session, 1);
-	event(rig_drain(sid, gen, 1));
+	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
 	rig_leg(&rig, AGENT_EV_LEG_DONE, rig_last(&rig, AGENT_COPY)->u.leg.leg, 0);
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1);
-	event(rig_outcome(copy, 1, 0, 3));
+	rig_event(&rig, rig_outcome(copy, 1, 0, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 }
 
@@ -491,15 +485,15 @@ Test(agent_reserve, at_risk__is_counted_for_its_session_only)
 	rig_clear(&rig);
 	one.u.at_risk.sid = first;
 	strcpy(one.u.at_risk.text, "version 17 of m is retained, and only spot hosts have it");
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_count(&rig, AGENT_LINE), 1);
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->session, 1);
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.at_risk, 1);
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.broken, 0);
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.at_risk, 2);
 	rig_clear(&rig);
 	one.u.at_risk.sid = second + 100;
-	event(one);
+	rig_event(&rig, one);
 	cr_assert_eq(rig_count(&rig, AGENT_LINE), 0, "of a session that is not there any more");
 }

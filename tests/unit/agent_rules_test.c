@@ -45,7 +45,7 @@ several_retain(const char *model, const char *rules, const char *shared, bool al
 	snprintf(one.u.rules.rules, sizeof(one.u.rules.rules), "%s", rules);
 	snprintf(one.u.rules.shared, sizeof(one.u.rules.shared), "%s", shared);
 	one.u.rules.all = all;
-	rig_event(&rig, &one);
+	rig_event(&rig, one);
 }
 
 static void
