@@ -71,7 +71,7 @@ reuse(struct data_in *conn, uint32_t chunk)
 	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
 	__atomic_add_fetch(&leg->looks, 1, __ATOMIC_RELAXED);
 	if (here && (result & INTAKE_GREW))
-		events_post(&leg->transport->events, &leg->progress_node);
+		events_post_soon(&leg->transport->events, &leg->progress_node);
 	if (here && (result & INTAKE_COMPLETE))
 		loop_post(leg->transport->porter, &leg->complete_task);
 	return here;
@@ -178,7 +178,7 @@ data_in_arrived(struct data_in *conn, uint32_t chunk, const struct th_hash *dige
 	if (result < 0)
 		return result;
 	if (result & INTAKE_GREW)
-		events_post(&leg->transport->events, &leg->progress_node);
+		events_post_soon(&leg->transport->events, &leg->progress_node);
 	if (result & INTAKE_COMPLETE)
 		loop_post(leg->transport->porter, &leg->complete_task);
 	else
@@ -324,8 +324,8 @@ run_open(struct loop_task *task)
 	}
 	if (!conn->ferry)
 		data_in_block_open(conn);
-	int fd = socket_connect(
-		&conn->leg->address, conn->leg->address_bytes, conn->leg->transport);
+	int fd =
+		socket_connect(&conn->leg->address, conn->leg->address_bytes, conn->leg->transport);
 	rc = fd;
 	if (fd >= 0)
 		rc = stream_open(&conn->stream, conn->loop, &data_in_ops, fd, true);

@@ -6,21 +6,44 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ipc/base/fd.h"
 #include "transport/transport.h"
 
+#define SOON_NS 5000000l
+
+/* What to arm it with, or to disarm it, which also forgets that it has fired. */
+static const struct itimerspec soon = {.it_value.tv_nsec = SOON_NS}, never;
+
+static int
+watch(struct events *events, int fd)
+{
+	struct epoll_event event = {.events = EPOLLIN};
+	if (fd < 0 || epoll_ctl(events->fd, EPOLL_CTL_ADD, fd, &event) < 0)
+		return -errno;
+	return 0;
+}
+
 int
 events_init(struct events *events)
 {
-	*events = (struct events){.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-	if (events->fd < 0)
-		return -errno;
+	*events = (struct events){.now_fd = -1, .soon_fd = -1};
 	events->tail = &events->head;
 	pthread_mutex_init(&events->lock, NULL);
-	return 0;
+	events->fd = epoll_create1(EPOLL_CLOEXEC);
+	if (events->fd < 0)
+		return -errno;
+	events->now_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	int rc = watch(events, events->now_fd);
+	if (rc < 0)
+		return rc;
+	events->soon_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	return watch(events, events->soon_fd);
 }
 
 static struct event_node *
@@ -38,8 +61,13 @@ take(struct events *events)
 		 * Under the lock: an event posted after this makes the descriptor readable again.
 		 */
 		uint64_t posts;
-		ssize_t got = read(events->fd, &posts, sizeof(posts));
-		(void)got;
+		if (events->called) {
+			ssize_t got = read(events->now_fd, &posts, sizeof(posts));
+			(void)got;
+		}
+		if (events->armed)
+			(void)timerfd_settime(events->soon_fd, 0, &never, NULL);
+		events->called = events->armed = false;
 	}
 	pthread_mutex_unlock(&events->lock);
 	return node;
@@ -53,25 +81,46 @@ events_fini(struct events *events)
 	struct transport_event dropped;
 	for (struct event_node *node = take(events); node; node = take(events))
 		node->fill(node, &dropped);
+	th_fd_close(&events->soon_fd);
+	th_fd_close(&events->now_fd);
 	th_fd_close(&events->fd);
 	pthread_mutex_destroy(&events->lock);
+}
+
+/* Under the lock. */
+static void
+add(struct events *events, struct event_node *node)
+{
+	if (node->queued)
+		return;
+	node->queued = true;
+	node->next = NULL;
+	*events->tail = node;
+	events->tail = &node->next;
 }
 
 void
 events_post(struct events *events, struct event_node *node)
 {
 	pthread_mutex_lock(&events->lock);
-	bool was_empty = !events->head;
-	if (!node->queued) {
-		node->queued = true;
-		node->next = NULL;
-		*events->tail = node;
-		events->tail = &node->next;
-	}
-	if (was_empty) {
+	add(events, node);
+	if (!events->called) {
 		uint64_t one = 1;
-		ssize_t written = write(events->fd, &one, sizeof(one));
+		ssize_t written = write(events->now_fd, &one, sizeof(one));
 		(void)written; /* fails only when the counter is full: readable all the same */
+		events->called = true;
+	}
+	pthread_mutex_unlock(&events->lock);
+}
+
+void
+events_post_soon(struct events *events, struct event_node *node)
+{
+	pthread_mutex_lock(&events->lock);
+	add(events, node);
+	if (!events->called && !events->armed) {
+		(void)timerfd_settime(events->soon_fd, 0, &soon, NULL);
+		events->armed = true;
 	}
 	pthread_mutex_unlock(&events->lock);
 }

@@ -277,7 +277,7 @@ take_digests(struct leg_in *leg, const struct frame *frame, const uint8_t *paylo
 		all |= result;
 	}
 	if (all & INTAKE_GREW)
-		events_post(&leg->transport->events, &leg->progress_node);
+		events_post_soon(&leg->transport->events, &leg->progress_node);
 	if (all & INTAKE_COMPLETE)
 		complete(leg);
 	else if ((all & INTAKE_AGAIN) || (count > 0 && leg->intake.reuse.on))

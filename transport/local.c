@@ -256,7 +256,7 @@ work(struct copy_leg *leg, int *ret_result, bool *ret_source)
 	}
 	if (intake_reuse(&leg->intake, chunk, &result)) {
 		if (result & INTAKE_GREW)
-			events_post(&leg->local->transport->events, &leg->progress_node);
+			events_post_soon(&leg->local->transport->events, &leg->progress_node);
 		*ret_result = result;
 		return true;
 	}
@@ -273,7 +273,7 @@ work(struct copy_leg *leg, int *ret_result, bool *ret_source)
 	if (source_changed(leg, chunk, &digest))
 		result = TH_E_CHECKSUM;
 	if (result > 0 && (result & INTAKE_GREW))
-		events_post(&leg->local->transport->events, &leg->progress_node);
+		events_post_soon(&leg->local->transport->events, &leg->progress_node);
 	*ret_result = result;
 	return true;
 }

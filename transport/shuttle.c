@@ -282,7 +282,7 @@ judge(struct shuttle *shuttle, int result)
 		return;
 	}
 	if (result & INTAKE_GREW)
-		events_post(&shuttle->shuttles->transport->events, &shuttle->progress_node);
+		events_post_soon(&shuttle->shuttles->transport->events, &shuttle->progress_node);
 	if (result & INTAKE_COMPLETE)
 		end(shuttle, TRANSPORT_DONE, 0, false, "");
 }

@@ -65,7 +65,7 @@ struct transport_config {
 };
 
 enum transport_event_kind {
-	TRANSPORT_PROGRESS = 1, /* leg_in: the verified prefix grew (coalesced) */
+	TRANSPORT_PROGRESS = 1, /* leg_in: the verified prefix grew (coalesced: 5 ms) */
 	TRANSPORT_DONE,         /* leg_in: all chunks are verified */
 	TRANSPORT_FAILED,       /* leg_in: see code, text, source_failed */
 	TRANSPORT_STOPPED,      /* leg_in: after transport_stop */
