@@ -230,7 +230,8 @@ Test(digest, copy__without_avx2_and_source_is_written__digest_of_what_was_stored
 	copy_under_a_writer(true, 0);
 }
 
-Test(nt_copy, any_size_and_place__same_bytes_and_no_more)
+static void
+copy_any_size_and_place(void)
 {
 	uint8_t *data = content();
 	uint8_t *copy = malloc(300000);
@@ -247,4 +248,15 @@ Test(nt_copy, any_size_and_place__same_bytes_and_no_more)
 	}
 	free(data);
 	free(copy);
+}
+
+Test(nt_copy, any_size_and_place__same_bytes_and_no_more)
+{
+	copy_any_size_and_place();
+}
+
+Test(nt_copy, without_avx512__same_bytes_and_no_more)
+{
+	nt_copy_force_narrow(true);
+	copy_any_size_and_place();
 }
