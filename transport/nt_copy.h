@@ -9,8 +9,8 @@
  * several, and asks a little ahead, because the CPU's own prefetch ends with each page: with the
  * places an eighth of 1 MiB apart it is 1.1 times as fast as with four that are a page apart, 1.2
  * times as fast as one after the other, 1.7 times as fast as memcpy (1 GiB in chunks of 4 MiB, two
- * cores). A store of a whole line, where the CPU has one, makes a leg 1.05 times as fast as those of
- * 16 bytes that every x86-64 has.
+ * cores). A store of a whole line, where the CPU has one, makes a leg 1.05 times as fast as with
+ * those of 16 bytes that every x86-64 has.
  *
  * Elsewhere it is memcpy. Pure; any thread; may be left by a jump (guard.h).
  */
