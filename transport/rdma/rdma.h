@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rdma - the agent's RDMA: what is shared by all legs and all regions.
+ *
+ * The *keeper* is one loop thread ("th-rdma") for everything that may take milliseconds in the
+ * kernel: opening, asynchronous events, queue pairs. The *rails* are the ports that can be used
+ * (device.h). Each has a poller, which alone posts and polls (poller.h). A *path* is a pair of one
+ * of our rails and one of a peer's; it proves itself by a small READ before each use, and one that
+ * fails is left alone for a while (path.h).
+ *
+ * The transport opens and closes it. Nothing stays registered when rdma_close has returned.
+ */
+#ifndef TH_TRANSPORT_RDMA_RDMA_H
+#define TH_TRANSPORT_RDMA_RDMA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/checked.h"
+#include "transport/rdma/verbs.h"
+
+struct loop;
+struct paths;        /* path.h */
+struct poller;       /* poller.h */
+struct rails;        /* device.h */
+struct rails_config; /* device.h */
+
+/* Zeros: the defaults. */
+struct rdma_config {
+	struct verbs verbs;
+	const struct rails_config *rails; /* borrowed for the call; NULL: the default */
+	uint32_t slice_bytes;             /* of one READ: 256 KiB */
+	uint32_t depth;                   /* outstanding READs of a queue pair: 16 */
+	uint64_t window_bytes;            /* outstanding on a rail, all legs together: 8 MiB */
+};
+
+struct rdma;
+
+/* No device is no failure: then there are no rails. 0 or -errno. */
+TH_MUST_USE int rdma_open(const struct rdma_config *config, struct rdma **ret_rdma);
+/* After the last leg, and after the last region is released. */
+void rdma_close(struct rdma *rdma);
+
+/* The defaults filled in; rails is NULL. */
+const struct rdma_config *rdma_settings(const struct rdma *rdma);
+struct loop *rdma_keeper(const struct rdma *rdma);
+struct rails *rdma_rails(const struct rdma *rdma);
+struct poller *rdma_poller(const struct rdma *rdma, uint32_t rail);
+struct paths *rdma_paths(const struct rdma *rdma);
+
+#endif
