@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * device - the ports of this host that can speak RDMA ("rails"), and how they are.
+ *
+ * The devices are opened once, at the start; those that do not open are logged and left out. Each
+ * port of an opened device is a rail. It is up when its link is active and it has an address that
+ * others can reach; it goes down and comes back with the port's and the address table's events; it
+ * is gone for good when its device is.
+ *
+ * Threads: rails_new and rails_free are the owner's. All state changes happen on the keeper's loop,
+ * and so do the user's callbacks. rail_status, rail_endpoint, rail_device and the like are for any
+ * thread.
+ */
+#ifndef TH_TRANSPORT_RDMA_DEVICE_H
+#define TH_TRANSPORT_RDMA_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/checked.h"
+#include "ipc/base/err.h"
+#include "transport/loop.h"
+#include "transport/rdma/endpoint.h"
+#include "transport/rdma/gid.h"
+#include "transport/rdma/verbs.h"
+
+#define RAILS_MAX 16u /* a set of rails is a bit mask: bit i is rail i */
+#define RAIL_NAME_BYTES (VERBS_NAME_BYTES + 12u)
+#define RAIL_WHY_BYTES 256u
+
+struct rails_config {
+	struct gid_rule gid;
+	uint32_t mtu_bytes; /* at most */
+	uint32_t reads;     /* outstanding READs of a queue pair, at most */
+	uint16_t pkey_index;
+	uint8_t service_level, traffic_class;
+	uint8_t timeout; /* 4.096 us x 2^timeout */
+	uint8_t retries; /* 0 .. 7 */
+	/* Only these rails, "mlx5_0" (all its ports) or "mlx5_0/1"; none named: all. Borrowed
+	 * during rails_new. */
+	const char *const *names;
+	uint32_t num_names;
+};
+
+/* What is right unless somebody knows better. */
+struct rails_config rails_config_default(void);
+
+enum rail_state {
+	RAIL_DOWN, /* for now: why says what is missing */
+	RAIL_UP,
+	RAIL_GONE, /* for good */
+};
+
+struct rail_status {
+	char name[RAIL_NAME_BYTES]; /* "mlx5_0/1" */
+	char pci[VERBS_PCI_BYTES];
+	enum rail_state state;
+	char why[RAIL_WHY_BYTES]; /* empty when up */
+	struct verbs_info info;
+	struct verbs_port port;
+	struct verbs_gid gid; /* when up */
+	uint64_t changes;     /* of the state, since the start */
+};
+
+struct rails;
+
+/* On the keeper's thread. Each may be NULL. */
+struct rails_user {
+	void *arg;
+	/* The state, or the address, of the rail is another. Queue pairs of a rail that is not up,
+	 * or whose address changed, reach nobody any more. */
+	void (*changed)(void *arg, uint32_t rail);
+	/* All queue pairs on completion queues of the rail's device are lost. */
+	void (*completions_lost)(void *arg, uint32_t rail);
+	/* One queue pair failed outside of its completions. */
+	void (*queue_failed)(void *arg, uint32_t rail, uint32_t qpn);
+};
+
+/*
+ * Opens the devices and says in the log what there is. No device at all is no failure: there are 0
+ * rails. keeper must live until rails_free. Not on the keeper's thread. 0 or -errno.
+ */
+TH_MUST_USE int rails_new(struct verbs verbs, const struct rails_config *config,
+	struct loop *keeper, const struct rails_user *user, struct rails **ret_rails);
+/* Not on the keeper's thread: waits for it. All regions are gone, all queue pairs and completion
+ * queues freed. */
+void rails_free(struct rails *rails);
+
+uint32_t rails_count(const struct rails *rails);
+/* Which rails are up; which are not gone. */
+uint32_t rails_up(struct rails *rails);
+uint32_t rails_there(struct rails *rails);
+void rail_status(struct rails *rails, uint32_t rail, struct rail_status *ret_status);
+
+const struct verbs_ops *rails_ops(const struct rails *rails);
+struct loop *rails_keeper(const struct rails *rails);
+struct verbs_device *rail_device(const struct rails *rails, uint32_t rail);
+/* Like rail_status, for those who look often. */
+const char *rail_name(const struct rails *rails, uint32_t rail);
+const struct verbs_info *rail_info(const struct rails *rails, uint32_t rail);
+
+/* The rail's own end, without queue pairs (queues.h). TH_E_NO_PATH and why when it is not up. */
+TH_MUST_USE int rail_endpoint(struct rails *rails, uint32_t rail, struct endpoint *ret_endpoint,
+	struct endpoint_port *ret_port, struct th_err *ret_err);
+
+/* Once in the life of a rail: says that what was agreed with this peer is slow. */
+void rail_warn_slow(
+	struct rails *rails, uint32_t rail, const char *peer, uint32_t mtu_bytes, uint32_t reads);
+
+#endif

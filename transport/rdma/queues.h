@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * queues - the queue pairs of one end of a lane: made, told of their peer, and freed.
+ *
+ * Both ends make theirs first, tell each other the endpoint, and connect. They are used once: after
+ * any failure come fresh ones, with fresh packet numbers, so that nothing that is still on its way
+ * can be taken for an answer. Freeing them is the fence: no byte moves through them afterwards.
+ *
+ * Threads: all calls on the keeper's; posting and polling is for whoever has the lane.
+ */
+#ifndef TH_TRANSPORT_RDMA_QUEUES_H
+#define TH_TRANSPORT_RDMA_QUEUES_H
+
+#include <stdint.h>
+
+#include "ipc/base/checked.h"
+#include "ipc/base/err.h"
+#include "transport/rdma/device.h"
+#include "transport/rdma/endpoint.h"
+
+struct queues {
+	uint32_t rail, count;
+	struct verbs_qp *qps[ENDPOINT_QPS]; /* owns */
+	struct endpoint own;                /* for the peer */
+	struct endpoint_port port;
+	uint32_t reads; /* outstanding READs of each queue pair, when connected */
+};
+
+/* cq: where completions go; NULL: the rail's own, for a source, whose queue pairs complete nothing.
+ * depth: of each queue pair. 0, or a code and why. */
+TH_MUST_USE int queues_new(struct rails *rails, uint32_t rail, struct verbs_cq *cq, uint32_t depth,
+	struct queues *ret_queues, struct th_err *ret_err);
+/* peer has passed endpoint_check. peer_name: of the host, for the log. */
+TH_MUST_USE int queues_connect(struct rails *rails, struct queues *queues,
+	const struct endpoint *peer, enum endpoint_role own_role, const char *peer_name,
+	struct th_err *ret_err);
+/* The fence. 0; or -errno: a byte may still move, so the memory must not be given away before the
+ * process ends or the device is gone. Freed queues are empty; freeing them again is harmless. */
+int queues_free(struct rails *rails, struct queues *queues);
+
+#endif
