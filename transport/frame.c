@@ -8,6 +8,7 @@
 
 #include "ipc/base/bytes.h"
 #include "ipc/base/err.h"
+#include "transport/rdma/wire.h"
 
 #define MAGIC 0x31444854u /* "THD1" */
 
@@ -34,12 +35,13 @@ fits(const struct frame *frame)
 	bool no_range = frame->first == 0 && frame->count == 0;
 	switch (frame->kind) {
 	case FRAME_HELLO:
-		return (frame->flags & ~FRAME_VERIFIES) == 0 && no_range &&
+		return (frame->flags & ~(FRAME_VERIFIES | FRAME_TAKES_RDMA)) == 0 && no_range &&
 		       frame->bytes == FRAME_HELLO_BYTES;
 	case FRAME_WELCOME:
-		return (frame->flags & ~FRAME_DIGESTS) == 0 && frame->first == 0 &&
-		       frame->bytes == FRAME_WELCOME_BYTES;
+		return (frame->flags & ~(FRAME_DIGESTS | FRAME_OFFERS_RDMA)) == 0 &&
+		       frame->first == 0 && frame->bytes == FRAME_WELCOME_BYTES;
 	case FRAME_REFUSED:
+	case FRAME_RDMA_DECLINE:
 		return plain && frame->first == 0 && frame->bytes <= TH_CTL_TEXT_BYTES;
 	case FRAME_PROGRESS:
 		return (frame->flags & ~FRAME_WAITING) == 0 && frame->bytes <= FRAME_PAYLOAD_MAX &&
@@ -55,7 +57,26 @@ fits(const struct frame *frame)
 		return plain && frame->count == 1 && frame->bytes >= 1 &&
 		       frame->bytes <= CHUNK_BYTES_MAX;
 	case FRAME_ALIVE:
-		return plain && frame->first == 0 && frame->bytes == 0;
+		return plain && (frame->bytes == FRAME_ALIVE_BYTES ||
+					(frame->first == 0 && frame->bytes == 0));
+	case FRAME_RDMA_RAILS:
+		return plain && frame->first == 0 &&
+		       wire_fits(frame->count, WIRE_RAILS_MAX, WIRE_RAIL_BYTES, frame->bytes);
+	case FRAME_RDMA_OFFER:
+		return plain && frame->first == 0 &&
+		       wire_fits(frame->count, WIRE_LANES_MAX, WIRE_LANE_BYTES, frame->bytes);
+	case FRAME_RDMA_ACCEPT:
+		return plain && frame->first >= 1 && frame->first <= WIRE_KEYS_MAX &&
+		       wire_fits(frame->count, WIRE_LANES_MAX, WIRE_LANE_BYTES, frame->bytes);
+	case FRAME_RDMA_KEYS:
+		return plain && frame->count >= 1 && frame->bytes <= FRAME_PAYLOAD_MAX &&
+		       th_range_fits(frame->first, frame->count, WIRE_KEYS_MAX) &&
+		       wire_key_lanes(frame->count, frame->bytes) > 0;
+	case FRAME_RDMA_MAP:
+		return plain && wire_fits(frame->count, WIRE_EXTENTS_AT_ONCE, WIRE_EXTENT_BYTES,
+					frame->bytes);
+	case FRAME_CHECK:
+		return plain && frame->count == 1 && frame->bytes == 0;
 	}
 	return false;
 }
@@ -67,7 +88,7 @@ frame_decode(const uint8_t data[FRAME_BYTES], struct frame *ret_frame)
 	th_reader_init(&reader, data, FRAME_BYTES);
 	uint32_t magic = th_read_u32(&reader);
 	uint8_t kind = th_read_u8(&reader);
-	if (magic != MAGIC || kind < FRAME_HELLO || kind > FRAME_ALIVE)
+	if (magic != MAGIC || kind < FRAME_HELLO || kind > FRAME_CHECK)
 		return TH_E_PROTOCOL;
 	struct frame frame = {.kind = (enum frame_kind)kind, .flags = th_read_u8(&reader)};
 	uint16_t zero = th_read_u16(&reader);

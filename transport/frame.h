@@ -11,6 +11,23 @@
  *     data:     JOIN(leg key) READ(chunk)... --->
  *               <------------------------- DATA(chunk) bytes...
  *
+ * Where both ends have RDMA, queue pairs take the place of the data connections. What is in the
+ * payloads: rdma/wire.h.
+ *
+ *     control:  HELLO, TAKES_RDMA -------------->
+ *               <--------------- WELCOME, OFFERS_RDMA; then RAILS (the rails that serve the part)
+ *                                or DECLINE(why not), and the leg goes by data connections
+ *               OFFER(a rail of the source and its own queue pairs, per lane) ->
+ *               <------- ACCEPT(the source's queue pairs, connected), KEYS..., MAP... or DECLINE
+ *               ALIVE(prefix, chunks, bytes)... ->   the source does not see what is READ
+ *               CHECK(chunk) ------------------->    it did not match: is it still as published?
+ *               <------------------------- CHECK(chunk): it is; or REFUSED
+ *               DECLINE(why) ------------------->    no RDMA any more in this leg
+ *               <------------------------- DECLINE: the source's queue pairs are gone; the reader
+ *                                          goes on by data connections
+ *
+ * A reader offers once in a leg. Who did not say TAKES_RDMA is sent none of these frames.
+ *
  * Every frame begins with a 32-byte header, little-endian: magic, kind, flags, 16 zero bits, the
  * reader's leg number, first, count, payload bytes. Every field is checked before it is used; what
  * a kind does not use is zero.
@@ -32,6 +49,7 @@
 #define FRAME_DIGESTS_MAX 4096u                     /* in one PROGRESS: 64 KiB */
 #define FRAME_READ_COUNT_MAX 16u                    /* chunks asked for in one READ */
 #define FRAME_PAYLOAD_MAX (FRAME_DIGESTS_MAX * 16u) /* of all but DATA */
+#define FRAME_ALIVE_BYTES 8u
 #define FRAME_PROTOCOL 1u
 #define FRAME_MODE_TCP 1u
 
@@ -45,8 +63,17 @@ enum frame_kind {
 	FRAME_READ, /* first, count: chunks */
 	FRAME_DATA, /* first: the chunk; count: 1; payload: its bytes */
 	/* count: of how many chunks the reader has seen whether it has them already; it grows.
-	 * Meanwhile it asks for nothing, and is not frozen. */
+	 * Meanwhile it asks for nothing, and is not frozen. With RDMA it counts the chunks that it
+	 * has READ, too, and says first: its verified prefix, payload: the bytes that it has READ.
+	 */
 	FRAME_ALIVE,
+	FRAME_RDMA_RAILS,   /* count: rails; payload: them */
+	FRAME_RDMA_OFFER,   /* count: lanes; payload: the reader's ends */
+	FRAME_RDMA_ACCEPT,  /* first: how many keys follow; count: lanes; payload: the other ends */
+	FRAME_RDMA_KEYS,    /* first, count: keys; payload: them, each with one rkey per lane */
+	FRAME_RDMA_MAP,     /* first, count: extents; payload: where each lies */
+	FRAME_RDMA_DECLINE, /* count: the code, negated; payload: the sentence */
+	FRAME_CHECK,        /* first: the chunk; count: 1 */
 };
 
 enum frame_flag {
@@ -54,6 +81,8 @@ enum frame_flag {
 	FRAME_WAITING = 1 << 1, /* PROGRESS: this leg waits for bytes that the source waits for */
 	FRAME_VERIFIES =
 		1 << 2, /* HELLO: the reader takes no chunk but by the publisher's digest */
+	FRAME_TAKES_RDMA = 1 << 3,  /* HELLO: the reader could READ this shard */
+	FRAME_OFFERS_RDMA = 1 << 4, /* WELCOME: RAILS follow */
 };
 
 struct frame {

@@ -7,6 +7,7 @@
 
 #include "ipc/base/err.h"
 #include "ipc/base/rng.h"
+#include "transport/rdma/wire.h"
 
 Test(frame, encode__read__known_bytes)
 {
@@ -80,8 +81,12 @@ Test(frame, decode__random_bytes__refused_or_encoding_again_the_same)
 	for (int round = 0; round < 200000; round++) {
 		uint8_t data[FRAME_BYTES], again[FRAME_BYTES];
 		struct frame back;
-		frame.kind = (enum frame_kind)(1 + th_rng_below(&rng, 9));
-		frame.bytes = frame.kind == FRAME_HELLO ? FRAME_HELLO_BYTES : 0;
+		frame.kind = (enum frame_kind)(1 + th_rng_below(&rng, FRAME_CHECK));
+		frame.bytes = frame.kind == FRAME_HELLO        ? FRAME_HELLO_BYTES
+			      : frame.kind == FRAME_RDMA_RAILS ? WIRE_RAIL_BYTES
+			      : frame.kind == FRAME_RDMA_KEYS  ? 24
+			      : frame.kind == FRAME_RDMA_MAP   ? WIRE_EXTENT_BYTES
+							       : 0;
 		frame_encode(&frame, data);
 		for (uint64_t flips = th_rng_below(&rng, 4); flips > 0; flips--)
 			data[th_rng_below(&rng, FRAME_BYTES)] = (uint8_t)th_rng_u64(&rng);
