@@ -9,7 +9,7 @@
 #include <string.h>
 
 struct counts {
-	uint32_t chunks;
+	uint32_t chunks, small_chunks;
 	uint64_t ranges;
 };
 
@@ -23,6 +23,7 @@ walk(const struct manifest *manifest, struct chunk_table *table)
 	struct counts counts = {0};
 	uint64_t open_bytes = 0; /* in the chunk of small rows being filled; 0 when none is */
 	uint64_t shard_bytes = 0;
+	bool only_small = true;
 	for (uint32_t r = 0; r < manifest->num_rows; r++) {
 		uint64_t bytes = manifest->rows[r].bytes;
 		bool small = bytes < MANIFEST_SMALL_BYTES;
@@ -38,6 +39,8 @@ walk(const struct manifest *manifest, struct chunk_table *table)
 					table->start[counts.chunks] = shard_bytes;
 				}
 				counts.chunks++;
+				only_small = only_small && small;
+				counts.small_chunks += only_small;
 				open_bytes = 0;
 			}
 			open_bytes = small ? open_bytes + piece : 0;
@@ -53,6 +56,7 @@ walk(const struct manifest *manifest, struct chunk_table *table)
 		table->first[counts.chunks] = (uint32_t)counts.ranges;
 		table->start[counts.chunks] = shard_bytes;
 		table->num_chunks = counts.chunks;
+		table->num_small = counts.small_chunks;
 		table->bytes = shard_bytes;
 	}
 	return counts;

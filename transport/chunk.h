@@ -25,7 +25,8 @@ struct chunk_range {
 
 struct chunk_table {
 	uint32_t num_chunks;
-	uint64_t bytes; /* of all chunks */
+	uint32_t num_small; /* chunks 0 .. num_small - 1 are of small rows; they come first */
+	uint64_t bytes;     /* of all chunks */
 	/* Ranges of chunk c: ranges[first[c]] .. ranges[first[c + 1] - 1]; chunk c starts at byte
 	 * start[c] of the shard. Both arrays have num_chunks + 1 entries. */
 	uint32_t *first;

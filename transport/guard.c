@@ -73,6 +73,36 @@ guard_copy(void *to, const void *from, size_t bytes)
 	GUARDED(memcpy(to, from, bytes));
 }
 
+/* Calls of their own: what they count is not what the jump finds again. */
+static void __attribute__((noinline)) gather(uint8_t *to, const struct iovec *from, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		memcpy(to, from[i].iov_base, from[i].iov_len);
+		to += from[i].iov_len;
+	}
+}
+
+int
+guard_gather(uint8_t *to, const struct iovec *from, uint32_t count)
+{
+	GUARDED(gather(to, from, count));
+}
+
+static void __attribute__((noinline))
+scatter(const struct iovec *to, uint32_t count, const uint8_t *from)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		memcpy(to[i].iov_base, from, to[i].iov_len);
+		from += to[i].iov_len;
+	}
+}
+
+int
+guard_scatter(const struct iovec *to, uint32_t count, const uint8_t *from)
+{
+	GUARDED(scatter(to, count, from));
+}
+
 int
 guard_digest(struct digest *digest, const void *data, size_t bytes)
 {

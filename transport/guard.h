@@ -12,6 +12,8 @@
 
 #include <signal.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
 
 #include "ipc/base/checked.h"
 #include "transport/digest.h"
@@ -23,6 +25,9 @@ void guard_mask(sigset_t *ret_mask);
 
 /* 0, or TH_E_STALE_MEMORY when a page could not be touched: what was done until then stays done. */
 TH_MUST_USE int guard_copy(void *to, const void *from, size_t bytes);
+/* Many small pieces, one behind the other at the other end. */
+TH_MUST_USE int guard_gather(uint8_t *to, const struct iovec *from, uint32_t count);
+TH_MUST_USE int guard_scatter(const struct iovec *to, uint32_t count, const uint8_t *from);
 TH_MUST_USE int guard_digest(struct digest *digest, const void *data, size_t bytes);
 /* Past the caches (nt_copy.h), and the same with the digest of what was stored (digest.h). */
 TH_MUST_USE int guard_nt_copy(void *to, const void *from, size_t bytes);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * hasher - computes the digests of published parts in the background, in chunk order, and lets each
- * part's prefix follow: a chunk may be served as soon as its digest is known.
+ * part's prefix follow: a chunk may be served as soon as its digest is known. Small tensors are
+ * copied to the part's packed buffer on the way, where it has one, and hashed there.
  *
  * Threads: as many that step back for whatever else the host computes (a nice value of 10: against
  * a busy thread of a trainer one gets a tenth of a core), and as many that do not, but touch only
@@ -25,6 +26,7 @@
 #include "ipc/base/alloc.h"
 #include "transport/guard.h"
 #include "transport/internal.h"
+#include "transport/rdma/packed.h"
 
 #define THREADS_MAX 16u /* of each kind */
 #define NICE 10
@@ -162,7 +164,9 @@ work(struct hash_job *job)
 	uint32_t row = UINT32_MAX, chunk = job->next++;
 	job->busy++;
 	pthread_mutex_unlock(&hasher->lock);
-	int rc = hash_chunk(job->part, chunk, &job->stopping, &digest, &row);
+	int rc = packed_has(job->part, chunk)
+			 ? packed_hash(job->part, chunk, &job->stopping, &digest, &row)
+			 : hash_chunk(job->part, chunk, &job->stopping, &digest, &row);
 	if (rc < 0)
 		xfer_part_fail(job->part);
 	pthread_mutex_lock(&hasher->lock);

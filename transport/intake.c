@@ -17,6 +17,7 @@
 #include "ipc/base/err.h"
 #include "ipc/base/name.h"
 #include "transport/internal.h"
+#include "transport/rdma/packed.h"
 
 enum intake_state { INTAKE_FREE, INTAKE_TAKEN, INTAKE_ARRIVED, INTAKE_BAD, INTAKE_DONE };
 
@@ -128,6 +129,7 @@ judge(struct intake *intake, uint32_t chunk, const struct th_hash *digest)
 	if (++intake->attempts[chunk] >= INTAKE_ATTEMPTS_MAX)
 		return TH_E_CHECKSUM;
 	__atomic_add_fetch(&counters->chunks_refetched, 1, __ATOMIC_RELAXED);
+	packed_drop(intake->part, chunk);
 	intake->states[chunk] = INTAKE_BAD;
 	intake->num_again++;
 	return 0;

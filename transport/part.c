@@ -4,6 +4,7 @@
  */
 #include "transport/part.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "ipc/base/checked.h"
 #include "transport/access.h"
 #include "transport/digest.h"
+#include "transport/rdma/packed.h"
 
 #ifndef MADV_POPULATE_READ /* Linux 5.14; an older kernel answers EINVAL */
 #define MADV_POPULATE_READ 22
@@ -34,6 +36,7 @@ struct xfer_part {
 	bool direct;
 	struct th_hash *digests; /* owns; [0, digest_count) is immutable */
 	bool *kept;              /* owns; the filling leg's, one leg at a time */
+	struct packing *packing; /* owns; NULL: no packed buffer */
 	bool verify;
 	bool reuse;            /* immutable once a leg fills it */
 	bool orphaned, failed; /* atomic */
@@ -96,6 +99,22 @@ xfer_part_new(struct chunk_table *table, uint8_t *const *tensors, uint32_t num_t
 	return part;
 }
 
+int
+xfer_part_set_packed(struct xfer_part *part, struct packed *packed)
+{
+	TH_ASSERT(!part->packing);
+	if (!part->direct || part->table->num_small == 0)
+		return 0;
+	part->packing = packing_new(packed, part->table);
+	return part->packing ? 0 : -ENOMEM;
+}
+
+struct packing *
+xfer_part_packing(const struct xfer_part *part)
+{
+	return part->packing;
+}
+
 struct xfer_part *
 xfer_part_retain(struct xfer_part *part)
 {
@@ -117,6 +136,7 @@ xfer_part_release(struct xfer_part *part)
 		if (part->places[i].access)
 			access_release(part->places[i].access);
 	}
+	packing_free(part->packing);
 	free(part->places);
 	free(part->digests);
 	free(part->kept);
@@ -197,8 +217,8 @@ xfer_part_prefix_bytes(const struct xfer_part *part)
 	return part->table->start[xfer_part_prefix(part)];
 }
 
-static void
-call_watchers(struct xfer_part *part)
+void
+xfer_part_tell(struct xfer_part *part)
 {
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 	pthread_mutex_lock(&part->lock);
@@ -218,14 +238,14 @@ xfer_part_advance(struct xfer_part *part, uint32_t prefix)
 	__atomic_store_n(&part->prefix, prefix, __ATOMIC_RELEASE);
 	/* Whoever finds the prefix too short says that it waits, then looks again; here the prefix
 	 * is stored, then the watchers look who waits. One of the two sees the other. */
-	call_watchers(part);
+	xfer_part_tell(part);
 }
 
 void
 xfer_part_orphan(struct xfer_part *part)
 {
 	__atomic_store_n(&part->orphaned, true, __ATOMIC_RELEASE);
-	call_watchers(part);
+	xfer_part_tell(part);
 }
 
 bool
@@ -238,7 +258,7 @@ void
 xfer_part_fail(struct xfer_part *part)
 {
 	__atomic_store_n(&part->failed, true, __ATOMIC_RELEASE);
-	call_watchers(part);
+	xfer_part_tell(part);
 }
 
 bool

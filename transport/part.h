@@ -18,6 +18,7 @@
 #include <stdint.h>
 #include <sys/uio.h>
 
+#include "ipc/base/checked.h"
 #include "ipc/base/ctl.h"
 #include "transport/chunk.h"
 
@@ -44,6 +45,14 @@ struct xfer_place {
 };
 struct xfer_part *xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
 	uint32_t num_places, bool verify, void (*release)(void *arg), void *arg);
+/*
+ * Its small rows go through this buffer where a NIC moves them; made for the same table. Keeps a
+ * reference. Before anybody else has the part. Of a part that is not direct: nothing. 0 or -ENOMEM.
+ */
+struct packed;
+struct packing;
+TH_MUST_USE int xfer_part_set_packed(struct xfer_part *part, struct packed *packed);
+struct packing *xfer_part_packing(const struct xfer_part *part); /* NULL: there is none */
 struct xfer_part *xfer_part_retain(struct xfer_part *part);
 void xfer_part_release(struct xfer_part *part);
 
@@ -133,6 +142,8 @@ void xfer_part_add_digests(
 /* A digest over all digests, in order: equal for equal bytes of one layout. None: not all known. */
 struct th_hash xfer_part_content(const struct xfer_part *part);
 
+/* Calls the watchers, as xfer_part_advance does: more of the part can be read than before. */
+void xfer_part_tell(struct xfer_part *part);
 /* After unwatch no call is under way or comes. */
 typedef void (*xfer_part_watcher)(void *arg);
 void xfer_part_watch(struct xfer_part *part, xfer_part_watcher watcher, void *arg);

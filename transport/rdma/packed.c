@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * packed - see packed.h. A chunk of a part is EMPTY -> BUSY (a thread copies it) -> THERE; what
+ * lands is THERE at once, because the part does not count it yet and nobody packs it before that.
+ */
+#include "transport/rdma/packed.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/log.h"
+#include "ipc/base/name.h"
+#include "transport/digest.h"
+#include "transport/guard.h"
+#include "transport/internal.h"
+#include "transport/part.h"
+
+#define LINE_BYTES UINT64_C(64)
+#define HUGE_BYTES (UINT64_C(2) << 20)
+#define BLOCK_BYTES (256u << 10) /* stays in the cache between the copy and the hash */
+#define RANGES_MAX 256u          /* of one guarded call */
+
+struct packed {
+	uint8_t *data; /* owns: mmap */
+	uint64_t bytes;
+	uint32_t references; /* atomic */
+};
+
+enum pack_state { PACK_EMPTY, PACK_BUSY, PACK_THERE };
+
+struct packing {
+	struct packed *packed; /* owns: a reference */
+	uint32_t num_chunks;
+	uint32_t prefix; /* atomic; below it all are THERE, and stay so */
+	uint8_t *states; /* owns; each atomic: enum pack_state. The release of THERE pairs with
+			  * packed_prefix. */
+};
+
+/* ---- the buffer --------------------------------------------------------------------------- */
+
+/*
+ * The chunks without padding begin anywhere. Each is moved up to the next line but one at most, by
+ * a rule that needs no table: the room that this leaves before each is less than two lines.
+ */
+uint64_t
+packed_at(const struct chunk_table *table, uint32_t chunk)
+{
+	return table->start[chunk] / LINE_BYTES * LINE_BYTES + LINE_BYTES * chunk;
+}
+
+uint64_t
+packed_bytes(const struct chunk_table *table)
+{
+	return table->num_small > 0 ? packed_at(table, table->num_small) : 0;
+}
+
+/* Anonymous memory that begins where a huge page may. */
+static uint8_t *
+map_pages(uint64_t bytes)
+{
+	uint64_t slack = bytes >= HUGE_BYTES ? HUGE_BYTES : 0;
+	void *map = mmap(
+		NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (map == MAP_FAILED)
+		return NULL;
+	uint8_t *data = map;
+	if (slack > 0) {
+		uint64_t before = (HUGE_BYTES - (uintptr_t)map % HUGE_BYTES) % HUGE_BYTES;
+		data += before;
+		if (before > 0)
+			(void)munmap(map, before);
+		if (slack > before)
+			(void)munmap(data + bytes, slack - before);
+		(void)madvise(data, bytes, MADV_HUGEPAGE);
+	}
+	/* A child of the agent has no business in it, and a core file neither. */
+	(void)madvise(data, bytes, MADV_DONTFORK);
+	(void)madvise(data, bytes, MADV_DONTDUMP);
+	return data;
+}
+
+struct packed *
+packed_new(const struct chunk_table *table)
+{
+	uint64_t bytes = 0;
+	struct packed *packed = calloc(1, sizeof(*packed));
+	if (!packed)
+		return NULL;
+	if (th_align_up_u64(
+		    th_max_u64(packed_bytes(table), 1), (uint64_t)sysconf(_SC_PAGESIZE), &bytes))
+		packed->data = map_pages(bytes);
+	if (!packed->data) {
+		free(packed);
+		return NULL;
+	}
+	packed->bytes = bytes;
+	packed->references = 1;
+	return packed;
+}
+
+struct packed *
+packed_retain(struct packed *packed)
+{
+	__atomic_add_fetch(&packed->references, 1, __ATOMIC_RELAXED);
+	return packed;
+}
+
+void
+packed_release(struct packed *packed)
+{
+	if (!packed || __atomic_sub_fetch(&packed->references, 1, __ATOMIC_ACQ_REL) != 0)
+		return;
+	(void)munmap(packed->data, packed->bytes);
+	free(packed);
+}
+
+uint8_t *
+packed_data(const struct packed *packed)
+{
+	return packed->data;
+}
+
+uint64_t
+packed_size(const struct packed *packed)
+{
+	return packed->bytes;
+}
+
+/* ---- which chunks lie in it ---------------------------------------------------------------- */
+
+struct packing *
+packing_new(struct packed *packed, const struct chunk_table *table)
+{
+	struct packing *packing = calloc(1, sizeof(*packing));
+	if (!packing)
+		return NULL;
+	packing->num_chunks = table->num_small;
+	packing->states = calloc((size_t)table->num_small + 1, sizeof(packing->states[0]));
+	if (!packing->states) {
+		free(packing);
+		return NULL;
+	}
+	packing->packed = packed_retain(packed);
+	return packing;
+}
+
+void
+packing_free(struct packing *packing)
+{
+	if (!packing)
+		return;
+	packed_release(packing->packed);
+	free(packing->states);
+	free(packing);
+}
+
+struct packed *
+packing_packed(const struct packing *packing)
+{
+	return packing->packed;
+}
+
+bool
+packed_has(const struct xfer_part *part, uint32_t chunk)
+{
+	const struct packing *packing = xfer_part_packing(part);
+	return packing && chunk < packing->num_chunks;
+}
+
+static enum pack_state
+state_of(const struct packing *packing, uint32_t chunk)
+{
+	return (enum pack_state)__atomic_load_n(&packing->states[chunk], __ATOMIC_ACQUIRE);
+}
+
+static void
+set_state(struct packing *packing, uint32_t chunk, enum pack_state state)
+{
+	__atomic_store_n(&packing->states[chunk], (uint8_t)state, __ATOMIC_RELEASE);
+}
+
+/* EMPTY or THERE -> BUSY. False: another thread is at it. */
+static bool
+begin(struct packing *packing, uint32_t chunk, enum pack_state from)
+{
+	uint8_t expected = (uint8_t)from;
+	return __atomic_compare_exchange_n(&packing->states[chunk], &expected, PACK_BUSY, false,
+		__ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+}
+
+/* Chunks that the part counts are never dropped, so what was found stays true. */
+static uint32_t
+settle(struct packing *packing, uint32_t limit)
+{
+	uint32_t before = __atomic_load_n(&packing->prefix, __ATOMIC_ACQUIRE);
+	uint32_t prefix = before;
+	limit = th_min_u32(limit, packing->num_chunks);
+	while (prefix < limit && state_of(packing, prefix) == PACK_THERE)
+		prefix++;
+	while (before < prefix && !__atomic_compare_exchange_n(&packing->prefix, &before, prefix,
+					  false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+		continue;
+	return th_max_u32(before, prefix);
+}
+
+uint32_t
+packed_prefix(const struct xfer_part *part)
+{
+	struct packing *packing = xfer_part_packing(part);
+	uint32_t prefix = xfer_part_prefix(part);
+	if (!packing)
+		return prefix;
+	uint32_t packed = settle(packing, prefix);
+	return packed == packing->num_chunks ? prefix : th_min_u32(packed, prefix);
+}
+
+/* ---- to and fro ---------------------------------------------------------------------------- */
+
+static uint8_t *
+chunk_data(const struct xfer_part *part, uint32_t chunk)
+{
+	const struct packing *packing = xfer_part_packing(part);
+	return packing->packed->data + packed_at(xfer_part_table(part), chunk);
+}
+
+/* One of these ranges can not be read: which one is found by reading each by itself. */
+static uint32_t
+find_row(const struct xfer_part *part, const struct xfer_cursor *cursor, uint8_t *to,
+	const struct iovec *ranges, uint32_t count)
+{
+	uint32_t i = 0;
+	while (i + 1 < count && guard_gather(to, &ranges[i], 1) == 0)
+		i++;
+	return xfer_part_table(part)->ranges[cursor->range + i].row;
+}
+
+/* The next bytes of a chunk, at most a block, to where they lie in the buffer. Returns how many, or
+ * TH_E_STALE_MEMORY. */
+static int
+gather_block(
+	const struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, uint32_t *ret_row)
+{
+	struct iovec ranges[RANGES_MAX];
+	uint32_t bytes = th_min_u32(BLOCK_BYTES, cursor->left), done = 0;
+	while (done < bytes) {
+		uint32_t count = xfer_cursor_next(cursor, part, bytes - done, ranges, RANGES_MAX);
+		int rc = guard_gather(to + done, ranges, count);
+		if (rc < 0) {
+			*ret_row = find_row(part, cursor, to + done, ranges, count);
+			return rc;
+		}
+		uint64_t moved = 0;
+		for (uint32_t i = 0; i < count; i++)
+			moved += ranges[i].iov_len;
+		xfer_cursor_skip(cursor, part, moved);
+		done += (uint32_t)moved;
+	}
+	return (int)bytes;
+}
+
+/* A chunk that is BUSY by this thread. As packed_hash. */
+static int
+pack(const struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_hash *ret_digest,
+	uint32_t *ret_row)
+{
+	uint8_t *to = chunk_data(part, chunk);
+	struct xfer_cursor cursor;
+	struct digest digest;
+	digest_init(&digest);
+	xfer_cursor_init(&cursor, part, chunk);
+	while (cursor.left > 0) {
+		if (stop && __atomic_load_n(stop, __ATOMIC_RELAXED))
+			return 0;
+		int bytes = gather_block(part, &cursor, to, ret_row);
+		if (bytes < 0)
+			return bytes;
+		if (ret_digest)
+			digest_update(&digest, to, (size_t)bytes);
+		to += bytes;
+	}
+	if (ret_digest)
+		*ret_digest = digest_final(&digest);
+	return 1;
+}
+
+int
+packed_hash(const struct xfer_part *part, uint32_t chunk, const bool *stop,
+	struct th_hash *ret_digest, uint32_t *ret_row)
+{
+	struct packing *packing = xfer_part_packing(part);
+	if (state_of(packing, chunk) == PACK_THERE) {
+		/* A job that was stopped has packed it. */
+		*ret_digest = digest_of(
+			chunk_data(part, chunk), chunk_bytes(xfer_part_table(part), chunk));
+		return 1;
+	}
+	/* It is not below the prefix, so nobody else packs it. */
+	bool begun = begin(packing, chunk, PACK_EMPTY);
+	TH_ASSERT(begun);
+	int rc = pack(part, chunk, stop, ret_digest, ret_row);
+	set_state(packing, chunk, rc > 0 ? PACK_THERE : PACK_EMPTY);
+	return rc;
+}
+
+int
+packed_fill(struct xfer_part *part, uint32_t chunks)
+{
+	struct packing *packing = xfer_part_packing(part);
+	if (!packing)
+		return 0;
+	uint32_t limit = th_min_u32(xfer_part_prefix(part), packing->num_chunks);
+	uint32_t before = packed_prefix(part), row, chunk = before;
+	int rc = 0;
+	for (; chunk < limit && chunks > 0 && rc >= 0; chunk++) {
+		if (!begin(packing, chunk, PACK_EMPTY))
+			continue;
+		rc = pack(part, chunk, NULL, NULL, &row);
+		set_state(packing, chunk, rc > 0 ? PACK_THERE : PACK_EMPTY);
+		chunks--;
+	}
+	if (packed_prefix(part) > before)
+		xfer_part_tell(part);
+	return rc < 0 ? rc : chunk < limit;
+}
+
+int
+packed_landed(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest)
+{
+	struct packing *packing = xfer_part_packing(part);
+	const uint8_t *from = chunk_data(part, chunk);
+	struct iovec ranges[RANGES_MAX];
+	struct xfer_cursor cursor;
+	struct digest digest;
+	TH_ASSERT(chunk >= xfer_part_prefix(part));
+	digest_init(&digest);
+	xfer_cursor_init(&cursor, part, chunk);
+	while (cursor.left > 0) {
+		uint32_t bytes = th_min_u32(BLOCK_BYTES, cursor.left);
+		if (ret_digest)
+			digest_update(&digest, from, bytes);
+		for (uint32_t done = 0; done < bytes;) {
+			uint32_t count =
+				xfer_cursor_next(&cursor, part, bytes - done, ranges, RANGES_MAX);
+			int rc = guard_scatter(ranges, count, from + done);
+			if (rc < 0)
+				return rc;
+			uint64_t moved = 0;
+			for (uint32_t i = 0; i < count; i++)
+				moved += ranges[i].iov_len;
+			xfer_cursor_skip(&cursor, part, moved);
+			done += (uint32_t)moved;
+		}
+		from += bytes;
+	}
+	if (ret_digest)
+		*ret_digest = digest_final(&digest);
+	set_state(packing, chunk, PACK_THERE);
+	return 0;
+}
+
+void
+packed_drop(struct xfer_part *part, uint32_t chunk)
+{
+	if (packed_has(part, chunk))
+		set_state(xfer_part_packing(part), chunk, PACK_EMPTY);
+}
+
+/* ---- a second look -------------------------------------------------------------------------- */
+
+int
+packed_check(struct xfer_part *part, uint32_t chunk)
+{
+	struct packing *packing = xfer_part_packing(part);
+	struct th_hash now;
+	uint32_t row;
+	bool has = packed_has(part, chunk);
+	if (!xfer_part_verify(part) || chunk >= xfer_part_prefix(part))
+		return TH_E_PROTOCOL;
+	const struct th_hash *published = xfer_part_digest(part, chunk);
+	if (has) {
+		now = digest_of(chunk_data(part, chunk), chunk_bytes(xfer_part_table(part), chunk));
+		if (th_hash_equal(now, *published))
+			return 0;
+	}
+	int rc = part_digest(part, chunk, &now);
+	if (rc < 0)
+		return rc;
+	if (!th_hash_equal(now, *published))
+		return TH_E_CONTRACT;
+	/* The tensors are what they were, so nobody has done wrong; who READs it meanwhile finds
+	 * out by the digest. */
+	if (has && begin(packing, chunk, PACK_THERE)) {
+		log_error("packed", "a packed copy was damaged, made again chunk=%" PRIu32, chunk);
+		rc = pack(part, chunk, NULL, NULL, &row);
+		set_state(packing, chunk, PACK_THERE);
+	}
+	return rc < 0 ? rc : 0;
+}
