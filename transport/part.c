@@ -163,6 +163,14 @@ xfer_part_direct(const struct xfer_part *part)
 	return part->direct;
 }
 
+struct region *
+xfer_part_region(const struct xfer_part *part, uint32_t row, uint64_t *ret_at)
+{
+	const struct xfer_place *place = &part->places[row];
+	*ret_at = place->region_at;
+	return place->region;
+}
+
 static int
 compare_fds(const void *a, const void *b)
 {

@@ -36,12 +36,18 @@ struct xfer_part *xfer_part_new(struct chunk_table *table, uint8_t *const *tenso
  * The same of rows of which some are not mapped: a place is an address here, or what access calls
  * it. A mapped row may have both: the file that it is a mapping of, for who can send out of a file;
  * that one cannot shrink. Keeps a reference of each access.
+ *
+ * A mapped row that lies in memory which is registered with NICs, or is about to be, has a region.
+ * The part keeps no reference: who registered the memory does, as long as it is mapped.
  */
 struct access;
+struct region;
 struct xfer_place {
 	uint8_t *data;         /* mapped; NULL otherwise, and for a row without bytes */
 	struct access *access; /* borrows; may be NULL where there is data */
 	uint64_t place;        /* what access calls it */
+	struct region *region; /* borrows; may be NULL */
+	uint64_t region_at;    /* where in it the row begins */
 };
 struct xfer_part *xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
 	uint32_t num_places, bool verify, void (*release)(void *arg), void *arg);
@@ -60,6 +66,8 @@ const struct chunk_table *xfer_part_table(const struct xfer_part *part);
 bool xfer_part_verify(const struct xfer_part *part);
 /* All of it is mapped. If not, only a ferry touches its bytes (ferry.h), those that are, too. */
 bool xfer_part_direct(const struct xfer_part *part);
+/* NULL: no NIC reaches the row. Borrowed. */
+struct region *xfer_part_region(const struct xfer_part *part, uint32_t row, uint64_t *ret_at);
 /* The descriptors behind it, each once: a new array with room for more, never NULL. */
 int *xfer_part_descriptors(const struct xfer_part *part, uint32_t more, uint32_t *ret_count);
 /*

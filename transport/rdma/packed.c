@@ -26,7 +26,8 @@
 struct packed {
 	uint8_t *data; /* owns: mmap */
 	uint64_t bytes;
-	uint32_t references; /* atomic */
+	struct region *region; /* owns: a reference; NULL: not asked for */
+	uint32_t references;   /* atomic */
 };
 
 enum pack_state { PACK_EMPTY, PACK_BUSY, PACK_THERE };
@@ -115,6 +116,12 @@ packed_release(struct packed *packed)
 		return;
 	(void)munmap(packed->data, packed->bytes);
 	free(packed);
+}
+
+struct region *
+packed_region(const struct packed *packed)
+{
+	return packed->region;
 }
 
 uint8_t *

@@ -28,6 +28,7 @@
 
 struct packed;
 struct packing;
+struct region;
 struct xfer_part;
 
 /* ---- the buffer --------------------------------------------------------------------------- */
@@ -41,6 +42,8 @@ uint64_t packed_bytes(const struct chunk_table *table);
 struct packed *packed_new(const struct chunk_table *table);
 struct packed *packed_retain(struct packed *packed);
 void packed_release(struct packed *packed); /* NULL: nothing */
+/* All of it, registered or about to be; NULL: not asked for. Borrowed. */
+struct region *packed_region(const struct packed *packed);
 uint8_t *packed_data(const struct packed *packed);
 uint64_t packed_size(const struct packed *packed); /* what it takes from the host: whole pages */
 
