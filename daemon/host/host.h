@@ -13,6 +13,7 @@
 
 #include "daemon/host/blobs.h"
 #include "daemon/host/engine.h"
+#include "daemon/host/fabric.h"
 #include "daemon/host/interval.h"
 #include "daemon/host/legs.h"
 #include "daemon/host/listings.h"
@@ -51,6 +52,7 @@ struct host {
 	struct server_link link;
 	struct transport *transport; /* owns */
 	struct loop_source transport_source;
+	struct fabric fabric;
 	struct legs legs;
 
 	struct net_server *documents; /* owns */

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/host/options_rdma.h"
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
 
@@ -27,7 +28,9 @@ struct options {
 	uint16_t data_port;                 /* 0: any                                             */
 	char node[TH_NAME_MAX + 1];
 	char datacenter[TH_NAME_MAX + 1];
-	bool transport_local, transport_tcp;
+	bool transport_local, transport_rdma, transport_tcp;
+	bool transport_tcp_first; /* RDMA only for those who accept nothing else               */
+	struct options_rdma rdma;
 	bool verify;
 	bool spot;       /* this host may vanish: what it has is not retained by it         */
 	int64_t beat_ns; /* between two beats to the server                                   */
@@ -41,9 +44,9 @@ struct options {
 	uint32_t movers, connections; /* 0: chosen                                              */
 	char congestion[OPTIONS_NAME_BYTES]; /* of TCP; empty: cubic where there is one          */
 	uint64_t rate_out, rate_out_peer;    /* bytes a second; 0: no cap                        */
-	uint32_t hash_threads;        /* 0: chosen                                              */
-	bool io_uring;                       /* if it is to be had                               */
-	bool sendfile_set, sendfile;         /* set: not by itself                               */
+	uint32_t hash_threads;       /* 0: chosen                                              */
+	bool io_uring;               /* if it is to be had                               */
+	bool sendfile_set, sendfile; /* set: not by itself                               */
 	uint32_t sessions_max, memory_objects_max, tensors_max;
 };
 

@@ -25,6 +25,7 @@ options_default(struct options *ret_options)
 		.runtime_dir = "/run/tensorhub",
 		.datacenter = "default",
 		.transport_local = true,
+		.transport_rdma = true,
 		.transport_tcp = true,
 		.verify = true,
 		.beat_ns = INT64_C(1000000000),
@@ -34,6 +35,7 @@ options_default(struct options *ret_options)
 		.dead_ns = INT64_C(5000000000),
 		.drain_ns = INT64_C(30000000000),
 		.offload_limit = UINT64_MAX,
+		.rdma = options_rdma_default(),
 		.sessions_max = 512,
 		.memory_objects_max = 4096,
 		.tensors_max = MANIFEST_ROWS_MAX,
@@ -65,8 +67,8 @@ set_name(char field[TH_NAME_MAX + 1], const char *key, const char *value, struct
 	return 0;
 }
 
-static int
-set_number(uint32_t *field, uint32_t low, uint32_t high, const char *key, const char *value,
+int
+options_number(uint32_t *field, uint32_t low, uint32_t high, const char *key, const char *value,
 	struct th_err *err)
 {
 	char *end;
@@ -89,6 +91,30 @@ set_duration(int64_t *field, int64_t low_ns, const char *key, const char *value,
 			"%s: \"%s\" is no duration of at least %s (write 500ms, 3s)", key, value,
 			th_print_duration(low_ns, text));
 	*field = ns;
+	return 0;
+}
+
+int
+options_bool(bool *field, const char *key, const char *value, struct th_err *err)
+{
+	bool yes = strcmp(value, "yes") == 0 || strcmp(value, "true") == 0;
+
+	if (!yes && strcmp(value, "no") != 0 && strcmp(value, "false") != 0)
+		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is neither yes nor no", key, value);
+	*field = yes;
+	return 0;
+}
+
+int
+options_size(uint64_t *field, uint64_t low, uint64_t high, const char *key, const char *value,
+	struct th_err *err)
+{
+	uint64_t bytes;
+	char low_text[TH_UNITS_BYTES], high_text[TH_UNITS_BYTES];
+	if (th_parse_size(value, &bytes) < 0 || bytes < low || bytes > high)
+		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is no size from %s to %s", key, value,
+			th_print_size(low, low_text), th_print_size(high, high_text));
+	*field = bytes;
 	return 0;
 }
 
@@ -140,7 +166,7 @@ set_data(struct options *options, const char *key, const char *value, struct th_
 	}
 	if (colon) {
 		*colon = '\0';
-		rc = set_number(&port, 0, UINT16_MAX, key, colon + 1, err);
+		rc = options_number(&port, 0, UINT16_MAX, key, colon + 1, err);
 		if (rc < 0)
 			return rc;
 	}
@@ -151,6 +177,7 @@ set_data(struct options *options, const char *key, const char *value, struct th_
 	return 0;
 }
 
+/* What stands first is preferred; that only matters between hosts. */
 static int
 set_transport(struct options *options, const char *key, const char *value, struct th_err *err)
 {
@@ -158,20 +185,24 @@ set_transport(struct options *options, const char *key, const char *value, struc
 	int rc = set_text(list, sizeof(list), key, value, err);
 	if (rc < 0)
 		return rc;
-	options->transport_local = options->transport_tcp = false;
+	bool local = false, rdma = false, tcp = false, tcp_first = false;
 	char *at = list, *one;
 	while ((one = strsep(&at, ","))) {
 		if (strcmp(one, "local") == 0)
-			options->transport_local = true;
+			local = true;
 		else if (strcmp(one, "tcp") == 0)
-			options->transport_tcp = true;
+			tcp = true;
 		else if (strcmp(one, "rdma") == 0)
-			return th_fail(
-				err, TH_E_INVALID, "%s: rdma is not built yet; use local,tcp", key);
+			rdma = true;
 		else
 			return th_fail(err, TH_E_INVALID,
-				"%s: there is no transport \"%s\"; use local,tcp", key, one);
+				"%s: there is no transport \"%s\"; use local,rdma,tcp", key, one);
+		tcp_first = tcp_first || (tcp && !rdma);
 	}
+	options->transport_local = local;
+	options->transport_rdma = rdma;
+	options->transport_tcp = tcp;
+	options->transport_tcp_first = tcp_first && rdma;
 	return 0;
 }
 
@@ -181,17 +212,6 @@ set_verify(struct options *options, const char *key, const char *value, struct t
 	if (strcmp(value, "full") != 0 && strcmp(value, "off") != 0)
 		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is neither full nor off", key, value);
 	options->verify = strcmp(value, "full") == 0;
-	return 0;
-}
-
-static int
-set_bool(bool *field, const char *key, const char *value, struct th_err *err)
-{
-	bool yes = strcmp(value, "yes") == 0 || strcmp(value, "true") == 0;
-
-	if (!yes && strcmp(value, "no") != 0 && strcmp(value, "false") != 0)
-		return th_fail(err, TH_E_INVALID, "%s: \"%s\" is neither yes nor no", key, value);
-	*field = yes;
 	return 0;
 }
 
@@ -236,7 +256,7 @@ static int
 set_sendfile(struct options *options, const char *key, const char *value, struct th_err *err)
 {
 	options->sendfile_set = strcmp(value, "auto") != 0;
-	if (options->sendfile_set && set_bool(&options->sendfile, key, value, err) < 0)
+	if (options->sendfile_set && options_bool(&options->sendfile, key, value, err) < 0)
 		return th_fail(
 			err, TH_E_INVALID, "%s: \"%s\" is neither auto nor yes nor no", key, value);
 	return 0;
@@ -300,6 +320,21 @@ const char *const options_keys[] = {
 	"leg.stall",
 	"leg.connections",
 	"movers",
+	"rdma",
+	"rdma.devices",
+	"rdma.rails",
+	"rdma.gid_index",
+	"rdma.link_local",
+	"rdma.roce_v1",
+	"rdma.mtu",
+	"rdma.service_level",
+	"rdma.traffic_class",
+	"rdma.pkey_index",
+	"rdma.timeout",
+	"rdma.retries",
+	"rdma.depth",
+	"rdma.slice",
+	"rdma.window",
 	"tcp.congestion",
 	"tcp.engine",
 	"tcp.sendfile",
@@ -329,7 +364,7 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("datacenter"))
 		return set_name(o->datacenter, key, value, err);
 	if (IS("spot"))
-		return set_bool(&o->spot, key, value, err);
+		return options_bool(&o->spot, key, value, err);
 	if (IS("offload.limit") || IS("offload_limit"))
 		return set_offload_limit(o, key, value, err);
 	if (IS("transport"))
@@ -337,7 +372,7 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("verify"))
 		return set_verify(o, key, value, err);
 	if (IS("verify.threads"))
-		return set_number(&o->hash_threads, 0, 16, key, value, err);
+		return options_number(&o->hash_threads, 0, 16, key, value, err);
 	if (IS("http"))
 		return th_fail(err, TH_E_INVALID,
 			"%s: metrics over HTTP are not built yet; leave it out", key);
@@ -356,9 +391,11 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("drain.timeout") || IS("drain"))
 		return set_duration(&o->drain_ns, 0, key, value, err);
 	if (IS("leg.connections"))
-		return set_number(&o->connections, 0, 16, key, value, err);
+		return options_number(&o->connections, 0, 16, key, value, err);
 	if (IS("movers"))
-		return set_number(&o->movers, 0, 16, key, value, err);
+		return options_number(&o->movers, 0, 16, key, value, err);
+	if (IS("rdma") || strncmp(key, "rdma.", 5) == 0)
+		return options_rdma_set(&o->rdma, key, value, err);
 	if (IS("tcp.congestion"))
 		return set_congestion(o, key, value, err);
 	if (IS("tcp.engine"))
@@ -372,11 +409,11 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("rate.out.peer"))
 		return set_rate(&o->rate_out_peer, key, value, err);
 	if (IS("limit.sessions"))
-		return set_number(&o->sessions_max, 1, 65536, key, value, err);
+		return options_number(&o->sessions_max, 1, 65536, key, value, err);
 	if (IS("limit.memory_objects"))
-		return set_number(&o->memory_objects_max, 1, 131072, key, value, err);
+		return options_number(&o->memory_objects_max, 1, 131072, key, value, err);
 	if (IS("limit.tensors"))
-		return set_number(&o->tensors_max, 1, MANIFEST_ROWS_MAX, key, value, err);
+		return options_number(&o->tensors_max, 1, MANIFEST_ROWS_MAX, key, value, err);
 #undef IS
 	return th_fail(err, TH_E_INVALID, "there is no key \"%s\"", key);
 }
@@ -390,5 +427,9 @@ options_check(const struct options *options, struct th_err *err)
 	if (!th_name_valid(options->node, TH_NAME_MAX))
 		return th_fail(err, TH_E_INVALID,
 			"this host has no usable name; give one with --node NAME");
-	return 0;
+	if (options->rdma.mode == OPTIONS_RDMA_ON && !options->transport_rdma)
+		return th_fail(err, TH_E_INVALID,
+			"rdma=on, and --transport leaves rdma out; name it there, or say "
+			"rdma=auto");
+	return options_rdma_check(&options->rdma, err);
 }

@@ -276,6 +276,8 @@ start(struct host *host, struct th_err *err)
 	host->message = th_calloc(1, sizeof(*host->message));
 	host->message->close_fd = closer_close;
 	files_raise();
+	/* Where hwloc would look for libraries of GPUs and displays. Before there are threads. */
+	(void)setenv("HWLOC_PLUGINS_PATH", "/nonexistent", 1);
 	/* The loop first: it blocks the signals, and all later threads inherit that. */
 	int rc = loop_open(&host->loop, stop_signal, host, err);
 	if (rc == 0)
@@ -294,6 +296,8 @@ start(struct host *host, struct th_err *err)
 		rc = legs_open(host, err);
 	if (rc == 0)
 		rc = open_transport(host, err);
+	if (rc == 0)
+		rc = fabric_start(host, err);
 	if (rc == 0)
 		rc = open_offload(host, err);
 	if (rc == 0)

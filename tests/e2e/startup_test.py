@@ -117,6 +117,9 @@ def bad_options():
             ],
             "pigeon",
         )
+        here = [AGENT, "-c", "/dev/null", "-s", "tcp://127.0.0.1:1", "-r", c.dir]
+        fails([*here, "-o", "rdma=on", "--transport", "local,tcp"], "rdma=on", "--transport")
+        fails([*here, "-o", "rdma=on", "-o", "rdma.devices=no_such"], "rdma=on", "device")
 
 
 def versions():

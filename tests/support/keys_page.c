@@ -89,9 +89,9 @@ refused(const struct row *row, const char *value)
 		rc, 0, "%s: \"%s\" is beyond the range on the page and taken", row->key, value);
 }
 
-/* The largest value below one; false: there is none. */
+/* The value next to one, below or above it; false: there is none. */
 static bool
-below(const struct row *row, const char *value, char ret_value[TH_UNITS_BYTES])
+beside(const struct row *row, const char *value, bool above, char ret_value[TH_UNITS_BYTES])
 {
 	uint64_t number = strtoull(value, NULL, 10);
 	int64_t ns = 0;
@@ -101,9 +101,9 @@ below(const struct row *row, const char *value, char ret_value[TH_UNITS_BYTES])
 	} else if (strcmp(row->value, "number") != 0) {
 		cr_assert_eq(th_parse_size(value, &number), 0, "%s: %s", row->key, value);
 	}
-	if (number == 0)
+	if (number == 0 && !above)
 		return false;
-	snprintf(ret_value, TH_UNITS_BYTES, "%" PRIu64 "%s", number - 1,
+	snprintf(ret_value, TH_UNITS_BYTES, "%" PRIu64 "%s", above ? number + 1 : number - 1,
 		strcmp(row->value, "duration") == 0 ? "ns" : "");
 	return true;
 }
@@ -128,17 +128,17 @@ check_range(const struct row *row)
 	int end = 0;
 	if (zero)
 		taken(row, "0");
-	if (sscanf(range, "%31[0-9] to %31[0-9]%n", low, high, &end) == 2 && range[end] == '\0') {
+	if (sscanf(range, "%31[^ ] to %31[^ ]%n", low, high, &end) == 2 && range[end] == '\0') {
 		taken(row, high);
-		snprintf(more, sizeof(more), "%llu", strtoull(high, NULL, 10) + 1);
-		refused(row, more);
+		if (beside(row, high, true, more))
+			refused(row, more);
 	} else {
 		cr_assert(sscanf(range, "%31[^ ] or more%n", low, &end) == 1 && end > 0 &&
 				  range[end] == '\0',
 			"%s: no range: %s", row->key, row->range);
 	}
 	taken(row, low);
-	if (below(row, low, more))
+	if (beside(row, low, false, more))
 		refused(row, more);
 }
 

@@ -92,13 +92,23 @@ Test(daemon_options, data__nonsense__refused)
 
 Test(daemon_options, transport__list__forbids_what_it_leaves_out)
 {
-	cr_assert(options.transport_local && options.transport_tcp);
+	cr_assert(options.transport_local && options.transport_rdma && options.transport_tcp);
+	cr_assert_not(options.transport_tcp_first);
 	cr_assert_eq(set("transport", "tcp"), 0);
-	cr_assert(!options.transport_local && options.transport_tcp);
+	cr_assert(!options.transport_local && !options.transport_rdma && options.transport_tcp);
+	cr_assert_not(options.transport_tcp_first, "before nothing");
 	cr_assert_eq(set("transport", "local"), 0);
-	cr_assert(options.transport_local && !options.transport_tcp);
+	cr_assert(options.transport_local && !options.transport_rdma && !options.transport_tcp);
+	cr_assert_eq(set("transport", "rdma"), 0);
+	cr_assert(!options.transport_local && options.transport_rdma && !options.transport_tcp);
+	cr_assert_eq(set("transport", "tcp,local,rdma"), 0);
+	cr_assert(options.transport_tcp_first && options.transport_local && options.transport_rdma);
+	cr_assert_eq(set("transport", "rdma,tcp,local"), 0);
+	cr_assert_not(options.transport_tcp_first);
 	refused("transport", "pigeon", "pigeon");
-	refused("transport", "rdma,tcp", "not built yet");
+	refused("transport", "rdma,", "local,rdma,tcp");
+	refused("transport", "", "1 to");
+	cr_assert(options.transport_local && options.transport_tcp, "a refusal changes nothing");
 }
 
 Test(daemon_options, later_features__refused_unless_they_change_nothing)
@@ -169,6 +179,63 @@ Test(daemon_options, rates_and_congestion__only_what_can_be)
 	cr_assert(options.sendfile_set && options.sendfile);
 	cr_assert_eq(set("tcp.sendfile", "auto"), 0);
 	cr_assert_not(options.sendfile_set);
+}
+
+Test(daemon_options, rdma__mode_and_devices)
+{
+	cr_assert_eq(options.rdma.mode, OPTIONS_RDMA_AUTO);
+	cr_assert_eq(set("rdma", "off"), 0);
+	cr_assert_eq(options.rdma.mode, OPTIONS_RDMA_OFF);
+	cr_assert_eq(set("rdma", "on"), 0);
+	cr_assert_eq(options.rdma.mode, OPTIONS_RDMA_ON);
+	refused("rdma", "yes", "neither auto nor on nor off");
+	cr_assert_eq(set("rdma.devices", "mlx5_0,mlx5_1/2"), 0);
+	cr_assert_str_eq(options.rdma.devices, "mlx5_0,mlx5_1/2");
+	refused("rdma.devices", "mlx5_0,", "\"\" is no device");
+	refused("rdma.devices", "mlx5_0:1", "mlx5_0:1");
+	refused("rdma.devices", "a,a,a,a,a,a,a,a,a,a,a,a,a,a,a,a,a", "more than 16");
+	cr_assert_str_eq(options.rdma.devices, "mlx5_0,mlx5_1/2");
+	cr_assert_eq(set("rdma.rails", "node0=mlx5_0+mlx5_1/2,3b:00.0=mlx5_2,*=mlx5_3"), 0);
+	cr_assert_str_eq(options.rdma.rails, "node0=mlx5_0+mlx5_1/2,3b:00.0=mlx5_2,*=mlx5_3");
+	refused("rdma.rails", "node0:mlx5_0", "no =");
+	refused("rdma.rails", "", "empty");
+}
+
+Test(daemon_options, rdma__numbers__only_what_can_be)
+{
+	cr_assert_eq(options.rdma.gid_index, -1, "chosen");
+	cr_assert_eq(set("rdma.gid_index", "3"), 0);
+	cr_assert_eq(options.rdma.gid_index, 3);
+	refused("rdma.gid_index", "-1", "0 to 255");
+	cr_assert_eq(set("rdma.mtu", "1024"), 0);
+	cr_assert_eq(options.rdma.mtu, 1024);
+	refused("rdma.mtu", "1500", "1500");
+	refused("rdma.timeout", "0", "8 to 22");
+	refused("rdma.slice", "100KiB,", "100KiB,");
+	refused("rdma.slice", "65537", "4KiB");
+	cr_assert_eq(set("rdma.slice", "128KiB"), 0);
+	cr_assert_eq(options.rdma.slice, 128 << 10);
+	cr_assert_eq(set("rdma.link_local", "yes"), 0);
+	cr_assert(options.rdma.link_local);
+	refused("rdma.nonsense", "1", "no key");
+}
+
+Test(daemon_options, rdma__keys_that_do_not_go_together)
+{
+	cr_assert_eq(set("server", "tcp://a:1"), 0);
+	cr_assert_eq(options_check(&options, &err), 0, "%s", err.text);
+	cr_assert_eq(set("rdma.window", "64KiB"), 0);
+	cr_assert_eq(options_check(&options, &err), TH_E_INVALID);
+	cr_assert(strstr(err.text, "rdma.window is 64KiB and rdma.slice 256KiB"), "%s", err.text);
+	cr_assert_eq(set("rdma.slice", "64KiB"), 0);
+	cr_assert_eq(options_check(&options, &err), 0, "%s", err.text);
+	cr_assert_eq(set("rdma", "on"), 0);
+	cr_assert_eq(options_check(&options, &err), 0, "%s", err.text);
+	cr_assert_eq(set("transport", "local,tcp"), 0);
+	cr_assert_eq(options_check(&options, &err), TH_E_INVALID);
+	cr_assert(strstr(err.text, "rdma=on"), "%s", err.text);
+	cr_assert_eq(set("rdma", "auto"), 0);
+	cr_assert_eq(options_check(&options, &err), 0, "%s", err.text);
 }
 
 Test(daemon_options, every_key__is_known_to_the_setter)
