@@ -95,7 +95,7 @@ def count_criterion(count, build, name, entry, output):
 
 
 def count_script(count, build, name, entry, output):
-    """Case by case; the suite 'e2e', see tests/e2e/cluster.py:main."""
+    """Case by case; the suites 'e2e' and 'vm', see tests/e2e/cluster.py:main."""
     cases = SCRIPT_CASE.findall(output)
     found = [kind for kind, _, _ in cases]
     summary = SCRIPT_SUMMARY.findall(output)
@@ -160,7 +160,7 @@ def count_build(count, argument):
         output = output_of(entry)
         if 'unit' in expected.get(name, ()) or SYNTHESIS.search(output):
             count_criterion(count, build, name, entry, output)
-        elif 'e2e' in expected.get(name, ()):
+        elif {'e2e', 'vm'} & set(expected.get(name, ())):
             count_script(count, build, name, entry, output)
         else:
             count_program(count, build, name, entry, output)

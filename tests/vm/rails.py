@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rails between hosts within one guest: soft-RoCE devices whose packets really travel.
+
+Host h has on rail r the device and interface h<h>r<r> with address 10.79.<r>.<h+1>; the hosts of
+a rail are on a switch of its own. All of it is in the guest's first network namespace, because
+the kernel's soft-RoCE knows no other; a rule by source address takes packets out to the switch
+that would else stay in the host. A process in another namespace (cluster.Hosts) can use the
+devices too, so that TCP and RDMA of a host are cut one by one.
+"""
+
+import json
+import os
+import subprocess
+
+from cluster import Skip, wait_for
+
+
+def command(*argv, text=None):
+    p = subprocess.run(argv, input=text, capture_output=True, text=True)
+    if p.returncode:
+        raise AssertionError(f"{' '.join(argv)}: {p.stderr}{text or ''}")
+    return p.stdout
+
+
+def setting(name, value):
+    with open(f"/proc/sys/net/ipv4/{name}", "w", encoding="utf-8") as f:
+        f.write(str(value))
+
+
+class Rails:
+    """Removed by .remove(), or at the end of a `with`."""
+
+    def __init__(self, hosts=2, rails=2):
+        if os.environ.get("TH_VM") != "1":
+            raise Skip("not in a virtual machine: tests/vm/run-in-vm")
+        self.hosts, self.rails = hosts, rails
+        for name in ("all", "default"):
+            setting(f"conf/{name}/rp_filter", 0)
+            setting(f"conf/{name}/accept_local", 1)
+            # Only the interface whose address it is answers for it.
+            setting(f"conf/{name}/arp_ignore", 1)
+        lines = []
+        if not command("ip", "rule", "list", "pref", "1"):
+            lines += ["rule add pref 1 lookup local", "rule del pref 0 lookup local"]
+        for r in range(rails):
+            lines.append(f"link add sw{r} mtu 9000 up type bridge")
+            for h in range(hosts):
+                name, table = self.device(h, r), self.table(h, r)
+                lines += [
+                    f"link add {name} mtu 9000 type veth peer name p{name} mtu 9000",
+                    f"link set p{name} master sw{r} up",
+                    f"addr add {self.address(h, r)}/32 dev {name}",
+                    f"link set {name} up",
+                    f"route add local {self.address(h, r)} dev {name} table {table}",
+                    f"route add 10.79.{r}.0/24 dev {name} src {self.address(h, r)} table {table}",
+                    f"rule add pref 0 iif lo from {self.address(h, r)} to 10.79.{r}.0/24 "
+                    f"lookup {table}",
+                ]
+        command("ip", "-batch", "-", text="\n".join(lines) + "\n")
+        for h, r in self.all():
+            name = self.device(h, r)
+            command("rdma", "link", "add", name, "type", "rxe", "netdev", name)
+        try:
+            wait_for(self.ready, 30, "every rail is up")
+        except BaseException:
+            self.remove()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.remove()
+
+    def ready(self):
+        return all(self.up(h, r) and self.has_gid(h, r) for h, r in self.all())
+
+    def all(self):
+        return [(h, r) for h in range(self.hosts) for r in range(self.rails)]
+
+    @staticmethod
+    def device(h, r):
+        return f"h{h}r{r}"
+
+    @staticmethod
+    def address(h, r):
+        return f"10.79.{r}.{h + 1}"
+
+    @staticmethod
+    def table(h, r):
+        return 100 + 10 * h + r
+
+    def devices(self, h):
+        return [self.device(h, r) for r in range(self.rails)]
+
+    def port(self, h, r, name):
+        path = f"/sys/class/infiniband/{self.device(h, r)}/ports/1/{name}"
+        with open(path, encoding="utf-8") as f:
+            return f.read().strip()
+
+    def up(self, h, r):
+        return self.port(h, r, "state").endswith("ACTIVE")
+
+    def has_gid(self, h, r):
+        return any(":ffff:" in self.port(h, r, f"gids/{i}") for i in range(4))
+
+    def cut(self, h, r, heal=False):
+        """The switch's end goes down: the host sees that its link is down."""
+        command("ip", "link", "set", f"p{self.device(h, r)}", "up" if heal else "down")
+
+    def lose(self, h, r, heal=False):
+        """What the host sends and gets on this rail is lost; nobody is told."""
+        where = ("master", f"sw{r}") if heal else ("nomaster",)
+        command("ip", "link", "set", f"p{self.device(h, r)}", *where)
+
+    def remove_device(self, h, r):
+        command("rdma", "link", "delete", self.device(h, r))
+
+    def sent(self, h, r, way="tx"):
+        """Bytes that the host sent on this rail."""
+        out = command("ip", "-j", "-s", "link", "show", self.device(h, r))
+        return json.loads(out)[0]["stats64"][way]["bytes"]
+
+    def received(self, h, r):
+        return self.sent(h, r, "rx")
+
+    def remove(self):
+        for h, r in self.all():
+            name = self.device(h, r)
+            if os.path.exists(f"/sys/class/infiniband/{name}"):
+                self.remove_device(h, r)
+            command("ip", "link", "delete", name)
+            command("ip", "rule", "del", "pref", "0", "lookup", str(self.table(h, r)))
+        for r in range(self.rails):
+            command("ip", "link", "delete", f"sw{r}")
+
+
+def resources():
+    """Of each device: what the kernel holds for it, e.g. {"h0r0": {"qp": 1, "mr": 0, ...}}. One
+    queue pair, completion queue and protection domain are the kernel's own."""
+    rows = json.loads(command("rdma", "-j", "resource", "show"))
+    return {
+        row["ifname"]: {k: v for k, v in row.items() if k not in ("ifindex", "ifname")}
+        for row in rows
+    }
