@@ -26,7 +26,7 @@
 
 #define RAILS_MAX 16u /* a set of rails is a bit mask: bit i is rail i */
 #define RAIL_NAME_BYTES (VERBS_NAME_BYTES + 12u)
-#define RAIL_WHY_BYTES 256u
+#define RAIL_WHY_BYTES TH_SENTENCE_BYTES
 
 struct rails_config {
 	struct gid_rule gid;

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * verbs_script - devices that do what a test says and count what they are asked. They move nothing.
+ *
+ * A test fills devices[] before the table is used. Later it changes what a device says under lock,
+ * by script_lock and script_unlock. Any thread.
+ */
+#ifndef TH_TESTS_SUPPORT_VERBS_SCRIPT_H
+#define TH_TESTS_SUPPORT_VERBS_SCRIPT_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "transport/rdma/verbs.h"
+
+#define SCRIPT_DEVICES 4u
+#define SCRIPT_PORTS 2u
+#define SCRIPT_GIDS 4u
+#define SCRIPT_RECORDS 64u
+#define SCRIPT_EVENTS 16u
+
+struct script_reg { /* what a device was asked to register */
+	void *data;
+	int fd;
+	uint64_t offset, bytes, iova;
+	unsigned access;
+};
+
+struct verbs_device {
+	/* What it says. */
+	struct verbs_info info;
+	struct verbs_port ports[SCRIPT_PORTS];
+	struct verbs_gid gids[SCRIPT_PORTS][SCRIPT_GIDS];
+	uint32_t num_gids[SCRIPT_PORTS];
+	int port_code, gids_code, dereg_code, cq_code, connect_code, free_code;
+	int reg_code, qp_code;
+	uint32_t regs_good, qps_good; /* how many go well before that code */
+	/* What it was asked. */
+	uint32_t regs, deregs, mrs, mrs_peak, looks, cqs, cqs_made, qps, qps_made, connects, closes;
+	struct script_reg records[SCRIPT_RECORDS];
+	struct verbs_path paths[SCRIPT_RECORDS];
+	/* The script's own. */
+	struct script *script;
+	int event_fd;
+	struct verbs_event events[SCRIPT_EVENTS];
+	int event_codes[SCRIPT_EVENTS];
+	uint32_t events_in, events_out;
+};
+
+struct script {
+	struct verbs_device devices[SCRIPT_DEVICES];
+	uint32_t num_devices;
+	int open_code;
+	bool hold; /* registering waits until it is false; script_release */
+	uint32_t held;
+	pthread_mutex_t lock;
+	pthread_cond_t changed; /* anything above */
+};
+
+void script_init(struct script *script, uint32_t num_devices);
+void script_fini(struct script *script);
+struct verbs script_verbs(struct script *script);
+/* An Ethernet port that is up, with one IPv4 address, 10.77.device.port. */
+void script_address(struct verbs_gid *ret_gid, uint32_t index, uint8_t c, uint8_t d);
+
+void script_lock(struct script *script);
+void script_unlock(struct script *script);
+void script_event(
+	struct verbs_device *device, enum verbs_event_kind kind, uint32_t port, uint32_t qpn);
+/* What event_next says instead of an event: -errno. */
+void script_event_fails(struct verbs_device *device, int code);
+/* Registering waits from now on; until now. */
+void script_hold(struct script *script);
+void script_release(struct script *script);
+/* Until so many are waiting. */
+void script_wait_held(struct script *script, uint32_t count);
+
+#endif

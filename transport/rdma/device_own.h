@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * device_own - what device.c, queues.c and region.c share, and nobody else sees.
+ */
+#ifndef TH_TRANSPORT_RDMA_DEVICE_OWN_H
+#define TH_TRANSPORT_RDMA_DEVICE_OWN_H
+
+#include <pthread.h>
+#include <semaphore.h>
+
+#include "transport/rdma/device.h"
+
+struct opened { /* a device */
+	struct rails *rails;
+	struct verbs_device *device; /* owns */
+	struct verbs_info info;
+	uint32_t first_rail, num_rails;
+	uint32_t num_mrs; /* atomic */
+	/* The keeper's: */
+	struct stream events;
+	struct verbs_cq *source_cq; /* owns; NULL until a source needs it */
+	bool gone;
+};
+
+struct rail_port {
+	struct opened *opened;
+	uint32_t port;
+	char name[RAIL_NAME_BYTES];
+	struct loop *registrar;    /* owns: registers memory and deregisters it (region.c) */
+	bool warned;               /* atomic */
+	struct rail_status status; /* state and all behind it: guarded by rails.lock */
+};
+
+struct rails {
+	const struct verbs_ops *ops;
+	struct rails_config config;
+	struct loop *keeper;
+	struct rails_user user;
+	pthread_mutex_t lock;
+	uint32_t num_opened, num_rails;
+	struct opened opened[RAILS_MAX];
+	struct rail_port rails[RAILS_MAX];
+	uint32_t num_regions; /* atomic */
+	struct loop_task watch_task, unwatch_task;
+	sem_t unwatched;
+};
+
+#endif
