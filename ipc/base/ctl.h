@@ -26,33 +26,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TH_FOREVER INT64_C(-1)
-#define TH_NAME_MAX 255                /* bytes of a model, replica, node or tensor name */
-#define TH_ADDRESS_MAX 127             /* bytes of "host:port" */
-#define TH_SPEC_MAX 31                 /* "latest-18446744073709551615" and a NUL */
-#define TH_RETAIN_MAX 511              /* bytes of a list of retention rules: see retain.h */
-#define TH_SHARDS_MAX 1024             /* shards of one group */
-#define TH_PART_BYTES_MAX (512u << 10) /* of a manifest or attribute blob in one message */
-#define TH_BLOB_BYTES_MAX (64u << 20)  /* of a whole manifest or attribute blob */
-#define TH_EVENTS_MAX 64               /* events in one POLL reply */
-#define TH_CTL_TEXT_BYTES 512          /* of a sentence */
-#define TH_PROTOCOL_MIN 2u             /* range of the agent-server protocol this program speaks */
-#define TH_PROTOCOL_MAX 2u
-#define TH_NO_VERSION UINT64_MAX
-#define TH_EPOCH_MAX ((1u << 23) - 1) /* of server lives: the upper bits of every id */
-#define TH_EPOCH_SHIFT 40
-
-struct th_hash { /* 128 bits; all zero means none */
-	uint64_t lo, hi;
-};
-
-struct th_ticket { /* random, made by the server, single use */
-	uint8_t bytes[16];
-};
-
-struct th_version {
-	uint64_t lineage, version; /* ordered by (lineage, version); version TH_NO_VERSION = none */
-};
+#include "ipc/base/ctl_base.h"
+#include "ipc/base/ctl_views.h"
 
 enum ctl_op_kind { /* operations of a group, counted together by op_seq */
 	CTL_OP_PUBLISH = 1,
@@ -226,16 +201,6 @@ struct ctl_watch {
 	bool stop; /* nobody wants to hear of it any more */
 };
 
-/*
- * A long answer travels in parts, all of one snapshot that the other side keeps for a while; what
- * changes meanwhile does not touch it. When it is gone the answer is TH_E_NOT_AVAILABLE, and one
- * begins again.
- */
-struct ctl_page {
-	uint64_t snapshot; /* request: 0 begins with what is now. Reply: 0, this is all of it */
-	uint64_t next; /* request: entries that came so far. Reply: for the next request; 0: end */
-};
-
 struct ctl_list {
 	char model[TH_NAME_MAX + 1];
 	uint64_t sid, op_seq; /* a grouped list: the snapshot of that operation; 0, 0 otherwise */
@@ -362,8 +327,8 @@ enum ctl_event_kind {
 	CTL_EV_RESERVE,       /* hold a copy of this shard in the agent's own memory */
 	CTL_EV_RELEASE,       /* ... no longer: close its session */
 	CTL_EV_CLOSE_REFUSED, /* to who sent CLOSE: the session is open as before */
-	CTL_EV_NODE,     /* to the agent of a node: it is being drained, or is not any more */
-	CTL_EV_PING, /* nothing but its number: the POLL that acknowledges it is the answer */
+	CTL_EV_NODE,          /* to the agent of a node: it is being drained, or is not any more */
+	CTL_EV_PING,    /* nothing but its number: the POLL that acknowledges it is the answer */
 	CTL_EV_AT_RISK, /* a retained version that it holds or names may be lost, or is */
 	CTL_EV_RULES,   /* to who has a member of the model: what all retain of it */
 };
@@ -382,7 +347,7 @@ struct ctl_ev_plan {
 	uint64_t sid, op_seq;
 	uint32_t kind;
 	uint32_t plan_no; /* 0; of one that takes the place of another: higher */
-	bool drain_old; /* give up what the member holds: drain it, then PREPARED */
+	bool drain_old;   /* give up what the member holds: drain it, then PREPARED */
 	struct th_version version;
 	struct th_hash layout;   /* of this member's shard at the source */
 	struct th_hash manifest; /* its rows, to name the tensor when layouts differ */
@@ -504,138 +469,6 @@ struct ctl_event {
 		struct ctl_ev_node node;
 		struct ctl_ev_rules rules;
 	} u;
-};
-
-/* ---- listings ---------------------------------------------------------------------------- */
-
-enum ctl_replica_flags { /* as enum thc_replica_flags */
-	CTL_REPLICA_READY = 1u,
-	CTL_REPLICA_OFFLOAD = 2u,
-	CTL_REPLICA_SPOT = 4u,
-	CTL_REPLICA_DRAINING = 8u,
-};
-
-struct ctl_replica_info {
-	char name[TH_NAME_MAX + 1];
-	char datacenter[TH_NAME_MAX + 1];
-	uint32_t num_shards;
-	uint32_t flags;
-	uint64_t chunks_done, chunks_total;
-};
-
-struct ctl_version_info {
-	struct th_version version;
-	bool retained;
-	uint32_t num_replicas;
-	const struct ctl_replica_info *replicas; /* sorted by name */
-};
-
-struct ctl_listing {
-	uint64_t generation;
-	uint32_t num_versions;
-	const struct ctl_version_info *versions; /* ascending; one may go on in the next part */
-	struct ctl_page page;
-};
-
-/* ---- inspection, for operators ------------------------------------------------------------ */
-
-struct ctl_node_info {
-	char node[TH_NAME_MAX + 1];
-	char datacenter[TH_NAME_MAX + 1];
-	char address[TH_ADDRESS_MAX + 1];
-	const char *state; /* "active", "suspect", "dead": static text */
-	bool spot, draining;
-	uint32_t members, legs_in, legs_out;
-	int64_t silent_ns; /* since the last beat */
-};
-
-struct ctl_member_info {
-	char model[TH_NAME_MAX + 1];
-	char replica[TH_NAME_MAX + 1];
-	char node[TH_NAME_MAX + 1];
-	uint32_t shard, num_shards;
-	uint64_t sid;
-	const char *state;         /* "forming", "live", "broken": static text */
-	const char *copy;          /* "none", "partial", "ready", "draining": static text */
-	struct th_version version; /* of the copy */
-	uint64_t bytes;
-	uint32_t chunks_done, chunks_total;
-};
-
-struct ctl_transfer_info {
-	char model[TH_NAME_MAX + 1];
-	struct th_version version;
-	uint64_t leg;
-	uint32_t shard;
-	char source_replica[TH_NAME_MAX + 1], source_node[TH_NAME_MAX + 1];
-	char reader_replica[TH_NAME_MAX + 1], reader_node[TH_NAME_MAX + 1];
-	uint32_t chunks_done, chunks_total;
-	int64_t age_ns;
-};
-
-#define CTL_COUNTERS_MAX 16u
-
-struct ctl_counter {
-	char name[32];
-	uint64_t value;
-};
-
-struct ctl_inspection {
-	uint64_t server_inc;
-	int64_t uptime_ns;
-	uint32_t num_nodes, num_members, num_transfers;
-	const struct ctl_node_info *nodes;
-	const struct ctl_member_info *members;
-	const struct ctl_transfer_info *transfers;
-	struct ctl_page page;
-	uint32_t num_counters; /* the server's own; in every part */
-	struct ctl_counter counters[CTL_COUNTERS_MAX];
-	bool serving;   /* false: a standby, or it has been replaced */
-	uint32_t epoch; /* 0: nobody has attached */
-	char server_text[TH_CTL_TEXT_BYTES]; /* why it does not serve; may be empty */
-};
-
-/* ---- administration ----------------------------------------------------------------------- */
-
-#define CTL_BLOCKERS_MAX 64u    /* told in one answer; all are counted */
-#define CTL_LOG_ENTRIES_MAX 256u /* in one answer */
-
-struct ctl_blocker { /* what a drain waits for */
-	const char *kind; /* "transfer", "last-copy", "moving", "collecting": static text */
-	char model[TH_NAME_MAX + 1], replica[TH_NAME_MAX + 1];
-	uint32_t shard;
-	struct th_version version;
-	bool stays; /* it will not end by itself: the sentence says what to do */
-	char text[TH_CTL_TEXT_BYTES];
-};
-
-struct ctl_log_entry {
-	uint64_t number;
-	int64_t at_ns;        /* since the start of the server */
-	int64_t wall_ns;      /* time of day, since 1970; 0: not known */
-	const char *severity; /* "info", "warning", "error": static text */
-	char model[TH_NAME_MAX + 1], node[TH_NAME_MAX + 1]; /* empty: it is about none */
-	char text[TH_CTL_TEXT_BYTES];
-};
-
-struct ctl_admin_reply {
-	uint64_t server_inc;
-	/*
-	 * DRAIN, UNDRAIN: "active", "draining", "empty" (draining, and nothing is waited for).
-	 * EVICT: "there" (look), "moving", "evicted", "gone". EVENTS: empty. Static text.
-	 */
-	const char *state;
-	char text[TH_CTL_TEXT_BYTES]; /* in a sentence */
-	uint64_t group;               /* EVICT: which one */
-	uint32_t members, legs_in, legs_out; /* of the node, or of the replica */
-	uint32_t num_blockers;               /* in all */
-	uint32_t num_told;                   /* ... of which these are given */
-	const struct ctl_blocker *blockers;
-	uint32_t num_lost; /* DRAIN: retained versions that went with the node since it began */
-	char lost_text[TH_CTL_TEXT_BYTES]; /* ... the first of them, in a sentence */
-	uint64_t last_event; /* number of the newest that there is */
-	uint32_t num_events;
-	const struct ctl_log_entry *events; /* ascending */
 };
 
 /* ---- replies ------------------------------------------------------------------------------ */
