@@ -28,9 +28,7 @@ static const struct {
 	uint32_t flag;
 	const char *name;
 } later_flags[] = {
-	{THC_REQUIRE_RDMA, "THC_REQUIRE_RDMA"},
 	{THC_OFFLOAD_SEED, "THC_OFFLOAD_SEED"},
-	{THC_STAGED, "THC_STAGED"},
 	{THC_PREFETCH, "THC_PREFETCH"},
 };
 
@@ -42,7 +40,7 @@ check_flags(uint32_t flags)
 			return shim_fail(THC_E_INVALID,
 				"opts->flags: %s is not built in this release; leave it out",
 				later_flags[i].name);
-	if ((flags & ~(uint32_t)(THC_SPOT | THC_NO_MEMORY_FD)) != 0)
+	if ((flags & ~(uint32_t)(THC_SPOT | THC_REQUIRE_RDMA | THC_NO_MEMORY_FD | THC_STAGED)) != 0)
 		return shim_fail(
 			THC_E_INVALID, "opts->flags: 0x%" PRIx32 " has unknown bits", flags);
 	return 0;

@@ -34,7 +34,7 @@
  *   - A THC_E_INVALID sentence begins with the name of the argument.
  *
  * What this release answers THC_E_INVALID (THC_E_MEMORY_KIND for memory) with a sentence that says
- * so: THC_REQUIRE_RDMA, THC_OFFLOAD_SEED, THC_STAGED, THC_PREFETCH; GPU tensors.
+ * so: THC_OFFLOAD_SEED, THC_PREFETCH; GPU tensors.
  */
 #ifndef THC_H
 #define THC_H
@@ -148,7 +148,8 @@ struct thc_op;
 
 enum thc_open_flags {
 	THC_SPOT = 1u << 0,         /* the host may be preempted: never counts for retention */
-	THC_REQUIRE_RDMA = 1u << 1, /* THC_E_NO_PATH rather than move bytes over TCP */
+	THC_REQUIRE_RDMA = 1u << 1, /* THC_E_NO_PATH rather than move bytes over TCP; what comes
+				     * from this same host is copied and moves over neither */
 	THC_OFFLOAD_SEED = 1u << 2, /* cross-datacenter updates are fetched in the background */
 	THC_NO_MEMORY_FD = 1u << 3, /* never hand the agent access to private memory: it then
 				     * cannot be registered */

@@ -41,6 +41,8 @@ ac_session_by_sid(const struct agent *agent, uint64_t sid)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+#define OPEN_FLAGS (CTL_OPEN_SPOT | CTL_OPEN_REQUIRE_RDMA | CTL_OPEN_NO_MEMORY_FD | CTL_OPEN_STAGED)
+
 /* Flags of thc_open whose effect is not there must not be promised by silence. */
 static const char *
 flag_name(uint32_t flags)
@@ -49,13 +51,11 @@ flag_name(uint32_t flags)
 		"THC_NO_MEMORY_FD", "THC_STAGED", "THC_PREFETCH"};
 
 	for (size_t i = 0; i < TH_ARRAY_LEN(names); i++) {
-		if ((flags & (1u << i)) != 0)
+		if ((flags & ~(uint32_t)OPEN_FLAGS & (1u << i)) != 0)
 			return names[i];
 	}
 	return "an unknown flag";
 }
-
-#define OPEN_FLAG_NO_MEMORY_FD (1u << 3) /* nothing reaches private memory: kept by itself      */
 
 static uint32_t
 num_of_workers(const struct agent *agent)
@@ -71,7 +71,7 @@ num_of_workers(const struct agent *agent)
 static int
 open_check(const struct agent *agent, const struct ctl_open *open, struct th_err *err)
 {
-	uint32_t refused = open->flags & ~(CTL_OPEN_SPOT | OPEN_FLAG_NO_MEMORY_FD);
+	uint32_t refused = open->flags & ~(uint32_t)OPEN_FLAGS;
 	struct th_retain rules;
 
 	TH_ASSERT(open->reservation == 0);

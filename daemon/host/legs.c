@@ -20,6 +20,7 @@
 
 #define EVENTS_A_CALL 64
 #define CALLS_A_WAKEUP 8
+#define FORBIDDEN_TIMES 4u
 
 struct leg {
 	UT_hash_handle hh;
@@ -149,24 +150,48 @@ fail_forbidden(struct host *host, const struct agent_action *action, const char 
 	struct session *session = session_find(host, action->session);
 	uint64_t source = action->u.leg.grant.source_sid, gen = action->u.leg.gen;
 	/* Of this operation: the next one's version may be on another host as well. */
-	bool again =
-		session && session->forbidden_source == source && session->forbidden_gen == gen;
+	bool same = session && session->forbidden_gen == gen;
+	/* Partial copies come and go: two of them may be offered in turn for ever. */
+	bool again = same && (session->forbidden_source == source ||
+				     session->forbidden_times >= FORBIDDEN_TIMES);
 	if (session) {
+		session->forbidden_times = same ? session->forbidden_times + 1 : 1;
 		session->forbidden_source = source;
 		session->forbidden_gen = gen;
 	}
 	fail_at_once(host, action, TH_E_NO_PATH, !again, text);
 }
 
+/* Whether a way to another host is allowed and there; why not. */
+static bool
+way_there(struct host *host, uint64_t id, char ret_text[TH_CTL_TEXT_BYTES])
+{
+	const struct session *session = session_find(host, id);
+	const char *why_not = fabric_why_not(host);
+	bool required = session && (session->open.flags & CTL_OPEN_REQUIRE_RDMA) != 0;
+	if (!why_not || (host->options.transport_tcp && !required))
+		return true;
+	if (!required && !host->options.transport_rdma)
+		snprintf(ret_text, TH_CTL_TEXT_BYTES,
+			"the source is on another host, and tcp and rdma are left out of "
+			"--transport");
+	else
+		snprintf(ret_text, TH_CTL_TEXT_BYTES, "the source is on another host, %s, and %s",
+			required ? "this handle was opened with THC_REQUIRE_RDMA"
+				 : "tcp is left out of --transport",
+			why_not);
+	return false;
+}
+
 void
 legs_pull(struct host *host, const struct agent_action *action)
 {
+	char text[TH_CTL_TEXT_BYTES];
 	struct xfer_part *part = parts_find(host, action->session, action->u.leg.gen);
 	if (!part)
 		fail_at_once(host, action, TH_E_STATE, false, "the shard's memory is gone");
-	else if (!host->options.transport_tcp)
-		fail_forbidden(host, action,
-			"the source is on another host and tcp is left out of --transport");
+	else if (!way_there(host, action->session, text))
+		fail_forbidden(host, action, text);
 	else
 		begin(host, action, part, NULL);
 }

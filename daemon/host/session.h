@@ -75,6 +75,7 @@ struct session {
 	struct claim claim;
 	uint64_t forbidden_source; /* the last one that no allowed transport reaches */
 	uint64_t forbidden_gen;    /* in the operation that fills this generation    */
+	uint32_t forbidden_times;  /* how many there were in it                      */
 	bool ended;                /* by us, and told so; its close is still to come */
 	uint32_t live_parts;       /* that the core has begun and not ended */
 	uint32_t held_parts;       /* whose memory somebody may still touch */

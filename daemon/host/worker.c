@@ -30,12 +30,8 @@
 #define ACCEPTS_A_WAKEUP 64
 #define SERVER_PATIENCE_NS INT64_C(1000000000)
 
-enum open_flags { /* as enum thc_open_flags */
-	OPEN_SPOT = 1u << 0,
-	OPEN_REQUIRE_RDMA = 1u << 1,
+enum open_flags { /* as enum thc_open_flags; those that have an effect: enum ctl_open_flags */
 	OPEN_OFFLOAD_SEED = 1u << 2,
-	OPEN_NO_MEMORY_FD = 1u << 3,
-	OPEN_STAGED = 1u << 4,
 	OPEN_PREFETCH = 1u << 5,
 };
 
@@ -135,9 +131,7 @@ check_flags(uint32_t flags, struct th_err *err)
 		uint32_t flag;
 		const char *name;
 	} later[] = {
-		{OPEN_REQUIRE_RDMA, "THC_REQUIRE_RDMA"},
 		{OPEN_OFFLOAD_SEED, "THC_OFFLOAD_SEED"},
-		{OPEN_STAGED, "THC_STAGED"},
 		{OPEN_PREFETCH, "THC_PREFETCH"},
 	};
 	for (size_t i = 0; i < TH_ARRAY_LEN(later); i++) {
@@ -145,7 +139,8 @@ check_flags(uint32_t flags, struct th_err *err)
 			return th_fail(err, TH_E_INVALID,
 				"the flag %s is not built yet; open without it", later[i].name);
 	}
-	flags &= ~(uint32_t)(OPEN_SPOT | OPEN_NO_MEMORY_FD);
+	flags &= ~(uint32_t)(CTL_OPEN_SPOT | CTL_OPEN_REQUIRE_RDMA | CTL_OPEN_NO_MEMORY_FD |
+			     CTL_OPEN_STAGED);
 	if (flags != 0)
 		return th_fail(err, TH_E_INVALID, "unknown flags 0x%" PRIx32 " in open", flags);
 	return 0;
@@ -355,7 +350,7 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 	char label[SESSION_LABEL_BYTES];
 	struct memory_limits limits = {.objects_max = host->options.memory_objects_max,
 		.descriptors_max = descriptors_max(),
-		.no_process = (session->open.flags & OPEN_NO_MEMORY_FD) != 0};
+		.no_process = (session->open.flags & CTL_OPEN_NO_MEMORY_FD) != 0};
 	for (const struct session *other = host->sessions; other; other = other->hh.next) {
 		limits.mapped_by_all += other->memory.mapped_bytes;
 		limits.kept_by_all += other->memory.descriptors;

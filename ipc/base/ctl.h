@@ -112,7 +112,10 @@ struct ctl_poll {
 };
 
 enum ctl_open_flags { /* as enum thc_open_flags */
-	CTL_OPEN_SPOT = 1u,
+	CTL_OPEN_SPOT = 1u << 0,
+	CTL_OPEN_REQUIRE_RDMA = 1u << 1,
+	CTL_OPEN_NO_MEMORY_FD = 1u << 3,
+	CTL_OPEN_STAGED = 1u << 4,
 };
 
 struct ctl_open {

@@ -16,8 +16,8 @@ import thc
 lib, CODES = thc.lib, thc.CODES
 
 
-def opened(cl, agent, replica, **kwargs):
-    return thc.Shard("m", replica, agent=cl.agents[agent].runtime, **kwargs)
+def opened(cl, agent, replica, model="m", **kwargs):
+    return thc.Shard(model, replica, agent=cl.agents[agent].runtime, **kwargs)
 
 
 def with_memory(cl, agent, replica, nbytes=1 << 20, **kwargs):
@@ -105,9 +105,7 @@ def what_is_not_built_says_so():
     with cluster() as cl:
         cl.agent("a")
         for bit, flag in (
-            (1, "THC_REQUIRE_RDMA"),
             (2, "THC_OFFLOAD_SEED"),
-            (4, "THC_STAGED"),
             (5, "THC_PREFETCH"),
         ):
             e = expect_error("INVALID", opened, cl, "a", "r", flags=1 << bit)
@@ -121,30 +119,44 @@ def what_is_not_built_says_so():
         shard.close()
 
 
+REQUIRE_RDMA, STAGED = 1 << 1, 1 << 4
+
+
 def a_transport_that_is_forbidden_is_no_path():
+    """RDMA as well, wherever this runs: devices are left out or switched off."""
     with cluster() as cl:
         cl.agent("a")
         cl.agent("b", args=["--transport", "local"])
+        cl.agent("c", args=["-o", "rdma=off"])
         source, _ = with_memory(cl, "a", "source")
         reader, _ = with_memory(cl, "b", "reader")
         source.publish(1)
         other, _ = with_memory(cl, "b", "other")
+        apart, _ = with_memory(cl, "a", "source", model="n")
+        apart.publish(1)
+        strict, _ = with_memory(cl, "c", "strict", model="n", flags=REQUIRE_RDMA)
         # Side by side: each looks for another source before it gives up.
         ops = [
-            submit("thc_replicate_submit", reader, b"1"),
-            submit("thc_update_submit", other, b"1"),
+            (submit("thc_replicate_submit", reader, b"1"), "tcp"),
+            (submit("thc_update_submit", other, b"1"), "tcp"),
+            (submit("thc_replicate_submit", strict, b"1"), "THC_REQUIRE_RDMA"),
         ]
-        for op in ops:
+        for op, word in ops:
             e = expect_error("NO_PATH", op.wait)
-            assert "tcp" in e.text, e.text
+            assert word in e.text and "rdma" in e.text, e.text
             expect_error("NO_PATH", op.done)
             op.free()
-        assert reader.held() is None and other.held() is None
-        # Nothing was overwritten: the handle goes on.
+        for shard in (reader, other, strict):
+            assert shard.held() is None
+        # Nothing was overwritten: the handle goes on, and within a host nothing is forbidden.
         near, _ = with_memory(cl, "b", "near")
         near.publish(2)
         assert reader.replicate("2")["transport"] == "local"
-        for shard in (near, other, reader, source):
+        # Who does not require RDMA has TCP.
+        staged, _ = with_memory(cl, "c", "staged", model="n", flags=STAGED)
+        assert staged.replicate("1")["transport"] == "tcp"
+        assert strict.replicate("1")["transport"] == "local"
+        for shard in (staged, strict, apart, near, other, reader, source):
             shard.close()
 
 

@@ -91,9 +91,7 @@ Test(libthc_args, open__bad_opts__names_the_field)
 	expect_opts(opts.retain = "latest,17,yesterday", "opts->retain: \"yesterday\" is no rule");
 	expect_opts(opts.agent = "", "opts->agent: ");
 	expect_opts(opts.agent = dir, "opts->agent: ");
-	expect_opts(opts.flags = THC_REQUIRE_RDMA, "opts->flags: THC_REQUIRE_RDMA is not built");
 	expect_opts(opts.flags = THC_OFFLOAD_SEED, "opts->flags: THC_OFFLOAD_SEED is not built");
-	expect_opts(opts.flags = THC_STAGED, "opts->flags: THC_STAGED is not built");
 	expect_opts(opts.flags = THC_PREFETCH, "opts->flags: THC_PREFETCH is not built");
 	expect_opts(opts.flags = 1u << 20, "opts->flags: ");
 }
