@@ -315,6 +315,8 @@ class Build:
         self.tree = tree
         with open(os.path.join(root, 'meson-info', 'intro-targets.json'), encoding='utf-8') as file:
             self.targets = json.load(file)
+        with open(os.path.join(root, 'meson-info', 'intro-tests.json'), encoding='utf-8') as file:
+            self.tests = json.load(file)
 
     def sources_of(self, target):
         paths = []
@@ -403,11 +405,20 @@ def check_libthc_needs(build):
             yield f'libthc:1: needs {name}'
 
 
+def check_parallel(build):
+    """Only tests that mostly wait run beside others: two that work starve each other."""
+    for test in build.tests:
+        suites = {suite.split(':')[-1] for suite in test['suite']}
+        if test['is_parallel'] and 'waiting' not in suites:
+            yield (f'tests:1: {test["name"]} would run beside others: give it is_parallel: false, '
+                   f"or the suite 'waiting' if it mostly waits")
+
+
 SOURCE_CHECKS = (
     check_includes, check_own_header_first, check_include_cycles, check_core_headers, check_guards,
     check_license, check_open_ends, check_form, check_size, check_unit_exit, check_top_level,
     check_manual)
-BUILD_CHECKS = (check_core_symbols, check_libthc_exports, check_libthc_needs)
+BUILD_CHECKS = (check_core_symbols, check_libthc_exports, check_libthc_needs, check_parallel)
 
 
 def main(arguments):

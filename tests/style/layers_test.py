@@ -163,6 +163,7 @@ class Built(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = os.path.realpath(folder.name)
         self.targets = []
+        self.tests = []
         self.write('libthc/thc.h', CLEAN['libthc/thc.h'])
 
     def write(self, path, text):
@@ -194,6 +195,7 @@ class Built(unittest.TestCase):
 
     def found(self):
         self.write('b/meson-info/intro-targets.json', json.dumps(self.targets))
+        self.write('b/meson-info/intro-tests.json', json.dumps(self.tests))
         build = layers.Build(os.path.join(self.root, 'b'), layers.Tree(self.root))
         return [f for check in layers.BUILD_CHECKS for f in check(build)]
 
@@ -246,6 +248,13 @@ class Built(unittest.TestCase):
     def test_libthc_that_needs_more(self):
         self.shared('int thc_open(void) { return 0; }\n', '-lm')
         self.assertEqual(self.found(), ['libthc:1: needs libm.so.6'])
+
+    def test_beside_others(self):
+        self.tests = [
+            {'name': 'wait', 'suite': ['tensorhub:e2e', 'tensorhub:waiting'], 'is_parallel': True},
+            {'name': 'name', 'suite': ['tensorhub:unit'], 'is_parallel': False},
+            {'name': 'hasty', 'suite': ['tensorhub:unit'], 'is_parallel': True}]
+        self.assertEqual([f.split(':')[2].split()[0] for f in self.found()], ['hasty'])
 
     def test_libthc_not_built(self):
         self.target('shared library', 'thc', '/nowhere/x.so')
