@@ -92,7 +92,10 @@ static void __attribute__((noinline))
 scatter(const struct iovec *to, uint32_t count, const uint8_t *from)
 {
 	for (uint32_t i = 0; i < count; i++) {
-		memcpy(to[i].iov_base, from, to[i].iov_len);
+		if (to[i].iov_len >= NT_COPY_MIN)
+			nt_copy(to[i].iov_base, from, to[i].iov_len);
+		else
+			memcpy(to[i].iov_base, from, to[i].iov_len);
 		from += to[i].iov_len;
 	}
 }

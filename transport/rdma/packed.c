@@ -10,12 +10,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
 #include "transport/digest.h"
 #include "transport/guard.h"
 #include "transport/internal.h"
+#include "transport/nt_copy.h"
 #include "transport/part.h"
 
 #define LINE_BYTES UINT64_C(64)
@@ -268,29 +270,38 @@ gather_block(
 	return (int)bytes;
 }
 
-/* A chunk that is BUSY by this thread. As packed_hash. */
+/*
+ * A chunk that is BUSY by this thread. As packed_hash. What is copied from here and there is put
+ * together where it stays in the cache; from there it goes past the caches, and is hashed on the
+ * way: an ordinary store would fetch what it overwrites.
+ */
 static int
 pack(const struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_hash *ret_digest,
 	uint32_t *ret_row)
 {
 	uint8_t *to = chunk_data(part, chunk);
+	uint8_t *block = th_realloc(NULL, 1, BLOCK_BYTES); /* not zeroed */
 	struct xfer_cursor cursor;
 	struct digest digest;
+	int rc = 1;
 	digest_init(&digest);
 	xfer_cursor_init(&cursor, part, chunk);
-	while (cursor.left > 0) {
-		if (stop && __atomic_load_n(stop, __ATOMIC_RELAXED))
-			return 0;
-		int bytes = gather_block(part, &cursor, to, ret_row);
-		if (bytes < 0)
-			return bytes;
-		if (ret_digest)
-			digest_update(&digest, to, (size_t)bytes);
-		to += bytes;
+	while (cursor.left > 0 && rc > 0) {
+		if (stop && __atomic_load_n(stop, __ATOMIC_RELAXED)) {
+			rc = 0;
+			break;
+		}
+		rc = gather_block(part, &cursor, block, ret_row);
+		if (rc > 0 && ret_digest)
+			digest_copy(&digest, to, block, (size_t)rc);
+		else if (rc > 0)
+			nt_copy(to, block, (size_t)rc);
+		to += th_max_i64(rc, 0);
 	}
-	if (ret_digest)
+	free(block);
+	if (rc > 0 && ret_digest)
 		*ret_digest = digest_final(&digest);
-	return 1;
+	return rc > 0 ? 1 : rc;
 }
 
 int
