@@ -22,6 +22,11 @@ def command(*argv, text=None):
     return p.stdout
 
 
+def read(path):
+    with open(path, encoding="utf-8") as f:
+        return f.read()
+
+
 def setting(name, value):
     with open(f"/proc/sys/net/ipv4/{name}", "w", encoding="utf-8") as f:
         f.write(str(value))
@@ -94,9 +99,7 @@ class Rails:
         return [self.device(h, r) for r in range(self.rails)]
 
     def port(self, h, r, name):
-        path = f"/sys/class/infiniband/{self.device(h, r)}/ports/1/{name}"
-        with open(path, encoding="utf-8") as f:
-            return f.read().strip()
+        return read(f"/sys/class/infiniband/{self.device(h, r)}/ports/1/{name}").strip()
 
     def up(self, h, r):
         return self.port(h, r, "state").endswith("ACTIVE")
@@ -118,8 +121,7 @@ class Rails:
 
     def sent(self, h, r, way="tx"):
         """Bytes that the host sent on this rail."""
-        out = command("ip", "-j", "-s", "link", "show", self.device(h, r))
-        return json.loads(out)[0]["stats64"][way]["bytes"]
+        return int(read(f"/sys/class/net/{self.device(h, r)}/statistics/{way}_bytes"))
 
     def received(self, h, r):
         return self.sent(h, r, "rx")
