@@ -265,7 +265,7 @@ happen(struct fake_rdma *fake, const struct fake_happening *what)
 			break;
 		if (try(qp))
 			continue;
-		if (read->tries++ == qp->path.retries) {
+		if (read->tries++ > qp->path.retries) {
 			finish(qp, VERBS_GONE);
 			return;
 		}

@@ -121,10 +121,12 @@ rail_rig_settle(struct rail_rig *rig)
 		moved = false;
 		for (uint32_t i = 0; i < rig->num_nodes; i++) {
 			struct rail_node *node = rig->nodes[i];
-			if (!node->holds_frees && node->num_unfreed > 0)
-				rail_node_free_qps(node);
 			moved = run_tasks(node) || moved;
 			moved = rail_step(&node->rail, fake_rdma_now(rig->fake)) || moved;
+			if (!node->holds_frees && node->num_unfreed > 0) {
+				rail_node_free_qps(node);
+				moved = true;
+			}
 		}
 	}
 }
