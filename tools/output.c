@@ -64,6 +64,12 @@ value_bytes(uint64_t bytes)
 }
 
 struct value
+value_rate(uint64_t bytes)
+{
+	return (struct value){.kind = VALUE_RATE, .number = bytes};
+}
+
+struct value
 value_duration(int64_t ns)
 {
 	return (struct value){.kind = VALUE_DURATION, .ns = ns};
@@ -98,6 +104,10 @@ value_print(const struct value *value)
 		break;
 	case VALUE_BYTES:
 		th_print_size_short(value->number, buffer);
+		break;
+	case VALUE_RATE:
+		th_print_size_short(value->number, buffer);
+		snprintf(buffer + strlen(buffer), sizeof(buffer) - strlen(buffer), "/s");
 		break;
 	case VALUE_DURATION:
 		th_print_duration_short(value->ns, buffer);

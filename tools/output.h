@@ -23,6 +23,7 @@ enum value_kind {
 	VALUE_TEXT,
 	VALUE_NUMBER,
 	VALUE_BYTES,
+	VALUE_RATE,     /* bytes a second                                                      */
 	VALUE_DURATION, /* ns                                                                  */
 	VALUE_FLAG,     /* yes or no                                                           */
 	VALUE_RATIO,    /* done of total: per cent for people, 0..1 in JSON                    */
@@ -40,6 +41,7 @@ struct value value_text(const char *text); /* copies; NULL and "" give VALUE_NON
 struct value value_textf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 struct value value_number(uint64_t number);
 struct value value_bytes(uint64_t bytes);
+struct value value_rate(uint64_t bytes);
 struct value value_duration(int64_t ns);
 struct value value_flag(bool flag);
 struct value value_ratio(uint64_t done, uint64_t total);

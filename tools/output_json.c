@@ -43,6 +43,7 @@ value_to_json(const struct value *value)
 		return harmless_text(value->text);
 	case VALUE_NUMBER:
 	case VALUE_BYTES:
+	case VALUE_RATE:
 		return number_to_json(value->number);
 	case VALUE_DURATION:
 		return json_integer(value->ns);

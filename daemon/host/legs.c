@@ -31,6 +31,8 @@ struct leg {
 	uint64_t source, source_gen; /* whose part is read; 0: not one of this agent */
 	struct xfer_part *xfer;      /* owns: a reference */
 	int64_t start_ns;
+	uint64_t start_bytes;         /* of the part that were there at the start */
+	struct ctl_path path;         /* in: how its bytes go; the rate of the last beat */
 	char peer[TH_CTL_TEXT_BYTES]; /* where the bytes come from, and why this way */
 };
 
@@ -51,6 +53,7 @@ add(struct host *host, const struct agent_action *action, struct xfer_part *xfer
 	leg->session = action->session;
 	leg->xfer = xfer_part_retain(xfer);
 	leg->start_ns = th_now_ns();
+	leg->start_bytes = xfer_part_prefix_bytes(xfer);
 	HASH_ADD(hh, host->legs.legs, leg, sizeof(leg->leg), leg);
 	return leg;
 }
@@ -114,6 +117,7 @@ begin(struct host *host, const struct agent_action *action, struct xfer_part *xf
 		TH_FP(agent_copies);
 	else
 		TH_FP(agent_pulls);
+	snprintf(leg->path.name, sizeof(leg->path.name), "%s", source ? "local" : "tcp");
 	if (source)
 		snprintf(leg->peer, sizeof(leg->peer),
 			"from=%.200s path=local why=\"both shards are on this host\"",
@@ -224,6 +228,16 @@ legs_stop(struct host *host, const struct agent_action *action)
 	transport_stop(host->transport, leg->leg);
 }
 
+/* Of what has arrived since the leg began. */
+static const struct ctl_path *
+path_now(struct leg *leg)
+{
+	int64_t ns = th_now_ns() - leg->start_ns;
+	uint64_t bytes = xfer_part_prefix_bytes(leg->xfer) - leg->start_bytes;
+	leg->path.rate = ns > 0 ? (uint64_t)((double)bytes * 1e9 / (double)ns) : 0;
+	return &leg->path;
+}
+
 uint32_t
 legs_progress(struct host *host, struct ctl_leg_progress **ret_legs)
 {
@@ -233,8 +247,9 @@ legs_progress(struct host *host, struct ctl_leg_progress **ret_legs)
 	for (struct leg *leg = host->legs.legs; leg; leg = leg->hh.next) {
 		if (leg->out || leg->stopped || count >= CONVERT_BEAT_LEGS_MAX)
 			continue;
-		progress[count++] = (struct ctl_leg_progress){
-			.leg = leg->server_leg, .chunks_verified = xfer_part_prefix(leg->xfer)};
+		progress[count++] = (struct ctl_leg_progress){.leg = leg->server_leg,
+			.chunks_verified = xfer_part_prefix(leg->xfer),
+			.path = path_now(leg)};
 	}
 	*ret_legs = progress;
 	return count;

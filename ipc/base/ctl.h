@@ -100,6 +100,7 @@ struct ctl_attach {
 struct ctl_leg_progress {
 	uint64_t leg;
 	uint32_t chunks_verified;
+	const struct ctl_path *path; /* NULL: not said */
 };
 
 struct ctl_beat { /* running legs of which this agent is the reader */

@@ -35,6 +35,12 @@ struct th_version {
 	uint64_t lineage, version; /* ordered by (lineage, version); version TH_NO_VERSION = none */
 };
 
+struct ctl_path {      /* how the bytes of a leg go, as its reader's agent says */
+	char name[16]; /* "rdma", "tcp", "local"; empty: not said */
+	char why[160]; /* not a better one; empty: there is nothing to explain */
+	uint64_t rate; /* bytes a second since the leg's start */
+};
+
 /*
  * A long answer travels in parts, all of one snapshot that the other side keeps for a while; what
  * changes meanwhile does not touch it. When it is gone the answer is TH_E_NOT_AVAILABLE, and one

@@ -76,6 +76,7 @@ struct ctl_transfer_info {
 	char reader_replica[TH_NAME_MAX + 1], reader_node[TH_NAME_MAX + 1];
 	uint32_t chunks_done, chunks_total;
 	int64_t age_ns;
+	struct ctl_path path;
 };
 
 #define CTL_COUNTERS_MAX 16u

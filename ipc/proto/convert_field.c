@@ -141,6 +141,14 @@ convert_in_sentence(const char *text, size_t size, char *ret_text)
 }
 
 void
+convert_in_path(const char *name, uint64_t rate, const char *why, struct ctl_path *ret_path)
+{
+	convert_in_sentence(name, sizeof(ret_path->name), ret_path->name);
+	convert_in_sentence(why, sizeof(ret_path->why), ret_path->why);
+	ret_path->rate = rate;
+}
+
+void
 convert_in_word(struct convert_in *in, const char *field, const char *text, const char **ret_word)
 {
 	char word[WORD_BYTES_MAX + 1] = "";

@@ -67,6 +67,8 @@ void convert_in_name_or_empty(
 	struct convert_in *in, const char *field, const char *text, size_t max, char *ret_name);
 /* A sentence: cut where it is too long, and what a terminal would obey is replaced. */
 void convert_in_sentence(const char *text, size_t size, char *ret_text);
+/* What another release may name otherwise: nothing of it is refused. */
+void convert_in_path(const char *name, uint64_t rate, const char *why, struct ctl_path *ret_path);
 /* A short word that lives in the arena. */
 void convert_in_word(
 	struct convert_in *in, const char *field, const char *text, const char **ret_word);
@@ -107,8 +109,8 @@ void convert_in_open(
 	struct convert_in *in, const Tensorhub__V1__Open *body, struct ctl_open *ret_open);
 void convert_in_register(
 	struct convert_in *in, const Tensorhub__V1__Register *body, struct ctl_register *ret_reg);
-void convert_in_rejoin(struct convert_in *in, const Tensorhub__V1__Rejoin *body,
-	struct ctl_rejoin *ret_rejoin);
+void convert_in_rejoin(
+	struct convert_in *in, const Tensorhub__V1__Rejoin *body, struct ctl_rejoin *ret_rejoin);
 
 /* RESERVE, RELEASE, CLOSE_REFUSED: convert_offload.c */
 void convert_out_offload_event(

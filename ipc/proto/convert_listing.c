@@ -124,6 +124,9 @@ out_transfer(struct convert_arena *arena, const struct ctl_transfer_info *transf
 	message->chunks_done = transfer->chunks_done;
 	message->chunks_total = transfer->chunks_total;
 	message->age_ns = transfer->age_ns;
+	message->path = convert_out_text(transfer->path.name);
+	message->rate = transfer->path.rate;
+	message->why = convert_out_text(transfer->path.why);
 	return message;
 }
 
@@ -272,6 +275,7 @@ in_transfer(struct convert_in *in, const Tensorhub__V1__TransferInfo *message,
 	ret_transfer->chunks_done = message->chunks_done;
 	ret_transfer->chunks_total = message->chunks_total;
 	ret_transfer->age_ns = message->age_ns;
+	convert_in_path(message->path, message->rate, message->why, &ret_transfer->path);
 }
 
 void

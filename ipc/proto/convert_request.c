@@ -42,6 +42,12 @@ out_beat(struct convert_arena *arena, const struct ctl_beat *beat, Tensorhub__V1
 		body->legs[i] = convert_message(arena, &tensorhub__v1__leg_progress__descriptor);
 		body->legs[i]->leg = beat->legs[i].leg;
 		body->legs[i]->chunks_verified = beat->legs[i].chunks_verified;
+		const struct ctl_path *path = beat->legs[i].path;
+		if (path == NULL)
+			continue;
+		body->legs[i]->path = convert_out_text(path->name);
+		body->legs[i]->rate = path->rate;
+		body->legs[i]->why = convert_out_text(path->why);
 	}
 	message->body_case = REQUEST(BEAT);
 	message->beat = body;
@@ -330,6 +336,23 @@ in_attach(struct convert_in *in, const Tensorhub__V1__Attach *body, struct ctl_a
 }
 
 static void
+in_leg_progress(struct convert_in *in, const Tensorhub__V1__LegProgress *body,
+	struct ctl_leg_progress *ret_progress)
+{
+	*ret_progress = (struct ctl_leg_progress){
+		.leg = body->leg, .chunks_verified = body->chunks_verified};
+	if (body->path[0] == '\0')
+		return;
+	struct ctl_path *path = convert_alloc_array(in->arena, 1, sizeof(*path));
+	if (path == NULL) {
+		convert_in_fail(in, -ENOMEM, "legs", "do not fit in memory");
+		return;
+	}
+	convert_in_path(body->path, body->rate, body->why, path);
+	ret_progress->path = path;
+}
+
+static void
 in_beat(struct convert_in *in, const Tensorhub__V1__Beat *body, struct ctl_beat *ret_beat)
 {
 	struct ctl_leg_progress *legs;
@@ -345,8 +368,7 @@ in_beat(struct convert_in *in, const Tensorhub__V1__Beat *body, struct ctl_beat 
 		return;
 	}
 	for (size_t i = 0; i < body->n_legs; i++)
-		legs[i] = (struct ctl_leg_progress){
-			body->legs[i]->leg, body->legs[i]->chunks_verified};
+		in_leg_progress(in, body->legs[i], &legs[i]);
 	ret_beat->num_legs = (uint32_t)body->n_legs;
 	ret_beat->legs = legs;
 }

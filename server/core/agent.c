@@ -529,7 +529,7 @@ agent_beat(struct refsrv *server, struct agent *agent, const struct ctl_beat *be
 			server, agent, th_deadline_ns(server->now_ns, server->config.suspect_ns));
 	}
 	for (uint32_t i = 0; i < beat->num_legs; i++)
-		leg_progress(server, agent, beat->legs[i].leg, beat->legs[i].chunks_verified);
+		leg_progress(server, agent, &beat->legs[i]);
 }
 
 static int64_t

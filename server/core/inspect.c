@@ -97,6 +97,7 @@ describe_leg(const struct refsrv *server, const struct leg *leg, struct ctl_tran
 	ret_info->chunks_done = leg->dst->chunks_done;
 	ret_info->chunks_total = copy->version->shards[leg->dst->shard].num_chunks;
 	ret_info->age_ns = server->now_ns - leg->granted_ns;
+	ret_info->path = leg->path;
 }
 
 struct room { /* the arrays of an inspection */

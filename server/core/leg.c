@@ -235,13 +235,16 @@ leg_forget(struct refsrv *server, struct leg *leg)
 }
 
 void
-leg_progress(struct refsrv *server, const struct agent *reader, uint64_t leg_id, uint32_t chunks)
+leg_progress(
+	struct refsrv *server, const struct agent *reader, const struct ctl_leg_progress *progress)
 {
-	struct leg *leg = leg_find(server, leg_id);
+	struct leg *leg = leg_find(server, progress->leg);
 
 	if (leg == NULL || leg->reader->agent != reader || leg->dst->done)
 		return;
-	chunks = th_min_u32(chunks, part_chunks(leg->dst));
+	if (progress->path != NULL)
+		leg->path = *progress->path;
+	uint32_t chunks = th_min_u32(progress->chunks_verified, part_chunks(leg->dst));
 	if (chunks <= leg->dst->chunks_done) {
 		crawl_look(server, leg);
 		return;

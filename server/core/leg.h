@@ -14,9 +14,9 @@
 void leg_start(struct refsrv *server, struct op *op, struct part *dst, struct part *src,
 	struct ctl_grant *ret_grant);
 
-/* Verified chunks as a beat reports them. Ignored for a leg that is not this agent's. */
+/* As a beat reports it. Ignored for a leg that is not this agent's. */
 void leg_progress(
-	struct refsrv *server, const struct agent *reader, uint64_t leg_id, uint32_t chunks);
+	struct refsrv *server, const struct agent *reader, const struct ctl_leg_progress *progress);
 
 int leg_end(struct refsrv *server, struct agent *agent, const struct ctl_leg_end *end,
 	struct th_err *err);

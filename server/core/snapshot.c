@@ -226,7 +226,8 @@ transfer_bytes(const struct ctl_transfer_info *info)
 {
 	return TEXT_BYTES + text_bytes(info->model) + text_bytes(info->source_replica) +
 	       text_bytes(info->source_node) + text_bytes(info->reader_replica) +
-	       text_bytes(info->reader_node) + TEXT_BYTES + 7 * NUMBER_BYTES;
+	       text_bytes(info->reader_node) + text_bytes(info->path.name) +
+	       text_bytes(info->path.why) + TEXT_BYTES + 8 * NUMBER_BYTES;
 }
 
 uint64_t

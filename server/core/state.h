@@ -345,6 +345,7 @@ struct leg { /* owned by server.legs */
 	bool blameless; /* the server itself took the source away: a failure proves nothing */
 	uint32_t moved; /* so often because its source was given up: not more than once */
 	int64_t granted_ns;
+	struct ctl_path path; /* as its reader's agent says it */
 	struct leg *dst_prev, *dst_next, *src_prev, *src_next;
 	struct leg *unlinked_prev, *unlinked_next; /* in server.unlinked                         */
 	UT_hash_handle hh;

@@ -297,7 +297,8 @@ beat(struct sim *sim, uint32_t index)
 	struct ctl_request request = {.kind = CTL_BEAT};
 
 	if (host->in != NULL) {
-		progress = (struct ctl_leg_progress){host->in->number, host->prefix};
+		progress = (struct ctl_leg_progress){
+			.leg = host->in->number, .chunks_verified = host->prefix};
 		request.u.beat = (struct ctl_beat){1, &progress};
 	}
 	ask(sim, index, &request);

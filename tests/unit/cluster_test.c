@@ -84,11 +84,18 @@ static const struct ctl_transfer_info transfers[] = {
 		.reader_node = "b",
 		.chunks_done = 1,
 		.chunks_total = 4,
-		.age_ns = 1200000000},
+		.age_ns = 1200000000,
+		.path = {.name = "tcp", .why = "no device", .rate = UINT64_C(5) << 29}},
+	{.model = "m",
+		.version = {0, 18},
+		.leg = 10,
+		.source_replica = "trainer",
+		.reader_replica = "rollout",
+		.chunks_total = 4},
 };
 static const struct ctl_inspection inspection = {.num_nodes = 2,
 	.num_members = 4,
-	.num_transfers = 1,
+	.num_transfers = 2,
 	.nodes = nodes,
 	.members = members,
 	.transfers = transfers};
@@ -139,8 +146,10 @@ Test(cluster, transfers)
 
 	document_init(&document, "transfers");
 	cluster_transfers(&document, &inspection, NULL);
-	expect(&document, "MODEL  VERSION  SHARD  SOURCE   READER   DONE    AGE\n"
-			  "m           17      0  trainer  rollout   25%  1.20s\n");
+	expect(&document,
+		"MODEL  VERSION  SHARD  SOURCE   READER   DONE  PATH       RATE    AGE  WHY\n"
+		"m           17      0  trainer  rollout   25%  tcp   2.50GiB/s  1.20s  no device\n"
+		"m           18      0  trainer  rollout    0%  -             -     0s  -\n");
 }
 
 Test(cluster, model_names__each_once_sorted)

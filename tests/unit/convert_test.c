@@ -241,12 +241,13 @@ Test(convert, request__with_arrays__comes_back)
 {
 	static uint8_t bytes[TH_PART_BYTES_MAX];
 	static struct ctl_leg_progress legs[CONVERT_BEAT_LEGS_MAX];
+	static const struct ctl_path path = {"rdma-copy", "the tensor \"a\"", UINT64_MAX};
 	struct convert_arena arena = {0};
 	struct ctl_request request = new_request(CTL_BEAT), got;
 	struct th_rng rng;
 
 	for (uint32_t i = 0; i < CONVERT_BEAT_LEGS_MAX; i++)
-		legs[i] = (struct ctl_leg_progress){UINT64_MAX - i, i};
+		legs[i] = (struct ctl_leg_progress){UINT64_MAX - i, i, i % 2 ? &path : NULL};
 	request.u.beat.num_legs = CONVERT_BEAT_LEGS_MAX;
 	request.u.beat.legs = legs;
 	send_request(&request, &arena, &got);
@@ -254,6 +255,12 @@ Test(convert, request__with_arrays__comes_back)
 	for (uint32_t i = 0; i < CONVERT_BEAT_LEGS_MAX; i++) {
 		cr_assert_eq(got.u.beat.legs[i].leg, legs[i].leg);
 		cr_assert_eq(got.u.beat.legs[i].chunks_verified, legs[i].chunks_verified);
+		cr_assert_eq(got.u.beat.legs[i].path != NULL, i % 2 == 1);
+		if (i % 2 == 0)
+			continue;
+		cr_assert_str_eq(got.u.beat.legs[i].path->name, path.name);
+		cr_assert_str_eq(got.u.beat.legs[i].path->why, path.why);
+		cr_assert_eq(got.u.beat.legs[i].path->rate, path.rate);
 	}
 	request.u.beat.num_legs = 0;
 	send_request(&request, &arena, &got);
@@ -547,7 +554,7 @@ Test(convert, reply__inspection__comes_back)
 	struct ctl_member_info member = {
 		"m", "r", "n", 1, 2, 3, "live", "partial", {4, 5}, 6, 7, 8};
 	struct ctl_transfer_info transfer = {
-		"m", {1, 2}, 3, 4, "sr", "sn", "rr", "rn", 5, 6, INT64_MAX};
+		"m", {1, 2}, 3, 4, "sr", "sn", "rr", "rn", 5, 6, INT64_MAX, {"tcp", "why", 7}};
 	struct convert_arena arena = {0};
 	struct ctl_reply reply = new_reply(CTL_INSPECT), got;
 

@@ -278,7 +278,7 @@ Test(refsrv_chain, one_host_blames_twice__is_one_voice)
 static void
 beat(uint32_t node, uint32_t chunks)
 {
-	struct ctl_leg_progress progress = {legs[node], chunks};
+	struct ctl_leg_progress progress = {.leg = legs[node], .chunks_verified = chunks};
 	struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
 
 	cr_assert_eq(world_request(&w, node, &request), 0);
@@ -396,7 +396,8 @@ Test(refsrv_chain, source_reads_from_another_datacenter__its_readers_wait_for_it
 	for (int i = 0; i < 10; i++) {
 		world_sleep(&w, SEC);
 		for (uint32_t node = 0; node < 2; node++) {
-			struct ctl_leg_progress progress = {legs[node], 1};
+			struct ctl_leg_progress progress = {
+				.leg = legs[node], .chunks_verified = 1};
 			struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
 			cr_assert_eq(world_request(&w, far[node], &request), 0);
 		}

@@ -109,7 +109,7 @@ readers_of(uint32_t i, uint32_t count)
 static void
 progress(uint32_t i, uint32_t chunks)
 {
-	struct ctl_leg_progress said = {legs[i], chunks};
+	struct ctl_leg_progress said = {.leg = legs[i], .chunks_verified = chunks};
 	struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &said}};
 
 	cr_assert_eq(world_request(&w, members[i].agent, &request), 0);

@@ -119,7 +119,7 @@ Test(refsrv_rescue, dead_worker__nobody_answers__given_up_after_its_time)
 static void
 beat(uint32_t agent, uint64_t leg, uint32_t chunks)
 {
-	struct ctl_leg_progress progress = {leg, chunks};
+	struct ctl_leg_progress progress = {.leg = leg, .chunks_verified = chunks};
 	struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
 
 	cr_assert_eq(world_request(&w, agent, &request), 0);

@@ -49,7 +49,7 @@ static void
 fills(uint32_t chunks, int64_t each_ns)
 {
 	for (uint32_t i = 1; i <= chunks; i++) {
-		struct ctl_leg_progress progress = {leg, i};
+		struct ctl_leg_progress progress = {.leg = leg, .chunks_verified = i};
 		struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
 		world_sleep(&w, each_ns);
 		cr_assert_eq(world_request(&w, far, &request), 0);

@@ -431,7 +431,7 @@ Test(refsrv_session, list__replicas_sorted_by_name__with_flags_and_progress)
 	uint64_t generation = w.reply.u.list.generation;
 	world_publish(&w, &m0, "4");
 	struct ctl_grant grant = world_begin(&w, &m1, CTL_OP_REPLICATE, "4");
-	struct ctl_leg_progress progress = {grant.leg, 6};
+	struct ctl_leg_progress progress = {.leg = grant.leg, .chunks_verified = 6};
 	struct ctl_request beat = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
 	cr_assert_eq(world_request(&w, b, &beat), 0);
 	cr_assert_eq(world_list(&w, a, "m"), 0);
@@ -539,7 +539,7 @@ Test(refsrv_session, inspect__shows_nodes_members_transfers)
 	struct world_member m0 = world_member(&w, a, "src", 0, 1);
 	struct world_member m1 = world_member(&w, b, "dst", 0, 1);
 	world_publish(&w, &m0, "1");
-	world_begin(&w, &m1, CTL_OP_REPLICATE, "1");
+	struct ctl_grant grant = world_begin(&w, &m1, CTL_OP_REPLICATE, "1");
 	struct ctl_request request = {.kind = CTL_INSPECT};
 	cr_assert_eq(world_request(&w, a, &request), 0);
 	const struct ctl_inspection *all = &w.reply.u.inspect;
@@ -553,6 +553,18 @@ Test(refsrv_session, inspect__shows_nodes_members_transfers)
 	cr_assert_eq(all->num_transfers, 1);
 	cr_assert_str_eq(all->transfers[0].source_replica, "src");
 	cr_assert_str_eq(all->transfers[0].reader_node, "node1");
+	cr_assert_str_eq(all->transfers[0].path.name, "", "nobody has said");
+	const struct ctl_path path = {"tcp", "no device", 12345};
+	struct ctl_leg_progress progress = {grant.leg, 1, &path};
+	struct ctl_request beat = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
+	cr_assert_eq(world_request(&w, b, &beat), 0);
+	progress.path = NULL; /* an older agent says nothing of it, and takes nothing back */
+	cr_assert_eq(world_request(&w, b, &beat), 0);
+	request = (struct ctl_request){.kind = CTL_INSPECT};
+	cr_assert_eq(world_request(&w, a, &request), 0);
+	cr_assert_str_eq(all->transfers[0].path.name, "tcp");
+	cr_assert_str_eq(all->transfers[0].path.why, "no device");
+	cr_assert_eq(all->transfers[0].path.rate, 12345);
 }
 
 /* ---- tickets ---- */
