@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In the guest: the machine itself, by the programs of rdma-core and perftest. What fails here is
-no fault of ours, and explains what fails elsewhere."""
+"""In the guest: the machine itself, by the programs of rdma-core and perftest, where a failure is
+no fault of ours and explains others; and then our own programs of Criterion over the same rails,
+machine_test.py PROGRAM..., each a case."""
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from cluster import main, wait_for
 from rails import Rails, command, read, resources
 
 BLOCK = 256 << 10
+SYNTHESIS = re.compile(r"Synthesis: Tested: (\d+) \| Passing: (\d+)")
 
 
 def is_listening(port=18515):
@@ -121,6 +124,29 @@ def a_device_in_use_is_removed_when_the_last_user_ends():
     assert removal.wait(30) == 0
 
 
+def case(program):
+    """Afterwards the kernel holds as much for each device as before."""
+
+    def run():
+        before = resources()
+        p = subprocess.run(
+            # One at a time: they share the rails, and cut them.
+            [program, "--verbose", "--color=never", "--jobs=1"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=200,
+        )
+        found = SYNTHESIS.search(p.stdout)
+        whole = found and found[1] == found[2] != "0" and "[SKIP]" not in p.stdout
+        assert p.returncode == 0 and whole, p.stdout
+        wait_for(lambda: resources() == before, 30, f"{resources()} is {before} again")
+        print(f"  {found[2]} tests")
+
+    run.__name__ = os.path.basename(program)
+    return run
+
+
 if __name__ == "__main__":
     with Rails(hosts=2, rails=2) as net:
         main(
@@ -128,5 +154,6 @@ if __name__ == "__main__":
             reads_of_256_kib,
             a_lost_rail_stops_and_goes_on,
             what_a_program_held_is_gone_with_it,
+            *map(case, sys.argv[1:]),
             a_device_in_use_is_removed_when_the_last_user_ends,
         )
