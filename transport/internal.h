@@ -83,6 +83,7 @@ struct transport {
 	struct legs_in legs_in;
 	struct legs_out legs_out;
 	bool closing;
+	bool halted;  /* the shell's thread's */
 	sem_t closed; /* posted when closing and nothing is left */
 };
 

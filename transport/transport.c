@@ -234,10 +234,11 @@ transport_open(
 }
 
 void
-transport_close(struct transport *transport)
+transport_halt(struct transport *transport)
 {
-	if (!transport)
+	if (transport->halted)
 		return;
+	transport->halted = true;
 	/* First those whose last events release parts that legs may watch. */
 	hasher_close(transport->hasher);
 	local_free(transport->local);
@@ -255,6 +256,14 @@ transport_close(struct transport *transport)
 	sem_destroy(&transport->closed);
 	th_fd_close(&transport->listen_fd);
 	th_fd_close(&transport->spare_fd);
+}
+
+void
+transport_close(struct transport *transport)
+{
+	if (!transport)
+		return;
+	transport_halt(transport);
 	free(transport);
 }
 

@@ -114,7 +114,13 @@ struct transport_counters { /* since the start, for status; a coherent snapshot 
 /* Binds the data port and starts the movers. *err gets the sentence (a port in use...). */
 int transport_open(const struct transport_config *config, struct th_err *err,
 	struct transport **ret_transport);
-/* Ends all threads and connections; events not yet polled are dropped. Blocks up to a second. */
+/*
+ * Ends all threads that touch parts, and all connections; events not yet polled are dropped. Blocks
+ * up to a second. Then the memory of parts may be given back, also that which NICs know, and the
+ * transport can only be closed.
+ */
+void transport_halt(struct transport *transport);
+/* The same first, if that was not done. Nothing is registered with NICs any more. NULL: nothing. */
 void transport_close(struct transport *transport);
 
 /* "host:port" with numbers, the real port. Of a wildcard address it is of no use to a peer. */

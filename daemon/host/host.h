@@ -19,6 +19,7 @@
 #include "daemon/host/listings.h"
 #include "daemon/host/loop.h"
 #include "daemon/host/options.h"
+#include "daemon/host/regions.h"
 #include "daemon/host/server_link.h"
 #include "daemon/host/session.h"
 #include "ipc/base/files.h"
@@ -53,6 +54,7 @@ struct host {
 	struct transport *transport; /* owns */
 	struct loop_source transport_source;
 	struct fabric fabric;
+	struct regions regions;
 	struct legs legs;
 
 	struct net_server *documents; /* owns */

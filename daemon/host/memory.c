@@ -17,10 +17,22 @@
 #include <unistd.h>
 
 #include "daemon/host/closer.h"
+#include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
 #include "transport/access.h"
+#include "transport/rdma/packed.h"
+#include "transport/rdma/region.h"
 
 #define SAME_MAX 64u
+
+/* Of a region: what becomes of it does not depend on the object any more. */
+struct mapping {
+	void *map; /* owns */
+	size_t bytes;
+	uint64_t missing; /* until it is registered or never will be */
+};
+
+static uint64_t unmapping, populating; /* atomic: bytes */
 
 static const char *
 kind_name(uint32_t kind)
@@ -167,6 +179,15 @@ append(struct memory_set *set, const struct memory *object)
 	return added->id;
 }
 
+/* Of so many bytes of the file, as far as can be told: those that are there may be others. */
+static uint64_t
+missing(const struct stat *st, uint64_t bytes)
+{
+	uint64_t there = (uint64_t)th_max_i64(st->st_blocks, 0) * 512;
+	uint64_t size = (uint64_t)th_max_i64(st->st_size, 0);
+	return th_min_u64(bytes, size > there ? size - there : 0);
+}
+
 static int
 add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id)
@@ -195,6 +216,7 @@ add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	(void)madvise(map, map_bytes, MADV_DONTFORK);
 	(void)madvise(map, map_bytes, MADV_DONTDUMP);
 	struct memory object = {
+		.missing = missing(&st, message->bytes),
 		.dev = (uint64_t)st.st_dev,
 		.ino = (uint64_t)st.st_ino,
 		.base = message->base,
@@ -351,7 +373,7 @@ memory_add(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 
 /* Ids are given in ascending order and the array keeps it: a registration looks up every row. */
 static struct memory *
-find(const struct memory_set *set, uint32_t id)
+find_any(const struct memory_set *set, uint32_t id)
 {
 	uint32_t low = 0, high = set->count;
 	while (low < high) {
@@ -361,8 +383,15 @@ find(const struct memory_set *set, uint32_t id)
 		else
 			high = middle;
 	}
-	bool found = low < set->count && set->objects[low].id == id && !set->objects[low].forgotten;
+	bool found = low < set->count && set->objects[low].id == id;
 	return found ? &set->objects[low] : NULL;
+}
+
+static struct memory *
+find(const struct memory_set *set, uint32_t id)
+{
+	struct memory *object = find_any(set, id);
+	return object && !object->forgotten ? object : NULL;
 }
 
 const struct memory *
@@ -370,6 +399,72 @@ memory_find(const struct memory_set *set, uint32_t id)
 {
 	return find(set, id);
 }
+
+struct memory *
+memory_object(struct memory_set *set, uint32_t id)
+{
+	return find_any(set, id);
+}
+
+/* ---- registered with NICs -------------------------------------------------------------------- */
+
+uint64_t
+memory_missing(const struct memory *object)
+{
+	struct stat st;
+	if (object->missing == 0 || !object->file || fstat(access_fd(object->file), &st) < 0)
+		return object->missing;
+	return missing(&st, object->bytes);
+}
+
+uint64_t
+memory_unmapping(void)
+{
+	return __atomic_load_n(&unmapping, __ATOMIC_RELAXED);
+}
+
+uint64_t
+memory_populating(void)
+{
+	return __atomic_load_n(&populating, __ATOMIC_RELAXED);
+}
+
+/* On the keeper's thread. */
+static void
+mapping_settled(void *arg, struct region *region)
+{
+	struct mapping *mapping = arg;
+	(void)region;
+	__atomic_sub_fetch(&populating, mapping->missing, __ATOMIC_RELAXED);
+	mapping->missing = 0;
+}
+
+/* Likewise. */
+static void
+mapping_gone(void *arg)
+{
+	struct mapping *mapping = arg;
+	mapping_settled(mapping, NULL);
+	(void)munmap(mapping->map, mapping->bytes);
+	__atomic_sub_fetch(&unmapping, mapping->bytes, __ATOMIC_RELAXED);
+	free(mapping);
+}
+
+void
+memory_register(struct memory *object, struct rails *rails, uint32_t mask)
+{
+	struct mapping *mapping = th_calloc(1, sizeof(*mapping));
+	*mapping = (struct mapping){
+		.map = object->map, .bytes = object->map_bytes, .missing = memory_missing(object)};
+	const struct region_user user = {
+		.arg = mapping, .settled = mapping_settled, .gone = mapping_gone};
+	__atomic_add_fetch(&populating, mapping->missing, __ATOMIC_RELAXED);
+	const struct region_memory memory = {
+		.data = object->map, .dmabuf_fd = -1, .bytes = object->map_bytes};
+	object->region = region_new(rails, &memory, mask, SHARD_ACCESS, &user);
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
 
 /* The descriptor counts as long as any object has it. */
 static void
@@ -389,8 +484,12 @@ static void
 unmap(struct memory_set *set, uint32_t index)
 {
 	struct memory *object = &set->objects[index];
-	if (object->map)
+	if (object->region) {
+		__atomic_add_fetch(&unmapping, object->map_bytes, __ATOMIC_RELAXED);
+		region_release(object->region);
+	} else if (object->map) {
 		munmap(object->map, object->map_bytes);
+	}
 	set->mapped_bytes -= object->map_bytes;
 	if (object->owner)
 		pass_on(set, index);

@@ -9,7 +9,10 @@
  *
  * Nothing is asked here of a descriptor that whoever made it could leave unanswered: only a file
  * that is known to lie in memory is measured, and of any other not even the size is asked. No seal
- * is added, which can wait behind another write to the file. Main thread only.
+ * is added, which can wait behind another write to the file.
+ *
+ * What NICs may reach stays mapped until no device knows it any more, also when its worker and this
+ * set are gone. Main thread only.
  */
 #ifndef TH_DAEMON_HOST_MEMORY_H
 #define TH_DAEMON_HOST_MEMORY_H
@@ -21,6 +24,8 @@
 #include "ipc/sock/fdmsg.h"
 
 struct access;
+struct rails;
+struct region;
 
 struct memory {
 	uint32_t id;    /* 1, 2, ... per session                                                */
@@ -32,6 +37,8 @@ struct memory {
 	uint8_t *data; /* the first byte in this process                                        */
 	void *map;     /* owns                                                                  */
 	size_t map_bytes;
+	struct region *region; /* owns: a reference; of the mapping; NULL: no NIC reaches it      */
+	uint64_t missing;      /* of its bytes: pages that nobody had touched when it was shared  */
 	struct access *access; /* owns: a reference; NULL: it is mapped                          */
 	struct access *file;   /* owns: likewise, of what is mapped, to send from; may be NULL   */
 	bool process;          /* access: of a process, not of a file                            */
@@ -71,6 +78,18 @@ int memory_add(struct memory_set *set, const struct fdmsg_memory *message, int *
 
 /* NULL when there is none with this id, or it was forgotten. Valid until the set changes. */
 const struct memory *memory_find(const struct memory_set *set, uint32_t id);
+
+/* The same, and those that were forgotten and not unmapped. Not for what a worker names. */
+struct memory *memory_object(struct memory_set *set, uint32_t id);
+
+/* Of a mapped object: how many of its bytes have no page yet, by what its file has now. */
+uint64_t memory_missing(const struct memory *object);
+/* Has the mapping registered with these rails, in the background. Once. */
+void memory_register(struct memory *object, struct rails *rails, uint32_t mask);
+/* Bytes without pages that are being registered, and get some by that. Any thread. */
+uint64_t memory_populating(void);
+/* Bytes that are mapped still, although their objects are gone. Any thread. */
+uint64_t memory_unmapping(void);
 
 /*
  * 0, or TH_E_INVALID for an id that is not there. in_use: a registration may lie in it, so the

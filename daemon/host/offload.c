@@ -24,6 +24,8 @@
 #include "ipc/base/units.h"
 #include "ipc/shm/doorbell.h"
 #include "transport/access.h"
+#include "transport/rdma/packed.h"
+#include "transport/rdma/region.h"
 
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14; an older kernel answers EINVAL */
 #define MADV_POPULATE_WRITE 23
@@ -37,12 +39,13 @@ struct offload_memory {
 	uint64_t bytes;          /* whole pages */
 	offload_done done;       /* NULL: it was called, or nobody wants to know */
 	void *arg;
-	bool making;          /* until done */
-	bool freeing;         /* released */
-	atomic_bool unwanted; /* released while it is made */
-	uint8_t *map;         /* owns; the thread's until done */
-	struct access *file;  /* owns: a reference; likewise; NULL: only the mapping */
-	int error;            /* 0 or why it could not be made */
+	bool making;           /* until done */
+	bool freeing;          /* released */
+	atomic_bool unwanted;  /* released while it is made */
+	uint8_t *map;          /* owns; the thread's until done */
+	struct access *file;   /* owns: a reference; likewise; NULL: only the mapping */
+	int error;             /* 0 or why it could not be made */
+	struct region *region; /* owns: a reference; NULL: no NIC reaches it */
 	struct offload_memory *next;
 };
 
@@ -364,6 +367,29 @@ offload_bytes(const struct offload_memory *memory)
 	return memory->bytes;
 }
 
+/* On the keeper's thread. */
+static void
+region_gone(void *arg)
+{
+	struct offload_memory *memory = arg;
+	enqueue(memory->offload, memory);
+}
+
+void
+offload_register(struct offload_memory *memory, struct rails *rails, uint32_t mask)
+{
+	const struct region_memory all = {
+		.data = memory->map, .dmabuf_fd = -1, .bytes = memory->bytes};
+	const struct region_user user = {.arg = memory, .gone = region_gone};
+	memory->region = region_new(rails, &all, mask, SHARD_ACCESS, &user);
+}
+
+struct region *
+offload_region(const struct offload_memory *memory)
+{
+	return memory->region;
+}
+
 void
 offload_release(struct offload_memory *memory)
 {
@@ -378,7 +404,10 @@ offload_release(struct offload_memory *memory)
 	}
 	memory->freeing = true;
 	offload->freeing += memory->bytes;
-	enqueue(offload, memory);
+	if (memory->region)
+		region_release(memory->region);
+	else
+		enqueue(offload, memory);
 }
 
 static void

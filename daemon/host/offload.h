@@ -24,10 +24,12 @@
 struct access;
 struct offload;
 struct offload_memory;
+struct rails;
+struct region;
 
 /* root: see room_now. 0 or a code with the sentence. */
 int offload_new(uint64_t limit, const char *root, struct th_err *err, struct offload **ret_offload);
-/* Frees all memory; done is not called any more. NULL: nothing. */
+/* Frees all memory; done is not called any more. No device knows any of it. NULL: nothing. */
 void offload_free(struct offload *offload);
 
 int offload_fd(const struct offload *offload); /* readable: offload_poll has something to do */
@@ -58,6 +60,10 @@ uint8_t *offload_data(const struct offload_memory *memory);
 /* The file that is mapped there, from its beginning; lives as long as the memory. May be NULL. */
 struct access *offload_file(const struct offload_memory *memory);
 uint64_t offload_bytes(const struct offload_memory *memory);
+/* Has it registered with these rails, in the background; after done, once. It is freed when no
+ * device knows it any more. */
+void offload_register(struct offload_memory *memory, struct rails *rails, uint32_t mask);
+struct region *offload_region(const struct offload_memory *memory); /* borrowed; NULL: it is not */
 /* Nobody touches it any more, or wants it. NULL: nothing. */
 void offload_release(struct offload_memory *memory);
 

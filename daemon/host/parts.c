@@ -318,6 +318,26 @@ parts_orphan(struct host *host, uint64_t session)
 
 /* ---- begin and end -------------------------------------------------------------------------- */
 
+static struct xfer_part *
+new_xfer(struct session *session)
+{
+	struct host *host = session->host;
+	struct release_note *note = th_calloc(1, sizeof(*note));
+	*note = (struct release_note){.host = host, .session = session->id};
+	session_cover(session);
+	const struct tensors *tensors = session->registration.tensors;
+	struct xfer_part *xfer = NULL;
+	if (TH_FP_RC(agent_part_new) == 0)
+		xfer = xfer_part_new_places(tensors->table, tensors->places,
+			tensors->manifest.num_rows, host->options.verify, on_release, note);
+	if (!xfer)
+		free(note);
+	else if (tensors->packed && xfer_part_set_packed(xfer, tensors->packed) < 0)
+		log_warn("part", "no RDMA session=%" PRIu64 " reason=\"out of memory\"",
+			session->id);
+	return xfer;
+}
+
 void
 legs_part_new(struct host *host, const struct agent_action *action)
 {
@@ -325,15 +345,8 @@ legs_part_new(struct host *host, const struct agent_action *action)
 	const struct part_key key = {action->session, action->u.part.gen};
 	if (!session || !session->registration.tensors || find(host, key.session, key.gen))
 		return;
-	const struct tensors *tensors = session->registration.tensors;
-	struct release_note *note = th_calloc(1, sizeof(*note));
-	*note = (struct release_note){.host = host, .session = session->id};
-	struct xfer_part *xfer = NULL;
-	if (TH_FP_RC(agent_part_new) == 0)
-		xfer = xfer_part_new_places(tensors->table, tensors->places,
-			tensors->manifest.num_rows, host->options.verify, on_release, note);
+	struct xfer_part *xfer = new_xfer(session);
 	if (!xfer) {
-		free(note);
 		session_lose(session, false, "the agent is out of memory for its chunks");
 		return;
 	}

@@ -202,6 +202,8 @@ build(struct session *session, struct th_err *err)
 		session->host->options.tensors_max, err, &rows);
 	if (rc == 0)
 		rc = tensors_new(&rows.rows, &session->memory, err, &registration->tensors);
+	if (rc == 0)
+		session_cover(session);
 	unpack_rows_free(&rows);
 	assembly_reset(&registration->rows);
 	return rc;

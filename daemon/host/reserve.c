@@ -95,6 +95,7 @@ memory_made(void *arg, const struct th_err *result)
 		session, ev->model, ev->replica, ev->shard, ev->version.version,
 		th_print_size_short(offload_bytes(reservation->memory), size),
 		offload_used(host->offload));
+	session_cover(session_find(host, session));
 	reservation->tensors = NULL; /* the session's from here on */
 	reservation->memory = NULL;
 	post(host, reservation->id, session, &none);

@@ -267,6 +267,21 @@ session_sweep_memory(struct session *session)
 }
 
 void
+session_cover(struct session *session)
+{
+	const struct regions *regions = &session->host->regions;
+	struct tensors *tensors = session->registration.tensors;
+	char label[SESSION_LABEL_BYTES];
+	/* THC_STAGED: it does not stay registered, so it never is. */
+	if (!regions->rails || !tensors || (session->open.flags & CTL_OPEN_STAGED))
+		return;
+	if (session->offload)
+		regions_cover_offload(regions, tensors, session->offload);
+	else
+		regions_cover(regions, tensors, &session->memory, session_label(session, label));
+}
+
+void
 session_update_claim(struct session *session)
 {
 	enum claim_mode mode = session->live_parts > 0 ? CLAIM_READ : CLAIM_NONE;

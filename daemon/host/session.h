@@ -109,6 +109,8 @@ void session_gone(struct session *session);
 void session_part_released(struct session *session);
 /* What was forgotten or freed meanwhile is unmapped when nobody can touch it. */
 void session_sweep_memory(struct session *session);
+/* What it has registered is registered with NICs, as far as it is not and can be. */
+void session_cover(struct session *session);
 /* READ, WRITE or NONE, from what runs and what is held. */
 void session_update_claim(struct session *session);
 

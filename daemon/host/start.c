@@ -339,12 +339,14 @@ start_undo(struct host *host)
 	/* The movers first: they read and write the memory of the sessions. */
 	loop_remove(&host->loop, &host->transport_source);
 	if (host->transport)
-		transport_close(host->transport);
-	host->transport = NULL;
+		transport_halt(host->transport);
 	if (host->legs.released_source.ready)
 		legs_close(host);
 	reserves_free(host);
 	session_free_all(host);
+	/* It deregisters what they had, and only then is that freed. */
+	transport_close(host->transport);
+	host->transport = NULL;
 	loop_remove(&host->loop, &host->offload_source);
 	offload_free(host->offload);
 	if (host->documents)

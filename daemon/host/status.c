@@ -16,6 +16,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
+#include "transport/rdma/packed.h"
 
 struct counter {
 	const char *name, *unit, *help;
@@ -224,6 +225,7 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	status.transports = text(options->transport_tcp ? transports : "local");
 	for (struct session *session = host->sessions; session; session = session->hh.next)
 		status.mapped_bytes += session->memory.mapped_bytes;
+	status.mapped_bytes += memory_unmapping() + packed_size_all();
 	status.offload_used = offload_used(host->offload);
 	status.offload_limit = offload_budget(host->offload);
 	fill_sessions(host, &status, &storage);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "ipc/base/checked.h"
+#include "transport/rdma/packed.h"
 
 static int
 out_of_memory(struct th_err *err)
@@ -117,14 +118,15 @@ set_places(struct tensors *tensors, const struct tensors_rows *rows, const uint3
 		const struct tensors_place *place = &rows->places[interval->row];
 		const struct memory *object = memory_find(memory, place->memory_id);
 		interval->row = position[interval->row];
+		tensors->memory_ids[interval->row] = object->id;
 		if (object->access)
 			tensors->places[interval->row] = (struct xfer_place){
 				.access = object->access, .place = object->offset + place->offset};
 		else
-			tensors->places[interval->row] = (struct xfer_place){
-				.data = object->data + place->offset,
-				.access = object->file,
-				.place = object->offset + place->offset};
+			tensors->places[interval->row] =
+				(struct xfer_place){.data = object->data + place->offset,
+					.access = object->file,
+					.place = object->offset + place->offset};
 		if (object->read_only && !tensors->read_only) {
 			tensors->read_only_row = interval->row;
 			tensors->read_only = object->read_only;
@@ -149,9 +151,10 @@ assemble(struct tensors *tensors, const struct tensors_rows *rows, const struct 
 	if (rc < 0)
 		return rc;
 	tensors->places = calloc(tensors->manifest.num_rows, sizeof(tensors->places[0]));
+	tensors->memory_ids = calloc(tensors->manifest.num_rows, sizeof(tensors->memory_ids[0]));
 	tensors->read_only_row = UINT32_MAX;
 	tensors->table = chunk_table_new(&tensors->manifest);
-	if (!tensors->places || !tensors->table)
+	if (!tensors->places || !tensors->memory_ids || !tensors->table)
 		return out_of_memory(err);
 	rc = manifest_encode(&tensors->manifest, &tensors->encoded, &tensors->encoded_bytes);
 	if (rc < 0)
@@ -277,7 +280,9 @@ tensors_free(struct tensors *tensors)
 		return;
 	chunk_table_release(tensors->table);
 	manifest_free(&tensors->manifest);
+	packed_release(tensors->packed);
 	free(tensors->places);
+	free(tensors->memory_ids);
 	free(tensors->intervals);
 	free(tensors->encoded);
 	free(tensors);

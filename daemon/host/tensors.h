@@ -18,6 +18,8 @@
 #include "transport/chunk.h"
 #include "transport/part.h"
 
+struct packed;
+
 struct tensors_place { /* of one row, as the worker says */
 	uint32_t memory_id;
 	uint64_t offset; /* in the memory object */
@@ -38,7 +40,11 @@ struct tensors {
 	uint8_t *encoded;      /* owns                                                          */
 	size_t encoded_bytes;
 	struct chunk_table *table;  /* owns: a reference                                          */
-	struct xfer_place *places;  /* owns; [manifest.num_rows]; borrows the accesses of memory  */
+	struct xfer_place *places;  /* owns; [manifest.num_rows]; borrows what is memory's        */
+	uint32_t *memory_ids;       /* owns; likewise: the memory objects; NULL: of no worker     */
+	struct packed *packed;      /* owns: a reference; NULL: no NIC moves its small tensors    */
+	bool told;                  /* the log says what could not be registered                  */
+	bool covered;               /* there is nothing left to be registered: see regions.h      */
 	uint32_t read_only_row;     /* of the manifest: can not be a destination; or UINT32_MAX   */
 	const char *read_only;      /* ... because                                                */
 	struct interval *intervals; /* owns; sorted, disjoint; row = of the manifest             */

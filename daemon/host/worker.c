@@ -351,6 +351,7 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 	struct memory_limits limits = {.objects_max = host->options.memory_objects_max,
 		.descriptors_max = descriptors_max(),
 		.no_process = (session->open.flags & CTL_OPEN_NO_MEMORY_FD) != 0};
+	limits.mapped_by_all = memory_unmapping();
 	for (const struct session *other = host->sessions; other; other = other->hh.next) {
 		limits.mapped_by_all += other->memory.mapped_bytes;
 		limits.kept_by_all += other->memory.descriptors;

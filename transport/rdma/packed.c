@@ -19,6 +19,7 @@
 #include "transport/internal.h"
 #include "transport/nt_copy.h"
 #include "transport/part.h"
+#include "transport/rdma/region.h"
 
 #define LINE_BYTES UINT64_C(64)
 #define HUGE_BYTES (UINT64_C(2) << 20)
@@ -31,6 +32,8 @@ struct packed {
 	struct region *region; /* owns: a reference; NULL: not asked for */
 	uint32_t references;   /* atomic */
 };
+
+static uint64_t size_all; /* atomic */
 
 enum pack_state { PACK_EMPTY, PACK_BUSY, PACK_THERE };
 
@@ -101,7 +104,26 @@ packed_new(const struct chunk_table *table)
 	}
 	packed->bytes = bytes;
 	packed->references = 1;
+	__atomic_add_fetch(&size_all, bytes, __ATOMIC_RELAXED);
 	return packed;
+}
+
+static void
+give_back(void *arg)
+{
+	struct packed *packed = arg;
+	(void)munmap(packed->data, packed->bytes);
+	__atomic_sub_fetch(&size_all, packed->bytes, __ATOMIC_RELAXED);
+	free(packed);
+}
+
+void
+packed_register(struct packed *packed, struct rails *rails, uint32_t mask)
+{
+	const struct region_user user = {.arg = packed, .gone = give_back};
+	const struct region_memory memory = {
+		.data = packed->data, .dmabuf_fd = -1, .bytes = packed->bytes};
+	packed->region = region_new(rails, &memory, mask, SHARD_ACCESS, &user);
 }
 
 struct packed *
@@ -116,8 +138,10 @@ packed_release(struct packed *packed)
 {
 	if (!packed || __atomic_sub_fetch(&packed->references, 1, __ATOMIC_ACQ_REL) != 0)
 		return;
-	(void)munmap(packed->data, packed->bytes);
-	free(packed);
+	if (packed->region)
+		region_release(packed->region); /* gives it back in the end */
+	else
+		give_back(packed);
 }
 
 struct region *
@@ -136,6 +160,12 @@ uint64_t
 packed_size(const struct packed *packed)
 {
 	return packed->bytes;
+}
+
+uint64_t
+packed_size_all(void)
+{
+	return __atomic_load_n(&size_all, __ATOMIC_RELAXED);
 }
 
 /* ---- which chunks lie in it ---------------------------------------------------------------- */

@@ -25,11 +25,20 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/ctl.h"
 #include "transport/chunk.h"
+#include "transport/rdma/verbs.h"
 
 struct packed;
 struct packing;
+struct rails;
 struct region;
 struct xfer_part;
+
+/*
+ * What all memory of a shard is registered for, packed or not: a reader becomes a source of what it
+ * has read, so READs land in it and peers READ it, and one registration serves both. Nobody else
+ * ever writes to it from outside: there is no such access.
+ */
+#define SHARD_ACCESS (VERBS_LOCAL_WRITE | VERBS_REMOTE_READ)
 
 /* ---- the buffer --------------------------------------------------------------------------- */
 
@@ -40,12 +49,17 @@ uint64_t packed_bytes(const struct chunk_table *table);
 
 /* Of these chunks. NULL: no memory. One reference. */
 struct packed *packed_new(const struct chunk_table *table);
+/* Has all of it registered with these rails, in the background; before others have it, once. Its
+ * memory is given back when no device knows it any more. */
+void packed_register(struct packed *packed, struct rails *rails, uint32_t mask);
 struct packed *packed_retain(struct packed *packed);
 void packed_release(struct packed *packed); /* NULL: nothing */
 /* All of it, registered or about to be; NULL: not asked for. Borrowed. */
 struct region *packed_region(const struct packed *packed);
 uint8_t *packed_data(const struct packed *packed);
 uint64_t packed_size(const struct packed *packed); /* what it takes from the host: whole pages */
+/* The sizes of all that there are in this process. */
+uint64_t packed_size_all(void);
 
 /* ---- of a part (xfer_part_set_packed) ------------------------------------------------------ */
 
