@@ -11,6 +11,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/units.h"
 #include "tools/cluster.h"
+#include "tools/rdma.h"
 #include "tools/rpc.h"
 
 static void
@@ -90,6 +91,7 @@ judge_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 		document_warn(document, "TH_NO_SERVER", "see that thserverd runs and is reachable",
 			"the agent reaches no reference server%s%s",
 			*status->server_text ? ": " : "", status->server_text);
+	rdma_judge(document, status->rdma);
 	for (size_t i = 0; i < status->n_sessions; i++) {
 		const Tensorhub__V1__SessionInfo *session = status->sessions[i];
 		if (strcmp(session->state, "broken") == 0)
@@ -131,12 +133,14 @@ fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 		value_textf("%016" PRIx64, (uint64_t)status->server_inc));
 	document_field(document, "data_address", "data", value_text(status->data_address));
 	document_field(document, "transports", "transports", value_text(status->transports));
+	rdma_fields(document, status->rdma);
 	document_field(document, "verify", "verify", value_text(status->verify));
 	document_field(document, "mapped_bytes", "memory", value_bytes(status->mapped_bytes));
 	document_field(document, "offload_used", "offload", value_bytes(status->offload_used));
 	document_field(
 		document, "offload_limit", "offload limit", value_bytes(status->offload_limit));
 	add_sessions(document, status);
+	rdma_tables(document, status->rdma);
 	add_counters(document, status);
 }
 

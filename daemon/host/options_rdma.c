@@ -162,7 +162,7 @@ options_rdma_set(struct options_rdma *rdma, const char *key, const char *value, 
 	if (IS("rdma.retries"))
 		return options_number(&rdma->retries, 0, 7, key, value, err);
 	if (IS("rdma.depth"))
-		return options_number(&rdma->depth, 1, 255, key, value, err);
+		return options_number(&rdma->depth, 1, 16, key, value, err);
 	if (IS("rdma.slice"))
 		return set_slice(rdma, key, value, err);
 	if (IS("rdma.window"))

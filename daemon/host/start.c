@@ -347,6 +347,7 @@ start_undo(struct host *host)
 	/* It deregisters what they had, and only then is that freed. */
 	transport_close(host->transport);
 	host->transport = NULL;
+	fabric_free(host);
 	loop_remove(&host->loop, &host->offload_source);
 	offload_free(host->offload);
 	if (host->documents)

@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "daemon/host/closer.h"
@@ -13,6 +14,7 @@
 #include "daemon/host/host.h"
 #include "daemon/host/offload.h"
 #include "daemon/host/parts.h"
+#include "daemon/host/status_rdma.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
@@ -192,6 +194,24 @@ fill_sessions(
 	*ret_storage = storage;
 }
 
+/* What may be used and is there, as --transport has it. */
+static void
+print_transports(const struct host *host, char *ret_text, size_t size)
+{
+	const struct options *options = &host->options;
+	const char *why = NULL, *engine = transport_engine(host->transport, &why);
+	char tcp[160] = "";
+	if (options->transport_tcp)
+		snprintf(tcp, sizeof(tcp), "tcp (%s%s%.120s),", engine, why ? "; " : "",
+			why ? why : "");
+	snprintf(ret_text, size, "%s%s%s%s", options->transport_local ? "local," : "",
+		options->transport_tcp_first ? tcp : "", fabric_why_not(host) ? "" : "rdma,",
+		options->transport_tcp_first ? "" : tcp);
+	size_t length = strlen(ret_text);
+	if (length > 0)
+		ret_text[length - 1] = '\0'; /* the last comma */
+}
+
 void
 status_reply(struct host *host, uint64_t token, uint64_t request_no)
 {
@@ -219,10 +239,8 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	status.leaving = host->stopping;
 	status.verify = text(options->verify ? "full" : "off");
 	char transports[256];
-	const char *why = NULL, *engine = transport_engine(host->transport, &why);
-	snprintf(transports, sizeof(transports), "%stcp (%s%s%s)",
-		options->transport_local ? "local," : "", engine, why ? "; " : "", why ? why : "");
-	status.transports = text(options->transport_tcp ? transports : "local");
+	print_transports(host, transports, sizeof(transports));
+	status.transports = transports;
 	for (struct session *session = host->sessions; session; session = session->hh.next)
 		status.mapped_bytes += session->memory.mapped_bytes;
 	status.mapped_bytes += memory_unmapping() + packed_size_all();
@@ -230,10 +248,13 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	status.offload_limit = offload_budget(host->offload);
 	fill_sessions(host, &status, &storage);
 	fill_counters(host, &status);
+	struct status_rdma *rdma = status_rdma_new(host);
+	status.rdma = status_rdma_info(rdma);
 	reply.request_no = request_no;
 	reply.body_case = TENSORHUB__V1__REPLY__BODY_STATUS;
 	reply.status = &status;
 	documents_reply(host, token, &reply, NULL, NULL);
+	status_rdma_free(rdma);
 	free(status.counters[0]);
 	free(status.counters);
 	free(status.sessions);

@@ -3,6 +3,7 @@
 that no other script brings about."""
 
 import ctypes as c
+import json
 import os
 import signal
 import socket
@@ -156,6 +157,9 @@ def a_transport_that_is_forbidden_is_no_path():
         staged, _ = with_memory(cl, "c", "staged", model="n", flags=STAGED)
         assert staged.replicate("1")["transport"] == "tcp"
         assert strict.replicate("1")["transport"] == "local"
+        status = json.loads(cl.thctl("-o", "json", "status", agent="c").stdout)
+        assert status["rdma"] == "not used: rdma is off in the configuration", status["rdma"]
+        assert status["transports"].startswith("local,tcp"), status["transports"]
         for shard in (staged, strict, apart, near, other, reader, source):
             shard.close()
 

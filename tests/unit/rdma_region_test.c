@@ -140,7 +140,13 @@ calls_for(uint32_t num_tensors)
 			cr_assert(key.address == i * tensor_bytes && key.bytes >= tensor_bytes);
 		}
 	}
+	struct rail_status status;
+	rail_status(bench.rails, 1, &status);
+	cr_assert_eq(status.bytes_registered, num_tensors * tensor_bytes);
+	cr_assert_eq(status.num_mrs, 1);
 	drop(&bench, region);
+	rail_status(bench.rails, 1, &status);
+	cr_assert(status.bytes_registered == 0 && status.num_mrs == 0);
 	const struct verbs_device *devices = bench.script.devices;
 	cr_assert(devices[0].regs == devices[1].regs && devices[0].mrs == 0);
 	uint32_t calls = devices[0].regs + devices[0].deregs + devices[1].regs + devices[1].deregs;

@@ -440,6 +440,9 @@ rail_status(struct rails *rails, uint32_t rail, struct rail_status *ret_status)
 	pthread_mutex_lock(&rails->lock);
 	*ret_status = rails->rails[rail].status;
 	pthread_mutex_unlock(&rails->lock);
+	const struct rail_port *port = &rails->rails[rail];
+	ret_status->bytes_registered = __atomic_load_n(&port->bytes_registered, __ATOMIC_RELAXED);
+	ret_status->num_mrs = __atomic_load_n(&port->num_mrs, __ATOMIC_RELAXED);
 }
 
 const struct verbs_ops *

@@ -60,6 +60,8 @@ struct rail_status {
 	struct verbs_port port;
 	struct verbs_gid gid; /* when up */
 	uint64_t changes;     /* of the state, since the start */
+	uint64_t bytes_registered;
+	uint32_t num_mrs;
 };
 
 struct rails;

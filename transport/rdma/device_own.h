@@ -28,6 +28,8 @@ struct rail_port {
 	char name[RAIL_NAME_BYTES];
 	struct loop *registrar;    /* owns: registers memory and deregisters it (region.c) */
 	bool warned;               /* atomic */
+	uint64_t bytes_registered; /* atomic, as the next */
+	uint32_t num_mrs;
 	struct rail_status status; /* state and all behind it: guarded by rails.lock */
 };
 

@@ -18,8 +18,8 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
-#include "transport/rdma/memlock.h"
 #include "transport/rdma/device_own.h"
+#include "transport/rdma/memlock.h"
 
 #define PIECE_ALIGN (UINT64_C(2) << 20) /* a huge page stays in one piece */
 
@@ -95,6 +95,18 @@ register_piece(struct registration *registration, uint32_t piece)
 		bytes, address, access, ret_mr);
 }
 
+/* A piece that is registered now, or no more. */
+static void
+count(struct registration *registration, uint64_t piece, bool more)
+{
+	struct region *region = registration->region;
+	struct rail_port *port = &region->rails->rails[registration->rail];
+	uint64_t bytes = left_in_piece(region, piece * region->piece_bytes);
+	__atomic_fetch_add(&port->opened->num_mrs, more ? 1 : -1u, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&port->num_mrs, more ? 1 : -1u, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&port->bytes_registered, more ? bytes : -bytes, __ATOMIC_RELAXED);
+}
+
 static void
 deregister(struct registration *registration)
 {
@@ -109,7 +121,7 @@ deregister(struct registration *registration)
 				rail_name(region->rails, registration->rail), th_strerror(rc));
 			__atomic_store_n(&region->stuck, true, __ATOMIC_RELEASE);
 		}
-		__atomic_fetch_sub(&opened->num_mrs, 1, __ATOMIC_RELAXED);
+		count(registration, registration->num_mrs - 1, false);
 	}
 }
 
@@ -142,7 +154,6 @@ run_enter(struct loop_task *task)
 {
 	struct registration *registration = loop_container(task, struct registration, enter_task);
 	struct region *region = registration->region;
-	struct opened *opened = opened_of(registration);
 	enum region_state state = REGION_READY;
 	for (uint32_t i = 0; i < region->num_pieces && state == REGION_READY; i++) {
 		if (is_dropped(region)) { /* nobody asks any more */
@@ -156,7 +167,7 @@ run_enter(struct loop_task *task)
 			break;
 		}
 		registration->num_mrs++;
-		__atomic_fetch_add(&opened->num_mrs, 1, __ATOMIC_RELAXED);
+		count(registration, i, true);
 	}
 	if (state == REGION_FAILED)
 		deregister(registration);

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * status_rdma - see status_rdma.h. Main thread only.
+ */
+#include "daemon/host/status_rdma.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/host/host.h"
+#include "ipc/base/alloc.h"
+#include "transport/rdma/device.h"
+#include "transport/rdma/gid.h"
+#include "transport/rdma/memlock.h"
+
+struct rail_storage {
+	Tensorhub__V1__RailInfo info;
+	struct rail_status status;
+	char address[GID_TEXT_BYTES];
+};
+
+struct status_rdma {
+	Tensorhub__V1__RdmaInfo info;
+	struct fabric fabric; /* a copy: its texts */
+	uint32_t num_rails;
+	struct rail_storage rails[RAILS_MAX];
+	Tensorhub__V1__RailInfo *rail_list[RAILS_MAX];
+};
+
+/* protobuf-c has char * for texts that it only reads when it packs. */
+static char *
+text(const char *constant)
+{
+	union {
+		const char *constant;
+		char *plain;
+	} pointer = {.constant = constant};
+	return pointer.plain;
+}
+
+static const char *
+link_text(enum verbs_link link)
+{
+	static const char *const names[] = {"", "infiniband", "ethernet"};
+	return names[link];
+}
+
+static void
+fill_rail(const struct host *host, uint32_t rail, struct rail_storage *storage)
+{
+	static const char *const states[] = {"down", "up", "gone"};
+	const struct rail_status *status = &storage->status;
+	Tensorhub__V1__RailInfo *info = &storage->info;
+	struct fabric_rail counts;
+	rail_status(host->regions.rails, rail, &storage->status);
+	fabric_rail(host, rail, &counts);
+	tensorhub__v1__rail_info__init(info);
+	info->name = text(status->name);
+	info->pci = text(status->pci);
+	info->on_node = counts.node >= 0;
+	info->node = counts.node >= 0 ? (uint32_t)counts.node : 0;
+	info->state = text(states[status->state]);
+	info->why = text(status->why);
+	info->link = text(link_text(status->port.link));
+	if (status->state == RAIL_UP) {
+		info->address = text(gid_text(status->gid.raw, storage->address));
+		info->address_type = text(gid_type_text(status->gid.type));
+	}
+	info->mtu = status->port.mtu_bytes;
+	info->depth = status->info.reads_out_max;
+	info->bits_per_second = status->port.bits_per_second;
+	info->bytes_in = counts.bytes;
+	info->reads = counts.reads;
+	info->bytes_registered = status->bytes_registered;
+	info->registrations = status->num_mrs;
+	info->relaxed_ordering = status->info.relaxed_ordering;
+	info->dma_buf = status->info.dmabuf;
+	info->changes = status->changes;
+}
+
+struct status_rdma *
+status_rdma_new(const struct host *host)
+{
+	struct status_rdma *status = th_calloc(1, sizeof(*status));
+	Tensorhub__V1__RdmaInfo *info = &status->info;
+	struct memlock memlock = {.limit_bytes = UINT64_MAX};
+	status->fabric = host->fabric;
+	tensorhub__v1__rdma_info__init(info);
+	info->used = fabric_why_not(host) == NULL;
+	info->why = status->fabric.why_not;
+	info->fallbacks = status->fabric.fallbacks;
+	info->last_fallback = status->fabric.last_fallback;
+	if (memlock_read(&memlock) < 0)
+		memlock.limit_bytes = UINT64_MAX;
+	info->memlock_limit = memlock_unlimited(&memlock) ? UINT64_MAX : memlock.limit_bytes;
+	info->memlock_used = memlock.locked_bytes;
+	status->num_rails = host->regions.rails ? rails_count(host->regions.rails) : 0;
+	info->rails = status->rail_list;
+	info->n_rails = status->num_rails;
+	for (uint32_t i = 0; i < status->num_rails; i++) {
+		fill_rail(host, i, &status->rails[i]);
+		status->rail_list[i] = &status->rails[i].info;
+	}
+	return status;
+}
+
+void
+status_rdma_free(struct status_rdma *status)
+{
+	free(status);
+}
+
+Tensorhub__V1__RdmaInfo *
+status_rdma_info(struct status_rdma *status)
+{
+	return &status->info;
+}
