@@ -7,6 +7,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
+#include "ipc/base/utf8.h"
 #include "transport/tcp.h"
 
 static struct control *
@@ -41,7 +42,8 @@ recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 		int rc = frame_decode(control->header, &control->frame);
 		if (rc < 0)
 			return rc;
-		if (control->frame.bytes > control->payload_max)
+		bool may = (control->payload_kinds >> control->frame.kind & 1) != 0;
+		if (control->frame.bytes > (may ? control->payload_max : 0))
 			return TH_E_PROTOCOL;
 	}
 	if (control->have < FRAME_BYTES + control->frame.bytes)
@@ -97,9 +99,10 @@ static const struct stream_ops control_ops = {
 };
 
 void
-control_init(struct control *control, uint32_t payload_max)
+control_init(struct control *control, uint32_t payload_max, uint32_t payload_kinds)
 {
-	*control = (struct control){.stream.fd = -1, .payload_max = payload_max};
+	*control = (struct control){
+		.stream.fd = -1, .payload_max = payload_max, .payload_kinds = payload_kinds};
 	control->payload = th_calloc(1, payload_max);
 	control->out = th_calloc(1, FRAME_BYTES + FRAME_PAYLOAD_MAX);
 }
@@ -128,4 +131,19 @@ control_put(struct control *control, const struct frame *frame, const uint8_t *p
 	if (payload)
 		memcpy(control->out + control->out_bytes, payload, frame->bytes);
 	control->out_bytes += (uint32_t)frame->bytes;
+}
+
+void
+control_sentence(const uint8_t *payload, size_t bytes, char ret_text[TH_CTL_TEXT_BYTES + 1])
+{
+	memcpy(ret_text, payload, bytes);
+	for (size_t i = 0; i < bytes;) {
+		size_t step = th_utf8_char(ret_text + i, bytes - i);
+		if (step == 0 || th_utf8_is_control(ret_text + i, step)) {
+			ret_text[i] = '?';
+			step = 1;
+		}
+		i += step;
+	}
+	ret_text[bytes] = '\0';
 }

@@ -107,11 +107,7 @@ data_out_may_send(struct data_out *conn, uint32_t chunk)
 void
 data_out_changed(struct data_out *conn, uint32_t chunk)
 {
-	struct leg_out *leg = conn->leg;
-	if (!__atomic_exchange_n(&leg->changed, true, __ATOMIC_RELAXED)) {
-		leg->changed_chunk = chunk;
-		loop_post(leg->transport->porter, &leg->changed_task);
-	}
+	leg_out_changed(conn->leg, chunk);
 }
 
 /*

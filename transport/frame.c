@@ -144,6 +144,22 @@ frame_decode_welcome(const uint8_t data[FRAME_WELCOME_BYTES], struct frame_welco
 }
 
 void
+frame_encode_alive(uint64_t rdma_bytes, uint8_t ret_data[FRAME_ALIVE_BYTES])
+{
+	struct th_writer writer;
+	th_writer_init(&writer, ret_data, FRAME_ALIVE_BYTES);
+	th_write_u64(&writer, rdma_bytes);
+}
+
+uint64_t
+frame_decode_alive(const uint8_t data[FRAME_ALIVE_BYTES])
+{
+	struct th_reader reader;
+	th_reader_init(&reader, data, FRAME_ALIVE_BYTES);
+	return th_read_u64(&reader);
+}
+
+void
 frame_encode_digests(const struct th_hash *digests, uint32_t count, uint8_t *ret_data)
 {
 	struct th_writer writer;

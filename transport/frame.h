@@ -114,6 +114,8 @@ void frame_encode_welcome(
 	const struct frame_welcome *welcome, uint8_t ret_data[FRAME_WELCOME_BYTES]);
 void frame_decode_welcome(
 	const uint8_t data[FRAME_WELCOME_BYTES], struct frame_welcome *ret_welcome);
+void frame_encode_alive(uint64_t rdma_bytes, uint8_t ret_data[FRAME_ALIVE_BYTES]);
+uint64_t frame_decode_alive(const uint8_t data[FRAME_ALIVE_BYTES]);
 void frame_encode_digests(const struct th_hash *digests, uint32_t count, uint8_t *ret_data);
 void frame_decode_digests(const uint8_t *data, uint32_t count, struct th_hash *ret_digests);
 

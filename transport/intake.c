@@ -105,6 +105,16 @@ intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk)
 	return found;
 }
 
+void
+intake_give_back(struct intake *intake, uint32_t chunk)
+{
+	pthread_mutex_lock(&intake->lock);
+	TH_ASSERT(chunk < intake->num_chunks && intake->states[chunk] == INTAKE_TAKEN);
+	intake->states[chunk] = INTAKE_BAD;
+	intake->num_again++;
+	pthread_mutex_unlock(&intake->lock);
+}
+
 /* Under the lock. */
 static uint32_t
 lowest_missing(const struct intake *intake)
@@ -113,6 +123,19 @@ lowest_missing(const struct intake *intake)
 	while (chunk < intake->next && intake->states[chunk] != INTAKE_TAKEN)
 		chunk++;
 	return chunk == intake->next ? intake->num_chunks : chunk;
+}
+
+/* Under the lock. */
+static int
+fetch_again(struct intake *intake, uint32_t chunk)
+{
+	if (++intake->attempts[chunk] >= INTAKE_ATTEMPTS_MAX)
+		return TH_E_CHECKSUM;
+	__atomic_add_fetch(&intake->counters->chunks_refetched, 1, __ATOMIC_RELAXED);
+	packed_drop(intake->part, chunk);
+	intake->states[chunk] = INTAKE_BAD;
+	intake->num_again++;
+	return 0;
 }
 
 /* Compares an arrived chunk with its digest. Under the lock. */
@@ -126,13 +149,7 @@ judge(struct intake *intake, uint32_t chunk, const struct th_hash *digest)
 		return 0;
 	}
 	__atomic_add_fetch(&counters->checksum_failures, 1, __ATOMIC_RELAXED);
-	if (++intake->attempts[chunk] >= INTAKE_ATTEMPTS_MAX)
-		return TH_E_CHECKSUM;
-	__atomic_add_fetch(&counters->chunks_refetched, 1, __ATOMIC_RELAXED);
-	packed_drop(intake->part, chunk);
-	intake->states[chunk] = INTAKE_BAD;
-	intake->num_again++;
-	return 0;
+	return fetch_again(intake, chunk);
 }
 
 /* Moves the prefix. The lock makes this the only advance of the part at a time. */
@@ -209,6 +226,18 @@ intake_arrived(struct intake *intake, uint32_t chunk, const struct th_hash *dige
 		intake->states[chunk] = INTAKE_ARRIVED;
 		intake->arrived[chunk] = *digest;
 	}
+	if (rc == 0)
+		rc = settle(intake);
+	pthread_mutex_unlock(&intake->lock);
+	return rc;
+}
+
+int
+intake_mismatched(struct intake *intake, uint32_t chunk)
+{
+	pthread_mutex_lock(&intake->lock);
+	TH_ASSERT(chunk < intake->num_chunks && intake->states[chunk] == INTAKE_TAKEN);
+	int rc = fetch_again(intake, chunk);
 	if (rc == 0)
 		rc = settle(intake);
 	pthread_mutex_unlock(&intake->lock);

@@ -55,6 +55,8 @@ void intake_fini(struct intake *intake);
 
 /* The next chunk to fetch, below limit. False: none now. */
 bool intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk);
+/* A chunk that was taken will not come that way: it is handed out again, whatever the limit. */
+void intake_give_back(struct intake *intake, uint32_t chunk);
 /*
  * Of a chunk that was taken: does the part have its bytes already? Hashes it where that may pay.
  * True: it counts, need not be fetched, and ret_result is enum intake_result.
@@ -68,6 +70,8 @@ bool intake_hurry(struct intake *intake);
 /* The bytes of a chunk that was taken lie in the part; digest is of them (NULL: part without
  * verify). enum intake_result, or TH_E_CHECKSUM: it did not match too often. */
 TH_MUST_USE int intake_arrived(struct intake *intake, uint32_t chunk, const struct th_hash *digest);
+/* The same of a chunk that was found not to match, and counted as that (checksum_failures). */
+TH_MUST_USE int intake_mismatched(struct intake *intake, uint32_t chunk);
 /* The publisher's digests, as a source knows them. enum intake_result, TH_E_CHECKSUM (also: they
  * contradict what is known), or TH_E_PROTOCOL: a gap, or more than there are chunks. */
 TH_MUST_USE int intake_digests(

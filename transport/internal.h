@@ -46,6 +46,7 @@ struct local;
 struct shuttles;
 struct leg_in;
 struct leg_out;
+struct rdma;
 struct stranger;
 
 LIST_HEAD(legs_in, leg_in);
@@ -68,6 +69,7 @@ struct transport {
 	struct hasher *hasher;
 	struct local *local;
 	struct shuttles *shuttles;
+	struct rdma *rdma; /* NULL: none */
 #ifdef TH_FAULTS
 	struct fault fault;
 #endif
@@ -147,7 +149,8 @@ void pacing_divide(struct transport *transport);
 
 /* The shell's thread makes them; then they are the porter's. */
 TH_MUST_USE int leg_in_new(struct transport *transport, uint64_t id, const char *address,
-	const struct th_ticket *ticket, struct xfer_part *part, struct leg_in **ret_leg);
+	const struct th_ticket *ticket, struct xfer_part *part, unsigned flags,
+	struct leg_in **ret_leg);
 struct leg_out *leg_out_new(struct transport *transport, uint64_t leg, struct xfer_part *part);
 void leg_in_start(struct leg_in *leg);
 void leg_in_stop(struct leg_in *leg);
@@ -155,8 +158,8 @@ struct leg_in *leg_in_find(struct transport *transport, uint64_t id);
 int64_t leg_in_tick(struct leg_in *leg, int64_t now_ns);
 struct leg_in *leg_in_next(struct leg_in *leg);
 
-/* fd -1: the stranger is gone already, and the leg ends at once. verifies: the reader's word. */
-void leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, bool verifies);
+/* fd -1: the stranger is gone already, and the leg ends at once. hello_flags: enum frame_flag. */
+void leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_flags);
 void leg_out_fence(struct leg_out *leg);
 struct leg_out *leg_out_find(struct transport *transport, uint64_t id);
 struct leg_out *leg_out_find_key(

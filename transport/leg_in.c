@@ -16,7 +16,6 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
-#include "ipc/base/utf8.h"
 #include "transport/tcp.h"
 
 #define DIGESTS_AT_ONCE 256u /* decoded on the stack */
@@ -32,7 +31,6 @@ leg_of(struct control *control)
 static void
 end(struct leg_in *leg, enum transport_event_kind kind)
 {
-	struct loop *porter = leg->transport->porter;
 	leg->state = LEG_IN_ENDING;
 	leg->result.kind = kind;
 	if (leg->running_ns != 0)
@@ -43,8 +41,20 @@ end(struct leg_in *leg, enum transport_event_kind kind)
 		leg->conns[i]->reset = reset;
 		loop_post(leg->conns[i]->loop, &leg->conns[i]->close_task);
 	}
-	if (leg->num_conns == 0)
-		loop_post(porter, &leg->last_task);
+	if (reader_moves(leg->reader))
+		memcpy(leg->result.transport, "rdma", 5);
+	reader_close(leg->reader);
+	leg_in_settle(leg);
+}
+
+void
+leg_in_settle(struct leg_in *leg)
+{
+	if (leg->state != LEG_IN_ENDING || leg->settled || leg->num_conns > 0 ||
+		!reader_gone(leg->reader))
+		return;
+	leg->settled = true;
+	loop_post(leg->transport->porter, &leg->last_task);
 }
 
 static void
@@ -54,10 +64,11 @@ fail(struct leg_in *leg, int code, bool source_failed, const char *text)
 		return;
 	leg->result.code = code;
 	leg->result.source_failed = source_failed;
-	snprintf(leg->result.text, sizeof(leg->result.text),
-		"%s %s: %s; %" PRIu32 " of %" PRIu32 " chunks are verified",
+	struct th_err err;
+	(void)th_fail(&err, code, "%s %s: %s; %" PRIu32 " of %" PRIu32 " chunks are verified",
 		source_failed ? "source" : "reading from", leg->peer, text,
 		xfer_part_prefix(leg->part), xfer_part_table(leg->part)->num_chunks);
+	memcpy(leg->result.text, err.text, sizeof(leg->result.text));
 	count_up(&leg->transport->counters.legs_failed, 1);
 	end(leg, TRANSPORT_FAILED);
 }
@@ -68,6 +79,34 @@ leg_in_fail(struct leg_in *leg, int code, const char *text)
 	fail(leg, code, true, text);
 }
 
+/* How far it is, if that is news. One at a time: a source that does not read gets no more. */
+static void
+put_alive(struct leg_in *leg)
+{
+	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
+	uint32_t looks = th_min_u32(__atomic_load_n(&leg->looks, __ATOMIC_RELAXED), num_chunks);
+	uint8_t payload[FRAME_ALIVE_BYTES];
+	struct frame frame = {.kind = FRAME_ALIVE, .leg = leg->id, .count = looks};
+	if (leg->control.out_sent != leg->control.out_bytes)
+		return;
+	if (reader_moves(leg->reader)) {
+		uint64_t bytes = reader_bytes(leg->reader);
+		frame.first = xfer_part_prefix(leg->part);
+		frame.count += th_min_u32(reader_landed(leg->reader), num_chunks);
+		frame.bytes = FRAME_ALIVE_BYTES;
+		if (frame.count == leg->looks_said && frame.first == leg->prefix_said &&
+			bytes == leg->bytes_said)
+			return;
+		leg->prefix_said = frame.first;
+		leg->bytes_said = bytes;
+		frame_encode_alive(bytes, payload);
+	} else if (looks <= leg->looks_said) {
+		return;
+	}
+	leg->looks_said = frame.count;
+	control_put(&leg->control, &frame, payload);
+}
+
 static void
 complete(struct leg_in *leg)
 {
@@ -75,6 +114,7 @@ complete(struct leg_in *leg)
 		return;
 	struct frame frame = {.kind = FRAME_BYE, .leg = leg->id};
 	TH_FP(leg_in_bye);
+	put_alive(leg);
 	control_put(&leg->control, &frame, NULL);
 	stream_wake(&leg->control.stream);
 	/* The source may be gone by now, and the wake-up may have told: all bytes are here. */
@@ -116,21 +156,26 @@ leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn)
 	if (!conn->own && leg->state == LEG_IN_RUNNING && conn->code != TH_E_CHECKSUM &&
 		conn->code != TH_E_PROTOCOL)
 		stream_look(&leg->control.stream);
+	leg_in_fail_by(leg, conn->code, conn->own);
+}
+
+void
+leg_in_fail_by(struct leg_in *leg, int code, bool own)
+{
 	if (leg->state == LEG_IN_ENDING)
 		return;
-	if (!conn->own)
-		fail_by(leg, conn->code);
-	else if (conn->code == TH_E_STALE_MEMORY)
-		fail(leg, conn->code, false,
+	if (!own)
+		fail_by(leg, code);
+	else if (code == TH_E_STALE_MEMORY)
+		fail(leg, code, false,
 			"our own memory can not be written any more: it was unmapped, shrunk, or "
 			"its process has ended");
-	else if (conn->code == TH_E_MEMORY_KIND)
-		fail(leg, conn->code, false,
+	else if (code == TH_E_MEMORY_KIND)
+		fail(leg, code, false,
 			"a descriptor of our own memory has O_APPEND: the bytes would go to the "
 			"end of the file");
 	else
-		fail(leg, conn->code < -5000 ? conn->code : TH_E_STALE_MEMORY, false,
-			th_strerror(conn->code));
+		fail(leg, code < -5000 ? code : TH_E_STALE_MEMORY, false, th_strerror(code));
 }
 
 void
@@ -141,8 +186,7 @@ leg_in_conn_gone(struct leg_in *leg, struct data_in *conn)
 		i++;
 	leg->conns[i] = leg->conns[--leg->num_conns];
 	free(conn);
-	if (leg->num_conns == 0)
-		loop_post(leg->transport->porter, &leg->last_task);
+	leg_in_settle(leg);
 }
 
 static void
@@ -154,7 +198,11 @@ run_last(struct loop_task *task)
 	leg->result.bytes_moved = __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED);
 	leg->result.bytes_reused = leg->intake.reuse.bytes;
 	leg->result.verify_ns = __atomic_load_n(&leg->verify_ns, __ATOMIC_RELAXED);
-	leg->result.overwrote = leg->result.bytes_moved > 0;
+	leg->result.overwrote =
+		leg->result.bytes_moved > 0 || (leg->reader && reader_touched(leg->reader));
+	snprintf(leg->result.fallback, sizeof(leg->result.fallback), "%s", leg->fallback.text);
+	reader_free(leg->reader);
+	leg->reader = NULL;
 	control_fini(&leg->control);
 	intake_fini(&leg->intake);
 	xfer_part_release(leg->part);
@@ -170,7 +218,8 @@ fill_progress(struct event_node *node, struct transport_event *ret_event)
 	ret_event->kind = TRANSPORT_PROGRESS;
 	ret_event->leg = leg->id;
 	ret_event->bytes_moved = __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED);
-	memcpy(ret_event->transport, "tcp", 4);
+	snprintf(ret_event->transport, sizeof(ret_event->transport), "%s",
+		__atomic_load_n(&leg->by_rdma, __ATOMIC_RELAXED) ? "rdma" : "tcp");
 	return true;
 }
 
@@ -206,24 +255,36 @@ on_welcome(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	memcpy(leg->key, welcome.key, sizeof(leg->key));
 	leg->state = LEG_IN_RUNNING;
 	TH_FP(leg_in_welcome);
-	leg->running_ns = th_now_ns();
+	leg->running_ns = leg->connecting_ns = th_now_ns();
 	leg->deadline_ns = leg->running_ns;
 	loop_tick_at(leg->transport->porter, leg->deadline_ns);
-	uint32_t missing = table->num_chunks - xfer_part_prefix(leg->part);
-	if (missing == 0) {
+	if (xfer_part_prefix(leg->part) == table->num_chunks)
 		complete(leg);
-		return 0;
-	}
+	else if (leg->reader)
+		reader_start(leg->reader, (frame->flags & FRAME_OFFERS_RDMA) != 0);
+	else
+		leg_in_connect(leg);
+	return 0;
+}
+
+void
+leg_in_connect(struct leg_in *leg)
+{
+	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
+	uint32_t missing = num_chunks - xfer_part_prefix(leg->part);
 	uint32_t wanted = leg->transport->config.connections;
+	leg->connecting_ns = th_now_ns();
+	leg->deadline_ns = 0;
+	loop_tick_at(leg->transport->porter, 0);
+	__atomic_store_n(&leg->joined_ns, 0, __ATOMIC_RELAXED);
+	__atomic_store_n(&leg->by_rdma, false, __ATOMIC_RELAXED);
 	while (leg->num_conns < wanted && leg->num_conns < missing) {
 		struct loop *mover = porter_next_mover(leg->transport);
 		leg->conns[leg->num_conns] = data_in_new(leg, mover);
 		leg->num_conns++;
 	}
-	return 0;
 }
 
-/* A sentence from the peer: data, not to be trusted with a log line. */
 static int
 on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
 {
@@ -232,16 +293,7 @@ on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	/* Also midway: a source that finds its memory changed, or gone. */
 	if (leg->state != LEG_IN_ASKING && leg->state != LEG_IN_RUNNING)
 		return TH_E_PROTOCOL;
-	memcpy(text, payload, bytes);
-	for (size_t i = 0; i < bytes;) {
-		size_t step = th_utf8_char(text + i, bytes - i);
-		if (step == 0 || th_utf8_is_control(text + i, step)) {
-			text[i] = '?';
-			step = 1;
-		}
-		i += step;
-	}
-	text[bytes] = '\0';
+	control_sentence(payload, bytes, text);
 	int code = frame->count <= INT32_MAX ? -(int)frame->count : 0;
 	bool known = code <= TH_E_INVALID && strcmp(th_errname(code), "?") != 0;
 	char sentence[TH_CTL_TEXT_BYTES + 32];
@@ -251,10 +303,10 @@ on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	return 0;
 }
 
-/* There may be more to ask for. */
-static void
-kick(struct leg_in *leg)
+void
+leg_in_kick(struct leg_in *leg)
 {
+	reader_kick(leg->reader);
 	for (uint32_t i = 0; i < leg->num_conns; i++)
 		loop_post(leg->conns[i]->loop, &leg->conns[i]->kick_task);
 }
@@ -281,7 +333,7 @@ take_digests(struct leg_in *leg, const struct frame *frame, const uint8_t *paylo
 	if (all & INTAKE_COMPLETE)
 		complete(leg);
 	else if ((all & INTAKE_AGAIN) || (count > 0 && leg->intake.reuse.on))
-		kick(leg);
+		leg_in_kick(leg);
 	return 0;
 }
 
@@ -299,6 +351,8 @@ on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payloa
 	int rc = take_digests(leg, frame, payload);
 	if (rc < 0 || leg->state == LEG_IN_ENDING)
 		return rc;
+	if (grew)
+		reader_kick(leg->reader);
 	/* "I wait myself" excuses only what lies beyond its own prefix. */
 	uint32_t missing = intake_lowest_missing(&leg->intake);
 	bool owes = missing < xfer_part_table(leg->part)->num_chunks;
@@ -319,6 +373,8 @@ handle(struct control *control, const struct frame *frame, const uint8_t *payloa
 		return on_refused(leg, frame, payload);
 	if (frame->kind == FRAME_PROGRESS)
 		return on_progress(leg, frame, payload);
+	if (leg->state == LEG_IN_RUNNING)
+		return reader_frame(leg->reader, frame, payload);
 	return TH_E_PROTOCOL;
 }
 
@@ -331,11 +387,26 @@ broken(struct control *control, int code)
 /* ---- the beginning ------------------------------------------------------------------------ */
 
 static void
+fail_without_rdma(struct leg_in *leg)
+{
+	struct th_err err;
+	th_fail(&err, TH_E_NO_PATH, "RDMA is required and there is none: %s",
+		leg->fallback.text[0] ? leg->fallback.text : "this agent has none");
+	fail(leg, TH_E_NO_PATH, false, err.text);
+}
+
+static void
 connected(struct control *control)
 {
 	struct leg_in *leg = leg_of(control);
+	leg->reader = reader_new(leg);
+	if (!leg->reader && (leg->flags & TRANSPORT_REQUIRE_RDMA)) {
+		fail_without_rdma(leg);
+		return;
+	}
 	struct frame frame = {.kind = FRAME_HELLO,
-		.flags = leg->verify ? FRAME_VERIFIES : 0,
+		.flags = (uint8_t)((leg->verify ? FRAME_VERIFIES : 0) |
+				   (leg->reader ? FRAME_TAKES_RDMA : 0)),
 		.leg = leg->id,
 		.bytes = FRAME_HELLO_BYTES};
 	struct frame_hello hello = {
@@ -360,7 +431,8 @@ run_complete(struct loop_task *task)
 
 int
 leg_in_new(struct transport *transport, uint64_t id, const char *address,
-	const struct th_ticket *ticket, struct xfer_part *part, struct leg_in **ret_leg)
+	const struct th_ticket *ticket, struct xfer_part *part, unsigned flags,
+	struct leg_in **ret_leg)
 {
 	struct leg_in *leg = th_calloc(1, sizeof(*leg));
 	int rc = socket_parse(address, &leg->address, &leg->address_bytes);
@@ -373,10 +445,11 @@ leg_in_new(struct transport *transport, uint64_t id, const char *address,
 	leg->transport = transport;
 	leg->id = id;
 	leg->ticket = *ticket;
+	leg->flags = flags;
 	leg->part = xfer_part_retain(part);
 	leg->verify = xfer_part_verify(part);
 	socket_name(&leg->address, leg->peer);
-	control_init(&leg->control, FRAME_PAYLOAD_MAX);
+	control_init(&leg->control, FRAME_PAYLOAD_MAX, UINT32_MAX);
 	leg->control.handle = handle;
 	leg->control.broken = broken;
 	leg->control.connected = connected;
@@ -434,19 +507,21 @@ check_stall(struct leg_in *leg, int64_t now_ns)
 	int64_t stall_ns = leg->transport->config.stall_ns;
 	int64_t joined_ns = __atomic_load_n(&leg->joined_ns, __ATOMIC_RELAXED);
 	/* Before the first data connection stands, a lost SYN must be able to come again. */
-	int64_t since_ns = joined_ns != 0 ? joined_ns : leg->running_ns + CONNECT_NS - stall_ns;
+	int64_t since_ns = joined_ns != 0 ? joined_ns : leg->connecting_ns + CONNECT_NS - stall_ns;
 	since_ns = th_max_i64(since_ns, __atomic_load_n(&leg->last_byte_ns, __ATOMIC_RELAXED));
 	/* What our own memory has not taken yet cannot be sent by the source either. */
 	for (uint32_t i = 0; i < leg->num_conns; i++) {
 		if (__atomic_load_n(&leg->conns[i]->held, __ATOMIC_RELAXED))
 			leg->excused_ns = now_ns;
 	}
+	if (reader_excuses(leg->reader))
+		leg->excused_ns = now_ns;
 	since_ns = th_max_i64(since_ns, leg->excused_ns);
 	if (now_ns < since_ns + stall_ns)
 		return since_ns + stall_ns;
 	/* It was not asked for anything, for want of digests: now it is. */
 	if (intake_hurry(&leg->intake)) {
-		kick(leg);
+		leg_in_kick(leg);
 		leg->excused_ns = now_ns;
 		return now_ns + stall_ns;
 	}
@@ -458,17 +533,10 @@ check_stall(struct leg_in *leg, int64_t now_ns)
 static int64_t
 say_alive(struct leg_in *leg, int64_t now_ns)
 {
-	uint32_t looks = th_min_u32(__atomic_load_n(&leg->looks, __ATOMIC_RELAXED),
-		xfer_part_table(leg->part)->num_chunks);
-	if (!leg->intake.reuse.on || leg->state == LEG_IN_ENDING)
+	if (leg->state == LEG_IN_ENDING || !(leg->intake.reuse.on || reader_moves(leg->reader)))
 		return INT64_MAX;
-	/* One at a time: a source that does not read them gets no more. */
-	if (looks != leg->looks_said && leg->control.out_sent == leg->control.out_bytes) {
-		struct frame frame = {.kind = FRAME_ALIVE, .leg = leg->id, .count = looks};
-		leg->looks_said = looks;
-		control_put(&leg->control, &frame, NULL);
-		stream_wake(&leg->control.stream);
-	}
+	put_alive(leg);
+	stream_wake(&leg->control.stream);
 	return now_ns + leg->transport->config.stall_ns / 3;
 }
 
@@ -487,10 +555,14 @@ leg_in_tick(struct leg_in *leg, int64_t now_ns)
 	if (leg->state == LEG_IN_ENDING)
 		return INT64_MAX;
 	/* We come late ourselves (frozen, or starved): that is not the source's stall. */
-	if (now_ns > leg->deadline_ns + stall_ns / 4)
+	if (leg->deadline_ns > 0 && now_ns > leg->deadline_ns + stall_ns / 4)
 		leg->excused_ns = now_ns;
+	int64_t next_ns = reader_tick(leg->reader, now_ns);
+	if (leg->state == LEG_IN_ENDING)
+		return INT64_MAX;
 	/* Not later than that: when the first connection stands, nobody looks anew. */
 	leg->deadline_ns = th_min_i64(check_stall(leg, now_ns), now_ns + stall_ns);
 	leg->deadline_ns = th_min_i64(leg->deadline_ns, say_alive(leg, now_ns));
+	leg->deadline_ns = th_min_i64(leg->deadline_ns, next_ns);
 	return leg->deadline_ns;
 }

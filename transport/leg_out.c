@@ -18,7 +18,13 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
+#include "transport/rdma/wire.h"
 #include "transport/tcp.h"
+
+/* Of what a reader sends: a sentence, or its ends of lanes. */
+#define OUT_PAYLOAD_MAX                                                                            \
+	(WIRE_LANES_MAX * WIRE_LANE_BYTES > TH_CTL_TEXT_BYTES ? WIRE_LANES_MAX * WIRE_LANE_BYTES   \
+							      : TH_CTL_TEXT_BYTES)
 
 static struct leg_out *
 leg_of(struct control *control)
@@ -71,15 +77,28 @@ end(struct leg_out *leg, int code, const char *text, bool reset)
 	stream_close(&leg->control.stream, reset);
 	for (uint32_t i = 0; i < leg->num_conns; i++)
 		close_conn(leg->conns[i], reset);
-	if (leg->num_conns == 0)
-		loop_post(leg->transport->porter, &leg->last_task);
+	if (source_serves(leg->source))
+		memcpy(leg->result.transport, "rdma", 5);
+	source_close(leg->source);
+	leg_out_settle(leg);
+}
+
+void
+leg_out_settle(struct leg_out *leg)
+{
+	if (!leg->ending || leg->settled || leg->num_conns > 0 || !source_gone(leg->source))
+		return;
+	leg->settled = true;
+	loop_post(leg->transport->porter, &leg->last_task);
 }
 
 void
 leg_out_fence(struct leg_out *leg)
 {
-	if (leg->ending)
+	if (leg->ending) {
+		leg_out_settle(leg); /* the transport may be closing */
 		return;
+	}
 	count_up(&leg->transport->counters.legs_fenced, 1);
 	/* A reset: what the kernel has queued shall not arrive any more either. */
 	end(leg, TH_E_CANCELLED, "fenced", true);
@@ -103,6 +122,24 @@ say_lost(struct leg_out *leg, int code, uint32_t row)
 		stream_wake(&leg->control.stream);
 	}
 	end(leg, TH_E_STALE_MEMORY, text, false); /* unless the wake-up has ended it */
+}
+
+void
+leg_out_lost(struct leg_out *leg, int code)
+{
+	if (code == TH_E_PROTOCOL)
+		end(leg, code, "the reader broke the data protocol", true);
+	else
+		say_lost(leg, code, UINT32_MAX);
+}
+
+void
+leg_out_changed(struct leg_out *leg, uint32_t chunk)
+{
+	if (!__atomic_exchange_n(&leg->changed, true, __ATOMIC_RELAXED)) {
+		leg->changed_chunk = chunk;
+		loop_post(leg->transport->porter, &leg->changed_task);
+	}
 }
 
 void
@@ -131,8 +168,7 @@ leg_out_conn_gone(struct leg_out *leg, struct data_out *conn)
 	pthread_mutex_unlock(&leg->lock);
 	free(conn);
 	pacing_divide(leg->transport);
-	if (leg->ending && leg->num_conns == 0)
-		loop_post(leg->transport->porter, &leg->last_task);
+	leg_out_settle(leg);
 }
 
 static void
@@ -145,6 +181,8 @@ run_last(struct loop_task *task)
 	if (__atomic_load_n(&leg->spliced, __ATOMIC_RELAXED))
 		memcpy(leg->result.transport, "tcp sendfile", sizeof("tcp sendfile"));
 	control_fini(&leg->control);
+	source_free(leg->source);
+	leg->source = NULL;
 	free(leg->asked);
 	pthread_mutex_destroy(&leg->lock);
 	xfer_part_release(leg->part);
@@ -191,6 +229,16 @@ fill_changed(struct event_node *node, struct transport_event *ret_event)
 
 /* ---- control connection ------------------------------------------------------------------- */
 
+void
+leg_out_alive(struct leg_out *leg)
+{
+	leg->excused_ns = th_now_ns();
+	if (__atomic_exchange_n(&leg->stalled, false, __ATOMIC_ACQ_REL))
+		events_post(&leg->transport->events, &leg->stall_node);
+	leg->deadline_ns = 0;
+	loop_tick_at(leg->transport->porter, 0);
+}
+
 /* Each chunk excuses it once. */
 static int
 on_alive(struct leg_out *leg, uint32_t looks)
@@ -198,11 +246,7 @@ on_alive(struct leg_out *leg, uint32_t looks)
 	if (looks <= leg->looks || looks > xfer_part_table(leg->part)->num_chunks)
 		return TH_E_PROTOCOL;
 	leg->looks = looks;
-	leg->excused_ns = th_now_ns();
-	if (__atomic_exchange_n(&leg->stalled, false, __ATOMIC_ACQ_REL))
-		events_post(&leg->transport->events, &leg->stall_node);
-	leg->deadline_ns = 0;
-	loop_tick_at(leg->transport->porter, 0);
+	leg_out_alive(leg);
 	return 0;
 }
 
@@ -210,11 +254,12 @@ static int
 handle(struct control *control, const struct frame *frame, const uint8_t *payload)
 {
 	struct leg_out *leg = leg_of(control);
-	(void)payload;
-	if (frame->kind == FRAME_ALIVE && frame->leg == leg->reader_leg)
-		return on_alive(leg, frame->count);
-	if (frame->kind != FRAME_BYE || frame->leg != leg->reader_leg)
+	if (frame->leg != leg->reader_leg)
 		return TH_E_PROTOCOL;
+	if (frame->kind == FRAME_ALIVE && frame->bytes == 0)
+		return on_alive(leg, frame->count);
+	if (frame->kind != FRAME_BYE)
+		return source_frame(leg->source, frame, payload);
 	TH_FP(leg_out_bye);
 	end(leg, 0, "the reader has all it wanted", false);
 	return 0;
@@ -237,7 +282,7 @@ anybody_waits(const struct leg_out *leg)
 		if (__atomic_load_n(&leg->conns[i]->waiting, __ATOMIC_SEQ_CST))
 			return true;
 	}
-	return false;
+	return source_waits(leg->source, leg->prefix_sent);
 }
 
 /* Not the reader's fault and not the way's: it should try another source, not this one again. */
@@ -265,8 +310,10 @@ refill(struct control *control)
 			say_changed(leg);
 		return;
 	}
+	if (source_refill(leg->source))
+		return;
 	/* Prefix first: the digests of all chunks below it are known then. */
-	uint32_t prefix = xfer_part_prefix(leg->part);
+	uint32_t prefix = source_prefix(leg->source, xfer_part_prefix(leg->part));
 	uint32_t known = leg->verify ? xfer_part_digest_count(leg->part) : 0;
 	uint32_t count = th_min_u32(known - leg->digests_sent, FRAME_DIGESTS_MAX);
 	uint32_t say = leg->verify ? th_min_u32(prefix, leg->digests_sent + count) : prefix;
@@ -301,6 +348,7 @@ run_progress(struct loop_task *task)
 		say_lost(leg, TH_E_STALE_MEMORY, UINT32_MAX);
 		return;
 	}
+	source_grew(leg->source);
 	leg->deadline_ns = 0; /* somebody waits, or does no more: look again */
 	loop_tick_at(leg->transport->porter, 0);
 	stream_wake(&leg->control.stream);
@@ -329,7 +377,8 @@ leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part)
 	leg->part = xfer_part_retain(part);
 	leg->verify = xfer_part_verify(part);
 	pthread_mutex_init(&leg->lock, NULL);
-	control_init(&leg->control, 0);
+	control_init(&leg->control, OUT_PAYLOAD_MAX,
+		1u << FRAME_RDMA_OFFER | 1u << FRAME_RDMA_DECLINE | 1u << FRAME_ALIVE);
 	leg->control.handle = handle;
 	leg->control.refill = refill;
 	leg->control.broken = broken;
@@ -356,13 +405,14 @@ may_send_files(const struct transport *transport, int fd)
 }
 
 void
-leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, bool verifies)
+leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_flags)
 {
 	struct transport *transport = leg->transport;
 	const struct chunk_table *table = xfer_part_table(leg->part);
 	LIST_INSERT_HEAD(&transport->legs_out, leg, entry);
 	count_up(&transport->counters.legs_out, 1);
 	leg->reader_leg = reader_leg;
+	bool verifies = (hello_flags & FRAME_VERIFIES) != 0;
 	leg->late_reads = verifies && leg->verify && fd >= 0 && may_send_files(transport, fd);
 	leg->started_ns = th_now_ns();
 	if (fd < 0) {
@@ -381,8 +431,11 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, bool verifies)
 		return;
 	}
 	memcpy(welcome.key, leg->key, sizeof(leg->key));
+	if (hello_flags & FRAME_TAKES_RDMA)
+		leg->source = source_new(leg);
 	struct frame frame = {.kind = FRAME_WELCOME,
-		.flags = leg->verify ? FRAME_DIGESTS : 0,
+		.flags = (uint8_t)((leg->verify ? FRAME_DIGESTS : 0) |
+				   (leg->source ? FRAME_OFFERS_RDMA : 0)),
 		.leg = reader_leg,
 		.count = table->num_chunks,
 		.bytes = FRAME_WELCOME_BYTES};
@@ -402,7 +455,9 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, bool verifies)
 		part_grew(leg);
 	leg->excused_ns = leg->started_ns;
 	loop_tick_at(transport->porter, 0);
-	stream_wake(&leg->control.stream);
+	source_start(leg->source);
+	if (!leg->ending)
+		stream_wake(&leg->control.stream);
 }
 
 void
@@ -480,8 +535,11 @@ leg_out_tick(struct leg_out *leg, int64_t now_ns)
 		return INT64_MAX;
 	if (now_ns < leg->deadline_ns)
 		return leg->deadline_ns;
+	int64_t next_ns = source_tick(leg->source, now_ns);
+	if (leg->ending)
+		return INT64_MAX;
 	if (anybody_waits(leg)) {
-		leg->deadline_ns = beat(leg, now_ns);
+		leg->deadline_ns = th_min_i64(beat(leg, now_ns), next_ns);
 		return leg->deadline_ns;
 	}
 	/* We come late ourselves: that is not the reader's stall. */

@@ -39,7 +39,7 @@ struct stranger {
 	bool asked;     /* the shell judges its ticket */
 	uint64_t hello; /* then: its number */
 	uint64_t reader_leg;
-	bool verifies; /* says the ticket's frame */
+	unsigned hello_flags; /* of the ticket's frame */
 	uint8_t data[HELLO_BYTES];
 	uint32_t have, need;
 	uint64_t host; /* its address without the port, as far as nobody can choose it freely */
@@ -199,7 +199,7 @@ recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 		return 0;
 	}
 	stranger->reader_leg = frame.leg;
-	stranger->verifies = (frame.flags & FRAME_VERIFIES) != 0;
+	stranger->hello_flags = frame.flags;
 	return frame.kind == FRAME_HELLO ? on_hello(stranger) : on_join(stranger);
 }
 
@@ -398,14 +398,14 @@ serve(struct transport *transport, const struct command *command)
 	struct stranger *stranger = find_asked(transport, command->id);
 	int fd = -1;
 	uint64_t reader_leg = 0;
-	bool verifies = false;
+	unsigned hello_flags = 0;
 	if (stranger) {
 		fd = stream_release(&stranger->stream);
 		reader_leg = stranger->reader_leg;
-		verifies = stranger->verifies;
+		hello_flags = stranger->hello_flags;
 		free_stranger(stranger);
 	}
-	leg_out_start(command->leg_out, fd, reader_leg, verifies);
+	leg_out_start(command->leg_out, fd, reader_leg, hello_flags);
 }
 
 static void

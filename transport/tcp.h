@@ -8,6 +8,8 @@
 
 #include "transport/ferry.h"
 #include "transport/internal.h"
+#include "transport/rdma/reader.h"
+#include "transport/rdma/source.h"
 
 /* ---- control connection: whole frames in, a buffer out. Porter. ---------------------------- */
 
@@ -23,16 +25,19 @@ struct control {
 	struct frame frame; /* decoded from a whole header */
 	uint32_t have;      /* bytes of header and payload */
 	uint8_t *payload;   /* owns */
-	uint32_t payload_max;
+	uint32_t payload_max, payload_kinds;
 	uint8_t *out; /* owns; FRAME_BYTES + FRAME_PAYLOAD_MAX */
 	uint32_t out_bytes, out_sent;
 };
 
-void control_init(struct control *control, uint32_t payload_max);
+/* payload_kinds: a mask of enum frame_kind, of those that may have a payload here. */
+void control_init(struct control *control, uint32_t payload_max, uint32_t payload_kinds);
 void control_fini(struct control *control); /* the stream is closed */
 TH_MUST_USE int control_open(struct control *control, struct loop *loop, int fd, bool connecting);
 /* Appends a frame; there is always room for the few that a leg sends. */
 void control_put(struct control *control, const struct frame *frame, const uint8_t *payload);
+/* A sentence from the peer: data, made fit for a log line. bytes: TH_CTL_TEXT_BYTES at most. */
+void control_sentence(const uint8_t *payload, size_t bytes, char ret_text[TH_CTL_TEXT_BYTES + 1]);
 
 /* ---- reader --------------------------------------------------------------------------------- */
 
@@ -47,6 +52,7 @@ struct leg_in {
 	bool verify;
 	struct sockaddr_storage address;
 	socklen_t address_bytes;
+	unsigned flags; /* enum transport_flag */
 	char peer[PEER_BYTES];
 	/* Shared with the movers; the intake has its own lock. */
 	struct intake intake;
@@ -55,19 +61,26 @@ struct leg_in {
 	uint64_t bytes_moved;           /* atomic */
 	uint64_t verify_ns;             /* atomic */
 	uint32_t looks;                 /* atomic: chunks that were asked of our own memory first */
+	bool by_rdma;                   /* atomic: for the shell */
 	struct loop_task complete_task; /* mover -> porter: the part is whole */
 	/* Porter. */
 	enum leg_in_state state;
+	bool settled;           /* the last task is posted */
+	struct reader *reader;  /* owns; NULL: no RDMA in this leg */
+	struct th_err fallback; /* why the leg goes without RDMA */
 	struct control control;
 	struct th_ticket ticket;
 	uint8_t key[FRAME_KEY_BYTES];
 	struct data_in *conns[CONNECTIONS_MAX]; /* owns */
 	uint32_t num_conns;
 	uint32_t source_prefix; /* atomic: the movers read it */
-	uint32_t looks_said;    /* in the last ALIVE */
-	int64_t deadline_ns;    /* of the state; RUNNING: when to look again */
-	int64_t running_ns;     /* since when */
-	int64_t excused_ns;     /* until then the source said that it waits, or we were late */
+	/* In the last ALIVE; the other two of a leg with RDMA. */
+	uint32_t looks_said, prefix_said;
+	uint64_t bytes_said;
+	int64_t deadline_ns;   /* of the state; RUNNING: when to look again */
+	int64_t running_ns;    /* since when */
+	int64_t connecting_ns; /* since when there are data connections, or are made */
+	int64_t excused_ns;    /* until then the source said that it waits, or we were late */
 	struct loop_task last_task;
 	/* Shell, once posted. */
 	struct event_node progress_node, last_node;
@@ -76,6 +89,14 @@ struct leg_in {
 
 /* Ends the leg with FAILED; text names the peer and the prefix behind it. Porter. */
 void leg_in_fail(struct leg_in *leg, int code, const char *text);
+/* The same for a chunk that came and does not count. own: it was our own memory. */
+void leg_in_fail_by(struct leg_in *leg, int code, bool own);
+/* The part shall come by data connections. */
+void leg_in_connect(struct leg_in *leg);
+/* There may be more to ask for. */
+void leg_in_kick(struct leg_in *leg);
+/* An ending leg: is nothing of it under way any more? */
+void leg_in_settle(struct leg_in *leg);
 void leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn);
 void leg_in_conn_gone(struct leg_in *leg, struct data_in *conn);
 
@@ -165,6 +186,8 @@ struct leg_out {
 	struct loop_task progress_task; /* anybody -> porter: the prefix grew, or somebody waits */
 	/* Porter. */
 	bool ending, watching;
+	bool settled;          /* the last task is posted */
+	struct source *source; /* owns; NULL: no RDMA in this leg */
 	struct control control;
 	uint32_t prefix_sent, digests_sent;
 	uint32_t looks; /* of the reader's last ALIVE */
@@ -180,6 +203,14 @@ struct leg_out {
 
 void leg_out_conn_broken(struct leg_out *leg, struct data_out *conn);
 void leg_out_conn_gone(struct leg_out *leg, struct data_out *conn);
+/* An ending leg: is nothing of it under way any more? Porter, as the next two. */
+void leg_out_settle(struct leg_out *leg);
+/* The reader has shown that it is not frozen. */
+void leg_out_alive(struct leg_out *leg);
+/* The memory cannot be read any more: the reader is told, the leg ends. */
+void leg_out_lost(struct leg_out *leg, int code);
+/* A chunk is not what was published any more. Any thread. */
+void leg_out_changed(struct leg_out *leg, uint32_t chunk);
 
 struct data_out {
 	struct stream stream;

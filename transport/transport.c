@@ -20,6 +20,7 @@
 #include "ipc/base/log.h"
 #include "transport/guard.h"
 #include "transport/internal.h"
+#include "transport/rdma/rdma.h"
 
 #define BACKLOG 256
 #define STALL_NS INT64_C(700000000)
@@ -54,6 +55,7 @@ set_defaults(struct transport_config *config)
 		config->hello_ns = HELLO_NS;
 	if (config->dead_ns <= 0)
 		config->dead_ns = DEAD_NS;
+	config->rdma = NULL;
 	config->listen_host = NULL; /* borrowed for transport_open only */
 	config->congestion = NULL;
 }
@@ -219,6 +221,11 @@ transport_open(
 	rc = choose_congestion(transport, config, err);
 	if (rc == 0)
 		rc = open_port(transport, config, err);
+	if (rc == 0 && config->rdma) {
+		rc = rdma_open(config->rdma, &transport->rdma);
+		if (rc < 0)
+			th_fail(err, rc, "data port: cannot start RDMA: %s", th_strerror(rc));
+	}
 	if (rc == 0) {
 		rc = start_threads(transport);
 		if (rc < 0)
@@ -264,6 +271,7 @@ transport_close(struct transport *transport)
 	if (!transport)
 		return;
 	transport_halt(transport);
+	rdma_close(transport->rdma);
 	free(transport);
 }
 
@@ -279,6 +287,12 @@ transport_engine(const struct transport *transport, const char **ret_why)
 	if (ret_why)
 		*ret_why = transport->engine_why[0] != '\0' ? transport->engine_why : NULL;
 	return transport->uring ? "io_uring" : "epoll";
+}
+
+struct rdma *
+transport_rdma(const struct transport *transport)
+{
+	return transport->rdma;
 }
 
 int
@@ -300,6 +314,10 @@ transport_counters(const struct transport *transport, struct transport_counters 
 	*ret_counters = (struct transport_counters){
 		.bytes_in = __atomic_load_n(&from->bytes_in, __ATOMIC_RELAXED),
 		.bytes_out = __atomic_load_n(&from->bytes_out, __ATOMIC_RELAXED),
+		.bytes_in_rdma = __atomic_load_n(&from->bytes_in_rdma, __ATOMIC_RELAXED),
+		.rdma_fallbacks = __atomic_load_n(&from->rdma_fallbacks, __ATOMIC_RELAXED),
+		.rdma_paths_broken = __atomic_load_n(&from->rdma_paths_broken, __ATOMIC_RELAXED),
+		.rdma_declines = __atomic_load_n(&from->rdma_declines, __ATOMIC_RELAXED),
 		.bytes_out_file = __atomic_load_n(&from->bytes_out_file, __ATOMIC_RELAXED),
 		.bytes_reused = __atomic_load_n(&from->bytes_reused, __ATOMIC_RELAXED),
 		.bytes_local = __atomic_load_n(&from->bytes_local, __ATOMIC_RELAXED),
@@ -316,10 +334,10 @@ transport_counters(const struct transport *transport, struct transport_counters 
 
 int
 transport_pull(struct transport *transport, uint64_t leg, const char *address,
-	const struct th_ticket *ticket, struct xfer_part *part)
+	const struct th_ticket *ticket, struct xfer_part *part, unsigned flags)
 {
 	struct leg_in *leg_in;
-	int rc = leg_in_new(transport, leg, address, ticket, part, &leg_in);
+	int rc = leg_in_new(transport, leg, address, ticket, part, flags, &leg_in);
 	if (rc < 0)
 		return rc;
 	struct command *command = new_command(COMMAND_PULL, leg);

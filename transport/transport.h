@@ -36,6 +36,8 @@
 #include "ipc/base/ctl.h"
 #include "transport/part.h"
 
+struct rdma;        /* rdma/rdma.h */
+struct rdma_config; /* rdma/rdma.h */
 struct transport;
 
 /* Whether verified chunks leave by sendfile where memory is a file. AUTO: not to this same host,
@@ -62,6 +64,12 @@ struct transport_config {
 	uint64_t rate_out, rate_out_peer;
 	enum transport_sendfile sendfile;
 	enum transport_engine engine;
+	const struct rdma_config *rdma; /* borrowed for the call; NULL: none */
+};
+
+enum transport_flag {                    /* of a leg */
+	TRANSPORT_REQUIRE_RDMA = 1 << 0, /* without RDMA it fails: TH_E_NO_PATH, and why */
+	TRANSPORT_NO_RDMA = 1 << 1,
 };
 
 enum transport_event_kind {
@@ -99,15 +107,24 @@ struct transport_event {
 	uint64_t bytes_moved;  /* of chunks, with those that moved again; ENDED: sent */
 	uint64_t bytes_reused; /* DONE, FAILED, STOPPED: were here already (reuse.h) */
 	uint64_t transfer_ns, verify_ns;
-	char transport[32]; /* "tcp", "local"; ENDED: "tcp sendfile" when that was used */
+	/* "rdma", "tcp", "local"; ENDED: "tcp sendfile" when that was used. What it was at the end:
+	 * see fallback. */
+	char transport[32];
+	/* DONE, FAILED, STOPPED: why the leg went, or went on, without RDMA. Empty where it did
+	 * not, or the agent has none. */
+	char fallback[TH_CTL_TEXT_BYTES];
 	char text[TH_CTL_TEXT_BYTES];
 };
 
 struct transport_counters { /* since the start, for status; a coherent snapshot is not promised */
 	uint64_t bytes_in, bytes_out, bytes_local, bytes_reused;
 	uint64_t bytes_out_file; /* of bytes_out: by sendfile */
+	uint64_t bytes_in_rdma;  /* of bytes_in: by READs */
 	uint64_t chunks_verified, chunks_refetched, checksum_failures;
 	uint64_t legs_in, legs_out, legs_failed, legs_fenced;
+	/* Legs in that did without RDMA although the agent has it; paths that broke under one; legs
+	 * out that could not be served by RDMA, or not to their end. */
+	uint64_t rdma_fallbacks, rdma_paths_broken, rdma_declines;
 	uint64_t strangers_refused; /* data port: bad magic, bad ticket, too slow, too long */
 };
 
@@ -128,6 +145,8 @@ const char *transport_address(const struct transport *transport);
 /* "epoll" or "io_uring"; why (may be NULL): a sentence, when it is not what was asked for. */
 const char *transport_engine(const struct transport *transport, const char **ret_why);
 int transport_fd(const struct transport *transport); /* readable: poll it */
+/* For regions (rdma/region.h); all of them are released before transport_close. NULL: none. */
+struct rdma *transport_rdma(const struct transport *transport);
 /* Takes up to count events; returns how many. */
 uint32_t transport_poll(
 	struct transport *transport, struct transport_event *ret_events, uint32_t count);
@@ -136,11 +155,12 @@ void transport_counters(const struct transport *transport, struct transport_coun
 /*
  * The reader's side. part is retained until the leg's last event. It is filled from its verified
  * prefix on. leg numbers are not 0 and unique in the life of the transport, for legs in and out
- * each. address is numeric, "host:port" or "[host]:port"; else TH_E_INVALID: a look-up could block.
+ * each. flags: enum transport_flag. address is numeric, "host:port" or "[host]:port"; else
+ * TH_E_INVALID: a look-up could block.
  * After a negative result (also -ENOMEM) there is no leg and no event.
  */
 int transport_pull(struct transport *transport, uint64_t leg, const char *address,
-	const struct th_ticket *ticket, struct xfer_part *part);
+	const struct th_ticket *ticket, struct xfer_part *part, unsigned flags);
 /* The same between two parts of this agent; follows the prefix of source as it grows. The source's
  * side has no events: DONE, FAILED or STOPPED of the leg ends both. TH_E_LAYOUT: other chunks;
  * TH_E_CHECKSUM: part wants digests and source has none. */

@@ -128,7 +128,7 @@ begin(struct host *host, const struct agent_action *action, struct xfer_part *xf
 			grant->source_replica, grant->source_node, grant->source_address);
 	int rc = source ? transport_copy(host->transport, leg->leg, source, xfer)
 			: transport_pull(host->transport, leg->leg, grant->source_address,
-				  &grant->ticket, xfer);
+				  &grant->ticket, xfer, 0);
 	if (rc < 0) {
 		char text[TH_CTL_TEXT_BYTES];
 		snprintf(text, sizeof(text), "the leg cannot be started: %s", th_strerror(rc));

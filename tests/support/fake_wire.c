@@ -10,10 +10,13 @@
 
 /* ---- queue pairs by their numbers ---------------------------------------------------------- */
 
+#define FIRST_QPN 2u /* 0 and 1 are the network's own */
+
 struct verbs_qp *
 fake_qp(const struct fake_rdma *fake, uint32_t qpn)
 {
-	return qpn >= 1 && qpn <= fake->num_qps ? fake->qps[qpn - 1] : NULL;
+	return qpn >= FIRST_QPN && qpn - FIRST_QPN < fake->num_qps ? fake->qps[qpn - FIRST_QPN]
+								   : NULL;
 }
 
 void
@@ -23,13 +26,13 @@ fake_qp_add(struct fake_rdma *fake, struct verbs_qp *qp)
 	fake->qps = realloc(fake->qps, fake->num_qps * sizeof(fake->qps[0]));
 	TH_ASSERT(fake->qps != NULL);
 	fake->qps[fake->num_qps - 1] = qp;
-	qp->qpn = fake->num_qps;
+	qp->qpn = fake->num_qps - 1 + FIRST_QPN;
 }
 
 void
 fake_qp_remove(struct fake_rdma *fake, struct verbs_qp *qp)
 {
-	fake->qps[qp->qpn - 1] = NULL;
+	fake->qps[qp->qpn - FIRST_QPN] = NULL;
 }
 
 void

@@ -7,14 +7,19 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
+uint32_t pair_rails;
+
 struct pair *
 pair_new(const uint64_t *sizes, uint32_t count, int64_t stall_ns)
 {
 	struct pair *p = calloc(1, sizeof(*p));
+	p->rig.num_rails = pair_rails;
 	p->source_agent = rig_add_agent(&p->rig, stall_ns, 0);
 	p->reader_agent = rig_add_agent(&p->rig, stall_ns, 0);
 	rig_shard_init(&p->source, sizes, count, 42);
 	rig_shard_init(&p->reader, sizes, count, 0);
+	rig_register(p->source_agent, &p->source);
+	rig_register(p->reader_agent, &p->reader);
 	return p;
 }
 
@@ -36,8 +41,9 @@ pair_release(struct pair *p)
 void
 pair_finish(struct pair *p)
 {
-	rig_fini(&p->rig);
+	rig_halt(&p->rig);
 	pair_release(p);
+	rig_fini(&p->rig);
 	rig_shard_fini(&p->source);
 	rig_shard_fini(&p->reader);
 	free(p);
@@ -47,7 +53,7 @@ void
 pair_move(
 	struct pair *p, enum mode mode, uint64_t leg, struct xfer_part *from, struct xfer_part *to)
 {
-	if (mode == MODE_TCP)
+	if (mode != MODE_LOCAL)
 		rig_pull(p->source_agent, p->reader_agent, leg, from, to);
 	else
 		cr_assert_eq(transport_copy(p->reader_agent->transport, leg, from, to), 0);

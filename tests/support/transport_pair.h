@@ -11,7 +11,10 @@
 /* For tests in which a busy machine must not look like a stall. */
 #define CALM_NS INT64_C(15000000000)
 
-enum mode { MODE_TCP, MODE_LOCAL };
+enum mode { MODE_TCP, MODE_LOCAL, MODE_RDMA };
+
+/* Of pairs from now on: fake devices of each agent. */
+extern uint32_t pair_rails;
 
 /* The test as suite_tcp and as suite_local; its body follows, and has `mode`. */
 #define PAIR_TESTS(suite, name)                                                                    \

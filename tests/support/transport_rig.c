@@ -18,8 +18,13 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/rng.h"
+#include "tests/support/fake_rdma.h"
 #include "transport/access.h"
 #include "transport/digest.h"
+#include "transport/rdma/device.h"
+#include "transport/rdma/packed.h"
+#include "transport/rdma/rdma.h"
+#include "transport/rdma/region.h"
 
 bool rig_with_files;
 
@@ -70,8 +75,43 @@ rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, u
 }
 
 void
+rig_register(struct rig_agent *agent, struct rig_shard *shard)
+{
+	static const struct region_user nobody;
+	if (agent->num_rails == 0 || shard->at)
+		return;
+	TH_ASSERT(agent->num_shards < RIG_SHARDS_MAX);
+	struct rails *rails = rdma_rails(transport_rdma(agent->transport));
+	struct region_memory memory = {
+		.data = shard->memory, .dmabuf_fd = -1, .bytes = shard->bytes};
+	shard->at = agent;
+	shard->region = region_new(rails, &memory, UINT32_MAX, SHARD_ACCESS, &nobody);
+	shard->packed = packed_new(shard->table);
+	TH_ASSERT(shard->packed);
+	packed_register(shard->packed, rails, UINT32_MAX);
+	agent->shards[agent->num_shards++] = shard;
+}
+
+static void
+unregister(struct rig_shard *shard)
+{
+	struct rig_agent *agent = shard->at;
+	region_release(shard->region);
+	packed_release(shard->packed);
+	shard->region = NULL;
+	shard->packed = NULL;
+	shard->at = NULL;
+	for (uint32_t i = 0; i < agent->num_shards; i++) {
+		if (agent->shards[i] == shard)
+			agent->shards[i--] = agent->shards[--agent->num_shards];
+	}
+}
+
+void
 rig_shard_fini(struct rig_shard *shard)
 {
+	if (shard->at)
+		unregister(shard);
 	munmap(shard->memory, shard->bytes);
 	th_fd_close(&shard->fd);
 	chunk_table_release(shard->table);
@@ -116,6 +156,8 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		uintptr_t address = (uintptr_t)shard->tensors[i];
+		places[i].region = shard->region;
+		places[i].region_at = address - (uintptr_t)shard->memory;
 		if (memory == RIG_MAPPED || memory == RIG_BOTH ||
 			(memory == RIG_MIXED && i % 2 == 0)) {
 			places[i].data = shard->tensors[i];
@@ -129,6 +171,10 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 	struct xfer_part *part =
 		xfer_part_new_places(shard->table, places, count, verify, NULL, NULL);
 	TH_ASSERT(part);
+	if (shard->packed) {
+		int rc = xfer_part_set_packed(part, shard->packed);
+		TH_ASSERT(rc == 0);
+	}
 	access_release(access);
 	free(places);
 	return part;
@@ -139,6 +185,8 @@ rig_part(struct rig_shard *shard, bool verify)
 {
 	if (rig_with_files)
 		return rig_part_of(shard, RIG_BOTH, verify);
+	if (shard->region)
+		return rig_part_of(shard, RIG_MAPPED, verify);
 	struct xfer_part *part = xfer_part_new(
 		shard->table, shard->tensors, shard->manifest.num_rows, verify, NULL, NULL);
 	TH_ASSERT(part);
@@ -181,6 +229,18 @@ engine(void)
 						     : TRANSPORT_ENGINE_EPOLL;
 }
 
+static struct verbs
+open_devices(struct rig *rig, struct rig_agent *agent)
+{
+	if (!rig->fabric)
+		rig->fabric = fake_rdma_new(false);
+	struct fake_host *host = fake_rdma_host(rig->fabric);
+	struct fake_device_config config = {.mr_bytes_max = rig->mr_bytes_max};
+	for (agent->num_rails = 0; agent->num_rails < rig->num_rails; agent->num_rails++)
+		agent->devices[agent->num_rails] = fake_rdma_device(host, &config);
+	return fake_rdma_verbs(host);
+}
+
 struct rig_agent *
 rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 {
@@ -197,7 +257,12 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 		.engine = engine(),
 		.sendfile = rig_with_files ? TRANSPORT_SENDFILE_YES : rig->sendfile,
 		.agent_inc = rig->num_agents};
+	struct rdma_config rdma;
 	struct th_err err;
+	if (rig->num_rails > 0) {
+		rdma = (struct rdma_config){.verbs = open_devices(rig, agent)};
+		config.rdma = &rdma;
+	}
 	int rc = transport_open(&config, &err, &agent->transport);
 	TH_ASSERT(rc == 0);
 	return agent;
@@ -206,16 +271,33 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 void
 rig_remove_agent(struct rig_agent *agent)
 {
+	if (!agent->transport)
+		return;
+	transport_halt(agent->transport);
+	while (agent->num_shards > 0)
+		unregister(agent->shards[0]);
 	transport_close(agent->transport);
 	agent->transport = NULL;
+}
+
+void
+rig_halt(struct rig *rig)
+{
+	for (uint32_t i = 0; i < rig->num_agents; i++) {
+		if (rig->agents[i].transport)
+			transport_halt(rig->agents[i].transport);
+	}
 }
 
 void
 rig_fini(struct rig *rig)
 {
 	for (uint32_t i = 0; i < rig->num_agents; i++)
-		transport_close(rig->agents[i].transport);
+		rig_remove_agent(&rig->agents[i]);
 	rig->num_agents = 0;
+	if (rig->fabric)
+		fake_rdma_free(rig->fabric);
+	rig->fabric = NULL;
 }
 
 struct th_ticket
@@ -240,8 +322,8 @@ rig_pull(struct rig_agent *source, struct rig_agent *reader, uint64_t leg, struc
 {
 	struct th_ticket ticket = rig_ticket(leg);
 	rig_offer(source, leg, from);
-	int rc = transport_pull(
-		reader->transport, leg, transport_address(source->transport), &ticket, to);
+	int rc = transport_pull(reader->transport, leg, transport_address(source->transport),
+		&ticket, to, reader->require_rdma ? TRANSPORT_REQUIRE_RDMA : 0);
 	TH_ASSERT(rc == 0);
 }
 
@@ -267,9 +349,9 @@ on_hello(struct rig_agent *agent, const struct transport_event *event)
 static void
 drain(struct rig_agent *agent)
 {
-	struct transport_event events[16];
+	struct transport_event events[8];
 	uint32_t count;
-	while ((count = transport_poll(agent->transport, events, 16)) > 0) {
+	while ((count = transport_poll(agent->transport, events, 8)) > 0) {
 		for (uint32_t i = 0; i < count; i++) {
 			if (events[i].kind == TRANSPORT_HELLO) {
 				on_hello(agent, &events[i]);

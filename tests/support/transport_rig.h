@@ -20,6 +20,13 @@
 #define RIG_OFFERS_MAX 256
 #define RIG_EVENTS_MAX 1024
 
+#define RIG_RAILS_MAX 4
+#define RIG_SHARDS_MAX 64 /* registered at one agent */
+
+struct packed;
+struct region;
+struct rig_agent;
+
 struct rig_shard { /* memory of one shard */
 	struct manifest manifest;
 	struct chunk_table *table;
@@ -27,6 +34,10 @@ struct rig_shard { /* memory of one shard */
 	int fd;          /* owns: of rig_shard_to_file; -1 */
 	uint64_t bytes;  /* of the mapping */
 	uint8_t **tensors;
+	/* Of rig_register. */
+	struct rig_agent *at;
+	struct region *region;
+	struct packed *packed;
 };
 
 struct rig_offer {
@@ -43,6 +54,11 @@ struct rig_agent {
 	uint64_t hello;
 	struct transport_event events[RIG_EVENTS_MAX]; /* all but PROGRESS and HELLO */
 	uint32_t num_events;
+	uint32_t num_rails;
+	struct verbs_device *devices[RIG_RAILS_MAX];
+	struct rig_shard *shards[RIG_SHARDS_MAX]; /* borrows: registered here */
+	uint32_t num_shards;
+	bool require_rdma; /* of legs that it pulls */
 };
 
 struct rig {
@@ -53,6 +69,9 @@ struct rig {
 	uint64_t rate_out, rate_out_peer;
 	const char *congestion;
 	enum transport_sendfile sendfile; /* rig_with_files: YES */
+	uint32_t num_rails;               /* fake devices of each; 0: no RDMA */
+	uint64_t mr_bytes_max;            /* of those; 0: no limit */
+	struct fake_rdma *fabric;         /* owns */
 };
 
 /* Rows of U8 of these sizes, in this order. fill: the seed of the content, 0 for zeros. */
@@ -61,6 +80,8 @@ void rig_shard_fini(struct rig_shard *shard);
 struct xfer_part *rig_part(struct rig_shard *shard, bool verify);
 /* The same bytes at the same addresses, but in a file in memory. */
 void rig_shard_to_file(struct rig_shard *shard);
+/* With the rails of this agent, if it has any, until it is removed. Parts made later know. */
+void rig_register(struct rig_agent *agent, struct rig_shard *shard);
 /* How a part reaches them. RIG_MIXED: mapped and through the file by turns. RIG_BOTH: mapped, and
  * the file is known, to be sent from. */
 enum rig_memory { RIG_MAPPED, RIG_FILE, RIG_PROCESS, RIG_MIXED, RIG_BOTH };
@@ -74,6 +95,8 @@ void rig_add_digests(struct xfer_part *part);
 /* stall_ns, connections 0: defaults. */
 struct rig_agent *rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections);
 void rig_remove_agent(struct rig_agent *agent);
+/* Nobody touches a part any more. Those that are registered go before rig_fini. */
+void rig_halt(struct rig *rig);
 void rig_fini(struct rig *rig);
 
 struct th_ticket rig_ticket(uint64_t number);

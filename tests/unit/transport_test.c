@@ -20,6 +20,11 @@
 
 #define CONFORMANCE(name)                                                                          \
 	PAIR_BOTH(transport, name)                                                                 \
+	Test(transport_rdma, name)                                                                 \
+	{                                                                                          \
+		pair_rails = 2;                                                                    \
+		name(MODE_RDMA);                                                                   \
+	}                                                                                          \
 	Test(transport_sendfile, name)                                                             \
 	{                                                                                          \
 		rig_with_files = true;                                                             \
@@ -83,7 +88,10 @@ CONFORMANCE(whole_shard_of_odd_sizes__arrives)
 	const struct transport_event *done = pair_done(s, 1);
 	cr_assert_eq(done->bytes_moved, s->source.table->bytes);
 	cr_assert_eq(done->code, 0);
-	cr_assert_str_eq(done->transport, mode == MODE_TCP ? "tcp" : "local");
+	cr_assert_str_eq(done->transport, mode == MODE_TCP    ? "tcp"
+					  : mode == MODE_RDMA ? "rdma"
+							      : "local");
+	cr_assert_str_eq(done->fallback, "");
 	cr_assert_eq(xfer_part_prefix(s->to), s->source.table->num_chunks);
 	for (uint32_t c = 0; c < s->source.table->num_chunks; c++)
 		cr_assert_eq(
@@ -171,10 +179,11 @@ CONFORMANCE(chain_of_three__second_reader_follows_chunk_by_chunk)
 	struct pair *s = start_eight();
 	struct rig_agent *third = rig_add_agent(&s->rig, CALM_NS, 0);
 	rig_shard_init(&last, eight_chunks, 1, 0);
+	rig_register(third, &last);
 	struct xfer_part *end = rig_part(&last, true);
 	rig_add_digests(s->from);
 	pair_move(s, mode, 1, s->from, s->to);
-	if (mode == MODE_TCP)
+	if (mode != MODE_LOCAL)
 		rig_pull(s->reader_agent, third, 2, s->to, end);
 	else
 		cr_assert_eq(transport_copy(third->transport, 2, s->to, end), 0);
@@ -186,7 +195,7 @@ CONFORMANCE(chain_of_three__second_reader_follows_chunk_by_chunk)
 	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
 	rig_wait(&s->rig, third, TRANSPORT_DONE, 2);
 	cr_assert(rig_shards_equal(&s->source, &last));
-	rig_fini(&s->rig);
+	rig_halt(&s->rig);
 	xfer_part_release(end);
 	rig_shard_fini(&last);
 	pair_finish(s);
@@ -197,6 +206,7 @@ CONFORMANCE(stop_midway_then_another_source__resumes_at_the_prefix)
 	struct rig_shard other;
 	struct pair *s = start_eight();
 	rig_shard_init(&other, eight_chunks, 1, 42);
+	rig_register(s->source_agent, &other);
 	struct xfer_part *second = rig_part(&other, true);
 	hash_all(s, second);
 	rig_add_digests(s->from);
@@ -215,7 +225,7 @@ CONFORMANCE(stop_midway_then_another_source__resumes_at_the_prefix)
 	const struct transport_event *done = rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 2);
 	cr_assert_eq(done->bytes_moved, 5 * 4 * MIB);
 	cr_assert(rig_shards_equal(&s->source, &s->reader));
-	rig_fini(&s->rig);
+	rig_halt(&s->rig);
 	xfer_part_release(second);
 	rig_shard_fini(&other);
 	pair_finish(s);
@@ -261,6 +271,7 @@ CONFORMANCE(many_legs_at_once__all_arrive)
 	struct pair *s = start(sizes, 3, true);
 	for (uint32_t i = 0; i < LEGS; i++) {
 		rig_shard_init(&shards[i], sizes, 3, 0);
+		rig_register(s->reader_agent, &shards[i]);
 		parts[i] = rig_part(&shards[i], true);
 		pair_move(s, mode, 10 + i, s->from, parts[i]);
 	}
@@ -269,7 +280,7 @@ CONFORMANCE(many_legs_at_once__all_arrive)
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 10 + i);
 		cr_assert(rig_shards_equal(&s->source, &shards[i]));
 	}
-	rig_fini(&s->rig);
+	rig_halt(&s->rig);
 	for (uint32_t i = 0; i < LEGS; i++) {
 		xfer_part_release(parts[i]);
 		rig_shard_fini(&shards[i]);
@@ -404,7 +415,7 @@ Test(transport, pull__wrong_ticket__refused_with_the_sources_sentence)
 	struct pair *s = start_eight();
 	struct th_ticket ticket = rig_ticket(99);
 	cr_assert_eq(transport_pull(s->reader_agent->transport, 1,
-			     transport_address(s->source_agent->transport), &ticket, s->to),
+			     transport_address(s->source_agent->transport), &ticket, s->to, 0),
 		0);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
@@ -439,7 +450,7 @@ Test(transport, pull__nobody_listens__failed_at_once)
 	struct th_ticket ticket = rig_ticket(1);
 	struct pair *s = start_eight();
 	cr_assert_eq(
-		transport_pull(s->reader_agent->transport, 1, "127.0.0.1:1", &ticket, s->to), 0);
+		transport_pull(s->reader_agent->transport, 1, "127.0.0.1:1", &ticket, s->to, 0), 0);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
 	cr_assert_eq(failed->code, TH_E_NO_PATH);
@@ -454,7 +465,8 @@ Test(transport, pull__bad_addresses__invalid)
 	struct th_ticket ticket = rig_ticket(1);
 	struct pair *s = start_eight();
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-		cr_assert_eq(transport_pull(s->reader_agent->transport, 1, bad[i], &ticket, s->to),
+		cr_assert_eq(
+			transport_pull(s->reader_agent->transport, 1, bad[i], &ticket, s->to, 0),
 			TH_E_INVALID, "%s", bad[i]);
 	pair_finish(s);
 }
@@ -471,7 +483,7 @@ Test(transport, pull__other_chunks_at_the_source__layout)
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
 	cr_assert_eq(failed->code, TH_E_LAYOUT);
 	cr_assert_eq(transport_copy(s->reader_agent->transport, 2, from, s->to), TH_E_LAYOUT);
-	rig_fini(&s->rig);
+	rig_halt(&s->rig);
 	xfer_part_release(from);
 	rig_shard_fini(&other);
 	pair_finish(s);
@@ -487,7 +499,7 @@ Test(transport, pull__source_without_digests__checksum)
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
 	cr_assert_eq(failed->code, TH_E_CHECKSUM);
 	cr_assert_eq(transport_copy(s->reader_agent->transport, 2, from, s->to), TH_E_CHECKSUM);
-	rig_fini(&s->rig);
+	rig_halt(&s->rig);
 	xfer_part_release(from);
 	pair_finish(s);
 }
@@ -511,7 +523,7 @@ Test(transport, pull__second_source_with_other_digests__checksum)
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 2);
 	cr_assert_eq(failed->code, TH_E_CHECKSUM);
 	cr_assert_eq(xfer_part_prefix(s->to), 2);
-	rig_fini(&s->rig);
+	rig_halt(&s->rig);
 	xfer_part_release(second);
 	rig_shard_fini(&other);
 	pair_finish(s);
@@ -586,7 +598,7 @@ CONFORMANCE(source_memory_changed_after_hashing__changed_and_nothing_wrong_arriv
 	hash_all(s, s->from);
 	s->source.tensors[0][3 * 4 * MIB + 5] ^= 1;
 	pair_move(s, mode, 1, s->from, s->to);
-	struct rig_agent *agent = mode == MODE_TCP ? s->source_agent : s->reader_agent;
+	struct rig_agent *agent = mode != MODE_LOCAL ? s->source_agent : s->reader_agent;
 	const struct transport_event *changed = rig_wait(&s->rig, agent, TRANSPORT_CHANGED, 1);
 	cr_assert_eq(changed->chunk, 3);
 	const struct transport_event *failed =
@@ -599,7 +611,7 @@ CONFORMANCE(source_memory_changed_after_hashing__changed_and_nothing_wrong_arriv
 	/* Not asked for until the attempts are used up. */
 	cr_assert_geq(rig_counters(s->reader_agent).checksum_failures, 1);
 	cr_assert_eq(rig_counters(s->reader_agent).legs_failed, 1);
-	if (mode == MODE_TCP)
+	if (mode != MODE_LOCAL)
 		cr_assert_eq(rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1)->code,
 			TH_E_CONTRACT);
 	pair_finish(s);
@@ -610,16 +622,21 @@ CONFORMANCE(forwarder_memory_changed__changed)
 {
 	struct rig_shard third;
 	struct pair *s = start_eight();
+	struct rig_agent *end = rig_add_agent(&s->rig, CALM_NS, 0);
 	rig_shard_init(&third, eight_chunks, 1, 0);
+	rig_register(end, &third);
 	struct xfer_part *last = rig_part(&third, true);
 	hash_all(s, s->from);
-	cr_assert_eq(transport_copy(s->source_agent->transport, 1, s->from, s->to), 0);
-	rig_wait(&s->rig, s->source_agent, TRANSPORT_DONE, 1);
+	cr_assert_eq(transport_copy(s->reader_agent->transport, 1, s->from, s->to), 0);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
 	s->reader.tensors[0][32 * MIB - 1] ^= 128;
-	pair_move(s, mode, 2, s->to, last);
-	struct rig_agent *agent = mode == MODE_TCP ? s->source_agent : s->reader_agent;
+	if (mode != MODE_LOCAL)
+		rig_pull(s->reader_agent, end, 2, s->to, last);
+	else
+		cr_assert_eq(transport_copy(end->transport, 2, s->to, last), 0);
+	struct rig_agent *agent = mode != MODE_LOCAL ? s->reader_agent : end;
 	cr_assert_eq(rig_wait(&s->rig, agent, TRANSPORT_CHANGED, 2)->chunk, 7);
-	rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 2);
+	rig_wait(&s->rig, end, TRANSPORT_FAILED, 2);
 	xfer_part_release(last);
 	pair_finish(s);
 	rig_shard_fini(&third);

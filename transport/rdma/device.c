@@ -406,6 +406,12 @@ rails_free(struct rails *rails)
 /* ---- asking ------------------------------------------------------------------------------- */
 
 uint32_t
+rails_regions(const struct rails *rails)
+{
+	return __atomic_load_n(&rails->num_regions, __ATOMIC_ACQUIRE);
+}
+
+uint32_t
 rails_count(const struct rails *rails)
 {
 	return rails->num_rails;

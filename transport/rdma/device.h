@@ -89,6 +89,8 @@ TH_MUST_USE int rails_new(struct verbs verbs, const struct rails_config *config,
 void rails_free(struct rails *rails);
 
 uint32_t rails_count(const struct rails *rails);
+/* That are not gone yet. */
+uint32_t rails_regions(const struct rails *rails);
 /* Which rails are up; which are not gone. */
 uint32_t rails_up(struct rails *rails);
 uint32_t rails_there(struct rails *rails);

@@ -3,10 +3,11 @@
  * rdma - the agent's RDMA: what is shared by all legs and all regions.
  *
  * The *keeper* is one loop thread ("th-rdma") for everything that may take milliseconds in the
- * kernel: opening, asynchronous events, queue pairs. The *rails* are the ports that can be used
- * (device.h). Each has a poller, which alone posts and polls (poller.h). A *path* is a pair of one
- * of our rails and one of a peer's; it proves itself by a small READ before each use, and one that
- * fails is left alone for a while (path.h).
+ * kernel: asynchronous events, queue pairs. The *rails* are the ports that can be used (device.h).
+ * Each has a poller, which alone posts and polls (poller.h). A *path* is a pair of one of our rails
+ * and one of a peer's; it proves itself by a small READ before each use, and one that fails is left
+ * alone for a while (path.h). Chunks that have landed are looked at by threads of their own
+ * (checks.h).
  *
  * The transport opens and closes it. Nothing stays registered when rdma_close has returned.
  */
@@ -15,15 +16,20 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
 
 #include "ipc/base/checked.h"
+#include "transport/rdma/endpoint.h"
 #include "transport/rdma/verbs.h"
 
-struct loop;
+struct checks;       /* checks.h */
+struct lane;         /* lane.h */
+struct loop;         /* loop.h */
 struct paths;        /* path.h */
 struct poller;       /* poller.h */
 struct rails;        /* device.h */
 struct rails_config; /* device.h */
+struct region_key;   /* region.h */
 
 /* Zeros: the defaults. */
 struct rdma_config {
@@ -32,20 +38,38 @@ struct rdma_config {
 	uint32_t slice_bytes;             /* of one READ: 256 KiB */
 	uint32_t depth;                   /* outstanding READs of a queue pair: 16 */
 	uint64_t window_bytes;            /* outstanding on a rail, all legs together: 8 MiB */
+	uint32_t check_threads;           /* 0: chosen from the CPUs */
 };
 
 struct rdma;
 
 /* No device is no failure: then there are no rails. 0 or -errno. */
 TH_MUST_USE int rdma_open(const struct rdma_config *config, struct rdma **ret_rdma);
-/* After the last leg, and after the last region is released. */
+/* After the last leg, and after the last region is released. NULL is harmless. */
 void rdma_close(struct rdma *rdma);
 
 /* The defaults filled in; rails is NULL. */
 const struct rdma_config *rdma_settings(const struct rdma *rdma);
 struct loop *rdma_keeper(const struct rdma *rdma);
 struct rails *rdma_rails(const struct rdma *rdma);
+/* NULL: of this rail nothing can be read any more, or ever. */
 struct poller *rdma_poller(const struct rdma *rdma, uint32_t rail);
 struct paths *rdma_paths(const struct rdma *rdma);
+struct checks *rdma_checks(const struct rdma *rdma);
+/* Rails that are up and have a poller: legs may use them. */
+uint32_t rdma_usable(const struct rdma *rdma);
+/* A few bytes of our own where probes land. False: not (yet) registered on this rail. */
+bool rdma_scratch(const struct rdma *rdma, uint32_t rail, struct region_key *ret_key);
+
+/* Lanes that break when something happens to their rail. Any thread; removed before `closed` of the
+ * lane has returned. */
+struct rdma_lane {
+	LIST_ENTRY(rdma_lane) entry;
+	uint32_t rail;
+	uint32_t qpns[ENDPOINT_QPS];
+	struct lane *lane;
+};
+void rdma_lane_add(struct rdma *rdma, struct rdma_lane *lane);
+void rdma_lane_remove(struct rdma *rdma, struct rdma_lane *lane);
 
 #endif

@@ -35,7 +35,7 @@ wire_key_lanes(uint32_t count, uint64_t bytes)
 	return 0;
 }
 
-/* ---- rails ---------------------------------------------------------------------------------- */
+/* ---- rails -------------------------------------------------------------------------------- */
 
 void
 wire_encode_rails(const struct wire_rail *rails, uint32_t count, uint8_t *ret_data)
@@ -96,7 +96,7 @@ wire_decode_rails(const uint8_t *data, uint32_t count, struct wire_rail *ret_rai
 	return 0;
 }
 
-/* ---- lanes ---------------------------------------------------------------------------------- */
+/* ---- lanes -------------------------------------------------------------------------------- */
 
 void
 wire_encode_lanes(const struct wire_lane *lanes, uint32_t count, uint8_t *ret_data)
@@ -157,7 +157,7 @@ wire_decode_lanes(const uint8_t *data, uint32_t count, struct wire_lane *ret_lan
 	return 0;
 }
 
-/* ---- keys and extents ------------------------------------------------------------------------ */
+/* ---- keys and extents --------------------------------------------------------------------- */
 
 void
 wire_encode_keys(const struct wire_key *keys, uint32_t count, uint32_t lanes, uint8_t *ret_data)

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * map - where the bytes of a shard lie for READs: here, and at a peer, as the peer says.
+ *
+ * A shard is a few *extents*, the same at every host, since they follow from its chunks: the packed
+ * buffer with all small rows (packed.h), if there are any, then each larger row. An extent lies
+ * behind one address in one region. A region that is registered in pieces has a *key* for each; a
+ * READ crosses no border between two.
+ *
+ * What a peer says is hostile until map_check has agreed. Pure; immutable then, so any thread.
+ */
+#ifndef TH_TRANSPORT_RDMA_MAP_H
+#define TH_TRANSPORT_RDMA_MAP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/checked.h"
+#include "transport/chunk.h"
+#include "transport/rdma/lane.h"
+#include "transport/rdma/wire.h"
+
+struct region;
+struct xfer_part;
+
+#define EXTENT_PACKED UINT32_MAX
+/* Borders that a piece of memory of so many bytes may have, on average: who registers in smaller
+ * pieces is not READ from. */
+#define MAP_PIECE_MIN (1u << 20)
+
+struct extent {
+	uint32_t row; /* of the manifest; EXTENT_PACKED: the packed buffer */
+	uint32_t first_chunk;
+	uint64_t bytes;
+};
+
+struct extents {
+	const struct chunk_table *table; /* borrows */
+	uint32_t count;
+	struct extent *list; /* owns; in the order of their chunks */
+};
+
+/* 0 or -ENOMEM. */
+TH_MUST_USE int extents_init(struct extents *extents, const struct chunk_table *table);
+void extents_fini(struct extents *extents);
+/* Which one a chunk is of, and where in it it begins. */
+uint32_t extents_find(const struct extents *extents, uint32_t chunk, uint64_t *ret_offset);
+
+/* ---- a peer's ----------------------------------------------------------------------------- */
+
+struct map {
+	uint32_t num_lanes, num_keys, num_extents; /* that there shall be */
+	uint32_t have_keys, have_extents;
+	struct wire_key *keys;       /* owns */
+	struct wire_extent *extents; /* owns */
+};
+
+TH_MUST_USE int map_init(
+	struct map *map, const struct extents *extents, uint32_t num_lanes, uint32_t num_keys);
+void map_fini(struct map *map); /* also of zeros */
+/* The next ones. 0 or TH_E_PROTOCOL. */
+TH_MUST_USE int map_add_keys(
+	struct map *map, uint32_t first, uint32_t count, uint64_t bytes, const uint8_t *data);
+TH_MUST_USE int map_add_extents(
+	struct map *map, uint32_t first, uint32_t count, const uint8_t *data);
+bool map_whole(const struct map *map);
+/* Once whole: every extent lies within keys that there are. 0 or TH_E_PROTOCOL. */
+TH_MUST_USE int map_check(const struct map *map, const struct extents *extents);
+
+/* ---- our own ------------------------------------------------------------------------------ */
+
+struct place {                 /* of an extent */
+	struct region *region; /* owns: a reference */
+	uint64_t offset;       /* in the region */
+};
+
+/* Of all extents. 0, or TH_E_NO_PATH and a sentence about what is not registered. -ENOMEM. */
+TH_MUST_USE int places_init(const struct extents *extents, const struct xfer_part *part,
+	struct th_err *ret_err, struct place **ret_places);
+void places_free(const struct extents *extents, struct place *places);
+/* Rails on which all of them are ready; may still become it (waiting). */
+uint32_t places_ready(
+	const struct extents *extents, const struct place *places, uint32_t *ret_waiting);
+
+/* For a source: keys of all regions on these rails, and the extents in them. 0, -ENOMEM, or
+ * TH_E_NO_PATH: too many, or one is not registered any more. */
+TH_MUST_USE int map_own(struct map *map, const struct extents *extents, const struct place *places,
+	const uint32_t *rails, uint32_t num_rails);
+
+/* ---- both --------------------------------------------------------------------------------- */
+
+/* As lane_user.pieces: chunk through the own rail and the peer's lane. 0: it cannot be READ. */
+uint32_t map_pieces(const struct map *map, uint32_t lane, const struct extents *extents,
+	const struct place *places, uint32_t rail, uint32_t chunk, struct lane_piece *ret_pieces,
+	uint32_t pieces_max);
+
+#endif

@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rdma - see rdma.h.
+ */
+#include "transport/rdma/rdma.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/err.h"
+#include "ipc/base/log.h"
+#include "transport/guard.h"
+#include "transport/loop.h"
+#include "transport/rdma/checks.h"
+#include "transport/rdma/device.h"
+#include "transport/rdma/lane.h"
+#include "transport/rdma/path.h"
+#include "transport/rdma/poller.h"
+#include "transport/rdma/region.h"
+
+#define SCRATCH_BYTES 4096u
+#define REGIONS_POLL_NS 1000000
+
+LIST_HEAD(rdma_lanes, rdma_lane);
+
+struct rdma {
+	struct rdma_config config;
+	struct loop *keeper;
+	struct rails *rails;               /* atomic while it opens */
+	struct poller *pollers[RAILS_MAX]; /* own; NULL: it could not be made */
+	uint32_t polled;                   /* atomic mask: rails with a poller that is of use */
+	struct paths *paths;
+	struct checks *checks;
+	void *scratch; /* owns: mmap */
+	struct region *scratch_region;
+	pthread_mutex_t lock;
+	struct rdma_lanes lanes; /* guarded */
+};
+
+/* ---- what happens to rails ---------------------------------------------------------------- */
+
+static void
+break_lanes(
+	struct rdma *rdma, uint32_t rail, uint32_t qpn, enum verbs_status status, const char *why)
+{
+	struct rdma_lane *lane;
+	pthread_mutex_lock(&rdma->lock);
+	LIST_FOREACH(lane, &rdma->lanes, entry)
+	{
+		bool same = qpn == 0 || lane->qpns[0] == qpn || lane->qpns[1] == qpn;
+		if (lane->rail == rail && same)
+			lane_break(lane->lane, status, why);
+	}
+	pthread_mutex_unlock(&rdma->lock);
+}
+
+static void
+lose(struct rdma *rdma, uint32_t rail, enum verbs_status status, const char *why)
+{
+	uint32_t bit = UINT32_C(1) << rail;
+	if (__atomic_fetch_and(&rdma->polled, ~bit, __ATOMIC_ACQUIRE) & bit)
+		poller_lose(rdma->pollers[rail], status, why);
+}
+
+/* On the keeper's thread, as the next two. A changed address is as bad as a port that is down. */
+static void
+changed(void *arg, uint32_t rail)
+{
+	struct rdma *rdma = arg;
+	struct rails *rails = __atomic_load_n(&rdma->rails, __ATOMIC_ACQUIRE);
+	uint32_t bit = UINT32_C(1) << rail;
+	if (!rails)
+		return; /* there are no lanes yet */
+	if (!(rails_there(rails) & bit))
+		lose(rdma, rail, VERBS_LOCAL, "our device is gone");
+	else if (!(rails_up(rails) & bit))
+		break_lanes(rdma, rail, 0, VERBS_LOCAL, "our port is down");
+	else
+		break_lanes(rdma, rail, 0, VERBS_LOCAL, "our port's address has changed");
+}
+
+static void
+completions_lost(void *arg, uint32_t rail)
+{
+	lose(arg, rail, VERBS_LOCAL, "our completion queue overran");
+}
+
+static void
+queue_failed(void *arg, uint32_t rail, uint32_t qpn)
+{
+	break_lanes(arg, rail, qpn, VERBS_OTHER, "a queue pair failed");
+}
+
+void
+rdma_lane_add(struct rdma *rdma, struct rdma_lane *lane)
+{
+	pthread_mutex_lock(&rdma->lock);
+	LIST_INSERT_HEAD(&rdma->lanes, lane, entry);
+	pthread_mutex_unlock(&rdma->lock);
+	/* What happened to the rail before is not told again. */
+	if (!(rdma_usable(rdma) & (UINT32_C(1) << lane->rail)))
+		lane_break(lane->lane, VERBS_LOCAL, "our port is down");
+}
+
+void
+rdma_lane_remove(struct rdma *rdma, struct rdma_lane *lane)
+{
+	pthread_mutex_lock(&rdma->lock);
+	LIST_REMOVE(lane, entry);
+	pthread_mutex_unlock(&rdma->lock);
+}
+
+/* ---- open --------------------------------------------------------------------------------- */
+
+static int
+open_scratch(struct rdma *rdma, uint32_t mask)
+{
+	void *data = mmap(
+		NULL, SCRATCH_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (data == MAP_FAILED)
+		return -errno;
+	struct region_memory memory = {.data = data, .dmabuf_fd = -1, .bytes = SCRATCH_BYTES};
+	static const struct region_user nobody;
+	rdma->scratch = data;
+	rdma->scratch_region = region_new(rdma->rails, &memory, mask, VERBS_LOCAL_WRITE, &nobody);
+	return 0;
+}
+
+static void
+open_pollers(struct rdma *rdma)
+{
+	for (uint32_t i = 0; i < rails_count(rdma->rails); i++) {
+		char name[24];
+		snprintf(name, sizeof(name), "th-rail-%u", i);
+		struct poller_config config = {.name = name,
+			.verbs = rdma->config.verbs,
+			.device = rail_device(rdma->rails, i),
+			.keeper = rdma->keeper,
+			.window_bytes = rdma->config.window_bytes,
+			.slice_bytes = rdma->config.slice_bytes};
+		int rc = poller_new(&config, &rdma->pollers[i]);
+		if (rc < 0) {
+			rdma->pollers[i] = NULL;
+			log_warn("rdma", "a rail is of no use rail=%s why='%s'",
+				rail_name(rdma->rails, i), th_strerror(rc));
+			continue;
+		}
+		__atomic_fetch_or(&rdma->polled, UINT32_C(1) << i, __ATOMIC_RELEASE);
+	}
+}
+
+static uint32_t
+choose_threads(void)
+{
+	cpu_set_t set;
+	uint32_t cpus = 1;
+	if (sched_getaffinity(0, sizeof(set), &set) == 0)
+		cpus = (uint32_t)CPU_COUNT(&set);
+	return cpus < 8 ? 2 : cpus < 32 ? 4 : 8;
+}
+
+int
+rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
+{
+	struct rdma *rdma = th_calloc(1, sizeof(*rdma));
+	struct rails_config standard = rails_config_default();
+	const struct rails_user user = {.arg = rdma,
+		.changed = changed,
+		.completions_lost = completions_lost,
+		.queue_failed = queue_failed};
+	rdma->config = *config;
+	rdma->config.rails = NULL;
+	if (rdma->config.depth == 0)
+		rdma->config.depth = LANE_DEPTH;
+	rdma->config.depth = th_min_u32(rdma->config.depth, LANE_DEPTH_MAX);
+	pthread_mutex_init(&rdma->lock, NULL);
+	LIST_INIT(&rdma->lanes);
+	rdma->paths = paths_new();
+	struct rails *rails = NULL;
+	int rc = guard_install();
+	if (rc == 0)
+		rc = loop_new("th-rdma", LOOP_EPOLL, NULL, NULL, &rdma->keeper);
+	if (rc == 0)
+		rc = rails_new(config->verbs, config->rails ? config->rails : &standard,
+			rdma->keeper, &user, &rails);
+	__atomic_store_n(&rdma->rails, rails, __ATOMIC_RELEASE);
+	if (rc == 0 && rails_count(rdma->rails) > 0) {
+		open_pollers(rdma);
+		rc = open_scratch(rdma, rdma->polled);
+	}
+	if (rc == 0)
+		rc = checks_new(config->check_threads ? config->check_threads : choose_threads(),
+			&rdma->checks);
+	if (rc < 0) {
+		rdma_close(rdma);
+		return rc;
+	}
+	*ret_rdma = rdma;
+	return 0;
+}
+
+/* ---- close -------------------------------------------------------------------------------- */
+
+struct barrier {
+	struct loop_task task;
+	sem_t done;
+};
+
+static void
+run_barrier(struct loop_task *task)
+{
+	struct barrier *barrier = loop_container(task, struct barrier, task);
+	sem_post(&barrier->done);
+}
+
+/* What was posted to the keeper by now has run: the queue pairs of the last lanes are freed. */
+static void
+drain_keeper(struct rdma *rdma)
+{
+	struct barrier barrier = {.task.run = run_barrier};
+	sem_init(&barrier.done, 0, 0);
+	loop_post(rdma->keeper, &barrier.task);
+	while (sem_wait(&barrier.done) < 0 && errno == EINTR)
+		continue;
+	sem_destroy(&barrier.done);
+}
+
+void
+rdma_close(struct rdma *rdma)
+{
+	if (!rdma)
+		return;
+	TH_ASSERT(LIST_EMPTY(&rdma->lanes));
+	checks_free(rdma->checks);
+	region_release(rdma->scratch_region);
+	/* Deregistering takes its time. */
+	while (rdma->rails && rails_regions(rdma->rails) > 0)
+		(void)nanosleep(&(struct timespec){.tv_nsec = REGIONS_POLL_NS}, NULL);
+	if (rdma->keeper)
+		drain_keeper(rdma);
+	for (uint32_t i = 0; i < RAILS_MAX; i++) {
+		if (rdma->pollers[i])
+			poller_free(rdma->pollers[i]);
+	}
+	if (rdma->rails)
+		rails_free(rdma->rails);
+	if (rdma->keeper)
+		loop_free(rdma->keeper);
+	if (rdma->scratch)
+		munmap(rdma->scratch, SCRATCH_BYTES);
+	paths_free(rdma->paths);
+	pthread_mutex_destroy(&rdma->lock);
+	free(rdma);
+}
+
+/* ---- what there is ------------------------------------------------------------------------ */
+
+const struct rdma_config *
+rdma_settings(const struct rdma *rdma)
+{
+	return &rdma->config;
+}
+
+struct loop *
+rdma_keeper(const struct rdma *rdma)
+{
+	return rdma->keeper;
+}
+
+struct rails *
+rdma_rails(const struct rdma *rdma)
+{
+	return rdma->rails;
+}
+
+struct poller *
+rdma_poller(const struct rdma *rdma, uint32_t rail)
+{
+	return rdma->pollers[rail];
+}
+
+struct paths *
+rdma_paths(const struct rdma *rdma)
+{
+	return rdma->paths;
+}
+
+struct checks *
+rdma_checks(const struct rdma *rdma)
+{
+	return rdma->checks;
+}
+
+uint32_t
+rdma_usable(const struct rdma *rdma)
+{
+	uint32_t polled = __atomic_load_n(&rdma->polled, __ATOMIC_RELAXED);
+	return polled == 0 ? 0 : polled & rails_up(rdma->rails);
+}
+
+bool
+rdma_scratch(const struct rdma *rdma, uint32_t rail, struct region_key *ret_key)
+{
+	return rdma->scratch_region && region_mr(rdma->scratch_region, rail, 0, ret_key);
+}

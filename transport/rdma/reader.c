@@ -1,0 +1,542 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * reader - see reader.h: the porter's side and what the keeper does for it.
+ */
+#include "transport/rdma/reader.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/log.h"
+#include "transport/rdma/path.h"
+#include "transport/rdma/poller.h"
+#include "transport/rdma/reader_own.h"
+#include "transport/rdma/region.h"
+#include "transport/tcp.h"
+
+#define PROBE_NS INT64_C(1000000000)  /* a lane that has not proved itself by then breaks */
+#define REGISTER_NS INT64_C(10000000) /* between looks at registrations */
+#define NO_CHUNK UINT32_MAX
+
+struct loop *
+reader_porter(const struct reader *reader)
+{
+	return reader->leg->transport->porter;
+}
+
+void
+reader_to_keeper(struct reader *reader, struct loop_task *task)
+{
+	TH_ASSERT(!reader->at_keeper);
+	reader->at_keeper = true;
+	loop_post(rdma_keeper(reader->rdma), task);
+}
+
+void
+reader_set_state(struct reader *reader, enum reader_state state, int64_t patience_ns)
+{
+	reader->state = state;
+	reader->deadline_ns = th_deadline_ns(th_now_ns(), patience_ns);
+	/* The leg looks again at once, and asks when next. */
+	reader->leg->deadline_ns = 0;
+	loop_tick_at(reader_porter(reader), 0);
+}
+
+/* ---- the way back to data connections ----------------------------------------------------- */
+
+static bool
+lanes_left(const struct reader *reader)
+{
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		if (reader->lanes[i].lane && !reader->lanes[i].closed)
+			return true;
+	}
+	return false;
+}
+
+static bool
+queues_left(const struct reader *reader)
+{
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		if (reader->lanes[i].made)
+			return true;
+	}
+	return false;
+}
+
+/* Of ours nothing is left that could write, and the source has shown that it lives. */
+void
+reader_leave_if_done(struct reader *reader)
+{
+	if (reader->state != READER_LEAVING || reader->at_keeper || reader->closing ||
+		!reader->told_off || lanes_left(reader))
+		return;
+	if (queues_left(reader)) {
+		reader_to_keeper(reader, &reader->free_task);
+		return;
+	}
+	reader->state = READER_OVER;
+	leg_in_connect(reader->leg);
+}
+
+/* No RDMA any more in this leg. why is for people. */
+void
+reader_leave(struct reader *reader, const char *why)
+{
+	struct leg_in *leg = reader->leg;
+	if (reader->state >= READER_LEAVING || reader->closing)
+		return;
+	(void)th_fail(&leg->fallback, TH_E_NO_PATH, "%s", why);
+	count_up(&leg->transport->counters.rdma_fallbacks, 1);
+	log_warn("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'%s", leg->id,
+		leg->peer, why, reader->required ? ", so it fails" : "");
+	if (reader->required) {
+		struct th_err err;
+		(void)th_fail(&err, TH_E_NO_PATH, "RDMA is required and there is none: %s", why);
+		leg_in_fail(leg, TH_E_NO_PATH, err.text);
+		return;
+	}
+	reader_stop_taking(reader);
+	for (uint32_t i = 0; !reader->at_keeper && i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && !lane->broken)
+			lane_break(lane->lane, VERBS_FLUSHED, "the leg leaves RDMA");
+	}
+	reader_set_state(reader, READER_LEAVING, READER_ANSWER_NS);
+	if (!reader->told_off) {
+		size_t bytes = strlen(leg->fallback.text);
+		struct frame frame = {.kind = FRAME_RDMA_DECLINE,
+			.leg = leg->id,
+			.count = 0u - (uint32_t)TH_E_NO_PATH,
+			.bytes = bytes};
+		control_put(&leg->control, &frame, (const uint8_t *)leg->fallback.text);
+		stream_wake(&leg->control.stream);
+	}
+	if (leg->state != LEG_IN_ENDING)
+		reader_leave_if_done(reader);
+}
+
+/* ---- the end ------------------------------------------------------------------------------ */
+
+void
+reader_settle(struct reader *reader)
+{
+	if (!reader->closing || reader->at_keeper)
+		return;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && !lane->closing) {
+			lane->closing = true;
+			lane_close(lane->lane);
+		}
+	}
+	if (queues_left(reader))
+		reader_to_keeper(reader, &reader->free_task);
+	else if (reader_gone(reader))
+		leg_in_settle(reader->leg);
+}
+
+void
+reader_close(struct reader *reader)
+{
+	if (!reader || reader->closing)
+		return;
+	reader->closing = true;
+	reader_stop_taking(reader);
+	check_list_close(&reader->checks);
+	reader_settle(reader);
+}
+
+bool
+reader_gone(const struct reader *reader)
+{
+	return !reader || (reader->closing && !reader->at_keeper && reader->checks_closed &&
+				  !lanes_left(reader) && !queues_left(reader));
+}
+
+static void
+checks_closed(struct check_list *list)
+{
+	struct reader *reader = loop_container(list, struct reader, checks);
+	loop_post(reader_porter(reader), &reader->checks_closed_task);
+}
+
+static void
+run_checks_closed(struct loop_task *task)
+{
+	struct reader *reader = loop_container(task, struct reader, checks_closed_task);
+	reader->checks_closed = true;
+	reader_settle(reader);
+}
+
+/* ---- lanes -------------------------------------------------------------------------------- */
+
+static const char *
+names_of(const struct reader_lane *lane, char ret_text[160])
+{
+	snprintf(ret_text, 160, "%s -> %s of %s",
+		rail_name(rdma_rails(lane->reader->rdma), lane->rail), lane->peer.name,
+		lane->reader->leg->peer);
+	return ret_text;
+}
+
+static void
+run_proved(struct loop_task *task)
+{
+	struct reader_lane *lane = loop_container(task, struct reader_lane, proved_task);
+	struct reader *reader = lane->reader;
+	int64_t now_ns = th_now_ns(), never = 0;
+	lane->proved = true;
+	lane->moved_ns = now_ns;
+	path_proved(rdma_paths(reader->rdma), lane->rail, &lane->peer, reader->leg->peer, now_ns);
+	__atomic_compare_exchange_n(
+		&reader->leg->joined_ns, &never, now_ns, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+/* What the peer's memory or agent did, or our own port, says nothing about the path. */
+static bool
+blames_path(const struct reader_lane *lane)
+{
+	return lane->status == VERBS_GONE || lane->status == VERBS_OTHER;
+}
+
+static void
+run_broken(struct loop_task *task)
+{
+	struct reader_lane *lane = loop_container(task, struct reader_lane, broken_task);
+	struct reader *reader = lane->reader;
+	char names[160];
+	struct th_err why;
+	lane->broken = true;
+	if (reader->closing || lane->closing)
+		return;
+	lane->closing = true;
+	lane_close(lane->lane);
+	if (reader->state != READER_RUNNING)
+		return; /* leaving already */
+	/* The source may have ended: that is not the path's doing. Its word is here by then. */
+	stream_look(&reader->leg->control.stream);
+	if (reader->closing || reader->state != READER_RUNNING)
+		return;
+	log_warn("rdma", "a path broke leg=%" PRIu64 " path='%s' why='%s'", reader->leg->id,
+		names_of(lane, names), lane->why);
+	count_up(&reader->leg->transport->counters.rdma_paths_broken, 1);
+	if (blames_path(lane))
+		path_failed(rdma_paths(reader->rdma), lane->rail, &lane->peer, reader->leg->peer,
+			lane->why, th_now_ns());
+	bool others = false;
+	for (uint32_t i = 0; i < reader->num_lanes; i++)
+		others = others || (reader->lanes[i].lane && !reader->lanes[i].broken);
+	if (others) {
+		reader_kick(reader);
+		return;
+	}
+	(void)th_fail(&why, TH_E_NO_PATH, "%s: %s", names, lane->why);
+	reader_leave(reader, why.text);
+}
+
+static void
+run_closed(struct loop_task *task)
+{
+	struct reader_lane *lane = loop_container(task, struct reader_lane, closed_task);
+	struct reader *reader = lane->reader;
+	lane->closed = true;
+	reader_settle(reader);
+	reader_leave_if_done(reader);
+}
+
+static uint64_t
+lane_bytes(const struct reader_lane *lane)
+{
+	struct lane_counters counters;
+	lane_counters(lane->lane, &counters);
+	return counters.bytes;
+}
+
+/* A lane through which nothing comes, although it was asked for, breaks. */
+static void
+look_at_lane(struct reader_lane *lane, int64_t now_ns)
+{
+	struct reader *reader = lane->reader;
+	struct leg_in *leg = reader->leg;
+	int64_t stall_ns = leg->transport->config.stall_ns;
+	if (!lane->lane || lane->broken || lane->closing)
+		return;
+	if (!lane->proved) {
+		if (now_ns >= lane->moved_ns + PROBE_NS)
+			lane_break(lane->lane, VERBS_GONE, "its first READ does not come back");
+		return;
+	}
+	uint64_t bytes = lane_bytes(lane);
+	if (bytes != lane->seen_bytes) {
+		path_moved(rdma_paths(reader->rdma), lane->rail, &lane->peer,
+			bytes - lane->seen_bytes);
+		__atomic_store_n(&leg->last_byte_ns, now_ns, __ATOMIC_RELAXED);
+		lane->moved_ns = now_ns;
+		lane->seen_bytes = bytes;
+	} else if (__atomic_load_n(&lane->num_taken, __ATOMIC_RELAXED) == 0) {
+		lane->moved_ns = now_ns;
+	} else if (now_ns >= lane->moved_ns + stall_ns) {
+		lane_break(lane->lane, VERBS_GONE, "nothing comes through it any more");
+	}
+}
+
+static void
+run_kick(struct loop_task *task)
+{
+	leg_in_kick(loop_container(task, struct reader, kick_task)->leg);
+}
+
+void
+reader_kick(struct reader *reader)
+{
+	if (!reader || reader->state != READER_RUNNING || reader->closing)
+		return;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && !lane->closing)
+			lane_kick(lane->lane);
+	}
+}
+
+/* ---- the talk ----------------------------------------------------------------------------- */
+
+static int
+on_decline(struct reader *reader, const struct frame *frame, const uint8_t *payload)
+{
+	char text[TH_CTL_TEXT_BYTES + 1];
+	struct th_err why;
+	if (reader->told_off)
+		return TH_E_PROTOCOL;
+	reader->told_off = true;
+	control_sentence(payload, (size_t)frame->bytes, text);
+	(void)th_fail(&why, TH_E_NO_PATH, "the source says: %s", text);
+	if (reader->state == READER_LEAVING)
+		reader_leave_if_done(reader);
+	else
+		reader_leave(reader, why.text);
+	return 0;
+}
+
+/* ---- chunks that did not match ------------------------------------------------------------ */
+
+/* One question at a time. */
+static void
+ask(struct reader *reader)
+{
+	struct leg_in *leg = reader->leg;
+	if (reader->closing || reader->doubtful != NO_CHUNK ||
+		!reader_next_doubt(reader, &reader->doubtful))
+		return;
+	struct frame frame = {
+		.kind = FRAME_CHECK, .leg = leg->id, .first = reader->doubtful, .count = 1};
+	control_put(&leg->control, &frame, NULL);
+	stream_wake(&leg->control.stream);
+}
+
+static void
+run_doubt(struct loop_task *task)
+{
+	ask(loop_container(task, struct reader, doubt_task));
+}
+
+/* It is as it was published: what came was damaged on its way, and counts as that. */
+static int
+on_check(struct reader *reader, const struct frame *frame)
+{
+	uint32_t chunk = reader->doubtful;
+	if (chunk == NO_CHUNK || frame->first != chunk)
+		return TH_E_PROTOCOL;
+	reader->doubtful = NO_CHUNK;
+	reader_mismatched(reader, chunk);
+	ask(reader);
+	return 0;
+}
+
+static void
+run_failed(struct loop_task *task)
+{
+	struct reader *reader = loop_container(task, struct reader, failed_task);
+	if (!reader->closing)
+		leg_in_fail_by(reader->leg, reader->failed_code, reader->failed_own);
+}
+
+int
+reader_frame(struct reader *reader, const struct frame *frame, const uint8_t *payload)
+{
+	if (!reader || reader->closing)
+		return TH_E_PROTOCOL;
+	if (frame->kind == FRAME_RDMA_DECLINE)
+		return on_decline(reader, frame, payload);
+	if (frame->kind == FRAME_CHECK)
+		return on_check(reader, frame);
+	return reader_setup_frame(reader, frame, payload);
+}
+
+/* ---- the clock ---------------------------------------------------------------------------- */
+
+int64_t
+reader_tick(struct reader *reader, int64_t now_ns)
+{
+	if (!reader || reader->closing || reader->state == READER_OVER)
+		return INT64_MAX;
+	if (reader->state == READER_WAITING && reader->num_rails > 0)
+		reader_offer(reader, now_ns);
+	else if (now_ns >= reader->deadline_ns && reader->state == READER_LEAVING)
+		leg_in_fail(reader->leg, TH_E_NO_PATH, "it does not answer any more");
+	else if (now_ns >= reader->deadline_ns)
+		reader_leave(reader, reader->state == READER_WAITING
+					     ? "the source does not name its rails"
+					     : "the source does not answer to the offer");
+	if (reader->closing)
+		return INT64_MAX;
+	if (reader->state == READER_WAITING && reader->num_rails > 0)
+		return now_ns + REGISTER_NS;
+	if (reader->state != READER_RUNNING)
+		return reader->deadline_ns;
+	for (uint32_t i = 0; i < reader->num_lanes; i++)
+		look_at_lane(&reader->lanes[i], now_ns);
+	return now_ns + reader->leg->transport->config.stall_ns / 4;
+}
+
+bool
+reader_excuses(struct reader *reader)
+{
+	if (!reader || reader->state == READER_OVER)
+		return false;
+	if (reader->state != READER_RUNNING || check_list_busy(&reader->checks))
+		return true;
+	/* What was asked of a lane is that lane's to watch. */
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		const struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && !lane->broken &&
+			(!lane->proved || __atomic_load_n(&lane->num_taken, __ATOMIC_RELAXED) > 0))
+			return true;
+	}
+	return false;
+}
+
+bool
+reader_moves(const struct reader *reader)
+{
+	return reader && reader->state == READER_RUNNING;
+}
+
+uint32_t
+reader_landed(const struct reader *reader)
+{
+	return __atomic_load_n(&reader->landed, __ATOMIC_RELAXED);
+}
+
+uint64_t
+reader_bytes(const struct reader *reader)
+{
+	return __atomic_load_n(&reader->bytes, __ATOMIC_RELAXED);
+}
+
+bool
+reader_touched(const struct reader *reader)
+{
+	return __atomic_load_n(&reader->touched, __ATOMIC_RELAXED);
+}
+
+/* ---- the beginning ------------------------------------------------------------------------ */
+
+void
+reader_start(struct reader *reader, bool offered)
+{
+	if (!offered) {
+		reader->told_off = true;
+		reader_leave(reader, "the source's agent has no RDMA");
+		return;
+	}
+	reader->asked_ns = th_now_ns();
+	reader_set_state(reader, READER_WAITING, READER_ANSWER_NS);
+}
+
+static void
+init_tasks(struct reader *reader)
+{
+	reader_setup_init(reader);
+	reader->kick_task.run = run_kick;
+	reader->doubt_task.run = run_doubt;
+	reader->failed_task.run = run_failed;
+	reader->checks_closed_task.run = run_checks_closed;
+	for (uint32_t i = 0; i < WIRE_LANES_MAX; i++) {
+		reader->lanes[i].reader = reader;
+		reader->lanes[i].proved_task.run = run_proved;
+		reader->lanes[i].broken_task.run = run_broken;
+		reader->lanes[i].closed_task.run = run_closed;
+	}
+}
+
+/* Without RDMA, and why: said in the log, counted and shown. */
+static struct reader *
+refuse(struct leg_in *leg, const char *why)
+{
+	(void)th_fail(&leg->fallback, TH_E_NO_PATH, "%s", why);
+	count_up(&leg->transport->counters.rdma_fallbacks, 1);
+	log_info("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'", leg->id,
+		leg->peer, why);
+	return NULL;
+}
+
+struct reader *
+reader_new(struct leg_in *leg)
+{
+	struct transport *transport = leg->transport;
+	const struct chunk_table *table = xfer_part_table(leg->part);
+	struct th_err err = {0};
+	uint32_t waiting;
+	if (!transport->rdma || (leg->flags & TRANSPORT_NO_RDMA) || table->num_chunks == 0)
+		return NULL;
+	if (rdma_usable(transport->rdma) == 0)
+		return refuse(leg, "none of our own rails is up");
+	struct reader *reader = th_calloc(1, sizeof(*reader));
+	reader->leg = leg;
+	reader->rdma = transport->rdma;
+	reader->verify = leg->verify;
+	reader->required = (leg->flags & TRANSPORT_REQUIRE_RDMA) != 0;
+	reader->doubtful = NO_CHUNK;
+	reader->checks.check = reader_check;
+	reader->checks.closed = checks_closed;
+	pthread_mutex_init(&reader->lock, NULL);
+	init_tasks(reader);
+	int rc = extents_init(&reader->extents, table);
+	if (rc == 0)
+		rc = places_init(&reader->extents, leg->part, &err, &reader->places);
+	if (rc == 0 && (places_ready(&reader->extents, reader->places, &waiting) | waiting) == 0)
+		rc = th_fail(&err, TH_E_NO_PATH, "memory of ours could be registered on no rail");
+	if (rc == 0)
+		rc = check_list_init(
+			&reader->checks, rdma_checks(transport->rdma), table->num_chunks);
+	if (rc == 0) {
+		reader->doubts = calloc(table->num_chunks, sizeof(reader->doubts[0]));
+		rc = reader->doubts ? 0 : -ENOMEM;
+	}
+	if (rc < 0) {
+		reader_free(reader);
+		return refuse(leg, err.text[0] ? err.text : th_strerror(rc));
+	}
+	return reader;
+}
+
+void
+reader_free(struct reader *reader)
+{
+	if (!reader)
+		return;
+	places_free(&reader->extents, reader->places);
+	extents_fini(&reader->extents);
+	map_fini(&reader->map);
+	check_list_fini(&reader->checks);
+	free(reader->doubts);
+	pthread_mutex_destroy(&reader->lock);
+	free(reader);
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * reader - the RDMA of a leg at its reader: the talk with the source, lanes in place of data
+ * connections, and back to those when it comes to nothing.
+ *
+ *   WAITING (for the source's rails, and for our own registrations)
+ *     -> MAKING (queue pairs) -> OFFERED (until the source's map is whole) -> CONNECTING
+ *     -> RUNNING (lanes probe, then READ)
+ *   any of them -> LEAVING (lanes are closed, the source frees its queue pairs) -> OVER: the leg
+ *   goes on by data connections, or fails where RDMA is required
+ *
+ * Chunks come from the leg's intake, below the prefix that the source has told. What landed is
+ * judged by checks (checks.h). A lane that breaks gives back what it had; the leg leaves when it
+ * has none left. A chunk that does not match is put to the source before it is fetched again.
+ *
+ * Threads: the porter's, but for what lanes and checks call. reader_gone is when nothing of it is
+ * under way on any thread.
+ */
+#ifndef TH_TRANSPORT_RDMA_READER_H
+#define TH_TRANSPORT_RDMA_READER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ipc/base/checked.h"
+
+struct frame;
+struct leg_in;
+struct reader;
+
+/* NULL: this leg goes by data connections, and leg->fallback says why if there is RDMA at all. */
+struct reader *reader_new(struct leg_in *leg);
+/* NULL is harmless, here and below. It is gone. */
+void reader_free(struct reader *reader);
+
+/* WELCOME has come. */
+void reader_start(struct reader *reader, bool offered);
+/* One of the RDMA frames, or CHECK. 0, or it breaks the protocol. */
+TH_MUST_USE int reader_frame(
+	struct reader *reader, const struct frame *frame, const uint8_t *payload);
+/* There may be more to fetch. */
+void reader_kick(struct reader *reader);
+/* When to be called again; INT64_MAX: not for this. The leg may have ended in here. */
+int64_t reader_tick(struct reader *reader, int64_t now_ns);
+/* The stall clock is the reader's own business just now. */
+bool reader_excuses(struct reader *reader);
+/* The leg is moved by RDMA, as far as is known. */
+bool reader_moves(const struct reader *reader);
+uint32_t reader_landed(const struct reader *reader);
+uint64_t reader_bytes(const struct reader *reader);
+/* A byte of the part may have been written. */
+bool reader_touched(const struct reader *reader);
+
+/* The leg ends: nothing more is written. leg_in_settle is called when it is gone. */
+void reader_close(struct reader *reader);
+bool reader_gone(const struct reader *reader);
+
+#endif

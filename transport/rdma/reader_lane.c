@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * reader_lane - what the lanes of a leg ask and tell, on their rails' threads, and what is done
+ * with a chunk that has landed, on the threads of checks.
+ */
+#include <string.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
+#include "ipc/base/name.h"
+#include "transport/rdma/packed.h"
+#include "transport/rdma/reader_own.h"
+#include "transport/tcp.h"
+
+/* ---- what to fetch ------------------------------------------------------------------------ */
+
+/* Chunks that the part may have already are looked at first: not here, that would be slow. */
+static bool
+take_looked(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
+{
+	struct intake *intake = &reader->leg->intake;
+	uint32_t chunk;
+	pthread_mutex_lock(&reader->lock);
+	bool found = reader->num_ready > 0;
+	if (found) {
+		*ret_chunk = reader->ready[0];
+		memmove(reader->ready, reader->ready + 1,
+			--reader->num_ready * sizeof(reader->ready[0]));
+	}
+	while (reader->num_ready + reader->num_looking < READER_LOOKS_MAX &&
+		intake_take(intake, limit, &chunk)) {
+		reader->num_looking++;
+		check_list_put(&reader->checks, chunk, READER_LOOK);
+	}
+	pthread_mutex_unlock(&reader->lock);
+	return found;
+}
+
+static bool
+take(void *arg, uint32_t *ret_chunk)
+{
+	struct reader_lane *lane = arg;
+	struct reader *reader = lane->reader;
+	struct leg_in *leg = reader->leg;
+	uint32_t limit = __atomic_load_n(&leg->source_prefix, __ATOMIC_ACQUIRE);
+	bool found;
+	if (__atomic_load_n(&reader->stopping, __ATOMIC_RELAXED))
+		return false;
+	if (leg->intake.reuse.on)
+		found = take_looked(reader, limit, ret_chunk);
+	else
+		found = intake_take(&leg->intake, limit, ret_chunk);
+	if (found)
+		__atomic_add_fetch(&lane->num_taken, 1, __ATOMIC_RELAXED);
+	return found;
+}
+
+static uint32_t
+pieces(void *arg, uint32_t chunk, struct lane_piece *ret_pieces, uint32_t pieces_max)
+{
+	struct reader_lane *lane = arg;
+	struct reader *reader = lane->reader;
+	__atomic_store_n(&reader->touched, true, __ATOMIC_RELAXED);
+	return map_pieces(&reader->map, lane->index, &reader->extents, reader->places, lane->rail,
+		chunk, ret_pieces, pieces_max);
+}
+
+static void
+give_back(void *arg, uint32_t chunk)
+{
+	struct reader_lane *lane = arg;
+	__atomic_sub_fetch(&lane->num_taken, 1, __ATOMIC_RELAXED);
+	intake_give_back(&lane->reader->leg->intake, chunk);
+}
+
+void
+reader_stop_taking(struct reader *reader)
+{
+	pthread_mutex_lock(&reader->lock);
+	__atomic_store_n(&reader->stopping, true, __ATOMIC_RELAXED);
+	for (uint32_t i = 0; i < reader->num_ready; i++)
+		intake_give_back(&reader->leg->intake, reader->ready[i]);
+	reader->num_ready = 0;
+	pthread_mutex_unlock(&reader->lock);
+}
+
+/* ---- what has come ------------------------------------------------------------------------ */
+
+static void
+fail(struct reader *reader, int code, bool own)
+{
+	if (__atomic_exchange_n(&reader->failed, true, __ATOMIC_ACQ_REL))
+		return;
+	reader->failed_code = code;
+	reader->failed_own = own;
+	loop_post(reader->leg->transport->porter, &reader->failed_task);
+}
+
+static void
+tell(struct reader *reader, int result)
+{
+	struct leg_in *leg = reader->leg;
+	if (result & INTAKE_GREW)
+		events_post(&leg->transport->events, &leg->progress_node);
+	if (result & INTAKE_COMPLETE)
+		loop_post(leg->transport->porter, &leg->complete_task);
+	else if (result & INTAKE_AGAIN)
+		loop_post(leg->transport->porter, &reader->kick_task);
+}
+
+void
+reader_arrived(struct reader *reader, uint32_t chunk, const struct th_hash *digest)
+{
+	int result = intake_arrived(&reader->leg->intake, chunk, digest);
+	if (result < 0)
+		fail(reader, result, false);
+	else
+		tell(reader, result);
+}
+
+void
+reader_mismatched(struct reader *reader, uint32_t chunk)
+{
+	int result = intake_mismatched(&reader->leg->intake, chunk);
+	if (result < 0)
+		fail(reader, result, false);
+	else
+		tell(reader, result);
+}
+
+/* For tests: moments of a leg. */
+static void
+pass_points(const struct reader *reader, uint32_t chunk)
+{
+	uint32_t num_chunks = xfer_part_table(reader->leg->part)->num_chunks;
+	if (chunk == 0)
+		TH_FP(leg_in_first_chunk);
+	if (chunk == num_chunks / 2)
+		TH_FP(leg_in_half);
+	if (chunk == num_chunks - 1)
+		TH_FP(leg_in_last_chunk);
+}
+
+static void
+landed(void *arg, uint32_t chunk)
+{
+	struct reader_lane *lane = arg;
+	struct reader *reader = lane->reader;
+	struct leg_in *leg = reader->leg;
+	uint64_t bytes = chunk_bytes(xfer_part_table(leg->part), chunk);
+	pass_points(reader, chunk);
+	__atomic_sub_fetch(&lane->num_taken, 1, __ATOMIC_RELAXED);
+	__atomic_add_fetch(&reader->landed, 1, __ATOMIC_RELAXED);
+	count_up(&reader->bytes, bytes);
+	count_up(&leg->bytes_moved, bytes);
+	count_up(&leg->transport->counters.bytes_in, bytes);
+	count_up(&leg->transport->counters.bytes_in_rdma, bytes);
+	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
+	if (reader->verify || packed_has(leg->part, chunk))
+		check_list_put(&reader->checks, chunk, READER_LANDED);
+	else
+		reader_arrived(reader, chunk, NULL);
+}
+
+static void
+doubt(struct reader *reader, uint32_t chunk)
+{
+	count_up(&reader->leg->transport->counters.checksum_failures, 1);
+	pthread_mutex_lock(&reader->lock);
+	reader->doubts[reader->num_doubts++] = chunk;
+	pthread_mutex_unlock(&reader->lock);
+	loop_post(reader->leg->transport->porter, &reader->doubt_task);
+}
+
+bool
+reader_next_doubt(struct reader *reader, uint32_t *ret_chunk)
+{
+	pthread_mutex_lock(&reader->lock);
+	bool found = reader->num_doubts > 0;
+	if (found)
+		*ret_chunk = reader->doubts[--reader->num_doubts];
+	pthread_mutex_unlock(&reader->lock);
+	return found;
+}
+
+static void
+judge(struct reader *reader, uint32_t chunk)
+{
+	struct leg_in *leg = reader->leg;
+	struct xfer_part *part = leg->part;
+	struct th_hash digest;
+	int64_t before_ns = th_now_ns();
+	int rc;
+	if (packed_has(part, chunk))
+		rc = packed_landed(part, chunk, reader->verify ? &digest : NULL);
+	else
+		rc = part_digest(part, chunk, &digest);
+	if (reader->verify)
+		count_up(&leg->verify_ns, (uint64_t)(th_now_ns() - before_ns));
+	/* What is READ lies below the prefix that the source has told, so its digest is known. */
+	if (rc < 0)
+		fail(reader, rc, true);
+	else if (reader->verify && chunk < xfer_part_digest_count(part) &&
+		 !th_hash_equal(digest, *xfer_part_digest(part, chunk)))
+		doubt(reader, chunk);
+	else
+		reader_arrived(reader, chunk, reader->verify ? &digest : NULL);
+}
+
+/* Does the part have the bytes of this chunk already? */
+static void
+look(struct reader *reader, uint32_t chunk)
+{
+	struct leg_in *leg = reader->leg;
+	int result;
+	bool here = intake_reuse(&leg->intake, chunk, &result);
+	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
+	__atomic_add_fetch(&leg->looks, 1, __ATOMIC_RELAXED);
+	pthread_mutex_lock(&reader->lock);
+	reader->num_looking--;
+	if (!here && reader->stopping)
+		intake_give_back(&leg->intake, chunk);
+	else if (!here)
+		reader->ready[reader->num_ready++] = chunk;
+	pthread_mutex_unlock(&reader->lock);
+	if (here)
+		tell(reader, result);
+	loop_post(leg->transport->porter, &reader->kick_task);
+}
+
+void
+reader_check(struct check_list *list, uint32_t chunk, uint8_t what)
+{
+	struct reader *reader = loop_container(list, struct reader, checks);
+	if (what == READER_LOOK)
+		look(reader, chunk);
+	else
+		judge(reader, chunk);
+}
+
+/* ---- how the lane is ---------------------------------------------------------------------- */
+
+static void
+proved(void *arg)
+{
+	struct reader_lane *lane = arg;
+	loop_post(lane->reader->leg->transport->porter, &lane->proved_task);
+}
+
+static void
+broken(void *arg, enum verbs_status status, const char *why)
+{
+	struct reader_lane *lane = arg;
+	lane->status = status;
+	lane->why = why;
+	loop_post(lane->reader->leg->transport->porter, &lane->broken_task);
+}
+
+static void
+closed(void *arg)
+{
+	struct reader_lane *lane = arg;
+	rdma_lane_remove(lane->reader->rdma, &lane->entry);
+	loop_post(lane->reader->leg->transport->porter, &lane->closed_task);
+}
+
+const struct lane_user reader_lane_user = {
+	.take = take,
+	.pieces = pieces,
+	.landed = landed,
+	.give_back = give_back,
+	.broken = broken,
+	.proved = proved,
+	.closed = closed,
+};

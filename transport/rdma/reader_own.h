@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * reader_own - the structures of reader.c (the porter's side and the keeper's) and reader_lane.c
+ * (what lanes and checks call).
+ */
+#ifndef TH_TRANSPORT_RDMA_READER_OWN_H
+#define TH_TRANSPORT_RDMA_READER_OWN_H
+
+#include <pthread.h>
+
+#include "ipc/base/err.h"
+#include "transport/loop.h"
+#include "transport/rdma/checks.h"
+#include "transport/rdma/lane.h"
+#include "transport/rdma/map.h"
+#include "transport/rdma/queues.h"
+#include "transport/rdma/rdma.h"
+#include "transport/rdma/reader.h"
+#include "transport/rdma/wire.h"
+
+#define READER_LOOKS_MAX 8u /* chunks that are looked at, or wait to be fetched after that */
+
+enum reader_state {
+	READER_WAITING,
+	READER_MAKING,
+	READER_OFFERED,
+	READER_CONNECTING,
+	READER_RUNNING,
+	READER_LEAVING,
+	READER_OVER,
+};
+
+enum reader_check { READER_LANDED, READER_LOOK };
+
+struct reader_lane {
+	struct reader *reader;
+	uint32_t index; /* in OFFER, so in the map's rkeys; immutable, as the next two */
+	uint32_t rail;
+	struct wire_rail peer;
+	/* Keeper while it has the reader, else porter. */
+	uint32_t peer_rail;
+	struct queues queues; /* owns, until there is a lane */
+	bool made, accepted;
+	struct endpoint other;
+	struct rdma_lane entry;
+	struct lane *lane; /* owns, until it is closed; NULL: there never was one */
+	/* Porter. */
+	bool proved, broken, closing, closed;
+	uint64_t seen_bytes;
+	int64_t moved_ns; /* when bytes came last, or there was nothing to come */
+	/* The rail's thread. */
+	uint32_t num_taken; /* atomic: chunks taken and not landed */
+	struct loop_task proved_task, broken_task, closed_task;
+	enum verbs_status status; /* written before broken_task is posted, as why */
+	const char *why;
+};
+
+struct reader {
+	struct leg_in *leg; /* borrows: outlives it */
+	struct rdma *rdma;
+	bool verify;
+	struct extents extents; /* immutable, as places */
+	struct place *places;   /* owns */
+	struct check_list checks;
+	/* Immutable once lanes run. */
+	struct map map;
+	/* Keeper while it has the reader (at_keeper), else porter. */
+	struct reader_lane lanes[WIRE_LANES_MAX];
+	uint32_t num_lanes;
+	struct th_err why; /* of the last lane that could not be made */
+	/* Porter. */
+	enum reader_state state;
+	bool at_keeper, closing, checks_closed, required;
+	bool told_off; /* the source has said DECLINE */
+	int64_t deadline_ns, asked_ns;
+	struct wire_rail rails[WIRE_RAILS_MAX];
+	uint32_t num_rails;
+	bool map_begun;
+	uint32_t doubtful; /* chunk that the source was asked about; UINT32_MAX: none */
+	struct loop_task make_task, connect_task, free_task; /* porter -> keeper */
+	struct loop_task made_task, connected_task, freed_task;
+	/* Any thread -> porter. */
+	struct loop_task kick_task, doubt_task, failed_task, checks_closed_task;
+	int failed_code;      /* written before failed_task is posted, once */
+	bool failed_own;      /* our own memory */
+	bool failed;          /* atomic */
+	bool touched;         /* atomic: a READ into the part was asked for */
+	uint32_t landed;      /* atomic: chunks */
+	uint64_t bytes;       /* atomic: of those */
+	pthread_mutex_t lock; /* of what follows */
+	bool stopping;        /* lanes take nothing more */
+	uint32_t ready[READER_LOOKS_MAX], num_ready, num_looking;
+	uint32_t *doubts; /* owns: chunks that did not match, in turn */
+	uint32_t num_doubts;
+};
+
+#define READER_ANSWER_NS INT64_C(2000000000) /* of the source, and for registrations */
+
+extern const struct lane_user reader_lane_user;
+
+struct loop *reader_porter(const struct reader *reader);
+void reader_to_keeper(struct reader *reader, struct loop_task *task);
+/* patience_ns: until then; negative: for as long as it takes. */
+void reader_set_state(struct reader *reader, enum reader_state state, int64_t patience_ns);
+/* No RDMA any more in this leg. why is for people. */
+void reader_leave(struct reader *reader, const char *why);
+void reader_leave_if_done(struct reader *reader);
+/* A closing reader: takes it as far as it goes. */
+void reader_settle(struct reader *reader);
+
+/* How lanes come about (reader_setup.c). */
+void reader_setup_init(struct reader *reader);
+/* Once the source has told its rails, and enough of our own memory is registered. */
+void reader_offer(struct reader *reader, int64_t now_ns);
+TH_MUST_USE int reader_setup_frame(
+	struct reader *reader, const struct frame *frame, const uint8_t *payload);
+
+/* Checks: what is done with a chunk there. */
+void reader_check(struct check_list *list, uint32_t chunk, uint8_t what);
+/* A chunk's bytes lie in the part: digest NULL: not verified. Any thread. */
+void reader_arrived(struct reader *reader, uint32_t chunk, const struct th_hash *digest);
+/* No lane takes a chunk from now on; those that waited go back to the intake. */
+void reader_stop_taking(struct reader *reader);
+/* The source holds it right, so it is fetched again. Porter. */
+void reader_mismatched(struct reader *reader, uint32_t chunk);
+/* The next chunk that did not match. */
+bool reader_next_doubt(struct reader *reader, uint32_t *ret_chunk);
+
+#endif

@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * reader_setup - how the lanes of a leg come about: pairs of rails, the offer, queue pairs, where
+ * everything lies at the source.
+ *
+ * The porter's, but for what the keeper does (run_make, run_connect, run_free).
+ */
+#include <string.h>
+
+#include "ipc/base/clock.h"
+#include "ipc/base/err.h"
+#include "transport/rdma/path.h"
+#include "transport/rdma/poller.h"
+#include "transport/rdma/reader_own.h"
+#include "transport/rdma/region.h"
+#include "transport/tcp.h"
+
+#define ALL_RAILS_NS INT64_C(300000000) /* to wait for the rest when some rails are ready */
+#define PROBE_BYTES 64u
+
+/* ---- the keeper's ------------------------------------------------------------------------- */
+
+static void
+run_make(struct loop_task *task)
+{
+	struct reader *reader = loop_container(task, struct reader, make_task);
+	struct rdma *rdma = reader->rdma;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		struct verbs_cq *cq = poller_cq(rdma_poller(rdma, lane->rail));
+		lane->made = queues_new(rdma_rails(rdma), lane->rail, cq,
+				     rdma_settings(rdma)->depth, &lane->queues, &reader->why) == 0;
+	}
+	loop_post(reader_porter(reader), &reader->made_task);
+}
+
+/* The peer's memory where it begins; what lies there does not matter. */
+static bool
+probe_of(const struct reader *reader, const struct reader_lane *lane, struct lane_piece *ret_probe)
+{
+	const struct map *map = &reader->map;
+	const struct wire_key *key = &map->keys[map->extents[0].key];
+	struct region_key own;
+	if (!rdma_scratch(reader->rdma, lane->rail, &own))
+		return false;
+	uint64_t left = key->bytes - (map->extents[0].address - key->address);
+	*ret_probe = (struct lane_piece){.local = own.address,
+		.lkey = own.lkey,
+		.remote = map->extents[0].address,
+		.rkey = key->rkeys[lane->index],
+		.bytes = (uint32_t)th_min_u64(left, PROBE_BYTES)};
+	return ret_probe->bytes > 0;
+}
+
+static int
+make_lane(struct reader *reader, struct reader_lane *lane, struct th_err *err)
+{
+	struct rdma *rdma = reader->rdma;
+	struct lane_config config = {
+		.user = &reader_lane_user, .arg = lane, .num_qps = lane->queues.count};
+	int rc = queues_connect(rdma_rails(rdma), &lane->queues, &lane->other, ENDPOINT_READER,
+		reader->leg->peer, err);
+	if (rc < 0)
+		return rc;
+	if (!probe_of(reader, lane, &config.probe))
+		return th_fail(err, TH_E_NO_PATH, "our own rail is not ready for a probe");
+	config.depth = th_min_u32(lane->queues.reads, rdma_settings(rdma)->depth);
+	for (uint32_t q = 0; q < lane->queues.count; q++)
+		config.qps[q] = lane->queues.qps[q];
+	rc = lane_new(poller_rail(rdma_poller(rdma, lane->rail)), &config, &lane->lane);
+	if (rc < 0)
+		return th_fail(err, rc, "too many legs on one rail: %s", th_strerror(rc));
+	lane->made = false; /* the queue pairs are the lane's */
+	lane->entry.rail = lane->rail;
+	lane->entry.lane = lane->lane;
+	memcpy(lane->entry.qpns, lane->queues.own.qpns, sizeof(lane->entry.qpns));
+	rdma_lane_add(rdma, &lane->entry);
+	return 0;
+}
+
+static void
+run_connect(struct loop_task *task)
+{
+	struct reader *reader = loop_container(task, struct reader, connect_task);
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->accepted)
+			(void)make_lane(reader, lane, &reader->why);
+	}
+	loop_post(reader_porter(reader), &reader->connected_task);
+}
+
+static void
+run_free(struct loop_task *task)
+{
+	struct reader *reader = loop_container(task, struct reader, free_task);
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->made) /* nothing was ever posted: nothing can write */
+			(void)queues_free(rdma_rails(reader->rdma), &lane->queues);
+		lane->made = false;
+	}
+	loop_post(reader_porter(reader), &reader->freed_task);
+}
+
+/* ---- pairs of rails ----------------------------------------------------------------------- */
+
+static void
+choose_pair(struct reader *reader, uint32_t rail, uint32_t *uses, bool *ret_paused)
+{
+	struct rail_status status;
+	uint32_t best = UINT32_MAX;
+	int64_t now_ns = th_now_ns();
+	rail_status(rdma_rails(reader->rdma), rail, &status);
+	for (uint32_t j = 0; j < reader->num_rails; j++) {
+		const struct wire_rail *peer = &reader->rails[j];
+		if (peer->link != status.port.link)
+			continue;
+		if (path_paused(rdma_paths(reader->rdma), rail, peer, now_ns)) {
+			*ret_paused = true;
+			continue;
+		}
+		/* The least used; of those the one in our own subnet. */
+		bool near = memcmp(peer->gid, status.gid.raw, VERBS_GID_BYTES - 1) == 0;
+		uint32_t cost = 2 * uses[j] + !near;
+		bool better = best == UINT32_MAX;
+		if (!better) {
+			bool best_near = memcmp(reader->rails[best].gid, status.gid.raw,
+						 VERBS_GID_BYTES - 1) == 0;
+			better = cost < 2 * uses[best] + !best_near;
+		}
+		if (better)
+			best = j;
+	}
+	if (best == UINT32_MAX)
+		return;
+	uses[best]++;
+	struct reader_lane *lane = &reader->lanes[reader->num_lanes++];
+	lane->rail = rail;
+	lane->peer_rail = best;
+	lane->peer = reader->rails[best];
+}
+
+/* Once the source has told its rails, and enough of our own memory is registered. */
+void
+reader_offer(struct reader *reader, int64_t now_ns)
+{
+	uint32_t waiting, usable = rdma_usable(reader->rdma), uses[WIRE_RAILS_MAX] = {0};
+	uint32_t ready = places_ready(&reader->extents, reader->places, &waiting) & usable;
+	bool paused = false;
+	waiting &= usable;
+	if (waiting != 0 && now_ns < reader->deadline_ns &&
+		(ready == 0 || now_ns < reader->asked_ns + ALL_RAILS_NS))
+		return;
+	if (ready == 0) {
+		reader_leave(reader,
+			waiting != 0  ? "our own memory is still being registered"
+			: usable == 0 ? "none of our own rails is up"
+				      : "our own memory is registered on no rail that is up");
+		return;
+	}
+	for (uint32_t rail = 0; rail < RAILS_MAX && reader->num_lanes < WIRE_LANES_MAX; rail++) {
+		if (ready & (UINT32_C(1) << rail))
+			choose_pair(reader, rail, uses, &paused);
+	}
+	if (reader->num_lanes == 0) {
+		reader_leave(
+			reader, paused ? "all paths to it have failed and are left alone for now"
+				       : "none of its rails is of the same kind as ours");
+		return;
+	}
+	reader_set_state(reader, READER_MAKING, -1);
+	reader_to_keeper(reader, &reader->make_task);
+}
+
+static int
+on_rails(struct reader *reader, const struct frame *frame, const uint8_t *payload)
+{
+	if (reader->state != READER_WAITING || reader->num_rails > 0)
+		return TH_E_PROTOCOL;
+	int rc = wire_decode_rails(payload, frame->count, reader->rails);
+	if (rc < 0)
+		return rc;
+	reader->num_rails = frame->count;
+	reader_offer(reader, th_now_ns());
+	return 0;
+}
+
+static int
+on_accept(struct reader *reader, const struct frame *frame, const uint8_t *payload)
+{
+	struct wire_lane lanes[WIRE_LANES_MAX];
+	bool any = false;
+	if (reader->state != READER_OFFERED || reader->map_begun ||
+		frame->count != reader->num_lanes)
+		return TH_E_PROTOCOL;
+	int rc = wire_decode_lanes(payload, frame->count, lanes);
+	for (uint32_t i = 0; rc == 0 && i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		struct th_err err;
+		if (lanes[i].rail != lane->peer_rail)
+			return TH_E_PROTOCOL;
+		lane->accepted = lanes[i].made;
+		lane->other = lanes[i].end;
+		any = any || lane->accepted;
+		if (lane->accepted)
+			rc = endpoint_check(&lane->other, &err);
+	}
+	if (rc < 0 || !any)
+		return TH_E_PROTOCOL;
+	reader->map_begun = true;
+	return map_init(&reader->map, &reader->extents, reader->num_lanes, frame->first);
+}
+
+static int
+on_map(struct reader *reader, const struct frame *frame, const uint8_t *payload)
+{
+	int rc;
+	if (reader->state != READER_OFFERED || !reader->map_begun || map_whole(&reader->map))
+		return TH_E_PROTOCOL;
+	if (frame->kind == FRAME_RDMA_KEYS)
+		rc = map_add_keys(&reader->map, frame->first, frame->count, frame->bytes, payload);
+	else
+		rc = map_add_extents(&reader->map, frame->first, frame->count, payload);
+	if (rc < 0 || !map_whole(&reader->map))
+		return rc;
+	rc = map_check(&reader->map, &reader->extents);
+	if (rc < 0)
+		return rc;
+	reader_set_state(reader, READER_CONNECTING, -1);
+	reader_to_keeper(reader, &reader->connect_task);
+	return 0;
+}
+
+/* ---- what the keeper has done ------------------------------------------------------------- */
+
+static void
+run_made(struct loop_task *task)
+{
+	struct reader *reader = loop_container(task, struct reader, made_task);
+	struct leg_in *leg = reader->leg;
+	struct wire_lane lanes[WIRE_LANES_MAX];
+	uint8_t payload[WIRE_LANES_MAX * WIRE_LANE_BYTES];
+	uint32_t kept = 0;
+	reader->at_keeper = false;
+	reader_settle(reader);
+	reader_leave_if_done(reader);
+	if (reader->closing || reader->state != READER_MAKING)
+		return;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		if (!reader->lanes[i].made)
+			continue;
+		if (kept != i) {
+			reader->lanes[kept] = reader->lanes[i];
+			reader->lanes[i].made = false;
+		}
+		reader->lanes[kept].index = kept;
+		lanes[kept] = (struct wire_lane){.rail = reader->lanes[kept].peer_rail,
+			.made = true,
+			.end = reader->lanes[kept].queues.own};
+		kept++;
+	}
+	reader->num_lanes = kept;
+	if (kept == 0) {
+		reader_leave(reader, reader->why.text);
+		return;
+	}
+	struct frame frame = {.kind = FRAME_RDMA_OFFER,
+		.leg = leg->id,
+		.count = kept,
+		.bytes = (uint64_t)kept * WIRE_LANE_BYTES};
+	wire_encode_lanes(lanes, kept, payload);
+	reader_set_state(reader, READER_OFFERED, READER_ANSWER_NS);
+	control_put(&leg->control, &frame, payload);
+	stream_wake(&leg->control.stream);
+}
+
+static void
+run_connected(struct loop_task *task)
+{
+	struct reader *reader = loop_container(task, struct reader, connected_task);
+	bool any = false;
+	reader->at_keeper = false;
+	for (uint32_t i = 0; i < reader->num_lanes; i++)
+		any = any || reader->lanes[i].lane;
+	reader_settle(reader);
+	if (reader->closing)
+		return;
+	if (reader->state == READER_CONNECTING && any) {
+		reader->leg->excused_ns = th_now_ns();
+		__atomic_store_n(&reader->leg->by_rdma, true, __ATOMIC_RELAXED);
+		reader_set_state(reader, READER_RUNNING, -1);
+	}
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (!lane->lane)
+			continue;
+		lane->moved_ns = th_now_ns();
+		lane_start(lane->lane);
+		if (reader->state == READER_LEAVING)
+			lane_break(lane->lane, VERBS_FLUSHED, "the leg leaves RDMA");
+	}
+	if (!any)
+		reader_leave(reader, reader->why.text);
+	reader_leave_if_done(reader);
+}
+
+int
+reader_setup_frame(struct reader *reader, const struct frame *frame, const uint8_t *payload)
+{
+	/* What was on its way when we left. */
+	if (reader->state == READER_LEAVING && !reader->told_off)
+		return 0;
+	if (frame->kind == FRAME_RDMA_RAILS)
+		return on_rails(reader, frame, payload);
+	if (frame->kind == FRAME_RDMA_ACCEPT)
+		return on_accept(reader, frame, payload);
+	if (frame->kind == FRAME_RDMA_KEYS || frame->kind == FRAME_RDMA_MAP)
+		return on_map(reader, frame, payload);
+	return TH_E_PROTOCOL;
+}
+
+static void
+run_freed(struct loop_task *task)
+{
+	struct reader *reader = loop_container(task, struct reader, freed_task);
+	reader->at_keeper = false;
+	reader_settle(reader);
+	reader_leave_if_done(reader);
+}
+
+void
+reader_setup_init(struct reader *reader)
+{
+	reader->make_task.run = run_make;
+	reader->connect_task.run = run_connect;
+	reader->free_task.run = run_free;
+	reader->made_task.run = run_made;
+	reader->connected_task.run = run_connected;
+	reader->freed_task.run = run_freed;
+}
