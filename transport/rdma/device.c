@@ -518,12 +518,17 @@ void
 rail_warn_slow(
 	struct rails *rails, uint32_t rail, const char *peer, uint32_t mtu_bytes, uint32_t reads)
 {
-	TH_ASSERT(rail < rails->num_rails);
-	if (mtu_bytes >= MTU_SMALL && reads >= READS_FEW)
-		return;
-	if (__atomic_exchange_n(&rails->rails[rail].warned, true, __ATOMIC_RELAXED))
+	struct rail_status status;
+	rail_status(rails, rail, &status);
+	uint32_t own_reads = th_min_u32(status.info.reads_out_max, status.info.reads_in_max);
+	uint32_t own_mtu_bytes = th_min_u32(status.port.mtu_bytes, rails->config.mtu_bytes);
+	/* What is so at this end was said at the start. */
+	bool is_slow = mtu_bytes < th_min_u32(MTU_SMALL, own_mtu_bytes) ||
+		       reads < th_min_u32(READS_FEW, th_min_u32(own_reads, rails->config.reads));
+	if (!is_slow || __atomic_exchange_n(&rails->rails[rail].warned, true, __ATOMIC_RELAXED))
 		return;
 	log_warn("rdma",
-		"%s and %s agreed on an MTU of %u and %u READs at once: slow below %u and %u",
-		rail_name(rails, rail), peer, mtu_bytes, reads, MTU_SMALL, READS_FEW);
+		"%s and %s agreed on an MTU of %u and %u READs at once, by what the peer offers: "
+		"slow below %u and %u",
+		status.name, peer, mtu_bytes, reads, MTU_SMALL, READS_FEW);
 }

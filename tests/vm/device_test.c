@@ -1,0 +1,680 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tests of devices, regions and queue pairs over real verbs: in the guest, on two soft-RoCE devices
+ * of their own, which reach themselves and not each other.
+ *
+ * One test at a time: they take links down and interfaces away.
+ */
+#include "transport/rdma/device.h"
+
+#include <criterion/criterion.h>
+#include <criterion/hooks.h>
+#include <errno.h>
+#include <linux/capability.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
+#include "transport/rdma/queues.h"
+#include "transport/rdma/region.h"
+
+#define PATIENCE_S 60
+#define MIB (UINT64_C(1) << 20)
+#define SLICE (UINT64_C(256) << 10)
+#define SLICES 8u
+#define BYTES (2 * MIB)
+#define DEPTH 16u
+#define RESOURCES_BYTES 4096u
+
+struct bench {
+	struct loop *keeper;
+	struct rails *rails;
+	struct rails_config config;
+	const struct verbs_ops *ops;
+	pthread_mutex_t lock;
+	pthread_cond_t told;
+	uint32_t done, settled, gone; /* by lock */
+	char resources[RESOURCES_BYTES];
+};
+
+static void
+tell(struct bench *bench, uint32_t *counter)
+{
+	pthread_mutex_lock(&bench->lock);
+	++*counter;
+	pthread_cond_broadcast(&bench->told);
+	pthread_mutex_unlock(&bench->lock);
+}
+
+static void
+wait_for(struct bench *bench, const uint32_t *counter, uint32_t count)
+{
+	struct timespec until;
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += PATIENCE_S;
+	pthread_mutex_lock(&bench->lock);
+	while (*counter < count)
+		cr_assert_eq(pthread_cond_timedwait(&bench->told, &bench->lock, &until), 0);
+	pthread_mutex_unlock(&bench->lock);
+}
+
+static void
+on_changed(void *arg, uint32_t rail)
+{
+	struct bench *bench = arg;
+	(void)rail;
+	tell(bench, &bench->done);
+}
+
+static struct rail_status
+wait_state(struct bench *bench, uint32_t rail, enum rail_state state)
+{
+	struct timespec until;
+	struct rail_status status;
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += PATIENCE_S;
+	pthread_mutex_lock(&bench->lock);
+	for (;;) {
+		rail_status(bench->rails, rail, &status);
+		if (status.state == state)
+			break;
+		int rc = pthread_cond_timedwait(&bench->told, &bench->lock, &until);
+		cr_assert_eq(rc, 0, "%s: %s", status.name, status.why);
+	}
+	pthread_mutex_unlock(&bench->lock);
+	return status;
+}
+
+static void
+command(const char *line)
+{
+	cr_assert_eq(system(line), 0, "%s", line);
+}
+
+/* What the kernel has for users of RDMA. */
+static void
+read_resources(char ret_text[RESOURCES_BYTES])
+{
+	FILE *from = popen("rdma resource show", "r");
+	cr_assert_not_null(from);
+	size_t bytes = fread(ret_text, 1, RESOURCES_BYTES - 1, from);
+	ret_text[bytes] = '\0';
+	cr_assert_eq(pclose(from), 0);
+	cr_assert_neq(strstr(ret_text, "alone1"), NULL);
+}
+
+/* By whoever runs the tests: making them takes longer than most of these. */
+static void
+for_each_link(const char *format)
+{
+	for (int i = 0; i < 2; i++) {
+		char line[512];
+		snprintf(line, sizeof(line), "n=%d; %s", i, format);
+		int rc = system(line);
+		TH_ASSERT(rc == 0);
+	}
+}
+
+#define ADD_LINK                                                                                   \
+	"ip link add alone$n type dummy && ip addr add 10.78.$n.1/24 dev alone$n && "              \
+	"ip link set alone$n up && rdma link add alone$n type rxe netdev alone$n"
+
+ReportHook(PRE_ALL)(struct criterion_test_set *tests)
+{
+	(void)tests;
+	for_each_link(ADD_LINK);
+}
+
+ReportHook(POST_ALL)(struct criterion_global_stats *stats)
+{
+	(void)stats;
+	for_each_link("rdma link delete alone$n; ip link delete alone$n");
+}
+
+static void
+setup(struct bench *bench)
+{
+	static const char *const names[] = {"alone0", "alone1"};
+	struct rails_user user = {.arg = bench, .changed = on_changed};
+	*bench = (struct bench){.config = rails_config_default()};
+	bench->config.timeout = 12; /* 17 ms: here nobody is far away */
+	bench->config.retries = 2;
+	bench->config.names = names;
+	bench->config.num_names = TH_ARRAY_LEN(names);
+	pthread_mutex_init(&bench->lock, NULL);
+	pthread_cond_init(&bench->told, NULL);
+	read_resources(bench->resources);
+	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &bench->keeper), 0);
+	cr_assert_eq(rails_new(verbs_ib(), &bench->config, bench->keeper, &user, &bench->rails), 0);
+	bench->ops = rails_ops(bench->rails);
+	cr_assert_eq(rails_count(bench->rails), 2);
+	for (uint32_t i = 0; i < 2; i++)
+		wait_state(bench, i, RAIL_UP); /* a new device gets its addresses by and by */
+}
+
+static void
+close_rails(struct bench *bench)
+{
+	rails_free(bench->rails);
+	loop_free(bench->keeper);
+}
+
+static void
+teardown(struct bench *bench)
+{
+	static char resources[RESOURCES_BYTES];
+	close_rails(bench);
+	read_resources(resources);
+	cr_assert_str_eq(resources, bench->resources);
+}
+
+/* ---- regions ---- */
+
+static void
+on_settled(void *arg, struct region *region)
+{
+	struct bench *bench = arg;
+	(void)region;
+	tell(bench, &bench->settled);
+}
+
+static void
+on_gone(void *arg)
+{
+	struct bench *bench = arg;
+	tell(bench, &bench->gone);
+}
+
+/* Shared memory, as that of workers is, and not at the beginning of a page. */
+static uint8_t *
+memory(uint8_t first)
+{
+	int fd = memfd_create("device", MFD_CLOEXEC);
+	cr_assert(fd >= 0 && ftruncate(fd, BYTES + 4096) == 0);
+	uint8_t *map = mmap(NULL, BYTES + 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	cr_assert_neq(map, MAP_FAILED);
+	close(fd);
+	for (uint64_t i = 0; i < BYTES + 4096; i++)
+		map[i] = first ? (uint8_t)(first + i * 31 + (i >> 12)) : 0;
+	return map + 100;
+}
+
+static void
+forget(uint8_t *data)
+{
+	cr_assert_eq(munmap(data - 100, BYTES + 4096), 0);
+}
+
+static struct region *
+make_region(struct bench *bench, void *data, unsigned access)
+{
+	struct region_memory spec = {.data = data, .bytes = BYTES};
+	struct region_user user = {.arg = bench, .settled = on_settled, .gone = on_gone};
+	uint32_t settled = bench->settled;
+	struct region *region = region_new(bench->rails, &spec, 3, access, &user);
+	wait_for(bench, &bench->settled, settled + 1);
+	return region;
+}
+
+static void
+drop_region(struct bench *bench, struct region *region)
+{
+	uint32_t gone = bench->gone;
+	region_release(region);
+	wait_for(bench, &bench->gone, gone + 1);
+}
+
+/* ---- queue pairs: both ends are ours ---- */
+
+struct pair {
+	struct bench *bench;
+	uint32_t reader_rail, source_rail;
+	enum endpoint_role source_role;
+	struct verbs_cq *cq;
+	struct queues reader, source;
+	struct th_err err;
+	int code;
+	struct loop_task task;
+	void (*run)(struct pair *pair);
+	uint32_t done;
+};
+
+static void
+run_pair(struct loop_task *task)
+{
+	struct pair *pair = loop_container(task, struct pair, task);
+	pair->run(pair);
+	tell(pair->bench, &pair->done);
+}
+
+static void
+on_keeper(struct pair *pair, void (*run)(struct pair *pair))
+{
+	pair->task.run = run_pair;
+	pair->run = run;
+	uint32_t done = pair->done;
+	loop_post(pair->bench->keeper, &pair->task);
+	wait_for(pair->bench, &pair->done, done + 1);
+}
+
+static void
+open_both(struct pair *pair)
+{
+	struct rails *rails = pair->bench->rails;
+	struct th_err *err = &pair->err;
+	struct verbs_device *device = rail_device(rails, pair->reader_rail);
+	cr_assert_eq(pair->bench->ops->cq_new(device, 4 * DEPTH, &pair->cq), 0);
+	int rc = queues_new(rails, pair->reader_rail, pair->cq, DEPTH, &pair->reader, err);
+	cr_assert_eq(rc, 0, "%s", err->text);
+	rc = queues_new(rails, pair->source_rail, NULL, DEPTH, &pair->source, err);
+	cr_assert_eq(rc, 0, "%s", err->text);
+	cr_assert_eq(endpoint_check(&pair->source.own, err), 0, "%s", err->text);
+	rc = queues_connect(rails, &pair->source, &pair->reader.own, pair->source_role, "a", err);
+	if (rc == 0)
+		rc = queues_connect(
+			rails, &pair->reader, &pair->source.own, ENDPOINT_READER, "b", err);
+	pair->code = rc;
+}
+
+static void
+free_source(struct pair *pair)
+{
+	cr_assert_eq(queues_free(pair->bench->rails, &pair->source), 0);
+}
+
+static void
+free_both(struct pair *pair)
+{
+	free_source(pair);
+	cr_assert_eq(queues_free(pair->bench->rails, &pair->reader), 0);
+	pair->bench->ops->cq_free(pair->cq);
+}
+
+static void
+open_pair(struct bench *bench, struct pair *ret_pair, uint32_t source_rail)
+{
+	*ret_pair = (struct pair){
+		.bench = bench, .source_rail = source_rail, .source_role = ENDPOINT_SOURCE};
+	on_keeper(ret_pair, open_both);
+}
+
+/* All slices, half of them through each queue pair; only the last of each is signalled, unless all
+ * are to be. */
+static void
+post(struct pair *pair, struct region *to, struct region *from, bool all_signalled)
+{
+	for (uint32_t q = 0; q < ENDPOINT_QPS; q++) {
+		struct verbs_read reads[SLICES / ENDPOINT_QPS];
+		for (uint32_t i = 0; i < TH_ARRAY_LEN(reads); i++) {
+			uint32_t slice = q * (uint32_t)TH_ARRAY_LEN(reads) + i;
+			struct region_key local, remote;
+			cr_assert(region_mr(to, pair->reader_rail, slice * SLICE, &local));
+			cr_assert(region_mr(from, pair->source_rail, slice * SLICE, &remote));
+			cr_assert(local.bytes >= SLICE && remote.bytes >= SLICE);
+			reads[i] = (struct verbs_read){.id = slice,
+				.local = local.address,
+				.remote = remote.address,
+				.lkey = local.lkey,
+				.rkey = remote.rkey,
+				.bytes = (uint32_t)SLICE,
+				.signalled = all_signalled || i + 1 == TH_ARRAY_LEN(reads)};
+		}
+		cr_assert_eq(pair->bench->ops->post_reads(
+				     pair->reader.qps[q], reads, (uint32_t)TH_ARRAY_LEN(reads)),
+			0);
+	}
+}
+
+/* Sleeps until each has come; counts them by status. */
+static void
+await(struct pair *pair, uint32_t count, uint32_t ret_counts[VERBS_OTHER + 1])
+{
+	const struct verbs_ops *ops = pair->bench->ops;
+	int64_t deadline_ns = th_now_ns() + PATIENCE_S * INT64_C(1000000000);
+	memset(ret_counts, 0, sizeof(uint32_t) * (VERBS_OTHER + 1));
+	for (uint32_t have = 0; have < count;) {
+		struct verbs_done done[4];
+		cr_assert_eq(ops->cq_arm(pair->cq), 0);
+		int got = ops->cq_poll(pair->cq, done, TH_ARRAY_LEN(done));
+		cr_assert_geq(got, 0);
+		for (int i = 0; i < got; i++) {
+			cr_assert(done[i].qpn == pair->reader.own.qpns[0] ||
+				  done[i].qpn == pair->reader.own.qpns[1]);
+			cr_assert_lt(done[i].id, SLICES);
+			ret_counts[done[i].status]++;
+		}
+		have += (uint32_t)got;
+		if (got > 0)
+			continue;
+		struct pollfd entry = {.fd = ops->cq_fd(pair->cq), .events = POLLIN};
+		cr_assert(poll(&entry, 1, 1000) >= 0 && th_now_ns() < deadline_ns,
+			"%u of %u completions came", have, count);
+		ops->cq_quiet(pair->cq);
+	}
+	struct verbs_done more;
+	cr_assert_eq(ops->cq_poll(pair->cq, &more, 1), 0);
+}
+
+/* ---- tests ---- */
+
+Test(vm_device, rails__each_with_its_ipv4_address)
+{
+	static struct bench bench;
+	setup(&bench);
+	cr_assert_eq(rails_up(bench.rails), 3);
+	for (uint32_t i = 0; i < 2; i++) {
+		struct rail_status status;
+		struct th_err err;
+		struct endpoint endpoint;
+		struct endpoint_port port;
+		char name[32], gid[GID_TEXT_BYTES], address[32];
+		rail_status(bench.rails, i, &status);
+		snprintf(name, sizeof(name), "alone%u/1", i);
+		snprintf(address, sizeof(address), "10.78.%u.1", i);
+		cr_assert_str_eq(status.name, name);
+		cr_assert_str_eq(gid_text(status.gid.raw, gid), address);
+		cr_assert(status.gid.type == VERBS_GID_ROCE_V2 && status.pci[0] == '\0');
+		cr_assert(status.port.link == VERBS_LINK_ETHERNET && status.port.active);
+		cr_assert(status.info.reads_out_max > 0 && status.info.mr_bytes_max > 0);
+		cr_assert_eq(rail_endpoint(bench.rails, i, &endpoint, &port, &err), 0);
+		cr_assert_eq(port.gid_index, status.gid.index);
+		cr_assert_leq(endpoint.reads_out, ENDPOINT_READS_MAX);
+	}
+	teardown(&bench);
+}
+
+Test(vm_device, memory__is_read_through_two_queue_pairs)
+{
+	static struct bench bench;
+	static struct pair pair;
+	uint32_t counts[VERBS_OTHER + 1];
+	setup(&bench);
+	uint8_t *from = memory(7), *to = memory(0);
+	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
+	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
+	cr_assert(region_ready(source) == 3 && region_ready(reader) == 3);
+	for (uint32_t round = 0; round < 3; round++) {
+		memset(to, 0, BYTES);
+		open_pair(&bench, &pair, 0);
+		cr_assert_eq(pair.code, 0, "%s", pair.err.text);
+		post(&pair, reader, source, false);
+		await(&pair, ENDPOINT_QPS, counts);
+		cr_assert_eq(counts[VERBS_OK], ENDPOINT_QPS);
+		cr_assert_eq(memcmp(from, to, BYTES), 0);
+		on_keeper(&pair, free_both);
+	}
+	drop_region(&bench, source);
+	drop_region(&bench, reader);
+	teardown(&bench);
+	forget(from);
+	forget(to);
+}
+
+Test(vm_device, source_deregisters__the_reader_is_refused)
+{
+	static struct bench bench;
+	static struct pair pair;
+	uint32_t counts[VERBS_OTHER + 1];
+	setup(&bench);
+	uint8_t *from = memory(7), *to = memory(0);
+	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
+	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
+	open_pair(&bench, &pair, 0);
+	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
+	struct region_key key, local;
+	cr_assert(region_mr(source, 0, 0, &key) && region_mr(reader, 0, 0, &local));
+	drop_region(&bench, source);
+	struct verbs_read read = {.id = 1,
+		.local = local.address,
+		.remote = key.address,
+		.lkey = local.lkey,
+		.rkey = key.rkey,
+		.bytes = 4096,
+		.signalled = true};
+	cr_assert_eq(bench.ops->post_reads(pair.reader.qps[0], &read, 1), 0);
+	await(&pair, 1, counts);
+	cr_assert_eq(counts[VERBS_ACCESS], 1);
+	/* What comes after it does not get out. */
+	cr_assert_eq(bench.ops->post_reads(pair.reader.qps[0], &read, 1), 0);
+	await(&pair, 1, counts);
+	cr_assert_eq(counts[VERBS_FLUSHED], 1);
+	cr_assert_eq(to[0], 0);
+	on_keeper(&pair, free_both);
+	drop_region(&bench, reader);
+	teardown(&bench);
+	forget(from);
+	forget(to);
+}
+
+Test(vm_device, source_only_serves_what_it_says)
+{
+	static struct bench bench;
+	static struct pair pair;
+	uint32_t counts[VERBS_OTHER + 1];
+	setup(&bench);
+	uint8_t *from = memory(7), *to = memory(0);
+	struct region *lands = make_region(&bench, from, VERBS_LOCAL_WRITE);
+	struct region *serves = make_region(&bench, from, VERBS_REMOTE_READ);
+	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
+	/* Memory where READs land is not read by others. */
+	open_pair(&bench, &pair, 0);
+	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
+	post(&pair, reader, lands, true);
+	await(&pair, SLICES, counts);
+	cr_assert(counts[VERBS_OK] == 0 && counts[VERBS_ACCESS] == ENDPOINT_QPS);
+	on_keeper(&pair, free_both);
+	/* Queue pairs of a reader answer nobody. */
+	pair = (struct pair){.bench = &bench, .source_role = ENDPOINT_READER};
+	on_keeper(&pair, open_both);
+	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
+	post(&pair, reader, serves, true);
+	await(&pair, SLICES, counts);
+	cr_assert_eq(counts[VERBS_OK], 0);
+	on_keeper(&pair, free_both);
+	for (uint64_t i = 0; i < BYTES; i++)
+		cr_assert(to[i] == 0);
+	drop_region(&bench, lands);
+	drop_region(&bench, serves);
+	drop_region(&bench, reader);
+	teardown(&bench);
+	forget(from);
+	forget(to);
+}
+
+Test(vm_device, freed_queue_pairs__nobody_answers)
+{
+	static struct bench bench;
+	static struct pair pair;
+	uint32_t counts[VERBS_OTHER + 1];
+	setup(&bench);
+	uint8_t *from = memory(7), *to = memory(0);
+	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
+	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
+	open_pair(&bench, &pair, 0);
+	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
+	on_keeper(&pair, free_source); /* the fence */
+	post(&pair, reader, source, true);
+	await(&pair, SLICES, counts);
+	cr_assert(counts[VERBS_OK] == 0 && counts[VERBS_GONE] == ENDPOINT_QPS &&
+		  counts[VERBS_FLUSHED] == SLICES - ENDPOINT_QPS);
+	for (uint64_t i = 0; i < BYTES; i++)
+		cr_assert(to[i] == 0);
+	on_keeper(&pair, free_both);
+	drop_region(&bench, source);
+	drop_region(&bench, reader);
+	teardown(&bench);
+	forget(from);
+	forget(to);
+}
+
+Test(vm_device, failed_queue_pairs__all_comes_back_flushed)
+{
+	static struct bench bench;
+	static struct pair pair;
+	uint32_t counts[VERBS_OTHER + 1];
+	setup(&bench);
+	uint8_t *from = memory(7), *to = memory(0);
+	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
+	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
+	open_pair(&bench, &pair, 0);
+	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
+	for (uint32_t i = 0; i < ENDPOINT_QPS; i++)
+		cr_assert_eq(bench.ops->qp_fail(pair.reader.qps[i]), 0);
+	post(&pair, reader, source, true);
+	await(&pair, SLICES, counts);
+	cr_assert_eq(counts[VERBS_FLUSHED], SLICES);
+	cr_assert_eq(to[0], 0);
+	on_keeper(&pair, free_both);
+	drop_region(&bench, source);
+	drop_region(&bench, reader);
+	teardown(&bench);
+	forget(from);
+	forget(to);
+}
+
+Test(vm_device, across_rails__is_found_not_to_work)
+{
+	static struct bench bench;
+	static struct pair pair;
+	uint32_t counts[VERBS_OTHER + 1];
+	setup(&bench);
+	uint8_t *from = memory(7), *to = memory(0);
+	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
+	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
+	open_pair(&bench, &pair, 1);
+	if (pair.code == 0) {
+		post(&pair, reader, source, true);
+		await(&pair, SLICES, counts);
+		cr_assert_eq(counts[VERBS_OK], 0);
+	}
+	cr_assert_eq(to[0], 0);
+	on_keeper(&pair, free_both);
+	drop_region(&bench, source);
+	drop_region(&bench, reader);
+	teardown(&bench);
+	forget(from);
+	forget(to);
+}
+
+Test(vm_device, link__down_and_up)
+{
+	static struct bench bench;
+	setup(&bench);
+	command("ip link set alone1 down");
+	struct rail_status status = wait_state(&bench, 1, RAIL_DOWN);
+	cr_assert_neq(status.why[0], '\0');
+	cr_assert_eq(rails_up(bench.rails), 1);
+	command("ip link set alone1 up");
+	wait_state(&bench, 1, RAIL_UP);
+	cr_assert_eq(rails_up(bench.rails), 3);
+	teardown(&bench);
+}
+
+Test(vm_device, address__goes_moves_and_comes_back)
+{
+	static struct bench bench;
+	char gid[GID_TEXT_BYTES];
+	setup(&bench);
+	command("ip addr del 10.78.1.1/24 dev alone1");
+	struct rail_status status = wait_state(&bench, 1, RAIL_DOWN);
+	cr_assert_neq(strstr(status.why, "RoCE v2"), NULL, "%s", status.why);
+	/* Two more take the places before it. */
+	command("ip addr add fd77::1/64 dev alone1 nodad");
+	status = wait_state(&bench, 1, RAIL_UP);
+	cr_assert_str_eq(gid_text(status.gid.raw, gid), "fd77::1");
+	uint32_t index = status.gid.index;
+	command("ip addr add 10.78.1.1/24 dev alone1");
+	do {
+		status = wait_state(&bench, 1, RAIL_UP);
+	} while (strcmp(gid_text(status.gid.raw, gid), "10.78.1.1") != 0);
+	cr_assert_neq(status.gid.index, index);
+	command("ip addr del fd77::1/64 dev alone1");
+	teardown(&bench);
+}
+
+/* The registering threads inherit it from this one. */
+static void
+may_lock(bool may)
+{
+	struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+	struct __user_cap_data_struct data[2];
+	cr_assert_eq(syscall(SYS_capget, &header, data), 0);
+	if (may)
+		data[0].effective |= 1u << CAP_IPC_LOCK;
+	else
+		data[0].effective &= ~(1u << CAP_IPC_LOCK);
+	cr_assert_eq(syscall(SYS_capset, &header, data), 0);
+}
+
+Test(vm_device, memlock__the_limit_is_named)
+{
+	static struct bench bench;
+	struct rlimit little = {.rlim_cur = 1 << 20, .rlim_max = 1 << 20};
+	cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &little), 0);
+	may_lock(false);
+	setup(&bench);
+	uint8_t *data = memory(7);
+	struct region *region = make_region(&bench, data, VERBS_REMOTE_READ);
+	struct th_err err = {0};
+	cr_assert_eq(region_ready(region), 0);
+	cr_assert_eq(region_state(region, 0, &err), REGION_FAILED);
+	cr_assert_eq(err.code, TH_E_LIMIT);
+	cr_assert_neq(strstr(err.text, "RLIMIT_MEMLOCK is 1.00MiB"), NULL, "%s", err.text);
+	drop_region(&bench, region);
+	teardown(&bench);
+	may_lock(true);
+	setup(&bench);
+	region = make_region(&bench, data, VERBS_REMOTE_READ);
+	cr_assert_eq(region_ready(region), 3);
+	drop_region(&bench, region);
+	teardown(&bench);
+	forget(data);
+}
+
+Test(vm_device, interface__removed_under_everything)
+{
+	static struct bench bench;
+	static struct pair pair;
+	setup(&bench);
+	uint8_t *from = memory(7), *to = memory(0);
+	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
+	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
+	pair = (struct pair){.bench = &bench,
+		.reader_rail = 1,
+		.source_rail = 1,
+		.source_role = ENDPOINT_SOURCE};
+	on_keeper(&pair, open_both);
+	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
+	/*
+	 * soft-RoCE cannot take a device from who uses it: it says that the port is down, and waits
+	 * until nobody does. (Drivers that can say that the device is gone.)
+	 */
+	command("ip link delete alone1 &");
+	wait_state(&bench, 1, RAIL_DOWN);
+	cr_assert_eq(rails_up(bench.rails), 1);
+	on_keeper(&pair, free_both);
+	/* The other one does not care. */
+	uint32_t counts[VERBS_OTHER + 1];
+	open_pair(&bench, &pair, 0);
+	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
+	post(&pair, reader, source, false);
+	await(&pair, ENDPOINT_QPS, counts);
+	cr_assert_eq(memcmp(from, to, BYTES), 0);
+	on_keeper(&pair, free_both);
+	drop_region(&bench, source);
+	drop_region(&bench, reader);
+	close_rails(&bench);
+	command("while [ -e /sys/class/infiniband/alone1 ] || [ -e /sys/class/net/alone1 ]; do "
+		"sleep 0.05; done; n=1; " ADD_LINK);
+	forget(from);
+	forget(to);
+}
