@@ -4,13 +4,95 @@
  */
 #include "daemon/host/fabric.h"
 
+#include <dirent.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "daemon/host/host.h"
+#include "ipc/base/alloc.h"
 #include "ipc/base/log.h"
 #include "transport/rdma/device.h"
 #include "transport/rdma/place.h"
+#include "transport/rdma/poller.h"
+#include "transport/rdma/rdma.h"
 #include "transport/rdma/topology.h"
+
+/* ---- what the transport is opened with ----------------------------------------------------- */
+
+struct fabric_config {
+	struct rdma_config rdma;
+	struct rails_config rails;
+	char names_text[OPTIONS_RDMA_TEXT_BYTES];
+	const char *names[PLACE_RAILS_MAX];
+};
+
+/* Without this folder no kernel module knows of a device, so there is nothing to open. */
+static bool
+any_device(void)
+{
+	bool found = false;
+	DIR *folder = opendir("/sys/class/infiniband");
+	const struct dirent *entry;
+	while (folder && !found && (entry = readdir(folder)))
+		found = entry->d_name[0] != '.';
+	if (folder)
+		closedir(folder);
+	return found;
+}
+
+static void
+name_devices(struct fabric_config *config, const char *devices)
+{
+	char *at = config->names_text;
+	snprintf(config->names_text, sizeof(config->names_text), "%s", devices);
+	config->rails.names = config->names;
+	while (at[0] != '\0' && config->rails.num_names < PLACE_RAILS_MAX) {
+		config->names[config->rails.num_names++] = strsep(&at, ",");
+		if (!at)
+			return;
+	}
+}
+
+struct fabric_config *
+fabric_config_new(const struct options *options)
+{
+	const struct options_rdma *from = &options->rdma;
+	if (!options->transport_rdma || from->mode == OPTIONS_RDMA_OFF || !any_device())
+		return NULL;
+	struct fabric_config *config = th_calloc(1, sizeof(*config));
+	config->rails = rails_config_default();
+	config->rails.gid = (struct gid_rule){
+		.index = from->gid_index, .link_local = from->link_local, .roce_v1 = from->roce_v1};
+	config->rails.mtu_bytes = from->mtu;
+	config->rails.reads = from->depth;
+	config->rails.pkey_index = (uint16_t)from->pkey_index;
+	config->rails.service_level = (uint8_t)from->service_level;
+	config->rails.traffic_class = (uint8_t)from->traffic_class;
+	config->rails.timeout = (uint8_t)from->timeout;
+	config->rails.retries = (uint8_t)from->retries;
+	name_devices(config, from->devices);
+	config->rdma = (struct rdma_config){.verbs = verbs_ib(),
+		.rails = &config->rails,
+		.slice_bytes = (uint32_t)from->slice,
+		.depth = from->depth,
+		.window_bytes = from->window};
+	return config;
+}
+
+const struct rdma_config *
+fabric_config_rdma(const struct fabric_config *config)
+{
+	return config ? &config->rdma : NULL;
+}
+
+void
+fabric_config_free(struct fabric_config *config)
+{
+	free(config);
+}
+
+/* ---- the start ------------------------------------------------------------------------------ */
 
 static const char *
 missing(const struct host *host)
@@ -60,6 +142,8 @@ int
 fabric_start(struct host *host, struct th_err *err)
 {
 	struct fabric *fabric = &host->fabric;
+	struct rdma *rdma = transport_rdma(host->transport);
+	host->regions.rails = rdma ? rdma_rails(rdma) : NULL;
 	const char *why_not = missing(host);
 	if (!why_not) {
 		look_at_host(host);
@@ -91,7 +175,19 @@ fabric_why_not(const struct host *host)
 }
 
 void
+fabric_fell_back(struct host *host, const char *why)
+{
+	snprintf(host->fabric.last_fallback, sizeof(host->fabric.last_fallback), "%s", why);
+}
+
+void
 fabric_rail(const struct host *host, uint32_t rail, struct fabric_rail *ret_rail)
 {
-	*ret_rail = (struct fabric_rail){.node = topology_node(host->fabric.topology, rail)};
+	struct poller *poller = rdma_poller(transport_rdma(host->transport), rail);
+	struct rail_counters counters = {0};
+	if (poller)
+		rail_counters(poller_rail(poller), &counters);
+	*ret_rail = (struct fabric_rail){.node = topology_node(host->fabric.topology, rail),
+		.bytes = counters.bytes,
+		.reads = counters.reads};
 }

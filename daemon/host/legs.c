@@ -31,9 +31,12 @@ struct leg {
 	uint64_t source, source_gen; /* whose part is read; 0: not one of this agent */
 	struct xfer_part *xfer;      /* owns: a reference */
 	int64_t start_ns;
-	uint64_t start_bytes;         /* of the part that were there at the start */
-	struct ctl_path path;         /* in: how its bytes go; the rate of the last beat */
-	char peer[TH_CTL_TEXT_BYTES]; /* where the bytes come from, and why this way */
+	uint64_t start_bytes; /* of the part that were there at the start */
+	/* Of a leg in: */
+	unsigned flags;           /* enum transport_flag */
+	uint64_t source_sid, gen; /* of the grant, and of the part that it fills */
+	struct ctl_path path;     /* how its bytes go, once that is known; the last beat's rate */
+	char peer[TH_CTL_TEXT_BYTES]; /* where they come from */
 };
 
 static struct leg *
@@ -66,6 +69,14 @@ drop(struct host *host, struct leg *leg)
 	free(leg);
 }
 
+/* Nothing may come by TCP. */
+static bool
+is_required(struct host *host, uint64_t id)
+{
+	const struct session *session = session_find(host, id);
+	return session && (session->open.flags & CTL_OPEN_REQUIRE_RDMA) != 0;
+}
+
 /* ---- legs in -------------------------------------------------------------------------------- */
 
 /* A leg that cannot begin ends like one that failed at its first byte. */
@@ -84,18 +95,29 @@ fail_at_once(struct host *host, const struct agent_action *action, int code, boo
 	engine_post(host, &event);
 }
 
+/* What may become of it. */
+static const char *
+way_text(const struct host *host, const struct leg *leg)
+{
+	if (leg->path.name[0] != '\0')
+		return leg->path.name;
+	if (fabric_why_not(host))
+		return "tcp";
+	return (leg->flags & TRANSPORT_REQUIRE_RDMA) ? "rdma" : "rdma,tcp";
+}
+
 static void
 log_start(struct host *host, const struct leg *leg)
 {
 	char label[SESSION_LABEL_BYTES];
 	char size[TH_UNITS_BYTES];
 	const struct session *session = session_find(host, leg->session);
-	log_info("leg", "%s leg=%" PRIu64 " shard=%s bytes=%s left=%" PRIu64 " verify=%s %s",
+	log_info("leg", "%s leg=%" PRIu64 " shard=%s bytes=%s left=%" PRIu64 " verify=%s way=%s%s",
 		leg->out ? "serving" : "pulling", leg->server_leg,
 		session ? session_label(session, label) : "?",
 		th_print_size_short(xfer_part_table(leg->xfer)->bytes, size),
 		xfer_part_table(leg->xfer)->bytes - xfer_part_prefix_bytes(leg->xfer),
-		xfer_part_verify(leg->xfer) ? "full" : "off", leg->peer);
+		xfer_part_verify(leg->xfer) ? "full" : "off", way_text(host, leg), leg->peer);
 }
 
 static void
@@ -105,6 +127,22 @@ show_progress(struct host *host, const struct leg *leg)
 	if (session)
 		operations_progress(session, xfer_part_prefix_bytes(leg->xfer),
 			xfer_part_table(leg->xfer)->bytes);
+}
+
+/* To another host. What is not allowed at all was refused before (way_there). */
+static void
+choose_way(struct host *host, struct leg *leg)
+{
+	bool rdma = fabric_why_not(host) == NULL;
+	if (rdma && (is_required(host, leg->session) || !host->options.transport_tcp)) {
+		leg->flags = TRANSPORT_REQUIRE_RDMA;
+	} else if (!rdma || host->options.transport_tcp_first) {
+		leg->flags = TRANSPORT_NO_RDMA;
+		snprintf(leg->path.name, sizeof(leg->path.name), "tcp");
+		if (rdma)
+			snprintf(leg->path.why, sizeof(leg->path.why),
+				"tcp stands before rdma in --transport");
+	}
 }
 
 static void
@@ -117,18 +155,20 @@ begin(struct host *host, const struct agent_action *action, struct xfer_part *xf
 		TH_FP(agent_copies);
 	else
 		TH_FP(agent_pulls);
-	snprintf(leg->path.name, sizeof(leg->path.name), "%s", source ? "local" : "tcp");
-	if (source)
+	leg->source_sid = grant->source_sid;
+	leg->gen = action->u.leg.gen;
+	if (source) {
+		snprintf(leg->path.name, sizeof(leg->path.name), "local");
 		snprintf(leg->peer, sizeof(leg->peer),
-			"from=%.200s path=local why=\"both shards are on this host\"",
-			grant->source_replica);
-	else
-		snprintf(leg->peer, sizeof(leg->peer),
-			"from=%.160s node=%.160s address=%s path=tcp why=\"another host\"",
+			" from=%.200s why=\"both shards are on this host\"", grant->source_replica);
+	} else {
+		choose_way(host, leg);
+		snprintf(leg->peer, sizeof(leg->peer), " from=%.160s node=%.160s address=%s",
 			grant->source_replica, grant->source_node, grant->source_address);
+	}
 	int rc = source ? transport_copy(host->transport, leg->leg, source, xfer)
 			: transport_pull(host->transport, leg->leg, grant->source_address,
-				  &grant->ticket, xfer, 0);
+				  &grant->ticket, xfer, leg->flags);
 	if (rc < 0) {
 		char text[TH_CTL_TEXT_BYTES];
 		snprintf(text, sizeof(text), "the leg cannot be started: %s", th_strerror(rc));
@@ -148,11 +188,10 @@ begin(struct host *host, const struct agent_action *action, struct xfer_part *xf
  * No allowed way leads to this source. The server is asked for another one; when it has only this
  * one to offer, the operation must end and say so, not wait for a way that no time will open.
  */
-static void
-fail_forbidden(struct host *host, const struct agent_action *action, const char *text)
+static bool
+is_forbidden_again(struct host *host, uint64_t id, uint64_t source, uint64_t gen)
 {
-	struct session *session = session_find(host, action->session);
-	uint64_t source = action->u.leg.grant.source_sid, gen = action->u.leg.gen;
+	struct session *session = session_find(host, id);
 	/* Of this operation: the next one's version may be on another host as well. */
 	bool same = session && session->forbidden_gen == gen;
 	/* Partial copies come and go: two of them may be offered in turn for ever. */
@@ -163,6 +202,14 @@ fail_forbidden(struct host *host, const struct agent_action *action, const char 
 		session->forbidden_source = source;
 		session->forbidden_gen = gen;
 	}
+	return again;
+}
+
+static void
+fail_forbidden(struct host *host, const struct agent_action *action, const char *text)
+{
+	bool again = is_forbidden_again(
+		host, action->session, action->u.leg.grant.source_sid, action->u.leg.gen);
 	fail_at_once(host, action, TH_E_NO_PATH, !again, text);
 }
 
@@ -170,9 +217,8 @@ fail_forbidden(struct host *host, const struct agent_action *action, const char 
 static bool
 way_there(struct host *host, uint64_t id, char ret_text[TH_CTL_TEXT_BYTES])
 {
-	const struct session *session = session_find(host, id);
 	const char *why_not = fabric_why_not(host);
-	bool required = session && (session->open.flags & CTL_OPEN_REQUIRE_RDMA) != 0;
+	bool required = is_required(host, id);
 	if (!why_not || (host->options.transport_tcp && !required))
 		return true;
 	if (!required && !host->options.transport_rdma)
@@ -263,8 +309,9 @@ log_end(const struct leg *leg, const struct transport_event *event, int code)
 	char reused[TH_UNITS_BYTES];
 	int64_t ns = th_now_ns() - leg->start_ns;
 	double seconds = ns > 0 ? (double)ns / 1e9 : 1e-9;
+	bool fell = event->fallback[0] != '\0';
 	log_write(code == 0 ? LOG_LEVEL_INFO : LOG_LEVEL_WARN, "leg",
-		"%s leg=%" PRIu64 " moved=%s reused=%s took=%s rate=%s/s %s%s%s%s%s%s",
+		"%s leg=%" PRIu64 " moved=%s reused=%s took=%s rate=%s/s path=%s%s%s%s%s%s%s%s%s%s",
 		leg->out                           ? "served"
 		: code == 0                        ? "done"
 		: event->kind == TRANSPORT_STOPPED ? "stopped"
@@ -272,7 +319,9 @@ log_end(const struct leg *leg, const struct transport_event *event, int code)
 		leg->server_leg, th_print_size_short(event->bytes_moved, size),
 		th_print_size_short(event->bytes_reused, reused), th_print_duration_short(ns, took),
 		th_print_size_short((uint64_t)((double)event->bytes_moved / seconds), rate),
-		leg->peer, code == 0 ? "" : " code=", code == 0 ? "" : th_errname(code),
+		event->transport[0] != '\0' ? event->transport : "none", fell ? " fallback=\"" : "",
+		event->fallback, fell ? "\"" : "", leg->peer,
+		code == 0 ? "" : " code=", code == 0 ? "" : th_errname(code),
 		code == 0 ? "" : " reason=\"", code == 0 ? "" : event->text, code == 0 ? "" : "\"");
 }
 
@@ -299,12 +348,18 @@ in_ended(struct host *host, struct leg *leg, const struct transport_event *event
 		report.kind = AGENT_EV_LEG_FAILED;
 		out->code = event->code;
 		out->source_failed = event->source_failed;
+		/* The only way that is allowed does not lead to this source. */
+		if (event->code == TH_E_NO_PATH && event->fallback[0] != '\0')
+			out->source_failed =
+				!is_forbidden_again(host, leg->session, leg->source_sid, leg->gen);
 	} else {
 		report.kind = AGENT_EV_LEG_STOPPED;
 		out->code = TH_E_CANCELLED;
 	}
 	show_progress(host, leg);
 	log_end(leg, event, out->code);
+	if (event->fallback[0] != '\0')
+		fabric_fell_back(host, event->fallback);
 	if (leg->source != 0 && out->code == TH_E_STALE_MEMORY && out->source_failed)
 		parts_lost(host, leg->source, leg->source_gen, event->row);
 	drop(host, leg);
@@ -336,7 +391,6 @@ legs_serve(struct host *host, const struct agent_action *action)
 	TH_FP(agent_serves);
 	leg->source = action->session;
 	leg->source_gen = action->u.leg.gen;
-	snprintf(leg->peer, sizeof(leg->peer), "path=tcp");
 	log_start(host, leg);
 	transport_serve(host->transport, action->u.leg.hello, leg->leg, part);
 }
@@ -382,6 +436,16 @@ legs_out_running(const struct host *host)
 	return count;
 }
 
+/* Of a running leg in. */
+static void
+note_path(struct leg *leg, const struct transport_event *event)
+{
+	if (event->transport[0] != '\0')
+		snprintf(leg->path.name, sizeof(leg->path.name), "%.15s", event->transport);
+	if (event->fallback[0] != '\0')
+		snprintf(leg->path.why, sizeof(leg->path.why), "%.159s", event->fallback);
+}
+
 /* ---- events of the movers ------------------------------------------------------------------- */
 
 static void
@@ -407,8 +471,10 @@ on_event(struct host *host, const struct transport_event *event)
 		break;
 	case TRANSPORT_PROGRESS:
 		leg = find(host, event->leg);
-		if (leg)
+		if (leg) {
+			note_path(leg, event);
 			show_progress(host, leg);
+		}
 		break;
 	case TRANSPORT_DONE:
 	case TRANSPORT_FAILED:

@@ -146,7 +146,10 @@ open_transport(struct host *host, struct th_err *err)
 			    : options->sendfile    ? TRANSPORT_SENDFILE_YES
 						   : TRANSPORT_SENDFILE_NO,
 	};
+	struct fabric_config *fabric = fabric_config_new(options);
+	config.rdma = fabric_config_rdma(fabric);
 	int rc = transport_open(&config, err, &host->transport);
+	fabric_config_free(fabric);
 	if (rc < 0)
 		return rc;
 	rc = loop_add(&host->loop, &host->transport_source, transport_fd(host->transport), EPOLLIN,

@@ -38,7 +38,7 @@ text(const char *constant)
 
 /* ---- counters ------------------------------------------------------------------------------- */
 
-#define COUNTERS_MAX 48
+#define COUNTERS_MAX 56
 
 static size_t
 collect(struct host *host, struct counter *out)
@@ -95,6 +95,7 @@ collect(struct host *host, struct counter *out)
 		{"server_redials", "1", "connections made anew because nothing came by them",
 			c->server_redials},
 		{"bytes_in", "bytes", "received from other agents", t.bytes_in},
+		{"bytes_in_rdma", "bytes", "... of them by RDMA", t.bytes_in_rdma},
 		{"bytes_out", "bytes", "sent to other agents", t.bytes_out},
 		{"bytes_out_file", "bytes", "... of them by sendfile, without a copy",
 			t.bytes_out_file},
@@ -109,6 +110,12 @@ collect(struct host *host, struct counter *out)
 		{"legs_out", "1", "transfers from this host", t.legs_out},
 		{"legs_failed", "1", "transfers that failed", t.legs_failed},
 		{"legs_fenced", "1", "transfers cut off at the source", t.legs_fenced},
+		{"rdma_fallbacks", "1", "transfers to this host without RDMA although there is",
+			t.rdma_fallbacks},
+		{"rdma_paths_broken", "1", "paths that broke under a transfer",
+			t.rdma_paths_broken},
+		{"rdma_declines", "1", "transfers from this host that RDMA could not serve",
+			t.rdma_declines},
 		{"strangers_refused", "1", "connections to the data port without a valid ticket",
 			t.strangers_refused},
 		{"log_lines_lost", "1", "lines of the log that could not be written", log_lost()},

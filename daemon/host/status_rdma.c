@@ -9,14 +9,25 @@
 
 #include "daemon/host/host.h"
 #include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
 #include "transport/rdma/device.h"
 #include "transport/rdma/gid.h"
 #include "transport/rdma/memlock.h"
+#include "transport/rdma/path.h"
+#include "transport/rdma/rdma.h"
+
+#define STATUS_PATHS_MAX 64u /* those used last: all of a large cluster are no answer */
 
 struct rail_storage {
 	Tensorhub__V1__RailInfo info;
 	struct rail_status status;
 	char address[GID_TEXT_BYTES];
+};
+
+struct path_storage {
+	Tensorhub__V1__PathInfo info;
+	struct path path;
+	char peer[GID_TEXT_BYTES];
 };
 
 struct status_rdma {
@@ -25,6 +36,8 @@ struct status_rdma {
 	uint32_t num_rails;
 	struct rail_storage rails[RAILS_MAX];
 	Tensorhub__V1__RailInfo *rail_list[RAILS_MAX];
+	struct path_storage paths[STATUS_PATHS_MAX];
+	Tensorhub__V1__PathInfo *path_list[STATUS_PATHS_MAX];
 };
 
 /* protobuf-c has char * for texts that it only reads when it packs. */
@@ -67,7 +80,7 @@ fill_rail(const struct host *host, uint32_t rail, struct rail_storage *storage)
 		info->address_type = text(gid_type_text(status->gid.type));
 	}
 	info->mtu = status->port.mtu_bytes;
-	info->depth = status->info.reads_out_max;
+	info->depth = th_min_u32(status->info.reads_out_max, host->options.rdma.depth);
 	info->bits_per_second = status->port.bits_per_second;
 	info->bytes_in = counts.bytes;
 	info->reads = counts.reads;
@@ -76,6 +89,38 @@ fill_rail(const struct host *host, uint32_t rail, struct rail_storage *storage)
 	info->relaxed_ordering = status->info.relaxed_ordering;
 	info->dma_buf = status->info.dmabuf;
 	info->changes = status->changes;
+}
+
+static void
+fill_path(const struct host *host, const struct path *path, struct path_storage *storage)
+{
+	Tensorhub__V1__PathInfo *info = &storage->info;
+	storage->path = *path;
+	tensorhub__v1__path_info__init(info);
+	info->rail = text(rail_name(host->regions.rails, path->rail));
+	info->host = storage->path.host;
+	info->peer = text(gid_text(path->peer.gid, storage->peer));
+	info->bytes = path->bytes;
+	info->legs = path->legs;
+	info->failures = path->failures;
+	if (path->paused_until_ns != 0)
+		info->paused_ns = th_max_i64(path->paused_until_ns - th_now_ns(), 0);
+	info->why = storage->path.why;
+}
+
+static void
+fill_paths(const struct host *host, struct status_rdma *status)
+{
+	struct path *paths = th_calloc(STATUS_PATHS_MAX, sizeof(*paths));
+	struct rdma *rdma = transport_rdma(host->transport);
+	uint32_t count = paths_list(rdma_paths(rdma), paths, STATUS_PATHS_MAX);
+	for (uint32_t i = 0; i < count; i++) {
+		fill_path(host, &paths[i], &status->paths[i]);
+		status->path_list[i] = &status->paths[i].info;
+	}
+	status->info.paths = status->path_list;
+	status->info.n_paths = count;
+	free(paths);
 }
 
 struct status_rdma *
@@ -88,7 +133,9 @@ status_rdma_new(const struct host *host)
 	tensorhub__v1__rdma_info__init(info);
 	info->used = fabric_why_not(host) == NULL;
 	info->why = status->fabric.why_not;
-	info->fallbacks = status->fabric.fallbacks;
+	struct transport_counters counters;
+	transport_counters(host->transport, &counters);
+	info->fallbacks = counters.rdma_fallbacks;
 	info->last_fallback = status->fabric.last_fallback;
 	if (memlock_read(&memlock) < 0)
 		memlock.limit_bytes = UINT64_MAX;
@@ -101,6 +148,8 @@ status_rdma_new(const struct host *host)
 		fill_rail(host, i, &status->rails[i]);
 		status->rail_list[i] = &status->rails[i].info;
 	}
+	if (status->num_rails > 0)
+		fill_paths(host, status);
 	return status;
 }
 
