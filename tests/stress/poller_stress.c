@@ -4,11 +4,6 @@
  * their poller runs and the device holds READs back: for ThreadSanitizer. All chunks must come,
  * each byte as it is.
  */
-/*
-
-
-
- */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
