@@ -142,6 +142,8 @@ def case(program):
         assert p.returncode == 0 and whole, p.stdout
         wait_for(lambda: resources() == before, 30, f"{resources()} is {before} again")
         print(f"  {found[2]} tests")
+        for figure in re.findall(r"^figure: (.*)$", p.stdout, re.MULTILINE):
+            print(f"  {figure}")
 
     run.__name__ = os.path.basename(program)
     return run

@@ -421,6 +421,33 @@ Test(vm_verbs, lane__reads_all_bytes_once)
 	teardown(&bench);
 }
 
+/* What the device is asked for, as the engine sees it: it is told of every fourth READ. */
+Test(vm_verbs, lane__window_is_full_while_bytes_remain)
+{
+	static struct bench bench;
+	struct rail_counters rail;
+	struct rails_config config = rails_config_default();
+	setup(&bench, &config);
+	leg_begin(&bench, CHUNKS_MAX);
+	wait_for(&bench, &bench.proved, 1);
+	leg_limit(&bench, CHUNKS_MAX);
+	wait_for(&bench, &bench.landed, CHUNKS_MAX);
+	rail_counters(poller_rail(bench.poller), &rail);
+	uint32_t window = th_min_u32(
+		RAIL_WINDOW_BYTES / RAIL_SLICE_BYTES, bench.reading.count * bench.reading.reads);
+	double full = (double)rail.outstanding_ns / (double)rail.wanting_ns / window;
+	printf("figure: %u READs of %u KiB under way at most, %.3f of them while bytes remain; "
+	       "%.2f doorbells and %.2f signalled completions per MiB\n",
+		window, RAIL_SLICE_BYTES >> 10, full,
+		(double)(rail.doorbells - ENDPOINT_QPS) / CHUNKS_MAX,
+		(double)(rail.signalled - ENDPOINT_QPS) / CHUNKS_MAX);
+	cr_assert_gt(full, 0.9);
+	cr_assert_leq(rail.doorbells, 2 * CHUNKS_MAX + ENDPOINT_QPS);
+	cr_assert_leq(rail.signalled, 2 * CHUNKS_MAX + ENDPOINT_QPS);
+	leg_end(&bench);
+	teardown(&bench);
+}
+
 Test(vm_verbs, region__gone_under_a_reader)
 {
 	static struct bench bench;
