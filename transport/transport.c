@@ -20,6 +20,7 @@
 #include "ipc/base/log.h"
 #include "transport/guard.h"
 #include "transport/internal.h"
+#include "transport/rdma/path.h"
 #include "transport/rdma/rdma.h"
 
 #define BACKLOG 256
@@ -293,6 +294,14 @@ struct rdma *
 transport_rdma(const struct transport *transport)
 {
 	return transport->rdma;
+}
+
+uint32_t
+transport_paths(const struct transport *transport, struct path *ret_paths, uint32_t count)
+{
+	if (!transport->rdma)
+		return 0;
+	return paths_list(rdma_paths(transport->rdma), ret_paths, count);
 }
 
 int

@@ -147,6 +147,9 @@ const char *transport_engine(const struct transport *transport, const char **ret
 int transport_fd(const struct transport *transport); /* readable: poll it */
 /* For regions (rdma/region.h); all of them are released before transport_close. NULL: none. */
 struct rdma *transport_rdma(const struct transport *transport);
+/* Pairs of rails that legs in have used, for status (rdma/path.h). Returns how many. */
+struct path;
+uint32_t transport_paths(const struct transport *transport, struct path *ret_paths, uint32_t count);
 /* Takes up to count events; returns how many. */
 uint32_t transport_poll(
 	struct transport *transport, struct transport_event *ret_events, uint32_t count);

@@ -8,12 +8,14 @@
 #include <stdlib.h>
 
 uint32_t pair_rails;
+uint64_t pair_mr_bytes;
 
 struct pair *
 pair_new(const uint64_t *sizes, uint32_t count, int64_t stall_ns)
 {
 	struct pair *p = calloc(1, sizeof(*p));
 	p->rig.num_rails = pair_rails;
+	p->rig.mr_bytes_max = pair_mr_bytes;
 	p->source_agent = rig_add_agent(&p->rig, stall_ns, 0);
 	p->reader_agent = rig_add_agent(&p->rig, stall_ns, 0);
 	rig_shard_init(&p->source, sizes, count, 42);

@@ -15,6 +15,7 @@ enum mode { MODE_TCP, MODE_LOCAL, MODE_RDMA };
 
 /* Of pairs from now on: fake devices of each agent. */
 extern uint32_t pair_rails;
+extern uint64_t pair_mr_bytes; /* each takes so much at once; 0: no limit */
 
 /* The test as suite_tcp and as suite_local; its body follows, and has `mode`. */
 #define PAIR_TESTS(suite, name)                                                                    \
