@@ -138,7 +138,7 @@ lose_device(struct opened *opened)
 {
 	struct rails *rails = opened->rails;
 	stream_close(&opened->events, false);
-	opened->gone = true;
+	__atomic_store_n(&opened->gone, true, __ATOMIC_RELEASE);
 	for (uint32_t i = 0; i < opened->num_rails; i++)
 		look_again(rails, opened->first_rail + i);
 }

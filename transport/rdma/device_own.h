@@ -15,11 +15,10 @@ struct opened { /* a device */
 	struct verbs_device *device; /* owns */
 	struct verbs_info info;
 	uint32_t first_rail, num_rails;
-	uint32_t num_mrs; /* atomic */
-	/* The keeper's: */
-	struct stream events;
-	struct verbs_cq *source_cq; /* owns; NULL until a source needs it */
-	bool gone;
+	uint32_t num_mrs;           /* atomic */
+	struct stream events;       /* the keeper's */
+	bool gone;                  /* written on the keeper's thread; atomic */
+	struct verbs_cq *source_cq; /* owns; NULL until a source needs it (queues_new) */
 };
 
 struct rail_port {

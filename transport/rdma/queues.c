@@ -76,6 +76,12 @@ queues_connect(struct rails *rails, struct queues *queues, const struct endpoint
 	return 0;
 }
 
+static bool
+is_gone(const struct rails *rails, uint32_t rail)
+{
+	return __atomic_load_n(&rails->rails[rail].opened->gone, __ATOMIC_ACQUIRE);
+}
+
 int
 queues_free(struct rails *rails, struct queues *queues)
 {
@@ -83,7 +89,7 @@ queues_free(struct rails *rails, struct queues *queues)
 	for (uint32_t i = 0; i < queues->count; i++) {
 		int code = rails->ops->qp_free(queues->qps[i]);
 		/* The kernel frees all of a device that is gone. */
-		if (code < 0 && !rails->rails[queues->rail].opened->gone)
+		if (code < 0 && !is_gone(rails, queues->rail))
 			rc = code;
 		queues->qps[i] = NULL;
 	}

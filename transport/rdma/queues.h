@@ -6,7 +6,8 @@
  * any failure come fresh ones, with fresh packet numbers, so that nothing that is still on its way
  * can be taken for an answer. Freeing them is the fence: no byte moves through them afterwards.
  *
- * Threads: all calls on the keeper's; posting and polling is for whoever has the lane.
+ * Threads: one makes and connects. It may be kept for a second where nobody answers, so it is not
+ * the keeper's; freeing is. Posting and polling is for whoever has the lane.
  */
 #ifndef TH_TRANSPORT_RDMA_QUEUES_H
 #define TH_TRANSPORT_RDMA_QUEUES_H

@@ -35,6 +35,7 @@ LIST_HEAD(rdma_lanes, rdma_lane);
 struct rdma {
 	struct rdma_config config;
 	struct loop *keeper;
+	struct loop *setup;                /* NULL: there are no rails */
 	struct rails *rails;               /* atomic while it opens */
 	struct poller *pollers[RAILS_MAX]; /* own; NULL: it could not be made */
 	uint32_t polled;                   /* atomic mask: rails with a poller that is of use */
@@ -196,6 +197,8 @@ rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 	if (rc == 0 && rails_count(rdma->rails) > 0) {
 		open_pollers(rdma);
 		rc = open_scratch(rdma, rdma->polled);
+		if (rc == 0)
+			rc = loop_new("th-rdma-setup", LOOP_EPOLL, NULL, NULL, &rdma->setup);
 	}
 	if (rc == 0)
 		rc = checks_new(config->check_threads ? config->check_threads : choose_threads(),
@@ -241,6 +244,8 @@ rdma_close(struct rdma *rdma)
 		return;
 	TH_ASSERT(LIST_EMPTY(&rdma->lanes));
 	checks_free(rdma->checks);
+	if (rdma->setup)
+		loop_free(rdma->setup);
 	region_release(rdma->scratch_region);
 	/* Deregistering takes its time. */
 	while (rdma->rails && rails_regions(rdma->rails) > 0)
@@ -274,6 +279,12 @@ struct loop *
 rdma_keeper(const struct rdma *rdma)
 {
 	return rdma->keeper;
+}
+
+struct loop *
+rdma_setup(const struct rdma *rdma)
+{
+	return rdma->setup;
 }
 
 struct rails *

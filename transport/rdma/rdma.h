@@ -2,8 +2,10 @@
 /*
  * rdma - the agent's RDMA: what is shared by all legs and all regions.
  *
- * The *keeper* is one loop thread ("th-rdma") for everything that may take milliseconds in the
- * kernel: asynchronous events, queue pairs. The *rails* are the ports that can be used (device.h).
+ * The *keeper* is one loop thread ("th-rdma") for what may take milliseconds in the kernel: events
+ * of devices, and the end of queue pairs, which is the fence that memory waits for. They begin on a
+ * thread of their own (rdma_setup): the kernel looks for a peer's address for a second where nobody
+ * answers, and no fence may wait for that. The *rails* are the ports that can be used (device.h).
  * Each has a poller, which alone posts and polls (poller.h). A *path* is a pair of one of our rails
  * and one of a peer's; it proves itself by a small READ before each use, and one that fails is left
  * alone for a while (path.h). Chunks that have landed are looked at by threads of their own
@@ -51,6 +53,8 @@ void rdma_close(struct rdma *rdma);
 /* The defaults filled in; rails is NULL. */
 const struct rdma_config *rdma_settings(const struct rdma *rdma);
 struct loop *rdma_keeper(const struct rdma *rdma);
+/* Where queue pairs are made and connected. NULL where there are no rails. */
+struct loop *rdma_setup(const struct rdma *rdma);
 struct rails *rdma_rails(const struct rdma *rdma);
 /* NULL: of this rail nothing can be read any more, or ever. */
 struct poller *rdma_poller(const struct rdma *rdma, uint32_t rail);

@@ -35,7 +35,8 @@ reader_to_keeper(struct reader *reader, struct loop_task *task)
 {
 	TH_ASSERT(!reader->at_keeper);
 	reader->at_keeper = true;
-	loop_post(rdma_keeper(reader->rdma), task);
+	bool frees = task == &reader->free_task;
+	loop_post(frees ? rdma_keeper(reader->rdma) : rdma_setup(reader->rdma), task);
 }
 
 void

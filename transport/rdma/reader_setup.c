@@ -3,7 +3,8 @@
  * reader_setup - how the lanes of a leg come about: pairs of rails, the offer, queue pairs, where
  * everything lies at the source.
  *
- * The porter's, but for what the keeper does (run_make, run_connect, run_free).
+ * The porter's, but for what the setup thread does (run_make, run_connect) and the keeper
+ * (run_free).
  */
 #include <string.h>
 
@@ -18,7 +19,7 @@
 #define ALL_RAILS_NS INT64_C(300000000) /* to wait for the rest when some rails are ready */
 #define PROBE_BYTES 64u
 
-/* ---- the keeper's ------------------------------------------------------------------------- */
+/* ---- the setup thread's and the keeper's -------------------------------------------------- */
 
 static void
 run_make(struct loop_task *task)

@@ -101,7 +101,8 @@ to_keeper(struct source *source, struct loop_task *task)
 {
 	TH_ASSERT(!source->at_keeper);
 	source->at_keeper = true;
-	loop_post(rdma_keeper(source->rdma), task);
+	bool frees = task == &source->free_task;
+	loop_post(frees ? rdma_keeper(source->rdma) : rdma_setup(source->rdma), task);
 }
 
 /* ---- the end ------------------------------------------------------------------------------ */
@@ -224,6 +225,9 @@ run_make(struct loop_task *task)
 	for (uint32_t i = 0; i < source->num_lanes; i++) {
 		struct source_lane *lane = &source->lanes[i];
 		used[i] = lane->rail;
+		/* A peer that nobody finds costs a second: not for a leg that ends. */
+		if (__atomic_load_n(&source->ending, __ATOMIC_RELAXED))
+			continue;
 		int rc = queues_new(rails, lane->rail, NULL, 1, &lane->queues, &source->why);
 		if (rc == 0) {
 			rc = queues_connect(rails, &lane->queues, &lane->offered.end,
