@@ -220,6 +220,9 @@ fill_progress(struct event_node *node, struct transport_event *ret_event)
 	ret_event->bytes_moved = __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED);
 	snprintf(ret_event->transport, sizeof(ret_event->transport), "%s",
 		__atomic_load_n(&leg->by_rdma, __ATOMIC_RELAXED) ? "rdma" : "tcp");
+	if (__atomic_load_n(&leg->fallback_told, __ATOMIC_ACQUIRE))
+		snprintf(
+			ret_event->fallback, sizeof(ret_event->fallback), "%s", leg->fallback.text);
 	return true;
 }
 

@@ -62,6 +62,7 @@ struct leg_in {
 	uint64_t verify_ns;             /* atomic */
 	uint32_t looks;                 /* atomic: chunks that were asked of our own memory first */
 	bool by_rdma;                   /* atomic: for the shell */
+	bool fallback_told;             /* atomic: fallback is there, and stays as it is */
 	struct loop_task complete_task; /* mover -> porter: the part is whole */
 	/* Porter. */
 	enum leg_in_state state;

@@ -110,8 +110,8 @@ struct transport_event {
 	/* "rdma", "tcp", "local"; ENDED: "tcp sendfile" when that was used. What it was at the end:
 	 * see fallback. */
 	char transport[32];
-	/* DONE, FAILED, STOPPED: why the leg went, or went on, without RDMA. Empty where it did
-	 * not, or the agent has none. */
+	/* PROGRESS, DONE, FAILED, STOPPED: why the leg went, or went on, without RDMA. Empty where
+	 * it did not, or the agent has none. */
 	char fallback[TH_CTL_TEXT_BYTES];
 	char text[TH_CTL_TEXT_BYTES];
 };

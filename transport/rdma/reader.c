@@ -86,6 +86,15 @@ reader_leave_if_done(struct reader *reader)
 	leg_in_connect(reader->leg);
 }
 
+/* Once in a leg. */
+static void
+tell_fallback(struct leg_in *leg, const char *why)
+{
+	(void)th_fail(&leg->fallback, TH_E_NO_PATH, "%s", why);
+	__atomic_store_n(&leg->fallback_told, true, __ATOMIC_RELEASE);
+	count_up(&leg->transport->counters.rdma_fallbacks, 1);
+}
+
 /* No RDMA any more in this leg. why is for people. */
 void
 reader_leave(struct reader *reader, const char *why)
@@ -93,8 +102,7 @@ reader_leave(struct reader *reader, const char *why)
 	struct leg_in *leg = reader->leg;
 	if (reader->state >= READER_LEAVING || reader->closing)
 		return;
-	(void)th_fail(&leg->fallback, TH_E_NO_PATH, "%s", why);
-	count_up(&leg->transport->counters.rdma_fallbacks, 1);
+	tell_fallback(leg, why);
 	log_warn("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'%s", leg->id,
 		leg->peer, why, reader->required ? ", so it fails" : "");
 	if (reader->required) {
@@ -481,8 +489,7 @@ init_tasks(struct reader *reader)
 static struct reader *
 refuse(struct leg_in *leg, const char *why)
 {
-	(void)th_fail(&leg->fallback, TH_E_NO_PATH, "%s", why);
-	count_up(&leg->transport->counters.rdma_fallbacks, 1);
+	tell_fallback(leg, why);
 	log_info("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'", leg->id,
 		leg->peer, why);
 	return NULL;
