@@ -410,6 +410,12 @@ fake_qp_free(struct verbs_qp *qp)
 {
 	struct verbs_device *device = qp->device;
 	fake_lock(device->fake);
+	/* Late, and they stay in the queue: its user cannot know them any more. */
+	if (device->muted) {
+		device->muted = false;
+		fake_qp_flush(qp);
+		device->muted = true;
+	}
 	fake_out(device, -(int64_t)(uint32_t)(qp->posted - qp->done));
 	fake_qp_remove(device->fake, qp);
 	qp->cq->num_qps--;

@@ -92,7 +92,7 @@ void fake_rdma_vanish(struct verbs_device *device);
 void fake_rdma_remove(struct verbs_device *device);
 /* As if the completion queues of a device had overrun. */
 void fake_rdma_break_cqs(struct verbs_device *device);
-/* Flushed requests do not come back. */
+/* Flushed requests do not come back before their queue pair is destroyed. */
 void fake_rdma_mute(struct verbs_device *device, bool muted);
 /* Two devices do (not) reach each other. */
 void fake_rdma_cut(struct verbs_device *a, struct verbs_device *b, bool cut);

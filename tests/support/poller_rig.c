@@ -121,6 +121,12 @@ static const struct lane_user user = {.take = take,
 void
 poller_rig_init(struct poller_rig *rig)
 {
+	poller_rig_init_with(rig, NULL);
+}
+
+void
+poller_rig_init_with(struct poller_rig *rig, const struct verbs_ops *ops)
+{
 	*rig = (struct poller_rig){.fake = fake_rdma_new(false), .limit = POLLER_RIG_CHUNKS};
 	pthread_mutex_init(&rig->lock, NULL);
 	for (uint32_t i = 0; i < 2; i++) {
@@ -141,6 +147,8 @@ poller_rig_init(struct poller_rig *rig)
 		.verbs = rig->verbs[0],
 		.device = rig->devices[0],
 		.keeper = rig->keeper};
+	if (ops)
+		config.verbs.ops = ops;
 	TH_ASSERT(poller_new(&config, &rig->poller) == 0);
 }
 

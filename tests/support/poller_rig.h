@@ -44,6 +44,8 @@ struct poller_lane {
 };
 
 void poller_rig_init(struct poller_rig *rig);
+/* ops: what the poller calls; NULL: the fake device's. */
+void poller_rig_init_with(struct poller_rig *rig, const struct verbs_ops *ops);
 /* Every lane has been closed and fenced. */
 void poller_rig_fini(struct poller_rig *rig);
 /* Connects and starts a lane. */

@@ -226,6 +226,10 @@ pieces(void *arg, uint32_t chunk, struct lane_piece *ret_pieces, uint32_t pieces
 	uint32_t count = 0;
 	if (leg->no_pieces)
 		return 0;
+	if (leg->empty_pieces) {
+		ret_pieces[0] = (struct lane_piece){0};
+		return 1;
+	}
 	while (at < end) {
 		uint64_t stop = th_min_u64(end, (at / local + 1) * local);
 		stop = th_min_u64(stop, (at / remote + 1) * remote);

@@ -81,7 +81,8 @@ struct rail_leg {
 	/* May be NULL. */
 	void (*on_landed)(struct rail_leg *leg, uint32_t chunk);
 	void *arg;
-	bool no_pieces; /* pieces has none: as when memory is not registered */
+	bool no_pieces;    /* pieces has none: as when memory is not registered */
+	bool empty_pieces; /* of chunks without bytes */
 	struct rail_rig *rig;
 };
 

@@ -407,6 +407,150 @@ Test(lane, completions_of_a_lane_that_is_gone__not_taken_for_those_of_the_next)
 	finish(&s);
 }
 
+Test(lane, refused_now_and_then__each_time_has_its_own_patience)
+{
+	struct setup s;
+	start(&s, NULL);
+	s.leg.limit = 0;
+	struct leg_lane *lane = open_lane(&s, 0);
+	for (uint32_t limit = 1; limit <= s.leg.num_chunks; limit++) {
+		fake_rdma_refuse_posts(s.readers[0]->device, 2, -ENOMEM);
+		rail_leg_push(&s.leg, limit);
+		rail_rig_run(&s.rig, fake_rdma_now(s.rig.fake) + RAIL_PATIENCE_NS);
+	}
+	cr_assert_eq(lane->broken, 0);
+	cr_assert(rail_leg_is_whole(&s.leg));
+	finish(&s);
+}
+
+Test(lane, completion_queue_fails_while_it_drains__does_not_wait)
+{
+	struct setup s;
+	start(&s, NULL);
+	struct leg_lane *lane = open_lane(&s, 0);
+	rail_rig_run(&s.rig, 50000);
+	fake_rdma_mute(s.readers[0]->device, true);
+	lane_break(lane->lane, VERBS_OTHER, "tried");
+	rail_rig_settle(&s.rig);
+	cr_assert_eq(lane->broken, 0);
+	fake_rdma_break_cqs(s.readers[0]->device);
+	rail_rig_settle(&s.rig);
+	cr_assert_eq(lane->broken, 1);
+	go_on(&s);
+	finish(&s);
+}
+
+Test(lane, chunk_of_empty_pieces__is_there_without_a_read)
+{
+	struct setup s;
+	struct fake_counters device;
+	start(&s, NULL);
+	memcpy(s.to.data, s.from.data, BYTES);
+	s.leg.empty_pieces = true;
+	open_lane(&s, 0);
+	rail_rig_run(&s.rig, INT64_MAX);
+	cr_assert(rail_leg_is_whole(&s.leg));
+	fake_rdma_counters(s.readers[0]->device, &device);
+	cr_assert_eq(device.reads, 0);
+	finish(&s);
+}
+
+/* Their room in the completion queue is theirs until it is empty: it must not overrun. */
+Test(lane, late_completions_of_lanes_that_are_gone__keep_their_room)
+{
+	struct rail_rig rig;
+	struct rail_leg leg;
+	struct fake_counters device;
+	struct lane *lane;
+	uint32_t requests = LANE_QPS_MAX * LANE_DEPTH_MAX;
+	struct rail_memory memory = {.bytes = 64 * MIB};
+	struct rail_node_config config = {.cq_depth = 2 * requests, .slice_bytes = 4096};
+	struct lane_config more = {.num_qps = 1, .depth = 1};
+	rail_rig_init(&rig);
+	struct rail_node *reader = rail_rig_node(&rig, &config);
+	struct rail_node *source = rail_rig_node(&rig, NULL);
+	struct rail_keys *local = rail_keys_new(reader, &memory, VERBS_LOCAL_WRITE);
+	struct rail_keys *remote = rail_keys_new(source, &memory, VERBS_REMOTE_READ);
+	rail_leg_init(&leg, &rig, memory.bytes, RAIL_CHUNK_BYTES);
+	for (uint32_t i = 0; i < 2; i++)
+		rail_leg_open(&leg, local, remote, LANE_QPS_MAX, LANE_DEPTH_MAX, false);
+	rail_rig_settle(&rig);
+	cr_assert_eq(reader->rail.out_reads, 2 * requests);
+	fake_rdma_mute(reader->device, true);
+	reader->holds_frees = true;
+	for (uint32_t i = 0; i < 2; i++)
+		rail_leg_close(&leg.lanes[i]);
+	/* Nothing is polled from here on. */
+	rail_rig_settle(&rig);
+	fake_rdma_run(rig.fake, RAIL_DRAIN_NS);
+	rail_step(&reader->rail, RAIL_DRAIN_NS);
+	cr_assert_eq(reader->num_unfreed, 2);
+	rail_node_free_qps(reader);
+	for (struct loop_task *task = reader->head; task; task = reader->head) {
+		reader->head = task->next;
+		task->queued = false;
+		task->run(task);
+	}
+	reader->tail = &reader->head;
+	cr_assert(leg.lanes[0].closed && leg.lanes[1].closed);
+	rail_step(&reader->rail, RAIL_DRAIN_NS);
+	cr_assert_eq(lane_new(&reader->rail, &more, &lane), -ENOSPC);
+	rail_rig_settle(&rig);
+	cr_assert_eq(reader->rail.cq_used, 0);
+	fake_rdma_counters(reader->device, &device);
+	cr_assert_eq(device.overruns, 0);
+	rail_leg_fini(&leg);
+	rail_keys_free(local);
+	rail_keys_free(remote);
+	rail_rig_fini(&rig);
+}
+
+static uint64_t stray_id;
+
+static int
+poll_stray(struct verbs_cq *cq, struct verbs_done *ret_done, uint32_t done_max)
+{
+	(void)cq;
+	cr_assert_geq(done_max, 1);
+	*ret_done = (struct verbs_done){.id = stray_id};
+	return 1;
+}
+
+Test(lane, completions_of_nothing_known__counted_and_ignored)
+{
+	struct setup s;
+	struct rail_counters counters;
+	start(&s, NULL);
+	struct leg_lane *lane = open_lane(&s, 0);
+	rail_rig_settle(&s.rig);
+	struct rail *rail = &s.readers[0]->rail;
+	uint32_t stamp = lane->lane->stamp, reads = rail->out_reads;
+	const uint64_t ids[] = {
+		rail_id(stamp - 1, 0, 0, 0),          /* of another lane that was there */
+		rail_id(stamp, 1, 0, 0),              /* of none */
+		rail_id(stamp, RAIL_LANES_MAX, 0, 0), /* beyond the table */
+		rail_id(stamp, 0, LANE_QPS, 0),       /* of another queue pair */
+		rail_id(stamp, 0, 0, LANE_DEPTH),     /* not posted yet */
+		rail_id(stamp, 0, 0, UINT16_MAX),     /* done before */
+	};
+	const struct verbs real = rail->verbs;
+	struct verbs_ops ops = *real.ops;
+	ops.cq_poll = poll_stray;
+	for (size_t i = 0; i < TH_ARRAY_LEN(ids); i++) {
+		stray_id = ids[i];
+		rail->verbs.ops = &ops;
+		rail_step(rail, fake_rdma_now(s.rig.fake));
+		rail->verbs = real;
+		rail_counters(rail, &counters);
+		cr_assert_eq(counters.strange, i + 1);
+		cr_assert_eq(rail->out_reads, reads);
+	}
+	rail_rig_run(&s.rig, INT64_MAX);
+	cr_assert(rail_leg_is_whole(&s.leg));
+	cr_assert_eq(memcmp(s.to.data, s.from.data, BYTES), 0);
+	finish(&s);
+}
+
 /* ---- random runs --------------------------------------------------------------------------- */
 
 static uint64_t

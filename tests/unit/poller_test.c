@@ -75,6 +75,41 @@ Test(poller, asleep__each_kick_and_each_completion_wakes_it)
 	poller_rig_fini(&rig);
 }
 
+static struct poller_rig late;
+static bool woken; /* the poller's: an event has used up what was armed */
+static const struct verbs_ops *real;
+
+/* What is held back comes once behind the arming, and from then on between the last look and it. */
+static int
+arm_late(struct verbs_cq *cq)
+{
+	if (woken)
+		fake_rdma_let(late.devices[0], UINT32_MAX);
+	int rc = real->cq_arm(cq);
+	if (!woken && fake_rdma_let(late.devices[0], UINT32_MAX) > 0)
+		woken = true;
+	return rc;
+}
+
+Test(poller, completion_just_before_it_arms__found_by_the_second_look)
+{
+	struct poller_lane lane;
+	struct fake_rdma *fake = fake_rdma_new(false);
+	real = fake_rdma_verbs(fake_rdma_host(fake)).ops;
+	fake_rdma_free(fake);
+	struct verbs_ops ops = *real;
+	ops.cq_arm = arm_late;
+	poller_rig_init_with(&late, &ops);
+	poller_rig_wait_asleep(&late, 0);
+	fake_rdma_hold(late.devices[0], true);
+	poller_rig_open(&late, &lane);
+	poller_rig_wait(&late, &late.num_landed, CHUNKS);
+	cr_assert(has_all(&late));
+	end(&lane);
+	poller_rig_fence(&lane);
+	poller_rig_fini(&late);
+}
+
 Test(poller, kicks_and_completions_at_any_moment__none_is_lost)
 {
 	struct poller_rig rig;

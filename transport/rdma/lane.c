@@ -125,8 +125,6 @@ end(struct lane *lane, enum verbs_status status, const char *why)
 	lane->status = status;
 	lane->why = why;
 	lane->state = LANE_ENDING;
-	lane->num_batch = 0;
-	lane->entry = LANE_NO_ENTRY;
 	/* What it says does not matter: what is posted comes back, or the queue pairs go. */
 	for (uint32_t i = 0; i < lane->num_qps; i++)
 		(void)rail->verbs.ops->qp_fail(lane->qps[i].qp);
