@@ -37,6 +37,7 @@ struct xfer_part {
 	struct th_hash *digests; /* owns; [0, digest_count) is immutable */
 	bool *kept;              /* owns; the filling leg's, one leg at a time */
 	struct packing *packing; /* owns; NULL: no packed buffer */
+	const char *no_rdma;     /* NULL: nothing is known */
 	bool verify;
 	bool reuse;            /* immutable once a leg fills it */
 	bool orphaned, failed; /* atomic */
@@ -107,6 +108,18 @@ xfer_part_set_packed(struct xfer_part *part, struct packed *packed)
 		return 0;
 	part->packing = packing_new(packed, part->table);
 	return part->packing ? 0 : -ENOMEM;
+}
+
+void
+xfer_part_set_no_rdma(struct xfer_part *part, const char *why)
+{
+	part->no_rdma = why;
+}
+
+const char *
+xfer_part_no_rdma(const struct xfer_part *part)
+{
+	return part->no_rdma;
 }
 
 struct packing *

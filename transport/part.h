@@ -59,6 +59,10 @@ struct packed;
 struct packing;
 TH_MUST_USE int xfer_part_set_packed(struct xfer_part *part, struct packed *packed);
 struct packing *xfer_part_packing(const struct xfer_part *part); /* NULL: there is none */
+/* Why NICs do not reach all of it, as far as who made it knows: a clause about "its" memory that
+ * lives as long as the process. Before anybody else has the part. NULL: nothing is known. */
+void xfer_part_set_no_rdma(struct xfer_part *part, const char *why);
+const char *xfer_part_no_rdma(const struct xfer_part *part);
 struct xfer_part *xfer_part_retain(struct xfer_part *part);
 void xfer_part_release(struct xfer_part *part);
 

@@ -332,7 +332,9 @@ new_xfer(struct session *session)
 			tensors->manifest.num_rows, host->options.verify, on_release, note);
 	if (!xfer)
 		free(note);
-	else if (tensors->packed && xfer_part_set_packed(xfer, tensors->packed) < 0)
+	else
+		xfer_part_set_no_rdma(xfer, session_no_rdma(session));
+	if (xfer && tensors->packed && xfer_part_set_packed(xfer, tensors->packed) < 0)
 		log_warn("part", "no RDMA session=%" PRIu64 " reason=\"out of memory\"",
 			session->id);
 	return xfer;

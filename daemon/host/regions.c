@@ -13,6 +13,10 @@
 #include "ipc/base/units.h"
 #include "transport/rdma/packed.h"
 
+/* As xfer_part_set_no_rdma wants them. */
+#define NO_ROOM "its host has no room for a buffer for its small tensors"
+#define NOT_FILLED "its memory was not filled yet, and its host has no room to register it as it is"
+
 uint32_t
 regions_near_all(void *arg, const void *data, uint64_t bytes)
 {
@@ -65,6 +69,7 @@ cover_small(const struct regions *regions, struct tensors *tensors, const char *
 	struct packed *packed =
 		is_room_for_packed(regions, bytes) ? packed_new(tensors->table) : NULL;
 	if (!packed) {
+		tensors->no_rdma = NO_ROOM;
 		if (!tensors->told)
 			log_warn("rdma",
 				"%s: its small tensors need a buffer of %s, and all such buffers "
@@ -119,6 +124,7 @@ cover_large(const struct regions *regions, struct tensors *tensors, struct memor
 		if (!object || !cover_object(regions, object, label, tensors->told)) {
 			refused = id;
 			all = false;
+			tensors->no_rdma = NOT_FILLED;
 			continue;
 		}
 		place->region = object->region;
@@ -133,6 +139,7 @@ regions_cover(const struct regions *regions, struct tensors *tensors, struct mem
 {
 	if (!regions->rails || tensors->covered)
 		return;
+	tensors->no_rdma = NULL;
 	tensors->covered = !all_mapped(tensors) || (cover_large(regions, tensors, memory, label) &&
 							   cover_small(regions, tensors, label));
 	tensors->told = true;
@@ -147,6 +154,7 @@ regions_cover_offload(
 	bool any = false;
 	if (!regions->rails || tensors->covered)
 		return;
+	tensors->no_rdma = NULL;
 	for (uint32_t row = 0; row < tensors->manifest.num_rows; row++)
 		any = any || is_large(tensors, row);
 	if (any && !offload_region(memory))

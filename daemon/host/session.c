@@ -281,6 +281,14 @@ session_cover(struct session *session)
 		regions_cover(regions, tensors, &session->memory, session_label(session, label));
 }
 
+const char *
+session_no_rdma(const struct session *session)
+{
+	if (session->open.flags & CTL_OPEN_STAGED)
+		return "its handle was opened with THC_STAGED, so its memory is not registered";
+	return session->registration.tensors ? session->registration.tensors->no_rdma : NULL;
+}
+
 void
 session_update_claim(struct session *session)
 {

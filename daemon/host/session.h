@@ -111,6 +111,8 @@ void session_part_released(struct session *session);
 void session_sweep_memory(struct session *session);
 /* What it has registered is registered with NICs, as far as it is not and can be. */
 void session_cover(struct session *session);
+/* Why not, for xfer_part_set_no_rdma. */
+const char *session_no_rdma(const struct session *session);
 /* READ, WRITE or NONE, from what runs and what is held. */
 void session_update_claim(struct session *session);
 

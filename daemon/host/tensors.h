@@ -43,6 +43,7 @@ struct tensors {
 	struct xfer_place *places;  /* owns; [manifest.num_rows]; borrows what is memory's        */
 	uint32_t *memory_ids;       /* owns; likewise: the memory objects; NULL: of no worker     */
 	struct packed *packed;      /* owns: a reference; NULL: no NIC moves its small tensors    */
+	const char *no_rdma;        /* why, as the transport has it; NULL: nothing is known       */
 	bool told;                  /* the log says what could not be registered                  */
 	bool covered;               /* there is nothing left to be registered: see regions.h      */
 	uint32_t read_only_row;     /* of the manifest: can not be a destination; or UINT32_MAX   */

@@ -339,6 +339,7 @@ Test(daemon_regions, cover__memory_that_is_not_filled__waits_unless_there_is_roo
 	cr_assert_eq(tensors->places[0].region, tensors->places[1].region);
 	cr_assert_null(tensors->places[2].region);
 	cr_assert_not(tensors->covered);
+	cr_assert(strstr(tensors->no_rdma, "not filled"));
 	cr_assert_eq(memory_missing(memory_find(&world.memory, 3)), 32 * MIB);
 	script_release(&world.script);
 	wait_for_zero(memory_populating);
@@ -351,6 +352,7 @@ Test(daemon_regions, cover__memory_that_is_not_filled__waits_unless_there_is_roo
 	regions_cover(&world.regions, tensors, &world.memory, "m/r/0");
 	cr_assert_not_null(tensors->places[2].region);
 	cr_assert(tensors->covered);
+	cr_assert_null(tensors->no_rdma);
 	tensors_free(tensors);
 	world_close(&world);
 }
@@ -370,6 +372,7 @@ Test(daemon_regions, cover__small_tensors__buffers_take_half_of_the_memory_at_mo
 	struct tensors *second = world_register(&world);
 	cr_assert_null(second->packed);
 	cr_assert_not(second->covered);
+	cr_assert(strstr(second->no_rdma, "no room"));
 	tensors_free(first);
 	wait_for_zero(packed_size_all);
 	regions_cover(&world.regions, second, &world.memory, "m/r/0");

@@ -4,6 +4,7 @@
  * several regions and regions in several pieces; and what a source must not say.
  */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -310,6 +311,10 @@ Test(rdma_map, places__what_is_not_registered__has_its_sentence)
 	cr_assert_eq(xfer_part_set_packed(part, source.packed), 0);
 	cr_assert_eq(places_init(&extents, part, &err, &places), TH_E_NO_PATH);
 	cr_assert(strstr(err.text, "not registered"), "%s", err.text);
+	/* Who made it may know more. */
+	xfer_part_set_no_rdma(part, "it rains");
+	cr_assert_eq(places_init(&extents, part, &err, &places), TH_E_NO_PATH);
+	cr_assert_str_eq(err.text, "it rains");
 	xfer_part_release(part);
 	rig_shard_to_file(&source.shard);
 	part = rig_part_of(&source.shard, RIG_MIXED, true);
@@ -326,6 +331,31 @@ Test(rdma_map, places__ready_where_all_of_them_are)
 	open_with(UINT64_MAX);
 	cr_assert_eq(places_ready(&extents, source.places, &waiting), 3);
 	cr_assert_eq(waiting, 0);
+	close_all();
+}
+
+Test(rdma_map, places__registered_nowhere__the_reason_is_the_registrations)
+{
+	struct th_err err;
+	open_with(UINT64_MAX);
+	cr_assert_eq(places_why(&extents, source.places, &err), TH_E_NO_PATH);
+	cr_assert(strstr(err.text, "no rail serves"), "%s", err.text);
+	script_lock(&script);
+	script.devices[0].reg_code = script.devices[1].reg_code = -ENOMEM;
+	script.devices[0].regs_good = script.devices[1].regs_good = 0;
+	script_unlock(&script);
+	struct region *failed = new_region(source.shard.memory, MIB);
+	int64_t end_ns = th_now_ns() + PATIENCE_NS;
+	while (region_waiting(failed) != 0) {
+		cr_assert_lt(th_now_ns(), end_ns);
+		usleep(100);
+	}
+	struct region *good = source.places[2].region;
+	source.places[2].region = failed;
+	cr_assert_eq(places_why(&extents, source.places, &err), TH_E_NO_PATH);
+	cr_assert(strstr(err.text, "fake_0/1"), "%s", err.text);
+	source.places[2].region = good;
+	region_release(failed);
 	close_all();
 }
 

@@ -202,9 +202,12 @@ int
 places_init(const struct extents *extents, const struct xfer_part *part, struct th_err *ret_err,
 	struct place **ret_places)
 {
+	const char *known = xfer_part_no_rdma(part);
 	if (!xfer_part_direct(part))
-		return th_fail(ret_err, TH_E_NO_PATH,
-			"some of its memory is private to its process, which no NIC can reach");
+		return th_fail(ret_err, TH_E_NO_PATH, "%s",
+			known ? known
+			      : "some of its memory is private to its process, which no NIC can "
+				"reach");
 	struct place *places = calloc(extents->count ? extents->count : 1, sizeof(places[0]));
 	if (!places)
 		return th_fail(ret_err, -ENOMEM, "out of memory");
@@ -213,7 +216,7 @@ places_init(const struct extents *extents, const struct xfer_part *part, struct 
 		if (why) {
 			places[e].region = NULL;
 			places_free(extents, places);
-			return th_fail(ret_err, TH_E_NO_PATH, "%s", why);
+			return th_fail(ret_err, TH_E_NO_PATH, "%s", known ? known : why);
 		}
 		(void)region_retain(places[e].region);
 	}
@@ -244,6 +247,20 @@ places_ready(const struct extents *extents, const struct place *places, uint32_t
 	}
 	*ret_waiting = later & ~ready;
 	return ready;
+}
+
+int
+places_why(const struct extents *extents, const struct place *places, struct th_err *ret_err)
+{
+	for (uint32_t e = 0; e < extents->count; e++) {
+		for (uint32_t rail = 0; rail < RAILS_MAX; rail++) {
+			struct th_err err = {0};
+			if (region_state(places[e].region, rail, &err) == REGION_FAILED)
+				return th_fail(ret_err, TH_E_NO_PATH,
+					"its memory could be registered on no rail: %s", err.text);
+		}
+	}
+	return th_fail(ret_err, TH_E_NO_PATH, "no rail serves its memory");
 }
 
 static int

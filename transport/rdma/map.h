@@ -82,6 +82,9 @@ void places_free(const struct extents *extents, struct place *places);
 uint32_t places_ready(
 	const struct extents *extents, const struct place *places, uint32_t *ret_waiting);
 
+/* When there are none: why, by the first registration that failed. TH_E_NO_PATH. */
+int places_why(const struct extents *extents, const struct place *places, struct th_err *ret_err);
+
 /* For a source: keys of all regions on these rails, and the extents in them. 0, -ENOMEM, or
  * TH_E_NO_PATH: too many, or one is not registered any more. */
 TH_MUST_USE int map_own(struct map *map, const struct extents *extents, const struct place *places,

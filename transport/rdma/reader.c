@@ -520,7 +520,7 @@ reader_new(struct leg_in *leg)
 	if (rc == 0)
 		rc = places_init(&reader->extents, leg->part, &err, &reader->places);
 	if (rc == 0 && (places_ready(&reader->extents, reader->places, &waiting) | waiting) == 0)
-		rc = th_fail(&err, TH_E_NO_PATH, "memory of ours could be registered on no rail");
+		rc = places_why(&reader->extents, reader->places, &err);
 	if (rc == 0)
 		rc = check_list_init(
 			&reader->checks, rdma_checks(transport->rdma), table->num_chunks);

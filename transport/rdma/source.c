@@ -627,7 +627,7 @@ prepare(struct source *source, struct th_err *err)
 	if (rc == 0)
 		rc = places_init(&source->extents, source->leg->part, err, &source->places);
 	if (rc == 0 && (places_ready(&source->extents, source->places, &waiting) | waiting) == 0)
-		return th_fail(err, TH_E_NO_PATH, "its memory could be registered on no rail");
+		return places_why(&source->extents, source->places, err);
 	if (rc == 0)
 		rc = check_list_init(
 			&source->checks, rdma_checks(source->rdma), table->num_chunks + 1);
