@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In the guest: which path bytes take, and that every place where one can look says the same: the
+result of the call, thctl status, thctl ls transfers and the log."""
+
+import json
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
+from cluster import cluster, expect_error, main, wait_for, with_library
+
+with_library()
+import thc
+
+SIZE = 4 << 20
+REQUIRE_RDMA, STAGED = 1 << 1, 1 << 4
+# What is under way must come sooner than an emulated device sends again.
+FIT = ["-o", "rdma.window=1MiB"]
+
+
+def with_memory(cl, agent, replica, model="m", flags=0):
+    shard = thc.Shard(model, replica, agent=cl.agents[agent].runtime, flags=flags)
+    memory = thc.Memory(SIZE)
+    shard.register([thc.tensor("a", memory.address, [SIZE])])
+    return shard, memory
+
+
+def status(cl, agent):
+    return json.loads(cl.thctl("-o", "json", "status", agent=agent, check=False).stdout)
+
+
+def registered(cl, agent):
+    return sum(port["bytes_registered"] for port in status(cl, agent)["rdma_ports"])
+
+
+def every_place_says_the_same():
+    with cluster() as cl:
+        cl.agent("a", args=FIT)
+        cl.agent("b", args=[*FIT, "-o", "rdma.devices=rxe1"])
+        cl.agent("c", args=["--transport", "tcp,rdma"])
+        cl.agent("d", args=["-o", "rdma=off"])
+        source, memory = with_memory(cl, "a", "source")
+        memory.fill(7)
+        source.publish(1)
+        idle = registered(cl, "b")
+
+        # The source has no RDMA, and the reader takes nothing else. It looks for another one first.
+        last, _ = with_memory(cl, "a", "last", model="p", flags=REQUIRE_RDMA)
+        away, _ = with_memory(cl, "d", "away", model="p")
+        away.publish(1)
+        hopeless = last.replicate_submit("1")
+
+        # Nothing but RDMA is good enough, and there is one device to it.
+        strict, _ = with_memory(cl, "b", "strict", flags=REQUIRE_RDMA)
+        result = strict.replicate("1")
+        assert result["transport"] == "rdma" and result["bytes_moved"] == SIZE, result
+        b = status(cl, "b")
+        assert b["rdma"] == "1 of 1 ports up" and b["rdma_fallbacks"] == 0, b
+        assert b["transports"].startswith("local,rdma,tcp"), b["transports"]
+        (port,) = b["rdma_ports"]
+        assert port["port"] == "rxe1/1" and port["state"] == "up", port
+        assert port["bytes_in"] >= SIZE and port["reads"] >= SIZE >> 20, port
+        assert port["bytes_registered"] >= SIZE and port["address"] == "10.77.1.1", port
+        (path,) = b["rdma_paths"]
+        assert path["state"] == "used" and path["failures"] == 0, path
+        assert "path=rdma" in cl.agents["b"].tail()
+
+        # Both ends have RDMA, and the operator prefers TCP: only who requires it gets it.
+        easy, _ = with_memory(cl, "c", "easy")
+        assert easy.replicate("1")["transport"] == "tcp"
+        hard, _ = with_memory(cl, "c", "hard", model="n", flags=REQUIRE_RDMA)
+        other, _ = with_memory(cl, "a", "other", model="n")
+        other.publish(1)
+        assert hard.replicate("1")["transport"] == "rdma"
+
+        # The source has none: who can do without does, and it says why.
+        far, _ = with_memory(cl, "d", "far", model="o")
+        far.publish(1)
+        near, _ = with_memory(cl, "b", "near", model="o")
+        assert near.replicate("1")["transport"] == "tcp"
+        b = status(cl, "b")
+        assert b["rdma_fallbacks"] == 1 and b["rdma_last_fallback"], b
+        assert b["rdma_last_fallback"] in cl.agents["b"].tail()
+
+        # Memory that no device is to know.
+        staged, _ = with_memory(cl, "b", "staged", model="q", flags=STAGED)
+        open_, _ = with_memory(cl, "a", "open", model="q")
+        open_.publish(1)
+        assert staged.replicate("1")["transport"] == "tcp"
+
+        e = expect_error("NO_PATH", hopeless.wait)
+        assert "RDMA is required" in e.text, e.text
+        hopeless.free()
+        assert last.held() is None
+        for shard in (strict, easy, hard, other, near, far, last, away, staged, open_, source):
+            shard.close()
+        wait_for(lambda: registered(cl, "b") == idle, 30, "nothing of the workers is registered")
+
+
+if __name__ == "__main__":
+    main(every_place_says_the_same)
