@@ -281,6 +281,7 @@ leg_in_connect(struct leg_in *leg)
 	loop_tick_at(leg->transport->porter, 0);
 	__atomic_store_n(&leg->joined_ns, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&leg->by_rdma, false, __ATOMIC_RELAXED);
+	leg->looks_said = 0; /* it counted what was READ as well */
 	while (leg->num_conns < wanted && leg->num_conns < missing) {
 		struct loop *mover = porter_next_mover(leg->transport);
 		leg->conns[leg->num_conns] = data_in_new(leg, mover);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * transport_stress - many legs at once, over TCP and by copy, between memory of every kind,
- * chained, stopped and fenced at random, with strangers at the door. Runs under ThreadSanitizer.
+ * transport_stress - many legs at once, over TCP, by copy, and over RDMA of devices in memory that
+ * lose ports and completion queues; between memory of every kind, chained, stopped and fenced at
+ * random, with strangers at the door. Runs under ThreadSanitizer.
  *
  * After each round every leg must have had exactly one last event, and every part that is whole
  * must be right. A part that nobody may touch any more is made inaccessible at once: whoever does
@@ -18,6 +19,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/rng.h"
+#include "tests/support/fake_rdma.h"
 #include "tests/support/transport_rig.h"
 #include "transport/crew.h"
 
@@ -55,7 +57,7 @@ agent_of(struct world *world, uint32_t reader)
 
 /* Half of them is mapped. */
 static struct xfer_part *
-any_part(struct world *world, struct rig_shard *shard)
+any_part(struct world *world, struct rig_agent *agent, struct rig_shard *shard)
 {
 	uint64_t pick = th_rng_below(&world->rng, 6);
 	enum rig_memory memory = pick < 3    ? RIG_MAPPED
@@ -64,6 +66,9 @@ any_part(struct world *world, struct rig_shard *shard)
 					     : RIG_MIXED;
 	if (memory == RIG_FILE || memory == RIG_MIXED)
 		rig_shard_to_file(shard);
+	/* One of them is not registered: it goes by TCP. */
+	if (th_rng_below(&world->rng, 8) != 0)
+		rig_register(agent, shard);
 	return rig_part_of(shard, memory, true);
 }
 
@@ -77,7 +82,7 @@ start_leg(struct world *world, uint32_t index)
 	reader->agent = (uint32_t)th_rng_below(&world->rng, AGENTS);
 	reader->leg = index + 1;
 	rig_shard_init(&reader->shard, sizes, ROWS, 0);
-	reader->part = any_part(world, &reader->shard);
+	reader->part = any_part(world, agent_of(world, index), &reader->shard);
 	struct xfer_part *from =
 		reader->source == READERS ? world->part : world->readers[reader->source].part;
 	struct rig_agent *at = agent_of(world, index), *source = agent_of(world, reader->source);
@@ -124,12 +129,40 @@ knock(struct world *world)
 	close(fd);
 }
 
+/* What happens to a device. */
+static void
+strike(struct world *world)
+{
+	struct rig_agent *agent = &world->rig.agents[th_rng_below(&world->rng, AGENTS)];
+	if (agent->num_rails == 0)
+		return;
+	struct verbs_device *device = agent->devices[th_rng_below(&world->rng, agent->num_rails)];
+	switch (th_rng_below(&world->rng, 8)) {
+	case 0:
+		fake_rdma_break_cqs(device);
+		break;
+	case 1:
+		fake_rdma_fail_read(device, 0, VERBS_ACCESS);
+		break;
+	case 2:
+		fake_rdma_fail_read(device, (uint32_t)th_rng_below(&world->rng, 20), VERBS_GONE);
+		break;
+	case 3:
+	case 4:
+		fake_rdma_port_set(device, 1, false);
+		break;
+	default:
+		fake_rdma_port_set(device, 1, true);
+		break;
+	}
+}
+
 static void
 disturb(struct world *world)
 {
 	uint32_t index = (uint32_t)th_rng_below(&world->rng, READERS);
 	struct reader *reader = &world->readers[index];
-	switch (th_rng_below(&world->rng, 4)) {
+	switch (th_rng_below(&world->rng, 6)) {
 	case 0:
 		transport_stop(agent_of(world, index)->transport, reader->leg);
 		break;
@@ -139,6 +172,10 @@ disturb(struct world *world)
 		break;
 	case 2:
 		transport_hash_stop(world->rig.agents[0].transport, HASH_TAG + 1);
+		break;
+	case 3:
+	case 4:
+		strike(world);
 		break;
 	default:
 		knock(world);
@@ -188,16 +225,17 @@ settle(struct world *world)
 }
 
 static void
-run_round(struct world *world, uint32_t disturbances, bool close_midway)
+run_round(struct world *world, uint32_t disturbances, bool close_midway, bool with_rdma)
 {
 	memset(&world->rig, 0, sizeof(world->rig));
 	memset(world->readers, 0, sizeof(world->readers));
+	world->rig.num_rails = with_rdma ? 2 : 0;
 	for (int i = 0; i < AGENTS; i++)
 		rig_add_agent(&world->rig, 0, 2);
 	rig_shard_init(&world->published, sizes, ROWS, 1 + th_rng_below(&world->rng, 1000));
-	world->part = any_part(world, &world->published);
 	/* A second part of the same memory, hashed at the same time: its job may be stopped. */
 	struct xfer_part *twin = rig_part(&world->published, true);
+	world->part = any_part(world, &world->rig.agents[0], &world->published);
 	struct transport *home = world->rig.agents[0].transport;
 	int rc = transport_hash(home, HASH_TAG + 1, twin);
 	TH_ASSERT(rc == 0);
@@ -217,16 +255,18 @@ run_round(struct world *world, uint32_t disturbances, bool close_midway)
 		settle(world);
 		rig_wait(&world->rig, &world->rig.agents[0], TRANSPORT_HASHED, HASH_TAG);
 	}
-	rig_fini(&world->rig);
+	rig_halt(&world->rig);
 	/* What was cut off midway may still be written: not into what comes next at its place. */
 	bool all = crew_wait(th_now_ns() + INT64_C(30000000000));
 	TH_ASSERT(all);
 	for (uint32_t i = 0; i < READERS; i++) {
 		xfer_part_release(world->readers[i].part);
-		rig_shard_fini(&world->readers[i].shard);
 	}
 	xfer_part_release(twin);
 	xfer_part_release(world->part);
+	rig_fini(&world->rig);
+	for (uint32_t i = 0; i < READERS; i++)
+		rig_shard_fini(&world->readers[i].shard);
 	rig_shard_fini(&world->published);
 }
 
@@ -238,6 +278,6 @@ main(int argc, char **argv)
 	printf("seed=%llu\n", (unsigned long long)seed);
 	th_rng_init_number(&world.rng, seed);
 	for (uint32_t round = 0; round < ROUNDS; round++)
-		run_round(&world, round % 3 == 0 ? 0 : 8 * round, round % 4 == 3);
+		run_round(&world, round % 3 == 0 ? 0 : 8 * round, round % 4 == 3, round % 2 == 1);
 	return 0;
 }

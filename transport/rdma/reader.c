@@ -30,6 +30,12 @@ reader_porter(const struct reader *reader)
 	return reader->leg->transport->porter;
 }
 
+int64_t
+reader_patience_ns(const struct reader *reader)
+{
+	return reader->leg->transport->config.hello_ns;
+}
+
 void
 reader_to_keeper(struct reader *reader, struct loop_task *task)
 {
@@ -117,7 +123,7 @@ reader_leave(struct reader *reader, const char *why)
 		if (lane->lane && !lane->broken)
 			lane_break(lane->lane, VERBS_FLUSHED, "the leg leaves RDMA");
 	}
-	reader_set_state(reader, READER_LEAVING, READER_ANSWER_NS);
+	reader_set_state(reader, READER_LEAVING, reader_patience_ns(reader));
 	if (!reader->told_off) {
 		size_t bytes = strlen(leg->fallback.text);
 		struct frame frame = {.kind = FRAME_RDMA_DECLINE,
@@ -215,6 +221,22 @@ blames_path(const struct reader_lane *lane)
 	return lane->status == VERBS_GONE || lane->status == VERBS_OTHER;
 }
 
+/* Takes account of what came through it. Whether that is more than before. */
+static bool
+look_at_bytes(struct reader_lane *lane)
+{
+	struct lane_counters counters;
+	lane_counters(lane->lane, &counters);
+	uint64_t more = counters.bytes - lane->seen_bytes;
+	if (more == 0)
+		return false;
+	path_moved(rdma_paths(lane->reader->rdma), lane->rail, &lane->peer, more);
+	lane->seen_bytes = counters.bytes;
+	lane->moved_ns = th_now_ns();
+	__atomic_store_n(&lane->reader->leg->last_byte_ns, lane->moved_ns, __ATOMIC_RELAXED);
+	return true;
+}
+
 static void
 run_broken(struct loop_task *task)
 {
@@ -225,6 +247,7 @@ run_broken(struct loop_task *task)
 	lane->broken = true;
 	if (reader->closing || lane->closing)
 		return;
+	(void)look_at_bytes(lane);
 	lane->closing = true;
 	lane_close(lane->lane);
 	if (reader->state != READER_RUNNING)
@@ -260,14 +283,6 @@ run_closed(struct loop_task *task)
 	reader_leave_if_done(reader);
 }
 
-static uint64_t
-lane_bytes(const struct reader_lane *lane)
-{
-	struct lane_counters counters;
-	lane_counters(lane->lane, &counters);
-	return counters.bytes;
-}
-
 /* A lane through which nothing comes, although it was asked for, breaks. */
 static void
 look_at_lane(struct reader_lane *lane, int64_t now_ns)
@@ -282,14 +297,9 @@ look_at_lane(struct reader_lane *lane, int64_t now_ns)
 			lane_break(lane->lane, VERBS_GONE, "its first READ does not come back");
 		return;
 	}
-	uint64_t bytes = lane_bytes(lane);
-	if (bytes != lane->seen_bytes) {
-		path_moved(rdma_paths(reader->rdma), lane->rail, &lane->peer,
-			bytes - lane->seen_bytes);
-		__atomic_store_n(&leg->last_byte_ns, now_ns, __ATOMIC_RELAXED);
-		lane->moved_ns = now_ns;
-		lane->seen_bytes = bytes;
-	} else if (__atomic_load_n(&lane->num_taken, __ATOMIC_RELAXED) == 0) {
+	if (look_at_bytes(lane))
+		return;
+	if (__atomic_load_n(&lane->num_taken, __ATOMIC_RELAXED) == 0) {
 		lane->moved_ns = now_ns;
 	} else if (now_ns >= lane->moved_ns + stall_ns) {
 		lane_break(lane->lane, VERBS_GONE, "nothing comes through it any more");
@@ -444,9 +454,16 @@ reader_landed(const struct reader *reader)
 }
 
 uint64_t
-reader_bytes(const struct reader *reader)
+reader_bytes(struct reader *reader)
 {
-	return __atomic_load_n(&reader->bytes, __ATOMIC_RELAXED);
+	uint64_t bytes = 0;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && !lane->closing)
+			(void)look_at_bytes(lane);
+		bytes += lane->seen_bytes;
+	}
+	return bytes;
 }
 
 bool
@@ -466,7 +483,7 @@ reader_start(struct reader *reader, bool offered)
 		return;
 	}
 	reader->asked_ns = th_now_ns();
-	reader_set_state(reader, READER_WAITING, READER_ANSWER_NS);
+	reader_set_state(reader, READER_WAITING, reader_patience_ns(reader));
 }
 
 static void

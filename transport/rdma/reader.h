@@ -47,7 +47,7 @@ bool reader_excuses(struct reader *reader);
 /* The leg is moved by RDMA, as far as is known. */
 bool reader_moves(const struct reader *reader);
 uint32_t reader_landed(const struct reader *reader);
-uint64_t reader_bytes(const struct reader *reader);
+uint64_t reader_bytes(struct reader *reader); /* that came, of chunks on their way, too */
 /* A byte of the part may have been written. */
 bool reader_touched(const struct reader *reader);
 

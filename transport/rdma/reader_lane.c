@@ -152,7 +152,6 @@ landed(void *arg, uint32_t chunk)
 	pass_points(reader, chunk);
 	__atomic_sub_fetch(&lane->num_taken, 1, __ATOMIC_RELAXED);
 	__atomic_add_fetch(&reader->landed, 1, __ATOMIC_RELAXED);
-	count_up(&reader->bytes, bytes);
 	count_up(&leg->bytes_moved, bytes);
 	count_up(&leg->transport->counters.bytes_in, bytes);
 	count_up(&leg->transport->counters.bytes_in_rdma, bytes);

@@ -46,8 +46,8 @@ struct reader_lane {
 	struct lane *lane; /* owns, until it is closed; NULL: there never was one */
 	/* Porter. */
 	bool proved, broken, closing, closed;
-	uint64_t seen_bytes;
-	int64_t moved_ns; /* when bytes came last, or there was nothing to come */
+	uint64_t seen_bytes; /* that came through it */
+	int64_t moved_ns;    /* when bytes came last, or there was nothing to come */
 	/* The rail's thread. */
 	uint32_t num_taken; /* atomic: chunks taken and not landed */
 	struct loop_task proved_task, broken_task, closed_task;
@@ -86,7 +86,6 @@ struct reader {
 	bool failed;          /* atomic */
 	bool touched;         /* atomic: a READ into the part was asked for */
 	uint32_t landed;      /* atomic: chunks */
-	uint64_t bytes;       /* atomic: of those */
 	pthread_mutex_t lock; /* of what follows */
 	bool stopping;        /* lanes take nothing more */
 	uint32_t ready[READER_LOOKS_MAX], num_ready, num_looking;
@@ -94,11 +93,11 @@ struct reader {
 	uint32_t num_doubts;
 };
 
-#define READER_ANSWER_NS INT64_C(2000000000) /* of the source, and for registrations */
-
 extern const struct lane_user reader_lane_user;
 
 struct loop *reader_porter(const struct reader *reader);
+/* For each answer of the source, and for registrations. */
+int64_t reader_patience_ns(const struct reader *reader);
 void reader_to_keeper(struct reader *reader, struct loop_task *task);
 /* patience_ns: until then; negative: for as long as it takes. */
 void reader_set_state(struct reader *reader, enum reader_state state, int64_t patience_ns);

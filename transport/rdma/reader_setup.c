@@ -271,7 +271,7 @@ run_made(struct loop_task *task)
 		.count = kept,
 		.bytes = (uint64_t)kept * WIRE_LANE_BYTES};
 	wire_encode_lanes(lanes, kept, payload);
-	reader_set_state(reader, READER_OFFERED, READER_ANSWER_NS);
+	reader_set_state(reader, READER_OFFERED, reader_patience_ns(reader));
 	control_put(&leg->control, &frame, payload);
 	stream_wake(&leg->control.stream);
 }

@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tests of the talk about RDMA with peers that say what they must not, or nothing, at each of its
+ * states. The peer is the test, over plain sockets.
+ */
+#include <arpa/inet.h>
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "ipc/base/clock.h"
+#include "tests/support/fake_rdma.h"
+#include "tests/support/transport_pair.h"
+#include "tests/support/transport_peer.h"
+#include "transport/rdma/wire.h"
+
+#define LEG 5
+#define HELLO_NS INT64_C(300000000) /* that a reader waits for each answer */
+
+static const uint64_t eight_chunks[] = {32 * MIB};
+
+/* A pair with one rail each, of which the test plays one side. */
+static struct pair *
+start(int64_t hello_ns)
+{
+	struct pair *s = calloc(1, sizeof(*s));
+	s->rig.num_rails = 1;
+	s->rig.hello_ns = hello_ns;
+	s->source_agent = rig_add_agent(&s->rig, CALM_NS, 0);
+	s->reader_agent = rig_add_agent(&s->rig, CALM_NS, 0);
+	rig_shard_init(&s->source, eight_chunks, 1, 42);
+	rig_shard_init(&s->reader, eight_chunks, 1, 0);
+	rig_register(s->source_agent, &s->source);
+	rig_register(s->reader_agent, &s->reader);
+	pair_parts(s, true);
+	rig_add_digests(s->from);
+	xfer_part_advance(s->from, 8);
+	return s;
+}
+
+static void
+put(int fd, enum frame_kind kind, uint32_t first, uint32_t count, const void *payload, size_t bytes)
+{
+	struct frame frame = {
+		.kind = kind, .leg = LEG, .first = first, .count = count, .bytes = bytes};
+	peer_put_frame(fd, &frame, payload, bytes);
+}
+
+/* The next frame of that kind, with its payload; what comes before is passed over. */
+static struct frame
+get(int fd, enum frame_kind kind, uint8_t payload[FRAME_PAYLOAD_MAX])
+{
+	for (;;) {
+		struct frame frame = peer_get_frame(fd);
+		if (frame.bytes > 0)
+			peer_get(fd, payload, frame.bytes);
+		if (frame.kind == kind)
+			return frame;
+	}
+}
+
+static const struct endpoint good_end = {.link = VERBS_LINK_ETHERNET,
+	.gid = {[10] = 0xff, [11] = 0xff, [12] = 10, [15] = 9},
+	.mtu_bytes = 4096,
+	.reads_out = 16,
+	.reads_in = 16,
+	.qpns = {1000, 1001},
+	.psns = {1, 2}};
+
+static void
+put_lane(int fd, enum frame_kind kind, uint32_t first, uint32_t rail, const struct endpoint *end)
+{
+	struct wire_lane lane = {.rail = rail, .made = end != NULL};
+	uint8_t payload[WIRE_LANE_BYTES];
+	if (end)
+		lane.end = *end;
+	wire_encode_lanes(&lane, 1, payload);
+	put(fd, kind, first, 1, payload, sizeof(payload));
+}
+
+/*
+ * ---- the test is the reader -------------------------------------------------------------------
+ */
+
+/* RAILS have come. */
+static int
+enter(struct pair *s)
+{
+	static uint8_t payload[FRAME_PAYLOAD_MAX];
+	struct frame_hello hello = {.ticket = rig_ticket(LEG), .protocol = 1, .mode = 1};
+	rig_offer(s->source_agent, LEG, s->from);
+	int fd = peer_dial(s->source_agent);
+	frame_encode_hello(&hello, payload);
+	struct frame frame = {.kind = FRAME_HELLO,
+		.flags = FRAME_VERIFIES | FRAME_TAKES_RDMA,
+		.leg = LEG,
+		.bytes = FRAME_HELLO_BYTES};
+	peer_put_frame(fd, &frame, payload, FRAME_HELLO_BYTES);
+	while (s->source_agent->num_offers > 0)
+		rig_pump(&s->rig, 10);
+	frame = peer_get_frame(fd);
+	cr_assert_eq(frame.kind, FRAME_WELCOME);
+	cr_assert(frame.flags & FRAME_OFFERS_RDMA);
+	peer_get(fd, payload, frame.bytes);
+	frame = get(fd, FRAME_RDMA_RAILS, payload);
+	cr_assert_eq(frame.count, 1);
+	return fd;
+}
+
+static void
+offer_wrong(int fd, uint32_t which)
+{
+	struct endpoint end = good_end;
+	uint32_t rail = 0;
+	switch (which) {
+	case 0:
+		rail = 1; /* there is one */
+		break;
+	case 1:
+		end.mtu_bytes = 1000;
+		break;
+	case 2:
+		end.qpns[1] = end.qpns[0];
+		break;
+	case 3:
+		end.psns[0] = 1 << 24;
+		break;
+	case 4:
+		end.reads_in = 0;
+		break;
+	case 5:
+		memset(end.gid, 0, sizeof(end.gid));
+		break;
+	default:
+		put_lane(fd, FRAME_RDMA_OFFER, 0, 0, NULL);
+		return;
+	}
+	put_lane(fd, FRAME_RDMA_OFFER, 0, rail, &end);
+}
+
+static void
+say_wrong(int fd, uint32_t which)
+{
+	uint8_t bytes[FRAME_ALIVE_BYTES] = {1}, huge[FRAME_ALIVE_BYTES] = {[7] = 0x80};
+	switch (which) {
+	case 0:
+		put(fd, FRAME_CHECK, 0, 1, NULL, 0); /* of nothing that it has READ */
+		break;
+	case 1:
+		put(fd, FRAME_ALIVE, 9, 1, bytes, sizeof(bytes)); /* of eight */
+		break;
+	case 2:
+		put(fd, FRAME_ALIVE, 1, 17, bytes, sizeof(bytes));
+		break;
+	case 3:
+		put(fd, FRAME_ALIVE, 1, 1, huge, sizeof(huge));
+		break;
+	case 4:
+		put(fd, FRAME_ALIVE, 1, 1, bytes, sizeof(bytes));
+		put(fd, FRAME_ALIVE, 1, 1, bytes, sizeof(bytes));
+		break;
+	case 5:
+		put(fd, FRAME_ALIVE, 2, 2, bytes, sizeof(bytes));
+		put(fd, FRAME_ALIVE, 1, 3, bytes, sizeof(bytes));
+		break;
+	case 6:
+		put(fd, FRAME_RDMA_RAILS, 0, 1, NULL, 0);
+		break;
+	case 7:
+		put_lane(fd, FRAME_RDMA_ACCEPT, 1, 0, &good_end);
+		break;
+	default:
+		put_lane(fd, FRAME_RDMA_OFFER, 0, 0, &good_end);
+		put_lane(fd, FRAME_RDMA_OFFER, 0, 0, &good_end);
+		break;
+	}
+}
+
+static void
+expect_ended(struct pair *s, int fd)
+{
+	const struct transport_event *ended =
+		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, LEG);
+	cr_assert_eq(ended->code, TH_E_PROTOCOL, "%s", ended->text);
+	close(fd);
+	pair_finish(s);
+}
+
+Test(rdma_hostile, reader_offers_what_cannot_be__ended)
+{
+	for (uint32_t which = 0; which < 7; which++) {
+		struct pair *s = start(0);
+		int fd = enter(s);
+		offer_wrong(fd, which);
+		expect_ended(s, fd);
+	}
+}
+
+Test(rdma_hostile, reader_says_what_it_must_not__ended)
+{
+	for (uint32_t which = 0; which < 9; which++) {
+		struct pair *s = start(0);
+		int fd = enter(s);
+		say_wrong(fd, which);
+		expect_ended(s, fd);
+	}
+}
+
+/* Each chunk may be asked about as often as it may be fetched. */
+Test(rdma_hostile, reader_asks_about_a_chunk_for_ever__ended)
+{
+	static uint8_t payload[FRAME_PAYLOAD_MAX];
+	struct pair *s = start(0);
+	int fd = enter(s);
+	put_lane(fd, FRAME_RDMA_OFFER, 0, 0, &good_end);
+	struct frame frame = get(fd, FRAME_RDMA_ACCEPT, payload);
+	cr_assert_eq(frame.first, 1, "one key");
+	cr_assert_eq(get(fd, FRAME_RDMA_MAP, payload).count, 1);
+	for (uint32_t i = 0; i < 3; i++) {
+		put(fd, FRAME_CHECK, 2, 1, NULL, 0);
+		cr_assert_eq(get(fd, FRAME_CHECK, payload).first, 2);
+	}
+	put(fd, FRAME_CHECK, 2, 1, NULL, 0);
+	expect_ended(s, fd);
+}
+
+/* Whatever it has said, its queue pairs go with it. */
+Test(rdma_hostile, reader_leaves_in_any_state__ended_without_queue_pairs)
+{
+	static uint8_t payload[FRAME_PAYLOAD_MAX];
+	for (uint32_t state = 0; state < 4; state++) {
+		struct pair *s = start(0);
+		int fd = enter(s);
+		if (state > 0)
+			put_lane(fd, FRAME_RDMA_OFFER, 0, 0, &good_end);
+		if (state > 1)
+			get(fd, FRAME_RDMA_MAP, payload);
+		if (state > 2) {
+			put(fd, FRAME_RDMA_DECLINE, 0, 5000, "no", 2);
+			cr_assert_eq(get(fd, FRAME_RDMA_DECLINE, payload).bytes, 2);
+		}
+		close(fd);
+		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, LEG);
+		struct fake_counters counters;
+		fake_rdma_counters(s->source_agent->devices[0], &counters);
+		cr_assert_eq(counters.qps, 0, "state %u", state);
+		pair_finish(s);
+	}
+}
+
+/*
+ * ---- the test is the source -------------------------------------------------------------------
+ */
+
+struct fake_source {
+	struct pair *s;
+	int door, fd;
+	struct wire_rail rail;
+};
+
+static void
+listen_at(struct fake_source *source, char name[64])
+{
+	struct sockaddr_in address = {.sin_family = AF_INET};
+	socklen_t bytes = sizeof(address);
+	source->door = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	cr_assert_eq(bind(source->door, (struct sockaddr *)&address, sizeof(address)), 0);
+	cr_assert_eq(listen(source->door, 16), 0);
+	cr_assert_eq(getsockname(source->door, (struct sockaddr *)&address, &bytes), 0);
+	snprintf(name, 64, "127.0.0.1:%u", ntohs(address.sin_port));
+}
+
+/* The reader has been welcomed. */
+static struct fake_source
+welcome(int64_t hello_ns)
+{
+	static uint8_t payload[FRAME_PAYLOAD_MAX];
+	struct fake_source source = {.s = start(hello_ns),
+		.rail = {.link = VERBS_LINK_ETHERNET,
+			.gid = {[10] = 0xff, [11] = 0xff, [12] = 10, [15] = 9},
+			.name = "mlx5_0/1"}};
+	struct th_ticket ticket = rig_ticket(LEG);
+	char name[64];
+	listen_at(&source, name);
+	struct transport *reader = source.s->reader_agent->transport;
+	cr_assert_eq(transport_pull(reader, LEG, name, &ticket, source.s->to, 0), 0);
+	source.fd = accept4(source.door, NULL, NULL, SOCK_CLOEXEC);
+	cr_assert_geq(source.fd, 0);
+	struct frame frame = peer_get_frame(source.fd);
+	cr_assert_eq(frame.kind, FRAME_HELLO);
+	cr_assert(frame.flags & FRAME_TAKES_RDMA);
+	peer_get(source.fd, payload, frame.bytes);
+	struct frame_welcome say = {.key = {1}, .bytes = 32 * MIB, .protocol = 1};
+	frame = (struct frame){.kind = FRAME_WELCOME,
+		.flags = FRAME_DIGESTS | FRAME_OFFERS_RDMA,
+		.leg = LEG,
+		.count = 8,
+		.bytes = FRAME_WELCOME_BYTES};
+	frame_encode_welcome(&say, payload);
+	peer_put_frame(source.fd, &frame, payload, FRAME_WELCOME_BYTES);
+	return source;
+}
+
+static void
+put_rails(struct fake_source *source)
+{
+	uint8_t payload[WIRE_RAIL_BYTES];
+	wire_encode_rails(&source->rail, 1, payload);
+	put(source->fd, FRAME_RDMA_RAILS, 0, 1, payload, sizeof(payload));
+}
+
+/* The reader has made its offer. */
+static struct fake_source
+offered(int64_t hello_ns)
+{
+	static uint8_t payload[FRAME_PAYLOAD_MAX];
+	struct fake_source source = welcome(hello_ns);
+	put_rails(&source);
+	cr_assert_eq(get(source.fd, FRAME_RDMA_OFFER, payload).count, 1);
+	return source;
+}
+
+static void
+finish(struct fake_source *source)
+{
+	close(source->fd);
+	close(source->door);
+	pair_finish(source->s);
+}
+
+static const struct transport_event *
+wait_failed(struct fake_source *source)
+{
+	return rig_wait(&source->s->rig, source->s->reader_agent, TRANSPORT_FAILED, LEG);
+}
+
+static void
+expect_broken(struct fake_source *source, uint32_t which)
+{
+	const struct transport_event *failed = wait_failed(source);
+	cr_assert_eq(failed->code, TH_E_PROTOCOL, "%u: %s", which, failed->text);
+	struct fake_counters counters;
+	fake_rdma_counters(source->s->reader_agent->devices[0], &counters);
+	cr_assert_eq(counters.reads, 0);
+	finish(source);
+}
+
+static void
+put_key(struct fake_source *source, uint32_t first, uint64_t address, uint64_t bytes)
+{
+	struct wire_key key = {.address = address, .bytes = bytes, .rkeys = {7}};
+	uint8_t payload[64];
+	wire_encode_keys(&key, 1, 1, payload);
+	put(source->fd, FRAME_RDMA_KEYS, first, 1, payload, wire_key_bytes(1));
+}
+
+static void
+put_extent(struct fake_source *source, uint32_t first, uint32_t key, uint64_t address)
+{
+	struct wire_extent extent = {.key = key, .address = address};
+	uint8_t payload[WIRE_EXTENT_BYTES];
+	wire_encode_extents(&extent, 1, payload);
+	put(source->fd, FRAME_RDMA_MAP, first, 1, payload, sizeof(payload));
+}
+
+Test(rdma_hostile, source_answers_before_it_was_asked__failed)
+{
+	for (uint32_t which = 0; which < 6; which++) {
+		struct fake_source source = welcome(0);
+		if (which == 0)
+			put_lane(source.fd, FRAME_RDMA_ACCEPT, 1, 0, &good_end);
+		else if (which == 1)
+			put_key(&source, 0, 0, 32 * MIB);
+		else if (which == 2)
+			put_extent(&source, 0, 0, 0);
+		else if (which == 3)
+			put(source.fd, FRAME_CHECK, 0, 1, NULL, 0);
+		else if (which == 4)
+			put_lane(source.fd, FRAME_RDMA_OFFER, 0, 0, &good_end);
+		else {
+			put_rails(&source);
+			put_rails(&source);
+		}
+		expect_broken(&source, which);
+	}
+}
+
+Test(rdma_hostile, source_accepts_what_was_not_offered__failed)
+{
+	for (uint32_t which = 0; which < 4; which++) {
+		struct fake_source source = offered(0);
+		struct endpoint end = good_end;
+		end.mtu_bytes = which == 2 ? 5000 : 4096;
+		if (which == 1)
+			put_lane(source.fd, FRAME_RDMA_ACCEPT, 1, 0, NULL);
+		else if (which == 3)
+			put_key(&source, 0, 0, 32 * MIB);
+		else
+			put_lane(source.fd, FRAME_RDMA_ACCEPT, 1, which == 0 ? 1 : 0, &end);
+		expect_broken(&source, which);
+	}
+}
+
+/* No READ goes where the source has not said that there is something. */
+Test(rdma_hostile, source_maps_what_it_has_not__failed)
+{
+	for (uint32_t which = 0; which < 8; which++) {
+		struct fake_source source = offered(0);
+		put_lane(source.fd, FRAME_RDMA_ACCEPT, 2, 0, &good_end);
+		if (which == 0) {
+			put_key(&source, 1, 0, 16 * MIB); /* not the next */
+		} else if (which == 1) {
+			put_extent(&source, 1, 0, 0);
+		} else {
+			put_key(&source, 0, 4096, 16 * MIB);
+			put_key(&source, 1, 4096 + (which == 7 ? MIB : 16 * MIB), 16 * MIB);
+		}
+		if (which == 2)
+			put_key(&source, 2, 0, 1);
+		else if (which == 3)
+			put_extent(&source, 0, 2, 4096);
+		else if (which == 4)
+			put_extent(&source, 0, 0, 4095);
+		else if (which == 5)
+			put_extent(&source, 0, 0, 4097);
+		else if (which == 6)
+			put_extent(&source, 0, 1, 4096 + 16 * MIB);
+		else if (which == 7)
+			put_extent(&source, 0, 0, 4096);
+		expect_broken(&source, which);
+	}
+}
+
+Test(rdma_hostile, source_declines_twice__failed)
+{
+	struct fake_source source = welcome(0);
+	put(source.fd, FRAME_RDMA_DECLINE, 0, 1, "a\nb", 3);
+	put(source.fd, FRAME_RDMA_DECLINE, 0, 1, "no", 2);
+	const struct transport_event *failed = wait_failed(&source);
+	cr_assert_eq(failed->code, TH_E_PROTOCOL);
+	cr_assert_str_eq(failed->fallback, "the source says: a?b");
+	finish(&source);
+}
+
+/* It lives no more: the leg does not wait for its TCP either. */
+Test(rdma_hostile, source_falls_silent_in_any_state__failed)
+{
+	for (uint32_t state = 0; state < 3; state++) {
+		struct fake_source source = state == 0 ? welcome(HELLO_NS) : offered(HELLO_NS);
+		if (state == 2) {
+			put_lane(source.fd, FRAME_RDMA_ACCEPT, 1, 0, &good_end);
+			put_key(&source, 0, 0, 32 * MIB);
+		}
+		const struct transport_event *failed = wait_failed(&source);
+		cr_assert_eq(failed->code, TH_E_NO_PATH);
+		cr_assert(strstr(failed->text, "does not answer any more"), "%s", failed->text);
+		cr_assert(strstr(failed->fallback, state == 0 ? "does not name its rails"
+							      : "does not answer to the offer"),
+			"%s", failed->fallback);
+		finish(&source);
+	}
+}
+
+/* Queue pairs of which the other end is nothing: the leg asks for data connections. */
+Test(rdma_hostile, source_is_not_where_it_says__data_connections)
+{
+	static uint8_t payload[FRAME_PAYLOAD_MAX];
+	struct fake_source source = offered(0);
+	put_lane(source.fd, FRAME_RDMA_ACCEPT, 1, 0, &good_end);
+	put_key(&source, 0, 0, 32 * MIB);
+	put_extent(&source, 0, 0, 0);
+	struct frame frame = get(source.fd, FRAME_RDMA_DECLINE, payload);
+	cr_assert_gt(frame.bytes, 0);
+	put(source.fd, FRAME_RDMA_DECLINE, 0, 1, NULL, 0);
+	int data = accept4(source.door, NULL, NULL, SOCK_CLOEXEC);
+	cr_assert_eq(peer_get_frame(data).kind, FRAME_JOIN);
+	close(data);
+	wait_failed(&source);
+	finish(&source);
+}
