@@ -12,32 +12,10 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
 from cluster import main, wait_for
-from rails import Rails, command, read, resources
+from rails import Rails, command, listening, resources
 
 BLOCK = 256 << 10
 SYNTHESIS = re.compile(r"Synthesis: Tested: (\d+) \| Passing: (\d+)")
-
-
-def is_listening(port=18515):
-    """That port of all these tools, by a socket in the state LISTEN."""
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in read(path).splitlines()[1:]:
-            words = line.split()
-            if words[1].endswith(f":{port:04X}") and words[3] == "0A":
-                return True
-    return False
-
-
-@contextlib.contextmanager
-def listening(*argv):
-    """A server of the tools' own: they listen on a port of TCP first."""
-    p = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        wait_for(is_listening, 30, f"{argv[0]} listens")
-        yield p
-    finally:
-        p.kill()
-        p.communicate()
 
 
 def hosts_are_joined_rail_by_rail():

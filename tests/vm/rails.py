@@ -8,8 +8,10 @@ that would else stay in the host. A process in another namespace (cluster.Hosts)
 devices too, so that TCP and RDMA of a host are cut one by one.
 """
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 
 from cluster import Skip, wait_for
@@ -66,7 +68,7 @@ class Rails:
             name = self.device(h, r)
             command("rdma", "link", "add", name, "type", "rxe", "netdev", name)
         try:
-            wait_for(self.ready, 30, "every rail is up")
+            self.settle()
         except BaseException:
             self.remove()
             raise
@@ -76,6 +78,17 @@ class Rails:
 
     def __exit__(self, *_):
         self.remove()
+
+    def settle(self):
+        """Every rail is up, and everybody knows his neighbours. A wire of no length answers before
+        the kernel's RDMA has begun to wait for it, so that waits a second at each first contact.
+        """
+        wait_for(self.ready, 30, "every rail is up")
+        for h, r in self.all():
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+                s.bind((self.address(h, r), 0))
+                for other in range(self.hosts):
+                    s.sendto(b"", (self.address(other, r), 9))
 
     def ready(self):
         return all(self.up(h, r) and self.has_gid(h, r) for h, r in self.all())
@@ -116,6 +129,12 @@ class Rails:
         where = ("master", f"sw{r}") if heal else ("nomaster",)
         command("ip", "link", "set", f"p{self.device(h, r)}", *where)
 
+    def limit(self, h, r, rate):
+        """Of what the host gets on this rail, e.g. `64mbit`; None: no limit. Nothing is dropped."""
+        where = ("dev", f"p{self.device(h, r)}", "root")
+        shape = f"tbf rate {rate} burst 64k limit 64m".split() if rate else ["noqueue"]
+        command("tc", "qdisc", "replace", *where, *shape)
+
     def remove_device(self, h, r):
         command("rdma", "link", "delete", self.device(h, r))
 
@@ -145,3 +164,25 @@ def resources():
         row["ifname"]: {k: v for k, v in row.items() if k not in ("ifindex", "ifname")}
         for row in rows
     }
+
+
+def is_listening(port=18515):
+    """That port of all these tools, by a socket in the state LISTEN."""
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in read(path).splitlines()[1:]:
+            words = line.split()
+            if words[1].endswith(f":{port:04X}") and words[3] == "0A":
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def listening(*argv):
+    """A server of the tools' own: they listen on a port of TCP first."""
+    p = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        wait_for(is_listening, 30, f"{argv[0]} listens")
+        yield p
+    finally:
+        p.kill()
+        p.communicate()

@@ -140,27 +140,6 @@ teardown(struct bench *bench)
 	loop_free(bench->keeper);
 }
 
-static enum rail_state
-state_of(struct bench *bench, uint32_t rail)
-{
-	struct rail_status status;
-	rail_status(bench->rails, rail, &status);
-	return status.state;
-}
-
-static void
-wait_for_state(struct bench *bench, uint32_t rail, enum rail_state state)
-{
-	for (uint32_t seen = 0; state_of(bench, rail) != state;) {
-		lock(bench);
-		uint32_t now = bench->changed[rail];
-		unlock(bench);
-		if (now == seen)
-			wait_for(bench, &bench->changed[rail], seen + 1);
-		seen = now;
-	}
-}
-
 /* ---- a leg of one lane ---- */
 
 static bool
@@ -362,41 +341,6 @@ leg_end(struct bench *bench)
 
 /* ---- tests ---- */
 
-Test(vm_verbs, devices__each_port_is_a_rail_with_its_routable_address)
-{
-	static struct bench bench;
-	static const char *const names[] = {"h0r0/1", "h0r1/1", "h1r0/1", "h1r1/1"};
-	static const char *const addresses[] = {"10.79.0.1", "10.79.1.1", "10.79.0.2", "10.79.1.2"};
-	struct rails_config config = rails_config_default();
-	setup(&bench, &config);
-	cr_assert_eq(rails_count(bench.rails), 4);
-	for (uint32_t i = 0; i < 4; i++) {
-		struct rail_status status;
-		char text[GID_TEXT_BYTES];
-		rail_status(bench.rails, rail_named(&bench, names[i]), &status);
-		cr_assert_eq(status.state, RAIL_UP, "%s", status.why);
-		cr_assert_str_eq(gid_text(status.gid.raw, text), addresses[i]);
-		cr_assert_eq(status.gid.type, VERBS_GID_ROCE_V2);
-		cr_assert_eq(status.port.link, VERBS_LINK_ETHERNET);
-		cr_assert_eq(status.port.mtu_bytes, 4096);
-		cr_assert_geq(status.info.reads_out_max, 16);
-		cr_assert_geq(status.info.reads_in_max, 16);
-	}
-	teardown(&bench);
-}
-
-Test(vm_verbs, names__leave_out_the_other_hosts_devices)
-{
-	static struct bench bench;
-	static const char *const names[] = {"h0r0", "h1r0"};
-	struct rails_config config = rails_config_default();
-	config.names = names;
-	config.num_names = 2;
-	setup(&bench, &config);
-	cr_assert_eq(rails_count(bench.rails), 2);
-	teardown(&bench);
-}
-
 Test(vm_verbs, lane__reads_all_bytes_once)
 {
 	static struct bench bench;
@@ -540,61 +484,5 @@ Test(vm_verbs, probe__a_path_that_carries_nothing_does_not_prove_itself)
 	cr_assert_eq(bench.landed, 0);
 	leg_end(&bench);
 	shell("ip link set ph1r0 master sw0");
-	teardown(&bench);
-}
-
-static void
-connect_across(struct bench *bench)
-{
-	struct th_err err = {0};
-	struct queues other;
-	uint32_t rail = rail_named(bench, "h1r1/1");
-	cr_assert_eq(queues_new(bench->rails, rail, NULL, LANE_DEPTH, &other, &err), 0);
-	cr_assert_eq(
-		queues_new(bench->rails, bench->reader, NULL, LANE_DEPTH, &bench->serving, &err),
-		0);
-	cr_assert_lt(queues_connect(bench->rails, &bench->serving, &other.own, ENDPOINT_SOURCE,
-			     "other", &err),
-		0);
-	cr_assert_neq(strstr(err.text, "10.79.1.2"), NULL, "%s", err.text);
-	cr_assert_eq(queues_free(bench->rails, &other), 0);
-	free_serving(bench);
-}
-
-/* The kernel looks for the neighbour, for a second or so, and finds none. */
-Test(vm_verbs, queues__no_way_to_an_address_of_another_rail)
-{
-	static struct bench bench;
-	struct rails_config config = rails_config_default();
-	setup(&bench, &config);
-	on_keeper(&bench, connect_across);
-	teardown(&bench);
-}
-
-Test(vm_verbs, events__port_down_and_up_again)
-{
-	static struct bench bench;
-	struct rails_config config = rails_config_default();
-	setup(&bench, &config);
-	shell("ip link set ph1r0 down");
-	wait_for_state(&bench, bench.source, RAIL_DOWN);
-	cr_assert_eq(state_of(&bench, bench.reader), RAIL_UP);
-	shell("ip link set ph1r0 up");
-	wait_for_state(&bench, bench.source, RAIL_UP);
-	teardown(&bench);
-}
-
-Test(vm_verbs, events__the_address_goes_and_comes_back)
-{
-	static struct bench bench;
-	struct rails_config config = rails_config_default();
-	setup(&bench, &config);
-	shell("ip addr del 10.79.0.2/32 dev h1r0");
-	wait_for_state(&bench, bench.source, RAIL_DOWN);
-	shell("ip addr add 10.79.0.2/32 dev h1r0");
-	wait_for_state(&bench, bench.source, RAIL_UP);
-	/* Routes that began there went with it. */
-	shell("ip route replace local 10.79.0.2 dev h1r0 table 110 && "
-	      "ip route replace 10.79.0.0/24 dev h1r0 src 10.79.0.2 table 110");
 	teardown(&bench);
 }
