@@ -14,6 +14,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -23,6 +24,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "transport/guard.h"
+#include "transport/rdma/cpus.h"
 
 struct poller {
 	struct rail rail; /* the thread's, once it runs */
@@ -33,6 +35,7 @@ struct poller {
 	int wake_fd;         /* owns */
 	int64_t idle_ns, spin_ns;
 	bool yields; /* others want this core */
+	char pci[VERBS_PCI_BYTES];
 	bool stopping;
 	pthread_t thread;
 	pthread_mutex_t lock;
@@ -188,10 +191,24 @@ doze(struct poller *poller)
 	wait(poller);
 }
 
+/* To the processors near its device: what it polls is written there. Not where they are few. */
+static void
+move_near(const struct poller *poller)
+{
+	cpu_set_t near, allowed;
+	if (!cpus_near(poller->pci, &near) || sched_getaffinity(0, sizeof(allowed), &allowed) < 0)
+		return;
+	CPU_AND(&near, &near, &allowed);
+	if (CPU_COUNT(&near) > POLLER_FEW_CORES && !CPU_EQUAL(&near, &allowed) &&
+		sched_setaffinity(0, sizeof(near), &near) < 0)
+		log_debug("rdma", "a poller stays where it is: %s", th_strerror(-errno));
+}
+
 static void *
 poller_main(void *arg)
 {
 	struct poller *poller = arg;
+	move_near(poller);
 	int64_t active_ns = th_now_ns();
 	while (!poller->stopping) {
 		bool ran = run_tasks(poller);
@@ -275,6 +292,7 @@ poller_new(const struct poller_config *config, struct poller **ret_poller)
 	poller->stop_task.run = run_stop;
 	poller->lose_task.run = run_lose;
 	poller->yields = few;
+	memcpy(poller->pci, info.pci, sizeof(poller->pci));
 	poller->idle_ns = config->idle_ns ? config->idle_ns : POLLER_IDLE_NS;
 	poller->spin_ns = config->spin_ns ? config->spin_ns
 			  : few           ? POLLER_SPIN_FEW_NS

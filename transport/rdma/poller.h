@@ -7,6 +7,8 @@
  * after idle_ns when nothing is outstanding, after spin_ns when something is (a peer that is slow
  * or dead must not cost a core, and where there are few cores others need this one).
  *
+ * It runs on the processors near its device, of those that the process may use.
+ *
  * lane_new(poller_rail(poller), ...) makes lanes on it; their queue pairs are destroyed on the
  * keeper's loop.
  */
