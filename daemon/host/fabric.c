@@ -5,6 +5,7 @@
 #include "daemon/host/fabric.h"
 
 #include <dirent.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,9 @@
 #include "daemon/host/host.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/log.h"
+#include "ipc/base/units.h"
 #include "transport/rdma/device.h"
+#include "transport/rdma/memlock.h"
 #include "transport/rdma/place.h"
 #include "transport/rdma/poller.h"
 #include "transport/rdma/rdma.h"
@@ -138,6 +141,34 @@ look_at_host(struct host *host)
 	host->regions.root = "";
 }
 
+/* One line of what there is; what a port has is said by itself (device.c). */
+static void
+say_used(const struct host *host)
+{
+	struct rails *rails = host->regions.rails;
+	uint32_t count = rails_count(rails), relaxed = 0, dmabuf = 0;
+	char slice[TH_UNITS_BYTES], window[TH_UNITS_BYTES], limit[TH_UNITS_BYTES];
+	struct memlock memlock;
+	for (uint32_t i = 0; i < count; i++) {
+		const struct verbs_info *info = rail_info(rails, i);
+		relaxed += info->relaxed_ordering;
+		dmabuf += info->dmabuf;
+	}
+	bool unlimited = memlock_read(&memlock) < 0 || memlock_unlimited(&memlock);
+	log_info("rdma",
+		"used ports=%" PRIu32 " up=%d relaxed_ordering=%" PRIu32 " dma_buf=%" PRIu32
+		" slice=%s window=%s memlock=%s",
+		count, __builtin_popcount(rails_up(rails)), relaxed, dmabuf,
+		th_print_size(host->options.rdma.slice, slice),
+		th_print_size(host->options.rdma.window, window),
+		unlimited ? "unlimited" : th_print_size(memlock.limit_bytes, limit));
+	if (!unlimited)
+		log_warn("rdma",
+			"only %s of memory may be locked, and what is registered counts once for "
+			"each device; " MEMLOCK_REMEDY,
+			th_print_size_short(memlock.limit_bytes, limit));
+}
+
 int
 fabric_start(struct host *host, struct th_err *err)
 {
@@ -146,6 +177,7 @@ fabric_start(struct host *host, struct th_err *err)
 	host->regions.rails = rdma ? rdma_rails(rdma) : NULL;
 	const char *why_not = missing(host);
 	if (!why_not) {
+		say_used(host);
 		look_at_host(host);
 		return 0;
 	}
