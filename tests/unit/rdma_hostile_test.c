@@ -21,6 +21,7 @@
 #define HELLO_NS INT64_C(300000000) /* that a reader waits for each answer */
 
 static const uint64_t eight_chunks[] = {32 * MIB};
+static int64_t stall_ns = CALM_NS;
 
 /* A pair with one rail each, of which the test plays one side. */
 static struct pair *
@@ -29,8 +30,8 @@ start(int64_t hello_ns)
 	struct pair *s = calloc(1, sizeof(*s));
 	s->rig.num_rails = 1;
 	s->rig.hello_ns = hello_ns;
-	s->source_agent = rig_add_agent(&s->rig, CALM_NS, 0);
-	s->reader_agent = rig_add_agent(&s->rig, CALM_NS, 0);
+	s->source_agent = rig_add_agent(&s->rig, stall_ns, 0);
+	s->reader_agent = rig_add_agent(&s->rig, stall_ns, 0);
 	rig_shard_init(&s->source, eight_chunks, 1, 42);
 	rig_shard_init(&s->reader, eight_chunks, 1, 0);
 	rig_register(s->source_agent, &s->source);
@@ -225,6 +226,28 @@ Test(rdma_hostile, reader_asks_about_a_chunk_for_ever__ended)
 	}
 	put(fd, FRAME_CHECK, 2, 1, NULL, 0);
 	expect_ended(s, fd);
+}
+
+/* The source sees no READ: what it is told is all it knows. */
+Test(rdma_hostile, reader_that_says_nothing__stalled_and_resumed_and_fenced)
+{
+	static uint8_t payload[FRAME_PAYLOAD_MAX];
+	uint8_t bytes[FRAME_ALIVE_BYTES] = {1};
+	stall_ns = INT64_C(400000000);
+	struct pair *s = start(0);
+	int fd = enter(s);
+	put_lane(fd, FRAME_RDMA_OFFER, 0, 0, &good_end);
+	get(fd, FRAME_RDMA_MAP, payload);
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_STALLED, LEG);
+	put(fd, FRAME_ALIVE, 0, 1, bytes, sizeof(bytes));
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_RESUMED, LEG);
+	transport_fence(s->source_agent->transport, LEG);
+	const struct transport_event *ended =
+		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, LEG);
+	cr_assert_eq(ended->code, TH_E_CANCELLED);
+	cr_assert_eq(ended->bytes_moved, 1);
+	close(fd);
+	pair_finish(s);
 }
 
 /* Whatever it has said, its queue pairs go with it. */

@@ -521,3 +521,41 @@ Test(transport_rdma_leg, legs_one_after_the_other__nothing_more_is_registered)
 	cr_assert_eq(before.regs, after.regs);
 	pair_finish(s);
 }
+
+/* What is there already is looked at, and not READ. */
+Test(transport_rdma_leg, bytes_that_are_here_already__not_read)
+{
+	for (uint32_t equal = 3; equal <= 8; equal += 5) {
+		struct pair *s = start(2);
+		memcpy(s->reader.tensors[0], s->source.tensors[0], equal * CHUNK);
+		xfer_part_expect_reuse(s->to);
+		xfer_part_advance(s->from, 8);
+		pull(s);
+		const struct transport_event *done = expect_done(s, "rdma", "");
+		cr_assert_eq(done->bytes_reused + done->bytes_moved, 8 * CHUNK);
+		if (equal == 8)
+			cr_assert_eq(done->bytes_moved, 0);
+		pair_finish(s);
+	}
+}
+
+/* Small tensors that came in by a copy are packed when somebody wants to READ them. */
+Test(transport_rdma_leg, replica_that_was_copied__serves_by_rdma)
+{
+	struct rig_shard last;
+	struct pair *s = start_of(odd_sizes, TH_ARRAY_LEN(odd_sizes), 1, CALM_NS);
+	struct rig_agent *third = rig_add_agent(&s->rig, CALM_NS, 0);
+	rig_shard_init(&last, odd_sizes, TH_ARRAY_LEN(odd_sizes), 0);
+	rig_register(third, &last);
+	struct xfer_part *end = rig_part(&last, true);
+	cr_assert_eq(transport_hash(s->source_agent->transport, 7, s->from), 0);
+	cr_assert_eq(transport_copy(s->reader_agent->transport, 1, s->from, s->to), 0);
+	rig_pull(s->reader_agent, third, 2, s->to, end);
+	const struct transport_event *done = rig_wait(&s->rig, third, TRANSPORT_DONE, 2);
+	cr_assert_str_eq(done->transport, "rdma", "%s", done->fallback);
+	cr_assert(rig_shards_equal(&s->source, &last));
+	rig_halt(&s->rig);
+	xfer_part_release(end);
+	pair_finish(s);
+	rig_shard_fini(&last);
+}

@@ -16,6 +16,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
 #include "ipc/base/err.h"
 #include "ipc/base/log.h"
 #include "transport/guard.h"
@@ -29,6 +30,7 @@
 
 #define SCRATCH_BYTES 4096u
 #define REGIONS_POLL_NS 1000000
+#define REGIONS_WAIT_NS INT64_C(10000000000)
 
 LIST_HEAD(rdma_lanes, rdma_lane);
 
@@ -237,6 +239,16 @@ drain_keeper(struct rdma *rdma)
 	sem_destroy(&barrier.done);
 }
 
+/* Deregistering takes its time. False: somebody has not released his. */
+static bool
+wait_for_regions(struct rdma *rdma)
+{
+	int64_t until_ns = th_now_ns() + REGIONS_WAIT_NS;
+	while (rails_regions(rdma->rails) > 0 && th_now_ns() < until_ns)
+		(void)nanosleep(&(struct timespec){.tv_nsec = REGIONS_POLL_NS}, NULL);
+	return rails_regions(rdma->rails) == 0;
+}
+
 void
 rdma_close(struct rdma *rdma)
 {
@@ -247,9 +259,10 @@ rdma_close(struct rdma *rdma)
 	if (rdma->setup)
 		loop_free(rdma->setup);
 	region_release(rdma->scratch_region);
-	/* Deregistering takes its time. */
-	while (rdma->rails && rails_regions(rdma->rails) > 0)
-		(void)nanosleep(&(struct timespec){.tv_nsec = REGIONS_POLL_NS}, NULL);
+	if (rdma->rails && !wait_for_regions(rdma)) {
+		log_error("rdma", "memory is still registered at the end: left to the kernel");
+		return;
+	}
 	if (rdma->keeper)
 		drain_keeper(rdma);
 	for (uint32_t i = 0; i < RAILS_MAX; i++) {
