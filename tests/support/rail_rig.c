@@ -162,6 +162,15 @@ region_bytes(const struct rail_memory *memory)
 	return memory->region_bytes ? memory->region_bytes : memory->bytes;
 }
 
+void
+rail_rig_fill(uint8_t *data, uint64_t bytes)
+{
+	for (uint64_t at = 0; at < bytes; at += 8) {
+		uint64_t word = (at + 1) * UINT64_C(0x9e3779b97f4a7c15);
+		memcpy(data + at, &word, th_min_u64(bytes - at, 8));
+	}
+}
+
 struct rail_keys *
 rail_keys_new(struct rail_node *node, const struct rail_memory *memory, unsigned access)
 {

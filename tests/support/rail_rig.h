@@ -99,6 +99,8 @@ void rail_rig_fini(struct rail_rig *rig);
 struct rail_node *rail_rig_node(struct rail_rig *rig, const struct rail_node_config *config);
 void rail_node_free_qps(struct rail_node *node);
 
+/* With bytes that tell where they belong. */
+void rail_rig_fill(uint8_t *data, uint64_t bytes);
 struct rail_keys *rail_keys_new(
 	struct rail_node *node, const struct rail_memory *memory, unsigned access);
 void rail_keys_free(struct rail_keys *keys);

@@ -36,8 +36,7 @@ start(struct setup *s, const struct fake_device_config *config)
 	s->to = (struct rail_memory){.data = calloc(1, BYTES), .bytes = BYTES};
 	s->from = (struct rail_memory){.data = malloc(BYTES), .bytes = BYTES};
 	cr_assert(s->to.data && s->from.data);
-	for (uint64_t i = 0; i < BYTES; i++)
-		s->from.data[i] = (uint8_t)(i * 7 + i / 4096);
+	rail_rig_fill(s->from.data, BYTES);
 	for (uint32_t i = 0; i < 2; i++) {
 		s->readers[i] = rail_rig_node(&s->rig, &own);
 		s->sources[i] = rail_rig_node(&s->rig, &own);

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/base/rng.h"
 #include "tests/support/rail_rig.h"
 
 #define MIB (UINT64_C(1) << 20)
@@ -34,9 +33,7 @@ start(struct pair *p, uint64_t bytes, const struct rail_node_config *config, uin
 	p->from = (struct rail_memory){
 		.data = malloc(bytes), .bytes = bytes, .region_bytes = from_regions};
 	cr_assert(p->to.data && p->from.data);
-	struct th_rng rng;
-	th_rng_init_number(&rng, bytes);
-	th_rng_bytes(&rng, p->from.data, bytes);
+	rail_rig_fill(p->from.data, bytes);
 	p->local = rail_keys_new(p->reader, &p->to, VERBS_LOCAL_WRITE);
 	p->remote = rail_keys_new(p->source, &p->from, VERBS_REMOTE_READ);
 }
@@ -284,21 +281,21 @@ Test(rail, two_rails__split_the_wire_evenly)
 	struct rail_leg leg;
 	struct fake_counters devices[2];
 	struct rail_node_config config = {.device.bytes_per_second = RATE_400G};
-	start(&p, 128 * MIB, &config, 0, 0);
+	start(&p, 96 * MIB, &config, 0, 0);
 	struct rail_node *reader = rail_rig_node(&p.rig, &config);
 	struct rail_node *source = rail_rig_node(&p.rig, &config);
 	struct rail_keys *local = rail_keys_new(reader, &p.to, VERBS_LOCAL_WRITE);
 	struct rail_keys *remote = rail_keys_new(source, &p.from, VERBS_REMOTE_READ);
-	rail_leg_init(&leg, &p.rig, 128 * MIB, RAIL_CHUNK_BYTES);
+	rail_leg_init(&leg, &p.rig, 96 * MIB, RAIL_CHUNK_BYTES);
 	rail_leg_open(&leg, p.local, p.remote, LANE_QPS, LANE_DEPTH, true);
 	rail_leg_open(&leg, local, remote, LANE_QPS, LANE_DEPTH, true);
 	rail_rig_run(&p.rig, INT64_MAX);
 	cr_assert(rail_leg_is_whole(&leg));
-	cr_assert_eq(memcmp(p.to.data, p.from.data, 128 * MIB), 0);
+	cr_assert_eq(memcmp(p.to.data, p.from.data, 96 * MIB), 0);
 	fake_rdma_counters(p.reader->device, &devices[0]);
 	fake_rdma_counters(reader->device, &devices[1]);
-	cr_assert_float_eq((double)devices[0].bytes_in / (double)(128 * MIB), 0.5, 0.05);
-	cr_assert_leq(leg.landed_ns, (int64_t)(64 * MIB / 50) + 200000);
+	cr_assert_float_eq((double)devices[0].bytes_in / (double)(96 * MIB), 0.5, 0.05);
+	cr_assert_leq(leg.landed_ns, (int64_t)(48 * MIB / 50) + 200000);
 	close_all(&p, &leg);
 	rail_keys_free(local);
 	rail_keys_free(remote);
