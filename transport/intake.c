@@ -55,6 +55,8 @@ intake_fini(struct intake *intake)
 	for (uint32_t c = intake->prefix; c < intake->num_chunks; c++) {
 		if (intake->states[c] == INTAKE_DONE)
 			xfer_part_keep(intake->part, c);
+		else
+			packed_drop(intake->part, c); /* the next leg may bring it another way */
 	}
 	pthread_mutex_destroy(&intake->lock);
 	free(intake->states);

@@ -19,6 +19,7 @@
 #include "tests/support/transport_rig.h"
 #include "transport/digest.h"
 #include "transport/guard.h"
+#include "transport/intake.h"
 
 /* In the order of the manifest: the small ones make three chunks, the others four. */
 static const uint64_t sizes[] = {1, 0, 70000, 2 * MIB - 1, 65536, 2 * MIB - 1, 2 * MIB - 1, 3,
@@ -304,6 +305,38 @@ Test(packed, drop__what_did_not_match_is_not_served)
 	cr_assert_eq(packed_fill(reader.part, 1), 1);
 	cr_assert_eq(packed_prefix(reader.part), 7);
 	cr_assert(chunk_is_packed(&reader, 0));
+	world_fini(&reader);
+	world_fini(&source);
+}
+
+/* Whether it was the chunk is not known when the leg ends; the next one brings it another way. */
+Test(packed, landed__and_the_leg_ends_before_it_counts__is_not_served)
+{
+	struct world source, reader;
+	struct transport_counters counters = {0};
+	struct intake intake;
+	uint32_t chunk;
+	world_init(&source, sizes, COUNT, 15, true);
+	world_init(&reader, sizes, COUNT, 0, true);
+	cr_assert_eq(hash(source.part, 1, NULL), TRANSPORT_HASHED);
+	const struct th_hash *digests = xfer_part_digest(source.part, 0);
+	cr_assert_eq(intake_init(&intake, reader.part, &counters), 0);
+	cr_assert_eq(intake_digests(&intake, 0, digests, 7), 0);
+	cr_assert(intake_take(&intake, 7, &chunk));
+	read_chunk(&source, &reader, chunk);
+	packed_data(reader.packed)[5] ^= 1;
+	cr_assert_eq(packed_landed(reader.part, chunk, NULL), 0);
+	intake_fini(&intake);
+	cr_assert_eq(intake_init(&intake, reader.part, &counters), 0);
+	cr_assert(intake_take(&intake, 7, &chunk));
+	cr_assert_eq(chunk, 0);
+	memcpy(reader.shard.memory, source.shard.memory, source.shard.bytes);
+	cr_assert_eq(intake_arrived(&intake, chunk, &digests[0]), INTAKE_GREW);
+	cr_assert_eq(packed_prefix(reader.part), 0);
+	cr_assert_eq(packed_fill(reader.part, 1), 0);
+	cr_assert_eq(packed_prefix(reader.part), 1);
+	cr_assert(chunk_is_packed(&reader, 0));
+	intake_fini(&intake);
 	world_fini(&reader);
 	world_fini(&source);
 }

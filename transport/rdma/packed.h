@@ -92,7 +92,8 @@ TH_MUST_USE int packed_fill(struct xfer_part *part, uint32_t chunks);
  * scatters it. Before intake_arrived. 0 or TH_E_STALE_MEMORY.
  */
 TH_MUST_USE int packed_landed(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest);
-/* What landed was not the chunk, or it is written to the tensors by who knows of no buffer. */
+/* What landed was not the chunk, or its leg ended before that was known: then it may be written to
+ * the tensors by who knows of no buffer. */
 void packed_drop(struct xfer_part *part, uint32_t chunk);
 
 /*
