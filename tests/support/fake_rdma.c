@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ipc/base/assert.h"
@@ -370,6 +371,9 @@ static int
 fake_qp_connect(struct verbs_qp *qp, const struct verbs_path *path)
 {
 	struct verbs_device *device = qp->device;
+	int64_t connect_ns = __atomic_load_n(&device->connect_ns, __ATOMIC_RELAXED);
+	if (connect_ns > 0)
+		(void)nanosleep(&(struct timespec){.tv_nsec = connect_ns}, NULL);
 	fake_lock(device->fake);
 	int rc = device->removed ? -EIO : 0;
 	if (rc == 0 && device->refuse_connects > 0) {

@@ -366,6 +366,12 @@ fake_rdma_refuse_posts(struct verbs_device *device, uint32_t count, int code)
 }
 
 void
+fake_rdma_slow_connects(struct verbs_device *device, int64_t duration_ns)
+{
+	__atomic_store_n(&device->connect_ns, duration_ns, __ATOMIC_RELAXED);
+}
+
+void
 fake_rdma_refuse_connects(struct verbs_device *device, uint32_t count, int code)
 {
 	fake_lock(device->fake);

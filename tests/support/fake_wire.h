@@ -46,6 +46,7 @@ struct verbs_device {
 	uint32_t let; /* READs that may go on although they are held */
 	int64_t fail_at;
 	enum verbs_status fail_status;
+	int64_t connect_ns; /* atomic */
 	uint32_t refuse_posts, refuse_connects, refuse_regs;
 	int refuse_posts_code, refuse_connects_code, refuse_regs_code;
 	uint64_t out; /* READs posted and not done */

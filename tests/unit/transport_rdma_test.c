@@ -8,10 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "ipc/base/clock.h"
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
+#include "transport/internal.h"
 #include "transport/rdma/path.h"
 
 #define STALL_NS INT64_C(600000000)
@@ -196,6 +198,25 @@ Test(transport_rdma_leg, queue_pairs_that_cannot_be_connected__tcp_and_why)
 	}
 }
 
+/* The first lane breaks before it begins, while the keeper tries in vain to connect the second. */
+Test(transport_rdma_leg, port_goes_down_while_queue_pairs_are_connected__tcp_and_why)
+{
+	struct pair *s = start(2);
+	xfer_part_advance(s->from, 8);
+	fake_rdma_slow_connects(s->source_agent->devices[0], 100000000);
+	fake_rdma_slow_connects(s->reader_agent->devices[1], 100000000);
+	fake_rdma_refuse_connects(s->reader_agent->devices[1], 1, -ETIMEDOUT);
+	pull(s);
+	while (queue_pairs(s->reader_agent) < 4)
+		rig_pump(&s->rig, 1);
+	fake_rdma_port_set(s->reader_agent->devices[0], 1, false);
+	const struct transport_event *done = pair_done(s, 1);
+	cr_assert_str_eq(done->transport, "tcp", "%s", done->fallback);
+	cr_assert_neq(done->fallback[0], '\0');
+	cr_assert_eq(queue_pairs(s->reader_agent), 0);
+	pair_finish(s);
+}
+
 /* And no storm: the next leg does not even try. */
 Test(transport_rdma_leg, probe_that_does_not_come_back__tcp_and_the_path_is_left_alone)
 {
@@ -231,10 +252,10 @@ Test(transport_rdma_leg, probe_that_does_not_come_back__tcp_and_the_path_is_left
  * ---- what breaks midway -----------------------------------------------------------------------
  */
 
-enum fault { PORT_DOWN, REMOVED, PEER_REMOVED, CQ_LOST, MEMORY_GONE, CABLE_OUT };
+enum mishap { PORT_DOWN, REMOVED, PEER_REMOVED, CQ_LOST, MEMORY_GONE, CABLE_OUT };
 
 static void
-strike(struct pair *s, enum fault fault, uint32_t rail)
+strike(struct pair *s, enum mishap fault, uint32_t rail)
 {
 	struct verbs_device *ours = s->reader_agent->devices[rail];
 	struct verbs_device *theirs = s->source_agent->devices[rail];
@@ -263,7 +284,7 @@ strike(struct pair *s, enum fault fault, uint32_t rail)
 
 /* Of these only the device's retries tell; here they are used up at once. */
 static const struct transport_event *
-done_after(struct pair *s, enum fault fault)
+done_after(struct pair *s, enum mishap fault)
 {
 	const struct transport_event *done;
 	while ((done = rig_find(s->reader_agent, TRANSPORT_DONE, 1)) == NULL) {
@@ -277,7 +298,7 @@ done_after(struct pair *s, enum fault fault)
 
 Test(transport_rdma_leg, one_of_two_rails_dies_midway__the_other_goes_on)
 {
-	for (enum fault fault = PORT_DOWN; fault <= CABLE_OUT; fault++) {
+	for (enum mishap fault = PORT_DOWN; fault <= CABLE_OUT; fault++) {
 		struct pair *s = start(2);
 		xfer_part_advance(s->from, 3);
 		pull(s);
@@ -294,7 +315,7 @@ Test(transport_rdma_leg, one_of_two_rails_dies_midway__the_other_goes_on)
 
 Test(transport_rdma_leg, all_rails_die_midway__goes_on_over_tcp_from_the_prefix)
 {
-	for (enum fault fault = PORT_DOWN; fault <= CABLE_OUT; fault++) {
+	for (enum mishap fault = PORT_DOWN; fault <= CABLE_OUT; fault++) {
 		struct pair *s = start(1);
 		xfer_part_advance(s->from, 3);
 		pull(s);
@@ -374,6 +395,42 @@ Test(transport_rdma_leg, reads_that_wait_forever__a_stall_of_the_path)
 	hold(s->reader_agent, true);
 	xfer_part_advance(s->from, 8);
 	expect_done(s, "tcp", "nothing comes through it any more");
+	pair_finish(s);
+}
+
+struct nap {
+	struct loop_task task;
+	bool over; /* atomic */
+};
+
+static void
+run_nap(struct loop_task *task)
+{
+	struct nap *nap = loop_container(task, struct nap, task);
+	(void)nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 700000000}, NULL);
+	__atomic_store_n(&nap->over, true, __ATOMIC_RELEASE);
+}
+
+/* As after a SIGSTOP: what came meanwhile is not counted yet when the clock is looked at. */
+Test(transport_rdma_leg, we_were_frozen_ourselves__no_stall_of_the_path)
+{
+	static struct nap nap = {.task.run = run_nap};
+	struct pair *s = start_of(eight_chunks, 1, 1, INT64_C(1500000000));
+	xfer_part_advance(s->from, 3);
+	pull(s);
+	rig_wait_prefix(&s->rig, s->to, 3);
+	/* It has seen that. */
+	rig_pump_for(&s->rig, 500000000);
+	hold(s->reader_agent, true);
+	uint64_t before = asked(s->reader_agent);
+	xfer_part_advance(s->from, 8);
+	wait_asked(s, before);
+	loop_post(s->reader_agent->transport->porter, &nap.task);
+	while (!__atomic_load_n(&nap.over, __ATOMIC_ACQUIRE))
+		rig_pump(&s->rig, 1);
+	rig_pump_for(&s->rig, 30000000);
+	hold(s->reader_agent, false);
+	expect_done(s, "rdma", "");
 	pair_finish(s);
 }
 

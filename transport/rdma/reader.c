@@ -419,9 +419,16 @@ reader_tick(struct reader *reader, int64_t now_ns)
 		return now_ns + REGISTER_NS;
 	if (reader->state != READER_RUNNING)
 		return reader->deadline_ns;
-	for (uint32_t i = 0; i < reader->num_lanes; i++)
+	/* We come late ourselves (frozen, or starved): that is no stall of a path. */
+	int64_t period_ns = reader->leg->transport->config.stall_ns / 4;
+	bool late = reader->looked_ns != 0 && now_ns > reader->looked_ns + 2 * period_ns;
+	reader->looked_ns = now_ns;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		if (late)
+			reader->lanes[i].moved_ns = now_ns;
 		look_at_lane(&reader->lanes[i], now_ns);
-	return now_ns + reader->leg->transport->config.stall_ns / 4;
+	}
+	return now_ns + period_ns;
 }
 
 bool

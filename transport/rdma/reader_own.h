@@ -73,6 +73,7 @@ struct reader {
 	bool at_keeper, closing, checks_closed, required;
 	bool told_off; /* the source has said DECLINE */
 	int64_t deadline_ns, asked_ns;
+	int64_t looked_ns; /* at the lanes, last */
 	struct wire_rail rails[WIRE_RAILS_MAX];
 	uint32_t num_rails;
 	bool map_begun;

@@ -280,10 +280,16 @@ static void
 run_connected(struct loop_task *task)
 {
 	struct reader *reader = loop_container(task, struct reader, connected_task);
+	const char *why = reader->why.text;
 	bool any = false;
 	reader->at_keeper = false;
-	for (uint32_t i = 0; i < reader->num_lanes; i++)
-		any = any || reader->lanes[i].lane;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		const struct reader_lane *lane = &reader->lanes[i];
+		any = any || (lane->lane && !lane->broken);
+		/* Before it began: its port went down meanwhile. */
+		if (lane->lane && lane->broken)
+			why = lane->why;
+	}
 	reader_settle(reader);
 	if (reader->closing)
 		return;
@@ -294,15 +300,15 @@ run_connected(struct loop_task *task)
 	}
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		struct reader_lane *lane = &reader->lanes[i];
-		if (!lane->lane)
-			continue;
+		if (!lane->lane || lane->closing)
+			continue; /* closing: it may be freed by now */
 		lane->moved_ns = th_now_ns();
 		lane_start(lane->lane);
 		if (reader->state == READER_LEAVING)
 			lane_break(lane->lane, VERBS_FLUSHED, "the leg leaves RDMA");
 	}
 	if (!any)
-		reader_leave(reader, reader->why.text);
+		reader_leave(reader, why);
 	reader_leave_if_done(reader);
 }
 

@@ -67,6 +67,7 @@ struct source {
 	bool at_keeper, closing, checks_closed;
 	int64_t started_ns, deadline_ns;
 	uint32_t rails[WIRE_RAILS_MAX], num_rails; /* as told */
+	struct wire_rail named[WIRE_RAILS_MAX];    /* those, as they were when chosen */
 	bool say_rails, say_accept, say_decline, say_check;
 	uint32_t keys_told, extents_told;
 	struct th_err why; /* for DECLINE */
@@ -424,21 +425,12 @@ static void
 put_rails(struct source *source)
 {
 	struct leg_out *leg = source->leg;
-	struct wire_rail rails[WIRE_RAILS_MAX] = {0};
 	uint8_t payload[WIRE_RAILS_MAX * WIRE_RAIL_BYTES];
-	for (uint32_t i = 0; i < source->num_rails; i++) {
-		struct rail_status status;
-		rail_status(rdma_rails(source->rdma), source->rails[i], &status);
-		rails[i].link = status.port.link;
-		rails[i].lid = status.port.lid;
-		memcpy(rails[i].gid, status.gid.raw, VERBS_GID_BYTES);
-		snprintf(rails[i].name, sizeof(rails[i].name), "%.31s", status.name);
-	}
 	struct frame frame = {.kind = FRAME_RDMA_RAILS,
 		.leg = leg->reader_leg,
 		.count = source->num_rails,
 		.bytes = (uint64_t)source->num_rails * WIRE_RAIL_BYTES};
-	wire_encode_rails(rails, source->num_rails, payload);
+	wire_encode_rails(source->named, source->num_rails, payload);
 	control_put(&leg->control, &frame, payload);
 }
 
@@ -550,6 +542,21 @@ source_refill(struct source *source)
 
 /* ---- the clock ---------------------------------------------------------------------------- */
 
+/* One that went down just now has no address, which a reader would take for a broken protocol. */
+static void
+name_rail(struct source *source, uint32_t rail)
+{
+	struct rail_status status;
+	struct wire_rail *named = &source->named[source->num_rails];
+	rail_status(rdma_rails(source->rdma), rail, &status);
+	if (status.state != RAIL_UP)
+		return;
+	*named = (struct wire_rail){.link = status.port.link, .lid = status.port.lid};
+	memcpy(named->gid, status.gid.raw, VERBS_GID_BYTES);
+	snprintf(named->name, sizeof(named->name), "%.31s", status.name);
+	source->rails[source->num_rails++] = rail;
+}
+
 /* RAILS, once enough of the memory is registered. */
 static void
 name_rails(struct source *source, int64_t now_ns)
@@ -568,11 +575,14 @@ name_rails(struct source *source, int64_t now_ns)
 	}
 	for (uint32_t rail = 0; rail < RAILS_MAX && source->num_rails < WIRE_RAILS_MAX; rail++) {
 		if (ready & (UINT32_C(1) << rail))
-			source->rails[source->num_rails++] = rail;
+			name_rail(source, rail);
 	}
-	source->state = SOURCE_NAMED;
+	if (source->num_rails == 0) {
+		leave(source, "its rails went down");
+		return;
+	}
+	source->state = SOURCE_NAMED, source->say_rails = true;
 	source->deadline_ns = now_ns + OFFER_NS;
-	source->say_rails = true;
 	stream_wake(&source->leg->control.stream);
 }
 
