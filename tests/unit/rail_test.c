@@ -144,6 +144,40 @@ Test(rail, lanes_of_two_legs__share_the_window_fairly)
 	finish(&p);
 }
 
+/* Only the device's retries would end it, seconds later. */
+Test(rail, source_falls_silent__others_do_not_wait_for_it)
+{
+	for (int back = 0; back < 2; back++) {
+		struct pair p;
+		struct rail_leg legs[2];
+		struct rail_node_config rate = {.device.bytes_per_second = RATE_400G};
+		start(&p, 64 * MIB, NULL, 0, 0);
+		struct rail_node *other = rail_rig_node(&p.rig, &rate);
+		struct rail_keys *remote = rail_keys_new(other, &p.from, VERBS_REMOTE_READ);
+		for (uint32_t i = 0; i < 2; i++) {
+			rail_leg_init(&legs[i], &p.rig, 64 * MIB, RAIL_CHUNK_BYTES);
+			rail_leg_open(&legs[i], p.local, i ? remote : p.remote, LANE_QPS,
+				LANE_DEPTH, false);
+		}
+		rail_rig_run(&p.rig, 500000);
+		fake_rdma_cut(p.reader->device, p.source->device, true);
+		rail_rig_run(&p.rig, 500000 + 2 * RAIL_LATE_NS);
+		cr_assert(rail_leg_is_whole(&legs[1]));
+		cr_assert(!rail_leg_is_whole(&legs[0]));
+		if (back)
+			fake_rdma_cut(p.reader->device, p.source->device, false);
+		rail_rig_run(&p.rig, INT64_MAX);
+		cr_assert_eq(rail_leg_is_whole(&legs[0]), back != 0);
+		cr_assert_eq(legs[0].lanes[0].broken, !back);
+		for (uint32_t i = 0; i < 2; i++)
+			close_all(&p, &legs[i]);
+		cr_assert_eq(p.reader->rail.out_bytes, 0);
+		cr_assert_eq(p.reader->rail.late_bytes, 0);
+		rail_keys_free(remote);
+		finish(&p);
+	}
+}
+
 Test(rail, more_lanes_than_the_window_has_batches__all_go_on)
 {
 	struct pair p;

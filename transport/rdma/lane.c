@@ -73,10 +73,19 @@ give_back(struct lane *lane)
 	lane->user->broken(lane->arg, lane->status, lane->why);
 }
 
+/* What it asked for is part of the window again. */
+static void
+count_again(struct lane *lane)
+{
+	lane->rail->late_bytes -= lane->late_bytes;
+	lane->late_bytes = 0;
+}
+
 /* What the rail counts as outstanding and will never come. */
 static void
 forget_requests(struct lane *lane)
 {
+	count_again(lane);
 	for (uint32_t i = 0; i < lane->num_qps; i++) {
 		struct lane_qp *qp = &lane->qps[i];
 		for (; under_way(qp) > 0; qp->done++) {
@@ -84,6 +93,7 @@ forget_requests(struct lane *lane)
 			lane->rail->out_reads--;
 		}
 	}
+	lane->out_bytes = 0;
 }
 
 /* Takes an ending lane as far as it goes. May free it. */
@@ -249,7 +259,10 @@ post(struct lane *lane, uint32_t index, struct verbs_read *reads, const uint32_t
 	int rc = rail->verbs.ops->post_reads(qp->qp, reads, num_reads);
 	if (rc < 0)
 		return rc;
+	if (lane->out_bytes == 0)
+		lane->moved_ns = rail->around->now_ns(rail->arg);
 	for (uint32_t i = 0; i < num_reads; i++) {
+		lane->out_bytes += reads[i].bytes;
 		qp->slots[qp->posted++ % LANE_DEPTH_MAX] =
 			(struct lane_slot){.bytes = reads[i].bytes, .entry = entries[i]};
 		rail->out_bytes += reads[i].bytes;
@@ -296,6 +309,8 @@ lane_turn(struct lane *lane)
 {
 	uint32_t batch = th_min_u32(lane->rail->batch, lane->depth);
 	uint32_t index = roomiest(lane);
+	if (lane->late_bytes > 0)
+		return LANE_FULL;
 	if (lane->depth - under_way(&lane->qps[index]) < batch)
 		return LANE_FULL;
 	while (lane->num_batch < batch && cut(lane))
@@ -335,6 +350,7 @@ pop(struct lane *lane, struct lane_qp *qp, bool good)
 	const struct lane_slot *slot = &qp->slots[qp->done++ % LANE_DEPTH_MAX];
 	rail->out_bytes -= slot->bytes;
 	rail->out_reads--;
+	lane->out_bytes -= slot->bytes;
 	if (!good)
 		return;
 	rail_count(&lane->counters.reads, 1);
@@ -359,6 +375,8 @@ lane_done(struct lane *lane, uint32_t index, uint16_t position, enum verbs_statu
 		rail_count(&lane->rail->counters.strange, 1);
 		return;
 	}
+	count_again(lane);
+	lane->moved_ns = lane->rail->stepped_ns;
 	/* An error says nothing about those before it that were not signalled: devices differ. */
 	qp->bad = qp->bad || status != VERBS_OK;
 	for (uint32_t i = (uint16_t)(position - qp->done) + 1u; i > 0; i--)

@@ -147,6 +147,9 @@ struct lane {
 	uint32_t stamp;           /* of this use of that entry */
 	uint32_t depth, num_qps;
 	uint32_t probes;     /* to come back */
+	uint64_t out_bytes;  /* asked for and not come */
+	uint64_t late_bytes; /* of those: so old that the rail's window is without them; 0: none */
+	int64_t moved_ns;    /* when something came last, or was asked for after nothing was */
 	int64_t deadline_ns; /* when to look at it; INT64_MAX: there is nothing to wait for */
 	int64_t refused_ns;  /* since when the device takes no post; INT64_MAX: it does */
 	struct lane_piece probe;

@@ -169,7 +169,29 @@ static bool
 has_room(const struct rail *rail)
 {
 	uint64_t batch_bytes = (uint64_t)rail->batch * rail->slice_bytes;
-	return rail->out_bytes == 0 || rail->out_bytes + batch_bytes <= rail->window_bytes;
+	uint64_t out_bytes = rail->out_bytes - rail->late_bytes;
+	return out_bytes == 0 || out_bytes + batch_bytes <= rail->window_bytes;
+}
+
+static bool
+starves(const struct rail *rail)
+{
+	return rail->ready && !has_room(rail);
+}
+
+static void
+find_late(struct rail *rail, int64_t now_ns)
+{
+	rail->late_ns = now_ns + RAIL_LATE_NS / 4;
+	for (uint32_t i = 0; i < rail->num_lanes; i++) {
+		struct lane *lane = rail->lanes[i];
+		if (!lane || lane->out_bytes == 0 || lane->late_bytes > 0 ||
+			now_ns - lane->moved_ns < RAIL_LATE_NS)
+			continue;
+		lane->late_bytes = lane->out_bytes;
+		rail->late_bytes += lane->late_bytes;
+		rail_unready(rail, lane); /* a completion makes it ready again */
+	}
 }
 
 /* Whether something was posted. */
@@ -203,6 +225,8 @@ rail_step(struct rail *rail, int64_t now_ns)
 	bool empty, moved = reap(rail, &empty);
 	if (now_ns >= rail->deadline_ns)
 		expire(rail, now_ns);
+	if (now_ns >= rail->late_ns && starves(rail))
+		find_late(rail, now_ns);
 	if (fill(rail))
 		moved = true;
 	if (rail->gone && empty)
@@ -213,7 +237,7 @@ rail_step(struct rail *rail, int64_t now_ns)
 int64_t
 rail_deadline(const struct rail *rail)
 {
-	return rail->deadline_ns;
+	return starves(rail) ? th_min_i64(rail->deadline_ns, rail->late_ns) : rail->deadline_ns;
 }
 
 void

@@ -4,7 +4,9 @@
  *
  * The window bounds the bytes that the device has been asked for and that have not come. Lanes take
  * turns, a batch each, so that it is shared fairly by those that have something to fetch, and one
- * lane alone has all of it.
+ * lane alone has all of it. A lane whose source is dead would take all of it in the end and keep it
+ * for as long as the device tries: when others wait, what such a lane has asked for does not count,
+ * and it asks for nothing more until something of it comes.
  *
  * A state machine without thread and clock: rail_step looks for completions and posts what there is
  * room for. poller.h runs it on a thread, tests and benches in virtual time. It allocates nothing
@@ -25,6 +27,7 @@
 #define RAIL_WINDOW_BYTES (8u << 20)
 #define RAIL_SLICE_BYTES (256u << 10)
 #define RAIL_CQ_DEPTH 8192u
+#define RAIL_LATE_NS INT64_C(100000000)      /* nothing came through a lane, others wait for room */
 #define RAIL_DRAIN_NS INT64_C(100000000)     /* for requests of failed queue pairs to come back */
 #define RAIL_REFUSED_NS INT64_C(50000)       /* until a refused post is tried again */
 #define RAIL_PATIENCE_NS INT64_C(1000000000) /* of a device that refuses posts */
@@ -75,7 +78,9 @@ struct rail {
 	enum verbs_status lost_status;
 	const char *lost_why;
 	int64_t stepped_ns;
-	uint64_t out_bytes; /* asked for and not come */
+	uint64_t out_bytes;  /* asked for and not come */
+	uint64_t late_bytes; /* of those: of lanes through which nothing comes */
+	int64_t late_ns;     /* when to look for such lanes, if others wait */
 	uint32_t out_reads;
 	uint32_t num_wanting; /* running lanes that are not hungry */
 	int64_t deadline_ns;  /* the soonest of the lanes', or sooner */
