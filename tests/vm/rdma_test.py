@@ -34,10 +34,14 @@ class Bed:
         )
         nobody = types.SimpleNamespace(runtime=os.path.join(c.dir, "no-agent"))
         self.workers = [Worker(c, f"worker{h}", nobody) for h in range(HOSTS)]
-        for worker in self.workers:
-            worker.call("alloc", total_bytes=SIZE, name="memory")
-        self.want = self.workers[0].call("fill", seed=1, name="memory")
+        for h in range(HOSTS):
+            self.ask(h, "alloc", total_bytes=SIZE, name="memory")
+        self.want = self.ask(0, "fill", seed=1, name="memory")
         self.idle = resources()
+
+    def ask(self, h, command, **args):
+        """However slow the machine is."""
+        return self.workers[h].finish(self.workers[h].start(command, **args), 240)
 
     @contextlib.contextmanager
     def case(self, name, count=2, options=()):
@@ -50,7 +54,7 @@ class Bed:
             yield self
             alive = [h for h, agent in enumerate(self.agents) if agent.alive()]
             for h in alive:
-                self.workers[h].call("close", name=name)
+                self.ask(h, "close", name=name, timeout=60)
             # Nothing of a handle outlives it, and nothing of an agent outlives that.
             if len(alive) == count:
                 wait_for(lambda: held() == before, 30, f"{held()} is {before} again")
@@ -86,38 +90,32 @@ class Bed:
         )
 
     def open(self, h, flags=0):
-        self.workers[h].call(
-            "open",
-            name=self.name,
-            agent=self.agents[h].runtime,
-            model=self.name,
-            replica=f"r{h}",
-            flags=flags,
-        )
-        self.workers[h].call("register", name=self.name, memory="memory")
+        how = {"model": self.name, "replica": f"r{h}", "flags": flags, "timeout": 60}
+        self.ask(h, "open", name=self.name, agent=self.agents[h].runtime, **how)
+        self.ask(h, "register", name=self.name, memory="memory", timeout=60)
 
     def publish(self):
         self.open(0)
-        self.workers[0].call("publish", name=self.name, version=1)
+        self.ask(0, "publish", name=self.name, version=1, timeout=60)
 
     def prepare(self, h, flags=0):
         """Nothing of what it is going to read is there already."""
-        self.workers[h].call("scribble", byte=h, name="memory")
+        self.ask(h, "scribble", byte=h, name="memory")
         self.open(h, flags)
 
     def begin(self, h):
-        self.workers[h].call("submit", name=self.name, version="1", timeout=120)
+        self.ask(h, "submit", name=self.name, version="1", timeout=200)
 
     def arrived(self, h):
-        return self.workers[h].call("progress", name=self.name)[0]
+        return self.ask(h, "progress", name=self.name)[0]
 
     def half_way(self, h):
         wait_for(lambda: self.arrived(h) > SIZE // 4, 60, "a quarter arrived")
         assert self.arrived(h) < SIZE
 
     def finish(self, h):
-        result = self.workers[h].call("op_wait", name=self.name, timeout=60)
-        assert self.workers[h].call("digest", name="memory") == self.want
+        result = self.ask(h, "op_wait", name=self.name, timeout=200)
+        assert self.ask(h, "digest", name="memory") == self.want
         return result
 
     def slow(self, h):
@@ -226,10 +224,10 @@ def without_rails_it_goes_on_by_tcp_and_says_why():
         assert result["transport"] == "tcp" and result["source"] == "r0", result
         assert "does without RDMA" in bed.log(1), bed.log(1)
         # And who wants nothing else does not get it.
-        bed.workers[1].call("close", name=bed.name)
+        bed.ask(1, "close", name=bed.name, timeout=60)
         bed.prepare(1, flags=REQUIRE_RDMA)
         bed.begin(1)
-        e = expect_error("NO_PATH", bed.workers[1].call, "op_wait", name=bed.name, timeout=60)
+        e = expect_error("NO_PATH", bed.ask, 1, "op_wait", name=bed.name, timeout=200)
         assert "RDMA" in e.text, e.text
 
 
