@@ -26,6 +26,9 @@
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/region.h"
 
+#define RIG_REAL_RAILS 2u
+#define RIG_REAL_WINDOW_BYTES (512u << 10)
+
 bool rig_with_files;
 
 #define PATIENCE_NS INT64_C(40000000000)
@@ -229,6 +232,22 @@ engine(void)
 						     : TRANSPORT_ENGINE_EPOLL;
 }
 
+/* TH_TEST_VERBS: real devices, those that tests/vm/rails.py gives to two hosts. They are slow, so
+ * less is under way. */
+static void
+real_devices(struct rig *rig, struct rig_agent *agent, struct rdma_config *rdma)
+{
+	static const char *const names[2][RIG_REAL_RAILS] = {{"h0r0", "h0r1"}, {"h1r0", "h1r1"}};
+	static struct rails_config rails;
+	TH_ASSERT(rig->num_rails <= RIG_REAL_RAILS);
+	agent->num_rails = rig->num_rails;
+	rails = rails_config_default();
+	rails.names = names[(rig->num_agents - 1) % 2];
+	rails.num_names = rig->num_rails;
+	*rdma = (struct rdma_config){
+		.verbs = verbs_ib(), .rails = &rails, .window_bytes = RIG_REAL_WINDOW_BYTES};
+}
+
 static struct verbs
 open_devices(struct rig *rig, struct rig_agent *agent)
 {
@@ -260,7 +279,10 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 	struct rdma_config rdma;
 	struct th_err err;
 	if (rig->num_rails > 0) {
-		rdma = (struct rdma_config){.verbs = open_devices(rig, agent)};
+		if (getenv("TH_TEST_VERBS"))
+			real_devices(rig, agent, &rdma);
+		else
+			rdma = (struct rdma_config){.verbs = open_devices(rig, agent)};
 		config.rdma = &rdma;
 	}
 	int rc = transport_open(&config, &err, &agent->transport);

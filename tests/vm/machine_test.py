@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """In the guest: the machine itself, by the programs of rdma-core and perftest, where a failure is
 no fault of ours and explains others; and then our own programs of Criterion over the same rails,
-machine_test.py PROGRAM..., each a case."""
+machine_test.py PROGRAM[=FILTER]..., each a case."""
 
 import contextlib
 import os
@@ -102,14 +102,19 @@ def a_device_in_use_is_removed_when_the_last_user_ends():
     assert removal.wait(30) == 0
 
 
-def case(program):
+def case(argument):
     """Afterwards the kernel holds as much for each device as before."""
+    program, _, pattern = argument.partition("=")
 
     def run():
         before = resources()
         p = subprocess.run(
             # One at a time: they share the rails, and cut them.
-            [program, "--verbose", "--color=never", "--jobs=1"],
+            [
+                *(program, "--verbose", "--color=never", "--jobs=1"),
+                *(["--filter", pattern] if pattern else []),
+            ],
+            env={**os.environ, "TH_TEST_VERBS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
