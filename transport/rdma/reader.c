@@ -123,7 +123,9 @@ reader_leave(struct reader *reader, const char *why)
 		if (lane->lane && !lane->broken)
 			lane_break(lane->lane, VERBS_FLUSHED, "the leg leaves RDMA");
 	}
-	reader_set_state(reader, READER_LEAVING, reader_patience_ns(reader));
+	/* A source that is gone must not cost more than one stall more. */
+	reader_set_state(reader, READER_LEAVING,
+		th_min_i64(reader_patience_ns(reader), leg->transport->config.stall_ns));
 	if (!reader->told_off) {
 		size_t bytes = strlen(leg->fallback.text);
 		struct frame frame = {.kind = FRAME_RDMA_DECLINE,
@@ -404,6 +406,9 @@ int64_t
 reader_tick(struct reader *reader, int64_t now_ns)
 {
 	if (!reader || reader->closing || reader->state == READER_OVER)
+		return INT64_MAX;
+	/* What is left then is our own to end. */
+	if (reader->state == READER_LEAVING && reader->told_off)
 		return INT64_MAX;
 	if (reader->state == READER_WAITING && reader->num_rails > 0)
 		reader_offer(reader, now_ns);
