@@ -12,6 +12,8 @@ from cluster import LONG, Hosts, RemoteError, cluster, main, wait_for
 SIZE = 32 << 20
 POINTS = 20 if LONG else 5
 DEADLINE = 4
+# Of an agent without workers: two doors for them, one for other agents, three ways to the server.
+AGENT_SOCKETS = 6
 
 
 def holdings(pid):
@@ -81,6 +83,10 @@ def kill_at(victim, point):
             attached = lambda: c.thctl("status", agent=name, check=False).returncode == 0
             wait_for(attached, 10, "attached")
         daemons = {"a": c.agents["a"], "b": c.agents["b"], "server": c.server}
+        # Not while a way is still being opened, or who asked for its status is still leaving.
+        for name, sockets in ("a", AGENT_SOCKETS), ("b", AGENT_SOCKETS), ("server", 7):
+            at_rest = lambda: holdings(daemons[name].pid)["socket"] == sockets
+            wait_for(at_rest, 20, f"{what}: {name} has {sockets} sockets")
         baseline = {name: holdings(p.pid) for name, p in daemons.items()}
         w, r = c.worker("w", "a"), c.worker("r", "b")
         w.setup(SIZE, model="m", replica="w")
