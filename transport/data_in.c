@@ -13,7 +13,6 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
-#include "ipc/base/failpoint.h"
 #include "transport/guard.h"
 #include "transport/tcp.h"
 
@@ -186,24 +185,11 @@ data_in_arrived(struct data_in *conn, uint32_t chunk, const struct th_hash *dige
 	return 0;
 }
 
-/* For tests: moments of a leg, when all bytes of this chunk are here. */
-static void
-pass_points(const struct data_in *conn, uint32_t chunk)
-{
-	uint32_t num_chunks = xfer_part_table(conn->leg->part)->num_chunks;
-	if (chunk == 0)
-		TH_FP(leg_in_first_chunk);
-	if (chunk == num_chunks / 2)
-		TH_FP(leg_in_half);
-	if (chunk == num_chunks - 1)
-		TH_FP(leg_in_last_chunk);
-}
-
 static int
 end_chunk(struct data_in *conn)
 {
 	uint32_t chunk = conn->asked[conn->asked_head];
-	pass_points(conn, chunk);
+	leg_in_pass_points(conn->leg, chunk);
 	conn->in_body = false;
 	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
 	conn->num_asked--;

@@ -79,6 +79,18 @@ leg_in_fail(struct leg_in *leg, int code, const char *text)
 	fail(leg, code, true, text);
 }
 
+void
+leg_in_pass_points(const struct leg_in *leg, uint32_t chunk)
+{
+	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
+	if (chunk == 0)
+		TH_FP(leg_in_first_chunk);
+	if (chunk == num_chunks / 2)
+		TH_FP(leg_in_half);
+	if (chunk == num_chunks - 1)
+		TH_FP(leg_in_last_chunk);
+}
+
 /* How far it is, if that is news. One at a time: a source that does not read gets no more. */
 static void
 put_alive(struct leg_in *leg)

@@ -100,6 +100,8 @@ void leg_in_kick(struct leg_in *leg);
 void leg_in_settle(struct leg_in *leg);
 void leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn);
 void leg_in_conn_gone(struct leg_in *leg, struct data_in *conn);
+/* For tests: moments of a leg, when all bytes of this chunk are here. Any thread. */
+void leg_in_pass_points(const struct leg_in *leg, uint32_t chunk);
 
 struct data_in {
 	struct stream stream;

@@ -7,7 +7,6 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
-#include "ipc/base/failpoint.h"
 #include "ipc/base/name.h"
 #include "transport/rdma/packed.h"
 #include "transport/rdma/reader_own.h"
@@ -129,19 +128,6 @@ reader_mismatched(struct reader *reader, uint32_t chunk)
 		tell(reader, result);
 }
 
-/* For tests: moments of a leg. */
-static void
-pass_points(const struct reader *reader, uint32_t chunk)
-{
-	uint32_t num_chunks = xfer_part_table(reader->leg->part)->num_chunks;
-	if (chunk == 0)
-		TH_FP(leg_in_first_chunk);
-	if (chunk == num_chunks / 2)
-		TH_FP(leg_in_half);
-	if (chunk == num_chunks - 1)
-		TH_FP(leg_in_last_chunk);
-}
-
 static void
 landed(void *arg, uint32_t chunk)
 {
@@ -149,7 +135,7 @@ landed(void *arg, uint32_t chunk)
 	struct reader *reader = lane->reader;
 	struct leg_in *leg = reader->leg;
 	uint64_t bytes = chunk_bytes(xfer_part_table(leg->part), chunk);
-	pass_points(reader, chunk);
+	leg_in_pass_points(leg, chunk);
 	__atomic_sub_fetch(&lane->num_taken, 1, __ATOMIC_RELAXED);
 	__atomic_add_fetch(&reader->landed, 1, __ATOMIC_RELAXED);
 	count_up(&leg->bytes_moved, bytes);
