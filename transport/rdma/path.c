@@ -36,13 +36,14 @@ paths_free(struct paths *paths)
 
 /* Under the lock. NULL: it was never used. */
 static struct path *
-find(struct paths *paths, uint32_t rail, const struct wire_rail *peer)
+find(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char *host)
 {
 	for (uint32_t i = 0; i < paths->count; i++) {
 		struct path *path = &paths->list[i];
 		if (path->rail == rail && path->peer.link == peer->link &&
 			path->peer.lid == peer->lid &&
-			memcmp(path->peer.gid, peer->gid, sizeof(peer->gid)) == 0)
+			memcmp(path->peer.gid, peer->gid, sizeof(peer->gid)) == 0 &&
+			strcmp(path->host, host) == 0)
 			return path;
 	}
 	return NULL;
@@ -54,7 +55,7 @@ use(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char
 	int64_t now_ns)
 {
 	struct path path = {.rail = rail};
-	struct path *found = find(paths, rail, peer);
+	struct path *found = find(paths, rail, peer, host);
 	uint32_t before = paths->count;
 	if (found) {
 		path = *found;
@@ -65,7 +66,7 @@ use(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char
 		before--;
 	}
 	memmove(paths->list + 1, paths->list, before * sizeof(path));
-	path.peer = *peer;
+	path.peer = *peer; /* its name may be another by now */
 	snprintf(path.host, sizeof(path.host), "%s", host);
 	path.used_ns = now_ns;
 	paths->list[0] = path;
@@ -73,10 +74,11 @@ use(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char
 }
 
 bool
-path_paused(struct paths *paths, uint32_t rail, const struct wire_rail *peer, int64_t now_ns)
+path_paused(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char *host,
+	int64_t now_ns)
 {
 	pthread_mutex_lock(&paths->lock);
-	const struct path *path = find(paths, rail, peer);
+	const struct path *path = find(paths, rail, peer, host);
 	bool paused = path && now_ns < path->paused_until_ns;
 	pthread_mutex_unlock(&paths->lock);
 	return paused;
@@ -94,10 +96,11 @@ path_proved(struct paths *paths, uint32_t rail, const struct wire_rail *peer, co
 }
 
 void
-path_moved(struct paths *paths, uint32_t rail, const struct wire_rail *peer, uint64_t bytes)
+path_moved(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char *host,
+	uint64_t bytes)
 {
 	pthread_mutex_lock(&paths->lock);
-	struct path *path = find(paths, rail, peer);
+	struct path *path = find(paths, rail, peer, host);
 	if (path)
 		path->bytes += bytes;
 	pthread_mutex_unlock(&paths->lock);

@@ -7,6 +7,9 @@
  * cable that is out costs a leg now and then, not every leg. What is a peer's own doing (its memory
  * is gone, its agent has ended) says nothing about a path and is not told here.
  *
+ * A peer's rail is known by its data address too: it says itself which address its rail has, and
+ * one that lied could have another's paths paused.
+ *
  * Any thread: a lock.
  */
 #ifndef TH_TRANSPORT_RDMA_PATH_H
@@ -27,7 +30,7 @@
 struct path {
 	uint32_t rail;              /* ours */
 	struct wire_rail peer;      /* theirs */
-	char host[PATH_PEER_BYTES]; /* the data address by which it was last reached */
+	char host[PATH_PEER_BYTES]; /* the data address by which it is reached */
 	uint64_t bytes;             /* that were READ through it */
 	uint64_t legs, failures;
 	int64_t paused_until_ns; /* 0: it is not */
@@ -41,10 +44,12 @@ struct paths;
 struct paths *paths_new(void);
 void paths_free(struct paths *paths);
 
-bool path_paused(struct paths *paths, uint32_t rail, const struct wire_rail *peer, int64_t now_ns);
+bool path_paused(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char *host,
+	int64_t now_ns);
 void path_proved(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char *host,
 	int64_t now_ns);
-void path_moved(struct paths *paths, uint32_t rail, const struct wire_rail *peer, uint64_t bytes);
+void path_moved(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char *host,
+	uint64_t bytes);
 void path_failed(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char *host,
 	const char *why, int64_t now_ns);
 /* Those used last first. Returns how many. */

@@ -232,7 +232,8 @@ look_at_bytes(struct reader_lane *lane)
 	uint64_t more = counters.bytes - lane->seen_bytes;
 	if (more == 0)
 		return false;
-	path_moved(rdma_paths(lane->reader->rdma), lane->rail, &lane->peer, more);
+	path_moved(rdma_paths(lane->reader->rdma), lane->rail, &lane->peer, lane->reader->leg->peer,
+		more);
 	lane->seen_bytes = counters.bytes;
 	lane->moved_ns = th_now_ns();
 	__atomic_store_n(&lane->reader->leg->last_byte_ns, lane->moved_ns, __ATOMIC_RELAXED);

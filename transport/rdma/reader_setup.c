@@ -117,7 +117,7 @@ choose_pair(struct reader *reader, uint32_t rail, uint32_t *uses, bool *ret_paus
 		const struct wire_rail *peer = &reader->rails[j];
 		if (peer->link != status.port.link)
 			continue;
-		if (path_paused(rdma_paths(reader->rdma), rail, peer, now_ns)) {
+		if (path_paused(rdma_paths(reader->rdma), rail, peer, reader->leg->peer, now_ns)) {
 			*ret_paused = true;
 			continue;
 		}
