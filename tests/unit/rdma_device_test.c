@@ -8,43 +8,32 @@
 #include <string.h>
 #include <time.h>
 
+#include "tests/support/tally.h"
 #include "tests/support/verbs_script.h"
 #include "transport/rdma/device.h"
 #include "transport/rdma/queues.h"
-
-#define PATIENCE_S 60
 
 struct bench { /* what most tests need */
 	struct script script;
 	struct loop *keeper;
 	struct rails *rails;
 	struct rails_config config;
-	pthread_mutex_t lock;
-	pthread_cond_t told;
-	uint32_t changed[RAILS_MAX], lost[RAILS_MAX], failed[RAILS_MAX], last_qpn; /* by lock */
+	struct tally tally;
+	uint32_t changed[RAILS_MAX], lost[RAILS_MAX], failed[RAILS_MAX], last_qpn; /* by tally */
 };
-
-static void
-tell(struct bench *bench, uint32_t *counter)
-{
-	pthread_mutex_lock(&bench->lock);
-	++*counter;
-	pthread_cond_broadcast(&bench->told);
-	pthread_mutex_unlock(&bench->lock);
-}
 
 static void
 on_changed(void *arg, uint32_t rail)
 {
 	struct bench *bench = arg;
-	tell(bench, &bench->changed[rail]);
+	tally_add(&bench->tally, &bench->changed[rail]);
 }
 
 static void
 on_lost(void *arg, uint32_t rail)
 {
 	struct bench *bench = arg;
-	tell(bench, &bench->lost[rail]);
+	tally_add(&bench->tally, &bench->lost[rail]);
 }
 
 static void
@@ -52,19 +41,7 @@ on_failed(void *arg, uint32_t rail, uint32_t qpn)
 {
 	struct bench *bench = arg;
 	bench->last_qpn = qpn;
-	tell(bench, &bench->failed[rail]);
-}
-
-static void
-wait_for(struct bench *bench, const uint32_t *counter, uint32_t count)
-{
-	struct timespec until;
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += PATIENCE_S;
-	pthread_mutex_lock(&bench->lock);
-	while (*counter < count)
-		cr_assert_eq(pthread_cond_timedwait(&bench->told, &bench->lock, &until), 0);
-	pthread_mutex_unlock(&bench->lock);
+	tally_add(&bench->tally, &bench->failed[rail]);
 }
 
 static void
@@ -72,8 +49,7 @@ setup(struct bench *bench, uint32_t num_devices)
 {
 	*bench = (struct bench){.config = rails_config_default()};
 	script_init(&bench->script, num_devices);
-	pthread_mutex_init(&bench->lock, NULL);
-	pthread_cond_init(&bench->told, NULL);
+	tally_init(&bench->tally);
 	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &bench->keeper), 0);
 }
 
@@ -91,7 +67,7 @@ run_sync(struct loop_task *task)
 	struct sync_task *sync = loop_container(task, struct sync_task, task);
 	if (sync->run)
 		sync->run(sync->bench, sync->arg);
-	tell(sync->bench, &sync->done);
+	tally_add(&sync->bench->tally, &sync->done);
 }
 
 /* On the keeper's thread, after all that was posted there before. */
@@ -100,7 +76,7 @@ on_keeper(struct bench *bench, void (*run)(struct bench *bench, void *arg), void
 {
 	struct sync_task sync = {.task.run = run_sync, .bench = bench, .run = run, .arg = arg};
 	loop_post(bench->keeper, &sync.task);
-	wait_for(bench, &sync.done, 1);
+	tally_wait(&bench->tally, &sync.done, 1);
 }
 
 static void
@@ -127,8 +103,7 @@ teardown(struct bench *bench)
 		cr_assert(device->closes == 1 && device->cqs == 0 && device->qps == 0);
 	}
 	script_fini(&bench->script);
-	pthread_cond_destroy(&bench->told);
-	pthread_mutex_destroy(&bench->lock);
+	tally_fini(&bench->tally);
 }
 
 static struct rail_status
@@ -289,14 +264,14 @@ Test(rdma_device, port_events__down_and_up_again)
 		device->ports[0].active = false;
 		script_unlock(&bench.script);
 		script_event(device, VERBS_EVENT_PORT_DOWN, 1, 0);
-		wait_for(&bench, &bench.changed[0], 2 * round + 1);
+		tally_wait(&bench.tally, &bench.changed[0], 2 * round + 1);
 		cr_assert_eq(rails_up(bench.rails), 0);
 		cr_assert_eq(status_of(&bench, 0).state, RAIL_DOWN);
 		script_lock(&bench.script);
 		device->ports[0].active = true;
 		script_unlock(&bench.script);
 		script_event(device, VERBS_EVENT_PORT_UP, 1, 0);
-		wait_for(&bench, &bench.changed[0], 2 * round + 2);
+		tally_wait(&bench.tally, &bench.changed[0], 2 * round + 2);
 		cr_assert_eq(rails_up(bench.rails), 1);
 		cr_assert_str_eq(status_of(&bench, 0).why, "");
 	}
@@ -319,7 +294,7 @@ Test(rdma_device, gid_events__the_index_moves_and_the_address_changes)
 	script_unlock(&bench.script);
 	script_event(device, VERBS_EVENT_GIDS, 1, 0);
 	script_event(device, VERBS_EVENT_QP, 0, 5);
-	wait_for(&bench, &bench.failed[0], 1); /* comes after it */
+	tally_wait(&bench.tally, &bench.failed[0], 1); /* comes after it */
 	cr_assert_eq(bench.changed[0], 0);
 	cr_assert_eq(rail_endpoint(bench.rails, 0, &endpoint, &port, &err), 0);
 	cr_assert_eq(port.gid_index, 7);
@@ -328,7 +303,7 @@ Test(rdma_device, gid_events__the_index_moves_and_the_address_changes)
 	script_address(&device->gids[0][0], 7, 9, 9);
 	script_unlock(&bench.script);
 	script_event(device, VERBS_EVENT_GIDS, 1, 0);
-	wait_for(&bench, &bench.changed[0], 1);
+	tally_wait(&bench.tally, &bench.changed[0], 1);
 	cr_assert_eq(rail_endpoint(bench.rails, 0, &endpoint, &port, &err), 0);
 	cr_assert(endpoint.gid[14] == 9 && endpoint.gid[15] == 9);
 	/* None, and one again. */
@@ -336,13 +311,13 @@ Test(rdma_device, gid_events__the_index_moves_and_the_address_changes)
 	device->num_gids[0] = 0;
 	script_unlock(&bench.script);
 	script_event(device, VERBS_EVENT_GIDS, 1, 0);
-	wait_for(&bench, &bench.changed[0], 2);
+	tally_wait(&bench.tally, &bench.changed[0], 2);
 	cr_assert_eq(rails_up(bench.rails), 0);
 	script_lock(&bench.script);
 	device->num_gids[0] = 1;
 	script_unlock(&bench.script);
 	script_event(device, VERBS_EVENT_GIDS, 1, 0);
-	wait_for(&bench, &bench.changed[0], 3);
+	tally_wait(&bench.tally, &bench.changed[0], 3);
 	cr_assert_eq(rails_up(bench.rails), 1);
 	teardown(&bench);
 }
@@ -354,10 +329,10 @@ Test(rdma_device, queue_events__are_passed_on_for_each_port)
 	bench.script.devices[0].info.num_ports = 2;
 	start(&bench);
 	script_event(&bench.script.devices[0], VERBS_EVENT_QP, 0, 4711);
-	wait_for(&bench, &bench.failed[1], 1);
+	tally_wait(&bench.tally, &bench.failed[1], 1);
 	cr_assert(bench.failed[0] == 1 && bench.last_qpn == 4711);
 	script_event(&bench.script.devices[0], VERBS_EVENT_CQ, 0, 0);
-	wait_for(&bench, &bench.lost[1], 1);
+	tally_wait(&bench.tally, &bench.lost[1], 1);
 	cr_assert(bench.lost[0] == 1 && bench.lost[2] == 0 && bench.failed[2] == 0);
 	teardown(&bench);
 }
@@ -369,8 +344,8 @@ Test(rdma_device, device_events__gone_for_good)
 	bench.script.devices[0].info.num_ports = 2;
 	start(&bench);
 	script_event(&bench.script.devices[0], VERBS_EVENT_DEVICE, 0, 0);
-	wait_for(&bench, &bench.changed[0], 1);
-	wait_for(&bench, &bench.changed[1], 1);
+	tally_wait(&bench.tally, &bench.changed[0], 1);
+	tally_wait(&bench.tally, &bench.changed[1], 1);
 	cr_assert_eq(rails_there(bench.rails), 0xc);
 	cr_assert_eq(rails_up(bench.rails), 0xc);
 	cr_assert_eq(status_of(&bench, 1).state, RAIL_GONE);
@@ -379,7 +354,7 @@ Test(rdma_device, device_events__gone_for_good)
 	script_event(&bench.script.devices[0], VERBS_EVENT_PORT_UP, 1, 0);
 	/* The channel of the events itself fails: the same. */
 	script_event_fails(&bench.script.devices[1], -EIO);
-	wait_for(&bench, &bench.changed[2], 1);
+	tally_wait(&bench.tally, &bench.changed[2], 1);
 	cr_assert_eq(rails_up(bench.rails), 0x8);
 	cr_assert_eq(bench.script.devices[0].events_out, 1);
 	teardown(&bench);
@@ -497,7 +472,7 @@ Test(rdma_queues, a_device_that_is_gone_has_fenced_itself)
 	start(&bench);
 	on_keeper(&bench, make_queues, &queues);
 	script_event(&bench.script.devices[0], VERBS_EVENT_DEVICE, 0, 0);
-	wait_for(&bench, &bench.changed[0], 1);
+	tally_wait(&bench.tally, &bench.changed[0], 1);
 	on_keeper(&bench, free_lost_queues, &queues);
 	teardown(&bench);
 }

@@ -11,11 +11,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/support/tally.h"
 #include "tests/support/verbs_script.h"
 #include "transport/rdma/memlock.h"
 #include "transport/rdma/region.h"
 
-#define PATIENCE_S 60
 #define MIB (UINT64_C(1) << 20)
 #define PAGE UINT64_C(4096)
 /* Nothing looks at the memory; it only has to be somewhere. */
@@ -25,34 +25,24 @@ struct bench {
 	struct script script;
 	struct loop *keeper;
 	struct rails *rails;
-	pthread_mutex_t lock;
-	pthread_cond_t told;
-	uint32_t settled, gone, changed; /* by lock */
+	struct tally tally;
+	uint32_t settled, gone, changed; /* by tally */
 	uint32_t settled_waiting;        /* rails that were WAITING then */
 };
-
-static void
-tell(struct bench *bench, uint32_t *counter)
-{
-	pthread_mutex_lock(&bench->lock);
-	++*counter;
-	pthread_cond_broadcast(&bench->told);
-	pthread_mutex_unlock(&bench->lock);
-}
 
 static void
 on_settled(void *arg, struct region *region)
 {
 	struct bench *bench = arg;
 	bench->settled_waiting += region_waiting(region);
-	tell(bench, &bench->settled);
+	tally_add(&bench->tally, &bench->settled);
 }
 
 static void
 on_gone(void *arg)
 {
 	struct bench *bench = arg;
-	tell(bench, &bench->gone);
+	tally_add(&bench->tally, &bench->gone);
 }
 
 static void
@@ -60,19 +50,7 @@ on_changed(void *arg, uint32_t rail)
 {
 	struct bench *bench = arg;
 	(void)rail;
-	tell(bench, &bench->changed);
-}
-
-static void
-wait_for(struct bench *bench, const uint32_t *counter, uint32_t count)
-{
-	struct timespec until;
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += PATIENCE_S;
-	pthread_mutex_lock(&bench->lock);
-	while (*counter < count)
-		cr_assert_eq(pthread_cond_timedwait(&bench->told, &bench->lock, &until), 0);
-	pthread_mutex_unlock(&bench->lock);
+	tally_add(&bench->tally, &bench->changed);
 }
 
 static void
@@ -80,8 +58,7 @@ setup(struct bench *bench, uint32_t num_devices)
 {
 	*bench = (struct bench){.settled = 0};
 	script_init(&bench->script, num_devices);
-	pthread_mutex_init(&bench->lock, NULL);
-	pthread_cond_init(&bench->told, NULL);
+	tally_init(&bench->tally);
 	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &bench->keeper), 0);
 }
 
@@ -101,8 +78,7 @@ teardown(struct bench *bench)
 	rails_free(bench->rails);
 	loop_free(bench->keeper);
 	script_fini(&bench->script);
-	pthread_cond_destroy(&bench->told);
-	pthread_mutex_destroy(&bench->lock);
+	tally_fini(&bench->tally);
 }
 
 static struct region *
@@ -118,7 +94,7 @@ drop(struct bench *bench, struct region *region)
 {
 	uint32_t gone = bench->gone;
 	region_release(region);
-	wait_for(bench, &bench->gone, gone + 1);
+	tally_wait(&bench->tally, &bench->gone, gone + 1);
 }
 
 /* ---- how often devices are asked ---- */
@@ -132,7 +108,7 @@ calls_for(uint32_t num_tensors)
 	uint64_t tensor_bytes = 64 << 10;
 	struct region *region = make(&bench, SOMEWHERE, num_tensors * tensor_bytes, 3,
 		VERBS_LOCAL_WRITE | VERBS_REMOTE_READ);
-	wait_for(&bench, &bench.settled, 1);
+	tally_wait(&bench.tally, &bench.settled, 1);
 	for (uint32_t i = 0; i < num_tensors; i++) {
 		for (uint32_t rail = 0; rail < 2; rail++) {
 			struct region_key key;
@@ -174,7 +150,7 @@ Test(rdma_region, pieces__as_large_as_the_most_modest_rail_takes)
 	char *data = (char *)SOMEWHERE + 100;
 	uint64_t bytes = 10 * MIB + 1;
 	struct region *region = make(&bench, data, bytes, 3, VERBS_REMOTE_READ);
-	wait_for(&bench, &bench.settled, 1);
+	tally_wait(&bench.tally, &bench.settled, 1);
 	cr_assert_eq(region_ready(region), 3);
 	cr_assert(region_pieces(region) == 3 && region_piece_bytes(region) == 4 * MIB);
 	cr_assert_eq(region_bytes(region), bytes);
@@ -221,7 +197,7 @@ Test(rdma_region, pieces__pages_where_a_device_takes_next_to_nothing)
 	bench.script.devices[0].info.mr_bytes_max = 10000;
 	start(&bench);
 	struct region *region = make(&bench, SOMEWHERE, 5 * PAGE, 1, VERBS_REMOTE_READ);
-	wait_for(&bench, &bench.settled, 1);
+	tally_wait(&bench.tally, &bench.settled, 1);
 	cr_assert(region_pieces(region) == 3 && region_piece_bytes(region) == 2 * PAGE);
 	drop(&bench, region);
 	teardown(&bench);
@@ -234,12 +210,12 @@ Test(rdma_region, nothing__neither_bytes_nor_rails)
 	setup(&bench, 1);
 	start(&bench);
 	struct region *empty = make(&bench, SOMEWHERE, 0, 1, VERBS_REMOTE_READ);
-	wait_for(&bench, &bench.settled, 1);
+	tally_wait(&bench.tally, &bench.settled, 1);
 	cr_assert(region_pieces(empty) == 0 && !region_mr(empty, 0, 0, &key));
 	struct region *unwanted = make(&bench, SOMEWHERE, MIB, 0, VERBS_REMOTE_READ);
 	/* Rails that are not there. */
 	struct region *nowhere = make(&bench, SOMEWHERE, MIB, ~1u, VERBS_REMOTE_READ);
-	wait_for(&bench, &bench.settled, 3);
+	tally_wait(&bench.tally, &bench.settled, 3);
 	cr_assert(!region_mr(unwanted, 0, 0, &key) && !region_mr(nowhere, 1, 0, &key));
 	cr_assert(region_ready(nowhere) == 0 && region_waiting(nowhere) == 0);
 	drop(&bench, empty);
@@ -259,9 +235,9 @@ Test(rdma_region, access__remote_reads_only_where_asked)
 	bench.script.devices[1].info.relaxed_ordering = true;
 	start(&bench);
 	struct region *lands = make(&bench, SOMEWHERE, MIB, 3, VERBS_LOCAL_WRITE);
-	wait_for(&bench, &bench.settled, 1);
+	tally_wait(&bench.tally, &bench.settled, 1);
 	struct region *serves = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
-	wait_for(&bench, &bench.settled, 2);
+	tally_wait(&bench.tally, &bench.settled, 2);
 	const struct verbs_device *devices = bench.script.devices;
 	cr_assert_eq(devices[0].records[0].access, VERBS_LOCAL_WRITE);
 	cr_assert_eq(devices[0].records[1].access, VERBS_REMOTE_READ);
@@ -285,7 +261,7 @@ Test(rdma_region, dmabuf__the_same_and_its_descriptor_is_closed)
 		.dmabuf_fd = fd, .dmabuf_offset = 3 * PAGE + 8, .bytes = 3 * MIB};
 	struct region_user user = {.arg = &bench, .settled = on_settled, .gone = on_gone};
 	struct region *region = region_new(bench.rails, &memory, 3, VERBS_REMOTE_READ, &user);
-	wait_for(&bench, &bench.settled, 1);
+	tally_wait(&bench.tally, &bench.settled, 1);
 	cr_assert_eq(region_ready(region), 3);
 	for (uint32_t rail = 0; rail < 2; rail++) {
 		for (uint32_t i = 0; i < 2; i++) {
@@ -312,7 +288,7 @@ Test(rdma_region, a_piece_fails__that_rail_has_none_the_other_has_all)
 	bench.script.devices[0].regs_good = 2;
 	start(&bench);
 	struct region *region = make(&bench, SOMEWHERE, 8 * MIB, 3, VERBS_REMOTE_READ);
-	wait_for(&bench, &bench.settled, 1);
+	tally_wait(&bench.tally, &bench.settled, 1);
 	struct th_err err = {0};
 	struct region_key key;
 	cr_assert_eq(region_ready(region), 2);
@@ -340,7 +316,7 @@ Test(rdma_region, regions_run_out__the_limit_is_named)
 	struct region *regions[3];
 	for (uint32_t i = 0; i < 3; i++) {
 		regions[i] = make(&bench, SOMEWHERE, MIB, 1, VERBS_REMOTE_READ);
-		wait_for(&bench, &bench.settled, i + 1);
+		tally_wait(&bench.tally, &bench.settled, i + 1);
 	}
 	struct th_err err = {0};
 	cr_assert_eq(region_state(regions[1], 0, &err), REGION_READY);
@@ -359,15 +335,15 @@ Test(rdma_region, the_device_goes__its_registrations_with_it)
 	setup(&bench, 2);
 	start(&bench);
 	struct region *region = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
-	wait_for(&bench, &bench.settled, 1);
+	tally_wait(&bench.tally, &bench.settled, 1);
 	script_event(&bench.script.devices[0], VERBS_EVENT_DEVICE, 0, 0);
-	wait_for(&bench, &bench.changed, 1);
+	tally_wait(&bench.tally, &bench.changed, 1);
 	struct th_err err = {0};
 	cr_assert_eq(region_ready(region), 2);
 	cr_assert_eq(region_state(region, 0, &err), REGION_FAILED);
 	cr_assert_neq(strstr(err.text, "device is gone"), NULL, "%s", err.text);
 	struct region *later = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
-	wait_for(&bench, &bench.settled, 2);
+	tally_wait(&bench.tally, &bench.settled, 2);
 	cr_assert_eq(region_state(later, 0, &err), REGION_FAILED);
 	cr_assert_eq(bench.script.devices[0].regs, 1); /* was not asked again */
 	script_lock(&bench.script);
@@ -384,14 +360,14 @@ Test(rdma_region, a_device_keeps_memory__it_is_never_said_to_be_gone)
 	setup(&bench, 2);
 	start(&bench);
 	struct region *region = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
-	wait_for(&bench, &bench.settled, 1);
+	tally_wait(&bench.tally, &bench.settled, 1);
 	script_lock(&bench.script);
 	bench.script.devices[0].dereg_code = -EBUSY;
 	script_unlock(&bench.script);
 	region_release(region);
 	/* One behind it, on the same threads. */
 	struct region *next = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
-	wait_for(&bench, &bench.settled, 2);
+	tally_wait(&bench.tally, &bench.settled, 2);
 	cr_assert_eq(bench.gone, 0);
 	script_lock(&bench.script);
 	bench.script.devices[0].dereg_code = 0;
@@ -419,7 +395,7 @@ Test(rdma_region, released_while_it_is_registered__goes_when_it_may)
 	region_release(region);
 	cr_assert_eq(bench.gone, 0);
 	script_release(&bench.script);
-	wait_for(&bench, &bench.gone, 1);
+	tally_wait(&bench.tally, &bench.gone, 1);
 	cr_assert_eq(bench.settled, 1);
 	cr_assert_eq(bench.settled_waiting, 0);
 	for (uint32_t i = 0; i < 2; i++) {
@@ -460,7 +436,7 @@ Test(rdma_region, references__of_many_threads)
 	region_release(region);
 	for (uint32_t i = 0; i < THREADS; i++)
 		pthread_join(threads[i], NULL);
-	wait_for(&bench, &bench.gone, 1);
+	tally_wait(&bench.tally, &bench.gone, 1);
 	cr_assert(bench.script.devices[0].mrs == 0 && bench.script.devices[1].mrs == 0);
 	teardown(&bench);
 	cr_assert_eq(bench.gone, 1);

@@ -24,10 +24,10 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
+#include "tests/support/tally.h"
 #include "transport/rdma/queues.h"
 #include "transport/rdma/region.h"
 
-#define PATIENCE_S 60
 #define MIB (UINT64_C(1) << 20)
 #define SLICE (UINT64_C(256) << 10)
 #define SLICES 8u
@@ -40,39 +40,17 @@ struct bench {
 	struct rails *rails;
 	struct rails_config config;
 	const struct verbs_ops *ops;
-	pthread_mutex_t lock;
-	pthread_cond_t told;
-	uint32_t done, settled, gone; /* by lock */
+	struct tally tally;
+	uint32_t done, settled, gone; /* by tally */
 	char resources[RESOURCES_BYTES];
 };
-
-static void
-tell(struct bench *bench, uint32_t *counter)
-{
-	pthread_mutex_lock(&bench->lock);
-	++*counter;
-	pthread_cond_broadcast(&bench->told);
-	pthread_mutex_unlock(&bench->lock);
-}
-
-static void
-wait_for(struct bench *bench, const uint32_t *counter, uint32_t count)
-{
-	struct timespec until;
-	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += PATIENCE_S;
-	pthread_mutex_lock(&bench->lock);
-	while (*counter < count)
-		cr_assert_eq(pthread_cond_timedwait(&bench->told, &bench->lock, &until), 0);
-	pthread_mutex_unlock(&bench->lock);
-}
 
 static void
 on_changed(void *arg, uint32_t rail)
 {
 	struct bench *bench = arg;
 	(void)rail;
-	tell(bench, &bench->done);
+	tally_add(&bench->tally, &bench->done);
 }
 
 static struct rail_status
@@ -81,16 +59,16 @@ wait_state(struct bench *bench, uint32_t rail, enum rail_state state)
 	struct timespec until;
 	struct rail_status status;
 	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += PATIENCE_S;
-	pthread_mutex_lock(&bench->lock);
+	until.tv_sec += TALLY_PATIENCE_S;
+	pthread_mutex_lock(&bench->tally.lock);
 	for (;;) {
 		rail_status(bench->rails, rail, &status);
 		if (status.state == state)
 			break;
-		int rc = pthread_cond_timedwait(&bench->told, &bench->lock, &until);
+		int rc = pthread_cond_timedwait(&bench->tally.moved, &bench->tally.lock, &until);
 		cr_assert_eq(rc, 0, "%s: %s", status.name, status.why);
 	}
-	pthread_mutex_unlock(&bench->lock);
+	pthread_mutex_unlock(&bench->tally.lock);
 	return status;
 }
 
@@ -150,8 +128,7 @@ setup(struct bench *bench)
 	bench->config.retries = 2;
 	bench->config.names = names;
 	bench->config.num_names = TH_ARRAY_LEN(names);
-	pthread_mutex_init(&bench->lock, NULL);
-	pthread_cond_init(&bench->told, NULL);
+	tally_init(&bench->tally);
 	read_resources(bench->resources);
 	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &bench->keeper), 0);
 	cr_assert_eq(rails_new(verbs_ib(), &bench->config, bench->keeper, &user, &bench->rails), 0);
@@ -184,14 +161,14 @@ on_settled(void *arg, struct region *region)
 {
 	struct bench *bench = arg;
 	(void)region;
-	tell(bench, &bench->settled);
+	tally_add(&bench->tally, &bench->settled);
 }
 
 static void
 on_gone(void *arg)
 {
 	struct bench *bench = arg;
-	tell(bench, &bench->gone);
+	tally_add(&bench->tally, &bench->gone);
 }
 
 /* Shared memory, as that of workers is, and not at the beginning of a page. */
@@ -221,7 +198,7 @@ make_region(struct bench *bench, void *data, unsigned access)
 	struct region_user user = {.arg = bench, .settled = on_settled, .gone = on_gone};
 	uint32_t settled = bench->settled;
 	struct region *region = region_new(bench->rails, &spec, 3, access, &user);
-	wait_for(bench, &bench->settled, settled + 1);
+	tally_wait(&bench->tally, &bench->settled, settled + 1);
 	return region;
 }
 
@@ -230,7 +207,7 @@ drop_region(struct bench *bench, struct region *region)
 {
 	uint32_t gone = bench->gone;
 	region_release(region);
-	wait_for(bench, &bench->gone, gone + 1);
+	tally_wait(&bench->tally, &bench->gone, gone + 1);
 }
 
 /* ---- queue pairs: both ends are ours ---- */
@@ -253,7 +230,7 @@ run_pair(struct loop_task *task)
 {
 	struct pair *pair = loop_container(task, struct pair, task);
 	pair->run(pair);
-	tell(pair->bench, &pair->done);
+	tally_add(&pair->bench->tally, &pair->done);
 }
 
 static void
@@ -263,7 +240,7 @@ on_keeper(struct pair *pair, void (*run)(struct pair *pair))
 	pair->run = run;
 	uint32_t done = pair->done;
 	loop_post(pair->bench->keeper, &pair->task);
-	wait_for(pair->bench, &pair->done, done + 1);
+	tally_wait(&pair->bench->tally, &pair->done, done + 1);
 }
 
 static void
@@ -339,7 +316,7 @@ static void
 await(struct pair *pair, uint32_t count, uint32_t ret_counts[VERBS_OTHER + 1])
 {
 	const struct verbs_ops *ops = pair->bench->ops;
-	int64_t deadline_ns = th_now_ns() + PATIENCE_S * INT64_C(1000000000);
+	int64_t deadline_ns = th_now_ns() + TALLY_PATIENCE_S * INT64_C(1000000000);
 	memset(ret_counts, 0, sizeof(uint32_t) * (VERBS_OTHER + 1));
 	for (uint32_t have = 0; have < count;) {
 		struct verbs_done done[4];
