@@ -3,14 +3,14 @@
  * internal - the transport's own structures.
  *
  * Threads: the *porter* keeps the door: it accepts, does the handshakes, owns the control
- * connection and the state of every TCP leg, and keeps its clocks. The *movers* own data
- * connections and know chunks only. Between them go tasks (loop.h). The shell's calls become
- * commands to the porter.
+ * connection and the state of every leg between agents, and keeps its clocks. The *movers* own data
+ * connections and know chunks only; those of RDMA are in rdma/rdma.h. Between them go tasks
+ * (loop.h). The shell's calls become commands to the porter.
  *
  * How a leg ends: only the porter ends one. It unwatches the part, asks each mover to close the
- * leg's connections, and when the last has answered posts a last task to itself: tasks run in
- * order, so when that one runs nothing about the leg is under way any more, and the last event is
- * posted. The shell's thread frees the leg when it takes that event.
+ * leg's connections, and has its queue pairs destroyed; when the last has answered it posts a last
+ * task to itself: tasks run in order, so when that one runs nothing about the leg is under way any
+ * more, and the last event is posted. The shell's thread frees the leg when it takes that event.
  */
 #ifndef TH_TRANSPORT_INTERNAL_H
 #define TH_TRANSPORT_INTERNAL_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tcp - the structures of TCP legs: the porter's side (leg_in.c, leg_out.c, control.c) and the
- * movers' side (data_in.c, data_out.c). Who may touch a field is said at the field.
+ * tcp - the structures of legs between agents: the porter's side (leg_in.c, leg_out.c, control.c)
+ * and the movers' side (data_in.c, data_out.c). Who may touch a field is said at the field.
  */
 #ifndef TH_TRANSPORT_TCP_H
 #define TH_TRANSPORT_TCP_H
