@@ -87,6 +87,21 @@ wait_asked(struct pair *s, uint64_t more_than)
 	}
 }
 
+/* A leg that has three chunks, and READs of those up to prefix are held on the wire. */
+static struct pair *
+start_reads(uint32_t rails, uint32_t prefix)
+{
+	struct pair *s = start(rails);
+	xfer_part_advance(s->from, 3);
+	pull(s);
+	rig_wait_prefix(&s->rig, s->to, 3);
+	hold(s->reader_agent, true);
+	uint64_t before = asked(s->reader_agent);
+	xfer_part_advance(s->from, prefix);
+	wait_asked(s, before);
+	return s;
+}
+
 static const struct transport_event *
 expect_done(struct pair *s, const char *transport, const char *why)
 {
@@ -436,14 +451,7 @@ Test(transport_rdma_leg, we_were_frozen_ourselves__no_stall_of_the_path)
 
 Test(transport_rdma_leg, damaged_on_its_way__the_source_is_asked_and_it_is_read_again)
 {
-	struct pair *s = start(1);
-	xfer_part_advance(s->from, 3);
-	pull(s);
-	rig_wait_prefix(&s->rig, s->to, 3);
-	hold(s->reader_agent, true);
-	uint64_t before = asked(s->reader_agent);
-	xfer_part_advance(s->from, 4);
-	wait_asked(s, before);
+	struct pair *s = start_reads(1, 4);
 	/* Its first READ finds other bytes; when the last has come they are right again. */
 	s->source.tensors[0][3 * CHUNK] ^= 1;
 	cr_assert_gt(fake_rdma_let(s->reader_agent->devices[0], 1), 0);
@@ -467,14 +475,7 @@ Test(transport_rdma_leg, damaged_on_its_way__the_source_is_asked_and_it_is_read_
 Test(transport_rdma_leg, stop_while_reads_are_on_the_wire__nothing_is_written_after_stopped)
 {
 	for (uint32_t rails = 1; rails <= 2; rails++) {
-		struct pair *s = start(rails);
-		xfer_part_advance(s->from, 3);
-		pull(s);
-		rig_wait_prefix(&s->rig, s->to, 3);
-		hold(s->reader_agent, true);
-		uint64_t before = asked(s->reader_agent);
-		xfer_part_advance(s->from, 8);
-		wait_asked(s, before);
+		struct pair *s = start_reads(rails, 8);
 		transport_stop(s->reader_agent->transport, 1);
 		const struct transport_event *stopped =
 			rig_wait(&s->rig, s->reader_agent, TRANSPORT_STOPPED, 1);
@@ -489,14 +490,7 @@ Test(transport_rdma_leg, stop_while_reads_are_on_the_wire__nothing_is_written_af
 Test(transport_rdma_leg, fence_while_reads_are_on_the_wire__nothing_is_read_after_ended)
 {
 	for (uint32_t rails = 1; rails <= 2; rails++) {
-		struct pair *s = start(rails);
-		xfer_part_advance(s->from, 3);
-		pull(s);
-		rig_wait_prefix(&s->rig, s->to, 3);
-		hold(s->reader_agent, true);
-		uint64_t before = asked(s->reader_agent);
-		xfer_part_advance(s->from, 8);
-		wait_asked(s, before);
+		struct pair *s = start_reads(rails, 8);
 		transport_fence(s->source_agent->transport, 1);
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
 		cr_assert_eq(queue_pairs(s->source_agent), 0);
