@@ -383,6 +383,7 @@ handle(struct control *control, const struct frame *frame, const uint8_t *payloa
 	struct leg_in *leg = leg_of(control);
 	if (frame->leg != leg->id)
 		return TH_E_PROTOCOL;
+	reader_heard(leg->reader);
 	if (frame->kind == FRAME_WELCOME)
 		return on_welcome(leg, frame, payload);
 	if (frame->kind == FRAME_REFUSED)

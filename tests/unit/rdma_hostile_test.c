@@ -15,6 +15,8 @@
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
 #include "tests/support/transport_peer.h"
+#include "transport/internal.h"
+#include "transport/rdma/path.h"
 #include "transport/rdma/wire.h"
 
 #define LEG 5
@@ -22,6 +24,7 @@
 
 static const uint64_t eight_chunks[] = {32 * MIB};
 static int64_t stall_ns = CALM_NS;
+static unsigned pull_flags;
 
 /* A pair with one rail each, of which the test plays one side. */
 static struct pair *
@@ -310,7 +313,7 @@ welcome(int64_t hello_ns)
 	char name[64];
 	listen_at(&source, name);
 	struct transport *reader = source.s->reader_agent->transport;
-	cr_assert_eq(transport_pull(reader, LEG, name, &ticket, source.s->to, 0), 0);
+	cr_assert_eq(transport_pull(reader, LEG, name, &ticket, source.s->to, pull_flags), 0);
 	source.fd = accept4(source.door, NULL, NULL, SOCK_CLOEXEC);
 	cr_assert_geq(source.fd, 0);
 	struct frame frame = peer_get_frame(source.fd);
@@ -488,8 +491,9 @@ Test(rdma_hostile, source_falls_silent_in_any_state__failed)
 	}
 }
 
-/* Queue pairs of which the other end is nothing: the leg asks for data connections. */
-Test(rdma_hostile, source_is_not_where_it_says__data_connections)
+/* Its queue pairs answer nothing, and the reader has said that it does without. */
+static struct fake_source
+unanswered(void)
 {
 	static uint8_t payload[FRAME_PAYLOAD_MAX];
 	struct fake_source source = offered(0);
@@ -498,10 +502,52 @@ Test(rdma_hostile, source_is_not_where_it_says__data_connections)
 	put_extent(&source, 0, 0, 0);
 	struct frame frame = get(source.fd, FRAME_RDMA_DECLINE, payload);
 	cr_assert_gt(frame.bytes, 0);
+	return source;
+}
+
+static uint64_t
+path_failures(const struct fake_source *source)
+{
+	struct path path;
+	struct transport *reader = source->s->reader_agent->transport;
+	return transport_paths(reader, &path, 1) == 1 ? path.failures : 0;
+}
+
+/* Queue pairs of which the other end is nothing: the leg asks for data connections. */
+Test(rdma_hostile, source_is_not_where_it_says__data_connections)
+{
+	struct fake_source source = unanswered();
+	cr_assert_eq(path_failures(&source), 0);
 	put(source.fd, FRAME_RDMA_DECLINE, 0, 1, NULL, 0);
 	int data = accept4(source.door, NULL, NULL, SOCK_CLOEXEC);
 	cr_assert_eq(peer_get_frame(data).kind, FRAME_JOIN);
+	cr_assert_eq(path_failures(&source), 1);
 	close(data);
 	wait_failed(&source);
+	finish(&source);
+}
+
+/* Its host died: that is not the path's doing, and the next leg uses it. */
+Test(rdma_hostile, source_dies__its_path_is_not_blamed)
+{
+	struct fake_source source = unanswered();
+	close(source.fd);
+	source.fd = dup(source.door);
+	wait_failed(&source);
+	cr_assert_eq(path_failures(&source), 0);
+	finish(&source);
+}
+
+/* What was required fails once it is known who is to be blamed. */
+Test(rdma_hostile, source_is_not_where_it_says_and_rdma_is_required__failed_and_blamed)
+{
+	pull_flags = TRANSPORT_REQUIRE_RDMA;
+	struct fake_source source = unanswered();
+	cr_assert_eq(path_failures(&source), 0);
+	put(source.fd, FRAME_RDMA_DECLINE, 0, 1, NULL, 0);
+	const struct transport_event *failed = wait_failed(&source);
+	cr_assert_eq(failed->code, TH_E_NO_PATH);
+	cr_assert(strstr(failed->text, "RDMA is required"), "%s", failed->text);
+	cr_assert_eq(path_failures(&source), 1);
 	finish(&source);
 }

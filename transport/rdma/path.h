@@ -5,7 +5,7 @@
  * A pair that fails (its probe did not come back, requests went unanswered, nothing came through it
  * any more) is not tried again for 30 seconds, then 60, up to 300; one success clears that. So a
  * cable that is out costs a leg now and then, not every leg. What is a peer's own doing (its memory
- * is gone, its agent has ended) says nothing about a path and is not told here.
+ * is gone, its agent has ended, its host has died) says nothing about a path and is not told here.
  *
  * A peer's rail is known by its data address too: it says itself which address its rail has, and
  * one that lied could have another's paths paused.

@@ -101,6 +101,15 @@ tell_fallback(struct leg_in *leg, const char *why)
 	count_up(&leg->transport->counters.rdma_fallbacks, 1);
 }
 
+static void
+fail_required(struct reader *reader)
+{
+	struct th_err err;
+	(void)th_fail(&err, TH_E_NO_PATH, "RDMA is required and there is none: %s",
+		reader->leg->fallback.text);
+	leg_in_fail(reader->leg, TH_E_NO_PATH, err.text);
+}
+
 /* No RDMA any more in this leg. why is for people. */
 void
 reader_leave(struct reader *reader, const char *why)
@@ -111,10 +120,9 @@ reader_leave(struct reader *reader, const char *why)
 	tell_fallback(leg, why);
 	log_warn("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'%s", leg->id,
 		leg->peer, why, reader->required ? ", so it fails" : "");
-	if (reader->required) {
-		struct th_err err;
-		(void)th_fail(&err, TH_E_NO_PATH, "RDMA is required and there is none: %s", why);
-		leg_in_fail(leg, TH_E_NO_PATH, err.text);
+	/* Who is to be blamed must be known first, or the next leg would try the same again. */
+	if (reader->required && (reader->num_blamed == 0 || reader->told_off)) {
+		fail_required(reader);
 		return;
 	}
 	reader_stop_taking(reader);
@@ -223,6 +231,23 @@ blames_path(const struct reader_lane *lane)
 	return lane->status == VERBS_GONE || lane->status == VERBS_OTHER;
 }
 
+/* A path to a host that has died breaks like one whose cable is out. Only a source that lives on
+ * tells that it was the path: a host that is there again is read by RDMA at once. */
+void
+reader_heard(struct reader *reader)
+{
+	if (!reader || reader->num_blamed == 0)
+		return;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->blamed)
+			path_failed(rdma_paths(reader->rdma), lane->rail, &lane->peer,
+				reader->leg->peer, lane->why, th_now_ns());
+		lane->blamed = false;
+	}
+	reader->num_blamed = 0;
+}
+
 /* Takes account of what came through it. Whether that is more than before. */
 static bool
 look_at_bytes(struct reader_lane *lane)
@@ -237,7 +262,22 @@ look_at_bytes(struct reader_lane *lane)
 	lane->seen_bytes = counters.bytes;
 	lane->moved_ns = th_now_ns();
 	__atomic_store_n(&lane->reader->leg->last_byte_ns, lane->moved_ns, __ATOMIC_RELAXED);
+	reader_heard(lane->reader);
 	return true;
+}
+
+/* What came through the others came before this one broke, as far as is known now. */
+static void
+blame_path(struct reader_lane *lane)
+{
+	struct reader *reader = lane->reader;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *other = &reader->lanes[i];
+		if (other->lane && !other->closing)
+			(void)look_at_bytes(other);
+	}
+	lane->blamed = true;
+	reader->num_blamed++;
 }
 
 static void
@@ -263,8 +303,7 @@ run_broken(struct loop_task *task)
 		names_of(lane, names), lane->why);
 	count_up(&reader->leg->transport->counters.rdma_paths_broken, 1);
 	if (blames_path(lane))
-		path_failed(rdma_paths(reader->rdma), lane->rail, &lane->peer, reader->leg->peer,
-			lane->why, th_now_ns());
+		blame_path(lane);
 	bool others = false;
 	for (uint32_t i = 0; i < reader->num_lanes; i++)
 		others = others || (reader->lanes[i].lane && !reader->lanes[i].broken);
@@ -339,10 +378,12 @@ on_decline(struct reader *reader, const struct frame *frame, const uint8_t *payl
 	reader->told_off = true;
 	control_sentence(payload, (size_t)frame->bytes, text);
 	(void)th_fail(&why, TH_E_NO_PATH, "the source says: %s", text);
-	if (reader->state == READER_LEAVING)
-		reader_leave_if_done(reader);
-	else
+	if (reader->state != READER_LEAVING)
 		reader_leave(reader, why.text);
+	else if (reader->required)
+		fail_required(reader);
+	else
+		reader_leave_if_done(reader);
 	return 0;
 }
 

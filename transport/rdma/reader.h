@@ -38,6 +38,8 @@ void reader_start(struct reader *reader, bool offered);
 /* One of the RDMA frames, or CHECK. 0, or it breaks the protocol. */
 TH_MUST_USE int reader_frame(
 	struct reader *reader, const struct frame *frame, const uint8_t *payload);
+/* The source has said something: it lives. */
+void reader_heard(struct reader *reader);
 /* There may be more to fetch. */
 void reader_kick(struct reader *reader);
 /* When to be called again; INT64_MAX: not for this. The leg may have ended in here. */

@@ -46,6 +46,7 @@ struct reader_lane {
 	struct lane *lane; /* owns, until it is closed; NULL: there never was one */
 	/* Porter. */
 	bool proved, broken, closing, closed;
+	bool blamed;         /* it broke by its path, if the source lives on */
 	uint64_t seen_bytes; /* that came through it */
 	int64_t moved_ns;    /* when bytes came last, or there was nothing to come */
 	/* The rail's thread. */
@@ -72,6 +73,7 @@ struct reader {
 	enum reader_state state;
 	bool at_keeper, closing, checks_closed, required;
 	bool told_off; /* the source has said DECLINE */
+	uint32_t num_blamed;
 	int64_t deadline_ns, asked_ns;
 	int64_t looked_ns; /* at the lanes, last */
 	struct wire_rail rails[WIRE_RAILS_MAX];
