@@ -198,14 +198,24 @@ at_device(uint32_t rail, uint32_t number, uint64_t address, uint64_t bytes)
 	return (uint8_t *)reg->data + (address - reg->iova);
 }
 
+static uint32_t
+pieces_of(const struct map *map, uint32_t lane, uint32_t rail, uint32_t chunk,
+	struct lane_piece *ret_pieces, uint32_t pieces_max)
+{
+	const struct map_read read = {.chunk = chunk,
+		.lane = lane,
+		.rail = rail,
+		.own = places_chunk(&extents, reader.places, chunk)};
+	return map_pieces(map, &extents, &read, ret_pieces, pieces_max);
+}
+
 /* Returns how many READs it would have been at least. */
 static uint32_t
 read_chunk(const struct map *map, uint32_t lane, uint32_t source_rail, uint32_t chunk)
 {
 	struct lane_piece pieces[PIECES_MAX];
 	uint64_t bytes = 0;
-	uint32_t count =
-		map_pieces(map, lane, &extents, reader.places, READER, chunk, pieces, PIECES_MAX);
+	uint32_t count = pieces_of(map, lane, READER, chunk, pieces, PIECES_MAX);
 	cr_assert_gt(count, 0);
 	for (uint32_t i = 0; i < count; i++) {
 		const struct lane_piece *piece = &pieces[i];
@@ -290,9 +300,9 @@ Test(rdma_map, pieces__more_than_there_is_room_for__it_cannot_be_read)
 	struct map map;
 	open_with(3 * MIB / 2);
 	tell(&map, lanes, 1);
-	cr_assert_eq(map_pieces(&map, 0, &extents, reader.places, READER, 6, pieces, 2), 0);
+	cr_assert_eq(pieces_of(&map, 0, READER, 6, pieces, 2), 0);
 	/* On a rail that does not know the memory neither. */
-	cr_assert_eq(map_pieces(&map, 0, &extents, reader.places, 2, 3, pieces, 2), 0);
+	cr_assert_eq(pieces_of(&map, 0, 2, 3, pieces, 2), 0);
 	map_fini(&map);
 	close_all();
 }
@@ -430,6 +440,65 @@ Test(rdma_map, check__tiny_pieces__are_refused)
 	for (uint32_t e = 0; e < extents.count; e++)
 		map.extents[e] = (struct wire_extent){.key = 1023, .address = 1023};
 	cr_assert_eq(map_check(&map, &extents), 0);
+	map_fini(&map);
+	close_all();
+}
+
+/* ---- slots ---------------------------------------------------------------------------------- */
+
+static void
+open_slots(struct map *map, uint64_t bytes)
+{
+	const struct wire_key keys[] = {{.address = 4096, .bytes = 4 * MIB, .rkeys = {7, 8}},
+		{.address = 64 * MIB + 1, .bytes = bytes, .rkeys = {9, 10}}};
+	uint8_t data[2 * 64];
+	open_with(3 * MIB / 2);
+	wire_encode_keys(keys, 2, 2, data);
+	cr_assert_eq(map_init_slots(map, 2, 2), 0);
+	cr_assert_not(map_whole(map));
+	cr_assert_eq(map_add_extents(map, 0, 1, data), TH_E_PROTOCOL);
+	cr_assert_eq(map_add_keys(map, 0, 2, 2 * wire_key_bytes(2), data), 0);
+	cr_assert(map_whole(map));
+}
+
+Test(rdma_map, slots__a_chunk_from_the_begin_of_one_to_anywhere_of_ours)
+{
+	struct lane_piece pieces[PIECES_MAX];
+	struct map map;
+	open_slots(&map, 4 * MIB);
+	cr_assert_eq(map_check(&map, &extents), 0);
+	/* Chunk 7 has 4 MiB; ours begins half a MiB before a border. */
+	const struct map_read read = {.chunk = 7,
+		.slot = 1,
+		.lane = 1,
+		.rail = READER,
+		.own = {.region = reader.regions[1], .offset = MIB}};
+	uint32_t count = map_pieces(&map, &extents, &read, pieces, PIECES_MAX);
+	cr_assert_eq(count, 4);
+	uint64_t at = 64 * MIB + 1;
+	for (uint32_t i = 0; i < count; i++) {
+		cr_assert_eq(pieces[i].rkey, 10);
+		cr_assert_eq(pieces[i].remote, at);
+		at += pieces[i].bytes;
+	}
+	cr_assert_eq(pieces[0].bytes, MIB / 2);
+	cr_assert_eq(at, 68 * MIB + 1);
+	/* Of small rows too, side by side. */
+	const struct map_read small = {.chunk = 0, .rail = READER, .own = read.own};
+	cr_assert_gt(map_pieces(&map, &extents, &small, pieces, PIECES_MAX), 0);
+	cr_assert_eq(pieces[0].remote, 4096);
+	cr_assert_eq(pieces[0].rkey, 7);
+	const struct map_read none = {.chunk = 7, .slot = 2, .rail = READER, .own = read.own};
+	cr_assert_eq(map_pieces(&map, &extents, &none, pieces, PIECES_MAX), 0);
+	map_fini(&map);
+	close_all();
+}
+
+Test(rdma_map, slots__one_without_room_for_each_chunk__is_refused)
+{
+	struct map map;
+	open_slots(&map, 4 * MIB - 1);
+	cr_assert_eq(map_check(&map, &extents), TH_E_PROTOCOL);
 	map_fini(&map);
 	close_all();
 }

@@ -69,17 +69,29 @@ extents_find(const struct extents *extents, uint32_t chunk, uint64_t *ret_offset
 
 /* ---- a peer's ----------------------------------------------------------------------------- */
 
-int
-map_init(struct map *map, const struct extents *extents, uint32_t num_lanes, uint32_t num_keys)
+static int
+init(struct map *map, uint32_t num_lanes, uint32_t num_keys, uint32_t num_extents)
 {
 	*map = (struct map){
-		.num_lanes = num_lanes, .num_keys = num_keys, .num_extents = extents->count};
+		.num_lanes = num_lanes, .num_keys = num_keys, .num_extents = num_extents};
 	map->keys = calloc(num_keys, sizeof(map->keys[0]));
-	map->extents = calloc(extents->count, sizeof(map->extents[0]));
+	map->extents = calloc(num_extents ? num_extents : 1, sizeof(map->extents[0]));
 	if (map->keys && map->extents)
 		return 0;
 	map_fini(map);
 	return -ENOMEM;
+}
+
+int
+map_init(struct map *map, const struct extents *extents, uint32_t num_lanes, uint32_t num_keys)
+{
+	return init(map, num_lanes, num_keys, extents->count);
+}
+
+int
+map_init_slots(struct map *map, uint32_t num_lanes, uint32_t num_slots)
+{
+	return init(map, num_lanes, num_slots, 0);
 }
 
 void
@@ -172,9 +184,24 @@ extent_fits(const struct map *map, const struct wire_extent *extent, uint64_t by
 	return true;
 }
 
+static int
+check_slots(const struct map *map, const struct chunk_table *table)
+{
+	uint32_t largest = 0;
+	for (uint32_t c = 0; c < table->num_chunks; c++)
+		largest = th_max_u32(largest, chunk_bytes(table, c));
+	for (uint32_t slot = 0; slot < map->num_keys; slot++) {
+		if (map->keys[slot].bytes < largest)
+			return TH_E_PROTOCOL;
+	}
+	return 0;
+}
+
 int
 map_check(const struct map *map, const struct extents *extents)
 {
+	if (map->num_extents == 0)
+		return check_slots(map, extents->table);
 	for (uint32_t e = 0; e < extents->count; e++) {
 		if (!extent_fits(map, &map->extents[e], extents->list[e].bytes))
 			return TH_E_PROTOCOL;
@@ -357,40 +384,59 @@ map_own(struct map *map, const struct extents *extents, const struct place *plac
 
 /* ---- both --------------------------------------------------------------------------------- */
 
-uint32_t
-map_pieces(const struct map *map, uint32_t lane, const struct extents *extents,
-	const struct place *places, uint32_t rail, uint32_t chunk, struct lane_piece *ret_pieces,
-	uint32_t pieces_max)
+struct place
+places_chunk(const struct extents *extents, const struct place *places, uint32_t chunk)
 {
-	struct spot spot;
 	uint64_t offset;
-	uint32_t left = chunk_bytes(extents->table, chunk), count = 0;
-	uint32_t e = extents_find(extents, chunk, &offset);
-	const struct wire_extent *extent = &map->extents[e];
-	if (!spot_init(&spot, map, extent->key, extent->address))
-		return 0;
+	const struct place *place = &places[extents_find(extents, chunk, &offset)];
+	return (struct place){.region = place->region, .offset = place->offset + offset};
+}
+
+/* Where the chunk begins at the peer. */
+static bool
+spot_find(struct spot *spot, const struct map *map, const struct extents *extents,
+	const struct map_read *read)
+{
+	uint64_t skip;
+	if (map->num_extents == 0)
+		return read->slot < map->num_keys &&
+		       spot_init(spot, map, read->slot, map->keys[read->slot].address);
+	const struct wire_extent *extent = &map->extents[extents_find(extents, read->chunk, &skip)];
+	if (!spot_init(spot, map, extent->key, extent->address))
+		return false;
 	/* The chunk may begin some keys later. */
-	for (uint64_t skip = offset; skip > 0;) {
-		if (!spot_enter(&spot, map))
-			return 0;
-		uint64_t step = th_min_u64(skip, spot.left);
-		spot_skip(&spot, step);
+	while (skip > 0) {
+		if (!spot_enter(spot, map))
+			return false;
+		uint64_t step = th_min_u64(skip, spot->left);
+		spot_skip(spot, step);
 		skip -= step;
 	}
-	offset += places[e].offset;
+	return true;
+}
+
+uint32_t
+map_pieces(const struct map *map, const struct extents *extents, const struct map_read *read,
+	struct lane_piece *ret_pieces, uint32_t pieces_max)
+{
+	struct spot spot;
+	struct place own = read->own;
+	uint32_t left = chunk_bytes(extents->table, read->chunk), count = 0;
+	if (!spot_find(&spot, map, extents, read))
+		return 0;
 	while (left > 0) {
-		struct region_key own;
+		struct region_key key;
 		if (count == pieces_max || !spot_enter(&spot, map) ||
-			!region_mr(places[e].region, rail, offset, &own))
+			!region_mr(own.region, read->rail, own.offset, &key))
 			return 0;
-		uint32_t bytes = (uint32_t)th_min_u64(left, th_min_u64(own.bytes, spot.left));
-		ret_pieces[count++] = (struct lane_piece){.local = own.address,
-			.lkey = own.lkey,
+		uint32_t bytes = (uint32_t)th_min_u64(left, th_min_u64(key.bytes, spot.left));
+		ret_pieces[count++] = (struct lane_piece){.local = key.address,
+			.lkey = key.lkey,
 			.remote = spot.address,
-			.rkey = map->keys[spot.key].rkeys[lane],
+			.rkey = map->keys[spot.key].rkeys[read->lane],
 			.bytes = bytes};
 		spot_skip(&spot, bytes);
-		offset += bytes;
+		own.offset += bytes;
 		left -= bytes;
 	}
 	return count;

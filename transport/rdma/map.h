@@ -7,6 +7,9 @@
  * behind one address in one region. A region that is registered in pieces has a *key* for each; a
  * READ crosses no border between two.
  *
+ * A peer whose memory no NIC reaches has *slots* in place of extents: a key for each, and in each a
+ * chunk from its begin on, for as long as the two have agreed.
+ *
  * What a peer says is hostile until map_check has agreed. Pure; immutable then, so any thread.
  */
 #ifndef TH_TRANSPORT_RDMA_MAP_H
@@ -49,7 +52,8 @@ uint32_t extents_find(const struct extents *extents, uint32_t chunk, uint64_t *r
 /* ---- a peer's ----------------------------------------------------------------------------- */
 
 struct map {
-	uint32_t num_lanes, num_keys, num_extents; /* that there shall be */
+	/* That there shall be. No extents: each key is a slot. */
+	uint32_t num_lanes, num_keys, num_extents;
 	uint32_t have_keys, have_extents;
 	struct wire_key *keys;       /* owns */
 	struct wire_extent *extents; /* owns */
@@ -57,6 +61,8 @@ struct map {
 
 TH_MUST_USE int map_init(
 	struct map *map, const struct extents *extents, uint32_t num_lanes, uint32_t num_keys);
+/* Of slots: whole with the last key. */
+TH_MUST_USE int map_init_slots(struct map *map, uint32_t num_lanes, uint32_t num_slots);
 void map_fini(struct map *map); /* also of zeros */
 /* The next ones. 0 or TH_E_PROTOCOL. */
 TH_MUST_USE int map_add_keys(
@@ -64,7 +70,8 @@ TH_MUST_USE int map_add_keys(
 TH_MUST_USE int map_add_extents(
 	struct map *map, uint32_t first, uint32_t count, const uint8_t *data);
 bool map_whole(const struct map *map);
-/* Once whole: every extent lies within keys that there are. 0 or TH_E_PROTOCOL. */
+/* Once whole: every extent lies within keys that there are; every slot has room for each chunk. 0
+ * or TH_E_PROTOCOL. */
 TH_MUST_USE int map_check(const struct map *map, const struct extents *extents);
 
 /* ---- our own ------------------------------------------------------------------------------ */
@@ -92,9 +99,20 @@ TH_MUST_USE int map_own(struct map *map, const struct extents *extents, const st
 
 /* ---- both --------------------------------------------------------------------------------- */
 
-/* As lane_user.pieces: chunk through the own rail and the peer's lane. 0: it cannot be READ. */
-uint32_t map_pieces(const struct map *map, uint32_t lane, const struct extents *extents,
-	const struct place *places, uint32_t rail, uint32_t chunk, struct lane_piece *ret_pieces,
-	uint32_t pieces_max);
+/* Where a chunk begins in our own memory. Its region is borrowed. */
+struct place places_chunk(
+	const struct extents *extents, const struct place *places, uint32_t chunk);
+
+struct map_read {         /* of one chunk */
+	uint32_t chunk;   /* and, where the peer has slots, */
+	uint32_t slot;    /* which one it is in */
+	uint32_t lane;    /* of the peer's keys */
+	uint32_t rail;    /* our own */
+	struct place own; /* where its first byte is to lie: places_chunk, or a buffer */
+};
+
+/* As lane_user.pieces. 0: it cannot be READ. */
+uint32_t map_pieces(const struct map *map, const struct extents *extents,
+	const struct map_read *read, struct lane_piece *ret_pieces, uint32_t pieces_max);
 
 #endif

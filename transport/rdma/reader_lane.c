@@ -61,8 +61,11 @@ pieces(void *arg, uint32_t chunk, struct lane_piece *ret_pieces, uint32_t pieces
 	struct reader_lane *lane = arg;
 	struct reader *reader = lane->reader;
 	__atomic_store_n(&reader->touched, true, __ATOMIC_RELAXED);
-	return map_pieces(&reader->map, lane->index, &reader->extents, reader->places, lane->rail,
-		chunk, ret_pieces, pieces_max);
+	const struct map_read read = {.chunk = chunk,
+		.lane = lane->index,
+		.rail = lane->rail,
+		.own = places_chunk(&reader->extents, reader->places, chunk)};
+	return map_pieces(&reader->map, &reader->extents, &read, ret_pieces, pieces_max);
 }
 
 static void
