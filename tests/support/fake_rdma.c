@@ -448,6 +448,11 @@ fake_post_reads(struct verbs_qp *qp, const struct verbs_read *reads, uint32_t co
 		fake_unlock(device->fake);
 		return rc;
 	}
+	if (device->half_post > 0 && device->half_post <= count) {
+		count = device->half_post;
+		rc = (int)count;
+		device->half_post = 0;
+	}
 	for (uint32_t i = 0; i < count; i++) {
 		TH_ASSERT(reads[i].bytes > 0);
 		struct fake_read *read = &qp->reads[qp->posted++ % qp->depth];
@@ -466,7 +471,7 @@ fake_post_reads(struct verbs_qp *qp, const struct verbs_read *reads, uint32_t co
 	else
 		fake_issue(qp);
 	fake_unlock(device->fake);
-	return 0;
+	return rc;
 }
 
 /* ---- events -------------------------------------------------------------------------------- */

@@ -84,6 +84,8 @@ void fake_rdma_fail_read(struct verbs_device *device, uint32_t n, enum verbs_sta
 void fake_rdma_refuse_posts(struct verbs_device *device, uint32_t count, int code);
 void fake_rdma_refuse_connects(struct verbs_device *device, uint32_t count, int code);
 void fake_rdma_refuse_regs(struct verbs_device *device, uint32_t count, int code);
+/* The next post fails midway: so many of its READs lie in the queue. */
+void fake_rdma_half_post(struct verbs_device *device, uint32_t taken);
 /* Connecting takes so long, as where an address must be found first. Not in virtual time. */
 void fake_rdma_slow_connects(struct verbs_device *device, int64_t duration_ns);
 /* With its event. READs through it are tried again until their retries are used up. */

@@ -307,6 +307,40 @@ Test(lane, device_takes_no_posts_any_more__breaks)
 	}
 }
 
+/* Some of a batch lie in the queue and may still write: their chunks wait for them. */
+Test(lane, device_takes_half_of_a_batch__breaks_and_waits_for_that_half)
+{
+	for (uint32_t taken = 1; taken <= LANE_BATCH; taken++) {
+		for (uint32_t muted = 0; muted < 2; muted++) {
+			struct setup s;
+			start(&s, NULL);
+			fake_rdma_half_post(s.readers[0]->device, taken);
+			fake_rdma_mute(s.readers[0]->device, muted);
+			s.readers[0]->holds_frees = true;
+			struct leg_lane *lane = open_lane(&s, 0);
+			rail_rig_settle(&s.rig);
+			struct fake_counters counters;
+			fake_rdma_counters(s.readers[0]->device, &counters);
+			cr_assert_eq(counters.reads, taken);
+			cr_assert_eq(lane->broken, !muted);
+			cr_assert_eq(lane->back, muted ? 0 : lane->taken);
+			cr_assert_eq(s.readers[0]->rail.out_reads, muted ? taken : 0);
+			rail_rig_run(&s.rig, 2 * RAIL_DRAIN_NS);
+			cr_assert_eq(s.readers[0]->num_unfreed, 1);
+			cr_assert_eq(lane->broken, !muted);
+			s.readers[0]->holds_frees = false;
+			rail_node_free_qps(s.readers[0]);
+			rail_rig_settle(&s.rig);
+			cr_assert_eq(lane->broken, 1);
+			cr_assert_eq(lane->status, VERBS_LOCAL);
+			cr_assert_eq(lane->back, lane->taken);
+			cr_assert_eq(s.readers[0]->rail.out_bytes, 0);
+			go_on(&s);
+			finish(&s);
+		}
+	}
+}
+
 Test(lane, device_is_removed__breaks_and_other_rails_go_on)
 {
 	struct setup s;
@@ -564,7 +598,7 @@ disturb(struct setup *s, struct th_rng *rng)
 {
 	struct verbs_device *reader = s->readers[0]->device, *source = s->sources[0]->device;
 	struct leg_lane *lane = &s->leg.lanes[below(rng, s->leg.num_lanes)];
-	switch (below(rng, 12)) {
+	switch (below(rng, 13)) {
 	case 0:
 		fake_rdma_fail_read(reader, (uint32_t)below(rng, 20),
 			(enum verbs_status)(VERBS_ACCESS + below(rng, 4)));
@@ -601,6 +635,9 @@ disturb(struct setup *s, struct th_rng *rng)
 		break;
 	case 10:
 		rail_leg_kick(&s->leg);
+		break;
+	case 11:
+		fake_rdma_half_post(reader, (uint32_t)below(rng, LANE_BATCH + 1));
 		break;
 	default:
 		rail_leg_push(&s->leg, s->leg.limit + (uint32_t)below(rng, 3));

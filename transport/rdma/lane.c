@@ -244,7 +244,8 @@ cut(struct lane *lane)
 
 /* ---- posting ------------------------------------------------------------------------------- */
 
-/* Posts them as they are: the last is signalled. */
+/* Posts them as they are: the last is signalled. Returns what post_reads did; what lies in the
+ * queue is counted as under way in any case. */
 static int
 post(struct lane *lane, uint32_t index, struct verbs_read *reads, const uint32_t *entries,
 	uint32_t num_reads)
@@ -259,6 +260,8 @@ post(struct lane *lane, uint32_t index, struct verbs_read *reads, const uint32_t
 	int rc = rail->verbs.ops->post_reads(qp->qp, reads, num_reads);
 	if (rc < 0)
 		return rc;
+	if (rc > 0)
+		num_reads = th_min_u32(num_reads, (uint32_t)rc);
 	if (lane->out_bytes == 0)
 		lane->moved_ns = rail->around->now_ns(rail->arg);
 	for (uint32_t i = 0; i < num_reads; i++) {
@@ -270,9 +273,9 @@ post(struct lane *lane, uint32_t index, struct verbs_read *reads, const uint32_t
 	rail->out_reads += num_reads;
 	rail_count(&lane->counters.doorbells, 1);
 	rail_count(&rail->counters.doorbells, 1);
-	rail_count(&lane->counters.signalled, 1);
-	rail_count(&rail->counters.signalled, 1);
-	return 0;
+	rail_count(&lane->counters.signalled, rc == 0);
+	rail_count(&rail->counters.signalled, rc == 0);
+	return rc;
 }
 
 static uint32_t
@@ -326,6 +329,11 @@ lane_turn(struct lane *lane)
 	int rc = post(lane, index, lane->batch, lane->batch_entries, lane->num_batch);
 	if (rc < 0)
 		return refused(lane, rc);
+	if (rc > 0) {
+		end(lane, VERBS_LOCAL, "the device took some requests of a batch and failed");
+		settle(lane);
+		return LANE_OVER;
+	}
 	lane->num_batch = 0;
 	lane->refused_ns = INT64_MAX;
 	return LANE_POSTED;
@@ -417,7 +425,7 @@ on_start(struct loop_task *task)
 		.bytes = lane->probe.bytes,
 	};
 	for (uint32_t i = 0; i < lane->num_qps; i++) {
-		if (post(lane, i, &probe, &no_entry, 1) < 0) {
+		if (post(lane, i, &probe, &no_entry, 1) != 0) {
 			end(lane, VERBS_LOCAL, "the device takes no requests");
 			settle(lane);
 			return;

@@ -157,7 +157,9 @@ struct verbs_ops {
 	int (*qp_fail)(struct verbs_qp *qp);
 	/* After it no byte moves through it in either direction: the fence. */
 	int (*qp_free)(struct verbs_qp *qp);
-	/* All of them, in order, by one doorbell; or none and -errno. */
+	/* 0: all of them, in order, by one doorbell. -errno: none. Positive: it failed midway, and
+	 * so many of them, from the first on, lie in the queue: the queue pair is of no more use.
+	 */
 	int (*post_reads)(struct verbs_qp *qp, const struct verbs_read *reads, uint32_t count);
 
 	int (*event_fd)(struct verbs_device *device);

@@ -602,10 +602,13 @@ ib_post_reads(struct verbs_qp *qp, const struct verbs_read *reads, uint32_t coun
 	}
 	struct ibv_send_wr *bad = NULL;
 	int rc = code_of(ibv_post_send(qp->qp, requests, &bad));
-	/* Half a batch serves nobody: what went out is flushed. */
-	if (rc < 0 && bad != requests && move_to(qp->qp, IBV_QPS_ERR) < 0)
-		log_error("rdma", "queue pair %#x took half of what was posted", qp->qp->qp_num);
-	return rc;
+	if (rc >= 0 || bad == requests)
+		return rc;
+	/* Without one that is bad the doorbell failed, and all lie in the queue. */
+	uint32_t taken = bad ? (uint32_t)(bad - requests) : count;
+	log_error("rdma", "queue pair %#x took %u of %u requests: %s", qp->qp->qp_num, taken, count,
+		th_strerror(rc));
+	return (int)taken;
 }
 
 /* ---- asynchronous events ------------------------------------------------------------------ */
