@@ -6,8 +6,6 @@
  * Runs on its mover. A chunk has arrived when its last block is written. When all blocks are under
  * way the connection takes no more: that is our own memory's fault, not the source's.
  */
-#include <stdlib.h>
-
 #include "ipc/base/assert.h"
 #include "transport/tcp.h"
 
@@ -109,8 +107,8 @@ data_in_copy_close(struct data_in *conn)
 	conn->watching = false;
 	ferry_abandon(conn->ferry);
 	conn->ferry = NULL;
-	free(conn->filling);
+	ferry_block_drop(conn->filling);
 	while (conn->num_spare > 0)
-		free(conn->spare[--conn->num_spare]);
+		ferry_block_drop(conn->spare[--conn->num_spare]);
 	return true;
 }

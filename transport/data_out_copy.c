@@ -7,8 +7,6 @@
  * that were asked for. When the connection closes, a read that is stuck is left behind: what it
  * reads goes nowhere.
  */
-#include <stdlib.h>
-
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
 #include "transport/tcp.h"
@@ -153,10 +151,10 @@ data_out_copy_close(struct data_out *conn)
 	ferry_abandon(conn->ferry);
 	conn->ferry = NULL;
 	while (conn->num_spare > 0)
-		free(conn->spare[--conn->num_spare]);
+		ferry_block_drop(conn->spare[--conn->num_spare]);
 	while (conn->ready) {
 		struct ferry_block *next = conn->ready->next;
-		free(conn->ready);
+		ferry_block_drop(conn->ready);
 		conn->ready = next;
 	}
 }

@@ -2,8 +2,9 @@
 /*
  * ferry - see ferry.h.
  *
- * The lock is held by the thread but for the calls that may get stuck (access.h). So whoever holds
- * it can say "no more": from then on the thread touches nothing but its block, and frees both.
+ * The lock is held by the thread but for the calls that may get stuck (access.h), and for hashing.
+ * So whoever holds it can say "no more": from then on the thread touches nothing but its block, and
+ * frees both. What is mapped is copied in steps, so that nobody waits long for the lock.
  */
 #include "transport/ferry.h"
 
@@ -21,6 +22,7 @@ struct ferry {
 	pthread_mutex_t lock;
 	pthread_cond_t work;
 	bool writes; /* immutable */
+	bool hurry;  /* atomic: somebody waits for the lock to abandon it */
 	/* Guarded by lock. */
 	bool abandoned;
 	struct xfer_part *part; /* borrows: the user's reference, until it abandons */
@@ -36,9 +38,16 @@ free_blocks(struct ferry_block *block)
 {
 	while (block) {
 		struct ferry_block *next = block->next;
-		free(block);
+		block->drop(block);
 		block = next;
 	}
+}
+
+/* Under the lock. What is copied or hashed now is for nobody. */
+static bool
+is_over(const struct ferry *ferry)
+{
+	return ferry->abandoned || __atomic_load_n(&ferry->hurry, __ATOMIC_RELAXED);
 }
 
 /* By whoever comes last: the thread, or the user when the thread never ran. */
@@ -76,16 +85,22 @@ carry(struct ferry *ferry, struct ferry_block *block)
 	struct xfer_cursor cursor = block->cursor;
 	uint32_t at = 0;
 	int rc = 0;
-	while (rc == 0 && at < block->bytes && !ferry->abandoned) {
+	while (rc == 0 && at < block->bytes && !is_over(ferry)) {
 		struct xfer_piece piece;
-		xfer_cursor_piece(&cursor, ferry->part, block->bytes - at, &piece);
+		uint32_t bytes = th_min_u32(block->bytes - at, FERRY_BYTES);
+		xfer_cursor_piece(&cursor, ferry->part, bytes, &piece);
 		rc = carry_piece(ferry, &piece, block->data + at);
 		block->row = piece.row;
 		if (rc == 0 && !ferry->abandoned)
 			xfer_cursor_skip(&cursor, ferry->part, piece.bytes);
 		at += (uint32_t)piece.bytes;
 	}
-	return rc;
+	if (rc < 0 || !block->hashes || is_over(ferry))
+		return rc;
+	pthread_mutex_unlock(&ferry->lock);
+	block->digest = digest_of(block->data, block->bytes);
+	pthread_mutex_lock(&ferry->lock);
+	return 0;
 }
 
 static void
@@ -115,15 +130,38 @@ ferry_main(void *arg)
 	destroy(ferry);
 }
 
+/* ---- blocks ------------------------------------------------------------------------------- */
+
+struct own_block {
+	struct ferry_block block;
+	_Alignas(64) uint8_t data[FERRY_BYTES];
+};
+
+static void
+drop_own(struct ferry_block *block)
+{
+	free(loop_container(block, struct own_block, block));
+}
+
 struct ferry_block *
 ferry_block_new(void)
 {
-	void *block = NULL;
-	if (posix_memalign(&block, 64, sizeof(struct ferry_block)) != 0)
+	void *memory = NULL;
+	if (posix_memalign(&memory, 64, sizeof(struct own_block)) != 0)
 		abort();
-	((struct ferry_block *)block)->next = NULL;
-	return block;
+	struct own_block *own = memory;
+	own->block = (struct ferry_block){.data = own->data, .drop = drop_own};
+	return &own->block;
 }
+
+void
+ferry_block_drop(struct ferry_block *block)
+{
+	if (block)
+		block->drop(block);
+}
+
+/* ---- the user's side ---------------------------------------------------------------------- */
 
 int
 ferry_new(struct xfer_part *part, bool writes, struct loop *loop, struct loop_task *done,
@@ -190,6 +228,7 @@ ferry_abandon(struct ferry *ferry)
 {
 	if (!ferry)
 		return;
+	__atomic_store_n(&ferry->hurry, true, __ATOMIC_RELAXED);
 	pthread_mutex_lock(&ferry->lock);
 	ferry->abandoned = true;
 	pthread_cond_signal(&ferry->work);

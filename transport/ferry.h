@@ -8,6 +8,10 @@
  * descriptor live on with the thread alone. A block that is read and abandoned harms nobody. One
  * that is written can still land, so it is abandoned only when no worker can see it any more
  * (xfer_part_orphaned) or the process ends.
+ *
+ * The bytes of a block lie where its owner says, in as much room as they need: behind it
+ * (ferry_block_new), or in memory that several have. What keeps that memory is let go by `drop`,
+ * after the thread has come back, so nobody else gets it meanwhile.
  */
 #ifndef TH_TRANSPORT_FERRY_H
 #define TH_TRANSPORT_FERRY_H
@@ -23,12 +27,15 @@ struct ferry_block {
 	struct ferry_block *next;
 	struct xfer_cursor cursor; /* where in the part it begins */
 	uint32_t chunk, bytes;
-	bool first, last;      /* of the chunk */
-	int code;              /* of the finished block: 0, or why not: access.h, guard.h */
-	uint32_t row;          /* ... and at which row of the part's manifest */
-	struct th_hash digest; /* the user's */
-	uint32_t used;         /* the user's */
-	_Alignas(64) uint8_t data[FERRY_BYTES];
+	bool first, last; /* of the chunk */
+	int code;         /* of the finished block: 0, or why not: access.h, guard.h */
+	uint32_t row;     /* ... and at which row of the part's manifest */
+	bool hashes; /* the thread hashes what it has read: into digest, which else is the user's */
+	struct th_hash digest;
+	uint32_t used; /* the user's */
+	uint8_t *data; /* begins a line of the cache */
+	/* Frees the block. Any thread, one of the crew too: no waiting, no descriptors. */
+	void (*drop)(struct ferry_block *block);
 };
 
 struct ferry;
@@ -36,7 +43,9 @@ struct ferry;
 /* done is posted to loop after each block. 0, TH_E_LIMIT (too many threads) or -errno. */
 TH_MUST_USE int ferry_new(struct xfer_part *part, bool writes, struct loop *loop,
 	struct loop_task *done, struct ferry **ret_ferry);
-struct ferry_block *ferry_block_new(void); /* aborts when there is no memory, as all of th_alloc */
+/* With FERRY_BYTES of its own. Aborts when there is no memory, as all of th_alloc. */
+struct ferry_block *ferry_block_new(void);
+void ferry_block_drop(struct ferry_block *block); /* NULL: nothing */
 /* The ferry owns it until ferry_take. */
 void ferry_submit(struct ferry *ferry, struct ferry_block *block);
 struct ferry_block *ferry_take(struct ferry *ferry); /* the oldest finished one, or NULL */

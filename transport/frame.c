@@ -35,8 +35,9 @@ fits(const struct frame *frame)
 	bool no_range = frame->first == 0 && frame->count == 0;
 	switch (frame->kind) {
 	case FRAME_HELLO:
-		return (frame->flags & ~(FRAME_VERIFIES | FRAME_TAKES_RDMA)) == 0 && no_range &&
-		       frame->bytes == FRAME_HELLO_BYTES;
+		return (frame->flags & ~(FRAME_VERIFIES | FRAME_TAKES_RDMA | FRAME_TAKES_STAGED)) ==
+			       0 &&
+		       no_range && frame->bytes == FRAME_HELLO_BYTES;
 	case FRAME_WELCOME:
 		return (frame->flags & ~(FRAME_DIGESTS | FRAME_OFFERS_RDMA)) == 0 &&
 		       frame->first == 0 && frame->bytes == FRAME_WELCOME_BYTES;
@@ -63,10 +64,11 @@ fits(const struct frame *frame)
 		return plain && frame->first == 0 &&
 		       wire_fits(frame->count, WIRE_RAILS_MAX, WIRE_RAIL_BYTES, frame->bytes);
 	case FRAME_RDMA_OFFER:
-		return plain && frame->first == 0 &&
+		return (frame->flags & ~FRAME_STAGES) == 0 && frame->first == 0 &&
 		       wire_fits(frame->count, WIRE_LANES_MAX, WIRE_LANE_BYTES, frame->bytes);
 	case FRAME_RDMA_ACCEPT:
-		return plain && frame->first >= 1 && frame->first <= WIRE_KEYS_MAX &&
+		return (frame->flags & ~FRAME_STAGES) == 0 && frame->first >= 1 &&
+		       frame->first <= (plain ? WIRE_KEYS_MAX : WIRE_SLOTS_MAX) &&
 		       wire_fits(frame->count, WIRE_LANES_MAX, WIRE_LANE_BYTES, frame->bytes);
 	case FRAME_RDMA_KEYS:
 		return plain && frame->count >= 1 && frame->bytes <= FRAME_PAYLOAD_MAX &&
@@ -77,6 +79,9 @@ fits(const struct frame *frame)
 					frame->bytes);
 	case FRAME_CHECK:
 		return plain && frame->count == 1 && frame->bytes == 0;
+	case FRAME_STAGE:
+	case FRAME_STAGED:
+		return plain && frame->count < WIRE_SLOTS_MAX && frame->bytes == 0;
 	}
 	return false;
 }
@@ -88,7 +93,7 @@ frame_decode(const uint8_t data[FRAME_BYTES], struct frame *ret_frame)
 	th_reader_init(&reader, data, FRAME_BYTES);
 	uint32_t magic = th_read_u32(&reader);
 	uint8_t kind = th_read_u8(&reader);
-	if (magic != MAGIC || kind < FRAME_HELLO || kind > FRAME_CHECK)
+	if (magic != MAGIC || kind < FRAME_HELLO || kind > FRAME_STAGED)
 		return TH_E_PROTOCOL;
 	struct frame frame = {.kind = (enum frame_kind)kind, .flags = th_read_u8(&reader)};
 	uint16_t zero = th_read_u16(&reader);

@@ -28,6 +28,17 @@
  *
  * A reader offers once in a leg. Who did not say TAKES_RDMA is sent none of these frames.
  *
+ * Memory that no NIC reaches is staged: the source copies a chunk into a slot of its own
+ * (rdma/stage.h), and the reader READs it there. The reader says which chunk goes into which slot,
+ * so it alone knows when a slot is free again.
+ *
+ *               <--------------- ACCEPT, STAGES(slots); KEYS: one for each slot. No MAP
+ *               STAGE(chunk, slot) ------------->    nothing of what lay there is READ any more
+ *               <--------------- STAGED(chunk, slot): it lies there, from the slot's beginning
+ *
+ * A chunk that did not match is staged again; there is no CHECK. Only who said TAKES_STAGED, too,
+ * is served so.
+ *
  * Every frame begins with a 32-byte header, little-endian: magic, kind, flags, 16 zero bits, the
  * reader's leg number, first, count, payload bytes. Every field is checked before it is used; what
  * a kind does not use is zero.
@@ -74,6 +85,8 @@ enum frame_kind {
 	FRAME_RDMA_MAP,     /* first, count: extents; payload: where each lies */
 	FRAME_RDMA_DECLINE, /* count: the code, negated; payload: the sentence */
 	FRAME_CHECK,        /* first: the chunk; count: 1 */
+	FRAME_STAGE,        /* first: the chunk; count: the slot that it shall be copied to */
+	FRAME_STAGED,       /* the same: it is */
 };
 
 enum frame_flag {
@@ -83,6 +96,10 @@ enum frame_flag {
 		1 << 2, /* HELLO: the reader takes no chunk but by the publisher's digest */
 	FRAME_TAKES_RDMA = 1 << 3,  /* HELLO: the reader could READ this shard */
 	FRAME_OFFERS_RDMA = 1 << 4, /* WELCOME: RAILS follow */
+	/* ACCEPT: chunks are READ out of slots, and first is how many there are. OFFER: this reader
+	 * READs into slots and copies them to its memory; the source only tells people. */
+	FRAME_STAGES = 1 << 5,
+	FRAME_TAKES_STAGED = 1 << 6, /* HELLO: the reader knows STAGES */
 };
 
 struct frame {

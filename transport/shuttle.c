@@ -128,7 +128,7 @@ finish(struct shuttle *shuttle)
 	ferry_abandon(shuttle->reads);
 	ferry_abandon(shuttle->writes);
 	while (shuttle->num_spare > 0)
-		free(shuttle->spare[--shuttle->num_spare]);
+		ferry_block_drop(shuttle->spare[--shuttle->num_spare]);
 	loop_post(shuttle->loop, &shuttle->leave_task);
 }
 

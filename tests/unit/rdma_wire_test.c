@@ -187,6 +187,13 @@ Test(rdma_wire, frames__limits_of_each_kind__kept)
 		{FRAME_CHECK, 77, 1, 0, true},
 		{FRAME_CHECK, 77, 2, 0, false},
 		{FRAME_CHECK, 77, 1, 1, false},
+		{FRAME_STAGE, UINT32_MAX, 0, 0, true},
+		{FRAME_STAGE, 0, 15, 0, true},
+		{FRAME_STAGE, 0, 16, 0, false},
+		{FRAME_STAGE, 0, 0, 1, false},
+		{FRAME_STAGED, 7, 15, 0, true},
+		{FRAME_STAGED, 7, 16, 0, false},
+		{FRAME_STAGED, 7, 1, 8, false},
 		{FRAME_ALIVE, 5, 6, 8, true},
 		{FRAME_ALIVE, 5, 6, 0, false},
 		{FRAME_ALIVE, 5, 6, 16, false},
@@ -202,6 +209,18 @@ Test(rdma_wire, frames__limits_of_each_kind__kept)
 	}
 	cr_assert_eq(decode((struct frame){.kind = FRAME_HELLO,
 			     .flags = FRAME_VERIFIES | FRAME_TAKES_RDMA,
+			     .bytes = FRAME_HELLO_BYTES}),
+		0);
+	struct frame accept = {
+		.kind = FRAME_RDMA_ACCEPT, .flags = FRAME_STAGES, .count = 1, .bytes = 48};
+	for (accept.first = 0; accept.first <= 17; accept.first++)
+		cr_assert_eq(decode(accept) == 0, accept.first >= 1 && accept.first <= 16);
+	cr_assert_eq(
+		decode((struct frame){
+			.kind = FRAME_RDMA_OFFER, .flags = FRAME_STAGES, .count = 1, .bytes = 48}),
+		0);
+	cr_assert_eq(decode((struct frame){.kind = FRAME_HELLO,
+			     .flags = FRAME_TAKES_RDMA | FRAME_TAKES_STAGED,
 			     .bytes = FRAME_HELLO_BYTES}),
 		0);
 	cr_assert_eq(decode((struct frame){.kind = FRAME_WELCOME,

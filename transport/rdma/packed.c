@@ -19,10 +19,10 @@
 #include "transport/internal.h"
 #include "transport/nt_copy.h"
 #include "transport/part.h"
+#include "transport/rdma/pages.h"
 #include "transport/rdma/region.h"
 
 #define LINE_BYTES UINT64_C(64)
-#define HUGE_BYTES (UINT64_C(2) << 20)
 #define BLOCK_BYTES (256u << 10) /* stays in the cache between the copy and the hash */
 #define RANGES_MAX 256u          /* of one guarded call */
 
@@ -63,31 +63,6 @@ packed_bytes(const struct chunk_table *table)
 	return table->num_small > 0 ? packed_at(table, table->num_small) : 0;
 }
 
-/* Anonymous memory that begins where a huge page may. */
-static uint8_t *
-map_pages(uint64_t bytes)
-{
-	uint64_t slack = bytes >= HUGE_BYTES ? HUGE_BYTES : 0;
-	void *map = mmap(
-		NULL, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (map == MAP_FAILED)
-		return NULL;
-	uint8_t *data = map;
-	if (slack > 0) {
-		uint64_t before = (HUGE_BYTES - (uintptr_t)map % HUGE_BYTES) % HUGE_BYTES;
-		data += before;
-		if (before > 0)
-			(void)munmap(map, before);
-		if (slack > before)
-			(void)munmap(data + bytes, slack - before);
-		(void)madvise(data, bytes, MADV_HUGEPAGE);
-	}
-	/* A child of the agent has no business in it, and a core file neither. */
-	(void)madvise(data, bytes, MADV_DONTFORK);
-	(void)madvise(data, bytes, MADV_DONTDUMP);
-	return data;
-}
-
 struct packed *
 packed_new(const struct chunk_table *table)
 {
@@ -97,7 +72,7 @@ packed_new(const struct chunk_table *table)
 		return NULL;
 	if (th_align_up_u64(
 		    th_max_u64(packed_bytes(table), 1), (uint64_t)sysconf(_SC_PAGESIZE), &bytes))
-		packed->data = map_pages(bytes);
+		packed->data = pages_map(bytes);
 	if (!packed->data) {
 		free(packed);
 		return NULL;

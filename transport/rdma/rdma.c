@@ -27,6 +27,7 @@
 #include "transport/rdma/path.h"
 #include "transport/rdma/poller.h"
 #include "transport/rdma/region.h"
+#include "transport/rdma/stage.h"
 
 #define SCRATCH_BYTES 4096u
 #define REGIONS_POLL_NS 1000000
@@ -43,7 +44,8 @@ struct rdma {
 	uint32_t polled;                   /* atomic mask: rails with a poller that is of use */
 	struct paths *paths;
 	struct checks *checks;
-	void *scratch; /* owns: mmap */
+	struct stage *stage; /* owns; atomic while it opens */
+	void *scratch;       /* owns: mmap */
 	struct region *scratch_region;
 	pthread_mutex_t lock;
 	struct rdma_lanes lanes; /* guarded */
@@ -122,6 +124,14 @@ rdma_lane_remove(struct rdma *rdma, struct rdma_lane *lane)
 	pthread_mutex_unlock(&rdma->lock);
 }
 
+static int64_t
+keeper_tick(void *arg, int64_t now_ns)
+{
+	struct rdma *rdma = arg;
+	struct stage *stage = __atomic_load_n(&rdma->stage, __ATOMIC_ACQUIRE);
+	return stage ? stage_tick(stage, now_ns) : INT64_MAX;
+}
+
 /* ---- open --------------------------------------------------------------------------------- */
 
 static int
@@ -191,7 +201,7 @@ rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 	struct rails *rails = NULL;
 	int rc = guard_install();
 	if (rc == 0)
-		rc = loop_new("th-rdma", LOOP_EPOLL, NULL, NULL, &rdma->keeper);
+		rc = loop_new("th-rdma", LOOP_EPOLL, keeper_tick, rdma, &rdma->keeper);
 	if (rc == 0)
 		rc = rails_new(config->verbs, config->rails ? config->rails : &standard,
 			rdma->keeper, &user, &rails);
@@ -201,6 +211,10 @@ rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 		rc = open_scratch(rdma, rdma->polled);
 		if (rc == 0)
 			rc = loop_new("th-rdma-setup", LOOP_EPOLL, NULL, NULL, &rdma->setup);
+		uint64_t bytes = config->stage_bytes == 0               ? RDMA_STAGE_BYTES
+				 : config->stage_bytes == RDMA_NO_STAGE ? 0
+									: config->stage_bytes;
+		__atomic_store_n(&rdma->stage, stage_new(rdma, bytes), __ATOMIC_RELEASE);
 	}
 	if (rc == 0)
 		rc = checks_new(config->check_threads ? config->check_threads : choose_threads(),
@@ -259,6 +273,7 @@ rdma_close(struct rdma *rdma)
 	if (rdma->setup)
 		loop_free(rdma->setup);
 	region_release(rdma->scratch_region);
+	stage_close(rdma->stage);
 	if (rdma->rails && !wait_for_regions(rdma)) {
 		log_error("rdma", "memory is still registered at the end: left to the kernel");
 		return;
@@ -273,6 +288,7 @@ rdma_close(struct rdma *rdma)
 		rails_free(rdma->rails);
 	if (rdma->keeper)
 		loop_free(rdma->keeper);
+	stage_free(rdma->stage);
 	if (rdma->scratch)
 		munmap(rdma->scratch, SCRATCH_BYTES);
 	paths_free(rdma->paths);
@@ -322,6 +338,12 @@ struct checks *
 rdma_checks(const struct rdma *rdma)
 {
 	return rdma->checks;
+}
+
+struct stage *
+rdma_stage(const struct rdma *rdma)
+{
+	return rdma->stage;
 }
 
 uint32_t

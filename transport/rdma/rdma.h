@@ -32,6 +32,10 @@ struct poller;       /* poller.h */
 struct rails;        /* device.h */
 struct rails_config; /* device.h */
 struct region_key;   /* region.h */
+struct stage;        /* stage.h */
+
+#define RDMA_STAGE_BYTES (UINT64_C(512) << 20)
+#define RDMA_NO_STAGE UINT64_MAX
 
 /* Zeros: the defaults. */
 struct rdma_config {
@@ -41,6 +45,7 @@ struct rdma_config {
 	uint32_t depth;                   /* outstanding READs of a queue pair: 16 */
 	uint64_t window_bytes;            /* outstanding on a rail, all legs together: 8 MiB */
 	uint32_t check_threads;           /* 0: chosen from the CPUs */
+	uint64_t stage_bytes; /* of slabs: RDMA_STAGE_BYTES; RDMA_NO_STAGE: there are none */
 };
 
 struct rdma;
@@ -60,6 +65,8 @@ struct rails *rdma_rails(const struct rdma *rdma);
 struct poller *rdma_poller(const struct rdma *rdma, uint32_t rail);
 struct paths *rdma_paths(const struct rdma *rdma);
 struct checks *rdma_checks(const struct rdma *rdma);
+/* NULL where there are no rails. */
+struct stage *rdma_stage(const struct rdma *rdma);
 /* Rails that are up and have a poller: legs may use them. */
 uint32_t rdma_usable(const struct rdma *rdma);
 /* A few bytes of our own where probes land. False: not (yet) registered on this rail. */

@@ -12,7 +12,7 @@
  *     zeros but for its rail.
  *   key (KEYS), 16 bytes + 4 per lane of ACCEPT, padded to 8: address u64, bytes u64, rkey u32 of
  *     each lane. One piece of a region. The next one goes on where this one ends if its address
- *     says so.
+ *     says so. Of a source that stages: slot by slot, each with room for any chunk.
  *   extent (MAP), 16 bytes: key u32, 0 u32, address u64. Where the bytes of an extent begin
  *     (map.h): both ends know their number, order and lengths from the shard's layout.
  */
@@ -28,6 +28,7 @@
 #define WIRE_RAILS_MAX 16u
 #define WIRE_LANES_MAX 8u /* of one leg */
 #define WIRE_KEYS_MAX 16384u
+#define WIRE_SLOTS_MAX 16u /* of a source that stages */
 #define WIRE_NAME_BYTES 32u
 #define WIRE_RAIL_BYTES (24u + WIRE_NAME_BYTES)
 #define WIRE_LANE_BYTES 48u
