@@ -32,9 +32,10 @@ MAY_INCLUDE = {
     'ipc/proto': SHARED_IPC,
     'ipc/shm': SHARED_IPC,
     'ipc/sock': SHARED_IPC,
+    'ipc/cuda': ('ipc/base', 'ipc/cuda'),
     'ipc/net': SHARED_IPC + ('ipc/net',),
-    'transport': ('ipc/base', 'ipc/proto', 'transport'),
-    'libthc': SHARED_IPC + ('libthc',),
+    'transport': ('ipc/base', 'ipc/cuda', 'ipc/proto', 'transport'),
+    'libthc': SHARED_IPC + ('ipc/cuda', 'libthc'),
     'daemon/core': ('ipc/base', 'daemon/core'),
     'daemon/host': ('daemon', 'transport', 'ipc'),
     'server/core': ('ipc/base', 'server/core'),
@@ -51,6 +52,8 @@ HOMES = {
     'infiniband/': ('transport', 'tests'),
     'rdma/': ('transport', 'tests'),
     'criterion/': ('tests',),
+    # Nothing of NVIDIA's is needed to build; a test compares.
+    'cuda': ('tests/support/cuda',),
 }
 
 CORES = ('daemon/core', 'server/core')
