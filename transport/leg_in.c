@@ -80,6 +80,12 @@ leg_in_fail(struct leg_in *leg, int code, const char *text)
 }
 
 void
+leg_in_fail_ours(struct leg_in *leg, int code, const char *text)
+{
+	fail(leg, code, false, text);
+}
+
+void
 leg_in_pass_points(const struct leg_in *leg, uint32_t chunk)
 {
 	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;

@@ -88,8 +88,10 @@ struct leg_in {
 	struct transport_event result;
 };
 
-/* Ends the leg with FAILED; text names the peer and the prefix behind it. Porter. */
+/* Ends the leg with FAILED; text names the peer and the prefix behind it. Porter. It is the source,
+ * or the way to it, so another may do better; _ours: no other would. */
 void leg_in_fail(struct leg_in *leg, int code, const char *text);
+void leg_in_fail_ours(struct leg_in *leg, int code, const char *text);
 /* The same for a chunk that came and does not count. own: it was our own memory. */
 void leg_in_fail_by(struct leg_in *leg, int code, bool own);
 /* The part shall come by data connections. */

@@ -350,8 +350,8 @@ in_ended(struct host *host, struct leg *leg, const struct transport_event *event
 		out->source_failed = event->source_failed;
 		/* The only way that is allowed does not lead to this source. One that may go by TCP
 		 * has its fallback, and fails for other reasons. */
-		if ((leg->flags & TRANSPORT_REQUIRE_RDMA) && event->code == TH_E_NO_PATH &&
-			event->fallback[0] != '\0')
+		if (out->source_failed && (leg->flags & TRANSPORT_REQUIRE_RDMA) &&
+			event->code == TH_E_NO_PATH && event->fallback[0] != '\0')
 			out->source_failed =
 				!is_forbidden_again(host, leg->session, leg->source_sid, leg->gen);
 	} else {

@@ -156,6 +156,7 @@ Test(transport_rdma_leg, memory_that_is_not_registered__tcp_and_why)
 	cr_assert_eq(failed->code, TH_E_NO_PATH);
 	cr_assert(strstr(failed->text, "RDMA is required"), "%s", failed->text);
 	cr_assert(strstr(failed->text, "not registered"), "%s", failed->text);
+	cr_assert(failed->source_failed);
 	cr_assert(!failed->overwrote);
 	rig_halt(&s->rig);
 	xfer_part_release(from);
@@ -177,6 +178,7 @@ Test(transport_rdma_leg, required_and_no_rail_of_ours_is_up__failed_before_it_be
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
 	cr_assert_eq(failed->code, TH_E_NO_PATH);
 	cr_assert(strstr(failed->text, "RDMA is required"), "%s", failed->text);
+	cr_assert(!failed->source_failed);
 	pair_finish(s);
 }
 
@@ -355,20 +357,60 @@ Test(transport_rdma_leg, all_rails_die_midway__goes_on_over_tcp_from_the_prefix)
 	}
 }
 
+/* Who is to blame decides whether another source is asked: not for what is our own. */
 Test(transport_rdma_leg, required_and_the_last_rail_dies__failed_with_the_prefix_kept)
 {
-	struct pair *s = start(1);
-	s->reader_agent->require_rdma = true;
-	xfer_part_advance(s->from, 3);
-	pull(s);
-	rig_wait_prefix(&s->rig, s->to, 3);
-	strike(s, REMOVED, 0);
-	const struct transport_event *failed =
-		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
-	cr_assert_eq(failed->code, TH_E_NO_PATH);
-	cr_assert(strstr(failed->text, "3 of 8"), "%s", failed->text);
-	cr_assert(failed->overwrote);
-	pair_finish(s);
+	for (enum mishap fault = PORT_DOWN; fault <= CABLE_OUT; fault++) {
+		struct pair *s = start(1);
+		const struct transport_event *failed;
+		bool ours = fault == PORT_DOWN || fault == REMOVED || fault == CQ_LOST;
+		struct path path;
+		s->reader_agent->require_rdma = true;
+		xfer_part_advance(s->from, 3);
+		pull(s);
+		rig_wait_prefix(&s->rig, s->to, 3);
+		strike(s, fault, 0);
+		xfer_part_advance(s->from, 8);
+		while (!(failed = rig_find(s->reader_agent, TRANSPORT_FAILED, 1))) {
+			if (fault == PEER_REMOVED || fault == CABLE_OUT)
+				fake_rdma_give_up(s->reader_agent->devices[0]);
+			rig_pump(&s->rig, 5);
+		}
+		cr_assert_eq(failed->code, TH_E_NO_PATH);
+		cr_assert(strstr(failed->text, "3 of 8"), "%s", failed->text);
+		cr_assert(strstr(failed->text, "RDMA is required"), "%s", failed->text);
+		cr_assert_eq(
+			strncmp(failed->text, "reading from", 12) == 0, ours, "%s", failed->text);
+		cr_assert_eq(failed->source_failed, !ours, "fault %d", (int)fault);
+		cr_assert(failed->overwrote);
+		cr_assert_eq(transport_paths(s->reader_agent->transport, &path, 1), 1);
+		cr_assert_eq(path.failures > 0, fault == PEER_REMOVED || fault == CABLE_OUT);
+		pair_finish(s);
+	}
+}
+
+Test(transport_rdma_leg, required_and_our_queue_pairs_cannot_be_connected__whose_doing)
+{
+	static const struct {
+		uint32_t side; /* 1: the reader's */
+		int code;
+		bool ours;
+	} cases[] = {{0, -ENOMEM, false}, {0, -ETIMEDOUT, false}, {1, -ENOMEM, true},
+		{1, -ETIMEDOUT, false}};
+	for (size_t i = 0; i < TH_ARRAY_LEN(cases); i++) {
+		struct pair *s = start(1);
+		s->reader_agent->require_rdma = true;
+		xfer_part_advance(s->from, 8);
+		struct rig_agent *agent = cases[i].side ? s->reader_agent : s->source_agent;
+		fake_rdma_refuse_connects(agent->devices[0], 2, cases[i].code);
+		pull(s);
+		const struct transport_event *failed =
+			rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
+		cr_assert_eq(failed->code, TH_E_NO_PATH);
+		cr_assert(strstr(failed->text, "cannot be connected"), "%s", failed->text);
+		cr_assert_eq(failed->source_failed, !cases[i].ours, "case %zu", i);
+		pair_finish(s);
+	}
 }
 
 Test(transport_rdma_leg, source_closes_midway__failed_at_once_and_another_goes_on)

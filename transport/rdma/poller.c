@@ -147,7 +147,7 @@ relax(const struct poller *poller)
 static void
 lose(struct poller *poller, const char *why)
 {
-	rail_lose(&poller->rail, VERBS_OTHER, why);
+	rail_lose(&poller->rail, VERBS_LOCAL, why);
 }
 
 static void
@@ -173,7 +173,7 @@ wait(struct poller *poller)
 	if (fds[1].revents & POLLIN)
 		poller->verbs.ops->cq_quiet(poller->cq);
 	else if (fds[1].revents)
-		lose(poller, "the device's completion channel failed");
+		lose(poller, "our device's completion channel failed");
 }
 
 static void
@@ -181,7 +181,7 @@ doze(struct poller *poller)
 {
 	struct rail *rail = &poller->rail;
 	if (!rail->lost && poller->verbs.ops->cq_arm(poller->cq) < 0)
-		lose(poller, "the device's completion queue failed");
+		lose(poller, "our device's completion queue failed");
 	__atomic_store_n(&poller->sleeping, true, __ATOMIC_SEQ_CST);
 	if (__atomic_load_n(&poller->pending, __ATOMIC_SEQ_CST) || rail_step(rail, th_now_ns())) {
 		__atomic_store_n(&poller->sleeping, false, __ATOMIC_SEQ_CST);

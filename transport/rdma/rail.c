@@ -152,7 +152,7 @@ reap(struct rail *rail, bool *ret_empty)
 	for (int round = 0; round < POLL_ROUNDS && !rail->lost; round++) {
 		int got = rail->verbs.ops->cq_poll(rail->cq, done, POLL_MAX);
 		if (got < 0) {
-			rail_lose(rail, VERBS_OTHER, "the device's completion queue failed");
+			rail_lose(rail, VERBS_LOCAL, "our device's completion queue failed");
 			return true;
 		}
 		for (int i = 0; i < got; i++)

@@ -107,16 +107,19 @@ fail_required(struct reader *reader)
 	struct th_err err;
 	(void)th_fail(&err, TH_E_NO_PATH, "RDMA is required and there is none: %s",
 		reader->leg->fallback.text);
-	leg_in_fail(reader->leg, TH_E_NO_PATH, err.text);
+	if (reader->ours)
+		leg_in_fail_ours(reader->leg, TH_E_NO_PATH, err.text);
+	else
+		leg_in_fail(reader->leg, TH_E_NO_PATH, err.text);
 }
 
-/* No RDMA any more in this leg. why is for people. */
-void
-reader_leave(struct reader *reader, const char *why)
+static void
+leave(struct reader *reader, bool ours, const char *why)
 {
 	struct leg_in *leg = reader->leg;
 	if (reader->state >= READER_LEAVING || reader->closing)
 		return;
+	reader->ours = ours;
 	tell_fallback(leg, why);
 	log_warn("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'%s", leg->id,
 		leg->peer, why, reader->required ? ", so it fails" : "");
@@ -145,6 +148,18 @@ reader_leave(struct reader *reader, const char *why)
 	}
 	if (leg->state != LEG_IN_ENDING)
 		reader_leave_if_done(reader);
+}
+
+void
+reader_leave(struct reader *reader, const char *why)
+{
+	leave(reader, false, why);
+}
+
+void
+reader_leave_ours(struct reader *reader, const char *why)
+{
+	leave(reader, true, why);
 }
 
 /* ---- the end ------------------------------------------------------------------------------ */
@@ -248,6 +263,20 @@ reader_heard(struct reader *reader)
 	reader->num_blamed = 0;
 }
 
+/* All of its lanes broke at our end, so with another source they would do the same. */
+static bool
+broke_here(const struct reader *reader)
+{
+	bool here = true;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		const struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && lane->broken)
+			here = here &&
+			       (lane->status == VERBS_LOCAL || lane->status == VERBS_FLUSHED);
+	}
+	return here;
+}
+
 /* Takes account of what came through it. Whether that is more than before. */
 static bool
 look_at_bytes(struct reader_lane *lane)
@@ -312,7 +341,7 @@ run_broken(struct loop_task *task)
 		return;
 	}
 	(void)th_fail(&why, TH_E_NO_PATH, "%s: %s", names, lane->why);
-	reader_leave(reader, why.text);
+	leave(reader, broke_here(reader), why.text);
 }
 
 static void

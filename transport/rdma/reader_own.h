@@ -41,6 +41,7 @@ struct reader_lane {
 	uint32_t peer_rail;
 	struct queues queues; /* owns, until there is a lane */
 	bool made, accepted;
+	bool ours; /* when it could not be connected: our own doing */
 	struct endpoint other;
 	struct rdma_lane entry;
 	struct lane *lane; /* owns, until it is closed; NULL: there never was one */
@@ -73,6 +74,7 @@ struct reader {
 	enum reader_state state;
 	bool at_keeper, closing, checks_closed, required;
 	bool told_off; /* the source has said DECLINE */
+	bool ours;     /* it left by our own doing */
 	uint32_t num_blamed;
 	int64_t deadline_ns, asked_ns;
 	int64_t looked_ns; /* at the lanes, last */
@@ -104,8 +106,10 @@ int64_t reader_patience_ns(const struct reader *reader);
 void reader_to_keeper(struct reader *reader, struct loop_task *task);
 /* patience_ns: until then; negative: for as long as it takes. */
 void reader_set_state(struct reader *reader, enum reader_state state, int64_t patience_ns);
-/* No RDMA any more in this leg. why is for people. */
+/* No RDMA any more in this leg. why is for people. Where RDMA is required another source is asked
+ * then; not when it is ours: our own rails or memory, with which no other would do better. */
 void reader_leave(struct reader *reader, const char *why);
+void reader_leave_ours(struct reader *reader, const char *why);
 void reader_leave_if_done(struct reader *reader);
 /* A closing reader: takes it as far as it goes. */
 void reader_settle(struct reader *reader);

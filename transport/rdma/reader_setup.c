@@ -6,6 +6,7 @@
  * The porter's, but for what the setup thread does (run_make, run_connect) and the keeper
  * (run_free).
  */
+#include <errno.h>
 #include <string.h>
 
 #include "ipc/base/clock.h"
@@ -53,6 +54,14 @@ probe_of(const struct reader *reader, const struct reader_lane *lane, struct lan
 	return ret_probe->bytes > 0;
 }
 
+/* A peer that nobody finds, or whose endpoint does not suit, is not our own doing. */
+static bool
+is_ours(int code)
+{
+	return code != -ETIMEDOUT && code != -EHOSTUNREACH && code != -ENETUNREACH &&
+	       code != -EINVAL && code != TH_E_NO_PATH;
+}
+
 static int
 make_lane(struct reader *reader, struct reader_lane *lane, struct th_err *err)
 {
@@ -61,6 +70,7 @@ make_lane(struct reader *reader, struct reader_lane *lane, struct th_err *err)
 		.user = &reader_lane_user, .arg = lane, .num_qps = lane->queues.count};
 	int rc = queues_connect(rdma_rails(rdma), &lane->queues, &lane->other, ENDPOINT_READER,
 		reader->leg->peer, err);
+	lane->ours = rc == 0 || is_ours(rc);
 	if (rc < 0)
 		return rc;
 	if (!probe_of(reader, lane, &config.probe))
@@ -154,7 +164,7 @@ reader_offer(struct reader *reader, int64_t now_ns)
 		(ready == 0 || now_ns < reader->asked_ns + ALL_RAILS_NS))
 		return;
 	if (ready == 0) {
-		reader_leave(reader,
+		reader_leave_ours(reader,
 			waiting != 0  ? "our own memory is still being registered"
 			: usable == 0 ? "none of our own rails is up"
 				      : "our own memory is registered on no rail that is up");
@@ -263,7 +273,7 @@ run_made(struct loop_task *task)
 	}
 	reader->num_lanes = kept;
 	if (kept == 0) {
-		reader_leave(reader, reader->why.text);
+		reader_leave_ours(reader, reader->why.text);
 		return;
 	}
 	struct frame frame = {.kind = FRAME_RDMA_OFFER,
@@ -281,11 +291,12 @@ run_connected(struct loop_task *task)
 {
 	struct reader *reader = loop_container(task, struct reader, connected_task);
 	const char *why = reader->why.text;
-	bool any = false;
+	bool any = false, ours = true;
 	reader->at_keeper = false;
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		const struct reader_lane *lane = &reader->lanes[i];
 		any = any || (lane->lane && !lane->broken);
+		ours = ours && (!lane->accepted || lane->ours);
 		/* Before it began: its port went down meanwhile. */
 		if (lane->lane && lane->broken)
 			why = lane->why;
@@ -307,7 +318,9 @@ run_connected(struct loop_task *task)
 		if (reader->state == READER_LEAVING)
 			lane_break(lane->lane, VERBS_FLUSHED, "the leg leaves RDMA");
 	}
-	if (!any)
+	if (!any && ours)
+		reader_leave_ours(reader, why);
+	else if (!any)
 		reader_leave(reader, why);
 	reader_leave_if_done(reader);
 }
