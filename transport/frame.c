@@ -27,6 +27,20 @@ frame_encode(const struct frame *frame, uint8_t ret_data[FRAME_BYTES])
 	th_write_u64(&writer, frame->bytes);
 }
 
+static bool
+fits_accept(const struct frame *frame)
+{
+	uint64_t lanes = (uint64_t)frame->count * WIRE_LANE_BYTES;
+	if (frame->first < 1)
+		return false;
+	if (frame->flags == FRAME_STAGES)
+		return frame->first <= WIRE_SLOTS_MAX && frame->bytes > lanes &&
+		       frame->bytes - lanes <= TH_CTL_TEXT_BYTES &&
+		       wire_fits(frame->count, WIRE_LANES_MAX, WIRE_LANE_BYTES, lanes);
+	return frame->flags == 0 && frame->first <= WIRE_KEYS_MAX &&
+	       wire_fits(frame->count, WIRE_LANES_MAX, WIRE_LANE_BYTES, frame->bytes);
+}
+
 /* What a kind may carry: the flags it knows, the payload it can have, the fields it leaves zero. */
 static bool
 fits(const struct frame *frame)
@@ -67,9 +81,7 @@ fits(const struct frame *frame)
 		return (frame->flags & ~FRAME_STAGES) == 0 && frame->first == 0 &&
 		       wire_fits(frame->count, WIRE_LANES_MAX, WIRE_LANE_BYTES, frame->bytes);
 	case FRAME_RDMA_ACCEPT:
-		return (frame->flags & ~FRAME_STAGES) == 0 && frame->first >= 1 &&
-		       frame->first <= (plain ? WIRE_KEYS_MAX : WIRE_SLOTS_MAX) &&
-		       wire_fits(frame->count, WIRE_LANES_MAX, WIRE_LANE_BYTES, frame->bytes);
+		return fits_accept(frame);
 	case FRAME_RDMA_KEYS:
 		return plain && frame->count >= 1 && frame->bytes <= FRAME_PAYLOAD_MAX &&
 		       th_range_fits(frame->first, frame->count, WIRE_KEYS_MAX) &&

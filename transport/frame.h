@@ -78,9 +78,11 @@ enum frame_kind {
 	 * has READ, too, and says first: its verified prefix, payload: the bytes that it has READ.
 	 */
 	FRAME_ALIVE,
-	FRAME_RDMA_RAILS,   /* count: rails; payload: them */
-	FRAME_RDMA_OFFER,   /* count: lanes; payload: the reader's ends */
-	FRAME_RDMA_ACCEPT,  /* first: how many keys follow; count: lanes; payload: the other ends */
+	FRAME_RDMA_RAILS, /* count: rails; payload: them */
+	FRAME_RDMA_OFFER, /* count: lanes; payload: the reader's ends */
+	/* first: how many keys follow; count: lanes; payload: the other ends, and if it STAGES, the
+	 * sentence why */
+	FRAME_RDMA_ACCEPT,
 	FRAME_RDMA_KEYS,    /* first, count: keys; payload: them, each with one rkey per lane */
 	FRAME_RDMA_MAP,     /* first, count: extents; payload: where each lies */
 	FRAME_RDMA_DECLINE, /* count: the code, negated; payload: the sentence */

@@ -212,9 +212,15 @@ Test(rdma_wire, frames__limits_of_each_kind__kept)
 			     .bytes = FRAME_HELLO_BYTES}),
 		0);
 	struct frame accept = {
-		.kind = FRAME_RDMA_ACCEPT, .flags = FRAME_STAGES, .count = 1, .bytes = 48};
+		.kind = FRAME_RDMA_ACCEPT, .flags = FRAME_STAGES, .count = 1, .bytes = 49};
 	for (accept.first = 0; accept.first <= 17; accept.first++)
 		cr_assert_eq(decode(accept) == 0, accept.first >= 1 && accept.first <= 16);
+	accept.first = 1;
+	for (accept.bytes = 0; accept.bytes < 48 + TH_CTL_TEXT_BYTES + 3; accept.bytes++)
+		cr_assert_eq(decode(accept) == 0,
+			accept.bytes > 48 && accept.bytes <= 48 + TH_CTL_TEXT_BYTES);
+	accept.count = UINT32_MAX;
+	cr_assert_lt(decode(accept), 0);
 	cr_assert_eq(
 		decode((struct frame){
 			.kind = FRAME_RDMA_OFFER, .flags = FRAME_STAGES, .count = 1, .bytes = 48}),
