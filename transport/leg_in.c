@@ -41,8 +41,8 @@ end(struct leg_in *leg, enum transport_event_kind kind)
 		leg->conns[i]->reset = reset;
 		loop_post(leg->conns[i]->loop, &leg->conns[i]->close_task);
 	}
-	if (reader_moves(leg->reader))
-		memcpy(leg->result.transport, "rdma", 5);
+	if (!reader_moves(leg->reader))
+		__atomic_store_n(&leg->way, LEG_BY_TCP, __ATOMIC_RELAXED);
 	reader_close(leg->reader);
 	leg_in_settle(leg);
 }
@@ -208,6 +208,15 @@ leg_in_conn_gone(struct leg_in *leg, struct data_in *conn)
 }
 
 static void
+say_way(const struct leg_in *leg, enum leg_way way, struct transport_event *ret_event)
+{
+	static const char *const names[] = {"tcp", "rdma", "rdma-copy"};
+	snprintf(ret_event->transport, sizeof(ret_event->transport), "%s", names[way]);
+	if (way == LEG_BY_RDMA_COPY)
+		snprintf(ret_event->copy, sizeof(ret_event->copy), "%s", leg->copy.text);
+}
+
+static void
 run_last(struct loop_task *task)
 {
 	struct leg_in *leg = loop_container(task, struct leg_in, last_task);
@@ -219,6 +228,7 @@ run_last(struct loop_task *task)
 	leg->result.overwrote =
 		leg->result.bytes_moved > 0 || (leg->reader && reader_touched(leg->reader));
 	snprintf(leg->result.fallback, sizeof(leg->result.fallback), "%s", leg->fallback.text);
+	say_way(leg, leg->way, &leg->result);
 	reader_free(leg->reader);
 	leg->reader = NULL;
 	control_fini(&leg->control);
@@ -236,8 +246,7 @@ fill_progress(struct event_node *node, struct transport_event *ret_event)
 	ret_event->kind = TRANSPORT_PROGRESS;
 	ret_event->leg = leg->id;
 	ret_event->bytes_moved = __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED);
-	snprintf(ret_event->transport, sizeof(ret_event->transport), "%s",
-		__atomic_load_n(&leg->by_rdma, __ATOMIC_RELAXED) ? "rdma" : "tcp");
+	say_way(leg, __atomic_load_n(&leg->way, __ATOMIC_ACQUIRE), ret_event);
 	if (__atomic_load_n(&leg->fallback_told, __ATOMIC_ACQUIRE))
 		snprintf(
 			ret_event->fallback, sizeof(ret_event->fallback), "%s", leg->fallback.text);
@@ -298,7 +307,7 @@ leg_in_connect(struct leg_in *leg)
 	leg->deadline_ns = 0;
 	loop_tick_at(leg->transport->porter, 0);
 	__atomic_store_n(&leg->joined_ns, 0, __ATOMIC_RELAXED);
-	__atomic_store_n(&leg->by_rdma, false, __ATOMIC_RELAXED);
+	__atomic_store_n(&leg->way, LEG_BY_TCP, __ATOMIC_RELAXED);
 	leg->looks_said = 0; /* it counted what was READ as well */
 	while (leg->num_conns < wanted && leg->num_conns < missing) {
 		struct loop *mover = porter_next_mover(leg->transport);
@@ -402,6 +411,12 @@ handle(struct control *control, const struct frame *frame, const uint8_t *payloa
 }
 
 static void
+refill(struct control *control)
+{
+	reader_refill(leg_of(control)->reader);
+}
+
+static void
 broken(struct control *control, int code)
 {
 	fail_by(leg_of(control), code);
@@ -429,7 +444,7 @@ connected(struct control *control)
 	}
 	struct frame frame = {.kind = FRAME_HELLO,
 		.flags = (uint8_t)((leg->verify ? FRAME_VERIFIES : 0) |
-				   (leg->reader ? FRAME_TAKES_RDMA : 0)),
+				   (leg->reader ? FRAME_TAKES_RDMA | FRAME_TAKES_STAGED : 0)),
 		.leg = leg->id,
 		.bytes = FRAME_HELLO_BYTES};
 	struct frame_hello hello = {
@@ -474,6 +489,7 @@ leg_in_new(struct transport *transport, uint64_t id, const char *address,
 	socket_name(&leg->address, leg->peer);
 	control_init(&leg->control, FRAME_PAYLOAD_MAX, UINT32_MAX);
 	leg->control.handle = handle;
+	leg->control.refill = refill;
 	leg->control.broken = broken;
 	leg->control.connected = connected;
 	leg->complete_task.run = run_complete;
@@ -481,7 +497,6 @@ leg_in_new(struct transport *transport, uint64_t id, const char *address,
 	leg->progress_node.fill = fill_progress;
 	leg->last_node.fill = fill_last;
 	leg->result.leg = id;
-	memcpy(leg->result.transport, "tcp", 4);
 	*ret_leg = leg;
 	return 0;
 }

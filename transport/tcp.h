@@ -41,6 +41,8 @@ void control_sentence(const uint8_t *payload, size_t bytes, char ret_text[TH_CTL
 
 /* ---- reader --------------------------------------------------------------------------------- */
 
+enum leg_way { LEG_BY_TCP, LEG_BY_RDMA, LEG_BY_RDMA_COPY };
+
 enum leg_in_state { LEG_IN_CONNECTING, LEG_IN_ASKING, LEG_IN_RUNNING, LEG_IN_ENDING };
 
 struct leg_in {
@@ -61,7 +63,7 @@ struct leg_in {
 	uint64_t bytes_moved;           /* atomic */
 	uint64_t verify_ns;             /* atomic */
 	uint32_t looks;                 /* atomic: chunks that were asked of our own memory first */
-	bool by_rdma;                   /* atomic: for the shell */
+	enum leg_way way;               /* atomic: for the shell */
 	bool fallback_told;             /* atomic: fallback is there, and stays as it is */
 	struct loop_task complete_task; /* mover -> porter: the part is whole */
 	/* Porter. */
@@ -69,6 +71,7 @@ struct leg_in {
 	bool settled;           /* the last task is posted */
 	struct reader *reader;  /* owns; NULL: no RDMA in this leg */
 	struct th_err fallback; /* why the leg goes without RDMA */
+	struct th_err copy;     /* why it goes by copies; there before way says that */
 	struct control control;
 	struct th_ticket ticket;
 	uint8_t key[FRAME_KEY_BYTES];

@@ -107,12 +107,14 @@ struct transport_event {
 	uint64_t bytes_moved;  /* of chunks, with those that moved again; ENDED: sent */
 	uint64_t bytes_reused; /* DONE, FAILED, STOPPED: were here already (reuse.h) */
 	uint64_t transfer_ns, verify_ns;
-	/* "rdma", "tcp", "local"; ENDED: "tcp sendfile" when that was used. What it was at the end:
-	 * see fallback. */
+	/* "rdma", "rdma-copy", "tcp", "local"; ENDED: "tcp sendfile" when that was used. What it
+	 * was at the end: see fallback. */
 	char transport[32];
 	/* PROGRESS, DONE, FAILED, STOPPED: why the leg went, or went on, without RDMA. Empty where
 	 * it did not, or the agent has none. */
 	char fallback[TH_CTL_TEXT_BYTES];
+	/* Of a leg by "rdma-copy": why its bytes go through buffers of the agents. */
+	char copy[TH_CTL_TEXT_BYTES];
 	char text[TH_CTL_TEXT_BYTES];
 };
 
@@ -120,6 +122,7 @@ struct transport_counters { /* since the start, for status; a coherent snapshot 
 	uint64_t bytes_in, bytes_out, bytes_local, bytes_reused;
 	uint64_t bytes_out_file; /* of bytes_out: by sendfile */
 	uint64_t bytes_in_rdma;  /* of bytes_in: by READs */
+	uint64_t bytes_in_copy;  /* of bytes_in_rdma: through buffers, see copy */
 	uint64_t chunks_verified, chunks_refetched, checksum_failures;
 	uint64_t legs_in, legs_out, legs_failed, legs_fenced;
 	/* Legs in that did without RDMA although the agent has it; paths that broke under one; legs

@@ -309,7 +309,10 @@ log_end(const struct leg *leg, const struct transport_event *event, int code)
 	char reused[TH_UNITS_BYTES];
 	int64_t ns = th_now_ns() - leg->start_ns;
 	double seconds = ns > 0 ? (double)ns / 1e9 : 1e-9;
-	bool fell = event->fallback[0] != '\0';
+	const char *word = event->fallback[0] != '\0' ? " fallback=\""
+			   : event->copy[0] != '\0'   ? " copy=\""
+						      : "";
+	const char *why = event->fallback[0] != '\0' ? event->fallback : event->copy;
 	log_write(code == 0 ? LOG_LEVEL_INFO : LOG_LEVEL_WARN, "leg",
 		"%s leg=%" PRIu64 " moved=%s reused=%s took=%s rate=%s/s path=%s%s%s%s%s%s%s%s%s%s",
 		leg->out                           ? "served"
@@ -319,8 +322,8 @@ log_end(const struct leg *leg, const struct transport_event *event, int code)
 		leg->server_leg, th_print_size_short(event->bytes_moved, size),
 		th_print_size_short(event->bytes_reused, reused), th_print_duration_short(ns, took),
 		th_print_size_short((uint64_t)((double)event->bytes_moved / seconds), rate),
-		event->transport[0] != '\0' ? event->transport : "none", fell ? " fallback=\"" : "",
-		event->fallback, fell ? "\"" : "", leg->peer,
+		event->transport[0] != '\0' ? event->transport : "none", word, why,
+		word[0] != '\0' ? "\"" : "", leg->peer,
 		code == 0 ? "" : " code=", code == 0 ? "" : th_errname(code),
 		code == 0 ? "" : " reason=\"", code == 0 ? "" : event->text, code == 0 ? "" : "\"");
 }
@@ -444,8 +447,9 @@ note_path(struct leg *leg, const struct transport_event *event)
 {
 	if (event->transport[0] != '\0')
 		snprintf(leg->path.name, sizeof(leg->path.name), "%.15s", event->transport);
-	if (event->fallback[0] != '\0')
-		snprintf(leg->path.why, sizeof(leg->path.why), "%.159s", event->fallback);
+	const char *why = event->fallback[0] != '\0' ? event->fallback : event->copy;
+	if (why[0] != '\0')
+		snprintf(leg->path.why, sizeof(leg->path.why), "%.159s", why);
 }
 
 /* ---- events of the movers ------------------------------------------------------------------- */

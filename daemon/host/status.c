@@ -96,6 +96,8 @@ collect(struct host *host, struct counter *out)
 			c->server_redials},
 		{"bytes_in", "bytes", "received from other agents", t.bytes_in},
 		{"bytes_in_rdma", "bytes", "... of them by RDMA", t.bytes_in_rdma},
+		{"bytes_in_copy", "bytes", "... of those through buffers of the agents",
+			t.bytes_in_copy},
 		{"bytes_out", "bytes", "sent to other agents", t.bytes_out},
 		{"bytes_out_file", "bytes", "... of them by sendfile, without a copy",
 			t.bytes_out_file},

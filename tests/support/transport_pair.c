@@ -9,6 +9,7 @@
 
 uint32_t pair_rails;
 uint64_t pair_mr_bytes;
+unsigned pair_staged;
 
 struct pair *
 pair_new(const uint64_t *sizes, uint32_t count, int64_t stall_ns)
@@ -20,8 +21,10 @@ pair_new(const uint64_t *sizes, uint32_t count, int64_t stall_ns)
 	p->reader_agent = rig_add_agent(&p->rig, stall_ns, 0);
 	rig_shard_init(&p->source, sizes, count, 42);
 	rig_shard_init(&p->reader, sizes, count, 0);
-	rig_register(p->source_agent, &p->source);
-	rig_register(p->reader_agent, &p->reader);
+	if (!(pair_staged & PAIR_SOURCE))
+		rig_register(p->source_agent, &p->source);
+	if (!(pair_staged & PAIR_READER))
+		rig_register(p->reader_agent, &p->reader);
 	return p;
 }
 

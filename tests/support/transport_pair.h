@@ -16,6 +16,9 @@ enum mode { MODE_TCP, MODE_LOCAL, MODE_RDMA };
 /* Of pairs from now on: fake devices of each agent. */
 extern uint32_t pair_rails;
 extern uint64_t pair_mr_bytes; /* each takes so much at once; 0: no limit */
+/* Which shards are not registered with them; a mask. */
+enum pair_end { PAIR_SOURCE = 1 << 0, PAIR_READER = 1 << 1 };
+extern unsigned pair_staged;
 
 /* The test as suite_tcp and as suite_local; its body follows, and has `mode`. */
 #define PAIR_TESTS(suite, name)                                                                    \

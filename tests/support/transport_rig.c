@@ -283,6 +283,7 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 			real_devices(rig, agent, &rdma);
 		else
 			rdma = (struct rdma_config){.verbs = open_devices(rig, agent)};
+		rdma.stage_bytes = rig->stage_bytes;
 		config.rdma = &rdma;
 	}
 	int rc = transport_open(&config, &err, &agent->transport);

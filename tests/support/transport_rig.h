@@ -71,6 +71,7 @@ struct rig {
 	enum transport_sendfile sendfile; /* rig_with_files: YES */
 	uint32_t num_rails;               /* fake devices of each; 0: no RDMA */
 	uint64_t mr_bytes_max;            /* of those; 0: no limit */
+	uint64_t stage_bytes;             /* 0: the default */
 	struct fake_rdma *fabric;         /* owns */
 };
 

@@ -89,6 +89,7 @@ reader_leave_if_done(struct reader *reader)
 		return;
 	}
 	reader->state = READER_OVER;
+	(void)reader_stage_close(reader);
 	leg_in_connect(reader->leg);
 }
 
@@ -178,7 +179,7 @@ reader_settle(struct reader *reader)
 	}
 	if (queues_left(reader))
 		reader_to_keeper(reader, &reader->free_task);
-	else if (reader_gone(reader))
+	else if (reader_stage_close(reader) && reader_gone(reader))
 		leg_in_settle(reader->leg);
 }
 
@@ -197,7 +198,8 @@ bool
 reader_gone(const struct reader *reader)
 {
 	return !reader || (reader->closing && !reader->at_keeper && reader->checks_closed &&
-				  !lanes_left(reader) && !queues_left(reader));
+				  !lanes_left(reader) && !queues_left(reader) &&
+				  (!reader->stage.slab || reader->stage.closed));
 }
 
 static void
@@ -384,15 +386,32 @@ run_kick(struct loop_task *task)
 }
 
 void
-reader_kick(struct reader *reader)
+reader_kick_lanes(struct reader *reader)
 {
-	if (!reader || reader->state != READER_RUNNING || reader->closing)
+	if (reader->state != READER_RUNNING || reader->closing)
 		return;
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		struct reader_lane *lane = &reader->lanes[i];
 		if (lane->lane && !lane->closing)
 			lane_kick(lane->lane);
 	}
+}
+
+void
+reader_kick(struct reader *reader)
+{
+	if (!reader || reader->state != READER_RUNNING || reader->closing)
+		return;
+	reader_kick_lanes(reader);
+	if (reader->stage.num_source > 0)
+		stream_wake(&reader->leg->control.stream);
+}
+
+void
+reader_refill(struct reader *reader)
+{
+	if (reader && reader->state == READER_RUNNING && !reader->closing)
+		reader_stage_ask(reader);
 }
 
 /* ---- the talk ----------------------------------------------------------------------------- */
@@ -468,6 +487,8 @@ reader_frame(struct reader *reader, const struct frame *frame, const uint8_t *pa
 		return on_decline(reader, frame, payload);
 	if (frame->kind == FRAME_CHECK)
 		return on_check(reader, frame);
+	if (frame->kind == FRAME_STAGED && reader->state == READER_RUNNING)
+		return reader_stage_staged(reader, frame->first, frame->count);
 	return reader_setup_frame(reader, frame, payload);
 }
 
@@ -510,7 +531,12 @@ reader_tick(struct reader *reader, int64_t now_ns)
 bool
 reader_excuses(struct reader *reader)
 {
-	if (!reader || reader->state == READER_OVER)
+	if (!reader)
+		return false;
+	/* What our own memory has not taken yet. */
+	if (reader_stage_writes(reader))
+		return true;
+	if (reader->state == READER_OVER)
 		return false;
 	if (reader->state != READER_RUNNING || check_list_busy(&reader->checks))
 		return true;
@@ -573,6 +599,7 @@ static void
 init_tasks(struct reader *reader)
 {
 	reader_setup_init(reader);
+	reader_stage_init(reader);
 	reader->kick_task.run = run_kick;
 	reader->doubt_task.run = run_doubt;
 	reader->failed_task.run = run_failed;
@@ -595,13 +622,24 @@ refuse(struct leg_in *leg, const char *why)
 	return NULL;
 }
 
+/* NICs reach our own memory, or will, or slots take its place. */
+static int
+reach_own(struct reader *reader, struct th_err *err)
+{
+	struct th_err why;
+	uint32_t waiting;
+	int rc = places_init(&reader->extents, reader->leg->part, &why, &reader->places);
+	if (rc == 0 && (places_ready(&reader->extents, reader->places, &waiting) | waiting) == 0)
+		rc = places_why(&reader->extents, reader->places, &why);
+	return rc == TH_E_NO_PATH ? reader_stage_own(reader, why.text, err) : rc;
+}
+
 struct reader *
 reader_new(struct leg_in *leg)
 {
 	struct transport *transport = leg->transport;
 	const struct chunk_table *table = xfer_part_table(leg->part);
 	struct th_err err = {0};
-	uint32_t waiting;
 	if (!transport->rdma || (leg->flags & TRANSPORT_NO_RDMA) || table->num_chunks == 0)
 		return NULL;
 	if (rdma_usable(transport->rdma) == 0)
@@ -618,9 +656,7 @@ reader_new(struct leg_in *leg)
 	init_tasks(reader);
 	int rc = extents_init(&reader->extents, table);
 	if (rc == 0)
-		rc = places_init(&reader->extents, leg->part, &err, &reader->places);
-	if (rc == 0 && (places_ready(&reader->extents, reader->places, &waiting) | waiting) == 0)
-		rc = places_why(&reader->extents, reader->places, &err);
+		rc = reach_own(reader, &err);
 	if (rc == 0)
 		rc = check_list_init(
 			&reader->checks, rdma_checks(transport->rdma), table->num_chunks);
@@ -640,6 +676,7 @@ reader_free(struct reader *reader)
 {
 	if (!reader)
 		return;
+	reader_stage_fini(reader);
 	places_free(&reader->extents, reader->places);
 	extents_fini(&reader->extents);
 	map_fini(&reader->map);

@@ -12,6 +12,7 @@
  * Chunks come from the leg's intake, below the prefix that the source has told. What landed is
  * judged by checks (checks.h). A lane that breaks gives back what it had; the leg leaves when it
  * has none left. A chunk that does not match is put to the source before it is fetched again.
+ * Where NICs do not reach the memory of an end, chunks go through slots there (reader_stage.h).
  *
  * Threads: the porter's, but for what lanes and checks call. reader_gone is when nothing of it is
  * under way on any thread.
@@ -42,12 +43,16 @@ TH_MUST_USE int reader_frame(
 void reader_heard(struct reader *reader);
 /* There may be more to fetch. */
 void reader_kick(struct reader *reader);
+/* The control connection's buffer is empty: puts in what is to be asked of the source. */
+void reader_refill(struct reader *reader);
 /* When to be called again; INT64_MAX: not for this. The leg may have ended in here. */
 int64_t reader_tick(struct reader *reader, int64_t now_ns);
 /* The stall clock is the reader's own business just now. */
 bool reader_excuses(struct reader *reader);
 /* The leg is moved by RDMA, as far as is known. */
 bool reader_moves(const struct reader *reader);
+/* It does through buffers at one end or both. */
+bool reader_stages(const struct reader *reader);
 uint32_t reader_landed(const struct reader *reader);
 uint64_t reader_bytes(struct reader *reader); /* that came, of chunks on their way, too */
 /* A byte of the part may have been written. */

@@ -15,12 +15,13 @@
 /* ---- what to fetch ------------------------------------------------------------------------ */
 
 /* Chunks that the part may have already are looked at first: not here, that would be slow. */
-static bool
-take_looked(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
+bool
+reader_next(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
 {
 	struct intake *intake = &reader->leg->intake;
 	uint32_t chunk;
-	pthread_mutex_lock(&reader->lock);
+	if (!intake->reuse.on)
+		return intake_take(intake, limit, ret_chunk);
 	bool found = reader->num_ready > 0;
 	if (found) {
 		*ret_chunk = reader->ready[0];
@@ -32,6 +33,14 @@ take_looked(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
 		reader->num_looking++;
 		check_list_put(&reader->checks, chunk, READER_LOOK);
 	}
+	return found;
+}
+
+static bool
+take_from_intake(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
+{
+	pthread_mutex_lock(&reader->lock);
+	bool found = !reader->stopping && reader_next(reader, limit, ret_chunk);
 	pthread_mutex_unlock(&reader->lock);
 	return found;
 }
@@ -46,10 +55,10 @@ take(void *arg, uint32_t *ret_chunk)
 	bool found;
 	if (__atomic_load_n(&reader->stopping, __ATOMIC_RELAXED))
 		return false;
-	if (leg->intake.reuse.on)
-		found = take_looked(reader, limit, ret_chunk);
+	if (reader_stages(reader))
+		found = reader_stage_take(reader, limit, ret_chunk);
 	else
-		found = intake_take(&leg->intake, limit, ret_chunk);
+		found = take_from_intake(reader, limit, ret_chunk);
 	if (found)
 		__atomic_add_fetch(&lane->num_taken, 1, __ATOMIC_RELAXED);
 	return found;
@@ -60,11 +69,13 @@ pieces(void *arg, uint32_t chunk, struct lane_piece *ret_pieces, uint32_t pieces
 {
 	struct reader_lane *lane = arg;
 	struct reader *reader = lane->reader;
-	__atomic_store_n(&reader->touched, true, __ATOMIC_RELAXED);
-	const struct map_read read = {.chunk = chunk,
-		.lane = lane->index,
-		.rail = lane->rail,
-		.own = places_chunk(&reader->extents, reader->places, chunk)};
+	struct map_read read = {.chunk = chunk, .lane = lane->index, .rail = lane->rail};
+	if (reader_stages(reader))
+		reader_stage_place(reader, &read);
+	else
+		read.own = places_chunk(&reader->extents, reader->places, chunk);
+	if (!reader->stage.slab)
+		__atomic_store_n(&reader->touched, true, __ATOMIC_RELAXED);
 	return map_pieces(&reader->map, &reader->extents, &read, ret_pieces, pieces_max);
 }
 
@@ -73,7 +84,10 @@ give_back(void *arg, uint32_t chunk)
 {
 	struct reader_lane *lane = arg;
 	__atomic_sub_fetch(&lane->num_taken, 1, __ATOMIC_RELAXED);
-	intake_give_back(&lane->reader->leg->intake, chunk);
+	if (reader_stages(lane->reader))
+		reader_stage_give_back(lane->reader, chunk);
+	else
+		intake_give_back(&lane->reader->leg->intake, chunk);
 }
 
 void
@@ -84,13 +98,14 @@ reader_stop_taking(struct reader *reader)
 	for (uint32_t i = 0; i < reader->num_ready; i++)
 		intake_give_back(&reader->leg->intake, reader->ready[i]);
 	reader->num_ready = 0;
+	reader_stage_stop(reader);
 	pthread_mutex_unlock(&reader->lock);
 }
 
 /* ---- what has come ------------------------------------------------------------------------ */
 
-static void
-fail(struct reader *reader, int code, bool own)
+void
+reader_fail(struct reader *reader, int code, bool own)
 {
 	if (__atomic_exchange_n(&reader->failed, true, __ATOMIC_ACQ_REL))
 		return;
@@ -116,7 +131,7 @@ reader_arrived(struct reader *reader, uint32_t chunk, const struct th_hash *dige
 {
 	int result = intake_arrived(&reader->leg->intake, chunk, digest);
 	if (result < 0)
-		fail(reader, result, false);
+		reader_fail(reader, result, false);
 	else
 		tell(reader, result);
 }
@@ -126,7 +141,7 @@ reader_mismatched(struct reader *reader, uint32_t chunk)
 {
 	int result = intake_mismatched(&reader->leg->intake, chunk);
 	if (result < 0)
-		fail(reader, result, false);
+		reader_fail(reader, result, false);
 	else
 		tell(reader, result);
 }
@@ -145,6 +160,11 @@ landed(void *arg, uint32_t chunk)
 	count_up(&leg->transport->counters.bytes_in, bytes);
 	count_up(&leg->transport->counters.bytes_in_rdma, bytes);
 	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
+	if (reader_stages(reader)) {
+		count_up(&leg->transport->counters.bytes_in_copy, bytes);
+		if (reader_stage_landed(reader, chunk))
+			return;
+	}
 	if (reader->verify || packed_has(leg->part, chunk))
 		check_list_put(&reader->checks, chunk, READER_LANDED);
 	else
@@ -155,6 +175,12 @@ static void
 doubt(struct reader *reader, uint32_t chunk)
 {
 	count_up(&reader->leg->transport->counters.checksum_failures, 1);
+	(void)reader_stage_judged(reader, chunk, false, NULL);
+	/* A source that stages looks at it by itself when it is asked for it once more. */
+	if (reader->stage.num_source > 0) {
+		reader_mismatched(reader, chunk);
+		return;
+	}
 	pthread_mutex_lock(&reader->lock);
 	reader->doubts[reader->num_doubts++] = chunk;
 	pthread_mutex_unlock(&reader->lock);
@@ -177,10 +203,13 @@ judge(struct reader *reader, uint32_t chunk)
 {
 	struct leg_in *leg = reader->leg;
 	struct xfer_part *part = leg->part;
+	const uint8_t *data = reader_stage_data(reader, chunk);
 	struct th_hash digest;
 	int64_t before_ns = th_now_ns();
-	int rc;
-	if (packed_has(part, chunk))
+	int rc = 0;
+	if (data)
+		digest = digest_of(data, chunk_bytes(xfer_part_table(part), chunk));
+	else if (packed_has(part, chunk))
 		rc = packed_landed(part, chunk, reader->verify ? &digest : NULL);
 	else
 		rc = part_digest(part, chunk, &digest);
@@ -188,11 +217,11 @@ judge(struct reader *reader, uint32_t chunk)
 		count_up(&leg->verify_ns, (uint64_t)(th_now_ns() - before_ns));
 	/* What is READ lies below the prefix that the source has told, so its digest is known. */
 	if (rc < 0)
-		fail(reader, rc, true);
+		reader_fail(reader, rc, true);
 	else if (reader->verify && chunk < xfer_part_digest_count(part) &&
 		 !th_hash_equal(digest, *xfer_part_digest(part, chunk)))
 		doubt(reader, chunk);
-	else
+	else if (!reader_stage_judged(reader, chunk, true, &digest))
 		reader_arrived(reader, chunk, reader->verify ? &digest : NULL);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * reader_own - the structures of reader.c (the porter's side and the keeper's) and reader_lane.c
- * (what lanes and checks call).
+ * reader_own - the structures of reader.c (the porter's side and the keeper's), reader_lane.c (what
+ * lanes and checks call) and reader_stage.c (slots, where NICs do not reach the memory of an end).
  */
 #ifndef TH_TRANSPORT_RDMA_READER_OWN_H
 #define TH_TRANSPORT_RDMA_READER_OWN_H
@@ -16,6 +16,7 @@
 #include "transport/rdma/queues.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/reader.h"
+#include "transport/rdma/reader_stage.h"
 #include "transport/rdma/wire.h"
 
 #define READER_LOOKS_MAX 8u /* chunks that are looked at, or wait to be fetched after that */
@@ -62,7 +63,8 @@ struct reader {
 	struct rdma *rdma;
 	bool verify;
 	struct extents extents; /* immutable, as places */
-	struct place *places;   /* owns */
+	struct place *places;   /* owns; NULL: NICs do not reach all of our own memory */
+	struct reader_stage stage;
 	struct check_list checks;
 	/* Immutable once lanes run. */
 	struct map map;
@@ -106,6 +108,7 @@ int64_t reader_patience_ns(const struct reader *reader);
 void reader_to_keeper(struct reader *reader, struct loop_task *task);
 /* patience_ns: until then; negative: for as long as it takes. */
 void reader_set_state(struct reader *reader, enum reader_state state, int64_t patience_ns);
+void reader_kick_lanes(struct reader *reader);
 /* No RDMA any more in this leg. why is for people. Where RDMA is required another source is asked
  * then; not when it is ours: our own rails or memory, with which no other would do better. */
 void reader_leave(struct reader *reader, const char *why);
@@ -121,13 +124,20 @@ void reader_offer(struct reader *reader, int64_t now_ns);
 TH_MUST_USE int reader_setup_frame(
 	struct reader *reader, const struct frame *frame, const uint8_t *payload);
 
+/* Rails on which our own end is ready; may still become it (waiting). */
+uint32_t reader_ready(const struct reader *reader, uint32_t *ret_waiting);
+
+/* The next chunk for lanes, or for the source to stage. Under the lock. */
+bool reader_next(struct reader *reader, uint32_t limit, uint32_t *ret_chunk);
+/* The leg shall fail. own: by our own memory. Any thread, once. */
+void reader_fail(struct reader *reader, int code, bool own);
 /* Checks: what is done with a chunk there. */
 void reader_check(struct check_list *list, uint32_t chunk, uint8_t what);
 /* A chunk's bytes lie in the part: digest NULL: not verified. Any thread. */
 void reader_arrived(struct reader *reader, uint32_t chunk, const struct th_hash *digest);
 /* No lane takes a chunk from now on; those that waited go back to the intake. */
 void reader_stop_taking(struct reader *reader);
-/* The source holds it right, so it is fetched again. Porter. */
+/* The source holds it right, or will say that it does not, so it is fetched again. Any thread. */
 void reader_mismatched(struct reader *reader, uint32_t chunk);
 /* The next chunk that did not match. */
 bool reader_next_doubt(struct reader *reader, uint32_t *ret_chunk);

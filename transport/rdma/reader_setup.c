@@ -7,10 +7,12 @@
  * (run_free).
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
+#include "ipc/base/log.h"
 #include "transport/rdma/path.h"
 #include "transport/rdma/poller.h"
 #include "transport/rdma/reader_own.h"
@@ -41,14 +43,16 @@ static bool
 probe_of(const struct reader *reader, const struct reader_lane *lane, struct lane_piece *ret_probe)
 {
 	const struct map *map = &reader->map;
-	const struct wire_key *key = &map->keys[map->extents[0].key];
+	bool slots = map->num_extents == 0;
+	const struct wire_key *key = &map->keys[slots ? 0 : map->extents[0].key];
+	uint64_t remote = slots ? key->address : map->extents[0].address;
 	struct region_key own;
 	if (!rdma_scratch(reader->rdma, lane->rail, &own))
 		return false;
-	uint64_t left = key->bytes - (map->extents[0].address - key->address);
+	uint64_t left = key->bytes - (remote - key->address);
 	*ret_probe = (struct lane_piece){.local = own.address,
 		.lkey = own.lkey,
-		.remote = map->extents[0].address,
+		.remote = remote,
 		.rkey = key->rkeys[lane->index],
 		.bytes = (uint32_t)th_min_u64(left, PROBE_BYTES)};
 	return ret_probe->bytes > 0;
@@ -152,17 +156,40 @@ choose_pair(struct reader *reader, uint32_t rail, uint32_t *uses, bool *ret_paus
 	lane->peer = reader->rails[best];
 }
 
+uint32_t
+reader_ready(const struct reader *reader, uint32_t *ret_waiting)
+{
+	if (!reader->stage.slab)
+		return places_ready(&reader->extents, reader->places, ret_waiting);
+	struct region *region = slab_region(reader->stage.slab);
+	*ret_waiting = region_waiting(region);
+	return region_ready(region);
+}
+
+/* All its registrations have failed meanwhile. */
+static bool
+stage_instead(struct reader *reader)
+{
+	struct th_err why, no_room;
+	if (reader->stage.slab)
+		return false;
+	(void)places_why(&reader->extents, reader->places, &why);
+	return reader_stage_own(reader, why.text, &no_room) == 0;
+}
+
 /* Once the source has told its rails, and enough of our own memory is registered. */
 void
 reader_offer(struct reader *reader, int64_t now_ns)
 {
 	uint32_t waiting, usable = rdma_usable(reader->rdma), uses[WIRE_RAILS_MAX] = {0};
-	uint32_t ready = places_ready(&reader->extents, reader->places, &waiting) & usable;
+	uint32_t ready = reader_ready(reader, &waiting) & usable;
 	bool paused = false;
 	waiting &= usable;
 	if (waiting != 0 && now_ns < reader->deadline_ns &&
 		(ready == 0 || now_ns < reader->asked_ns + ALL_RAILS_NS))
 		return;
+	if (ready == 0 && waiting == 0 && usable != 0 && stage_instead(reader))
+		return; /* looked at again soon */
 	if (ready == 0) {
 		reader_leave_ours(reader,
 			waiting != 0  ? "our own memory is still being registered"
@@ -197,6 +224,17 @@ on_rails(struct reader *reader, const struct frame *frame, const uint8_t *payloa
 	return 0;
 }
 
+/* It stages: why is behind the lanes. */
+static int
+accept_slots(struct reader *reader, const struct frame *frame, const uint8_t *payload)
+{
+	char text[TH_CTL_TEXT_BYTES + 1];
+	size_t lanes_bytes = (size_t)frame->count * WIRE_LANE_BYTES;
+	control_sentence(payload + lanes_bytes, (size_t)frame->bytes - lanes_bytes, text);
+	reader_stage_source(reader, frame->first, text);
+	return map_init_slots(&reader->map, reader->num_lanes, frame->first);
+}
+
 static int
 on_accept(struct reader *reader, const struct frame *frame, const uint8_t *payload)
 {
@@ -220,6 +258,8 @@ on_accept(struct reader *reader, const struct frame *frame, const uint8_t *paylo
 	if (rc < 0 || !any)
 		return TH_E_PROTOCOL;
 	reader->map_begun = true;
+	if (frame->flags & FRAME_STAGES)
+		return accept_slots(reader, frame, payload);
 	return map_init(&reader->map, &reader->extents, reader->num_lanes, frame->first);
 }
 
@@ -277,6 +317,7 @@ run_made(struct loop_task *task)
 		return;
 	}
 	struct frame frame = {.kind = FRAME_RDMA_OFFER,
+		.flags = reader->stage.slab ? FRAME_STAGES : 0,
 		.leg = leg->id,
 		.count = kept,
 		.bytes = (uint64_t)kept * WIRE_LANE_BYTES};
@@ -284,6 +325,24 @@ run_made(struct loop_task *task)
 	reader_set_state(reader, READER_OFFERED, reader_patience_ns(reader));
 	control_put(&leg->control, &frame, payload);
 	stream_wake(&leg->control.stream);
+}
+
+/* For people: how the leg's bytes come, and why not straight. */
+static void
+say_way(struct reader *reader)
+{
+	struct leg_in *leg = reader->leg;
+	const struct reader_stage *stage = &reader->stage;
+	bool own = stage->slab != NULL, source = stage->num_source > 0;
+	if (own || source) {
+		(void)th_fail(&leg->copy, TH_E_NO_PATH, "%s%s%s%s", stage->own_why.text,
+			own && source ? "; " : "", source ? "the source says: " : "",
+			stage->source_why.text);
+		log_info("rdma", "a leg goes through buffers leg=%" PRIu64 " source=%s why='%s'",
+			leg->id, leg->peer, leg->copy.text);
+	}
+	__atomic_store_n(
+		&leg->way, own || source ? LEG_BY_RDMA_COPY : LEG_BY_RDMA, __ATOMIC_RELEASE);
 }
 
 static void
@@ -306,7 +365,7 @@ run_connected(struct loop_task *task)
 		return;
 	if (reader->state == READER_CONNECTING && any) {
 		reader->leg->excused_ns = th_now_ns();
-		__atomic_store_n(&reader->leg->by_rdma, true, __ATOMIC_RELAXED);
+		say_way(reader);
 		reader_set_state(reader, READER_RUNNING, -1);
 	}
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
@@ -323,6 +382,7 @@ run_connected(struct loop_task *task)
 	else if (!any)
 		reader_leave(reader, why);
 	reader_leave_if_done(reader);
+	reader_kick(reader);
 }
 
 int
