@@ -389,29 +389,24 @@ class Hosts:
         cluster.cleanups.append(self.remove)
         for name in [*self.names, self.switch]:
             remains.add("netns", name)
-        self._ip("netns", "add", self.switch)
-        self._ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
-        self._ip("-n", self.switch, "link", "set", "br0", "up")
+        self._batch([f"netns add {name}" for name in [*self.names, self.switch]])
+        lines = ["link add br0 up type bridge"]
         for i, name in enumerate(self.names):
-            self._ip("netns", "add", name)
-            self._ip("-n", name, "link", "set", "lo", "up")
-            self._ip(
-                "-n",
-                name,
-                "link",
-                "add",
-                "eth0",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                f"p{i}",
-                "netns",
-                self.switch,
-            )
-            self._ip("-n", self.switch, "link", "set", f"p{i}", "master", "br0", "up")
-            self._ip("-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
-            self._ip("-n", name, "link", "set", "eth0", "up")
+            lines.append(f"link add p{i} type veth peer name eth0 netns {name}")
+            lines.append(f"link set p{i} master br0 up")
+        self._batch(lines, self.switch)
+        for i, name in enumerate(self.names):
+            own = f"addr add {self.address(i)}/24 dev eth0"
+            self._batch(["link set lo up", own, "link set eth0 up"], name)
+
+    @staticmethod
+    def _batch(lines, where=None):
+        """All of them by one process: dozens of processes take their time on a busy machine."""
+        argv = ["ip", *(["-n", where] if where else []), "-batch", "-"]
+        text = "\n".join(lines) + "\n"
+        p = subprocess.run(argv, input=text, capture_output=True, text=True)
+        if p.returncode:
+            raise AssertionError(f"{' '.join(argv)}: {p.stderr}{text}")
 
     @staticmethod
     def _ip(*args):

@@ -133,12 +133,12 @@ def case(argument):
 
 
 if __name__ == "__main__":
-    with Rails(hosts=2, rails=2) as net:
-        main(
-            hosts_are_joined_rail_by_rail,
-            reads_of_256_kib,
-            a_lost_rail_stops_and_goes_on,
-            what_a_program_held_is_gone_with_it,
-            *map(case, sys.argv[1:]),
-            a_device_in_use_is_removed_when_the_last_user_ends,
-        )
+    net = Rails(hosts=2, rails=2)
+    main(
+        hosts_are_joined_rail_by_rail,
+        reads_of_256_kib,
+        a_lost_rail_stops_and_goes_on,
+        what_a_program_held_is_gone_with_it,
+        *map(case, sys.argv[1:]),
+        a_device_in_use_is_removed_when_the_last_user_ends,
+    )

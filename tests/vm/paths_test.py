@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """In the guest: which path bytes take, and that every place where one can look says the same: the
-result of the call, thctl status, thctl ls transfers and the log."""
+result of the call, thctl status, thctl ls transfers and the log. On the two rails that the guest
+lays by itself; part of vm_rdma, or run-in-vm -n 2 -- python3 tests/vm/paths_test.py."""
 
 import json
 import os

@@ -24,6 +24,11 @@ def command(*argv, text=None):
     return p.stdout
 
 
+def batch(program, lines):
+    """All of them by one process: in an emulated machine its start is what takes time."""
+    command(program, "-b", "-", text="\n".join(lines) + "\n")
+
+
 def read(path):
     with open(path, encoding="utf-8") as f:
         return f.read()
@@ -35,12 +40,13 @@ def setting(name, value):
 
 
 class Rails:
-    """Removed by .remove(), or at the end of a `with`."""
+    """They last as long as the guest."""
 
     def __init__(self, hosts=2, rails=2):
         if os.environ.get("TH_VM") != "1":
             raise Skip("not in a virtual machine: tests/vm/run-in-vm")
         self.hosts, self.rails = hosts, rails
+        self.undo = {}  # what mends what is broken now: program, argument -> its line
         for name in ("all", "default"):
             setting(f"conf/{name}/rp_filter", 0)
             setting(f"conf/{name}/accept_local", 1)
@@ -63,21 +69,10 @@ class Rails:
                     f"rule add pref 0 iif lo from {self.address(h, r)} to 10.79.{r}.0/24 "
                     f"lookup {table}",
                 ]
-        command("ip", "-batch", "-", text="\n".join(lines) + "\n")
-        for h, r in self.all():
-            name = self.device(h, r)
-            command("rdma", "link", "add", name, "type", "rxe", "netdev", name)
-        try:
-            self.settle()
-        except BaseException:
-            self.remove()
-            raise
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.remove()
+        batch("ip", lines)
+        names = [self.device(h, r) for h, r in self.all()]
+        batch("rdma", [f"link add {name} type rxe netdev {name}" for name in names])
+        self.settle()
 
     def settle(self):
         """Every rail is up, and everybody knows his neighbours. A wire of no length answers before
@@ -120,20 +115,41 @@ class Rails:
     def has_gid(self, h, r):
         return any(":ffff:" in self.port(h, r, f"gids/{i}") for i in range(4))
 
-    def cut(self, h, r, heal=False):
+    def change(self, program, change, mend):
+        """Lines of the program; those of `mend` undo them, and are not done twice."""
+        batch(program, change)
+        for line in mend:
+            self.undo[program, line] = None
+        for line in change:
+            self.undo.pop((program, line), None)
+
+    def heal(self):
+        """All rails are as they were in the beginning."""
+        for program in ("ip", "tc"):
+            lines = [line for which, line in self.undo if which == program]
+            if lines:
+                batch(program, lines)
+        self.undo = {}
+        self.settle()
+
+    def cut(self, h, *rails, heal=False):
         """The switch's end goes down: the host sees that its link is down."""
-        command("ip", "link", "set", f"p{self.device(h, r)}", "up" if heal else "down")
+        ends = [f"link set p{self.device(h, r)}" for r in rails]
+        down, up = ([f"{end} {how}" for end in ends] for how in ("down", "up"))
+        self.change("ip", *((up, []) if heal else (down, up)))
 
     def lose(self, h, r, heal=False):
         """What the host sends and gets on this rail is lost; nobody is told."""
-        where = ("master", f"sw{r}") if heal else ("nomaster",)
-        command("ip", "link", "set", f"p{self.device(h, r)}", *where)
+        end = f"link set p{self.device(h, r)}"
+        out, back = [f"{end} nomaster"], [f"{end} master sw{r}"]
+        self.change("ip", *((back, []) if heal else (out, back)))
 
-    def limit(self, h, r, rate):
-        """Of what the host gets on this rail, e.g. `64mbit`; None: no limit. Nothing is dropped."""
-        where = ("dev", f"p{self.device(h, r)}", "root")
-        shape = f"tbf rate {rate} burst 64k limit 64m".split() if rate else ["noqueue"]
-        command("tc", "qdisc", "replace", *where, *shape)
+    def limit(self, h, rate):
+        """Of what the host gets on each rail, e.g. `64mbit`; None: no limit. Nothing is dropped."""
+        ends = [f"qdisc replace dev p{self.device(h, r)} root" for r in range(self.rails)]
+        none = [f"{end} noqueue" for end in ends]
+        shaped = [f"{end} tbf rate {rate} burst 64k limit 64m" for end in ends]
+        self.change("tc", *((shaped, none) if rate else (none, [])))
 
     def remove_device(self, h, r):
         command("rdma", "link", "delete", self.device(h, r))
@@ -144,16 +160,6 @@ class Rails:
 
     def received(self, h, r):
         return self.sent(h, r, "rx")
-
-    def remove(self):
-        for h, r in self.all():
-            name = self.device(h, r)
-            if os.path.exists(f"/sys/class/infiniband/{name}"):
-                self.remove_device(h, r)
-            command("ip", "link", "delete", name)
-            command("ip", "rule", "del", "pref", "0", "lookup", str(self.table(h, r)))
-        for r in range(self.rails):
-            command("ip", "link", "delete", f"sw{r}")
 
 
 def resources():

@@ -17,7 +17,10 @@ def main(rails, *command):
 
     if command[0].endswith(".py"):
         command = (os.path.realpath(sys.executable), *command)
-    options = machine.Options(command, rails=int(rails), seconds=float(os.environ["TH_VM_SECONDS"]))
+    # Two emulated processors are no faster than one, and wait for each other on a busy host.
+    cpus = 2 if os.environ["TH_LONG"] == "1" else 1
+    seconds = float(os.environ["TH_VM_SECONDS"])
+    options = machine.Options(command, rails=int(rails), cpus=cpus, seconds=seconds)
     try:
         return machine.in_machine(options, out)
     except machine.Unavailable as e:
