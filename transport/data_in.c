@@ -76,11 +76,28 @@ reuse(struct data_in *conn, uint32_t chunk)
 	return here;
 }
 
+/* Nothing is asked for, nothing is on its way to the part. */
+static bool
+is_idle(const struct data_in *conn)
+{
+	return conn->num_asked == 0 && !conn->in_body &&
+	       (!conn->ferry || conn->num_spare == FERRY_BLOCKS);
+}
+
+void
+data_in_rest(struct data_in *conn)
+{
+	if (__atomic_load_n(&conn->leg->retiring, __ATOMIC_ACQUIRE) && is_idle(conn))
+		loop_post(conn->leg->transport->porter, &conn->idle_task);
+}
+
 static void
 ask(struct data_in *conn)
 {
 	uint32_t limit = ask_limit(conn), chunk, reused = 0;
-	while (conn->num_asked < conn->window && intake_take(&conn->leg->intake, limit, &chunk)) {
+	bool retiring = __atomic_load_n(&conn->leg->retiring, __ATOMIC_ACQUIRE);
+	while (!retiring && conn->num_asked < conn->window &&
+		intake_take(&conn->leg->intake, limit, &chunk)) {
 		if (reuse(conn, chunk)) {
 			if (++reused < REUSED_AT_ONCE)
 				continue;
@@ -92,6 +109,7 @@ ask(struct data_in *conn)
 			.kind = FRAME_READ, .leg = conn->leg->id, .first = chunk, .count = 1};
 		put(conn, &frame, NULL);
 	}
+	data_in_rest(conn);
 	stream_wake(&conn->stream);
 }
 
@@ -353,6 +371,13 @@ run_broken(struct loop_task *task)
 }
 
 static void
+run_idle(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, idle_task);
+	leg_in_conn_idle(conn->leg, conn);
+}
+
+static void
 run_gone(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, gone_task);
@@ -360,19 +385,20 @@ run_gone(struct loop_task *task)
 }
 
 struct data_in *
-data_in_new(struct leg_in *leg, struct loop *loop)
+data_in_new(struct leg_in *leg, struct loop *loop, bool leads)
 {
 	struct data_in *conn = th_calloc(1, sizeof(*conn));
 	conn->stream.fd = -1;
 	conn->leg = leg;
 	conn->loop = loop;
-	conn->leads = leg->num_conns == 0;
+	conn->leads = leads;
 	conn->window = 1;
 	conn->open_task.run = run_open;
 	conn->kick_task.run = run_kick;
 	conn->close_task.run = run_close;
 	conn->settle_task.run = run_settle;
 	conn->broken_task.run = run_broken;
+	conn->idle_task.run = run_idle;
 	conn->gone_task.run = run_gone;
 	loop_post(loop, &conn->open_task);
 	return conn;

@@ -44,6 +44,7 @@ run_ferry(struct loop_task *task)
 		__atomic_store_n(&conn->held, false, __ATOMIC_RELAXED);
 		stream_want(&conn->stream);
 	}
+	data_in_rest(conn);
 }
 
 int

@@ -53,7 +53,8 @@ fits(const struct frame *frame)
 			       0 &&
 		       no_range && frame->bytes == FRAME_HELLO_BYTES;
 	case FRAME_WELCOME:
-		return (frame->flags & ~(FRAME_DIGESTS | FRAME_OFFERS_RDMA)) == 0 &&
+		return (frame->flags & ~(FRAME_DIGESTS | FRAME_OFFERS_RDMA | FRAME_RDMA_LATER)) ==
+			       0 &&
 		       frame->first == 0 && frame->bytes == FRAME_WELCOME_BYTES;
 	case FRAME_REFUSED:
 	case FRAME_RDMA_DECLINE:

@@ -16,7 +16,9 @@
  *
  *     control:  HELLO, TAKES_RDMA -------------->
  *               <--------------- WELCOME, OFFERS_RDMA; then RAILS (the rails that serve the part)
- *                                or DECLINE(why not), and the leg goes by data connections
+ *                                or DECLINE(why not), and the leg goes by data connections; with
+ *                                RDMA_LATER neither comes before memory is registered, and
+ *                                meanwhile the leg goes by data connections
  *               OFFER(a rail of the source and its own queue pairs, per lane) ->
  *               <------- ACCEPT(the source's queue pairs, connected), KEYS..., MAP... or DECLINE
  *               ALIVE(prefix, chunks, bytes)... ->   the source does not see what is READ
@@ -102,6 +104,7 @@ enum frame_flag {
 	 * READs into slots and copies them to its memory; the source only tells people. */
 	FRAME_STAGES = 1 << 5,
 	FRAME_TAKES_STAGED = 1 << 6, /* HELLO: the reader knows STAGES */
+	FRAME_RDMA_LATER = 1 << 7,   /* WELCOME: ... but not at once */
 };
 
 struct frame {

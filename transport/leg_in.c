@@ -38,6 +38,8 @@ end(struct leg_in *leg, enum transport_event_kind kind)
 	bool reset = kind != TRANSPORT_DONE;
 	stream_close(&leg->control.stream, reset);
 	for (uint32_t i = 0; i < leg->num_conns; i++) {
+		if (leg->conns[i]->retired)
+			continue;
 		leg->conns[i]->reset = reset;
 		loop_post(leg->conns[i]->loop, &leg->conns[i]->close_task);
 	}
@@ -112,16 +114,18 @@ put_alive(struct leg_in *leg)
 		frame.first = xfer_part_prefix(leg->part);
 		frame.count += th_min_u32(reader_landed(leg->reader), num_chunks);
 		frame.bytes = FRAME_ALIVE_BYTES;
-		if (frame.count == leg->looks_said && frame.first == leg->prefix_said &&
+		if (frame.count == leg->chunks_said && frame.first == leg->prefix_said &&
 			bytes == leg->bytes_said)
 			return;
+		leg->chunks_said = frame.count;
 		leg->prefix_said = frame.first;
 		leg->bytes_said = bytes;
 		frame_encode_alive(bytes, payload);
 	} else if (looks <= leg->looks_said) {
 		return;
+	} else {
+		leg->looks_said = looks;
 	}
-	leg->looks_said = frame.count;
 	control_put(&leg->control, &frame, payload);
 }
 
@@ -170,6 +174,8 @@ leg_in_stop(struct leg_in *leg)
 void
 leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn)
 {
+	if (conn->retired)
+		return; /* it had nothing to do any more */
 	/* The source may have said why: its word is in the control connection by then. */
 	if (!conn->own && leg->state == LEG_IN_RUNNING && conn->code != TH_E_CHECKSUM &&
 		conn->code != TH_E_PROTOCOL)
@@ -196,6 +202,27 @@ leg_in_fail_by(struct leg_in *leg, int code, bool own)
 		fail(leg, code < -5000 ? code : TH_E_STALE_MEMORY, false, th_strerror(code));
 }
 
+static void
+add_conns(struct leg_in *leg)
+{
+	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
+	uint32_t missing = num_chunks - xfer_part_prefix(leg->part);
+	uint32_t wanted = leg->transport->config.connections, there = 0;
+	bool leads = true;
+	/* Those that went when RDMA came may still count at the source when they come back. */
+	if (leg->reader)
+		wanted = th_min_u32(wanted, CONNECTIONS_MAX / 2);
+	for (uint32_t i = 0; i < leg->num_conns; i++) {
+		there += !leg->conns[i]->retired;
+		leads = leads && (leg->conns[i]->retired || !leg->conns[i]->leads);
+	}
+	for (; there < wanted && there < missing && leg->num_conns < CONNECTIONS_MAX; there++) {
+		struct loop *mover = porter_next_mover(leg->transport);
+		leg->conns[leg->num_conns++] = data_in_new(leg, mover, leads);
+		leads = false;
+	}
+}
+
 void
 leg_in_conn_gone(struct leg_in *leg, struct data_in *conn)
 {
@@ -204,7 +231,20 @@ leg_in_conn_gone(struct leg_in *leg, struct data_in *conn)
 		i++;
 	leg->conns[i] = leg->conns[--leg->num_conns];
 	free(conn);
+	if (leg->state == LEG_IN_RUNNING && leg->streaming)
+		add_conns(leg); /* there was no room for as many as are wanted */
 	leg_in_settle(leg);
+}
+
+/* Only one that has nothing left to do may go: the source would not know of it otherwise. */
+void
+leg_in_conn_idle(struct leg_in *leg, struct data_in *conn)
+{
+	if (leg->state == LEG_IN_ENDING || conn->retired ||
+		!__atomic_load_n(&leg->retiring, __ATOMIC_RELAXED))
+		return;
+	conn->retired = true;
+	loop_post(conn->loop, &conn->close_task);
 }
 
 static void
@@ -291,7 +331,8 @@ on_welcome(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	if (xfer_part_prefix(leg->part) == table->num_chunks)
 		complete(leg);
 	else if (leg->reader)
-		reader_start(leg->reader, (frame->flags & FRAME_OFFERS_RDMA) != 0);
+		reader_start(leg->reader, (frame->flags & FRAME_OFFERS_RDMA) != 0,
+			(frame->flags & FRAME_RDMA_LATER) != 0);
 	else
 		leg_in_connect(leg);
 	return 0;
@@ -300,20 +341,27 @@ on_welcome(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 void
 leg_in_connect(struct leg_in *leg)
 {
-	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
-	uint32_t missing = num_chunks - xfer_part_prefix(leg->part);
-	uint32_t wanted = leg->transport->config.connections;
+	if (leg->streaming)
+		return;
+	leg->streaming = true;
+	__atomic_store_n(&leg->retiring, false, __ATOMIC_RELEASE);
 	leg->connecting_ns = th_now_ns();
 	leg->deadline_ns = 0;
 	loop_tick_at(leg->transport->porter, 0);
 	__atomic_store_n(&leg->joined_ns, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&leg->way, LEG_BY_TCP, __ATOMIC_RELAXED);
-	leg->looks_said = 0; /* it counted what was READ as well */
-	while (leg->num_conns < wanted && leg->num_conns < missing) {
-		struct loop *mover = porter_next_mover(leg->transport);
-		leg->conns[leg->num_conns] = data_in_new(leg, mover);
-		leg->num_conns++;
-	}
+	add_conns(leg);
+	leg_in_kick(leg); /* those that were about to go */
+}
+
+void
+leg_in_retire(struct leg_in *leg)
+{
+	if (!leg->streaming)
+		return;
+	leg->streaming = false;
+	__atomic_store_n(&leg->retiring, true, __ATOMIC_RELEASE);
+	leg_in_kick(leg);
 }
 
 static int
@@ -334,12 +382,20 @@ on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	return 0;
 }
 
+/* A kick that is posted after the close would find the connection freed. */
+static void
+kick_conn(struct data_in *conn)
+{
+	if (!conn->retired)
+		loop_post(conn->loop, &conn->kick_task);
+}
+
 void
 leg_in_kick(struct leg_in *leg)
 {
 	reader_kick(leg->reader);
 	for (uint32_t i = 0; i < leg->num_conns; i++)
-		loop_post(leg->conns[i]->loop, &leg->conns[i]->kick_task);
+		kick_conn(leg->conns[i]);
 }
 
 static int
@@ -377,8 +433,10 @@ on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payloa
 		return TH_E_PROTOCOL;
 	bool grew = prefix > leg->source_prefix;
 	__atomic_store_n(&leg->source_prefix, prefix, __ATOMIC_RELAXED);
-	for (uint32_t i = 1; grew && i < leg->num_conns; i++)
-		loop_post(leg->conns[i]->loop, &leg->conns[i]->kick_task);
+	for (uint32_t i = 0; grew && i < leg->num_conns; i++) {
+		if (!leg->conns[i]->leads)
+			kick_conn(leg->conns[i]);
+	}
 	int rc = take_digests(leg, frame, payload);
 	if (rc < 0 || leg->state == LEG_IN_ENDING)
 		return rc;

@@ -435,7 +435,8 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 		leg->source = source_new(leg);
 	struct frame frame = {.kind = FRAME_WELCOME,
 		.flags = (uint8_t)((leg->verify ? FRAME_DIGESTS : 0) |
-				   (leg->source ? FRAME_OFFERS_RDMA : 0)),
+				   (leg->source ? FRAME_OFFERS_RDMA : 0) |
+				   (source_later(leg->source) ? FRAME_RDMA_LATER : 0)),
 		.leg = reader_leg,
 		.count = table->num_chunks,
 		.bytes = FRAME_WELCOME_BYTES};

@@ -65,6 +65,7 @@ struct leg_in {
 	uint32_t looks;                 /* atomic: chunks that were asked of our own memory first */
 	enum leg_way way;               /* atomic: for the shell */
 	bool fallback_told;             /* atomic: fallback is there, and stays as it is */
+	bool retiring; /* atomic: data connections ask for nothing more, and go when idle */
 	struct loop_task complete_task; /* mover -> porter: the part is whole */
 	/* Porter. */
 	enum leg_in_state state;
@@ -78,8 +79,9 @@ struct leg_in {
 	struct data_in *conns[CONNECTIONS_MAX]; /* owns */
 	uint32_t num_conns;
 	uint32_t source_prefix; /* atomic: the movers read it */
-	/* In the last ALIVE; the other two of a leg with RDMA. */
-	uint32_t looks_said, prefix_said;
+	bool streaming; /* data connections fetch what is missing */
+	/* In the last ALIVE; the other three of a leg with RDMA. */
+	uint32_t looks_said, chunks_said, prefix_said;
 	uint64_t bytes_said;
 	int64_t deadline_ns;   /* of the state; RUNNING: when to look again */
 	int64_t running_ns;    /* since when */
@@ -97,13 +99,15 @@ void leg_in_fail(struct leg_in *leg, int code, const char *text);
 void leg_in_fail_ours(struct leg_in *leg, int code, const char *text);
 /* The same for a chunk that came and does not count. own: it was our own memory. */
 void leg_in_fail_by(struct leg_in *leg, int code, bool own);
-/* The part shall come by data connections. */
+/* The part shall come by data connections; and no more: what they were asked for still comes. */
 void leg_in_connect(struct leg_in *leg);
+void leg_in_retire(struct leg_in *leg);
 /* There may be more to ask for. */
 void leg_in_kick(struct leg_in *leg);
 /* An ending leg: is nothing of it under way any more? */
 void leg_in_settle(struct leg_in *leg);
 void leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn);
+void leg_in_conn_idle(struct leg_in *leg, struct data_in *conn);
 void leg_in_conn_gone(struct leg_in *leg, struct data_in *conn);
 /* For tests: moments of a leg, when all bytes of this chunk are here. Any thread. */
 void leg_in_pass_points(const struct leg_in *leg, uint32_t chunk);
@@ -112,11 +116,12 @@ struct data_in {
 	struct stream stream;
 	struct leg_in *leg; /* borrows: outlives the connection */
 	struct loop *loop;
-	bool leads;                                        /* immutable: see ask() */
+	bool leads;                                        /* immutable: see ask_limit() */
 	struct loop_task open_task, kick_task, close_task; /* porter -> mover */
 	struct loop_task settle_task;                      /* mover -> mover, the last there */
-	struct loop_task broken_task, gone_task;           /* mover -> porter */
-	bool reset;                                        /* written before close_task is posted */
+	struct loop_task broken_task, idle_task, gone_task; /* mover -> porter */
+	bool retired; /* the porter's: close_task is posted, before the leg ends */
+	bool reset;   /* written before close_task is posted */
 	int code;  /* written before broken_task is posted */
 	bool own;  /* likewise: it was our own memory that failed */
 	bool held; /* atomic: it takes no more before our own memory has taken what came */
@@ -159,11 +164,13 @@ void data_in_copy_got(struct data_in *conn, size_t bytes);
 bool data_in_copy_close(struct data_in *conn);
 /* A chunk lies in the part. 0, or the connection is broken by that. */
 int data_in_arrived(struct data_in *conn, uint32_t chunk, const struct th_hash *digest);
+/* Of a leg whose data connections retire: says so when nothing is left to do. */
+void data_in_rest(struct data_in *conn);
 /* Closes the connection for the reason in code. */
 void data_in_break(struct data_in *conn, int code, bool own);
 
-/* Porter: a new connection of the leg, on some mover. */
-struct data_in *data_in_new(struct leg_in *leg, struct loop *loop);
+/* Porter: a new connection of the leg, on some mover. leads: see ask_limit(). */
+struct data_in *data_in_new(struct leg_in *leg, struct loop *loop, bool leads);
 
 /* ---- source --------------------------------------------------------------------------------- */
 

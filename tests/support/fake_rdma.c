@@ -164,6 +164,8 @@ fake_reg(struct verbs_device *device, void *data, uint64_t bytes, uint64_t iova,
 {
 	struct fake_region region = {.data = data, .bytes = bytes, .iova = iova, .access = access};
 	TH_ASSERT(data || device->fake->virtual_time);
+	while (__atomic_load_n(&device->hold_regs, __ATOMIC_ACQUIRE))
+		(void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 	fake_lock(device->fake);
 	int rc = add_region(device, &region, ret_mr);
 	fake_unlock(device->fake);

@@ -86,6 +86,8 @@ void fake_rdma_refuse_connects(struct verbs_device *device, uint32_t count, int 
 void fake_rdma_refuse_regs(struct verbs_device *device, uint32_t count, int code);
 /* The next post fails midway: so many of its READs lie in the queue. */
 void fake_rdma_half_post(struct verbs_device *device, uint32_t taken);
+/* Registrations wait until they are let go on. Not in virtual time. */
+void fake_rdma_hold_regs(struct verbs_device *device, bool held);
 /* Connecting takes so long, as where an address must be found first. Not in virtual time. */
 void fake_rdma_slow_connects(struct verbs_device *device, int64_t duration_ns);
 /* With its event. READs through it are tried again until their retries are used up. */

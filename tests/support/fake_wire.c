@@ -380,6 +380,12 @@ fake_rdma_slow_connects(struct verbs_device *device, int64_t duration_ns)
 }
 
 void
+fake_rdma_hold_regs(struct verbs_device *device, bool held)
+{
+	__atomic_store_n(&device->hold_regs, held, __ATOMIC_RELEASE);
+}
+
+void
 fake_rdma_refuse_connects(struct verbs_device *device, uint32_t count, int code)
 {
 	fake_lock(device->fake);

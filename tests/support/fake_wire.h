@@ -47,6 +47,7 @@ struct verbs_device {
 	int64_t fail_at;
 	enum verbs_status fail_status;
 	int64_t connect_ns; /* atomic */
+	bool hold_regs;     /* atomic */
 	uint32_t refuse_posts, refuse_connects, refuse_regs;
 	uint32_t half_post; /* READs that the next post takes before it fails; 0: all */
 	int refuse_posts_code, refuse_connects_code, refuse_regs_code;

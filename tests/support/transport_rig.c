@@ -78,7 +78,7 @@ rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, u
 }
 
 void
-rig_register(struct rig_agent *agent, struct rig_shard *shard)
+rig_register_soon(struct rig_agent *agent, struct rig_shard *shard)
 {
 	static const struct region_user nobody;
 	if (agent->num_rails == 0 || shard->at)
@@ -93,6 +93,18 @@ rig_register(struct rig_agent *agent, struct rig_shard *shard)
 	TH_ASSERT(shard->packed);
 	packed_register(shard->packed, rails, UINT32_MAX);
 	agent->shards[agent->num_shards++] = shard;
+}
+
+void
+rig_register(struct rig_agent *agent, struct rig_shard *shard)
+{
+	rig_register_soon(agent, shard);
+	int64_t until_ns = th_now_ns() + PATIENCE_NS;
+	while (shard->at && (region_waiting(shard->region) != 0 ||
+				    region_waiting(packed_region(shard->packed)) != 0)) {
+		TH_ASSERT(th_now_ns() < until_ns);
+		(void)poll(NULL, 0, 1);
+	}
 }
 
 static void

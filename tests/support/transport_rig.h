@@ -83,6 +83,8 @@ struct xfer_part *rig_part(struct rig_shard *shard, bool verify);
 void rig_shard_to_file(struct rig_shard *shard);
 /* With the rails of this agent, if it has any, until it is removed. Parts made later know. */
 void rig_register(struct rig_agent *agent, struct rig_shard *shard);
+/* Does not wait until it is done. */
+void rig_register_soon(struct rig_agent *agent, struct rig_shard *shard);
 /* How a part reaches them. RIG_MIXED: mapped and through the file by turns. RIG_BOTH: mapped, and
  * the file is known, to be sent from. */
 enum rig_memory { RIG_MAPPED, RIG_FILE, RIG_PROCESS, RIG_MIXED, RIG_BOTH };

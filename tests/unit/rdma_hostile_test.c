@@ -25,6 +25,7 @@
 static const uint64_t eight_chunks[] = {32 * MIB};
 static int64_t stall_ns = CALM_NS;
 static unsigned pull_flags;
+static uint8_t welcome_flags = FRAME_DIGESTS | FRAME_OFFERS_RDMA;
 
 /* A pair with one rail each, of which the test plays one side. */
 static struct pair *
@@ -322,7 +323,7 @@ welcome(int64_t hello_ns)
 	peer_get(source.fd, payload, frame.bytes);
 	struct frame_welcome say = {.key = {1}, .bytes = 32 * MIB, .protocol = 1};
 	frame = (struct frame){.kind = FRAME_WELCOME,
-		.flags = FRAME_DIGESTS | FRAME_OFFERS_RDMA,
+		.flags = welcome_flags,
 		.leg = LEG,
 		.count = 8,
 		.bytes = FRAME_WELCOME_BYTES};
@@ -586,6 +587,40 @@ Test(rdma_hostile, source_falls_silent_in_any_state__failed)
 			"%s", failed->fallback);
 		finish(&source);
 	}
+}
+
+/* Its memory is registered later: who can do with data connections does not wait for that. */
+Test(rdma_hostile, source_registers_and_never_ends__data_connections)
+{
+	welcome_flags |= FRAME_RDMA_LATER;
+	struct fake_source source = welcome(HELLO_NS);
+	int data = accept4(source.door, NULL, NULL, SOCK_CLOEXEC);
+	cr_assert_eq(peer_get_frame(data).kind, FRAME_JOIN);
+	/* And may decline yet. */
+	put(source.fd, FRAME_RDMA_DECLINE, 0, 1, "no", 2);
+	rig_pump_for(&source.s->rig, 50000000);
+	close(data);
+	cr_assert_str_eq(wait_failed(&source)->fallback, "the source says: no");
+	finish(&source);
+}
+
+Test(rdma_hostile, source_registers_and_falls_silent_and_rdma_is_required__failed)
+{
+	stall_ns = INT64_C(400000000);
+	pull_flags = TRANSPORT_REQUIRE_RDMA;
+	welcome_flags |= FRAME_RDMA_LATER;
+	struct fake_source source = welcome(HELLO_NS);
+	int64_t before_ns = th_now_ns();
+	struct frame waits = {.kind = FRAME_PROGRESS, .flags = FRAME_WAITING, .leg = LEG};
+	while (th_now_ns() < before_ns + 3 * stall_ns) {
+		peer_put_frame(source.fd, &waits, NULL, 0);
+		rig_pump_for(&source.s->rig, stall_ns / 4);
+	}
+	const struct transport_event *failed = wait_failed(&source);
+	cr_assert_eq(failed->code, TH_E_NO_PATH);
+	cr_assert(strstr(failed->text, "RDMA is required"), "%s", failed->text);
+	cr_assert(strstr(failed->text, "does not name its rails"), "%s", failed->text);
+	finish(&source);
 }
 
 /* Its queue pairs answer nothing, and the reader has said that it does without. */

@@ -20,8 +20,7 @@
 #include "transport/rdma/region.h"
 #include "transport/tcp.h"
 
-#define PROBE_NS INT64_C(1000000000)  /* a lane that has not proved itself by then breaks */
-#define REGISTER_NS INT64_C(10000000) /* between looks at registrations */
+#define PROBE_NS INT64_C(1000000000) /* a lane that has not proved itself by then breaks */
 #define NO_CHUNK UINT32_MAX
 
 struct loop *
@@ -189,6 +188,11 @@ reader_close(struct reader *reader)
 	if (!reader || reader->closing)
 		return;
 	reader->closing = true;
+	if (reader->leg->streaming && reader->state < READER_LEAVING &&
+		reader->leg->result.kind == TRANSPORT_DONE)
+		tell_fallback(reader->leg,
+			"it began while memory was still being registered, and ended before it "
+			"could move to RDMA");
 	reader_stop_taking(reader);
 	check_list_close(&reader->checks);
 	reader_settle(reader);
@@ -228,6 +232,17 @@ names_of(const struct reader_lane *lane, char ret_text[160])
 	return ret_text;
 }
 
+/* What data connections were asked for still comes by them. */
+static void
+move_to_lanes(struct reader *reader)
+{
+	struct leg_in *leg = reader->leg;
+	reader_say_way(reader);
+	log_info("rdma", "a leg goes on by RDMA leg=%" PRIu64 " source=%s bytes_by_tcp=%" PRIu64,
+		leg->id, leg->peer, __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED));
+	leg_in_retire(leg);
+}
+
 static void
 run_proved(struct loop_task *task)
 {
@@ -236,6 +251,8 @@ run_proved(struct loop_task *task)
 	int64_t now_ns = th_now_ns(), never = 0;
 	lane->proved = true;
 	lane->moved_ns = now_ns;
+	if (reader->leg->streaming && reader->state == READER_RUNNING && !reader->closing)
+		move_to_lanes(reader);
 	path_proved(rdma_paths(reader->rdma), lane->rail, &lane->peer, reader->leg->peer, now_ns);
 	__atomic_compare_exchange_n(
 		&reader->leg->joined_ns, &never, now_ns, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
@@ -253,7 +270,11 @@ blames_path(const struct reader_lane *lane)
 void
 reader_heard(struct reader *reader)
 {
-	if (!reader || reader->num_blamed == 0)
+	if (!reader)
+		return;
+	if (reader->state == READER_WAITING)
+		reader->heard_ns = th_now_ns();
+	if (reader->num_blamed == 0)
 		return;
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		struct reader_lane *lane = &reader->lanes[i];
@@ -502,18 +523,14 @@ reader_tick(struct reader *reader, int64_t now_ns)
 	/* What is left then is our own to end. */
 	if (reader->state == READER_LEAVING && reader->told_off)
 		return INT64_MAX;
-	if (reader->state == READER_WAITING && reader->num_rails > 0)
-		reader_offer(reader, now_ns);
-	else if (now_ns >= reader->deadline_ns && reader->state == READER_LEAVING)
+	if (reader->state == READER_WAITING)
+		return reader_tick_waiting(reader, now_ns);
+	if (now_ns >= reader->deadline_ns && reader->state == READER_LEAVING)
 		leg_in_fail(reader->leg, TH_E_NO_PATH, "it does not answer any more");
 	else if (now_ns >= reader->deadline_ns)
-		reader_leave(reader, reader->state == READER_WAITING
-					     ? "the source does not name its rails"
-					     : "the source does not answer to the offer");
+		reader_leave(reader, "the source does not answer to the offer");
 	if (reader->closing)
 		return INT64_MAX;
-	if (reader->state == READER_WAITING && reader->num_rails > 0)
-		return now_ns + REGISTER_NS;
 	if (reader->state != READER_RUNNING)
 		return reader->deadline_ns;
 	/* We come late ourselves (frozen, or starved): that is no stall of a path. */
@@ -538,7 +555,9 @@ reader_excuses(struct reader *reader)
 		return true;
 	if (reader->state == READER_OVER)
 		return false;
-	if (reader->state != READER_RUNNING || check_list_busy(&reader->checks))
+	if (reader->state != READER_RUNNING)
+		return !reader->leg->streaming;
+	if (check_list_busy(&reader->checks))
 		return true;
 	/* What was asked of a lane is that lane's to watch. */
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
@@ -582,18 +601,6 @@ reader_touched(const struct reader *reader)
 }
 
 /* ---- the beginning ------------------------------------------------------------------------ */
-
-void
-reader_start(struct reader *reader, bool offered)
-{
-	if (!offered) {
-		reader->told_off = true;
-		reader_leave(reader, "the source's agent has no RDMA");
-		return;
-	}
-	reader->asked_ns = th_now_ns();
-	reader_set_state(reader, READER_WAITING, reader_patience_ns(reader));
-}
 
 static void
 init_tasks(struct reader *reader)

@@ -3,7 +3,8 @@
  * reader - the RDMA of a leg at its reader: the talk with the source, lanes in place of data
  * connections, and back to those when it comes to nothing.
  *
- *   WAITING (for the source's rails, and for our own registrations)
+ *   WAITING (for the source's rails, and for our own registrations; if those take their time the
+ *     leg goes by data connections until lanes have proved themselves, unless RDMA is required)
  *     -> MAKING (queue pairs) -> OFFERED (until the source's map is whole) -> CONNECTING
  *     -> RUNNING (lanes probe, then READ)
  *   any of them -> LEAVING (lanes are closed, the source frees its queue pairs) -> OVER: the leg
@@ -34,8 +35,8 @@ struct reader *reader_new(struct leg_in *leg);
 /* NULL is harmless, here and below. It is gone. */
 void reader_free(struct reader *reader);
 
-/* WELCOME has come. */
-void reader_start(struct reader *reader, bool offered);
+/* WELCOME has come. later: the source must register its memory first. */
+void reader_start(struct reader *reader, bool offered, bool later);
 /* One of the RDMA frames, or CHECK. 0, or it breaks the protocol. */
 TH_MUST_USE int reader_frame(
 	struct reader *reader, const struct frame *frame, const uint8_t *payload);

@@ -10,6 +10,7 @@
 
 #include "ipc/base/err.h"
 #include "transport/loop.h"
+#include "transport/rdma/await.h"
 #include "transport/rdma/checks.h"
 #include "transport/rdma/lane.h"
 #include "transport/rdma/map.h"
@@ -77,8 +78,13 @@ struct reader {
 	bool at_keeper, closing, checks_closed, required;
 	bool told_off; /* the source has said DECLINE */
 	bool ours;     /* it left by our own doing */
+	bool later;    /* it will say RAILS or DECLINE when its memory is registered */
+	bool stays;    /* by data connections: the rest is not worth lanes */
 	uint32_t num_blamed;
-	int64_t deadline_ns, asked_ns;
+	struct await await;
+	int64_t deadline_ns;
+	int64_t stream_ns; /* WAITING: when to begin by data connections */
+	int64_t heard_ns;  /* of the source, last */
 	int64_t looked_ns; /* at the lanes, last */
 	struct wire_rail rails[WIRE_RAILS_MAX];
 	uint32_t num_rails;
@@ -117,6 +123,10 @@ void reader_leave_if_done(struct reader *reader);
 /* A closing reader: takes it as far as it goes. */
 void reader_settle(struct reader *reader);
 
+/* For people: how the leg's bytes come, and why not straight. */
+void reader_say_way(struct reader *reader);
+/* State WAITING (reader_wait.c). */
+int64_t reader_tick_waiting(struct reader *reader, int64_t now_ns);
 /* How lanes come about (reader_setup.c). */
 void reader_setup_init(struct reader *reader);
 /* Once the source has told its rails, and enough of our own memory is registered. */

@@ -19,8 +19,8 @@
 #include "transport/rdma/region.h"
 #include "transport/tcp.h"
 
-#define ALL_RAILS_NS INT64_C(300000000) /* to wait for the rest when some rails are ready */
 #define PROBE_BYTES 64u
+#define WORTH_LANES_BYTES UINT64_C(16777216) /* less is there by TCP before lanes are */
 
 /* ---- the setup thread's and the keeper's -------------------------------------------------- */
 
@@ -177,6 +177,14 @@ stage_instead(struct reader *reader)
 	return reader_stage_own(reader, why.text, &no_room) == 0;
 }
 
+static uint64_t
+bytes_missing(const struct reader *reader)
+{
+	const struct xfer_part *part = reader->leg->part;
+	const struct chunk_table *table = xfer_part_table(part);
+	return table->bytes - table->start[xfer_part_prefix(part)];
+}
+
 /* Once the source has told its rails, and enough of our own memory is registered. */
 void
 reader_offer(struct reader *reader, int64_t now_ns)
@@ -185,9 +193,12 @@ reader_offer(struct reader *reader, int64_t now_ns)
 	uint32_t ready = reader_ready(reader, &waiting) & usable;
 	bool paused = false;
 	waiting &= usable;
-	if (waiting != 0 && now_ns < reader->deadline_ns &&
-		(ready == 0 || now_ns < reader->asked_ns + ALL_RAILS_NS))
+	if (await_more(&reader->await, ready, waiting, now_ns))
 		return;
+	if (reader->leg->streaming && bytes_missing(reader) < WORTH_LANES_BYTES) {
+		reader->stays = true;
+		return;
+	}
 	if (ready == 0 && waiting == 0 && usable != 0 && stage_instead(reader))
 		return; /* looked at again soon */
 	if (ready == 0) {
@@ -327,9 +338,8 @@ run_made(struct loop_task *task)
 	stream_wake(&leg->control.stream);
 }
 
-/* For people: how the leg's bytes come, and why not straight. */
-static void
-say_way(struct reader *reader)
+void
+reader_say_way(struct reader *reader)
 {
 	struct leg_in *leg = reader->leg;
 	const struct reader_stage *stage = &reader->stage;
@@ -365,7 +375,8 @@ run_connected(struct loop_task *task)
 		return;
 	if (reader->state == READER_CONNECTING && any) {
 		reader->leg->excused_ns = th_now_ns();
-		say_way(reader);
+		if (!reader->leg->streaming)
+			reader_say_way(reader);
 		reader_set_state(reader, READER_RUNNING, -1);
 	}
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {

@@ -17,8 +17,7 @@
 #include "transport/rdma/source_own.h"
 #include "transport/tcp.h"
 
-#define REGISTER_NS INT64_C(10000000) /* between looks at registrations */
-#define FILL_AT_ONCE 4u               /* chunks */
+#define FILL_AT_ONCE 4u /* chunks */
 #define CHECKS_OF_ONE 3u
 
 struct loop *
@@ -286,7 +285,7 @@ source_tick(struct source *source, int64_t now_ns)
 	source_name_rails(source, now_ns);
 	if (source->closing || source->state != SOURCE_WAITING)
 		return INT64_MAX;
-	return now_ns + REGISTER_NS;
+	return await_next(&source->await, now_ns);
 }
 
 uint32_t
@@ -302,8 +301,10 @@ source_waits(const struct source *source, uint32_t prefix)
 {
 	if (!source || source->state >= SOURCE_LEAVING)
 		return false;
+	/* What comes by data connections meanwhile has its own clock. */
 	if (source->state < SOURCE_SERVING)
-		return source->state != SOURCE_NAMED || th_now_ns() < source->deadline_ns;
+		return source->leg->num_conns == 0 &&
+		       (source->state != SOURCE_NAMED || th_now_ns() < source->deadline_ns);
 	return prefix < xfer_part_table(source->leg->part)->num_chunks &&
 	       source->reader_prefix >= prefix;
 }
@@ -311,7 +312,7 @@ source_waits(const struct source *source, uint32_t prefix)
 bool
 source_serves(const struct source *source)
 {
-	return source && source->state <= SOURCE_SERVING;
+	return source && source->state == SOURCE_SERVING;
 }
 
 /* ---- the beginning ------------------------------------------------------------------------ */
@@ -346,14 +347,14 @@ source_start(struct source *source)
 {
 	if (!source)
 		return;
-	source->started_ns = th_now_ns();
+	source->await.begun_ns = th_now_ns();
 	if (source->why.text[0]) {
 		struct th_err why = source->why;
 		source_leave(source, why.text);
 		return;
 	}
 	source_grew(source);
-	source_name_rails(source, source->started_ns);
+	source_name_rails(source, source->await.begun_ns);
 }
 
 void

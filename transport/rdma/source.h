@@ -3,8 +3,8 @@
  * source - the RDMA of a leg at its source: which rails serve the part, queue pairs that answer
  * READs, where everything lies; and the end of that.
  *
- *   WAITING (for registrations) -> NAMED (RAILS are told) -> MAKING (queue pairs, connected)
- *     -> TELLING (ACCEPT, KEYS, MAP) -> SERVING
+ *   WAITING (for registrations, for as long as those take) -> NAMED (RAILS are told)
+ *     -> MAKING (queue pairs, connected) -> TELLING (ACCEPT, KEYS, MAP) -> SERVING
  *   any of them -> LEAVING (queue pairs are freed, then DECLINE is answered) -> OVER
  *
  * READs cost the source nothing and tell it nothing: how far the reader is it knows from ALIVE.
@@ -27,6 +27,8 @@ struct source;
 
 /* For a reader that takes RDMA. NULL: this agent has none. It may have a reason to decline. */
 struct source *source_new(struct leg_out *leg);
+/* RAILS or DECLINE do not follow at once: memory must be registered first. */
+bool source_later(const struct source *source);
 void source_start(struct source *source); /* the control connection is open */
 /* NULL is harmless, here and below. It is gone. */
 void source_free(struct source *source);

@@ -8,6 +8,7 @@
 
 #include "ipc/base/err.h"
 #include "transport/loop.h"
+#include "transport/rdma/await.h"
 #include "transport/rdma/checks.h"
 #include "transport/rdma/map.h"
 #include "transport/rdma/queues.h"
@@ -50,7 +51,8 @@ struct source {
 	/* Porter. */
 	enum source_state state;
 	bool at_keeper, closing, checks_closed;
-	int64_t started_ns, deadline_ns;
+	struct await await;
+	int64_t deadline_ns;
 	uint32_t rails[WIRE_RAILS_MAX], num_rails; /* as told */
 	struct wire_rail named[WIRE_RAILS_MAX];    /* those, as they were when chosen */
 	bool say_rails, say_accept, say_decline, say_check;

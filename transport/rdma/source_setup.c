@@ -13,10 +13,6 @@
 #include "transport/rdma/source_own.h"
 #include "transport/tcp.h"
 
-#define REGISTER_WAIT_NS INT64_C(1500000000) /* less than a reader waits for RAILS */
-#define ALL_RAILS_NS INT64_C(300000000)      /* to wait for the rest when some rails are ready */
-#define OFFER_NS INT64_C(4000000000)         /* of a reader that has been told the rails */
-
 /* ---- the rails ---------------------------------------------------------------------------- */
 
 int
@@ -40,6 +36,16 @@ source_prepare(struct source *source, struct th_err *err)
 	return rc;
 }
 
+bool
+source_later(const struct source *source)
+{
+	uint32_t waiting;
+	if (!source || source->why.text[0])
+		return false;
+	(void)places_ready(&source->extents, source->places, &waiting);
+	return (waiting & rdma_usable(source->rdma)) != 0;
+}
+
 /* One that went down just now has no address, which a reader would take for a broken protocol. */
 static void
 name_rail(struct source *source, uint32_t rail)
@@ -60,9 +66,8 @@ source_name_rails(struct source *source, int64_t now_ns)
 {
 	uint32_t waiting, usable = rdma_usable(source->rdma);
 	uint32_t ready = places_ready(&source->extents, source->places, &waiting) & usable;
-	int64_t patience_ns = ready != 0 ? ALL_RAILS_NS : REGISTER_WAIT_NS;
 	waiting &= usable;
-	if (waiting != 0 && now_ns < source->started_ns + patience_ns)
+	if (await_more(&source->await, ready, waiting, now_ns))
 		return;
 	if (ready == 0) {
 		source_leave(source, waiting != 0 ? "its memory is still being registered"
@@ -80,7 +85,7 @@ source_name_rails(struct source *source, int64_t now_ns)
 		return;
 	}
 	source->state = SOURCE_NAMED, source->say_rails = true;
-	source->deadline_ns = now_ns + OFFER_NS;
+	source->deadline_ns = now_ns + AWAIT_MAX_NS; /* the reader's memory may take as long */
 	stream_wake(&source->leg->control.stream);
 }
 
