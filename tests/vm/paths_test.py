@@ -36,9 +36,9 @@ def registered(cl, agent):
 
 def every_place_says_the_same():
     with cluster() as cl:
-        cl.agent("a", args=FIT)
+        cl.agent("a", args=[*FIT, "-o", "rdma.devices=rxe0,rxe1"])
         cl.agent("b", args=[*FIT, "-o", "rdma.devices=rxe1"])
-        cl.agent("c", args=["--transport", "tcp,rdma"])
+        cl.agent("c", args=["--transport", "tcp,rdma", "-o", "rdma.devices=rxe0,rxe1"])
         cl.agent("d", args=["-o", "rdma=off"])
         source, memory = with_memory(cl, "a", "source")
         memory.fill(7)
@@ -83,19 +83,21 @@ def every_place_says_the_same():
         assert b["rdma_fallbacks"] == 1 and b["rdma_last_fallback"], b
         assert b["rdma_last_fallback"] in cl.agents["b"].tail()
 
-        # Memory that no device is to know.
-        staged, _ = with_memory(cl, "b", "staged", model="q", flags=STAGED)
-        open_, _ = with_memory(cl, "a", "open", model="q")
-        open_.publish(1)
-        assert staged.replicate("1")["transport"] == "tcp"
-
         e = expect_error("NO_PATH", hopeless.wait)
         assert "RDMA is required" in e.text, e.text
         hopeless.free()
         assert last.held() is None
-        for shard in (strict, easy, hard, other, near, far, last, away, staged, open_, source):
+        for shard in (strict, easy, hard, other, near, far, last, away, source):
             shard.close()
         wait_for(lambda: registered(cl, "b") == idle, 30, "nothing of the workers is registered")
+
+        # Memory that no device is to know: what comes is copied there.
+        staged, _ = with_memory(cl, "b", "staged", model="q", flags=STAGED)
+        open_, _ = with_memory(cl, "a", "open", model="q")
+        open_.publish(1)
+        assert staged.replicate("1")["transport"] == "rdma-copy"
+        staged.close()
+        open_.close()
 
 
 if __name__ == "__main__":
