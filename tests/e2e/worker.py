@@ -46,6 +46,11 @@ def cmd_alloc_even(total_bytes, count, name="s"):
     layouts[name] = [(f"layer.{i:03}.weight", total_bytes // count) for i in range(count)]
 
 
+def cmd_layout(rows, memory, name="s"):
+    """Tensors (name, bytes) in that memory, one after the other."""
+    memories[name], layouts[name] = memories[memory], rows
+
+
 def cmd_free(name="s"):
     memories[name].free()
 

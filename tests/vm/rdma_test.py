@@ -20,6 +20,7 @@ REQUIRE_RDMA = 1 << 1
 # At the rate of an emulated device, what is under way by default takes longer than a device waits
 # for it (rdma.timeout); and on a busy machine it stands still now and then, without a fault.
 FIT = ("rdma.window=512KiB", "leg.stall=3s")
+SMALL = 2000  # tensors
 SLOW = "24mbit"  # of a rail towards a host, until what should happen half way has happened
 
 
@@ -52,14 +53,13 @@ class Bed:
         try:
             for h in range(count):
                 self.agents.append(self.agent(h, (options or {}).get(h, ())))
-            self.before = before = held()
+            self.before = held()
             yield self
             alive = [h for h, agent in enumerate(self.agents) if agent.alive()]
             for h in alive:
                 self.ask(h, "close", name=name, timeout=60)
             # Nothing of a handle outlives it, and nothing of an agent outlives that.
-            if len(alive) == count:
-                wait_for(lambda: held() == before, 30, f"{held()} is {before} again")
+            self.wait_idle(*alive)
             for h in alive:
                 assert self.agents[h].terminate() == 0, self.agents[h].tail()
             wait_for(lambda: resources() == self.idle, 30, f"{resources()} is {self.idle} again")
@@ -71,6 +71,12 @@ class Bed:
             for agent in self.agents:
                 self.c.replaced(agent)
             self.net.heal()
+
+    def wait_idle(self, *hosts):
+        """Their agents have no regions and queue pairs but those that they began with."""
+        names = [name for h in hosts for name in self.net.devices(h)]
+        of = lambda every: {name: every[name] for name in names}
+        wait_for(lambda: of(held()) == of(self.before), 30, f"{held()} is {self.before} again")
 
     def regions(self, h):
         """How many more than an agent has by itself, on each rail."""
@@ -84,19 +90,19 @@ class Bed:
             f"{self.name}{h}", prefix=self.hosts.prefix(h), data=self.hosts.address(h), args=args
         )
 
-    def open(self, h, flags=0):
+    def open(self, h, flags=0, layout="memory"):
         how = {"model": self.name, "replica": f"r{h}", "flags": flags, "timeout": 60}
         self.ask(h, "open", name=self.name, agent=self.agents[h].runtime, **how)
-        self.ask(h, "register", name=self.name, memory="memory", timeout=60)
+        self.ask(h, "register", name=self.name, memory=layout, timeout=60)
 
-    def publish(self):
-        self.open(0)
+    def publish(self, **how):
+        self.open(0, **how)
         self.ask(0, "publish", name=self.name, version=1, timeout=60)
 
-    def prepare(self, h, flags=0):
+    def prepare(self, h, **how):
         """Nothing of what it is going to read is there already."""
         self.ask(h, "scribble", byte=h, name="memory")
-        self.open(h, flags)
+        self.open(h, **how)
 
     def begin(self, h):
         self.ask(h, "submit", name=self.name, version="1", timeout=200)
@@ -164,6 +170,36 @@ def both_rails_carry_it_and_tcp_does_not():
             f"  {rate(result):.0f} MiB/s verified, {rate(unverified):.0f} unverified; the rails "
             f"carried {' and '.join(f'{part / sum(rails):.0%}' for part in rails)}, TCP {tcp} bytes"
         )
+
+
+def many_small():
+    """Rows of the whole memory: the small ones are packed, and of some nothing is there; a large
+    one, the packed ones and an empty one end where their region ends."""
+    small = [(f"small.{i:04}", 0 if i % 7 == 0 else 1 + i * 37 % 1500) for i in range(SMALL)]
+    first = ("large.0", 5 << 20)
+    last = ("large.1", SIZE - first[1] - sum(size for _, size in small))
+    return [first, *small, last, ("end", 0)]
+
+
+def small_tensors_are_packed_and_served_on():
+    rows = many_small()
+    for h in range(3):
+        bed.ask(h, "layout", rows=rows, memory="memory", name="small")
+    with bed.case("small", 3):
+        bed.publish(layout="small")
+        tcp = bed.hosts.received_bytes(1)
+        bed.prepare(1, flags=REQUIRE_RDMA, layout="small")
+        bed.begin(1)
+        result = bed.finish(1)
+        tcp = bed.hosts.received_bytes(1) - tcp
+        assert result["transport"] == "rdma" and result["bytes_moved"] == SIZE, result
+        assert tcp < SIZE // 10, tcp
+        # From where it landed, packed as it came.
+        bed.ask(0, "unpublish", name=bed.name, timeout=60)
+        bed.prepare(2, flags=REQUIRE_RDMA, layout="small")
+        bed.begin(2)
+        result = bed.finish(2)
+        assert result["transport"] == "rdma" and result["source"] == "r1", result
 
 
 def a_third_reads_from_the_second_while_that_one_reads():
@@ -240,6 +276,23 @@ def the_source_agent_is_killed():
         print(f"  a MiB more {gap:.2f} s after the kill")
 
 
+def the_reader_agent_is_killed():
+    """The source has nothing left of it while it lives on, and serves others."""
+    with bed.case("gone", 2):
+        bed.publish()
+        wait_for(lambda: bed.regions(0) == [2] * RAILS, 60, f"two regions: {held()}")
+        idle = held()
+        bed.prepare(1)
+        bed.slow(1)
+        bed.begin(1)
+        bed.half_way(1)
+        names = bed.net.devices(0)
+        assert all(held()[name][1] > idle[name][1] for name in names), held()
+        bed.agents[1].signal(signal.SIGKILL)
+        bed.quick(1)
+        wait_for(lambda: all(held()[name] == idle[name] for name in names), 30, "no queue pairs")
+
+
 if __name__ == "__main__":
     with cluster(server=False) as c:
         bed = Bed(c, Rails(HOSTS, RAILS))
@@ -247,10 +300,12 @@ if __name__ == "__main__":
             main(
                 what_the_device_can,
                 both_rails_carry_it_and_tcp_does_not,
+                small_tensors_are_packed_and_served_on,
                 a_third_reads_from_the_second_while_that_one_reads,
                 one_of_two_rails_fails_half_way,
                 without_rails_it_goes_on_by_tcp_and_says_why,
                 the_source_agent_is_killed,
+                the_reader_agent_is_killed,
                 paths_test.every_place_says_the_same,
             )
         except SystemExit as e:
