@@ -92,7 +92,7 @@ def every_place_says_the_same():
         wait_for(lambda: registered(cl, "b") == idle, 30, "nothing of the workers is registered")
 
         # Memory that no device is to know: what comes is copied there.
-        staged, _ = with_memory(cl, "b", "staged", model="q", flags=STAGED)
+        staged, _ = with_memory(cl, "b", "staged", model="q", flags=STAGED | REQUIRE_RDMA)
         open_, _ = with_memory(cl, "a", "open", model="q")
         open_.publish(1)
         assert staged.replicate("1")["transport"] == "rdma-copy"

@@ -94,6 +94,8 @@ class Bed:
         how = {"model": self.name, "replica": f"r{h}", "flags": flags, "timeout": 60}
         self.ask(h, "open", name=self.name, agent=self.agents[h].runtime, **how)
         self.ask(h, "register", name=self.name, memory=layout, timeout=60)
+        # The memory and the small tensors. What begins before may go by TCP as far as it comes.
+        wait_for(lambda: self.regions(h) == [2] * RAILS, 60, f"two regions: {held()}")
 
     def publish(self, **how):
         self.open(0, **how)
@@ -149,8 +151,6 @@ def what_the_device_can():
 def both_rails_carry_it_and_tcp_does_not():
     with bed.case("direct", 3, options={2: ["verify=off"]}):
         bed.publish()
-        # On each rail one region for the memory and one for the small tensors.
-        wait_for(lambda: bed.regions(0) == [2] * RAILS, 60, f"two regions: {held()}")
         rails = [bed.net.received(1, r) for r in range(RAILS)]
         tcp = bed.hosts.received_bytes(1)
         bed.prepare(1, flags=REQUIRE_RDMA)
@@ -280,7 +280,6 @@ def the_reader_agent_is_killed():
     """The source has nothing left of it while it lives on, and serves others."""
     with bed.case("gone", 2):
         bed.publish()
-        wait_for(lambda: bed.regions(0) == [2] * RAILS, 60, f"two regions: {held()}")
         idle = held()
         bed.prepare(1)
         bed.slow(1)
