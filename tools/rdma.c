@@ -56,6 +56,10 @@ rdma_fields(struct document *document, const Tensorhub__V1__RdmaInfo *rdma)
 		value_number(rdma->fallbacks));
 	document_field(document, "rdma_last_fallback", rdma->fallbacks > 0 ? "last because" : NULL,
 		value_text(rdma->last_fallback));
+	document_field(document, "rdma_copies", rdma->copies > 0 ? "through buffers" : NULL,
+		value_number(rdma->copies));
+	document_field(document, "rdma_last_copy", rdma->copies > 0 ? "last because" : NULL,
+		value_text(rdma->last_copy));
 	document_field(document, "memlock_limit", NULL,
 		rdma->memlock_limit == UINT64_MAX ? value_none()
 						  : value_bytes(rdma->memlock_limit));

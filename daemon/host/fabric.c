@@ -213,6 +213,13 @@ fabric_fell_back(struct host *host, const char *why)
 }
 
 void
+fabric_copied(struct host *host, const char *why)
+{
+	host->fabric.copies++;
+	snprintf(host->fabric.last_copy, sizeof(host->fabric.last_copy), "%s", why);
+}
+
+void
 fabric_rail(const struct host *host, uint32_t rail, struct fabric_rail *ret_rail)
 {
 	struct poller *poller = rdma_poller(transport_rdma(host->transport), rail);

@@ -24,6 +24,8 @@ struct fabric {
 	char why_not[FABRIC_WHY_BYTES]; /* empty: it is used */
 	struct topology *topology;      /* owns; NULL: there are no rails */
 	char last_fallback[TH_CTL_TEXT_BYTES];
+	uint64_t copies;
+	char last_copy[TH_CTL_TEXT_BYTES];
 };
 
 struct fabric_config;
@@ -47,6 +49,8 @@ void fabric_free(struct host *host);
 const char *fabric_why_not(const struct host *host);
 /* A leg in went without RDMA, all of it or its rest, or failed for that. */
 void fabric_fell_back(struct host *host, const char *why);
+/* A leg went through buffers, since NICs do not reach the memory of an end. */
+void fabric_copied(struct host *host, const char *why);
 /* What is known of a rail here. */
 void fabric_rail(const struct host *host, uint32_t rail, struct fabric_rail *ret_rail);
 

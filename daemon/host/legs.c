@@ -365,6 +365,8 @@ in_ended(struct host *host, struct leg *leg, const struct transport_event *event
 	log_end(leg, event, out->code);
 	if (event->fallback[0] != '\0')
 		fabric_fell_back(host, event->fallback);
+	if (event->copy[0] != '\0')
+		fabric_copied(host, event->copy);
 	if (leg->source != 0 && out->code == TH_E_STALE_MEMORY && out->source_failed)
 		parts_lost(host, leg->source, leg->source_gen, event->row);
 	drop(host, leg);
@@ -425,6 +427,8 @@ out_event(struct host *host, struct leg *leg, const struct transport_event *even
 		uint64_t number = leg->leg;
 		TH_FP(agent_leg_out_over);
 		log_end(leg, event, 0);
+		if (event->copy[0] != '\0')
+			fabric_copied(host, event->copy);
 		if (event->code == TH_E_STALE_MEMORY)
 			parts_lost(host, leg->source, leg->source_gen, event->row);
 		drop(host, leg);

@@ -137,6 +137,8 @@ status_rdma_new(const struct host *host)
 	transport_counters(host->transport, &counters);
 	info->fallbacks = counters.rdma_fallbacks;
 	info->last_fallback = status->fabric.last_fallback;
+	info->copies = status->fabric.copies;
+	info->last_copy = status->fabric.last_copy;
 	if (memlock_read(&memlock) < 0)
 		memlock.limit_bytes = UINT64_MAX;
 	info->memlock_limit = memlock_unlimited(&memlock) ? UINT64_MAX : memlock.limit_bytes;

@@ -141,5 +141,10 @@ Test(tools_rdma, fallbacks_and_paths)
 	expect_word(&output_wide, "paused");
 	expect_word(&output_wide, "dma-buf");
 	expect_word(&output_json, "\"rdma_fallbacks\": 3");
+	static char copy[] = "it is private";
+	rdma.copies = 2;
+	rdma.last_copy = copy;
+	expect_word(&output_table, "last because     it is private");
+	expect_word(&output_json, "\"rdma_copies\": 2");
 	expect_word(&output_json, "\"paused_ns\": 1500000000");
 }
