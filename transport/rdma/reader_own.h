@@ -127,6 +127,13 @@ void reader_settle(struct reader *reader);
 void reader_say_way(struct reader *reader);
 /* State WAITING (reader_wait.c). */
 int64_t reader_tick_waiting(struct reader *reader, int64_t now_ns);
+/* How lanes fare (reader_watch.c). */
+void reader_watch_init(struct reader_lane *lane);
+/* Takes account of what came through it. Whether that is more than before. */
+bool reader_look_at_bytes(struct reader_lane *lane);
+/* A lane through which nothing comes, although it was asked for, breaks. */
+void reader_look_at_lane(struct reader_lane *lane, int64_t now_ns);
+
 /* How lanes come about (reader_setup.c). */
 void reader_setup_init(struct reader *reader);
 /* Once the source has told its rails, and enough of our own memory is registered. */
