@@ -644,16 +644,21 @@ leg_in_tick(struct leg_in *leg, int64_t now_ns)
 		return INT64_MAX;
 	if (now_ns < leg->deadline_ns)
 		return leg->deadline_ns;
+	/* We come late ourselves (frozen, or starved): that is not the source's stall. */
+	bool late = leg->deadline_ns > 0 && now_ns > leg->deadline_ns + stall_ns / 4;
+	if (late)
+		leg->excused_ns = now_ns;
+	if (leg->state != LEG_IN_RUNNING && late)
+		return leg->deadline_ns = now_ns + stall_ns;
+	if (leg->state == LEG_IN_ASKING)
+		stream_look(&leg->control.stream); /* its answer may lie there */
 	if (leg->state == LEG_IN_CONNECTING)
 		leg_in_fail(leg, TH_E_NO_PATH, "it does not answer");
 	else if (leg->state == LEG_IN_ASKING)
 		leg_in_fail(leg, TH_E_NO_PATH, "it does not answer to the ticket");
 	if (leg->state == LEG_IN_ENDING)
 		return INT64_MAX;
-	/* We come late ourselves (frozen, or starved): that is not the source's stall. */
-	if (leg->deadline_ns > 0 && now_ns > leg->deadline_ns + stall_ns / 4)
-		leg->excused_ns = now_ns;
-	int64_t next_ns = reader_tick(leg->reader, now_ns);
+	int64_t next_ns = reader_tick(leg->reader, late, now_ns);
 	if (leg->state == LEG_IN_ENDING)
 		return INT64_MAX;
 	/* Not later than that: when the first connection stands, nobody looks anew. */

@@ -5,10 +5,14 @@
  */
 #include <arpa/inet.h>
 #include <criterion/criterion.h>
+#include <poll.h>
+#include <sched.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
@@ -682,4 +686,114 @@ Test(rdma_hostile, source_is_not_where_it_says_and_rdma_is_required__failed_and_
 	cr_assert(strstr(failed->text, "RDMA is required"), "%s", failed->text);
 	cr_assert_eq(path_failures(&source), 1);
 	finish(&source);
+}
+
+/*
+ * ---- the reader's agent stands still ----------------------------------------------------------
+ */
+
+struct freeze {
+	struct loop_task task;
+	int64_t since_ns; /* atomic */
+	sem_t over;
+};
+
+static void
+run_freeze(struct loop_task *task)
+{
+	struct freeze *freeze = loop_container(task, struct freeze, task);
+	__atomic_store_n(&freeze->since_ns, th_now_ns(), __ATOMIC_RELEASE);
+	while (sem_wait(&freeze->over) < 0)
+		continue;
+}
+
+static struct freeze freeze;
+
+/* Since before that moment? Else this machine is too busy, and what follows would prove nothing. */
+static bool
+freeze_reader(struct fake_source *source, int64_t before_ns)
+{
+	freeze = (struct freeze){.task.run = run_freeze};
+	sem_init(&freeze.over, 0, 0);
+	loop_post(source->s->reader_agent->transport->porter, &freeze.task);
+	while (__atomic_load_n(&freeze.since_ns, __ATOMIC_ACQUIRE) == 0)
+		sched_yield();
+	return freeze.since_ns < before_ns;
+}
+
+static void
+thaw_reader(int64_t at_ns)
+{
+	while (th_now_ns() < at_ns)
+		(void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	sem_post(&freeze.over);
+}
+
+/* A reader that waits: for RAILS, for ACCEPT, for DECLINE. Its patience is over not before that. */
+static struct fake_source
+waiting(uint32_t state, int64_t *ret_until_ns)
+{
+	static uint8_t payload[FRAME_PAYLOAD_MAX];
+	*ret_until_ns = th_now_ns() + HELLO_NS * (state == 2 ? 2 : 1);
+	struct fake_source source = state == 0 ? welcome(HELLO_NS) : offered(HELLO_NS);
+	if (state == 2)
+		get(source.fd, FRAME_RDMA_DECLINE, payload);
+	return source;
+}
+
+static void
+answer(struct fake_source *source, uint32_t state)
+{
+	if (state == 0) {
+		put_rails(source);
+	} else if (state == 1) {
+		put_lane(source->fd, FRAME_RDMA_ACCEPT, 1, 0, &good_end);
+		put_key(source, 0, 0, 32 * MIB);
+		put_extent(source, 0, 0, 0);
+	} else {
+		put(source->fd, FRAME_RDMA_DECLINE, 0, 1, NULL, 0);
+	}
+}
+
+static void
+expect_heard(struct fake_source *source, uint32_t state)
+{
+	static uint8_t payload[FRAME_PAYLOAD_MAX];
+	if (state == 0) {
+		get(source->fd, FRAME_RDMA_OFFER, payload);
+	} else if (state == 1) {
+		payload[get(source->fd, FRAME_RDMA_DECLINE, payload).bytes] = '\0';
+		cr_assert(strstr((char *)payload, "READ does not come"), "%s", (char *)payload);
+	} else {
+		struct pollfd door = {.fd = source->door, .events = POLLIN};
+		cr_assert_eq(poll(&door, 1, 30000), 1);
+		int data = accept4(source->door, NULL, NULL, SOCK_CLOEXEC);
+		cr_assert_eq(peer_get_frame(data).kind, FRAME_JOIN);
+		close(data);
+	}
+}
+
+/* Its word lies in our socket when the clock is looked at; or it could not be expected to have
+ * answered, because the whole host may have been suspended. */
+Test(rdma_hostile, we_stood_still_while_the_source_answered__it_is_heard)
+{
+	for (uint32_t test = 0; test < 4; test++) {
+		uint32_t state = th_min_u32(test, 2), late = test == 3;
+		stall_ns = late ? INT64_C(400000000) : INT64_C(2000000000);
+		for (bool proved = false; !proved;) {
+			int64_t until_ns;
+			struct fake_source source = waiting(state, &until_ns);
+			proved = freeze_reader(&source, until_ns);
+			if (!late)
+				answer(&source, state);
+			thaw_reader(th_now_ns() + HELLO_NS + (late ? stall_ns / 4 : 0) + 50000000);
+			until_ns = th_now_ns() + HELLO_NS / 2;
+			if (late)
+				answer(&source, state);
+			proved = proved && (!late || th_now_ns() < until_ns);
+			if (proved)
+				expect_heard(&source, state);
+			finish(&source);
+		}
+	}
 }

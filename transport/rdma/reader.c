@@ -335,10 +335,31 @@ reader_frame(struct reader *reader, const struct frame *frame, const uint8_t *pa
 
 /* ---- the clock ---------------------------------------------------------------------------- */
 
+/*
+ * The source has not answered in time, as far as we have looked: its word may lie in our socket.
+ * Where we come late ourselves (stopped, starved, suspended) it may not even have been able to.
+ */
+static void
+look_before_giving_up(struct reader *reader, bool late, int64_t now_ns)
+{
+	if (now_ns < reader->deadline_ns)
+		return;
+	if (late)
+		reader->deadline_ns =
+			th_deadline_ns(now_ns, th_min_i64(reader_patience_ns(reader),
+						       reader->leg->transport->config.stall_ns));
+	stream_look(&reader->leg->control.stream);
+}
+
 int64_t
-reader_tick(struct reader *reader, int64_t now_ns)
+reader_tick(struct reader *reader, bool late, int64_t now_ns)
 {
 	if (!reader || reader->closing || reader->state == READER_OVER)
+		return INT64_MAX;
+	if (late)
+		reader->late_ns = now_ns;
+	look_before_giving_up(reader, late, now_ns);
+	if (reader->closing || reader->state == READER_OVER)
 		return INT64_MAX;
 	/* What is left then is our own to end. */
 	if (reader->state == READER_LEAVING && reader->told_off)
@@ -355,7 +376,7 @@ reader_tick(struct reader *reader, int64_t now_ns)
 		return reader->deadline_ns;
 	/* We come late ourselves (frozen, or starved): that is no stall of a path. */
 	int64_t period_ns = reader->leg->transport->config.stall_ns / 4;
-	bool late = reader->looked_ns != 0 && now_ns > reader->looked_ns + 2 * period_ns;
+	late = late || now_ns > reader->looked_ns + 2 * period_ns;
 	reader->looked_ns = now_ns;
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		if (late)

@@ -46,8 +46,9 @@ void reader_heard(struct reader *reader);
 void reader_kick(struct reader *reader);
 /* The control connection's buffer is empty: puts in what is to be asked of the source. */
 void reader_refill(struct reader *reader);
-/* When to be called again; INT64_MAX: not for this. The leg may have ended in here. */
-int64_t reader_tick(struct reader *reader, int64_t now_ns);
+/* When to be called again; INT64_MAX: not for this. late: we were to look long ago. The leg may
+ * have ended in here. */
+int64_t reader_tick(struct reader *reader, bool late, int64_t now_ns);
 /* The stall clock is the reader's own business just now. */
 bool reader_excuses(struct reader *reader);
 /* The leg is moved by RDMA, as far as is known. */

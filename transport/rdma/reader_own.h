@@ -85,6 +85,7 @@ struct reader {
 	int64_t deadline_ns;
 	int64_t stream_ns; /* WAITING: when to begin by data connections */
 	int64_t heard_ns;  /* of the source, last */
+	int64_t late_ns;   /* we came late ourselves, last */
 	int64_t looked_ns; /* at the lanes, last */
 	struct wire_rail rails[WIRE_RAILS_MAX];
 	uint32_t num_rails;

@@ -374,7 +374,7 @@ run_connected(struct loop_task *task)
 	if (reader->closing)
 		return;
 	if (reader->state == READER_CONNECTING && any) {
-		reader->leg->excused_ns = th_now_ns();
+		reader->leg->excused_ns = reader->looked_ns = th_now_ns();
 		if (!reader->leg->streaming)
 			reader_say_way(reader);
 		reader_set_state(reader, READER_RUNNING, -1);

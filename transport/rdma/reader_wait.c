@@ -26,16 +26,26 @@ begin_to_stream(struct reader *reader)
 }
 
 /* A source that registers says that it waits: one that says nothing is no more. */
+static int64_t
+patient_until(const struct reader *reader)
+{
+	int64_t patience_ns = reader_patience_ns(reader), since_ns = reader->await.begun_ns;
+	if (reader->later || reader->num_rails > 0) {
+		patience_ns = th_max_i64(patience_ns, reader->leg->transport->config.stall_ns);
+		since_ns = reader->heard_ns;
+	}
+	return th_max_i64(since_ns, reader->late_ns) + patience_ns;
+}
+
 static void
 judge_silence(struct reader *reader, int64_t now_ns)
 {
-	struct leg_in *leg = reader->leg;
-	int64_t patience_ns = reader_patience_ns(reader), since_ns = reader->await.begun_ns;
-	if (reader->later || reader->num_rails > 0) {
-		patience_ns = th_max_i64(patience_ns, leg->transport->config.stall_ns);
-		since_ns = reader->heard_ns;
-	}
-	if (now_ns >= since_ns + patience_ns)
+	/* Its word may lie in our socket. */
+	if (now_ns >= patient_until(reader))
+		stream_look(&reader->leg->control.stream);
+	if (reader->closing || reader->state != READER_WAITING)
+		return;
+	if (now_ns >= patient_until(reader))
 		reader_leave(reader, reader->num_rails > 0 ? "the source says nothing any more"
 							   : "the source does not name its rails");
 	else if (now_ns >= reader->await.begun_ns + AWAIT_MAX_NS)
