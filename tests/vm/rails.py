@@ -9,9 +9,9 @@ devices too, so that TCP and RDMA of a host are cut one by one.
 """
 
 import contextlib
-import json
 import os
 import socket
+import struct
 import subprocess
 
 from cluster import Skip, wait_for
@@ -162,14 +162,41 @@ class Rails:
         return self.sent(h, r, "rx")
 
 
+# Attributes of RDMA_NLDEV_CMD_RES_GET, rdma/rdma_netlink.h.
+DEVICE, SUMMARY, NAME, COUNT = 2, 15, 17, 18
+
+
+def attributes(data):
+    """Of a message of netlink: type -> bytes, and what lies in nested ones likewise, in order."""
+    while len(data) >= 4:
+        size, kind = struct.unpack_from("=HH", data)
+        yield kind & 0x3FFF, data[4:size]
+        data = data[(size + 3) & ~3 :]
+
+
 def resources():
     """Of each device: what the kernel holds for it, e.g. {"h0r0": {"qp": 1, "mr": 0, ...}}. One
-    queue pair, completion queue and protection domain are the kernel's own."""
-    rows = json.loads(command("rdma", "-j", "resource", "show"))
-    return {
-        row["ifname"]: {k: v for k, v in row.items() if k not in ("ifindex", "ifname")}
-        for row in rows
-    }
+    queue pair, completion queue and protection domain are the kernel's own. As `rdma resource show`
+    tells it, without a process: this is asked again and again."""
+    ask_all = struct.pack("=IHHII", 16, 5 << 10 | 9, 0x301, 0, 0)  # NLDEV, RES_GET; all of them
+    found, text = {}, lambda data: data.rstrip(b"\0").decode()
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 20) as s:
+        s.settimeout(30)
+        s.send(ask_all)
+        while True:
+            data = s.recv(1 << 20)
+            while data:
+                size, kind = struct.unpack_from("=IH", data)
+                if kind == 3:  # done
+                    return found
+                assert kind != 2, "the kernel refuses"
+                device = dict(attributes(data[16:size]))
+                entries = [dict(attributes(entry)) for _, entry in attributes(device[SUMMARY])]
+                found[text(device[DEVICE])] = {
+                    text(entry[NAME]): struct.unpack("=Q", entry[COUNT])[0]
+                    for entry in entries
+                }
+                data = data[(size + 3) & ~3 :]
 
 
 def is_listening(port=18515):
