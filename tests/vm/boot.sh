@@ -7,21 +7,11 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/t
 ulimit -l unlimited
 ip link set lo up
 
-# Several guests: the first wire is for TCP, 10.76.0.1 and .2; each further one is a rail between
-# them. One guest: a rail is a device that reaches itself.
-if [ "$guests" -gt 1 ]; then
-	ip link set eth0 name net0
-	ip addr add "10.76.0.$((guest + 1))/24" dev net0
-	ip link set net0 up
-fi
+# A rail is a device that reaches itself.
 rail=0
 while [ "$rail" -lt "$rails" ]; do
-	if [ "$guests" -gt 1 ]; then
-		ip link set "eth$((rail + 1))" name "rdma$rail"
-	else
-		ip link add "rdma$rail" type dummy
-	fi
-	ip addr add "10.77.$rail.$((guest + 1))/24" dev "rdma$rail"
+	ip link add "rdma$rail" type dummy
+	ip addr add "10.77.$rail.1/24" dev "rdma$rail"
 	ip link set "rdma$rail" up
 	rdma link add "rxe$rail" type rxe netdev "rdma$rail"
 	rail=$((rail + 1))

@@ -21,7 +21,6 @@ import select
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -76,7 +75,7 @@ def run(argv, seconds, **kwargs):
 
 def tool(name):
     """Where a program is, also when /sbin is not in the path."""
-    path = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin")
+    path = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if path is None:
         raise Unavailable(f"no virtual machine: {name} is not installed (tools/check --deps-only)")
     return path
@@ -212,14 +211,12 @@ def memory_file(name, data=b""):
 class Guest:
     """One machine; read its output by .read() until .status is known."""
 
-    def __init__(self, kernel_folder, archive, number, options):
-        self.number, self.status = number, None
+    def __init__(self, kernel_folder, archive, options):
+        self.status = None
         self.token = f"run-in-vm-{secrets.token_hex(8)}"
         self.rest = b""
         settings = {
             "token": self.token,
-            "guest": number,
-            "guests": options.guests,
             "rails": options.rails,
             "shown": "\n".join(options.shown),
             "written": "\n".join(options.written),
@@ -228,7 +225,7 @@ class Guest:
         for name, value in sorted(os.environ.items()):
             if name.startswith(PASSED_ON):
                 begin += f"export {name}={shlex.quote(value)}\n"
-        begin += f"export TH_VM=1 TH_VM_GUEST={number} TH_VM_GUESTS={options.guests}\n"
+        begin += "export TH_VM=1\n"
         own = Archive()
         lines = (f"{name}={shlex.quote(str(value))}\n" for name, value in settings.items())
         own.file("settings", "".join(lines).encode())
@@ -254,18 +251,13 @@ class Guest:
         for i, path in enumerate(options.written):
             where = f"local,path={path.replace(',', ',,')},mount_tag=written{i}"
             argv += ["-virtfs", f"{where},security_model=none,multidevs=remap"]
-        wires = [end for wire in options.wires for end in [wire[number]]]
-        for i, end in enumerate(wires):
-            mac = f"52:54:00:77:{i:02x}:{number + 1:02x}"
-            argv += ["-netdev", f"socket,id=wire{i},fd={end}"]
-            argv += ["-device", f"virtio-net-pci,netdev=wire{i},mac={mac},romfile="]
         try:
             self.p = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self.console,
-                pass_fds=(initial, self.console, *wires),
+                pass_fds=(initial, self.console),
                 preexec_fn=dies_with_parent,
             )
         finally:
@@ -302,8 +294,8 @@ class Guest:
 class Options:
     """What to run, and in what machine."""
 
-    def __init__(self, command, rails=2, guests=1, cpus=2, memory=3072, seconds=300, written=()):
-        self.command, self.rails, self.guests = list(command), rails, guests
+    def __init__(self, command, rails=2, cpus=2, memory=3072, seconds=300, written=()):
+        self.command, self.rails = list(command), rails
         self.cpus, self.memory, self.seconds = cpus, memory, seconds
         self.written = [os.path.realpath(path) for path in written]
         shown = {os.getcwd(), os.path.dirname(HERE)}
@@ -319,49 +311,31 @@ class Options:
             for path in self.shown
             if not any(path.startswith(other + "/") for other in self.shown)
         ]
-        self.wires = []
 
 
 def in_machine(options, out):
-    """Runs the command in one guest, or in each of several, with their output through `out(bytes)`,
-    and returns the status of the first guest's. Raises Unavailable, OutOfTime."""
+    """Runs the command in a guest, with its output through `out(bytes)`, and returns its status.
+    Raises Unavailable, OutOfTime."""
     if platform.machine() != "x86_64":
         raise Unavailable(f"no virtual machine: not written for {platform.machine()}")
-    folder, guests = kernel(), []
+    folder = kernel()
     archive = bytes(base_archive(folder).data)
     end = time.monotonic() + options.seconds
-    if options.guests > 1:
-        # One wire for TCP, then one a rail.
-        pairs = [socket.socketpair() for _ in range(options.rails + 1)]
-        for pair in pairs:
-            for side in pair:
-                os.set_inheritable(side.fileno(), True)
-        options.wires = [[side.fileno() for side in pair] for pair in pairs]
+    guest = Guest(folder, archive, options)
     try:
-        for number in range(options.guests):
-            guests.append(Guest(folder, archive, number, options))
-        first, reading = guests[0], list(guests)
-        while first.status is None:
+        while guest.status is None:
             left = end - time.monotonic()
-            ready = select.select([g.p.stdout for g in reading], [], [], max(0, left))[0]
-            if not ready:
-                raise OutOfTime(f"the guest did not end within {options.seconds} s")
-            for guest in [g for g in reading if g.p.stdout in ready]:
-                data = guest.read()
-                if data is None:
-                    reading.remove(guest)
-                    if guest.status is None:
-                        text = guest.console_text()[-4000:]
-                        raise RuntimeError(f"the guest ended by itself; its console:\n{text}")
-                elif data:
-                    out(data if guest is first else mark_lines(guest.number, data))
-        return first.status
-    except OutOfTime as e:
-        raise OutOfTime(f"{e}; its console:\n{guests[0].console_text()[-2000:]}") from None
+            if not select.select([guest.p.stdout], [], [], max(0, left))[0]:
+                text = guest.console_text()[-2000:]
+                raise OutOfTime(
+                    f"the guest did not end within {options.seconds} s; its console:\n{text}"
+                )
+            data = guest.read()
+            if data:
+                out(data)
+            elif data is None:
+                text = guest.console_text()[-4000:]
+                raise RuntimeError(f"the guest ended by itself; its console:\n{text}")
+        return guest.status
     finally:
-        for guest in guests:
-            guest.end()
-
-
-def mark_lines(number, data):
-    return b"".join(b"[guest %d] " % number + line for line in data.splitlines(keepends=True))
+        guest.end()
