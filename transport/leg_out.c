@@ -77,8 +77,11 @@ end(struct leg_out *leg, int code, const char *text, bool reset)
 	stream_close(&leg->control.stream, reset);
 	for (uint32_t i = 0; i < leg->num_conns; i++)
 		close_conn(leg->conns[i], reset);
+	const char *copy = source_copies(leg->source);
+	if (copy)
+		snprintf(leg->result.copy, sizeof(leg->result.copy), "%s", copy);
 	if (source_serves(leg->source))
-		memcpy(leg->result.transport, "rdma", 5);
+		memcpy(leg->result.transport, copy ? "rdma-copy" : "rdma", copy ? 10 : 5);
 	source_close(leg->source);
 	leg_out_settle(leg);
 }
@@ -125,12 +128,12 @@ say_lost(struct leg_out *leg, int code, uint32_t row)
 }
 
 void
-leg_out_lost(struct leg_out *leg, int code)
+leg_out_lost(struct leg_out *leg, int code, uint32_t row)
 {
 	if (code == TH_E_PROTOCOL)
 		end(leg, code, "the reader broke the data protocol", true);
 	else
-		say_lost(leg, code, UINT32_MAX);
+		say_lost(leg, code, row);
 }
 
 void
@@ -432,7 +435,7 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 	}
 	memcpy(welcome.key, leg->key, sizeof(leg->key));
 	if (hello_flags & FRAME_TAKES_RDMA)
-		leg->source = source_new(leg);
+		leg->source = source_new(leg, (hello_flags & FRAME_TAKES_STAGED) != 0);
 	struct frame frame = {.kind = FRAME_WELCOME,
 		.flags = (uint8_t)((leg->verify ? FRAME_DIGESTS : 0) |
 				   (leg->source ? FRAME_OFFERS_RDMA : 0) |

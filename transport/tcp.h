@@ -222,8 +222,9 @@ void leg_out_conn_gone(struct leg_out *leg, struct data_out *conn);
 void leg_out_settle(struct leg_out *leg);
 /* The reader has shown that it is not frozen. */
 void leg_out_alive(struct leg_out *leg);
-/* The memory cannot be read any more: the reader is told, the leg ends. */
-void leg_out_lost(struct leg_out *leg, int code);
+/* The memory cannot be read any more: the reader is told, the leg ends. row: of its manifest;
+ * UINT32_MAX: not known which. */
+void leg_out_lost(struct leg_out *leg, int code, uint32_t row);
 /* A chunk is not what was published any more. Any thread. */
 void leg_out_changed(struct leg_out *leg, uint32_t chunk);
 

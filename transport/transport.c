@@ -325,6 +325,7 @@ transport_counters(const struct transport *transport, struct transport_counters 
 		.bytes_out = __atomic_load_n(&from->bytes_out, __ATOMIC_RELAXED),
 		.bytes_in_rdma = __atomic_load_n(&from->bytes_in_rdma, __ATOMIC_RELAXED),
 		.bytes_in_copy = __atomic_load_n(&from->bytes_in_copy, __ATOMIC_RELAXED),
+		.bytes_staged = __atomic_load_n(&from->bytes_staged, __ATOMIC_RELAXED),
 		.rdma_fallbacks = __atomic_load_n(&from->rdma_fallbacks, __ATOMIC_RELAXED),
 		.rdma_paths_broken = __atomic_load_n(&from->rdma_paths_broken, __ATOMIC_RELAXED),
 		.rdma_declines = __atomic_load_n(&from->rdma_declines, __ATOMIC_RELAXED),

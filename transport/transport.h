@@ -123,6 +123,7 @@ struct transport_counters { /* since the start, for status; a coherent snapshot 
 	uint64_t bytes_out_file; /* of bytes_out: by sendfile */
 	uint64_t bytes_in_rdma;  /* of bytes_in: by READs */
 	uint64_t bytes_in_copy;  /* of bytes_in_rdma: through buffers, see copy */
+	uint64_t bytes_staged;   /* copied at a source, to be READ there */
 	uint64_t chunks_verified, chunks_refetched, checksum_failures;
 	uint64_t legs_in, legs_out, legs_failed, legs_fenced;
 	/* Legs in that did without RDMA although the agent has it; paths that broke under one; legs

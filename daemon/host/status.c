@@ -101,6 +101,7 @@ collect(struct host *host, struct counter *out)
 		{"bytes_out", "bytes", "sent to other agents", t.bytes_out},
 		{"bytes_out_file", "bytes", "... of them by sendfile, without a copy",
 			t.bytes_out_file},
+		{"bytes_staged", "bytes", "copied for peers that READ them", t.bytes_staged},
 		{"bytes_local", "bytes", "copied within this host", t.bytes_local},
 		{"bytes_reused", "bytes", "not moved: they were here already", t.bytes_reused},
 		{"chunks_verified", "1", "chunks with the publisher's digest", t.chunks_verified},

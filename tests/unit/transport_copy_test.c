@@ -5,16 +5,15 @@
  */
 #include <criterion/criterion.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
 #include "ipc/base/name.h"
+#include "tests/support/sticky.h"
 #include "tests/support/transport_pair.h"
 #include "transport/crew.h"
 
@@ -221,81 +220,11 @@ Test(transport_copy, digests_of_memory_that_is_gone__name_the_row)
 
 /* ---- memory that a thread gets stuck in ------------------------------------------------ */
 
-/*
- * A worker can make a read or write of its memory wait for ever (a page of a file system that it
- * serves, a file that it locks). Here the C library's calls do, for one descriptor, from a place
- * on, until they are let go.
- */
-static struct {
-	pthread_mutex_t lock;
-	pthread_cond_t changed;
-	int fd;
-	off64_t from;
-	uint32_t stuck;
-} sticky = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, -1, 0, 0};
-
-static void
-get_stuck(int fd, size_t bytes, off64_t at)
-{
-	pthread_mutex_lock(&sticky.lock);
-	if (fd == sticky.fd && at + (off64_t)bytes > sticky.from) {
-		sticky.stuck++;
-		pthread_cond_broadcast(&sticky.changed);
-		while (sticky.fd == fd)
-			pthread_cond_wait(&sticky.changed, &sticky.lock);
-		sticky.stuck--;
-	}
-	pthread_mutex_unlock(&sticky.lock);
-}
-
-ssize_t
-pread64(int fd, void *to, size_t bytes, off64_t at)
-{
-	get_stuck(fd, bytes, at);
-	return syscall(SYS_pread64, fd, to, bytes, at);
-}
-
-ssize_t
-pwrite64(int fd, const void *from, size_t bytes, off64_t at)
-{
-	get_stuck(fd, bytes, at);
-	return syscall(SYS_pwrite64, fd, from, bytes, at);
-}
-
-/* Of a part of the kind RIG_FILE: its second chunk, and what comes then. */
+/* Its second chunk, and what comes then. */
 static void
 make_sticky(const struct xfer_part *part)
 {
-	uint32_t count;
-	int *fds = xfer_part_descriptors(part, 0, &count);
-	cr_assert_eq(count, 1);
-	pthread_mutex_lock(&sticky.lock);
-	sticky.fd = fds[0];
-	sticky.from = 5 * MIB;
-	pthread_mutex_unlock(&sticky.lock);
-	free(fds);
-}
-
-static void
-wait_until_stuck(struct pair *s)
-{
-	int64_t until_ns = th_now_ns() + PATIENCE_NS;
-	for (uint32_t stuck = 0; stuck == 0;) {
-		cr_assert(th_now_ns() < until_ns);
-		rig_pump(&s->rig, 10);
-		pthread_mutex_lock(&sticky.lock);
-		stuck = sticky.stuck;
-		pthread_mutex_unlock(&sticky.lock);
-	}
-}
-
-static void
-let_go(void)
-{
-	pthread_mutex_lock(&sticky.lock);
-	sticky.fd = -1;
-	pthread_cond_broadcast(&sticky.changed);
-	pthread_mutex_unlock(&sticky.lock);
+	sticky_make(part, 5 * MIB);
 }
 
 CONFORMANCE(stuck_source__neither_stop_nor_fence_waits_for_it)
@@ -305,7 +234,7 @@ CONFORMANCE(stuck_source__neither_stop_nor_fence_waits_for_it)
 	publish(s);
 	make_sticky(s->from);
 	move(s, mode);
-	wait_until_stuck(s);
+	sticky_wait(&s->rig);
 	if (mode == MODE_TCP) {
 		transport_fence(s->source_agent->transport, s->leg);
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg);
@@ -317,7 +246,7 @@ CONFORMANCE(stuck_source__neither_stop_nor_fence_waits_for_it)
 	cr_assert(crew_count() >= 1);
 	pair_finish(s); /* the transports close, too */
 	cr_assert(crew_count() >= 1);
-	let_go();
+	sticky_let_go();
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
 }
 
@@ -333,7 +262,7 @@ Test(transport_copy_tcp, stuck_source__is_a_stall_to_its_reader)
 	cr_assert(failed->source_failed);
 	cr_assert_eq(failed->code, TH_E_NO_PATH, "%s", failed->text);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg);
-	let_go();
+	sticky_let_go();
 	s->leg++;
 	move(s, MODE_TCP);
 	pair_done(s, s->leg);
@@ -348,14 +277,14 @@ CONFORMANCE(stuck_destination__is_waited_for_until_its_worker_is_gone)
 	publish(s);
 	make_sticky(s->to);
 	move(s, mode);
-	wait_until_stuck(s);
+	sticky_wait(&s->rig);
 	transport_stop(s->reader_agent->transport, s->leg);
 	rig_pump_for(&s->rig, 50000000);
 	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_STOPPED, s->leg));
 	xfer_part_orphan(s->to);
 	wait_reader(s, TRANSPORT_STOPPED);
 	cr_assert(crew_count() >= 1);
-	let_go();
+	sticky_let_go();
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
 	pair_finish(s);
 }
@@ -368,9 +297,9 @@ CONFORMANCE(stuck_destination__is_stopped_when_it_moves_again)
 	publish(s);
 	make_sticky(s->to);
 	move(s, mode);
-	wait_until_stuck(s);
+	sticky_wait(&s->rig);
 	transport_stop(s->reader_agent->transport, s->leg);
-	let_go();
+	sticky_let_go();
 	wait_reader(s, TRANSPORT_STOPPED);
 	pair_finish(s);
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
@@ -383,9 +312,9 @@ CONFORMANCE(stuck_destination__does_not_keep_the_transport_open)
 	publish(s);
 	make_sticky(s->to);
 	move(s, mode);
-	wait_until_stuck(s);
+	sticky_wait(&s->rig);
 	pair_finish(s);
-	let_go();
+	sticky_let_go();
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
 }
 
@@ -396,10 +325,10 @@ CONFORMANCE(destination_that_was_stuck_for_a_while__is_no_stall_of_the_source)
 	publish(s);
 	make_sticky(s->to);
 	move(s, mode);
-	wait_until_stuck(s);
+	sticky_wait(&s->rig);
 	rig_pump_for(&s->rig, 2 * STALL_NS);
 	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_FAILED, s->leg));
-	let_go();
+	sticky_let_go();
 	pair_done(s, s->leg);
 	pair_finish(s);
 }
@@ -420,12 +349,12 @@ CONFORMANCE(stuck_legs__do_not_stop_others)
 		stuck[i][1] = s->to;
 		cr_assert_eq(transport_copy(s->reader_agent->transport, s->leg, s->from, s->to), 0);
 	}
-	wait_until_stuck(s);
+	sticky_wait(&s->rig);
 	parts(s, RIG_PROCESS, RIG_FILE, true);
 	publish(s);
 	move(s, mode);
 	pair_done(s, s->leg);
-	let_go();
+	sticky_let_go();
 	for (uint64_t leg = 1; leg <= 8; leg++)
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, leg);
 	pair_finish(s);
@@ -441,10 +370,10 @@ Test(transport_copy, stuck_digests__stop_at_once)
 	parts(s, RIG_FILE, RIG_MAPPED, true);
 	make_sticky(s->from);
 	hash(s);
-	wait_until_stuck(s);
+	sticky_wait(&s->rig);
 	transport_hash_stop(s->source_agent->transport, s->leg);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_STOPPED, s->leg);
-	let_go();
+	sticky_let_go();
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
 	pair_finish(s);
 }

@@ -74,6 +74,18 @@ run_free(struct loop_task *task)
 	loop_post(source_porter(source), &source->freed_task);
 }
 
+/* The leg goes on by data connections, where each chunk may be asked for as often as ever. */
+static void
+end_staging(struct source *source)
+{
+	struct leg_out *leg = source->leg;
+	if (!source->staging.slab)
+		return;
+	staging_fini(&source->staging, source->stuck);
+	for (uint32_t c = 0; c < xfer_part_table(leg->part)->num_chunks; c++)
+		__atomic_store_n(&leg->asked[c], 0, __ATOMIC_RELAXED);
+}
+
 void
 source_settle(struct source *source)
 {
@@ -82,6 +94,7 @@ source_settle(struct source *source)
 	if (queues_left(source)) {
 		source_to_keeper(source, &source->free_task);
 	} else if (!source->closing) {
+		end_staging(source);
 		source->state = SOURCE_OVER;
 		source->say_decline = true;
 		source_wake(source);
@@ -97,6 +110,7 @@ source_leave(struct source *source, const char *why)
 	if (source->state >= SOURCE_LEAVING || source->closing)
 		return;
 	source->state = SOURCE_LEAVING;
+	staging_stop(&source->staging);
 	(void)th_fail(&source->why, TH_E_NO_PATH, "%s", why);
 	count_up(&leg->transport->counters.rdma_declines, 1);
 	log_warn("rdma", "a leg is served without RDMA leg=%" PRIu64 " reader=%s why='%s'", leg->id,
@@ -133,6 +147,7 @@ source_close(struct source *source)
 	if (!source || source->closing)
 		return;
 	source->closing = true;
+	staging_stop(&source->staging);
 	__atomic_store_n(&source->ending, true, __ATOMIC_RELAXED);
 	if (source->has_checks)
 		check_list_close(&source->checks);
@@ -146,8 +161,10 @@ source_gone(const struct source *source)
 {
 	if (!source)
 		return true;
+	/* Of what is staged no queue pair knows where it came from. */
+	bool held = source->stuck && !source->staging.slab;
 	return source->closing && !source->at_keeper && source->checks_closed &&
-	       !queues_left(source) && (!source->stuck || source->leg->transport->closing);
+	       !queues_left(source) && (!held || source->leg->transport->closing);
 }
 
 /* The reader does without; an answer to our own DECLINE is not needed, so none is sent. */
@@ -192,7 +209,7 @@ on_check(struct source *source, const struct frame *frame)
 {
 	struct leg_out *leg = source->leg;
 	uint32_t chunk = frame->first;
-	if (source->checked != SOURCE_NO_CHUNK || !source->has_checks || !leg->verify ||
+	if (source->checked != SOURCE_NO_CHUNK || !source->places || !leg->verify ||
 		chunk >= leg->prefix_sent || source->state < SOURCE_SERVING ||
 		__atomic_add_fetch(&leg->asked[chunk], 1, __ATOMIC_RELAXED) > CHECKS_OF_ONE)
 		return TH_E_PROTOCOL;
@@ -215,7 +232,7 @@ run_checked(struct loop_task *task)
 	} else if (code == TH_E_CONTRACT) {
 		leg_out_changed(leg, source->checked);
 	} else {
-		leg_out_lost(leg, code);
+		leg_out_lost(leg, code, UINT32_MAX);
 	}
 }
 
@@ -224,7 +241,7 @@ run_lost(struct loop_task *task)
 {
 	struct source *source = loop_container(task, struct source, lost_task);
 	if (!source->closing)
-		leg_out_lost(source->leg, TH_E_STALE_MEMORY);
+		leg_out_lost(source->leg, TH_E_STALE_MEMORY, UINT32_MAX);
 }
 
 static void
@@ -251,12 +268,27 @@ check(struct check_list *list, uint32_t chunk, uint8_t what)
 void
 source_grew(struct source *source)
 {
-	if (!source || source->closing || !source->has_checks || source->state >= SOURCE_LEAVING)
+	if (!source || source->closing || !source->places || source->state >= SOURCE_LEAVING)
 		return;
 	struct xfer_part *part = source->leg->part;
 	if (packed_prefix(part) < xfer_part_prefix(part) &&
 		!__atomic_exchange_n(&source->filling, true, __ATOMIC_SEQ_CST))
 		check_list_put(&source->checks, xfer_part_table(part)->num_chunks, SOURCE_FILL);
+}
+
+static int
+on_stage(struct source *source, const struct frame *frame)
+{
+	/* What was on its way when we left. */
+	if (source->state >= SOURCE_LEAVING)
+		return 0;
+	if (!source->staging.slab || source->state != SOURCE_SERVING)
+		return TH_E_PROTOCOL;
+	int rc = staging_frame(&source->staging, frame);
+	if (rc == 0 || rc == TH_E_PROTOCOL)
+		return rc;
+	source_leave(source, "its agent can start no more threads that copy");
+	return 0;
 }
 
 int
@@ -272,6 +304,8 @@ source_frame(struct source *source, const struct frame *frame, const uint8_t *pa
 		return on_alive(source, frame, payload);
 	if (frame->kind == FRAME_CHECK)
 		return on_check(source, frame);
+	if (frame->kind == FRAME_STAGE)
+		return on_stage(source, frame);
 	return TH_E_PROTOCOL;
 }
 
@@ -315,10 +349,20 @@ source_serves(const struct source *source)
 	return source && source->state == SOURCE_SERVING;
 }
 
+const char *
+source_copies(const struct source *source)
+{
+	if (!source_serves(source))
+		return NULL;
+	if (source->staging.slab)
+		return source->staging.why;
+	return source->reader_stages ? "the reader copies into its memory" : NULL;
+}
+
 /* ---- the beginning ------------------------------------------------------------------------ */
 
 struct source *
-source_new(struct leg_out *leg)
+source_new(struct leg_out *leg, bool takes_staged)
 {
 	struct th_err err = {0};
 	if (!leg->transport->rdma || xfer_part_table(leg->part)->num_chunks == 0)
@@ -326,6 +370,7 @@ source_new(struct leg_out *leg)
 	struct source *source = th_calloc(1, sizeof(*source));
 	source->leg = leg;
 	source->rdma = leg->transport->rdma;
+	source->takes_staged = takes_staged;
 	source->checked = SOURCE_NO_CHUNK;
 	source->checks.check = check;
 	source->checks.closed = checks_closed;
@@ -338,7 +383,8 @@ source_new(struct leg_out *leg)
 	int rc = source_prepare(source, &err);
 	if (rc < 0 && err.text[0] == '\0')
 		(void)th_fail(&err, rc, "%s", th_strerror(rc));
-	source->why = err;
+	if (rc < 0)
+		source->why = err;
 	return source;
 }
 
@@ -362,6 +408,7 @@ source_free(struct source *source)
 {
 	if (!source)
 		return;
+	staging_fini(&source->staging, source->stuck);
 	places_free(&source->extents, source->places);
 	extents_fini(&source->extents);
 	map_fini(&source->map);

@@ -11,6 +11,9 @@
  * Freeing the queue pairs is the fence: the leg has not ended before source_gone. If a device
  * refuses even that, the leg does not end before the transport does.
  *
+ * Memory that no NIC reaches is staged: copied into memory of the agent's own, and READ there
+ * (source_stage.h).
+ *
  * Threads: the porter's, but for what checks call.
  */
 #ifndef TH_TRANSPORT_RDMA_SOURCE_H
@@ -25,8 +28,9 @@ struct frame;
 struct leg_out;
 struct source;
 
-/* For a reader that takes RDMA. NULL: this agent has none. It may have a reason to decline. */
-struct source *source_new(struct leg_out *leg);
+/* For a reader that takes RDMA, and READs what is staged if it takes that. NULL: this agent has
+ * none. It may have a reason to decline. */
+struct source *source_new(struct leg_out *leg, bool takes_staged);
 /* RAILS or DECLINE do not follow at once: memory must be registered first. */
 bool source_later(const struct source *source);
 void source_start(struct source *source); /* the control connection is open */
@@ -48,6 +52,8 @@ uint32_t source_prefix(const struct source *source, uint32_t prefix);
 bool source_waits(const struct source *source, uint32_t prefix);
 /* The leg is moved by RDMA. */
 bool source_serves(const struct source *source);
+/* ... and one of its ends copies: why. NULL: none does. Borrowed. */
+const char *source_copies(const struct source *source);
 
 /* The leg ends. leg_out_settle is called when it is gone. */
 void source_close(struct source *source);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * source_own - the structures of source.c (the end, what the reader says), source_setup.c (how
- * queue pairs come about) and source_say.c (what the reader is told).
+ * queue pairs come about) and source_say.c (what the reader is told); what is copied has structures
+ * of its own (source_stage.h).
  */
 #ifndef TH_TRANSPORT_RDMA_SOURCE_OWN_H
 #define TH_TRANSPORT_RDMA_SOURCE_OWN_H
@@ -13,6 +14,7 @@
 #include "transport/rdma/map.h"
 #include "transport/rdma/queues.h"
 #include "transport/rdma/source.h"
+#include "transport/rdma/source_stage.h"
 #include "transport/rdma/wire.h"
 
 #define SOURCE_NO_CHUNK UINT32_MAX
@@ -40,7 +42,9 @@ struct source {
 	struct leg_out *leg; /* borrows: outlives it */
 	struct rdma *rdma;
 	struct extents extents;
-	struct place *places; /* owns; NULL: there is a reason to decline */
+	struct place *places; /* owns; NULL: it is staged, or there is a reason to decline */
+	struct staging staging;
+	bool takes_staged; /* immutable: the reader does */
 	struct check_list checks;
 	bool has_checks;
 	/* Keeper while it has the source (at_keeper), else porter. */
@@ -50,6 +54,7 @@ struct source {
 	bool stuck; /* a queue pair could not be freed */
 	/* Porter. */
 	enum source_state state;
+	bool reader_stages; /* it says so */
 	bool at_keeper, closing, checks_closed;
 	struct await await;
 	int64_t deadline_ns;
@@ -80,7 +85,7 @@ void source_settle(struct source *source);
 void source_leave(struct source *source, const char *why);
 
 void source_setup_init(struct source *source);
-/* What the part needs. 0, or a code and why it cannot be READ. */
+/* What the part needs, where it lies or staged. 0, or a code and why it cannot be READ. */
 TH_MUST_USE int source_prepare(struct source *source, struct th_err *err);
 /* RAILS, once enough of the memory is registered. */
 void source_name_rails(struct source *source, int64_t now_ns);

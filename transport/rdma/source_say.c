@@ -26,17 +26,22 @@ put_accept(struct source *source)
 {
 	struct leg_out *leg = source->leg;
 	struct wire_lane lanes[WIRE_LANES_MAX];
-	uint8_t payload[WIRE_LANES_MAX * WIRE_LANE_BYTES];
+	const struct staging *staging = &source->staging;
+	uint8_t payload[WIRE_LANES_MAX * WIRE_LANE_BYTES + TH_CTL_TEXT_BYTES];
+	size_t lanes_bytes = (size_t)source->num_lanes * WIRE_LANE_BYTES;
+	size_t why_bytes = staging->slab ? strlen(staging->why) : 0;
 	for (uint32_t i = 0; i < source->num_lanes; i++)
 		lanes[i] = (struct wire_lane){.rail = source->lanes[i].offered.rail,
 			.made = source->lanes[i].made,
 			.end = source->lanes[i].queues.own};
 	struct frame frame = {.kind = FRAME_RDMA_ACCEPT,
+		.flags = staging->slab ? FRAME_STAGES : 0,
 		.leg = leg->reader_leg,
 		.first = source->map.num_keys,
 		.count = source->num_lanes,
-		.bytes = (uint64_t)source->num_lanes * WIRE_LANE_BYTES};
+		.bytes = lanes_bytes + why_bytes};
 	wire_encode_lanes(lanes, source->num_lanes, payload);
+	memcpy(payload + lanes_bytes, staging->why, why_bytes);
 	control_put(&leg->control, &frame, payload);
 }
 
@@ -55,6 +60,8 @@ put_keys(struct source *source)
 		control->out + FRAME_BYTES);
 	control_put(control, &frame, NULL);
 	source->keys_told += count;
+	if (source->staging.slab && source->keys_told == source->map.num_keys)
+		source->state = SOURCE_SERVING; /* slots have no extents */
 }
 
 static void
@@ -121,6 +128,8 @@ source_refill(struct source *source)
 		put_keys(source);
 	} else if (source->state == SOURCE_TELLING) {
 		put_extents(source);
+	} else if (staging_refill(&source->staging)) {
+		return true;
 	} else {
 		return false;
 	}

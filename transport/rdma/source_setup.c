@@ -3,10 +3,12 @@
  * source_setup - see source.h: from the memory that is being registered to queue pairs that are
  * connected.
  */
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/clock.h"
+#include "ipc/base/log.h"
 #include "transport/rdma/packed.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/region.h"
@@ -15,24 +17,50 @@
 
 /* ---- the rails ---------------------------------------------------------------------------- */
 
+/* Where it lies. */
+static int
+reach(struct source *source, struct th_err *err)
+{
+	const struct extents *extents = &source->extents;
+	uint32_t waiting;
+	int rc = places_init(extents, source->leg->part, err, &source->places);
+	if (rc == 0 && (places_ready(extents, source->places, &waiting) | waiting) == 0)
+		return places_why(extents, source->places, err);
+	if (rc == 0)
+		rc = check_list_init(
+			&source->checks, rdma_checks(source->rdma), extents->table->num_chunks + 1);
+	source->has_checks = rc == 0;
+	return rc;
+}
+
+/* By a copy, which may need memory that is to be registered first. */
+static int
+stage(struct source *source, const char *why, struct th_err *err)
+{
+	struct leg_out *leg = source->leg;
+	int rc = staging_init(&source->staging, leg, why, err);
+	if (rc < 0)
+		return rc;
+	places_free(&source->extents, source->places);
+	source->places = NULL;
+	source->await = (struct await){.begun_ns = th_now_ns()};
+	log_info("rdma", "a leg is served out of copies leg=%" PRIu64 " reader=%s why='%s'",
+		leg->id, leg->peer, source->staging.why);
+	return 0;
+}
+
 int
 source_prepare(struct source *source, struct th_err *err)
 {
 	struct transport *transport = source->leg->transport;
-	const struct chunk_table *table = xfer_part_table(source->leg->part);
-	uint32_t waiting;
 	if (transport->config.rate_out != 0 || transport->config.rate_out_peer != 0)
 		return th_fail(err, TH_E_NO_PATH,
 			"its agent has a cap on what leaves, which READs do not keep to");
-	int rc = extents_init(&source->extents, table);
+	int rc = extents_init(&source->extents, xfer_part_table(source->leg->part));
 	if (rc == 0)
-		rc = places_init(&source->extents, source->leg->part, err, &source->places);
-	if (rc == 0 && (places_ready(&source->extents, source->places, &waiting) | waiting) == 0)
-		return places_why(&source->extents, source->places, err);
-	if (rc == 0)
-		rc = check_list_init(
-			&source->checks, rdma_checks(source->rdma), table->num_chunks + 1);
-	source->has_checks = rc == 0;
+		rc = reach(source, err);
+	if (rc == TH_E_NO_PATH && source->takes_staged)
+		rc = stage(source, err->text, err);
 	return rc;
 }
 
@@ -40,7 +68,8 @@ bool
 source_later(const struct source *source)
 {
 	uint32_t waiting;
-	if (!source || source->why.text[0])
+	/* Slots are few, and ready soon. */
+	if (!source || source->why.text[0] || !source->places)
 		return false;
 	(void)places_ready(&source->extents, source->places, &waiting);
 	return (waiting & rdma_usable(source->rdma)) != 0;
@@ -61,19 +90,45 @@ name_rail(struct source *source, uint32_t rail)
 	source->rails[source->num_rails++] = rail;
 }
 
+/* Of what is READ. */
+static uint32_t
+ready_rails(struct source *source, uint32_t *ret_waiting)
+{
+	if (!source->staging.slab)
+		return places_ready(&source->extents, source->places, ret_waiting);
+	struct region *region = slab_region(source->staging.slab);
+	*ret_waiting = region_waiting(region);
+	return region_ready(region);
+}
+
+/* What cannot be READ where it lies may still be copied. */
+static void
+say_none(struct source *source, uint32_t waiting, uint32_t usable)
+{
+	const char *why = waiting != 0  ? "its memory is still being registered"
+			  : usable == 0 ? "none of its rails is up"
+					: "its memory is registered on no rail that is up";
+	struct th_err err = {0};
+	if (source->staging.slab && usable != 0) {
+		staging_explain(&source->staging, &err);
+		source_leave(source, err.text);
+	} else if (usable == 0 || !source->takes_staged) {
+		source_leave(source, why);
+	} else if (stage(source, why, &err) < 0) {
+		source_leave(source, err.text);
+	}
+}
+
 void
 source_name_rails(struct source *source, int64_t now_ns)
 {
 	uint32_t waiting, usable = rdma_usable(source->rdma);
-	uint32_t ready = places_ready(&source->extents, source->places, &waiting) & usable;
+	uint32_t ready = ready_rails(source, &waiting) & usable;
 	waiting &= usable;
 	if (await_more(&source->await, ready, waiting, now_ns))
 		return;
 	if (ready == 0) {
-		source_leave(source, waiting != 0 ? "its memory is still being registered"
-				     : usable == 0
-					     ? "none of its rails is up"
-					     : "its memory is registered on no rail that is up");
+		say_none(source, waiting, usable);
 		return;
 	}
 	for (uint32_t rail = 0; rail < RAILS_MAX && source->num_rails < WIRE_RAILS_MAX; rail++) {
@@ -90,6 +145,18 @@ source_name_rails(struct source *source, int64_t now_ns)
 }
 
 /* ---- the offer ---------------------------------------------------------------------------- */
+
+static int
+make_map(struct source *source, const uint32_t *rails)
+{
+	if (source->staging.slab)
+		return staging_map(
+			&source->staging, rails, source->num_lanes, &source->map, &source->why);
+	if (map_own(&source->map, &source->extents, source->places, rails, source->num_lanes) == 0)
+		return 0;
+	return th_fail(&source->why, TH_E_NO_PATH,
+		"its memory is registered in too many pieces, or not any more");
+}
 
 static void
 run_make(struct loop_task *task)
@@ -115,12 +182,7 @@ run_make(struct loop_task *task)
 		lane->made = rc == 0;
 		any = any || lane->made;
 	}
-	if (any && map_own(&source->map, &source->extents, source->places, used,
-			   source->num_lanes) < 0) {
-		(void)th_fail(&source->why, TH_E_NO_PATH,
-			"its memory is registered in too many pieces, or not any more");
-		any = false;
-	}
+	any = any && make_map(source, used) == 0;
 	source->map.have_keys = any ? source->map.have_keys : 0;
 	loop_post(source_porter(source), &source->made_task);
 }
@@ -164,6 +226,7 @@ source_offer(struct source *source, const struct frame *frame, const uint8_t *pa
 	if (rc < 0)
 		return TH_E_PROTOCOL;
 	source->num_lanes = frame->count;
+	source->reader_stages = (frame->flags & FRAME_STAGES) != 0;
 	source->state = SOURCE_MAKING;
 	source_to_keeper(source, &source->make_task);
 	return 0;
