@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * calls - the driver's calls as functions of the library for tests, each in its one form.
+ */
+#ifndef TH_TESTS_SUPPORT_CUDA_CALLS_H
+#define TH_TESTS_SUPPORT_CUDA_CALLS_H
+
+#include "ipc/cuda/driver.h"
+
+#define CUDA_PROTOTYPE(name, version, arguments) CUresult name arguments;
+CUDA_CALLS(CUDA_PROTOTYPE)
+#undef CUDA_PROTOTYPE
+
+#endif
