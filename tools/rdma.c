@@ -60,6 +60,13 @@ rdma_fields(struct document *document, const Tensorhub__V1__RdmaInfo *rdma)
 		value_number(rdma->copies));
 	document_field(document, "rdma_last_copy", rdma->copies > 0 ? "last because" : NULL,
 		value_text(rdma->last_copy));
+	document_field(document, "rdma_stage_budget", NULL, value_bytes(rdma->stage_budget));
+	document_field(document, "rdma_stage_bytes", rdma->stage_bytes > 0 ? "in buffers" : NULL,
+		value_bytes(rdma->stage_bytes));
+	document_field(document, "rdma_stage_in_use", NULL, value_bytes(rdma->stage_in_use));
+	document_field(document, "rdma_stage_refused",
+		rdma->stage_refused > 0 ? "found no buffer" : NULL,
+		value_number(rdma->stage_refused));
 	document_field(document, "memlock_limit", NULL,
 		rdma->memlock_limit == UINT64_MAX ? value_none()
 						  : value_bytes(rdma->memlock_limit));

@@ -79,7 +79,8 @@ fabric_config_new(const struct options *options)
 		.rails = &config->rails,
 		.slice_bytes = (uint32_t)from->slice,
 		.depth = from->depth,
-		.window_bytes = from->window};
+		.window_bytes = from->window,
+		.stage_bytes = from->stage > 0 ? from->stage : RDMA_NO_STAGE};
 	return config;
 }
 

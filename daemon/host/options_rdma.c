@@ -12,12 +12,15 @@
 #include "daemon/host/options_set.h"
 #include "ipc/base/units.h"
 #include "transport/rdma/place.h"
+#include "transport/rdma/rdma.h"
+#include "transport/rdma/stage.h"
 
 #define SLICE_STEP UINT64_C(4096)
 #define SLICE_MIN (UINT64_C(64) << 10)
 #define SLICE_MAX (UINT64_C(1) << 20)
 #define WINDOW_MIN (UINT64_C(64) << 10)
 #define WINDOW_MAX (UINT64_C(1) << 30)
+#define STAGE_MAX (UINT64_C(1) << 40)
 
 struct options_rdma
 options_rdma_default(void)
@@ -31,6 +34,7 @@ options_rdma_default(void)
 		.depth = 16,
 		.slice = UINT64_C(256) << 10,
 		.window = UINT64_C(8) << 20,
+		.stage = RDMA_STAGE_BYTES,
 	};
 }
 
@@ -133,6 +137,18 @@ set_slice(struct options_rdma *rdma, const char *key, const char *value, struct 
 	return rc;
 }
 
+/* Less than one transfer needs would be none without saying so. */
+static int
+set_stage(struct options_rdma *rdma, const char *key, const char *value, struct th_err *err)
+{
+	uint64_t bytes;
+	if (th_parse_size(value, &bytes) == 0 && bytes == 0) {
+		rdma->stage = 0;
+		return 0;
+	}
+	return options_size(&rdma->stage, SLAB_BYTES, STAGE_MAX, key, value, err);
+}
+
 int
 options_rdma_set(struct options_rdma *rdma, const char *key, const char *value, struct th_err *err)
 {
@@ -167,6 +183,8 @@ options_rdma_set(struct options_rdma *rdma, const char *key, const char *value, 
 		return set_slice(rdma, key, value, err);
 	if (IS("rdma.window"))
 		return options_size(&rdma->window, WINDOW_MIN, WINDOW_MAX, key, value, err);
+	if (IS("rdma.stage"))
+		return set_stage(rdma, key, value, err);
 #undef IS
 	return th_fail(err, TH_E_INVALID, "there is no key \"%s\"", key);
 }

@@ -30,6 +30,7 @@ struct options_rdma {
 	uint32_t retries;
 	uint32_t depth;         /* outstanding READs of a queue pair, at most */
 	uint64_t slice, window; /* bytes of a READ, and under way on a device */
+	uint64_t stage;         /* bytes of memory that is copied to, all together; 0: none */
 };
 
 struct options_rdma options_rdma_default(void);

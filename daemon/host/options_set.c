@@ -335,6 +335,7 @@ const char *const options_keys[] = {
 	"rdma.depth",
 	"rdma.slice",
 	"rdma.window",
+	"rdma.stage",
 	"tcp.congestion",
 	"tcp.engine",
 	"tcp.sendfile",

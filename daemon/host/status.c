@@ -254,12 +254,13 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	for (struct session *session = host->sessions; session; session = session->hh.next)
 		status.mapped_bytes += session->memory.mapped_bytes;
 	status.mapped_bytes += memory_unmapping() + packed_size_all();
+	struct status_rdma *rdma = status_rdma_new(host);
+	status.rdma = status_rdma_info(rdma);
+	status.mapped_bytes += status.rdma->stage_bytes;
 	status.offload_used = offload_used(host->offload);
 	status.offload_limit = offload_budget(host->offload);
 	fill_sessions(host, &status, &storage);
 	fill_counters(host, &status);
-	struct status_rdma *rdma = status_rdma_new(host);
-	status.rdma = status_rdma_info(rdma);
 	reply.request_no = request_no;
 	reply.body_case = TENSORHUB__V1__REPLY__BODY_STATUS;
 	reply.status = &status;

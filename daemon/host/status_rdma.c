@@ -15,6 +15,7 @@
 #include "transport/rdma/memlock.h"
 #include "transport/rdma/path.h"
 #include "transport/rdma/rdma.h"
+#include "transport/rdma/stage.h"
 
 #define STATUS_PATHS_MAX 64u /* those used last: all of a large cluster are no answer */
 
@@ -123,6 +124,20 @@ fill_paths(const struct host *host, struct status_rdma *status)
 	free(paths);
 }
 
+static void
+fill_stage(const struct host *host, Tensorhub__V1__RdmaInfo *info)
+{
+	struct rdma *rdma = transport_rdma(host->transport);
+	struct stage_status status;
+	if (!rdma || !rdma_stage(rdma))
+		return;
+	stage_status(rdma_stage(rdma), &status);
+	info->stage_budget = status.budget_bytes;
+	info->stage_bytes = status.bytes;
+	info->stage_in_use = status.bytes_in_use;
+	info->stage_refused = status.refused;
+}
+
 struct status_rdma *
 status_rdma_new(const struct host *host)
 {
@@ -139,6 +154,7 @@ status_rdma_new(const struct host *host)
 	info->last_fallback = status->fabric.last_fallback;
 	info->copies = status->fabric.copies;
 	info->last_copy = status->fabric.last_copy;
+	fill_stage(host, info);
 	if (memlock_read(&memlock) < 0)
 		memlock.limit_bytes = UINT64_MAX;
 	info->memlock_limit = memlock_unlimited(&memlock) ? UINT64_MAX : memlock.limit_bytes;

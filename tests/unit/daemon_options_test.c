@@ -217,6 +217,13 @@ Test(daemon_options, rdma__numbers__only_what_can_be)
 	cr_assert_eq(options.rdma.slice, 128 << 10);
 	cr_assert_eq(set("rdma.link_local", "yes"), 0);
 	cr_assert(options.rdma.link_local);
+	cr_assert_eq(options.rdma.stage, 512 << 20);
+	cr_assert_eq(set("rdma.stage", "0"), 0);
+	cr_assert_eq(options.rdma.stage, 0);
+	cr_assert_eq(set("rdma.stage", "32MiB"), 0);
+	cr_assert_eq(options.rdma.stage, 32 << 20);
+	refused("rdma.stage", "31MiB", "no size from 32MiB to 1TiB");
+	refused("rdma.stage", "-1", "no size");
 	refused("rdma.nonsense", "1", "no key");
 }
 
