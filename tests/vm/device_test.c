@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests of devices, regions and queue pairs over real verbs: in the guest, on two soft-RoCE devices
- * of their own, which reach themselves and not each other.
+ * Tests of devices, regions and queue pairs over real verbs: in the guest, on the two soft-RoCE
+ * devices that boot.sh lays, which reach themselves and not each other.
  *
  * One test at a time: they take links down and interfaces away.
  */
 #include "transport/rdma/device.h"
 
 #include <criterion/criterion.h>
-#include <criterion/hooks.h>
 #include <errno.h>
 #include <linux/capability.h>
 #include <poll.h>
@@ -87,41 +86,13 @@ read_resources(char ret_text[RESOURCES_BYTES])
 	size_t bytes = fread(ret_text, 1, RESOURCES_BYTES - 1, from);
 	ret_text[bytes] = '\0';
 	cr_assert_eq(pclose(from), 0);
-	cr_assert_neq(strstr(ret_text, "alone1"), NULL);
-}
-
-/* By whoever runs the tests: making them takes longer than most of these. */
-static void
-for_each_link(const char *format)
-{
-	for (int i = 0; i < 2; i++) {
-		char line[512];
-		snprintf(line, sizeof(line), "n=%d; %s", i, format);
-		int rc = system(line);
-		TH_ASSERT(rc == 0);
-	}
-}
-
-#define ADD_LINK                                                                                   \
-	"ip link add alone$n type dummy && ip addr add 10.78.$n.1/24 dev alone$n && "              \
-	"ip link set alone$n up && rdma link add alone$n type rxe netdev alone$n"
-
-ReportHook(PRE_ALL)(struct criterion_test_set *tests)
-{
-	(void)tests;
-	for_each_link(ADD_LINK);
-}
-
-ReportHook(POST_ALL)(struct criterion_global_stats *stats)
-{
-	(void)stats;
-	for_each_link("rdma link delete alone$n; ip link delete alone$n");
+	cr_assert_neq(strstr(ret_text, "rxe1"), NULL);
 }
 
 static void
 setup(struct bench *bench)
 {
-	static const char *const names[] = {"alone0", "alone1"};
+	static const char *const names[] = {"rxe0", "rxe1"};
 	struct rails_user user = {.arg = bench, .changed = on_changed};
 	*bench = (struct bench){.config = rails_config_default()};
 	bench->config.timeout = 12; /* 17 ms: here nobody is far away */
@@ -355,8 +326,8 @@ Test(vm_device, rails__each_with_its_ipv4_address)
 		struct endpoint_port port;
 		char name[32], gid[GID_TEXT_BYTES], address[32];
 		rail_status(bench.rails, i, &status);
-		snprintf(name, sizeof(name), "alone%u/1", i);
-		snprintf(address, sizeof(address), "10.78.%u.1", i);
+		snprintf(name, sizeof(name), "rxe%u/1", i);
+		snprintf(address, sizeof(address), "10.77.%u.1", i);
 		cr_assert_str_eq(status.name, name);
 		cr_assert_str_eq(gid_text(status.gid.raw, gid), address);
 		cr_assert(status.gid.type == VERBS_GID_ROCE_V2 && status.pci[0] == '\0');
@@ -369,47 +340,87 @@ Test(vm_device, rails__each_with_its_ipv4_address)
 	teardown(&bench);
 }
 
-Test(vm_device, memory__is_read_through_two_queue_pairs)
+/* Two regions: READs from the one land in the other. */
+static struct {
+	struct bench bench;
+	struct pair pair;
+	uint8_t *from, *to;
+	struct region *source, *reader; /* NULL: dropped by the test */
+} two;
+
+static void
+two_setup(void)
 {
-	static struct bench bench;
-	static struct pair pair;
-	uint32_t counts[VERBS_OTHER + 1];
-	setup(&bench);
-	uint8_t *from = memory(7), *to = memory(0);
-	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
-	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
-	cr_assert(region_ready(source) == 3 && region_ready(reader) == 3);
-	for (uint32_t round = 0; round < 3; round++) {
-		memset(to, 0, BYTES);
-		open_pair(&bench, &pair, 0);
-		cr_assert_eq(pair.code, 0, "%s", pair.err.text);
-		post(&pair, reader, source, false);
-		await(&pair, ENDPOINT_QPS, counts);
-		cr_assert_eq(counts[VERBS_OK], ENDPOINT_QPS);
-		cr_assert_eq(memcmp(from, to, BYTES), 0);
-		on_keeper(&pair, free_both);
-	}
-	drop_region(&bench, source);
-	drop_region(&bench, reader);
-	teardown(&bench);
-	forget(from);
-	forget(to);
+	setup(&two.bench);
+	two.from = memory(7);
+	two.to = memory(0);
+	two.source = make_region(&two.bench, two.from, VERBS_REMOTE_READ);
+	two.reader = make_region(&two.bench, two.to, VERBS_LOCAL_WRITE);
+	cr_assert(region_ready(two.source) == 3 && region_ready(two.reader) == 3);
 }
 
-Test(vm_device, source_deregisters__the_reader_is_refused)
+static void
+two_drop(void)
 {
-	static struct bench bench;
-	static struct pair pair;
+	if (two.source)
+		drop_region(&two.bench, two.source);
+	drop_region(&two.bench, two.reader);
+}
+
+static void
+two_teardown(void)
+{
+	two_drop();
+	teardown(&two.bench);
+	forget(two.from);
+	forget(two.to);
+}
+
+/* From rail 0 to the source's rail. */
+static void
+two_open(uint32_t source_rail)
+{
+	open_pair(&two.bench, &two.pair, source_rail);
+}
+
+static void
+two_open_here(void)
+{
+	two_open(0);
+	cr_assert_eq(two.pair.code, 0, "%s", two.pair.err.text);
+}
+
+static void
+expect_nothing_landed(void)
+{
+	for (uint64_t i = 0; i < BYTES; i++)
+		cr_assert(two.to[i] == 0);
+}
+
+TestSuite(vm_device_two, .init = two_setup, .fini = two_teardown);
+
+Test(vm_device_two, memory__is_read_through_two_queue_pairs)
+{
 	uint32_t counts[VERBS_OTHER + 1];
-	setup(&bench);
-	uint8_t *from = memory(7), *to = memory(0);
-	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
-	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
-	open_pair(&bench, &pair, 0);
-	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
+	for (uint32_t round = 0; round < 3; round++) {
+		memset(two.to, 0, BYTES);
+		two_open_here();
+		post(&two.pair, two.reader, two.source, false);
+		await(&two.pair, ENDPOINT_QPS, counts);
+		cr_assert_eq(counts[VERBS_OK], ENDPOINT_QPS);
+		cr_assert_eq(memcmp(two.from, two.to, BYTES), 0);
+		on_keeper(&two.pair, free_both);
+	}
+}
+
+Test(vm_device_two, source_deregisters__the_reader_is_refused)
+{
+	uint32_t counts[VERBS_OTHER + 1];
+	two_open_here();
 	struct region_key key, local;
-	cr_assert(region_mr(source, 0, 0, &key) && region_mr(reader, 0, 0, &local));
-	drop_region(&bench, source);
+	cr_assert(region_mr(two.source, 0, 0, &key) && region_mr(two.reader, 0, 0, &local));
+	drop_region(&two.bench, two.source);
+	two.source = NULL;
 	struct verbs_read read = {.id = 1,
 		.local = local.address,
 		.remote = key.address,
@@ -417,140 +428,77 @@ Test(vm_device, source_deregisters__the_reader_is_refused)
 		.rkey = key.rkey,
 		.bytes = 4096,
 		.signalled = true};
-	cr_assert_eq(bench.ops->post_reads(pair.reader.qps[0], &read, 1), 0);
-	await(&pair, 1, counts);
+	cr_assert_eq(two.bench.ops->post_reads(two.pair.reader.qps[0], &read, 1), 0);
+	await(&two.pair, 1, counts);
 	cr_assert_eq(counts[VERBS_ACCESS], 1);
 	/* What comes after it does not get out. */
-	cr_assert_eq(bench.ops->post_reads(pair.reader.qps[0], &read, 1), 0);
-	await(&pair, 1, counts);
+	cr_assert_eq(two.bench.ops->post_reads(two.pair.reader.qps[0], &read, 1), 0);
+	await(&two.pair, 1, counts);
 	cr_assert_eq(counts[VERBS_FLUSHED], 1);
-	cr_assert_eq(to[0], 0);
-	on_keeper(&pair, free_both);
-	drop_region(&bench, reader);
-	teardown(&bench);
-	forget(from);
-	forget(to);
+	cr_assert_eq(two.to[0], 0);
+	on_keeper(&two.pair, free_both);
 }
 
-Test(vm_device, source_only_serves_what_it_says)
+Test(vm_device_two, source_only_serves_what_it_says)
 {
-	static struct bench bench;
-	static struct pair pair;
 	uint32_t counts[VERBS_OTHER + 1];
-	setup(&bench);
-	uint8_t *from = memory(7), *to = memory(0);
-	struct region *lands = make_region(&bench, from, VERBS_LOCAL_WRITE);
-	struct region *serves = make_region(&bench, from, VERBS_REMOTE_READ);
-	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
 	/* Memory where READs land is not read by others. */
-	open_pair(&bench, &pair, 0);
-	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
-	post(&pair, reader, lands, true);
-	await(&pair, SLICES, counts);
+	struct region *lands = make_region(&two.bench, two.from, VERBS_LOCAL_WRITE);
+	two_open_here();
+	post(&two.pair, two.reader, lands, true);
+	await(&two.pair, SLICES, counts);
 	cr_assert(counts[VERBS_OK] == 0 && counts[VERBS_ACCESS] == ENDPOINT_QPS);
-	on_keeper(&pair, free_both);
+	on_keeper(&two.pair, free_both);
+	drop_region(&two.bench, lands);
 	/* Queue pairs of a reader answer nobody. */
-	pair = (struct pair){.bench = &bench, .source_role = ENDPOINT_READER};
-	on_keeper(&pair, open_both);
-	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
-	post(&pair, reader, serves, true);
-	await(&pair, SLICES, counts);
+	two.pair = (struct pair){.bench = &two.bench, .source_role = ENDPOINT_READER};
+	on_keeper(&two.pair, open_both);
+	cr_assert_eq(two.pair.code, 0, "%s", two.pair.err.text);
+	post(&two.pair, two.reader, two.source, true);
+	await(&two.pair, SLICES, counts);
 	cr_assert_eq(counts[VERBS_OK], 0);
-	on_keeper(&pair, free_both);
-	for (uint64_t i = 0; i < BYTES; i++)
-		cr_assert(to[i] == 0);
-	drop_region(&bench, lands);
-	drop_region(&bench, serves);
-	drop_region(&bench, reader);
-	teardown(&bench);
-	forget(from);
-	forget(to);
+	on_keeper(&two.pair, free_both);
+	expect_nothing_landed();
 }
 
-Test(vm_device, freed_queue_pairs__nobody_answers)
+Test(vm_device_two, queue_pairs__freed_failed_or_across_rails__nothing_is_read)
 {
-	static struct bench bench;
-	static struct pair pair;
 	uint32_t counts[VERBS_OTHER + 1];
-	setup(&bench);
-	uint8_t *from = memory(7), *to = memory(0);
-	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
-	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
-	open_pair(&bench, &pair, 0);
-	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
-	on_keeper(&pair, free_source); /* the fence */
-	post(&pair, reader, source, true);
-	await(&pair, SLICES, counts);
+	two_open_here();
+	on_keeper(&two.pair, free_source); /* the fence */
+	post(&two.pair, two.reader, two.source, true);
+	await(&two.pair, SLICES, counts);
 	cr_assert(counts[VERBS_OK] == 0 && counts[VERBS_GONE] == ENDPOINT_QPS &&
 		  counts[VERBS_FLUSHED] == SLICES - ENDPOINT_QPS);
-	for (uint64_t i = 0; i < BYTES; i++)
-		cr_assert(to[i] == 0);
-	on_keeper(&pair, free_both);
-	drop_region(&bench, source);
-	drop_region(&bench, reader);
-	teardown(&bench);
-	forget(from);
-	forget(to);
-}
-
-Test(vm_device, failed_queue_pairs__all_comes_back_flushed)
-{
-	static struct bench bench;
-	static struct pair pair;
-	uint32_t counts[VERBS_OTHER + 1];
-	setup(&bench);
-	uint8_t *from = memory(7), *to = memory(0);
-	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
-	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
-	open_pair(&bench, &pair, 0);
-	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
+	on_keeper(&two.pair, free_both);
+	/* Our own fail: all comes back. */
+	two_open_here();
 	for (uint32_t i = 0; i < ENDPOINT_QPS; i++)
-		cr_assert_eq(bench.ops->qp_fail(pair.reader.qps[i]), 0);
-	post(&pair, reader, source, true);
-	await(&pair, SLICES, counts);
+		cr_assert_eq(two.bench.ops->qp_fail(two.pair.reader.qps[i]), 0);
+	post(&two.pair, two.reader, two.source, true);
+	await(&two.pair, SLICES, counts);
 	cr_assert_eq(counts[VERBS_FLUSHED], SLICES);
-	cr_assert_eq(to[0], 0);
-	on_keeper(&pair, free_both);
-	drop_region(&bench, source);
-	drop_region(&bench, reader);
-	teardown(&bench);
-	forget(from);
-	forget(to);
-}
-
-Test(vm_device, across_rails__is_found_not_to_work)
-{
-	static struct bench bench;
-	static struct pair pair;
-	uint32_t counts[VERBS_OTHER + 1];
-	setup(&bench);
-	uint8_t *from = memory(7), *to = memory(0);
-	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
-	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
-	open_pair(&bench, &pair, 1);
-	if (pair.code == 0) {
-		post(&pair, reader, source, true);
-		await(&pair, SLICES, counts);
+	on_keeper(&two.pair, free_both);
+	/* There is no way. */
+	two_open(1);
+	if (two.pair.code == 0) {
+		post(&two.pair, two.reader, two.source, true);
+		await(&two.pair, SLICES, counts);
 		cr_assert_eq(counts[VERBS_OK], 0);
 	}
-	cr_assert_eq(to[0], 0);
-	on_keeper(&pair, free_both);
-	drop_region(&bench, source);
-	drop_region(&bench, reader);
-	teardown(&bench);
-	forget(from);
-	forget(to);
+	on_keeper(&two.pair, free_both);
+	expect_nothing_landed();
 }
 
 Test(vm_device, link__down_and_up)
 {
 	static struct bench bench;
 	setup(&bench);
-	command("ip link set alone1 down");
+	command("ip link set rdma1 down");
 	struct rail_status status = wait_state(&bench, 1, RAIL_DOWN);
 	cr_assert_neq(status.why[0], '\0');
 	cr_assert_eq(rails_up(bench.rails), 1);
-	command("ip link set alone1 up");
+	command("ip link set rdma1 up");
 	wait_state(&bench, 1, RAIL_UP);
 	cr_assert_eq(rails_up(bench.rails), 3);
 	teardown(&bench);
@@ -561,20 +509,20 @@ Test(vm_device, address__goes_moves_and_comes_back)
 	static struct bench bench;
 	char gid[GID_TEXT_BYTES];
 	setup(&bench);
-	command("ip addr del 10.78.1.1/24 dev alone1");
+	command("ip addr del 10.77.1.1/24 dev rdma1");
 	struct rail_status status = wait_state(&bench, 1, RAIL_DOWN);
 	cr_assert_neq(strstr(status.why, "RoCE v2"), NULL, "%s", status.why);
 	/* Two more take the places before it. */
-	command("ip addr add fd77::1/64 dev alone1 nodad");
+	command("ip addr add fd77::1/64 dev rdma1 nodad");
 	status = wait_state(&bench, 1, RAIL_UP);
 	cr_assert_str_eq(gid_text(status.gid.raw, gid), "fd77::1");
 	uint32_t index = status.gid.index;
-	command("ip addr add 10.78.1.1/24 dev alone1");
+	command("ip addr add 10.77.1.1/24 dev rdma1");
 	do {
 		status = wait_state(&bench, 1, RAIL_UP);
-	} while (strcmp(gid_text(status.gid.raw, gid), "10.78.1.1") != 0);
+	} while (strcmp(gid_text(status.gid.raw, gid), "10.77.1.1") != 0);
 	cr_assert_neq(status.gid.index, index);
-	command("ip addr del fd77::1/64 dev alone1");
+	command("ip addr del fd77::1/64 dev rdma1");
 	teardown(&bench);
 }
 
@@ -619,39 +567,34 @@ Test(vm_device, memlock__the_limit_is_named)
 
 Test(vm_device, interface__removed_under_everything)
 {
-	static struct bench bench;
-	static struct pair pair;
-	setup(&bench);
-	uint8_t *from = memory(7), *to = memory(0);
-	struct region *source = make_region(&bench, from, VERBS_REMOTE_READ);
-	struct region *reader = make_region(&bench, to, VERBS_LOCAL_WRITE);
-	pair = (struct pair){.bench = &bench,
+	uint32_t counts[VERBS_OTHER + 1];
+	two_setup();
+	two.pair = (struct pair){.bench = &two.bench,
 		.reader_rail = 1,
 		.source_rail = 1,
 		.source_role = ENDPOINT_SOURCE};
-	on_keeper(&pair, open_both);
-	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
+	on_keeper(&two.pair, open_both);
+	cr_assert_eq(two.pair.code, 0, "%s", two.pair.err.text);
 	/*
 	 * soft-RoCE cannot take a device from who uses it: it says that the port is down, and waits
 	 * until nobody does. (Drivers that can say that the device is gone.)
 	 */
-	command("ip link delete alone1 &");
-	wait_state(&bench, 1, RAIL_DOWN);
-	cr_assert_eq(rails_up(bench.rails), 1);
-	on_keeper(&pair, free_both);
+	command("ip link delete rdma1 &");
+	wait_state(&two.bench, 1, RAIL_DOWN);
+	cr_assert_eq(rails_up(two.bench.rails), 1);
+	on_keeper(&two.pair, free_both);
 	/* The other one does not care. */
-	uint32_t counts[VERBS_OTHER + 1];
-	open_pair(&bench, &pair, 0);
-	cr_assert_eq(pair.code, 0, "%s", pair.err.text);
-	post(&pair, reader, source, false);
-	await(&pair, ENDPOINT_QPS, counts);
-	cr_assert_eq(memcmp(from, to, BYTES), 0);
-	on_keeper(&pair, free_both);
-	drop_region(&bench, source);
-	drop_region(&bench, reader);
-	close_rails(&bench);
-	command("while [ -e /sys/class/infiniband/alone1 ] || [ -e /sys/class/net/alone1 ]; do "
-		"sleep 0.05; done; n=1; " ADD_LINK);
-	forget(from);
-	forget(to);
+	two_open_here();
+	post(&two.pair, two.reader, two.source, false);
+	await(&two.pair, ENDPOINT_QPS, counts);
+	cr_assert_eq(memcmp(two.from, two.to, BYTES), 0);
+	on_keeper(&two.pair, free_both);
+	two_drop();
+	close_rails(&two.bench);
+	command("while [ -e /sys/class/infiniband/rxe1 ] || [ -e /sys/class/net/rdma1 ]; do "
+		"sleep 0.05; done; ip link add rdma1 type dummy && "
+		"ip addr add 10.77.1.1/24 dev rdma1 && ip link set rdma1 up && "
+		"rdma link add rxe1 type rxe netdev rdma1");
+	forget(two.from);
+	forget(two.to);
 }

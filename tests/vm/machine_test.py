@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """In the guest: the machine itself, by the programs of rdma-core and perftest, where a failure is
 no fault of ours and explains others; and then our own programs of Criterion over the same rails,
-machine_test.py PROGRAM[=FILTER]..., each a case."""
+each a case. Part of vm_rdma, or run-in-vm -n 2 -- python3 tests/vm/machine_test.py
+PROGRAM[=FILTER]..."""
 
 import contextlib
 import os
@@ -132,13 +133,19 @@ def case(argument):
     return run
 
 
-if __name__ == "__main__":
-    net = Rails(hosts=2, rails=2)
-    main(
+def cases(rails, arguments):
+    """The last one leaves a device less."""
+    global net
+    net = rails
+    return [
         hosts_are_joined_rail_by_rail,
         reads_of_256_kib,
         a_lost_rail_stops_and_goes_on,
         what_a_program_held_is_gone_with_it,
-        *map(case, sys.argv[1:]),
-        a_device_in_use_is_removed_when_the_last_user_ends,
-    )
+        *map(case, arguments),
+    ], a_device_in_use_is_removed_when_the_last_user_ends
+
+
+if __name__ == "__main__":
+    first, last = cases(Rails(hosts=2, rails=2), sys.argv[1:])
+    main(*first, last)

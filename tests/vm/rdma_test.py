@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """In the guest: a server, agents and workers on three hosts with two rails each, and how versions
-travel between them. TCP has a network of its own, so the ways fail one by one."""
+travel between them. TCP has a network of its own, so the ways fail one by one. Before it, the
+machine itself and the programs that are given (machine_test); one boot for all."""
 
 import contextlib
 import os
@@ -10,13 +11,14 @@ import time
 import types
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
+import machine_test
 import paths_test
 from cluster import LONG, Hosts, Worker, cluster, expect_error, main, wait_for
-from rails import Rails, command, listening, resources
+from rails import Rails, resources
 
 HOSTS, RAILS = 3, 2
 SIZE = 16 << 20
-REQUIRE_RDMA = 1 << 1
+REQUIRE_RDMA, STAGED = 1 << 1, 1 << 4
 # At the rate of an emulated device, what is under way by default takes longer than a device waits
 # for it (rdma.timeout); and on a busy machine it stands still now and then, without a fault.
 FIT = ("rdma.window=512KiB", "leg.stall=3s")
@@ -36,8 +38,10 @@ class Bed:
         )
         nobody = types.SimpleNamespace(runtime=os.path.join(c.dir, "no-agent"))
         self.workers = [Worker(c, f"worker{h}", nobody) for h in range(HOSTS)]
-        for h in range(HOSTS):
-            self.ask(h, "alloc", total_bytes=SIZE, name="memory")
+        how = {"total_bytes": SIZE, "name": "memory"}
+        allocs = [worker.start("alloc", **how) for worker in self.workers]
+        for worker, alloc in zip(self.workers, allocs):
+            worker.finish(alloc, 240)
         self.want = self.ask(0, "fill", seed=1, name="memory")
         self.idle = resources()
 
@@ -46,9 +50,9 @@ class Bed:
         return self.workers[h].finish(self.workers[h].start(command, **args), 240)
 
     @contextlib.contextmanager
-    def case(self, name, count=2, options=None):
-        """Agents on so many hosts; options: of some of them. When they have ended the kernel holds
-        nothing of them."""
+    def case(self, name, count=2, options=None, slots=False):
+        """Agents on so many hosts; options: of some of them; slots: they copy, and keep registered
+        slots for the next leg. When they have ended the kernel holds nothing of them."""
         self.name, self.agents = name, []
         try:
             for h in range(count):
@@ -59,7 +63,7 @@ class Bed:
             for h in alive:
                 self.ask(h, "close", name=name, timeout=60)
             # Nothing of a handle outlives it, and nothing of an agent outlives that.
-            self.wait_idle(*alive)
+            self.wait_idle(*alive, what=1 if slots else slice(2))
             for h in alive:
                 assert self.agents[h].terminate() == 0, self.agents[h].tail()
             wait_for(lambda: resources() == self.idle, 30, f"{resources()} is {self.idle} again")
@@ -72,10 +76,10 @@ class Bed:
                 self.c.replaced(agent)
             self.net.heal()
 
-    def wait_idle(self, *hosts):
+    def wait_idle(self, *hosts, what):
         """Their agents have no regions and queue pairs but those that they began with."""
         names = [name for h in hosts for name in self.net.devices(h)]
-        of = lambda every: {name: every[name] for name in names}
+        of = lambda every: {name: every[name][what] for name in names}
         wait_for(lambda: of(held()) == of(self.before), 30, f"{held()} is {self.before} again")
 
     def regions(self, h):
@@ -95,7 +99,8 @@ class Bed:
         self.ask(h, "open", name=self.name, agent=self.agents[h].runtime, **how)
         self.ask(h, "register", name=self.name, memory=layout, timeout=60)
         # The memory and the small tensors. What begins before may go by TCP as far as it comes.
-        wait_for(lambda: self.regions(h) == [2] * RAILS, 60, f"two regions: {held()}")
+        if not flags & STAGED:
+            wait_for(lambda: self.regions(h) == [2] * RAILS, 60, f"two regions: {held()}")
 
     def publish(self, **how):
         self.open(0, **how)
@@ -138,14 +143,6 @@ def held():
 
 def rate(result):
     return result["bytes_moved"] / result["transfer_ns"] * 1e9 / (1 << 20)
-
-
-def what_the_device_can():
-    how = ("-x", "1", "-F", "-s", str(256 << 10), "-n", "100", "-d")
-    with listening("ib_read_bw", *how, bed.net.device(0, 0)):
-        out = command("ib_read_bw", *how, bed.net.device(1, 0), "127.0.0.1")
-    row = next(line.split() for line in out.splitlines() if line.split()[:1] == ["262144"])
-    print(f"  ib_read_bw over one rail: {float(row[3]):.0f} MiB/s")
 
 
 def both_rails_carry_it_and_tcp_does_not():
@@ -200,6 +197,17 @@ def small_tensors_are_packed_and_served_on():
         bed.begin(2)
         result = bed.finish(2)
         assert result["transport"] == "rdma" and result["source"] == "r1", result
+
+
+def memory_that_no_device_shall_know_is_filled_from_slots():
+    with bed.case("copy", 2, slots=True):
+        bed.publish()
+        tcp = bed.hosts.received_bytes(1)
+        bed.prepare(1, flags=REQUIRE_RDMA | STAGED)
+        bed.begin(1)
+        result = bed.finish(1)
+        assert result["transport"] == "rdma-copy" and result["bytes_moved"] == SIZE, result
+        assert bed.hosts.received_bytes(1) - tcp < SIZE // 10
 
 
 def a_third_reads_from_the_second_while_that_one_reads():
@@ -292,20 +300,29 @@ def the_reader_agent_is_killed():
         wait_for(lambda: all(held()[name] == idle[name] for name in names), 30, "no queue pairs")
 
 
+def a_server_and_workers_on_three_hosts():
+    global bed
+    bed = Bed(c, net)
+
+
 if __name__ == "__main__":
+    net = Rails(HOSTS, RAILS)
+    first, last = machine_test.cases(net, sys.argv[1:])
     with cluster(server=False) as c:
-        bed = Bed(c, Rails(HOSTS, RAILS))
         try:
             main(
-                what_the_device_can,
+                *first,
+                a_server_and_workers_on_three_hosts,
                 both_rails_carry_it_and_tcp_does_not,
                 small_tensors_are_packed_and_served_on,
+                memory_that_no_device_shall_know_is_filled_from_slots,
                 a_third_reads_from_the_second_while_that_one_reads,
                 one_of_two_rails_fails_half_way,
                 without_rails_it_goes_on_by_tcp_and_says_why,
                 the_source_agent_is_killed,
                 the_reader_agent_is_killed,
                 paths_test.every_place_says_the_same,
+                last,
             )
         except SystemExit as e:
             if e.code:

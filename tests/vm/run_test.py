@@ -17,10 +17,7 @@ def main(rails, *command):
 
     if command[0].endswith(".py"):
         command = (os.path.realpath(sys.executable), *command)
-    # Two emulated processors are no faster than one, and wait for each other on a busy host.
-    cpus = 2 if os.environ["TH_LONG"] == "1" else 1
-    seconds = float(os.environ["TH_VM_SECONDS"])
-    options = machine.Options(command, rails=int(rails), cpus=cpus, seconds=seconds)
+    options = machine.Options(command, rails=int(rails), seconds=float(os.environ["TH_VM_SECONDS"]))
     try:
         return machine.in_machine(options, out)
     except machine.Unavailable as e:

@@ -73,8 +73,7 @@ def such_skips_are_allowed():
     """And no test is lost by another reason."""
     with open(os.path.join(HERE, "..", "allowed-skips"), encoding="utf-8") as f:
         lines = [line.rstrip("\n") for line in f]
-    for test in ("vm_machine", "vm_rdma"):
-        assert f"{test}/machine no virtual machine" in lines, test
+    assert "vm_rdma/machine no virtual machine" in lines, lines
     assert run_without({}).startswith("skip machine: no virtual machine"), lines
 
 
