@@ -332,6 +332,16 @@ clear_attribute(CUpointer_attribute attribute, void *value)
 		*(unsigned *)value = 0;
 }
 
+/* cuda.h names what can be asked for among others: these it does not. */
+static bool
+is_asked_alone(CUpointer_attribute attribute)
+{
+	return attribute == CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE ||
+	       attribute == CU_POINTER_ATTRIBUTE_MAPPING_SIZE ||
+	       attribute == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR ||
+	       attribute == CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID;
+}
+
 CUresult
 cuPointerGetAttributes(
 	unsigned count, CUpointer_attribute *attributes, void **values, CUdeviceptr address)
@@ -342,7 +352,9 @@ cuPointerGetAttributes(
 	pthread_mutex_lock(&gpu.lock);
 	bool ours = find_place(address, &place);
 	for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++) {
-		if (ours)
+		if (is_asked_alone(attributes[i]))
+			result = CUDA_ERROR_INVALID_VALUE;
+		else if (ours)
 			result = attribute_of(&place, attributes[i], values[i]);
 		else
 			clear_attribute(attributes[i], values[i]);

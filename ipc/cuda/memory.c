@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * memory - what lies behind the addresses of GPU tensors.
+ *
+ * cuPointerGetAttributes answers zeroes for an address that is not the driver's. The attributes
+ * that its documentation does not name are asked for one by one, and only of addresses that are.
+ */
+#include "ipc/cuda/memory.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+void
+cuda_memory_init(struct cuda_memory *memory, int device)
+{
+	memset(memory, 0, sizeof(*memory));
+	memory->device = device;
+}
+
+void
+cuda_memory_end(struct cuda_memory *memory)
+{
+	free(memory->pieces);
+	cuda_memory_init(memory, memory->device);
+}
+
+const char *
+cuda_kind_name(enum cuda_kind kind)
+{
+	switch (kind) {
+	case CUDA_KIND_LEGACY:
+		return "cudaMalloc";
+	case CUDA_KIND_CHUNK:
+		return "a mapped chunk";
+	case CUDA_KIND_CHUNKS:
+		return "chunks of a range";
+	case CUDA_KIND_POOL:
+		return "a memory pool";
+	case CUDA_KIND_CLOSED:
+		return "not exportable";
+	}
+	return "unknown";
+}
+
+/* The index of the first piece that ends behind the address. */
+static size_t
+find(const struct cuda_memory *memory, CUdeviceptr address)
+{
+	size_t from = 0, to = memory->count;
+	while (from < to) {
+		size_t middle = from + (to - from) / 2;
+		const struct cuda_piece *piece = &memory->pieces[middle];
+		if (address < piece->base || address - piece->base < piece->bytes)
+			to = middle;
+		else
+			from = middle + 1;
+	}
+	return from;
+}
+
+const struct cuda_piece *
+cuda_memory_find(const struct cuda_memory *memory, CUdeviceptr address)
+{
+	size_t index = find(memory, address);
+	if (index == memory->count || memory->pieces[index].base > address)
+		return NULL;
+	return &memory->pieces[index];
+}
+
+/* ---- asking the driver ---------------------------------------------------------------------- */
+
+/* Whatever its type is, it is at most eight bytes, and little-endian. */
+static CUresult
+ask(const struct cuda *cuda, CUpointer_attribute attribute, CUdeviceptr address,
+	unsigned long long *ret_value)
+{
+	unsigned long long value = 0;
+	CUresult result = cuda->cuPointerGetAttribute(&value, attribute, address);
+	if (result == CUDA_SUCCESS)
+		*ret_value = value;
+	return result;
+}
+
+enum asked {
+	TYPE,
+	MANAGED,
+	ORDINAL,
+	LEGACY,
+	RANGE,
+	RANGE_BYTES,
+	MAPPED,
+	TYPES,
+	POOL,
+	BUFFER,
+	ASKED
+};
+
+static CUresult
+ask_all(const struct cuda *cuda, CUdeviceptr address, unsigned long long values[ASKED])
+{
+	CUpointer_attribute attributes[ASKED] = {
+		[TYPE] = CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+		[MANAGED] = CU_POINTER_ATTRIBUTE_IS_MANAGED,
+		[ORDINAL] = CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+		[LEGACY] = CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+		[RANGE] = CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+		[RANGE_BYTES] = CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+		[MAPPED] = CU_POINTER_ATTRIBUTE_MAPPED,
+		[TYPES] = CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+		[POOL] = CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+		[BUFFER] = CU_POINTER_ATTRIBUTE_BUFFER_ID,
+	};
+	void *places[ASKED];
+	memset(values, 0, ASKED * sizeof(values[0]));
+	for (size_t i = 0; i < ASKED; i++)
+		places[i] = &values[i];
+	return cuda->cuPointerGetAttributes(ASKED, attributes, places, address);
+}
+
+static int
+refuse(const struct cuda *cuda, CUresult result, CUdeviceptr address, struct th_err *err)
+{
+	if (result == CUDA_ERROR_NOT_INITIALIZED)
+		return th_fail(err, TH_E_INVALID,
+			"0x%llx cannot be GPU memory: CUDA is not initialized in this process; a "
+			"child of fork() has none, start it with spawn",
+			address);
+	return th_fail(err, TH_E_INVALID, "the CUDA driver cannot say what lies at 0x%llx: %s",
+		address, cuda_result_name(cuda, result));
+}
+
+static int
+check(const struct cuda_memory *memory, CUdeviceptr address, const unsigned long long values[ASKED],
+	struct th_err *err)
+{
+	if (values[TYPE] == CU_MEMORYTYPE_HOST)
+		return th_fail(err, TH_E_INVALID,
+			"0x%llx is host memory that CUDA knows: register it as host memory, with "
+			"device -1",
+			address);
+	if (values[TYPE] != CU_MEMORYTYPE_DEVICE)
+		return th_fail(err, TH_E_INVALID,
+			"0x%llx is no GPU memory of this process: it was freed, or never was",
+			address);
+	if (values[MANAGED])
+		return th_fail(err, TH_E_MEMORY_KIND,
+			"0x%llx is managed memory, which moves between host and GPU and cannot be "
+			"shared: allocate it with cudaMalloc",
+			address);
+	if (!values[MAPPED])
+		return th_fail(err, TH_E_INVALID,
+			"0x%llx is a reserved address without memory: wake the engine before it "
+			"registers",
+			address);
+	if ((int)values[ORDINAL] != memory->device)
+		return th_fail(err, TH_E_INVALID, "0x%llx lies on GPU %d, not on GPU %d", address,
+			(int)values[ORDINAL], memory->device);
+	return 0;
+}
+
+/* The part of the memory at the address for which one handle is made. */
+static int
+ask_piece(const struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr address,
+	struct cuda_piece *ret_piece, struct th_err *err)
+{
+	unsigned long long values[ASKED], base = 0, bytes = 0, rdma = 0, id = 0;
+	CUresult result = ask_all(cuda, address, values);
+	if (result != CUDA_SUCCESS)
+		return refuse(cuda, result, address, err);
+	int rc = check(memory, address, values, err);
+	if (rc < 0)
+		return rc;
+	struct cuda_piece piece = {.range = values[RANGE],
+		.range_bytes = values[RANGE_BYTES],
+		.base = values[RANGE],
+		.bytes = values[RANGE_BYTES],
+		.id = values[BUFFER]};
+	bool exportable = values[TYPES] & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	if (values[LEGACY]) {
+		piece.kind = CUDA_KIND_LEGACY;
+	} else if (values[POOL]) {
+		piece.kind = exportable ? CUDA_KIND_POOL : CUDA_KIND_CLOSED;
+	} else {
+		/* A physical chunk at a reserved address, whether it can be exported or not. */
+		result = ask(cuda, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, address, &base);
+		if (result == CUDA_SUCCESS)
+			result = ask(cuda, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, address, &bytes);
+		if (result == CUDA_SUCCESS)
+			result = ask(cuda, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID, address, &id);
+		if (result != CUDA_SUCCESS)
+			return refuse(cuda, result, address, err);
+		piece.base = base;
+		piece.bytes = bytes;
+		piece.id = id;
+		piece.mapped = true;
+		bool whole = base == piece.range && bytes == piece.range_bytes;
+		piece.kind = !exportable ? CUDA_KIND_CLOSED
+			     : whole     ? CUDA_KIND_CHUNK
+					 : CUDA_KIND_CHUNKS;
+	}
+	if (address < piece.base || address - piece.base >= piece.bytes)
+		return th_fail(err, TH_E_INVALID,
+			"the CUDA driver says that 0x%llx lies in the %llu bytes at 0x%llx, which "
+			"it does not",
+			address, (unsigned long long)piece.bytes, piece.base);
+	/* Not every driver knows the attribute: then no NIC is given it. */
+	if (ask(cuda, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, address, &rdma) ==
+		CUDA_SUCCESS)
+		piece.rdma = rdma != 0;
+	*ret_piece = piece;
+	return 0;
+}
+
+/* ---- pieces --------------------------------------------------------------------------------- */
+
+static int
+insert(struct cuda_memory *memory, const struct cuda_piece *piece, struct th_err *err)
+{
+	size_t index = find(memory, piece->base);
+	const struct cuda_piece *next = index < memory->count ? &memory->pieces[index] : NULL;
+	if (next && (next->base <= piece->base || next->base - piece->base < piece->bytes))
+		return th_fail(err, TH_E_STALE_MEMORY,
+			"the GPU memory at 0x%llx changed while it was registered", piece->base);
+	if (memory->count == memory->room) {
+		size_t room = memory->room ? 2 * memory->room : 32;
+		struct cuda_piece *pieces =
+			reallocarray(memory->pieces, room, sizeof(*memory->pieces));
+		if (!pieces)
+			return th_fail(
+				err, -ENOMEM, "no memory for %zu pieces of GPU memory", room);
+		memory->pieces = pieces;
+		memory->room = room;
+	}
+	memmove(&memory->pieces[index + 1], &memory->pieces[index],
+		(memory->count - index) * sizeof(*memory->pieces));
+	memory->pieces[index] = *piece;
+	memory->count++;
+	return 0;
+}
+
+int
+cuda_memory_add(struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr address,
+	uint64_t bytes, struct th_err *err)
+{
+	CUdeviceptr at = address, end = 0;
+	if (__builtin_add_overflow(address, bytes, &end))
+		return th_fail(err, TH_E_INVALID, "0x%llx has no %llu bytes behind it", address,
+			(unsigned long long)bytes);
+	while (at < end) {
+		const struct cuda_piece *known = cuda_memory_find(memory, at);
+		struct cuda_piece piece;
+		if (known) {
+			piece = *known;
+		} else {
+			int rc = ask_piece(memory, cuda, at, &piece, err);
+			if (rc == 0)
+				rc = insert(memory, &piece, err);
+			if (rc < 0)
+				return rc;
+		}
+		uint64_t rest = piece.bytes - (at - piece.base);
+		if (rest < end - at && !piece.mapped)
+			return th_fail(err, TH_E_INVALID,
+				"the %llu bytes at 0x%llx end %llu bytes behind their allocation",
+				(unsigned long long)bytes, address,
+				(unsigned long long)(end - at - rest));
+		at = rest < end - at ? at + rest : end;
+	}
+	return 0;
+}
+
+const struct cuda_piece *
+cuda_memory_stale(const struct cuda_memory *memory, const struct cuda *cuda)
+{
+	for (size_t i = 0; i < memory->count; i++) {
+		const struct cuda_piece *piece = &memory->pieces[i];
+		unsigned long long id = 0;
+		CUresult result = ask(cuda,
+			piece->mapped ? CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID
+				      : CU_POINTER_ATTRIBUTE_BUFFER_ID,
+			piece->base, &id);
+		if (result != CUDA_SUCCESS || id != piece->id)
+			return piece;
+	}
+	return NULL;
+}
