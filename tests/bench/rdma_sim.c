@@ -41,7 +41,8 @@ allowed_ns(uint64_t bytes)
 static struct rail_node *
 new_node(struct rail_rig *rig)
 {
-	struct rail_node_config config = {.device.bytes_per_second = RATE};
+	struct rail_node_config config = {
+		.device.bytes_per_second = RATE, .answer_ns = INT64_C(4096) << 16};
 	return rail_rig_node(rig, &config);
 }
 

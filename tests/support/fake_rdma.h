@@ -51,6 +51,9 @@ struct fake_counters { /* of a device */
 	uint64_t polls, arms, overruns, flushed, failed;
 	uint64_t mrs, qps, cqs, opens; /* there now */
 	uint32_t out_max;              /* most READs on the wire of one queue pair */
+	/* Virtual time: from a READ's way onto the wire until all of it came, at most. Who hears
+	 * nothing for its timeout asks again, and the answers to both come. */
+	int64_t slowest_ns;
 	/* READs that it was asked for and that are not done, times for how long. */
 	uint64_t outstanding_ns;
 };

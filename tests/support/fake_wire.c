@@ -330,6 +330,8 @@ fake_issue(struct verbs_qp *qp)
 	while (qp->issued != qp->posted && qp->issued - qp->done < qp->path.reads_out) {
 		const struct fake_read *read = &qp->reads[qp->issued % qp->depth];
 		qp->last_ps = done_at(qp, read->read.bytes);
+		device->counters.slowest_ns = th_max_i64(
+			device->counters.slowest_ns, qp->last_ps / FAKE_PS - device->fake->now_ns);
 		happens(device->fake, qp->last_ps, qp->qpn, qp->issued);
 		qp->issued++;
 	}

@@ -69,6 +69,7 @@ rail_rig_node(struct rail_rig *rig, const struct rail_node_config *config)
 		.cq_depth = node->cq_depth,
 		.window_bytes = own.window_bytes,
 		.slice_bytes = own.slice_bytes,
+		.answer_ns = own.answer_ns,
 		.around = &around,
 		.arg = node,
 	};

@@ -90,6 +90,7 @@ struct rail_node_config {
 	struct fake_device_config device;
 	uint64_t window_bytes;
 	uint32_t slice_bytes, cq_depth; /* 0: defaults */
+	int64_t answer_ns;
 };
 
 void rail_rig_init(struct rail_rig *rig);

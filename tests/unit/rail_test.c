@@ -335,3 +335,40 @@ Test(rail, two_rails__split_the_wire_evenly)
 	rail_keys_free(remote);
 	finish(&p);
 }
+
+/*
+ * What is asked for waits behind what was asked for before it, in a queue that serves one queue
+ * pair after the other if it likes. A device that gets nothing for 268 ms asks again.
+ */
+Test(rail, slow_link__what_is_asked_for_comes_before_the_device_asks_again)
+{
+	static const uint64_t rates[] = {4000000, 8000000, 30000000, 125000000, RATE_400G};
+	const int64_t answer_ns = INT64_C(4096) << 16;
+	for (size_t r = 0; r < TH_ARRAY_LEN(rates); r++) {
+		struct pair p;
+		struct rail_leg leg;
+		struct rail_counters counters;
+		struct fake_counters device;
+		struct rail_node_config config = {
+			.device.bytes_per_second = rates[r], .answer_ns = answer_ns};
+		start(&p, 64 * MIB, &config, 0, 0);
+		rail_leg_init(&leg, &p.rig, 64 * MIB, RAIL_CHUNK_BYTES);
+		rail_leg_open(&leg, p.local, p.remote, LANE_QPS, LANE_DEPTH, true);
+		rail_rig_run(&p.rig, INT64_MAX);
+		cr_assert(rail_leg_is_whole(&leg));
+		fake_rdma_counters(p.reader->device, &device);
+		int64_t slowest_ms = device.slowest_ns / 1000000;
+		cr_assert_lt(device.slowest_ns, answer_ns, "%zu: %d ms", r, (int)slowest_ms);
+		/* And the link does not wait for us. */
+		int64_t best_ns = (int64_t)(64 * MIB * 1000 / (rates[r] / 1000000));
+		cr_assert_leq(leg.landed_ns, best_ns + best_ns / 100 + 2 * FAKE_LATENCY_NS);
+		/* A fast one has all of the window, by as few doorbells as ever. */
+		rail_counters(&p.reader->rail, &counters);
+		if (rates[r] >= 125000000) {
+			cr_assert_eq(device.out_max, LANE_DEPTH);
+			cr_assert_leq(counters.doorbells, 64 + 2 + 2);
+		}
+		close_all(&p, &leg);
+		finish(&p);
+	}
+}

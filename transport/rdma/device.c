@@ -477,6 +477,13 @@ rail_name(const struct rails *rails, uint32_t rail)
 	return rails->rails[rail].name;
 }
 
+int64_t
+rails_answer_ns(const struct rails *rails)
+{
+	uint8_t timeout = rails->config.timeout;
+	return timeout == 0 ? 0 : INT64_C(4096) << timeout;
+}
+
 const struct verbs_info *
 rail_info(const struct rails *rails, uint32_t rail)
 {

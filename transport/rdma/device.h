@@ -99,6 +99,8 @@ void rail_status(struct rails *rails, uint32_t rail, struct rail_status *ret_sta
 const struct verbs_ops *rails_ops(const struct rails *rails);
 struct loop *rails_keeper(const struct rails *rails);
 struct verbs_device *rail_device(const struct rails *rails, uint32_t rail);
+/* After so long without an answer a device asks again (rails_config.timeout); 0: never. */
+int64_t rails_answer_ns(const struct rails *rails);
 /* Like rail_status, for those who look often. */
 const char *rail_name(const struct rails *rails, uint32_t rail);
 const struct verbs_info *rail_info(const struct rails *rails, uint32_t rail);

@@ -244,6 +244,30 @@ cut(struct lane *lane)
 
 /* ---- posting ------------------------------------------------------------------------------- */
 
+/* Slices of one batch: the lane's window holds one of each queue pair. */
+static uint32_t
+batch_slices(const struct lane *lane)
+{
+	uint32_t most = th_min_u32(lane->rail->batch, lane->depth);
+	uint64_t each = lane->window_bytes / lane->num_qps / lane->rail->slice_bytes;
+	return (uint32_t)th_max_u64(th_min_u64(each, most), 1);
+}
+
+/* What may be asked for from now on, if the link stays as it was for this request. */
+static void
+learn_window(struct lane *lane, const struct lane_slot *slot)
+{
+	const struct rail *rail = lane->rail;
+	if (rail->answer_ns == 0 || slot->entry == LANE_NO_ENTRY)
+		return;
+	int64_t took_ns = th_max_i64(rail->stepped_ns - slot->posted_ns, 1);
+	double fits = (double)slot->out_bytes * (double)(rail->answer_ns / 2) / (double)took_ns;
+	uint64_t least = (uint64_t)lane->num_qps * rail->slice_bytes;
+	lane->window_bytes = fits < (double)rail->window_bytes
+				     ? th_max_u64((uint64_t)fits, least)
+				     : th_max_u64(rail->window_bytes, least);
+}
+
 /* Posts them as they are: the last is signalled. Returns what post_reads did; what lies in the
  * queue is counted as under way in any case. */
 static int
@@ -262,12 +286,17 @@ post(struct lane *lane, uint32_t index, struct verbs_read *reads, const uint32_t
 		return rc;
 	if (rc > 0)
 		num_reads = th_min_u32(num_reads, (uint32_t)rc);
+	int64_t now_ns = rail->around->now_ns(rail->arg);
 	if (lane->out_bytes == 0)
-		lane->moved_ns = rail->around->now_ns(rail->arg);
+		lane->moved_ns = now_ns;
 	for (uint32_t i = 0; i < num_reads; i++) {
 		lane->out_bytes += reads[i].bytes;
-		qp->slots[qp->posted++ % LANE_DEPTH_MAX] =
-			(struct lane_slot){.bytes = reads[i].bytes, .entry = entries[i]};
+		qp->slots[qp->posted++ % LANE_DEPTH_MAX] = (struct lane_slot){
+			.bytes = reads[i].bytes,
+			.entry = entries[i],
+			.posted_ns = now_ns,
+			.out_bytes = lane->out_bytes,
+		};
 		rail->out_bytes += reads[i].bytes;
 	}
 	rail->out_reads += num_reads;
@@ -310,11 +339,15 @@ refused(struct lane *lane, int rc)
 enum lane_turn
 lane_turn(struct lane *lane)
 {
-	uint32_t batch = th_min_u32(lane->rail->batch, lane->depth);
+	/* One that was refused is posted whole. */
+	uint32_t batch = th_max_u32(batch_slices(lane), lane->num_batch);
+	uint64_t batch_bytes = (uint64_t)batch * lane->rail->slice_bytes;
 	uint32_t index = roomiest(lane);
 	if (lane->late_bytes > 0)
 		return LANE_FULL;
 	if (lane->depth - under_way(&lane->qps[index]) < batch)
+		return LANE_FULL;
+	if (lane->out_bytes > 0 && lane->out_bytes + batch_bytes > lane->window_bytes)
 		return LANE_FULL;
 	while (lane->num_batch < batch && cut(lane))
 		continue;
@@ -387,6 +420,8 @@ lane_done(struct lane *lane, uint32_t index, uint16_t position, enum verbs_statu
 	lane->moved_ns = lane->rail->stepped_ns;
 	/* An error says nothing about those before it that were not signalled: devices differ. */
 	qp->bad = qp->bad || status != VERBS_OK;
+	if (!qp->bad)
+		learn_window(lane, &qp->slots[position % LANE_DEPTH_MAX]);
 	for (uint32_t i = (uint16_t)(position - qp->done) + 1u; i > 0; i--)
 		pop(lane, qp, !qp->bad);
 	if (qp->bad)
@@ -509,6 +544,9 @@ lane_new(struct rail *rail, const struct lane_config *config, struct lane **ret_
 	for (uint32_t i = 0; i < config->num_qps; i++)
 		lane->qps[i].qp = config->qps[i];
 	lane->num_chunks = num_chunks;
+	/* Until something has come: half a batch of each queue pair. */
+	uint64_t slices = (uint64_t)config->num_qps * (LANE_BATCH / 2);
+	lane->window_bytes = rail->answer_ns == 0 ? UINT64_MAX : slices * rail->slice_bytes;
 	*ret_lane = lane;
 	return 0;
 }

@@ -119,6 +119,9 @@ struct lane_chunk {
 struct lane_slot { /* a request that is posted and not done */
 	uint32_t bytes;
 	uint32_t entry; /* of chunks; LANE_NO_ENTRY: a probe */
+	/* When it was posted, and what the lane had asked for then, with it. */
+	int64_t posted_ns;
+	uint64_t out_bytes;
 };
 #define LANE_NO_ENTRY UINT32_MAX
 
@@ -146,8 +149,9 @@ struct lane {
 	uint32_t index;           /* of the rail's table; RAIL_LANES_MAX: not there */
 	uint32_t stamp;           /* of this use of that entry */
 	uint32_t depth, num_qps;
-	uint32_t probes;     /* to come back */
-	uint64_t out_bytes;  /* asked for and not come */
+	uint32_t probes;       /* to come back */
+	uint64_t out_bytes;    /* asked for and not come */
+	uint64_t window_bytes; /* that may be, as it looks now: see rail.h */
 	uint64_t late_bytes; /* of those: so old that the rail's window is without them; 0: none */
 	int64_t moved_ns;    /* when something came last, or was asked for after nothing was */
 	int64_t deadline_ns; /* when to look at it; INT64_MAX: there is nothing to wait for */

@@ -310,6 +310,7 @@ poller_new(const struct poller_config *config, struct poller **ret_poller)
 		.cq_depth = cq_depth,
 		.window_bytes = config->window_bytes,
 		.slice_bytes = config->slice_bytes,
+		.answer_ns = config->answer_ns,
 		.around = &around,
 		.arg = poller,
 	};

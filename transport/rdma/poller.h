@@ -37,6 +37,7 @@ struct poller_config {
 	uint64_t window_bytes;    /* 0: RAIL_WINDOW_BYTES */
 	uint32_t slice_bytes;     /* 0: RAIL_SLICE_BYTES */
 	uint32_t cq_depth;        /* 0: RAIL_CQ_DEPTH, or what the device can */
+	int64_t answer_ns;        /* of rail_config */
 	int64_t idle_ns, spin_ns; /* 0: what suits the machine */
 };
 

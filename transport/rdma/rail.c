@@ -267,6 +267,7 @@ rail_init(struct rail *rail, const struct rail_config *config)
 		.cq_depth = config->cq_depth,
 		.window_bytes = config->window_bytes ? config->window_bytes : RAIL_WINDOW_BYTES,
 		.slice_bytes = config->slice_bytes ? config->slice_bytes : RAIL_SLICE_BYTES,
+		.answer_ns = config->answer_ns,
 		.stepped_ns = INT64_MAX,
 		.deadline_ns = INT64_MAX,
 	};

@@ -8,6 +8,13 @@
  * for as long as the device tries: when others wait, what such a lane has asked for does not count,
  * and it asks for nothing more until something of it comes.
  *
+ * Each lane has a window of its own as well, for links that are slower than the rail's window is
+ * made for. What is asked for waits in a queue, of the source or of a switch, behind what was asked
+ * for before it through the other queue pair. When that lasts longer than the device waits for an
+ * answer it asks again, and both answers come: the queue grows by what nobody needs, the device
+ * asks again after the same time, and soon nothing new comes although the link is full. So a lane
+ * asks for no more than what comes within half of that time, by how long its last request took.
+ *
  * A state machine without thread and clock: rail_step looks for completions and posts what there is
  * room for. poller.h runs it on a thread, tests and benches in virtual time. It allocates nothing
  * and calls the device only to poll and to post.
@@ -48,6 +55,8 @@ struct rail_config {
 	uint32_t cq_depth;
 	uint64_t window_bytes; /* 0: RAIL_WINDOW_BYTES */
 	uint32_t slice_bytes;  /* 0: RAIL_SLICE_BYTES */
+	/* The device asks again when a queue pair gets nothing for so long; 0: it never does. */
+	int64_t answer_ns;
 	const struct rail_around *around;
 	void *arg;
 };
@@ -74,7 +83,8 @@ struct rail {
 	uint32_t lanes_used; /* atomic */
 	uint64_t window_bytes;
 	uint32_t slice_bytes, batch; /* batch: slices, at most LANE_BATCH */
-	bool lost;                   /* there are no completions any more */
+	int64_t answer_ns;
+	bool lost; /* there are no completions any more */
 	enum verbs_status lost_status;
 	const char *lost_why;
 	int64_t stepped_ns;

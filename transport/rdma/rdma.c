@@ -159,7 +159,8 @@ open_pollers(struct rdma *rdma)
 			.device = rail_device(rdma->rails, i),
 			.keeper = rdma->keeper,
 			.window_bytes = rdma->config.window_bytes,
-			.slice_bytes = rdma->config.slice_bytes};
+			.slice_bytes = rdma->config.slice_bytes,
+			.answer_ns = rails_answer_ns(rdma->rails)};
 		int rc = poller_new(&config, &rdma->pollers[i]);
 		if (rc < 0) {
 			rdma->pollers[i] = NULL;
