@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * import - a worker's GPU memory in the agent's GPU process.
+ *
+ * The process has a context of that GPU, and it is current for every call here. An import keeps the
+ * memory allocated, whatever becomes of the worker, until it is ended or this process is: what the
+ * driver does not let go of is given back by killing the process.
+ *
+ * What is opened is hostile: it comes from a worker. Its size is the driver's word, not the
+ * worker's. One thread at a time for each import.
+ */
+#ifndef TH_TRANSPORT_CUDA_IMPORT_H
+#define TH_TRANSPORT_CUDA_IMPORT_H
+
+#include "ipc/cuda/handle.h"
+
+struct cuda_import {
+	enum cuda_kind kind;
+	CUdeviceptr address; /* 0: nothing */
+	uint64_t bytes;
+	CUmemoryPool pool; /* owns */
+};
+
+/* The ordinal that this process has for the GPU, or TH_E_NOT_AVAILABLE. */
+int import_device(const struct cuda *cuda, const uint8_t uuid[16], struct th_err *err);
+
+/*
+ * 0, or with a sentence: TH_E_PROTOCOL for what no worker makes, TH_E_MEMORY_KIND for what the
+ * driver does not open, -ENOMEM where the GPU has no room. fd is only borrowed: close it after the
+ * call. After a failure nothing is left.
+ */
+int import_new(const struct cuda *cuda, int device, const struct cuda_handle *handle, int fd,
+	struct cuda_import *ret_import, struct th_err *err);
+
+/* Waits until the GPU has done what was asked of the memory. 0, or TH_E_MEMORY_KIND with the first
+ * sentence: then the driver may hold some of it still, and only the process's end frees it. */
+int import_end(const struct cuda *cuda, struct cuda_import *import, struct th_err *err);
+
+#endif
