@@ -99,7 +99,7 @@ class Bed:
         self.ask(h, "open", name=self.name, agent=self.agents[h].runtime, **how)
         self.ask(h, "register", name=self.name, memory=layout, timeout=60)
         # The memory and the small tensors. What begins before may go by TCP as far as it comes.
-        if not flags & STAGED:
+        if layout != "private" and not flags & STAGED:
             wait_for(lambda: self.regions(h) == [2] * RAILS, 60, f"two regions: {held()}")
 
     def publish(self, **how):
@@ -199,15 +199,29 @@ def small_tensors_are_packed_and_served_on():
         assert result["transport"] == "rdma" and result["source"] == "r1", result
 
 
-def memory_that_no_device_shall_know_is_filled_from_slots():
-    with bed.case("copy", 2, slots=True):
-        bed.publish()
-        tcp = bed.hosts.received_bytes(1)
-        bed.prepare(1, flags=REQUIRE_RDMA | STAGED)
-        bed.begin(1)
-        result = bed.finish(1)
-        assert result["transport"] == "rdma-copy" and result["bytes_moved"] == SIZE, result
-        assert bed.hosts.received_bytes(1) - tcp < SIZE // 10
+def what_no_device_reaches_is_copied():
+    """Private memory is served out of slots; memory that no device shall know is filled from them;
+    and both in one leg."""
+    bed.ask(0, "alloc", total_bytes=SIZE, name="private", kind="Malloc")
+    bed.ask(0, "fill", seed=1, name="private")
+    with bed.case("copy", 3, slots=True):
+        bed.publish(layout="private")
+        tcp = [bed.hosts.received_bytes(h) for h in (1, 2)]
+        for h, flags in ((1, REQUIRE_RDMA), (2, REQUIRE_RDMA | STAGED)):
+            bed.prepare(h, flags=flags)
+            bed.begin(h)
+        for h in (1, 2):
+            result = bed.finish(h)
+            assert result["transport"] == "rdma-copy" and result["bytes_moved"] == SIZE, result
+            assert bed.hosts.received_bytes(h) - tcp[h - 1] < SIZE // 10
+        # Host 1 has it in memory that is registered: only what comes is copied now.
+        bed.ask(2, "close", name=bed.name, timeout=60)
+        bed.ask(0, "unpublish", name=bed.name, timeout=60)
+        bed.prepare(2, flags=REQUIRE_RDMA | STAGED)
+        bed.begin(2)
+        result = bed.finish(2)
+        assert result["transport"] == "rdma-copy" and result["source"] == "r1", result
+    bed.ask(0, "free", name="private")
 
 
 def a_third_reads_from_the_second_while_that_one_reads():
@@ -315,7 +329,7 @@ if __name__ == "__main__":
                 a_server_and_workers_on_three_hosts,
                 both_rails_carry_it_and_tcp_does_not,
                 small_tensors_are_packed_and_served_on,
-                memory_that_no_device_shall_know_is_filled_from_slots,
+                what_no_device_reaches_is_copied,
                 a_third_reads_from_the_second_while_that_one_reads,
                 one_of_two_rails_fails_half_way,
                 without_rails_it_goes_on_by_tcp_and_says_why,
