@@ -416,6 +416,29 @@ Test(lane, closed_in_every_state__no_call_but_closed)
 	}
 }
 
+/* Its port goes down while its user closes it, who was told of the break before. */
+Test(lane, told_to_break_once_more_while_it_is_closed__gone_once)
+{
+	struct setup s;
+	struct leg_lane *lanes[2];
+	start(&s, NULL);
+	for (uint32_t i = 0; i < 2; i++)
+		lanes[i] = open_lane(&s, 0);
+	rail_rig_run(&s.rig, 50000);
+	for (uint32_t i = 0; i < 2; i++)
+		lane_break(lanes[i]->lane, VERBS_OTHER, "tried");
+	rail_rig_settle(&s.rig);
+	for (uint32_t i = 0; i < 2; i++)
+		rail_leg_close(lanes[i]);
+	lane_break(lanes[0]->lane, VERBS_OTHER, "its port is down");
+	rail_rig_settle(&s.rig);
+	cr_assert_eq(lanes[0]->closed, 1);
+	cr_assert_eq(lanes[1]->closed, 1);
+	cr_assert_eq(s.readers[0]->rail.lanes_used, 0);
+	go_on(&s);
+	finish(&s);
+}
+
 Test(lane, completions_of_a_lane_that_is_gone__not_taken_for_those_of_the_next)
 {
 	struct setup s;

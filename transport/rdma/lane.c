@@ -119,8 +119,11 @@ settle(struct lane *lane)
 		lane->closed = true;
 		lane->user->closed(lane->arg);
 	}
-	if (lane->freed)
+	/* It may still be told to break, by who has not heard of its end. */
+	if (lane->freed && !lane->dismissed) {
+		lane->dismissed = true;
 		rail_dismiss(lane->rail, lane);
+	}
 }
 
 /* Goes to LANE_ENDING. settle is the caller's. */

@@ -137,12 +137,13 @@ struct lane {
 	const struct lane_user *user;
 	void *arg;
 	enum lane_state state;
-	bool closing;  /* lane_close was heard */
-	bool closed;   /* closed was called */
-	bool hungry;   /* take had nothing; a kick ends it */
-	bool freeing;  /* the queue pairs are being destroyed */
-	bool freed;    /* they are */
-	bool is_ready; /* on the rail's list: may have something to post and room for it */
+	bool closing;   /* lane_close was heard */
+	bool closed;    /* closed was called */
+	bool hungry;    /* take had nothing; a kick ends it */
+	bool freeing;   /* the queue pairs are being destroyed */
+	bool freed;     /* they are */
+	bool dismissed; /* rail_dismiss was called */
+	bool is_ready;  /* on the rail's list: may have something to post and room for it */
 	enum verbs_status status; /* why it broke */
 	const char *why;
 	struct lane *next, *prev; /* of the rail's ready or gone */
