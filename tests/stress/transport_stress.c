@@ -66,7 +66,8 @@ any_part(struct world *world, struct rig_agent *agent, struct rig_shard *shard)
 					     : RIG_MIXED;
 	if (memory == RIG_FILE || memory == RIG_MIXED)
 		rig_shard_to_file(shard);
-	/* One of them is not registered: it goes by TCP. */
+	/* One of them is not registered: its bytes go through slots, as those that are not mapped.
+	 */
 	if (th_rng_below(&world->rng, 8) != 0)
 		rig_register(agent, shard);
 	return rig_part_of(shard, memory, true);

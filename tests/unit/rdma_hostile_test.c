@@ -466,7 +466,7 @@ Test(rdma_hostile, source_maps_what_it_has_not__failed)
 	}
 }
 
-/* It has slots, two of them, and says why. */
+/* It has slots, three of them, and says why. */
 static struct fake_source
 staging(uint64_t bytes, uint32_t keys)
 {
@@ -477,7 +477,7 @@ staging(uint64_t bytes, uint32_t keys)
 	struct frame frame = {.kind = FRAME_RDMA_ACCEPT,
 		.flags = FRAME_STAGES,
 		.leg = LEG,
-		.first = 2,
+		.first = 3,
 		.count = 1,
 		.bytes = sizeof(payload)};
 	peer_put_frame(source.fd, &frame, payload, sizeof(payload));
@@ -490,11 +490,11 @@ Test(rdma_hostile, source_has_slots_that_cannot_be__failed)
 {
 	for (uint32_t which = 0; which < 5; which++) {
 		struct fake_source source =
-			staging(which == 0 ? 4 * MIB - 1 : 4 * MIB, which == 0 ? 2 : 1);
+			staging(which == 0 ? 4 * MIB - 1 : 4 * MIB, which == 0 ? 3 : 2);
 		if (which == 1)
 			put_extent(&source, 0, 0, 0);
 		else if (which == 2)
-			put_key(&source, 2, 8 * MIB, 4 * MIB);
+			put_key(&source, 3, 24 * MIB, 4 * MIB);
 		else if (which == 3)
 			put(source.fd, FRAME_STAGED, 0, 0, NULL, 0);
 		else if (which == 4)
@@ -503,18 +503,18 @@ Test(rdma_hostile, source_has_slots_that_cannot_be__failed)
 	}
 }
 
-/* The reader has asked for two chunks. */
+/* The reader has asked for two chunks; the first slot is left alone while it is probed. */
 static struct fake_source
 asked_to_stage(void)
 {
 	static uint8_t payload[FRAME_PAYLOAD_MAX];
 	static const uint8_t digests[8 * 16];
-	struct fake_source source = staging(4 * MIB, 2);
+	struct fake_source source = staging(4 * MIB, 3);
 	put(source.fd, FRAME_PROGRESS, 0, 8, digests, sizeof(digests));
 	for (uint32_t i = 0; i < 2; i++) {
 		struct frame frame = get(source.fd, FRAME_STAGE, payload);
 		cr_assert_eq(frame.first, i);
-		cr_assert_eq(frame.count, i);
+		cr_assert_eq(frame.count, i + 1);
 	}
 	return source;
 }
@@ -524,19 +524,19 @@ Test(rdma_hostile, source_stages_what_it_must_not__failed)
 	for (uint32_t which = 0; which < 7; which++) {
 		struct fake_source source = asked_to_stage();
 		if (which == 0)
-			put(source.fd, FRAME_STAGED, 5, 0, NULL, 0); /* not asked for */
+			put(source.fd, FRAME_STAGED, 5, 1, NULL, 0); /* not asked for */
 		else if (which == 1)
-			put(source.fd, FRAME_STAGED, 0, 1, NULL, 0); /* into the other slot */
+			put(source.fd, FRAME_STAGED, 0, 2, NULL, 0); /* into the other slot */
 		else if (which == 2)
-			put(source.fd, FRAME_STAGED, 0, 2, NULL, 0); /* there are two */
+			put(source.fd, FRAME_STAGED, 0, 3, NULL, 0); /* there are three */
 		else if (which == 3)
-			put(source.fd, FRAME_STAGED, UINT32_MAX, 0, NULL, 0);
+			put(source.fd, FRAME_STAGED, UINT32_MAX, 0, NULL, 0); /* of none */
 		else if (which == 4)
 			put(source.fd, FRAME_CHECK, 0, 1, NULL, 0); /* nobody has asked */
 		else if (which == 5)
 			put(source.fd, FRAME_STAGE, 0, 0, NULL, 0);
 		for (uint32_t i = 0; which == 6 && i < 2; i++)
-			put(source.fd, FRAME_STAGED, 0, 0, NULL, 0);
+			put(source.fd, FRAME_STAGED, 0, 1, NULL, 0);
 		const struct transport_event *failed = wait_failed(&source);
 		cr_assert_eq(failed->code, TH_E_PROTOCOL, "%u: %s", which, failed->text);
 		cr_assert_not(failed->overwrote);
@@ -550,14 +550,14 @@ Test(rdma_hostile, source_stages_when_the_reader_has_left__passed_over_until_it_
 	static uint8_t payload[FRAME_PAYLOAD_MAX];
 	struct fake_source source = asked_to_stage();
 	cr_assert_gt(get(source.fd, FRAME_RDMA_DECLINE, payload).bytes, 0);
-	put(source.fd, FRAME_STAGED, 0, 0, NULL, 0);
+	put(source.fd, FRAME_STAGED, 0, 1, NULL, 0);
 	put(source.fd, FRAME_RDMA_DECLINE, 0, 1, NULL, 0);
 	int data = accept4(source.door, NULL, NULL, SOCK_CLOEXEC);
 	cr_assert_eq(peer_get_frame(data).kind, FRAME_JOIN);
 	peer_get(data, payload, FRAME_KEY_BYTES);
 	/* What was staged and not READ comes this way. */
 	cr_assert_leq(peer_get_frame(data).first, 1);
-	put(source.fd, FRAME_STAGED, 1, 1, NULL, 0);
+	put(source.fd, FRAME_STAGED, 1, 2, NULL, 0);
 	cr_assert_eq(wait_failed(&source)->code, TH_E_PROTOCOL);
 	close(data);
 	finish(&source);

@@ -224,14 +224,27 @@ reader_stage_stop(struct reader *reader)
 	}
 }
 
+static bool
+any_probes(const struct reader *reader)
+{
+	bool any = false;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		const struct reader_lane *lane = &reader->lanes[i];
+		any = any || (lane->lane && !lane->proved && !lane->broken);
+	}
+	return any;
+}
+
 void
 reader_stage_ask(struct reader *reader)
 {
 	struct reader_stage *stage = &reader->stage;
 	struct leg_in *leg = reader->leg;
 	uint32_t limit = __atomic_load_n(&leg->source_prefix, __ATOMIC_ACQUIRE);
+	/* Lanes probe the first slot: it is left alone until they have. */
+	uint32_t first = any_probes(reader) ? 1 : 0;
 	pthread_mutex_lock(&reader->lock);
-	for (uint32_t i = 0; i < stage->num_source && !reader->stopping; i++) {
+	for (uint32_t i = first; i < stage->num_source && !reader->stopping; i++) {
 		struct reader_slot *slot = &stage->source[i];
 		if (slot->state != READER_SLOT_FREE)
 			continue;

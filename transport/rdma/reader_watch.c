@@ -47,6 +47,7 @@ run_proved(struct loop_task *task)
 	path_proved(rdma_paths(reader->rdma), lane->rail, &lane->peer, reader->leg->peer, now_ns);
 	__atomic_compare_exchange_n(
 		&reader->leg->joined_ns, &never, now_ns, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	reader_kick(reader);
 }
 
 /* What the peer's memory or agent did, or our own port, says nothing about the path. */
