@@ -149,7 +149,8 @@ struct thc_op;
 enum thc_open_flags {
 	THC_SPOT = 1u << 0,         /* the host may be preempted: never counts for retention */
 	THC_REQUIRE_RDMA = 1u << 1, /* THC_E_NO_PATH rather than move bytes over TCP; what comes
-				     * from this same host is copied and moves over neither */
+				     * from this same host is copied and moves over neither.
+				     * "rdma-copy" is RDMA */
 	THC_OFFLOAD_SEED = 1u << 2, /* cross-datacenter updates are fetched in the background */
 	THC_NO_MEMORY_FD = 1u << 3, /* never hand the agent access to private memory: it then
 				     * cannot be registered */
@@ -312,7 +313,8 @@ struct thc_result {
 	/* Waiting for the version; moving; verifying that was not overlapped. */
 	uint64_t wait_ns, transfer_ns, verify_ns;
 	char source[THC_NAME_MAX + 1]; /* replica the last byte came from */
-	char transport[32];            /* "rdma", "rdma-copy", "tcp", "local", "cuda-ipc" */
+	/* "rdma", "rdma-copy" (through buffers of an agent), "tcp", "local", "cuda-ipc" */
+	char transport[32];
 };
 #ifdef __cplusplus
 #define THC_RESULT_INIT { sizeof(struct thc_result), 0, 0, 0, 0, 0, 0, 0, 0, "", "" }

@@ -73,7 +73,8 @@ cover_small(const struct regions *regions, struct tensors *tensors, const char *
 		if (!tensors->told)
 			log_warn("rdma",
 				"%s: its small tensors need a buffer of %s, and all such buffers "
-				"may take half of the memory that is available; it goes over TCP",
+				"may take half of the memory that is available; all of it goes "
+				"through the agent's own buffers",
 				label, th_print_size_short(bytes, size));
 		return false;
 	}

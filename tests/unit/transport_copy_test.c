@@ -20,7 +20,16 @@
 #define STALL_NS INT64_C(1500000000)
 #define PATIENCE_NS INT64_C(30000000000)
 
-#define CONFORMANCE(name) PAIR_TESTS(transport_copy, name)
+/* With a device at each end that neither memory is registered with: both go through slots. */
+#define CONFORMANCE(name)                                                                          \
+	PAIR_BOTH(transport_copy, name)                                                            \
+	Test(transport_copy_rdma, name)                                                            \
+	{                                                                                          \
+		pair_rails = 1;                                                                    \
+		pair_staged = PAIR_SOURCE | PAIR_READER;                                           \
+		name(MODE_RDMA);                                                                   \
+	}                                                                                          \
+	static void name(enum mode mode)
 
 static const uint64_t odd_sizes[] = {
 	1, 70000, 2 * MIB - 1, 0, 2 * MIB, 4 * MIB + 1, 9 * MIB + 13, 65536, 65537, 3, 1000000};
@@ -94,7 +103,9 @@ CONFORMANCE(every_kind_to_every_kind__arrives)
 			const struct transport_event *done = wait_reader(s, TRANSPORT_DONE);
 			cr_assert(rig_shards_equal(&s->source, &s->reader), "pair %u", pair);
 			cr_assert_eq(done->bytes_moved, s->source.table->bytes);
-			cr_assert_str_eq(done->transport, mode == MODE_TCP ? "tcp" : "local");
+			cr_assert_str_eq(done->transport, mode == MODE_TCP    ? "tcp"
+							  : mode == MODE_RDMA ? "rdma-copy"
+									      : "local");
 			rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
 			for (uint32_t c = 0; verify && c < s->source.table->num_chunks; c++)
 				cr_assert(th_hash_equal(*xfer_part_digest(s->from, c),
@@ -158,7 +169,7 @@ CONFORMANCE(source_that_shrank__fails_as_the_source)
 		cr_assert(failed->code == TH_E_STALE_MEMORY || mode == MODE_TCP, "kind %u: %s",
 			kind, failed->text);
 		cr_assert(xfer_part_prefix(s->to) <= 1);
-		if (mode == MODE_TCP) {
+		if (mode != MODE_LOCAL) {
 			const struct transport_event *ended =
 				rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg);
 			cr_assert(ended->code == TH_E_STALE_MEMORY || kind == RIG_MAPPED, "%s",
@@ -235,7 +246,7 @@ CONFORMANCE(stuck_source__neither_stop_nor_fence_waits_for_it)
 	make_sticky(s->from);
 	move(s, mode);
 	sticky_wait(&s->rig);
-	if (mode == MODE_TCP) {
+	if (mode != MODE_LOCAL) {
 		transport_fence(s->source_agent->transport, s->leg);
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg);
 		cr_assert(wait_reader(s, TRANSPORT_FAILED)->source_failed);

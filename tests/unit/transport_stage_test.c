@@ -19,7 +19,7 @@
 #define CHUNK (4 * MIB)
 
 /* More chunks than slots. */
-static const uint64_t twenty_chunks[] = {80 * MIB};
+static const uint64_t ten_chunks[] = {40 * MIB};
 static const uint64_t odd_sizes[] = {
 	1, 70000, 2 * MIB - 1, 0, 2 * MIB, 4 * MIB + 1, 9 * MIB + 13, 65536, 65537, 3, 1000000};
 #define ODD TH_ARRAY_LEN(odd_sizes)
@@ -30,7 +30,7 @@ start(unsigned staged, uint32_t rails, int64_t stall_ns)
 {
 	pair_rails = rails;
 	pair_staged = staged;
-	struct pair *s = pair_new(twenty_chunks, 1, stall_ns);
+	struct pair *s = pair_new(ten_chunks, 1, stall_ns);
 	pair_parts(s, true);
 	rig_add_digests(s->from);
 	return s;
@@ -61,22 +61,29 @@ asked(struct pair *s)
 	return posts;
 }
 
+/* The reader has asked its devices for something more. */
+static void
+wait_asked(struct pair *s, uint64_t more_than)
+{
+	int64_t until_ns = th_now_ns() + INT64_C(40000000000);
+	while (asked(s) <= more_than) {
+		cr_assert_lt(th_now_ns(), until_ns);
+		rig_pump(&s->rig, 1);
+	}
+}
+
 /* A leg that has three chunks, and READs of those up to prefix are held on the wire. */
 static struct pair *
 start_reads(unsigned staged, uint32_t rails, uint32_t prefix)
 {
 	struct pair *s = start(staged, rails, CALM_NS);
-	int64_t until_ns = th_now_ns() + INT64_C(40000000000);
 	xfer_part_advance(s->from, 3);
 	pull(s);
 	rig_wait_prefix(&s->rig, s->to, 3);
 	hold(s, true);
 	uint64_t before = asked(s);
 	xfer_part_advance(s->from, prefix);
-	while (asked(s) <= before) {
-		cr_assert_lt(th_now_ns(), until_ns);
-		rig_pump(&s->rig, 1);
-	}
+	wait_asked(s, before);
 	return s;
 }
 
@@ -90,10 +97,25 @@ expect_copy(struct pair *s, uint64_t leg)
 	return done;
 }
 
+/* At the reader, at the source, at both. */
+#define ENDS(what, run)                                                                            \
+	Test(transport_stage, reader__##what)                                                      \
+	{                                                                                          \
+		run(PAIR_READER);                                                                  \
+	}                                                                                          \
+	Test(transport_stage, source__##what)                                                      \
+	{                                                                                          \
+		run(PAIR_SOURCE);                                                                  \
+	}                                                                                          \
+	Test(transport_stage, both__##what)                                                        \
+	{                                                                                          \
+		run(PAIR_READER | PAIR_SOURCE);                                                    \
+	}
+
 /* ---- what comes of it --------------------------------------------------------------------- */
 
 static void
-move_odd(unsigned staged, bool verify)
+move_odd_by(unsigned staged, bool verify)
 {
 	pair_rails = 2;
 	pair_staged = staged;
@@ -111,11 +133,14 @@ move_odd(unsigned staged, bool verify)
 	pair_finish(s);
 }
 
-Test(transport_stage, reader__odd_sizes__arrive)
+static void
+move_odd(unsigned staged)
 {
-	move_odd(PAIR_READER, true);
-	move_odd(PAIR_READER, false);
+	move_odd_by(staged, true);
+	move_odd_by(staged, false);
 }
+
+ENDS(odd_sizes__arrive, move_odd)
 
 /* Of the worker's process, in a file, and of both by turns. */
 static void
@@ -141,10 +166,7 @@ move_kinds(unsigned staged)
 	pair_finish(s);
 }
 
-Test(transport_stage, reader__memory_that_is_not_mapped__arrives)
-{
-	move_kinds(PAIR_READER);
-}
+ENDS(memory_that_is_not_mapped__arrives, move_kinds)
 
 Test(transport_stage, reader__no_room_for_slots__tcp_and_both_reasons)
 {
@@ -153,11 +175,11 @@ Test(transport_stage, reader__no_room_for_slots__tcp_and_both_reasons)
 	s->source_agent = rig_add_agent(&s->rig, CALM_NS, 0);
 	s->rig.stage_bytes = RDMA_NO_STAGE;
 	s->reader_agent = rig_add_agent(&s->rig, CALM_NS, 0);
-	rig_shard_init(&s->source, twenty_chunks, 1, 42);
-	rig_shard_init(&s->reader, twenty_chunks, 1, 0);
+	rig_shard_init(&s->source, ten_chunks, 1, 42);
+	rig_shard_init(&s->reader, ten_chunks, 1, 0);
 	rig_register(s->source_agent, &s->source);
 	pair_parts(s, false);
-	xfer_part_advance(s->from, 20);
+	xfer_part_advance(s->from, 10);
 	pull(s);
 	const struct transport_event *done = pair_done(s, 1);
 	cr_assert_str_eq(done->transport, "tcp");
@@ -172,7 +194,7 @@ Test(transport_stage, reader__registrations_that_fail_while_it_waits__slots_afte
 {
 	pair_rails = 1;
 	pair_staged = PAIR_READER;
-	struct pair *s = pair_new(twenty_chunks, 1, CALM_NS);
+	struct pair *s = pair_new(ten_chunks, 1, CALM_NS);
 	/* Its own few bytes for probes first. */
 	struct fake_counters counters = {0};
 	while (counters.regs == 0)
@@ -180,7 +202,7 @@ Test(transport_stage, reader__registrations_that_fail_while_it_waits__slots_afte
 	fake_rdma_refuse_regs(s->reader_agent->devices[0], 1, -ENOMEM);
 	rig_register(s->reader_agent, &s->reader);
 	pair_parts(s, false);
-	xfer_part_advance(s->from, 20);
+	xfer_part_advance(s->from, 10);
 	pull(s);
 	const struct transport_event *done = pair_done(s, 1);
 	cr_assert_str_eq(done->transport, "rdma-copy", "%s", done->fallback);
@@ -192,47 +214,41 @@ Test(transport_stage, reader__registrations_that_fail_while_it_waits__slots_afte
 static void
 move_reused(unsigned staged)
 {
-	for (uint32_t equal = 3; equal <= 20; equal += 17) {
+	for (uint32_t equal = 3; equal <= 10; equal += 7) {
 		struct pair *s = start(staged, 2, CALM_NS);
 		memcpy(s->reader.tensors[0], s->source.tensors[0], equal * CHUNK);
 		xfer_part_expect_reuse(s->to);
-		xfer_part_advance(s->from, 20);
+		xfer_part_advance(s->from, 10);
 		pull(s);
 		const struct transport_event *done = expect_copy(s, 1);
-		cr_assert_eq(done->bytes_reused + done->bytes_moved, 20 * CHUNK);
-		if (equal == 20)
+		cr_assert_eq(done->bytes_reused + done->bytes_moved, 10 * CHUNK);
+		if (equal == 10)
 			cr_assert_eq(done->bytes_moved, 0);
 		pair_finish(s);
 	}
 }
 
-Test(transport_stage, reader__bytes_that_are_here_already__not_read)
-{
-	move_reused(PAIR_READER);
-}
+ENDS(bytes_that_are_here_already__not_read, move_reused)
 
 /* ---- what breaks midway ------------------------------------------------------------------- */
 
 static void
 break_one_rail(unsigned staged)
 {
-	struct pair *s = start_reads(staged, 2, 20);
+	struct pair *s = start_reads(staged, 2, 10);
 	fake_rdma_port_set(s->reader_agent->devices[0], 1, false);
 	hold(s, false);
 	const struct transport_event *done = expect_copy(s, 1);
-	cr_assert_eq(done->bytes_moved, 20 * CHUNK);
+	cr_assert_eq(done->bytes_moved, 10 * CHUNK);
 	pair_finish(s);
 }
 
-Test(transport_stage, reader__one_of_two_rails_dies__the_other_goes_on)
-{
-	break_one_rail(PAIR_READER);
-}
+ENDS(one_of_two_rails_dies__the_other_goes_on, break_one_rail)
 
 static void
 break_all_rails(unsigned staged)
 {
-	struct pair *s = start_reads(staged, 1, 20);
+	struct pair *s = start_reads(staged, 1, 10);
 	/* What is not moved again is not looked at. */
 	memset(s->source.tensors[0], 0, 3 * CHUNK);
 	fake_rdma_port_set(s->reader_agent->devices[0], 1, false);
@@ -241,47 +257,51 @@ break_all_rails(unsigned staged)
 	cr_assert_str_eq(done->transport, "tcp");
 	cr_assert_str_eq(done->copy, "");
 	cr_assert_neq(done->fallback[0], '\0');
-	cr_assert_eq(done->bytes_moved, 20 * CHUNK);
+	cr_assert_eq(done->bytes_moved, 10 * CHUNK);
 	cr_assert_eq(memcmp(s->source.tensors[0] + 3 * CHUNK, s->reader.tensors[0] + 3 * CHUNK,
-			     17 * CHUNK),
+			     7 * CHUNK),
 		0);
 	pair_finish(s);
 }
 
-Test(transport_stage, reader__all_rails_die__goes_on_over_tcp_from_the_prefix)
-{
-	break_all_rails(PAIR_READER);
-}
+ENDS(all_rails_die__goes_on_over_tcp_from_the_prefix, break_all_rails)
 
+/* Chunk 3 is damaged in the source's slot, or where its first READ finds it; not where it lies when
+ * all of it has come. */
 static void
 damage(unsigned staged)
 {
-	struct pair *s = start_reads(staged, 1, 4);
-	/* Its first READ finds other bytes; when the last has come they are right again. */
-	s->source.tensors[0][3 * CHUNK] ^= 1;
-	cr_assert_gt(fake_rdma_let(s->reader_agent->devices[0], 1), 0);
-	s->source.tensors[0][3 * CHUNK] ^= 1;
+	struct pair *s = start(staged, 1, CALM_NS);
+	uint8_t *byte = &s->source.tensors[0][3 * CHUNK];
+	xfer_part_advance(s->from, 3);
+	pull(s);
+	rig_wait_prefix(&s->rig, s->to, 3);
+	hold(s, true);
+	uint64_t before = asked(s);
+	*byte ^= 1;
+	xfer_part_advance(s->from, 4);
+	wait_asked(s, before);
+	if (!(staged & PAIR_SOURCE))
+		cr_assert_gt(fake_rdma_let(s->reader_agent->devices[0], 1), 0);
+	*byte ^= 1;
 	hold(s, false);
-	xfer_part_advance(s->from, 20);
+	xfer_part_advance(s->from, 10);
 	const struct transport_event *done = expect_copy(s, 1);
-	cr_assert_eq(done->bytes_moved, 21 * CHUNK);
+	cr_assert_eq(done->bytes_moved, 11 * CHUNK);
 	cr_assert_eq(rig_counters(s->reader_agent).checksum_failures, 1);
 	cr_assert_eq(rig_counters(s->reader_agent).chunks_refetched, 1);
 	cr_assert_null(rig_find(s->source_agent, TRANSPORT_CHANGED, 1));
 	pair_finish(s);
 }
 
-Test(transport_stage, reader__damaged_on_its_way__read_again)
-{
-	damage(PAIR_READER);
-}
+ENDS(damaged_on_its_way__read_again, damage)
 
 /* ---- ends --------------------------------------------------------------------------------- */
 
 static void
 stop_reads(unsigned staged)
 {
-	struct pair *s = start_reads(staged, 2, 20);
+	struct pair *s = start_reads(staged, 2, 10);
 	transport_stop(s->reader_agent->transport, 1);
 	rig_wait(&s->rig, s->reader_agent, TRANSPORT_STOPPED, 1);
 	mprotect(s->reader.memory, s->reader.bytes, PROT_NONE);
@@ -290,20 +310,17 @@ stop_reads(unsigned staged)
 	pair_finish(s);
 }
 
-Test(transport_stage, reader__stop_while_reads_are_on_the_wire__nothing_is_written_after_stopped)
-{
-	stop_reads(PAIR_READER);
-}
+ENDS(stop_while_reads_are_on_the_wire__nothing_is_written_after_stopped, stop_reads)
 
 /* Whatever the talk has come to. */
 static void
 end_anywhere(unsigned staged)
 {
-	for (uint32_t round = 0; round < 24; round++) {
+	for (uint32_t round = 0; round < 9; round++) {
 		struct pair *s = start(staged, 1 + round % 2, CALM_NS);
-		xfer_part_advance(s->from, round % 21);
+		xfer_part_advance(s->from, round % 11);
 		pull(s);
-		rig_pump_for(&s->rig, (int64_t)(round / 2) * 400000);
+		rig_pump_for(&s->rig, (int64_t)round * 600000);
 		if (round % 3 != 0)
 			transport_stop(s->reader_agent->transport, 1);
 		if (round % 3 != 1)
@@ -314,7 +331,43 @@ end_anywhere(unsigned staged)
 	}
 }
 
-Test(transport_stage, reader__stop_and_fence_at_any_moment__one_last_event)
+ENDS(stop_and_fence_at_any_moment__one_last_event, end_anywhere)
+
+/* ---- one reads from the other while that still receives ------------------------------------ */
+
+/* A third reads from the reader, whose memory is staged in and out. */
+static void
+pipeline(unsigned staged)
 {
-	end_anywhere(PAIR_READER);
+	struct rig_shard last;
+	struct pair *s = start(staged | PAIR_READER, 1, CALM_NS);
+	struct rig_agent *third = rig_add_agent(&s->rig, CALM_NS, 0);
+	rig_shard_init(&last, ten_chunks, 1, 0);
+	if (!(staged & PAIR_SOURCE))
+		rig_register(third, &last);
+	struct xfer_part *end = rig_part(&last, true);
+	xfer_part_advance(s->from, 5);
+	pull(s);
+	rig_pull(s->reader_agent, third, 2, s->to, end);
+	rig_wait_prefix(&s->rig, end, 5);
+	cr_assert_eq(xfer_part_prefix(s->to), 5);
+	xfer_part_advance(s->from, 10);
+	const struct transport_event *done = rig_wait(&s->rig, third, TRANSPORT_DONE, 2);
+	cr_assert_str_eq(done->transport, "rdma-copy", "%s", done->fallback);
+	cr_assert(rig_shards_equal(&s->source, &last));
+	expect_copy(s, 1);
+	rig_halt(&s->rig);
+	xfer_part_release(end);
+	pair_finish(s);
+	rig_shard_fini(&last);
+}
+
+Test(transport_stage, reader__that_is_staged__is_read_from_while_it_receives)
+{
+	pipeline(0);
+}
+
+Test(transport_stage, both__all_staged__are_read_from_while_they_receive)
+{
+	pipeline(PAIR_SOURCE);
 }

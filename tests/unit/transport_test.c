@@ -25,6 +25,12 @@
 		pair_rails = 2;                                                                    \
 		name(MODE_RDMA);                                                                   \
 	}                                                                                          \
+	Test(transport_rdma_copy, name)                                                            \
+	{                                                                                          \
+		pair_rails = 2;                                                                    \
+		pair_staged = PAIR_SOURCE | PAIR_READER;                                           \
+		name(MODE_RDMA);                                                                   \
+	}                                                                                          \
 	Test(transport_sendfile, name)                                                             \
 	{                                                                                          \
 		rig_with_files = true;                                                             \
@@ -89,6 +95,7 @@ CONFORMANCE(whole_shard_of_odd_sizes__arrives)
 	cr_assert_eq(done->bytes_moved, s->source.table->bytes);
 	cr_assert_eq(done->code, 0);
 	cr_assert_str_eq(done->transport, mode == MODE_TCP    ? "tcp"
+					  : pair_staged != 0  ? "rdma-copy"
 					  : mode == MODE_RDMA ? "rdma"
 							      : "local");
 	cr_assert_str_eq(done->fallback, "");

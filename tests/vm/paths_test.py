@@ -11,15 +11,16 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from cluster import cluster, expect_error, main, wait_for, with_library
 
 with_library()
+import memory_kinds
 import thc
 
 SIZE = 4 << 20
 REQUIRE_RDMA, STAGED = 1 << 1, 1 << 4
 
 
-def with_memory(cl, agent, replica, model="m", flags=0):
+def with_memory(cl, agent, replica, model="m", flags=0, make=thc.Memory):
     shard = thc.Shard(model, replica, agent=cl.agents[agent].runtime, flags=flags)
-    memory = thc.Memory(SIZE)
+    memory = make(SIZE)
     shard.register([thc.tensor("a", memory.address, [SIZE])])
     return shard, memory
 
@@ -89,13 +90,35 @@ def every_place_says_the_same():
             shard.close()
         wait_for(lambda: registered(cl, "b") == idle, 30, "nothing of the workers is registered")
 
-        # Memory that no device is to know: what comes is copied there.
-        staged, _ = with_memory(cl, "b", "staged", model="q", flags=STAGED | REQUIRE_RDMA)
-        open_, _ = with_memory(cl, "a", "open", model="q")
-        open_.publish(1)
+        copies_say_why(cl)
+
+
+def copies_say_why(cl):
+    """Memory that no device is to know, or reaches: its bytes are copied there, at either end."""
+    for count, (model, source, reader, flags, words) in enumerate(
+        (
+            ("q", thc.Memory, thc.Memory, STAGED, ("THC_STAGED",)),
+            ("r", memory_kinds.Malloc, thc.Memory, 0, ("the source says", "private")),
+            ("s", memory_kinds.Malloc, memory_kinds.Malloc, 0, ("private", "the source says")),
+        ),
+        start=1,
+    ):
+        staged, into = with_memory(cl, "b", "staged", model, flags | REQUIRE_RDMA, reader)
+        given, out = with_memory(cl, "a", "given", model, make=source)
+        out.fill(30 + count)
+        given.publish(1)
         assert staged.replicate("1")["transport"] == "rdma-copy"
+        assert into.read(0, SIZE) == out.read(0, SIZE)
+        b = status(cl, "b")
+        assert b["rdma_copies"] == count, b
+        assert all(word in b["rdma_last_copy"] for word in words), b["rdma_last_copy"]
+        log = cl.agents["b"].tail()
+        assert "path=rdma-copy" in log and b["rdma_last_copy"] in log, b["rdma_last_copy"]
+        wait_for(
+            lambda count=count: status(cl, "a")["rdma_copies"] == count, 30, "the source says so"
+        )
         staged.close()
-        open_.close()
+        given.close()
 
 
 if __name__ == "__main__":
