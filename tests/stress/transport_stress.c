@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * transport_stress - many legs at once, over TCP, by copy, and over RDMA of devices in memory that
- * lose ports and completion queues; between memory of every kind, chained, stopped and fenced at
- * random, with strangers at the door. Runs under ThreadSanitizer.
+ * lose ports and completion queues, also through buffers; between memory of every kind, chained,
+ * stopped and fenced at random, with strangers at the door. Runs under ThreadSanitizer.
  *
  * After each round every leg must have had exactly one last event, and every part that is whole
  * must be right. A part that nobody may touch any more is made inaccessible at once: whoever does
@@ -22,6 +22,7 @@
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_rig.h"
 #include "transport/crew.h"
+#include "transport/rdma/stage.h"
 
 #define AGENTS 3
 #define READERS 12
@@ -231,6 +232,8 @@ run_round(struct world *world, uint32_t disturbances, bool close_midway, bool wi
 	memset(&world->rig, 0, sizeof(world->rig));
 	memset(world->readers, 0, sizeof(world->readers));
 	world->rig.num_rails = with_rdma ? 2 : 0;
+	/* Now and then too little for all who copy. */
+	world->rig.stage_bytes = (1 + th_rng_below(&world->rng, 12)) * SLAB_BYTES;
 	for (int i = 0; i < AGENTS; i++)
 		rig_add_agent(&world->rig, 0, 2);
 	rig_shard_init(&world->published, sizes, ROWS, 1 + th_rng_below(&world->rng, 1000));
