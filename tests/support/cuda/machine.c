@@ -410,20 +410,18 @@ int
 machine_plan(struct machine *machine, enum machine_fault fault, pid_t pid, int call, int after,
 	CUresult result)
 {
-	for (int i = 0; i < (int)MACHINE_FAULTS_MAX; i++) {
-		struct machine_plan *plan = &machine->page->plans[i];
-		if (plan->fault)
-			continue;
-		plan->pid = pid;
-		plan->call = call;
-		plan->after = after;
-		plan->result = result;
-		plan->met = 0;
-		plan->fault = (int)fault;
-		return i;
-	}
-	TH_ASSERT(!"a machine has no room for another fault");
-	return -1;
+	int number = 0;
+	while (number < (int)MACHINE_FAULTS_MAX && machine->page->plans[number].fault)
+		number++;
+	TH_ASSERT(number < (int)MACHINE_FAULTS_MAX);
+	struct machine_plan *plan = &machine->page->plans[number];
+	plan->pid = pid;
+	plan->call = call;
+	plan->after = after;
+	plan->result = result;
+	plan->met = 0;
+	plan->fault = (int)fault;
+	return number;
 }
 
 unsigned
