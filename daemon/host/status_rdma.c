@@ -74,7 +74,7 @@ fill_rail(const struct host *host, uint32_t rail, struct rail_storage *storage)
 	info->on_node = counts.node >= 0;
 	info->node = counts.node >= 0 ? (uint32_t)counts.node : 0;
 	info->state = text(states[status->state]);
-	info->why = text(status->why);
+	info->why = text(status->why[0] ? status->why : status->failed_why);
 	info->link = text(link_text(status->port.link));
 	if (status->state == RAIL_UP) {
 		info->address = text(gid_text(status->gid.raw, storage->address));

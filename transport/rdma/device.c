@@ -265,6 +265,7 @@ add_rail(struct rails *rails, struct opened *opened, uint32_t port, const char *
 {
 	struct rail_port *rail = &rails->rails[rails->num_rails++];
 	opened->num_rails++;
+	rail->rails = rails;
 	rail->opened = opened;
 	rail->port = port;
 	snprintf(rail->name, sizeof(rail->name), "%s", name);
@@ -335,7 +336,9 @@ start_registrars(struct rails *rails)
 	for (uint32_t i = 0; i < rails->num_rails && rc == 0; i++) {
 		char name[16];
 		snprintf(name, sizeof(name), "th-rdma-mr%u", i & 0xffu);
-		rc = loop_new(name, LOOP_EPOLL, NULL, NULL, &rails->rails[i].registrar);
+		struct rail_port *port = &rails->rails[i];
+		rail_registrar_init(port);
+		rc = loop_new(name, LOOP_EPOLL, rail_registrar_tick, port, &port->registrar);
 	}
 	return rc;
 }
@@ -444,9 +447,11 @@ rail_status(struct rails *rails, uint32_t rail, struct rail_status *ret_status)
 {
 	TH_ASSERT(rail < rails->num_rails);
 	pthread_mutex_lock(&rails->lock);
-	*ret_status = rails->rails[rail].status;
-	pthread_mutex_unlock(&rails->lock);
 	const struct rail_port *port = &rails->rails[rail];
+	*ret_status = port->status;
+	ret_status->num_failed = port->num_failed;
+	memcpy(ret_status->failed_why, port->failed_why, sizeof(port->failed_why));
+	pthread_mutex_unlock(&rails->lock);
 	ret_status->bytes_registered = __atomic_load_n(&port->bytes_registered, __ATOMIC_RELAXED);
 	ret_status->num_mrs = __atomic_load_n(&port->num_mrs, __ATOMIC_RELAXED);
 }

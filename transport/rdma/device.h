@@ -62,6 +62,8 @@ struct rail_status {
 	uint64_t changes;     /* of the state, since the start */
 	uint64_t bytes_registered;
 	uint32_t num_mrs;
+	uint32_t num_failed; /* registrations that failed; they are tried again */
+	char failed_why[RAIL_WHY_BYTES];
 };
 
 struct rails;

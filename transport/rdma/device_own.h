@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <semaphore.h>
+#include <sys/queue.h>
 
 #include "transport/rdma/device.h"
 
@@ -25,12 +26,22 @@ struct rail_port {
 	struct opened *opened;
 	uint32_t port;
 	char name[RAIL_NAME_BYTES];
-	struct loop *registrar;    /* owns: registers memory and deregisters it (region.c) */
+	struct rails *rails;
+	struct loop *registrar; /* owns: registers memory and deregisters it (region.c) */
+	/* The registrar's: all that there are with this rail, the newest first. */
+	LIST_HEAD(, registration) registrations;
+	struct loop_task released_task; /* memory was given back, here or by another rail */
 	bool warned;               /* atomic */
 	uint64_t bytes_registered; /* atomic, as the next */
 	uint32_t num_mrs;
 	struct rail_status status; /* state and all behind it: guarded by rails.lock */
+	uint32_t num_failed;       /* so are these: registrations, and why the last one did */
+	char failed_why[RAIL_WHY_BYTES];
 };
+
+/* Of a registrar, whose rail it is (region.c). */
+void rail_registrar_init(struct rail_port *port);
+int64_t rail_registrar_tick(void *arg, int64_t now_ns);
 
 struct rails {
 	const struct verbs_ops *ops;

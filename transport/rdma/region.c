@@ -5,22 +5,28 @@
  * Each rail has two tasks of a region, run by its registrar in the order in which they are posted:
  * one that registers, posted at the beginning, and one that deregisters, posted once by whoever
  * lets the last reference go. The last of the first kind posts `settled` to the keeper, the last of
- * the second kind `gone`, so `gone` comes last of all and frees the region.
+ * the second kind `gone`, so `gone` comes last of all and frees the region. Between the two a
+ * registration that failed is tried again by the registrar's clock.
  */
 #include "transport/rdma/region.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
 #include "transport/rdma/device_own.h"
 #include "transport/rdma/memlock.h"
 
+#define AGAIN_NS INT64_C(1000000000) /* until a registration that failed is tried again, at least */
+#define AGAIN_MAX_NS INT64_C(30000000000)
 #define PIECE_ALIGN (UINT64_C(2) << 20) /* a huge page stays in one piece */
 
 struct registration { /* with one rail */
@@ -30,7 +36,13 @@ struct registration { /* with one rail */
 	enum region_state state; /* atomic: READY and FAILED are stored after what follows */
 	struct verbs_mr *mrs;    /* owns: one for each piece */
 	uint32_t num_mrs;
-	struct th_err err;
+	struct th_err err; /* guarded by the lock of rails */
+	/* The registrar's. */
+	LIST_ENTRY(registration) entry; /* of the rail's */
+	int code;                       /* of the last try */
+	uint32_t tries;
+	int64_t tried_ns, again_ns; /* again_ns INT64_MAX: not by itself */
+	int64_t pause_ns;
 };
 
 struct region {
@@ -125,8 +137,26 @@ deregister(struct registration *registration)
 	}
 }
 
+/* What another time may bring. */
+static bool
+may_pass(int code)
+{
+	switch (code) {
+	case -ENOMEM:
+	case -EAGAIN:
+	case -EBUSY:
+	case -ENOSPC:
+	case -EMFILE:
+	case -ENFILE:
+	case -EPERM:
+		return true;
+	default:
+		return false;
+	}
+}
+
 static void
-explain(struct registration *registration, int code, uint32_t piece)
+explain(struct registration *registration, int code, uint32_t piece, struct th_err *ret_err)
 {
 	struct region *region = registration->region;
 	struct opened *opened = opened_of(registration);
@@ -143,10 +173,81 @@ explain(struct registration *registration, int code, uint32_t piece)
 	if (memlock_read(&failed.memlock) < 0)
 		failed.memlock.limit_bytes = UINT64_MAX; /* then a less helpful sentence */
 	if (is_there(registration))
-		(void)memlock_explain(&failed, &registration->err);
+		(void)memlock_explain(&failed, ret_err);
 	else
-		th_fail(&registration->err, -ENODEV, "%s: the device is gone", rail);
-	log_warn("rdma", "%s", registration->err.text);
+		th_fail(ret_err, -ENODEV, "%s: the device is gone", rail);
+}
+
+/* What is shown of the rail. */
+static void
+show(struct registration *registration, const struct th_err *err, bool was_failed)
+{
+	struct rails *rails = registration->region->rails;
+	struct rail_port *port = &rails->rails[registration->rail];
+	pthread_mutex_lock(&rails->lock);
+	port->num_failed += err ? !was_failed : -1u;
+	if (err) {
+		registration->err = *err;
+		memcpy(port->failed_why, err->text, sizeof(port->failed_why));
+	} else if (port->num_failed == 0) {
+		port->failed_why[0] = '\0';
+	}
+	pthread_mutex_unlock(&rails->lock);
+}
+
+/* All pieces, or none. Again after a failure: said once for each reason. */
+static void
+enter(struct registration *registration)
+{
+	struct region *region = registration->region;
+	struct rail_port *port = &region->rails->rails[registration->rail];
+	int rc = 0;
+	uint32_t at = 0;
+	bool was_failed = registration->code < 0;
+	for (; at < region->num_pieces && rc == 0; at += rc == 0) {
+		if (is_dropped(region)) /* nobody asks any more */
+			rc = -ECANCELED;
+		else
+			rc = is_there(registration) ? register_piece(registration, at) : -ENODEV;
+		if (rc == 0) {
+			registration->num_mrs++;
+			count(registration, at, true);
+		}
+	}
+	registration->tries++;
+	registration->tried_ns = th_now_ns();
+	registration->again_ns = INT64_MAX;
+	if (rc < 0)
+		deregister(registration);
+	if (rc < 0 && rc != -ECANCELED) {
+		struct th_err err;
+		bool limit = port->opened->info.mrs_max != 0 &&
+			     __atomic_load_n(&port->opened->num_mrs, __ATOMIC_RELAXED) >=
+				     port->opened->info.mrs_max;
+		explain(registration, rc, at, &err);
+		if (rc != registration->code)
+			log_warn("rdma", "%s", err.text);
+		show(registration, &err, was_failed);
+		registration->code = rc;
+		registration->pause_ns =
+			th_min_i64(th_max_i64(2 * registration->pause_ns, AGAIN_NS), AGAIN_MAX_NS);
+		if (is_there(registration) && (limit || may_pass(rc)))
+			registration->again_ns = registration->tried_ns + registration->pause_ns;
+		loop_tick_at(port->registrar, registration->again_ns);
+	} else if (rc == 0) {
+		if (was_failed) {
+			char bytes[TH_UNITS_BYTES];
+			th_print_size_short(region->memory.bytes, bytes);
+			log_info("rdma", "%s has registered %s after all tries=%" PRIu32,
+				rail_name(region->rails, registration->rail), bytes,
+				registration->tries);
+			show(registration, NULL, true);
+		}
+		registration->code = 0;
+		registration->pause_ns = 0;
+	}
+	__atomic_store_n(
+		&registration->state, rc == 0 ? REGION_READY : REGION_FAILED, __ATOMIC_RELEASE);
 }
 
 static void
@@ -154,29 +255,11 @@ run_enter(struct loop_task *task)
 {
 	struct registration *registration = loop_container(task, struct registration, enter_task);
 	struct region *region = registration->region;
-	enum region_state state = REGION_READY;
-	for (uint32_t i = 0; i < region->num_pieces && state == REGION_READY; i++) {
-		if (is_dropped(region)) { /* nobody asks any more */
-			state = REGION_FAILED;
-			break;
-		}
-		int rc = is_there(registration) ? register_piece(registration, i) : -ENODEV;
-		if (rc < 0) {
-			explain(registration, rc, i);
-			state = REGION_FAILED;
-			break;
-		}
-		registration->num_mrs++;
-		count(registration, i, true);
-	}
-	if (state == REGION_FAILED)
-		deregister(registration);
-	__atomic_store_n(&registration->state, state, __ATOMIC_RELEASE);
-	if (__atomic_sub_fetch(&region->waiting, 1, __ATOMIC_ACQ_REL) == 0) {
-		/* Registrations hold what is behind it. */
-		th_fd_close(&region->memory.dmabuf_fd);
+	struct rail_port *port = &region->rails->rails[registration->rail];
+	LIST_INSERT_HEAD(&port->registrations, registration, entry);
+	enter(registration);
+	if (__atomic_sub_fetch(&region->waiting, 1, __ATOMIC_ACQ_REL) == 0)
 		loop_post(region->rails->keeper, &region->settled_task);
-	}
 }
 
 static void
@@ -184,9 +267,58 @@ run_leave(struct loop_task *task)
 {
 	struct registration *registration = loop_container(task, struct registration, leave_task);
 	struct region *region = registration->region;
+	struct rails *rails = region->rails;
+	bool gives_back = registration->num_mrs > 0;
+	LIST_REMOVE(registration, entry);
 	deregister(registration);
+	if (registration->code < 0)
+		show(registration, NULL, true);
+	/* Locked memory is the process's: others may have been waiting for it. */
+	for (uint32_t i = 0; gives_back && i < rails->num_rails; i++)
+		loop_post(rails->rails[i].registrar, &rails->rails[i].released_task);
 	if (__atomic_sub_fetch(&region->held, 1, __ATOMIC_ACQ_REL) == 0)
 		loop_post(region->rails->keeper, &region->gone_task);
+}
+
+/* Each of those that failed is tried by itself: a large one keeps the others from nothing. */
+int64_t
+rail_registrar_tick(void *arg, int64_t now_ns)
+{
+	struct rail_port *port = arg;
+	struct registration *registration;
+	int64_t next_ns = INT64_MAX;
+	LIST_FOREACH(registration, &port->registrations, entry)
+	{
+		if (now_ns >= registration->again_ns && !is_dropped(registration->region))
+			enter(registration);
+		next_ns = th_min_i64(next_ns, registration->again_ns);
+	}
+	return next_ns;
+}
+
+static void
+run_released(struct loop_task *task)
+{
+	struct rail_port *port = loop_container(task, struct rail_port, released_task);
+	struct registration *registration;
+	int64_t soonest_ns = INT64_MAX;
+	LIST_FOREACH(registration, &port->registrations, entry)
+	{
+		if (registration->again_ns == INT64_MAX)
+			continue;
+		registration->again_ns =
+			th_min_i64(registration->again_ns, registration->tried_ns + AGAIN_NS);
+		soonest_ns = th_min_i64(soonest_ns, registration->again_ns);
+	}
+	if (soonest_ns != INT64_MAX)
+		loop_tick_at(port->registrar, soonest_ns);
+}
+
+void
+rail_registrar_init(struct rail_port *port)
+{
+	LIST_INIT(&port->registrations);
+	port->released_task.run = run_released;
 }
 
 /* ---- the keeper's thread ------------------------------------------------------------------ */
@@ -205,6 +337,7 @@ run_gone(struct loop_task *task)
 	struct region *region = loop_container(task, struct region, gone_task);
 	struct region_user user = region->user;
 	bool stuck = __atomic_load_n(&region->stuck, __ATOMIC_ACQUIRE);
+	th_fd_close(&region->memory.dmabuf_fd);
 	for (uint32_t i = 0; i < region->num_registrations; i++)
 		free(region->registrations[i].mrs);
 	__atomic_fetch_sub(&region->rails->num_regions, 1, __ATOMIC_RELEASE);
@@ -265,13 +398,12 @@ region_new(struct rails *rails, const struct region_memory *memory, uint32_t mas
 			.region = region,
 			.rail = i,
 			.state = REGION_WAITING,
+			.again_ns = INT64_MAX,
 			.mrs = th_calloc(region->num_pieces, sizeof(struct verbs_mr))};
 		region->of[i] = registration;
 	}
-	if (count == 0) {
-		th_fd_close(&region->memory.dmabuf_fd);
+	if (count == 0)
 		loop_post(rails->keeper, &region->settled_task);
-	}
 	for (uint32_t k = 0; k < count; k++)
 		loop_post(rails->rails[region->registrations[k].rail].registrar,
 			&region->registrations[k].enter_task);
@@ -324,8 +456,11 @@ region_state(struct region *region, uint32_t rail, struct th_err *ret_err)
 		th_fail(ret_err, -ENODEV, "%s: the device is gone", rail_name(region->rails, rail));
 		return REGION_FAILED;
 	}
-	if (state == REGION_FAILED && ret_err)
+	if (state == REGION_FAILED && ret_err) {
+		pthread_mutex_lock(&region->rails->lock);
 		*ret_err = registration->err;
+		pthread_mutex_unlock(&region->rails->lock);
+	}
 	return state;
 }
 

@@ -7,6 +7,9 @@
  * it is. A device that takes only so much at once gets the allocation in pieces, the same ones on
  * all its rails; no READ may cross from one into the next.
  *
+ * What cannot be registered (a limit, no memory) is tried again after a second, then two, up to
+ * half a minute, and sooner when memory was given back. Who asks meanwhile hears FAILED and why.
+ *
  * Peers name bytes by `address`: the offset within the allocation, plus where its first byte lies
  * in its page. So no address of this process leaves it.
  *
@@ -28,7 +31,7 @@ enum region_state {
 	REGION_NONE,    /* not asked for on this rail */
 	REGION_WAITING, /* under way */
 	REGION_READY,
-	REGION_FAILED, /* the sentence says why */
+	REGION_FAILED, /* for now; the sentence says why */
 };
 
 struct region_memory {
