@@ -375,7 +375,8 @@ reader_tick(struct reader *reader, bool late, int64_t now_ns)
 	if (reader->state != READER_RUNNING)
 		return reader->deadline_ns;
 	/* We come late ourselves (frozen, or starved): that is no stall of a path. */
-	int64_t period_ns = reader->leg->transport->config.stall_ns / 4;
+	int64_t stall_ns = reader->leg->transport->config.stall_ns;
+	int64_t period_ns = th_min_i64(stall_ns, READER_PROBE_NS) / 4;
 	late = late || now_ns > reader->looked_ns + 2 * period_ns;
 	reader->looked_ns = now_ns;
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {

@@ -20,6 +20,8 @@
 #include "transport/rdma/reader_stage.h"
 #include "transport/rdma/wire.h"
 
+/* A lane that has not proved itself by then breaks. */
+#define READER_PROBE_NS INT64_C(1000000000)
 #define READER_LOOKS_MAX 8u /* chunks that are looked at, or wait to be fetched after that */
 
 enum reader_state {

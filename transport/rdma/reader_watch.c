@@ -12,8 +12,6 @@
 #include "transport/rdma/reader_own.h"
 #include "transport/tcp.h"
 
-#define PROBE_NS INT64_C(1000000000) /* a lane that has not proved itself by then breaks */
-
 static const char *
 names_of(const struct reader_lane *lane, char ret_text[160])
 {
@@ -180,7 +178,7 @@ reader_look_at_lane(struct reader_lane *lane, int64_t now_ns)
 	if (!lane->lane || lane->broken || lane->closing)
 		return;
 	if (!lane->proved) {
-		if (now_ns >= lane->moved_ns + PROBE_NS)
+		if (now_ns >= lane->moved_ns + READER_PROBE_NS)
 			lane_break(lane->lane, VERBS_GONE, "its first READ does not come back");
 		return;
 	}
