@@ -164,6 +164,7 @@ fail_by(struct leg_in *leg, int code)
 void
 leg_in_stop(struct leg_in *leg)
 {
+	leg_in_settle(leg); /* the transport may be closing */
 	if (leg->state == LEG_IN_ENDING)
 		return;
 	leg->result.code = TH_E_CANCELLED;

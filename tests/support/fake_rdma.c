@@ -427,10 +427,12 @@ fake_qp_free(struct verbs_qp *qp)
 	qp->cq->num_qps--;
 	device->counters.qps_freed++;
 	device->counters.qps--;
+	int rc = device->refuse_frees > 0 ? device->refuse_frees_code : 0;
+	device->refuse_frees -= rc < 0;
 	fake_unlock(device->fake);
 	free(qp->reads);
 	free(qp);
-	return 0;
+	return rc;
 }
 
 static int

@@ -87,6 +87,8 @@ void fake_rdma_fail_read(struct verbs_device *device, uint32_t n, enum verbs_sta
 void fake_rdma_refuse_posts(struct verbs_device *device, uint32_t count, int code);
 void fake_rdma_refuse_connects(struct verbs_device *device, uint32_t count, int code);
 void fake_rdma_refuse_regs(struct verbs_device *device, uint32_t count, int code);
+/* The next count queue pairs to be destroyed are not, as far as is said. */
+void fake_rdma_refuse_frees(struct verbs_device *device, uint32_t count, int code);
 /* The next post fails midway: so many of its READs lie in the queue. */
 void fake_rdma_half_post(struct verbs_device *device, uint32_t taken);
 /* Registrations wait until they are let go on. Not in virtual time. */

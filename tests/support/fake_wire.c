@@ -388,6 +388,15 @@ fake_rdma_fail_read(struct verbs_device *device, uint32_t n, enum verbs_status s
 }
 
 void
+fake_rdma_refuse_frees(struct verbs_device *device, uint32_t count, int code)
+{
+	fake_lock(device->fake);
+	device->refuse_frees = count;
+	device->refuse_frees_code = code;
+	fake_unlock(device->fake);
+}
+
+void
 fake_rdma_half_post(struct verbs_device *device, uint32_t taken)
 {
 	fake_lock(device->fake);

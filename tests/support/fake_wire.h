@@ -49,6 +49,8 @@ struct verbs_device {
 	int64_t connect_ns; /* atomic */
 	bool hold_regs;     /* atomic */
 	uint32_t refuse_posts, refuse_connects, refuse_regs;
+	uint32_t refuse_frees;
+	int refuse_frees_code;
 	uint32_t half_post; /* READs that the next post takes before it fails; 0: all */
 	int refuse_posts_code, refuse_connects_code, refuse_regs_code;
 	uint64_t out; /* READs posted and not done */

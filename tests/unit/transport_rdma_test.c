@@ -464,6 +464,35 @@ Test(transport_rdma_leg, reads_that_wait_forever__a_stall_of_the_path)
 	pair_finish(s);
 }
 
+/* What it may still write to is not given back, nor filled by other ways, until the agent ends. */
+Test(transport_rdma_leg, queue_pair_neither_drained_nor_destroyed__the_part_stays_taken)
+{
+	static const int codes[] = {-EBUSY, -EIO};
+	for (size_t i = 0; i < TH_ARRAY_LEN(codes); i++) {
+		struct pair *s = start_reads(1, 8);
+		struct verbs_device *device = s->reader_agent->devices[0];
+		fake_rdma_mute(device, true);
+		fake_rdma_refuse_frees(device, 2, codes[i]);
+		strike(s, PORT_DOWN, 0);
+		while (queue_pairs(s->reader_agent) > 0)
+			rig_pump(&s->rig, 1);
+		if (codes[i] == -EIO) { /* it is gone, and nothing writes */
+			expect_done(s, "tcp", "our port is down");
+		} else {
+			uint32_t prefix = xfer_part_prefix(s->to);
+			while (rig_counters(s->reader_agent).legs_failed == 0)
+				rig_pump(&s->rig, 1);
+			transport_stop(s->reader_agent->transport, 1);
+			rig_pump_for(&s->rig, 300000000);
+			for (enum transport_event_kind kind = TRANSPORT_DONE;
+				kind <= TRANSPORT_STOPPED; kind++)
+				cr_assert_null(rig_find(s->reader_agent, kind, 1));
+			cr_assert_eq(xfer_part_prefix(s->to), prefix);
+		}
+		pair_finish(s);
+	}
+}
+
 struct nap {
 	struct loop_task task;
 	bool over; /* atomic */

@@ -73,6 +73,18 @@ give_back(struct lane *lane)
 	lane->user->broken(lane->arg, lane->status, lane->why);
 }
 
+/* Its requests may write for ever: the chunks are nobody's. */
+static void
+keep(struct lane *lane)
+{
+	rail_count(&lane->rail->counters.broken, !lane->closing);
+	if (lane->user->stuck)
+		lane->user->stuck(lane->arg);
+	if (!lane->closing)
+		lane->user->broken(lane->arg, VERBS_LOCAL,
+			"a queue pair can be neither drained nor destroyed");
+}
+
 /* What it asked for is part of the window again. */
 static void
 count_again(struct lane *lane)
@@ -110,7 +122,10 @@ settle(struct lane *lane)
 		lane->state = LANE_ENDED;
 		lane->deadline_ns = INT64_MAX;
 		free_qps(lane);
-		if (!lane->closing)
+		/* What has come back writes no more, whatever becomes of its queue pair. */
+		if (waits && lane->stuck)
+			keep(lane);
+		else if (!lane->closing)
 			give_back(lane);
 	}
 	if (lane->state != LANE_ENDED || !lane->closing)

@@ -61,10 +61,13 @@ struct lane_user {
 	/* The lane is of no more use. After all give_back; then only lane_close is left. why: for
 	 * people, lives as long as the process. */
 	void (*broken)(void *arg, enum verbs_status status, const char *why);
+	/* May be NULL. A queue pair could be neither drained nor destroyed: what was asked for may
+	 * still be written, so no chunk goes back. Before broken or closed. */
+	void (*stuck)(void *arg);
 	/* May be NULL. Each queue pair has read its probe. */
 	void (*proved)(void *arg);
-	/* After lane_close: nothing of the lane writes any more, and arg is not used any more. The
-	 * lane frees itself and its queue pairs. */
+	/* After lane_close: nothing of the lane writes any more, unless it is stuck, and arg is not
+	 * used any more. The lane frees itself and its queue pairs. */
 	void (*closed)(void *arg);
 };
 
@@ -142,6 +145,7 @@ struct lane {
 	bool hungry;    /* take had nothing; a kick ends it */
 	bool freeing;   /* the queue pairs are being destroyed */
 	bool freed;     /* they are */
+	bool stuck;     /* one is not; written before freed_task is posted */
 	bool dismissed; /* rail_dismiss was called */
 	bool is_ready;  /* on the rail's list: may have something to post and room for it */
 	enum verbs_status status; /* why it broke */

@@ -112,8 +112,10 @@ run_free(struct loop_task *task)
 	for (uint32_t i = 0; i < lane->num_qps; i++) {
 		int rc = ops->qp_free(lane->qps[i].qp);
 		if (rc < 0)
-			log_error("rdma", "a queue pair cannot be destroyed, going on: %s",
-				th_strerror(rc));
+			log_error("rdma", "a queue pair cannot be destroyed: %s", th_strerror(rc));
+		/* The kernel frees all of a device that is gone. */
+		if (rc < 0 && rc != -EIO && rc != -ENODEV)
+			lane->stuck = true;
 	}
 	post(lane->rail->arg, &lane->freed_task);
 }

@@ -195,12 +195,23 @@ reader_close(struct reader *reader)
 	reader_settle(reader);
 }
 
+/* Then the leg lasts until the agent ends. */
+static bool
+is_stuck(const struct reader *reader)
+{
+	bool stuck = false;
+	for (uint32_t i = 0; i < reader->num_lanes; i++)
+		stuck = stuck || reader->lanes[i].stuck;
+	return stuck && !reader->leg->transport->closing;
+}
+
 bool
 reader_gone(const struct reader *reader)
 {
-	return !reader || (reader->closing && !reader->at_keeper && reader->checks_closed &&
-				  !lanes_left(reader) && !queues_left(reader) &&
-				  (!reader->stage.slab || reader->stage.closed));
+	return !reader ||
+	       (reader->closing && !reader->at_keeper && reader->checks_closed &&
+		       !lanes_left(reader) && !queues_left(reader) && !is_stuck(reader) &&
+		       (!reader->stage.slab || reader->stage.closed));
 }
 
 static void

@@ -275,6 +275,12 @@ broken(void *arg, enum verbs_status status, const char *why)
 }
 
 static void
+stuck(void *arg)
+{
+	((struct reader_lane *)arg)->stuck = true;
+}
+
+static void
 closed(void *arg)
 {
 	struct reader_lane *lane = arg;
@@ -288,6 +294,7 @@ const struct lane_user reader_lane_user = {
 	.landed = landed,
 	.give_back = give_back,
 	.broken = broken,
+	.stuck = stuck,
 	.proved = proved,
 	.closed = closed,
 };

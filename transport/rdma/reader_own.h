@@ -51,6 +51,7 @@ struct reader_lane {
 	struct lane *lane; /* owns, until it is closed; NULL: there never was one */
 	/* Porter. */
 	bool proved, broken, closing, closed;
+	bool stuck; /* written by the rail's thread before broken_task or closed_task is posted */
 	bool blamed;         /* it broke by its path, if the source lives on */
 	uint64_t seen_bytes; /* that came through it */
 	int64_t moved_ns;    /* when bytes came last, or there was nothing to come */

@@ -121,6 +121,21 @@ blame_path(struct reader_lane *lane)
 	reader->num_blamed++;
 }
 
+/* Our device may still write there: it is not given back, and not filled by other ways. */
+static void
+say_stuck(struct reader_lane *lane)
+{
+	struct reader *reader = lane->reader;
+	char names[160];
+	log_error("rdma",
+		"cannot destroy queue pairs of a leg, so its memory stays taken leg=%" PRIu64
+		" path='%s'",
+		reader->leg->id, names_of(lane, names));
+	leg_in_fail_ours(reader->leg, TH_E_NO_PATH,
+		"a queue pair of our own can be neither drained nor destroyed, so our device may "
+		"still write to this memory; restart the agent");
+}
+
 static void
 run_broken(struct loop_task *task)
 {
@@ -129,6 +144,8 @@ run_broken(struct loop_task *task)
 	char names[160];
 	struct th_err why;
 	lane->broken = true;
+	if (lane->stuck)
+		say_stuck(lane); /* closes it, unless that was done */
 	if (reader->closing || lane->closing)
 		return;
 	(void)reader_look_at_bytes(lane);
@@ -165,6 +182,8 @@ run_closed(struct loop_task *task)
 	struct reader_lane *lane = loop_container(task, struct reader_lane, closed_task);
 	struct reader *reader = lane->reader;
 	lane->closed = true;
+	if (lane->stuck && !lane->broken)
+		say_stuck(lane);
 	reader_settle(reader);
 	reader_leave_if_done(reader);
 }
