@@ -224,6 +224,31 @@ Test(transport_rdma_leg, queue_pairs_that_cannot_be_connected__tcp_and_why)
 	}
 }
 
+/* Other legs wait for the thread that connects. */
+Test(transport_rdma_leg, peers_that_nobody_finds__no_more_are_tried_after_a_second)
+{
+	for (uint32_t side = 0; side < 2; side++) {
+		struct pair *s = start(4);
+		uint64_t left = 0;
+		struct rig_agent *agent = side ? s->reader_agent : s->source_agent;
+		xfer_part_advance(s->from, 8);
+		for (uint32_t i = 0; i < 4; i++) {
+			fake_rdma_slow_connects(agent->devices[i], 600000000);
+			fake_rdma_refuse_connects(agent->devices[i], 1, -ETIMEDOUT);
+		}
+		pull(s);
+		cr_assert_str_eq(pair_done(s, 1)->transport, "tcp");
+		/* Of those that were not tried, no queue pair was made at the source. */
+		for (uint32_t i = 0; i < 4; i++) {
+			struct fake_counters counters;
+			fake_rdma_counters(s->source_agent->devices[i], &counters);
+			left += counters.qps_made == 0;
+		}
+		cr_assert(side || left >= 2);
+		pair_finish(s);
+	}
+}
+
 /* The first lane breaks before it begins, while the keeper tries in vain to connect the second. */
 Test(transport_rdma_leg, port_goes_down_while_queue_pairs_are_connected__tcp_and_why)
 {

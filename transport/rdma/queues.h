@@ -19,6 +19,10 @@
 #include "transport/rdma/device.h"
 #include "transport/rdma/endpoint.h"
 
+/* A leg that has had the setup thread for so long begins no further lane: a peer that nobody finds
+ * costs a second each, and other legs wait. */
+#define QUEUES_TURN_NS INT64_C(1000000000)
+
 struct queues {
 	uint32_t rail, count;
 	struct verbs_qp *qps[ENDPOINT_QPS]; /* owns */

@@ -97,9 +97,10 @@ static void
 run_connect(struct loop_task *task)
 {
 	struct reader *reader = loop_container(task, struct reader, connect_task);
+	int64_t until_ns = th_now_ns() + QUEUES_TURN_NS;
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		struct reader_lane *lane = &reader->lanes[i];
-		if (lane->accepted)
+		if (lane->accepted && th_now_ns() < until_ns)
 			(void)make_lane(reader, lane, &reader->why);
 	}
 	loop_post(reader_porter(reader), &reader->connected_task);

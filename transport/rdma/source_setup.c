@@ -165,11 +165,11 @@ run_make(struct loop_task *task)
 	struct rails *rails = rdma_rails(source->rdma);
 	uint32_t used[WIRE_LANES_MAX];
 	bool any = false;
+	int64_t until_ns = th_now_ns() + QUEUES_TURN_NS;
 	for (uint32_t i = 0; i < source->num_lanes; i++) {
 		struct source_lane *lane = &source->lanes[i];
 		used[i] = lane->rail;
-		/* A peer that nobody finds costs a second: not for a leg that ends. */
-		if (__atomic_load_n(&source->ending, __ATOMIC_RELAXED))
+		if (__atomic_load_n(&source->ending, __ATOMIC_RELAXED) || th_now_ns() >= until_ns)
 			continue;
 		int rc = queues_new(rails, lane->rail, NULL, 1, &lane->queues, &source->why);
 		if (rc == 0) {
