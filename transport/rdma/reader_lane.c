@@ -204,7 +204,8 @@ judge(struct reader *reader, uint32_t chunk)
 	struct leg_in *leg = reader->leg;
 	struct xfer_part *part = leg->part;
 	const uint8_t *data = reader_stage_data(reader, chunk);
-	struct th_hash digest;
+	struct th_hash digest = {0};
+	const struct th_hash *verified = reader->verify ? &digest : NULL;
 	int64_t before_ns = th_now_ns();
 	int rc = 0;
 	if (data)
@@ -221,8 +222,8 @@ judge(struct reader *reader, uint32_t chunk)
 	else if (reader->verify && chunk < xfer_part_digest_count(part) &&
 		 !th_hash_equal(digest, *xfer_part_digest(part, chunk)))
 		doubt(reader, chunk);
-	else if (!reader_stage_judged(reader, chunk, true, &digest))
-		reader_arrived(reader, chunk, reader->verify ? &digest : NULL);
+	else if (!reader_stage_judged(reader, chunk, true, verified))
+		reader_arrived(reader, chunk, verified);
 }
 
 /* Does the part have the bytes of this chunk already? */

@@ -139,7 +139,8 @@ source_name_rails(struct source *source, int64_t now_ns)
 		source_leave(source, "its rails went down");
 		return;
 	}
-	source->state = SOURCE_NAMED, source->say_rails = true;
+	source->state = SOURCE_NAMED;
+	source->say_rails = true;
 	source->deadline_ns = now_ns + AWAIT_MAX_NS; /* the reader's memory may take as long */
 	stream_wake(&source->leg->control.stream);
 }
