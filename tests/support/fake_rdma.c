@@ -377,6 +377,13 @@ fake_qp_connect(struct verbs_qp *qp, const struct verbs_path *path)
 	if (connect_ns > 0)
 		(void)nanosleep(&(struct timespec){.tv_nsec = connect_ns}, NULL);
 	fake_lock(device->fake);
+	bool held = device->hold_connects > 0;
+	device->hold_connects -= held;
+	device->counters.connects_held += held;
+	fake_unlock(device->fake);
+	while (held && __atomic_load_n(&device->connects_held, __ATOMIC_ACQUIRE))
+		(void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	fake_lock(device->fake);
 	int rc = device->removed ? -EIO : 0;
 	if (rc == 0 && device->refuse_connects > 0) {
 		device->refuse_connects--;

@@ -48,6 +48,7 @@ struct fake_counters { /* of a device */
 	uint64_t posts, reads, signalled, refused;
 	uint64_t bytes_in, bytes_out; /* read by it, read from it */
 	uint64_t regs, deregs, qps_made, qps_connected, qps_failed, qps_freed;
+	uint64_t connects_held; /* so far */
 	uint64_t polls, arms, overruns, flushed, failed;
 	uint64_t mrs, qps, cqs, opens; /* there now */
 	uint32_t out_max;              /* most READs on the wire of one queue pair */
@@ -95,6 +96,8 @@ void fake_rdma_half_post(struct verbs_device *device, uint32_t taken);
 void fake_rdma_hold_regs(struct verbs_device *device, bool held);
 /* Connecting takes so long, as where an address must be found first. Not in virtual time. */
 void fake_rdma_slow_connects(struct verbs_device *device, int64_t duration_ns);
+/* The next count connects wait; 0: they go on, and none waits any more. Not in virtual time. */
+void fake_rdma_hold_connects(struct verbs_device *device, uint32_t count);
 /* With its event. READs through it are tried again until their retries are used up. */
 void fake_rdma_port_set(struct verbs_device *device, uint32_t port, bool active);
 /* Its process is gone: it does not answer any more. */

@@ -420,6 +420,15 @@ fake_rdma_slow_connects(struct verbs_device *device, int64_t duration_ns)
 }
 
 void
+fake_rdma_hold_connects(struct verbs_device *device, uint32_t count)
+{
+	fake_lock(device->fake);
+	device->hold_connects = count;
+	__atomic_store_n(&device->connects_held, count > 0, __ATOMIC_RELEASE);
+	fake_unlock(device->fake);
+}
+
+void
 fake_rdma_hold_regs(struct verbs_device *device, bool held)
 {
 	__atomic_store_n(&device->hold_regs, held, __ATOMIC_RELEASE);

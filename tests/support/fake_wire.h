@@ -48,6 +48,8 @@ struct verbs_device {
 	enum verbs_status fail_status;
 	int64_t connect_ns; /* atomic */
 	bool hold_regs;     /* atomic */
+	uint32_t hold_connects;
+	bool connects_held; /* atomic */
 	uint32_t refuse_posts, refuse_connects, refuse_regs;
 	uint32_t refuse_frees;
 	int refuse_frees_code;

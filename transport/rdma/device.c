@@ -352,6 +352,7 @@ destroy(struct rails *rails)
 		rails->ops->close(rails->opened[i].device);
 	sem_destroy(&rails->unwatched);
 	pthread_mutex_destroy(&rails->lock);
+	pthread_mutex_destroy(&rails->source_cq_lock);
 	free(rails);
 }
 
@@ -372,6 +373,7 @@ rails_new(struct verbs verbs, const struct rails_config *config, struct loop *ke
 	rails->watch_task.run = run_watch;
 	rails->unwatch_task.run = run_unwatch;
 	pthread_mutex_init(&rails->lock, NULL);
+	pthread_mutex_init(&rails->source_cq_lock, NULL);
 	sem_init(&rails->unwatched, 0, 0);
 	bool *used = th_calloc(config->num_names, sizeof(*used));
 	for (int i = 0; i < count; i++)

@@ -31,8 +31,8 @@ struct rail_port {
 	/* The registrar's: all that there are with this rail, the newest first. */
 	LIST_HEAD(, registration) registrations;
 	struct loop_task released_task; /* memory was given back, here or by another rail */
-	bool warned;               /* atomic */
-	uint64_t bytes_registered; /* atomic, as the next */
+	bool warned;                    /* atomic */
+	uint64_t bytes_registered;      /* atomic, as the next */
 	uint32_t num_mrs;
 	struct rail_status status; /* state and all behind it: guarded by rails.lock */
 	uint32_t num_failed;       /* so are these: registrations, and why the last one did */
@@ -49,6 +49,7 @@ struct rails {
 	struct loop *keeper;
 	struct rails_user user;
 	pthread_mutex_t lock;
+	pthread_mutex_t source_cq_lock; /* of each opened's */
 	uint32_t num_opened, num_rails;
 	struct opened opened[RAILS_MAX];
 	struct rail_port rails[RAILS_MAX];

@@ -12,13 +12,16 @@
 
 #define SOURCE_CQ_DEPTH 16u /* nothing is posted, so nothing completes */
 
+/* Several legs may be the first at once. */
 static int
 source_cq(struct rails *rails, struct opened *opened, struct verbs_cq **ret_cq)
 {
 	int rc = 0;
+	pthread_mutex_lock(&rails->source_cq_lock);
 	if (!opened->source_cq)
 		rc = rails->ops->cq_new(opened->device, SOURCE_CQ_DEPTH, &opened->source_cq);
 	*ret_cq = opened->source_cq;
+	pthread_mutex_unlock(&rails->source_cq_lock);
 	return rc;
 }
 

@@ -6,8 +6,8 @@
  * any failure come fresh ones, with fresh packet numbers, so that nothing that is still on its way
  * can be taken for an answer. Freeing them is the fence: no byte moves through them afterwards.
  *
- * Threads: one makes and connects. It may be kept for a second where nobody answers, so it is not
- * the keeper's; freeing is. Posting and polling is for whoever has the lane.
+ * Threads: those of setup.h make and connect, each its own: where nobody answers it is kept for a
+ * second. Freeing is the keeper's. Posting and polling is for whoever has the lane.
  */
 #ifndef TH_TRANSPORT_RDMA_QUEUES_H
 #define TH_TRANSPORT_RDMA_QUEUES_H
@@ -19,8 +19,8 @@
 #include "transport/rdma/device.h"
 #include "transport/rdma/endpoint.h"
 
-/* A leg that has had the setup thread for so long begins no further lane: a peer that nobody finds
- * costs a second each, and other legs wait. */
+/* A leg whose turn has lasted for so long begins no further lane: a peer that nobody finds costs a
+ * second each, and other legs wait. */
 #define QUEUES_TURN_NS INT64_C(1000000000)
 
 struct queues {

@@ -27,6 +27,7 @@
 #include "transport/rdma/path.h"
 #include "transport/rdma/poller.h"
 #include "transport/rdma/region.h"
+#include "transport/rdma/setup.h"
 #include "transport/rdma/stage.h"
 
 #define SCRATCH_BYTES 4096u
@@ -38,7 +39,7 @@ LIST_HEAD(rdma_lanes, rdma_lane);
 struct rdma {
 	struct rdma_config config;
 	struct loop *keeper;
-	struct loop *setup;                /* NULL: there are no rails */
+	struct setup *setup;               /* NULL: there are no rails */
 	struct rails *rails;               /* atomic while it opens */
 	struct poller *pollers[RAILS_MAX]; /* own; NULL: it could not be made */
 	uint32_t polled;                   /* atomic mask: rails with a poller that is of use */
@@ -211,7 +212,7 @@ rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 		open_pollers(rdma);
 		rc = open_scratch(rdma, rdma->polled);
 		if (rc == 0)
-			rc = loop_new("th-rdma-setup", LOOP_EPOLL, NULL, NULL, &rdma->setup);
+			rc = setup_new(&rdma->setup);
 		uint64_t bytes = config->stage_bytes == 0               ? RDMA_STAGE_BYTES
 				 : config->stage_bytes == RDMA_NO_STAGE ? 0
 									: config->stage_bytes;
@@ -271,8 +272,7 @@ rdma_close(struct rdma *rdma)
 		return;
 	TH_ASSERT(LIST_EMPTY(&rdma->lanes));
 	checks_free(rdma->checks);
-	if (rdma->setup)
-		loop_free(rdma->setup);
+	setup_free(rdma->setup);
 	region_release(rdma->scratch_region);
 	stage_close(rdma->stage);
 	if (rdma->rails && !wait_for_regions(rdma)) {
@@ -311,7 +311,7 @@ rdma_keeper(const struct rdma *rdma)
 	return rdma->keeper;
 }
 
-struct loop *
+struct setup *
 rdma_setup(const struct rdma *rdma)
 {
 	return rdma->setup;

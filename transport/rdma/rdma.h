@@ -3,8 +3,8 @@
  * rdma - the agent's RDMA: what is shared by all legs and all regions.
  *
  * The *keeper* is one loop thread ("th-rdma") for what may take milliseconds in the kernel: events
- * of devices, and the end of queue pairs, which is the fence that memory waits for. They begin on a
- * thread of their own (rdma_setup): the kernel looks for a peer's address for a second where nobody
+ * of devices, and the end of queue pairs, which is the fence that memory waits for. They begin on
+ * threads of their own (setup.h): the kernel looks for a peer's address for a second where nobody
  * answers, and no fence may wait for that. The *rails* are the ports that can be used (device.h).
  * Each has a poller, which alone posts and polls (poller.h). A *path* is a pair of one of our rails
  * and one of a peer's; it proves itself by a small READ before each use, and one that fails is left
@@ -32,6 +32,7 @@ struct poller;       /* poller.h */
 struct rails;        /* device.h */
 struct rails_config; /* device.h */
 struct region_key;   /* region.h */
+struct setup;        /* setup.h */
 struct stage;        /* stage.h */
 
 #define RDMA_STAGE_BYTES (UINT64_C(512) << 20)
@@ -59,7 +60,7 @@ void rdma_close(struct rdma *rdma);
 const struct rdma_config *rdma_settings(const struct rdma *rdma);
 struct loop *rdma_keeper(const struct rdma *rdma);
 /* Where queue pairs are made and connected. NULL where there are no rails. */
-struct loop *rdma_setup(const struct rdma *rdma);
+struct setup *rdma_setup(const struct rdma *rdma);
 struct rails *rdma_rails(const struct rdma *rdma);
 /* NULL: of this rail nothing can be read any more, or ever. */
 struct poller *rdma_poller(const struct rdma *rdma, uint32_t rail);

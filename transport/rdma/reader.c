@@ -32,13 +32,13 @@ reader_patience_ns(const struct reader *reader)
 	return reader->leg->transport->config.hello_ns;
 }
 
-void
-reader_to_keeper(struct reader *reader, struct loop_task *task)
+/* What setup has made is freed by the keeper. */
+static void
+to_keeper(struct reader *reader)
 {
 	TH_ASSERT(!reader->at_keeper);
 	reader->at_keeper = true;
-	bool frees = task == &reader->free_task;
-	loop_post(frees ? rdma_keeper(reader->rdma) : rdma_setup(reader->rdma), task);
+	loop_post(rdma_keeper(reader->rdma), &reader->free_task);
 }
 
 void
@@ -81,7 +81,7 @@ reader_leave_if_done(struct reader *reader)
 		!reader->told_off || lanes_left(reader))
 		return;
 	if (queues_left(reader)) {
-		reader_to_keeper(reader, &reader->free_task);
+		to_keeper(reader);
 		return;
 	}
 	reader->state = READER_OVER;
@@ -174,7 +174,7 @@ reader_settle(struct reader *reader)
 		}
 	}
 	if (queues_left(reader))
-		reader_to_keeper(reader, &reader->free_task);
+		to_keeper(reader);
 	else if (reader_stage_close(reader) && reader_gone(reader))
 		leg_in_settle(reader->leg);
 }
@@ -184,6 +184,9 @@ reader_close(struct reader *reader)
 {
 	if (!reader || reader->closing)
 		return;
+	/* What came since then shows that the source lived on. */
+	if (reader->num_blamed > 0)
+		(void)reader_bytes(reader);
 	reader->closing = true;
 	if (reader->leg->streaming && reader->state < READER_LEAVING &&
 		reader->leg->result.kind == TRANSPORT_DONE)
@@ -191,6 +194,8 @@ reader_close(struct reader *reader)
 			"it began while memory was still being registered, and ended before it "
 			"could move to RDMA");
 	reader_stop_taking(reader);
+	if (reader->at_keeper)
+		setup_hurry(rdma_setup(reader->rdma), &reader->turn);
 	check_list_close(&reader->checks);
 	reader_settle(reader);
 }

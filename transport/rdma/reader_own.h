@@ -18,6 +18,7 @@
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/reader.h"
 #include "transport/rdma/reader_stage.h"
+#include "transport/rdma/setup.h"
 #include "transport/rdma/wire.h"
 
 /* A lane that has not proved itself by then breaks. */
@@ -41,18 +42,19 @@ struct reader_lane {
 	uint32_t index; /* in OFFER, so in the map's rkeys; immutable, as the next two */
 	uint32_t rail;
 	struct wire_rail peer;
-	/* Keeper while it has the reader, else porter. */
+	/* Keeper's or setup's while it has the reader, else porter. */
 	uint32_t peer_rail;
 	struct queues queues; /* owns, until there is a lane */
 	bool made, accepted;
-	bool ours; /* when it could not be connected: our own doing */
+	bool ours;    /* when it could not be connected: our own doing */
+	bool unfound; /* it could not be connected, by the peer's doing or the network's */
 	struct endpoint other;
 	struct rdma_lane entry;
 	struct lane *lane; /* owns, until it is closed; NULL: there never was one */
 	/* Porter. */
 	bool proved, broken, closing, closed;
-	bool stuck; /* written by the rail's thread before broken_task or closed_task is posted */
-	bool blamed;         /* it broke by its path, if the source lives on */
+	bool stuck;  /* written by the rail's thread before broken_task or closed_task is posted */
+	bool blamed; /* it broke by its path, if the source lives on */
 	uint64_t seen_bytes; /* that came through it */
 	int64_t moved_ns;    /* when bytes came last, or there was nothing to come */
 	/* The rail's thread. */
@@ -72,7 +74,7 @@ struct reader {
 	struct check_list checks;
 	/* Immutable once lanes run. */
 	struct map map;
-	/* Keeper while it has the reader (at_keeper), else porter. */
+	/* Keeper's or setup's while it has the reader (at_keeper), else porter. */
 	struct reader_lane lanes[WIRE_LANES_MAX];
 	uint32_t num_lanes;
 	struct th_err why; /* of the last lane that could not be made */
@@ -93,8 +95,9 @@ struct reader {
 	struct wire_rail rails[WIRE_RAILS_MAX];
 	uint32_t num_rails;
 	bool map_begun;
-	uint32_t doubtful; /* chunk that the source was asked about; UINT32_MAX: none */
-	struct loop_task make_task, connect_task, free_task; /* porter -> keeper */
+	uint32_t doubtful;          /* chunk that the source was asked about; UINT32_MAX: none */
+	struct setup_turn turn;     /* porter -> setup */
+	struct loop_task free_task; /* porter -> keeper */
 	struct loop_task made_task, connected_task, freed_task;
 	/* Any thread -> porter. */
 	struct loop_task kick_task, doubt_task, failed_task, checks_closed_task;
@@ -115,7 +118,6 @@ extern const struct lane_user reader_lane_user;
 struct loop *reader_porter(const struct reader *reader);
 /* For each answer of the source, and for registrations. */
 int64_t reader_patience_ns(const struct reader *reader);
-void reader_to_keeper(struct reader *reader, struct loop_task *task);
 /* patience_ns: until then; negative: for as long as it takes. */
 void reader_set_state(struct reader *reader, enum reader_state state, int64_t patience_ns);
 void reader_kick_lanes(struct reader *reader);

@@ -3,13 +3,14 @@
  * reader_setup - how the lanes of a leg come about: pairs of rails, the offer, queue pairs, where
  * everything lies at the source.
  *
- * The porter's, but for what the setup thread does (run_make, run_connect) and the keeper
+ * The porter's, but for what the threads of setup.h do (run_make, run_connect) and the keeper
  * (run_free).
  */
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
 
+#include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
 #include "ipc/base/log.h"
@@ -22,14 +23,26 @@
 #define PROBE_BYTES 64u
 #define WORTH_LANES_BYTES UINT64_C(16777216) /* less is there by TCP before lanes are */
 
-/* ---- the setup thread's and the keeper's -------------------------------------------------- */
+/* ---- setup's and the keeper's ------------------------------------------------------------- */
+
+/* peer: whom the turn may wait for. */
+static void
+to_setup(struct reader *reader, void (*run)(struct setup_turn *turn, bool late), const char *peer)
+{
+	TH_ASSERT(!reader->at_keeper);
+	reader->at_keeper = true;
+	reader->turn.run = run;
+	setup_post(rdma_setup(reader->rdma), &reader->turn, peer, SETUP_WAIT_NS);
+}
 
 static void
-run_make(struct loop_task *task)
+run_make(struct setup_turn *turn, bool late)
 {
-	struct reader *reader = loop_container(task, struct reader, make_task);
+	struct reader *reader = loop_container(turn, struct reader, turn);
 	struct rdma *rdma = reader->rdma;
-	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+	if (late)
+		(void)th_fail(&reader->why, TH_E_NO_PATH, "our own agent " SETUP_LATE);
+	for (uint32_t i = 0; i < reader->num_lanes && !late; i++) {
 		struct reader_lane *lane = &reader->lanes[i];
 		struct verbs_cq *cq = poller_cq(rdma_poller(rdma, lane->rail));
 		lane->made = queues_new(rdma_rails(rdma), lane->rail, cq,
@@ -94,14 +107,18 @@ make_lane(struct reader *reader, struct reader_lane *lane, struct th_err *err)
 }
 
 static void
-run_connect(struct loop_task *task)
+run_connect(struct setup_turn *turn, bool late)
 {
-	struct reader *reader = loop_container(task, struct reader, connect_task);
+	struct reader *reader = loop_container(turn, struct reader, turn);
 	int64_t until_ns = th_now_ns() + QUEUES_TURN_NS;
+	if (late)
+		(void)th_fail(&reader->why, TH_E_NO_PATH, "our own agent " SETUP_LATE);
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		struct reader_lane *lane = &reader->lanes[i];
-		if (lane->accepted && th_now_ns() < until_ns)
-			(void)make_lane(reader, lane, &reader->why);
+		if (late)
+			lane->ours = true;
+		else if (lane->accepted && th_now_ns() < until_ns)
+			lane->unfound = make_lane(reader, lane, &reader->why) < 0 && !lane->ours;
 	}
 	loop_post(reader_porter(reader), &reader->connected_task);
 }
@@ -220,7 +237,7 @@ reader_offer(struct reader *reader, int64_t now_ns)
 		return;
 	}
 	reader_set_state(reader, READER_MAKING, -1);
-	reader_to_keeper(reader, &reader->make_task);
+	to_setup(reader, run_make, "");
 }
 
 static int
@@ -247,6 +264,24 @@ accept_slots(struct reader *reader, const struct frame *frame, const uint8_t *pa
 	return map_init_slots(&reader->map, reader->num_lanes, frame->first);
 }
 
+/*
+ * The source tries lanes in turn and stops when it has tried for long. The first one that it has
+ * not connected it has tried, so that pair of rails is left alone; of those behind it nothing is
+ * known.
+ */
+static void
+blame_refused(struct reader *reader)
+{
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		const struct reader_lane *lane = &reader->lanes[i];
+		if (lane->accepted)
+			continue;
+		path_failed(rdma_paths(reader->rdma), lane->rail, &lane->peer, reader->leg->peer,
+			"the source could not connect it", th_now_ns());
+		return;
+	}
+}
+
 static int
 on_accept(struct reader *reader, const struct frame *frame, const uint8_t *payload)
 {
@@ -269,6 +304,7 @@ on_accept(struct reader *reader, const struct frame *frame, const uint8_t *paylo
 	}
 	if (rc < 0 || !any)
 		return TH_E_PROTOCOL;
+	blame_refused(reader);
 	reader->map_begun = true;
 	if (frame->flags & FRAME_STAGES)
 		return accept_slots(reader, frame, payload);
@@ -291,11 +327,11 @@ on_map(struct reader *reader, const struct frame *frame, const uint8_t *payload)
 	if (rc < 0)
 		return rc;
 	reader_set_state(reader, READER_CONNECTING, -1);
-	reader_to_keeper(reader, &reader->connect_task);
+	to_setup(reader, run_connect, reader->leg->peer);
 	return 0;
 }
 
-/* ---- what the keeper has done ------------------------------------------------------------- */
+/* ---- what they have done ------------------------------------------------------------------ */
 
 static void
 run_made(struct loop_task *task)
@@ -364,9 +400,15 @@ run_connected(struct loop_task *task)
 	bool any = false, ours = true;
 	reader->at_keeper = false;
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
-		const struct reader_lane *lane = &reader->lanes[i];
+		struct reader_lane *lane = &reader->lanes[i];
 		any = any || (lane->lane && !lane->broken);
 		ours = ours && (!lane->accepted || lane->ours);
+		if (lane->unfound) {
+			/* If the source lives on: a host that has died is not found either. */
+			lane->blamed = true;
+			lane->why = "it could not be connected";
+			reader->num_blamed++;
+		}
 		/* Before it began: its port went down meanwhile. */
 		if (lane->lane && lane->broken)
 			why = lane->why;
@@ -424,8 +466,6 @@ run_freed(struct loop_task *task)
 void
 reader_setup_init(struct reader *reader)
 {
-	reader->make_task.run = run_make;
-	reader->connect_task.run = run_connect;
 	reader->free_task.run = run_free;
 	reader->made_task.run = run_made;
 	reader->connected_task.run = run_connected;

@@ -34,15 +34,6 @@ source_wake(struct source *source)
 	stream_wake(&source->leg->control.stream);
 }
 
-void
-source_to_keeper(struct source *source, struct loop_task *task)
-{
-	TH_ASSERT(!source->at_keeper);
-	source->at_keeper = true;
-	bool frees = task == &source->free_task;
-	loop_post(frees ? rdma_keeper(source->rdma) : rdma_setup(source->rdma), task);
-}
-
 /* ---- the end ------------------------------------------------------------------------------ */
 
 static bool
@@ -92,7 +83,8 @@ source_settle(struct source *source)
 	if (source->at_keeper || (!source->closing && source->state != SOURCE_LEAVING))
 		return;
 	if (queues_left(source)) {
-		source_to_keeper(source, &source->free_task);
+		source->at_keeper = true;
+		loop_post(rdma_keeper(source->rdma), &source->free_task);
 	} else if (!source->closing) {
 		end_staging(source);
 		source->state = SOURCE_OVER;
@@ -149,6 +141,8 @@ source_close(struct source *source)
 	source->closing = true;
 	staging_stop(&source->staging);
 	__atomic_store_n(&source->ending, true, __ATOMIC_RELAXED);
+	if (source->at_keeper)
+		setup_hurry(rdma_setup(source->rdma), &source->make_turn);
 	if (source->has_checks)
 		check_list_close(&source->checks);
 	else

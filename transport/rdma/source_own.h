@@ -13,6 +13,7 @@
 #include "transport/rdma/checks.h"
 #include "transport/rdma/map.h"
 #include "transport/rdma/queues.h"
+#include "transport/rdma/setup.h"
 #include "transport/rdma/source.h"
 #include "transport/rdma/source_stage.h"
 #include "transport/rdma/wire.h"
@@ -47,11 +48,12 @@ struct source {
 	bool takes_staged; /* immutable: the reader does */
 	struct check_list checks;
 	bool has_checks;
-	/* Keeper while it has the source (at_keeper), else porter. */
+	/* Keeper's or setup's while it has the source (at_keeper), else porter. */
 	struct source_lane lanes[WIRE_LANES_MAX];
 	uint32_t num_lanes;
 	struct map map;
-	bool stuck; /* a queue pair could not be freed */
+	struct th_err made_why; /* of the last lane that could not be made */
+	bool stuck;             /* a queue pair could not be freed */
 	/* Porter. */
 	enum source_state state;
 	bool reader_stages; /* it says so */
@@ -65,8 +67,9 @@ struct source {
 	struct th_err why; /* for DECLINE */
 	uint32_t reader_prefix, reader_chunks;
 	uint64_t reader_bytes;
-	uint32_t checked; /* chunk that the reader asked about; SOURCE_NO_CHUNK: none */
-	struct loop_task make_task, free_task; /* porter -> keeper */
+	uint32_t checked;            /* chunk that the reader asked about; SOURCE_NO_CHUNK: none */
+	struct setup_turn make_turn; /* porter -> setup */
+	struct loop_task free_task;  /* porter -> keeper */
 	struct loop_task made_task, freed_task;
 	/* Checks -> porter. */
 	struct loop_task checked_task, lost_task, checks_closed_task;
@@ -78,7 +81,6 @@ struct source {
 /* Looks at the leg's clock, and what there is to say. */
 void source_wake(struct source *source);
 struct loop *source_porter(const struct source *source);
-void source_to_keeper(struct source *source, struct loop_task *task);
 /* A source that closes or leaves: takes it as far as it goes. */
 void source_settle(struct source *source);
 /* No RDMA any more in this leg; the reader is told once the queue pairs are gone. */

@@ -151,31 +151,33 @@ static int
 make_map(struct source *source, const uint32_t *rails)
 {
 	if (source->staging.slab)
-		return staging_map(
-			&source->staging, rails, source->num_lanes, &source->map, &source->why);
+		return staging_map(&source->staging, rails, source->num_lanes, &source->map,
+			&source->made_why);
 	if (map_own(&source->map, &source->extents, source->places, rails, source->num_lanes) == 0)
 		return 0;
-	return th_fail(&source->why, TH_E_NO_PATH,
+	return th_fail(&source->made_why, TH_E_NO_PATH,
 		"its memory is registered in too many pieces, or not any more");
 }
 
 static void
-run_make(struct loop_task *task)
+run_make(struct setup_turn *turn, bool late)
 {
-	struct source *source = loop_container(task, struct source, make_task);
+	struct source *source = loop_container(turn, struct source, make_turn);
 	struct rails *rails = rdma_rails(source->rdma);
 	uint32_t used[WIRE_LANES_MAX];
 	bool any = false;
 	int64_t until_ns = th_now_ns() + QUEUES_TURN_NS;
-	for (uint32_t i = 0; i < source->num_lanes; i++) {
+	if (late)
+		(void)th_fail(&source->made_why, TH_E_NO_PATH, "its agent " SETUP_LATE);
+	for (uint32_t i = 0; i < source->num_lanes && !late; i++) {
 		struct source_lane *lane = &source->lanes[i];
 		used[i] = lane->rail;
 		if (__atomic_load_n(&source->ending, __ATOMIC_RELAXED) || th_now_ns() >= until_ns)
 			continue;
-		int rc = queues_new(rails, lane->rail, NULL, 1, &lane->queues, &source->why);
+		int rc = queues_new(rails, lane->rail, NULL, 1, &lane->queues, &source->made_why);
 		if (rc == 0) {
 			rc = queues_connect(rails, &lane->queues, &lane->offered.end,
-				ENDPOINT_SOURCE, source->leg->peer, &source->why);
+				ENDPOINT_SOURCE, source->leg->peer, &source->made_why);
 			/* Nobody knows of them: nothing is lost when this fails. */
 			if (rc < 0)
 				(void)queues_free(rails, &lane->queues);
@@ -192,13 +194,12 @@ static void
 run_made(struct loop_task *task)
 {
 	struct source *source = loop_container(task, struct source, made_task);
-	struct th_err why = source->why;
 	source->at_keeper = false;
 	source_settle(source);
 	if (source->closing || source->state != SOURCE_MAKING)
 		return;
 	if (source->map.have_keys == 0) {
-		source_leave(source, why.text);
+		source_leave(source, source->made_why.text);
 		return;
 	}
 	source->state = SOURCE_TELLING;
@@ -229,13 +230,15 @@ source_offer(struct source *source, const struct frame *frame, const uint8_t *pa
 	source->num_lanes = frame->count;
 	source->reader_stages = (frame->flags & FRAME_STAGES) != 0;
 	source->state = SOURCE_MAKING;
-	source_to_keeper(source, &source->make_task);
+	source->at_keeper = true;
+	setup_post(rdma_setup(source->rdma), &source->make_turn, source->leg->peer,
+		SETUP_OFFER_WAIT_NS);
 	return 0;
 }
 
 void
 source_setup_init(struct source *source)
 {
-	source->make_task.run = run_make;
+	source->make_turn.run = run_make;
 	source->made_task.run = run_made;
 }
