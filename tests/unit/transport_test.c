@@ -276,12 +276,14 @@ CONFORMANCE(many_legs_at_once__all_arrive)
 	struct rig_shard shards[LEGS];
 	struct xfer_part *parts[LEGS];
 	struct pair *s = start(sizes, 3, true);
+	/* Registering takes its time on a slow device, and who waits for it judges no ticket. */
 	for (uint32_t i = 0; i < LEGS; i++) {
 		rig_shard_init(&shards[i], sizes, 3, 0);
 		rig_register(s->reader_agent, &shards[i]);
 		parts[i] = rig_part(&shards[i], true);
-		pair_move(s, mode, 10 + i, s->from, parts[i]);
 	}
+	for (uint32_t i = 0; i < LEGS; i++)
+		pair_move(s, mode, 10 + i, s->from, parts[i]);
 	hash_all(s, s->from);
 	for (uint32_t i = 0; i < LEGS; i++) {
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 10 + i);
