@@ -22,11 +22,13 @@
 #include "transport/access.h"
 #include "transport/rdma/packed.h"
 #include "transport/rdma/region.h"
+#include "transport/unmap.h"
 
 #define SAME_MAX 64u
 
-/* Of a region: what becomes of it does not depend on the object any more. */
+/* Registered or given back, what becomes of it does not depend on the object any more. */
 struct mapping {
+	struct unmap unmap;
 	void *map; /* owns */
 	size_t bytes;
 	uint64_t missing; /* until it is registered or never will be */
@@ -439,15 +441,29 @@ mapping_settled(void *arg, struct region *region)
 	mapping->missing = 0;
 }
 
-/* Likewise. */
+/* On any thread. */
+static void
+mapping_unmapped(void *arg)
+{
+	struct mapping *mapping = arg;
+	__atomic_sub_fetch(&unmapping, mapping->bytes, __ATOMIC_RELAXED);
+	free(mapping);
+}
+
+/* Counted until it is done. */
+static void
+mapping_give_back(struct mapping *mapping)
+{
+	unmap_start(&mapping->unmap, mapping->map, mapping->bytes, mapping_unmapped, mapping);
+}
+
+/* On the keeper's thread. */
 static void
 mapping_gone(void *arg)
 {
 	struct mapping *mapping = arg;
 	mapping_settled(mapping, NULL);
-	(void)munmap(mapping->map, mapping->bytes);
-	__atomic_sub_fetch(&unmapping, mapping->bytes, __ATOMIC_RELAXED);
-	free(mapping);
+	mapping_give_back(mapping);
 }
 
 void
@@ -484,13 +500,16 @@ static void
 unmap(struct memory_set *set, uint32_t index)
 {
 	struct memory *object = &set->objects[index];
+	__atomic_add_fetch(&unmapping, object->map_bytes, __ATOMIC_RELAXED);
+	set->mapped_bytes -= object->map_bytes;
 	if (object->region) {
-		__atomic_add_fetch(&unmapping, object->map_bytes, __ATOMIC_RELAXED);
 		region_release(object->region);
 	} else if (object->map) {
-		munmap(object->map, object->map_bytes);
+		struct mapping *mapping = th_calloc(1, sizeof(*mapping));
+		mapping->map = object->map;
+		mapping->bytes = object->map_bytes;
+		mapping_give_back(mapping);
 	}
-	set->mapped_bytes -= object->map_bytes;
 	if (object->owner)
 		pass_on(set, index);
 	access_release(object->access);

@@ -12,7 +12,8 @@
  * is added, which can wait behind another write to the file.
  *
  * What NICs may reach stays mapped until no device knows it any more, also when its worker and this
- * set are gone. Main thread only.
+ * set are gone. What is large takes its time to be unmapped, and a thread of its own
+ * (transport/unmap.h). Main thread only.
  */
 #ifndef TH_DAEMON_HOST_MEMORY_H
 #define TH_DAEMON_HOST_MEMORY_H

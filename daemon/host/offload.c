@@ -26,6 +26,7 @@
 #include "transport/access.h"
 #include "transport/rdma/packed.h"
 #include "transport/rdma/region.h"
+#include "transport/unmap.h"
 
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14; an older kernel answers EINVAL */
 #define MADV_POPULATE_WRITE 23
@@ -69,7 +70,7 @@ static void
 unmap(struct offload_memory *memory)
 {
 	if (memory->map)
-		(void)munmap(memory->map, memory->bytes);
+		unmap_here(memory->map, memory->bytes);
 	memory->map = NULL;
 	access_release(memory->file);
 	memory->file = NULL;

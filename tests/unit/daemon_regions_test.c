@@ -19,10 +19,12 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "tests/support/folder.h"
+#include "tests/support/held_unmap.h"
 #include "tests/support/verbs_script.h"
 #include "transport/access.h"
 #include "transport/rdma/packed.h"
 #include "transport/rdma/region.h"
+#include "transport/unmap.h"
 
 #define U8 1
 #define KIB UINT64_C(1024)
@@ -140,6 +142,15 @@ regs(struct world *world, uint32_t device)
 {
 	script_lock(&world->script);
 	uint32_t count = world->script.devices[device].regs;
+	script_unlock(&world->script);
+	return count;
+}
+
+static uint32_t
+mrs(struct world *world, uint32_t device)
+{
+	script_lock(&world->script);
+	uint32_t count = world->script.devices[device].mrs;
 	script_unlock(&world->script);
 	return count;
 }
@@ -290,13 +301,6 @@ Test(daemon_regions, cover__a_device_that_refuses__costs_nothing_but_its_rail)
 
 /* ---- how long ------------------------------------------------------------------------------- */
 
-static bool
-is_mapped(const void *data)
-{
-	unsigned char there;
-	return mincore((void *)(uintptr_t)data, 4096, &there) == 0;
-}
-
 Test(daemon_regions, end__memory_stays_mapped_until_no_device_knows_it)
 {
 	static struct world world;
@@ -312,13 +316,92 @@ Test(daemon_regions, end__memory_stays_mapped_until_no_device_knows_it)
 	cr_assert_eq(memory_populating(), 32 * MIB);
 	/* The worker goes, and all that it had. */
 	tensors_free(tensors);
+	for (uint32_t id = 2; id <= OBJECTS; id++)
+		cr_assert_eq(memory_forget(&world.memory, id, false), 0);
+	wait_for_zero(memory_unmapping);
 	memory_fini(&world.memory);
-	cr_assert(is_mapped(map) && is_mapped(buffer));
+	cr_assert(held_unmap_is_mapped(map) && held_unmap_is_mapped(buffer));
 	cr_assert_eq(memory_unmapping(), 32 * MIB);
 	cr_assert_gt(packed_size_all(), 0);
 	script_release(&world.script);
 	wait_for_zero(memory_unmapping);
 	wait_for_zero(packed_size_all);
+	world_close(&world);
+}
+
+struct turn {
+	struct loop_task task;
+	bool taken; /* atomic */
+};
+
+static void
+take_turn(struct loop_task *task)
+{
+	struct turn *turn = loop_container(task, struct turn, task);
+	__atomic_store_n(&turn->taken, true, __ATOMIC_RELEASE);
+}
+
+/* Until the keeper has done what there was for it to do. */
+static void
+wait_keeper(struct world *world)
+{
+	static struct turn turn;
+	int64_t end_ns = th_now_ns() + PATIENCE_NS;
+	turn = (struct turn){.task.run = take_turn};
+	loop_post(world->keeper, &turn.task);
+	while (!__atomic_load_n(&turn.taken, __ATOMIC_ACQUIRE)) {
+		cr_assert_lt(th_now_ns(), end_ns, "the keeper is held up");
+		usleep(200);
+	}
+}
+
+/* Hundreds of gigabytes take seconds; meanwhile the keeper fences what others read. */
+Test(daemon_regions, end__a_munmap_that_takes_its_time__does_not_hold_up_the_keeper)
+{
+	static struct world world;
+	world_open(&world, 40);
+	for (uint32_t i = 0; i < 20; i++)
+		world_row(&world, MIB, 2, i * MIB);
+	world_row(&world, 4 * MIB, 1, 0);
+	struct tensors *tensors = world_register(&world);
+	wait_ready(tensors->places[20].region);
+	wait_ready(packed_region(tensors->packed));
+	const void *map = memory_find(&world.memory, 1)->map;
+	uint64_t packed_bytes_there = packed_size_all();
+	cr_assert_geq(packed_bytes_there, UNMAP_AWAY_BYTES);
+	for (uint32_t id = 2; id <= OBJECTS; id++)
+		cr_assert_eq(memory_forget(&world.memory, id, false), 0);
+	wait_for_zero(memory_unmapping);
+	held_unmap_begin(UNMAP_AWAY_BYTES);
+	tensors_free(tensors);
+	memory_fini(&world.memory);
+	cr_assert(held_unmap_wait(1));
+	for (uint32_t i = 0; i < 2; i++) {
+		while (mrs(&world, i) > 0)
+			usleep(200);
+	}
+	wait_keeper(&world);
+	/* They count until it is done. */
+	cr_assert_eq(memory_unmapping(), 32 * MIB);
+	cr_assert_eq(packed_size_all(), packed_bytes_there);
+	cr_assert(held_unmap_is_mapped(map));
+	held_unmap_end();
+	world_close(&world);
+}
+
+/* What no device ever knew. */
+Test(daemon_regions, end__a_munmap_that_takes_its_time__does_not_hold_up_the_main_thread)
+{
+	static struct world world;
+	world_open(&world, 8);
+	held_unmap_begin(UNMAP_AWAY_BYTES);
+	cr_assert_eq(memory_forget(&world.memory, 2, false), 0);
+	cr_assert_eq(world.memory.mapped_bytes, 64 * MIB);
+	cr_assert_eq(memory_unmapping(), 32 * MIB);
+	memory_fini(&world.memory);
+	cr_assert_eq(memory_unmapping(), 96 * MIB);
+	cr_assert(held_unmap_wait(1));
+	held_unmap_end();
 	world_close(&world);
 }
 
@@ -436,7 +519,7 @@ Test(daemon_regions, offload__is_registered_once_and_freed_when_no_device_knows_
 	const void *data = offload_data(memory);
 	tensors_free(copy);
 	offload_release(memory);
-	cr_assert(is_mapped(data));
+	cr_assert(held_unmap_is_mapped(data));
 	region_release(region);
 	while (offload_used(offload) > 0)
 		poll_offload(offload);

@@ -7,7 +7,6 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "ipc/base/alloc.h"
@@ -21,6 +20,7 @@
 #include "transport/part.h"
 #include "transport/rdma/pages.h"
 #include "transport/rdma/region.h"
+#include "transport/unmap.h"
 
 #define LINE_BYTES UINT64_C(64)
 #define BLOCK_BYTES (256u << 10) /* stays in the cache between the copy and the hash */
@@ -31,6 +31,7 @@ struct packed {
 	uint64_t bytes;
 	struct region *region; /* owns: a reference; NULL: not asked for */
 	uint32_t references;   /* atomic */
+	struct unmap unmap;
 };
 
 static uint64_t size_all; /* atomic */
@@ -83,13 +84,20 @@ packed_new(const struct chunk_table *table)
 	return packed;
 }
 
+/* On any thread. */
+static void
+unmapped(void *arg)
+{
+	struct packed *packed = arg;
+	__atomic_sub_fetch(&size_all, packed->bytes, __ATOMIC_RELAXED);
+	free(packed);
+}
+
 static void
 give_back(void *arg)
 {
 	struct packed *packed = arg;
-	(void)munmap(packed->data, packed->bytes);
-	__atomic_sub_fetch(&size_all, packed->bytes, __ATOMIC_RELAXED);
-	free(packed);
+	unmap_start(&packed->unmap, packed->data, packed->bytes, unmapped, packed);
 }
 
 void
