@@ -13,7 +13,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/queue.h>
 
 #include "ipc/base/alloc.h"
@@ -27,6 +26,7 @@
 #include "transport/rdma/pages.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/region.h"
+#include "transport/unmap.h"
 
 #define IDLE_NS INT64_C(30000000000) /* then a slab is given back */
 #define LOOK_NS INT64_C(5000000000)
@@ -44,6 +44,7 @@ struct slab {
 	bool is_idle, condemned, retired;
 	bool registered; /* a device may know the memory */
 	int64_t made_ns, idle_ns;
+	struct unmap unmap; /* in the end */
 };
 
 TAILQ_HEAD(idle_slabs, slab);
@@ -67,23 +68,31 @@ destroy(struct stage *stage)
 	free(stage);
 }
 
+/* On any thread. It counts until here. */
+static void
+unmapped(void *arg)
+{
+	struct slab *slab = arg;
+	struct stage *stage = slab->stage;
+	free(slab);
+	pthread_mutex_lock(&stage->lock);
+	stage->num_slabs--;
+	bool last = stage->left && stage->num_slabs == 0;
+	pthread_mutex_unlock(&stage->lock);
+	if (last)
+		destroy(stage);
+}
+
 /* Under the lock, which it gives up. If the slab is not needed by anybody, it goes. */
 static void
 unlock_and_settle(struct stage *stage, struct slab *slab)
 {
 	bool goes = slab->retired && slab->users == 0 && !slab->registered;
-	if (goes) {
+	if (goes)
 		LIST_REMOVE(slab, entry);
-		stage->num_slabs--;
-	}
-	bool last = goes && stage->left && stage->num_slabs == 0;
 	pthread_mutex_unlock(&stage->lock);
-	if (goes) {
-		(void)munmap(slab->data, SLAB_BYTES);
-		free(slab);
-	}
-	if (last)
-		destroy(stage);
+	if (goes)
+		unmap_start(&slab->unmap, slab->data, SLAB_BYTES, unmapped, slab);
 }
 
 /* On the keeper's thread. */
