@@ -386,7 +386,9 @@ loop_wake_fd(const struct loop *loop)
 void
 loop_tick_at(struct loop *loop, int64_t deadline_ns)
 {
-	loop->deadline_ns = th_min_i64(loop->deadline_ns, deadline_ns);
+	/* Without a tick there is no deadline that could be met. */
+	if (loop->tick)
+		loop->deadline_ns = th_min_i64(loop->deadline_ns, deadline_ns);
 }
 
 /* Milliseconds to wait, rounded up so that the deadline has passed when the wait ends. */

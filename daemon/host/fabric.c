@@ -17,7 +17,7 @@
 #include "transport/rdma/device.h"
 #include "transport/rdma/memlock.h"
 #include "transport/rdma/place.h"
-#include "transport/rdma/poller.h"
+#include "transport/rdma/rail.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/topology.h"
 
@@ -223,10 +223,8 @@ fabric_copied(struct host *host, const char *why)
 void
 fabric_rail(const struct host *host, uint32_t rail, struct fabric_rail *ret_rail)
 {
-	struct poller *poller = rdma_poller(transport_rdma(host->transport), rail);
-	struct rail_counters counters = {0};
-	if (poller)
-		rail_counters(poller_rail(poller), &counters);
+	struct rail_counters counters;
+	rdma_rail_counters(transport_rdma(host->transport), rail, &counters);
 	*ret_rail = (struct fabric_rail){.node = topology_node(host->fabric.topology, rail),
 		.bytes = counters.bytes,
 		.reads = counters.reads};

@@ -54,6 +54,28 @@ fake_open(void *context, struct verbs_device **ret_devices, uint32_t devices_max
 	return (int)count;
 }
 
+/* The old one goes when it is closed, not before. */
+static int
+fake_open_again(void *context, const struct verbs_info *info, struct verbs_device **ret_device)
+{
+	struct fake_host *host = context;
+	int rc = -ENODEV;
+	fake_lock(host->fake);
+	for (uint32_t i = 0; i < host->num_devices; i++) {
+		struct verbs_device *device = host->devices[i];
+		const char *pci = device->config.pci ? device->config.pci : "";
+		if (device->removed || strcmp(device->name, info->name) != 0 ||
+			strcmp(pci, info->pci) != 0)
+			continue;
+		TH_ASSERT(device->counters.opens == 0);
+		device->counters.opens++;
+		*ret_device = device;
+		rc = 0;
+	}
+	fake_unlock(host->fake);
+	return rc;
+}
+
 static void
 fake_close(struct verbs_device *device)
 {
@@ -523,6 +545,7 @@ fake_event_next(struct verbs_device *device, struct verbs_event *ret_event)
 
 static const struct verbs_ops fake_ops = {
 	.open = fake_open,
+	.open_again = fake_open_again,
 	.close = fake_close,
 	.info = fake_info,
 	.port = fake_port,

@@ -104,6 +104,8 @@ void fake_rdma_port_set(struct verbs_device *device, uint32_t port, bool active)
 void fake_rdma_vanish(struct verbs_device *device);
 /* It is unplugged: what is posted comes back flushed, then all its calls fail. */
 void fake_rdma_remove(struct verbs_device *device);
+/* It is there again. False: not yet, somebody has the old one open. */
+bool fake_rdma_return(struct verbs_device *device);
 /* As if the completion queues of a device had overrun. */
 void fake_rdma_break_cqs(struct verbs_device *device);
 /* Flushed requests do not come back before their queue pair is destroyed. */

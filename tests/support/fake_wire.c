@@ -489,6 +489,20 @@ fake_rdma_remove(struct verbs_device *device)
 	fake_unlock(fake);
 }
 
+bool
+fake_rdma_return(struct verbs_device *device)
+{
+	fake_lock(device->fake);
+	bool returns = device->removed && device->counters.opens == 0;
+	if (returns) {
+		TH_ASSERT(device->counters.mrs == 0 && device->counters.qps == 0);
+		device->num_events = 0;
+		device->removed = false;
+	}
+	fake_unlock(device->fake);
+	return returns;
+}
+
 void
 fake_rdma_break_cqs(struct verbs_device *device)
 {

@@ -28,6 +28,7 @@
 
 #define RIG_REAL_RAILS 2u
 #define RIG_REAL_WINDOW_BYTES (512u << 10)
+#define LOOK_NS INT64_C(2000000) /* for a device that was lost */
 
 bool rig_with_files;
 
@@ -289,12 +290,15 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 		.sendfile = rig_with_files ? TRANSPORT_SENDFILE_YES : rig->sendfile,
 		.agent_inc = rig->num_agents};
 	struct rdma_config rdma;
+	struct rails_config rails = rails_config_default();
 	struct th_err err;
+	rails.look_ns = LOOK_NS;
 	if (rig->num_rails > 0) {
 		if (getenv("TH_TEST_VERBS"))
 			real_devices(rig, agent, &rdma);
 		else
-			rdma = (struct rdma_config){.verbs = open_devices(rig, agent)};
+			rdma = (struct rdma_config){
+				.verbs = open_devices(rig, agent), .rails = &rails};
 		rdma.stage_bytes = rig->stage_bytes;
 		config.rdma = &rdma;
 	}

@@ -43,6 +43,7 @@ script_init(struct script *script, uint32_t num_devices)
 	for (uint32_t i = 0; i < num_devices; i++) {
 		struct verbs_device *device = &script->devices[i];
 		device->script = script;
+		device->again_code = -ENODEV;
 		device->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
 		TH_ASSERT(device->event_fd >= 0);
 		device->info = (struct verbs_info){.num_ports = 1,
@@ -151,6 +152,26 @@ script_open(void *context, struct verbs_device **ret_devices, uint32_t devices_m
 	for (uint32_t i = 0; i < script->num_devices; i++)
 		ret_devices[i] = &script->devices[i];
 	return (int)script->num_devices;
+}
+
+static int
+script_open_again(void *context, const struct verbs_info *info, struct verbs_device **ret_device)
+{
+	struct script *script = context;
+	int rc = -ENODEV;
+	script_lock(script);
+	for (uint32_t i = 0; i < script->num_devices; i++) {
+		struct verbs_device *device = &script->devices[i];
+		if (strcmp(device->info.name, info->name) != 0)
+			continue;
+		TH_ASSERT(device->closes == 1 + device->reopens);
+		device->tries++;
+		rc = device->again_code;
+		*ret_device = device;
+		device->reopens += rc == 0;
+	}
+	script_unlock(script);
+	return rc;
 }
 
 static void
@@ -338,6 +359,7 @@ script_verbs(struct script *script)
 	/* What moves bytes is not there: nobody calls it. */
 	static const struct verbs_ops ops = {
 		.open = script_open,
+		.open_again = script_open_again,
 		.close = script_close,
 		.info = script_info,
 		.port = script_port,

@@ -35,9 +35,11 @@ struct verbs_device {
 	uint32_t num_gids[SCRIPT_PORTS];
 	int port_code, gids_code, dereg_code, cq_code, connect_code, free_code;
 	int reg_code, qp_code;
+	int again_code;               /* of open_again: -ENODEV */
 	uint32_t regs_good, qps_good; /* how many go well before that code */
 	/* What it was asked. */
 	uint32_t regs, deregs, mrs, mrs_peak, looks, cqs, cqs_made, qps, qps_made, connects, closes;
+	uint32_t tries, reopens;
 	struct script_reg records[SCRIPT_RECORDS];
 	struct verbs_path paths[SCRIPT_RECORDS];
 	/* The script's own. */

@@ -13,6 +13,8 @@
 #include "transport/rdma/device.h"
 #include "transport/rdma/queues.h"
 
+#define MIB_BYTES (UINT64_C(1) << 20)
+
 struct bench { /* what most tests need */
 	struct script script;
 	struct loop *keeper;
@@ -20,6 +22,8 @@ struct bench { /* what most tests need */
 	struct rails_config config;
 	struct tally tally;
 	uint32_t changed[RAILS_MAX], lost[RAILS_MAX], failed[RAILS_MAX], last_qpn; /* by tally */
+	uint32_t closing[RAILS_MAX], opened[RAILS_MAX];
+	uint32_t refused; /* times that `opened` fails */
 };
 
 static void
@@ -45,12 +49,40 @@ on_failed(void *arg, uint32_t rail, uint32_t qpn)
 }
 
 static void
+on_closing(void *arg, uint32_t rail)
+{
+	struct bench *bench = arg;
+	tally_add(&bench->tally, &bench->closing[rail]);
+}
+
+static int
+on_opened(void *arg, uint32_t rail)
+{
+	struct bench *bench = arg;
+	cr_assert_not_null(rail_device(bench->rails, rail));
+	tally_add(&bench->tally, &bench->opened[rail]);
+	if (bench->refused == 0)
+		return 0;
+	bench->refused--;
+	return -ENOMEM;
+}
+
+static int64_t
+keeper_tick(void *arg, int64_t now_ns)
+{
+	struct bench *bench = arg;
+	struct rails *rails = __atomic_load_n(&bench->rails, __ATOMIC_ACQUIRE);
+	return rails ? rails_tick(rails, now_ns) : INT64_MAX;
+}
+
+static void
 setup(struct bench *bench, uint32_t num_devices)
 {
 	*bench = (struct bench){.config = rails_config_default()};
 	script_init(&bench->script, num_devices);
 	tally_init(&bench->tally);
-	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &bench->keeper), 0);
+	bench->config.look_ns = 1000000;
+	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, keeper_tick, bench, &bench->keeper), 0);
 }
 
 struct sync_task {
@@ -85,22 +117,36 @@ start(struct bench *bench)
 	struct rails_user user = {.arg = bench,
 		.changed = on_changed,
 		.completions_lost = on_lost,
-		.queue_failed = on_failed};
+		.queue_failed = on_failed,
+		.closing = on_closing,
+		.opened = on_opened};
+	struct rails *rails;
 	cr_assert_eq(rails_new(script_verbs(&bench->script), &bench->config, bench->keeper, &user,
-			     &bench->rails),
+			     &rails),
 		0);
+	__atomic_store_n(&bench->rails, rails, __ATOMIC_RELEASE);
 	/* The rails are watched from here on. */
 	on_keeper(bench, NULL, NULL);
 }
 
 static void
+end_clock(struct bench *bench, void *arg)
+{
+	(void)arg;
+	__atomic_store_n(&bench->rails, NULL, __ATOMIC_RELEASE);
+}
+
+static void
 teardown(struct bench *bench)
 {
-	rails_free(bench->rails);
+	struct rails *rails = bench->rails;
+	on_keeper(bench, end_clock, NULL);
+	rails_free(rails);
 	loop_free(bench->keeper);
 	for (uint32_t i = 0; i < bench->script.num_devices; i++) {
 		const struct verbs_device *device = &bench->script.devices[i];
-		cr_assert(device->closes == 1 && device->cqs == 0 && device->qps == 0);
+		cr_assert(device->closes == 1 + device->reopens);
+		cr_assert(device->cqs == 0 && device->qps == 0);
 	}
 	script_fini(&bench->script);
 	tally_fini(&bench->tally);
@@ -337,7 +383,7 @@ Test(rdma_device, queue_events__are_passed_on_for_each_port)
 	teardown(&bench);
 }
 
-Test(rdma_device, device_events__gone_for_good)
+Test(rdma_device, device_events__gone)
 {
 	static struct bench bench;
 	setup(&bench, 3);
@@ -357,6 +403,79 @@ Test(rdma_device, device_events__gone_for_good)
 	tally_wait(&bench.tally, &bench.changed[2], 1);
 	cr_assert_eq(rails_up(bench.rails), 0x8);
 	cr_assert_eq(bench.script.devices[0].events_out, 1);
+	teardown(&bench);
+}
+
+static void
+set_again(struct bench *bench, int code)
+{
+	script_lock(&bench->script);
+	bench->script.devices[0].again_code = code;
+	script_unlock(&bench->script);
+}
+
+/* Until the device was looked for so often. */
+static void
+wait_tries(struct bench *bench, uint32_t tries)
+{
+	bool done = false;
+	while (!done) {
+		(void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+		script_lock(&bench->script);
+		done = bench->script.devices[0].tries >= tries;
+		script_unlock(&bench->script);
+	}
+}
+
+Test(rdma_device, lost_and_back__closed_looked_for_and_opened)
+{
+	static struct bench bench;
+	setup(&bench, 2);
+	struct verbs_device *device = &bench.script.devices[0];
+	device->info.num_ports = 2;
+	bench.refused = 1;
+	start(&bench);
+	script_event(device, VERBS_EVENT_DEVICE, 0, 0);
+	tally_wait(&bench.tally, &bench.closing[1], 1);
+	wait_tries(&bench, 2);
+	cr_assert_eq(rails_up(bench.rails), 4);
+	cr_assert_not_null(strstr(status_of(&bench, 0).why, "gone for"));
+	cr_assert_not(rail_hold(bench.rails, 1));
+	set_again(&bench, -EIO);
+	wait_tries(&bench, 4);
+	/* The user's part fails once: all is closed again. */
+	set_again(&bench, 0);
+	tally_wait(&bench.tally, &bench.opened[1], 1);
+	tally_wait(&bench.tally, &bench.changed[1], 2);
+	cr_assert_eq(rails_up(bench.rails), 7);
+	cr_assert(bench.opened[0] == 2 && bench.closing[0] == 2 && bench.closing[2] == 0);
+	cr_assert(rail_hold(bench.rails, 1));
+	rail_unhold(bench.rails, 1);
+	/* Its events are read again. */
+	script_lock(&bench.script);
+	device->ports[0].active = false;
+	script_unlock(&bench.script);
+	script_event(device, VERBS_EVENT_PORT_DOWN, 1, 0);
+	tally_wait(&bench.tally, &bench.changed[0], 3);
+	cr_assert_eq(rails_up(bench.rails), 6);
+	teardown(&bench);
+	cr_assert_eq(device->reopens, 2);
+}
+
+Test(rdma_device, back_and_less_than_before__left_alone)
+{
+	static struct bench bench;
+	setup(&bench, 1);
+	start(&bench);
+	script_event(&bench.script.devices[0], VERBS_EVENT_DEVICE, 0, 0);
+	tally_wait(&bench.tally, &bench.closing[0], 1);
+	script_lock(&bench.script);
+	bench.script.devices[0].info.mr_bytes_max = MIB_BYTES;
+	bench.script.devices[0].again_code = 0;
+	script_unlock(&bench.script);
+	wait_tries(&bench, 2);
+	cr_assert_eq(rails_there(bench.rails), 0);
+	cr_assert_eq(bench.opened[0], 0);
 	teardown(&bench);
 }
 

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
 #include "transport/rdma/device_own.h"
@@ -25,6 +27,7 @@
 #define GIDS_MAX 256u
 #define READS_FEW 16u
 #define MTU_SMALL 4096u
+#define LOOK_NS INT64_C(1000000000)
 
 /* ---- looking at a port -------------------------------------------------------------------- */
 
@@ -126,21 +129,11 @@ probe(struct rails *rails, uint32_t index, bool first)
 
 /* ---- events (the keeper's thread) --------------------------------------------------------- */
 
-static void
-look_again(struct rails *rails, uint32_t index)
+void
+rails_look(struct rails *rails, uint32_t index)
 {
 	if (probe(rails, index, false) && rails->user.changed)
 		rails->user.changed(rails->user.arg, index);
-}
-
-static void
-lose_device(struct opened *opened)
-{
-	struct rails *rails = opened->rails;
-	stream_close(&opened->events, false);
-	__atomic_store_n(&opened->gone, true, __ATOMIC_RELEASE);
-	for (uint32_t i = 0; i < opened->num_rails; i++)
-		look_again(rails, opened->first_rail + i);
 }
 
 static void
@@ -155,7 +148,7 @@ take_event(struct opened *opened, const struct verbs_event *event)
 		case VERBS_EVENT_PORT_DOWN:
 		case VERBS_EVENT_GIDS:
 			if (rails->rails[index].port == event->port)
-				look_again(rails, index);
+				rails_look(rails, index);
 			break;
 		case VERBS_EVENT_QP:
 			if (user->queue_failed)
@@ -183,7 +176,7 @@ on_events(struct stream *stream)
 		if (got == 0)
 			return;
 		if (got < 0 || event.kind == VERBS_EVENT_DEVICE) {
-			lose_device(opened);
+			opened_lose(opened);
 			return;
 		}
 		take_event(opened, &event);
@@ -198,37 +191,38 @@ on_broken(struct stream *stream, int code)
 	(void)code;
 }
 
+void
+opened_watch(struct opened *opened)
+{
+	static const struct stream_ops events_ops = {.ready = on_events, .broken = on_broken};
+	struct rails *rails = opened->rails;
+	int fd = fcntl(rails->ops->event_fd(opened->device), F_DUPFD_CLOEXEC, 0);
+	int rc = fd < 0 ? -errno
+			: stream_open(&opened->events, rails->keeper, &events_ops, fd, false);
+	if (rc < 0)
+		log_error("rdma",
+			"events of %s cannot be watched, so links that fail are found late: %s",
+			opened->info.name, th_strerror(rc));
+	/* What happened between the last look and now. */
+	for (uint32_t k = 0; k < opened->num_rails; k++)
+		rails_look(rails, opened->first_rail + k);
+}
+
 static void
 run_watch(struct loop_task *task)
 {
-	static const struct stream_ops events_ops = {.ready = on_events, .broken = on_broken};
 	struct rails *rails = loop_container(task, struct rails, watch_task);
-	for (uint32_t i = 0; i < rails->num_opened; i++) {
-		struct opened *opened = &rails->opened[i];
-		int fd = fcntl(rails->ops->event_fd(opened->device), F_DUPFD_CLOEXEC, 0);
-		int rc = fd < 0 ? -errno
-				: stream_open(
-					  &opened->events, rails->keeper, &events_ops, fd, false);
-		if (rc < 0)
-			log_error("rdma",
-				"events of %s cannot be watched, so links that fail are found "
-				"late: %s",
-				opened->info.name, th_strerror(rc));
-		/* What happened between the first look and now. */
-		for (uint32_t k = 0; k < opened->num_rails; k++)
-			look_again(rails, opened->first_rail + k);
-	}
+	for (uint32_t i = 0; i < rails->num_opened; i++)
+		opened_watch(&rails->opened[i]);
 }
 
 static void
 run_unwatch(struct loop_task *task)
 {
 	struct rails *rails = loop_container(task, struct rails, unwatch_task);
-	for (uint32_t i = 0; i < rails->num_opened; i++) {
+	rails->stopped = true;
+	for (uint32_t i = 0; i < rails->num_opened; i++)
 		stream_close(&rails->opened[i].events, false);
-		if (rails->opened[i].source_cq)
-			rails->ops->cq_free(rails->opened[i].source_cq);
-	}
 	sem_post(&rails->unwatched);
 }
 
@@ -243,6 +237,7 @@ rails_config_default(void)
 		.reads = ENDPOINT_READS_MAX,
 		.timeout = 16,
 		.retries = 7,
+		.look_ns = LOOK_NS,
 	};
 }
 
@@ -282,6 +277,7 @@ add_device(struct rails *rails, struct verbs_device *device, const struct rails_
 	struct opened *opened = &rails->opened[rails->num_opened];
 	*opened = (struct opened){
 		.rails = rails, .device = device, .events.fd = -1, .first_rail = rails->num_rails};
+	opened_init(opened);
 	rails->ops->info(device, &opened->info);
 	for (uint32_t port = 1; port <= opened->info.num_ports; port++) {
 		char name[RAIL_NAME_BYTES];
@@ -344,12 +340,22 @@ start_registrars(struct rails *rails)
 }
 
 static void
-destroy(struct rails *rails)
+free_registrars(struct rails *rails)
 {
 	for (uint32_t i = 0; i < rails->num_rails; i++)
 		loop_free(rails->rails[i].registrar);
-	for (uint32_t i = 0; i < rails->num_opened; i++)
-		rails->ops->close(rails->opened[i].device);
+}
+
+static void
+destroy(struct rails *rails)
+{
+	for (uint32_t i = 0; i < rails->num_opened; i++) {
+		struct opened *opened = &rails->opened[i];
+		if (opened->source_cq)
+			rails->ops->cq_free(opened->source_cq);
+		if (opened->device)
+			rails->ops->close(opened->device);
+	}
 	sem_destroy(&rails->unwatched);
 	pthread_mutex_destroy(&rails->lock);
 	pthread_mutex_destroy(&rails->source_cq_lock);
@@ -366,8 +372,11 @@ rails_new(struct verbs verbs, const struct rails_config *config, struct loop *ke
 		return count;
 	struct rails *rails = th_calloc(1, sizeof(*rails));
 	rails->ops = verbs.ops;
+	rails->context = verbs.context;
 	rails->config = *config;
 	rails->config.names = NULL;
+	if (rails->config.look_ns == 0)
+		rails->config.look_ns = LOOK_NS;
 	rails->keeper = keeper;
 	rails->user = *user;
 	rails->watch_task.run = run_watch;
@@ -385,6 +394,7 @@ rails_new(struct verbs verbs, const struct rails_config *config, struct loop *ke
 	free(used);
 	int rc = start_registrars(rails);
 	if (rc < 0) {
+		free_registrars(rails);
 		destroy(rails);
 		return rc;
 	}
@@ -397,14 +407,22 @@ rails_new(struct verbs verbs, const struct rails_config *config, struct loop *ke
 }
 
 void
+rails_stop(struct rails *rails)
+{
+	loop_post(rails->keeper, &rails->unwatch_task);
+	while (sem_wait(&rails->unwatched) < 0)
+		TH_ASSERT(errno == EINTR);
+}
+
+void
 rails_free(struct rails *rails)
 {
 	if (!rails)
 		return;
 	TH_ASSERT(__atomic_load_n(&rails->num_regions, __ATOMIC_ACQUIRE) == 0);
-	loop_post(rails->keeper, &rails->unwatch_task);
-	while (sem_wait(&rails->unwatched) < 0)
-		TH_ASSERT(errno == EINTR);
+	rails_stop(rails);
+	free_registrars(rails);
+	rails_stop(rails); /* what the registrars have posted to the keeper has run */
 	destroy(rails);
 }
 
@@ -451,6 +469,10 @@ rail_status(struct rails *rails, uint32_t rail, struct rail_status *ret_status)
 	pthread_mutex_lock(&rails->lock);
 	const struct rail_port *port = &rails->rails[rail];
 	*ret_status = port->status;
+	if (port->status.state == RAIL_GONE)
+		snprintf(ret_status->why, sizeof(ret_status->why),
+			"the device is gone for %" PRId64 " s, and used again when it is back",
+			(th_now_ns() - port->opened->lost_ns) / 1000000000);
 	ret_status->num_failed = port->num_failed;
 	memcpy(ret_status->failed_why, port->failed_why, sizeof(port->failed_why));
 	pthread_mutex_unlock(&rails->lock);

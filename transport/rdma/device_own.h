@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * device_own - what device.c, queues.c and region.c share, and nobody else sees.
+ * device_own - what device.c, device_back.c, queues.c and region.c share, and nobody else sees.
  */
 #ifndef TH_TRANSPORT_RDMA_DEVICE_OWN_H
 #define TH_TRANSPORT_RDMA_DEVICE_OWN_H
@@ -11,16 +11,36 @@
 
 #include "transport/rdma/device.h"
 
+enum opened_phase { OPENED_THERE, OPENED_HELD, OPENED_LEAVING, OPENED_AWAY }; /* device_back.c */
+
 struct opened { /* a device */
 	struct rails *rails;
-	struct verbs_device *device; /* owns */
-	struct verbs_info info;
+	/* Owns; NULL while it is away. The keeper's, and whoever's who holds it, and the
+	 * registrars', from which it is taken before it is closed. */
+	struct verbs_device *device;
+	struct verbs_info info; /* immutable: as it was at first */
 	uint32_t first_rail, num_rails;
-	uint32_t num_mrs;           /* atomic */
-	struct stream events;       /* the keeper's */
-	bool gone;                  /* written on the keeper's thread; atomic */
+	uint32_t num_mrs;     /* atomic */
+	struct stream events; /* the keeper's */
+	bool gone;            /* written on the keeper's thread under the lock of rails; atomic */
+	uint32_t holds;       /* guarded by it, as lost_ns */
+	int64_t lost_ns;
 	struct verbs_cq *source_cq; /* owns; NULL until a source needs it (queues_new) */
+	uint32_t leaving;           /* atomic: registrars that have not let go yet */
+	struct loop_task unheld_task, left_task; /* to the keeper */
+	/* The keeper's. */
+	enum opened_phase phase;
+	bool said;                           /* that it cannot be closed */
+	int code;                            /* why it could not be opened again, as said */
+	int64_t there_ns, look_ns, pause_ns; /* since when; when to look for it */
 };
+
+void opened_init(struct opened *opened);
+/* The keeper's: its events; that it is lost. */
+void opened_watch(struct opened *opened);
+void opened_lose(struct opened *opened);
+/* A registrar's: it has let go (lost_task). */
+void opened_left(struct opened *opened);
 
 struct rail_port {
 	struct opened *opened;
@@ -31,6 +51,8 @@ struct rail_port {
 	/* The registrar's: all that there are with this rail, the newest first. */
 	LIST_HEAD(, registration) registrations;
 	struct loop_task released_task; /* memory was given back, here or by another rail */
+	struct loop_task lost_task;     /* the device is lost: nothing is registered any more */
+	struct loop_task back_task;     /* it is back: all is registered again */
 	bool warned;                    /* atomic */
 	uint64_t bytes_registered;      /* atomic, as the next */
 	uint32_t num_mrs;
@@ -42,9 +64,12 @@ struct rail_port {
 /* Of a registrar, whose rail it is (region.c). */
 void rail_registrar_init(struct rail_port *port);
 int64_t rail_registrar_tick(void *arg, int64_t now_ns);
+/* The keeper's: what became of the rail, for the user as well. */
+void rails_look(struct rails *rails, uint32_t index);
 
 struct rails {
 	const struct verbs_ops *ops;
+	void *context;
 	struct rails_config config;
 	struct loop *keeper;
 	struct rails_user user;
@@ -56,6 +81,7 @@ struct rails {
 	uint32_t num_regions; /* atomic */
 	struct loop_task watch_task, unwatch_task;
 	sem_t unwatched;
+	bool stopped; /* the keeper's */
 };
 
 #endif

@@ -31,10 +31,15 @@ queues_new(struct rails *rails, uint32_t rail, struct verbs_cq *cq, uint32_t dep
 {
 	TH_ASSERT(rail < rails->num_rails);
 	struct opened *opened = rails->rails[rail].opened;
-	struct queues queues = {.rail = rail};
-	int rc = rail_endpoint(rails, rail, &queues.own, &queues.port, ret_err);
-	if (rc < 0)
+	struct queues queues = {.rail = rail, .held = rail_hold(rails, rail)};
+	int rc = queues.held
+			 ? rail_endpoint(rails, rail, &queues.own, &queues.port, ret_err)
+			 : th_fail(ret_err, TH_E_NO_PATH, "%s cannot be used: the device is gone",
+				   rail_name(rails, rail));
+	if (rc < 0) {
+		(void)queues_free(rails, &queues);
 		return rc;
+	}
 	uint32_t psns[ENDPOINT_QPS];
 	rc = getrandom(psns, sizeof(psns), 0) == (ssize_t)sizeof(psns) ? 0 : -EAGAIN;
 	if (rc == 0 && !cq)
@@ -97,5 +102,8 @@ queues_free(struct rails *rails, struct queues *queues)
 		queues->qps[i] = NULL;
 	}
 	queues->count = 0;
+	if (queues->held && rc == 0)
+		rail_unhold(rails, queues->rail);
+	queues->held = false;
 	return rc;
 }

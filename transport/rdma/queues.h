@@ -6,6 +6,9 @@
  * any failure come fresh ones, with fresh packet numbers, so that nothing that is still on its way
  * can be taken for an answer. Freeing them is the fence: no byte moves through them afterwards.
  *
+ * They hold their rail (device.h). Those that cannot be freed hold it for ever: a device on which
+ * they are is not closed.
+ *
  * Threads: those of setup.h make and connect, each its own: where nobody answers it is kept for a
  * second. Freeing is the keeper's. Posting and polling is for whoever has the lane.
  */
@@ -25,6 +28,7 @@
 
 struct queues {
 	uint32_t rail, count;
+	bool held; /* the rail, until queues_free, or by whoever takes the queue pairs */
 	struct verbs_qp *qps[ENDPOINT_QPS]; /* owns */
 	struct endpoint own;                /* for the peer */
 	struct endpoint_port port;

@@ -282,6 +282,15 @@ rail_fini(struct rail *rail)
 }
 
 void
+rail_counters_add(struct rail_counters *sum, const struct rail_counters *more)
+{
+	const uint64_t *from = (const uint64_t *)more;
+	uint64_t *to = (uint64_t *)sum;
+	for (size_t i = 0; i < sizeof(*sum) / sizeof(*from); i++)
+		to[i] += from[i];
+}
+
+void
 rail_counters(const struct rail *rail, struct rail_counters *ret_counters)
 {
 	const uint64_t *from = (const uint64_t *)&rail->counters;

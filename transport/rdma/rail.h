@@ -113,6 +113,7 @@ int64_t rail_deadline(const struct rail *rail);
 void rail_lose(struct rail *rail, enum verbs_status status, const char *why);
 /* Any thread. */
 void rail_counters(const struct rail *rail, struct rail_counters *ret_counters);
+void rail_counters_add(struct rail_counters *sum, const struct rail_counters *more);
 
 /* ---- inside: rail.c and lane.c ---- */
 

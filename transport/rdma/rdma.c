@@ -39,17 +39,23 @@ LIST_HEAD(rdma_lanes, rdma_lane);
 struct rdma {
 	struct rdma_config config;
 	struct loop *keeper;
-	struct setup *setup;               /* NULL: there are no rails */
-	struct rails *rails;               /* atomic while it opens */
-	struct poller *pollers[RAILS_MAX]; /* own; NULL: it could not be made */
-	uint32_t polled;                   /* atomic mask: rails with a poller that is of use */
+	struct setup *setup; /* NULL: there are no rails */
+	struct rails *rails;
+	/* Own; NULL: it could not be made, or its device is away. The keeper's, which changes it
+	 * only while nobody holds the rail. */
+	struct poller *pollers[RAILS_MAX];
+	uint32_t polled; /* atomic mask: rails with a poller that is of use */
 	struct paths *paths;
 	struct checks *checks;
-	struct stage *stage; /* owns; atomic while it opens */
+	struct stage *stage; /* owns */
 	void *scratch;       /* owns: mmap */
 	struct region *scratch_region;
 	pthread_mutex_t lock;
-	struct rdma_lanes lanes; /* guarded */
+	struct rdma_lanes lanes;                /* guarded */
+	struct rail_counters former[RAILS_MAX]; /* guarded: of pollers that went */
+	struct loop_task pause_task;            /* the keeper waits until all is open */
+	sem_t is_paused, is_open;
+	bool ending; /* the keeper's: there is nothing to look at by the clock any more */
 };
 
 /* ---- what happens to rails ---------------------------------------------------------------- */
@@ -82,10 +88,8 @@ static void
 changed(void *arg, uint32_t rail)
 {
 	struct rdma *rdma = arg;
-	struct rails *rails = __atomic_load_n(&rdma->rails, __ATOMIC_ACQUIRE);
+	struct rails *rails = rdma->rails;
 	uint32_t bit = UINT32_C(1) << rail;
-	if (!rails)
-		return; /* there are no lanes yet */
 	if (!(rails_there(rails) & bit))
 		lose(rdma, rail, VERBS_LOCAL, "our device is gone");
 	else if (!(rails_up(rails) & bit))
@@ -129,14 +133,16 @@ static int64_t
 keeper_tick(void *arg, int64_t now_ns)
 {
 	struct rdma *rdma = arg;
-	struct stage *stage = __atomic_load_n(&rdma->stage, __ATOMIC_ACQUIRE);
-	return stage ? stage_tick(stage, now_ns) : INT64_MAX;
+	if (rdma->ending)
+		return INT64_MAX;
+	int64_t stage_ns = rdma->stage ? stage_tick(rdma->stage, now_ns) : INT64_MAX;
+	return th_min_i64(stage_ns, rdma->rails ? rails_tick(rdma->rails, now_ns) : INT64_MAX);
 }
 
 /* ---- open --------------------------------------------------------------------------------- */
 
 static int
-open_scratch(struct rdma *rdma, uint32_t mask)
+open_scratch(struct rdma *rdma)
 {
 	void *data = mmap(
 		NULL, SCRATCH_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -145,7 +151,31 @@ open_scratch(struct rdma *rdma, uint32_t mask)
 	struct region_memory memory = {.data = data, .dmabuf_fd = -1, .bytes = SCRATCH_BYTES};
 	static const struct region_user nobody;
 	rdma->scratch = data;
-	rdma->scratch_region = region_new(rdma->rails, &memory, mask, VERBS_LOCAL_WRITE, &nobody);
+	rdma->scratch_region =
+		region_new(rdma->rails, &memory, UINT32_MAX, VERBS_LOCAL_WRITE, &nobody);
+	return 0;
+}
+
+static int
+open_poller(struct rdma *rdma, uint32_t rail)
+{
+	char name[24];
+	snprintf(name, sizeof(name), "th-rail-%u", rail);
+	struct poller_config config = {.name = name,
+		.verbs = rdma->config.verbs,
+		.device = rail_device(rdma->rails, rail),
+		.keeper = rdma->keeper,
+		.window_bytes = rdma->config.window_bytes,
+		.slice_bytes = rdma->config.slice_bytes,
+		.answer_ns = rails_answer_ns(rdma->rails)};
+	struct poller *poller;
+	int rc = poller_new(&config, &poller);
+	if (rc < 0)
+		return rc;
+	pthread_mutex_lock(&rdma->lock);
+	rdma->pollers[rail] = poller;
+	pthread_mutex_unlock(&rdma->lock);
+	__atomic_fetch_or(&rdma->polled, UINT32_C(1) << rail, __ATOMIC_RELEASE);
 	return 0;
 }
 
@@ -153,24 +183,42 @@ static void
 open_pollers(struct rdma *rdma)
 {
 	for (uint32_t i = 0; i < rails_count(rdma->rails); i++) {
-		char name[24];
-		snprintf(name, sizeof(name), "th-rail-%u", i);
-		struct poller_config config = {.name = name,
-			.verbs = rdma->config.verbs,
-			.device = rail_device(rdma->rails, i),
-			.keeper = rdma->keeper,
-			.window_bytes = rdma->config.window_bytes,
-			.slice_bytes = rdma->config.slice_bytes,
-			.answer_ns = rails_answer_ns(rdma->rails)};
-		int rc = poller_new(&config, &rdma->pollers[i]);
-		if (rc < 0) {
-			rdma->pollers[i] = NULL;
+		int rc = open_poller(rdma, i);
+		if (rc < 0)
 			log_warn("rdma", "a rail is of no use rail=%s why='%s'",
 				rail_name(rdma->rails, i), th_strerror(rc));
-			continue;
-		}
-		__atomic_fetch_or(&rdma->polled, UINT32_C(1) << i, __ATOMIC_RELEASE);
 	}
+}
+
+/* ---- a device that was lost (the keeper's thread) ----------------------------------------- */
+
+static void
+add_counters(struct rail_counters *sum, struct poller *poller)
+{
+	struct rail_counters counters;
+	rail_counters(poller_rail(poller), &counters);
+	rail_counters_add(sum, &counters);
+}
+
+/* The queue pairs of its lanes were freed on this thread before. */
+static void
+closing(void *arg, uint32_t rail)
+{
+	struct rdma *rdma = arg;
+	__atomic_fetch_and(&rdma->polled, ~(UINT32_C(1) << rail), __ATOMIC_ACQ_REL);
+	pthread_mutex_lock(&rdma->lock);
+	struct poller *poller = rdma->pollers[rail];
+	if (poller)
+		add_counters(&rdma->former[rail], poller);
+	rdma->pollers[rail] = NULL;
+	pthread_mutex_unlock(&rdma->lock);
+	poller_free(poller);
+}
+
+static int
+opened(void *arg, uint32_t rail)
+{
+	return open_poller(arg, rail);
 }
 
 static uint32_t
@@ -183,6 +231,22 @@ choose_threads(void)
 	return cpus < 8 ? 2 : cpus < 32 ? 4 : 8;
 }
 
+static void
+wait_for(sem_t *sem)
+{
+	while (sem_wait(sem) < 0)
+		TH_ASSERT(errno == EINTR);
+}
+
+/* So nothing happens to rails and pollers that are not there yet. */
+static void
+run_pause(struct loop_task *task)
+{
+	struct rdma *rdma = loop_container(task, struct rdma, pause_task);
+	sem_post(&rdma->is_paused);
+	wait_for(&rdma->is_open);
+}
+
 int
 rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 {
@@ -191,7 +255,9 @@ rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 	const struct rails_user user = {.arg = rdma,
 		.changed = changed,
 		.completions_lost = completions_lost,
-		.queue_failed = queue_failed};
+		.queue_failed = queue_failed,
+		.closing = closing,
+		.opened = opened};
 	rdma->config = *config;
 	rdma->config.rails = NULL;
 	if (rdma->config.depth == 0)
@@ -199,28 +265,33 @@ rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 	rdma->config.depth = th_min_u32(rdma->config.depth, LANE_DEPTH_MAX);
 	pthread_mutex_init(&rdma->lock, NULL);
 	LIST_INIT(&rdma->lanes);
+	sem_init(&rdma->is_paused, 0, 0);
+	sem_init(&rdma->is_open, 0, 0);
+	rdma->pause_task.run = run_pause;
 	rdma->paths = paths_new();
-	struct rails *rails = NULL;
 	int rc = guard_install();
 	if (rc == 0)
 		rc = loop_new("th-rdma", LOOP_EPOLL, keeper_tick, rdma, &rdma->keeper);
-	if (rc == 0)
+	if (rc == 0) {
+		loop_post(rdma->keeper, &rdma->pause_task);
+		wait_for(&rdma->is_paused);
 		rc = rails_new(config->verbs, config->rails ? config->rails : &standard,
-			rdma->keeper, &user, &rails);
-	__atomic_store_n(&rdma->rails, rails, __ATOMIC_RELEASE);
+			rdma->keeper, &user, &rdma->rails);
+	}
 	if (rc == 0 && rails_count(rdma->rails) > 0) {
 		open_pollers(rdma);
-		rc = open_scratch(rdma, rdma->polled);
+		rc = open_scratch(rdma);
 		if (rc == 0)
 			rc = setup_new(&rdma->setup);
 		uint64_t bytes = config->stage_bytes == 0               ? RDMA_STAGE_BYTES
 				 : config->stage_bytes == RDMA_NO_STAGE ? 0
 									: config->stage_bytes;
-		__atomic_store_n(&rdma->stage, stage_new(rdma, bytes), __ATOMIC_RELEASE);
+		rdma->stage = stage_new(rdma, bytes);
 	}
 	if (rc == 0)
 		rc = checks_new(config->check_threads ? config->check_threads : choose_threads(),
 			&rdma->checks);
+	sem_post(&rdma->is_open);
 	if (rc < 0) {
 		rdma_close(rdma);
 		return rc;
@@ -233,6 +304,7 @@ rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 
 struct barrier {
 	struct loop_task task;
+	struct rdma *rdma;
 	sem_t done;
 };
 
@@ -240,14 +312,16 @@ static void
 run_barrier(struct loop_task *task)
 {
 	struct barrier *barrier = loop_container(task, struct barrier, task);
+	barrier->rdma->ending = true;
 	sem_post(&barrier->done);
 }
 
-/* What was posted to the keeper by now has run: the queue pairs of the last lanes are freed. */
+/* What was posted to the keeper by now has run: the queue pairs of the last lanes are freed. Its
+ * clock stands still from now on. */
 static void
 drain_keeper(struct rdma *rdma)
 {
-	struct barrier barrier = {.task.run = run_barrier};
+	struct barrier barrier = {.task.run = run_barrier, .rdma = rdma};
 	sem_init(&barrier.done, 0, 0);
 	loop_post(rdma->keeper, &barrier.task);
 	while (sem_wait(&barrier.done) < 0 && errno == EINTR)
@@ -273,6 +347,8 @@ rdma_close(struct rdma *rdma)
 	TH_ASSERT(LIST_EMPTY(&rdma->lanes));
 	checks_free(rdma->checks);
 	setup_free(rdma->setup);
+	if (rdma->rails)
+		rails_stop(rdma->rails); /* no poller comes or goes from now on */
 	region_release(rdma->scratch_region);
 	stage_close(rdma->stage);
 	if (rdma->rails && !wait_for_regions(rdma)) {
@@ -293,6 +369,8 @@ rdma_close(struct rdma *rdma)
 	if (rdma->scratch)
 		munmap(rdma->scratch, SCRATCH_BYTES);
 	paths_free(rdma->paths);
+	sem_destroy(&rdma->is_paused);
+	sem_destroy(&rdma->is_open);
 	pthread_mutex_destroy(&rdma->lock);
 	free(rdma);
 }
@@ -327,6 +405,16 @@ struct poller *
 rdma_poller(const struct rdma *rdma, uint32_t rail)
 {
 	return rdma->pollers[rail];
+}
+
+void
+rdma_rail_counters(struct rdma *rdma, uint32_t rail, struct rail_counters *ret_counters)
+{
+	pthread_mutex_lock(&rdma->lock);
+	*ret_counters = rdma->former[rail];
+	if (rdma->pollers[rail])
+		add_counters(ret_counters, rdma->pollers[rail]);
+	pthread_mutex_unlock(&rdma->lock);
 }
 
 struct paths *

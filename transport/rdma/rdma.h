@@ -11,6 +11,10 @@
  * alone for a while (path.h). Chunks that have landed are looked at by threads of their own
  * (checks.h).
  *
+ * A device that is lost and comes back gets new pollers. So who uses a rail's poller holds the rail
+ * (device.h): an end of a lane from before it makes its queue pairs until they are freed or, where
+ * the lane has taken them, until it has been closed.
+ *
  * The transport opens and closes it. Nothing stays registered when rdma_close has returned.
  */
 #ifndef TH_TRANSPORT_RDMA_RDMA_H
@@ -24,16 +28,17 @@
 #include "transport/rdma/endpoint.h"
 #include "transport/rdma/verbs.h"
 
-struct checks;       /* checks.h */
-struct lane;         /* lane.h */
-struct loop;         /* loop.h */
-struct paths;        /* path.h */
-struct poller;       /* poller.h */
-struct rails;        /* device.h */
-struct rails_config; /* device.h */
-struct region_key;   /* region.h */
-struct setup;        /* setup.h */
-struct stage;        /* stage.h */
+struct checks;        /* checks.h */
+struct lane;          /* lane.h */
+struct loop;          /* loop.h */
+struct paths;         /* path.h */
+struct poller;        /* poller.h */
+struct rail_counters; /* rail.h */
+struct rails;         /* device.h */
+struct rails_config;  /* device.h */
+struct region_key;    /* region.h */
+struct setup;         /* setup.h */
+struct stage;         /* stage.h */
 
 #define RDMA_STAGE_BYTES (UINT64_C(512) << 20)
 #define RDMA_NO_STAGE UINT64_MAX
@@ -62,8 +67,10 @@ struct loop *rdma_keeper(const struct rdma *rdma);
 /* Where queue pairs are made and connected. NULL where there are no rails. */
 struct setup *rdma_setup(const struct rdma *rdma);
 struct rails *rdma_rails(const struct rdma *rdma);
-/* NULL: of this rail nothing can be read any more, or ever. */
+/* For who holds the rail. NULL: of this rail nothing can be read any more, or ever. */
 struct poller *rdma_poller(const struct rdma *rdma, uint32_t rail);
+/* Of all its pollers, one after the other. Any thread. */
+void rdma_rail_counters(struct rdma *rdma, uint32_t rail, struct rail_counters *ret_counters);
 struct paths *rdma_paths(const struct rdma *rdma);
 struct checks *rdma_checks(const struct rdma *rdma);
 /* NULL where there are no rails. */

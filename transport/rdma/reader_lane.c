@@ -286,6 +286,10 @@ closed(void *arg)
 {
 	struct reader_lane *lane = arg;
 	rdma_lane_remove(lane->reader->rdma, &lane->entry);
+	/* A queue pair that stays keeps its device from being closed. */
+	if (lane->queues.held && !lane->stuck)
+		rail_unhold(rdma_rails(lane->reader->rdma), lane->rail);
+	lane->queues.held = false;
 	loop_post(lane->reader->leg->transport->porter, &lane->closed_task);
 }
 

@@ -44,9 +44,17 @@ run_make(struct setup_turn *turn, bool late)
 		(void)th_fail(&reader->why, TH_E_NO_PATH, "our own agent " SETUP_LATE);
 	for (uint32_t i = 0; i < reader->num_lanes && !late; i++) {
 		struct reader_lane *lane = &reader->lanes[i];
+		/* Until the queue pairs hold it. */
+		if (!rail_hold(rdma_rails(rdma), lane->rail)) {
+			(void)th_fail(&reader->why, TH_E_NO_PATH,
+				"%s cannot be used: the device is gone",
+				rail_name(rdma_rails(rdma), lane->rail));
+			continue;
+		}
 		struct verbs_cq *cq = poller_cq(rdma_poller(rdma, lane->rail));
 		lane->made = queues_new(rdma_rails(rdma), lane->rail, cq,
 				     rdma_settings(rdma)->depth, &lane->queues, &reader->why) == 0;
+		rail_unhold(rdma_rails(rdma), lane->rail);
 	}
 	loop_post(reader_porter(reader), &reader->made_task);
 }

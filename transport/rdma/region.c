@@ -6,7 +6,8 @@
  * one that registers, posted at the beginning, and one that deregisters, posted once by whoever
  * lets the last reference go. The last of the first kind posts `settled` to the keeper, the last of
  * the second kind `gone`, so `gone` comes last of all and frees the region. Between the two a
- * registration that failed is tried again by the registrar's clock.
+ * registration that failed is tried again by the registrar's clock. One whose device is lost has
+ * failed, until the device is back.
  */
 #include "transport/rdma/region.h"
 
@@ -314,11 +315,48 @@ run_released(struct loop_task *task)
 		loop_tick_at(port->registrar, soonest_ns);
 }
 
+/* Whoever used the keys holds the rail, and none does any more. */
+static void
+run_lost(struct loop_task *task)
+{
+	struct rail_port *port = loop_container(task, struct rail_port, lost_task);
+	struct registration *registration;
+	LIST_FOREACH(registration, &port->registrations, entry)
+	{
+		struct th_err err;
+		bool was_failed = registration->code < 0;
+		__atomic_store_n(&registration->state, REGION_FAILED, __ATOMIC_RELEASE);
+		deregister(registration);
+		th_fail(&err, -ENODEV, "%s: the device is gone", port->name);
+		show(registration, &err, was_failed);
+		registration->code = -ENODEV;
+		registration->again_ns = INT64_MAX;
+	}
+	opened_left(port->opened);
+}
+
+static void
+run_back(struct loop_task *task)
+{
+	struct rail_port *port = loop_container(task, struct rail_port, back_task);
+	struct registration *registration;
+	LIST_FOREACH(registration, &port->registrations, entry)
+	{
+		if (registration->code == 0)
+			continue;
+		registration->again_ns = 0;
+		registration->pause_ns = 0;
+	}
+	loop_tick_at(port->registrar, 0);
+}
+
 void
 rail_registrar_init(struct rail_port *port)
 {
 	LIST_INIT(&port->registrations);
 	port->released_task.run = run_released;
+	port->lost_task.run = run_lost;
+	port->back_task.run = run_back;
 }
 
 /* ---- the keeper's thread ------------------------------------------------------------------ */

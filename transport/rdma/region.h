@@ -13,7 +13,11 @@
  * Peers name bytes by `address`: the offset within the allocation, plus where its first byte lies
  * in its page. So no address of this process leaves it.
  *
- * Threads: any, but callbacks are on the keeper's. region_mr takes no lock.
+ * A device that is lost takes its registrations along: they have failed, and are made again, with
+ * other keys, when it is open again.
+ *
+ * Threads: any, but callbacks are on the keeper's. region_mr takes no lock; who asks it holds the
+ * rail (device.h), and uses the keys for as long as he does.
  */
 #ifndef TH_TRANSPORT_RDMA_REGION_H
 #define TH_TRANSPORT_RDMA_REGION_H

@@ -164,7 +164,7 @@ run_make(struct setup_turn *turn, bool late)
 {
 	struct source *source = loop_container(turn, struct source, make_turn);
 	struct rails *rails = rdma_rails(source->rdma);
-	uint32_t used[WIRE_LANES_MAX];
+	uint32_t used[WIRE_LANES_MAX], first = 0;
 	bool any = false;
 	int64_t until_ns = th_now_ns() + QUEUES_TURN_NS;
 	if (late)
@@ -183,8 +183,12 @@ run_make(struct setup_turn *turn, bool late)
 				(void)queues_free(rails, &lane->queues);
 		}
 		lane->made = rc == 0;
+		first = lane->made && !any ? i : first;
 		any = any || lane->made;
 	}
+	/* Of what has no queue pairs no key is told: its device may be lost. */
+	for (uint32_t i = 0; any && i < source->num_lanes; i++)
+		used[i] = source->lanes[i].made ? used[i] : used[first];
 	any = any && make_map(source, used) == 0;
 	source->map.have_keys = any ? source->map.have_keys : 0;
 	loop_post(source_porter(source), &source->made_task);

@@ -126,6 +126,10 @@ struct verbs_ops {
 	/* Opens all devices that can be opened and logs the others with the reason. Returns how
 	 * many (0 where there is no RDMA), or -errno. */
 	int (*open)(void *context, struct verbs_device **ret_devices, uint32_t devices_max);
+	/* One that was lost and closed, as it was known: by its name and, where it has one, its
+	 * place on the bus. 0, -ENODEV: there is none (yet), or -errno. Logs nothing. */
+	int (*open_again)(
+		void *context, const struct verbs_info *info, struct verbs_device **ret_device);
 	void (*close)(struct verbs_device *device);
 	void (*info)(struct verbs_device *device, struct verbs_info *ret_info);
 	int (*port)(struct verbs_device *device, uint32_t port, struct verbs_port *ret_port);

@@ -20,6 +20,7 @@
 #include "ipc/base/err.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
+#include "transport/rdma/pci.h"
 #include "transport/rdma/verbs.h"
 
 #define POLL_MAX 32u
@@ -57,35 +58,6 @@ code_of(int rc)
 
 /* ---- devices ------------------------------------------------------------------------------ */
 
-/* "0000:3b:00.0" */
-static bool
-is_pci(const char *name)
-{
-	static const char form[] = "xxxx:xx:xx.x";
-	for (size_t i = 0; i < sizeof(form) - 1; i++) {
-		bool hex = (name[i] >= '0' && name[i] <= '9') || (name[i] >= 'a' && name[i] <= 'f');
-		if (form[i] == 'x' ? !hex : name[i] != form[i])
-			return false;
-	}
-	return name[sizeof(form) - 1] == '\0' || name[sizeof(form) - 1] == '/';
-}
-
-/* The function on the bus that the device, or a part of a function that it is, lies in. */
-static void
-find_pci(const char *sysfs_path, char ret_pci[VERBS_PCI_BYTES])
-{
-	char link[PATH_MAX], path[PATH_MAX];
-	ret_pci[0] = '\0';
-	if ((size_t)snprintf(link, sizeof(link), "%s/device", sysfs_path) >= sizeof(link) ||
-		!realpath(link, path))
-		return;
-	for (const char *part = path; part; part = strchr(part, '/')) {
-		part++;
-		if (is_pci(part)) /* the last one: bridges come before it */
-			snprintf(ret_pci, VERBS_PCI_BYTES, "%.12s", part);
-	}
-}
-
 static bool
 takes_dmabuf(struct ibv_pd *pd)
 {
@@ -107,7 +79,7 @@ fill_info(struct verbs_device *device)
 		return rc;
 	struct verbs_info *info = &device->info;
 	snprintf(info->name, sizeof(info->name), "%s", ibv_get_device_name(ib));
-	find_pci(ib->ibdev_path, info->pci);
+	pci_find(ib->ibdev_path, info->pci);
 	info->num_ports = attr.phys_port_cnt;
 	info->reads_out_max =
 		(uint32_t)(attr.max_qp_init_rd_atom > 0 ? attr.max_qp_init_rd_atom : 0);
@@ -194,6 +166,27 @@ ib_open(void *context, struct verbs_device **ret_devices, uint32_t devices_max)
 	}
 	ibv_free_device_list(list);
 	return (int)count;
+}
+
+static int
+ib_open_again(void *context, const struct verbs_info *info, struct verbs_device **ret_device)
+{
+	(void)context;
+	int listed = 0, rc = -ENODEV;
+	errno = 0;
+	struct ibv_device **list = ibv_get_device_list(&listed); /* looks anew each time */
+	if (!list)
+		return code_of(-1);
+	for (int i = 0; i < listed && rc == -ENODEV; i++) {
+		char pci[VERBS_PCI_BYTES];
+		pci_find(list[i]->ibdev_path, pci);
+		if (list[i]->transport_type == IBV_TRANSPORT_IB &&
+			strcmp(ibv_get_device_name(list[i]), info->name) == 0 &&
+			strcmp(pci, info->pci) == 0)
+			rc = open_one(list[i], ret_device);
+	}
+	ibv_free_device_list(list);
+	return rc;
 }
 
 static void
@@ -664,6 +657,7 @@ verbs_ib(void)
 {
 	static const struct verbs_ops ops = {
 		.open = ib_open,
+		.open_again = ib_open_again,
 		.close = ib_close,
 		.info = ib_info,
 		.port = ib_port,
