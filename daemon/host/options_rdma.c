@@ -142,11 +142,14 @@ static int
 set_stage(struct options_rdma *rdma, const char *key, const char *value, struct th_err *err)
 {
 	uint64_t bytes;
-	if (th_parse_size(value, &bytes) == 0 && bytes == 0) {
-		rdma->stage = 0;
-		return 0;
-	}
-	return options_size(&rdma->stage, SLAB_BYTES, STAGE_MAX, key, value, err);
+	char low[TH_UNITS_BYTES], high[TH_UNITS_BYTES];
+	if (th_parse_size(value, &bytes) < 0 ||
+		(bytes != 0 && (bytes < SLAB_BYTES || bytes > STAGE_MAX)))
+		return th_fail(err, TH_E_INVALID,
+			"%s: \"%s\" is neither 0 (none) nor a size from %s to %s", key, value,
+			th_print_size(SLAB_BYTES, low), th_print_size(STAGE_MAX, high));
+	rdma->stage = bytes;
+	return 0;
 }
 
 int

@@ -222,8 +222,8 @@ Test(daemon_options, rdma__numbers__only_what_can_be)
 	cr_assert_eq(options.rdma.stage, 0);
 	cr_assert_eq(set("rdma.stage", "32MiB"), 0);
 	cr_assert_eq(options.rdma.stage, 32 << 20);
-	refused("rdma.stage", "31MiB", "no size from 32MiB to 1TiB");
-	refused("rdma.stage", "-1", "no size");
+	refused("rdma.stage", "31MiB", "neither 0 (none) nor a size from 32MiB to 1TiB");
+	refused("rdma.stage", "-1", "nor a size");
 	refused("rdma.nonsense", "1", "no key");
 }
 
