@@ -55,6 +55,15 @@ pair_finish(struct pair *p)
 }
 
 void
+pair_cut(struct pair *p, uint32_t round)
+{
+	if (round % 3 != 0)
+		transport_stop(p->reader_agent->transport, 1);
+	if (round % 3 != 1)
+		transport_fence(p->source_agent->transport, 1);
+}
+
+void
 pair_move(
 	struct pair *p, enum mode mode, uint64_t leg, struct xfer_part *from, struct xfer_part *to)
 {

@@ -49,6 +49,8 @@ void pair_release(struct pair *p); /* the parts */
 void pair_finish(struct pair *p);
 void pair_move(
 	struct pair *p, enum mode mode, uint64_t leg, struct xfer_part *from, struct xfer_part *to);
+/* Leg 1 is stopped by its reader, fenced by its source or both, by the number of the round. */
+void pair_cut(struct pair *p, uint32_t round);
 /* The reader's DONE, once it has come; both hold the same bytes then. */
 const struct transport_event *pair_done(struct pair *p, uint64_t leg);
 

@@ -212,10 +212,7 @@ Test(rdma_late, stop_and_fence_at_any_moment__one_last_event)
 		let_regs(s);
 		rig_pump_for(&s->rig, (int64_t)(round / 2) * 2000000);
 		xfer_part_advance(s->from, CHUNKS);
-		if (round % 3 != 0)
-			transport_stop(s->reader_agent->transport, 1);
-		if (round % 3 != 1)
-			transport_fence(s->source_agent->transport, 1);
+		pair_cut(s, round);
 		while (s->reader_agent->num_events == 0)
 			rig_pump(&s->rig, 10);
 		pair_finish(s);

@@ -617,10 +617,7 @@ Test(transport_rdma_leg, stop_and_fence_at_any_moment__one_last_event)
 		xfer_part_advance(s->from, round % 9);
 		pull(s);
 		rig_pump_for(&s->rig, (int64_t)(round / 2) * 400000);
-		if (round % 3 != 0)
-			transport_stop(s->reader_agent->transport, 1);
-		if (round % 3 != 1)
-			transport_fence(s->source_agent->transport, 1);
+		pair_cut(s, round);
 		while (s->reader_agent->num_events == 0 && round % 3 != 0)
 			rig_pump(&s->rig, 10);
 		pair_finish(s);

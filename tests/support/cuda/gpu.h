@@ -17,6 +17,7 @@
 
 #include "tests/support/cuda/machine.h"
 
+#define HOST_PAGE 4096u
 #define GPU_CONTEXTS_MAX 256u
 #define GPU_STREAMS_MAX 256u
 
@@ -106,6 +107,7 @@ CUresult gpu_no_context(void); /* why there is none */
 
 /* ---- region.c: device addresses -------------------------------------------------------------- */
 
+/* Whole pages of the host. 0: none left. */
 CUdeviceptr gpu_reserve(size_t bytes, size_t alignment);
 void gpu_unreserve(CUdeviceptr base, size_t bytes);
 /* A copy with an id of its own; its chunk is held once more. */
@@ -116,6 +118,9 @@ struct region *gpu_region_at(CUdeviceptr address);
 struct region *gpu_region_from(CUdeviceptr address);
 /* A chunk for a region, or CUDA_ERROR_OUT_OF_MEMORY. */
 CUresult gpu_take(const struct machine_chunk *form, int *ret_chunk);
+/* Memory of this form behind addresses of its own; region has all but its base and chunk. */
+CUresult gpu_allocate(const struct machine_chunk *form, struct region *region, size_t alignment,
+	CUdeviceptr *ret_address);
 void gpu_hold(int chunk);
 void gpu_drop(int chunk);
 /* Parts in order; device: who accesses. The caller frees them. */

@@ -12,15 +12,8 @@
 #include "tests/support/cuda/gpu.h"
 
 #define ALL_DEVICES 0xffu
-#define HOST_PAGE 4096u
 
 /* ---- allocations ---------------------------------------------------------------------------- */
-
-static size_t
-round_up(size_t bytes, size_t unit)
-{
-	return (bytes + unit - 1) / unit * unit;
-}
 
 CUresult
 cuMemAlloc(CUdeviceptr *address, size_t bytes)
@@ -45,21 +38,8 @@ cuMemAlloc(CUdeviceptr *address, size_t bytes)
 		.context = context,
 		.readers = ALL_DEVICES,
 		.writers = ALL_DEVICES};
-	CUresult result = gpu_take(&form, &region.chunk);
-	if (result != CUDA_SUCCESS)
-		return gpu_leave(result);
-	region.base = gpu_reserve(round_up(bytes, HOST_PAGE),
-		bytes >= MACHINE_GRANULARITY ? MACHINE_GRANULARITY : MACHINE_PAGE);
-	if (region.base) {
-		gpu.machine.page->chunks[region.chunk].address = region.base;
-		gpu_region_add(&region);
-		gpu_count(HELD_ALLOCATIONS, 1);
-		*address = region.base;
-	} else {
-		result = CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	gpu_drop(region.chunk);
-	return gpu_leave(result);
+	return gpu_leave(gpu_allocate(&form, &region,
+		bytes >= MACHINE_GRANULARITY ? MACHINE_GRANULARITY : MACHINE_PAGE, address));
 }
 
 CUresult
@@ -71,8 +51,8 @@ cuMemAllocManaged(CUdeviceptr *address, size_t bytes, unsigned flags)
 		return gpu_no_context();
 	if (!address || bytes == 0 || flags != CU_MEM_ATTACH_GLOBAL)
 		return CUDA_ERROR_INVALID_VALUE;
-	void *memory = mmap(NULL, round_up(bytes, HOST_PAGE), PROT_READ | PROT_WRITE,
-		MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *memory =
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	struct region region = {.base = (CUdeviceptr)(uintptr_t)memory,
@@ -113,7 +93,7 @@ cuMemFree(CUdeviceptr address)
 		gpu.machine.page->chunks[was.chunk].address = 0;
 	gpu_count(was.kind == REGION_IMPORT ? HELD_IMPORTS : HELD_ALLOCATIONS, -1);
 	gpu_region_remove(region);
-	gpu_unreserve(was.base, round_up(was.bytes, HOST_PAGE));
+	gpu_unreserve(was.base, was.bytes);
 	return gpu_leave(CUDA_SUCCESS);
 }
 

@@ -13,6 +13,7 @@
 CUdeviceptr
 gpu_reserve(size_t bytes, size_t alignment)
 {
+	bytes = (bytes + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE;
 	size_t room = bytes + alignment;
 	char *memory =
 		mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -118,6 +119,26 @@ gpu_take(const struct machine_chunk *form, int *ret_chunk)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	gpu.holds[*ret_chunk] = 1;
 	return CUDA_SUCCESS;
+}
+
+CUresult
+gpu_allocate(const struct machine_chunk *form, struct region *region, size_t alignment,
+	CUdeviceptr *ret_address)
+{
+	CUresult result = gpu_take(form, &region->chunk);
+	if (result != CUDA_SUCCESS)
+		return result;
+	region->base = gpu_reserve(region->bytes, alignment);
+	if (region->base) {
+		gpu.machine.page->chunks[region->chunk].address = region->base;
+		gpu_region_add(region);
+		gpu_count(HELD_ALLOCATIONS, 1);
+		*ret_address = region->base;
+	} else {
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	gpu_drop(region->chunk); /* the region holds it */
+	return result;
 }
 
 void

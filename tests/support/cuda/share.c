@@ -14,7 +14,6 @@
 #define LEGACY_MAGIC 0x6c65676163793031ull
 #define POOL_MAGIC 0x706f6f6c70747231ull
 #define POOLS_MAX 64u
-#define HOST_PAGE 4096u
 
 struct ticket { /* what is in a legacy handle, and in what a pool's pointer is told by */
 	uint64_t magic, generation, object, bytes;
@@ -32,12 +31,6 @@ struct CUmemPoolHandle_st {
 
 static struct CUmemPoolHandle_st pools[POOLS_MAX];
 static unsigned num_pools;
-
-static CUdeviceptr
-reserve(size_t bytes)
-{
-	return gpu_reserve((bytes + HOST_PAGE - 1) / HOST_PAGE * HOST_PAGE, MACHINE_PAGE);
-}
 
 /* ---- legacy --------------------------------------------------------------------------------- */
 
@@ -80,7 +73,7 @@ check_ticket(const struct ticket *ticket, uint64_t magic)
 static CUresult
 import(const struct ticket *ticket, struct region *region, CUdeviceptr *ret_address)
 {
-	region->base = reserve(ticket->bytes);
+	region->base = gpu_reserve(ticket->bytes, MACHINE_PAGE);
 	if (!region->base)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	region->bytes = ticket->bytes;
@@ -281,20 +274,7 @@ cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, C
 		.pool = pool,
 		.readers = pool->readers,
 		.writers = pool->writers};
-	CUresult result = gpu_take(&form, &region.chunk);
-	if (result != CUDA_SUCCESS)
-		return gpu_leave(result);
-	region.base = reserve(bytes);
-	if (region.base) {
-		gpu.machine.page->chunks[region.chunk].address = region.base;
-		gpu_region_add(&region);
-		gpu_count(HELD_ALLOCATIONS, 1);
-		*address = region.base;
-	} else {
-		result = CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	gpu_drop(region.chunk);
-	return gpu_leave(result);
+	return gpu_leave(gpu_allocate(&form, &region, MACHINE_PAGE, address));
 }
 
 CUresult

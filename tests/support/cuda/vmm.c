@@ -11,7 +11,6 @@
 #include "tests/support/cuda/gpu.h"
 
 #define HANDLE_BASE 0x7600000000ull /* no small number, so that no index passes for a handle */
-#define HOST_PAGE 4096u
 
 struct handle {
 	unsigned refs, maps; /* it is gone when both are 0 */
