@@ -101,9 +101,9 @@ struct gpu_request {
 	void (*done)(struct gpu_request *request); /* on the GPU's thread: it must not wait */
 	uint32_t tries;                            /* the GPU's */
 	/* When done. */
-	int code; /* 0; TH_E_STALE_MEMORY: the memory or its GPU is not reached any more;
-		   * TH_E_MEMORY_KIND: a COPY that this GPU can not do, because it does not reach the
-		   * other one: go through host memory */
+	/* 0; TH_E_STALE_MEMORY: the memory or its GPU is not reached any more; TH_E_MEMORY_KIND: a
+	 * COPY between GPUs of which this one does not reach the other: go through the host. */
+	int code;
 	struct th_hash digest;
 	char text[GPU_TEXT_BYTES]; /* why */
 };
