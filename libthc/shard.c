@@ -433,6 +433,7 @@ take_message(struct thc_shard *shard)
 	case FDMSG_MEMORY:
 	case FDMSG_FORGET:
 	case FDMSG_CLOSE:
+	case FDMSG_GPU:
 	default:
 		return false;
 	}

@@ -48,8 +48,6 @@ kind_name(uint32_t kind)
 		return "private memory of the process";
 	case FDMSG_DMABUF:
 		return "a dma-buf";
-	case FDMSG_VMM:
-		return "a GPU memory handle";
 	default:
 		return "memory of an unknown kind";
 	}

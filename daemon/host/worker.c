@@ -295,9 +295,9 @@ worker_opened(struct session *session, int code, const char *text)
 	session->state = SESSION_OPEN;
 	struct fdmsg_session message = {.session = session->id, .next_op = 1};
 	memcpy(message.secret, session->secret, sizeof(message.secret));
-	const int fds[FDMSG_FDS_MAX] = {session->segment.fd_w, session->segment.fd_a,
+	const int fds[FDMSG_SESSION_FDS] = {session->segment.fd_w, session->segment.fd_a,
 		session->bell_in, session->bell_out, host->own_pidfd};
-	say(session, FDMSG_SESSION, &message, sizeof(message), fds, FDMSG_FDS_MAX);
+	say(session, FDMSG_SESSION, &message, sizeof(message), fds, FDMSG_SESSION_FDS);
 	explicit_bzero(&message, sizeof(message));
 	th_fd_close(&session->segment.fd_w);
 	th_fd_close(&session->segment.fd_a);

@@ -21,20 +21,21 @@
 
 struct shape {
 	uint32_t body_bytes;
-	uint16_t fds;
+	uint16_t fds_min, fds_max;
 };
 
 static const struct shape shapes[] = {
-	[FDMSG_HELLO] = {sizeof(struct fdmsg_hello), 0},
-	[FDMSG_WELCOME] = {sizeof(struct fdmsg_welcome), 0},
-	[FDMSG_REFUSED] = {sizeof(struct fdmsg_refused), 0},
-	[FDMSG_OPEN] = {sizeof(struct fdmsg_open), 0},
-	[FDMSG_SESSION] = {sizeof(struct fdmsg_session), 5},
-	[FDMSG_MEMORY] = {sizeof(struct fdmsg_memory), 1},
-	[FDMSG_MEMORY_ID] = {sizeof(struct fdmsg_memory_id), 0},
-	[FDMSG_FORGET] = {sizeof(struct fdmsg_forget), 0},
-	[FDMSG_CLOSE] = {sizeof(struct fdmsg_close), 0},
-	[FDMSG_CLOSED] = {sizeof(struct fdmsg_refused), 0},
+	[FDMSG_HELLO] = {sizeof(struct fdmsg_hello), 0, 0},
+	[FDMSG_WELCOME] = {sizeof(struct fdmsg_welcome), 0, 0},
+	[FDMSG_REFUSED] = {sizeof(struct fdmsg_refused), 0, 0},
+	[FDMSG_OPEN] = {sizeof(struct fdmsg_open), 0, 0},
+	[FDMSG_SESSION] = {sizeof(struct fdmsg_session), FDMSG_SESSION_FDS, FDMSG_SESSION_FDS_GPU},
+	[FDMSG_MEMORY] = {sizeof(struct fdmsg_memory), 1, 1},
+	[FDMSG_MEMORY_ID] = {sizeof(struct fdmsg_memory_id), 0, 0},
+	[FDMSG_FORGET] = {sizeof(struct fdmsg_forget), 0, 0},
+	[FDMSG_CLOSE] = {sizeof(struct fdmsg_close), 0, 0},
+	[FDMSG_CLOSED] = {sizeof(struct fdmsg_refused), 0, 0},
+	[FDMSG_GPU] = {sizeof(struct fdmsg_gpu), 0, 1},
 };
 
 static const struct shape *
@@ -58,7 +59,8 @@ fdmsg_send(int sock, enum fdmsg_kind kind, const void *body, size_t body_bytes, 
 		void *plain;
 	} pointer = {.constant = body};
 
-	TH_ASSERT(shape != NULL && body_bytes == shape->body_bytes && num_fds == shape->fds);
+	TH_ASSERT(shape != NULL && body_bytes == shape->body_bytes && num_fds >= shape->fds_min &&
+		  num_fds <= shape->fds_max);
 	struct fdmsg_head head = {
 		FDMSG_MAGIC, (uint16_t)kind, (uint16_t)num_fds, (uint32_t)body_bytes, 0};
 	struct iovec parts[2] = {{&head, sizeof(head)}, {pointer.plain, body_bytes}};
@@ -142,11 +144,11 @@ check(int sock, const struct msghdr *msg, const struct fdmsg *received, size_t b
 		return -EPROTO;
 	if (head->body_bytes != shape->body_bytes || bytes != sizeof(*head) + shape->body_bytes)
 		return -EPROTO;
-	if (head->num_fds != shape->fds)
+	if (head->num_fds < shape->fds_min || head->num_fds > shape->fds_max)
 		return -EPROTO;
 	if (cut)
-		return num_fds < shape->fds && table_full(sock) ? -EMFILE : -EPROTO;
-	return num_fds == shape->fds ? 0 : -EPROTO;
+		return num_fds < head->num_fds && table_full(sock) ? -EMFILE : -EPROTO;
+	return num_fds == head->num_fds ? 0 : -EPROTO;
 }
 
 int

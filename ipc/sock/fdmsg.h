@@ -12,9 +12,11 @@
  *          or REFUSED code, sentence (with both ranges)
  *   shim   OPEN       the opts of thc_open
  *   agent  SESSION    session id, secret; files W and A, doorbell to agent, doorbell to
- *                     worker, agent's pidfd
+ *                     worker, agent's pidfd; with FDMSG_FEATURE_GPU the lifeline
  *          or REFUSED (the connection is then over)
  *   shim   MEMORY     one descriptor; answered by MEMORY_ID with the same token
+ *   shim   GPU        a piece of GPU memory, with the descriptor of the kinds that have one;
+ *                     likewise answered. At most FDMSG_AHEAD are sent before their answers
  *   shim   FORGET(id), CLOSE(flags, deadline)
  *   agent  CLOSED     code, sentence: nobody reads or writes the memory any more (code 0)
  *   agent  REFUSED    after SESSION, once: the session is over but for CLOSE, and why
@@ -31,7 +33,14 @@
 #define FDMSG_PROTOCOL_MIN 1u
 #define FDMSG_PROTOCOL_MAX 1u
 #define FDMSG_BYTES_MAX (64u << 10)
-#define FDMSG_FDS_MAX 5u
+#define FDMSG_FDS_MAX 6u
+/*
+ * MEMORY and GPU messages that a worker may have sent and had no answer for: the answers fit into
+ * the buffer of a socket, and who does not read his answers loses his session.
+ */
+#define FDMSG_AHEAD 64u
+/* Of a GPU message, as ipc/cuda/handle.h makes it, which this folder does not know. */
+#define FDMSG_HANDLE_BYTES 104u
 
 enum fdmsg_kind {
 	FDMSG_HELLO = 1,
@@ -44,7 +53,11 @@ enum fdmsg_kind {
 	FDMSG_FORGET,
 	FDMSG_CLOSE,
 	FDMSG_CLOSED,
+	FDMSG_GPU,
 };
+
+/* Of HELLO and WELCOME. Each is in use when both have said it; unknown ones mean nothing. */
+#define FDMSG_FEATURE_GPU UINT64_C(1) /* GPU messages, and the sixth descriptor of SESSION */
 
 struct fdmsg_head {
 	uint32_t magic;
@@ -57,7 +70,7 @@ _Static_assert(sizeof(struct fdmsg_head) == 16, "wire format");
 
 struct fdmsg_hello {
 	uint32_t protocol_min, protocol_max;
-	uint64_t features; /* none defined yet */
+	uint64_t features; /* FDMSG_FEATURE_ */
 	uint32_t page_bytes;
 	uint32_t reserved;
 };
@@ -86,6 +99,15 @@ struct fdmsg_open { /* strings are NUL-terminated, the rest of the field is zero
 	char retain[1024];
 };
 
+/*
+ * The descriptors, in this order: W and A; the doorbell to the agent; that to the worker; the
+ * agent's pidfd; the lifeline. The last is the read end of a pipe, of which the agent and each
+ * process of it that reaches the worker's memory have the write end: when it hangs up (POLLHUP),
+ * none of them is left, and nobody touches the memory any more. Nothing is ever written to it.
+ */
+#define FDMSG_SESSION_FDS 5u
+#define FDMSG_SESSION_FDS_GPU 6u
+
 struct fdmsg_session {
 	uint64_t session;
 	uint8_t secret[16];
@@ -102,11 +124,13 @@ struct fdmsg_session {
  *   PROCESS  /proc/self/mem of the worker, opened for reading and writing: any other memory
  *            ("copy"). offset equals base. One message may span all private memory of the process;
  *            only what a registration names is ever touched. It ends with the process.
+ *   DMABUF   the way of a NIC to GPU memory that GPU messages share. Never named by rows: what
+ *            lies between base and base + bytes is found by its address. offset: of base in it.
  *
  * A descriptor that is open for reading only, or sealed against writing, may be registered and
  * published; as a destination it is refused by the operation (TH_E_MEMORY_KIND).
  */
-enum fdmsg_memory_kind { FDMSG_MEMFD = 1, FDMSG_FILE, FDMSG_PROCESS, FDMSG_DMABUF, FDMSG_VMM };
+enum fdmsg_memory_kind { FDMSG_MEMFD = 1, FDMSG_FILE, FDMSG_PROCESS, FDMSG_DMABUF };
 
 struct fdmsg_memory {
 	uint32_t token, kind;
@@ -115,12 +139,25 @@ struct fdmsg_memory {
 	uint64_t offset; /* in the descriptor */
 };
 
+/*
+ * A piece of GPU memory: what one allocation, or one chunk of it, spans. The agent's process of
+ * that GPU opens it ("cuda-ipc"). Pieces do not overlap. A row may run over several that follow
+ * each other in the worker: its place names the first one's id.
+ */
+struct fdmsg_gpu {
+	uint32_t token, reserved;
+	uint64_t base; /* address in the worker */
+	uint64_t bytes;
+	uint8_t handle[FDMSG_HANDLE_BYTES];
+};
+_Static_assert(sizeof(struct fdmsg_gpu) == 24 + FDMSG_HANDLE_BYTES, "wire format");
+
 struct fdmsg_memory_id {
 	uint32_t token;
 	uint32_t id; /* 1, 2, ... per session, when code is 0 */
 	int32_t code;
 	uint32_t reserved;
-	char path[16];                /* "direct" or "copy" */
+	char path[16];                /* "direct", "copy" or "cuda-ipc" */
 	char text[TH_CTL_TEXT_BYTES]; /* why this path; why not, when code is not 0 */
 };
 
@@ -159,8 +196,8 @@ struct fdmsg { /* a received message; its descriptors belong to the receiver */
  * Receives one message into *ret_msg (heap or static: it is large). 1; 0 at hang-up; -EAGAIN;
  * -EPROTO for anything malformed (bad magic, truncated data or control, more descriptors than
  * announced, wrong body size for its kind): all descriptors are closed then. -EMFILE: this process
- * had no room for its descriptors; the message is there, without any. All received descriptors are
- * close-on-exec.
+ * had no room for its descriptors; the message is there, without any (head.num_fds: how many there
+ * were). All received descriptors are close-on-exec.
  */
 int fdmsg_recv(int sock, struct fdmsg *ret_msg);
 void fdmsg_close_fds(struct fdmsg *msg); /* those not taken (set to -1) yet */

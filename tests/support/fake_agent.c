@@ -305,6 +305,7 @@ on_message(struct fake_agent *agent)
 	case FDMSG_SESSION:
 	case FDMSG_MEMORY_ID:
 	case FDMSG_CLOSED:
+	case FDMSG_GPU:
 	default:
 		end_session(agent);
 		break;

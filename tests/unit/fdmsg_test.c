@@ -117,6 +117,55 @@ Test(fdmsg, session__five_descriptors__arrive_close_on_exec)
 	th_fd_close(&taken);
 }
 
+/* With a lifeline, and a piece of GPU memory with a descriptor of its own or without. */
+Test(fdmsg, gpu_messages__sent__arrive_with_as_many_descriptors)
+{
+	const struct fdmsg_session session = {.session = 7};
+	struct fdmsg_gpu gpu = {.token = 3, .base = 4096, .bytes = 8192, .handle = "handle"}, got;
+	int fds[FDMSG_SESSION_FDS_GPU] = {ends[0], ends[1], ends[0], ends[1], ends[0], ends[1]};
+	unsigned before = open_fds();
+
+	cr_assert_eq(fdmsg_send(ends[0], FDMSG_SESSION, &session, sizeof(session), fds,
+			     FDMSG_SESSION_FDS_GPU),
+		0);
+	cr_assert_eq(fdmsg_recv(ends[1], &msg), 1);
+	cr_assert_eq(msg.head.num_fds, FDMSG_SESSION_FDS_GPU);
+	cr_assert_eq(open_fds(), before + 6);
+	fdmsg_close_fds(&msg);
+	for (uint32_t num_fds = 0; num_fds < 2; num_fds++) {
+		gpu.token++;
+		cr_assert_eq(fdmsg_send(ends[0], FDMSG_GPU, &gpu, sizeof(gpu), fds, num_fds), 0);
+		cr_assert_eq(fdmsg_recv(ends[1], &msg), 1);
+		cr_assert_eq(msg.head.kind, FDMSG_GPU);
+		cr_assert_eq(msg.head.num_fds, num_fds);
+		memcpy(&got, msg.body, sizeof(got));
+		cr_assert_eq(memcmp(&got, &gpu, sizeof(got)), 0);
+		cr_assert_eq(msg.fds[0] >= 0, num_fds == 1);
+		cr_assert_eq(msg.fds[1], -1);
+		fdmsg_close_fds(&msg);
+	}
+	cr_assert_eq(open_fds(), before);
+}
+
+/* As many as a worker may send before it reads an answer: the agent never waits to answer them. */
+Test(fdmsg, ahead__all_answers_unread__fit_into_the_socket)
+{
+	const struct fdmsg_gpu gpu = {.base = 4096, .bytes = 8192};
+	const struct fdmsg_memory_id answer = {.id = 1};
+
+	for (uint32_t i = 0; i < FDMSG_AHEAD; i++)
+		cr_assert_eq(fdmsg_send(ends[0], FDMSG_GPU, &gpu, sizeof(gpu), &ends[0], 1), 0);
+	for (uint32_t i = 0; i < FDMSG_AHEAD; i++)
+		cr_assert_eq(
+			fdmsg_send(ends[1], FDMSG_MEMORY_ID, &answer, sizeof(answer), NULL, 0), 0);
+	for (uint32_t i = 0; i < FDMSG_AHEAD; i++) {
+		cr_assert_eq(fdmsg_recv(ends[1], &msg), 1);
+		cr_assert_geq(msg.fds[0], 0);
+		fdmsg_close_fds(&msg);
+	}
+	cr_assert_eq(fdmsg_recv(ends[1], &msg), -EAGAIN);
+}
+
 Test(fdmsg, recv__malformed__is_eproto_and_closes_descriptors)
 {
 	static uint8_t packet[FDMSG_BYTES_MAX + 64];
@@ -130,7 +179,21 @@ Test(fdmsg, recv__malformed__is_eproto_and_closes_descriptors)
 	} bad[] = {
 		{{1, FDMSG_MEMORY, 1, sizeof(struct fdmsg_memory), 0}, whole, 1},
 		{{FDMSG_MAGIC, 0, 1, 0, 0}, sizeof(good), 1},
-		{{FDMSG_MAGIC, FDMSG_CLOSED + 1, 1, 0, 0}, sizeof(good), 1},
+		{{FDMSG_MAGIC, FDMSG_GPU + 1, 1, 0, 0}, sizeof(good), 1},
+		{{FDMSG_MAGIC, FDMSG_GPU, 2, sizeof(struct fdmsg_gpu), 0},
+			sizeof(good) + sizeof(struct fdmsg_gpu), 2},
+		{{FDMSG_MAGIC, FDMSG_GPU, 0, sizeof(struct fdmsg_gpu), 0},
+			sizeof(good) + sizeof(struct fdmsg_gpu), 1},
+		{{FDMSG_MAGIC, FDMSG_GPU, 1, sizeof(struct fdmsg_gpu), 0},
+			sizeof(good) + sizeof(struct fdmsg_gpu), 0},
+		{{FDMSG_MAGIC, FDMSG_GPU, 1, sizeof(struct fdmsg_gpu) - 1, 0},
+			sizeof(good) + sizeof(struct fdmsg_gpu) - 1, 1},
+		{{FDMSG_MAGIC, FDMSG_SESSION, 4, sizeof(struct fdmsg_session), 0},
+			sizeof(good) + sizeof(struct fdmsg_session), 4},
+		{{FDMSG_MAGIC, FDMSG_SESSION, 7, sizeof(struct fdmsg_session), 0},
+			sizeof(good) + sizeof(struct fdmsg_session), 7},
+		{{FDMSG_MAGIC, FDMSG_SESSION, 6, sizeof(struct fdmsg_session), 0},
+			sizeof(good) + sizeof(struct fdmsg_session), 5},
 		{{FDMSG_MAGIC, UINT16_MAX, 1, 0, 0}, sizeof(good), 1},
 		{{FDMSG_MAGIC, FDMSG_MEMORY, 1, sizeof(struct fdmsg_memory), 1}, whole, 1},
 		{{FDMSG_MAGIC, FDMSG_MEMORY, 1, sizeof(struct fdmsg_memory) - 1, 0}, whole, 1},
