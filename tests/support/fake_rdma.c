@@ -3,6 +3,7 @@
 #include "tests/support/fake_rdma.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "ipc/base/assert.h"
+#include "ipc/base/fd.h"
 #include "tests/support/fake_wire.h"
 
 static void
@@ -184,7 +186,8 @@ static int
 fake_reg(struct verbs_device *device, void *data, uint64_t bytes, uint64_t iova, unsigned access,
 	struct verbs_mr *ret_mr)
 {
-	struct fake_region region = {.data = data, .bytes = bytes, .iova = iova, .access = access};
+	struct fake_region region = {
+		.data = data, .bytes = bytes, .iova = iova, .access = access, .dmabuf_fd = -1};
 	TH_ASSERT(data || device->fake->virtual_time);
 	while (__atomic_load_n(&device->hold_regs, __ATOMIC_ACQUIRE))
 		(void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
@@ -192,6 +195,22 @@ fake_reg(struct verbs_device *device, void *data, uint64_t bytes, uint64_t iova,
 	int rc = add_region(device, &region, ret_mr);
 	fake_unlock(device->fake);
 	return rc;
+}
+
+static void *
+map_file(void *arg, int fd, uint64_t offset, size_t bytes)
+{
+	void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+	(void)arg;
+	return map == MAP_FAILED ? NULL : map;
+}
+
+void
+fake_rdma_map_dmabuf(struct fake_rdma *fake,
+	void *(*map)(void *arg, int fd, uint64_t offset, size_t bytes), void *arg)
+{
+	fake->map_dmabuf = map;
+	fake->map_dmabuf_arg = arg;
 }
 
 static int
@@ -203,21 +222,27 @@ fake_reg_dmabuf(struct verbs_device *device, int fd, uint64_t offset, uint64_t b
 	if (iova % 4096 != offset % 4096)
 		return -EINVAL;
 	uint64_t skip = offset % 4096;
-	void *map = mmap(
-		NULL, bytes + skip, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - skip));
-	if (map == MAP_FAILED)
+	struct fake_rdma *fake = device->fake;
+	void *map = fake->map_dmabuf(fake->map_dmabuf_arg, fd, offset - skip, bytes + skip);
+	if (!map)
 		return -errno;
+	/* A region keeps the memory, whatever becomes of the descriptor. */
+	int held_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	TH_ASSERT(held_fd >= 0);
 	struct fake_region region = {.data = (uint8_t *)map + skip,
 		.bytes = bytes,
 		.iova = iova,
 		.access = access,
+		.dmabuf_fd = held_fd,
 		.map = map,
 		.map_bytes = bytes + skip};
 	fake_lock(device->fake);
 	int rc = add_region(device, &region, ret_mr);
 	fake_unlock(device->fake);
-	if (rc < 0)
+	if (rc < 0) {
 		munmap(map, bytes + skip);
+		close(held_fd);
+	}
 	return rc;
 }
 
@@ -232,6 +257,7 @@ fake_dereg(struct verbs_device *device, struct verbs_mr *mr)
 	region->live = false;
 	if (region->map)
 		munmap(region->map, region->map_bytes);
+	th_fd_close(&region->dmabuf_fd);
 	device->counters.deregs++;
 	device->counters.mrs--;
 	fake_unlock(device->fake);
@@ -642,6 +668,7 @@ fake_rdma_new(bool virtual_time)
 	struct fake_rdma *fake = calloc(1, sizeof(*fake));
 	TH_ASSERT(fake != NULL);
 	fake->virtual_time = virtual_time;
+	fake->map_dmabuf = map_file;
 	pthread_mutex_init(&fake->lock, NULL);
 	return fake;
 }

@@ -64,6 +64,10 @@ struct fake_rdma *fake_rdma_new(bool virtual_time);
 void fake_rdma_free(struct fake_rdma *fake);
 
 struct fake_host *fake_rdma_host(struct fake_rdma *fake);
+/* How devices see the memory behind a dma-buf: a new mapping, or NULL with errno. Else it is mapped
+ * as a file. Before anything is registered. */
+void fake_rdma_map_dmabuf(struct fake_rdma *fake,
+	void *(*map)(void *arg, int fd, uint64_t offset, size_t bytes), void *arg);
 /* For the agent of that host; it opens the host's devices. */
 struct verbs fake_rdma_verbs(struct fake_host *host);
 /* config may be NULL. The devices of a host are opened in this order. */

@@ -20,7 +20,8 @@ struct fake_region {
 	unsigned access;
 	bool live;
 	uint32_t key;
-	void *map; /* owns */
+	int dmabuf_fd; /* owns; -1: it is of no dma-buf */
+	void *map;     /* owns */
 	uint64_t map_bytes;
 };
 
@@ -111,6 +112,8 @@ struct fake_cut {
 
 struct fake_rdma {
 	bool virtual_time;
+	void *(*map_dmabuf)(void *arg, int fd, uint64_t offset, size_t bytes);
+	void *map_dmabuf_arg;
 	pthread_mutex_t lock;
 	int64_t now_ns;
 	struct fake_host hosts[FAKE_HOSTS_MAX];

@@ -335,6 +335,15 @@ Test(fake_cuda, dmabuf__of_a_range__outlives_the_memory_s_owner, .init = setup, 
 	OK(cuda.cuMemcpyDtoH(back, address + MIB, 5));
 	cr_assert_eq(memcmp(back, "BYTES", 5), 0);
 	cr_assert_lt(machine_dmabuf_read(&machine, fd, MIB - 1, back, 2), 0);
+	char *map = machine_dmabuf_map(&machine, fd, MIB / 2, MIB / 2);
+	cr_assert_not_null(map);
+	OK(cuda.cuMemcpyHtoD(address + MIB + MIB / 2 + 3, data, sizeof(data)));
+	cr_assert_str_eq(map + 3, data);
+	map[3] = 'B';
+	OK(cuda.cuMemcpyDtoH(back, address + MIB + MIB / 2 + 3, 5));
+	cr_assert_eq(memcmp(back, "Bytes", 5), 0);
+	munmap(map, MIB / 2);
+	cr_assert_null(machine_dmabuf_map(&machine, fd, MIB / 2, MIB));
 	OK(cuda.cuMemFree(address));
 	cr_assert_eq(machine_used(&machine, 0), used, "the descriptor holds it");
 	close(fd);

@@ -325,15 +325,25 @@ machine_object_new(struct machine *machine, int device, struct machine_piece *re
 	return -1;
 }
 
+/* What the descriptor is about, or NULL; whose memory it is of. */
+static const struct machine_object *
+dmabuf_object(struct machine *machine, int fd, int *ret_device)
+{
+	uint64_t number = 0;
+	*ret_device = machine_number(machine, fd, &number);
+	if (*ret_device < 0 || EXPORT_KIND(number) != EXPORT_DMABUF ||
+		EXPORT_INDEX(number) >= MACHINE_OBJECTS_MAX)
+		return NULL;
+	return &machine->page->objects[EXPORT_INDEX(number)];
+}
+
 static int
 dmabuf_move(struct machine *machine, int fd, uint64_t offset, char *data, size_t bytes, bool write)
 {
-	uint64_t number = 0;
-	int device = machine_number(machine, fd, &number);
-	if (device < 0 || EXPORT_KIND(number) != EXPORT_DMABUF ||
-		EXPORT_INDEX(number) >= MACHINE_OBJECTS_MAX)
+	int device;
+	const struct machine_object *object = dmabuf_object(machine, fd, &device);
+	if (!object)
 		return -EINVAL;
-	const struct machine_object *object = &machine->page->objects[EXPORT_INDEX(number)];
 	for (unsigned i = 0; bytes > 0 && i < object->num_pieces; i++) {
 		const struct machine_piece *piece = &object->pieces[i];
 		if (offset >= piece->bytes) {
@@ -351,6 +361,42 @@ dmabuf_move(struct machine *machine, int fd, uint64_t offset, char *data, size_t
 		offset = 0;
 	}
 	return bytes ? -ERANGE : 0;
+}
+
+/* The pieces one behind the other, over a range that nothing else is in. */
+void *
+machine_dmabuf_map(struct machine *machine, int fd, uint64_t offset, size_t bytes)
+{
+	int device;
+	const struct machine_object *object = dmabuf_object(machine, fd, &device);
+	if (!object) {
+		errno = EINVAL;
+		return NULL;
+	}
+	char *map = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (map == MAP_FAILED)
+		return NULL;
+	size_t done = 0;
+	for (unsigned i = 0; done < bytes && i < object->num_pieces; i++) {
+		const struct machine_piece *piece = &object->pieces[i];
+		if (offset >= piece->bytes) {
+			offset -= piece->bytes;
+			continue;
+		}
+		size_t part =
+			piece->bytes - offset < bytes - done ? piece->bytes - offset : bytes - done;
+		if (mmap(map + done, part, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+			    machine->files[device], (off_t)(piece->offset + offset)) == MAP_FAILED)
+			break;
+		done += part;
+		offset = 0;
+	}
+	if (done == bytes)
+		return map;
+	int error = done > 0 && errno ? errno : ERANGE;
+	munmap(map, bytes);
+	errno = error;
+	return NULL;
 }
 
 int

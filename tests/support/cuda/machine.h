@@ -168,6 +168,8 @@ void machine_lose(struct machine *machine, int device, CUresult result);
 int machine_dmabuf_read(struct machine *machine, int fd, uint64_t offset, void *data, size_t bytes);
 int machine_dmabuf_write(
 	struct machine *machine, int fd, uint64_t offset, const void *data, size_t bytes);
+/* The same memory, mapped; munmap ends it. offset: of a page. NULL with errno. */
+void *machine_dmabuf_map(struct machine *machine, int fd, uint64_t offset, size_t bytes);
 
 /* ---- for the library ------------------------------------------------------------------------ */
 
