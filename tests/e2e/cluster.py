@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 
+import gpus
 from remains import remains
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -75,7 +76,7 @@ class Process:
         self.label, self.argv = label, argv
         self.log_path = os.path.join(cluster.dir, f"{label}.log")
         self.log = open(self.log_path, "ab")
-        full_env = dict(os.environ, **(env or {}))
+        full_env = {**os.environ, **cluster.env, **(env or {})}
         self.p = subprocess.Popen(
             argv,
             stdin=stdin or subprocess.DEVNULL,
@@ -144,7 +145,7 @@ class Worker(Process):
             cluster,
             label,
             [*prefix, sys.executable, os.path.join(HERE, "worker.py")],
-            env={"THC_AGENT": agent.runtime, **worker_env(), **(env or {})},
+            env={"THC_AGENT": agent.runtime, **worker_env(), **cluster.worker_gpu(), **(env or {})},
             stdin=subprocess.PIPE,
         )
         self.next_id, self.answers, self.condition = 1, {}, threading.Condition()
@@ -231,7 +232,12 @@ class Agent(Process):
 
 
 class Cluster:
-    def __init__(self, server=True):
+    """has_gpus: also where the environment asks for none (gpus.py)."""
+
+    def __init__(self, server=True, has_gpus=False):
+        self.gpus = gpus.new() if has_gpus or gpus.KIND else None
+        self.env = self.gpus.env if self.gpus else {}
+        self.num_workers = 0
         self.dir = tempfile.mkdtemp(prefix="th-e2e-")
         remains.add("dir", self.dir)
         self.processes, self.agents, self.cleanups = [], {}, []
@@ -295,6 +301,12 @@ class Cluster:
             self, label, self.agents[agent] if isinstance(agent, str) else agent, **kwargs
         )
 
+    def worker_gpu(self):
+        """Each has the next GPU."""
+        self.num_workers += 1
+        count = self.gpus.count if self.gpus else 1
+        return {"TH_E2E_GPU_DEVICE": str((self.num_workers - 1) % count)}
+
     def thctl(self, *args, agent=None, timeout=60, check=True, prefix=(), **kwargs):
         argv = [*prefix, os.path.join(BUILD, "tools", "thctl")]
         if agent:
@@ -323,6 +335,21 @@ class Cluster:
         signs = ("ERROR: AddressSanitizer", "runtime error:", "ERROR: LeakSanitizer")
         return [f"{process.label}: {text}"] if any(sign in text for sign in signs) else []
 
+    def gpus_left(self):
+        """What is still held now that all have ended."""
+        left = []
+        if not self.gpus.hardware:
+            held = [self.gpus.used(device) for device in range(self.gpus.count)]
+            # What was killed ends a moment after its descriptors are asked to.
+            end = time.monotonic() + 10
+            while any(held) and time.monotonic() < end:
+                time.sleep(0.01)
+                held = [self.gpus.used(device) for device in range(self.gpus.count)]
+            if any(held):
+                left = [f"somebody still holds GPU memory: {held} bytes"]
+        self.gpus.close()
+        return left
+
     def close(self, failed):
         if failed:
             for p in self.processes:
@@ -342,6 +369,8 @@ class Cluster:
             p.log.close()
         for cleanup in reversed(self.cleanups):
             cleanup()
+        if self.gpus:
+            problems += self.gpus_left()
         shutil.rmtree(self.dir, ignore_errors=True)
         if problems:
             raise AssertionError("\n".join(problems))

@@ -246,7 +246,7 @@ class Memory:
         call("thc_free", self.address)
 
 
-def tensor(name, address, shape, dtype="U8", nbytes=None):
+def tensor(name, address, shape, dtype="U8", nbytes=None, device=HOST):
     bits = {"U8": 8, "I8": 8, "BF16": 16, "F16": 16, "F32": 32, "I32": 32, "I64": 64, "F64": 64}[
         dtype
     ]
@@ -258,7 +258,7 @@ def tensor(name, address, shape, dtype="U8", nbytes=None):
         data=address,
         bytes=(count * bits + 7) // 8 if nbytes is None else nbytes,
         dtype=DTYPES[dtype],
-        device=HOST,
+        device=device,
         ndim=len(shape),
     )
     for i, s in enumerate(shape):

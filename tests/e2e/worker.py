@@ -15,6 +15,7 @@ import traceback
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import content
+import gpu_driver
 import memory_kinds
 import thc
 
@@ -32,17 +33,27 @@ def cmd_open(name="s", **opts):
     shards[name] = thc.Shard(**opts)
 
 
-def cmd_alloc(total_bytes, name="s", kind=None):
-    """kind: a name in memory_kinds; else memory from thc_alloc."""
+def memory_of(nbytes, kind=None, gpu=None, device=None):
+    """kind: a name in memory_kinds; gpu: one in gpu_driver.KINDS, or "" for none whatever the
+    environment says (gpus.py); else memory from thc_alloc."""
+    if gpu is None and kind is None:
+        gpu = os.environ.get("TH_E2E_GPU")
+    if gpu:
+        if device is None:
+            device = int(os.environ.get("TH_E2E_GPU_DEVICE", "0"))
+        return gpu_driver.KINDS[gpu](nbytes, device)
+    return (getattr(memory_kinds, kind) if kind else thc.Memory)(nbytes)
+
+
+def cmd_alloc(total_bytes, name="s", **where):
     rows = content.layout(total_bytes)
-    make = getattr(memory_kinds, kind) if kind else thc.Memory
-    memories[name] = make(sum(n for _, n in rows))
+    memories[name] = memory_of(sum(n for _, n in rows), **where)
     layouts[name] = rows
 
 
-def cmd_alloc_even(total_bytes, count, name="s"):
+def cmd_alloc_even(total_bytes, count, name="s", **where):
     """So many tensors of one size."""
-    memories[name] = thc.Memory(total_bytes)
+    memories[name] = memory_of(total_bytes, **where)
     layouts[name] = [(f"layer.{i:03}.weight", total_bytes // count) for i in range(count)]
 
 
@@ -67,10 +78,23 @@ def cmd_register(name="s", timeout=10, memory=None):
     """memory: the name of another handle, whose tensors they are too."""
     at, tensors = 0, []
     memory = memory or name
+    device = getattr(memories[memory], "device", thc.HOST)
     for row, nbytes in layouts[memory]:
-        tensors.append(thc.tensor(row, memories[memory].address + at, [nbytes]))
+        address = memories[memory].address + at
+        tensors.append(thc.tensor(row, address, [nbytes], device=device))
         at += nbytes
+    start = time.monotonic()
     shards[name].register(tensors, timeout)
+    return time.monotonic() - start
+
+
+def cmd_sleep(name="s"):
+    """As sleep modes do: the GPU memory goes, its addresses stay."""
+    memories[name].sleep()
+
+
+def cmd_wake(name="s"):
+    memories[name].wake()
 
 
 def cmd_fill(seed, name="s"):

@@ -3,6 +3,7 @@
  * library - a libcuda.so.1 for tests: its door, its devices, and the faults that are planned.
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,6 +105,17 @@ claim_process(pid_t pid)
 		pid_t none = 0;
 		if (atomic_compare_exchange_strong(&processes[i].pid, &none, pid))
 			return &processes[i];
+	}
+	for (unsigned i = 0; i < MACHINE_PROCESSES_MAX; i++) {
+		pid_t dead = processes[i].pid;
+		if (dead == pid || kill(dead, 0) == 0 || errno != ESRCH ||
+			!atomic_compare_exchange_strong(&processes[i].pid, &dead, pid))
+			continue;
+		for (int held = 0; held < HELDS; held++)
+			processes[i].held[held] = 0;
+		for (int call = 0; call < CALLS; call++)
+			processes[i].calls[call] = 0;
+		return &processes[i];
 	}
 	return NULL;
 }

@@ -25,12 +25,12 @@
 #define MACHINE_ENV "TH_FAKE_CUDA"
 #define MACHINE_DEVICES_MAX 8u
 #define MACHINE_PAGE 65536u
-#define MACHINE_PAGES_MAX 16384u /* 1 GiB a GPU */
+#define MACHINE_PAGES_MAX 65535u /* not quite 4 GiB a GPU */
 #define MACHINE_GRANULARITY (2u << 20)
 #define MACHINE_CHUNKS_MAX 8192u
 #define MACHINE_OBJECTS_MAX 128u
 #define MACHINE_PIECES_MAX 256u
-#define MACHINE_PROCESSES_MAX 64u
+#define MACHINE_PROCESSES_MAX 128u
 #define MACHINE_FAULTS_MAX 16u
 
 enum machine_call {
@@ -106,7 +106,9 @@ struct machine_object {      /* a pool, or what dma-buf descriptors are about */
 };
 
 struct machine_process {
-	_Atomic pid_t pid; /* 0: none; stays when it is dead, so that a test sees what it left */
+	/* 0: none; stays when it is dead, so that a test sees what it left, until all places are
+	 * taken. */
+	_Atomic pid_t pid;
 	_Atomic int held[HELDS];
 	_Atomic unsigned calls[CALLS];
 };

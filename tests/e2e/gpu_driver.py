@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA driver for the workers of tests, by ctypes, and GPU memory of every kind.
+
+It is the process's libcuda.so.1: NVIDIA's, or that of tests/support/cuda. Works in the primary
+context of a device, as frameworks do. Copies have ended when they return. Any thread: the context
+is made current in each call.
+"""
+
+import ctypes as c
+import threading
+
+POSIX_FD = 1
+DEVICE, PINNED, READ_WRITE = 1, 1, 3
+CHUNK = 2 << 20  # torch's expandable segments: 2 MiB for small memory, 20 MiB for large
+LARGE_CHUNK = 20 << 20
+# Each call with the version of CUDA that brought the form that is used here (ipc/cuda/names.h).
+VERSIONS = {
+    "cuInit": 2000,
+    "cuDriverGetVersion": 2020,
+    "cuGetErrorName": 6000,
+    "cuDeviceGetCount": 2000,
+    "cuDeviceGetName": 2000,
+    "cuDeviceGetUuid": 11040,
+    "cuDeviceGetPCIBusId": 4010,
+    "cuDeviceGetAttribute": 2000,
+    "cuDeviceTotalMem": 3020,
+    "cuDeviceCanAccessPeer": 4000,
+    "cuDevicePrimaryCtxRetain": 7000,
+    "cuCtxSetCurrent": 4000,
+    "cuCtxSynchronize": 2000,
+    "cuMemAlloc": 3020,
+    "cuMemFree": 3020,
+    "cuMemAllocManaged": 6000,
+    "cuMemGetAllocationGranularity": 10020,
+    "cuMemCreate": 10020,
+    "cuMemRelease": 10020,
+    "cuMemAddressReserve": 10020,
+    "cuMemAddressFree": 10020,
+    "cuMemMap": 10020,
+    "cuMemUnmap": 10020,
+    "cuMemSetAccess": 10020,
+    "cuMemPoolCreate": 11020,
+    "cuMemPoolDestroy": 11020,
+    "cuMemAllocFromPoolAsync": 11020,
+    "cuMemFreeAsync": 11020,
+    "cuMemHostRegister": 6050,
+    "cuMemHostUnregister": 4000,
+    "cuStreamCreateWithPriority": 5050,
+    "cuStreamSynchronize": 2000,
+    "cuStreamQuery": 2000,
+    "cuMemcpyHtoD": 3020,
+    "cuMemcpyDtoH": 3020,
+    "cuMemcpyDtoD": 3020,
+    "cuMemcpyHtoDAsync": 3020,
+    "cuMemcpyDtoHAsync": 3020,
+    "cuMemcpyDtoDAsync": 3020,
+    "cuMemsetD8": 3020,
+}
+RDMA_WITH_VMM = 110
+
+
+class CudaError(Exception):
+    def __init__(self, call, result, name):
+        self.result, self.name = result, name
+        super().__init__(f"{call}: {name}")
+
+
+class Location(c.Structure):
+    _fields_ = [("type", c.c_int), ("id", c.c_int)]
+
+
+class AllocationProp(c.Structure):
+    _fields_ = [
+        ("type", c.c_int),
+        ("handle_types", c.c_int),
+        ("location", Location),
+        ("win32", c.c_void_p),
+        ("compression", c.c_ubyte),
+        ("rdma", c.c_ubyte),
+        ("usage", c.c_ushort),
+        ("reserved", c.c_ubyte * 4),
+    ]
+
+
+class Access(c.Structure):
+    _fields_ = [("location", Location), ("flags", c.c_int)]
+
+
+class PoolProps(c.Structure):
+    _fields_ = [
+        ("type", c.c_int),
+        ("handle_types", c.c_int),
+        ("location", Location),
+        ("win32", c.c_void_p),
+        ("max_size", c.c_size_t),
+        ("usage", c.c_ushort),
+        ("reserved", c.c_ubyte * 54),
+    ]
+
+
+class Driver:
+    """call("cuMemAlloc", ...) raises CudaError. Arguments are ctypes' own or integers, which are
+    64 bits wide; what is narrower is passed in a register all the same."""
+
+    def __init__(self):
+        self.library = c.CDLL("libcuda.so.1")
+        self.find = self.library.cuGetProcAddress_v2
+        self.find.argtypes = [c.c_char_p, c.c_void_p, c.c_int, c.c_uint64, c.c_void_p]
+        self.entries, self.contexts, self.lock = {}, {}, threading.Lock()
+        self.call("cuInit", 0)
+
+    def entry(self, name):
+        if name not in self.entries:
+            address, found = c.c_void_p(), c.c_int()
+            version = VERSIONS[name]
+            rc = self.find(name.encode(), c.byref(address), version, 0, c.byref(found))
+            if rc or not address.value:
+                raise CudaError(name, rc, f"the driver does not have it ({rc}, {found.value})")
+            self.entries[name] = c.CFUNCTYPE(c.c_int)(address.value)
+        return self.entries[name]
+
+    def result(self, name, *args):
+        converted = [c.c_uint64(a % 2**64) if isinstance(a, int) else a for a in args]
+        return self.entry(name)(*converted)
+
+    def call(self, name, *args):
+        rc = self.result(name, *args)
+        if rc:
+            text = c.c_char_p()
+            if name != "cuInit":
+                self.result("cuGetErrorName", rc, c.byref(text))
+            raise CudaError(name, rc, text.value.decode() if text.value else f"error {rc}")
+
+    def number(self, name, *args, kind=c.c_int):
+        """What the call writes to its first argument."""
+        value = kind()
+        self.call(name, c.byref(value), *args)
+        return value.value
+
+    def current(self, device):
+        """The device's primary context, for this thread."""
+        with self.lock:
+            if device not in self.contexts:
+                self.contexts[device] = self.number(
+                    "cuDevicePrimaryCtxRetain", device, kind=c.c_void_p
+                )
+        self.call("cuCtxSetCurrent", c.c_void_p(self.contexts[device]))
+
+    def count(self):
+        return self.number("cuDeviceGetCount")
+
+    def text(self, name, device):
+        room = c.create_string_buffer(256)
+        self.call(name, room, 256, device)
+        return room.value.decode()
+
+    def uuid(self, device):
+        room = (c.c_ubyte * 16)()
+        self.call("cuDeviceGetUuid", room, device)
+        return bytes(room)
+
+    def describe(self, device):
+        return {
+            "name": self.text("cuDeviceGetName", device),
+            "pci": self.text("cuDeviceGetPCIBusId", device),
+            "uuid": self.uuid(device).hex(),
+            "bytes": self.number("cuDeviceTotalMem", device, kind=c.c_size_t),
+        }
+
+
+driver_lock, the_driver = threading.Lock(), None
+
+
+def driver():
+    global the_driver
+    with driver_lock:
+        if the_driver is None:
+            the_driver = Driver()
+        return the_driver
+
+
+def host_pointer(data):
+    """Of bytes or of something that can be written to; keep it alive."""
+    if isinstance(data, bytes):
+        return c.cast(c.c_char_p(data), c.c_void_p)
+    return c.cast((c.c_char * len(data)).from_buffer(data), c.c_void_p)
+
+
+class Memory:
+    """address, bytes, device; with slices to read and write as thc.Memory has."""
+
+    def __init__(self, nbytes, device=0):
+        self.bytes, self.device, self.cuda = nbytes, device, driver()
+        self.cuda.current(device)
+        self.allocate()
+
+    def call(self, name, *args):
+        self.cuda.current(self.device)
+        self.cuda.call(name, *args)
+
+    def write(self, offset, data):
+        assert offset + len(data) <= self.bytes
+        self.call("cuMemcpyHtoD", self.address + offset, host_pointer(data), len(data))
+        self.call("cuCtxSynchronize")
+
+    def read(self, offset, nbytes):
+        data = bytearray(nbytes)
+        if nbytes:
+            self.call("cuMemcpyDtoH", host_pointer(data), self.address + offset, nbytes)
+        return bytes(data)
+
+    def fill(self, byte):
+        self.call("cuMemsetD8", self.address, byte, self.bytes)
+        self.call("cuCtxSynchronize")
+
+    def free(self):
+        self.cuda.current(self.device)
+        self.release()
+
+
+class Legacy(Memory):
+    """cudaMalloc."""
+
+    def allocate(self):
+        self.address = self.cuda.number("cuMemAlloc", self.bytes, kind=c.c_uint64)
+
+    def release(self):
+        self.cuda.call("cuMemFree", self.address)
+
+
+class Managed(Legacy):
+    def allocate(self):
+        self.address = self.cuda.number("cuMemAllocManaged", self.bytes, 1, kind=c.c_uint64)
+
+
+class Mapped(Memory):
+    """cuMemCreate: physical chunks, mapped one behind the other into one range."""
+
+    handle_types = POSIX_FD
+
+    def chunk_bytes(self):
+        return self.bytes
+
+    def properties(self):
+        can = self.cuda.number("cuDeviceGetAttribute", RDMA_WITH_VMM, self.device)
+        return AllocationProp(
+            type=PINNED,
+            handle_types=self.handle_types,
+            location=Location(DEVICE, self.device),
+            rdma=1 if can else 0,
+        )
+
+    def allocate(self):
+        cuda, prop = self.cuda, self.properties()
+        self.granularity = cuda.number(
+            "cuMemGetAllocationGranularity", c.byref(prop), 0, kind=c.c_size_t
+        )
+
+        def whole(nbytes):
+            return -(-nbytes // self.granularity) * self.granularity
+
+        chunk = whole(self.chunk_bytes())
+        self.range_bytes = -(-self.bytes // chunk) * chunk
+        self.address = cuda.number(
+            "cuMemAddressReserve", self.range_bytes, 0, 0, 0, kind=c.c_uint64
+        )
+        self.parts = [(at, chunk) for at in range(0, self.range_bytes, chunk)]
+        self.handles = []
+        self.wake()
+
+    def wake(self):
+        """New memory behind the same addresses: so sleep modes come back."""
+        prop, cuda = self.properties(), self.cuda
+        cuda.current(self.device)
+        for at, nbytes in self.parts:
+            handle = cuda.number("cuMemCreate", nbytes, c.byref(prop), 0, kind=c.c_uint64)
+            self.handles.append(handle)
+            cuda.call("cuMemMap", self.address + at, nbytes, 0, handle, 0)
+        access = Access(Location(DEVICE, self.device), READ_WRITE)
+        cuda.call("cuMemSetAccess", self.address, self.range_bytes, c.byref(access), 1)
+
+    def sleep(self):
+        """The memory is given back, the addresses stay."""
+        self.call("cuCtxSynchronize")
+        for (at, nbytes), handle in zip(self.parts, self.handles):
+            self.cuda.call("cuMemUnmap", self.address + at, nbytes)
+            self.cuda.call("cuMemRelease", handle)
+        self.handles = []
+
+    def release(self):
+        if self.handles:
+            self.sleep()
+        self.cuda.call("cuMemAddressFree", self.address, self.range_bytes)
+
+
+class Chunk(Mapped):
+    """One chunk that fills its range."""
+
+
+class Chunks(Mapped):
+    """Many chunks, as torch's expandable segments."""
+
+    def chunk_bytes(self):
+        return CHUNK if self.bytes <= 32 * CHUNK else LARGE_CHUNK
+
+
+class Closed(Chunks):
+    """No other process can map it, as most sleep modes make it."""
+
+    handle_types = 0
+
+
+class Pool(Memory):
+    """cudaMallocAsync, from a pool that can be exported."""
+
+    def allocate(self):
+        place = Location(DEVICE, self.device)
+        props = PoolProps(type=PINNED, handle_types=POSIX_FD, location=place)
+        self.pool = self.cuda.number("cuMemPoolCreate", c.byref(props), kind=c.c_void_p)
+        self.address = self.cuda.number(
+            "cuMemAllocFromPoolAsync", self.bytes, c.c_void_p(self.pool), None, kind=c.c_uint64
+        )
+        self.cuda.call("cuCtxSynchronize")
+
+    def release(self):
+        self.cuda.call("cuMemFreeAsync", self.address, None)
+        self.cuda.call("cuCtxSynchronize")
+        self.cuda.call("cuMemPoolDestroy", c.c_void_p(self.pool))
+
+
+KINDS = {"legacy": Legacy, "chunk": Chunk, "chunks": Chunks, "pool": Pool, "closed": Closed}
+OPEN_KINDS = ("legacy", "chunk", "chunks", "pool")  # that other processes can map

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of GPU memory stand on: a worker's memory of each kind, what is held, faults."""
+
+import os
+import subprocess
+import sys
+
+import content
+import gpu_driver
+import gpus
+from cluster import HERE, Worker, cluster, main, wait_for, worker_env
+
+SIZE = 9 << 20
+
+
+class Alone:
+    """A worker without an agent."""
+
+    def __init__(self, c):
+        self.worker = Worker(c, f"worker{c.num_workers}", self)
+
+    runtime = "/nonexistent"
+
+
+def each_kind_keeps_its_bytes_and_leaves_nothing():
+    with cluster(server=False, has_gpus=True) as c:
+        base = [c.gpus.used(device) for device in range(c.gpus.count)]
+        for kind in gpu_driver.KINDS:
+            worker = Alone(c).worker
+            device = (c.num_workers - 1) % c.gpus.count
+            worker.call("alloc", total_bytes=SIZE, gpu=kind)
+            want = worker.call("fill", seed=kind)
+            assert want == content.digest(content.content(kind, SIZE))
+            worker.call("flip", offset=SIZE // 2)
+            assert worker.call("digest") != want
+            worker.call("flip", offset=SIZE // 2)
+            assert worker.call("digest") == want
+            assert c.gpus.used(device) >= base[device] + SIZE, kind
+            if kind != "pool":  # which keeps a little for itself
+                before = c.gpus.used(device)
+                worker.call("free")
+                assert c.gpus.used(device) <= before - SIZE, kind
+            worker.kill()
+            assert gpus.wait_free(c.gpus, device, base[device], 10) is not None, kind
+
+
+def memory_sleeps_and_wakes_at_its_addresses():
+    with cluster(server=False, has_gpus=True) as c:
+        worker = Alone(c).worker
+        worker.call("alloc", total_bytes=SIZE, gpu="chunks")
+        worker.call("fill", seed=1)
+        awake = c.gpus.used(0)
+        worker.call("sleep")
+        assert c.gpus.used(0) <= awake - SIZE
+        worker.call("wake")
+        assert c.gpus.used(0) == awake
+        want = worker.call("fill", seed=2)
+        assert worker.call("digest") == want
+
+
+def what_is_planned_happens():
+    with cluster(server=False, has_gpus=True) as c:
+        if c.gpus.hardware:
+            return
+        worker = Alone(c).worker
+        worker.call("alloc", total_bytes=SIZE, gpu="legacy")
+        assert c.gpus.holds(worker.pid, "allocations") == 1
+        assert c.gpus.calls(worker.pid, "cuMemAlloc") == 1
+        assert c.gpus.holds(os.getpid(), "contexts") == -1
+        plan = c.gpus.plan("result", "cuMemcpyDtoH", pid=worker.pid, result=700)
+        message = worker.message(worker.start("digest"))
+        assert "CUDA_ERROR_ILLEGAL_ADDRESS" in message["text"], message
+        assert c.gpus.met(plan) == 1
+        c.gpus.lift(plan)
+        hang = c.gpus.plan("hang", "cuMemcpyDtoH", pid=worker.pid)
+        running = worker.start("digest")
+        wait_for(lambda: c.gpus.met(hang), 30, "it hangs")
+        assert not worker.finished(running)
+        c.gpus.lift(hang)
+        worker.finish(running)
+        c.gpus.lose(0, 719)
+        message = worker.message(worker.start("digest"))
+        assert "CUDA_ERROR_LAUNCH_FAILED" in message["text"], message
+
+
+def what_is_there_is_said():
+    env = dict(os.environ, **worker_env())
+    p = subprocess.run(
+        [sys.executable, os.path.join(HERE, "gpus.py")],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    first = p.stdout.splitlines()[0]
+    assert ("no GPU can be used: " in first) == (p.returncode == 1), p
+    with cluster(server=False, has_gpus=True) as c:
+        p = subprocess.run(
+            [sys.executable, os.path.join(HERE, "gpus.py")],
+            env={**env, **c.env},
+            capture_output=True,
+            text=True,
+            timeout=150,
+        )
+        assert p.returncode == 0 and f"{c.gpus.count} GPU: " in p.stdout, p
+
+
+if __name__ == "__main__":
+    main(
+        each_kind_keeps_its_bytes_and_leaves_nothing,
+        memory_sleeps_and_wakes_at_its_addresses,
+        what_is_planned_happens,
+        what_is_there_is_said,
+    )
