@@ -80,8 +80,7 @@ reuse(struct data_in *conn, uint32_t chunk)
 static bool
 is_idle(const struct data_in *conn)
 {
-	return conn->num_asked == 0 && !conn->in_body &&
-	       (!conn->ferry || conn->num_spare == FERRY_BLOCKS);
+	return conn->num_asked == 0 && !conn->in_body && (!conn->ferry || ferry_idle(conn->ferry));
 }
 
 void

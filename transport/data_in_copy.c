@@ -6,7 +6,6 @@
  * Runs on its mover. A chunk has arrived when its last block is written. When all blocks are under
  * way the connection takes no more: that is our own memory's fault, not the source's.
  */
-#include "ipc/base/assert.h"
 #include "transport/tcp.h"
 
 /* The part's prefix grew, or its worker is gone: then a write under way is not waited for. */
@@ -33,14 +32,14 @@ run_ferry(struct loop_task *task)
 		bool own = rc < 0;
 		if (rc == 0 && block->last)
 			rc = data_in_arrived(conn, block->chunk, &block->digest);
-		TH_ASSERT(conn->num_spare < FERRY_BLOCKS);
-		conn->spare[conn->num_spare++] = block;
+		ferry_put_back(conn->ferry, block);
 		if (rc < 0) {
 			data_in_break(conn, rc, own);
 			return;
 		}
 	}
-	if (__atomic_load_n(&conn->held, __ATOMIC_RELAXED) && conn->num_spare > 0) {
+	/* It looks for a block again: there may be one, or not yet. */
+	if (__atomic_load_n(&conn->held, __ATOMIC_RELAXED)) {
 		__atomic_store_n(&conn->held, false, __ATOMIC_RELAXED);
 		stream_want(&conn->stream);
 	}
@@ -54,8 +53,6 @@ data_in_copy_open(struct data_in *conn)
 	int rc = ferry_new(conn->leg->part, true, conn->loop, &conn->ferry_task, &conn->ferry);
 	if (rc < 0)
 		return rc;
-	while (conn->num_spare < FERRY_BLOCKS)
-		conn->spare[conn->num_spare++] = ferry_block_new();
 	conn->watching = true;
 	xfer_part_watch(conn->leg->part, part_changed, conn);
 	return 0;
@@ -65,11 +62,11 @@ uint32_t
 data_in_copy_want(struct data_in *conn, struct iovec *ret_ranges)
 {
 	if (!conn->filling) {
-		if (conn->num_spare == 0) {
+		struct ferry_block *block = ferry_spare(conn->ferry);
+		if (!block) {
 			__atomic_store_n(&conn->held, true, __ATOMIC_RELAXED);
 			return 0;
 		}
-		struct ferry_block *block = conn->spare[--conn->num_spare];
 		block->cursor = conn->cursor;
 		block->chunk = conn->asked[conn->asked_head];
 		block->bytes = 0;
@@ -109,7 +106,5 @@ data_in_copy_close(struct data_in *conn)
 	ferry_abandon(conn->ferry);
 	conn->ferry = NULL;
 	ferry_block_drop(conn->filling);
-	while (conn->num_spare > 0)
-		ferry_block_drop(conn->spare[--conn->num_spare]);
 	return true;
 }

@@ -21,8 +21,8 @@ next_chunk(struct data_out *conn)
 	if (conn->num_asked == 0)
 		return false;
 	uint32_t chunk = conn->asked[conn->asked_head];
-	bool idle = conn->num_spare == FERRY_BLOCKS;
-	if (idle ? !data_out_may_send(conn, chunk) : chunk >= xfer_part_prefix(conn->leg->part))
+	if (ferry_idle(conn->ferry) ? !data_out_may_send(conn, chunk)
+				    : chunk >= xfer_part_prefix(conn->leg->part))
 		return false;
 	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
 	conn->num_asked--;
@@ -35,9 +35,10 @@ next_chunk(struct data_out *conn)
 void
 data_out_copy_feed(struct data_out *conn)
 {
-	while (conn->stream.fd >= 0 && conn->num_spare > 0 && (conn->feeding || next_chunk(conn))) {
+	struct ferry_block *block;
+	while (conn->stream.fd >= 0 && (conn->feeding || next_chunk(conn)) &&
+		(block = ferry_spare(conn->ferry)) != NULL) {
 		struct xfer_cursor *cursor = &conn->feed_cursor;
-		struct ferry_block *block = conn->spare[--conn->num_spare];
 		block->cursor = *cursor;
 		block->chunk = conn->feed_chunk;
 		block->first =
@@ -103,8 +104,10 @@ run_ferry(struct loop_task *task)
 			return;
 		}
 	}
-	if (conn->ferry)
-		stream_wake(&conn->stream);
+	if (!conn->ferry)
+		return;
+	data_out_copy_feed(conn);
+	stream_wake(&conn->stream);
 }
 
 int
@@ -113,12 +116,7 @@ data_out_copy_open(struct data_out *conn)
 	conn->ferry_task.run = run_ferry;
 	conn->ready_last = &conn->ready;
 	conn->header_sent = FRAME_BYTES;
-	int rc = ferry_new(conn->leg->part, false, conn->loop, &conn->ferry_task, &conn->ferry);
-	if (rc < 0)
-		return rc;
-	while (conn->num_spare < FERRY_BLOCKS)
-		conn->spare[conn->num_spare++] = ferry_block_new();
-	return 0;
+	return ferry_new(conn->leg->part, false, conn->loop, &conn->ferry_task, &conn->ferry);
 }
 
 uint32_t
@@ -140,7 +138,7 @@ data_out_copy_sent(struct data_out *conn, size_t bytes)
 	conn->ready = block->next;
 	if (!conn->ready)
 		conn->ready_last = &conn->ready;
-	conn->spare[conn->num_spare++] = block;
+	ferry_put_back(conn->ferry, block);
 	begin_block(conn);
 	data_out_copy_feed(conn);
 }
@@ -150,8 +148,6 @@ data_out_copy_close(struct data_out *conn)
 {
 	ferry_abandon(conn->ferry);
 	conn->ferry = NULL;
-	while (conn->num_spare > 0)
-		ferry_block_drop(conn->spare[--conn->num_spare]);
 	while (conn->ready) {
 		struct ferry_block *next = conn->ready->next;
 		ferry_block_drop(conn->ready);

@@ -3,15 +3,16 @@
  * ferry - one thread that carries blocks between buffers and the memory of one part, for a user on
  * a loop that must not wait: of a part whose memory is not, or not all, mapped here.
  *
- * Blocks are done in the order submitted. What is finished is told by a task on the user's loop.
+ * Blocks are told finished in the order submitted, by a task on the user's loop.
  * The thread may get stuck in the worker's memory: then the user abandons the ferry, and block and
  * descriptor live on with the thread alone. A block that is read and abandoned harms nobody. One
  * that is written can still land, so it is abandoned only when no worker can see it any more
  * (xfer_part_orphaned) or the process ends.
  *
- * The bytes of a block lie where its owner says, in as much room as they need: behind it
- * (ferry_block_new), or in memory that several have. What keeps that memory is let go by `drop`,
- * after the thread has come back, so nobody else gets it meanwhile.
+ * Most blocks are the ferry's own (ferry_spare), with room for FERRY_BYTES. Those of other users
+ * lie where these say, in as much room as they need, in memory that several have. What keeps that
+ * memory is let go by `drop`, after the thread has come back, so nobody else gets it meanwhile. A
+ * block of one ferry may be submitted to another, and then goes back to the first.
  */
 #ifndef TH_TRANSPORT_FERRY_H
 #define TH_TRANSPORT_FERRY_H
@@ -21,10 +22,11 @@
 #include "transport/part.h"
 
 #define FERRY_BYTES (512u << 10) /* of a block: it stays in cache between the two sides */
-#define FERRY_BLOCKS 3u          /* of one connection: one at each side, one on its way */
+#define FERRY_BLOCKS 3u          /* of one ferry: one at each side, one on its way */
 
 struct ferry_block {
 	struct ferry_block *next;
+	uint32_t pending;          /* the ferry's: who has not finished with it */
 	struct xfer_cursor cursor; /* where in the part it begins */
 	uint32_t chunk, bytes;
 	bool first, last; /* of the chunk */
@@ -43,10 +45,16 @@ struct ferry;
 /* done is posted to loop after each block. 0, TH_E_LIMIT (too many threads) or -errno. */
 TH_MUST_USE int ferry_new(struct xfer_part *part, bool writes, struct loop *loop,
 	struct loop_task *done, struct ferry **ret_ferry);
-/* With FERRY_BYTES of its own. Aborts when there is no memory, as all of th_alloc. */
-struct ferry_block *ferry_block_new(void);
+/*
+ * One of its FERRY_BLOCKS, empty and the user's until it is put back, or dropped when the ferry has
+ * been abandoned. NULL: all are out, or there is no memory for one now: then done is posted when
+ * there is. All calls by one thread, but for drop.
+ */
+struct ferry_block *ferry_spare(struct ferry *ferry);
+void ferry_put_back(struct ferry *ferry, struct ferry_block *block);
+bool ferry_idle(const struct ferry *ferry);       /* none of them is out */
 void ferry_block_drop(struct ferry_block *block); /* NULL: nothing */
-/* The ferry owns it until ferry_take. */
+/* The ferry has it until ferry_take. */
 void ferry_submit(struct ferry *ferry, struct ferry_block *block);
 struct ferry_block *ferry_take(struct ferry *ferry); /* the oldest finished one, or NULL */
 bool ferry_busy(struct ferry *ferry);                /* a block is submitted and not finished */

@@ -19,7 +19,6 @@
 #include <string.h>
 
 #include "ipc/base/alloc.h"
-#include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/name.h"
 #include "transport/ferry.h"
@@ -39,8 +38,6 @@ struct shuttle {
 	bool started, ending, ended;
 	struct intake intake; /* of part */
 	struct ferry *reads, *writes;
-	struct ferry_block *spare[FERRY_BLOCKS];
-	uint32_t num_spare;
 	bool reading; /* some of chunk is to be submitted yet */
 	uint32_t chunk, next_chunk;
 	struct xfer_cursor cursor;
@@ -127,8 +124,6 @@ finish(struct shuttle *shuttle)
 		xfer_part_unwatch(shuttle->part, part_changed, shuttle);
 	ferry_abandon(shuttle->reads);
 	ferry_abandon(shuttle->writes);
-	while (shuttle->num_spare > 0)
-		ferry_block_drop(shuttle->spare[--shuttle->num_spare]);
 	loop_post(shuttle->loop, &shuttle->leave_task);
 }
 
@@ -202,13 +197,6 @@ fill_last(struct event_node *node, struct transport_event *ret_event)
 /* ---- blocks ------------------------------------------------------------------------------- */
 
 static void
-put_back(struct shuttle *shuttle, struct ferry_block *block)
-{
-	TH_ASSERT(shuttle->num_spare < FERRY_BLOCKS);
-	shuttle->spare[shuttle->num_spare++] = block;
-}
-
-static void
 hash(struct shuttle *shuttle, struct ferry_block *block)
 {
 	int64_t before_ns = th_now_ns();
@@ -264,7 +252,7 @@ take_read(struct shuttle *shuttle)
 		if (block->code < 0 || !shuttle->part || !still_published(shuttle, block)) {
 			if (!shuttle->part && block->code == 0 && block->last)
 				hashed(shuttle, block);
-			put_back(shuttle, block);
+			ferry_put_back(shuttle->reads, block);
 			continue;
 		}
 		__atomic_add_fetch(&shuttle->bytes_moved, block->bytes, __ATOMIC_RELAXED);
@@ -297,7 +285,7 @@ take_written(struct shuttle *shuttle)
 		else if (block->last && !shuttle->ending)
 			judge(shuttle, intake_arrived(&shuttle->intake, block->chunk,
 					       shuttle->verify ? &block->digest : NULL));
-		put_back(shuttle, block);
+		ferry_put_back(shuttle->reads, block);
 	}
 }
 
@@ -336,9 +324,9 @@ static void
 feed(struct shuttle *shuttle)
 {
 	const struct chunk_table *table = xfer_part_table(shuttle->source);
-	while (!shuttle->ending && shuttle->num_spare > 0 &&
-		(shuttle->reading || next_chunk(shuttle))) {
-		struct ferry_block *block = shuttle->spare[--shuttle->num_spare];
+	struct ferry_block *block;
+	while (!shuttle->ending && (shuttle->reading || next_chunk(shuttle)) &&
+		(block = ferry_spare(shuttle->reads)) != NULL) {
 		block->cursor = shuttle->cursor;
 		block->chunk = shuttle->chunk;
 		block->bytes = th_min_u32(shuttle->cursor.left, FERRY_BYTES);
@@ -373,10 +361,7 @@ start(struct shuttle *shuttle)
 		end(shuttle, shuttle->part ? TRANSPORT_FAILED : TRANSPORT_HASH_FAILED,
 			rc < -5000 ? rc : TH_E_LIMIT, false,
 			"the agent can start no more threads for memory that is not mapped");
-		return;
 	}
-	while (shuttle->num_spare < FERRY_BLOCKS)
-		shuttle->spare[shuttle->num_spare++] = ferry_block_new();
 }
 
 static void

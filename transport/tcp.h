@@ -58,14 +58,14 @@ struct leg_in {
 	char peer[PEER_BYTES];
 	/* Shared with the movers; the intake has its own lock. */
 	struct intake intake;
-	int64_t joined_ns;              /* atomic: the first data connection stands; 0 before */
-	int64_t last_byte_ns;           /* atomic */
-	uint64_t bytes_moved;           /* atomic */
-	uint64_t verify_ns;             /* atomic */
-	uint32_t looks;                 /* atomic: chunks that were asked of our own memory first */
-	enum leg_way way;               /* atomic: for the shell */
-	bool fallback_told;             /* atomic: fallback is there, and stays as it is */
-	bool retiring; /* atomic: data connections ask for nothing more, and go when idle */
+	int64_t joined_ns;    /* atomic: the first data connection stands; 0 before */
+	int64_t last_byte_ns; /* atomic */
+	uint64_t bytes_moved; /* atomic */
+	uint64_t verify_ns;   /* atomic */
+	uint32_t looks;       /* atomic: chunks that were asked of our own memory first */
+	enum leg_way way;     /* atomic: for the shell */
+	bool fallback_told;   /* atomic: fallback is there, and stays as it is */
+	bool retiring;        /* atomic: data connections ask for nothing more, and go when idle */
 	struct loop_task complete_task; /* mover -> porter: the part is whole */
 	/* Porter. */
 	enum leg_in_state state;
@@ -79,7 +79,7 @@ struct leg_in {
 	struct data_in *conns[CONNECTIONS_MAX]; /* owns */
 	uint32_t num_conns;
 	uint32_t source_prefix; /* atomic: the movers read it */
-	bool streaming; /* data connections fetch what is missing */
+	bool streaming;         /* data connections fetch what is missing */
 	/* In the last ALIVE; the other three of a leg with RDMA. */
 	uint32_t looks_said, chunks_said, prefix_said;
 	uint64_t bytes_said;
@@ -116,21 +116,19 @@ struct data_in {
 	struct stream stream;
 	struct leg_in *leg; /* borrows: outlives the connection */
 	struct loop *loop;
-	bool leads;                                        /* immutable: see ask_limit() */
-	struct loop_task open_task, kick_task, close_task; /* porter -> mover */
-	struct loop_task settle_task;                      /* mover -> mover, the last there */
+	bool leads;                                         /* immutable: see ask_limit() */
+	struct loop_task open_task, kick_task, close_task;  /* porter -> mover */
+	struct loop_task settle_task;                       /* mover -> mover, the last there */
 	struct loop_task broken_task, idle_task, gone_task; /* mover -> porter */
 	bool retired; /* the porter's: close_task is posted, before the leg ends */
 	bool reset;   /* written before close_task is posted */
-	int code;  /* written before broken_task is posted */
-	bool own;  /* likewise: it was our own memory that failed */
-	bool held; /* atomic: it takes no more before our own memory has taken what came */
+	int code;     /* written before broken_task is posted */
+	bool own;     /* likewise: it was our own memory that failed */
+	bool held;    /* atomic: it takes no more before our own memory has taken what came */
 	/* Mover. */
 	/* Of a part that is not direct: what came goes through blocks. */
 	struct ferry *ferry; /* owns */
 	struct loop_task ferry_task;
-	struct ferry_block *spare[FERRY_BLOCKS]; /* own */
-	uint32_t num_spare;
 	struct ferry_block *filling; /* owns */
 	bool watching, closing;
 	uint32_t window; /* chunks to keep asked for; grows to WINDOW so that chunks interleave */
@@ -248,8 +246,6 @@ struct data_out {
 	/* Of a part that is not direct: what is sent comes through blocks. */
 	struct ferry *ferry; /* owns */
 	struct loop_task ferry_task;
-	struct ferry_block *spare[FERRY_BLOCKS]; /* own */
-	uint32_t num_spare;
 	struct ferry_block *ready, **ready_last; /* own: read, to be sent in this order */
 	struct digest digest;                    /* of a chunk that was asked for again */
 	bool hashing;                            /* the chunk that comes is one */
