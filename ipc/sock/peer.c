@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/pidfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ipc/base/fd.h"
@@ -51,6 +51,13 @@ read_start_time(pid_t pid, uint64_t *ret_ticks)
 	return 0;
 }
 
+/* The C library has a function for it since 2.36, which workers' images are often older than. */
+static int
+open_pidfd(pid_t pid)
+{
+	return (int)syscall(SYS_pidfd_open, pid, 0u); /* close-on-exec by itself */
+}
+
 int
 peer_pidfd_by_pid(pid_t pid)
 {
@@ -59,7 +66,7 @@ peer_pidfd_by_pid(pid_t pid)
 
 	if (rc < 0)
 		return rc;
-	int pidfd = pidfd_open(pid, 0); /* close-on-exec by itself */
+	int pidfd = open_pidfd(pid);
 	if (pidfd < 0)
 		return -errno;
 	rc = read_start_time(pid, &after);
@@ -106,7 +113,7 @@ peer_fini(struct peer *peer)
 int
 peer_own_pidfd(void)
 {
-	int pidfd = pidfd_open(getpid(), 0);
+	int pidfd = open_pidfd(getpid());
 
 	return pidfd < 0 ? -errno : pidfd;
 }
