@@ -41,6 +41,8 @@ struct gpus_config {
 	 * sentence; sock stays the caller's. On the GPU's thread. */
 	int (*launch)(void *arg, int sock, pid_t *ret_pid, struct th_err *err);
 	void *arg;
+	/* Of a handle, which a stranger sent: to close it may take for ever. NULL: close(). */
+	void (*close_fd)(int fd);
 	uint64_t staging_bytes; /* of all blocks */
 	int64_t hang_ns;        /* a process that owes an answer for so long is killed: 10 s */
 	int64_t leave_ns;       /* ... and one that does not let go of memory: 0.5 s */

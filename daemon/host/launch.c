@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * launch - see launch.h.
+ *
+ * posix_spawn, because a fork would copy the page tables of all that is mapped of workers.
+ */
+#include "daemon/host/launch.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "ipc/base/fd.h"
+
+/* Out of the way of the numbers that they get. */
+#define ASIDE 16
+
+static int
+set_files(posix_spawn_file_actions_t *files, int sock, int lifeline)
+{
+	/* What a library prints is not what the agent prints: only its complaints are kept. */
+	int rc = posix_spawn_file_actions_addopen(files, 0, "/dev/null", O_RDWR, 0);
+	if (rc == 0)
+		rc = posix_spawn_file_actions_adddup2(files, 0, 1);
+	if (rc == 0)
+		rc = posix_spawn_file_actions_adddup2(files, sock, LAUNCH_SOCK);
+	if (rc == 0)
+		rc = posix_spawn_file_actions_adddup2(files, lifeline, LAUNCH_LIFELINE);
+	return rc;
+}
+
+static int
+set_signals(posix_spawnattr_t *attributes)
+{
+	sigset_t blocked;
+	sigemptyset(&blocked);
+	sigaddset(&blocked, SIGTERM);
+	sigaddset(&blocked, SIGINT);
+	sigaddset(&blocked, SIGHUP);
+	int rc = posix_spawnattr_setsigmask(attributes, &blocked);
+	return rc == 0 ? posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETSIGMASK) : rc;
+}
+
+static int
+spawn(const char *program, int sock, int lifeline, pid_t *ret_pid)
+{
+	char name[] = "thagentd-gpu", option[] = LAUNCH_OPTION;
+	char *const argv[] = {name, option, NULL};
+	posix_spawn_file_actions_t files;
+	posix_spawnattr_t attributes;
+	int rc = posix_spawn_file_actions_init(&files);
+	if (rc != 0)
+		return -rc;
+	rc = posix_spawnattr_init(&attributes);
+	if (rc == 0) {
+		rc = set_files(&files, sock, lifeline);
+		if (rc == 0)
+			rc = set_signals(&attributes);
+		if (rc == 0)
+			rc = posix_spawn(ret_pid, program, &files, &attributes, argv, environ);
+		posix_spawnattr_destroy(&attributes);
+	}
+	posix_spawn_file_actions_destroy(&files);
+	return -rc;
+}
+
+int
+launch(const char *program, int sock, int lifeline, struct th_err *err, pid_t *ret_pid)
+{
+	int own_sock = fcntl(sock, F_DUPFD_CLOEXEC, ASIDE), own_lifeline = -1, rc = 0;
+	if (own_sock >= 0)
+		own_lifeline = fcntl(lifeline, F_DUPFD_CLOEXEC, ASIDE);
+	if (own_lifeline < 0)
+		rc = -errno;
+	if (rc == 0)
+		rc = spawn(program, own_sock, own_lifeline, ret_pid);
+	th_fd_close(&own_sock);
+	th_fd_close(&own_lifeline);
+	return rc < 0 ? th_fail(err, rc, "starting %s %s: %s", program, LAUNCH_OPTION,
+				th_strerror(rc))
+		      : 0;
+}
+
+void
+launch_tidy(void)
+{
+	/* Older kernels have no such call; what this program opens itself is not inherited. */
+	(void)syscall(SYS_close_range, LAUNCH_LIFELINE + 1, ~0U, 0);
+}
