@@ -4,6 +4,7 @@
  * thc_safe_to_mutate. All three read the line of the agent's shared file. Only when the agent's
  * heartbeat has become old is its life looked at.
  */
+#include <poll.h>
 #include <string.h>
 
 #include "ipc/sock/peer.h"
@@ -84,9 +85,19 @@ thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_v
 	return 0;
 }
 
+/* Without a lifeline the agent has no other process that reaches the memory. */
+static bool
+hung_up(int lifeline)
+{
+	struct pollfd poll_fd = {.fd = lifeline};
+
+	return lifeline < 0 || (poll(&poll_fd, 1, 0) == 1 && (poll_fd.revents & POLLHUP) != 0);
+}
+
 /*
  * A lost agent proves nothing by its silence: one that is only frozen, or that dropped this
- * session, may still write. Its end does: the kernel has taken its mappings and connections away.
+ * session, may still write. Its end does, and that of its GPU processes: the kernel has taken
+ * mappings and connections away, and the driver what they were doing.
  */
 int
 thc_safe_to_mutate(struct thc_shard *shard)
@@ -98,7 +109,7 @@ thc_safe_to_mutate(struct thc_shard *shard)
 		return rc;
 	rc = read_line(shard, &line);
 	if (shard->lost)
-		rc = peer_pidfd_ended(shard->agent_pidfd) ? 1 : 0;
+		rc = peer_pidfd_ended(shard->agent_pidfd) && hung_up(shard->lifeline) ? 1 : 0;
 	else
 		rc = rc == 0 && line.safe_to_mutate == 1 ? 1 : 0;
 	shard_leave(shard);

@@ -30,6 +30,7 @@
 #include "ipc/shm/ring.h"
 #include "ipc/shm/segment.h"
 #include "ipc/sock/fdmsg.h"
+#include "libthc/gpu.h"
 #include "libthc/ranges.h"
 #include "libthc/sp_req.h"
 #include "libthc/thc.h"
@@ -84,11 +85,8 @@ struct thc_op {
 	uint64_t done_bytes, total_bytes; /* as it ended */
 };
 
-struct sent_memory { /* what this session's agent was given */
-	uint64_t serial; /* of the memory object, see memory.h; or PRIVATE_SERIAL */
-	uint32_t id;     /* by the agent */
-	char path[16];   /* "direct", "copy" */
-};
+struct sent_memory; /* what this session's agent was given: sent.h */
+struct sender;
 
 struct held_memory { /* acquired by the registration */
 	uintptr_t start;
@@ -97,7 +95,8 @@ struct held_memory { /* acquired by the registration */
 
 struct placed_tensor { /* of the registration, for thc_memory_path and sentences */
 	char *name;        /* owns */
-	uint64_t serial;   /* as in sent_memory; 0: has no bytes */
+	int device;        /* THC_HOST, or the CUDA ordinal */
+	uint64_t serial;   /* as in sent_memory; 0: has no bytes, or lies on a GPU */
 	const char *reason; /* of its memory object, or NULL */
 	uint64_t start, bytes;
 };
@@ -114,6 +113,7 @@ struct thc_shard {
 	uint8_t secret[16];
 	uint32_t tensors_max;
 	uint32_t open_flags;
+	uint64_t features; /* that both sides have */
 
 	/* All below: under lock. */
 	uint32_t refs;   /* the caller's handle, calls inside, operations: the memory */
@@ -127,6 +127,7 @@ struct thc_shard {
 	bool polling; /* a thread polls for all */
 
 	int sock, bell_agent, bell_worker, agent_pidfd; /* own */
+	int lifeline; /* owns: hangs up when no process of the agent reaches the memory; or -1 */
 	int kick; /* owns: eventfd that wakes the thread that polls for all */
 	int epoll, uncollected; /* own; -1 until thc_fd: an epoll set, and an eventfd in it */
 	bool uncollected_set;
@@ -150,19 +151,19 @@ struct thc_shard {
 	bool exclusive;      /* a register, unregister or close is under way */
 	uint32_t last_token;     /* of the last MEMORY that was sent */
 	uint32_t answered_token; /* answers come in this order, some after nobody waits for them */
-	bool memory_wanted, memory_answered;
-	struct fdmsg_memory_id memory_answer;
+	struct sender *sender;   /* borrowed, of the thread that waits for some of them; NULL */
 	bool close_sent, close_answered;
 	struct fdmsg_refused close_answer;
 
 	enum registration registration;
 	struct sent_memory *sent; /* owns; ascending by serial */
-	size_t num_sent;
+	size_t num_sent, sent_room;
 	struct held_memory *held; /* owns */
 	size_t num_held;
 	struct placed_tensor *placed; /* owns; by name bytewise */
 	size_t num_placed;
-	struct ranges ranges; /* of the registration */
+	struct ranges ranges; /* of the registration, as what follows */
+	struct gpu_set gpus;  /* owns */
 	struct thc_attribute *attributes; /* owns: names and values too; by name bytewise */
 	size_t num_attributes;
 	bool attributes_changed; /* the agent has another set */
@@ -288,9 +289,12 @@ void attributes_free(struct thc_shard *shard);
 
 /* In place of a serial: what is reached through /proc/self/mem. */
 #define PRIVATE_SERIAL UINT64_MAX
-void tensors_release(struct thc_shard *shard);                   /* the agent has let go of them */
-void tensors_forget(struct thc_shard *shard, uint64_t serial);   /* a memory object is gone */
-bool tensors_take_answer(struct thc_shard *shard); /* MEMORY_ID came; false: out of order */
+void tensors_release(struct thc_shard *shard); /* the agent has let go of them */
+
+/* ---- sent.c -------------------------------------------------------------------------------- */
+
+void sent_forget(struct thc_shard *shard, uint64_t serial); /* a memory object is gone */
+bool sent_take_answer(struct thc_shard *shard); /* MEMORY_ID came; false: out of order */
 
 /* ---- private.c ----------------------------------------------------------------------------- */
 
@@ -301,7 +305,6 @@ void private_close(struct thc_shard *shard);
  * Before an operation (its name), under the lock: that the registered memory is still there, and
  * writable for a destination. THC_E_STALE_MEMORY, THC_E_MEMORY_KIND or -errno with a sentence.
  */
-TH_MUST_USE int private_look(
-	const struct thc_shard *shard, const char *operation, bool destination);
+TH_MUST_USE int private_look(struct thc_shard *shard, const char *operation, bool destination);
 
 #endif

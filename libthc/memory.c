@@ -122,6 +122,16 @@ memory_release(uintptr_t start, uint64_t serial)
 	memory_unlock();
 }
 
+uint64_t
+memory_serials(uint64_t count)
+{
+	memory_lock();
+	uint64_t first = last_serial + 1;
+	last_serial += count;
+	memory_unlock();
+	return first;
+}
+
 /* Under the lock. What overlaps an object that is there is not added: THC_E_STATE. */
 static int
 add(const struct entry *entry)
@@ -452,7 +462,7 @@ drop(const char *argument, const void *address, bool allocated)
 			"first",
 			argument);
 	/* Agents that were given it earlier let go of it too. */
-	shard_for_each(tensors_forget, entry.object.serial);
+	shard_for_each(sent_forget, entry.object.serial);
 	unmap_entry(&entry);
 	return 0;
 }

@@ -19,6 +19,8 @@ enum memory_way {
 	WAY_MAPPED,  /* the agent maps the descriptor: a memfd that cannot shrink */
 	WAY_FILE,    /* it reads and writes the descriptor */
 	WAY_PROCESS, /* by its address, through /proc/self/mem */
+	WAY_GPU,     /* its GPU process opens the memory (gpu.h) */
+	WAY_COPIED,  /* GPU memory that nobody else can open: it has a copy in host memory */
 };
 
 struct memory_object {
@@ -39,6 +41,8 @@ enum memory_place memory_find(uintptr_t start, uint64_t bytes, struct memory_obj
 /* While acquired it is neither freed nor forgotten. -ENOENT: it is gone already. */
 TH_MUST_USE int memory_acquire(uintptr_t start, uint64_t serial);
 void memory_release(uintptr_t start, uint64_t serial);
+/* The first of count serials for what is not in this registry. */
+uint64_t memory_serials(uint64_t count);
 
 /* Around fork. */
 void memory_lock(void);

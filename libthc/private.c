@@ -54,15 +54,30 @@ tensor_at(const struct thc_shard *shard, uintptr_t at)
 	return found != NULL ? found->name : "?";
 }
 
+static int
+look_at_gpus(struct thc_shard *shard, const char *operation)
+{
+	uint64_t at = 0;
+	int rc = gpu_look(&shard->gpus, &at);
+
+	if (rc <= 0)
+		return rc;
+	return shim_fail(THC_E_STALE_MEMORY,
+		"%s: the GPU memory of tensor '%.80s' at 0x%" PRIx64
+		" is not what was registered (freed, asleep, or mapped anew); thc_unregister, and "
+		"register what is there when it is awake",
+		operation, tensor_at(shard, (uintptr_t)at), at);
+}
+
 int
-private_look(const struct thc_shard *shard, const char *operation, bool destination)
+private_look(struct thc_shard *shard, const char *operation, bool destination)
 {
 	uintptr_t at = 0;
 	int rc = ranges_check(&shard->ranges, destination, &at);
 
+	if (rc == 0)
+		return look_at_gpus(shard, operation);
 	switch (rc) {
-	case 0:
-		return 0;
 	case RANGE_GONE:
 		return shim_fail(THC_E_STALE_MEMORY,
 			"%s: tensor '%.80s' is not mapped any more at 0x%" PRIxPTR

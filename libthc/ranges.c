@@ -125,7 +125,7 @@ sort(const struct checked_tensors *checked, const struct checked_tensor **ret_so
 
 	for (size_t i = 0; i < checked->count; i++) {
 		const struct checked_tensor *tensor = &checked->tensors[i];
-		if (tensor->bytes == 0)
+		if (tensor->bytes == 0 || tensor->device != THC_HOST)
 			continue;
 		*ret_by_address = *ret_by_address || tensor->way == WAY_PROCESS;
 		in_order =

@@ -33,9 +33,9 @@ struct ranges {
 };
 
 /*
- * Of all tensors with bytes. 0, or THC_E_INVALID with a sentence when one is not mapped;
- * THC_E_STALE_MEMORY when that was imported or allocated. Without /proc: empty, unless a tensor can
- * only be reached by its address, which is -errno.
+ * Of all tensors with bytes in host memory. 0, or THC_E_INVALID with a sentence when one is not
+ * mapped; THC_E_STALE_MEMORY when that was imported or allocated. Without /proc: empty, unless a
+ * tensor can only be reached by its address, which is -errno.
  */
 TH_MUST_USE int ranges_new(const struct checked_tensors *checked, struct ranges *ret_ranges);
 void ranges_free(struct ranges *ranges); /* legal on a zeroed one */

@@ -220,6 +220,7 @@ say_hello(struct thc_shard *shard, int64_t until_ns)
 {
 	const struct fdmsg_hello hello = {.protocol_min = FDMSG_PROTOCOL_MIN,
 		.protocol_max = FDMSG_PROTOCOL_MAX,
+		.features = FDMSG_FEATURE_GPU,
 		.page_bytes = (uint32_t)sysconf(_SC_PAGESIZE)};
 	struct fdmsg_welcome welcome;
 	int rc = ask(shard, FDMSG_HELLO, &hello, sizeof(hello), FDMSG_WELCOME, until_ns);
@@ -234,6 +235,7 @@ say_hello(struct thc_shard *shard, int64_t until_ns)
 			", this libthc %u to %u; upgrade the older one",
 			welcome.protocol, welcome.protocol, FDMSG_PROTOCOL_MIN, FDMSG_PROTOCOL_MAX);
 	shard->tensors_max = welcome.tensors_max;
+	shard->features = welcome.features & hello.features;
 	return 0;
 }
 
@@ -251,11 +253,14 @@ join(struct thc_shard *shard, const struct fdmsg_open *open, int64_t until_ns)
 	shard->bell_agent = th_fd_move(&message->fds[2]);
 	shard->bell_worker = th_fd_move(&message->fds[3]);
 	shard->agent_pidfd = th_fd_move(&message->fds[4]);
+	shard->lifeline = th_fd_move(&message->fds[5]);
 	fdmsg_close_fds(message);
+	if (rc == 0 && (shard->lifeline >= 0) != ((shard->features & FDMSG_FEATURE_GPU) != 0))
+		rc = -EPROTO;
 	explicit_bzero(message->body, sizeof(session));
 	if (rc < 0)
 		return shim_fail(rc == -EPROTO ? THC_E_PROTOCOL : rc,
-			"the shared files of the session cannot be used: %s", th_strerror(rc));
+			"the descriptors of the session cannot be used: %s", th_strerror(rc));
 	ring_worker_init(&shard->ring, shard->files.w, shard->files.a);
 	shard->session = session.session;
 	memcpy(shard->secret, session.secret, sizeof(shard->secret));

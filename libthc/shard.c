@@ -66,6 +66,7 @@ fork_child(void)
 		th_fd_close(&shard->bell_agent);
 		th_fd_close(&shard->bell_worker);
 		th_fd_close(&shard->agent_pidfd);
+		th_fd_close(&shard->lifeline);
 		th_fd_close(&shard->kick);
 		th_fd_close(&shard->epoll);
 		th_fd_close(&shard->uncollected);
@@ -169,6 +170,7 @@ shard_new(void)
 	shard->bell_agent = -1;
 	shard->bell_worker = -1;
 	shard->agent_pidfd = -1;
+	shard->lifeline = -1;
 	shard->kick = -1;
 	shard->epoll = -1;
 	shard->uncollected = -1;
@@ -185,6 +187,7 @@ tear_down(struct thc_shard *shard)
 	th_fd_close(&shard->bell_agent);
 	th_fd_close(&shard->bell_worker);
 	th_fd_close(&shard->agent_pidfd);
+	th_fd_close(&shard->lifeline);
 	th_fd_close(&shard->kick);
 	th_fd_close(&shard->epoll);
 	th_fd_close(&shard->uncollected);
@@ -416,7 +419,7 @@ take_message(struct thc_shard *shard)
 
 	switch ((enum fdmsg_kind)message->head.kind) {
 	case FDMSG_MEMORY_ID:
-		return tensors_take_answer(shard);
+		return sent_take_answer(shard);
 	case FDMSG_CLOSED:
 		if (!shard->close_sent || shard->close_answered)
 			return false;

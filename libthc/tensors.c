@@ -3,8 +3,9 @@
  * tensors - thc_register, thc_unregister, thc_memory_path.
  *
  * Each memory object is given to the agent once per session, with a descriptor, and gets an id; so
- * is /proc/self/mem, once a tensor needs it. Then the rows go as a document that names places by id
- * and offset. A registration whose answer
+ * is /proc/self/mem, once a tensor needs it. Pieces of GPU memory are given for one registration:
+ * the agent keeps them allocated, and a worker that sleeps wants them free. Then the rows go as a
+ * document that names places by id and offset. A registration whose answer
  * did not come is REGISTRATION_UNKNOWN: its memory stays held, and the next call undoes it first.
  */
 #include "libthc/tensors.h"
@@ -18,99 +19,19 @@
 #include "ipc/base/failpoint.h"
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "libthc/internal.h"
+#include "libthc/sent.h"
 
 /* ---- memory objects ------------------------------------------------------------------------ */
 
-/* Index of the first that is not below serial. */
-static size_t
-sent_index(const struct thc_shard *shard, uint64_t serial)
-{
-	size_t low = 0, high = shard->num_sent;
-
-	while (low < high) {
-		size_t middle = low + (high - low) / 2;
-		if (shard->sent[middle].serial < serial)
-			low = middle + 1;
-		else
-			high = middle;
-	}
-	return low;
-}
-
-static const struct sent_memory *
-sent_find(const struct thc_shard *shard, uint64_t serial)
-{
-	size_t index = sent_index(shard, serial);
-
-	return index < shard->num_sent && shard->sent[index].serial == serial ? &shard->sent[index]
-									      : NULL;
-}
-
-static int
-sent_add(struct thc_shard *shard, uint64_t serial)
-{
-	struct sent_memory *more =
-		reallocarray(shard->sent, shard->num_sent + 1, sizeof(*shard->sent));
-
-	if (more == NULL)
-		return shim_fail(-ENOMEM, "out of memory for a memory object");
-	shard->sent = more; /* before the search: the old array may be gone */
-	size_t index = sent_index(shard, serial);
-	memmove(&more[index + 1], &more[index], (shard->num_sent - index) * sizeof(*more));
-	more[index] = (struct sent_memory){.serial = serial, .id = shard->memory_answer.id};
-	memcpy(more[index].path, shard->memory_answer.path, sizeof(more[index].path));
-	more[index].path[sizeof(more[index].path) - 1] = '\0';
-	shard->num_sent++;
-	return 0;
-}
-
-/* An answer that comes too late is for memory that nobody will name: the agent may forget it. */
-bool
-tensors_take_answer(struct thc_shard *shard)
-{
-	struct fdmsg_memory_id answer;
-
-	memcpy(&answer, shard->message->body, sizeof(answer));
-	if (shard->answered_token == shard->last_token || answer.token != shard->answered_token + 1)
-		return false;
-	shard->answered_token++;
-	if (shard->memory_wanted && answer.token == shard->last_token) {
-		shard->memory_answer = answer;
-		shard->memory_answered = true;
-	} else if (answer.code == 0) {
-		const struct fdmsg_forget forget = {.id = answer.id};
-		(void)fdmsg_send(shard->sock, FDMSG_FORGET, &forget, sizeof(forget), NULL, 0);
-	}
-	return true;
-}
-
-/* message: without its token. */
 static int
 send_memory(struct thc_shard *shard, uint64_t serial, struct fdmsg_memory *message, int fd,
 	int64_t until_ns)
 {
-	TH_FP(worker_shares_memory);
-	message->token = shard->last_token + 1;
-	shard->memory_answered = false;
-	int rc = shard_send(shard, FDMSG_MEMORY, message, sizeof(*message), &fd, until_ns);
-	if (rc == 0) {
-		/* The lock was not given back since it was sent. */
-		shard->last_token++;
-		shard->memory_wanted = true;
-		rc = shard_await(shard, &shard->memory_answered, until_ns, false);
-		shard->memory_wanted = false;
-	}
-	if (rc == -ETIMEDOUT)
-		return shim_fail(THC_E_TIMEOUT,
-			"the agent did not take the memory before the deadline; nothing was "
-			"changed. Is it stopped?");
-	if (rc < 0)
-		return rc;
-	if (shard->memory_answer.code != 0) {
-		shard->memory_answer.text[sizeof(shard->memory_answer.text) - 1] = '\0';
-		return errors_from_agent(shard->memory_answer.code, shard->memory_answer.text);
-	}
-	return sent_add(shard, serial);
+	struct sender sender;
+
+	sender_begin(&sender, shard, until_ns);
+	int rc = sender_send(&sender, serial, FDMSG_MEMORY, message, sizeof(*message), &fd);
+	return sender_end(&sender, rc);
 }
 
 static int
@@ -139,23 +60,6 @@ send_private(struct thc_shard *shard, int64_t until_ns)
 		rc = send_memory(shard, PRIVATE_SERIAL, &message, shard->process_memory, until_ns);
 	private_close(shard);
 	return rc;
-}
-
-void
-tensors_forget(struct thc_shard *shard, uint64_t serial)
-{
-	const struct sent_memory *sent = sent_find(shard, serial);
-
-	if (sent == NULL)
-		return;
-	const struct fdmsg_forget message = {.id = sent->id};
-	/* A full socket means a stopped agent: it lets go of all when the session ends. */
-	if (!shard->lost && !shard->closed)
-		(void)fdmsg_send(shard->sock, FDMSG_FORGET, &message, sizeof(message), NULL, 0);
-	size_t index = (size_t)(sent - shard->sent);
-	shard->num_sent--;
-	memmove(&shard->sent[index], &shard->sent[index + 1],
-		(shard->num_sent - index) * sizeof(*shard->sent));
 }
 
 static int
@@ -220,6 +124,8 @@ tensors_release(struct thc_shard *shard)
 	free(shard->held);
 	free(shard->placed);
 	ranges_free(&shard->ranges);
+	gpu_forget(shard, &shard->gpus);
+	gpu_free(&shard->gpus);
 	shard->held = NULL;
 	shard->placed = NULL;
 	shard->num_held = 0;
@@ -230,9 +136,7 @@ tensors_release(struct thc_shard *shard)
 static uint64_t
 sent_serial(const struct checked_tensor *tensor)
 {
-	return tensor->way == WAY_NONE      ? 0
-	       : tensor->way == WAY_PROCESS ? PRIVATE_SERIAL
-					    : tensor->object.serial;
+	return tensor->way == WAY_PROCESS ? PRIVATE_SERIAL : tensor->object.serial;
 }
 
 /* ---- the document -------------------------------------------------------------------------- */
@@ -302,12 +206,18 @@ rows_fill(const struct thc_shard *shard, const struct checked_tensors *checked, 
 			rows->global_shape[rows->dims] = row->global_shape[d];
 			rows->offset[rows->dims] = row->offset[d];
 		}
-		const struct sent_memory *sent = sent_find(shard, sent_serial(tensor));
+		const struct cuda_piece *piece = NULL;
+		uint64_t serial = sent_serial(tensor);
+		if (tensor->way == WAY_GPU)
+			piece = gpu_find(&shard->gpus, tensor->device, tensor->start, &serial);
+		const struct sent_memory *sent = sent_find(shard, serial);
 		if (tensor->way == WAY_NONE || sent == NULL)
 			continue; /* no bytes: no place */
 		rows->memory_id[i] = sent->id;
 		rows->memory_offset[i] = tensor->start;
-		if (tensor->way != WAY_PROCESS)
+		if (piece != NULL)
+			rows->memory_offset[i] -= piece->base;
+		else if (tensor->way != WAY_PROCESS)
 			rows->memory_offset[i] -= tensor->object.start;
 	}
 }
@@ -414,6 +324,7 @@ remember_places(struct thc_shard *shard, const struct checked_tensors *checked)
 		if (name == NULL)
 			return shim_fail(-ENOMEM, "out of memory for %zu tensors", checked->count);
 		shard->placed[shard->num_placed++] = (struct placed_tensor){.name = name,
+			.device = tensor->device,
 			.serial = sent_serial(tensor),
 			.reason = tensor->object.reason,
 			.start = tensor->start,
@@ -433,8 +344,7 @@ any_private(const struct checked_tensors *checked)
 }
 
 static int
-register_checked(
-	struct thc_shard *shard, const struct checked_tensors *checked, int64_t deadline_ns)
+register_checked(struct thc_shard *shard, struct checked_tensors *checked, int64_t deadline_ns)
 {
 	struct memory_object *objects = NULL;
 	size_t num_objects = 0, bytes = 0;
@@ -442,6 +352,8 @@ register_checked(
 	uint8_t *data = NULL;
 	int rc = list_objects(checked, &objects, &num_objects);
 
+	shard->gpus = checked->gpus;
+	checked->gpus = (struct gpu_set){0};
 	if (rc == 0)
 		rc = hold(shard, objects, num_objects);
 	if (rc == 0)
@@ -452,6 +364,8 @@ register_checked(
 		rc = send_object(shard, &objects[i], until_ns);
 	if (rc == 0 && any_private(checked))
 		rc = send_private(shard, until_ns);
+	if (rc == 0)
+		rc = gpu_send(shard, &shard->gpus, checked->tensors, checked->count, until_ns);
 	free(objects);
 	if (rc == 0)
 		rc = encode(shard, checked, &data, &bytes);
@@ -598,8 +512,10 @@ thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, siz
 		rc = shim_fail(THC_E_STATE, "this handle has no tensors registered");
 	else if (placed == NULL)
 		rc = shim_fail(THC_E_INVALID, "tensor: no tensor '%.80s' is registered", tensor);
-	else if (placed->serial == 0)
+	else if (placed->bytes == 0)
 		(void)snprintf(ret_text, text_bytes, "direct (the tensor has no bytes)");
+	else if (placed->device != THC_HOST)
+		gpu_path(shard, placed->device, placed->start, ret_text, text_bytes);
 	else
 		write_path(shard, placed, ret_text, text_bytes);
 	shard_leave(shard);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * tensors - the check of what a caller wants to register, before anything is asked of the agent.
- * Pure, except that it looks into the registry of memory.
+ * Pure, except that it looks into the registry of memory, and asks the CUDA driver of tensors on
+ * GPUs.
  */
 #ifndef TH_LIBTHC_TENSORS_H
 #define TH_LIBTHC_TENSORS_H
@@ -10,6 +11,7 @@
 #include <stdint.h>
 
 #include "ipc/proto/manifest.h"
+#include "libthc/gpu.h"
 #include "libthc/memory.h"
 #include "libthc/thc.h"
 
@@ -18,6 +20,7 @@ struct checked_tensor {
 	size_t index;     /* in the caller's order */
 	uint64_t start;   /* address */
 	uint64_t bytes;
+	int device; /* THC_HOST, or the CUDA ordinal */
 	enum memory_way way;
 	struct memory_object object; /* serial 0: no bytes, or neither allocated nor imported */
 };
@@ -26,6 +29,7 @@ struct checked_tensors {
 	size_t count;
 	struct manifest_row *rows;       /* owns; in the caller's order, global shape filled in */
 	struct checked_tensor *tensors; /* owns; likewise */
+	struct gpu_set gpus;            /* owns: what those on GPUs lie in */
 };
 
 /*

@@ -38,11 +38,6 @@ check_form(const struct thc_tensor *tensor, size_t index)
 			"tensors[%zu].device: '%s' has %" PRId32
 			"; give THC_HOST or a CUDA ordinal",
 			index, tensor->name, tensor->device);
-	if (tensor->device != THC_HOST)
-		return shim_fail(THC_E_MEMORY_KIND,
-			"tensors[%zu].device: '%s' lies on GPU %" PRId32
-			"; GPU memory is not built in this release, give THC_HOST memory",
-			index, tensor->name, tensor->device);
 	return 0;
 }
 
@@ -100,7 +95,11 @@ check_memory(const struct thc_tensor *tensor, size_t index, struct checked_tenso
 	uintptr_t start = (uintptr_t)tensor->data;
 
 	*ret_tensor = (struct checked_tensor){
-		.name = tensor->name, .index = index, .start = start, .bytes = tensor->bytes};
+		.name = tensor->name,
+		.index = index,
+		.start = start,
+		.bytes = tensor->bytes,
+		.device = tensor->device};
 	if (tensor->bytes == 0)
 		return 0;
 	if (tensor->data == NULL)
@@ -111,17 +110,27 @@ check_memory(const struct thc_tensor *tensor, size_t index, struct checked_tenso
 		return shim_fail(THC_E_INVALID,
 			"tensors[%zu].data: '%s' reaches beyond the address space", index,
 			tensor->name);
+	/* No kernel reads an element there: the caller means another address. */
+	uint64_t element = thc_dtype_bits(tensor->dtype) / 8;
+	if (tensor->device != THC_HOST && element > 1 && start % element != 0)
+		return shim_fail(THC_E_INVALID,
+			"tensors[%zu].data: '%s' lies at 0x%" PRIxPTR
+			" on GPU %d, which is no multiple of the %" PRIu64
+			" bytes of an element",
+			index, tensor->name, start, tensor->device, element);
 	return 0;
 }
 
 /* How the agent will reach it; after the overlaps, which are errors however it lies. */
 static int
-find_memory(struct checked_tensor *tensor, uint32_t open_flags)
+find_memory(struct checked_tensor *tensor, uint32_t open_flags, struct gpu_set *gpus)
 {
 	size_t index = tensor->index;
 
 	if (tensor->bytes == 0)
 		return 0;
+	if (tensor->device != THC_HOST)
+		return gpu_add(gpus, tensor);
 	tensor->way = WAY_PROCESS;
 	switch (memory_find((uintptr_t)tensor->start, tensor->bytes, &tensor->object)) {
 	case MEMORY_INSIDE:
@@ -258,7 +267,7 @@ check_each(const struct thc_tensor *tensors, size_t tensor_bytes, uint32_t open_
 	}
 	int rc = check_whole(checked);
 	for (size_t i = 0; rc == 0 && i < checked->count; i++)
-		rc = find_memory(&checked->tensors[i], open_flags);
+		rc = find_memory(&checked->tensors[i], open_flags, &checked->gpus);
 	return rc;
 }
 
@@ -296,5 +305,6 @@ tensors_checked_free(struct checked_tensors *checked)
 {
 	free(checked->rows);
 	free(checked->tensors);
+	gpu_free(&checked->gpus);
 	memset(checked, 0, sizeof(*checked));
 }

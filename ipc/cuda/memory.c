@@ -159,6 +159,17 @@ check(const struct cuda_memory *memory, CUdeviceptr address, const unsigned long
 	return 0;
 }
 
+/* Not a chunk of cuMemCreate: then what another process allocated for itself. */
+static bool
+is_foreign(const struct cuda *cuda, CUdeviceptr address)
+{
+	CUmemGenericAllocationHandle handle = 0;
+	if (cuda->cuMemRetainAllocationHandle(&handle, (void *)(uintptr_t)address) != CUDA_SUCCESS)
+		return true;
+	cuda->cuMemRelease(handle);
+	return false;
+}
+
 /* The part of the memory at the address for which one handle is made. */
 static int
 ask_piece(const struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr address,
@@ -177,6 +188,11 @@ ask_piece(const struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr
 		.bytes = values[RANGE_BYTES],
 		.id = values[BUFFER]};
 	bool exportable = values[TYPES] & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	if (!values[LEGACY] && !values[POOL] && !exportable && is_foreign(cuda, address))
+		return th_fail(err, TH_E_MEMORY_KIND,
+			"0x%llx is memory of another process, opened here by a handle: it is "
+			"registered in the process that allocated it",
+			address);
 	if (values[LEGACY]) {
 		piece.kind = CUDA_KIND_LEGACY;
 	} else if (values[POOL]) {
@@ -270,18 +286,22 @@ cuda_memory_add(struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr
 	return 0;
 }
 
+bool
+cuda_piece_same(const struct cuda *cuda, const struct cuda_piece *piece)
+{
+	unsigned long long id = 0;
+	CUresult result = ask(cuda,
+		piece->mapped ? CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID
+			      : CU_POINTER_ATTRIBUTE_BUFFER_ID,
+		piece->base, &id);
+	return result == CUDA_SUCCESS && id == piece->id;
+}
+
 const struct cuda_piece *
 cuda_memory_stale(const struct cuda_memory *memory, const struct cuda *cuda)
 {
-	for (size_t i = 0; i < memory->count; i++) {
-		const struct cuda_piece *piece = &memory->pieces[i];
-		unsigned long long id = 0;
-		CUresult result = ask(cuda,
-			piece->mapped ? CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID
-				      : CU_POINTER_ATTRIBUTE_BUFFER_ID,
-			piece->base, &id);
-		if (result != CUDA_SUCCESS || id != piece->id)
-			return piece;
-	}
+	for (size_t i = 0; i < memory->count; i++)
+		if (!cuda_piece_same(cuda, &memory->pieces[i]))
+			return &memory->pieces[i];
 	return NULL;
 }

@@ -56,6 +56,9 @@ int cuda_memory_add(struct cuda_memory *memory, const struct cuda *cuda, CUdevic
 /* The piece that the address lies in; NULL. Until the next cuda_memory_add. */
 const struct cuda_piece *cuda_memory_find(const struct cuda_memory *memory, CUdeviceptr address);
 
+/* Its memory is what it was when it was added: one call of the driver. */
+bool cuda_piece_same(const struct cuda *cuda, const struct cuda_piece *piece);
+
 /* The first piece whose memory is not what it was when it was added (freed, asleep, or another one
  * at the same address); NULL: all are. One call of the driver a piece. */
 const struct cuda_piece *cuda_memory_stale(

@@ -7,7 +7,9 @@
 
 #include <endian.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -176,6 +178,8 @@ end_session(struct fake_agent *agent)
 	th_fd_close(&agent->sock);
 	th_fd_close(&agent->bell_agent);
 	th_fd_close(&agent->bell_worker);
+	th_fd_close(&agent->lifeline[0]);
+	th_fd_close(&agent->lifeline[1]);
 	segment_agent_free(&agent->files);
 	memset(agent->held, 0, sizeof(agent->held));
 	agent->hang_ups++;
@@ -201,6 +205,7 @@ on_hello(struct fake_agent *agent)
 {
 	const struct fdmsg_welcome welcome = {.protocol = agent->protocol,
 		.tensors_max = agent->tensors_max,
+		.features = agent->no_gpus ? 0 : FDMSG_FEATURE_GPU,
 		.memory_objects_max = 1000,
 		.agent_version = "fake",
 		.node = "here"};
@@ -242,13 +247,50 @@ on_open(struct fake_agent *agent)
 		(void)fdmsg_send(agent->sock, FDMSG_FORGET, &forget, sizeof(forget), NULL, 0);
 	} else {
 		bool bad = agent->open == FAKE_BAD_FILES;
-		const int fds[5] = {bad ? agent->files.fd_a : agent->files.fd_w, agent->files.fd_a,
-			agent->bell_agent, agent->bell_worker, pidfd};
+		const int fds[6] = {bad ? agent->files.fd_a : agent->files.fd_w, agent->files.fd_a,
+			agent->bell_agent, agent->bell_worker, pidfd, agent->lifeline[0]};
 		agent->sessions++;
 		TH_ASSERT(fdmsg_send(agent->sock, FDMSG_SESSION, &session, sizeof(session), fds,
-				  5) == 0);
+				  agent->no_gpus ? 5 : 6) == 0);
+		th_fd_close(&agent->lifeline[0]);
 	}
 	th_fd_close(&pidfd);
+}
+
+static void
+answer_memory(struct fake_agent *agent, uint32_t token, int code, const char *path)
+{
+	struct fdmsg_memory_id answer = {.token = token, .code = code};
+
+	if (code == 0)
+		answer.id = ++agent->memories;
+	(void)snprintf(answer.path, sizeof(answer.path), "%s", path);
+	(void)snprintf(answer.text, sizeof(answer.text), "%s", code != 0 ? "not taken here" : "");
+	(void)fdmsg_send(agent->sock, FDMSG_MEMORY_ID, &answer, sizeof(answer), NULL, 0);
+}
+
+static void
+on_dmabuf(struct fake_agent *agent, const struct fdmsg_memory *message)
+{
+	agent->dmabufs++;
+	agent->dmabuf = *message;
+	th_fd_close(&agent->dmabuf_fd);
+	agent->dmabuf_fd = th_fd_move(&agent->message->fds[0]);
+	answer_memory(agent, message->token, agent->dmabuf_code, "dma-buf");
+}
+
+static void
+on_gpu(struct fake_agent *agent)
+{
+	struct fake_piece piece = {.has_fd = agent->message->fds[0] >= 0};
+	int code = agent->gpus >= agent->gpu_good ? agent->gpu_code : 0;
+
+	memcpy(&piece.message, agent->message->body, sizeof(piece.message));
+	answer_memory(agent, piece.message.token, code, "cuda-ipc");
+	piece.id = code == 0 ? agent->memories : 0;
+	if (agent->gpus < FAKE_PIECES)
+		agent->pieces[agent->gpus] = piece;
+	agent->gpus++;
 }
 
 static void
@@ -256,7 +298,13 @@ on_memory(struct fake_agent *agent)
 {
 	struct fdmsg_memory_id answer = {.code = agent->memory_code};
 
-	memcpy(&agent->memory, agent->message->body, sizeof(agent->memory));
+	struct fdmsg_memory message;
+	memcpy(&message, agent->message->body, sizeof(message));
+	if (message.kind == FDMSG_DMABUF) {
+		on_dmabuf(agent, &message);
+		return;
+	}
+	agent->memory = message;
 	th_fd_close(&agent->memory_fd);
 	agent->memory_fd = th_fd_move(&agent->message->fds[0]);
 	(void)snprintf(answer.path, sizeof(answer.path), "%s",
@@ -291,6 +339,9 @@ on_message(struct fake_agent *agent)
 	case FDMSG_MEMORY:
 		on_memory(agent);
 		break;
+	case FDMSG_GPU:
+		on_gpu(agent);
+		break;
 	case FDMSG_FORGET:
 		agent->forgets++;
 		break;
@@ -305,7 +356,6 @@ on_message(struct fake_agent *agent)
 	case FDMSG_SESSION:
 	case FDMSG_MEMORY_ID:
 	case FDMSG_CLOSED:
-	case FDMSG_GPU:
 	default:
 		end_session(agent);
 		break;
@@ -330,6 +380,7 @@ on_connect(struct fake_agent *agent)
 	agent->bell_agent = doorbell_new();
 	agent->bell_worker = doorbell_timer_new();
 	TH_ASSERT(agent->bell_agent >= 0 && agent->bell_worker >= 0);
+	TH_ASSERT(pipe2(agent->lifeline, O_CLOEXEC) == 0);
 	TH_ASSERT(segment_agent_new(&agent->files) == 0);
 	ring_agent_init(&agent->ring, agent->files.w, agent->files.a);
 	memset(&agent->line, 0, sizeof(agent->line));
@@ -377,8 +428,14 @@ on_register(struct fake_agent *agent, const Tensorhub__V1__RegisterTensors *part
 	agent->rows = rows->n_name;
 	agent->rows_bytes = 0;
 	agent->first_place = rows->n_memory_offset > 0 ? rows->memory_offset[0] : 0;
-	for (size_t i = 0; i < rows->n_bytes; i++)
+	for (size_t i = 0; i < rows->n_bytes; i++) {
 		agent->rows_bytes += rows->bytes[i];
+		if (i >= FAKE_PIECES)
+			continue;
+		agent->places[i].id = rows->memory_id[i];
+		agent->places[i].offset = rows->memory_offset[i];
+		agent->places[i].bytes = rows->bytes[i];
+	}
 	body->bytes = agent->rows_bytes;
 	tensorhub__v1__tensor_rows__free_unpacked(rows, NULL);
 	reply->body_case = TENSORHUB__V1__REPLY__BODY_REGISTER_TENSORS;
@@ -630,7 +687,10 @@ fake_agent_start(struct fake_agent *agent)
 	agent->generation = 5;
 	agent->pidfd = -1;
 	agent->memory_fd = -1;
+	agent->dmabuf_fd = -1;
 	agent->sock = agent->bell_agent = agent->bell_worker = -1;
+	agent->lifeline[0] = agent->lifeline[1] = -1;
+	agent->gpu_good = UINT_MAX;
 	agent->files.fd_w = agent->files.fd_a = -1;
 	for (int i = 0; i < FAKE_CONNECTIONS; i++)
 		agent->connections[i] = -1;
@@ -660,6 +720,7 @@ fake_agent_stop(struct fake_agent *agent)
 	for (int i = 0; i < FAKE_CONNECTIONS; i++)
 		th_fd_close(&agent->connections[i]);
 	th_fd_close(&agent->memory_fd);
+	th_fd_close(&agent->dmabuf_fd);
 	th_fd_close(&agent->fds_listener);
 	th_fd_close(&agent->ipc_listener);
 	th_fd_close(&agent->wake);

@@ -41,6 +41,7 @@ enum fake_operation {
 };
 
 #define FAKE_CONNECTIONS 8
+#define FAKE_PIECES 16
 
 struct fake_agent {
 	char dir[64];
@@ -62,23 +63,39 @@ struct fake_agent {
 	const uint8_t *manifest, *attributes; /* what thc_get_manifest gets; NULL: not available */
 	size_t manifest_bytes, attributes_bytes, blob_part_bytes;
 	bool blob_damaged;
-	int pidfd; /* sent with the session; -1: of this process */
+	int pidfd;         /* sent with the session; -1: of this process */
+	bool no_gpus;      /* as an agent that knows nothing of them */
+	unsigned gpu_good; /* so many pieces of GPU memory are taken, then gpu_code comes */
+	int gpu_code, dmabuf_code;
 
 	/* What has happened. */
 	unsigned sessions, hang_ups, memories, forgets, closes, requests, submissions, cancels;
 	unsigned registers, unregisters, attribute_parts;
 	struct fdmsg_open opened;
 	struct fdmsg_memory memory;
-	int memory_fd; /* owns: of the last MEMORY; -1 */
+	int memory_fd; /* owns: of the last MEMORY but for dma-bufs; -1 */
+	unsigned gpus, dmabufs;
+	struct fake_piece {
+		uint32_t id; /* 0: refused */
+		struct fdmsg_gpu message;
+		bool has_fd;
+	} pieces[FAKE_PIECES]; /* the first ones */
+	struct fdmsg_memory dmabuf;
+	int dmabuf_fd; /* owns: of the last one */
 	struct shm_submission submission;
 	uint64_t list_op_seq, generation;
 	uint64_t rows, rows_bytes; /* of the last registration */
 	uint64_t first_place;      /* where its first row lies in its memory */
+	struct {
+		uint32_t id;
+		uint64_t offset, bytes;
+	} places[FAKE_PIECES]; /* of the first rows */
 	struct shm_line line;
 
 	/* The session. */
 	int fds_listener, ipc_listener, sock;
 	int bell_agent, bell_worker;
+	int lifeline[2]; /* own: the end for the worker, and the one that keeps it quiet */
 	int connections[FAKE_CONNECTIONS];
 	struct segment_agent files;
 	struct ring_agent ring;
