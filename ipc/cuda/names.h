@@ -23,8 +23,13 @@
 	X(CUDA_ERROR_INVALID_CONTEXT, 201)                                                         \
 	X(CUDA_ERROR_MAP_FAILED, 205)                                                              \
 	X(CUDA_ERROR_ALREADY_MAPPED, 208)                                                          \
+	X(CUDA_ERROR_NO_BINARY_FOR_GPU, 209)                                                       \
 	X(CUDA_ERROR_ECC_UNCORRECTABLE, 214)                                                       \
 	X(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, 217)                                                 \
+	X(CUDA_ERROR_INVALID_PTX, 218)                                                             \
+	X(CUDA_ERROR_JIT_COMPILER_NOT_FOUND, 221)                                                  \
+	X(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 222)                                                 \
+	X(CUDA_ERROR_JIT_COMPILATION_DISABLED, 223)                                                \
 	X(CUDA_ERROR_OPERATING_SYSTEM, 304)                                                        \
 	X(CUDA_ERROR_INVALID_HANDLE, 400)                                                          \
 	X(CUDA_ERROR_NOT_FOUND, 500)                                                               \
@@ -132,6 +137,8 @@
 	X(CUdevice_attribute)                                                                      \
 	X(CUdeviceptr)                                                                             \
 	X(CUcontext)                                                                               \
+	X(CUmodule)                                                                                \
+	X(CUfunction)                                                                              \
 	X(CUstream)                                                                                \
 	X(CUevent)                                                                                 \
 	X(CUmemoryPool)                                                                            \
@@ -304,6 +311,15 @@
 		(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                 \
 	X(cuMemcpyPeerAsync, 4000,                                                                 \
 		(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,   \
-			size_t bytes, CUstream stream))
+			size_t bytes, CUstream stream))                                            \
+	/* kernels */                                                                              \
+	X(cuModuleLoadData, 2000, (CUmodule * module, const void *image))                          \
+	X(cuModuleUnload, 2000, (CUmodule module))                                                 \
+	X(cuModuleGetFunction, 2000,                                                               \
+		(CUfunction * function, CUmodule module, const char *name))                        \
+	X(cuLaunchKernel, 4000,                                                                    \
+		(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,           \
+			unsigned block_x, unsigned block_y, unsigned block_z,                      \
+			unsigned shared_bytes, CUstream stream, void **arguments, void **extra))
 
 #endif

@@ -68,6 +68,7 @@ static void
 end_context(CUcontext context)
 {
 	gpu_streams_end(context);
+	gpu_modules_end(context);
 	context->alive = false;
 	gpu_regions_of(context);
 	gpu_drop(context->chunk);

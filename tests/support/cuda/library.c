@@ -289,10 +289,10 @@ cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 		*value = it->compute_mode;
 		return CUDA_SUCCESS;
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-		*value = 9;
+		*value = it->capability / 10;
 		return CUDA_SUCCESS;
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-		*value = 0;
+		*value = it->capability % 10;
 		return CUDA_SUCCESS;
 	case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
 	case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:

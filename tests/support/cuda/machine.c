@@ -91,6 +91,7 @@ fill_device(struct machine_page *page, unsigned i, uint64_t bytes)
 	snprintf(device->pci, sizeof(device->pci), "0000:%02x:00.0", 0x10 * (i + 1));
 	device->bytes = bytes;
 	device->context_bytes = 4 * (uint64_t)MACHINE_PAGE;
+	device->capability = 90;
 	device->peers = (1u << page->num_devices) - 1;
 	device->dma_buf = device->vmm_rdma = device->pools = 1;
 	device->pool_types = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

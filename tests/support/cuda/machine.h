@@ -60,6 +60,7 @@ enum machine_held { /* by one process */
 	HELD_HOST,
 	HELD_STREAMS,
 	HELD_EVENTS,
+	HELD_MODULES,
 	HELDS
 };
 
@@ -77,6 +78,7 @@ struct machine_device {
 	int dma_buf, vmm_rdma; /* attributes */
 	int pools, pool_types;
 	int compute_mode;
+	int capability;                    /* 90 is 9.0 */
 	_Atomic int lost;                  /* a CUresult */
 	uint16_t pages[MACHINE_PAGES_MAX]; /* 0: free, else 1 + the chunk's number */
 };

@@ -37,6 +37,7 @@ static const char *const held_names[HELDS] = {
 	[HELD_HOST] = "host",
 	[HELD_STREAMS] = "streams",
 	[HELD_EVENTS] = "events",
+	[HELD_MODULES] = "modules",
 };
 
 static const char *const fault_names[] = {

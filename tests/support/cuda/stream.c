@@ -22,7 +22,7 @@
 #define EVENTS_MAX 1024u
 #define LEGACY_STREAM ((CUstream)(uintptr_t)1)
 
-enum work_kind { WORK_COPY, WORK_SET, WORK_RECORD, WORK_WAIT, WORK_FREE };
+enum work_kind { WORK_COPY, WORK_SET, WORK_RECORD, WORK_WAIT, WORK_FREE, WORK_CALL };
 
 struct side { /* of a copy: an address of a GPU, or the host's */
 	CUdeviceptr address;
@@ -38,6 +38,8 @@ struct work {
 	unsigned char value;
 	CUevent event;
 	uint64_t ticket; /* of the event */
+	CUresult (*call)(const void *argument, int device);
+	void *argument; /* owns */
 };
 
 struct CUstream_st {
@@ -210,6 +212,11 @@ do_work(CUstream stream, struct work *work)
 		return CUDA_SUCCESS;
 	case WORK_FREE:
 		return do_free(work->to.address);
+	case WORK_CALL:
+		pthread_mutex_unlock(&gpu.lock);
+		result = work->call(work->argument, stream->context->device);
+		pthread_mutex_lock(&gpu.lock);
+		return result;
 	}
 	return CUDA_ERROR_UNKNOWN;
 }
@@ -244,6 +251,7 @@ run(void *argument)
 		/* Behind a failure nothing is done, and nobody waits for ever. */
 		record(work, stream->result);
 		stream->busy = false;
+		free(work->argument);
 		free(work);
 		pthread_cond_broadcast(&gpu.changed);
 	}
@@ -431,6 +439,18 @@ gpu_queue_free(CUdeviceptr address, CUstream stream)
 {
 	struct work work = {.kind = WORK_FREE, .to.address = address};
 	return queue(&work, stream);
+}
+
+CUresult
+gpu_queue_call(CUresult (*call)(const void *argument, int device), const void *argument,
+	size_t bytes, CUstream stream)
+{
+	struct work work = {
+		.kind = WORK_CALL, .call = call, .argument = th_memdup(argument, bytes)};
+	CUresult result = queue(&work, stream);
+	if (is_default_stream(stream) || result != CUDA_SUCCESS)
+		free(work.argument);
+	return result;
 }
 
 /* ---- events --------------------------------------------------------------------------------- */

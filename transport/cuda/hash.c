@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * hash - see hash.h. The kernel is leaf_kernel.h; this writes its table of leaves and makes chunks'
+ * digests of its values.
+ *
+ * A batch's memory on the GPU and its pinned twin on the host have one form: tasks, pieces, values,
+ * short leaves. What the batch uses of the first two goes to the GPU before the launch, and what it
+ * uses of the others comes back behind it: three or four commands on the stream, and no wait.
+ */
+#include "transport/cuda/hash.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#define XXH_STATIC_LINKING_ONLY
+#include <xxhash.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/checked.h"
+#include "transport/cuda/leaf_ptx.h"
+#include "transport/cuda/leaf_task.h"
+#include "transport/cuda/wire.h"
+#include "transport/digest.h"
+
+#define CAPABILITY_MAJOR_MIN 7
+#define SHORT_ROOM 256u     /* of a short leaf */
+#define PIECES_A_CHUNK 192u /* beyond the first chunk's, which may be as bad as can be */
+
+struct gpu_hash {
+	const struct cuda *cuda; /* borrows */
+	CUmodule module;         /* owns */
+	CUfunction kernel;
+};
+
+struct chunk {
+	uint32_t first, leaves; /* tasks */
+	uint32_t short_bytes;   /* of the last of them, if it is a short one */
+};
+
+struct gpu_hash_batch {
+	const struct cuda *cuda; /* borrows */
+	CUfunction kernel;
+	uint32_t chunks_max, leaves_max, pieces_max;
+	uint32_t num_chunks, num_leaves, num_pieces;
+	bool has_short;
+	bool pinned;
+	CUdeviceptr device; /* owns */
+	uint8_t *host;      /* owns, mapped */
+	size_t bytes, pieces_at, values_at, short_at;
+	struct leaf_task *tasks; /* in host, as pieces and values */
+	struct leaf_piece *pieces;
+	uint64_t *values;
+	struct chunk chunks[]; /* chunks_max */
+};
+
+static int
+fail(const struct cuda *cuda, int code, CUresult result, const char *call, struct th_err *err)
+{
+	return th_fail(err, code, "the GPU cannot make digests: %s says %s", call,
+		cuda_result_name(cuda, result));
+}
+
+/* ---- the kernel ----------------------------------------------------------------------------- */
+
+static int
+check_device(const struct cuda *cuda, int device, struct th_err *err)
+{
+	int major = 0;
+	CUresult result = cuda->cuDeviceGetAttribute(
+		&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
+	if (result != CUDA_SUCCESS)
+		return fail(cuda, -EIO, result, "cuDeviceGetAttribute", err);
+	if (major < CAPABILITY_MAJOR_MIN)
+		return th_fail(err, TH_E_NOT_AVAILABLE,
+			"the GPU cannot make digests: it is of compute capability %d, %d.0 is "
+			"needed",
+			major, CAPABILITY_MAJOR_MIN);
+	return 0;
+}
+
+/* It has nothing against the GPU, but does not take the text. */
+static bool
+is_refusal(CUresult result)
+{
+	return result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_INVALID_PTX ||
+	       result == CUDA_ERROR_JIT_COMPILER_NOT_FOUND ||
+	       result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
+	       result == CUDA_ERROR_JIT_COMPILATION_DISABLED || result == CUDA_ERROR_NOT_FOUND ||
+	       result == CUDA_ERROR_NOT_SUPPORTED;
+}
+
+int
+gpu_hash_open(const struct cuda *cuda, int device, struct gpu_hash **ret_hash, struct th_err *err)
+{
+	CUmodule module = NULL;
+	CUfunction kernel = NULL;
+	int rc = check_device(cuda, device, err);
+	if (rc < 0)
+		return rc;
+	const char *call = "cuModuleLoadData";
+	CUresult result = cuda->cuModuleLoadData(&module, leaf_ptx);
+	if (result == CUDA_SUCCESS) {
+		call = "cuModuleGetFunction";
+		result = cuda->cuModuleGetFunction(&kernel, module, LEAF_KERNEL);
+	}
+	if (result != CUDA_SUCCESS) {
+		if (module)
+			cuda->cuModuleUnload(module);
+		return fail(
+			cuda, is_refusal(result) ? TH_E_NOT_AVAILABLE : -EIO, result, call, err);
+	}
+	struct gpu_hash *hash = th_calloc(1, sizeof(*hash));
+	hash->cuda = cuda;
+	hash->module = module;
+	hash->kernel = kernel;
+	*ret_hash = hash;
+	return 0;
+}
+
+void
+gpu_hash_close(struct gpu_hash *hash)
+{
+	if (!hash)
+		return;
+	hash->cuda->cuModuleUnload(hash->module);
+	free(hash);
+}
+
+/* ---- batches -------------------------------------------------------------------------------- */
+
+static void
+lay_out(struct gpu_hash_batch *batch, uint32_t chunks)
+{
+	batch->chunks_max = chunks;
+	batch->leaves_max = chunks * DIGEST_LEAVES_MAX;
+	batch->pieces_max = GPU_RANGES_MAX + DIGEST_LEAVES_MAX + (chunks - 1) * PIECES_A_CHUNK;
+	batch->pieces_at = batch->leaves_max * sizeof(struct leaf_task);
+	batch->values_at = batch->pieces_at + batch->pieces_max * sizeof(struct leaf_piece);
+	batch->short_at = batch->values_at + batch->leaves_max * sizeof(uint64_t);
+	batch->bytes = batch->short_at + (size_t)chunks * SHORT_ROOM;
+}
+
+int
+gpu_hash_batch_new(struct gpu_hash *hash, uint32_t chunks, struct gpu_hash_batch **ret_batch,
+	struct th_err *err)
+{
+	const struct cuda *cuda = hash->cuda;
+	TH_ASSERT(chunks > 0 && chunks <= GPU_HASH_CHUNKS_MAX);
+	struct gpu_hash_batch *batch =
+		th_calloc(1, sizeof(*batch) + chunks * sizeof(batch->chunks[0]));
+	batch->cuda = cuda;
+	batch->kernel = hash->kernel;
+	lay_out(batch, chunks);
+	void *host = mmap(
+		NULL, batch->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (host == MAP_FAILED) {
+		int code = -errno;
+		free(batch);
+		return th_fail(err, code, "no memory for digests by the GPU: %s", strerror(-code));
+	}
+	batch->host = host;
+	batch->tasks = (void *)batch->host;
+	batch->pieces = (void *)(batch->host + batch->pieces_at);
+	batch->values = (void *)(batch->host + batch->values_at);
+	const char *call = "cuMemHostRegister";
+	CUresult result = cuda->cuMemHostRegister(host, batch->bytes, 0);
+	batch->pinned = result == CUDA_SUCCESS;
+	if (result == CUDA_SUCCESS) {
+		call = "cuMemAlloc";
+		result = cuda->cuMemAlloc(&batch->device, batch->bytes);
+	}
+	if (result != CUDA_SUCCESS) {
+		gpu_hash_batch_free(batch);
+		return fail(cuda, result == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : -EIO, result, call,
+			err);
+	}
+	*ret_batch = batch;
+	return 0;
+}
+
+void
+gpu_hash_batch_free(struct gpu_hash_batch *batch)
+{
+	if (!batch)
+		return;
+	if (batch->device)
+		batch->cuda->cuMemFree(batch->device);
+	if (batch->pinned)
+		batch->cuda->cuMemHostUnregister(batch->host);
+	munmap(batch->host, batch->bytes);
+	free(batch);
+}
+
+void
+gpu_hash_begin(struct gpu_hash_batch *batch)
+{
+	batch->num_chunks = batch->num_leaves = batch->num_pieces = 0;
+	batch->has_short = false;
+}
+
+/* ---- what the GPU is told ------------------------------------------------------------------- */
+
+/* The next bytes of the leaf. */
+static void
+add_piece(struct gpu_hash_batch *batch, struct leaf_task *task, CUdeviceptr address, uint32_t bytes)
+{
+	struct leaf_piece *last = batch->pieces + batch->num_pieces - 1;
+	if (task->pieces > 0 && last->address + last->bytes == address) {
+		last->bytes += bytes;
+	} else {
+		TH_ASSERT(batch->num_pieces < batch->pieces_max);
+		batch->pieces[batch->num_pieces++] = (struct leaf_piece){
+			.address = address, .start = task->bytes, .bytes = bytes};
+		task->pieces++;
+	}
+	task->bytes += bytes;
+}
+
+static void
+end_leaf(struct gpu_hash_batch *batch, struct leaf_task *task, struct chunk *chunk)
+{
+	uint32_t first = batch->num_pieces - task->pieces;
+	if (task->pieces == 1) { /* it stands in the task */
+		task->address = batch->pieces[first].address;
+		batch->num_pieces--;
+	} else {
+		task->list = batch->device + batch->pieces_at + first * sizeof(struct leaf_piece);
+	}
+	task->to = batch->device + batch->values_at + batch->num_leaves * sizeof(uint64_t);
+	if (task->bytes <= LEAF_SHORT_BYTES) {
+		chunk->short_bytes = task->bytes;
+		batch->has_short = true;
+		task->to =
+			batch->device + batch->short_at + (uint64_t)SHORT_ROOM * batch->num_chunks;
+	}
+	batch->num_leaves++;
+	chunk->leaves++;
+}
+
+static bool
+has_room(const struct gpu_hash_batch *batch, uint64_t bytes, uint32_t count)
+{
+	uint64_t leaves = (bytes + DIGEST_LEAF_BYTES - 1) / DIGEST_LEAF_BYTES;
+	return batch->num_chunks < batch->chunks_max &&
+	       count + leaves <= batch->pieces_max - batch->num_pieces;
+}
+
+int
+gpu_hash_add(struct gpu_hash_batch *batch, const struct gpu_hash_range *ranges, uint32_t count)
+{
+	uint64_t all = 0;
+	for (uint32_t i = 0; i < count; i++) {
+		TH_ASSERT(ranges[i].bytes <= CHUNK_BYTES_MAX - all);
+		all += ranges[i].bytes;
+	}
+	TH_ASSERT(count <= GPU_RANGES_MAX);
+	if (!has_room(batch, all, count))
+		return -1;
+	struct chunk *chunk = &batch->chunks[batch->num_chunks];
+	struct leaf_task *task = &batch->tasks[batch->num_leaves];
+	*chunk = (struct chunk){.first = batch->num_leaves};
+	*task = (struct leaf_task){.bytes = 0};
+	for (uint32_t i = 0; i < count; i++) {
+		for (uint64_t at = 0; at < ranges[i].bytes;) {
+			uint32_t part = (uint32_t)th_min_u64(
+				DIGEST_LEAF_BYTES - task->bytes, ranges[i].bytes - at);
+			add_piece(batch, task, ranges[i].address + at, part);
+			at += part;
+			all -= part;
+			if (task->bytes < DIGEST_LEAF_BYTES && all > 0)
+				continue;
+			end_leaf(batch, task, chunk);
+			if (all > 0)
+				*++task = (struct leaf_task){.bytes = 0};
+		}
+	}
+	return (int)batch->num_chunks++;
+}
+
+/* ---- running -------------------------------------------------------------------------------- */
+
+static CUresult
+queue(struct gpu_hash_batch *batch, CUstream stream, const char **ret_call)
+{
+	const struct cuda *cuda = batch->cuda;
+	CUdeviceptr tasks = batch->device;
+	void *arguments[] = {&tasks};
+	*ret_call = "cuMemcpyHtoDAsync";
+	CUresult result = cuda->cuMemcpyHtoDAsync(
+		tasks, batch->tasks, batch->num_leaves * sizeof(batch->tasks[0]), stream);
+	if (result == CUDA_SUCCESS && batch->num_pieces > 0)
+		result = cuda->cuMemcpyHtoDAsync(batch->device + batch->pieces_at, batch->pieces,
+			batch->num_pieces * sizeof(batch->pieces[0]), stream);
+	if (result != CUDA_SUCCESS)
+		return result;
+	*ret_call = "cuLaunchKernel";
+	result = cuda->cuLaunchKernel(batch->kernel, batch->num_leaves, 1, 1, LEAF_KERNEL_THREADS,
+		1, 1, 0, stream, arguments, NULL);
+	if (result != CUDA_SUCCESS)
+		return result;
+	*ret_call = "cuMemcpyDtoHAsync";
+	result = cuda->cuMemcpyDtoHAsync(batch->values, batch->device + batch->values_at,
+		batch->num_leaves * sizeof(batch->values[0]), stream);
+	if (result == CUDA_SUCCESS && batch->has_short)
+		result = cuda->cuMemcpyDtoHAsync(batch->host + batch->short_at,
+			batch->device + batch->short_at, (size_t)SHORT_ROOM * batch->num_chunks,
+			stream);
+	return result;
+}
+
+int
+gpu_hash_launch(struct gpu_hash_batch *batch, CUstream stream, struct th_err *err)
+{
+	const char *call = "";
+	if (batch->num_leaves == 0) /* of chunks without bytes */
+		return 0;
+	CUresult result = queue(batch, stream, &call);
+	return result == CUDA_SUCCESS ? 0 : fail(batch->cuda, -EIO, result, call, err);
+}
+
+struct th_hash
+gpu_hash_value(const struct gpu_hash_batch *batch, uint32_t number)
+{
+	uint64_t values[DIGEST_LEAVES_MAX]; /* the GPU's are little-endian */
+	TH_ASSERT(number < batch->num_chunks);
+	const struct chunk *chunk = &batch->chunks[number];
+	memcpy(values, batch->values + chunk->first, chunk->leaves * sizeof(values[0]));
+	if (chunk->short_bytes > 0)
+		values[chunk->leaves - 1] = htole64(
+			XXH3_64bits(batch->host + batch->short_at + (size_t)SHORT_ROOM * number,
+				chunk->short_bytes));
+	XXH128_hash_t hash = XXH3_128bits(values, chunk->leaves * sizeof(values[0]));
+	return (struct th_hash){.lo = hash.low64, .hi = hash.high64};
+}

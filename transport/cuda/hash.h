@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * hash - digests of chunks that lie in GPU memory, by the GPU itself: bit-identical to digest.h.
+ *
+ * A *batch* is some chunks that one launch hashes: add them, launch it on a stream behind whatever
+ * writes the bytes, wait for the stream, ask for the values. The GPU makes the digests of the
+ * leaves; what it takes to make one of them, and the short last leaves, is the CPU's (hash.c). One
+ * chunk alone is mostly waiting: the more chunks a batch has, the faster each is, up to some 16.
+ * A batch whose bytes are there may run on a stream of priority 0, the lowest.
+ *
+ * The bytes may begin at any address. The last bytes of a range are read with up to 15 before and
+ * behind them, never of another 16.
+ *
+ * One thread at a time, with the GPU's context current. Nothing here waits, and no call is made
+ * between two launches that waits for the GPU.
+ */
+#ifndef TH_TRANSPORT_CUDA_HASH_H
+#define TH_TRANSPORT_CUDA_HASH_H
+
+#include <stdint.h>
+
+#include "ipc/base/ctl.h"
+#include "ipc/base/err.h"
+#include "ipc/cuda/driver.h"
+
+#define GPU_HASH_CHUNKS_MAX 64u /* of a batch */
+
+struct gpu_hash;
+struct gpu_hash_batch;
+
+struct gpu_hash_range {
+	CUdeviceptr address; /* that this GPU reaches */
+	uint64_t bytes;
+};
+
+/*
+ * Loads the kernel. 0, or with a sentence: TH_E_NOT_AVAILABLE where the GPU or its driver does not
+ * run it (then the CPU has to make digests), else -EIO. cuda is borrowed.
+ */
+int gpu_hash_open(
+	const struct cuda *cuda, int device, struct gpu_hash **ret_hash, struct th_err *err);
+/* After its batches. NULL: nothing. */
+void gpu_hash_close(struct gpu_hash *hash);
+
+/*
+ * Room for so many chunks, 1 .. GPU_HASH_CHUNKS_MAX: 14 KiB of GPU memory and of pinned host memory
+ * for one, 7 KiB for each other. 0, -ENOMEM or -EIO with a sentence.
+ */
+int gpu_hash_batch_new(struct gpu_hash *hash, uint32_t chunks, struct gpu_hash_batch **ret_batch,
+	struct th_err *err);
+/* Not while it runs. NULL: nothing. */
+void gpu_hash_batch_free(struct gpu_hash_batch *batch);
+
+/* Empties it, as it is when new. Not while it runs. */
+void gpu_hash_begin(struct gpu_hash_batch *batch);
+/*
+ * The bytes of one chunk, one range behind the other, at most CHUNK_BYTES_MAX in GPU_RANGES_MAX
+ * ranges (wire.h). Returns its number in the batch; -1: there is no room for it (an empty batch has
+ * room for any chunk).
+ */
+int gpu_hash_add(struct gpu_hash_batch *batch, const struct gpu_hash_range *ranges, uint32_t count);
+/*
+ * Behind all that was queued on the stream. Once, then the values are there as soon as the stream
+ * has come past it. 0, or -EIO with a sentence: some of it may be queued.
+ */
+int gpu_hash_launch(struct gpu_hash_batch *batch, CUstream stream, struct th_err *err);
+/* Of a chunk of a batch that ran without a failure of its stream. */
+struct th_hash gpu_hash_value(const struct gpu_hash_batch *batch, uint32_t chunk);
+
+#endif

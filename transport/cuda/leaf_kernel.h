@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * leaf_kernel - XXH3-64 (seed 0) of leaves in GPU memory, by the GPU: the values of leaf.h.
+ *
+ * This is the one source of what leaf_kernel.ptx does, and of what the driver for tests does on a
+ * CPU. Who includes it has defined GPU_CODE and GPU_TABLE (how functions and constants are
+ * declared) and GPU_UNROLL (how often a loop is unrolled), and defines the four functions that
+ * touch GPU memory. It uses no more than C and C++ have in common.
+ *
+ * A leaf has a thread block of its own, which takes four steps with a barrier behind each:
+ *
+ *   leaf_begin  the key goes where all threads reach it fast
+ *   leaf_sum    each thread loads 16 times 16 bytes and sums them up; this is all the work
+ *   leaf_chain  eight threads, one for each sum of XXH3, mix the sums of the 64 blocks in order
+ *   leaf_end    one thread makes the value
+ *
+ * XXH3 scrambles its eight sums after each block of 1024 bytes, and that is what makes it a chain;
+ * between two scrambles it only adds, in any order. So a block's sums are made without knowing
+ * those of the block before: all bytes of a leaf are loaded at once, and the chain works on 64
+ * bytes a block, in shared memory.
+ *
+ * What it should make, reckoned for an H100 (132 processors, 1.7 GHz, 3.35 TB/s from memory):
+ *  - Loads. Eight threads that follow each other load the 128 bytes of a line, 16 bytes each; a
+ *    warp's load is four whole lines. No byte is loaded twice but the last 64 of a leaf.
+ *  - In flight. To be kept busy, memory wants 3.35 TB/s x 0.8 us = 2.7 MB. A thread has 8 loads of
+ *    16 bytes on the way: 32 KiB for a leaf, and with 64 registers a thread 4 leaves are on a
+ *    processor at once: 16 MiB in all. One chunk alone (64 leaves) has 2 MiB.
+ *  - Instructions. 16 bytes cost a thread a load, two loads of keys, 4 exclusive-ors, 2 products
+ *    of 32 bits with sums of 64, and 4 additions: some 14. A processor begins 2 such instructions
+ *    of a warp a clock: 2 x 32 x 16 / 14 = 73 bytes, where memory delivers 15. Four fifths of the
+ *    processor stay with whoever else computes.
+ *  - The chain. 63 scrambles of some 30 clocks each, 1.1 us, while other leaves load.
+ *  - So a leaf takes some 4 us (its task 0.7, its bytes 1.5, the chain 1.1, the end), and 528 of
+ *    them, 35 MB, are on their way at once: 8 TB/s where memory delivers 3.35. A batch of 16 chunks
+ *    (67 MB) takes some 20 us of memory's time and 10 us of beginning and end: 2.2 TB/s. One chunk
+ *    alone takes some 5 us and as much again for the launch and two small copies: 0.4 TB/s.
+ * A leaf that does not begin at a multiple of 16 costs two loads where others cost one, of lines
+ * that are in the cache then. All of this is reckoned from the assembled code (ptxas for sm_90: 64
+ * registers, none spilled, the 8 loads in a row), not measured: tests/bench/gpu_digest_bench
+ * measures where there is a GPU.
+ */
+#ifndef TH_TRANSPORT_CUDA_LEAF_KERNEL_H
+#define TH_TRANSPORT_CUDA_LEAF_KERNEL_H
+
+#include <stdint.h>
+
+#define KERNEL_LEAF_BYTES 65536u
+#define KERNEL_BLOCK_BYTES 1024u
+#define KERNEL_BLOCKS 64u
+#define KERNEL_STRIPE_BYTES 64u
+#define KERNEL_STRIPES 16u /* of a block */
+#define KERNEL_AT_ONCE 8u  /* loads of a thread */
+#define KERNEL_PRIME32_1 0x9e3779b1u
+#define KERNEL_PRIME64_1 0x9e3779b185ebca87ull
+#define KERNEL_AVALANCHE 0x165667919e3779f9ull
+
+struct pair { /* 16 bytes: two words that XXH3 swaps with each other */
+	uint64_t low, high;
+};
+
+/* Of 16 bytes at a multiple of 16; of a byte. */
+GPU_CODE struct pair gpu_load(uint64_t address);
+GPU_CODE uint8_t gpu_load_byte(uint64_t address);
+GPU_CODE void gpu_store(uint64_t address, uint64_t value);
+GPU_CODE void gpu_store_byte(uint64_t address, uint8_t value);
+
+struct leaf { /* one leaf's task, as it is in registers */
+	uint64_t address, list, to;
+	uint32_t bytes, pieces;
+	uint32_t blocks;  /* that are followed by a scramble */
+	uint32_t stripes; /* of the block behind them; the last 64 bytes are a stripe once more */
+};
+
+struct leaf_shared { /* by the threads of a leaf */
+	uint64_t key[24];
+	/* Of each block: one half of its stripes, and the other. */
+	uint64_t sums[KERNEL_BLOCKS][2][8];
+	uint64_t mixed[8];
+};
+
+/* Word i of the default secret: a constant of XXH3. */
+GPU_CODE uint64_t
+leaf_key(uint32_t i)
+{
+	GPU_TABLE const uint64_t words[24] = {0xbe4ba423396cfeb8, 0x1cad21f72c81017c,
+		0xdb979083e96dd4de, 0x1f67b3b7a4a44072, 0x78e5c0cc4ee679cb, 0x2172ffcc7dd05a82,
+		0x8e2443f7744608b8, 0x4c263a81e69035e0, 0xcb00c391bb52283c, 0xa32e531b8b65d088,
+		0x4ef90da297486471, 0xd8acdea946ef1938, 0x3f349ce33f76faa8, 0x1d4f0bc7c7bbdcf9,
+		0x3159b4cd4be0518a, 0x647378d9c97e9fc8, 0xc3ebd33483acc5ea, 0xeb6313faffa081c5,
+		0x49daf0b751dd0d17, 0x9e68d429265516d3, 0xfca1477d58be162b, 0xce31d07ad1b8f88f,
+		0x280416958f3acb45, 0x7e404bbbcafbd7af};
+	return words[i];
+}
+
+/* Where the eight sums begin. */
+GPU_CODE uint64_t
+leaf_start(uint32_t i)
+{
+	GPU_TABLE const uint64_t words[8] = {0xc2b2ae3d, KERNEL_PRIME64_1, 0xc2b2ae3d27d4eb4f,
+		0x165667b19e3779f9, 0x85ebca77c2b2ae63, 0x85ebca77, 0x27d4eb2f165667c5,
+		KERNEL_PRIME32_1};
+	return words[i];
+}
+
+/* ---- loads ---------------------------------------------------------------------------------- */
+
+/* 16 bytes from anywhere. Both loads have bytes of ours in them; of aligned ones they are one. */
+GPU_CODE struct pair
+leaf_load_any(uint64_t address)
+{
+	uint32_t shift = (uint32_t)address & 15u, bits = 8u * (shift & 7u);
+	struct pair first = gpu_load(address - shift), out;
+	struct pair second = gpu_load(address - shift + (shift ? 16u : 0u));
+	uint64_t low = shift < 8 ? first.low : first.high;
+	uint64_t middle = shift < 8 ? first.high : second.low;
+	uint64_t high = shift < 8 ? second.low : second.high;
+	out.low = bits == 0 ? low : low >> bits | middle << (64 - bits);
+	out.high = bits == 0 ? middle : middle >> bits | high << (64 - bits);
+	return out;
+}
+
+GPU_CODE void
+leaf_piece_at(
+	uint64_t list, uint32_t i, uint64_t *ret_address, uint32_t *ret_start, uint32_t *ret_bytes)
+{
+	struct pair piece = gpu_load(list + 16ull * i);
+	*ret_address = piece.low;
+	*ret_start = (uint32_t)piece.high;
+	*ret_bytes = (uint32_t)(piece.high >> 32);
+}
+
+/* 16 bytes that lie in more than one piece, of which the first has those from at on. */
+GPU_CODE struct pair
+leaf_gather(uint64_t list, uint32_t piece, uint32_t at)
+{
+	struct pair out = {0, 0};
+	uint64_t address;
+	uint32_t start, bytes;
+	leaf_piece_at(list, piece, &address, &start, &bytes);
+	for (uint32_t i = 0; i < 16; i++) {
+		if (at == bytes) {
+			leaf_piece_at(list, ++piece, &address, &start, &bytes);
+			at = 0;
+		}
+		uint64_t byte = gpu_load_byte(address + at++);
+		if (i < 8)
+			out.low |= byte << 8 * i;
+		else
+			out.high |= byte << 8 * (i - 8);
+	}
+	return out;
+}
+
+/* The 16 bytes of the leaf from at on. */
+GPU_CODE struct pair
+leaf_load(const struct leaf *leaf, uint32_t at)
+{
+	if (leaf->pieces == 1)
+		return leaf_load_any(leaf->address + at);
+	uint32_t from = 0, to = leaf->pieces, start, bytes;
+	uint64_t address;
+	while (to - from > 1) {
+		uint32_t middle = (from + to) / 2;
+		leaf_piece_at(leaf->list, middle, &address, &start, &bytes);
+		if (start <= at)
+			from = middle;
+		else
+			to = middle;
+	}
+	leaf_piece_at(leaf->list, from, &address, &start, &bytes);
+	if (at - start + 16 <= bytes)
+		return leaf_load_any(address + (at - start));
+	return leaf_gather(leaf->list, from, at - start);
+}
+
+/* ---- the sums ------------------------------------------------------------------------------- */
+
+/* Of the two halves of a word. */
+GPU_CODE uint64_t
+leaf_product(uint64_t word)
+{
+	return (word & 0xffffffffu) * (word >> 32);
+}
+
+GPU_CODE void
+leaf_add(struct pair *sums, struct pair data, uint64_t key_low, uint64_t key_high)
+{
+	sums->low += data.high + leaf_product(data.low ^ key_low);
+	sums->high += data.low + leaf_product(data.high ^ key_high);
+}
+
+/* Where a thread's work in a block is: its stripes are each second one, its bytes 16 of each. */
+struct leaf_place {
+	uint32_t half, lane; /* lane: the first of the two sums */
+};
+
+GPU_CODE struct leaf_place
+leaf_place_of(uint32_t thread)
+{
+	struct leaf_place place = {thread / 4 % 2, thread % 4 * 2};
+	return place;
+}
+
+GPU_CODE void
+leaf_keep(struct leaf_shared *shared, uint32_t block, struct leaf_place place, struct pair sums)
+{
+	shared->sums[block][place.half][place.lane] = sums.low;
+	shared->sums[block][place.half][place.lane + 1] = sums.high;
+}
+
+/* Every second one of a block's stripes, in a whole leaf of one piece: all loads first. */
+GPU_CODE void
+leaf_sum_block(const struct leaf *leaf, struct leaf_shared *shared, uint32_t block,
+	struct leaf_place place)
+{
+	uint64_t from = leaf->address + block * KERNEL_BLOCK_BYTES +
+			place.half * KERNEL_STRIPE_BYTES + place.lane * 8u;
+	struct pair data[KERNEL_AT_ONCE], sums = {0, 0};
+	GPU_UNROLL(8)
+	for (uint32_t i = 0; i < KERNEL_AT_ONCE; i++)
+		data[i] = gpu_load(from + i * 2 * KERNEL_STRIPE_BYTES);
+	/* Behind them, and for each block again: kept, the keys are 32 registers. */
+	__asm__ volatile("" : : : "memory");
+	GPU_UNROLL(8)
+	for (uint32_t i = 0; i < KERNEL_AT_ONCE; i++) {
+		uint32_t key = 2 * i + place.half + place.lane;
+		/* The very last stripe is leaf_chain's. */
+		if (i == KERNEL_AT_ONCE - 1 && block == KERNEL_BLOCKS - 1 && place.half == 1)
+			break;
+		leaf_add(&sums, data[i], shared->key[key], shared->key[key + 1]);
+	}
+	leaf_keep(shared, block, place, sums);
+}
+
+/* ... in a leaf of one piece, of any length and alignment. */
+GPU_CODE void
+leaf_sum_piece(const struct leaf *leaf, struct leaf_shared *shared, uint32_t block,
+	struct leaf_place place)
+{
+	uint32_t stripes = block < leaf->blocks ? KERNEL_STRIPES : leaf->stripes;
+	uint64_t from = leaf->address + block * KERNEL_BLOCK_BYTES + place.lane * 8u;
+	struct pair sums = {0, 0};
+	uint32_t stripe = place.half;
+	GPU_UNROLL(1)
+	for (; stripe + 6 < stripes; stripe += 8) {
+		struct pair data[4];
+		GPU_UNROLL(4)
+		for (uint32_t i = 0; i < 4; i++)
+			data[i] = leaf_load_any(from + (stripe + 2 * i) * KERNEL_STRIPE_BYTES);
+		GPU_UNROLL(4)
+		for (uint32_t i = 0; i < 4; i++) {
+			uint32_t key = stripe + 2 * i + place.lane;
+			leaf_add(&sums, data[i], shared->key[key], shared->key[key + 1]);
+		}
+	}
+	GPU_UNROLL(1)
+	for (; stripe < stripes; stripe += 2) {
+		uint32_t key = stripe + place.lane;
+		leaf_add(&sums, leaf_load_any(from + stripe * KERNEL_STRIPE_BYTES),
+			shared->key[key], shared->key[key + 1]);
+	}
+	leaf_keep(shared, block, place, sums);
+}
+
+/* ... in any leaf. */
+GPU_CODE void
+leaf_sum_pieces(const struct leaf *leaf, struct leaf_shared *shared, uint32_t block,
+	struct leaf_place place)
+{
+	uint32_t stripes = block < leaf->blocks ? KERNEL_STRIPES : leaf->stripes;
+	uint32_t from = block * KERNEL_BLOCK_BYTES + place.lane * 8u;
+	struct pair sums = {0, 0};
+	GPU_UNROLL(1)
+	for (uint32_t stripe = place.half; stripe < stripes; stripe += 2) {
+		uint32_t key = stripe + place.lane;
+		leaf_add(&sums, leaf_load(leaf, from + stripe * KERNEL_STRIPE_BYTES),
+			shared->key[key], shared->key[key + 1]);
+	}
+	leaf_keep(shared, block, place, sums);
+}
+
+/* ---- the steps ------------------------------------------------------------------------------ */
+
+GPU_CODE struct leaf
+leaf_fetch(uint64_t task)
+{
+	struct pair first = gpu_load(task), second = gpu_load(task + 16);
+	struct leaf leaf = {first.low, second.low, second.high, (uint32_t)first.high,
+		(uint32_t)(first.high >> 32), 0, 0};
+	leaf.blocks = (leaf.bytes - 1) / KERNEL_BLOCK_BYTES;
+	leaf.stripes = (leaf.bytes - 1) % KERNEL_BLOCK_BYTES / KERNEL_STRIPE_BYTES;
+	return leaf;
+}
+
+GPU_CODE int
+leaf_is_short(const struct leaf *leaf)
+{
+	return leaf->bytes <= LEAF_SHORT_BYTES;
+}
+
+/* All of the work for a short leaf. */
+GPU_CODE void
+leaf_copy_short(uint32_t thread, const struct leaf *leaf)
+{
+	uint64_t address = leaf->address;
+	uint32_t start = 0, bytes = leaf->bytes;
+	if (thread >= leaf->bytes)
+		return;
+	for (uint32_t i = 0; leaf->pieces > 1 && i < leaf->pieces; i++) {
+		leaf_piece_at(leaf->list, i, &address, &start, &bytes);
+		if (thread - start < bytes)
+			break;
+	}
+	gpu_store_byte(leaf->to + thread, gpu_load_byte(address + (thread - start)));
+}
+
+GPU_CODE void
+leaf_begin(uint32_t thread, struct leaf_shared *shared)
+{
+	if (thread < 24)
+		shared->key[thread] = leaf_key(thread);
+}
+
+GPU_CODE void
+leaf_sum(uint32_t thread, const struct leaf *leaf, struct leaf_shared *shared)
+{
+	const uint32_t step = LEAF_KERNEL_THREADS / 8;
+	struct leaf_place place = leaf_place_of(thread);
+	uint32_t block = thread / 8;
+	if (leaf->pieces > 1) {
+		GPU_UNROLL(1)
+		for (; block <= leaf->blocks; block += step)
+			leaf_sum_pieces(leaf, shared, block, place);
+	} else if (leaf->bytes < KERNEL_LEAF_BYTES || leaf->address % 16 != 0) {
+		GPU_UNROLL(1)
+		for (; block <= leaf->blocks; block += step)
+			leaf_sum_piece(leaf, shared, block, place);
+	} else {
+		GPU_UNROLL(1)
+		for (; block < KERNEL_BLOCKS; block += step)
+			leaf_sum_block(leaf, shared, block, place);
+	}
+}
+
+GPU_CODE void
+leaf_chain(uint32_t thread, const struct leaf *leaf, struct leaf_shared *shared)
+{
+	if (thread >= 8)
+		return;
+	struct pair last = leaf_load(leaf, leaf->bytes - KERNEL_STRIPE_BYTES + thread / 2 * 16);
+	uint64_t own = thread % 2 ? last.high : last.low, other = thread % 2 ? last.low : last.high;
+	/* The secret at 128, and at 121. */
+	uint64_t scramble = shared->key[16 + thread];
+	uint64_t key = shared->key[15 + thread] >> 8 | scramble << 56;
+	uint64_t sum = leaf_start(thread);
+	GPU_UNROLL(9)
+	for (uint32_t block = 0; block < leaf->blocks; block++) {
+		sum += shared->sums[block][0][thread] + shared->sums[block][1][thread];
+		sum = (sum ^ sum >> 47 ^ scramble) * KERNEL_PRIME32_1;
+	}
+	sum += shared->sums[leaf->blocks][0][thread] + shared->sums[leaf->blocks][1][thread];
+	shared->mixed[thread] = sum + other + leaf_product(own ^ key);
+}
+
+GPU_CODE void
+leaf_end(uint32_t thread, const struct leaf *leaf, const struct leaf_shared *shared)
+{
+	uint64_t value = leaf->bytes * KERNEL_PRIME64_1;
+	if (thread != 0)
+		return;
+	for (uint32_t i = 0; i < 8; i += 2) { /* the secret at 11 */
+		uint64_t first = shared->key[1 + i] >> 24 | shared->key[2 + i] << 40;
+		uint64_t second = shared->key[2 + i] >> 24 | shared->key[3 + i] << 40;
+		__extension__ unsigned __int128 product =
+			(unsigned __int128)(shared->mixed[i] ^ first) *
+			(shared->mixed[i + 1] ^ second);
+		value += (uint64_t)product ^ (uint64_t)(product >> 64);
+	}
+	value ^= value >> 37;
+	value *= KERNEL_AVALANCHE;
+	gpu_store(leaf->to, value ^ value >> 32);
+}
+
+#endif
