@@ -18,7 +18,9 @@
 struct imports {
 	const struct cuda *cuda; /* borrows */
 	int device;
-	struct imports_entry *entries; /* owns; uthash */
+	struct imports_entry *entries; /* own; uthash */
+	struct imports_owner *owners;  /* own; uthash */
+	struct imports_entry *closing; /* left, and nobody uses them: utlist */
 	uint64_t bytes;                /* that are open */
 	unsigned failed;               /* that could not be closed: only the process's end does */
 };
@@ -40,6 +42,14 @@ int imports_done(struct imports *imports, uint64_t worker, uint64_t piece, struc
 int imports_leave(struct imports *imports, uint64_t worker, struct th_err *err);
 int imports_forget(struct imports *imports, uint64_t worker, uint64_t piece, struct th_err *err);
 
+/* The same in steps, for thousands take the driver a second: begin, and step until it says 0. A
+ * step closes one of those that have begun: 1, or TH_E_MEMORY_KIND with a sentence. */
+void imports_begin_leave(struct imports *imports, uint64_t worker);
+void imports_begin_forget(struct imports *imports, uint64_t worker, uint64_t piece);
+int imports_step(struct imports *imports, struct th_err *err);
+
 unsigned imports_count(const struct imports *imports);
+unsigned imports_count_of(const struct imports *imports, uint64_t worker);
+bool imports_has(const struct imports *imports, uint64_t worker, uint64_t piece);
 
 #endif

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * answers - what the process of a GPU says to the agent, in the order in which it says it.
+ *
+ * A message goes at once where the socket takes it; else it waits, and the process's own thread
+ * sends it when there is room. Nobody waits for the agent here: it may be writing to us.
+ */
+#ifndef TH_TRANSPORT_CUDA_ANSWERS_H
+#define TH_TRANSPORT_CUDA_ANSWERS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+
+struct answer;
+
+struct answers {
+	int sock, wake_fd; /* borrow; wake_fd: an eventfd that the process's own thread polls */
+	pthread_mutex_t lock;
+	struct answer *first, **last; /* own */
+	_Atomic unsigned waiting;
+};
+
+void answers_init(struct answers *answers, int sock, int wake_fd);
+/* Any thread. */
+void answers_send(struct answers *answers, const void *message, size_t bytes);
+/* The process's own thread, when the socket takes something again. */
+void answers_flush(struct answers *answers);
+
+#endif

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * copy - moves and hashes bytes of a GPU, for its process.
+ *
+ * Each kind of work has lanes: a lane is a thread with a stream of its own, which takes what waits
+ * for its kind, asks the driver for it, and sleeps until the GPU is done. Why so:
+ *
+ *   - The two directions over PCIe, and copies within the GPU, are different engines: a stream each
+ *     lets them run at once. Two lanes a kind: while one is woken and asks for more, or hashes by
+ *     the CPU, the other one's copies keep the engine busy.
+ *   - Streams are non-blocking and of the lowest priority: no work of the default stream waits for
+ *     ours, and a trainer's kernels go first.
+ *   - A lane waits for an event by cuEventSynchronize, with blocking sync: the driver wakes it by
+ *     an interrupt, and no core is spent on polling. Events of one stream come in order, so the
+ *     oldest is the one to wait for. The price is the time from the interrupt to our thread, which
+ *     several batches under way hide.
+ *   - Every kind waits for the event, copies within the GPU too: for those no call of the driver
+ *     waits for the GPU, the ones without Async neither (CUDA driver API, "API synchronization
+ *     behavior"). After it the bytes are seen by whoever looks: the CPU, a NIC, kernels that start
+ *     later, whatever process's they are.
+ *   - Copies of one lane are asked for together, with one event behind them: small ones cost the
+ *     driver more than the GPU.
+ *
+ * It lives as long as the process.
+ */
+#ifndef TH_TRANSPORT_CUDA_COPY_H
+#define TH_TRANSPORT_CUDA_COPY_H
+
+#include "ipc/cuda/driver.h"
+#include "transport/cuda/wire.h"
+
+struct copy_span {
+	CUdeviceptr address;
+	uint64_t bytes;
+};
+
+struct copy_run {
+	struct copy_run *next; /* the lanes' */
+	enum gpu_run_op op;
+	bool hashes;
+	uint32_t bytes;                    /* of each side */
+	const struct copy_span *to, *from; /* borrow, until done */
+	uint32_t num_to, num_from;
+	uint8_t *data; /* READ, WRITE: borrows, host memory, until done */
+	/* When done. */
+	int code;  /* 0, or -EIO: the driver failed */
+	bool lost; /* ... and nobody knows what the GPU still does: only this process's end tells */
+	struct th_hash digest;
+	char text[GPU_TEXT_BYTES];
+};
+
+struct copies_config {
+	const struct cuda *cuda; /* borrows */
+	CUcontext context;
+	void (*done)(void *arg, struct copy_run *run); /* on a lane's thread, which it holds up */
+	void *arg;
+};
+
+struct copies;
+
+struct copies *copies_new(const struct copies_config *config);
+/* From one thread. It is done later, in any order. */
+void copies_add(struct copies *copies, struct copy_run *run);
+
+#endif

@@ -1,0 +1,546 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * helper - the process of one GPU: takes the agent's messages.
+ *
+ * One thread takes messages, opens and closes memory; lanes (copy.h) move bytes, and tell the agent
+ * themselves when they have. So an answer is never behind a call of the driver that opens memory,
+ * but what a run held is let go by the first thread, which alone knows who else holds it.
+ */
+#include "transport/cuda/helper.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/fd.h"
+#include "ipc/base/log.h"
+#include "transport/cuda/answers.h"
+#include "transport/cuda/run.h"
+
+#define MESSAGES_AT_ONCE 16
+#define ANSWERS_MAX 4096u /* that wait: then no message is taken */
+#define LEAVES_MAX 65536u
+
+enum { GOES_ON = -1 }; /* not ended yet */
+
+struct leave { /* that has not been answered */
+	struct leave *next;
+	uint64_t worker, piece;
+	struct th_err failed;
+};
+
+struct helper {
+	int sock, wake_fd;
+	int end; /* GOES_ON, or the status to leave with */
+	bool started;
+	struct cuda cuda;
+	CUcontext context;
+	struct imports imports;
+	struct areas areas;
+	struct answers answers;
+	struct copies *copies;
+	struct leave *leaves, **last_leave; /* own */
+	unsigned num_leaves;
+	_Atomic unsigned running;   /* that the agent has not been told the end of */
+	_Atomic bool lost;          /* the driver does not work any more */
+	_Atomic(struct run *) over; /* own: from the lanes */
+	_Alignas(16) uint8_t message[GPU_MESSAGE_BYTES_MAX];
+};
+
+/* ---- how it ends ---------------------------------------------------------------------------- */
+
+static void
+end(struct helper *helper, int status, const char *why)
+{
+	if (helper->end != GOES_ON)
+		return;
+	helper->end = status;
+	if (status != 0)
+		log_error("gpu", "the process of a GPU ends why='%s'", why);
+}
+
+/* Is it the memory that is bad, or has the driver ended? The default stream is not used here, so
+ * asking it waits for nothing. */
+static bool
+is_well(const struct helper *helper)
+{
+	CUresult result = helper->cuda.cuStreamQuery(NULL);
+	return result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY;
+}
+
+static void
+copy_text(char *to, const struct th_err *err)
+{
+	snprintf(to, GPU_TEXT_BYTES, "%.*s", (int)GPU_TEXT_BYTES - 1, err->text);
+}
+
+/* ---- START ---------------------------------------------------------------------------------- */
+
+static int
+refuse(struct helper *helper, CUresult result, const char *call, struct th_err *err)
+{
+	const char *name = cuda_result_name(&helper->cuda, result);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		return th_fail(err, -ENOMEM,
+			"the GPU has no room for the agent's context, which takes some 500 MiB: %s "
+			"says %s",
+			call, name);
+	if (result == CUDA_ERROR_DEVICE_UNAVAILABLE)
+		return th_fail(err, TH_E_NOT_AVAILABLE,
+			"the GPU lets one process only use it (compute mode), and another one "
+			"does: %s says %s; nvidia-smi -c DEFAULT changes it",
+			call, name);
+	return th_fail(
+		err, TH_E_NOT_AVAILABLE, "the agent cannot use the GPU: %s says %s", call, name);
+}
+
+static int
+open_gpu(struct helper *helper, const uint8_t uuid[16], int *ret_device, struct th_err *err)
+{
+	struct cuda *cuda = &helper->cuda;
+	int rc = cuda_open(cuda, err);
+	if (rc < 0)
+		return rc;
+	CUresult result = cuda->cuInit(0);
+	if (result != CUDA_SUCCESS)
+		return refuse(helper, result, "cuInit", err);
+	int device = import_device(cuda, uuid, err);
+	if (device < 0)
+		return device;
+	/* Who waits sleeps. It is the primary one, for only one context of a process may open a
+	 * worker's legacy handles. */
+	result = cuda->cuDevicePrimaryCtxSetFlags(device, CU_CTX_SCHED_BLOCKING_SYNC);
+	if (result != CUDA_SUCCESS)
+		return refuse(helper, result, "cuDevicePrimaryCtxSetFlags", err);
+	result = cuda->cuDevicePrimaryCtxRetain(&helper->context, device);
+	if (result != CUDA_SUCCESS)
+		return refuse(helper, result, "cuDevicePrimaryCtxRetain", err);
+	result = cuda->cuCtxSetCurrent(helper->context);
+	if (result != CUDA_SUCCESS)
+		return refuse(helper, result, "cuCtxSetCurrent", err);
+	*ret_device = device;
+	return 0;
+}
+
+static void
+describe(const struct helper *helper, int device, struct gpu_ready *ready)
+{
+	const struct cuda *cuda = &helper->cuda;
+	size_t bytes = 0;
+	cuda->cuDeviceGetName(ready->name, sizeof(ready->name), device);
+	cuda->cuDeviceGetPCIBusId(ready->pci, sizeof(ready->pci), device);
+	cuda->cuDeviceTotalMem(&bytes, device);
+	ready->name[sizeof(ready->name) - 1] = ready->pci[sizeof(ready->pci) - 1] = 0;
+	ready->total_bytes = bytes;
+	ready->driver_version = cuda->version;
+	snprintf(ready->text, sizeof(ready->text), "the CPU hashes");
+}
+
+static void copy_done(void *arg, struct copy_run *copy);
+
+static void
+take_start(struct helper *helper, const struct gpu_start *start)
+{
+	struct gpu_ready ready = {.kind = GPU_READY};
+	struct th_err err = {0};
+	int device = 0;
+	ready.code = open_gpu(helper, start->uuid, &device, &err);
+	if (ready.code == 0) {
+		const struct copies_config config = {.cuda = &helper->cuda,
+			.context = helper->context,
+			.done = copy_done,
+			.arg = helper};
+		describe(helper, device, &ready);
+		imports_init(&helper->imports, &helper->cuda, device);
+		areas_init(&helper->areas, &helper->cuda);
+		helper->copies = copies_new(&config);
+		helper->started = true;
+	} else {
+		copy_text(ready.text, &err);
+	}
+	answers_send(&helper->answers, &ready, sizeof(ready));
+	if (ready.code != 0)
+		end(helper, 1, err.text);
+}
+
+/* ---- AREA, OPEN ----------------------------------------------------------------------------- */
+
+static void
+take_area(struct helper *helper, const struct gpu_area *area, int fd)
+{
+	struct gpu_area_is is = {.kind = GPU_AREA_IS, .area = area->area};
+	struct th_err why = {0}, err = {0};
+	is.code = areas_set(&helper->areas, area->area, area->bytes, fd, &why, &err);
+	is.pinned = areas_pinned(&helper->areas, area->area);
+	copy_text(is.text, is.code ? &err : &why);
+	answers_send(&helper->answers, &is, sizeof(is));
+}
+
+static void
+take_open(struct helper *helper, const struct gpu_open *open, int fd, bool fd_lost)
+{
+	struct gpu_opened opened = {
+		.kind = GPU_OPENED, .worker = open->worker, .piece = open->piece};
+	struct th_err err = {0};
+	if (fd_lost)
+		opened.code = th_fail(&err, TH_E_LIMIT,
+			"the process of a GPU has no room for another descriptor");
+	else
+		opened.code = imports_open(
+			&helper->imports, open->worker, open->piece, &open->handle, fd, &err);
+	if (opened.code != 0 && !is_well(helper)) {
+		opened.code = -EIO;
+		helper->lost = true;
+	}
+	copy_text(opened.text, &err);
+	answers_send(&helper->answers, &opened, sizeof(opened));
+}
+
+/* ---- LEAVE ---------------------------------------------------------------------------------- */
+
+static bool
+is_open(const struct helper *helper, const struct leave *leave)
+{
+	return leave->piece == UINT64_MAX
+		       ? imports_count_of(&helper->imports, leave->worker) > 0
+		       : imports_has(&helper->imports, leave->worker, leave->piece);
+}
+
+/* Answers those of which nothing is open any more, in the order in which they came. */
+static void
+answer_leaves(struct helper *helper)
+{
+	struct leave **link = &helper->leaves;
+	while (*link) {
+		struct leave *leave = *link;
+		if (is_open(helper, leave)) {
+			link = &leave->next;
+			continue;
+		}
+		struct gpu_left left = {.kind = GPU_LEFT,
+			.code = leave->failed.code,
+			.worker = leave->worker,
+			.piece = leave->piece,
+			.imports = imports_count(&helper->imports),
+			.bytes = helper->imports.bytes};
+		copy_text(left.text, &leave->failed);
+		answers_send(&helper->answers, &left, sizeof(left));
+		*link = leave->next;
+		helper->num_leaves--;
+		free(leave);
+	}
+	helper->last_leave = link;
+}
+
+/* The driver does not let go of something: whoever waits for it hears so. */
+static void
+close_failed(struct helper *helper, const struct th_err *err)
+{
+	for (struct leave *leave = helper->leaves; leave; leave = leave->next)
+		if (leave->failed.code == 0)
+			leave->failed = *err;
+	if (!is_well(helper))
+		helper->lost = true;
+}
+
+static void
+take_leave(struct helper *helper, const struct gpu_leave *message)
+{
+	struct th_err err = {0};
+	if (helper->num_leaves == LEAVES_MAX) {
+		end(helper, 2, "it is told to leave more than it has");
+		return;
+	}
+	struct leave *leave = th_calloc(1, sizeof(*leave));
+	leave->worker = message->worker;
+	leave->piece = message->piece;
+	int rc = message->piece == UINT64_MAX
+			 ? imports_leave(&helper->imports, message->worker, &err)
+			 : imports_forget(&helper->imports, message->worker, message->piece, &err);
+	*helper->last_leave = leave;
+	helper->last_leave = &leave->next;
+	helper->num_leaves++;
+	if (rc < 0)
+		close_failed(helper, &err);
+	answer_leaves(helper);
+}
+
+/* ---- RUN ------------------------------------------------------------------------------------ */
+
+static void
+tell_done(struct helper *helper, const struct run *run)
+{
+	struct gpu_done done = {.kind = GPU_DONE,
+		.code = run->copy.code,
+		.run = run->message.run,
+		.digest = run->copy.digest};
+	memcpy(done.text, run->copy.text, sizeof(done.text));
+	helper->running--; /* before: the agent may send the next one at once */
+	answers_send(&helper->answers, &done, sizeof(done));
+}
+
+/* On a lane's thread. */
+static void
+copy_done(void *arg, struct copy_run *copy)
+{
+	struct helper *helper = arg;
+	struct run *run = (struct run *)copy;
+	const uint64_t one = 1;
+	tell_done(helper, run);
+	if (copy->lost)
+		helper->lost = true;
+	run->next = helper->over;
+	while (!atomic_compare_exchange_weak(&helper->over, &run->next, run))
+		continue;
+	if (write(helper->wake_fd, &one, sizeof(one)) < 0)
+		return; /* it is readable already */
+}
+
+static void
+let_go(struct helper *helper, struct run *run)
+{
+	struct th_err err = {0};
+	if (run_end(run, &helper->imports, &helper->areas, &err) < 0)
+		close_failed(helper, &err);
+	free(run);
+}
+
+static void
+take_run(struct helper *helper, size_t bytes)
+{
+	struct th_err err = {0};
+	struct run *run = run_new(helper->message, bytes, &err);
+	if (!run) {
+		end(helper, 2, err.text);
+		return;
+	}
+	if (helper->running == GPU_RUNS_MAX) {
+		free(run);
+		end(helper, 2, "more RUNs are under way than an agent sends");
+		return;
+	}
+	helper->running++;
+	if (run_begin(run, &helper->imports, &helper->areas) < 0) {
+		tell_done(helper, run);
+		let_go(helper, run);
+		answer_leaves(helper);
+		return;
+	}
+	copies_add(helper->copies, &run->copy);
+}
+
+static void
+let_go_all(struct helper *helper)
+{
+	struct run *run = atomic_exchange(&helper->over, NULL), *next;
+	if (!run)
+		return;
+	for (; run; run = next) {
+		next = run->next;
+		let_go(helper, run);
+	}
+	answer_leaves(helper);
+}
+
+/* ---- messages ------------------------------------------------------------------------------- */
+
+struct packet {
+	size_t bytes;
+	int fd;       /* owns, or -1 */
+	bool fd_lost; /* this process had no room for it */
+};
+
+/* One descriptor at most; all others go at once. */
+static int
+take_fds(struct msghdr *head)
+{
+	int kept = -1;
+	for (struct cmsghdr *part = CMSG_FIRSTHDR(head); part; part = CMSG_NXTHDR(head, part)) {
+		if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
+			continue;
+		size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		for (size_t i = 0; i < count; i++) {
+			int fd = -1;
+			memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(fd));
+			if (kept < 0)
+				kept = fd;
+			else
+				close(fd);
+		}
+	}
+	return kept;
+}
+
+/* 1; 0: none now; -1: no more come, or it is none. */
+static int
+receive(struct helper *helper, struct packet *ret_packet)
+{
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec part = {helper->message, sizeof(helper->message)};
+	struct msghdr head = {.msg_iov = &part,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control)};
+	ssize_t got;
+	do
+		got = recvmsg(helper->sock, &head, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	while (got < 0 && errno == EINTR);
+	if (got < 0 && errno == EAGAIN)
+		return 0;
+	if (got <= 0) {
+		end(helper, 0, "");
+		return -1;
+	}
+	ret_packet->bytes = (size_t)got;
+	ret_packet->fd = take_fds(&head);
+	ret_packet->fd_lost = (head.msg_flags & MSG_CTRUNC) != 0;
+	if (!(head.msg_flags & MSG_TRUNC))
+		return 1;
+	th_fd_close(&ret_packet->fd);
+	end(helper, 2, "a message is longer than any");
+	return -1;
+}
+
+/* Which messages have which size, and may have a descriptor. */
+static bool
+is_whole(const struct helper *helper, uint32_t kind, const struct packet *packet)
+{
+	bool has_fd = packet->fd >= 0 || packet->fd_lost;
+	switch (kind) {
+	case GPU_START:
+		return !helper->started && !has_fd && packet->bytes == sizeof(struct gpu_start);
+	case GPU_AREA:
+		return helper->started && packet->bytes == sizeof(struct gpu_area);
+	case GPU_OPEN:
+		return helper->started && packet->bytes == sizeof(struct gpu_open);
+	case GPU_LEAVE:
+		return helper->started && !has_fd && packet->bytes == sizeof(struct gpu_leave);
+	case GPU_RUN:
+		return helper->started && !has_fd; /* run_new looks at the rest */
+	default:
+		return false;
+	}
+}
+
+static void
+take(struct helper *helper, struct packet *packet)
+{
+	uint32_t kind = 0;
+	if (packet->bytes >= sizeof(kind))
+		memcpy(&kind, helper->message, sizeof(kind));
+	if (!is_whole(helper, kind, packet)) {
+		end(helper, 2, "a message that no agent sends");
+		return;
+	}
+	const void *message = helper->message;
+	const struct gpu_area *area = message;
+	switch (kind) {
+	case GPU_START:
+		take_start(helper, message);
+		break;
+	case GPU_AREA:
+		if (area->area < GPU_AREAS_MAX &&
+			(area->bytes > 0) == (packet->fd >= 0 || packet->fd_lost))
+			take_area(helper, area, packet->fd);
+		else
+			end(helper, 2, "an area that no agent sends");
+		break;
+	case GPU_OPEN:
+		take_open(helper, message, packet->fd, packet->fd_lost);
+		break;
+	case GPU_LEAVE:
+		take_leave(helper, message);
+		break;
+	default:
+		take_run(helper, packet->bytes);
+	}
+}
+
+static void
+take_some(struct helper *helper)
+{
+	for (int i = 0; i < MESSAGES_AT_ONCE && helper->end == GOES_ON; i++) {
+		struct packet packet = {.fd = -1};
+		if (receive(helper, &packet) <= 0)
+			return;
+		take(helper, &packet);
+		th_fd_close(&packet.fd); /* the driver keeps what it opened, not this */
+	}
+}
+
+/* ---- the process ---------------------------------------------------------------------------- */
+
+static void
+settle(void)
+{
+	struct rlimit limit;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	prctl(PR_SET_NAME, "thagentd-gpu");
+	/* Its memory is other people's weights. */
+	setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+	/* A descriptor for each message that waits, and the driver's own. */
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+		limit.rlim_cur = limit.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &limit);
+	}
+	/* A service's stop tells all its processes: the agent says when this one ends. */
+	signal(SIGTERM, SIG_IGN);
+	signal(SIGINT, SIG_IGN);
+	signal(SIGHUP, SIG_IGN);
+}
+
+static void
+step(struct helper *helper)
+{
+	bool full = helper->answers.waiting >= ANSWERS_MAX;
+	bool waiting = helper->answers.waiting > 0;
+	uint64_t count;
+	struct pollfd fds[2] = {
+		{.fd = helper->sock,
+			.events = (short)((full ? 0 : POLLIN) | (waiting ? POLLOUT : 0))},
+		{.fd = helper->wake_fd, .events = POLLIN}};
+	if (poll(fds, 2, -1) < 0 && errno != EINTR)
+		end(helper, 1, "it cannot wait");
+	if (fds[1].revents & POLLIN && read(helper->wake_fd, &count, sizeof(count)) < 0)
+		return;
+	let_go_all(helper);
+	if (fds[0].revents & POLLOUT)
+		answers_flush(&helper->answers);
+	if (fds[0].revents & POLLIN)
+		take_some(helper);
+	else if (fds[0].revents & (POLLHUP | POLLERR))
+		end(helper, 0, "");
+	if (helper->lost) {
+		answers_flush(&helper->answers);
+		end(helper, 3, "the driver does not work any more");
+	}
+}
+
+int
+gpu_helper_main(int sock)
+{
+	struct helper *helper = th_calloc(1, sizeof(*helper));
+	settle();
+	helper->sock = sock;
+	helper->end = GOES_ON;
+	helper->last_leave = &helper->leaves;
+	helper->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (helper->wake_fd < 0)
+		return 1;
+	answers_init(&helper->answers, sock, helper->wake_fd);
+	while (helper->end == GOES_ON)
+		step(helper);
+	return helper->end;
+}

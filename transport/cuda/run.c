@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * run - takes a RUN apart and finds its bytes.
+ */
+#include "transport/cuda/run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/checked.h"
+#include "transport/chunk.h"
+
+/* ---- the message ---------------------------------------------------------------------------- */
+
+static bool
+has_sides(const struct gpu_run *message)
+{
+	bool to = message->num_to > 0, from = message->num_from > 0;
+	if (message->num_to > GPU_RANGES_MAX || message->num_from > GPU_RANGES_MAX)
+		return false;
+	switch (message->op) {
+	case GPU_READ:
+	case GPU_HASH:
+		return from && !to;
+	case GPU_WRITE:
+		return to && !from;
+	case GPU_COPY:
+		return to && from;
+	default:
+		return false;
+	}
+}
+
+/* None is empty, none ends behind the last address, and together they have these bytes. */
+static bool
+have_bytes(const struct gpu_range *ranges, uint32_t count, uint64_t bytes)
+{
+	uint64_t sum = 0, end;
+	for (uint32_t i = 0; i < count; i++) {
+		if (ranges[i].bytes == 0 || !th_add_u64(sum, ranges[i].bytes, &sum) ||
+			!th_add_u64(ranges[i].at, ranges[i].bytes, &end))
+			return false;
+	}
+	return count == 0 || sum == bytes;
+}
+
+struct run *
+run_new(const void *message, size_t bytes, struct th_err *err)
+{
+	struct gpu_run head;
+	if (bytes < sizeof(head)) {
+		th_fail(err, TH_E_PROTOCOL, "a RUN of %zu bytes", bytes);
+		return NULL;
+	}
+	memcpy(&head, message, sizeof(head));
+	if (!has_sides(&head) || head.hashes > 1 || head.bytes == 0 ||
+		head.bytes > CHUNK_BYTES_MAX) {
+		th_fail(err, TH_E_PROTOCOL,
+			"a RUN of kind %u with %u ranges to, %u from and %llu bytes", head.op,
+			head.num_to, head.num_from, (unsigned long long)head.bytes);
+		return NULL;
+	}
+	size_t count = (size_t)head.num_to + head.num_from;
+	const size_t each =
+		sizeof(struct gpu_range) + sizeof(struct copy_span) + sizeof(struct run_use);
+	if (bytes != sizeof(head) + count * sizeof(struct gpu_range)) {
+		th_fail(err, TH_E_PROTOCOL, "a RUN of %zu bytes with %zu ranges", bytes, count);
+		return NULL;
+	}
+	struct run *run = th_calloc(1, sizeof(*run) + count * each);
+	struct gpu_range *ranges = (struct gpu_range *)(run + 1);
+	memcpy(ranges, (const char *)message + sizeof(head), count * sizeof(*ranges));
+	if (!have_bytes(ranges, head.num_to, head.bytes) ||
+		!have_bytes(ranges + head.num_to, head.num_from, head.bytes)) {
+		th_fail(err, TH_E_PROTOCOL, "a RUN of %llu bytes whose ranges have others",
+			(unsigned long long)head.bytes);
+		free(run);
+		return NULL;
+	}
+	run->message = head;
+	run->ranges = ranges;
+	run->spans = (struct copy_span *)(ranges + count);
+	run->uses = (struct run_use *)(run->spans + count);
+	run->copy.op = (enum gpu_run_op)head.op;
+	run->copy.hashes = head.hashes || head.op == GPU_HASH;
+	run->copy.bytes = (uint32_t)head.bytes;
+	return run;
+}
+
+/* ---- where it lies -------------------------------------------------------------------------- */
+
+static int
+refuse(struct run *run, int code, const char *text)
+{
+	run->copy.code = code;
+	snprintf(run->copy.text, sizeof(run->copy.text), "%s", text);
+	return code;
+}
+
+/* Ranges that follow each other in memory become one span: each costs a call of the driver. */
+static int
+place(struct run *run, struct imports *imports, const struct gpu_range *ranges, uint32_t count,
+	struct copy_span *spans, uint32_t *ret_count)
+{
+	const struct cuda_import *import = NULL;
+	uint32_t placed = 0;
+	for (uint32_t i = 0; i < count; i++) {
+		const struct gpu_range *range = &ranges[i];
+		if (i == 0 || range->worker != range[-1].worker ||
+			range->piece != range[-1].piece) {
+			import = imports_use(imports, range->worker, range->piece);
+			if (!import)
+				return refuse(run, TH_E_STALE_MEMORY,
+					"a piece of a worker's GPU memory is not open");
+			run->uses[run->num_uses++] = (struct run_use){range->worker, range->piece};
+		}
+		if (!th_range_fits(range->at, range->bytes, import->bytes))
+			return refuse(run, TH_E_PROTOCOL,
+				"a range is not within its piece of a worker's GPU memory");
+		CUdeviceptr address = import->address + range->at;
+		if (placed > 0 && spans[placed - 1].address + spans[placed - 1].bytes == address)
+			spans[placed - 1].bytes += range->bytes;
+		else
+			spans[placed++] = (struct copy_span){address, range->bytes};
+	}
+	*ret_count = placed;
+	return 0;
+}
+
+int
+run_begin(struct run *run, struct imports *imports, struct areas *areas)
+{
+	const struct gpu_run *message = &run->message;
+	struct copy_run *copy = &run->copy;
+	int rc = place(run, imports, run->ranges, message->num_to, run->spans, &copy->num_to);
+	if (rc == 0)
+		rc = place(run, imports, run->ranges + message->num_to, message->num_from,
+			run->spans + message->num_to, &copy->num_from);
+	if (rc < 0)
+		return rc;
+	copy->to = run->spans;
+	copy->from = run->spans + message->num_to;
+	if (copy->op == GPU_COPY || copy->op == GPU_HASH)
+		return 0;
+	run->area = areas_use(areas, message->area, message->area_at, copy->bytes);
+	if (!run->area)
+		return refuse(run, TH_E_PROTOCOL, "the host memory of a copy is in no area");
+	copy->data = run->area->data + message->area_at;
+	return 0;
+}
+
+int
+run_end(struct run *run, struct imports *imports, struct areas *areas, struct th_err *err)
+{
+	int rc = 0;
+	for (uint32_t i = 0; i < run->num_uses; i++) {
+		int one = imports_done(
+			imports, run->uses[i].worker, run->uses[i].piece, rc == 0 ? err : NULL);
+		rc = rc == 0 ? one : rc;
+	}
+	run->num_uses = 0;
+	areas_done(areas, run->area);
+	run->area = NULL;
+	return rc;
+}
