@@ -273,6 +273,93 @@ Test(cuda_hash, add__batch_without_room__says_so, .init = setup, .fini = teardow
 	gpu_hash_batch_free(batch);
 }
 
+/* ---- copies --------------------------------------------------------------------------------- */
+
+/* What lies in the second half of memory now is what is expected of it. */
+static void
+expect_copied(const struct gpu_hash_range *to, uint32_t num_to, const struct gpu_hash_range *from,
+	uint32_t num_from)
+{
+	static uint8_t want[CHUNK_BYTES_MAX], have[CHUNK_BYTES_MAX];
+	size_t at = 0, all = 0;
+	for (uint32_t i = 0; i < num_from; i++) {
+		memcpy(want + all, bytes + (from[i].address - memory), from[i].bytes);
+		all += from[i].bytes;
+	}
+	for (uint32_t i = 0; i < num_to; i++) {
+		OK(cuda.cuMemcpyDtoH(have + at, to[i].address, to[i].bytes));
+		at += to[i].bytes;
+	}
+	cr_assert_eq(at, all);
+	cr_assert_eq(memcmp(have, want, all), 0);
+}
+
+Test(cuda_hash, copy__plain_leaves__are_read_once, .init = setup, .fini = teardown)
+{
+	/* Of the cuts on either side none is within a leaf but those that lie behind each other. */
+	const struct gpu_hash_range from[] = {
+		{memory, 100}, {memory + 100, CHUNK / 2 - 100}, {memory + 5 * MIB, CHUNK / 2}};
+	const struct gpu_hash_range to[] = {{memory + 8 * MIB, CHUNK - MIB},
+		{memory + 9 * MIB - 64, 0}, {memory + 14 * MIB + 16, MIB}};
+	struct gpu_hash_batch *batch = batch_of(1);
+	cr_assert_eq(gpu_hash_add_copy(batch, to, 3, from, 3), 0);
+	run(batch);
+	expect(batch, 0, from, 3);
+	expect_copied(to, 3, from, 3);
+	cr_assert_eq(machine_calls(&machine, getpid(), CALL_cuMemcpyDtoDAsync), 0);
+	gpu_hash_batch_free(batch);
+}
+
+Test(cuda_hash, copy__leaves_that_are_not_plain__are_moved_first, .init = setup, .fini = teardown)
+{
+	/* Six leaves, of which one is cut, and a short one. */
+	const struct gpu_hash_range from[] = {{memory, 200000}, {memory + MIB + 8, 193216 + 9}};
+	const struct gpu_hash_range to = {memory + 8 * MIB, 393216 + 9};
+	struct gpu_hash_batch *batch = batch_of(1);
+	cr_assert_eq(gpu_hash_add_copy(batch, &to, 1, from, 2), 0);
+	run(batch);
+	expect(batch, 0, from, 2);
+	expect_copied(&to, 1, from, 2);
+	cr_assert_eq(machine_calls(&machine, getpid(), CALL_cuMemcpyDtoDAsync), 2);
+	gpu_hash_batch_free(batch);
+}
+
+/* The same bytes, cut anew, and where nothing else lies; from is left alone. */
+static uint32_t
+random_targets(struct gpu_hash_range *ranges, uint64_t all)
+{
+	uint64_t at = ROOM / 2 + th_rng_below(&rng, 33);
+	uint32_t count = 0;
+	while (all > 0) {
+		uint64_t length = th_rng_below(&rng, 2) ? th_rng_below(&rng, 200)
+							: th_rng_below(&rng, 300000);
+		if (length > all || count == GPU_RANGES_MAX - 1)
+			length = all;
+		ranges[count++] = (struct gpu_hash_range){memory + at, length};
+		at += length + th_rng_below(&rng, 2) * 16;
+		all -= length;
+	}
+	return count;
+}
+
+Test(cuda_hash, copy__random_ranges__arrives_and_is_hashed, .init = setup, .fini = teardown)
+{
+	static struct gpu_hash_range from[GPU_RANGES_MAX], to[GPU_RANGES_MAX];
+	struct gpu_hash_batch *batch = batch_of(1);
+	for (int round = 0; round < 40; round++) {
+		uint64_t all = th_rng_below(&rng, 700000);
+		uint32_t num_from = random_ranges(from, all), num_to = random_targets(to, all);
+		for (uint32_t i = 0; i < num_from; i++) /* of the lower half */
+			from[i].address = memory + (from[i].address - memory) % (ROOM / 2 - MIB);
+		gpu_hash_begin(batch);
+		cr_assert_eq(gpu_hash_add_copy(batch, to, num_to, from, num_from), 0);
+		run(batch);
+		expect(batch, 0, from, num_from);
+		expect_copied(to, num_to, from, num_from);
+	}
+	gpu_hash_batch_free(batch);
+}
+
 /* ---- what is refused, and what fails -------------------------------------------------------- */
 
 static void

@@ -41,6 +41,11 @@ struct chunk {
 	uint32_t short_bytes;   /* of the last of them, if it is a short one */
 };
 
+struct move { /* that the launch has to make first */
+	CUdeviceptr to, from;
+	uint64_t bytes;
+};
+
 struct gpu_hash_batch {
 	const struct cuda *cuda; /* borrows */
 	CUfunction kernel;
@@ -54,6 +59,8 @@ struct gpu_hash_batch {
 	struct leaf_task *tasks; /* in host, as pieces and values */
 	struct leaf_piece *pieces;
 	uint64_t *values;
+	struct move *moves; /* owns */
+	uint32_t num_moves, moves_max;
 	struct chunk chunks[]; /* chunks_max */
 };
 
@@ -192,13 +199,14 @@ gpu_hash_batch_free(struct gpu_hash_batch *batch)
 	if (batch->pinned)
 		batch->cuda->cuMemHostUnregister(batch->host);
 	munmap(batch->host, batch->bytes);
+	free(batch->moves);
 	free(batch);
 }
 
 void
 gpu_hash_begin(struct gpu_hash_batch *batch)
 {
-	batch->num_chunks = batch->num_leaves = batch->num_pieces = 0;
+	batch->num_chunks = batch->num_leaves = batch->num_pieces = batch->num_moves = 0;
 	batch->has_short = false;
 }
 
@@ -281,6 +289,103 @@ gpu_hash_add(struct gpu_hash_batch *batch, const struct gpu_hash_range *ranges, 
 	return (int)batch->num_chunks++;
 }
 
+/* ---- copies --------------------------------------------------------------------------------- */
+
+struct cursor { /* in the ranges of one side */
+	const struct gpu_hash_range *ranges, *end;
+	uint64_t at; /* in the first of them */
+};
+
+static CUdeviceptr
+cursor_skip(struct cursor *cursor, uint64_t bytes)
+{
+	CUdeviceptr address = 0;
+	while (cursor->ranges < cursor->end && cursor->at == cursor->ranges->bytes) {
+		cursor->ranges++;
+		cursor->at = 0;
+	}
+	if (cursor->ranges < cursor->end)
+		address = cursor->ranges->address + cursor->at;
+	while (bytes > 0) {
+		TH_ASSERT(cursor->ranges < cursor->end);
+		uint64_t part = th_min_u64(bytes, cursor->ranges->bytes - cursor->at);
+		cursor->at += part;
+		bytes -= part;
+		if (bytes > 0) {
+			cursor->ranges++;
+			cursor->at = 0;
+		}
+	}
+	return address;
+}
+
+/* How many bytes, at most so many, lie behind each other from here on. */
+static uint64_t
+cursor_run(struct cursor cursor, uint64_t most)
+{
+	CUdeviceptr next = cursor_skip(&cursor, 0);
+	uint64_t run = 0;
+	while (run < most && cursor.ranges < cursor.end &&
+		(cursor.at == cursor.ranges->bytes || cursor.ranges->address + cursor.at == next)) {
+		uint64_t part = th_min_u64(most - run, cursor.ranges->bytes - cursor.at);
+		run += part;
+		next += part;
+		cursor.ranges++;
+		cursor.at = 0;
+	}
+	return run;
+}
+
+static void
+add_move(struct gpu_hash_batch *batch, CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
+{
+	struct move *last = batch->num_moves > 0 ? &batch->moves[batch->num_moves - 1] : NULL;
+	if (last && last->to + last->bytes == to && last->from + last->bytes == from) {
+		last->bytes += bytes;
+		return;
+	}
+	if (batch->num_moves == batch->moves_max) {
+		batch->moves_max = batch->moves_max > 0 ? 2 * batch->moves_max : 64;
+		batch->moves = th_realloc(batch->moves, batch->moves_max, sizeof(*batch->moves));
+	}
+	batch->moves[batch->num_moves++] = (struct move){.to = to, .from = from, .bytes = bytes};
+}
+
+static void
+copy_leaf(struct gpu_hash_batch *batch, struct leaf_task *task, struct cursor *to,
+	struct cursor *from)
+{
+	uint64_t left = task->bytes;
+	if (left == DIGEST_LEAF_BYTES && cursor_run(*to, left) == left &&
+		cursor_run(*from, left) == left && cursor_skip(to, 0) % 16 == 0 &&
+		cursor_skip(from, 0) % 16 == 0) {
+		task->copy = cursor_skip(to, left);
+		task->address = cursor_skip(from, left);
+		return;
+	}
+	while (left > 0) {
+		uint64_t part = cursor_run(*to, cursor_run(*from, left));
+		CUdeviceptr target = cursor_skip(to, part);
+		add_move(batch, target, cursor_skip(from, part), part);
+		left -= part;
+	}
+}
+
+int
+gpu_hash_add_copy(struct gpu_hash_batch *batch, const struct gpu_hash_range *to, uint32_t num_to,
+	const struct gpu_hash_range *from, uint32_t num_from)
+{
+	int number = gpu_hash_add(batch, to, num_to);
+	if (number < 0)
+		return number;
+	struct cursor target = {.ranges = to, .end = to + num_to};
+	struct cursor source = {.ranges = from, .end = from + num_from};
+	const struct chunk *chunk = &batch->chunks[number];
+	for (uint32_t i = 0; i < chunk->leaves; i++)
+		copy_leaf(batch, &batch->tasks[chunk->first + i], &target, &source);
+	return number;
+}
+
 /* ---- running -------------------------------------------------------------------------------- */
 
 static CUresult
@@ -289,8 +394,15 @@ queue(struct gpu_hash_batch *batch, CUstream stream, const char **ret_call)
 	const struct cuda *cuda = batch->cuda;
 	CUdeviceptr tasks = batch->device;
 	void *arguments[] = {&tasks};
+	CUresult result = CUDA_SUCCESS;
+	*ret_call = "cuMemcpyDtoDAsync";
+	for (uint32_t i = 0; i < batch->num_moves && result == CUDA_SUCCESS; i++)
+		result = cuda->cuMemcpyDtoDAsync(
+			batch->moves[i].to, batch->moves[i].from, batch->moves[i].bytes, stream);
+	if (result != CUDA_SUCCESS)
+		return result;
 	*ret_call = "cuMemcpyHtoDAsync";
-	CUresult result = cuda->cuMemcpyHtoDAsync(
+	result = cuda->cuMemcpyHtoDAsync(
 		tasks, batch->tasks, batch->num_leaves * sizeof(batch->tasks[0]), stream);
 	if (result == CUDA_SUCCESS && batch->num_pieces > 0)
 		result = cuda->cuMemcpyHtoDAsync(batch->device + batch->pieces_at, batch->pieces,

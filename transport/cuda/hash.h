@@ -11,8 +11,8 @@
  * The bytes may begin at any address. The last bytes of a range are read with up to 15 before and
  * behind them, never of another 16.
  *
- * One thread at a time, with the GPU's context current. Nothing here waits, and no call is made
- * between two launches that waits for the GPU.
+ * A batch belongs to one thread at a time, which has the GPU's context current; batches of one GPU
+ * may be at work on several threads at once. Nothing here waits for the GPU.
  */
 #ifndef TH_TRANSPORT_CUDA_HASH_H
 #define TH_TRANSPORT_CUDA_HASH_H
@@ -43,7 +43,7 @@ int gpu_hash_open(
 void gpu_hash_close(struct gpu_hash *hash);
 
 /*
- * Room for so many chunks, 1 .. GPU_HASH_CHUNKS_MAX: 14 KiB of GPU memory and of pinned host memory
+ * Room for so many chunks, 1 .. GPU_HASH_CHUNKS_MAX: 13 KiB of GPU memory and of pinned host memory
  * for one, 7 KiB for each other. 0, -ENOMEM or -EIO with a sentence.
  */
 int gpu_hash_batch_new(struct gpu_hash *hash, uint32_t chunks, struct gpu_hash_batch **ret_batch,
@@ -59,6 +59,13 @@ void gpu_hash_begin(struct gpu_hash_batch *batch);
  * room for any chunk).
  */
 int gpu_hash_add(struct gpu_hash_batch *batch, const struct gpu_hash_range *ranges, uint32_t count);
+/*
+ * ... and copies them on the way: the digest is of what was stored. As many bytes on each side,
+ * which have none in common, or there is a bug of the caller. Leaves that lie in one piece on both
+ * sides, at multiples of 16, are loaded once for both; others are copied and then hashed.
+ */
+int gpu_hash_add_copy(struct gpu_hash_batch *batch, const struct gpu_hash_range *to,
+	uint32_t num_to, const struct gpu_hash_range *from, uint32_t num_from);
 /*
  * Behind all that was queued on the stream. Once, then the values are there as soon as the stream
  * has come past it. 0, or -EIO with a sentence: some of it may be queued.

@@ -36,6 +36,13 @@ gpu_store(uint64_t address, uint64_t value)
 }
 
 GPU_CODE void
+gpu_store_pair(uint64_t address, struct pair value)
+{
+	two_words words = {value.low, value.high};
+	*(GPU_MEMORY two_words *)address = words;
+}
+
+GPU_CODE void
 gpu_store_byte(uint64_t address, uint8_t value)
 {
 	*(GPU_MEMORY uint8_t *)address = value;

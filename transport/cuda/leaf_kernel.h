@@ -4,7 +4,7 @@
  *
  * This is the one source of what leaf_kernel.ptx does, and of what the driver for tests does on a
  * CPU. Who includes it has defined GPU_CODE and GPU_TABLE (how functions and constants are
- * declared) and GPU_UNROLL (how often a loop is unrolled), and defines the four functions that
+ * declared) and GPU_UNROLL (how often a loop is unrolled), and defines the five functions that
  * touch GPU memory. It uses no more than C and C++ have in common.
  *
  * A leaf has a thread block of its own, which takes four steps with a barrier behind each:
@@ -21,7 +21,7 @@
  *
  * What it should make, reckoned for an H100 (132 processors, 1.7 GHz, 3.35 TB/s from memory):
  *  - Loads. Eight threads that follow each other load the 128 bytes of a line, 16 bytes each; a
- *    warp's load is four whole lines. No byte is loaded twice but the last 64 of a leaf.
+ *    warp's load is four whole lines. No byte is loaded twice.
  *  - In flight. To be kept busy, memory wants 3.35 TB/s x 0.8 us = 2.7 MB. A thread has 8 loads of
  *    16 bytes on the way: 32 KiB for a leaf, and with 64 registers a thread 4 leaves are on a
  *    processor at once: 16 MiB in all. One chunk alone (64 leaves) has 2 MiB.
@@ -62,10 +62,11 @@ struct pair { /* 16 bytes: two words that XXH3 swaps with each other */
 GPU_CODE struct pair gpu_load(uint64_t address);
 GPU_CODE uint8_t gpu_load_byte(uint64_t address);
 GPU_CODE void gpu_store(uint64_t address, uint64_t value);
+GPU_CODE void gpu_store_pair(uint64_t address, struct pair value);
 GPU_CODE void gpu_store_byte(uint64_t address, uint8_t value);
 
 struct leaf { /* one leaf's task, as it is in registers */
-	uint64_t address, list, to;
+	uint64_t address, list, to, copy;
 	uint32_t bytes, pieces;
 	uint32_t blocks;  /* that are followed by a scramble */
 	uint32_t stripes; /* of the block behind them; the last 64 bytes are a stripe once more */
@@ -75,6 +76,7 @@ struct leaf_shared { /* by the threads of a leaf */
 	uint64_t key[24];
 	/* Of each block: one half of its stripes, and the other. */
 	uint64_t sums[KERNEL_BLOCKS][2][8];
+	uint64_t last[8]; /* words, of a leaf that leaf_is_plain */
 	uint64_t mixed[8];
 };
 
@@ -208,25 +210,43 @@ leaf_keep(struct leaf_shared *shared, uint32_t block, struct leaf_place place, s
 	shared->sums[block][place.half][place.lane + 1] = sums.high;
 }
 
-/* Every second one of a block's stripes, in a whole leaf of one piece: all loads first. */
+/* One piece, whole and aligned, as most are. */
+GPU_CODE int
+leaf_is_plain(const struct leaf *leaf)
+{
+	return leaf->pieces == 1 && leaf->bytes == KERNEL_LEAF_BYTES && leaf->address % 16 == 0;
+}
+
+/*
+ * Every second one of a block's stripes, in a plain leaf: all loads first. What is copied is what
+ * is hashed: each byte is loaded once. The very last stripe is left to leaf_chain.
+ */
 GPU_CODE void
 leaf_sum_block(const struct leaf *leaf, struct leaf_shared *shared, uint32_t block,
 	struct leaf_place place)
 {
-	uint64_t from = leaf->address + block * KERNEL_BLOCK_BYTES +
-			place.half * KERNEL_STRIPE_BYTES + place.lane * 8u;
+	uint64_t at =
+		block * KERNEL_BLOCK_BYTES + place.half * KERNEL_STRIPE_BYTES + place.lane * 8u;
+	uint64_t from = leaf->address + at, to = leaf->copy + at;
 	struct pair data[KERNEL_AT_ONCE], sums = {0, 0};
 	GPU_UNROLL(8)
 	for (uint32_t i = 0; i < KERNEL_AT_ONCE; i++)
 		data[i] = gpu_load(from + i * 2 * KERNEL_STRIPE_BYTES);
 	/* Behind them, and for each block again: kept, the keys are 32 registers. */
 	__asm__ volatile("" : : : "memory");
+	if (leaf->copy) {
+		GPU_UNROLL(8)
+		for (uint32_t i = 0; i < KERNEL_AT_ONCE; i++)
+			gpu_store_pair(to + i * 2 * KERNEL_STRIPE_BYTES, data[i]);
+	}
 	GPU_UNROLL(8)
 	for (uint32_t i = 0; i < KERNEL_AT_ONCE; i++) {
 		uint32_t key = 2 * i + place.half + place.lane;
-		/* The very last stripe is leaf_chain's. */
-		if (i == KERNEL_AT_ONCE - 1 && block == KERNEL_BLOCKS - 1 && place.half == 1)
+		if (i == KERNEL_AT_ONCE - 1 && block == KERNEL_BLOCKS - 1 && place.half == 1) {
+			shared->last[place.lane] = data[i].low;
+			shared->last[place.lane + 1] = data[i].high;
 			break;
+		}
 		leaf_add(&sums, data[i], shared->key[key], shared->key[key + 1]);
 	}
 	leaf_keep(shared, block, place, sums);
@@ -285,7 +305,8 @@ GPU_CODE struct leaf
 leaf_fetch(uint64_t task)
 {
 	struct pair first = gpu_load(task), second = gpu_load(task + 16);
-	struct leaf leaf = {first.low, second.low, second.high, (uint32_t)first.high,
+	struct pair third = gpu_load(task + 32);
+	struct leaf leaf = {first.low, second.low, second.high, third.low, (uint32_t)first.high,
 		(uint32_t)(first.high >> 32), 0, 0};
 	leaf.blocks = (leaf.bytes - 1) / KERNEL_BLOCK_BYTES;
 	leaf.stripes = (leaf.bytes - 1) % KERNEL_BLOCK_BYTES / KERNEL_STRIPE_BYTES;
@@ -331,7 +352,7 @@ leaf_sum(uint32_t thread, const struct leaf *leaf, struct leaf_shared *shared)
 		GPU_UNROLL(1)
 		for (; block <= leaf->blocks; block += step)
 			leaf_sum_pieces(leaf, shared, block, place);
-	} else if (leaf->bytes < KERNEL_LEAF_BYTES || leaf->address % 16 != 0) {
+	} else if (!leaf_is_plain(leaf)) {
 		GPU_UNROLL(1)
 		for (; block <= leaf->blocks; block += step)
 			leaf_sum_piece(leaf, shared, block, place);
@@ -347,8 +368,13 @@ leaf_chain(uint32_t thread, const struct leaf *leaf, struct leaf_shared *shared)
 {
 	if (thread >= 8)
 		return;
-	struct pair last = leaf_load(leaf, leaf->bytes - KERNEL_STRIPE_BYTES + thread / 2 * 16);
-	uint64_t own = thread % 2 ? last.high : last.low, other = thread % 2 ? last.low : last.high;
+	uint64_t own = shared->last[thread], other = shared->last[thread ^ 1];
+	if (!leaf_is_plain(leaf)) {
+		struct pair last =
+			leaf_load(leaf, leaf->bytes - KERNEL_STRIPE_BYTES + thread / 2 * 16);
+		own = thread % 2 ? last.high : last.low;
+		other = thread % 2 ? last.low : last.high;
+	}
 	/* The secret at 128, and at 121. */
 	uint64_t scramble = shared->key[16 + thread];
 	uint64_t key = shared->key[15 + thread] >> 8 | scramble << 56;

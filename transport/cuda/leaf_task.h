@@ -19,6 +19,9 @@ struct leaf_task {        /* aligned to 16, as all that the kernel loads */
 	uint32_t pieces;  /* of the list */
 	uint64_t list;    /* of more than one piece: where they are */
 	uint64_t to;      /* the value, 8 bytes; of a short leaf the bytes themselves */
+	/* Where a whole leaf of one piece is copied to; 0: nowhere. Both are aligned to 16. */
+	uint64_t copy;
+	uint64_t reserved;
 };
 
 struct leaf_piece { /* one behind the other */
@@ -27,7 +30,7 @@ struct leaf_piece { /* one behind the other */
 	uint32_t bytes; /* never 0 */
 };
 
-_Static_assert(sizeof(struct leaf_task) == 32, "as the kernel loads it");
+_Static_assert(sizeof(struct leaf_task) == 48, "as the kernel loads it");
 _Static_assert(sizeof(struct leaf_piece) == 16, "as the kernel loads it");
 
 #endif

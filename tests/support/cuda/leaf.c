@@ -32,6 +32,12 @@ gpu_store(uint64_t address, uint64_t value)
 }
 
 static inline void
+gpu_store_pair(uint64_t address, struct pair value)
+{
+	*(struct pair *)kernel_memory(address, true) = value;
+}
+
+static inline void
 gpu_store_byte(uint64_t address, uint8_t value)
 {
 	*(uint8_t *)kernel_memory(address, true) = value;
