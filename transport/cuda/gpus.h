@@ -41,7 +41,8 @@ struct gpus_config {
 	 * sentence; sock stays the caller's. On the GPU's thread. */
 	int (*launch)(void *arg, int sock, pid_t *ret_pid, struct th_err *err);
 	void *arg;
-	/* Of a handle, which a stranger sent: to close it may take for ever. NULL: close(). */
+	/* Of a handle, which a stranger sent: to close it may take for ever. Any thread. NULL:
+	 * close(). */
 	void (*close_fd)(int fd);
 	uint64_t staging_bytes; /* of all blocks */
 	int64_t hang_ns;        /* a process that owes an answer for so long is killed: 10 s */
@@ -51,7 +52,10 @@ struct gpus_config {
 };
 
 int gpus_new(const struct gpus_config *config, struct th_err *err, struct gpus **ret_gpus);
-/* After the last space, block and request; ends all processes. NULL: nothing. */
+/*
+ * Ends all processes. Requests that are under way then fail, and their spaces and blocks are given
+ * back in `done`; whoever waits to be told is told. After all others. NULL: nothing.
+ */
 void gpus_free(struct gpus *gpus);
 
 /* ---- a worker's memory --------------------------------------------------------------------- */
@@ -72,13 +76,14 @@ int gpu_space_wake_fd(const struct gpu_space *space);
  */
 int gpu_space_add(struct gpu_space *space, const struct cuda_handle *handle, uint64_t base, int fd,
 	struct th_err *err, uint64_t *ret_piece);
-/* Nobody uses it any more. */
+/* Nobody begins to use it any more: requests that have not begun fail. */
 void gpu_space_forget(struct gpu_space *space, uint64_t piece);
 /* All of [address, address + bytes) is in pieces, one behind the other. */
 bool gpu_space_has(struct gpu_space *space, uint64_t address, uint64_t bytes);
 /*
  * Calls settled(arg, err) once, on the GPU's thread, when every piece that was added before has
- * been opened or has failed: err->code is 0 or the first failure, TH_E_MEMORY_KIND with the reason.
+ * been opened or has failed: err->code is 0 or the first failure, TH_E_MEMORY_KIND with the reason;
+ * what had failed before is tried again. TH_E_STALE_MEMORY: the last reference went meanwhile.
  */
 void gpu_space_settle(struct gpu_space *space,
 	void (*settled)(void *arg, const struct th_err *result), void *arg);
@@ -119,9 +124,13 @@ struct gpus_waiter {
 	struct gpus_waiter *next; /* the stage's */
 	/* A block for who waits; from any thread, with a lock held: no call back in here. */
 	void (*granted)(struct gpus_waiter *waiter, uint8_t *data);
+	/* May have it for as long as a peer likes, so it gets none of the last quarter of them: who
+	 * only takes in what peers send is never stopped by those who wait for peers. */
+	bool keeps;
 };
 
-/* One that is free now; NULL: waiter (may be NULL) is called later, in the order of asking. */
+/* One that is free now; NULL: waiter (may be NULL) is called later, in the order of asking, but for
+ * those who keep theirs: they are passed over when there are few. */
 uint8_t *gpus_block_take(struct gpus *gpus, struct gpus_waiter *waiter);
 /* Does not want any more. False: it was granted already. */
 bool gpus_block_cancel(struct gpus *gpus, struct gpus_waiter *waiter);

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * scripted_gpu - see scripted_gpu.h. After the fork it takes no memory: other threads were there.
+ */
+#include "tests/support/cuda/scripted_gpu.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "ipc/base/assert.h"
+#include "transport/digest.h"
+
+#define PIECES_MAX 8192u
+
+struct piece {
+	uint64_t worker, number, at, bytes;
+};
+
+struct life {
+	struct script *script;
+	int sock;
+	struct piece *pieces; /* mapped */
+	uint32_t count;
+	uint8_t *areas[GPU_AREAS_MAX];
+	uint64_t area_bytes[GPU_AREAS_MAX];
+	uint8_t *scratch; /* mapped */
+	_Alignas(8) uint8_t message[GPU_MESSAGE_BYTES_MAX];
+};
+
+static void *
+map(size_t bytes, int flags)
+{
+	void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0);
+	TH_ASSERT(memory != MAP_FAILED);
+	return memory;
+}
+
+struct script *
+script_new(void)
+{
+	return map(sizeof(struct script), MAP_SHARED);
+}
+
+void
+script_free(struct script *script)
+{
+	(void)munmap(script, sizeof(*script));
+}
+
+struct script_step *
+script_add(struct script *script, enum gpu_message_kind kind, enum script_act act, int after,
+	int times)
+{
+	for (uint32_t i = 0; i < SCRIPT_STEPS_MAX; i++) {
+		struct script_step *step = &script->steps[i];
+		if (step->kind != 0)
+			continue;
+		step->act = act;
+		step->after = after;
+		step->times = times;
+		step->code = TH_E_MEMORY_KIND;
+		step->kind = kind;
+		return step;
+	}
+	TH_ASSERT(!"more steps than there is room for");
+	return NULL;
+}
+
+/* ---- the process --------------------------------------------------------------------------- */
+
+static void
+sleep_for_ever(void)
+{
+	for (;;)
+		pause();
+}
+
+static void
+answer(struct life *life, const struct script_step *step, void *message, size_t bytes, char *text)
+{
+	static uint8_t room[1024];
+	memcpy(room, message, bytes);
+	if (step && step->act == SCRIPT_ENDLESS)
+		memset(room + (text - (char *)message), 'x', GPU_TEXT_BYTES);
+	if (step && step->act == SCRIPT_SHORT)
+		bytes -= 4;
+	if (step && step->act == SCRIPT_LONG)
+		bytes += 4;
+	if (send(life->sock, room, bytes, MSG_NOSIGNAL) < 0)
+		_exit(0);
+}
+
+static bool
+lies(const struct script_step *step)
+{
+	return step && step->act == SCRIPT_LIE;
+}
+
+static int
+code_of(const struct script_step *step, char *text)
+{
+	if (!step || step->act != SCRIPT_REFUSE)
+		return 0;
+	memcpy(text, "the script says no", 19);
+	return step->code;
+}
+
+/* The step that is met; those that end the process do not come back. */
+static const struct script_step *
+meet(struct life *life, uint32_t kind, uint64_t piece)
+{
+	for (uint32_t i = 0; i < SCRIPT_STEPS_MAX; i++) {
+		struct script_step *step = &life->script->steps[i];
+		if (step->kind != kind || (step->piece > 0 && step->piece != piece))
+			continue;
+		int seen = step->seen++;
+		if (seen < step->after || seen >= step->after + step->times)
+			continue;
+		step->met++;
+		switch (step->act) {
+		case SCRIPT_DIE:
+			raise(SIGKILL);
+			break;
+		case SCRIPT_HANG:
+			sleep_for_ever();
+			break;
+		case SCRIPT_CLOSE:
+			close(life->sock);
+			sleep_for_ever();
+			break;
+		case SCRIPT_WAIT:
+			while (!life->script->go)
+				usleep(1000);
+			break;
+		case SCRIPT_REFUSE:
+		case SCRIPT_LIE:
+		case SCRIPT_SHORT:
+		case SCRIPT_LONG:
+		case SCRIPT_ENDLESS:
+			break;
+		}
+		return step;
+	}
+	return NULL;
+}
+
+static const struct piece *
+find(const struct life *life, const struct gpu_range *range)
+{
+	for (uint32_t i = 0; i < life->count; i++) {
+		const struct piece *piece = &life->pieces[i];
+		if (piece->worker == range->worker && piece->number == range->piece)
+			return piece;
+	}
+	return NULL;
+}
+
+static void
+start(struct life *life)
+{
+	const struct gpu_start *start = (const void *)life->message;
+	struct gpu_ready ready = {.kind = GPU_READY,
+		.context_bytes = 1 << 20,
+		.total_bytes = SCRIPT_MEMORY_BYTES,
+		.name = "a scripted GPU",
+		.pci = "0000:01:00.0"};
+	life->script->flags = start->flags;
+	const struct script_step *step = meet(life, GPU_START, 0);
+	ready.code = code_of(step, ready.text);
+	if (lies(step))
+		ready.kind = GPU_DONE;
+	answer(life, step, &ready, sizeof(ready), ready.text);
+}
+
+static void
+take_area(struct life *life, int fd)
+{
+	const struct gpu_area *area = (const void *)life->message;
+	struct gpu_area_is is = {.kind = GPU_AREA_IS, .area = area->area, .pinned = 1};
+	const struct script_step *step = meet(life, GPU_AREA, 0);
+	life->areas[area->area] =
+		mmap(NULL, area->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	TH_ASSERT(life->areas[area->area] != MAP_FAILED);
+	life->area_bytes[area->area] = area->bytes;
+	is.code = code_of(step, is.text);
+	is.area += lies(step);
+	answer(life, step, &is, sizeof(is), is.text);
+}
+
+static void
+open_piece(struct life *life)
+{
+	const struct gpu_open *open = (const void *)life->message;
+	struct gpu_opened opened = {
+		.kind = GPU_OPENED, .worker = open->worker, .piece = open->piece};
+	const struct script_step *step = meet(life, GPU_OPEN, open->piece);
+	opened.code = code_of(step, opened.text);
+	opened.piece += lies(step);
+	TH_ASSERT(life->count < PIECES_MAX);
+	TH_ASSERT(th_range_fits(open->handle.id, open->handle.bytes, SCRIPT_MEMORY_BYTES));
+	if (opened.code == 0)
+		life->pieces[life->count++] = (struct piece){
+			open->worker, open->piece, open->handle.id, open->handle.bytes};
+	answer(life, step, &opened, sizeof(opened), opened.text);
+}
+
+static void
+leave(struct life *life)
+{
+	const struct gpu_leave *leave = (const void *)life->message;
+	struct gpu_left left = {.kind = GPU_LEFT, .worker = leave->worker, .piece = leave->piece};
+	const struct script_step *step = meet(life, GPU_LEAVE, 0);
+	for (uint32_t i = 0; i < life->count;) {
+		const struct piece *piece = &life->pieces[i];
+		if (piece->worker == leave->worker &&
+			(leave->piece == UINT64_MAX || leave->piece == piece->number))
+			life->pieces[i] = life->pieces[--life->count];
+		else
+			i++;
+	}
+	left.code = code_of(step, left.text);
+	left.worker += lies(step);
+	left.imports = life->count;
+	answer(life, step, &left, sizeof(left), left.text);
+}
+
+/* 0, or not all of it is open. */
+static int
+move(struct life *life, const struct gpu_range *ranges, uint32_t count, uint8_t *bytes, bool out)
+{
+	if (count > life->script->ranges_max)
+		life->script->ranges_max = count;
+	for (uint32_t i = 0; i < count; i++) {
+		const struct piece *piece = find(life, &ranges[i]);
+		if (!piece)
+			return TH_E_STALE_MEMORY;
+		TH_ASSERT(th_range_fits(ranges[i].at, ranges[i].bytes, piece->bytes));
+		uint8_t *memory = life->script->memory + piece->at + ranges[i].at;
+		if (out)
+			memcpy(bytes, memory, ranges[i].bytes);
+		else
+			memcpy(memory, bytes, ranges[i].bytes);
+		bytes += ranges[i].bytes;
+	}
+	return 0;
+}
+
+static void
+run(struct life *life, size_t bytes)
+{
+	const struct gpu_run *run = (const void *)life->message;
+	const struct gpu_range *to = (const void *)(run + 1), *from = to + run->num_to;
+	struct gpu_done done = {.kind = GPU_DONE, .run = run->run};
+	uint64_t sums[2] = {0, 0};
+	const struct script_step *step =
+		meet(life, GPU_RUN, run->num_to > 0 ? to[0].piece : from[0].piece);
+	TH_ASSERT(bytes == sizeof(*run) + (run->num_to + run->num_from) * sizeof(*to));
+	for (uint32_t i = 0; i < run->num_to; i++)
+		sums[0] += to[i].bytes;
+	for (uint32_t i = 0; i < run->num_from; i++)
+		sums[1] += from[i].bytes;
+	TH_ASSERT(run->num_to == 0 || sums[0] == run->bytes);
+	TH_ASSERT(run->num_from == 0 || sums[1] == run->bytes);
+	TH_ASSERT(run->num_to <= GPU_RANGES_MAX && run->num_from <= GPU_RANGES_MAX);
+	done.code = code_of(step, done.text);
+	uint8_t *data = life->scratch;
+	if (run->op == GPU_READ || run->op == GPU_WRITE) {
+		TH_ASSERT(run->area < GPU_AREAS_MAX && life->areas[run->area]);
+		TH_ASSERT(th_range_fits(run->area_at, run->bytes, life->area_bytes[run->area]));
+		data = life->areas[run->area] + run->area_at;
+	}
+	if (done.code == 0 && run->num_from > 0)
+		done.code = move(life, from, run->num_from, data, true);
+	if (done.code == 0 && run->num_to > 0)
+		done.code = move(life, to, run->num_to, data, false);
+	if (done.code == 0 && (run->hashes || run->op == GPU_HASH))
+		done.digest = digest_of(data, run->bytes);
+	done.run += lies(step) ? 256 : 0;
+	answer(life, step, &done, sizeof(done), done.text);
+}
+
+static size_t
+hear(struct life *life, int *ret_fd)
+{
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control;
+	struct iovec part = {.iov_base = life->message, .iov_len = sizeof(life->message)};
+	struct msghdr message = {.msg_iov = &part,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control)};
+	ssize_t got = recvmsg(life->sock, &message, MSG_CMSG_CLOEXEC);
+	*ret_fd = -1;
+	if (got <= 0)
+		_exit(0);
+	TH_ASSERT(!(message.msg_flags & MSG_TRUNC));
+	if (message.msg_controllen >= CMSG_LEN(sizeof(int)))
+		memcpy(ret_fd, CMSG_DATA(&control.head), sizeof(*ret_fd));
+	return (size_t)got;
+}
+
+static void
+live(struct script *script, int sock)
+{
+	struct life *life = map(sizeof(*life), MAP_PRIVATE);
+	life->script = script;
+	life->sock = sock;
+	life->pieces = map(PIECES_MAX * sizeof(struct piece), MAP_PRIVATE);
+	life->scratch = map(CHUNK_BYTES_MAX, MAP_PRIVATE);
+	script->lives++;
+	for (;;) {
+		int fd;
+		size_t bytes = hear(life, &fd);
+		uint32_t kind = *(const uint32_t *)(const void *)life->message;
+		script->messages[kind & 15]++;
+		if (kind == GPU_START)
+			start(life);
+		else if (kind == GPU_AREA)
+			take_area(life, fd);
+		else if (kind == GPU_OPEN)
+			open_piece(life);
+		else if (kind == GPU_LEAVE)
+			leave(life);
+		else if (kind == GPU_RUN)
+			run(life, bytes);
+		else
+			TH_ASSERT(!"an unknown message");
+		if (fd >= 0)
+			close(fd);
+	}
+}
+
+int
+script_launch(void *arg, int sock, pid_t *ret_pid, struct th_err *err)
+{
+	pid_t pid = fork();
+	if (pid < 0)
+		return th_fail(err, -errno, "no process for a scripted GPU");
+	if (pid == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (int fd = 3; fd < 256; fd++) {
+			if (fd != sock)
+				close(fd);
+		}
+		live(arg, sock);
+	}
+	*ret_pid = pid;
+	return 0;
+}

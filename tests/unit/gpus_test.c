@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gpus_test - requests, spaces and blocks over a scripted process, one that does what it should.
+ */
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
+#include "tests/support/cuda/scripted_gpu.h"
+#include "transport/digest.h"
+
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+#define BASE UINT64_C(0x7f0000000000)
+#define PATIENCE_NS INT64_C(60000000000)
+
+static struct script *script;
+static struct gpus *gpus;
+static struct th_err err;
+static const uint8_t uuids[2][16] = {"the first GPU", "the second GPU"};
+
+static struct gpus_config
+config(void)
+{
+	return (struct gpus_config){.launch = script_launch,
+		.arg = script,
+		.staging_bytes = 8 * MIB,
+		.hang_ns = PATIENCE_NS,
+		.leave_ns = PATIENCE_NS,
+		.idle_ns = PATIENCE_NS};
+}
+
+static void
+begin(const struct gpus_config *as)
+{
+	TH_ASSERT(gpus_new(as, &err, &gpus) == 0);
+}
+
+static void
+set_up(void)
+{
+	script = script_new();
+	struct gpus_config as = config();
+	begin(&as);
+	for (size_t i = 0; i < SCRIPT_MEMORY_BYTES; i += 8)
+		memcpy(script->memory + i, &i, 8);
+}
+
+static void
+tear_down(void)
+{
+	gpus_free(gpus);
+	script_free(script);
+}
+
+TestSuite(gpus, .init = set_up, .fini = tear_down);
+
+/* A piece of which the worker's address is BASE and its place in the GPU's memory. */
+static uint64_t
+add(struct gpu_space *space, uint64_t at, uint64_t bytes)
+{
+	uint64_t piece = 0;
+	struct cuda_handle handle = {.kind = CUDA_KIND_LEGACY, .bytes = bytes, .id = at};
+	memcpy(handle.uuid, gpu_space_uuid(space), 16);
+	int rc = gpu_space_add(space, &handle, BASE + at, -1, &err, &piece);
+	cr_assert_eq(rc, 0, "%s", err.text);
+	return piece;
+}
+
+struct waits {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	unsigned count;
+	struct th_err result;
+};
+
+static struct waits waits = {
+	.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static void
+happens(void)
+{
+	pthread_mutex_lock(&waits.lock);
+	waits.count++;
+	pthread_cond_broadcast(&waits.changed);
+	pthread_mutex_unlock(&waits.lock);
+}
+
+static void
+wait_for(unsigned count)
+{
+	pthread_mutex_lock(&waits.lock);
+	while (waits.count < count)
+		pthread_cond_wait(&waits.changed, &waits.lock);
+	waits.count -= count;
+	pthread_mutex_unlock(&waits.lock);
+}
+
+static void
+settled(void *arg, const struct th_err *result)
+{
+	*(struct th_err *)arg = *result;
+	happens();
+}
+
+static int
+settle(struct gpu_space *space)
+{
+	gpu_space_settle(space, settled, &waits.result);
+	wait_for(1);
+	return waits.result.code;
+}
+
+static void
+done(struct gpu_request *request)
+{
+	(void)request;
+	happens();
+}
+
+static int
+carry(struct gpu_request *request)
+{
+	request->done = done;
+	gpu_submit(request);
+	wait_for(1);
+	return request->code;
+}
+
+static struct gpu_space *
+space_new(unsigned gpu)
+{
+	struct gpu_space *space = gpu_space_new(gpus, uuids[gpu], "m/r/0", &err);
+	cr_assert(space, "%s", err.text);
+	return space;
+}
+
+static bool
+same(struct th_hash a, struct th_hash b)
+{
+	return a.lo == b.lo && a.hi == b.hi;
+}
+
+Test(gpus, bytes__over_pieces__are_read_and_written)
+{
+	struct gpu_space *space = space_new(0);
+	uint8_t *data = gpus_block_take(gpus, NULL);
+	add(space, 0, MIB);
+	add(space, MIB, MIB);
+	cr_assert_eq(settle(space), 0, "%s", waits.result.text);
+	cr_assert(gpu_space_has(space, BASE, 2 * MIB));
+	cr_assert(!gpu_space_has(space, BASE, 2 * MIB + 1));
+	cr_assert(!gpu_space_has(space, BASE - 1, 2));
+	struct gpu_span span = {space, BASE + MIB - 100, 300 * KIB};
+	struct gpu_request read = {.op = GPU_READ,
+		.from = &span,
+		.num_from = 1,
+		.data = data,
+		.bytes = 300 * KIB,
+		.hashes = true};
+	cr_assert_eq(carry(&read), 0, "%s", read.text);
+	cr_assert_arr_eq(data, script->memory + MIB - 100, 300 * KIB);
+	cr_assert(same(read.digest, digest_of(data, 300 * KIB)));
+	memset(data, 7, 300 * KIB);
+	struct gpu_request write = {
+		.op = GPU_WRITE, .to = &span, .num_to = 1, .data = data, .bytes = 300 * KIB};
+	cr_assert_eq(carry(&write), 0, "%s", write.text);
+	cr_assert_arr_eq(script->memory + MIB - 100, data, 300 * KIB);
+	struct gpu_request hash = {
+		.op = GPU_HASH, .from = &span, .num_from = 1, .bytes = 300 * KIB};
+	cr_assert_eq(carry(&hash), 0, "%s", hash.text);
+	cr_assert(same(hash.digest, digest_of(data, 300 * KIB)));
+	gpus_block_give(gpus, data);
+	gpu_space_release(space);
+}
+
+/* Every second 64 bytes of a chunk's worth: more ranges than any message has. */
+#define STRIDE 128u
+#define PART 64u
+#define PARTS 8000u
+static struct gpu_span parts[2][PARTS];
+
+static void
+scatter(struct gpu_span *spans, struct gpu_space *space, uint64_t at)
+{
+	for (unsigned i = 0; i < PARTS; i++)
+		spans[i] = (struct gpu_span){space, BASE + at + i * STRIDE, PART};
+}
+
+static void
+gather(uint8_t *to, uint64_t at)
+{
+	for (unsigned i = 0; i < PARTS; i++)
+		memcpy(to + i * PART, script->memory + at + i * STRIDE, PART);
+}
+
+Test(gpus, a_request__of_thousands_of_spans__is_cut_and_hashed)
+{
+	static uint8_t expected[PARTS * PART], got[PARTS * PART];
+	struct gpu_space *space = space_new(0);
+	uint8_t *data = gpus_block_take(gpus, NULL);
+	add(space, 0, 4 * MIB);
+	add(space, 4 * MIB, 4 * MIB);
+	scatter(parts[0], space, 100);
+	scatter(parts[1], space, 5 * MIB);
+	gather(expected, 100);
+	struct th_hash digest = digest_of(expected, sizeof(expected));
+	struct gpu_request request = {.op = GPU_READ,
+		.from = parts[0],
+		.num_from = PARTS,
+		.data = data,
+		.bytes = PARTS * PART,
+		.hashes = true};
+	cr_assert_eq(carry(&request), 0, "%s", request.text);
+	cr_assert_arr_eq(data, expected, sizeof(expected));
+	cr_assert(same(request.digest, digest));
+	request = (struct gpu_request){
+		.op = GPU_HASH, .from = parts[0], .num_from = PARTS, .bytes = PARTS * PART};
+	cr_assert_eq(carry(&request), 0, "%s", request.text);
+	cr_assert(same(request.digest, digest));
+	request = (struct gpu_request){.op = GPU_COPY,
+		.to = parts[1],
+		.num_to = PARTS,
+		.from = parts[0],
+		.num_from = PARTS,
+		.bytes = PARTS * PART,
+		.hashes = true};
+	cr_assert_eq(carry(&request), 0, "%s", request.text);
+	cr_assert(same(request.digest, digest));
+	gather(got, 5 * MIB);
+	cr_assert_arr_eq(got, expected, sizeof(expected));
+	cr_assert_eq(script->ranges_max, GPU_RANGES_MAX);
+	gpus_block_give(gpus, data);
+	gpu_space_release(space);
+}
+
+Test(gpus, a_copy__between_two_gpus__opens_both_ends_where_it_goes_to)
+{
+	struct gpu_space *spaces[2] = {space_new(0), space_new(1)};
+	struct gpu_status status[2];
+	add(spaces[0], 0, MIB);
+	add(spaces[1], 8 * MIB, MIB);
+	cr_assert_eq(settle(spaces[0]), 0);
+	struct gpu_span from = {spaces[0], BASE, MIB}, to = {spaces[1], BASE + 8 * MIB, MIB};
+	struct gpu_request copy = {.op = GPU_COPY,
+		.to = &to,
+		.num_to = 1,
+		.from = &from,
+		.num_from = 1,
+		.bytes = MIB,
+		.hashes = true};
+	cr_assert_eq(carry(&copy), 0, "%s", copy.text);
+	cr_assert_arr_eq(script->memory + 8 * MIB, script->memory, MIB);
+	cr_assert(same(copy.digest, digest_of(script->memory, MIB)));
+	cr_assert_eq(gpus_status(gpus, status, 2), 2);
+	cr_assert_eq(status[1].pieces, 1);
+	gpu_space_release(spaces[0]);
+	for (;;) { /* it leaves both */
+		gpus_status(gpus, status, 2);
+		if (status[0].imports == 0 && status[1].imports == 1)
+			break;
+		usleep(1000);
+	}
+	cr_assert_eq(status[1].bytes_copied, MIB);
+	gpu_space_release(spaces[1]);
+}
+
+Test(gpus, many_requests__at_once__are_all_done)
+{
+	static struct gpu_request requests[2000];
+	struct gpu_space *space = space_new(0);
+	add(space, 0, 4 * MIB);
+	struct gpu_span span = {space, BASE, 4096};
+	for (unsigned i = 0; i < 2000; i++) {
+		requests[i] = (struct gpu_request){
+			.op = GPU_HASH, .from = &span, .num_from = 1, .bytes = 4096, .done = done};
+		gpu_submit(&requests[i]);
+	}
+	wait_for(2000);
+	for (unsigned i = 0; i < 2000; i++)
+		cr_assert(same(requests[i].digest, digest_of(script->memory, 4096)));
+	gpu_space_release(space);
+}
+
+Test(gpus, a_piece__that_is_forgotten__is_closed_and_not_found)
+{
+	struct gpu_space *space = space_new(0);
+	struct gpu_status status;
+	uint64_t piece = add(space, 0, MIB);
+	add(space, MIB, MIB);
+	cr_assert_eq(settle(space), 0);
+	gpu_space_forget(space, piece);
+	cr_assert(!gpu_space_has(space, BASE, 1));
+	struct gpu_span span = {space, BASE, 4096};
+	struct gpu_request hash = {.op = GPU_HASH, .from = &span, .num_from = 1, .bytes = 4096};
+	cr_assert_eq(carry(&hash), TH_E_STALE_MEMORY);
+	cr_assert(strstr(hash.text, "m/r/0"), "%s", hash.text);
+	do {
+		gpus_status(gpus, &status, 1);
+	} while (status.imports != 1);
+	cr_assert_eq(status.import_bytes, MIB);
+	add(space, 0, MIB);
+	cr_assert_eq(carry(&hash), 0, "%s", hash.text);
+	gpu_space_release(space);
+}
+
+Test(gpus, a_piece__that_does_not_fit__is_refused)
+{
+	struct gpu_space *space = space_new(0);
+	uint64_t piece;
+	struct cuda_handle handle = {.kind = CUDA_KIND_LEGACY, .bytes = MIB};
+	add(space, MIB, MIB);
+	memcpy(handle.uuid, uuids[0], 16);
+	cr_assert_eq(gpu_space_add(space, &handle, BASE + 1, -1, &err, &piece), TH_E_INVALID);
+	cr_assert_eq(
+		gpu_space_add(space, &handle, BASE + 2 * MIB - 1, -1, &err, &piece), TH_E_INVALID);
+	cr_assert_eq(gpu_space_add(space, &handle, UINT64_MAX - 5, -1, &err, &piece), TH_E_INVALID);
+	handle.uuid[0]++;
+	cr_assert_eq(gpu_space_add(space, &handle, BASE, -1, &err, &piece), TH_E_INVALID);
+	gpu_space_release(space);
+}
+
+struct own_waiter {
+	struct gpus_waiter waiter;
+	uint8_t *data;
+	unsigned order;
+};
+static unsigned granted_so_far;
+
+static void
+granted(struct gpus_waiter *waiter, uint8_t *data)
+{
+	struct own_waiter *own = (struct own_waiter *)waiter;
+	own->data = data;
+	own->order = ++granted_so_far;
+}
+
+Test(gpus, blocks__that_are_out__are_granted_in_the_order_of_asking)
+{
+	uint8_t *blocks[16];
+	struct gpus_stage_status status;
+	struct own_waiter waiters[3] = {{{.granted = granted}, NULL, 0},
+		{{.granted = granted}, NULL, 0}, {{.granted = granted}, NULL, 0}};
+	gpu_space_release(space_new(0));
+	for (unsigned i = 0; i < 16; i++) {
+		blocks[i] = gpus_block_take(gpus, NULL);
+		cr_assert(blocks[i]);
+		memset(blocks[i], (int)i, GPUS_BLOCK_BYTES);
+	}
+	for (unsigned i = 0; i < 16; i++)
+		cr_assert_eq(blocks[i][GPUS_BLOCK_BYTES - 1], i);
+	for (unsigned i = 0; i < 3; i++)
+		cr_assert_null(gpus_block_take(gpus, &waiters[i].waiter));
+	cr_assert(gpus_block_cancel(gpus, &waiters[1].waiter));
+	cr_assert(!gpus_block_cancel(gpus, &waiters[1].waiter));
+	gpus_block_give(gpus, blocks[3]);
+	cr_assert_eq(waiters[0].data, blocks[3]);
+	gpus_block_give(gpus, blocks[5]);
+	cr_assert_eq(waiters[2].data, blocks[5]);
+	cr_assert_eq(waiters[2].order, 2);
+	gpus_stage_status(gpus, &status);
+	cr_assert_eq(status.bytes_in_use, 8 * MIB);
+	cr_assert_eq(status.waits, 3);
+	for (unsigned i = 0; i < 16; i++)
+		gpus_block_give(gpus, blocks[i]);
+	gpus_stage_status(gpus, &status);
+	cr_assert_eq(status.bytes_in_use, 0);
+	cr_assert_eq(status.bytes, 0); /* no process that could have pinned them */
+}
+
+Test(gpus, who_keeps_blocks__leaves_a_quarter_to_the_others)
+{
+	uint8_t *blocks[16];
+	struct own_waiter keeper = {{.granted = granted, .keeps = true}, NULL, 0};
+	struct own_waiter other = {{.granted = granted}, NULL, 0};
+	gpu_space_release(space_new(0));
+	for (unsigned i = 0; i < 12; i++)
+		blocks[i] = gpus_block_take(gpus, &keeper.waiter);
+	cr_assert(blocks[11]);
+	cr_assert_null(gpus_block_take(gpus, &keeper.waiter));
+	for (unsigned i = 12; i < 16; i++)
+		blocks[i] = gpus_block_take(gpus, &other.waiter);
+	cr_assert(blocks[15]);
+	cr_assert_null(gpus_block_take(gpus, &other.waiter));
+	gpus_block_give(gpus, blocks[0]); /* the second in the queue */
+	cr_assert_eq(other.data, blocks[0]);
+	for (unsigned i = 1; i < 5; i++) {
+		cr_assert_null(keeper.data);
+		gpus_block_give(gpus, blocks[i]);
+	}
+	cr_assert_null(keeper.data);
+	gpus_block_give(gpus, blocks[5]);
+	cr_assert_eq(keeper.data, blocks[5]);
+	for (unsigned i = 5; i < 16; i++)
+		gpus_block_give(gpus, blocks[i]);
+	gpus_block_give(gpus, other.data);
+}
+
+Test(gpus, staging__less_than_a_block__is_refused)
+{
+	struct gpus_config as = config();
+	struct gpus *other;
+	as.staging_bytes = GPUS_BLOCK_BYTES - 1;
+	cr_assert_eq(gpus_new(&as, &err, &other), TH_E_INVALID);
+	cr_assert(strstr(err.text, "gpu.staging"), "%s", err.text);
+}
