@@ -22,6 +22,7 @@
 
 static struct machine machine;
 static struct cuda cuda;
+static struct import_pools pools = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static struct th_err err;
 static enum cuda_kind kind; /* of the worker's memory */
 
@@ -141,7 +142,7 @@ through(enum cuda_kind of)
 	int fd = hear(person.sock, &handle, sizeof(handle));
 	cr_assert_eq(fd >= 0, of != CUDA_KIND_LEGACY);
 	cr_assert_eq(import_device(&cuda, handle.uuid, &err), 0);
-	cr_assert_eq(import_new(&cuda, 0, &handle, fd, &import, &err), 0, "%s", err.text);
+	cr_assert_eq(import_new(&cuda, 0, &pools, &handle, fd, &import, &err), 0, "%s", err.text);
 	th_fd_close(&fd);
 	cr_assert_eq(import.bytes, PIECE_BYTES);
 	OK(cuda.cuMemcpyDtoH(&got, import.address, 1));
@@ -152,8 +153,8 @@ through(enum cuda_kind of)
 	/* The worker is gone; what it wrote is not. */
 	OK(cuda.cuMemcpyDtoH(&got, import.address, 1));
 	cr_assert_eq(got, 'w');
-	cr_assert_eq(import_end(&cuda, &import, &err), 0, "%s", err.text);
-	cr_assert_eq(import_end(&cuda, &import, &err), 0, "nothing is left to end");
+	cr_assert_eq(import_end(&cuda, &pools, &import, &err), 0, "%s", err.text);
+	cr_assert_eq(import_end(&cuda, &pools, &import, &err), 0, "nothing is left to end");
 	expect_nothing_left();
 	expect_free();
 }
@@ -241,8 +242,8 @@ static void
 expect_refusal(const struct cuda_handle *handle, int fd, int code)
 {
 	struct cuda_import import = {.address = 1};
-	cr_assert_eq(import_new(&cuda, 0, handle, fd, &import, &err), code, "%d: %s", err.code,
-		err.text);
+	cr_assert_eq(import_new(&cuda, 0, &pools, handle, fd, &import, &err), code, "%d: %s",
+		err.code, err.text);
 	cr_assert_eq(import.address, 1, "untouched");
 	expect_nothing_left();
 }
@@ -325,11 +326,11 @@ Test(cuda_import, open__driver_fails_at_any_call__leaves_nothing, .init = setup,
 			struct cuda_import import = {.address = 0};
 			int plan = machine_plan(&machine, FAULT_RESULT, getpid(), calls[c], 0,
 				CUDA_ERROR_OUT_OF_MEMORY);
-			int rc = import_new(&cuda, 0, &handle, fd, &import, &err);
+			int rc = import_new(&cuda, 0, &pools, &handle, fd, &import, &err);
 			machine_lift(&machine, plan);
 			cr_assert_eq(rc, machine_met(&machine, plan) ? -ENOMEM : 0, "%s", err.text);
 			met += machine_met(&machine, plan);
-			cr_assert_eq(import_end(&cuda, &import, &err), 0);
+			cr_assert_eq(import_end(&cuda, &pools, &import, &err), 0);
 			expect_nothing_left();
 		}
 		th_fd_close(&fd);
@@ -348,11 +349,100 @@ Test(cuda_import, end__driver_fails__says_so_once, .init = setup, .fini = teardo
 	struct person person = person_new(worker);
 	cuda = cuda_ready(0);
 	int fd = hear(person.sock, &handle, sizeof(handle));
-	cr_assert_eq(import_new(&cuda, 0, &handle, fd, &import, &err), 0);
+	cr_assert_eq(import_new(&cuda, 0, &pools, &handle, fd, &import, &err), 0);
 	th_fd_close(&fd);
 	person_kill(&person);
 	machine_plan(&machine, FAULT_RESULT, 0, CALL_cuMemUnmap, 0, CUDA_ERROR_UNKNOWN);
-	cr_assert_eq(import_end(&cuda, &import, &err), TH_E_MEMORY_KIND);
+	cr_assert_eq(import_end(&cuda, &pools, &import, &err), TH_E_MEMORY_KIND);
 	cr_assert(strstr(err.text, "cannot be closed: CUDA_ERROR_UNKNOWN"), "%s", err.text);
-	cr_assert_eq(import_end(&cuda, &import, &err), 0);
+	cr_assert_eq(import_end(&cuda, &pools, &import, &err), 0);
+}
+
+/* ---- several of one pool, and another GPU's ------------------------------------------------- */
+
+/* Two pieces of one pool, each with a descriptor of its own. */
+static void
+pool_worker(int sock)
+{
+	struct cuda own = cuda_ready(0);
+	const CUmemPoolProps form = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+	CUmemoryPool pool = NULL;
+	char step = 0;
+	GOOD(own.cuMemPoolCreate(&pool, &form));
+	for (int i = 0; i < 2; i++) {
+		struct cuda_memory memory;
+		struct cuda_handle handle;
+		CUdeviceptr address = 0;
+		int fd = -1;
+		GOOD(own.cuMemAllocFromPoolAsync(&address, PIECE_BYTES, pool, NULL));
+		GOOD(own.cuMemsetD8(address, (unsigned char)('a' + i), PIECE_BYTES));
+		cuda_memory_init(&memory, 0);
+		TH_ASSERT(cuda_memory_add(&memory, &own, address, PIECE_BYTES, NULL) == 0);
+		TH_ASSERT(cuda_handle_make(&own, 0, &memory.pieces[0], &handle, &fd, NULL) == 0);
+		cuda_memory_end(&memory);
+		tell(sock, &handle, sizeof(handle), fd);
+		th_fd_close(&fd);
+	}
+	hear(sock, &step, 1);
+}
+
+Test(cuda_import, pool__of_several_pieces__ends_with_the_last, .init = setup, .fini = teardown)
+{
+	struct cuda_import imports[2] = {{.address = 0}};
+	char got = 0;
+	struct person person = person_new(pool_worker);
+	cuda = cuda_ready(0);
+	for (int i = 0; i < 2; i++) {
+		struct cuda_handle handle;
+		int fd = hear(person.sock, &handle, sizeof(handle));
+		cr_assert_eq(import_new(&cuda, 0, &pools, &handle, fd, &imports[i], &err), 0, "%s",
+			err.text);
+		th_fd_close(&fd);
+	}
+	cr_assert_eq(imports[0].pool, imports[1].pool, "as the driver has it");
+	cr_assert_eq(machine_holds(&machine, getpid(), HELD_POOLS), 1);
+	cr_assert_eq(import_end(&cuda, &pools, &imports[0], &err), 0);
+	cr_assert_eq(machine_holds(&machine, getpid(), HELD_POOLS), 1);
+	OK(cuda.cuMemcpyDtoH(&got, imports[1].address, 1));
+	cr_assert_eq(got, 'b');
+	cr_assert_eq(import_end(&cuda, &pools, &imports[1], &err), 0);
+	cr_assert_null(pools.first);
+	expect_nothing_left();
+	person_kill(&person);
+}
+
+/* Memory on GPU 0, opened for GPU 1. */
+static void
+through_peer(struct person *person, bool reached)
+{
+	struct cuda_import import = {.address = 0};
+	struct cuda_handle handle;
+	char got = 0;
+	int fd = hear(person->sock, &handle, sizeof(handle));
+	machine.page->devices[1].peers = reached ? 3 : 2;
+	int rc = import_new(&cuda, 1, &pools, &handle, fd, &import, &err);
+	th_fd_close(&fd);
+	person_kill(person);
+	cr_assert_eq(rc, reached ? 0 : TH_E_MEMORY_KIND, "%s", err.text);
+	if (reached)
+		OK(cuda.cuMemcpyDtoH(&got, import.address, 1));
+	cr_assert_eq(got, reached ? 'w' : 0);
+	cr_assert(reached || strstr(err.text, "no peer access"), "%s", err.text);
+	cr_assert_eq(import_end(&cuda, &pools, &import, &err), 0);
+	expect_nothing_left();
+}
+
+Test(cuda_import, peer__its_memory__is_reached_or_refused, .init = setup, .fini = teardown)
+{
+	struct person people[2 * KINDS];
+	for (size_t i = 0; i < 2 * KINDS; i++) {
+		kind = kinds[i % KINDS];
+		people[i] = person_new(worker);
+	}
+	cuda = cuda_ready(1);
+	for (size_t i = 0; i < 2 * KINDS; i++)
+		through_peer(&people[i], i < KINDS);
+	cr_assert_eq(machine_used(&machine, 0), 0);
 }

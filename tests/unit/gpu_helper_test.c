@@ -186,7 +186,7 @@ Test(gpu_helper, leave__while_runs_use_it__closes_after_the_last, .init = setup,
 	const struct gpu_range range = {WORKER, 0, 0, MIB};
 	const struct gpu_leave leave = {.kind = GPU_LEAVE, .worker = WORKER, .piece = ALL};
 	struct gpu_left left;
-	worker = rig_worker_new(CUDA_KIND_CHUNKS, 0, 1);
+	worker = rig_worker_new(CUDA_KIND_CHUNKS, 0, 2);
 	rig_worker_open(&worker, &rig, WORKER);
 	rig_worker_kill(&worker);
 	int plan = machine_plan(&machine, FAULT_HANG, rig.pid, CALL_STREAM, 0, 0);

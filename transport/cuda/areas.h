@@ -3,42 +3,49 @@
  * areas - the agent's host memory in the process of a GPU: mapped, and pinned for the GPU.
  *
  * Each area is one registration with the driver, for a copy must not run from one into another. An
- * area that the driver does not pin serves too, but for each copy the driver then waits on the
+ * area that the driver does not pin serves too, but for each copy the driver then waits for the
  * stream and moves the bytes by the CPU. An area that is replaced stays until its last use ends:
  * neither the GPU nor a thread loses its memory under a copy.
  *
- * One thread, and the context is current in it.
+ * One thread, but for the driver's calls (chores.h).
  */
 #ifndef TH_TRANSPORT_CUDA_AREAS_H
 #define TH_TRANSPORT_CUDA_AREAS_H
 
 #include "ipc/cuda/driver.h"
+#include "transport/cuda/chores.h"
 #include "transport/cuda/wire.h"
 
+struct areas;
+
 struct area {
-	uint8_t *data; /* owns */
+	struct chore chore;
+	struct areas *areas;
+	uint32_t number;
 	uint64_t bytes;
-	unsigned uses; /* and one for the table */
+	int fd;        /* owns, until it is mapped */
+	unsigned uses; /* also the table's, and that of a chore */
+	bool ready;    /* it has been tried to map it */
+	uint8_t *data; /* owns; NULL: it is not mapped */
 	bool pinned;
+	struct th_err err; /* why it is not mapped, or not pinned */
 };
 
 struct areas {
-	const struct cuda *cuda; /* borrows */
+	struct chores *opening, *closing;               /* borrow */
+	void (*is)(void *arg, const struct area *area); /* it is ready */
+	void *arg;
 	struct area *areas[GPU_AREAS_MAX];
 };
 
-void areas_init(struct areas *areas, const struct cuda *cuda);
+void areas_init(struct areas *areas, struct chores *opening, struct chores *closing,
+	void (*is)(void *arg, const struct area *area), void *arg);
 
-/*
- * Replaces what has the number; bytes 0: by nothing. fd is only borrowed. 0, *ret_why empty or why
- * it is not pinned; or with a sentence -errno or TH_E_PROTOCOL: nothing has the number then.
- */
-int areas_set(struct areas *areas, uint32_t number, uint64_t bytes, int fd, struct th_err *ret_why,
-	struct th_err *err);
-bool areas_pinned(const struct areas *areas, uint32_t number);
+/* Replaces what has the number; `is` is called later. fd is taken. bytes 0: only forgets it. */
+void areas_set(struct areas *areas, uint32_t number, uint64_t bytes, int fd);
 
-/* Until area_done; NULL: it is not there, or has no such bytes. */
+/* Until areas_done; NULL: it is not there, or has no such bytes. It may not be ready yet. */
 struct area *areas_use(struct areas *areas, uint32_t number, uint64_t at, uint64_t bytes);
-void areas_done(struct areas *areas, struct area *area);
+void areas_done(struct area *area); /* NULL: nothing */
 
 #endif

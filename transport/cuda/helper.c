@@ -2,9 +2,9 @@
 /*
  * helper - the process of one GPU: takes the agent's messages.
  *
- * One thread takes messages, opens and closes memory; lanes (copy.h) move bytes, and tell the agent
- * themselves when they have. So an answer is never behind a call of the driver that opens memory,
- * but what a run held is let go by the first thread, which alone knows who else holds it.
+ * The first thread takes messages and knows what is open and who uses it. It does not call the
+ * driver after START: two threads open and close (chores.h), for closing may wait for the GPU, and
+ * lanes move bytes (copy.h). Lanes tell the agent themselves, so that an end is told at once.
  */
 #include "transport/cuda/helper.h"
 
@@ -38,18 +38,26 @@ struct leave { /* that has not been answered */
 	struct th_err failed;
 };
 
+struct packet {
+	size_t bytes;
+	int fd;       /* owns, or -1 */
+	bool fd_lost; /* this process had no room for it */
+};
+
 struct helper {
 	int sock, wake_fd;
 	int end; /* GOES_ON, or the status to leave with */
 	bool started;
 	struct cuda cuda;
 	CUcontext context;
+	struct chores opening, closing;
 	struct imports imports;
 	struct areas areas;
 	struct answers answers;
 	struct copies *copies;
 	struct leave *leaves, **last_leave; /* own */
 	unsigned num_leaves;
+	struct run *parked;         /* own: what they need is not open yet */
 	_Atomic unsigned running;   /* that the agent has not been told the end of */
 	_Atomic bool lost;          /* the driver does not work any more */
 	_Atomic(struct run *) over; /* own: from the lanes */
@@ -66,15 +74,6 @@ end(struct helper *helper, int status, const char *why)
 	helper->end = status;
 	if (status != 0)
 		log_error("gpu", "the process of a GPU ends why='%s'", why);
-}
-
-/* Is it the memory that is bad, or has the driver ended? The default stream is not used here, so
- * asking it waits for nothing. */
-static bool
-is_well(const struct helper *helper)
-{
-	CUresult result = helper->cuda.cuStreamQuery(NULL);
-	return result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY;
 }
 
 static void
@@ -146,6 +145,40 @@ describe(const struct helper *helper, int device, struct gpu_ready *ready)
 }
 
 static void copy_done(void *arg, struct copy_run *copy);
+static void tell_area(void *arg, const struct area *area);
+static void tell_opened(void *arg, const struct imports_told *told);
+static void tell_closed(void *arg, const struct imports_told *told);
+
+static int
+start_threads(struct helper *helper, struct th_err *err)
+{
+	int rc = chores_start(&helper->opening, &helper->cuda, helper->context, helper->wake_fd);
+	if (rc == 0)
+		rc = chores_start(
+			&helper->closing, &helper->cuda, helper->context, helper->wake_fd);
+	if (rc < 0)
+		return th_fail(err, rc, "the process of a GPU has no thread: %s", strerror(-rc));
+	return 0;
+}
+
+static void
+make_parts(struct helper *helper, int device)
+{
+	const struct imports_config imports = {.cuda = &helper->cuda,
+		.device = device,
+		.opening = &helper->opening,
+		.closing = &helper->closing,
+		.opened = tell_opened,
+		.closed = tell_closed,
+		.arg = helper};
+	const struct copies_config copies = {.cuda = &helper->cuda,
+		.context = helper->context,
+		.done = copy_done,
+		.arg = helper};
+	imports_init(&helper->imports, &imports);
+	areas_init(&helper->areas, &helper->opening, &helper->closing, tell_area, helper);
+	helper->copies = copies_new(&copies);
+}
 
 static void
 take_start(struct helper *helper, const struct gpu_start *start)
@@ -154,15 +187,11 @@ take_start(struct helper *helper, const struct gpu_start *start)
 	struct th_err err = {0};
 	int device = 0;
 	ready.code = open_gpu(helper, start->uuid, &device, &err);
+	if (ready.code == 0)
+		ready.code = start_threads(helper, &err);
 	if (ready.code == 0) {
-		const struct copies_config config = {.cuda = &helper->cuda,
-			.context = helper->context,
-			.done = copy_done,
-			.arg = helper};
+		make_parts(helper, device);
 		describe(helper, device, &ready);
-		imports_init(&helper->imports, &helper->cuda, device);
-		areas_init(&helper->areas, &helper->cuda);
-		helper->copies = copies_new(&config);
 		helper->started = true;
 	} else {
 		copy_text(ready.text, &err);
@@ -175,54 +204,54 @@ take_start(struct helper *helper, const struct gpu_start *start)
 /* ---- AREA, OPEN ----------------------------------------------------------------------------- */
 
 static void
-take_area(struct helper *helper, const struct gpu_area *area, int fd)
+tell_area(void *arg, const struct area *area)
 {
-	struct gpu_area_is is = {.kind = GPU_AREA_IS, .area = area->area};
-	struct th_err why = {0}, err = {0};
-	is.code = areas_set(&helper->areas, area->area, area->bytes, fd, &why, &err);
-	is.pinned = areas_pinned(&helper->areas, area->area);
-	copy_text(is.text, is.code ? &err : &why);
+	struct helper *helper = arg;
+	struct gpu_area_is is = {.kind = GPU_AREA_IS, .area = area->number, .pinned = area->pinned};
+	if (area->bytes > 0 && !area->data)
+		is.code = area->err.code;
+	copy_text(is.text, &area->err);
 	answers_send(&helper->answers, &is, sizeof(is));
 }
 
 static void
-take_open(struct helper *helper, const struct gpu_open *open, int fd, bool fd_lost)
+take_open(struct helper *helper, const struct gpu_open *open, struct packet *packet)
 {
-	struct gpu_opened opened = {
-		.kind = GPU_OPENED, .worker = open->worker, .piece = open->piece};
 	struct th_err err = {0};
-	if (fd_lost)
-		opened.code = th_fail(&err, TH_E_LIMIT,
-			"the process of a GPU has no room for another descriptor");
-	else
-		opened.code = imports_open(
-			&helper->imports, open->worker, open->piece, &open->handle, fd, &err);
-	if (opened.code != 0 && !is_well(helper)) {
-		opened.code = -EIO;
-		helper->lost = true;
-	}
-	copy_text(opened.text, &err);
+	if (packet->fd_lost)
+		th_fail(&err, TH_E_LIMIT,
+			"the process of a GPU has no room for another descriptor: raise its limit "
+			"(LimitNOFILE=)");
+	if (open->piece == IMPORTS_ALL ||
+		!imports_open(&helper->imports, open->worker, open->piece, &open->handle,
+			th_fd_move(&packet->fd), err.code ? &err : NULL))
+		end(helper, 2, "a piece is opened twice");
+}
+
+static void
+tell_opened(void *arg, const struct imports_told *told)
+{
+	struct helper *helper = arg;
+	struct gpu_opened opened = {.kind = GPU_OPENED,
+		.code = told->is_lost ? -EIO : told->err.code,
+		.worker = told->worker,
+		.piece = told->piece};
+	copy_text(opened.text, &told->err);
 	answers_send(&helper->answers, &opened, sizeof(opened));
+	if (told->is_lost)
+		helper->lost = true;
 }
 
 /* ---- LEAVE ---------------------------------------------------------------------------------- */
 
-static bool
-is_open(const struct helper *helper, const struct leave *leave)
-{
-	return leave->piece == UINT64_MAX
-		       ? imports_count_of(&helper->imports, leave->worker) > 0
-		       : imports_has(&helper->imports, leave->worker, leave->piece);
-}
-
-/* Answers those of which nothing is open any more, in the order in which they came. */
+/* Answers those of which nothing is there any more, in the order in which they came. */
 static void
 answer_leaves(struct helper *helper)
 {
 	struct leave **link = &helper->leaves;
 	while (*link) {
 		struct leave *leave = *link;
-		if (is_open(helper, leave)) {
+		if (imports_has(&helper->imports, leave->worker, leave->piece)) {
 			link = &leave->next;
 			continue;
 		}
@@ -230,7 +259,7 @@ answer_leaves(struct helper *helper)
 			.code = leave->failed.code,
 			.worker = leave->worker,
 			.piece = leave->piece,
-			.imports = imports_count(&helper->imports),
+			.imports = helper->imports.open,
 			.bytes = helper->imports.bytes};
 		copy_text(left.text, &leave->failed);
 		answers_send(&helper->answers, &left, sizeof(left));
@@ -241,21 +270,24 @@ answer_leaves(struct helper *helper)
 	helper->last_leave = link;
 }
 
-/* The driver does not let go of something: whoever waits for it hears so. */
 static void
-close_failed(struct helper *helper, const struct th_err *err)
+tell_closed(void *arg, const struct imports_told *told)
 {
-	for (struct leave *leave = helper->leaves; leave; leave = leave->next)
-		if (leave->failed.code == 0)
-			leave->failed = *err;
-	if (!is_well(helper))
+	struct helper *helper = arg;
+	if (told->is_lost)
 		helper->lost = true;
+	if (told->err.code == 0)
+		return;
+	/* The driver does not let go of something: whoever waits for it hears so. */
+	for (struct leave *leave = helper->leaves; leave; leave = leave->next)
+		if (leave->failed.code == 0 && leave->worker == told->worker &&
+			(leave->piece == IMPORTS_ALL || leave->piece == told->piece))
+			leave->failed = told->err;
 }
 
 static void
 take_leave(struct helper *helper, const struct gpu_leave *message)
 {
-	struct th_err err = {0};
 	if (helper->num_leaves == LEAVES_MAX) {
 		end(helper, 2, "it is told to leave more than it has");
 		return;
@@ -263,14 +295,10 @@ take_leave(struct helper *helper, const struct gpu_leave *message)
 	struct leave *leave = th_calloc(1, sizeof(*leave));
 	leave->worker = message->worker;
 	leave->piece = message->piece;
-	int rc = message->piece == UINT64_MAX
-			 ? imports_leave(&helper->imports, message->worker, &err)
-			 : imports_forget(&helper->imports, message->worker, message->piece, &err);
 	*helper->last_leave = leave;
 	helper->last_leave = &leave->next;
 	helper->num_leaves++;
-	if (rc < 0)
-		close_failed(helper, &err);
+	imports_leave(&helper->imports, message->worker, message->piece);
 	answer_leaves(helper);
 }
 
@@ -305,13 +333,12 @@ copy_done(void *arg, struct copy_run *copy)
 		return; /* it is readable already */
 }
 
+/* It has failed before it began. */
 static void
-let_go(struct helper *helper, struct run *run)
+give_up(struct helper *helper, struct run *run)
 {
-	struct th_err err = {0};
-	if (run_end(run, &helper->imports, &helper->areas, &err) < 0)
-		close_failed(helper, &err);
-	free(run);
+	tell_done(helper, run);
+	run_free(run, &helper->imports);
 }
 
 static void
@@ -329,35 +356,60 @@ take_run(struct helper *helper, size_t bytes)
 		return;
 	}
 	helper->running++;
-	if (run_begin(run, &helper->imports, &helper->areas) < 0) {
-		tell_done(helper, run);
-		let_go(helper, run);
+	int rc = run_hold(run, &helper->imports, &helper->areas);
+	if (rc == 0)
+		rc = run_place(run);
+	if (rc < 0) {
+		give_up(helper, run);
 		answer_leaves(helper);
-		return;
+	} else if (rc > 0) {
+		run->next = helper->parked;
+		helper->parked = run;
+	} else {
+		copies_add(helper->copies, &run->copy);
 	}
-	copies_add(helper->copies, &run->copy);
 }
 
+/* Something has been opened. */
 static void
-let_go_all(struct helper *helper)
+try_parked(struct helper *helper)
+{
+	struct run **link = &helper->parked;
+	while (*link) {
+		struct run *run = *link;
+		int rc = run_place(run);
+		if (rc > 0) {
+			link = &run->next;
+			continue;
+		}
+		*link = run->next;
+		if (rc < 0)
+			give_up(helper, run);
+		else
+			copies_add(helper->copies, &run->copy);
+	}
+}
+
+/* What the other threads have done. */
+static void
+collect(struct helper *helper)
 {
 	struct run *run = atomic_exchange(&helper->over, NULL), *next;
-	if (!run)
-		return;
+	bool any = run != NULL;
 	for (; run; run = next) {
 		next = run->next;
-		let_go(helper, run);
+		run_free(run, &helper->imports);
 	}
-	answer_leaves(helper);
+	if (chores_collect(&helper->opening)) {
+		try_parked(helper);
+		any = true;
+	}
+	any |= chores_collect(&helper->closing);
+	if (any)
+		answer_leaves(helper);
 }
 
 /* ---- messages ------------------------------------------------------------------------------- */
-
-struct packet {
-	size_t bytes;
-	int fd;       /* owns, or -1 */
-	bool fd_lost; /* this process had no room for it */
-};
 
 /* One descriptor at most; all others go at once. */
 static int
@@ -453,12 +505,12 @@ take(struct helper *helper, struct packet *packet)
 	case GPU_AREA:
 		if (area->area < GPU_AREAS_MAX &&
 			(area->bytes > 0) == (packet->fd >= 0 || packet->fd_lost))
-			take_area(helper, area, packet->fd);
+			areas_set(&helper->areas, area->area, area->bytes, th_fd_move(&packet->fd));
 		else
 			end(helper, 2, "an area that no agent sends");
 		break;
 	case GPU_OPEN:
-		take_open(helper, message, packet->fd, packet->fd_lost);
+		take_open(helper, message, packet);
 		break;
 	case GPU_LEAVE:
 		take_leave(helper, message);
@@ -476,7 +528,7 @@ take_some(struct helper *helper)
 		if (receive(helper, &packet) <= 0)
 			return;
 		take(helper, &packet);
-		th_fd_close(&packet.fd); /* the driver keeps what it opened, not this */
+		th_fd_close(&packet.fd);
 	}
 }
 
@@ -515,7 +567,8 @@ step(struct helper *helper)
 		end(helper, 1, "it cannot wait");
 	if (fds[1].revents & POLLIN && read(helper->wake_fd, &count, sizeof(count)) < 0)
 		return;
-	let_go_all(helper);
+	if (helper->started)
+		collect(helper);
 	if (fds[0].revents & POLLOUT)
 		answers_flush(&helper->answers);
 	if (fds[0].revents & POLLIN)

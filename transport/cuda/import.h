@@ -12,13 +12,28 @@
 #ifndef TH_TRANSPORT_CUDA_IMPORT_H
 #define TH_TRANSPORT_CUDA_IMPORT_H
 
+#include <pthread.h>
+
 #include "ipc/cuda/handle.h"
+
+/*
+ * The driver knows an imported pool once in a process: each further import gives the same pool, and
+ * its destruction is that of all (met by NVIDIA/cuda-python, cuda.core 1.4.0). So pieces of one
+ * pool share it here, and the last one destroys it. Any thread.
+ */
+struct import_pools {
+	pthread_mutex_t
+		lock; /* also around the driver's calls: none imports what another destroys */
+	struct import_pool *first; /* own; utlist */
+};
+
+void import_pools_init(struct import_pools *pools);
 
 struct cuda_import {
 	enum cuda_kind kind;
 	CUdeviceptr address; /* 0: nothing */
 	uint64_t bytes;
-	CUmemoryPool pool; /* owns */
+	CUmemoryPool pool; /* owns one use of it */
 };
 
 /* The ordinal that this process has for the GPU, or TH_E_NOT_AVAILABLE. */
@@ -26,14 +41,17 @@ int import_device(const struct cuda *cuda, const uint8_t uuid[16], struct th_err
 
 /*
  * 0, or with a sentence: TH_E_PROTOCOL for what no worker makes, TH_E_MEMORY_KIND for what the
- * driver does not open, -ENOMEM where the GPU has no room. fd is only borrowed: close it after the
- * call. After a failure nothing is left.
+ * driver does not open, -ENOMEM where the GPU has no room. Memory of another GPU is opened for this
+ * one, where it reaches that. fd is only borrowed: close it after the call. After a failure nothing
+ * is left.
  */
-int import_new(const struct cuda *cuda, int device, const struct cuda_handle *handle, int fd,
-	struct cuda_import *ret_import, struct th_err *err);
+int import_new(const struct cuda *cuda, int device, struct import_pools *pools,
+	const struct cuda_handle *handle, int fd, struct cuda_import *ret_import,
+	struct th_err *err);
 
 /* Waits until the GPU has done what was asked of the memory. 0, or TH_E_MEMORY_KIND with the first
  * sentence: then the driver may hold some of it still, and only the process's end frees it. */
-int import_end(const struct cuda *cuda, struct cuda_import *import, struct th_err *err);
+int import_end(const struct cuda *cuda, struct import_pools *pools, struct cuda_import *import,
+	struct th_err *err);
 
 #endif

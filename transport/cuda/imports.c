@@ -11,34 +11,43 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
+#include "ipc/base/fd.h"
 
 struct imports_key {
 	uint64_t worker, piece;
 };
 
+enum imports_state { OPENING, OPEN, CLOSING, FAILED };
+
 struct imports_entry {
 	struct imports_key key;
-	struct cuda_import import;
+	struct imports *imports;
+	struct imports_owner *owner;
+	struct imports_entry *prev, *next; /* the owner's */
+	enum imports_state state;
 	unsigned uses;
 	bool left; /* nobody begins to use it any more */
-	struct imports_owner *owner;
-	struct imports_entry *prev, *next; /* of the owner's; when it is closing, of those */
+	struct chore chore;
+	/* The chore's, while it is done. */
+	struct cuda_handle handle;
+	int fd; /* owns, until it is open */
+	struct cuda_import import;
+	struct imports_told told;
 	UT_hash_handle hh;
 };
 
-struct imports_owner { /* a worker of which something is open */
+struct imports_owner { /* a worker of which something is there */
 	uint64_t worker;
-	unsigned count;
-	struct imports_entry *entries; /* that have not begun to close */
+	struct imports_entry *entries;
 	UT_hash_handle hh;
 };
 
 void
-imports_init(struct imports *imports, const struct cuda *cuda, int device)
+imports_init(struct imports *imports, const struct imports_config *config)
 {
 	memset(imports, 0, sizeof(*imports));
-	imports->cuda = cuda;
-	imports->device = device;
+	imports->config = *config;
+	import_pools_init(&imports->pools);
 }
 
 static struct imports_entry *
@@ -58,42 +67,8 @@ find_owner(const struct imports *imports, uint64_t worker)
 	return owner;
 }
 
-static int
-close_entry(struct imports *imports, struct imports_entry *entry, struct th_err *err)
-{
-	struct imports_owner *owner = entry->owner;
-	int rc = import_end(imports->cuda, &entry->import, err);
-	if (rc < 0)
-		imports->failed++;
-	imports->bytes -= entry->import.bytes;
-	HASH_DEL(imports->entries, entry);
-	if (entry->left && entry->uses == 0)
-		DL_DELETE(imports->closing, entry);
-	else
-		DL_DELETE(owner->entries, entry);
-	if (--owner->count == 0) {
-		HASH_DEL(imports->owners, owner);
-		free(owner);
-	}
-	free(entry);
-	return rc;
-}
-
-int
-imports_end(struct imports *imports, struct th_err *err)
-{
-	struct imports_entry *entry, *next;
-	int rc = 0;
-	HASH_ITER(hh, imports->entries, entry, next)
-	{
-		int one = close_entry(imports, entry, rc == 0 ? err : NULL);
-		rc = rc == 0 ? one : rc;
-	}
-	return rc;
-}
-
-static void
-add(struct imports *imports, uint64_t worker, uint64_t piece, const struct cuda_import *import)
+static struct imports_entry *
+add(struct imports *imports, uint64_t worker, uint64_t piece)
 {
 	struct imports_owner *owner = find_owner(imports, worker);
 	struct imports_entry *entry = th_calloc(1, sizeof(*entry));
@@ -102,143 +77,187 @@ add(struct imports *imports, uint64_t worker, uint64_t piece, const struct cuda_
 		owner->worker = worker;
 		HASH_ADD(hh, imports->owners, worker, sizeof(owner->worker), owner);
 	}
-	owner->count++;
 	entry->key = (struct imports_key){worker, piece};
-	entry->import = *import;
+	entry->imports = imports;
 	entry->owner = owner;
 	HASH_ADD(hh, imports->entries, key, sizeof(entry->key), entry);
 	DL_APPEND(owner->entries, entry);
-	imports->bytes += import->bytes;
+	return entry;
 }
 
-int
-imports_open(struct imports *imports, uint64_t worker, uint64_t piece,
-	const struct cuda_handle *handle, int fd, struct th_err *err)
+static void
+drop(struct imports *imports, struct imports_entry *entry)
 {
-	if (find(imports, worker, piece))
-		return th_fail(err, TH_E_STATE,
-			"the piece %llu of the worker's GPU memory is open already",
-			(unsigned long long)piece);
-	if (imports_count(imports) >= IMPORTS_MAX)
-		return th_fail(err, TH_E_LIMIT,
+	struct imports_owner *owner = entry->owner;
+	HASH_DEL(imports->entries, entry);
+	DL_DELETE(owner->entries, entry);
+	if (!owner->entries) {
+		HASH_DEL(imports->owners, owner);
+		free(owner);
+	}
+	free(entry);
+}
+
+/* ---- on the threads ------------------------------------------------------------------------- */
+
+/* Is it the memory that is bad, or has the driver ended? The default stream is not used in this
+ * process: asking it waits for nothing. */
+static bool
+is_lost(const struct cuda *cuda)
+{
+	CUresult result = cuda->cuStreamQuery(NULL);
+	return result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
+}
+
+static void
+open_entry(struct chore *chore)
+{
+	struct imports_entry *entry = chore->arg;
+	struct imports *imports = entry->imports;
+	const struct cuda *cuda = imports->config.cuda;
+	struct imports_told *told = &entry->told;
+	if (told->err.code == 0 &&
+		import_new(cuda, imports->config.device, &imports->pools, &entry->handle, entry->fd,
+			&entry->import, &told->err) < 0)
+		told->is_lost = is_lost(cuda);
+	/* It comes from a stranger: to close it may take long, too. */
+	th_fd_close(&entry->fd);
+}
+
+static void
+close_import(struct chore *chore)
+{
+	struct imports_entry *entry = chore->arg;
+	struct imports *imports = entry->imports;
+	const struct cuda *cuda = imports->config.cuda;
+	if (import_end(cuda, &imports->pools, &entry->import, &entry->told.err) < 0)
+		entry->told.is_lost = is_lost(cuda);
+}
+
+/* ---- on our own ----------------------------------------------------------------------------- */
+
+static void
+closed(struct chore *chore)
+{
+	struct imports_entry *entry = chore->arg;
+	struct imports *imports = entry->imports;
+	const struct imports_told told = entry->told;
+	imports->open--;
+	imports->bytes -= entry->import.bytes;
+	drop(imports, entry);
+	imports->config.closed(imports->config.arg, &told);
+}
+
+/* What nobody wants any more goes. */
+static void
+settle(struct imports *imports, struct imports_entry *entry)
+{
+	if (entry->uses > 0)
+		return;
+	if (entry->state == FAILED) {
+		drop(imports, entry);
+	} else if (entry->state == OPEN && entry->left) {
+		entry->state = CLOSING;
+		entry->chore = (struct chore){.arg = entry, .work = close_import, .over = closed};
+		chores_add(imports->config.closing, &entry->chore);
+	}
+}
+
+static void
+opened(struct chore *chore)
+{
+	struct imports_entry *entry = chore->arg;
+	struct imports *imports = entry->imports;
+	const struct imports_told told = entry->told;
+	memset(&entry->told.err, 0, sizeof(entry->told.err));
+	entry->state = told.err.code == 0 ? OPEN : FAILED;
+	if (entry->state == OPEN) {
+		imports->open++;
+		imports->bytes += entry->import.bytes;
+	} else {
+		entry->left = true;
+	}
+	imports->config.opened(imports->config.arg, &told);
+	settle(imports, entry);
+}
+
+bool
+imports_open(struct imports *imports, uint64_t worker, uint64_t piece,
+	const struct cuda_handle *handle, int fd, const struct th_err *failed)
+{
+	if (find(imports, worker, piece)) {
+		th_fd_close(&fd);
+		return false;
+	}
+	bool full = HASH_COUNT(imports->entries) >= IMPORTS_MAX;
+	struct imports_entry *entry = add(imports, worker, piece);
+	entry->handle = *handle;
+	entry->fd = fd;
+	entry->told.worker = worker;
+	entry->told.piece = piece;
+	if (failed)
+		entry->told.err = *failed;
+	else if (full)
+		th_fail(&entry->told.err, TH_E_LIMIT,
 			"the agent has %u pieces of GPU memory open on one GPU, the most that it "
 			"takes: let the allocator make larger ones",
 			IMPORTS_MAX);
-	struct cuda_import import;
-	int rc = import_new(imports->cuda, imports->device, handle, fd, &import, err);
-	if (rc < 0)
-		return rc;
-	add(imports, worker, piece, &import);
-	return 0;
+	entry->chore = (struct chore){.arg = entry, .work = open_entry, .over = opened};
+	chores_add(imports->config.opening, &entry->chore);
+	return true;
 }
 
-const struct cuda_import *
-imports_use(struct imports *imports, uint64_t worker, uint64_t piece)
+struct imports_entry *
+imports_hold(struct imports *imports, uint64_t worker, uint64_t piece)
 {
 	struct imports_entry *entry = find(imports, worker, piece);
 	if (!entry || entry->left)
 		return NULL;
 	entry->uses++;
-	return &entry->import;
-}
-
-/* It has left, and nobody uses it. */
-static void
-begin_close(struct imports *imports, struct imports_entry *entry)
-{
-	DL_DELETE(entry->owner->entries, entry);
-	DL_APPEND(imports->closing, entry);
-}
-
-int
-imports_done(struct imports *imports, uint64_t worker, uint64_t piece, struct th_err *err)
-{
-	struct imports_entry *entry = find(imports, worker, piece);
-	TH_ASSERT(entry && entry->uses > 0);
-	if (--entry->uses > 0 || !entry->left)
-		return 0;
-	begin_close(imports, entry);
-	return close_entry(imports, entry, err);
-}
-
-static void
-leave(struct imports *imports, struct imports_entry *entry)
-{
-	if (entry->left)
-		return;
-	entry->left = true;
-	if (entry->uses == 0)
-		begin_close(imports, entry);
+	return entry;
 }
 
 void
-imports_begin_leave(struct imports *imports, uint64_t worker)
+imports_release(struct imports *imports, struct imports_entry *entry)
 {
-	struct imports_owner *owner = find_owner(imports, worker);
-	struct imports_entry *entry, *next;
+	TH_ASSERT(entry->uses > 0);
+	entry->uses--;
+	settle(imports, entry);
+}
+
+int
+imports_where(const struct imports_entry *entry, const struct cuda_import **ret_import)
+{
+	if (entry->state == OPENING)
+		return 1;
+	if (entry->state == FAILED)
+		return TH_E_STALE_MEMORY;
+	*ret_import = &entry->import;
+	return 0;
+}
+
+void
+imports_leave(struct imports *imports, uint64_t worker, uint64_t piece)
+{
+	struct imports_owner *owner = piece == IMPORTS_ALL ? find_owner(imports, worker) : NULL;
+	struct imports_entry *entry = find(imports, worker, piece), *next;
+	if (entry) {
+		entry->left = true;
+		settle(imports, entry);
+	}
 	if (!owner)
 		return;
+	/* None is freed here: what has failed and is in no use has been dropped before. */
 	DL_FOREACH_SAFE(owner->entries, entry, next)
 	{
-		leave(imports, entry);
+		entry->left = true;
+		settle(imports, entry);
 	}
-}
-
-void
-imports_begin_forget(struct imports *imports, uint64_t worker, uint64_t piece)
-{
-	struct imports_entry *entry = find(imports, worker, piece);
-	if (entry)
-		leave(imports, entry);
-}
-
-int
-imports_step(struct imports *imports, struct th_err *err)
-{
-	if (!imports->closing)
-		return 0;
-	int rc = close_entry(imports, imports->closing, err);
-	return rc < 0 ? rc : 1;
-}
-
-static int
-step_all(struct imports *imports, struct th_err *err)
-{
-	int rc = 0, one;
-	while ((one = imports_step(imports, rc == 0 ? err : NULL)) != 0)
-		rc = rc == 0 && one < 0 ? one : rc;
-	return rc;
-}
-
-int
-imports_leave(struct imports *imports, uint64_t worker, struct th_err *err)
-{
-	imports_begin_leave(imports, worker);
-	return step_all(imports, err);
-}
-
-int
-imports_forget(struct imports *imports, uint64_t worker, uint64_t piece, struct th_err *err)
-{
-	imports_begin_forget(imports, worker, piece);
-	return step_all(imports, err);
-}
-
-unsigned
-imports_count(const struct imports *imports)
-{
-	return HASH_COUNT(imports->entries);
-}
-
-unsigned
-imports_count_of(const struct imports *imports, uint64_t worker)
-{
-	const struct imports_owner *owner = find_owner(imports, worker);
-	return owner ? owner->count : 0;
 }
 
 bool
 imports_has(const struct imports *imports, uint64_t worker, uint64_t piece)
 {
-	return find(imports, worker, piece) != NULL;
+	return piece == IMPORTS_ALL ? find_owner(imports, worker) != NULL
+				    : find(imports, worker, piece) != NULL;
 }

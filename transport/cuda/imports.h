@@ -6,50 +6,59 @@
  * last leg is done, whichever comes later. So a dead worker's GPU memory is free as soon as nobody
  * reads it, and until then readers go on: what they read stays.
  *
- * One thread. Keys are the agent's, which gives each worker a number that it never gives again.
+ * The driver opens and closes in the background (chores.h), opens in their order; a leg may hold
+ * what is not open yet. One thread. Keys are the agent's, which gives each worker and each piece a
+ * number that it never gives again.
  */
 #ifndef TH_TRANSPORT_CUDA_IMPORTS_H
 #define TH_TRANSPORT_CUDA_IMPORTS_H
 
+#include "transport/cuda/chores.h"
 #include "transport/cuda/import.h"
 
-#define IMPORTS_MAX 65536u /* of one GPU */
+#define IMPORTS_MAX 65536u     /* of one GPU */
+#define IMPORTS_ALL UINT64_MAX /* as a piece: all of the worker's */
 
-struct imports {
-	const struct cuda *cuda; /* borrows */
-	int device;
-	struct imports_entry *entries; /* own; uthash */
-	struct imports_owner *owners;  /* own; uthash */
-	struct imports_entry *closing; /* left, and nobody uses them: utlist */
-	uint64_t bytes;                /* that are open */
-	unsigned failed;               /* that could not be closed: only the process's end does */
+struct imports_told { /* that a piece has been opened or closed */
+	uint64_t worker, piece;
+	struct th_err err; /* code 0: well */
+	bool is_lost;      /* not this memory's failure: the driver does not work any more */
 };
 
-void imports_init(struct imports *imports, const struct cuda *cuda, int device);
-/* Closes all, in use or not. 0, or TH_E_MEMORY_KIND with the first sentence. */
-int imports_end(struct imports *imports, struct th_err *err);
+struct imports_config {
+	const struct cuda *cuda; /* borrows */
+	int device;
+	struct chores *opening, *closing; /* borrow */
+	/* When chores are collected. What was not opened goes when nobody holds it. */
+	void (*opened)(void *arg, const struct imports_told *told);
+	void (*closed)(void *arg, const struct imports_told *told);
+	void *arg;
+};
 
-/* 0, or with a sentence: as import_new; TH_E_STATE for a piece that is there; TH_E_LIMIT. */
-int imports_open(struct imports *imports, uint64_t worker, uint64_t piece,
-	const struct cuda_handle *handle, int fd, struct th_err *err);
+struct imports {
+	struct imports_config config;
+	struct imports_entry *entries; /* own; uthash */
+	struct imports_owner *owners;  /* own; uthash */
+	struct import_pools pools;
+	uint64_t bytes; /* that are open */
+	unsigned open;  /* pieces that are */
+};
 
-/* A leg's use of it: where it lies until imports_done; NULL: it is not open, or its worker left. */
-const struct cuda_import *imports_use(struct imports *imports, uint64_t worker, uint64_t piece);
-/* 0, or TH_E_MEMORY_KIND with a sentence where it had to be closed and was not. */
-int imports_done(struct imports *imports, uint64_t worker, uint64_t piece, struct th_err *err);
+void imports_init(struct imports *imports, const struct imports_config *config);
 
-/* All of a worker's, or one of them: closed now, or by the last imports_done. */
-int imports_leave(struct imports *imports, uint64_t worker, struct th_err *err);
-int imports_forget(struct imports *imports, uint64_t worker, uint64_t piece, struct th_err *err);
+/* fd is taken. `failed` is NULL, or why it is not even tried. False: it is there already. */
+bool imports_open(struct imports *imports, uint64_t worker, uint64_t piece,
+	const struct cuda_handle *handle, int fd, const struct th_err *failed);
 
-/* The same in steps, for thousands take the driver a second: begin, and step until it says 0. A
- * step closes one of those that have begun: 1, or TH_E_MEMORY_KIND with a sentence. */
-void imports_begin_leave(struct imports *imports, uint64_t worker);
-void imports_begin_forget(struct imports *imports, uint64_t worker, uint64_t piece);
-int imports_step(struct imports *imports, struct th_err *err);
+/* Until imports_release; NULL: it is not there, or its worker left. */
+struct imports_entry *imports_hold(struct imports *imports, uint64_t worker, uint64_t piece);
+void imports_release(struct imports *imports, struct imports_entry *entry);
+/* 1: it is not open yet; 0: it lies there; TH_E_STALE_MEMORY: it could not be opened. */
+int imports_where(const struct imports_entry *entry, const struct cuda_import **ret_import);
 
-unsigned imports_count(const struct imports *imports);
-unsigned imports_count_of(const struct imports *imports, uint64_t worker);
+/* Nobody begins to use them any more; closed when nobody does. */
+void imports_leave(struct imports *imports, uint64_t worker, uint64_t piece);
+/* Some of it is open, or opens, or closes. */
 bool imports_has(const struct imports *imports, uint64_t worker, uint64_t piece);
 
 #endif

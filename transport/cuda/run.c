@@ -63,8 +63,8 @@ run_new(const void *message, size_t bytes, struct th_err *err)
 		return NULL;
 	}
 	size_t count = (size_t)head.num_to + head.num_from;
-	const size_t each =
-		sizeof(struct gpu_range) + sizeof(struct copy_span) + sizeof(struct run_use);
+	const size_t each = sizeof(struct gpu_range) + sizeof(struct copy_span) +
+			    sizeof(struct imports_entry *);
 	if (bytes != sizeof(head) + count * sizeof(struct gpu_range)) {
 		th_fail(err, TH_E_PROTOCOL, "a RUN of %zu bytes with %zu ranges", bytes, count);
 		return NULL;
@@ -82,7 +82,7 @@ run_new(const void *message, size_t bytes, struct th_err *err)
 	run->message = head;
 	run->ranges = ranges;
 	run->spans = (struct copy_span *)(ranges + count);
-	run->uses = (struct run_use *)(run->spans + count);
+	run->holds = (struct imports_entry **)(run->spans + count);
 	run->copy.op = (enum gpu_run_op)head.op;
 	run->copy.hashes = head.hashes || head.op == GPU_HASH;
 	run->copy.bytes = (uint32_t)head.bytes;
@@ -99,28 +99,47 @@ refuse(struct run *run, int code, const char *text)
 	return code;
 }
 
+int
+run_hold(struct run *run, struct imports *imports, struct areas *areas)
+{
+	const struct gpu_run *message = &run->message;
+	uint32_t count = message->num_to + message->num_from;
+	for (uint32_t i = 0; i < count; i++) {
+		struct imports_entry *entry =
+			imports_hold(imports, run->ranges[i].worker, run->ranges[i].piece);
+		if (!entry)
+			return refuse(run, TH_E_STALE_MEMORY,
+				"a piece of a worker's GPU memory is not open");
+		run->holds[run->num_holds++] = entry;
+	}
+	if (run->copy.op == GPU_COPY || run->copy.op == GPU_HASH)
+		return 0;
+	run->area = areas_use(areas, message->area, message->area_at, run->copy.bytes);
+	if (!run->area)
+		return refuse(run, TH_E_PROTOCOL, "the host memory of a copy is in no area");
+	return 0;
+}
+
 /* Ranges that follow each other in memory become one span: each costs a call of the driver. */
 static int
-place(struct run *run, struct imports *imports, const struct gpu_range *ranges, uint32_t count,
-	struct copy_span *spans, uint32_t *ret_count)
+place(struct run *run, uint32_t first, uint32_t count, uint32_t *ret_count)
 {
-	const struct cuda_import *import = NULL;
+	struct copy_span *spans = run->spans + first;
 	uint32_t placed = 0;
 	for (uint32_t i = 0; i < count; i++) {
-		const struct gpu_range *range = &ranges[i];
-		if (i == 0 || range->worker != range[-1].worker ||
-			range->piece != range[-1].piece) {
-			import = imports_use(imports, range->worker, range->piece);
-			if (!import)
-				return refuse(run, TH_E_STALE_MEMORY,
-					"a piece of a worker's GPU memory is not open");
-			run->uses[run->num_uses++] = (struct run_use){range->worker, range->piece};
-		}
+		const struct gpu_range *range = &run->ranges[first + i];
+		const struct cuda_import *import = NULL;
+		int rc = imports_where(run->holds[first + i], &import);
+		if (rc < 0)
+			return refuse(run, rc, "a piece of a worker's GPU memory is not open");
+		if (rc > 0)
+			return rc;
 		if (!th_range_fits(range->at, range->bytes, import->bytes))
 			return refuse(run, TH_E_PROTOCOL,
 				"a range is not within its piece of a worker's GPU memory");
 		CUdeviceptr address = import->address + range->at;
-		if (placed > 0 && spans[placed - 1].address + spans[placed - 1].bytes == address)
+		if (placed > 0 && spans[placed - 1].address + spans[placed - 1].bytes == address &&
+			run->holds[first + i] == run->holds[first + i - 1])
 			spans[placed - 1].bytes += range->bytes;
 		else
 			spans[placed++] = (struct copy_span){address, range->bytes};
@@ -130,38 +149,30 @@ place(struct run *run, struct imports *imports, const struct gpu_range *ranges, 
 }
 
 int
-run_begin(struct run *run, struct imports *imports, struct areas *areas)
+run_place(struct run *run)
 {
-	const struct gpu_run *message = &run->message;
 	struct copy_run *copy = &run->copy;
-	int rc = place(run, imports, run->ranges, message->num_to, run->spans, &copy->num_to);
+	if (run->area && !run->area->ready)
+		return 1;
+	if (run->area && !run->area->data)
+		return refuse(run, TH_E_PROTOCOL, "the host memory of a copy could not be mapped");
+	int rc = place(run, 0, run->message.num_to, &copy->num_to);
 	if (rc == 0)
-		rc = place(run, imports, run->ranges + message->num_to, message->num_from,
-			run->spans + message->num_to, &copy->num_from);
-	if (rc < 0)
+		rc = place(run, run->message.num_to, run->message.num_from, &copy->num_from);
+	if (rc != 0)
 		return rc;
 	copy->to = run->spans;
-	copy->from = run->spans + message->num_to;
-	if (copy->op == GPU_COPY || copy->op == GPU_HASH)
-		return 0;
-	run->area = areas_use(areas, message->area, message->area_at, copy->bytes);
-	if (!run->area)
-		return refuse(run, TH_E_PROTOCOL, "the host memory of a copy is in no area");
-	copy->data = run->area->data + message->area_at;
+	copy->from = run->spans + run->message.num_to;
+	if (run->area)
+		copy->data = run->area->data + run->message.area_at;
 	return 0;
 }
 
-int
-run_end(struct run *run, struct imports *imports, struct areas *areas, struct th_err *err)
+void
+run_free(struct run *run, struct imports *imports)
 {
-	int rc = 0;
-	for (uint32_t i = 0; i < run->num_uses; i++) {
-		int one = imports_done(
-			imports, run->uses[i].worker, run->uses[i].piece, rc == 0 ? err : NULL);
-		rc = rc == 0 ? one : rc;
-	}
-	run->num_uses = 0;
-	areas_done(areas, run->area);
-	run->area = NULL;
-	return rc;
+	for (uint32_t i = 0; i < run->num_holds; i++)
+		imports_release(imports, run->holds[i]);
+	areas_done(run->area);
+	free(run);
 }

@@ -13,29 +13,25 @@
 #include "transport/cuda/copy.h"
 #include "transport/cuda/imports.h"
 
-struct run_use {
-	uint64_t worker, piece;
-};
-
 struct run {
 	struct copy_run copy; /* first: the lanes know no more of it */
 	struct run *next;
 	struct gpu_run message;
 	const struct gpu_range *ranges; /* own: to, then from */
 	struct copy_span *spans;        /* own */
-	struct run_use *uses;           /* own: of pieces */
-	uint32_t num_uses;
+	struct imports_entry **holds;   /* own the uses; of each range: the piece */
+	uint32_t num_holds;
 	struct area *area;
 };
 
 /* NULL with a sentence: no agent sends that. The caller frees it. */
 struct run *run_new(const void *message, size_t bytes, struct th_err *err);
 
-/* Finds where its bytes lie and holds it. 0, or with a sentence in the run: TH_E_STALE_MEMORY,
- * TH_E_PROTOCOL; what it holds is let go by run_end either way. */
-int run_begin(struct run *run, struct imports *imports, struct areas *areas);
-
-/* Lets all of it go: 0, or TH_E_MEMORY_KIND with a sentence where memory had to be closed. */
-int run_end(struct run *run, struct imports *imports, struct areas *areas, struct th_err *err);
+/* Holds what its bytes lie in. 0, or with a sentence in it: TH_E_STALE_MEMORY, TH_E_PROTOCOL. */
+int run_hold(struct run *run, struct imports *imports, struct areas *areas);
+/* 0: it can be copied; 1: something of it is not open yet; or as run_hold. */
+int run_place(struct run *run);
+/* Lets all of it go and frees it. */
+void run_free(struct run *run, struct imports *imports);
 
 #endif

@@ -19,9 +19,11 @@
  *   agent  RUN      moves or hashes bytes; many at a time
  *   gpu    DONE     the bytes are where they belong, for whoever looks next; in any order
  *
- * Messages are taken in the order in which they were sent; what a RUN needs was sent before it. The
- * end of the socket is the end of the process, and the other way round: then nothing of it touches
- * memory any more, on the GPU or on the host, and all its memory on the GPU is free.
+ * Messages are taken in the order in which they were sent; what a RUN needs was sent before it, and
+ * need not be answered yet. OPENs are answered in their order, and before LEFT. The end of the
+ * socket is the end of the process, and the other way round. When the process has been reaped,
+ * nothing of it touches memory any more, on the GPU or on the host, and all its memory on the GPU
+ * is free: a socket may close a little before the driver's own files.
  */
 #ifndef TH_TRANSPORT_CUDA_WIRE_H
 #define TH_TRANSPORT_CUDA_WIRE_H
@@ -91,7 +93,7 @@ struct gpu_open {
 
 struct gpu_opened {
 	uint32_t kind;
-	int32_t code; /* import_new; TH_E_LIMIT */
+	int32_t code; /* import_new; TH_E_LIMIT; -EIO: the driver failed, and the process ends */
 	uint64_t worker, piece;
 	char text[GPU_TEXT_BYTES];
 };
@@ -142,7 +144,8 @@ _Static_assert(
 struct gpu_done {
 	uint32_t kind;
 	int32_t code; /* 0; TH_E_STALE_MEMORY: the piece is not open; TH_E_PROTOCOL; -EIO: the
-		       * driver failed, and with it maybe the whole process */
+		       * driver failed: where nobody can tell what the GPU still does, the process
+		       * ends behind this, and its end tells */
 	uint64_t run;
 	struct th_hash digest;
 	char text[GPU_TEXT_BYTES];

@@ -332,6 +332,15 @@ cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable,
 		EXPORT_INDEX(number) >= MACHINE_OBJECTS_MAX)
 		return gpu_leave(CUDA_ERROR_INVALID_VALUE);
 	const struct machine_object *object = &gpu.machine.page->objects[EXPORT_INDEX(number)];
+	/* There is one in a process, and its end is the end of all imports (NVIDIA/cuda-python,
+	 * cuda.core 1.4.0). */
+	for (unsigned i = 0; i < num_pools; i++) {
+		if (!pools[i].alive || !pools[i].imported ||
+			pools[i].generation != object->generation)
+			continue;
+		*pool = &pools[i];
+		return gpu_leave(CUDA_SUCCESS);
+	}
 	CUmemoryPool added = add_pool(device, object->types);
 	if (!added)
 		return gpu_leave(CUDA_ERROR_OUT_OF_MEMORY);

@@ -46,6 +46,7 @@ struct CUstream_st {
 	CUcontext context;
 	bool alive, ending, non_blocking, busy;
 	struct work *first, **last;
+	uint64_t asked, done; /* works */
 	CUresult result;
 	pthread_t thread;
 };
@@ -251,6 +252,7 @@ run(void *argument)
 		/* Behind a failure nothing is done, and nobody waits for ever. */
 		record(work, stream->result);
 		stream->busy = false;
+		stream->done++;
 		free(work->argument);
 		free(work);
 		pthread_cond_broadcast(&gpu.changed);
@@ -271,10 +273,12 @@ is_stream(CUstream stream)
 	return stream >= streams && stream < streams + num_streams && stream->alive;
 }
 
+/* For what has been asked of it until now. */
 static CUresult
 wait_stream(CUstream stream)
 {
-	while (stream->first || stream->busy)
+	uint64_t asked = stream->asked;
+	while (stream->done < asked)
 		pthread_cond_wait(&gpu.changed, &gpu.lock);
 	return stream->result;
 }
@@ -430,6 +434,7 @@ queue(const struct work *form, CUstream stream)
 	work->next = NULL;
 	*stream->last = work;
 	stream->last = &work->next;
+	stream->asked++;
 	pthread_cond_broadcast(&gpu.changed);
 	return CUDA_SUCCESS;
 }
