@@ -75,6 +75,9 @@ thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_v
 			THC_E_NOT_AVAILABLE, "the agent was stopped while it wrote the version");
 	else if (line.held_version == THC_NO_VERSION)
 		rc = shim_fail(THC_E_NOT_AVAILABLE, "this handle holds no version");
+	else if (shadow_behind(shard, line.held_lineage, line.held_version))
+		rc = shim_fail(THC_E_NOT_AVAILABLE,
+			"the version is not wholly in GPU memory yet; wait for its operation");
 	shard_leave(shard);
 	if (rc < 0)
 		return rc;

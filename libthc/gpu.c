@@ -97,11 +97,6 @@ gpu_add(struct gpu_set *set, struct checked_tensor *tensor)
 		i < part->memory.count && part->memory.pieces[i].base < end; i++)
 		if (part->memory.pieces[i].kind == CUDA_KIND_CLOSED)
 			tensor->way = WAY_COPIED;
-	if (tensor->way == WAY_COPIED)
-		return shim_fail(THC_E_MEMORY_KIND,
-			"tensors[%zu].data: '%s' lies in GPU memory that no other process can map, "
-			"for it was allocated without a handle type; allocate it with cudaMalloc",
-			tensor->index, tensor->name);
 	return 0;
 }
 
@@ -302,6 +297,8 @@ gpu_forget(struct thc_shard *shard, const struct gpu_set *set)
 {
 	for (size_t i = set->count; i > 0; i--) {
 		const struct gpu_part *part = &set->parts[i - 1];
+		if (part->first_serial == 0)
+			continue; /* the agent was given nothing of it */
 		/* The last first: what the agent was given is kept by serial. */
 		for (size_t p = part->memory.count + part->num_ranges; p > 0; p--)
 			sent_forget(shard, part->first_serial + p - 1);

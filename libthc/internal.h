@@ -32,6 +32,7 @@
 #include "ipc/sock/fdmsg.h"
 #include "libthc/gpu.h"
 #include "libthc/ranges.h"
+#include "libthc/shadow.h"
 #include "libthc/sp_req.h"
 #include "libthc/thc.h"
 
@@ -78,6 +79,7 @@ struct thc_op {
 	bool detached;       /* nobody has a pointer: freed when done and not unresolved */
 	bool cancel_sent;
 	bool cancel_due;     /* the ring was full; counted in shard->cancels_due */
+	bool fills;          /* what it brought is still to be copied to GPU memory, or was */
 	int64_t unknown_ns;  /* from here on a missing outcome is THC_E_UNKNOWN */
 	struct th_err outcome;
 	struct thc_result result;
@@ -164,6 +166,9 @@ struct thc_shard {
 	size_t num_placed;
 	struct ranges ranges; /* of the registration, as what follows */
 	struct gpu_set gpus;  /* owns */
+	struct shadow shadow; /* owns */
+	uint64_t fill_due; /* op_seq of what is in the shadow and not wholly in GPU memory; 0 */
+	uint64_t filled;   /* ... of the last that is */
 	struct thc_attribute *attributes; /* owns: names and values too; by name bytewise */
 	size_t num_attributes;
 	bool attributes_changed; /* the agent has another set */
@@ -305,6 +310,10 @@ void private_close(struct thc_shard *shard);
  * Before an operation (its name), under the lock: that the registered memory is still there, and
  * writable for a destination. THC_E_STALE_MEMORY, THC_E_MEMORY_KIND or -errno with a sentence.
  */
+/* Of GPU memory alone. */
+TH_MUST_USE int private_look_at_gpus(struct thc_shard *shard, const char *operation);
+/* Of the tensors that end behind the address, the first. */
+const char *private_tensor_at(const struct thc_shard *shard, uintptr_t at);
 TH_MUST_USE int private_look(struct thc_shard *shard, const char *operation, bool destination);
 
 #endif

@@ -259,6 +259,34 @@ thc_alloc(uint64_t bytes, uint32_t flags, void **ret_ptr)
 	return 0;
 }
 
+int
+memory_new(uint64_t bytes, struct memory_object *ret_object)
+{
+	struct entry entry;
+	uint64_t whole;
+
+	if (!th_align_up_u64(bytes, (uint64_t)sysconf(_SC_PAGESIZE), &whole) || whole > INT64_MAX)
+		return -ENOMEM;
+	int rc = map_memfd(0, whole, &entry);
+	if (rc < 0)
+		return rc;
+	void *map = (void *)entry.object.start;
+	/* Fewer pages to pin, where the system gives huge ones. A child has no use for it. */
+	(void)madvise(map, (size_t)whole, MADV_HUGEPAGE);
+	(void)madvise(map, (size_t)whole, MADV_DONTFORK);
+	memory_lock();
+	rc = add(&entry);
+	if (rc == 0)
+		entry.object.serial = last_serial;
+	memory_unlock();
+	if (rc < 0) {
+		unmap_entry(&entry);
+		return rc == -ENOMEM ? rc : -EEXIST;
+	}
+	*ret_object = entry.object;
+	return 0;
+}
+
 /* ---- thc_import ---------------------------------------------------------------------------- */
 
 static int
@@ -445,6 +473,19 @@ take_out(uintptr_t start, bool allocated, struct entry *ret_entry)
 	}
 	memory_unlock();
 	return rc;
+}
+
+void
+memory_end(uintptr_t start, uint64_t serial)
+{
+	struct entry entry;
+
+	memory_lock();
+	const struct entry *found = lookup(start, serial);
+	bool there = found != NULL;
+	memory_unlock();
+	if (there && take_out(start, true, &entry) == 0)
+		unmap_entry(&entry);
 }
 
 static int

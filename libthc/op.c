@@ -23,6 +23,8 @@ _Static_assert(sizeof(((struct thc_result *)0)->source) == sizeof(((struct shm_s
 			       sizeof(((struct shm_slot *)0)->transport),
 	"texts of a result");
 
+#define DONE_NS INT64_C(100000000) /* that thc_op_done may copy to GPU memory in a call */
+
 /* Up to updated: what every result has. */
 #define RESULT_BYTES_LEAST offsetof(struct thc_result, bytes_moved)
 
@@ -164,6 +166,11 @@ op_submit(struct thc_shard *shard, const struct op_request *request, struct thc_
 	op->internal = request->internal;
 	op->unknown_ns = deadline_with_grace(request->deadline_ns);
 	op->result.version = THC_NO_VERSION;
+	struct shm_line line;
+	if (shard->shadow.count > 0 && ring_line_read(&shard->ring, &line) == 0) {
+		shard->shadow.lineage_before = line.held_lineage;
+		shard->shadow.version_before = line.held_version;
+	}
 	shard->refs++;
 	shard->ops[slot] = op;
 	if (is_group(op))
@@ -243,6 +250,8 @@ op_finish(struct thc_op *op, int code, const char *text)
 	op->done = true;
 	ring_progress(&shard->ring, op->slot, op->op_seq, &op->done_bytes, &op->total_bytes);
 	(void)th_fail(&op->outcome, code, "%s", text);
+	if (code == 0)
+		shadow_ended(op);
 	if (op->detached) {
 		if (shard->unresolved != op)
 			destroy(op);
@@ -299,6 +308,26 @@ op_outcome(const struct thc_op *op)
 	return errors_from_agent(op->outcome.code, op->outcome.text);
 }
 
+static int
+unknown(struct thc_op *op, const char *what)
+{
+	op->shard->unresolved = op;
+	return shim_fail(THC_E_UNKNOWN, "the %s %s; call thc_resolve, or thc_close",
+		kind_name(op->kind), what);
+}
+
+/* Ended, and what it brought is where it belongs: what it returns. Or -ETIMEDOUT. */
+static int
+settled_outcome(struct thc_op *op, int64_t until_ns)
+{
+	int rc = shadow_settle(op, until_ns);
+
+	/* Who polls by edge is to come again, too. */
+	if (rc == -ETIMEDOUT && op->shard->uncollected >= 0 && op->shard->uncollected_set)
+		(void)doorbell_signal(op->shard->uncollected);
+	return rc < 0 ? rc : op_outcome(op);
+}
+
 /*
  * Until wait_ns, but not past the moment from which on the outcome is unknown, unless that has
  * passed before: then the caller asks again and waits as long as it says.
@@ -316,11 +345,7 @@ wait_done(struct thc_op *op, int64_t wait_ns)
 	if (th_now_ns() < op->unknown_ns || !is_group(op))
 		return shim_fail(
 			THC_E_TIMEOUT, "the %s has not ended yet; it runs on", kind_name(op->kind));
-	op->shard->unresolved = op;
-	return shim_fail(THC_E_UNKNOWN,
-		"the %s had no outcome by its deadline and may have begun; call thc_resolve, or "
-		"thc_close",
-		kind_name(op->kind));
+	return unknown(op, "had no outcome by its deadline and may have begun");
 }
 
 int
@@ -335,7 +360,11 @@ op_complete(struct thc_op *op, int64_t deadline_ns, struct thc_result *ret_resul
 		return rc;
 	}
 	if (rc == 0) {
-		rc = op_outcome(op);
+		rc = settled_outcome(op, deadline_with_grace(deadline_ns));
+		if (rc == -ETIMEDOUT) {
+			op->detached = true;
+			return unknown(op, "has ended, and not all is copied to GPU memory yet");
+		}
 		if (rc == 0) {
 			op_copy_result(&op->result, ret_result);
 			if (ret_group_op_seq != NULL)
@@ -373,9 +402,11 @@ thc_op_done(struct thc_op *op)
 	if (!shard->closed)
 		shard_look(shard);
 	if (op->done) {
-		mark_collected(op);
-		rc = op_outcome(op);
-		rc = rc == 0 ? 1 : rc;
+		/* An event loop is not kept for long: thc_fd stays readable, and it comes again. */
+		rc = settled_outcome(op, th_now_ns() + DONE_NS);
+		if (rc != -ETIMEDOUT)
+			mark_collected(op);
+		rc = rc == 0 ? 1 : rc == -ETIMEDOUT ? 0 : rc;
 	}
 	shard_leave(shard);
 	return rc;
@@ -400,8 +431,14 @@ thc_op_wait(struct thc_op *op, int64_t timeout_ms, struct thc_result *ret_result
 	if (!op->done)
 		rc = wait_done(op, deadline_ns);
 	if (op->done) {
-		mark_collected(op);
-		rc = op_outcome(op);
+		rc = settled_outcome(op, deadline_with_grace(deadline_ns));
+		if (rc == -ETIMEDOUT)
+			rc = shim_fail(THC_E_TIMEOUT,
+				"the %s has ended, and not all is copied to GPU memory yet; wait "
+				"again",
+				kind_name(op->kind));
+		else
+			mark_collected(op);
 		if (rc == 0)
 			op_copy_result(&op->result, ret_result);
 	}
@@ -480,12 +517,17 @@ thc_resolve(struct thc_shard *shard, int64_t timeout_ms, struct thc_result *ret_
 	}
 	shard->resolving = true;
 	rc = shard_await(shard, &op->done, deadline_ns, false);
-	shard->resolving = false;
 	if (rc == -ETIMEDOUT)
 		rc = shim_fail(THC_E_UNKNOWN, "the %s has no outcome yet; call thc_resolve again",
 			kind_name(op->kind));
 	if (op->done) {
-		rc = op_outcome(op);
+		rc = settled_outcome(op, deadline_with_grace(deadline_ns));
+		if (rc == -ETIMEDOUT) {
+			shard->resolving = false;
+			rc = unknown(op, "has ended, and not all is copied to GPU memory yet");
+			shard_leave(shard);
+			return rc;
+		}
 		if (rc == 0)
 			op_copy_result(&op->result, ret_result);
 		shard->unresolved = NULL;
@@ -494,6 +536,7 @@ thc_resolve(struct thc_shard *shard, int64_t timeout_ms, struct thc_result *ret_
 		else
 			mark_collected(op);
 	}
+	shard->resolving = false;
 	shard_leave(shard);
 	return rc;
 }

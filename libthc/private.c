@@ -39,9 +39,8 @@ private_close(struct thc_shard *shard)
 	memory_unlock();
 }
 
-/* Of the tensors that end behind the address, the first. */
-static const char *
-tensor_at(const struct thc_shard *shard, uintptr_t at)
+const char *
+private_tensor_at(const struct thc_shard *shard, uintptr_t at)
 {
 	const struct placed_tensor *found = NULL;
 
@@ -54,8 +53,8 @@ tensor_at(const struct thc_shard *shard, uintptr_t at)
 	return found != NULL ? found->name : "?";
 }
 
-static int
-look_at_gpus(struct thc_shard *shard, const char *operation)
+int
+private_look_at_gpus(struct thc_shard *shard, const char *operation)
 {
 	uint64_t at = 0;
 	int rc = gpu_look(&shard->gpus, &at);
@@ -66,7 +65,7 @@ look_at_gpus(struct thc_shard *shard, const char *operation)
 		"%s: the GPU memory of tensor '%.80s' at 0x%" PRIx64
 		" is not what was registered (freed, asleep, or mapped anew); thc_unregister, and "
 		"register what is there when it is awake",
-		operation, tensor_at(shard, (uintptr_t)at), at);
+		operation, private_tensor_at(shard, (uintptr_t)at), at);
 }
 
 int
@@ -76,29 +75,29 @@ private_look(struct thc_shard *shard, const char *operation, bool destination)
 	int rc = ranges_check(&shard->ranges, destination, &at);
 
 	if (rc == 0)
-		return look_at_gpus(shard, operation);
+		return private_look_at_gpus(shard, operation);
 	switch (rc) {
 	case RANGE_GONE:
 		return shim_fail(THC_E_STALE_MEMORY,
 			"%s: tensor '%.80s' is not mapped any more at 0x%" PRIxPTR
 			"; thc_unregister, and register what is there now",
-			operation, tensor_at(shard, at), at);
+			operation, private_tensor_at(shard, at), at);
 	case RANGE_OTHER:
 		return shim_fail(THC_E_STALE_MEMORY,
 			"%s: other memory is mapped at 0x%" PRIxPTR
 			" than when tensor '%.80s' was registered; thc_unregister, and register "
 			"what is there now",
-			operation, at, tensor_at(shard, at));
+			operation, at, private_tensor_at(shard, at));
 	case RANGE_READ_ONLY:
 		return shim_fail(THC_E_MEMORY_KIND,
 			"%s: tensor '%.80s' is mapped read-only at 0x%" PRIxPTR
 			" and cannot be a destination; make it writable (mprotect)",
-			operation, tensor_at(shard, at), at);
+			operation, private_tensor_at(shard, at), at);
 	case RANGE_FD_READ_ONLY:
 		return shim_fail(THC_E_MEMORY_KIND,
 			"%s: tensor '%.80s' was imported with a descriptor that cannot be written "
 			"and cannot be a destination; import one that can",
-			operation, tensor_at(shard, at));
+			operation, private_tensor_at(shard, at));
 	default:
 		return shim_fail(
 			rc, "%s: looking at the registered memory: %s", operation, th_strerror(rc));

@@ -3,6 +3,7 @@
  * publish - thc_publish, thc_unpublish, thc_replicate, thc_update and their _submit forms: the
  * checks of their arguments around op.c.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -14,6 +15,23 @@ struct call {
 	bool needs_tensors;
 	const char *name;
 };
+
+/* What lies in GPU memory that only this process reaches. */
+static int
+copy_before(struct thc_shard *shard, const struct call *call)
+{
+	int64_t until_ns = deadline_with_grace(call->request.deadline_ns);
+
+	if (call->request.kind == SHM_PUBLISH)
+		return shadow_out(shard, until_ns);
+	int rc = shadow_settle_all(shard, until_ns);
+	if (rc == -ETIMEDOUT)
+		return shim_fail(THC_E_TIMEOUT,
+			"%s: the version that is held was not wholly copied to GPU memory before "
+			"the deadline; nothing was changed, give it more time",
+			call->name);
+	return rc;
+}
 
 /* Ends with the lock held and the handle entered, or with a code. */
 static int
@@ -39,6 +57,9 @@ begin(struct thc_shard *shard, struct call *call, int64_t timeout_ms, struct thc
 		rc = private_look(shard, call->name, call->request.kind != SHM_PUBLISH);
 	if (rc == 0 && call->request.kind == SHM_PUBLISH)
 		rc = attributes_send(shard, call->request.deadline_ns);
+	/* Last, for the lock is not given back between it and the submission. */
+	if (rc == 0 && call->needs_tensors)
+		rc = copy_before(shard, call);
 	if (rc == 0)
 		rc = op_submit(shard, &call->request, ret_op);
 	if (rc < 0)

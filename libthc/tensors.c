@@ -124,6 +124,7 @@ tensors_release(struct thc_shard *shard)
 	free(shard->held);
 	free(shard->placed);
 	ranges_free(&shard->ranges);
+	shadow_free(shard);
 	gpu_forget(shard, &shard->gpus);
 	gpu_free(&shard->gpus);
 	shard->held = NULL;
@@ -217,6 +218,8 @@ rows_fill(const struct thc_shard *shard, const struct checked_tensors *checked, 
 		rows->memory_offset[i] = tensor->start;
 		if (piece != NULL)
 			rows->memory_offset[i] -= piece->base;
+		else if (tensor->way == WAY_COPIED)
+			rows->memory_offset[i] = tensor->copy_at;
 		else if (tensor->way != WAY_PROCESS)
 			rows->memory_offset[i] -= tensor->object.start;
 	}
@@ -350,8 +353,10 @@ register_checked(struct thc_shard *shard, struct checked_tensors *checked, int64
 	size_t num_objects = 0, bytes = 0;
 	int64_t until_ns = deadline_with_grace(deadline_ns);
 	uint8_t *data = NULL;
-	int rc = list_objects(checked, &objects, &num_objects);
+	int rc = shadow_new(&shard->shadow, checked, until_ns);
 
+	if (rc == 0)
+		rc = list_objects(checked, &objects, &num_objects);
 	shard->gpus = checked->gpus;
 	checked->gpus = (struct gpu_set){0};
 	if (rc == 0)
@@ -450,7 +455,7 @@ thc_unregister(struct thc_shard *shard, int64_t timeout_ms)
 	}
 	/* Operations and documents go two ways: which came first is not known at the agent. */
 	shard_collect(shard);
-	if (shard->running != NULL)
+	if (shard->running != NULL || shard->shadow.copying)
 		rc = shim_fail(THC_E_STATE,
 			"an operation of this handle runs; wait for its end, or cancel it");
 	else if (shard->registration == REGISTRATION_NONE)
@@ -514,6 +519,8 @@ thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, siz
 		rc = shim_fail(THC_E_INVALID, "tensor: no tensor '%.80s' is registered", tensor);
 	else if (placed->bytes == 0)
 		(void)snprintf(ret_text, text_bytes, "direct (the tensor has no bytes)");
+	else if (placed->device != THC_HOST && placed->serial != 0)
+		shadow_path(&shard->shadow, placed->device, ret_text, text_bytes);
 	else if (placed->device != THC_HOST)
 		gpu_path(shard, placed->device, placed->start, ret_text, text_bytes);
 	else

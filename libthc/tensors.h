@@ -23,6 +23,7 @@ struct checked_tensor {
 	int device; /* THC_HOST, or the CUDA ordinal */
 	enum memory_way way;
 	struct memory_object object; /* serial 0: no bytes, or neither allocated nor imported */
+	uint64_t copy_at;            /* of WAY_COPIED: its place in the object */
 };
 
 struct checked_tensors {

@@ -30,11 +30,11 @@
  *     THC_E_FORKED; the parent's are untouched.
  *   - libthc starts no thread, installs no signal handler, opens nothing but the agent's
  *     endpoints and /proc/self, prints nothing unless THC_LOG (error, warn, info, debug) is set,
- *     and links libc only.
+ *     and links libc only: CUDA is found by dlopen, when a tensor lies on a GPU.
  *   - A THC_E_INVALID sentence begins with the name of the argument.
  *
- * What this release answers THC_E_INVALID (THC_E_MEMORY_KIND for memory) with a sentence that says
- * so: THC_OFFLOAD_SEED, THC_PREFETCH; GPU tensors.
+ * What this release answers THC_E_INVALID with a sentence that says so: THC_OFFLOAD_SEED,
+ * THC_PREFETCH.
  */
 #ifndef THC_H
 #define THC_H
@@ -268,12 +268,18 @@ int thc_forget(void *addr); /* undoes thc_import; THC_E_STATE while a handle has
  * looked at again before publish, replicate and update: THC_E_STALE_MEMORY when a tensor is not
  * mapped any more or other memory lies there, THC_E_MEMORY_KIND for a destination that cannot be
  * written; both name it, and nothing has changed.
+ *
+ * GPU memory (device >= 0) is opened by the agent's process of that GPU ("cuda-ipc") until
+ * thc_unregister. What no other process can map has a copy in host memory that libthc fills and
+ * empties in the calls of the worker ("worker-copy"). Freed, asleep or mapped anew: as above.
+ * Before an engine sleeps: unpublish and unregister; register when it is awake. No context is
+ * made.
  */
 int thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t count,
 	size_t tensor_bytes, int64_t timeout_ms);
 /* THC_E_STATE while published or filling. */
 int thc_unregister(struct thc_shard *shard, int64_t timeout_ms);
-/* "direct ..." | "copy ...", cut to text_bytes. */
+/* "direct ...", "copy ...", "cuda-ipc ..." or "worker-copy ...", cut to text_bytes. */
 int thc_memory_path(
 	struct thc_shard *shard, const char *tensor, char *ret_text, size_t text_bytes);
 
@@ -281,8 +287,9 @@ int thc_memory_path(
 
 /*
  * Returns when all members have published: the version is then visible. No bytes move; digests are
- * computed behind it. GPU tensors: the caller's stream must have finished writing. Whoever must not
- * wait for the slowest member uses the _submit form.
+ * computed behind it. GPU tensors: the caller's stream must have finished writing; those of
+ * "worker-copy" are copied by this call. Whoever must not wait for the slowest member uses the
+ * _submit form.
  */
 int thc_publish(struct thc_shard *shard, uint64_t version, int64_t timeout_ms);
 
@@ -334,6 +341,7 @@ struct thc_result {
  * version stays. There and different from the one held: the old one is given up and the new one
  * replicated, updated 1; else 0, updated 0. A relative name never moves a handle backward, an
  * absolute one may.
+ * GPU tensors: kernels that are launched after the return see the bytes.
  */
 int thc_replicate(struct thc_shard *shard, const char *version, int64_t timeout_ms,
 	struct thc_result *ret_result);
@@ -446,7 +454,8 @@ int thc_update_submit(struct thc_shard *shard, const char *version, int64_t time
  * the handle. An agent that stands still does not wake it: see thc_op_wait.
  */
 int thc_fd(struct thc_shard *shard);
-int thc_op_done(struct thc_op *op); /* 1 finished, 0 not yet, negative: its failure */
+/* 1 finished, 0 not yet, negative: its failure. Of "worker-copy" memory it copies for a while. */
+int thc_op_done(struct thc_op *op);
 /*
  * THC_E_TIMEOUT: op runs on. THC_E_UNKNOWN: op's own deadline has passed without an outcome; wait
  * again, or use thc_resolve. THC_E_CANCELLED may also mean that another thread closes the handle:

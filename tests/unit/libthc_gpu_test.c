@@ -383,14 +383,6 @@ Test(libthc_gpu, bad_memory__each_kind__names_the_tensor_and_what_to_do)
 	good(register_one(legacy, MIB));
 }
 
-Test(libthc_gpu, closed_memory__is_not_shared)
-{
-	CUdeviceptr range = reserve(CHUNK);
-
-	map(range, CHUNK, CU_MEM_HANDLE_TYPE_NONE);
-	expect(register_one(range, CHUNK), THC_E_MEMORY_KIND, "without a handle type");
-}
-
 static void
 give_a_handle(int sock)
 {

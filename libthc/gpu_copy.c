@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gpu_copy - see gpu_copy.h.
+ */
+#include "libthc/gpu_copy.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <time.h>
+
+#include "ipc/base/clock.h"
+#include "libthc/internal.h"
+
+#define SLICE_BYTES ((uint64_t)16 << 20) /* of one copy, which lies in one pinned part */
+#define PART_BYTES ((uint64_t)32 << 20)  /* on a stream before the other one's are waited for */
+#define PART_COPIES 512u
+/* What a copy that was begun may take: bounded, or it hangs. */
+#define HANG_NS INT64_C(400000000)
+#define SPINS 200u
+#define NAP_NS 50000
+_Static_assert(GPU_PIN_BYTES % SLICE_BYTES == 0, "no copy touches two pinned parts");
+
+/* ---- contexts ------------------------------------------------------------------------------ */
+
+struct context {
+	const struct cuda *cuda;
+	CUdevice device;
+	bool retained; /* the primary one, once more */
+};
+
+static bool
+is_of(const struct cuda *cuda, CUcontext context, CUdevice device)
+{
+	CUdevice found = -1;
+
+	if (context == NULL || cuda->cuCtxPushCurrent(context) != CUDA_SUCCESS)
+		return false;
+	bool same = cuda->cuCtxGetDevice(&found) == CUDA_SUCCESS && found == device;
+	(void)cuda->cuCtxPopCurrent(&context);
+	return same;
+}
+
+static CUcontext
+find_context(const struct cuda *cuda, uint64_t address, struct context *context)
+{
+	CUcontext found = NULL;
+	unsigned flags = 0;
+	int active = 0;
+
+	/* Memory of a pool, and mapped chunks, belong to none. */
+	if (cuda->cuPointerGetAttribute(&found, CU_POINTER_ATTRIBUTE_CONTEXT, address) ==
+			CUDA_SUCCESS &&
+		is_of(cuda, found, context->device))
+		return found;
+	if (cuda->cuCtxGetCurrent(&found) == CUDA_SUCCESS && is_of(cuda, found, context->device))
+		return found;
+	/* Never the first one to retain it: that would make it. */
+	if (cuda->cuDevicePrimaryCtxGetState(context->device, &flags, &active) == CUDA_SUCCESS &&
+		active != 0 &&
+		cuda->cuDevicePrimaryCtxRetain(&found, context->device) == CUDA_SUCCESS) {
+		context->retained = true;
+		return found;
+	}
+	return NULL;
+}
+
+static int
+context_enter(const struct cuda *cuda, int ordinal, uint64_t address, struct context *ret_context,
+	struct th_err *err)
+{
+	struct context context = {.cuda = cuda};
+	CUcontext found = NULL;
+	CUresult result = cuda->cuDeviceGet(&context.device, ordinal);
+
+	if (result == CUDA_SUCCESS)
+		found = find_context(cuda, address, &context);
+	if (found == NULL)
+		return th_fail(err, THC_E_MEMORY_KIND,
+			"GPU %d has no context in this process that could copy (%s); call this on "
+			"a thread where the framework has set the device",
+			ordinal, cuda_result_name(cuda, result));
+	result = cuda->cuCtxPushCurrent(found);
+	if (result != CUDA_SUCCESS) {
+		if (context.retained)
+			(void)cuda->cuDevicePrimaryCtxRelease(context.device);
+		return th_fail(err, THC_E_STALE_MEMORY, "the context of GPU %d is gone: %s",
+			ordinal, cuda_result_name(cuda, result));
+	}
+	*ret_context = context;
+	return 0;
+}
+
+static void
+context_leave(const struct context *context)
+{
+	CUcontext old = NULL;
+
+	(void)context->cuda->cuCtxPopCurrent(&old);
+	if (context->retained)
+		(void)context->cuda->cuDevicePrimaryCtxRelease(context->device);
+}
+
+/* ---- copies -------------------------------------------------------------------------------- */
+
+struct run {
+	struct gpu_copy *copy;
+	int64_t until_ns;
+	gpu_copy_stop stop;
+	void *arg;
+	struct th_err *err;
+	uint64_t *ret_at;
+	CUstream streams[2];
+	bool busy[2];
+};
+
+static int
+fail(const struct run *run, CUresult result, const char *what)
+{
+	const struct gpu_copy *copy = run->copy;
+	size_t last = copy->index < copy->count ? copy->index : copy->count - 1;
+
+	*run->ret_at = copy->spans[last].gpu;
+	return th_fail(run->err, THC_E_STALE_MEMORY, "%s says %s", what,
+		cuda_result_name(copy->cuda, result));
+}
+
+/* As much as one part has, and moves on behind it. */
+static int
+submit(const struct run *run, CUstream stream)
+{
+	struct gpu_copy *copy = run->copy;
+	const int device = copy->spans[copy->index].device;
+	uint64_t bytes = 0;
+
+	for (unsigned i = 0; i < PART_COPIES && bytes < PART_BYTES && copy->index < copy->count;
+		i++) {
+		const struct copied_span *span = &copy->spans[copy->index];
+		if (span->device != device)
+			break;
+		uint64_t gpu = span->gpu + copy->offset, at = span->at + copy->offset;
+		uint64_t slice =
+			th_min_u64(span->bytes - copy->offset, SLICE_BYTES - at % SLICE_BYTES);
+		CUresult result = copy->to_gpu ? copy->cuda->cuMemcpyHtoDAsync(gpu, copy->host + at,
+							 (size_t)slice, stream)
+					       : copy->cuda->cuMemcpyDtoHAsync(copy->host + at, gpu,
+							 (size_t)slice, stream);
+		if (result != CUDA_SUCCESS)
+			return fail(run, result, "the copy");
+		bytes += slice;
+		copy->offset += slice;
+		if (copy->offset == span->bytes) {
+			copy->index++;
+			copy->offset = 0;
+		}
+	}
+	return 0;
+}
+
+static void
+nap(unsigned turn)
+{
+	const struct timespec while_ = {.tv_nsec = NAP_NS};
+
+	if (turn < SPINS)
+		(void)sched_yield();
+	else
+		(void)nanosleep(&while_, NULL);
+}
+
+/* What was given to the stream is done: 0. However late: so much is not much. */
+static int
+await_stream(struct run *run, unsigned which)
+{
+	int64_t end_ns = th_deadline_ns(run->until_ns, HANG_NS);
+	bool stopping = false;
+
+	if (!run->busy[which])
+		return 0;
+	for (unsigned turn = 0;; turn++) {
+		CUresult result = run->copy->cuda->cuStreamQuery(run->streams[which]);
+		if (result == CUDA_SUCCESS)
+			break;
+		if (result != CUDA_ERROR_NOT_READY)
+			return fail(run, result, "the stream of the copy");
+		int64_t now_ns = th_now_ns();
+		if (!stopping && run->stop(run->arg)) {
+			stopping = true;
+			end_ns = th_min_i64(end_ns, now_ns + HANG_NS);
+		}
+		if (now_ns >= end_ns) {
+			run->copy->stuck = true;
+			return fail(run, result, "a copy that does not end");
+		}
+		nap(turn);
+	}
+	run->busy[which] = false;
+	return 0;
+}
+
+static int
+copy_parts(struct run *run)
+{
+	struct gpu_copy *copy = run->copy;
+	int device = copy->spans[copy->index].device;
+	int rc = 0;
+
+	for (unsigned which = 0;
+		copy->index < copy->count && copy->spans[copy->index].device == device;
+		which ^= 1) {
+		rc = await_stream(run, which);
+		if (rc < 0)
+			return rc;
+		if (th_now_ns() >= run->until_ns)
+			return -ETIMEDOUT;
+		if (run->stop(run->arg))
+			return -ECANCELED;
+		run->busy[which] = true;
+		rc = submit(run, run->streams[which]);
+		if (rc < 0)
+			return rc;
+	}
+	return 0;
+}
+
+/* Those that are on the GPU of the next span. */
+static int
+copy_device(struct run *run)
+{
+	const struct cuda *cuda = run->copy->cuda;
+	const struct copied_span *span = &run->copy->spans[run->copy->index];
+	struct context context;
+	CUresult result = CUDA_SUCCESS;
+
+	*run->ret_at = span->gpu;
+	int rc = context_enter(cuda, span->device, span->gpu, &context, run->err);
+	if (rc < 0)
+		return rc;
+	for (unsigned i = 0; i < 2 && result == CUDA_SUCCESS; i++)
+		result = cuda->cuStreamCreateWithPriority(
+			&run->streams[i], CU_STREAM_NON_BLOCKING, 0);
+	rc = result == CUDA_SUCCESS ? copy_parts(run) : fail(run, result, "making a stream");
+	for (unsigned i = 0; i < 2; i++) {
+		int waited = await_stream(run, i);
+		if (waited < 0 && (rc == 0 || rc == -ETIMEDOUT || rc == -ECANCELED))
+			rc = waited;
+	}
+	/* A stream that hangs is never given back: that might wait for it. */
+	for (unsigned i = 0; i < 2 && !run->copy->stuck; i++)
+		if (run->streams[i] != NULL)
+			(void)cuda->cuStreamDestroy(run->streams[i]);
+	run->streams[0] = run->streams[1] = NULL;
+	run->busy[0] = run->busy[1] = false;
+	context_leave(&context);
+	return rc;
+}
+
+int
+gpu_copy_run(struct gpu_copy *copy, int64_t until_ns, gpu_copy_stop stop, void *arg,
+	struct th_err *err, uint64_t *ret_at)
+{
+	struct run run = {.copy = copy,
+		.until_ns = until_ns,
+		.stop = stop,
+		.arg = arg,
+		.err = err,
+		.ret_at = ret_at};
+	int rc = 0;
+
+	if (copy->stuck) {
+		*ret_at = copy->spans[0].gpu;
+		return th_fail(
+			err, THC_E_STALE_MEMORY, "an earlier copy still hangs in the CUDA driver");
+	}
+	while (rc == 0 && copy->index < copy->count)
+		rc = copy_device(&run);
+	/* What has failed is not known to be there as far as it was given to the driver. */
+	if (rc < 0 && rc != -ETIMEDOUT && rc != -ECANCELED) {
+		copy->index = 0;
+		copy->offset = 0;
+	}
+	return rc;
+}
+
+/* ---- pinned memory ------------------------------------------------------------------------- */
+
+int
+gpu_pin(const struct cuda *cuda, int device, uint64_t address, void *host, uint64_t bytes,
+	struct th_err *err)
+{
+	struct context context;
+	int rc = context_enter(cuda, device, address, &context, err);
+
+	if (rc < 0)
+		return rc;
+	CUresult result = cuda->cuMemHostRegister(host, (size_t)bytes, CU_MEMHOSTREGISTER_PORTABLE);
+	if (result != CUDA_SUCCESS)
+		rc = th_fail(err, THC_E_MEMORY_KIND, "cuMemHostRegister says %s",
+			cuda_result_name(cuda, result));
+	context_leave(&context);
+	return rc;
+}
+
+/* Without a context there is nothing pinned any more. */
+void
+gpu_unpin(const struct cuda *cuda, int device, uint64_t address, void *host)
+{
+	struct context context;
+	struct th_err err = {0};
+
+	if (context_enter(cuda, device, address, &context, &err) < 0)
+		return;
+	(void)cuda->cuMemHostUnregister(host);
+	context_leave(&context);
+}
