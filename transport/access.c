@@ -13,13 +13,16 @@
 
 #include "ipc/base/err.h"
 #include "transport/crew.h"
+#include "transport/cuda/gpus.h"
 
 struct access {
 	struct access *next; /* among the dropped ones */
 	enum access_kind kind;
 	int fd; /* owns, when there is close_fd */
 	void (*close_fd)(int fd);
-	uint32_t references; /* atomic */
+	struct gpus *gpus;       /* both only of a GPU's */
+	struct gpu_space *space; /* owns: a reference */
+	uint32_t references;     /* atomic */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -33,6 +36,17 @@ access_new(int fd, enum access_kind kind, void (*close_fd)(int fd))
 	if (access)
 		*access = (struct access){
 			.kind = kind, .fd = fd, .close_fd = close_fd, .references = 1};
+	return access;
+}
+
+struct access *
+access_new_gpu(struct gpus *gpus, struct gpu_space *space)
+{
+	struct access *access = access_new(-1, ACCESS_GPU, NULL);
+	if (access) {
+		access->gpus = gpus;
+		access->space = gpu_space_retain(space);
+	}
 	return access;
 }
 
@@ -68,6 +82,7 @@ access_sweep(void)
 		struct access *next = access->next;
 		if (access->close_fd)
 			access->close_fd(access->fd);
+		gpu_space_release(access->space);
 		free(access);
 		access = next;
 	}
@@ -77,6 +92,18 @@ int
 access_fd(const struct access *access)
 {
 	return access->fd;
+}
+
+struct gpu_space *
+access_space(const struct access *access)
+{
+	return access->space;
+}
+
+struct gpus *
+access_gpus(const struct access *access)
+{
+	return access->gpus;
 }
 
 /* An address that is not mapped is EIO; so is a page that its file can not give. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * access - memory of a worker that is not mapped here: a descriptor that is read and written
- * through. A file in memory that may shrink, or the memory of the worker's process.
+ * through. A file in memory that may shrink, or the memory of the worker's process. Or memory of a
+ * GPU, which only requests to that reach (cuda/gpus.h): it has no descriptor.
  *
  * A call may wait for as long as the worker likes: a page behind it can belong to a file system or
  * a fault handler that the worker serves. So calls are made by threads that may be left behind
@@ -19,23 +20,31 @@
 enum access_kind {
 	ACCESS_FILE,    /* memfd, tmpfs: a place is an offset in the file                       */
 	ACCESS_PROCESS, /* /proc/PID/mem: a place is an address                                 */
+	ACCESS_GPU,     /* gpu_space: a place is an address                                     */
 };
 
 struct access;
+struct gpu_space;
+struct gpus;
 
 /*
  * close_fd gets fd when the last reference is dropped, on a thread that shares the descriptors of
  * the process (access_sweep). NULL: fd is borrowed. NULL: out of memory, fd stays the caller's.
  */
 struct access *access_new(int fd, enum access_kind kind, void (*close_fd)(int fd));
+/* Of the GPU's memory: takes a reference of the space, dropped as a descriptor is closed. */
+struct access *access_new_gpu(struct gpus *gpus, struct gpu_space *space);
 struct access *access_retain(struct access *access);
 void access_release(struct access *access);
-int access_fd(const struct access *access);
+int access_fd(const struct access *access); /* -1: a GPU's */
+/* NULL, both: not a GPU's. */
+struct gpu_space *access_space(const struct access *access);
+struct gpus *access_gpus(const struct access *access);
 
 /*
- * All of it or a failure: TH_E_STALE_MEMORY when the bytes are not there any more (a file that
- * shrank, a range that was unmapped, a process that ended), TH_E_MEMORY_KIND when writing would
- * not go where it should (O_APPEND), or -errno.
+ * Not of a GPU's. All of it or a failure: TH_E_STALE_MEMORY when the bytes are not there any more
+ * (a file that shrank, a range that was unmapped, a process that ended), TH_E_MEMORY_KIND when
+ * writing would not go where it should (O_APPEND), or -errno.
  */
 TH_MUST_USE int access_read(struct access *access, uint64_t place, void *to, size_t bytes);
 TH_MUST_USE int access_write(struct access *access, uint64_t place, const void *from, size_t bytes);

@@ -6,6 +6,9 @@
  * So whoever holds it can say "no more": from then on the thread touches nothing but its block, and
  * frees both. What is mapped is copied in steps, so that nobody waits long for the lock.
  *
+ * Where the part has rows of GPUs, the thread leaves those out and a haul has them. The calls about
+ * GPUs are made without the lock: those who wait for memory there are called with a lock held.
+ *
  * A block stays in one list from ferry_submit to ferry_take, in that order, and counts who still
  * works on it. One that is abandoned is dropped by the last of them.
  */
@@ -18,17 +21,23 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/log.h"
+#include "ipc/base/name.h"
 #include "transport/access.h"
 #include "transport/crew.h"
+#include "transport/cuda/gpus.h"
+#include "transport/cuda/haul.h"
 #include "transport/guard.h"
 
 struct ferry {
 	pthread_mutex_t lock;
 	pthread_cond_t work;
-	bool writes; /* immutable */
-	bool hurry;  /* atomic: somebody waits for the lock to abandon it */
+	bool writes;       /* immutable, as the next two */
+	bool has_thread;   /* some rows are no GPU's */
+	struct gpus *gpus; /* NULL: no row is a GPU's */
+	bool hurry;        /* atomic: somebody waits for the lock to abandon it */
 	/* Guarded by lock. */
-	uint32_t references; /* the user's, the thread's */
+	uint32_t references; /* the user's, the thread's, one of each haul that is not done */
 	bool abandoned;
 	struct xfer_part *part; /* borrows: the user's reference, until it abandons */
 	struct loop *loop;      /* likewise */
@@ -37,8 +46,7 @@ struct ferry {
 	struct ferry_block *next;          /* of those, the thread's next one */
 	uint32_t under_way;                /* of those, not finished */
 	/* The user's. */
-	struct ferry_block *spare; /* own: those that are not out */
-	uint32_t num_blocks;       /* made */
+	struct ferry_block *spare; /* own: those that are not out, and no GPU's */
 	uint32_t num_out;
 };
 
@@ -47,6 +55,8 @@ drop_all(struct ferry_block *block)
 {
 	while (block) {
 		struct ferry_block *next = block->next;
+		haul_free(block->haul);
+		block->haul = NULL;
 		block->drop(block);
 		block = next;
 	}
@@ -95,9 +105,13 @@ take_out(struct ferry *ferry)
 
 /* Under the lock: one of those who work on the block has finished. */
 static void
-finish(struct ferry *ferry, struct ferry_block *block)
+finish(struct ferry *ferry, struct ferry_block *block, int code, uint32_t row)
 {
 	TH_ASSERT(block->pending > 0);
+	if (code < 0 && block->code == 0) {
+		block->code = code;
+		block->row = row;
+	}
 	if (--block->pending > 0 || ferry->abandoned)
 		return;
 	ferry->under_way--;
@@ -125,7 +139,7 @@ carry_piece(struct ferry *ferry, const struct xfer_piece *piece, uint8_t *data)
 
 /* Under the lock. */
 static int
-carry(struct ferry *ferry, struct ferry_block *block)
+carry(struct ferry *ferry, struct ferry_block *block, uint32_t *ret_row)
 {
 	struct xfer_cursor cursor = block->cursor;
 	uint32_t at = 0;
@@ -134,13 +148,14 @@ carry(struct ferry *ferry, struct ferry_block *block)
 		struct xfer_piece piece;
 		uint32_t bytes = th_min_u32(block->bytes - at, FERRY_BYTES);
 		xfer_cursor_piece(&cursor, ferry->part, bytes, &piece);
-		rc = carry_piece(ferry, &piece, block->data + at);
-		block->row = piece.row;
+		*ret_row = piece.row;
+		if (!piece.access || !access_space(piece.access))
+			rc = carry_piece(ferry, &piece, block->data + at);
 		if (rc == 0 && !ferry->abandoned)
 			xfer_cursor_skip(&cursor, ferry->part, piece.bytes);
 		at += (uint32_t)piece.bytes;
 	}
-	if (rc < 0 || !block->hashes || is_over(ferry))
+	if (rc < 0 || !block->hashes || ferry->gpus || is_over(ferry))
 		return rc;
 	pthread_mutex_unlock(&ferry->lock);
 	block->digest = digest_of(block->data, block->bytes);
@@ -160,10 +175,105 @@ ferry_main(void *arg)
 			continue;
 		}
 		ferry->next = block->next;
-		block->code = carry(ferry, block);
-		finish(ferry, block);
+		uint32_t row = UINT32_MAX;
+		int rc = carry(ferry, block, &row);
+		finish(ferry, block, rc, row);
 	}
 	leave(ferry, take_out(ferry));
+}
+
+/* ---- GPUs --------------------------------------------------------------------------------- */
+
+/* Any thread, with no lock of ours. */
+static void
+hauled(void *arg)
+{
+	struct ferry_block *block = arg;
+	struct ferry *ferry = block->ferry;
+	const char *why;
+	uint32_t row;
+	int code = haul_result(block->haul, &row, &why);
+	if (code < 0)
+		log_warn("gpu", "memory of a worker is not reached code='%s' why='%s'",
+			th_strerror(code), why);
+	pthread_mutex_lock(&ferry->lock);
+	if (code < 0 && !ferry->abandoned)
+		xfer_part_set_lost(ferry->part, why);
+	finish(ferry, block, code, row);
+	leave(ferry, ferry->abandoned ? take_out(ferry) : NULL);
+}
+
+static void
+haul(struct ferry *ferry, struct ferry_block *block)
+{
+	const struct haul_block what = {.part = ferry->part,
+		.cursor = block->cursor,
+		.data = block->data,
+		.bytes = block->bytes,
+		.writes = ferry->writes,
+		.pinned = block->pinned,
+		.done = hauled,
+		.arg = block};
+	block->haul = ferry->gpus ? haul_new(&what, ferry->loop) : NULL;
+}
+
+struct pinned_block {
+	struct ferry_block block;
+	struct gpus *gpus;
+};
+
+/*
+ * Who gives a block of the GPUs' back may wake who waits for it, which takes descriptors that a
+ * thread of the crew has not got. What such a thread has last waits here for whoever asks next.
+ */
+static struct ferry_block *left; /* atomic */
+
+static void
+give(struct ferry_block *block)
+{
+	struct pinned_block *own = loop_container(block, struct pinned_block, block);
+	gpus_block_give(own->gpus, block->data);
+	free(own);
+}
+
+static void
+give_left(void)
+{
+	struct ferry_block *block = __atomic_exchange_n(&left, NULL, __ATOMIC_ACQUIRE);
+	while (block) {
+		struct ferry_block *next = block->next;
+		give(block);
+		block = next;
+	}
+}
+
+static void
+drop_pinned(struct ferry_block *block)
+{
+	if (!crew_on_thread()) {
+		give(block);
+		return;
+	}
+	block->next = __atomic_load_n(&left, __ATOMIC_RELAXED);
+	while (!__atomic_compare_exchange_n(
+		&left, &block->next, block, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+		continue;
+}
+
+/* NULL: there is none to be kept, and memory of our own does, with one copy more. */
+static struct ferry_block *
+pinned_spare(struct ferry *ferry)
+{
+	give_left();
+	uint8_t *data = gpus_block_take(ferry->gpus, NULL);
+	if (!data)
+		return NULL;
+	struct pinned_block *own = th_calloc(1, sizeof(*own));
+	own->gpus = ferry->gpus;
+	own->block.data = data;
+	own->block.pinned = true;
+	own->block.drop = drop_pinned;
+	return &own->block;
 }
 
 /* ---- blocks ------------------------------------------------------------------------------- */
@@ -193,14 +303,16 @@ new_block(void)
 struct ferry_block *
 ferry_spare(struct ferry *ferry)
 {
-	struct ferry_block *block = ferry->spare;
-	if (block) {
-		ferry->spare = block->next;
-	} else if (ferry->num_blocks < FERRY_BLOCKS) {
-		block = new_block();
-		ferry->num_blocks++;
-	}
-	ferry->num_out += block != NULL;
+	if (ferry->num_out == FERRY_BLOCKS)
+		return NULL;
+	ferry->num_out++;
+	struct ferry_block *block = ferry->gpus ? pinned_spare(ferry) : NULL;
+	if (block)
+		return block;
+	block = ferry->spare;
+	if (!block)
+		return new_block();
+	ferry->spare = block->next;
 	return block;
 }
 
@@ -209,6 +321,10 @@ ferry_put_back(struct ferry *ferry, struct ferry_block *block)
 {
 	TH_ASSERT(ferry->num_out > 0);
 	ferry->num_out--;
+	if (block->pinned) {
+		give(block);
+		return;
+	}
 	block->next = ferry->spare;
 	ferry->spare = block;
 }
@@ -228,30 +344,41 @@ ferry_block_drop(struct ferry_block *block)
 
 /* ---- the user's side ---------------------------------------------------------------------- */
 
+static int
+start_thread(struct ferry *ferry)
+{
+	uint32_t count;
+	int *fds = xfer_part_descriptors(ferry->part, 1, &count);
+	fds[count++] = loop_wake_fd(ferry->loop);
+	ferry->references++;
+	int rc = crew_start(ferry_main, ferry, fds, count);
+	if (rc < 0)
+		ferry->references--;
+	return rc;
+}
+
 int
 ferry_new(struct xfer_part *part, bool writes, struct loop *loop, struct loop_task *done,
 	struct ferry **ret_ferry)
 {
 	struct ferry *ferry = th_calloc(1, sizeof(*ferry));
-	uint32_t count;
-	int *fds = xfer_part_descriptors(part, 1, &count);
+	bool on_gpus;
 	pthread_mutex_init(&ferry->lock, NULL);
 	pthread_cond_init(&ferry->work, NULL);
-	ferry->references = 2;
+	ferry->references = 1;
+	ferry->gpus = xfer_part_gpus(part, &on_gpus);
+	ferry->has_thread = !on_gpus;
 	ferry->writes = writes;
 	ferry->part = part;
 	ferry->loop = loop;
 	ferry->done = done;
 	ferry->last = &ferry->first;
-	fds[count++] = loop_wake_fd(loop);
-	int rc = crew_start(ferry_main, ferry, fds, count);
-	if (rc < 0) {
-		ferry->references = 1;
+	int rc = on_gpus ? 0 : start_thread(ferry);
+	if (rc < 0)
 		ferry_abandon(ferry);
-		return rc;
-	}
-	*ret_ferry = ferry;
-	return 0;
+	else
+		*ret_ferry = ferry;
+	return rc;
 }
 
 void
@@ -259,15 +386,21 @@ ferry_submit(struct ferry *ferry, struct ferry_block *block)
 {
 	block->next = NULL;
 	block->code = 0;
-	block->pending = 1;
+	block->ferry = ferry;
+	haul(ferry, block);
+	block->pending = (ferry->has_thread ? 1u : 0u) + (block->haul ? 1u : 0u);
+	TH_ASSERT(block->pending > 0);
 	pthread_mutex_lock(&ferry->lock);
 	*ferry->last = block;
 	ferry->last = &block->next;
-	if (!ferry->next)
+	if (!ferry->next && ferry->has_thread)
 		ferry->next = block;
 	ferry->under_way++;
+	ferry->references += block->haul ? 1u : 0u;
 	pthread_cond_signal(&ferry->work);
 	pthread_mutex_unlock(&ferry->lock);
+	if (block->haul)
+		haul_start(block->haul);
 }
 
 struct ferry_block *
@@ -283,6 +416,12 @@ ferry_take(struct ferry *ferry)
 			ferry->last = &ferry->first;
 	}
 	pthread_mutex_unlock(&ferry->lock);
+	if (!block)
+		return NULL;
+	haul_free(block->haul);
+	block->haul = NULL;
+	if (ferry->gpus && block->hashes && block->code == 0)
+		block->digest = digest_of(block->data, block->bytes);
 	return block;
 }
 
@@ -295,6 +434,16 @@ ferry_busy(struct ferry *ferry)
 	return busy;
 }
 
+/* Of blocks that nobody takes out meanwhile. */
+static void
+cancel_hauls(struct ferry *ferry)
+{
+	for (struct ferry_block *block = ferry->first; block; block = block->next) {
+		if (block->haul)
+			haul_cancel(block->haul);
+	}
+}
+
 void
 ferry_abandon(struct ferry *ferry)
 {
@@ -302,6 +451,8 @@ ferry_abandon(struct ferry *ferry)
 		return;
 	struct ferry_block *spare = ferry->spare;
 	ferry->spare = NULL;
+	/* It may end in there, but nobody but us takes it out yet. */
+	cancel_hauls(ferry);
 	__atomic_store_n(&ferry->hurry, true, __ATOMIC_RELAXED);
 	pthread_mutex_lock(&ferry->lock);
 	ferry->abandoned = true;

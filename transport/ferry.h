@@ -1,16 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ferry - one thread that carries blocks between buffers and the memory of one part, for a user on
- * a loop that must not wait: of a part whose memory is not, or not all, mapped here.
+ * ferry - carries blocks between buffers and the memory of one part, for a user on a loop that must
+ * not wait: of a part whose memory is not, or not all, mapped here.
  *
- * Blocks are told finished in the order submitted, by a task on the user's loop.
- * The thread may get stuck in the worker's memory: then the user abandons the ferry, and block and
- * descriptor live on with the thread alone. A block that is read and abandoned harms nobody. One
- * that is written can still land, so it is abandoned only when no worker can see it any more
- * (xfer_part_orphaned) or the process ends.
+ * Blocks are told finished in the order submitted, by a task on the user's loop; several may be
+ * under way. Rows in a GPU's memory are requests to that (cuda/haul.h). Whatever else the part has
+ * is done by one thread, which may get stuck in the worker's memory: then the user abandons the
+ * ferry, and block and descriptor live on with the thread alone. A part that lies on GPUs alone has
+ * no thread: nothing that is done for it here waits for a worker, so one for each connection would
+ * only be one more hop, and a stack.
  *
- * Most blocks are the ferry's own (ferry_spare), with room for FERRY_BYTES. Those of other users
- * lie where these say, in as much room as they need, in memory that several have. What keeps that
+ * A block that is read and abandoned harms nobody. One that is written can still land, so it is
+ * abandoned only when no worker can see it any more (xfer_part_orphaned) or the process ends.
+ *
+ * Most blocks are the ferry's own (ferry_spare), with room for FERRY_BYTES; where GPUs have rows
+ * they lie in memory that these reach (cuda/gpus.h), as long as there is some. Nobody waits for
+ * such a block here: agents that send to each other could wait for ever. Those of other users lie
+ * where these say, in as much room as they need, in memory that several have. What keeps that
  * memory is let go by `drop`, after the thread has come back, so nobody else gets it meanwhile. A
  * block of one ferry may be submitted to another, and then goes back to the first.
  */
@@ -26,13 +32,17 @@
 
 struct ferry_block {
 	struct ferry_block *next;
-	uint32_t pending;          /* the ferry's: who has not finished with it */
+	/* The ferry's: who has not finished with it, what GPUs do for it, who has it. */
+	uint32_t pending;
+	struct haul *haul;
+	struct ferry *ferry;
+	bool pinned;               /* data lies in a block of the GPUs' */
 	struct xfer_cursor cursor; /* where in the part it begins */
 	uint32_t chunk, bytes;
 	bool first, last; /* of the chunk */
 	int code;         /* of the finished block: 0, or why not: access.h, guard.h */
-	uint32_t row;     /* ... and at which row of the part's manifest */
-	bool hashes; /* the thread hashes what it has read: into digest, which else is the user's */
+	uint32_t row;     /* ... and at which row of the part's manifest; UINT32_MAX: not known */
+	bool hashes;      /* what was read is hashed: into digest, which else is the user's */
 	struct th_hash digest;
 	uint32_t used; /* the user's */
 	uint8_t *data; /* begins a line of the cache */
@@ -47,8 +57,7 @@ TH_MUST_USE int ferry_new(struct xfer_part *part, bool writes, struct loop *loop
 	struct loop_task *done, struct ferry **ret_ferry);
 /*
  * One of its FERRY_BLOCKS, empty and the user's until it is put back, or dropped when the ferry has
- * been abandoned. NULL: all are out, or there is no memory for one now: then done is posted when
- * there is. All calls by one thread, but for drop.
+ * been abandoned. NULL: all are out. All calls by one thread, but for drop.
  */
 struct ferry_block *ferry_spare(struct ferry *ferry);
 void ferry_put_back(struct ferry *ferry, struct ferry_block *block);

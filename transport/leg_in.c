@@ -184,6 +184,14 @@ leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn)
 	leg_in_fail_by(leg, conn->code, conn->own);
 }
 
+static void
+fail_stale(struct leg_in *leg)
+{
+	char text[TH_CTL_TEXT_BYTES];
+	part_lost_text(leg->part, "our own memory can not be written any more", text);
+	fail(leg, TH_E_STALE_MEMORY, false, text);
+}
+
 void
 leg_in_fail_by(struct leg_in *leg, int code, bool own)
 {
@@ -192,9 +200,7 @@ leg_in_fail_by(struct leg_in *leg, int code, bool own)
 	if (!own)
 		fail_by(leg, code);
 	else if (code == TH_E_STALE_MEMORY)
-		fail(leg, code, false,
-			"our own memory can not be written any more: it was unmapped, shrunk, or "
-			"its process has ended");
+		fail_stale(leg);
 	else if (code == TH_E_MEMORY_KIND)
 		fail(leg, code, false,
 			"a descriptor of our own memory has O_APPEND: the bytes would go to the "

@@ -111,12 +111,12 @@ leg_out_fence(struct leg_out *leg)
 static void
 say_lost(struct leg_out *leg, int code, uint32_t row)
 {
-	static const char text[] = "the memory of this copy can not be read any more: it was "
-				   "unmapped, shrunk, or its process has ended";
+	char text[TH_CTL_TEXT_BYTES];
+	part_lost_text(leg->part, "the memory of this copy can not be read any more", text);
 	struct frame frame = {.kind = FRAME_REFUSED,
 		.leg = leg->reader_leg,
 		.count = 0u - (uint32_t)(code < -5000 ? code : TH_E_STALE_MEMORY),
-		.bytes = sizeof(text) - 1};
+		.bytes = strlen(text)};
 	if (leg->ending)
 		return;
 	leg->result.row = row;

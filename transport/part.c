@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -34,6 +35,8 @@ struct xfer_part {
 	struct xfer_place *places; /* owns: the array and a reference of each access */
 	uint32_t num_places;
 	bool direct;
+	struct gpus *gpus; /* NULL: no row is a GPU's */
+	bool all_gpu;
 	struct th_hash *digests; /* owns; [0, digest_count) is immutable */
 	bool *kept;              /* owns; the filling leg's, one leg at a time */
 	struct packing *packing; /* owns; NULL: no packed buffer */
@@ -48,6 +51,7 @@ struct xfer_part {
 	void *arg;
 	pthread_mutex_t lock;
 	struct watch *watches; /* guarded by lock */
+	char *lost;            /* owns; likewise; NULL: nobody knows why */
 };
 
 struct xfer_part *
@@ -67,7 +71,7 @@ xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
 		free(part);
 		return NULL;
 	}
-	part->direct = true;
+	part->direct = part->all_gpu = true;
 	part->num_places = num_places;
 	for (uint32_t i = 0; i < num_places; i++) {
 		part->places[i] = places[i];
@@ -75,6 +79,11 @@ xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
 			(void)access_retain(places[i].access);
 			part->direct = part->direct && places[i].data;
 		}
+		struct gpus *gpus = places[i].access ? access_gpus(places[i].access) : NULL;
+		if (gpus)
+			part->gpus = gpus;
+		else if (places[i].access || places[i].data)
+			part->all_gpu = false;
 	}
 	part->table = chunk_table_retain(table);
 	part->verify = verify;
@@ -153,6 +162,7 @@ xfer_part_release(struct xfer_part *part)
 	free(part->places);
 	free(part->digests);
 	free(part->kept);
+	free(part->lost);
 	free(part);
 	if (release)
 		release(arg);
@@ -174,6 +184,14 @@ bool
 xfer_part_direct(const struct xfer_part *part)
 {
 	return part->direct;
+}
+
+struct gpus *
+xfer_part_gpus(const struct xfer_part *part, bool *ret_whole)
+{
+	if (ret_whole)
+		*ret_whole = part->gpus && part->all_gpu;
+	return part->gpus;
 }
 
 struct region *
@@ -200,7 +218,8 @@ xfer_part_descriptors(const struct xfer_part *part, uint32_t more, uint32_t *ret
 		const struct xfer_place *place = &part->places[i];
 		struct access *access = place->data ? NULL : place->access;
 		/* Neighbours mostly share one. */
-		if (access && (count == 0 || access_fd(access) != fds[count - 1]))
+		if (access && access_fd(access) >= 0 &&
+			(count == 0 || access_fd(access) != fds[count - 1]))
 			fds[count++] = access_fd(access);
 	}
 	qsort(fds, count, sizeof(fds[0]), compare_fds);
@@ -286,6 +305,26 @@ bool
 xfer_part_failed(const struct xfer_part *part)
 {
 	return __atomic_load_n(&part->failed, __ATOMIC_ACQUIRE);
+}
+
+void
+xfer_part_set_lost(struct xfer_part *part, const char *why)
+{
+	pthread_mutex_lock(&part->lock);
+	if (!part->lost && why[0] != '\0')
+		part->lost = th_strdup(why);
+	pthread_mutex_unlock(&part->lock);
+}
+
+bool
+xfer_part_lost(struct xfer_part *part, char *ret_why, size_t bytes)
+{
+	pthread_mutex_lock(&part->lock);
+	bool known = part->lost != NULL;
+	if (known)
+		snprintf(ret_why, bytes, "%s", part->lost);
+	pthread_mutex_unlock(&part->lock);
+	return known;
 }
 
 void

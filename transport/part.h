@@ -15,6 +15,7 @@
 #define TH_TRANSPORT_PART_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/uio.h>
 
@@ -70,6 +71,10 @@ const struct chunk_table *xfer_part_table(const struct xfer_part *part);
 bool xfer_part_verify(const struct xfer_part *part);
 /* All of it is mapped. If not, only a ferry touches its bytes (ferry.h), those that are, too. */
 bool xfer_part_direct(const struct xfer_part *part);
+/* Rows of it lie in the memory of these GPUs (access.h); NULL: none. Borrowed. ret_whole (may be
+ * NULL): no row lies anywhere else. */
+struct gpus;
+struct gpus *xfer_part_gpus(const struct xfer_part *part, bool *ret_whole);
 /* NULL: no NIC reaches the row. Borrowed. */
 struct region *xfer_part_region(const struct xfer_part *part, uint32_t row, uint64_t *ret_at);
 /* The descriptors behind it, each once: a new array with room for more, never NULL. */
@@ -86,6 +91,10 @@ bool xfer_part_orphaned(const struct xfer_part *part);
  */
 void xfer_part_fail(struct xfer_part *part);
 bool xfer_part_failed(const struct xfer_part *part);
+/* Why its memory is not reached any more, where somebody knows more than that: the first one stays.
+ * False: nobody does. */
+void xfer_part_set_lost(struct xfer_part *part, const char *why);
+bool xfer_part_lost(struct xfer_part *part, char *ret_why, size_t bytes);
 /*
  * Its memory held a version before, of which some chunks may be those that are wanted now: a leg
  * looks (reuse.h). Before its first leg.

@@ -21,34 +21,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/name.h"
-#include "transport/ferry.h"
-#include "transport/internal.h"
-
-struct shuttle {
-	LIST_ENTRY(shuttle) entry; /* guarded by the list's lock */
-	struct shuttles *shuttles;
-	uint64_t id;              /* of the leg, or the tag */
-	struct xfer_part *source; /* owns: a reference, until the last event */
-	struct xfer_part *part;   /* likewise; NULL: only digests are wanted */
-	bool verify;
-	struct loop *loop;
-	bool stop; /* atomic */
-	struct loop_task kick_task, leave_task, last_task;
-	/* Mover. */
-	bool started, ending, ended;
-	struct intake intake; /* of part */
-	struct ferry *reads, *writes;
-	bool reading; /* some of chunk is to be submitted yet */
-	uint32_t chunk, next_chunk;
-	struct xfer_cursor cursor;
-	struct digest digest;
-	int64_t started_ns;
-	uint64_t verify_ns, bytes_moved; /* bytes_moved: atomic */
-	/* Shell, once posted. */
-	struct event_node progress_node, changed_node, last_node;
-	uint32_t changed_chunk; /* written before changed_node is posted */
-	struct transport_event result;
-};
+#include "transport/shuttle_own.h"
 
 LIST_HEAD(shuttle_list, shuttle);
 
@@ -61,6 +34,15 @@ struct shuttles {
 	uint32_t next_mover;      /* the shell's */
 };
 
+void
+part_lost_text(struct xfer_part *part, const char *what, char ret_text[TH_CTL_TEXT_BYTES])
+{
+	char why[TH_CTL_TEXT_BYTES / 2];
+	if (!xfer_part_lost(part, why, sizeof(why)))
+		snprintf(why, sizeof(why), "it was unmapped, shrunk, or its process has ended");
+	snprintf(ret_text, TH_CTL_TEXT_BYTES, "%s: %s", what, why);
+}
+
 /* ---- the end ------------------------------------------------------------------------------ */
 
 /* Any thread, with the lock of a part held. */
@@ -71,8 +53,8 @@ part_changed(void *arg)
 	loop_post(shuttle->loop, &shuttle->kick_task);
 }
 
-static void
-end(struct shuttle *shuttle, enum transport_event_kind kind, int code, bool source_failed,
+void
+shuttle_end(struct shuttle *shuttle, enum transport_event_kind kind, int code, bool source_failed,
 	const char *text)
 {
 	if (shuttle->ending)
@@ -88,35 +70,39 @@ static void
 stop(struct shuttle *shuttle)
 {
 	if (shuttle->part)
-		end(shuttle, TRANSPORT_STOPPED, TH_E_CANCELLED, false, "stopped");
+		shuttle_end(shuttle, TRANSPORT_STOPPED, TH_E_CANCELLED, false, "stopped");
 	else
-		end(shuttle, TRANSPORT_HASH_STOPPED, TH_E_CANCELLED, false, "");
+		shuttle_end(shuttle, TRANSPORT_HASH_STOPPED, TH_E_CANCELLED, false, "");
 }
 
-static void
-fail(struct shuttle *shuttle, const struct ferry_block *block, bool source_failed)
+void
+shuttle_fail(struct shuttle *shuttle, int error, uint32_t row, bool source_failed)
 {
-	int code = block->code < -5000 ? block->code : TH_E_STALE_MEMORY;
-	shuttle->result.row = block->row;
+	int code = error < -5000 ? error : TH_E_STALE_MEMORY;
+	if (!shuttle->ending)
+		shuttle->result.row = row;
 	if (!shuttle->part)
 		xfer_part_fail(shuttle->source);
-	const char *text = source_failed ? "the memory of the source can not be read any more: it "
-					   "was unmapped, shrunk, or its process has ended"
-					 : "our own memory can not be written any more: it was "
-					   "unmapped, shrunk, or its process has ended";
-	if (block->code == TH_E_MEMORY_KIND)
-		text = "a descriptor of our own memory has O_APPEND: the bytes would go to the end "
-		       "of the file";
-	end(shuttle, shuttle->part ? TRANSPORT_FAILED : TRANSPORT_HASH_FAILED, code, source_failed,
+	char text[TH_CTL_TEXT_BYTES];
+	part_lost_text(source_failed ? shuttle->source : shuttle->part,
+		source_failed ? "the memory of the source can not be read any more"
+			      : "our own memory can not be written any more",
 		text);
+	if (error == TH_E_MEMORY_KIND)
+		snprintf(text, sizeof(text),
+			"a descriptor of our own memory has O_APPEND: the bytes would go to the "
+			"end of the file");
+	shuttle_end(shuttle, shuttle->part ? TRANSPORT_FAILED : TRANSPORT_HASH_FAILED, code,
+		source_failed, text);
 }
 
 /* When nothing can be written any more. */
 static void
 finish(struct shuttle *shuttle)
 {
-	if (shuttle->ended || (shuttle->writes && ferry_busy(shuttle->writes) &&
-				      !xfer_part_orphaned(shuttle->part)))
+	if (shuttle->ended || shuttle_gpu_busy(shuttle) ||
+		(shuttle->writes && ferry_busy(shuttle->writes) &&
+			!xfer_part_orphaned(shuttle->part)))
 		return;
 	shuttle->ended = true;
 	xfer_part_unwatch(shuttle->source, part_changed, shuttle);
@@ -124,6 +110,7 @@ finish(struct shuttle *shuttle)
 		xfer_part_unwatch(shuttle->part, part_changed, shuttle);
 	ferry_abandon(shuttle->reads);
 	ferry_abandon(shuttle->writes);
+	shuttle_gpu_free(shuttle);
 	loop_post(shuttle->loop, &shuttle->leave_task);
 }
 
@@ -139,6 +126,13 @@ run_leave(struct loop_task *task)
 }
 
 static void
+name_way(const struct shuttle *shuttle, struct transport_event *event)
+{
+	bool by_gpu = __atomic_load_n(&shuttle->by_gpu, __ATOMIC_RELAXED);
+	snprintf(event->transport, sizeof(event->transport), "%s", by_gpu ? "cuda-ipc" : "local");
+}
+
+static void
 run_last(struct loop_task *task)
 {
 	struct shuttle *shuttle = loop_container(task, struct shuttle, last_task);
@@ -150,6 +144,7 @@ run_last(struct loop_task *task)
 		result->verify_ns = shuttle->verify_ns;
 		result->transfer_ns = (uint64_t)(th_now_ns() - shuttle->started_ns);
 		result->overwrote = shuttle->bytes_moved > 0;
+		name_way(shuttle, result);
 		if (result->kind == TRANSPORT_FAILED)
 			count_up(&transport->counters.legs_failed, 1);
 		intake_fini(&shuttle->intake);
@@ -170,7 +165,7 @@ fill_progress(struct event_node *node, struct transport_event *ret_event)
 	ret_event->kind = TRANSPORT_PROGRESS;
 	ret_event->leg = shuttle->id;
 	ret_event->bytes_moved = __atomic_load_n(&shuttle->bytes_moved, __ATOMIC_RELAXED);
-	memcpy(ret_event->transport, "local", 6);
+	name_way(shuttle, ret_event);
 	return true;
 }
 
@@ -181,7 +176,7 @@ fill_changed(struct event_node *node, struct transport_event *ret_event)
 	ret_event->kind = TRANSPORT_CHANGED;
 	ret_event->leg = shuttle->id;
 	ret_event->chunk = shuttle->changed_chunk;
-	memcpy(ret_event->transport, "local", 6);
+	name_way(shuttle, ret_event);
 	return true;
 }
 
@@ -215,29 +210,41 @@ hash(struct shuttle *shuttle, struct ferry_block *block)
 static bool
 still_published(struct shuttle *shuttle, const struct ferry_block *block)
 {
-	struct transport *transport = shuttle->shuttles->transport;
 	if (!block->last || !shuttle->verify || !shuttle->part ||
 		th_hash_equal(block->digest, *xfer_part_digest(shuttle->source, block->chunk)))
 		return true;
-	count_up(&transport->counters.checksum_failures, 1);
-	shuttle->changed_chunk = block->chunk;
-	events_post(&transport->events, &shuttle->changed_node);
-	end(shuttle, TRANSPORT_FAILED, TH_E_CHECKSUM, true,
-		"the source is not what was published any more");
+	shuttle_changed(shuttle, block->chunk);
 	return false;
 }
 
-/* A chunk of a part that is only hashed. */
-static void
-hashed(struct shuttle *shuttle, const struct ferry_block *block)
+void
+shuttle_changed(struct shuttle *shuttle, uint32_t chunk)
+{
+	struct transport *transport = shuttle->shuttles->transport;
+	count_up(&transport->counters.checksum_failures, 1);
+	shuttle->changed_chunk = chunk;
+	events_post(&transport->events, &shuttle->changed_node);
+	shuttle_end(shuttle, TRANSPORT_FAILED, TH_E_CHECKSUM, true,
+		"the source is not what was published any more");
+}
+
+void
+shuttle_hashed(struct shuttle *shuttle, uint32_t chunk, const struct th_hash *digest)
 {
 	struct xfer_part *part = shuttle->source;
 	/* Known already when an earlier job was stopped between the two steps. */
-	if (xfer_part_digest_count(part) == block->chunk)
-		xfer_part_add_digests(part, block->chunk, &block->digest, 1);
-	xfer_part_advance(part, block->chunk + 1);
-	if (block->chunk + 1 == xfer_part_table(part)->num_chunks)
-		end(shuttle, TRANSPORT_HASHED, 0, false, "");
+	if (xfer_part_digest_count(part) == chunk)
+		xfer_part_add_digests(part, chunk, digest, 1);
+	xfer_part_advance(part, chunk + 1);
+	if (chunk + 1 == xfer_part_table(part)->num_chunks)
+		shuttle_end(shuttle, TRANSPORT_HASHED, 0, false, "");
+}
+
+void
+shuttle_moved(struct shuttle *shuttle, uint64_t bytes)
+{
+	count_up(&shuttle->bytes_moved, bytes);
+	count_up(&shuttle->shuttles->transport->counters.bytes_local, bytes);
 }
 
 static void
@@ -246,33 +253,32 @@ take_read(struct shuttle *shuttle)
 	struct ferry_block *block;
 	while (!shuttle->ending && (block = ferry_take(shuttle->reads)) != NULL) {
 		if (block->code < 0)
-			fail(shuttle, block, true);
+			shuttle_fail(shuttle, block->code, block->row, true);
 		else if (shuttle->verify)
 			hash(shuttle, block);
 		if (block->code < 0 || !shuttle->part || !still_published(shuttle, block)) {
 			if (!shuttle->part && block->code == 0 && block->last)
-				hashed(shuttle, block);
-			ferry_put_back(shuttle->reads, block);
+				shuttle_hashed(shuttle, block->chunk, &block->digest);
+			ferry_put_back(shuttle->blocks, block);
 			continue;
 		}
-		__atomic_add_fetch(&shuttle->bytes_moved, block->bytes, __ATOMIC_RELAXED);
-		count_up(&shuttle->shuttles->transport->counters.bytes_local, block->bytes);
+		shuttle_moved(shuttle, block->bytes);
 		ferry_submit(shuttle->writes, block);
 	}
 }
 
-static void
-judge(struct shuttle *shuttle, int result)
+void
+shuttle_judge(struct shuttle *shuttle, int result)
 {
 	if (result < 0) {
-		end(shuttle, TRANSPORT_FAILED, result, true,
+		shuttle_end(shuttle, TRANSPORT_FAILED, result, true,
 			"the copy does not match the published digests");
 		return;
 	}
 	if (result & INTAKE_GREW)
 		events_post_soon(&shuttle->shuttles->transport->events, &shuttle->progress_node);
 	if (result & INTAKE_COMPLETE)
-		end(shuttle, TRANSPORT_DONE, 0, false, "");
+		shuttle_end(shuttle, TRANSPORT_DONE, 0, false, "");
 }
 
 static void
@@ -281,11 +287,11 @@ take_written(struct shuttle *shuttle)
 	struct ferry_block *block;
 	while (shuttle->writes && (block = ferry_take(shuttle->writes)) != NULL) {
 		if (block->code < 0)
-			fail(shuttle, block, false);
+			shuttle_fail(shuttle, block->code, block->row, false);
 		else if (block->last && !shuttle->ending)
-			judge(shuttle, intake_arrived(&shuttle->intake, block->chunk,
-					       shuttle->verify ? &block->digest : NULL));
-		ferry_put_back(shuttle->reads, block);
+			shuttle_judge(shuttle, intake_arrived(&shuttle->intake, block->chunk,
+						       shuttle->verify ? &block->digest : NULL));
+		ferry_put_back(shuttle->blocks, block);
 	}
 }
 
@@ -296,12 +302,13 @@ take_digests(struct shuttle *shuttle)
 	uint32_t known = xfer_part_digest_count(shuttle->source);
 	uint32_t have = xfer_part_digest_count(shuttle->part);
 	if (shuttle->verify && known > have)
-		judge(shuttle, intake_digests(&shuttle->intake, have,
-				       xfer_part_digest(shuttle->source, have), known - have));
+		shuttle_judge(
+			shuttle, intake_digests(&shuttle->intake, have,
+					 xfer_part_digest(shuttle->source, have), known - have));
 }
 
-static bool
-next_chunk(struct shuttle *shuttle)
+bool
+shuttle_next_chunk(struct shuttle *shuttle)
 {
 	if (!shuttle->part) {
 		shuttle->chunk = shuttle->next_chunk;
@@ -325,8 +332,8 @@ feed(struct shuttle *shuttle)
 {
 	const struct chunk_table *table = xfer_part_table(shuttle->source);
 	struct ferry_block *block;
-	while (!shuttle->ending && (shuttle->reading || next_chunk(shuttle)) &&
-		(block = ferry_spare(shuttle->reads)) != NULL) {
+	while (!shuttle->ending && (shuttle->reading || shuttle_next_chunk(shuttle)) &&
+		(block = ferry_spare(shuttle->blocks)) != NULL) {
 		block->cursor = shuttle->cursor;
 		block->chunk = shuttle->chunk;
 		block->bytes = th_min_u32(shuttle->cursor.left, FERRY_BYTES);
@@ -341,6 +348,24 @@ feed(struct shuttle *shuttle)
 /* ---- the mover's side --------------------------------------------------------------------- */
 
 static void
+start_ferries(struct shuttle *shuttle)
+{
+	int rc = ferry_new(
+		shuttle->source, false, shuttle->loop, &shuttle->kick_task, &shuttle->reads);
+	if (rc == 0 && shuttle->part)
+		rc = ferry_new(
+			shuttle->part, true, shuttle->loop, &shuttle->kick_task, &shuttle->writes);
+	bool for_gpus = shuttle->part && xfer_part_gpus(shuttle->part, NULL) &&
+			!xfer_part_gpus(shuttle->source, NULL);
+	shuttle->blocks = for_gpus ? shuttle->writes : shuttle->reads;
+	if (rc < 0) {
+		shuttle_end(shuttle, shuttle->part ? TRANSPORT_FAILED : TRANSPORT_HASH_FAILED,
+			rc < -5000 ? rc : TH_E_LIMIT, false,
+			"the agent can start no more threads for memory that is not mapped");
+	}
+}
+
+static void
 start(struct shuttle *shuttle)
 {
 	shuttle->started = true;
@@ -349,19 +374,31 @@ start(struct shuttle *shuttle)
 		xfer_part_watch(shuttle->part, part_changed, shuttle);
 	if (shuttle->part &&
 		xfer_part_prefix(shuttle->part) == xfer_part_table(shuttle->part)->num_chunks) {
-		end(shuttle, TRANSPORT_DONE, 0, false, "");
+		shuttle_end(shuttle, TRANSPORT_DONE, 0, false, "");
 		return;
 	}
-	int rc = ferry_new(
-		shuttle->source, false, shuttle->loop, &shuttle->kick_task, &shuttle->reads);
-	if (rc == 0 && shuttle->part)
-		rc = ferry_new(
-			shuttle->part, true, shuttle->loop, &shuttle->kick_task, &shuttle->writes);
-	if (rc < 0) {
-		end(shuttle, shuttle->part ? TRANSPORT_FAILED : TRANSPORT_HASH_FAILED,
-			rc < -5000 ? rc : TH_E_LIMIT, false,
-			"the agent can start no more threads for memory that is not mapped");
-	}
+	if (!shuttle_gpu_start(shuttle))
+		start_ferries(shuttle);
+}
+
+static void
+run_gpu(struct shuttle *shuttle)
+{
+	if (shuttle_gpu_run(shuttle))
+		return;
+	shuttle_gpu_free(shuttle);
+	if (!shuttle->ending)
+		start_ferries(shuttle);
+}
+
+static void
+run_ferries(struct shuttle *shuttle)
+{
+	if (!shuttle->ending)
+		take_read(shuttle);
+	take_written(shuttle);
+	if (!shuttle->ending)
+		feed(shuttle);
 }
 
 static void
@@ -374,11 +411,10 @@ run_kick(struct loop_task *task)
 		start(shuttle);
 	if (__atomic_load_n(&shuttle->stop, __ATOMIC_RELAXED))
 		stop(shuttle);
-	if (!shuttle->ending)
-		take_read(shuttle);
-	take_written(shuttle);
-	if (!shuttle->ending)
-		feed(shuttle);
+	if (shuttle->gpu)
+		run_gpu(shuttle);
+	if (!shuttle->gpu)
+		run_ferries(shuttle);
 	if (shuttle->ending)
 		finish(shuttle);
 }
@@ -431,7 +467,6 @@ shuttle_copy(
 	shuttle->verify = xfer_part_verify(part);
 	shuttle->result.leg = leg;
 	shuttle->result.row = UINT32_MAX;
-	memcpy(shuttle->result.transport, "local", 6);
 	count_up(&counters->legs_in, 1);
 	launch(shuttles, shuttle);
 	return 0;

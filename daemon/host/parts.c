@@ -191,18 +191,20 @@ parts_hashed(struct host *host, uint64_t tag)
  * session ends. A worker that is gone, or closes, has no use for the sentence.
  */
 static void
-withdraw(struct host *host, struct session *session, uint64_t gen, uint32_t row)
+withdraw(struct host *host, struct session *session, struct part *part, uint32_t row)
 {
 	const struct tensors *tensors = session->registration.tensors;
 	struct agent_event event = {.kind = AGENT_EV_CONTRACT, .session = session->id};
-	char which[256] = "its tensors";
+	char which[256] = "its tensors", why[256];
 	if (tensors && row < tensors->manifest.num_rows)
 		snprintf(which, sizeof(which), "tensor '%.200s'", tensors->manifest.rows[row].name);
-	event.u.contract.gen = gen;
+	if (!xfer_part_lost(part->xfer, why, sizeof(why)))
+		snprintf(why, sizeof(why), "unmapped, shrunk, or its process has ended");
+	event.u.contract.gen = part->key.gen;
 	snprintf(event.u.contract.text, sizeof(event.u.contract.text),
-		"the memory of %s can not be read any more (unmapped, shrunk, or its process has "
-		"ended), so what was published is withdrawn; close this handle",
-		which);
+		"the memory of %s can not be read any more (%s), so what was published is "
+		"withdrawn; close this handle",
+		which, why);
 	log_error("part", "withdrawn session=%" PRIu64 " reason=\"%s\"", session->id,
 		event.u.contract.text);
 	if (session->state != SESSION_OPEN || session->ended)
@@ -216,8 +218,9 @@ void
 parts_lost(struct host *host, uint64_t session_id, uint64_t gen, uint32_t row)
 {
 	struct session *session = session_find(host, session_id);
-	if (session && find(host, session_id, gen))
-		withdraw(host, session, gen, row);
+	struct part *part = find(host, session_id, gen);
+	if (session && part)
+		withdraw(host, session, part, row);
 }
 
 void
@@ -230,7 +233,7 @@ parts_hash_failed(struct host *host, uint64_t tag, uint32_t row)
 	struct session *session = session_find(host, part->key.session);
 	part->hash = HASH_FAILED;
 	if (session)
-		withdraw(host, session, part->key.gen, row);
+		withdraw(host, session, part, row);
 	if (stopping)
 		post(host, AGENT_EV_HASH_STOPPED, part);
 }

@@ -31,6 +31,8 @@
 #define LOOK_NS INT64_C(2000000) /* for a device that was lost */
 
 bool rig_with_files;
+const struct rig_gpus *rig_gpus;
+enum rig_memory rig_of_sources, rig_of_readers;
 
 #define PATIENCE_NS INT64_C(40000000000)
 
@@ -57,8 +59,10 @@ rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, u
 	shard->bytes = 4096;
 	for (uint32_t i = 0; i < count; i++)
 		shard->bytes += sizes[i] + 3;
-	shard->memory = mmap(
-		NULL, shard->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	shard->filled = fill != 0;
+	shard->memory = rig_gpus ? rig_gpus->allocate(shard->bytes)
+				 : mmap(NULL, shard->bytes, PROT_READ | PROT_WRITE,
+					   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	TH_ASSERT(shard->memory != MAP_FAILED);
 	uint64_t at = 1;
 	for (uint32_t i = 0; i < shard->manifest.num_rows; i++) {
@@ -128,7 +132,12 @@ rig_shard_fini(struct rig_shard *shard)
 {
 	if (shard->at)
 		unregister(shard);
-	munmap(shard->memory, shard->bytes);
+	if (shard->space)
+		rig_gpus->unshare(shard->space);
+	if (rig_gpus)
+		rig_gpus->release(shard->memory, shard->bytes);
+	else
+		munmap(shard->memory, shard->bytes);
 	th_fd_close(&shard->fd);
 	chunk_table_release(shard->table);
 	free(shard->tensors);
@@ -156,14 +165,27 @@ close_fd(int fd)
 	close(fd);
 }
 
+static struct access *
+gpu_access(struct rig_shard *shard)
+{
+	TH_ASSERT(rig_gpus);
+	if (!shard->space)
+		shard->space = rig_gpus->share(rig_gpus->gpus, shard);
+	struct access *access = access_new_gpu(rig_gpus->gpus, shard->space);
+	TH_ASSERT(access);
+	return access;
+}
+
 struct xfer_part *
 rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 {
 	uint32_t count = shard->manifest.num_rows;
 	struct xfer_place *places = th_calloc(count, sizeof(places[0]));
-	struct access *access = NULL;
-	if (memory != RIG_MAPPED) {
-		bool process = memory == RIG_PROCESS;
+	struct access *access = NULL, *gpu = NULL;
+	if (memory >= RIG_GPU)
+		gpu = gpu_access(shard);
+	if (memory != RIG_MAPPED && memory != RIG_GPU && memory != RIG_GPU_MAPPED) {
+		bool process = memory == RIG_PROCESS || memory == RIG_GPU_PROCESS;
 		int fd = process ? open("/proc/self/mem", O_RDWR | O_CLOEXEC)
 				 : fcntl(shard->fd, F_DUPFD_CLOEXEC, 0);
 		TH_ASSERT(fd >= 0);
@@ -172,17 +194,23 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		uintptr_t address = (uintptr_t)shard->tensors[i];
+		if (memory == RIG_GPU || (memory > RIG_GPU && i % 2 == 0)) {
+			places[i].access = gpu;
+			places[i].place = address;
+			continue;
+		}
 		places[i].region = shard->region;
 		places[i].region_at = address - (uintptr_t)shard->memory;
-		if (memory == RIG_MAPPED || memory == RIG_BOTH ||
+		if (memory == RIG_MAPPED || memory == RIG_BOTH || memory == RIG_GPU_MAPPED ||
 			(memory == RIG_MIXED && i % 2 == 0)) {
 			places[i].data = shard->tensors[i];
 			if (memory != RIG_BOTH)
 				continue;
 		}
 		places[i].access = access;
-		places[i].place =
-			memory == RIG_PROCESS ? address : address - (uintptr_t)shard->memory;
+		places[i].place = memory == RIG_PROCESS || memory == RIG_GPU_PROCESS
+					  ? address
+					  : address - (uintptr_t)shard->memory;
 	}
 	struct xfer_part *part =
 		xfer_part_new_places(shard->table, places, count, verify, NULL, NULL);
@@ -192,6 +220,7 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 		TH_ASSERT(rc == 0);
 	}
 	access_release(access);
+	access_release(gpu);
 	free(places);
 	return part;
 }
@@ -201,6 +230,9 @@ rig_part(struct rig_shard *shard, bool verify)
 {
 	if (rig_with_files)
 		return rig_part_of(shard, RIG_BOTH, verify);
+	enum rig_memory memory = shard->filled ? rig_of_sources : rig_of_readers;
+	if (memory != RIG_MAPPED)
+		return rig_part_of(shard, memory, verify);
 	if (shard->region)
 		return rig_part_of(shard, RIG_MAPPED, verify);
 	struct xfer_part *part = xfer_part_new(
@@ -222,12 +254,16 @@ rig_add_digests(struct xfer_part *part)
 	for (uint32_t c = 0; c < table->num_chunks; c++) {
 		struct xfer_cursor cursor;
 		struct digest digest;
-		struct iovec piece;
+		struct xfer_piece piece;
 		digest_init(&digest);
 		xfer_cursor_init(&cursor, part, c);
-		while (xfer_cursor_next(&cursor, part, 1u << 20, &piece, 1) == 1) {
-			digest_update(&digest, piece.iov_base, piece.iov_len);
-			xfer_cursor_skip(&cursor, part, piece.iov_len);
+		while (cursor.left > 0) {
+			xfer_cursor_piece(&cursor, part, 1u << 20, &piece);
+			/* What is not mapped is called by its address: no part of a file. */
+			const uint8_t *data =
+				piece.data ? piece.data : (uint8_t *)(uintptr_t)piece.place;
+			digest_update(&digest, data, piece.bytes);
+			xfer_cursor_skip(&cursor, part, piece.bytes);
 		}
 		struct th_hash hash = digest_final(&digest);
 		xfer_part_add_digests(part, c, &hash, 1);

@@ -23,6 +23,7 @@
 #define RIG_RAILS_MAX 4
 #define RIG_SHARDS_MAX 64 /* registered at one agent */
 
+struct gpu_space;
 struct packed;
 struct region;
 struct rig_agent;
@@ -33,7 +34,9 @@ struct rig_shard { /* memory of one shard */
 	uint8_t *memory; /* owns: mmap */
 	int fd;          /* owns: of rig_shard_to_file; -1 */
 	uint64_t bytes;  /* of the mapping */
+	bool filled;
 	uint8_t **tensors;
+	struct gpu_space *space; /* owns: of parts in a GPU's memory */
 	/* Of rig_register. */
 	struct rig_agent *at;
 	struct region *region;
@@ -86,8 +89,31 @@ void rig_register(struct rig_agent *agent, struct rig_shard *shard);
 /* Does not wait until it is done. */
 void rig_register_soon(struct rig_agent *agent, struct rig_shard *shard);
 /* How a part reaches them. RIG_MIXED: mapped and through the file by turns. RIG_BOTH: mapped, and
- * the file is known, to be sent from. */
-enum rig_memory { RIG_MAPPED, RIG_FILE, RIG_PROCESS, RIG_MIXED, RIG_BOTH };
+ * the file is known, to be sent from. RIG_GPU: as GPU memory, where rig_gpus has GPUs; with the
+ * next two mapped, or the process's, by turns. */
+enum rig_memory {
+	RIG_MAPPED,
+	RIG_FILE,
+	RIG_PROCESS,
+	RIG_MIXED,
+	RIG_BOTH,
+	RIG_GPU,
+	RIG_GPU_MAPPED,
+	RIG_GPU_PROCESS,
+};
+/* GPUs whose memory the test can read and write as its own. */
+struct rig_gpus {
+	struct gpus *gpus;
+	/* Of a shard's memory: as mmap, and as munmap. */
+	uint8_t *(*allocate)(uint64_t bytes);
+	void (*release)(uint8_t *memory, uint64_t bytes);
+	/* One that has all of it as a piece. */
+	struct gpu_space *(*share)(struct gpus *gpus, const struct rig_shard *shard);
+	void (*unshare)(struct gpu_space *space);
+};
+extern const struct rig_gpus *rig_gpus; /* NULL: none. Before shards are made */
+/* What rig_part makes of shards with content, and of those without; RIG_MAPPED. */
+extern enum rig_memory rig_of_sources, rig_of_readers;
 /* Of all shards and parts from now on: rig_part makes RIG_BOTH of them. */
 extern bool rig_with_files;
 struct xfer_part *rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify);

@@ -346,7 +346,7 @@ Test(gpus, blocks__that_are_out__are_granted_in_the_order_of_asking)
 		{{.granted = granted}, NULL, 0}, {{.granted = granted}, NULL, 0}};
 	gpu_space_release(space_new(0));
 	for (unsigned i = 0; i < 16; i++) {
-		blocks[i] = gpus_block_take(gpus, NULL);
+		blocks[i] = gpus_block_take(gpus, &waiters[0].waiter);
 		cr_assert(blocks[i]);
 		memset(blocks[i], (int)i, GPUS_BLOCK_BYTES);
 	}
@@ -371,32 +371,32 @@ Test(gpus, blocks__that_are_out__are_granted_in_the_order_of_asking)
 	cr_assert_eq(status.bytes, 0); /* no process that could have pinned them */
 }
 
-Test(gpus, who_keeps_blocks__leaves_a_quarter_to_the_others)
+Test(gpus, who_does_not_wait__leaves_a_quarter_to_those_who_do)
 {
 	uint8_t *blocks[16];
-	struct own_waiter keeper = {{.granted = granted, .keeps = true}, NULL, 0};
-	struct own_waiter other = {{.granted = granted}, NULL, 0};
+	struct own_waiter waiter = {{.granted = granted}, NULL, 0};
 	gpu_space_release(space_new(0));
 	for (unsigned i = 0; i < 12; i++)
-		blocks[i] = gpus_block_take(gpus, &keeper.waiter);
+		blocks[i] = gpus_block_take(gpus, NULL);
 	cr_assert(blocks[11]);
-	cr_assert_null(gpus_block_take(gpus, &keeper.waiter));
+	cr_assert_null(gpus_block_take(gpus, NULL));
 	for (unsigned i = 12; i < 16; i++)
-		blocks[i] = gpus_block_take(gpus, &other.waiter);
+		blocks[i] = gpus_block_take(gpus, &waiter.waiter);
 	cr_assert(blocks[15]);
-	cr_assert_null(gpus_block_take(gpus, &other.waiter));
-	gpus_block_give(gpus, blocks[0]); /* the second in the queue */
-	cr_assert_eq(other.data, blocks[0]);
+	cr_assert_null(gpus_block_take(gpus, &waiter.waiter));
+	gpus_block_give(gpus, blocks[0]);
+	cr_assert_eq(waiter.data, blocks[0]);
 	for (unsigned i = 1; i < 5; i++) {
-		cr_assert_null(keeper.data);
+		cr_assert_null(gpus_block_take(gpus, NULL));
 		gpus_block_give(gpus, blocks[i]);
 	}
-	cr_assert_null(keeper.data);
+	cr_assert_null(gpus_block_take(gpus, NULL), "a quarter is free");
 	gpus_block_give(gpus, blocks[5]);
-	cr_assert_eq(keeper.data, blocks[5]);
+	blocks[5] = gpus_block_take(gpus, NULL);
+	cr_assert(blocks[5]);
 	for (unsigned i = 5; i < 16; i++)
 		gpus_block_give(gpus, blocks[i]);
-	gpus_block_give(gpus, other.data);
+	gpus_block_give(gpus, waiter.data);
 }
 
 Test(gpus, staging__less_than_a_block__is_refused)

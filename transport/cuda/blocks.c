@@ -155,12 +155,12 @@ block_at(struct blocks *blocks, uint32_t block)
 	return blocks->memory + (uint64_t)block * GPUS_BLOCK_BYTES;
 }
 
-/* Under the lock. Whoever waits may not have one either, so nobody is overtaken who may. */
+/* Under the lock. Who does not wait leaves a quarter, so whoever waits is never overtaken. */
 static bool
 may_have(const struct blocks *blocks, const struct gpus_waiter *waiter)
 {
 	uint32_t free = blocks->num_blocks - blocks->num_used;
-	uint32_t reserve = waiter && waiter->keeps ? blocks->num_blocks / 4 : 0;
+	uint32_t reserve = waiter ? 0 : th_max_u32(blocks->num_blocks / 4, 1);
 	return free > reserve;
 }
 
@@ -177,8 +177,8 @@ blocks_take(struct blocks *blocks, struct gpus_waiter *waiter)
 		blocks->num_used++;
 		data = block_at(blocks, block);
 	} else {
-		blocks->num_waits++;
 		if (waiter) {
+			blocks->num_waits++;
 			waiter->next = NULL;
 			*blocks->waiters_last = waiter;
 			blocks->waiters_last = &waiter->next;

@@ -124,13 +124,13 @@ struct gpus_waiter {
 	struct gpus_waiter *next; /* the stage's */
 	/* A block for who waits; from any thread, with a lock held: no call back in here. */
 	void (*granted)(struct gpus_waiter *waiter, uint8_t *data);
-	/* May have it for as long as a peer likes, so it gets none of the last quarter of them: who
-	 * only takes in what peers send is never stopped by those who wait for peers. */
-	bool keeps;
 };
 
-/* One that is free now; NULL: waiter (may be NULL) is called later, in the order of asking, but for
- * those who keep theirs: they are passed over when there are few. */
+/*
+ * One that is free now; NULL: waiter is called later, in the order of asking. Who waits gives it
+ * back as soon as a GPU has done its work with it, whatever peers and workers do. With no waiter it
+ * may be kept, so the last quarter is not given out that way: who waits always gets one in the end.
+ */
 uint8_t *gpus_block_take(struct gpus *gpus, struct gpus_waiter *waiter);
 /* Does not want any more. False: it was granted already. */
 bool gpus_block_cancel(struct gpus *gpus, struct gpus_waiter *waiter);
