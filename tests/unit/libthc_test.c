@@ -284,6 +284,7 @@ Test(libthc_open, agents_process_ends__memory_is_safe)
 	script(agent.operation = FAKE_HOLD); /* a process that has ended completes nothing */
 	cr_assert_eq(thc_publish(shard, 1, SOON), THC_E_AGENT_LOST);
 	says("has ended");
+	script(th_fd_close(&agent.lifeline[1]));
 	cr_assert_eq(thc_safe_to_mutate(shard), 1);
 	cr_assert_eq(thc_shard_events(shard), THC_EV_AGENT_LOST);
 	th_fd_close(&agent.pidfd);
