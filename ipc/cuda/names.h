@@ -126,6 +126,7 @@
 	X(CU_IPC_HANDLE_SIZE, 64)                                                                  \
 	X(CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, 1)                                                   \
 	X(CU_MEMHOSTREGISTER_PORTABLE, 1)                                                          \
+	X(CU_MEMHOSTREGISTER_DEVICEMAP, 2)                                                         \
 	X(CU_MEM_ATTACH_GLOBAL, 1)                                                                 \
 	X(CU_STREAM_DEFAULT, 0)                                                                    \
 	X(CU_STREAM_NON_BLOCKING, 1)
@@ -288,6 +289,8 @@
 	X(cuMemAllocManaged, 6000, (CUdeviceptr * address, size_t bytes, unsigned flags))          \
 	X(cuMemHostRegister, 6050, (void *data, size_t bytes, unsigned flags))                     \
 	X(cuMemHostUnregister, 4000, (void *data))                                                 \
+	X(cuMemHostGetDevicePointer, 3020,                                                         \
+		(CUdeviceptr * address, void *data, unsigned flags))                               \
 	/* streams and events */                                                                   \
 	X(cuStreamCreateWithPriority, 5050, (CUstream * stream, unsigned flags, int priority))     \
 	X(cuStreamDestroy, 4000, (CUstream stream))                                                \

@@ -5,6 +5,7 @@
  * The test is the agent; the process and the workers are real ones, on GPUs that are files.
  */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <string.h>
 
 #include "ipc/base/fd.h"
@@ -121,8 +122,8 @@ Test(gpu_helper, pool__there_and_back, .init = setup, .fini = teardown)
 
 /* ---- within the GPU ------------------------------------------------------------------------- */
 
-Test(gpu_helper, copy_and_hash__cut_differently__are_the_same_bytes, .init = setup,
-	.fini = teardown)
+static void
+copy_and_hash(void)
 {
 	const struct gpu_range from[] = {
 		{WORKER, 0, 1, 70000}, {WORKER, 1, 9, MIB}, {WORKER, 0, MIB, 3}};
@@ -154,6 +155,70 @@ Test(gpu_helper, copy_and_hash__cut_differently__are_the_same_bytes, .init = set
 	close_all();
 }
 
+Test(gpu_helper, copy_and_hash__cut_differently__are_the_same_bytes, .init = setup,
+	.fini = teardown)
+{
+	pid_t pid = rig.pid;
+	copy_and_hash();
+	cr_assert_eq(machine_calls(&machine, pid, CALL_cuLaunchKernel), 3);
+}
+
+Test(gpu_helper, copy_and_hash__by_the_cpu__are_the_same_bytes, .init = setup, .fini = teardown)
+{
+	th_fd_close(&rig.sock);
+	cr_assert_eq(rig_end(&rig), 0);
+	struct gpu_ready ready = rig_start_as(&rig, &machine, 0, GPU_HASH_ON_CPU);
+	cr_assert_eq(ready.hashes_on_gpu, 0);
+	cr_assert_str_eq(ready.text, "digests are made by the CPU: so it is set");
+	pid_t pid = rig.pid;
+	copy_and_hash();
+	cr_assert_eq(machine_calls(&machine, pid, CALL_cuLaunchKernel), 0);
+}
+
+Test(gpu_helper, copy_and_hash__gpu_that_runs_no_kernel__are_the_same_bytes, .init = setup,
+	.fini = teardown)
+{
+	th_fd_close(&rig.sock);
+	cr_assert_eq(rig_end(&rig), 0);
+	machine.page->devices[0].capability = 61;
+	struct gpu_ready ready = rig_start_as(&rig, &machine, 0, 0);
+	cr_assert_eq(ready.hashes_on_gpu, 0);
+	cr_assert(strstr(ready.text, "capability 6, 7.0 is needed"), "%s", ready.text);
+	copy_and_hash();
+}
+
+Test(gpu_helper, copy_and_hash__no_room_for_the_kernels_table__are_the_same_bytes, .init = setup,
+	.fini = teardown)
+{
+	int plan = machine_plan(&machine, FAULT_RESULT, rig.pid, CALL_cuMemHostRegister, 0,
+		CUDA_ERROR_OUT_OF_MEMORY);
+	pid_t pid = rig.pid;
+	copy_and_hash();
+	cr_assert_gt(machine_met(&machine, plan), 0);
+	cr_assert_eq(machine_calls(&machine, pid, CALL_cuLaunchKernel), 0);
+}
+
+Test(gpu_helper, hash__launch_that_fails__is_said, .init = setup, .fini = teardown)
+{
+	const struct gpu_range range = {WORKER, 0, 0, MIB};
+	worker = rig_worker_new(CUDA_KIND_LEGACY, 0, 1);
+	rig_worker_fill(&worker, 0, 1);
+	rig_worker_open(&worker, &rig, WORKER);
+	int plan = machine_plan(
+		&machine, FAULT_RESULT, rig.pid, CALL_cuLaunchKernel, 0, CUDA_ERROR_LAUNCH_FAILED);
+	rig_run(&rig, GPU_HASH, 0, NULL, 0, &range, 1, true);
+	struct gpu_done done = rig_done(&rig);
+	cr_assert_eq(done.code, -EIO);
+	cr_assert(
+		strstr(done.text, "cuLaunchKernel says CUDA_ERROR_LAUNCH_FAILED"), "%s", done.text);
+	machine_lift(&machine, plan);
+	rig_run(&rig, GPU_HASH, 0, NULL, 0, &range, 1, true);
+	done = rig_done(&rig);
+	cr_assert(done.code == 0 && same(done.digest, rig_worker_digest(&worker, 0, 0, MIB)));
+	rig_worker_kill(&worker);
+	close_all();
+}
+
 /* ---- many at a time ------------------------------------------------------------------------- */
 
 Test(gpu_helper, many_runs__all_are_done, .init = setup, .fini = teardown)
@@ -176,6 +241,39 @@ Test(gpu_helper, many_runs__all_are_done, .init = setup, .fini = teardown)
 	for (uint64_t i = 0; i < MIB; i++)
 		cr_assert_eq(rig.area[i], rig_byte(5, i));
 	rig_worker_kill(&worker);
+	close_all();
+}
+
+Test(gpu_helper, many_hashes__go_together, .init = setup, .fini = teardown)
+{
+	struct th_hash digests[GPU_RUNS_MAX];
+	const uint64_t step = RIG_PIECE_BYTES / GPU_RUNS_MAX;
+	worker = rig_worker_new(CUDA_KIND_CHUNK, 0, 1);
+	other = rig_worker_new(CUDA_KIND_LEGACY, 0, 1);
+	rig_worker_fill(&worker, 0, 5);
+	rig_worker_open(&worker, &rig, WORKER);
+	rig_worker_open(&other, &rig, OTHER);
+	for (uint32_t i = 0; i < GPU_RUNS_MAX; i++) {
+		const struct gpu_range from = {WORKER, 0, i * step, step - i % 3};
+		const struct gpu_range to = {OTHER, 0, i * step, step - i % 3};
+		digests[i] = rig_worker_digest(&worker, 0, from.at, from.bytes);
+		if (i % 2)
+			rig_run(&rig, GPU_HASH, 0, NULL, 0, &from, 1, true);
+		else
+			rig_run(&rig, GPU_COPY, 0, &to, 1, &from, 1, i % 4 == 0);
+	}
+	for (uint32_t i = 0; i < GPU_RUNS_MAX; i++) {
+		struct gpu_done one = rig_done(&rig);
+		cr_assert_eq(one.code, 0, "%s", one.text);
+		cr_assert_lt(one.run, GPU_RUNS_MAX);
+		if (one.run % 4 != 2)
+			cr_assert(same(one.digest, digests[one.run]));
+		if (one.run % 2 == 0)
+			cr_assert(same(digests[one.run],
+				rig_worker_digest(&other, 0, one.run * step, step - one.run % 3)));
+	}
+	rig_worker_kill(&worker);
+	rig_worker_kill(&other);
 	close_all();
 }
 

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
 #include "transport/digest.h"
 
 #define KINDS (GPU_HASH + 1u) /* by enum gpu_run_op */
@@ -20,12 +21,15 @@
 #define BATCHES_MAX 3u /* of a lane, under way: one that is being woken for, and two behind it */
 #define BATCH_RUNS_MAX 16u
 #define BATCH_BYTES_MAX (2u << 20) /* more runs are not taken: who asked for the first one waits */
+#define BATCH_RANGES_MAX GPU_RANGES_MAX /* what a batch of digests has room for at least */
 
 struct batch {
 	CUevent event;
 	struct copy_run *runs; /* own, until done */
 	uint8_t *scratch;      /* owns; pinned where the driver does; of CHUNK_BYTES_MAX, or NULL */
-	CUresult result;       /* of asking for the event */
+	struct gpu_hash_batch *hashes; /* owns; all batches of a lane have one, or none has */
+	bool hashed;                   /* some of the runs, by the GPU */
+	CUresult result;               /* of asking for the event */
 };
 
 struct lane {
@@ -35,6 +39,7 @@ struct lane {
 	struct batch batches[BATCHES_MAX]; /* a ring */
 	unsigned oldest, num_batches;
 	CUresult broken; /* it has no stream */
+	bool hashes;     /* has what it takes to hash on the GPU */
 	pthread_t thread;
 };
 
@@ -133,9 +138,48 @@ scratch_of(const struct lane *lane, struct batch *batch)
 }
 
 static bool
-needs_scratch(const struct copy_run *run)
+is_hashed_by_gpu(const struct lane *lane, const struct copy_run *run)
 {
-	return run->hashes && (run->op == GPU_COPY || run->op == GPU_HASH);
+	return run->hashes && lane->hashes && run->op != GPU_READ;
+}
+
+static bool
+needs_scratch(const struct lane *lane, const struct copy_run *run)
+{
+	return run->hashes && !is_hashed_by_gpu(lane, run) &&
+	       (run->op == GPU_COPY || run->op == GPU_HASH);
+}
+
+/* A copy is made by the launch, too. */
+static void
+add_hash(struct batch *batch, struct copy_run *run)
+{
+	int number = -1;
+	if (run->op == GPU_COPY)
+		number = gpu_hash_add_copy(
+			batch->hashes, run->to, run->num_to, run->from, run->num_from);
+	else if (run->op == GPU_WRITE)
+		number = gpu_hash_add(batch->hashes, run->to, run->num_to);
+	else
+		number = gpu_hash_add(batch->hashes, run->from, run->num_from);
+	TH_ASSERT(number >= 0); /* take leaves what has no room */
+	run->hash = (uint32_t)number;
+	batch->hashed = true;
+}
+
+static void
+launch_hashes(struct lane *lane, struct batch *batch)
+{
+	struct th_err err = {0};
+	if (!batch->hashed || gpu_hash_launch(batch->hashes, lane->stream, &err) == 0)
+		return;
+	for (struct copy_run *run = batch->runs; run; run = run->next) {
+		if (!is_hashed_by_gpu(lane, run) || run->code != 0)
+			continue;
+		run->code = -EIO;
+		snprintf(
+			run->text, sizeof(run->text), "%.*s", (int)sizeof(run->text) - 1, err.text);
+	}
 }
 
 static void
@@ -149,9 +193,11 @@ ask(struct lane *lane, struct batch *batch, struct copy_run *run)
 		ask_host(lane, run, true, run->from, run->num_from, run->data);
 	else if (run->op == GPU_WRITE)
 		ask_host(lane, run, false, run->to, run->num_to, run->data);
-	else if (run->op == GPU_COPY)
+	else if (run->op == GPU_COPY && !is_hashed_by_gpu(lane, run))
 		ask_copy(lane, run);
-	if (!needs_scratch(run) || run->code != 0)
+	if (is_hashed_by_gpu(lane, run) && run->code == 0)
+		add_hash(batch, run);
+	if (!needs_scratch(lane, run) || run->code != 0)
 		return;
 	uint8_t *scratch = scratch_of(lane, batch);
 	if (!scratch) {
@@ -172,8 +218,12 @@ ask_all(struct lane *lane, struct copy_run *runs)
 	struct batch *batch = &lane->batches[(lane->oldest + lane->num_batches++) % BATCHES_MAX];
 	batch->runs = runs;
 	batch->result = CUDA_SUCCESS;
+	batch->hashed = false;
+	if (lane->hashes)
+		gpu_hash_begin(batch->hashes);
 	for (struct copy_run *run = runs; run; run = run->next)
 		ask(lane, batch, run);
+	launch_hashes(lane, batch);
 	if (lane->broken == CUDA_SUCCESS)
 		batch->result = cuda->cuEventRecord(batch->event, lane->stream);
 }
@@ -208,9 +258,11 @@ finish_oldest(struct lane *lane)
 			fail(lane->copies, run, call, result);
 			run->lost = true;
 		}
-		if (run->code == 0 && run->hashes)
+		if (run->code == 0 && is_hashed_by_gpu(lane, run))
+			run->digest = gpu_hash_value(batch->hashes, run->hash);
+		else if (run->code == 0 && run->hashes)
 			run->digest = digest_of(
-				needs_scratch(run) ? batch->scratch : run->data, run->bytes);
+				needs_scratch(lane, run) ? batch->scratch : run->data, run->bytes);
 		lane->copies->config.done(lane->copies->config.arg, run);
 	}
 	lane->oldest = (lane->oldest + 1) % BATCHES_MAX;
@@ -218,6 +270,22 @@ finish_oldest(struct lane *lane)
 }
 
 /* ---- a lane --------------------------------------------------------------------------------- */
+
+/* Without it the CPU hashes. */
+static void
+open_hashes(struct lane *lane)
+{
+	struct gpu_hash *hash = lane->copies->config.hash;
+	struct th_err why;
+	lane->hashes = hash && lane->kind->op != GPU_READ;
+	for (unsigned i = 0; i < BATCHES_MAX && lane->hashes; i++)
+		lane->hashes = gpu_hash_batch_new(
+				       hash, BATCH_RUNS_MAX, &lane->batches[i].hashes, &why) == 0;
+	for (unsigned i = 0; i < BATCHES_MAX && !lane->hashes; i++) {
+		gpu_hash_batch_free(lane->batches[i].hashes);
+		lane->batches[i].hashes = NULL;
+	}
+}
 
 static CUresult
 open_lane(struct lane *lane)
@@ -233,21 +301,36 @@ open_lane(struct lane *lane)
 	for (unsigned i = 0; i < BATCHES_MAX && result == CUDA_SUCCESS; i++)
 		result = cuda->cuEventCreate(
 			&lane->batches[i].event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING);
+	if (result == CUDA_SUCCESS)
+		open_hashes(lane);
 	return result;
+}
+
+/* Others would wait for the CPU. */
+static bool
+goes_alone(const struct lane *lane, const struct copy_run *run)
+{
+	return run->hashes && !is_hashed_by_gpu(lane, run);
 }
 
 /* The first that wait, as many as go together. With the lock; there is one. */
 static struct copy_run *
-take(struct kind *kind)
+take(struct lane *lane)
 {
-	struct copy_run *runs = kind->first, *last = runs;
+	struct kind *kind = lane->kind;
+	struct copy_run *runs = kind->first, *last = runs, *next;
 	uint64_t bytes = runs->bytes;
+	uint32_t ranges = runs->num_to + runs->num_from;
 	unsigned count = 1;
-	/* What is hashed by the CPU goes alone: others would wait for it. */
-	while (last->next && count < BATCH_RUNS_MAX && !runs->hashes && !last->next->hashes &&
-		bytes + last->next->bytes <= BATCH_BYTES_MAX) {
-		last = last->next;
-		bytes += last->bytes;
+	while ((next = last->next) != NULL && count < BATCH_RUNS_MAX && !goes_alone(lane, runs) &&
+		!goes_alone(lane, next)) {
+		bytes += next->bytes;
+		ranges += next->num_to + next->num_from;
+		/* One launch for many chunks is as fast as memory; for one it mostly waits. */
+		if ((bytes > BATCH_BYTES_MAX && !is_hashed_by_gpu(lane, next)) ||
+			ranges > BATCH_RANGES_MAX)
+			break;
+		last = next;
 		count++;
 	}
 	kind->first = last->next;
@@ -272,7 +355,7 @@ run_lane(void *arg)
 		}
 		struct copy_run *runs = NULL;
 		if (kind->first && lane->num_batches < BATCHES_MAX)
-			runs = take(kind);
+			runs = take(lane);
 		pthread_mutex_unlock(&kind->lock);
 		if (runs)
 			ask_all(lane, runs);

@@ -19,7 +19,9 @@
  *     behavior"). After it the bytes are seen by whoever looks: the CPU, a NIC, kernels that start
  *     later, whatever process's they are.
  *   - Copies of one lane are asked for together, with one event behind them: small ones cost the
- *     driver more than the GPU.
+ *     driver more than the GPU. Digests likewise, with one launch for all (hash.h).
+ *   - A digest is of the bytes that arrived. The GPU makes it of those in its memory; what was read
+ *     out of it lies in the host's, and there the CPU does.
  *
  * It lives as long as the process.
  */
@@ -27,12 +29,8 @@
 #define TH_TRANSPORT_CUDA_COPY_H
 
 #include "ipc/cuda/driver.h"
+#include "transport/cuda/hash.h"
 #include "transport/cuda/wire.h"
-
-struct copy_span {
-	CUdeviceptr address;
-	uint64_t bytes;
-};
 
 struct copy_run {
 	struct copy_run *next; /* the lanes' */
@@ -42,6 +40,7 @@ struct copy_run {
 	const struct copy_span *to, *from; /* borrow, until done */
 	uint32_t num_to, num_from;
 	uint8_t *data; /* READ, WRITE: borrows, host memory, until done */
+	uint32_t hash; /* the lanes': its number in a batch of digests */
 	/* When done. */
 	int code;  /* 0, or -EIO: the driver failed */
 	bool lost; /* ... and nobody knows what the GPU still does: only this process's end tells */
@@ -52,6 +51,7 @@ struct copy_run {
 struct copies_config {
 	const struct cuda *cuda; /* borrows */
 	CUcontext context;
+	struct gpu_hash *hash; /* borrows; NULL: digests are made by the CPU */
 	void (*done)(void *arg, struct copy_run *run); /* on a lane's thread, which it holds up */
 	void *arg;
 };

@@ -3,9 +3,9 @@
  * hash - see hash.h. The kernel is leaf_kernel.h; this writes its table of leaves and makes chunks'
  * digests of its values.
  *
- * A batch's memory on the GPU and its pinned twin on the host have one form: tasks, pieces, values,
- * short leaves. What the batch uses of the first two goes to the GPU before the launch, and what it
- * uses of the others comes back behind it: three or four commands on the stream, and no wait.
+ * A batch's memory is pinned host memory, which the kernel itself reads and writes: tasks, pieces,
+ * values, short leaves. So a batch is one command on the stream, takes nothing of the GPU's memory,
+ * and no copy of a table stands behind others' bytes in a copy engine.
  */
 #include "transport/cuda/hash.h"
 
@@ -30,6 +30,8 @@
 #define SHORT_ROOM 256u     /* of a short leaf */
 #define PIECES_A_CHUNK 192u /* beyond the first chunk's, which may be as bad as can be */
 
+_Static_assert(LEAF_PIECES_MAX == GPU_RANGES_MAX, "all ranges of a chunk fit into one leaf's list");
+
 struct gpu_hash {
 	const struct cuda *cuda; /* borrows */
 	CUmodule module;         /* owns */
@@ -51,9 +53,8 @@ struct gpu_hash_batch {
 	CUfunction kernel;
 	uint32_t chunks_max, leaves_max, pieces_max;
 	uint32_t num_chunks, num_leaves, num_pieces;
-	bool has_short;
 	bool pinned;
-	CUdeviceptr device; /* owns */
+	CUdeviceptr device; /* of host, as the GPU sees it */
 	uint8_t *host;      /* owns, mapped */
 	size_t bytes, pieces_at, values_at, short_at;
 	struct leaf_task *tasks; /* in host, as pieces and values */
@@ -174,11 +175,11 @@ gpu_hash_batch_new(struct gpu_hash *hash, uint32_t chunks, struct gpu_hash_batch
 	batch->pieces = (void *)(batch->host + batch->pieces_at);
 	batch->values = (void *)(batch->host + batch->values_at);
 	const char *call = "cuMemHostRegister";
-	CUresult result = cuda->cuMemHostRegister(host, batch->bytes, 0);
+	CUresult result = cuda->cuMemHostRegister(host, batch->bytes, CU_MEMHOSTREGISTER_DEVICEMAP);
 	batch->pinned = result == CUDA_SUCCESS;
 	if (result == CUDA_SUCCESS) {
-		call = "cuMemAlloc";
-		result = cuda->cuMemAlloc(&batch->device, batch->bytes);
+		call = "cuMemHostGetDevicePointer";
+		result = cuda->cuMemHostGetDevicePointer(&batch->device, host, 0);
 	}
 	if (result != CUDA_SUCCESS) {
 		gpu_hash_batch_free(batch);
@@ -194,8 +195,6 @@ gpu_hash_batch_free(struct gpu_hash_batch *batch)
 {
 	if (!batch)
 		return;
-	if (batch->device)
-		batch->cuda->cuMemFree(batch->device);
 	if (batch->pinned)
 		batch->cuda->cuMemHostUnregister(batch->host);
 	munmap(batch->host, batch->bytes);
@@ -207,7 +206,6 @@ void
 gpu_hash_begin(struct gpu_hash_batch *batch)
 {
 	batch->num_chunks = batch->num_leaves = batch->num_pieces = batch->num_moves = 0;
-	batch->has_short = false;
 }
 
 /* ---- what the GPU is told ------------------------------------------------------------------- */
@@ -236,13 +234,12 @@ end_leaf(struct gpu_hash_batch *batch, struct leaf_task *task, struct chunk *chu
 		task->address = batch->pieces[first].address;
 		batch->num_pieces--;
 	} else {
-		task->list = batch->device + batch->pieces_at + first * sizeof(struct leaf_piece);
+		task->address =
+			batch->device + batch->pieces_at + first * sizeof(struct leaf_piece);
 	}
-	task->to = batch->device + batch->values_at + batch->num_leaves * sizeof(uint64_t);
 	if (task->bytes <= LEAF_SHORT_BYTES) {
 		chunk->short_bytes = task->bytes;
-		batch->has_short = true;
-		task->to =
+		task->copy =
 			batch->device + batch->short_at + (uint64_t)SHORT_ROOM * batch->num_chunks;
 	}
 	batch->num_leaves++;
@@ -258,7 +255,7 @@ has_room(const struct gpu_hash_batch *batch, uint64_t bytes, uint32_t count)
 }
 
 int
-gpu_hash_add(struct gpu_hash_batch *batch, const struct gpu_hash_range *ranges, uint32_t count)
+gpu_hash_add(struct gpu_hash_batch *batch, const struct copy_span *ranges, uint32_t count)
 {
 	uint64_t all = 0;
 	for (uint32_t i = 0; i < count; i++) {
@@ -292,7 +289,7 @@ gpu_hash_add(struct gpu_hash_batch *batch, const struct gpu_hash_range *ranges, 
 /* ---- copies --------------------------------------------------------------------------------- */
 
 struct cursor { /* in the ranges of one side */
-	const struct gpu_hash_range *ranges, *end;
+	const struct copy_span *ranges, *end;
 	uint64_t at; /* in the first of them */
 };
 
@@ -372,8 +369,8 @@ copy_leaf(struct gpu_hash_batch *batch, struct leaf_task *task, struct cursor *t
 }
 
 int
-gpu_hash_add_copy(struct gpu_hash_batch *batch, const struct gpu_hash_range *to, uint32_t num_to,
-	const struct gpu_hash_range *from, uint32_t num_from)
+gpu_hash_add_copy(struct gpu_hash_batch *batch, const struct copy_span *to, uint32_t num_to,
+	const struct copy_span *from, uint32_t num_from)
 {
 	int number = gpu_hash_add(batch, to, num_to);
 	if (number < 0)
@@ -392,36 +389,19 @@ static CUresult
 queue(struct gpu_hash_batch *batch, CUstream stream, const char **ret_call)
 {
 	const struct cuda *cuda = batch->cuda;
-	CUdeviceptr tasks = batch->device;
-	void *arguments[] = {&tasks};
-	CUresult result = CUDA_SUCCESS;
+	CUdeviceptr tasks = batch->device, values = batch->device + batch->values_at;
+	void *arguments[] = {&tasks, &values};
 	*ret_call = "cuMemcpyDtoDAsync";
-	for (uint32_t i = 0; i < batch->num_moves && result == CUDA_SUCCESS; i++)
-		result = cuda->cuMemcpyDtoDAsync(
-			batch->moves[i].to, batch->moves[i].from, batch->moves[i].bytes, stream);
-	if (result != CUDA_SUCCESS)
-		return result;
-	*ret_call = "cuMemcpyHtoDAsync";
-	result = cuda->cuMemcpyHtoDAsync(
-		tasks, batch->tasks, batch->num_leaves * sizeof(batch->tasks[0]), stream);
-	if (result == CUDA_SUCCESS && batch->num_pieces > 0)
-		result = cuda->cuMemcpyHtoDAsync(batch->device + batch->pieces_at, batch->pieces,
-			batch->num_pieces * sizeof(batch->pieces[0]), stream);
-	if (result != CUDA_SUCCESS)
-		return result;
+	for (uint32_t i = 0; i < batch->num_moves; i++) {
+		const struct move *move = &batch->moves[i];
+		CUresult result =
+			cuda->cuMemcpyDtoDAsync(move->to, move->from, move->bytes, stream);
+		if (result != CUDA_SUCCESS)
+			return result;
+	}
 	*ret_call = "cuLaunchKernel";
-	result = cuda->cuLaunchKernel(batch->kernel, batch->num_leaves, 1, 1, LEAF_KERNEL_THREADS,
-		1, 1, 0, stream, arguments, NULL);
-	if (result != CUDA_SUCCESS)
-		return result;
-	*ret_call = "cuMemcpyDtoHAsync";
-	result = cuda->cuMemcpyDtoHAsync(batch->values, batch->device + batch->values_at,
-		batch->num_leaves * sizeof(batch->values[0]), stream);
-	if (result == CUDA_SUCCESS && batch->has_short)
-		result = cuda->cuMemcpyDtoHAsync(batch->host + batch->short_at,
-			batch->device + batch->short_at, (size_t)SHORT_ROOM * batch->num_chunks,
-			stream);
-	return result;
+	return cuda->cuLaunchKernel(batch->kernel, batch->num_leaves, 1, 1, LEAF_KERNEL_THREADS, 1,
+		1, 0, stream, arguments, NULL);
 }
 
 int

@@ -28,8 +28,8 @@
 struct gpu_hash;
 struct gpu_hash_batch;
 
-struct gpu_hash_range {
-	CUdeviceptr address; /* that this GPU reaches */
+struct copy_span { /* of memory that this GPU reaches */
+	CUdeviceptr address;
 	uint64_t bytes;
 };
 
@@ -43,8 +43,8 @@ int gpu_hash_open(
 void gpu_hash_close(struct gpu_hash *hash);
 
 /*
- * Room for so many chunks, 1 .. GPU_HASH_CHUNKS_MAX: 13 KiB of GPU memory and of pinned host memory
- * for one, 7 KiB for each other. 0, -ENOMEM or -EIO with a sentence.
+ * Room for so many chunks, 1 .. GPU_HASH_CHUNKS_MAX: 12 KiB of pinned host memory for one, 6 KiB
+ * for each other, and nothing of the GPU's. 0, -ENOMEM or -EIO with a sentence.
  */
 int gpu_hash_batch_new(struct gpu_hash *hash, uint32_t chunks, struct gpu_hash_batch **ret_batch,
 	struct th_err *err);
@@ -58,14 +58,14 @@ void gpu_hash_begin(struct gpu_hash_batch *batch);
  * ranges (wire.h). Returns its number in the batch; -1: there is no room for it (an empty batch has
  * room for any chunk).
  */
-int gpu_hash_add(struct gpu_hash_batch *batch, const struct gpu_hash_range *ranges, uint32_t count);
+int gpu_hash_add(struct gpu_hash_batch *batch, const struct copy_span *ranges, uint32_t count);
 /*
  * ... and copies them on the way: the digest is of what was stored. As many bytes on each side,
  * which have none in common, or there is a bug of the caller. Leaves that lie in one piece on both
  * sides, at multiples of 16, are loaded once for both; others are copied and then hashed.
  */
-int gpu_hash_add_copy(struct gpu_hash_batch *batch, const struct gpu_hash_range *to,
-	uint32_t num_to, const struct gpu_hash_range *from, uint32_t num_from);
+int gpu_hash_add_copy(struct gpu_hash_batch *batch, const struct copy_span *to, uint32_t num_to,
+	const struct copy_span *from, uint32_t num_from);
 /*
  * Behind all that was queued on the stream. Once, then the values are there as soon as the stream
  * has come past it. 0, or -EIO with a sentence: some of it may be queued.

@@ -55,6 +55,7 @@ struct helper {
 	struct areas areas;
 	struct answers answers;
 	struct copies *copies;
+	struct gpu_hash *hash;              /* owns; NULL: the CPU makes digests */
 	struct leave *leaves, **last_leave; /* own */
 	unsigned num_leaves;
 	struct run *parked;         /* own: what they need is not open yet */
@@ -141,7 +142,19 @@ describe(const struct helper *helper, int device, struct gpu_ready *ready)
 	ready->name[sizeof(ready->name) - 1] = ready->pci[sizeof(ready->pci) - 1] = 0;
 	ready->total_bytes = bytes;
 	ready->driver_version = cuda->version;
-	snprintf(ready->text, sizeof(ready->text), "the CPU hashes");
+}
+
+/* Where it cannot, the CPU makes digests, and ready says why. */
+static void
+open_hash(struct helper *helper, int device, uint32_t flags, struct gpu_ready *ready)
+{
+	struct th_err why = {0};
+	if (flags & GPU_HASH_ON_CPU)
+		th_fail(&why, TH_E_NOT_AVAILABLE, "digests are made by the CPU: so it is set");
+	else
+		ready->hashes_on_gpu =
+			gpu_hash_open(&helper->cuda, device, &helper->hash, &why) == 0;
+	copy_text(ready->text, &why);
 }
 
 static void copy_done(void *arg, struct copy_run *copy);
@@ -173,6 +186,7 @@ make_parts(struct helper *helper, int device)
 		.arg = helper};
 	const struct copies_config copies = {.cuda = &helper->cuda,
 		.context = helper->context,
+		.hash = helper->hash,
 		.done = copy_done,
 		.arg = helper};
 	imports_init(&helper->imports, &imports);
@@ -190,6 +204,7 @@ take_start(struct helper *helper, const struct gpu_start *start)
 	if (ready.code == 0)
 		ready.code = start_threads(helper, &err);
 	if (ready.code == 0) {
+		open_hash(helper, device, start->flags, &ready);
 		make_parts(helper, device);
 		describe(helper, device, &ready);
 		helper->started = true;

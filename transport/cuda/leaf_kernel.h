@@ -7,9 +7,10 @@
  * declared) and GPU_UNROLL (how often a loop is unrolled), and defines the five functions that
  * touch GPU memory. It uses no more than C and C++ have in common.
  *
- * A leaf has a thread block of its own, which takes four steps with a barrier behind each:
+ * A leaf has a thread block of its own, which takes five steps with a barrier behind each:
  *
- *   leaf_begin  the key goes where all threads reach it fast
+ *   leaf_begin  the task and the key go where all threads reach them fast
+ *   leaf_list   ... and the list of its pieces, if there is more than one
  *   leaf_sum    each thread loads 16 times 16 bytes and sums them up; this is all the work
  *   leaf_chain  eight threads, one for each sum of XXH3, mix the sums of the 64 blocks in order
  *   leaf_end    one thread makes the value
@@ -30,14 +31,17 @@
  *    of a warp a clock: 2 x 32 x 16 / 14 = 73 bytes, where memory delivers 15. Four fifths of the
  *    processor stay with whoever else computes.
  *  - The chain. 63 scrambles of some 30 clocks each, 1.1 us, while other leaves load.
- *  - So a leaf takes some 4 us (its task 0.7, its bytes 1.5, the chain 1.1, the end), and 528 of
- *    them, 35 MB, are on their way at once: 8 TB/s where memory delivers 3.35. A batch of 16 chunks
+ *  - So a leaf takes some 5 us (its task 1.2, its bytes 1.5, the chain 1.1, the end), and 528 of
+ *    them, 35 MB, are on their way at once: 7 TB/s where memory delivers 3.35. A batch of 16 chunks
  *    (67 MB) takes some 20 us of memory's time and 10 us of beginning and end: 2.2 TB/s. One chunk
- *    alone takes some 5 us and as much again for the launch and two small copies: 0.4 TB/s.
+ *    alone takes some 6 us and half as much again for the launch: 0.4 TB/s.
+ *  - The tasks lie in pinned host memory, as the values do: one read of 32 bytes over the bus for a
+ *    leaf and one write of 8, where copies to and from the GPU's own memory would be two more
+ *    commands for other engines of the GPU, behind whatever those are at.
  * A leaf that does not begin at a multiple of 16 costs two loads where others cost one, of lines
  * that are in the cache then. All of this is reckoned from the assembled code (ptxas for sm_90: 64
- * registers, none spilled, the 8 loads in a row), not measured: tests/bench/gpu_digest_bench
- * measures where there is a GPU.
+ * registers, one spilled outside the loops, 8 loads in a row), not measured: gpu_digest_bench
+ * (tests/bench) measures where there is a GPU.
  */
 #ifndef TH_TRANSPORT_CUDA_LEAF_KERNEL_H
 #define TH_TRANSPORT_CUDA_LEAF_KERNEL_H
@@ -66,13 +70,15 @@ GPU_CODE void gpu_store_pair(uint64_t address, struct pair value);
 GPU_CODE void gpu_store_byte(uint64_t address, uint8_t value);
 
 struct leaf { /* one leaf's task, as it is in registers */
-	uint64_t address, list, to, copy;
+	uint64_t address, copy;
 	uint32_t bytes, pieces;
 	uint32_t blocks;  /* that are followed by a scramble */
 	uint32_t stripes; /* of the block behind them; the last 64 bytes are a stripe once more */
 };
 
 struct leaf_shared { /* by the threads of a leaf */
+	struct pair task[2];
+	struct pair pieces[LEAF_PIECES_MAX]; /* where there is more than one */
 	uint64_t key[24];
 	/* Of each block: one half of its stripes, and the other. */
 	uint64_t sums[KERNEL_BLOCKS][2][8];
@@ -121,30 +127,48 @@ leaf_load_any(uint64_t address)
 	return out;
 }
 
-GPU_CODE void
-leaf_piece_at(
-	uint64_t list, uint32_t i, uint64_t *ret_address, uint32_t *ret_start, uint32_t *ret_bytes)
-{
-	struct pair piece = gpu_load(list + 16ull * i);
-	*ret_address = piece.low;
-	*ret_start = (uint32_t)piece.high;
-	*ret_bytes = (uint32_t)(piece.high >> 32);
-}
-
-/* 16 bytes that lie in more than one piece, of which the first has those from at on. */
-GPU_CODE struct pair
-leaf_gather(uint64_t list, uint32_t piece, uint32_t at)
-{
-	struct pair out = {0, 0};
+struct piece { /* leaf_piece in registers */
 	uint64_t address;
 	uint32_t start, bytes;
-	leaf_piece_at(list, piece, &address, &start, &bytes);
+};
+
+GPU_CODE struct piece
+leaf_piece_at(const struct leaf_shared *shared, uint32_t i)
+{
+	struct pair words = shared->pieces[i];
+	struct piece piece = {words.low, (uint32_t)words.high, (uint32_t)(words.high >> 32)};
+	return piece;
+}
+
+/* The one with this byte. */
+GPU_CODE uint32_t
+leaf_piece_with(const struct leaf *leaf, const struct leaf_shared *shared, uint32_t at)
+{
+	uint32_t from = 0, to = leaf->pieces;
+	while (to - from > 1) {
+		uint32_t middle = (from + to) / 2;
+		if (leaf_piece_at(shared, middle).start <= at)
+			from = middle;
+		else
+			to = middle;
+	}
+	return from;
+}
+
+/* The 16 bytes of the leaf from at on, byte by byte where they lie in more than one piece. */
+GPU_CODE struct pair
+leaf_gather(const struct leaf *leaf, const struct leaf_shared *shared, uint32_t at)
+{
+	struct pair out = {0, 0};
+	uint32_t number = leaf_piece_with(leaf, shared, at);
+	struct piece piece = leaf_piece_at(shared, number);
+	if (at - piece.start + 16 <= piece.bytes)
+		return leaf_load_any(piece.address + (at - piece.start));
+	GPU_UNROLL(1)
 	for (uint32_t i = 0; i < 16; i++) {
-		if (at == bytes) {
-			leaf_piece_at(list, ++piece, &address, &start, &bytes);
-			at = 0;
-		}
-		uint64_t byte = gpu_load_byte(address + at++);
+		if (at + i - piece.start == piece.bytes)
+			piece = leaf_piece_at(shared, ++number);
+		uint64_t byte = gpu_load_byte(piece.address + (at + i - piece.start));
 		if (i < 8)
 			out.low |= byte << 8 * i;
 		else
@@ -153,26 +177,11 @@ leaf_gather(uint64_t list, uint32_t piece, uint32_t at)
 	return out;
 }
 
-/* The 16 bytes of the leaf from at on. */
 GPU_CODE struct pair
-leaf_load(const struct leaf *leaf, uint32_t at)
+leaf_load(const struct leaf *leaf, const struct leaf_shared *shared, uint32_t at)
 {
-	if (leaf->pieces == 1)
-		return leaf_load_any(leaf->address + at);
-	uint32_t from = 0, to = leaf->pieces, start, bytes;
-	uint64_t address;
-	while (to - from > 1) {
-		uint32_t middle = (from + to) / 2;
-		leaf_piece_at(leaf->list, middle, &address, &start, &bytes);
-		if (start <= at)
-			from = middle;
-		else
-			to = middle;
-	}
-	leaf_piece_at(leaf->list, from, &address, &start, &bytes);
-	if (at - start + 16 <= bytes)
-		return leaf_load_any(address + (at - start));
-	return leaf_gather(leaf->list, from, at - start);
+	return leaf->pieces == 1 ? leaf_load_any(leaf->address + at)
+				 : leaf_gather(leaf, shared, at);
 }
 
 /* ---- the sums ------------------------------------------------------------------------------- */
@@ -293,7 +302,7 @@ leaf_sum_pieces(const struct leaf *leaf, struct leaf_shared *shared, uint32_t bl
 	GPU_UNROLL(1)
 	for (uint32_t stripe = place.half; stripe < stripes; stripe += 2) {
 		uint32_t key = stripe + place.lane;
-		leaf_add(&sums, leaf_load(leaf, from + stripe * KERNEL_STRIPE_BYTES),
+		leaf_add(&sums, leaf_gather(leaf, shared, from + stripe * KERNEL_STRIPE_BYTES),
 			shared->key[key], shared->key[key + 1]);
 	}
 	leaf_keep(shared, block, place, sums);
@@ -301,15 +310,26 @@ leaf_sum_pieces(const struct leaf *leaf, struct leaf_shared *shared, uint32_t bl
 
 /* ---- the steps ------------------------------------------------------------------------------ */
 
-GPU_CODE struct leaf
-leaf_fetch(uint64_t task)
+GPU_CODE void
+leaf_begin(uint32_t thread, uint64_t task, struct leaf_shared *shared)
 {
-	struct pair first = gpu_load(task), second = gpu_load(task + 16);
-	struct pair third = gpu_load(task + 32);
-	struct leaf leaf = {first.low, second.low, second.high, third.low, (uint32_t)first.high,
-		(uint32_t)(first.high >> 32), 0, 0};
+	if (thread < 2)
+		shared->task[thread] = gpu_load(task + 16 * thread);
+	else if (thread >= 32 && thread < 32 + 24)
+		shared->key[thread - 32] = leaf_key(thread - 32);
+}
+
+GPU_CODE struct leaf
+leaf_list(uint32_t thread, struct leaf_shared *shared)
+{
+	struct pair first = shared->task[0], second = shared->task[1];
+	struct leaf leaf = {
+		first.low, first.high, (uint32_t)second.low, (uint32_t)(second.low >> 32), 0, 0};
 	leaf.blocks = (leaf.bytes - 1) / KERNEL_BLOCK_BYTES;
 	leaf.stripes = (leaf.bytes - 1) % KERNEL_BLOCK_BYTES / KERNEL_STRIPE_BYTES;
+	if (leaf.pieces > 1)
+		for (uint32_t i = thread; i < leaf.pieces; i += LEAF_KERNEL_THREADS)
+			shared->pieces[i] = gpu_load(leaf.address + 16ull * i);
 	return leaf;
 }
 
@@ -319,27 +339,16 @@ leaf_is_short(const struct leaf *leaf)
 	return leaf->bytes <= LEAF_SHORT_BYTES;
 }
 
-/* All of the work for a short leaf. */
+/* All of the work for a short leaf: the CPU gets its bytes. */
 GPU_CODE void
-leaf_copy_short(uint32_t thread, const struct leaf *leaf)
+leaf_copy_short(uint32_t thread, const struct leaf *leaf, const struct leaf_shared *shared)
 {
-	uint64_t address = leaf->address;
-	uint32_t start = 0, bytes = leaf->bytes;
+	struct piece piece = {leaf->address, 0, leaf->bytes};
 	if (thread >= leaf->bytes)
 		return;
-	for (uint32_t i = 0; leaf->pieces > 1 && i < leaf->pieces; i++) {
-		leaf_piece_at(leaf->list, i, &address, &start, &bytes);
-		if (thread - start < bytes)
-			break;
-	}
-	gpu_store_byte(leaf->to + thread, gpu_load_byte(address + (thread - start)));
-}
-
-GPU_CODE void
-leaf_begin(uint32_t thread, struct leaf_shared *shared)
-{
-	if (thread < 24)
-		shared->key[thread] = leaf_key(thread);
+	if (leaf->pieces > 1)
+		piece = leaf_piece_at(shared, leaf_piece_with(leaf, shared, thread));
+	gpu_store_byte(leaf->copy + thread, gpu_load_byte(piece.address + (thread - piece.start)));
 }
 
 GPU_CODE void
@@ -370,8 +379,8 @@ leaf_chain(uint32_t thread, const struct leaf *leaf, struct leaf_shared *shared)
 		return;
 	uint64_t own = shared->last[thread], other = shared->last[thread ^ 1];
 	if (!leaf_is_plain(leaf)) {
-		struct pair last =
-			leaf_load(leaf, leaf->bytes - KERNEL_STRIPE_BYTES + thread / 2 * 16);
+		struct pair last = leaf_load(
+			leaf, shared, leaf->bytes - KERNEL_STRIPE_BYTES + thread / 2 * 16);
 		own = thread % 2 ? last.high : last.low;
 		other = thread % 2 ? last.low : last.high;
 	}
@@ -388,8 +397,9 @@ leaf_chain(uint32_t thread, const struct leaf *leaf, struct leaf_shared *shared)
 	shared->mixed[thread] = sum + other + leaf_product(own ^ key);
 }
 
+/* to: where the value goes. */
 GPU_CODE void
-leaf_end(uint32_t thread, const struct leaf *leaf, const struct leaf_shared *shared)
+leaf_end(uint32_t thread, const struct leaf *leaf, const struct leaf_shared *shared, uint64_t to)
 {
 	uint64_t value = leaf->bytes * KERNEL_PRIME64_1;
 	if (thread != 0)
@@ -404,7 +414,7 @@ leaf_end(uint32_t thread, const struct leaf *leaf, const struct leaf_shared *sha
 	}
 	value ^= value >> 37;
 	value *= KERNEL_AVALANCHE;
-	gpu_store(leaf->to, value ^ value >> 32);
+	gpu_store(to, value ^ value >> 32);
 }
 
 #endif

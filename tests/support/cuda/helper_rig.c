@@ -52,7 +52,14 @@ rig_launch(struct rig *rig)
 void
 rig_start(struct rig *rig, struct machine *machine, int device)
 {
-	struct gpu_start start = {.kind = GPU_START};
+	struct gpu_ready ready = rig_start_as(rig, machine, device, 0);
+	cr_assert_eq(ready.hashes_on_gpu, 1, "%s", ready.text);
+}
+
+struct gpu_ready
+rig_start_as(struct rig *rig, struct machine *machine, int device, uint32_t flags)
+{
+	struct gpu_start start = {.kind = GPU_START, .flags = flags};
 	struct gpu_ready ready;
 	struct gpu_area_is is;
 	rig_launch(rig);
@@ -62,6 +69,7 @@ rig_start(struct rig *rig, struct machine *machine, int device)
 	cr_assert_eq(ready.code, 0, "%s", ready.text);
 	cr_assert_eq(rig_area(rig, 0, RIG_AREA_BYTES, rig->area_fd, &is), 0, "%s", is.text);
 	cr_assert_eq(is.pinned, 1);
+	return ready;
 }
 
 static int

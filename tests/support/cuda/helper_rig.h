@@ -26,6 +26,8 @@ struct rig { /* the process, and what the agent shares with it */
 /* Without a word; and with START (expects READY) and area 0. */
 void rig_launch(struct rig *rig);
 void rig_start(struct rig *rig, struct machine *machine, int device);
+/* flags: enum gpu_start_flag. */
+struct gpu_ready rig_start_as(struct rig *rig, struct machine *machine, int device, uint32_t flags);
 /* It has ended by itself: its status. It is killed otherwise; either frees all. */
 int rig_end(struct rig *rig);
 void rig_kill(struct rig *rig);

@@ -77,6 +77,15 @@ find_window(CUdeviceptr address, bool write, struct window *ret_window)
 {
 	pthread_mutex_lock(&gpu.lock);
 	const struct region *region = gpu_region_at(address);
+	char *host = (char *)(uintptr_t)(address - address % 16);
+	if (!region && gpu_is_pinned(host, 16)) {
+		*ret_window = (struct window){.from = address - address % 16,
+			.to = address - address % 16 + 16,
+			true,
+			host};
+		pthread_mutex_unlock(&gpu.lock);
+		return true;
+	}
 	bool found = region && ((write ? region->writers : region->readers) >> running.device & 1u);
 	if (found)
 		*ret_window = (struct window){.from = region->base,

@@ -141,7 +141,8 @@ cuMemHostRegister(void *data, size_t bytes, unsigned flags)
 	ENTER(cuMemHostRegister);
 	if (!gpu_context())
 		return gpu_no_context();
-	if (!data || bytes == 0 || (flags & ~(unsigned)CU_MEMHOSTREGISTER_PORTABLE) ||
+	if (!data || bytes == 0 ||
+		(flags & ~(unsigned)(CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)) ||
 		!is_mapped(data, bytes))
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&gpu.lock);
@@ -172,6 +173,19 @@ cuMemHostUnregister(void *data)
 		return gpu_leave(result);
 	}
 	return gpu_leave(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+}
+
+CUresult
+cuMemHostGetDevicePointer(CUdeviceptr *address, void *data, unsigned flags)
+{
+	ENTER(cuMemHostGetDevicePointer);
+	if (!gpu_context())
+		return gpu_no_context();
+	pthread_mutex_lock(&gpu.lock);
+	if (!address || flags != 0 || !gpu_is_pinned(data, 1))
+		return gpu_leave(CUDA_ERROR_INVALID_VALUE);
+	*address = (CUdeviceptr)(uintptr_t)data;
+	return gpu_leave(CUDA_SUCCESS);
 }
 
 /* ---- what an address is --------------------------------------------------------------------- */
