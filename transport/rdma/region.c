@@ -375,6 +375,8 @@ run_gone(struct loop_task *task)
 	struct region *region = loop_container(task, struct region, gone_task);
 	struct region_user user = region->user;
 	bool stuck = __atomic_load_n(&region->stuck, __ATOMIC_ACQUIRE);
+	if (region->memory.dmabuf_fd >= 0 && region->memory.close_fd)
+		region->memory.close_fd(th_fd_move(&region->memory.dmabuf_fd));
 	th_fd_close(&region->memory.dmabuf_fd);
 	for (uint32_t i = 0; i < region->num_registrations; i++)
 		free(region->registrations[i].mrs);

@@ -42,7 +42,8 @@ struct region_memory {
 	/* Mapped memory, there until `gone`. NULL: dmabuf_fd, which the region takes and closes. */
 	void *data;
 	int dmabuf_fd;
-	uint64_t dmabuf_offset; /* where in it the allocation begins */
+	uint64_t dmabuf_offset;   /* where in it the allocation begins */
+	void (*close_fd)(int fd); /* how: a stranger's may take for ever to close; NULL: close() */
 	uint64_t bytes;
 };
 
