@@ -11,6 +11,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/units.h"
 #include "tools/cluster.h"
+#include "tools/gpus.h"
 #include "tools/rdma.h"
 #include "tools/rpc.h"
 
@@ -27,6 +28,7 @@ add_sessions(struct document *document, const Tensorhub__V1__StatusReply *status
 		{"state", "STATE", false},
 		{"operation", "OPERATION", false},
 		{"bytes", "SIZE", false},
+		{"memory", "MEMORY", false},
 		{"transfers_in", "IN", false},
 		{"transfers_out", "OUT", false},
 		{"lineage", "LINEAGE", true},
@@ -49,6 +51,7 @@ add_sessions(struct document *document, const Tensorhub__V1__StatusReply *status
 			value_text(session->state),
 			value_text(session->operation),
 			value_bytes(session->bytes),
+			gpus_paths(session),
 			value_number(session->legs_in),
 			value_number(session->legs_out),
 			held ? value_number(held->lineage) : value_none(),
@@ -92,6 +95,7 @@ judge_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 			"the agent reaches no reference server%s%s",
 			*status->server_text ? ": " : "", status->server_text);
 	rdma_judge(document, status->rdma);
+	gpus_judge(document, status->gpus);
 	for (size_t i = 0; i < status->n_sessions; i++) {
 		const Tensorhub__V1__SessionInfo *session = status->sessions[i];
 		if (strcmp(session->state, "broken") == 0)
@@ -134,12 +138,15 @@ fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 	document_field(document, "data_address", "data", value_text(status->data_address));
 	document_field(document, "transports", "transports", value_text(status->transports));
 	rdma_fields(document, status->rdma);
+	gpus_fields(document, status->gpus);
 	document_field(document, "verify", "verify", value_text(status->verify));
 	document_field(document, "mapped_bytes", "memory", value_bytes(status->mapped_bytes));
 	document_field(document, "offload_used", "offload", value_bytes(status->offload_used));
 	document_field(
 		document, "offload_limit", "offload limit", value_bytes(status->offload_limit));
 	add_sessions(document, status);
+	gpus_memory(document, status);
+	gpus_table(document, status->gpus);
 	rdma_tables(document, status->rdma);
 	add_counters(document, status);
 }

@@ -116,6 +116,12 @@ near(void *arg, const void *data, uint64_t bytes)
 	return topology_near_memory(arg, data, bytes);
 }
 
+static uint32_t
+near_pci(void *arg, uint32_t pci)
+{
+	return topology_near_pci(arg, pci);
+}
+
 /* Which rails are near to what, from now on. */
 static void
 look_at_host(struct host *host)
@@ -138,6 +144,8 @@ look_at_host(struct host *host)
 	place_free(&rules);
 	topology_log(host->fabric.topology);
 	host->regions.near = near;
+	host->regions.near_pci = near_pci;
+	host->regions.gpus = host->gpu.gpus;
 	host->regions.arg = host->fabric.topology;
 	host->regions.root = "";
 }

@@ -14,6 +14,7 @@
 #include "daemon/host/blobs.h"
 #include "daemon/host/engine.h"
 #include "daemon/host/fabric.h"
+#include "daemon/host/gpu.h"
 #include "daemon/host/interval.h"
 #include "daemon/host/legs.h"
 #include "daemon/host/listings.h"
@@ -55,6 +56,7 @@ struct host {
 	struct loop_source transport_source;
 	struct fabric fabric;
 	struct regions regions;
+	struct gpu gpu;
 	struct legs legs;
 
 	struct net_server *documents; /* owns */

@@ -13,6 +13,7 @@
 
 #include "daemon/host/attributes.h"
 #include "daemon/host/host.h"
+#include "daemon/host/launch.h"
 #include "daemon/host/operations.h"
 #include "daemon/host/start.h"
 #include "daemon/host/stop.h"
@@ -22,6 +23,7 @@
 #include "ipc/base/notify.h"
 #include "transport/access.h"
 #include "transport/crew.h"
+#include "transport/cuda/helper.h"
 
 static void
 beat(struct host *host, int64_t now_ns)
@@ -88,6 +90,11 @@ main(int argc, char **argv)
 	static struct host host;
 	enum options_outcome outcome;
 	struct th_err err;
+	/* The process of a GPU has nothing of what follows. */
+	if (argc == 2 && strcmp(argv[1], LAUNCH_OPTION) == 0) {
+		launch_tidy();
+		return gpu_helper_main(LAUNCH_SOCK);
+	}
 	if (options_parse(argc, argv, &err, &host.options, &outcome) < 0) {
 		fprintf(stderr, "thagentd: %s\n", err.text);
 		return 2;

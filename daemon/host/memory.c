@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "daemon/host/closer.h"
+#include "daemon/host/memory_gpu.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
 #include "transport/access.h"
@@ -35,23 +36,6 @@ struct mapping {
 };
 
 static uint64_t unmapping, populating; /* atomic: bytes */
-
-static const char *
-kind_name(uint32_t kind)
-{
-	switch (kind) {
-	case FDMSG_MEMFD:
-		return "a memfd";
-	case FDMSG_FILE:
-		return "a file";
-	case FDMSG_PROCESS:
-		return "private memory of the process";
-	case FDMSG_DMABUF:
-		return "a dma-buf";
-	default:
-		return "memory of an unknown kind";
-	}
-}
 
 /* Only a file that cannot shrink may be mapped: an access beyond a truncated end is SIGBUS here. */
 static int
@@ -101,10 +85,10 @@ place(const struct fdmsg_memory *message, const struct stat *st, struct th_err *
 	return 0;
 }
 
-static int
-reserve(struct memory_set *set, uint32_t objects_max, struct th_err *err)
+int
+memory_reserve(struct memory_set *set, uint32_t objects_max, struct th_err *err)
 {
-	if (set->count >= objects_max)
+	if (set->count - set->gone >= objects_max)
 		return th_fail(err, TH_E_LIMIT,
 			"a worker may share at most %" PRIu32
 			" memory objects at a time (limit.memory_objects); forget some, or "
@@ -155,7 +139,8 @@ keep_file(
 		return; /* the kernel sends no huge pages out of a file */
 	for (uint32_t i = 0; i < SAME_MAX && i < set->count; i++) {
 		const struct memory *other = &set->objects[set->count - 1 - i];
-		if (other->file && other->dev == object->dev && other->ino == object->ino) {
+		if (other->file && !other->dmabuf && other->dev == object->dev &&
+			other->ino == object->ino) {
 			object->file = access_retain(other->file);
 			return;
 		}
@@ -170,8 +155,18 @@ keep_file(
 	set->descriptors++;
 }
 
-static uint32_t
-append(struct memory_set *set, const struct memory *object)
+int
+memory_no_descriptors(const struct memory_limits *limits, struct th_err *err)
+{
+	return th_fail(err, TH_E_LIMIT,
+		"the agent keeps %" PRIu32
+		" descriptors of workers' memory, which is its limit (half of its "
+		"RLIMIT_NOFILE); use fewer and larger objects",
+		limits->kept_by_all);
+}
+
+uint32_t
+memory_append(struct memory_set *set, const struct memory *object)
 {
 	struct memory *added = &set->objects[set->count++];
 	*added = *object;
@@ -205,7 +200,7 @@ add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 		return rc;
 	rc = check_sum(set, limits->mapped_by_all, map_bytes, err);
 	if (rc == 0)
-		rc = reserve(set, limits->objects_max, err);
+		rc = memory_reserve(set, limits->objects_max, err);
 	if (rc < 0)
 		return rc;
 	void *map = mmap(NULL, map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, (off_t)start);
@@ -228,7 +223,7 @@ add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	};
 	keep_file(set, limits, fd, &object);
 	set->mapped_bytes += map_bytes;
-	*ret_id = append(set, &object);
+	*ret_id = memory_append(set, &object);
 	return 0;
 }
 
@@ -333,21 +328,17 @@ add_access(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	int rc = message->kind == FDMSG_PROCESS ? check_process(message, *fd, limits, err, &object)
 						: check_file(message, *fd, err, &object);
 	if (rc == 0)
-		rc = reserve(set, limits->objects_max, err);
+		rc = memory_reserve(set, limits->objects_max, err);
 	if (rc < 0)
 		return rc;
 	struct access *same = same_access(set, &object);
 	if (same) {
 		object.access = access_retain(same);
-		*ret_id = append(set, &object);
+		*ret_id = memory_append(set, &object);
 		return 0;
 	}
 	if (limits->kept_by_all >= limits->descriptors_max)
-		return th_fail(err, TH_E_LIMIT,
-			"the agent keeps %" PRIu32
-			" descriptors of workers' memory, which is its limit (half of its "
-			"RLIMIT_NOFILE); use fewer and larger objects",
-			limits->kept_by_all);
+		return memory_no_descriptors(limits, err);
 	object.access =
 		access_new(*fd, object.process ? ACCESS_PROCESS : ACCESS_FILE, closer_close);
 	if (!object.access)
@@ -355,7 +346,41 @@ add_access(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	*fd = -1;
 	object.owner = true;
 	set->descriptors++;
-	*ret_id = append(set, &object);
+	*ret_id = memory_append(set, &object);
+	return 0;
+}
+
+/*
+ * What it is only the kernel knows, and who registers it hears that. It is known here for what
+ * GPU memory it stands, by the worker's word: a wrong one makes wrong digests of the worker's own.
+ */
+static int
+add_dmabuf(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
+	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id)
+{
+	uint64_t end;
+	struct memory object = {.base = message->base,
+		.offset = message->offset,
+		.bytes = message->bytes,
+		.dmabuf = true,
+		.owner = true};
+	if (message->bytes == 0 || !th_add_u64(message->base, message->bytes, &end) ||
+		!th_add_u64(message->offset, message->bytes, &end))
+		return th_fail(err, TH_E_INVALID,
+			"a dma-buf: %" PRIu64 " bytes from offset %" PRIu64
+			" for address 0x%" PRIx64,
+			message->bytes, message->offset, message->base);
+	int rc = memory_reserve(set, limits->objects_max, err);
+	if (rc == 0 && limits->kept_by_all >= limits->descriptors_max)
+		rc = memory_no_descriptors(limits, err);
+	if (rc < 0)
+		return rc;
+	object.file = access_new(*fd, ACCESS_FILE, closer_close);
+	if (!object.file)
+		return th_fail(err, -ENOMEM, "the agent is out of memory");
+	*fd = -1;
+	set->descriptors++;
+	*ret_id = memory_append(set, &object);
 	return 0;
 }
 
@@ -367,8 +392,12 @@ memory_add(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 		return add_mapped(set, message, fd, limits, err, ret_id);
 	if (message->kind == FDMSG_FILE || message->kind == FDMSG_PROCESS)
 		return add_access(set, message, fd, limits, err, ret_id);
-	return th_fail(err, TH_E_MEMORY_KIND, "%s can not be shared with this agent yet",
-		kind_name(message->kind));
+	if (message->kind == FDMSG_DMABUF)
+		return add_dmabuf(set, message, fd, limits, err, ret_id);
+	return th_fail(err, TH_E_MEMORY_KIND,
+		"memory of a kind that this agent does not know (%" PRIu32
+		"); libthc is newer than the agent: upgrade that",
+		message->kind);
 }
 
 /* Ids are given in ascending order and the array keeps it: a registration looks up every row. */
@@ -383,7 +412,7 @@ find_any(const struct memory_set *set, uint32_t id)
 		else
 			high = middle;
 	}
-	bool found = low < set->count && set->objects[low].id == id;
+	bool found = low < set->count && set->objects[low].id == id && !set->objects[low].gone;
 	return found ? &set->objects[low] : NULL;
 }
 
@@ -404,6 +433,48 @@ struct memory *
 memory_object(struct memory_set *set, uint32_t id)
 {
 	return find_any(set, id);
+}
+
+/* ---- dma-bufs -------------------------------------------------------------------------------- */
+
+static int
+compare_dmabufs(const void *a, const void *b)
+{
+	const struct memory *x = *(struct memory *const *)a, *y = *(struct memory *const *)b;
+	return (x->base > y->base) - (x->base < y->base);
+}
+
+struct memory **
+memory_dmabufs(struct memory_set *set, uint32_t *ret_count)
+{
+	struct memory **dmabufs = NULL;
+	*ret_count = 0;
+	for (uint32_t i = 0; i < set->count; i++) {
+		if (!set->objects[i].dmabuf)
+			continue;
+		if (!dmabufs)
+			dmabufs = th_calloc(set->count - i, sizeof(dmabufs[0]));
+		dmabufs[(*ret_count)++] = &set->objects[i];
+	}
+	if (dmabufs)
+		qsort(dmabufs, *ret_count, sizeof(dmabufs[0]), compare_dmabufs);
+	return dmabufs;
+}
+
+struct memory *
+memory_dmabuf_of(struct memory *const *dmabufs, uint32_t count, uint64_t address, uint64_t bytes)
+{
+	uint32_t low = 0, high = count;
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
+		if (dmabufs[middle]->base <= address)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	/* Those that begin before it: the last one, for they do not overlap but by a mistake. */
+	struct memory *found = low > 0 ? dmabufs[low - 1] : NULL;
+	return found && th_range_fits(address - found->base, bytes, found->bytes) ? found : NULL;
 }
 
 /* ---- registered with NICs -------------------------------------------------------------------- */
@@ -464,9 +535,26 @@ mapping_gone(void *arg)
 	mapping_give_back(mapping);
 }
 
+static void
+register_dmabuf(struct memory *object, struct rails *rails, uint32_t mask)
+{
+	static const struct region_user user = {0};
+	const struct region_memory memory = {
+		.dmabuf_fd = fcntl(access_fd(object->file), F_DUPFD_CLOEXEC, 0),
+		.dmabuf_offset = object->offset,
+		.close_fd = closer_close,
+		.bytes = object->bytes};
+	if (memory.dmabuf_fd >= 0)
+		object->region = region_new(rails, &memory, mask, SHARD_ACCESS, &user);
+}
+
 void
 memory_register(struct memory *object, struct rails *rails, uint32_t mask)
 {
+	if (object->dmabuf) {
+		register_dmabuf(object, rails, mask);
+		return;
+	}
 	struct mapping *mapping = th_calloc(1, sizeof(*mapping));
 	*mapping = (struct mapping){
 		.map = object->map, .bytes = object->map_bytes, .missing = memory_missing(object)};
@@ -480,7 +568,7 @@ memory_register(struct memory *object, struct rails *rails, uint32_t mask)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-/* The descriptor counts as long as any object has it. */
+/* The descriptor counts as long as any object has it. Not of GPU memory: each has its own. */
 static void
 pass_on(struct memory_set *set, uint32_t index)
 {
@@ -494,8 +582,21 @@ pass_on(struct memory_set *set, uint32_t index)
 	set->descriptors--;
 }
 
+/* A place in the array is cheap: most of it moves together when half of it is nothing. */
 static void
-unmap(struct memory_set *set, uint32_t index)
+compact(struct memory_set *set)
+{
+	uint32_t kept = 0;
+	for (uint32_t i = 0; i < set->count; i++) {
+		if (!set->objects[i].gone)
+			set->objects[kept++] = set->objects[i];
+	}
+	set->count = kept;
+	set->gone = 0;
+}
+
+void
+memory_drop(struct memory_set *set, uint32_t index)
 {
 	struct memory *object = &set->objects[index];
 	__atomic_add_fetch(&unmapping, object->map_bytes, __ATOMIC_RELAXED);
@@ -508,12 +609,17 @@ unmap(struct memory_set *set, uint32_t index)
 		mapping->bytes = object->map_bytes;
 		mapping_give_back(mapping);
 	}
-	if (object->owner)
+	if (object->space)
+		memory_gpu_drop(set, object);
+	if (object->owner && object->dmabuf)
+		set->descriptors--;
+	else if (object->owner)
 		pass_on(set, index);
 	access_release(object->access);
 	access_release(object->file);
-	set->count--;
-	memmove(object, object + 1, (set->count - index) * sizeof(*object));
+	set->forgotten -= object->forgotten;
+	*object = (struct memory){.id = object->id, .gone = true};
+	set->gone++;
 }
 
 int
@@ -522,10 +628,14 @@ memory_forget(struct memory_set *set, uint32_t id, bool in_use)
 	struct memory *object = find(set, id);
 	if (!object)
 		return TH_E_INVALID;
-	if (in_use)
+	if (in_use) {
 		object->forgotten = true;
-	else
-		unmap(set, (uint32_t)(object - set->objects));
+		set->forgotten++;
+		return 0;
+	}
+	memory_drop(set, (uint32_t)(object - set->objects));
+	if (set->gone > set->count / 2)
+		compact(set);
 	return 0;
 }
 
@@ -534,15 +644,18 @@ memory_sweep(struct memory_set *set)
 {
 	for (uint32_t i = set->count; i-- > 0;) {
 		if (set->objects[i].forgotten)
-			unmap(set, i);
+			memory_drop(set, i);
 	}
+	compact(set);
 }
 
 void
 memory_fini(struct memory_set *set)
 {
-	while (set->count > 0)
-		unmap(set, set->count - 1);
+	for (uint32_t i = set->count; i-- > 0;) {
+		if (!set->objects[i].gone)
+			memory_drop(set, i);
+	}
 	free(set->objects);
 	*set = (struct memory_set){0};
 }

@@ -25,12 +25,14 @@
 #include "ipc/sock/fdmsg.h"
 
 struct access;
+struct gpu_space;
 struct rails;
 struct region;
 
 struct memory {
 	uint32_t id;    /* 1, 2, ... per session                                                */
 	bool forgotten; /* unmapped as soon as nothing is registered in it                       */
+	bool gone;      /* nothing is left of it but its place in the array                      */
 	uint64_t dev, ino;
 	uint64_t base;   /* in the worker: for sentences only                                     */
 	uint64_t offset; /* of the first byte in the file                                        */
@@ -43,15 +45,31 @@ struct memory {
 	struct access *access; /* owns: a reference; NULL: it is mapped                          */
 	struct access *file;   /* owns: likewise, of what is mapped, to send from; may be NULL   */
 	bool process;          /* access: of a process, not of a file                            */
+	bool dmabuf;           /* no row lies in it: file is the way of a NIC to GPU memory      */
 	bool owner;            /* access or file: was made for this object                       */
 	const char *read_only; /* why it can not be written; NULL: it can                        */
+	/* A piece of GPU memory (memory_gpu.h); base and offset are the worker's address.       */
+	struct gpu_space *space; /* borrows: the set's; NULL: it is none                         */
+	uint32_t gpu, gpu_kind;  /* of the set's; enum cuda_kind                                 */
+	uint64_t piece;
+};
+
+#define MEMORY_GPUS_MAX 16u
+
+struct memory_gpu {              /* where the worker has memory; space NULL: a free place */
+	struct gpu_space *space; /* owns: a reference                                            */
+	struct access *access;   /* owns: likewise; what its rows lie in                         */
+	uint32_t objects;
 };
 
 struct memory_set {
 	struct memory *objects; /* owns: the array and what it maps                               */
 	uint32_t count, capacity, last_id;
+	uint32_t gone;      /* of the count */
+	uint32_t forgotten; /* ... and these are still mapped */
 	uint64_t mapped_bytes;
 	uint32_t descriptors; /* kept open */
+	struct memory_gpu gpus[MEMORY_GPUS_MAX];
 };
 
 struct memory_limits {
@@ -83,14 +101,32 @@ const struct memory *memory_find(const struct memory_set *set, uint32_t id);
 /* The same, and those that were forgotten and not unmapped. Not for what a worker names. */
 struct memory *memory_object(struct memory_set *set, uint32_t id);
 
+/*
+ * The dma-bufs among the objects, by the worker's address: a new array, which is free()d. NULL:
+ * there is none.
+ */
+struct memory **memory_dmabufs(struct memory_set *set, uint32_t *ret_count);
+/* Of such an array: the one that has all of [address, address + bytes); NULL. */
+struct memory *memory_dmabuf_of(
+	struct memory *const *dmabufs, uint32_t count, uint64_t address, uint64_t bytes);
+
 /* Of a mapped object: how many of its bytes have no page yet, by what its file has now. */
 uint64_t memory_missing(const struct memory *object);
-/* Has the mapping registered with these rails, in the background. Once. */
+/*
+ * Has the mapping, or the dma-buf, registered with these rails, in the background. Once. Without a
+ * region then: there is no descriptor for it.
+ */
 void memory_register(struct memory *object, struct rails *rails, uint32_t mask);
 /* Bytes without pages that are being registered, and get some by that. Any thread. */
 uint64_t memory_populating(void);
 /* Bytes that are mapped still, although their objects are gone. Any thread. */
 uint64_t memory_unmapping(void);
+
+/* For memory_gpu.c: room for one more; there are too many descriptors; adds one; ends one. */
+int memory_reserve(struct memory_set *set, uint32_t objects_max, struct th_err *err);
+int memory_no_descriptors(const struct memory_limits *limits, struct th_err *err);
+uint32_t memory_append(struct memory_set *set, const struct memory *object);
+void memory_drop(struct memory_set *set, uint32_t index);
 
 /*
  * 0, or TH_E_INVALID for an id that is not there. in_use: a registration may lie in it, so the

@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/host/options_gpu.h"
 #include "daemon/host/options_rdma.h"
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
@@ -31,6 +32,7 @@ struct options {
 	bool transport_local, transport_rdma, transport_tcp;
 	bool transport_tcp_first; /* RDMA only for those who accept nothing else               */
 	struct options_rdma rdma;
+	struct options_gpu gpu;
 	bool verify;
 	bool spot;       /* this host may vanish: what it has is not retained by it         */
 	int64_t beat_ns; /* between two beats to the server                                   */

@@ -36,8 +36,9 @@ options_default(struct options *ret_options)
 		.drain_ns = INT64_C(30000000000),
 		.offload_limit = UINT64_MAX,
 		.rdma = options_rdma_default(),
+		.gpu = options_gpu_default(),
 		.sessions_max = 512,
-		.memory_objects_max = 4096,
+		.memory_objects_max = 16384,
 		.tensors_max = MANIFEST_ROWS_MAX,
 	};
 	if (gethostname(ret_options->node, sizeof(ret_options->node) - 1) < 0)
@@ -336,6 +337,9 @@ const char *const options_keys[] = {
 	"rdma.slice",
 	"rdma.window",
 	"rdma.stage",
+	"gpu",
+	"gpu.staging",
+	"gpu.digest",
 	"tcp.congestion",
 	"tcp.engine",
 	"tcp.sendfile",
@@ -397,6 +401,8 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 		return options_number(&o->movers, 0, 16, key, value, err);
 	if (IS("rdma") || strncmp(key, "rdma.", 5) == 0)
 		return options_rdma_set(&o->rdma, key, value, err);
+	if (IS("gpu") || strncmp(key, "gpu.", 4) == 0)
+		return options_gpu_set(&o->gpu, key, value, err);
 	if (IS("tcp.congestion"))
 		return set_congestion(o, key, value, err);
 	if (IS("tcp.engine"))

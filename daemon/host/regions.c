@@ -5,16 +5,22 @@
 #include "daemon/host/regions.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "daemon/host/offload.h"
 #include "daemon/host/room.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
+#include "transport/access.h"
+#include "transport/cuda/gpus.h"
 #include "transport/rdma/packed.h"
+#include "transport/rdma/place.h"
 
 /* As xfer_part_set_no_rdma wants them. */
 #define NO_ROOM "its host has no room for a buffer for its small tensors"
+#define NO_DMABUF "its GPU memory has no dma-buf"
 #define NOT_FILLED "its memory was not filled yet, and its host has no room to register it as it is"
 
 uint32_t
@@ -32,13 +38,55 @@ is_large(const struct tensors *tensors, uint32_t row)
 	return tensors->manifest.rows[row].bytes >= MANIFEST_SMALL_BYTES;
 }
 
-/* One row that no NIC reaches is enough: then the shard goes another way, all of it. */
-static bool
-all_mapped(const struct tensors *tensors)
+uint32_t
+regions_near_all_pci(void *arg, uint32_t pci)
 {
+	(void)arg;
+	(void)pci;
+	return UINT32_MAX;
+}
+
+/* What a shard is covered with. */
+struct cover {
+	const struct regions *regions;
+	struct tensors *tensors;
+	struct memory_set *memory;
+	const char *label;
+	struct memory **dmabufs; /* owns */
+	uint32_t num_dmabufs;
+};
+
+static bool
+lies_on_gpu(const struct cover *cover, uint32_t row)
+{
+	const struct xfer_place *place = &cover->tensors->places[row];
+	return place->access && !place->data && access_space(place->access);
+}
+
+static struct memory *
+dmabuf_of(const struct cover *cover, uint32_t row)
+{
+	return memory_dmabuf_of(cover->dmabufs, cover->num_dmabufs,
+		cover->tensors->places[row].place, cover->tensors->manifest.rows[row].bytes);
+}
+
+/*
+ * One row that no NIC reaches is enough: then the shard goes another way, all of it. Small ones of
+ * GPUs go through the packed buffer as all others do.
+ */
+static bool
+all_reached(const struct cover *cover)
+{
+	struct tensors *tensors = cover->tensors;
 	for (uint32_t row = 0; row < tensors->manifest.num_rows; row++) {
-		if (tensors->manifest.rows[row].bytes > 0 && !tensors->places[row].data)
+		if (tensors->manifest.rows[row].bytes == 0 || tensors->places[row].data)
+			continue;
+		if (!lies_on_gpu(cover, row))
 			return false;
+		if (is_large(tensors, row) && !dmabuf_of(cover, row)) {
+			tensors->no_rdma = NO_DMABUF;
+			return false;
+		}
 	}
 	return true;
 }
@@ -110,10 +158,37 @@ cover_object(const struct regions *regions, struct memory *object, const char *l
 	return true;
 }
 
-static bool
-cover_large(const struct regions *regions, struct tensors *tensors, struct memory_set *memory,
-	const char *label)
+/* All rails where it is not known; it is as soon as the GPU's process has begun. */
+static uint32_t
+near_gpu(const struct regions *regions, const struct xfer_place *place)
 {
+	struct gpu_status statuses[GPUS_MAX];
+	const uint8_t *uuid = gpu_space_uuid(access_space(place->access));
+	uint32_t count = regions->gpus ? gpus_status(regions->gpus, statuses, GPUS_MAX) : 0;
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t pci;
+		if (memcmp(statuses[i].uuid, uuid, sizeof(statuses[i].uuid)) == 0 &&
+			place_pci(statuses[i].pci, &pci))
+			return regions->near_pci(regions->arg, pci);
+	}
+	return UINT32_MAX;
+}
+
+static void
+cover_gpu_row(const struct cover *cover, uint32_t row)
+{
+	struct xfer_place *place = &cover->tensors->places[row];
+	struct memory *object = dmabuf_of(cover, row);
+	if (!object->region)
+		memory_register(object, cover->regions->rails, near_gpu(cover->regions, place));
+	place->region = object->region;
+	place->region_at = place->place - object->base;
+}
+
+static bool
+cover_large(const struct cover *cover)
+{
+	struct tensors *tensors = cover->tensors;
 	uint32_t refused = 0; /* the last one: it is asked about once, not for each row */
 	bool all = true;
 	for (uint32_t row = 0; row < tensors->manifest.num_rows; row++) {
@@ -121,8 +196,13 @@ cover_large(const struct regions *regions, struct tensors *tensors, struct memor
 		uint32_t id = tensors->memory_ids[row];
 		if (!is_large(tensors, row) || place->region)
 			continue;
-		struct memory *object = id != refused ? memory_object(memory, id) : NULL;
-		if (!object || !cover_object(regions, object, label, tensors->told)) {
+		if (lies_on_gpu(cover, row)) {
+			cover_gpu_row(cover, row);
+			all = all && place->region;
+			continue;
+		}
+		struct memory *object = id != refused ? memory_object(cover->memory, id) : NULL;
+		if (!object || !cover_object(cover->regions, object, cover->label, tensors->told)) {
 			refused = id;
 			all = false;
 			tensors->no_rdma = NOT_FILLED;
@@ -138,12 +218,17 @@ void
 regions_cover(const struct regions *regions, struct tensors *tensors, struct memory_set *memory,
 	const char *label)
 {
+	struct cover cover = {
+		.regions = regions, .tensors = tensors, .memory = memory, .label = label};
 	if (!regions->rails || tensors->covered)
 		return;
 	tensors->no_rdma = NULL;
-	tensors->covered = !all_mapped(tensors) || (cover_large(regions, tensors, memory, label) &&
-							   cover_small(regions, tensors, label));
+	if (tensors->gpus != 0)
+		cover.dmabufs = memory_dmabufs(memory, &cover.num_dmabufs);
+	tensors->covered = !all_reached(&cover) ||
+			   (cover_large(&cover) && cover_small(regions, tensors, label));
 	tensors->told = true;
+	free(cover.dmabufs);
 }
 
 /* ---- an offloaded copy ----------------------------------------------------------------------- */

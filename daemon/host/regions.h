@@ -9,6 +9,9 @@
  * other tensors. What NICs know they may move although nobody asked for RDMA; what they do not know
  * goes another way, so nothing here fails.
  *
+ * GPU memory is registered by its dma-bufs, which the worker has sent for it: a row of which no
+ * dma-buf has all bytes is out of a NIC's reach, and with it the shard.
+ *
  * Registering pins memory, and pages that nobody has touched come to be, on this process' account.
  * So memory that is not filled yet waits until it is published, unless there is room for it. Main
  * thread only.
@@ -21,6 +24,7 @@
 #include "daemon/host/memory.h"
 #include "daemon/host/tensors.h"
 
+struct gpus;
 struct offload_memory;
 struct rails;
 
@@ -28,12 +32,16 @@ struct regions {
 	struct rails *rails; /* borrows; NULL: there is no RDMA, and nothing is registered */
 	/* The rails that serve this memory, as a mask. */
 	uint32_t (*near)(void *arg, const void *data, uint64_t bytes);
+	/* The same of the memory of a GPU at a PCI address (place_pci). */
+	uint32_t (*near_pci)(void *arg, uint32_t pci);
+	struct gpus *gpus; /* borrows; NULL: none */
 	void *arg;
 	const char *root; /* see room_now */
 };
 
 /* For who knows of no topology: all rails. */
 uint32_t regions_near_all(void *arg, const void *data, uint64_t bytes);
+uint32_t regions_near_all_pci(void *arg, uint32_t pci);
 
 /*
  * Of a worker's tensors, after tensors_new, and again before a part is made of them: what could not

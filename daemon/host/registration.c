@@ -192,6 +192,39 @@ manifest_put_done(void *arg, const struct th_err *result)
 	engine_post(session->host, &event);
 }
 
+static void
+put_manifest(struct session *session)
+{
+	struct registration *registration = &session->registration;
+	const struct tensors *tensors = registration->tensors;
+	registration->state = REGISTRATION_PUTTING;
+	registration->put = blob_put_start(session->host, tensors->key, tensors->encoded,
+		tensors->encoded_bytes, registration->deadline_ns, manifest_put_done, session);
+}
+
+static void
+gpu_opened(void *arg, const struct th_err *result)
+{
+	struct session *session = arg;
+	session->registration.wait = NULL;
+	if (result->code == 0) {
+		put_manifest(session);
+		return;
+	}
+	abandon(session);
+	answer(session, result, NULL);
+}
+
+/* What runs for a registration that nobody wants any more. */
+static void
+stop_waiting(struct registration *registration)
+{
+	gpu_wait_cancel(registration->wait);
+	registration->wait = NULL;
+	blob_put_cancel(registration->put);
+	registration->put = NULL;
+}
+
 /* What the worker sent makes a registration, or *err says why not. */
 static int
 build(struct session *session, struct th_err *err)
@@ -237,9 +270,14 @@ on_register(struct session *session, const Tensorhub__V1__Request *request)
 	session->claim.intervals = tensors->intervals;
 	session->claim.num_intervals = tensors->num_intervals;
 	claim_add(&session->host->claims, &session->claim);
-	registration->state = REGISTRATION_PUTTING;
-	registration->put = blob_put_start(session->host, tensors->key, tensors->encoded,
-		tensors->encoded_bytes, deadline_of(request), manifest_put_done, session);
+	registration->deadline_ns = deadline_of(request);
+	if (tensors->gpus == 0) {
+		put_manifest(session);
+		return;
+	}
+	registration->state = REGISTRATION_OPENING;
+	registration->wait =
+		gpu_wait(session->host, &session->memory, tensors->gpus, gpu_opened, session);
 }
 
 static void
@@ -432,17 +470,17 @@ static bool
 undone(struct session *session, uint64_t token, const Tensorhub__V1__Request *request)
 {
 	struct registration *registration = &session->registration;
-	const bool putting = registration->state == REGISTRATION_PUTTING;
+	const bool early = registration->state == REGISTRATION_OPENING ||
+			   registration->state == REGISTRATION_PUTTING;
 	struct th_err cancelled;
 	if (request->body_case != TENSORHUB__V1__REQUEST__BODY_UNREGISTER_TENSORS ||
-		(!putting && registration->state != REGISTRATION_ASKED))
+		(!early && registration->state != REGISTRATION_ASKED))
 		return false;
 	th_fail(&cancelled, TH_E_CANCELLED, "the registration was undone before it had ended");
 	answer(session, &cancelled, NULL);
 	begin(session, token, request->request_no);
-	if (putting) {
-		blob_put_cancel(registration->put);
-		registration->put = NULL;
+	if (early) {
+		stop_waiting(registration);
 		abandon(session);
 		answer_ok(session);
 	} else {
@@ -485,8 +523,7 @@ void
 registration_stop(struct session *session)
 {
 	struct registration *registration = &session->registration;
-	blob_put_cancel(registration->put);
-	registration->put = NULL;
+	stop_waiting(registration);
 	put_never_again(registration);
 	if (registration->pending) {
 		struct th_err err;

@@ -19,9 +19,11 @@
 struct host;
 struct session;
 struct blob_put;
+struct gpu_wait;
 
 enum registration_state {
 	REGISTRATION_NONE,
+	REGISTRATION_OPENING, /* pieces of GPU memory are being opened                          */
 	REGISTRATION_PUTTING, /* the manifest is on its way to the server                        */
 	REGISTRATION_ASKED,   /* the core was told                                              */
 	REGISTRATION_DONE,
@@ -36,10 +38,12 @@ struct assembly { /* of a document that comes in parts */
 
 struct registration {
 	enum registration_state state;
-	struct tensors *tensors; /* owns; from PUTTING on */
+	struct tensors *tensors; /* owns; from OPENING on */
 	struct assembly rows, attributes;
 	struct th_hash attributes_key; /* being put */
 	struct blob_put *put;          /* borrows: the running one */
+	struct gpu_wait *wait;         /* borrows; OPENING */
+	int64_t deadline_ns;           /* of the registration that is under way */
 	/*
 	 * What a server needs that knows nothing of this session. The attributes: of the last
 	 * publish, or of the next.

@@ -281,6 +281,14 @@ session_cover(struct session *session)
 		regions_cover(regions, tensors, &session->memory, session_label(session, label));
 }
 
+uint64_t
+session_process(const struct session *session)
+{
+	/* Not visible from here, as in another container: each handle is taken for a process. */
+	return session->peer.pid > 0 ? (uint64_t)session->peer.pid
+				     : session->id | UINT64_C(1) << 63;
+}
+
 const char *
 session_no_rdma(const struct session *session)
 {

@@ -60,6 +60,7 @@ struct session {
 	struct loop_source sock_source, bell_source, end_source;
 	struct peer peer; /* owns: the pidfd */
 
+	bool knows_gpu; /* FDMSG_FEATURE_GPU: both do */
 	uint8_t secret[16];
 	struct ctl_open open;
 	struct segment_agent segment; /* owns */
@@ -111,6 +112,8 @@ void session_part_released(struct session *session);
 void session_sweep_memory(struct session *session);
 /* What it has registered is registered with NICs, as far as it is not and can be. */
 void session_cover(struct session *session);
+/* Whose addresses its memory has: equal for two handles of one process. */
+uint64_t session_process(const struct session *session);
 /* Why not, for xfer_part_set_no_rdma. */
 const char *session_no_rdma(const struct session *session);
 /* READ, WRITE or NONE, from what runs and what is held. */

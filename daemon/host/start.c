@@ -270,7 +270,8 @@ start(struct host *host, struct th_err *err)
 {
 	host->lock_fd = host->listener_fd = host->own_pidfd = host->spare_fd = -1;
 	host->listener_source.fd = host->documents_source.fd = host->transport_source.fd = -1;
-	host->offload_source.fd = -1;
+	host->offload_source.fd = host->gpu.source.fd = -1;
+	host->gpu.fd = host->gpu.lifeline[0] = host->gpu.lifeline[1] = -1;
 	host->start_ns = th_now_ns();
 	host->next_beat_ns = host->start_ns;
 	host->next_expire_ns = host->next_listing_ns = host->next_link_ns = INT64_MAX;
@@ -297,6 +298,8 @@ start(struct host *host, struct th_err *err)
 	}
 	if (rc == 0)
 		rc = legs_open(host, err);
+	if (rc == 0)
+		rc = gpu_open(host, err);
 	if (rc == 0)
 		rc = open_transport(host, err);
 	if (rc == 0)
@@ -351,6 +354,7 @@ start_undo(struct host *host)
 	transport_close(host->transport);
 	host->transport = NULL;
 	fabric_free(host);
+	gpu_close(host);
 	loop_remove(&host->loop, &host->offload_source);
 	offload_free(host->offload);
 	if (host->documents)

@@ -14,10 +14,12 @@
 #include "daemon/host/host.h"
 #include "daemon/host/offload.h"
 #include "daemon/host/parts.h"
+#include "daemon/host/status_gpu.h"
 #include "daemon/host/status_rdma.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
+#include "transport/cuda/gpus.h"
 #include "transport/rdma/packed.h"
 
 struct counter {
@@ -38,11 +40,31 @@ text(const char *constant)
 
 /* ---- counters ------------------------------------------------------------------------------- */
 
-#define COUNTERS_MAX 56
+#define COUNTERS_MAX 64
+
+/* Of all GPUs together. */
+static struct gpu_status
+sum_gpus(const struct host *host)
+{
+	struct gpu_status statuses[GPUS_MAX], sum = {0};
+	uint32_t count = host->gpu.gpus ? gpus_status(host->gpu.gpus, statuses, GPUS_MAX) : 0;
+	for (uint32_t i = 0; i < count; i++) {
+		sum.imports += statuses[i].imports;
+		sum.starts += statuses[i].starts;
+		sum.kills += statuses[i].kills;
+		sum.ends += statuses[i].ends;
+		sum.bytes_read += statuses[i].bytes_read;
+		sum.bytes_written += statuses[i].bytes_written;
+		sum.bytes_copied += statuses[i].bytes_copied;
+		sum.bytes_hashed += statuses[i].bytes_hashed;
+	}
+	return sum;
+}
 
 static size_t
 collect(struct host *host, struct counter *out)
 {
+	const struct gpu_status g = sum_gpus(host);
 	const struct host_counters *c = &host->counters;
 	struct transport_counters t = {0};
 	struct net_server_counters n = {0};
@@ -119,6 +141,16 @@ collect(struct host *host, struct counter *out)
 			t.rdma_paths_broken},
 		{"rdma_declines", "1", "transfers from this host that RDMA could not serve",
 			t.rdma_declines},
+		{"gpu_bytes_read", "bytes", "read from GPU memory into the host's", g.bytes_read},
+		{"gpu_bytes_written", "bytes", "written from the host's memory into a GPU's",
+			g.bytes_written},
+		{"gpu_bytes_copied", "bytes", "copied from GPU memory to GPU memory",
+			g.bytes_copied},
+		{"gpu_bytes_hashed", "bytes", "of GPU memory hashed", g.bytes_hashed},
+		{"gpu_imports", "1", "pieces of GPU memory that are open now", g.imports},
+		{"gpu_starts", "1", "starts of a GPU's process", g.starts},
+		{"gpu_kills", "1", "... that the agent killed, because they hung", g.kills},
+		{"gpu_ends", "1", "... that ended although nobody asked for it", g.ends},
 		{"strangers_refused", "1", "connections to the data port without a valid ticket",
 			t.strangers_refused},
 		{"log_lines_lost", "1", "lines of the log that could not be written", log_lost()},
@@ -153,6 +185,7 @@ struct session_storage {
 	Tensorhub__V1__SessionInfo info;
 	Tensorhub__V1__Version held;
 	struct agent_session_info core;
+	struct status_memory *memory; /* owns */
 };
 
 static void
@@ -185,6 +218,7 @@ fill_session(struct host *host, struct session_storage *storage)
 	} else if (session) {
 		info->pid = session->peer.pid;
 		info->uid = session->peer.uid;
+		storage->memory = status_memory_new(&session->memory, info);
 	}
 }
 
@@ -256,7 +290,9 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	status.mapped_bytes += memory_unmapping() + packed_size_all();
 	struct status_rdma *rdma = status_rdma_new(host);
 	status.rdma = status_rdma_info(rdma);
-	status.mapped_bytes += status.rdma->stage_bytes;
+	struct status_gpu *gpus = status_gpu_new(host);
+	status.gpus = status_gpu_info(gpus);
+	status.mapped_bytes += status.rdma->stage_bytes + status.gpus->stage_bytes;
 	status.offload_used = offload_used(host->offload);
 	status.offload_limit = offload_budget(host->offload);
 	fill_sessions(host, &status, &storage);
@@ -266,6 +302,9 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	reply.status = &status;
 	documents_reply(host, token, &reply, NULL, NULL);
 	status_rdma_free(rdma);
+	status_gpu_free(gpus);
+	for (size_t i = 0; i < status.n_sessions; i++)
+		status_memory_free(storage[i].memory);
 	free(status.counters[0]);
 	free(status.counters);
 	free(status.sessions);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/host/memory_gpu.h"
 #include "ipc/base/checked.h"
 #include "transport/rdma/packed.h"
 
@@ -25,15 +26,19 @@ row_interval(const struct tensors_rows *rows, uint32_t row, const struct memory_
 {
 	const struct tensors_place *place = &rows->places[row];
 	const struct memory *object = memory_find(memory, place->memory_id);
-	if (!object)
+	if (!object || object->dmabuf)
 		return th_fail(err, TH_E_INVALID,
-			"tensor '%s' lies in memory object %" PRIu32 ", which was not shared",
-			rows->rows[row].name, place->memory_id);
-	if (!th_range_fits(place->offset, place->bytes, object->bytes))
+			"tensor '%s' lies in memory object %" PRIu32 ", which %s",
+			rows->rows[row].name, place->memory_id,
+			object ? "is a dma-buf: it is for NICs alone" : "was not shared");
+	bool fits = object->space ? memory_gpu_has(object, place->offset, place->bytes)
+				  : th_range_fits(place->offset, place->bytes, object->bytes);
+	if (!fits)
 		return th_fail(err, TH_E_INVALID,
 			"tensor '%s': %" PRIu64 " bytes from offset %" PRIu64
-			" are not in its memory object of %" PRIu64 " bytes",
-			rows->rows[row].name, place->bytes, place->offset, object->bytes);
+			" are not in its memory object of %" PRIu64 " bytes%s",
+			rows->rows[row].name, place->bytes, place->offset, object->bytes,
+			object->space ? ", nor in those that follow it on its GPU" : "");
 	uint64_t start = object->offset + place->offset;
 	*ret_interval = (struct interval){.dev = object->dev,
 		.ino = object->ino,
@@ -119,6 +124,8 @@ set_places(struct tensors *tensors, const struct tensors_rows *rows, const uint3
 		const struct memory *object = memory_find(memory, place->memory_id);
 		interval->row = position[interval->row];
 		tensors->memory_ids[interval->row] = object->id;
+		if (object->space)
+			tensors->gpus |= UINT32_C(1) << object->gpu;
 		if (object->access)
 			tensors->places[interval->row] = (struct xfer_place){
 				.access = object->access, .place = object->offset + place->offset};

@@ -22,7 +22,7 @@ struct packed;
 
 struct tensors_place { /* of one row, as the worker says */
 	uint32_t memory_id;
-	uint64_t offset; /* in the memory object */
+	uint64_t offset; /* in the memory object; of a GPU's it may run into those behind it */
 	uint64_t bytes;
 };
 
@@ -46,6 +46,7 @@ struct tensors {
 	const char *no_rdma;        /* why, as the transport has it; NULL: nothing is known       */
 	bool told;                  /* the log says what could not be registered                  */
 	bool covered;               /* there is nothing left to be registered: see regions.h      */
+	uint32_t gpus;              /* a mask: the worker's GPUs that rows lie on               */
 	uint32_t read_only_row;     /* of the manifest: can not be a destination; or UINT32_MAX   */
 	const char *read_only;      /* ... because                                                */
 	struct interval *intervals; /* owns; sorted, disjoint; row = of the manifest             */

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "daemon/host/host.h"
+#include "daemon/host/memory_gpu.h"
 #include "daemon/host/operations.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
@@ -85,8 +86,10 @@ on_hello(struct session *session, const struct fdmsg_hello *hello)
 		session_lose(session, false, "protocol versions do not overlap");
 		return;
 	}
+	session->knows_gpu = (hello->features & FDMSG_FEATURE_GPU) != 0;
 	struct fdmsg_welcome welcome = {
 		.protocol = FDMSG_PROTOCOL_MAX,
+		.features = hello->features & FDMSG_FEATURE_GPU,
 		.tensors_max = host->options.tensors_max,
 		.memory_objects_max = host->options.memory_objects_max,
 	};
@@ -295,9 +298,10 @@ worker_opened(struct session *session, int code, const char *text)
 	session->state = SESSION_OPEN;
 	struct fdmsg_session message = {.session = session->id, .next_op = 1};
 	memcpy(message.secret, session->secret, sizeof(message.secret));
-	const int fds[FDMSG_SESSION_FDS] = {session->segment.fd_w, session->segment.fd_a,
-		session->bell_in, session->bell_out, host->own_pidfd};
-	say(session, FDMSG_SESSION, &message, sizeof(message), fds, FDMSG_SESSION_FDS);
+	const int fds[FDMSG_SESSION_FDS_GPU] = {session->segment.fd_w, session->segment.fd_a,
+		session->bell_in, session->bell_out, host->own_pidfd, host->gpu.lifeline[0]};
+	say(session, FDMSG_SESSION, &message, sizeof(message), fds,
+		session->knows_gpu ? FDMSG_SESSION_FDS_GPU : FDMSG_SESSION_FDS);
 	explicit_bzero(&message, sizeof(message));
 	th_fd_close(&session->segment.fd_w);
 	th_fd_close(&session->segment.fd_a);
@@ -341,13 +345,10 @@ descriptors_max(void)
 	return (uint32_t)th_min_u64(limit.rlim_cur / 2, UINT32_MAX);
 }
 
-static void
-on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
+static struct memory_limits
+memory_limits(const struct session *session)
 {
-	struct host *host = session->host;
-	struct fdmsg_memory_id answer = {.token = message->token};
-	struct th_err err = {0};
-	char label[SESSION_LABEL_BYTES];
+	const struct host *host = session->host;
 	struct memory_limits limits = {.objects_max = host->options.memory_objects_max,
 		.descriptors_max = descriptors_max(),
 		.no_process = (session->open.flags & CTL_OPEN_NO_MEMORY_FD) != 0};
@@ -356,30 +357,84 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 		limits.mapped_by_all += other->memory.mapped_bytes;
 		limits.kept_by_all += other->memory.descriptors;
 	}
-	int rc = *fd >= 0 ? TH_FP_RC(agent_takes_memory) : -EMFILE;
-	if (rc < 0)
-		th_fail(&err, rc, "mapping it: %s", th_strerror(rc));
-	else
-		rc = memory_add(&session->memory, message, fd, &limits, &err, &answer.id);
+	return limits;
+}
+
+/* answer: of what could be shared all is said; otherwise rc and *err say why not. */
+static void
+answer_memory(
+	struct session *session, struct fdmsg_memory_id *answer, int rc, const struct th_err *err)
+{
+	struct host *host = session->host;
+	char label[SESSION_LABEL_BYTES];
 	if (rc < 0) {
-		snprintf(answer.text, sizeof(answer.text), "%s", err.text);
-		rc = answer.code = no_descriptors(host, rc, answer.text);
+		snprintf(answer->text, sizeof(answer->text), "%s", err->text);
+		rc = answer->code = no_descriptors(host, rc, answer->text);
 		host->counters.memory_refused++;
 		log_warn("memory", "refused session=%" PRIu64 " shard=%s code=%s reason=\"%s\"",
-			session->id, session_label(session, label), th_errname(rc), answer.text);
+			session->id, session_label(session, label), th_errname(rc), answer->text);
 	} else {
-		bool direct = message->kind == FDMSG_MEMFD;
-		if (direct)
-			th_fd_close(fd); /* a memfd: its close never waits */
-		snprintf(answer.path, sizeof(answer.path), "%s", direct ? "direct" : "copy");
-		snprintf(answer.text, sizeof(answer.text), "%s",
-			direct ? "a memfd, mapped by the agent"
-			: message->kind == FDMSG_FILE
-				? "a file in memory, read and written through its descriptor"
-				: "memory of the process, read and written by its address");
 		host->counters.memory_mapped++;
 	}
-	say(session, FDMSG_MEMORY_ID, &answer, sizeof(answer), NULL, 0);
+	say(session, FDMSG_MEMORY_ID, answer, sizeof(*answer), NULL, 0);
+}
+
+/* received: with its descriptor, for which there may have been no room. */
+static int
+take_memory(bool received, struct th_err *err)
+{
+	int rc = received ? TH_FP_RC(agent_takes_memory) : -EMFILE;
+	return rc < 0 ? th_fail(err, rc, "mapping it: %s", th_strerror(rc)) : 0;
+}
+
+static void
+on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
+{
+	static const struct {
+		const char *path, *text;
+	} ways[] = {
+		[FDMSG_MEMFD] = {"direct", "a memfd, mapped by the agent"},
+		[FDMSG_FILE] = {"copy",
+			"a file in memory, read and written through its descriptor"},
+		[FDMSG_PROCESS] = {"copy",
+			"memory of the process, read and written by its address"},
+		[FDMSG_DMABUF] = {"dma-buf", "GPU memory as NICs reach it"},
+	};
+	struct fdmsg_memory_id answer = {.token = message->token};
+	const struct memory_limits limits = memory_limits(session);
+	struct th_err err = {0};
+	int rc = take_memory(*fd >= 0, &err);
+	if (rc == 0)
+		rc = memory_add(&session->memory, message, fd, &limits, &err, &answer.id);
+	if (rc == 0 && message->kind == FDMSG_MEMFD)
+		th_fd_close(fd); /* its close never waits */
+	if (rc == 0) {
+		snprintf(answer.path, sizeof(answer.path), "%s", ways[message->kind].path);
+		snprintf(answer.text, sizeof(answer.text), "%s", ways[message->kind].text);
+	}
+	answer_memory(session, &answer, rc, &err);
+}
+
+static void
+on_gpu(struct session *session, const struct fdmsg_gpu *message, bool received, int *fd)
+{
+	const struct gpu *gpu = &session->host->gpu;
+	struct fdmsg_memory_id answer = {.token = message->token, .path = "cuda-ipc"};
+	const struct memory_limits limits = memory_limits(session);
+	char label[SESSION_LABEL_BYTES];
+	const struct memory_gpu_limits gpu_limits = {.gpus = gpu->gpus,
+		.why_not = gpu->why_not,
+		.label = session_label(session, label),
+		.process = session_process(session)};
+	struct th_err err = {0};
+	int rc = take_memory(received, &err);
+	if (rc == 0)
+		rc = memory_gpu_add(&session->memory, message, fd, &limits, &gpu_limits,
+			session->registration.tensors != NULL, &err, &answer.id);
+	if (rc == 0)
+		snprintf(answer.text, sizeof(answer.text), "%s, opened by the agent's GPU process",
+			memory_gpu_kind(memory_find(&session->memory, answer.id)));
+	answer_memory(session, &answer, rc, &err);
 }
 
 static void
@@ -437,6 +492,9 @@ dispatch(struct session *session, struct fdmsg *message)
 		on_open(session, body);
 	else if (kind == FDMSG_MEMORY && open)
 		on_memory(session, body, &message->fds[0]);
+	else if (kind == FDMSG_GPU && open && session->knows_gpu)
+		on_gpu(session, body, message->head.num_fds == 0 || message->fds[0] >= 0,
+			&message->fds[0]);
 	else if (kind == FDMSG_FORGET && open)
 		on_forget(session, body);
 	else if (kind == FDMSG_CLOSE && open)
@@ -460,7 +518,7 @@ receive(struct session *session)
 		} else if (rc < 0 && rc != -EMFILE) {
 			session_lose(session, false, th_strerror(rc));
 		} else {
-			/* Without its descriptor, for want of one, MEMORY is still answered. */
+			/* Without its descriptor, for want of one, they are still answered. */
 			dispatch(session, message);
 			fdmsg_close_fds(message);
 		}

@@ -157,7 +157,7 @@ struct fdmsg_memory_id {
 	uint32_t id; /* 1, 2, ... per session, when code is 0 */
 	int32_t code;
 	uint32_t reserved;
-	char path[16];                /* "direct", "copy" or "cuda-ipc" */
+	char path[16];                /* "direct", "copy", "cuda-ipc"; "dma-buf" of a DMABUF */
 	char text[TH_CTL_TEXT_BYTES]; /* why this path; why not, when code is not 0 */
 };
 

@@ -227,6 +227,28 @@ Test(daemon_options, rdma__numbers__only_what_can_be)
 	refused("rdma.nonsense", "1", "no key");
 }
 
+Test(daemon_options, gpu__keys)
+{
+	cr_assert(options.gpu.used && !options.gpu.digest_on_cpu);
+	cr_assert_eq(options.gpu.staging_bytes, 256 << 20);
+	cr_assert_eq(set("gpu", "off"), 0);
+	cr_assert_not(options.gpu.used);
+	cr_assert_eq(set("gpu", "auto"), 0);
+	cr_assert(options.gpu.used);
+	refused("gpu", "on", "neither auto nor off");
+	refused("gpu", "", "neither auto nor off");
+	cr_assert_eq(set("gpu.digest", "cpu"), 0);
+	cr_assert(options.gpu.digest_on_cpu);
+	cr_assert_eq(set("gpu.digest", "gpu"), 0);
+	cr_assert_not(options.gpu.digest_on_cpu);
+	refused("gpu.digest", "auto", "neither cpu nor gpu");
+	cr_assert_eq(set("gpu.staging", "16MiB"), 0);
+	cr_assert_eq(options.gpu.staging_bytes, 16 << 20);
+	refused("gpu.staging", "15MiB", "no size from 16MiB to 1TiB");
+	refused("gpu.staging", "0", "no size");
+	refused("gpu.nonsense", "1", "no key");
+}
+
 Test(daemon_options, rdma__keys_that_do_not_go_together)
 {
 	cr_assert_eq(set("server", "tcp://a:1"), 0);
