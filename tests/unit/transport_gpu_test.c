@@ -208,12 +208,12 @@ Test(transport_gpu, between_gpus__no_byte_comes_to_the_host)
 	finish(s);
 }
 
-static const uint64_t many_chunks[] = {48 * MIB};
+static const uint64_t many_chunks[] = {32 * MIB};
 
 /* Some chunks are copied by then. */
 Test(transport_gpu, gpus_that_do_not_reach_each_other__through_the_host)
 {
-	for (uint32_t after = 0; after < 12; after += 5) {
+	for (uint32_t after = 0; after < 10; after += 5) {
 		struct pair *s = start(many_chunks, 1);
 		parts(s, RIG_GPU, RIG_GPU, after % 2 == 0);
 		publish(s);

@@ -2,6 +2,8 @@
 /*
  * Tests of transport: two or three transports in one process over loopback. The conformance cases
  * run over tcp and over local copies alike; transport_peer_test.c has the peers that misbehave.
+ * conformance_gpu_test.c is this file with shards in the memory of GPUs, and the conformance cases
+ * alone.
  */
 #include "transport/transport.h"
 
@@ -18,6 +20,12 @@
 /* Short where a stall is waited for. */
 #define STALL_NS INT64_C(600000000)
 
+#ifdef ON_GPUS
+#define CONFORMANCE(name)                                                                          \
+	static void name(enum mode mode);                                                          \
+	ON_GPUS(name)                                                                              \
+	static void name(enum mode mode)
+#else
 #define CONFORMANCE(name)                                                                          \
 	PAIR_BOTH(transport, name)                                                                 \
 	Test(transport_rdma, name)                                                                 \
@@ -37,6 +45,7 @@
 		name(MODE_TCP);                                                                    \
 	}                                                                                          \
 	static void name(enum mode mode)
+#endif
 
 static const uint64_t odd_sizes[] = {
 	1, 70000, 2 * MIB - 1, 0, 2 * MIB, 4 * MIB + 1, 9 * MIB + 13, 65536, 65537, 3, 1000000};
@@ -44,13 +53,18 @@ static const uint64_t odd_sizes[] = {
 /* One row: chunk c is its bytes from c * 4 MiB on. */
 static const uint64_t eight_chunks[] = {32 * MIB};
 
+#ifdef ON_GPUS
+#define ROUNDS 2u
+#else
+#define ROUNDS 8u
+#endif
 /* Of what is done at a moment of the transfer: one for each of eight chunks, or more. */
 static uint32_t
 num_rounds(void)
 {
 	const char *all = getenv("TH_LONG");
 
-	return all && strcmp(all, "1") == 0 ? 20 : 8;
+	return all && strcmp(all, "1") == 0 ? 20 : ROUNDS;
 }
 
 static struct pair *
@@ -94,10 +108,12 @@ CONFORMANCE(whole_shard_of_odd_sizes__arrives)
 	const struct transport_event *done = pair_done(s, 1);
 	cr_assert_eq(done->bytes_moved, s->source.table->bytes);
 	cr_assert_eq(done->code, 0);
-	cr_assert_str_eq(done->transport, mode == MODE_TCP    ? "tcp"
-					  : pair_staged != 0  ? "rdma-copy"
-					  : mode == MODE_RDMA ? "rdma"
-							      : "local");
+	bool on_gpus = rig_of_sources == RIG_GPU && rig_of_readers == RIG_GPU;
+	bool staged = pair_staged != 0 || rig_of_sources || rig_of_readers;
+	cr_assert_str_eq(done->transport, mode == MODE_TCP     ? "tcp"
+					  : mode == MODE_LOCAL ? on_gpus ? "cuda-ipc" : "local"
+					  : staged             ? "rdma-copy"
+							       : "rdma");
 	cr_assert_str_eq(done->fallback, "");
 	cr_assert_eq(xfer_part_prefix(s->to), s->source.table->num_chunks);
 	for (uint32_t c = 0; c < s->source.table->num_chunks; c++)
@@ -299,15 +315,16 @@ CONFORMANCE(many_legs_at_once__all_arrive)
 
 CONFORMANCE(close_with_legs_running__returns)
 {
-	for (int round = 0; round < 10; round++) {
+	for (uint32_t round = 0; round < num_rounds(); round++) {
 		struct pair *s = start_eight();
 		pair_move(s, mode, 1, s->from, s->to);
 		cr_assert_eq(transport_hash(s->source_agent->transport, 7, s->from), 0);
-		rig_wait_prefix(&s->rig, s->to, (uint32_t)round % 4);
+		rig_wait_prefix(&s->rig, s->to, round % 4);
 		pair_finish(s);
 	}
 }
 
+#ifndef ON_GPUS
 /*
  * ---- tcp only ---------------------------------------------------------------------------------
  */
@@ -597,6 +614,7 @@ Test(transport, hash_stop__one_event_then_nobody_reads)
 	}
 }
 
+#endif
 /*
  * ---- a worker that writes to what it has published -----------------------------------------
  */
@@ -655,7 +673,7 @@ CONFORMANCE(forwarder_memory_changed__changed)
  * ---- fault build ------------------------------------------------------------------------------
  */
 
-#ifdef TH_FAULTS
+#if defined(TH_FAULTS) && !defined(ON_GPUS)
 static struct pair *
 start_with_fault(const char *name, const char *value, int64_t stall_ns)
 {
