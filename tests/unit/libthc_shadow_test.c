@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -105,17 +106,14 @@ teardown(void)
 
 TestSuite(libthc_shadow, .init = setup, .fini = teardown, .timeout = 60);
 
-/* A range of count chunks that have no handle types, as the sleep modes make. */
-static CUdeviceptr
-closed(uint64_t count)
+static void
+map(CUdeviceptr range, uint64_t count)
 {
 	const CUmemAllocationProp form = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 		.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
 	const CUmemAccessDesc access = {
 		{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-	CUdeviceptr range = 0;
 
-	OK(cuda.cuMemAddressReserve(&range, count * CHUNK, 0, 0, 0));
 	for (uint64_t i = 0; i < count; i++) {
 		CUmemGenericAllocationHandle handle = 0;
 		OK(cuda.cuMemCreate(&handle, CHUNK, &form, 0));
@@ -123,6 +121,16 @@ closed(uint64_t count)
 		OK(cuda.cuMemRelease(handle));
 	}
 	OK(cuda.cuMemSetAccess(range, count * CHUNK, &access, 1));
+}
+
+/* A range of count chunks that have no handle types, as the sleep modes make. */
+static CUdeviceptr
+closed(uint64_t count)
+{
+	CUdeviceptr range = 0;
+
+	OK(cuda.cuMemAddressReserve(&range, count * CHUNK, 0, 0, 0));
+	map(range, count);
 	return range;
 }
 
@@ -402,6 +410,30 @@ Test(libthc_shadow, op_wait__copies_for_who_waits_and_goes_on_later)
 	thc_op_free(op);
 }
 
+/* Who polls by edge gets another one for each answer that it is not all there yet. */
+Test(libthc_shadow, op_done__copies_for_a_while__and_thc_fd_tells_again)
+{
+	CUdeviceptr range = closed(1);
+	struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+	struct thc_op *op = NULL;
+	int epoll = epoll_create1(EPOLL_CLOEXEC), wakes = 0;
+
+	good(register_one(range, CHUNK));
+	cr_assert_eq(epoll_ctl(epoll, EPOLL_CTL_ADD, thc_fd(shard), &event), 0);
+	good(thc_replicate_submit(shard, "1", SOON, &op));
+	too_late = 3;
+	do {
+		cr_assert_eq(epoll_wait(epoll, &event, 1, SOON), 1, "woken %d times", wakes);
+		wakes++;
+		(void)thc_shard_events(shard);
+	} while (thc_op_done(op) == 0);
+	cr_assert_geq(wakes, 4);
+	cr_assert_eq(thc_op_done(op), 1);
+	cr_assert_eq(on_gpu(range), 0);
+	thc_op_free(op);
+	close(epoll);
+}
+
 Test(libthc_shadow, held_version__while_an_update_waits__is_the_old_one)
 {
 	CUdeviceptr range = closed(1);
@@ -500,6 +532,11 @@ Test(libthc_shadow, wait__memory_was_put_to_sleep__names_the_tensor)
 	fake_agent_await(&agent, &agent.submissions, 1);
 	script(fake_agent_release(&agent, 0, ""));
 	expect(thc_op_wait(op, SOON, NULL), THC_E_STALE_MEMORY, "'weight'");
+	/* Other memory at its address may be anybody's. */
+	map(range, 1);
+	memset(agents_view(), 5, CHUNK);
+	expect(thc_op_wait(op, SOON, NULL), THC_E_STALE_MEMORY, "'weight'");
+	cr_assert_eq(on_gpu(range), 0);
 	thc_op_free(op);
 	script(agent.operation = FAKE_COMPLETE);
 	expect(thc_update(shard, "2", SOON, NULL), THC_E_STALE_MEMORY, "'weight'");
@@ -547,6 +584,34 @@ publish_here(void *arg)
 	(void)arg;
 	rc = thc_publish(shard, 1, SOON);
 	return &rc;
+}
+
+static void *
+publish_for_ever(void *arg)
+{
+	static int rc;
+
+	(void)arg;
+	rc = thc_publish(shard, 1, THC_FOREVER);
+	return &rc;
+}
+
+Test(libthc_shadow, close__while_a_copy_hangs__waits_a_little_for_it)
+{
+	CUdeviceptr range = closed(1);
+	pthread_t thread;
+	int *rc = NULL;
+
+	good(register_one(range, CHUNK));
+	int plan = machine_plan(&machine, FAULT_HANG, getpid(), CALL_STREAM, 0, CUDA_SUCCESS);
+	cr_assert_eq(pthread_create(&thread, NULL, publish_for_ever, NULL), 0);
+	while (machine_met(&machine, plan) == 0)
+		sched_yield();
+	good(thc_close(shard, 0, SOON));
+	shard = NULL;
+	cr_assert_eq(pthread_join(thread, (void **)&rc), 0);
+	cr_assert_eq(*rc, THC_E_STALE_MEMORY);
+	machine_lift(&machine, plan);
 }
 
 Test(libthc_shadow, context__thread_that_has_none__takes_the_frameworks)
