@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "ipc/base/alloc.h"
+#include "transport/cuda/touch.h"
 #include "transport/guard.h"
 #include "transport/internal.h"
 #include "transport/rdma/packed.h"
@@ -122,9 +123,11 @@ hash_chunk(const struct xfer_part *part, uint32_t chunk, const bool *stop,
 }
 
 int
-part_digest(const struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest)
+part_digest(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest)
 {
 	uint32_t row;
+	if (!xfer_part_direct(part))
+		return touch_digest(part, chunk, ret_digest, &row);
 	int rc = hash_chunk(part, chunk, NULL, ret_digest, &row);
 	return rc < 0 ? rc : 0;
 }

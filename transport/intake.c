@@ -174,7 +174,7 @@ settle(struct intake *intake)
 bool
 intake_reuse(struct intake *intake, uint32_t chunk, int *ret_result)
 {
-	const struct xfer_part *part = intake->part;
+	struct xfer_part *part = intake->part;
 	struct th_hash now;
 	if (!intake->reuse.on)
 		return false;

@@ -186,9 +186,9 @@ void hasher_stop(struct hasher *hasher, uint64_t tag);
 /* Somebody has begun to watch a part: he may wait for its digests. Holding no lock of a part. */
 void hasher_wanted(struct hasher *hasher);
 
-/* The digest of a chunk as it lies in the memory of a direct part. 0 or TH_E_STALE_MEMORY. */
-TH_MUST_USE int part_digest(
-	const struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest);
+/* The digest of a chunk as it lies in the memory of a touchable part. It may wait for a GPU. 0 or
+ * TH_E_STALE_MEMORY. */
+TH_MUST_USE int part_digest(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest);
 
 /* Memory of a part is not reached any more: that what is so, and why. */
 void part_lost_text(struct xfer_part *part, const char *what, char ret_text[TH_CTL_TEXT_BYTES]);

@@ -34,7 +34,7 @@ struct xfer_part {
 	struct chunk_table *table; /* owns: a reference */
 	struct xfer_place *places; /* owns: the array and a reference of each access */
 	uint32_t num_places;
-	bool direct;
+	bool direct, touchable;
 	struct gpus *gpus; /* NULL: no row is a GPU's */
 	bool all_gpu;
 	struct th_hash *digests; /* owns; [0, digest_count) is immutable */
@@ -71,13 +71,15 @@ xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
 		free(part);
 		return NULL;
 	}
-	part->direct = part->all_gpu = true;
+	part->direct = part->touchable = part->all_gpu = true;
 	part->num_places = num_places;
 	for (uint32_t i = 0; i < num_places; i++) {
 		part->places[i] = places[i];
 		if (places[i].access) {
 			(void)access_retain(places[i].access);
 			part->direct = part->direct && places[i].data;
+			part->touchable = part->touchable &&
+					  (places[i].data || access_space(places[i].access));
 		}
 		struct gpus *gpus = places[i].access ? access_gpus(places[i].access) : NULL;
 		if (gpus)
@@ -113,7 +115,7 @@ int
 xfer_part_set_packed(struct xfer_part *part, struct packed *packed)
 {
 	TH_ASSERT(!part->packing);
-	if (!part->direct || part->table->num_small == 0)
+	if (!part->touchable || part->table->num_small == 0)
 		return 0;
 	part->packing = packing_new(packed, part->table);
 	return part->packing ? 0 : -ENOMEM;
@@ -192,6 +194,12 @@ xfer_part_gpus(const struct xfer_part *part, bool *ret_whole)
 	if (ret_whole)
 		*ret_whole = part->gpus && part->all_gpu;
 	return part->gpus;
+}
+
+bool
+xfer_part_touchable(const struct xfer_part *part)
+{
+	return part->touchable;
 }
 
 struct region *

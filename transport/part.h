@@ -54,7 +54,8 @@ struct xfer_part *xfer_part_new_places(struct chunk_table *table, const struct x
 	uint32_t num_places, bool verify, void (*release)(void *arg), void *arg);
 /*
  * Its small rows go through this buffer where a NIC moves them; made for the same table. Keeps a
- * reference. Before anybody else has the part. Of a part that is not direct: nothing. 0 or -ENOMEM.
+ * reference. Before anybody else has the part. Of a part that is not touchable: nothing. 0 or
+ * -ENOMEM.
  */
 struct packed;
 struct packing;
@@ -75,6 +76,9 @@ bool xfer_part_direct(const struct xfer_part *part);
  * NULL): no row lies anywhere else. */
 struct gpus;
 struct gpus *xfer_part_gpus(const struct xfer_part *part, bool *ret_whole);
+/* No row of it is behind a descriptor that its worker may keep from answering: all are mapped or in
+ * GPU memory, so threads that may wait for a GPU touch its bytes, too (cuda/touch.h). */
+bool xfer_part_touchable(const struct xfer_part *part);
 /* NULL: no NIC reaches the row. Borrowed. */
 struct region *xfer_part_region(const struct xfer_part *part, uint32_t row, uint64_t *ret_at);
 /* The descriptors behind it, each once: a new array with room for more, never NULL. */

@@ -33,6 +33,7 @@
 bool rig_with_files;
 const struct rig_gpus *rig_gpus;
 enum rig_memory rig_of_sources, rig_of_readers;
+bool rig_gpus_for_nics;
 
 #define PATIENCE_NS INT64_C(40000000000)
 
@@ -197,6 +198,10 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 		if (memory == RIG_GPU || (memory > RIG_GPU && i % 2 == 0)) {
 			places[i].access = gpu;
 			places[i].place = address;
+			if (rig_gpus_for_nics) {
+				places[i].region = shard->region;
+				places[i].region_at = address - (uintptr_t)shard->memory;
+			}
 			continue;
 		}
 		places[i].region = shard->region;
@@ -215,7 +220,7 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 	struct xfer_part *part =
 		xfer_part_new_places(shard->table, places, count, verify, NULL, NULL);
 	TH_ASSERT(part);
-	if (shard->packed) {
+	if (shard->packed && (!gpu || rig_gpus_for_nics)) {
 		int rc = xfer_part_set_packed(part, shard->packed);
 		TH_ASSERT(rc == 0);
 	}

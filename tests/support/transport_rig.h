@@ -114,6 +114,8 @@ struct rig_gpus {
 extern const struct rig_gpus *rig_gpus; /* NULL: none. Before shards are made */
 /* What rig_part makes of shards with content, and of those without; RIG_MAPPED. */
 extern enum rig_memory rig_of_sources, rig_of_readers;
+/* NICs reach a GPU's memory, too, where the shard is registered. */
+extern bool rig_gpus_for_nics;
 /* Of all shards and parts from now on: rig_part makes RIG_BOTH of them. */
 extern bool rig_with_files;
 struct xfer_part *rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify);

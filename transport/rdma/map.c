@@ -230,7 +230,7 @@ places_init(const struct extents *extents, const struct xfer_part *part, struct 
 	struct place **ret_places)
 {
 	const char *known = xfer_part_no_rdma(part);
-	if (!xfer_part_direct(part))
+	if (!xfer_part_touchable(part))
 		return th_fail(ret_err, TH_E_NO_PATH, "%s",
 			known ? known
 			      : "some of its memory is private to its process, which no NIC can "

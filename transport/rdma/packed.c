@@ -13,6 +13,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
+#include "transport/cuda/touch.h"
 #include "transport/digest.h"
 #include "transport/guard.h"
 #include "transport/internal.h"
@@ -262,11 +263,14 @@ find_row(const struct xfer_part *part, const struct xfer_cursor *cursor, uint8_t
 /* The next bytes of a chunk, at most a block, to where they lie in the buffer. Returns how many, or
  * TH_E_STALE_MEMORY. */
 static int
-gather_block(
-	const struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, uint32_t *ret_row)
+gather_block(struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, uint32_t *ret_row)
 {
 	struct iovec ranges[RANGES_MAX];
 	uint32_t bytes = th_min_u32(BLOCK_BYTES, cursor->left), done = 0;
+	if (!xfer_part_direct(part)) {
+		int rc = touch_gather(part, cursor, to, bytes, ret_row);
+		return rc < 0 ? rc : (int)bytes;
+	}
 	while (done < bytes) {
 		uint32_t count = xfer_cursor_next(cursor, part, bytes - done, ranges, RANGES_MAX);
 		int rc = guard_gather(to + done, ranges, count);
@@ -289,7 +293,7 @@ gather_block(
  * way: an ordinary store would fetch what it overwrites.
  */
 static int
-pack(const struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_hash *ret_digest,
+pack(struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_hash *ret_digest,
 	uint32_t *ret_row)
 {
 	uint8_t *to = chunk_data(part, chunk);
@@ -318,8 +322,8 @@ pack(const struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_h
 }
 
 int
-packed_hash(const struct xfer_part *part, uint32_t chunk, const bool *stop,
-	struct th_hash *ret_digest, uint32_t *ret_row)
+packed_hash(struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_hash *ret_digest,
+	uint32_t *ret_row)
 {
 	struct packing *packing = xfer_part_packing(part);
 	if (state_of(packing, chunk) == PACK_THERE) {
@@ -357,12 +361,34 @@ packed_fill(struct xfer_part *part, uint32_t chunks)
 	return rc < 0 ? rc : chunk < limit;
 }
 
+/* The next bytes of a chunk, from where they lie in the buffer. 0 or TH_E_STALE_MEMORY. */
+static int
+scatter_block(
+	struct xfer_part *part, struct xfer_cursor *cursor, const uint8_t *from, uint32_t bytes)
+{
+	struct iovec ranges[RANGES_MAX];
+	uint32_t row;
+	if (!xfer_part_direct(part))
+		return touch_scatter(part, cursor, from, bytes, &row);
+	for (uint32_t done = 0; done < bytes;) {
+		uint32_t count = xfer_cursor_next(cursor, part, bytes - done, ranges, RANGES_MAX);
+		int rc = guard_scatter(ranges, count, from + done);
+		if (rc < 0)
+			return rc;
+		uint64_t moved = 0;
+		for (uint32_t i = 0; i < count; i++)
+			moved += ranges[i].iov_len;
+		xfer_cursor_skip(cursor, part, moved);
+		done += (uint32_t)moved;
+	}
+	return 0;
+}
+
 int
 packed_landed(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest)
 {
 	struct packing *packing = xfer_part_packing(part);
 	const uint8_t *from = chunk_data(part, chunk);
-	struct iovec ranges[RANGES_MAX];
 	struct xfer_cursor cursor;
 	struct digest digest;
 	TH_ASSERT(chunk >= xfer_part_prefix(part));
@@ -372,18 +398,9 @@ packed_landed(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest
 		uint32_t bytes = th_min_u32(BLOCK_BYTES, cursor.left);
 		if (ret_digest)
 			digest_update(&digest, from, bytes);
-		for (uint32_t done = 0; done < bytes;) {
-			uint32_t count =
-				xfer_cursor_next(&cursor, part, bytes - done, ranges, RANGES_MAX);
-			int rc = guard_scatter(ranges, count, from + done);
-			if (rc < 0)
-				return rc;
-			uint64_t moved = 0;
-			for (uint32_t i = 0; i < count; i++)
-				moved += ranges[i].iov_len;
-			xfer_cursor_skip(&cursor, part, moved);
-			done += (uint32_t)moved;
-		}
+		int rc = scatter_block(part, &cursor, from, bytes);
+		if (rc < 0)
+			return rc;
 		from += bytes;
 	}
 	if (ret_digest)

@@ -14,7 +14,8 @@
  * buffer for a part that has ended: whatever is done here for a leg or a job is over before that
  * has its last event.
  *
- * Only parts whose memory is all mapped have one. Any thread; a chunk is packed by one at a time.
+ * Only parts whose memory is mapped or on a GPU have one (xfer_part_touchable). Any thread that may
+ * wait for a GPU; a chunk is packed by one at a time.
  */
 #ifndef TH_TRANSPORT_RDMA_PACKED_H
 #define TH_TRANSPORT_RDMA_PACKED_H
@@ -77,7 +78,7 @@ uint32_t packed_prefix(const struct xfer_part *part);
  * Packs a chunk and hashes what now lies there. stop (may be NULL): looked at in between. 1, 0:
  * stopped midway, or TH_E_STALE_MEMORY and the row whose memory can not be read.
  */
-TH_MUST_USE int packed_hash(const struct xfer_part *part, uint32_t chunk, const bool *stop,
+TH_MUST_USE int packed_hash(struct xfer_part *part, uint32_t chunk, const bool *stop,
 	struct th_hash *ret_digest, uint32_t *ret_row);
 
 /*
@@ -98,7 +99,7 @@ void packed_drop(struct xfer_part *part, uint32_t chunk);
 
 /*
  * A reader says that a chunk it READ does not match: is what it can READ still what was published?
- * Of any chunk of a direct part. 0: it is (a damaged copy in the buffer was made again);
+ * Of any chunk of a touchable part. 0: it is (a damaged copy in the buffer was made again);
  * TH_E_CONTRACT: the worker has written to it; TH_E_STALE_MEMORY; TH_E_PROTOCOL: nobody could have
  * READ and judged it yet.
  */

@@ -8,6 +8,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/name.h"
+#include "transport/cuda/touch.h"
 #include "transport/rdma/packed.h"
 #include "transport/rdma/reader_own.h"
 #include "transport/tcp.h"
@@ -165,7 +166,8 @@ landed(void *arg, uint32_t chunk)
 		if (reader_stage_landed(reader, chunk))
 			return;
 	}
-	if (reader->verify || packed_has(leg->part, chunk))
+	/* What a NIC has written to a GPU is not seen there by itself. */
+	if (reader->verify || packed_has(leg->part, chunk) || !xfer_part_direct(leg->part))
 		check_list_put(&reader->checks, chunk, READER_LANDED);
 	else
 		reader_arrived(reader, chunk, NULL);
@@ -212,8 +214,10 @@ judge(struct reader *reader, uint32_t chunk)
 		digest = digest_of(data, chunk_bytes(xfer_part_table(part), chunk));
 	else if (packed_has(part, chunk))
 		rc = packed_landed(part, chunk, reader->verify ? &digest : NULL);
-	else
+	else if (reader->verify)
 		rc = part_digest(part, chunk, &digest);
+	else
+		rc = touch_flush(part, chunk);
 	if (reader->verify)
 		count_up(&leg->verify_ns, (uint64_t)(th_now_ns() - before_ns));
 	/* What is READ lies below the prefix that the source has told, so its digest is known. */
