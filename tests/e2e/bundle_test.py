@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 
+import gpus
 from cluster import BUILD, Skip, cluster, main
 
 SOURCE = os.environ["TH_SOURCE"]
@@ -50,6 +51,10 @@ def programs_and_tests_run_elsewhere():
         assert p.stdout.endswith(" passed, 0 failed, 0 skipped\n"), p.stdout
         p = run([bundle.at("run-tests"), "nothing_of_the_kind"], env=env, cwd="/")
         assert p.returncode == 1 and "no such test" in p.stderr, p
+        if not gpus.look()[0]:
+            p = run([bundle.at("check-gpu")], env=env, cwd="/")
+            assert p.returncode == 1 and "no GPU can be used: " in p.stdout, p
+            assert p.stdout.endswith("0 passed, 1 failed, 0 skipped\n"), p.stdout
         # Nothing of it came from the folders where it was built.
         for folder in ("build", "lib"):
             for where, _, names in os.walk(bundle.at(folder)):

@@ -16,6 +16,7 @@ import signal
 import threading
 import time
 
+import gpus
 from cluster import Hosts, netns_available, wait_for
 from history import GROUP_CALLS, Call, History
 
@@ -145,12 +146,14 @@ def holdings(pid):
     for fd in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
+            if gpus.STAGING in target:  # it belongs to the process of a GPU, and stays a while
+                continue
             kinds["fd"] += 1
             kinds["shm"] += target.startswith("/dev/shm")
             for kind in ("memfd", "eventfd", "pidfd", "socket"):
                 kinds[kind] += kind in target
     with open(f"/proc/{pid}/maps") as f:
-        kinds["mapping"] = sum("memfd:" in line for line in f)
+        kinds["mapping"] = sum("memfd:" in line and gpus.STAGING not in line for line in f)
     kinds["thread"] = len(os.listdir(f"/proc/{pid}/task"))
     return kinds
 

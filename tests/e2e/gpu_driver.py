@@ -7,7 +7,9 @@ is made current in each call.
 """
 
 import ctypes as c
+import mmap
 import threading
+import time
 
 POSIX_FD = 1
 DEVICE, PINNED, READ_WRITE = 1, 1, 3
@@ -55,6 +57,7 @@ VERSIONS = {
     "cuMemcpyDtoHAsync": 3020,
     "cuMemcpyDtoDAsync": 3020,
     "cuMemsetD8": 3020,
+    "cuLaunchHostFunc": 10000,
 }
 RDMA_WITH_VMM = 110
 
@@ -330,3 +333,54 @@ class Pool(Memory):
 
 KINDS = {"legacy": Legacy, "chunk": Chunk, "chunks": Chunks, "pool": Pool, "closed": Closed}
 OPEN_KINDS = ("legacy", "chunk", "chunks", "pool")  # that other processes can map
+
+
+# ---- what a copy is measured against ---------------------------------------------------------
+
+
+def rates(nbytes, device=0, rounds=5):
+    """Bytes a second of plain copies, the best of some rounds: within the GPU, from it and to it;
+    the host's memory is pinned."""
+    cuda = driver()
+    cuda.current(device)
+    a, b = Legacy(nbytes, device), Legacy(nbytes, device)
+    host = mmap.mmap(-1, nbytes)
+    pointer = host_pointer(host)
+    c.memset(pointer, 1, nbytes)
+    cuda.call("cuMemHostRegister", pointer, nbytes, 0)
+    found = {}
+    for name, call, args in (
+        ("dtod", "cuMemcpyDtoDAsync", (a.address, b.address, nbytes, None)),
+        ("dtoh", "cuMemcpyDtoHAsync", (pointer, a.address, nbytes, None)),
+        ("htod", "cuMemcpyHtoDAsync", (a.address, pointer, nbytes, None)),
+    ):
+        times = []
+        for _ in range(rounds + 1):  # the first one warms up
+            begin = time.perf_counter()
+            cuda.call(call, *args)
+            cuda.call("cuCtxSynchronize")
+            times.append(time.perf_counter() - begin)
+        found[name] = nbytes / min(times[1:])
+    cuda.call("cuMemHostUnregister", pointer)
+    a.free()
+    b.free()
+    del pointer
+    return found
+
+
+# Called by the driver on a thread of its own: the stream waits for it, for as long as we live.
+FOREVER = c.CFUNCTYPE(None, c.c_void_p)(lambda _: time.sleep(3600))
+
+
+def stall(memory):
+    """A stream with a copy from the memory that waits for ever. Where the driver is that of the
+    tests, a plan makes it wait."""
+    cuda = memory.cuda
+    cuda.current(memory.device)
+    stream = c.c_void_p(cuda.number("cuStreamCreateWithPriority", 1, 0, kind=c.c_void_p))
+    try:
+        cuda.call("cuLaunchHostFunc", stream, c.cast(FOREVER, c.c_void_p), None)
+    except CudaError:
+        pass
+    half = memory.bytes // 2
+    cuda.call("cuMemcpyDtoDAsync", memory.address, memory.address + half, half, stream)

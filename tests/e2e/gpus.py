@@ -18,8 +18,9 @@ import time
 
 KIND = os.environ.get("TH_E2E_GPU")
 HARDWARE = os.environ.get("TH_GPU_HARDWARE") == "1"
-FAKE_GPUS = 2
-FAKE_BYTES = 2 << 30
+FAKE_GPUS = int(os.environ.get("TH_E2E_GPUS", "2"))
+FAKE_BYTES = 3 << 30
+STAGING = "memfd:thagentd-gpu"  # of the agent's own memory, in /proc
 
 
 class FakeGpus:
@@ -143,7 +144,20 @@ def ask_driver():
     )
 
 
+looked = None
+
+
 def look():
+    """Once a process: it takes a while on hardware."""
+    global looked
+    if not HARDWARE:
+        return ask()
+    if looked is None:
+        looked = ask()
+    return looked
+
+
+def ask():
     """What the driver says of each GPU, and a sentence: what was found, or why nothing is."""
     p = ask_driver()
     if p.returncode:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import gpus
 from cluster import LONG, Hosts, RemoteError, cluster, main, wait_for
 
 SIZE = 32 << 20
@@ -24,10 +25,12 @@ def holdings(pid):
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
         except FileNotFoundError:
             continue
+        if gpus.STAGING in target:  # it belongs to the process of a GPU, and stays a while
+            continue
         for kind in kinds:
             kinds[kind] += kind in target
     with open(f"/proc/{pid}/maps") as f:
-        kinds["mapping"] = sum("memfd:" in line for line in f)
+        kinds["mapping"] = sum("memfd:" in line and gpus.STAGING not in line for line in f)
     return kinds
 
 

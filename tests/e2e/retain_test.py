@@ -5,6 +5,7 @@ there byte for byte, and is gone when it is not needed any more."""
 import json
 import os
 
+import gpus
 from cluster import cluster, expect_error, main, wait_for
 
 SIZE = 24 << 20
@@ -45,7 +46,7 @@ def mapped(pid):
             low, high = (int(n, 16) for n in line.split()[0].split("-"))
             if "/memfd:tensorhub-offload" in line:
                 own += high - low
-            elif "/memfd:" in line:
+            elif "/memfd:" in line and gpus.STAGING not in line:
                 others += high - low
     return own, others
 
@@ -94,7 +95,8 @@ def a_version_outlives_its_publisher():
         wait_for(lambda: not replicas(w, 1), 60, "version 1 is not listed any more")
         wait_for(lambda: used(c, "a") == 0, 60, "the memory is given back")
         wait_for(lambda: mapped(a.pid)[0] == 0, 60, "its pages are gone")
-        wait_for(lambda: fds(a.pid) <= before, 60, "and the descriptors")
+        if not gpus.KIND:  # or the process of a GPU has been started since
+            wait_for(lambda: fds(a.pid) <= before, 60, "and the descriptors")
         assert not offloads(c, "a")
         # The claim ends with its handle: nothing is kept of this one.
         w.call("close")

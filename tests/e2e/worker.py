@@ -88,6 +88,26 @@ def cmd_register(name="s", timeout=10, memory=None):
     return time.monotonic() - start
 
 
+def cmd_gpu_rates(total_bytes, device=0):
+    return gpu_driver.rates(total_bytes, device)
+
+
+def cmd_stall(name="s"):
+    """Work on the memory's GPU that never ends."""
+    gpu_driver.stall(memories[name])
+
+
+def cmd_publish_times(first, count, name="s"):
+    """Seconds of each call."""
+    times = []
+    for version in range(first, first + count):
+        start = time.monotonic()
+        shards[name].publish(version, 20)
+        times.append(time.monotonic() - start)
+        shards[name].unpublish(20)
+    return times
+
+
 def cmd_sleep(name="s"):
     """As sleep modes do: the GPU memory goes, its addresses stay."""
     memories[name].sleep()
