@@ -253,9 +253,8 @@ took(struct data_out *conn, size_t bytes)
 #endif
 }
 
-/* For tests: moments of a leg, when the kernel has all bytes of this chunk. */
-static void
-pass_points(const struct data_out *conn)
+void
+data_out_pass_points(const struct data_out *conn)
 {
 	uint32_t num_chunks = xfer_part_table(conn->leg->part)->num_chunks;
 	if (conn->chunk == 0)
@@ -284,7 +283,7 @@ send_sent(struct stream *stream, size_t bytes)
 	xfer_cursor_skip(&conn->cursor, conn->leg->part, bytes);
 	if (conn->cursor.left == 0) {
 		conn->sending = false;
-		pass_points(conn);
+		data_out_pass_points(conn);
 	}
 	return 0;
 }

@@ -135,6 +135,8 @@ data_out_copy_sent(struct data_out *conn, size_t bytes)
 	block->used += (uint32_t)bytes;
 	if (block->used < block->bytes)
 		return;
+	if (block->last)
+		data_out_pass_points(conn);
 	conn->ready = block->next;
 	if (!conn->ready)
 		conn->ready_last = &conn->ready;

@@ -176,6 +176,8 @@ void local_free(struct local *local); /* ends its legs */
 TH_MUST_USE int local_copy(
 	struct local *local, uint64_t leg, struct xfer_part *source, struct xfer_part *part);
 void local_stop(struct local *local, uint64_t leg);
+/* For tests: moments of a copy, when all bytes of this chunk lie in the part. */
+void local_pass_points(const struct xfer_part *part, uint32_t chunk);
 
 TH_MUST_USE int hasher_new(
 	struct transport *transport, uint32_t threads, struct hasher **ret_hasher);

@@ -237,6 +237,15 @@ source_changed(struct copy_leg *leg, uint32_t chunk, const struct th_hash *copie
 	return true;
 }
 
+void
+local_pass_points(const struct xfer_part *part, uint32_t chunk)
+{
+	if (chunk == 0)
+		TH_FP(copy_first_chunk);
+	if (chunk == xfer_part_table(part)->num_chunks - 1)
+		TH_FP(copy_last_chunk);
+}
+
 /* One chunk. False: there was none to copy. */
 static bool
 work(struct copy_leg *leg, int *ret_result, bool *ret_source)
@@ -265,10 +274,7 @@ work(struct copy_leg *leg, int *ret_result, bool *ret_source)
 		*ret_result = result;
 		return true;
 	}
-	if (chunk == 0)
-		TH_FP(copy_first_chunk);
-	if (chunk == xfer_part_table(leg->part)->num_chunks - 1)
-		TH_FP(copy_last_chunk);
+	local_pass_points(leg->part, chunk);
 	result = intake_arrived(&leg->intake, chunk, leg->verify ? &digest : NULL);
 	if (source_changed(leg, chunk, &digest))
 		result = TH_E_CHECKSUM;

@@ -267,8 +267,8 @@ take_read(struct shuttle *shuttle)
 	}
 }
 
-void
-shuttle_judge(struct shuttle *shuttle, int result)
+static void
+judge(struct shuttle *shuttle, int result)
 {
 	if (result < 0) {
 		shuttle_end(shuttle, TRANSPORT_FAILED, result, true,
@@ -281,6 +281,13 @@ shuttle_judge(struct shuttle *shuttle, int result)
 		shuttle_end(shuttle, TRANSPORT_DONE, 0, false, "");
 }
 
+void
+shuttle_arrived(struct shuttle *shuttle, uint32_t chunk, const struct th_hash *digest)
+{
+	local_pass_points(shuttle->part, chunk);
+	judge(shuttle, intake_arrived(&shuttle->intake, chunk, shuttle->verify ? digest : NULL));
+}
+
 static void
 take_written(struct shuttle *shuttle)
 {
@@ -289,8 +296,7 @@ take_written(struct shuttle *shuttle)
 		if (block->code < 0)
 			shuttle_fail(shuttle, block->code, block->row, false);
 		else if (block->last && !shuttle->ending)
-			shuttle_judge(shuttle, intake_arrived(&shuttle->intake, block->chunk,
-						       shuttle->verify ? &block->digest : NULL));
+			shuttle_arrived(shuttle, block->chunk, &block->digest);
 		ferry_put_back(shuttle->blocks, block);
 	}
 }
@@ -302,9 +308,8 @@ take_digests(struct shuttle *shuttle)
 	uint32_t known = xfer_part_digest_count(shuttle->source);
 	uint32_t have = xfer_part_digest_count(shuttle->part);
 	if (shuttle->verify && known > have)
-		shuttle_judge(
-			shuttle, intake_digests(&shuttle->intake, have,
-					 xfer_part_digest(shuttle->source, have), known - have));
+		judge(shuttle, intake_digests(&shuttle->intake, have,
+				       xfer_part_digest(shuttle->source, have), known - have));
 }
 
 bool
@@ -321,6 +326,9 @@ shuttle_next_chunk(struct shuttle *shuttle)
 		take_digests(shuttle);
 		shuttle->reading =
 			!shuttle->ending && intake_take(&shuttle->intake, limit, &shuttle->chunk);
+		/* What is missing will never be served. */
+		if (!shuttle->reading && !shuttle->ending && xfer_part_failed(shuttle->source))
+			shuttle_fail(shuttle, TH_E_STALE_MEMORY, UINT32_MAX, true);
 	}
 	if (shuttle->reading)
 		xfer_cursor_init(&shuttle->cursor, shuttle->source, shuttle->chunk);

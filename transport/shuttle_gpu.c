@@ -121,8 +121,7 @@ arrived(struct lane *lane, const struct th_hash *digest)
 {
 	struct shuttle *shuttle = lane->gpu->shuttle;
 	if (!shuttle->ending)
-		shuttle_judge(shuttle, intake_arrived(&shuttle->intake, lane->chunk,
-					       shuttle->verify ? digest : NULL));
+		shuttle_arrived(shuttle, lane->chunk, digest);
 }
 
 static void

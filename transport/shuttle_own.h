@@ -49,8 +49,8 @@ void shuttle_end(struct shuttle *shuttle, enum transport_event_kind kind, int co
 	bool source_failed, const char *text);
 /* Memory is not reached any more, at which row (UINT32_MAX: not known). */
 void shuttle_fail(struct shuttle *shuttle, int code, uint32_t row, bool source_failed);
-/* What intake says about a chunk. */
-void shuttle_judge(struct shuttle *shuttle, int result);
+/* The bytes of a chunk lie in the part; digest is of them. */
+void shuttle_arrived(struct shuttle *shuttle, uint32_t chunk, const struct th_hash *digest);
 /* The source is not what was published; ends by that. */
 void shuttle_changed(struct shuttle *shuttle, uint32_t chunk);
 /* A chunk of a part that is only hashed; in order. */

@@ -274,6 +274,8 @@ void data_out_copy_close(struct data_out *conn);
 /* True when the chunk may be sent. Otherwise the part's watcher will kick this connection. */
 bool data_out_may_send(struct data_out *conn, uint32_t chunk);
 void data_out_header(struct data_out *conn, uint32_t chunk); /* the next frame to be sent */
+/* For tests: moments of a leg, when the kernel has all bytes of this chunk. */
+void data_out_pass_points(const struct data_out *conn);
 /* The chunk is not what was published: nothing more is sent, and the porter tells. */
 void data_out_changed(struct data_out *conn, uint32_t chunk);
 /* The part's memory failed: nothing more is sent, and the porter ends the leg. */

@@ -438,6 +438,23 @@ Test(transport_gpu, hash_of_memory_that_is_gone__failed)
 	finish(s);
 }
 
+/* Who copies it at the same time is sent away. */
+Test(transport_gpu, hash_of_memory_that_is_gone__copies_of_it_fail)
+{
+	for (int both = 0; both < 2; both++) {
+		struct pair *s = start(many_chunks, 1);
+		parts(s, RIG_GPU, both ? RIG_GPU : RIG_MAPPED, true);
+		fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_STALE_MEMORY, 2);
+		move(s, MODE_LOCAL);
+		hash(s);
+		const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+		cr_assert(failed->source_failed);
+		cr_assert_eq(failed->code, TH_E_STALE_MEMORY);
+		cr_assert(strstr(failed->text, "the test said so"), "%s", failed->text);
+		finish(s);
+	}
+}
+
 /* ---- GPUs that take their time ------------------------------------------------------- */
 
 /* Nothing of the leg reads what it read any more, so nobody waits for the GPU. */
