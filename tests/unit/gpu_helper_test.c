@@ -44,7 +44,7 @@ same(struct th_hash a, struct th_hash b)
 static void
 close_all(void)
 {
-	th_fd_close(&rig.sock);
+	rig_hang_up(&rig);
 	cr_assert_eq(rig_end(&rig), 0);
 	cr_assert_eq(machine_used(&machine, 0), 0);
 	cr_assert_eq(machine_used(&machine, 1), 0);
@@ -165,7 +165,7 @@ Test(gpu_helper, copy_and_hash__cut_differently__are_the_same_bytes, .init = set
 
 Test(gpu_helper, copy_and_hash__by_the_cpu__are_the_same_bytes, .init = setup, .fini = teardown)
 {
-	th_fd_close(&rig.sock);
+	rig_hang_up(&rig);
 	cr_assert_eq(rig_end(&rig), 0);
 	struct gpu_ready ready = rig_start_as(&rig, &machine, 0, GPU_HASH_ON_CPU);
 	cr_assert_eq(ready.hashes_on_gpu, 0);
@@ -178,7 +178,7 @@ Test(gpu_helper, copy_and_hash__by_the_cpu__are_the_same_bytes, .init = setup, .
 Test(gpu_helper, copy_and_hash__gpu_that_runs_no_kernel__are_the_same_bytes, .init = setup,
 	.fini = teardown)
 {
-	th_fd_close(&rig.sock);
+	rig_hang_up(&rig);
 	cr_assert_eq(rig_end(&rig), 0);
 	machine.page->devices[0].capability = 61;
 	struct gpu_ready ready = rig_start_as(&rig, &machine, 0, 0);
@@ -216,6 +216,53 @@ Test(gpu_helper, hash__launch_that_fails__is_said, .init = setup, .fini = teardo
 	done = rig_done(&rig);
 	cr_assert(done.code == 0 && same(done.digest, rig_worker_digest(&worker, 0, 0, MIB)));
 	rig_worker_kill(&worker);
+	close_all();
+}
+
+/* ---- between GPUs --------------------------------------------------------------------------- */
+
+Test(gpu_helper, copy__from_a_peer__by_any_kind, .init = setup, .fini = teardown)
+{
+	static const enum cuda_kind kinds[] = {
+		CUDA_KIND_LEGACY, CUDA_KIND_CHUNK, CUDA_KIND_CHUNKS, CUDA_KIND_POOL};
+	const struct gpu_range from = {OTHER, 0, 3, MIB}, to = {WORKER, 0, 5, MIB};
+	worker = rig_worker_new(CUDA_KIND_POOL, 0, 1);
+	rig_worker_open(&worker, &rig, WORKER);
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		other = rig_worker_new(kinds[i], 1, 1);
+		rig_worker_fill(&other, 0, (uint8_t)i);
+		rig_worker_open(&other, &rig, OTHER);
+		rig_run(&rig, GPU_COPY, 0, &to, 1, &from, 1, true);
+		struct gpu_done done = rig_done(&rig);
+		cr_assert_eq(done.code, 0, "%s: %s", cuda_kind_name(kinds[i]), done.text);
+		cr_assert(same(done.digest, rig_worker_digest(&other, 0, 3, MIB)));
+		cr_assert(same(done.digest, rig_worker_digest(&worker, 0, 5, MIB)));
+		rig_worker_kill(&other);
+		cr_assert_eq(rig_leave(&rig, OTHER, ALL).code, 0);
+		cr_assert_eq(machine_used(&machine, 1), 0);
+	}
+	rig_worker_kill(&worker);
+	close_all();
+}
+
+Test(gpu_helper, copy__peer_out_of_reach__is_refused, .init = setup, .fini = teardown)
+{
+	const struct gpu_range from = {OTHER, 0, 0, MIB}, to = {WORKER, 0, 0, MIB};
+	machine.page->devices[0].peers = 1;
+	worker = rig_worker_new(CUDA_KIND_CHUNK, 0, 1);
+	other = rig_worker_new(CUDA_KIND_CHUNK, 1, 1);
+	rig_worker_open(&worker, &rig, WORKER);
+	const struct gpu_open open = {
+		.kind = GPU_OPEN, .worker = OTHER, .handle = other.handles[0]};
+	struct gpu_opened opened;
+	rig_send(&rig, &open, sizeof(open), other.fds[0]);
+	rig_run(&rig, GPU_COPY, 0, &to, 1, &from, 1, false);
+	rig_hear(&rig, GPU_OPENED, &opened, sizeof(opened));
+	cr_assert_eq(opened.code, TH_E_MEMORY_KIND);
+	cr_assert(strstr(opened.text, "no peer access"), "%s", opened.text);
+	expect_done(TH_E_STALE_MEMORY);
+	rig_worker_kill(&worker);
+	rig_worker_kill(&other);
 	close_all();
 }
 

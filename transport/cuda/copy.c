@@ -187,6 +187,7 @@ ask(struct lane *lane, struct batch *batch, struct copy_run *run)
 {
 	if (lane->broken != CUDA_SUCCESS) {
 		fail(lane->copies, run, "cuStreamCreate", lane->broken);
+		run->lost = true; /* nothing is asked, but nothing will ever work */
 		return;
 	}
 	if (run->op == GPU_READ)

@@ -72,6 +72,13 @@ rig_start_as(struct rig *rig, struct machine *machine, int device, uint32_t flag
 	return ready;
 }
 
+void
+rig_hang_up(struct rig *rig)
+{
+	shutdown(rig->sock, SHUT_RDWR);
+	th_fd_close(&rig->sock);
+}
+
 static int
 finish(struct rig *rig)
 {

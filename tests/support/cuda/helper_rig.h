@@ -28,6 +28,8 @@ void rig_launch(struct rig *rig);
 void rig_start(struct rig *rig, struct machine *machine, int device);
 /* flags: enum gpu_start_flag. */
 struct gpu_ready rig_start_as(struct rig *rig, struct machine *machine, int device, uint32_t flags);
+/* As the agent's end. Workers were forked and have the socket, too. */
+void rig_hang_up(struct rig *rig);
 /* It has ended by itself: its status. It is killed otherwise; either frees all. */
 int rig_end(struct rig *rig);
 void rig_kill(struct rig *rig);

@@ -1,0 +1,339 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gpu_helper_faults_test - the process of one GPU when something is wrong: a driver that fails or
+ * hangs, a GPU that is lost, and its end at every step.
+ */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
+#include "tests/support/cuda/helper_rig.h"
+#include "transport/digest.h"
+
+#define MIB ((uint64_t)1 << 20)
+#define WORKER 7u
+#define OTHER 8u
+#define ALL UINT64_MAX
+#define WAIT_NS INT64_C(60000000000)
+
+static struct machine machine;
+static struct rig rig;
+static struct rig_worker worker, other;
+static const struct gpu_range range = {WORKER, 0, 0, MIB};
+static const struct gpu_range others = {OTHER, 0, 0, MIB};
+
+static void
+setup(void)
+{
+	machine_new(&machine, 2, 64 * MIB);
+}
+
+static void
+teardown(void)
+{
+	machine_remove(&machine);
+}
+
+/* With a worker of this kind, whose one piece is open. */
+static void
+begin(enum cuda_kind kind)
+{
+	rig_start(&rig, &machine, 0);
+	worker = rig_worker_new(kind, 0, 1);
+	rig_worker_fill(&worker, 0, 1);
+	rig_worker_open(&worker, &rig, WORKER);
+}
+
+static void
+expect_free(void)
+{
+	rig_worker_kill(&worker);
+	cr_assert_eq(machine_used(&machine, 0), 0);
+}
+
+static void
+expect_end(int status)
+{
+	rig_hear_end(&rig, 0);
+	cr_assert_eq(rig_end(&rig), status);
+}
+
+static void
+wait_met(int plan)
+{
+	const struct timespec pause = {.tv_nsec = 1000000};
+	int64_t limit = th_now_ns() + WAIT_NS;
+	while (machine_met(&machine, plan) == 0) {
+		cr_assert_lt(th_now_ns(), limit, "nobody makes the call");
+		nanosleep(&pause, NULL);
+	}
+}
+
+/* ---- it does not begin ---------------------------------------------------------------------- */
+
+static struct gpu_ready
+start(const void *uuid)
+{
+	struct gpu_start message = {.kind = GPU_START};
+	struct gpu_ready ready;
+	memcpy(message.uuid, uuid, sizeof(message.uuid));
+	rig_launch(&rig);
+	rig_send(&rig, &message, sizeof(message), -1);
+	rig_hear(&rig, GPU_READY, &ready, sizeof(ready));
+	return ready;
+}
+
+static void
+refused(const void *uuid, int code, const char *words)
+{
+	struct gpu_ready ready = start(uuid);
+	cr_assert_eq(ready.code, code, "%d: %s", ready.code, ready.text);
+	cr_assert(strstr(ready.text, words), "%s", ready.text);
+	expect_end(1);
+	cr_assert_eq(machine_used(&machine, 0), 0);
+}
+
+Test(gpu_helper_faults, start__no_context__says_why_and_ends, .init = setup, .fini = teardown)
+{
+	const char none[16] = "another host's..";
+	const void *uuid = &machine.page->devices[0].uuid;
+	refused(none, TH_E_NOT_AVAILABLE, "none of the 2 GPUs");
+	int plan = machine_plan(
+		&machine, FAULT_RESULT, 0, CALL_cuInit, 0, CUDA_ERROR_SYSTEM_NOT_READY);
+	refused(uuid, TH_E_NOT_AVAILABLE, "cuInit says CUDA_ERROR_SYSTEM_NOT_READY");
+	machine_lift(&machine, plan);
+	plan = machine_plan(&machine, FAULT_RESULT, 0, CALL_cuDevicePrimaryCtxRetain, 0,
+		CUDA_ERROR_OUT_OF_MEMORY);
+	refused(uuid, -ENOMEM, "has no room for the agent's context");
+	machine_lift(&machine, plan);
+	machine.page->devices[0].compute_mode = CU_COMPUTEMODE_PROHIBITED;
+	refused(uuid, TH_E_NOT_AVAILABLE, "compute mode");
+}
+
+Test(gpu_helper_faults, start__two_of_one_host__know_their_gpu, .init = setup, .fini = teardown)
+{
+	struct gpu_ready ready = start(&machine.page->devices[1].uuid);
+	cr_assert_eq(ready.code, 0, "%s", ready.text);
+	cr_assert_str_eq(ready.name, machine.page->devices[1].name);
+	cr_assert_str_eq(ready.pci, machine.page->devices[1].pci);
+	cr_assert_eq(ready.total_bytes, machine.page->devices[1].bytes);
+	cr_assert_eq(ready.driver_version, 13000);
+	cr_assert_eq(machine_used(&machine, 0), 0, "no context on another GPU");
+	cr_assert_eq(machine_used(&machine, 1), machine.page->devices[1].context_bytes);
+	rig_hang_up(&rig);
+	cr_assert_eq(rig_end(&rig), 0);
+	cr_assert_eq(machine_used(&machine, 1), 0);
+}
+
+/* ---- a driver that fails -------------------------------------------------------------------- */
+
+Test(gpu_helper_faults, area__not_pinned__serves_and_says_so, .init = setup, .fini = teardown)
+{
+	struct gpu_area_is is;
+	begin(CUDA_KIND_LEGACY);
+	machine_plan(&machine, FAULT_RESULT, rig.pid, CALL_cuMemHostRegister, 0,
+		CUDA_ERROR_NOT_SUPPORTED);
+	cr_assert_eq(rig_area(&rig, 0, RIG_AREA_BYTES, rig.area_fd, &is), 0);
+	cr_assert_eq(is.pinned, 0);
+	cr_assert(strstr(is.text, "CUDA_ERROR_NOT_SUPPORTED"), "%s", is.text);
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &range, 1, false);
+	cr_assert_eq(rig_done(&rig).code, 0);
+	cr_assert_eq(rig.area[MIB - 1], rig_byte(1, MIB - 1));
+	rig_run(&rig, GPU_HASH, 0, NULL, 0, &range, 1, true);
+	struct th_hash digest = rig_done(&rig).digest, own = digest_of(rig.area, MIB);
+	cr_assert_eq(memcmp(&digest, &own, sizeof(own)), 0);
+	rig_hang_up(&rig);
+	cr_assert_eq(rig_end(&rig), 0);
+	expect_free();
+}
+
+Test(gpu_helper_faults, run__call_is_refused__only_that_one_fails, .init = setup, .fini = teardown)
+{
+	begin(CUDA_KIND_CHUNK);
+	int plan = machine_plan(&machine, FAULT_RESULT, rig.pid, CALL_cuMemcpyDtoHAsync, 0,
+		CUDA_ERROR_INVALID_VALUE);
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &range, 1, false);
+	struct gpu_done done = rig_done(&rig);
+	cr_assert_eq(done.code, -EIO);
+	cr_assert(strstr(done.text, "cuMemcpyDtoHAsync says CUDA_ERROR_INVALID_VALUE"), "%s",
+		done.text);
+	machine_lift(&machine, plan);
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &range, 1, false);
+	cr_assert_eq(rig_done(&rig).code, 0);
+	rig_hang_up(&rig);
+	cr_assert_eq(rig_end(&rig), 0);
+	expect_free();
+}
+
+Test(gpu_helper_faults, run__gpu_fails__is_told_and_the_process_ends, .init = setup,
+	.fini = teardown)
+{
+	begin(CUDA_KIND_POOL);
+	machine_plan(&machine, FAULT_RESULT, rig.pid, CALL_STREAM, 0, CUDA_ERROR_ILLEGAL_ADDRESS);
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &range, 1, false);
+	struct gpu_done done = rig_done(&rig);
+	cr_assert_eq(done.code, -EIO);
+	cr_assert(strstr(done.text, "CUDA_ERROR_ILLEGAL_ADDRESS"), "%s", done.text);
+	expect_end(3);
+	expect_free();
+}
+
+Test(gpu_helper_faults, gpu__lost__whoever_asks_next_hears_so, .init = setup, .fini = teardown)
+{
+	struct gpu_done done;
+	begin(CUDA_KIND_LEGACY);
+	machine_lose(&machine, 0, CUDA_ERROR_UNKNOWN);
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &range, 1, false);
+	done = rig_done(&rig);
+	cr_assert_eq(done.code, -EIO, "%s", done.text);
+	expect_end(3);
+	rig_worker_kill(&worker);
+}
+
+Test(gpu_helper_faults, open__gpu_lost__is_not_the_workers_fault, .init = setup, .fini = teardown)
+{
+	rig_start(&rig, &machine, 0);
+	worker = rig_worker_new(CUDA_KIND_CHUNK, 0, 1);
+	machine_lose(&machine, 0, CUDA_ERROR_UNKNOWN);
+	struct gpu_opened opened =
+		rig_open(&rig, WORKER, 0, &worker.handles[0], th_fd_move(&worker.fds[0]));
+	cr_assert_eq(opened.code, -EIO, "%s", opened.text);
+	expect_end(3);
+	rig_worker_kill(&worker);
+}
+
+Test(gpu_helper_faults, leave__driver_keeps_it__is_told, .init = setup, .fini = teardown)
+{
+	begin(CUDA_KIND_CHUNK);
+	machine_plan(&machine, FAULT_RESULT, rig.pid, CALL_cuMemUnmap, 0, CUDA_ERROR_UNKNOWN);
+	struct gpu_left left = rig_leave(&rig, WORKER, ALL);
+	cr_assert_eq(left.code, TH_E_MEMORY_KIND);
+	cr_assert(strstr(left.text, "CUDA_ERROR_UNKNOWN"), "%s", left.text);
+	cr_assert_eq(left.imports, 0);
+	rig_kill(&rig);
+	expect_free();
+}
+
+/* ---- a driver that hangs -------------------------------------------------------------------- */
+
+/* What hangs holds up only itself. */
+static void
+others_go_on(int call)
+{
+	rig_run(&rig, GPU_WRITE, 0, &others, 1, NULL, 0, false);
+	struct gpu_done done = rig_done(&rig);
+	cr_assert_eq(done.code, 0, "%d: %s", call, done.text);
+}
+
+Test(gpu_helper_faults, open_and_close__hang__others_go_on, .init = setup, .fini = teardown)
+{
+	struct gpu_left left;
+	struct gpu_opened opened;
+	const struct gpu_leave leave = {.kind = GPU_LEAVE, .worker = WORKER, .piece = ALL};
+	begin(CUDA_KIND_CHUNK);
+	other = rig_worker_new(CUDA_KIND_LEGACY, 0, 2);
+	const struct gpu_open open = {
+		.kind = GPU_OPEN, .worker = OTHER, .piece = 1, .handle = other.handles[1]};
+	cr_assert_eq(rig_open(&rig, OTHER, 0, &other.handles[0], -1).code, 0);
+	int plan = machine_plan(&machine, FAULT_HANG, rig.pid, CALL_cuMemUnmap, 0, 0);
+	rig_send(&rig, &leave, sizeof(leave), -1);
+	wait_met(plan);
+	others_go_on(CALL_cuMemUnmap);
+	int plan2 = machine_plan(&machine, FAULT_HANG, rig.pid, CALL_cuIpcOpenMemHandle, 0, 0);
+	rig_send(&rig, &open, sizeof(open), -1);
+	wait_met(plan2);
+	others_go_on(CALL_cuIpcOpenMemHandle);
+	/* What needs it waits for it. */
+	const struct gpu_range second = {OTHER, 1, 0, 4096};
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &second, 1, false);
+	rig_hear_nothing(&rig, 50);
+	machine_lift(&machine, plan2);
+	rig_hear(&rig, GPU_OPENED, &opened, sizeof(opened));
+	cr_assert_eq(opened.code, 0, "%s", opened.text);
+	cr_assert_eq(rig_done(&rig).code, 0);
+	machine_lift(&machine, plan);
+	rig_hear(&rig, GPU_LEFT, &left, sizeof(left));
+	cr_assert_eq(left.code, 0);
+	cr_assert_eq(left.imports, 2);
+	rig_hang_up(&rig);
+	cr_assert_eq(rig_end(&rig), 0);
+	rig_worker_kill(&other);
+	expect_free();
+}
+
+Test(gpu_helper_faults, one_direction__hangs__the_others_go_on, .init = setup, .fini = teardown)
+{
+	begin(CUDA_KIND_CHUNK);
+	int plan = machine_plan(&machine, FAULT_HANG, rig.pid, CALL_cuMemcpyDtoHAsync, 0, 0);
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &range, 1, false);
+	wait_met(plan);
+	rig_run(&rig, GPU_WRITE, 0, &range, 1, NULL, 0, false);
+	cr_assert_eq(rig_done(&rig).code, 0);
+	/* The socket's end is the end, whatever hangs. */
+	rig_hang_up(&rig);
+	cr_assert_eq(rig_end(&rig), 0);
+	machine_lift(&machine, plan);
+	expect_free();
+}
+
+/* ---- killed --------------------------------------------------------------------------------- */
+
+static const int steps[] = {CALL_cuInit, CALL_cuDevicePrimaryCtxRetain, CALL_cuMemHostRegister,
+	CALL_cuMemImportFromShareableHandle, CALL_cuMemMap, CALL_cuMemSetAccess,
+	CALL_cuStreamCreateWithPriority, CALL_cuMemcpyDtoHAsync, CALL_STREAM,
+	CALL_cuEventSynchronize, CALL_cuMemUnmap, CALL_cuMemAddressFree};
+
+/* Everything an agent asks for, at once. */
+static void
+ask_everything(void)
+{
+	struct gpu_start first = {.kind = GPU_START};
+	const struct gpu_area area = {.kind = GPU_AREA, .bytes = RIG_AREA_BYTES};
+	const struct gpu_open open = {
+		.kind = GPU_OPEN, .worker = WORKER, .handle = worker.handles[0]};
+	const struct gpu_leave leave = {.kind = GPU_LEAVE, .worker = WORKER, .piece = ALL};
+	memcpy(first.uuid, machine.page->devices[0].uuid.bytes, sizeof(first.uuid));
+	rig_launch(&rig);
+	rig_send(&rig, &first, sizeof(first), -1);
+	rig_send(&rig, &area, sizeof(area), rig.area_fd);
+	rig_send(&rig, &open, sizeof(open), worker.fds[0]);
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &range, 1, false);
+	rig_run(&rig, GPU_WRITE, 0, &range, 1, NULL, 0, false);
+	rig_send(&rig, &leave, sizeof(leave), -1);
+}
+
+Test(gpu_helper_faults, killed__at_every_step__leaves_no_memory, .init = setup, .fini = teardown)
+{
+	for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
+		worker = rig_worker_new(CUDA_KIND_CHUNK, 0, 1);
+		uint64_t used = machine_used(&machine, 0);
+		int plan = machine_plan(&machine, FAULT_HANG, 0, steps[i], 0, 0);
+		ask_everything();
+		wait_met(plan);
+		rig_kill(&rig);
+		machine_lift(&machine, plan);
+		cr_assert_eq(machine_used(&machine, 0), used, "%d", steps[i]);
+		expect_free();
+	}
+	/* And unharmed it does all of it. */
+	worker = rig_worker_new(CUDA_KIND_CHUNK, 0, 1);
+	ask_everything();
+	uint32_t kinds = 0;
+	for (int i = 0; i < 6; i++) {
+		char message[1024];
+		uint32_t kind = 0;
+		cr_assert_gt(recv(rig.sock, message, sizeof(message), 0), 8);
+		memcpy(&kind, message, sizeof(kind));
+		kinds |= 1u << kind;
+	}
+	cr_assert_eq(kinds, 1u << GPU_READY | 1u << GPU_AREA_IS | 1u << GPU_OPENED |
+				    1u << GPU_DONE | 1u << GPU_LEFT);
+	rig_hang_up(&rig);
+	cr_assert_eq(rig_end(&rig), 0);
+	expect_free();
+}
