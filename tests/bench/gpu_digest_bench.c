@@ -6,10 +6,10 @@
  *   gpu_digest_bench [--fake] [BYTES] [ROUNDS]
  *
  * Digests are compared with the CPU's first, of whole chunks and of bytes that begin and end
- * anywhere: on a GPU this is the test of the kernel's text. Rounds of all kinds alternate. Prints
- * one object of JSON: medians, rates in bytes a second of what is hashed or copied (a copy moves
- * twice as many). Where there is no GPU it says so and exits with 77; --fake takes one of the
- * tests' own (which must be the libcuda.so.1 that is found): its figures mean nothing.
+ * anywhere. Rounds of all kinds alternate. Prints one object of JSON: medians, rates in bytes a
+ * second of what is hashed or copied (a copy moves twice as many). Where there is no GPU it says so
+ * and exits with 77; --fake takes one of the tests' own (which must be the libcuda.so.1 that is
+ * found): its figures mean nothing.
  */
 #include <inttypes.h>
 #include <stdio.h>
