@@ -27,14 +27,14 @@ gpus_judge(struct document *document, const Tensorhub__V1__GpusInfo *gpus)
 void
 gpus_fields(struct document *document, const Tensorhub__V1__GpusInfo *gpus)
 {
-	uint64_t workers = 0;
+	size_t shared = 0;
 
 	if (!gpus)
 		return;
 	for (size_t i = 0; i < gpus->n_gpus; i++)
-		workers += gpus->gpus[i]->workers;
-	document_field(document, "gpu", workers > 0 || !gpus->used ? "gpu" : NULL,
-		gpus->used ? value_textf("%zu with memory of workers", gpus->n_gpus)
+		shared += gpus->gpus[i]->workers > 0;
+	document_field(document, "gpu", shared > 0 || !gpus->used ? "gpu" : NULL,
+		gpus->used ? value_textf("%zu with memory of workers", shared)
 			   : value_textf("not used: %s", gpus->why));
 	document_field(document, "gpu_used", NULL, value_flag(gpus->used));
 	document_field(document, "gpu_stage_budget", NULL, value_bytes(gpus->stage_budget));

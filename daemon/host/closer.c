@@ -13,13 +13,17 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "ipc/base/clock.h"
 #include "ipc/base/log.h"
 
 #define THREADS_MAX 16
 #define STACK_BYTES (64u << 10)
+/* What waits for so long waits for closes that somebody holds up: hundreds are over sooner. */
+#define LONG_NS INT64_C(2000000000)
 
 struct entry {
 	struct entry *next;
+	int64_t queued_ns;
 	int fd; /* owns */
 };
 
@@ -66,26 +70,35 @@ start_thread(void)
 		return threads > 0;
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	if (pthread_create(&thread, &attributes, run, NULL) == 0) {
+	if (pthread_create(&thread, &attributes, run, NULL) == 0)
 		threads++;
-		if (threads == THREADS_MAX)
-			log_warn("closer",
-				"descriptors of workers take long to close threads=%u; no more are "
-				"started",
-				threads);
-	}
 	pthread_attr_destroy(&attributes);
 	return threads > 0;
+}
+
+/* Once, under the lock: the first that waits has waited for long. */
+static void
+look_for_long(int64_t now_ns)
+{
+	static bool told;
+	if (told || threads < THREADS_MAX || !first || now_ns - first->queued_ns < LONG_NS)
+		return;
+	told = true;
+	log_warn("closer",
+		"descriptors of workers take long to close threads=%u; no more are started",
+		threads);
 }
 
 void
 closer_close(int fd)
 {
 	struct entry *entry = malloc(sizeof(*entry));
+	int64_t now_ns = th_now_ns();
 	pthread_mutex_lock(&lock);
 	bool taken = entry && start_thread();
+	look_for_long(now_ns);
 	if (taken) {
-		*entry = (struct entry){.fd = fd};
+		*entry = (struct entry){.fd = fd, .queued_ns = now_ns};
 		*last = entry;
 		last = &entry->next;
 		queued++;

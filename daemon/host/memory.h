@@ -67,6 +67,7 @@ struct memory_set {
 	uint32_t count, capacity, last_id;
 	uint32_t gone;      /* of the count */
 	uint32_t forgotten; /* ... and these are still mapped */
+	uint32_t let_go_id; /* no piece of GPU memory up to this id is kept any more */
 	uint64_t mapped_bytes;
 	uint32_t descriptors; /* kept open */
 	struct memory_gpu gpus[MEMORY_GPUS_MAX];

@@ -186,6 +186,19 @@ memory_gpu_has(const struct memory *object, uint64_t offset, uint64_t bytes)
 }
 
 void
+memory_gpu_forget_all(struct memory_set *set)
+{
+	for (uint32_t i = 0; i < set->count; i++) {
+		struct memory *object = &set->objects[i];
+		if (!object->space && !object->dmabuf)
+			continue;
+		set->forgotten += !object->forgotten;
+		object->forgotten = true;
+		set->let_go_id = object->id;
+	}
+}
+
+void
 memory_gpu_drop(struct memory_set *set, struct memory *object)
 {
 	struct memory_gpu *gpu = &set->gpus[object->gpu];

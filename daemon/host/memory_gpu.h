@@ -33,6 +33,12 @@ int memory_gpu_add(struct memory_set *set, const struct fdmsg_gpu *message, int 
 /* The worker's bytes from offset of the object on; they may be in others that follow it. */
 bool memory_gpu_has(const struct memory *object, uint64_t offset, uint64_t bytes);
 
+/*
+ * The registration that they were for is over: all pieces and dma-bufs are forgotten. Until the
+ * next sweep they stay.
+ */
+void memory_gpu_forget_all(struct memory_set *set);
+
 /* Of memory.c: what only an object of a GPU has, is given back. */
 void memory_gpu_drop(struct memory_set *set, struct memory *object);
 

@@ -12,6 +12,7 @@
 #include "daemon/host/attributes.h"
 #include "daemon/host/documents.h"
 #include "daemon/host/host.h"
+#include "daemon/host/memory_gpu.h"
 #include "daemon/host/unpack.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
@@ -167,6 +168,11 @@ abandon(struct session *session)
 	tensors_free(registration->tensors);
 	registration->tensors = NULL;
 	registration->state = REGISTRATION_NONE;
+	/*
+	 * Pieces of GPU memory are for one registration: an engine that goes to sleep wants them
+	 * free now, and not when it has named them all.
+	 */
+	memory_gpu_forget_all(&session->memory);
 	session_sweep_memory(session);
 }
 
@@ -239,6 +245,8 @@ build(struct session *session, struct th_err *err)
 		session_cover(session);
 	unpack_rows_free(&rows);
 	assembly_reset(&registration->rows);
+	if (rc < 0)
+		abandon(session);
 	return rc;
 }
 

@@ -441,7 +441,9 @@ static void
 on_forget(struct session *session, const struct fdmsg_forget *forget)
 {
 	bool in_use = session->held_parts > 0 || session->registration.tensors;
-	if (memory_forget(&session->memory, forget->id, in_use) < 0)
+	/* Of a registration that is over: it could not know that they were forgotten by then. */
+	if (memory_forget(&session->memory, forget->id, in_use) < 0 &&
+		forget->id > session->memory.let_go_id)
 		session_lose(session, true, "FORGET of memory that it has not shared");
 }
 

@@ -142,7 +142,8 @@ struct fdmsg_memory {
 /*
  * A piece of GPU memory: what one allocation, or one chunk of it, spans. The agent's process of
  * that GPU opens it ("cuda-ipc"). Pieces do not overlap. A row may run over several that follow
- * each other in the worker: its place names the first one's id.
+ * each other in the worker: its place names the first one's id. Pieces and dma-bufs are for one
+ * registration: when it ends, or fails, the agent has forgotten them; FORGET does no harm then.
  */
 struct fdmsg_gpu {
 	uint32_t token, reserved;

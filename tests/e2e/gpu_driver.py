@@ -8,13 +8,14 @@ is made current in each call.
 
 import ctypes as c
 import mmap
+import os
 import threading
 import time
 
 POSIX_FD = 1
 DEVICE, PINNED, READ_WRITE = 1, 1, 3
 CHUNK = 2 << 20  # torch's expandable segments: 2 MiB for small memory, 20 MiB for large
-LARGE_CHUNK = 20 << 20
+LARGE_CHUNK = int(os.environ.get("TH_E2E_GPU_CHUNK", 20 << 20))
 # Each call with the version of CUDA that brought the form that is used here (ipc/cuda/names.h).
 VERSIONS = {
     "cuInit": 2000,

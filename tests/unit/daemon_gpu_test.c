@@ -212,6 +212,31 @@ Test(daemon_gpu, piece__at_the_place_of_a_forgotten_one__takes_it_unless_registe
 	cr_assert_eq(spaces(), 1);
 }
 
+/* With the registration that they were for. */
+Test(daemon_gpu, forget_all__pieces_and_dmabufs__go_at_the_sweep_and_others_stay)
+{
+	const struct fdmsg_memory dmabuf = {.kind = FDMSG_DMABUF, .base = BASE, .bytes = MIB};
+	const struct fdmsg_memory file = {.kind = FDMSG_FILE, .bytes = 4096};
+	uint32_t id = 0;
+	int fds[2] = {memfd_create("a", MFD_CLOEXEC), memfd_create("b", MFD_CLOEXEC)};
+	cr_assert_eq(ftruncate(fds[1], 4096), 0);
+	cr_assert_eq(add(CUDA_KIND_CHUNK, 1, BASE, MIB), 1);
+	cr_assert_eq(memory_add(&set, &file, &fds[1], &limits, &err, &id), 0, "%s", err.text);
+	cr_assert_eq(memory_add(&set, &dmabuf, &fds[0], &limits, &err, &id), 0, "%s", err.text);
+	cr_assert_eq(set.descriptors, 3);
+	memory_gpu_forget_all(&set);
+	memory_gpu_forget_all(&set);
+	cr_assert_null(memory_find(&set, 1));
+	cr_assert_eq(spaces(), 1, "somebody may still read it");
+	memory_sweep(&set);
+	cr_assert_eq(spaces(), 0);
+	cr_assert_eq(set.descriptors, 1);
+	cr_assert_eq(set.let_go_id, 3);
+	cr_assert_eq(set.forgotten, 0);
+	cr_assert_not_null(memory_find(&set, 2));
+	cr_assert_eq(add(CUDA_KIND_CHUNK, 1, BASE, MIB), 4);
+}
+
 /* Of thousands, in the order of a worker that gives all back. */
 Test(daemon_gpu, forget__thousands__leaves_the_others_where_they_are)
 {
