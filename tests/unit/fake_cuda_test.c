@@ -462,3 +462,64 @@ Test(fake_cuda, faults__gpu_lost__everything_about_it_fails, .init = setup, .fin
 	OK(cuda.cuCtxPushCurrent(again));
 	OK(cuda.cuMemAlloc(&address, MIB));
 }
+
+/* ---- kernels -------------------------------------------------------------------------------- */
+
+#define HEAD "//\n.version 6.0\n.target sm_70\n"
+#define ENTRY ".visible .entry th_leaf_digests(\n)\n"
+
+Test(fake_cuda, module__text_that_no_gpu_takes__is_refused, .init = setup, .fini = teardown)
+{
+	CUmodule module = NULL;
+	CUfunction function = NULL;
+	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuModuleLoadData(&module, NULL));
+	EXPECT(CUDA_ERROR_INVALID_PTX, cuda.cuModuleLoadData(&module, "no text of PTX"));
+	EXPECT(CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+		cuda.cuModuleLoadData(&module, "//\n.version 10.0\n.target sm_70\n" ENTRY));
+	EXPECT(CUDA_ERROR_NO_BINARY_FOR_GPU,
+		cuda.cuModuleLoadData(&module, "//\n.version 8.0\n.target sm_120\n" ENTRY));
+	OK(cuda.cuModuleLoadData(&module, HEAD));
+	EXPECT(CUDA_ERROR_NOT_FOUND,
+		cuda.cuModuleGetFunction(&function, module, "th_leaf_digests"));
+	OK(cuda.cuModuleUnload(module));
+	EXPECT(CUDA_ERROR_INVALID_HANDLE, cuda.cuModuleUnload(module));
+	OK(cuda.cuModuleLoadData(&module, HEAD ENTRY));
+	EXPECT(CUDA_ERROR_NOT_FOUND, cuda.cuModuleGetFunction(&function, module, "another"));
+	OK(cuda.cuModuleGetFunction(&function, module, "th_leaf_digests"));
+	cr_assert_eq(held(HELD_MODULES), 1);
+	OK(cuda.cuDevicePrimaryCtxRelease(0));
+	cr_assert_eq(held(HELD_MODULES), 0);
+}
+
+Test(fake_cuda, launch__of_another_form__is_refused, .init = setup, .fini = teardown)
+{
+	CUmodule module = NULL;
+	CUfunction function = NULL;
+	CUdeviceptr nothing = 0;
+	void *arguments[] = {&nothing, &nothing};
+	OK(cuda.cuModuleLoadData(&module, HEAD ENTRY));
+	OK(cuda.cuModuleGetFunction(&function, module, "th_leaf_digests"));
+	EXPECT(CUDA_ERROR_INVALID_VALUE,
+		cuda.cuLaunchKernel(function, 0, 1, 1, 256, 1, 1, 0, NULL, arguments, NULL));
+	EXPECT(CUDA_ERROR_INVALID_VALUE,
+		cuda.cuLaunchKernel(function, 1, 1, 1, 512, 1, 1, 0, NULL, arguments, NULL));
+	EXPECT(CUDA_ERROR_INVALID_VALUE,
+		cuda.cuLaunchKernel(function, 1, 1, 1, 256, 1, 1, 0, NULL, NULL, NULL));
+	OK(cuda.cuModuleUnload(module));
+	EXPECT(CUDA_ERROR_INVALID_HANDLE,
+		cuda.cuLaunchKernel(function, 1, 1, 1, 256, 1, 1, 0, NULL, arguments, NULL));
+}
+
+Test(fake_cuda, host_memory__unless_it_is_pinned__has_no_address_on_the_gpu, .init = setup,
+	.fini = teardown)
+{
+	CUdeviceptr address = 0;
+	char *data = aligned_alloc(4096, 4096);
+	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemHostGetDevicePointer(&address, data, 0));
+	OK(cuda.cuMemHostRegister(data, 4096, CU_MEMHOSTREGISTER_DEVICEMAP));
+	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemHostGetDevicePointer(&address, data, 1));
+	OK(cuda.cuMemHostGetDevicePointer(&address, data, 0));
+	OK(cuda.cuMemHostUnregister(data));
+	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemHostGetDevicePointer(&address, data, 0));
+	free(data);
+}
