@@ -305,8 +305,13 @@ opens_hear_opened(struct gpu *gpu, const struct gpu_opened *message)
 		gpu_kill(gpu, "it opened what it was not asked to open");
 		return;
 	}
+	if (message->code == -EIO) { /* it may be the piece: it is one of the suspects now */
+		gpu_kill(gpu, "the driver failed: %s", message->text);
+		return;
+	}
 	not_opening(gpu, opened);
-	gpu_goes(gpu);
+	if (gpu->num_jobs == 0) /* else it is nothing yet that pieces can be opened */
+		gpu_goes(gpu);
 	free(opened->text);
 	opened->text = NULL;
 	if (opened->leaving)
