@@ -26,21 +26,29 @@
 
 /* ---- the process ---------------------------------------------------------------------------- */
 
-void
-rig_launch(struct rig *rig)
+int
+rig_launch_on(void *arg, int sock, pid_t *ret_pid, struct th_err *err)
 {
 	char *const argv[] = {(char *)(uintptr_t) "helper_program", NULL};
 	posix_spawn_file_actions_t actions;
+	(void)arg;
+	posix_spawn_file_actions_init(&actions);
+	/* A descriptor that is 3 already would keep its close-on-exec. */
+	int theirs = fcntl(sock, F_DUPFD_CLOEXEC, 10);
+	posix_spawn_file_actions_adddup2(&actions, theirs, 3);
+	int rc = posix_spawn(ret_pid, TH_HELPER_PROGRAM, &actions, NULL, argv, environ);
+	posix_spawn_file_actions_destroy(&actions);
+	close(theirs);
+	return rc == 0 ? 0 : th_fail(err, -rc, "no process of a GPU");
+}
+
+void
+rig_launch(struct rig *rig)
+{
 	int socks[2];
 	memset(rig, 0, sizeof(*rig));
 	cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, socks), 0);
-	posix_spawn_file_actions_init(&actions);
-	/* A descriptor that is 3 already would keep its close-on-exec. */
-	int theirs = fcntl(socks[1], F_DUPFD_CLOEXEC, 10);
-	posix_spawn_file_actions_adddup2(&actions, theirs, 3);
-	cr_assert_eq(posix_spawn(&rig->pid, TH_HELPER_PROGRAM, &actions, NULL, argv, environ), 0);
-	posix_spawn_file_actions_destroy(&actions);
-	close(theirs);
+	cr_assert_eq(rig_launch_on(NULL, socks[1], &rig->pid, NULL), 0);
 	close(socks[1]);
 	rig->sock = socks[0];
 	rig->area_fd = memfd_create("area", MFD_CLOEXEC);

@@ -23,6 +23,8 @@ struct rig { /* the process, and what the agent shares with it */
 	uint64_t runs; /* that were sent */
 };
 
+/* For gpus_config; no arg. */
+int rig_launch_on(void *arg, int sock, pid_t *ret_pid, struct th_err *err);
 /* Without a word; and with START (expects READY) and area 0. */
 void rig_launch(struct rig *rig);
 void rig_start(struct rig *rig, struct machine *machine, int device);

@@ -321,6 +321,9 @@ live(struct script *script, int sock)
 		size_t bytes = hear(life, &fd);
 		uint32_t kind = *(const uint32_t *)(const void *)life->message;
 		script->messages[kind & 15]++;
+		if (script->dies_every > 0 && kind != GPU_START &&
+			++script->heard % script->dies_every == 0)
+			raise(SIGKILL);
 		if (kind == GPU_START)
 			start(life);
 		else if (kind == GPU_AREA)

@@ -42,7 +42,8 @@ struct script {
 	_Atomic uint32_t lives, messages[16]; /* by kind; of all lives */
 	_Atomic uint32_t ranges_max;          /* of one side of a RUN */
 	_Atomic int go;
-	_Atomic uint32_t flags; /* of the last START */
+	_Atomic uint32_t dies_every, heard; /* so many messages but START; 0: never */
+	_Atomic uint32_t flags;             /* of the last START */
 	uint8_t memory[SCRIPT_MEMORY_BYTES];
 };
 
