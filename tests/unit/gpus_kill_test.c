@@ -226,6 +226,20 @@ Test(gpus_kill, a_gpu__that_cannot_be_had__is_told_with_its_reason)
 	gpus_free(gpus);
 }
 
+Test(gpus_kill, a_gpu__that_does_not_exist__is_asked_for_once)
+{
+	struct script_step *step = script_add(script, GPU_START, SCRIPT_REFUSE, 0, 1000);
+	step->code = TH_E_NOT_AVAILABLE;
+	begin(RIG_PATIENCE_NS, RIG_PATIENCE_NS, RIG_PATIENCE_NS);
+	struct gpu_space *space = space_new();
+	add(space, 0, MIB);
+	cr_assert_eq(rig_settle(space, &err), TH_E_MEMORY_KIND);
+	cr_assert_str_eq(err.text, "the script says no");
+	cr_assert_eq(step->met, 1);
+	gpu_space_release(space);
+	gpus_free(gpus);
+}
+
 Test(gpus_kill, a_gpu__whose_process_is_never_ready__is_told_with_its_reason)
 {
 	script_add(script, GPU_START, SCRIPT_HANG, 0, 1);
@@ -407,6 +421,24 @@ Test(gpus_kill, a_worker__that_leaves_while_its_memory_is_opened__frees_it_soon)
 	gpu_space_release(space);
 	rig_wait_until(rig_no_process, gpus);
 	cr_assert_eq(rig_status(gpus).kills, 1);
+	gpus_free(gpus);
+}
+
+Test(gpus_kill, pieces__that_take_long_to_close_together__do_not_end_the_process)
+{
+	uint64_t pieces[1500];
+	script_add(script, GPU_LEAVE, SCRIPT_SLOW, 0, 10000);
+	begin(RIG_PATIENCE_NS, 1000 * MS, RIG_PATIENCE_NS);
+	struct gpu_space *space = space_new();
+	for (unsigned i = 0; i < 1500; i++)
+		pieces[i] = add(space, i * 4096, 4096);
+	cr_assert_eq(rig_settle(space, &err), 0, "%s", err.text);
+	cr_assert_eq(rig_status(gpus).pieces, 1500);
+	for (unsigned i = 0; i < 1500; i++)
+		gpu_space_forget(space, pieces[i]);
+	gpu_space_release(space);
+	rig_wait_until(rig_no_imports, gpus);
+	cr_assert_eq(rig_status(gpus).kills, 0);
 	gpus_free(gpus);
 }
 

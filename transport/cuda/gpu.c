@@ -300,7 +300,9 @@ hear_ready(struct gpu *gpu, struct gpu_ready *ready)
 		!clean(ready->text, sizeof(ready->text)))
 		return false;
 	if (ready->code < 0) {
-		/* It has said why, and ends. */
+		/* It has said why, and ends. Another one may find room; nothing else changes. */
+		if (ready->code != -ENOMEM)
+			gpu->starts_failed = STARTS_MAX - 1;
 		snprintf(gpu->why, sizeof(gpu->why), "%s", ready->text);
 		gpu->died_in = LIFE_STARTING;
 		process_kill(&gpu->process);
@@ -434,7 +436,7 @@ watch_up(struct gpu *gpu, int64_t now_ns)
 	const struct gpus_config *config = &gpu->gpus->config;
 	if (now_ns >= gpu->pause_ns)
 		gpu->pause_ns = 0;
-	if (gpu->leavings && now_ns >= th_deadline_ns(gpu->leavings->since_ns, config->leave_ns))
+	if (now_ns >= opens_leave_deadline(gpu))
 		gpu_kill(gpu, "it did not let go of a worker's memory within %" PRId64 " ms",
 			config->leave_ns / MS);
 	else if (now_ns >= opens_deadline(gpu) || now_ns >= jobs_deadline(gpu))

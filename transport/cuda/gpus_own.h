@@ -115,6 +115,7 @@ TAILQ_HEAD(run_list, gpu_run_slot);
 struct gpu_leaving { /* said, and not answered */
 	struct gpu_leaving *next;
 	uint64_t worker, piece;
+	uint32_t count; /* of pieces */
 	int64_t since_ns;
 	bool said;
 };
@@ -161,6 +162,7 @@ struct gpu {
 	struct opened_list opening;
 	struct gpu_pieces to_open, suspect_pieces;
 	struct gpu_leaving *leavings, **leavings_last;
+	int64_t left_ns; /* the last one was answered */
 	uint32_t num_opening, num_open;
 	uint64_t open_bytes;
 
@@ -243,6 +245,7 @@ bool opens_any(const struct gpu *gpu);
 bool opens_wait(const struct gpu *gpu); /* something is queued */
 /* When the process has owed an answer for too long; INT64_MAX: it owes none. */
 int64_t opens_deadline(const struct gpu *gpu);
+int64_t opens_leave_deadline(const struct gpu *gpu); /* ... and with it for too long memory */
 
 /* jobs.c: on the GPU's thread. */
 void jobs_init(struct gpu *gpu);

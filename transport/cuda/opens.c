@@ -21,6 +21,8 @@
 #include "ipc/base/log.h"
 #include "transport/cuda/gpus_own.h"
 
+#define CLOSE_NS INT64_C(100000) /* of a piece, by the driver */
+
 struct opened_key {
 	uint64_t worker, piece;
 };
@@ -352,18 +354,19 @@ void
 opens_leave(struct gpu *gpu, uint64_t worker, uint64_t piece)
 {
 	struct opened *opened, *next;
-	bool any = false;
+	uint32_t count = 0;
 	if (piece != GPUS_ALL_PIECES) {
 		opened = find(gpu, worker, piece);
-		any = opened && mark(opened, worker);
+		count = opened && mark(opened, worker);
 	} else {
 		HASH_ITER(hh, gpu->opened, opened, next)
-		any |= mark(opened, worker);
+		count += mark(opened, worker);
 	}
-	if (!any)
+	if (count == 0)
 		return;
 	struct gpu_leaving *leaving = th_calloc(1, sizeof(*leaving));
-	*leaving = (struct gpu_leaving){.worker = worker, .piece = piece, .since_ns = th_now_ns()};
+	*leaving = (struct gpu_leaving){
+		.worker = worker, .piece = piece, .count = count, .since_ns = th_now_ns()};
 	*gpu->leavings_last = leaving;
 	gpu->leavings_last = &leaving->next;
 }
@@ -424,6 +427,7 @@ opens_hear_left(struct gpu *gpu, const struct gpu_left *message)
 	if (!*at)
 		gpu->leavings_last = at;
 	free(leaving);
+	gpu->left_ns = th_now_ns();
 	if (message->code < 0)
 		gpu_kill(gpu, "the driver did not close memory of a worker: %s", message->text);
 }
@@ -477,17 +481,27 @@ opens_died(struct gpu *gpu)
 	gpu->piece_alone = false;
 }
 
+/* Thousands of pieces may be forgotten at once, or leave with one message: as long as it goes on,
+ * and not much longer than the driver takes for each of them. */
+int64_t
+opens_leave_deadline(const struct gpu *gpu)
+{
+	const struct gpu_leaving *leaving = gpu->leavings;
+	int64_t leave_ns = gpu->gpus->config.leave_ns;
+	if (!leaving)
+		return INT64_MAX;
+	int64_t more_ns = th_min_i64(leaving->count * CLOSE_NS, leave_ns / 4 * 3);
+	return th_deadline_ns(th_max_i64(leaving->since_ns, gpu->left_ns), leave_ns + more_ns);
+}
+
 int64_t
 opens_deadline(const struct gpu *gpu)
 {
-	const struct gpus_config *config = &gpu->gpus->config;
 	const struct opened *opened = TAILQ_FIRST(&gpu->opening);
-	int64_t until_ns = INT64_MAX;
+	int64_t until_ns = opens_leave_deadline(gpu);
 	if (opened)
-		until_ns = th_deadline_ns(opened->said_ns, config->hang_ns);
-	if (gpu->leavings)
 		until_ns = th_min_i64(
-			until_ns, th_deadline_ns(gpu->leavings->since_ns, config->leave_ns));
+			until_ns, th_deadline_ns(opened->said_ns, gpu->gpus->config.hang_ns));
 	return until_ns;
 }
 

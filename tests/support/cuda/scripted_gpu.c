@@ -134,6 +134,9 @@ meet(struct life *life, uint32_t kind, uint64_t piece)
 			close(life->sock);
 			sleep_for_ever();
 			break;
+		case SCRIPT_SLOW:
+			usleep(1000);
+			break;
 		case SCRIPT_WAIT:
 			while (!life->script->go)
 				usleep(1000);

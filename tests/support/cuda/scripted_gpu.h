@@ -24,6 +24,7 @@ enum script_act {
 	SCRIPT_SHORT,   /* answers with a message of a length that none has */
 	SCRIPT_LONG,
 	SCRIPT_ENDLESS, /* answers with a text that does not end */
+	SCRIPT_SLOW,    /* takes a ms */
 	SCRIPT_WAIT,    /* does it when `go` is there, and reads nothing until then */
 };
 
