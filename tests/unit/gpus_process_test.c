@@ -299,8 +299,11 @@ die_while_it_closes(enum cuda_kind kind, int call)
 	uint64_t before = rig_status(gpus).kills;
 	machine_plan(&machine, FAULT_HANG, rig_status(gpus).pid, call, 0, CUDA_SUCCESS);
 	rig_worker_kill(&worker);
+	int64_t since_ns = th_now_ns();
 	gpu_space_release(space);
 	wait_until_free(0);
+	/* 0.8 s, and what a busy machine adds. */
+	cr_assert_lt(th_now_ns() - since_ns, 10000 * MS);
 	rig_wait_until(rig_no_process, gpus);
 	struct gpu_status status = rig_status(gpus);
 	cr_assert_eq(status.kills, before + 1, "%d: %s", call, status.text);

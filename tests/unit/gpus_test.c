@@ -399,6 +399,24 @@ Test(gpus, who_does_not_wait__leaves_a_quarter_to_those_who_do)
 	gpus_block_give(gpus, waiter.data);
 }
 
+Test(gpus, digests_by_the_cpu__are_what_the_process_is_told)
+{
+	struct gpus_config as = config();
+	struct gpus *other;
+	struct th_err result;
+	as.hash_on_cpu = true;
+	cr_assert_eq(gpus_new(&as, &err, &other), 0);
+	struct gpu_space *space = gpu_space_new(other, uuids[0], "m/r/0", &err);
+	cr_assert(space);
+	add(space, 0, MIB);
+	gpu_space_settle(space, settled, &result);
+	wait_for(1);
+	cr_assert_eq(result.code, 0, "%s", result.text);
+	cr_assert_eq(script->flags, GPU_HASH_ON_CPU);
+	gpu_space_release(space);
+	gpus_free(other);
+}
+
 Test(gpus, staging__less_than_a_block__is_refused)
 {
 	struct gpus_config as = config();

@@ -45,9 +45,10 @@ struct gpus_config {
 	 * close(). */
 	void (*close_fd)(int fd);
 	uint64_t staging_bytes; /* of all blocks */
-	int64_t hang_ns;        /* a process that owes an answer for so long is killed: 10 s */
-	int64_t leave_ns;       /* ... and one that does not let go of memory: 0.5 s */
-	int64_t idle_ns;        /* a process that nobody needs ends after it: 10 s */
+	/* A process that owes an answer for so long is killed: 10 s; three times that to start. */
+	int64_t hang_ns;
+	int64_t leave_ns; /* ... and one that does not let go of memory: 0.5 s */
+	int64_t idle_ns;  /* a process that nobody needs ends after it: 10 s */
 	bool hash_on_cpu;
 };
 
