@@ -123,6 +123,7 @@ Test(gpu_helper_faults, start__two_of_one_host__know_their_gpu, .init = setup, .
 	cr_assert_str_eq(ready.pci, machine.page->devices[1].pci);
 	cr_assert_eq(ready.total_bytes, machine.page->devices[1].bytes);
 	cr_assert_eq(ready.driver_version, 13000);
+	cr_assert_eq(ready.context_bytes, machine.page->devices[1].context_bytes);
 	cr_assert_eq(machine_used(&machine, 0), 0, "no context on another GPU");
 	cr_assert_eq(machine_used(&machine, 1), machine.page->devices[1].context_bytes);
 	rig_hang_up(&rig);

@@ -25,6 +25,7 @@
 #include "ipc/base/log.h"
 #include "transport/cuda/answers.h"
 #include "transport/cuda/run.h"
+#include "transport/cuda/used.h"
 
 #define MESSAGES_AT_ONCE 16
 #define ANSWERS_MAX 4096u /* that wait: then no message is taken */
@@ -199,7 +200,10 @@ take_start(struct helper *helper, const struct gpu_start *start)
 {
 	struct gpu_ready ready = {.kind = GPU_READY};
 	struct th_err err = {0};
+	struct used used;
 	int device = 0;
+	used_begin(&used, start->uuid);
+	int64_t before = used_bytes(&used);
 	ready.code = open_gpu(helper, start->uuid, &device, &err);
 	if (ready.code == 0)
 		ready.code = start_threads(helper, &err);
@@ -207,10 +211,15 @@ take_start(struct helper *helper, const struct gpu_start *start)
 		open_hash(helper, device, start->flags, &ready);
 		make_parts(helper, device);
 		describe(helper, device, &ready);
+		/* What others took or gave meanwhile is in it: nobody tells it for one process. */
+		int64_t after = used_bytes(&used);
+		ready.context_bytes =
+			before >= 0 && after > before ? (uint64_t)(after - before) : 0;
 		helper->started = true;
 	} else {
 		copy_text(ready.text, &err);
 	}
+	used_end(&used);
 	answers_send(&helper->answers, &ready, sizeof(ready));
 	if (ready.code != 0)
 		end(helper, 1, err.text);
