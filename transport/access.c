@@ -26,7 +26,8 @@ struct access {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct access *dropped; /* guarded by lock */
+static struct access *dropped;   /* guarded by lock, as the next */
+static struct access_left *left; /* likewise */
 
 struct access *
 access_new(int fd, enum access_kind kind, void (*close_fd)(int fd))
@@ -76,8 +77,15 @@ access_sweep(void)
 		return;
 	pthread_mutex_lock(&lock);
 	struct access *access = dropped;
+	struct access_left *other = left;
 	dropped = NULL;
+	left = NULL;
 	pthread_mutex_unlock(&lock);
+	while (other) {
+		struct access_left *next = other->next;
+		other->run(other);
+		other = next;
+	}
 	while (access) {
 		struct access *next = access->next;
 		if (access->close_fd)
@@ -86,6 +94,16 @@ access_sweep(void)
 		free(access);
 		access = next;
 	}
+}
+
+void
+access_leave(struct access_left *what)
+{
+	pthread_mutex_lock(&lock);
+	what->next = left;
+	left = what;
+	pthread_mutex_unlock(&lock);
+	access_sweep();
 }
 
 int

@@ -54,5 +54,11 @@ TH_MUST_USE int access_write(struct access *access, uint64_t place, const void *
  * done by access_new and by a release on any other thread.
  */
 void access_sweep(void);
+/* Has run(left) called on a thread that shares the process's descriptors: now, or by a sweep. */
+struct access_left {
+	struct access_left *next;
+	void (*run)(struct access_left *left);
+};
+void access_leave(struct access_left *left);
 
 #endif

@@ -193,12 +193,13 @@ hauled(void *arg)
 	const char *why;
 	uint32_t row;
 	int code = haul_result(block->haul, &row, &why);
-	if (code < 0)
+	pthread_mutex_lock(&ferry->lock);
+	/* Of one that is abandoned the memory may be gone by right. */
+	if (code < 0 && !ferry->abandoned) {
 		log_warn("gpu", "memory of a worker is not reached code='%s' why='%s'",
 			th_strerror(code), why);
-	pthread_mutex_lock(&ferry->lock);
-	if (code < 0 && !ferry->abandoned)
 		xfer_part_set_lost(ferry->part, why);
+	}
 	finish(ferry, block, code, row);
 	leave(ferry, ferry->abandoned ? take_out(ferry) : NULL);
 }
@@ -220,51 +221,32 @@ haul(struct ferry *ferry, struct ferry_block *block)
 struct pinned_block {
 	struct ferry_block block;
 	struct gpus *gpus;
+	struct access_left left;
 };
 
-/*
- * Who gives a block of the GPUs' back may wake who waits for it, which takes descriptors that a
- * thread of the crew has not got. What such a thread has last waits here for whoever asks next.
- */
-static struct ferry_block *left; /* atomic */
-
 static void
-give(struct ferry_block *block)
+give(struct access_left *left)
 {
-	struct pinned_block *own = loop_container(block, struct pinned_block, block);
-	gpus_block_give(own->gpus, block->data);
+	struct pinned_block *own = loop_container(left, struct pinned_block, left);
+	gpus_block_give(own->gpus, own->block.data);
 	free(own);
 }
 
-static void
-give_left(void)
-{
-	struct ferry_block *block = __atomic_exchange_n(&left, NULL, __ATOMIC_ACQUIRE);
-	while (block) {
-		struct ferry_block *next = block->next;
-		give(block);
-		block = next;
-	}
-}
-
+/*
+ * Who gives a block of the GPUs' back may wake who waits for it, which takes descriptors that a
+ * thread of the crew has not got.
+ */
 static void
 drop_pinned(struct ferry_block *block)
 {
-	if (!crew_on_thread()) {
-		give(block);
-		return;
-	}
-	block->next = __atomic_load_n(&left, __ATOMIC_RELAXED);
-	while (!__atomic_compare_exchange_n(
-		&left, &block->next, block, true, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
-		continue;
+	access_leave(&loop_container(block, struct pinned_block, block)->left);
 }
 
 /* NULL: there is none to be kept, and memory of our own does, with one copy more. */
 static struct ferry_block *
 pinned_spare(struct ferry *ferry)
 {
-	give_left();
+	access_sweep();
 	uint8_t *data = gpus_block_take(ferry->gpus, NULL);
 	if (!data)
 		return NULL;
@@ -273,6 +255,7 @@ pinned_spare(struct ferry *ferry)
 	own->block.data = data;
 	own->block.pinned = true;
 	own->block.drop = drop_pinned;
+	own->left.run = give;
 	return &own->block;
 }
 
@@ -322,7 +305,7 @@ ferry_put_back(struct ferry *ferry, struct ferry_block *block)
 	TH_ASSERT(ferry->num_out > 0);
 	ferry->num_out--;
 	if (block->pinned) {
-		give(block);
+		drop_pinned(block);
 		return;
 	}
 	block->next = ferry->spare;

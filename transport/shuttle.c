@@ -100,9 +100,9 @@ shuttle_fail(struct shuttle *shuttle, int error, uint32_t row, bool source_faile
 static void
 finish(struct shuttle *shuttle)
 {
-	if (shuttle->ended || shuttle_gpu_busy(shuttle) ||
-		(shuttle->writes && ferry_busy(shuttle->writes) &&
-			!xfer_part_orphaned(shuttle->part)))
+	bool writes = shuttle->part && !xfer_part_orphaned(shuttle->part);
+	if (shuttle->ended || (writes && shuttle_gpu_busy(shuttle)) ||
+		(writes && shuttle->writes && ferry_busy(shuttle->writes)))
 		return;
 	shuttle->ended = true;
 	xfer_part_unwatch(shuttle->source, part_changed, shuttle);

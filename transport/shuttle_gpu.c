@@ -11,14 +11,14 @@
  * A GPU that does not reach the other says so, and then all that is left goes through the host by
  * ferries; so does a part with a chunk on more than one GPU.
  *
- * All on the shuttle's mover, but for `done`, which is on the GPU's thread.
+ * All on the shuttle's mover, but for `done`, which is on the GPU's thread. What is still under way
+ * when nobody can see its outcome any more is left behind, and the last of it frees all.
  */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ipc/base/alloc.h"
-#include "ipc/base/assert.h"
 #include "ipc/base/err.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
@@ -52,6 +52,8 @@ struct shuttle_gpu {
 	uint32_t hashed; /* chunks whose digests the part has */
 	bool leaving;    /* by ferries from here on */
 	pthread_mutex_t lock;
+	bool abandoned; /* guarded, as busy: the shuttle may be gone */
+	uint32_t busy;
 	struct lane lanes[LANES];
 };
 
@@ -64,6 +66,17 @@ state_of(struct lane *lane)
 	return state;
 }
 
+static void
+destroy(struct shuttle_gpu *gpu)
+{
+	for (uint32_t i = 0; i < gpu->num_lanes; i++) {
+		spans_fini(&gpu->lanes[i].from);
+		spans_fini(&gpu->lanes[i].to);
+	}
+	pthread_mutex_destroy(&gpu->lock);
+	free(gpu);
+}
+
 /* On the GPU's thread. Posted under the lock: without it the shuttle could be gone by then. */
 static void
 done(struct gpu_request *request)
@@ -72,8 +85,12 @@ done(struct gpu_request *request)
 	struct shuttle_gpu *gpu = lane->gpu;
 	pthread_mutex_lock(&gpu->lock);
 	lane->state = LANE_DONE;
-	loop_post(gpu->shuttle->loop, &gpu->shuttle->kick_task);
+	bool last = --gpu->busy == 0 && gpu->abandoned;
+	if (!gpu->abandoned)
+		loop_post(gpu->shuttle->loop, &gpu->shuttle->kick_task);
 	pthread_mutex_unlock(&gpu->lock);
+	if (last)
+		destroy(gpu);
 }
 
 static void
@@ -90,7 +107,10 @@ submit(struct lane *lane, enum gpu_run_op op)
 		lane->request.to = lane->to.spans;
 		lane->request.num_to = lane->to.count;
 	}
+	pthread_mutex_lock(&lane->gpu->lock);
 	lane->state = LANE_BUSY;
+	lane->gpu->busy++;
+	pthread_mutex_unlock(&lane->gpu->lock);
 	gpu_submit(&lane->request);
 }
 
@@ -329,8 +349,11 @@ shuttle_gpu_free(struct shuttle *shuttle)
 	struct shuttle_gpu *gpu = shuttle->gpu;
 	if (!gpu)
 		return;
-	TH_ASSERT(!shuttle_gpu_busy(shuttle));
-	pthread_mutex_destroy(&gpu->lock);
-	free(gpu);
 	shuttle->gpu = NULL;
+	pthread_mutex_lock(&gpu->lock);
+	gpu->abandoned = true;
+	bool busy = gpu->busy > 0;
+	pthread_mutex_unlock(&gpu->lock);
+	if (!busy)
+		destroy(gpu);
 }

@@ -65,6 +65,7 @@ bool shuttle_gpu_start(struct shuttle *shuttle);
  * any more, and what was is to be done again. */
 bool shuttle_gpu_run(struct shuttle *shuttle);
 bool shuttle_gpu_busy(struct shuttle *shuttle); /* GPUs still work for it */
+/* What is under way harms nobody, and is left behind. */
 void shuttle_gpu_free(struct shuttle *shuttle);
 
 #endif

@@ -107,8 +107,8 @@ struct transport_event {
 	uint64_t bytes_moved;  /* of chunks, with those that moved again; ENDED: sent */
 	uint64_t bytes_reused; /* DONE, FAILED, STOPPED: were here already (reuse.h) */
 	uint64_t transfer_ns, verify_ns;
-	/* "rdma", "rdma-copy", "tcp", "local"; ENDED: "tcp sendfile" when that was used. What it
-	 * was at the end: see fallback. */
+	/* "rdma", "rdma-copy", "tcp", "local", "cuda-ipc" (a copy by GPUs alone); ENDED: "tcp
+	 * sendfile" when that was used. What it was at the end: see fallback. */
 	char transport[32];
 	/* PROGRESS, DONE, FAILED, STOPPED: why the leg went, or went on, without RDMA. Empty where
 	 * it did not, or the agent has none. */

@@ -15,6 +15,7 @@
 #include "tests/support/transport_pair.h"
 #include "transport/access.h"
 #include "transport/crew.h"
+#include "transport/ferry.h"
 
 #define STAGING (64 * MIB)
 #define PATIENCE_NS INT64_C(30000000000)
@@ -245,7 +246,7 @@ Test(transport_gpu, hash_midway_by_ferries__the_same_digests)
 	finish(s);
 }
 
-Test(transport_gpu, hash_stop__while_gpus_hash__one_event_when_they_are_done)
+Test(transport_gpu, hash_stop__while_gpus_hash__one_event_at_once)
 {
 	struct pair *s = start(many_chunks, 1);
 	parts(s, RIG_GPU, RIG_MAPPED, true);
@@ -253,9 +254,9 @@ Test(transport_gpu, hash_stop__while_gpus_hash__one_event_when_they_are_done)
 	hash(s);
 	wait_running(s, 8);
 	transport_hash_stop(s->source_agent->transport, s->leg);
-	fake_gpus_hold(rig_gpus->gpus, false);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_STOPPED, s->leg);
-	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 0);
+	cr_assert_geq(fake_gpus_running(rig_gpus->gpus), 8);
+	fake_gpus_hold(rig_gpus->gpus, false);
 	cr_assert_eq(s->source_agent->num_events, 1);
 	finish(s);
 }
@@ -494,17 +495,20 @@ MODES(stop__while_the_gpu_writes__stopped_when_it_is_done)
 
 MODES(stop__worker_gone_while_the_gpu_writes__stopped_at_once)
 {
-	struct pair *s = start(four_chunks, 1);
-	parts(s, RIG_MAPPED, RIG_GPU, true);
-	publish(s);
-	fake_gpus_hold(rig_gpus->gpus, true);
-	move(s, mode);
-	wait_running(s, 1);
-	xfer_part_orphan(s->to);
-	transport_stop(s->reader_agent->transport, s->leg);
-	wait_reader(s, TRANSPORT_STOPPED);
-	fake_gpus_hold(rig_gpus->gpus, false);
-	finish(s);
+	for (int both = 0; both < 2; both++) {
+		struct pair *s = start(four_chunks, 1);
+		parts(s, both ? RIG_GPU : RIG_MAPPED, RIG_GPU, true);
+		publish(s);
+		fake_gpus_hold(rig_gpus->gpus, true);
+		move(s, mode);
+		wait_running(s, 1);
+		xfer_part_orphan(s->to);
+		transport_stop(s->reader_agent->transport, s->leg);
+		wait_reader(s, TRANSPORT_STOPPED);
+		cr_assert_gt(fake_gpus_running(rig_gpus->gpus), 0);
+		fake_gpus_hold(rig_gpus->gpus, false);
+		finish(s);
+	}
 }
 
 /* The agent ends while blocks are waited for, read and written. */
@@ -535,5 +539,39 @@ Test(transport_gpu, part_on_gpus_alone__no_thread)
 	cr_assert_eq(crew_count(), 0);
 	fake_gpus_hold(rig_gpus->gpus, false);
 	wait_reader(s, TRANSPORT_DONE);
+	finish(s);
+}
+
+static void
+nothing(struct loop_task *task)
+{
+	(void)task;
+}
+
+static void
+drop(void *arg)
+{
+	ferry_block_drop(arg);
+}
+
+/* Such a thread has no descriptor to wake anybody with who waits for the block. */
+Test(transport_gpu, block_dropped_by_a_thread_of_the_crew__given_back_by_a_sweep)
+{
+	static struct loop_task done = {.run = nothing};
+	struct pair *s = start(four_chunks, 1);
+	struct ferry *ferry;
+	struct loop *loop;
+	parts(s, RIG_GPU, RIG_GPU, true);
+	cr_assert_eq(loop_new("test", LOOP_EPOLL, NULL, NULL, &loop), 0);
+	cr_assert_eq(ferry_new(s->from, false, loop, &done, &ferry), 0);
+	struct ferry_block *block = ferry_spare(ferry);
+	cr_assert_eq(fake_gpus_blocks(rig_gpus->gpus), 1);
+	cr_assert_eq(crew_start(drop, block, calloc(1, sizeof(int)), 0), 0);
+	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
+	cr_assert_eq(fake_gpus_blocks(rig_gpus->gpus), 1);
+	access_sweep();
+	cr_assert_eq(fake_gpus_blocks(rig_gpus->gpus), 0);
+	ferry_abandon(ferry);
+	loop_free(loop);
 	finish(s);
 }
