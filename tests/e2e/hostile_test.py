@@ -14,6 +14,8 @@ from cluster import cluster, main, wait_for
 HEAD = struct.Struct("<IHHII")
 MAGIC = 0x31434854
 HELLO, WELCOME, REFUSED, OPEN, SESSION, MEMORY, MEMORY_ID, FORGET, CLOSE, CLOSED = range(1, 11)
+GPU = 11
+FEATURE_GPU = 1
 ROUNDS = 40
 
 
@@ -21,8 +23,8 @@ def message(kind, body=b"", fds=0, magic=MAGIC, length=None):
     return HEAD.pack(magic, kind, fds, len(body) if length is None else length, 0) + body
 
 
-def hello(lowest=1, highest=1):
-    return message(HELLO, struct.pack("<IIQII", lowest, highest, 0, mmap.PAGESIZE, 0))
+def hello(lowest=1, highest=1, features=0):
+    return message(HELLO, struct.pack("<IIQII", lowest, highest, features, mmap.PAGESIZE, 0))
 
 
 def opening(model="m", replica="evil"):
@@ -54,9 +56,9 @@ def receive(s):
     return kind, data[HEAD.size :], fds
 
 
-def session(runtime, replica):
+def session(runtime, replica, features=0):
     s = connect(runtime)
-    s.send(hello())
+    s.send(hello(features=features))
     kind, _body, _fds = receive(s)
     assert kind == WELCOME, kind
     s.send(opening(replica=replica))
@@ -191,6 +193,68 @@ def descriptor_socket():
         grew = {k: after[k] - before.get(k, 0) for k in after if after[k] > before.get(k, 0)}
         assert any("violation" in k or "refused" in k for k in grew), grew
         witness.works()
+
+
+def gpu_piece(kind, gpu, base, nbytes=4096, handle_bytes=None):
+    """A GPU message; the handle is garbage, as nobody but the driver can tell."""
+    handle = struct.pack("<IIQQ", kind, 0, handle_bytes or nbytes, 1) + bytes([gpu]) * 16
+    return struct.pack("<IIQQ", 9, 0, base, nbytes) + handle + os.urandom(64)
+
+
+def gpu_messages():
+    """Memory of GPUs that do not exist, with descriptors that are none, and never registered."""
+    with cluster() as c:
+        witness = Witness(c)
+        a = c.agents["a"]
+        fds_before = len(os.listdir(f"/proc/{a.pid}/fd"))
+        # Who has not said that he knows of it.
+        s, fds = session(a.runtime, "old")
+        assert len(fds) == 5, fds
+        for fd in fds:
+            os.close(fd)
+        s.send(message(GPU, gpu_piece(1, 1, 1 << 40)))
+        assert gone(s)
+        s.close()
+        s, fds = session(a.runtime, "evil-gpu", FEATURE_GPU)
+        assert len(fds) == 6, fds
+        os.set_blocking(fds[5], False)
+        try:
+            assert os.read(fds[5], 1), "the lifeline has hung up"
+        except BlockingIOError:
+            pass
+        ids, refused = [], 0
+        for i in range(60):
+            kind, with_fd = i % 7, i % 2
+            body = gpu_piece(kind, 1 + i % 20, (1 << 40) + (i << 12), handle_bytes=4096 + i % 3)
+            if with_fd:
+                r, w = os.pipe()
+                socket.send_fds(s, [message(GPU, body, fds=1)], [r])
+                os.close(r)
+                os.close(w)
+            else:
+                s.send(message(GPU, body))
+            kind, body, _ = receive(s)
+            assert kind == MEMORY_ID, kind
+            token, ident, code, _zero = struct.unpack_from("<IIiI", body)
+            assert token == 9 and (code == 0) == (ident > 0), (token, ident, code)
+            refused += code != 0
+            if ident:
+                ids.append(ident)
+        assert ids and refused, (ids, refused)
+        s.send(message(FORGET, struct.pack("<II", ids[0], 0)))
+        witness.works()
+        s.send(message(FORGET, struct.pack("<II", max(ids) + 1000, 0)))
+        assert gone(s)
+        for fd in fds:
+            os.close(fd)
+        s.close()
+        witness.works()
+        wait_for(
+            lambda: len(os.listdir(f"/proc/{a.pid}/fd")) <= fds_before + 2 * 16 + 2,
+            30,
+            "no descriptor of it is left",
+        )
+        assert a.alive()
 
 
 def ring():
@@ -451,4 +515,4 @@ def data_port():
 
 
 if __name__ == "__main__":
-    main(descriptor_socket, ring, documents, slow_close, address_space, data_port)
+    main(descriptor_socket, gpu_messages, ring, documents, slow_close, address_space, data_port)
