@@ -30,6 +30,7 @@
 #define MESSAGES_AT_ONCE 16
 #define ANSWERS_MAX 4096u /* that wait: then no message is taken */
 #define LEAVES_MAX 65536u
+#define DESCRIPTORS 65536u
 
 enum { GOES_ON = -1 }; /* not ended yet */
 
@@ -567,8 +568,9 @@ settle(void)
 	/* Its memory is other people's weights. */
 	setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
 	/* A descriptor for each message that waits, and the driver's own. */
-	if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-		limit.rlim_cur = limit.rlim_max;
+	if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < DESCRIPTORS) {
+		/* Not all that may be: libraries have loops over all descriptors. */
+		limit.rlim_cur = limit.rlim_max < DESCRIPTORS ? limit.rlim_max : DESCRIPTORS;
 		setrlimit(RLIMIT_NOFILE, &limit);
 	}
 	/* A service's stop tells all its processes: the agent says when this one ends. */
