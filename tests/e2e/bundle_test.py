@@ -46,7 +46,8 @@ def programs_and_tests_run_elsewhere():
         env = {"PATH": os.environ["PATH"], "HOME": c.dir}
         p = run([bundle.at("run-tests"), "--list"], env=env, cwd="/")
         assert p.returncode == 0 and "basic e2e" in p.stdout and "transport unit" in p.stdout, p
-        p = run([bundle.at("run-tests"), "remains", "clock", "fake_cuda", "gpus"], env=env, cwd="/")
+        names = ["remains", "clock", "fake_cuda", "gpu_harness"]
+        p = run([bundle.at("run-tests"), *names], env=env, cwd="/")
         assert p.returncode == 0, p.stdout + p.stderr
         assert p.stdout.endswith(" passed, 0 failed, 0 skipped\n"), p.stdout
         p = run([bundle.at("run-tests"), "nothing_of_the_kind"], env=env, cwd="/")

@@ -308,6 +308,13 @@ class Chunks(Mapped):
         return CHUNK if self.bytes <= 32 * CHUNK else LARGE_CHUNK
 
 
+class SmallChunks(Mapped):
+    """As many as there can be."""
+
+    def chunk_bytes(self):
+        return CHUNK
+
+
 class Closed(Chunks):
     """No other process can map it, as most sleep modes make it."""
 
@@ -332,7 +339,14 @@ class Pool(Memory):
         self.cuda.call("cuMemPoolDestroy", c.c_void_p(self.pool))
 
 
-KINDS = {"legacy": Legacy, "chunk": Chunk, "chunks": Chunks, "pool": Pool, "closed": Closed}
+KINDS = {
+    "legacy": Legacy,
+    "chunk": Chunk,
+    "chunks": Chunks,
+    "small_chunks": SmallChunks,
+    "pool": Pool,
+    "closed": Closed,
+}
 OPEN_KINDS = ("legacy", "chunk", "chunks", "pool")  # that other processes can map
 
 

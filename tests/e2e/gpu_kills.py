@@ -236,7 +236,7 @@ def helper_in_a_leg(kind, call, killed, where, device, after=2):
 def helper_at_times(kind, count):
     """Also where nothing can be planned: killed at moments spread over a transfer. How many of the
     transfers brought all bytes."""
-    with rig(kind, rate=1 << 40) as it:
+    with rig(kind, rate=1 << 40, nbytes=(2 << 30) if gpus.HARDWARE else None) as it:
         w = it.publisher()
         r = it.worker("r", "a", it.c.gpus.count - 1)
         begin = time.monotonic()

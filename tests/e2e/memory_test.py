@@ -439,8 +439,11 @@ def a_page_that_blocks_stops_nobody():
     try:
         with cluster() as cl:
             cl.agent("a")
-            # A process of its own: it waits as well once it touches its own memory.
-            blocked = cl.worker("blocked", "a")
+            # A process of its own: it waits as well once it touches its own memory. While the agent
+            # waits for the page, nothing can be mapped there: what Python needs, it has before.
+            room = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}
+            room.update(MALLOC_TOP_PAD_=str(64 << 20), MALLOC_TRIM_THRESHOLD_=str(1 << 30))
+            blocked = cl.worker("blocked", "a", env=room)
             blocked.call("open", model="blocked", replica="w")
             blocked.call("map_file", path=served.path, total_bytes=nbytes)
             blocked.call("register")

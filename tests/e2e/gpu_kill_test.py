@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU memory when workers and GPU processes die: free within a second of the last reader's end, and
+nobody else notices. Every kind of memory with TH_LONG=1, else those that go different ways."""
+
+import gpu_driver
+import gpu_kills as kills
+from cluster import LONG, SANITIZED, Skip, main
+from gpus import HARDWARE
+
+KINDS = gpu_driver.OPEN_KINDS if LONG else ("chunks",) if SANITIZED else ("legacy", "chunks")
+
+
+def within(kind, seconds):
+    assert seconds <= kills.FREE_S + kills.SLACK_S, (kind, seconds)
+    print(f"  {kind}: free after {seconds:.3f} s", flush=True)
+
+
+def a_worker_that_is_idle():
+    for kind in KINDS if SANITIZED else gpu_driver.OPEN_KINDS:
+        within(kind, kills.worker_idle(kind))
+
+
+def a_worker_that_is_read():
+    for kind in KINDS:
+        within(kind, kills.worker_while_read(kind))
+
+
+def a_reader_during_replicate():
+    for kind in KINDS:
+        within(kind, kills.reader_during_replicate(kind))
+
+
+def a_worker_during_its_registration():
+    for kind in KINDS:
+        within(kind, kills.worker_in_warm_up(kind))
+
+
+def a_worker_while_its_stream_waits():
+    within("legacy", kills.worker_while_its_stream_waits("legacy"))
+
+
+def needs_plans():
+    if HARDWARE:
+        raise Skip("no plans on real GPUs")
+
+
+def a_gpu_process_while_it_starts():
+    needs_plans()
+    kills.helper_while_it_starts("legacy")
+
+
+def a_gpu_process_while_it_opens():
+    needs_plans()
+    for kind in KINDS:
+        kills.helper_while_it_opens(kind)
+
+
+def a_gpu_process_in_every_part_of_a_leg():
+    needs_plans()
+    steps = kills.HELPER_STEPS
+    for i, step in enumerate(steps):
+        for kind in KINDS if LONG else KINDS[i % len(KINDS) :][:1]:
+            kills.helper_in_a_leg(kind, *step)
+
+
+def a_gpu_process_while_it_closes():
+    needs_plans()
+    for kind in kills.CLOSES if LONG else ("legacy",):
+        within(kind, kills.helper_while_it_closes(kind))
+
+
+def a_gpu_that_is_lost():
+    needs_plans()
+    error, text = kills.gpu_is_lost("legacy")
+    print(f"  {error}: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main(
+        a_worker_that_is_idle,
+        a_worker_that_is_read,
+        a_reader_during_replicate,
+        a_worker_during_its_registration,
+        a_worker_while_its_stream_waits,
+        a_gpu_process_while_it_starts,
+        a_gpu_process_while_it_opens,
+        a_gpu_process_in_every_part_of_a_leg,
+        a_gpu_process_while_it_closes,
+        a_gpu_that_is_lost,
+    )
