@@ -111,12 +111,21 @@ def what_is_not_built_says_so():
         ):
             e = expect_error("INVALID", opened, cl, "a", "r", flags=1 << bit)
             assert flag in e.text and "not built" in e.text, e.text
+
+
+def memory_that_lies_on_no_gpu():
+    """Whether this machine has one or not."""
+    with cluster() as cl:
+        cl.agent("a")
         memory = thc.Memory(1 << 20)
         shard = opened(cl, "a", "r")
-        gpu = thc.tensor("gpu", memory.address, [100])
-        gpu.device = 0
-        e = expect_error("MEMORY_KIND", shard.register, [gpu])
-        assert "gpu" in e.text and "not built" in e.text, e.text
+        gpu = thc.tensor("weight", memory.address, [100], device=0)
+        try:
+            shard.register([gpu])
+            raise AssertionError("host memory was taken for a GPU's")
+        except thc.ThcError as e:
+            assert e.name in ("MEMORY_KIND", "INVALID"), e
+            assert "'weight'" in e.text and "GPU 0" in e.text, e.text
         shard.close()
 
 
@@ -252,6 +261,7 @@ if __name__ == "__main__":
         every_call_succeeds,
         an_unknown_outcome_is_resolved,
         what_is_not_built_says_so,
+        memory_that_lies_on_no_gpu,
         a_transport_that_is_forbidden_is_no_path,
         limits_are_named,
         what_is_not_there,
