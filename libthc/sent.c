@@ -100,6 +100,8 @@ sent_take_answer(struct thc_shard *shard)
 		const struct fdmsg_forget forget = {.id = answer.id};
 		(void)fdmsg_send(shard->sock, FDMSG_FORGET, &forget, sizeof(forget), NULL, 0);
 	}
+	if (sender != NULL && sender->sent == 0 && shard->answered_token == shard->last_token)
+		sender->enough = true;
 	return true;
 }
 
@@ -151,6 +153,19 @@ await_answers(struct sender *sender, uint32_t wanted)
 	return rc;
 }
 
+/*
+ * What an earlier call did not wait for is taken back first: the same memory may come again now, and
+ * pieces of a GPU do not overlap.
+ */
+static int
+await_earlier(struct sender *sender)
+{
+	struct thc_shard *shard = sender->shard;
+
+	sender->enough = shard->answered_token == shard->last_token;
+	return timed_out(shard_await(shard, &sender->enough, sender->until_ns, false));
+}
+
 int
 sender_send(struct sender *sender, uint64_t serial, enum fdmsg_kind kind, void *body,
 	size_t body_bytes, const int *fd)
@@ -159,6 +174,8 @@ sender_send(struct sender *sender, uint64_t serial, enum fdmsg_kind kind, void *
 	int rc = 0;
 
 	TH_FP(worker_shares_memory);
+	if (sender->sent == 0)
+		rc = await_earlier(sender);
 	/* When there is no room, half of it is waited for: not a turn for each. */
 	if (sender->sent - sender->answered == FDMSG_AHEAD)
 		rc = await_answers(sender, sender->sent - FDMSG_AHEAD / 2);

@@ -288,9 +288,25 @@ on_gpu(struct fake_agent *agent)
 	memcpy(&piece.message, agent->message->body, sizeof(piece.message));
 	answer_memory(agent, piece.message.token, code, "cuda-ipc");
 	piece.id = code == 0 ? agent->memories : 0;
+	for (unsigned i = 0; i < agent->gpus && i < FAKE_PIECES; i++)
+		if (agent->pieces[i].id != 0 && !agent->pieces[i].forgotten &&
+			agent->pieces[i].message.base == piece.message.base)
+			agent->overlaps++;
 	if (agent->gpus < FAKE_PIECES)
 		agent->pieces[agent->gpus] = piece;
 	agent->gpus++;
+}
+
+static void
+on_forget(struct fake_agent *agent)
+{
+	struct fdmsg_forget message;
+
+	memcpy(&message, agent->message->body, sizeof(message));
+	for (unsigned i = 0; i < agent->gpus && i < FAKE_PIECES; i++)
+		if (agent->pieces[i].id == message.id)
+			agent->pieces[i].forgotten = true;
+	agent->forgets++;
 }
 
 static void
@@ -343,7 +359,7 @@ on_message(struct fake_agent *agent)
 		on_gpu(agent);
 		break;
 	case FDMSG_FORGET:
-		agent->forgets++;
+		on_forget(agent);
 		break;
 	case FDMSG_CLOSE:
 		agent->closes++;

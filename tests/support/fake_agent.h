@@ -75,10 +75,11 @@ struct fake_agent {
 	struct fdmsg_memory memory;
 	int memory_fd; /* owns: of the last MEMORY but for dma-bufs; -1 */
 	unsigned gpus, dmabufs;
+	unsigned overlaps; /* pieces at the place of one that was not forgotten */
 	struct fake_piece {
 		uint32_t id; /* 0: refused */
 		struct fdmsg_gpu message;
-		bool has_fd;
+		bool has_fd, forgotten;
 	} pieces[FAKE_PIECES]; /* the first ones */
 	struct fdmsg_memory dmabuf;
 	int dmabuf_fd; /* owns: of the last one */

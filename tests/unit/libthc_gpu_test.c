@@ -344,6 +344,7 @@ Test(libthc_gpu, agent_that_is_stopped__times_out_and_nothing_stays_given)
 	good(register_one(segment, MIB));
 	cr_assert_eq(agent.gpus, 2);
 	cr_assert_eq(agent.forgets, 1, "what came too late is not wanted");
+	cr_assert_eq(agent.overlaps, 0, "and was forgotten before it came again");
 }
 
 /* ---- what is no tensor's memory ------------------------------------------------------------ */
