@@ -160,6 +160,8 @@ struct thc_shard {
 	enum registration registration;
 	struct sent_memory *sent; /* owns; ascending by serial */
 	size_t num_sent, sent_room;
+	uint32_t *forgets; /* owns: ids of what the agent is still to be told to forget */
+	size_t num_forgets;
 	struct held_memory *held; /* owns */
 	size_t num_held;
 	struct placed_tensor *placed; /* owns; by name bytewise */
@@ -299,6 +301,8 @@ void tensors_release(struct thc_shard *shard); /* the agent has let go of them *
 /* ---- sent.c -------------------------------------------------------------------------------- */
 
 void sent_forget(struct thc_shard *shard, uint64_t serial); /* a memory object is gone */
+/* What could not be said at once: 0, THC_E_AGENT_LOST, or -ETIMEDOUT without a sentence. */
+TH_MUST_USE int sent_flush(struct thc_shard *shard, int64_t until_ns);
 bool sent_take_answer(struct thc_shard *shard); /* MEMORY_ID came; false: out of order */
 
 /* ---- private.c ----------------------------------------------------------------------------- */

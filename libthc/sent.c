@@ -49,6 +49,44 @@ sent_add(struct thc_shard *shard, uint64_t serial, const struct fdmsg_memory_id 
 	shard->num_sent++;
 }
 
+/* Without room in the socket it is due: thousands of pieces are more than fit. */
+static void
+forget(struct thc_shard *shard, uint32_t id)
+{
+	const struct fdmsg_forget message = {.id = id};
+
+	if (shard->lost || shard->closed)
+		return;
+	if (shard->num_forgets == 0 && fdmsg_send(shard->sock, FDMSG_FORGET, &message,
+					       sizeof(message), NULL, 0) != -EAGAIN)
+		return;
+	uint32_t *more = reallocarray(shard->forgets, shard->num_forgets + 1, sizeof(*more));
+	if (more == NULL)
+		return; /* the end of the session forgets it too */
+	shard->forgets = more;
+	shard->forgets[shard->num_forgets++] = id;
+}
+
+int
+sent_flush(struct thc_shard *shard, int64_t until_ns)
+{
+	size_t done = 0;
+	int rc = 0;
+
+	while (rc == 0 && done < shard->num_forgets) {
+		const struct fdmsg_forget message = {.id = shard->forgets[done]};
+		rc = shard_send(shard, FDMSG_FORGET, &message, sizeof(message), NULL, until_ns);
+		if (rc == 0)
+			done++;
+	}
+	if (done == 0)
+		return rc;
+	shard->num_forgets -= done;
+	memmove(shard->forgets, shard->forgets + done,
+		shard->num_forgets * sizeof(*shard->forgets));
+	return rc;
+}
+
 void
 sent_forget(struct thc_shard *shard, uint64_t serial)
 {
@@ -56,10 +94,7 @@ sent_forget(struct thc_shard *shard, uint64_t serial)
 
 	if (sent == NULL)
 		return;
-	const struct fdmsg_forget message = {.id = sent->id};
-	/* A full socket means a stopped agent: it lets go of all when the session ends. */
-	if (!shard->lost && !shard->closed)
-		(void)fdmsg_send(shard->sock, FDMSG_FORGET, &message, sizeof(message), NULL, 0);
+	forget(shard, sent->id);
 	size_t index = (size_t)(sent - shard->sent);
 	shard->num_sent--;
 	memmove(&shard->sent[index], &shard->sent[index + 1],
@@ -97,8 +132,7 @@ sent_take_answer(struct thc_shard *shard)
 	if (sender != NULL && answer.token - sender->first_token < sender->sent) {
 		take(sender, answer.token - sender->first_token, &answer);
 	} else if (answer.code == 0) {
-		const struct fdmsg_forget forget = {.id = answer.id};
-		(void)fdmsg_send(shard->sock, FDMSG_FORGET, &forget, sizeof(forget), NULL, 0);
+		forget(shard, answer.id);
 	}
 	if (sender != NULL && sender->sent == 0 && shard->answered_token == shard->last_token)
 		sender->enough = true;
@@ -154,8 +188,8 @@ await_answers(struct sender *sender, uint32_t wanted)
 }
 
 /*
- * What an earlier call did not wait for is taken back first: the same memory may come again now, and
- * pieces of a GPU do not overlap.
+ * What an earlier call did not wait for is taken back first: the same memory may come again now,
+ * and pieces of a GPU do not overlap.
  */
 static int
 await_earlier(struct sender *sender)
@@ -163,7 +197,10 @@ await_earlier(struct sender *sender)
 	struct thc_shard *shard = sender->shard;
 
 	sender->enough = shard->answered_token == shard->last_token;
-	return timed_out(shard_await(shard, &sender->enough, sender->until_ns, false));
+	int rc = shard_await(shard, &sender->enough, sender->until_ns, false);
+	if (rc == 0)
+		rc = sent_flush(shard, sender->until_ns);
+	return timed_out(rc);
 }
 
 int

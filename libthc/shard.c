@@ -203,6 +203,7 @@ destroy(struct thc_shard *shard)
 	tensors_release(shard);
 	attributes_free(shard);
 	free(shard->sent);
+	free(shard->forgets);
 	free(shard->message);
 	(void)pthread_cond_destroy(&shard->changed);
 	(void)pthread_mutex_destroy(&shard->lock);

@@ -464,10 +464,13 @@ thc_unregister(struct thc_shard *shard, int64_t timeout_ms)
 		rc = settle(shard, deadline_ns);
 	else
 		rc = send_unregister(shard, deadline_ns);
-	if (rc == 0)
+	if (rc == 0) {
 		tensors_release(shard);
-	else if (rc == THC_E_TIMEOUT && shard->registration == REGISTRATION_DONE)
+		/* What does not go now goes before anything else is registered. */
+		(void)(sent_flush(shard, deadline_with_grace(deadline_ns)) == 0);
+	} else if (rc == THC_E_TIMEOUT && shard->registration == REGISTRATION_DONE) {
 		shard->registration = REGISTRATION_UNKNOWN; /* it may be gone at the agent */
+	}
 	shard_exclusive_end(shard);
 	shard_leave(shard);
 	return rc;

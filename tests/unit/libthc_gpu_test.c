@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -586,6 +587,9 @@ Test(libthc_gpu, many_pieces__a_look_is_bounded_and_sees_all_in_turn)
 		OK(cuda.cuMemFree(pieces[i]));
 	for (unsigned i = 0; i < 3; i++)
 		expect(thc_publish(shard, 9, SOON), THC_E_STALE_MEMORY, "layer.123");
+	/* More than a socket holds: the agent hears of each all the same. */
+	good(thc_unregister(shard, SOON));
+	fake_agent_await(&agent, &agent.forgets, 2 * (unsigned)count);
 	free(pieces);
 	free(tensors);
 }
@@ -601,6 +605,7 @@ Test(libthc_gpu, safe_to_mutate__agent_has_ended__waits_for_its_gpu_processes)
 	fflush(NULL);
 	pid_t child = fork();
 	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		for (;;)
 			pause();
 	}
