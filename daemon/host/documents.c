@@ -323,6 +323,16 @@ documents_ready(void *arg, uint32_t events)
 	}
 }
 
+char *
+documents_text(const char *constant)
+{
+	union {
+		const char *constant;
+		char *plain;
+	} pointer = {.constant = constant};
+	return pointer.plain;
+}
+
 void
 documents_close(struct host *host)
 {

@@ -29,6 +29,9 @@ void documents_send(struct host *host, uint64_t token, const uint8_t *data, size
 void documents_refuse(
 	struct host *host, uint64_t token, uint64_t request_no, int code, const char *text);
 
+/* protobuf-c has char * for texts that it only reads when it packs. */
+char *documents_text(const char *constant);
+
 void documents_close(struct host *host);
 
 #endif

@@ -27,17 +27,6 @@ struct counter {
 	uint64_t value;
 };
 
-/* protobuf-c has char * for texts that it only reads when it packs. */
-static char *
-text(const char *constant)
-{
-	union {
-		const char *constant;
-		char *plain;
-	} pointer = {.constant = constant};
-	return pointer.plain;
-}
-
 /* ---- counters ------------------------------------------------------------------------------- */
 
 #define COUNTERS_MAX 64
@@ -171,9 +160,9 @@ fill_counters(struct host *host, Tensorhub__V1__StatusReply *status)
 	status->n_counters = count;
 	for (size_t i = 0; i < count; i++) {
 		tensorhub__v1__counter_info__init(&infos[i]);
-		infos[i].name = text(counters[i].name);
-		infos[i].unit = text(counters[i].unit);
-		infos[i].help = text(counters[i].help);
+		infos[i].name = documents_text(counters[i].name);
+		infos[i].unit = documents_text(counters[i].unit);
+		infos[i].help = documents_text(counters[i].help);
 		infos[i].value = counters[i].value;
 		status->counters[i] = &infos[i];
 	}
@@ -196,12 +185,13 @@ fill_session(struct host *host, struct session_storage *storage)
 	Tensorhub__V1__SessionInfo *info = &storage->info;
 	tensorhub__v1__session_info__init(info);
 	info->session = core->session;
-	info->model = text(core->model);
-	info->replica = text(core->replica);
+	info->model = documents_text(core->model);
+	info->replica = documents_text(core->replica);
 	info->shard = core->shard;
 	info->num_shards = core->num_shards;
-	info->state = text(session && session->state == SESSION_LOST ? "lost" : core->state);
-	info->operation = text(core->operation);
+	info->state =
+		documents_text(session && session->state == SESSION_LOST ? "lost" : core->state);
+	info->operation = documents_text(core->operation);
 	info->bytes = core->bytes;
 	info->legs_in = core->legs_in;
 	info->legs_out = core->legs_out;
@@ -266,13 +256,13 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	char servers[OPTIONS_TEXT_BYTES];
 	tensorhub__v1__reply__init(&reply);
 	tensorhub__v1__status_reply__init(&status);
-	status.node = text(options->node);
-	status.datacenter = text(options->datacenter);
-	status.version = text(TH_VERSION);
+	status.node = documents_text(options->node);
+	status.datacenter = documents_text(options->datacenter);
+	status.version = documents_text(TH_VERSION);
 	status.pid = getpid();
 	status.uptime_ns = th_now_ns() - host->start_ns;
-	status.data_address = text(transport_address(host->transport));
-	status.server = text(link_url(host));
+	status.data_address = documents_text(transport_address(host->transport));
+	status.server = documents_text(link_url(host));
 	status.attached = host->attached;
 	status.server_text = host->server_text;
 	status.server_inc = host->server_inc;
@@ -281,7 +271,7 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	status.servers = servers;
 	status.draining = host->draining;
 	status.leaving = host->stopping;
-	status.verify = text(options->verify ? "full" : "off");
+	status.verify = documents_text(options->verify ? "full" : "off");
 	char transports[256];
 	print_transports(host, transports, sizeof(transports));
 	status.transports = transports;

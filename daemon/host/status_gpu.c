@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/host/documents.h"
 #include "daemon/host/host.h"
 #include "daemon/host/memory_gpu.h"
 #include "ipc/base/alloc.h"
@@ -38,17 +39,6 @@ struct status_memory {
 	struct memory_storage memory[STATUS_MEMORY_MAX];
 	Tensorhub__V1__MemoryInfo *list[STATUS_MEMORY_MAX];
 };
-
-/* protobuf-c has char * for texts that it only reads when it packs. */
-static char *
-text(const char *constant)
-{
-	union {
-		const char *constant;
-		char *plain;
-	} pointer = {.constant = constant};
-	return pointer.plain;
-}
 
 /* As nvidia-smi -L has it. */
 static char *
@@ -98,7 +88,7 @@ status_gpu_new(const struct host *host)
 	Tensorhub__V1__GpusInfo *info = &status->info;
 	tensorhub__v1__gpus_info__init(info);
 	info->used = gpus != NULL;
-	info->why = text(gpus ? "" : "gpu=off");
+	info->why = documents_text(gpus ? "" : "gpu=off");
 	info->gpus = status->list;
 	if (!gpus)
 		return status;
@@ -165,8 +155,8 @@ begin(const struct memory *object, struct memory_storage *storage)
 {
 	Tensorhub__V1__MemoryInfo *info = &storage->info;
 	tensorhub__v1__memory_info__init(info);
-	info->path = text(path_of(object));
-	info->kind = text(kind_of(object));
+	info->path = documents_text(path_of(object));
+	info->kind = documents_text(kind_of(object));
 	if (object->space)
 		info->gpu = uuid_text(gpu_space_uuid(object->space), storage->uuid);
 	info->address = object->base;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/host/documents.h"
 #include "daemon/host/host.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
@@ -41,17 +42,6 @@ struct status_rdma {
 	Tensorhub__V1__PathInfo *path_list[STATUS_PATHS_MAX];
 };
 
-/* protobuf-c has char * for texts that it only reads when it packs. */
-static char *
-text(const char *constant)
-{
-	union {
-		const char *constant;
-		char *plain;
-	} pointer = {.constant = constant};
-	return pointer.plain;
-}
-
 static const char *
 link_text(enum verbs_link link)
 {
@@ -69,16 +59,16 @@ fill_rail(const struct host *host, uint32_t rail, struct rail_storage *storage)
 	rail_status(host->regions.rails, rail, &storage->status);
 	fabric_rail(host, rail, &counts);
 	tensorhub__v1__rail_info__init(info);
-	info->name = text(status->name);
-	info->pci = text(status->pci);
+	info->name = documents_text(status->name);
+	info->pci = documents_text(status->pci);
 	info->on_node = counts.node >= 0;
 	info->node = counts.node >= 0 ? (uint32_t)counts.node : 0;
-	info->state = text(states[status->state]);
-	info->why = text(status->why[0] ? status->why : status->failed_why);
-	info->link = text(link_text(status->port.link));
+	info->state = documents_text(states[status->state]);
+	info->why = documents_text(status->why[0] ? status->why : status->failed_why);
+	info->link = documents_text(link_text(status->port.link));
 	if (status->state == RAIL_UP) {
-		info->address = text(gid_text(status->gid.raw, storage->address));
-		info->address_type = text(gid_type_text(status->gid.type));
+		info->address = documents_text(gid_text(status->gid.raw, storage->address));
+		info->address_type = documents_text(gid_type_text(status->gid.type));
 	}
 	info->mtu = status->port.mtu_bytes;
 	info->depth = th_min_u32(status->info.reads_out_max, host->options.rdma.depth);
@@ -98,9 +88,9 @@ fill_path(const struct host *host, const struct path *path, struct path_storage 
 	Tensorhub__V1__PathInfo *info = &storage->info;
 	storage->path = *path;
 	tensorhub__v1__path_info__init(info);
-	info->rail = text(rail_name(host->regions.rails, path->rail));
+	info->rail = documents_text(rail_name(host->regions.rails, path->rail));
 	info->host = storage->path.host;
-	info->peer = text(gid_text(path->peer.gid, storage->peer));
+	info->peer = documents_text(gid_text(path->peer.gid, storage->peer));
 	info->bytes = path->bytes;
 	info->legs = path->legs;
 	info->failures = path->failures;

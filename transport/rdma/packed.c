@@ -260,6 +260,18 @@ find_row(const struct xfer_part *part, const struct xfer_cursor *cursor, uint8_t
 	return xfer_part_table(part)->ranges[cursor->range + i].row;
 }
 
+/* Behind these ranges, which begin at the cursor. Returns how many bytes they have. */
+static uint32_t
+pass(const struct xfer_part *part, struct xfer_cursor *cursor, const struct iovec *ranges,
+	uint32_t count)
+{
+	uint64_t bytes = 0;
+	for (uint32_t i = 0; i < count; i++)
+		bytes += ranges[i].iov_len;
+	xfer_cursor_skip(cursor, part, bytes);
+	return (uint32_t)bytes;
+}
+
 /* The next bytes of a chunk, at most a block, to where they lie in the buffer. Returns how many, or
  * TH_E_STALE_MEMORY. */
 static int
@@ -278,11 +290,7 @@ gather_block(struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, ui
 			*ret_row = find_row(part, cursor, to + done, ranges, count);
 			return rc;
 		}
-		uint64_t moved = 0;
-		for (uint32_t i = 0; i < count; i++)
-			moved += ranges[i].iov_len;
-		xfer_cursor_skip(cursor, part, moved);
-		done += (uint32_t)moved;
+		done += pass(part, cursor, ranges, count);
 	}
 	return (int)bytes;
 }
@@ -375,11 +383,7 @@ scatter_block(
 		int rc = guard_scatter(ranges, count, from + done);
 		if (rc < 0)
 			return rc;
-		uint64_t moved = 0;
-		for (uint32_t i = 0; i < count; i++)
-			moved += ranges[i].iov_len;
-		xfer_cursor_skip(cursor, part, moved);
-		done += (uint32_t)moved;
+		done += pass(part, cursor, ranges, count);
 	}
 	return 0;
 }
