@@ -2,22 +2,16 @@
 /*
  * The conformance cases of transport_test.c with shards in the memory of GPUs (fake_gpus.h): at the
  * source, at the reader, at both, and rows of more than one kind. Each over tcp, within a host and
- * through slots of RDMA; two of the twelve in every run, all of them when TH_LONG is 1.
+ * through slots of RDMA. Two of the twelve suites are of every run, all of them with -Dlong=true.
  */
 #include <criterion/criterion.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "tests/support/rig_fake_gpus.h"
 #include "tests/support/transport_pair.h"
 
 static void
-run_on(enum rig_memory from, enum rig_memory to, void (*name)(enum mode mode), enum mode mode,
-	bool always)
+run_on(enum rig_memory from, enum rig_memory to, void (*name)(enum mode mode), enum mode mode)
 {
-	const char *all = getenv("TH_LONG");
-	if (!always && !(all && strcmp(all, "1") == 0))
-		cr_skip_test("only when TH_LONG is 1");
 	pair_rails = mode == MODE_RDMA ? 2 : 0;
 	rig_fake_gpus_init(64 * MIB);
 	rig_of_sources = from;
@@ -26,23 +20,25 @@ run_on(enum rig_memory from, enum rig_memory to, void (*name)(enum mode mode), e
 	rig_fake_gpus_fini();
 }
 
-#define ON(suite, name, from, to, tcp, local)                                                      \
-	Test(suite##_tcp, name)                                                                    \
+#define ON(suite, name, from, to, mode)                                                            \
+	Test(suite, name)                                                                          \
 	{                                                                                          \
-		run_on(from, to, name, MODE_TCP, tcp);                                             \
-	}                                                                                          \
-	Test(suite##_local, name)                                                                  \
-	{                                                                                          \
-		run_on(from, to, name, MODE_LOCAL, local);                                         \
-	}                                                                                          \
-	Test(suite##_rdma_copy, name)                                                              \
-	{                                                                                          \
-		run_on(from, to, name, MODE_RDMA, false);                                          \
+		run_on(from, to, name, mode);                                                      \
 	}
+#ifdef CONFORMANCE_ALL
+#define ON_EACH(suite, name, from, to)                                                             \
+	ON(suite##_tcp, name, from, to, MODE_TCP)                                                  \
+	ON(suite##_local, name, from, to, MODE_LOCAL)                                              \
+	ON(suite##_rdma_copy, name, from, to, MODE_RDMA)
 #define ON_GPUS(name)                                                                              \
-	ON(gpu_source, name, RIG_GPU, RIG_MAPPED, false, false)                                    \
-	ON(gpu_reader, name, RIG_MAPPED, RIG_GPU, false, false)                                    \
-	ON(gpu_both, name, RIG_GPU, RIG_GPU, false, true)                                          \
-	ON(gpu_mixed, name, RIG_GPU_MAPPED, RIG_GPU_PROCESS, true, false)
+	ON_EACH(gpu_source, name, RIG_GPU, RIG_MAPPED)                                             \
+	ON_EACH(gpu_reader, name, RIG_MAPPED, RIG_GPU)                                             \
+	ON_EACH(gpu_both, name, RIG_GPU, RIG_GPU)                                                  \
+	ON_EACH(gpu_mixed, name, RIG_GPU_MAPPED, RIG_GPU_PROCESS)
+#else
+#define ON_GPUS(name)                                                                              \
+	ON(gpu_both_local, name, RIG_GPU, RIG_GPU, MODE_LOCAL)                                     \
+	ON(gpu_mixed_tcp, name, RIG_GPU_MAPPED, RIG_GPU_PROCESS, MODE_TCP)
+#endif
 
 #include "tests/unit/transport_test.c"
