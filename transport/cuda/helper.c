@@ -607,9 +607,23 @@ step(struct helper *helper)
 	}
 }
 
+/* Somebody may try it by hand. */
+static bool
+is_ours(int sock)
+{
+	int type = 0;
+	socklen_t bytes = sizeof(type);
+	return getsockopt(sock, SOL_SOCKET, SO_TYPE, &type, &bytes) == 0 && type == SOCK_SEQPACKET;
+}
+
 int
 gpu_helper_main(int sock)
 {
+	if (!is_ours(sock)) {
+		log_error("gpu", "the agent starts the process of a GPU by itself, there is "
+				 "nothing to do by hand");
+		return 2;
+	}
 	struct helper *helper = th_calloc(1, sizeof(*helper));
 	settle();
 	helper->sock = sock;
