@@ -23,6 +23,7 @@
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/people.h"
 #include "tests/support/fake_agent.h"
+#include "tests/support/gpu_tensor.h"
 
 #define SOON 20000
 #define MIB ((uint64_t)1 << 20)
@@ -129,24 +130,10 @@ of_pool(CUmemAllocationHandleType types, uint64_t bytes)
 	return address;
 }
 
-static struct thc_tensor
-tensor_at(const char *name, CUdeviceptr address, uint64_t bytes)
-{
-	return (struct thc_tensor){.name = name,
-		.data = (void *)(uintptr_t)address,
-		.bytes = bytes,
-		.dtype = THC_U8,
-		.device = 0,
-		.ndim = 1,
-		.local_shape = {bytes}};
-}
-
 static int
 register_one(CUdeviceptr address, uint64_t bytes)
 {
-	const struct thc_tensor tensor = tensor_at("weight", address, bytes);
-
-	return thc_register(shard, &tensor, 1, sizeof(tensor), SOON);
+	return register_at(shard, address, bytes, SOON);
 }
 
 static void
