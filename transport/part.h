@@ -70,14 +70,15 @@ void xfer_part_release(struct xfer_part *part);
 
 const struct chunk_table *xfer_part_table(const struct xfer_part *part);
 bool xfer_part_verify(const struct xfer_part *part);
-/* All of it is mapped. If not, only a ferry touches its bytes (ferry.h), those that are, too. */
+/* All of it is mapped. If not, a ferry touches its bytes (ferry.h), also those that are mapped; or
+ * requests to GPUs do. */
 bool xfer_part_direct(const struct xfer_part *part);
 /* Rows of it lie in the memory of these GPUs (access.h); NULL: none. Borrowed. ret_whole (may be
  * NULL): no row lies anywhere else. */
 struct gpus;
 struct gpus *xfer_part_gpus(const struct xfer_part *part, bool *ret_whole);
 /* No row of it is behind a descriptor that its worker may keep from answering: all are mapped or in
- * GPU memory, so threads that may wait for a GPU touch its bytes, too (cuda/touch.h). */
+ * GPU memory. So any thread that may wait for a GPU can touch its bytes (cuda/touch.h). */
 bool xfer_part_touchable(const struct xfer_part *part);
 /* NULL: no NIC reaches the row. Borrowed. */
 struct region *xfer_part_region(const struct xfer_part *part, uint32_t row, uint64_t *ret_at);
