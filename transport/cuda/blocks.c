@@ -235,16 +235,12 @@ blocks_give(struct blocks *blocks, uint8_t *data)
 	uint32_t block = (uint32_t)(offset / GPUS_BLOCK_BYTES);
 	TH_ASSERT(blocks->memory && offset % GPUS_BLOCK_BYTES == 0 && block < blocks->num_blocks);
 	TH_ASSERT(blocks->used[block]);
-	blocks->num_used--;
-	struct gpus_waiter **at = &blocks->waiters;
-	while (*at && !may_have(blocks, *at))
-		at = &(*at)->next;
-	struct gpus_waiter *waiter = *at;
-	if (waiter) {
-		unlink_waiter(blocks, at);
-		blocks->num_used++;
+	struct gpus_waiter *waiter = blocks->waiters;
+	if (waiter) { /* it goes from one to the other */
+		unlink_waiter(blocks, &blocks->waiters);
 		waiter->granted(waiter, data);
 	} else {
+		blocks->num_used--;
 		blocks->used[block] = false;
 		blocks->free[blocks->num_free++] = block;
 		settle(blocks);

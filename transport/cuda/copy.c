@@ -40,7 +40,6 @@ struct lane {
 	unsigned oldest, num_batches;
 	CUresult broken; /* it has no stream */
 	bool hashes;     /* has what it takes to hash on the GPU */
-	pthread_t thread;
 };
 
 struct kind {
@@ -377,7 +376,8 @@ add_lane(struct copies *copies, struct kind *kind)
 	lane->kind = kind;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int rc = pthread_create(&lane->thread, NULL, run_lane, lane);
+	pthread_t thread;
+	int rc = pthread_create(&thread, NULL, run_lane, lane);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (rc == 0)
 		kind->num_lanes++;

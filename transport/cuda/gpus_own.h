@@ -11,7 +11,8 @@
  * again, one after the other with nothing beside it, so that what ends the process each time is
  * known after GPUS_TRIES and given up, and all else goes on.
  *
- * Locks: a space's, then nothing; the inbox's, then nothing; no lock while a caller is told.
+ * Locks: a space's, then an inbox's, then nothing; no lock while a caller is told, but of a block
+ * (gpus.h).
  */
 #ifndef TH_TRANSPORT_CUDA_GPUS_OWN_H
 #define TH_TRANSPORT_CUDA_GPUS_OWN_H

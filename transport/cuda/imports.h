@@ -8,7 +8,7 @@
  *
  * The driver opens and closes in the background (chores.h), opens in their order; a leg may hold
  * what is not open yet. One thread. Keys are the agent's, which gives each worker and each piece a
- * number that it never gives again.
+ * number that it never gives again, but for a piece that could not be opened.
  */
 #ifndef TH_TRANSPORT_CUDA_IMPORTS_H
 #define TH_TRANSPORT_CUDA_IMPORTS_H

@@ -130,10 +130,8 @@ place(struct run *run, uint32_t first, uint32_t count, uint32_t *ret_count)
 		const struct gpu_range *range = &run->ranges[first + i];
 		const struct cuda_import *import = NULL;
 		int rc = imports_where(run->holds[first + i], &import);
-		if (rc < 0)
-			return refuse(run, rc, "a piece of a worker's GPU memory is not open");
-		if (rc > 0)
-			return rc;
+		if (rc != 0)
+			return rc; /* it is on its way: what has failed was refused before */
 		if (!th_range_fits(range->at, range->bytes, import->bytes))
 			return refuse(run, TH_E_PROTOCOL,
 				"a range is not within its piece of a worker's GPU memory");
@@ -152,6 +150,13 @@ int
 run_place(struct run *run)
 {
 	struct copy_run *copy = &run->copy;
+	const struct cuda_import *import;
+	/* First: the agent may say at once again what has failed, so nobody may hold it still. */
+	for (uint32_t i = 0; i < run->num_holds; i++) {
+		if (imports_where(run->holds[i], &import) < 0)
+			return refuse(run, TH_E_STALE_MEMORY,
+				"a piece of a worker's GPU memory is not open");
+	}
 	if (run->area && !run->area->ready)
 		return 1;
 	if (run->area && !run->area->data)

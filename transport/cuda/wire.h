@@ -87,7 +87,7 @@ struct gpu_area_is {
 
 struct gpu_open {
 	uint32_t kind, reserved;
-	uint64_t worker, piece; /* the agent's numbers, never used again */
+	uint64_t worker, piece; /* the agent's numbers; again only for what could not be opened */
 	struct cuda_handle handle;
 };
 
