@@ -239,7 +239,7 @@ copy_device(struct run *run)
 		result = cuda->cuStreamCreateWithPriority(
 			&run->streams[i], CU_STREAM_NON_BLOCKING, 0);
 	rc = result == CUDA_SUCCESS ? copy_parts(run) : fail(run, result, "making a stream");
-	for (unsigned i = 0; i < 2; i++) {
+	for (unsigned i = 0; i < 2 && !run->copy->stuck; i++) {
 		int waited = await_stream(run, i);
 		if (waited < 0 && (rc == 0 || rc == -ETIMEDOUT || rc == -ECANCELED))
 			rc = waited;

@@ -150,7 +150,7 @@ struct thc_shard {
 	uint32_t num_uncollected; /* finished operations that the caller has not seen yet */
 	uint16_t events_reported[SHM_EV_COUNT];
 
-	bool exclusive;      /* a register, unregister or close is under way */
+	bool exclusive;      /* a register or unregister is under way */
 	uint32_t last_token;     /* of the last MEMORY that was sent */
 	uint32_t answered_token; /* answers come in this order, some after nobody waits for them */
 	struct sender *sender;   /* borrowed, of the thread that waits for some of them; NULL */

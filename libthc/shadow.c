@@ -270,16 +270,16 @@ shadow_ended(struct thc_op *op)
 int
 shadow_settle_all(struct thc_shard *shard, int64_t until_ns)
 {
-	uint64_t due = shard->fill_due;
-
-	while (shard->shadow.copying && shard->fill_due == due) {
+	/* Also when that was given up meanwhile: nothing is pulled over what is being copied. */
+	while (shard->shadow.copying) {
 		if (shard->closing || shard->closed)
 			return shim_fail(THC_E_CANCELLED, "another thread closes this handle");
 		if (deadline_left(until_ns) == 0)
 			return -ETIMEDOUT;
 		shard_sleep(shard, until_ns);
 	}
-	if (due == 0 || shard->fill_due != due || shard->shadow.count == 0)
+	uint64_t due = shard->fill_due;
+	if (due == 0 || shard->shadow.count == 0)
 		return 0;
 	/* It may have been put to sleep since the operation was submitted. */
 	int rc = private_look_at_gpus(shard, "replicate");

@@ -117,6 +117,9 @@ hold(struct thc_shard *shard, const struct memory_object *objects, size_t count)
 void
 tensors_release(struct thc_shard *shard)
 {
+	/* Who copies has the spans, the pinned memory and the names, without the lock. */
+	while (shard->shadow.copying)
+		shard_sleep(shard, INT64_MAX);
 	for (size_t i = 0; i < shard->num_held; i++)
 		memory_release(shard->held[i].start, shard->held[i].serial);
 	for (size_t i = 0; i < shard->num_placed; i++)
