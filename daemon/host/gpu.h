@@ -38,8 +38,7 @@ void gpu_close(struct host *host);
 
 /*
  * Calls done(arg, result) once, when all pieces of memory on the GPUs of mask (bits: of
- * memory->gpus) are open, or one of them cannot be opened. Never within the call. NULL: out of
- * memory.
+ * memory->gpus) are open, or one of them cannot be opened. Never within the call.
  */
 typedef void (*gpu_settled)(void *arg, const struct th_err *result);
 struct gpu_wait *gpu_wait(struct host *host, const struct memory_set *memory, uint32_t mask,

@@ -2,7 +2,7 @@
 /*
  * launch - see launch.h.
  *
- * posix_spawn, because a fork would copy the page tables of all that is mapped of workers.
+ * posix_spawn, because the agent has threads: after a fork hardly any call is safe.
  */
 #include "daemon/host/launch.h"
 

@@ -85,6 +85,19 @@ place(const struct fdmsg_memory *message, const struct stat *st, struct th_err *
 	return 0;
 }
 
+/* A place in the array is cheap: most of it moves together when half of it is nothing. */
+static void
+compact(struct memory_set *set)
+{
+	uint32_t kept = 0;
+	for (uint32_t i = 0; i < set->count; i++) {
+		if (!set->objects[i].gone)
+			set->objects[kept++] = set->objects[i];
+	}
+	set->count = kept;
+	set->gone = 0;
+}
+
 int
 memory_reserve(struct memory_set *set, uint32_t objects_max, struct th_err *err)
 {
@@ -95,6 +108,8 @@ memory_reserve(struct memory_set *set, uint32_t objects_max, struct th_err *err)
 			"allocate "
 			"fewer and larger ones",
 			objects_max);
+	if (set->gone > set->count / 2)
+		compact(set);
 	if (set->count < set->capacity)
 		return 0;
 	uint32_t capacity = set->capacity ? 2 * set->capacity : 8;
@@ -371,7 +386,8 @@ add_dmabuf(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 			" for address 0x%" PRIx64,
 			message->bytes, message->offset, message->base);
 	int rc = memory_reserve(set, limits->objects_max, err);
-	if (rc == 0 && limits->kept_by_all >= limits->descriptors_max)
+	/* Two: the region has one of its own. */
+	if (rc == 0 && limits->kept_by_all + 2 > limits->descriptors_max)
 		rc = memory_no_descriptors(limits, err);
 	if (rc < 0)
 		return rc;
@@ -379,7 +395,7 @@ add_dmabuf(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	if (!object.file)
 		return th_fail(err, -ENOMEM, "the agent is out of memory");
 	*fd = -1;
-	set->descriptors++;
+	set->descriptors += 2;
 	*ret_id = memory_append(set, &object);
 	return 0;
 }
@@ -450,7 +466,8 @@ memory_dmabufs(struct memory_set *set, uint32_t *ret_count)
 	struct memory **dmabufs = NULL;
 	*ret_count = 0;
 	for (uint32_t i = 0; i < set->count; i++) {
-		if (!set->objects[i].dmabuf)
+		/* Of a registration that is over: other memory may be there by now. */
+		if (!set->objects[i].dmabuf || set->objects[i].forgotten)
 			continue;
 		if (!dmabufs)
 			dmabufs = th_calloc(set->count - i, sizeof(dmabufs[0]));
@@ -582,19 +599,6 @@ pass_on(struct memory_set *set, uint32_t index)
 	set->descriptors--;
 }
 
-/* A place in the array is cheap: most of it moves together when half of it is nothing. */
-static void
-compact(struct memory_set *set)
-{
-	uint32_t kept = 0;
-	for (uint32_t i = 0; i < set->count; i++) {
-		if (!set->objects[i].gone)
-			set->objects[kept++] = set->objects[i];
-	}
-	set->count = kept;
-	set->gone = 0;
-}
-
 void
 memory_drop(struct memory_set *set, uint32_t index)
 {
@@ -612,7 +616,7 @@ memory_drop(struct memory_set *set, uint32_t index)
 	if (object->space)
 		memory_gpu_drop(set, object);
 	if (object->owner && object->dmabuf)
-		set->descriptors--;
+		set->descriptors -= 2;
 	else if (object->owner)
 		pass_on(set, index);
 	access_release(object->access);

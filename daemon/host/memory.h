@@ -34,7 +34,7 @@ struct memory {
 	bool forgotten; /* unmapped as soon as nothing is registered in it                       */
 	bool gone;      /* nothing is left of it but its place in the array                      */
 	uint64_t dev, ino;
-	uint64_t base;   /* in the worker: for sentences only                                     */
+	uint64_t base;   /* in the worker; of host memory for sentences only                      */
 	uint64_t offset; /* of the first byte in the file                                        */
 	uint64_t bytes;
 	uint8_t *data; /* the first byte in this process                                        */
