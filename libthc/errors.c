@@ -35,32 +35,22 @@ errors_last(void)
 	return &last;
 }
 
+void
+errors_clean(char *text, size_t room)
+{
+	text[room - 1] = '\0';
+	th_utf8_clean(text, strlen(text));
+}
+
 int
 errors_from_agent(int code, const char *text)
 {
-	char clean[TH_CTL_TEXT_BYTES];
-	size_t bytes = 0;
-
-	/* What is not text stays out of the caller's terminal. */
-	for (size_t at = 0; text[at] != '\0';) {
-		size_t count = th_utf8_char(text + at, strnlen(text + at, 4));
-		bool keep = count > 0 && !th_utf8_is_control(text + at, count);
-		if (bytes + (keep ? count : 1) >= sizeof(clean))
-			break;
-		if (keep)
-			memcpy(clean + bytes, text + at, count);
-		else
-			clean[bytes] = '?';
-		bytes += keep ? count : 1;
-		at += keep ? count : 1;
-	}
-	clean[bytes] = '\0';
 	bool known =
 		(code < 0 && code >= -4095) || (code <= THC_E_INVALID && code >= THC_E_EVICTED);
 	if (!known)
 		return shim_fail(THC_E_PROTOCOL, "the agent answered with the unknown code %d: %s",
-			code, clean);
-	return shim_fail(code, "%s", clean[0] != '\0' ? clean : th_strerror(code));
+			code, text);
+	return shim_fail(code, "%s", text[0] != '\0' ? text : th_strerror(code));
 }
 
 const char *

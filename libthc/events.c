@@ -38,7 +38,7 @@ thc_shard_events(struct thc_shard *shard)
 	uint16_t events[SHM_EV_COUNT];
 	uint32_t mask = 0;
 
-	if (shard_enter(shard, ENTER_LOST | ENTER_UNRESOLVED) < 0)
+	if (shard_enter(shard, ENTER_LOST | ENTER_BEGINS_NOTHING) < 0)
 		return 0;
 	/* Who polls thc_fd has been woken by what a look settles. */
 	if (shard->epoll >= 0 || ring_pending(&shard->ring))
@@ -63,7 +63,7 @@ int
 thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_version)
 {
 	struct shm_line line;
-	int rc = shard_enter(shard, ENTER_UNRESOLVED);
+	int rc = shard_enter(shard, ENTER_BEGINS_NOTHING);
 
 	if (rc < 0)
 		return rc;
@@ -106,7 +106,7 @@ int
 thc_safe_to_mutate(struct thc_shard *shard)
 {
 	struct shm_line line;
-	int rc = shard_enter(shard, ENTER_LOST | ENTER_UNRESOLVED);
+	int rc = shard_enter(shard, ENTER_LOST | ENTER_BEGINS_NOTHING);
 
 	if (rc < 0)
 		return rc;
@@ -115,6 +115,9 @@ thc_safe_to_mutate(struct thc_shard *shard)
 		rc = peer_pidfd_ended(shard->agent_pidfd) && hung_up(shard->lifeline) ? 1 : 0;
 	else
 		rc = rc == 0 && line.safe_to_mutate == 1 ? 1 : 0;
+	/* Whatever became of the version, another thread's call may be writing it yet. */
+	if (shard->shadow.copy.to_gpu && (shard->shadow.copying || shard->shadow.copy.stuck))
+		rc = 0;
 	shard_leave(shard);
 	return rc;
 }

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"
 #include "libthc/internal.h"
 #include "libthc/memory.h"
@@ -74,6 +73,22 @@ index_of(const struct gpu_part *part, uint64_t address)
 	return (size_t)(cuda_memory_find(&part->memory, address) - part->memory.pieces);
 }
 
+static int
+add_to(struct gpu_part *part, const struct cuda *cuda, const struct checked_tensor *tensor,
+	struct th_err *err)
+{
+	const size_t known = part->memory.count;
+	int rc = cuda_memory_add(&part->memory, cuda, tensor->start, tensor->bytes, err);
+
+	if (rc < 0 || part->memory.count == known)
+		return rc;
+	sent_lock();
+	rc = cuda_memory_check_pool(
+		cuda, part->memory.device, cuda_memory_find(&part->memory, tensor->start), err);
+	sent_unlock();
+	return rc;
+}
+
 int
 gpu_add(struct gpu_set *set, struct checked_tensor *tensor)
 {
@@ -84,8 +99,7 @@ gpu_add(struct gpu_set *set, struct checked_tensor *tensor)
 
 	if (rc == 0) {
 		part = part_add(set, tensor->device);
-		rc = part != NULL ? cuda_memory_add(
-					    &part->memory, cuda, tensor->start, tensor->bytes, &err)
+		rc = part != NULL ? add_to(part, cuda, tensor, &err)
 				  : th_fail(&err, -ENOMEM, "out of memory for its place");
 	}
 	if (rc < 0)
@@ -176,18 +190,18 @@ send_piece(
 	struct fdmsg_gpu message = {.base = piece->base, .bytes = piece->bytes};
 	struct cuda_handle handle;
 	struct th_err err = {0};
-	int fd = -1;
-	int rc = cuda_handle_make(cuda, part->memory.device, piece, &handle, &fd, &err);
+	int *fd = &sender->shard->giving;
 
+	/* A forked child would keep the memory allocated: it closes what lies there. */
+	sent_lock();
+	int rc = cuda_handle_make(cuda, part->memory.device, piece, &handle, fd, &err);
+	sent_unlock();
 	if (rc < 0)
-		return shim_fail(rc,
-			"tensors: %s; memory that this process opened by a handle of another one "
-			"is registered there",
-			err.text);
+		return shim_fail(rc, "%s", err.text);
 	memcpy(message.handle, &handle, sizeof(message.handle));
 	rc = sender_send(sender, part->first_serial + index, FDMSG_GPU, &message, sizeof(message),
-		fd >= 0 ? &fd : NULL);
-	th_fd_close(&fd);
+		*fd >= 0 ? fd : NULL);
+	sent_close(sender->shard);
 	return rc;
 }
 
@@ -199,6 +213,7 @@ send_pieces(struct thc_shard *shard, const struct cuda *cuda, const struct gpu_p
 	int rc = 0;
 
 	sender_begin(&sender, shard, until_ns);
+	shard->gpu_given = true;
 	for (size_t i = 0; rc == 0 && i < part->memory.count; i++)
 		if (used[i])
 			rc = send_piece(&sender, cuda, part, i);
@@ -212,18 +227,20 @@ send_range(struct sender *sender, const struct cuda *cuda, struct gpu_part *part
 	struct fdmsg_memory message = {
 		.kind = FDMSG_DMABUF, .base = range->start, .bytes = range->end - range->start};
 	struct th_err err = {0};
-	int fd = -1;
-	int rc = cuda_dmabuf_make(
-		cuda, part->memory.device, range->start, message.bytes, &fd, &message.offset, &err);
+	int *fd = &sender->shard->giving;
 
+	sent_lock();
+	int rc = cuda_dmabuf_make(
+		cuda, part->memory.device, range->start, message.bytes, fd, &message.offset, &err);
+	sent_unlock();
 	if (rc < 0) {
 		if (part->no_nic[0] == '\0')
 			(void)snprintf(part->no_nic, sizeof(part->no_nic), "%.190s", err.text);
 		return 0;
 	}
 	rc = sender_send(sender, part->first_serial + part->memory.count + index, FDMSG_MEMORY,
-		&message, sizeof(message), &fd);
-	th_fd_close(&fd);
+		&message, sizeof(message), fd);
+	sent_close(sender->shard);
 	return rc;
 }
 
@@ -244,6 +261,7 @@ send_ranges(
 	return rc;
 }
 
+/* Its pieces; the ranges are found. */
 static int
 send_part(struct thc_shard *shard, const struct cuda *cuda, struct gpu_part *part,
 	const struct checked_tensor *tensors, size_t count, int64_t until_ns)
@@ -257,11 +275,6 @@ send_part(struct thc_shard *shard, const struct cuda *cuda, struct gpu_part *par
 	part->first_serial = memory_serials(part->memory.count + part->num_ranges);
 	if (rc == 0)
 		rc = send_pieces(shard, cuda, part, used, until_ns);
-	/* Copy mode: no NIC is to know of it. */
-	if (rc == 0 && (shard->open_flags & THC_STAGED) != 0)
-		(void)snprintf(part->no_nic, sizeof(part->no_nic), "THC_STAGED");
-	else if (rc == 0)
-		rc = send_ranges(shard, cuda, part, until_ns);
 	free(used);
 	return rc;
 }
@@ -289,61 +302,64 @@ gpu_send(struct thc_shard *shard, struct gpu_set *set, const struct checked_tens
 		return shim_fail(rc, "tensors: %s", err.text);
 	for (size_t i = 0; rc == 0 && i < set->count; i++)
 		rc = send_part(shard, cuda, &set->parts[i], tensors, count, until_ns);
+	/* Behind all pieces: of memory objects there is a limit, and these may be missing. */
+	for (size_t i = 0; rc == 0 && i < set->count; i++) {
+		struct gpu_part *part = &set->parts[i];
+		/* Copy mode: no NIC is to know of it. */
+		if ((shard->open_flags & THC_STAGED) != 0)
+			(void)snprintf(part->no_nic, sizeof(part->no_nic), "THC_STAGED");
+		else
+			rc = send_ranges(shard, cuda, part, until_ns);
+	}
 	return rc;
 }
 
 void
-gpu_forget(struct thc_shard *shard, const struct gpu_set *set)
+gpu_forget(struct thc_shard *shard, struct gpu_set *set)
 {
 	for (size_t i = set->count; i > 0; i--) {
-		const struct gpu_part *part = &set->parts[i - 1];
+		struct gpu_part *part = &set->parts[i - 1];
 		if (part->first_serial == 0)
 			continue; /* the agent was given nothing of it */
 		/* The last first: what the agent was given is kept by serial. */
 		for (size_t p = part->memory.count + part->num_ranges; p > 0; p--)
 			sent_forget(shard, part->first_serial + p - 1);
+		free(part->ranges);
+		part->ranges = NULL;
+		part->num_ranges = 0;
+		part->first_serial = 0;
 	}
 }
 
 /* ---- is it still there --------------------------------------------------------------------- */
 
-/*
- * A call of the driver for each piece takes up to half a microsecond (openucx/ucx 2362), so of
- * thousands not all are asked in a call that should cost no millisecond. What an allocator gives
- * back is a run of pieces, or all: of every few neighbours one is asked, another one each time.
- */
-static const struct cuda_piece *
-look_at_part(const struct cuda *cuda, struct gpu_part *part)
-{
-	const struct cuda_memory *memory = &part->memory;
-	size_t step = memory->count / GPU_LOOKS + 1;
-
-	part->turn = (part->turn + 1) % step;
-	for (size_t i = part->turn; i < memory->count; i += step)
-		if (!cuda_piece_same(cuda, &memory->pieces[i]))
-			return &memory->pieces[i];
-	return NULL;
-}
-
 int
-gpu_look(struct gpu_set *set, uint64_t *ret_at)
+gpu_look(const struct gpu_set *set, uint64_t *ret_at, struct th_err *err)
 {
 	const struct cuda *cuda = NULL;
-	struct th_err err = {0};
+	CUresult result = CUDA_SUCCESS;
 
 	if (set->count == 0)
 		return 0;
-	int rc = gpu_driver(&cuda, &err);
-	if (rc < 0)
-		return shim_fail(rc, "%s", err.text);
-	for (size_t i = 0; i < set->count; i++) {
-		const struct cuda_piece *piece = look_at_part(cuda, &set->parts[i]);
-		if (piece != NULL) {
-			*ret_at = piece->base;
-			return 1;
-		}
+	*ret_at = set->parts[0].memory.pieces[0].base;
+	int rc = gpu_driver(&cuda, err);
+	for (size_t i = 0; rc == 0 && i < set->count; i++) {
+		const struct cuda_piece *piece =
+			cuda_memory_stale(&set->parts[i].memory, cuda, &result);
+		if (piece == NULL)
+			continue;
+		*ret_at = piece->base;
+		/* The driver knows no memory there, or other memory. */
+		if (result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_VALUE)
+			return th_fail(err, THC_E_STALE_MEMORY,
+				"is not what was registered (freed, asleep, or mapped anew); "
+				"thc_unregister, and register what is there when it is awake");
+		return th_fail(err, THC_E_MEMORY_KIND,
+			"cannot be looked at, as the CUDA driver says %s; where the GPU or its "
+			"context in this process has failed, only a new process can use it",
+			cuda_result_name(cuda, result));
 	}
-	return 0;
+	return rc;
 }
 
 /* ---- for people ---------------------------------------------------------------------------- */
@@ -370,7 +386,7 @@ gpu_path(const struct thc_shard *shard, int device, uint64_t address, char *ret_
 	if (piece == NULL)
 		(void)snprintf(ret_text, text_bytes, "cuda-ipc");
 	else if (nic_reaches(shard, part, address))
-		(void)snprintf(ret_text, text_bytes, "%s (%s on GPU %d, NICs reach it by dma-buf)",
+		(void)snprintf(ret_text, text_bytes, "%s (%s on GPU %d, with a dma-buf for NICs)",
 			sent != NULL ? sent->path : "cuda-ipc", cuda_kind_name(piece->kind),
 			device);
 	else

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "ipc/base/clock.h"
+#include "ipc/cuda/context.h"
 #include "libthc/internal.h"
 
 #define SLICE_BYTES ((uint64_t)16 << 20) /* of one copy, which lies in one pinned part */
@@ -19,86 +20,6 @@
 #define SPINS 200u
 #define NAP_NS 50000
 _Static_assert(GPU_PIN_BYTES % SLICE_BYTES == 0, "no copy touches two pinned parts");
-
-/* ---- contexts ------------------------------------------------------------------------------ */
-
-struct context {
-	const struct cuda *cuda;
-	CUdevice device;
-	bool retained; /* the primary one, once more */
-};
-
-static bool
-is_of(const struct cuda *cuda, CUcontext context, CUdevice device)
-{
-	CUdevice found = -1;
-
-	if (context == NULL || cuda->cuCtxPushCurrent(context) != CUDA_SUCCESS)
-		return false;
-	bool same = cuda->cuCtxGetDevice(&found) == CUDA_SUCCESS && found == device;
-	(void)cuda->cuCtxPopCurrent(&context);
-	return same;
-}
-
-static CUcontext
-find_context(const struct cuda *cuda, uint64_t address, struct context *context)
-{
-	CUcontext found = NULL;
-	unsigned flags = 0;
-	int active = 0;
-
-	/* Memory of a pool, and mapped chunks, belong to none. */
-	if (cuda->cuPointerGetAttribute(&found, CU_POINTER_ATTRIBUTE_CONTEXT, address) ==
-			CUDA_SUCCESS &&
-		is_of(cuda, found, context->device))
-		return found;
-	if (cuda->cuCtxGetCurrent(&found) == CUDA_SUCCESS && is_of(cuda, found, context->device))
-		return found;
-	/* Never the first one to retain it: that would make it. */
-	if (cuda->cuDevicePrimaryCtxGetState(context->device, &flags, &active) == CUDA_SUCCESS &&
-		active != 0 &&
-		cuda->cuDevicePrimaryCtxRetain(&found, context->device) == CUDA_SUCCESS) {
-		context->retained = true;
-		return found;
-	}
-	return NULL;
-}
-
-static int
-context_enter(const struct cuda *cuda, int ordinal, uint64_t address, struct context *ret_context,
-	struct th_err *err)
-{
-	struct context context = {.cuda = cuda};
-	CUcontext found = NULL;
-	CUresult result = cuda->cuDeviceGet(&context.device, ordinal);
-
-	if (result == CUDA_SUCCESS)
-		found = find_context(cuda, address, &context);
-	if (found == NULL)
-		return th_fail(err, THC_E_MEMORY_KIND,
-			"GPU %d has no context in this process that could copy (%s); call this on "
-			"a thread where the framework has set the device",
-			ordinal, cuda_result_name(cuda, result));
-	result = cuda->cuCtxPushCurrent(found);
-	if (result != CUDA_SUCCESS) {
-		if (context.retained)
-			(void)cuda->cuDevicePrimaryCtxRelease(context.device);
-		return th_fail(err, THC_E_STALE_MEMORY, "the context of GPU %d is gone: %s",
-			ordinal, cuda_result_name(cuda, result));
-	}
-	*ret_context = context;
-	return 0;
-}
-
-static void
-context_leave(const struct context *context)
-{
-	CUcontext old = NULL;
-
-	(void)context->cuda->cuCtxPopCurrent(&old);
-	if (context->retained)
-		(void)context->cuda->cuDevicePrimaryCtxRelease(context->device);
-}
 
 /* ---- copies -------------------------------------------------------------------------------- */
 
@@ -120,8 +41,14 @@ fail(const struct run *run, CUresult result, const char *what)
 	size_t last = copy->index < copy->count ? copy->index : copy->count - 1;
 
 	*run->ret_at = copy->spans[last].gpu;
-	return th_fail(run->err, THC_E_STALE_MEMORY, "%s says %s", what,
-		cuda_result_name(copy->cuda, result));
+	/* The driver knows no memory there. */
+	if (result == CUDA_ERROR_INVALID_VALUE)
+		return th_fail(run->err, THC_E_STALE_MEMORY, "%s says %s", what,
+			cuda_result_name(copy->cuda, result));
+	return th_fail(run->err, THC_E_MEMORY_KIND,
+		"%s says %s; where the GPU or its context in this process has failed, only a new "
+		"process can use it",
+		what, cuda_result_name(copy->cuda, result));
 }
 
 /* As much as one part has, and moves on behind it. */
@@ -228,11 +155,11 @@ copy_device(struct run *run)
 {
 	const struct cuda *cuda = run->copy->cuda;
 	const struct copied_span *span = &run->copy->spans[run->copy->index];
-	struct context context;
+	struct cuda_context context;
 	CUresult result = CUDA_SUCCESS;
 
 	*run->ret_at = span->gpu;
-	int rc = context_enter(cuda, span->device, span->gpu, &context, run->err);
+	int rc = cuda_context_enter(cuda, span->device, span->gpu, &context, run->err);
 	if (rc < 0)
 		return rc;
 	for (unsigned i = 0; i < 2 && result == CUDA_SUCCESS; i++)
@@ -250,7 +177,7 @@ copy_device(struct run *run)
 			(void)cuda->cuStreamDestroy(run->streams[i]);
 	run->streams[0] = run->streams[1] = NULL;
 	run->busy[0] = run->busy[1] = false;
-	context_leave(&context);
+	cuda_context_leave(&context);
 	return rc;
 }
 
@@ -268,8 +195,9 @@ gpu_copy_run(struct gpu_copy *copy, int64_t until_ns, gpu_copy_stop stop, void *
 
 	if (copy->stuck) {
 		*ret_at = copy->spans[0].gpu;
-		return th_fail(
-			err, THC_E_STALE_MEMORY, "an earlier copy still hangs in the CUDA driver");
+		return th_fail(err, THC_E_MEMORY_KIND,
+			"an earlier copy still hangs in the CUDA driver; only a new process can "
+			"use this GPU");
 	}
 	while (rc == 0 && copy->index < copy->count)
 		rc = copy_device(&run);
@@ -287,8 +215,8 @@ int
 gpu_pin(const struct cuda *cuda, int device, uint64_t address, void *host, uint64_t bytes,
 	struct th_err *err)
 {
-	struct context context;
-	int rc = context_enter(cuda, device, address, &context, err);
+	struct cuda_context context;
+	int rc = cuda_context_enter(cuda, device, address, &context, err);
 
 	if (rc < 0)
 		return rc;
@@ -296,7 +224,7 @@ gpu_pin(const struct cuda *cuda, int device, uint64_t address, void *host, uint6
 	if (result != CUDA_SUCCESS)
 		rc = th_fail(err, THC_E_MEMORY_KIND, "cuMemHostRegister says %s",
 			cuda_result_name(cuda, result));
-	context_leave(&context);
+	cuda_context_leave(&context);
 	return rc;
 }
 
@@ -304,11 +232,11 @@ gpu_pin(const struct cuda *cuda, int device, uint64_t address, void *host, uint6
 void
 gpu_unpin(const struct cuda *cuda, int device, uint64_t address, void *host)
 {
-	struct context context;
+	struct cuda_context context;
 	struct th_err err = {0};
 
-	if (context_enter(cuda, device, address, &context, &err) < 0)
+	if (cuda_context_enter(cuda, device, address, &context, &err) < 0)
 		return;
 	(void)cuda->cuMemHostUnregister(host);
-	context_leave(&context);
+	cuda_context_leave(&context);
 }

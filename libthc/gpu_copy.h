@@ -3,9 +3,8 @@
  * gpu_copy - moves bytes between GPU memory of this process and its host memory, on the calling
  * thread, under no lock.
  *
- * It works in a context that is there: that of the memory, the thread's own, or the primary one
- * when it is active. Copies go on streams of its own, a bounded part at a time, so that a deadline
- * is kept and a GPU that hangs takes nobody along.
+ * It works in a context that is there (ipc/cuda/context.h). Copies go on streams of its own, a
+ * bounded part at a time, so that a deadline is kept and a GPU that hangs takes nobody along.
  */
 #ifndef TH_LIBTHC_GPU_COPY_H
 #define TH_LIBTHC_GPU_COPY_H

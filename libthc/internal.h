@@ -3,8 +3,8 @@
  * internal - the handle, its operations, and the rules that all files of libthc follow.
  *
  * Locks, in this order: the list of handles (shard.c), a handle's lock, the memory registry
- * (memory.c). None is held while a thread sleeps in poll, exchanges a document or runs a caller's
- * predicate.
+ * (memory.c), what is given away (sent.c). None is held while a thread sleeps in poll, exchanges a
+ * document or runs a caller's predicate.
  *
  * Waiting: of all threads that wait in one handle one polls (the agent's doorbell, the descriptor
  * socket for messages and hang-up, the agent's pidfd); the others sleep on the condition variable.
@@ -18,6 +18,7 @@
 #ifndef TH_LIBTHC_INTERNAL_H
 #define TH_LIBTHC_INTERNAL_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -47,6 +48,8 @@
 struct th_err *errors_last(void); /* of this thread */
 /* Fills this thread's sentence and returns the code. */
 #define shim_fail(code, ...) th_fail(errors_last(), (code), __VA_ARGS__)
+/* Text of the agent, in place: it ends, and what a terminal must not be given is '?'. */
+void errors_clean(char *text, size_t room);
 /* The same for a code and sentence of the agent: what is no error code becomes THC_E_PROTOCOL. */
 int errors_from_agent(int code, const char *text);
 
@@ -100,6 +103,7 @@ struct placed_tensor { /* of the registration, for thc_memory_path and sentences
 	int device;        /* THC_HOST, or the CUDA ordinal */
 	uint64_t serial;   /* as in sent_memory; 0: has no bytes, or lies on a GPU */
 	const char *reason; /* of its memory object, or NULL */
+	bool unreached;     /* libthc copies it, as the agent does not open its GPU memory */
 	uint64_t start, bytes;
 };
 
@@ -133,7 +137,7 @@ struct thc_shard {
 	int kick; /* owns: eventfd that wakes the thread that polls for all */
 	int epoll, uncollected; /* own; -1 until thc_fd: an epoll set, and an eventfd in it */
 	bool uncollected_set;
-	int process_memory; /* owns: /proc/self/mem while the agent is given it; else -1 */
+	int giving; /* owns: what no child is to have, while the agent is given it; else -1 */
 	struct segment_worker files; /* owns */
 	struct ring_worker ring;
 	struct fdmsg *message; /* owns: room for one */
@@ -168,6 +172,7 @@ struct thc_shard {
 	size_t num_placed;
 	struct ranges ranges; /* of the registration, as what follows */
 	struct gpu_set gpus;  /* owns */
+	bool gpu_given; /* the agent may have pieces of GPU memory; until it has let go of them */
 	struct shadow shadow; /* owns */
 	uint64_t fill_due; /* op_seq of what is in the shadow and not wholly in GPU memory; 0 */
 	uint64_t filled;   /* ... of the last that is */
@@ -194,7 +199,7 @@ void shard_for_each(void (*visit)(struct thc_shard *shard, uint64_t arg), uint64
 
 enum shard_enter_flags {
 	ENTER_LOST = 1u,       /* also when the agent is lost, or has ended the session */
-	ENTER_UNRESOLVED = 2u, /* also after THC_E_UNKNOWN */
+	ENTER_BEGINS_NOTHING = 2u, /* also after THC_E_UNKNOWN, and while a thc_close is not over */
 };
 /* 0: the lock is held and the handle stays until shard_leave; or a code, and nothing is held. */
 TH_MUST_USE int shard_enter(struct thc_shard *shard, unsigned flags);
@@ -227,12 +232,24 @@ TH_MUST_USE int shard_await(
 void shard_wake(struct thc_shard *shard);
 /* Sleeps until something of the handle changed, or until_ns. */
 void shard_sleep(struct thc_shard *shard, int64_t until_ns);
+/* Of sendmsg: too many descriptors of this user are on their way, whoever sent them, or there is no
+ * memory. No event tells when it has passed. */
+static inline bool
+shard_send_passes(int rc)
+{
+	return rc == -ETOOMANYREFS || rc == -ENOBUFS || rc == -ENOMEM;
+}
 /* One message on the descriptor socket; waits while it is full. As shard_await. */
 TH_MUST_USE int shard_send(struct thc_shard *shard, enum fdmsg_kind kind, const void *body,
 	size_t body_bytes, const int *fd, int64_t until_ns);
 /* One thread at a time between both: THC_E_STATE with a sentence otherwise. */
 TH_MUST_USE int shard_exclusive_begin(struct thc_shard *shard);
 void shard_exclusive_end(struct thc_shard *shard);
+
+/* ---- session.c ----------------------------------------------------------------------------- */
+
+/* The agent was asked to close it, and has not refused: what would begin ends at once. */
+bool session_is_being_closed(struct thc_shard *shard);
 
 /* ---- op.c ---------------------------------------------------------------------------------- */
 
@@ -301,15 +318,23 @@ void tensors_release(struct thc_shard *shard); /* the agent has let go of them *
 /* ---- sent.c -------------------------------------------------------------------------------- */
 
 void sent_forget(struct thc_shard *shard, uint64_t serial); /* a memory object is gone */
+/* Around what makes or closes shard->giving, and around fork: its child finds the descriptor where
+ * it looks, or none. */
+void sent_lock(void);
+void sent_unlock(void);
+/* shard->giving has been sent, or not. */
+void sent_close(struct thc_shard *shard);
 /* What could not be said at once: 0, THC_E_AGENT_LOST, or -ETIMEDOUT without a sentence. */
 TH_MUST_USE int sent_flush(struct thc_shard *shard, int64_t until_ns);
 bool sent_take_answer(struct thc_shard *shard); /* MEMORY_ID came; false: out of order */
+/* All that was sent is answered, and what nobody waited for is taken back: 0, or a code with a
+ * sentence. */
+TH_MUST_USE int sent_settle(struct thc_shard *shard, int64_t until_ns);
 
 /* ---- private.c ----------------------------------------------------------------------------- */
 
-/* Opens shard->process_memory. */
+/* Opens /proc/self/mem as shard->giving. */
 TH_MUST_USE int private_open(struct thc_shard *shard);
-void private_close(struct thc_shard *shard);
 /*
  * Before an operation (its name), under the lock: that the registered memory is still there, and
  * writable for a destination. THC_E_STALE_MEMORY, THC_E_MEMORY_KIND or -errno with a sentence.

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "ipc/base/name.h"
 #include "ipc/base/pages.h"
 #include "ipc/proto/tensorhub.pb-c.h"
 
@@ -123,6 +124,26 @@ forget(struct owned *owned)
 	owned->num_replies = 0;
 }
 
+/* Each is named as a replica may be: people are shown these names. *ret_entries: how many. */
+static int
+check_replicas(const Tensorhub__V1__Listing *part, uint64_t *ret_entries)
+{
+	uint64_t entries = 0;
+
+	for (size_t v = 0; v < part->n_versions; v++) {
+		const Tensorhub__V1__VersionInfo *version = part->versions[v];
+		for (size_t r = 0; r < version->n_replicas; r++)
+			if (!th_name_valid(version->replicas[r]->name, TH_NAME_MAX) ||
+				!th_name_valid(version->replicas[r]->datacenter, TH_NAME_MAX))
+				return shim_fail(THC_E_PROTOCOL,
+					"the agent's listing has a replica or datacenter whose "
+					"name is none");
+		entries += version->n_replicas;
+	}
+	*ret_entries = entries;
+	return 0;
+}
+
 /* 1: there is more. */
 static int
 get_part(struct thc_shard *shard, const struct listing_question *question, int64_t deadline_ns,
@@ -156,8 +177,9 @@ get_part(struct thc_shard *shard, const struct listing_question *question, int64
 	if (rc < 0)
 		return rc;
 	const Tensorhub__V1__Listing *part = reply->list;
-	for (size_t v = 0; v < part->n_versions; v++)
-		entries += part->versions[v]->n_replicas;
+	rc = check_replicas(part, &entries);
+	if (rc < 0)
+		return rc;
 	struct ctl_page came = {0};
 	if (part->page != NULL)
 		came = (struct ctl_page){part->page->snapshot, part->page->next};

@@ -22,6 +22,7 @@ struct query {
 };
 _Static_assert(sizeof(struct query) == 104, "the kernel's struct procmap_query");
 #define QUERY _IOWR('f', 17, struct query)
+#define QUERY_READABLE 0x01u
 #define QUERY_WRITABLE 0x02u
 #define QUERY_SHARED 0x08u
 #define QUERY_COVERING_OR_NEXT 0x10u
@@ -43,6 +44,7 @@ query_at(struct maps *maps, uintptr_t address, struct mapping *ret_mapping)
 	}
 	*ret_mapping = (struct mapping){.start = (uintptr_t)query.start,
 		.end = (uintptr_t)query.end,
+		.readable = (query.vma_flags & QUERY_READABLE) != 0,
 		.writable = (query.vma_flags & QUERY_WRITABLE) != 0,
 		.shared = (query.vma_flags & QUERY_SHARED) != 0,
 		.offset = query.offset,
@@ -110,6 +112,7 @@ parse(const char *at, const char *end, struct mapping *ret_mapping)
 		return false;
 	*ret_mapping = (struct mapping){.start = (uintptr_t)start,
 		.end = (uintptr_t)stop,
+		.readable = perms[0] == 'r',
 		.writable = perms[1] == 'w',
 		.shared = perms[3] == 's',
 		.offset = offset,

@@ -14,7 +14,7 @@
 
 struct mapping {
 	uintptr_t start, end;
-	bool writable, shared;
+	bool readable, writable, shared;
 	uint64_t offset; /* in the file, of start */
 	uint64_t inode;  /* 0: no file */
 	uint32_t major, minor;

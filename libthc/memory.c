@@ -35,6 +35,7 @@ struct entry {
 	uint64_t
 		map_bytes; /* of what thc_alloc mapped                                            */
 	uint32_t uses;     /* registrations                                                       */
+	bool not_forked;   /* a child does not have it                                            */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -52,6 +53,22 @@ void
 memory_unlock(void)
 {
 	pthread_mutex_unlock(&lock);
+}
+
+/* Something else may lie there soon, and the parent's handles let go of nothing here. */
+void
+memory_forked(void)
+{
+	size_t kept = 0;
+
+	for (size_t i = 0; i < num_entries; i++) {
+		entries[i].uses = 0;
+		if (entries[i].not_forked)
+			th_fd_close(&entries[i].object.fd);
+		else
+			entries[kept++] = entries[i];
+	}
+	num_entries = kept;
 }
 
 /* Index of the first entry that starts behind address. */
@@ -259,32 +276,40 @@ thc_alloc(uint64_t bytes, uint32_t flags, void **ret_ptr)
 	return 0;
 }
 
-int
-memory_new(uint64_t bytes, struct memory_object *ret_object)
+static int
+add_new(uint64_t bytes, struct memory_object *ret_object)
 {
 	struct entry entry;
-	uint64_t whole;
+	int rc = map_memfd(0, bytes, &entry);
 
-	if (!th_align_up_u64(bytes, (uint64_t)sysconf(_SC_PAGESIZE), &whole) || whole > INT64_MAX)
-		return -ENOMEM;
-	int rc = map_memfd(0, whole, &entry);
 	if (rc < 0)
 		return rc;
 	void *map = (void *)entry.object.start;
 	/* Fewer pages to pin, where the system gives huge ones. A child has no use for it. */
-	(void)madvise(map, (size_t)whole, MADV_HUGEPAGE);
-	(void)madvise(map, (size_t)whole, MADV_DONTFORK);
-	memory_lock();
+	(void)madvise(map, (size_t)bytes, MADV_HUGEPAGE);
+	entry.not_forked = madvise(map, (size_t)bytes, MADV_DONTFORK) == 0;
 	rc = add(&entry);
-	if (rc == 0)
-		entry.object.serial = last_serial;
-	memory_unlock();
 	if (rc < 0) {
 		unmap_entry(&entry);
 		return rc == -ENOMEM ? rc : -EEXIST;
 	}
 	*ret_object = entry.object;
+	ret_object->serial = last_serial;
 	return 0;
+}
+
+int
+memory_new(uint64_t bytes, struct memory_object *ret_object)
+{
+	uint64_t whole;
+
+	if (!th_align_up_u64(bytes, (uint64_t)sysconf(_SC_PAGESIZE), &whole) || whole > INT64_MAX)
+		return -ENOMEM;
+	/* Also while it is made: a child must find the descriptor, to close it. */
+	memory_lock();
+	int rc = add_new(whole, ret_object);
+	memory_unlock();
+	return rc;
 }
 
 /* ---- thc_import ---------------------------------------------------------------------------- */
@@ -454,12 +479,11 @@ thc_import(void *addr, uint64_t bytes, int fd, uint64_t fd_offset)
 
 /* ---- thc_free, thc_forget ------------------------------------------------------------------ */
 
+/* Under the lock. */
 static int
 take_out(uintptr_t start, bool allocated, struct entry *ret_entry)
 {
 	int rc = -ENOENT;
-
-	memory_lock();
 	size_t index = upper(start);
 	if (index > 0 && entries[index - 1].object.start == start &&
 		entries[index - 1].object.allocated == allocated) {
@@ -471,7 +495,6 @@ take_out(uintptr_t start, bool allocated, struct entry *ret_entry)
 			memmove(entry, entry + 1, (num_entries - (index - 1)) * sizeof(*entry));
 		}
 	}
-	memory_unlock();
 	return rc;
 }
 
@@ -481,10 +504,12 @@ memory_end(uintptr_t start, uint64_t serial)
 	struct entry entry;
 
 	memory_lock();
-	const struct entry *found = lookup(start, serial);
-	bool there = found != NULL;
+	bool gone = lookup(start, serial) != NULL && take_out(start, true, &entry) == 0;
+	if (gone)
+		th_fd_close(&entry.object.fd);
 	memory_unlock();
-	if (there && take_out(start, true, &entry) == 0)
+	/* Without the lock: all of its pages may go now. */
+	if (gone)
 		unmap_entry(&entry);
 }
 
@@ -492,8 +517,10 @@ static int
 drop(const char *argument, const void *address, bool allocated)
 {
 	struct entry entry;
-	int rc = take_out((uintptr_t)address, allocated, &entry);
 
+	memory_lock();
+	int rc = take_out((uintptr_t)address, allocated, &entry);
+	memory_unlock();
 	if (rc == -ENOENT)
 		return shim_fail(THC_E_INVALID, "%s: %p is not the start of memory from %s",
 			argument, address, allocated ? "thc_alloc" : "thc_import");

@@ -3,8 +3,8 @@
  * memory - the memory of this process that was made known: thc_alloc'd and imported objects, and
  * how the agent reaches each.
  *
- * One registry for the process, because memory outlives handles. Any thread; its lock is the last
- * in the order of internal.h.
+ * One registry for the process, because memory outlives handles. Any thread; its lock has
+ * its place in the order of internal.h.
  */
 #ifndef TH_LIBTHC_MEMORY_H
 #define TH_LIBTHC_MEMORY_H
@@ -20,7 +20,7 @@ enum memory_way {
 	WAY_FILE,    /* it reads and writes the descriptor */
 	WAY_PROCESS, /* by its address, through /proc/self/mem */
 	WAY_GPU,     /* its GPU process opens the memory (gpu.h) */
-	WAY_COPIED,  /* GPU memory that nobody else can open: it has a copy in host memory */
+	WAY_COPIED,  /* GPU memory that the agent does not open: it has a copy in host memory */
 };
 
 struct memory_object {
@@ -50,5 +50,6 @@ uint64_t memory_serials(uint64_t count);
 /* Around fork. */
 void memory_lock(void);
 void memory_unlock(void);
+void memory_forked(void); /* in the child, between both */
 
 #endif

@@ -504,7 +504,7 @@ thc_resolve(struct thc_shard *shard, int64_t timeout_ms, struct thc_result *ret_
 	if (rc == 0)
 		rc = deadline_of(timeout_ms, &deadline_ns);
 	if (rc == 0)
-		rc = shard_enter(shard, ENTER_UNRESOLVED);
+		rc = shard_enter(shard, ENTER_BEGINS_NOTHING);
 	if (rc < 0)
 		return rc;
 	struct thc_op *op = shard->unresolved;

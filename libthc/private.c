@@ -11,32 +11,21 @@
 #include <fcntl.h>
 #include <inttypes.h>
 
-#include "ipc/base/fd.h"
 #include "libthc/internal.h"
-#include "libthc/memory.h"
 
-/* The lock that fork takes too: its child finds the descriptor where it looks, or none. */
 int
 private_open(struct thc_shard *shard)
 {
-	memory_lock();
-	shard->process_memory = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
+	sent_lock();
+	shard->giving = open("/proc/self/mem", O_RDWR | O_CLOEXEC);
 	int error = errno;
-	memory_unlock();
-	if (shard->process_memory >= 0)
+	sent_unlock();
+	if (shard->giving >= 0)
 		return 0;
 	return shim_fail(THC_E_MEMORY_KIND,
 		"tensors: private memory needs /proc/self/mem, which cannot be opened (%s); take "
 		"memory from thc_alloc, or a memfd and thc_import",
 		th_strerror(-error));
-}
-
-void
-private_close(struct thc_shard *shard)
-{
-	memory_lock();
-	th_fd_close(&shard->process_memory);
-	memory_unlock();
 }
 
 const char *
@@ -56,16 +45,14 @@ private_tensor_at(const struct thc_shard *shard, uintptr_t at)
 int
 private_look_at_gpus(struct thc_shard *shard, const char *operation)
 {
+	struct th_err err = {0};
 	uint64_t at = 0;
-	int rc = gpu_look(&shard->gpus, &at);
+	int rc = gpu_look(&shard->gpus, &at, &err);
 
-	if (rc <= 0)
-		return rc;
-	return shim_fail(THC_E_STALE_MEMORY,
-		"%s: the GPU memory of tensor '%.80s' at 0x%" PRIx64
-		" is not what was registered (freed, asleep, or mapped anew); thc_unregister, and "
-		"register what is there when it is awake",
-		operation, private_tensor_at(shard, (uintptr_t)at), at);
+	if (rc == 0)
+		return 0;
+	return shim_fail(rc, "%s: the GPU memory of tensor '%.80s' at 0x%" PRIx64 " %s", operation,
+		private_tensor_at(shard, (uintptr_t)at), at, err.text);
 }
 
 int

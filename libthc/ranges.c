@@ -94,6 +94,13 @@ add_tensor(struct builder *builder, const struct checked_tensor *tensor)
 			return shim_fail(rc, "reading /proc/self/maps: %s", th_strerror(rc));
 		if (rc == 0 || mapping.start > at)
 			return not_mapped(tensor, at);
+		/* So it is where CUDA has put GPU memory. */
+		if (tensor->way == WAY_PROCESS && !mapping.readable)
+			return shim_fail(THC_E_INVALID,
+				"tensors[%zu].data: what is mapped at %p, where '%s' has bytes, "
+				"cannot be read; where it is GPU memory, device has to be the "
+				"GPU's CUDA ordinal",
+				tensor->index, (void *)at, tensor->name);
 		struct range piece = identity(&mapping);
 		piece.start = at;
 		piece.end = end < mapping.end ? end : mapping.end;

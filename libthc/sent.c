@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "ipc/base/failpoint.h"
+#include "ipc/base/fd.h"
 
 /* Index of the first that is not below serial. */
 static size_t
@@ -45,7 +46,7 @@ sent_add(struct thc_shard *shard, uint64_t serial, const struct fdmsg_memory_id 
 	memmove(at + 1, at, (shard->num_sent - index) * sizeof(*at));
 	*at = (struct sent_memory){.serial = serial, .id = answer->id};
 	memcpy(at->path, answer->path, sizeof(at->path));
-	at->path[sizeof(at->path) - 1] = '\0';
+	errors_clean(at->path, sizeof(at->path));
 	shard->num_sent++;
 }
 
@@ -57,9 +58,11 @@ forget(struct thc_shard *shard, uint32_t id)
 
 	if (shard->lost || shard->closed)
 		return;
-	if (shard->num_forgets == 0 && fdmsg_send(shard->sock, FDMSG_FORGET, &message,
-					       sizeof(message), NULL, 0) != -EAGAIN)
-		return;
+	if (shard->num_forgets == 0) {
+		int rc = fdmsg_send(shard->sock, FDMSG_FORGET, &message, sizeof(message), NULL, 0);
+		if (rc != -EAGAIN && !shard_send_passes(rc))
+			return;
+	}
 	uint32_t *more = reallocarray(shard->forgets, shard->num_forgets + 1, sizeof(*more));
 	if (more == NULL)
 		return; /* the end of the session forgets it too */
@@ -101,6 +104,29 @@ sent_forget(struct thc_shard *shard, uint64_t serial)
 		(shard->num_sent - index) * sizeof(*shard->sent));
 }
 
+/* Its own, as a driver that hangs keeps it: then only who forks waits for that. */
+static pthread_mutex_t giving_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void
+sent_lock(void)
+{
+	pthread_mutex_lock(&giving_lock);
+}
+
+void
+sent_unlock(void)
+{
+	pthread_mutex_unlock(&giving_lock);
+}
+
+void
+sent_close(struct thc_shard *shard)
+{
+	sent_lock();
+	th_fd_close(&shard->giving);
+	sent_unlock();
+}
+
 /* ---- answers ------------------------------------------------------------------------------- */
 
 static void
@@ -113,7 +139,7 @@ take(struct sender *sender, uint32_t number, const struct fdmsg_memory_id *answe
 	} else if (!sender->failed) {
 		sender->failed = true;
 		sender->failure = *answer;
-		sender->failure.text[sizeof(answer->text) - 1] = '\0';
+		errors_clean(sender->failure.text, sizeof(sender->failure.text));
 		sender->enough = sender->enough || !sender->tolerant;
 	}
 }
@@ -171,8 +197,9 @@ timed_out(int rc)
 {
 	if (rc != -ETIMEDOUT)
 		return rc;
-	return shim_fail(THC_E_TIMEOUT, "the agent did not take the memory before the deadline; "
-					"nothing was changed. Is it stopped?");
+	return shim_fail(THC_E_TIMEOUT,
+		"the agent did not take the memory before the deadline, and may yet: free none of "
+		"it before thc_unregister or thc_close has returned. Is it stopped?");
 }
 
 /* Until so many are answered, or one is refused. */
@@ -187,19 +214,17 @@ await_answers(struct sender *sender, uint32_t wanted)
 	return rc;
 }
 
-/*
- * What an earlier call did not wait for is taken back first: the same memory may come again now,
- * and pieces of a GPU do not overlap.
- */
-static int
-await_earlier(struct sender *sender)
+int
+sent_settle(struct thc_shard *shard, int64_t until_ns)
 {
-	struct thc_shard *shard = sender->shard;
+	struct sender none;
 
-	sender->enough = shard->answered_token == shard->last_token;
-	int rc = shard_await(shard, &sender->enough, sender->until_ns, false);
+	sender_begin(&none, shard, until_ns);
+	none.enough = shard->answered_token == shard->last_token;
+	int rc = shard_await(shard, &none.enough, until_ns, false);
+	shard->sender = NULL;
 	if (rc == 0)
-		rc = sent_flush(shard, sender->until_ns);
+		rc = sent_flush(shard, until_ns);
 	return timed_out(rc);
 }
 
@@ -211,8 +236,11 @@ sender_send(struct sender *sender, uint64_t serial, enum fdmsg_kind kind, void *
 	int rc = 0;
 
 	TH_FP(worker_shares_memory);
-	if (sender->sent == 0)
-		rc = await_earlier(sender);
+	/* The same memory may come again now, and pieces of a GPU do not overlap. */
+	if (sender->sent == 0) {
+		rc = sent_settle(shard, sender->until_ns);
+		shard->sender = sender;
+	}
 	/* When there is no room, half of it is waited for: not a turn for each. */
 	if (sender->sent - sender->answered == FDMSG_AHEAD)
 		rc = await_answers(sender, sender->sent - FDMSG_AHEAD / 2);

@@ -330,15 +330,25 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 
 /* ---- close --------------------------------------------------------------------------------- */
 
-/* Other threads' calls end by themselves now; until they have the descriptors must stay. */
 static int
-wait_alone(struct thc_shard *shard, int64_t until_ns)
+closes_on(uint32_t flags, const char *why)
+{
+	return shim_fail(THC_E_TIMEOUT, "%s; %s", why,
+		(flags & THC_CLOSE_ABANDON) != 0 ? "the handle is freed all the same"
+						 : "close again, or abandon the handle");
+}
+
+/*
+ * Other threads' calls end by themselves now, one that has no room to send when there is some or at
+ * its deadline; until they have the descriptors must stay.
+ */
+static int
+wait_alone(struct thc_shard *shard, uint32_t flags, int64_t until_ns)
 {
 	shard_wake(shard);
 	while (shard->inside > 1) {
 		if (deadline_left(until_ns) == 0)
-			return shim_fail(
-				THC_E_TIMEOUT, "another thread is still in a call of this handle");
+			return closes_on(flags, "another thread is still in a call of this handle");
 		shard_sleep(shard, until_ns);
 	}
 	return 0;
@@ -365,8 +375,7 @@ close_session(struct thc_shard *shard, uint32_t flags, int64_t deadline_ns)
 	if (rc == THC_E_AGENT_LOST)
 		return 0;
 	if (rc == -ETIMEDOUT)
-		return shim_fail(THC_E_TIMEOUT, "the agent has not let go of the memory yet; close "
-						"again, or abandon the handle");
+		return closes_on(flags, "the agent has not let go of the memory yet");
 	if (rc < 0)
 		return rc;
 	/* The answer is used up: a later close asks again. */
@@ -377,6 +386,23 @@ close_session(struct thc_shard *shard, uint32_t flags, int64_t deadline_ns)
 	return errors_from_agent(shard->close_answer.code, shard->close_answer.text);
 }
 
+bool
+session_is_being_closed(struct thc_shard *shard)
+{
+	if (!shard->close_sent)
+		return false;
+	if (!shard->close_answered)
+		shard_look(shard);
+	/* That a device keeps memory is said once, as the session ends: to a thc_close. */
+	if (!shard->close_answered || shard->close_answer.code == 0 ||
+		shard->close_answer.code == -EBUSY)
+		return true;
+	/* Nobody waited for this answer, and the next thc_close asks again. */
+	shard->close_sent = false;
+	shard->close_answered = false;
+	return false;
+}
+
 /* The lock is held and given back; the handle is gone. */
 static void
 finish_close(struct thc_shard *shard)
@@ -384,7 +410,9 @@ finish_close(struct thc_shard *shard)
 	TH_FP(worker_closed);
 	shard->closed = true;
 	op_end_all(shard);
-	tensors_release(shard);
+	/* Who copies or registers yet, abandoned with the handle, has them until it leaves. */
+	if (!shard->shadow.copying && !shard->exclusive)
+		tensors_release(shard);
 	(void)shutdown(shard->sock, SHUT_RDWR);
 	shard_wake(shard);
 	/* The list's lock comes before the handle's; closed keeps everybody else out meanwhile. */
@@ -409,15 +437,15 @@ thc_close(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms)
 			"a predicate of thc_wait cannot close the handle that is waited on");
 	rc = deadline_of(timeout_ms, &deadline_ns);
 	if (rc == 0)
-		rc = shard_enter(shard, ENTER_LOST | ENTER_UNRESOLVED);
+		rc = shard_enter(shard, ENTER_LOST | ENTER_BEGINS_NOTHING);
 	if (rc < 0)
 		return rc;
 	bool abandon = (flags & THC_CLOSE_ABANDON) != 0;
 	shard->closing = true;
-	rc = wait_alone(shard, deadline_with_grace(deadline_ns));
+	rc = wait_alone(shard, flags, deadline_with_grace(deadline_ns));
 	if (rc == 0) {
 		shard_look(shard); /* the agent may be gone, and then nothing is waited for */
-		if (!shard->lost)
+		if (!shard->lost || shard->close_answered)
 			rc = close_session(shard, flags, deadline_ns);
 	}
 	if (rc == 0 || abandon) {

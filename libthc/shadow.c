@@ -119,13 +119,14 @@ make(struct shadow *shadow, struct checked_tensors *checked, struct checked_tens
 	int rc = memory_new(bytes, &shadow->object);
 	if (rc < 0)
 		return shim_fail(rc,
-			"tensors: '%s' lies in GPU memory that no other process can map, and the "
+			"tensors: '%s' lies in GPU memory that the agent does not reach, and the "
 			"copy in host memory that it needs, of %" PRIu64
 			" bytes with its like, is not to be had: %s",
 			sorted[0]->name, bytes, th_strerror(rc));
 	rc = gpu_driver(&shadow->copy.cuda, &err);
 	if (rc < 0)
 		return shim_fail(rc, "tensors: %s", err.text);
+	memcpy(shadow->why, checked->why, sizeof(shadow->why));
 	shadow->copy.host = (uint8_t *)shadow->object.start;
 	shadow->copy.spans = shadow->spans;
 	shadow->copy.count = shadow->count;
@@ -205,9 +206,9 @@ move(struct thc_shard *shard, bool to_gpu, int64_t until_ns)
 	if (rc == -ECANCELED)
 		return shim_fail(THC_E_CANCELLED, "another thread closes this handle");
 	return shim_fail(rc,
-		"tensor '%.80s' could not be copied %s GPU memory at 0x%" PRIx64
-		": %s; thc_unregister, and register what is there now",
-		private_tensor_at(shard, (uintptr_t)at), to_gpu ? "to" : "from", at, err.text);
+		"tensor '%.80s' could not be copied %s GPU memory at 0x%" PRIx64 ": %s%s",
+		private_tensor_at(shard, (uintptr_t)at), to_gpu ? "to" : "from", at, err.text,
+		rc == THC_E_STALE_MEMORY ? "; thc_unregister, and register what is there now" : "");
 }
 
 /* The bytes that are held, or read, must not be written over, whatever the agent answers then. */
@@ -218,6 +219,10 @@ check_free(struct thc_shard *shard)
 
 	if (ring_line_read(&shard->ring, &line) == 0 && line.safe_to_mutate == 1)
 		return 0;
+	/* An agent that is gone has nothing to say, and what it said last stays. */
+	shard_look(shard);
+	if (shard->lost)
+		return shard_lost_error(shard);
 	return shim_fail(THC_E_STATE,
 		"publish: this handle holds a version already, or its memory is still read; "
 		"thc_unpublish first");
@@ -309,19 +314,17 @@ shadow_settle(struct thc_op *op, int64_t until_ns)
 }
 
 void
-shadow_path(const struct shadow *shadow, int device, char *ret_text, size_t text_bytes)
+shadow_path(
+	const struct shadow *shadow, int device, bool unreached, char *ret_text, size_t text_bytes)
 {
-	const char *why = "no other process can map it";
+	const char *why = unreached ? "the agent does not reach it" : "no other process can map it";
+	bool pinned = shadow->pinned >= shadow->object.bytes;
 
-	if (shadow->pinned >= shadow->object.bytes)
-		(void)snprintf(ret_text, text_bytes,
-			"worker-copy (on GPU %d, %s: libthc copies it through pinned host memory)",
-			device, why);
-	else
-		(void)snprintf(ret_text, text_bytes,
-			"worker-copy (on GPU %d, %s: libthc copies it through host memory that is "
-			"not pinned: %s)",
-			device, why, shadow->not_pinned);
+	(void)snprintf(ret_text, text_bytes,
+		"worker-copy (on GPU %d, %s: libthc copies it through %s host memory%s%s%s%s)",
+		device, why, pinned ? "pinned" : "pageable",
+		pinned ? "" : ", not pinned: ", pinned ? "" : shadow->not_pinned,
+		unreached ? "; " : "", unreached ? shadow->why : "");
 }
 
 bool

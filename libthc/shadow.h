@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shadow - GPU memory that no other process can map has a copy of itself in host memory, which is
- * what the agent is given. The worker's own calls copy: out before a publish is submitted, in
- * before the end of a replicate or an update is told. thc_memory_path says "worker-copy".
+ * shadow - GPU memory that the agent does not open, as no other process can map it or its handle
+ * was of no use there, has a copy of itself in host memory, which is what the agent is given. The
+ * worker's own calls copy: out before a publish is submitted, in before the end of a replicate or
+ * an update is told. thc_memory_path says "worker-copy".
  *
  * What is to be copied in is kept as a debt of the handle until somebody has paid it: who waits for
  * the operation, or thc_resolve, or the next operation. It can be paid in parts. Until then the
@@ -28,10 +29,11 @@ struct shadow {
 	struct memory_object object; /* serial 0: no tensor of the registration needs it */
 	struct copied_span *spans;   /* owns */
 	size_t count;
-	struct gpu_copy copy; /* the one that goes on */
-	uint64_t pinned;      /* bytes from its start */
-	char not_pinned[160]; /* why the rest is not */
-	bool copying;         /* a thread does, without the lock */
+	struct gpu_copy copy;        /* the one that goes on */
+	uint64_t pinned;             /* bytes from its start */
+	char not_pinned[160];        /* why the rest is not */
+	char why[TH_SENTENCE_BYTES]; /* why the agent does not reach what another process can map */
+	bool copying;                /* a thread does, without the lock */
 	/* What the agent held when the operation that runs was submitted. */
 	uint64_t lineage_before, version_before;
 };
@@ -58,8 +60,9 @@ void shadow_ended(struct thc_op *op);
 TH_MUST_USE int shadow_settle(struct thc_op *op, int64_t until_ns);
 /* The same, of whatever ended last. */
 TH_MUST_USE int shadow_settle_all(struct thc_shard *shard, int64_t until_ns);
-/* For thc_memory_path. */
-void shadow_path(const struct shadow *shadow, int device, char *ret_text, size_t text_bytes);
+/* For thc_memory_path. unreached: another process could map it. */
+void shadow_path(
+	const struct shadow *shadow, int device, bool unreached, char *ret_text, size_t text_bytes);
 /* The version that the agent holds is not, or not wholly, in GPU memory. */
 bool shadow_behind(struct thc_shard *shard, uint64_t lineage, uint64_t version);
 

@@ -28,8 +28,9 @@
 
 /* The agent writes its heartbeat every second or so; a line that is older is a reason to look. */
 #define HEARTBEAT_STALE_NS INT64_C(2000000000)
-#define LOOK_PAUSE_NS                                                                              \
-	INT64_C(100000000) /* and then not more often than this                      */
+#define LOOK_PAUSE_NS INT64_C(100000000) /* and then not more often than this */
+
+#define PASSING_MS 5 /* until what no event tells is asked again */
 
 /* ---- the process, and fork ----------------------------------------------------------------- */
 
@@ -41,14 +42,16 @@ static _Atomic uint64_t fork_count; /* how many forks lie between the first proc
 static void
 fork_prepare(void)
 {
-	/* So that the child finds both in order, whatever other threads were doing. */
+	/* So that the child finds all in order, whatever other threads were doing. */
 	pthread_mutex_lock(&list_lock);
 	memory_lock();
+	sent_lock();
 }
 
 static void
 fork_parent(void)
 {
+	sent_unlock();
 	memory_unlock();
 	pthread_mutex_unlock(&list_lock);
 }
@@ -70,10 +73,12 @@ fork_child(void)
 		th_fd_close(&shard->kick);
 		th_fd_close(&shard->epoll);
 		th_fd_close(&shard->uncollected);
-		th_fd_close(&shard->process_memory);
+		th_fd_close(&shard->giving);
 		th_fd_close(&shard->request.fd);
 	}
 	list = NULL;
+	memory_forked();
+	sent_unlock();
 	memory_unlock();
 	pthread_mutex_unlock(&list_lock);
 }
@@ -174,7 +179,7 @@ shard_new(void)
 	shard->kick = -1;
 	shard->epoll = -1;
 	shard->uncollected = -1;
-	shard->process_memory = -1;
+	shard->giving = -1;
 	shard->request.fd = -1;
 	return shard;
 }
@@ -183,6 +188,7 @@ shard_new(void)
 static void
 tear_down(struct thc_shard *shard)
 {
+	tensors_release(shard);
 	th_fd_close(&shard->sock);
 	th_fd_close(&shard->bell_agent);
 	th_fd_close(&shard->bell_worker);
@@ -191,7 +197,6 @@ tear_down(struct thc_shard *shard)
 	th_fd_close(&shard->kick);
 	th_fd_close(&shard->epoll);
 	th_fd_close(&shard->uncollected);
-	th_fd_close(&shard->process_memory);
 	sp_req_close(&shard->request);
 	segment_worker_unmap(&shard->files);
 }
@@ -200,7 +205,6 @@ static void
 destroy(struct thc_shard *shard)
 {
 	tear_down(shard);
-	tensors_release(shard);
 	attributes_free(shard);
 	free(shard->sent);
 	free(shard->forgets);
@@ -243,13 +247,18 @@ shard_enter(struct thc_shard *shard, unsigned flags)
 					       "one of its own after fork()");
 	pthread_mutex_lock(&shard->lock);
 	int rc = 0;
+	bool begins = (flags & ENTER_BEGINS_NOTHING) == 0;
 	if (shard->closed || shard->closing)
 		rc = shim_fail(THC_E_STATE, "another thread closes this handle");
 	else if ((flags & ENTER_LOST) == 0 && ended(shard))
 		rc = errors_from_agent(shard->ended, shard->ended_text);
+	else if (begins && session_is_being_closed(shard) && !shard->lost)
+		rc = shim_fail(THC_E_STATE,
+			"the agent closes this handle, as a thc_close that did not wait for it has "
+			"asked; call thc_close again");
 	else if (shard->lost && (flags & ENTER_LOST) == 0)
 		rc = shard_lost_error(shard);
-	else if (shard->unresolved != NULL && (flags & ENTER_UNRESOLVED) == 0)
+	else if (shard->unresolved != NULL && begins)
 		rc = shim_fail(THC_E_STATE,
 			"the outcome of an operation is not known yet; call thc_resolve first");
 	if (rc < 0) {
@@ -367,6 +376,8 @@ finish_one(struct thc_shard *shard, const struct shm_completion *completion)
 	op->result.verify_ns = slot.verify_ns;
 	memcpy(op->result.source, slot.source, sizeof(op->result.source));
 	memcpy(op->result.transport, slot.transport, sizeof(op->result.transport));
+	errors_clean(op->result.source, sizeof(op->result.source));
+	errors_clean(op->result.transport, sizeof(op->result.transport));
 	op->group_op_seq = slot.group_op_seq;
 	TH_FP(worker_completed);
 	op_finish(op, completion->code, slot.sentence);
@@ -529,9 +540,7 @@ has_uncollected(struct thc_shard *shard)
 {
 	uint16_t events[SHM_EV_COUNT];
 
-	if (shard->lost && !shard->lost_reported)
-		return true;
-	if (shard->num_uncollected > 0)
+	if ((shard->lost && !shard->lost_reported) || shard->num_uncollected > 0)
 		return true;
 	/*
 	 * Not by the whole line, which cannot be read while the agent writes it: the doorbell may
@@ -588,7 +597,7 @@ make_fd(struct thc_shard *shard)
 int
 thc_fd(struct thc_shard *shard)
 {
-	int rc = shard_enter(shard, ENTER_LOST | ENTER_UNRESOLVED);
+	int rc = shard_enter(shard, ENTER_LOST | ENTER_BEGINS_NOTHING);
 
 	if (rc < 0)
 		return rc;
@@ -676,15 +685,16 @@ shard_send(struct thc_shard *shard, enum fdmsg_kind kind, const void *body, size
 		int rc = fdmsg_send(shard->sock, kind, body, body_bytes, fd, fd != NULL ? 1 : 0);
 		if (rc == 0)
 			return 0;
-		if (rc != -EAGAIN) {
+		bool passes = shard_send_passes(rc);
+		if (rc != -EAGAIN && !passes) {
 			shard_lose(shard, "the agent hung up (%s)", th_strerror(rc));
 			return shard_lost_error(shard);
 		}
 		if (deadline_left(until_ns) == 0)
 			return -ETIMEDOUT;
-		struct pollfd poll_fd = {.fd = shard->sock, .events = POLLOUT};
+		struct pollfd poll_fd = {.fd = shard->sock, .events = passes ? 0 : POLLOUT};
 		pthread_mutex_unlock(&shard->lock);
-		(void)poll(&poll_fd, 1, deadline_poll_ms(until_ns));
+		(void)poll(&poll_fd, 1, passes ? PASSING_MS : deadline_poll_ms(until_ns));
 		pthread_mutex_lock(&shard->lock);
 	}
 }

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "ipc/base/failpoint.h"
+#include "ipc/base/log.h"
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "libthc/internal.h"
 #include "libthc/sent.h"
@@ -37,7 +38,11 @@ send_memory(struct thc_shard *shard, uint64_t serial, struct fdmsg_memory *messa
 static int
 send_object(struct thc_shard *shard, const struct memory_object *object, int64_t until_ns)
 {
-	struct fdmsg_memory message = {.kind = object->way == WAY_MAPPED ? FDMSG_MEMFD : FDMSG_FILE,
+	bool shadow = object->serial == shard->shadow.object.serial &&
+		      (shard->features & FDMSG_FEATURE_GPU) != 0;
+	struct fdmsg_memory message = {.kind = shadow                      ? FDMSG_SHADOW
+					       : object->way == WAY_MAPPED ? FDMSG_MEMFD
+									   : FDMSG_FILE,
 		.base = object->start,
 		.bytes = object->bytes,
 		.offset = object->fd_offset};
@@ -57,8 +62,8 @@ send_private(struct thc_shard *shard, int64_t until_ns)
 		return 0;
 	int rc = private_open(shard);
 	if (rc == 0)
-		rc = send_memory(shard, PRIVATE_SERIAL, &message, shard->process_memory, until_ns);
-	private_close(shard);
+		rc = send_memory(shard, PRIVATE_SERIAL, &message, shard->giving, until_ns);
+	sent_close(shard);
 	return rc;
 }
 
@@ -292,6 +297,13 @@ send_rows(struct thc_shard *shard, uint8_t *data, size_t bytes, int64_t deadline
 	return 0;
 }
 
+/* Of a document: the agent may have done what it asks for. */
+static bool
+unanswered(int rc)
+{
+	return rc == THC_E_TIMEOUT || rc == THC_E_AGENT_LOST || rc == THC_E_PROTOCOL;
+}
+
 static int
 send_unregister(struct thc_shard *shard, int64_t deadline_ns)
 {
@@ -333,6 +345,7 @@ remember_places(struct thc_shard *shard, const struct checked_tensors *checked)
 			.device = tensor->device,
 			.serial = sent_serial(tensor),
 			.reason = tensor->object.reason,
+			.unreached = tensor->unreached,
 			.start = tensor->start,
 			.bytes = tensor->bytes};
 	}
@@ -349,8 +362,34 @@ any_private(const struct checked_tensors *checked)
 	return false;
 }
 
+/*
+ * What no agent opens, whatever the reason is, this process can still copy: all of it, for the
+ * agent does not say which piece it was. False: there is none, or it is copied already.
+ */
+static bool
+copy_instead(struct thc_shard *shard, struct checked_tensors *checked)
+{
+	bool any = false;
+
+	for (size_t i = 0; i < checked->count; i++) {
+		struct checked_tensor *tensor = &checked->tensors[i];
+		if (tensor->way != WAY_GPU)
+			continue;
+		tensor->way = WAY_COPIED;
+		tensor->unreached = any = true;
+	}
+	if (!any)
+		return false;
+	memcpy(checked->why, errors_last()->text, sizeof(checked->why));
+	gpu_forget(shard, &shard->gpus);
+	checked->gpus = shard->gpus;
+	shard->gpus = (struct gpu_set){0};
+	return true;
+}
+
+/* 1: nothing is registered, and the tensors are to be registered once more. */
 static int
-register_checked(struct thc_shard *shard, struct checked_tensors *checked, int64_t deadline_ns)
+register_once(struct thc_shard *shard, struct checked_tensors *checked, int64_t deadline_ns)
 {
 	struct memory_object *objects = NULL;
 	size_t num_objects = 0, bytes = 0;
@@ -372,23 +411,45 @@ register_checked(struct thc_shard *shard, struct checked_tensors *checked, int64
 		rc = send_object(shard, &objects[i], until_ns);
 	if (rc == 0 && any_private(checked))
 		rc = send_private(shard, until_ns);
+	/* What fails from here on is about GPU memory that the agent does not open. */
+	const bool host_memory_is_sent = rc == 0;
 	if (rc == 0)
 		rc = gpu_send(shard, &shard->gpus, checked->tensors, checked->count, until_ns);
 	free(objects);
 	if (rc == 0)
 		rc = encode(shard, checked, &data, &bytes);
-	if (rc < 0) {
-		tensors_release(shard);
-		return rc;
-	}
-	rc = send_rows(shard, data, bytes, deadline_ns);
+	const bool asked = rc == 0;
+	if (asked)
+		rc = send_rows(shard, data, bytes, deadline_ns);
 	free(data);
+	bool again = rc == THC_E_MEMORY_KIND && host_memory_is_sent && copy_instead(shard, checked);
 	if (rc == 0)
 		shard->registration = REGISTRATION_DONE;
-	else if (rc == THC_E_TIMEOUT || rc == THC_E_AGENT_LOST || rc == THC_E_PROTOCOL)
+	else if (asked && unanswered(rc))
 		shard->registration = REGISTRATION_UNKNOWN;
 	else
 		tensors_release(shard);
+	return again ? 1 : rc;
+}
+
+static int
+register_checked(struct thc_shard *shard, struct checked_tensors *checked, int64_t deadline_ns)
+{
+	int rc = register_once(shard, checked, deadline_ns);
+
+	if (rc <= 0)
+		return rc;
+	rc = register_once(shard, checked, deadline_ns);
+	if (rc < 0 && rc >= -4095) { /* of this host: no memory, no descriptors */
+		const struct th_err second = *errors_last();
+		rc = shim_fail(THC_E_MEMORY_KIND, "%s; %s", checked->why, second.text);
+	}
+	if (rc == 0)
+		log_warn("libthc",
+			"GPU memory is copied by its worker: the agent does not reach it, and each "
+			"publish, replicate and update takes a copy over PCI Express "
+			"session=%" PRIu64 " host_bytes=%" PRIu64 " reason=\"%s\"",
+			shard->session, shard->shadow.object.bytes, checked->why);
 	return rc;
 }
 
@@ -398,13 +459,44 @@ settle(struct thc_shard *shard, int64_t deadline_ns)
 {
 	if (shard->registration != REGISTRATION_UNKNOWN)
 		return 0;
-	int rc = send_unregister(shard, deadline_ns);
-	/* THC_E_STATE: it had not come to be. */
-	if (rc == 0 || rc == THC_E_STATE) {
+	/* Memory and documents go two ways: what is on its way would come after its end. */
+	int rc = sent_settle(shard, deadline_with_grace(deadline_ns));
+	if (rc == 0)
+		rc = send_unregister(shard, deadline_ns);
+	/* 0 also when it had not come to be. THC_E_STATE: it has, and a version is held. */
+	if (rc == 0) {
+		shard->gpu_given = false;
 		tensors_release(shard);
-		return 0;
+	} else if (rc == THC_E_STATE && shard->num_placed > 0) {
+		shard->registration = REGISTRATION_DONE;
 	}
 	return rc;
+}
+
+/*
+ * After the failure of a registration: the caller frees its GPU memory next, so that the agent has
+ * closed all of it when this returns. Where it has not said so, the next call sees to it.
+ */
+static int
+take_back(struct thc_shard *shard, int failed, int64_t deadline_ns)
+{
+	const struct th_err first = *errors_last();
+
+	if (!shard->gpu_given || shard->lost ||
+		(shard->registration == REGISTRATION_UNKNOWN && failed == THC_E_TIMEOUT))
+		return failed;
+	shard->registration = REGISTRATION_UNKNOWN;
+	int rc = settle(shard, deadline_ns);
+	if (shard->registration == REGISTRATION_NONE)
+		return shim_fail(failed, "%s", first.text);
+	if (rc == -EBUSY) { /* it has, and a device has not */
+		const struct th_err stays = *errors_last();
+		return shim_fail(failed, "%.250s; and %.250s", first.text, stays.text);
+	}
+	return shim_fail(rc == THC_E_TIMEOUT ? rc : failed,
+		"%.300s; and the agent has not said that it let go of the GPU memory: free none "
+		"of it before thc_unregister or thc_close has returned",
+		first.text);
 }
 
 int
@@ -433,8 +525,11 @@ thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t c
 	if (rc == 0 && shard->registration == REGISTRATION_DONE)
 		rc = shim_fail(THC_E_STATE,
 			"this handle has tensors registered already; thc_unregister them first");
-	if (rc == 0)
+	if (rc == 0) {
 		rc = register_checked(shard, &checked, deadline_ns);
+		if (rc < 0)
+			rc = take_back(shard, rc, deadline_ns);
+	}
 	tensors_checked_free(&checked);
 	shard_exclusive_end(shard);
 	shard_leave(shard);
@@ -468,11 +563,13 @@ thc_unregister(struct thc_shard *shard, int64_t timeout_ms)
 	else
 		rc = send_unregister(shard, deadline_ns);
 	if (rc == 0) {
+		shard->gpu_given = false;
 		tensors_release(shard);
 		/* What does not go now goes before anything else is registered. */
 		(void)(sent_flush(shard, deadline_with_grace(deadline_ns)) == 0);
-	} else if (rc == THC_E_TIMEOUT && shard->registration == REGISTRATION_DONE) {
-		shard->registration = REGISTRATION_UNKNOWN; /* it may be gone at the agent */
+	} else if ((unanswered(rc) || rc >= -4095) && shard->registration == REGISTRATION_DONE) {
+		/* It may be gone at the agent, also where a device keeps the memory. */
+		shard->registration = REGISTRATION_UNKNOWN;
 	}
 	shard_exclusive_end(shard);
 	shard_leave(shard);
@@ -511,7 +608,7 @@ thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, siz
 		return shim_fail(THC_E_INVALID, "ret_text: is NULL");
 	if (text_bytes == 0)
 		return shim_fail(THC_E_INVALID, "text_bytes: is 0");
-	int rc = shard_enter(shard, ENTER_UNRESOLVED);
+	int rc = shard_enter(shard, ENTER_BEGINS_NOTHING);
 	if (rc < 0)
 		return rc;
 	const struct placed_tensor key = {.name = name.plain};
@@ -526,7 +623,8 @@ thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, siz
 	else if (placed->bytes == 0)
 		(void)snprintf(ret_text, text_bytes, "direct (the tensor has no bytes)");
 	else if (placed->device != THC_HOST && placed->serial != 0)
-		shadow_path(&shard->shadow, placed->device, ret_text, text_bytes);
+		shadow_path(
+			&shard->shadow, placed->device, placed->unreached, ret_text, text_bytes);
 	else if (placed->device != THC_HOST)
 		gpu_path(shard, placed->device, placed->start, ret_text, text_bytes);
 	else

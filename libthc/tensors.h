@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ipc/base/err.h"
 #include "ipc/proto/manifest.h"
 #include "libthc/gpu.h"
 #include "libthc/memory.h"
@@ -24,13 +25,15 @@ struct checked_tensor {
 	enum memory_way way;
 	struct memory_object object; /* serial 0: no bytes, or neither allocated nor imported */
 	uint64_t copy_at;            /* of WAY_COPIED: its place in the object */
+	bool unreached;              /* ... it was WAY_GPU first */
 };
 
 struct checked_tensors {
 	size_t count;
-	struct manifest_row *rows;       /* owns; in the caller's order, global shape filled in */
+	struct manifest_row *rows;      /* owns; in the caller's order, global shape filled in */
 	struct checked_tensor *tensors; /* owns; likewise */
 	struct gpu_set gpus;            /* owns: what those on GPUs lie in */
+	char why[TH_SENTENCE_BYTES];    /* unreached: why */
 };
 
 /*

@@ -94,8 +94,7 @@ check_memory(const struct thc_tensor *tensor, size_t index, struct checked_tenso
 {
 	uintptr_t start = (uintptr_t)tensor->data;
 
-	*ret_tensor = (struct checked_tensor){
-		.name = tensor->name,
+	*ret_tensor = (struct checked_tensor){.name = tensor->name,
 		.index = index,
 		.start = start,
 		.bytes = tensor->bytes,
@@ -116,7 +115,7 @@ check_memory(const struct thc_tensor *tensor, size_t index, struct checked_tenso
 		return shim_fail(THC_E_INVALID,
 			"tensors[%zu].data: '%s' lies at 0x%" PRIxPTR
 			" on GPU %d, which is no multiple of the %" PRIu64
-			" bytes of an element",
+			" bytes of an element: no kernel reads that",
 			index, tensor->name, start, tensor->device, element);
 	return 0;
 }

@@ -195,16 +195,19 @@ enum thc_close_flags { THC_CLOSE_ABANDON = 1u << 0 };
 /*
  * Ends this handle's own retention claims, unpublishes, unregisters, leaves the group, frees the
  * handle. It never waits for another member: the copy is hidden, and the others' next group
- * operation answers THC_E_GROUP_BROKEN. The last copy of a version that others retain is copied
- * first, all its shards into the agents' memory; where nobody has room the call returns
- * THC_E_NOMEM_RETAIN and nothing has changed. While no server is reachable the call waits for one,
- * within its deadline and for 10 minutes at most, then returns THC_E_NO_SERVER: close again later;
+ * operation answers THC_E_GROUP_BROKEN. As thc_unregister it returns when the agent keeps no GPU
+ * memory of it allocated; of an agent that is lost it waits for nothing and returns 0: see
+ * thc_safe_to_mutate, before it. The last copy of a version that others retain is copied first, all
+ * its shards into the agents' memory; where nobody has room the call returns THC_E_NOMEM_RETAIN and
+ * nothing has changed. While no server is reachable the call waits for one, within its deadline and
+ * for 10 minutes at most, then returns THC_E_NO_SERVER: close again later;
  * who exits instead loses nothing, the agent keeps the memory for the next server. On failure the
  * handle stays valid, unless flags has THC_CLOSE_ABANDON: then it is always freed and the agent
- * finishes alone. After THC_E_AGENT_LOST the handle holds nothing: only thc_close (at once) and
- * thc_safe_to_mutate are accepted; open again. Calls of other threads that wait in this handle end
- * with THC_E_CANCELLED; operations that were not freed keep their outcome (THC_E_CANCELLED when
- * they had none) until thc_op_free.
+ * finishes alone. After THC_E_TIMEOUT the agent goes on with it, and what would begin answers
+ * THC_E_STATE: close again. After THC_E_AGENT_LOST the handle holds nothing: only thc_close (at
+ * once) and thc_safe_to_mutate are accepted; open again. Calls of other threads that wait in this
+ * handle end with THC_E_CANCELLED; operations that were not freed keep their outcome
+ * (THC_E_CANCELLED when they had none) until thc_op_free.
  */
 int thc_close(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms);
 
@@ -270,10 +273,10 @@ int thc_forget(void *addr); /* undoes thc_import; THC_E_STATE while a handle has
  * written; both name it, and nothing has changed.
  *
  * GPU memory (device >= 0) is opened by the agent's process of that GPU ("cuda-ipc") until
- * thc_unregister. What no other process can map has a copy in host memory that libthc fills and
- * empties in the calls of the worker ("worker-copy"). Freed, asleep or mapped anew: as above.
- * Before an engine sleeps: unpublish and unregister; register when it is awake. No context is
- * made.
+ * thc_unregister. What no other process can map, or the agent cannot open, has a copy in host
+ * memory that libthc fills and empties in the calls of the worker ("worker-copy"). Freed, asleep or
+ * mapped anew: as above. Before an engine sleeps: unpublish and unregister, after which the agent
+ * keeps none of it allocated; register when it is awake. No context is made.
  */
 int thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t count,
 	size_t tensor_bytes, int64_t timeout_ms);

@@ -42,6 +42,7 @@ gpus_fields(struct document *document, const Tensorhub__V1__GpusInfo *gpus)
 		value_bytes(gpus->stage_bytes));
 	document_field(document, "gpu_stage_in_use", NULL, value_bytes(gpus->stage_in_use));
 	document_field(document, "gpu_stage_waits", NULL, value_number(gpus->stage_waits));
+	document_field(document, "gpu_stage_copied", NULL, value_bytes(gpus->stage_copied));
 }
 
 void
@@ -53,6 +54,7 @@ gpus_table(struct document *document, const Tensorhub__V1__GpusInfo *gpus)
 		{"pid", "PID", false},
 		{"workers", "WORKERS", false},
 		{"import_bytes", "OPEN", false},
+		{"pinned_bytes", "PINNED", false},
 		{"context_bytes", "CONTEXT", false},
 		{"running", "RUNNING", false},
 		{"why", "LAST FAILURE", false},
@@ -63,6 +65,7 @@ gpus_table(struct document *document, const Tensorhub__V1__GpusInfo *gpus)
 		{"ends", "ENDS", true},
 		{"bytes_moved", "MOVED", true},
 		{"hashes", "HASHES", true},
+		{"hashes_why", "WHY CPU", true},
 		{"uuid", "UUID", true},
 	};
 
@@ -78,6 +81,7 @@ gpus_table(struct document *document, const Tensorhub__V1__GpusInfo *gpus)
 			gpu->pid > 0 ? value_number((uint64_t)gpu->pid) : value_none(),
 			value_number(gpu->workers),
 			value_bytes(gpu->import_bytes),
+			value_bytes(gpu->pinned_bytes),
 			gpu->context_bytes > 0 ? value_bytes(gpu->context_bytes) : value_none(),
 			value_number(gpu->running),
 			value_text(gpu->why),
@@ -88,6 +92,7 @@ gpus_table(struct document *document, const Tensorhub__V1__GpusInfo *gpus)
 			value_number(gpu->ends),
 			value_bytes(gpu->bytes_read + gpu->bytes_written + gpu->bytes_copied),
 			value_text(gpu->hashes ? "gpu" : "cpu"),
+			value_text(gpu->hashes_why),
 			value_text(gpu->uuid),
 		};
 		document_row(document, row);
@@ -95,6 +100,20 @@ gpus_table(struct document *document, const Tensorhub__V1__GpusInfo *gpus)
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
+
+/* Between commas: "copy" is not in "worker-copy". */
+static bool
+lists(const char *text, const char *path)
+{
+	size_t length = strlen(path);
+
+	for (const char *at = text; *at != '\0'; at += strcspn(at, ",")) {
+		at += *at == ',';
+		if (strcspn(at, ",") == length && memcmp(at, path, length) == 0)
+			return true;
+	}
+	return false;
+}
 
 struct value
 gpus_paths(const Tensorhub__V1__SessionInfo *session)
@@ -104,7 +123,7 @@ gpus_paths(const Tensorhub__V1__SessionInfo *session)
 	for (size_t i = 0; i < session->n_memory; i++) {
 		const char *path = session->memory[i]->path;
 		size_t length = strlen(text);
-		if (strstr(text, path) || length + strlen(path) + 2 > sizeof(text))
+		if (!*path || lists(text, path) || length + strlen(path) + 2 > sizeof(text))
 			continue;
 		if (length > 0)
 			text[length++] = ',';

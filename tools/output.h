@@ -16,7 +16,7 @@
 #include <stdio.h>
 
 #define OUTPUT_SCHEMA "thctl/1"
-#define OUTPUT_COLUMNS_MAX 16u
+#define OUTPUT_COLUMNS_MAX 18u
 
 enum value_kind {
 	VALUE_NONE, /* not known, or does not apply: "-", null                                 */

@@ -63,6 +63,8 @@ rdma_fields(struct document *document, const Tensorhub__V1__RdmaInfo *rdma)
 	document_field(document, "rdma_stage_budget", NULL, value_bytes(rdma->stage_budget));
 	document_field(document, "rdma_stage_bytes", rdma->stage_bytes > 0 ? "in buffers" : NULL,
 		value_bytes(rdma->stage_bytes));
+	document_field(document, "rdma_stage_on_gpus",
+		rdma->stage_on_gpus > 0 ? "of it on GPUs" : NULL, value_bytes(rdma->stage_on_gpus));
 	document_field(document, "rdma_stage_in_use", NULL, value_bytes(rdma->stage_in_use));
 	document_field(document, "rdma_stage_refused",
 		rdma->stage_refused > 0 ? "found no buffer" : NULL,

@@ -137,13 +137,6 @@ void
 control_sentence(const uint8_t *payload, size_t bytes, char ret_text[TH_CTL_TEXT_BYTES + 1])
 {
 	memcpy(ret_text, payload, bytes);
-	for (size_t i = 0; i < bytes;) {
-		size_t step = th_utf8_char(ret_text + i, bytes - i);
-		if (step == 0 || th_utf8_is_control(ret_text + i, step)) {
-			ret_text[i] = '?';
-			step = 1;
-		}
-		i += step;
-	}
+	th_utf8_clean(ret_text, bytes);
 	ret_text[bytes] = '\0';
 }

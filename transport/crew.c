@@ -75,6 +75,7 @@ crew_main(void *arg)
 	struct start start = *(struct start *)arg;
 	free(arg);
 	on_thread = true;
+	pthread_setname_np(pthread_self(), "th-crew");
 	leave_descriptors(start.fds, start.count);
 	free(start.fds);
 	start.run(start.arg);

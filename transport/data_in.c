@@ -63,12 +63,11 @@ reuse(struct data_in *conn, uint32_t chunk)
 {
 	struct leg_in *leg = conn->leg;
 	int result;
-	if (!leg->intake.reuse.on)
+	if (!leg->intake.hashes_here)
 		return false;
 	bool here = intake_reuse(&leg->intake, chunk, &result);
 	/* Meanwhile the source was not asked for anything: it is not the one that was slow. */
 	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
-	__atomic_add_fetch(&leg->looks, 1, __ATOMIC_RELAXED);
 	if (here && (result & INTAKE_GREW))
 		events_post_soon(&leg->transport->events, &leg->progress_node);
 	if (here && (result & INTAKE_COMPLETE))

@@ -195,12 +195,14 @@ hauled(void *arg)
 	int code = haul_result(block->haul, &row, &why);
 	pthread_mutex_lock(&ferry->lock);
 	/* Of one that is abandoned the memory may be gone by right. */
-	if (code < 0 && !ferry->abandoned) {
+	bool lost = block->space && gpu_space_is_lost(block->space); /* no worker's */
+	if (code < 0 && !ferry->abandoned && !lost) {
 		log_warn("gpu", "memory of a worker is not reached code='%s' why='%s'",
 			th_strerror(code), why);
-		xfer_part_set_lost(ferry->part, why);
+		xfer_part_set_lost(ferry->part, code, why);
 	}
-	finish(ferry, block, code, row);
+	/* Of all but the GPU's own lines it is gone. */
+	finish(ferry, block, code < 0 ? TH_E_STALE_MEMORY : 0, row);
 	leave(ferry, ferry->abandoned ? take_out(ferry) : NULL);
 }
 
@@ -213,6 +215,10 @@ haul(struct ferry *ferry, struct ferry_block *block)
 		.bytes = block->bytes,
 		.writes = ferry->writes,
 		.pinned = block->pinned,
+		.host = block->host,
+		.space = block->space,
+		.at = block->at,
+		.hashes = block->hashes,
 		.done = hauled,
 		.arg = block};
 	block->haul = ferry->gpus ? haul_new(&what, ferry->loop) : NULL;
@@ -370,6 +376,7 @@ ferry_submit(struct ferry *ferry, struct ferry_block *block)
 	block->next = NULL;
 	block->code = 0;
 	block->ferry = ferry;
+	TH_ASSERT(!block->space || !ferry->has_thread);
 	haul(ferry, block);
 	block->pending = (ferry->has_thread ? 1u : 0u) + (block->haul ? 1u : 0u);
 	TH_ASSERT(block->pending > 0);
@@ -401,10 +408,12 @@ ferry_take(struct ferry *ferry)
 	pthread_mutex_unlock(&ferry->lock);
 	if (!block)
 		return NULL;
+	if (block->space && block->hashes)
+		block->digest = haul_digest(block->haul);
+	else if (ferry->gpus && block->hashes && block->code == 0)
+		block->digest = digest_of(block->data, block->bytes);
 	haul_free(block->haul);
 	block->haul = NULL;
-	if (ferry->gpus && block->hashes && block->code == 0)
-		block->digest = digest_of(block->data, block->bytes);
 	return block;
 }
 

@@ -18,7 +18,8 @@
  * such a block here: agents that send to each other could wait for ever. Those of other users lie
  * where these say, in as much room as they need, in memory that several have. What keeps that
  * memory is let go by `drop`, after the thread has come back, so nobody else gets it meanwhile. A
- * block of one ferry may be submitted to another, and then goes back to the first.
+ * block of one ferry may be submitted to another, and then goes back to the first. Of a part on one
+ * GPU they may lie there, too: then the GPU copies, and hashes what it has copied.
  */
 #ifndef TH_TRANSPORT_FERRY_H
 #define TH_TRANSPORT_FERRY_H
@@ -29,6 +30,9 @@
 
 #define FERRY_BYTES (512u << 10) /* of a block: it stays in cache between the two sides */
 #define FERRY_BLOCKS 3u          /* of one ferry: one at each side, one on its way */
+
+struct gpu_space;
+struct gpus_host;
 
 struct ferry_block {
 	struct ferry_block *next;
@@ -42,10 +46,14 @@ struct ferry_block {
 	bool first, last; /* of the chunk */
 	int code;         /* of the finished block: 0, or why not: access.h, guard.h */
 	uint32_t row;     /* ... and at which row of the part's manifest; UINT32_MAX: not known */
-	bool hashes;      /* what was read is hashed: into digest, which else is the user's */
+	bool hashes;      /* what was read, or copied, is hashed: into digest, else the user's */
 	struct th_hash digest;
-	uint32_t used; /* the user's */
-	uint8_t *data; /* begins a line of the cache */
+	uint32_t used;           /* the user's */
+	uint8_t *data;           /* begins a line of the cache; NULL: */
+	struct gpu_space *space; /* ... borrows: the agent's own memory on the GPU of the part */
+	uint64_t at;             /* ... and where in it */
+	struct gpus_host
+		*host; /* borrows: data lies in it, and GPUs reach it; NULL: unless pinned */
 	/* Frees the block. Any thread, one of the crew too: no waiting, no descriptors. */
 	void (*drop)(struct ferry_block *block);
 };

@@ -142,7 +142,7 @@ settle(struct hash_job *job)
 	if (job->settling)
 		return;
 	job->settling = true;
-	while (job->known < job->num_chunks && job->ready[job->known] && !job->failed) {
+	while (job->known < job->num_chunks && job->ready[job->known]) {
 		uint32_t first = job->known, end = first;
 		while (end < job->num_chunks && job->ready[end])
 			end++;
@@ -170,8 +170,6 @@ work(struct hash_job *job)
 	int rc = packed_has(job->part, chunk)
 			 ? packed_hash(job->part, chunk, &job->stopping, &digest, &row)
 			 : hash_chunk(job->part, chunk, &job->stopping, &digest, &row);
-	if (rc < 0)
-		xfer_part_fail(job->part);
 	pthread_mutex_lock(&hasher->lock);
 	if (rc < 0 && !job->failed) {
 		job->failed = true;
@@ -195,6 +193,9 @@ end_if_done(struct hash_job *job)
 		return;
 	TAILQ_REMOVE(&hasher->jobs, job, entry);
 	pthread_mutex_unlock(&hasher->lock);
+	/* Not before: who sees that takes the prefix for the last one. */
+	if (job->failed)
+		xfer_part_fail(job->part);
 	take_down(job, job->failed ? TRANSPORT_HASH_FAILED
 		       : whole     ? TRANSPORT_HASHED
 				   : TRANSPORT_HASH_STOPPED);

@@ -10,7 +10,8 @@
  *
  * What a leg has verified beyond the prefix when it ends stays with the part for the next leg.
  * Chunks whose bytes the part may have already are looked at before they are fetched (reuse.h):
- * such a chunk is not handed out before its digest is known.
+ * such a chunk is not handed out before its digest is known. Those that are mapped are looked at by
+ * who takes them (intake_reuse), those on a GPU here, ahead of the fetching (intake_look, look.h).
  *
  * Any thread: a lock, taken a few times per 4 MiB chunk.
  */
@@ -28,6 +29,10 @@
 
 #define INTAKE_ATTEMPTS_MAX 3 /* of one chunk at one source */
 
+struct loop;
+struct loop_task;
+struct looks;
+
 struct intake {
 	pthread_mutex_t lock;
 	struct xfer_part *part; /* borrows: the leg holds it */
@@ -38,28 +43,48 @@ struct intake {
 	struct th_hash *arrived; /* owns; guarded: digests of chunks that wait for theirs */
 	uint32_t next;           /* guarded: lowest chunk never handed out */
 	uint32_t num_again;      /* guarded: chunks to be handed out again */
+	uint32_t num_missed;     /* guarded: chunks that were looked at, to be handed out */
+	uint32_t num_looking;    /* guarded */
+	uint32_t num_looked;     /* guarded */
+	uint32_t limit;          /* guarded: the highest that was asked for */
 	uint32_t prefix;         /* guarded */
 	bool patient;            /* guarded: chunks are held back for their digests */
+	bool hashes_here;        /* who takes a chunk may be to look at it. Immutable, as looks */
+	struct looks *looks;     /* owns; NULL: none by GPUs */
 	struct reuse reuse;      /* guarded, but for what is set at the beginning */
 };
 
 enum intake_result {              /* bits */
 	INTAKE_GREW = 1 << 0,     /* the part's prefix advanced */
-	INTAKE_AGAIN = 1 << 1,    /* there are chunks to fetch again */
+	INTAKE_AGAIN = 1 << 1,    /* there are chunks to fetch, which nobody knows of */
 	INTAKE_COMPLETE = 1 << 2, /* this call made the part whole */
 };
 
 TH_MUST_USE int intake_init(
 	struct intake *intake, struct xfer_part *part, struct transport_counters *counters);
 void intake_fini(struct intake *intake);
+/*
+ * Before the first chunk: those on GPUs are looked at, too. looked is posted to loop when some
+ * looks have come back, for intake_looked. Borrows both, until intake_look_stop.
+ */
+void intake_look(struct intake *intake, struct loop *loop, struct loop_task *looked);
+/* When it returns looked is not posted any more. */
+void intake_look_stop(struct intake *intake);
+/* By one thread at a time. enum intake_result. */
+int intake_looked(struct intake *intake);
+/* Looks are under way. */
+bool intake_looking(struct intake *intake);
+/* Chunks that were looked at by now, by whomever. */
+uint32_t intake_num_looked(struct intake *intake);
 
-/* The next chunk to fetch, below limit. False: none now. */
+/* The next chunk to fetch, below limit. False: none now. Any that are to be looked at first by a
+ * GPU are, meanwhile. */
 bool intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk);
 /* A chunk that was taken will not come that way: it is handed out again, whatever the limit. */
 void intake_give_back(struct intake *intake, uint32_t chunk);
 /*
- * Of a chunk that was taken: does the part have its bytes already? Hashes it where that may pay.
- * True: it counts, need not be fetched, and ret_result is enum intake_result.
+ * Of a chunk that was taken: does the part have its bytes already? Hashes it where that may pay and
+ * it is mapped. True: it counts, need not be fetched, and ret_result is enum intake_result.
  */
 bool intake_reuse(struct intake *intake, uint32_t chunk, int *ret_result);
 /*

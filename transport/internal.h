@@ -192,8 +192,8 @@ void hasher_wanted(struct hasher *hasher);
  * TH_E_STALE_MEMORY. */
 TH_MUST_USE int part_digest(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest);
 
-/* Memory of a part is not reached any more: that what is so, and why. */
-void part_lost_text(struct xfer_part *part, const char *what, char ret_text[TH_CTL_TEXT_BYTES]);
+/* Memory of a part is not reached any more: that what is so, and why. The code for its owner. */
+int part_lost_text(struct xfer_part *part, const char *what, char ret_text[TH_CTL_TEXT_BYTES]);
 
 /* Both for parts that are not direct; on the movers. Otherwise as the calls above. */
 struct shuttles *shuttles_new(struct transport *transport);

@@ -37,6 +37,7 @@ end(struct leg_in *leg, enum transport_event_kind kind)
 		leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->running_ns);
 	bool reset = kind != TRANSPORT_DONE;
 	stream_close(&leg->control.stream, reset);
+	intake_look_stop(&leg->intake);
 	for (uint32_t i = 0; i < leg->num_conns; i++) {
 		if (leg->conns[i]->retired)
 			continue;
@@ -104,7 +105,7 @@ static void
 put_alive(struct leg_in *leg)
 {
 	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
-	uint32_t looks = th_min_u32(__atomic_load_n(&leg->looks, __ATOMIC_RELAXED), num_chunks);
+	uint32_t looks = th_min_u32(intake_num_looked(&leg->intake), num_chunks);
 	uint8_t payload[FRAME_ALIVE_BYTES];
 	struct frame frame = {.kind = FRAME_ALIVE, .leg = leg->id, .count = looks};
 	if (leg->control.out_sent != leg->control.out_bytes)
@@ -188,8 +189,8 @@ static void
 fail_stale(struct leg_in *leg)
 {
 	char text[TH_CTL_TEXT_BYTES];
-	part_lost_text(leg->part, "our own memory can not be written any more", text);
-	fail(leg, TH_E_STALE_MEMORY, false, text);
+	int code = part_lost_text(leg->part, "our own memory can not be written any more", text);
+	fail(leg, code, false, text);
 }
 
 void
@@ -526,6 +527,23 @@ connected(struct control *control)
 	stream_wake(&control->stream);
 }
 
+/* Meanwhile the source was not asked for anything: it is not the one that was slow. */
+static void
+run_looked(struct loop_task *task)
+{
+	struct leg_in *leg = loop_container(task, struct leg_in, looked_task);
+	if (leg->state == LEG_IN_ENDING)
+		return;
+	int result = intake_looked(&leg->intake);
+	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
+	if (result & INTAKE_GREW)
+		events_post_soon(&leg->transport->events, &leg->progress_node);
+	if (result & INTAKE_COMPLETE)
+		complete(leg);
+	else if (result & INTAKE_AGAIN)
+		leg_in_kick(leg);
+}
+
 static void
 run_complete(struct loop_task *task)
 {
@@ -558,6 +576,8 @@ leg_in_new(struct transport *transport, uint64_t id, const char *address,
 	leg->control.broken = broken;
 	leg->control.connected = connected;
 	leg->complete_task.run = run_complete;
+	leg->looked_task.run = run_looked;
+	intake_look(&leg->intake, transport->porter, &leg->looked_task);
 	leg->last_task.run = run_last;
 	leg->progress_node.fill = fill_progress;
 	leg->last_node.fill = fill_last;
@@ -617,7 +637,7 @@ check_stall(struct leg_in *leg, int64_t now_ns)
 		if (__atomic_load_n(&leg->conns[i]->held, __ATOMIC_RELAXED))
 			leg->excused_ns = now_ns;
 	}
-	if (reader_excuses(leg->reader))
+	if (reader_excuses(leg->reader) || intake_looking(&leg->intake))
 		leg->excused_ns = now_ns;
 	since_ns = th_max_i64(since_ns, leg->excused_ns);
 	if (now_ns < since_ns + stall_ns)

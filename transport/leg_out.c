@@ -68,7 +68,9 @@ end(struct leg_out *leg, int code, const char *text, bool reset)
 	if (leg->ending)
 		return;
 	leg->ending = true;
-	leg->result.code = leg->said_changed ? TH_E_CONTRACT : code;
+	leg->result.code = leg->said_changed ? TH_E_CONTRACT
+			   : leg->said_lost  ? TH_E_STALE_MEMORY
+					     : code;
 	leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->started_ns);
 	snprintf(leg->result.text, sizeof(leg->result.text), "%s%s%s", leg->peer,
 		leg->peer[0] ? ": " : "", text);
@@ -112,7 +114,7 @@ static void
 say_lost(struct leg_out *leg, int code, uint32_t row)
 {
 	char text[TH_CTL_TEXT_BYTES];
-	part_lost_text(leg->part, "the memory of this copy can not be read any more", text);
+	(void)part_lost_text(leg->part, "the memory of this copy can not be read any more", text);
 	struct frame frame = {.kind = FRAME_REFUSED,
 		.leg = leg->reader_leg,
 		.count = 0u - (uint32_t)(code < -5000 ? code : TH_E_STALE_MEMORY),
@@ -120,6 +122,7 @@ say_lost(struct leg_out *leg, int code, uint32_t row)
 	if (leg->ending)
 		return;
 	leg->result.row = row;
+	leg->said_lost = true;
 	if (leg->control.out_bytes + frame.bytes <= FRAME_PAYLOAD_MAX) {
 		control_put(&leg->control, &frame, (const uint8_t *)text);
 		stream_wake(&leg->control.stream);

@@ -246,22 +246,24 @@ local_pass_points(const struct xfer_part *part, uint32_t chunk)
 		TH_FP(copy_last_chunk);
 }
 
-/* One chunk. False: there was none to copy. */
+/* One chunk. False: there was none to copy; a code then is true of a leg that nobody works on. */
 static bool
 work(struct copy_leg *leg, int *ret_result, bool *ret_source)
 {
 	uint32_t chunk;
 	struct th_hash digest;
-	/* The prefix first: the digests below it are known then. */
+	/* First: the prefix is the last one then, and the digests below it are known. */
+	bool failed = xfer_part_failed(leg->source);
 	uint32_t limit = xfer_part_prefix(leg->source);
 	int result = take_digests(leg);
 	*ret_result = result;
 	if (result < 0)
 		return true;
 	if (!intake_take(&leg->intake, limit, &chunk)) {
-		/* What is missing will never be served. */
-		*ret_result = xfer_part_failed(leg->source) ? TH_E_STALE_MEMORY : 0;
-		return *ret_result < 0;
+		/* What is missing will never be served, but for what another thread is at. */
+		if (failed && !(result & INTAKE_COMPLETE))
+			*ret_result = TH_E_STALE_MEMORY;
+		return false;
 	}
 	if (intake_reuse(&leg->intake, chunk, &result)) {
 		if (result & INTAKE_GREW)
@@ -310,11 +312,16 @@ settle(struct copy_leg *leg, bool worked, uint64_t wakes, int result, bool sourc
 	leg->active--;
 	if (!worked && leg->wakes == wakes)
 		leg->idle = true;
-	if (worked && result > 0 && (result & INTAKE_AGAIN)) {
+	/* Another one may have brought the last chunk meanwhile, or have to fetch it again. */
+	if (!worked && result < 0 && (leg->active > 0 || !leg->idle))
+		result = 0;
+	/* Who found nothing meanwhile may find something now, or that it was the last. */
+	if (worked) {
 		leg->wakes++;
 		leg->idle = false;
-		pthread_cond_broadcast(&leg->local->work);
 	}
+	if (worked && result > 0 && (result & INTAKE_AGAIN))
+		pthread_cond_broadcast(&leg->local->work);
 	if (__atomic_load_n(&leg->ending, __ATOMIC_RELAXED)) {
 		if (leg->active > 0)
 			return false;

@@ -16,6 +16,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "transport/access.h"
+#include "transport/cuda/gpus.h"
 #include "transport/digest.h"
 #include "transport/rdma/packed.h"
 
@@ -35,8 +36,11 @@ struct xfer_part {
 	struct xfer_place *places; /* owns: the array and a reference of each access */
 	uint32_t num_places;
 	bool direct, touchable;
-	struct gpus *gpus; /* NULL: no row is a GPU's */
-	bool all_gpu;
+	struct gpus *gpus;  /* NULL: no row is a GPU's */
+	const uint8_t *gpu; /* the first one's uuid: borrows from a place; NULL likewise */
+	uint32_t num_gpus;
+	struct th_hash gpu_set; /* of all their uuids, in any order */
+	bool all_gpu, for_gpus;
 	struct th_hash *digests; /* owns; [0, digest_count) is immutable */
 	bool *kept;              /* owns; the filling leg's, one leg at a time */
 	struct packing *packing; /* owns; NULL: no packed buffer */
@@ -52,7 +56,24 @@ struct xfer_part {
 	pthread_mutex_t lock;
 	struct watch *watches; /* guarded by lock */
 	char *lost;            /* owns; likewise; NULL: nobody knows why */
+	int lost_code;         /* likewise */
 };
+
+/* Once for each. */
+static void
+add_gpu(struct xfer_part *part, const uint8_t *gpu, const uint8_t **known)
+{
+	for (uint32_t i = 0; i < part->num_gpus; i++) {
+		if (memcmp(gpu, known[i], 16) == 0)
+			return;
+	}
+	TH_ASSERT(part->num_gpus < GPUS_MAX);
+	known[part->num_gpus++] = gpu;
+	part->gpu = known[0];
+	const struct th_hash one = digest_of(gpu, 16);
+	part->gpu_set.lo ^= one.lo;
+	part->gpu_set.hi ^= one.hi;
+}
 
 struct xfer_part *
 xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
@@ -71,7 +92,8 @@ xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
 		free(part);
 		return NULL;
 	}
-	part->direct = part->touchable = part->all_gpu = true;
+	const uint8_t *known[GPUS_MAX];
+	part->direct = part->touchable = part->all_gpu = part->for_gpus = true;
 	part->num_places = num_places;
 	for (uint32_t i = 0; i < num_places; i++) {
 		part->places[i] = places[i];
@@ -82,10 +104,14 @@ xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
 					  (places[i].data || access_space(places[i].access));
 		}
 		struct gpus *gpus = places[i].access ? access_gpus(places[i].access) : NULL;
-		if (gpus)
+		if (gpus) {
 			part->gpus = gpus;
-		else if (places[i].access || places[i].data)
+			add_gpu(part, gpu_space_uuid(access_space(places[i].access)), known);
+		} else if (places[i].access || places[i].data) {
 			part->all_gpu = false;
+		}
+		if ((places[i].access || places[i].data) && !places[i].host)
+			part->for_gpus = false;
 	}
 	part->table = chunk_table_retain(table);
 	part->verify = verify;
@@ -188,12 +214,63 @@ xfer_part_direct(const struct xfer_part *part)
 	return part->direct;
 }
 
+bool
+xfer_part_maps_chunk(const struct xfer_part *part, uint32_t chunk)
+{
+	const struct chunk_table *table = part->table;
+	bool maps = true;
+	for (uint32_t r = table->first[chunk]; !part->direct && r < table->first[chunk + 1]; r++)
+		maps = maps && part->places[table->ranges[r].row].data;
+	return maps;
+}
+
 struct gpus *
 xfer_part_gpus(const struct xfer_part *part, bool *ret_whole)
 {
 	if (ret_whole)
 		*ret_whole = part->gpus && part->all_gpu;
 	return part->gpus;
+}
+
+uint32_t
+xfer_part_gpu_set(const struct xfer_part *part, struct th_hash *ret_set)
+{
+	*ret_set = part->gpu_set;
+	return part->num_gpus;
+}
+
+const uint8_t *
+xfer_part_only_gpu(const struct xfer_part *part)
+{
+	return part->all_gpu && part->num_gpus == 1 ? part->gpu : NULL;
+}
+
+static const uint8_t *
+gpu_of(const struct xfer_place *place)
+{
+	struct gpu_space *space =
+		!place->data && place->access ? access_space(place->access) : NULL;
+	return space ? gpu_space_uuid(space) : NULL;
+}
+
+const uint8_t *
+xfer_part_chunk_gpu(const struct xfer_part *part, uint32_t chunk)
+{
+	const struct chunk_table *table = part->table;
+	uint32_t first = table->first[chunk];
+	const uint8_t *gpu = gpu_of(&part->places[table->ranges[first].row]);
+	for (uint32_t r = first + 1; gpu && r < table->first[chunk + 1]; r++) {
+		const uint8_t *other = gpu_of(&part->places[table->ranges[r].row]);
+		if (!other || memcmp(other, gpu, 16) != 0)
+			gpu = NULL;
+	}
+	return gpu;
+}
+
+bool
+xfer_part_for_gpus(const struct xfer_part *part)
+{
+	return part->for_gpus && part->table->num_chunks > 0;
 }
 
 bool
@@ -316,23 +393,25 @@ xfer_part_failed(const struct xfer_part *part)
 }
 
 void
-xfer_part_set_lost(struct xfer_part *part, const char *why)
+xfer_part_set_lost(struct xfer_part *part, int code, const char *why)
 {
 	pthread_mutex_lock(&part->lock);
-	if (!part->lost && why[0] != '\0')
+	if (!part->lost && why[0] != '\0') {
 		part->lost = th_strdup(why);
+		part->lost_code = code;
+	}
 	pthread_mutex_unlock(&part->lock);
 }
 
-bool
+int
 xfer_part_lost(struct xfer_part *part, char *ret_why, size_t bytes)
 {
 	pthread_mutex_lock(&part->lock);
-	bool known = part->lost != NULL;
-	if (known)
+	int code = part->lost_code;
+	if (code < 0)
 		snprintf(ret_why, bytes, "%s", part->lost);
 	pthread_mutex_unlock(&part->lock);
-	return known;
+	return code;
 }
 
 void
@@ -477,6 +556,7 @@ xfer_cursor_piece(const struct xfer_cursor *cursor, const struct xfer_part *part
 	*ret_piece = (struct xfer_piece){.data = place->data ? place->data + offset : NULL,
 		.access = place->data ? NULL : place->access,
 		.place = place->place + offset,
+		.host = place->data ? place->host : NULL,
 		.bytes = th_min_u64(th_min_u64(bytes, cursor->left), range->bytes - cursor->offset),
 		.row = range->row};
 }

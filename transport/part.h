@@ -39,16 +39,19 @@ struct xfer_part *xfer_part_new(struct chunk_table *table, uint8_t *const *tenso
  * that one cannot shrink. Keeps a reference of each access.
  *
  * A mapped row that lies in memory which is registered with NICs, or is about to be, has a region.
- * The part keeps no reference: who registered the memory does, as long as it is mapped.
+ * The part keeps no reference: who registered the memory does, as long as it is mapped. So it is
+ * with host, where GPUs read and write it themselves.
  */
 struct access;
+struct gpus_host;
 struct region;
 struct xfer_place {
-	uint8_t *data;         /* mapped; NULL otherwise, and for a row without bytes */
-	struct access *access; /* borrows; may be NULL where there is data */
-	uint64_t place;        /* what access calls it */
-	struct region *region; /* borrows; may be NULL */
-	uint64_t region_at;    /* where in it the row begins */
+	uint8_t *data;          /* mapped; NULL otherwise, and for a row without bytes */
+	struct access *access;  /* borrows; may be NULL where there is data */
+	uint64_t place;         /* what access calls it */
+	struct region *region;  /* borrows; may be NULL */
+	uint64_t region_at;     /* where in it the row begins */
+	struct gpus_host *host; /* borrows; may be NULL: no GPU reaches data (cuda/gpus.h) */
 };
 struct xfer_part *xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
 	uint32_t num_places, bool verify, void (*release)(void *arg), void *arg);
@@ -73,10 +76,20 @@ bool xfer_part_verify(const struct xfer_part *part);
 /* All of it is mapped. If not, a ferry touches its bytes (ferry.h), also those that are mapped; or
  * requests to GPUs do. */
 bool xfer_part_direct(const struct xfer_part *part);
+/* All rows of one chunk are mapped. */
+bool xfer_part_maps_chunk(const struct xfer_part *part, uint32_t chunk);
 /* Rows of it lie in the memory of these GPUs (access.h); NULL: none. Borrowed. ret_whole (may be
  * NULL): no row lies anywhere else. */
 struct gpus;
 struct gpus *xfer_part_gpus(const struct xfer_part *part, bool *ret_whole);
+/* How many GPUs rows of it lie on. ret_set: which; the same for parts on the same ones. */
+uint32_t xfer_part_gpu_set(const struct xfer_part *part, struct th_hash *ret_set);
+/* The uuid of the one that all of it lies on. NULL: there is no such. Borrowed. */
+const uint8_t *xfer_part_only_gpu(const struct xfer_part *part);
+/* The same of a chunk. */
+const uint8_t *xfer_part_chunk_gpu(const struct xfer_part *part, uint32_t chunk);
+/* All of it is mapped memory that GPUs read and write themselves. */
+bool xfer_part_for_gpus(const struct xfer_part *part);
 /* No row of it is behind a descriptor that its worker may keep from answering: all are mapped or in
  * GPU memory. So any thread that may wait for a GPU can touch its bytes (cuda/touch.h). */
 bool xfer_part_touchable(const struct xfer_part *part);
@@ -96,10 +109,13 @@ bool xfer_part_orphaned(const struct xfer_part *part);
  */
 void xfer_part_fail(struct xfer_part *part);
 bool xfer_part_failed(const struct xfer_part *part);
-/* Why its memory is not reached any more, where somebody knows more than that: the first one stays.
- * False: nobody does. */
-void xfer_part_set_lost(struct xfer_part *part, const char *why);
-bool xfer_part_lost(struct xfer_part *part, char *ret_why, size_t bytes);
+/*
+ * Why its memory is not reached any more, where somebody knows more than that: the first one stays.
+ * TH_E_STALE_MEMORY, it is not there; or TH_E_MEMORY_KIND, it is, and the agent has no way to it.
+ * 0: nobody knows.
+ */
+void xfer_part_set_lost(struct xfer_part *part, int code, const char *why);
+int xfer_part_lost(struct xfer_part *part, char *ret_why, size_t bytes);
 /*
  * Its memory held a version before, of which some chunks may be those that are wanted now: a leg
  * looks (reuse.h). Before its first leg.
@@ -131,6 +147,7 @@ struct xfer_piece {
 	uint8_t *data;         /* mapped, or */
 	struct access *access; /* borrows */
 	uint64_t place;
+	struct gpus_host *host; /* borrows; of data; may be NULL */
 	uint64_t bytes;
 	uint32_t row;
 };

@@ -12,10 +12,16 @@ reuse_init(struct reuse *reuse, bool on)
 }
 
 bool
-reuse_pays(const struct reuse *reuse, uint32_t row)
+reuse_pays(const struct reuse *reuse, uint32_t row, uint32_t under_way)
 {
 	return reuse->on && row != reuse->row &&
-	       reuse->different < FREE_CHUNKS + reuse->equal + reuse->seen / SAMPLE;
+	       reuse->different + under_way < FREE_CHUNKS + reuse->equal + reuse->seen / SAMPLE;
+}
+
+bool
+reuse_waits(const struct reuse *reuse, uint32_t row)
+{
+	return reuse_pays(reuse, row, 0) && reuse->different < FREE_CHUNKS + reuse->equal;
 }
 
 void
@@ -31,7 +37,7 @@ reuse_judge(struct reuse *reuse, uint32_t row, bool equal, uint64_t bytes)
 	if (equal) {
 		reuse->equal++;
 		reuse->bytes += bytes;
-	} else {
+	} else if (reuse->row == UINT32_MAX || row > reuse->row) {
 		reuse->different++;
 		reuse->row = row;
 	}

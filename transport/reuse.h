@@ -15,6 +15,11 @@
  * it is not seen (reuse_bench). One of 16 would cost twice that, and find what is equal behind much
  * that is not 64 MiB sooner.
  *
+ * Looks of which the outcome is not known yet count as if they had found a difference. So they are
+ * few at first, and the more the more are equal. What comes of them is worth a wait, but for those
+ * one of 32: there, nothing was equal for long. Chunks of one tensor that were looked at together
+ * count as one difference: they come in the order of the tensors, but for a few.
+ *
  * Pure; guarded by the intake's lock.
  */
 #ifndef TH_TRANSPORT_REUSE_H
@@ -25,15 +30,17 @@
 
 struct reuse {
 	bool on;
-	uint32_t seen; /* chunks about which it was asked and had no reason to say no */
-	uint32_t equal, different;
-	uint32_t row;   /* of the last chunk that differed; UINT32_MAX: none */
-	uint64_t bytes; /* of those that were equal */
+	uint32_t seen;             /* chunks about which it was asked and had no reason to say no */
+	uint32_t equal, different; /* the latter of tensors */
+	uint32_t row;              /* the last one of which a chunk differed; UINT32_MAX: none */
+	uint64_t bytes;            /* of those that were equal */
 };
 
 void reuse_init(struct reuse *reuse, bool on);
-/* Whether to hash the chunk that begins in this row. */
-bool reuse_pays(const struct reuse *reuse, uint32_t row);
+/* Whether to hash the chunk that begins in this row, while so many others are being looked at. */
+bool reuse_pays(const struct reuse *reuse, uint32_t row, uint32_t under_way);
+/* Where it may pay, but for those: not to fetch the chunk before they are known. */
+bool reuse_waits(const struct reuse *reuse, uint32_t row);
 /* A chunk is fetched without a look. */
 void reuse_pass(struct reuse *reuse);
 void reuse_judge(struct reuse *reuse, uint32_t row, bool equal, uint64_t bytes);

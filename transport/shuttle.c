@@ -23,6 +23,8 @@
 #include "ipc/base/name.h"
 #include "transport/shuttle_own.h"
 
+#define REUSED_AT_ONCE 2u /* chunks, before the mover serves its connections again */
+
 LIST_HEAD(shuttle_list, shuttle);
 
 struct shuttles {
@@ -34,13 +36,15 @@ struct shuttles {
 	uint32_t next_mover;      /* the shell's */
 };
 
-void
+int
 part_lost_text(struct xfer_part *part, const char *what, char ret_text[TH_CTL_TEXT_BYTES])
 {
 	char why[TH_CTL_TEXT_BYTES / 2];
-	if (!xfer_part_lost(part, why, sizeof(why)))
+	int code = xfer_part_lost(part, why, sizeof(why));
+	if (code == 0)
 		snprintf(why, sizeof(why), "it was unmapped, shrunk, or its process has ended");
 	snprintf(ret_text, TH_CTL_TEXT_BYTES, "%s: %s", what, why);
+	return code < 0 ? code : TH_E_STALE_MEMORY;
 }
 
 /* ---- the end ------------------------------------------------------------------------------ */
@@ -84,10 +88,12 @@ shuttle_fail(struct shuttle *shuttle, int error, uint32_t row, bool source_faile
 	if (!shuttle->part)
 		xfer_part_fail(shuttle->source);
 	char text[TH_CTL_TEXT_BYTES];
-	part_lost_text(source_failed ? shuttle->source : shuttle->part,
+	int lost = part_lost_text(source_failed ? shuttle->source : shuttle->part,
 		source_failed ? "the memory of the source can not be read any more"
 			      : "our own memory can not be written any more",
 		text);
+	if (code == TH_E_STALE_MEMORY && !source_failed)
+		code = lost;
 	if (error == TH_E_MEMORY_KIND)
 		snprintf(text, sizeof(text),
 			"a descriptor of our own memory has O_APPEND: the bytes would go to the "
@@ -108,6 +114,8 @@ finish(struct shuttle *shuttle)
 	xfer_part_unwatch(shuttle->source, part_changed, shuttle);
 	if (shuttle->part)
 		xfer_part_unwatch(shuttle->part, part_changed, shuttle);
+	if (shuttle->part)
+		intake_look_stop(&shuttle->intake);
 	ferry_abandon(shuttle->reads);
 	ferry_abandon(shuttle->writes);
 	shuttle_gpu_free(shuttle);
@@ -141,6 +149,7 @@ run_last(struct loop_task *task)
 	struct transport_event *result = &shuttle->result;
 	if (shuttle->part) {
 		result->bytes_moved = shuttle->bytes_moved;
+		result->bytes_reused = shuttle->intake.reuse.bytes;
 		result->verify_ns = shuttle->verify_ns;
 		result->transfer_ns = (uint64_t)(th_now_ns() - shuttle->started_ns);
 		result->overwrote = shuttle->bytes_moved > 0;
@@ -301,6 +310,13 @@ take_written(struct shuttle *shuttle)
 	}
 }
 
+static void
+take_looks(struct shuttle *shuttle)
+{
+	if (shuttle->part && !shuttle->ending)
+		judge(shuttle, intake_looked(&shuttle->intake));
+}
+
 /* The publisher's digests, as far as the source knows them. */
 static void
 take_digests(struct shuttle *shuttle)
@@ -312,6 +328,41 @@ take_digests(struct shuttle *shuttle)
 				       xfer_part_digest(shuttle->source, have), known - have));
 }
 
+/* All that the source has is here: what is missing will never be served. */
+static void
+fail_short(struct shuttle *shuttle)
+{
+	struct intake *intake = &shuttle->intake;
+	if (intake_lowest_missing(intake) == intake->num_chunks && !intake_looking(intake))
+		shuttle_fail(shuttle, TH_E_STALE_MEMORY, UINT32_MAX, true);
+}
+
+/* The next chunk that the part has not got yet, into chunk. */
+static bool
+take_chunk(struct shuttle *shuttle)
+{
+	/* First: the prefix is the last one then, and the digests below it are known. */
+	bool failed = xfer_part_failed(shuttle->source);
+	uint32_t limit = xfer_part_prefix(shuttle->source);
+	int result;
+	take_digests(shuttle);
+	for (uint32_t reused = 0; !shuttle->ending; reused++) {
+		if (reused == REUSED_AT_ONCE) {
+			loop_post(shuttle->loop, &shuttle->kick_task);
+			return false;
+		}
+		if (!intake_take(&shuttle->intake, limit, &shuttle->chunk)) {
+			if (failed)
+				fail_short(shuttle);
+			return false;
+		}
+		if (!intake_reuse(&shuttle->intake, shuttle->chunk, &result))
+			return true;
+		judge(shuttle, result);
+	}
+	return false;
+}
+
 bool
 shuttle_next_chunk(struct shuttle *shuttle)
 {
@@ -321,14 +372,7 @@ shuttle_next_chunk(struct shuttle *shuttle)
 			shuttle->next_chunk < xfer_part_table(shuttle->source)->num_chunks;
 		shuttle->next_chunk += shuttle->reading;
 	} else {
-		/* The prefix first: the digests below it are known then. */
-		uint32_t limit = xfer_part_prefix(shuttle->source);
-		take_digests(shuttle);
-		shuttle->reading =
-			!shuttle->ending && intake_take(&shuttle->intake, limit, &shuttle->chunk);
-		/* What is missing will never be served. */
-		if (!shuttle->reading && !shuttle->ending && xfer_part_failed(shuttle->source))
-			shuttle_fail(shuttle, TH_E_STALE_MEMORY, UINT32_MAX, true);
+		shuttle->reading = take_chunk(shuttle);
 	}
 	if (shuttle->reading)
 		xfer_cursor_init(&shuttle->cursor, shuttle->source, shuttle->chunk);
@@ -419,6 +463,7 @@ run_kick(struct loop_task *task)
 		start(shuttle);
 	if (__atomic_load_n(&shuttle->stop, __ATOMIC_RELAXED))
 		stop(shuttle);
+	take_looks(shuttle);
 	if (shuttle->gpu)
 		run_gpu(shuttle);
 	if (!shuttle->gpu)
@@ -471,6 +516,7 @@ shuttle_copy(
 		free(shuttle);
 		return rc;
 	}
+	intake_look(&shuttle->intake, shuttle->loop, &shuttle->kick_task);
 	shuttle->part = xfer_part_retain(part);
 	shuttle->verify = xfer_part_verify(part);
 	shuttle->result.leg = leg;

@@ -1,15 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * shuttle_gpu - copies between two parts of this agent that lie on GPUs, and digests of one: chunk
- * by chunk, by the GPUs alone. No byte comes to the host. Several chunks are under way, so that a
- * GPU has the next one before it is done with the last.
+ * by chunk, by the GPUs alone. No byte comes to the host. And copies between GPUs and memory of the
+ * agent that they reach, as offloaded copies: the GPU moves the bytes to where they belong, and no
+ * thread of the agent touches one. Several requests are under way, so that a GPU has the next one
+ * before it is done with the last.
+ *
+ * What GPUs do among themselves is faster than the agent asks for chunks: a request is for a
+ * *group* of them, of as many as there are now. A leg's first ones are small, and so are the first
+ * ones after it had caught up with its source: who reads behind it begins with the first chunk.
  *
  * A chunk whose copy is not what was published is looked at again at the source: only when that is
  * not it either has the worker changed it. The same look tells whose memory it was that a copy
- * failed with, where nothing else does.
+ * failed with, where nothing else does. Looks are at one chunk after another: so are digests that
+ * failed as a group.
  *
  * A GPU that does not reach the other says so, and then all that is left goes through the host by
- * ferries; so does a part with a chunk on more than one GPU.
+ * ferries; so does a part with a chunk on more than one GPU, or in more than one place of the host.
  *
  * All on the shuttle's mover, but for `done`, which is on the GPU's thread. What is still under way
  * when nobody can see its outcome any more is left behind, and the last of it frees all.
@@ -26,7 +33,7 @@
 #include "transport/shuttle_own.h"
 
 #define LANES 16u
-#define COPIES 8u /* under way; small requests for digests, more */
+#define COPIES 8u /* under way; more where CPUs hash, and of small requests for digests */
 
 enum lane_state {
 	LANE_FREE,
@@ -37,20 +44,27 @@ enum lane_state {
 struct lane {
 	struct gpu_request request;
 	struct shuttle_gpu *gpu;
-	enum lane_state state; /* guarded by the lock */
-	bool looking;          /* at the source, after a copy that failed or did not match */
-	uint32_t chunk;
+	enum lane_state state;                       /* guarded by the lock */
+	struct gpu_chunk chunks[GPU_RUN_CHUNKS_MAX]; /* of the request; then those not arrived */
+	uint32_t numbers[GPU_RUN_CHUNKS_MAX];        /* ... in the part */
+	uint32_t count;
+	uint32_t at;  /* all before it are over and done with, or being looked at */
+	bool looking; /* at that one */
 	struct spans from, to;
+	uint8_t *data; /* in place of the one that lies on the host */
+	struct gpus_host *host;
 	int code; /* of the copy */
 	char why[GPU_TEXT_BYTES];
-	struct th_hash copied; /* ... and its digest */
+	struct th_hash copied; /* what was copied of the chunk that is looked at */
 };
 
 struct shuttle_gpu {
 	struct shuttle *shuttle;
+	enum gpu_run_op op; /* what is done with a chunk */
 	uint32_t num_lanes;
-	uint32_t hashed; /* chunks whose digests the part has */
-	bool leaving;    /* by ferries from here on */
+	uint32_t group, group_max; /* chunks of the next request */
+	uint32_t hashed;           /* chunks whose digests the part has */
+	bool leaving;              /* by ferries from here on */
 	pthread_mutex_t lock;
 	bool abandoned; /* guarded, as busy: the shuttle may be gone */
 	uint32_t busy;
@@ -93,19 +107,26 @@ done(struct gpu_request *request)
 		destroy(gpu);
 }
 
+/* So many of the lane's chunks, from the one that it is at on. */
 static void
-submit(struct lane *lane, enum gpu_run_op op)
+submit(struct lane *lane, enum gpu_run_op op, uint32_t count)
 {
-	struct shuttle *shuttle = lane->gpu->shuttle;
 	lane->request = (struct gpu_request){.op = op,
 		.from = lane->from.spans,
 		.num_from = lane->from.count,
-		.bytes = chunk_bytes(xfer_part_table(shuttle->source), lane->chunk),
-		.hashes = shuttle->verify,
+		.hashes = lane->gpu->shuttle->verify,
+		.chunks = &lane->chunks[lane->at],
+		.num_chunks = count,
 		.done = done};
-	if (op == GPU_COPY) {
+	for (uint32_t i = 0; i < count; i++)
+		lane->request.bytes += lane->request.chunks[i].bytes;
+	if (op == GPU_COPY || op == GPU_WRITE) {
 		lane->request.to = lane->to.spans;
 		lane->request.num_to = lane->to.count;
+	}
+	if (op == GPU_READ || op == GPU_WRITE) {
+		lane->request.data = lane->data;
+		lane->request.host = lane->host;
 	}
 	pthread_mutex_lock(&lane->gpu->lock);
 	lane->state = LANE_BUSY;
@@ -121,6 +142,7 @@ free_lane(struct lane *lane)
 	spans_fini(&lane->to);
 	lane->state = LANE_FREE;
 	lane->looking = false;
+	lane->count = lane->at = 0;
 }
 
 /* ---- what was done ------------------------------------------------------------------------- */
@@ -130,18 +152,18 @@ leave(struct lane *lane, const char *why)
 {
 	struct shuttle *shuttle = lane->gpu->shuttle;
 	if (!lane->gpu->leaving)
-		log_info("gpu", "what is between GPUs goes through the host why='%s'", why);
+		log_info("gpu", "what GPUs would move goes by ferries why='%s'", why);
 	lane->gpu->leaving = true;
-	if (shuttle->part && !shuttle->ending)
-		intake_give_back(&shuttle->intake, lane->chunk);
+	for (uint32_t i = 0; i < lane->count && shuttle->part && !shuttle->ending; i++)
+		intake_give_back(&shuttle->intake, lane->numbers[i]);
 }
 
 static void
-arrived(struct lane *lane, const struct th_hash *digest)
+arrived(struct lane *lane, uint32_t number, const struct th_hash *digest)
 {
 	struct shuttle *shuttle = lane->gpu->shuttle;
 	if (!shuttle->ending)
-		shuttle_arrived(shuttle, lane->chunk, digest);
+		shuttle_arrived(shuttle, number, digest);
 }
 
 static void
@@ -149,37 +171,9 @@ fail_source(struct lane *lane)
 {
 	struct shuttle *shuttle = lane->gpu->shuttle;
 	log_warn("gpu", "memory of a worker is not reached why='%s'", lane->request.text);
-	xfer_part_set_lost(shuttle->source, lane->request.text);
+	xfer_part_set_lost(shuttle->source, lane->request.code, lane->request.text);
 	shuttle_fail(
-		shuttle, lane->request.code, spans_lost(&lane->from, 0, lane->from.count), true);
-}
-
-/* A copy. True: the lane goes on. */
-static bool
-take_copy(struct lane *lane)
-{
-	struct shuttle *shuttle = lane->gpu->shuttle;
-	const struct gpu_request *request = &lane->request;
-	if (request->code == TH_E_MEMORY_KIND) {
-		leave(lane, request->text);
-		return false;
-	}
-	bool right = !shuttle->verify || th_hash_equal(request->digest,
-						 *xfer_part_digest(shuttle->source, lane->chunk));
-	if (request->code == 0)
-		shuttle_moved(shuttle, request->bytes);
-	if (request->code == 0 && right) {
-		arrived(lane, &request->digest);
-		return false;
-	}
-	if (shuttle->ending)
-		return false;
-	memcpy(lane->why, request->text, sizeof(lane->why));
-	lane->code = request->code;
-	lane->copied = request->digest;
-	lane->looking = true;
-	submit(lane, GPU_HASH);
-	return true;
+		shuttle, TH_E_STALE_MEMORY, spans_lost(&lane->from, 0, lane->from.count), true);
 }
 
 static void
@@ -187,45 +181,133 @@ fail_own(struct lane *lane)
 {
 	struct shuttle *shuttle = lane->gpu->shuttle;
 	log_warn("gpu", "memory of a worker is not reached why='%s'", lane->why);
-	xfer_part_set_lost(shuttle->part, lane->why);
+	xfer_part_set_lost(shuttle->part, lane->code, lane->why);
 	shuttle_fail(shuttle, lane->code, UINT32_MAX, false);
 }
 
-/* The source was looked at. */
+static bool
+is_published(struct lane *lane, const struct th_hash *digest)
+{
+	struct xfer_part *source = lane->gpu->shuttle->source;
+	return th_hash_equal(*digest, *xfer_part_digest(source, lane->numbers[lane->at]));
+}
+
+/* It is the agent's own memory, and a moment's work in a case that should not be. */
 static void
+look_at_host(struct lane *lane)
+{
+	if (lane->code < 0) {
+		fail_own(lane);
+		return;
+	}
+	const struct th_hash digest = digest_of(lane->data, lane->request.bytes);
+	if (!is_published(lane, &digest))
+		shuttle_changed(lane->gpu->shuttle, lane->numbers[0]);
+	else
+		arrived(lane, lane->numbers[0], &lane->chunks[0].digest);
+}
+
+/* At the next chunk at the source. False: there is none, or no need. */
+static bool
+look(struct lane *lane)
+{
+	struct shuttle *shuttle = lane->gpu->shuttle;
+	if (shuttle->ending || lane->at == lane->count)
+		return false;
+	if (lane->gpu->op == GPU_WRITE) {
+		look_at_host(lane);
+		return false;
+	}
+	spans_fini(&lane->from);
+	(void)spans_chunk(&lane->from, shuttle->source, lane->numbers[lane->at]);
+	lane->copied = lane->chunks[lane->at].digest;
+	lane->looking = true;
+	submit(lane, GPU_HASH, 1);
+	return true;
+}
+
+/* Chunks that match arrive, the others stay with the lane. */
+static void
+take_right(struct lane *lane)
+{
+	const struct shuttle *shuttle = lane->gpu->shuttle;
+	uint32_t wrong = 0;
+	for (lane->at = 0; lane->at < lane->count; lane->at++) {
+		const struct gpu_chunk *chunk = &lane->chunks[lane->at];
+		uint32_t number = lane->numbers[lane->at];
+		if (!shuttle->verify || is_published(lane, &chunk->digest)) {
+			arrived(lane, number, &chunk->digest);
+			continue;
+		}
+		lane->chunks[wrong] = *chunk;
+		lane->numbers[wrong++] = number;
+	}
+	lane->at = 0;
+	lane->count = wrong;
+}
+
+/* A copy. True: the lane goes on. */
+static bool
+take_copy(struct lane *lane)
+{
+	const struct gpu_request *request = &lane->request;
+	if (request->code == TH_E_MEMORY_KIND) {
+		leave(lane, request->text);
+		return false;
+	}
+	memcpy(lane->why, request->text, sizeof(lane->why));
+	lane->code = request->code;
+	if (request->code == 0) {
+		shuttle_moved(lane->gpu->shuttle, request->bytes);
+		take_right(lane);
+	}
+	return look(lane);
+}
+
+/* The source was looked at. Likewise. */
+static bool
 take_look(struct lane *lane)
 {
 	struct shuttle *shuttle = lane->gpu->shuttle;
-	const struct gpu_request *request = &lane->request;
+	uint32_t number = lane->numbers[lane->at];
+	bool failed = lane->request.code < 0 || lane->code < 0;
+	bool same = !failed && is_published(lane, &lane->chunks[lane->at].digest);
+	bool last = ++lane->at == lane->count;
 	if (shuttle->ending)
-		return;
-	if (request->code < 0)
+		return false;
+	if (lane->request.code < 0)
 		fail_source(lane);
-	else if (lane->code < 0)
+	else if (lane->code < 0 && last)
 		fail_own(lane);
-	else if (!th_hash_equal(request->digest, *xfer_part_digest(shuttle->source, lane->chunk)))
-		shuttle_changed(shuttle, lane->chunk);
-	else
-		arrived(lane, &lane->copied);
+	else if (lane->code == 0 && !same)
+		shuttle_changed(shuttle, number);
+	else if (lane->code == 0)
+		arrived(lane, number, &lane->copied);
+	return look(lane);
 }
 
-static void
+/* Likewise. */
+static bool
 take_hash(struct lane *lane)
 {
-	struct shuttle *shuttle = lane->gpu->shuttle;
+	struct shuttle_gpu *gpu = lane->gpu;
 	const struct gpu_request *request = &lane->request;
-	if (shuttle->ending || lane->gpu->leaving)
-		return;
+	if (gpu->shuttle->ending || gpu->leaving)
+		return false;
 	if (request->code == TH_E_MEMORY_KIND) {
 		leave(lane, request->text);
-		return;
+		return false;
 	}
-	if (request->code < 0) {
+	if (request->code < 0 && request->num_chunks == 1) {
 		fail_source(lane);
-		return;
+		return false;
 	}
-	lane->gpu->hashed = lane->chunk + 1;
-	shuttle_hashed(shuttle, lane->chunk, &request->digest);
+	for (uint32_t i = 0; i < request->num_chunks && request->code == 0; i++, lane->at++) {
+		gpu->hashed = lane->numbers[lane->at] + 1;
+		shuttle_hashed(
+			gpu->shuttle, lane->numbers[lane->at], &lane->chunks[lane->at].digest);
+	}
+	return look(lane);
 }
 
 static void
@@ -235,11 +317,8 @@ take(struct shuttle_gpu *gpu)
 		struct lane *lane = &gpu->lanes[i];
 		if (state_of(lane) != LANE_DONE)
 			continue;
-		if (lane->looking)
-			take_look(lane);
-		else if (take_copy(lane))
-			continue;
-		free_lane(lane);
+		if (lane->looking ? !take_look(lane) : !take_copy(lane))
+			free_lane(lane);
 	}
 }
 
@@ -253,10 +332,11 @@ take_hashes(struct shuttle_gpu *gpu)
 		for (uint32_t i = 0; i < gpu->num_lanes; i++) {
 			struct lane *lane = &gpu->lanes[i];
 			bool over = gpu->shuttle->ending || gpu->leaving;
-			if (state_of(lane) != LANE_DONE || (!over && lane->chunk != gpu->hashed))
+			if (state_of(lane) != LANE_DONE ||
+				(!over && lane->numbers[lane->at] != gpu->hashed))
 				continue;
-			take_hash(lane);
-			free_lane(lane);
+			if (!take_hash(lane))
+				free_lane(lane);
 			found = true;
 		}
 	}
@@ -274,45 +354,126 @@ find_free(struct shuttle_gpu *gpu)
 	return NULL;
 }
 
+/* One piece of memory that GPUs reach: a request, and a digest, are of no more. */
+static bool
+find_host(struct lane *lane, struct xfer_part *part, uint32_t chunk)
+{
+	struct xfer_cursor cursor;
+	uint64_t bytes = 0;
+	xfer_cursor_init(&cursor, part, chunk);
+	while (cursor.left > 0) {
+		struct xfer_piece piece;
+		xfer_cursor_piece(&cursor, part, cursor.left, &piece);
+		if (bytes == 0) {
+			lane->data = piece.data;
+			lane->host = piece.host;
+		} else if (piece.data != lane->data + bytes || piece.host != lane->host) {
+			return false;
+		}
+		bytes += piece.bytes;
+		xfer_cursor_skip(&cursor, part, piece.bytes);
+	}
+	return true;
+}
+
+/* NULL, or why a request cannot have it, with what the lane has. */
+static const char *
+find_chunk(struct lane *lane, uint32_t chunk)
+{
+	struct shuttle *shuttle = lane->gpu->shuttle;
+	enum gpu_run_op op = lane->gpu->op;
+	struct xfer_part *source = shuttle->source, *part = shuttle->part;
+	if ((op != GPU_WRITE && !spans_chunk(&lane->from, source, chunk)) ||
+		((op == GPU_WRITE || op == GPU_COPY) && !spans_chunk(&lane->to, part, chunk)))
+		return "a chunk of it lies on more than one GPU";
+	if ((op == GPU_WRITE && !find_host(lane, source, chunk)) ||
+		(op == GPU_READ && !find_host(lane, part, chunk)))
+		return "a chunk of it lies in more than one place of the host's memory";
+	return NULL;
+}
+
+/* The shuttle's chunk. False: the lane is not for it. */
+static bool
+add_chunk(struct lane *lane)
+{
+	struct shuttle *shuttle = lane->gpu->shuttle;
+	uint32_t chunk = shuttle->chunk, from = lane->from.count, to = lane->to.count;
+	const char *why = find_chunk(lane, chunk);
+	if (why && lane->count > 0) { /* it may be on another GPU, as the first one of a lane */
+		spans_cut(&lane->from, from);
+		spans_cut(&lane->to, to);
+		shuttle->reading = true;
+		return false;
+	}
+	lane->numbers[lane->count] = chunk;
+	lane->chunks[lane->count++].bytes = chunk_bytes(xfer_part_table(shuttle->source), chunk);
+	if (why)
+		leave(lane, why);
+	return !why;
+}
+
+/* A group of what is there now: never waits for more, nor takes more ranges than a message. */
+static bool
+fill(struct lane *lane)
+{
+	struct shuttle_gpu *gpu = lane->gpu;
+	struct shuttle *shuttle = gpu->shuttle;
+	bool fits = true, dry = false;
+	while (fits && lane->count < gpu->group && !shuttle->ending &&
+		lane->from.count + lane->to.count < GPU_RANGES_MAX) {
+		dry = !shuttle->reading && !shuttle_next_chunk(shuttle);
+		if (dry)
+			break;
+		shuttle->reading = false;
+		fits = add_chunk(lane);
+	}
+	if (lane->count == gpu->group)
+		gpu->group = th_min_u32(2 * gpu->group, gpu->group_max);
+	else if (dry)
+		gpu->group = 1;
+	if (lane->count > 0 && !shuttle->ending && !gpu->leaving)
+		return true;
+	free_lane(lane);
+	return false;
+}
+
 static void
 feed(struct shuttle_gpu *gpu)
 {
-	struct shuttle *shuttle = gpu->shuttle;
 	struct lane *lane;
-	while (!shuttle->ending && !gpu->leaving && (lane = find_free(gpu)) != NULL &&
-		shuttle_next_chunk(shuttle)) {
-		shuttle->reading = false;
-		lane->chunk = shuttle->chunk;
-		bool one_gpu =
-			spans_chunk(&lane->from, shuttle->source, lane->chunk) &&
-			(!shuttle->part || spans_chunk(&lane->to, shuttle->part, lane->chunk));
-		if (one_gpu) {
-			submit(lane, shuttle->part ? GPU_COPY : GPU_HASH);
-			continue;
-		}
-		leave(lane, "a chunk of it lies on more than one GPU");
-		free_lane(lane);
-	}
+	while (!gpu->shuttle->ending && !gpu->leaving && (lane = find_free(gpu)) != NULL &&
+		fill(lane))
+		submit(lane, gpu->op, lane->count);
 }
 
 bool
 shuttle_gpu_start(struct shuttle *shuttle)
 {
-	bool source, part = true;
+	bool source, part = false;
+	enum gpu_run_op op;
 	(void)xfer_part_gpus(shuttle->source, &source);
 	if (shuttle->part)
 		(void)xfer_part_gpus(shuttle->part, &part);
-	if (!source || !part)
+	if (source && (part || !shuttle->part))
+		op = part ? GPU_COPY : GPU_HASH;
+	else if (source && xfer_part_for_gpus(shuttle->part))
+		op = GPU_READ;
+	else if (part && xfer_part_for_gpus(shuttle->source))
+		op = GPU_WRITE;
+	else
 		return false;
 	struct shuttle_gpu *gpu = th_calloc(1, sizeof(*gpu));
 	pthread_mutex_init(&gpu->lock, NULL);
 	gpu->shuttle = shuttle;
-	gpu->num_lanes = shuttle->part ? COPIES : LANES;
+	gpu->op = op;
+	gpu->num_lanes = op == GPU_COPY || op == GPU_WRITE ? COPIES : LANES;
+	gpu->group = 1;
+	gpu->group_max = op == GPU_COPY || op == GPU_HASH ? GPU_RUN_CHUNKS_MAX : 1;
 	gpu->hashed = shuttle->next_chunk;
 	for (uint32_t i = 0; i < gpu->num_lanes; i++)
 		gpu->lanes[i].gpu = gpu;
 	shuttle->gpu = gpu;
-	__atomic_store_n(&shuttle->by_gpu, true, __ATOMIC_RELAXED);
+	__atomic_store_n(&shuttle->by_gpu, op == GPU_COPY || op == GPU_HASH, __ATOMIC_RELAXED);
 	return true;
 }
 
@@ -328,6 +489,7 @@ shuttle_gpu_run(struct shuttle *shuttle)
 	if (!gpu->leaving || shuttle_gpu_busy(shuttle))
 		return true;
 	shuttle->next_chunk = gpu->hashed;
+	shuttle->reading = shuttle->reading && shuttle->part;
 	__atomic_store_n(&shuttle->by_gpu, false, __ATOMIC_RELAXED);
 	return false;
 }

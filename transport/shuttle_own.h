@@ -27,7 +27,7 @@ struct shuttle {
 	struct ferry
 		*blocks; /* that of the two whose blocks go round: GPUs reach them, if need be */
 	struct shuttle_gpu *gpu; /* owns; NULL: by ferries */
-	bool by_gpu;             /* atomic: that is how its bytes go */
+	bool by_gpu;             /* atomic: no byte of it comes to the host */
 	bool reading;            /* some of chunk is to be submitted yet */
 	uint32_t chunk, next_chunk;
 	struct xfer_cursor cursor;
@@ -59,7 +59,7 @@ void shuttle_moved(struct shuttle *shuttle, uint64_t bytes);
 
 /* ---- shuttle_gpu.c; mover ---- */
 
-/* Whether all that it touches lies on GPUs. Then it goes that way. */
+/* Whether both sides lie on GPUs, or one where GPUs reach it. Then it goes that way. */
 bool shuttle_gpu_start(struct shuttle *shuttle);
 /* Takes what was done and submits more. False: it can go on by ferries only; nothing is under way
  * any more, and what was is to be done again. */

@@ -62,11 +62,11 @@ struct leg_in {
 	int64_t last_byte_ns; /* atomic */
 	uint64_t bytes_moved; /* atomic */
 	uint64_t verify_ns;   /* atomic */
-	uint32_t looks;       /* atomic: chunks that were asked of our own memory first */
 	enum leg_way way;     /* atomic: for the shell */
 	bool fallback_told;   /* atomic: fallback is there, and stays as it is */
 	bool retiring;        /* atomic: data connections ask for nothing more, and go when idle */
 	struct loop_task complete_task; /* mover -> porter: the part is whole */
+	struct loop_task looked_task;   /* a GPU's thread -> porter */
 	/* Porter. */
 	enum leg_in_state state;
 	bool settled;           /* the last task is posted */
@@ -206,6 +206,7 @@ struct leg_out {
 	uint32_t looks; /* of the reader's last ALIVE */
 	bool said_waiting, beat;
 	bool change_known, said_changed; /* changed_task has run; the reader was told */
+	bool said_lost; /* likewise: whatever ends the leg then, that is why */
 	int64_t started_ns, excused_ns, deadline_ns, last_progress_ns;
 	struct loop_task last_task;
 	/* Shell, once posted. */

@@ -167,6 +167,7 @@ session_event(struct agent *agent, const struct agent_event *event)
 		ac_close(agent, session, false);
 		return; /* it may be gone */
 	case AGENT_EV_LOST:
+		session->memory_gone = event->u.lost.memory_gone;
 		ac_close(agent, session, true);
 		return; /* likewise */
 	case AGENT_EV_HASHED:

@@ -135,6 +135,9 @@ struct agent_event {
 			int64_t timeout_ns;
 		} close; /* CLOSE */
 		struct {
+			bool memory_gone; /* its process's own, which is dead or has hung up */
+		} lost;                   /* LOST */
+		struct {
 			uint64_t id;
 			int code; /* session: of the new one, when it is 0 */
 			char text[TH_CTL_TEXT_BYTES];

@@ -78,6 +78,7 @@ static void
 send_close(struct agent *agent, struct session *session, bool abandon)
 {
 	struct ctl_close *close = &ac_lane_add(agent, session->lane, CTL_CLOSE)->u.close;
+	const struct part *part = session->part;
 
 	/* When there is no server it goes later. */
 	session->lane->queue->prev->op_deadline_ns =
@@ -87,6 +88,8 @@ send_close(struct agent *agent, struct session *session, bool abandon)
 	close->sid = session->sid;
 	close->died = session->lost;
 	close->broke_contract = session->ended;
+	/* Of what was never whole nothing is said: nobody counts on it. */
+	close->unreadable = part != NULL && part->hopeless && (part->published || part->full);
 	close->abandon = abandon;
 	close->timeout_ns = session->close_timeout_ns;
 }
@@ -111,10 +114,13 @@ insist(struct agent *agent, struct session *session)
 {
 	struct request *request = unsent_close(session);
 
-	if (request == NULL)
+	if (request == NULL) {
 		send_close(agent, session, true);
-	else
-		request->ctl.u.close.abandon = session->close_final = true;
+		request = session->lane->queue->prev;
+	}
+	struct ctl_close *close = &request->ctl.u.close;
+	close->died = session->lost;
+	close->abandon = close->unreadable = session->close_final = true;
 }
 
 /* Its worker has said that no rule is to keep what is held. */
@@ -191,9 +197,15 @@ ac_close(struct agent *agent, struct session *session, bool lost)
 		close_opening(agent, session);
 		return;
 	}
-	/* Its digests are made from memory that a dying worker may have torn. */
-	if (lost && part != NULL && part->published && !part->hashed)
+	/* Digests would be made from memory that a dying worker may have torn. */
+	bool torn = part != NULL && part->published && !part->hashed;
+	if (lost && part != NULL && (torn || session->memory_gone)) {
 		part->hopeless = true;
+		/* The server may have it copied, for a close in order. */
+		if (session->state == SESSION_CLOSING && session->sid_known && !session->ended &&
+			!part->drain_server)
+			insist(agent, session);
+	}
 	if (session->state == SESSION_OPEN) {
 		th_fail(&err, TH_E_CANCELLED, "the handle was closed");
 		wind_up(agent, session, &err);
@@ -226,7 +238,7 @@ ac_close_refused(struct agent *agent, const struct ctl_ev_close_refused *refused
 		struct ctl_close *close = &ac_lane_add(agent, agent->misc, CTL_CLOSE)->u.close;
 		TH_MARK(agent_close_refused_too_late);
 		close->sid = refused->sid;
-		close->abandon = true;
+		close->abandon = close->unreadable = true;
 		close->timeout_ns = TH_FOREVER;
 		return;
 	}

@@ -234,6 +234,7 @@ struct session { /* owned by agent.sessions */
 	uint16_t num_contract, num_conflict, num_at_risk;
 	char ended_text[TH_CTL_TEXT_BYTES];
 	bool lost;                /* nobody is there to be answered                               */
+	bool memory_gone;         /* ... and nobody reads what was its own any more               */
 	int64_t closing_ns;       /* since its worker has closed, the last time, or died          */
 	bool unwanted;            /* nobody has opened it, and it is of no use                    */
 	bool abandon;             /* its worker takes no refusal of the close                     */

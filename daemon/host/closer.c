@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/host/launch.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
 
@@ -25,6 +26,8 @@ struct entry {
 	struct entry *next;
 	int64_t queued_ns;
 	int fd; /* owns */
+	void (*closed)(void *arg);
+	void *arg;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -32,10 +35,23 @@ static pthread_cond_t work = PTHREAD_COND_INITIALIZER;
 static struct entry *first, **last = &first; /* guarded by lock */
 static uint32_t queued, closing, threads;    /* guarded by lock */
 
+static void
+close_entry(const struct entry *entry)
+{
+	static const struct linger no_linger = {0};
+	/* No socket, mostly; nobody needs to wait for what one has not sent. */
+	(void)setsockopt(entry->fd, SOL_SOCKET, SO_LINGER, &no_linger, sizeof(no_linger));
+	(void)close(entry->fd); /* there is nobody who could do anything about a failure */
+	if (!entry->closed)
+		return;
+	/* Its worker hears that nobody has it: a process that is just being started had a copy. */
+	launch_await();
+	entry->closed(entry->arg);
+}
+
 static void *
 run(void *arg)
 {
-	static const struct linger no_linger = {0};
 	(void)arg;
 	pthread_mutex_lock(&lock);
 	for (;;) {
@@ -48,9 +64,7 @@ run(void *arg)
 		queued--;
 		closing++;
 		pthread_mutex_unlock(&lock);
-		/* No socket, mostly; nobody needs to wait for what one has not sent. */
-		(void)setsockopt(entry->fd, SOL_SOCKET, SO_LINGER, &no_linger, sizeof(no_linger));
-		(void)close(entry->fd); /* there is nobody who could do anything about a failure */
+		close_entry(entry);
 		free(entry);
 		pthread_mutex_lock(&lock);
 		closing--;
@@ -70,8 +84,10 @@ start_thread(void)
 		return threads > 0;
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	if (pthread_create(&thread, &attributes, run, NULL) == 0)
+	if (pthread_create(&thread, &attributes, run, NULL) == 0) {
+		pthread_setname_np(thread, "th-close"); /* it is there: it waits for the lock */
 		threads++;
+	}
 	pthread_attr_destroy(&attributes);
 	return threads > 0;
 }
@@ -90,15 +106,15 @@ look_for_long(int64_t now_ns)
 }
 
 void
-closer_close(int fd)
+closer_close_then(int fd, void (*closed)(void *arg), void *arg)
 {
+	const struct entry own = {.queued_ns = th_now_ns(), .fd = fd, .closed = closed, .arg = arg};
 	struct entry *entry = malloc(sizeof(*entry));
-	int64_t now_ns = th_now_ns();
 	pthread_mutex_lock(&lock);
 	bool taken = entry && start_thread();
-	look_for_long(now_ns);
+	look_for_long(own.queued_ns);
 	if (taken) {
-		*entry = (struct entry){.fd = fd, .queued_ns = now_ns};
+		*entry = own;
 		*last = entry;
 		last = &entry->next;
 		queued++;
@@ -109,8 +125,14 @@ closer_close(int fd)
 		/* Kept open it would fill the table of descriptors, which stops the agent, too. */
 		log_warn("closer", "no thread closes a worker's descriptor fd=%d", fd);
 		free(entry);
-		(void)close(fd);
+		close_entry(&own);
 	}
+}
+
+void
+closer_close(int fd)
+{
+	closer_close_then(fd, NULL, NULL);
 }
 
 uint64_t

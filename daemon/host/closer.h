@@ -14,6 +14,8 @@
 
 /* Takes fd; does not wait for it. */
 void closer_close(int fd);
+/* ... and calls closed(arg) when it is closed: on another thread, or here. closed may be NULL. */
+void closer_close_then(int fd, void (*closed)(void *arg), void *arg);
 /* Descriptors that are being closed, or wait for it, now. */
 uint64_t closer_waiting(void);
 

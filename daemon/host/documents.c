@@ -34,31 +34,33 @@ struct forward {                     /* a question that waits for the server's a
 
 /* ---- answers -------------------------------------------------------------------------------- */
 
-void
+bool
 documents_send(struct host *host, uint64_t token, const uint8_t *data, size_t bytes)
 {
 	if (token == 0 || !data)
-		return;
+		return false;
 	int rc = net_server_reply(host->documents, token, data, bytes);
 	/* -ESTALE: the asker has gone, which nobody needs to hear of. */
 	if (rc < 0 && rc != -ESTALE)
 		log_warn("document", "answer lost bytes=%zu reason=\"%s\"", bytes, th_strerror(rc));
+	return rc == 0;
 }
 
-void
+bool
 documents_reply(struct host *host, uint64_t token, const Tensorhub__V1__Reply *reply,
 	uint8_t **ret_data, size_t *ret_bytes)
 {
 	size_t bytes = tensorhub__v1__reply__get_packed_size(reply);
 	uint8_t *data = th_calloc(bytes + 1, 1);
 	tensorhub__v1__reply__pack(reply, data);
-	documents_send(host, token, data, bytes);
+	bool sent = documents_send(host, token, data, bytes);
 	if (ret_data) {
 		*ret_data = data;
 		*ret_bytes = bytes;
 	} else {
 		free(data);
 	}
+	return sent;
 }
 
 void

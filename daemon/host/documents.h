@@ -9,6 +9,7 @@
 #ifndef TH_DAEMON_HOST_DOCUMENTS_H
 #define TH_DAEMON_HOST_DOCUMENTS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "ipc/base/err.h"
@@ -22,10 +23,11 @@ void documents_init(struct host *host);
 /* Of the loop: arg is the host. */
 void documents_ready(void *arg, uint32_t events);
 
-/* Packs and sends. The packed bytes are handed over when ret_data is not NULL (free()). */
-void documents_reply(struct host *host, uint64_t token, const Tensorhub__V1__Reply *reply,
+/* Packs and sends; false: nobody waits for it any more. The packed bytes are handed over when
+ * ret_data is not NULL (free()). */
+bool documents_reply(struct host *host, uint64_t token, const Tensorhub__V1__Reply *reply,
 	uint8_t **ret_data, size_t *ret_bytes);
-void documents_send(struct host *host, uint64_t token, const uint8_t *data, size_t bytes);
+bool documents_send(struct host *host, uint64_t token, const uint8_t *data, size_t bytes);
 void documents_refuse(
 	struct host *host, uint64_t token, uint64_t request_no, int code, const char *text);
 

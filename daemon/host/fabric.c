@@ -19,6 +19,7 @@
 #include "transport/rdma/place.h"
 #include "transport/rdma/rail.h"
 #include "transport/rdma/rdma.h"
+#include "transport/rdma/stage.h"
 #include "transport/rdma/topology.h"
 
 /* ---- what the transport is opened with ----------------------------------------------------- */
@@ -122,6 +123,12 @@ near_pci(void *arg, uint32_t pci)
 	return topology_near_pci(arg, pci);
 }
 
+static uint32_t
+near_gpu(void *arg, const uint8_t uuid[16])
+{
+	return regions_near_gpu(arg, uuid);
+}
+
 /* Which rails are near to what, from now on. */
 static void
 look_at_host(struct host *host)
@@ -148,6 +155,7 @@ look_at_host(struct host *host)
 	host->regions.gpus = host->gpu.gpus;
 	host->regions.arg = host->fabric.topology;
 	host->regions.root = "";
+	stage_set_near(rdma_stage(transport_rdma(host->transport)), near_gpu, &host->regions);
 }
 
 /* One line of what there is; what a port has is said by itself (device.c). */

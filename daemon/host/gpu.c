@@ -13,6 +13,7 @@
 #include <utlist.h>
 
 #include "daemon/host/closer.h"
+#include "daemon/host/hold.h"
 #include "daemon/host/host.h"
 #include "daemon/host/launch.h"
 #include "ipc/base/alloc.h"
@@ -26,11 +27,14 @@
 
 #define HANG_NS INT64_C(10000000000)
 #define LEAVE_NS INT64_C(500000000)
+#define LEAVE_END_NS INT64_C(800000000) /* and the kernel takes some, too: free within 1 s */
 #define IDLE_NS INT64_C(10000000000)
+_Static_assert(LEAVE_NS / 4 * 7 < INT64_C(1000000000) && LEAVE_END_NS < INT64_C(1000000000),
+	"GPU memory that a process does not let go of is free within 1 s (opens_leave_deadline)");
 
 #define OFF                                                                                        \
-	"this agent does not share GPU memory (gpu=off in its configuration); set gpu=auto and "   \
-	"start it again, or register host memory"
+	"this agent opens no GPU memory (gpu=off in its configuration); set gpu=auto, and start "  \
+	"it again"
 
 /* Of one GPU; made before anything can fail, and given back by whoever takes it last. */
 struct gpu_note {
@@ -60,8 +64,23 @@ space_settled(void *arg, const struct th_err *result)
 	note->result = *result;
 	pthread_mutex_lock(&gpu->lock);
 	LL_PREPEND(gpu->notes, note);
+	/* A descriptor of a stranger may be closed when all else has ended. */
+	if (gpu->fd >= 0)
+		(void)doorbell_signal(gpu->fd);
 	pthread_mutex_unlock(&gpu->lock);
-	(void)doorbell_signal(gpu->fd);
+}
+
+/* On any thread. */
+static void
+on_hold_gone(void *arg, bool kept)
+{
+	struct th_err result = {0};
+	if (kept)
+		th_fail(&result, -EBUSY,
+			"a network device refuses to give back GPU memory that was registered "
+			"with it, so that stays allocated until the agent ends: its log names the "
+			"device, start it again");
+	space_settled(arg, &result);
 }
 
 static void
@@ -102,22 +121,40 @@ on_notes(void *arg, uint32_t events)
 	take_notes(&host->gpu);
 }
 
+static struct gpu_wait *
+wait_new(struct gpu *gpu, uint32_t left, gpu_settled done, void *arg)
+{
+	struct gpu_wait *wait = th_calloc(1, sizeof(*wait));
+	*wait = (struct gpu_wait){.gpu = gpu, .left = left, .done = done, .arg = arg};
+	DL_APPEND(gpu->waits, wait);
+	return wait;
+}
+
+static struct gpu_note *
+note_new(struct gpu_wait *wait)
+{
+	struct gpu_note *note = th_calloc(1, sizeof(*note));
+	*note = (struct gpu_note){.gpu = wait->gpu, .wait = wait};
+	return note;
+}
+
 struct gpu_wait *
 gpu_wait(struct host *host, const struct memory_set *memory, uint32_t mask, gpu_settled done,
 	void *arg)
 {
-	struct gpu *gpu = &host->gpu;
-	struct gpu_wait *wait = th_calloc(1, sizeof(*wait));
-	*wait = (struct gpu_wait){
-		.gpu = gpu, .left = (uint32_t)__builtin_popcount(mask), .done = done, .arg = arg};
-	DL_APPEND(gpu->waits, wait);
+	struct gpu_wait *wait = wait_new(&host->gpu, (uint32_t)__builtin_popcount(mask), done, arg);
 	for (uint32_t i = 0; i < GPUS_MAX; i++) {
-		if (!(mask & (UINT32_C(1) << i)))
-			continue;
-		struct gpu_note *note = th_calloc(1, sizeof(*note));
-		*note = (struct gpu_note){.gpu = gpu, .wait = wait};
-		gpu_space_settle(memory->gpus[i].space, space_settled, note);
+		if (mask & (UINT32_C(1) << i))
+			gpu_space_settle(memory->gpus[i].space, space_settled, note_new(wait));
 	}
+	return wait;
+}
+
+struct gpu_wait *
+gpu_wait_gone(struct host *host, struct hold *hold, gpu_settled done, void *arg)
+{
+	struct gpu_wait *wait = wait_new(&host->gpu, 1, done, arg);
+	hold_end_and_tell(hold, on_hold_gone, note_new(wait));
 	return wait;
 }
 
@@ -145,11 +182,12 @@ gpu_open(struct host *host, struct th_err *err)
 	struct gpu *gpu = &host->gpu;
 	const struct gpus_config config = {
 		.launch = start_process,
-		.close_fd = closer_close,
+		.close_fd = closer_close_then,
 		.arg = gpu,
 		.staging_bytes = options->staging_bytes,
 		.hang_ns = HANG_NS,
 		.leave_ns = LEAVE_NS,
+		.leave_end_ns = LEAVE_END_NS,
 		.idle_ns = IDLE_NS,
 		.hash_on_cpu = options->digest_on_cpu,
 	};
@@ -159,16 +197,16 @@ gpu_open(struct host *host, struct th_err *err)
 	if (pipe2(gpu->lifeline, O_CLOEXEC) < 0)
 		return th_fail(err, -errno, "a pipe: %s", th_strerror(-errno));
 	gpu->why_not = OFF;
-	if (!options->used) {
-		log_info("gpu", "off");
-		return 0;
-	}
 	gpu->fd = doorbell_new();
 	int rc = gpu->fd;
 	if (rc >= 0)
 		rc = loop_add(&host->loop, &gpu->source, gpu->fd, EPOLLIN, on_notes, host);
 	if (rc < 0)
 		return th_fail(err, rc, "an eventfd: %s", th_strerror(rc));
+	if (!options->used) {
+		log_info("gpu", "off");
+		return 0;
+	}
 	rc = gpus_new(&config, err, &gpu->gpus);
 	if (rc == 0)
 		log_info("gpu", "auto staging=%s digest=%s",
@@ -198,7 +236,9 @@ gpu_close(struct host *host)
 			free(wait);
 		}
 	}
+	pthread_mutex_lock(&gpu->lock);
 	th_fd_close(&gpu->fd);
+	pthread_mutex_unlock(&gpu->lock);
 	th_fd_close(&gpu->lifeline[0]);
 	th_fd_close(&gpu->lifeline[1]);
 }

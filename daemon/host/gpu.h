@@ -17,6 +17,7 @@
 struct gpus;
 struct gpu_note;
 struct gpu_wait;
+struct hold;
 struct host;
 struct memory_set;
 
@@ -43,6 +44,8 @@ void gpu_close(struct host *host);
 typedef void (*gpu_settled)(void *arg, const struct th_err *result);
 struct gpu_wait *gpu_wait(struct host *host, const struct memory_set *memory, uint32_t mask,
 	gpu_settled done, void *arg);
+/* Likewise when nothing of the hold is left, or what is left stays; ends a use of it. */
+struct gpu_wait *gpu_wait_gone(struct host *host, struct hold *hold, gpu_settled done, void *arg);
 void gpu_wait_cancel(struct gpu_wait *wait); /* done is not called any more; NULL: nothing */
 
 #endif

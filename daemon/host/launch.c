@@ -8,15 +8,19 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
-#include <sys/syscall.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "ipc/base/fd.h"
 
 /* Out of the way of the numbers that they get. */
 #define ASIDE 16
+
+/* Held while a new process may have copies of this one's descriptors: until it has closed them. */
+static pthread_mutex_t spawning = PTHREAD_MUTEX_INITIALIZER;
 
 static int
 set_files(posix_spawn_file_actions_t *files, int sock, int lifeline)
@@ -29,6 +33,10 @@ set_files(posix_spawn_file_actions_t *files, int sock, int lifeline)
 		rc = posix_spawn_file_actions_adddup2(files, sock, LAUNCH_SOCK);
 	if (rc == 0)
 		rc = posix_spawn_file_actions_adddup2(files, lifeline, LAUNCH_LIFELINE);
+	/* Not by exec: the caller goes on when that has replaced the memory, which is a little
+	 * before it closes anything, and tells workers that nobody has theirs any more. */
+	if (rc == 0)
+		rc = posix_spawn_file_actions_addclosefrom_np(files, LAUNCH_LIFELINE + 1);
 	return rc;
 }
 
@@ -59,8 +67,10 @@ spawn(const char *program, int sock, int lifeline, pid_t *ret_pid)
 		rc = set_files(&files, sock, lifeline);
 		if (rc == 0)
 			rc = set_signals(&attributes);
+		pthread_mutex_lock(&spawning);
 		if (rc == 0)
 			rc = posix_spawn(ret_pid, program, &files, &attributes, argv, environ);
+		pthread_mutex_unlock(&spawning);
 		posix_spawnattr_destroy(&attributes);
 	}
 	posix_spawn_file_actions_destroy(&files);
@@ -85,8 +95,18 @@ launch(const char *program, int sock, int lifeline, struct th_err *err, pid_t *r
 }
 
 void
+launch_await(void)
+{
+	pthread_mutex_lock(&spawning);
+	pthread_mutex_unlock(&spawning);
+}
+
+void
 launch_tidy(void)
 {
-	/* Older kernels have no such call; what this program opens itself is not inherited. */
-	(void)syscall(SYS_close_range, LAUNCH_LIFELINE + 1, ~0U, 0);
+	/* Which GPUs a batch system gave the agent says nothing of its workers'. */
+	(void)unsetenv("CUDA_VISIBLE_DEVICES");
+	/* This process is killed when it hangs; a client of MPS that is killed may take the others
+	 * along. Who finds no MPS daemon goes without (nvidia-cuda-mps-control(1)). */
+	(void)setenv("CUDA_MPS_PIPE_DIRECTORY", "/dev/null", 1);
 }

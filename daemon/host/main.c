@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/host/attributes.h"
 #include "daemon/host/host.h"
@@ -93,7 +94,7 @@ main(int argc, char **argv)
 	/* The process of a GPU has nothing of what follows. */
 	if (argc == 2 && strcmp(argv[1], LAUNCH_OPTION) == 0) {
 		launch_tidy();
-		return gpu_helper_main(LAUNCH_SOCK);
+		_exit(gpu_helper_main(LAUNCH_SOCK)); /* not through what libraries do at exit */
 	}
 	if (options_parse(argc, argv, &err, &host.options, &outcome) < 0) {
 		fprintf(stderr, "thagentd: %s\n", err.text);

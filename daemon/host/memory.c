@@ -17,9 +17,11 @@
 #include <unistd.h>
 
 #include "daemon/host/closer.h"
+#include "daemon/host/hold.h"
 #include "daemon/host/memory_gpu.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/fd.h"
 #include "transport/access.h"
 #include "transport/rdma/packed.h"
 #include "transport/rdma/region.h"
@@ -186,6 +188,8 @@ memory_append(struct memory_set *set, const struct memory *object)
 	struct memory *added = &set->objects[set->count++];
 	*added = *object;
 	added->id = ++set->last_id;
+	if (!added->dmabuf)
+		added->dmabuf_fd = -1;
 	return added->id;
 }
 
@@ -235,6 +239,7 @@ add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 		.data = (uint8_t *)map + (message->offset - start),
 		.map = map,
 		.map_bytes = map_bytes,
+		.shadow = message->kind == FDMSG_SHADOW,
 	};
 	keep_file(set, limits, fd, &object);
 	set->mapped_bytes += map_bytes;
@@ -368,34 +373,48 @@ add_access(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 /*
  * What it is only the kernel knows, and who registers it hears that. It is known here for what
  * GPU memory it stands, by the worker's word: a wrong one makes wrong digests of the worker's own.
+ * How long it is is asked, for a NIC that went beyond its end would fail where nobody sees why.
  */
 static int
-add_dmabuf(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
-	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id)
+check_dmabuf(const struct fdmsg_memory *message, int fd, struct th_err *err)
 {
-	uint64_t end;
-	struct memory object = {.base = message->base,
-		.offset = message->offset,
-		.bytes = message->bytes,
-		.dmabuf = true,
-		.owner = true};
+	uint64_t end, bytes = 0;
 	if (message->bytes == 0 || !th_add_u64(message->base, message->bytes, &end) ||
 		!th_add_u64(message->offset, message->bytes, &end))
 		return th_fail(err, TH_E_INVALID,
 			"a dma-buf: %" PRIu64 " bytes from offset %" PRIu64
 			" for address 0x%" PRIx64,
 			message->bytes, message->offset, message->base);
-	int rc = memory_reserve(set, limits->objects_max, err);
-	/* Two: the region has one of its own. */
-	if (rc == 0 && limits->kept_by_all + 2 > limits->descriptors_max)
+	int rc = th_fd_bytes(fd, &bytes);
+	if (rc < 0)
+		return th_fail(err, rc, "the descriptor of a dma-buf: %s", th_strerror(rc));
+	if (bytes < end)
+		return th_fail(err, TH_E_INVALID,
+			"a dma-buf for address 0x%" PRIx64 " has %" PRIu64 " bytes, and %" PRIu64
+			" from offset %" PRIu64
+			" are named: network devices do not get it, and the agent copies",
+			message->base, bytes, message->bytes, message->offset);
+	return 0;
+}
+
+static int
+add_dmabuf(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
+	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id)
+{
+	struct memory object = {.base = message->base,
+		.offset = message->offset,
+		.bytes = message->bytes,
+		.dmabuf = true};
+	int rc = check_dmabuf(message, *fd, err);
+	if (rc == 0)
+		rc = memory_reserve(set, limits->objects_max, err);
+	if (rc == 0 && limits->kept_by_all >= limits->descriptors_max)
 		rc = memory_no_descriptors(limits, err);
 	if (rc < 0)
 		return rc;
-	object.file = access_new(*fd, ACCESS_FILE, closer_close);
-	if (!object.file)
-		return th_fail(err, -ENOMEM, "the agent is out of memory");
-	*fd = -1;
-	set->descriptors += 2;
+	object.dmabuf_fd = th_fd_move(fd);
+	object.hold = memory_gpu_hold(set);
+	set->descriptors++;
 	*ret_id = memory_append(set, &object);
 	return 0;
 }
@@ -404,7 +423,7 @@ int
 memory_add(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id)
 {
-	if (message->kind == FDMSG_MEMFD)
+	if (message->kind == FDMSG_MEMFD || message->kind == FDMSG_SHADOW)
 		return add_mapped(set, message, fd, limits, err, ret_id);
 	if (message->kind == FDMSG_FILE || message->kind == FDMSG_PROCESS)
 		return add_access(set, message, fd, limits, err, ret_id);
@@ -555,14 +574,14 @@ mapping_gone(void *arg)
 static void
 register_dmabuf(struct memory *object, struct rails *rails, uint32_t mask)
 {
-	static const struct region_user user = {0};
-	const struct region_memory memory = {
-		.dmabuf_fd = fcntl(access_fd(object->file), F_DUPFD_CLOEXEC, 0),
+	const struct region_user user = {
+		.arg = object->hold, .stuck = hold_refused, .gone = hold_end};
+	const struct region_memory memory = {.dmabuf_fd = th_fd_move(&object->dmabuf_fd),
 		.dmabuf_offset = object->offset,
-		.close_fd = closer_close,
+		.close_fd = closer_close_then,
 		.bytes = object->bytes};
-	if (memory.dmabuf_fd >= 0)
-		object->region = region_new(rails, &memory, mask, SHARD_ACCESS, &user);
+	object->hold = NULL;
+	object->region = region_new(rails, &memory, mask, SHARD_ACCESS, &user);
 }
 
 void
@@ -615,14 +634,15 @@ memory_drop(struct memory_set *set, uint32_t index)
 	}
 	if (object->space)
 		memory_gpu_drop(set, object);
-	if (object->owner && object->dmabuf)
-		set->descriptors -= 2;
-	else if (object->owner)
+	if (object->hold)
+		closer_close_then(object->dmabuf_fd, hold_end, object->hold);
+	set->descriptors -= object->dmabuf;
+	if (object->owner)
 		pass_on(set, index);
 	access_release(object->access);
 	access_release(object->file);
 	set->forgotten -= object->forgotten;
-	*object = (struct memory){.id = object->id, .gone = true};
+	*object = (struct memory){.id = object->id, .gone = true, .dmabuf_fd = -1};
 	set->gone++;
 }
 
@@ -660,6 +680,7 @@ memory_fini(struct memory_set *set)
 		if (!set->objects[i].gone)
 			memory_drop(set, i);
 	}
+	hold_end(set->hold);
 	free(set->objects);
 	*set = (struct memory_set){0};
 }

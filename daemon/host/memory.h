@@ -26,6 +26,7 @@
 
 struct access;
 struct gpu_space;
+struct hold;
 struct rails;
 struct region;
 
@@ -45,13 +46,15 @@ struct memory {
 	struct access *access; /* owns: a reference; NULL: it is mapped                          */
 	struct access *file;   /* owns: likewise, of what is mapped, to send from; may be NULL   */
 	bool process;          /* access: of a process, not of a file                            */
-	bool dmabuf;           /* no row lies in it: file is the way of a NIC to GPU memory      */
+	bool shadow;           /* mapped: the worker copies GPU memory to it and from it         */
+	bool dmabuf;           /* no row lies in it: the way of a NIC to GPU memory              */
+	int dmabuf_fd;         /* owns, until a region has it; then, and of all else, -1         */
+	struct hold *hold;     /* owns: a use; of a dma-buf                                      */
 	bool owner;            /* access or file: was made for this object                       */
 	const char *read_only; /* why it can not be written; NULL: it can                        */
 	/* A piece of GPU memory (memory_gpu.h); base and offset are the worker's address.       */
 	struct gpu_space *space; /* borrows: the set's; NULL: it is none                         */
 	uint32_t gpu, gpu_kind;  /* of the set's; enum cuda_kind                                 */
-	uint64_t piece;
 };
 
 #define MEMORY_GPUS_MAX 16u
@@ -71,6 +74,8 @@ struct memory_set {
 	uint64_t mapped_bytes;
 	uint32_t descriptors; /* kept open */
 	struct memory_gpu gpus[MEMORY_GPUS_MAX];
+	struct hold *hold; /* owns: a use; of all GPU memory in it; NULL: there was none */
+	bool poisoned;     /* such memory has ended a process of a GPU too often */
 };
 
 struct memory_limits {
@@ -113,10 +118,7 @@ struct memory *memory_dmabuf_of(
 
 /* Of a mapped object: how many of its bytes have no page yet, by what its file has now. */
 uint64_t memory_missing(const struct memory *object);
-/*
- * Has the mapping, or the dma-buf, registered with these rails, in the background. Once. Without a
- * region then: there is no descriptor for it.
- */
+/* Has the mapping, or the dma-buf, registered with these rails, in the background. Once. */
 void memory_register(struct memory *object, struct rails *rails, uint32_t mask);
 /* Bytes without pages that are being registered, and get some by that. Any thread. */
 uint64_t memory_populating(void);

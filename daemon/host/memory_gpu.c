@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "daemon/host/hold.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"
@@ -93,8 +94,12 @@ take_gpu(struct memory_set *set, const struct memory_gpu_limits *limits, const u
 	if (gpu->space)
 		return gpu;
 	gpu->space = gpu_space_new(limits->gpus, uuid, limits->label, err);
-	if (!gpu->space)
+	if (!gpu->space) {
+		/* A want of ours is as one of the GPU's process: the worker copies by itself. */
+		if (err->code >= -4095)
+			err->code = TH_E_MEMORY_KIND;
 		return NULL;
+	}
 	gpu->access = access_new_gpu(limits->gpus, gpu->space);
 	if (gpu->access)
 		return gpu;
@@ -123,6 +128,15 @@ make_way(struct memory_set *set, const struct fdmsg_gpu *message)
 	}
 }
 
+struct hold *
+memory_gpu_hold(struct memory_set *set)
+{
+	if (!set->hold)
+		set->hold = hold_new();
+	hold_use(set->hold);
+	return set->hold;
+}
+
 static int
 add_piece(struct memory_set *set, struct memory_gpu *gpu, const struct fdmsg_gpu *message,
 	const struct cuda_handle *handle, int *fd, uint64_t process, struct th_err *err,
@@ -139,8 +153,8 @@ add_piece(struct memory_set *set, struct memory_gpu *gpu, const struct fdmsg_gpu
 		.gpu_kind = handle->kind,
 		.owner = *fd >= 0,
 	};
-	int rc = gpu_space_add(
-		gpu->space, handle, message->base, th_fd_move(fd), err, &object.piece);
+	const struct gpu_piece_user user = {.arg = memory_gpu_hold(set), .gone = hold_end};
+	int rc = gpu_space_add(gpu->space, handle, message->base, th_fd_move(fd), &user, err);
 	if (rc < 0)
 		return rc;
 	object.access = access_retain(gpu->access);
@@ -158,6 +172,12 @@ memory_gpu_add(struct memory_set *set, const struct fdmsg_gpu *message, int *fd,
 	struct cuda_handle handle;
 	if (!gpu_limits->gpus)
 		return th_fail(err, TH_E_MEMORY_KIND, "%s", gpu_limits->why_not);
+	/* Each time takes the memory of all other workers along for a moment. */
+	if (set->poisoned)
+		return th_fail(err, TH_E_MEMORY_KIND,
+			"the process of a GPU ended too often when it opened memory of %s, whose "
+			"memory is not opened any more, until it opens a handle anew",
+			gpu_limits->label);
 	memcpy(&handle, message->handle, sizeof(handle));
 	int rc = check(message, &handle, *fd, err);
 	if (rc == 0)
@@ -202,7 +222,8 @@ void
 memory_gpu_drop(struct memory_set *set, struct memory *object)
 {
 	struct memory_gpu *gpu = &set->gpus[object->gpu];
-	gpu_space_forget(object->space, object->piece);
+	set->poisoned = set->poisoned || gpu_space_is_poisoned(object->space);
+	gpu_space_forget(object->space, object->base);
 	set->descriptors -= object->owner;
 	object->owner = false;
 	object->space = NULL;

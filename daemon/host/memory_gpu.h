@@ -41,6 +41,8 @@ void memory_gpu_forget_all(struct memory_set *set);
 
 /* Of memory.c: what only an object of a GPU has, is given back. */
 void memory_gpu_drop(struct memory_set *set, struct memory *object);
+/* A use more of the set's hold, which begins with the first. */
+struct hold *memory_gpu_hold(struct memory_set *set);
 
 /* "cudaMalloc", "chunks of a range"...: what an object is made of. */
 const char *memory_gpu_kind(const struct memory *object);

@@ -13,17 +13,20 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/host/room.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
 #include "ipc/shm/doorbell.h"
 #include "transport/access.h"
+#include "transport/cuda/gpus.h"
 #include "transport/rdma/packed.h"
 #include "transport/rdma/region.h"
 #include "transport/unmap.h"
@@ -34,34 +37,44 @@
 
 /* The thread looks between two whether it is still wanted. */
 #define SLICE_BYTES (UINT64_C(32) << 20)
+#define NS INT64_C(1000000000)
 
 struct offload_memory {
 	struct offload *offload; /* borrows */
 	uint64_t bytes;          /* whole pages */
 	offload_done done;       /* NULL: it was called, or nobody wants to know */
 	void *arg;
-	bool making;           /* until done */
-	bool freeing;          /* released */
-	atomic_bool unwanted;  /* released while it is made */
-	uint8_t *map;          /* owns; the thread's until done */
-	struct access *file;   /* owns: a reference; likewise; NULL: only the mapping */
-	int error;             /* 0 or why it could not be made */
-	struct region *region; /* owns: a reference; NULL: no NIC reaches it */
+	bool making;            /* until done */
+	bool freeing;           /* released */
+	atomic_bool unwanted;   /* released while it is made */
+	uint8_t *map;           /* owns; the thread's until done */
+	struct access *file;    /* owns: a reference; likewise; NULL: only the mapping */
+	int error;              /* 0 or why it could not be made */
+	struct region *region;  /* owns: a reference; NULL: no NIC reaches it */
+	struct gpus_host *host; /* owns; NULL: no GPU reaches it */
+	atomic_uint known_to;   /* released: devices, and processes of GPUs */
+	/* Made when as many bytes as `after` are gone, of all that ever were; or at until_ns:
+	 * what a device never gives back does not go. */
+	uint64_t after;
+	int64_t until_ns;
 	struct offload_memory *next;
 };
 
 struct offload {
 	uint64_t limit, used, freeing; /* freeing: part of used */
-	uint32_t count;                /* memories that are not freed */
-	char *root;                    /* owns */
-	int fd;                        /* owns: an eventfd */
+	int64_t patience_ns;
+	uint32_t count; /* memories that are not freed */
+	char *root;     /* owns */
+	int fd;         /* owns: an eventfd */
 	bool started;
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t work;
 	struct offload_memory *queue, *finished; /* guarded by lock; finished: newest first */
-	bool stop;                               /* guarded by lock */
-	atomic_bool stopping;                    /* the same, for who is at work */
+	/* Guarded by lock: bytes that are there or will be; of them, released ones; gone ones. */
+	uint64_t there, leaving, gone;
+	bool stop;            /* guarded by lock */
+	atomic_bool stopping; /* the same, for who is at work */
 };
 
 /* ---- the thread ------------------------------------------------------------------------------ */
@@ -95,7 +108,9 @@ populate(int fd, uint8_t *map, uint64_t offset, uint64_t bytes)
 static int
 map_pages(struct offload_memory *memory, int fd)
 {
-	if (ftruncate(fd, (off_t)memory->bytes) < 0)
+	/* A GPU's process has the file, too: it can take no page away. */
+	if (ftruncate(fd, (off_t)memory->bytes) < 0 ||
+		fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
 		return -errno;
 	void *map = mmap(NULL, memory->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (map == MAP_FAILED)
@@ -124,7 +139,7 @@ static void
 make(struct offload_memory *memory)
 {
 	int rc = TH_FP_RC(agent_makes_room);
-	int fd = rc == 0 ? memfd_create("tensorhub-offload", MFD_CLOEXEC) : -1;
+	int fd = rc == 0 ? memfd_create("tensorhub-offload", MFD_CLOEXEC | MFD_ALLOW_SEALING) : -1;
 	if (rc == 0)
 		rc = fd < 0 ? -errno : map_pages(memory, fd);
 	memory->error = rc;
@@ -136,14 +151,38 @@ make(struct offload_memory *memory)
 		unmap(memory);
 }
 
+/* Under the lock. What is to be made waits for what was released before and some device, or
+ * process of a GPU, still knows: together they may be too much. */
+static bool
+has_work(const struct offload *offload)
+{
+	const struct offload_memory *memory = offload->queue;
+	return memory && (memory->freeing || offload->gone >= memory->after ||
+				 atomic_load(&memory->unwanted) || th_now_ns() >= memory->until_ns);
+}
+
+/* Under the lock. */
+static void
+wait_for_work(struct offload *offload)
+{
+	const struct offload_memory *memory = offload->queue;
+	if (!memory) {
+		pthread_cond_wait(&offload->work, &offload->lock);
+		return;
+	}
+	const struct timespec until = {
+		.tv_sec = memory->until_ns / NS, .tv_nsec = memory->until_ns % NS};
+	(void)pthread_cond_clockwait(&offload->work, &offload->lock, CLOCK_MONOTONIC, &until);
+}
+
 static void *
 run(void *arg)
 {
 	struct offload *offload = arg;
 	pthread_mutex_lock(&offload->lock);
 	for (;;) {
-		while (!offload->queue && !offload->stop)
-			pthread_cond_wait(&offload->work, &offload->lock);
+		while (!has_work(offload) && !offload->stop)
+			wait_for_work(offload);
 		if (offload->stop)
 			break;
 		struct offload_memory *memory = offload->queue;
@@ -154,12 +193,27 @@ run(void *arg)
 		else
 			make(memory);
 		pthread_mutex_lock(&offload->lock);
+		if (!memory->map) {
+			offload->there -= memory->bytes;
+			offload->leaving -= memory->freeing ? memory->bytes : 0;
+			offload->gone += memory->bytes;
+		}
 		memory->next = offload->finished;
 		offload->finished = memory;
 		(void)doorbell_signal(offload->fd);
 	}
 	pthread_mutex_unlock(&offload->lock);
 	return NULL;
+}
+
+/* Under the lock: what has to be gone before so many bytes more are as many as there may be. */
+static uint64_t
+surplus(const struct offload *offload, uint64_t bytes, uint64_t most, uint64_t room)
+{
+	uint64_t all = offload->there + bytes;
+	uint64_t over = th_max_u64(all > most ? all - most : 0, bytes > room ? bytes - room : 0);
+	/* No more can go: what was checked may have changed a little. */
+	return th_min_u64(over, offload->leaving);
 }
 
 /* What is to be freed goes first: what is to be made may need its pages. */
@@ -179,7 +233,7 @@ enqueue(struct offload *offload, struct offload_memory *memory)
 /* ---- begin and end --------------------------------------------------------------------------- */
 
 int
-offload_new(uint64_t limit, const char *root, struct th_err *err, struct offload **ret_offload)
+offload_new(const struct offload_config *config, struct th_err *err, struct offload **ret_offload)
 {
 	struct offload *offload = th_calloc(1, sizeof(*offload));
 	offload->fd = doorbell_new();
@@ -188,8 +242,9 @@ offload_new(uint64_t limit, const char *root, struct th_err *err, struct offload
 		free(offload);
 		return th_fail(err, rc, "an eventfd: %s", th_strerror(rc));
 	}
-	offload->limit = limit;
-	offload->root = th_strdup(root);
+	offload->limit = config->limit;
+	offload->patience_ns = config->patience_ns;
+	offload->root = th_strdup(config->root);
 	pthread_mutex_init(&offload->lock, NULL);
 	pthread_cond_init(&offload->work, NULL);
 	*ret_offload = offload;
@@ -270,7 +325,7 @@ budget(const struct offload *offload, uint64_t room)
 	return th_add_u64(room, offload->used - offload->freeing, &all) ? all / 2 : UINT64_MAX;
 }
 
-/* What is being freed is as good as free: it is gone before anything is made. */
+/* What is released is as good as free: as much of it as needed is gone before anything is made. */
 static uint64_t
 room(const struct offload *offload)
 {
@@ -319,6 +374,8 @@ start_thread(struct offload *offload)
 		return 0;
 	int rc = pthread_create(&offload->thread, NULL, run, offload);
 	offload->started = rc == 0;
+	if (rc == 0)
+		pthread_setname_np(offload->thread, "th-offload");
 	return -rc;
 }
 
@@ -344,8 +401,14 @@ offload_start(
 	struct offload_memory *memory = th_calloc(1, sizeof(*memory));
 	*memory = (struct offload_memory){
 		.offload = offload, .bytes = whole, .done = done, .arg = arg, .making = true};
+	uint64_t most = offload_budget(offload), now = room_now(offload->root);
 	offload->used += whole;
 	offload->count++;
+	pthread_mutex_lock(&offload->lock);
+	memory->after = offload->gone + surplus(offload, whole, most, now);
+	memory->until_ns = th_deadline_ns(th_now_ns(), offload->patience_ns);
+	offload->there += whole;
+	pthread_mutex_unlock(&offload->lock);
 	enqueue(offload, memory);
 	return memory;
 }
@@ -368,11 +431,13 @@ offload_bytes(const struct offload_memory *memory)
 	return memory->bytes;
 }
 
-/* On the keeper's thread. */
+/* Any thread. */
 static void
-region_gone(void *arg)
+not_known(void *arg)
 {
 	struct offload_memory *memory = arg;
+	if (atomic_fetch_sub(&memory->known_to, 1) > 1)
+		return;
 	enqueue(memory->offload, memory);
 }
 
@@ -381,8 +446,26 @@ offload_register(struct offload_memory *memory, struct rails *rails, uint32_t ma
 {
 	const struct region_memory all = {
 		.data = memory->map, .dmabuf_fd = -1, .bytes = memory->bytes};
-	const struct region_user user = {.arg = memory, .gone = region_gone};
+	const struct region_user user = {.arg = memory, .gone = not_known};
 	memory->region = region_new(rails, &all, mask, SHARD_ACCESS, &user);
+}
+
+void
+offload_offer(struct offload_memory *memory, struct gpus *gpus)
+{
+	if (!memory->file)
+		return;
+	memory->host = gpus_host_new(gpus, &(struct gpus_host_memory){.fd = access_fd(memory->file),
+						   .data = memory->map,
+						   .bytes = memory->bytes,
+						   .gone = not_known,
+						   .arg = memory});
+}
+
+struct gpus_host *
+offload_host(const struct offload_memory *memory)
+{
+	return memory->host;
 }
 
 struct region *
@@ -400,15 +483,23 @@ offload_release(struct offload_memory *memory)
 	if (memory->making) {
 		/* The thread has it, or will: offload_poll gets it back. */
 		memory->done = NULL;
+		pthread_mutex_lock(&offload->lock);
 		atomic_store(&memory->unwanted, true);
+		pthread_cond_signal(&offload->work);
+		pthread_mutex_unlock(&offload->lock);
 		return;
 	}
-	memory->freeing = true;
 	offload->freeing += memory->bytes;
-	if (memory->region)
-		region_release(memory->region);
-	else
-		enqueue(offload, memory);
+	pthread_mutex_lock(&offload->lock);
+	offload->leaving += memory->bytes;
+	pthread_mutex_unlock(&offload->lock);
+	memory->freeing = true;
+	/* Ourselves, too: whoever is last frees it. */
+	atomic_store(&memory->known_to, 1u + (memory->region != NULL) + (memory->host != NULL));
+	struct gpus_host *host = memory->host;
+	region_release(memory->region);
+	gpus_host_release(host);
+	not_known(memory);
 }
 
 static void

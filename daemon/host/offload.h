@@ -22,14 +22,26 @@
 #define OFFLOAD_HALF UINT64_MAX /* limit: half of what is available when memory is asked for */
 
 struct access;
+struct gpus;
+struct gpus_host;
 struct offload;
 struct offload_memory;
 struct rails;
 struct region;
 
-/* root: see room_now. 0 or a code with the sentence. */
-int offload_new(uint64_t limit, const char *root, struct th_err *err, struct offload **ret_offload);
-/* Frees all memory; done is not called any more. No device knows any of it. NULL: nothing. */
+struct offload_config {
+	uint64_t limit;
+	const char *root; /* see room_now */
+	/* What is to be made waits so long for what was released and a device, or the process of
+	 * a GPU, still knows: that may never be given back. */
+	int64_t patience_ns;
+};
+
+/* 0 or a code with the sentence. */
+int offload_new(
+	const struct offload_config *config, struct th_err *err, struct offload **ret_offload);
+/* Frees all memory; done is not called any more. No device and no GPU's process knows any of it.
+ * NULL: nothing. */
 void offload_free(struct offload *offload);
 
 int offload_fd(const struct offload *offload); /* readable: offload_poll has something to do */
@@ -64,6 +76,11 @@ uint64_t offload_bytes(const struct offload_memory *memory);
  * device knows it any more. */
 void offload_register(struct offload_memory *memory, struct rails *rails, uint32_t mask);
 struct region *offload_region(const struct offload_memory *memory); /* borrowed; NULL: it is not */
+/* GPUs may read and write it; after done, once. It is freed when no process of theirs knows it any
+ * more. */
+void offload_offer(struct offload_memory *memory, struct gpus *gpus);
+struct gpus_host *offload_host(
+	const struct offload_memory *memory); /* borrowed; NULL: they do not */
 /* Nobody touches it any more, or wants it. NULL: nothing. */
 void offload_release(struct offload_memory *memory);
 

@@ -198,7 +198,7 @@ withdraw(struct host *host, struct session *session, struct part *part, uint32_t
 	char which[256] = "its tensors", why[256];
 	if (tensors && row < tensors->manifest.num_rows)
 		snprintf(which, sizeof(which), "tensor '%.200s'", tensors->manifest.rows[row].name);
-	if (!xfer_part_lost(part->xfer, why, sizeof(why)))
+	if (xfer_part_lost(part->xfer, why, sizeof(why)) == 0)
 		snprintf(why, sizeof(why), "unmapped, shrunk, or its process has ended");
 	event.u.contract.gen = part->key.gen;
 	snprintf(event.u.contract.text, sizeof(event.u.contract.text),

@@ -158,12 +158,11 @@ cover_object(const struct regions *regions, struct memory *object, const char *l
 	return true;
 }
 
-/* All rails where it is not known; it is as soon as the GPU's process has begun. */
-static uint32_t
-near_gpu(const struct regions *regions, const struct xfer_place *place)
+/* It is known as soon as the GPU's process has begun. */
+uint32_t
+regions_near_gpu(const struct regions *regions, const uint8_t uuid[16])
 {
 	struct gpu_status statuses[GPUS_MAX];
-	const uint8_t *uuid = gpu_space_uuid(access_space(place->access));
 	uint32_t count = regions->gpus ? gpus_status(regions->gpus, statuses, GPUS_MAX) : 0;
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t pci;
@@ -180,7 +179,9 @@ cover_gpu_row(const struct cover *cover, uint32_t row)
 	struct xfer_place *place = &cover->tensors->places[row];
 	struct memory *object = dmabuf_of(cover, row);
 	if (!object->region)
-		memory_register(object, cover->regions->rails, near_gpu(cover->regions, place));
+		memory_register(object, cover->regions->rails,
+			regions_near_gpu(
+				cover->regions, gpu_space_uuid(access_space(place->access))));
 	place->region = object->region;
 	place->region_at = place->place - object->base;
 }

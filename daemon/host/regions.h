@@ -39,6 +39,8 @@ struct regions {
 	const char *root; /* see room_now */
 };
 
+/* Rails that serve the memory of a GPU: all, where nobody knows which. Any thread. */
+uint32_t regions_near_gpu(const struct regions *regions, const uint8_t uuid[16]);
 /* For who knows of no topology: all rails. */
 uint32_t regions_near_all(void *arg, const void *data, uint64_t bytes);
 uint32_t regions_near_all_pci(void *arg, uint32_t pci);

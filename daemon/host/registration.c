@@ -22,9 +22,9 @@
 
 /* ---- answers -------------------------------------------------------------------------------- */
 
-/* Answers the open document and keeps the answer for a repeat of it. */
-static void
-answer(struct session *session, const struct th_err *result,
+/* Answers the open document and keeps the answer for a repeat of it. False: nobody waits for it. */
+static bool
+tell(struct session *session, const struct th_err *result,
 	Tensorhub__V1__RegisterTensorsReply *body)
 {
 	struct registration *registration = &session->registration;
@@ -32,7 +32,7 @@ answer(struct session *session, const struct th_err *result,
 	struct th_err copy = *result;
 	/* The session was lost meanwhile, and with that the question was answered. */
 	if (!registration->pending)
-		return;
+		return false;
 	tensorhub__v1__reply__init(&reply);
 	reply.request_no = registration->request_no;
 	reply.code = copy.code;
@@ -41,18 +41,25 @@ answer(struct session *session, const struct th_err *result,
 		reply.body_case = TENSORHUB__V1__REPLY__BODY_REGISTER_TENSORS;
 		reply.register_tensors = body;
 	}
-	if (copy.code != 0) {
-		char label[SESSION_LABEL_BYTES];
-		session->host->counters.registrations_refused++;
-		log_warn("register", "refused session=%" PRIu64 " shard=%s code=%s reason=\"%s\"",
-			session->id, session_label(session, label), th_errname(copy.code),
-			copy.text);
-	}
 	uint64_t token = registration->token;
 	registration->pending = false;
 	registration->token = 0;
-	documents_reply(
+	return documents_reply(
 		session->host, token, &reply, &registration->answer, &registration->answer_bytes);
+}
+
+static void
+answer(struct session *session, const struct th_err *result,
+	Tensorhub__V1__RegisterTensorsReply *body)
+{
+	if (result->code != 0 && session->registration.pending) {
+		char label[SESSION_LABEL_BYTES];
+		session->host->counters.registrations_refused++;
+		log_warn("register", "refused session=%" PRIu64 " shard=%s code=%s reason=\"%s\"",
+			session->id, session_label(session, label), th_errname(result->code),
+			result->text);
+	}
+	(void)tell(session, result, body);
 }
 
 static void
@@ -157,8 +164,52 @@ put_never_again(struct registration *registration)
 	}
 }
 
+/* It is over, and the agent keeps no GPU memory of it, or an UNREGISTER hears that it does. */
 static void
-abandon(struct session *session)
+over(struct session *session, const struct th_err *result)
+{
+	struct registration *registration = &session->registration;
+	char label[SESSION_LABEL_BYTES];
+	registration->state = REGISTRATION_NONE;
+	if (registration->leaves && result->code == 0)
+		log_info("register", "unregistered session=%" PRIu64 " shard=%s", session->id,
+			session_label(session, label));
+	registration->leaves = false;
+	/* Only an UNREGISTER comes here that ended well. */
+	if (result->code != 0 || registration->stays.code == 0)
+		answer(session, result, NULL);
+	else if (tell(session, &registration->stays, NULL))
+		registration->stays = (struct th_err){0};
+}
+
+static void
+freed(void *arg, const struct th_err *result)
+{
+	struct session *session = arg;
+	struct registration *registration = &session->registration;
+	registration->wait = NULL;
+	if (result->code != 0)
+		registration->stays = *result;
+	over(session, &registration->outcome);
+	session_let_go(session);
+}
+
+/* False: there is no GPU memory that the agent may still keep. */
+static bool
+await_free(struct session *session)
+{
+	struct hold *hold = session->memory.hold;
+	if (!hold)
+		return false;
+	session->memory.hold = NULL;
+	session->registration.state = REGISTRATION_FREEING;
+	session->registration.wait = gpu_wait_gone(session->host, hold, freed, session);
+	return true;
+}
+
+/* Nothing is registered any more; its memory goes when nobody touches it. */
+static void
+forget(struct session *session)
 {
 	struct registration *registration = &session->registration;
 	put_never_again(registration);
@@ -167,13 +218,22 @@ abandon(struct session *session)
 	session->claim.num_intervals = 0;
 	tensors_free(registration->tensors);
 	registration->tensors = NULL;
-	registration->state = REGISTRATION_NONE;
 	/*
 	 * Pieces of GPU memory are for one registration: an engine that goes to sleep wants them
 	 * free now, and not when it has named them all.
 	 */
 	memory_gpu_forget_all(&session->memory);
 	session_sweep_memory(session);
+}
+
+/* ... and result is the answer to who waits. */
+static void
+abandon(struct session *session, const struct th_err *result)
+{
+	forget(session);
+	session->registration.outcome = *result;
+	if (!await_free(session))
+		over(session, result);
 }
 
 static void
@@ -185,8 +245,7 @@ manifest_put_done(void *arg, const struct th_err *result)
 	registration->put = NULL;
 	TH_FP(agent_registers);
 	if (result->code != 0) {
-		abandon(session);
-		answer(session, result, NULL);
+		abandon(session, result);
 		return;
 	}
 	registration->state = REGISTRATION_ASKED;
@@ -213,12 +272,10 @@ gpu_opened(void *arg, const struct th_err *result)
 {
 	struct session *session = arg;
 	session->registration.wait = NULL;
-	if (result->code == 0) {
+	if (result->code == 0)
 		put_manifest(session);
-		return;
-	}
-	abandon(session);
-	answer(session, result, NULL);
+	else /* Its worker registers again, with a copy in host memory in place of it. */
+		abandon(session, result);
 }
 
 /* What runs for a registration that nobody wants any more. */
@@ -245,8 +302,6 @@ build(struct session *session, struct th_err *err)
 		session_cover(session);
 	unpack_rows_free(&rows);
 	assembly_reset(&registration->rows);
-	if (rc < 0)
-		abandon(session);
 	return rc;
 }
 
@@ -267,11 +322,13 @@ on_register(struct session *session, const Tensorhub__V1__Request *request)
 		answer_ok(session);
 		return;
 	}
-	if (rc > 0)
-		rc = build(session, &err);
 	if (rc < 0) {
 		assembly_reset(&registration->rows);
 		answer(session, &err, NULL);
+		return;
+	}
+	if (build(session, &err) < 0) {
+		abandon(session, &err);
 		return;
 	}
 	const struct tensors *tensors = registration->tensors;
@@ -309,11 +366,9 @@ registration_registered(struct session *session, const struct th_err *result)
 	bool unwanted = registration->unwanted;
 	registration->unwanted = false;
 	if (result->code != 0) {
-		abandon(session);
-		if (unwanted)
-			answer_ok(session); /* of UNREGISTER: nothing is registered */
-		else
-			answer(session, result, NULL);
+		const struct th_err none = {0};
+		/* Of UNREGISTER: nothing is registered. */
+		abandon(session, unwanted ? &none : result);
 		return;
 	}
 	if (unwanted) {
@@ -345,31 +400,30 @@ registration_registered(struct session *session, const struct th_err *result)
 static void
 on_unregister(struct session *session)
 {
-	struct registration *registration = &session->registration;
-	if (registration->state != REGISTRATION_DONE) {
-		struct th_err err;
-		th_fail(&err, TH_E_STATE, "nothing is registered");
-		answer(session, &err, NULL);
-		return;
-	}
-	leave(session);
+	const struct th_err none = {0};
+	/*
+	 * Its worker asks when it does not know: its answer must differ from that of what stays
+	 * registered. And pieces may have been shared for what was to be, or stay of what failed.
+	 */
+	if (session->registration.state != REGISTRATION_DONE)
+		abandon(session, &none);
+	else
+		leave(session);
 }
 
 void
 registration_unregistered(struct session *session, const struct th_err *result)
 {
 	struct registration *registration = &session->registration;
-	char label[SESSION_LABEL_BYTES];
 	if (registration->state != REGISTRATION_LEAVING)
 		return;
-	if (result->code == 0) {
-		abandon(session);
-		log_info("register", "unregistered session=%" PRIu64 " shard=%s", session->id,
-			session_label(session, label));
-	} else {
+	if (result->code != 0) {
 		registration->state = REGISTRATION_DONE;
+		answer(session, result, NULL);
+		return;
 	}
-	answer(session, result, NULL);
+	registration->leaves = true;
+	abandon(session, result);
 }
 
 /* ---- attributes ----------------------------------------------------------------------------- */
@@ -471,28 +525,31 @@ repeated(struct session *session, uint64_t token, uint64_t request_no)
 }
 
 /*
- * UNREGISTER while a registration is under way: its worker has given up waiting for it and undoes
- * what may have come of it.
+ * UNREGISTER while another document is under way: its worker has given up waiting for that, and
+ * undoes what may have come of it. True: it is answered when that is over.
  */
 static bool
 undone(struct session *session, uint64_t token, const Tensorhub__V1__Request *request)
 {
 	struct registration *registration = &session->registration;
-	const bool early = registration->state == REGISTRATION_OPENING ||
-			   registration->state == REGISTRATION_PUTTING;
+	const enum registration_state state = registration->state;
+	const struct th_err none = {0};
 	struct th_err cancelled;
-	if (request->body_case != TENSORHUB__V1__REQUEST__BODY_UNREGISTER_TENSORS ||
-		(!early && registration->state != REGISTRATION_ASKED))
+	th_fail(&cancelled, TH_E_CANCELLED, "UNREGISTER came before its end");
+	(void)tell(session, &cancelled, NULL);
+	if (state == REGISTRATION_NONE || state == REGISTRATION_DONE) {
+		stop_waiting(registration); /* attributes */
+		assembly_reset(&registration->attributes);
 		return false;
-	th_fail(&cancelled, TH_E_CANCELLED, "the registration was undone before it had ended");
-	answer(session, &cancelled, NULL);
+	}
 	begin(session, token, request->request_no);
-	if (early) {
+	if (state == REGISTRATION_OPENING || state == REGISTRATION_PUTTING) {
 		stop_waiting(registration);
-		abandon(session);
-		answer_ok(session);
-	} else {
+		abandon(session, &none);
+	} else if (state == REGISTRATION_ASKED) {
 		registration->unwanted = true;
+	} else if (state == REGISTRATION_FREEING) {
+		registration->outcome = none;
 	}
 	return true;
 }
@@ -505,11 +562,14 @@ registration_document(
 	if (repeated(session, token, request->request_no))
 		return;
 	if (registration->pending) {
-		if (!undone(session, token, request))
+		if (request->body_case != TENSORHUB__V1__REQUEST__BODY_UNREGISTER_TENSORS) {
 			documents_refuse(session->host, token, request->request_no, TH_E_STATE,
 				"another registration of this handle is under way; wait for its "
 				"end");
-		return;
+			return;
+		}
+		if (undone(session, token, request))
+			return;
 	}
 	begin(session, token, request->request_no);
 	if (request->body_case == TENSORHUB__V1__REQUEST__BODY_REGISTER_TENSORS)
@@ -531,7 +591,8 @@ void
 registration_stop(struct session *session)
 {
 	struct registration *registration = &session->registration;
-	stop_waiting(registration);
+	if (registration->state != REGISTRATION_FREEING)
+		stop_waiting(registration);
 	put_never_again(registration);
 	if (registration->pending) {
 		struct th_err err;
@@ -540,10 +601,19 @@ registration_stop(struct session *session)
 	}
 }
 
+bool
+registration_let_go(struct session *session)
+{
+	forget(session);
+	/* What an earlier one had goes first. */
+	return !session->registration.wait && !await_free(session);
+}
+
 void
 registration_free(struct session *session)
 {
 	struct registration *registration = &session->registration;
+	stop_waiting(registration);
 	put_never_again(registration);
 	assembly_reset(&registration->rows);
 	assembly_reset(&registration->kept);

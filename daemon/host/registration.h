@@ -4,7 +4,10 @@
  *
  * A registration arrives in parts, is decoded and checked (tensors.c), its manifest is put to the
  * server, and then the core is told; each document is answered once, and a repeat of it (the same
- * request number) with the remembered answer. Attributes go the same way. Main thread only.
+ * request number) with the remembered answer. Attributes go the same way.
+ *
+ * The end of a registration is answered when the agent keeps none of its GPU memory allocated any
+ * more (hold.h): an engine that goes to sleep gives that back next. Main thread only.
  */
 #ifndef TH_DAEMON_HOST_REGISTRATION_H
 #define TH_DAEMON_HOST_REGISTRATION_H
@@ -28,6 +31,7 @@ enum registration_state {
 	REGISTRATION_ASKED,   /* the core was told                                              */
 	REGISTRATION_DONE,
 	REGISTRATION_LEAVING, /* UNREGISTER was posted                                          */
+	REGISTRATION_FREEING, /* it is over, and its GPU memory is not free yet                 */
 };
 
 struct assembly { /* of a document that comes in parts */
@@ -42,7 +46,9 @@ struct registration {
 	struct assembly rows, attributes;
 	struct th_hash attributes_key; /* being put */
 	struct blob_put *put;          /* borrows: the running one */
-	struct gpu_wait *wait;         /* borrows; OPENING */
+	struct gpu_wait *wait;         /* borrows; OPENING, FREEING */
+	struct th_err outcome;         /* FREEING: the answer then */
+	struct th_err stays;           /* a device keeps GPU memory: not told the worker yet */
 	int64_t deadline_ns;           /* of the registration that is under way */
 	/*
 	 * What a server needs that knows nothing of this session. The attributes: of the last
@@ -62,6 +68,7 @@ struct registration {
 	uint64_t token; /* of who waits for its answer; 0: nobody */
 	bool pending;
 	bool unwanted;   /* undo the registration as soon as the core has answered it */
+	bool leaves;     /* to be told by the log when it is over */
 	uint8_t *answer; /* owns: the packed reply, when not pending */
 	size_t answer_bytes;
 };
@@ -79,9 +86,15 @@ void registration_registered(struct session *session, const struct th_err *resul
 void registration_unregistered(struct session *session, const struct th_err *result);
 
 /*
- * The session ends: nothing is answered or put any more. The tensors stay until registration_free.
+ * The session ends: nothing is answered or put any more. The tensors stay until registration_free,
+ * and what GPU memory is waited for is waited for still.
  */
 void registration_stop(struct session *session);
+/*
+ * Nobody touches the memory of an ended session any more: true when the agent keeps no GPU memory
+ * of it allocated. Otherwise session_let_go is called, after which this is to be asked again.
+ */
+bool registration_let_go(struct session *session);
 void registration_free(struct session *session);
 
 #endif

@@ -79,8 +79,10 @@ memory_made(void *arg, const struct th_err *result)
 		refuse(reservation, result);
 		return;
 	}
+	if (host->gpu.gpus)
+		offload_offer(reservation->memory, host->gpu.gpus);
 	tensors_place(reservation->tensors, offload_data(reservation->memory),
-		offload_file(reservation->memory));
+		offload_file(reservation->memory), offload_host(reservation->memory));
 	uint64_t session = session_internal(host, ev, reservation->tensors, reservation->memory);
 	if (session == 0) {
 		struct th_err err;

@@ -179,7 +179,15 @@ session_accept(struct host *host, int sock)
 		session_lose(session, false, th_strerror(rc));
 }
 
-/* Nothing is heard from or said to the worker any more. */
+static void
+hang_up(struct session *session)
+{
+	if (session->sock >= 0)
+		fdmsg_discard(session->sock, closer_close);
+	th_fd_close(&session->sock);
+}
+
+/* Nothing is heard from the worker any more, or said to it but what is owed. */
 static void
 disconnect(struct session *session)
 {
@@ -187,9 +195,8 @@ disconnect(struct session *session)
 	loop_remove(loop, &session->sock_source);
 	loop_remove(loop, &session->bell_source);
 	loop_remove(loop, &session->end_source);
-	if (session->sock >= 0)
-		fdmsg_discard(session->sock, closer_close);
-	th_fd_close(&session->sock);
+	if (!session->owes_closed)
+		hang_up(session);
 	th_fd_close(&session->bell_in);
 	th_fd_close(&session->bell_out);
 	peer_fini(&session->peer);
@@ -202,6 +209,7 @@ static void
 bury(struct session *session)
 {
 	struct host *host = session->host;
+	session->owes_closed = false;
 	disconnect(session);
 	HASH_DEL(host->sessions, session);
 	if (session->offload)
@@ -209,6 +217,22 @@ bury(struct session *session)
 	session->state = SESSION_GONE;
 	session->next_dead = host->dead;
 	host->dead = session;
+}
+
+/* What it has registered lies in the memory of its process, which is only read through that. */
+static bool
+is_private(struct session *session)
+{
+	const struct tensors *tensors = session->registration.tensors;
+	bool found = false;
+	if (!tensors || !tensors->memory_ids)
+		return false;
+	for (uint32_t i = 0; i < tensors->manifest.num_rows; i++) {
+		const struct memory *memory =
+			memory_object(&session->memory, tensors->memory_ids[i]);
+		found = found || (memory && memory->process);
+	}
+	return found;
 }
 
 void
@@ -235,7 +259,24 @@ session_lose(struct session *session, bool violation, const char *reason)
 	disconnect(session);
 	parts_orphan(host, session->id);
 	struct agent_event event = {.kind = AGENT_EV_LOST, .session = session->id};
+	/* Whoever breaks the rules may live on. */
+	event.u.lost.memory_gone = !violation && is_private(session);
 	engine_post(host, &event);
+}
+
+/* GONE: when nobody can touch its memory, and its worker has heard what it waits for. */
+static void
+end(struct session *session)
+{
+	if (session->held_parts > 0)
+		return;
+	if (session->owes_closed) {
+		if (!registration_let_go(session))
+			return;
+		const struct th_err *stays = &session->registration.stays;
+		worker_say_closed(session, stays->code, stays->text);
+	}
+	bury(session);
 }
 
 void
@@ -243,8 +284,14 @@ session_gone(struct session *session)
 {
 	session->state = SESSION_GONE;
 	disconnect(session);
-	if (session->held_parts == 0)
-		bury(session);
+	end(session);
+}
+
+void
+session_let_go(struct session *session)
+{
+	if (session->owes_closed && session->state == SESSION_GONE)
+		end(session);
 }
 
 void
@@ -254,7 +301,7 @@ session_part_released(struct session *session)
 	if (session->held_parts > 0)
 		return;
 	if (session->state == SESSION_GONE)
-		bury(session);
+		end(session);
 	else
 		session_sweep_memory(session);
 }

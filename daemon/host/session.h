@@ -8,7 +8,8 @@
  * The worker is lost when its process ends, it hangs up, or it breaks the rules of a channel: then
  * it gets no further word, its descriptors are closed at once, and the core winds up what it had.
  * The memory stays mapped until the core has freed the session and no mover holds a part of it any
- * more. Main thread only.
+ * more. Who closes hears the end of it when the agent keeps no GPU memory of it allocated: until
+ * then the session is GONE and not freed. Main thread only.
  *
  * A session without a worker (offload) begins as OPEN, has neither connection nor ring, and keeps
  * a copy in the agent's own memory: see reserve.h.
@@ -78,6 +79,7 @@ struct session {
 	uint64_t forbidden_gen;    /* in the operation that fills this generation    */
 	uint32_t forbidden_times;  /* how many there were in it                      */
 	bool ended;                /* by us, and told so; its close is still to come */
+	bool owes_closed;          /* GONE, and its worker waits to hear of it */
 	uint32_t live_parts;       /* that the core has begun and not ended */
 	uint32_t held_parts;       /* whose memory somebody may still touch */
 	struct session *next_dead;
@@ -108,6 +110,8 @@ void session_lose(struct session *session, bool violation, const char *reason);
 void session_gone(struct session *session);
 /* A part's memory is not touched any more. */
 void session_part_released(struct session *session);
+/* GPU memory of it is not kept any more, or will always be. */
+void session_let_go(struct session *session);
 /* What was forgotten or freed meanwhile is unmapped when nobody can touch it. */
 void session_sweep_memory(struct session *session);
 /* What it has registered is registered with NICs, as far as it is not and can be. */

@@ -32,6 +32,8 @@
 
 /* A handshake at the data port, and a ticket that comes before its GRANT. */
 #define HELLO_NS INT64_C(2000000000)
+/* The process of a GPU that does not forget memory is killed long before. */
+#define OFFLOAD_PATIENCE_NS INT64_C(5000000000)
 
 /* Its connection, its process and two doorbells; memory that is no memfd has one an object. */
 #define SESSION_FDS 4u
@@ -170,7 +172,10 @@ offload_ready(void *arg, uint32_t events)
 static int
 open_offload(struct host *host, struct th_err *err)
 {
-	int rc = offload_new(host->options.offload_limit, "", err, &host->offload);
+	const struct offload_config config = {.limit = host->options.offload_limit,
+		.root = "",
+		.patience_ns = OFFLOAD_PATIENCE_NS};
+	int rc = offload_new(&config, err, &host->offload);
 	if (rc < 0)
 		return rc;
 	rc = loop_add(&host->loop, &host->offload_source, offload_fd(host->offload), EPOLLIN,

@@ -35,7 +35,7 @@ struct counter {
 static struct gpu_status
 sum_gpus(const struct host *host)
 {
-	struct gpu_status statuses[GPUS_MAX], sum = {0};
+	struct gpu_status *statuses = th_calloc(GPUS_MAX, sizeof(*statuses)), sum = {0};
 	uint32_t count = host->gpu.gpus ? gpus_status(host->gpu.gpus, statuses, GPUS_MAX) : 0;
 	for (uint32_t i = 0; i < count; i++) {
 		sum.imports += statuses[i].imports;
@@ -47,6 +47,7 @@ sum_gpus(const struct host *host)
 		sum.bytes_copied += statuses[i].bytes_copied;
 		sum.bytes_hashed += statuses[i].bytes_hashed;
 	}
+	free(statuses);
 	return sum;
 }
 
@@ -282,7 +283,8 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	status.rdma = status_rdma_info(rdma);
 	struct status_gpu *gpus = status_gpu_new(host);
 	status.gpus = status_gpu_info(gpus);
-	status.mapped_bytes += status.rdma->stage_bytes + status.gpus->stage_bytes;
+	status.mapped_bytes += status.rdma->stage_bytes - status.rdma->stage_on_gpus;
+	status.mapped_bytes += status.gpus->stage_bytes;
 	status.offload_used = offload_used(host->offload);
 	status.offload_limit = offload_budget(host->offload);
 	fill_sessions(host, &status, &storage);

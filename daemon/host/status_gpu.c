@@ -4,7 +4,6 @@
  */
 #include "daemon/host/status_gpu.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,14 +11,14 @@
 #include "daemon/host/host.h"
 #include "daemon/host/memory_gpu.h"
 #include "ipc/base/alloc.h"
+#include "ipc/cuda/handle.h"
 #include "transport/cuda/gpus.h"
 
 #define STATUS_MEMORY_MAX 64u /* of a session: thousands are no answer */
-#define UUID_TEXT_BYTES 48    /* "GPU-" and 36 */
 
 struct gpu_storage {
 	Tensorhub__V1__GpuInfo info;
-	char uuid[UUID_TEXT_BYTES];
+	char uuid[CUDA_UUID_TEXT_BYTES];
 };
 
 struct status_gpu {
@@ -32,24 +31,13 @@ struct status_gpu {
 struct memory_storage {
 	Tensorhub__V1__MemoryInfo info;
 	const struct memory *last; /* of those that follow each other */
-	char uuid[UUID_TEXT_BYTES];
+	char uuid[CUDA_UUID_TEXT_BYTES];
 };
 
 struct status_memory {
 	struct memory_storage memory[STATUS_MEMORY_MAX];
 	Tensorhub__V1__MemoryInfo *list[STATUS_MEMORY_MAX];
 };
-
-/* As nvidia-smi -L has it. */
-static char *
-uuid_text(const uint8_t uuid[16], char ret_text[UUID_TEXT_BYTES])
-{
-	int at = snprintf(ret_text, UUID_TEXT_BYTES, "GPU-");
-	for (int i = 0; i < 16; i++)
-		at += snprintf(ret_text + at, (size_t)(UUID_TEXT_BYTES - at), "%s%02x",
-			i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", uuid[i]);
-	return ret_text;
-}
 
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
@@ -58,11 +46,12 @@ fill_gpu(struct gpu_status *status, struct gpu_storage *storage)
 {
 	Tensorhub__V1__GpuInfo *info = &storage->info;
 	tensorhub__v1__gpu_info__init(info);
-	info->uuid = uuid_text(status->uuid, storage->uuid);
+	info->uuid = cuda_uuid_text(status->uuid, storage->uuid);
 	info->name = status->name;
 	info->pci = status->pci;
 	info->pid = status->pid;
-	info->context_bytes = status->context_bytes;
+	/* What a context takes is not always known. */
+	info->context_bytes = status->context_bytes + status->own_bytes;
 	info->workers = status->spaces;
 	info->pieces = status->pieces;
 	info->imports = status->imports;
@@ -76,7 +65,9 @@ fill_gpu(struct gpu_status *status, struct gpu_storage *storage)
 	info->bytes_copied = status->bytes_copied;
 	info->bytes_hashed = status->bytes_hashed;
 	info->hashes = status->hashes_on_gpu;
+	info->hashes_why = status->hashes_why;
 	info->why = status->text;
+	info->pinned_bytes = status->pinned_bytes;
 }
 
 struct status_gpu *
@@ -97,6 +88,7 @@ status_gpu_new(const struct host *host)
 	info->stage_bytes = stage.bytes;
 	info->stage_in_use = stage.bytes_in_use;
 	info->stage_waits = stage.waits;
+	info->stage_copied = stage.bytes_copied;
 	info->n_gpus = gpus_status(gpus, status->statuses, GPUS_MAX);
 	for (size_t i = 0; i < info->n_gpus; i++) {
 		fill_gpu(&status->statuses[i], &status->gpus[i]);
@@ -126,6 +118,8 @@ path_of(const struct memory *object)
 		return "cuda-ipc";
 	if (object->dmabuf)
 		return "dma-buf";
+	if (object->shadow)
+		return "worker-copy";
 	return object->map ? "direct" : "copy";
 }
 
@@ -136,6 +130,8 @@ kind_of(const struct memory *object)
 		return memory_gpu_kind(object);
 	if (object->dmabuf)
 		return "for NICs";
+	if (object->shadow)
+		return "of GPU memory";
 	if (object->map)
 		return "memfd";
 	return object->process ? "process" : "file";
@@ -147,7 +143,8 @@ follows(const struct memory *last, const struct memory *object)
 {
 	return last->base + last->bytes == object->base && last->space == object->space &&
 	       last->gpu_kind == object->gpu_kind && !last->map == !object->map &&
-	       last->process == object->process && last->dmabuf == object->dmabuf;
+	       last->process == object->process && last->dmabuf == object->dmabuf &&
+	       last->shadow == object->shadow;
 }
 
 static void
@@ -158,7 +155,7 @@ begin(const struct memory *object, struct memory_storage *storage)
 	info->path = documents_text(path_of(object));
 	info->kind = documents_text(kind_of(object));
 	if (object->space)
-		info->gpu = uuid_text(gpu_space_uuid(object->space), storage->uuid);
+		info->gpu = cuda_uuid_text(gpu_space_uuid(object->space), storage->uuid);
 	info->address = object->base;
 }
 

@@ -124,6 +124,7 @@ fill_stage(const struct host *host, Tensorhub__V1__RdmaInfo *info)
 	stage_status(rdma_stage(rdma), &status);
 	info->stage_budget = status.budget_bytes;
 	info->stage_bytes = status.bytes;
+	info->stage_on_gpus = status.bytes_on_gpus;
 	info->stage_in_use = status.bytes_in_use;
 	info->stage_refused = status.refused;
 }

@@ -88,6 +88,16 @@ stop_signal(void *arg, int number)
 	begin(host);
 }
 
+/* A worker frees GPU memory when it hears of it: soon, for a process that keeps that is killed. */
+static bool
+owes_closed(const struct host *host)
+{
+	const struct session *session = host->sessions;
+	while (session && !session->owes_closed)
+		session = session->hh.next;
+	return session != NULL;
+}
+
 bool
 stop_finished(struct host *host, int64_t now_ns)
 {
@@ -96,7 +106,9 @@ stop_finished(struct host *host, int64_t now_ns)
 	bool idle = legs_out_running(host) == 0;
 	if (idle && HASH_COUNT(host->sessions) == 0)
 		return true;
-	if (idle && (!host->attached || now_ns >= host->farewell_ns))
+	if (idle && now_ns >= host->farewell_ns)
+		return true;
+	if (idle && !host->attached && !owes_closed(host))
 		return true;
 	if (now_ns < host->stop_ns)
 		return false;

@@ -210,15 +210,25 @@ tensors_new(const struct tensors_rows *rows, const struct memory_set *memory, st
 
 /* ---- without a worker ------------------------------------------------------------------------ */
 
-/* Where a row begins, behind the one before it: whole lines of the cache. */
+/*
+ * Large rows begin with a line of the cache. Small ones follow each other without a gap, as in
+ * their chunks: a chunk lies in one piece, so one request of a GPU fills it.
+ */
 #define ROW_ALIGNMENT UINT64_C(64)
+
+static bool
+place_row(uint64_t end, const struct manifest_row *row, uint64_t *ret_at)
+{
+	*ret_at = end;
+	return row->bytes < MANIFEST_SMALL_BYTES || th_align_up_u64(end, ROW_ALIGNMENT, ret_at);
+}
 
 static int
 measure(const struct manifest *manifest, struct th_err *err, uint64_t *ret_bytes)
 {
 	uint64_t end = 0;
 	for (uint32_t row = 0; row < manifest->num_rows; row++) {
-		if (!th_align_up_u64(end, ROW_ALIGNMENT, &end) ||
+		if (!place_row(end, &manifest->rows[row], &end) ||
 			!th_add_u64(end, manifest->rows[row].bytes, &end))
 			return th_fail(err, TH_E_LIMIT, "the tensors are too large");
 	}
@@ -265,17 +275,17 @@ tensors_of_manifest(const uint8_t *data, size_t bytes, struct th_err *err,
 }
 
 void
-tensors_place(struct tensors *tensors, uint8_t *memory, struct access *file)
+tensors_place(struct tensors *tensors, uint8_t *memory, struct access *file, struct gpus_host *host)
 {
 	uint64_t at = 0;
 	for (uint32_t row = 0; row < tensors->manifest.num_rows; row++) {
 		uint64_t bytes = tensors->manifest.rows[row].bytes;
 		/* tensors_of_manifest has found that the sum fits. */
-		at = (at + ROW_ALIGNMENT - 1) & ~(ROW_ALIGNMENT - 1);
+		(void)place_row(at, &tensors->manifest.rows[row], &at);
 		tensors->places[row] = (struct xfer_place){0};
 		if (bytes > 0)
 			tensors->places[row] = (struct xfer_place){
-				.data = memory + at, .access = file, .place = at};
+				.data = memory + at, .access = file, .place = at, .host = host};
 		at += bytes;
 	}
 }

@@ -58,12 +58,13 @@ int tensors_new(const struct tensors_rows *rows, const struct memory_set *memory
 	struct th_err *err, struct tensors **ret_tensors);
 /*
  * The same of an encoded manifest, for memory that nobody has laid out yet: *ret_bytes of it are
- * needed, and tensors_place says where they begin, in memory and in the file that is mapped there
- * (borrowed; may be NULL).
+ * needed, and tensors_place says where they begin, in memory, in the file that is mapped there and
+ * for GPUs that reach it (both borrowed; may be NULL).
  */
 int tensors_of_manifest(const uint8_t *data, size_t bytes, struct th_err *err,
 	struct tensors **ret_tensors, uint64_t *ret_bytes);
-void tensors_place(struct tensors *tensors, uint8_t *memory, struct access *file);
+void tensors_place(
+	struct tensors *tensors, uint8_t *memory, struct access *file, struct gpus_host *host);
 void tensors_free(struct tensors *tensors); /* NULL: nothing */
 
 #endif

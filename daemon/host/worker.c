@@ -399,6 +399,7 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 		[FDMSG_PROCESS] = {"copy",
 			"memory of the process, read and written by its address"},
 		[FDMSG_DMABUF] = {"dma-buf", "GPU memory as NICs reach it"},
+		[FDMSG_SHADOW] = {"direct", "a memfd to which the worker copies GPU memory"},
 	};
 	struct fdmsg_memory_id answer = {.token = message->token};
 	const struct memory_limits limits = memory_limits(session);
@@ -406,7 +407,7 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 	int rc = take_memory(*fd >= 0, &err);
 	if (rc == 0)
 		rc = memory_add(&session->memory, message, fd, &limits, &err, &answer.id);
-	if (rc == 0 && message->kind == FDMSG_MEMFD)
+	if (rc == 0 && (message->kind == FDMSG_MEMFD || message->kind == FDMSG_SHADOW))
 		th_fd_close(fd); /* its close never waits */
 	if (rc == 0) {
 		snprintf(answer.path, sizeof(answer.path), "%s", ways[message->kind].path);
@@ -461,20 +462,31 @@ on_close(struct session *session, const struct fdmsg_close *message)
 }
 
 void
-worker_closed(struct session *session, int code, const char *text)
+worker_say_closed(struct session *session, int code, const char *text)
 {
 	char label[SESSION_LABEL_BYTES];
-	if (session->state != SESSION_CLOSING)
-		return;
 	struct fdmsg_refused closed = {.code = code};
 	snprintf(closed.text, sizeof(closed.text), "%s", text);
-	if (code != 0)
-		session->state = SESSION_OPEN;
 	log_info("session", "worker closed session=%" PRIu64 " shard=%s code=%s%s%s", session->id,
 		session_label(session, label), code == 0 ? "0" : th_errname(code),
 		code == 0 ? "" : " reason=", code == 0 ? "" : text);
 	TH_FP(agent_closed);
 	say(session, FDMSG_CLOSED, &closed, sizeof(closed), NULL, 0);
+}
+
+void
+worker_closed(struct session *session, int code, const char *text)
+{
+	if (session->state != SESSION_CLOSING)
+		return;
+	const struct registration *registration = &session->registration;
+	/* Its worker frees GPU memory next: it hears of the end when the agent keeps none. */
+	session->owes_closed = code == 0 && (session->memory.hold || registration->wait ||
+						    registration->stays.code != 0);
+	if (code != 0)
+		session->state = SESSION_OPEN;
+	if (!session->owes_closed)
+		worker_say_closed(session, code, text);
 }
 
 /* ---- receiving ------------------------------------------------------------------------------ */

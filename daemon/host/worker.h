@@ -33,5 +33,6 @@ void worker_opened(struct session *session, int code, const char *text);
 /* The session is over but for its close: every other call answers this. */
 void worker_end(struct session *session, int code, const char *text);
 void worker_closed(struct session *session, int code, const char *text);
+void worker_say_closed(struct session *session, int code, const char *text);
 
 #endif

@@ -232,6 +232,7 @@ struct ctl_close {
 	uint64_t sid;
 	bool died;           /* the worker is gone: the part was not given up by its owner */
 	bool broke_contract; /* it has written to what it had published */
+	bool unreadable;     /* nobody can read what it holds, nor will be able to */
 	bool abandon;        /* whatever happens to the version */
 	int64_t timeout_ns;
 };

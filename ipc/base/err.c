@@ -70,6 +70,8 @@ th_fail(struct th_err *err, int code, const char *format, ...)
 		text[0] = '\0';
 	else if ((size_t)length >= sizeof(text))
 		text[th_utf8_cut(text, sizeof(text) - 1)] = '\0';
+	/* It quotes names that were cut, and what others sent. */
+	th_utf8_clean(text, strlen(text));
 	memcpy(err->text, text, strlen(text) + 1);
 	err->code = code;
 	return code;

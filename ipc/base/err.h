@@ -65,7 +65,8 @@ const char *th_errname(int code);
 
 /*
  * Fills *err (which may be NULL) with code and the formatted sentence, cut at TH_SENTENCE_BYTES on
- * a UTF-8 boundary, and returns code: `return th_fail(err, TH_E_LIMIT, "...", ...)`.
+ * a UTF-8 boundary and without what a terminal must not be given (th_utf8_clean), and returns code:
+ * `return th_fail(err, TH_E_LIMIT, "...", ...)`.
  */
 int th_fail(struct th_err *err, int code, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));

@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 void
@@ -40,5 +41,17 @@ th_fd_nonblock(int fd)
 
 	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
 		return -errno;
+	return 0;
+}
+
+/* lseek would ask a file system that is a process (FUSE), and wait for who else seeks. */
+int
+th_fd_bytes(int fd, uint64_t *ret_bytes)
+{
+	struct statx st;
+
+	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_SIZE, &st) < 0)
+		return -errno;
+	*ret_bytes = st.stx_size;
 	return 0;
 }

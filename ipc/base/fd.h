@@ -7,6 +7,8 @@
 #ifndef TH_IPC_BASE_FD_H
 #define TH_IPC_BASE_FD_H
 
+#include <stdint.h>
+
 /* Closes *fd unless it is -1, sets it to -1 and keeps errno: for cleanup after a failure. */
 void th_fd_close(int *fd);
 
@@ -15,5 +17,11 @@ int th_fd_move(int *fd);
 
 /* 0 or -errno. */
 int th_fd_nonblock(int fd);
+
+/*
+ * Of how many bytes it is, by the kernel's own memory: never waits, whatever file system or process
+ * is behind it. A dma-buf tells its size that way, too. 0 or -errno.
+ */
+int th_fd_bytes(int fd, uint64_t *ret_bytes);
 
 #endif

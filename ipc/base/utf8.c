@@ -93,3 +93,16 @@ th_utf8_cut(const char *text, size_t len)
 	}
 	return len;
 }
+
+void
+th_utf8_clean(char *text, size_t len)
+{
+	for (size_t at = 0; at < len;) {
+		size_t count = th_utf8_char(text + at, len - at);
+		if (count == 0 || th_utf8_is_control(text + at, count)) {
+			text[at] = '?';
+			count = 1;
+		}
+		at += count;
+	}
+}

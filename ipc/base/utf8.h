@@ -19,6 +19,9 @@ bool th_utf8_is_control(const char *text, size_t char_bytes);
 
 bool th_utf8_valid(const char *text, size_t len);
 
+/* In place: each byte that is no text, and what terminals obey, becomes a question mark. */
+void th_utf8_clean(char *text, size_t len);
+
 /* The longest length <= len at which text does not end in the middle of a character. */
 size_t th_utf8_cut(const char *text, size_t len);
 

@@ -4,10 +4,24 @@
  */
 #include "ipc/cuda/handle.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "ipc/base/fd.h"
+#include "ipc/cuda/context.h"
+
+char *
+cuda_uuid_text(const uint8_t uuid[16], char ret_text[CUDA_UUID_TEXT_BYTES])
+{
+	size_t at = (size_t)snprintf(ret_text, CUDA_UUID_TEXT_BYTES, "GPU-");
+	for (int i = 0; i < 16; i++) {
+		const char *dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
+		at += (size_t)snprintf(
+			ret_text + at, CUDA_UUID_TEXT_BYTES - at, "%s%02x", dash, uuid[i]);
+	}
+	return ret_text;
+}
 
 static int
 refuse(const struct cuda *cuda, CUresult result, const char *call, const struct cuda_piece *piece,
@@ -19,20 +33,16 @@ refuse(const struct cuda *cuda, CUresult result, const char *call, const struct 
 }
 
 static int
-make_legacy(const struct cuda *cuda, const struct cuda_piece *piece, struct cuda_handle *handle,
-	struct th_err *err)
+make_legacy(const struct cuda *cuda, int device, const struct cuda_piece *piece,
+	struct cuda_handle *handle, struct th_err *err)
 {
-	CUcontext context = NULL;
+	struct cuda_context context;
 	CUipcMemHandle made;
-	CUresult result =
-		cuda->cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, piece->base);
-	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuPointerGetAttribute", piece, err);
-	result = cuda->cuCtxPushCurrent(context);
-	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuCtxPushCurrent", piece, err);
-	result = cuda->cuIpcGetMemHandle(&made, piece->base);
-	cuda->cuCtxPopCurrent(&context);
+	int rc = cuda_context_enter(cuda, device, piece->base, &context, err);
+	if (rc < 0)
+		return rc;
+	CUresult result = cuda->cuIpcGetMemHandle(&made, piece->base);
+	cuda_context_leave(&context);
 	if (result != CUDA_SUCCESS)
 		return refuse(cuda, result, "cuIpcGetMemHandle", piece, err);
 	memcpy(handle->data, &made, sizeof(made));
@@ -99,7 +109,7 @@ cuda_handle_make(const struct cuda *cuda, int device, const struct cuda_piece *p
 	handle.id = piece->id;
 	switch (piece->kind) {
 	case CUDA_KIND_LEGACY:
-		rc = make_legacy(cuda, piece, &handle, err);
+		rc = make_legacy(cuda, device, piece, &handle, err);
 		break;
 	case CUDA_KIND_CHUNK:
 	case CUDA_KIND_CHUNKS:
@@ -128,6 +138,7 @@ cuda_dmabuf_make(const struct cuda *cuda, int device, CUdeviceptr address, uint6
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	CUdeviceptr from = address / page * page, to = 0;
+	struct cuda_context context;
 	int supported = 0, fd = -1;
 	CUresult result = cuda->cuDeviceGetAttribute(
 		&supported, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, device);
@@ -140,8 +151,12 @@ cuda_dmabuf_make(const struct cuda *cuda, int device, CUdeviceptr address, uint6
 		return th_fail(err, TH_E_INVALID, "0x%llx has no %llu bytes behind it", address,
 			(unsigned long long)bytes);
 	to = to / page * page;
+	int rc = cuda_context_enter(cuda, device, address, &context, err);
+	if (rc < 0)
+		return rc;
 	result = cuda->cuMemGetHandleForAddressRange(
 		&fd, from, (size_t)(to - from), CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+	cuda_context_leave(&context);
 	if (result != CUDA_SUCCESS)
 		return th_fail(err, TH_E_MEMORY_KIND,
 			"no dma-buf for the %llu bytes of GPU memory at 0x%llx: %s",

@@ -4,12 +4,17 @@
  *
  * cuPointerGetAttributes answers zeroes for an address that is not the driver's. The attributes
  * that its documentation does not name are asked for one by one, and only of addresses that are.
+ * Those of ranges may be refused to a thread without a context (kvcache-ai/Mooncake 2034): one of
+ * the framework's is current meanwhile. Where it has none, the driver is asked all the same.
  */
 #include "ipc/cuda/memory.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "ipc/base/fd.h"
+#include "ipc/cuda/context.h"
 
 void
 cuda_memory_init(struct cuda_memory *memory, int device)
@@ -126,7 +131,9 @@ refuse(const struct cuda *cuda, CUresult result, CUdeviceptr address, struct th_
 			"0x%llx cannot be GPU memory: CUDA is not initialized in this process; a "
 			"child of fork() has none, start it with spawn",
 			address);
-	return th_fail(err, TH_E_INVALID, "the CUDA driver cannot say what lies at 0x%llx: %s",
+	return th_fail(err, TH_E_MEMORY_KIND,
+		"the CUDA driver cannot say what lies at 0x%llx: %s; where the GPU or its context "
+		"in this process has failed, only a new process can use it",
 		address, cuda_result_name(cuda, result));
 }
 
@@ -141,7 +148,8 @@ check(const struct cuda_memory *memory, CUdeviceptr address, const unsigned long
 			address);
 	if (values[TYPE] != CU_MEMORYTYPE_DEVICE)
 		return th_fail(err, TH_E_INVALID,
-			"0x%llx is no GPU memory of this process: it was freed, or never was",
+			"0x%llx is no GPU memory of this process: it was freed, or never was; "
+			"tensors stay allocated until thc_unregister has returned",
 			address);
 	if (values[MANAGED])
 		return th_fail(err, TH_E_MEMORY_KIND,
@@ -154,8 +162,9 @@ check(const struct cuda_memory *memory, CUdeviceptr address, const unsigned long
 			"registers",
 			address);
 	if ((int)values[ORDINAL] != memory->device)
-		return th_fail(err, TH_E_INVALID, "0x%llx lies on GPU %d, not on GPU %d", address,
-			(int)values[ORDINAL], memory->device);
+		return th_fail(err, TH_E_INVALID,
+			"0x%llx lies on GPU %d, not on GPU %d: the tensor's device has to be %d",
+			address, (int)values[ORDINAL], memory->device, (int)values[ORDINAL]);
 	return 0;
 }
 
@@ -168,6 +177,15 @@ is_foreign(const struct cuda *cuda, CUdeviceptr address)
 		return true;
 	cuda->cuMemRelease(handle);
 	return false;
+}
+
+static int
+refuse_foreign(CUdeviceptr address, struct th_err *err)
+{
+	return th_fail(err, TH_E_MEMORY_KIND,
+		"0x%llx is memory of another process, opened here by a handle: it is registered "
+		"in the process that allocated it",
+		address);
 }
 
 /* The part of the memory at the address for which one handle is made. */
@@ -189,10 +207,7 @@ ask_piece(const struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr
 		.id = values[BUFFER]};
 	bool exportable = values[TYPES] & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 	if (!values[LEGACY] && !values[POOL] && !exportable && is_foreign(cuda, address))
-		return th_fail(err, TH_E_MEMORY_KIND,
-			"0x%llx is memory of another process, opened here by a handle: it is "
-			"registered in the process that allocated it",
-			address);
+		return refuse_foreign(address, err);
 	if (values[LEGACY]) {
 		piece.kind = CUDA_KIND_LEGACY;
 	} else if (values[POOL]) {
@@ -255,53 +270,113 @@ insert(struct cuda_memory *memory, const struct cuda_piece *piece, struct th_err
 	return 0;
 }
 
+static int
+add_at(struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr address,
+	struct cuda_piece *ret_piece, struct th_err *err)
+{
+	int rc = ask_piece(memory, cuda, address, ret_piece, err);
+	return rc == 0 ? insert(memory, ret_piece, err) : rc;
+}
+
+/* The bytes from `at` on that lie in the piece; 0: it does not go on where they do. */
+static uint64_t
+part_of(const struct cuda_piece *piece, CUdeviceptr at, CUdeviceptr end)
+{
+	uint64_t rest = piece->bytes - (at - piece->base);
+	if (rest >= end - at)
+		return end - at;
+	return piece->mapped ? rest : 0;
+}
+
+/* One context for all pieces that are new: to enter one is as many calls as to ask for one. */
 int
 cuda_memory_add(struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr address,
 	uint64_t bytes, struct th_err *err)
 {
 	CUdeviceptr at = address, end = 0;
+	struct cuda_context context;
+	bool entered = false, asked = false;
+	int rc = 0;
 	if (__builtin_add_overflow(address, bytes, &end))
 		return th_fail(err, TH_E_INVALID, "0x%llx has no %llu bytes behind it", address,
 			(unsigned long long)bytes);
-	while (at < end) {
+	while (rc == 0 && at < end) {
 		const struct cuda_piece *known = cuda_memory_find(memory, at);
 		struct cuda_piece piece;
 		if (known) {
 			piece = *known;
 		} else {
-			int rc = ask_piece(memory, cuda, at, &piece, err);
-			if (rc == 0)
-				rc = insert(memory, &piece, err);
-			if (rc < 0)
-				return rc;
+			struct th_err none;
+			if (!asked)
+				entered = cuda_context_enter(
+						  cuda, memory->device, at, &context, &none) == 0;
+			asked = true;
+			rc = add_at(memory, cuda, at, &piece, err);
 		}
-		uint64_t rest = piece.bytes - (at - piece.base);
-		if (rest < end - at && !piece.mapped)
-			return th_fail(err, TH_E_INVALID,
-				"the %llu bytes at 0x%llx end %llu bytes behind their allocation",
+		uint64_t part = rc == 0 ? part_of(&piece, at, end) : 0;
+		if (rc == 0 && part == 0)
+			rc = th_fail(err, TH_E_INVALID,
+				"the %llu bytes at 0x%llx end %llu bytes behind their allocation: "
+				"the address or the shape is another tensor's",
 				(unsigned long long)bytes, address,
-				(unsigned long long)(end - at - rest));
-		at = rest < end - at ? at + rest : end;
+				(unsigned long long)(end - piece.base - piece.bytes));
+		at += part;
 	}
+	if (entered)
+		cuda_context_leave(&context);
+	return rc;
+}
+
+/* No attribute tells whose pool it is. It is an imported one that is there and gives no handle; one
+ * that was destroyed before its memory takes no access either. */
+int
+cuda_memory_check_pool(
+	const struct cuda *cuda, int device, const struct cuda_piece *piece, struct th_err *err)
+{
+	const CUmemAccessDesc as_it_is = {
+		{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUmemoryPool pool = NULL;
+	int fd = -1;
+	if (piece->kind != CUDA_KIND_POOL ||
+		cuda->cuPointerGetAttribute(
+			&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, piece->base) != CUDA_SUCCESS)
+		return 0;
+	CUresult result = cuda->cuMemPoolExportToShareableHandle(
+		&fd, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+	if (result == CUDA_SUCCESS)
+		th_fd_close(&fd);
+	if (result == CUDA_ERROR_INVALID_VALUE &&
+		cuda->cuMemPoolSetAccess(pool, &as_it_is, 1) == CUDA_SUCCESS)
+		return refuse_foreign(piece->base, err);
 	return 0;
 }
 
-bool
-cuda_piece_same(const struct cuda *cuda, const struct cuda_piece *piece)
+static bool
+is_same(const struct cuda *cuda, const struct cuda_piece *piece, CUresult *ret_result)
 {
 	unsigned long long id = 0;
-	CUresult result = ask(cuda,
+	*ret_result = ask(cuda,
 		piece->mapped ? CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID
 			      : CU_POINTER_ATTRIBUTE_BUFFER_ID,
 		piece->base, &id);
-	return result == CUDA_SUCCESS && id == piece->id;
+	return *ret_result == CUDA_SUCCESS && id == piece->id;
 }
 
 const struct cuda_piece *
-cuda_memory_stale(const struct cuda_memory *memory, const struct cuda *cuda)
+cuda_memory_stale(const struct cuda_memory *memory, const struct cuda *cuda, CUresult *ret_result)
 {
-	for (size_t i = 0; i < memory->count; i++)
-		if (!cuda_piece_same(cuda, &memory->pieces[i]))
-			return &memory->pieces[i];
-	return NULL;
+	const struct cuda_piece *stale = NULL;
+	struct cuda_context context;
+	struct th_err none;
+	if (memory->count == 0)
+		return NULL;
+	/* As when they were added: the answer must not depend on the thread that asks. */
+	bool entered = cuda_context_enter(
+			       cuda, memory->device, memory->pieces[0].base, &context, &none) == 0;
+	for (size_t i = 0; i < memory->count && !stale; i++)
+		if (!is_same(cuda, &memory->pieces[i], ret_result))
+			stale = &memory->pieces[i];
+	if (entered)
+		cuda_context_leave(&context);
+	return stale;
 }

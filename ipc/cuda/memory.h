@@ -7,8 +7,8 @@
  * into one range (torch's expandable segments). The kind comes from the driver's attributes alone:
  * which allocator it was, or what a framework's settings say, is never asked.
  *
- * Creates no context and needs none. Not thread safe: one owner. Does not end the process when
- * memory is short, for it runs in the worker's.
+ * Creates no context, and asks in one of the framework's where there is one. Not thread safe: one
+ * owner. Does not end the process when memory is short, for it runs in the worker's.
  */
 #ifndef TH_IPC_CUDA_MEMORY_H
 #define TH_IPC_CUDA_MEMORY_H
@@ -48,21 +48,28 @@ void cuda_memory_end(struct cuda_memory *memory);
 /*
  * Makes sure that all of [address, address + bytes) is in pieces; asks the driver only where it is
  * not yet. 0, or with a sentence: TH_E_INVALID for what is no memory of this GPU, TH_E_MEMORY_KIND
- * for managed memory, -ENOMEM. What was added before a failure stays.
+ * for managed memory and where the driver does not answer, -ENOMEM. What was added before a failure
+ * stays.
  */
 int cuda_memory_add(struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr address,
 	uint64_t bytes, struct th_err *err);
 
+/*
+ * TH_E_MEMORY_KIND with a sentence: the piece is of another process's pool, opened here. Has a
+ * descriptor meanwhile, which a child of fork would keep. Of mapped chunks the driver tells no such
+ * thing: an imported one is a reference of its own, and is given away as such.
+ */
+int cuda_memory_check_pool(
+	const struct cuda *cuda, int device, const struct cuda_piece *piece, struct th_err *err);
+
 /* The piece that the address lies in; NULL. Until the next cuda_memory_add. */
 const struct cuda_piece *cuda_memory_find(const struct cuda_memory *memory, CUdeviceptr address);
 
-/* Its memory is what it was when it was added: one call of the driver. */
-bool cuda_piece_same(const struct cuda *cuda, const struct cuda_piece *piece);
-
 /* The first piece whose memory is not what it was when it was added (freed, asleep, or another one
- * at the same address); NULL: all are. One call of the driver a piece. */
+ * at the same address; or the driver answers something else); NULL: all are. *ret_result is what
+ * the driver said of it. One call of the driver a piece. */
 const struct cuda_piece *cuda_memory_stale(
-	const struct cuda_memory *memory, const struct cuda *cuda);
+	const struct cuda_memory *memory, const struct cuda *cuda, CUresult *ret_result);
 
 /* "cudaMalloc", "chunks of a range"... */
 const char *cuda_kind_name(enum cuda_kind kind);

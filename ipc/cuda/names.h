@@ -194,7 +194,6 @@
 	X(cuInit, 2000, (unsigned flags))                                                          \
 	X(cuDriverGetVersion, 2020, (int *version))                                                \
 	X(cuGetErrorName, 6000, (CUresult result, const char **name))                              \
-	X(cuGetErrorString, 6000, (CUresult result, const char **text))                            \
 	/* devices */                                                                              \
 	X(cuDeviceGetCount, 2000, (int *count))                                                    \
 	X(cuDeviceGet, 2000, (CUdevice * device, int ordinal))                                     \
@@ -209,45 +208,32 @@
 	X(cuDevicePrimaryCtxRelease, 11000, (CUdevice device))                                     \
 	X(cuDevicePrimaryCtxSetFlags, 11000, (CUdevice device, unsigned flags))                    \
 	X(cuDevicePrimaryCtxGetState, 7000, (CUdevice device, unsigned *flags, int *active))       \
-	X(cuCtxCreate, 3020, (CUcontext * context, unsigned flags, CUdevice device))               \
-	X(cuCtxDestroy, 4000, (CUcontext context))                                                 \
 	X(cuCtxPushCurrent, 4000, (CUcontext context))                                             \
 	X(cuCtxPopCurrent, 4000, (CUcontext * context))                                            \
 	X(cuCtxSetCurrent, 4000, (CUcontext context))                                              \
 	X(cuCtxGetCurrent, 4000, (CUcontext * context))                                            \
 	X(cuCtxGetDevice, 2000, (CUdevice * device))                                               \
-	X(cuCtxSynchronize, 2000, (void))                                                          \
 	X(cuCtxGetStreamPriorityRange, 5050, (int *least, int *greatest))                          \
-	X(cuCtxEnablePeerAccess, 4000, (CUcontext peer, unsigned flags))                           \
 	/* what an address is */                                                                   \
 	X(cuPointerGetAttribute, 4000,                                                             \
 		(void *value, CUpointer_attribute attribute, CUdeviceptr address))                 \
 	X(cuPointerGetAttributes, 7000,                                                            \
 		(unsigned count, CUpointer_attribute *attributes, void **values,                   \
 			CUdeviceptr address))                                                      \
-	X(cuPointerSetAttribute, 6000,                                                             \
-		(const void *value, CUpointer_attribute attribute, CUdeviceptr address))           \
 	X(cuMemGetAddressRange, 3020, (CUdeviceptr * base, size_t * bytes, CUdeviceptr address))   \
-	X(cuMemGetInfo, 3020, (size_t * free_bytes, size_t * total_bytes))                         \
 	/* legacy memory, and its handles for other processes */                                   \
-	X(cuMemAlloc, 3020, (CUdeviceptr * address, size_t bytes))                                 \
 	X(cuMemFree, 3020, (CUdeviceptr address))                                                  \
 	X(cuIpcGetMemHandle, 4010, (CUipcMemHandle * handle, CUdeviceptr address))                 \
 	X(cuIpcOpenMemHandle, 11000,                                                               \
 		(CUdeviceptr * address, CUipcMemHandle handle, unsigned flags))                    \
 	X(cuIpcCloseMemHandle, 4010, (CUdeviceptr address))                                        \
 	/* memory in physical chunks that are mapped to reserved addresses */                      \
-	X(cuMemGetAllocationGranularity, 10020,                                                    \
-		(size_t * bytes, const CUmemAllocationProp *properties,                            \
-			CUmemAllocationGranularity_flags option))                                  \
 	X(cuMemCreate, 10020,                                                                      \
 		(CUmemGenericAllocationHandle * handle, size_t bytes,                              \
 			const CUmemAllocationProp *properties, unsigned long long flags))          \
 	X(cuMemRelease, 10020, (CUmemGenericAllocationHandle handle))                              \
 	X(cuMemRetainAllocationHandle, 11000,                                                      \
 		(CUmemGenericAllocationHandle * handle, void *address))                            \
-	X(cuMemGetAllocationPropertiesFromHandle, 10020,                                           \
-		(CUmemAllocationProp * properties, CUmemGenericAllocationHandle handle))           \
 	X(cuMemExportToShareableHandle, 10020,                                                     \
 		(void *shareable, CUmemGenericAllocationHandle handle,                             \
 			CUmemAllocationHandleType type, unsigned long long flags))                 \
@@ -268,12 +254,7 @@
 		(void *handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,       \
 			unsigned long long flags))                                                 \
 	/* memory pools */                                                                         \
-	X(cuMemPoolCreate, 11020, (CUmemoryPool * pool, const CUmemPoolProps *properties))         \
 	X(cuMemPoolDestroy, 11020, (CUmemoryPool pool))                                            \
-	X(cuDeviceGetDefaultMemPool, 11020, (CUmemoryPool * pool, CUdevice device))                \
-	X(cuMemAllocFromPoolAsync, 11020,                                                          \
-		(CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream))         \
-	X(cuMemFreeAsync, 11020, (CUdeviceptr address, CUstream stream))                           \
 	X(cuMemPoolSetAccess, 11020,                                                               \
 		(CUmemoryPool pool, const CUmemAccessDesc *access, size_t count))                  \
 	X(cuMemPoolExportToShareableHandle, 11020,                                                 \
@@ -285,41 +266,29 @@
 	X(cuMemPoolExportPointer, 11020, (CUmemPoolPtrExportData * data, CUdeviceptr address))     \
 	X(cuMemPoolImportPointer, 11020,                                                           \
 		(CUdeviceptr * address, CUmemoryPool pool, CUmemPoolPtrExportData * data))         \
-	/* managed memory, which is refused, and host memory */                                    \
-	X(cuMemAllocManaged, 6000, (CUdeviceptr * address, size_t bytes, unsigned flags))          \
+	/* host memory */                                                                          \
 	X(cuMemHostRegister, 6050, (void *data, size_t bytes, unsigned flags))                     \
 	X(cuMemHostUnregister, 4000, (void *data))                                                 \
-	X(cuMemHostGetDevicePointer, 3020,                                                         \
-		(CUdeviceptr * address, void *data, unsigned flags))                               \
+	X(cuMemHostGetDevicePointer, 3020, (CUdeviceptr * address, void *data, unsigned flags))    \
 	/* streams and events */                                                                   \
 	X(cuStreamCreateWithPriority, 5050, (CUstream * stream, unsigned flags, int priority))     \
 	X(cuStreamDestroy, 4000, (CUstream stream))                                                \
 	X(cuStreamQuery, 2000, (CUstream stream))                                                  \
 	X(cuStreamSynchronize, 2000, (CUstream stream))                                            \
-	X(cuStreamWaitEvent, 3020, (CUstream stream, CUevent event, unsigned flags))               \
 	X(cuEventCreate, 2000, (CUevent * event, unsigned flags))                                  \
-	X(cuEventDestroy, 4000, (CUevent event))                                                   \
 	X(cuEventRecord, 2000, (CUevent event, CUstream stream))                                   \
-	X(cuEventQuery, 2000, (CUevent event))                                                     \
 	X(cuEventSynchronize, 2000, (CUevent event))                                               \
 	/* copies */                                                                               \
-	X(cuMemcpyHtoD, 3020, (CUdeviceptr to, const void *from, size_t bytes))                    \
-	X(cuMemcpyDtoH, 3020, (void *to, CUdeviceptr from, size_t bytes))                          \
-	X(cuMemcpyDtoD, 3020, (CUdeviceptr to, CUdeviceptr from, size_t bytes))                    \
 	X(cuMemsetD8, 3020, (CUdeviceptr to, unsigned char value, size_t bytes))                   \
 	X(cuMemcpyHtoDAsync, 3020,                                                                 \
 		(CUdeviceptr to, const void *from, size_t bytes, CUstream stream))                 \
 	X(cuMemcpyDtoHAsync, 3020, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))    \
 	X(cuMemcpyDtoDAsync, 3020,                                                                 \
 		(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                 \
-	X(cuMemcpyPeerAsync, 4000,                                                                 \
-		(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,   \
-			size_t bytes, CUstream stream))                                            \
 	/* kernels */                                                                              \
 	X(cuModuleLoadData, 2000, (CUmodule * module, const void *image))                          \
 	X(cuModuleUnload, 2000, (CUmodule module))                                                 \
-	X(cuModuleGetFunction, 2000,                                                               \
-		(CUfunction * function, CUmodule module, const char *name))                        \
+	X(cuModuleGetFunction, 2000, (CUfunction * function, CUmodule module, const char *name))   \
 	X(cuLaunchKernel, 4000,                                                                    \
 		(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,           \
 			unsigned block_x, unsigned block_y, unsigned block_z,                      \

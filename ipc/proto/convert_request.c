@@ -196,6 +196,7 @@ out_short(struct convert_arena *arena, const struct ctl_request *request,
 		message->close->sid = request->u.close.sid;
 		message->close->died = request->u.close.died;
 		message->close->broke_contract = request->u.close.broke_contract;
+		message->close->unreadable = request->u.close.unreadable;
 		message->close->abandon = request->u.close.abandon;
 		message->close->timeout_ns = request->u.close.timeout_ns;
 	}
@@ -450,6 +451,7 @@ in_close(struct convert_in *in, const Tensorhub__V1__Close *body, struct ctl_clo
 		.sid = body->sid,
 		.died = body->died,
 		.broke_contract = body->broke_contract,
+		.unreadable = body->unreadable,
 		.abandon = body->abandon,
 		.timeout_ns = body->timeout_ns,
 	};

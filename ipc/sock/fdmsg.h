@@ -124,13 +124,15 @@ struct fdmsg_session {
  *   PROCESS  /proc/self/mem of the worker, opened for reading and writing: any other memory
  *            ("copy"). offset equals base. One message may span all private memory of the process;
  *            only what a registration names is ever touched. It ends with the process.
+ *   SHADOW   as MEMFD: the worker keeps a copy of GPU memory there that the agent does not reach.
+ *            Of an agent with FDMSG_FEATURE_GPU.
  *   DMABUF   the way of a NIC to GPU memory that GPU messages share. Never named by rows: what
  *            lies between base and base + bytes is found by its address. offset: of base in it.
  *
  * A descriptor that is open for reading only, or sealed against writing, may be registered and
  * published; as a destination it is refused by the operation (TH_E_MEMORY_KIND).
  */
-enum fdmsg_memory_kind { FDMSG_MEMFD = 1, FDMSG_FILE, FDMSG_PROCESS, FDMSG_DMABUF };
+enum fdmsg_memory_kind { FDMSG_MEMFD = 1, FDMSG_FILE, FDMSG_PROCESS, FDMSG_DMABUF, FDMSG_SHADOW };
 
 struct fdmsg_memory {
 	uint32_t token, kind;

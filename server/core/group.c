@@ -514,16 +514,27 @@ group_evict(struct refsrv *server, struct group *group, const char *text, bool f
 	break_group(server, group, TH_E_EVICTED, EVENT_WARN, "", text, !force);
 }
 
+/* What was kept of a broken group to be copied cannot be read any more. */
+static void
+rescue_fails(struct refsrv *server, const struct group *group, const char *why)
+{
+	if (group->copy == NULL || !group->copy->rescued)
+		return;
+	risk_lost(server, group->copy, why);
+	keep_rescue_stop(server, group->copy);
+}
+
 static void
 leave(struct refsrv *server, struct member *member, const struct ctl_close *close)
 {
 	const struct agent *agent = member->agent;
+	bool unreadable = close->broke_contract || close->unreadable;
 	/* An agent that ends closes what its workers have not, who claim what they claimed. */
 	bool ends = close->abandon && agent->leaving;
 	bool crashed = close->died || close->broke_contract || ends;
-	enum event_severity severity = close->broke_contract   ? EVENT_ERROR
-				       : (close->died || ends) ? EVENT_WARN
-							       : EVENT_INFO;
+	enum event_severity severity = close->broke_contract                 ? EVENT_ERROR
+				       : (close->died || unreadable || ends) ? EVENT_WARN
+									     : EVENT_INFO;
 	struct th_err cause;
 
 	th_fail(&cause, TH_E_GROUP_BROKEN,
@@ -540,7 +551,9 @@ leave(struct refsrv *server, struct member *member, const struct ctl_close *clos
 	keep_close_over(member);
 	member->closed = true;
 	break_group(server, member->group, TH_E_GROUP_BROKEN, severity, agent->info.node,
-		cause.text, close->died || close->abandon);
+		cause.text, (close->died || close->abandon) && !unreadable);
+	if (unreadable)
+		rescue_fails(server, member->group, cause.text);
 	member_settle(server, member);
 }
 
@@ -554,13 +567,20 @@ int
 member_close(struct refsrv *server, struct agent *agent, const struct ctl_close *close,
 	struct th_err *err)
 {
-	struct member *member = member_find(server, agent, close->sid, err);
+	struct member *member = member_lookup(server, close->sid);
 
+	if (member != NULL && member->agent == agent && member->closed && close->unreadable) {
+		/* It was closed while its memory was still there to be rescued. */
+		rescue_fails(server, member->group, "its memory went with its worker");
+		return 0;
+	}
+	member = member_find(server, agent, close->sid, err);
 	if (member == NULL)
 		return err->code;
 	if (member->rejoin != NULL && rejoin_close(server, member, close))
 		return 0;
-	bool may_wait = !close->died && !close->broke_contract && !close->abandon;
+	bool may_wait =
+		!close->died && !close->broke_contract && !close->abandon && !close->unreadable;
 	if (!may_wait || !keep_close(server, member, close->timeout_ns))
 		leave(server, member, close);
 	return 0;
@@ -582,10 +602,7 @@ member_lost(struct refsrv *server, struct member *member, const char *why)
 	member->closed = true;
 	break_group(server, group, TH_E_GROUP_BROKEN, EVENT_WARN, member->agent->info.node,
 		cause.text, false);
-	if (group->copy != NULL && group->copy->rescued) {
-		risk_lost(server, group->copy, cause.text);
-		keep_rescue_stop(server, group->copy);
-	}
+	rescue_fails(server, group, cause.text);
 	struct part *part = copy_part_of(member);
 	if (part != NULL) {
 		/* No proof can come from there, and none is needed: its memory went with it. */

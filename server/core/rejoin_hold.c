@@ -81,8 +81,8 @@ rejoin_close(struct refsrv *server, struct member *member, const struct ctl_clos
 	struct rejoin *rejoin = member->rejoin;
 
 	/* Its group can be read from as a whole only, and goes when the rest does not come. */
-	if (close->broke_contract || close->abandon || th_version_none(rejoin->said.held) ||
-		!model_warming(server, member->group->model))
+	if (close->broke_contract || close->unreadable || close->abandon ||
+		th_version_none(rejoin->said.held) || !model_warming(server, member->group->model))
 		return false;
 	TH_MARK(rejoin_close_held);
 	rejoin->closes = true;

@@ -7,10 +7,11 @@
 `tools/check --gpu` runs it on hardware, and a row below what is wanted fails there; on files the
 figures mean nothing, and it only shows that it runs. A plain copy of the same bytes by the driver,
 in the same process and round, is what rates are compared with. Options: --bytes N (of a replica;
-8 GiB), --rounds N, --only WORD (rows whose name has it), --json FILE, --markdown.
+8 GiB), --rounds N, --only GROUP (see --help), --json FILE, --markdown.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -31,6 +32,7 @@ from cluster import cluster
 HARDWARE = gpus.HARDWARE
 GIB = 1 << 30
 rows = []
+later = []  # rows that wait, while others are measured
 
 
 def row(what, measured, wanted=None, good=None):
@@ -132,12 +134,34 @@ def offload(options):
                 ratio(f"{what}, {kind}", statistics.median(found), pinned, least, text)
 
 
+def unchanged(options):
+    """Updates to a version with the same bytes: nothing moves, each end's GPU hashes all of it."""
+    for what, where in (("same GPU", ("a", "a")), ("two agents", ("a", "b"))):
+        with cluster(has_gpus=True) as c:
+            for name in sorted(set(where)):
+                c.agent(name)
+            w, r, model = pair(c, options.bytes, where=where)
+            r.nbytes = options.bytes
+            base = replicas(w, r, model, options.rounds)
+            r.call("replicate", version="1", timeout=250)
+            rates, reused = [], []
+            for i in range(options.rounds):
+                w.call("unpublish", timeout=60)
+                w.call("publish", version=i + 2, timeout=120)
+                seconds, result = seconds_of(r, "update", timeout=250)
+                rates.append(options.bytes / seconds)
+                reused.append(result["bytes_reused"] / options.bytes)
+            rate, least = statistics.median(rates), min(reused)
+            text = f"{least:.2f} reused, {rate / 1e9:.1f} GB/s, {rate / base:.1f} x into new memory"
+            row(f"update with nothing new, {what}", text, "all reused", least == 1)
+
+
 def two_agents(options):
-    """GPU to GPU and host to host in turns."""
+    """GPU to GPU and host to host in turns, both by TCP."""
     nbytes = options.tcp_bytes
     with cluster(has_gpus=True) as c:
-        c.agent("a")
-        c.agent("b")
+        c.agent("a", args=["-o", "rdma=off"])
+        c.agent("b", args=["-o", "rdma=off"])
         last = c.gpus.count - 1
         found = {}
         sides = {"gpu": ("legacy", "legacy"), "host": ("", "")}
@@ -149,9 +173,9 @@ def two_agents(options):
             for name, (w, r, model) in pairs.items():
                 found.setdefault(name, []).append(replicas(w, r, model, 1))
         best = {name: statistics.median(values) for name, values in found.items()}
-        way = pairs["gpu"][1].transport
-        what = f"two agents, GPU to GPU by {way}"
-        ratio(what, best["gpu"], best["host"], 0.95, "host to host")
+        ways = {r.transport for _, r, _ in pairs.values()}
+        assert ways == {"tcp"}, ways
+        ratio("two agents, GPU to GPU by tcp", best["gpu"], best["host"], 0.95, "host to host")
 
 
 def register(options):
@@ -169,7 +193,8 @@ def register(options):
                 )
                 workers.append(worker)
             w, r = workers
-            times = [w.call("register", timeout=60)]  # the first one opens all
+            # The first one also waits until the agent's process of the GPU has started.
+            first, times = w.call("register", timeout=60), []
             for _ in range(options.rounds):
                 w.call("unregister")
                 times.append(w.call("register", timeout=60))
@@ -184,6 +209,7 @@ def register(options):
                 same = same and r.call("digest") == want
                 w.call("unpublish", timeout=60)
             row(f"register 10,000 tensors, {kind}", measured, "<= 50 ms", worst <= 0.050)
+            row(f"... the first of a GPU, {kind}", f"{first * 1e3:.0f} ms")
             row(f"the same bytes by publish, replicate, update, {kind}", same, "yes", same)
 
 
@@ -207,7 +233,8 @@ def publish(options):
 
 def agent_memory(options):
     """What the agent's processes take: everything but the workers', by the difference."""
-    with cluster(has_gpus=True) as c:
+    with contextlib.ExitStack() as stack:
+        c = stack.enter_context(cluster(has_gpus=True))
         nothing = c.gpus.used(0)
         c.agent("a")
         idle = c.gpus.used(0) - nothing
@@ -221,46 +248,58 @@ def agent_memory(options):
         served = c.gpus.used(0) - workers
         row("GPU memory used by the agent, one shard served", f"{served / 2**20:.1f} MiB")
         w.kill()
-        if options.quick:
-            return
-        begin = time.monotonic()
-        free = gpus.wait_free(c.gpus, 0, nothing, 40)
-        took = f"0 after {time.monotonic() - begin:.1f} s"
-        if free is None:
-            took = f"{c.gpus.used(0) - nothing} bytes after {time.monotonic() - begin:.1f} s"
-        row("... after the last worker", took, "0", free is not None)
+        rest = stack.pop_all()
+    begin = time.monotonic()
+
+    def after_the_last_worker():
+        with rest:
+            free = gpus.wait_free(c.gpus, 0, nothing, 40)
+            took = f"after {time.monotonic() - begin:.1f} s"
+            left = 0 if free else c.gpus.used(0) - nothing
+            row("... after the last worker", f"{left} bytes {took}", "0", free is not None)
+
+    if HARDWARE:
+        after_the_last_worker()
+    else:  # each cluster has its own
+        later.append(after_the_last_worker)
 
 
 def kills(options):
     cases = (
-        ("idle", gpu_kills.worker_idle, gpu_driver.OPEN_KINDS),
-        ("while read", gpu_kills.worker_while_read, ("legacy", "chunks")),
-        ("during its own warm-up", gpu_kills.worker_in_warm_up, ("chunks",)),
-        ("while its stream waits", gpu_kills.worker_while_its_stream_waits, ("legacy",)),
-        ("as a reader in a leg", gpu_kills.reader_during_replicate, ("legacy",)),
+        ("idle", gpu_kills.worker_idle),
+        ("while read", gpu_kills.worker_while_read),
+        ("during its own warm-up", gpu_kills.worker_in_warm_up),
+        ("while its stream waits", gpu_kills.worker_while_its_stream_waits),
+        ("as a reader in a leg", gpu_kills.reader_during_replicate),
     )
-    for name, case, kinds in cases[:1] if options.quick else cases:
-        worst = max(case(kind) for kind in kinds)
+    kinds = gpu_driver.OPEN_KINDS[:1] if options.quick else gpu_driver.OPEN_KINDS
+    for name, case in cases:
+        worst = max(case(kind).seconds for kind in kinds)
         row(
             f"worker killed {name}: GPU memory free ({', '.join(kinds)})",
             f"{worst:.3f} s",
             "<= 1 s",
             worst <= 1.0,
         )
-    count = 2 if options.quick else 20
-    went = gpu_kills.helper_at_times("legacy", count)
-    what = f"helper killed at {count} moments of a transfer: all bytes came"
-    row(what, went, str(count), went == count)
+    count = 2 if options.quick else 10
+    for name, case, arguments in (
+        ("a transfer within a host", gpu_kills.helper_at_times, ("a",)),
+        ("a transfer by TCP", gpu_kills.helper_at_times, ("b",)),
+        ("offload and reload", gpu_kills.helper_at_times_of_offload, ()),
+    ):
+        went = case("legacy", count, *arguments)
+        what = f"helper killed at {count} moments of {name}: all bytes came, others went on"
+        row(what, went, str(count), went == count)
 
 
-def digest(options):
-    """By the program that measures the kernel alone."""
-    program = os.path.join(os.environ["TH_BUILD"], "tests", "bench", "gpu_digest_bench")
+def measured_by(name, *arguments):
+    """What a program says that measures a kernel alone."""
+    program = os.path.join(os.environ["TH_BUILD"], "tests", "bench", name)
     if not os.path.exists(program):
         raise RuntimeError(f"{program} is not built")
     with cluster(server=False, has_gpus=True) as c:
         p = subprocess.run(
-            [program, str(options.bytes)],
+            [program, *arguments],
             capture_output=True,
             text=True,
             timeout=300,
@@ -268,13 +307,36 @@ def digest(options):
         )
     if p.returncode:
         raise RuntimeError(p.stderr.strip() or p.stdout.strip() or f"exit {p.returncode}")
-    found = json.loads(p.stdout)
+    return json.loads(p.stdout)
+
+
+def small_tensors(_options):
+    for size, times in measured_by("gpu_gather_bench").items():
+        for way in ("read", "write"):
+            calls, launch = times[f"{way}_calls"], times[f"{way}_launch"]
+            what = f"{times['ranges']} ranges of {size} bytes, {way} by one launch"
+            row(what, f"{launch:.0f} us, calls {calls:.0f}", "less", launch < calls)
+
+
+def digest(options):
+    found = measured_by("gpu_digest_bench", str(options.bytes))
     rate, copy = found["digest"], found["copy"]
     row("digest on the GPU", f"{rate / 1e12:.2f} TB/s", ">= 1 TB/s", rate >= 1e12)
     ratio("digest on the GPU", rate, copy, 0.5, "the memory's copy rate")
 
 
-ROWS = (same_gpu, offload, digest, two_agents, register, publish, agent_memory, kills)
+ROWS = (
+    same_gpu,
+    offload,
+    digest,
+    small_tensors,
+    unchanged,
+    two_agents,
+    register,
+    publish,
+    agent_memory,
+    kills,
+)
 
 
 def table(markdown):
@@ -296,7 +358,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--bytes", type=int)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--only")
+    names = [measure.__name__ for measure in ROWS]
+    parser.add_argument("--only", choices=names, help="one of the rows' groups")
     parser.add_argument("--json")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--quick", action="store_true", help="small: only to see that it runs")
@@ -317,7 +380,7 @@ def main():
         print("GPUs that are files: these figures mean nothing", flush=True)
     failed = 0
     for measure in ROWS:
-        if options.only and options.only not in measure.__name__:
+        if options.only and options.only != measure.__name__:
             continue
         try:
             measure(options)
@@ -325,6 +388,13 @@ def main():
             failed += 1
             traceback.print_exc()
             row(measure.__name__.replace("_", " "), f"not measured: {e}", "", False)
+    for measure in later:
+        try:
+            measure()
+        except Exception as e:
+            failed += 1
+            traceback.print_exc()
+            row("... after the last worker", f"not measured: {e}", "0", False)
     print("\n" + table(options.markdown))
     if options.json:
         with open(options.json, "w") as f:

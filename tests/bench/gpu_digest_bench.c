@@ -23,6 +23,7 @@
 #include "ipc/base/rng.h"
 #include "ipc/base/units.h"
 #include "tests/support/cuda/machine.h"
+#include "tests/support/cuda/test_calls.h"
 #include "transport/cuda/hash.h"
 #include "transport/digest.h"
 
@@ -85,6 +86,7 @@ open_gpu(char *name, int name_bytes)
 		return no_gpu(result == CUDA_SUCCESS ? "the driver knows none"
 						     : cuda_result_name(&cuda, result));
 	MUST(cuda.cuDeviceGetName(name, name_bytes, 0));
+	test_calls_find(&cuda);
 	MUST(cuda.cuDevicePrimaryCtxRetain(&context, 0));
 	MUST(cuda.cuCtxSetCurrent(context));
 	if (gpu_hash_open(&cuda, 0, &hash, &err) < 0)
@@ -101,10 +103,11 @@ fill(void)
 	TH_ASSERT(content);
 	th_rng_init_number(&rng, 3);
 	th_rng_bytes(&rng, content, CONTENT_BYTES);
-	MUST(cuda.cuMemAlloc(&from, bytes));
-	MUST(cuda.cuMemAlloc(&to, bytes));
+	MUST(test_cuda.cuMemAlloc(&from, bytes));
+	MUST(test_cuda.cuMemAlloc(&to, bytes));
 	for (uint64_t at = 0; at < bytes; at += CONTENT_BYTES)
-		MUST(cuda.cuMemcpyHtoD(from + at, content, th_min_u64(CONTENT_BYTES, bytes - at)));
+		MUST(test_cuda.cuMemcpyHtoD(
+			from + at, content, th_min_u64(CONTENT_BYTES, bytes - at)));
 	for (uint64_t i = 0; i * BATCH * CHUNK < bytes; i++)
 		good(gpu_hash_batch_new(hash, BATCH, &batches[i], &err));
 }
@@ -157,7 +160,7 @@ check_copied(void)
 	uint8_t *have = malloc(CHUNK);
 	TH_ASSERT(have);
 	for (uint64_t at = 0; at < bytes; at += CHUNK) {
-		MUST(cuda.cuMemcpyDtoH(have, to + at, CHUNK));
+		MUST(test_cuda.cuMemcpyDtoH(have, to + at, CHUNK));
 		if (memcmp(have, content + at % CONTENT_BYTES, CHUNK) == 0)
 			continue;
 		fprintf(stderr, "gpu_digest_bench: a copy has other bytes\n");
@@ -178,6 +181,8 @@ run_batches(bool copies)
 			gpu_hash_begin(batch);
 		TH_ASSERT((copies ? gpu_hash_add_copy(batch, &target, 1, &source, 1)
 				  : gpu_hash_add(batch, &source, 1)) >= 0);
+		/* Whole and aligned: it makes all copies itself. */
+		TH_ASSERT(gpu_hash_moves(batch).bytes == 0);
 		if (at / CHUNK % BATCH == BATCH - 1 || at + CHUNK == bytes)
 			good(gpu_hash_launch(batch, stream, &err));
 	}

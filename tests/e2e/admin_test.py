@@ -10,6 +10,7 @@ import time
 from cluster import BUILD, Process, cluster, expect_error, main, wait_for, with_library
 
 with_library()
+import memory_kinds
 import thc
 
 EVICTED, OK, FAILED, DEGRADED, TIMED_OUT = 1, 0, 1, 5, 6
@@ -22,8 +23,8 @@ def opened(c, agent, replica, **kwargs):
 
 def with_memory(c, agent, replica, nbytes=1 << 20, **kwargs):
     shard = opened(c, agent, replica, **kwargs)
-    memory = thc.Memory(nbytes)
-    shard.register([thc.tensor("a", memory.address, [nbytes])])
+    memory = memory_kinds.wanted(nbytes)
+    shard.register([thc.tensor("a", memory.address, [nbytes], device=memory.device)])
     return shard, memory
 
 
@@ -92,10 +93,11 @@ class Reader:
     or busy host it may be over before: then it is tried again."""
 
     def __init__(self, c, process, timeout):
-        self.memory = thc.Memory(SIZE)
+        self.memory = memory_kinds.wanted(SIZE)
+        tensor = thc.tensor("a", self.memory.address, [SIZE], device=self.memory.device)
         for _ in range(50):
             self.shard = opened(c, "b", "reader")
-            self.shard.register([thc.tensor("a", self.memory.address, [SIZE])])
+            self.shard.register([tensor])
             self.op = self.shard.replicate_submit("1", timeout=timeout)
             wait_for(self.begun, 30, "it has begun")
             process.signal(signal.SIGSTOP)

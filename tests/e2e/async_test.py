@@ -14,6 +14,7 @@ import cluster
 cluster.with_library()
 
 import content
+import memory_kinds
 import thc
 from cluster import expect_error, main, wait_for
 
@@ -27,10 +28,11 @@ class Member:
     def __init__(self, agent, size=SIZE, **opts):
         self.shard = thc.Shard(agent=agent.runtime, model="m", **opts)
         rows = content.layout(size)
-        self.memory = thc.Memory(sum(n for _, n in rows))
+        self.memory = memory_kinds.wanted(sum(n for _, n in rows))
+        device = self.memory.device
         at, tensors = 0, []
         for name, nbytes in rows:
-            tensors.append(thc.tensor(name, self.memory.address + at, [nbytes]))
+            tensors.append(thc.tensor(name, self.memory.address + at, [nbytes], device=device))
             at += nbytes
         self.shard.register(tensors)
 

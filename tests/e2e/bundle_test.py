@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 
 import gpus
 from cluster import BUILD, Skip, cluster, main
@@ -50,6 +51,12 @@ def programs_and_tests_run_elsewhere():
         p = run([bundle.at("run-tests"), *names], env=env, cwd="/")
         assert p.returncode == 0, p.stdout + p.stderr
         assert p.stdout.endswith(" passed, 0 failed, 0 skipped\n"), p.stdout
+        # What measures where there are GPUs is there, too.
+        found = {"TH_BUILD": bundle.at("build"), "LD_LIBRARY_PATH": bundle.at("lib")}
+        for name in ("digest", "small_tensors"):
+            figures = [bundle.at("source", "tests", "bench", "gpu.py"), "--quick", "--only", name]
+            p = run([sys.executable, *figures], env={**env, **found}, cwd="/")
+            assert p.returncode == 0, p.stdout + p.stderr
         p = run([bundle.at("run-tests"), "nothing_of_the_kind"], env=env, cwd="/")
         assert p.returncode == 1 and "no such test" in p.stderr, p
         if not gpus.look()[0]:

@@ -9,6 +9,7 @@ condition with a deadline.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ import threading
 import time
 import traceback
 
+import gpu_driver
 import gpus
 from remains import remains
 
@@ -144,7 +146,8 @@ class Worker(Process):
         super().__init__(
             cluster,
             label,
-            [*prefix, sys.executable, os.path.join(HERE, "worker.py")],
+            # Without site packages: it needs none, and there may be much to load.
+            [*prefix, sys.executable, "-S", os.path.join(HERE, "worker.py")],
             env={"THC_AGENT": agent.runtime, **worker_env(), **cluster.worker_gpu(), **(env or {})},
             stdin=subprocess.PIPE,
         )
@@ -223,19 +226,37 @@ class Agent(Process):
                 data,
                 # When a test ends, nobody is left to move last copies to.
                 "-o",
-                "drain.timeout=2s",
+                "drain.timeout=100ms",
                 *args,
             ],
             env=env,
         )
         self.info = self.ready()
 
+    def gpu_processes(self):
+        """Pids of its processes of GPUs."""
+        found = set()
+        for task in os.listdir(f"/proc/{self.pid}/task"):
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{self.pid}/task/{task}/children") as f:
+                    found.update(int(word) for word in f.read().split())
+        return sorted(pid for pid in found if b"gpu-helper" in command_line(pid))
+
+
+def command_line(pid):
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/cmdline", "rb") as f:
+            return f.read()
+    return b""
+
 
 class Cluster:
     """has_gpus: also where the environment asks for none (gpus.py)."""
 
     def __init__(self, server=True, has_gpus=False):
-        self.gpus = gpus.new() if has_gpus or gpus.KIND else None
+        self.gpus = None
+        if has_gpus or gpus.KIND:
+            self.gpus = gpus.of_this_process() if library_is_here else gpus.new()
         self.env = self.gpus.env if self.gpus else {}
         self.num_workers = 0
         self.dir = tempfile.mkdtemp(prefix="th-e2e-")
@@ -335,9 +356,29 @@ class Cluster:
         signs = ("ERROR: AddressSanitizer", "runtime error:", "ERROR: LeakSanitizer")
         return [f"{process.label}: {text}"] if any(sign in text for sign in signs) else []
 
+    def gpus_open(self):
+        """What agents have open of the memory of workers, none of which lives."""
+        for agent in self.agents.values():
+            assert self.gpus.holds(agent.pid, "contexts") == -1, "CUDA in thagentd"
+        end, kinds = time.monotonic() + 10, ("imports", "mappings", "handles", "pools")
+        while True:
+            held = {
+                f"{agent.label}, process {pid}: {kind}": self.gpus.holds(pid, kind)
+                for agent in self.agents.values()
+                if agent.alive()
+                for pid in agent.gpu_processes()
+                for kind in kinds
+            }
+            held = {what: count for what, count in held.items() if count > 0}
+            if not held or time.monotonic() > end:
+                return [f"GPU memory is open of workers that are dead: {held}"] if held else []
+            time.sleep(0.01)
+
     def gpus_left(self):
         """What is still held now that all have ended."""
         left = []
+        if self.gpus is gpus.own:
+            gpu_driver.driver().leave()
         if not self.gpus.hardware:
             held = [self.gpus.used(device) for device in range(self.gpus.count)]
             # What was killed ends a moment after its descriptors are asked to.
@@ -347,7 +388,8 @@ class Cluster:
                 held = [self.gpus.used(device) for device in range(self.gpus.count)]
             if any(held):
                 left = [f"somebody still holds GPU memory: {held} bytes"]
-        self.gpus.close()
+        if self.gpus is not gpus.own:
+            self.gpus.close()
         return left
 
     def close(self, failed):
@@ -356,6 +398,11 @@ class Cluster:
                 state = "running" if p.alive() else f"exit {p.p.poll()}"
                 print(f"---- {p.label} ({state}): {' '.join(p.argv)}\n{p.tail()}", file=sys.stderr)
         problems = []
+        if self.gpus and not self.gpus.hardware and not failed:
+            for p in self.processes:
+                if isinstance(p, Worker):
+                    p.kill()
+            problems += self.gpus_open()
         for p in reversed(self.processes):
             # An orderly end is part of the test: a daemon with a sanitizer reports leaks in it.
             if not failed and p.alive() and not isinstance(p, Worker):
@@ -387,20 +434,36 @@ def cluster(**kwargs):
     c.close(failed=False)
 
 
+library_is_here = False
+
+
 def with_library():
     """For tests that load libthc themselves: begins this script again with the sanitizer's run-
     time in front."""
+    global library_is_here
+    library_is_here = True
     env = worker_env()
     if env and os.environ.get("LD_PRELOAD") != env["LD_PRELOAD"]:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **env})
 
 
+asking_for_netns = threading.Lock()
+
+
 def netns_available():
-    return (
-        os.geteuid() == 0
-        and shutil.which("ip")
-        and subprocess.run(["ip", "netns", "list"], capture_output=True).returncode == 0
-    )
+    with asking_for_netns:  # lanes ask at once
+        return makes_netns()
+
+
+@functools.cache
+def makes_netns():
+    """Asked by making one: root of a container may not."""
+    if os.geteuid() != 0 or not shutil.which("ip"):
+        return False
+    name = f"th{os.getpid()}try"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+    return made
 
 
 class Hosts:

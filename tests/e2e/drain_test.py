@@ -66,10 +66,10 @@ def a_stalled_reader_is_fenced():
     import signal
 
     with cluster() as c:
-        c.agent("a")
+        size = 64 << 20
+        c.agent("a", args=["-o", f"rate.out={size}"])
         b = c.agent("b")
         w, r = c.worker("w", "a"), c.worker("r", "b")
-        size = 512 << 20
         w.setup(size, model="m", replica="w")
         r.setup(size, model="m", replica="r")
         w.call("publish", version=1)

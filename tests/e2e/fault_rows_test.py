@@ -45,12 +45,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cluster import BUILD, FAULTS, LONG, Agent, Skip, cluster, main, netns_available, wait_for
 from cluster import worker_env
-from faults import AGENTS, HOLD, HOST, PATIENT, SIZE, Life, holdings, lane_of
-from history import BUSY, GRACE, History
+from faults import AGENTS, HOLD, HOST, PATIENT, SIZE, Life, begun, holdings, lane_of
+from history import BUSY, GRACE
 
 LANES = 4
 ROUNDS = 20 if LONG else 3  # of what chance decides
-WAYS = 5  # to a phase
 
 
 @contextlib.contextmanager
@@ -60,26 +59,10 @@ def scenario(links=False, phase=None, **kwargs):
         raise Skip("network namespaces need root and iproute2")
     with cluster(server=False) as c:
         lane = lane_of(c, **kwargs)
-        life = begun(lane, phase)
+        life = begun(lane, "m", phase)
         yield lane, life
         problems = life.aftermath()
         assert not problems, "\n".join([*problems, *map(str, life.history.calls)])
-
-
-def begun(lane, phase):
-    """A life that has come to this phase. The lane's timers are short: on a machine that is busy
-    elsewhere one may fail on the way, where nothing is tested yet, and another is begun."""
-    for left in reversed(range(WAYS)):
-        life = Life(lane, f"m{left}", History())
-        try:
-            if phase:
-                life.go_to(phase)
-            return life
-        except AssertionError:
-            if left == 0:
-                raise
-        life.abandon()
-        lane.attached()
 
 
 def ended(running, **codes):
@@ -108,6 +91,11 @@ def soon(call, what, seconds=1.0):
 
 def open_others(life):
     assert life.opening("o0", "o1").join(), "the other group opens"
+
+
+def others_replicate(life):
+    calls = life.group("replicate", "o0", "o1", version="latest", timeout=PATIENT)
+    ended(calls, o0="ok", o1="ok")
 
 
 def table(lane, name):
@@ -160,22 +148,43 @@ def f1_publisher_killed_at_rest():
     with scenario(phase="idle", others=True) as (lane, life):
         lane.process("source worker").kill()
         open_others(life)
-        ended(life.group("replicate", "o0", "o1", version="latest"), o0="ok", o1="ok")
+        others_replicate(life)
+
+
+def hashed(lane):
+    """What a dying worker has not left digests of may be torn, and is given up."""
+    hashing = lambda: counter(lane, "parts_hashing", agent="a")
+    wait_for(lambda: hashing() == 0, PATIENT, "all digests are there")
 
 
 def f1_retained_version_outlives_its_publisher():
     """Its agent has the memory and keeps a copy: who asks later gets it."""
     with scenario(phase="offload") as (lane, life):
+        hashed(lane)
         lane.process("source worker").kill()
-        ended(life.phase_replicate(), r0="ok", r1="ok")
+        ended(life.phase_replicate(timeout=PATIENT), r0="ok", r1="ok")
 
 
 def f1_only_holder_killed_at_rest():
     """Nobody waits longer than it said for what is gone."""
     with scenario(phase="replicate") as (lane, life):
         lane.process("source worker").kill()
+        # Until its agent hears of it readers get what the agent has of it, and rightly.
+        wait_for(lambda: not table(lane, "versions"), PATIENT, "it is not listed")
         gone = "VERSION_LOST NOT_AVAILABLE TIMEOUT"
         ended(life.phase_replicate(), r0=gone, r1=gone)
+
+
+def f1_private_memory_goes_with_its_publisher():
+    """Nobody can read it any more: it is given up at once, also where it is to be retained."""
+    with scenario(calm=True, keys=("retain.rescue=10m",)) as (lane, life):
+        for handle in ("t0", "t1"):
+            w = lane.workers["source worker"]
+            w.call("alloc", total_bytes=SIZE, name=handle, kind="Malloc")
+        life.go_to("offload")
+        hashed(lane)
+        lane.process("source worker").kill()
+        wait_for(lambda: not table(lane, "versions"), PATIENT, "it is not listed")
 
 
 def f2_publisher_killed_during_legs():
@@ -185,9 +194,7 @@ def f2_publisher_killed_during_legs():
         kept = lambda: [k for k in ("memfd", "mapping") if holdings(agent)[k] > before[k]]
         calls, go = paused(lane, "reader agent", "leg_in_first_chunk", life.phase_replicate)
         assert kept(), "the memory of a worker is open in its agent"
-        # What a dying worker has not left digests of may be torn, and is given up.
-        hashing = lambda: counter(lane, "parts_hashing", agent="a")
-        wait_for(lambda: hashing() == 0, PATIENT, "all digests are there")
+        hashed(lane)
         lane.process("source worker").kill()
         go()
         done = ended(calls, r0="ok", r1="ok")
@@ -226,7 +233,7 @@ def f8_reader_frozen_mid_update():
 def two_sources(life):
     """The version is at t and at o, and a leg of r has begun: (calls, go, party of its source)."""
     open_others(life)
-    ended(life.group("replicate", "o0", "o1", version="latest"), o0="ok", o1="ok")
+    others_replicate(life)
     lane = life.lane
     calls, go = paused(lane, "reader agent", "leg_in_first_chunk", life.phase_replicate)
     found = [t["source_node"] for t in transfers(lane) if t["reader_node"] == "b"]
@@ -376,7 +383,7 @@ def f9_server_frozen_for_long():
         wait_for(lambda: time.monotonic() > end, PATIENT, "longer than lease.dead")
         lane.signal("server", signal.SIGCONT)
         lane.attached()
-        ended(life.phase_update(), r0="ok", r1="ok")
+        ended(life.phase_update(timeout=PATIENT), r0="ok", r1="ok")
 
 
 def f10_server_killed():
@@ -402,9 +409,9 @@ def f10_server_restarted():
         first = life.group("replicate", "x0", "x1", version="latest", timeout=10)
         for call in ended(first, x0="ok", x1="ok").values():
             soon(call, "the first replicate", 5.0)
-        ended(life.phase_unpublish(), t0="ok", t1="ok")
-        ended(life.phase_publish(), t0="ok", t1="ok")
-        ended(life.phase_update(), r0="ok", r1="ok")
+        ended(life.phase_unpublish(timeout=PATIENT), t0="ok", t1="ok")
+        ended(life.phase_publish(timeout=PATIENT), t0="ok", t1="ok")
+        ended(life.phase_update(timeout=PATIENT), r0="ok", r1="ok")
 
 
 def served_by_the_standby(lane):
@@ -436,7 +443,7 @@ def f9_server_frozen_and_replaced():
         lane.signal("server", signal.SIGCONT)
         wait_for(lambda: stands_by(lane), PATIENT, "the first server stands by")
         served_by_the_standby(lane)
-        ended(life.phase_update(), r0="ok", r1="ok")
+        ended(life.phase_update(timeout=PATIENT), r0="ok", r1="ok")
 
 
 def f10_server_killed_and_replaced():
@@ -450,8 +457,8 @@ def f10_server_killed_and_replaced():
             assert call.held == life.version and call.wrong_at is None, call
         served_by_the_standby(lane)
         ended(waiting, x0="ok", x1="ok")
-        ended(life.phase_unpublish(), t0="ok", t1="ok")
-        ended(life.phase_publish(), t0="ok", t1="ok")
+        ended(life.phase_unpublish(timeout=PATIENT), t0="ok", t1="ok")
+        ended(life.phase_publish(timeout=PATIENT), t0="ok", t1="ok")
 
 
 # ---- links ----
@@ -463,7 +470,7 @@ def f12_one_agent_cut_off_from_the_server():
         lane.hosts.lose(HOST["reader agent"], HOST["server"])
         lane.hosts.lose(HOST["server"], HOST["reader agent"])
         open_others(life)
-        ended(life.group("replicate", "o0", "o1", version="latest"), o0="ok", o1="ok")
+        others_replicate(life)
         wait_for(lambda: not lane.status("b"), PATIENT, "its agent knows that it is cut off")
         told = "NO_SERVER GROUP_BROKEN TIMEOUT UNKNOWN"
         ended(life.phase_update(), r0="NO_SERVER", r1=told)
@@ -652,8 +659,8 @@ def f17_no_memory_for_a_copy():
         ended(life.phase_unpublish(), t0="NOMEM_RETAIN", t1="NOMEM_RETAIN")
         for points in lane.points.values():
             points.arm("")
-        ended(life.phase_replicate(), r0="ok", r1="ok")
-        ended(life.phase_unpublish(), t0="ok", t1="ok")
+        ended(life.phase_replicate(timeout=PATIENT), r0="ok", r1="ok")
+        ended(life.phase_unpublish(timeout=PATIENT), t0="ok", t1="ok")
 
 
 def f19_no_descriptors():
@@ -687,8 +694,8 @@ def f19_no_descriptors():
         for _ in range(3):
             refused()
         # Who is there stays: what needs no new descriptor works, the leases are kept.
-        ended(life.phase_unpublish(), t0="ok", t1="ok")
-        ended(life.phase_publish(), t0="ok", t1="ok")
+        ended(life.phase_unpublish(timeout=PATIENT), t0="ok", t1="ok")
+        ended(life.phase_publish(timeout=PATIENT), t0="ok", t1="ok")
         life.phase_update().join()
         assert [node(lane, n) for n in "abc"] == 3 * ["active"]
         for party, limits in before.items():
@@ -710,7 +717,7 @@ def f20_disk_full():
     full = ["sh", "-c", 'exec "$@" 2>/dev/full', "sh"]
     with scenario(phase="update", prefix=full) as (lane, life):
         before = counter(lane, "log_lines_lost", agent="b")
-        ended(life.phase_update(), r0="ok", r1="ok")
+        ended(life.phase_update(timeout=PATIENT), r0="ok", r1="ok")
         assert counter(lane, "log_lines_lost", agent="b") > before > 0, before
         server = ("-s", lane.c.server_url)
         assert counter(lane, "log_lines_lost", *server, prefix=lane.prefix("server")) > 0
@@ -727,7 +734,7 @@ def f31_wall_clock_jumps():
     with scenario(
         phase="update", prefix=["env", f"LD_PRELOAD={preload}"], worker_env={"LD_PRELOAD": preload}
     ) as (_, life):
-        ended(life.phase_update(), r0="ok", r1="ok")
+        ended(life.phase_update(timeout=PATIENT), r0="ok", r1="ok")
 
 
 def f32_signal_storm():
@@ -736,7 +743,7 @@ def f32_signal_storm():
         for party in ("source worker", "reader worker", "mate worker"):
             lane.workers[party].call("signal_storm")
         life.go_to("update")
-        ended(life.phase_update(), r0="ok", r1="ok")
+        ended(life.phase_update(timeout=PATIENT), r0="ok", r1="ok")
 
 
 ROWS = [value for name, value in list(globals().items()) if name[0] == "f" and name[1].isdigit()]

@@ -29,6 +29,7 @@ VERSIONS = {
     "cuDeviceTotalMem": 3020,
     "cuDeviceCanAccessPeer": 4000,
     "cuDevicePrimaryCtxRetain": 7000,
+    "cuDevicePrimaryCtxRelease": 11000,
     "cuCtxSetCurrent": 4000,
     "cuCtxSynchronize": 2000,
     "cuMemAlloc": 3020,
@@ -110,7 +111,8 @@ class Driver:
         self.library = c.CDLL("libcuda.so.1")
         self.find = self.library.cuGetProcAddress_v2
         self.find.argtypes = [c.c_char_p, c.c_void_p, c.c_int, c.c_uint64, c.c_void_p]
-        self.entries, self.contexts, self.lock = {}, {}, threading.Lock()
+        self.entries, self.contexts, self.memories = {}, {}, set()
+        self.lock = threading.Lock()
         self.call("cuInit", 0)
 
     def entry(self, name):
@@ -149,6 +151,15 @@ class Driver:
                     "cuDevicePrimaryCtxRetain", device, kind=c.c_void_p
                 )
         self.call("cuCtxSetCurrent", c.c_void_p(self.contexts[device]))
+
+    def leave(self):
+        """This process has no memory and no context of a GPU any more."""
+        for memory in list(self.memories):
+            memory.free()
+        with self.lock:
+            for device in self.contexts:
+                self.call("cuDevicePrimaryCtxRelease", device)
+            self.contexts = {}
 
     def count(self):
         return self.number("cuDeviceGetCount")
@@ -197,6 +208,7 @@ class Memory:
         self.bytes, self.device, self.cuda = nbytes, device, driver()
         self.cuda.current(device)
         self.allocate()
+        self.cuda.memories.add(self)
 
     def call(self, name, *args):
         self.cuda.current(self.device)
@@ -206,6 +218,9 @@ class Memory:
         assert offset + len(data) <= self.bytes
         self.call("cuMemcpyHtoD", self.address + offset, host_pointer(data), len(data))
         self.call("cuCtxSynchronize")
+
+    def address_at(self, offset):
+        return self.address + offset
 
     def read(self, offset, nbytes):
         data = bytearray(nbytes)
@@ -218,6 +233,7 @@ class Memory:
         self.call("cuCtxSynchronize")
 
     def free(self):
+        self.cuda.memories.remove(self)
         self.cuda.current(self.device)
         self.release()
 
@@ -230,6 +246,46 @@ class Legacy(Memory):
 
     def release(self):
         self.cuda.call("cuMemFree", self.address)
+
+
+class Smalls(Memory):
+    """Many of cudaMalloc, some of which share a block of the driver."""
+
+    PART = 61_001
+
+    def allocate(self):
+        self.parts = []
+        for at in range(0, self.bytes, self.PART):
+            part = Legacy(min(self.PART, self.bytes - at), self.device)
+            self.cuda.memories.remove(part)
+            self.parts.append(part)
+
+    def address_at(self, offset):
+        return self.parts[offset // self.PART].address + offset % self.PART
+
+    def write(self, offset, data):
+        view = memoryview(data)
+        while view:
+            part, at = self.parts[offset // self.PART], offset % self.PART
+            here = view[: part.bytes - at]
+            part.write(at, bytes(here))
+            view, offset = view[len(here) :], offset + len(here)
+
+    def read(self, offset, nbytes):
+        found = []
+        while nbytes:
+            part, at = self.parts[offset // self.PART], offset % self.PART
+            found.append(part.read(at, min(nbytes, part.bytes - at)))
+            nbytes, offset = nbytes - len(found[-1]), offset + len(found[-1])
+        return b"".join(found)
+
+    def fill(self, byte):
+        for part in self.parts:
+            part.fill(byte)
+
+    def release(self):
+        for part in self.parts:
+            part.release()
 
 
 class Managed(Legacy):
@@ -341,6 +397,7 @@ class Pool(Memory):
 
 KINDS = {
     "legacy": Legacy,
+    "smalls": Smalls,
     "chunk": Chunk,
     "chunks": Chunks,
     "small_chunks": SmallChunks,

@@ -10,9 +10,9 @@ from gpus import HARDWARE
 KINDS = gpu_driver.OPEN_KINDS if LONG else ("chunks",) if SANITIZED else ("legacy", "chunks")
 
 
-def within(kind, seconds):
-    assert seconds <= kills.FREE_S + kills.SLACK_S, (kind, seconds)
-    print(f"  {kind}: free after {seconds:.3f} s", flush=True)
+def within(kind, free):
+    assert free.seconds <= free.limit, (kind, free)
+    print(f"  {kind}: free after {free.seconds:.3f} s of {free.limit:.1f} s", flush=True)
 
 
 def a_worker_that_is_idle():
@@ -63,6 +63,19 @@ def a_gpu_process_in_every_part_of_a_leg():
             kills.helper_in_a_leg(kind, *step)
 
 
+def a_gpu_process_in_an_offload():
+    needs_plans()
+    for kind in KINDS if LONG else KINDS[:1]:
+        kills.helper_in_an_offload(kind)
+
+
+def a_gpu_process_while_the_reader_looks():
+    needs_plans()
+    for i, killed in enumerate("ab"):
+        for kind in KINDS if LONG else KINDS[i % len(KINDS) :][:1]:
+            kills.helper_while_it_looks(kind, killed)
+
+
 def a_gpu_process_while_it_closes():
     needs_plans()
     for kind in kills.CLOSES if LONG else ("legacy",):
@@ -85,6 +98,8 @@ if __name__ == "__main__":
         a_gpu_process_while_it_starts,
         a_gpu_process_while_it_opens,
         a_gpu_process_in_every_part_of_a_leg,
+        a_gpu_process_in_an_offload,
+        a_gpu_process_while_the_reader_looks,
         a_gpu_process_while_it_closes,
         a_gpu_that_is_lost,
     )

@@ -7,8 +7,9 @@ import os
 import signal
 
 import gpu_driver
+import gpu_kills
 import gpus
-from cluster import LONG, SANITIZED, cluster, expect_error, main, wait_for
+from cluster import BUILD, LONG, SANITIZED, Process, cluster, expect_error, main, wait_for
 
 SIZE = 9 << 20
 
@@ -17,16 +18,28 @@ def status(c, agent="a"):
     return json.loads(c.thctl("-o", "json", "status", agent=agent, check=False).stdout)
 
 
-def registered(c, replica, kind, agent="a"):
+def allocated(c, replica, kind, agent="a", model="m", **where):
     worker = c.worker(replica, agent)
-    worker.call("open", model="m", replica=replica)
-    worker.call("alloc", total_bytes=SIZE, gpu=kind)
+    worker.call("open", model=model, replica=replica)
+    worker.call("alloc", total_bytes=SIZE, gpu=kind, **where)
+    return worker
+
+
+def registered(c, replica, kind, agent="a", **where):
+    worker = allocated(c, replica, kind, agent, **where)
     worker.call("register")
     return worker
 
 
 def gpu_pids(c, agent="a"):
     return [gpu["pid"] for gpu in status(c, agent).get("gpus", []) if gpu["pid"]]
+
+
+def opening(c):
+    """Processes of GPUs on which less is open than is shared."""
+    return {
+        gpu["pid"] for gpu in status(c)["gpus"] if gpu["pid"] and gpu["imports"] < gpu["pieces"]
+    }
 
 
 def lives(pid):
@@ -84,30 +97,78 @@ def status_says_what_is_open_and_how_each_allocation_is_reached():
             assert gpus.wait_free(c.gpus, device, base[device] - SIZE, 30) is not None
 
 
-def who_cannot_have_it_is_told_why_and_what_to_do():
+def moves(c, agent, kind, reason, harm=lambda: None):
+    """Both workers copy their memory themselves, and say why; what moves is whole."""
+    trainer, rollout = (allocated(c, f"{agent}-{part}", kind, agent) for part in "ab")
+    harm()
+    for worker in (trainer, rollout):
+        worker.call("register")
+        path = worker.call("path")
+        assert path.startswith("worker-copy (on GPU ") and "the agent does not reach it" in path
+        assert reason in path, path
+    shown = status(c, agent)["memory"]
+    assert [m["path"] for m in shown] == ["worker-copy", "worker-copy"], shown
+    assert "worker-copy" in c.thctl("status", agent=agent, check=False).stdout
+    for version in ("1", "2"):
+        digest = trainer.call("fill", seed=int(version))
+        trainer.call("publish", version=int(version))
+        rollout.call("replicate" if version == "1" else "update", version=version)
+        assert rollout.call("digest") == digest, version
+        rollout.call("unpublish")
+        trainer.call("unpublish")
+    trainer.call("close")
+    rollout.call("close")
+
+
+def what_the_agent_does_not_open_is_copied_by_its_worker():
     with cluster(has_gpus=True) as c:
         c.agent("off", args=["-o", "gpu=off"])
         for kind in gpu_driver.OPEN_KINDS:
-            worker = c.worker(f"off-{kind}", "off")
-            worker.call("open", model="m", replica=kind)
-            worker.call("alloc", total_bytes=SIZE, gpu=kind)
-            text = expect_error("MEMORY_KIND", worker.call, "register").text
-            assert "gpu=auto" in text, text
-            # The handle is as good as before.
-            worker.call("free")
-            worker.call("alloc", total_bytes=SIZE, gpu="")
-            worker.call("register")
+            moves(c, "off", kind, "gpu=auto")
         assert not status(c, "off")["gpu_used"]
         if c.gpus.hardware:
             return
         c.agent("blind", env={"TH_FAKE_CUDA": ""})
-        worker = c.worker("blind", "blind")
-        worker.call("open", model="m", replica="blind")
-        worker.call("alloc", total_bytes=SIZE, gpu="legacy")
-        text = expect_error("MEMORY_KIND", worker.call, "register").text
-        assert "GPU" in text and "CUDA" in text, text
-        told = status(c, "blind")
-        assert not gpu_pids(c, "blind"), told
+        moves(c, "blind", "legacy", "CUDA")
+        assert not gpu_pids(c, "blind")
+
+        # As handles of cudaMalloc in another PID namespace.
+        c.agent("a")
+        plan = c.gpus.plan("result", "cuIpcOpenMemHandle", result=201)
+        moves(c, "a", "legacy", "cuIpcOpenMemHandle")
+        c.gpus.lift(plan)
+
+        # It ends the process each time. Whoever reads it is not concerned.
+        poisoned, reader = allocated(c, "poisoned", "legacy"), registered(c, "reader", "legacy")
+        plan, killed = c.gpus.plan("hang", "cuIpcOpenMemHandle"), set()
+        registration = poisoned.start("register", timeout=60)
+        for times in (1, 2, 3):
+            wait_for(lambda: c.gpus.met(plan) == times, 30, "it is opened again")
+            wait_for(lambda: opening(c) - killed, 30, "by a process that is up")
+            for pid in opening(c) - killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        poisoned.finish(registration)
+        c.gpus.lift(plan)
+        assert "ended 3 times" in poisoned.call("path"), poisoned.call("path")
+        assert reader.call("path").startswith("cuda-ipc")
+        digest = poisoned.call("fill", seed=3)
+        poisoned.call("publish", version=3)
+        reader.call("replicate", version="3")
+        assert reader.call("digest") == digest
+        poisoned.call("unpublish")
+        poisoned.call("unregister")
+        poisoned.call("register")
+        assert "ended too often" in poisoned.call("path"), "again, at the cost of all others"
+
+        # The workers leave no room for the agent's context.
+        c.agent("full")
+
+        def fill():
+            for device in range(c.gpus.count):
+                c.gpus.set(device, "context_bytes", 1 << 40)
+
+        moves(c, "full", "legacy", "CUDA_ERROR_OUT_OF_MEMORY", harm=fill)
 
 
 def the_process_ends_with_its_agent_and_not_with_its_service():
@@ -154,17 +215,251 @@ def hundreds_of_pieces_come_and_go():
             gpu = [gpu for gpu in status(c)["gpus"] if gpu["workers"]][0]
             assert gpu["pieces"] == size >> 21 and gpu["ends"] == 0, gpu
             worker.call("unregister")
-            wait_for(
-                lambda: not any(gpu["imports"] for gpu in status(c)["gpus"]), 30, "all is closed"
-            )
+            (pid,) = gpu_pids(c)
+            if not c.gpus.hardware:
+                assert c.gpus.holds(pid, "mappings") == 0, "all is closed"
         worker.call("free")
+
+
+def small_allocations_share_a_block():
+    """Of the driver's, which opens as a whole by the handle of each of them."""
+    with cluster(has_gpus=True) as c:
+        c.agent("a")
+        c.agent("b")
+        part = gpu_driver.Smalls.PART
+        w, near, far = workers = [c.worker(name, name[0]) for name in ("a1", "a2", "b")]
+        for i, worker in enumerate(workers):
+            worker.call("open", model="m", replica=f"r{i}")
+            where = {"gpu": "smalls", "device": i % c.gpus.count}
+            worker.call("alloc_even", total_bytes=100 * part, count=100, **where)
+            worker.call("register")
+            assert worker.call("path").startswith("cuda-ipc"), worker.call("path")
+        for version in (1, 2):
+            want = w.call("fill", seed=version)
+            w.call("publish", version=version)
+            for reader in (near, far):
+                reader.call("replicate" if version == 1 else "update", version=str(version))
+                assert reader.call("digest") == want, version
+            w.call("unpublish")
+        w.call("unregister")
+        near.call("unpublish")
+        near.call("unregister")
+        for pid in gpu_pids(c):
+            assert c.gpus.hardware or c.gpus.holds(pid, "imports") == 0, "all is closed"
+
+
+def kept(worker, version):
+    """Whether an agent keeps the whole of it."""
+    entries = worker.call("list")["entries"]
+    return any(v == version and flags & 3 == 3 for _, v, _, flags in entries)
+
+
+def offload_goes_on_both_gpus_side_by_side():
+    """The one waits for a driver that does not come back, the other one's copy is made meanwhile:
+    when its holder gives it up, when its host is drained, and when its holder dies."""
+    with cluster(has_gpus=True) as c:
+        c.agent("a")
+        c.agent("b")
+        workers, claims, readers, uuid = [], [], [], None
+        for i in range(2):
+            where = {"kind": "legacy", "device": i % c.gpus.count}
+            workers.append(registered(c, f"w{i}", model=f"m{i}", **where))
+            uuid = uuid or [gpu["uuid"] for gpu in status(c)["gpus"] if gpu["pid"]][0]
+        for i in range(2):
+            where = {"kind": "legacy", "device": (i + 1) % c.gpus.count}
+            readers.append(registered(c, f"r{i}", model=f"m{i}", **where))
+            claims.append(c.worker(f"claim{i}", "b"))
+            claims[i].call("open", model=f"m{i}", replica="claim", retain="latest")
+
+        def given_up():
+            ids = [w.start("unpublish", timeout=60, scribble=0) for w in workers]
+            return lambda: [w.finish(i) for w, i in zip(workers, ids)]
+
+        def drained():
+            argv = [os.path.join(BUILD, "tools", "thctl"), "-s", c.server_url]
+            watch = Process(c, "drain", [*argv, "drain", "a", "--watch", "--timeout", "60s"])
+            return lambda: watch.p.wait(60)
+
+        def dead():
+            for w in workers:
+                w.kill()
+            return lambda: None
+
+        for version, way in enumerate((given_up, drained, dead), 1):
+            want = [w.call("fill", seed=f"{version}.{i}") for i, w in enumerate(workers)]
+            for i, w in enumerate(workers):
+                w.call("publish", version=version)
+                # Until all digests are made nobody can tell what it should have been.
+                readers[i].call("update")
+                readers[i].call("unpublish")
+            plan = None
+            if not c.gpus.hardware:
+                # A process that is slow to let go of the copy before is another one then.
+                wait_for(lambda: status(c)["offload_used"] == 0, 60, "the copy before is gone")
+                (pid,) = [gpu["pid"] for gpu in status(c)["gpus"] if gpu["uuid"] == uuid]
+                plan = c.gpus.plan("hang", "cuMemcpyDtoHAsync", pid=pid)
+            over = way()
+            wait_for(lambda: kept(claims[1], version), 60, f"{way.__name__}: one GPU's is kept")
+            if plan is not None:
+                wait_for(lambda: c.gpus.met(plan), 30, "the other GPU's process waits")
+                # After 10 s another process does it.
+                assert not kept(claims[0], version) or not lives(pid), way.__name__
+                c.gpus.lift(plan)
+            wait_for(lambda: kept(claims[0], version), 60, f"{way.__name__}: the other's, too")
+            over()
+            if way == drained:
+                c.thctl("-s", c.server_url, "undrain", "a")
+            for i, worker in enumerate(readers if way == dead else workers):
+                if way != drained:
+                    worker.call("replicate", version=str(version))
+                assert worker.call("digest") == want[i], way.__name__
+                worker.call("unpublish")
+        for claim in claims:
+            claim.call("close")
+
+
+OPENED = {  # what a process of a GPU has of a piece
+    "legacy": ("imports",),
+    "chunk": ("mappings", "reservations"),
+    "chunks": ("mappings", "reservations"),
+    "pool": ("imports", "pools"),
+}
+
+
+def memory_is_free_when_unregister_returns():
+    """A trainer that goes to sleep gives it back next."""
+    with cluster(has_gpus=True) as c:
+        c.agent("a")
+        for kind in gpu_driver.OPEN_KINDS if not c.gpus.hardware else ():
+            reader = registered(c, f"r-{kind}", kind, device=0)
+            worker = c.worker(kind, "a")
+            worker.call("open", model="m", replica=kind)
+            (pid,) = gpu_pids(c)
+            before = [c.gpus.holds(pid, what) for what in OPENED[kind]]
+            used = None  # at first the worker has no context of its own
+            for version in range(1, 6):
+                worker.call("alloc", total_bytes=SIZE, gpu=kind, device=0)
+                worker.call("register")
+                assert c.gpus.holds(pid, OPENED[kind][0]) > before[0]
+                worker.call("publish", version=version)
+                reader.call("update" if version > 1 else "replicate", version=str(version))
+                worker.call("unpublish")
+                worker.call("unregister")
+                assert [c.gpus.holds(pid, what) for what in OPENED[kind]] == before, kind
+                worker.call("free")
+                used = used or c.gpus.used(0)
+                assert c.gpus.used(0) == used, f"{kind}: {c.gpus.used(0) - used} bytes are held"
+            worker.call("close")
+            reader.call("close")
+
+
+def the_process_cannot_be_had_any_more():
+    """Nothing of the memory has changed: to register it again is what helps."""
+    with cluster(has_gpus=True) as c:
+        if c.gpus.hardware:
+            return
+        c.agent("a")
+        source = c.worker("w", "a")
+        source.call("open", model="m", replica="w")
+        source.call("alloc", total_bytes=SIZE, gpu="")
+        source.call("register")
+        want = source.call("fill", seed=1)
+        source.call("publish", version=1)
+        worker = registered(c, "r", "legacy", device=0)
+        (pid,) = gpu_pids(c)
+        c.gpus.set(0, "context_bytes", 1 << 40)
+        os.kill(pid, signal.SIGKILL)
+        error = expect_error("MEMORY_KIND", worker.call, "replicate", version="1")
+        assert "CUDA_ERROR_OUT_OF_MEMORY" in error.text, error.text
+        worker.call("close")
+        worker.call("open", model="m", replica="r")
+        worker.call("register")
+        assert worker.call("path").startswith("worker-copy")
+        worker.call("replicate", version="1")
+        assert worker.call("digest") == want
+
+
+def two_handles_of_one_worker_share_the_same_memory():
+    with cluster(has_gpus=True) as c:
+        c.agent("a")
+        for kind in gpu_driver.OPEN_KINDS:
+            worker = registered(c, kind, kind, device=0)
+            worker.call("open", name="t", model="m", replica=f"{kind}-t")
+            worker.call("register", name="t", memory="s")
+            want = worker.call("fill", seed=1)
+            worker.call("publish", version=1)
+            # What the one lets go of is the other's still.
+            worker.call("unregister", name="t")
+            reader = registered(c, f"{kind}-r", kind, device=0)
+            reader.call("replicate", version="1")
+            assert reader.call("digest") == want, kind
+            for who in (reader, worker):
+                who.call("close")
+
+
+def who_asks_again_waits_for_the_same_end():
+    """Unregister had no answer in time: the next call hears when the memory is free."""
+    with cluster(has_gpus=True) as c:
+        if c.gpus.hardware:
+            return
+        c.agent("a")
+        worker = registered(c, "w", "legacy", device=0)
+        (pid,) = gpu_pids(c)
+        plan = c.gpus.plan("hang", "cuIpcCloseMemHandle", pid=pid)
+        c.server.signal(signal.SIGSTOP)
+        expect_error("TIMEOUT", worker.call, "unregister", timeout=0.05)
+        c.server.signal(signal.SIGCONT)
+        worker.call("unregister", timeout=60)
+        assert c.gpus.met(plan) == 1 and not lives(pid)
+        # Or register, whose memory is still being opened when the handle is closed.
+        plan = c.gpus.plan("hang", "cuIpcOpenMemHandle")
+        expect_error("TIMEOUT", worker.call, "register", timeout=0.05)
+        wait_for(lambda: c.gpus.met(plan), 30, "it is being opened")
+        worker.call("close", timeout=60)
+        assert not gpu_pids(c), "nothing of it is open"
+
+
+def a_driver_that_does_not_let_go_delays_the_end_until_its_process_is_killed():
+    with cluster(has_gpus=True) as c:
+        if c.gpus.hardware:
+            return
+        c.agent("a")
+        for kind, call in gpu_kills.CLOSES.items():
+            worker = registered(c, kind, kind, device=0)
+            reader = registered(c, f"r-{kind}", kind, device=0)
+            (pid,) = gpu_pids(c)
+            used = c.gpus.used(0) - SIZE
+            plan = c.gpus.plan("hang", call, pid=pid)
+            worker.call("close" if kind == "chunk" else "unregister", timeout=60)
+            assert c.gpus.met(plan) == 1 and not lives(pid)
+            c.gpus.lift(plan)
+            if kind == "chunk":
+                worker.call("open", model="m", replica=kind)
+            worker.call("free")
+            assert c.gpus.used(0) <= used, kind
+            (gpu,) = [gpu for gpu in status(c)["gpus"] if gpu["workers"]]
+            assert gpu["kills"] >= 1 and "let go" in gpu["why"], gpu
+            # The others go on, and so does this one.
+            worker.call("alloc", total_bytes=SIZE, gpu=kind, device=0)
+            worker.call("register", timeout=60)
+            worker.call("publish", version=1)
+            reader.call("replicate", version="1", timeout=60)
+            worker.call("close")
+            reader.call("close")
 
 
 if __name__ == "__main__":
     main(
         status_says_what_is_open_and_how_each_allocation_is_reached,
-        who_cannot_have_it_is_told_why_and_what_to_do,
+        what_the_agent_does_not_open_is_copied_by_its_worker,
         the_process_ends_with_its_agent_and_not_with_its_service,
         nobody_needs_it,
         hundreds_of_pieces_come_and_go,
+        small_allocations_share_a_block,
+        offload_goes_on_both_gpus_side_by_side,
+        memory_is_free_when_unregister_returns,
+        the_process_cannot_be_had_any_more,
+        two_handles_of_one_worker_share_the_same_memory,
+        who_asks_again_waits_for_the_same_end,
+        a_driver_that_does_not_let_go_delays_the_end_until_its_process_is_killed,
     )

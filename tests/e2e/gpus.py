@@ -3,7 +3,8 @@
 TH_GPU_HARDWARE=1 those of this machine.
 
 TH_E2E_GPU=KIND (gpu_driver.KINDS) gives the workers of any script GPU memory of that kind instead
-of the host's; worker number n of a cluster has it on GPU n modulo the number of GPUs.
+of the host's; worker number n of a cluster has it on GPU n modulo the number of GPUs. A script that
+is the worker itself has that of memory_kinds.wanted.
 
     gpus.py     says which GPUs and which driver this machine has; exit status 1: none to be used
 """
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+import uuid
 
 KIND = os.environ.get("TH_E2E_GPU")
 HARDWARE = os.environ.get("TH_GPU_HARDWARE") == "1"
@@ -100,10 +102,8 @@ class HardwareGpus:
         self.check(self.nvml.nvmlInit_v2())
         self.handles = []
         for gpu in found:
-            handle = c.c_void_p()
-            self.check(
-                self.nvml.nvmlDeviceGetHandleByPciBusId_v2(gpu["pci"].encode(), c.byref(handle))
-            )
+            handle, name = c.c_void_p(), f"GPU-{uuid.UUID(gpu['uuid'])}"
+            self.check(self.nvml.nvmlDeviceGetHandleByUUID(name.encode(), c.byref(handle)))
             self.handles.append(handle)
 
     @staticmethod
@@ -122,6 +122,21 @@ class HardwareGpus:
 
 def new():
     return HardwareGpus() if HARDWARE else FakeGpus()
+
+
+own = None
+
+
+def of_this_process():
+    """For a script that has memory on them itself: a driver stays with those it has met first."""
+    global own
+    if own is None:
+        own = new()
+        os.environ.update(own.env)
+        if not HARDWARE:
+            # Who asks for it by its name has this one then.
+            c.CDLL(os.path.join(own.env["LD_LIBRARY_PATH"].split(":")[0], "libcuda.so.1"))
+    return own
 
 
 # ---- what is there ---------------------------------------------------------------------------
@@ -191,14 +206,17 @@ def main():
 
 
 def wait_free(gpus, device, baseline, seconds):
-    """How long it took until no more than baseline is in use; None: it was not within seconds."""
-    begin = time.monotonic()
+    """How long it took until no more than baseline is in use, and how late this machine woke us
+    meanwhile; None: it was not within seconds."""
+    begin = before = time.monotonic()
+    late = 0.0
     while True:
         if gpus.used(device) <= baseline:
-            return time.monotonic() - begin
+            return time.monotonic() - begin, late
         if time.monotonic() - begin > seconds:
             return None
         time.sleep(0.005)
+        before, late = time.monotonic(), max(late, time.monotonic() - before - 0.005)
 
 
 if __name__ == "__main__":

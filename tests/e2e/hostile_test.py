@@ -2,10 +2,12 @@
 """Garbage on every channel: the peer is dropped and counted, and everybody else goes on."""
 
 import fcntl
+import itertools
 import json
 import mmap
 import os
 import random
+import signal
 import socket
 import struct
 
@@ -56,7 +58,7 @@ def receive(s):
     return kind, data[HEAD.size :], fds
 
 
-def session(runtime, replica, features=0):
+def join(runtime, replica, features=0):
     s = connect(runtime)
     s.send(hello(features=features))
     kind, _body, _fds = receive(s)
@@ -64,7 +66,11 @@ def session(runtime, replica, features=0):
     s.send(opening(replica=replica))
     kind, body, fds = receive(s)
     assert kind == SESSION, (kind, body[:80])
-    return s, fds
+    return s, fds, body
+
+
+def session(runtime, replica, features=0):
+    return join(runtime, replica, features)[:2]
 
 
 def gone(s):
@@ -255,6 +261,65 @@ def gpu_messages():
             "no descriptor of it is left",
         )
         assert a.alive()
+
+
+def ask(runtime, number, secret, request_no, body):
+    """Sends a document of the session and gives the function that returns its answer."""
+    request = b"\x09" + struct.pack("<Q", request_no) + b"\x18" + bytes([number])
+    request += b"\x22\x10" + secret + body
+    s = socket.socket(socket.AF_UNIX)
+    s.settimeout(30)
+    s.connect(os.path.join(runtime, "agent.ipc"))
+    frame = b"\1" + struct.pack(">Q", 4 + len(request)) + b"\x80\0\0\1"
+    s.sendall(b"\0SP\0\0\x30\0\0" + frame + request)
+
+    def answer():
+        with s, s.makefile("rb") as f:
+            _sp, _type, length = struct.unpack(">8sBQ", f.read(17))
+            return f.read(length)[4:]
+
+    return answer
+
+
+def never_registered():
+    """Pieces of GPU memory, and the end of a registration that never was, also behind a document
+    that its worker waits for no more: the agent keeps none, and says it as of one that was."""
+    with cluster() as c:
+        a = c.agent("a")
+        s, fds, body = join(a.runtime, "evil", FEATURE_GPU)
+        number, secret = struct.unpack_from("<Q16s", body)
+        assert number < 128
+        r, w = os.pipe()
+        piece = message(GPU, gpu_piece(2, 1, 1 << 40), fds=1)
+        socket.send_fds(s, [piece], [r])
+        os.close(r)
+        kind, body, _ = receive(s)
+        assert kind == MEMORY_ID and struct.unpack_from("<IIi", body)[1:] == (1, 0), body[:80]
+        os.write(w, b"open")
+
+        def documents():
+            status = c.thctl("-o", "json", "status", agent="a", check=False).stdout
+            counters = json.loads(status)["counters"]
+            return next(k["value"] for k in counters if k["name"] == "documents")
+
+        asked = itertools.count(documents() + 1)
+        c.server.signal(signal.SIGSTOP)
+        attributes = b"THA1" + struct.pack("<IH1sI", 1, 1, b"a", 0)
+        attributes = b"\x10\1\x1a" + bytes([len(attributes)]) + attributes
+        put = ask(a.runtime, number, secret, 1, b"\xd2\x02" + bytes([len(attributes)]) + attributes)
+        wait_for(lambda: documents() > next(asked), 30, "the agent has the attributes")
+        unregistered = ask(a.runtime, number, secret, 2, b"\xca\x02\0")()
+        assert unregistered == b"\x09" + struct.pack("<Q", 2), unregistered
+        assert b"before its end" in put()
+        try:
+            os.write(w, b"closed")
+            raise AssertionError("the agent has answered, and keeps the memory")
+        except BrokenPipeError:
+            pass
+        c.server.signal(signal.SIGCONT)
+        for fd in (w, *fds):
+            os.close(fd)
+        s.close()
 
 
 def ring():
@@ -515,4 +580,13 @@ def data_port():
 
 
 if __name__ == "__main__":
-    main(descriptor_socket, gpu_messages, ring, documents, slow_close, address_space, data_port)
+    main(
+        descriptor_socket,
+        gpu_messages,
+        never_registered,
+        ring,
+        documents,
+        slow_close,
+        address_space,
+        data_port,
+    )

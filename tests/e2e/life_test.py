@@ -3,7 +3,8 @@
 
 import signal
 
-from cluster import RemoteError, cluster, expect_error, main, wait_for
+import gpus
+from cluster import RemoteError, Skip, cluster, expect_error, main, wait_for
 
 SIZE = 4 << 20
 PATIENT = 60
@@ -25,6 +26,12 @@ def settles(call, *args, **kwargs):
         wait_for(once, PATIENT, "the call succeeds")
     except AssertionError as e:
         raise AssertionError(f"{e}; last {last}")
+
+
+def is_not_freed(worker, **args):
+    """Memory of thc_alloc that is registered; of GPU memory nobody asks before it is freed."""
+    if not gpus.KIND:
+        expect_error("STATE", worker.call, "free", **args)
 
 
 def opening_twice():
@@ -99,7 +106,7 @@ def registering():
         w.call("publish", version=1)
         expect_error("STATE", w.call, "unregister")
         expect_error("STATE", w.call, "register")
-        expect_error("STATE", w.call, "free")
+        is_not_freed(w)
         w.call("unpublish")
         w.call("unregister")
         w.call("free")
@@ -107,7 +114,7 @@ def registering():
         w.setup(SIZE, model="m", replica="r", name="r")
         w.call("submit", name="r", version="99", timeout=PATIENT)
         expect_error("STATE", w.call, "unregister", name="r")
-        expect_error("STATE", w.call, "free", name="r")
+        is_not_freed(w, name="r")
         w.call("op_cancel", name="r")
         expect_error("CANCELLED", w.call, "op_wait", name="r", timeout=PATIENT)
         w.call("unregister", name="r")
@@ -115,6 +122,8 @@ def registering():
 
 
 def one_buffer_under_two_handles():
+    if gpus.KIND == "closed":
+        raise Skip("each handle has a copy of its own of GPU memory that nobody can map")
     with cluster() as c:
         c.agent("a")
         c.agent("b")
@@ -216,7 +225,7 @@ def an_agent_restarts():
                 assert e.seconds < 2, (cmd, e.seconds)
         assert w.call("events") & 16, "THC_EV_AGENT_LOST"
         assert w.call("safe") == 1, "the process that could write has ended"
-        expect_error("STATE", w.call, "free")
+        is_not_freed(w)
         w.call("close", timeout=0)
         # The bytes are still there. Another name: the old group may not have been given up yet.
         settles(w.call, "open", model="m", replica="w2", timeout=20)
@@ -292,7 +301,7 @@ def abandoned_without_an_agent_that_answers():
             # It fails and stays; what it holds may be read.
             expect_error("TIMEOUT", w.call, "close", timeout=0.1)
             assert w.call("safe") == 0
-            expect_error("STATE", w.call, "free")
+            is_not_freed(w)
             # It fails and goes; the bytes are the agent's until it has let go of them.
             expect_error("TIMEOUT", w.call, "close", timeout=0.1, flags=1)
         finally:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host memory of every kind as source and destination, and memory that changes, shrinks, goes or
-blocks while an agent uses it: the code, a sentence, and an agent that lives."""
+blocks while an agent uses it: the code, a sentence, and an agent that lives. With GPU memory:
+between it and the host's kinds, and what is not about the host's."""
 
 import contextlib
 import ctypes as c
@@ -13,6 +14,7 @@ from cluster import LONG, Skip, cluster, expect_error, main, wait_for, with_libr
 with_library()
 import content
 import fuse
+import gpus
 import memory_kinds as kinds
 import thc
 
@@ -40,7 +42,7 @@ def rows(memory):
     """All of memory as tensors: small ones, odd ones, an empty one."""
     at, tensors = 0, []
     for name, nbytes in content.layout(memory.bytes):
-        tensors.append(thc.tensor(name, memory.address + at, [nbytes]))
+        tensors.append(thc.tensor(name, memory.address + at, [nbytes], device=memory.device))
         at += nbytes
     return tensors
 
@@ -130,14 +132,20 @@ def from_one_kind_to_another():
         want = fill(source, 3)
         shard.publish(1)
         held = []
-        for name, (make, _, _) in KINDS.items():
+        others = {name: make for name, (make, _, _) in KINDS.items()}
+        if gpus.KIND:
+            others = {"gpu": kinds.wanted, **others}
+        for name, make in others.items():
             memory = make(SIZE)
             reader = opened(cl, "b", name)
             reader.register(rows(memory))
             reader.replicate("1")
             assert digest(memory) == want, name
             held.append((reader, memory))
-        shard.unpublish()
+            if gpus.KIND and len(held) == 1:
+                shard.unpublish()  # the others have it from the GPU
+        if not gpus.KIND:
+            shard.unpublish()
         shard.unregister()
         shard.register(rows(source))
         error = expect_error("MEMORY_KIND", shard.replicate, "1")
@@ -286,17 +294,18 @@ def a_worker_that_dies():
 def one_memory_under_two_handles():
     with cluster() as cl:
         cl.agent("a")
-        (shard, source), (reader, memory) = pair(cl, kinds.Malloc, ("a", "a"))
+        (shard, source), (reader, memory) = pair(cl, kinds.wanted, ("a", "a"))
         fill(source, 1)
         shard.publish(1)
         reader.replicate("1")
         both = opened(cl, "a", "both", "other")
-        both.register([thc.tensor("x", source.address + 100, [1000])])
+        both.register([thc.tensor("x", source.address + 100, [1000], device=source.device)])
         feeder = opened(cl, "a", "feeder", "other")
-        feeder.register([thc.tensor("x", memory.address + 100, [1000])])
+        feeder.register([thc.tensor("x", memory.address + 100, [1000], device=memory.device)])
         feeder.publish(1)  # read by both: no harm
-        error = expect_error("INVALID", both.replicate, "1")
-        assert "'x'" in error.text, error.text
+        if gpus.KIND != "closed":  # of which each handle has a copy
+            error = expect_error("INVALID", both.replicate, "1")
+            assert "'x'" in error.text, error.text
         shard.unpublish()
         both.replicate("1")
         assert source.read(100, 1000) == memory.read(100, 1000)
@@ -307,7 +316,7 @@ def one_memory_under_two_handles():
 def the_same_memory_after_an_agent_has_gone():
     with cluster() as cl:
         agent = cl.agent("a")
-        memory = kinds.Malloc(SIZE)
+        memory = kinds.wanted(SIZE)
         shard = opened(cl, "a", "source")
         shard.register(rows(memory))
         want = fill(memory, 1)
@@ -319,7 +328,7 @@ def the_same_memory_after_an_agent_has_gone():
         shard = wait_for(lambda: reopened(cl), 60, "the server takes the agent's name again")
         shard.register(rows(memory))
         shard.publish(1)
-        other = kinds.Malloc(SIZE)
+        other = kinds.wanted(SIZE)
         reader = opened(cl, "a", "reader2")
         reader.register(rows(other))
         reader.replicate("1")
@@ -337,15 +346,16 @@ def reopened(cl):
         return None
 
 
-def many_small_private_tensors():
+def many_small_tensors():
     with cluster() as cl:
         cl.agent("a")
         shards, memories = [], []
         for replica in ("source", "reader"):
-            memory = kinds.Malloc(MANY * 48)
+            memory = (kinds.wanted if gpus.KIND else kinds.Malloc)(MANY * 48)
             tensors = (thc.Tensor * MANY)()
             for i in range(MANY):
-                tensors[i] = thc.tensor(f"t{i}", memory.address + i * 48, [40])
+                address = memory.address + i * 48
+                tensors[i] = thc.tensor(f"t{i}", address, [40], device=memory.device)
             shard = opened(cl, "a", replica)
             thc.call("thc_register", shard.handle, tensors, MANY, c.sizeof(thc.Tensor), 30_000)
             shards.append(shard)
@@ -473,6 +483,13 @@ def a_page_that_blocks_stops_nobody():
 
 
 if __name__ == "__main__":
+    if gpus.KIND:
+        main(
+            from_one_kind_to_another,
+            one_memory_under_two_handles,
+            the_same_memory_after_an_agent_has_gone,
+            many_small_tensors,
+        )
     main(
         every_kind_at_both_ends,
         from_one_kind_to_another,
@@ -484,7 +501,7 @@ if __name__ == "__main__":
         a_worker_that_dies,
         one_memory_under_two_handles,
         the_same_memory_after_an_agent_has_gone,
-        many_small_private_tensors,
+        many_small_tensors,
         huge_pages,
         a_page_that_blocks_stops_nobody,
     )

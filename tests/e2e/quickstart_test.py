@@ -42,6 +42,13 @@ def a_checkpoint_moves():
         assert left_behind(c) == ([], []), left_behind(c)
 
 
+def what_it_does_not_take():
+    for arguments, reason in ((["--wat"], "no option '--wat'"), (["a", "b"], "2 arguments")):
+        p = subprocess.run([QUICKSTART, *arguments], capture_output=True, text=True, timeout=60)
+        assert p.returncode == 2 and reason in p.stderr.split("\n")[0], p.stderr
+        assert "usage:" in p.stderr and p.stdout == "", p.stdout
+
+
 def interrupted_anywhere():
     with cluster(server=False) as c:
         path = os.path.join(c.dir, "in.safetensors")
@@ -65,4 +72,4 @@ def interrupted_anywhere():
 
 
 if __name__ == "__main__":
-    main(a_checkpoint_moves, interrupted_anywhere)
+    main(a_checkpoint_moves, what_it_does_not_take, interrupted_anywhere)

@@ -227,10 +227,15 @@ def ms(seconds):
 class Memory:
     """thc_alloc'd memory with slices to read and write."""
 
+    device = HOST
+
     def __init__(self, nbytes):
         ptr = _P()
         call("thc_alloc", nbytes, 0, c.byref(ptr))
         self.address, self.bytes = ptr.value, nbytes
+
+    def address_at(self, offset):
+        return self.address + offset
 
     def write(self, offset, data):
         assert offset + len(data) <= self.bytes
@@ -302,6 +307,11 @@ class Shard:
 
     def unregister(self, timeout=10):
         return call("thc_unregister", self.handle, ms(timeout))
+
+    def memory_path(self, tensor):
+        text = c.create_string_buffer(800)
+        call("thc_memory_path", self.handle, tensor.encode(), text, 800)
+        return text.value.decode()
 
     def publish(self, version, timeout=20):
         return call("thc_publish", self.handle, version, ms(timeout))

@@ -33,27 +33,15 @@ def cmd_open(name="s", **opts):
     shards[name] = thc.Shard(**opts)
 
 
-def memory_of(nbytes, kind=None, gpu=None, device=None):
-    """kind: a name in memory_kinds; gpu: one in gpu_driver.KINDS, or "" for none whatever the
-    environment says (gpus.py); else memory from thc_alloc."""
-    if gpu is None and kind is None:
-        gpu = os.environ.get("TH_E2E_GPU")
-    if gpu:
-        if device is None:
-            device = int(os.environ.get("TH_E2E_GPU_DEVICE", "0"))
-        return gpu_driver.KINDS[gpu](nbytes, device)
-    return (getattr(memory_kinds, kind) if kind else thc.Memory)(nbytes)
-
-
 def cmd_alloc(total_bytes, name="s", **where):
     rows = content.layout(total_bytes)
-    memories[name] = memory_of(sum(n for _, n in rows), **where)
+    memories[name] = memory_kinds.wanted(sum(n for _, n in rows), **where)
     layouts[name] = rows
 
 
 def cmd_alloc_even(total_bytes, count, name="s", **where):
     """So many tensors of one size."""
-    memories[name] = memory_of(total_bytes, **where)
+    memories[name] = memory_kinds.wanted(total_bytes, **where)
     layouts[name] = [(f"layer.{i:03}.weight", total_bytes // count) for i in range(count)]
 
 
@@ -78,14 +66,19 @@ def cmd_register(name="s", timeout=10, memory=None):
     """memory: the name of another handle, whose tensors they are too."""
     at, tensors = 0, []
     memory = memory or name
-    device = getattr(memories[memory], "device", thc.HOST)
+    device = memories[memory].device
     for row, nbytes in layouts[memory]:
-        address = memories[memory].address + at
+        address = memories[memory].address_at(at)
         tensors.append(thc.tensor(row, address, [nbytes], device=device))
         at += nbytes
     start = time.monotonic()
     shards[name].register(tensors, timeout)
     return time.monotonic() - start
+
+
+def cmd_path(name="s"):
+    """Of the first tensor."""
+    return shards[name].memory_path(layouts[name][0][0])
 
 
 def cmd_gpu_rates(total_bytes, device=0):
@@ -286,16 +279,21 @@ class Truth(threading.Thread):
 
     def __init__(self, name):
         super().__init__(daemon=True)
-        self.shard, memory = shards[name], memories[name]
-        words = memory.bytes // 8
-        self.view = memoryview((thc.c.c_uint64 * words).from_address(memory.address)).cast("B")
-        self.view = self.view.cast("Q")
+        self.shard, self.memory = shards[name], memories[name]
+        self.view = None
+        if self.memory.device == thc.HOST:
+            words = self.memory.bytes // 8
+            self.view = memoryview((thc.c.c_uint64 * words).from_address(self.memory.address))
+            self.view = self.view.cast("B").cast("Q")
         self.polls = self.held = self.safe = 0
         self.enough, self.error = None, None
 
     def sample(self):
         # Another offset each time: all words are looked at in the end.
-        return set(self.view[self.polls % 4096 :: 4096].tolist())
+        if self.view:
+            return set(self.view[self.polls % 4096 :: 4096].tolist())
+        part = self.memory.bytes // 512  # more would be slower than what it is to see
+        return set(memoryview(self.memory.read(self.polls % 512 * part, part)).cast("Q").tolist())
 
     def poll(self):
         self.polls += 1
@@ -342,24 +340,18 @@ def cmd_truth_end(polls, name="s"):
     return cmd_truth(name)
 
 
-def stamped(version, shard, nbytes):
-    """The bytes of a version, each 64 KiB of them different from all others."""
-    base = content.content(f"{version}/{shard}", 65528)
-    blocks = (n.to_bytes(8, "little") + base for n in range((nbytes + 65535) // 65536))
-    return b"".join(blocks)[:nbytes]
-
-
 def cmd_stamp(version, shard, name="s"):
-    memories[name].write(0, stamped(version, shard, memories[name].bytes))
+    data = content.content(f"{version}/{shard}", memories[name].bytes)
+    memories[name].write(0, data)
 
 
 def cmd_compare(version, shard, name="s"):
-    """None when the memory is this version's; else the first 64 KiB that is not."""
-    have = memories[name].read(0, memories[name].bytes)
-    want = stamped(version, shard, len(have))
+    """None when the memory is this version's; else the first block that is not."""
+    have, step = memories[name].read(0, memories[name].bytes), content.BLOCK
+    want = content.content(f"{version}/{shard}", len(have))
     if have == want:
         return None
-    return next(at for at in range(0, len(have), 65536) if have[at:][:65536] != want[at:][:65536])
+    return next(at for at in range(0, len(have), step) if have[at:][:step] != want[at:][:step])
 
 
 followed = {}

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import time
 
-from cluster import Hosts, Skip, cluster
+from cluster import Hosts, RemoteError, Skip, cluster, wait_for
 
 MIB = 1 << 20
 CHUNK = 4 * MIB
@@ -73,7 +73,18 @@ class Lab:
         name = f"host{i}"
         self.c.agent(name, prefix=self.hosts.prefix(i), data=self.hosts.address(i))
         worker = self.workers[i] = self.c.worker(f"worker{i}", name)
-        worker.call("open", model="m", replica=f"r{i}")
+
+        def opened():
+            """Until the server has given up the agent before, whose host was cut off, it refuses
+            another one of its name."""
+            try:
+                return worker.call("open", model="m", replica=f"r{i}") or True
+            except RemoteError as e:
+                if e.name != "NO_SERVER":
+                    raise
+                return False
+
+        wait_for(opened, 60, f"{name} is let in")
         # Whole chunks, so that K is what it seems to be.
         worker.call("alloc_even", count=max(1, self.bytes // (64 * MIB)), total_bytes=self.bytes)
         worker.call("register")

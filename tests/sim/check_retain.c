@@ -55,10 +55,9 @@ check_retain_start(void)
 			 o->layout_percent == 0 && o->clock_skew_permille == 0 &&
 			 o->loss_permille == 0 && o->twice_permille == 0 && o->slow_permille == 0 &&
 			 o->leg_fail_permille == 0 && o->corrupt_permille == 0 &&
-			 o->worker_death_ns == 0 && o->host_pause_ns == 0 &&
-			 o->server_pause_ns == 0 && o->cut_ns == 0 && o->slow_link_ns == 0 &&
-			 o->pipe_drop_ns == 0 && o->late_pidfd_ns == 0 && o->evict_ns == 0 &&
-			 o->leave_ns == 0 && o->reset_percent == 0;
+			 o->host_pause_ns == 0 && o->server_pause_ns == 0 && o->cut_ns == 0 &&
+			 o->slow_link_ns == 0 && o->pipe_drop_ns == 0 && o->late_pidfd_ns == 0 &&
+			 o->evict_ns == 0 && o->leave_ns == 0 && o->reset_percent == 0;
 }
 
 /* NULL: too far, not looked at. */
@@ -165,13 +164,21 @@ check_retain_closed(const struct worker *worker)
 
 /* ---- what is there --------------------------------------------------------------------------- */
 
+/* What a dead worker has left is read from where its agent has mapped it, if digests are there. */
+static bool
+readable(const struct handle *handle)
+{
+	return handle->offload || handle->worker != NULL ||
+	       (handle->memory->shared && handle->part.prefix == world.options.chunks);
+}
+
 static bool
 holds(const struct handle *handle, uint32_t model, uint32_t shard, struct th_version id)
 {
 	const struct content content = {
 		.model = model, .shard = shard, .lineage = id.lineage, .version = id.version};
 
-	return handle->part.there &&
+	return handle->part.there && readable(handle) &&
 	       (handle->part.published || handle->part.prefix == world.options.chunks) &&
 	       handle->memory->right == MEMORY_HELD &&
 	       memory_compare(handle->memory, &content) == UINT32_MAX;
@@ -249,6 +256,13 @@ at_rest(uint32_t model, struct th_version id)
 	return false;
 }
 
+/* Until then somebody may give it up in order who counts on what a dead worker held. */
+static bool
+deaths_are_missed(void)
+{
+	return world.options.worker_death_ns == 0 || world.now_ns > record.crash_ns + SEC;
+}
+
 /* What is being given up, or is in the hands of one agent, is looked at again when it rests. */
 static void
 forget_what_moves(bool crash)
@@ -262,7 +276,7 @@ forget_what_moves(bool crash)
 					world.options.drain_ns == 0 &&
 					world.options.spot_percent == 0 && !there(m, id))
 					check_risk_lost(m, id);
-				life->seen = life->seen && at_rest(m, id);
+				life->seen = life->seen && deaths_are_missed() && at_rest(m, id);
 			}
 		}
 	}
@@ -324,7 +338,7 @@ must_be_there(const struct group *group, struct th_version id)
 	if (!is_claimed(group, life))
 		return;
 	if (!life->seen)
-		life->seen = at_rest(group->model, id);
+		life->seen = deaths_are_missed() && at_rest(group->model, id);
 	else if (!there(group->model, id))
 		sim_fail("I12",
 			"version %" PRIu64 " of model %u is gone, and group %u retains \"%s\"",
@@ -387,8 +401,8 @@ bool
 check_retain_nothing_is_lost(void)
 {
 	return record.certain && world.options.servers == 1 && world.options.host_crash_ns == 0 &&
-	       world.options.drain_ns == 0 && world.options.spot_percent == 0 && !record.full &&
-	       !record.abandoned;
+	       world.options.worker_death_ns == 0 && world.options.drain_ns == 0 &&
+	       world.options.spot_percent == 0 && !record.full && !record.abandoned;
 }
 
 void

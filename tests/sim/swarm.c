@@ -200,11 +200,16 @@ spot_hosts(struct options *o)
 		o->spot_percent = (uint32_t)between(RNG_SHORT, 20, 60);
 }
 
-/* Hosts crash, one after the other, and nothing else fails: what is retained may be lost. */
+/*
+ * Hosts crash, one after the other, and nothing else fails: what is retained may be lost. Or
+ * workers die: so is what their agents have no digests of yet.
+ */
 static void
 losses(struct options *o)
 {
-	if (!percent(RNG_LOSS, 5) || o->quiet || o->servers > 1)
+	bool hosts = percent(RNG_LOSS, 5), workers = !hosts && percent(RNG_LOSS, 5);
+
+	if (!(hosts || workers) || o->quiet || o->servers > 1)
 		return;
 	no_faults(o);
 	o->diverge_permille = o->other_bytes_percent = o->layout_percent = o->spot_percent = 0;
@@ -212,7 +217,10 @@ losses(struct options *o)
 	o->force_percent = 0;
 	o->drain_ns = 0;
 	o->retain_percent = 100;
-	o->host_crash_ns = between(RNG_LOSS, SEC, 6 * SEC);
+	if (hosts)
+		o->host_crash_ns = between(RNG_LOSS, SEC, 6 * SEC);
+	else
+		o->worker_death_ns = between(RNG_LOSS, 300 * MS, 2 * SEC);
 }
 
 /*

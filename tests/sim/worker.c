@@ -453,10 +453,12 @@ worker_kill(struct worker *worker)
 	check_list_upset(worker);
 	if (worker->handle != NULL) {
 		worker->handle->worker = NULL;
-		host_tell(worker->host, AGENT_EV_LOST, worker->handle->id,
-			after_open(worker, !world.calm && late_ns > 0
-						   ? between(RNG_FAULT, MS, late_ns)
-						   : between(RNG_FAULT, 10 * US, 5 * MS)));
+		struct agent_event *event =
+			host_tell(worker->host, AGENT_EV_LOST, worker->handle->id,
+				after_open(worker, !world.calm && late_ns > 0
+							   ? between(RNG_FAULT, MS, late_ns)
+							   : between(RNG_FAULT, 10 * US, 5 * MS)));
+		event->u.lost.memory_gone = !worker->handle->memory->shared;
 	}
 	end(worker);
 	check_retain_crash();

@@ -25,7 +25,7 @@
 #include "tests/support/fake_agent.h"
 
 #ifdef __SANITIZE_THREAD__
-#define OPERATIONS 200000u
+#define OPERATIONS 80000u
 #else
 #define OPERATIONS 50000u
 #endif

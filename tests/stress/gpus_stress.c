@@ -38,6 +38,7 @@ struct worker {
 
 struct task {
 	struct gpu_request request;
+	struct gpu_chunk chunks[GPU_RUN_CHUNKS_MAX];
 	struct gpu_span to, from;
 	pthread_mutex_t *lock;
 	pthread_cond_t *changed;
@@ -97,12 +98,29 @@ join(const struct worker *worker, unsigned gpu)
 	struct gpu_space *space = gpu_space_new(gpus, uuids[gpu], label, &err);
 	TH_ASSERT(space);
 	for (unsigned i = 0; i < PIECES; i++) {
-		uint64_t number, bytes = AREA_BYTES / PIECES, at = worker->at + i * bytes;
+		uint64_t bytes = AREA_BYTES / PIECES, at = worker->at + i * bytes;
 		struct cuda_handle handle = {.kind = CUDA_KIND_LEGACY, .bytes = bytes, .id = at};
 		memcpy(handle.uuid, uuids[gpu], 16);
-		TH_ASSERT(gpu_space_add(space, &handle, BASE + at, -1, &err, &number) == 0);
+		TH_ASSERT(gpu_space_add(space, &handle, BASE + at, -1, NULL, &err) == 0);
 	}
 	return space;
+}
+
+/* Of any lengths, together as many bytes. */
+static void
+cut(struct task *task, struct th_rng *rng)
+{
+	uint32_t left = task->request.bytes, count = 0;
+	uint32_t most = 1 + (uint32_t)th_rng_below(rng, GPU_RUN_CHUNKS_MAX);
+	while (left > 0) {
+		uint32_t bytes = 1 + (uint32_t)th_rng_below(rng, left);
+		if (count + 1 == most)
+			bytes = left;
+		task->chunks[count++].bytes = bytes;
+		left -= bytes;
+	}
+	task->request.chunks = task->chunks;
+	task->request.num_chunks = count;
 }
 
 /* The lower half of the worker's memory is read, the upper one is written by whoever comes. */
@@ -130,6 +148,8 @@ submit(const struct worker *worker, struct th_rng *rng, struct gpu_space *space,
 	if (task->request.op == GPU_READ || task->request.op == GPU_WRITE) {
 		task->request.data = take_block();
 		memset(task->request.data, (int)worker->index, bytes);
+	} else if (th_rng_below(rng, 2) == 0) {
+		cut(task, rng);
 	}
 	gpu_submit(&task->request);
 }
@@ -138,15 +158,19 @@ static void
 check(struct task *task)
 {
 	struct gpu_request *request = &task->request;
-	struct th_hash expected = {0, 0};
+	const struct gpu_chunk whole = {.bytes = request->bytes, .digest = request->digest};
+	const struct gpu_chunk *chunks = request->chunks ? request->chunks : &whole;
 	if (request->code == 0) {
 		__atomic_fetch_add(&num_done, 1, __ATOMIC_RELAXED);
-		if (request->op == GPU_WRITE)
-			expected = digest_of(request->data, request->bytes);
-		else
-			expected = digest_of(
-				script->memory + (task->from.address - BASE), request->bytes);
-		TH_ASSERT(expected.lo == request->digest.lo && expected.hi == request->digest.hi);
+		const uint8_t *data = request->op == GPU_WRITE
+					      ? request->data
+					      : script->memory + (task->from.address - BASE);
+		for (uint32_t i = 0; i < (request->chunks ? request->num_chunks : 1); i++) {
+			struct th_hash expected = digest_of(data, chunks[i].bytes);
+			TH_ASSERT(expected.lo == chunks[i].digest.lo &&
+				  expected.hi == chunks[i].digest.hi);
+			data += chunks[i].bytes;
+		}
 		if (request->op == GPU_READ)
 			TH_ASSERT(
 				memcmp(request->data, script->memory + (task->from.address - BASE),

@@ -25,7 +25,11 @@
 #include "transport/rdma/stage.h"
 
 #define AGENTS 3
+#ifdef __SANITIZE_THREAD__
+#define READERS 7
+#else
 #define READERS 12
+#endif
 #define ROUNDS 12
 #define HASH_TAG 1000
 

@@ -11,7 +11,8 @@ import sys
 import tempfile
 import unittest
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'support'))
+TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..')
+sys.path.insert(0, os.path.join(TESTS, 'support'))
 import count  # noqa: E402
 
 
@@ -62,6 +63,12 @@ class Counted(unittest.TestCase):
     def allow(self, text):
         self.write('allowed', text)
         return '--allowed', os.path.join(self.root, 'allowed')
+
+    def test_two_of_one_name(self):
+        self.add('digest', 'e2e', stdout='1 passed, 0 failed, 0 skipped\n')
+        self.add('digest', 'unit', stdout=criterion(passing=1))
+        self.assertEqual(self.count(), (0, 1, 0))
+        self.assertIn('two tests are called digest', self.said)
 
     def test_programs_and_cases_that_pass(self):
         self.add('err', 'unit', stderr=criterion(passing=8))
@@ -124,6 +131,28 @@ class Counted(unittest.TestCase):
                  '1 passed, 0 failed, 1 skipped')
         self.assertEqual(self.count(), (1, 1, 0))
         self.assertEqual(self.count(*self.allow('shim/b no compiler')), (1, 0, 1))
+        self.assertEqual(self.count(*self.allow('shim*/b no compiler')), (1, 0, 1))
+        self.assertEqual(self.count(*self.allow('shi/b no compiler')), (1, 1, 0))
+
+    def test_what_real_gpus_cannot_be_made_to_do(self):
+        """It is skipped where no other test sees it."""
+        with open(os.path.join(TESTS, 'e2e', 'gpu_kill_test.py'), encoding='utf-8') as file:
+            text = file.read()
+        reason = re.search(r'raise Skip\("(no plans[^"]*)"\)', text)[1]
+        cases = re.findall(r'^def (\w+)\(\):\n    needs_plans\(\)', text, re.MULTILINE)
+        self.assertEqual(len(cases), text.count('\n    needs_plans()'))
+        allowed = count.read_allowed(os.path.join(TESTS, 'allowed-skips'))
+        for case in cases:
+            counted = count.Count(allowed)
+            with contextlib.redirect_stdout(io.StringIO()):
+                counted.skip('build', f'gpu_kill/{case}', reason)
+            self.assertEqual((counted.skipped, counted.failed), (1, 0), case)
+        # There may be no namespaces either, which is no excuse elsewhere.
+        for test, failed in (('hosts_chunks', 0), ('hosts', 1)):
+            counted = count.Count(allowed)
+            with contextlib.redirect_stdout(io.StringIO()):
+                counted.skip('build', f'{test}/a_case', 'network namespaces need root and iproute2')
+            self.assertEqual(counted.failed, failed, test)
 
     def test_script_with_a_failed_case(self):
         self.add('fork', 'e2e', result='FAIL', stdout='ok a 1.0 s\nFAILED b\n'
@@ -161,6 +190,14 @@ class Counted(unittest.TestCase):
         self.add('a', 'stress')
         self.add('b', 'style', logged=False)
         self.assertEqual(self.count(suite=':stress'), (1, 0, 0))
+
+    def test_all_but_one_suite(self):
+        self.add('a', 'stress')
+        self.add('b', 'style', logged=False)
+        self.assertEqual(self.count(suite=':!style'), (1, 0, 0))
+        self.add('c', 'unit', logged=False)
+        self.assertEqual(self.count(suite=':!style'), (1, 1, 0))
+        self.assertIn('c: has no result', self.said)
 
     def test_suite_without_tests(self):
         self.add('b', 'stress', logged=False)

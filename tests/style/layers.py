@@ -409,12 +409,12 @@ def check_libthc_needs(build):
 
 
 def check_parallel(build):
-    """Only tests that mostly wait run beside others: two that work starve each other."""
+    """Only tests that wait or end soon run beside others: two that work starve each other."""
     for test in build.tests:
         suites = {suite.split(':')[-1] for suite in test['suite']}
         if test['is_parallel'] and 'waiting' not in suites:
             yield (f'tests:1: {test["name"]} would run beside others: give it is_parallel: false, '
-                   f"or the suite 'waiting' if it mostly waits")
+                   f"or the suite 'waiting' if it waits or ends soon")
 
 
 SOURCE_CHECKS = (

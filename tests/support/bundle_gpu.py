@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tests and figures of GPU memory on the GPUs of this machine, from a bundle: what
-`tools/check --gpu` does where the source is. Ends with `N passed, N failed, N skipped`.
+`tools/check --gpu` does where the source is, but for planned faults. Ends with `N passed, N failed,
+N skipped`.
 
     check-gpu [--figures-only | --tests-only] [OPTION OF tests/bench/gpu.py...]     in the bundle
 """
@@ -30,6 +31,8 @@ def main():
     if "--figures-only" not in options:
         tests = [t for t in bundle_tests.known(bundle)["tests"] if "gpu" in t["suite"]]
         found = bundle_tests.run(tests, env, "gpu")
+        if not any(t["name"] == "basic_small_chunks" for t in tests):
+            found.fail("the bundle has not every kind of GPU memory: make it with -Dgpu_kinds=true")
     if "--tests-only" not in options:
         rest = [o for o in options if o != "--figures-only"]
         command = [sys.executable, os.path.join(source, "bench", "gpu.py"), *rest]

@@ -2,20 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts what the tests of one or more Meson builds really did, and ends with one line.
 
-    count.py [--allowed FILE] [--fault SENTENCE]... [BUILD[:SUITE]]...
+    count.py [--allowed FILE] [--fault SENTENCE]... [BUILD[:SUITE | :!SUITE]]...
 
 Meson's own summary counts programs and believes their exit status. That hides a Criterion program
 that ran no test, a test case that was skipped inside a program, and a run that was cut off. Here
 a Criterion program and an end-to-end script count case by case, any other program as one, and
 all that is left open is a failure: a registered test without a result, an unknown result, a skip
 that FILE does not allow. Each --fault is one more failure (a build that did not compile). Exit
-status 0: nothing failed and something passed.
+status 0: nothing failed and something passed. SUITE: the tests of it had to run, with ! the others.
 
 FILE holds lines `NAME REGEX`: NAME is the test, or TEST/SUITE::CASE for a Criterion case, or
-TEST/CASE for one of a script, and the regular expression must be found in the reason that the
-skip gives.
+TEST/CASE for one of a script (a pattern as of the shell: a script with GPU memory of some kind is
+SCRIPT_KIND), and the regular expression must be found in the reason that the skip gives.
 """
 
+import fnmatch
 import json
 import os
 import re
@@ -40,7 +41,7 @@ class Count:
         print(f'FAILED {sentence}')
 
     def skip(self, build, name, reason):
-        if any(name == n and r.search(reason) for n, r in self.allowed):
+        if any(fnmatch.fnmatchcase(name, n) and r.search(reason) for n, r in self.allowed):
             self.skipped += 1
             print(f'SKIPPED {build} {name}: {reason}')
         else:
@@ -129,13 +130,15 @@ def count_program(count, build, name, entry, output):
 
 
 def registered(folder, suite):
-    """Name -> suites of the tests that had to run."""
+    """Name -> suites of the tests that had to run: those of `suite`, or with ! those of no such."""
     with open(os.path.join(folder, 'meson-info', 'intro-tests.json'), encoding='utf-8') as file:
         tests = json.load(file)
     found = {}
     for test in tests:
         suites = {s.split(':')[-1] for s in test['suite']}
-        if suite is None or suite in suites:
+        if not suite or (suite[1:] not in suites if suite[0] == '!' else suite in suites):
+            if test['name'] in found:
+                raise ValueError(f"two tests are called {test['name']}")
             found[test['name']] = suites
     return found
 
@@ -144,7 +147,7 @@ def count_build(count, argument):
     folder, _, suite = argument.partition(':')
     build = os.path.basename(os.path.normpath(folder))
     try:
-        expected = registered(folder, suite or None)
+        expected = registered(folder, suite)
         with open(os.path.join(folder, 'meson-logs', 'testlog.json'), encoding='utf-8') as file:
             entries = [json.loads(line) for line in file if line.strip()]
     except (OSError, ValueError) as problem:

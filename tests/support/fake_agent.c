@@ -28,6 +28,15 @@
 
 static const uint8_t sp_rep[8] = {0, 'S', 'P', 0, 0, 0x31, 0, 0};
 
+/* A rude agent sends what a terminal obeys, and no end. */
+static void
+say(const struct fake_agent *agent, char *ret_text, size_t bytes, const char *text)
+{
+	(void)snprintf(ret_text, bytes, "%s", text);
+	for (size_t i = 0; agent->rude && i < bytes; i++)
+		ret_text[i] = "\x1b[2J"[i % 4];
+}
+
 /* ---- rings --------------------------------------------------------------------------------- */
 
 static void
@@ -41,12 +50,12 @@ complete(struct fake_agent *agent, const struct shm_submission *submission, int 
 		.lineage = 3,
 		.version = strtoull(submission->version_spec, NULL, 10),
 		.bytes_moved = 1000,
-		.group_op_seq = 42,
-		.transport = "tcp",
-		.source = "trainer"};
+		.group_op_seq = 42};
 	struct shm_completion completion = {
 		.op_seq = submission->op_seq, .slot = submission->slot, .code = code};
 
+	say(agent, slot.transport, sizeof(slot.transport), "tcp");
+	say(agent, slot.source, sizeof(slot.source), "trainer");
 	(void)snprintf(slot.sentence, sizeof(slot.sentence), "%s", text != NULL ? text : "");
 	if (agent->operation == FAKE_BAD_OP_SEQ)
 		completion.op_seq++;
@@ -170,8 +179,8 @@ take_all(struct fake_agent *agent)
 
 /* ---- descriptor socket --------------------------------------------------------------------- */
 
-static void
-end_session(struct fake_agent *agent)
+void
+fake_agent_hang_up(struct fake_agent *agent)
 {
 	if (agent->sock < 0)
 		return;
@@ -185,12 +194,6 @@ end_session(struct fake_agent *agent)
 	agent->hang_ups++;
 }
 
-void
-fake_agent_hang_up(struct fake_agent *agent)
-{
-	end_session(agent);
-}
-
 static void
 refuse(struct fake_agent *agent, enum fdmsg_kind kind, int code, const char *text)
 {
@@ -198,6 +201,12 @@ refuse(struct fake_agent *agent, enum fdmsg_kind kind, int code, const char *tex
 
 	(void)snprintf(refused.text, sizeof(refused.text), "%s", text != NULL ? text : "");
 	(void)fdmsg_send(agent->sock, kind, &refused, sizeof(refused), NULL, 0);
+}
+
+void
+fake_agent_closed(struct fake_agent *agent, int code)
+{
+	refuse(agent, FDMSG_CLOSED, code, code != 0 ? "not closed" : "");
 }
 
 static void
@@ -221,7 +230,7 @@ on_hello(struct fake_agent *agent)
 		(void)send(agent->sock, "garbage", 7, MSG_NOSIGNAL);
 		break;
 	case FAKE_HANG_UP_HELLO:
-		end_session(agent);
+		fake_agent_hang_up(agent);
 		break;
 	case FAKE_SILENT_HELLO:
 	case FAKE_REFUSE_CONNECT:
@@ -242,7 +251,7 @@ on_open(struct fake_agent *agent)
 	if (agent->open == FAKE_REFUSE_OPEN) {
 		refuse(agent, FDMSG_REFUSED, agent->refuse_code, agent->refuse_text);
 	} else if (agent->open == FAKE_HANG_UP_OPEN) {
-		end_session(agent);
+		fake_agent_hang_up(agent);
 	} else if (agent->open == FAKE_WRONG_MESSAGE) {
 		(void)fdmsg_send(agent->sock, FDMSG_FORGET, &forget, sizeof(forget), NULL, 0);
 	} else {
@@ -264,8 +273,8 @@ answer_memory(struct fake_agent *agent, uint32_t token, int code, const char *pa
 
 	if (code == 0)
 		answer.id = ++agent->memories;
-	(void)snprintf(answer.path, sizeof(answer.path), "%s", path);
-	(void)snprintf(answer.text, sizeof(answer.text), "%s", code != 0 ? "not taken here" : "");
+	say(agent, answer.path, sizeof(answer.path), path);
+	say(agent, answer.text, sizeof(answer.text), code != 0 ? "not taken here" : "");
 	(void)fdmsg_send(agent->sock, FDMSG_MEMORY_ID, &answer, sizeof(answer), NULL, 0);
 }
 
@@ -277,6 +286,7 @@ on_dmabuf(struct fake_agent *agent, const struct fdmsg_memory *message)
 	th_fd_close(&agent->dmabuf_fd);
 	agent->dmabuf_fd = th_fd_move(&agent->message->fds[0]);
 	answer_memory(agent, message->token, agent->dmabuf_code, "dma-buf");
+	agent->freeze = agent->dmabufs == agent->last_dmabuf;
 }
 
 static void
@@ -312,9 +322,8 @@ on_forget(struct fake_agent *agent)
 static void
 on_memory(struct fake_agent *agent)
 {
-	struct fdmsg_memory_id answer = {.code = agent->memory_code};
-
 	struct fdmsg_memory message;
+
 	memcpy(&message, agent->message->body, sizeof(message));
 	if (message.kind == FDMSG_DMABUF) {
 		on_dmabuf(agent, &message);
@@ -323,15 +332,9 @@ on_memory(struct fake_agent *agent)
 	agent->memory = message;
 	th_fd_close(&agent->memory_fd);
 	agent->memory_fd = th_fd_move(&agent->message->fds[0]);
-	(void)snprintf(answer.path, sizeof(answer.path), "%s",
-		agent->memory.kind == FDMSG_MEMFD ? "direct" : "copy");
-	answer.token = agent->memory.token;
-	answer.id = ++agent->memories;
-	(void)snprintf(answer.text, sizeof(answer.text), "%s",
-		agent->memory_code != 0 ? "no such memory here" : "");
-	if (agent->unexpected_message)
-		answer.token++;
-	(void)fdmsg_send(agent->sock, FDMSG_MEMORY_ID, &answer, sizeof(answer), NULL, 0);
+	bool copied = message.kind == FDMSG_FILE || message.kind == FDMSG_PROCESS;
+	answer_memory(agent, message.token + (agent->unexpected_message ? 1u : 0u),
+		agent->memory_code, copied ? "copy" : "direct");
 }
 
 static void
@@ -342,7 +345,7 @@ on_message(struct fake_agent *agent)
 	if (rc == -EAGAIN)
 		return;
 	if (rc <= 0) {
-		end_session(agent);
+		fake_agent_hang_up(agent);
 		return;
 	}
 	switch ((enum fdmsg_kind)agent->message->head.kind) {
@@ -364,8 +367,7 @@ on_message(struct fake_agent *agent)
 	case FDMSG_CLOSE:
 		agent->closes++;
 		if (!agent->close_silent)
-			refuse(agent, FDMSG_CLOSED, agent->close_code,
-				agent->close_code != 0 ? "not closed" : "");
+			fake_agent_closed(agent, agent->close_code);
 		break;
 	case FDMSG_WELCOME:
 	case FDMSG_REFUSED:
@@ -373,7 +375,7 @@ on_message(struct fake_agent *agent)
 	case FDMSG_MEMORY_ID:
 	case FDMSG_CLOSED:
 	default:
-		end_session(agent);
+		fake_agent_hang_up(agent);
 		break;
 	}
 	fdmsg_close_fds(agent->message);
@@ -386,11 +388,11 @@ on_connect(struct fake_agent *agent)
 
 	if (sock < 0)
 		return;
-	end_session(agent);
+	fake_agent_hang_up(agent);
 	agent->sock = sock;
 	if (agent->hello == FAKE_REFUSE_CONNECT) {
 		refuse(agent, FDMSG_REFUSED, agent->refuse_code, agent->refuse_text);
-		end_session(agent);
+		fake_agent_hang_up(agent);
 		return;
 	}
 	agent->bell_agent = doorbell_new();
@@ -429,6 +431,8 @@ static void
 on_register(struct fake_agent *agent, const Tensorhub__V1__RegisterTensors *part,
 	Tensorhub__V1__Reply *reply, Tensorhub__V1__RegisterTensorsReply *body)
 {
+	static char not_opened[] = "no GPU process opens it";
+
 	if (part->part == 0)
 		agent->parts_bytes = 0;
 	agent->parts = realloc(agent->parts, agent->parts_bytes + part->data.len + 1);
@@ -454,6 +458,12 @@ on_register(struct fake_agent *agent, const Tensorhub__V1__RegisterTensors *part
 	}
 	body->bytes = agent->rows_bytes;
 	tensorhub__v1__tensor_rows__free_unpacked(rows, NULL);
+	if (agent->not_opened > 0) {
+		agent->not_opened--;
+		reply->code = TH_E_MEMORY_KIND;
+		reply->text = not_opened;
+		return;
+	}
 	reply->body_case = TENSORHUB__V1__REPLY__BODY_REGISTER_TENSORS;
 	reply->register_tensors = body;
 }
@@ -462,13 +472,15 @@ on_register(struct fake_agent *agent, const Tensorhub__V1__RegisterTensors *part
 static size_t
 pack_listing(struct fake_agent *agent, Tensorhub__V1__Reply *reply, uint8_t *ret_data)
 {
-	char name[] = "trainer", datacenter[] = "default";
+	char name[8], datacenter[] = "default";
 	Tensorhub__V1__Listing listing = TENSORHUB__V1__LISTING__INIT;
 	Tensorhub__V1__VersionInfo version = TENSORHUB__V1__VERSION_INFO__INIT, *versions[1];
 	Tensorhub__V1__Version number = TENSORHUB__V1__VERSION__INIT;
 	Tensorhub__V1__ReplicaInfo replica, *replicas[1];
 
 	tensorhub__v1__replica_info__init(&replica);
+	say(agent, name, sizeof(name), "trainer");
+	name[7] = '\0';
 	replica.name = name;
 	replica.datacenter = datacenter;
 	replica.num_shards = 2;
@@ -732,7 +744,7 @@ fake_agent_stop(struct fake_agent *agent)
 	agent->stop = true;
 	fake_agent_unlock(agent);
 	TH_ASSERT(pthread_join(agent->thread, NULL) == 0);
-	end_session(agent);
+	fake_agent_hang_up(agent);
 	for (int i = 0; i < FAKE_CONNECTIONS; i++)
 		th_fd_close(&agent->connections[i]);
 	th_fd_close(&agent->memory_fd);

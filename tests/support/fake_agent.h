@@ -59,6 +59,7 @@ struct fake_agent {
 	int refuse_code, operation_code, memory_code, close_code, request_code;
 	bool close_silent, request_silent, request_garbage, request_hang_up, unexpected_message;
 	bool ignore_cancel; /* as of an operation that has begun */
+	bool rude;          /* its texts have no end, and control characters */
 	const char *refuse_text, *operation_text;
 	const uint8_t *manifest, *attributes; /* what thc_get_manifest gets; NULL: not available */
 	size_t manifest_bytes, attributes_bytes, blob_part_bytes;
@@ -67,6 +68,8 @@ struct fake_agent {
 	bool no_gpus;      /* as an agent that knows nothing of them */
 	unsigned gpu_good; /* so many pieces of GPU memory are taken, then gpu_code comes */
 	int gpu_code, dmabuf_code;
+	unsigned last_dmabuf; /* as it has answered so many it is frozen; 0: never */
+	unsigned not_opened; /* so many registrations fail as of GPU memory that nobody opens */
 
 	/* What has happened. */
 	unsigned sessions, hang_ups, memories, forgets, closes, requests, submissions, cancels;
@@ -118,6 +121,8 @@ void fake_agent_release(struct fake_agent *agent, int code, const char *text);
 void fake_agent_line(struct fake_agent *agent);
 /* Under the lock. Another generation: completes the watches that are held. */
 void fake_agent_change(struct fake_agent *agent);
+/* Under the lock. Answers a CLOSE, after close_silent. */
+void fake_agent_closed(struct fake_agent *agent, int code);
 /* Under the lock. Ends the session but for its close, as after a broken contract. */
 void fake_agent_end(struct fake_agent *agent, int code, const char *text);
 /* Under the lock. As if it was stopped in the middle of its next heartbeat; until the next line. */

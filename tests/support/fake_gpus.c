@@ -10,10 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
+#include "ipc/base/fd.h"
 #include "transport/digest.h"
 
 #define PIECES_MAX 16u
@@ -25,23 +27,38 @@ struct gpus {
 	pthread_t thread;
 	int wake_fd;
 	/* Guarded by lock. */
-	bool stopping, hold;
+	bool stopping, hold, no_own, refuse_own, hold_own;
+	struct gpu_space *held; /* own ones that nobody is told of yet */
+	uint32_t losses;        /* own memory of before is lost */
 	struct gpu_request *first, **last;
 	uint32_t running, spaces;
-	uint32_t counts[OPS], after[OPS];
+	uint32_t counts[OPS], requests[OPS], after[OPS];
 	int codes[OPS];
 	uint32_t flip_after[OPS], flips[OPS];
-	uint32_t blocks, blocks_max;
+	uint32_t blocks, blocks_max, taken;
 	uint64_t waits;
 	struct gpus_waiter *waiters, **waiters_last;
+};
+
+struct gpus_host {
+	struct gpus_host_memory memory;
+	uint32_t references; /* atomic */
 };
 
 struct gpu_space {
 	struct gpus *gpus;
 	uint8_t uuid[16];
+	uint8_t *own; /* owns: mapped from own_fd, at the addresses from 0 on; NULL: a worker's */
+	int own_fd;   /* owns, until it is taken */
+	uint64_t own_bytes;
+	uint32_t losses;                                         /* when it was made */
+	void (*settled)(void *arg, const struct th_err *result); /* held */
+	void *settled_arg;
+	struct gpu_space *next;
 	uint32_t references; /* atomic */
 	struct {
 		uint64_t base, bytes;
+		struct gpu_piece_user user;
 	} pieces[PIECES_MAX]; /* guarded by the lock */
 	uint32_t num_pieces;
 };
@@ -65,6 +82,8 @@ next(struct walk *walk, uint64_t bytes, uint64_t *ret_bytes)
 	}
 	const struct gpu_span *span = &walk->spans[walk->i];
 	uint8_t *data = (uint8_t *)(uintptr_t)(span->address + walk->at);
+	if (span->space->own)
+		data = span->space->own + span->address + walk->at;
 	*ret_bytes = th_min_u64(bytes, span->bytes - walk->at);
 	walk->at += *ret_bytes;
 	return data;
@@ -76,33 +95,29 @@ all_there(const struct gpu_span *spans, uint32_t count)
 	bool all = true;
 	for (uint32_t i = 0; i < count; i++) {
 		TH_ASSERT(memcmp(spans[i].space->uuid, spans[0].space->uuid, 16) == 0);
-		all = all && gpu_space_has(spans[i].space, spans[i].address, spans[i].bytes);
+		all = all && gpu_space_has(spans[i].space, spans[i].address, spans[i].bytes) &&
+		      !gpu_space_is_lost(spans[i].space);
 	}
 	return all;
 }
 
-static void
-move(struct gpu_request *request)
+static struct th_hash
+move_chunk(const struct gpu_request *request, struct walk *to, struct walk *from, uint64_t left)
 {
-	struct walk to = {.spans = request->to, .count = request->num_to};
-	struct walk from = {.spans = request->from, .count = request->num_from};
 	struct digest digest;
 	uint8_t *data = request->data;
 	digest_init(&digest);
-	for (uint64_t left = request->bytes; left > 0;) {
+	while (left > 0) {
 		uint64_t bytes = left;
 		uint8_t *source = data, *target = data;
-		if (from.count > 0)
-			source = next(&from, bytes, &bytes);
-		if (to.count > 0) {
-			struct walk before = from;
+		if (from->count > 0)
+			source = next(from, bytes, &bytes);
+		if (to->count > 0) {
 			uint64_t whole = bytes;
-			target = next(&to, bytes, &bytes);
+			target = next(to, bytes, &bytes);
 			/* What the other side has no room for comes again. */
-			if (from.count > 0) {
-				from = before;
-				from.at -= whole - bytes;
-			}
+			if (from->count > 0)
+				from->at -= whole - bytes;
 		}
 		digest_update(&digest, source, bytes);
 		if (request->op != GPU_HASH)
@@ -111,7 +126,38 @@ move(struct gpu_request *request)
 			data += bytes;
 		left -= bytes;
 	}
-	request->digest = digest_final(&digest);
+	return digest_final(&digest);
+}
+
+static uint32_t
+num_chunks(const struct gpu_request *request)
+{
+	return request->chunks ? request->num_chunks : 1;
+}
+
+/* flipped: mask of chunks. */
+static void
+move(struct gpu_request *request, uint32_t flipped)
+{
+	struct walk to = {.spans = request->to, .count = request->num_to};
+	struct walk from = {.spans = request->from, .count = request->num_from};
+	struct gpu_chunk one = {.bytes = request->bytes};
+	struct gpu_chunk *chunks = request->chunks ? request->chunks : &one;
+	const uint8_t *data = request->data;
+	const struct gpus_host *host = request->host;
+	uint64_t sum = 0;
+	TH_ASSERT(!host ||
+		  (data >= host->memory.data && th_range_fits((uint64_t)(data - host->memory.data),
+							request->bytes, host->memory.bytes)));
+	TH_ASSERT(!data || num_chunks(request) == 1);
+	for (uint32_t i = 0; i < num_chunks(request); i++) {
+		chunks[i].digest = move_chunk(request, &to, &from, chunks[i].bytes);
+		chunks[i].digest.lo ^= flipped >> i & 1;
+		sum += chunks[i].bytes;
+	}
+	TH_ASSERT(sum == request->bytes);
+	if (!request->chunks)
+		request->digest = one.digest;
 }
 
 /* Under the lock. */
@@ -131,14 +177,18 @@ flips(struct gpus *gpus, enum gpu_run_op op)
 static void
 serve(struct gpus *gpus, struct gpu_request *request)
 {
+	enum gpu_run_op op = request->op;
+	uint32_t count = num_chunks(request), flipped = 0;
 	int code = 0;
 	pthread_mutex_lock(&gpus->lock);
-	bool flip = flips(gpus, request->op);
-	gpus->counts[request->op]++;
-	if (gpus->codes[request->op] != 0 && gpus->after[request->op] == 0)
-		code = gpus->codes[request->op];
-	else if (gpus->codes[request->op] != 0)
-		gpus->after[request->op]--;
+	for (uint32_t i = 0; i < count; i++)
+		flipped |= (uint32_t)flips(gpus, op) << i;
+	gpus->counts[op] += count;
+	gpus->requests[op]++;
+	if (gpus->codes[op] != 0 && gpus->after[op] < count)
+		code = gpus->codes[op];
+	if (gpus->codes[op] != 0)
+		gpus->after[op] -= th_min_u32(gpus->after[op], count);
 	pthread_mutex_unlock(&gpus->lock);
 	if (code == 0 && (!all_there(request->to, request->num_to) ||
 				 !all_there(request->from, request->num_from)))
@@ -146,9 +196,7 @@ serve(struct gpus *gpus, struct gpu_request *request)
 	request->code = code;
 	request->text[0] = '\0';
 	if (code == 0)
-		move(request);
-	if (flip)
-		request->digest.lo ^= 1;
+		move(request, flipped);
 	if (code < 0)
 		snprintf(request->text, sizeof(request->text), "the test said so");
 }
@@ -170,9 +218,11 @@ gpus_main(void *arg)
 		pthread_mutex_unlock(&gpus->lock);
 		serve(gpus, request);
 		pthread_mutex_lock(&gpus->lock);
-		gpus->running--;
+		gpus->running -= num_chunks(request);
 		pthread_mutex_unlock(&gpus->lock);
+		struct gpus_host *host = request->host;
 		request->done(request);
+		gpus_host_release(host);
 		pthread_mutex_lock(&gpus->lock);
 	}
 	pthread_mutex_unlock(&gpus->lock);
@@ -189,12 +239,14 @@ void
 gpu_submit(struct gpu_request *request)
 {
 	struct gpus *gpus = gpus_of(request);
+	if (request->host)
+		__atomic_add_fetch(&request->host->references, 1, __ATOMIC_RELAXED);
 	request->next = NULL;
 	pthread_mutex_lock(&gpus->lock);
 	TH_ASSERT(!gpus->stopping);
 	*gpus->last = request;
 	gpus->last = &request->next;
-	gpus->running++;
+	gpus->running += num_chunks(request);
 	pthread_cond_signal(&gpus->work);
 	pthread_mutex_unlock(&gpus->lock);
 }
@@ -276,6 +328,12 @@ fake_gpus_count(struct gpus *gpus, enum gpu_run_op op)
 }
 
 uint32_t
+fake_gpus_requests(struct gpus *gpus, enum gpu_run_op op)
+{
+	return look(gpus, &gpus->requests[op]);
+}
+
+uint32_t
 fake_gpus_running(struct gpus *gpus)
 {
 	return look(gpus, &gpus->running);
@@ -285,6 +343,12 @@ uint32_t
 fake_gpus_blocks(struct gpus *gpus)
 {
 	return look(gpus, &gpus->blocks);
+}
+
+uint32_t
+fake_gpus_taken(struct gpus *gpus)
+{
+	return look(gpus, &gpus->taken);
 }
 
 uint32_t
@@ -317,6 +381,16 @@ gpu_space_retain(struct gpu_space *space)
 	return space;
 }
 
+/* Nothing of it is ever open: it is gone at once. */
+static void
+end_piece(struct gpu_space *space, uint64_t piece)
+{
+	struct gpu_piece_user user = space->pieces[piece].user;
+	space->pieces[piece].user = (struct gpu_piece_user){0};
+	if (user.gone)
+		user.gone(user.arg);
+}
+
 void
 gpu_space_release(struct gpu_space *space)
 {
@@ -326,6 +400,12 @@ gpu_space_release(struct gpu_space *space)
 	pthread_mutex_lock(&gpus->lock);
 	gpus->spaces--;
 	pthread_mutex_unlock(&gpus->lock);
+	for (uint32_t i = 0; i < space->num_pieces; i++)
+		end_piece(space, i);
+	if (space->own) {
+		munmap(space->own, space->own_bytes);
+		th_fd_close(&space->own_fd);
+	}
 	free(space);
 }
 
@@ -343,24 +423,37 @@ gpu_space_wake_fd(const struct gpu_space *space)
 
 int
 gpu_space_add(struct gpu_space *space, const struct cuda_handle *handle, uint64_t base, int fd,
-	struct th_err *err, uint64_t *ret_piece)
+	const struct gpu_piece_user *user, struct th_err *err)
 {
 	(void)err;
 	TH_ASSERT(fd < 0 && space->num_pieces < PIECES_MAX);
 	pthread_mutex_lock(&space->gpus->lock);
 	space->pieces[space->num_pieces].base = base;
 	space->pieces[space->num_pieces].bytes = handle->bytes;
-	*ret_piece = space->num_pieces++;
+	if (user)
+		space->pieces[space->num_pieces].user = *user;
+	space->num_pieces++;
 	pthread_mutex_unlock(&space->gpus->lock);
 	return 0;
 }
 
 void
-gpu_space_forget(struct gpu_space *space, uint64_t piece)
+gpu_space_forget(struct gpu_space *space, uint64_t base)
 {
+	uint32_t piece = 0;
 	pthread_mutex_lock(&space->gpus->lock);
+	while (space->pieces[piece].base != base || space->pieces[piece].bytes == 0)
+		TH_ASSERT(++piece < space->num_pieces);
 	space->pieces[piece].bytes = 0;
 	pthread_mutex_unlock(&space->gpus->lock);
+	end_piece(space, piece);
+}
+
+bool
+gpu_space_is_poisoned(const struct gpu_space *space)
+{
+	(void)space;
+	return false;
 }
 
 bool
@@ -381,9 +474,129 @@ void
 gpu_space_settle(
 	struct gpu_space *space, void (*settled)(void *arg, const struct th_err *result), void *arg)
 {
-	const struct th_err none = {0};
-	(void)space;
-	settled(arg, &none);
+	struct th_err err = {0};
+	struct gpus *gpus = space->gpus;
+	pthread_mutex_lock(&gpus->lock);
+	bool held = space->own && gpus->hold_own;
+	if (held) {
+		space->settled = settled;
+		space->settled_arg = arg;
+		space->next = gpus->held;
+		gpus->held = space;
+	} else if (space->own && gpus->no_own) {
+		th_fail(&err, TH_E_MEMORY_KIND, "the test has none");
+	}
+	pthread_mutex_unlock(&gpus->lock);
+	if (!held)
+		settled(arg, &err);
+}
+
+void
+fake_gpus_hold_own(struct gpus *gpus, bool hold)
+{
+	pthread_mutex_lock(&gpus->lock);
+	struct gpu_space *space = hold ? NULL : gpus->held;
+	gpus->hold_own = hold;
+	gpus->held = hold ? gpus->held : NULL;
+	pthread_mutex_unlock(&gpus->lock);
+	while (space) {
+		struct gpu_space *next = space->next;
+		gpu_space_settle(space, space->settled, space->settled_arg);
+		space = next;
+	}
+}
+
+/* ---- own memory ---------------------------------------------------------------------------- */
+
+struct gpu_space *
+gpu_space_new_own(struct gpus *gpus, const uint8_t uuid[16], uint64_t bytes, const char *label,
+	struct th_err *err)
+{
+	struct cuda_handle handle = {.bytes = bytes};
+	pthread_mutex_lock(&gpus->lock);
+	bool refuse = gpus->refuse_own;
+	pthread_mutex_unlock(&gpus->lock);
+	if (refuse) {
+		(void)th_fail(err, TH_E_LIMIT, "the test says so");
+		return NULL;
+	}
+	struct gpu_space *space = gpu_space_new(gpus, uuid, label, err);
+	int fd = memfd_create("own", MFD_CLOEXEC);
+	TH_ASSERT(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+	space->own = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	space->own_fd = fd;
+	space->own_bytes = bytes;
+	space->losses = look(gpus, &gpus->losses);
+	int rc = gpu_space_add(space, &handle, 0, -1, NULL, err);
+	TH_ASSERT(rc == 0 && space->own != MAP_FAILED);
+	return space;
+}
+
+static void
+close_here(int fd, void (*closed)(void *arg), void *arg)
+{
+	close(fd);
+	if (closed)
+		closed(arg);
+}
+
+int
+gpu_space_take_dmabuf(struct gpu_space *space, gpus_close_fd *ret_close_fd)
+{
+	*ret_close_fd = close_here;
+	return th_fd_move(&space->own_fd);
+}
+
+bool
+gpu_space_is_lost(struct gpu_space *space)
+{
+	return space->own && look(space->gpus, &space->gpus->losses) != space->losses;
+}
+
+void
+fake_gpus_have_no_own(struct gpus *gpus)
+{
+	pthread_mutex_lock(&gpus->lock);
+	gpus->no_own = true;
+	pthread_mutex_unlock(&gpus->lock);
+}
+
+void
+fake_gpus_refuse_own(struct gpus *gpus, bool refuse)
+{
+	pthread_mutex_lock(&gpus->lock);
+	gpus->refuse_own = refuse;
+	pthread_mutex_unlock(&gpus->lock);
+}
+
+void
+fake_gpus_lose_own(struct gpus *gpus)
+{
+	pthread_mutex_lock(&gpus->lock);
+	gpus->losses++;
+	pthread_mutex_unlock(&gpus->lock);
+}
+
+/* ---- host memory --------------------------------------------------------------------------- */
+
+struct gpus_host *
+gpus_host_new(struct gpus *gpus, const struct gpus_host_memory *memory)
+{
+	struct gpus_host *host = th_calloc(1, sizeof(*host));
+	(void)gpus;
+	host->memory = *memory;
+	host->references = 1;
+	return host;
+}
+
+void
+gpus_host_release(struct gpus_host *host)
+{
+	if (!host || __atomic_sub_fetch(&host->references, 1, __ATOMIC_ACQ_REL) != 0)
+		return;
+	struct gpus_host_memory memory = host->memory;
+	free(host);
+	memory.gone(memory.arg);
 }
 
 /* ---- blocks -------------------------------------------------------------------------------- */
@@ -399,6 +612,7 @@ static uint8_t *
 make(struct gpus *gpus)
 {
 	gpus->blocks++;
+	gpus->taken++;
 	uint8_t *data = malloc(GPUS_BLOCK_BYTES);
 	TH_ASSERT(data);
 	return data;
@@ -444,6 +658,13 @@ gpus_block_cancel(struct gpus *gpus, struct gpus_waiter *waiter)
 	bool waited = take_waiter(gpus, waiter) != NULL;
 	pthread_mutex_unlock(&gpus->lock);
 	return waited;
+}
+
+void
+gpus_block_copied(struct gpus *gpus, uint64_t bytes)
+{
+	(void)gpus;
+	(void)bytes;
 }
 
 void

@@ -114,6 +114,8 @@ bool fake_rdma_return(struct verbs_device *device);
 void fake_rdma_break_cqs(struct verbs_device *device);
 /* Flushed requests do not come back before their queue pair is destroyed. */
 void fake_rdma_mute(struct verbs_device *device, bool muted);
+/* It registers dma-bufs and cannot read them: whoever READs from there is told of an error. */
+void fake_rdma_blind(struct verbs_device *device, bool blind);
 /* Two devices do (not) reach each other. */
 void fake_rdma_cut(struct verbs_device *a, struct verbs_device *b, bool cut);
 void fake_rdma_set_rate(struct verbs_device *device, uint64_t bytes_per_second);

@@ -142,6 +142,8 @@ carry(struct verbs_qp *qp, struct verbs_qp *peer, const struct verbs_read *read)
 		return VERBS_LOCAL;
 	if (!from || !(from->access & VERBS_REMOTE_READ))
 		return VERBS_ACCESS;
+	if (peer->device->blind && from->dmabuf_fd >= 0)
+		return VERBS_OTHER;
 	if (to->data && from->data)
 		copy(to->data + (read->local - to->iova), from->data + (read->remote - from->iova),
 			read->bytes);
@@ -594,6 +596,14 @@ fake_rdma_let(struct verbs_device *device, uint32_t count)
 	device->let = 0;
 	fake_unlock(device->fake);
 	return went;
+}
+
+void
+fake_rdma_blind(struct verbs_device *device, bool blind)
+{
+	fake_lock(device->fake);
+	device->blind = blind;
+	fake_unlock(device->fake);
 }
 
 void

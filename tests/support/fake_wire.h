@@ -43,7 +43,7 @@ struct verbs_device {
 	int event_fd; /* owns */
 	struct verbs_event events[FAKE_EVENTS_MAX];
 	uint32_t num_events;
-	bool removed, vanished, muted, held;
+	bool removed, vanished, muted, held, blind;
 	uint32_t let; /* READs that may go on although they are held */
 	int64_t fail_at;
 	enum verbs_status fail_status;

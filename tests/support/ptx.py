@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a kernel's PTX without a GPU, as far as transport/cuda/leaf_kernel.ptx needs it.
+"""Runs a kernel's PTX without a GPU, as far as those of transport/cuda need it.
 
 The text becomes a Python function, a generator for each thread of a block that stops at barriers.
 Stricter than a GPU: memory that is not there and accesses that are not aligned raise, and so do a
@@ -71,16 +71,18 @@ class Kernel:
         self.parameters = re.findall(r'\.param \.u64 (\w+)', entry.group(1))
         self.threads = int(re.search(r'\.maxntid (\d+)', entry.group(2)).group(1))
         body = entry.group(3)
-        symbol, self.shared_bytes = re.search(
-            r'\.shared \.align \d+ \.b8 (\w+)\[(\d+)\];', body).groups()
-        self.symbols[symbol] = SHARED
+        shared = re.search(r'\.shared \.align \d+ \.b8 (\w+)\[(\d+)\];', body)
+        self.shared_bytes = int(shared.group(2)) if shared else 0
+        if shared:
+            self.symbols[shared.group(1)] = SHARED
         self.function = self.compiled(body)
 
     # ---- translation ------------------------------------------------------------------------
 
     def value(self, text, width=64):
         if text.startswith('%'):
-            return {'%tid.x': 'tid', '%ctaid.x': 'ctaid'}.get(text, text[1:])
+            special = {'%tid.x': 'tid', '%ctaid.x': 'ctaid', '%nctaid.x': 'nctaid'}
+            return special.get(text, text[1:])
         if text in self.symbols:
             return str(self.symbols[text])
         return str(int(text, 0) & (1 << width) - 1)
@@ -111,9 +113,10 @@ class Kernel:
 
     def statement(self, opcode, operands):
         parts = opcode.split('.')
-        if opcode == 'ld.param.u64':
+        if opcode in ('ld.param.u64', 'ld.param.u32'):
             number = self.parameters.index(operands[1][1:-1])
-            return f'{self.value(operands[0])} = parameters[{number}]'
+            mask = (1 << WIDTHS[parts[-1]]) - 1
+            return f'{self.value(operands[0])} = parameters[{number}] & {mask}'
         if parts[0] in ('ld', 'st'):
             return self.access(parts[0], parts[1], '.'.join(parts[2:]), operands)
         width = WIDTHS[parts[-1]]
@@ -124,6 +127,10 @@ class Kernel:
         binary = {'add': '+', 'sub': '-', 'mul.lo': '*', 'and': '&', 'or': '|', 'xor': '^'}
         if name == 'mov':
             return f'{to} = {args[0]}'
+        if name == 'neg':
+            return f'{to} = -{args[0]} & {mask}'
+        if name == 'min' and parts[-1][0] == 'u':
+            return f'{to} = min({args[0]}, {args[1]})'
         if name in binary:
             return f'{to} = ({args[0]} {binary[name]} {args[1]}) & {mask}'
         if name == 'mul.wide' and parts[-1] == 'u32':
@@ -164,8 +171,9 @@ class Kernel:
             blocks[-1].append((guard, opcode, operands))
             if opcode.startswith(('bra', 'bar', 'ret')):
                 blocks.append([])
-        lines = ['def thread(tid, ctaid, parameters, memory, shared, constants):', ' at = 0',
-                 ' while True:']
+        # The first line makes it a generator where there is no barrier, too.
+        lines = ['def thread(tid, ctaid, nctaid, parameters, memory, shared, constants):',
+                 ' if tid < 0: yield', ' at = 0', ' while True:']
         for number, block in enumerate(blocks):
             lines.append(f'  {"if" if number == 0 else "elif"} at == {number}:')
             lines.append(f'   at = {number + 1}')
@@ -190,11 +198,11 @@ class Kernel:
 
     # ---- running ----------------------------------------------------------------------------
 
-    def run_block(self, block, parameters, memory):
+    def run_block(self, block, parameters, memory, blocks=1):
         shared = Memory()
         # What a kernel reads before it wrote it is not zero.
-        shared.add(SHARED, int(self.shared_bytes), b'\xa5' * int(self.shared_bytes))
-        threads = [self.function(tid, block, parameters, memory, shared, self.constants)
+        shared.add(SHARED, self.shared_bytes, b'\xa5' * self.shared_bytes)
+        threads = [self.function(tid, block, blocks, parameters, memory, shared, self.constants)
                    for tid in range(self.threads)]
         while threads:
             stopped = []

@@ -5,8 +5,11 @@
 #include "tests/support/rig_fake_gpus.h"
 
 #include <poll.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
+#include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "transport/access.h"
 
@@ -28,16 +31,54 @@ release(uint8_t *memory, uint64_t bytes)
 }
 
 static struct gpu_space *
-share(struct gpus *gpus, const struct rig_shard *shard)
+share_on(struct gpus *gpus, const struct rig_shard *shard, uint8_t gpu)
 {
-	static const uint8_t uuid[16] = {7};
+	const uint8_t uuid[16] = {gpu};
 	struct cuda_handle handle = {.kind = CUDA_KIND_LEGACY, .bytes = shard->bytes};
 	struct th_err err;
-	uint64_t piece;
 	struct gpu_space *space = gpu_space_new(gpus, uuid, "rig", &err);
-	int rc = gpu_space_add(space, &handle, (uintptr_t)shard->memory, -1, &err, &piece);
+	int rc = gpu_space_add(space, &handle, (uintptr_t)shard->memory, -1, NULL, &err);
 	TH_ASSERT(rc == 0);
 	return space;
+}
+
+static struct gpu_space *
+share(struct gpus *gpus, const struct rig_shard *shard)
+{
+	return share_on(gpus, shard, '0');
+}
+
+struct xfer_part *
+rig_fake_part(struct rig_shard *shard, const char *rows, bool verify)
+{
+	uint32_t count = shard->manifest.num_rows;
+	struct xfer_place *places = th_calloc(count, sizeof(places[0]));
+	struct access *access[RIG_FAKE_GPUS];
+	TH_ASSERT(strlen(rows) == count);
+	for (uint8_t i = 0; i < RIG_FAKE_GPUS; i++) {
+		access[i] = NULL;
+		if (!strchr(rows, '0' + i))
+			continue;
+		struct gpu_space *space = share_on(mine.gpus, shard, (uint8_t)('0' + i));
+		access[i] = access_new_gpu(mine.gpus, space);
+		gpu_space_release(space);
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		if (rows[i] == 'm') {
+			places[i].data = shard->tensors[i];
+			continue;
+		}
+		TH_ASSERT(rows[i] >= '0' && rows[i] < '0' + RIG_FAKE_GPUS);
+		places[i].access = access[rows[i] - '0'];
+		places[i].place = (uintptr_t)shard->tensors[i];
+	}
+	struct xfer_part *part =
+		xfer_part_new_places(shard->table, places, count, verify, NULL, NULL);
+	TH_ASSERT(part);
+	for (uint32_t i = 0; i < RIG_FAKE_GPUS; i++)
+		access_release(access[i]);
+	free(places);
+	return part;
 }
 
 static struct rig_gpus mine = {

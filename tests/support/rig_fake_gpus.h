@@ -10,6 +10,9 @@
 
 /* Sets rig_gpus. */
 void rig_fake_gpus_init(uint64_t staging_bytes);
+#define RIG_FAKE_GPUS 6
+/* A part with a letter for each row: on GPU '0' to '5', or mapped, 'm'. */
+struct xfer_part *rig_fake_part(struct rig_shard *shard, const char *rows, bool verify);
 /* After the last shard and transport: nothing of them is left. */
 void rig_fake_gpus_fini(void);
 

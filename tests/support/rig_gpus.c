@@ -34,12 +34,13 @@ static struct {
 	uint64_t bytes; /* of chunks */
 	unsigned gpu;
 	enum cuda_kind kind;
+	CUmemoryPool pool;
 } shards[SHARDS_MAX];
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
 static void
-map_chunk(CUdeviceptr address, int device)
+map_chunk(CUdeviceptr address, uint64_t bytes, int device)
 {
 	const CUmemAllocationProp form = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -48,10 +49,21 @@ map_chunk(CUdeviceptr address, int device)
 	const CUmemAccessDesc access = {
 		{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 	CUmemGenericAllocationHandle handle = 0;
-	GOOD(cuda.cuMemCreate(&handle, MACHINE_GRANULARITY, &form, 0));
-	GOOD(cuda.cuMemMap(address, MACHINE_GRANULARITY, 0, handle, 0));
+	GOOD(cuda.cuMemCreate(&handle, bytes, &form, 0));
+	GOOD(cuda.cuMemMap(address, bytes, 0, handle, 0));
 	GOOD(cuda.cuMemRelease(handle));
-	GOOD(cuda.cuMemSetAccess(address, MACHINE_GRANULARITY, &access, 1));
+	GOOD(cuda.cuMemSetAccess(address, bytes, &access, 1));
+}
+
+static CUmemoryPool
+make_pool(int device)
+{
+	const CUmemPoolProps form = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+	CUmemoryPool pool = NULL;
+	GOOD(test_cuda.cuMemPoolCreate(&pool, &form));
+	return pool;
 }
 
 static void
@@ -80,10 +92,48 @@ show(CUdeviceptr address, uint64_t bytes, int gpu)
 	close(fd);
 }
 
+/* No dma-buf is made of a pool's memory: it is found by who has it. */
+static void
+show_of_pool(CUdeviceptr address, uint64_t bytes, unsigned gpu)
+{
+	const struct machine_chunk *chunk = machine.page->chunks, *end = chunk + MACHINE_CHUNKS_MAX;
+	void *at = (void *)(uintptr_t)address;
+	while (chunk < end &&
+		!(chunk->generation != 0 && chunk->owner == getpid() && chunk->address == address))
+		chunk++;
+	TH_ASSERT(chunk < end && chunk->bytes >= bytes);
+	void *map = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+		machine.files[gpu], (off_t)chunk->offset);
+	TH_ASSERT(map == at);
+}
+
+static CUdeviceptr
+allocate_on(unsigned gpu, uint64_t bytes, enum cuda_kind kind, CUmemoryPool pool)
+{
+	CUdeviceptr address = 0;
+	/* A place more: the kind is told by what is behind a chunk. */
+	uint64_t step = kind == CUDA_KIND_CHUNKS ? MACHINE_GRANULARITY : bytes;
+	uint64_t room = kind == CUDA_KIND_CHUNKS ? bytes + step : bytes;
+	if (kind == CUDA_KIND_LEGACY) {
+		GOOD(test_cuda.cuMemAlloc(&address, bytes));
+	} else if (kind == CUDA_KIND_POOL) {
+		GOOD(test_cuda.cuMemAllocFromPoolAsync(&address, bytes, pool, NULL));
+		GOOD(cuda.cuStreamSynchronize(NULL));
+		show_of_pool(address, bytes, gpu);
+		return address;
+	} else {
+		GOOD(cuda.cuMemAddressReserve(&address, room, 0, 0, 0));
+		for (uint64_t at = 0; at < bytes; at += step)
+			map_chunk(address + at, step, (int)gpu);
+	}
+	for (uint64_t at = 0; at < bytes; at += step)
+		show(address + at, step, (int)gpu);
+	return address;
+}
+
 static uint8_t *
 allocate(uint64_t bytes)
 {
-	CUdeviceptr address = 0;
 	unsigned i = 0, gpu = next_gpu++ % RIG_GPUS;
 	while (i < SHARDS_MAX && shards[i].memory)
 		i++;
@@ -91,18 +141,9 @@ allocate(uint64_t bytes)
 	use(gpu);
 	shards[i].bytes = (bytes + MACHINE_GRANULARITY - 1) / MACHINE_GRANULARITY;
 	shards[i].bytes *= MACHINE_GRANULARITY;
-	if (rig_gpus_kind == CUDA_KIND_LEGACY) {
-		GOOD(cuda.cuMemAlloc(&address, shards[i].bytes));
-	} else {
-		/* A place more: the kind is told by what is behind a chunk. */
-		GOOD(cuda.cuMemAddressReserve(
-			&address, shards[i].bytes + MACHINE_GRANULARITY, 0, 0, 0));
-		for (uint64_t at = 0; at < shards[i].bytes; at += MACHINE_GRANULARITY)
-			map_chunk(address + at, (int)gpu);
-	}
-	for (uint64_t at = 0; at < shards[i].bytes; at += MACHINE_GRANULARITY)
-		show(address + at, MACHINE_GRANULARITY, (int)gpu);
-	shards[i].memory = (uint8_t *)(uintptr_t)address;
+	shards[i].pool = rig_gpus_kind == CUDA_KIND_POOL ? make_pool((int)gpu) : NULL;
+	shards[i].memory = (uint8_t *)(uintptr_t)allocate_on(
+		gpu, shards[i].bytes, rig_gpus_kind, shards[i].pool);
 	shards[i].gpu = gpu;
 	shards[i].kind = rig_gpus_kind;
 	memset(shards[i].memory, 0, bytes);
@@ -135,6 +176,9 @@ release(uint8_t *memory, uint64_t bytes)
 	(void)cuda.cuCtxSetCurrent(context);
 	if (shards[i].kind == CUDA_KIND_LEGACY) {
 		(void)cuda.cuMemFree(address);
+	} else if (shards[i].kind == CUDA_KIND_POOL) {
+		(void)test_cuda.cuMemFreeAsync(address, NULL);
+		(void)cuda.cuMemPoolDestroy(shards[i].pool);
 	} else {
 		(void)cuda.cuMemUnmap(address, shards[i].bytes);
 	}
@@ -165,11 +209,10 @@ share(struct gpus *gpus, const struct rig_shard *shard)
 	for (size_t i = 0; rc == 0 && i < memory.count; i++) {
 		const struct cuda_piece *piece = &memory.pieces[i];
 		struct cuda_handle handle;
-		uint64_t number;
 		int fd = -1;
 		rc = cuda_handle_make(&cuda, (int)gpu, piece, &handle, &fd, &err);
 		if (rc == 0)
-			rc = gpu_space_add(space, &handle, piece->base, fd, &err, &number);
+			rc = gpu_space_add(space, &handle, piece->base, fd, NULL, &err);
 	}
 	if (rc < 0)
 		fprintf(stderr, "%s\n", err.text);
@@ -182,8 +225,18 @@ share(struct gpus *gpus, const struct rig_shard *shard)
 	return space;
 }
 
-static struct rig_gpus mine = {
-	.allocate = allocate, .release = release, .share = share, .unshare = gpu_space_release};
+static void *
+map_dmabuf(void *arg, int fd, uint64_t offset, size_t bytes)
+{
+	(void)arg;
+	return machine_dmabuf_map(&machine, fd, offset, bytes);
+}
+
+static struct rig_gpus mine = {.allocate = allocate,
+	.release = release,
+	.share = share,
+	.unshare = gpu_space_release,
+	.map_dmabuf = map_dmabuf};
 
 /* ---- processes ----------------------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@
 
 #define RIG_GPUS 2u
 
-/* Of shards from now on: CUDA_KIND_LEGACY, or _CHUNKS. */
+/* Of shards from now on; never CUDA_KIND_CLOSED. */
 extern enum cuda_kind rig_gpus_kind;
 /* Sets rig_gpus. Once in a process: a driver has the same GPUs for ever. */
 void rig_gpus_init(uint64_t staging_bytes, bool hash_on_cpu);

@@ -20,6 +20,7 @@
 #include "ipc/base/rng.h"
 #include "tests/support/fake_rdma.h"
 #include "transport/access.h"
+#include "transport/cuda/gpus.h"
 #include "transport/digest.h"
 #include "transport/rdma/device.h"
 #include "transport/rdma/packed.h"
@@ -34,6 +35,8 @@ bool rig_with_files;
 const struct rig_gpus *rig_gpus;
 enum rig_memory rig_of_sources, rig_of_readers;
 bool rig_gpus_for_nics;
+bool rig_no_dmabufs;
+int64_t rig_stage_idle_ns;
 
 #define PATIENCE_NS INT64_C(40000000000)
 
@@ -135,6 +138,10 @@ rig_shard_fini(struct rig_shard *shard)
 		unregister(shard);
 	if (shard->space)
 		rig_gpus->unshare(shard->space);
+	if (shard->host)
+		gpus_host_release(shard->host);
+	while (shard->host && !__atomic_load_n(&shard->host_gone, __ATOMIC_ACQUIRE))
+		(void)poll(NULL, 0, 1);
 	if (rig_gpus)
 		rig_gpus->release(shard->memory, shard->bytes);
 	else
@@ -177,6 +184,28 @@ gpu_access(struct rig_shard *shard)
 	return access;
 }
 
+static void
+host_gone(void *arg)
+{
+	struct rig_shard *shard = arg;
+	__atomic_store_n(&shard->host_gone, true, __ATOMIC_RELEASE);
+}
+
+static void
+show_to_gpus(struct rig_shard *shard)
+{
+	uint64_t bytes = (shard->bytes + 4095) / 4096 * 4096;
+	TH_ASSERT(rig_gpus);
+	if (shard->fd < 0)
+		rig_shard_to_file(shard);
+	TH_ASSERT(ftruncate(shard->fd, (off_t)bytes) == 0);
+	shard->host = gpus_host_new(rig_gpus->gpus, &(struct gpus_host_memory){.fd = shard->fd,
+							    .data = shard->memory,
+							    .bytes = bytes,
+							    .gone = host_gone,
+							    .arg = shard});
+}
+
 struct xfer_part *
 rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 {
@@ -185,6 +214,8 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 	struct access *access = NULL, *gpu = NULL;
 	if (memory >= RIG_GPU)
 		gpu = gpu_access(shard);
+	if (memory == RIG_HOST && !shard->host)
+		show_to_gpus(shard);
 	if (memory != RIG_MAPPED && memory != RIG_GPU && memory != RIG_GPU_MAPPED) {
 		bool process = memory == RIG_PROCESS || memory == RIG_GPU_PROCESS;
 		int fd = process ? open("/proc/self/mem", O_RDWR | O_CLOEXEC)
@@ -206,10 +237,11 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 		}
 		places[i].region = shard->region;
 		places[i].region_at = address - (uintptr_t)shard->memory;
-		if (memory == RIG_MAPPED || memory == RIG_BOTH || memory == RIG_GPU_MAPPED ||
-			(memory == RIG_MIXED && i % 2 == 0)) {
+		if (memory == RIG_MAPPED || memory == RIG_BOTH || memory == RIG_HOST ||
+			memory == RIG_GPU_MAPPED || (memory == RIG_MIXED && i % 2 == 0)) {
 			places[i].data = shard->tensors[i];
-			if (memory != RIG_BOTH)
+			places[i].host = memory == RIG_HOST ? shard->host : NULL;
+			if (memory != RIG_BOTH && memory != RIG_HOST)
 				continue;
 		}
 		places[i].access = access;
@@ -307,8 +339,11 @@ open_devices(struct rig *rig, struct rig_agent *agent)
 {
 	if (!rig->fabric)
 		rig->fabric = fake_rdma_new(false);
+	if (rig_gpus && rig_gpus->map_dmabuf)
+		fake_rdma_map_dmabuf(rig->fabric, rig_gpus->map_dmabuf, NULL);
 	struct fake_host *host = fake_rdma_host(rig->fabric);
-	struct fake_device_config config = {.mr_bytes_max = rig->mr_bytes_max};
+	struct fake_device_config config = {
+		.mr_bytes_max = rig->mr_bytes_max, .dmabuf = !rig_no_dmabufs};
 	for (agent->num_rails = 0; agent->num_rails < rig->num_rails; agent->num_rails++)
 		agent->devices[agent->num_rails] = fake_rdma_device(host, &config);
 	return fake_rdma_verbs(host);
@@ -341,6 +376,7 @@ rig_add_agent(struct rig *rig, int64_t stall_ns, uint32_t connections)
 			rdma = (struct rdma_config){
 				.verbs = open_devices(rig, agent), .rails = &rails};
 		rdma.stage_bytes = rig->stage_bytes;
+		rdma.stage_idle_ns = rig_stage_idle_ns;
 		config.rdma = &rdma;
 	}
 	int rc = transport_open(&config, &err, &agent->transport);

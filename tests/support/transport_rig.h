@@ -24,6 +24,7 @@
 #define RIG_SHARDS_MAX 64 /* registered at one agent */
 
 struct gpu_space;
+struct gpus_host;
 struct packed;
 struct region;
 struct rig_agent;
@@ -37,6 +38,8 @@ struct rig_shard { /* memory of one shard */
 	bool filled;
 	uint8_t **tensors;
 	struct gpu_space *space; /* owns: of parts in a GPU's memory */
+	struct gpus_host *host;  /* owns: of parts that GPUs reach */
+	bool host_gone;          /* atomic */
 	/* Of rig_register. */
 	struct rig_agent *at;
 	struct region *region;
@@ -89,14 +92,15 @@ void rig_register(struct rig_agent *agent, struct rig_shard *shard);
 /* Does not wait until it is done. */
 void rig_register_soon(struct rig_agent *agent, struct rig_shard *shard);
 /* How a part reaches them. RIG_MIXED: mapped and through the file by turns. RIG_BOTH: mapped, and
- * the file is known, to be sent from. RIG_GPU: as GPU memory, where rig_gpus has GPUs; with the
- * next two mapped, or the process's, by turns. */
+ * the file is known, to be sent from. RIG_HOST: likewise, and rig_gpus reach it. RIG_GPU: as GPU
+ * memory, where rig_gpus has GPUs; with the next two mapped, or the process's, by turns. */
 enum rig_memory {
 	RIG_MAPPED,
 	RIG_FILE,
 	RIG_PROCESS,
 	RIG_MIXED,
 	RIG_BOTH,
+	RIG_HOST,
 	RIG_GPU,
 	RIG_GPU_MAPPED,
 	RIG_GPU_PROCESS,
@@ -110,12 +114,18 @@ struct rig_gpus {
 	/* One that has all of it as a piece. */
 	struct gpu_space *(*share)(struct gpus *gpus, const struct rig_shard *shard);
 	void (*unshare)(struct gpu_space *space);
+	/* As fake_rdma_map_dmabuf; NULL: they are files. */
+	void *(*map_dmabuf)(void *arg, int fd, uint64_t offset, size_t bytes);
 };
 extern const struct rig_gpus *rig_gpus; /* NULL: none. Before shards are made */
 /* What rig_part makes of shards with content, and of those without; RIG_MAPPED. */
 extern enum rig_memory rig_of_sources, rig_of_readers;
 /* NICs reach a GPU's memory, too, where the shard is registered. */
 extern bool rig_gpus_for_nics;
+/* Devices take no dma-bufs. */
+extern bool rig_no_dmabufs;
+/* Of agents from now on: then a slab that nobody has is given back; 0: the default. */
+extern int64_t rig_stage_idle_ns;
 /* Of all shards and parts from now on: rig_part makes RIG_BOTH of them. */
 extern bool rig_with_files;
 struct xfer_part *rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify);

@@ -15,13 +15,17 @@
 #include "ipc/base/fd.h"
 
 #define PATIENCE_S 60
+#define OWN_KEY 1u
 
 struct verbs_cq {
 	struct verbs_device *device;
+	struct verbs_done done;
+	bool any;
 };
 
 struct verbs_qp {
 	struct verbs_device *device;
+	struct verbs_cq *cq;
 	uint32_t qpn;
 };
 
@@ -128,16 +132,28 @@ script_release(struct script *script)
 	script_unlock(script);
 }
 
-void
-script_wait_held(struct script *script, uint32_t count)
+static void
+wait_for(struct script *script, const uint32_t *number, uint32_t count)
 {
 	struct timespec until;
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += PATIENCE_S;
 	script_lock(script);
-	while (script->held < count)
+	while (*number < count)
 		TH_ASSERT(pthread_cond_timedwait(&script->changed, &script->lock, &until) == 0);
 	script_unlock(script);
+}
+
+void
+script_wait_held(struct script *script, uint32_t count)
+{
+	wait_for(script, &script->held, count);
+}
+
+void
+script_wait_reads(struct verbs_device *device, uint32_t count)
+{
+	wait_for(device->script, &device->reads, count);
 }
 
 /* ---- the table ---- */
@@ -213,16 +229,29 @@ script_gids(
 	return rc;
 }
 
-static int
-reg(struct verbs_device *device, const struct script_reg *record, struct verbs_mr *ret_mr)
+/* The script is locked. */
+static void
+wait_while_held(struct script *script)
 {
-	struct script *script = device->script;
-	script_lock(script);
 	script->held++;
 	pthread_cond_broadcast(&script->changed);
 	while (script->hold)
 		pthread_cond_wait(&script->changed, &script->lock);
 	script->held--;
+}
+
+static int
+reg(struct verbs_device *device, const struct script_reg *record, struct verbs_mr *ret_mr)
+{
+	struct script *script = device->script;
+	script_lock(script);
+	if (record->data && record->iova == (uintptr_t)record->data) {
+		device->own_mrs++;
+		*ret_mr = (struct verbs_mr){.lkey = OWN_KEY, .rkey = OWN_KEY, .handle = device};
+		script_unlock(script);
+		return 0;
+	}
+	wait_while_held(script);
 	device->records[device->regs % SCRIPT_RECORDS] = *record;
 	int rc = device->reg_code < 0 && device->regs >= device->regs_good ? device->reg_code : 0;
 	uint32_t number = device->regs++;
@@ -258,10 +287,14 @@ static int
 script_dereg(struct verbs_device *device, struct verbs_mr *mr)
 {
 	TH_ASSERT(mr->handle == device);
+	bool own = mr->rkey == OWN_KEY;
 	script_lock(device->script);
-	int rc = device->dereg_code;
-	device->deregs++;
-	device->mrs -= rc == 0;
+	if (!own)
+		wait_while_held(device->script);
+	int rc = own ? 0 : device->dereg_code;
+	device->own_mrs -= own;
+	device->deregs += !own;
+	device->mrs -= !own && rc == 0;
 	mr->handle = NULL;
 	script_unlock(device->script);
 	return rc;
@@ -302,7 +335,8 @@ script_qp_new(struct verbs_device *device, struct verbs_cq *cq, uint32_t depth,
 	if (rc == 0) {
 		device->qps++;
 		*ret_qp = th_calloc(1, sizeof(**ret_qp));
-		**ret_qp = (struct verbs_qp){.device = device, .qpn = 17 + device->qps_made++};
+		**ret_qp = (struct verbs_qp){
+			.device = device, .cq = cq, .qpn = 17 + device->qps_made++};
 		*ret_qpn = (*ret_qp)->qpn;
 	}
 	script_unlock(device->script);
@@ -331,6 +365,40 @@ script_qp_free(struct verbs_qp *qp)
 	return rc;
 }
 
+/* One at a time, and each is signalled. */
+static int
+script_post_reads(struct verbs_qp *qp, const struct verbs_read *reads, uint32_t count)
+{
+	struct verbs_device *device = qp->device;
+	struct verbs_cq *cq = qp->cq;
+	script_lock(device->script);
+	TH_ASSERT(count == 1 && reads->signalled && !cq->any);
+	bool dmabuf = reads->rkey != OWN_KEY;
+	uint32_t *bad = dmabuf ? &device->bad_dmabuf_reads : &device->bad_reads;
+	device->reads++;
+	if (dmabuf)
+		device->last_read = *reads;
+	cq->any = *bad == 0 || !device->reads_hang;
+	cq->done = (struct verbs_done){.id = reads->id,
+		.qpn = qp->qpn,
+		.status = *bad > 0 ? device->read_status : VERBS_OK};
+	*bad -= *bad > 0;
+	script_unlock(device->script);
+	return 0;
+}
+
+static int
+script_cq_poll(struct verbs_cq *cq, struct verbs_done *ret_done, uint32_t done_max)
+{
+	TH_ASSERT(done_max > 0);
+	script_lock(cq->device->script);
+	bool any = cq->any;
+	*ret_done = cq->done;
+	cq->any = false;
+	script_unlock(cq->device->script);
+	return any;
+}
+
 static int
 script_event_fd(struct verbs_device *device)
 {
@@ -356,7 +424,6 @@ script_event_next(struct verbs_device *device, struct verbs_event *ret_event)
 struct verbs
 script_verbs(struct script *script)
 {
-	/* What moves bytes is not there: nobody calls it. */
 	static const struct verbs_ops ops = {
 		.open = script_open,
 		.open_again = script_open_again,
@@ -372,6 +439,8 @@ script_verbs(struct script *script)
 		.qp_new = script_qp_new,
 		.qp_connect = script_qp_connect,
 		.qp_free = script_qp_free,
+		.cq_poll = script_cq_poll,
+		.post_reads = script_post_reads,
 		.event_fd = script_event_fd,
 		.event_next = script_event_next,
 	};

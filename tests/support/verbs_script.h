@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs_script - devices that do what a test says and count what they are asked. They move nothing.
+ * verbs_script - devices that do what a test says and count what they are asked. They move nothing,
+ * and a READ is done at once, or never. Memory that is registered by its address is the rail's own
+ * (selfread.h): it is counted for itself, and always goes well.
  *
  * A test fills devices[] before the table is used. Later it changes what a device says under lock,
  * by script_lock and script_unlock. Any thread.
@@ -37,9 +39,14 @@ struct verbs_device {
 	int reg_code, qp_code;
 	int again_code;               /* of open_again: -ENODEV */
 	uint32_t regs_good, qps_good; /* how many go well before that code */
+	/* How so many READs end, of dma-bufs and of other memory; others go well. */
+	uint32_t bad_dmabuf_reads, bad_reads;
+	enum verbs_status read_status;
+	bool reads_hang; /* those do not end */
 	/* What it was asked. */
 	uint32_t regs, deregs, mrs, mrs_peak, looks, cqs, cqs_made, qps, qps_made, connects, closes;
-	uint32_t tries, reopens;
+	uint32_t tries, reopens, reads, own_mrs;
+	struct verbs_read last_read; /* of a dma-buf */
 	struct script_reg records[SCRIPT_RECORDS];
 	struct verbs_path paths[SCRIPT_RECORDS];
 	/* The script's own. */
@@ -54,7 +61,7 @@ struct script {
 	struct verbs_device devices[SCRIPT_DEVICES];
 	uint32_t num_devices;
 	int open_code;
-	bool hold; /* registering waits until it is false; script_release */
+	bool hold; /* registering and its end wait until it is false; script_release */
 	uint32_t held;
 	pthread_mutex_t lock;
 	pthread_cond_t changed; /* anything above */
@@ -77,5 +84,7 @@ void script_hold(struct script *script);
 void script_release(struct script *script);
 /* Until so many are waiting. */
 void script_wait_held(struct script *script, uint32_t count);
+/* Until a device was asked for so many READs. */
+void script_wait_reads(struct verbs_device *device, uint32_t count);
 
 #endif

@@ -82,7 +82,8 @@ Test(agent_close, close__no_server__own_proof_and_the_server_is_told_later)
 	rig_sleep(&rig, 4 * SEC);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	/* Nothing is left that the server could have copied. */
-	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
+	const struct ctl_close *close = &rig_request(&rig, CTL_CLOSE)->u.close;
+	cr_assert(close->abandon && close->unreadable && !close->died);
 	rig_event(&rig, rig_drain(sid, gen, 9));
 	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.drain_no, 9);
 }
@@ -181,6 +182,7 @@ Test(agent_close, lost__holding__running_legs_finish_then_free)
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
+	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.unreadable);
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
@@ -194,12 +196,57 @@ Test(agent_close, lost__digests_incomplete__part_is_dropped)
 	uint64_t gen = rig_publish(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_session(&rig, 1, AGENT_EV_LOST);
+	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.unreadable);
 	cr_assert_eq(rig_count(&rig, AGENT_HASH_STOP), 1);
 	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, a);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
 	rig_hashed(&rig, AGENT_EV_HASH_STOPPED, 1, gen);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
+}
+
+Test(agent_close, lost__its_memory_went_with_it__readers_are_fenced_and_the_server_is_told)
+{
+	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	uint64_t a = rig_reader(&rig, sid, gen, 50);
+	struct agent_event lost = {.kind = AGENT_EV_LOST, .session = 1};
+	lost.u.lost.memory_gone = true;
+	rig_step(&rig, &lost);
+	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.unreadable);
+	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, a);
+	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
+	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
+}
+
+Test(agent_close, lost__digests_incomplete_and_closing__server_is_told_that_nobody_reads_it)
+{
+	(void)rig_publish(&rig, 1, sid, "3");
+	rig_session(&rig, 1, AGENT_EV_CLOSE);
+	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.unreadable);
+	rig_clear(&rig);
+	rig_session(&rig, 1, AGENT_EV_LOST);
+	const struct ctl_close *close = &rig_request(&rig, CTL_CLOSE)->u.close;
+	cr_assert(close->died && close->unreadable);
+}
+
+Test(agent_close, lost__its_memory_went_after_an_abandoning_close__server_is_told)
+{
+	struct agent_event close = {.kind = AGENT_EV_CLOSE, .session = 1};
+	struct agent_event lost = {.kind = AGENT_EV_LOST, .session = 1};
+	close.u.close.abandon = lost.u.lost.memory_gone = true;
+	for (int answered = 0; answered <= 1; answered++) {
+		teardown();
+		setup();
+		(void)rig_hold(&rig, 1, sid, "3");
+		rig.held = answered ? 0 : 1u << CTL_CLOSE;
+		rig_step(&rig, &close);
+		cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.unreadable);
+		rig_clear(&rig);
+		rig_step(&rig, &lost);
+		if (!answered)
+			rig_answer(&rig, CTL_CLOSE);
+		cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.unreadable);
+	}
 }
 
 Test(agent_close, lost__while_opening__server_is_told_when_it_has_answered)

@@ -2,7 +2,8 @@
 /*
  * The conformance cases of transport_test.c with shards in the memory of GPUs (fake_gpus.h): at the
  * source, at the reader, at both, and rows of more than one kind. Each over tcp, within a host and
- * through slots of RDMA. Two of the twelve suites are of every run, all of them with -Dlong=true.
+ * through slots of RDMA. One of the twelve suites is of every run, all of them with -Dlong=true.
+ * conformance_cuda_test.c has them with the processes and the driver behind.
  */
 #include <criterion/criterion.h>
 
@@ -36,9 +37,7 @@ run_on(enum rig_memory from, enum rig_memory to, void (*name)(enum mode mode), e
 	ON_EACH(gpu_both, name, RIG_GPU, RIG_GPU)                                                  \
 	ON_EACH(gpu_mixed, name, RIG_GPU_MAPPED, RIG_GPU_PROCESS)
 #else
-#define ON_GPUS(name)                                                                              \
-	ON(gpu_both_local, name, RIG_GPU, RIG_GPU, MODE_LOCAL)                                     \
-	ON(gpu_mixed_tcp, name, RIG_GPU_MAPPED, RIG_GPU_PROCESS, MODE_TCP)
+#define ON_GPUS(name) ON(gpu_mixed_tcp, name, RIG_GPU_MAPPED, RIG_GPU_PROCESS, MODE_TCP)
 #endif
 
 #include "tests/unit/transport_test.c"

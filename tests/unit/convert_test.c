@@ -123,6 +123,7 @@ Test(convert, request__sessions__come_back)
 	request.u.close.sid = 3;
 	request.u.close.died = true;
 	request.u.close.broke_contract = true;
+	request.u.close.unreadable = true;
 	request.u.close.abandon = true;
 	request.u.close.timeout_ns = TH_FOREVER;
 	same_request(&request);

@@ -93,7 +93,7 @@ Test(cuda_driver, open__driver_before_cuda_12__names_both_versions)
 Test(cuda_driver, open__driver_that_lacks_a_call__names_it)
 {
 	load("lacking");
-	expect_refusal(-ENOSYS, "of CUDA 12.2 has no cuMemPoolCreate in the form of CUDA 11.2");
+	expect_refusal(-ENOSYS, "of CUDA 12.2 has no cuMemPoolDestroy in the form of CUDA 11.2");
 }
 
 Test(cuda_driver, open__stub_of_the_toolkit__is_told_apart)

@@ -40,7 +40,7 @@ worker(int sock)
 		struct cuda_memory memory;
 		struct cuda_handle handle;
 		int fd = -1;
-		TH_ASSERT(own.cuMemAlloc(&address, (i + 1) * MIB) == CUDA_SUCCESS);
+		TH_ASSERT(test_cuda.cuMemAlloc(&address, (i + 1) * MIB) == CUDA_SUCCESS);
 		cuda_memory_init(&memory, 0);
 		TH_ASSERT(cuda_memory_add(&memory, &own, address, 1, NULL) == 0);
 		TH_ASSERT(cuda_handle_make(&own, 0, &memory.pieces[0], &handle, &fd, NULL) == 0);
@@ -128,8 +128,7 @@ Test(cuda_imports, open__three__are_told_in_order, .init = setup, .fini = teardo
 		cr_assert(told_opened[i].worker == WORKER && told_opened[i].piece == i);
 		cr_assert_eq(told_opened[i].err.code, 0, "%s", told_opened[i].err.text);
 	}
-	cr_assert_eq(imports.open, 3);
-	cr_assert_eq(imports.bytes, 6 * MIB);
+	cr_assert_eq(machine_holds(&machine, getpid(), HELD_IMPORTS), 3);
 	cr_assert_not(imports_open(&imports, WORKER, 1, &handles[1], -1, NULL), "there already");
 	bad.bytes = 0;
 	th_fail(&why, TH_E_LIMIT, "no room");
@@ -138,14 +137,12 @@ Test(cuda_imports, open__three__are_told_in_order, .init = setup, .fini = teardo
 	wait_until(5, 0);
 	cr_assert_eq(told_opened[3].err.code, TH_E_PROTOCOL);
 	cr_assert(told_opened[4].err.code == TH_E_LIMIT && told_opened[4].piece == 10);
-	cr_assert_eq(imports.open, 3);
+	cr_assert_eq(machine_holds(&machine, getpid(), HELD_IMPORTS), 3);
 	cr_assert_not(imports_has(&imports, WORKER, 9));
 	cr_assert_null(imports_hold(&imports, WORKER, 9));
 	cr_assert_null(imports_hold(&imports, WORKER + 1, 1));
 	imports_leave(&imports, WORKER, IMPORTS_ALL);
 	wait_until(5, 3);
-	cr_assert_eq(imports.open, 0);
-	cr_assert_eq(imports.bytes, 0);
 	cr_assert_not(imports_has(&imports, WORKER, IMPORTS_ALL));
 	cr_assert_eq(machine_holds(&machine, getpid(), HELD_IMPORTS), 0);
 }
@@ -168,7 +165,7 @@ Test(cuda_imports, leave__worker_killed_while_read__frees_at_the_last_reader, .i
 	cr_assert_null(imports_hold(&imports, WORKER, 2), "no leg begins on it");
 	imports_release(&imports, first);
 	cr_assert_eq(imports_where(first, &where), 0);
-	cr_assert_eq(cuda.cuMemcpyDtoH(&got, where->address + 3 * MIB - 1, 1), CUDA_SUCCESS);
+	cr_assert_eq(test_cuda.cuMemcpyDtoH(&got, where->address + 3 * MIB - 1, 1), CUDA_SUCCESS);
 	cr_assert_eq(kept(), 3 * MIB);
 	imports_release(&imports, first);
 	wait_until(3, 3);
@@ -184,7 +181,7 @@ Test(cuda_imports, leave__one__leaves_the_others, .init = setup, .fini = teardow
 	imports_leave(&imports, WORKER, 1);
 	wait_until(3, 1);
 	cr_assert(told_closed[0].piece == 1 && told_closed[0].err.code == 0);
-	cr_assert_eq(imports.open, 2);
+	cr_assert_eq(machine_holds(&machine, getpid(), HELD_IMPORTS), 2);
 	imports_release(&imports, first);
 	cr_assert_eq(imports_hold(&imports, WORKER, 0), first, "its worker is still there");
 }
@@ -217,7 +214,7 @@ Test(cuda_imports, hold__not_open_yet__is_open_later_or_never, .init = setup, .f
 	cr_assert_not(imports_has(&imports, WORKER, 12));
 	imports_release(&imports, good);
 	cr_assert_not(imports_has(&imports, WORKER, 13));
-	cr_assert_eq(imports.open, 2);
+	cr_assert_eq(machine_holds(&machine, getpid(), HELD_IMPORTS), 2);
 }
 
 Test(cuda_imports, close__driver_fails__is_said, .init = setup, .fini = teardown)
@@ -231,8 +228,20 @@ Test(cuda_imports, close__driver_fails__is_said, .init = setup, .fini = teardown
 		cr_assert(strstr(told_closed[i].err.text, "CUDA_ERROR_UNKNOWN"));
 		cr_assert_not(told_closed[i].is_lost, "the GPU is well");
 	}
-	cr_assert_eq(imports.open, 0);
-	cr_assert_eq(imports.bytes, 0);
+	cr_assert_not(imports_has(&imports, WORKER, IMPORTS_ALL));
+}
+
+Test(cuda_imports, open__in_vain_and_never_closed__ends_the_process, .init = setup,
+	.fini = teardown)
+{
+	imports_leave(&imports, WORKER, 0);
+	wait_until(3, 1);
+	machine_plan(&machine, FAULT_RESULT, 0, CALL_cuMemGetAddressRange, 0, CUDA_ERROR_UNKNOWN);
+	machine_plan(&machine, FAULT_RESULT, 0, CALL_cuIpcCloseMemHandle, 0, CUDA_ERROR_UNKNOWN);
+	cr_assert(imports_open(&imports, WORKER, 11, &handles[0], -1, NULL));
+	wait_until(4, 1);
+	cr_assert_neq(told_opened[3].err.code, 0);
+	cr_assert(told_opened[3].is_lost, "the GPU is well, but who else frees it?");
 }
 
 Test(cuda_imports, gpu__lost__is_not_the_memory, .init = setup, .fini = teardown)

@@ -15,6 +15,7 @@
 #include "daemon/host/launch.h"
 #include "daemon/host/memory_gpu.h"
 #include "daemon/host/options_set.h"
+#include "daemon/host/status_gpu.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
@@ -55,7 +56,7 @@ worker(int sock)
 		struct cuda_handle handle;
 		CUdeviceptr address = 0;
 		int fd = -1;
-		TH_ASSERT(own.cuMemAlloc(&address, PIECE_BYTES) == CUDA_SUCCESS);
+		TH_ASSERT(test_cuda.cuMemAlloc(&address, PIECE_BYTES) == CUDA_SUCCESS);
 		TH_ASSERT(cuda_memory_add(&memory, &own, address, PIECE_BYTES, NULL) == 0);
 		const struct cuda_piece *piece = cuda_memory_find(&memory, address);
 		TH_ASSERT(cuda_handle_make(&own, 0, piece, &handle, &fd, NULL) == 0);
@@ -209,6 +210,55 @@ Test(daemon_gpu_process, pieces__of_a_worker__are_open_when_it_is_told_so)
 		cr_assert_lt(th_now_ns(), end_ns);
 		usleep(1000);
 	}
+}
+
+/* What a worker hears of that unregisters. */
+Test(daemon_gpu_process, memory__of_a_worker__is_free_when_it_is_told_so)
+{
+	struct answer opened = {0}, answer = {0};
+	for (uint32_t i = 0; i < PIECES; i++)
+		take(false);
+	(void)gpu_wait(&host, &set, 1, on_settled, &opened);
+	wait_for_answer(&opened);
+	struct gpu_status status;
+	cr_assert_eq(gpus_status(host.gpu.gpus, &status, 1), 1);
+	cr_assert_eq(machine_holds(&machine, status.pid, HELD_IMPORTS), PIECES);
+	memory_gpu_forget_all(&set);
+	struct hold *hold = set.hold;
+	set.hold = NULL;
+	(void)gpu_wait_gone(&host, hold, on_settled, &answer);
+	run_loop(th_now_ns());
+	cr_assert_eq(answer.times, 0, "it is forgotten, and not given back");
+	memory_sweep(&set);
+	wait_for_answer(&answer);
+	cr_assert_eq(machine_holds(&machine, status.pid, HELD_IMPORTS), 0);
+	cr_assert_eq(answer.result.code, 0);
+}
+
+/* Also where nobody can say what a context takes. */
+Test(daemon_gpu_process, status__memory_of_the_agents_own__is_the_agents)
+{
+	struct gpu_status status = {.own_bytes = 0};
+	struct answer answer = {0};
+	uint8_t uuid[16];
+	take(false);
+	memcpy(uuid, gpu_space_uuid(set.gpus[0].space), sizeof(uuid));
+	machine.page->devices[0].context_bytes = 0;
+	(void)gpu_wait(&host, &set, 1, on_settled, &answer);
+	wait_for_answer(&answer);
+	struct gpu_space *own = gpu_space_new_own(host.gpu.gpus, uuid, 2 * MIB, "own", &err);
+	cr_assert_not_null(own, "%s", err.text);
+	int64_t end_ns = th_now_ns() + PATIENCE_NS;
+	while (status.own_bytes == 0) {
+		cr_assert_lt(th_now_ns(), end_ns);
+		usleep(1000);
+		cr_assert_eq(gpus_status(host.gpu.gpus, &status, 1), 1);
+	}
+	cr_assert_eq(status.context_bytes, 0);
+	struct status_gpu *shown = status_gpu_new(&host);
+	cr_assert_eq(status_gpu_info(shown)->gpus[0]->context_bytes, 2 * MIB);
+	status_gpu_free(shown);
+	gpu_space_release(own);
 }
 
 Test(daemon_gpu_process, handle__that_the_driver_does_not_open__is_told_with_the_reason)

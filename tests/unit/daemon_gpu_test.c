@@ -6,10 +6,13 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <semaphore.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include "daemon/host/hold.h"
 #include "daemon/host/memory_gpu.h"
 #include "daemon/host/tensors.h"
 #include "ipc/base/checked.h"
@@ -219,11 +222,11 @@ Test(daemon_gpu, forget_all__pieces_and_dmabufs__go_at_the_sweep_and_others_stay
 	const struct fdmsg_memory file = {.kind = FDMSG_FILE, .bytes = 4096};
 	uint32_t id = 0;
 	int fds[2] = {memfd_create("a", MFD_CLOEXEC), memfd_create("b", MFD_CLOEXEC)};
-	cr_assert_eq(ftruncate(fds[1], 4096), 0);
+	cr_assert_eq(ftruncate(fds[0], MIB) | ftruncate(fds[1], 4096), 0);
 	cr_assert_eq(add(CUDA_KIND_CHUNK, 1, BASE, MIB), 1);
 	cr_assert_eq(memory_add(&set, &file, &fds[1], &limits, &err, &id), 0, "%s", err.text);
 	cr_assert_eq(memory_add(&set, &dmabuf, &fds[0], &limits, &err, &id), 0, "%s", err.text);
-	cr_assert_eq(set.descriptors, 4, "a dma-buf has two");
+	cr_assert_eq(set.descriptors, 3);
 	memory_gpu_forget_all(&set);
 	memory_gpu_forget_all(&set);
 	cr_assert_null(memory_find(&set, 1));
@@ -235,6 +238,42 @@ Test(daemon_gpu, forget_all__pieces_and_dmabufs__go_at_the_sweep_and_others_stay
 	cr_assert_eq(set.forgotten, 0);
 	cr_assert_not_null(memory_find(&set, 2));
 	cr_assert_eq(add(CUDA_KIND_CHUNK, 1, BASE, MIB), 4);
+}
+
+static void
+on_gone(void *arg, bool kept)
+{
+	cr_assert(!kept);
+	sem_post(arg);
+}
+
+/* What a worker waits for that wants its memory free. */
+Test(daemon_gpu, hold__of_all_gpu_memory__ends_with_the_last_of_it)
+{
+	const struct fdmsg_memory dmabuf = {.kind = FDMSG_DMABUF, .base = BASE, .bytes = MIB};
+	uint32_t id = 0;
+	int fd = memfd_create("a", MFD_CLOEXEC), left = -1;
+	sem_t gone;
+	sem_init(&gone, 0, 0);
+	cr_assert_null(set.hold);
+	cr_assert_eq(ftruncate(fd, MIB), 0);
+	cr_assert_eq(add(CUDA_KIND_LEGACY, 1, BASE, MIB), 1);
+	cr_assert_eq(add(CUDA_KIND_CHUNK, 1, BASE + MIB, MIB), 2);
+	cr_assert_eq(memory_add(&set, &dmabuf, &fd, &limits, &err, &id), 0, "%s", err.text);
+	cr_assert_eq(memory_forget(&set, 2, false), 0);
+	memory_gpu_forget_all(&set);
+	struct hold *hold = set.hold;
+	set.hold = NULL;
+	hold_end_and_tell(hold, on_gone, &gone);
+	/* Of the next registration. */
+	cr_assert_eq(add(CUDA_KIND_LEGACY, 2, BASE, MIB), 4);
+	cr_assert_neq(set.hold, hold);
+	cr_assert_eq(sem_getvalue(&gone, &left), 0);
+	cr_assert_eq(left, 0, "somebody may still read it");
+	memory_sweep(&set);
+	cr_assert_eq(sem_wait(&gone), 0);
+	cr_assert_not_null(memory_find(&set, 4));
+	cr_assert_eq(sem_destroy(&gone), 0);
 }
 
 /* Of thousands, in the order of a worker that gives all back. */
@@ -256,6 +295,22 @@ Test(daemon_gpu, forget__thousands__leaves_the_others_where_they_are)
 			cr_assert_eq(object->base, BASE + (id - 1) * MIB);
 	}
 	cr_assert_eq(memory_forget(&set, 1, false), TH_E_INVALID);
+}
+
+/* Nothing is swept while a part is held. */
+Test(daemon_gpu, pieces__come_and_go_while_one_is_held__take_no_more_room)
+{
+	cr_assert_eq(add(CUDA_KIND_LEGACY, 1, BASE, MIB), 1);
+	cr_assert_eq(memory_forget(&set, 1, true), 0);
+	for (int i = 0; i < 1000; i++) {
+		cr_assert_eq(add(CUDA_KIND_LEGACY, 1, BASE + MIB, MIB), i + 2);
+		cr_assert_eq(memory_forget(&set, (uint32_t)i + 2, true), 0);
+	}
+	cr_assert_leq(set.capacity, 8);
+	cr_assert_not_null(memory_object(&set, 1));
+	memory_sweep(&set);
+	cr_assert_eq(set.count, 0);
+	cr_assert_eq(spaces(), 0);
 }
 
 /* ---- rows ------------------------------------------------------------------------------------ */
@@ -383,4 +438,23 @@ Test(daemon_gpu, rows__of_both_memories__each_has_its_own_way)
 	cr_assert_eq(tensors->num_intervals, 2, "the same address is not the same memory");
 	tensors_free(tensors);
 	th_fd_close(&fd);
+}
+
+/* Nobody can be helped by the number of it: the worker can copy. */
+Test(daemon_gpu, an_agent_without_descriptors__does_not_reach_the_memory)
+{
+	struct fdmsg_gpu first = message_of(CUDA_KIND_LEGACY, 1, BASE, MIB);
+	struct fdmsg_gpu second = message_of(CUDA_KIND_LEGACY, 2, BASE + MIB, MIB);
+	struct rlimit limit, none;
+	cr_assert_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	none = (struct rlimit){0, limit.rlim_max};
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+	refused(&first, false, TH_E_MEMORY_KIND, "gpu.staging could not be made");
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	cr_assert_geq(send_message(&first, false), 0, "%s", err.text);
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+	cr_assert_eq(send_message(&second, false), TH_E_MEMORY_KIND);
+	cr_assert(strstr(err.text, "no thread for another GPU"), "%s", err.text);
+	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	cr_assert_geq(send_message(&second, false), 0, "%s", err.text);
 }

@@ -9,6 +9,8 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -22,26 +24,21 @@
 #define FINE 42
 
 struct seen {
-	bool open[SEEN_FDS], open_after[SEEN_FDS]; /* launch_tidy */
+	bool open[SEEN_FDS];
 	bool null[3];
 	bool blocks_term, blocks_int, blocks_hup, blocks_usr1;
+	bool has_visible, has_path; /* in its environment, after launch_tidy */
+	char mps[32];
 };
-
-static void
-look_at_files(bool *open)
-{
-	for (int fd = 0; fd < SEEN_FDS; fd++)
-		open[fd] = fcntl(fd, F_GETFD) >= 0;
-}
 
 static void
 look(struct seen *seen)
 {
 	struct stat null, st;
 	sigset_t blocked;
-	look_at_files(seen->open);
+	for (int fd = 0; fd < SEEN_FDS; fd++)
+		seen->open[fd] = fcntl(fd, F_GETFD) >= 0;
 	launch_tidy();
-	look_at_files(seen->open_after);
 	for (int fd = 0; fd < 3; fd++)
 		seen->null[fd] = stat("/dev/null", &null) == 0 && fstat(fd, &st) == 0 &&
 				 st.st_rdev == null.st_rdev && S_ISCHR(st.st_mode);
@@ -50,6 +47,10 @@ look(struct seen *seen)
 	seen->blocks_int = sigismember(&blocked, SIGINT) == 1;
 	seen->blocks_hup = sigismember(&blocked, SIGHUP) == 1;
 	seen->blocks_usr1 = sigismember(&blocked, SIGUSR1) == 1;
+	const char *mps = getenv("CUDA_MPS_PIPE_DIRECTORY");
+	snprintf(seen->mps, sizeof(seen->mps), "%s", mps ? mps : "");
+	seen->has_visible = getenv("CUDA_VISIBLE_DEVICES") != NULL;
+	seen->has_path = getenv("PATH") != NULL;
 }
 
 /* What a process of a GPU does: it says what it sees, and ends with its socket. */
@@ -111,19 +112,28 @@ Test(daemon_launch, child__has_its_two_descriptors_and_no_other, .timeout = 60)
 	sigfillset(&blocked);
 	cr_assert_eq(sigprocmask(SIG_SETMASK, &blocked, NULL), 0);
 	pid_t pid = start(&sock, lifeline[1], &seen);
-	for (int fd = 0; fd <= LAUNCH_LIFELINE; fd++)
-		cr_assert(seen.open[fd] && seen.open_after[fd], "descriptor %d", fd);
-	for (int fd = LAUNCH_LIFELINE + 1; fd < SEEN_FDS; fd++) {
-		/* Those of the test's own library are not close-on-exec either. */
-		int flags = fcntl(fd, F_GETFD);
-		bool inherited = flags >= 0 && !(flags & FD_CLOEXEC);
-		cr_assert(fd != leaked || inherited);
-		cr_assert_eq(seen.open[fd], inherited, "descriptor %d", fd);
-		cr_assert_not(seen.open_after[fd], "descriptor %d", fd);
-	}
+	/* Also what exec would have left, so that it is not exec that closes the others. */
+	cr_assert_eq(fcntl(leaked, F_GETFD), 0);
+	for (int fd = 0; fd < SEEN_FDS; fd++)
+		cr_assert_eq(seen.open[fd], fd <= LAUNCH_LIFELINE, "descriptor %d", fd);
 	cr_assert(seen.null[0] && seen.null[1]);
 	cr_assert(seen.blocks_term && seen.blocks_int && seen.blocks_hup);
 	cr_assert_not(seen.blocks_usr1);
+	finish(pid, sock);
+}
+
+/* What the agent was started with is not about the GPUs of its workers. */
+Test(daemon_launch, child__sees_all_gpus_and_no_mps, .timeout = 60)
+{
+	struct seen seen;
+	int lifeline[2], sock = -1;
+	cr_assert_eq(pipe2(lifeline, O_CLOEXEC), 0);
+	cr_assert_eq(setenv("CUDA_VISIBLE_DEVICES", "3", 1), 0);
+	cr_assert_eq(setenv("CUDA_MPS_PIPE_DIRECTORY", "/run/mps", 1), 0);
+	pid_t pid = start(&sock, lifeline[1], &seen);
+	cr_assert_not(seen.has_visible);
+	cr_assert_str_eq(seen.mps, "/dev/null");
+	cr_assert(seen.has_path, "all else is as it was");
 	finish(pid, sock);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory for offloaded copies: budget, pages, giving back; and how much room a host has. */
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,9 @@
 #include "daemon/host/offload.h"
 #include "daemon/host/room.h"
 #include "ipc/base/err.h"
+#include "tests/support/cuda/gpus_rig.h"
+#include "tests/support/cuda/scripted_gpu.h"
+#include "transport/access.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
@@ -110,7 +114,9 @@ make(uint64_t limit)
 {
 	struct offload *offload = NULL;
 	struct th_err err;
-	cr_assert_eq(offload_new(limit, root, &err, &offload), 0);
+	const struct offload_config config = {
+		.limit = limit, .root = root, .patience_ns = RIG_PATIENCE_NS};
+	cr_assert_eq(offload_new(&config, &err, &offload), 0);
 	return offload;
 }
 
@@ -255,4 +261,61 @@ Test(daemon_offload, end__whatever_is_under_way__all_is_freed)
 	}
 	cr_assert_eq(seen.calls, 0);
 	cr_assert_lt(shared_bytes(), 4 * MIB);
+}
+
+/* ---- GPUs ------------------------------------------------------------------------------ */
+
+/* A GPU that is told of it and reads it: it is free when the GPU's process has forgotten it, and
+ * until then nothing takes its place. */
+Test(daemon_offload, memory__that_gpus_reach__is_freed_when_they_have_forgotten_it)
+{
+	static const uint8_t uuid[16] = "the first GPU";
+	struct script *script = script_new();
+	const struct gpus_config config = {.launch = script_launch,
+		.arg = script,
+		.staging_bytes = 8 * MIB,
+		.hang_ns = RIG_PATIENCE_NS,
+		.leave_ns = RIG_PATIENCE_NS,
+		.idle_ns = RIG_PATIENCE_NS};
+	struct cuda_handle handle = {.kind = CUDA_KIND_LEGACY, .bytes = MIB};
+	struct gpus *gpus;
+	struct seen seen = {0};
+	struct th_err err;
+	struct offload *offload = make(10 * MIB);
+	cr_assert_eq(gpus_new(&config, &err, &gpus), 0, "%s", err.text);
+	struct offload_memory *memory = get(offload, 8 * MIB);
+	offload_offer(memory, gpus);
+	int seals = fcntl(access_fd(offload_file(memory)), F_GET_SEALS);
+	cr_assert_eq(seals, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+	struct gpu_space *space = gpu_space_new(gpus, uuid, "m/r/0", &err);
+	memcpy(handle.uuid, uuid, sizeof(uuid));
+	cr_assert_eq(gpu_space_add(space, &handle, RIG_BASE, -1, NULL, &err), 0);
+	memset(script->memory, 0x5a, MIB);
+	struct gpu_span span = {space, RIG_BASE, MIB};
+	struct gpu_request read = rig_read(&span, offload_data(memory) + 3 * MIB);
+	read.host = offload_host(memory);
+	cr_assert_eq(rig_carry(&read), 0, "%s", read.text);
+	cr_assert_arr_eq(offload_data(memory) + 3 * MIB, script->memory, MIB);
+	struct script_step *step = script_add(script, GPU_AREA, SCRIPT_WAIT, 0, 1);
+	offload_release(memory);
+	while (step->met == 0)
+		usleep(1000);
+	cr_assert_eq(offload_used(offload), 8 * MIB);
+	/* Promised at once, and made when it fits. */
+	struct offload_memory *next = offload_start(offload, 3 * MIB, on_done, &seen, &err);
+	cr_assert_not_null(next, "%s", err.text);
+	cr_assert_eq(poll(&(struct pollfd){.fd = offload_fd(offload), .events = POLLIN}, 1, 50), 0);
+	cr_assert_eq(seen.calls, 0);
+	script->go = 1;
+	while (seen.calls == 0)
+		wait_for(offload);
+	cr_assert_eq(seen.code, 0, "%s", seen.text);
+	offload_release(next);
+	while (offload_used(offload) > 0)
+		wait_for(offload);
+	cr_assert_eq(script->areas, 0);
+	gpu_space_release(space);
+	gpus_free(gpus);
+	offload_free(offload);
+	script_free(script);
 }

@@ -484,6 +484,8 @@ poll_offload(struct offload *offload)
 Test(daemon_regions, offload__is_registered_once_and_freed_when_no_device_knows_it)
 {
 	static struct world world;
+	const struct offload_config config = {
+		.limit = 64 * MIB, .root = folder, .patience_ns = PATIENCE_NS};
 	struct offload *offload;
 	struct tensors *tensors, *copy;
 	struct th_err err;
@@ -498,12 +500,12 @@ Test(daemon_regions, offload__is_registered_once_and_freed_when_no_device_knows_
 	cr_assert_eq(
 		tensors_of_manifest(tensors->encoded, tensors->encoded_bytes, &err, &copy, &bytes),
 		0);
-	cr_assert_eq(offload_new(64 * MIB, folder, &err, &offload), 0);
+	cr_assert_eq(offload_new(&config, &err, &offload), 0);
 	struct offload_memory *memory = offload_start(offload, bytes, on_done, &done, &err);
 	cr_assert_not_null(memory);
 	while (!done)
 		poll_offload(offload);
-	tensors_place(copy, offload_data(memory), offload_file(memory));
+	tensors_place(copy, offload_data(memory), offload_file(memory), NULL);
 	regions_cover_offload(&world.regions, copy, memory);
 	regions_cover_offload(&world.regions, copy, memory); /* nothing more */
 	cr_assert(copy->covered && copy->packed);
@@ -524,6 +526,40 @@ Test(daemon_regions, offload__is_registered_once_and_freed_when_no_device_knows_
 	while (offload_used(offload) > 0)
 		poll_offload(offload);
 	tensors_free(tensors);
+	world_close(&world);
+	offload_free(offload);
+}
+
+/* What takes its place is promised at once, and made when it fits, or when that never comes. */
+Test(daemon_regions, offloaded_copy__that_a_device_never_gives_back__holds_up_no_other)
+{
+	static struct world world;
+	const struct offload_config config = {
+		.limit = 10 * MIB, .root = folder, .patience_ns = INT64_C(50000000)};
+	struct offload *offload;
+	struct th_err err;
+	bool done = false;
+	world_open(&world, 8);
+	cr_assert_eq(offload_new(&config, &err, &offload), 0);
+	struct offload_memory *memory = offload_start(offload, 8 * MIB, on_done, &done, &err);
+	cr_assert_not_null(memory, "%s", err.text);
+	while (!done)
+		poll_offload(offload);
+	offload_register(memory, world.rails, 1);
+	wait_ready(offload_region(memory));
+	struct region *region = region_retain(offload_region(memory));
+	const void *data = offload_data(memory);
+	offload_release(memory);
+	done = false;
+	struct offload_memory *next = offload_start(offload, 8 * MIB, on_done, &done, &err);
+	cr_assert_not_null(next, "%s", err.text);
+	while (!done)
+		poll_offload(offload);
+	cr_assert(held_unmap_is_mapped(data), "the device may still read and write it");
+	offload_release(next);
+	region_release(region);
+	while (offload_used(offload) > 0)
+		poll_offload(offload);
 	world_close(&world);
 	offload_free(offload);
 }

@@ -84,3 +84,12 @@ Test(err, fail__long_sentence__is_cut_at_a_character)
 	cr_assert_eq(strlen(err.text), TH_SENTENCE_BYTES - 2);
 	cr_assert_eq(err.text[TH_SENTENCE_BYTES - 3], 'x');
 }
+
+/* What it quotes is a name that was cut, or anything. */
+Test(err, fail__quotes_what_is_no_text__is_one_line_of_text)
+{
+	struct th_err err = {0};
+
+	(void)th_fail(&err, TH_E_INVALID, "'%.3s', '%s'", "gr\xc3\xbc\xc3\x9f", "1\n\x1b[2J");
+	cr_assert_str_eq(err.text, "'gr?', '1??[2J'");
+}

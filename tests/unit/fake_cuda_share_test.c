@@ -62,7 +62,7 @@ legacy_worker(int sock)
 	struct cuda cuda = cuda_ready(0);
 	CUdeviceptr address = 0, opened = 0;
 	CUipcMemHandle handle;
-	GOOD(cuda.cuMemAlloc(&address, 4 * MIB));
+	GOOD(test_cuda.cuMemAlloc(&address, 4 * MIB));
 	GOOD(cuda.cuMemsetD8(address, 0x41, 4 * MIB));
 	GOOD(cuda.cuIpcGetMemHandle(&handle, address + 100)); /* of the allocation, not of this */
 	TH_ASSERT(cuda.cuIpcOpenMemHandle(&opened, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) ==
@@ -101,23 +101,23 @@ Test(fake_cuda_share, legacy__opened__is_the_same_memory, .init = setup, .fini =
 	cr_assert_eq(bytes, 4 * MIB);
 	go(worker.sock);
 	wait_for(worker.sock);
-	OK(cuda.cuMemcpyDtoH(got, first, 2));
+	OK(test_cuda.cuMemcpyDtoH(got, first, 2));
 	cr_assert_eq(memcmp(got, "AB", 2), 0);
 
 	EXPECT(CUDA_ERROR_INVALID_VALUE, open_handle(&cuda, bad, &base));
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuIpcOpenMemHandle(&base, handle, 0));
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuIpcGetMemHandle(&bad, first)); /* not its own */
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemFree(first));
-	OK(cuda.cuCtxCreate(&other, 0, 0));
+	OK(test_cuda.cuCtxCreate(&other, 0, 0));
 	EXPECT(CUDA_ERROR_ALREADY_MAPPED, open_handle(&cuda, handle, &base));
 	EXPECT(CUDA_ERROR_INVALID_CONTEXT, cuda.cuIpcCloseMemHandle(first));
-	OK(cuda.cuCtxDestroy(other));
+	OK(test_cuda.cuCtxDestroy(other));
 
 	OK(cuda.cuIpcCloseMemHandle(first));
-	OK(cuda.cuMemcpyDtoH(got, first, 2));
+	OK(test_cuda.cuMemcpyDtoH(got, first, 2));
 	OK(cuda.cuIpcCloseMemHandle(first));
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuIpcCloseMemHandle(first));
-	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemcpyDtoH(got, first, 2));
+	EXPECT(CUDA_ERROR_INVALID_VALUE, test_cuda.cuMemcpyDtoH(got, first, 2));
 	go(worker.sock);
 	wait_for(worker.sock);
 	EXPECT(CUDA_ERROR_INVALID_HANDLE, open_handle(&cuda, handle, &base)); /* freed */
@@ -141,11 +141,74 @@ Test(fake_cuda_share, legacy__worker_killed__memory_stays_until_it_is_closed, .i
 	person_kill(&worker);
 	cr_assert_eq(machine_holds(&machine, pid, HELD_ALLOCATIONS), 1, "what it left");
 	cr_assert_eq(machine_used(&machine, 0), own_context() + 4 * MIB);
-	OK(cuda.cuMemcpyDtoH(&got, address + 4 * MIB - 1, 1));
+	OK(test_cuda.cuMemcpyDtoH(&got, address + 4 * MIB - 1, 1));
 	cr_assert_eq(got, 0x41);
 	OK(cuda.cuIpcCloseMemHandle(address));
 	cr_assert_eq(machine_used(&machine, 0), own_context(), "free at once");
 	EXPECT(CUDA_ERROR_INVALID_HANDLE, open_handle(&cuda, handle, &again));
+}
+
+#define SMALLS 3
+static const size_t small_bytes[SMALLS] = {1, 65, 1000};
+
+static void
+worker_of_small_memory(int sock)
+{
+	struct cuda cuda = cuda_ready(0);
+	CUdeviceptr addresses[SMALLS], base = 0;
+	CUipcMemHandle handles[SMALLS];
+	size_t bytes = 0;
+	for (int i = 0; i < SMALLS; i++) {
+		GOOD(test_cuda.cuMemAlloc(&addresses[i], small_bytes[i]));
+		GOOD(cuda.cuMemsetD8(addresses[i], (unsigned char)('a' + i), small_bytes[i]));
+		GOOD(cuda.cuMemGetAddressRange(&base, &bytes, addresses[i]));
+		TH_ASSERT(base == addresses[i] && bytes == small_bytes[i]);
+		TH_ASSERT(addresses[i] == addresses[0] + 512 * (CUdeviceptr)i);
+		GOOD(cuda.cuIpcGetMemHandle(&handles[i], addresses[i]));
+	}
+	TH_ASSERT(cuda.cuMemsetD8(addresses[1], 0, 66) == CUDA_ERROR_INVALID_VALUE);
+	tell(sock, handles, sizeof(handles), -1);
+	wait_for(sock);
+	/* The block goes with the last of them, and what is free is taken again. */
+	GOOD(cuda.cuMemFree(addresses[0]));
+	GOOD(test_cuda.cuMemAlloc(&addresses[0], 512));
+	TH_ASSERT(addresses[1] == addresses[0] + 512);
+	for (int i = 0; i < SMALLS; i++)
+		GOOD(cuda.cuMemFree(addresses[i]));
+	go(sock);
+	wait_for(sock);
+}
+
+Test(fake_cuda_share, legacy__small__is_opened_with_its_whole_block, .init = setup,
+	.fini = teardown)
+{
+	struct person worker = person_new(worker_of_small_memory);
+	struct cuda cuda = cuda_ready(0);
+	CUipcMemHandle handles[SMALLS];
+	CUdeviceptr opened[SMALLS], base = 0;
+	size_t bytes = 0;
+	hear(worker.sock, handles, sizeof(handles));
+	uint64_t used = machine_used(&machine, 0);
+	for (int i = SMALLS - 1; i >= 0; i--) {
+		char got = 0;
+		OK(open_handle(&cuda, handles[i], &opened[i]));
+		OK(test_cuda.cuMemcpyDtoH(&got, opened[i] + small_bytes[i] - 1, 1));
+		cr_assert_eq(got, 'a' + i);
+	}
+	cr_assert_eq(machine_holds(&machine, getpid(), HELD_IMPORTS), 1);
+	OK(cuda.cuMemGetAddressRange(&base, &bytes, opened[1]));
+	cr_assert_eq(bytes, 2 * MIB);
+	cr_assert_eq(base, opened[0]);
+	cr_assert_eq(opened[2], base + 1024);
+	for (int i = 0; i < SMALLS; i++)
+		OK(cuda.cuIpcCloseMemHandle(opened[i]));
+	cr_assert_eq(machine_holds(&machine, getpid(), HELD_IMPORTS), 0);
+	go(worker.sock);
+	wait_for(worker.sock);
+	cr_assert_eq(machine_used(&machine, 0), used - 2 * MIB);
+	EXPECT(CUDA_ERROR_INVALID_HANDLE, open_handle(&cuda, handles[0], &opened[0]));
+	go(worker.sock);
+	person_end(&worker);
 }
 
 Test(fake_cuda_share, legacy__gpu_that_reaches_it_or_not__decides, .init = setup, .fini = teardown)
@@ -160,7 +223,7 @@ Test(fake_cuda_share, legacy__gpu_that_reaches_it_or_not__decides, .init = setup
 	EXPECT(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, open_handle(&cuda, handle, &address));
 	machine.page->devices[1].peers = 3;
 	OK(open_handle(&cuda, handle, &address));
-	OK(cuda.cuMemcpyDtoH(&got, address, 1));
+	OK(test_cuda.cuMemcpyDtoH(&got, address, 1));
 	cr_assert_eq(got, 0x41);
 	person_kill(&worker);
 }
@@ -229,11 +292,11 @@ Test(fake_cuda_share, chunks__imported__outlive_the_worker, .init = setup, .fini
 		cuda.cuMemImportFromShareableHandle(&pool, (void *)(intptr_t)dmabuf, POSIX_FD));
 	person_kill(&worker);
 	cr_assert_eq(machine_used(&machine, 0), own_context() + 3 * CHUNK);
-	OK(cuda.cuMemGetAllocationPropertiesFromHandle(&form, handles[0]));
+	OK(test_cuda.cuMemGetAllocationPropertiesFromHandle(&form, handles[0]));
 	cr_assert_eq(form.location.id, 0);
 	cr_assert_eq(form.requestedHandleTypes, POSIX_FD);
 	CUdeviceptr range = map_chunks(&cuda, handles, 3);
-	OK(cuda.cuMemcpyDtoH(got, range + CHUNK - 1, 2));
+	OK(test_cuda.cuMemcpyDtoH(got, range + CHUNK - 1, 2));
 	cr_assert_eq(memcmp(got, "ab", 2), 0);
 	/* A NIC's view: the range that was asked for, across chunks. */
 	cr_assert_eq(machine_dmabuf_read(&machine, dmabuf, CHUNK - 1, got, 2), 0);
@@ -263,8 +326,8 @@ pool_worker(int sock)
 	CUdeviceptr address = 0, hidden = 0;
 	unsigned long long types = 0;
 	int fd = -1;
-	GOOD(cuda.cuMemPoolCreate(&pool, &form));
-	GOOD(cuda.cuMemAllocFromPoolAsync(&address, MIB, pool, NULL));
+	GOOD(test_cuda.cuMemPoolCreate(&pool, &form));
+	GOOD(test_cuda.cuMemAllocFromPoolAsync(&address, MIB, pool, NULL));
 	GOOD(cuda.cuMemsetD8(address, 'p', MIB));
 	GOOD(cuda.cuPointerGetAttribute(
 		&types, CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, address));
@@ -274,13 +337,13 @@ pool_worker(int sock)
 	GOOD(cuda.cuMemPoolExportToShareableHandle(&fd, pool, POSIX_FD, 0));
 	GOOD(cuda.cuMemPoolExportPointer(&data, address));
 	/* The default pool is nobody else's. */
-	GOOD(cuda.cuDeviceGetDefaultMemPool(&plain, 0));
-	GOOD(cuda.cuMemAllocFromPoolAsync(&hidden, MIB, plain, NULL));
+	GOOD(test_cuda.cuDeviceGetDefaultMemPool(&plain, 0));
+	GOOD(test_cuda.cuMemAllocFromPoolAsync(&hidden, MIB, plain, NULL));
 	TH_ASSERT(cuda.cuMemPoolExportToShareableHandle(&fd, plain, POSIX_FD, 0) ==
 		  CUDA_ERROR_INVALID_VALUE);
 	tell(sock, &data, sizeof(data), fd);
 	wait_for(sock);
-	GOOD(cuda.cuMemFreeAsync(address, NULL));
+	GOOD(test_cuda.cuMemFreeAsync(address, NULL));
 	GOOD(cuda.cuMemFree(hidden));
 	GOOD(cuda.cuMemPoolDestroy(pool));
 	TH_ASSERT(machine_holds(&machine, getpid(), HELD_ALLOCATIONS) == 0);
@@ -298,16 +361,18 @@ Test(fake_cuda_share, pools__imported_pointer__is_the_same_memory, .init = setup
 	int fd = hear(worker.sock, &data, sizeof(data));
 	OK(cuda.cuMemPoolImportFromShareableHandle(&pool, (void *)(intptr_t)fd, POSIX_FD, 0));
 	close(fd);
-	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemAllocFromPoolAsync(&address, MIB, pool, NULL));
+	EXPECT(CUDA_ERROR_INVALID_VALUE,
+		test_cuda.cuMemAllocFromPoolAsync(&address, MIB, pool, NULL));
 	OK(cuda.cuMemPoolImportPointer(&address, pool, &data));
-	EXPECT(CUDA_ERROR_ALREADY_MAPPED, cuda.cuMemPoolImportPointer(&again, pool, &data));
+	OK(cuda.cuMemPoolImportPointer(&again, pool, &data));
+	cr_assert_eq(again, address, "the same, and not counted");
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemPoolExportPointer(&data, address));
-	OK(cuda.cuMemcpyDtoH(&got, address + MIB - 1, 1));
+	OK(test_cuda.cuMemcpyDtoH(&got, address + MIB - 1, 1));
 	cr_assert_eq(got, 'p');
 	OK(cuda.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
-	OK(cuda.cuMemFreeAsync(address, stream));
+	OK(test_cuda.cuMemFreeAsync(address, stream));
 	OK(cuda.cuStreamSynchronize(stream));
-	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemcpyDtoH(&got, address, 1));
+	EXPECT(CUDA_ERROR_INVALID_VALUE, test_cuda.cuMemcpyDtoH(&got, address, 1));
 	OK(cuda.cuMemPoolDestroy(pool));
 	cr_assert_eq(machine_holds(&machine, getpid(), HELD_IMPORTS), 0);
 	cr_assert_eq(machine_holds(&machine, getpid(), HELD_POOLS), 0);
@@ -323,7 +388,7 @@ hanging_worker(int sock)
 {
 	struct cuda cuda = cuda_ready(0);
 	CUdeviceptr address = 0;
-	GOOD(cuda.cuMemAlloc(&address, MIB));
+	GOOD(test_cuda.cuMemAlloc(&address, MIB));
 	go(sock);
 	cuda.cuMemFree(address); /* does not come back */
 	go(sock);

@@ -4,9 +4,11 @@
  */
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -54,8 +56,45 @@ static CUdeviceptr
 alloc(size_t bytes)
 {
 	CUdeviceptr address = 0;
-	OK(cuda.cuMemAlloc(&address, bytes));
+	OK(test_cuda.cuMemAlloc(&address, bytes));
 	return address;
+}
+
+/* ---- machines ------------------------------------------------------------------------------- */
+
+/* Its maker has been killed, long ago as far as the folder tells. */
+static struct machine
+orphan(void)
+{
+	static const struct timespec long_ago[2] = {{.tv_sec = 1}, {.tv_sec = 1}};
+	struct machine left;
+	int pipe_fds[2];
+	cr_assert_eq(pipe(pipe_fds), 0);
+	pid_t pid = fork();
+	if (pid == 0) {
+		machine_new(&left, 1, GPU_BYTES);
+		(void)!write(pipe_fds[1], &left, sizeof(left));
+		pause();
+	}
+	cr_assert_eq(read(pipe_fds[0], &left, sizeof(left)), (ssize_t)sizeof(left));
+	cr_assert_eq(utimensat(AT_FDCWD, left.folder, long_ago, 0), 0);
+	machine_new(&machine, 1, GPU_BYTES);
+	machine_remove(&machine);
+	cr_assert_eq(access(left.folder, F_OK), 0, "its maker lives");
+	kill(pid, SIGKILL);
+	waitpid(pid, NULL, 0);
+	close(pipe_fds[0]);
+	close(pipe_fds[1]);
+	return left;
+}
+
+Test(fake_cuda, folder__of_who_was_killed__goes_with_the_next_one)
+{
+	struct machine left = orphan();
+	machine_new(&machine, 1, GPU_BYTES);
+	cr_assert_neq(access(left.folder, F_OK), 0);
+	machine_remove(&machine);
+	cr_assert_neq(access(machine.folder, F_OK), 0);
 }
 
 /* ---- devices and contexts ------------------------------------------------------------------- */
@@ -105,12 +144,12 @@ Test(fake_cuda, contexts__primary_and_own__end_with_their_memory, .init = setup,
 	uint64_t idle = machine_used(&machine, 1);
 	cr_assert_eq(idle, 0, "a GPU without a context has all its memory");
 	OK(cuda.cuCtxGetCurrent(&primary));
-	OK(cuda.cuCtxCreate(&own, 0, 1));
-	OK(cuda.cuMemAlloc(&in_own, MIB));
+	OK(test_cuda.cuCtxCreate(&own, 0, 1));
+	OK(test_cuda.cuMemAlloc(&in_own, MIB));
 	cr_assert_eq(held(HELD_CONTEXTS), 2);
 	cr_assert_gt(machine_used(&machine, 1), MIB - 1);
-	EXPECT(CUDA_ERROR_INVALID_CONTEXT, cuda.cuCtxDestroy(primary));
-	OK(cuda.cuCtxDestroy(own));
+	EXPECT(CUDA_ERROR_INVALID_CONTEXT, test_cuda.cuCtxDestroy(primary));
+	OK(test_cuda.cuCtxDestroy(own));
 	cr_assert_eq(machine_used(&machine, 1), 0);
 	EXPECT(CUDA_ERROR_INVALID_CONTEXT, cuda.cuCtxPushCurrent(own));
 	OK(cuda.cuCtxGetCurrent(&got));
@@ -119,10 +158,10 @@ Test(fake_cuda, contexts__primary_and_own__end_with_their_memory, .init = setup,
 	cr_assert_eq(active, 1);
 	OK(cuda.cuDevicePrimaryCtxRelease(0));
 	cr_assert_eq(machine_used(&machine, 0), 0);
-	EXPECT(CUDA_ERROR_CONTEXT_IS_DESTROYED, cuda.cuMemAlloc(&address, MIB));
+	EXPECT(CUDA_ERROR_CONTEXT_IS_DESTROYED, test_cuda.cuMemAlloc(&address, MIB));
 	EXPECT(CUDA_ERROR_INVALID_CONTEXT, cuda.cuDevicePrimaryCtxRelease(0));
 	OK(cuda.cuCtxPopCurrent(NULL));
-	EXPECT(CUDA_ERROR_INVALID_CONTEXT, cuda.cuMemAlloc(&address, MIB));
+	EXPECT(CUDA_ERROR_INVALID_CONTEXT, test_cuda.cuMemAlloc(&address, MIB));
 	cr_assert_eq(held(HELD_CONTEXTS) + held(HELD_ALLOCATIONS), 0);
 }
 
@@ -149,16 +188,16 @@ Test(fake_cuda, copies__in_within_out__bring_the_bytes, .init = setup, .fini = t
 	CUdeviceptr a = alloc(MIB), b = alloc(MIB);
 	for (size_t i = 0; i < sizeof(out); i++)
 		out[i] = (char)(i * 7);
-	OK(cuda.cuMemcpyHtoD(a + 100, out, sizeof(out)));
-	OK(cuda.cuMemcpyDtoD(b + 50, a + 100, sizeof(out)));
+	OK(test_cuda.cuMemcpyHtoD(a + 100, out, sizeof(out)));
+	OK(test_cuda.cuMemcpyDtoD(b + 50, a + 100, sizeof(out)));
 	OK(cuda.cuMemsetD8(b + 60, 0x5a, 10));
-	OK(cuda.cuMemcpyDtoH(back, b + 50, sizeof(back)));
+	OK(test_cuda.cuMemcpyDtoH(back, b + 50, sizeof(back)));
 	memset(out + 10, 0x5a, 10);
 	cr_assert_eq(memcmp(out, back, sizeof(out)), 0);
 	/* One allocation does not run on into the next. */
-	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemcpyDtoH(back, a + MIB - 10, 20));
+	EXPECT(CUDA_ERROR_INVALID_VALUE, test_cuda.cuMemcpyDtoH(back, a + MIB - 10, 20));
 	OK(cuda.cuMemFree(a));
-	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemcpyDtoH(back, a + 100, 1));
+	EXPECT(CUDA_ERROR_INVALID_VALUE, test_cuda.cuMemcpyDtoH(back, a + 100, 1));
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemFree(a));
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemFree(b + 1));
 	OK(cuda.cuMemFree(0));
@@ -170,13 +209,13 @@ Test(fake_cuda, alloc__more_than_there_is__is_out_of_memory, .init = setup, .fin
 {
 	CUdeviceptr address = 0;
 	size_t free_bytes = 0, total = 0;
-	EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc(&address, GPU_BYTES));
-	OK(cuda.cuMemGetInfo(&free_bytes, &total));
+	EXPECT(CUDA_ERROR_OUT_OF_MEMORY, test_cuda.cuMemAlloc(&address, GPU_BYTES));
+	OK(test_cuda.cuMemGetInfo(&free_bytes, &total));
 	cr_assert_eq(total, GPU_BYTES);
 	cr_assert_lt(free_bytes, total, "a context takes some");
-	OK(cuda.cuMemAlloc(&address, free_bytes));
+	OK(test_cuda.cuMemAlloc(&address, free_bytes));
 	OK(cuda.cuMemFree(address));
-	OK(cuda.cuMemAlloc(&address, free_bytes));
+	OK(test_cuda.cuMemAlloc(&address, free_bytes));
 }
 
 Test(fake_cuda, attributes__legacy_managed_host_and_foreign__are_told_apart, .init = setup,
@@ -194,7 +233,7 @@ Test(fake_cuda, attributes__legacy_managed_host_and_foreign__are_told_apart, .in
 	cr_assert_eq(bytes, 3 * MIB);
 	OK(cuda.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, legacy));
 
-	OK(cuda.cuMemAllocManaged(&managed, MIB, CU_MEM_ATTACH_GLOBAL));
+	OK(test_cuda.cuMemAllocManaged(&managed, MIB, CU_MEM_ATTACH_GLOBAL));
 	memset((void *)(uintptr_t)managed, 1, MIB); /* the host may */
 	cr_assert_eq(is(CU_POINTER_ATTRIBUTE_IS_MANAGED, managed), 1);
 	cr_assert_eq(is(CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, managed), 0);
@@ -224,7 +263,7 @@ Test(fake_cuda, attributes__legacy_managed_host_and_foreign__are_told_apart, .in
 	OK(cuda.cuPointerGetAttribute(&again, CU_POINTER_ATTRIBUTE_BUFFER_ID, legacy));
 	cr_assert_neq(id, again);
 	int on = 1;
-	OK(cuda.cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, legacy));
+	OK(test_cuda.cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, legacy));
 	cr_assert_eq(is(CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, legacy), 1);
 }
 
@@ -251,11 +290,11 @@ Test(fake_cuda, vmm__two_chunks__are_one_range_and_two_mappings, .init = setup, 
 	OK(cuda.cuMemMap(range + CHUNK, CHUNK, 0, b, 0));
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemMap(range + CHUNK, CHUNK, 0, a, 0));
 	memset(out, 0x33, sizeof(out));
-	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemcpyHtoD(range, out, 1)); /* no access yet */
+	EXPECT(CUDA_ERROR_INVALID_VALUE, test_cuda.cuMemcpyHtoD(range, out, 1)); /* no access yet */
 	OK(cuda.cuMemSetAccess(range, 2 * CHUNK, &access_0, 1));
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemSetAccess(range, 3 * CHUNK, &access_0, 1));
-	OK(cuda.cuMemcpyHtoD(range + CHUNK - 2048, out, sizeof(out)));
-	OK(cuda.cuMemcpyDtoH(back, range + CHUNK - 2048, sizeof(back)));
+	OK(test_cuda.cuMemcpyHtoD(range + CHUNK - 2048, out, sizeof(out)));
+	OK(test_cuda.cuMemcpyDtoH(back, range + CHUNK - 2048, sizeof(back)));
 	cr_assert_eq(memcmp(out, back, sizeof(out)), 0);
 
 	OK(cuda.cuMemGetAddressRange(&base, &bytes, range + CHUNK + 1));
@@ -328,19 +367,20 @@ Test(fake_cuda, dmabuf__of_a_range__outlives_the_memory_s_owner, .init = setup, 
 						 CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
 	OK(cuda.cuMemGetHandleForAddressRange(
 		&fd, address + MIB, MIB, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
-	OK(cuda.cuMemcpyHtoD(address + MIB + 10, data, sizeof(data)));
+	cr_assert_eq(lseek(fd, 0, SEEK_END), (off_t)MIB, "as of any dma-buf");
+	OK(test_cuda.cuMemcpyHtoD(address + MIB + 10, data, sizeof(data)));
 	cr_assert_eq(machine_dmabuf_read(&machine, fd, 10, back, sizeof(back)), 0);
 	cr_assert_str_eq(back, data);
 	cr_assert_eq(machine_dmabuf_write(&machine, fd, 0, "BYTES", 5), 0);
-	OK(cuda.cuMemcpyDtoH(back, address + MIB, 5));
+	OK(test_cuda.cuMemcpyDtoH(back, address + MIB, 5));
 	cr_assert_eq(memcmp(back, "BYTES", 5), 0);
 	cr_assert_lt(machine_dmabuf_read(&machine, fd, MIB - 1, back, 2), 0);
 	char *map = machine_dmabuf_map(&machine, fd, MIB / 2, MIB / 2);
 	cr_assert_not_null(map);
-	OK(cuda.cuMemcpyHtoD(address + MIB + MIB / 2 + 3, data, sizeof(data)));
+	OK(test_cuda.cuMemcpyHtoD(address + MIB + MIB / 2 + 3, data, sizeof(data)));
 	cr_assert_str_eq(map + 3, data);
 	map[3] = 'B';
-	OK(cuda.cuMemcpyDtoH(back, address + MIB + MIB / 2 + 3, 5));
+	OK(test_cuda.cuMemcpyDtoH(back, address + MIB + MIB / 2 + 3, 5));
 	cr_assert_eq(memcmp(back, "Bytes", 5), 0);
 	munmap(map, MIB / 2);
 	cr_assert_null(machine_dmabuf_map(&machine, fd, MIB / 2, MIB));
@@ -348,8 +388,13 @@ Test(fake_cuda, dmabuf__of_a_range__outlives_the_memory_s_owner, .init = setup, 
 	cr_assert_eq(machine_used(&machine, 0), used, "the descriptor holds it");
 	close(fd);
 	cr_assert_eq(machine_used(&machine, 0), used - 2 * MIB);
-	machine.page->devices[0].dma_buf = 0;
 	address = alloc(MIB);
+	CUcontext context = NULL;
+	OK(cuda.cuCtxPopCurrent(&context));
+	EXPECT(CUDA_ERROR_INVALID_CONTEXT, cuda.cuMemGetHandleForAddressRange(&fd, address, MIB,
+						   CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+	OK(cuda.cuCtxPushCurrent(context));
+	machine.page->devices[0].dma_buf = 0;
 	EXPECT(CUDA_ERROR_NOT_SUPPORTED, cuda.cuMemGetHandleForAddressRange(&fd, address, MIB,
 						 CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
 }
@@ -366,23 +411,23 @@ Test(fake_cuda, streams__copy_behind_an_event__waits_for_it, .init = setup, .fin
 	OK(cuda.cuStreamCreateWithPriority(&first, CU_STREAM_NON_BLOCKING, 0));
 	OK(cuda.cuStreamCreateWithPriority(&second, CU_STREAM_NON_BLOCKING, -5));
 	OK(cuda.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
-	OK(cuda.cuEventQuery(event));
+	OK(test_cuda.cuEventQuery(event));
 	OK(cuda.cuMemsetD8(address, 0x11, MIB));
 	int plan = machine_plan(&machine, FAULT_HANG, 0, CALL_STREAM, 0, CUDA_SUCCESS);
 	memset(host, 0x22, MIB);
 	OK(cuda.cuMemcpyHtoDAsync(address, host, MIB, first));
 	OK(cuda.cuEventRecord(event, first));
-	OK(cuda.cuStreamWaitEvent(second, event, 0));
+	OK(test_cuda.cuStreamWaitEvent(second, event, 0));
 	OK(cuda.cuMemcpyDtoHAsync((char *)host + MIB / 2, address, MIB / 2, second));
 	EXPECT(CUDA_ERROR_NOT_READY, cuda.cuStreamQuery(first));
-	EXPECT(CUDA_ERROR_NOT_READY, cuda.cuEventQuery(event));
+	EXPECT(CUDA_ERROR_NOT_READY, test_cuda.cuEventQuery(event));
 	EXPECT(CUDA_ERROR_NOT_READY, cuda.cuStreamQuery(second));
 	machine_lift(&machine, plan);
 	OK(cuda.cuStreamSynchronize(second));
 	OK(cuda.cuEventSynchronize(event));
-	OK(cuda.cuCtxSynchronize());
+	OK(test_cuda.cuCtxSynchronize());
 	cr_assert_eq(((char *)host)[MIB - 1], 0x22);
-	OK(cuda.cuEventDestroy(event));
+	OK(test_cuda.cuEventDestroy(event));
 	EXPECT(CUDA_ERROR_INVALID_HANDLE, cuda.cuEventRecord(event, first));
 	OK(cuda.cuStreamDestroy(first));
 	OK(cuda.cuStreamDestroy(second));
@@ -391,17 +436,37 @@ Test(fake_cuda, streams__copy_behind_an_event__waits_for_it, .init = setup, .fin
 	cr_assert_eq(held(HELD_STREAMS) + held(HELD_EVENTS) + held(HELD_HOST), 0);
 }
 
+/* As a process that lives long has them. */
+Test(fake_cuda, places__of_what_is_destroyed__are_taken_again, .init = setup, .fini = teardown)
+{
+	const CUmemPoolProps form = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+	CUmemoryPool first = NULL, pool = NULL;
+	CUdeviceptr address = 0;
+	OK(test_cuda.cuMemPoolCreate(&first, &form));
+	OK(test_cuda.cuMemAllocFromPoolAsync(&address, MIB, first, NULL));
+	OK(cuda.cuMemPoolDestroy(first));
+	for (unsigned i = 0; i < 1100; i++) {
+		CUstream stream = NULL;
+		OK(cuda.cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0));
+		OK(cuda.cuStreamDestroy(stream));
+		OK(test_cuda.cuMemPoolCreate(&pool, &form));
+		cr_assert_neq(pool, first, "it has memory still");
+		OK(cuda.cuMemPoolDestroy(pool));
+	}
+}
+
 Test(fake_cuda, events__of_another_context__are_refused, .init = setup, .fini = teardown)
 {
 	CUevent event = NULL;
 	CUcontext other = NULL;
 	CUstream stream = NULL;
 	OK(cuda.cuEventCreate(&event, CU_EVENT_DEFAULT));
-	OK(cuda.cuCtxCreate(&other, 0, 1));
+	OK(test_cuda.cuCtxCreate(&other, 0, 1));
 	OK(cuda.cuStreamCreateWithPriority(&stream, CU_STREAM_DEFAULT, 0));
 	EXPECT(CUDA_ERROR_INVALID_HANDLE, cuda.cuEventRecord(event, stream));
-	OK(cuda.cuStreamWaitEvent(stream, event, 0)); /* waiting for it is allowed */
-	OK(cuda.cuCtxDestroy(other));
+	OK(test_cuda.cuStreamWaitEvent(stream, event, 0)); /* waiting for it is allowed */
+	OK(test_cuda.cuCtxDestroy(other));
 	EXPECT(CUDA_ERROR_INVALID_HANDLE, cuda.cuStreamQuery(stream));
 }
 
@@ -410,19 +475,19 @@ Test(fake_cuda, copies__between_gpus__need_both_contexts_only, .init = setup, .f
 	CUcontext zero = NULL, one = NULL;
 	CUdeviceptr from = alloc(MIB), to = 0;
 	char back[16] = "";
-	OK(cuda.cuMemcpyHtoD(from, "fifteen letters", 16));
+	OK(test_cuda.cuMemcpyHtoD(from, "fifteen letters", 16));
 	OK(cuda.cuCtxGetCurrent(&zero));
 	OK(cuda.cuDevicePrimaryCtxRetain(&one, 1));
 	OK(cuda.cuCtxPushCurrent(one));
-	OK(cuda.cuMemAlloc(&to, MIB));
-	OK(cuda.cuCtxEnablePeerAccess(zero, 0));
-	EXPECT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, cuda.cuCtxEnablePeerAccess(zero, 0));
-	OK(cuda.cuMemcpyPeerAsync(to, one, from, zero, 16, NULL));
-	OK(cuda.cuMemcpyDtoH(back, to, 16));
+	OK(test_cuda.cuMemAlloc(&to, MIB));
+	OK(test_cuda.cuCtxEnablePeerAccess(zero, 0));
+	EXPECT(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, test_cuda.cuCtxEnablePeerAccess(zero, 0));
+	OK(test_cuda.cuMemcpyPeerAsync(to, one, from, zero, 16, NULL));
+	OK(test_cuda.cuMemcpyDtoH(back, to, 16));
 	cr_assert_str_eq(back, "fifteen letters");
 	machine.page->devices[0].peers = 1;
 	OK(cuda.cuCtxSetCurrent(zero));
-	EXPECT(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, cuda.cuCtxEnablePeerAccess(one, 0));
+	EXPECT(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, test_cuda.cuCtxEnablePeerAccess(one, 0));
 }
 
 /* ---- planned faults ------------------------------------------------------------------------- */
@@ -434,11 +499,11 @@ Test(fake_cuda, faults__result__comes_at_the_planned_call, .init = setup, .fini 
 		&machine, FAULT_RESULT, getpid(), CALL_cuMemAlloc, 1, CUDA_ERROR_OUT_OF_MEMORY);
 	int other = machine_plan(
 		&machine, FAULT_RESULT, getpid() + 1, CALL_cuMemFree, 0, CUDA_ERROR_UNKNOWN);
-	OK(cuda.cuMemAlloc(&address, MIB));
+	OK(test_cuda.cuMemAlloc(&address, MIB));
 	OK(cuda.cuMemFree(address));
-	EXPECT(CUDA_ERROR_OUT_OF_MEMORY, cuda.cuMemAlloc(&address, MIB));
+	EXPECT(CUDA_ERROR_OUT_OF_MEMORY, test_cuda.cuMemAlloc(&address, MIB));
 	machine_lift(&machine, plan);
-	OK(cuda.cuMemAlloc(&address, MIB));
+	OK(test_cuda.cuMemAlloc(&address, MIB));
 	cr_assert_eq(machine_met(&machine, plan), 1);
 	cr_assert_eq(machine_met(&machine, other), 0);
 	cr_assert_eq(machine_calls(&machine, getpid(), CALL_cuMemAlloc), 3);
@@ -460,7 +525,7 @@ Test(fake_cuda, faults__gpu_lost__everything_about_it_fails, .init = setup, .fin
 	OK(cuda.cuCtxPopCurrent(NULL));
 	OK(cuda.cuDevicePrimaryCtxRetain(&again, 1)); /* the other one lives */
 	OK(cuda.cuCtxPushCurrent(again));
-	OK(cuda.cuMemAlloc(&address, MIB));
+	OK(test_cuda.cuMemAlloc(&address, MIB));
 }
 
 /* ---- kernels -------------------------------------------------------------------------------- */
@@ -519,7 +584,11 @@ Test(fake_cuda, host_memory__unless_it_is_pinned__has_no_address_on_the_gpu, .in
 	OK(cuda.cuMemHostRegister(data, 4096, CU_MEMHOSTREGISTER_DEVICEMAP));
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemHostGetDevicePointer(&address, data, 1));
 	OK(cuda.cuMemHostGetDevicePointer(&address, data, 0));
+	cr_assert_neq(address, (CUdeviceptr)(uintptr_t)data, "nobody takes the one for the other");
 	OK(cuda.cuMemHostUnregister(data));
 	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemHostGetDevicePointer(&address, data, 0));
+	OK(cuda.cuMemHostRegister(data, 4096, CU_MEMHOSTREGISTER_PORTABLE));
+	EXPECT(CUDA_ERROR_INVALID_VALUE, cuda.cuMemHostGetDevicePointer(&address, data, 0));
+	OK(cuda.cuMemHostUnregister(data));
 	free(data);
 }

@@ -83,9 +83,40 @@ Test(gpu_helper_hostile, messages__of_no_agent__end_it, .init = setup, .fini = t
 	refused("area number", true, &area, sizeof(area), fd);
 	area = (struct gpu_area){.kind = GPU_AREA};
 	refused("AREA of nothing with a descriptor", true, &area, sizeof(area), fd);
+	area.area = 1;
+	refused("AREA that is not there is forgotten", true, &area, sizeof(area), -1);
+	area = (struct gpu_area){.kind = GPU_AREA, .bytes = 4096};
+	refused("AREA twice", true, &area, sizeof(area), fd);
 	refused("OPEN of all", true, &open, sizeof(open), -1);
 	refused("OPEN first", false, &open, sizeof(open), -1);
+	open.own = 1;
+	refused("OPEN of all, its own", true, &open, sizeof(open), -1);
+	open.piece = 0;
+	refused("OPEN of its own with a descriptor", true, &open, sizeof(open), fd);
+	open.own = 2;
+	refused("OPEN of nobody's", true, &open, sizeof(open), -1);
 	th_fd_close(&fd);
+}
+
+Test(gpu_helper_hostile, message__with_two_descriptors__ends_it, .init = setup, .fini = teardown)
+{
+	struct gpu_area area = {.kind = GPU_AREA, .bytes = 4096};
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(2 * sizeof(int))];
+	} control = {.head = {.cmsg_level = SOL_SOCKET,
+			     .cmsg_type = SCM_RIGHTS,
+			     .cmsg_len = CMSG_LEN(2 * sizeof(int))}};
+	struct iovec part = {&area, sizeof(area)};
+	const struct msghdr head = {.msg_iov = &part,
+		.msg_iovlen = 1,
+		.msg_control = &control,
+		.msg_controllen = sizeof(control)};
+	const int fds[2] = {STDIN_FILENO, STDERR_FILENO};
+	memcpy(CMSG_DATA(&control.head), fds, sizeof(fds));
+	rig_start(&rig, &machine, 0);
+	cr_assert_eq(sendmsg(rig.sock, &head, 0), (ssize_t)sizeof(area));
+	expect_end("two descriptors");
 }
 
 /* ---- RUN ------------------------------------------------------------------------------------ */
@@ -103,8 +134,11 @@ refused_run(const char *what, const struct one_run *run, size_t bytes)
 
 Test(gpu_helper_hostile, runs__of_no_agent__end_it, .init = setup, .fini = teardown)
 {
-	const struct one_run good = {
-		.run = {.kind = GPU_RUN, .op = GPU_READ, .bytes = 4096, .num_from = 1},
+	const struct one_run good = {.run = {.kind = GPU_RUN,
+					     .op = GPU_READ,
+					     .num_from = 1,
+					     .num_chunks = 1,
+					     .chunk_bytes = {4096}},
 		.ranges = {{WORKER, 0, 0, 4096}, {WORKER, 0, 0, 4096}}};
 	const size_t bytes = offsetof(struct one_run, ranges[1]);
 	struct one_run run = good;
@@ -121,13 +155,13 @@ Test(gpu_helper_hostile, runs__of_no_agent__end_it, .init = setup, .fini = teard
 	run.run.hashes = 2;
 	refused_run("hashes", &run, bytes);
 	run = good;
-	run.run.bytes = 4095;
+	run.run.chunk_bytes[0] = 4095;
 	refused_run("sum", &run, bytes);
 	run = good;
-	run.run.bytes = run.ranges[0].bytes = CHUNK_BYTES_MAX + 1u;
+	run.ranges[0].bytes = run.run.chunk_bytes[0] = CHUNK_BYTES_MAX + 1u;
 	refused_run("too many bytes", &run, bytes);
 	run = good;
-	run.run.bytes = run.ranges[0].bytes = 0;
+	run.ranges[0].bytes = run.run.chunk_bytes[0] = 0;
 	refused_run("nothing", &run, bytes);
 	run = good;
 	run.ranges[0].at = UINT64_MAX - 4094;
@@ -143,6 +177,45 @@ Test(gpu_helper_hostile, runs__of_no_agent__end_it, .init = setup, .fini = teard
 	run.run.num_from = UINT32_MAX;
 	run.run.num_to = 2;
 	refused_run("ranges of both sides", &run, bytes);
+}
+
+/* Of several chunks. */
+Test(gpu_helper_hostile, groups__of_no_agent__end_it, .init = setup, .fini = teardown)
+{
+	const struct one_run good = {.run = {.kind = GPU_RUN,
+					     .op = GPU_HASH,
+					     .num_from = 1,
+					     .num_chunks = 2,
+					     .chunk_bytes = {4096, 1000}},
+		.ranges = {{WORKER, 0, 0, 5096}}};
+	const size_t bytes = offsetof(struct one_run, ranges[1]);
+	struct one_run run = good;
+	run.run.op = GPU_READ;
+	refused_run("two chunks of the host's", &run, bytes);
+	run = good;
+	run.run.num_chunks = 0;
+	run.ranges[0].bytes = 0;
+	refused_run("no chunk", &run, bytes);
+	run = good;
+	run.run.num_chunks = GPU_RUN_CHUNKS_MAX + 1u;
+	refused_run("chunks", &run, bytes);
+	run.run.num_chunks = UINT32_MAX;
+	refused_run("all chunks", &run, bytes);
+	run = good;
+	run.ranges[0].bytes = run.run.chunk_bytes[0] = 5096;
+	run.run.chunk_bytes[1] = 0;
+	refused_run("an empty chunk", &run, bytes);
+	run = good;
+	run.run.chunk_bytes[1] = UINT32_MAX;
+	run.ranges[0].bytes = 4096 + (uint64_t)UINT32_MAX;
+	refused_run("a chunk longer than any", &run, bytes);
+	run = good;
+	run.run.num_chunks = 1;
+	refused_run("a range over the last chunk", &run, bytes);
+	run = good;
+	run.run.num_chunks = 3;
+	run.run.chunk_bytes[2] = 1;
+	refused_run("a chunk that has no range", &run, bytes);
 }
 
 static void
@@ -174,11 +247,13 @@ Test(gpu_helper_hostile, runs__that_do_not_fit__fail, .init = setup, .fini = tea
 	expect_done(TH_E_PROTOCOL);
 	/* A file that is shorter than it is said to be is not touched. */
 	cr_assert_eq(ftruncate(fd, 4096), 0);
+	cr_assert_eq(rig_area(&rig, 0, 0, -1, &is), 0);
 	cr_assert_eq(rig_area(&rig, 0, 8192, fd, &is), TH_E_PROTOCOL);
 	cr_assert(strstr(is.text, "has only 4096 behind"), "%s", is.text);
 	rig_run(&rig, GPU_READ, 0, NULL, 0, &whole, 1, false);
 	expect_done(TH_E_PROTOCOL);
-	cr_assert_eq(rig_area(&rig, 0, 4095, fd, &is), TH_E_PROTOCOL);
+	cr_assert_eq(rig_area(&rig, 1, 4095, fd, &is), TH_E_PROTOCOL);
+	cr_assert_eq(rig_area(&rig, 0, 0, -1, &is), 0);
 	cr_assert_eq(rig_area(&rig, 0, RIG_AREA_BYTES, rig.area_fd, &is), 0);
 	rig_run(&rig, GPU_READ, RIG_AREA_BYTES - MIB, NULL, 0, &whole, 1, false);
 	expect_done(0);

@@ -74,9 +74,8 @@ share(struct rig_worker *worker)
 	struct gpu_space *space = gpu_space_new(gpus, worker->handles[0].uuid, "m/r/0", &err);
 	cr_assert(space, "%s", err.text);
 	for (uint32_t i = 0; i < worker->num_pieces; i++) {
-		uint64_t piece;
 		int rc = gpu_space_add(space, &worker->handles[i], RIG_BASE + i * RIG_PIECE_BYTES,
-			th_fd_move(&worker->fds[i]), &err, &piece);
+			th_fd_move(&worker->fds[i]), NULL, &err);
 		cr_assert_eq(rc, 0, "%s", err.text);
 	}
 	return space;
@@ -328,7 +327,7 @@ Test(gpus_process, a_gpu__that_is_lost__is_told_and_no_other_is_touched)
 		cr_assert_eq(rig_settle(spaces[i], &err), 0, "%s", err.text);
 	machine_lose(&machine, 0, CUDA_ERROR_DEVICE_UNAVAILABLE);
 	struct gpu_request hash = rig_hash(&spans[0]);
-	cr_assert_eq(rig_carry(&hash), TH_E_STALE_MEMORY);
+	cr_assert_eq(rig_carry(&hash), TH_E_MEMORY_KIND);
 	cr_assert(strstr(hash.text, "CUDA_ERROR_DEVICE_UNAVAILABLE"), "%s", hash.text);
 	hash = rig_hash(&spans[1]);
 	cr_assert_eq(rig_carry(&hash), 0, "%s", hash.text);
@@ -357,6 +356,81 @@ Test(gpus_process, a_gpu__without_room_for_a_context__is_told_with_its_reason)
 	wait_until_free(0);
 }
 
+/* In as many runs as it has pages, each of them a call of the driver. */
+Test(gpus_process, a_write__of_which_a_part_is_lost__has_the_digest_of_what_is_there)
+{
+	machine.page->devices[0].capability = 61;
+	begin(RIG_PATIENCE_NS, RIG_PATIENCE_NS, RIG_PATIENCE_NS);
+	struct rig_worker worker = rig_worker_new(CUDA_KIND_LEGACY, 0, 1);
+	struct gpu_space *space = share(&worker);
+	struct rig_host host = rig_host_new(gpus, 20);
+	struct gpu_span to = {space, RIG_BASE + 7, host.bytes};
+	cr_assert_eq(rig_settle(space, &err), 0, "%s", err.text);
+	memset(host.data, 0x5a, host.bytes);
+	machine_plan(&machine, FAULT_IDLE, rig_status(gpus).pid, CALL_cuMemcpyHtoDAsync, 25,
+		CUDA_SUCCESS);
+	struct gpu_request write = rig_write(&to, host.data);
+	write.host = host.host;
+	write.hashes = true;
+	cr_assert_eq(rig_carry(&write), 0, "%s", write.text);
+	cr_assert(rig_same(write.digest, digest_of(host.data, host.bytes)));
+	memset(host.data, 0x7f, host.bytes);
+	cr_assert_eq(rig_carry(&write), 0, "%s", write.text);
+	cr_assert(!rig_same(write.digest, digest_of(host.data, host.bytes)));
+	cr_assert(rig_same(write.digest, rig_worker_digest(&worker, 0, 7, host.bytes)));
+	gpus_host_release(host.host);
+	rig_wait(1);
+	rig_host_end(&host);
+	gpu_space_release(space);
+	rig_worker_end(&worker);
+	wait_until_free(0);
+}
+
+static bool
+has_no_table(const struct gpu_status *status)
+{
+	return status->hashes_on_gpu && strstr(status->hashes_why, "cuMemHostRegister says");
+}
+
+/* What the kernel needs is not there when the first digest is asked for. */
+Test(gpus_process, digests__that_the_cpu_makes_after_all__have_a_reason)
+{
+	begin(RIG_PATIENCE_NS, RIG_PATIENCE_NS, RIG_PATIENCE_NS);
+	struct rig_worker worker = rig_worker_new(CUDA_KIND_LEGACY, 0, 1);
+	struct gpu_space *space = share(&worker);
+	cr_assert_eq(rig_settle(space, &err), 0, "%s", err.text);
+	struct gpu_span span = {space, RIG_BASE, 4096};
+	struct gpu_request hash = rig_hash(&span);
+	cr_assert_eq(rig_status(gpus).hashes_why[0], 0);
+	machine_plan(
+		&machine, FAULT_RESULT, 0, CALL_cuMemHostRegister, 0, CUDA_ERROR_OUT_OF_MEMORY);
+	cr_assert_eq(rig_carry(&hash), 0, "%s", hash.text);
+	cr_assert(rig_same(hash.digest, rig_worker_digest(&worker, 0, 0, 4096)));
+	rig_wait_until(has_no_table, gpus);
+	gpu_space_release(space);
+	rig_worker_end(&worker);
+	wait_until_free(0);
+}
+
+Test(gpus_process, digests__that_the_cpu_makes__have_a_reason)
+{
+	begin(RIG_PATIENCE_NS, RIG_PATIENCE_NS, 1);
+	for (int capability = 61; capability <= 90; capability += 29) {
+		machine.page->devices[0].capability = capability;
+		struct rig_worker worker = rig_worker_new(CUDA_KIND_LEGACY, 0, 1);
+		struct gpu_space *space = share(&worker);
+		cr_assert_eq(rig_settle(space, &err), 0, "%s", err.text);
+		struct gpu_status status = rig_status(gpus);
+		cr_assert_eq(status.hashes_on_gpu, capability == 90);
+		cr_assert_eq(status.hashes_why[0] == 0, capability == 90);
+		cr_assert(capability == 90 || strstr(status.hashes_why, "compute capability 6"),
+			"%s", status.hashes_why);
+		gpu_space_release(space);
+		rig_worker_end(&worker);
+		rig_wait_until(rig_no_process, gpus);
+	}
+}
+
 Test(gpus_process, memory__that_its_worker_has_freed__is_told)
 {
 	begin(RIG_PATIENCE_NS, RIG_PATIENCE_NS, RIG_PATIENCE_NS);
@@ -370,5 +444,87 @@ Test(gpus_process, memory__that_its_worker_has_freed__is_told)
 	cr_assert_eq(rig_carry(&hash), TH_E_STALE_MEMORY);
 	cr_assert(hash.text[0]);
 	gpu_space_release(space);
+	wait_until_free(0);
+}
+
+Test(gpus_process, host_memory__read_into__is_pinned_and_given_back)
+{
+	begin(RIG_PATIENCE_NS, RIG_PATIENCE_NS, RIG_PATIENCE_NS);
+	struct rig_worker worker = rig_worker_new(CUDA_KIND_LEGACY, 0, 1);
+	struct gpu_space *space = share(&worker);
+	struct rig_host host = rig_host_new(gpus, 100);
+	struct gpu_span span = {space, RIG_BASE, 300 * KIB};
+	rig_worker_fill(&worker, 0, 5);
+	struct gpu_request read = rig_read(&span, host.data + 5 * KIB);
+	read.host = host.host;
+	read.hashes = true;
+	cr_assert_eq(rig_carry(&read), 0, "%s", read.text);
+	cr_assert_eq(read.data[300 * KIB - 1], rig_byte(5, 300 * KIB - 1));
+	cr_assert(rig_same(read.digest, digest_of(read.data, 300 * KIB)));
+	unsigned before = machine_calls(&machine, rig_status(gpus).pid, CALL_cuMemHostUnregister);
+	gpus_host_release(host.host);
+	rig_wait(1);
+	cr_assert_gt(
+		machine_calls(&machine, rig_status(gpus).pid, CALL_cuMemHostUnregister), before);
+	cr_assert_eq(rig_status(gpus).kills, 0);
+	rig_host_end(&host);
+	gpu_space_release(space);
+	rig_worker_end(&worker);
+	wait_until_free(0);
+}
+
+static void
+read_into(struct rig_host *host, struct gpu_space *space)
+{
+	struct gpu_span span = {space, RIG_BASE, host->bytes};
+	struct gpu_request read = rig_read(&span, host->data);
+	read.host = host->host;
+	cr_assert_eq(rig_carry(&read), 0, "%s", read.text);
+}
+
+/* Nobody has to be killed for it. */
+Test(gpus_process, a_dead_workers_memory__while_host_memory_is_unpinned__is_free_at_once)
+{
+	begin(RIG_PATIENCE_NS, RIG_PATIENCE_NS, RIG_PATIENCE_NS);
+	struct rig_worker worker = rig_worker_new(CUDA_KIND_LEGACY, 0, 2);
+	struct gpu_space *space = share(&worker);
+	struct rig_host host = rig_host_new(gpus, 40);
+	read_into(&host, space);
+	int plan = machine_plan(&machine, FAULT_HANG, rig_status(gpus).pid,
+		CALL_cuMemHostUnregister, 3, CUDA_SUCCESS);
+	gpus_host_release(host.host);
+	while (machine_met(&machine, plan) == 0)
+		usleep(1000);
+	rig_worker_kill(&worker);
+	gpu_space_release(space);
+	wait_until_free(0);
+	cr_assert_eq(rig_status(gpus).kills, 0);
+	machine_lift(&machine, plan);
+	rig_wait(1);
+	rig_host_end(&host);
+}
+
+Test(gpus_process, a_dead_workers_memory__while_areas_come_and_go__is_not_kept_by_them)
+{
+	begin(RIG_PATIENCE_NS, 300 * MS, RIG_PATIENCE_NS);
+	struct rig_worker worker = rig_worker_new(CUDA_KIND_LEGACY, 0, 1);
+	struct rig_worker other = rig_worker_new(CUDA_KIND_LEGACY, 0, 1);
+	struct gpu_space *space = share(&worker), *others = share(&other);
+	cr_assert_eq(rig_settle(space, &err), 0, "%s", err.text);
+	machine_plan(&machine, FAULT_HANG, rig_status(gpus).pid, CALL_cuIpcCloseMemHandle, 0,
+		CUDA_SUCCESS);
+	rig_worker_kill(&worker);
+	gpu_space_release(space);
+	int64_t until_ns = th_now_ns() + RIG_PATIENCE_NS;
+	while (rig_status(gpus).kills == 0) {
+		struct rig_host host = rig_host_new(gpus, 1);
+		cr_assert_lt(th_now_ns(), until_ns, "the GPU's memory is not free");
+		read_into(&host, others);
+		gpus_host_release(host.host);
+		rig_wait(1);
+		rig_host_end(&host);
+	}
+	gpu_space_release(others);
+	rig_worker_end(&other);
 	wait_until_free(0);
 }

@@ -4,16 +4,19 @@
  */
 #include <criterion/criterion.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
+#include "tests/support/cuda/gpus_rig.h"
 #include "tests/support/cuda/scripted_gpu.h"
 #include "transport/digest.h"
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
+#define PAGE UINT64_C(4096)
 #define BASE UINT64_C(0x7f0000000000)
 #define PATIENCE_NS INT64_C(60000000000)
 
@@ -62,12 +65,11 @@ TestSuite(gpus, .init = set_up, .fini = tear_down);
 static uint64_t
 add(struct gpu_space *space, uint64_t at, uint64_t bytes)
 {
-	uint64_t piece = 0;
 	struct cuda_handle handle = {.kind = CUDA_KIND_LEGACY, .bytes = bytes, .id = at};
 	memcpy(handle.uuid, gpu_space_uuid(space), 16);
-	int rc = gpu_space_add(space, &handle, BASE + at, -1, &err, &piece);
+	int rc = gpu_space_add(space, &handle, BASE + at, -1, NULL, &err);
 	cr_assert_eq(rc, 0, "%s", err.text);
-	return piece;
+	return BASE + at;
 }
 
 struct waits {
@@ -237,6 +239,211 @@ Test(gpus, a_request__of_thousands_of_spans__is_cut_and_hashed)
 	gpu_space_release(space);
 }
 
+/* Other people's weights: "dd" is what madvise(MADV_DONTDUMP) sets. */
+static bool
+is_in_no_core(const char *name)
+{
+	char line[512];
+	bool here = false, found = false;
+	FILE *maps = fopen("/proc/self/smaps", "re");
+	cr_assert(maps);
+	while (fgets(line, sizeof(line), maps)) {
+		if (strstr(line, "/memfd:"))
+			here = strstr(line, name) != NULL;
+		if (here && strncmp(line, "VmFlags:", 8) == 0) {
+			cr_assert(strstr(line, " dd"), "%s: %s", name, line);
+			found = true;
+			here = false;
+		}
+	}
+	fclose(maps);
+	return found;
+}
+
+Test(gpus, host_memory__of_the_agents_own__is_in_no_core)
+{
+	struct gpu_space *space = space_new(0);
+	add(space, 0, 4 * MIB);
+	scatter(parts[0], space, 100);
+	struct gpu_request hash = {
+		.op = GPU_HASH, .from = parts[0], .num_from = PARTS, .bytes = PARTS * PART};
+	cr_assert_eq(carry(&hash), 0, "%s", hash.text);
+	cr_assert(is_in_no_core("thagentd-gpu-scratch"));
+	cr_assert(is_in_no_core("thagentd-gpu-staging"));
+	gpu_space_release(space);
+}
+
+/* ---- several chunks ------------------------------------------------------------------------- */
+
+struct group {
+	struct gpu_chunk chunks[GPU_RUN_CHUNKS_MAX];
+	struct gpu_request request;
+};
+
+/* Chunks of so many of the parts, each of which is a range. */
+static void
+group_of(struct group *group, enum gpu_run_op op, const uint32_t *parts_of_chunk, uint32_t count)
+{
+	uint32_t num_parts = 0;
+	for (uint32_t i = 0; i < count; i++) {
+		group->chunks[i] = (struct gpu_chunk){.bytes = parts_of_chunk[i] * PART};
+		num_parts += parts_of_chunk[i];
+	}
+	TH_ASSERT(num_parts <= PARTS);
+	group->request = (struct gpu_request){.op = op,
+		.from = parts[0],
+		.num_from = num_parts,
+		.bytes = num_parts * PART,
+		.hashes = true,
+		.chunks = group->chunks,
+		.num_chunks = count};
+	if (op == GPU_COPY) {
+		group->request.to = parts[1];
+		group->request.num_to = num_parts;
+	}
+}
+
+/* Where the spans of both sides lie. */
+static struct gpu_space *
+scatter_both(void)
+{
+	struct gpu_space *space = space_new(0);
+	add(space, 0, 4 * MIB);
+	add(space, 4 * MIB, 4 * MIB);
+	scatter(parts[0], space, 100);
+	scatter(parts[1], space, 5 * MIB);
+	cr_assert_eq(settle(space), 0);
+	return space;
+}
+
+static void
+expect_group(struct group *group)
+{
+	static uint8_t expected[PARTS * PART], got[PARTS * PART];
+	const struct gpu_request *request = &group->request;
+	gather(expected, 100);
+	gather(got, 5 * MIB);
+	if (request->op == GPU_COPY)
+		cr_assert_arr_eq(got, expected, request->bytes);
+	uint64_t at = 0;
+	for (uint32_t i = 0; i < request->num_chunks && request->hashes; i++) {
+		struct th_hash digest = digest_of(expected + at, group->chunks[i].bytes);
+		cr_assert(same(group->chunks[i].digest, digest), "chunk %u", i);
+		at += group->chunks[i].bytes;
+	}
+}
+
+static void
+carry_group(enum gpu_run_op op, bool hashes, const uint32_t *parts_of_chunk, uint32_t count)
+{
+	static struct group group;
+	group_of(&group, op, parts_of_chunk, count);
+	group.request.hashes = hashes;
+	memset(script->memory + 5 * MIB, 0, 2 * MIB);
+	cr_assert_eq(carry(&group.request), 0, "%s", group.request.text);
+	expect_group(&group);
+}
+
+Test(gpus, a_group__that_fits__is_one_message)
+{
+	static const uint32_t counts[] = {1, 2, 3, 1, 5, 8, 1, 1, 1, 1, 1, 1, 100, 1, 1, 7};
+	struct gpu_space *space = scatter_both();
+	for (uint32_t i = 0; i < 4; i++)
+		carry_group(i < 2 ? GPU_COPY : GPU_HASH, i % 2 == 0, counts, 16);
+	cr_assert_eq(script->messages[GPU_RUN], 4);
+	cr_assert_eq(script->chunks_max, 16);
+	struct gpu_status status;
+	cr_assert_eq(gpus_status(gpus, &status, 1), 1);
+	cr_assert_eq(status.bytes_copied, 2 * 135 * PART);
+	gpu_space_release(space);
+}
+
+Test(gpus, a_group__of_full_chunks__is_one_message)
+{
+	struct gpu_chunk chunks[] = {{.bytes = 4 * MIB}, {.bytes = 4 * MIB}, {.bytes = MIB}};
+	struct gpu_space *space = space_new(0);
+	add(space, 0, 12 * MIB);
+	add(space, 16 * MIB, 12 * MIB);
+	struct gpu_span from = {space, BASE, 9 * MIB}, to = {space, BASE + 16 * MIB, 9 * MIB};
+	struct gpu_request copy = {.op = GPU_COPY,
+		.to = &to,
+		.num_to = 1,
+		.from = &from,
+		.num_from = 1,
+		.bytes = 9 * MIB,
+		.hashes = true,
+		.chunks = chunks,
+		.num_chunks = TH_ARRAY_LEN(chunks)};
+	cr_assert_eq(carry(&copy), 0, "%s", copy.text);
+	cr_assert_arr_eq(script->memory + 16 * MIB, script->memory, 9 * MIB);
+	for (uint32_t i = 0; i < TH_ARRAY_LEN(chunks); i++)
+		cr_assert(same(chunks[i].digest,
+			digest_of(script->memory + i * 4 * MIB, chunks[i].bytes)));
+	cr_assert_eq(script->messages[GPU_RUN], 1);
+	gpu_space_release(space);
+}
+
+Test(gpus, a_group__of_too_many_ranges__is_cut_between_chunks)
+{
+	static const uint32_t counts[] = {200, 200, 200, 200, 500, 20, 1, 1};
+	struct gpu_space *space = scatter_both();
+	carry_group(GPU_COPY, true, counts, 8);
+	/* 400, 400, 500, 22 of each side. */
+	cr_assert_eq(script->messages[GPU_RUN], 4);
+	cr_assert_eq(script->ranges_max, 500);
+	cr_assert_eq(script->messages[GPU_AREA], 0, "nothing was read back");
+	carry_group(GPU_HASH, true, counts, 8);
+	cr_assert_eq(script->messages[GPU_RUN], 4 + 4);
+	gpu_space_release(space);
+}
+
+/* Only that one is read back, wherever it is. */
+Test(gpus, a_group__of_which_a_chunk_fits_nowhere__is_hashed)
+{
+	static const uint32_t counts[][4] = {{1100, 5, 5, 5}, {5, 1100, 1100, 5}, {5, 5, 5, 1100},
+		{1100, 1100, 1100, 1100}, {600, 600, 600, 600}};
+	struct gpu_space *space = scatter_both();
+	for (uint32_t i = 0; i < TH_ARRAY_LEN(counts); i++) {
+		carry_group(GPU_COPY, true, counts[i], 4);
+		carry_group(GPU_COPY, false, counts[i], 4);
+		carry_group(GPU_HASH, true, counts[i], 4);
+	}
+	cr_assert_eq(script->lives, 1);
+	gpu_space_release(space);
+}
+
+/* Copies go on beside a CPU that hashes, so it gets one chunk after another. */
+Test(gpus, a_group__hashed_by_the_cpu__goes_chunk_by_chunk)
+{
+	static const uint32_t counts[] = {1, 2, 3, 4};
+	gpus_free(gpus);
+	struct gpus_config as = config();
+	as.hash_on_cpu = true;
+	begin(&as);
+	struct gpu_space *space = scatter_both();
+	carry_group(GPU_COPY, true, counts, 4);
+	cr_assert_eq(script->messages[GPU_RUN], 4);
+	carry_group(GPU_HASH, true, counts, 4);
+	cr_assert_eq(script->messages[GPU_RUN], 8);
+	carry_group(GPU_COPY, false, counts, 4);
+	cr_assert_eq(script->messages[GPU_RUN], 9);
+	gpu_space_release(space);
+}
+
+Test(gpus, a_group__of_which_some_is_not_shared__fails)
+{
+	static struct group group;
+	static const uint32_t counts[] = {10, 10};
+	struct gpu_space *space = scatter_both();
+	group_of(&group, GPU_COPY, counts, 2);
+	parts[0][15].address = BASE + 9 * MIB;
+	cr_assert_eq(carry(&group.request), TH_E_STALE_MEMORY);
+	cr_assert(strstr(group.request.text, "m/r/0"), "%s", group.request.text);
+	gpu_space_release(space);
+}
+
+/* ---- two GPUs ------------------------------------------------------------------------------- */
+
 Test(gpus, a_copy__between_two_gpus__opens_both_ends_where_it_goes_to)
 {
 	struct gpu_space *spaces[2] = {space_new(0), space_new(1)};
@@ -292,6 +499,8 @@ Test(gpus, a_piece__that_is_forgotten__is_closed_and_not_found)
 	uint64_t piece = add(space, 0, MIB);
 	add(space, MIB, MIB);
 	cr_assert_eq(settle(space), 0);
+	gpu_space_forget(space, piece + 4096);
+	cr_assert(gpu_space_has(space, BASE, 2 * MIB), "none begins there");
 	gpu_space_forget(space, piece);
 	cr_assert(!gpu_space_has(space, BASE, 1));
 	struct gpu_span span = {space, BASE, 4096};
@@ -310,16 +519,14 @@ Test(gpus, a_piece__that_is_forgotten__is_closed_and_not_found)
 Test(gpus, a_piece__that_does_not_fit__is_refused)
 {
 	struct gpu_space *space = space_new(0);
-	uint64_t piece;
 	struct cuda_handle handle = {.kind = CUDA_KIND_LEGACY, .bytes = MIB};
 	add(space, MIB, MIB);
 	memcpy(handle.uuid, uuids[0], 16);
-	cr_assert_eq(gpu_space_add(space, &handle, BASE + 1, -1, &err, &piece), TH_E_INVALID);
-	cr_assert_eq(
-		gpu_space_add(space, &handle, BASE + 2 * MIB - 1, -1, &err, &piece), TH_E_INVALID);
-	cr_assert_eq(gpu_space_add(space, &handle, UINT64_MAX - 5, -1, &err, &piece), TH_E_INVALID);
+	const uint64_t wrong[] = {BASE + 1, BASE + 2 * MIB - 1, UINT64_MAX - 5};
+	for (unsigned i = 0; i < 3; i++)
+		cr_assert_eq(gpu_space_add(space, &handle, wrong[i], -1, NULL, &err), TH_E_INVALID);
 	handle.uuid[0]++;
-	cr_assert_eq(gpu_space_add(space, &handle, BASE, -1, &err, &piece), TH_E_INVALID);
+	cr_assert_eq(gpu_space_add(space, &handle, BASE, -1, NULL, &err), TH_E_INVALID);
 	gpu_space_release(space);
 }
 
@@ -424,4 +631,153 @@ Test(gpus, staging__less_than_a_block__is_refused)
 	as.staging_bytes = GPUS_BLOCK_BYTES - 1;
 	cr_assert_eq(gpus_new(&as, &err, &other), TH_E_INVALID);
 	cr_assert(strstr(err.text, "gpu.staging"), "%s", err.text);
+}
+
+/* ---- host memory --------------------------------------------------------------------------- */
+
+static bool
+is_gone(const struct rig_host *host)
+{
+	rig_wait(1);
+	struct rig_host ended = *host;
+	rig_host_end(&ended);
+	return true;
+}
+
+Test(gpus, host_memory__that_requests_name__is_read_and_written_itself)
+{
+	struct gpu_space *space = space_new(0);
+	struct gpus_stage_status stage;
+	struct rig_host host = rig_host_new(gpus, 100);
+	add(space, 0, MIB);
+	struct gpu_span span = {space, BASE + 3, 50 * PAGE};
+	struct gpu_request read = {.op = GPU_READ,
+		.from = &span,
+		.num_from = 1,
+		.data = host.data + 10 * PAGE + 77,
+		.host = host.host,
+		.bytes = 50 * PAGE,
+		.hashes = true};
+	cr_assert_eq(script->areas, 0);
+	cr_assert_eq(carry(&read), 0, "%s", read.text);
+	cr_assert_arr_eq(read.data, script->memory + 3, read.bytes);
+	cr_assert(same(read.digest, digest_of(script->memory + 3, read.bytes)));
+	cr_assert_eq(script->areas, 51); /* and not all of it */
+	struct gpu_status status;
+	do { /* it is shown a little later */
+		gpus_status(gpus, &status, 1);
+	} while (status.pinned_bytes != 51 * PAGE);
+	memset(read.data, 9, read.bytes);
+	struct gpu_request write = {.op = GPU_WRITE,
+		.to = &span,
+		.num_to = 1,
+		.data = read.data,
+		.host = host.host,
+		.bytes = read.bytes};
+	cr_assert_eq(carry(&write), 0, "%s", write.text);
+	cr_assert_arr_eq(script->memory + 3, read.data, read.bytes);
+	cr_assert_eq(script->areas, 51);
+	gpus_stage_status(gpus, &stage);
+	cr_assert_eq(stage.bytes, 0);
+	gpus_host_release(host.host);
+	cr_assert(is_gone(&host));
+	cr_assert_eq(script->areas, 0);
+	gpu_space_release(space);
+}
+
+Test(gpus, host_memory__that_nobody_named__is_gone_at_once)
+{
+	struct rig_host host = rig_host_new(gpus, 1);
+	gpus_host_release(host.host);
+	cr_assert(is_gone(&host));
+}
+
+Test(gpus, host_memory__released_under_a_request__goes_behind_it)
+{
+	struct gpu_space *space = space_new(0);
+	struct rig_host host = rig_host_new(gpus, 1);
+	add(space, 0, MIB);
+	cr_assert_eq(settle(space), 0);
+	struct script_step *step = script_add(script, GPU_RUN, SCRIPT_WAIT, 0, 1);
+	struct gpu_span span = {space, BASE, PAGE};
+	struct gpu_request read = rig_read(&span, host.data);
+	read.host = host.host;
+	read.done = done;
+	gpu_submit(&read);
+	while (step->met == 0)
+		usleep(1000);
+	gpus_host_release(host.host);
+	cr_assert_eq(script->areas, 1);
+	script->go = 1;
+	wait_for(1);
+	cr_assert_eq(read.code, 0, "%s", read.text);
+	cr_assert_arr_eq(host.data, script->memory, PAGE);
+	cr_assert(is_gone(&host));
+	cr_assert_eq(script->areas, 0);
+	gpu_space_release(space);
+}
+
+Test(gpus, host_memory__released_while_it_is_pinned__goes_behind_that)
+{
+	struct gpu_space *space = space_new(0);
+	struct rig_host host = rig_host_new(gpus, 1);
+	script_add(script, GPU_OPEN, SCRIPT_DIE, 0, 3); /* it is not opened again */
+	add(space, 0, MIB);
+	cr_assert_eq(settle(space), TH_E_MEMORY_KIND);
+	struct script_step *step = script_add(script, GPU_AREA, SCRIPT_WAIT, 0, 1);
+	struct gpu_span span = {space, BASE, PAGE};
+	struct gpu_request read = rig_read(&span, host.data);
+	read.host = host.host;
+	cr_assert_eq(carry(&read), TH_E_STALE_MEMORY);
+	gpus_host_release(host.host);
+	while (step->met == 0)
+		usleep(1000);
+	script->go = 1;
+	cr_assert(is_gone(&host));
+	cr_assert_eq(script->areas, 0);
+	cr_assert_eq(script->lives, 4);
+	gpu_space_release(space);
+}
+
+Test(gpus, host_memory__of_two_gpus__goes_when_both_have_forgotten_it)
+{
+	struct gpu_space *spaces[2] = {space_new(0), space_new(1)};
+	struct rig_host host = rig_host_new(gpus, 2);
+	for (unsigned i = 0; i < 2; i++) {
+		add(spaces[i], i * MIB, MIB);
+		struct gpu_span span = {spaces[i], BASE + i * MIB, PAGE};
+		struct gpu_request read = rig_read(&span, host.data + i * PAGE);
+		read.host = host.host;
+		cr_assert_eq(carry(&read), 0, "%s", read.text);
+		cr_assert_arr_eq(read.data, script->memory + i * MIB, PAGE);
+	}
+	struct script_step *step = script_add(script, GPU_AREA, SCRIPT_DIE, 0, 1);
+	gpus_host_release(host.host);
+	cr_assert(is_gone(&host));
+	cr_assert_eq(step->met, 1);
+	gpu_space_release(spaces[0]);
+	gpu_space_release(spaces[1]);
+}
+
+Test(gpus, host_memory__of_more_slices_than_areas__is_pinned_in_turn)
+{
+	const uint64_t pages = GPU_AREAS_MAX + 1000;
+	struct gpu_space *space = space_new(0);
+	struct rig_host host = rig_host_new(gpus, pages);
+	add(space, 0, 4 * MIB);
+	for (uint64_t at = 0; at < host.bytes;) {
+		uint64_t bytes = th_min_u64(host.bytes - at, 4 * MIB);
+		struct gpu_span span = {space, BASE, bytes};
+		struct gpu_request read = rig_read(&span, host.data + at);
+		read.host = host.host;
+		cr_assert_eq(carry(&read), 0, "%s", read.text);
+		at += bytes;
+	}
+	for (uint64_t at = 0; at < host.bytes; at += PAGE)
+		cr_assert_arr_eq(host.data + at, script->memory + at % (4 * MIB), PAGE);
+	cr_assert_eq(script->areas, GPU_AREAS_MAX);
+	gpus_host_release(host.host);
+	cr_assert(is_gone(&host));
+	cr_assert_eq(script->areas, 0);
+	gpu_space_release(space);
 }

@@ -10,6 +10,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "ipc/base/clock.h"
 #include "libthc/thc.h"
@@ -191,6 +193,50 @@ Test(libthc_life_op, close__fails_while_others_wait__they_are_cancelled_and_it_i
 	cr_assert_eq(thc_held_version(shard, NULL, NULL), THC_E_NOT_AVAILABLE);
 }
 
+/* Its agent has not refused it and may end it at any time: nothing new begins meanwhile. */
+Test(libthc_life_op, close__not_answered_in_time__only_close_and_questions)
+{
+	struct thc_listing *listing = NULL;
+	char path[64];
+
+	script(agent.close_silent = true);
+	cr_assert_eq(thc_close(shard, 0, 0), THC_E_TIMEOUT);
+	cr_assert_eq(thc_publish(shard, 1, SOON), THC_E_STATE);
+	says("thc_close again");
+	cr_assert_eq(thc_update_submit(shard, "latest", SOON, &op), THC_E_STATE);
+	cr_assert_eq(thc_unregister(shard, SOON), THC_E_STATE);
+	cr_assert_eq(thc_list(shard, 0, SOON, &listing), THC_E_STATE);
+	cr_assert_eq(thc_wait(shard, never, NULL, SOON), THC_E_STATE);
+	cr_assert_eq(agent.submissions + agent.unregisters, 0);
+	cr_assert_eq(thc_free(memory), THC_E_STATE);
+	cr_assert_eq(thc_memory_path(shard, "w", path, sizeof(path)), 0);
+	cr_assert_eq(thc_shard_events(shard), 0);
+	cr_assert_eq(thc_safe_to_mutate(shard), 1);
+	/* It is open again, whoever hears that first. */
+	script(fake_agent_closed(&agent, THC_E_NOMEM_RETAIN));
+	cr_assert_eq(thc_publish(shard, 1, SOON), 0, "%s", thc_errmsg());
+	script(agent.close_silent = false);
+	cr_assert_eq(thc_close(shard, 0, SOON), 0, "%s", thc_errmsg());
+	cr_assert_eq(agent.closes, 2);
+	shard = NULL;
+}
+
+/* A device keeps GPU memory: that is the last word of an agent, and no other call's to hear. */
+Test(libthc_life_op, close__answered_too_late_and_hung_up__is_told_to_the_next)
+{
+	script(agent.close_silent = true);
+	cr_assert_eq(thc_close(shard, 0, 0), THC_E_TIMEOUT);
+	script(fake_agent_closed(&agent, -EBUSY));
+	cr_assert_eq(thc_publish(shard, 1, SOON), THC_E_STATE);
+	script(fake_agent_hang_up(&agent));
+	cr_assert_eq(thc_safe_to_mutate(shard), 1);
+	cr_assert_eq(thc_close(shard, 0, SOON), -EBUSY);
+	says("not closed");
+	cr_assert_eq(thc_close(shard, 0, 0), 0, "%s", thc_errmsg());
+	shard = NULL;
+	cr_assert_eq(agent.closes, 1);
+}
+
 Test(libthc_life_op, abandon__agent_does_not_answer__freed_all_the_same)
 {
 	struct inside publish;
@@ -199,6 +245,7 @@ Test(libthc_life_op, abandon__agent_does_not_answer__freed_all_the_same)
 	enter(&publish, call_publish);
 	fake_agent_await(&agent, &agent.submissions, 1);
 	cr_assert_eq(thc_close(shard, THC_CLOSE_ABANDON, 0), THC_E_TIMEOUT);
+	says("freed all the same");
 	shard = NULL;
 	cr_assert_eq(ended(&publish), THC_E_CANCELLED);
 	fake_agent_await(&agent, &agent.hang_ups, 1);
@@ -247,6 +294,18 @@ Test(libthc_life_op, memory__outlives_its_handle__registered_in_the_next)
 	cr_assert_eq(thc_free(memory), THC_E_STATE);
 }
 
+Test(libthc_life_op, memory__registered_by_the_parent__is_freed_by_a_child)
+{
+	int status = 1;
+	pid_t child = fork();
+	if (child == 0)
+		_exit(thc_free(memory) == 0 ? 0 : 1);
+	cr_assert_eq(waitpid(child, &status, 0), child);
+	cr_assert_eq(status, 0);
+	cr_assert_eq(thc_free(memory), THC_E_STATE);
+	memory[0] = 1;
+}
+
 Test(libthc_life_op, memory__agent_lost__free_after_close_only)
 {
 	script(fake_agent_hang_up(&agent));
@@ -282,6 +341,24 @@ Test(libthc_life_op, unregister__operation_runs__state)
 	cr_assert_eq(thc_op_wait(op, SOON, NULL), THC_E_CANCELLED);
 	thc_op_free(op);
 	cr_assert_eq(thc_unregister(shard, SOON), 0, "%s", thc_errmsg());
+}
+
+/* The answer to the first was that a version is held; so is that to the second. */
+Test(libthc_life_op, unregister__no_answer_and_then_refused__tensors_stay_registered)
+{
+	char path[64];
+
+	script(agent.request_silent = true);
+	cr_assert_eq(thc_unregister(shard, 0), THC_E_TIMEOUT);
+	script((agent.request_silent = false, agent.request_code = THC_E_STATE));
+	cr_assert_eq(thc_unregister(shard, SOON), THC_E_STATE);
+	says("refused as told");
+	cr_assert_eq(thc_free(memory), THC_E_STATE);
+	cr_assert_eq(thc_memory_path(shard, "w", path, sizeof(path)), 0, "%s", thc_errmsg());
+	script(agent.request_code = 0);
+	cr_assert_eq(thc_publish(shard, 1, SOON), 0, "%s", thc_errmsg());
+	cr_assert_eq(thc_unregister(shard, SOON), 0, "%s", thc_errmsg());
+	cr_assert_eq(agent.unregisters, 2);
 }
 
 /* A stopped agent is not lost: what it answers too late is for nobody, and the handle goes on. */

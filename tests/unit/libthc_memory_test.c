@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -201,14 +202,52 @@ Test(libthc_memory, private__agent_refuses_it__is_asked_again)
 	fake_agent_lock(&agent);
 	agent.memory_code = THC_E_MEMORY_KIND;
 	fake_agent_unlock(&agent);
-	expect(register_one(at, 100), THC_E_MEMORY_KIND, "no such memory here");
+	expect(register_one(at, 100), THC_E_MEMORY_KIND, "not taken here");
 	fake_agent_lock(&agent);
 	agent.memory_code = 0;
 	fake_agent_unlock(&agent);
 	good(register_one(at, 100));
-	cr_assert_eq(agent.memories, 2);
+	cr_assert_eq(agent.memories, 1);
 	good(thc_unregister(shard, SOON));
 	free(at);
+}
+
+/* So many calls of this thread fail: with a descriptor, and without. */
+static _Thread_local unsigned refused_fds, refused_plain;
+
+ssize_t __real_sendmsg(int sock, const struct msghdr *message, int flags);
+ssize_t __wrap_sendmsg(int sock, const struct msghdr *message, int flags);
+
+ssize_t
+__wrap_sendmsg(int sock, const struct msghdr *message, int flags)
+{
+	unsigned *refused = message->msg_controllen > 0 ? &refused_fds : &refused_plain;
+
+	if (*refused == 0)
+		return __real_sendmsg(sock, message, flags);
+	(*refused)--;
+	errno = refused == &refused_fds ? ETOOMANYREFS : ENOBUFS;
+	return -1;
+}
+
+/* The kernel counts those of all processes of a user: it is nothing that the agent did. */
+Test(libthc_memory, register__too_many_descriptors_on_their_way__waits_for_them)
+{
+	void *at = NULL;
+
+	good(thc_alloc(PAGE, 0, &at));
+	refused_fds = 3;
+	good(register_one(at, 100));
+	cr_assert_eq(refused_fds, 0);
+	good(thc_unregister(shard, SOON));
+	/* What is not said now is said before the next. */
+	refused_plain = 1;
+	good(thc_free(at));
+	good(thc_alloc(PAGE, 0, &at));
+	good(register_one(at, 100));
+	fake_agent_await(&agent, &agent.forgets, 1);
+	good(thc_unregister(shard, SOON));
+	good(thc_free(at));
 }
 
 Test(libthc_memory, mixed__one_registration__each_by_its_way)
@@ -482,6 +521,25 @@ Test(libthc_memory, read_only__private__is_a_source_only)
 	cr_assert_eq(mprotect(at + 8 * PAGE, PAGE, PROT_READ), 0);
 	expect(thc_replicate(shard, "3", SOON, NULL), THC_E_MEMORY_KIND, "'last'");
 	good(thc_publish(shard, 3, SOON));
+	munmap(at, BYTES);
+}
+
+/* GPU memory that is said to be the host's: its address is reserved, and nothing can be read. */
+Test(libthc_memory, private__of_no_access__is_refused_and_says_what_it_may_be)
+{
+	char *at = map(-1, 0, PROT_NONE);
+	struct thc_tensor tensor = {.name = "weight",
+		.data = at,
+		.bytes = PAGE,
+		.dtype = THC_U8,
+		.device = THC_HOST,
+		.ndim = 1,
+		.local_shape = {PAGE}};
+
+	expect(thc_register(shard, &tensor, 1, sizeof(tensor), SOON), THC_E_INVALID,
+		"CUDA ordinal");
+	cr_assert_eq(mprotect(at, BYTES, PROT_READ), 0);
+	good(thc_register(shard, &tensor, 1, sizeof(tensor), SOON));
 	munmap(at, BYTES);
 }
 

@@ -5,51 +5,29 @@
  */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
 #include "libthc/gpu_copy.h"
+#include "libthc/internal.h"
+#include "libthc/memory.h"
 #include "libthc/thc.h"
-#include "tests/support/cuda/machine.h"
-#include "tests/support/cuda/people.h"
-#include "tests/support/fake_agent.h"
+#include "tests/support/closed_gpu.h"
 #include "tests/support/gpu_tensor.h"
 
-#define SOON 20000
-#define MIB ((uint64_t)1 << 20)
-#define CHUNK ((uint64_t)MACHINE_GRANULARITY)
-
-static struct machine machine;
-static struct cuda cuda;
-static struct fake_agent agent;
-static struct thc_shard *shard;
-
-#define script(change)                                                                             \
-	do {                                                                                       \
-		fake_agent_lock(&agent);                                                           \
-		change;                                                                            \
-		fake_agent_unlock(&agent);                                                         \
-	} while (0)
-#define expect(call, wanted, word)                                                                 \
-	do {                                                                                       \
-		int got = (call);                                                                  \
-		cr_assert_eq(got, (wanted), "%s: %d %s", #call, got, thc_errmsg());                \
-		cr_assert_not_null(strstr(thc_errmsg(), (word)), "%s: %s", #call, thc_errmsg());   \
-	} while (0)
-#define good(call) cr_assert_eq((call), 0, "%s: %s", #call, thc_errmsg())
-#define OK(call) cr_assert_eq((call), CUDA_SUCCESS, "%s", #call)
+#define CHUNK CLOSED_CHUNK
 
 /* ---- a copy that takes long ---------------------------------------------------------------- */
 
-static _Atomic bool copying;
 static int too_late; /* so many times the deadline passes */
 
 int __real_gpu_copy_run(struct gpu_copy *copy, int64_t until_ns, gpu_copy_stop stop, void *arg,
@@ -61,12 +39,6 @@ int
 __wrap_gpu_copy_run(struct gpu_copy *copy, int64_t until_ns, gpu_copy_stop stop, void *arg,
 	struct th_err *err, uint64_t *ret_at)
 {
-	atomic_store(&copying, true);
-	/* -1: until the handle is closed. */
-	while (too_late < 0 && !stop(arg))
-		usleep(1000);
-	if (too_late < 0)
-		return -ECANCELED;
 	if (too_late > 0) {
 		too_late--;
 		return -ETIMEDOUT;
@@ -74,65 +46,86 @@ __wrap_gpu_copy_run(struct gpu_copy *copy, int64_t until_ns, gpu_copy_stop stop,
 	return __real_gpu_copy_run(copy, until_ns, stop, arg, err, ret_at);
 }
 
-/* ---- the world ----------------------------------------------------------------------------- */
+/* ---- a child meanwhile --------------------------------------------------------------------- */
 
-static void
-open_handle(void)
+static _Thread_local bool forks; /* as the next copy is made, another thread does */
+static _Atomic pid_t forker;
+static _Atomic bool forked;
+static pthread_t fork_thread;
+
+static bool
+forker_sleeps(void)
 {
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
+	char path[64], state = 0;
 
-	opts.model = "llama";
-	opts.replica = "rollout";
-	opts.agent = agent.dir;
-	good(thc_open(&opts, SOON, &shard));
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)atomic_load(&forker));
+	FILE *stat = fopen(path, "r");
+	if (stat == NULL)
+		return false;
+	int got = fscanf(stat, "%*d (%*[^)]) %c", &state);
+	fclose(stat);
+	return got == 1 && state == 'S';
 }
+
+static unsigned
+count_copies(void)
+{
+	char link[64], target[64];
+	unsigned count = 0;
+
+	for (int fd = 0; fd < 200; fd++) {
+		snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+		ssize_t bytes = readlink(link, target, sizeof(target) - 1);
+		count += bytes > 0 && strncmp(target, "/memfd:thc-memory", 17) == 0;
+	}
+	return count;
+}
+
+static void *
+fork_main(void *arg)
+{
+	static int status = 1;
+
+	(void)arg;
+	atomic_store(&forker, gettid());
+	pid_t child = fork();
+	if (child == 0)
+		_exit(count_copies() == 0 ? 0 : 1);
+	atomic_store(&forked, true);
+	cr_assert_eq(waitpid(child, &status, 0), child);
+	return &status;
+}
+
+int __real_madvise(void *at, size_t bytes, int advice);
+int __wrap_madvise(void *at, size_t bytes, int advice);
+
+int
+__wrap_madvise(void *at, size_t bytes, int advice)
+{
+	if (forks) {
+		forks = false;
+		cr_assert_eq(count_copies(), 1);
+		cr_assert_eq(pthread_create(&fork_thread, NULL, fork_main, NULL), 0);
+		while (!atomic_load(&forked) && !forker_sleeps())
+			sched_yield();
+	}
+	return __real_madvise(at, bytes, advice);
+}
+
+/* ---- the world ----------------------------------------------------------------------------- */
 
 static void
 setup(void)
 {
-	machine_new(&machine, 2, 256 * MIB);
-	cuda = cuda_ready(0);
-	fake_agent_start(&agent);
-	open_handle();
+	world_begin(2);
 }
 
-static void
-teardown(void)
-{
-	if (shard != NULL)
-		good(thc_close(shard, 0, SOON));
-	fake_agent_stop(&agent);
-	machine_remove(&machine);
-}
+TestSuite(libthc_shadow, .init = setup, .fini = world_end, .timeout = 60);
 
-TestSuite(libthc_shadow, .init = setup, .fini = teardown, .timeout = 60);
-
-static void
-map(CUdeviceptr range, uint64_t count)
-{
-	const CUmemAllocationProp form = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-		.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-	const CUmemAccessDesc access = {
-		{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-
-	for (uint64_t i = 0; i < count; i++) {
-		CUmemGenericAllocationHandle handle = 0;
-		OK(cuda.cuMemCreate(&handle, CHUNK, &form, 0));
-		OK(cuda.cuMemMap(range + i * CHUNK, CHUNK, 0, handle, 0));
-		OK(cuda.cuMemRelease(handle));
-	}
-	OK(cuda.cuMemSetAccess(range, count * CHUNK, &access, 1));
-}
-
-/* A range of count chunks that have no handle types, as the sleep modes make. */
 static CUdeviceptr
 closed(uint64_t count)
 {
-	CUdeviceptr range = 0;
-
-	OK(cuda.cuMemAddressReserve(&range, count * CHUNK, 0, 0, 0));
-	map(range, count);
-	return range;
+	return closed_new(&cuda, count);
 }
 
 static int
@@ -160,7 +153,7 @@ on_gpu(CUdeviceptr address)
 {
 	uint8_t byte = 0;
 
-	OK(cuda.cuMemcpyDtoH(&byte, address, 1));
+	OK(test_cuda.cuMemcpyDtoH(&byte, address, 1));
 	return byte;
 }
 
@@ -186,15 +179,15 @@ Test(libthc_shadow, register__closed_memory__has_a_copy_that_the_agent_maps)
 	CUdeviceptr range = closed(3), pooled = 0;
 	CUmemoryPool pool = NULL;
 
-	OK(cuda.cuDeviceGetDefaultMemPool(&pool, 0));
-	OK(cuda.cuMemAllocFromPoolAsync(&pooled, MIB, pool, NULL));
+	OK(test_cuda.cuDeviceGetDefaultMemPool(&pool, 0));
+	OK(test_cuda.cuMemAllocFromPoolAsync(&pooled, MIB, pool, NULL));
 	const struct thc_tensor tensors[] = {tensor_at("b", range + CHUNK, 2 * CHUNK - 100),
 		tensor_at("a", range + 100, CHUNK - 100), tensor_at("pooled", pooled, MIB),
 		tensor_at("tied", pooled, MIB)};
 	good(thc_register(shard, tensors, 4, sizeof(*tensors), SOON));
 	cr_assert_eq(agent.gpus + agent.dmabufs, 0);
 	cr_assert_eq(agent.memories, 1);
-	cr_assert_eq(agent.memory.kind, FDMSG_MEMFD);
+	cr_assert_eq(agent.memory.kind, FDMSG_SHADOW);
 	for (unsigned i = 0; i < 4; i++)
 		cr_assert_eq(agent.places[i].id, 1);
 	cr_assert_eq(agent.places[0].offset, agent.places[1].offset + CHUNK - 100,
@@ -213,12 +206,44 @@ Test(libthc_shadow, register__closed_memory__has_a_copy_that_the_agent_maps)
 	cr_assert_eq(holds(HELD_CONTEXTS), 1, "the test's");
 }
 
+/* Which has not mapped it, and soon has tensors of its own at that address. */
+Test(libthc_shadow, fork__copy_of_the_parent__is_not_found_by_the_child)
+{
+	CUdeviceptr range = closed(1);
+	struct memory_object found;
+	int status = 1;
+
+	good(register_one(range, CHUNK));
+	const struct memory_object copy = shard->shadow.object;
+	cr_assert_eq(memory_find(copy.start, 1, &found), MEMORY_INSIDE);
+	pid_t child = fork();
+	if (child == 0)
+		_exit(memory_find(copy.start, 1, &found) == MEMORY_OUTSIDE &&
+					fcntl(copy.fd, F_GETFD) < 0
+				? 0
+				: 1);
+	cr_assert_eq(waitpid(child, &status, 0), child);
+	cr_assert_eq(status, 0);
+	good(thc_publish(shard, 1, SOON));
+}
+
+Test(libthc_shadow, fork__while_the_copy_is_made__leaves_the_child_without)
+{
+	CUdeviceptr range = closed(1);
+	int *status = NULL;
+
+	forks = true;
+	good(register_one(range, CHUNK));
+	cr_assert_eq(pthread_join(fork_thread, (void **)&status), 0);
+	cr_assert_eq(*status, 0);
+}
+
 Test(libthc_shadow, register__beside_other_memory__each_goes_its_way)
 {
 	CUdeviceptr range = closed(1), legacy = 0;
 	char *host = calloc(1, 100);
 
-	OK(cuda.cuMemAlloc(&legacy, MIB));
+	OK(test_cuda.cuMemAlloc(&legacy, MIB));
 	struct thc_tensor tensors[] = {tensor_at("closed", range, CHUNK),
 		tensor_at("legacy", legacy, MIB),
 		tensor_at("host", (CUdeviceptr)(uintptr_t)host, 100)};
@@ -252,7 +277,7 @@ Test(libthc_shadow, agent_that_knows_no_gpus__needs_none)
 
 	good(thc_close(shard, 0, SOON));
 	script(agent.no_gpus = true);
-	open_handle();
+	open_with(0);
 	good(register_one(range, CHUNK));
 	good(thc_publish(shard, 1, SOON));
 }
@@ -298,6 +323,19 @@ Test(libthc_shadow, publish__what_is_held_or_read__is_not_written_over)
 	good(thc_publish(shard, 2, SOON));
 }
 
+/* An agent that is killed leaves what it said last. */
+Test(libthc_shadow, publish__agent_is_gone_and_had_said_no__is_lost)
+{
+	CUdeviceptr range = closed(1);
+
+	good(register_one(range, CHUNK));
+	good(thc_publish(shard, 1, SOON));
+	script(agent.line.safe_to_mutate = 0; fake_agent_line(&agent); fake_agent_hang_up(&agent));
+	fake_agent_freeze(&agent, true); /* its poll has let go of the socket */
+	fake_agent_freeze(&agent, false);
+	expect(thc_publish(shard, 2, SOON), THC_E_AGENT_LOST, "open again");
+}
+
 Test(libthc_shadow, publish__no_time__changes_nothing)
 {
 	CUdeviceptr range = closed(1);
@@ -316,8 +354,13 @@ Test(libthc_shadow, publish__driver_fails__names_the_tensor)
 	good(register_one(range, CHUNK));
 	int plan = machine_plan(&machine, FAULT_RESULT, getpid(), CALL_cuMemcpyDtoHAsync, 0,
 		CUDA_ERROR_LAUNCH_FAILED);
-	expect(thc_publish(shard, 1, SOON), THC_E_STALE_MEMORY, "tensor 'weight' could not be");
-	expect(thc_publish(shard, 1, SOON), THC_E_STALE_MEMORY, "CUDA_ERROR_LAUNCH_FAILED");
+	expect(thc_publish(shard, 1, SOON), THC_E_MEMORY_KIND, "tensor 'weight' could not be");
+	expect(thc_publish(shard, 1, SOON), THC_E_MEMORY_KIND,
+		"CUDA_ERROR_LAUNCH_FAILED; where the GPU");
+	machine_lift(&machine, plan);
+	plan = machine_plan(&machine, FAULT_RESULT, getpid(), CALL_cuMemcpyDtoHAsync, 0,
+		CUDA_ERROR_INVALID_VALUE);
+	expect(thc_publish(shard, 1, SOON), THC_E_STALE_MEMORY, "thc_unregister, and register");
 	machine_lift(&machine, plan);
 	cr_assert_eq(agent.submissions, 0);
 	good(thc_publish(shard, 1, SOON));
@@ -330,9 +373,9 @@ Test(libthc_shadow, publish__gpu_hangs__comes_back_in_time_and_the_memory_stays)
 	good(register_one(range, CHUNK));
 	int plan = machine_plan(&machine, FAULT_HANG, getpid(), CALL_STREAM, 0, CUDA_SUCCESS);
 	int64_t start = th_now_ns();
-	expect(thc_publish(shard, 1, 100), THC_E_STALE_MEMORY, "a copy that does not end");
+	expect(thc_publish(shard, 1, 100), THC_E_MEMORY_KIND, "a copy that does not end");
 	cr_assert_lt(th_now_ns() - start, INT64_C(10000000000));
-	expect(thc_publish(shard, 1, 100), THC_E_STALE_MEMORY, "still hangs in the CUDA driver");
+	expect(thc_publish(shard, 1, 100), THC_E_MEMORY_KIND, "still hangs in the CUDA driver");
 	int pinned = holds(HELD_HOST);
 	good(thc_unregister(shard, SOON));
 	cr_assert_eq(holds(HELD_HOST), pinned, "the GPU may write it yet");
@@ -520,7 +563,7 @@ Test(libthc_shadow, wait__memory_was_put_to_sleep__names_the_tensor)
 	script(fake_agent_release(&agent, 0, ""));
 	expect(thc_op_wait(op, SOON, NULL), THC_E_STALE_MEMORY, "'weight'");
 	/* Other memory at its address may be anybody's. */
-	map(range, 1);
+	closed_map(&cuda, range, 1);
 	memset(agents_view(), 5, CHUNK);
 	expect(thc_op_wait(op, SOON, NULL), THC_E_STALE_MEMORY, "'weight'");
 	cr_assert_eq(on_gpu(range), 0);
@@ -531,37 +574,7 @@ Test(libthc_shadow, wait__memory_was_put_to_sleep__names_the_tensor)
 	good(thc_unregister(shard, SOON));
 }
 
-/* ---- threads ------------------------------------------------------------------------------- */
-
-static void *
-wait_for_it(void *arg)
-{
-	static int rc;
-
-	rc = thc_op_wait(arg, SOON, NULL);
-	return &rc;
-}
-
-Test(libthc_shadow, close__while_a_thread_copies__sends_it_away)
-{
-	CUdeviceptr range = closed(1);
-	struct thc_op *op = NULL;
-	pthread_t thread;
-	int *rc = NULL;
-
-	good(register_one(range, CHUNK));
-	too_late = -1;
-	good(thc_replicate_submit(shard, "1", SOON, &op));
-	cr_assert_eq(pthread_create(&thread, NULL, wait_for_it, op), 0);
-	while (!atomic_load(&copying))
-		sched_yield();
-	expect(thc_unregister(shard, SOON), THC_E_STATE, "runs");
-	good(thc_close(shard, 0, SOON));
-	shard = NULL;
-	cr_assert_eq(pthread_join(thread, (void **)&rc), 0);
-	cr_assert_eq(*rc, THC_E_CANCELLED);
-	thc_op_free(op);
-}
+/* ---- contexts ------------------------------------------------------------------------------ */
 
 static void *
 publish_here(void *arg)
@@ -571,34 +584,6 @@ publish_here(void *arg)
 	(void)arg;
 	rc = thc_publish(shard, 1, SOON);
 	return &rc;
-}
-
-static void *
-publish_for_ever(void *arg)
-{
-	static int rc;
-
-	(void)arg;
-	rc = thc_publish(shard, 1, THC_FOREVER);
-	return &rc;
-}
-
-Test(libthc_shadow, close__while_a_copy_hangs__waits_a_little_for_it)
-{
-	CUdeviceptr range = closed(1);
-	pthread_t thread;
-	int *rc = NULL;
-
-	good(register_one(range, CHUNK));
-	int plan = machine_plan(&machine, FAULT_HANG, getpid(), CALL_STREAM, 0, CUDA_SUCCESS);
-	cr_assert_eq(pthread_create(&thread, NULL, publish_for_ever, NULL), 0);
-	while (machine_met(&machine, plan) == 0)
-		sched_yield();
-	good(thc_close(shard, 0, SOON));
-	shard = NULL;
-	cr_assert_eq(pthread_join(thread, (void **)&rc), 0);
-	cr_assert_eq(*rc, THC_E_STALE_MEMORY);
-	machine_lift(&machine, plan);
 }
 
 Test(libthc_shadow, context__thread_that_has_none__takes_the_frameworks)
@@ -618,12 +603,13 @@ Test(libthc_shadow, context__thread_that_has_none__takes_the_frameworks)
 	good(thc_unpublish(shard, 0, SOON));
 	/* Where the program has made one of its own, only its thread has it. */
 	OK(cuda.cuDevicePrimaryCtxRelease(0));
-	OK(cuda.cuCtxCreate(&own, 0, 0));
+	OK(test_cuda.cuCtxCreate(&own, 0, 0));
 	good(thc_publish(shard, 2, SOON));
 	good(thc_unpublish(shard, 0, SOON));
 	OK(cuda.cuCtxPopCurrent(&own));
 	struct thc_op *op = NULL;
-	expect(thc_publish(shard, 3, SOON), THC_E_MEMORY_KIND, "no context in this process");
+	expect(thc_publish(shard, 3, SOON), THC_E_MEMORY_KIND,
+		"no context in this process; call this on a thread");
 	expect(thc_publish_submit(shard, 3, SOON, &op), THC_E_MEMORY_KIND, "no context");
 	cr_assert_eq(holds(HELD_CONTEXTS), 1, "none was made");
 	OK(cuda.cuCtxPushCurrent(own));
@@ -671,4 +657,32 @@ Test(libthc_shadow, gpu_copy__deadline_or_stop__goes_on_where_it_was)
 	for (uint64_t i = 0; i < bytes; i += 4093)
 		cr_assert_eq(host[i], 4);
 	cr_assert_eq(host[bytes - 1], 4);
+}
+
+/* Not before there is something on both streams. */
+static bool
+third(void *arg)
+{
+	return ++*(int *)arg > 2;
+}
+
+Test(libthc_shadow, gpu_copy__gpu_hangs__is_waited_for_once)
+{
+	const uint64_t bytes = 50 * CHUNK;
+	CUdeviceptr range = closed(50);
+	uint8_t *host =
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	const struct copied_span span = {.gpu = range, .bytes = bytes};
+	struct gpu_copy copy = {.cuda = &cuda, .spans = &span, .count = 1, .host = host};
+	struct th_err err = {0};
+	uint64_t at = 0;
+	int asked = 0;
+
+	OK(cuda.cuMemHostRegister(host, bytes, 0)); /* or the copies would not return at once */
+	int plan = machine_plan(&machine, FAULT_HANG, getpid(), CALL_STREAM, 0, CUDA_SUCCESS);
+	cr_assert_eq(__real_gpu_copy_run(&copy, INT64_MAX, third, &asked, &err, &at),
+		THC_E_MEMORY_KIND, "%s", err.text);
+	cr_assert(copy.stuck);
+	cr_assert_eq(asked, 3, "each wait asks whether to stop until it is told so");
+	machine_lift(&machine, plan);
 }

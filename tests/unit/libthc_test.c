@@ -351,7 +351,7 @@ Test(libthc, register__agent_refuses__nothing_is_held)
 {
 	script(agent.memory_code = THC_E_MEMORY_KIND);
 	cr_assert_eq(register_two(), THC_E_MEMORY_KIND);
-	says("no such memory here");
+	says("not taken here");
 	script((agent.memory_code = 0, agent.request_code = THC_E_LIMIT));
 	cr_assert_eq(register_two(), THC_E_LIMIT);
 	script((agent.request_code = 0, agent.tensors_max = 2));
@@ -564,6 +564,24 @@ Test(libthc, list__agents_listing__is_converted)
 	cr_assert_eq(agent.submission.kind, SHM_LIST);
 	cr_assert_eq(agent.list_op_seq, 42); /* the operation's number at the server */
 	thc_listing_free(listing);
+}
+
+/* What an agent sends is shown to people: in the path of memory, in results, in names. */
+Test(libthc, texts__of_a_rude_agent__reach_no_terminal)
+{
+	struct thc_result result = THC_RESULT_INIT;
+	struct thc_listing *listing = NULL;
+	char path[64];
+
+	script(agent.rude = true);
+	cr_assert_eq(register_two(), 0, "%s", thc_errmsg());
+	cr_assert_eq(thc_memory_path(shard, "w", path, sizeof(path)), 0);
+	cr_assert_str_eq(path, "?[2J?[2J?[2J?[2 (memfd, mapped by the agent)");
+	cr_assert_eq(thc_replicate(shard, "18", SOON, &result), 0);
+	cr_assert_eq(strncmp(result.source, "?[2J?", 5), 0);
+	cr_assert_eq(strncmp(result.transport, "?[2J?", 5), 0);
+	cr_assert_eq(thc_list(shard, 0, SOON, &listing), THC_E_PROTOCOL);
+	says("name");
 }
 
 static int

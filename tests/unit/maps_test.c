@@ -124,7 +124,7 @@ Test(maps, find__many_mappings__both_ways_agree)
 		cr_assert_eq(a.inode != 0, i % 2 == 0);
 		cr_assert(a.start == b.start && a.inode == b.inode && a.offset == b.offset &&
 			  a.major == b.major && a.minor == b.minor && a.shared == b.shared &&
-			  a.writable == b.writable);
+			  a.readable == b.readable && a.writable == b.writable);
 		/* The last page may have been joined with what lies behind it. */
 		if (i + 1 < MANY)
 			cr_assert(a.end == a.start + PAGE && b.end == a.end);

@@ -595,3 +595,11 @@ Test(rdma_queues, a_device_that_is_gone_has_fenced_itself)
 	on_keeper(&bench, free_lost_queues, &queues);
 	teardown(&bench);
 }
+
+Test(rdma_device, dmabuf_that_is_none__who_looks_at_it_takes_others)
+{
+	cr_assert(verbs_takes_dmabuf(-EBADF));
+	cr_assert(verbs_takes_dmabuf(-EINVAL));
+	cr_assert_not(verbs_takes_dmabuf(-EOPNOTSUPP));
+	cr_assert_not(verbs_takes_dmabuf(-EPROTONOSUPPORT));
+}

@@ -10,7 +10,8 @@
 #include "ipc/base/clock.h"
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
-#include "transport/internal.h"
+#include "transport/rdma/reader_own.h"
+#include "transport/tcp.h"
 
 #define CHUNK (4 * MIB)
 #define CHUNKS 24
@@ -24,23 +25,30 @@ hold_regs(const struct rig_agent *agent, bool held)
 		fake_rdma_hold_regs(agent->devices[i], held);
 }
 
-/* One of the two registers, and does not come to an end; the part has this prefix. */
+/* Of the late ones the registration does not come to an end; the part has this prefix. */
 static struct pair *
-start(bool late_source, uint32_t prefix)
+start_late(unsigned late, uint32_t prefix, int64_t stall_ns)
 {
 	struct pair *s = calloc(1, sizeof(*s));
 	s->rig.num_rails = 2;
-	s->source_agent = rig_add_agent(&s->rig, CALM_NS, 0);
-	s->reader_agent = rig_add_agent(&s->rig, CALM_NS, 0);
+	s->source_agent = rig_add_agent(&s->rig, stall_ns, 0);
+	s->reader_agent = rig_add_agent(&s->rig, stall_ns, 0);
 	rig_shard_init(&s->source, sizes, 1, 42);
 	rig_shard_init(&s->reader, sizes, 1, 0);
-	hold_regs(late_source ? s->source_agent : s->reader_agent, true);
-	(late_source ? rig_register_soon : rig_register)(s->source_agent, &s->source);
-	(late_source ? rig_register : rig_register_soon)(s->reader_agent, &s->reader);
+	hold_regs(s->source_agent, late & PAIR_SOURCE);
+	hold_regs(s->reader_agent, late & PAIR_READER);
+	(late & PAIR_SOURCE ? rig_register_soon : rig_register)(s->source_agent, &s->source);
+	(late & PAIR_READER ? rig_register_soon : rig_register)(s->reader_agent, &s->reader);
 	pair_parts(s, true);
 	rig_add_digests(s->from);
 	xfer_part_advance(s->from, prefix);
 	return s;
+}
+
+static struct pair *
+start(bool late_source, uint32_t prefix)
+{
+	return start_late(late_source ? PAIR_SOURCE : PAIR_READER, prefix, CALM_NS);
 }
 
 static void
@@ -111,6 +119,23 @@ Test(rdma_late, memory_registers_meanwhile__begins_by_tcp_and_moves_to_rdma)
 			rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1)->transport, "rdma");
 		pair_finish(s);
 	}
+}
+
+/* No other clock looks after it before a stall. */
+Test(rdma_late, memory_of_both_registers__the_readers_is_looked_after_when_the_source_is_there)
+{
+	struct pair *s = start_late(PAIR_SOURCE | PAIR_READER, 3, INT64_C(300000000000));
+	pull(s);
+	rig_wait_prefix(&s->rig, s->to, 3);
+	hold_regs(s->source_agent, false);
+	const struct leg_in *leg = LIST_FIRST(&s->reader_agent->transport->legs_in);
+	while (__atomic_load_n(&leg->reader->num_rails, __ATOMIC_RELAXED) == 0)
+		rig_pump(&s->rig, 1);
+	hold_regs(s->reader_agent, false);
+	wait_lanes(s);
+	xfer_part_advance(s->from, CHUNKS);
+	expect_done(s, "rdma", "");
+	pair_finish(s);
 }
 
 Test(rdma_late, memory_is_registered_when_all_is_there__tcp_and_why)

@@ -29,6 +29,7 @@ struct bench {
 	struct tally tally;
 	uint32_t settled, gone, changed; /* by tally */
 	uint32_t settled_waiting;        /* rails that were WAITING then */
+	int64_t selfread_ns;
 };
 
 static void
@@ -67,6 +68,7 @@ static void
 start(struct bench *bench)
 {
 	struct rails_config config = rails_config_default();
+	config.selfread_ns = bench->selfread_ns; /* 0: the default */
 	struct rails_user user = {.arg = bench, .changed = on_changed};
 	cr_assert_eq(rails_new(script_verbs(&bench->script), &config, bench->keeper, &user,
 			     &bench->rails),
@@ -279,6 +281,188 @@ Test(rdma_region, dmabuf__the_same_and_its_descriptor_is_closed)
 	teardown(&bench);
 }
 
+static struct {
+	int fd;
+	void (*closed)(void *arg);
+	void *arg;
+} slow_close;
+
+static void
+close_later(int fd, void (*closed)(void *arg), void *arg)
+{
+	struct bench *bench = arg;
+	slow_close.fd = fd;
+	slow_close.closed = closed;
+	slow_close.arg = arg;
+	tally_add(&bench->tally, &bench->settled);
+}
+
+/* A descriptor alone keeps the memory. */
+Test(rdma_region, dmabuf__is_gone_when_its_descriptor_is_closed)
+{
+	static struct bench bench;
+	setup(&bench, 1);
+	start(&bench);
+	struct region_memory memory = {.dmabuf_fd = memfd_create("dmabuf", MFD_CLOEXEC),
+		.close_fd = close_later,
+		.bytes = MIB};
+	struct region_user user = {.arg = &bench, .gone = on_gone};
+	struct region *region = region_new(bench.rails, &memory, 1, VERBS_REMOTE_READ, &user);
+	region_release(region);
+	tally_wait(&bench.tally, &bench.settled, 1);
+	cr_assert_eq(slow_close.fd, memory.dmabuf_fd);
+	cr_assert_eq(bench.script.devices[0].mrs, 0);
+	cr_assert_eq(bench.gone, 0);
+	close(slow_close.fd);
+	slow_close.closed(slow_close.arg);
+	tally_wait(&bench.tally, &bench.gone, 1);
+	teardown(&bench);
+}
+
+/* ---- READs of dma-bufs by their own device ---- */
+
+static struct region *
+make_dmabuf(struct bench *bench, uint32_t settled)
+{
+	struct region_memory memory = {.dmabuf_fd = memfd_create("dmabuf", MFD_CLOEXEC),
+		.dmabuf_offset = 3 * PAGE + 8,
+		.bytes = 3 * MIB};
+	struct region_user user = {.arg = bench, .settled = on_settled, .gone = on_gone};
+	cr_assert_geq(memory.dmabuf_fd, 0);
+	struct region *region =
+		region_new(bench->rails, &memory, 3, VERBS_LOCAL_WRITE | VERBS_REMOTE_READ, &user);
+	tally_wait(&bench->tally, &bench->settled, settled);
+	return region;
+}
+
+static void
+expect_unreadable(struct region *region, const char *why)
+{
+	struct th_err err = {0};
+	struct region_key key;
+	cr_assert_eq(region_state(region, 0, &err), REGION_FAILED);
+	cr_assert(strstr(err.text, "fake_0/1 cannot read this GPU's memory"), "%s", err.text);
+	cr_assert(strstr(err.text, why), "%s", err.text);
+	cr_assert(strstr(err.text, "go through the host's memory"), "%s", err.text);
+	cr_assert_eq(region_ready(region), 2);
+	cr_assert_not(region_mr(region, 0, 0, &key));
+}
+
+static void
+finish(struct bench *bench)
+{
+	teardown(bench);
+	for (uint32_t i = 0; i < 2; i++) {
+		const struct verbs_device *device = &bench->script.devices[i];
+		cr_assert(device->qps == 0 && device->cqs == 0 && device->mrs == 0);
+		cr_assert_eq(device->own_mrs, 0);
+	}
+}
+
+Test(rdma_region, dmabuf__its_device_cannot_read_it__failed_there_and_why)
+{
+	static struct bench bench;
+	setup(&bench, 2);
+	struct verbs_device *devices = bench.script.devices;
+	devices[0].bad_dmabuf_reads = 1;
+	devices[0].read_status = VERBS_OTHER;
+	start(&bench);
+	struct region *region = make_dmabuf(&bench, 1);
+	expect_unreadable(region, "the device reports an error");
+	struct rail_status status;
+	rail_status(bench.rails, 0, &status);
+	cr_assert(status.num_failed == 1 && status.num_mrs == 0);
+	/* By itself: where the region begins, and no more than is needed. */
+	cr_assert(devices[1].last_read.remote == 8 && devices[1].last_read.bytes == MIB);
+	cr_assert_eq(devices[1].paths[0].qpn, 17);
+	cr_assert(devices[1].paths[0].reads_out == 1 && devices[1].paths[0].reads_in == 1);
+	/* Memory of the host is not tried, nor what nobody READs. */
+	uint32_t reads = devices[0].reads;
+	struct region *host = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
+	tally_wait(&bench.tally, &bench.settled, 2);
+	cr_assert_eq(region_ready(host), 3);
+	cr_assert_eq(devices[0].reads, reads);
+	/* The next one is tried anew, by a new queue pair here and the same one there. */
+	struct region *next = make_dmabuf(&bench, 3);
+	cr_assert_eq(region_ready(next), 3);
+	cr_assert(devices[0].qps_made == 2 && devices[1].qps_made == 1);
+	drop(&bench, region);
+	drop(&bench, host);
+	drop(&bench, next);
+	finish(&bench);
+}
+
+Test(rdma_region, dmabuf__a_read_of_it_does_not_end__failed_when_the_time_is_over)
+{
+	static struct bench bench;
+	setup(&bench, 2);
+	bench.selfread_ns = 2000000;
+	bench.script.devices[0].bad_dmabuf_reads = 1;
+	bench.script.devices[0].reads_hang = true;
+	start(&bench);
+	struct region *region = make_dmabuf(&bench, 1);
+	expect_unreadable(region, "did not end within 2 ms");
+	cr_assert_eq(bench.script.devices[0].qps, 0);
+	drop(&bench, region);
+	finish(&bench);
+}
+
+Test(rdma_region, dmabuf__the_device_goes_while_it_is_read__as_any_other)
+{
+	static struct bench bench;
+	setup(&bench, 2);
+	struct verbs_device *lost = &bench.script.devices[0];
+	struct region_memory memory = {
+		.dmabuf_fd = memfd_create("dmabuf", MFD_CLOEXEC), .bytes = MIB};
+	struct region_user user = {.arg = &bench, .settled = on_settled, .gone = on_gone};
+	struct th_err err = {0};
+	bench.selfread_ns = INT64_C(1000000000000);
+	lost->bad_dmabuf_reads = 1;
+	lost->reads_hang = true;
+	start(&bench);
+	struct region *region = region_new(bench.rails, &memory, 3, VERBS_REMOTE_READ, &user);
+	script_wait_reads(lost, 2);
+	cr_assert_eq(region_state(region, 0, NULL), REGION_WAITING);
+	script_event(lost, VERBS_EVENT_DEVICE, 0, 0);
+	tally_wait(&bench.tally, &bench.settled, 1);
+	cr_assert_eq(region_state(region, 0, &err), REGION_FAILED);
+	cr_assert(strstr(err.text, "the device is gone"), "%s", err.text);
+	drop(&bench, region);
+	finish(&bench);
+}
+
+/* Neither says anything of the GPU. */
+Test(rdma_region, dmabuf__the_queue_pair_is_what_fails__ready)
+{
+	static struct bench bench;
+	setup(&bench, 2);
+	struct verbs_device *device = &bench.script.devices[0];
+	device->read_status = VERBS_GONE;
+	start(&bench);
+	struct region *first = make_dmabuf(&bench, 1);
+	cr_assert_eq(region_ready(first), 3);
+	script_lock(&bench.script);
+	device->bad_dmabuf_reads = 1; /* made for an address that is another now */
+	script_unlock(&bench.script);
+	struct region *second = make_dmabuf(&bench, 2);
+	cr_assert_eq(region_ready(second), 3);
+	cr_assert_eq(device->qps_made, 2);
+	script_lock(&bench.script);
+	device->bad_dmabuf_reads = 1;
+	device->bad_reads = 1; /* it does not reach itself any more */
+	script_unlock(&bench.script);
+	struct region *third = make_dmabuf(&bench, 3);
+	cr_assert_eq(region_ready(third), 3);
+	struct region *fourth = make_dmabuf(&bench, 4);
+	cr_assert_eq(region_ready(fourth), 3);
+	cr_assert_eq(device->qps_made, 3); /* is not asked again soon */
+	drop(&bench, first);
+	drop(&bench, second);
+	drop(&bench, third);
+	drop(&bench, fourth);
+	finish(&bench);
+}
+
 /* ---- failures ---- */
 
 Test(rdma_region, a_piece_fails__that_rail_has_none_the_other_has_all)
@@ -382,12 +566,16 @@ Test(rdma_region, the_device_goes__its_registrations_with_it)
 	start(&bench);
 	struct region *region = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
 	tally_wait(&bench.tally, &bench.settled, 1);
+	script_hold(&bench.script);
 	script_event(&bench.script.devices[0], VERBS_EVENT_DEVICE, 0, 0);
-	tally_wait(&bench.tally, &bench.changed, 1);
+	/* Whoever sees that it has failed is told why, while the device still gives it back. */
+	script_wait_held(&bench.script, 1);
 	struct th_err err = {0};
-	cr_assert_eq(region_ready(region), 2);
 	cr_assert_eq(region_state(region, 0, &err), REGION_FAILED);
 	cr_assert_neq(strstr(err.text, "device is gone"), NULL, "%s", err.text);
+	script_release(&bench.script);
+	tally_wait(&bench.tally, &bench.changed, 1);
+	cr_assert_eq(region_ready(region), 2);
 	struct region *later = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
 	tally_wait(&bench.tally, &bench.settled, 2);
 	cr_assert_eq(region_state(later, 0, &err), REGION_FAILED);

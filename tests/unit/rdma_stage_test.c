@@ -13,23 +13,35 @@
 #include "transport/rdma/device.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/region.h"
-#include "transport/rdma/stage.h"
+#include "transport/rdma/stage_own.h"
 
 #define LATER_NS INT64_C(60000000000)
 
 struct setup {
 	struct fake_rdma *fake;
-	struct verbs_device *device;
+	struct verbs_device *device, *second; /* NULL: there is one */
 	struct rdma *rdma;
 	struct stage *stage;
 };
 
+static bool no_memory;
+
+uint8_t *__real_pages_map(uint64_t bytes);
+uint8_t *__wrap_pages_map(uint64_t bytes);
+
+uint8_t *
+__wrap_pages_map(uint64_t bytes)
+{
+	return no_memory ? NULL : __real_pages_map(bytes);
+}
+
 static struct setup
-start(uint64_t slabs)
+start_rails(uint64_t slabs, uint32_t rails)
 {
 	struct setup s = {.fake = fake_rdma_new(false)};
 	struct fake_host *host = fake_rdma_host(s.fake);
 	s.device = fake_rdma_device(host, NULL);
+	s.second = rails > 1 ? fake_rdma_device(host, NULL) : NULL;
 	const struct rdma_config config = {.verbs = fake_rdma_verbs(host),
 		.stage_bytes = slabs == 0 ? RDMA_NO_STAGE : slabs * SLAB_BYTES};
 	cr_assert_eq(rdma_open(&config, &s.rdma), 0);
@@ -37,9 +49,17 @@ start(uint64_t slabs)
 	cr_assert_not_null(s.stage);
 	/* What comes after it is registered for the test. */
 	struct region_key key;
-	while (!rdma_scratch(s.rdma, 0, &key))
-		(void)nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+	for (uint32_t rail = 0; rail < rails; rail++) {
+		while (!rdma_scratch(s.rdma, rail, &key))
+			(void)nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+	}
 	return s;
+}
+
+static struct setup
+start(uint64_t slabs)
+{
+	return start_rails(slabs, 1);
 }
 
 static void
@@ -54,7 +74,7 @@ take(struct setup *s)
 {
 	struct th_err err = {0};
 	struct slab *slab = NULL;
-	cr_assert_eq(stage_take(s->stage, &err, &slab), 0, "%s", err.text);
+	cr_assert_eq(stage_take(s->stage, NULL, &err, &slab), 0, "%s", err.text);
 	return slab;
 }
 
@@ -63,7 +83,7 @@ expect_refused(struct setup *s, const char *words)
 {
 	struct th_err err = {0};
 	struct slab *slab = NULL;
-	cr_assert_eq(stage_take(s->stage, &err, &slab), TH_E_NO_PATH);
+	cr_assert_eq(stage_take(s->stage, NULL, &err, &slab), TH_E_NO_PATH);
 	cr_assert_null(slab);
 	cr_assert(strstr(err.text, words), "%s", err.text);
 	cr_assert(strstr(err.text, "rdma.stage"), "%s", err.text);
@@ -222,11 +242,85 @@ Test(rdma_stage, registration_fails__another_slab_next_time)
 	slab_release(slab);
 	/* Its memory counts until no device can know it. */
 	struct slab *next = NULL;
-	while (stage_take(s.stage, &err, &next) < 0)
+	while (stage_take(s.stage, NULL, &err, &next) < 0)
 		(void)nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 	wait_settled(next);
 	cr_assert_eq(region_ready(slab_region(next)), 1);
 	slab_release(next);
+	finish(&s);
+}
+
+/* Although it came back last, and the budget is used up. */
+Test(rdma_stage, idle_one_that_no_rail_knows__makes_room_and_another_one_is_taken)
+{
+	struct setup s = start(2);
+	struct slab *good = take(&s);
+	wait_settled(good);
+	fake_rdma_refuse_regs(s.device, 1, -EINVAL);
+	struct slab *bad = take(&s);
+	wait_settled(bad);
+	slab_release(good);
+	slab_release(bad);
+	cr_assert_eq(take(&s), good);
+	wait_slabs(&s, 1);
+	slab_release(good);
+	finish(&s);
+}
+
+static struct slab *
+idle_with_one_rail_of_two(struct setup *s)
+{
+	fake_rdma_refuse_regs(s->second, 1, -EINVAL);
+	struct slab *slab = take(s);
+	wait_settled(slab);
+	cr_assert_eq(region_ready(slab_region(slab)), 1);
+	slab->made_ns -= LATER_NS;
+	slab_release(slab);
+	return slab;
+}
+
+Test(rdma_stage, idle_one_that_a_rail_does_not_know__replaced_where_there_is_room)
+{
+	struct setup s = start_rails(2, 2);
+	(void)idle_with_one_rail_of_two(&s);
+	struct slab *slab = take(&s);
+	wait_settled(slab);
+	cr_assert_eq(region_ready(slab_region(slab)), 3);
+	wait_slabs(&s, 1);
+	slab_release(slab);
+	finish(&s);
+	s = start_rails(1, 2);
+	slab = idle_with_one_rail_of_two(&s);
+	cr_assert_eq(take(&s), slab);
+	slab_release(slab);
+	finish(&s);
+}
+
+Test(rdma_stage, gpus_that_have_none_and_have_some_again__push_no_other_out)
+{
+	static const uint8_t none[16] = "none", some[16] = "some";
+	struct setup s = start(1);
+	stage_note_none(s.stage, none, false);
+	for (uint32_t i = 0; i < 2 * GPUS_MAX; i++) {
+		stage_note_none(s.stage, some, false);
+		stage_note_some(s.stage, some);
+		cr_assert(stage_had_none(s.stage, none));
+		cr_assert_not(stage_had_none(s.stage, some));
+	}
+	finish(&s);
+}
+
+/* For one that all rails know. */
+Test(rdma_stage, no_memory_for_another_one__the_idle_one_serves)
+{
+	struct setup s = start_rails(2, 2);
+	struct slab *slab = idle_with_one_rail_of_two(&s);
+	no_memory = true;
+	cr_assert_eq(take(&s), slab);
+	expect_refused(&s, "no memory");
+	cr_assert_eq(status_of(&s).bytes, SLAB_BYTES);
+	cr_assert_eq(status_of(&s).bytes_in_use, SLAB_BYTES);
+	slab_release(slab);
 	finish(&s);
 }
 
@@ -239,7 +333,7 @@ take_and_release(void *arg)
 	for (uint32_t round = 0; round < 200; round++) {
 		struct th_err err;
 		struct slab *slab;
-		if (stage_take(s->stage, &err, &slab) < 0)
+		if (stage_take(s->stage, NULL, &err, &slab) < 0)
 			continue;
 		uint8_t *mine = slab_slot(slab, 0);
 		*mine = (uint8_t)round;

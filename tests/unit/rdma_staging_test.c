@@ -245,7 +245,8 @@ Test(rdma_staging, nothing_left_to_copy_to__declined_with_both_reasons)
 	struct setup *s = start_of(twelve_chunks, RIG_FILE, 1);
 	struct th_err err;
 	struct slab *slab;
-	cr_assert_eq(stage_take(rdma_stage(transport_rdma(s->agent->transport)), &err, &slab), 0);
+	cr_assert_eq(
+		stage_take(rdma_stage(transport_rdma(s->agent->transport)), NULL, &err, &slab), 0);
 	enter(s, FRAME_TAKES_RDMA | FRAME_TAKES_STAGED);
 	struct frame frame = get(s->fd, FRAME_RDMA_DECLINE);
 	payload[frame.bytes] = '\0';

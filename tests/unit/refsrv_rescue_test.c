@@ -289,6 +289,73 @@ Test(refsrv_rescue, broken_contract__is_not_rescued)
 	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
+/* Its worker has died before its agent had digests of it; or its agent has ended it alone. */
+static void
+close_unreadable(const struct world_member *m, bool died)
+{
+	struct ctl_request request = {.kind = CTL_CLOSE};
+
+	request.u.close.sid = m->sid;
+	request.u.close.died = died;
+	request.u.close.abandon = !died;
+	request.u.close.unreadable = true;
+	cr_assert_eq(world_request(&w, m->agent, &request), 0);
+}
+
+Test(refsrv_rescue, unreadable__readers_are_told_at_once)
+{
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    r = world_member(&w, b, "r", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "7");
+	close_unreadable(&m, true);
+	world_drained(&w, &m);
+	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
+	cr_assert_eq(world_leg_end(&w, b, grant.leg, TH_E_NOT_AVAILABLE, true, 4), 0);
+	cr_assert_eq(world_outcome(&w, &r).code, TH_E_VERSION_LOST);
+}
+
+Test(refsrv_rescue, unreadable__ended_by_its_agent__lost_and_said_so)
+{
+	struct world_member m = world_published(&w, a, "p", "7");
+	world_member(&w, c, "k", 0, 1);
+	close_unreadable(&m, false);
+	world_drained(&w, &m);
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
+}
+
+Test(refsrv_rescue, unreadable__member_of_what_is_rescued__given_up)
+{
+	struct world_member m[2];
+	m[0] = world_member(&w, a, "p", 0, 2);
+	m[1] = world_member(&w, b, "p", 1, 2);
+	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
+	world_publish(&w, &m[1], "7");
+	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	cr_assert_eq(world_close(&w, &m[0], true), 0);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid), "its memory is still needed");
+	close_unreadable(&m[1], true);
+	world_drained(&w, &m[0]);
+	world_drained(&w, &m[1]);
+	cr_assert_eq(num_versions(), 0);
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
+}
+
+Test(refsrv_rescue, unreadable__said_after_an_abandoning_close__given_up)
+{
+	struct world_member m = world_published(&w, a, "p", "7");
+	struct ctl_request request = {.kind = CTL_CLOSE};
+	world_member(&w, c, "k", 0, 1);
+	request.u.close.sid = m.sid;
+	request.u.close.abandon = true;
+	cr_assert_eq(world_request(&w, a, &request), 0);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid), "its memory is still needed");
+	close_unreadable(&m, true);
+	world_drained(&w, &m);
+	cr_assert_eq(num_versions(), 0);
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
+}
+
 Test(refsrv_rescue, unpublish_under_way__its_worker_dies__the_copy_goes_on)
 {
 	struct world_member m = world_published(&w, a, "p", "7");

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Tests of reuse: when it pays to look, and what moves when some of it is there already. Whatever
- * was there before: what counts is what lies in the destination now.
+ * was there before: what counts is what lies in the destination now. reuse_gpu_test.c is this file
+ * with a destination in the memory of a GPU, and the cases of what moves alone.
  */
 #include "transport/reuse.h"
 
@@ -14,6 +15,12 @@
 #include "tests/support/transport_pair.h"
 #include "tests/support/transport_peer.h"
 
+#ifdef ON_GPUS
+#define CONFORMANCE(name)                                                                          \
+	static void name(enum mode mode);                                                          \
+	ON_GPUS(name)                                                                              \
+	static void name(enum mode mode)
+#else
 #define CONFORMANCE(name) PAIR_TESTS(reuse, name)
 
 /* ---- the rule ------------------------------------------------------------------------------- */
@@ -22,19 +29,19 @@ Test(reuse, off__never_looks)
 {
 	struct reuse reuse;
 	reuse_init(&reuse, false);
-	cr_assert(!reuse_pays(&reuse, 0));
+	cr_assert(!reuse_pays(&reuse, 0, 0));
 }
 
 Test(reuse, a_tensor_that_differs__is_not_looked_at_again)
 {
 	struct reuse reuse;
 	reuse_init(&reuse, true);
-	cr_assert(reuse_pays(&reuse, 3));
+	cr_assert(reuse_pays(&reuse, 3, 0));
 	reuse_judge(&reuse, 3, false, 10);
-	cr_assert(!reuse_pays(&reuse, 3));
-	cr_assert(reuse_pays(&reuse, 4));
+	cr_assert(!reuse_pays(&reuse, 3, 0));
+	cr_assert(reuse_pays(&reuse, 4, 0));
 	reuse_judge(&reuse, 4, true, 10);
-	cr_assert(reuse_pays(&reuse, 4));
+	cr_assert(reuse_pays(&reuse, 4, 0));
 	cr_assert_eq(reuse.bytes, 10);
 }
 
@@ -45,7 +52,7 @@ Test(reuse, nothing_is_equal__few_are_looked_at)
 	uint32_t looks = 0;
 	reuse_init(&reuse, true);
 	for (uint32_t row = 0; row < 1600; row++) {
-		if (reuse_pays(&reuse, row)) {
+		if (reuse_pays(&reuse, row, 0)) {
 			looks++;
 			reuse_judge(&reuse, row, false, 10);
 		} else {
@@ -64,7 +71,7 @@ Test(reuse, equal_ones_behind_many_that_differ__found)
 	reuse_init(&reuse, true);
 	for (uint32_t row = 0; row < 2000; row++) {
 		bool equal = row >= 1000;
-		if (reuse_pays(&reuse, row))
+		if (reuse_pays(&reuse, row, 0))
 			reuse_judge(&reuse, row, equal, 1);
 		else
 			reuse_pass(&reuse);
@@ -72,6 +79,57 @@ Test(reuse, equal_ones_behind_many_that_differ__found)
 	}
 	cr_assert(reuse.bytes >= 968, "%lu", (unsigned long)reuse.bytes);
 }
+
+/* Looks of which nothing is known yet: four, and two more for each that is equal. */
+Test(reuse, several_at_once__as_many_as_may_be_in_vain)
+{
+	struct reuse reuse;
+	reuse_init(&reuse, true);
+	cr_assert(reuse_pays(&reuse, 0, 3));
+	cr_assert(!reuse_pays(&reuse, 0, 4));
+	for (uint32_t equal = 1; equal < 10; equal++) {
+		reuse_judge(&reuse, 0, true, 1);
+		cr_assert(reuse_pays(&reuse, 0, equal + 3));
+		cr_assert(!reuse_pays(&reuse, 0, equal + 4));
+	}
+}
+
+/* They were begun before the first of them was known. */
+Test(reuse, chunks_of_one_tensor_that_differ__count_once)
+{
+	struct reuse reuse;
+	reuse_init(&reuse, true);
+	for (uint32_t i = 0; i < 4; i++)
+		reuse_judge(&reuse, 7, false, 1);
+	cr_assert(!reuse_pays(&reuse, 7, 0));
+	cr_assert(reuse_pays(&reuse, 9, 2));
+	cr_assert(!reuse_pays(&reuse, 9, 3));
+	/* In whatever order they come back. */
+	reuse_judge(&reuse, 8, false, 1);
+	reuse_judge(&reuse, 7, false, 1);
+	reuse_judge(&reuse, 8, false, 1);
+	cr_assert(reuse_pays(&reuse, 9, 1));
+	cr_assert(!reuse_pays(&reuse, 9, 2));
+}
+
+Test(reuse, worth_a_wait__but_for_the_one_of_32)
+{
+	struct reuse reuse;
+	reuse_init(&reuse, true);
+	for (uint32_t row = 0; row < 4; row++) {
+		cr_assert(reuse_waits(&reuse, row));
+		reuse_judge(&reuse, row, false, 1);
+	}
+	while (!reuse_pays(&reuse, 9, 0))
+		reuse_pass(&reuse);
+	cr_assert_eq(reuse.seen, 32);
+	cr_assert(!reuse_waits(&reuse, 9));
+	reuse_judge(&reuse, 9, true, 1);
+	cr_assert(reuse_waits(&reuse, 9));
+	cr_assert(!reuse_waits(&reuse, 3));
+}
+
+#endif
 
 /* ---- what moves ------------------------------------------------------------------------------ */
 
@@ -205,6 +263,8 @@ CONFORMANCE(digests_come_late__it_goes_on_without_a_look)
 	pair_finish(s);
 }
 
+#ifndef ON_GPUS
+
 /* ---- a source that is asked for nothing ------------------------------------------------------ */
 
 #define LEG 5
@@ -253,3 +313,5 @@ Test(reuse, reader_that_looks_at_nothing_new__ended)
 		peer_finish(s);
 	}
 }
+
+#endif

@@ -33,6 +33,7 @@ one_gpu(void)
 	gpu.pieces = 40;
 	gpu.imports = 39;
 	gpu.import_bytes = UINT64_C(3) << 30;
+	gpu.pinned_bytes = 256 << 20;
 	gpu.kills = 1;
 	gpu.starts = 2;
 	gpu.bytes_read = 1024;
@@ -138,8 +139,9 @@ Test(tools_gpus, one_gpu__a_row_with_what_is_open)
 	       "gpu          1 with memory of workers\n"
 	       "gpu buffers  8.00MiB\n"
 	       "\n"
-	       "GPU           NAME          PID  WORKERS     OPEN  CONTEXT  RUNNING  LAST FAILURE\n"
-	       "0000:17:00.0  NVIDIA H100  4711        3  3.00GiB  -              0  -\n");
+	       "GPU           NAME          PID  WORKERS     OPEN  PINNED  CONTEXT  RUNNING  "
+	       "LAST FAILURE\n"
+	       "0000:17:00.0  NVIDIA H100  4711        3  3.00GiB  256MiB  -              0  -\n");
 }
 
 /* A process that came back is a number; one that does not is a warning. */
@@ -161,6 +163,17 @@ Test(tools_gpus, gpu_that_is_not_reached__is_warned_of)
 	free(text);
 }
 
+Test(tools_gpus, digests_by_the_cpu__are_said_with_their_reason)
+{
+	static char why[] = "CUDA_ERROR_JIT_COMPILATION_DISABLED";
+	expect_word(&output_json, "\"hashes\": \"gpu\",");
+	gpu.hashes = false;
+	gpu.hashes_why = why;
+	expect_word(&output_json, "\"hashes\": \"cpu\",");
+	expect_word(&output_json, "\"hashes_why\": \"CUDA_ERROR_JIT_COMPILATION_DISABLED\"");
+	expect_word(&output_wide, why);
+}
+
 Test(tools_gpus, memory__each_allocation_with_its_way)
 {
 	session.memory_more = 4;
@@ -174,5 +187,11 @@ Test(tools_gpus, memory__each_allocation_with_its_way)
 	expect_word(&output_json, "\"bytes_moved\": 2048");
 	struct value paths = gpus_paths(&session);
 	cr_assert_str_eq(paths.text, "cuda-ipc,direct", "each once");
+	free(paths.text);
+	static char by_worker[] = "worker-copy", copy[] = "copy";
+	memory[0].path = by_worker;
+	memory[1].path = memory[2].path = copy;
+	paths = gpus_paths(&session);
+	cr_assert_str_eq(paths.text, "worker-copy,copy");
 	free(paths.text);
 }

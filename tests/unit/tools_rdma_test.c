@@ -147,9 +147,12 @@ Test(tools_rdma, fallbacks_and_paths)
 	expect_word(&output_table, "last because     it is private");
 	expect_word(&output_json, "\"rdma_copies\": 2");
 	rdma.stage_bytes = 64 << 20;
+	rdma.stage_on_gpus = 32 << 20;
 	rdma.stage_refused = 4;
 	expect_word(&output_table, "in buffers");
 	expect_word(&output_table, "found no buffer");
+	expect_word(&output_table, "of it on GPUs");
 	expect_word(&output_json, "\"rdma_stage_bytes\": 67108864");
+	expect_word(&output_json, "\"rdma_stage_on_gpus\": 33554432");
 	expect_word(&output_json, "\"paused_ns\": 1500000000");
 }

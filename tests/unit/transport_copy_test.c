@@ -229,6 +229,68 @@ Test(transport_copy, digests_of_memory_that_is_gone__name_the_row)
 	pair_finish(s);
 }
 
+static void
+grow_and_fail(void *arg)
+{
+	struct xfer_part *source = arg;
+	if (xfer_part_failed(source))
+		return;
+	xfer_part_advance(source, 2);
+	xfer_part_fail(source);
+}
+
+struct end {
+	struct xfer_part *part;
+	uint32_t prefix; /* when it was said that there will be no more */
+};
+
+static void
+look_at_end(void *arg)
+{
+	struct end *end = arg;
+	if (xfer_part_failed(end->part))
+		end->prefix = xfer_part_prefix(end->part);
+}
+
+/* A thread finds it out while another one is still at what comes before. */
+Test(transport_copy, hash_finds_memory_gone__published_as_far_as_it_is_there_and_failed_then)
+{
+	struct pair *s = setup_new(four_chunks, 1);
+	parts(s, RIG_MAPPED, RIG_MAPPED, true);
+	struct end end = {.part = s->from, .prefix = UINT32_MAX};
+	uint64_t bytes = (uint64_t)(s->source.tensors[0] - s->source.memory) + 4 * MIB;
+	cr_assert_eq(ftruncate(s->source.fd, (off_t)((bytes + 4095) / 4096 * 4096)), 0);
+	xfer_part_watch(s->from, look_at_end, &end);
+	hash(s);
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_FAILED, s->leg);
+	cr_assert_eq(end.prefix, 1);
+	cr_assert_eq(xfer_part_prefix(s->from), 1);
+	xfer_part_unwatch(s->from, look_at_end, &end);
+	pair_finish(s);
+}
+
+/* While the leg takes the digests for its first look, which brings nothing. */
+Test(transport_copy, source_grows_and_fails_at_once__all_that_it_has_comes)
+{
+	static const enum rig_memory kinds[] = {RIG_MAPPED, RIG_FILE};
+	for (uint32_t i = 0; i < TH_ARRAY_LEN(kinds); i++) {
+		struct pair *s = setup_new(four_chunks, 1);
+		parts(s, kinds[i], kinds[i], true);
+		struct xfer_part *plain = rig_part(&s->source, true);
+		rig_add_digests(plain);
+		xfer_part_add_digests(s->from, 0, xfer_part_digest(plain, 0), 4);
+		xfer_part_advance(s->from, 1);
+		xfer_part_keep(s->to, 0);
+		xfer_part_watch(s->to, grow_and_fail, s->from);
+		move(s, MODE_LOCAL);
+		cr_assert(wait_reader(s, TRANSPORT_FAILED)->source_failed);
+		cr_assert_eq(xfer_part_prefix(s->to), 2);
+		xfer_part_unwatch(s->to, grow_and_fail, s->from);
+		xfer_part_release(plain);
+		pair_finish(s);
+	}
+}
+
 /* ---- memory that a thread gets stuck in ------------------------------------------------ */
 
 /* Its second chunk, and what comes then. */

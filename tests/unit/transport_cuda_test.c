@@ -67,10 +67,20 @@ publish(struct pair *s)
 }
 
 static void
+kill_process(unsigned gpu)
+{
+	pid_t pid = rig_gpus_pid(gpu);
+	cr_assert_gt(pid, 0);
+	kill(pid, SIGKILL);
+}
+
+static void
 arrives(struct pair *s, enum mode mode, enum rig_memory from, enum rig_memory to)
 {
 	memset(s->reader.memory, 0, s->reader.bytes);
 	parts(s, from, to);
+	/* Else it goes by TCP while a busy GPU makes it room. */
+	s->reader_agent->require_rdma = mode == MODE_RDMA;
 	move(s, mode);
 	cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
 	const struct transport_event *done =
@@ -89,6 +99,7 @@ arrives(struct pair *s, enum mode mode, enum rig_memory from, enum rig_memory to
 			th_hash_equal(*xfer_part_digest(s->from, c), *xfer_part_digest(plain, c)));
 	xfer_part_release(plain);
 	pair_release(s);
+	s->reader_agent->require_rdma = false;
 }
 
 MODES(one_piece_and_many_chunks__arrive)
@@ -100,12 +111,111 @@ MODES(one_piece_and_many_chunks__arrive)
 		struct pair *s = pair_new(odd_sizes, ODD, CALM_NS);
 		arrives(s, mode, RIG_GPU, RIG_GPU);
 		arrives(s, mode, RIG_GPU, RIG_MAPPED);
+		arrives(s, mode, RIG_HOST, RIG_GPU);
 		arrives(s, mode, RIG_PROCESS, RIG_GPU);
 		arrives(s, mode, RIG_GPU_MAPPED, RIG_GPU_PROCESS);
 		cr_assert_eq(rig_counters(s->reader_agent).checksum_failures, 0);
 		pair_finish(s);
 	}
 	rig_gpus_fini();
+}
+
+/* How often both processes asked their driver for it. */
+static unsigned
+calls(int call)
+{
+	unsigned sum = 0;
+	for (unsigned i = 0; i < RIG_GPUS; i++)
+		sum += machine_calls(rig_gpus_machine(), rig_gpus_pid(i), call);
+	return sum;
+}
+
+/* More than 400 a chunk. What RDMA cuts off at the end of a slot may be too few for a launch. */
+MODES(many_small_tensors__arrive_by_launches)
+{
+	static uint64_t sizes[1000];
+	for (uint32_t i = 0; i < 1000; i++)
+		sizes[i] = 9001 + i % 32;
+	struct pair *s = start(sizes, 1000);
+	arrives(s, mode, RIG_GPU, RIG_GPU);
+	cr_assert_geq(calls(CALL_cuLaunchKernel), s->source.table->num_chunks);
+	cr_assert_lt(calls(CALL_cuMemcpyDtoHAsync) + calls(CALL_cuMemcpyHtoDAsync) +
+			     calls(CALL_cuMemcpyDtoDAsync),
+		mode == MODE_RDMA ? 100 : 1);
+	finish(s);
+}
+
+/* Of all GPUs. */
+static struct gpu_status
+sum(void)
+{
+	struct gpu_status status[RIG_GPUS], all = {0};
+	uint32_t count = gpus_status(rig_gpus->gpus, status, RIG_GPUS);
+	for (uint32_t i = 0; i < count; i++) {
+		all.bytes_read += status[i].bytes_read;
+		all.bytes_written += status[i].bytes_written;
+		all.pinned_bytes += status[i].pinned_bytes;
+	}
+	return all;
+}
+
+Test(transport_cuda, to_the_host_and_back__no_byte_is_staged)
+{
+	struct gpus_stage_status stage;
+	struct pair *s = start(ten_chunks, 1);
+	arrives(s, MODE_LOCAL, RIG_GPU, RIG_HOST);
+	while (sum().bytes_read < ten_chunks[0]) /* it is shown a little later */
+		rig_pump(&s->rig, 1);
+	cr_assert_geq(sum().pinned_bytes, ten_chunks[0]);
+	pair_finish(s);
+	s = pair_new(ten_chunks, 1, CALM_NS);
+	arrives(s, MODE_LOCAL, RIG_HOST, RIG_GPU);
+	while (sum().bytes_written < ten_chunks[0])
+		rig_pump(&s->rig, 1);
+	gpus_stage_status(rig_gpus->gpus, &stage);
+	cr_assert_eq(stage.bytes + stage.bytes_copied, 0);
+	finish(s);
+}
+
+/* By the CPU, at each end. */
+Test(transport_cuda, staging_that_others_keep__bytes_are_copied_once_more_and_counted)
+{
+	struct gpus_stage_status stage;
+	uint8_t *kept[STAGING / GPUS_BLOCK_BYTES];
+	uint32_t count = 0;
+	struct pair *s = start(ten_chunks, 1);
+	struct gpus *gpus = rig_gpus->gpus;
+	arrives(s, MODE_TCP, RIG_GPU, RIG_GPU);
+	gpus_stage_status(gpus, &stage);
+	cr_assert_eq(stage.bytes_copied, 0, "bytes come and go in blocks of the staging");
+	while ((kept[count] = gpus_block_take(gpus, NULL)) != NULL)
+		count++;
+	cr_assert_gt(count, 0);
+	arrives(s, MODE_TCP, RIG_GPU, RIG_GPU);
+	gpus_stage_status(gpus, &stage);
+	cr_assert_eq(stage.bytes_copied, 2 * ten_chunks[0]);
+	for (uint32_t i = 0; i < count; i++)
+		gpus_block_give(gpus, kept[i]);
+	finish(s);
+}
+
+/* Of the host's memory, because no NIC takes that of the GPUs; which both have pinned. */
+Test(transport_cuda_rdma, slabs_of_the_host__no_byte_is_staged)
+{
+	struct gpus_stage_status stage;
+	pair_rails = 1;
+	rig_no_dmabufs = true;
+	struct pair *s = start(ten_chunks, 1);
+	for (uint32_t round = 0; round < 2; round++) {
+		arrives(s, MODE_RDMA, RIG_GPU, RIG_GPU);
+		/* They begin again in the next ones, and in slabs that were there. */
+		for (unsigned i = 0; i < RIG_GPUS; i++)
+			kill_process(i);
+	}
+	gpus_stage_status(rig_gpus->gpus, &stage);
+	cr_assert_eq(stage.bytes, 0);
+	cr_assert_geq(rig_gpus_starts(), RIG_GPUS + 1);
+	finish(s);
 }
 
 /* What runs in it begins again in the next one. */
@@ -131,6 +241,25 @@ MODES(process_killed_midway__arrives)
 	finish(s);
 }
 
+/* The next one has none of the host's memory, and is told of it again. */
+Test(transport_cuda, process_killed_while_it_writes_to_the_host__arrives)
+{
+	struct pair *s = start(ten_chunks, 1);
+	for (uint32_t round = 0; round < 3; round++) {
+		memset(s->reader.memory, 0, s->reader.bytes);
+		parts(s, RIG_GPU, RIG_HOST);
+		publish(s);
+		move(s, MODE_LOCAL);
+		rig_wait_prefix(&s->rig, s->to, 2 * round);
+		kill_process(0);
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, s->leg);
+		cr_assert(rig_shards_equal(&s->source, &s->reader), "round %u", round);
+		pair_release(s);
+	}
+	cr_assert_geq(rig_gpus_starts(), 2);
+	finish(s);
+}
+
 Test(transport_cuda, process_killed_while_it_hashes__hashed)
 {
 	struct pair *s = start(ten_chunks, 1);
@@ -138,14 +267,14 @@ Test(transport_cuda, process_killed_while_it_hashes__hashed)
 		parts(s, RIG_GPU, RIG_MAPPED);
 		cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
 		rig_wait_prefix(&s->rig, s->from, round);
-		kill(rig_gpus_pid(0), SIGKILL);
+		kill_process(0);
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
 		pair_release(s);
 	}
 	finish(s);
 }
 
-MODES(readers_gpu_lost__stale_and_why)
+MODES(readers_gpu_lost__no_way_and_why)
 {
 	struct pair *s = start(ten_chunks, 1);
 	parts(s, RIG_GPU, RIG_GPU);
@@ -157,9 +286,116 @@ MODES(readers_gpu_lost__stale_and_why)
 	xfer_part_advance(s->from, 10);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
-	cr_assert_eq(failed->code, TH_E_STALE_MEMORY, "%s", failed->text);
+	cr_assert_eq(failed->code, TH_E_MEMORY_KIND, "%s", failed->text);
 	cr_assert_not(failed->source_failed);
 	cr_assert(strstr(failed->text, "CUDA_ERROR_ECC_UNCORRECTABLE"), "%s", failed->text);
+	finish(s);
+}
+
+/* ---- what is there already ------------------------------------------------------------ */
+
+/* The reader holds what is published, but for the first bytes of so many chunks. */
+static void
+move_again(struct pair *s, enum mode mode, uint32_t changed)
+{
+	memcpy(s->reader.memory, s->source.memory, s->source.bytes);
+	for (uint32_t chunk = 0; chunk < changed; chunk++)
+		s->reader.tensors[0][chunk * 4 * MIB] ^= 1;
+	parts(s, RIG_GPU, RIG_GPU);
+	publish(s);
+	xfer_part_expect_reuse(s->to);
+	move(s, mode);
+}
+
+static void
+does_not_move(enum mode mode, bool hash_on_cpu)
+{
+	static const enum cuda_kind kinds[] = {CUDA_KIND_LEGACY, CUDA_KIND_CHUNKS};
+	rig_gpus_init(STAGING, hash_on_cpu);
+	for (uint32_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		rig_gpus_kind = kinds[i];
+		struct pair *s = pair_new(odd_sizes, ODD, CALM_NS);
+		move_again(s, mode, 0);
+		cr_assert_eq(pair_done(s, s->leg)->bytes_reused, s->source.table->bytes);
+		pair_release(s);
+		move_again(s, mode, 1);
+		const struct transport_event *done = pair_done(s, s->leg);
+		cr_assert(done->bytes_moved > 0 && done->bytes_moved <= 4 * MIB);
+		pair_finish(s);
+	}
+	rig_gpus_fini();
+}
+
+MODES(bytes_that_are_here_already__do_not_move)
+{
+	does_not_move(mode, false);
+}
+
+Test(transport_cuda, gpu_that_does_not_hash__nor_do_they)
+{
+	does_not_move(MODE_TCP, true);
+}
+
+static uint32_t
+running(void)
+{
+	struct gpu_status status[RIG_GPUS];
+	uint32_t all = 0, count = gpus_status(rig_gpus->gpus, status, RIG_GPUS);
+	for (uint32_t i = 0; i < count; i++)
+		all += status[i].running;
+	return all;
+}
+
+/* A leg whose looks are all under way, at the reader's GPU: that does not go on. */
+static pid_t
+stop_while_it_looks(struct pair *s, enum mode mode)
+{
+	int64_t until_ns = th_now_ns() + INT64_C(30000000000);
+	arrives(s, mode, RIG_GPU, RIG_GPU);
+	pid_t pid = rig_gpus_pid(1);
+	cr_assert_neq(pid, 0);
+	kill(pid, SIGSTOP);
+	move_again(s, mode, 0);
+	while (running() == 0) {
+		cr_assert_lt(th_now_ns(), until_ns);
+		rig_pump(&s->rig, 1);
+	}
+	return pid;
+}
+
+/* They begin again in the next one, and say the same. */
+MODES(process_killed_while_it_looks__nothing_moves)
+{
+	struct pair *s = start(ten_chunks, 1);
+	kill(stop_while_it_looks(s, mode), SIGKILL);
+	cr_assert_eq(pair_done(s, s->leg)->bytes_moved, 0);
+	cr_assert_eq(rig_gpus_starts(), RIG_GPUS + 1);
+	finish(s);
+}
+
+MODES(gpu_lost_while_it_looks__no_way_and_why)
+{
+	struct pair *s = start(ten_chunks, 1);
+	pid_t pid = stop_while_it_looks(s, mode);
+	machine_lose(rig_gpus_machine(), 1, CUDA_ERROR_ECC_UNCORRECTABLE);
+	kill(pid, SIGCONT);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
+	cr_assert_eq(failed->code, TH_E_MEMORY_KIND, "%s", failed->text);
+	cr_assert_not(failed->source_failed);
+	cr_assert(strstr(failed->text, "CUDA_ERROR_ECC_UNCORRECTABLE"), "%s", failed->text);
+	finish(s);
+}
+
+/* Who stops waits for no look: the memory is the worker's again while they are under way. */
+MODES(stopped_while_it_looks__at_once)
+{
+	struct pair *s = start(ten_chunks, 1);
+	pid_t pid = stop_while_it_looks(s, mode);
+	transport_stop(s->reader_agent->transport, s->leg);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_STOPPED, s->leg);
+	cr_assert_gt(running(), 0);
+	kill(pid, SIGCONT);
 	finish(s);
 }
 

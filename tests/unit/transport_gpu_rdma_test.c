@@ -5,12 +5,17 @@
  * the test's own (fake_gpus.h), and the device reads their memory where it lies.
  */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "ipc/base/err.h"
 #include "ipc/base/name.h"
 #include "tests/support/rig_fake_gpus.h"
 #include "tests/support/transport_pair.h"
+#include "transport/access.h"
+#include "transport/cuda/touch.h"
+#include "transport/rdma/packed.h"
+#include "transport/rdma/rdma.h"
 
 static const uint64_t odd_sizes[] = {
 	1, 70000, 2 * MIB - 1, 0, 2 * MIB, 4 * MIB + 1, 9 * MIB + 13, 65536, 65537, 3, 1000000};
@@ -26,7 +31,9 @@ start(const uint64_t *sizes, uint32_t count)
 	rig_fake_gpus_init(64 * MIB);
 	rig_gpus_for_nics = true;
 	pair_rails = 1;
-	return pair_new(sizes, count, CALM_NS);
+	struct pair *s = pair_new(sizes, count, CALM_NS);
+	s->reader_agent->require_rdma = true; /* or TCP carries what waits to be registered */
+	return s;
 }
 
 static void
@@ -96,6 +103,46 @@ Test(transport_gpu_rdma, unverified__every_chunk_is_flushed)
 	cr_assert_eq(count_of(GPU_READ), 4);
 	cr_assert_eq(count_of(GPU_WRITE) + count_of(GPU_COPY), 0);
 	finish(s);
+}
+
+/* What one GPU sees says nothing of the other one. */
+Test(transport_gpu_rdma, chunk_on_two_gpus__both_are_flushed)
+{
+	static const uint64_t sizes[] = {100000, 200000, 300000, 5};
+	static const uint8_t uuids[2][16] = {{7}, {8}};
+	struct cuda_handle handle = {.kind = CUDA_KIND_LEGACY};
+	struct xfer_place places[4] = {0};
+	struct gpu_space *spaces[2];
+	struct rig_shard shard;
+	struct th_err err;
+	rig_fake_gpus_init(MIB);
+	rig_shard_init(&shard, sizes, 4, 1);
+	handle.bytes = shard.bytes;
+	for (uint32_t i = 0; i < 2; i++) {
+		spaces[i] = gpu_space_new(rig_gpus->gpus, uuids[i], "two", &err);
+		cr_assert_eq(
+			gpu_space_add(spaces[i], &handle, (uintptr_t)shard.memory, -1, NULL, &err),
+			0);
+	}
+	for (uint32_t i = 0; i < 4; i++) {
+		places[i].place = (uintptr_t)shard.tensors[i];
+		if (i == 3)
+			places[i].data = shard.tensors[i];
+		else
+			places[i].access = access_new_gpu(rig_gpus->gpus, spaces[i % 2]);
+	}
+	struct xfer_part *part = xfer_part_new_places(shard.table, places, 4, false, NULL, NULL);
+	cr_assert_eq(shard.table->num_chunks, 1);
+	cr_assert_eq(touch_flush(part, 0), 0);
+	cr_assert_eq(count_of(GPU_READ), 2);
+	xfer_part_release(part);
+	for (uint32_t i = 0; i < 3; i++)
+		access_release(places[i].access);
+	access_sweep();
+	for (uint32_t i = 0; i < 2; i++)
+		gpu_space_release(spaces[i]);
+	rig_shard_fini(&shard);
+	rig_fake_gpus_fini();
 }
 
 Test(transport_gpu_rdma, small_rows__packed_and_scattered)
@@ -169,6 +216,140 @@ Test(transport_gpu_rdma, sources_gpu_is_lost_while_it_packs__source_failed)
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
 	cr_assert(failed->source_failed);
 	finish(s);
+}
+
+/* Its checks wait for it, in as many threads as it may have. */
+Test(transport_gpu_rdma, gpu_hangs__legs_of_host_memory_go_on)
+{
+	struct rig_shard from, to;
+	struct pair *s = start(four_chunks, 1);
+	rig_shard_init(&from, four_chunks, 1, 7);
+	rig_shard_init(&to, four_chunks, 1, 0);
+	rig_register(s->source_agent, &from);
+	rig_register(s->reader_agent, &to);
+	struct xfer_part *source = rig_part_of(&from, RIG_MAPPED, true);
+	struct xfer_part *reader = rig_part_of(&to, RIG_MAPPED, true);
+	rig_add_digests(source);
+	xfer_part_advance(source, from.table->num_chunks);
+	fake_gpus_hold(rig_gpus->gpus, true);
+	pull(s, RIG_GPU, RIG_GPU, true);
+	while (fake_gpus_running(rig_gpus->gpus) < 2)
+		rig_pump(&s->rig, 10);
+	rig_pull(s->source_agent, s->reader_agent, 2, source, reader);
+	cr_assert_str_eq(rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 2)->transport, "rdma");
+	cr_assert(rig_shards_equal(&from, &to));
+	cr_assert_neq(xfer_part_prefix(s->to), s->source.table->num_chunks);
+	fake_gpus_hold(rig_gpus->gpus, false);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, s->leg);
+	rig_halt(&s->rig);
+	xfer_part_release(source);
+	xfer_part_release(reader);
+	pair_release(s);
+	rig_shard_fini(&from);
+	rig_shard_fini(&to);
+	finish(s);
+}
+
+/* For each GPU, and for those that one part lies on. */
+Test(transport_gpu_rdma, parts_on_other_gpus__checked_by_other_threads)
+{
+	static const char *const rows[] = {"mm", "00", "11", "01"}, *const same[] = {"0m", "10"};
+	static const uint64_t sizes[] = {100000, 200000};
+	const struct checks *checks[TH_ARRAY_LEN(rows)];
+	struct pair *s = start(sizes, 2);
+	struct rdma *rdma = transport_rdma(s->reader_agent->transport);
+	for (uint32_t i = 0; i < TH_ARRAY_LEN(rows); i++) {
+		struct xfer_part *part = rig_fake_part(&s->reader, rows[i], false);
+		checks[i] = rdma_checks(rdma, part);
+		for (uint32_t other = 0; other < i; other++)
+			cr_assert_neq(checks[i], checks[other], "%s", rows[i]);
+		xfer_part_release(part);
+	}
+	for (uint32_t i = 0; i < TH_ARRAY_LEN(same); i++) {
+		struct xfer_part *part = rig_fake_part(&s->reader, same[i], false);
+		cr_assert_eq(rdma_checks(rdma, part), checks[2 * i + 1], "%s", same[i]);
+		xfer_part_release(part);
+	}
+	finish(s);
+}
+
+/* How many there are for parts on one GPU, or on several, of all that there can be. */
+static uint32_t
+count_checks(struct pair *s, bool one)
+{
+	const struct checks *seen[1u << RIG_FAKE_GPUS];
+	uint32_t count = 0;
+	for (uint32_t mask = 1; mask < 1u << RIG_FAKE_GPUS; mask++) {
+		char rows[RIG_FAKE_GPUS + 1] = {0};
+		uint32_t at = 0;
+		if (((mask & (mask - 1)) == 0) != one)
+			continue;
+		for (uint32_t gpu = 0; gpu < RIG_FAKE_GPUS; gpu++)
+			rows[gpu] = mask >> gpu & 1 ? (char)('0' + gpu) : 'm';
+		struct xfer_part *part = rig_fake_part(&s->reader, rows, false);
+		seen[count] = rdma_checks(transport_rdma(s->reader_agent->transport), part);
+		while (seen[at] != seen[count])
+			at++;
+		count += at == count;
+		xfer_part_release(part);
+	}
+	return count;
+}
+
+/* Whatever one worker registers, each GPU has some of its own. */
+Test(transport_gpu_rdma, parts_on_any_set_of_gpus__checked_by_a_few_threads)
+{
+	static const uint64_t sizes[RIG_FAKE_GPUS] = {1000, 1000, 1000, 1000, 1000, 1000};
+	struct pair *s = start(sizes, RIG_FAKE_GPUS);
+	cr_assert_leq(count_checks(s, false), 4);
+	cr_assert_eq(count_checks(s, true), RIG_FAKE_GPUS);
+	finish(s);
+}
+
+static void
+look_on(void *arg)
+{
+	__atomic_add_fetch((uint32_t *)arg, 1, __ATOMIC_RELAXED);
+}
+
+static void *
+fill(void *part)
+{
+	return packed_fill(part, 1) < 0 ? part : NULL;
+}
+
+/* A leg that looked on until it is packed would do nothing else. */
+Test(transport_gpu_rdma, another_thread_packs_a_chunk__left_to_it_until_it_tells)
+{
+	static const uint64_t sizes[] = {100000, 200000};
+	for (uint32_t fails = 0; fails < 2; fails++) {
+		struct pair *s = start(sizes, 2);
+		uint32_t told = 0;
+		pthread_t thread;
+		void *failed;
+		s->from = rig_part_of(&s->source, RIG_GPU, true);
+		rig_add_digests(s->from);
+		cr_assert_not(packed_lacks(s->from));
+		xfer_part_advance(s->from, 1);
+		cr_assert(packed_lacks(s->from));
+		xfer_part_watch(s->from, look_on, &told);
+		if (fails)
+			fake_gpus_fail(rig_gpus->gpus, GPU_READ, TH_E_STALE_MEMORY, 0);
+		fake_gpus_hold(rig_gpus->gpus, true);
+		cr_assert_eq(pthread_create(&thread, NULL, fill, s->from), 0);
+		while (fake_gpus_running(rig_gpus->gpus) == 0)
+			rig_pump(&s->rig, 1);
+		cr_assert_not(packed_lacks(s->from));
+		cr_assert_eq(packed_prefix(s->from), 0);
+		cr_assert_eq(__atomic_load_n(&told, __ATOMIC_RELAXED), 0);
+		fake_gpus_hold(rig_gpus->gpus, false);
+		cr_assert_eq(pthread_join(thread, &failed), 0);
+		cr_assert_eq(failed != NULL, fails);
+		cr_assert_eq(packed_lacks(s->from), fails);
+		cr_assert_eq(told, 1);
+		xfer_part_unwatch(s->from, look_on, &told);
+		finish(s);
+	}
 }
 
 /* And nothing of it is under way when its pair has ended. */

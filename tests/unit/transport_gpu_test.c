@@ -33,7 +33,7 @@
 static const uint64_t odd_sizes[] = {
 	1, 70000, 2 * MIB - 1, 0, 2 * MIB, 4 * MIB + 1, 9 * MIB + 13, 65536, 65537, 3, 1000000};
 #define ODD (sizeof(odd_sizes) / sizeof(odd_sizes[0]))
-static const uint64_t four_chunks[] = {16 * MIB};
+static const uint64_t four_chunks[] = {16 * MIB, 4 * MIB}; /* and a row of one */
 
 static struct pair *
 start_with(const uint64_t *sizes, uint32_t count, uint64_t staging)
@@ -102,7 +102,7 @@ wait_running(struct pair *s, uint32_t count)
 /* ---- what works ---------------------------------------------------------------------- */
 
 static const enum rig_memory kinds[] = {
-	RIG_GPU, RIG_MAPPED, RIG_PROCESS, RIG_GPU_MAPPED, RIG_GPU_PROCESS};
+	RIG_GPU, RIG_MAPPED, RIG_PROCESS, RIG_HOST, RIG_GPU_MAPPED, RIG_GPU_PROCESS};
 #define KINDS (sizeof(kinds) / sizeof(kinds[0]))
 
 static void
@@ -273,6 +273,199 @@ Test(transport_gpu, copy_damaged_once__copied_again)
 	cr_assert_eq(rig_counters(s->reader_agent).checksum_failures, 1);
 	cr_assert_eq(rig_counters(s->reader_agent).chunks_refetched, 1);
 	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_CHANGED, s->leg));
+	/* Of its group it alone was looked at, and copied again. */
+	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), 1);
+	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_COPY), s->source.table->num_chunks + 1);
+	finish(s);
+}
+
+/* ---- groups -------------------------------------------------------------------------- */
+
+#define CHUNKS 20u /* each of a row of its own */
+
+static struct pair *
+start_rows(void)
+{
+	uint64_t sizes[CHUNKS];
+	for (uint32_t i = 0; i < CHUNKS; i++)
+		sizes[i] = 2 * MIB;
+	struct pair *s = start(sizes, CHUNKS);
+	cr_assert_eq(s->source.table->num_chunks, CHUNKS);
+	parts(s, RIG_GPU, RIG_GPU, true);
+	return s;
+}
+
+static uint32_t
+requests(enum gpu_run_op op)
+{
+	return fake_gpus_requests(rig_gpus->gpus, op);
+}
+
+/* Of 1, 2, 4, 8 and what is left. */
+Test(transport_gpu, groups__of_what_is_there__grow)
+{
+	struct pair *s = start_rows();
+	hash(s);
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
+	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), CHUNKS);
+	cr_assert_eq(requests(GPU_HASH), 5);
+	fake_gpus_hold(rig_gpus->gpus, true);
+	move(s, MODE_LOCAL);
+	wait_running(s, CHUNKS);
+	fake_gpus_hold(rig_gpus->gpus, false);
+	pair_done(s, s->leg);
+	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_COPY), CHUNKS);
+	cr_assert_eq(requests(GPU_COPY), 5);
+	finish(s);
+}
+
+/* Who reads behind it has the first of what comes then as soon as can be. */
+Test(transport_gpu, groups__after_the_source_was_caught_up_with__are_small_again)
+{
+	struct pair *s = start_rows();
+	rig_add_digests(s->from);
+	move(s, MODE_LOCAL);
+	for (uint32_t round = 1; round <= 4; round++) {
+		xfer_part_advance(s->from, 3 * round);
+		rig_wait_prefix(&s->rig, s->to, 3 * round);
+		cr_assert_eq(requests(GPU_COPY), 2 * round);
+	}
+	xfer_part_advance(s->from, CHUNKS);
+	pair_done(s, s->leg);
+	finish(s);
+}
+
+/* The first chunk of it that fails, and no other row, is told. */
+Test(transport_gpu, group_whose_digests_fail__is_gone_through)
+{
+	struct pair *s = start_rows();
+	fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_STALE_MEMORY, 5);
+	hash(s);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_FAILED, s->leg);
+	const struct chunk_table *table = s->source.table;
+	cr_assert_eq(xfer_part_prefix(s->from), 3);
+	cr_assert_eq(failed->row, table->ranges[table->first[3]].row);
+	finish(s);
+}
+
+Test(transport_gpu, group_that_fails__the_row_of_the_source)
+{
+	struct pair *s = start_rows();
+	publish(s);
+	fake_gpus_fail(rig_gpus->gpus, GPU_COPY, TH_E_STALE_MEMORY, 5);
+	fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_STALE_MEMORY, 0);
+	move(s, MODE_LOCAL);
+	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	cr_assert(failed->source_failed);
+	cr_assert_eq(failed->code, TH_E_STALE_MEMORY, "%s", failed->text);
+	cr_assert_neq(failed->row, UINT32_MAX);
+	finish(s);
+}
+
+/* Each of them is looked at, and is what was published: it was our own memory. */
+Test(transport_gpu, group_that_fails__ours_when_the_source_is_well)
+{
+	struct pair *s = start_rows();
+	publish(s);
+	fake_gpus_fail(rig_gpus->gpus, GPU_COPY, TH_E_STALE_MEMORY, 5);
+	move(s, MODE_LOCAL);
+	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	cr_assert_not(failed->source_failed);
+	cr_assert_geq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), 4);
+	cr_assert_geq(xfer_part_prefix(s->to), 3);
+	finish(s);
+}
+
+/* Requests of copies, and for digests. A group that ends with its GPU's rows has not caught up. */
+static const struct {
+	const char *from, *to;
+	uint32_t copies, digests;
+} rows_on_two[] = {
+	{"00001111000011110000", "00000000000000000000", 7, 7},
+	{"00000000000000000000", "01010101010101010101", 20, 5},
+};
+
+Test(transport_gpu, groups__of_rows_on_two_gpus__on_one_at_a_time)
+{
+	for (size_t i = 0; i < sizeof(rows_on_two) / sizeof(rows_on_two[0]); i++) {
+		struct pair *s = start_rows();
+		pair_release(s);
+		s->from = rig_fake_part(&s->source, rows_on_two[i].from, true);
+		s->to = rig_fake_part(&s->reader, rows_on_two[i].to, true);
+		hash(s);
+		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
+		fake_gpus_hold(rig_gpus->gpus, true);
+		move(s, MODE_LOCAL);
+		wait_running(s, 8);
+		fake_gpus_hold(rig_gpus->gpus, false);
+		cr_assert_str_eq(pair_done(s, s->leg)->transport, "cuda-ipc");
+		cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_COPY), CHUNKS);
+		cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), CHUNKS);
+		cr_assert_eq(requests(GPU_COPY), rows_on_two[i].copies);
+		cr_assert_eq(requests(GPU_HASH), rows_on_two[i].digests);
+		finish(s);
+	}
+}
+
+/* Small rows share a chunk: by ferries then, all of it, as well as the digests. */
+Test(transport_gpu, chunk_on_two_gpus__through_the_host)
+{
+	static const uint64_t sizes[] = {MIB, MIB, 4 * MIB};
+	for (int source = 0; source < 2; source++) {
+		struct pair *s = start(sizes, 3);
+		s->from = rig_fake_part(&s->source, source ? "010" : "000", true);
+		s->to = rig_fake_part(&s->reader, source ? "000" : "010", true);
+		s->leg++;
+		hash(s);
+		move(s, MODE_LOCAL);
+		cr_assert_str_eq(pair_done(s, s->leg)->transport, "local");
+		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
+		cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), source ? 0 : 2);
+		finish(s);
+	}
+}
+
+Test(transport_gpu, copy_to_one_that_has_all__done_at_once)
+{
+	struct pair *s = start(four_chunks, 1);
+	parts(s, RIG_GPU, RIG_GPU, true);
+	publish(s);
+	move(s, MODE_LOCAL);
+	pair_done(s, s->leg);
+	pair_move(s, MODE_LOCAL, ++s->leg, s->from, s->to);
+	cr_assert_eq(pair_done(s, s->leg)->bytes_moved, 0);
+	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_COPY), 4);
+	finish(s);
+}
+
+Test(transport_gpu, groups__of_tiny_tensors__have_no_more_ranges_than_a_message)
+{
+	static uint64_t sizes[6000];
+	for (uint32_t i = 0; i < 6000; i++)
+		sizes[i] = 10000;
+	struct pair *s = start(sizes, 6000);
+	arrives(s, MODE_LOCAL, RIG_GPU, RIG_GPU, true);
+	/* A message has room for 512, and a chunk has 419 on each side. */
+	cr_assert_eq(requests(GPU_COPY), s->source.table->num_chunks);
+	cr_assert_leq(requests(GPU_HASH), s->source.table->num_chunks);
+	cr_assert_geq(requests(GPU_HASH), s->source.table->num_chunks / 2);
+	finish(s);
+}
+
+/* A leg that is over leaves them behind. */
+Test(transport_gpu, groups__under_way_when_the_worker_is_gone__harm_nobody)
+{
+	struct pair *s = start_rows();
+	publish(s);
+	fake_gpus_hold(rig_gpus->gpus, true);
+	move(s, MODE_LOCAL);
+	wait_running(s, CHUNKS);
+	xfer_part_orphan(s->to);
+	transport_stop(s->reader_agent->transport, s->leg);
+	wait_reader(s, TRANSPORT_STOPPED);
+	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), CHUNKS);
+	fake_gpus_hold(rig_gpus->gpus, false);
 	finish(s);
 }
 
@@ -389,6 +582,25 @@ MODES(staging_of_four_blocks__all_arrive)
 	finish(s);
 }
 
+/* A GPU reads the next bytes of a chunk, or has them to write, while others are on their way. (For
+ * RDMA it does all of a chunk at once: transport_slab_test.c.) */
+PAIR_TESTS(transport_gpu, staging_of_one_chunk__three_blocks_under_way)
+{
+	for (int writes = 0; writes < 2; writes++) {
+		struct pair *s = start(four_chunks + 1, 1);
+		parts(s, writes ? RIG_MAPPED : RIG_GPU, writes ? RIG_GPU : RIG_MAPPED, true);
+		publish(s);
+		cr_assert_eq(s->source.table->num_chunks, 1);
+		fake_gpus_hold(rig_gpus->gpus, true);
+		move(s, mode);
+		wait_running(s, 3);
+		fake_gpus_hold(rig_gpus->gpus, false);
+		pair_done(s, s->leg);
+		cr_assert_eq(fake_gpus_count(rig_gpus->gpus, writes ? GPU_WRITE : GPU_READ), 8);
+		finish(s);
+	}
+}
+
 /* ---- what fails ---------------------------------------------------------------------- */
 
 /* The second row's memory is not there any more. */
@@ -398,7 +610,9 @@ MODES(source_memory_gone__stale_and_the_row)
 	struct pair *s = start(sizes, 2);
 	parts(s, RIG_GPU, RIG_MAPPED, true);
 	publish(s);
-	fake_gpus_fail(rig_gpus->gpus, GPU_READ, TH_E_STALE_MEMORY, 14);
+	/* Of a chunk for RDMA, and of its blocks for others. */
+	uint32_t after = mode == MODE_RDMA ? 2 : 14;
+	fake_gpus_fail(rig_gpus->gpus, GPU_READ, TH_E_STALE_MEMORY, after);
 	move(s, mode);
 	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
 	cr_assert(failed->source_failed);

@@ -13,8 +13,11 @@
 #include "ipc/base/clock.h"
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
+#include "transport/rdma/path.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/stage.h"
+#include "transport/rdma/reader_own.h"
+#include "transport/rdma/stage_own.h"
+#include "transport/tcp.h"
 
 #define CHUNK (4 * MIB)
 
@@ -112,7 +115,55 @@ expect_copy(struct pair *s, uint64_t leg)
 		run(PAIR_READER | PAIR_SOURCE);                                                    \
 	}
 
+static bool
+has_any(const struct slab *slab)
+{
+	static const uint8_t zeros[64];
+	bool any = false;
+	for (uint32_t i = 0; i < STAGE_SLOTS; i++)
+		any = any || memcmp(slab->data + slab_slot_at(i), zeros, sizeof(zeros)) != 0;
+	return any;
+}
+
+/* Nobody has looked at a chunk by then: the leg ends when its first READ has landed. */
+Test(transport_stage, reads_land_and_the_leg_ends__cleared_for_the_next_one)
+{
+	struct pair *s = start(PAIR_READER, 1, CALM_NS);
+	struct transport *transport = s->reader_agent->transport;
+	struct slab *slab = NULL;
+	struct th_err err;
+	xfer_part_advance(s->from, 10);
+	hold(s, true);
+	pull(s);
+	wait_asked(s, 0);
+	const struct leg_in *leg = LIST_FIRST(&transport->legs_in);
+	while (!has_any(leg->reader->stage.slab)) {
+		fake_rdma_let(s->reader_agent->devices[0], 1);
+		rig_pump(&s->rig, 1);
+	}
+	transport_stop(transport, 1);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_STOPPED, 1);
+	cr_assert_eq(stage_take(rdma_stage(transport_rdma(transport)), NULL, &err, &slab), 0);
+	cr_assert(has_any(slab));
+	slab_clear(slab);
+	cr_assert_not(has_any(slab));
+	slab_release(slab);
+	pair_finish(s);
+}
+
 /* ---- what comes of it --------------------------------------------------------------------- */
+
+/* Each pair of rails was of use. */
+static void
+expect_good_paths(struct pair *s)
+{
+	struct path paths[8];
+	struct paths *all = rdma_paths(transport_rdma(s->reader_agent->transport));
+	uint32_t count = paths_list(all, paths, TH_ARRAY_LEN(paths));
+	cr_assert_eq(count, pair_rails);
+	for (uint32_t i = 0; i < count; i++)
+		cr_assert_eq(paths[i].failures, 0, "%s", paths[i].why);
+}
 
 static void
 move_odd_by(unsigned staged, bool verify)
@@ -130,6 +181,7 @@ move_odd_by(unsigned staged, bool verify)
 	cr_assert_eq(counters.bytes_in_copy, done->bytes_moved);
 	cr_assert_eq(counters.bytes_in_rdma, done->bytes_moved);
 	cr_assert_eq(counters.rdma_fallbacks, 0);
+	expect_good_paths(s);
 	pair_finish(s);
 }
 

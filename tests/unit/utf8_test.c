@@ -78,3 +78,11 @@ Test(utf8, cut__within_a_character__goes_back)
 	/* What is not UTF-8 has no character to keep whole. */
 	cr_assert_eq(th_utf8_cut("\x80\x80\x80\x80", 4), 4);
 }
+
+Test(utf8, clean__bytes_that_are_no_text__are_question_marks)
+{
+	char text[] = "a\xff\xc3\xbc\x7f\xc2\x80\xe2\x82";
+
+	th_utf8_clean(text, strlen(text));
+	cr_assert_str_eq(text, "a?\xc3\xbc?????");
+}

@@ -24,6 +24,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "tests/support/tally.h"
+#include "transport/rdma/device_own.h"
 #include "transport/rdma/queues.h"
 #include "transport/rdma/region.h"
 
@@ -488,6 +489,39 @@ Test(vm_device_two, queue_pairs__freed_failed_or_across_rails__nothing_is_read)
 	}
 	on_keeper(&two.pair, free_both);
 	expect_nothing_landed();
+}
+
+static int
+read_itself(struct bench *bench, uint32_t rail, struct region *region)
+{
+	struct region_key key;
+	struct th_err err;
+	cr_assert(region_mr(region, rail, 0, &key));
+	const struct verbs_mr mr = {.rkey = key.rkey};
+	return selfread_try(&bench->rails->rails[rail], &mr, key.address, BYTES, &err);
+}
+
+Test(vm_device, memory__is_read_by_its_own_device_or_that_is_told)
+{
+	static struct bench bench;
+	setup(&bench);
+	uint8_t *data = memory(7);
+	struct region *good = make_region(&bench, data, VERBS_REMOTE_READ);
+	struct region *bad = make_region(&bench, data, VERBS_LOCAL_WRITE);
+	for (uint32_t rail = 0; rail < 2; rail++) {
+		const struct selfread *self = &bench.rails->rails[rail].selfread;
+		cr_assert_eq(read_itself(&bench, rail, good), 0);
+		cr_assert_not_null(self->qp);
+		cr_assert_eq(memcmp(self->data, data, MIB), 0);
+		cr_assert_eq(read_itself(&bench, rail, bad), -EREMOTEIO);
+		cr_assert_null(self->qp);
+		cr_assert_eq(read_itself(&bench, rail, good), 0);
+		cr_assert_not_null(self->qp);
+	}
+	drop_region(&bench, good);
+	drop_region(&bench, bad);
+	forget(data);
+	teardown(&bench);
 }
 
 Test(vm_device, link__down_and_up)

@@ -8,20 +8,22 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
-from cluster import cluster, expect_error, main, wait_for, with_library
+from cluster import LONG, cluster, expect_error, main, wait_for, with_library
 
 with_library()
+import gpu_driver
 import memory_kinds
 import thc
 
 SIZE = 4 << 20
+GPU_SIZE = 32 << 20  # less has no memory of the agent's own on a GPU
 REQUIRE_RDMA, STAGED = 1 << 1, 1 << 4
 
 
-def with_memory(cl, agent, replica, model="m", flags=0, make=thc.Memory):
+def with_memory(cl, agent, replica, model="m", flags=0, make=thc.Memory, size=SIZE):
     shard = thc.Shard(model, replica, agent=cl.agents[agent].runtime, flags=flags)
-    memory = make(SIZE)
-    shard.register([thc.tensor("a", memory.address, [SIZE])])
+    memory = make(size)
+    shard.register([thc.tensor("a", memory.address, [size], device=memory.device)])
     return shard, memory
 
 
@@ -121,5 +123,40 @@ def copies_say_why(cl):
         given.close()
 
 
+def gpu_memory_goes_through_pinned_memory_of_the_hosts():
+    """Soft-RoCE takes no dma-buf: not the worker's, nor that of the agents' own memory on a GPU."""
+    if not LONG:
+        return
+    with cluster(has_gpus=True) as cl:
+        cl.agent("a", args=["-o", "rdma.devices=rxe0,rxe1"])
+        cl.agent("b", args=["-o", "rdma.devices=rxe1"])
+        given, out = with_memory(cl, "a", "given", make=gpu_driver.Chunks, size=GPU_SIZE)
+        taken, into = with_memory(
+            cl, "b", "taken", flags=REQUIRE_RDMA, make=gpu_driver.Chunks, size=GPU_SIZE
+        )
+        for shard in (given, taken):
+            path = shard.memory_path("a")
+            assert path == "cuda-ipc (chunks of a range on GPU 0, with a dma-buf for NICs)", path
+        want = os.urandom(GPU_SIZE)
+        out.write(0, want)
+        given.publish(1, timeout=60)
+        result = taken.replicate("1", timeout=60)
+        assert into.read(0, GPU_SIZE) == want
+        assert result["transport"] == "rdma-copy", (result, cl.agents["b"].tail(100))
+        assert result["bytes_moved"] == GPU_SIZE and result["verify_ns"] > 0, result
+        for agent in "ab":
+            told = status(cl, agent)
+            assert told["rdma_copies"] == 1 and told["rdma_fallbacks"] == 0, told
+            why = "does not take this kind of memory (dma-buf)"
+            assert why in told["rdma_last_copy"], told["rdma_last_copy"]
+            assert all(why in port["why"] for port in told["rdma_ports"]), told["rdma_ports"]
+            # The GPU has written to what the device has READ from, or the other way round.
+            assert told["rdma_stage_bytes"] == GPU_SIZE and told["rdma_stage_on_gpus"] == 0, told
+            assert told["gpu_stage_bytes"] == 0, told
+            assert [gpu["pinned_bytes"] for gpu in told["gpus"]] == [GPU_SIZE], told["gpus"]
+        given.close()
+        taken.close()
+
+
 if __name__ == "__main__":
-    main(every_place_says_the_same)
+    main(every_place_says_the_same, gpu_memory_goes_through_pinned_memory_of_the_hosts)

@@ -3,6 +3,7 @@
 travel between them. TCP has a network of its own, so the ways fail one by one. Before it, the
 machine itself and the programs that are given (machine_test); one boot for all."""
 
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -17,6 +18,7 @@ from cluster import LONG, Hosts, Worker, cluster, expect_error, main, wait_for
 from rails import Rails, resources
 
 HOSTS, RAILS = 3, 2
+pool = concurrent.futures.ThreadPoolExecutor()  # what takes its time on several hosts at once
 SIZE = 16 << 20
 REQUIRE_RDMA, STAGED = 1 << 1, 1 << 4
 # On a busy machine an emulated device stands still now and then, without a fault. The window is
@@ -55,8 +57,8 @@ class Bed:
         slots for the next leg. When they have ended the kernel holds nothing of them."""
         self.name, self.agents = name, []
         try:
-            for h in range(count):
-                self.agents.append(self.agent(h, (options or {}).get(h, ())))
+            made = [pool.submit(self.agent, h, (options or {}).get(h, ())) for h in range(count)]
+            self.agents = [future.result() for future in made]
             self.before = held()
             yield self
             alive = [h for h, agent in enumerate(self.agents) if agent.alive()]
@@ -64,8 +66,8 @@ class Bed:
                 self.ask(h, "close", name=name, timeout=60)
             # Nothing of a handle outlives it, and nothing of an agent outlives that.
             self.wait_idle(*alive, what=1 if slots else slice(2))
-            for h in alive:
-                assert self.agents[h].terminate() == 0, self.agents[h].tail()
+            codes = list(pool.map(lambda h: self.agents[h].terminate(), alive))
+            assert not any(codes), [self.agents[h].tail() for h in alive]
             wait_for(lambda: resources() == self.idle, 30, f"{resources()} is {self.idle} again")
         except BaseException:
             for agent in self.agents:
@@ -336,6 +338,7 @@ if __name__ == "__main__":
                 the_source_agent_is_killed,
                 the_reader_agent_is_killed,
                 paths_test.every_place_says_the_same,
+                paths_test.gpu_memory_goes_through_pinned_memory_of_the_hosts,
                 last,
             )
         except SystemExit as e:

@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 struct answer;
@@ -18,13 +19,21 @@ struct answers {
 	int sock, wake_fd; /* borrow; wake_fd: an eventfd that the process's own thread polls */
 	pthread_mutex_t lock;
 	struct answer *first, **last; /* own */
+	bool refused;                 /* the kernel had no room for the first one */
 	_Atomic unsigned waiting;
 };
 
 void answers_init(struct answers *answers, int sock, int wake_fd);
 /* Any thread. */
 void answers_send(struct answers *answers, const void *message, size_t bytes);
-/* The process's own thread, when the socket takes something again. */
+/* With a descriptor, which is taken; -1: none. */
+void answers_send_fd(struct answers *answers, const void *message, size_t bytes, int fd);
+/*
+ * What the process's own thread waits for before it flushes: POLLOUT is added to the events of the
+ * socket, or nothing tells when, and so many ms are returned; -1: that is all. An answer that the
+ * agent never gets is its to miss: it ends the process (gpus_config.hang_ns).
+ */
+int answers_wait(struct answers *answers, short *events);
 void answers_flush(struct answers *answers);
 
 #endif

@@ -13,6 +13,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
+#include "transport/cuda/module.h"
 
 #define AREA_BYTES_MAX (UINT64_C(1) << 40)
 #define AREA_PAGE 4096u
@@ -31,21 +32,24 @@ areas_init(struct areas *areas, struct chores *opening, struct chores *closing,
 /* ---- on the threads ------------------------------------------------------------------------- */
 
 static int
-check(uint64_t bytes, int fd, struct th_err *err)
+check(const struct area *area, struct th_err *err)
 {
+	uint64_t bytes = area->bytes, end;
+	int fd = area->fd;
 	struct stat stat;
 	if (fd < 0)
 		return th_fail(err, TH_E_PROTOCOL, "an area came without its descriptor");
-	if (bytes % AREA_PAGE != 0 || bytes > AREA_BYTES_MAX)
-		return th_fail(err, TH_E_PROTOCOL, "there is no area of %llu bytes",
-			(unsigned long long)bytes);
+	if (bytes % AREA_PAGE != 0 || area->at % AREA_PAGE != 0 || bytes > AREA_BYTES_MAX ||
+		!th_add_u64(area->at, bytes, &end))
+		return th_fail(err, TH_E_PROTOCOL, "there is no area of %llu bytes at %llu",
+			(unsigned long long)bytes, (unsigned long long)area->at);
 	if (fstat(fd, &stat) < 0)
 		return th_fail(err, -errno, "an area's descriptor: %s", strerror(errno));
 	/* Behind the end of a file a touch would be a SIGBUS. */
-	if (stat.st_size < 0 || (uint64_t)stat.st_size < bytes)
+	if (stat.st_size < 0 || (uint64_t)stat.st_size < end)
 		return th_fail(err, TH_E_PROTOCOL,
-			"an area of %llu bytes has only %lld behind its descriptor",
-			(unsigned long long)bytes, (long long)stat.st_size);
+			"an area up to byte %llu has only %lld behind its descriptor",
+			(unsigned long long)end, (long long)stat.st_size);
 	return 0;
 }
 
@@ -54,9 +58,10 @@ open_area(struct chore *chore)
 {
 	struct area *area = chore->arg;
 	const struct cuda *cuda = area->areas->opening->cuda;
-	if (check(area->bytes, area->fd, &area->err) < 0)
+	if (check(area, &area->err) < 0)
 		return;
-	void *data = mmap(NULL, area->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, area->fd, 0);
+	void *data = mmap(
+		NULL, area->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, area->fd, (off_t)area->at);
 	if (data == MAP_FAILED) {
 		th_fail(&area->err, -errno, "an area of %llu bytes cannot be mapped: %s",
 			(unsigned long long)area->bytes, strerror(errno));
@@ -64,12 +69,12 @@ open_area(struct chore *chore)
 	}
 	madvise(data, area->bytes, MADV_DONTDUMP); /* other people's weights */
 	area->data = data;
-	CUresult result = cuda->cuMemHostRegister(data, area->bytes, CU_MEMHOSTREGISTER_PORTABLE);
+	CUresult result = gpu_pin(cuda, data, area->bytes, &area->on_gpu);
 	area->pinned = result == CUDA_SUCCESS;
 	if (!area->pinned)
 		th_fail(&area->err, -EIO,
-			"the driver does not pin %llu bytes of staging memory, so that copies "
-			"through it are slow: cuMemHostRegister says %s",
+			"the driver does not pin %llu bytes of host memory, so that copies to and "
+			"from it are slow: cuMemHostRegister says %s",
 			(unsigned long long)area->bytes, cuda_result_name(cuda, result));
 }
 
@@ -77,18 +82,36 @@ static void
 close_area(struct chore *chore)
 {
 	struct area *area = chore->arg;
-	/* A failure leaves the pages pinned until this process ends, and nothing else. */
+	const struct cuda *cuda = area->areas->closing->cuda;
+	CUresult result = CUDA_SUCCESS;
 	if (area->pinned)
-		area->areas->closing->cuda->cuMemHostUnregister(area->data);
-	munmap(area->data, area->bytes);
+		result = cuda->cuMemHostUnregister(area->data);
+	area->held = result != CUDA_SUCCESS;
+	/* The driver takes whatever comes to lie there for these pages: nothing may. */
+	if (area->held)
+		th_fail(&area->err, -EIO,
+			"the driver does not let go of host memory: cuMemHostUnregister says %s",
+			cuda_result_name(cuda, result));
+	else
+		munmap(area->data, area->bytes);
 }
 
 /* ---- on our own ----------------------------------------------------------------------------- */
 
 static void
+forgotten(struct area *area)
+{
+	struct area none = {.number = area->number, .held = area->held};
+	if (area->held)
+		none.err = area->err;
+	area->areas->is(area->areas->arg, &none);
+	free(area);
+}
+
+static void
 closed(struct chore *chore)
 {
-	free(chore->arg);
+	forgotten(chore->arg);
 }
 
 void
@@ -100,7 +123,7 @@ areas_done(struct area *area)
 	if (area->data)
 		chores_add(area->areas->closing, &area->chore);
 	else
-		free(area);
+		forgotten(area);
 }
 
 static void
@@ -113,26 +136,33 @@ opened(struct chore *chore)
 	areas_done(area);
 }
 
-void
-areas_set(struct areas *areas, uint32_t number, uint64_t bytes, int fd)
+bool
+areas_open(struct areas *areas, const struct gpu_area *message, int fd)
 {
-	struct area *before = areas->areas[number];
-	areas->areas[number] = NULL;
-	areas_done(before);
-	if (bytes == 0) {
-		const struct area none = {.number = number};
-		areas->is(areas->arg, &none);
-		return;
+	if (areas->areas[message->area]) {
+		th_fd_close(&fd);
+		return false;
 	}
 	struct area *area = th_calloc(1, sizeof(*area));
 	area->areas = areas;
-	area->number = number;
-	area->bytes = bytes;
+	area->number = message->area;
+	area->at = message->at;
+	area->bytes = message->bytes;
 	area->fd = fd;
 	area->uses = 2; /* the table and the chore */
 	area->chore = (struct chore){.arg = area, .work = open_area, .over = opened};
-	areas->areas[number] = area;
+	areas->areas[area->number] = area;
 	chores_add(areas->opening, &area->chore);
+	return true;
+}
+
+bool
+areas_forget(struct areas *areas, uint32_t number)
+{
+	struct area *area = areas->areas[number];
+	areas->areas[number] = NULL;
+	areas_done(area);
+	return area != NULL;
 }
 
 struct area *

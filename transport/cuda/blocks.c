@@ -5,36 +5,37 @@
 #include "transport/cuda/blocks.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/units.h"
 #include "transport/crew.h"
+#include "transport/cuda/gpus_own.h"
+#include "transport/pages.h"
 
-#define SLAB_BYTES_MIN (UINT64_C(16) << 20) /* pinned at once, in a few ms */
-#define SLABS_MAX 64u
-_Static_assert(SLABS_MAX < GPU_AREAS_MAX, "one area more, for what is hashed here (jobs.c)");
+#define SLICE_BYTES_MIN (UINT64_C(16) << 20) /* pinned at once, in a few ms */
+#define SLICES_MAX 64u
 
 struct blocks {
 	/* Immutable, once they are made. */
-	uint64_t budget_bytes, slab_bytes;
-	uint32_t num_blocks, num_slabs;
-	pthread_mutex_t lock; /* of all that follows */
-	uint8_t *memory;      /* owns: all slabs, one behind the other; NULL: not made yet */
-	int fds[SLABS_MAX];   /* own */
-	uint32_t num_carved;  /* blocks that had somebody: the first ones */
-	uint32_t *free;       /* owns: the one that came last is used next */
+	uint64_t budget_bytes, slice_bytes;
+	uint32_t num_blocks;
+	pthread_mutex_t lock;   /* of all that follows */
+	uint8_t *memory;        /* owns; NULL: not made yet, as the next two */
+	int fd;                 /* owns */
+	struct gpus_host *host; /* owns */
+	uint32_t num_carved;    /* blocks that had somebody: the first ones */
+	uint32_t *free;         /* owns: the one that came last is used next */
 	uint32_t num_free;
 	bool *used; /* owns */
 	uint32_t num_used, num_processes;
 	struct gpus_waiter *waiters, **waiters_last;
 	uint64_t num_waits;
+	uint64_t bytes_copied; /* atomic: of no lock */
 };
 
 int
@@ -47,33 +48,22 @@ blocks_new(uint64_t budget_bytes, struct th_err *err, struct blocks **ret_blocks
 			"gpu.staging is %s: it must be at least 512KiB and at most 2048TiB",
 			th_print_size(budget_bytes, budget));
 	struct blocks *blocks = th_calloc(1, sizeof(*blocks));
-	uint64_t share = (budget_bytes + SLABS_MAX - 1) / SLABS_MAX;
-	share = (share + SLAB_BYTES_MIN - 1) / SLAB_BYTES_MIN * SLAB_BYTES_MIN;
+	uint64_t share = (budget_bytes + SLICES_MAX - 1) / SLICES_MAX;
+	share = (share + SLICE_BYTES_MIN - 1) / SLICE_BYTES_MIN * SLICE_BYTES_MIN;
 	blocks->budget_bytes = budget_bytes;
 	blocks->num_blocks = (uint32_t)count;
-	blocks->slab_bytes = share;
-	blocks->num_slabs = (uint32_t)((count * GPUS_BLOCK_BYTES + share - 1) / share);
+	blocks->slice_bytes = share;
+	blocks->fd = -1;
 	blocks->waiters_last = &blocks->waiters;
-	for (uint32_t i = 0; i < SLABS_MAX; i++)
-		blocks->fds[i] = -1;
 	pthread_mutex_init(&blocks->lock, NULL);
 	*ret_blocks = blocks;
 	return 0;
 }
 
 static uint64_t
-slab_bytes(const struct blocks *blocks, uint32_t slab)
+all_bytes(const struct blocks *blocks)
 {
-	uint64_t at = slab * blocks->slab_bytes;
-	return th_min_u64(blocks->slab_bytes, (uint64_t)blocks->num_blocks * GPUS_BLOCK_BYTES - at);
-}
-
-static void
-drop_memory(struct blocks *blocks, uint8_t *memory)
-{
-	(void)munmap(memory, blocks->num_slabs * blocks->slab_bytes);
-	for (uint32_t i = 0; i < SLABS_MAX; i++)
-		th_fd_close(&blocks->fds[i]);
+	return (uint64_t)blocks->num_blocks * GPUS_BLOCK_BYTES;
 }
 
 void
@@ -82,47 +72,26 @@ blocks_free(struct blocks *blocks)
 	if (!blocks)
 		return;
 	TH_ASSERT(blocks->num_used == 0 && !blocks->waiters);
+	host_free(blocks->host);
 	if (blocks->memory)
-		drop_memory(blocks, blocks->memory);
+		(void)munmap(blocks->memory, all_bytes(blocks));
+	th_fd_close(&blocks->fd);
 	free(blocks->free);
 	free(blocks->used);
 	pthread_mutex_destroy(&blocks->lock);
 	free(blocks);
 }
 
-/* A page of it can go only with the last who has it, whatever the GPU's process does to it. */
 static int
-make_slab(struct blocks *blocks, uint32_t slab, uint8_t *at)
+make_memory(struct blocks *blocks)
 {
-	uint64_t bytes = slab_bytes(blocks, slab);
-	int fd = memfd_create("thagentd-gpu-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	blocks->fds[slab] = fd;
-	if (fd < 0 || ftruncate(fd, (off_t)bytes) < 0 ||
-		fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-		return -errno;
-	if (mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
-		return -errno;
-	return 0;
-}
-
-static int
-make_slabs(struct blocks *blocks, uint8_t **ret_memory)
-{
-	uint64_t bytes = blocks->num_slabs * blocks->slab_bytes;
-	int rc = 0;
-	void *memory =
-		mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (memory == MAP_FAILED)
-		return -errno;
-	for (uint32_t i = 0; rc == 0 && i < blocks->num_slabs; i++)
-		rc = make_slab(blocks, i, (uint8_t *)memory + i * blocks->slab_bytes);
-	if (rc < 0) {
-		drop_memory(blocks, memory);
+	uint64_t bytes = all_bytes(blocks);
+	int rc = pages_map_file("thagentd-gpu-staging", bytes, &blocks->fd, &blocks->memory);
+	if (rc < 0)
 		return rc;
-	}
-	(void)madvise(memory, bytes, MADV_DONTDUMP);
-	(void)madvise(memory, bytes, MADV_DONTFORK);
-	*ret_memory = memory;
+	blocks->host = host_make(blocks->fd, blocks->memory, bytes, blocks->slice_bytes);
+	blocks->free = th_calloc(blocks->num_blocks, sizeof(blocks->free[0]));
+	blocks->used = th_calloc(blocks->num_blocks, sizeof(blocks->used[0]));
 	return 0;
 }
 
@@ -132,13 +101,8 @@ blocks_prepare(struct blocks *blocks, struct th_err *err)
 	int rc = 0;
 	TH_ASSERT(!crew_on_thread());
 	pthread_mutex_lock(&blocks->lock);
-	if (!blocks->memory) {
-		rc = make_slabs(blocks, &blocks->memory);
-		if (rc == 0) {
-			blocks->free = th_calloc(blocks->num_blocks, sizeof(blocks->free[0]));
-			blocks->used = th_calloc(blocks->num_blocks, sizeof(blocks->used[0]));
-		}
-	}
+	if (!blocks->memory)
+		rc = make_memory(blocks);
 	pthread_mutex_unlock(&blocks->lock);
 	if (rc < 0)
 		return th_fail(
@@ -213,15 +177,13 @@ blocks_cancel(struct blocks *blocks, struct gpus_waiter *waiter)
 	return waits;
 }
 
-/* Under the lock: no page of any slab is wanted by anybody. */
+/* Under the lock: whether no page of it is wanted by anybody. */
 static void
 settle(struct blocks *blocks)
 {
 	if (blocks->num_used > 0 || blocks->num_processes > 0 || blocks->num_carved == 0)
 		return;
-	for (uint32_t i = 0; i < blocks->num_slabs; i++)
-		(void)madvise(blocks->memory + i * blocks->slab_bytes, slab_bytes(blocks, i),
-			MADV_REMOVE);
+	(void)madvise(blocks->memory, all_bytes(blocks), MADV_REMOVE);
 	blocks->num_carved = blocks->num_free = 0;
 }
 
@@ -249,41 +211,33 @@ blocks_give(struct blocks *blocks, uint8_t *data)
 }
 
 void
+blocks_copied(struct blocks *blocks, uint64_t bytes)
+{
+	__atomic_fetch_add(&blocks->bytes_copied, bytes, __ATOMIC_RELAXED);
+}
+
+void
 blocks_status(struct blocks *blocks, struct gpus_stage_status *ret_status)
 {
 	pthread_mutex_lock(&blocks->lock);
 	*ret_status = (struct gpus_stage_status){.budget_bytes = blocks->budget_bytes,
 		.bytes = (uint64_t)blocks->num_carved * GPUS_BLOCK_BYTES,
 		.bytes_in_use = (uint64_t)blocks->num_used * GPUS_BLOCK_BYTES,
-		.waits = blocks->num_waits};
+		.waits = blocks->num_waits,
+		.bytes_copied = __atomic_load_n(&blocks->bytes_copied, __ATOMIC_RELAXED)};
 	pthread_mutex_unlock(&blocks->lock);
 }
 
 /* ---- for the processes --------------------------------------------------------------------- */
 
-void
-blocks_where(struct blocks *blocks, const uint8_t *data, uint64_t bytes, uint32_t *ret_area,
-	uint64_t *ret_at)
+struct gpus_host *
+blocks_host(struct blocks *blocks)
 {
 	pthread_mutex_lock(&blocks->lock);
-	const uint8_t *memory = blocks->memory;
+	struct gpus_host *host = blocks->host;
 	pthread_mutex_unlock(&blocks->lock);
-	TH_ASSERT(memory && data >= memory);
-	uint64_t at = (uint64_t)(data - memory);
-	uint64_t area = at / blocks->slab_bytes;
-	TH_ASSERT(area < blocks->num_slabs);
-	TH_ASSERT(
-		th_range_fits(at % blocks->slab_bytes, bytes, slab_bytes(blocks, (uint32_t)area)));
-	*ret_area = (uint32_t)area;
-	*ret_at = at % blocks->slab_bytes;
-}
-
-int
-blocks_fd(struct blocks *blocks, uint32_t area, uint64_t *ret_bytes)
-{
-	TH_ASSERT(!crew_on_thread() && area < blocks->num_slabs);
-	*ret_bytes = slab_bytes(blocks, area);
-	return blocks->fds[area];
+	TH_ASSERT(host);
+	return host;
 }
 
 void

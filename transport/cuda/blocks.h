@@ -2,11 +2,11 @@
 /*
  * blocks - host memory that the processes of all GPUs pin: the agent's staging for GPU memory.
  *
- * Slabs of shared memory, sealed so that nobody can take a page of them away, are made with the
- * first worker; a page is taken when a block is first used, and all are given back when no process
- * runs that could have pinned them. Who finds no block free waits in a queue that nobody overtakes.
+ * A host memory (gpus.h), sealed so that nobody can take a page of it away, is made with the first
+ * worker; a page is taken when a block is first used, and all are given back when no process runs
+ * that could have pinned them. Who finds no block free waits in a queue that nobody overtakes.
  *
- * Any thread, one of a crew too, but for blocks_prepare and blocks_fd: they are about descriptors.
+ * Any thread, one of a crew too, but for blocks_prepare: it is about descriptors.
  */
 #ifndef TH_TRANSPORT_CUDA_BLOCKS_H
 #define TH_TRANSPORT_CUDA_BLOCKS_H
@@ -25,15 +25,12 @@ int blocks_prepare(struct blocks *blocks, struct th_err *err);
 uint8_t *blocks_take(struct blocks *blocks, struct gpus_waiter *waiter);
 bool blocks_cancel(struct blocks *blocks, struct gpus_waiter *waiter);
 void blocks_give(struct blocks *blocks, uint8_t *data);
+void blocks_copied(struct blocks *blocks, uint64_t bytes);
 void blocks_status(struct blocks *blocks, struct gpus_stage_status *ret_status);
 
-/* Where it lies: all of it in one slab, or the caller is wrong. */
-void blocks_where(struct blocks *blocks, const uint8_t *data, uint64_t bytes, uint32_t *ret_area,
-	uint64_t *ret_at);
-/* The slab's descriptor (borrowed) and size. */
-int blocks_fd(struct blocks *blocks, uint32_t area, uint64_t *ret_bytes);
+struct gpus_host *blocks_host(struct blocks *blocks); /* borrowed: all blocks lie in it */
 
-/* A process may pin slabs from now on; it does not any more. */
+/* A process may pin some of it from now on; it does not any more. */
 void blocks_process_begins(struct blocks *blocks);
 void blocks_process_ended(struct blocks *blocks);
 

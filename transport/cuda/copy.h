@@ -19,9 +19,17 @@
  *     behavior"). After it the bytes are seen by whoever looks: the CPU, a NIC, kernels that start
  *     later, whatever process's they are.
  *   - Copies of one lane are asked for together, with one event behind them: small ones cost the
- *     driver more than the GPU. Digests likewise, with one launch for all (hash.h).
- *   - A digest is of the bytes that arrived. The GPU makes it of those in its memory; what was read
- *     out of it lies in the host's, and there the CPU does.
+ *     driver more than the GPU, and many of them are one launch (move.h). Digests likewise, with
+ *     one launch for all (hash.h). Chunks of a run that go on on both sides where the last one
+ *     ended are one call of the driver.
+ *   - A digest is of the bytes that arrived. The GPU makes it of those in its memory. A chunk that
+ *     goes to the host it hashes while a kernel copies it, of what it stores there. The CPU would
+ *     read all of it again: five threads for each GPU, and as much from the host's memory as the
+ *     copies write to it, where eight GPUs at 55 GB/s leave nothing. The kernel stores lines of 128
+ *     bytes, of which PCIe 5 takes 53 GB/s (24 more for each), where the copy engine's packets are
+ *     larger: reckoned, not measured. On the bus each packet has a checksum of its own. What lies
+ *     in several pieces, is not whole leaves at multiples of 16, or is out of a kernel's reach goes
+ *     by the copy engine and is hashed by the CPU.
  *
  * It lives as long as the process.
  */
@@ -29,6 +37,7 @@
 #define TH_TRANSPORT_CUDA_COPY_H
 
 #include "ipc/cuda/driver.h"
+#include "transport/cuda/gather.h"
 #include "transport/cuda/hash.h"
 #include "transport/cuda/wire.h"
 
@@ -39,19 +48,23 @@ struct copy_run {
 	uint32_t bytes;                    /* of each side */
 	const struct copy_span *to, *from; /* borrow, until done */
 	uint32_t num_to, num_from;
-	uint8_t *data; /* READ, WRITE: borrows, host memory, until done */
-	uint32_t hash; /* the lanes': its number in a batch of digests */
+	const uint32_t *chunk_bytes; /* borrows, until done: of num_chunks, in their order */
+	uint32_t num_chunks;         /* at most GPU_RUN_CHUNKS_MAX; READ, WRITE: 1 */
+	uint8_t *data;               /* READ, WRITE: borrows, host memory, until done */
+	CUdeviceptr data_on_gpu;     /* where kernels find it; 0: they do not */
+	uint32_t hash; /* the lanes': its first chunk's number in a batch of digests */
 	/* When done. */
 	int code;  /* 0, or -EIO: the driver failed */
 	bool lost; /* ... and nobody knows what the GPU still does: only this process's end tells */
-	struct th_hash digest;
-	char text[GPU_TEXT_BYTES];
+	struct th_hash digests[GPU_RUN_CHUNKS_MAX]; /* where it hashes: of its chunks */
+	char text[GPU_TEXT_BYTES]; /* of code; else why the CPU made them, or empty */
 };
 
 struct copies_config {
 	const struct cuda *cuda; /* borrows */
 	CUcontext context;
-	struct gpu_hash *hash; /* borrows; NULL: digests are made by the CPU */
+	struct gpu_hash *hash;     /* borrows; NULL: digests are made by the CPU */
+	struct gpu_gather *gather; /* borrows; NULL: each range is a call of the driver */
 	void (*done)(void *arg, struct copy_run *run); /* on a lane's thread, which it holds up */
 	void *arg;
 };

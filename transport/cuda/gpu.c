@@ -39,130 +39,6 @@
 #define DEATHS_MAX 8u /* in a row, with nothing done between */
 #define HEAR_MAX 256u /* at a time */
 
-/* ---- the inbox: any thread ----------------------------------------------------------------- */
-
-static void
-wake(struct gpu *gpu)
-{
-	const uint64_t one = 1;
-	while (write(gpu->wake_fd, &one, sizeof(one)) < 0 && errno == EINTR)
-		;
-}
-
-void
-gpu_order(struct gpu *gpu, const struct gpu_order *order)
-{
-	struct gpu_order *own = th_memdup(order, sizeof(*order));
-	own->next = NULL;
-	pthread_mutex_lock(&gpu->lock);
-	*gpu->orders_last = own;
-	gpu->orders_last = &own->next;
-	pthread_mutex_unlock(&gpu->lock);
-	wake(gpu);
-}
-
-void
-gpu_take_request(struct gpu *gpu, struct gpu_request *request)
-{
-	request->next = NULL;
-	pthread_mutex_lock(&gpu->lock);
-	*gpu->requests_last = request;
-	gpu->requests_last = &request->next;
-	pthread_mutex_unlock(&gpu->lock);
-	wake(gpu);
-}
-
-void
-gpu_show(struct gpu *gpu, struct gpu_status *ret_status)
-{
-	pthread_mutex_lock(&gpu->lock);
-	*ret_status = gpu->shown;
-	pthread_mutex_unlock(&gpu->lock);
-	ret_status->spaces = __atomic_load_n(&gpu->num_spaces, __ATOMIC_RELAXED);
-	ret_status->pieces = __atomic_load_n(&gpu->num_pieces, __ATOMIC_RELAXED);
-}
-
-/* ---- the inbox: the thread ----------------------------------------------------------------- */
-
-/* To the other GPUs that may have it. */
-static void
-pass_on(struct gpu *gpu, uint32_t mask, uint64_t worker, uint64_t number)
-{
-	struct gpus *gpus = gpu->gpus;
-	struct gpu_order leave = {.kind = ORDER_LEAVE, .worker = worker, .number = number};
-	pthread_mutex_lock(&gpus->lock);
-	for (uint32_t i = 0; i < gpus->count; i++) {
-		if (i != gpu->index && mask >> i & 1)
-			gpu_order(gpus->gpus[i], &leave);
-	}
-	pthread_mutex_unlock(&gpus->lock);
-}
-
-static void
-obey(struct gpu *gpu, struct gpu_order *order)
-{
-	struct gpu_space *space = order->space;
-	struct gpu_piece *piece = order->piece;
-	switch (order->kind) {
-	case ORDER_OPEN:
-		opens_queue(gpu, piece);
-		break;
-	case ORDER_FORGET:
-		opens_forget(gpu, piece);
-		pass_on(gpu, order->mask, piece->worker, piece->number);
-		piece_release(piece);
-		break;
-	case ORDER_SETTLED:
-		settle_tell(order->settle);
-		break;
-	case ORDER_END:
-		opens_forget_space(gpu, space);
-		pass_on(gpu, __atomic_load_n(&space->opened_on, __ATOMIC_RELAXED), space->worker,
-			GPUS_ALL_PIECES);
-		space_end(space);
-		break;
-	case ORDER_LEAVE:
-		opens_leave(gpu, order->worker, order->number);
-		break;
-	}
-}
-
-/* Whether the thread is to end. */
-static bool
-take_inbox(struct gpu *gpu)
-{
-	uint64_t times;
-	while (read(gpu->wake_fd, &times, sizeof(times)) < 0 && errno == EINTR)
-		;
-	pthread_mutex_lock(&gpu->lock);
-	struct gpu_request *request = gpu->requests;
-	struct gpu_order *order = gpu->orders;
-	bool stops = gpu->stops;
-	if (gpu->is_new) {
-		gpu->status = (struct gpu_status){0};
-		gpu->starts_failed = gpu->deaths = 0;
-		gpu->not_before_ns = 0;
-		gpu->is_new = gpu->fails = false;
-	}
-	gpu->requests = NULL;
-	gpu->requests_last = &gpu->requests;
-	gpu->orders = NULL;
-	gpu->orders_last = &gpu->orders;
-	pthread_mutex_unlock(&gpu->lock);
-	while (order) {
-		struct gpu_order *next = order->next;
-		obey(gpu, order);
-		free(order);
-		order = next;
-	}
-	while (request) {
-		struct gpu_request *next = request->next;
-		jobs_add(gpu, request);
-		request = next;
-	}
-	return stops;
-}
-
 /* ---- failures ------------------------------------------------------------------------------ */
 
 static void
@@ -171,6 +47,15 @@ live(struct gpu *gpu, enum gpu_life life)
 	gpu->life = life;
 	gpu->life_ns = th_now_ns();
 	gpu->idle_ns = 0;
+}
+
+/* gpu->why says why, if it is not its own doing. */
+static void
+die(struct gpu *gpu)
+{
+	gpu->died_in = gpu->life;
+	process_kill(&gpu->process);
+	live(gpu, LIFE_DYING);
 }
 
 void
@@ -182,19 +67,35 @@ gpu_kill(struct gpu *gpu, const char *format, ...)
 	va_start(arguments, format);
 	vsnprintf(gpu->why, sizeof(gpu->why), format, arguments);
 	va_end(arguments);
-	gpu->status.kills++;
-	gpu->died_in = gpu->life;
-	process_kill(&gpu->process);
-	live(gpu, LIFE_DYING);
+	gpu->status.kills += gpu->life != LIFE_ENDING; /* where nobody needs it */
+	die(gpu);
+}
+
+static void
+pause_saying(struct gpu *gpu)
+{
+	int64_t now_ns = th_now_ns();
+	gpu->pause_ns = now_ns + PAUSE_NS;
+	if (gpu->refused_ns == 0)
+		gpu->refused_ns = now_ns;
+}
+
+/* All that there was to say was said, as far as the process takes it. */
+static void
+say(struct gpu *gpu)
+{
+	jobs_say(gpu);
+	if (gpu->pause_ns == 0)
+		gpu->refused_ns = 0;
 }
 
 bool
 gpu_said(struct gpu *gpu, int rc)
 {
 	if (rc == -EAGAIN)
-		gpu->blocked = true;
+		gpu->blocked_ns = th_now_ns();
 	else if (rc == -ENOBUFS)
-		gpu->pause_ns = th_now_ns() + PAUSE_NS;
+		pause_saying(gpu);
 	else if (rc < 0 && rc != -EPIPE && rc != -ECONNRESET)
 		gpu_kill(gpu, "it cannot be spoken with: %s", th_strerror(rc));
 	return rc == 0;
@@ -249,10 +150,11 @@ gone(struct gpu *gpu, const char *how)
 		status->ends += !was_killed || !gpu->why[0];
 	}
 	status->context_bytes = 0;
-	gpu->blocked = false;
+	gpu->blocked_ns = gpu->pause_ns = gpu->refused_ns = 0;
 	gpu->why[0] = 0;
 	opens_died(gpu);
 	jobs_died(gpu, status->text);
+	pins_died(gpu);
 	live(gpu, LIFE_NONE);
 	if (in == LIFE_STARTING) {
 		start_failed(gpu);
@@ -276,7 +178,6 @@ union message {
 	struct gpu_opened opened;
 	struct gpu_left left;
 	struct gpu_done done;
-	uint8_t longer[sizeof(struct gpu_ready) + 1];
 };
 
 /* Ends where it must, and has nothing but letters in it. */
@@ -292,52 +193,100 @@ clean(char *text, size_t room)
 	return true;
 }
 
+/* What is many times slower than it could be, nobody looks for. */
+static void
+note_why(struct gpu *gpu, char *kept, const char *why, const char *what)
+{
+	bool is_new = strcmp(kept, why) != 0;
+	memmove(kept, why, strlen(why) + 1);
+	if (is_new && why[0])
+		log_warn("gpu", "%s gpu=%s pci=%s why='%s'", what, gpu->status.name,
+			gpu->status.pci, why);
+}
+
+void
+gpu_hashed_by_cpu(struct gpu *gpu, const char *why)
+{
+	note_why(gpu, gpu->status.hashes_why, why, "digests are made by the CPU, over the bus");
+}
+
+static void
+hear_kernels(struct gpu *gpu, const struct gpu_ready *ready)
+{
+	struct gpu_status *status = &gpu->status;
+	status->hashes_on_gpu = ready->hashes_on_gpu == 1;
+	if (gpu->gpus->config.hash_on_cpu) /* so it is set */
+		memcpy(status->hashes_why, ready->text, sizeof(status->hashes_why));
+	else
+		gpu_hashed_by_cpu(gpu, ready->text);
+	note_why(gpu, gpu->gathers_why, ready->gather_text, "small tensors are slower to copy");
+}
+
+/* What comes with each answer. */
+static bool
+is_result(int32_t code, char text[GPU_TEXT_BYTES])
+{
+	return code <= 0 && clean(text, GPU_TEXT_BYTES);
+}
+
 static bool
 hear_ready(struct gpu *gpu, struct gpu_ready *ready)
 {
 	struct gpu_status *status = &gpu->status;
+	char uuid[CUDA_UUID_TEXT_BYTES];
 	if (!clean(ready->name, sizeof(ready->name)) || !clean(ready->pci, sizeof(ready->pci)) ||
-		!clean(ready->text, sizeof(ready->text)))
+		!clean(ready->gather_text, sizeof(ready->gather_text)) ||
+		!is_result(ready->code, ready->text) || ready->hashes_on_gpu > 1)
 		return false;
 	if (ready->code < 0) {
 		/* It has said why, and ends. Another one may find room; nothing else changes. */
 		if (ready->code != -ENOMEM)
 			gpu->starts_failed = STARTS_MAX - 1;
-		snprintf(gpu->why, sizeof(gpu->why), "%s", ready->text);
-		gpu->died_in = LIFE_STARTING;
-		process_kill(&gpu->process);
-		live(gpu, LIFE_DYING);
+		gpu->none = ready->code == TH_E_NOT_AVAILABLE;
+		if (gpu->none || ready->code == TH_E_MEMORY_KIND)
+			snprintf(gpu->why, sizeof(gpu->why), "%s: %.200s",
+				cuda_uuid_text(gpu->card->uuid, uuid), ready->text);
+		else
+			snprintf(gpu->why, sizeof(gpu->why), "%s", ready->text);
+		die(gpu);
 		return true;
 	}
 	memcpy(status->name, ready->name, sizeof(status->name));
 	memcpy(status->pci, ready->pci, sizeof(status->pci));
 	status->context_bytes = ready->context_bytes;
-	status->hashes_on_gpu = ready->hashes_on_gpu == 1;
+	hear_kernels(gpu, ready);
 	live(gpu, LIFE_UP);
 	log_info("gpu", "the process of a GPU has started gpu=%s pci=%s pid=%d", status->name,
 		status->pci, (int)gpu->process.pid);
 	return true;
 }
 
-/* False: it cannot say that. */
+/* False: it cannot say that. Takes the descriptor. */
 static bool
-hear(struct gpu *gpu, union message *message, size_t bytes)
+hear(struct gpu *gpu, union message *message, size_t bytes, const struct wire_fd *with)
 {
 	bool up = gpu->life == LIFE_UP;
 	uint32_t kind = bytes >= sizeof(kind) ? message->kind : 0;
+	bool is_opened = kind == GPU_OPENED && up && bytes == sizeof(message->opened) &&
+			 is_result(message->opened.code, message->opened.text) && !with->more;
+	if (is_opened) {
+		opens_hear_opened(gpu, &message->opened, with);
+		return true;
+	}
+	if (with->fd >= 0)
+		gpu->gpus->config.close_fd(with->fd, NULL, NULL);
+	if (with->fd >= 0 || with->lost || with->more)
+		return false;
 	if (kind == GPU_READY && gpu->life == LIFE_STARTING && bytes == sizeof(message->ready))
 		return hear_ready(gpu, &message->ready);
 	if (kind == GPU_AREA_IS && up && bytes == sizeof(message->area) &&
-		clean(message->area.text, GPU_TEXT_BYTES))
-		jobs_hear_area(gpu, &message->area);
-	else if (kind == GPU_OPENED && up && bytes == sizeof(message->opened) &&
-		 clean(message->opened.text, GPU_TEXT_BYTES))
-		opens_hear_opened(gpu, &message->opened);
+		is_result(message->area.code, message->area.text) && message->area.pinned <= 1)
+		pins_hear(gpu, &message->area);
 	else if (kind == GPU_LEFT && up && bytes == sizeof(message->left) &&
-		 clean(message->left.text, GPU_TEXT_BYTES))
+		 is_result(message->left.code, message->left.text))
 		opens_hear_left(gpu, &message->left);
 	else if (kind == GPU_DONE && up && bytes == sizeof(message->done) &&
-		 clean(message->done.text, GPU_TEXT_BYTES))
+		 is_result(message->done.code, message->done.text))
 		jobs_hear_done(gpu, &message->done);
 	else
 		return false;
@@ -349,18 +298,19 @@ hear_all(struct gpu *gpu)
 {
 	for (unsigned i = 0; i < HEAR_MAX; i++) {
 		union message message;
+		struct wire_fd with;
 		if (gpu->life != LIFE_STARTING && gpu->life != LIFE_UP)
 			return;
-		int got = process_hear(&gpu->process, &message, sizeof(message));
+		int got = process_hear(&gpu->process, &message, sizeof(message), &with);
 		if (got == -EAGAIN)
 			return;
 		if (got == 0) { /* it has hung up: whatever it still does, it is no use */
-			gpu->died_in = gpu->life;
-			process_kill(&gpu->process);
-			live(gpu, LIFE_DYING);
+			if (with.fd >= 0)
+				gpu->gpus->config.close_fd(with.fd, NULL, NULL);
+			die(gpu);
 			return;
 		}
-		if (!hear(gpu, &message, (size_t)got))
+		if (!hear(gpu, &message, (size_t)got, &with))
 			gpu_kill(gpu, "it said what it cannot say (kind %u, %d bytes)",
 				(size_t)got >= sizeof(message.kind) ? message.kind : 0, got);
 	}
@@ -375,8 +325,8 @@ start(struct gpu *gpu)
 	struct th_err err = {0};
 	struct gpu_start message = {
 		.kind = GPU_START, .flags = gpus->config.hash_on_cpu ? GPU_HASH_ON_CPU : 0};
-	memcpy(message.uuid, gpu->uuid, sizeof(message.uuid));
-	gpu->fails = false;
+	memcpy(message.uuid, gpu->card->uuid, sizeof(message.uuid));
+	gpu->fails = gpu->none = false;
 	int rc = process_start(&gpu->process, &gpus->config, &err);
 	if (rc < 0) {
 		snprintf(gpu->status.text, sizeof(gpu->status.text), "%.*s",
@@ -387,7 +337,14 @@ start(struct gpu *gpu)
 	gpu->status.starts++;
 	blocks_process_begins(gpus->blocks);
 	live(gpu, LIFE_STARTING);
-	(void)gpu_said(gpu, process_say(&gpu->process, &message, sizeof(message), -1));
+	rc = process_say(&gpu->process, &message, sizeof(message), -1);
+	if (rc == -EAGAIN || rc == -ENOBUFS) { /* nobody would say it again */
+		snprintf(gpu->why, sizeof(gpu->why), "it could not be told its GPU: %s",
+			th_strerror(rc));
+		die(gpu);
+	} else {
+		(void)gpu_said(gpu, rc);
+	}
 }
 
 static void
@@ -403,6 +360,25 @@ works(const struct gpu *gpu)
 	return gpu->num_jobs > 0 || opens_wait(gpu);
 }
 
+/* Somebody wants another process, or a worker what this one has. For the agent's own memory nobody
+ * waits. */
+static bool
+is_missed(const struct gpu *gpu)
+{
+	return works(gpu) || opens_any(gpu);
+}
+
+/* When the process has owed an answer for too long, or not taken what is said. */
+static int64_t
+answer_deadline(const struct gpu *gpu)
+{
+	int64_t until_ns =
+		th_min_i64(th_min_i64(opens_deadline(gpu), jobs_deadline(gpu)), pins_deadline(gpu));
+	if (gpu->blocked_ns == 0)
+		return until_ns;
+	return th_min_i64(until_ns, th_deadline_ns(gpu->blocked_ns, gpu->gpus->config.hang_ns));
+}
+
 /* When something is due that no event tells of. */
 static int64_t
 next_ns(const struct gpu *gpu)
@@ -415,7 +391,7 @@ next_ns(const struct gpu *gpu)
 	case LIFE_STARTING:
 		return th_deadline_ns(gpu->life_ns, START_HANGS * config->hang_ns);
 	case LIFE_UP:
-		until_ns = th_min_i64(opens_deadline(gpu), jobs_deadline(gpu));
+		until_ns = answer_deadline(gpu);
 		if (gpu->idle_ns > 0)
 			until_ns =
 				th_min_i64(until_ns, th_deadline_ns(gpu->idle_ns, config->idle_ns));
@@ -423,11 +399,29 @@ next_ns(const struct gpu *gpu)
 			until_ns = th_min_i64(until_ns, gpu->pause_ns);
 		return until_ns;
 	case LIFE_ENDING:
-		return th_deadline_ns(gpu->life_ns, config->leave_ns);
+		/* To unpin and to take a context down is long: nobody has to be in a hurry. */
+		return th_deadline_ns(gpu->life_ns,
+			gpu->stop_ns > 0 || is_missed(gpu) ? config->leave_ns : config->hang_ns);
 	case LIFE_DYING:
 		return gpu->life_ns + STUCK_NS;
 	}
 	return until_ns;
+}
+
+/* It is not the process's fault, and what it does goes on; nobody waits for the rest for ever. */
+static void
+give_up_saying(struct gpu *gpu)
+{
+	struct gpu_status *status = &gpu->status;
+	snprintf(status->text, sizeof(status->text),
+		"nothing could be sent to the process of a GPU for %" PRId64
+		" ms: more descriptors are on their way than the agent's limit (LimitNOFILE=), or "
+		"the host has no memory",
+		gpu->gpus->config.hang_ns / MS);
+	log_warn("gpu", "%s", status->text);
+	gpu->refused_ns = 0;
+	opens_fail(gpu, status->text);
+	jobs_refuse(gpu, status->text);
 }
 
 static void
@@ -436,10 +430,11 @@ watch_up(struct gpu *gpu, int64_t now_ns)
 	const struct gpus_config *config = &gpu->gpus->config;
 	if (now_ns >= gpu->pause_ns)
 		gpu->pause_ns = 0;
+	if (gpu->refused_ns > 0 && now_ns >= th_deadline_ns(gpu->refused_ns, config->hang_ns))
+		give_up_saying(gpu);
 	if (now_ns >= opens_leave_deadline(gpu))
-		gpu_kill(gpu, "it did not let go of a worker's memory within %" PRId64 " ms",
-			config->leave_ns / MS);
-	else if (now_ns >= opens_deadline(gpu) || now_ns >= jobs_deadline(gpu))
+		gpu_kill(gpu, "it did not let go of a worker's memory in time");
+	else if (now_ns >= answer_deadline(gpu))
 		gpu_kill(gpu, "it did not answer for %" PRId64 " ms", config->hang_ns / MS);
 	else if (gpu->num_jobs > 0 || opens_any(gpu))
 		gpu->idle_ns = 0;
@@ -451,9 +446,9 @@ watch_up(struct gpu *gpu, int64_t now_ns)
 
 /* At the agent's end, one that does not die is left alone. */
 static void
-watch_dying(struct gpu *gpu, int64_t now_ns, int64_t stop_ns)
+watch_dying(struct gpu *gpu, int64_t now_ns)
 {
-	if (stop_ns > 0 && now_ns >= stop_ns + STOP_NS) {
+	if (gpu->stop_ns > 0 && now_ns >= gpu->stop_ns + STOP_NS) {
 		log_error("gpu", "the process of a GPU does not die, and is left alone pid=%d",
 			(int)gpu->process.pid);
 		process_forget(&gpu->process);
@@ -469,7 +464,7 @@ watch_dying(struct gpu *gpu, int64_t now_ns, int64_t stop_ns)
 
 /* False: the thread is to end. */
 static bool
-watch(struct gpu *gpu, int64_t stop_ns)
+watch(struct gpu *gpu)
 {
 	int64_t now_ns = th_now_ns();
 	char how[GPU_TEXT_BYTES];
@@ -477,7 +472,7 @@ watch(struct gpu *gpu, int64_t stop_ns)
 		gone(gpu, how);
 	switch (gpu->life) {
 	case LIFE_NONE:
-		if (stop_ns > 0) {
+		if (gpu->stop_ns > 0) {
 			snprintf(gpu->status.text, sizeof(gpu->status.text), "the agent ends");
 			fail_waiting(gpu);
 			return false;
@@ -488,7 +483,7 @@ watch(struct gpu *gpu, int64_t stop_ns)
 			start(gpu);
 		break;
 	case LIFE_STARTING:
-		if (stop_ns > 0)
+		if (gpu->stop_ns > 0)
 			end(gpu);
 		else if (now_ns >= next_ns(gpu)) {
 			/* Waiting as long again would help nobody. */
@@ -498,7 +493,7 @@ watch(struct gpu *gpu, int64_t stop_ns)
 		}
 		break;
 	case LIFE_UP:
-		if (stop_ns > 0)
+		if (gpu->stop_ns > 0)
 			end(gpu);
 		else
 			watch_up(gpu, now_ns);
@@ -508,7 +503,7 @@ watch(struct gpu *gpu, int64_t stop_ns)
 			gpu_kill(gpu, "it did not end by itself");
 		break;
 	case LIFE_DYING:
-		watch_dying(gpu, now_ns, stop_ns);
+		watch_dying(gpu, now_ns);
 		break;
 	}
 	return true;
@@ -521,13 +516,28 @@ show(struct gpu *gpu)
 {
 	struct gpu_status *status = &gpu->status;
 	status->pid = gpu->process.pid;
-	status->imports = gpu->num_open;
-	status->import_bytes = gpu->open_bytes;
+	status->imports = gpu->num_open - gpu->num_open_own;
+	status->import_bytes = gpu->open_bytes - gpu->open_own_bytes;
+	status->own_bytes = gpu->open_own_bytes;
+	status->pinned_bytes = gpu->pinned_bytes;
 	status->running = gpu->num_jobs;
 	pthread_mutex_lock(&gpu->lock);
 	gpu->is_free = gpu->life == LIFE_NONE && !works(gpu) && !gpu->orders && !gpu->requests;
-	gpu->shown = *status;
-	memcpy(gpu->shown.uuid, gpu->uuid, sizeof(gpu->uuid));
+	gpu->is_none = gpu->none && !gpu->is_new;
+	if (!gpu->is_new)
+		gpu->shown = *status;
+	memcpy(gpu->shown.uuid, gpu->card->uuid, sizeof(gpu->shown.uuid));
+	pthread_mutex_unlock(&gpu->lock);
+}
+
+void
+gpu_show(struct gpu *gpu, struct gpu_status *ret_status)
+{
+	pthread_mutex_lock(&gpu->lock);
+	const struct gpu_card *card = gpu->card;
+	*ret_status = gpu->shown;
+	ret_status->spaces = __atomic_load_n(&card->num_spaces, __ATOMIC_RELAXED);
+	ret_status->pieces = __atomic_load_n(&card->num_pieces, __ATOMIC_RELAXED);
 	pthread_mutex_unlock(&gpu->lock);
 }
 
@@ -535,7 +545,8 @@ static void
 wait_for_events(struct gpu *gpu)
 {
 	struct pollfd fds[3] = {{.fd = gpu->wake_fd, .events = POLLIN},
-		{.fd = gpu->process.sock, .events = (short)(POLLIN | (gpu->blocked ? POLLOUT : 0))},
+		{.fd = gpu->process.sock,
+			.events = (short)(POLLIN | (gpu->blocked_ns > 0 ? POLLOUT : 0))},
 		{.fd = gpu->process.pidfd, .events = POLLIN}};
 	int64_t until_ns = next_ns(gpu), left_ns = until_ns - th_now_ns();
 	struct timespec left = {0};
@@ -545,22 +556,21 @@ wait_for_events(struct gpu *gpu)
 	}
 	if (ppoll(fds, 3, until_ns == INT64_MAX ? NULL : &left, NULL) > 0 &&
 		fds[1].revents & POLLOUT)
-		gpu->blocked = false;
+		gpu->blocked_ns = 0;
 }
 
 static void *
 gpu_main(void *arg)
 {
 	struct gpu *gpu = arg;
-	int64_t stop_ns = 0;
 	for (;;) {
-		if (take_inbox(gpu) && stop_ns == 0)
-			stop_ns = th_now_ns();
+		if (inbox_take(gpu) && gpu->stop_ns == 0)
+			gpu->stop_ns = th_now_ns();
 		hear_all(gpu);
-		if (!watch(gpu, stop_ns))
+		if (!watch(gpu))
 			return NULL;
-		if (gpu->life == LIFE_UP && !gpu->blocked && gpu->pause_ns == 0)
-			jobs_say(gpu);
+		if (gpu->life == LIFE_UP && gpu->blocked_ns == 0 && gpu->pause_ns == 0)
+			say(gpu);
 		show(gpu);
 		wait_for_events(gpu);
 	}
@@ -574,17 +584,21 @@ start_thread(struct gpu *gpu)
 	pthread_sigmask(SIG_SETMASK, &mask, &before);
 	int rc = pthread_create(&gpu->thread, NULL, gpu_main, gpu);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (rc == 0)
+		pthread_setname_np(gpu->thread, "th-gpu");
 	return -rc;
 }
 
-static void
-destroy(struct gpu *gpu)
+void
+gpu_free(struct gpu *gpu)
 {
 	TH_ASSERT(!gpu->orders && !gpu->requests);
 	opens_end(gpu);
+	pins_end(gpu);
 	jobs_end(gpu);
 	pthread_mutex_destroy(&gpu->lock);
 	th_fd_close(&gpu->wake_fd);
+	card_release(gpu->card);
 	free(gpu);
 }
 
@@ -594,18 +608,19 @@ gpu_new(struct gpus *gpus, const uint8_t uuid[16], uint32_t index, struct gpu **
 	struct gpu *gpu = th_calloc(1, sizeof(*gpu));
 	gpu->gpus = gpus;
 	gpu->index = index;
-	memcpy(gpu->uuid, uuid, sizeof(gpu->uuid));
+	gpu->card = card_new(uuid);
 	memcpy(gpu->shown.uuid, uuid, sizeof(gpu->shown.uuid));
 	gpu->process = (struct process){.pidfd = -1, .sock = -1};
 	gpu->requests_last = &gpu->requests;
 	gpu->orders_last = &gpu->orders;
 	pthread_mutex_init(&gpu->lock, NULL);
 	opens_init(gpu);
+	pins_init(gpu);
 	jobs_init(gpu);
 	gpu->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	int rc = gpu->wake_fd < 0 ? -errno : start_thread(gpu);
 	if (rc < 0) {
-		destroy(gpu);
+		gpu_free(gpu);
 		return rc;
 	}
 	*ret_gpu = gpu;
@@ -613,17 +628,22 @@ gpu_new(struct gpus *gpus, const uint8_t uuid[16], uint32_t index, struct gpu **
 }
 
 bool
-gpu_reuse(struct gpu *gpu, const uint8_t uuid[16])
+gpu_reuse(struct gpu *gpu, const uint8_t uuid[16], bool takes_none)
 {
-	if (__atomic_load_n(&gpu->num_spaces, __ATOMIC_ACQUIRE) > 0)
-		return false;
 	pthread_mutex_lock(&gpu->lock);
-	bool is_free = gpu->is_free && !gpu->requests && !gpu->orders;
+	struct gpu_card *before = gpu->card;
+	bool is_used = __atomic_load_n(&before->refs, __ATOMIC_ACQUIRE) > 1;
+	bool is_free = gpu->is_free && !gpu->requests && !gpu->orders &&
+		       (!is_used || (takes_none && gpu->is_none));
 	if (is_free) {
-		memcpy(gpu->uuid, uuid, sizeof(gpu->uuid));
+		memcpy(before->why, gpu->shown.text, sizeof(before->why));
+		__atomic_store_n(&before->is_none, true, __ATOMIC_RELEASE);
+		card_release(before);
+		gpu->card = card_new(uuid);
 		gpu->shown = (struct gpu_status){0};
 		memcpy(gpu->shown.uuid, uuid, sizeof(gpu->shown.uuid));
 		gpu->is_new = true;
+		gpu->is_none = false;
 	}
 	pthread_mutex_unlock(&gpu->lock);
 	return is_free;
@@ -635,25 +655,13 @@ gpu_stop(struct gpu *gpu)
 	pthread_mutex_lock(&gpu->lock);
 	gpu->stops = true;
 	pthread_mutex_unlock(&gpu->lock);
-	wake(gpu);
-}
-
-void
-gpu_join(struct gpu *gpu)
-{
-	pthread_join(gpu->thread, NULL);
+	gpu_wake(gpu);
 }
 
 void
 gpu_drain(struct gpu *gpu)
 {
-	(void)take_inbox(gpu);
+	(void)inbox_take(gpu);
 	fail_waiting(gpu);
-	(void)take_inbox(gpu);
-}
-
-void
-gpu_free(struct gpu *gpu)
-{
-	destroy(gpu);
+	(void)inbox_take(gpu);
 }

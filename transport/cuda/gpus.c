@@ -13,9 +13,11 @@
 #include "transport/cuda/gpus_own.h"
 
 static void
-close_here(int fd)
+close_here(int fd, void (*closed)(void *arg), void *arg)
 {
 	th_fd_close(&fd);
+	if (closed)
+		closed(arg);
 }
 
 int
@@ -43,7 +45,7 @@ gpus_free(struct gpus *gpus)
 	for (uint32_t i = 0; i < gpus->count; i++)
 		gpu_stop(gpus->gpus[i]);
 	for (uint32_t i = 0; i < gpus->count; i++)
-		gpu_join(gpus->gpus[i]);
+		pthread_join(gpus->gpus[i]->thread, NULL);
 	/* What is told now may be the last reference to a space of any GPU. */
 	for (uint32_t i = 0; i < 2 * gpus->count; i++)
 		gpu_drain(gpus->gpus[i % gpus->count]);
@@ -54,6 +56,21 @@ gpus_free(struct gpus *gpus)
 	free(gpus);
 }
 
+static void
+check_chunks(const struct gpu_request *request)
+{
+	const struct gpu_chunk one = {.bytes = request->bytes};
+	const struct gpu_chunk *chunks = request->chunks ? request->chunks : &one;
+	bool on_gpu = request->op == GPU_COPY || request->op == GPU_HASH;
+	uint32_t count = request->chunks ? request->num_chunks : 1, sum = 0;
+	TH_ASSERT(count > 0 && count <= (on_gpu ? GPU_RUN_CHUNKS_MAX : 1));
+	for (uint32_t i = 0; i < count; i++) {
+		TH_ASSERT(chunks[i].bytes > 0 && chunks[i].bytes <= CHUNK_BYTES_MAX);
+		sum += chunks[i].bytes;
+	}
+	TH_ASSERT(sum == request->bytes);
+}
+
 void
 gpu_submit(struct gpu_request *request)
 {
@@ -61,7 +78,9 @@ gpu_submit(struct gpu_request *request)
 	bool has_to = request->op == GPU_WRITE || request->op == GPU_COPY;
 	TH_ASSERT(request->num_to > 0 ? has_to : !has_to && request->num_from > 0);
 	TH_ASSERT((request->num_from > 0) == (request->op != GPU_WRITE));
-	TH_ASSERT(request->bytes > 0 && request->bytes <= CHUNK_BYTES_MAX);
+	check_chunks(request);
+	if (request->host)
+		host_retain(request->host);
 	request->code = 0;
 	gpu_take_request(side->space->home, request);
 }
@@ -84,6 +103,12 @@ void
 gpus_block_give(struct gpus *gpus, uint8_t *data)
 {
 	blocks_give(gpus->blocks, data);
+}
+
+void
+gpus_block_copied(struct gpus *gpus, uint64_t bytes)
+{
+	blocks_copied(gpus->blocks, bytes);
 }
 
 /* ---- status -------------------------------------------------------------------------------- */

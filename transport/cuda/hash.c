@@ -14,19 +14,19 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
-#include "transport/cuda/leaf_ptx.h"
+#include "transport/cuda/kernel_ptx.h"
 #include "transport/cuda/leaf_task.h"
+#include "transport/cuda/module.h"
 #include "transport/cuda/wire.h"
 #include "transport/digest.h"
 
-#define CAPABILITY_MAJOR_MIN 7
+#define WITHOUT "the GPU cannot make digests"
 #define SHORT_ROOM 256u     /* of a short leaf */
 #define PIECES_A_CHUNK 192u /* beyond the first chunk's, which may be as bad as can be */
 
@@ -34,8 +34,7 @@ _Static_assert(LEAF_PIECES_MAX == GPU_RANGES_MAX, "all ranges of a chunk fit int
 
 struct gpu_hash {
 	const struct cuda *cuda; /* borrows */
-	CUmodule module;         /* owns */
-	CUfunction kernel;
+	struct gpu_module module;
 };
 
 struct chunk {
@@ -43,88 +42,32 @@ struct chunk {
 	uint32_t short_bytes;   /* of the last of them, if it is a short one */
 };
 
-struct move { /* that the launch has to make first */
-	CUdeviceptr to, from;
-	uint64_t bytes;
-};
-
 struct gpu_hash_batch {
 	const struct cuda *cuda; /* borrows */
 	CUfunction kernel;
 	uint32_t chunks_max, leaves_max, pieces_max;
 	uint32_t num_chunks, num_leaves, num_pieces;
-	bool pinned;
-	CUdeviceptr device; /* of host, as the GPU sees it */
-	uint8_t *host;      /* owns, mapped */
-	size_t bytes, pieces_at, values_at, short_at;
-	struct leaf_task *tasks; /* in host, as pieces and values */
+	struct gpu_table table; /* owns */
+	size_t pieces_at, values_at, short_at;
+	struct leaf_task *tasks; /* in the table, as pieces and values */
 	struct leaf_piece *pieces;
 	uint64_t *values;
-	struct move *moves; /* owns */
+	struct copy_span *moves_to, *moves_from; /* own: as many on both sides, of as many bytes */
+	uint64_t moved;                          /* all of their bytes */
 	uint32_t num_moves, moves_max;
 	struct chunk chunks[]; /* chunks_max */
 };
 
-static int
-fail(const struct cuda *cuda, int code, CUresult result, const char *call, struct th_err *err)
-{
-	return th_fail(err, code, "the GPU cannot make digests: %s says %s", call,
-		cuda_result_name(cuda, result));
-}
-
-/* ---- the kernel ----------------------------------------------------------------------------- */
-
-static int
-check_device(const struct cuda *cuda, int device, struct th_err *err)
-{
-	int major = 0;
-	CUresult result = cuda->cuDeviceGetAttribute(
-		&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
-	if (result != CUDA_SUCCESS)
-		return fail(cuda, -EIO, result, "cuDeviceGetAttribute", err);
-	if (major < CAPABILITY_MAJOR_MIN)
-		return th_fail(err, TH_E_NOT_AVAILABLE,
-			"the GPU cannot make digests: it is of compute capability %d, %d.0 is "
-			"needed",
-			major, CAPABILITY_MAJOR_MIN);
-	return 0;
-}
-
-/* It has nothing against the GPU, but does not take the text. */
-static bool
-is_refusal(CUresult result)
-{
-	return result == CUDA_ERROR_NO_BINARY_FOR_GPU || result == CUDA_ERROR_INVALID_PTX ||
-	       result == CUDA_ERROR_JIT_COMPILER_NOT_FOUND ||
-	       result == CUDA_ERROR_UNSUPPORTED_PTX_VERSION ||
-	       result == CUDA_ERROR_JIT_COMPILATION_DISABLED || result == CUDA_ERROR_NOT_FOUND ||
-	       result == CUDA_ERROR_NOT_SUPPORTED;
-}
-
 int
 gpu_hash_open(const struct cuda *cuda, int device, struct gpu_hash **ret_hash, struct th_err *err)
 {
-	CUmodule module = NULL;
-	CUfunction kernel = NULL;
-	int rc = check_device(cuda, device, err);
+	struct gpu_module module;
+	int rc = gpu_module_open(cuda, device, leaf_ptx, LEAF_KERNEL, WITHOUT, &module, err);
 	if (rc < 0)
 		return rc;
-	const char *call = "cuModuleLoadData";
-	CUresult result = cuda->cuModuleLoadData(&module, leaf_ptx);
-	if (result == CUDA_SUCCESS) {
-		call = "cuModuleGetFunction";
-		result = cuda->cuModuleGetFunction(&kernel, module, LEAF_KERNEL);
-	}
-	if (result != CUDA_SUCCESS) {
-		if (module)
-			cuda->cuModuleUnload(module);
-		return fail(
-			cuda, is_refusal(result) ? TH_E_NOT_AVAILABLE : -EIO, result, call, err);
-	}
 	struct gpu_hash *hash = th_calloc(1, sizeof(*hash));
 	hash->cuda = cuda;
 	hash->module = module;
-	hash->kernel = kernel;
 	*ret_hash = hash;
 	return 0;
 }
@@ -134,13 +77,14 @@ gpu_hash_close(struct gpu_hash *hash)
 {
 	if (!hash)
 		return;
-	hash->cuda->cuModuleUnload(hash->module);
+	gpu_module_close(hash->cuda, &hash->module);
 	free(hash);
 }
 
 /* ---- batches -------------------------------------------------------------------------------- */
 
-static void
+/* Returns its bytes. */
+static size_t
 lay_out(struct gpu_hash_batch *batch, uint32_t chunks)
 {
 	batch->chunks_max = chunks;
@@ -149,43 +93,27 @@ lay_out(struct gpu_hash_batch *batch, uint32_t chunks)
 	batch->pieces_at = batch->leaves_max * sizeof(struct leaf_task);
 	batch->values_at = batch->pieces_at + batch->pieces_max * sizeof(struct leaf_piece);
 	batch->short_at = batch->values_at + batch->leaves_max * sizeof(uint64_t);
-	batch->bytes = batch->short_at + (size_t)chunks * SHORT_ROOM;
+	return batch->short_at + (size_t)chunks * SHORT_ROOM;
 }
 
 int
 gpu_hash_batch_new(struct gpu_hash *hash, uint32_t chunks, struct gpu_hash_batch **ret_batch,
 	struct th_err *err)
 {
-	const struct cuda *cuda = hash->cuda;
 	TH_ASSERT(chunks > 0 && chunks <= GPU_HASH_CHUNKS_MAX);
 	struct gpu_hash_batch *batch =
 		th_calloc(1, sizeof(*batch) + chunks * sizeof(batch->chunks[0]));
-	batch->cuda = cuda;
-	batch->kernel = hash->kernel;
-	lay_out(batch, chunks);
-	void *host = mmap(
-		NULL, batch->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (host == MAP_FAILED) {
-		int code = -errno;
+	batch->cuda = hash->cuda;
+	batch->kernel = hash->module.kernel;
+	int rc = gpu_table_new(batch->cuda, lay_out(batch, chunks), WITHOUT, &batch->table, err);
+	if (rc < 0) {
 		free(batch);
-		return th_fail(err, code, "no memory for digests by the GPU: %s", strerror(-code));
+		return rc;
 	}
-	batch->host = host;
-	batch->tasks = (void *)batch->host;
-	batch->pieces = (void *)(batch->host + batch->pieces_at);
-	batch->values = (void *)(batch->host + batch->values_at);
-	const char *call = "cuMemHostRegister";
-	CUresult result = cuda->cuMemHostRegister(host, batch->bytes, CU_MEMHOSTREGISTER_DEVICEMAP);
-	batch->pinned = result == CUDA_SUCCESS;
-	if (result == CUDA_SUCCESS) {
-		call = "cuMemHostGetDevicePointer";
-		result = cuda->cuMemHostGetDevicePointer(&batch->device, host, 0);
-	}
-	if (result != CUDA_SUCCESS) {
-		gpu_hash_batch_free(batch);
-		return fail(cuda, result == CUDA_ERROR_OUT_OF_MEMORY ? -ENOMEM : -EIO, result, call,
-			err);
-	}
+	uint8_t *host = batch->table.host;
+	batch->tasks = (void *)host;
+	batch->pieces = (void *)(host + batch->pieces_at);
+	batch->values = (void *)(host + batch->values_at);
 	*ret_batch = batch;
 	return 0;
 }
@@ -195,10 +123,9 @@ gpu_hash_batch_free(struct gpu_hash_batch *batch)
 {
 	if (!batch)
 		return;
-	if (batch->pinned)
-		batch->cuda->cuMemHostUnregister(batch->host);
-	munmap(batch->host, batch->bytes);
-	free(batch->moves);
+	gpu_table_free(batch->cuda, &batch->table);
+	free(batch->moves_to);
+	free(batch->moves_from);
 	free(batch);
 }
 
@@ -206,6 +133,7 @@ void
 gpu_hash_begin(struct gpu_hash_batch *batch)
 {
 	batch->num_chunks = batch->num_leaves = batch->num_pieces = batch->num_moves = 0;
+	batch->moved = 0;
 }
 
 /* ---- what the GPU is told ------------------------------------------------------------------- */
@@ -235,12 +163,12 @@ end_leaf(struct gpu_hash_batch *batch, struct leaf_task *task, struct chunk *chu
 		batch->num_pieces--;
 	} else {
 		task->address =
-			batch->device + batch->pieces_at + first * sizeof(struct leaf_piece);
+			batch->table.device + batch->pieces_at + first * sizeof(struct leaf_piece);
 	}
 	if (task->bytes <= LEAF_SHORT_BYTES) {
 		chunk->short_bytes = task->bytes;
-		task->copy =
-			batch->device + batch->short_at + (uint64_t)SHORT_ROOM * batch->num_chunks;
+		task->copy = batch->table.device + batch->short_at +
+			     (uint64_t)SHORT_ROOM * batch->num_chunks;
 	}
 	batch->num_leaves++;
 	chunk->leaves++;
@@ -336,16 +264,23 @@ cursor_run(struct cursor cursor, uint64_t most)
 static void
 add_move(struct gpu_hash_batch *batch, CUdeviceptr to, CUdeviceptr from, uint64_t bytes)
 {
-	struct move *last = batch->num_moves > 0 ? &batch->moves[batch->num_moves - 1] : NULL;
-	if (last && last->to + last->bytes == to && last->from + last->bytes == from) {
-		last->bytes += bytes;
+	uint32_t last = batch->num_moves - 1;
+	batch->moved += bytes;
+	if (batch->num_moves > 0 &&
+		batch->moves_to[last].address + batch->moves_to[last].bytes == to &&
+		batch->moves_from[last].address + batch->moves_from[last].bytes == from) {
+		batch->moves_to[last].bytes += bytes;
+		batch->moves_from[last].bytes += bytes;
 		return;
 	}
 	if (batch->num_moves == batch->moves_max) {
-		batch->moves_max = batch->moves_max > 0 ? 2 * batch->moves_max : 64;
-		batch->moves = th_realloc(batch->moves, batch->moves_max, sizeof(*batch->moves));
+		uint32_t max = batch->moves_max > 0 ? 2 * batch->moves_max : 64;
+		batch->moves_to = th_realloc(batch->moves_to, max, sizeof(*batch->moves_to));
+		batch->moves_from = th_realloc(batch->moves_from, max, sizeof(*batch->moves_from));
+		batch->moves_max = max;
 	}
-	batch->moves[batch->num_moves++] = (struct move){.to = to, .from = from, .bytes = bytes};
+	batch->moves_to[batch->num_moves] = (struct copy_span){to, bytes};
+	batch->moves_from[batch->num_moves++] = (struct copy_span){from, bytes};
 }
 
 static void
@@ -385,33 +320,28 @@ gpu_hash_add_copy(struct gpu_hash_batch *batch, const struct copy_span *to, uint
 
 /* ---- running -------------------------------------------------------------------------------- */
 
-static CUresult
-queue(struct gpu_hash_batch *batch, CUstream stream, const char **ret_call)
+struct move
+gpu_hash_moves(const struct gpu_hash_batch *batch)
 {
-	const struct cuda *cuda = batch->cuda;
-	CUdeviceptr tasks = batch->device, values = batch->device + batch->values_at;
-	void *arguments[] = {&tasks, &values};
-	*ret_call = "cuMemcpyDtoDAsync";
-	for (uint32_t i = 0; i < batch->num_moves; i++) {
-		const struct move *move = &batch->moves[i];
-		CUresult result =
-			cuda->cuMemcpyDtoDAsync(move->to, move->from, move->bytes, stream);
-		if (result != CUDA_SUCCESS)
-			return result;
-	}
-	*ret_call = "cuLaunchKernel";
-	return cuda->cuLaunchKernel(batch->kernel, batch->num_leaves, 1, 1, LEAF_KERNEL_THREADS, 1,
-		1, 0, stream, arguments, NULL);
+	return (struct move){.op = GPU_COPY,
+		.to = batch->moves_to,
+		.from = batch->moves_from,
+		.bytes = batch->moved};
 }
 
 int
 gpu_hash_launch(struct gpu_hash_batch *batch, CUstream stream, struct th_err *err)
 {
-	const char *call = "";
+	CUdeviceptr tasks = batch->table.device, values = batch->table.device + batch->values_at;
+	void *arguments[] = {&tasks, &values};
 	if (batch->num_leaves == 0) /* of chunks without bytes */
 		return 0;
-	CUresult result = queue(batch, stream, &call);
-	return result == CUDA_SUCCESS ? 0 : fail(batch->cuda, -EIO, result, call, err);
+	CUresult result = batch->cuda->cuLaunchKernel(batch->kernel, batch->num_leaves, 1, 1,
+		LEAF_KERNEL_THREADS, 1, 1, 0, stream, arguments, NULL);
+	if (result != CUDA_SUCCESS)
+		return th_fail(err, -EIO, WITHOUT ": cuLaunchKernel says %s",
+			cuda_result_name(batch->cuda, result));
+	return 0;
 }
 
 struct th_hash
@@ -422,9 +352,9 @@ gpu_hash_value(const struct gpu_hash_batch *batch, uint32_t number)
 	const struct chunk *chunk = &batch->chunks[number];
 	memcpy(values, batch->values + chunk->first, chunk->leaves * sizeof(values[0]));
 	if (chunk->short_bytes > 0)
-		values[chunk->leaves - 1] = htole64(
-			XXH3_64bits(batch->host + batch->short_at + (size_t)SHORT_ROOM * number,
-				chunk->short_bytes));
+		values[chunk->leaves - 1] = htole64(XXH3_64bits(
+			batch->table.host + batch->short_at + (size_t)SHORT_ROOM * number,
+			chunk->short_bytes));
 	XXH128_hash_t hash = XXH3_128bits(values, chunk->leaves * sizeof(values[0]));
 	return (struct th_hash){.lo = hash.low64, .hi = hash.high64};
 }

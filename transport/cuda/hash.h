@@ -22,16 +22,13 @@
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
 #include "ipc/cuda/driver.h"
+#include "transport/cuda/copy_span.h"
+#include "transport/cuda/move.h"
 
 #define GPU_HASH_CHUNKS_MAX 64u /* of a batch */
 
 struct gpu_hash;
 struct gpu_hash_batch;
-
-struct copy_span { /* of memory that this GPU reaches */
-	CUdeviceptr address;
-	uint64_t bytes;
-};
 
 /*
  * Loads the kernel. 0, or with a sentence: TH_E_NOT_AVAILABLE where the GPU or its driver does not
@@ -62,13 +59,15 @@ int gpu_hash_add(struct gpu_hash_batch *batch, const struct copy_span *ranges, u
 /*
  * ... and copies them on the way: the digest is of what was stored. As many bytes on each side,
  * which have none in common, or there is a bug of the caller. Leaves that lie in one piece on both
- * sides, at multiples of 16, are loaded once for both; others are copied and then hashed.
+ * sides, at multiples of 16, are loaded once for both; others are moves.
  */
 int gpu_hash_add_copy(struct gpu_hash_batch *batch, const struct copy_span *to, uint32_t num_to,
 	const struct copy_span *from, uint32_t num_from);
+/* What the stream has to be asked for before the launch. Borrowed, until the batch changes. */
+struct move gpu_hash_moves(const struct gpu_hash_batch *batch);
 /*
  * Behind all that was queued on the stream. Once, then the values are there as soon as the stream
- * has come past it. 0, or -EIO with a sentence: some of it may be queued.
+ * has come past it. 0, or -EIO with a sentence: nothing of it is queued.
  */
 int gpu_hash_launch(struct gpu_hash_batch *batch, CUstream stream, struct th_err *err);
 /* Of a chunk of a batch that ran without a failure of its stream. */

@@ -5,7 +5,8 @@
  * A *step* is one request: bytes that lie one behind the other in the block, and on one GPU. A
  * *lane* takes one step after the other; where the block is not pinned it has a block of the
  * staging meanwhile. Each lane that goes on does so in `done` of its request, on the GPU's thread.
- * Only one lane ever waits for a block, and only when no other has one.
+ * Only one lane ever waits for a block, and only when no other has one. A block in own memory has
+ * one step and needs none.
  */
 #include "transport/cuda/haul.h"
 
@@ -16,6 +17,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "transport/access.h"
+#include "transport/chunk.h"
 #include "transport/cuda/spans.h"
 
 #define LANES 3u /* one at each side, one on its way */
@@ -31,13 +33,15 @@ struct lane {
 	struct gpus_waiter waiter;
 	struct haul *haul;
 	bool waited;   /* for a block: the starter's */
-	uint8_t *data; /* owns: of the staging; NULL: the block is pinned. Atomic when granted */
+	uint8_t *data; /* owns: of the staging; NULL: the block is pinned */
 };
 
 struct haul {
 	/* Immutable. */
-	bool writes, pinned;
+	bool writes, pinned, hashes;
 	uint8_t *data;
+	struct gpus_host *host;
+	struct gpu_span own; /* in place of data, if it has a space */
 	struct gpus *gpus;
 	struct loop *loop;
 	void (*done)(void *arg);
@@ -69,7 +73,8 @@ joins(const struct haul *haul, const struct step *step, const struct xfer_piece 
 {
 	const struct spans *spans = &haul->spans;
 	const struct gpu_request *request = &step->request;
-	if (step->at + request->bytes != at || request->bytes + piece->bytes > GPUS_BLOCK_BYTES)
+	uint64_t max = haul->own.space || haul->host ? CHUNK_BYTES_MAX : GPUS_BLOCK_BYTES;
+	if (step->at + request->bytes != at || request->bytes + piece->bytes > max)
 		return false;
 	struct gpu_space *space = access_space(piece->access);
 	struct gpu_space *last = spans->spans[spans->count - 1].space;
@@ -105,9 +110,34 @@ complete(struct haul *haul)
 		request->op = haul->writes ? GPU_WRITE : GPU_READ;
 		*(haul->writes ? &request->to : &request->from) = spans;
 		*(haul->writes ? &request->num_to : &request->num_from) = end - step->first;
-		request->data = haul->data + step->at;
 		request->done = step_done;
+		if (haul->own.space) {
+			TH_ASSERT(haul->num_steps == 1);
+			request->op = GPU_COPY;
+			*(haul->writes ? &request->from : &request->to) = &haul->own;
+			*(haul->writes ? &request->num_from : &request->num_to) = 1;
+			request->hashes = haul->hashes;
+		} else {
+			request->data = haul->data + step->at;
+			request->host = haul->host;
+		}
 	}
+}
+
+static struct haul *
+begin(const struct haul_block *block)
+{
+	struct haul *haul = th_calloc(1, sizeof(*haul));
+	haul->writes = block->writes;
+	haul->pinned = block->pinned || block->space || block->host;
+	haul->host = block->host;
+	haul->hashes = block->hashes;
+	haul->data = block->data;
+	haul->own = (struct gpu_span){
+		.space = block->space, .address = block->at, .bytes = block->bytes};
+	haul->done = block->done;
+	haul->arg = block->arg;
+	return haul;
 }
 
 struct haul *
@@ -122,7 +152,7 @@ haul_new(const struct haul_block *block, struct loop *loop)
 		xfer_cursor_piece(&cursor, block->part, bytes, &piece);
 		if (piece.access && access_space(piece.access)) {
 			if (!haul)
-				haul = th_calloc(1, sizeof(*haul));
+				haul = begin(block);
 			haul->gpus = access_gpus(piece.access);
 			add(haul, &room, &piece, at);
 		}
@@ -132,12 +162,7 @@ haul_new(const struct haul_block *block, struct loop *loop)
 	if (!haul)
 		return NULL;
 	pthread_mutex_init(&haul->lock, NULL);
-	haul->writes = block->writes;
-	haul->pinned = block->pinned;
-	haul->data = block->data;
 	haul->loop = loop;
-	haul->done = block->done;
-	haul->arg = block->arg;
 	haul->go_task.run = run_go;
 	complete(haul);
 	return haul;
@@ -161,6 +186,12 @@ haul_result(const struct haul *haul, uint32_t *ret_row, const char **ret_why)
 	*ret_row = haul->row;
 	*ret_why = haul->why;
 	return haul->code;
+}
+
+struct th_hash
+haul_digest(const struct haul *haul)
+{
+	return haul->steps[0].request.digest;
 }
 
 /* ---- lanes -------------------------------------------------------------------------------- */
@@ -194,6 +225,13 @@ fail(struct haul *haul, const struct step *step)
 }
 
 static void
+copy(struct haul *haul, uint8_t *to, const uint8_t *from, uint32_t bytes)
+{
+	memcpy(to, from, bytes);
+	gpus_block_copied(haul->gpus, bytes);
+}
+
+static void
 step_done(struct gpu_request *request)
 {
 	struct step *step = loop_container(request, struct step, request);
@@ -202,7 +240,7 @@ step_done(struct gpu_request *request)
 	if (request->code < 0)
 		fail(haul, step);
 	else if (lane->data && !haul->writes)
-		memcpy(haul->data + step->at, lane->data, request->bytes);
+		copy(haul, haul->data + step->at, lane->data, request->bytes);
 	if (lane->data)
 		lane_go(lane);
 	else
@@ -228,7 +266,7 @@ lane_go(struct lane *lane)
 	step->lane = lane;
 	step->request.data = lane->data;
 	if (haul->writes)
-		memcpy(lane->data, haul->data + step->at, step->request.bytes);
+		copy(haul, lane->data, haul->data + step->at, step->request.bytes);
 	gpu_submit(&step->request);
 }
 
@@ -237,7 +275,7 @@ static void
 granted(struct gpus_waiter *waiter, uint8_t *data)
 {
 	struct lane *lane = loop_container(waiter, struct lane, waiter);
-	__atomic_store_n(&lane->data, data, __ATOMIC_RELEASE);
+	lane->data = data; /* who reads it is posted to */
 	loop_post(lane->haul->loop, &lane->haul->go_task);
 }
 

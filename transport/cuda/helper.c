@@ -3,7 +3,7 @@
  * helper - the process of one GPU: takes the agent's messages.
  *
  * The first thread takes messages and knows what is open and who uses it. It does not call the
- * driver after START: two threads open and close (chores.h), for closing may wait for the GPU, and
+ * driver after START: threads open and close (chores.h), for closing may wait for the GPU, and
  * lanes move bytes (copy.h). Lanes tell the agent themselves, so that an end is told at once.
  */
 #include "transport/cuda/helper.h"
@@ -42,8 +42,7 @@ struct leave { /* that has not been answered */
 
 struct packet {
 	size_t bytes;
-	int fd;       /* owns, or -1 */
-	bool fd_lost; /* this process had no room for it */
+	struct wire_fd with; /* owns */
 };
 
 struct helper {
@@ -52,12 +51,13 @@ struct helper {
 	bool started;
 	struct cuda cuda;
 	CUcontext context;
-	struct chores opening, closing;
+	struct chores opening, closing, unpinning;
 	struct imports imports;
 	struct areas areas;
 	struct answers answers;
 	struct copies *copies;
 	struct gpu_hash *hash;              /* owns; NULL: the CPU makes digests */
+	struct gpu_gather *gather;          /* owns; NULL: each range is a call of the driver */
 	struct leave *leaves, **last_leave; /* own */
 	unsigned num_leaves;
 	struct run *parked;         /* own: what they need is not open yet */
@@ -87,6 +87,7 @@ copy_text(char *to, const struct th_err *err)
 
 /* ---- START ---------------------------------------------------------------------------------- */
 
+/* Not TH_E_NOT_AVAILABLE: there may be such a GPU all the same. */
 static int
 refuse(struct helper *helper, CUresult result, const char *call, struct th_err *err)
 {
@@ -97,12 +98,12 @@ refuse(struct helper *helper, CUresult result, const char *call, struct th_err *
 			"says %s",
 			call, name);
 	if (result == CUDA_ERROR_DEVICE_UNAVAILABLE)
-		return th_fail(err, TH_E_NOT_AVAILABLE,
+		return th_fail(err, TH_E_MEMORY_KIND,
 			"the GPU lets one process only use it (compute mode), and another one "
 			"does: %s says %s; nvidia-smi -c DEFAULT changes it",
 			call, name);
 	return th_fail(
-		err, TH_E_NOT_AVAILABLE, "the agent cannot use the GPU: %s says %s", call, name);
+		err, TH_E_MEMORY_KIND, "the agent cannot use the GPU: %s says %s", call, name);
 }
 
 static int
@@ -137,13 +138,9 @@ static void
 describe(const struct helper *helper, int device, struct gpu_ready *ready)
 {
 	const struct cuda *cuda = &helper->cuda;
-	size_t bytes = 0;
 	cuda->cuDeviceGetName(ready->name, sizeof(ready->name), device);
 	cuda->cuDeviceGetPCIBusId(ready->pci, sizeof(ready->pci), device);
-	cuda->cuDeviceTotalMem(&bytes, device);
 	ready->name[sizeof(ready->name) - 1] = ready->pci[sizeof(ready->pci) - 1] = 0;
-	ready->total_bytes = bytes;
-	ready->driver_version = cuda->version;
 }
 
 /* Where it cannot, the CPU makes digests, and ready says why. */
@@ -159,6 +156,15 @@ open_hash(struct helper *helper, int device, uint32_t flags, struct gpu_ready *r
 	copy_text(ready->text, &why);
 }
 
+/* It has nothing to do with who makes digests. */
+static void
+open_gather(struct helper *helper, int device, struct gpu_ready *ready)
+{
+	struct th_err why = {0};
+	(void)(gpu_gather_open(&helper->cuda, device, &helper->gather, &why) == 0);
+	copy_text(ready->gather_text, &why);
+}
+
 static void copy_done(void *arg, struct copy_run *copy);
 static void tell_area(void *arg, const struct area *area);
 static void tell_opened(void *arg, const struct imports_told *told);
@@ -171,6 +177,10 @@ start_threads(struct helper *helper, struct th_err *err)
 	if (rc == 0)
 		rc = chores_start(
 			&helper->closing, &helper->cuda, helper->context, helper->wake_fd);
+	/* Of its own: workers' memory is not kept while many GBs of the host's are unpinned. */
+	if (rc == 0)
+		rc = chores_start(
+			&helper->unpinning, &helper->cuda, helper->context, helper->wake_fd);
 	if (rc < 0)
 		return th_fail(err, rc, "the process of a GPU has no thread: %s", strerror(-rc));
 	return 0;
@@ -189,10 +199,11 @@ make_parts(struct helper *helper, int device)
 	const struct copies_config copies = {.cuda = &helper->cuda,
 		.context = helper->context,
 		.hash = helper->hash,
+		.gather = helper->gather,
 		.done = copy_done,
 		.arg = helper};
 	imports_init(&helper->imports, &imports);
-	areas_init(&helper->areas, &helper->opening, &helper->closing, tell_area, helper);
+	areas_init(&helper->areas, &helper->opening, &helper->unpinning, tell_area, helper);
 	helper->copies = copies_new(&copies);
 }
 
@@ -210,6 +221,7 @@ take_start(struct helper *helper, const struct gpu_start *start)
 		ready.code = start_threads(helper, &err);
 	if (ready.code == 0) {
 		open_hash(helper, device, start->flags, &ready);
+		open_gather(helper, device, &ready);
 		make_parts(helper, device);
 		describe(helper, device, &ready);
 		/* What others took or gave meanwhile is in it: nobody tells it for one process. */
@@ -233,6 +245,11 @@ tell_area(void *arg, const struct area *area)
 {
 	struct helper *helper = arg;
 	struct gpu_area_is is = {.kind = GPU_AREA_IS, .area = area->number, .pinned = area->pinned};
+	/* Its pages are the agent's when nothing reaches them: only the process's end helps. */
+	if (area->held) {
+		end(helper, 3, area->err.text);
+		return;
+	}
 	if (area->bytes > 0 && !area->data)
 		is.code = area->err.code;
 	copy_text(is.text, &area->err);
@@ -240,16 +257,42 @@ tell_area(void *arg, const struct area *area)
 }
 
 static void
+take_open_own(struct helper *helper, const struct gpu_open *open, const struct packet *packet)
+{
+	if (open->own != 1 || packet->with.fd >= 0 || packet->with.lost ||
+		open->piece == IMPORTS_ALL ||
+		!imports_open_own(&helper->imports, open->worker, open->piece, open->handle.bytes))
+		end(helper, 2, "memory of its own that no agent asks for");
+}
+
+static void
+take_area(struct helper *helper, const struct gpu_area *area, struct packet *packet)
+{
+	bool opens = packet->with.fd >= 0 || packet->with.lost;
+	bool good = area->area < GPU_AREAS_MAX && (area->bytes > 0) == opens;
+	if (good && opens)
+		good = areas_open(&helper->areas, area, th_fd_move(&packet->with.fd));
+	else if (good)
+		good = areas_forget(&helper->areas, area->area);
+	if (!good)
+		end(helper, 2, "an area that no agent sends");
+}
+
+static void
 take_open(struct helper *helper, const struct gpu_open *open, struct packet *packet)
 {
 	struct th_err err = {0};
-	if (packet->fd_lost)
+	if (open->own != 0) {
+		take_open_own(helper, open, packet);
+		return;
+	}
+	if (packet->with.lost)
 		th_fail(&err, TH_E_LIMIT,
 			"the process of a GPU has no room for another descriptor: raise its limit "
 			"(LimitNOFILE=)");
 	if (open->piece == IMPORTS_ALL ||
 		!imports_open(&helper->imports, open->worker, open->piece, &open->handle,
-			th_fd_move(&packet->fd), err.code ? &err : NULL))
+			th_fd_move(&packet->with.fd), err.code ? &err : NULL))
 		end(helper, 2, "a piece is opened twice");
 }
 
@@ -262,7 +305,7 @@ tell_opened(void *arg, const struct imports_told *told)
 		.worker = told->worker,
 		.piece = told->piece};
 	copy_text(opened.text, &told->err);
-	answers_send(&helper->answers, &opened, sizeof(opened));
+	answers_send_fd(&helper->answers, &opened, sizeof(opened), told->fd);
 	if (told->is_lost)
 		helper->lost = true;
 }
@@ -283,9 +326,7 @@ answer_leaves(struct helper *helper)
 		struct gpu_left left = {.kind = GPU_LEFT,
 			.code = leave->failed.code,
 			.worker = leave->worker,
-			.piece = leave->piece,
-			.imports = helper->imports.open,
-			.bytes = helper->imports.bytes};
+			.piece = leave->piece};
 		copy_text(left.text, &leave->failed);
 		answers_send(&helper->answers, &left, sizeof(left));
 		*link = leave->next;
@@ -332,10 +373,8 @@ take_leave(struct helper *helper, const struct gpu_leave *message)
 static void
 tell_done(struct helper *helper, const struct run *run)
 {
-	struct gpu_done done = {.kind = GPU_DONE,
-		.code = run->copy.code,
-		.run = run->message.run,
-		.digest = run->copy.digest};
+	struct gpu_done done = {.kind = GPU_DONE, .code = run->copy.code, .run = run->message.run};
+	memcpy(done.digests, run->copy.digests, sizeof(done.digests));
 	memcpy(done.text, run->copy.text, sizeof(done.text));
 	helper->running--; /* before: the agent may send the next one at once */
 	answers_send(&helper->answers, &done, sizeof(done));
@@ -430,63 +469,29 @@ collect(struct helper *helper)
 		any = true;
 	}
 	any |= chores_collect(&helper->closing);
+	(void)chores_collect(&helper->unpinning);
 	if (any)
 		answer_leaves(helper);
 }
 
 /* ---- messages ------------------------------------------------------------------------------- */
 
-/* One descriptor at most; all others go at once. */
-static int
-take_fds(struct msghdr *head)
-{
-	int kept = -1;
-	for (struct cmsghdr *part = CMSG_FIRSTHDR(head); part; part = CMSG_NXTHDR(head, part)) {
-		if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS)
-			continue;
-		size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-		for (size_t i = 0; i < count; i++) {
-			int fd = -1;
-			memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(fd));
-			if (kept < 0)
-				kept = fd;
-			else
-				close(fd);
-		}
-	}
-	return kept;
-}
-
 /* 1; 0: none now; -1: no more come, or it is none. */
 static int
 receive(struct helper *helper, struct packet *ret_packet)
 {
-	union {
-		struct cmsghdr head;
-		char room[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct iovec part = {helper->message, sizeof(helper->message)};
-	struct msghdr head = {.msg_iov = &part,
-		.msg_iovlen = 1,
-		.msg_control = &control,
-		.msg_controllen = sizeof(control)};
-	ssize_t got;
-	do
-		got = recvmsg(helper->sock, &head, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-	while (got < 0 && errno == EINTR);
-	if (got < 0 && errno == EAGAIN)
+	int got = wire_receive(
+		helper->sock, helper->message, sizeof(helper->message), &ret_packet->with);
+	if (got == -EAGAIN)
 		return 0;
-	if (got <= 0) {
+	if (got == 0) {
 		end(helper, 0, "");
 		return -1;
 	}
 	ret_packet->bytes = (size_t)got;
-	ret_packet->fd = take_fds(&head);
-	ret_packet->fd_lost = (head.msg_flags & MSG_CTRUNC) != 0;
-	if (!(head.msg_flags & MSG_TRUNC))
+	if (ret_packet->bytes <= sizeof(helper->message) && !ret_packet->with.more)
 		return 1;
-	th_fd_close(&ret_packet->fd);
-	end(helper, 2, "a message is longer than any");
+	end(helper, 2, "a message is longer than any, or has two descriptors");
 	return -1;
 }
 
@@ -494,7 +499,7 @@ receive(struct helper *helper, struct packet *ret_packet)
 static bool
 is_whole(const struct helper *helper, uint32_t kind, const struct packet *packet)
 {
-	bool has_fd = packet->fd >= 0 || packet->fd_lost;
+	bool has_fd = packet->with.fd >= 0 || packet->with.lost;
 	switch (kind) {
 	case GPU_START:
 		return !helper->started && !has_fd && packet->bytes == sizeof(struct gpu_start);
@@ -522,17 +527,12 @@ take(struct helper *helper, struct packet *packet)
 		return;
 	}
 	const void *message = helper->message;
-	const struct gpu_area *area = message;
 	switch (kind) {
 	case GPU_START:
 		take_start(helper, message);
 		break;
 	case GPU_AREA:
-		if (area->area < GPU_AREAS_MAX &&
-			(area->bytes > 0) == (packet->fd >= 0 || packet->fd_lost))
-			areas_set(&helper->areas, area->area, area->bytes, th_fd_move(&packet->fd));
-		else
-			end(helper, 2, "an area that no agent sends");
+		take_area(helper, message, packet);
 		break;
 	case GPU_OPEN:
 		take_open(helper, message, packet);
@@ -549,11 +549,13 @@ static void
 take_some(struct helper *helper)
 {
 	for (int i = 0; i < MESSAGES_AT_ONCE && helper->end == GOES_ON; i++) {
-		struct packet packet = {.fd = -1};
-		if (receive(helper, &packet) <= 0)
+		struct packet packet;
+		int rc = receive(helper, &packet);
+		if (rc > 0)
+			take(helper, &packet);
+		th_fd_close(&packet.with.fd);
+		if (rc <= 0)
 			return;
-		take(helper, &packet);
-		th_fd_close(&packet.fd);
 	}
 }
 
@@ -583,19 +585,17 @@ static void
 step(struct helper *helper)
 {
 	bool full = helper->answers.waiting >= ANSWERS_MAX;
-	bool waiting = helper->answers.waiting > 0;
 	uint64_t count;
-	struct pollfd fds[2] = {
-		{.fd = helper->sock,
-			.events = (short)((full ? 0 : POLLIN) | (waiting ? POLLOUT : 0))},
+	struct pollfd fds[2] = {{.fd = helper->sock, .events = full ? 0 : POLLIN},
 		{.fd = helper->wake_fd, .events = POLLIN}};
-	if (poll(fds, 2, -1) < 0 && errno != EINTR)
+	int pause_ms = answers_wait(&helper->answers, &fds[0].events);
+	if (poll(fds, 2, pause_ms) < 0 && errno != EINTR)
 		end(helper, 1, "it cannot wait");
 	if (fds[1].revents & POLLIN && read(helper->wake_fd, &count, sizeof(count)) < 0)
 		return;
 	if (helper->started)
 		collect(helper);
-	if (fds[0].revents & POLLOUT)
+	if (fds[0].revents & POLLOUT || pause_ms >= 0)
 		answers_flush(&helper->answers);
 	if (fds[0].revents & POLLIN)
 		take_some(helper);
@@ -630,8 +630,10 @@ gpu_helper_main(int sock)
 	helper->end = GOES_ON;
 	helper->last_leave = &helper->leaves;
 	helper->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (helper->wake_fd < 0)
+	if (helper->wake_fd < 0) {
+		log_error("gpu", "the process of a GPU ends why='no eventfd: %s'", strerror(errno));
 		return 1;
+	}
 	answers_init(&helper->answers, sock, helper->wake_fd);
 	while (helper->end == GOES_ON)
 		step(helper);

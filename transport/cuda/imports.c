@@ -4,6 +4,7 @@
  */
 #include "transport/cuda/imports.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <uthash.h>
@@ -29,6 +30,7 @@ struct imports_entry {
 	bool left; /* nobody begins to use it any more */
 	struct chore chore;
 	/* The chore's, while it is done. */
+	bool own; /* of handle.bytes, and no worker's */
 	struct cuda_handle handle;
 	int fd; /* owns, until it is open */
 	struct cuda_import import;
@@ -100,8 +102,7 @@ drop(struct imports *imports, struct imports_entry *entry)
 
 /* ---- on the threads ------------------------------------------------------------------------- */
 
-/* Is it the memory that is bad, or has the driver ended? The default stream is not used in this
- * process: asking it waits for nothing. */
+/* Is it the memory that is bad, or has the driver ended? Asking a stream waits for nothing. */
 static bool
 is_lost(const struct cuda *cuda)
 {
@@ -109,17 +110,27 @@ is_lost(const struct cuda *cuda)
 	return result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
 }
 
+static int
+import(struct imports_entry *entry)
+{
+	struct imports *imports = entry->imports;
+	const struct cuda *cuda = imports->config.cuda;
+	struct imports_told *told = &entry->told;
+	if (entry->own)
+		return import_own(cuda, imports->config.device, entry->handle.bytes, &entry->import,
+			&told->fd, &told->err);
+	return import_new(cuda, imports->config.device, &imports->pools, &entry->handle, entry->fd,
+		&entry->import, &told->err);
+}
+
 static void
 open_entry(struct chore *chore)
 {
 	struct imports_entry *entry = chore->arg;
-	struct imports *imports = entry->imports;
-	const struct cuda *cuda = imports->config.cuda;
 	struct imports_told *told = &entry->told;
-	if (told->err.code == 0 &&
-		import_new(cuda, imports->config.device, &imports->pools, &entry->handle, entry->fd,
-			&entry->import, &told->err) < 0)
-		told->is_lost = is_lost(cuda);
+	int rc = told->err.code == 0 ? import(entry) : 0;
+	if (rc < 0)
+		told->is_lost = rc == -EIO || is_lost(entry->imports->config.cuda);
 	/* It comes from a stranger: to close it may take long, too. */
 	th_fd_close(&entry->fd);
 }
@@ -142,8 +153,6 @@ closed(struct chore *chore)
 	struct imports_entry *entry = chore->arg;
 	struct imports *imports = entry->imports;
 	const struct imports_told told = entry->told;
-	imports->open--;
-	imports->bytes -= entry->import.bytes;
 	drop(imports, entry);
 	imports->config.closed(imports->config.arg, &told);
 }
@@ -170,15 +179,27 @@ opened(struct chore *chore)
 	struct imports *imports = entry->imports;
 	const struct imports_told told = entry->told;
 	memset(&entry->told.err, 0, sizeof(entry->told.err));
+	entry->told.fd = -1;
 	entry->state = told.err.code == 0 ? OPEN : FAILED;
-	if (entry->state == OPEN) {
-		imports->open++;
-		imports->bytes += entry->import.bytes;
-	} else {
-		entry->left = true;
-	}
+	entry->left = entry->left || entry->state == FAILED;
 	imports->config.opened(imports->config.arg, &told);
 	settle(imports, entry);
+}
+
+static struct imports_entry *
+new_entry(struct imports *imports, uint64_t worker, uint64_t piece)
+{
+	bool full = HASH_COUNT(imports->entries) >= IMPORTS_MAX;
+	struct imports_entry *entry = add(imports, worker, piece);
+	entry->fd = -1;
+	entry->told = (struct imports_told){.worker = worker, .piece = piece, .fd = -1};
+	if (full)
+		th_fail(&entry->told.err, TH_E_LIMIT,
+			"the agent has %u pieces of GPU memory open on one GPU, the most that it "
+			"takes: let the allocator make larger ones",
+			IMPORTS_MAX);
+	entry->chore = (struct chore){.arg = entry, .work = open_entry, .over = opened};
+	return entry;
 }
 
 bool
@@ -189,20 +210,23 @@ imports_open(struct imports *imports, uint64_t worker, uint64_t piece,
 		th_fd_close(&fd);
 		return false;
 	}
-	bool full = HASH_COUNT(imports->entries) >= IMPORTS_MAX;
-	struct imports_entry *entry = add(imports, worker, piece);
+	struct imports_entry *entry = new_entry(imports, worker, piece);
 	entry->handle = *handle;
 	entry->fd = fd;
-	entry->told.worker = worker;
-	entry->told.piece = piece;
 	if (failed)
 		entry->told.err = *failed;
-	else if (full)
-		th_fail(&entry->told.err, TH_E_LIMIT,
-			"the agent has %u pieces of GPU memory open on one GPU, the most that it "
-			"takes: let the allocator make larger ones",
-			IMPORTS_MAX);
-	entry->chore = (struct chore){.arg = entry, .work = open_entry, .over = opened};
+	chores_add(imports->config.opening, &entry->chore);
+	return true;
+}
+
+bool
+imports_open_own(struct imports *imports, uint64_t worker, uint64_t piece, uint64_t bytes)
+{
+	if (find(imports, worker, piece))
+		return false;
+	struct imports_entry *entry = new_entry(imports, worker, piece);
+	entry->own = true;
+	entry->handle.bytes = bytes;
 	chores_add(imports->config.opening, &entry->chore);
 	return true;
 }

@@ -21,6 +21,7 @@
 
 struct imports_told { /* that a piece has been opened or closed */
 	uint64_t worker, piece;
+	int fd;            /* opened: the dma-buf of own memory, for who is told; else -1 */
 	struct th_err err; /* code 0: well */
 	bool is_lost;      /* not this memory's failure: the driver does not work any more */
 };
@@ -40,8 +41,6 @@ struct imports {
 	struct imports_entry *entries; /* own; uthash */
 	struct imports_owner *owners;  /* own; uthash */
 	struct import_pools pools;
-	uint64_t bytes; /* that are open */
-	unsigned open;  /* pieces that are */
 };
 
 void imports_init(struct imports *imports, const struct imports_config *config);
@@ -49,6 +48,8 @@ void imports_init(struct imports *imports, const struct imports_config *config);
 /* fd is taken. `failed` is NULL, or why it is not even tried. False: it is there already. */
 bool imports_open(struct imports *imports, uint64_t worker, uint64_t piece,
 	const struct cuda_handle *handle, int fd, const struct th_err *failed);
+/* The same of the process's own memory. */
+bool imports_open_own(struct imports *imports, uint64_t worker, uint64_t piece, uint64_t bytes);
 
 /* Until imports_release; NULL: it is not there, or its worker left. */
 struct imports_entry *imports_hold(struct imports *imports, uint64_t worker, uint64_t piece);

@@ -2,60 +2,28 @@
 /*
  * jobs - requests on their way through a GPU's process.
  *
- * A job is a request: said in as many runs as its ranges need, done when all of them are. What
- * takes several runs is hashed here, for a digest is of one run: a block where it lies, anything
- * else when it has been read into the scratch area, of which there is one. Jobs wait in a queue,
- * and whoever has been said as a whole waits among the active for its runs to be done.
+ * Jobs (job.h) wait in a queue, and whoever has been said as a whole waits among the active for its
+ * runs to be done. Of the scratch area, where digests are made that no process makes, there is one.
  *
  * When the process dies, whatever was said of a job is forgotten and it begins again, as a suspect
  * (gpus_own.h).
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
-#include "transport/cuda/gpus_own.h"
-#include "transport/digest.h"
+#include "transport/chunk.h"
+#include "transport/cuda/job.h"
+#include "transport/pages.h"
 
-/* Both full sides are a little more than a message takes. */
-#define COPY_RANGES_MAX (GPU_RANGES_MAX - 1)
-_Static_assert(sizeof(struct gpu_run) + 2 * COPY_RANGES_MAX * sizeof(struct gpu_range) <=
-		       GPU_MESSAGE_BYTES_MAX,
-	"a COPY fits");
 _Static_assert(GPU_RUNS_MAX == 256, "a slot is the low byte of a run's number");
-
-struct job {
-	TAILQ_ENTRY(job) entry;
-	struct job_list *list; /* that it is in */
-	struct gpu_request *request;
-	struct cut to, from;
-	uint64_t said;   /* bytes, of this pass */
-	uint32_t runs;   /* of these, under way */
-	bool begun;      /* something of it, or for it, was said to this process */
-	bool split;      /* it takes more than one run */
-	bool reads_back; /* second pass: into the scratch area */
-	int code;        /* it has failed with it */
-	struct th_hash digest;
-	char text[GPU_TEXT_BYTES];
-};
-
-static void
-rewind_job(struct job *job)
-{
-	const struct gpu_request *request = job->request;
-	job->to = (struct cut){.spans = request->to, .num_spans = request->num_to};
-	job->from = (struct cut){.spans = request->from, .num_spans = request->num_from};
-	job->said = 0;
-}
 
 static void
 move_to(struct job *job, struct job_list *list, bool first)
@@ -69,22 +37,12 @@ move_to(struct job *job, struct job_list *list, bool first)
 		TAILQ_INSERT_TAIL(list, job, entry);
 }
 
-void
-jobs_add(struct gpu *gpu, struct gpu_request *request)
-{
-	struct job *job = th_calloc(1, sizeof(*job));
-	job->request = request;
-	request->tries = 0;
-	rewind_job(job);
-	move_to(job, &gpu->queue, false);
-	gpu->num_jobs++;
-}
-
 /* It is the caller's again: nothing of it is under way. */
 static void
 tell(struct gpu *gpu, struct job *job)
 {
 	struct gpu_request *request = job->request;
+	struct gpus_host *host = request->host;
 	TH_ASSERT(job->runs == 0);
 	TAILQ_REMOVE(job->list, job, entry);
 	gpu->num_jobs--;
@@ -94,10 +52,10 @@ tell(struct gpu *gpu, struct job *job)
 		gpu->scratch_user = NULL;
 	request->next = NULL;
 	request->code = job->code;
-	request->digest = job->digest;
 	memcpy(request->text, job->text, sizeof(request->text));
 	free(job);
 	request->done(request);
+	gpus_host_release(host);
 }
 
 static void
@@ -107,6 +65,30 @@ fail(struct job *job, int code, const char *text)
 		return;
 	job->code = code;
 	snprintf(job->text, sizeof(job->text), "%s", text);
+}
+
+static bool
+is_nowhere(const struct gpu_request *request, char *text)
+{
+	return (request->num_to > 0 && space_is_nowhere(request->to->space, text)) ||
+	       (request->num_from > 0 && space_is_nowhere(request->from->space, text));
+}
+
+/* What is nowhere starts no process: it would be another GPU's, or would have nothing to do. */
+void
+jobs_add(struct gpu *gpu, struct gpu_request *request)
+{
+	char text[GPU_TEXT_BYTES];
+	struct job *job = th_calloc(1, sizeof(*job));
+	job->request = request;
+	request->tries = 0;
+	job_begin(job);
+	move_to(job, &gpu->queue, false);
+	gpu->num_jobs++;
+	if (!is_nowhere(request, text))
+		return;
+	fail(job, TH_E_MEMORY_KIND, text);
+	tell(gpu, job);
 }
 
 /* Memory of another GPU may be reached by that GPU's process. */
@@ -123,68 +105,43 @@ code_of(const struct gpu *gpu, const struct job *job)
 	return request->num_from > 0 ? code_for(gpu, request->from[0].space) : TH_E_STALE_MEMORY;
 }
 
-/* ---- areas --------------------------------------------------------------------------------- */
+/* ---- bytes on the host --------------------------------------------------------------------- */
 
 static int
 make_scratch(struct gpu *gpu)
 {
-	void *memory;
-	gpu->scratch_fd = memfd_create("thagentd-gpu-scratch", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (gpu->scratch_fd < 0 || ftruncate(gpu->scratch_fd, CHUNK_BYTES_MAX) < 0 ||
-		fcntl(gpu->scratch_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
-		goto out_failed;
-	memory = mmap(NULL, CHUNK_BYTES_MAX, PROT_READ, MAP_SHARED, gpu->scratch_fd, 0);
-	if (memory == MAP_FAILED)
-		goto out_failed;
-	gpu->scratch = memory;
-	return 0;
-out_failed:
-	th_fd_close(&gpu->scratch_fd);
-	return -ENOMEM;
+	int rc = pages_map_file(
+		"thagentd-gpu-scratch", CHUNK_BYTES_MAX, &gpu->scratch_fd, &gpu->scratch);
+	if (rc == 0)
+		gpu->scratch_host =
+			host_make(gpu->scratch_fd, gpu->scratch, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX);
+	return rc;
 }
 
-/* 0: the process knows it, or will before what is said next. */
-static int
-need_area(struct gpu *gpu, uint32_t area)
+/* What the next run of a READ or WRITE reads or writes there. */
+static struct gpus_host *
+host_of(const struct gpu *gpu, const struct job *job, uint64_t *ret_at)
 {
-	struct gpu_area message = {.kind = GPU_AREA, .area = area, .bytes = CHUNK_BYTES_MAX};
-	int fd = gpu->scratch_fd;
-	if (gpu->area_said_ns[area] != 0)
-		return 0;
-	if (area != GPUS_SCRATCH)
-		fd = blocks_fd(gpu->gpus->blocks, area, &message.bytes);
-	int rc = process_say(&gpu->process, &message, sizeof(message), fd);
-	if (!gpu_said(gpu, rc))
-		return -EAGAIN;
-	gpu->area_said_ns[area] = th_now_ns();
-	gpu->num_areas_owed++;
-	return 0;
+	const struct gpu_request *request = job->request;
+	struct gpus_host *host = request->host ? request->host : blocks_host(gpu->gpus->blocks);
+	*ret_at = job->said;
+	if (job->reads_back)
+		return gpu->scratch_host;
+	uint64_t at = (uint64_t)(request->data - host->data);
+	TH_ASSERT(th_range_fits(at, request->bytes, host->bytes));
+	*ret_at += at;
+	return host;
 }
 
-void
-jobs_hear_area(struct gpu *gpu, const struct gpu_area_is *area)
+static bool
+uses_host(const struct job *job)
 {
-	if (area->area >= GPU_AREAS_MAX || gpu->area_said_ns[area->area] <= 0) {
-		gpu_kill(gpu, "it pinned what it was not asked to pin");
-		return;
-	}
-	gpu->area_said_ns[area->area] = -1;
-	gpu->num_areas_owed--;
-	if (area->code < 0)
-		gpu_kill(gpu, "it did not map the agent's memory: %s", area->text);
-	else if (!area->pinned)
-		log_info("gpu", "memory is not pinned, so copies are slower: %s", area->text);
+	return job->reads_back || job->request->op == GPU_READ || job->request->op == GPU_WRITE;
 }
 
 /* ---- saying -------------------------------------------------------------------------------- */
 
 enum said { SAID, SAID_ALL, SAID_LATER, SAID_NO_SCRATCH };
-
-struct sides {
-	struct cut_ranges to, from;
-	struct cut cut_to, cut_from; /* behind them */
-	uint64_t bytes;
-};
 
 static int
 need_pieces(struct gpu *gpu, struct job *job, struct cut_ranges *ranges)
@@ -202,45 +159,6 @@ need_pieces(struct gpu *gpu, struct job *job, struct cut_ranges *ranges)
 		}
 	}
 	return 0;
-}
-
-/* Of what is left, as much as one message takes, and as much on both sides. */
-static int
-cut_sides(struct job *job, uint64_t left, struct sides *sides)
-{
-	bool has_to = job->request->num_to > 0 && !job->reads_back;
-	bool has_from = job->request->num_from > 0 && !job->reads_back;
-	uint32_t max = has_to && has_from ? COPY_RANGES_MAX : GPU_RANGES_MAX;
-	char text[GPU_TEXT_BYTES] = "";
-	int rc = 0;
-	sides->to.count = sides->from.count = 0;
-	sides->cut_to = job->to;
-	sides->cut_from = job->from;
-	sides->bytes = left;
-	if (job->reads_back) {
-		/* What was written, or what is to be hashed. */
-		bool written = job->request->num_to > 0;
-		rc = cut_next(
-			written ? &sides->cut_to : &sides->cut_from, max, left, &sides->from, text);
-		sides->bytes = sides->from.bytes;
-	}
-	if (rc == 0 && has_to) {
-		rc = cut_next(&sides->cut_to, max, sides->bytes, &sides->to, text);
-		sides->bytes = sides->to.bytes;
-	}
-	if (rc == 0 && has_from) {
-		rc = cut_next(&sides->cut_from, max, sides->bytes, &sides->from, text);
-		sides->bytes = sides->from.bytes;
-	}
-	if (rc == 0 && has_to && has_from && sides->bytes < sides->to.bytes) {
-		cut_drop(&sides->to);
-		sides->cut_to = job->to;
-		rc = cut_next(&sides->cut_to, max, sides->bytes, &sides->to, text);
-	}
-	TH_ASSERT(rc < 0 || sides->bytes > 0);
-	if (rc < 0)
-		fail(job, rc, text);
-	return rc;
 }
 
 static int
@@ -263,9 +181,12 @@ say_run(struct gpu *gpu, struct job *job, const struct gpu_run *head, const stru
 	*said = (struct gpu_run_slot){.number = run.run,
 		.job = job,
 		.said_ns = th_now_ns(),
-		.bytes = run.bytes,
+		.bytes = sides->bytes,
+		.chunk = job->chunk,
+		.num_digests = run.hashes ? run.num_chunks : 0,
 		.counts_as_hash = job->reads_back,
 		.op = (enum gpu_run_op)run.op};
+	said->since_ns = said->said_ns;
 	TAILQ_INSERT_TAIL(&gpu->runs, said, entry);
 	job->runs++;
 	return 0;
@@ -275,18 +196,22 @@ say_run(struct gpu *gpu, struct job *job, const struct gpu_run *head, const stru
 static int
 place(struct gpu *gpu, struct job *job, struct gpu_run *run)
 {
-	const struct gpu_request *request = job->request;
-	if (run->op != GPU_READ && run->op != GPU_WRITE)
+	uint64_t at;
+	if (!uses_host(job))
 		return 0;
-	if (job->reads_back) {
-		run->area = GPUS_SCRATCH;
-		run->area_at = job->said;
-	} else {
-		blocks_where(gpu->gpus->blocks, request->data, request->bytes, &run->area,
-			&run->area_at);
-		run->area_at += job->said;
-	}
-	return need_area(gpu, run->area);
+	struct gpus_host *host = host_of(gpu, job, &at);
+	return pins_need(gpu, host, at, run);
+}
+
+/* One run takes no more: it does not cross from one slice of the host's memory to the next. */
+static uint64_t
+room_for(const struct gpu *gpu, const struct job *job)
+{
+	uint64_t at;
+	if (!uses_host(job))
+		return UINT64_MAX;
+	const struct gpus_host *host = host_of(gpu, job, &at);
+	return pins_room(host, at);
 }
 
 static bool
@@ -296,57 +221,36 @@ take_scratch(struct gpu *gpu, struct job *job)
 		return false;
 	gpu->scratch_user = job;
 	if (!gpu->scratch && make_scratch(gpu) < 0)
-		fail(job, TH_E_STALE_MEMORY, "the agent has no memory to hash GPU memory in");
+		fail(job, TH_E_MEMORY_KIND, "the agent has no memory to hash GPU memory in");
 	return true;
 }
 
-static void
-read_back(struct job *job)
-{
-	rewind_job(job);
-	job->reads_back = true;
-}
-
-static bool
-wants_digest(const struct gpu_request *request)
-{
-	return request->op == GPU_HASH || request->hashes;
-}
-
-/* The next run of a job that has some left. */
+/* The next run of a job. What the CPU hashes goes chunk by chunk, so that copies go on beside. */
 static enum said
 say_sides(struct gpu *gpu, struct job *job)
 {
 	struct sides *sides = gpu->sides;
-	const struct gpu_request *request = job->request;
-	uint64_t left = request->bytes - job->said;
-	if (cut_sides(job, left, sides) < 0)
-		return SAID_ALL;
-	bool whole = sides->bytes == request->bytes;
-	if (request->op == GPU_HASH && !whole && !job->reads_back) {
-		read_back(job);
-		return SAID;
-	}
-	struct gpu_run run = {.kind = GPU_RUN,
-		.op = job->reads_back ? GPU_READ : request->op,
-		.hashes = wants_digest(request) && whole && !job->reads_back,
-		.bytes = sides->bytes,
-		.num_to = sides->to.count,
-		.num_from = sides->from.count};
+	struct gpu_run run;
+	char text[GPU_TEXT_BYTES] = "";
+	bool one = job_wants_digest(job) && !gpu->status.hashes_on_gpu;
+	const struct job_room room = {
+		.chunks = one ? 1 : GPU_RUN_CHUNKS_MAX, .bytes = room_for(gpu, job)};
+	int rc = job_cut(job, &room, sides, &run, text);
+	if (rc < 0)
+		fail(job, rc, text);
+	if (rc != 0)
+		return rc < 0 ? SAID_ALL : SAID;
 	job->begun = true;
 	if (place(gpu, job, &run) < 0)
 		return SAID_LATER;
-	int rc = need_pieces(gpu, job, &sides->to);
+	rc = need_pieces(gpu, job, &sides->to);
 	if (rc == 0)
 		rc = need_pieces(gpu, job, &sides->from);
 	if (rc == 0)
 		rc = say_run(gpu, job, &run, sides);
 	if (rc < 0)
 		return job->code < 0 ? SAID_ALL : SAID_LATER;
-	job->to = sides->cut_to;
-	job->from = sides->cut_from;
-	job->said += sides->bytes;
-	job->split |= !whole;
+	job_said(job, &run, sides->bytes);
 	return SAID;
 }
 
@@ -355,13 +259,12 @@ say_next(struct gpu *gpu, struct job *job)
 {
 	if (job->reads_back && !take_scratch(gpu, job))
 		return SAID_NO_SCRATCH;
-	if (job->code < 0 || job->said == job->request->bytes)
+	if (job->code < 0 || job->chunk == job->end)
 		return SAID_ALL;
 	if (gpu->num_free_slots == 0)
 		return SAID_LATER;
 	enum said said = say_sides(gpu, job);
-	cut_drop(&gpu->sides->to);
-	cut_drop(&gpu->sides->from);
+	sides_drop(gpu->sides);
 	return said;
 }
 
@@ -369,18 +272,13 @@ say_next(struct gpu *gpu, struct job *job)
 static void
 settle(struct gpu *gpu, struct job *job)
 {
-	struct gpu_request *request = job->request;
-	if (job->code == 0 && job->reads_back) {
-		job->digest = digest_of(gpu->scratch, request->bytes);
-	} else if (job->code == 0 && job->split && wants_digest(request)) {
-		if (request->op == GPU_COPY) {
-			read_back(job);
-			move_to(job, &gpu->queue, true);
-			return;
-		}
-		job->digest = digest_of(request->data, request->bytes);
+	if (job->code == 0 && job_settle(job, gpu->scratch)) {
+		if (gpu->scratch_user == job)
+			gpu->scratch_user = NULL;
+		move_to(job, &gpu->queue, true);
+	} else {
+		tell(gpu, job);
 	}
-	tell(gpu, job);
 }
 
 /* True: it is on its way as a whole, or was told. go_on: others may be said. */
@@ -441,7 +339,7 @@ say_suspect(struct gpu *gpu)
 void
 jobs_say(struct gpu *gpu)
 {
-	if (!opens_say_leaving(gpu))
+	if (!opens_say_leaving(gpu) || !pins_say(gpu))
 		return;
 	while (any_suspect(gpu)) {
 		if (!say_suspect(gpu))
@@ -490,19 +388,20 @@ count(struct gpu *gpu, const struct gpu_run_slot *run)
 }
 
 static void
-take_result(struct gpu *gpu, struct job *job, const struct gpu_done *done)
+take_result(struct gpu *gpu, const struct gpu_run_slot *run, const struct gpu_done *done)
 {
+	struct job *job = run->job;
 	switch (done->code) {
 	case 0:
-		job->digest = wants_digest(job->request) ? done->digest : job->digest;
+		for (uint32_t i = 0; i < run->num_digests; i++)
+			*job_digest(job, run->chunk + i) = done->digests[i];
+		if (run->num_digests > 0 && done->text[0])
+			gpu_hashed_by_cpu(gpu, done->text);
 		gpu_goes(gpu);
 		break;
 	case TH_E_STALE_MEMORY:
 	case TH_E_PROTOCOL:
 		fail_for(gpu, job, done->text);
-		break;
-	case TH_E_MEMORY_KIND:
-		fail(job, code_of(gpu, job), done->text);
 		break;
 	case -EIO: /* maybe for all others, too: they begin again in the next process */
 		gpu_kill(gpu, "the driver failed: %s", done->text);
@@ -522,7 +421,7 @@ jobs_hear_done(struct gpu *gpu, const struct gpu_done *done)
 		gpu_kill(gpu, "it did what it was not asked to do");
 		return;
 	}
-	take_result(gpu, job, done);
+	take_result(gpu, run, done);
 	if (gpu->life != LIFE_UP)
 		return;
 	if (done->code == 0)
@@ -536,6 +435,19 @@ jobs_hear_done(struct gpu *gpu, const struct gpu_done *done)
 		settle(gpu, job);
 }
 
+/* What was said behind it may have waited for it. */
+void
+jobs_hear_turn(struct gpu *gpu, int64_t said_ns)
+{
+	struct gpu_run_slot *run;
+	TAILQ_FOREACH_REVERSE(run, &gpu->runs, run_list, entry)
+	{
+		if (run->said_ns < said_ns)
+			break;
+		run->since_ns = gpu->opened_ns;
+	}
+}
+
 /* ---- the end of a life --------------------------------------------------------------------- */
 
 static void
@@ -547,8 +459,6 @@ forget_runs(struct gpu *gpu)
 		gpu->free_slots[i] = (uint8_t)i;
 		gpu->slots[i].job = NULL;
 	}
-	memset(gpu->area_said_ns, 0, sizeof(gpu->area_said_ns));
-	gpu->num_areas_owed = 0;
 	gpu->scratch_user = NULL;
 }
 
@@ -566,8 +476,8 @@ begin_again(struct gpu *gpu, struct job *job, bool was_alone, const char *why)
 		tell(gpu, job);
 		return;
 	}
-	job->begun = job->split = job->reads_back = false;
-	rewind_job(job);
+	job->begun = false;
+	job_begin(job);
 	move_to(job, &gpu->suspects, was_alone);
 }
 
@@ -600,7 +510,7 @@ fail_list(struct gpu *gpu, struct job_list *list, const char *why)
 {
 	struct job *job;
 	while ((job = TAILQ_FIRST(list))) {
-		fail(job, TH_E_STALE_MEMORY, why);
+		fail(job, TH_E_MEMORY_KIND, why);
 		tell(gpu, job);
 	}
 }
@@ -612,19 +522,22 @@ jobs_fail(struct gpu *gpu, const char *why)
 	fail_list(gpu, &gpu->queue, why);
 }
 
+/* jobs_say tells them. */
+void
+jobs_refuse(struct gpu *gpu, const char *why)
+{
+	struct job *job;
+	TAILQ_FOREACH(job, &gpu->suspects, entry)
+	fail(job, TH_E_MEMORY_KIND, why);
+	TAILQ_FOREACH(job, &gpu->queue, entry)
+	fail(job, TH_E_MEMORY_KIND, why);
+}
+
 int64_t
 jobs_deadline(const struct gpu *gpu)
 {
-	int64_t hang_ns = gpu->gpus->config.hang_ns, until_ns = INT64_MAX;
 	const struct gpu_run_slot *run = TAILQ_FIRST(&gpu->runs);
-	if (run)
-		until_ns = th_deadline_ns(run->said_ns, hang_ns);
-	for (uint32_t i = 0; gpu->num_areas_owed > 0 && i < GPU_AREAS_MAX; i++) {
-		if (gpu->area_said_ns[i] > 0)
-			until_ns =
-				th_min_i64(until_ns, th_deadline_ns(gpu->area_said_ns[i], hang_ns));
-	}
-	return until_ns;
+	return run ? th_deadline_ns(run->since_ns, gpu->gpus->config.hang_ns) : INT64_MAX;
 }
 
 void
@@ -642,6 +555,7 @@ void
 jobs_end(struct gpu *gpu)
 {
 	TH_ASSERT(gpu->num_jobs == 0);
+	host_free(gpu->scratch_host);
 	if (gpu->scratch)
 		(void)munmap(gpu->scratch, CHUNK_BYTES_MAX);
 	th_fd_close(&gpu->scratch_fd);

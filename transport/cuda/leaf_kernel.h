@@ -4,8 +4,8 @@
  *
  * This is the one source of what leaf_kernel.ptx does, and of what the driver for tests does on a
  * CPU. Who includes it has defined GPU_CODE and GPU_TABLE (how functions and constants are
- * declared) and GPU_UNROLL (how often a loop is unrolled), and defines the five functions that
- * touch GPU memory. It uses no more than C and C++ have in common.
+ * declared) and GPU_UNROLL (how often a loop is unrolled), and defines the functions that touch GPU
+ * memory (kernel_memory.h). It uses no more than C and C++ have in common.
  *
  * A leaf has a thread block of its own, which takes five steps with a barrier behind each:
  *
@@ -48,6 +48,9 @@
 
 #include <stdint.h>
 
+#include "transport/cuda/kernel_memory.h"
+#include "transport/cuda/leaf_task.h"
+
 #define KERNEL_LEAF_BYTES 65536u
 #define KERNEL_BLOCK_BYTES 1024u
 #define KERNEL_BLOCKS 64u
@@ -57,17 +60,6 @@
 #define KERNEL_PRIME32_1 0x9e3779b1u
 #define KERNEL_PRIME64_1 0x9e3779b185ebca87ull
 #define KERNEL_AVALANCHE 0x165667919e3779f9ull
-
-struct pair { /* 16 bytes: two words that XXH3 swaps with each other */
-	uint64_t low, high;
-};
-
-/* Of 16 bytes at a multiple of 16; of a byte. */
-GPU_CODE struct pair gpu_load(uint64_t address);
-GPU_CODE uint8_t gpu_load_byte(uint64_t address);
-GPU_CODE void gpu_store(uint64_t address, uint64_t value);
-GPU_CODE void gpu_store_pair(uint64_t address, struct pair value);
-GPU_CODE void gpu_store_byte(uint64_t address, uint8_t value);
 
 struct leaf { /* one leaf's task, as it is in registers */
 	uint64_t address, copy;
@@ -112,21 +104,6 @@ leaf_start(uint32_t i)
 
 /* ---- loads ---------------------------------------------------------------------------------- */
 
-/* 16 bytes from anywhere. Both loads have bytes of ours in them; of aligned ones they are one. */
-GPU_CODE struct pair
-leaf_load_any(uint64_t address)
-{
-	uint32_t shift = (uint32_t)address & 15u, bits = 8u * (shift & 7u);
-	struct pair first = gpu_load(address - shift), out;
-	struct pair second = gpu_load(address - shift + (shift ? 16u : 0u));
-	uint64_t low = shift < 8 ? first.low : first.high;
-	uint64_t middle = shift < 8 ? first.high : second.low;
-	uint64_t high = shift < 8 ? second.low : second.high;
-	out.low = bits == 0 ? low : low >> bits | middle << (64 - bits);
-	out.high = bits == 0 ? middle : middle >> bits | high << (64 - bits);
-	return out;
-}
-
 struct piece { /* leaf_piece in registers */
 	uint64_t address;
 	uint32_t start, bytes;
@@ -163,7 +140,7 @@ leaf_gather(const struct leaf *leaf, const struct leaf_shared *shared, uint32_t 
 	uint32_t number = leaf_piece_with(leaf, shared, at);
 	struct piece piece = leaf_piece_at(shared, number);
 	if (at - piece.start + 16 <= piece.bytes)
-		return leaf_load_any(piece.address + (at - piece.start));
+		return gpu_load_any(piece.address + (at - piece.start));
 	GPU_UNROLL(1)
 	for (uint32_t i = 0; i < 16; i++) {
 		if (at + i - piece.start == piece.bytes)
@@ -180,7 +157,7 @@ leaf_gather(const struct leaf *leaf, const struct leaf_shared *shared, uint32_t 
 GPU_CODE struct pair
 leaf_load(const struct leaf *leaf, const struct leaf_shared *shared, uint32_t at)
 {
-	return leaf->pieces == 1 ? leaf_load_any(leaf->address + at)
+	return leaf->pieces == 1 ? gpu_load_any(leaf->address + at)
 				 : leaf_gather(leaf, shared, at);
 }
 
@@ -275,7 +252,7 @@ leaf_sum_piece(const struct leaf *leaf, struct leaf_shared *shared, uint32_t blo
 		struct pair data[4];
 		GPU_UNROLL(4)
 		for (uint32_t i = 0; i < 4; i++)
-			data[i] = leaf_load_any(from + (stripe + 2 * i) * KERNEL_STRIPE_BYTES);
+			data[i] = gpu_load_any(from + (stripe + 2 * i) * KERNEL_STRIPE_BYTES);
 		GPU_UNROLL(4)
 		for (uint32_t i = 0; i < 4; i++) {
 			uint32_t key = stripe + 2 * i + place.lane;
@@ -285,7 +262,7 @@ leaf_sum_piece(const struct leaf *leaf, struct leaf_shared *shared, uint32_t blo
 	GPU_UNROLL(1)
 	for (; stripe < stripes; stripe += 2) {
 		uint32_t key = stripe + place.lane;
-		leaf_add(&sums, leaf_load_any(from + stripe * KERNEL_STRIPE_BYTES),
+		leaf_add(&sums, gpu_load_any(from + stripe * KERNEL_STRIPE_BYTES),
 			shared->key[key], shared->key[key + 1]);
 	}
 	leaf_keep(shared, block, place, sums);

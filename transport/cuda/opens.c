@@ -18,6 +18,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "transport/cuda/gpus_own.h"
 
@@ -30,8 +31,9 @@ struct opened_key {
 struct opened {
 	struct opened_key key;
 	bool opening, open, leaving; /* neither of the first two: it failed, and text says why */
-	struct gpu_piece *piece;     /* owns a reference; NULL: leaving */
+	struct gpu_piece *piece;     /* owns a reference, until the process has let go of it */
 	bool home;                   /* of this GPU */
+	bool own;                    /* of the process */
 	uint64_t bytes;
 	int64_t said_ns;
 	char *text;                /* owns */
@@ -75,7 +77,19 @@ not_open(struct gpu *gpu, struct opened *opened)
 		return;
 	gpu->num_open--;
 	gpu->open_bytes -= opened->bytes;
+	gpu->num_open_own -= opened->own;
+	gpu->open_own_bytes -= opened->own ? opened->bytes : 0;
 	opened->open = false;
+}
+
+static void
+now_open(struct gpu *gpu, struct opened *opened)
+{
+	gpu->num_open++;
+	gpu->open_bytes += opened->bytes;
+	gpu->num_open_own += opened->own;
+	gpu->open_own_bytes += opened->own ? opened->bytes : 0;
+	opened->open = true;
 }
 
 static void
@@ -106,9 +120,20 @@ static void
 poison_text(const struct gpu_space *space, char *text)
 {
 	snprintf(text, GPU_TEXT_BYTES,
-		"the process of the GPU ended %u times when it opened memory of %s: register it "
-		"again, as memory of another kind",
-		GPUS_TRIES, space->label);
+		"the process of the GPU ended %u times when it opened memory of %s", GPUS_TRIES,
+		space->label);
+}
+
+/* It is not opened any more, because of text. */
+static bool
+is_given_up(struct gpu_piece *piece, struct gpu_space *space, char *text)
+{
+	if (space_is_nowhere(space, text))
+		return true;
+	if (!is_poisoned(piece, space))
+		return false;
+	poison_text(space, text);
+	return true;
 }
 
 /* ---- what is wanted ------------------------------------------------------------------------ */
@@ -121,8 +146,7 @@ opens_queue(struct gpu *gpu, struct gpu_piece *piece)
 		piece_release(piece);
 		return;
 	}
-	if (is_poisoned(piece, piece->space)) {
-		poison_text(piece->space, text);
+	if (is_given_up(piece, piece->space, text)) {
 		space_known(piece, TH_E_MEMORY_KIND, text);
 		piece_release(piece);
 		return;
@@ -213,10 +237,11 @@ static int
 say_open(struct gpu *gpu, struct gpu_space *space, struct gpu_piece *piece)
 {
 	struct gpu_open message = {.kind = GPU_OPEN,
+		.own = piece->own,
 		.worker = piece->worker,
 		.piece = piece->number,
 		.handle = piece->handle};
-	int rc = process_say(&gpu->process, &message, sizeof(message), piece->fd);
+	int rc = process_say(&gpu->process, &message, sizeof(message), piece->own ? -1 : piece->fd);
 	if (!gpu_said(gpu, rc))
 		return -EAGAIN;
 	__atomic_fetch_or(&space->opened_on, UINT32_C(1) << gpu->index, __ATOMIC_RELAXED);
@@ -225,6 +250,7 @@ say_open(struct gpu *gpu, struct gpu_space *space, struct gpu_piece *piece)
 		opened = th_calloc(1, sizeof(*opened));
 		opened->key = (struct opened_key){piece->worker, piece->number};
 		opened->home = space->home == gpu;
+		opened->own = piece->own;
 		opened->bytes = piece->bytes;
 		opened->piece = piece;
 		__atomic_fetch_add(&piece->refs, 1, __ATOMIC_RELAXED);
@@ -241,18 +267,23 @@ int
 opens_need(struct gpu *gpu, struct gpu_space *space, struct gpu_piece *piece, char *text)
 {
 	const struct opened *opened = find(gpu, piece->worker, piece->number);
-	if (opened && opened->leaving) {
+	if (opened && (opened->open || opened->opening))
+		return 0;
+	if (__atomic_load_n(&piece->lost, __ATOMIC_RELAXED)) {
+		snprintf(text, GPU_TEXT_BYTES, "%s was lost with the process of the GPU",
+			space->label);
+		return TH_E_STALE_MEMORY;
+	}
+	if (is_given_up(piece, space, text))
+		return TH_E_STALE_MEMORY;
+	if (gpu->num_opening >= GPUS_OPENS_MAX)
+		return -EAGAIN;
+	/* Before the look: who forgets it from now on tells this GPU, too. */
+	__atomic_fetch_or(&space->opened_on, UINT32_C(1) << gpu->index, __ATOMIC_RELAXED);
+	if (!space_keeps(space, piece)) {
 		snprintf(text, GPU_TEXT_BYTES, "GPU memory of %s has been given up", space->label);
 		return TH_E_STALE_MEMORY;
 	}
-	if (opened && (opened->open || opened->opening))
-		return 0;
-	if (is_poisoned(piece, space)) {
-		poison_text(space, text);
-		return TH_E_STALE_MEMORY;
-	}
-	if (gpu->num_opening >= GPUS_OPENS_MAX)
-		return -EAGAIN;
 	return say_open(gpu, space, piece);
 }
 
@@ -299,74 +330,147 @@ opens_say_suspect(struct gpu *gpu)
 	return true;
 }
 
-void
-opens_hear_opened(struct gpu *gpu, const struct gpu_opened *message)
+/* A NIC would be told more than there is. */
+static bool
+is_short(int fd, uint64_t bytes)
 {
-	struct opened *opened = find(gpu, message->worker, message->piece);
-	if (!opened || !opened->opening) {
+	uint64_t has = 0;
+	return th_fd_bytes(fd, &has) < 0 || has < bytes;
+}
+
+bool
+opens_hear_turn(struct gpu *gpu, int64_t said_ns)
+{
+	const struct opened *first = TAILQ_FIRST(&gpu->opening);
+	struct gpu_leaving *leaving = gpu->leavings;
+	if ((first && first->said_ns < said_ns) || pins_opening_ns(gpu) < said_ns) {
+		gpu_kill(gpu, "it opened something before what was to be opened first");
+		return false;
+	}
+	gpu->opened_ns = th_now_ns();
+	gpu->refused_ns = 0; /* some of it gets through */
+	if (leaving && said_ns <= leaving->queued_ns)
+		leaving->since_ns = gpu->opened_ns;
+	jobs_hear_turn(gpu, said_ns);
+	return true;
+}
+
+/* Whether it may say so. */
+static bool
+is_answer(struct gpu *gpu, const struct opened *opened, const struct gpu_opened *message,
+	const struct wire_fd *with)
+{
+	bool has_fd = with->fd >= 0 || with->lost;
+	if (!opened || !opened->opening)
 		gpu_kill(gpu, "it opened what it was not asked to open");
-		return;
-	}
-	if (message->code == -EIO) { /* it may be the piece: it is one of the suspects now */
+	else if (has_fd != (opened->own && message->code >= 0))
+		gpu_kill(gpu, "it opened memory %s a descriptor", has_fd ? "with" : "without");
+	else if (with->fd >= 0 && is_short(with->fd, opened->bytes))
+		gpu_kill(gpu, "it opened memory with the descriptor of other memory");
+	else if (message->code == -EIO) /* it may be the piece: it is one of the suspects now */
 		gpu_kill(gpu, "the driver failed: %s", message->text);
-		return;
-	}
-	not_opening(gpu, opened);
-	if (gpu->num_jobs == 0) /* else it is nothing yet that pieces can be opened */
-		gpu_goes(gpu);
-	free(opened->text);
-	opened->text = NULL;
-	if (opened->leaving)
-		return;
-	if (message->code < 0) {
-		opened->text = th_strdup(message->text);
-	} else {
-		opened->open = true;
-		gpu->num_open++;
-		gpu->open_bytes += opened->bytes;
-	}
+	else
+		return opens_hear_turn(gpu, opened->said_ns);
+	return false;
+}
+
+/* Not of one that is leaving. why: empty, or it is not open. */
+static void
+know(struct gpu *gpu, struct opened *opened, const char *why)
+{
+	struct gpu_piece *piece = opened->piece;
+	if (why[0])
+		opened->text = th_strdup(why);
+	else
+		now_open(gpu, opened);
 	if (!opened->home)
 		return;
-	if (opened->piece->queued) {
-		unqueue(gpu, opened->piece);
-		piece_release(opened->piece);
+	if (piece->queued) {
+		unqueue(gpu, piece);
+		piece_release(piece);
 	}
-	opened->piece->tries = 0;
+	piece->tries = 0;
+	if (why[0])
+		log_info("gpu", "a piece of GPU memory was not opened: %s", why);
+	space_known(piece, why[0] ? TH_E_MEMORY_KIND : 0, why);
+}
+
+/* The process has it and nobody its dma-buf: it cannot be asked for once more before it has been
+ * given back. */
+static void
+lose(struct gpu *gpu, struct opened *opened)
+{
+	__atomic_store_n(&opened->piece->lost, true, __ATOMIC_RELAXED);
+	know(gpu, opened,
+		"the agent has no room for another descriptor: raise its limit (LimitNOFILE=)");
+}
+
+void
+opens_hear_opened(struct gpu *gpu, const struct gpu_opened *message, const struct wire_fd *with)
+{
+	struct opened *opened = find(gpu, message->worker, message->piece);
+	bool is_right = is_answer(gpu, opened, message, with);
+	if (is_right) {
+		not_opening(gpu, opened);
+		if (gpu->num_jobs == 0) /* else it is nothing yet that pieces can be opened */
+			gpu_goes(gpu);
+		free(opened->text);
+		opened->text = NULL;
+	}
+	if (!is_right || opened->leaving) {
+		if (with->fd >= 0)
+			gpu->gpus->config.close_fd(with->fd, NULL, NULL);
+		return;
+	}
+	if (opened->own)
+		opened->piece->fd = with->fd;
 	if (message->code < 0)
-		log_info("gpu", "a piece of GPU memory was not opened: %s", message->text);
-	space_known(opened->piece, message->code < 0 ? TH_E_MEMORY_KIND : 0, message->text);
+		know(gpu, opened, message->text[0] ? message->text : "it does not say why");
+	else if (with->lost)
+		lose(gpu, opened);
+	else
+		know(gpu, opened, "");
 }
 
 /* ---- closing ------------------------------------------------------------------------------- */
 
-static bool
-mark(struct opened *opened, uint64_t worker)
+/* How many pieces leave; with the whole worker those that its LEAVEs have not closed, too. */
+static uint32_t
+mark(struct gpu *gpu, struct gpu_leaving *leaving)
 {
-	if (opened->key.worker != worker || opened->leaving)
-		return false;
-	opened->leaving = true;
-	piece_release(opened->piece);
-	opened->piece = NULL;
-	return true;
+	struct opened *opened, *next;
+	uint32_t count = 0;
+	if (leaving->piece != GPUS_ALL_PIECES) {
+		opened = find(gpu, leaving->worker, leaving->piece);
+		count = opened && !opened->leaving;
+		if (count > 0)
+			opened->leaving = true;
+		return count;
+	}
+	HASH_ITER(hh, gpu->opened, opened, next)
+	{
+		if (opened->key.worker != leaving->worker)
+			continue;
+		opened->leaving = true;
+		leaving->of_worker = !opened->own;
+		count++;
+	}
+	return count;
 }
 
 void
 opens_leave(struct gpu *gpu, uint64_t worker, uint64_t piece)
 {
-	struct opened *opened, *next;
-	uint32_t count = 0;
-	if (piece != GPUS_ALL_PIECES) {
-		opened = find(gpu, worker, piece);
-		count = opened && mark(opened, worker);
-	} else {
-		HASH_ITER(hh, gpu->opened, opened, next)
-		count += mark(opened, worker);
-	}
-	if (count == 0)
+	int64_t now_ns = th_now_ns();
+	struct gpu_leaving with = {
+		.worker = worker, .piece = piece, .queued_ns = now_ns, .since_ns = now_ns};
+	with.count = mark(gpu, &with);
+	if (with.count == 0)
 		return;
 	struct gpu_leaving *leaving = th_calloc(1, sizeof(*leaving));
-	*leaving = (struct gpu_leaving){
-		.worker = worker, .piece = piece, .count = count, .since_ns = th_now_ns()};
+	*leaving = with;
+	if (leaving->of_worker && gpu->worker_gone_ns == 0)
+		gpu->worker_gone_ns = now_ns;
 	*gpu->leavings_last = leaving;
 	gpu->leavings_last = &leaving->next;
 }
@@ -387,7 +491,7 @@ opens_say_leaving(struct gpu *gpu)
 	return true;
 }
 
-/* Answers come in the order of the questions. */
+/* An OPEN that was said before a LEAVE is answered before it. */
 static bool
 left(struct gpu *gpu, uint64_t worker, uint64_t piece)
 {
@@ -411,6 +515,15 @@ left(struct gpu *gpu, uint64_t worker, uint64_t piece)
 	return true;
 }
 
+static int64_t
+first_worker_gone(const struct gpu *gpu)
+{
+	const struct gpu_leaving *leaving = gpu->leavings;
+	while (leaving && !leaving->of_worker)
+		leaving = leaving->next;
+	return leaving ? leaving->queued_ns : 0;
+}
+
 void
 opens_hear_left(struct gpu *gpu, const struct gpu_left *message)
 {
@@ -423,11 +536,13 @@ opens_hear_left(struct gpu *gpu, const struct gpu_left *message)
 		gpu_kill(gpu, "it closed what it was not asked to close");
 		return;
 	}
+	if (at == &gpu->leavings) /* else it is one that others wait behind no more than before */
+		gpu->left_ns = th_now_ns();
 	*at = leaving->next;
 	if (!*at)
 		gpu->leavings_last = at;
 	free(leaving);
-	gpu->left_ns = th_now_ns();
+	gpu->worker_gone_ns = first_worker_gone(gpu);
 	if (message->code < 0)
 		gpu_kill(gpu, "the driver did not close memory of a worker: %s", message->text);
 }
@@ -471,18 +586,24 @@ opens_died(struct gpu *gpu)
 		not_opening(gpu, opened);
 	}
 	HASH_ITER(hh, gpu->opened, opened, next)
-	drop(gpu, opened);
+	{
+		if (opened->own && opened->open)
+			__atomic_store_n(&opened->piece->lost, true, __ATOMIC_RELAXED);
+		drop(gpu, opened);
+	}
 	while (gpu->leavings) {
 		struct gpu_leaving *leaving = gpu->leavings;
 		gpu->leavings = leaving->next;
 		free(leaving);
 	}
 	gpu->leavings_last = &gpu->leavings;
+	gpu->worker_gone_ns = 0;
 	gpu->piece_alone = false;
 }
 
 /* Thousands of pieces may be forgotten at once, or leave with one message: as long as it goes on,
- * and not much longer than the driver takes for each of them. */
+ * and not much longer than the driver takes for each of them. One thread of the process opens
+ * pieces and areas: what was said before is in the way. Another one unpins, and is not. */
 int64_t
 opens_leave_deadline(const struct gpu *gpu)
 {
@@ -491,7 +612,12 @@ opens_leave_deadline(const struct gpu *gpu)
 	if (!leaving)
 		return INT64_MAX;
 	int64_t more_ns = th_min_i64(leaving->count * CLOSE_NS, leave_ns / 4 * 3);
-	return th_deadline_ns(th_max_i64(leaving->since_ns, gpu->left_ns), leave_ns + more_ns);
+	int64_t until_ns =
+		th_deadline_ns(th_max_i64(leaving->since_ns, gpu->left_ns), leave_ns + more_ns);
+	if (gpu->worker_gone_ns == 0 || gpu->gpus->config.leave_end_ns == 0)
+		return until_ns;
+	return th_min_i64(
+		until_ns, th_deadline_ns(gpu->worker_gone_ns, gpu->gpus->config.leave_end_ns));
 }
 
 int64_t
@@ -501,7 +627,8 @@ opens_deadline(const struct gpu *gpu)
 	int64_t until_ns = opens_leave_deadline(gpu);
 	if (opened)
 		until_ns = th_min_i64(
-			until_ns, th_deadline_ns(opened->said_ns, gpu->gpus->config.hang_ns));
+			until_ns, th_deadline_ns(th_max_i64(opened->said_ns, gpu->opened_ns),
+					  gpu->gpus->config.hang_ns));
 	return until_ns;
 }
 

@@ -8,7 +8,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -66,47 +65,14 @@ process_start(struct process *ret_process, const struct gpus_config *config, str
 int
 process_say(struct process *process, const void *message, size_t bytes, int fd)
 {
-	union {
-		struct cmsghdr head;
-		char room[CMSG_SPACE(sizeof(int))];
-	} control;
-	struct iovec part = {.iov_base = (void *)(uintptr_t)message, .iov_len = bytes};
-	struct msghdr head = {.msg_iov = &part, .msg_iovlen = 1};
-	ssize_t sent;
-	if (process->sock < 0)
-		return -EPIPE;
-	if (fd >= 0) {
-		memset(&control, 0, sizeof(control));
-		head.msg_control = &control;
-		head.msg_controllen = sizeof(control);
-		control.head.cmsg_level = SOL_SOCKET;
-		control.head.cmsg_type = SCM_RIGHTS;
-		control.head.cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(&control.head), &fd, sizeof(fd));
-	}
-	do {
-		sent = sendmsg(process->sock, &head, MSG_NOSIGNAL | MSG_DONTWAIT);
-	} while (sent < 0 && errno == EINTR);
-	if (sent >= 0)
-		return 0;
-	/* Too many descriptors on their way, or no memory: both pass. */
-	if (errno == ETOOMANYREFS || errno == ENOMEM)
-		return -ENOBUFS;
-	return -errno;
+	return process->sock < 0 ? -EPIPE : wire_send(process->sock, message, bytes, fd);
 }
 
 int
-process_hear(struct process *process, void *message, size_t room)
+process_hear(struct process *process, void *message, size_t room, struct wire_fd *ret_fd)
 {
-	ssize_t got;
-	if (process->sock < 0)
-		return 0;
-	do {
-		got = recv(process->sock, message, room, MSG_DONTWAIT);
-	} while (got < 0 && errno == EINTR);
-	if (got >= 0)
-		return (int)got;
-	return errno == EAGAIN ? -EAGAIN : 0;
+	*ret_fd = (struct wire_fd){.fd = -1};
+	return process->sock < 0 ? 0 : wire_receive(process->sock, message, room, ret_fd);
 }
 
 void

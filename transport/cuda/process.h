@@ -19,12 +19,9 @@ struct process {
 /* 0 or -errno with a sentence. */
 int process_start(
 	struct process *ret_process, const struct gpus_config *config, struct th_err *err);
-/* fd (or -1) is only borrowed. 0; -EAGAIN: later (it does not read), -ENOBUFS: later, and no
- * event tells when; or another failure: it has ended. */
+/* wire_send, wire_receive (wire.h); hung up on is ended. */
 int process_say(struct process *process, const void *message, size_t bytes, int fd);
-/* How many bytes of a message; 0: it has ended; -EAGAIN: nothing now. Longer than room: cut off at
- * room. Descriptors do not come in. */
-int process_hear(struct process *process, void *message, size_t room);
+int process_hear(struct process *process, void *message, size_t room, struct wire_fd *ret_fd);
 /* It ends by itself. */
 void process_hang_up(struct process *process);
 void process_kill(struct process *process);

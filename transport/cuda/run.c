@@ -4,6 +4,7 @@
  */
 #include "transport/cuda/run.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +34,23 @@ has_sides(const struct gpu_run *message)
 	}
 }
 
+/* How many bytes its chunks have; 0: no agent sends them. */
+static uint64_t
+sum_chunks(const struct gpu_run *message)
+{
+	bool on_gpu = message->op == GPU_COPY || message->op == GPU_HASH;
+	uint64_t sum = 0;
+	if (message->num_chunks > (on_gpu ? GPU_RUN_CHUNKS_MAX : 1))
+		return 0;
+	for (uint32_t i = 0; i < message->num_chunks; i++) {
+		uint32_t bytes = message->chunk_bytes[i];
+		if (bytes == 0 || bytes > CHUNK_BYTES_MAX)
+			return 0;
+		sum += bytes;
+	}
+	return sum;
+}
+
 /* None is empty, none ends behind the last address, and together they have these bytes. */
 static bool
 have_bytes(const struct gpu_range *ranges, uint32_t count, uint64_t bytes)
@@ -55,11 +73,11 @@ run_new(const void *message, size_t bytes, struct th_err *err)
 		return NULL;
 	}
 	memcpy(&head, message, sizeof(head));
-	if (!has_sides(&head) || head.hashes > 1 || head.bytes == 0 ||
-		head.bytes > CHUNK_BYTES_MAX) {
+	uint64_t sum = sum_chunks(&head);
+	if (!has_sides(&head) || head.hashes > 1 || sum == 0) {
 		th_fail(err, TH_E_PROTOCOL,
-			"a RUN of kind %u with %u ranges to, %u from and %llu bytes", head.op,
-			head.num_to, head.num_from, (unsigned long long)head.bytes);
+			"a RUN of kind %u with %u ranges to, %u from and %u chunks", head.op,
+			head.num_to, head.num_from, head.num_chunks);
 		return NULL;
 	}
 	size_t count = (size_t)head.num_to + head.num_from;
@@ -72,10 +90,10 @@ run_new(const void *message, size_t bytes, struct th_err *err)
 	struct run *run = th_calloc(1, sizeof(*run) + count * each);
 	struct gpu_range *ranges = (struct gpu_range *)(run + 1);
 	memcpy(ranges, (const char *)message + sizeof(head), count * sizeof(*ranges));
-	if (!have_bytes(ranges, head.num_to, head.bytes) ||
-		!have_bytes(ranges + head.num_to, head.num_from, head.bytes)) {
-		th_fail(err, TH_E_PROTOCOL, "a RUN of %llu bytes whose ranges have others",
-			(unsigned long long)head.bytes);
+	if (!have_bytes(ranges, head.num_to, sum) ||
+		!have_bytes(ranges + head.num_to, head.num_from, sum)) {
+		th_fail(err, TH_E_PROTOCOL, "a RUN of %" PRIu64 " bytes whose ranges have others",
+			sum);
 		free(run);
 		return NULL;
 	}
@@ -85,7 +103,9 @@ run_new(const void *message, size_t bytes, struct th_err *err)
 	run->holds = (struct imports_entry **)(run->spans + count);
 	run->copy.op = (enum gpu_run_op)head.op;
 	run->copy.hashes = head.hashes || head.op == GPU_HASH;
-	run->copy.bytes = (uint32_t)head.bytes;
+	run->copy.bytes = (uint32_t)sum;
+	run->copy.chunk_bytes = run->message.chunk_bytes;
+	run->copy.num_chunks = head.num_chunks;
 	return run;
 }
 
@@ -168,8 +188,11 @@ run_place(struct run *run)
 		return rc;
 	copy->to = run->spans;
 	copy->from = run->spans + run->message.num_to;
-	if (run->area)
+	if (run->area) {
 		copy->data = run->area->data + run->message.area_at;
+		if (run->area->on_gpu)
+			copy->data_on_gpu = run->area->on_gpu + run->message.area_at;
+	}
 	return 0;
 }
 

@@ -17,6 +17,36 @@
 #include "transport/cuda/gpus_own.h"
 #include "transport/cuda/imports.h"
 
+/* ---- which GPU ------------------------------------------------------------------------------ */
+
+struct gpu_card *
+card_new(const uint8_t uuid[16])
+{
+	struct gpu_card *card = th_calloc(1, sizeof(*card));
+	memcpy(card->uuid, uuid, sizeof(card->uuid));
+	card->refs = 1;
+	return card;
+}
+
+void
+card_release(struct gpu_card *card)
+{
+	if (__atomic_sub_fetch(&card->refs, 1, __ATOMIC_ACQ_REL) == 0)
+		free(card);
+}
+
+bool
+space_is_nowhere(const struct gpu_space *space, char *text)
+{
+	const struct gpu_card *card = space->card;
+	if (!__atomic_load_n(&card->is_none, __ATOMIC_ACQUIRE))
+		return false;
+	memcpy(text, card->why, sizeof(card->why));
+	return true;
+}
+
+/* ---- references ----------------------------------------------------------------------------- */
+
 struct gpu_space *
 gpu_space_retain(struct gpu_space *space)
 {
@@ -35,7 +65,13 @@ gpu_space_release(struct gpu_space *space)
 const uint8_t *
 gpu_space_uuid(const struct gpu_space *space)
 {
-	return space->home->uuid;
+	return space->card->uuid;
+}
+
+bool
+gpu_space_is_poisoned(const struct gpu_space *space)
+{
+	return __atomic_load_n(&space->poisoned, __ATOMIC_RELAXED);
 }
 
 int
@@ -50,7 +86,9 @@ piece_release(struct gpu_piece *piece)
 	if (!piece || __atomic_sub_fetch(&piece->refs, 1, __ATOMIC_ACQ_REL) > 0)
 		return;
 	if (piece->fd >= 0)
-		piece->close_fd(piece->fd);
+		piece->close_fd(piece->fd, piece->user.gone, piece->user.arg);
+	else if (piece->user.gone)
+		piece->user.gone(piece->user.arg);
 	free(piece->text);
 	free(piece);
 }
@@ -100,6 +138,15 @@ space_find(struct gpu_space *space, uint64_t address)
 }
 
 bool
+space_keeps(struct gpu_space *space, const struct gpu_piece *piece)
+{
+	pthread_mutex_lock(&space->lock);
+	bool keeps = find(space, piece->base) == piece;
+	pthread_mutex_unlock(&space->lock);
+	return keeps;
+}
+
+bool
 gpu_space_has(struct gpu_space *space, uint64_t address, uint64_t bytes)
 {
 	bool has = true;
@@ -128,23 +175,32 @@ check(struct gpu_space *space, const struct cuda_handle *handle, uint64_t base, 
 			"a piece of GPU memory of %s has no bytes, or more than there are "
 			"addresses",
 			space->label);
-	if (memcmp(handle->uuid, space->home->uuid, sizeof(handle->uuid)) != 0)
+	if (memcmp(handle->uuid, space->card->uuid, sizeof(handle->uuid)) != 0)
 		return th_fail(err, TH_E_INVALID, "a piece of GPU memory of %s is another GPU's",
 			space->label);
 	return 0;
+}
+
+static uint32_t *
+counter_of(const struct gpu_space *space)
+{
+	return space->own ? &space->card->num_own : &space->card->num_pieces;
 }
 
 /* Under the lock. */
 static int
 insert(struct gpu_space *space, struct gpu_piece *piece)
 {
+	const struct gpu_card *card = space->card;
 	uint32_t index = count_before(space, piece->base);
 	const struct gpu_piece *before = index > 0 ? space->pieces[index - 1] : NULL;
 	const struct gpu_piece *after = index < space->count ? space->pieces[index] : NULL;
 	if ((before && piece->base - before->base < before->bytes) ||
 		(after && after->base - piece->base < piece->bytes))
 		return TH_E_INVALID;
-	if (__atomic_load_n(&space->home->num_pieces, __ATOMIC_RELAXED) >= IMPORTS_MAX)
+	if (__atomic_load_n(&card->num_pieces, __ATOMIC_RELAXED) +
+			__atomic_load_n(&card->num_own, __ATOMIC_RELAXED) >=
+		IMPORTS_MAX)
 		return TH_E_LIMIT;
 	if (space->count == space->room) {
 		space->room = space->room > 0 ? 2 * space->room : 16;
@@ -155,38 +211,45 @@ insert(struct gpu_space *space, struct gpu_piece *piece)
 	space->pieces[index] = piece;
 	space->count++;
 	piece->number = ++space->last_piece;
-	__atomic_fetch_add(&space->home->num_pieces, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(counter_of(space), 1, __ATOMIC_RELAXED);
 	return 0;
 }
 
-int
-gpu_space_add(struct gpu_space *space, const struct cuda_handle *handle, uint64_t base, int fd,
-	struct th_err *err, uint64_t *ret_piece)
+/* With one reference: the space's. */
+static struct gpu_piece *
+piece_new(struct gpu_space *space, const struct cuda_handle *handle, uint64_t base, int fd)
 {
-	int rc = check(space, handle, base, err);
-	void (*close_fd)(int fd) = space->gpus->config.close_fd;
-	if (rc < 0) {
-		if (fd >= 0)
-			close_fd(fd);
-		return rc;
-	}
 	struct gpu_piece *piece = th_calloc(1, sizeof(*piece));
-	*piece = (struct gpu_piece){.refs = 2,
+	*piece = (struct gpu_piece){.refs = 1,
 		.space = space,
 		.worker = space->worker,
 		.base = base,
 		.bytes = handle->bytes,
 		.handle = *handle,
 		.fd = fd,
-		.close_fd = close_fd};
+		.close_fd = space->gpus->config.close_fd};
+	return piece;
+}
+
+int
+gpu_space_add(struct gpu_space *space, const struct cuda_handle *handle, uint64_t base, int fd,
+	const struct gpu_piece_user *user, struct th_err *err)
+{
+	struct gpu_piece *piece = piece_new(space, handle, base, fd);
+	if (user)
+		piece->user = *user;
+	int rc = check(space, handle, base, err);
+	if (rc < 0) {
+		piece_release(piece);
+		return rc;
+	}
 	pthread_mutex_lock(&space->lock);
 	rc = insert(space, piece);
-	uint64_t number = piece->number;
+	if (rc == 0)
+		piece_retain(piece); /* of the order */
 	pthread_mutex_unlock(&space->lock);
-	if (rc < 0) {
-		piece->refs = 1;
+	if (rc < 0)
 		piece_release(piece);
-	}
 	if (rc == TH_E_INVALID)
 		return th_fail(err, rc, "two pieces of GPU memory of %s lie at the same addresses",
 			space->label);
@@ -196,27 +259,26 @@ gpu_space_add(struct gpu_space *space, const struct cuda_handle *handle, uint64_
 			"that its agent takes: let the allocator make larger ones",
 			IMPORTS_MAX);
 	gpu_order(space->home, &(struct gpu_order){.kind = ORDER_OPEN, .piece = piece});
-	*ret_piece = number;
 	return 0;
 }
 
 void
-gpu_space_forget(struct gpu_space *space, uint64_t number)
+gpu_space_forget(struct gpu_space *space, uint64_t base)
 {
-	struct gpu_piece *piece = NULL;
 	pthread_mutex_lock(&space->lock);
-	for (uint32_t i = 0; i < space->count && !piece; i++) {
-		if (space->pieces[i]->number != number)
-			continue;
-		piece = space->pieces[i];
+	struct gpu_piece *piece = find(space, base);
+	if (piece && piece->base != base)
+		piece = NULL;
+	if (piece) {
+		uint32_t after = count_before(space, base);
 		space->count--;
-		memmove(space->pieces + i, space->pieces + i + 1,
-			(space->count - i) * sizeof(space->pieces[0]));
+		memmove(space->pieces + after - 1, space->pieces + after,
+			(space->count + 1 - after) * sizeof(space->pieces[0]));
 	}
 	pthread_mutex_unlock(&space->lock);
 	if (!piece)
 		return;
-	__atomic_fetch_sub(&space->home->num_pieces, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_sub(counter_of(space), 1, __ATOMIC_RELAXED);
 	gpu_order(
 		space->home, &(struct gpu_order){.kind = ORDER_FORGET,
 				     .piece = piece,
@@ -242,13 +304,15 @@ note(struct gpu_settle *settle, const struct gpu_piece *piece)
 /* Under the lock. What failed may have been no more than a GPU without room. Who waits already has
  * heard of the failure, and hears no more of it than that. */
 static void
-try_again(struct gpu_piece *piece)
+try_again(struct gpu_piece *piece, uint64_t settle)
 {
 	if (!piece->known || piece->code == 0 ||
-		__atomic_load_n(&piece->poisoned, __ATOMIC_RELAXED))
+		__atomic_load_n(&piece->poisoned, __ATOMIC_RELAXED) ||
+		__atomic_load_n(&piece->lost, __ATOMIC_RELAXED))
 		return;
 	piece->known = false;
 	piece->code = 0;
+	piece->asked = settle;
 	gpu_order(piece->space->home,
 		&(struct gpu_order){.kind = ORDER_OPEN, .piece = piece_retain(piece)});
 }
@@ -261,9 +325,10 @@ gpu_space_settle(
 	settle->settled = settled;
 	settle->arg = arg;
 	pthread_mutex_lock(&space->lock);
+	settle->number = ++space->last_settle;
 	settle->upto = space->last_piece;
 	for (uint32_t i = 0; i < space->count; i++) {
-		try_again(space->pieces[i]);
+		try_again(space->pieces[i], settle->number);
 		note(settle, space->pieces[i]);
 		settle->left += !space->pieces[i]->known;
 	}
@@ -291,7 +356,7 @@ space_known(struct gpu_piece *piece, int code, const char *text)
 	piece->text = code < 0 ? th_strdup(text) : NULL;
 	for (struct gpu_settle **at = &space->settles; news && *at;) {
 		struct gpu_settle *settle = *at;
-		if (piece->number <= settle->upto) {
+		if (piece->number <= settle->upto && piece->asked <= settle->number) {
 			note(settle, piece);
 			settle->left--;
 		}
@@ -324,8 +389,9 @@ space_end(struct gpu_space *space)
 	}
 	for (uint32_t i = 0; i < space->count; i++)
 		piece_release(space->pieces[i]);
-	__atomic_fetch_sub(&space->home->num_pieces, space->count, __ATOMIC_RELAXED);
-	__atomic_fetch_sub(&space->home->num_spaces, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_sub(counter_of(space), space->count, __ATOMIC_RELAXED);
+	__atomic_fetch_sub(&space->card->num_spaces, !space->own, __ATOMIC_RELAXED);
+	card_release(space->card);
 	pthread_mutex_destroy(&space->lock);
 	free(space->pieces);
 	free(space->label);
@@ -337,21 +403,35 @@ static struct gpu *
 find_gpu(const struct gpus *gpus, const uint8_t uuid[16])
 {
 	for (uint32_t i = 0; i < gpus->count; i++) {
-		if (memcmp(gpus->gpus[i]->uuid, uuid, 16) == 0)
+		if (memcmp(gpus->gpus[i]->card->uuid, uuid, 16) == 0)
 			return gpus->gpus[i];
 	}
 	return NULL;
 }
 
+/* Likewise. All places are taken: one that nobody has anything of, else one of a GPU that a worker
+ * named and that does not exist. */
 static struct gpu *
-find_or_make_gpu(struct gpus *gpus, const uint8_t uuid[16], struct th_err *err)
+reuse_gpu(const struct gpus *gpus, const uint8_t uuid[16])
+{
+	for (uint32_t i = 0; i < 2 * GPUS_MAX; i++) {
+		struct gpu *gpu = gpus->gpus[i % GPUS_MAX];
+		if (gpu_reuse(gpu, uuid, i >= GPUS_MAX))
+			return gpu;
+	}
+	return NULL;
+}
+
+/* With a reference to its card. */
+static struct gpu *
+find_or_make_gpu(
+	struct gpus *gpus, const uint8_t uuid[16], struct gpu_card **ret_card, struct th_err *err)
 {
 	int rc = 0;
 	pthread_mutex_lock(&gpus->lock);
 	struct gpu *gpu = find_gpu(gpus, uuid);
-	/* A worker may name GPUs that do not exist. */
-	for (uint32_t i = 0; i < GPUS_MAX && !gpu && gpus->count == GPUS_MAX; i++)
-		gpu = gpu_reuse(gpus->gpus[i], uuid) ? gpus->gpus[i] : NULL;
+	if (!gpu && gpus->count == GPUS_MAX)
+		gpu = reuse_gpu(gpus, uuid);
 	if (!gpu && gpus->count == GPUS_MAX)
 		rc = th_fail(err, TH_E_LIMIT,
 			"workers of this host share memory of %u GPUs, the most that one agent "
@@ -361,28 +441,84 @@ find_or_make_gpu(struct gpus *gpus, const uint8_t uuid[16], struct th_err *err)
 		rc = gpu_new(gpus, uuid, gpus->count, &gpu);
 	if (rc == 0 && gpus->count < GPUS_MAX && !find_gpu(gpus, uuid))
 		gpus->gpus[gpus->count++] = gpu;
-	if (rc == 0)
-		__atomic_fetch_add(&gpu->num_spaces, 1, __ATOMIC_RELEASE);
+	if (rc == 0) {
+		__atomic_fetch_add(&gpu->card->refs, 1, __ATOMIC_RELAXED);
+		*ret_card = gpu->card;
+	}
 	pthread_mutex_unlock(&gpus->lock);
 	if (rc < 0 && rc != TH_E_LIMIT)
 		th_fail(err, rc, "no thread for another GPU: %s", th_strerror(rc));
 	return rc == 0 ? gpu : NULL;
 }
 
-struct gpu_space *
-gpu_space_new(struct gpus *gpus, const uint8_t uuid[16], const char *label, struct th_err *err)
+static struct gpu_space *
+space_new(
+	struct gpus *gpus, const uint8_t uuid[16], const char *label, bool own, struct th_err *err)
 {
 	if (blocks_prepare(gpus->blocks, err) < 0)
 		return NULL;
-	struct gpu *gpu = find_or_make_gpu(gpus, uuid, err);
+	struct gpu_card *card = NULL;
+	struct gpu *gpu = find_or_make_gpu(gpus, uuid, &card, err);
 	if (!gpu)
 		return NULL;
 	struct gpu_space *space = th_calloc(1, sizeof(*space));
 	pthread_mutex_init(&space->lock, NULL);
 	space->gpus = gpus;
 	space->home = gpu;
+	space->card = card;
 	space->worker = __atomic_add_fetch(&gpus->last_worker, 1, __ATOMIC_RELAXED);
 	space->label = th_strdup(label);
+	space->own = own;
 	space->refs = 1;
+	__atomic_fetch_add(&card->num_spaces, !own, __ATOMIC_RELAXED);
 	return space;
+}
+
+struct gpu_space *
+gpu_space_new(struct gpus *gpus, const uint8_t uuid[16], const char *label, struct th_err *err)
+{
+	return space_new(gpus, uuid, label, false, err);
+}
+
+/* ---- the agent's own memory ----------------------------------------------------------------- */
+
+struct gpu_space *
+gpu_space_new_own(struct gpus *gpus, const uint8_t uuid[16], uint64_t bytes, const char *label,
+	struct th_err *err)
+{
+	struct cuda_handle handle = {.bytes = bytes};
+	struct gpu_space *space = space_new(gpus, uuid, label, true, err);
+	if (!space)
+		return NULL;
+	memcpy(handle.uuid, uuid, sizeof(handle.uuid));
+	struct gpu_piece *piece = piece_new(space, &handle, 0, -1);
+	piece->own = true;
+	pthread_mutex_lock(&space->lock);
+	int rc = insert(space, piece);
+	if (rc == 0)
+		piece_retain(piece); /* of the order */
+	pthread_mutex_unlock(&space->lock);
+	if (rc < 0) {
+		piece_release(piece);
+		gpu_space_release(space);
+		(void)th_fail(err, rc, "too much GPU memory is shared (%u pieces)", IMPORTS_MAX);
+		return NULL;
+	}
+	gpu_order(space->home, &(struct gpu_order){.kind = ORDER_OPEN, .piece = piece});
+	return space;
+}
+
+/* It has no other piece, and that is never forgotten. */
+int
+gpu_space_take_dmabuf(struct gpu_space *space, gpus_close_fd *ret_close_fd)
+{
+	TH_ASSERT(space->own);
+	*ret_close_fd = space->gpus->config.close_fd;
+	return th_fd_move(&space->pieces[0]->fd);
+}
+
+bool
+gpu_space_is_lost(struct gpu_space *space)
+{
+	return space->own && __atomic_load_n(&space->pieces[0]->lost, __ATOMIC_RELAXED);
 }

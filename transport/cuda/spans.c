@@ -11,10 +11,16 @@
 #include "transport/access.h"
 
 void
+spans_cut(struct spans *spans, uint32_t count)
+{
+	while (spans->count > count)
+		access_release(spans->access[--spans->count]);
+}
+
+void
 spans_fini(struct spans *spans)
 {
-	for (uint32_t i = 0; i < spans->count; i++)
-		access_release(spans->access[i]);
+	spans_cut(spans, 0);
 	free(spans->spans);
 	free(spans->access);
 	free(spans->rows);
@@ -52,6 +58,8 @@ spans_chunk(struct spans *spans, struct xfer_part *part, uint32_t chunk)
 	while (cursor.left > 0) {
 		struct xfer_piece piece;
 		xfer_cursor_piece(&cursor, part, cursor.left, &piece);
+		if (piece.data)
+			return false;
 		spans_add(spans, &piece);
 		if (memcmp(gpu_space_uuid(spans->spans[0].space),
 			    gpu_space_uuid(spans->spans[spans->count - 1].space), 16) != 0)

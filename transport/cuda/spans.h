@@ -21,9 +21,11 @@ struct spans {
 };
 
 void spans_fini(struct spans *spans);
+/* Only the first ones. */
+void spans_cut(struct spans *spans, uint32_t count);
 /* Bytes of one piece of a GPU's row. */
 void spans_add(struct spans *spans, const struct xfer_piece *piece);
-/* Of a whole chunk of a part that lies on GPUs. False: on more than one. */
+/* Of a whole chunk of a touchable part. False: it does not lie on one GPU. */
 bool spans_chunk(struct spans *spans, struct xfer_part *part, uint32_t chunk);
 /* Of the spans [first, first + count), with which a request failed: which row it was. UINT32_MAX:
  * that is not known. */

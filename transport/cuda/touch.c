@@ -119,11 +119,12 @@ collect(struct wait *wait, struct xfer_part *part, struct xfer_cursor *cursor, u
 }
 
 /* Why is known here; which row, where that can be told. */
-static uint32_t
-lost(const struct wait *wait, struct xfer_part *part)
+static int
+lost(const struct wait *wait, struct xfer_part *part, uint32_t *ret_row)
 {
-	xfer_part_set_lost(part, wait->request.text);
-	return spans_lost(&wait->spans, 0, wait->spans.count);
+	xfer_part_set_lost(part, wait->request.code, wait->request.text);
+	*ret_row = spans_lost(&wait->spans, 0, wait->spans.count);
+	return TH_E_STALE_MEMORY;
 }
 
 /* What was collected, through a block. */
@@ -149,7 +150,7 @@ carry(struct wait *wait, struct xfer_part *part, uint64_t bytes, uint8_t *to, co
 	if (rc == 0 && to)
 		memcpy(to, wait->block, bytes);
 	if (rc < 0)
-		*ret_row = lost(wait, part);
+		rc = lost(wait, part, ret_row);
 	gpus_block_give(gpus, wait->block);
 	return rc;
 }
@@ -237,20 +238,45 @@ touch_digest(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest,
 		rc = wait_request(wait);
 		*ret_digest = wait->request.digest;
 		if (rc < 0)
-			*ret_row = lost(wait, part);
+			rc = lost(wait, part, ret_row);
 	}
 	wait_free(wait);
 	return rc == 1 ? digest_here(part, chunk, ret_digest, ret_row) : rc;
 }
 
+/* Whether all of it behind the cursor lies on other GPUs. */
+static bool
+is_last_on(struct xfer_part *part, struct xfer_cursor cursor, const uint8_t *uuid)
+{
+	while (cursor.left > 0) {
+		struct xfer_piece piece;
+		xfer_cursor_piece(&cursor, part, cursor.left, &piece);
+		struct gpu_space *space = piece.data ? NULL : access_space(piece.access);
+		if (space && memcmp(gpu_space_uuid(space), uuid, 16) == 0)
+			return false;
+		xfer_cursor_skip(&cursor, part, piece.bytes);
+	}
+	return true;
+}
+
 int
 touch_flush(struct xfer_part *part, uint32_t chunk)
 {
-	uint8_t last[16];
-	uint32_t row, bytes = chunk_bytes(xfer_part_table(part), chunk);
-	uint32_t count = th_min_u32(bytes, sizeof(last));
 	struct xfer_cursor cursor;
+	int rc = 0;
 	xfer_cursor_init(&cursor, part, chunk);
-	xfer_cursor_skip(&cursor, part, bytes - count);
-	return touch_gather(part, &cursor, last, count, &row);
+	while (rc == 0 && cursor.left > 0) {
+		struct xfer_piece piece;
+		uint8_t last[16];
+		xfer_cursor_piece(&cursor, part, cursor.left, &piece);
+		uint32_t count = (uint32_t)th_min_u64(piece.bytes, sizeof(last));
+		struct xfer_cursor at = cursor;
+		xfer_cursor_skip(&at, part, piece.bytes - count);
+		xfer_cursor_skip(&cursor, part, piece.bytes);
+		struct gpu_space *space = piece.data ? NULL : access_space(piece.access);
+		uint32_t row;
+		if (space && is_last_on(part, cursor, gpu_space_uuid(space)))
+			rc = touch_gather(part, &at, last, count, &row);
+	}
+	return rc;
 }

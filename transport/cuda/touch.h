@@ -22,8 +22,8 @@ TH_MUST_USE int touch_digest(
 /*
  * A NIC has written a chunk into it, and nobody hashes that. On a GPU it is only in order for
  * kernels and for other NICs once the CPU has made a call of the driver about it (NVIDIA, GPUDirect
- * RDMA, "Synchronization and Memory Ordering"), so a few bytes of it are read. 0 or
- * TH_E_STALE_MEMORY.
+ * RDMA, "Synchronization and Memory Ordering"), so a few bytes of it are read, from each GPU that
+ * it lies on. 0 or TH_E_STALE_MEMORY.
  */
 TH_MUST_USE int touch_flush(struct xfer_part *part, uint32_t chunk);
 

@@ -8,8 +8,9 @@
 #include "transport/cuda/used.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
 #include <string.h>
+
+#include "ipc/cuda/handle.h"
 
 #define NVML_LIBRARY "libnvidia-ml.so.1"
 #define NVML_SUCCESS 0
@@ -36,17 +37,11 @@ find_device(void *library, const uint8_t uuid[16], void **ret_device)
 {
 	plain_fn init = NULL;
 	find_fn find = NULL;
-	char text[sizeof("GPU-") + 36];
-	size_t at = 0;
+	char text[CUDA_UUID_TEXT_BYTES];
 	if (!find_call(library, "nvmlInit_v2", &init) ||
 		!find_call(library, "nvmlDeviceGetHandleByUUID", &find) || init() != NVML_SUCCESS)
 		return -1;
-	at = (size_t)snprintf(text, sizeof(text), "GPU-");
-	for (int i = 0; i < 16; i++) {
-		const char *dash = i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "";
-		at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%02x", dash, uuid[i]);
-	}
-	return find(text, ret_device) == NVML_SUCCESS ? 0 : -1;
+	return find(cuda_uuid_text(uuid, text), ret_device) == NVML_SUCCESS ? 0 : -1;
 }
 
 void

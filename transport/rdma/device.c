@@ -238,6 +238,7 @@ rails_config_default(void)
 		.timeout = 16,
 		.retries = 7,
 		.look_ns = LOOK_NS,
+		.selfread_ns = SELFREAD_NS,
 	};
 }
 
@@ -349,6 +350,8 @@ free_registrars(struct rails *rails)
 static void
 destroy(struct rails *rails)
 {
+	for (uint32_t i = 0; i < rails->num_rails; i++)
+		selfread_close(&rails->rails[i]);
 	for (uint32_t i = 0; i < rails->num_opened; i++) {
 		struct opened *opened = &rails->opened[i];
 		if (opened->source_cq)
@@ -377,6 +380,8 @@ rails_new(struct verbs verbs, const struct rails_config *config, struct loop *ke
 	rails->config.names = NULL;
 	if (rails->config.look_ns == 0)
 		rails->config.look_ns = LOOK_NS;
+	if (rails->config.selfread_ns == 0)
+		rails->config.selfread_ns = SELFREAD_NS;
 	rails->keeper = keeper;
 	rails->user = *user;
 	rails->watch_task.run = run_watch;

@@ -47,6 +47,7 @@ struct rails_config {
 	uint8_t retries; /* 0 .. 7 */
 	/* Until a device that was lost is looked for; then twice as long each time, up to 30 s. */
 	int64_t look_ns;
+	int64_t selfread_ns; /* until a READ of GPU memory by its own device is given up */
 	/* Only these rails, "mlx5_0" (all its ports) or "mlx5_0/1"; none named: all. Borrowed
 	 * during rails_new. */
 	const char *const *names;

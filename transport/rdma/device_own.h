@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * device_own - what device.c, device_back.c, queues.c and region.c share, and nobody else sees.
+ * device_own - what device.c, device_back.c, queues.c, region.c and selfread.c share, and nobody
+ * else sees.
  */
 #ifndef TH_TRANSPORT_RDMA_DEVICE_OWN_H
 #define TH_TRANSPORT_RDMA_DEVICE_OWN_H
@@ -10,6 +11,7 @@
 #include <sys/queue.h>
 
 #include "transport/rdma/device.h"
+#include "transport/rdma/selfread.h"
 
 enum opened_phase { OPENED_THERE, OPENED_HELD, OPENED_LEAVING, OPENED_AWAY }; /* device_back.c */
 
@@ -50,6 +52,7 @@ struct rail_port {
 	struct loop *registrar; /* owns: registers memory and deregisters it (region.c) */
 	/* The registrar's: all that there are with this rail, the newest first. */
 	LIST_HEAD(, registration) registrations;
+	struct selfread selfread;       /* also its own */
 	struct loop_task released_task; /* memory was given back, here or by another rail */
 	struct loop_task lost_task;     /* the device is lost: nothing is registered any more */
 	struct loop_task back_task;     /* it is back: all is registered again */

@@ -18,8 +18,8 @@
 #include "transport/guard.h"
 #include "transport/internal.h"
 #include "transport/nt_copy.h"
+#include "transport/pages.h"
 #include "transport/part.h"
-#include "transport/rdma/pages.h"
 #include "transport/rdma/region.h"
 #include "transport/unmap.h"
 
@@ -348,6 +348,19 @@ packed_hash(struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_
 	return rc;
 }
 
+bool
+packed_lacks(const struct xfer_part *part)
+{
+	const struct packing *packing = xfer_part_packing(part);
+	if (!packing)
+		return false;
+	uint32_t limit = th_min_u32(xfer_part_prefix(part), packing->num_chunks);
+	uint32_t chunk = packed_prefix(part);
+	while (chunk < limit && state_of(packing, chunk) != PACK_EMPTY)
+		chunk++;
+	return chunk < limit;
+}
+
 int
 packed_fill(struct xfer_part *part, uint32_t chunks)
 {
@@ -364,7 +377,9 @@ packed_fill(struct xfer_part *part, uint32_t chunks)
 		set_state(packing, chunk, rc > 0 ? PACK_THERE : PACK_EMPTY);
 		chunks--;
 	}
-	if (packed_prefix(part) > before)
+	/* Of two that have packed one behind the other at least one sees both. */
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	if (packed_prefix(part) > before || rc < 0)
 		xfer_part_tell(part);
 	return rc < 0 ? rc : chunk < limit;
 }

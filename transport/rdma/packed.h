@@ -81,10 +81,12 @@ uint32_t packed_prefix(const struct xfer_part *part);
 TH_MUST_USE int packed_hash(struct xfer_part *part, uint32_t chunk, const bool *stop,
 	struct th_hash *ret_digest, uint32_t *ret_row);
 
+/* A chunk below the part's prefix is not packed, and nobody is at it. */
+bool packed_lacks(const struct xfer_part *part);
 /*
  * Packs up to so many chunks below the part's prefix that are not. When packed_prefix grew by that,
- * it calls the part's watchers. 1: there is more to do, 0: not for this thread, or
- * TH_E_STALE_MEMORY.
+ * or a chunk is left to others, it calls the part's watchers. 1: there is more to do, 0: not for
+ * this thread, or TH_E_STALE_MEMORY.
  */
 TH_MUST_USE int packed_fill(struct xfer_part *part, uint32_t chunks);
 

@@ -19,8 +19,11 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
 #include "ipc/base/log.h"
+#include "ipc/base/name.h"
+#include "transport/cuda/gpus.h"
 #include "transport/guard.h"
 #include "transport/loop.h"
+#include "transport/part.h"
 #include "transport/rdma/checks.h"
 #include "transport/rdma/device.h"
 #include "transport/rdma/lane.h"
@@ -31,10 +34,17 @@
 #include "transport/rdma/stage.h"
 
 #define SCRATCH_BYTES 4096u
+#define GPU_THREADS 2u /* of checks: while one is woken, the other one has the GPU at work */
+#define GPU_SETS_MAX 4u
 #define REGIONS_POLL_NS 1000000
 #define REGIONS_WAIT_NS INT64_C(10000000000)
 
 LIST_HEAD(rdma_lanes, rdma_lane);
+
+struct gpu_checks {
+	struct th_hash set;    /* xfer_part_gpu_set */
+	struct checks *checks; /* owns; NULL: not made */
+};
 
 struct rdma {
 	struct rdma_config config;
@@ -47,6 +57,8 @@ struct rdma {
 	uint32_t polled; /* atomic mask: rails with a poller that is of use */
 	struct paths *paths;
 	struct checks *checks;
+	/* Guarded: each made for its first leg. */
+	struct gpu_checks one_gpu[GPUS_MAX], several_gpus[GPU_SETS_MAX];
 	struct stage *stage; /* owns */
 	void *scratch;       /* owns: mmap */
 	struct region *scratch_region;
@@ -286,7 +298,7 @@ rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 		uint64_t bytes = config->stage_bytes == 0               ? RDMA_STAGE_BYTES
 				 : config->stage_bytes == RDMA_NO_STAGE ? 0
 									: config->stage_bytes;
-		rdma->stage = stage_new(rdma, bytes);
+		rdma->stage = stage_new(rdma, bytes, config->stage_idle_ns);
 	}
 	if (rc == 0)
 		rc = checks_new(config->check_threads ? config->check_threads : choose_threads(),
@@ -346,6 +358,10 @@ rdma_close(struct rdma *rdma)
 		return;
 	TH_ASSERT(LIST_EMPTY(&rdma->lanes));
 	checks_free(rdma->checks);
+	for (uint32_t i = 0; i < GPUS_MAX; i++)
+		checks_free(rdma->one_gpu[i].checks);
+	for (uint32_t i = 0; i < GPU_SETS_MAX; i++)
+		checks_free(rdma->several_gpus[i].checks);
 	setup_free(rdma->setup);
 	if (rdma->rails)
 		rails_stop(rdma->rails); /* no poller comes or goes from now on */
@@ -423,10 +439,33 @@ rdma_paths(const struct rdma *rdma)
 	return rdma->paths;
 }
 
-struct checks *
-rdma_checks(const struct rdma *rdma)
+/* Under the lock. The ones of these GPUs, else the first free ones, else the last. */
+static struct gpu_checks *
+find_checks(struct gpu_checks *all, uint32_t count, struct th_hash set)
 {
-	return rdma->checks;
+	uint32_t i = 0;
+	while (i < count - 1 && all[i].checks && !th_hash_equal(all[i].set, set))
+		i++;
+	if (!all[i].checks)
+		all[i].set = set;
+	return &all[i];
+}
+
+struct checks *
+rdma_checks(struct rdma *rdma, const struct xfer_part *part)
+{
+	struct th_hash set;
+	uint32_t count = xfer_part_gpu_set(part, &set);
+	if (count == 0)
+		return rdma->checks;
+	pthread_mutex_lock(&rdma->lock);
+	struct gpu_checks *own = count == 1 ? find_checks(rdma->one_gpu, GPUS_MAX, set)
+					    : find_checks(rdma->several_gpus, GPU_SETS_MAX, set);
+	if (!own->checks && checks_new(GPU_THREADS * count, &own->checks) < 0)
+		own->checks = NULL; /* another leg may find room for them */
+	struct checks *checks = own->checks ? own->checks : rdma->checks;
+	pthread_mutex_unlock(&rdma->lock);
+	return checks;
 }
 
 struct stage *

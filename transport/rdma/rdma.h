@@ -39,6 +39,7 @@ struct rails_config;  /* device.h */
 struct region_key;    /* region.h */
 struct setup;         /* setup.h */
 struct stage;         /* stage.h */
+struct xfer_part;     /* transport/part.h */
 
 #define RDMA_STAGE_BYTES (UINT64_C(512) << 20)
 #define RDMA_NO_STAGE UINT64_MAX
@@ -51,7 +52,8 @@ struct rdma_config {
 	uint32_t depth;                   /* outstanding READs of a queue pair: 16 */
 	uint64_t window_bytes;            /* outstanding on a rail, all legs together: 8 MiB */
 	uint32_t check_threads;           /* 0: chosen from the CPUs */
-	uint64_t stage_bytes; /* of slabs: RDMA_STAGE_BYTES; RDMA_NO_STAGE: there are none */
+	uint64_t stage_bytes;  /* of slabs: RDMA_STAGE_BYTES; RDMA_NO_STAGE: there are none */
+	int64_t stage_idle_ns; /* until one is given back: 30 s */
 };
 
 struct rdma;
@@ -72,7 +74,10 @@ struct poller *rdma_poller(const struct rdma *rdma, uint32_t rail);
 /* Of all its pollers, one after the other. Any thread. */
 void rdma_rail_counters(struct rdma *rdma, uint32_t rail, struct rail_counters *ret_counters);
 struct paths *rdma_paths(const struct rdma *rdma);
-struct checks *rdma_checks(const struct rdma *rdma);
+/* The threads that look at its chunks. For a GPU there are some of its own: one that hangs holds up
+ * nobody else's. So there are for the first few sets of GPUs that one part lies on together; the
+ * threads of the last one are for all sets that come later, too. */
+struct checks *rdma_checks(struct rdma *rdma, const struct xfer_part *part);
 /* NULL where there are no rails. */
 struct stage *rdma_stage(const struct rdma *rdma);
 /* Rails that are up and have a poller: legs may use them. */

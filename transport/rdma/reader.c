@@ -521,8 +521,8 @@ reader_new(struct leg_in *leg)
 	if (rc == 0)
 		rc = reach_own(reader, &err);
 	if (rc == 0)
-		rc = check_list_init(
-			&reader->checks, rdma_checks(transport->rdma), table->num_chunks);
+		rc = check_list_init(&reader->checks, rdma_checks(transport->rdma, leg->part),
+			table->num_chunks);
 	if (rc == 0) {
 		reader->doubts = calloc(table->num_chunks, sizeof(reader->doubts[0]));
 		rc = reader->doubts ? 0 : -ENOMEM;

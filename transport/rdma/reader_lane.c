@@ -15,13 +15,14 @@
 
 /* ---- what to fetch ------------------------------------------------------------------------ */
 
-/* Chunks that the part may have already are looked at first: not here, that would be slow. */
+/* Chunks that the part may have already are looked at first: not here, that would be slow. What
+ * GPUs look at the intake hands out when they have. */
 bool
 reader_next(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
 {
 	struct intake *intake = &reader->leg->intake;
 	uint32_t chunk;
-	if (!intake->reuse.on)
+	if (!intake->hashes_here)
 		return intake_take(intake, limit, ret_chunk);
 	bool found = reader->num_ready > 0;
 	if (found) {
@@ -173,11 +174,10 @@ landed(void *arg, uint32_t chunk)
 		reader_arrived(reader, chunk, NULL);
 }
 
-static void
-doubt(struct reader *reader, uint32_t chunk)
+void
+reader_doubt(struct reader *reader, uint32_t chunk)
 {
 	count_up(&reader->leg->transport->counters.checksum_failures, 1);
-	(void)reader_stage_judged(reader, chunk, false, NULL);
 	/* A source that stages looks at it by itself when it is asked for it once more. */
 	if (reader->stage.num_source > 0) {
 		reader_mismatched(reader, chunk);
@@ -224,9 +224,10 @@ judge(struct reader *reader, uint32_t chunk)
 	if (rc < 0)
 		reader_fail(reader, rc, true);
 	else if (reader->verify && chunk < xfer_part_digest_count(part) &&
-		 !th_hash_equal(digest, *xfer_part_digest(part, chunk)))
-		doubt(reader, chunk);
-	else if (!reader_stage_judged(reader, chunk, true, verified))
+		 !th_hash_equal(digest, *xfer_part_digest(part, chunk))) {
+		(void)reader_stage_judged(reader, chunk, false, NULL);
+		reader_doubt(reader, chunk);
+	} else if (!reader_stage_judged(reader, chunk, true, verified))
 		reader_arrived(reader, chunk, verified);
 }
 
@@ -238,7 +239,6 @@ look(struct reader *reader, uint32_t chunk)
 	int result;
 	bool here = intake_reuse(&leg->intake, chunk, &result);
 	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
-	__atomic_add_fetch(&leg->looks, 1, __ATOMIC_RELAXED);
 	pthread_mutex_lock(&reader->lock);
 	reader->num_looking--;
 	if (!here && reader->stopping)

@@ -160,6 +160,9 @@ void reader_check(struct check_list *list, uint32_t chunk, uint8_t what);
 void reader_arrived(struct reader *reader, uint32_t chunk, const struct th_hash *digest);
 /* No lane takes a chunk from now on; those that waited go back to the intake. */
 void reader_stop_taking(struct reader *reader);
+/* What came is not the chunk that was published: it is fetched again, or the source has changed.
+ * Any thread. */
+void reader_doubt(struct reader *reader, uint32_t chunk);
 /* The source holds it right, or will say that it does not, so it is fetched again. Any thread. */
 void reader_mismatched(struct reader *reader, uint32_t chunk);
 /* The next chunk that did not match. */

@@ -187,9 +187,7 @@ reader_ready(const struct reader *reader, uint32_t *ret_waiting)
 {
 	if (!reader->stage.slab)
 		return places_ready(&reader->extents, reader->places, ret_waiting);
-	struct region *region = slab_region(reader->stage.slab);
-	*ret_waiting = region_waiting(region);
-	return region_ready(region);
+	return slab_rails(reader->stage.slab, ret_waiting);
 }
 
 /* All its registrations have failed meanwhile. */
@@ -258,6 +256,9 @@ on_rails(struct reader *reader, const struct frame *frame, const uint8_t *payloa
 		return rc;
 	reader->num_rails = frame->count;
 	reader_offer(reader, th_now_ns());
+	/* From now on our own memory is looked at, also where it streams. */
+	if (reader->state == READER_WAITING && !reader->closing)
+		reader_set_state(reader, READER_WAITING, -1);
 	return 0;
 }
 

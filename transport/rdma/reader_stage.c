@@ -9,6 +9,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/name.h"
 #include "transport/rdma/reader_own.h"
 #include "transport/tcp.h"
 
@@ -73,7 +74,8 @@ reader_stage_own(struct reader *reader, const char *why, struct th_err *err)
 {
 	struct th_err own, no_room;
 	(void)th_fail(&own, TH_E_NO_PATH, "%s", why);
-	int rc = stage_take(rdma_stage(reader->rdma), &no_room, &reader->stage.slab);
+	int rc = stage_take(
+		rdma_stage(reader->rdma), part_of(reader), &no_room, &reader->stage.slab);
 	if (rc < 0)
 		return th_fail(err, rc, "%s, and %s", own.text, no_room.text);
 	reader->stage.own_why = own;
@@ -133,8 +135,8 @@ reader_stage_place(struct reader *reader, struct map_read *read)
 	if (stage->slab) {
 		uint32_t slot =
 			own_index(reader, own_slot(reader, read->chunk, READER_SLOT_READING));
-		read->own = (struct place){
-			.region = slab_region(stage->slab), .offset = slab_slot_at(slot)};
+		read->own = (struct place){.region = slab_region(stage->slab),
+			.offset = slab_slot_use(stage->slab, slot)};
 	}
 	pthread_mutex_unlock(&reader->lock);
 	if (!stage->slab)
@@ -163,7 +165,7 @@ bool
 reader_stage_landed(struct reader *reader, uint32_t chunk)
 {
 	struct reader_stage *stage = &reader->stage;
-	bool judge = reader->verify;
+	bool judge = reader->verify && !(stage->slab && slab_space(stage->slab));
 	pthread_mutex_lock(&reader->lock);
 	if (stage->num_source > 0)
 		source_slot(reader, chunk, READER_SLOT_READING)->state = READER_SLOT_FREE;
@@ -333,7 +335,13 @@ submit(struct reader *reader, struct reader_ferry *ferry, uint32_t slot)
 	own->slab = slab_retain(stage->slab);
 	own->block.chunk = chunk;
 	own->block.bytes = chunk_bytes(xfer_part_table(part_of(reader)), chunk);
-	own->block.data = slab_slot(stage->slab, slot);
+	own->block.space = slab_space(stage->slab);
+	own->block.host = slab_host(stage->slab);
+	if (own->block.space)
+		own->block.at = slab_slot_at(slot);
+	else
+		own->block.data = slab_slot(stage->slab, slot);
+	own->block.hashes = own->block.space && reader->verify;
 	own->block.drop = drop_block;
 	xfer_cursor_init(&own->block.cursor, part_of(reader), chunk);
 	ferry->busy = true;
@@ -365,6 +373,26 @@ run_write(struct loop_task *task)
 	}
 }
 
+/* The slab has gone with the process of its GPU: the chunk comes by data connections. */
+static void
+lose(struct reader *reader, uint32_t chunk)
+{
+	intake_give_back(&reader->leg->intake, chunk);
+	loop_post(reader_porter(reader), &reader->kick_task);
+	reader_leave_ours(reader, "the process of our own GPU has ended, and its memory for copies "
+				  "with it (rdma.stage)");
+}
+
+/* On the GPU nobody has looked at it before it was written. */
+static bool
+is_right(const struct reader *reader, uint32_t chunk, const struct th_hash *digest)
+{
+	const struct xfer_part *part = part_of(reader);
+	return !slab_space(reader->stage.slab) || !reader->verify ||
+	       chunk >= xfer_part_digest_count(part) ||
+	       th_hash_equal(*digest, *xfer_part_digest(part, chunk));
+}
+
 static void
 run_written(struct loop_task *task)
 {
@@ -379,17 +407,23 @@ run_written(struct loop_task *task)
 	if (!block)
 		return;
 	int code = block->code;
-	block->drop(block);
-	ferry->busy = false;
 	pthread_mutex_lock(&reader->lock);
-	const struct reader_slot written = *slot;
+	uint32_t chunk = slot->chunk;
+	const struct th_hash digest = block->hashes ? block->digest : slot->digest;
 	slot->state = READER_SLOT_FREE;
 	pthread_mutex_unlock(&reader->lock);
-	if (code < 0) {
+	block->drop(block);
+	ferry->busy = false;
+	if (code < 0 && slab_lost(reader->stage.slab)) {
+		lose(reader, chunk);
+	} else if (code < 0) {
 		reader_fail(reader, code, true);
 		return;
+	} else if (is_right(reader, chunk, &digest)) {
+		reader_arrived(reader, chunk, reader->verify ? &digest : NULL);
+	} else {
+		reader_doubt(reader, chunk);
 	}
-	reader_arrived(reader, written.chunk, reader->verify ? &written.digest : NULL);
 	if (reader->state == READER_OVER)
 		(void)reader_stage_close(reader);
 	else

@@ -8,6 +8,10 @@
  * there and carried to the part by ferries, a few at a time, since our worker's memory may hold up
  * whoever writes to it.
  *
+ * In a slab on the part's GPU nothing is hashed: the GPU hashes what it has carried. What a NIC has
+ * written is in order for that, for the CPU makes the driver's call that copies after it has seen
+ * the READs' completions (NVIDIA, GPUDirect RDMA, "Synchronization and Memory Ordering").
+ *
  *   source's slot:  FREE -> ASKED -> STAGED -> READING -> FREE
  *   our own slot:   FREE -> READING -> JUDGING -> READY -> WRITING -> FREE
  *

@@ -196,12 +196,25 @@ show(struct registration *registration, const struct th_err *err, bool was_faile
 	pthread_mutex_unlock(&rails->lock);
 }
 
+/* What peers may READ of a GPU. Of its first bytes: it is all of one GPU. */
+static int
+try_to_read(struct registration *registration, struct th_err *ret_err)
+{
+	struct region *region = registration->region;
+	struct rail_port *port = &region->rails->rails[registration->rail];
+	if (region->memory.data || (region->access & VERBS_REMOTE_READ) == 0)
+		return 0;
+	return selfread_try(
+		port, &registration->mrs[0], region->first, left_in_piece(region, 0), ret_err);
+}
+
 /* All pieces, or none. Again after a failure: said once for each reason. */
 static void
 enter(struct registration *registration)
 {
 	struct region *region = registration->region;
 	struct rail_port *port = &region->rails->rails[registration->rail];
+	struct th_err err = {0};
 	int rc = 0;
 	uint32_t at = 0;
 	bool was_failed = registration->code < 0;
@@ -215,19 +228,22 @@ enter(struct registration *registration)
 			count(registration, at, true);
 		}
 	}
+	if (rc == 0)
+		rc = try_to_read(registration, &err);
 	registration->tries++;
 	registration->tried_ns = th_now_ns();
 	registration->again_ns = INT64_MAX;
 	if (rc < 0)
 		deregister(registration);
 	if (rc < 0 && rc != -ECANCELED) {
-		struct th_err err;
 		bool limit = port->opened->info.mrs_max != 0 &&
 			     __atomic_load_n(&port->opened->num_mrs, __ATOMIC_RELAXED) >=
 				     port->opened->info.mrs_max;
-		explain(registration, rc, at, &err);
+		if (err.code == 0)
+			explain(registration, rc, at % region->num_pieces, &err);
 		if (rc != registration->code)
-			log_warn("rdma", "%s", err.text);
+			log_at(region->memory.quiet ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, "rdma",
+				"%s", err.text);
 		show(registration, &err, was_failed);
 		registration->code = rc;
 		registration->pause_ns =
@@ -324,14 +340,15 @@ run_lost(struct loop_task *task)
 	LIST_FOREACH(registration, &port->registrations, entry)
 	{
 		struct th_err err;
-		bool was_failed = registration->code < 0;
+		th_fail(&err, -ENODEV, "%s: the device is gone", port->name);
+		show(registration, &err, registration->code < 0);
 		__atomic_store_n(&registration->state, REGION_FAILED, __ATOMIC_RELEASE);
 		deregister(registration);
-		th_fail(&err, -ENODEV, "%s: the device is gone", port->name);
-		show(registration, &err, was_failed);
 		registration->code = -ENODEV;
 		registration->again_ns = INT64_MAX;
 	}
+	selfread_close(port);
+	port->selfread.not_before_ns = 0;
 	opened_left(port->opened);
 }
 
@@ -374,15 +391,20 @@ run_gone(struct loop_task *task)
 {
 	struct region *region = loop_container(task, struct region, gone_task);
 	struct region_user user = region->user;
+	struct region_memory memory = region->memory;
 	bool stuck = __atomic_load_n(&region->stuck, __ATOMIC_ACQUIRE);
-	if (region->memory.dmabuf_fd >= 0 && region->memory.close_fd)
-		region->memory.close_fd(th_fd_move(&region->memory.dmabuf_fd));
-	th_fd_close(&region->memory.dmabuf_fd);
+	if (!memory.close_fd)
+		th_fd_close(&memory.dmabuf_fd);
 	for (uint32_t i = 0; i < region->num_registrations; i++)
 		free(region->registrations[i].mrs);
 	__atomic_fetch_sub(&region->rails->num_regions, 1, __ATOMIC_RELEASE);
 	free(region);
-	if (user.gone && !stuck)
+	/* What a device keeps of a dma-buf stays allocated: there is nothing to wait for. */
+	if (stuck && !memory.data && user.stuck)
+		user.stuck(user.arg);
+	if (memory.dmabuf_fd >= 0 && memory.close_fd)
+		memory.close_fd(memory.dmabuf_fd, user.gone, user.arg);
+	else if (user.gone && !stuck)
 		user.gone(user.arg);
 }
 

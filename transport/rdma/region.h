@@ -13,6 +13,9 @@
  * Peers name bytes by `address`: the offset within the allocation, plus where its first byte lies
  * in its page. So no address of this process leaves it.
  *
+ * A dma-buf that peers may READ is ready when the device itself has READ of it (selfread.h). What
+ * it cannot read has failed, and is not tried again.
+ *
  * A device that is lost takes its registrations along: they have failed, and are made again, with
  * other keys, when it is open again.
  *
@@ -42,9 +45,12 @@ struct region_memory {
 	/* Mapped memory, there until `gone`. NULL: dmabuf_fd, which the region takes and closes. */
 	void *data;
 	int dmabuf_fd;
-	uint64_t dmabuf_offset;   /* where in it the allocation begins */
-	void (*close_fd)(int fd); /* how: a stranger's may take for ever to close; NULL: close() */
+	uint64_t dmabuf_offset; /* where in it the allocation begins */
+	/* How: a stranger's may take for ever to close. Calls closed(arg) then, unless it
+	 * is NULL. NULL: close(). */
+	void (*close_fd)(int fd, void (*closed)(void *arg), void *arg);
 	uint64_t bytes;
+	bool quiet; /* why it may fail was said of another one like it */
 };
 
 /* On the keeper's thread. Each may be NULL. */
@@ -52,7 +58,10 @@ struct region_user {
 	void *arg;
 	/* No rail is WAITING any more. Once, before `gone`. */
 	void (*settled)(void *arg, struct region *region);
-	/* The last reference went and no device knows the memory any more: it may be unmapped. */
+	/* dmabuf_fd: a device refuses to let go of it. Before `gone`, which comes all the same. */
+	void (*stuck)(void *arg);
+	/* The last reference went and no device knows the memory any more: it may be unmapped.
+	 * dmabuf_fd: it is closed; then on any thread. */
 	void (*gone)(void *arg);
 };
 

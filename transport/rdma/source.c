@@ -265,8 +265,8 @@ source_grew(struct source *source)
 	if (!source || source->closing || !source->places || source->state >= SOURCE_LEAVING)
 		return;
 	struct xfer_part *part = source->leg->part;
-	if (packed_prefix(part) < xfer_part_prefix(part) &&
-		!__atomic_exchange_n(&source->filling, true, __ATOMIC_SEQ_CST))
+	/* What another leg's thread packs that one tells of. */
+	if (packed_lacks(part) && !__atomic_exchange_n(&source->filling, true, __ATOMIC_SEQ_CST))
 		check_list_put(&source->checks, xfer_part_table(part)->num_chunks, SOURCE_FILL);
 }
 

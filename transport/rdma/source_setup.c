@@ -27,8 +27,8 @@ reach(struct source *source, struct th_err *err)
 	if (rc == 0 && (places_ready(extents, source->places, &waiting) | waiting) == 0)
 		return places_why(extents, source->places, err);
 	if (rc == 0)
-		rc = check_list_init(
-			&source->checks, rdma_checks(source->rdma), extents->table->num_chunks + 1);
+		rc = check_list_init(&source->checks, rdma_checks(source->rdma, source->leg->part),
+			extents->table->num_chunks + 1);
 	source->has_checks = rc == 0;
 	return rc;
 }
@@ -56,6 +56,8 @@ source_prepare(struct source *source, struct th_err *err)
 	if (transport->config.rate_out != 0 || transport->config.rate_out_peer != 0)
 		return th_fail(err, TH_E_NO_PATH,
 			"its agent has a cap on what leaves, which READs do not keep to");
+	if (rdma_usable(source->rdma) == 0)
+		return th_fail(err, TH_E_NO_PATH, "none of its rails is up");
 	int rc = extents_init(&source->extents, xfer_part_table(source->leg->part));
 	if (rc == 0)
 		rc = reach(source, err);
@@ -68,11 +70,17 @@ bool
 source_later(const struct source *source)
 {
 	uint32_t waiting;
-	/* Slots are few, and ready soon. */
-	if (!source || source->why.text[0] || !source->places)
+	if (!source || source->why.text[0])
 		return false;
-	(void)places_ready(&source->extents, source->places, &waiting);
-	return (waiting & rdma_usable(source->rdma)) != 0;
+	/* Slots are few, and ready soon. */
+	if (!source->places)
+		return !slab_is_made(source->staging.slab);
+	uint32_t usable = rdma_usable(source->rdma);
+	uint32_t ready = places_ready(&source->extents, source->places, &waiting);
+	/* On rails that are down: it will be copied, once that is made. */
+	if (((ready | waiting) & usable) == 0)
+		return usable != 0 && source->takes_staged;
+	return (waiting & usable) != 0;
 }
 
 /* One that went down just now has no address, which a reader would take for a broken protocol. */
@@ -96,9 +104,7 @@ ready_rails(struct source *source, uint32_t *ret_waiting)
 {
 	if (!source->staging.slab)
 		return places_ready(&source->extents, source->places, ret_waiting);
-	struct region *region = slab_region(source->staging.slab);
-	*ret_waiting = region_waiting(region);
-	return region_ready(region);
+	return slab_rails(source->staging.slab, ret_waiting);
 }
 
 /* What cannot be READ where it lies may still be copied. */

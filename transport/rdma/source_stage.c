@@ -18,6 +18,7 @@
 #include "transport/rdma/map.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/region.h"
+#include "transport/rdma/source_own.h"
 #include "transport/rdma/wire.h"
 #include "transport/tcp.h"
 
@@ -66,29 +67,22 @@ staging_init(struct staging *staging, struct leg_out *leg, const char *why, stru
 	char kept[TH_CTL_TEXT_BYTES];
 	snprintf(kept, sizeof(kept), "%s", why); /* why may be what ret_err has */
 	*staging = (struct staging){.leg = leg, .done_task.run = run_done};
-	int rc = stage_take(rdma_stage(leg->transport->rdma), &err, &staging->slab);
-	if (rc == 0) {
-		memcpy(staging->why, kept, sizeof(kept));
-		staging->num_slots = choose_slots(staging);
-		if (staging->num_slots > 0)
-			return 0;
-		(void)th_fail(&err, TH_E_NO_PATH, "its devices register too little at once");
-		staging_fini(staging, false);
-	}
-	return th_fail(ret_err, TH_E_NO_PATH, "%s; %s", kept, err.text);
+	int rc = stage_take(rdma_stage(leg->transport->rdma), leg->part, &err, &staging->slab);
+	if (rc < 0)
+		return th_fail(ret_err, TH_E_NO_PATH, "%s; %s", kept, err.text);
+	memcpy(staging->why, kept, sizeof(kept));
+	return 0;
 }
 
 void
 staging_explain(const struct staging *staging, struct th_err *ret_err)
 {
-	struct region *region = slab_region(staging->slab);
-	struct th_err err = {0};
-	bool failed = false;
-	for (uint32_t rail = 0; rail < RAILS_MAX && !failed; rail++)
-		failed = region_state(region, rail, &err) == REGION_FAILED;
+	struct th_err err;
+	slab_why(staging->slab, &err);
 	(void)th_fail(ret_err, TH_E_NO_PATH, "%s; what it would copy to (rdma.stage) %s%s",
 		staging->why,
-		failed ? "could be registered on no rail: " : "is registered on no rail that is up",
+		err.text[0] ? "could be registered on no rail: "
+			    : "is registered on no rail that is up",
 		err.text);
 }
 
@@ -117,10 +111,14 @@ staging_fini(struct staging *staging, bool stuck)
 }
 
 int
-staging_map(const struct staging *staging, const uint32_t *rails, uint32_t num_rails,
-	struct map *ret_map, struct th_err *ret_err)
+staging_map(struct staging *staging, const uint32_t *rails, uint32_t num_rails, struct map *ret_map,
+	struct th_err *ret_err)
 {
 	struct region *region = slab_region(staging->slab);
+	staging->num_slots = choose_slots(staging);
+	if (staging->num_slots == 0)
+		return th_fail(ret_err, TH_E_NO_PATH, "%s; its devices register too little at once",
+			staging->why);
 	if (map_init_slots(ret_map, num_rails, staging->num_slots) < 0)
 		return th_fail(ret_err, TH_E_NO_PATH, "out of memory");
 	slab_clear(staging->slab);
@@ -131,7 +129,8 @@ staging_map(const struct staging *staging, const uint32_t *rails, uint32_t num_r
 			if (!region_mr(region, rails[r], slab_slot_at(staging->places[i]), &at))
 				return th_fail(ret_err, TH_E_NO_PATH,
 					"what it copies to is not registered any more");
-			*key = (struct wire_key){.address = at.address, .bytes = CHUNK_BYTES_MAX};
+			key->address = at.address;
+			key->bytes = CHUNK_BYTES_MAX;
 			key->rkeys[r] = at.rkey;
 		}
 	}
@@ -184,7 +183,12 @@ submit(struct staging *staging, struct staging_ferry *one, uint32_t slot)
 	block->chunk = chunk;
 	block->bytes = chunk_bytes(xfer_part_table(leg->part), chunk);
 	block->hashes = leg->verify && __atomic_load_n(&leg->asked[chunk], __ATOMIC_RELAXED) > 1;
-	block->data = slab_slot(staging->slab, staging->places[slot]);
+	block->space = slab_space(staging->slab);
+	block->host = slab_host(staging->slab);
+	if (block->space)
+		block->at = slab_slot_at(staging->places[slot]);
+	else
+		block->data = slab_slot(staging->slab, staging->places[slot]);
 	staging->waiting &= ~(UINT32_C(1) << slot);
 	one->block = NULL;
 	ferry_submit(one->ferry, block);
@@ -209,7 +213,7 @@ static void
 flip(struct leg_out *leg, const struct ferry_block *block)
 {
 	const struct fault *fault = &leg->transport->fault;
-	if (fault->flip && block->chunk == fault->flip_chunk &&
+	if (fault->flip && block->data && block->chunk == fault->flip_chunk &&
 		(!__atomic_exchange_n(&leg->flipped, true, __ATOMIC_RELAXED) || fault->flip_always))
 		block->data[0] ^= 1;
 }
@@ -221,6 +225,11 @@ take(struct staging *staging, const struct stage_block *own)
 {
 	struct leg_out *leg = staging->leg;
 	const struct ferry_block *block = &own->block;
+	if (block->code < 0 && slab_lost(staging->slab)) {
+		source_leave(leg->source, "the process of its GPU has ended, and its memory for "
+					  "copies with it (rdma.stage)");
+		return false;
+	}
 	if (block->code < 0) {
 		leg_out_lost(leg, block->code, block->row);
 		return false;

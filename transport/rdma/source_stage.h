@@ -40,7 +40,7 @@ struct staging {
 	struct slab *slab; /* owns: a reference; NULL: nothing is staged */
 	char why[TH_CTL_TEXT_BYTES];
 	bool reader_staged;           /* the reader has named a slot */
-	uint32_t num_slots;           /* in the order of their keys */
+	uint32_t num_slots;           /* in the order of their keys: of staging_map */
 	uint32_t places[STAGE_SLOTS]; /* which of the slab each of them is */
 	uint32_t chunks[STAGE_SLOTS]; /* that was asked for last */
 	uint32_t busy;                /* mask: asked for, and not told yet */
@@ -62,8 +62,8 @@ void staging_fini(struct staging *staging, bool stuck);
 
 /* The slots on these rails, cleared of what lay there. On the thread that may take milliseconds. 0,
  * or a code and why. */
-TH_MUST_USE int staging_map(const struct staging *staging, const uint32_t *rails,
-	uint32_t num_rails, struct map *ret_map, struct th_err *ret_err);
+TH_MUST_USE int staging_map(struct staging *staging, const uint32_t *rails, uint32_t num_rails,
+	struct map *ret_map, struct th_err *ret_err);
 
 /* STAGE. 0, or it breaks the protocol. */
 TH_MUST_USE int staging_frame(struct staging *staging, const struct frame *frame);

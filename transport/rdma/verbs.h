@@ -14,6 +14,7 @@
 #ifndef TH_TRANSPORT_RDMA_VERBS_H
 #define TH_TRANSPORT_RDMA_VERBS_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -179,5 +180,13 @@ struct verbs {
 
 /* libibverbs. */
 struct verbs verbs_ib(void);
+
+/* By what a device says to no bytes of a dma-buf that is none: EBADF or EINVAL where it takes them,
+ * by what the kernel looks at first. */
+static inline bool
+verbs_takes_dmabuf(int code)
+{
+	return code != -EOPNOTSUPP && code != -EPROTONOSUPPORT;
+}
 
 #endif

@@ -5,10 +5,10 @@
 #ifndef TH_TESTS_SUPPORT_CUDA_CALLS_H
 #define TH_TESTS_SUPPORT_CUDA_CALLS_H
 
-#include "ipc/cuda/driver.h"
+#include "tests/support/cuda/test_calls.h"
 
 #define CUDA_PROTOTYPE(name, version, arguments) CUresult name arguments;
-CUDA_CALLS(CUDA_PROTOTYPE)
+CUDA_ALL_CALLS(CUDA_PROTOTYPE)
 #undef CUDA_PROTOTYPE
 
 #endif

@@ -34,6 +34,18 @@ gpu_is_context(CUcontext context)
 	       context->alive;
 }
 
+/* By its mode: no other process may have it, or nobody. */
+static bool
+is_closed(CUdevice device)
+{
+	int mode = gpu.machine.page->devices[device].compute_mode;
+	int lock = machine_lock(&gpu.machine);
+	bool used = machine_is_used(&gpu.machine, device, gpu.pid);
+	machine_unlock(lock);
+	return mode == CU_COMPUTEMODE_PROHIBITED ||
+	       (mode == CU_COMPUTEMODE_EXCLUSIVE_PROCESS && used);
+}
+
 static CUresult
 new_context(CUcontext *ret_context, CUdevice device, unsigned flags, bool primary)
 {
@@ -45,7 +57,7 @@ new_context(CUcontext *ret_context, CUdevice device, unsigned flags, bool primar
 	CUresult result = gpu_lost(device);
 	if (result != CUDA_SUCCESS)
 		return result;
-	if (gpu.machine.page->devices[device].compute_mode == CU_COMPUTEMODE_PROHIBITED)
+	if (is_closed(device))
 		return CUDA_ERROR_DEVICE_UNAVAILABLE;
 	if (gpu.num_contexts == GPU_CONTEXTS_MAX)
 		return CUDA_ERROR_OUT_OF_MEMORY;

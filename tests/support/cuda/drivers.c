@@ -53,7 +53,7 @@ cuGetProcAddress_v2(const char *name, void **address, int version, unsigned long
 		return CUDA_ERROR_STUB_LIBRARY;
 	*address = NULL;
 	*found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-	if (DRIVER == 2 && strcmp(name, "cuMemPoolCreate") == 0)
+	if (DRIVER == 2 && strcmp(name, "cuMemPoolDestroy") == 0)
 		return CUDA_SUCCESS;
 	*found = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
 	if (version > 13000 || version < 2000 || flags != CU_GET_PROC_ADDRESS_LEGACY_STREAM)

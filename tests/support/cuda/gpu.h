@@ -19,7 +19,7 @@
 
 #define HOST_PAGE 4096u
 #define GPU_CONTEXTS_MAX 256u
-#define GPU_STREAMS_MAX 256u
+#define GPU_STREAMS_MAX 1024u
 
 struct CUctx_st {
 	int device;
@@ -45,6 +45,7 @@ struct region { /* device addresses with memory behind them */
 	CUcontext context; /* NULL: of none */
 	CUmemoryPool pool;
 	CUmemGenericAllocationHandle handle;
+	CUdeviceptr block;   /* the one that it is a part of; 0: of none */
 	uint64_t generation; /* of the chunk */
 	unsigned long long id;
 	unsigned readers, writers; /* a bit for each GPU */
@@ -77,10 +78,13 @@ extern struct gpu {
 
 /* ---- library.c: what every call begins with -------------------------------------------------- */
 
+#define GPU_IDLE ((CUresult)-1) /* a planned fault: it returns at once, as if it had done it */
 CUresult gpu_enter(int call);
 #define ENTER(call)                                                                                \
 	do {                                                                                       \
 		CUresult enter_result = gpu_enter(CALL_##call);                                    \
+		if (enter_result == GPU_IDLE)                                                      \
+			return CUDA_SUCCESS;                                                       \
 		if (enter_result != CUDA_SUCCESS)                                                  \
 			return enter_result;                                                       \
 	} while (0)
@@ -113,6 +117,10 @@ void gpu_unreserve(CUdeviceptr base, size_t bytes);
 /* A copy with an id of its own; its chunk is held once more. */
 struct region *gpu_region_add(const struct region *region);
 void gpu_region_remove(struct region *region);
+/* Frees what was allocated, and its addresses. */
+void gpu_region_free(struct region *region);
+/* Where the region begins in its chunk. */
+uint64_t gpu_region_offset(const struct region *region);
 struct region *gpu_region_at(CUdeviceptr address);
 /* The first that is not before the address; NULL. */
 struct region *gpu_region_from(CUdeviceptr address);
@@ -127,8 +135,18 @@ void gpu_drop(int chunk);
 CUresult gpu_spans(CUdeviceptr address, size_t bytes, int device, bool write,
 	struct span **ret_spans, size_t *ret_count);
 bool gpu_is_pinned(const void *data, size_t bytes);
+/* Host memory that kernels reach by this address, which lies among these; NULL. */
+char *gpu_host_at(CUdeviceptr address, CUdeviceptr *ret_from, CUdeviceptr *ret_to);
 /* All memory that belongs to a context that ends. */
 void gpu_regions_of(CUcontext context);
+
+/* ---- block.c --------------------------------------------------------------------------------- */
+
+/* As gpu_allocate. */
+CUresult gpu_allocate_small(
+	const struct machine_chunk *form, struct region *region, CUdeviceptr *ret_address);
+/* No region of the block is left. */
+void gpu_block_end(CUdeviceptr base);
 
 /* ---- vmm.c ----------------------------------------------------------------------------------- */
 

@@ -5,10 +5,16 @@
 #include "tests/support/cuda/gpus_rig.h"
 
 #include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
+
+#define PAGE UINT64_C(4096)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -92,6 +98,48 @@ rig_hash(const struct gpu_span *from)
 {
 	return (struct gpu_request){
 		.op = GPU_HASH, .from = from, .num_from = 1, .bytes = (uint32_t)from->bytes};
+}
+
+uint64_t
+rig_add(struct gpu_space *space, uint64_t at, uint64_t bytes)
+{
+	struct cuda_handle handle = {.kind = CUDA_KIND_LEGACY, .bytes = bytes, .id = at};
+	struct th_err err = {0};
+	memcpy(handle.uuid, gpu_space_uuid(space), 16);
+	int rc = gpu_space_add(space, &handle, RIG_BASE + at, -1, NULL, &err);
+	if (rc < 0)
+		fprintf(stderr, "%s\n", err.text);
+	TH_ASSERT(rc == 0);
+	return RIG_BASE + at;
+}
+
+static void
+gone(void *arg)
+{
+	(void)arg;
+	rig_happens();
+}
+
+struct rig_host
+rig_host_new(struct gpus *gpus, uint64_t pages)
+{
+	struct rig_host made = {.bytes = pages * PAGE, .fd = memfd_create("host", MFD_CLOEXEC)};
+	TH_ASSERT(ftruncate(made.fd, (off_t)made.bytes) == 0);
+	made.data = mmap(NULL, made.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, made.fd, 0);
+	TH_ASSERT(made.data != MAP_FAILED);
+	made.host = gpus_host_new(gpus, &(struct gpus_host_memory){.fd = made.fd,
+						.data = made.data,
+						.bytes = made.bytes,
+						.slice_bytes = PAGE,
+						.gone = gone});
+	return made;
+}
+
+void
+rig_host_end(struct rig_host *host)
+{
+	(void)munmap(host->data, host->bytes);
+	th_fd_close(&host->fd);
 }
 
 static void

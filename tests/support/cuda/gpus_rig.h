@@ -25,6 +25,18 @@ struct gpu_request rig_write(const struct gpu_span *to, const uint8_t *data);
 struct gpu_request rig_copy(const struct gpu_span *to, const struct gpu_span *from);
 struct gpu_request rig_hash(const struct gpu_span *from);
 
+/* Host memory of GPUs, with slices of a page; rig_happens when it is gone. */
+struct rig_host {
+	int fd;        /* owns */
+	uint8_t *data; /* owns */
+	uint64_t bytes;
+	struct gpus_host *host; /* the test releases it */
+};
+struct rig_host rig_host_new(struct gpus *gpus, uint64_t pages);
+void rig_host_end(struct rig_host *host); /* when it is gone */
+
+/* A legacy piece at that place of the GPU's memory: the worker's address of it. */
+uint64_t rig_add(struct gpu_space *space, uint64_t at, uint64_t bytes);
 /* 0, or what settle told. */
 int rig_settle(struct gpu_space *space, struct th_err *ret_err);
 /* The one GPU that there is. */

@@ -8,7 +8,7 @@
 #include <cuda.h>
 #include <cudaTypedefs.h>
 
-#include "ipc/cuda/names.h"
+#include "tests/support/cuda/test_names.h"
 
 static const struct cuda_fact facts[] = {CUDA_FACTS};
 
@@ -19,7 +19,7 @@ static const struct cuda_fact facts[] = {CUDA_FACTS};
 			PFN_##name##_v##version, CUresult(CUDAAPI *) arguments),                   \
 		1},
 
-static const struct cuda_fact calls[] = {CUDA_CALLS(CUDA_FACT_CALL)};
+static const struct cuda_fact calls[] = {CUDA_ALL_CALLS(CUDA_FACT_CALL)};
 
 const struct cuda_fact *const cuda_header_facts = facts;
 const size_t cuda_header_count = sizeof(facts) / sizeof(facts[0]);

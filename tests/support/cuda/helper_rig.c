@@ -19,6 +19,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/fd.h"
+#include "tests/support/cuda/test_calls.h"
 #include "transport/digest.h"
 
 #define WAIT_MS 60000
@@ -135,7 +136,8 @@ next_kind(struct rig *rig)
 void
 rig_hear(struct rig *rig, enum gpu_message_kind kind, void *ret_message, size_t bytes)
 {
-	cr_assert_eq(next_kind(rig), kind);
+	uint32_t next = next_kind(rig);
+	cr_assert_eq(next, kind, "%u instead of %u", next, kind);
 	cr_assert_eq(recv(rig->sock, ret_message, bytes, MSG_TRUNC), (ssize_t)bytes);
 }
 
@@ -195,24 +197,35 @@ uint64_t
 rig_run(struct rig *rig, enum gpu_run_op op, uint64_t at, const struct gpu_range *to,
 	uint32_t num_to, const struct gpu_range *from, uint32_t num_from, bool hashes)
 {
-	static _Alignas(8) uint8_t message[GPU_MESSAGE_BYTES_MAX];
 	struct gpu_run run = {.kind = GPU_RUN,
 		.op = op,
-		.run = rig->runs++,
+		.area = rig->run_area,
 		.hashes = hashes,
 		.area_at = at,
 		.num_to = num_to,
-		.num_from = num_from};
+		.num_from = num_from,
+		.num_chunks = 1};
 	const struct gpu_range *side = num_from ? from : to;
 	for (uint32_t i = 0; i < (num_from ? num_from : num_to); i++)
-		run.bytes += side[i].bytes;
+		run.chunk_bytes[0] += (uint32_t)side[i].bytes;
+	return rig_run_of(rig, &run, to, from);
+}
+
+uint64_t
+rig_run_of(struct rig *rig, const struct gpu_run *head, const struct gpu_range *to,
+	const struct gpu_range *from)
+{
+	static _Alignas(8) uint8_t message[GPU_MESSAGE_BYTES_MAX];
+	struct gpu_run run = *head;
+	run.kind = GPU_RUN;
+	run.run = rig->runs++;
 	memcpy(message, &run, sizeof(run));
-	if (num_to)
-		memcpy(message + sizeof(run), to, num_to * sizeof(*to));
-	if (num_from)
-		memcpy(message + sizeof(run) + num_to * sizeof(*to), from,
-			num_from * sizeof(*from));
-	rig_send(rig, message, sizeof(run) + (num_to + num_from) * sizeof(*to), -1);
+	if (run.num_to)
+		memcpy(message + sizeof(run), to, run.num_to * sizeof(*to));
+	if (run.num_from)
+		memcpy(message + sizeof(run) + run.num_to * sizeof(*to), from,
+			run.num_from * sizeof(*from));
+	rig_send(rig, message, sizeof(run) + (run.num_to + run.num_from) * sizeof(*to), -1);
 	return run.run;
 }
 
@@ -272,15 +285,15 @@ allocate(const struct cuda *cuda, CUdeviceptr *ret_pieces)
 	CUmemoryPool pool = NULL;
 	CUdeviceptr range = 0;
 	if (next_worker.kind == CUDA_KIND_POOL)
-		GOOD(cuda->cuMemPoolCreate(&pool, &form));
+		GOOD(test_cuda.cuMemPoolCreate(&pool, &form));
 	if (one_range)
 		GOOD(cuda->cuMemAddressReserve(&range, room, 0, 0, 0));
 	for (uint32_t i = 0; i < next_worker.num_pieces; i++) {
 		ret_pieces[i] = range + i * RIG_PIECE_BYTES;
 		if (next_worker.kind == CUDA_KIND_LEGACY) {
-			GOOD(cuda->cuMemAlloc(&ret_pieces[i], RIG_PIECE_BYTES));
+			GOOD(test_cuda.cuMemAlloc(&ret_pieces[i], RIG_PIECE_BYTES));
 		} else if (next_worker.kind == CUDA_KIND_POOL) {
-			GOOD(cuda->cuMemAllocFromPoolAsync(
+			GOOD(test_cuda.cuMemAllocFromPoolAsync(
 				&ret_pieces[i], RIG_PIECE_BYTES, pool, NULL));
 		} else {
 			if (!one_range)
@@ -292,17 +305,17 @@ allocate(const struct cuda *cuda, CUdeviceptr *ret_pieces)
 }
 
 static void
-obey(int sock, const struct cuda *cuda, CUdeviceptr piece, const struct order *order)
+obey(int sock, CUdeviceptr piece, const struct order *order)
 {
 	uint8_t *data = malloc(RIG_PIECE_BYTES);
 	TH_ASSERT(data);
 	if (order->what == FILL) {
 		for (uint64_t i = 0; i < RIG_PIECE_BYTES; i++)
 			data[i] = rig_byte(order->seed, i);
-		GOOD(cuda->cuMemcpyHtoD(piece, data, RIG_PIECE_BYTES));
+		GOOD(test_cuda.cuMemcpyHtoD(piece, data, RIG_PIECE_BYTES));
 		tell(sock, "", 1, -1);
 	} else {
-		GOOD(cuda->cuMemcpyDtoH(data, piece + order->at, order->bytes));
+		GOOD(test_cuda.cuMemcpyDtoH(data, piece + order->at, order->bytes));
 		struct th_hash digest = digest_of(data, order->bytes);
 		tell(sock, &digest, sizeof(digest), -1);
 	}
@@ -333,7 +346,7 @@ worker(int sock)
 		hear(sock, &order, sizeof(order));
 		if (order.what == STOP)
 			return;
-		obey(sock, &cuda, pieces[order.piece], &order);
+		obey(sock, pieces[order.piece], &order);
 	}
 }
 

@@ -17,10 +17,11 @@
 
 struct rig { /* the process, and what the agent shares with it */
 	pid_t pid;
-	int sock;      /* owns */
-	int area_fd;   /* owns */
-	uint8_t *area; /* owns; RIG_AREA_BYTES, area 0 when it has been sent */
-	uint64_t runs; /* that were sent */
+	int sock;          /* owns */
+	int area_fd;       /* owns */
+	uint8_t *area;     /* owns; RIG_AREA_BYTES, area 0 when it has been sent */
+	uint64_t runs;     /* that were sent */
+	uint32_t run_area; /* of the next ones */
 };
 
 /* For gpus_config; no arg. */
@@ -49,9 +50,12 @@ int rig_area(struct rig *rig, uint32_t area, uint64_t bytes, int fd, struct gpu_
 struct gpu_opened rig_open(
 	struct rig *rig, uint64_t worker, uint64_t piece, const struct cuda_handle *handle, int fd);
 struct gpu_left rig_leave(struct rig *rig, uint64_t worker, uint64_t piece);
-/* Area 0 at `at`. Sends only; returns the run's number. */
+/* Of one chunk; at `at` of run_area. Sends only; returns the run's number. */
 uint64_t rig_run(struct rig *rig, enum gpu_run_op op, uint64_t at, const struct gpu_range *to,
 	uint32_t num_to, const struct gpu_range *from, uint32_t num_from, bool hashes);
+/* Any; its kind and its number are filled in. */
+uint64_t rig_run_of(struct rig *rig, const struct gpu_run *head, const struct gpu_range *to,
+	const struct gpu_range *from);
 struct gpu_done rig_done(struct rig *rig);
 
 /* ---- workers -------------------------------------------------------------------------------- */

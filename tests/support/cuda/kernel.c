@@ -18,7 +18,7 @@
 #define MODULES_MAX 64u
 #define GRID_MAX 0x7fffffffu
 
-static const struct kernel *const kernels[] = {&kernel_leaf_digests};
+static const struct kernel *const kernels[] = {&kernel_leaf_digests, &kernel_gather};
 #define KERNELS (sizeof(kernels) / sizeof(kernels[0]))
 
 struct CUfunc_st {
@@ -77,12 +77,10 @@ find_window(CUdeviceptr address, bool write, struct window *ret_window)
 {
 	pthread_mutex_lock(&gpu.lock);
 	const struct region *region = gpu_region_at(address);
-	char *host = (char *)(uintptr_t)(address - address % 16);
-	if (!region && gpu_is_pinned(host, 16)) {
-		*ret_window = (struct window){.from = address - address % 16,
-			.to = address - address % 16 + 16,
-			true,
-			host};
+	struct window host = {.write = true};
+	host.data = region ? NULL : gpu_host_at(address, &host.from, &host.to);
+	if (host.data) {
+		*ret_window = host;
 		pthread_mutex_unlock(&gpu.lock);
 		return true;
 	}
@@ -94,7 +92,8 @@ find_window(CUdeviceptr address, bool write, struct window *ret_window)
 			.data = region->chunk < 0
 					? (char *)(uintptr_t)region->base
 					: memory_of(region->device) +
-						  gpu.machine.page->chunks[region->chunk].offset};
+						  gpu.machine.page->chunks[region->chunk].offset +
+						  gpu_region_offset(region)};
 	pthread_mutex_unlock(&gpu.lock);
 	return found;
 }

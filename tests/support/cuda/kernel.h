@@ -21,7 +21,7 @@ struct kernel {
 	void (*run)(const uint64_t *arguments, unsigned blocks, unsigned threads);
 };
 
-extern const struct kernel kernel_leaf_digests;
+extern const struct kernel kernel_leaf_digests, kernel_gather;
 
 /*
  * Where bytes of device memory are that one load or store touches, aligned to their number. What is

@@ -3,45 +3,8 @@
  * leaf - transport/cuda/leaf_kernel.h on a CPU: the threads of a block one after the other, each
  * step for all of them before the next.
  */
-#include <stdint.h>
-
-#include "tests/support/cuda/kernel.h"
-#include "transport/cuda/leaf_task.h"
-
-#define GPU_CODE static inline
-#define GPU_TABLE static
-#define GPU_UNROLL(count)
+#include "tests/support/cuda/kernel_cpu.h"
 #include "transport/cuda/leaf_kernel.h"
-
-static inline struct pair
-gpu_load(uint64_t address)
-{
-	return *(const struct pair *)kernel_memory(address, false);
-}
-
-static inline uint8_t
-gpu_load_byte(uint64_t address)
-{
-	return *(const uint8_t *)kernel_memory(address, false);
-}
-
-static inline void
-gpu_store(uint64_t address, uint64_t value)
-{
-	*(uint64_t *)kernel_memory(address, true) = value;
-}
-
-static inline void
-gpu_store_pair(uint64_t address, struct pair value)
-{
-	*(struct pair *)kernel_memory(address, true) = value;
-}
-
-static inline void
-gpu_store_byte(uint64_t address, uint8_t value)
-{
-	*(uint8_t *)kernel_memory(address, true) = value;
-}
 
 static void
 run_block(uint64_t task, uint64_t value, unsigned threads)

@@ -47,6 +47,8 @@ gpu_plan_met(int call)
 		plan->met++;
 		if (fault == FAULT_HANG)
 			return hang(plan);
+		if (fault == FAULT_IDLE)
+			return GPU_IDLE;
 		CUcontext context = gpu_context();
 		if (fault == FAULT_LOST)
 			machine_lose(&gpu.machine, context ? context->device : 0, plan->result);
@@ -131,9 +133,12 @@ cuInit(unsigned flags)
 	if (flags != 0)
 		return gpu_leave(CUDA_ERROR_INVALID_VALUE);
 	if (!gpu.pid) {
-		if (!folder || machine_open(&gpu.machine, folder) < 0)
-			return gpu_leave(CUDA_ERROR_NO_DEVICE);
-		gpu.process = claim_process(pid);
+		int rc = folder ? machine_open(&gpu.machine, folder) : -ENODEV;
+		if (rc == 0)
+			gpu.process = claim_process(pid);
+		if (folder && *folder && !gpu.process)
+			fprintf(stderr, "no GPUs of %s: %s\n", folder,
+				rc < 0 ? strerror(-rc) : "too many processes");
 		if (!gpu.process || gpu.machine.page->num_devices == 0)
 			return gpu_leave(CUDA_ERROR_NO_DEVICE);
 		gpu.pid = pid;
@@ -185,7 +190,7 @@ static const struct {
 	void *address;
 } doors[] = {
 #define DOOR(name, version, arguments) {#name, version, (void *)(uintptr_t)name},
-	CUDA_CALLS(DOOR)
+	CUDA_ALL_CALLS(DOOR)
 #undef DOOR
 };
 

@@ -3,23 +3,30 @@
  * machine - the folder, its page, and who holds which memory.
  *
  * The locks are those of open file descriptions: F_OFD_*. The library's holder has one for each
- * chunk that the process uses; each descriptor that is exported has its own.
+ * chunk that the process uses; each descriptor that is exported has its own. That of a dma-buf has
+ * a file of its own, for its size is that of what it is about: the lock of one byte of it stands
+ * for all of that.
  */
 #include "tests/support/cuda/machine.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ipc/base/assert.h"
 #include "ipc/base/fd.h"
 
+#define FOLDER "th-gpus-"
+#define ORPHAN_S 60
 #define MAGIC 0x7468637564613031ull
 
 /* ---- the folder ----------------------------------------------------------------------------- */
@@ -40,6 +47,7 @@ machine_open(struct machine *ret_machine, const char *folder)
 	memset(&machine, 0, sizeof(machine));
 	memset(machine.files, 0xff, sizeof(machine.files));
 	memset(machine.holders, 0xff, sizeof(machine.holders));
+	machine.maker = -1;
 	if ((size_t)snprintf(machine.folder, sizeof(machine.folder), "%s", folder) >=
 		sizeof(machine.folder))
 		return -ENAMETOOLONG;
@@ -79,6 +87,7 @@ machine_close(struct machine *machine)
 		th_fd_close(&machine->files[i]);
 		th_fd_close(&machine->holders[i]);
 	}
+	th_fd_close(&machine->maker);
 }
 
 static void
@@ -98,6 +107,34 @@ fill_device(struct machine_page *page, unsigned i, uint64_t bytes)
 	device->compute_mode = CU_COMPUTEMODE_DEFAULT;
 }
 
+static int
+remove_entry(const char *path, const struct stat *stat, int type, struct FTW *at)
+{
+	(void)stat, (void)type, (void)at;
+	(void)remove(path);
+	return 0;
+}
+
+/* Whoever makes a machine keeps its folder locked; a new one is not locked yet. */
+static void
+remove_orphans(const char *parent)
+{
+	char pattern[64];
+	glob_t found;
+	struct stat stat;
+	snprintf(pattern, sizeof(pattern), "%s/" FOLDER "*", parent);
+	if (glob(pattern, 0, NULL, &found) != 0)
+		return;
+	for (size_t i = 0; i < found.gl_pathc; i++) {
+		int fd = open(found.gl_pathv[i], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (fd >= 0 && fstat(fd, &stat) == 0 && stat.st_mtime + ORPHAN_S < time(NULL) &&
+			flock(fd, LOCK_EX | LOCK_NB) == 0)
+			(void)nftw(found.gl_pathv[i], remove_entry, 4, FTW_DEPTH | FTW_PHYS);
+		th_fd_close(&fd);
+	}
+	globfree(&found);
+}
+
 void
 machine_new(struct machine *ret_machine, unsigned num_devices, uint64_t bytes)
 {
@@ -106,9 +143,12 @@ machine_new(struct machine *ret_machine, unsigned num_devices, uint64_t bytes)
 	struct machine machine;
 	memset(&machine, 0, sizeof(machine));
 	/* In memory where that can be. */
-	snprintf(machine.folder, sizeof(machine.folder), "%s/th-gpus-XXXXXX",
-		access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+	const char *parent = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+	remove_orphans(parent);
+	snprintf(machine.folder, sizeof(machine.folder), "%s/" FOLDER "XXXXXX", parent);
 	TH_ASSERT(mkdtemp(machine.folder));
+	int maker = open(machine.folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	TH_ASSERT(maker >= 0 && flock(maker, LOCK_SH) == 0);
 	struct machine_page *page = calloc(1, sizeof(*page));
 	TH_ASSERT(page);
 	page->magic = MAGIC;
@@ -128,22 +168,14 @@ machine_new(struct machine *ret_machine, unsigned num_devices, uint64_t bytes)
 	close(fd);
 	free(page);
 	TH_ASSERT(machine_open(ret_machine, machine.folder) == 0);
+	ret_machine->maker = maker;
 	TH_ASSERT(setenv(MACHINE_ENV, machine.folder, 1) == 0);
 }
 
 void
 machine_remove(struct machine *machine)
 {
-	char path[256];
-	for (unsigned i = 0; i < machine->page->num_devices; i++) {
-		snprintf(path, sizeof(path), "%s/gpu%u", machine->folder, i);
-		unlink(path);
-	}
-	snprintf(path, sizeof(path), "%s/page0", machine->folder);
-	unlink(path);
-	snprintf(path, sizeof(path), "%s/lock0", machine->folder);
-	unlink(path);
-	rmdir(machine->folder);
+	(void)nftw(machine->folder, remove_entry, 4, FTW_DEPTH | FTW_PHYS);
 	machine_close(machine);
 }
 
@@ -178,9 +210,42 @@ range(int fd, int command, short type, uint64_t offset, uint64_t bytes)
 }
 
 static bool
+overlap(const struct machine_piece *piece, uint64_t offset, uint64_t bytes)
+{
+	return piece->offset < offset + bytes && offset < piece->offset + piece->bytes;
+}
+
+/* A byte behind the memory stands for an object. */
+static struct machine_piece
+object_piece(const struct machine *machine, int device, unsigned number)
+{
+	return (struct machine_piece){machine->page->devices[device].bytes + number, 1};
+}
+
+/* A descriptor of this dma-buf does. */
+static bool
+dmabuf_holds(struct machine *machine, unsigned number, int device, uint64_t offset, uint64_t bytes)
+{
+	const struct machine_object *object = &machine->page->objects[number];
+	const struct machine_piece itself = object_piece(machine, device, number);
+	if (object->num_pieces == 0 || object->device != device)
+		return false;
+	bool any = overlap(&itself, offset, bytes);
+	for (unsigned i = 0; i < object->num_pieces && !any; i++)
+		any = overlap(&object->pieces[i], offset, bytes);
+	int fd = any ? open_file(machine, "dmabuf", (int)number, 0) : -1;
+	bool held = fd >= 0 && range(fd, F_OFD_GETLK, F_WRLCK, 0, 1) != 0;
+	th_fd_close(&fd);
+	return held;
+}
+
+static bool
 is_held(struct machine *machine, int device, uint64_t offset, uint64_t bytes)
 {
-	return range(machine->files[device], F_OFD_GETLK, F_WRLCK, offset, bytes) != 0;
+	bool held = range(machine->files[device], F_OFD_GETLK, F_WRLCK, offset, bytes) != 0;
+	for (unsigned i = 0; i < MACHINE_OBJECTS_MAX && !held; i++)
+		held = dmabuf_holds(machine, i, device, offset, bytes);
+	return held;
 }
 
 bool
@@ -199,13 +264,28 @@ reap(struct machine *machine, int number)
 	struct machine_chunk *chunk = &machine->page->chunks[number];
 	if (!chunk->generation || is_held(machine, chunk->device, chunk->offset, chunk->bytes))
 		return;
-	if (fallocate(machine->files[chunk->device], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-		    (off_t)chunk->offset, (off_t)chunk->bytes) < 0)
+	if (chunk->bytes > 0 &&
+		fallocate(machine->files[chunk->device], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+			(off_t)chunk->offset, (off_t)chunk->bytes) < 0)
 		TH_ASSERT(errno == EOPNOTSUPP);
 	struct machine_device *device = &machine->page->devices[chunk->device];
 	for (uint64_t p = 0; p < chunk->bytes / MACHINE_PAGE; p++)
 		device->pages[chunk->offset / MACHINE_PAGE + p] = 0;
 	memset(chunk, 0, sizeof(*chunk));
+}
+
+bool
+machine_is_used(struct machine *machine, int device, pid_t but_for)
+{
+	bool used = false;
+	for (int i = 0; i < (int)MACHINE_CHUNKS_MAX; i++) {
+		const struct machine_chunk *chunk = &machine->page->chunks[i];
+		if (chunk->kind != MACHINE_CONTEXT || chunk->device != device)
+			continue;
+		reap(machine, i);
+		used |= chunk->kind == MACHINE_CONTEXT && chunk->owner != but_for;
+	}
+	return used;
 }
 
 /* The first page of so many that are free, or -1. */
@@ -266,11 +346,33 @@ machine_drop(struct machine *machine, int number)
 
 /* ---- descriptors ---------------------------------------------------------------------------- */
 
-/* The number travels as the file position of the description. */
+static int
+export_dmabuf(struct machine *machine, unsigned number)
+{
+	struct machine_object *object = &machine->page->objects[number];
+	uint64_t bytes = 0;
+	struct stat stat;
+	for (unsigned i = 0; i < object->num_pieces; i++)
+		bytes += object->pieces[i].bytes;
+	int fd = open_file(machine, "dmabuf", (int)number, O_CREAT);
+	if (fd < 0)
+		return fd;
+	if (ftruncate(fd, (off_t)bytes) < 0 || fstat(fd, &stat) < 0 ||
+		range(fd, F_OFD_SETLK, F_RDLCK, 0, 1) < 0) {
+		close(fd);
+		return -EIO;
+	}
+	object->ino = stat.st_ino;
+	return fd;
+}
+
+/* The number travels as the file position of the description, but for a dma-buf. */
 int
 machine_export(struct machine *machine, int device, const struct machine_piece *pieces,
 	unsigned num_pieces, uint64_t number)
 {
+	if (EXPORT_KIND(number) == EXPORT_DMABUF)
+		return export_dmabuf(machine, (unsigned)EXPORT_INDEX(number));
 	int fd = open_file(machine, "gpu", device, 0);
 	for (unsigned i = 0; fd >= 0 && i < num_pieces; i++) {
 		int rc = range(fd, F_OFD_SETLK, F_RDLCK, pieces[i].offset, pieces[i].bytes);
@@ -302,6 +404,13 @@ machine_number(struct machine *machine, int fd, uint64_t *ret_number)
 		*ret_number = (uint64_t)position;
 		return (int)i;
 	}
+	for (unsigned i = 0; i < MACHINE_OBJECTS_MAX; i++) {
+		const struct machine_object *object = &machine->page->objects[i];
+		if (object->num_pieces > 0 && object->ino == theirs.st_ino) {
+			*ret_number = EXPORT_DMABUF | i;
+			return object->device;
+		}
+	}
 	return -EINVAL;
 }
 
@@ -310,17 +419,14 @@ machine_object_new(struct machine *machine, int device, struct machine_piece *re
 {
 	for (int i = 0; i < (int)MACHINE_OBJECTS_MAX; i++) {
 		struct machine_object *object = &machine->page->objects[i];
-		/* A byte behind the memory stands for it. */
-		uint64_t at = machine->page->devices[device].bytes + (uint64_t)i;
-		if (object->generation &&
-			is_held(machine, object->device,
-				machine->page->devices[object->device].bytes + (uint64_t)i, 1))
+		struct machine_piece old = object_piece(machine, object->device, (unsigned)i);
+		if (object->generation && is_held(machine, object->device, old.offset, old.bytes))
 			continue;
 		memset(object, 0, sizeof(*object));
 		object->generation = ++machine->page->generations;
 		object->device = device;
 		object->owner = getpid();
-		*ret_piece = (struct machine_piece){at, 1};
+		*ret_piece = object_piece(machine, device, (unsigned)i);
 		return i;
 	}
 	return -1;

@@ -20,7 +20,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "ipc/cuda/driver.h"
+#include "tests/support/cuda/test_calls.h"
 
 #define MACHINE_ENV "TH_FAKE_CUDA"
 #define MACHINE_DEVICES_MAX 8u
@@ -35,7 +35,7 @@
 
 enum machine_call {
 #define MACHINE_CALL(name, version, arguments) CALL_##name,
-	CUDA_CALLS(MACHINE_CALL)
+	CUDA_ALL_CALLS(MACHINE_CALL)
 #undef MACHINE_CALL
 	/* Not a call: work that a stream does. */
 	CALL_STREAM,
@@ -59,6 +59,7 @@ enum machine_held { /* by one process */
 	HELD_POOLS,
 	HELD_HOST,
 	HELD_STREAMS,
+	HELD_URGENT_STREAMS, /* of these, those before which or with which others' work waits */
 	HELD_EVENTS,
 	HELD_MODULES,
 	HELDS
@@ -68,6 +69,7 @@ enum machine_fault {
 	FAULT_RESULT = 1, /* the call returns it and does nothing */
 	FAULT_HANG,       /* ... does not return until the fault is lifted */
 	FAULT_LOST, /* the GPU is gone for everybody: everything about it returns the result */
+	FAULT_IDLE, /* the call answers that all is well, and does nothing */
 };
 
 struct machine_device {
@@ -103,7 +105,8 @@ struct machine_object {      /* a pool, or what dma-buf descriptors are about */
 	int device;
 	int types;           /* pool */
 	pid_t owner;         /* pool */
-	unsigned num_pieces; /* dma-buf */
+	uint64_t ino;        /* dma-buf: of its file */
+	unsigned num_pieces; /* likewise */
 	struct machine_piece pieces[MACHINE_PIECES_MAX];
 };
 
@@ -141,12 +144,14 @@ struct machine {
 	char folder[200];
 	int files[MACHINE_DEVICES_MAX];   /* own: the memory, without any lock */
 	int holders[MACHINE_DEVICES_MAX]; /* own: with this process's locks */
+	int maker;                        /* own: the folder, locked by who has made it; or -1 */
 };
 
 /* ---- for tests ------------------------------------------------------------------------------ */
 
 /* A machine in a new folder, its GPUs all peers of each other and able to do everything; its folder
- * is put into the environment. bytes: of memory, each. Fails the test. */
+ * is put into the environment. bytes: of memory, each. Fails the test. Folders whose makers have
+ * ended without machine_remove, as who is killed does, go first. */
 void machine_new(struct machine *ret_machine, unsigned num_devices, uint64_t bytes);
 
 /* Removes the folder. Programs that still run keep what they have. */
@@ -190,6 +195,8 @@ int machine_take(struct machine *machine, const struct machine_chunk *form);
 /* One hold more, and none. */
 int machine_hold(struct machine *machine, int chunk);
 void machine_drop(struct machine *machine, int chunk);
+/* Another process has a context of the GPU. */
+bool machine_is_used(struct machine *machine, int device, pid_t but_for);
 /* Somebody holds it, whoever. */
 bool machine_alive(struct machine *machine, int chunk);
 
@@ -199,7 +206,8 @@ bool machine_alive(struct machine *machine, int chunk);
 #define EXPORT_KIND(number) ((number) & ~0xffffffffull)
 #define EXPORT_INDEX(number) ((number)&0xffffffffull)
 
-/* A descriptor that holds the pieces, or -errno. number: what machine_number gives. */
+/* A descriptor that holds the pieces, or -errno. number: what machine_number gives. A dma-buf's has
+ * the size of its object. */
 int machine_export(struct machine *machine, int device, const struct machine_piece *pieces,
 	unsigned num_pieces, uint64_t number);
 /* Of a descriptor that machine_export made: of which GPU; -EINVAL for any other. */

@@ -7,7 +7,7 @@
  *   used DEVICE                        bytes that somebody holds
  *   holds PID WHAT                     "imports", "contexts"...; -1: the process was never here
  *   calls PID CALL                     by their names, as in ipc/cuda/names.h; "stream"
- *   plan FAULT PID CALL AFTER RESULT   "result", "hang", "lost"; its number
+ *   plan FAULT PID CALL AFTER RESULT   "result", "hang", "lost", "idle"; its number
  *   met PLAN; lift PLAN; lose DEVICE RESULT
  *   set DEVICE WHAT VALUE              "peers", "dma_buf", "pools", "compute_mode", "context_bytes"
  */
@@ -21,7 +21,7 @@ static struct machine machine;
 
 static const char *const call_names[] = {
 #define NAME(name, version, arguments) #name,
-	CUDA_CALLS(NAME)
+	CUDA_ALL_CALLS(NAME)
 #undef NAME
 		"stream",
 };
@@ -36,12 +36,15 @@ static const char *const held_names[HELDS] = {
 	[HELD_POOLS] = "pools",
 	[HELD_HOST] = "host",
 	[HELD_STREAMS] = "streams",
+	[HELD_URGENT_STREAMS] = "urgent_streams",
 	[HELD_EVENTS] = "events",
 	[HELD_MODULES] = "modules",
 };
 
-static const char *const fault_names[] = {
-	[FAULT_RESULT] = "result", [FAULT_HANG] = "hang", [FAULT_LOST] = "lost"};
+static const char *const fault_names[] = {[FAULT_RESULT] = "result",
+	[FAULT_HANG] = "hang",
+	[FAULT_LOST] = "lost",
+	[FAULT_IDLE] = "idle"};
 
 /* -1: no such word. */
 static int

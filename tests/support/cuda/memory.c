@@ -38,8 +38,12 @@ cuMemAlloc(CUdeviceptr *address, size_t bytes)
 		.context = context,
 		.readers = ALL_DEVICES,
 		.writers = ALL_DEVICES};
-	return gpu_leave(gpu_allocate(&form, &region,
-		bytes >= MACHINE_GRANULARITY ? MACHINE_GRANULARITY : MACHINE_PAGE, address));
+	return gpu_leave(
+		bytes < MACHINE_GRANULARITY / 2
+			? gpu_allocate_small(&form, &region, address)
+			: gpu_allocate(&form, &region,
+				  bytes >= MACHINE_GRANULARITY ? MACHINE_GRANULARITY : MACHINE_PAGE,
+				  address));
 }
 
 CUresult
@@ -88,12 +92,8 @@ cuMemFree(CUdeviceptr address)
 	region = gpu_region_at(address);
 	if (result != CUDA_SUCCESS || !region)
 		return gpu_leave(result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_VALUE);
-	struct region was = *region;
-	if (was.kind == REGION_LEGACY) /* its handles open nothing any more */
-		gpu.machine.page->chunks[was.chunk].address = 0;
-	gpu_count(was.kind == REGION_IMPORT ? HELD_IMPORTS : HELD_ALLOCATIONS, -1);
-	gpu_region_remove(region);
-	gpu_unreserve(was.base, was.bytes);
+	gpu_count(region->kind == REGION_IMPORT ? HELD_IMPORTS : HELD_ALLOCATIONS, -1);
+	gpu_region_free(region);
 	return gpu_leave(CUDA_SUCCESS);
 }
 
@@ -112,11 +112,33 @@ cuMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 
 /* ---- host memory ---------------------------------------------------------------------------- */
 
+/* Where GPUs see it: not where the CPU does, as on those that cannot use the CPU's addresses. */
+#define HOST_AT (UINT64_C(1) << 56)
+
 static struct {
 	char *data;
 	size_t bytes;
+	bool mapped; /* kernels reach it */
 } * host;
 static size_t num_host;
+
+static CUdeviceptr
+device_address(const char *data)
+{
+	return (CUdeviceptr)(uintptr_t)data + HOST_AT;
+}
+
+char *
+gpu_host_at(CUdeviceptr address, CUdeviceptr *ret_from, CUdeviceptr *ret_to)
+{
+	for (size_t i = 0; i < num_host; i++) {
+		*ret_from = device_address(host[i].data);
+		*ret_to = device_address(host[i].data + host[i].bytes);
+		if (host[i].mapped && address >= *ret_from && address < *ret_to)
+			return host[i].data;
+	}
+	return NULL;
+}
 
 bool
 gpu_is_pinned(const void *data, size_t bytes)
@@ -152,7 +174,8 @@ cuMemHostRegister(void *data, size_t bytes, unsigned flags)
 			return gpu_leave(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
 	host = th_realloc(host, num_host + 1, sizeof(*host));
 	host[num_host].data = data;
-	host[num_host++].bytes = bytes;
+	host[num_host].bytes = bytes;
+	host[num_host++].mapped = (flags & CU_MEMHOSTREGISTER_DEVICEMAP) != 0;
 	gpu_count(HELD_HOST, 1);
 	return gpu_leave(CUDA_SUCCESS);
 }
@@ -182,9 +205,10 @@ cuMemHostGetDevicePointer(CUdeviceptr *address, void *data, unsigned flags)
 	if (!gpu_context())
 		return gpu_no_context();
 	pthread_mutex_lock(&gpu.lock);
-	if (!address || flags != 0 || !gpu_is_pinned(data, 1))
+	CUdeviceptr from, to;
+	if (!address || flags != 0 || !gpu_host_at(device_address(data), &from, &to))
 		return gpu_leave(CUDA_ERROR_INVALID_VALUE);
-	*address = (CUdeviceptr)(uintptr_t)data;
+	*address = device_address(data);
 	return gpu_leave(CUDA_SUCCESS);
 }
 
@@ -310,6 +334,13 @@ cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdeviceptr ad
 {
 	ENTER(cuPointerGetAttribute);
 	struct place place;
+	/* Met with the one or the other of them (kvcache-ai/Mooncake 2034). */
+	if ((attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR ||
+		    attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE ||
+		    attribute == CU_POINTER_ATTRIBUTE_MAPPING_SIZE ||
+		    attribute == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR) &&
+		!gpu_context())
+		return gpu_no_context();
 	pthread_mutex_lock(&gpu.lock);
 	if (!value || !find_place(address, &place))
 		return gpu_leave(CUDA_ERROR_INVALID_VALUE);

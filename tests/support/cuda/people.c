@@ -26,6 +26,7 @@ cuda_ready(int device)
 	if (cuda_open(&cuda, &err) < 0)
 		fprintf(stderr, "%s\n", err.text);
 	TH_ASSERT(cuda.library);
+	test_calls_find(&cuda);
 	TH_ASSERT(cuda.cuInit(0) == CUDA_SUCCESS);
 	TH_ASSERT(cuda.cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS);
 	TH_ASSERT(cuda.cuCtxSetCurrent(context) == CUDA_SUCCESS);

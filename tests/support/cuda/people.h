@@ -8,13 +8,15 @@
 #include <sys/types.h>
 
 #include "ipc/cuda/driver.h"
+#include "tests/support/cuda/test_calls.h"
 
 struct person {
 	pid_t pid;
 	int sock; /* owns */
 };
 
-/* The driver's calls, cuInit done, the primary context of the device current. Fails the process. */
+/* The driver's calls, also those of test_calls.h, cuInit done, the primary context of the device
+ * current. Fails the process. */
 struct cuda cuda_ready(int device);
 
 /* A child lives in its own process and ends with it; sock leads to its parent. Before cuInit. */

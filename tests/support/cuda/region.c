@@ -93,6 +93,31 @@ gpu_region_remove(struct region *region)
 }
 
 void
+gpu_region_free(struct region *region)
+{
+	const struct region was = *region;
+	const struct region *next = gpu_region_from(was.base + was.bytes);
+	if (was.block &&
+		(gpu_region_from(was.block) != region || (next && next->block == was.block))) {
+		gpu_region_remove(region); /* the others' block stays */
+		return;
+	}
+	if (was.kind == REGION_LEGACY) /* its handles open nothing any more */
+		gpu.machine.page->chunks[was.chunk].address = 0;
+	gpu_region_remove(region);
+	if (was.block)
+		gpu_block_end(was.block);
+	else
+		gpu_unreserve(was.base, was.bytes);
+}
+
+uint64_t
+gpu_region_offset(const struct region *region)
+{
+	return region->block ? region->base - region->block : 0;
+}
+
+void
 gpu_hold(int chunk)
 {
 	if (gpu.holds[chunk]++ == 0)
@@ -148,11 +173,8 @@ gpu_regions_of(CUcontext context)
 		struct region region = gpu.regions[i];
 		if (region.context != context)
 			continue;
-		if (region.kind == REGION_LEGACY)
-			gpu.machine.page->chunks[region.chunk].address = 0;
 		gpu_count(region.kind == REGION_IPC ? HELD_IMPORTS : HELD_ALLOCATIONS, -1);
-		gpu_region_remove(&gpu.regions[i]);
-		gpu_unreserve(region.base, region.bytes);
+		gpu_region_free(&gpu.regions[i]);
 	}
 }
 
@@ -181,7 +203,7 @@ gpu_spans(CUdeviceptr address, size_t bytes, int device, bool write, struct span
 					  .bytes = part}
 				: (struct span){.file = gpu.machine.files[region->device],
 					  .offset = gpu.machine.page->chunks[region->chunk].offset +
-						    from,
+						    gpu_region_offset(region) + from,
 					  .bytes = part};
 		/* One allocation does not run on into another; mapped chunks do. */
 		if (part < bytes && region->kind != REGION_VMM) {

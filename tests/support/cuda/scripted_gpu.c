@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -65,6 +66,7 @@ script_add(struct script *script, enum gpu_message_kind kind, enum script_act ac
 		step->after = after;
 		step->times = times;
 		step->code = TH_E_MEMORY_KIND;
+		step->ms = 1;
 		step->kind = kind;
 		return step;
 	}
@@ -81,10 +83,58 @@ sleep_for_ever(void)
 		pause();
 }
 
-static void
-answer(struct life *life, const struct script_step *step, void *message, size_t bytes, char *text)
+/* With so many descriptors, two at most. */
+static ssize_t
+send_message(int sock, const void *data, size_t bytes, uint32_t num_fds, uint64_t fd_bytes)
 {
-	static uint8_t room[1024];
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(2 * sizeof(int))];
+	} control = {0};
+	struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = bytes};
+	struct msghdr head = {.msg_iov = &part, .msg_iovlen = 1};
+	int fds[2] = {-1, -1};
+	for (uint32_t i = 0; i < num_fds; i++) {
+		fds[i] = memfd_create("own", MFD_CLOEXEC);
+		TH_ASSERT(fds[i] >= 0 && ftruncate(fds[i], (off_t)fd_bytes) == 0);
+	}
+	if (num_fds > 0) {
+		head.msg_control = &control;
+		head.msg_controllen = CMSG_SPACE(num_fds * sizeof(int));
+		control.head.cmsg_level = SOL_SOCKET;
+		control.head.cmsg_type = SCM_RIGHTS;
+		control.head.cmsg_len = CMSG_LEN(num_fds * sizeof(int));
+		memcpy(CMSG_DATA(&control.head), fds, num_fds * sizeof(int));
+	}
+	ssize_t sent = sendmsg(sock, &head, MSG_NOSIGNAL);
+	for (uint32_t i = 0; i < num_fds; i++)
+		close(fds[i]);
+	return sent;
+}
+
+static uint32_t
+count_fds(const struct script_step *step, bool own)
+{
+	if (step && step->act == SCRIPT_NO_FD)
+		return 0;
+	if (step && step->act == SCRIPT_TWO_FDS)
+		return 2;
+	return own || (step && (step->act == SCRIPT_FD || step->act == SCRIPT_EMPTY));
+}
+
+static void
+answer_with(struct life *life, const struct script_step *step, void *message, size_t bytes,
+	char *text, uint64_t own_bytes)
+{
+	static uint8_t room[1024], late[1024];
+	static size_t late_bytes;
+	if (step && step->act == SCRIPT_MUTE)
+		return;
+	if (step && step->act == SCRIPT_LATE) {
+		memcpy(late, message, bytes);
+		late_bytes = bytes;
+		return;
+	}
 	memcpy(room, message, bytes);
 	if (step && step->act == SCRIPT_ENDLESS)
 		memset(room + (text - (char *)message), 'x', GPU_TEXT_BYTES);
@@ -92,8 +142,21 @@ answer(struct life *life, const struct script_step *step, void *message, size_t 
 		bytes -= 4;
 	if (step && step->act == SCRIPT_LONG)
 		bytes += 4;
-	if (send(life->sock, room, bytes, MSG_NOSIGNAL) < 0)
+	if (step && step->act == SCRIPT_EMPTY)
+		bytes = 0;
+	uint32_t num_fds = count_fds(step, own_bytes > 0);
+	own_bytes -= step && step->act == SCRIPT_LESS_FD;
+	if (send_message(life->sock, room, bytes, num_fds, own_bytes) < 0)
 		_exit(0);
+	if (late_bytes > 0)
+		(void)send_message(life->sock, late, late_bytes, 0, 0);
+	late_bytes = 0;
+}
+
+static void
+answer(struct life *life, const struct script_step *step, void *message, size_t bytes, char *text)
+{
+	answer_with(life, step, message, bytes, text, 0);
 }
 
 static bool
@@ -109,6 +172,23 @@ code_of(const struct script_step *step, char *text)
 		return 0;
 	memcpy(text, "the script says no", 19);
 	return step->code;
+}
+
+/* Pieces of one worker have numbers that follow each other. */
+static void
+answer_unheard(struct life *life)
+{
+	const struct gpu_open *open = (const void *)life->message;
+	struct gpu_opened opened = {
+		.kind = GPU_OPENED, .worker = open->worker, .piece = open->piece};
+	for (;;) {
+		int bytes = 0;
+		TH_ASSERT(ioctl(life->sock, FIONREAD, &bytes) == 0);
+		uint64_t said = open->piece + (uint64_t)bytes / sizeof(*open);
+		for (; opened.piece <= said; opened.piece++)
+			answer(life, NULL, &opened, sizeof(opened), opened.text);
+		usleep(1000);
+	}
 }
 
 /* The step that is met; those that end the process do not come back. */
@@ -135,17 +215,27 @@ meet(struct life *life, uint32_t kind, uint64_t piece)
 			sleep_for_ever();
 			break;
 		case SCRIPT_SLOW:
-			usleep(1000);
+			usleep(1000 * step->ms);
 			break;
 		case SCRIPT_WAIT:
 			while (!life->script->go)
 				usleep(1000);
+			break;
+		case SCRIPT_DEAF:
+			answer_unheard(life);
 			break;
 		case SCRIPT_REFUSE:
 		case SCRIPT_LIE:
 		case SCRIPT_SHORT:
 		case SCRIPT_LONG:
 		case SCRIPT_ENDLESS:
+		case SCRIPT_NO_FD:
+		case SCRIPT_FD:
+		case SCRIPT_TWO_FDS:
+		case SCRIPT_LESS_FD:
+		case SCRIPT_LATE:
+		case SCRIPT_MUTE:
+		case SCRIPT_EMPTY:
 			break;
 		}
 		return step;
@@ -170,7 +260,7 @@ start(struct life *life)
 	const struct gpu_start *start = (const void *)life->message;
 	struct gpu_ready ready = {.kind = GPU_READY,
 		.context_bytes = 1 << 20,
-		.total_bytes = SCRIPT_MEMORY_BYTES,
+		.hashes_on_gpu = !(start->flags & GPU_HASH_ON_CPU),
 		.name = "a scripted GPU",
 		.pci = "0000:01:00.0"};
 	life->script->flags = start->flags;
@@ -187,9 +277,18 @@ take_area(struct life *life, int fd)
 	const struct gpu_area *area = (const void *)life->message;
 	struct gpu_area_is is = {.kind = GPU_AREA_IS, .area = area->area, .pinned = 1};
 	const struct script_step *step = meet(life, GPU_AREA, 0);
-	life->areas[area->area] =
-		mmap(NULL, area->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	TH_ASSERT(life->areas[area->area] != MAP_FAILED);
+	uint8_t **at = &life->areas[area->area];
+	TH_ASSERT((area->bytes > 0) == (fd >= 0) && (area->bytes > 0) == !*at);
+	if (area->bytes > 0) {
+		*at = mmap(
+			NULL, area->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)area->at);
+		TH_ASSERT(*at != MAP_FAILED);
+		life->script->areas++;
+	} else {
+		(void)munmap(*at, life->area_bytes[area->area]);
+		*at = NULL;
+		life->script->areas--;
+	}
 	life->area_bytes[area->area] = area->bytes;
 	is.code = code_of(step, is.text);
 	is.area += lies(step);
@@ -210,7 +309,8 @@ open_piece(struct life *life)
 	if (opened.code == 0)
 		life->pieces[life->count++] = (struct piece){
 			open->worker, open->piece, open->handle.id, open->handle.bytes};
-	answer(life, step, &opened, sizeof(opened), opened.text);
+	answer_with(life, step, &opened, sizeof(opened), opened.text,
+		open->own && opened.code == 0 ? open->handle.bytes : 0);
 }
 
 static void
@@ -229,7 +329,6 @@ leave(struct life *life)
 	}
 	left.code = code_of(step, left.text);
 	left.worker += lies(step);
-	left.imports = life->count;
 	answer(life, step, &left, sizeof(left), left.text);
 }
 
@@ -260,7 +359,7 @@ run(struct life *life, size_t bytes)
 	const struct gpu_run *run = (const void *)life->message;
 	const struct gpu_range *to = (const void *)(run + 1), *from = to + run->num_to;
 	struct gpu_done done = {.kind = GPU_DONE, .run = run->run};
-	uint64_t sums[2] = {0, 0};
+	uint64_t sums[2] = {0, 0}, all = 0;
 	const struct script_step *step =
 		meet(life, GPU_RUN, run->num_to > 0 ? to[0].piece : from[0].piece);
 	TH_ASSERT(bytes == sizeof(*run) + (run->num_to + run->num_from) * sizeof(*to));
@@ -268,22 +367,31 @@ run(struct life *life, size_t bytes)
 		sums[0] += to[i].bytes;
 	for (uint32_t i = 0; i < run->num_from; i++)
 		sums[1] += from[i].bytes;
-	TH_ASSERT(run->num_to == 0 || sums[0] == run->bytes);
-	TH_ASSERT(run->num_from == 0 || sums[1] == run->bytes);
+	TH_ASSERT(run->num_chunks > 0 && run->num_chunks <= GPU_RUN_CHUNKS_MAX);
+	for (uint32_t i = 0; i < run->num_chunks; i++)
+		all += run->chunk_bytes[i];
+	TH_ASSERT(run->num_to == 0 || sums[0] == all);
+	TH_ASSERT(run->num_from == 0 || sums[1] == all);
 	TH_ASSERT(run->num_to <= GPU_RANGES_MAX && run->num_from <= GPU_RANGES_MAX);
+	if (run->num_chunks > life->script->chunks_max)
+		life->script->chunks_max = run->num_chunks;
 	done.code = code_of(step, done.text);
 	uint8_t *data = life->scratch;
 	if (run->op == GPU_READ || run->op == GPU_WRITE) {
 		TH_ASSERT(run->area < GPU_AREAS_MAX && life->areas[run->area]);
-		TH_ASSERT(th_range_fits(run->area_at, run->bytes, life->area_bytes[run->area]));
+		TH_ASSERT(run->num_chunks == 1);
+		TH_ASSERT(th_range_fits(run->area_at, all, life->area_bytes[run->area]));
 		data = life->areas[run->area] + run->area_at;
 	}
 	if (done.code == 0 && run->num_from > 0)
 		done.code = move(life, from, run->num_from, data, true);
 	if (done.code == 0 && run->num_to > 0)
 		done.code = move(life, to, run->num_to, data, false);
-	if (done.code == 0 && (run->hashes || run->op == GPU_HASH))
-		done.digest = digest_of(data, run->bytes);
+	for (uint32_t i = 0; i < run->num_chunks && done.code == 0; i++) {
+		if (run->hashes || run->op == GPU_HASH)
+			done.digests[i] = digest_of(data, run->chunk_bytes[i]);
+		data += run->chunk_bytes[i];
+	}
 	done.run += lies(step) ? 256 : 0;
 	answer(life, step, &done, sizeof(done), done.text);
 }
@@ -302,8 +410,13 @@ hear(struct life *life, int *ret_fd)
 		.msg_controllen = sizeof(control)};
 	ssize_t got = recvmsg(life->sock, &message, MSG_CMSG_CLOEXEC);
 	*ret_fd = -1;
-	if (got <= 0)
+	if (got <= 0) {
+		life->script->ending++;
+		while (life->script->lingers)
+			usleep(1000);
+		life->script->ended++;
 		_exit(0);
+	}
 	TH_ASSERT(!(message.msg_flags & MSG_TRUNC));
 	if (message.msg_controllen >= CMSG_LEN(sizeof(int)))
 		memcpy(ret_fd, CMSG_DATA(&control.head), sizeof(*ret_fd));
@@ -317,8 +430,9 @@ live(struct script *script, int sock)
 	life->script = script;
 	life->sock = sock;
 	life->pieces = map(PIECES_MAX * sizeof(struct piece), MAP_PRIVATE);
-	life->scratch = map(CHUNK_BYTES_MAX, MAP_PRIVATE);
+	life->scratch = map(GPU_RUN_CHUNKS_MAX * CHUNK_BYTES_MAX, MAP_PRIVATE);
 	script->lives++;
+	script->areas = 0;
 	for (;;) {
 		int fd;
 		size_t bytes = hear(life, &fd);

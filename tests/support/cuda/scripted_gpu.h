@@ -3,7 +3,8 @@
  * scripted_gpu - a process of a GPU that does what a test says: well, wrong, or not at all.
  *
  * Its GPU memory is a part of a mapping that it shares with the test, so a test sees what it wrote.
- * A handle's id is where a piece lies there. Neither a driver nor a file of one.
+ * A handle's id is where a piece lies there; own memory lies at its begin, and its dma-buf is a
+ * file of as many bytes. Neither a driver nor a file of one.
  */
 #ifndef TH_TESTS_SUPPORT_CUDA_SCRIPTED_GPU_H
 #define TH_TESTS_SUPPORT_CUDA_SCRIPTED_GPU_H
@@ -24,7 +25,15 @@ enum script_act {
 	SCRIPT_SHORT,   /* answers with a message of a length that none has */
 	SCRIPT_LONG,
 	SCRIPT_ENDLESS, /* answers with a text that does not end */
-	SCRIPT_SLOW,    /* takes a ms */
+	SCRIPT_NO_FD,   /* answers without the descriptor that belongs to it */
+	SCRIPT_FD,      /* ... with one that does not */
+	SCRIPT_TWO_FDS, /* ... with two */
+	SCRIPT_EMPTY,   /* sends no bytes, and a descriptor */
+	SCRIPT_LESS_FD, /* ... with one of memory that is a byte shorter */
+	SCRIPT_SLOW,    /* takes so many ms */
+	SCRIPT_DEAF,    /* reads nothing any more, and answers OPENs all the same */
+	SCRIPT_MUTE,    /* does not answer */
+	SCRIPT_LATE,    /* answers behind the next answer */
 	SCRIPT_WAIT,    /* does it when `go` is there, and reads nothing until then */
 };
 
@@ -35,6 +44,7 @@ struct script_step {
 	int after;      /* so many are let pass, of all lives together */
 	int times;      /* then so many are met */
 	int code;
+	unsigned ms; /* of SCRIPT_SLOW */
 	_Atomic int seen, met;
 };
 
@@ -42,9 +52,13 @@ struct script {
 	struct script_step steps[SCRIPT_STEPS_MAX];
 	_Atomic uint32_t lives, messages[16]; /* by kind; of all lives */
 	_Atomic uint32_t ranges_max;          /* of one side of a RUN */
+	_Atomic uint32_t chunks_max;          /* ... and of chunks */
+	_Atomic uint32_t areas;               /* that the process has now */
 	_Atomic int go;
 	_Atomic uint32_t dies_every, heard; /* so many messages but START; 0: never */
 	_Atomic uint32_t flags;             /* of the last START */
+	_Atomic int lingers;                /* it takes for ever to end */
+	_Atomic uint32_t ending, ended;     /* so many have been hung up on; ended then */
 	uint8_t memory[SCRIPT_MEMORY_BYTES];
 };
 

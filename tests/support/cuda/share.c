@@ -13,10 +13,11 @@
 
 #define LEGACY_MAGIC 0x6c65676163793031ull
 #define POOL_MAGIC 0x706f6f6c70747231ull
-#define POOLS_MAX 64u
+#define POOLS_MAX 256u
 
 struct ticket { /* what is in a legacy handle, and in what a pool's pointer is told by */
 	uint64_t magic, generation, object, bytes;
+	uint32_t offset; /* of a block that is opened as a whole */
 	int chunk, device;
 	pid_t owner;
 };
@@ -30,7 +31,6 @@ struct CUmemPoolHandle_st {
 };
 
 static struct CUmemPoolHandle_st pools[POOLS_MAX];
-static unsigned num_pools;
 
 /* ---- legacy --------------------------------------------------------------------------------- */
 
@@ -46,7 +46,8 @@ cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 		return gpu_leave(CUDA_ERROR_INVALID_VALUE);
 	struct ticket ticket = {.magic = LEGACY_MAGIC,
 		.generation = region->generation,
-		.bytes = region->bytes,
+		.bytes = region->block ? MACHINE_GRANULARITY : region->bytes,
+		.offset = (uint32_t)gpu_region_offset(region),
 		.chunk = region->chunk,
 		.device = region->device,
 		.owner = gpu.pid};
@@ -96,7 +97,7 @@ open_legacy(const struct ticket *ticket, CUcontext context, CUdeviceptr *ret_add
 		if (region->context != context)
 			return CUDA_ERROR_ALREADY_MAPPED;
 		region->opens++;
-		*ret_address = region->base;
+		*ret_address = region->base + ticket->offset;
 		return CUDA_SUCCESS;
 	}
 	if (!(gpu.machine.page->devices[context->device].peers >> ticket->device & 1u))
@@ -105,7 +106,10 @@ open_legacy(const struct ticket *ticket, CUcontext context, CUdeviceptr *ret_add
 		.context = context,
 		.readers = 1u << context->device | 1u << ticket->device,
 		.writers = 1u << context->device | 1u << ticket->device};
-	return import(ticket, &region, ret_address);
+	CUresult result = import(ticket, &region, ret_address);
+	if (result == CUDA_SUCCESS)
+		*ret_address += ticket->offset;
+	return result;
 }
 
 CUresult
@@ -139,7 +143,9 @@ cuIpcCloseMemHandle(CUdeviceptr address)
 		return gpu_no_context();
 	pthread_mutex_lock(&gpu.lock);
 	struct region *region = gpu_region_at(address);
-	if (!region || region->kind != REGION_IPC || region->base != address)
+	/* What was opened of a block may have begun anywhere in it. */
+	if (!region || region->kind != REGION_IPC ||
+		(region->base != address && region->bytes != MACHINE_GRANULARITY))
 		return gpu_leave(CUDA_ERROR_INVALID_VALUE);
 	if (region->context != context)
 		return gpu_leave(CUDA_ERROR_INVALID_CONTEXT);
@@ -149,9 +155,7 @@ cuIpcCloseMemHandle(CUdeviceptr address)
 	region = gpu_region_at(address);
 	if (!region)
 		return gpu_leave(result);
-	size_t bytes = region->bytes;
-	gpu_region_remove(region);
-	gpu_unreserve(address, bytes);
+	gpu_region_free(region);
 	gpu_count(HELD_IMPORTS, -1);
 	return gpu_leave(result);
 }
@@ -161,15 +165,36 @@ cuIpcCloseMemHandle(CUdeviceptr address)
 static bool
 is_pool(CUmemoryPool pool)
 {
-	return pool >= pools && pool < pools + num_pools && pool->alive;
+	return pool >= pools && pool < pools + POOLS_MAX && pool->alive;
+}
+
+static bool
+is_used(CUmemoryPool pool)
+{
+	bool used = pool->alive;
+	for (size_t i = 0; i < gpu.num_regions && !used; i++)
+		used = gpu.regions[i].pool == pool;
+	return used;
+}
+
+static CUmemoryPool
+free_pool(void)
+{
+	static unsigned turn; /* what was destroyed is refused for as long as can be */
+	for (unsigned i = 0; i < POOLS_MAX; i++) {
+		CUmemoryPool pool = &pools[turn++ % POOLS_MAX];
+		if (!is_used(pool))
+			return pool;
+	}
+	return NULL;
 }
 
 static CUmemoryPool
 add_pool(int device, int types)
 {
-	if (num_pools == POOLS_MAX)
+	CUmemoryPool pool = free_pool();
+	if (!pool)
 		return NULL;
-	CUmemoryPool pool = &pools[num_pools++];
 	*pool = (struct CUmemPoolHandle_st){.alive = true,
 		.device = device,
 		.types = types,
@@ -334,7 +359,7 @@ cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable,
 	const struct machine_object *object = &gpu.machine.page->objects[EXPORT_INDEX(number)];
 	/* There is one in a process, and its end is the end of all imports (NVIDIA/cuda-python,
 	 * cuda.core 1.4.0). */
-	for (unsigned i = 0; i < num_pools; i++) {
+	for (unsigned i = 0; i < POOLS_MAX; i++) {
 		if (!pools[i].alive || !pools[i].imported ||
 			pools[i].generation != object->generation)
 			continue;
@@ -381,10 +406,16 @@ cuMemPoolImportPointer(CUdeviceptr *address, CUmemoryPool pool, CUmemPoolPtrExpo
 		return gpu_leave(CUDA_ERROR_INVALID_VALUE);
 	int lock = machine_lock(&gpu.machine);
 	CUresult result = check_ticket(&ticket, POOL_MAGIC);
-	for (size_t i = 0; i < gpu.num_regions && result == CUDA_SUCCESS; i++)
-		if (gpu.regions[i].kind == REGION_IMPORT &&
-			gpu.regions[i].generation == ticket.generation)
-			result = CUDA_ERROR_ALREADY_MAPPED;
+	/* Again it is the same one, and nobody counts: the first free is that of all (nvbug
+	 * 5570902). */
+	for (size_t i = 0; i < gpu.num_regions && result == CUDA_SUCCESS; i++) {
+		if (gpu.regions[i].kind != REGION_IMPORT ||
+			gpu.regions[i].generation != ticket.generation)
+			continue;
+		*address = gpu.regions[i].base;
+		machine_unlock(lock);
+		return gpu_leave(CUDA_SUCCESS);
+	}
 	struct region region = {.kind = REGION_IMPORT,
 		.pool = pool,
 		.readers = pool->readers,

@@ -44,7 +44,7 @@ struct work {
 
 struct CUstream_st {
 	CUcontext context;
-	bool alive, ending, non_blocking, busy;
+	bool alive, ending, threaded, non_blocking, urgent, busy; /* threaded: its thread lives */
 	struct work *first, **last;
 	uint64_t asked, done; /* works */
 	CUresult result;
@@ -59,7 +59,6 @@ struct CUevent_st {
 };
 
 static struct CUstream_st streams[GPU_STREAMS_MAX];
-static unsigned num_streams;
 static struct CUevent_st events[EVENTS_MAX];
 static unsigned num_events;
 
@@ -257,6 +256,7 @@ run(void *argument)
 		free(work);
 		pthread_cond_broadcast(&gpu.changed);
 	}
+	stream->threaded = false;
 	pthread_mutex_unlock(&gpu.lock);
 	return NULL;
 }
@@ -270,7 +270,7 @@ is_default_stream(CUstream stream)
 static bool
 is_stream(CUstream stream)
 {
-	return stream >= streams && stream < streams + num_streams && stream->alive;
+	return stream >= streams && stream < streams + GPU_STREAMS_MAX && stream->alive;
 }
 
 /* For what has been asked of it until now. */
@@ -287,7 +287,7 @@ CUresult
 gpu_wait_device(int device)
 {
 	CUresult result = CUDA_SUCCESS;
-	for (unsigned i = 0; i < num_streams; i++) {
+	for (unsigned i = 0; i < GPU_STREAMS_MAX; i++) {
 		if (!streams[i].alive || (device >= 0 && streams[i].context->device != device))
 			continue;
 		CUresult one = wait_stream(&streams[i]);
@@ -300,7 +300,7 @@ static CUresult
 wait_context(CUcontext context, bool blocking_only)
 {
 	CUresult result = CUDA_SUCCESS;
-	for (unsigned i = 0; i < num_streams; i++) {
+	for (unsigned i = 0; i < GPU_STREAMS_MAX; i++) {
 		if (!streams[i].alive || streams[i].context != context ||
 			(blocking_only && streams[i].non_blocking))
 			continue;
@@ -317,13 +317,15 @@ end_stream(CUstream stream)
 	stream->alive = false;
 	pthread_cond_broadcast(&gpu.changed);
 	gpu_count(HELD_STREAMS, -1);
+	if (stream->urgent)
+		gpu_count(HELD_URGENT_STREAMS, -1);
 }
 
 void
 gpu_streams_end(CUcontext context)
 {
 	wait_context(context, false);
-	for (unsigned i = 0; i < num_streams; i++)
+	for (unsigned i = 0; i < GPU_STREAMS_MAX; i++)
 		if (streams[i].alive && streams[i].context == context)
 			end_stream(&streams[i]);
 	for (unsigned i = 0; i < num_events; i++)
@@ -333,34 +335,50 @@ gpu_streams_end(CUcontext context)
 		}
 }
 
+static CUstream
+free_stream(void)
+{
+	static unsigned turn; /* what was destroyed is refused for as long as can be */
+	for (unsigned i = 0; i < GPU_STREAMS_MAX; i++) {
+		CUstream stream = &streams[turn++ % GPU_STREAMS_MAX];
+		if (!stream->threaded)
+			return stream;
+	}
+	return NULL;
+}
+
 CUresult
 cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
 {
 	ENTER(cuStreamCreateWithPriority);
-	(void)priority; /* any is brought into the range */
 	CUcontext context = gpu_context();
 	if (!context)
 		return gpu_no_context();
 	if (!stream || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING))
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&gpu.lock);
-	if (num_streams == GPU_STREAMS_MAX)
+	CUstream added = free_stream();
+	if (!added)
 		return gpu_leave(CUDA_ERROR_OUT_OF_MEMORY);
-	CUstream added = &streams[num_streams];
 	*added = (struct CUstream_st){.context = context,
 		.alive = true,
-		.non_blocking = (flags & CU_STREAM_NON_BLOCKING) != 0};
+		.threaded = true,
+		.non_blocking = (flags & CU_STREAM_NON_BLOCKING) != 0,
+		.urgent = priority < 0 || !(flags & CU_STREAM_NON_BLOCKING)};
 	added->last = &added->first;
 	sigset_t all, before;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	int rc = pthread_create(&added->thread, NULL, run, added);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (rc != 0)
+	if (rc != 0) {
+		added->alive = added->threaded = false;
 		return gpu_leave(CUDA_ERROR_OUT_OF_MEMORY);
+	}
 	pthread_detach(added->thread);
-	num_streams++;
 	gpu_count(HELD_STREAMS, 1);
+	if (added->urgent)
+		gpu_count(HELD_URGENT_STREAMS, 1);
 	*stream = added;
 	return gpu_leave(CUDA_SUCCESS);
 }

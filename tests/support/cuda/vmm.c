@@ -359,23 +359,34 @@ cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access,
 
 /* ---- dma-buf -------------------------------------------------------------------------------- */
 
+/* What is asked for begins at a page of the host, which may be before what is in a block. */
+static const struct region *
+shared_at(CUdeviceptr address, size_t *ret_from)
+{
+	const struct region *region = gpu_region_from(address);
+	if (!region || (region->block ? region->block : region->base) > address)
+		return NULL;
+	*ret_from = (size_t)(address - (region->block ? region->block : region->base));
+	return region;
+}
+
 static CUresult
 collect_pieces(CUdeviceptr address, size_t bytes, struct machine_piece *pieces, unsigned *ret_count,
 	int *ret_device)
 {
-	const struct region *first = gpu_region_at(address);
+	size_t from = 0;
+	const struct region *first = shared_at(address, &from);
 	unsigned count = 0;
 	if (!first)
 		return CUDA_ERROR_INVALID_VALUE;
 	while (bytes > 0) {
-		const struct region *region = gpu_region_at(address);
+		const struct region *region = shared_at(address, &from);
 		if (!region || count == MACHINE_PIECES_MAX || region->device != first->device ||
 			region->kind != first->kind)
 			return CUDA_ERROR_INVALID_VALUE;
 		const struct machine_chunk *chunk = &gpu.machine.page->chunks[region->chunk];
 		if (!chunk->rdma)
 			return CUDA_ERROR_NOT_SUPPORTED;
-		size_t from = (size_t)(address - region->base);
 		/* The last page is the driver's to round up. */
 		size_t room = (region->kind == REGION_LEGACY ? chunk->bytes : region->bytes) - from;
 		size_t part = room < bytes ? room : bytes;
@@ -398,11 +409,15 @@ cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t bytes,
 	struct machine_piece pieces[MACHINE_PIECES_MAX + 1];
 	unsigned count = 0;
 	int device = 0;
+	/* cuda.h names no such result; the driver gives it (openucx/ucx 11635). */
+	if (!gpu_context())
+		return gpu_no_context();
 	if (!handle || type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags != 0 || bytes == 0 ||
 		address % HOST_PAGE != 0 || bytes % HOST_PAGE != 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&gpu.lock);
-	const struct region *region = gpu_region_at(address);
+	size_t from;
+	const struct region *region = shared_at(address, &from);
 	if (!region || (region->kind != REGION_LEGACY && region->kind != REGION_VMM))
 		return gpu_leave(CUDA_ERROR_INVALID_VALUE);
 	if (!gpu.machine.page->devices[region->device].dma_buf)

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pages - memory of our own that NICs and GPUs are to know. Any thread.
+ */
+#ifndef TH_TRANSPORT_PAGES_H
+#define TH_TRANSPORT_PAGES_H
+
+#include <stdint.h>
+
+#include "ipc/base/checked.h"
+
+/* Whole pages, zeros; what is large begins where a huge page may. Neither children nor core files
+ * have it. munmap gives it back. NULL: no memory. */
+uint8_t *pages_map(uint64_t bytes);
+/* The same in a file of this name for other processes of ours. A page of it can go only with the
+ * last who has it, whatever they do. Its descriptor is the caller's, in no core. 0 or -errno. */
+TH_MUST_USE int pages_map_file(const char *name, uint64_t bytes, int *ret_fd, uint8_t **ret_data);
+
+#endif
