@@ -227,15 +227,17 @@ Test(libthc_shadow, fork__copy_of_the_parent__is_not_found_by_the_child)
 	good(thc_publish(shard, 1, SOON));
 }
 
+/* No agent is given it: what the agent of this test has, the child would have, too. */
 Test(libthc_shadow, fork__while_the_copy_is_made__leaves_the_child_without)
 {
-	CUdeviceptr range = closed(1);
+	struct memory_object copy;
 	int *status = NULL;
 
 	forks = true;
-	good(register_one(range, CHUNK));
+	cr_assert_eq(memory_new(CHUNK, &copy), 0);
 	cr_assert_eq(pthread_join(fork_thread, (void **)&status), 0);
 	cr_assert_eq(*status, 0);
+	memory_end(copy.start, copy.serial);
 }
 
 Test(libthc_shadow, register__beside_other_memory__each_goes_its_way)
