@@ -97,11 +97,11 @@ main(int argc, char **argv)
 	struct rig_shard shards[2] = {0};
 	for (unsigned i = 0; i < 2; i++) {
 		shards[i].bytes = GPU_RUN_CHUNKS_MAX * CHUNK;
-		shards[i].memory = rig_gpus->allocate(shards[i].bytes);
+		shards[i].memory = rig_gpus->allocate(shards[i].bytes, &shards[i].gpu);
 		spaces[i] = rig_gpus->share(rig_gpus->gpus, &shards[i]);
 	}
-	from = (struct gpu_span){.space = spaces[0], .address = (uintptr_t)shards[0].memory};
-	to = (struct gpu_span){.space = spaces[1], .address = (uintptr_t)shards[1].memory};
+	from = (struct gpu_span){.space = spaces[0], .address = shards[0].gpu};
+	to = (struct gpu_span){.space = spaces[1], .address = shards[1].gpu};
 	sem_init(&over, 0, 0);
 	us_a_chunk(AT_ONCE, 1, true);
 	printf("{\"chunks\": %" PRIu64, chunks);

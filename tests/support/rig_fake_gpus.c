@@ -14,9 +14,12 @@
 #include "transport/access.h"
 
 static uint8_t *
-allocate(uint64_t bytes)
+allocate(uint64_t bytes, uint64_t *ret_gpu)
 {
-	return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *memory =
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	*ret_gpu = (uintptr_t)memory;
+	return memory;
 }
 
 static struct rig_gpus mine;

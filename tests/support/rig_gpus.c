@@ -20,7 +20,7 @@
 #include "transport/access.h"
 
 #define GPU_BYTES (UINT64_C(512) << 20)
-#define SHARDS_MAX 64u
+#define PLACES_MAX 64u
 #define PATIENCE_NS INT64_C(30000000000)
 #define GOOD(call) TH_ASSERT((call) == CUDA_SUCCESS)
 
@@ -28,24 +28,47 @@ enum cuda_kind rig_gpus_kind = CUDA_KIND_LEGACY;
 
 static struct machine machine;
 static struct cuda cuda;
-static unsigned next_gpu;
 static struct {
-	uint8_t *memory;
-	uint64_t bytes; /* of chunks */
+	CUcontext context;
+	CUuuid uuid;
+} gpus[RIG_GPUS];
+static unsigned next_gpu;
+static struct place {
+	uint8_t *memory; /* owns: mmap; NULL: nobody's */
+	CUdeviceptr address;
+	uint64_t bytes; /* of the GPU's, whole chunks; 0: no place */
+	uint64_t range_bytes;
+	uint64_t chunk_bytes;
 	unsigned gpu;
 	enum cuda_kind kind;
 	CUmemoryPool pool;
-} shards[SHARDS_MAX];
+	uint32_t kept; /* atomic: pieces that a GPU's process may have open */
+} places[PLACES_MAX];
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
 static void
-map_chunk(CUdeviceptr address, uint64_t bytes, int device)
+use(unsigned gpu)
 {
-	const CUmemAllocationProp form = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+	GOOD(cuda.cuCtxSetCurrent(gpus[gpu].context));
+}
+
+static CUmemAllocationProp
+form_of_chunks(int device)
+{
+	int rdma = 0;
+	GOOD(cuda.cuDeviceGetAttribute(
+		&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device));
+	return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 		.location = {CU_MEM_LOCATION_TYPE_DEVICE, device},
-		.allocFlags.gpuDirectRDMACapable = 1};
+		.allocFlags.gpuDirectRDMACapable = rdma != 0};
+}
+
+static void
+map_chunk(CUdeviceptr address, uint64_t bytes, int device)
+{
+	const CUmemAllocationProp form = form_of_chunks(device);
 	const CUmemAccessDesc access = {
 		{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 	CUmemGenericAllocationHandle handle = 0;
@@ -53,6 +76,16 @@ map_chunk(CUdeviceptr address, uint64_t bytes, int device)
 	GOOD(cuda.cuMemMap(address, bytes, 0, handle, 0));
 	GOOD(cuda.cuMemRelease(handle));
 	GOOD(cuda.cuMemSetAccess(address, bytes, &access, 1));
+}
+
+static uint64_t
+granularity(int device)
+{
+	const CUmemAllocationProp form = form_of_chunks(device);
+	size_t bytes = 0;
+	GOOD(test_cuda.cuMemGetAllocationGranularity(
+		&bytes, &form, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+	return bytes;
 }
 
 static CUmemoryPool
@@ -67,121 +100,127 @@ make_pool(int device)
 }
 
 static void
-use(unsigned gpu)
+allocate_at(struct place *place)
 {
-	CUcontext context = NULL;
-	GOOD(cuda.cuDevicePrimaryCtxRetain(&context, (CUdevice)gpu));
-	GOOD(cuda.cuCtxSetCurrent(context));
-}
-
-/* The test reads and writes what the GPU has at its address: nothing of ours is there otherwise. */
-static void
-show(CUdeviceptr address, uint64_t bytes, int gpu)
-{
-	struct th_err err;
-	uint64_t offset;
-	int fd;
-	int rc = cuda_dmabuf_make(&cuda, gpu, address, bytes, &fd, &offset, &err);
-	if (rc < 0)
-		fprintf(stderr, "%s\n", err.text);
-	TH_ASSERT(rc == 0 && offset == 0);
-	void *map = machine_dmabuf_map(&machine, fd, 0, bytes), *at = (void *)(uintptr_t)address;
-	TH_ASSERT(map);
-	map = mremap(map, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, at);
-	TH_ASSERT(map == at);
-	close(fd);
-}
-
-/* No dma-buf is made of a pool's memory: it is found by who has it. */
-static void
-show_of_pool(CUdeviceptr address, uint64_t bytes, unsigned gpu)
-{
-	const struct machine_chunk *chunk = machine.page->chunks, *end = chunk + MACHINE_CHUNKS_MAX;
-	void *at = (void *)(uintptr_t)address;
-	while (chunk < end &&
-		!(chunk->generation != 0 && chunk->owner == getpid() && chunk->address == address))
-		chunk++;
-	TH_ASSERT(chunk < end && chunk->bytes >= bytes);
-	void *map = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-		machine.files[gpu], (off_t)chunk->offset);
-	TH_ASSERT(map == at);
-}
-
-static CUdeviceptr
-allocate_on(unsigned gpu, uint64_t bytes, enum cuda_kind kind, CUmemoryPool pool)
-{
-	CUdeviceptr address = 0;
-	/* A place more: the kind is told by what is behind a chunk. */
-	uint64_t step = kind == CUDA_KIND_CHUNKS ? MACHINE_GRANULARITY : bytes;
-	uint64_t room = kind == CUDA_KIND_CHUNKS ? bytes + step : bytes;
-	if (kind == CUDA_KIND_LEGACY) {
-		GOOD(test_cuda.cuMemAlloc(&address, bytes));
-	} else if (kind == CUDA_KIND_POOL) {
-		GOOD(test_cuda.cuMemAllocFromPoolAsync(&address, bytes, pool, NULL));
+	int device = (int)place->gpu;
+	use(place->gpu);
+	if (place->kind == CUDA_KIND_LEGACY) {
+		GOOD(test_cuda.cuMemAlloc(&place->address, place->bytes));
+	} else if (place->kind == CUDA_KIND_POOL) {
+		place->pool = make_pool(device);
+		GOOD(test_cuda.cuMemAllocFromPoolAsync(
+			&place->address, place->bytes, place->pool, NULL));
 		GOOD(cuda.cuStreamSynchronize(NULL));
-		show_of_pool(address, bytes, gpu);
-		return address;
 	} else {
-		GOOD(cuda.cuMemAddressReserve(&address, room, 0, 0, 0));
-		for (uint64_t at = 0; at < bytes; at += step)
-			map_chunk(address + at, step, (int)gpu);
+		GOOD(cuda.cuMemAddressReserve(&place->address, place->range_bytes, 0, 0, 0));
+		for (uint64_t at = 0; at < place->bytes; at += place->chunk_bytes)
+			map_chunk(place->address + at, place->chunk_bytes, device);
 	}
-	for (uint64_t at = 0; at < bytes; at += step)
-		show(address + at, step, (int)gpu);
-	return address;
+}
+
+/* A GPU that was lost keeps what it has. */
+static void
+free_at(struct place *place)
+{
+	(void)cuda.cuCtxSetCurrent(gpus[place->gpu].context);
+	if (place->kind == CUDA_KIND_LEGACY) {
+		(void)cuda.cuMemFree(place->address);
+	} else if (place->kind == CUDA_KIND_POOL) {
+		(void)test_cuda.cuMemFreeAsync(place->address, NULL);
+		(void)cuda.cuStreamSynchronize(NULL);
+		(void)cuda.cuMemPoolDestroy(place->pool);
+	} else {
+		for (uint64_t at = 0; at < place->bytes; at += place->chunk_bytes)
+			(void)cuda.cuMemUnmap(place->address + at, place->chunk_bytes);
+		(void)cuda.cuMemAddressFree(place->address, place->range_bytes);
+	}
+}
+
+/* What nobody wants any more is freed when no process has it open: so a worker does it, and what a
+ * driver makes of anything else is not said. Returns how many are still open. */
+static unsigned
+free_left(void)
+{
+	unsigned open = 0;
+	for (struct place *place = places; place < places + PLACES_MAX; place++) {
+		if (place->bytes == 0 || place->memory)
+			continue;
+		if (__atomic_load_n(&place->kept, __ATOMIC_ACQUIRE) > 0) {
+			open++;
+			continue;
+		}
+		free_at(place);
+		place->bytes = 0;
+	}
+	return open;
 }
 
 static uint8_t *
-allocate(uint64_t bytes)
+allocate(uint64_t bytes, uint64_t *ret_gpu)
 {
-	unsigned i = 0, gpu = next_gpu++ % RIG_GPUS;
-	while (i < SHARDS_MAX && shards[i].memory)
-		i++;
-	TH_ASSERT(i < SHARDS_MAX);
-	use(gpu);
-	shards[i].bytes = (bytes + MACHINE_GRANULARITY - 1) / MACHINE_GRANULARITY;
-	shards[i].bytes *= MACHINE_GRANULARITY;
-	shards[i].pool = rig_gpus_kind == CUDA_KIND_POOL ? make_pool((int)gpu) : NULL;
-	shards[i].memory = (uint8_t *)(uintptr_t)allocate_on(
-		gpu, shards[i].bytes, rig_gpus_kind, shards[i].pool);
-	shards[i].gpu = gpu;
-	shards[i].kind = rig_gpus_kind;
-	memset(shards[i].memory, 0, bytes);
-	return shards[i].memory;
+	struct place *place = places;
+	(void)free_left();
+	while (place < places + PLACES_MAX && place->bytes > 0)
+		place++;
+	TH_ASSERT(place < places + PLACES_MAX);
+	*place = (struct place){.gpu = next_gpu++ % RIG_GPUS, .kind = rig_gpus_kind};
+	uint64_t step = granularity((int)place->gpu);
+	place->bytes = (bytes + step - 1) / step * step;
+	place->chunk_bytes = place->kind == CUDA_KIND_CHUNKS ? step : place->bytes;
+	/* A place more: the kind is told by what is behind a chunk. */
+	place->range_bytes = place->bytes + (place->kind == CUDA_KIND_CHUNKS ? step : 0);
+	allocate_at(place);
+	place->memory =
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	TH_ASSERT(place->memory != MAP_FAILED);
+	*ret_gpu = place->address;
+	return place->memory;
 }
 
-static unsigned
-find(const uint8_t *memory)
+static struct place *
+place_of(CUdeviceptr address)
 {
-	unsigned i = 0;
-	while (i < SHARDS_MAX && shards[i].memory != memory)
-		i++;
-	TH_ASSERT(i < SHARDS_MAX);
-	return i;
+	struct place *place = places;
+	while (place < places + PLACES_MAX &&
+		!(place->memory && address - place->address < place->bytes))
+		place++;
+	TH_ASSERT(place < places + PLACES_MAX);
+	return place;
 }
 
 static void
 release(uint8_t *memory, uint64_t bytes)
 {
-	unsigned i = find(memory);
-	CUdeviceptr address = (uintptr_t)memory;
-	(void)bytes;
-	shards[i].memory = NULL;
-	void *hidden = mmap(memory, shards[i].bytes, PROT_NONE,
-		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-	TH_ASSERT(hidden == memory);
-	/* A GPU that was lost keeps what it has. */
-	CUcontext context = NULL;
-	(void)cuda.cuDevicePrimaryCtxRetain(&context, (CUdevice)shards[i].gpu);
-	(void)cuda.cuCtxSetCurrent(context);
-	if (shards[i].kind == CUDA_KIND_LEGACY) {
-		(void)cuda.cuMemFree(address);
-	} else if (shards[i].kind == CUDA_KIND_POOL) {
-		(void)test_cuda.cuMemFreeAsync(address, NULL);
-		(void)cuda.cuMemPoolDestroy(shards[i].pool);
-	} else {
-		(void)cuda.cuMemUnmap(address, shards[i].bytes);
-	}
+	struct place *place = places;
+	while (place < places + PLACES_MAX && place->memory != memory)
+		place++;
+	TH_ASSERT(place < places + PLACES_MAX);
+	munmap(memory, bytes);
+	place->memory = NULL;
+	(void)free_left();
+}
+
+/* Other processes look there next, and the driver may return before the last byte is there. */
+static void
+put(uint64_t gpu, const uint8_t *memory, uint64_t bytes)
+{
+	use(place_of(gpu)->gpu);
+	GOOD(test_cuda.cuMemcpyHtoD(gpu, memory, bytes));
+	GOOD(test_cuda.cuCtxSynchronize());
+}
+
+static void
+get(uint8_t *memory, uint64_t gpu, uint64_t bytes)
+{
+	use(place_of(gpu)->gpu);
+	GOOD(test_cuda.cuMemcpyDtoH(memory, gpu, bytes));
+}
+
+static const uint8_t *
+image(uint64_t gpu)
+{
+	const struct place *place = place_of(gpu);
+	return place->memory + (gpu - place->address);
 }
 
 static void
@@ -193,26 +232,37 @@ settled(void *arg, const struct th_err *result)
 	sem_post(arg);
 }
 
-static struct gpu_space *
-share(struct gpus *gpus, const struct rig_shard *shard)
+static void
+piece_gone(void *arg)
 {
-	unsigned gpu = shards[find(shard->memory)].gpu;
+	struct place *place = arg;
+	__atomic_fetch_sub(&place->kept, 1, __ATOMIC_RELEASE);
+}
+
+static struct gpu_space *
+share(struct gpus *of, const struct rig_shard *shard)
+{
+	struct place *place = place_of(shard->gpu);
+	const struct gpu_piece_user user = {.arg = place, .gone = piece_gone};
+	int device = (int)place->gpu;
 	struct cuda_memory memory;
 	struct th_err err;
 	sem_t all;
-	use(gpu);
-	struct gpu_space *space = gpu_space_new(
-		gpus, (const uint8_t *)machine.page->devices[gpu].uuid.bytes, "m/r/0", &err);
+	use(place->gpu);
+	struct gpu_space *space =
+		gpu_space_new(of, (const uint8_t *)gpus[place->gpu].uuid.bytes, "m/r/0", &err);
 	TH_ASSERT(space);
-	cuda_memory_init(&memory, (int)gpu);
-	int rc = cuda_memory_add(&memory, &cuda, (uintptr_t)shard->memory, shard->bytes, &err);
+	cuda_memory_init(&memory, device);
+	int rc = cuda_memory_add(&memory, &cuda, shard->gpu, shard->bytes, &err);
 	for (size_t i = 0; rc == 0 && i < memory.count; i++) {
 		const struct cuda_piece *piece = &memory.pieces[i];
 		struct cuda_handle handle;
 		int fd = -1;
-		rc = cuda_handle_make(&cuda, (int)gpu, piece, &handle, &fd, &err);
-		if (rc == 0)
-			rc = gpu_space_add(space, &handle, piece->base, fd, NULL, &err);
+		rc = cuda_handle_make(&cuda, device, piece, &handle, &fd, &err);
+		if (rc < 0)
+			break;
+		__atomic_fetch_add(&place->kept, 1, __ATOMIC_RELAXED);
+		rc = gpu_space_add(space, &handle, piece->base, fd, &user, &err);
 	}
 	if (rc < 0)
 		fprintf(stderr, "%s\n", err.text);
@@ -236,6 +286,9 @@ static struct rig_gpus mine = {.allocate = allocate,
 	.release = release,
 	.share = share,
 	.unshare = gpu_space_release,
+	.put = put,
+	.get = get,
+	.image = image,
 	.map_dmabuf = map_dmabuf};
 
 /* ---- processes ----------------------------------------------------------------------------- */
@@ -262,7 +315,7 @@ rig_gpus_pid(unsigned gpu)
 	struct gpu_status status[RIG_GPUS];
 	uint32_t count = gpus_status(mine.gpus, status, RIG_GPUS);
 	for (uint32_t i = 0; i < count && i < RIG_GPUS; i++) {
-		if (memcmp(status[i].uuid, machine.page->devices[gpu].uuid.bytes, 16) == 0)
+		if (memcmp(status[i].uuid, gpus[gpu].uuid.bytes, 16) == 0)
 			return status[i].pid;
 	}
 	return 0;
@@ -297,9 +350,28 @@ rig_gpus_init(uint64_t staging_bytes, bool hash_on_cpu)
 	struct th_err err;
 	machine_new(&machine, RIG_GPUS, GPU_BYTES);
 	cuda = cuda_ready(0);
+	for (int i = 0; i < (int)RIG_GPUS; i++) {
+		GOOD(cuda.cuDevicePrimaryCtxRetain(&gpus[i].context, i));
+		GOOD(cuda.cuDeviceGetUuid(&gpus[i].uuid, i));
+	}
 	int rc = gpus_new(&config, &err, &mine.gpus);
 	TH_ASSERT(rc == 0);
 	rig_gpus = &mine;
+}
+
+/* Nor does the test, but where a GPU was lost: its memory cannot be freed. */
+static void
+expect_nothing_held(void)
+{
+	for (unsigned i = 0; i < RIG_GPUS; i++) {
+		if (machine.page->devices[i].lost != 0)
+			return;
+	}
+	TH_ASSERT(machine_holds(&machine, getpid(), HELD_ALLOCATIONS) == 0);
+	TH_ASSERT(machine_holds(&machine, getpid(), HELD_HANDLES) == 0);
+	TH_ASSERT(machine_holds(&machine, getpid(), HELD_MAPPINGS) == 0);
+	TH_ASSERT(machine_holds(&machine, getpid(), HELD_RESERVATIONS) == 0);
+	TH_ASSERT(machine_holds(&machine, getpid(), HELD_POOLS) == 0);
 }
 
 void
@@ -309,5 +381,7 @@ rig_gpus_fini(void)
 	rig_gpus = NULL;
 	gpus_free(mine.gpus);
 	mine.gpus = NULL;
+	TH_ASSERT(free_left() == 0);
+	expect_nothing_held();
 	machine_remove(&machine);
 }

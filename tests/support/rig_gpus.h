@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * rig_gpus - shards of the rig in the memory of GPUs that are files (cuda/machine.h), which the
- * real processes of the GPUs read and write. Shards lie on the GPUs by turns.
+ * real processes of the GPUs read and write. Shards lie on the GPUs by turns. The test makes that
+ * memory, fills it and reads it by the driver's calls alone.
  */
 #ifndef TH_TESTS_SUPPORT_RIG_GPUS_H
 #define TH_TESTS_SUPPORT_RIG_GPUS_H

@@ -39,6 +39,7 @@ bool rig_no_dmabufs;
 int64_t rig_stage_idle_ns;
 
 #define PATIENCE_NS INT64_C(40000000000)
+#define GAP 3u /* bytes between two tensors */
 
 /* ---- shards ------------------------------------------------------------------------------- */
 
@@ -59,19 +60,19 @@ rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, u
 	TH_ASSERT(rc == 0);
 	shard->table = chunk_table_new(&shard->manifest);
 	TH_ASSERT(shard->table);
-	/* Tensors lie 3 bytes apart: nothing is aligned, and an overrun is seen. */
+	/* Tensors lie so far apart: nothing is aligned, and an overrun is seen. */
 	shard->bytes = 4096;
 	for (uint32_t i = 0; i < count; i++)
-		shard->bytes += sizes[i] + 3;
+		shard->bytes += sizes[i] + GAP;
 	shard->filled = fill != 0;
-	shard->memory = rig_gpus ? rig_gpus->allocate(shard->bytes)
+	shard->memory = rig_gpus ? rig_gpus->allocate(shard->bytes, &shard->gpu)
 				 : mmap(NULL, shard->bytes, PROT_READ | PROT_WRITE,
 					   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	TH_ASSERT(shard->memory != MAP_FAILED);
 	uint64_t at = 1;
 	for (uint32_t i = 0; i < shard->manifest.num_rows; i++) {
 		shard->tensors[i] = shard->memory + at;
-		at += shard->manifest.rows[i].bytes + 3;
+		at += shard->manifest.rows[i].bytes + GAP;
 	}
 	if (fill != 0) {
 		struct th_rng rng;
@@ -80,10 +81,34 @@ rig_shard_init(struct rig_shard *shard, const uint64_t *sizes, uint32_t count, u
 			th_rng_bytes(
 				&rng, shard->tensors[i], (size_t)shard->manifest.rows[i].bytes);
 	}
+	rig_shard_put(shard);
 	free(rows);
 	free(names);
 	if (rig_with_files)
 		rig_shard_to_file(shard);
+}
+
+void
+rig_shard_put(const struct rig_shard *shard)
+{
+	if (rig_gpus && rig_gpus->put)
+		rig_gpus->put(shard->gpu, shard->memory, shard->bytes);
+}
+
+void
+rig_shard_get(const struct rig_shard *shard)
+{
+	if (!shard->on_gpu || !rig_gpus->get)
+		return;
+	if (!shard->half) {
+		rig_gpus->get(shard->memory, shard->gpu, shard->bytes);
+		return;
+	}
+	for (uint32_t i = 0; i < shard->manifest.num_rows; i += 2) {
+		uint64_t at = (uint64_t)(shard->tensors[i] - shard->memory);
+		rig_gpus->get(
+			shard->tensors[i], shard->gpu + at, shard->manifest.rows[i].bytes + GAP);
+	}
 }
 
 void
@@ -212,7 +237,9 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 	uint32_t count = shard->manifest.num_rows;
 	struct xfer_place *places = th_calloc(count, sizeof(places[0]));
 	struct access *access = NULL, *gpu = NULL;
-	if (memory >= RIG_GPU)
+	shard->on_gpu = memory >= RIG_GPU;
+	shard->half = memory > RIG_GPU;
+	if (shard->on_gpu)
 		gpu = gpu_access(shard);
 	if (memory == RIG_HOST && !shard->host)
 		show_to_gpus(shard);
@@ -226,9 +253,9 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		uintptr_t address = (uintptr_t)shard->tensors[i];
-		if (memory == RIG_GPU || (memory > RIG_GPU && i % 2 == 0)) {
+		if (shard->on_gpu && (!shard->half || i % 2 == 0)) {
 			places[i].access = gpu;
-			places[i].place = address;
+			places[i].place = shard->gpu + (address - (uintptr_t)shard->memory);
 			if (rig_gpus_for_nics) {
 				places[i].region = shard->region;
 				places[i].region_at = address - (uintptr_t)shard->memory;
@@ -275,13 +302,27 @@ rig_part(struct rig_shard *shard, bool verify)
 	struct xfer_part *part = xfer_part_new(
 		shard->table, shard->tensors, shard->manifest.num_rows, verify, NULL, NULL);
 	TH_ASSERT(part);
+	shard->on_gpu = false;
 	return part;
 }
 
 bool
 rig_shards_equal(const struct rig_shard *a, const struct rig_shard *b)
 {
+	rig_shard_get(a);
+	rig_shard_get(b);
 	return a->bytes == b->bytes && memcmp(a->memory, b->memory, a->bytes) == 0;
+}
+
+static const uint8_t *
+image(const struct xfer_piece *piece)
+{
+	if (piece->data)
+		return piece->data;
+	if (rig_gpus && rig_gpus->image && access_space(piece->access))
+		return rig_gpus->image(piece->place);
+	/* What is not mapped is called by its address: no part of a file. */
+	return (uint8_t *)(uintptr_t)piece->place;
 }
 
 void
@@ -296,10 +337,7 @@ rig_add_digests(struct xfer_part *part)
 		xfer_cursor_init(&cursor, part, c);
 		while (cursor.left > 0) {
 			xfer_cursor_piece(&cursor, part, 1u << 20, &piece);
-			/* What is not mapped is called by its address: no part of a file. */
-			const uint8_t *data =
-				piece.data ? piece.data : (uint8_t *)(uintptr_t)piece.place;
-			digest_update(&digest, data, piece.bytes);
+			digest_update(&digest, image(&piece), piece.bytes);
 			xfer_cursor_skip(&cursor, part, piece.bytes);
 		}
 		struct th_hash hash = digest_final(&digest);

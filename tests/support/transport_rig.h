@@ -33,6 +33,9 @@ struct rig_shard { /* memory of one shard */
 	struct manifest manifest;
 	struct chunk_table *table;
 	uint8_t *memory; /* owns: mmap */
+	uint64_t gpu;    /* where a GPU has the same, when rig_gpus has GPUs */
+	bool on_gpu;     /* the last part of it: all rows, */
+	bool half;       /* ... or those by turns */
 	int fd;          /* owns: of rig_shard_to_file; -1 */
 	uint64_t bytes;  /* of the mapping */
 	bool filled;
@@ -105,12 +108,17 @@ enum rig_memory {
 	RIG_GPU_MAPPED,
 	RIG_GPU_PROCESS,
 };
-/* GPUs whose memory the test can read and write as its own. */
+/* GPUs, and memory on them that has its image in the test's own memory. */
 struct rig_gpus {
 	struct gpus *gpus;
 	/* Of a shard's memory: as mmap, and as munmap. */
-	uint8_t *(*allocate)(uint64_t bytes);
+	uint8_t *(*allocate)(uint64_t bytes, uint64_t *ret_gpu);
 	void (*release)(uint8_t *memory, uint64_t bytes);
+	/* From the image to the GPU, and back; have ended. NULL, all three: both are the same
+	 * memory. */
+	void (*put)(uint64_t gpu, const uint8_t *memory, uint64_t bytes);
+	void (*get)(uint8_t *memory, uint64_t gpu, uint64_t bytes);
+	const uint8_t *(*image)(uint64_t gpu); /* of what is at that address */
 	/* One that has all of it as a piece. */
 	struct gpu_space *(*share)(struct gpus *gpus, const struct rig_shard *shard);
 	void (*unshare)(struct gpu_space *space);
@@ -129,8 +137,13 @@ extern int64_t rig_stage_idle_ns;
 /* Of all shards and parts from now on: rig_part makes RIG_BOTH of them. */
 extern bool rig_with_files;
 struct xfer_part *rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify);
+/* What a test has written to the memory is on the GPU as well; as after rig_shard_init. */
+void rig_shard_put(const struct rig_shard *shard);
+/* The rows that the last part has on a GPU come from there: the memory is what the part is. */
+void rig_shard_get(const struct rig_shard *shard);
+/* Gets both before. */
 bool rig_shards_equal(const struct rig_shard *a, const struct rig_shard *b);
-/* Computes all digests here and now; the prefix stays 0. */
+/* Computes all digests here and now, of what the test has written; the prefix stays 0. */
 void rig_add_digests(struct xfer_part *part);
 
 /* stall_ns, connections 0: defaults. */

@@ -46,6 +46,13 @@ finish(struct pair *s)
 }
 
 static void
+clear(struct rig_shard *shard)
+{
+	memset(shard->memory, 0, shard->bytes);
+	rig_shard_put(shard);
+}
+
+static void
 parts(struct pair *s, enum rig_memory from, enum rig_memory to)
 {
 	s->from = rig_part_of(&s->source, from, true);
@@ -77,7 +84,7 @@ kill_process(unsigned gpu)
 static void
 arrives(struct pair *s, enum mode mode, enum rig_memory from, enum rig_memory to)
 {
-	memset(s->reader.memory, 0, s->reader.bytes);
+	clear(&s->reader);
 	parts(s, from, to);
 	/* Else it goes by TCP while a busy GPU makes it room. */
 	s->reader_agent->require_rdma = mode == MODE_RDMA;
@@ -224,7 +231,7 @@ MODES(process_killed_midway__arrives)
 	rig_gpus_kind = CUDA_KIND_CHUNKS;
 	struct pair *s = start(ten_chunks, 1);
 	for (uint32_t round = 0; round < 3; round++) {
-		memset(s->reader.memory, 0, s->reader.bytes);
+		clear(&s->reader);
 		parts(s, RIG_GPU, RIG_GPU);
 		publish(s);
 		move(s, mode);
@@ -246,7 +253,7 @@ Test(transport_cuda, process_killed_while_it_writes_to_the_host__arrives)
 {
 	struct pair *s = start(ten_chunks, 1);
 	for (uint32_t round = 0; round < 3; round++) {
-		memset(s->reader.memory, 0, s->reader.bytes);
+		clear(&s->reader);
 		parts(s, RIG_GPU, RIG_HOST);
 		publish(s);
 		move(s, MODE_LOCAL);
@@ -301,6 +308,7 @@ move_again(struct pair *s, enum mode mode, uint32_t changed)
 	memcpy(s->reader.memory, s->source.memory, s->source.bytes);
 	for (uint32_t chunk = 0; chunk < changed; chunk++)
 		s->reader.tensors[0][chunk * 4 * MIB] ^= 1;
+	rig_shard_put(&s->reader);
 	parts(s, RIG_GPU, RIG_GPU);
 	publish(s);
 	xfer_part_expect_reuse(s->to);
