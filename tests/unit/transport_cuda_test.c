@@ -5,15 +5,22 @@
  * what does not depend on how a GPU does its work.
  */
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
 #include "ipc/base/name.h"
 #include "tests/support/rig_gpus.h"
 #include "tests/support/transport_pair.h"
+#include "tests/support/transport_peer.h"
+#include "transport/ferry.h"
 
 #define STAGING (16 * MIB)
 
@@ -79,6 +86,19 @@ kill_process(unsigned gpu)
 	pid_t pid = rig_gpus_pid(gpu);
 	cr_assert_gt(pid, 0);
 	kill(pid, SIGKILL);
+}
+
+/* Nothing runs in it until SIGCONT. */
+static pid_t
+stop_process(unsigned gpu)
+{
+	siginfo_t info;
+	pid_t pid = rig_gpus_pid(gpu);
+	cr_assert_gt(pid, 0);
+	kill(pid, SIGSTOP);
+	while (waitid(P_PID, (id_t)pid, &info, WSTOPPED | WNOWAIT) < 0)
+		cr_assert_eq(errno, EINTR);
+	return pid;
 }
 
 static void
@@ -299,6 +319,107 @@ MODES(readers_gpu_lost__no_way_and_why)
 	finish(s);
 }
 
+static uint32_t
+running(void)
+{
+	struct gpu_status status[RIG_GPUS];
+	uint32_t all = 0, count = gpus_status(rig_gpus->gpus, status, RIG_GPUS);
+	for (uint32_t i = 0; i < count; i++)
+		all += status[i].running;
+	return all;
+}
+
+/* So many, or more; 0: none. */
+static void
+wait_running(struct rig *rig, uint32_t count)
+{
+	int64_t until_ns = th_now_ns() + INT64_C(30000000000);
+	while (count == 0 ? running() > 0 : running() < count) {
+		cr_assert_lt(th_now_ns(), until_ns, "%u run, not %u", running(), count);
+		rig_pump(rig, 1);
+	}
+}
+
+/* ---- copies while bytes move ---------------------------------------------------------- */
+
+/* With little room: most of what is asked for stays with the source. */
+static int
+join_with_little_room(const struct peer_setup *s, uint64_t leg, const uint8_t key[FRAME_KEY_BYTES])
+{
+	int room = 64 << 10, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	cr_assert_eq(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &room, sizeof(room)), 0);
+	peer_dial_with(fd, s->agent);
+	peer_put_frame(fd,
+		&(struct frame){.kind = FRAME_JOIN, .leg = leg, .bytes = FRAME_KEY_BYTES}, key,
+		FRAME_KEY_BYTES);
+	return fd;
+}
+
+/* What comes from *at on, of chunks in their order, up to end. */
+static void
+take_until(const struct peer_setup *s, int fd, uint64_t *at, uint64_t end)
+{
+	static uint8_t data[FERRY_BYTES];
+	while (*at < end) {
+		if (*at % CHUNK == 0)
+			cr_assert_eq(peer_get_frame(fd).first, *at / CHUNK);
+		uint64_t bytes = th_min_u64(FERRY_BYTES - *at % FERRY_BYTES, end - *at);
+		peer_get(fd, data, bytes);
+		cr_assert_eq(memcmp(data, s->shard.tensors[0] + *at, bytes), 0);
+		*at += bytes;
+	}
+}
+
+/* One block is all that a source has which reads the next when the last is sent. */
+Test(transport_cuda, reader_does_not_read__next_blocks_are_copied_meanwhile)
+{
+	uint8_t key[FRAME_KEY_BYTES];
+	uint64_t copied = 0, sent = 0, at = 0;
+	rig_gpus_init(STAGING, false);
+	rig_of_sources = RIG_GPU;
+	struct peer_setup *s = peer_start(8);
+	int control = peer_enter(s, 1, s->part, key);
+	int data = join_with_little_room(s, 1, key);
+	peer_ask(data, 1, 0, 8);
+	rig_wait(&s->rig, s->agent, TRANSPORT_STALLED, 1);
+	int64_t until_ns = th_now_ns() + INT64_C(30000000000);
+	while (copied <= sent + FERRY_BYTES) {
+		cr_assert_lt(th_now_ns(), until_ns, "%" PRIu64 " copied, %" PRIu64 " sent", copied,
+			sent);
+		rig_pump(&s->rig, 1);
+		copied = sum().bytes_read; /* first: what is sent meanwhile makes it no more */
+		sent = rig_counters(s->agent).bytes_out;
+	}
+	/* They come without the GPU, the others with it. */
+	pid_t pid = stop_process(0);
+	take_until(s, data, &at, copied);
+	kill(pid, SIGCONT);
+	take_until(s, data, &at, peer_eight_chunks[0]);
+	close(data);
+	close(control);
+	peer_finish(s);
+	rig_gpus_fini();
+}
+
+/* One chunk comes by one connection. */
+Test(transport_cuda, gpu_does_not_write__next_blocks_are_received_meanwhile)
+{
+	static const uint64_t one_chunk[] = {4 * MIB};
+	struct pair *s = start(one_chunk, 1);
+	cr_assert_eq(s->source.table->num_chunks, 1);
+	arrives(s, MODE_TCP, RIG_MAPPED, RIG_GPU);
+	memset(s->reader.memory, 0, s->reader.bytes);
+	parts(s, RIG_MAPPED, RIG_GPU);
+	publish(s);
+	wait_running(&s->rig, 0);
+	pid_t pid = stop_process(1);
+	move(s, MODE_TCP);
+	wait_running(&s->rig, 2);
+	kill(pid, SIGCONT);
+	pair_done(s, s->leg);
+	finish(s);
+}
+
 /* ---- what is there already ------------------------------------------------------------ */
 
 /* The reader holds what is published, but for the first bytes of so many chunks. */
@@ -344,30 +465,14 @@ Test(transport_cuda, gpu_that_does_not_hash__nor_do_they)
 	does_not_move(MODE_TCP, true);
 }
 
-static uint32_t
-running(void)
-{
-	struct gpu_status status[RIG_GPUS];
-	uint32_t all = 0, count = gpus_status(rig_gpus->gpus, status, RIG_GPUS);
-	for (uint32_t i = 0; i < count; i++)
-		all += status[i].running;
-	return all;
-}
-
 /* A leg whose looks are all under way, at the reader's GPU: that does not go on. */
 static pid_t
 stop_while_it_looks(struct pair *s, enum mode mode)
 {
-	int64_t until_ns = th_now_ns() + INT64_C(30000000000);
 	arrives(s, mode, RIG_GPU, RIG_GPU);
-	pid_t pid = rig_gpus_pid(1);
-	cr_assert_neq(pid, 0);
-	kill(pid, SIGSTOP);
+	pid_t pid = stop_process(1);
 	move_again(s, mode, 0);
-	while (running() == 0) {
-		cr_assert_lt(th_now_ns(), until_ns);
-		rig_pump(&s->rig, 1);
-	}
+	wait_running(&s->rig, 1);
 	return pid;
 }
 
