@@ -4,9 +4,11 @@
  * hangs, a GPU that is lost, and its end at every step.
  */
 #include <criterion/criterion.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -201,6 +203,83 @@ Test(gpu_helper_faults, area__not_pinned__serves_and_says_so, .init = setup, .fi
 	rig_run(&rig, GPU_HASH, 0, NULL, 0, &range, 1, true);
 	struct th_hash digest = rig_done(&rig).digests[0], own = digest_of(rig.area, MIB);
 	cr_assert_eq(memcmp(&digest, &own, sizeof(own)), 0);
+	rig_hang_up(&rig);
+	cr_assert_eq(rig_end(&rig), 0);
+	expect_free();
+}
+
+static uint64_t
+mapped_bytes(void)
+{
+	char path[64];
+	unsigned long long pages = 0;
+	snprintf(path, sizeof(path), "/proc/%d/statm", (int)rig.pid);
+	FILE *file = fopen(path, "re");
+	cr_assert(file && fscanf(file, "%llu", &pages) == 1);
+	(void)fclose(file);
+	return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static unsigned
+num_descriptors(void)
+{
+	char path[64];
+	unsigned count = 0;
+	snprintf(path, sizeof(path), "/proc/%d/fd", (int)rig.pid);
+	DIR *folder = opendir(path);
+	cr_assert(folder);
+	while (readdir(folder))
+		count++;
+	(void)closedir(folder);
+	return count;
+}
+
+/* Area 1 is not there, as a run that waits for it and one that comes later are told; area 0 is. */
+static void
+refuse_area(enum __rlimit_resource kind, rlim_t limit, int code, const char *words)
+{
+	const struct gpu_area area = {.kind = GPU_AREA, .area = 1, .bytes = RIG_AREA_BYTES};
+	struct gpu_area_is is;
+	struct rlimit before;
+	unsigned descriptors = num_descriptors();
+	cr_assert_eq(prlimit(rig.pid, kind, NULL, &before), 0);
+	const struct rlimit less = {limit, before.rlim_max};
+	cr_assert_eq(prlimit(rig.pid, kind, &less, NULL), 0);
+	rig.run_area = 1;
+	rig_send(&rig, &area, sizeof(area), rig.area_fd);
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &range, 1, false);
+	rig_hear(&rig, GPU_AREA_IS, &is, sizeof(is));
+	cr_assert(is.area == 1 && is.code == code && is.pinned == 0, "%d: %s", is.code, is.text);
+	cr_assert(strstr(is.text, words), "%s", is.text);
+	for (int i = 0; i < 2; i++) {
+		struct gpu_done done = rig_done(&rig);
+		cr_assert_eq(done.code, TH_E_MEMORY_KIND, "%s", done.text);
+		cr_assert_str_eq(done.text, is.text);
+		if (i == 0)
+			rig_run(&rig, GPU_WRITE, 0, &range, 1, NULL, 0, false);
+	}
+	rig.run_area = 0;
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &range, 1, false);
+	cr_assert_eq(rig_done(&rig).code, 0);
+	cr_assert_eq(rig_area(&rig, 1, 0, -1, &is), 0, "it is forgotten as any other");
+	cr_assert_eq(prlimit(rig.pid, kind, &before, NULL), 0);
+	cr_assert_eq(num_descriptors(), descriptors);
+}
+
+Test(gpu_helper_faults, area__not_mapped__fails_its_runs_and_no_others, .init = setup,
+	.fini = teardown)
+{
+	struct gpu_area_is is;
+	begin(CUDA_KIND_LEGACY);
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &range, 1, false);
+	cr_assert_eq(rig_done(&rig).code, 0); /* its threads are there */
+	refuse_area(RLIMIT_AS, mapped_bytes() + RIG_AREA_BYTES / 2, -ENOMEM,
+		"cannot map 4MiB of the agent's memory: Cannot allocate memory; raise ");
+	refuse_area(RLIMIT_NOFILE, 3, TH_E_LIMIT, "raise its limit (LimitNOFILE=)");
+	rig.run_area = 1;
+	cr_assert_eq(rig_area(&rig, 1, RIG_AREA_BYTES, rig.area_fd, &is), 0, "%s", is.text);
+	rig_run(&rig, GPU_READ, 0, NULL, 0, &range, 1, false);
+	cr_assert_eq(rig_done(&rig).code, 0);
 	rig_hang_up(&rig);
 	cr_assert_eq(rig_end(&rig), 0);
 	expect_free();

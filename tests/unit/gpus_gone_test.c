@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gpus_gone_test - when a worker may be told that its memory is free: no process of a GPU has it
- * open, and its descriptor is closed; not before, and not never.
+ * open, and its descriptor is closed; not before, and not never. And the agent's own, also where
+ * the process never had it.
  */
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -308,6 +310,143 @@ Test(gpus_gone, host_memory__whose_process_is_dead__is_gone_at_once)
 	rig_wait(1);
 	cr_assert_eq(script->messages[GPU_AREA], 1, "nobody has to be told");
 	rig_host_end(&host);
+	gpu_space_release(space);
+	rig_wait(1);
+}
+
+/* ---- host memory that the process does not map ----------------------------------------------- */
+
+#define REQUESTS 400u /* more than are under way at once */
+#define ROUNDS 12u    /* more than there are deaths after which nothing is tried any more */
+
+static struct script_step *
+refuse_area(uint64_t at, int times)
+{
+	struct script_step *step = script_add(script, GPU_AREA, SCRIPT_REFUSE, 0, times);
+	step->code = -ENOMEM;
+	step->piece = at;
+	return step;
+}
+
+static struct gpu_request
+read_page(const struct gpu_span *span, struct rig_host *host, uint64_t at)
+{
+	struct gpu_request read = rig_read(span, host->data + at);
+	read.host = host->host;
+	return read;
+}
+
+static void
+expect_refused(struct gpu_request *read)
+{
+	cr_assert_eq(read->code, TH_E_MEMORY_KIND, "%d: %s", read->code, read->text);
+	cr_assert_str_eq(read->text, "the script says no");
+}
+
+static void
+expect_one_process(void)
+{
+	struct gpu_status status = rig_status(gpus);
+	cr_assert_eq(status.kills + status.ends, 0, "%s", status.text);
+	cr_assert_eq(script->lives, 1);
+}
+
+/* Half of them name it. */
+static void
+carry_many(const struct gpu_span *span, struct rig_host *host)
+{
+	static struct gpu_request requests[REQUESTS];
+	for (unsigned i = 0; i < REQUESTS; i++) {
+		requests[i] = i % 2 == 0   ? read_page(span, host, PART_BYTES)
+			      : i % 4 == 1 ? read_page(span, host, 0)
+					   : rig_hash(span);
+		rig_submit(&requests[i]);
+	}
+	rig_wait(REQUESTS);
+	for (unsigned i = 0; i < REQUESTS; i++) {
+		if (i % 2 == 0)
+			expect_refused(&requests[i]);
+		else
+			cr_assert_eq(requests[i].code, 0, "%s", requests[i].text);
+	}
+}
+
+Test(gpus_gone, host_memory__that_is_never_mapped__fails_what_names_it_alone)
+{
+	int gone = 0;
+	struct script_step *step = refuse_area(PART_BYTES, 1 << 20);
+	memset(script->memory, 'x', PART_BYTES);
+	begin(RIG_PATIENCE_NS);
+	struct gpu_space *space = space_new(0);
+	open_piece(space, 0, &gone);
+	struct rig_host host = rig_host_new(gpus, 2);
+	const struct gpu_span span = {space, RIG_BASE, PART_BYTES};
+	for (unsigned i = 0; i < ROUNDS; i++)
+		carry_many(&span, &host);
+	expect_one_process();
+	cr_assert_geq(step->met, (int)ROUNDS, "each time it is tried again");
+	cr_assert_eq(script->areas, 1, "the other one");
+	cr_assert_arr_eq(host.data, script->memory, PART_BYTES);
+	step->times = 0;
+	struct gpu_request read = read_page(&span, &host, PART_BYTES);
+	cr_assert_eq(rig_carry(&read), 0, "%s", read.text);
+	cr_assert_arr_eq(read.data, script->memory, PART_BYTES);
+	gpus_host_release(host.host);
+	rig_wait(1);
+	cr_assert_eq(script->areas, 0);
+	expect_one_process();
+	rig_host_end(&host);
+	gpu_space_release(space);
+	rig_wait(1);
+}
+
+/* The request has failed for another reason before. */
+Test(gpus_gone, host_memory__released_before_it_is_refused__is_gone_behind_that)
+{
+	int gone[2] = {0, 0};
+	script_add(script, GPU_OPEN, SCRIPT_DIE, 0, 3); /* it is not opened again */
+	refuse_area(PART_BYTES, 1);
+	begin(RIG_PATIENCE_NS);
+	struct gpu_space *space = space_new(0), *other = space_new(0);
+	struct rig_host host = rig_host_new(gpus, 2);
+	cr_assert_eq(add(space, 0, -1, &gone[0]), 0, "%s", err.text);
+	cr_assert_eq(rig_settle(space, &err), TH_E_MEMORY_KIND);
+	struct script_step *step = script_add(script, GPU_OPEN, SCRIPT_WAIT, 0, 1);
+	cr_assert_eq(add(other, MIB, -1, &gone[1]), 0, "%s", err.text);
+	const struct gpu_span span = {space, RIG_BASE, PART_BYTES};
+	struct gpu_request read = read_page(&span, &host, PART_BYTES);
+	cr_assert_eq(rig_carry(&read), TH_E_STALE_MEMORY);
+	gpus_host_release(host.host);
+	cr_assert_eq(rig_settle(space, &err), TH_E_MEMORY_KIND, "the thread has seen the release");
+	while (step->met == 0)
+		usleep(500);
+	script->go = 1;
+	rig_wait(1);
+	cr_assert_eq(script->areas, 0);
+	cr_assert_eq(script->lives, 4);
+	rig_host_end(&host);
+	gpu_space_release(space);
+	gpu_space_release(other);
+	rig_wait(2);
+}
+
+/* Of the agent's blocks: who comes next has it tried again. */
+Test(gpus_gone, staging__that_is_refused_once__is_used_then)
+{
+	int gone = 0;
+	refuse_area(0, 1);
+	begin(RIG_PATIENCE_NS);
+	struct gpu_space *space = space_new(0);
+	open_piece(space, 0, &gone);
+	uint8_t *data = gpus_block_take(gpus, NULL);
+	const struct gpu_span span = {space, RIG_BASE, PART_BYTES};
+	struct gpu_request read = rig_read(&span, data);
+	(void)rig_carry(&read);
+	expect_refused(&read);
+	read = rig_read(&span, data);
+	cr_assert_eq(rig_carry(&read), 0, "%s", read.text);
+	expect_one_process();
+	gpus_block_give(gpus, data);
 	gpu_space_release(space);
 	rig_wait(1);
 }

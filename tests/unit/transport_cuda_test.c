@@ -6,8 +6,10 @@
  */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -201,6 +203,38 @@ Test(transport_cuda, to_the_host_and_back__no_byte_is_staged)
 		rig_pump(&s->rig, 1);
 	gpus_stage_status(rig_gpus->gpus, &stage);
 	cr_assert_eq(stage.bytes + stage.bytes_copied, 0);
+	finish(s);
+}
+
+/* The process of the GPU is given a file that it may only read. */
+static void
+let_only_read(struct rig_shard *shard)
+{
+	char path[64];
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", shard->fd);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	cr_assert(fd >= 0 && dup3(fd, shard->fd, O_CLOEXEC) == shard->fd);
+	close(fd);
+}
+
+/* All other memory is reached as before, so it goes through the staging. */
+Test(transport_cuda, host_memory_that_is_not_mapped__arrives_by_ferries)
+{
+	struct pair *s = start(ten_chunks, 1);
+	for (uint32_t round = 0; round < 3; round++) {
+		clear(&s->reader);
+		parts(s, RIG_GPU, RIG_HOST);
+		if (round == 0)
+			let_only_read(&s->reader);
+		publish(s);
+		move(s, MODE_LOCAL);
+		pair_done(s, s->leg);
+		cr_assert(rig_shards_equal(&s->source, &s->reader), "round %u", round);
+		cr_assert_gt(sum().bytes_read, 0);
+		pair_release(s);
+	}
+	cr_assert_lt(sum().pinned_bytes, ten_chunks[0]);
+	cr_assert_eq(rig_gpus_starts(), 1);
 	finish(s);
 }
 

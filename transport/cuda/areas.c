@@ -13,6 +13,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
+#include "ipc/base/units.h"
 #include "transport/cuda/module.h"
 
 #define AREA_BYTES_MAX (UINT64_C(1) << 40)
@@ -38,7 +39,9 @@ check(const struct area *area, struct th_err *err)
 	int fd = area->fd;
 	struct stat stat;
 	if (fd < 0)
-		return th_fail(err, TH_E_PROTOCOL, "an area came without its descriptor");
+		return th_fail(err, TH_E_LIMIT,
+			"the process of a GPU has no room for another descriptor: raise its limit "
+			"(LimitNOFILE=)");
 	if (bytes % AREA_PAGE != 0 || area->at % AREA_PAGE != 0 || bytes > AREA_BYTES_MAX ||
 		!th_add_u64(area->at, bytes, &end))
 		return th_fail(err, TH_E_PROTOCOL, "there is no area of %llu bytes at %llu",
@@ -54,6 +57,17 @@ check(const struct area *area, struct th_err *err)
 }
 
 static void
+fail_map(struct area *area, int error)
+{
+	char bytes[TH_UNITS_BYTES];
+	th_fail(&area->err, -error,
+		"the process of a GPU cannot map %s of the agent's memory: %s%s",
+		th_print_size(area->bytes, bytes), strerror(error),
+		error == ENOMEM ? "; raise vm.max_map_count, and LimitAS= of the agent's unit"
+				: "");
+}
+
+static void
 open_area(struct chore *chore)
 {
 	struct area *area = chore->arg;
@@ -63,8 +77,7 @@ open_area(struct chore *chore)
 	void *data = mmap(
 		NULL, area->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, area->fd, (off_t)area->at);
 	if (data == MAP_FAILED) {
-		th_fail(&area->err, -errno, "an area of %llu bytes cannot be mapped: %s",
-			(unsigned long long)area->bytes, strerror(errno));
+		fail_map(area, errno);
 		return;
 	}
 	madvise(data, area->bytes, MADV_DONTDUMP); /* other people's weights */

@@ -155,8 +155,9 @@ struct gpu_request {
 	uint32_t tries;                            /* the GPU's */
 	/* When done. */
 	/* 0; TH_E_STALE_MEMORY: the memory is not reached any more; TH_E_MEMORY_KIND: the agent has
-	 * no way to it, because the GPU's process, or memory to hash in, cannot be had; or a COPY
-	 * between GPUs of which this one does not reach the other: go through the host. */
+	 * no way to it, because the GPU's process, or memory to hash in, cannot be had, or that
+	 * process does not map the host memory; or a COPY between GPUs of which this one does not
+	 * reach the other: go through the host. */
 	int code;
 	struct th_hash digest;
 	char text[GPU_TEXT_BYTES]; /* why */
@@ -204,7 +205,8 @@ struct gpus_host_memory {
 /*
  * A GPU's process gets to know of it when a request names bytes of it, and then has them mapped and
  * pinned in slices, each with one call of the driver: that of all of a large memory would take as
- * long as a process that hangs.
+ * long as a process that hangs. A slice that it cannot map fails the requests that name it; for the
+ * next one it is tried again.
  */
 struct gpus_host *gpus_host_new(struct gpus *gpus, const struct gpus_host_memory *memory);
 /* Whoever made it names it no more; before gpus_free. A process that does not forget a slice of it

@@ -403,6 +403,13 @@ take_result(struct gpu *gpu, const struct gpu_run_slot *run, const struct gpu_do
 	case TH_E_PROTOCOL:
 		fail_for(gpu, job, done->text);
 		break;
+	case TH_E_MEMORY_KIND: /* it has not mapped the host memory (pins.c) */
+		if (run->op == GPU_READ || run->op == GPU_WRITE) {
+			fail(job, TH_E_MEMORY_KIND, done->text);
+			break;
+		}
+		gpu_kill(gpu, "it missed host memory for what needs none");
+		break;
 	case -EIO: /* maybe for all others, too: they begin again in the next process */
 		gpu_kill(gpu, "the driver failed: %s", done->text);
 		break;

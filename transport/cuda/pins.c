@@ -11,6 +11,9 @@
  *        -> OPEN
  *        -> CLOSES  not to be used: to be told, then owed an answer
  *        -> NONE
+ *
+ * One that the process does not map goes from OPENS to CLOSES. What was said for it fails
+ * (jobs.c), and for what names it later it is tried again.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -179,18 +182,20 @@ drop(struct gpu *gpu, struct pin *pin)
 static void
 hear_open(struct gpu *gpu, struct pin *pin, const struct gpu_area_is *area)
 {
+	bool mapped = area->code == 0;
 	TAILQ_REMOVE(&gpu->opening_pins, pin, entry);
 	TAILQ_INSERT_TAIL(&gpu->open_pins, pin, entry);
 	pin->state = PIN_OPEN;
-	pin->pinned = area->pinned == 1;
+	pin->pinned = mapped && area->pinned == 1;
 	if (pin->pinned)
 		gpu->pinned_bytes += pin->bytes;
-	else if (area->code == 0 && !gpu->says_unpinned)
+	else if (mapped && !gpu->says_unpinned)
 		log_warn("gpu", "memory is not pinned, so copies are slower: %s", area->text);
-	gpu->says_unpinned |= !pin->pinned;
-	if (area->code < 0)
-		gpu_kill(gpu, "it did not map the agent's memory: %s", area->text);
-	else if (pin->leaves)
+	gpu->says_unpinned |= mapped && !pin->pinned;
+	if (!mapped)
+		log_warn("gpu", "a GPU does not reach memory of the agent gpu=%s pci=%s why='%s'",
+			gpu->status.name, gpu->status.pci, area->text);
+	if (!mapped || pin->leaves)
 		begin_closing(gpu, pin);
 }
 

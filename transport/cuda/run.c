@@ -115,7 +115,7 @@ static int
 refuse(struct run *run, int code, const char *text)
 {
 	run->copy.code = code;
-	snprintf(run->copy.text, sizeof(run->copy.text), "%s", text);
+	snprintf(run->copy.text, sizeof(run->copy.text), "%.*s", (int)GPU_TEXT_BYTES - 1, text);
 	return code;
 }
 
@@ -180,7 +180,7 @@ run_place(struct run *run)
 	if (run->area && !run->area->ready)
 		return 1;
 	if (run->area && !run->area->data)
-		return refuse(run, TH_E_PROTOCOL, "the host memory of a copy could not be mapped");
+		return refuse(run, TH_E_MEMORY_KIND, run->area->err.text);
 	int rc = place(run, 0, run->message.num_to, &copy->num_to);
 	if (rc == 0)
 		rc = place(run, run->message.num_to, run->message.num_from, &copy->num_from);

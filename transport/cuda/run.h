@@ -27,7 +27,8 @@ struct run {
 /* NULL with a sentence: no agent sends that. The caller frees it. */
 struct run *run_new(const void *message, size_t bytes, struct th_err *err);
 
-/* Holds what its bytes lie in. 0, or with a sentence in it: TH_E_STALE_MEMORY, TH_E_PROTOCOL. */
+/* Holds what its bytes lie in. 0, or with a sentence in it: TH_E_STALE_MEMORY, TH_E_PROTOCOL, or
+ * TH_E_MEMORY_KIND: its area is not mapped. */
 int run_hold(struct run *run, struct imports *imports, struct areas *areas);
 /* 0: it can be copied; 1: something of it is not open yet; or as run_hold. */
 int run_place(struct run *run);

@@ -87,7 +87,9 @@ struct gpu_area {
 
 struct gpu_area_is {
 	uint32_t kind, area;
-	int32_t code; /* a failure to pin is none: it is slower, and text says so */
+	/* A failure to pin is none: it is slower, and text says so. What failed is mapped nowhere,
+	 * keeps its number until it is forgotten, and each RUN that names it fails. */
+	int32_t code;
 	uint32_t pinned;
 	char text[GPU_TEXT_BYTES];
 };
@@ -151,9 +153,10 @@ _Static_assert(
 
 struct gpu_done {
 	uint32_t kind;
-	int32_t code; /* 0; TH_E_STALE_MEMORY: the piece is not open; TH_E_PROTOCOL; -EIO: the
-		       * driver failed: where nobody can tell what the GPU still does, the process
-		       * ends behind this, and its end tells */
+	int32_t code; /* 0; TH_E_STALE_MEMORY: the piece is not open; TH_E_MEMORY_KIND: the area is
+		       * not mapped; TH_E_PROTOCOL; -EIO: the driver failed: where nobody can tell
+		       * what the GPU still does, the process ends behind this, and its end
+		       * tells */
 	uint64_t run;
 	struct th_hash digests[GPU_RUN_CHUNKS_MAX]; /* of its chunks */
 	char text[GPU_TEXT_BYTES]; /* of code; else why the CPU made them, or empty */

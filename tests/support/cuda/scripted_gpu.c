@@ -28,7 +28,7 @@ struct life {
 	int sock;
 	struct piece *pieces; /* mapped */
 	uint32_t count;
-	uint8_t *areas[GPU_AREAS_MAX];
+	uint8_t *areas[GPU_AREAS_MAX]; /* NULL with bytes: it was refused */
 	uint64_t area_bytes[GPU_AREAS_MAX];
 	uint8_t *scratch; /* mapped */
 	_Alignas(8) uint8_t message[GPU_MESSAGE_BYTES_MAX];
@@ -166,12 +166,16 @@ lies(const struct script_step *step)
 }
 
 static int
+refuse(int code, char *text)
+{
+	memcpy(text, "the script says no", 19);
+	return code;
+}
+
+static int
 code_of(const struct script_step *step, char *text)
 {
-	if (!step || step->act != SCRIPT_REFUSE)
-		return 0;
-	memcpy(text, "the script says no", 19);
-	return step->code;
+	return step && step->act == SCRIPT_REFUSE ? refuse(step->code, text) : 0;
 }
 
 /* Pieces of one worker have numbers that follow each other. */
@@ -275,22 +279,24 @@ static void
 take_area(struct life *life, int fd)
 {
 	const struct gpu_area *area = (const void *)life->message;
-	struct gpu_area_is is = {.kind = GPU_AREA_IS, .area = area->area, .pinned = 1};
-	const struct script_step *step = meet(life, GPU_AREA, 0);
+	struct gpu_area_is is = {.kind = GPU_AREA_IS, .area = area->area};
+	const struct script_step *step = meet(life, GPU_AREA, area->at);
 	uint8_t **at = &life->areas[area->area];
-	TH_ASSERT((area->bytes > 0) == (fd >= 0) && (area->bytes > 0) == !*at);
-	if (area->bytes > 0) {
+	uint64_t *bytes = &life->area_bytes[area->area];
+	TH_ASSERT((area->bytes > 0) == (fd >= 0) && (area->bytes > 0) == (*bytes == 0));
+	is.code = code_of(step, is.text);
+	if (area->bytes > 0 && is.code >= 0) {
 		*at = mmap(
 			NULL, area->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)area->at);
 		TH_ASSERT(*at != MAP_FAILED);
+		is.pinned = 1;
 		life->script->areas++;
-	} else {
-		(void)munmap(*at, life->area_bytes[area->area]);
+	} else if (*at) {
+		(void)munmap(*at, *bytes);
 		*at = NULL;
 		life->script->areas--;
 	}
-	life->area_bytes[area->area] = area->bytes;
-	is.code = code_of(step, is.text);
+	*bytes = area->bytes;
 	is.area += lies(step);
 	answer(life, step, &is, sizeof(is), is.text);
 }
@@ -378,10 +384,13 @@ run(struct life *life, size_t bytes)
 	done.code = code_of(step, done.text);
 	uint8_t *data = life->scratch;
 	if (run->op == GPU_READ || run->op == GPU_WRITE) {
-		TH_ASSERT(run->area < GPU_AREAS_MAX && life->areas[run->area]);
-		TH_ASSERT(run->num_chunks == 1);
+		TH_ASSERT(run->area < GPU_AREAS_MAX && run->num_chunks == 1);
 		TH_ASSERT(th_range_fits(run->area_at, all, life->area_bytes[run->area]));
-		data = life->areas[run->area] + run->area_at;
+		data = life->areas[run->area];
+		if (data)
+			data += run->area_at;
+		else if (done.code == 0)
+			done.code = refuse(TH_E_MEMORY_KIND, done.text);
 	}
 	if (done.code == 0 && run->num_from > 0)
 		done.code = move(life, from, run->num_from, data, true);

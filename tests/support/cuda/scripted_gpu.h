@@ -40,7 +40,7 @@ enum script_act {
 struct script_step {
 	_Atomic uint32_t kind; /* a message from the agent: enum gpu_message_kind */
 	enum script_act act;
-	uint64_t piece; /* of an OPEN, or of a RUN's first range; 0: any */
+	uint64_t piece; /* of an OPEN, or of a RUN's first range; where an AREA begins; 0: any */
 	int after;      /* so many are let pass, of all lives together */
 	int times;      /* then so many are met */
 	int code;
