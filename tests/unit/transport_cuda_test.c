@@ -442,7 +442,7 @@ Test(transport_cuda, gpu_does_not_write__next_blocks_are_received_meanwhile)
 	struct pair *s = start(one_chunk, 1);
 	cr_assert_eq(s->source.table->num_chunks, 1);
 	arrives(s, MODE_TCP, RIG_MAPPED, RIG_GPU);
-	memset(s->reader.memory, 0, s->reader.bytes);
+	clear(&s->reader);
 	parts(s, RIG_MAPPED, RIG_GPU);
 	publish(s);
 	wait_running(&s->rig, 0);
