@@ -4,10 +4,10 @@
  * itself, through the staging, and by the driver alone; and from one GPU to another by RDMA that
  * reaches neither, so that both ends copy through slabs of the host's. The best of some rounds.
  *
- *   LD_LIBRARY_PATH=build/tests/support/cuda build/tests/bench/gpu_host_bench [BYTES]
+ *   [TH_GPU_HARDWARE=1] build/tests/bench/gpu_host_bench [BYTES]
  *
- * The GPUs are files, so a copy engine is the driver's thread and a kernel a slow CPU: what counts
- * is how the ways compare. Prints one object of JSON.
+ * But for hardware the GPUs are files, so a copy engine is the driver's thread and a kernel a slow
+ * CPU: what counts is how the ways compare. Prints one object of JSON.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,12 +3,12 @@
  * gpu_run_bench - what each chunk costs that a GPU copies for the agent, beyond the copy itself:
  * us a chunk, by how many chunks a request has; the best of some rounds.
  *
- *   LD_LIBRARY_PATH=build/tests/support/cuda build/tests/bench/gpu_run_bench [CHUNKS]
+ *   [TH_GPU_HARDWARE=1] build/tests/bench/gpu_run_bench [CHUNKS]
  *
- * The GPUs are files, and chunks so small that their bytes cost nothing: what is left is what the
- * agent and the GPU's process say to each other, and calls of a driver that do nothing. As many
- * requests are under way as shuttle_gpu.c has, and each that is done is asked for again at once.
- * Prints one object of JSON.
+ * But for hardware the GPUs are files, and chunks so small that their bytes cost nothing: what is
+ * left is what the agent and the GPU's process say to each other, and calls of a driver that do
+ * nothing. As many requests are under way as shuttle_gpu.c has, and each that is done is asked for
+ * again at once. Prints one object of JSON.
  */
 #include <inttypes.h>
 #include <semaphore.h>

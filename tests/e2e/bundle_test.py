@@ -13,6 +13,7 @@ from cluster import BUILD, Skip, cluster, main
 
 SOURCE = os.environ["TH_SOURCE"]
 PROGRAMS = ("thagentd", "thserverd", "thctl", "thbench")
+ON_HARDWARE = ("basic_legacy", "conformance_cuda", "transport_cuda")
 GLIBC = (2, 34)  # of the oldest systems that agents and workers run on
 
 
@@ -47,7 +48,9 @@ def programs_and_tests_run_elsewhere():
         env = {"PATH": os.environ["PATH"], "HOME": c.dir}
         p = run([bundle.at("run-tests"), "--list"], env=env, cwd="/")
         assert p.returncode == 0 and "basic e2e" in p.stdout and "transport unit" in p.stdout, p
-        names = ["remains", "clock", "fake_cuda", "gpu_harness"]
+        listed = dict(line.split(" ") for line in p.stdout.splitlines() if line.count(" ") == 1)
+        assert all("gpu" in listed[n].split(",") for n in ON_HARDWARE), p.stdout
+        names = ["remains", "clock", "fake_cuda", "gpu_harness", "conformance_cuda"]
         p = run([bundle.at("run-tests"), *names], env=env, cwd="/")
         assert p.returncode == 0, p.stdout + p.stderr
         assert p.stdout.endswith(" passed, 0 failed, 0 skipped\n"), p.stdout

@@ -2,13 +2,14 @@
 """What the tests of GPU memory stand on: a worker's memory of each kind, what is held, faults."""
 
 import os
+import re
 import subprocess
 import sys
 
 import content
 import gpu_driver
 import gpus
-from cluster import HERE, Worker, cluster, main, wait_for, worker_env
+from cluster import BUILD, HERE, Worker, cluster, main, wait_for, worker_env
 
 SIZE = 9 << 20
 
@@ -105,10 +106,58 @@ def what_is_there_is_said():
         assert p.returncode == 0 and f"{c.gpus.count} GPU: " in p.stdout, p
 
 
+def unit_program(name, env, which):
+    path = os.path.join(BUILD, "tests", "unit", f"unit_{name}")
+    env = {**os.environ, **env, "TH_GPU_HARDWARE": "1"}
+    return subprocess.run(
+        [path, "--verbose", "--color=never", "--jobs=2", "--filter", which],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=150,
+    )
+
+
+def run_and_passed(p):
+    found = re.search(r"Tested: (\d+) \| Passing: (\d+) \| Failing: 0 \| Crashing: 0", p.stdout)
+    assert p.returncode == 0 and found, p.stdout
+    return int(found.group(1))
+
+
+def unit_programs_run_by_the_driver_that_is_there():
+    """Told that the GPUs are real they plan nothing and look into no file: so they run by the
+    driver of the tests as by any other."""
+    programs = {"conformance_cuda": "*/whole_shard*", "transport_cuda": "*/between_two_gpus*"}
+    if not gpus.look()[0]:
+        for name, which in programs.items():
+            p = unit_program(name, {}, which)
+            assert p.returncode != 0 and "no GPU can be used: " in p.stdout, p.stdout
+            assert "[PASS]" not in p.stdout, p.stdout
+    with cluster(server=False, has_gpus=True) as c:
+        if c.gpus.hardware:
+            return
+        for name, which in programs.items():
+            p = unit_program(name, c.env, which)
+            assert run_and_passed(p) >= 3 and "2 GPU, TensorHub Test GPU: " in p.stdout, p.stdout
+        assert [c.gpus.used(device) for device in range(2)] == [0, 0]
+        # What a machine has not is said, and the rest runs.
+        for device in range(2):
+            c.gpus.set(device, "peers", 1 << device)
+            c.gpus.set(device, "pools", 0)
+        p = unit_program("conformance_cuda", c.env, programs["conformance_cuda"])
+        assert run_and_passed(p) >= 2 and "GPUs have no memory pools" in p.stdout, p.stdout
+        p = unit_program("transport_cuda", c.env, programs["transport_cuda"])
+        assert run_and_passed(p) == 0 and p.stdout.count("two GPUs are needed") == 3, p.stdout
+        p = unit_program("transport_cuda", c.env, "*/all_let_go*")
+        assert run_and_passed(p) == 0 and "on real GPUs nothing can be" in p.stdout, p.stdout
+
+
 if __name__ == "__main__":
     main(
         each_kind_keeps_its_bytes_and_leaves_nothing,
         memory_sleeps_and_wakes_at_its_addresses,
         what_is_planned_happens,
         what_is_there_is_said,
+        unit_programs_run_by_the_driver_that_is_there,
     )

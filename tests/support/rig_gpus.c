@@ -21,17 +21,21 @@
 
 #define GPU_BYTES (UINT64_C(512) << 20)
 #define PLACES_MAX 64u
+#define WHOLE_BYTES (UINT64_C(2) << 20) /* no other memory lies beside it */
 #define PATIENCE_NS INT64_C(30000000000)
 #define GOOD(call) TH_ASSERT((call) == CUDA_SUCCESS)
 
 enum cuda_kind rig_gpus_kind = CUDA_KIND_LEGACY;
+unsigned rig_gpus_most = RIG_GPUS;
 
-static struct machine machine;
+static struct machine *machine; /* borrows; NULL: the GPUs are real */
 static struct cuda cuda;
 static struct {
+	int device;
 	CUcontext context;
 	CUuuid uuid;
 } gpus[RIG_GPUS];
+static unsigned num_gpus; /* 0: not looked for yet */
 static unsigned next_gpu;
 static struct place {
 	uint8_t *memory; /* owns: mmap; NULL: nobody's */
@@ -39,7 +43,7 @@ static struct place {
 	uint64_t bytes; /* of the GPU's, whole chunks; 0: no place */
 	uint64_t range_bytes;
 	uint64_t chunk_bytes;
-	unsigned gpu;
+	unsigned gpu; /* of gpus */
 	enum cuda_kind kind;
 	CUmemoryPool pool;
 	uint32_t kept; /* atomic: pieces that a GPU's process may have open */
@@ -53,12 +57,18 @@ use(unsigned gpu)
 	GOOD(cuda.cuCtxSetCurrent(gpus[gpu].context));
 }
 
+static int
+attribute(CUdevice_attribute name, int device)
+{
+	int value = 0;
+	GOOD(cuda.cuDeviceGetAttribute(&value, name, device));
+	return value;
+}
+
 static CUmemAllocationProp
 form_of_chunks(int device)
 {
-	int rdma = 0;
-	GOOD(cuda.cuDeviceGetAttribute(
-		&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device));
+	int rdma = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
 	return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
 		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
 		.location = {CU_MEM_LOCATION_TYPE_DEVICE, device},
@@ -79,8 +89,10 @@ map_chunk(CUdeviceptr address, uint64_t bytes, int device)
 }
 
 static uint64_t
-granularity(int device)
+granularity(enum cuda_kind kind, int device)
 {
+	if (kind != CUDA_KIND_CHUNK && kind != CUDA_KIND_CHUNKS)
+		return WHOLE_BYTES;
 	const CUmemAllocationProp form = form_of_chunks(device);
 	size_t bytes = 0;
 	GOOD(test_cuda.cuMemGetAllocationGranularity(
@@ -102,7 +114,7 @@ make_pool(int device)
 static void
 allocate_at(struct place *place)
 {
-	int device = (int)place->gpu;
+	int device = gpus[place->gpu].device;
 	use(place->gpu);
 	if (place->kind == CUDA_KIND_LEGACY) {
 		GOOD(test_cuda.cuMemAlloc(&place->address, place->bytes));
@@ -163,8 +175,8 @@ allocate(uint64_t bytes, uint64_t *ret_gpu)
 	while (place < places + PLACES_MAX && place->bytes > 0)
 		place++;
 	TH_ASSERT(place < places + PLACES_MAX);
-	*place = (struct place){.gpu = next_gpu++ % RIG_GPUS, .kind = rig_gpus_kind};
-	uint64_t step = granularity((int)place->gpu);
+	*place = (struct place){.gpu = next_gpu++ % rig_gpus_count(), .kind = rig_gpus_kind};
+	uint64_t step = granularity(place->kind, gpus[place->gpu].device);
 	place->bytes = (bytes + step - 1) / step * step;
 	place->chunk_bytes = place->kind == CUDA_KIND_CHUNKS ? step : place->bytes;
 	/* A place more: the kind is told by what is behind a chunk. */
@@ -244,7 +256,7 @@ share(struct gpus *of, const struct rig_shard *shard)
 {
 	struct place *place = place_of(shard->gpu);
 	const struct gpu_piece_user user = {.arg = place, .gone = piece_gone};
-	int device = (int)place->gpu;
+	int device = gpus[place->gpu].device;
 	struct cuda_memory memory;
 	struct th_err err;
 	sem_t all;
@@ -279,7 +291,7 @@ static void *
 map_dmabuf(void *arg, int fd, uint64_t offset, size_t bytes)
 {
 	(void)arg;
-	return machine_dmabuf_map(&machine, fd, offset, bytes);
+	return machine_dmabuf_map(machine, fd, offset, bytes);
 }
 
 static struct rig_gpus mine = {.allocate = allocate,
@@ -288,8 +300,7 @@ static struct rig_gpus mine = {.allocate = allocate,
 	.unshare = gpu_space_release,
 	.put = put,
 	.get = get,
-	.image = image,
-	.map_dmabuf = map_dmabuf};
+	.image = image};
 
 /* ---- processes ----------------------------------------------------------------------------- */
 
@@ -297,16 +308,18 @@ static int
 launch(void *arg, int sock, pid_t *ret_pid, struct th_err *err)
 {
 	char *const argv[] = {(char *)(uintptr_t) "helper_program", NULL};
+	char program[PATH_MAX];
 	posix_spawn_file_actions_t actions;
 	(void)arg;
+	gpus_here_path("helper_program", program);
 	posix_spawn_file_actions_init(&actions);
 	/* A descriptor that is 3 already would keep its close-on-exec. */
 	int theirs = fcntl(sock, F_DUPFD_CLOEXEC, 10);
 	posix_spawn_file_actions_adddup2(&actions, theirs, 3);
-	int rc = -posix_spawn(ret_pid, TH_HELPER_PROGRAM, &actions, NULL, argv, environ);
+	int rc = -posix_spawn(ret_pid, program, &actions, NULL, argv, environ);
 	posix_spawn_file_actions_destroy(&actions);
 	close(theirs);
-	return rc < 0 ? th_fail(err, rc, "the test cannot start %s", TH_HELPER_PROGRAM) : 0;
+	return rc < 0 ? th_fail(err, rc, "the test cannot start %s", program) : 0;
 }
 
 pid_t
@@ -314,6 +327,7 @@ rig_gpus_pid(unsigned gpu)
 {
 	struct gpu_status status[RIG_GPUS];
 	uint32_t count = gpus_status(mine.gpus, status, RIG_GPUS);
+	TH_ASSERT(gpu < num_gpus);
 	for (uint32_t i = 0; i < count && i < RIG_GPUS; i++) {
 		if (memcmp(status[i].uuid, gpus[gpu].uuid.bytes, 16) == 0)
 			return status[i].pid;
@@ -335,7 +349,73 @@ rig_gpus_starts(void)
 struct machine *
 rig_gpus_machine(void)
 {
-	return &machine;
+	TH_ASSERT(machine);
+	return machine;
+}
+
+/* ---- GPUs ---------------------------------------------------------------------------------- */
+
+static bool
+reach_each_other(int a, int b)
+{
+	int there = 0, back = 0;
+	GOOD(cuda.cuDeviceCanAccessPeer(&there, a, b));
+	GOOD(cuda.cuDeviceCanAccessPeer(&back, b, a));
+	return there != 0 && back != 0;
+}
+
+static void
+look_for_gpus(void)
+{
+	int count = 0, second = 1;
+	if (num_gpus > 0)
+		return;
+	machine = gpus_here_open(RIG_GPUS, GPU_BYTES);
+	cuda = cuda_ready(0);
+	GOOD(cuda.cuDeviceGetCount(&count));
+	while (second < count && !reach_each_other(0, second))
+		second++;
+	num_gpus = second < count ? RIG_GPUS : 1;
+	TH_ASSERT(!machine || num_gpus == RIG_GPUS);
+	gpus[RIG_GPUS - 1].device = second;
+	for (unsigned i = 0; i < num_gpus; i++) {
+		GOOD(cuda.cuDevicePrimaryCtxRetain(&gpus[i].context, gpus[i].device));
+		GOOD(cuda.cuDeviceGetUuid(&gpus[i].uuid, gpus[i].device));
+	}
+}
+
+unsigned
+rig_gpus_count(void)
+{
+	look_for_gpus();
+	return num_gpus < rig_gpus_most ? num_gpus : rig_gpus_most;
+}
+
+static const char *
+lack_of(enum cuda_kind kind, int device)
+{
+	if ((kind == CUDA_KIND_CHUNK || kind == CUDA_KIND_CHUNKS) &&
+		(attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device) == 0 ||
+			attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+				device) == 0))
+		return "this machine's GPUs have no memory by cuMemCreate that can be exported";
+	if (kind == CUDA_KIND_POOL &&
+		(attribute(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, device) == 0 ||
+			(attribute(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, device) &
+				CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0))
+		return "this machine's GPUs have no memory pools that can be exported";
+	return NULL;
+}
+
+const char *
+rig_gpus_lack(enum cuda_kind kind)
+{
+	const char *lack = NULL;
+	look_for_gpus();
+	for (unsigned i = 0; i < num_gpus && !lack; i++)
+		lack = lack_of(kind, gpus[i].device);
+	TH_ASSERT(!machine || !lack);
+	return lack;
 }
 
 void
@@ -348,12 +428,11 @@ rig_gpus_init(uint64_t staging_bytes, bool hash_on_cpu)
 		.leave_ns = PATIENCE_NS,
 		.idle_ns = PATIENCE_NS};
 	struct th_err err;
-	machine_new(&machine, RIG_GPUS, GPU_BYTES);
-	cuda = cuda_ready(0);
-	for (int i = 0; i < (int)RIG_GPUS; i++) {
-		GOOD(cuda.cuDevicePrimaryCtxRetain(&gpus[i].context, i));
-		GOOD(cuda.cuDeviceGetUuid(&gpus[i].uuid, i));
-	}
+	look_for_gpus();
+	if (machine)
+		mine.map_dmabuf = map_dmabuf;
+	else
+		rig_no_dmabufs = true;
 	int rc = gpus_new(&config, &err, &mine.gpus);
 	TH_ASSERT(rc == 0);
 	rig_gpus = &mine;
@@ -363,15 +442,14 @@ rig_gpus_init(uint64_t staging_bytes, bool hash_on_cpu)
 static void
 expect_nothing_held(void)
 {
+	static const enum machine_held helds[] = {
+		HELD_ALLOCATIONS, HELD_HANDLES, HELD_MAPPINGS, HELD_RESERVATIONS, HELD_POOLS};
 	for (unsigned i = 0; i < RIG_GPUS; i++) {
-		if (machine.page->devices[i].lost != 0)
+		if (machine->page->devices[i].lost != 0)
 			return;
 	}
-	TH_ASSERT(machine_holds(&machine, getpid(), HELD_ALLOCATIONS) == 0);
-	TH_ASSERT(machine_holds(&machine, getpid(), HELD_HANDLES) == 0);
-	TH_ASSERT(machine_holds(&machine, getpid(), HELD_MAPPINGS) == 0);
-	TH_ASSERT(machine_holds(&machine, getpid(), HELD_RESERVATIONS) == 0);
-	TH_ASSERT(machine_holds(&machine, getpid(), HELD_POOLS) == 0);
+	for (unsigned i = 0; i < sizeof(helds) / sizeof(helds[0]); i++)
+		TH_ASSERT(machine_holds(machine, getpid(), helds[i]) == 0);
 }
 
 void
@@ -382,6 +460,7 @@ rig_gpus_fini(void)
 	gpus_free(mine.gpus);
 	mine.gpus = NULL;
 	TH_ASSERT(free_left() == 0);
-	expect_nothing_held();
-	machine_remove(&machine);
+	if (machine)
+		expect_nothing_held();
+	gpus_here_close();
 }

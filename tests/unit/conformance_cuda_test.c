@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The conformance cases of transport_test.c with shards in the memory of GPUs, which their real
- * processes read and write by the driver of the tests: each kind of memory, over tcp, within a host
- * and through slots of RDMA. Three of the twelve suites are of every run, all with -Dlong=true.
+ * processes read and write by the driver of the tests, or on real GPUs by the machine's own
+ * (rig_gpus.h): each kind of memory, over tcp, within a host and through slots of RDMA. Three of
+ * the twelve suites are of every run, all with -Dlong=true or -Dgpu_kinds=true.
  */
 #include <criterion/criterion.h>
 
@@ -12,6 +13,7 @@
 static void
 run_on(enum cuda_kind kind, void (*name)(enum mode mode), enum mode mode)
 {
+	RIG_GPUS_NEED(kind);
 	pair_rails = mode == MODE_RDMA ? 2 : 0;
 	rig_gpus_kind = kind;
 	rig_gpus_init(64 * MIB, false);

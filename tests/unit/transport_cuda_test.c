@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests of transport with the real processes of GPUs, whose memory is files: each kind of memory,
- * and a process that is killed, or a GPU that is lost, while bytes move. transport_gpu_test.c has
- * what does not depend on how a GPU does its work.
+ * Tests of transport with the real processes of GPUs, which are files or real (rig_gpus.h): each
+ * kind of memory, and a process that is killed, or a GPU that is lost, while bytes move.
+ * transport_gpu_test.c has what does not depend on how a GPU does its work.
  */
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -52,6 +52,13 @@ finish(struct pair *s)
 {
 	pair_finish(s);
 	rig_gpus_fini();
+}
+
+/* Of a pair the first shard is the source's. */
+static unsigned
+gpu_of_reader(void)
+{
+	return rig_gpus_count() - 1;
 }
 
 static void
@@ -134,6 +141,7 @@ arrives(struct pair *s, enum mode mode, enum rig_memory from, enum rig_memory to
 MODES(one_piece_and_many_chunks__arrive)
 {
 	static const enum cuda_kind kinds[] = {CUDA_KIND_LEGACY, CUDA_KIND_CHUNKS};
+	RIG_GPUS_NEED(CUDA_KIND_CHUNKS);
 	rig_gpus_init(STAGING, false);
 	for (uint32_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 		rig_gpus_kind = kinds[i];
@@ -149,12 +157,32 @@ MODES(one_piece_and_many_chunks__arrive)
 	rig_gpus_fini();
 }
 
+MODES(between_two_gpus__arrives_by_the_process_of_each)
+{
+	if (rig_gpus_count() < RIG_GPUS)
+		cr_skip_test("two GPUs are needed that reach each other: this machine has one");
+	struct pair *s = start(odd_sizes, ODD);
+	arrives(s, mode, RIG_GPU, RIG_GPU);
+	cr_assert(rig_gpus_pid(0) != 0 && rig_gpus_pid(1) != 0);
+	cr_assert_neq(rig_gpus_pid(0), rig_gpus_pid(1));
+	finish(s);
+}
+
+MODES(within_one_gpu__arrives_by_one_process)
+{
+	rig_gpus_most = 1;
+	struct pair *s = start(odd_sizes, ODD);
+	arrives(s, mode, RIG_GPU, RIG_GPU);
+	cr_assert_eq(rig_gpus_starts(), 1);
+	finish(s);
+}
+
 /* How often both processes asked their driver for it. */
 static unsigned
 calls(int call)
 {
 	unsigned sum = 0;
-	for (unsigned i = 0; i < RIG_GPUS; i++)
+	for (unsigned i = 0; i < rig_gpus_count(); i++)
 		sum += machine_calls(rig_gpus_machine(), rig_gpus_pid(i), call);
 	return sum;
 }
@@ -163,6 +191,7 @@ calls(int call)
 MODES(many_small_tensors__arrive_by_launches)
 {
 	static uint64_t sizes[1000];
+	ONLY_ON_FILES();
 	for (uint32_t i = 0; i < 1000; i++)
 		sizes[i] = 9001 + i % 32;
 	struct pair *s = start(sizes, 1000);
@@ -270,18 +299,19 @@ Test(transport_cuda_rdma, slabs_of_the_host__no_byte_is_staged)
 	for (uint32_t round = 0; round < 2; round++) {
 		arrives(s, MODE_RDMA, RIG_GPU, RIG_GPU);
 		/* They begin again in the next ones, and in slabs that were there. */
-		for (unsigned i = 0; i < RIG_GPUS; i++)
+		for (unsigned i = 0; i < rig_gpus_count(); i++)
 			kill_process(i);
 	}
 	gpus_stage_status(rig_gpus->gpus, &stage);
 	cr_assert_eq(stage.bytes, 0);
-	cr_assert_geq(rig_gpus_starts(), RIG_GPUS + 1);
+	cr_assert_geq(rig_gpus_starts(), rig_gpus_count() + 1);
 	finish(s);
 }
 
 /* What runs in it begins again in the next one. */
 MODES(process_killed_midway__arrives)
 {
+	RIG_GPUS_NEED(CUDA_KIND_CHUNKS);
 	rig_gpus_kind = CUDA_KIND_CHUNKS;
 	struct pair *s = start(ten_chunks, 1);
 	for (uint32_t round = 0; round < 3; round++) {
@@ -291,14 +321,15 @@ MODES(process_killed_midway__arrives)
 		move(s, mode);
 		rig_wait_prefix(&s->rig, s->to, 2 * round);
 		/* A copy between GPUs needs the reader's alone. */
-		pid_t pid = rig_gpus_pid(mode == MODE_LOCAL ? 1 : round % RIG_GPUS);
+		pid_t pid = rig_gpus_pid(
+			mode == MODE_LOCAL ? gpu_of_reader() : round % rig_gpus_count());
 		cr_assert_neq(pid, 0);
 		kill(pid, SIGKILL);
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, s->leg);
 		cr_assert(rig_shards_equal(&s->source, &s->reader), "round %u", round);
 		pair_release(s);
 	}
-	cr_assert_geq(rig_gpus_starts(), RIG_GPUS + 1);
+	cr_assert_geq(rig_gpus_starts(), rig_gpus_count() + 1);
 	finish(s);
 }
 
@@ -337,13 +368,14 @@ Test(transport_cuda, process_killed_while_it_hashes__hashed)
 
 MODES(readers_gpu_lost__no_way_and_why)
 {
+	ONLY_ON_FILES();
 	struct pair *s = start(ten_chunks, 1);
 	parts(s, RIG_GPU, RIG_GPU);
 	rig_add_digests(s->from);
 	xfer_part_advance(s->from, 3);
 	move(s, mode);
 	rig_wait_prefix(&s->rig, s->to, 3);
-	machine_lose(rig_gpus_machine(), 1, CUDA_ERROR_ECC_UNCORRECTABLE);
+	machine_lose(rig_gpus_machine(), (int)gpu_of_reader(), CUDA_ERROR_ECC_UNCORRECTABLE);
 	xfer_part_advance(s->from, 10);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
@@ -446,7 +478,7 @@ Test(transport_cuda, gpu_does_not_write__next_blocks_are_received_meanwhile)
 	parts(s, RIG_MAPPED, RIG_GPU);
 	publish(s);
 	wait_running(&s->rig, 0);
-	pid_t pid = stop_process(1);
+	pid_t pid = stop_process(gpu_of_reader());
 	move(s, MODE_TCP);
 	wait_running(&s->rig, 2);
 	kill(pid, SIGCONT);
@@ -474,6 +506,7 @@ static void
 does_not_move(enum mode mode, bool hash_on_cpu)
 {
 	static const enum cuda_kind kinds[] = {CUDA_KIND_LEGACY, CUDA_KIND_CHUNKS};
+	RIG_GPUS_NEED(CUDA_KIND_CHUNKS);
 	rig_gpus_init(STAGING, hash_on_cpu);
 	for (uint32_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
 		rig_gpus_kind = kinds[i];
@@ -504,7 +537,7 @@ static pid_t
 stop_while_it_looks(struct pair *s, enum mode mode)
 {
 	arrives(s, mode, RIG_GPU, RIG_GPU);
-	pid_t pid = stop_process(1);
+	pid_t pid = stop_process(gpu_of_reader());
 	move_again(s, mode, 0);
 	wait_running(&s->rig, 1);
 	return pid;
@@ -516,15 +549,16 @@ MODES(process_killed_while_it_looks__nothing_moves)
 	struct pair *s = start(ten_chunks, 1);
 	kill(stop_while_it_looks(s, mode), SIGKILL);
 	cr_assert_eq(pair_done(s, s->leg)->bytes_moved, 0);
-	cr_assert_eq(rig_gpus_starts(), RIG_GPUS + 1);
+	cr_assert_eq(rig_gpus_starts(), rig_gpus_count() + 1);
 	finish(s);
 }
 
 MODES(gpu_lost_while_it_looks__no_way_and_why)
 {
+	ONLY_ON_FILES();
 	struct pair *s = start(ten_chunks, 1);
 	pid_t pid = stop_while_it_looks(s, mode);
-	machine_lose(rig_gpus_machine(), 1, CUDA_ERROR_ECC_UNCORRECTABLE);
+	machine_lose(rig_gpus_machine(), (int)gpu_of_reader(), CUDA_ERROR_ECC_UNCORRECTABLE);
 	kill(pid, SIGCONT);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
@@ -549,6 +583,7 @@ MODES(stopped_while_it_looks__at_once)
 /* The last of a worker's parts and its space go: nobody keeps its memory. */
 Test(transport_cuda, all_let_go__the_memory_is_free)
 {
+	ONLY_ON_FILES();
 	struct pair *s = start(ten_chunks, 1);
 	arrives(s, MODE_TCP, RIG_GPU, RIG_GPU);
 	struct machine *machine = rig_gpus_machine();
