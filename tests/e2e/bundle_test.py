@@ -13,7 +13,7 @@ from cluster import BUILD, Skip, cluster, main
 
 SOURCE = os.environ["TH_SOURCE"]
 PROGRAMS = ("thagentd", "thserverd", "thctl", "thbench")
-ON_HARDWARE = ("basic_legacy", "conformance_cuda", "transport_cuda")
+ON_HARDWARE = ("basic_legacy", "conformance_cuda", "cuda_gather", "cuda_hash", "transport_cuda")
 GLIBC = (2, 34)  # of the oldest systems that agents and workers run on
 
 

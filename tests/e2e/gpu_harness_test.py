@@ -128,7 +128,12 @@ def run_and_passed(p):
 def unit_programs_run_by_the_driver_that_is_there():
     """Told that the GPUs are real they plan nothing and look into no file: so they run by the
     driver of the tests as by any other."""
-    programs = {"conformance_cuda": "*/whole_shard*", "transport_cuda": "*/between_two_gpus*"}
+    programs = {
+        "conformance_cuda": "*/whole_shard*",
+        "cuda_gather": "*/copy__*",
+        "cuda_hash": "*/value__*",
+        "transport_cuda": "*/between_two_gpus*",
+    }
     if not gpus.look()[0]:
         for name, which in programs.items():
             p = unit_program(name, {}, which)
