@@ -103,6 +103,41 @@ def it_runs_on_older_systems():
         assert tuple(map(int, found.groups())) <= GLIBC, found.group(0)
 
 
+def refused(c, build):
+    p = run([os.path.join(SOURCE, "tools", "bundle"), build, os.path.join(c.dir, "refused")])
+    shutil.rmtree(os.path.join(c.dir, "refused"))
+    assert p.returncode == 1 and p.stderr.count("\n") == 1, p
+    return p.stderr
+
+
+def what_is_not_built_is_said():
+    """A folder where only the programs are; the test programs come after them, bit by bit."""
+    with cluster(server=False) as c:
+        build = os.path.join(c.dir, "build")
+        for folder in ("daemon", "server", "tools", "tests", "meson-info"):
+            os.makedirs(os.path.join(build, folder))
+        for path in ("daemon/thagentd", "server/thserverd", "tools/thctl", "tools/thbench"):
+            os.symlink(os.path.join(BUILD, path), os.path.join(build, path))
+        shutil.copytree(os.path.join(BUILD, "libthc"), os.path.join(build, "libthc"))
+        assert "no daemons" in refused(c, build)
+        infos = [f"meson-info/intro-{name}.json" for name in ("tests", "targets", "projectinfo")]
+        for path in ["tests/bundled", *infos]:
+            with open(os.path.join(BUILD, path)) as f:
+                text = f.read()
+            with open(os.path.join(build, path), "w") as f:
+                f.write(text.replace(BUILD, build))
+        listed = os.path.join(build, "tests", "bundled")
+        said = refused(c, build)
+        assert "is not built: ninja" in said and said.endswith(" bundle does all of it\n"), said
+        with open(listed) as f:
+            lines = f.readlines()
+        # A test's program that the target would not build.
+        for name in ("unit_clock", "thsim", "helper_program", "older_client"):
+            with open(listed, "w") as f:
+                f.writelines(line for line in lines if not line.endswith(f"/{name}\n"))
+            assert f"/{name}: `bundled` in tests/meson.build" in refused(c, build)
+
+
 def a_folder_of_others_is_left_alone():
     with cluster(server=False) as c:
         theirs = os.path.join(c.dir, "theirs")
@@ -117,5 +152,6 @@ if __name__ == "__main__":
         programs_and_tests_run_elsewhere,
         programs_run_where_nothing_else_is,
         it_runs_on_older_systems,
+        what_is_not_built_is_said,
         a_folder_of_others_is_left_alone,
     )
