@@ -2,6 +2,7 @@
 """What tools/bundle makes runs elsewhere: moved, with an empty environment, and where nothing else
 is."""
 
+import json
 import os
 import re
 import shutil
@@ -51,6 +52,10 @@ def programs_and_tests_run_elsewhere():
         listed = dict(line.split(" ") for line in p.stdout.splitlines() if line.count(" ") == 1)
         assert all("gpu" in listed[n].split(",") for n in ON_HARDWARE), p.stdout
         names = ["remains", "clock", "fake_cuda", "gpu_harness", "conformance_cuda"]
+        with open(bundle.at("tests.json")) as f:
+            words = [word for test in json.load(f)["tests"] for word in test["cmd"]]
+        strange = [word for word in words if "/" in word and not word.startswith("@")]
+        assert strange == [] and "@BUNDLE@/build/tests/sim/thsim" in words, strange
         p = run([bundle.at("run-tests"), *names], env=env, cwd="/")
         assert p.returncode == 0, p.stdout + p.stderr
         assert p.stdout.endswith(" passed, 0 failed, 0 skipped\n"), p.stdout
