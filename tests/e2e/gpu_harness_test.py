@@ -106,6 +106,31 @@ def what_is_there_is_said():
         assert p.returncode == 0 and f"{c.gpus.count} GPU: " in p.stdout, p
 
 
+def tests_may_last_longer_on_hardware():
+    """As long in a bundle as by tools/check, which asks for the factor."""
+    sys.path.insert(0, os.path.join(HERE, "..", "support"))
+    import bundle_tests
+
+    p = subprocess.run(
+        [sys.executable, os.path.join(HERE, "gpus.py"), "--slower"],
+        env={**os.environ, **worker_env()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    factor = int(p.stdout)
+    assert p.returncode == 0 and factor > 1, p
+    hardware = {"TH_GPU_HARDWARE": "1"}
+    for suite, env, times in (
+        (["unit", "gpu"], hardware, factor),
+        (["e2e", "gpu_faults"], hardware, factor),
+        (["e2e", "waiting"], hardware, 1),
+        (["unit", "gpu"], {}, 1),
+    ):
+        limit = bundle_tests.limit_s({"suite": suite, "timeout": 240}, env)
+        assert limit == 240 * times, (suite, env, limit)
+
+
 def unit_program(name, env, which):
     path = os.path.join(BUILD, "tests", "unit", f"unit_{name}")
     env = {**os.environ, **env, "TH_GPU_HARDWARE": "1"}
@@ -164,5 +189,6 @@ if __name__ == "__main__":
         memory_sleeps_and_wakes_at_its_addresses,
         what_is_planned_happens,
         what_is_there_is_said,
+        tests_may_last_longer_on_hardware,
         unit_programs_run_by_the_driver_that_is_there,
     )

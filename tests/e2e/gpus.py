@@ -6,7 +6,9 @@ TH_E2E_GPU=KIND (gpu_driver.KINDS) gives the workers of any script GPU memory of
 of the host's; worker number n of a cluster has it on GPU n modulo the number of GPUs. A script that
 is the worker itself has that of memory_kinds.wanted.
 
-    gpus.py     says which GPUs and which driver this machine has; exit status 1: none to be used
+    gpus.py             says which GPUs and which driver this machine has; exit status 1: none to be
+                        used
+    gpus.py --slower    prints the factor of the tests' timeouts on hardware
 """
 
 import ctypes as c
@@ -22,6 +24,9 @@ KIND = os.environ.get("TH_E2E_GPU")
 HARDWARE = os.environ.get("TH_GPU_HARDWARE") == "1"
 FAKE_GPUS = int(os.environ.get("TH_E2E_GPUS", "2"))
 FAKE_BYTES = 3 << 30
+# On hardware a test of the suites gpu and gpu_faults may last as many times as long: each process
+# has a context there, and takes, fills and compares gigabytes of what is free.
+SLOWER = 4
 STAGING = "memfd:thagentd-gpu"  # of the agent's own memory, in /proc
 
 
@@ -191,6 +196,9 @@ def ask():
 
 
 def main():
+    if sys.argv[1:] == ["--slower"]:
+        print(SLOWER)
+        return 0
     found, sentence = look()
     print(sentence)
     smi = shutil.which("nvidia-smi")

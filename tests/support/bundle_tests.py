@@ -16,6 +16,8 @@ import time
 import count
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
+import gpus
 GRACE_S = 10
 
 
@@ -33,6 +35,12 @@ def outcome(status):
     return {0: "OK", 77: "SKIP"}.get(status, "FAIL")
 
 
+def limit_s(test, env):
+    """How long it may last."""
+    on_gpus = env.get("TH_GPU_HARDWARE") == "1" and {"gpu", "gpu_faults"} & set(test["suite"])
+    return test["timeout"] * (gpus.SLOWER if on_gpus else 1)
+
+
 def run_one(test, env, where):
     """An entry as in Meson's testlog.json."""
     begin = time.monotonic()
@@ -43,7 +51,7 @@ def run_one(test, env, where):
             test["cmd"], env=full, cwd=where, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
         try:
-            result = outcome(p.wait(test["timeout"]))
+            result = outcome(p.wait(limit_s(test, env)))
         except subprocess.TimeoutExpired:
             result = "TIMEOUT"
             p.terminate()
