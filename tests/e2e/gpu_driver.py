@@ -405,6 +405,8 @@ KINDS = {
     "closed": Closed,
 }
 OPEN_KINDS = ("legacy", "chunk", "chunks", "pool")  # that other processes can map
+# Whose memory can go while its addresses stay.
+SLEEPING_KINDS = tuple(kind for kind, of in KINDS.items() if issubclass(of, Mapped))
 
 
 # ---- what a copy is measured against ---------------------------------------------------------

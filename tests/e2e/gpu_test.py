@@ -353,6 +353,136 @@ def memory_is_free_when_unregister_returns():
             reader.call("close")
 
 
+class Engine:
+    """A worker that sleeps and wakes as tensorhub-cuda(7) says."""
+
+    def __init__(self, c, label, agent, device):
+        self.c, self.label, self.agent, self.device = c, label, agent, device
+        self.worker = c.worker(label, agent)
+        self.call = self.worker.call
+
+    def begin(self, kind):
+        self.call("open", model=kind, replica=self.label)
+        self.call("alloc", total_bytes=SIZE, gpu=kind, device=self.device)
+        self.call("register")
+
+    def used(self):
+        return self.c.gpus.used(self.device)
+
+    def sleep(self):
+        self.call("unpublish")
+        self.call("unregister")
+        memory = status(self.c, self.agent)["memory"]
+        assert not [m for m in memory if m["replica"] == self.label], memory
+        awake = self.used()
+        self.call("sleep")
+        given = awake - self.used()
+        assert given >= SIZE, f"{self.label}: {given} bytes given back: somebody holds the rest"
+
+    def wake(self):
+        asleep = self.used()
+        self.call("wake")
+        assert self.used() >= asleep + SIZE
+        # What it had in it before may be there again by chance.
+        self.call("scribble", byte=0xA5)
+        self.call("register")
+        assert self.call("held") is None
+
+    def end(self):
+        self.call("close")
+        self.call("free")
+
+
+def nothing_is_open(c, agent):
+    told = status(c, agent)
+    return not told["memory"] and not any(gpu["imports"] + gpu["pieces"] for gpu in told["gpus"])
+
+
+def memory_that_sleeps_is_given_back_and_filled_again_when_it_is_awake():
+    """Of the publisher, of a reader on its host, and of one on another host: each wakes to other
+    memory at its addresses."""
+    with cluster(has_gpus=True) as c:
+        c.agent("a")
+        c.agent("b")
+        engines = w, near, far = [
+            Engine(c, label, agent, i % c.gpus.count)
+            for i, (label, agent) in enumerate((("w", "a"), ("near", "a"), ("far", "b")))
+        ]
+        for kind in gpu_driver.SLEEPING_KINDS:
+            for engine in engines:
+                engine.begin(kind)
+            for version in (1, 2):
+                want = w.call("fill", seed=f"{kind}.{version}")
+                w.call("publish", version=version)
+                near.call("replicate", version=str(version))
+                far.call("update", version=str(version))
+                assert [near.call("digest"), far.call("digest")] == [want, want], kind
+                # The others hold it, and give it to who has slept.
+                w.sleep()
+                far.sleep()
+                far.wake()
+                assert far.call("update", version="latest")["updated"], "it has nothing of it"
+                assert far.call("digest") == want, f"{kind}, version {version}"
+                near.sleep()
+                near.wake()
+                near.call("replicate", version=str(version))
+                assert near.call("digest") == want, f"{kind}, version {version}"
+                # All sleep: nobody has it, awake again or not.
+                near.sleep()
+                far.sleep()
+                for agent in "ab":
+                    wait_for(lambda: nothing_is_open(c, agent), 30, f"{agent} lets go of {kind}")
+                for engine in engines:
+                    engine.wake()
+                for reader in (near, far):
+                    blank = reader.call("digest")
+                    where = dict(version=str(version), timeout=0)
+                    expect_error("TIMEOUT", reader.call, "replicate", **where)
+                    assert not reader.call("update", **where)["updated"]
+                    assert reader.call("held") is None and reader.call("digest") == blank
+                assert not w.call("list")["versions"], "it went to sleep with its holders"
+            for engine in engines:
+                engine.end()
+
+
+def what_sleeps_while_it_is_registered_is_refused_by_name():
+    """And while it is published: what is read then is the version, never what lies there now."""
+    with cluster(has_gpus=True) as c:
+        c.agent("a")
+        worker, reader = Engine(c, "w", "a", 0), Engine(c, "r", "a", 1 % c.gpus.count)
+        for kind in gpu_driver.SLEEPING_KINDS:
+            worker.begin(kind)
+            reader.begin(kind)
+            for step in ("sleep", "wake"):
+                worker.call(step)
+                for call, version in (("publish", 1), ("replicate", "1"), ("update", "latest")):
+                    error = expect_error("STALE_MEMORY", worker.call, call, version=version)
+                    assert "'embed.norm'" in error.text, error.text
+                    assert "asleep, or mapped anew" in error.text, error.text
+                expect_error("TIMEOUT", reader.call, "replicate", version="1", timeout=0)
+            worker.call("unregister")
+            worker.call("register")
+            want = worker.call("fill", seed=kind)
+            worker.call("publish", version=1)
+            reader.call("replicate", version="1")
+            assert reader.call("digest") == want, kind
+            reader.call("unpublish")
+            reader.call("scribble", byte=0xA5)
+            # What the agent has open stays; of the rest it has a copy.
+            awake = worker.used()
+            worker.call("sleep")
+            copied = worker.call("path").startswith("worker-copy")
+            assert copied == (worker.used() <= awake - SIZE), (kind, awake, worker.used())
+            reader.call("replicate", version="1")
+            assert reader.call("digest") == want, kind
+            worker.call("unpublish")
+            expect_error("STALE_MEMORY", worker.call, "publish", version=2)
+            worker.call("unregister")
+            assert worker.used() <= awake - SIZE, f"{kind}: the agent holds what sleeps"
+            worker.end()
+            reader.end()
+
+
 def the_process_cannot_be_had_any_more():
     """Nothing of the memory has changed: to register it again is what helps."""
     with cluster(has_gpus=True) as c:
@@ -458,6 +588,8 @@ if __name__ == "__main__":
         small_allocations_share_a_block,
         offload_goes_on_both_gpus_side_by_side,
         memory_is_free_when_unregister_returns,
+        memory_that_sleeps_is_given_back_and_filled_again_when_it_is_awake,
+        what_sleeps_while_it_is_registered_is_refused_by_name,
         the_process_cannot_be_had_any_more,
         two_handles_of_one_worker_share_the_same_memory,
         who_asks_again_waits_for_the_same_end,
