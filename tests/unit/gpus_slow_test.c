@@ -460,13 +460,29 @@ Test(gpus_slow, a_piece__forgotten_under_reads_that_wait_for_pins__is_waited_for
 	end_unkilled(space);
 }
 
-static sem_t starts;
+static sem_t starts, asked;
 
 static int
 launch_when_told(void *arg, int sock, pid_t *ret_pid, struct th_err *why)
 {
+	(void)sem_post(&asked);
 	(void)sem_wait(&starts);
 	return script_launch(arg, sock, ret_pid, why);
+}
+
+/* What is asked for meanwhile is ordered before any of it is done. */
+static void
+begin_when_told(void)
+{
+	const struct gpus_config config = {.launch = launch_when_told,
+		.arg = script,
+		.staging_bytes = 8 * MIB,
+		.hang_ns = RIG_PATIENCE_NS,
+		.leave_ns = RIG_PATIENCE_NS,
+		.idle_ns = RIG_PATIENCE_NS};
+	cr_assert_eq(sem_init(&starts, 0, 0), 0);
+	cr_assert_eq(sem_init(&asked, 0, 0), 0);
+	cr_assert_eq(gpus_new(&config, &err, &gpus), 0);
 }
 
 /* The thread has done all that was ordered before, and what was said to it. */
@@ -481,14 +497,7 @@ catch_up(struct gpu_space *nothing)
 Test(gpus_slow, who_waits_for_two_pieces__of_which_one_has_failed__hears_of_both)
 {
 	struct told first = {0}, second = {0};
-	const struct gpus_config config = {.launch = launch_when_told,
-		.arg = script,
-		.staging_bytes = 8 * MIB,
-		.hang_ns = RIG_PATIENCE_NS,
-		.leave_ns = RIG_PATIENCE_NS,
-		.idle_ns = RIG_PATIENCE_NS};
-	cr_assert_eq(sem_init(&starts, 0, 0), 0);
-	cr_assert_eq(gpus_new(&config, &err, &gpus), 0);
+	begin_when_told();
 	script_add(script, GPU_OPEN, SCRIPT_REFUSE, 0, 1)->piece = 1;
 	script_add(script, GPU_OPEN, SCRIPT_WAIT, 0, 1)->piece = 2;
 	struct gpu_space *space = space_new(), *nothing = space_new();
@@ -508,6 +517,31 @@ Test(gpus_slow, who_waits_for_two_pieces__of_which_one_has_failed__hears_of_both
 	cr_assert_eq(first.code, TH_E_MEMORY_KIND);
 	cr_assert_eq(second.code, 0);
 	gpu_space_release(nothing);
+	end_unkilled(space);
+}
+
+/* Who came behind that never waited for it. */
+Test(gpus_slow, a_piece__forgotten_before_it_is_known__is_no_other_one)
+{
+	struct told before = {0}, behind = {0}, alone = {0};
+	begin_when_told();
+	script_add(script, GPU_OPEN, SCRIPT_REFUSE, 0, 1)->piece = 2;
+	struct gpu_space *space = space_new(), *other = space_new();
+	uint64_t first = rig_add(space, 0, MIB);
+	cr_assert_eq(sem_wait(&asked), 0);
+	rig_add(space, MIB, MIB);
+	uint64_t only = rig_add(other, 0, MIB);
+	gpu_space_settle(space, settled, &before);
+	gpu_space_settle(other, settled, &alone);
+	gpu_space_forget(space, first);
+	gpu_space_forget(other, only);
+	gpu_space_settle(space, settled, &behind);
+	cr_assert_eq(sem_post(&starts), 0);
+	rig_wait(3);
+	cr_assert_eq(before.code, TH_E_MEMORY_KIND);
+	cr_assert_eq(behind.code, TH_E_MEMORY_KIND);
+	cr_assert_eq(alone.code, 0);
+	gpu_space_release(other);
 	end_unkilled(space);
 }
 

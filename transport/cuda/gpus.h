@@ -102,8 +102,9 @@ bool gpu_space_has(struct gpu_space *space, uint64_t address, uint64_t bytes);
 bool gpu_space_is_poisoned(const struct gpu_space *space);
 /*
  * Calls settled(arg, err) once, on the GPU's thread, when every piece that was added before has
- * been opened or has failed: err->code is 0 or the first failure, TH_E_MEMORY_KIND with the reason;
- * what had failed before is tried again. TH_E_STALE_MEMORY: the last reference went meanwhile.
+ * been opened, has failed or has been forgotten: err->code is 0 or the first failure,
+ * TH_E_MEMORY_KIND with the reason; what had failed before is tried again. TH_E_STALE_MEMORY: the
+ * last reference went meanwhile.
  */
 void gpu_space_settle(struct gpu_space *space,
 	void (*settled)(void *arg, const struct th_err *result), void *arg);

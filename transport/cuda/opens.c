@@ -169,7 +169,6 @@ opens_forget(struct gpu *gpu, struct gpu_piece *piece)
 		unqueue(gpu, piece);
 		piece_release(piece);
 	}
-	space_known(piece, 0, NULL);
 	opens_leave(gpu, piece->worker, piece->number);
 }
 

@@ -262,29 +262,6 @@ gpu_space_add(struct gpu_space *space, const struct cuda_handle *handle, uint64_
 	return 0;
 }
 
-void
-gpu_space_forget(struct gpu_space *space, uint64_t base)
-{
-	pthread_mutex_lock(&space->lock);
-	struct gpu_piece *piece = find(space, base);
-	if (piece && piece->base != base)
-		piece = NULL;
-	if (piece) {
-		uint32_t after = count_before(space, base);
-		space->count--;
-		memmove(space->pieces + after - 1, space->pieces + after,
-			(space->count + 1 - after) * sizeof(space->pieces[0]));
-	}
-	pthread_mutex_unlock(&space->lock);
-	if (!piece)
-		return;
-	__atomic_fetch_sub(counter_of(space), 1, __ATOMIC_RELAXED);
-	gpu_order(
-		space->home, &(struct gpu_order){.kind = ORDER_FORGET,
-				     .piece = piece,
-				     .mask = __atomic_load_n(&space->opened_on, __ATOMIC_RELAXED)});
-}
-
 /* ---- who waits until they are known -------------------------------------------------------- */
 
 void
@@ -343,17 +320,14 @@ gpu_space_settle(
 			space->home, &(struct gpu_order){.kind = ORDER_SETTLED, .settle = settle});
 }
 
-void
-space_known(struct gpu_piece *piece, int code, const char *text)
+/* Under the lock: the piece is known from now on. Who waited for no other piece. */
+static struct gpu_settle *
+now_known(struct gpu_piece *piece)
 {
 	struct gpu_space *space = piece->space;
-	struct gpu_settle *told = NULL;
-	pthread_mutex_lock(&space->lock);
+	struct gpu_settle *settled = NULL;
 	bool news = !piece->known;
 	piece->known = true;
-	piece->code = code;
-	free(piece->text);
-	piece->text = code < 0 ? th_strdup(text) : NULL;
 	for (struct gpu_settle **at = &space->settles; news && *at;) {
 		struct gpu_settle *settle = *at;
 		if (piece->number <= settle->upto && piece->asked <= settle->number) {
@@ -365,14 +339,58 @@ space_known(struct gpu_piece *piece, int code, const char *text)
 			continue;
 		}
 		*at = settle->next;
-		settle->next = told;
-		told = settle;
+		settle->next = settled;
+		settled = settle;
+	}
+	return settled;
+}
+
+void
+space_known(struct gpu_piece *piece, int code, const char *text)
+{
+	struct gpu_space *space = piece->space;
+	pthread_mutex_lock(&space->lock);
+	piece->code = code;
+	free(piece->text);
+	piece->text = code < 0 ? th_strdup(text) : NULL;
+	struct gpu_settle *settled = now_known(piece);
+	pthread_mutex_unlock(&space->lock);
+	while (settled) {
+		struct gpu_settle *settle = settled;
+		settled = settle->next;
+		settle_tell(settle);
+	}
+}
+
+/* What has gone before it was known is nobody's to wait for. */
+void
+gpu_space_forget(struct gpu_space *space, uint64_t base)
+{
+	struct gpu_settle *settled = NULL;
+	pthread_mutex_lock(&space->lock);
+	struct gpu_piece *piece = find(space, base);
+	if (piece && piece->base != base)
+		piece = NULL;
+	if (piece) {
+		uint32_t after = count_before(space, base);
+		space->count--;
+		memmove(space->pieces + after - 1, space->pieces + after,
+			(space->count + 1 - after) * sizeof(space->pieces[0]));
+		settled = now_known(piece);
 	}
 	pthread_mutex_unlock(&space->lock);
-	while (told) {
-		struct gpu_settle *settle = told;
-		told = settle->next;
-		settle_tell(settle);
+	if (!piece)
+		return;
+	__atomic_fetch_sub(counter_of(space), 1, __ATOMIC_RELAXED);
+	gpu_order(
+		space->home, &(struct gpu_order){.kind = ORDER_FORGET,
+				     .piece = piece,
+				     .mask = __atomic_load_n(&space->opened_on, __ATOMIC_RELAXED)});
+	while (settled) {
+		struct gpu_settle *settle = settled;
+		settled = settle->next;
+		gpu_order(
+			space->home, &(struct gpu_order){.kind = ORDER_SETTLED, .settle = settle});
 	}
 }
 
