@@ -6,8 +6,10 @@
 
 `tools/check --gpu` runs it on hardware, and a row below what is wanted fails there; on files the
 figures mean nothing, and it only shows that it runs. A plain copy of the same bytes by the driver,
-in the same process and round, is what rates are compared with. Options: --bytes N (of a replica;
-8 GiB), --rounds N, --only GROUP (see --help), --json FILE, --markdown.
+in the same process and round, is what rates are compared with. A replica has 8 GiB where 35 GiB of
+a GPU's memory and 32 GiB of the host's are free, less where they are not, and 2 GiB at least, which
+need 11 and 8 (gpu_room.py). Options: --bytes N (of a replica), --rounds N, --only GROUP (see
+--help), --json FILE, --markdown.
 """
 
 import argparse
@@ -23,9 +25,10 @@ import traceback
 HERE = os.path.dirname(os.path.abspath(__file__))
 os.environ["TH_BUILD"] = os.path.abspath(os.environ.get("TH_BUILD", "build"))
 os.environ.setdefault("TH_SOURCE", os.path.abspath(os.path.join(HERE, "..", "..")))
-sys.path.insert(0, os.path.join(HERE, "..", "e2e"))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "e2e")]
 import gpu_driver
 import gpu_kills
+import gpu_room
 import gpus
 from cluster import cluster
 
@@ -354,9 +357,19 @@ def table(markdown):
     )
 
 
+def fitting_bytes():
+    """Of a replica, and a sentence. Rows have it on the first GPU, or on the first and the last."""
+    there = gpus.new()
+    try:
+        gpu_free = min(there.free(device) for device in {0, there.count - 1})
+    finally:
+        there.close()
+    return gpu_room.replica_bytes(gpu_free, gpu_room.host_free())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--bytes", type=int)
+    parser.add_argument("--bytes", type=int, help="of a replica; else as there is room")
     parser.add_argument("--rounds", type=int)
     names = [measure.__name__ for measure in ROWS]
     parser.add_argument("--only", choices=names, help="one of the rows' groups")
@@ -365,10 +378,6 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small: only to see that it runs")
     options = parser.parse_args()
     small = options.quick or not HARDWARE
-    options.bytes = options.bytes or ((32 << 20) if small else 8 * GIB)
-    options.copy_bytes = options.bytes
-    options.tcp_bytes = min(options.bytes, 4 * GIB)
-    options.many_bytes = 40960000 if small else 10000 * 663552  # 6.6 GB: 3,165 chunks of 2 MiB
     options.rounds = options.rounds or (1 if small else 7)
     options.publishes = 20 if small else 300
     found, sentence = gpus.look()
@@ -376,8 +385,23 @@ def main():
         print(sentence, flush=True)
         if not found:
             return 2
+        if not options.bytes and not small:
+            options.bytes, sentence = fitting_bytes()
+            if not options.bytes:
+                print(sentence)
+                return 2
     else:
         print("GPUs that are files: these figures mean nothing", flush=True)
+    options.bytes = options.bytes or 32 << 20
+    options.copy_bytes = options.bytes
+    options.tcp_bytes = min(options.bytes, 4 * GIB)
+    # Up to 6.6 GB: 3,165 chunks of 2 MiB.
+    options.many_bytes = 10000 * max(4096, min(663552, options.bytes // 10000 // 4096 * 4096))
+    print(
+        f"a replica has {options.bytes / GIB:.2f} GiB, "
+        f"each of 10,000 tensors {options.many_bytes // 10000} bytes",
+        flush=True,
+    )
     failed = 0
     for measure in ROWS:
         if options.only and options.only != measure.__name__:
@@ -398,7 +422,8 @@ def main():
     print("\n" + table(options.markdown))
     if options.json:
         with open(options.json, "w") as f:
-            json.dump({"gpus": found, "hardware": HARDWARE, "rows": rows}, f, indent=1)
+            told = {"gpus": found, "hardware": HARDWARE, "bytes": options.bytes, "rows": rows}
+            json.dump(told, f, indent=1)
     below = sum(r["good"] is False for r in rows)
     return 1 if failed or (HARDWARE and below) else 0
 

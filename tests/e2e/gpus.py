@@ -116,10 +116,16 @@ class HardwareGpus:
         if rc:
             raise RuntimeError(f"NVML says {rc}")
 
-    def used(self, device):
+    def memory(self, device):
         memory = NvmlMemory()
         self.check(self.nvml.nvmlDeviceGetMemoryInfo(self.handles[device], c.byref(memory)))
-        return memory.used
+        return memory
+
+    def used(self, device):
+        return self.memory(device).used
+
+    def free(self, device):
+        return self.memory(device).free
 
     def close(self):
         self.nvml.nvmlShutdown()
