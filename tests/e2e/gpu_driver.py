@@ -13,6 +13,7 @@ import threading
 import time
 
 POSIX_FD = 1
+LAZY_PEER_ACCESS = 1
 DEVICE, PINNED, READ_WRITE = 1, 1, 3
 CHUNK = 2 << 20  # torch's expandable segments: 2 MiB for small memory, 20 MiB for large
 LARGE_CHUNK = int(os.environ.get("TH_E2E_GPU_CHUNK", 20 << 20))
@@ -35,9 +36,16 @@ VERSIONS = {
     "cuMemAlloc": 3020,
     "cuMemFree": 3020,
     "cuMemAllocManaged": 6000,
+    "cuPointerGetAttribute": 4000,
+    "cuIpcGetMemHandle": 4010,
+    "cuIpcOpenMemHandle": 11000,
+    "cuIpcCloseMemHandle": 4010,
     "cuMemGetAllocationGranularity": 10020,
     "cuMemCreate": 10020,
     "cuMemRelease": 10020,
+    "cuMemRetainAllocationHandle": 11000,
+    "cuMemExportToShareableHandle": 10020,
+    "cuMemImportFromShareableHandle": 10020,
     "cuMemAddressReserve": 10020,
     "cuMemAddressFree": 10020,
     "cuMemMap": 10020,
@@ -45,6 +53,10 @@ VERSIONS = {
     "cuMemSetAccess": 10020,
     "cuMemPoolCreate": 11020,
     "cuMemPoolDestroy": 11020,
+    "cuMemPoolExportToShareableHandle": 11020,
+    "cuMemPoolImportFromShareableHandle": 11020,
+    "cuMemPoolExportPointer": 11020,
+    "cuMemPoolImportPointer": 11020,
     "cuMemAllocFromPoolAsync": 11020,
     "cuMemFreeAsync": 11020,
     "cuMemHostRegister": 6050,
@@ -62,6 +74,17 @@ VERSIONS = {
     "cuLaunchHostFunc": 10000,
 }
 RDMA_WITH_VMM = 110
+# Those that libthc decides by (ipc/cuda/memory.c).
+POINTER_ATTRIBUTES = {
+    "type": 2,
+    "managed": 8,
+    "ordinal": 9,
+    "legacy_ipc": 10,
+    "range_bytes": 12,
+    "mapped": 13,
+    "handle_types": 14,
+    "pool": 17,
+}
 
 
 class CudaError(Exception):
@@ -101,6 +124,12 @@ class PoolProps(c.Structure):
         ("usage", c.c_ushort),
         ("reserved", c.c_ubyte * 54),
     ]
+
+
+class Handle(c.Structure):
+    """CUipcMemHandle, and CUmemPoolPtrExportData."""
+
+    _fields_ = [("reserved", c.c_ubyte * 64)]
 
 
 class Driver:
@@ -232,6 +261,22 @@ class Memory:
         self.call("cuMemsetD8", self.address, byte, self.bytes)
         self.call("cuCtxSynchronize")
 
+    def says(self):
+        """What the driver says of it: each attribute, or the code with which it was refused, and
+        the codes of the calls that tell whose it is."""
+        self.cuda.current(self.device)
+        found = {}
+        for name, number in POINTER_ATTRIBUTES.items():
+            value = c.c_uint64()
+            rc = self.cuda.result("cuPointerGetAttribute", c.byref(value), number, self.address)
+            found[name] = f"error {rc}" if rc else value.value
+        handle = c.c_uint64()
+        retained = self.cuda.result("cuMemRetainAllocationHandle", c.byref(handle), self.address)
+        if not retained:
+            self.cuda.call("cuMemRelease", handle.value)
+        found["retain"] = retained
+        return found
+
     def free(self):
         self.cuda.memories.remove(self)
         self.cuda.current(self.device)
@@ -243,6 +288,12 @@ class Legacy(Memory):
 
     def allocate(self):
         self.address = self.cuda.number("cuMemAlloc", self.bytes, kind=c.c_uint64)
+
+    def share(self):
+        """What another process opens it by: bytes, and a descriptor or None."""
+        handle = Handle()
+        self.call("cuIpcGetMemHandle", c.byref(handle), self.address)
+        return bytes(handle), None
 
     def release(self):
         self.cuda.call("cuMemFree", self.address)
@@ -328,12 +379,16 @@ class Mapped(Memory):
         self.handles = []
         self.wake()
 
+    def chunk(self, nbytes):
+        prop = self.properties()
+        return self.cuda.number("cuMemCreate", nbytes, c.byref(prop), 0, kind=c.c_uint64)
+
     def wake(self):
         """New memory behind the same addresses: so sleep modes come back."""
-        prop, cuda = self.properties(), self.cuda
+        cuda = self.cuda
         cuda.current(self.device)
         for at, nbytes in self.parts:
-            handle = cuda.number("cuMemCreate", nbytes, c.byref(prop), 0, kind=c.c_uint64)
+            handle = self.chunk(nbytes)
             self.handles.append(handle)
             cuda.call("cuMemMap", self.address + at, nbytes, 0, handle, 0)
         access = Access(Location(DEVICE, self.device), READ_WRITE)
@@ -355,6 +410,10 @@ class Mapped(Memory):
 
 class Chunk(Mapped):
     """One chunk that fills its range."""
+
+    def share(self):
+        self.cuda.current(self.device)
+        return b"", self.cuda.number("cuMemExportToShareableHandle", self.handles[0], POSIX_FD, 0)
 
 
 class Chunks(Mapped):
@@ -389,12 +448,110 @@ class Pool(Memory):
         )
         self.cuda.call("cuCtxSynchronize")
 
+    def share(self):
+        self.cuda.current(self.device)
+        fd = self.cuda.number(
+            "cuMemPoolExportToShareableHandle", c.c_void_p(self.pool), POSIX_FD, 0
+        )
+        data = Handle()
+        self.cuda.call("cuMemPoolExportPointer", c.byref(data), self.address)
+        return bytes(data), fd
+
     def release(self):
         self.cuda.call("cuMemFreeAsync", self.address, None)
         self.cuda.call("cuCtxSynchronize")
         self.cuda.call("cuMemPoolDestroy", c.c_void_p(self.pool))
 
 
+# ---- what is no tensor's memory, or another process's ----------------------------------------
+
+
+class Freed(Legacy):
+    """An address of memory that there was."""
+
+    def allocate(self):
+        super().allocate()
+        super().release()
+
+    def release(self):
+        pass
+
+
+class Pinned(Memory):
+    """Host memory that CUDA knows."""
+
+    def allocate(self):
+        self.pages = mmap.mmap(-1, self.bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pointer = host_pointer(self.pages)
+        self.address = pointer.value
+        self.cuda.call("cuMemHostRegister", pointer, self.bytes, 0)
+
+    def write(self, offset, data):
+        self.pages[offset : offset + len(data)] = bytes(data)
+
+    def read(self, offset, nbytes):
+        return self.pages[offset : offset + nbytes]
+
+    def fill(self, byte):
+        self.write(0, bytes([byte]) * self.bytes)
+
+    def release(self):
+        self.cuda.call("cuMemHostUnregister", c.c_void_p(self.address))
+
+
+class Lent:
+    """First of the classes of what was opened by what share() gave another process; the
+    descriptor is closed."""
+
+    def __init__(self, nbytes, device, data, fd):
+        self.data, self.fd = Handle.from_buffer_copy(data or bytes(64)), fd
+        super().__init__(nbytes, device)
+        if fd is not None:
+            os.close(fd)
+
+
+class LentLegacy(Lent, Memory):
+    def allocate(self):
+        self.address = self.cuda.number(
+            "cuIpcOpenMemHandle", self.data, LAZY_PEER_ACCESS, kind=c.c_uint64
+        )
+
+    def release(self):
+        self.cuda.call("cuIpcCloseMemHandle", self.address)
+
+
+class LentPool(Lent, Memory):
+    def allocate(self):
+        self.pool = self.cuda.number(
+            "cuMemPoolImportFromShareableHandle", self.fd, POSIX_FD, 0, kind=c.c_void_p
+        )
+        self.address = self.cuda.number(
+            "cuMemPoolImportPointer", c.c_void_p(self.pool), c.byref(self.data), kind=c.c_uint64
+        )
+
+    def says(self):
+        """Also whether its pool is exported again."""
+        fd = c.c_int(-1)
+        rc = self.cuda.result(
+            "cuMemPoolExportToShareableHandle", c.byref(fd), c.c_void_p(self.pool), POSIX_FD, 0
+        )
+        if not rc:
+            os.close(fd.value)
+        return {**super().says(), "export": rc}
+
+    def release(self):
+        self.cuda.call("cuMemFree", self.address)
+        self.cuda.call("cuMemPoolDestroy", c.c_void_p(self.pool))
+
+
+class LentChunk(Lent, Mapped):
+    def chunk(self, nbytes):
+        return self.cuda.number(
+            "cuMemImportFromShareableHandle", c.c_void_p(self.fd), POSIX_FD, kind=c.c_uint64
+        )
+
+
+LENT = {"legacy": LentLegacy, "pool": LentPool, "chunk": LentChunk}
 KINDS = {
     "legacy": Legacy,
     "smalls": Smalls,
@@ -404,6 +561,7 @@ KINDS = {
     "pool": Pool,
     "closed": Closed,
 }
+BAD_KINDS = {"managed": Managed, "pinned": Pinned, "freed": Freed}
 OPEN_KINDS = ("legacy", "chunk", "chunks", "pool")  # that other processes can map
 # Whose memory can go while its addresses stay.
 SLEEPING_KINDS = tuple(kind for kind, of in KINDS.items() if issubclass(of, Mapped))

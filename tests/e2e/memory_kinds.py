@@ -139,16 +139,16 @@ turns = itertools.count()
 
 
 def wanted(nbytes, kind=None, gpu=None, device=None):
-    """kind: a name in this module; gpu: one in gpu_driver.KINDS, or "" for none whatever the
-    environment says (gpus.py); else memory from thc_alloc. device: which GPU, or a worker's own,
-    or in a script that is the worker each in its turn."""
+    """kind: a name in this module; gpu: one in gpu_driver.KINDS or BAD_KINDS, or "" for
+    none whatever the environment says (gpus.py); else memory from thc_alloc. device: which GPU, or
+    a worker's own, or in a script that is the worker each in its turn."""
     if gpu is None and kind is None:
         gpu = os.environ.get("TH_E2E_GPU")
     if not gpu:
         return (globals()[kind] if kind else thc.Memory)(nbytes)
     if device is None:
         device = os.environ.get("TH_E2E_GPU_DEVICE") or next(turns) % gpu_driver.driver().count()
-    return gpu_driver.KINDS[gpu](nbytes, int(device))
+    return {**gpu_driver.KINDS, **gpu_driver.BAD_KINDS}[gpu](nbytes, int(device))
 
 
 def lies_in_memory(folder):

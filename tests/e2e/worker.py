@@ -8,6 +8,7 @@ call does not keep others waiting. The controller is cluster.Worker.
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -62,23 +63,59 @@ def cmd_map_file(path, total_bytes, name="s"):
     layouts[name] = [("file", total_bytes)]
 
 
-def cmd_register(name="s", timeout=10, memory=None):
-    """memory: the name of another handle, whose tensors they are too."""
-    at, tensors = 0, []
+def cmd_lend(path, name="s"):
+    """To the first who asks at this path."""
+    data, fd = memories[name].share()
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen()
+
+    def give():
+        asks, _ = listening.accept()
+        socket.send_fds(asks, [data or b"-"], [] if fd is None else [fd])
+        if fd is not None:
+            os.close(fd)
+        asks.close()
+        listening.close()
+
+    threading.Thread(target=give, daemon=True).start()
+
+
+def cmd_borrow(path, kind, total_bytes, device, name="s"):
+    """What another process lends; what the driver says of it."""
+    with socket.socket(socket.AF_UNIX) as asks:
+        asks.connect(path)
+        data, fds, _, _ = socket.recv_fds(asks, 64, 1)
+    fd = fds[0] if fds else None
+    data = data if len(data) == 64 else None
+    memories[name] = gpu_driver.LENT[kind](total_bytes, device, data, fd)
+    layouts[name] = content.layout(total_bytes)
+    return memories[name].says()
+
+
+def cmd_says(name="s"):
+    """The driver, of this memory."""
+    return memories[name].says()
+
+
+def cmd_register(name="s", timeout=10, memory=None, device=None, shift=0, dtype="U8"):
+    """memory: the name of another handle, whose tensors they are too. shift: they begin so many
+    bytes later."""
+    at, tensors, width = shift, [], 4 if dtype == "F32" else 1
     memory = memory or name
-    device = memories[memory].device
+    device = memories[memory].device if device is None else device
     for row, nbytes in layouts[memory]:
         address = memories[memory].address_at(at)
-        tensors.append(thc.tensor(row, address, [nbytes], device=device))
+        tensors.append(thc.tensor(row, address, [nbytes // width], dtype, device=device))
         at += nbytes
     start = time.monotonic()
     shards[name].register(tensors, timeout)
     return time.monotonic() - start
 
 
-def cmd_path(name="s"):
+def cmd_path(name="s", memory=None):
     """Of the first tensor."""
-    return shards[name].memory_path(layouts[name][0][0])
+    return shards[name].memory_path(layouts[memory or name][0][0])
 
 
 def cmd_gpu_rates(total_bytes, device=0):
