@@ -13,7 +13,9 @@ import struct
 import sys
 import unittest
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'support'))
+TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..')
+sys.path[:0] = [os.path.join(TESTS, 'support'), os.path.join(TESTS, '..', 'transport', 'cuda')]
+import kernel_ptx  # noqa: E402
 import ptx  # noqa: E402
 
 TASKS, FROM, TO = 0x10000, 0x1000000, 0x2000000
@@ -67,5 +69,7 @@ class Gather(unittest.TestCase):
 
 if __name__ == '__main__':
     with open(sys.argv.pop(1), encoding='ascii') as file:
-        kernel = ptx.Kernel(file.read(), 'th_gather')
+        text = file.read()
+    kernel_ptx.look('gather', text)
+    kernel = ptx.Kernel(text, 'th_gather')
     unittest.main()

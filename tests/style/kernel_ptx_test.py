@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""That the PTX of a kernel is of other sources is noticed, also where no clang can make it anew."""
+"""That the PTX of a kernel is of other sources, or was changed, is noticed, also where no clang can
+make it anew."""
 
 import contextlib
 import io
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -50,6 +52,38 @@ class Stale(unittest.TestCase):
             self.change(file)
             stale = {name for name, said in self.check().items() if said}
             self.assertEqual(stale, kernels, file)
+
+    def test_each_part_of_the_text(self):
+        """In another register, in a comment, one line less, and at both ends."""
+        for name in kernel_ptx.KERNELS:
+            with open(kernel_ptx.file_of(name, 'ptx'), encoding='ascii') as file:
+                text = file.read()
+            lines = text.splitlines(keepends=True)
+            middle = next(i for i, line in enumerate(lines) if line.startswith('\tadd.s64'))
+            register = lines[middle].rstrip(';\n') + '1;\n'
+            for changed in (lines[:middle] + [register] + lines[middle + 1:],
+                            lines[:middle] + lines[middle + 1:], ['//\n', *lines], lines[1:],
+                            [*lines, '\n'], lines[:-1], [*lines[:-2], '\n', lines[-1]], []):
+                with open(kernel_ptx.file_of(name, 'ptx'), 'w', encoding='ascii') as file:
+                    file.writelines(changed)
+                self.assertIn('--make', self.check()[name], name)
+            with open(kernel_ptx.file_of(name, 'ptx'), 'w', encoding='ascii') as file:
+                file.write(text)
+            self.assertEqual(set(self.check().values()), {None})
+
+    def test_each_program_that_reads_it(self):
+        """What runs the texts looks first, too."""
+        for name in kernel_ptx.KERNELS:
+            with open(os.path.join(FOLDER, f'{name}_kernel.ptx'), encoding='ascii') as file:
+                text = file.read()
+            path = kernel_ptx.file_of(name, 'ptx')
+            with open(path, 'w', encoding='ascii') as file:
+                file.write(text.replace('\tadd.s64', '\tsub.s64', 1))
+            done = subprocess.run(
+                [sys.executable, os.path.join(HERE, f'{name}_kernel_test.py'), path],
+                capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn('--make', done.stderr)
 
     def test_what_to_do_is_said(self):
         self.change('leaf_kernel.h')

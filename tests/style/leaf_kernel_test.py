@@ -14,7 +14,9 @@ import struct
 import sys
 import unittest
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'support'))
+TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..')
+sys.path[:0] = [os.path.join(TESTS, 'support'), os.path.join(TESTS, '..', 'transport', 'cuda')]
+import kernel_ptx  # noqa: E402
 import ptx  # noqa: E402
 
 LEAF = 65536
@@ -97,5 +99,7 @@ class Leaf(unittest.TestCase):
 
 if __name__ == '__main__':
     with open(sys.argv.pop(1), encoding='ascii') as file:
-        kernel = ptx.Kernel(file.read(), 'th_leaf_digests')
+        text = file.read()
+    kernel_ptx.look('leaf', text)
+    kernel = ptx.Kernel(text, 'th_leaf_digests')
     unittest.main()

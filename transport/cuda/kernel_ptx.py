@@ -5,7 +5,8 @@ needs it.
 
     kernel_ptx.py --make          writes each X_kernel.ptx anew
     kernel_ptx.py --check         ... only says whether it would be another one; ptxas assembles it
-                                  Without that clang, whether it was made of what is there now.
+                                  Without that clang, whether it is what it was when it was made,
+                                  and of what is there now: each text's last line says so.
     kernel_ptx.py --embed PTX C   writes a C file that has its text; every build does this
 
 Nothing of NVIDIA's takes part but ptxas, which --check uses where it is.
@@ -65,10 +66,18 @@ def sources(path, found):
     return found
 
 
-def made_of(name):
-    """The last line of a kernel's text: a digest of what it is made of."""
-    parts = [CLANG, *OPTIONS, *sources(file_of(name, 'cu'), {}).values()]
-    return f'// made of {hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}\n'
+def made_of(name, body):
+    """The last line of a kernel's text: a digest of what it is made of, and of what was made."""
+    parts = [CLANG, *OPTIONS, *sources(file_of(name, 'cu'), {}).values(), body]
+    return f'// of {hashlib.sha256(chr(0).join(parts).encode()).hexdigest()}\n'
+
+
+def look(name, text):
+    """Ends the program where somebody has changed the text, or its sources, since it was made."""
+    body = ''.join(text.splitlines(keepends=True)[:-1])
+    if text != body + made_of(name, body):
+        sys.exit(f'{name}_kernel.ptx is not what clang made of the source that is there: '
+                 'transport/cuda/kernel_ptx.py --make')
 
 
 def compiled(compiler, name):
@@ -78,7 +87,8 @@ def compiled(compiler, name):
     if done.returncode != 0:
         sys.exit(f'{compiler} does not compile {name}_kernel.cu:\n{done.stderr}')
     # A device needs only the text; no path, no date is in it.
-    return '\n'.join(line.rstrip() for line in done.stdout.split('\n')) + made_of(name)
+    body = '\n'.join(line.rstrip() for line in done.stdout.split('\n'))
+    return body + made_of(name, body)
 
 
 def make():
@@ -118,8 +128,9 @@ def assemble(ptxas, name):
 def check_one(compiler, ptxas, name):
     with open(file_of(name, 'ptx'), encoding='ascii') as file:
         text = file.read()
-    if not text.endswith(made_of(name)) or (compiler and compiled(compiler, name) != text):
-        sys.exit(f'{name}_kernel.ptx is not what clang makes of its source now: '
+    look(name, text)
+    if compiler and compiled(compiler, name) != text:
+        sys.exit(f'{name}_kernel.ptx is not what {compiler} makes of its source: '
                  'transport/cuda/kernel_ptx.py --make')
     if compiler:
         print(f'{name}_kernel.ptx is what {compiler} makes of its source')
@@ -132,7 +143,7 @@ def check():
     for name in KERNELS:
         check_one(compiler, ptxas, name)
     if not compiler:
-        print(f'clang {CLANG} is not here: the texts are of these sources, but not made again')
+        print(f'clang {CLANG} is not here: the texts are as they were made, but not made again')
     if not ptxas:
         print('ptxas is not here: the texts are not assembled')
     return 0 if compiler or ptxas else SKIPPED
