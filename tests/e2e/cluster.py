@@ -39,6 +39,12 @@ class Skip(Exception):
     pass
 
 
+def needs_plans():
+    """Or what else only GPUs that are files can be told."""
+    if gpus.HARDWARE:
+        raise Skip("no plans on real GPUs")
+
+
 class RemoteError(Exception):
     """What a call in a worker returned: .name is the code's name, .text the sentence, .seconds
     how long it took."""

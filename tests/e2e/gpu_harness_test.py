@@ -9,7 +9,7 @@ import sys
 import content
 import gpu_driver
 import gpus
-from cluster import BUILD, HERE, Worker, cluster, main, wait_for, worker_env
+from cluster import BUILD, HERE, Worker, cluster, main, needs_plans, wait_for, worker_env
 
 SIZE = 9 << 20
 
@@ -60,9 +60,8 @@ def memory_sleeps_and_wakes_at_its_addresses():
 
 
 def what_is_planned_happens():
+    needs_plans()
     with cluster(server=False, has_gpus=True) as c:
-        if c.gpus.hardware:
-            return
         worker = Alone(c).worker
         worker.call("alloc", total_bytes=SIZE, gpu="legacy")
         assert c.gpus.holds(worker.pid, "allocations") == 1
@@ -153,6 +152,7 @@ def run_and_passed(p):
 def unit_programs_run_by_the_driver_that_is_there():
     """Told that the GPUs are real they plan nothing and look into no file: so they run by the
     driver of the tests as by any other."""
+    needs_plans()
     programs = {
         "conformance_cuda": "*/whole_shard*",
         "cuda_gather": "*/copy__*",
@@ -165,8 +165,6 @@ def unit_programs_run_by_the_driver_that_is_there():
             assert p.returncode != 0 and "no GPU can be used: " in p.stdout, p.stdout
             assert "[PASS]" not in p.stdout, p.stdout
     with cluster(server=False, has_gpus=True) as c:
-        if c.gpus.hardware:
-            return
         for name, which in programs.items():
             p = unit_program(name, c.env, which)
             assert run_and_passed(p) >= 3 and "2 GPU, TensorHub Test GPU: " in p.stdout, p.stdout

@@ -4,8 +4,7 @@ nobody else notices. Every kind of memory with TH_LONG=1, else those that go dif
 
 import gpu_driver
 import gpu_kills as kills
-from cluster import LONG, SANITIZED, Skip, main
-from gpus import HARDWARE
+from cluster import LONG, SANITIZED, main, needs_plans
 
 KINDS = gpu_driver.OPEN_KINDS if LONG else ("chunks",) if SANITIZED else ("legacy", "chunks")
 
@@ -37,11 +36,6 @@ def a_worker_during_its_registration():
 
 def a_worker_while_its_stream_waits():
     within("legacy", kills.worker_while_its_stream_waits("legacy"))
-
-
-def needs_plans():
-    if HARDWARE:
-        raise Skip("no plans on real GPUs")
 
 
 def a_gpu_process_while_it_starts():

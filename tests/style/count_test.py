@@ -135,18 +135,28 @@ class Counted(unittest.TestCase):
         self.assertEqual(self.count(*self.allow('shi/b no compiler')), (1, 1, 0))
 
     def test_what_real_gpus_cannot_be_made_to_do(self):
-        """It is skipped where no other test sees it."""
-        with open(os.path.join(TESTS, 'e2e', 'gpu_kill_test.py'), encoding='utf-8') as file:
-            text = file.read()
-        reason = re.search(r'raise Skip\("(no plans[^"]*)"\)', text)[1]
-        cases = re.findall(r'^def (\w+)\(\):\n    needs_plans\(\)', text, re.MULTILINE)
-        self.assertEqual(len(cases), text.count('\n    needs_plans()'))
+        """It is skipped where no other test sees it, and nothing passes that did not happen."""
+        folder = os.path.join(TESTS, 'e2e')
+        with open(os.path.join(folder, 'cluster.py'), encoding='utf-8') as file:
+            reason = re.search(r'raise Skip\("(no plans[^"]*)"\)', file.read())[1]
         allowed = count.read_allowed(os.path.join(TESTS, 'allowed-skips'))
-        for case in cases:
-            counted = count.Count(allowed)
-            with contextlib.redirect_stdout(io.StringIO()):
-                counted.skip('build', f'gpu_kill/{case}', reason)
-            self.assertEqual((counted.skipped, counted.failed), (1, 0), case)
+        scripts = [name for name in sorted(os.listdir(folder)) if name.endswith('_test.py')]
+        found = set()
+        for script in scripts:
+            with open(os.path.join(folder, script), encoding='utf-8') as file:
+                text = file.read()
+            self.assertIsNone(re.search(r'(?i)if .*hardware:\n +return\n', text), script)
+            cases = re.findall(
+                r'^def (\w+)\(\):\n(?:    """[^"]+"""\n)?    needs_plans\(\)', text, re.MULTILINE)
+            self.assertEqual(len(cases), text.count('\n    needs_plans()'), script)
+            for case in cases:
+                name = f'{script.removesuffix("_test.py")}/{case}'
+                found.add(script)
+                counted = count.Count(allowed)
+                with contextlib.redirect_stdout(io.StringIO()):
+                    counted.skip('build', name, reason)
+                self.assertEqual((counted.skipped, counted.failed), (1, 0), name)
+        self.assertLessEqual({'gpu_test.py', 'gpu_harness_test.py', 'gpu_kill_test.py'}, found)
         # There may be no namespaces either, which is no excuse elsewhere.
         for test, failed in (('hosts_chunks', 0), ('hosts', 1)):
             counted = count.Count(allowed)
