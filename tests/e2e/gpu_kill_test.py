@@ -78,8 +78,15 @@ def a_gpu_process_while_it_closes():
 
 def a_gpu_that_is_lost():
     needs_plans()
-    error, text = kills.gpu_is_lost("legacy")
-    print(f"  {error}: {text}", flush=True)
+    for kind in KINDS:
+        print(f"  {kind}: {kills.gpu_is_lost(kind)}", flush=True)
+
+
+def a_gpu_that_is_lost_under_a_leg_to_another_agent():
+    needs_plans()
+    for kind in KINDS:
+        for has_other in (True, False):
+            print(f"  {kind}: {kills.publishers_gpu_is_lost(kind, has_other)}", flush=True)
 
 
 if __name__ == "__main__":
@@ -96,4 +103,5 @@ if __name__ == "__main__":
         a_gpu_process_while_the_reader_looks,
         a_gpu_process_while_it_closes,
         a_gpu_that_is_lost,
+        a_gpu_that_is_lost_under_a_leg_to_another_agent,
     )

@@ -12,7 +12,7 @@ import signal
 import time
 
 import gpus
-from cluster import SANITIZED, cluster, wait_for
+from cluster import SANITIZED, cluster, expect_error, wait_for
 
 FREE_S = 1.0  # after the last reader's end
 
@@ -429,6 +429,17 @@ def helper_while_it_closes(kind):
         return free
 
 
+LOST = 719  # as of an assertion in a kernel
+
+
+def expect_lost(worker, cmd, **args):
+    """As the driver calls it: it neither sleeps nor was it freed."""
+    error = expect_error("MEMORY_KIND", worker.call, cmd, **args)
+    assert "CUDA_ERROR_LAUNCH_FAILED" in error.text, error.text
+    assert "only a new process can use it" in error.text, error.text
+    return error.text
+
+
 def gpu_is_lost(kind):
     """Everything on it ends with a sentence; the other GPU's processes and workers go on."""
     with rig(kind, rate=1 << 40) as it:
@@ -436,14 +447,59 @@ def gpu_is_lost(kind):
         w = it.publisher(device=1, label="w")
         r = it.worker("r", "a", 1)
         r.call("replicate", version="1", timeout=60)
-        it.c.gpus.lose(0, 719)
-        message = lost.message(lost.start("replicate", version="1", timeout=20), 60)
-        # As the driver calls it: it neither sleeps nor was it freed.
-        assert "CUDA_ERROR_LAUNCH_FAILED" in message.get("text", ""), message
+        it.c.gpus.lose(0, LOST)
+        text = expect_lost(lost, "replicate", version="1", timeout=20)
+        expect_lost(lost, "publish", version=3)
         w.call("unpublish")
         want = w.call("fill", seed=2)
         w.call("publish", version=2)
         r.call("update", version="2", timeout=60)
         assert r.call("digest") == want
         assert all(agent.alive() for agent in it.c.agents.values())
-        return message["error"], message["text"]
+        return text
+
+
+def publishers_gpu_is_lost(kind, has_other):
+    """Under a leg to another agent. The reader goes on with another source of the same version, or
+    hears that there is none; its own GPU, and who has memory of others, notice nothing."""
+    with rig(kind, rate=1 << 40, nbytes=64 << 20) as it:
+        others = Bystanders(it)
+        w = it.publisher()
+        r = it.worker("r", "b", 1)
+        it.c.agent("c")
+        s = it.worker("s", "c", 1)
+        want = s.call("fill", seed=1)
+        assert want == it.want
+        (pid,) = it.c.agents["b"].gpu_processes()
+        step = Step(it, "cuMemcpyHtoDAsync", pid=pid, after=2)
+        others.begin()
+        running = r.start("replicate", version="1", timeout=90)
+        step.met()  # so its source is w, and most of the bytes have not left that GPU
+        if has_other:
+            s.call("publish", version=1)
+        it.c.gpus.lose(0, LOST)
+        it.c.gpus.lift(step.plan)
+        message = r.message(running, 100)
+        others.end()
+        # The agent cannot read what w has published, which has to open a handle anew.
+        error = expect_error("CONTRACT", w.call, "unpublish")
+        assert "can not be read any more" in error.text, error.text
+        assert "CUDA_ERROR_LAUNCH_FAILED" in error.text, error.text
+        w.call("close")
+        w.call("open", model="m", replica="w")
+        expect_lost(w, "register")
+        if has_other:
+            assert "error" not in message, message
+            assert message["value"]["source"] == "s", message
+            assert message["value"]["transport"] == "tcp", message
+        else:
+            assert message.get("error") == "VERSION_LOST", message
+            assert "its last complete copy is gone" in message["text"], message
+            s.call("publish", version=1)
+            r.call("replicate", version="1", timeout=60)
+        assert r.call("digest") == want and s.call("digest") == want
+        others.begin()
+        others.end()
+        assert it.c.agents["b"].gpu_processes() == [pid], "the reader's GPU was never in question"
+        assert all(agent.alive() for agent in it.c.agents.values())
+        return message.get("text", "the other source")
