@@ -13,6 +13,7 @@
  * then the last event is posted.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/log.h"
 #include "ipc/base/name.h"
 #include "transport/shuttle_own.h"
 
@@ -138,6 +140,8 @@ name_way(const struct shuttle *shuttle, struct transport_event *event)
 {
 	bool by_gpu = __atomic_load_n(&shuttle->by_gpu, __ATOMIC_RELAXED);
 	snprintf(event->transport, sizeof(event->transport), "%s", by_gpu ? "cuda-ipc" : "local");
+	if (__atomic_load_n(&shuttle->why_told, __ATOMIC_ACQUIRE))
+		snprintf(event->fallback, sizeof(event->fallback), "%s", shuttle->why);
 }
 
 static void
@@ -254,6 +258,17 @@ shuttle_moved(struct shuttle *shuttle, uint64_t bytes)
 {
 	count_up(&shuttle->bytes_moved, bytes);
 	count_up(&shuttle->shuttles->transport->counters.bytes_local, bytes);
+}
+
+void
+shuttle_explain(struct shuttle *shuttle, const char *why)
+{
+	snprintf(shuttle->why, sizeof(shuttle->why), "by staging on the host: %s", why);
+	__atomic_store_n(&shuttle->why_told, true, __ATOMIC_RELEASE);
+	log_info("gpu", "GPUs do not do it alone %s=%" PRIu64 " why='%s'",
+		shuttle->part ? "leg" : "tag", shuttle->id, shuttle->why);
+	if (shuttle->part)
+		count_up(&shuttle->shuttles->transport->counters.gpu_fallbacks, 1);
 }
 
 static void

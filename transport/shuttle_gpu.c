@@ -152,7 +152,7 @@ leave(struct lane *lane, const char *why)
 {
 	struct shuttle *shuttle = lane->gpu->shuttle;
 	if (!lane->gpu->leaving)
-		log_info("gpu", "what GPUs would move goes by ferries why='%s'", why);
+		shuttle_explain(shuttle, why);
 	lane->gpu->leaving = true;
 	for (uint32_t i = 0; i < lane->count && shuttle->part && !shuttle->ending; i++)
 		intake_give_back(&shuttle->intake, lane->numbers[i]);
@@ -385,7 +385,7 @@ find_chunk(struct lane *lane, uint32_t chunk)
 	struct xfer_part *source = shuttle->source, *part = shuttle->part;
 	if ((op != GPU_WRITE && !spans_chunk(&lane->from, source, chunk)) ||
 		((op == GPU_WRITE || op == GPU_COPY) && !spans_chunk(&lane->to, part, chunk)))
-		return "a chunk of it lies on more than one GPU";
+		return "a chunk of it lies on more than one GPU; keep small tensors on one";
 	if ((op == GPU_WRITE && !find_host(lane, source, chunk)) ||
 		(op == GPU_READ && !find_host(lane, part, chunk)))
 		return "a chunk of it lies in more than one place of the host's memory";

@@ -28,6 +28,7 @@ struct shuttle {
 		*blocks; /* that of the two whose blocks go round: GPUs reach them, if need be */
 	struct shuttle_gpu *gpu; /* owns; NULL: by ferries */
 	bool by_gpu;             /* atomic: no byte of it comes to the host */
+	bool why_told;           /* atomic: why is there, and stays as it is */
 	bool reading;            /* some of chunk is to be submitted yet */
 	uint32_t chunk, next_chunk;
 	struct xfer_cursor cursor;
@@ -38,6 +39,7 @@ struct shuttle {
 	struct event_node progress_node, changed_node, last_node;
 	uint32_t changed_chunk; /* written before changed_node is posted */
 	struct transport_event result;
+	char why[TH_CTL_TEXT_BYTES]; /* GPUs do not do it alone */
 };
 
 /* ---- shuttle.c, for the other; mover ---- */
@@ -56,6 +58,8 @@ void shuttle_changed(struct shuttle *shuttle, uint32_t chunk);
 /* A chunk of a part that is only hashed; in order. */
 void shuttle_hashed(struct shuttle *shuttle, uint32_t chunk, const struct th_hash *digest);
 void shuttle_moved(struct shuttle *shuttle, uint64_t bytes);
+/* Why GPUs do not do it alone; once. */
+void shuttle_explain(struct shuttle *shuttle, const char *why);
 
 /* ---- shuttle_gpu.c; mover ---- */
 

@@ -329,6 +329,7 @@ transport_counters(const struct transport *transport, struct transport_counters 
 		.rdma_fallbacks = __atomic_load_n(&from->rdma_fallbacks, __ATOMIC_RELAXED),
 		.rdma_paths_broken = __atomic_load_n(&from->rdma_paths_broken, __ATOMIC_RELAXED),
 		.rdma_declines = __atomic_load_n(&from->rdma_declines, __ATOMIC_RELAXED),
+		.gpu_fallbacks = __atomic_load_n(&from->gpu_fallbacks, __ATOMIC_RELAXED),
 		.bytes_out_file = __atomic_load_n(&from->bytes_out_file, __ATOMIC_RELAXED),
 		.bytes_reused = __atomic_load_n(&from->bytes_reused, __ATOMIC_RELAXED),
 		.bytes_local = __atomic_load_n(&from->bytes_local, __ATOMIC_RELAXED),

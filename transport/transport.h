@@ -110,8 +110,8 @@ struct transport_event {
 	/* "rdma", "rdma-copy", "tcp", "local", "cuda-ipc" (a copy by GPUs alone); ENDED: "tcp
 	 * sendfile" when that was used. What it was at the end: see fallback. */
 	char transport[32];
-	/* PROGRESS, DONE, FAILED, STOPPED: why the leg went, or went on, without RDMA. Empty where
-	 * it did not, or the agent has none. */
+	/* PROGRESS, DONE, FAILED, STOPPED: why the leg went, or went on, without RDMA; of a copy,
+	 * why GPUs do not do it alone. Empty where it did not, or the agent has none. */
 	char fallback[TH_CTL_TEXT_BYTES];
 	/* Of a leg by "rdma-copy": why its bytes go through buffers of the agents. */
 	char copy[TH_CTL_TEXT_BYTES];
@@ -129,6 +129,7 @@ struct transport_counters { /* since the start, for status; a coherent snapshot 
 	/* Legs in that did without RDMA although the agent has it; paths that broke under one; legs
 	 * out that could not be served by RDMA, or not to their end. */
 	uint64_t rdma_fallbacks, rdma_paths_broken, rdma_declines;
+	uint64_t gpu_fallbacks;     /* copies that GPUs began, and the agent went on with */
 	uint64_t strangers_refused; /* data port: bad magic, bad ticket, too slow, too long */
 };
 

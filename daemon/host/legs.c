@@ -363,7 +363,7 @@ in_ended(struct host *host, struct leg *leg, const struct transport_event *event
 	}
 	show_progress(host, leg);
 	log_end(leg, event, out->code);
-	if (event->fallback[0] != '\0')
+	if (event->fallback[0] != '\0' && leg->source == 0) /* a copy's is no matter of RDMA */
 		fabric_fell_back(host, event->fallback);
 	if (event->copy[0] != '\0')
 		fabric_copied(host, event->copy);

@@ -131,6 +131,8 @@ collect(struct host *host, struct counter *out)
 			t.rdma_paths_broken},
 		{"rdma_declines", "1", "transfers from this host that RDMA could not serve",
 			t.rdma_declines},
+		{"gpu_fallbacks", "1", "copies on this host that GPUs could not do alone",
+			t.gpu_fallbacks},
 		{"gpu_bytes_read", "bytes", "read from GPU memory into the host's", g.bytes_read},
 		{"gpu_bytes_written", "bytes", "written from the host's memory into a GPU's",
 			g.bytes_written},

@@ -18,10 +18,10 @@ def status(c, agent="a"):
     return json.loads(c.thctl("-o", "json", "status", agent=agent, check=False).stdout)
 
 
-def allocated(c, replica, kind, agent="a", model="m", **where):
+def allocated(c, replica, kind, agent="a", model="m", size=SIZE, **where):
     worker = c.worker(replica, agent)
     worker.call("open", model=model, replica=replica)
-    worker.call("alloc", total_bytes=SIZE, gpu=kind, **where)
+    worker.call("alloc", total_bytes=size, gpu=kind, **where)
     return worker
 
 
@@ -171,6 +171,49 @@ def what_the_agent_cannot_open_is_copied_by_its_worker():
                 c.gpus.set(device, "context_bytes", 1 << 40)
 
         moves(c, "full", "legacy", "CUDA_ERROR_OUT_OF_MEMORY", harm=fill)
+
+
+def counter(c, name, agent):
+    return next(n["value"] for n in status(c, agent)["counters"] if n["name"] == name)
+
+
+def gpus_that_do_not_reach_each_other_copy_by_the_host_and_say_why():
+    """A reader follows another one of its host, on the other GPU, which is slow by itself."""
+    why = (
+        "by staging on the host: GPU 1 does not reach the memory of GPU 0: there is no peer access "
+        "(nvidia-smi topo -p2p r says why)"
+    )
+    with cluster(has_gpus=True) as c:
+        if c.gpus.hardware:
+            return
+        for device in range(c.gpus.count):
+            c.gpus.set(device, "peers", 1 << device)
+        c.agent("a", args=["-o", "rate.out=10MB"])
+        c.agent("b", args=["-o", "server.beat=100ms"])
+        trainer = registered(c, "t", "legacy", size=64 << 20, device=0)
+        first = registered(c, "r", "legacy", "b", size=64 << 20, device=0)
+        second = registered(c, "s", "legacy", "b", size=64 << 20, device=1)
+        digest = trainer.call("fill", seed=7)
+        trainer.call("publish", version=1)
+        first.call("submit", version="1")
+        wait_for(lambda: first.call("progress")[0], 30, "its first bytes have come")
+        second.call("submit", version="1")
+
+        def shown():
+            table = json.loads(c.thctl("-o", "json", "ls", "transfers", agent="b").stdout)
+            return [
+                t for t in table["transfers"] if t["source_node"] == t["reader_node"] and t["why"]
+            ]
+
+        (row,) = wait_for(shown, 30, "thctl says why")
+        assert (row["path"], row["why"]) == ("local", why), row
+        for reader in (first, second):
+            reader.call("op_wait", timeout=60)
+            assert reader.call("digest") == digest
+        assert counter(c, "gpu_fallbacks", "b") == 1
+        assert counter(c, "gpu_fallbacks", "a") == 0
+        rdma = status(c, "b")
+        assert not rdma.get("rdma_last_fallback"), "it is no matter of RDMA"
 
 
 def the_process_ends_with_its_agent_and_not_with_its_service():
@@ -603,6 +646,7 @@ if __name__ == "__main__":
         status_says_what_is_open_and_how_each_allocation_is_reached,
         what_the_agent_does_not_open_is_copied_by_its_worker,
         what_the_agent_cannot_open_is_copied_by_its_worker,
+        gpus_that_do_not_reach_each_other_copy_by_the_host_and_say_why,
         the_process_ends_with_its_agent_and_not_with_its_service,
         nobody_needs_it,
         hundreds_of_pieces_come_and_go,

@@ -257,7 +257,11 @@ Test(transport_cuda, host_memory_that_is_not_mapped__arrives_by_ferries)
 			let_only_read(&s->reader);
 		publish(s);
 		move(s, MODE_LOCAL);
-		pair_done(s, s->leg);
+		const char *why = pair_done(s, s->leg)->fallback;
+		cr_assert(
+			strstr(why, "by staging on the host: ") == why && strstr(why, "cannot map"),
+			"round %u: %s", round, why);
+		cr_assert_eq(rig_counters(s->reader_agent).gpu_fallbacks, round + 1);
 		cr_assert(rig_shards_equal(&s->source, &s->reader), "round %u", round);
 		cr_assert_gt(sum().bytes_read, 0);
 		pair_release(s);

@@ -102,6 +102,32 @@ Test(transport_gpu_host, to_the_host_and_back__by_the_gpu_alone)
 	cr_assert_eq(count(GPU_HASH) + count(GPU_COPY), 0);
 }
 
+/* Of any sizes, to memory of the host, and from there to a GPU again. */
+Test(transport_gpu_host, there_and_back__the_same)
+{
+	static const uint64_t sizes[] = {1, 70000, 2 * MIB - 1, 0, 2 * MIB, 4 * MIB + 1,
+		9 * MIB + 13, 65536, 65537, 3, 1000000};
+	const uint32_t num = sizeof(sizes) / sizeof(sizes[0]);
+	struct rig_shard host;
+	pair_finish(s);
+	s = pair_new(sizes, num, CALM_NS);
+	rig_shard_init(&host, sizes, num, 0);
+	struct xfer_part *kept = rig_part_of(&host, RIG_MAPPED, true);
+	s->from = rig_part_of(&s->source, RIG_GPU, true);
+	s->to = rig_part_of(&s->reader, RIG_GPU, true);
+	struct transport *transport = s->source_agent->transport;
+	cr_assert_eq(transport_hash(transport, 3, s->from), 0);
+	cr_assert_eq(transport_copy(transport, 1, s->from, kept), 0);
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_DONE, 1);
+	memset(s->source.memory, 0, s->source.bytes);
+	cr_assert_eq(transport_copy(transport, 2, kept, s->to), 0);
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_DONE, 2);
+	cr_assert(rig_shards_equal(&host, &s->reader));
+	rig_halt(&s->rig);
+	xfer_part_release(kept);
+	rig_shard_fini(&host);
+}
+
 /* It follows one that is itself filled. */
 Test(transport_gpu_host, chain__only_verified_chunks_go_on)
 {

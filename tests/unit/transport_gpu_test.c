@@ -115,6 +115,7 @@ arrives(struct pair *s, enum mode mode, enum rig_memory from, enum rig_memory to
 	const struct transport_event *done = wait_reader(s, TRANSPORT_DONE);
 	cr_assert(rig_shards_equal(&s->source, &s->reader), "%d to %d", (int)from, (int)to);
 	cr_assert_eq(done->bytes_moved, s->source.table->bytes);
+	cr_assert(from != RIG_GPU || to != RIG_GPU || !done->fallback[0], "%s", done->fallback);
 	cr_assert_str_eq(done->transport, mode == MODE_TCP                   ? "tcp"
 					  : mode == MODE_RDMA                ? "rdma-copy"
 					  : from == RIG_GPU && to == RIG_GPU ? "cuda-ipc"
@@ -169,28 +170,6 @@ MODES(thousands_of_tiny_tensors__arrive)
 	free(sizes);
 }
 
-/* A GPU's part to memory of the host, and from there to a GPU again. */
-Test(transport_gpu, to_the_host_and_back__the_same)
-{
-	struct rig_shard host;
-	struct pair *s = start(odd_sizes, ODD);
-	rig_shard_init(&host, odd_sizes, ODD, 0);
-	struct xfer_part *kept = rig_part_of(&host, RIG_MAPPED, true);
-	parts(s, RIG_GPU, RIG_GPU, true);
-	hash(s);
-	struct transport *transport = s->source_agent->transport;
-	cr_assert_eq(transport_copy(transport, 1, s->from, kept), 0);
-	rig_wait(&s->rig, s->source_agent, TRANSPORT_DONE, 1);
-	memset(s->source.memory, 0, s->source.bytes);
-	cr_assert_eq(transport_copy(transport, 2, kept, s->to), 0);
-	rig_wait(&s->rig, s->source_agent, TRANSPORT_DONE, 2);
-	cr_assert(rig_shards_equal(&host, &s->reader));
-	rig_halt(&s->rig);
-	xfer_part_release(kept);
-	rig_shard_fini(&host);
-	finish(s);
-}
-
 /* ---- GPUs alone ---------------------------------------------------------------------- */
 
 Test(transport_gpu, between_gpus__no_byte_comes_to_the_host)
@@ -211,8 +190,17 @@ Test(transport_gpu, between_gpus__no_byte_comes_to_the_host)
 
 static const uint64_t many_chunks[] = {32 * MIB};
 
+/* The leg's reason, and that it is counted once. */
+static void
+check_why(struct pair *s, const struct transport_event *done, const char *why)
+{
+	cr_assert_str_eq(done->transport, "local");
+	cr_assert_str_eq(done->fallback, why);
+	cr_assert_eq(rig_counters(s->reader_agent).gpu_fallbacks, 1);
+}
+
 /* Some chunks are copied by then. */
-Test(transport_gpu, gpus_that_do_not_reach_each_other__through_the_host)
+Test(transport_gpu, gpus_that_do_not_reach_each_other__through_the_host_and_why)
 {
 	for (uint32_t after = 0; after < 10; after += 5) {
 		struct pair *s = start(many_chunks, 1);
@@ -221,7 +209,7 @@ Test(transport_gpu, gpus_that_do_not_reach_each_other__through_the_host)
 		fake_gpus_fail(rig_gpus->gpus, GPU_COPY, TH_E_MEMORY_KIND, after);
 		move(s, MODE_LOCAL);
 		const struct transport_event *done = wait_reader(s, TRANSPORT_DONE);
-		cr_assert_str_eq(done->transport, "local");
+		check_why(s, done, "by staging on the host: the test said so");
 		cr_assert_eq(done->bytes_moved, many_chunks[0]);
 		cr_assert(rig_shards_equal(&s->source, &s->reader));
 		cr_assert_gt(fake_gpus_count(rig_gpus->gpus, GPU_WRITE), 0);
@@ -237,6 +225,7 @@ Test(transport_gpu, hash_midway_by_ferries__the_same_digests)
 	fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_MEMORY_KIND, 5);
 	hash(s);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
+	cr_assert_eq(rig_counters(s->source_agent).gpu_fallbacks, 0, "it is no copy");
 	struct xfer_part *plain = rig_part_of(&s->source, RIG_MAPPED, true);
 	rig_add_digests(plain);
 	for (uint32_t c = 0; c < s->source.table->num_chunks; c++)
@@ -419,7 +408,9 @@ Test(transport_gpu, chunk_on_two_gpus__through_the_host)
 		s->leg++;
 		hash(s);
 		move(s, MODE_LOCAL);
-		cr_assert_str_eq(pair_done(s, s->leg)->transport, "local");
+		check_why(s, pair_done(s, s->leg),
+			"by staging on the host: a chunk of it lies on more than one GPU; keep "
+			"small tensors on one");
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
 		cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), source ? 0 : 2);
 		finish(s);

@@ -326,7 +326,8 @@ check_peer(const struct cuda *cuda, int device, int memory, struct th_err *err)
 		return refuse(cuda, result, "cuDeviceCanAccessPeer", err);
 	if (!can)
 		return th_fail(err, TH_E_MEMORY_KIND,
-			"GPU %d does not reach the memory of GPU %d: there is no peer access",
+			"GPU %d does not reach the memory of GPU %d: there is no peer access "
+			"(nvidia-smi topo -p2p r says why)",
 			device, memory);
 	return 0;
 }
