@@ -14,6 +14,7 @@
 
 #include "daemon/host/hold.h"
 #include "daemon/host/memory_gpu.h"
+#include "daemon/host/status_gpu.h"
 #include "daemon/host/tensors.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
@@ -457,4 +458,39 @@ Test(daemon_gpu, an_agent_without_descriptors__does_not_reach_the_memory)
 	cr_assert(strstr(err.text, "no thread for another GPU"), "%s", err.text);
 	cr_assert_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
 	cr_assert_geq(send_message(&second, false), 0, "%s", err.text);
+}
+
+/* What thctl is told of memory in so many places, each of one piece. */
+static void
+told(uint32_t pieces, size_t shown, uint64_t more)
+{
+	Tensorhub__V1__SessionInfo info;
+	tensorhub__v1__session_info__init(&info);
+	while (set.count < pieces)
+		cr_assert_gt(add(CUDA_KIND_LEGACY, 1, BASE + 2 * set.count * MIB, MIB), 0, "%s",
+			err.text);
+	struct status_memory *status = status_memory_new(&set, &info);
+	cr_assert_eq(info.n_memory, shown);
+	cr_assert_eq(info.memory_more, more);
+	for (size_t i = 0; i < shown; i++) {
+		cr_assert_eq(info.memory[i]->address, BASE + 2 * i * MIB);
+		cr_assert_eq(info.memory[i]->bytes, MIB);
+		cr_assert_eq(info.memory[i]->pieces, 1);
+	}
+	status_memory_free(status);
+}
+
+Test(daemon_gpu, status__of_more_than_64_places__has_64_and_how_many_more)
+{
+	told(64, 64, 0);
+	told(65, 64, 1);
+	told(70, 64, 6);
+	/* What goes on where the last one that is told ends is of that one. */
+	set.objects[64].base = set.objects[63].base + MIB;
+	Tensorhub__V1__SessionInfo info;
+	tensorhub__v1__session_info__init(&info);
+	struct status_memory *status = status_memory_new(&set, &info);
+	cr_assert_eq(info.memory[63]->pieces, 2);
+	cr_assert_eq(info.memory_more, 5);
+	status_memory_free(status);
 }
