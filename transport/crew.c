@@ -12,8 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ipc/base/bare.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
+#include "ipc/base/log.h"
 #include "transport/guard.h"
 
 #define STACK_BYTES (256u << 10)
@@ -46,27 +48,46 @@ close_gap(unsigned first, unsigned last, unsigned flags)
 	return first > last ? 0 : syscall(SYS_close_range, first, last, flags);
 }
 
+/* What cannot be fetched is not there, as if its maker had taken it away. */
+static void
+fetch(const int *fds, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		int rc = bare_fetch(fds[i]);
+		if (rc < 0)
+			log_warn("crew",
+				"a thread has not got a descriptor that it needs fd=%d why='%s'",
+				fds[i], th_strerror(rc));
+	}
+}
+
 /*
- * Beyond the last one first: that call makes the table this thread's own. Where it does not (an old
- * kernel, a filter) the thread shares the process's table as any other.
+ * Where nobody has reserved numbers, beyond the last one first: that call makes the table this
+ * thread's own, and what it copied is closed. Where it does not (an old kernel, a filter) the
+ * thread shares the process's table as any other.
  */
 static void
 leave_descriptors(int *fds, uint32_t count)
 {
 	qsort(fds, count, sizeof(fds[0]), compare);
 	unsigned last = count > 0 ? (unsigned)fds[count - 1] : 0;
-	if (close_gap(last + 1, ~0u, CLOSE_RANGE_UNSHARE) < 0)
+	bool bare = bare_begin();
+	if (bare)
+		fetch(fds, count);
+	else if (close_gap(last + 1, ~0u, CLOSE_RANGE_UNSHARE) < 0)
 		return;
 	unsigned from = 0;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 	from = STDERR_FILENO + 1; /* where the sanitizer reports */
 #endif
-	for (uint32_t i = 0; i < count; i++) {
+	for (uint32_t i = 0; i < count && (!bare || fds[i] < BARE_BELOW); i++) {
 		unsigned fd = (unsigned)fds[i];
 		if (fd > from)
 			(void)close_gap(from, fd - 1, 0);
 		from = fd + 1;
 	}
+	if (bare)
+		(void)close_gap(from, BARE_BELOW - 1, 0);
 }
 
 static void *

@@ -30,10 +30,15 @@ struct entry {
 	void *arg;
 };
 
+struct pool {
+	pthread_cond_t work;
+	struct entry *first, **last;       /* guarded by lock */
+	uint32_t queued, closing, threads; /* guarded by lock */
+};
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t work = PTHREAD_COND_INITIALIZER;
-static struct entry *first, **last = &first; /* guarded by lock */
-static uint32_t queued, closing, threads;    /* guarded by lock */
+static struct pool strangers = {PTHREAD_COND_INITIALIZER, NULL, &strangers.first, 0, 0, 0};
+static struct pool drivers = {PTHREAD_COND_INITIALIZER, NULL, &drivers.first, 0, 0, 0};
 
 static void
 close_entry(const struct entry *entry)
@@ -52,73 +57,74 @@ close_entry(const struct entry *entry)
 static void *
 run(void *arg)
 {
-	(void)arg;
+	struct pool *pool = arg;
 	pthread_mutex_lock(&lock);
 	for (;;) {
-		while (!first)
-			pthread_cond_wait(&work, &lock);
-		struct entry *entry = first;
-		first = entry->next;
-		if (!first)
-			last = &first;
-		queued--;
-		closing++;
+		while (!pool->first)
+			pthread_cond_wait(&pool->work, &lock);
+		struct entry *entry = pool->first;
+		pool->first = entry->next;
+		if (!pool->first)
+			pool->last = &pool->first;
+		pool->queued--;
+		pool->closing++;
 		pthread_mutex_unlock(&lock);
 		close_entry(entry);
 		free(entry);
 		pthread_mutex_lock(&lock);
-		closing--;
+		pool->closing--;
 	}
 	return NULL;
 }
 
 /* True: somebody is there to close one more. */
 static bool
-start_thread(void)
+start_thread(struct pool *pool)
 {
 	pthread_attr_t attributes;
 	pthread_t thread;
-	if (threads - closing > queued || threads == THREADS_MAX)
+	if (pool->threads - pool->closing > pool->queued || pool->threads == THREADS_MAX)
 		return true;
 	if (pthread_attr_init(&attributes) != 0)
-		return threads > 0;
+		return pool->threads > 0;
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	if (pthread_create(&thread, &attributes, run, NULL) == 0) {
+	if (pthread_create(&thread, &attributes, run, pool) == 0) {
 		pthread_setname_np(thread, "th-close"); /* it is there: it waits for the lock */
-		threads++;
+		pool->threads++;
 	}
 	pthread_attr_destroy(&attributes);
-	return threads > 0;
+	return pool->threads > 0;
 }
 
 /* Once, under the lock: the first that waits has waited for long. */
 static void
-look_for_long(int64_t now_ns)
+look_for_long(const struct pool *pool, int64_t now_ns)
 {
 	static bool told;
-	if (told || threads < THREADS_MAX || !first || now_ns - first->queued_ns < LONG_NS)
+	if (told || pool->threads < THREADS_MAX || !pool->first ||
+		now_ns - pool->first->queued_ns < LONG_NS)
 		return;
 	told = true;
 	log_warn("closer",
 		"descriptors of workers take long to close threads=%u; no more are started",
-		threads);
+		pool->threads);
 }
 
-void
-closer_close_then(int fd, void (*closed)(void *arg), void *arg)
+static void
+close_in(struct pool *pool, int fd, void (*closed)(void *arg), void *arg)
 {
 	const struct entry own = {.queued_ns = th_now_ns(), .fd = fd, .closed = closed, .arg = arg};
 	struct entry *entry = malloc(sizeof(*entry));
 	pthread_mutex_lock(&lock);
-	bool taken = entry && start_thread();
-	look_for_long(own.queued_ns);
+	bool taken = entry && start_thread(pool);
+	look_for_long(pool, own.queued_ns);
 	if (taken) {
 		*entry = own;
-		*last = entry;
-		last = &entry->next;
-		queued++;
-		pthread_cond_signal(&work);
+		*pool->last = entry;
+		pool->last = &entry->next;
+		pool->queued++;
+		pthread_cond_signal(&pool->work);
 	}
 	pthread_mutex_unlock(&lock);
 	if (!taken) {
@@ -130,16 +136,23 @@ closer_close_then(int fd, void (*closed)(void *arg), void *arg)
 }
 
 void
+closer_close_drivers(int fd, void (*closed)(void *arg), void *arg)
+{
+	close_in(&drivers, fd, closed, arg);
+}
+
+void
 closer_close(int fd)
 {
-	closer_close_then(fd, NULL, NULL);
+	close_in(&strangers, fd, NULL, NULL);
 }
 
 uint64_t
 closer_waiting(void)
 {
 	pthread_mutex_lock(&lock);
-	uint64_t waiting = (uint64_t)queued + closing;
+	uint64_t waiting =
+		(uint64_t)strangers.queued + strangers.closing + drivers.queued + drivers.closing;
 	pthread_mutex_unlock(&lock);
 	return waiting;
 }

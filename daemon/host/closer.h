@@ -2,10 +2,10 @@
 /*
  * closer - closes descriptors that strangers sent, where nobody waits for it.
  *
- * The last close() of a file can take as long as its maker likes: a socket that lingers over unsent
- * bytes, a file of a file system that the maker serves. A worker may send either. So what came over
- * a socket and is not known to be a memfd is closed here, by threads of which a hostile worker can
- * stop a few and no more than that. Any thread.
+ * close() can take as long as the maker of a file likes: the last one of a socket that lingers over
+ * unsent bytes, each of a file of a file system that the maker serves (ipc/base/bare.h). A worker
+ * may send either. So what came over a socket and is not known to be a memfd is closed here, by
+ * threads that a hostile worker can stop, and nothing else of the agent with them. Any thread.
  */
 #ifndef TH_DAEMON_HOST_CLOSER_H
 #define TH_DAEMON_HOST_CLOSER_H
@@ -14,8 +14,11 @@
 
 /* Takes fd; does not wait for it. */
 void closer_close(int fd);
-/* ... and calls closed(arg) when it is closed: on another thread, or here. closed may be NULL. */
-void closer_close_then(int fd, void (*closed)(void *arg), void *arg);
+/*
+ * Of what no file system serves (kernel_fd.h): does not wait for a stranger's, whoever has
+ * sent that. Calls closed(arg) when it is closed: on another thread, or here. closed may be NULL.
+ */
+void closer_close_drivers(int fd, void (*closed)(void *arg), void *arg);
 /* Descriptors that are being closed, or wait for it, now. */
 uint64_t closer_waiting(void);
 

@@ -182,7 +182,7 @@ gpu_open(struct host *host, struct th_err *err)
 	struct gpu *gpu = &host->gpu;
 	const struct gpus_config config = {
 		.launch = start_process,
-		.close_fd = closer_close_then,
+		.close_fd = closer_close_drivers,
 		.arg = gpu,
 		.staging_bytes = options->staging_bytes,
 		.hang_ns = HANG_NS,

@@ -11,16 +11,41 @@
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "ipc/base/bare.h"
 #include "ipc/base/fd.h"
 
 /* Out of the way of the numbers that they get. */
 #define ASIDE 16
 
 /* Held while a new process may have copies of this one's descriptors: until it has closed them. */
-static pthread_mutex_t spawning = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t copying = PTHREAD_MUTEX_INITIALIZER;
+
+struct child {
+	const char *program;
+	const posix_spawn_file_actions_t *files;
+	const posix_spawnattr_t *attributes;
+	int sock, lifeline;
+	pid_t pid;
+	int rc; /* as of posix_spawn */
+	bool done;
+};
+
+/*
+ * A thread of its own is the parent of them all, until the agent ends: it has no copies of workers'
+ * descriptors, and so has no child, which would close them; and a child is killed when the thread
+ * ends that is its parent (PR_SET_PDEATHSIG).
+ */
+static struct {
+	pthread_mutex_t lock;
+	pthread_cond_t work, done;
+	struct child *child; /* guarded by lock; NULL: nothing to do */
+	bool runs;           /* guarded by lock */
+} launcher = {
+	PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, false};
 
 static int
 set_files(posix_spawn_file_actions_t *files, int sock, int lifeline)
@@ -53,12 +78,94 @@ set_signals(posix_spawnattr_t *attributes)
 }
 
 static int
-spawn(const char *program, int sock, int lifeline, pid_t *ret_pid)
+start_bare(struct child *child, char *const argv[])
+{
+	int rc = bare_fetch(child->sock);
+	if (rc == 0)
+		rc = bare_fetch(child->lifeline);
+	rc = rc < 0 ? -rc
+		    : posix_spawn(&child->pid, child->program, child->files, child->attributes,
+			      argv, environ);
+	bare_clear();
+	return rc;
+}
+
+static int
+start_shared(struct child *child, char *const argv[])
+{
+	pthread_mutex_lock(&copying);
+	int rc = posix_spawn(
+		&child->pid, child->program, child->files, child->attributes, argv, environ);
+	pthread_mutex_unlock(&copying);
+	return rc;
+}
+
+static void *
+launcher_main(void *arg)
 {
 	char name[] = "thagentd-gpu", option[] = LAUNCH_OPTION;
 	char *const argv[] = {name, option, NULL};
+	bool bare = bare_begin();
+	(void)arg;
+	pthread_setname_np(pthread_self(), "th-launch");
+	pthread_mutex_lock(&launcher.lock);
+	for (;;) {
+		while (!launcher.child)
+			pthread_cond_wait(&launcher.work, &launcher.lock);
+		struct child *child = launcher.child;
+		pthread_mutex_unlock(&launcher.lock);
+		child->rc = bare ? start_bare(child, argv) : start_shared(child, argv);
+		pthread_mutex_lock(&launcher.lock);
+		child->done = true;
+		launcher.child = NULL;
+		pthread_cond_broadcast(&launcher.done);
+	}
+	return NULL;
+}
+
+static int
+start_launcher(void)
+{
+	pthread_attr_t attributes;
+	pthread_t thread;
+	int rc = pthread_attr_init(&attributes);
+	if (rc != 0)
+		return rc;
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	rc = pthread_create(&thread, &attributes, launcher_main, NULL);
+	pthread_attr_destroy(&attributes);
+	launcher.runs = rc == 0;
+	return rc;
+}
+
+/* As posix_spawn: 0 or a positive number. */
+static int
+ask_launcher(struct child *child)
+{
+	pthread_mutex_lock(&launcher.lock);
+	int rc = launcher.runs ? 0 : start_launcher();
+	while (rc == 0 && launcher.child)
+		pthread_cond_wait(&launcher.done, &launcher.lock);
+	if (rc == 0) {
+		launcher.child = child;
+		pthread_cond_signal(&launcher.work);
+	}
+	while (rc == 0 && !child->done)
+		pthread_cond_wait(&launcher.done, &launcher.lock);
+	pthread_mutex_unlock(&launcher.lock);
+	return rc != 0 ? rc : child->rc;
+}
+
+static int
+spawn(const char *program, int sock, int lifeline, pid_t *ret_pid)
+{
 	posix_spawn_file_actions_t files;
 	posix_spawnattr_t attributes;
+	struct child child = {.program = program,
+		.files = &files,
+		.attributes = &attributes,
+		.sock = sock,
+		.lifeline = lifeline};
 	int rc = posix_spawn_file_actions_init(&files);
 	if (rc != 0)
 		return -rc;
@@ -67,10 +174,9 @@ spawn(const char *program, int sock, int lifeline, pid_t *ret_pid)
 		rc = set_files(&files, sock, lifeline);
 		if (rc == 0)
 			rc = set_signals(&attributes);
-		pthread_mutex_lock(&spawning);
 		if (rc == 0)
-			rc = posix_spawn(ret_pid, program, &files, &attributes, argv, environ);
-		pthread_mutex_unlock(&spawning);
+			rc = ask_launcher(&child);
+		*ret_pid = child.pid;
 		posix_spawnattr_destroy(&attributes);
 	}
 	posix_spawn_file_actions_destroy(&files);
@@ -97,8 +203,8 @@ launch(const char *program, int sock, int lifeline, struct th_err *err, pid_t *r
 void
 launch_await(void)
 {
-	pthread_mutex_lock(&spawning);
-	pthread_mutex_unlock(&spawning);
+	pthread_mutex_lock(&copying);
+	pthread_mutex_unlock(&copying);
 }
 
 void

@@ -19,7 +19,9 @@
 #include "daemon/host/start.h"
 #include "daemon/host/stop.h"
 #include "daemon/host/worker.h"
+#include "ipc/base/bare.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/err.h"
 #include "ipc/base/log.h"
 #include "ipc/base/notify.h"
 #include "transport/access.h"
@@ -95,6 +97,11 @@ main(int argc, char **argv)
 	if (argc == 2 && strcmp(argv[1], LAUNCH_OPTION) == 0) {
 		launch_tidy();
 		_exit(gpu_helper_main(LAUNCH_SOCK)); /* not through what libraries do at exit */
+	}
+	int rc = bare_reserve();
+	if (rc < 0) {
+		fprintf(stderr, "thagentd: no descriptors can be opened: %s\n", th_strerror(rc));
+		return EXIT_FAILURE;
 	}
 	if (options_parse(argc, argv, &err, &host.options, &outcome) < 0) {
 		fprintf(stderr, "thagentd: %s\n", err.text);

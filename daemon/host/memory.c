@@ -18,6 +18,7 @@
 
 #include "daemon/host/closer.h"
 #include "daemon/host/hold.h"
+#include "daemon/host/kernel_fd.h"
 #include "daemon/host/memory_gpu.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
@@ -385,6 +386,11 @@ check_dmabuf(const struct fdmsg_memory *message, int fd, struct th_err *err)
 			"a dma-buf: %" PRIu64 " bytes from offset %" PRIu64
 			" for address 0x%" PRIx64,
 			message->bytes, message->offset, message->base);
+	if (!kernel_fd_is_dmabuf(fd))
+		return th_fail(err, TH_E_INVALID,
+			"the descriptor of a dma-buf for address 0x%" PRIx64 " is of none: network "
+			"devices do not get it, and the agent copies",
+			message->base);
 	int rc = th_fd_bytes(fd, &bytes);
 	if (rc < 0)
 		return th_fail(err, rc, "the descriptor of a dma-buf: %s", th_strerror(rc));
@@ -578,7 +584,7 @@ register_dmabuf(struct memory *object, struct rails *rails, uint32_t mask)
 		.arg = object->hold, .stuck = hold_refused, .gone = hold_end};
 	const struct region_memory memory = {.dmabuf_fd = th_fd_move(&object->dmabuf_fd),
 		.dmabuf_offset = object->offset,
-		.close_fd = closer_close_then,
+		.close_fd = closer_close_drivers,
 		.bytes = object->bytes};
 	object->hold = NULL;
 	object->region = region_new(rails, &memory, mask, SHARD_ACCESS, &user);
@@ -635,7 +641,7 @@ memory_drop(struct memory_set *set, uint32_t index)
 	if (object->space)
 		memory_gpu_drop(set, object);
 	if (object->hold)
-		closer_close_then(object->dmabuf_fd, hold_end, object->hold);
+		closer_close_drivers(object->dmabuf_fd, hold_end, object->hold);
 	set->descriptors -= object->dmabuf;
 	if (object->owner)
 		pass_on(set, index);

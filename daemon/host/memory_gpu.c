@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/host/hold.h"
+#include "daemon/host/kernel_fd.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"
@@ -52,6 +53,11 @@ check(const struct fdmsg_gpu *message, const struct cuda_handle *handle, int fd,
 		return th_fail(err, TH_E_INVALID, "GPU memory at 0x%" PRIx64 " (%s): %s",
 			message->base, cuda_kind_name((enum cuda_kind)handle->kind),
 			fd >= 0 ? "a descriptor where there is none" : "it has no descriptor");
+	if (fd >= 0 && !kernel_fd_may_be_drivers(fd))
+		return th_fail(err, TH_E_INVALID,
+			"GPU memory at 0x%" PRIx64 " (%s): its descriptor is of a file on a file "
+			"system, and no driver's",
+			message->base, cuda_kind_name((enum cuda_kind)handle->kind));
 	return 0;
 }
 

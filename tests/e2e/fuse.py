@@ -4,8 +4,9 @@ own that speaks the kernel's FUSE protocol on /dev/fuse. Started by FuseFile; ne
 
     fuse.py DEVICE_FD BYTES BLOCKED_FROM
 
-A read from BLOCKED_FROM on is kept until a line comes on standard input, which is answered by how
-many are kept; at its end the process ends, and the kernel fails what is kept.
+A read from BLOCKED_FROM on is kept, and from the line "closes" on standard input on each close of a
+copy of a descriptor, too. "go" answers what is kept, and all that follows. Each line is answered by
+how many are kept; at the end of it the process ends, and the kernel fails what is kept.
 """
 
 import ctypes as c
@@ -27,7 +28,8 @@ HEADER = struct.Struct("<IIQQIIII")
 class Server:
     def __init__(self, device, nbytes, blocked_from):
         self.device, self.nbytes, self.blocked_from = device, nbytes, blocked_from
-        self.kept, self.open = [], False
+        self.reads, self.closes = [], []
+        self.open, self.keeps_closes = False, False
 
     def attr(self, node):
         mode, size = (0o040755, 0) if node == ROOT else (0o100600, self.nbytes)
@@ -63,9 +65,11 @@ class Server:
         elif opcode == READ:
             _, offset, size = struct.unpack_from("<QQI", body)
             if offset >= self.blocked_from and not self.open:
-                self.kept.append((unique, offset, size))
+                self.reads.append((unique, offset, size))
             else:
                 self.read(unique, offset, size)
+        elif opcode == FLUSH and self.keeps_closes:
+            self.closes.append(unique)
         elif opcode in (RELEASE, FLUSH, DESTROY):
             self.reply(unique)
         elif opcode not in SILENT:
@@ -83,15 +87,19 @@ class Server:
                 line = os.read(0, 100)
                 if not line:
                     return
+                if line == b"closes\n":
+                    self.keeps_closes = True
                 if line == b"go\n":
-                    self.open = True
-                    for request in self.kept:
+                    self.open, self.keeps_closes = True, False
+                    for request in self.reads:
                         self.read(*request)
-                print(len(self.kept), flush=True)
+                    for request in self.closes:
+                        self.reply(request)
+                print(len(self.reads) + len(self.closes), flush=True)
 
 
 class FuseFile:
-    """path of the file; kept(): how many reads wait; go(): answers them and all that follow."""
+    """path of the file; kept(): how many requests wait; go(): answers them and all that follow."""
 
     def __init__(self, nbytes, blocked_from):
         self.libc = c.CDLL(None, use_errno=True)
@@ -119,6 +127,9 @@ class FuseFile:
 
     def kept(self):
         return self.ask(b"?\n")
+
+    def keep_closes(self):
+        return self.ask(b"closes\n")
 
     def go(self):
         return self.ask(b"go\n")

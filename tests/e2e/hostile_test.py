@@ -11,7 +11,8 @@ import signal
 import socket
 import struct
 
-from cluster import cluster, main, wait_for
+import fuse
+from cluster import Skip, cluster, main, wait_for
 
 HEAD = struct.Struct("<IHHII")
 MAGIC = 0x31434854
@@ -19,6 +20,7 @@ HELLO, WELCOME, REFUSED, OPEN, SESSION, MEMORY, MEMORY_ID, FORGET, CLOSE, CLOSED
 GPU = 11
 FEATURE_GPU = 1
 ROUNDS = 40
+CLOSERS = 16  # THREADS_MAX of closer.c
 
 
 def message(kind, body=b"", fds=0, magic=MAGIC, length=None):
@@ -322,6 +324,84 @@ def never_registered():
         s.close()
 
 
+def add_memory(s, fd, message_of_it):
+    socket.send_fds(s, [message_of_it], [fd])
+    kind, body, _ = receive(s)
+    assert kind == MEMORY_ID, kind
+    _token, ident, code, _zero = struct.unpack_from("<IIiI", body)
+    return ident, code, body
+
+
+def copies(pid, path):
+    folder, count = f"/proc/{pid}/fd", 0
+    for fd in os.listdir(folder):
+        try:
+            count += os.readlink(os.path.join(folder, fd)) == path
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return count
+
+
+def a_close_that_blocks_stops_nobody():
+    """The kernel asks who serves a file at each close of a copy of its descriptor. So no copies are
+    made, where the agent starts the process of a GPU, or a thread that reads a worker's memory."""
+    try:
+        served = fuse.FuseFile(1 << 20, 1 << 20)
+    except OSError as e:
+        raise Skip(f"no file system of our own: {e.strerror}")
+    try:
+        with cluster(has_gpus=True) as c:
+            a = c.agent("a")
+            # A process that is started has copies of what this one has.
+            pair = [c.worker(replica, "a") for replica in "wr"]
+            on_gpu = [c.worker(replica, "a") for replica in "xy"]
+            # More than there are threads to close what strangers send.
+            sessions = [session(a.runtime, f"evil{i}", FEATURE_GPU) for i in range(CLOSERS + 4)]
+            fd = os.open(served.path, os.O_RDWR)
+            process = struct.pack("<IIQQQ", 7, 3, 4096, 1 << 20, 4096)
+            for s, _fds in sessions:
+                ident, code, _body = add_memory(s, fd, message(MEMORY, process, fds=1))
+                assert (ident, code) == (1, 0), (ident, code)
+            # The process of a GPU gets none whose close anybody could keep from it, and who waits
+            # for an end waits for none.
+            piece = message(GPU, gpu_piece(2, 1, 1 << 40), fds=1)
+            dmabuf = message(MEMORY, struct.pack("<IIQQQ", 7, 4, 1 << 40, 4096, 0), fds=1)
+            for refused, why in ((piece, b"of a file"), (dmabuf, b"of a dma-buf")):
+                ident, code, body = add_memory(s, fd, refused)
+                assert ident == 0 and code < 0 and why in body, (ident, code, body)
+            os.close(fd)
+            left = len(sessions)
+            wait_for(lambda: copies(a.pid, served.path) == left, 30, "what is refused is closed")
+            served.keep_closes()
+            # A thread for each side, and what they need has higher numbers.
+            for worker in pair:
+                worker.setup(2 << 20, model="m", replica=worker.label)
+            want = pair[0].call("fill", seed=1)
+            pair[0].call("publish", version=1)
+            pair[1].call("replicate", version="1")
+            assert pair[1].call("digest") == want
+            for worker in on_gpu:
+                worker.call("open", model="g", replica=worker.label)
+                worker.call("alloc", total_bytes=9 << 20, gpu="chunk")
+                worker.call("register")
+            want = on_gpu[0].call("fill", seed=1)
+            on_gpu[0].call("publish", version=1)
+            on_gpu[1].call("replicate", version="1")
+            assert on_gpu[1].call("digest") == want
+            assert served.kept() == 0, "a copy was closed"
+            # The agent closes them where nobody waits for it.
+            for s, fds in sessions:
+                s.close()
+                for each in fds:
+                    os.close(each)
+            wait_for(lambda: served.kept() == CLOSERS, 30, "the agent closes descriptors")
+            on_gpu[1].call("unpublish")
+            on_gpu[1].call("unregister")
+            assert served.go() == CLOSERS
+    finally:
+        served.close()
+
+
 def ring():
     rng = random.Random(2)
     with cluster() as c:
@@ -584,6 +664,7 @@ if __name__ == "__main__":
         descriptor_socket,
         gpu_messages,
         never_registered,
+        a_close_that_blocks_stops_nobody,
         ring,
         documents,
         slow_close,
