@@ -16,6 +16,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "ipc/base/alloc.h"
@@ -45,6 +46,7 @@ struct ferry {
 	struct ferry_block *first, **last; /* submitted, and not taken */
 	struct ferry_block *next;          /* of those, the thread's next one */
 	uint32_t under_way;                /* of those, not finished */
+	char limit[GPU_TEXT_BYTES];        /* why the first one failed for the agent's sake */
 	/* The user's. */
 	struct ferry_block *spare; /* own: those that are not out, and no GPU's */
 	uint32_t num_out;
@@ -196,13 +198,18 @@ hauled(void *arg)
 	pthread_mutex_lock(&ferry->lock);
 	/* Of one that is abandoned the memory may be gone by right. */
 	bool lost = block->space && gpu_space_is_lost(block->space); /* no worker's */
-	if (code < 0 && !ferry->abandoned && !lost) {
+	bool limit = code == TH_E_LIMIT;                             /* nor this */
+	if (limit && !ferry->limit[0]) {
+		log_warn("gpu", "a GPU does not reach memory of the agent why='%s'", why);
+		snprintf(ferry->limit, sizeof(ferry->limit), "%s", why);
+	}
+	if (code < 0 && !ferry->abandoned && !lost && !limit) {
 		log_warn("gpu", "memory of a worker is not reached code='%s' why='%s'",
 			th_strerror(code), why);
 		xfer_part_set_lost(ferry->part, code, why);
 	}
 	/* Of all but the GPU's own lines it is gone. */
-	finish(ferry, block, code < 0 ? TH_E_STALE_MEMORY : 0, row);
+	finish(ferry, block, code < 0 && !limit ? TH_E_STALE_MEMORY : code, row);
 	leave(ferry, ferry->abandoned ? take_out(ferry) : NULL);
 }
 
@@ -415,6 +422,14 @@ ferry_take(struct ferry *ferry)
 	haul_free(block->haul);
 	block->haul = NULL;
 	return block;
+}
+
+void
+ferry_limit(struct ferry *ferry, char *ret_why, size_t bytes)
+{
+	pthread_mutex_lock(&ferry->lock);
+	snprintf(ret_why, bytes, "%s", ferry->limit);
+	pthread_mutex_unlock(&ferry->lock);
 }
 
 bool

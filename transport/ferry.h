@@ -44,7 +44,8 @@ struct ferry_block {
 	struct xfer_cursor cursor; /* where in the part it begins */
 	uint32_t chunk, bytes;
 	bool first, last; /* of the chunk */
-	int code;         /* of the finished block: 0, or why not: access.h, guard.h */
+	int code;         /* of the finished block: 0, or why not: access.h, guard.h; TH_E_LIMIT:
+			     the agent's, and not the memory's */
 	uint32_t row;     /* ... and at which row of the part's manifest; UINT32_MAX: not known */
 	bool hashes;      /* what was read, or copied, is hashed: into digest, else the user's */
 	struct th_hash digest;
@@ -74,7 +75,9 @@ void ferry_block_drop(struct ferry_block *block); /* NULL: nothing */
 /* The ferry has it until ferry_take. */
 void ferry_submit(struct ferry *ferry, struct ferry_block *block);
 struct ferry_block *ferry_take(struct ferry *ferry); /* the oldest finished one, or NULL */
-bool ferry_busy(struct ferry *ferry);                /* a block is submitted and not finished */
+/* Why a block failed with TH_E_LIMIT. */
+void ferry_limit(struct ferry *ferry, char *ret_why, size_t bytes);
+bool ferry_busy(struct ferry *ferry); /* a block is submitted and not finished */
 /*
  * The end: frees all blocks that it has. When it returns done is not posted any more and the part
  * is not used, except by the one read or write that is stuck. NULL: nothing.

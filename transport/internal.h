@@ -194,6 +194,8 @@ TH_MUST_USE int part_digest(struct xfer_part *part, uint32_t chunk, struct th_ha
 
 /* Memory of a part is not reached any more: that what is so, and why. The code for its owner. */
 int part_lost_text(struct xfer_part *part, const char *what, char ret_text[TH_CTL_TEXT_BYTES]);
+/* Of TH_E_LIMIT, where the memory is as it was: threads, or what a GPU's process maps of ours. */
+#define LIMIT_TEXT "this agent is at a limit, its log says which"
 
 /* Both for parts that are not direct; on the movers. Otherwise as the calls above. */
 struct shuttles *shuttles_new(struct transport *transport);

@@ -69,7 +69,7 @@ end(struct leg_out *leg, int code, const char *text, bool reset)
 		return;
 	leg->ending = true;
 	leg->result.code = leg->said_changed ? TH_E_CONTRACT
-			   : leg->said_lost  ? TH_E_STALE_MEMORY
+			   : leg->lost_code  ? leg->lost_code
 					     : code;
 	leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->started_ns);
 	snprintf(leg->result.text, sizeof(leg->result.text), "%s%s%s", leg->peer,
@@ -114,7 +114,10 @@ static void
 say_lost(struct leg_out *leg, int code, uint32_t row)
 {
 	char text[TH_CTL_TEXT_BYTES];
+	bool limit = code == TH_E_LIMIT;
 	(void)part_lost_text(leg->part, "the memory of this copy can not be read any more", text);
+	if (limit)
+		snprintf(text, sizeof(text), LIMIT_TEXT);
 	struct frame frame = {.kind = FRAME_REFUSED,
 		.leg = leg->reader_leg,
 		.count = 0u - (uint32_t)(code < -5000 ? code : TH_E_STALE_MEMORY),
@@ -122,12 +125,12 @@ say_lost(struct leg_out *leg, int code, uint32_t row)
 	if (leg->ending)
 		return;
 	leg->result.row = row;
-	leg->said_lost = true;
+	leg->lost_code = limit ? code : TH_E_STALE_MEMORY;
 	if (leg->control.out_bytes + frame.bytes <= FRAME_PAYLOAD_MAX) {
 		control_put(&leg->control, &frame, (const uint8_t *)text);
 		stream_wake(&leg->control.stream);
 	}
-	end(leg, TH_E_STALE_MEMORY, text, false); /* unless the wake-up has ended it */
+	end(leg, leg->lost_code, text, false); /* unless the wake-up has ended it */
 }
 
 void

@@ -96,6 +96,10 @@ shuttle_fail(struct shuttle *shuttle, int error, uint32_t row, bool source_faile
 		text);
 	if (code == TH_E_STALE_MEMORY && !source_failed)
 		code = lost;
+	if (error == TH_E_LIMIT)
+		ferry_limit(source_failed ? shuttle->reads : shuttle->writes, text, sizeof(text));
+	if (error == TH_E_LIMIT && !shuttle->part) /* what cannot be hashed is withdrawn */
+		xfer_part_set_lost(shuttle->source, error, text);
 	if (error == TH_E_MEMORY_KIND)
 		snprintf(text, sizeof(text),
 			"a descriptor of our own memory has O_APPEND: the bytes would go to the "

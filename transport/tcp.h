@@ -206,7 +206,7 @@ struct leg_out {
 	uint32_t looks; /* of the reader's last ALIVE */
 	bool said_waiting, beat;
 	bool change_known, said_changed; /* changed_task has run; the reader was told */
-	bool said_lost; /* likewise: whatever ends the leg then, that is why */
+	int lost_code; /* likewise, said: whatever ends the leg then, that is why */
 	int64_t started_ns, excused_ns, deadline_ns, last_progress_ns;
 	struct loop_task last_task;
 	/* Shell, once posted. */

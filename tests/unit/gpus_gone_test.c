@@ -340,6 +340,7 @@ static void
 expect_refused(struct gpu_request *read)
 {
 	cr_assert_eq(read->code, TH_E_MEMORY_KIND, "%d: %s", read->code, read->text);
+	cr_assert(read->unmapped);
 	cr_assert_str_eq(read->text, "the script says no");
 }
 

@@ -237,12 +237,12 @@ Test(transport_cuda, to_the_host_and_back__no_byte_is_staged)
 
 /* The process of the GPU is given a file that it may only read. */
 static void
-let_only_read(struct rig_shard *shard)
+let_only_read(int file)
 {
 	char path[64];
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", shard->fd);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", file);
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	cr_assert(fd >= 0 && dup3(fd, shard->fd, O_CLOEXEC) == shard->fd);
+	cr_assert(fd >= 0 && dup3(fd, file, O_CLOEXEC) == file);
 	close(fd);
 }
 
@@ -254,7 +254,7 @@ Test(transport_cuda, host_memory_that_is_not_mapped__arrives_by_ferries)
 		clear(&s->reader);
 		parts(s, RIG_GPU, RIG_HOST);
 		if (round == 0)
-			let_only_read(&s->reader);
+			let_only_read(s->reader.fd);
 		publish(s);
 		move(s, MODE_LOCAL);
 		const char *why = pair_done(s, s->leg)->fallback;
@@ -268,6 +268,86 @@ Test(transport_cuda, host_memory_that_is_not_mapped__arrives_by_ferries)
 	}
 	cr_assert_lt(sum().pinned_bytes, ten_chunks[0]);
 	cr_assert_eq(rig_gpus_starts(), 1);
+	finish(s);
+}
+
+/* The agent's memory that all GPUs pin, when there is some. */
+static int
+find_staging(void)
+{
+	char path[64], name[256];
+	for (int fd = 3; fd < 1024; fd++) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+		ssize_t length = readlink(path, name, sizeof(name) - 1);
+		name[length > 0 ? length : 0] = '\0';
+		if (strncmp(name, "/memfd:thagentd-gpu-staging", 27) == 0)
+			return fd;
+	}
+	return -1;
+}
+
+/* The processes of GPUs map none of it. What it was. */
+static int
+hide_staging(void)
+{
+	int staging = find_staging(), kept = fcntl(staging, F_DUPFD_CLOEXEC, staging + 1);
+	cr_assert(staging >= 0 && kept > staging);
+	let_only_read(staging);
+	return kept;
+}
+
+/* It is the agent that fails, not the worker's memory: the next transfer finds it as it was. */
+static void
+fails_by_the_agent(struct pair *s, enum mode mode, bool reads)
+{
+	char why[TH_CTL_TEXT_BYTES];
+	parts(s, reads ? RIG_GPU : RIG_MAPPED, reads ? RIG_MAPPED : RIG_GPU);
+	publish(s);
+	int kept = hide_staging();
+	move(s, mode);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
+	cr_assert_eq(failed->code, TH_E_LIMIT, "%s", failed->text);
+	cr_assert_eq(failed->source_failed, reads);
+	cr_assert(strstr(failed->text, mode == MODE_TCP ? "its log" : "cannot map"), "%s",
+		failed->text);
+	if (mode == MODE_TCP && reads)
+		cr_assert_eq(rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg)->code,
+			TH_E_LIMIT);
+	cr_assert_eq(xfer_part_lost(s->from, why, sizeof(why)), 0);
+	cr_assert_eq(xfer_part_lost(s->to, why, sizeof(why)), 0);
+	cr_assert_geq(dup3(kept, find_staging(), O_CLOEXEC), 0);
+	close(kept);
+	s->leg++;
+	move(s, mode);
+	pair_done(s, s->leg);
+	cr_assert(rig_shards_equal(&s->source, &s->reader));
+}
+
+PAIR_TESTS(transport_cuda, staging_not_mapped_at_the_source__ends_the_transfer_alone)
+{
+	struct pair *s = start(ten_chunks, 1);
+	fails_by_the_agent(s, mode, true);
+	finish(s);
+}
+
+PAIR_TESTS(transport_cuda, staging_not_mapped_at_the_reader__ends_the_transfer_alone)
+{
+	struct pair *s = start(ten_chunks, 1);
+	fails_by_the_agent(s, mode, false);
+	finish(s);
+}
+
+Test(transport_cuda, staging_not_mapped__digests_fail_with_the_reason)
+{
+	char why[TH_CTL_TEXT_BYTES];
+	struct pair *s = start(odd_sizes, ODD);
+	parts(s, RIG_GPU_PROCESS, RIG_MAPPED);
+	close(hide_staging());
+	cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_FAILED, s->leg);
+	cr_assert_eq(xfer_part_lost(s->from, why, sizeof(why)), TH_E_LIMIT);
+	cr_assert(strstr(why, "cannot map"), "%s", why);
 	finish(s);
 }
 

@@ -160,6 +160,7 @@ struct gpu_request {
 	 * process does not map the host memory; or a COPY between GPUs of which this one does not
 	 * reach the other: go through the host. */
 	int code;
+	bool unmapped; /* ... it is for that the process does not map the host memory */
 	struct th_hash digest;
 	char text[GPU_TEXT_BYTES]; /* why */
 };

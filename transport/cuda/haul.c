@@ -216,8 +216,8 @@ fail(struct haul *haul, const struct step *step)
 	uint32_t row = spans_lost(&haul->spans, step->first, count);
 	pthread_mutex_lock(&haul->lock);
 	if (haul->code == 0) {
-		haul->code = request->code;
-		haul->row = row;
+		haul->code = request->unmapped ? TH_E_LIMIT : request->code;
+		haul->row = request->unmapped ? UINT32_MAX : row;
 		memcpy(haul->why, request->text, sizeof(haul->why));
 	}
 	haul->over = true;

@@ -45,7 +45,10 @@ struct haul *haul_new(const struct haul_block *block, struct loop *loop);
 void haul_start(struct haul *haul);
 /* What was not begun is not begun any more; done still comes, or has come. */
 void haul_cancel(struct haul *haul);
-/* When done. 0, or a code, the row whose memory it was (UINT32_MAX: not known which), and why. */
+/*
+ * When done. 0, or a code, the row whose memory it was (UINT32_MAX: not known which), and why.
+ * TH_E_LIMIT: it was nobody's, but the GPU's process does not map that of the block.
+ */
 int haul_result(const struct haul *haul, uint32_t *ret_row, const char **ret_why);
 struct th_hash haul_digest(const struct haul *haul);
 void haul_free(struct haul *haul); /* NULL: nothing */

@@ -52,6 +52,7 @@ tell(struct gpu *gpu, struct job *job)
 		gpu->scratch_user = NULL;
 	request->next = NULL;
 	request->code = job->code;
+	request->unmapped = job->unmapped;
 	memcpy(request->text, job->text, sizeof(request->text));
 	free(job);
 	request->done(request);
@@ -405,6 +406,7 @@ take_result(struct gpu *gpu, const struct gpu_run_slot *run, const struct gpu_do
 		break;
 	case TH_E_MEMORY_KIND: /* it has not mapped the host memory (pins.c) */
 		if (run->op == GPU_READ || run->op == GPU_WRITE) {
+			job->unmapped |= job->code == 0;
 			fail(job, TH_E_MEMORY_KIND, done->text);
 			break;
 		}
