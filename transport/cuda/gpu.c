@@ -387,6 +387,8 @@ next_ns(const struct gpu *gpu)
 	int64_t until_ns = INT64_MAX;
 	switch (gpu->life) {
 	case LIFE_NONE:
+		if (gpu->stop_ns > 0)
+			return 0;
 		return works(gpu) ? gpu->not_before_ns : INT64_MAX;
 	case LIFE_STARTING:
 		return th_deadline_ns(gpu->life_ns, START_HANGS * config->hang_ns);
@@ -403,7 +405,8 @@ next_ns(const struct gpu *gpu)
 		return th_deadline_ns(gpu->life_ns,
 			gpu->stop_ns > 0 || is_missed(gpu) ? config->leave_ns : config->hang_ns);
 	case LIFE_DYING:
-		return gpu->life_ns + STUCK_NS;
+		until_ns = gpu->life_ns + STUCK_NS;
+		return gpu->stop_ns > 0 ? th_min_i64(until_ns, gpu->stop_ns + STOP_NS) : until_ns;
 	}
 	return until_ns;
 }
