@@ -39,7 +39,8 @@ struct sides;
 /* ---- what many threads know ---------------------------------------------------------------- */
 
 struct gpu_piece {
-	/* Atomic; each process that has it open counts. The last is dropped on a GPU's thread. */
+	/* Atomic; each process that has it open counts. The last is dropped on a GPU's thread, or
+	 * by who could not add it. */
 	uint32_t refs;
 	struct gpu_space *space; /* borrows: for the home GPU's thread, until the space's end */
 	uint64_t worker, number, base, bytes;
@@ -289,7 +290,7 @@ bool space_is_nowhere(const struct gpu_space *space, char *text);
 struct gpu_piece *space_find(struct gpu_space *space, uint64_t address);
 /* It has not been forgotten by now. */
 bool space_keeps(struct gpu_space *space, const struct gpu_piece *piece);
-void piece_release(struct gpu_piece *piece); /* on a GPU's thread */
+void piece_release(struct gpu_piece *piece); /* on a GPU's thread, or it was not added */
 /* On the home GPU's thread, as all that follows. */
 void space_known(struct gpu_piece *piece, int code, const char *text);
 void space_end(struct gpu_space *space);
