@@ -44,8 +44,8 @@ bare_reserve(void)
 	int fd;
 	if (!open_process())
 		return 0;
-	do
-		fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	do /* a file would have to be there */
+		fd = fcntl(process_fd, F_DUPFD_CLOEXEC, 0);
 	while (fd >= 0 && fd < BARE_BELOW);
 	if (fd < 0)
 		return -errno;
