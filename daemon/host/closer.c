@@ -31,14 +31,18 @@ struct entry {
 };
 
 struct pool {
+	const char *whose;
+	bool told; /* guarded by lock: that it takes long */
 	pthread_cond_t work;
 	struct entry *first, **last;       /* guarded by lock */
 	uint32_t queued, closing, threads; /* guarded by lock */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct pool strangers = {PTHREAD_COND_INITIALIZER, NULL, &strangers.first, 0, 0, 0};
-static struct pool drivers = {PTHREAD_COND_INITIALIZER, NULL, &drivers.first, 0, 0, 0};
+static struct pool strangers = {
+	"workers", false, PTHREAD_COND_INITIALIZER, NULL, &strangers.first, 0, 0, 0};
+static struct pool drivers = {
+	"GPU drivers", false, PTHREAD_COND_INITIALIZER, NULL, &drivers.first, 0, 0, 0};
 
 static void
 close_entry(const struct entry *entry)
@@ -49,7 +53,8 @@ close_entry(const struct entry *entry)
 	(void)close(entry->fd); /* there is nobody who could do anything about a failure */
 	if (!entry->closed)
 		return;
-	/* Its worker hears that nobody has it: a process that is just being started had a copy. */
+	/* Its worker hears that nobody has it: a process that is just being started may have had a
+	 * copy (launch.h). */
 	launch_await();
 	entry->closed(entry->arg);
 }
@@ -99,16 +104,14 @@ start_thread(struct pool *pool)
 
 /* Once, under the lock: the first that waits has waited for long. */
 static void
-look_for_long(const struct pool *pool, int64_t now_ns)
+look_for_long(struct pool *pool, int64_t now_ns)
 {
-	static bool told;
-	if (told || pool->threads < THREADS_MAX || !pool->first ||
+	if (pool->told || pool->threads < THREADS_MAX || !pool->first ||
 		now_ns - pool->first->queued_ns < LONG_NS)
 		return;
-	told = true;
-	log_warn("closer",
-		"descriptors of workers take long to close threads=%u; no more are started",
-		pool->threads);
+	pool->told = true;
+	log_warn("closer", "descriptors of %s take long to close threads=%u; no more are started",
+		pool->whose, pool->threads);
 }
 
 static void

@@ -15,7 +15,7 @@
 /* Takes fd; does not wait for it. */
 void closer_close(int fd);
 /*
- * Of what no file system serves (kernel_fd.h): does not wait for a stranger's, whoever has
+ * Of what a driver hands out (kernel_fd.h): does not wait for a stranger's, whoever has
  * sent that. Calls closed(arg) when it is closed: on another thread, or here. closed may be NULL.
  */
 void closer_close_drivers(int fd, void (*closed)(void *arg), void *arg);

@@ -43,5 +43,5 @@ kernel_fd_may_be_drivers(int fd)
 	/* AT_STATX_DONT_SYNC takes it from the kernel's memory, whatever the file system. */
 	if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &st) < 0)
 		return false;
-	return !(S_ISREG(st.stx_mode) || S_ISDIR(st.stx_mode)) || is_memory(fd);
+	return S_ISCHR(st.stx_mode) || kernel_fd_is_dmabuf(fd);
 }

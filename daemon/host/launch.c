@@ -18,8 +18,8 @@
 #include "ipc/base/bare.h"
 #include "ipc/base/fd.h"
 
-/* Out of the way of the numbers that they get. */
-#define ASIDE 16
+/* Out of the way of the numbers that they get, and of those that the launcher has copies of. */
+#define ASIDE BARE_BELOW
 
 /* Held while a new process may have copies of this one's descriptors: until it has closed them. */
 static pthread_mutex_t copying = PTHREAD_MUTEX_INITIALIZER;

@@ -388,8 +388,8 @@ check_dmabuf(const struct fdmsg_memory *message, int fd, struct th_err *err)
 			message->bytes, message->offset, message->base);
 	if (!kernel_fd_is_dmabuf(fd))
 		return th_fail(err, TH_E_INVALID,
-			"the descriptor of a dma-buf for address 0x%" PRIx64 " is of none: network "
-			"devices do not get it, and the agent copies",
+			"the descriptor of a dma-buf for address 0x%" PRIx64 " is of none, by "
+			"/proc/self/fdinfo: network devices do not get it, and the agent copies",
 			message->base);
 	int rc = th_fd_bytes(fd, &bytes);
 	if (rc < 0)

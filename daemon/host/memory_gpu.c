@@ -55,8 +55,8 @@ check(const struct fdmsg_gpu *message, const struct cuda_handle *handle, int fd,
 			fd >= 0 ? "a descriptor where there is none" : "it has no descriptor");
 	if (fd >= 0 && !kernel_fd_may_be_drivers(fd))
 		return th_fail(err, TH_E_INVALID,
-			"GPU memory at 0x%" PRIx64 " (%s): its descriptor is of a file on a file "
-			"system, and no driver's",
+			"GPU memory at 0x%" PRIx64 " (%s): its descriptor is of no device and no "
+			"memory, as a driver's are",
 			message->base, cuda_kind_name((enum cuda_kind)handle->kind));
 	return 0;
 }

@@ -27,7 +27,8 @@ TH_MUST_USE int bare_reserve(void);
  */
 bool bare_begin(void);
 
-/* On such a thread: the process's descriptor fd, which gets the same number. 0, or -errno. */
+/* On such a thread: the process's descriptor fd, which gets the same number; below BARE_BELOW only
+ * what was there before bare_begin. 0, or -errno. */
 TH_MUST_USE int bare_fetch(int fd);
 
 /* On such a thread: closes all that it has fetched. */

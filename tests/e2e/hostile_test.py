@@ -283,6 +283,16 @@ def ask(runtime, number, secret, request_no, body):
     return answer
 
 
+def copies(pid, path):
+    folder, count = f"/proc/{pid}/fd", 0
+    for fd in os.listdir(folder):
+        try:
+            count += os.readlink(os.path.join(folder, fd)) == path
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return count
+
+
 def never_registered():
     """Pieces of GPU memory, and the end of a registration that never was, also behind a document
     that its worker waits for no more: the agent keeps none, and says it as of one that was."""
@@ -291,13 +301,13 @@ def never_registered():
         s, fds, body = join(a.runtime, "evil", FEATURE_GPU)
         number, secret = struct.unpack_from("<Q16s", body)
         assert number < 128
-        r, w = os.pipe()
+        memory = os.memfd_create("piece")
         piece = message(GPU, gpu_piece(2, 1, 1 << 40), fds=1)
-        socket.send_fds(s, [piece], [r])
-        os.close(r)
+        socket.send_fds(s, [piece], [memory])
         kind, body, _ = receive(s)
         assert kind == MEMORY_ID and struct.unpack_from("<IIi", body)[1:] == (1, 0), body[:80]
-        os.write(w, b"open")
+        name = "/memfd:piece (deleted)"
+        assert copies(a.pid, name) == 1
 
         def documents():
             status = c.thctl("-o", "json", "status", agent="a", check=False).stdout
@@ -313,13 +323,9 @@ def never_registered():
         unregistered = ask(a.runtime, number, secret, 2, b"\xca\x02\0")()
         assert unregistered == b"\x09" + struct.pack("<Q", 2), unregistered
         assert b"before its end" in put()
-        try:
-            os.write(w, b"closed")
-            raise AssertionError("the agent has answered, and keeps the memory")
-        except BrokenPipeError:
-            pass
+        assert copies(a.pid, name) == 0, "the agent has answered, and keeps the memory"
         c.server.signal(signal.SIGCONT)
-        for fd in (w, *fds):
+        for fd in (memory, *fds):
             os.close(fd)
         s.close()
 
@@ -330,16 +336,6 @@ def add_memory(s, fd, message_of_it):
     assert kind == MEMORY_ID, kind
     _token, ident, code, _zero = struct.unpack_from("<IIiI", body)
     return ident, code, body
-
-
-def copies(pid, path):
-    folder, count = f"/proc/{pid}/fd", 0
-    for fd in os.listdir(folder):
-        try:
-            count += os.readlink(os.path.join(folder, fd)) == path
-        except FileNotFoundError:
-            pass  # closed meanwhile
-    return count
 
 
 def a_close_that_blocks_stops_nobody():
@@ -366,9 +362,17 @@ def a_close_that_blocks_stops_nobody():
             # for an end waits for none.
             piece = message(GPU, gpu_piece(2, 1, 1 << 40), fds=1)
             dmabuf = message(MEMORY, struct.pack("<IIQQQ", 7, 4, 1 << 40, 4096, 0), fds=1)
-            for refused, why in ((piece, b"of a file"), (dmabuf, b"of a dma-buf")):
-                ident, code, body = add_memory(s, fd, refused)
+            r, w = os.pipe()
+            for each, refused, why in (
+                (fd, piece, b"of no device"),
+                (r, piece, b"of no device"),
+                (s.fileno(), piece, b"of no device"),
+                (fd, dmabuf, b"of a dma-buf"),
+            ):
+                ident, code, body = add_memory(s, each, refused)
                 assert ident == 0 and code < 0 and why in body, (ident, code, body)
+            os.close(r)
+            os.close(w)
             os.close(fd)
             left = len(sessions)
             wait_for(lambda: copies(a.pid, served.path) == left, 30, "what is refused is closed")
