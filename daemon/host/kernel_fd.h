@@ -4,7 +4,8 @@
  *
  * The owner of a file system may keep the agent, or the process of a GPU, in each close of a copy,
  * beyond SIGKILL; so may the writer of a pipe, or of a socket, from a page of such a file, in the
- * last one. What a driver hands out is closed when it is closed. Any thread.
+ * last one. And a socket with sockets on their way in it, nested deeply, may be one that the kernel
+ * never sends on. What a driver hands out is closed when it is closed. Any thread.
  */
 #ifndef TH_DAEMON_HOST_KERNEL_FD_H
 #define TH_DAEMON_HOST_KERNEL_FD_H

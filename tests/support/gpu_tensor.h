@@ -8,6 +8,7 @@
 
 #include <criterion/criterion.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ipc/cuda/driver.h"
 #include "libthc/thc.h"
@@ -48,6 +49,30 @@ open_with(uint32_t flags)
 	opts.agent = agent.dir;
 	opts.flags = flags;
 	good(thc_open(&opts, SOON, &shard));
+}
+
+static inline CUdeviceptr
+alloc(uint64_t bytes)
+{
+	CUdeviceptr address = 0;
+
+	OK(test_cuda.cuMemAlloc(&address, bytes));
+	return address;
+}
+
+static inline uint8_t
+on_gpu(CUdeviceptr address)
+{
+	uint8_t byte = 0;
+
+	OK(test_cuda.cuMemcpyDtoH(&byte, address, 1));
+	return byte;
+}
+
+static inline int
+holds(enum machine_held held)
+{
+	return machine_holds(&machine, getpid(), held);
 }
 
 static inline void

@@ -340,22 +340,6 @@ Test(gpus_slow, descriptors__that_the_kernel_takes_one_by_one__are_waited_for)
 	end_unkilled(space);
 }
 
-/* For ever, where it has sockets on their way in it. */
-Test(gpus_slow, a_descriptor__that_is_a_socket__is_no_piece)
-{
-	int socks[2];
-	begin(REFUSED_NS, RIG_PATIENCE_NS);
-	struct gpu_space *space = space_new();
-	struct cuda_handle handle = {.kind = CUDA_KIND_LEGACY, .bytes = 4096};
-	memcpy(handle.uuid, gpu_space_uuid(space), sizeof(handle.uuid));
-	cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, socks), 0);
-	cr_assert_eq(gpu_space_add(space, &handle, RIG_BASE, socks[0], NULL, &err), TH_E_INVALID);
-	cr_assert(strstr(err.text, "is a socket"), "%s", err.text);
-	cr_assert_eq(recv(socks[1], &handle, 1, 0), 0, "it is closed");
-	close(socks[1]);
-	end_unkilled(space);
-}
-
 /* Likewise of the process: its socket would be ready at once, for ever. */
 Test(gpus_slow, an_answer__that_the_kernel_does_not_take__is_tried_again_later)
 {

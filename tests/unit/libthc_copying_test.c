@@ -105,21 +105,6 @@ fill_agents_copy(int byte)
 	munmap(view, CHUNK);
 }
 
-static uint8_t
-on_gpu(void)
-{
-	uint8_t byte = 0;
-
-	OK(test_cuda.cuMemcpyDtoH(&byte, range, 1));
-	return byte;
-}
-
-static int
-holds(enum machine_held held)
-{
-	return machine_holds(&machine, getpid(), held);
-}
-
 /* ---- tests --------------------------------------------------------------------------------- */
 
 static void *
@@ -248,7 +233,7 @@ Test(libthc_copying, update__version_given_up_while_it_is_copied__is_not_pulled_
 	cr_assert_eq(pthread_join(copier, (void **)&rc), 0);
 	cr_assert_eq(pthread_join(updater, (void **)&rc), 0);
 	cr_assert_eq(*rc, 0);
-	cr_assert_eq(on_gpu(), 6);
+	cr_assert_eq(on_gpu(range), 6);
 	cr_assert_eq(thc_safe_to_mutate(shard), 1, "the agent has said so all the time");
 	thc_op_free(op);
 }

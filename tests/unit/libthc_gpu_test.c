@@ -40,15 +40,6 @@ setup(void)
 TestSuite(libthc_gpu, .init = setup, .fini = world_end, .timeout = 60);
 
 static CUdeviceptr
-alloc(uint64_t bytes)
-{
-	CUdeviceptr address = 0;
-
-	OK(test_cuda.cuMemAlloc(&address, bytes));
-	return address;
-}
-
-static CUdeviceptr
 reserve(uint64_t bytes)
 {
 	CUdeviceptr range = 0;
@@ -460,8 +451,8 @@ Test(libthc_gpu, context__of_the_caller_is_used_and_none_is_made)
 	good(register_one(legacy, MIB));
 	OK(cuda.cuCtxGetCurrent(&after));
 	cr_assert_null(after);
-	cr_assert_eq(machine_holds(&machine, getpid(), HELD_CONTEXTS), 1, "the test's");
-	cr_assert_eq(machine_holds(&machine, getpid(), HELD_STREAMS), 0);
+	cr_assert_eq(holds(HELD_CONTEXTS), 1, "the test's");
+	cr_assert_eq(holds(HELD_STREAMS), 0);
 	OK(cuda.cuCtxPushCurrent(before));
 }
 
@@ -499,7 +490,7 @@ Test(libthc_gpu, dmabuf__of_a_thread_without_a_context__is_the_memory)
 		cr_assert_eq(value, 0x50505050u + i * 0x01010101u);
 		good(thc_unregister(shard, SOON));
 	}
-	cr_assert_eq(machine_holds(&machine, getpid(), HELD_CONTEXTS), 1, "the test's");
+	cr_assert_eq(holds(HELD_CONTEXTS), 1, "the test's");
 }
 
 static unsigned

@@ -148,21 +148,6 @@ agents_view(void)
 	return view;
 }
 
-static uint8_t
-on_gpu(CUdeviceptr address)
-{
-	uint8_t byte = 0;
-
-	OK(test_cuda.cuMemcpyDtoH(&byte, address, 1));
-	return byte;
-}
-
-static int
-holds(enum machine_held held)
-{
-	return machine_holds(&machine, getpid(), held);
-}
-
 static char *
 path_of(const char *name)
 {

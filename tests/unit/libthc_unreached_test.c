@@ -24,24 +24,6 @@ setup(void)
 
 TestSuite(libthc_unreached, .init = setup, .fini = world_end, .timeout = 60);
 
-static CUdeviceptr
-alloc(uint64_t bytes)
-{
-	CUdeviceptr address = 0;
-
-	OK(test_cuda.cuMemAlloc(&address, bytes));
-	return address;
-}
-
-static uint8_t
-on_gpu(CUdeviceptr address)
-{
-	uint8_t byte = 0;
-
-	OK(test_cuda.cuMemcpyDtoH(&byte, address, 1));
-	return byte;
-}
-
 static void
 expect_path(const char *name, const char *begin, const char *reason)
 {
@@ -119,7 +101,7 @@ Test(libthc_unreached, piece__that_no_gpu_process_opens__is_copied)
 	cr_assert(agent.pieces[0].forgotten, "and its dma-buf: it keeps nothing allocated");
 	expect_copies(legacy, MIB, "no GPU process opens it");
 	good(thc_unregister(shard, SOON));
-	cr_assert_eq(machine_holds(&machine, getpid(), HELD_HOST), 0);
+	cr_assert_eq(holds(HELD_HOST), 0);
 }
 
 /* It knows no kind of memory for it either. */

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
@@ -167,18 +166,8 @@ gpu_space_has(struct gpu_space *space, uint64_t address, uint64_t bytes)
 
 /* ---- pieces come and go -------------------------------------------------------------------- */
 
-/* A worker can nest sockets in sockets, so deep that the kernel never takes this one for the
- * process of the GPU: all others' would wait behind it. */
-static bool
-is_socket(int fd)
-{
-	struct stat st;
-	return fd >= 0 && fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode);
-}
-
 static int
-check(struct gpu_space *space, const struct cuda_handle *handle, uint64_t base, int fd,
-	struct th_err *err)
+check(struct gpu_space *space, const struct cuda_handle *handle, uint64_t base, struct th_err *err)
 {
 	uint64_t end;
 	if (handle->bytes == 0 || !th_add_u64(base, handle->bytes, &end))
@@ -189,9 +178,6 @@ check(struct gpu_space *space, const struct cuda_handle *handle, uint64_t base, 
 	if (memcmp(handle->uuid, space->card->uuid, sizeof(handle->uuid)) != 0)
 		return th_fail(err, TH_E_INVALID, "a piece of GPU memory of %s is another GPU's",
 			space->label);
-	if (is_socket(fd))
-		return th_fail(err, TH_E_INVALID,
-			"the descriptor of a piece of GPU memory of %s is a socket", space->label);
 	return 0;
 }
 
@@ -252,7 +238,7 @@ gpu_space_add(struct gpu_space *space, const struct cuda_handle *handle, uint64_
 	struct gpu_piece *piece = piece_new(space, handle, base, fd);
 	if (user)
 		piece->user = *user;
-	int rc = check(space, handle, base, fd, err);
+	int rc = check(space, handle, base, err);
 	if (rc < 0) {
 		piece_release(piece);
 		return rc;
