@@ -6,7 +6,8 @@ own that speaks the kernel's FUSE protocol on /dev/fuse. Started by FuseFile; ne
 
 A read from BLOCKED_FROM on is kept, and from the line "closes" on standard input on each close of a
 copy of a descriptor, too. "go" answers what is kept, and all that follows. Each line is answered by
-how many are kept; at the end of it the process ends, and the kernel fails what is kept.
+two numbers and more: how many requests are kept, how many closes have been answered, and the
+threads whose closes are kept. At the end of it the process ends, and the kernel fails what is kept.
 """
 
 import ctypes as c
@@ -28,7 +29,7 @@ HEADER = struct.Struct("<IIQQIIII")
 class Server:
     def __init__(self, device, nbytes, blocked_from):
         self.device, self.nbytes, self.blocked_from = device, nbytes, blocked_from
-        self.reads, self.closes = [], []
+        self.reads, self.closes, self.closed = [], [], 0
         self.open, self.keeps_closes = False, False
 
     def attr(self, node):
@@ -46,7 +47,7 @@ class Server:
 
     def take(self):
         request = os.read(self.device, 1 << 17)
-        _, opcode, unique, node = HEADER.unpack_from(request)[:4]
+        _, opcode, unique, node, _, _, thread, _ = HEADER.unpack_from(request)
         body = request[HEADER.size :]
         if opcode == INIT:
             # One request a page: what is asked for is what is touched.
@@ -69,9 +70,10 @@ class Server:
             else:
                 self.read(unique, offset, size)
         elif opcode == FLUSH and self.keeps_closes:
-            self.closes.append(unique)
+            self.closes.append((unique, thread))
         elif opcode in (RELEASE, FLUSH, DESTROY):
             self.reply(unique)
+            self.closed += opcode == FLUSH
         elif opcode not in SILENT:
             self.reply(unique, error=ENOSYS)
 
@@ -93,13 +95,15 @@ class Server:
                     self.open, self.keeps_closes = True, False
                     for request in self.reads:
                         self.read(*request)
-                    for request in self.closes:
+                    for request, _ in self.closes:
                         self.reply(request)
-                print(len(self.reads) + len(self.closes), flush=True)
+                kept = len(self.reads) + len(self.closes)
+                print(kept, self.closed, *(thread for _, thread in self.closes), flush=True)
 
 
 class FuseFile:
-    """path of the file; kept(): how many requests wait; go(): answers them and all that follow."""
+    """path of the file; kept(): how many requests wait; go(): answers them and all that follow;
+    closed(): how many closes were answered before; closing(): the threads whose closes wait."""
 
     def __init__(self, nbytes, blocked_from):
         self.libc = c.CDLL(None, use_errno=True)
@@ -123,18 +127,27 @@ class FuseFile:
     def ask(self, line):
         self.process.stdin.write(line)
         self.process.stdin.flush()
-        return int(self.process.stdout.readline())
+        return [int(word) for word in self.process.stdout.readline().split()]
 
     def kept(self):
-        return self.ask(b"?\n")
+        return self.ask(b"?\n")[0]
+
+    def closed(self):
+        return self.ask(b"?\n")[1]
+
+    def closing(self):
+        return self.ask(b"?\n")[2:]
 
     def keep_closes(self):
-        return self.ask(b"closes\n")
+        self.ask(b"closes\n")
 
     def go(self):
-        return self.ask(b"go\n")
+        return self.ask(b"go\n")[0]
 
     def close(self):
+        """As often as you like."""
+        if self.process.stdin.closed:
+            return
         self.process.stdin.close()
         self.process.wait(30)
         self.libc.umount2(self.folder.encode(), 2)  # detached: it may be in use until its end

@@ -10,6 +10,7 @@ import random
 import signal
 import socket
 import struct
+from contextlib import closing, suppress
 
 import fuse
 from cluster import Skip, cluster, main, wait_for
@@ -338,6 +339,12 @@ def add_memory(s, fd, message_of_it):
     return ident, code, body
 
 
+def name(process, thread):
+    with suppress(OSError), open(f"/proc/{process.pid}/task/{thread}/comm") as f:
+        return f.read().strip()
+    return f"thread {thread} of another process"
+
+
 def a_close_that_blocks_stops_nobody():
     """The kernel asks who serves a file at each close of a copy of its descriptor. So no copies are
     made, where the agent starts the process of a GPU, or a thread that reads a worker's memory."""
@@ -345,65 +352,65 @@ def a_close_that_blocks_stops_nobody():
         served = fuse.FuseFile(1 << 20, 1 << 20)
     except OSError as e:
         raise Skip(f"no file system of our own: {e.strerror}")
-    try:
-        with cluster(has_gpus=True) as c:
-            a = c.agent("a")
-            # A process that is started has copies of what this one has.
-            pair = [c.worker(replica, "a") for replica in "wr"]
-            on_gpu = [c.worker(replica, "a") for replica in "xy"]
-            # More than there are threads to close what strangers send.
-            sessions = [session(a.runtime, f"evil{i}", FEATURE_GPU) for i in range(CLOSERS + 4)]
-            fd = os.open(served.path, os.O_RDWR)
-            process = struct.pack("<IIQQQ", 7, 3, 4096, 1 << 20, 4096)
-            for s, _fds in sessions:
-                ident, code, _body = add_memory(s, fd, message(MEMORY, process, fds=1))
-                assert (ident, code) == (1, 0), (ident, code)
-            # The process of a GPU gets none whose close anybody could keep from it, and who waits
-            # for an end waits for none.
-            piece = message(GPU, gpu_piece(2, 1, 1 << 40), fds=1)
-            dmabuf = message(MEMORY, struct.pack("<IIQQQ", 7, 4, 1 << 40, 4096, 0), fds=1)
-            r, w = os.pipe()
-            for each, refused, why in (
-                (fd, piece, b"of no device"),
-                (r, piece, b"of no device"),
-                (s.fileno(), piece, b"of no device"),
-                (fd, dmabuf, b"of a dma-buf"),
-            ):
-                ident, code, body = add_memory(s, each, refused)
-                assert ident == 0 and code < 0 and why in body, (ident, code, body)
-            os.close(r)
-            os.close(w)
-            os.close(fd)
-            left = len(sessions)
-            wait_for(lambda: copies(a.pid, served.path) == left, 30, "what is refused is closed")
-            served.keep_closes()
-            # A thread for each side, and what they need has higher numbers.
-            for worker in pair:
-                worker.setup(2 << 20, model="m", replica=worker.label)
-            want = pair[0].call("fill", seed=1)
-            pair[0].call("publish", version=1)
-            pair[1].call("replicate", version="1")
-            assert pair[1].call("digest") == want
-            for worker in on_gpu:
-                worker.call("open", model="g", replica=worker.label)
-                worker.call("alloc", total_bytes=9 << 20, gpu="chunk")
-                worker.call("register")
-            want = on_gpu[0].call("fill", seed=1)
-            on_gpu[0].call("publish", version=1)
-            on_gpu[1].call("replicate", version="1")
-            assert on_gpu[1].call("digest") == want
-            assert served.kept() == 0, "a copy was closed"
-            # The agent closes them where nobody waits for it.
-            for s, fds in sessions:
-                s.close()
-                for each in fds:
-                    os.close(each)
-            wait_for(lambda: served.kept() == CLOSERS, 30, "the agent closes descriptors")
-            on_gpu[1].call("unpublish")
-            on_gpu[1].call("unregister")
-            assert served.go() == CLOSERS
-    finally:
-        served.close()
+    # It closes before the cluster does: a process that waits for its answer cannot be killed.
+    with closing(served), cluster(has_gpus=True) as c, closing(served):
+        a = c.agent("a")
+        # A process that is started has copies of what this one has.
+        pair = [c.worker(replica, "a") for replica in "wr"]
+        on_gpu = [c.worker(replica, "a") for replica in "xy"]
+        # More than there are threads to close what strangers send.
+        sessions = [session(a.runtime, f"evil{i}", FEATURE_GPU) for i in range(CLOSERS + 4)]
+        fd = os.open(served.path, os.O_RDWR)
+        process = struct.pack("<IIQQQ", 7, 3, 4096, 1 << 20, 4096)
+        for s, _fds in sessions:
+            ident, code, _body = add_memory(s, fd, message(MEMORY, process, fds=1))
+            assert (ident, code) == (1, 0), (ident, code)
+        # The process of a GPU gets none whose close anybody could keep from it, and who waits
+        # for an end waits for none.
+        piece = message(GPU, gpu_piece(2, 1, 1 << 40), fds=1)
+        dmabuf = message(MEMORY, struct.pack("<IIQQQ", 7, 4, 1 << 40, 4096, 0), fds=1)
+        r, w = os.pipe()
+        for each, refused, why in (
+            (fd, piece, b"of no device"),
+            (r, piece, b"of no device"),
+            (s.fileno(), piece, b"of no device"),
+            (fd, dmabuf, b"of a dma-buf"),
+        ):
+            ident, code, body = add_memory(s, each, refused)
+            assert ident == 0 and code < 0 and why in body, (ident, code, body)
+        os.close(r)
+        os.close(w)
+        os.close(fd)
+        left = len(sessions)
+        # A close gives the number back before it asks: who has none may not have asked yet.
+        wait_for(lambda: served.closed() == 3, 30, "this test and twice the agent have closed")
+        assert copies(a.pid, served.path) == left
+        served.keep_closes()
+        # A thread for each side, and what they need has higher numbers.
+        for worker in pair:
+            worker.setup(2 << 20, model="m", replica=worker.label)
+        want = pair[0].call("fill", seed=1)
+        pair[0].call("publish", version=1)
+        pair[1].call("replicate", version="1")
+        assert pair[1].call("digest") == want
+        for worker in on_gpu:
+            worker.call("open", model="g", replica=worker.label)
+            worker.call("alloc", total_bytes=9 << 20, gpu="chunk")
+            worker.call("register")
+        want = on_gpu[0].call("fill", seed=1)
+        on_gpu[0].call("publish", version=1)
+        on_gpu[1].call("replicate", version="1")
+        assert on_gpu[1].call("digest") == want
+        assert served.kept() == 0, f"closed copies: {[name(a, t) for t in served.closing()]}"
+        # The agent closes them where nobody waits for it.
+        for s, fds in sessions:
+            s.close()
+            for each in fds:
+                os.close(each)
+        wait_for(lambda: served.kept() == CLOSERS, 30, "the agent closes descriptors")
+        on_gpu[1].call("unpublish")
+        on_gpu[1].call("unregister")
+        assert served.go() == CLOSERS
 
 
 def ring():

@@ -446,40 +446,36 @@ def a_page_that_blocks_stops_nobody():
         served = fuse.FuseFile(nbytes, 128 * PAGE)
     except OSError as e:
         raise Skip(f"no file system of our own: {e.strerror}")
-    try:
-        with cluster() as cl:
-            cl.agent("a")
-            # A process of its own: it waits as well once it touches its own memory. While the agent
-            # waits for the page, nothing can be mapped there: what Python needs, it has before.
-            room = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}
-            room.update(MALLOC_TOP_PAD_=str(64 << 20), MALLOC_TRIM_THRESHOLD_=str(1 << 30))
-            blocked = cl.worker("blocked", "a", env=room)
-            blocked.call("open", model="blocked", replica="w")
-            blocked.call("map_file", path=served.path, total_bytes=nbytes)
-            blocked.call("register")
-            running = blocked.start("publish", version=1, timeout=20)
-            wait_for(served.kept, 30, "the agent reads the page that blocks")
-            (shard, source), (reader, memory) = pair(cl, kinds.Malloc, ("a", "a"))
-            want = fill(source, 1)
-            shard.publish(1)
-            reader.replicate("1")
-            assert digest(memory) == want, "others are served meanwhile"
-            alive(cl)
-            reader.close()
-            shard.close()
-            blocked.finish(running)
-            # What waits in the kernel cannot be ended, but the agent's work: the next one has its
-            # sockets and its lock.
-            first = cl.agents["a"]
-            first.signal(signal.SIGTERM)
-            cl.agents["a"] = wait_for(lambda: successor(cl, first), 60, "the agent has ended")
-            assert served.kept() > 0
-            served.close()
-            served = None
-            assert first.p.wait(30) == 0, first.tail()
-    finally:
-        if served:
-            served.close()
+    # It closes before the cluster does: a process that waits for its answer cannot be killed.
+    with contextlib.closing(served), cluster() as cl, contextlib.closing(served):
+        cl.agent("a")
+        # A process of its own: it waits as well once it touches its own memory. While the agent
+        # waits for the page, nothing can be mapped there: what Python needs, it has before.
+        room = {"PYTHONMALLOC": "malloc", "MALLOC_ARENA_MAX": "1"}
+        room.update(MALLOC_TOP_PAD_=str(64 << 20), MALLOC_TRIM_THRESHOLD_=str(1 << 30))
+        blocked = cl.worker("blocked", "a", env=room)
+        blocked.call("open", model="blocked", replica="w")
+        blocked.call("map_file", path=served.path, total_bytes=nbytes)
+        blocked.call("register")
+        running = blocked.start("publish", version=1, timeout=20)
+        wait_for(served.kept, 30, "the agent reads the page that blocks")
+        (shard, source), (reader, memory) = pair(cl, kinds.Malloc, ("a", "a"))
+        want = fill(source, 1)
+        shard.publish(1)
+        reader.replicate("1")
+        assert digest(memory) == want, "others are served meanwhile"
+        alive(cl)
+        reader.close()
+        shard.close()
+        blocked.finish(running)
+        # What waits in the kernel cannot be ended, but the agent's work: the next one has its
+        # sockets and its lock.
+        first = cl.agents["a"]
+        first.signal(signal.SIGTERM)
+        cl.agents["a"] = wait_for(lambda: successor(cl, first), 60, "the agent has ended")
+        assert served.kept() > 0
+        served.close()
+        assert first.p.wait(30) == 0, first.tail()
 
 
 if __name__ == "__main__":
