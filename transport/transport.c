@@ -211,15 +211,20 @@ transport_open(
 	fault_init(&transport->fault);
 #endif
 	int rc = events_init(&transport->events);
-	if (rc == 0)
-		rc = guard_install();
-	if (rc < 0) {
+	if (rc < 0)
 		th_fail(err, rc, "data port: no event descriptor: %s", th_strerror(rc));
-		free(transport);
-		return rc;
+	if (rc == 0) {
+		rc = guard_install();
+		if (rc < 0)
+			th_fail(err, rc,
+				"data port: no handler of SIGBUS, which pages raise that a worker "
+				"takes away: %s",
+				th_strerror(rc));
 	}
-	transport->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-	rc = choose_congestion(transport, config, err);
+	if (rc == 0) {
+		transport->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+		rc = choose_congestion(transport, config, err);
+	}
 	if (rc == 0)
 		rc = open_port(transport, config, err);
 	if (rc == 0 && config->rdma) {
