@@ -15,6 +15,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
+#include "ipc/base/path.h"
 #include "ipc/base/retain.h"
 #include "ipc/shm/doorbell.h"
 #include "libthc/dial.h"
@@ -124,8 +125,16 @@ endpoint(const char *agent, const char *file, char ret_path[DIAL_PATH_MAX + 1])
 		agent = DEFAULT_DIR;
 	if (agent[0] == '\0')
 		return shim_fail(THC_E_INVALID, "%s: is empty", what);
-	int length = snprintf(ret_path, DIAL_PATH_MAX + 1, "%s/%s", agent, file);
-	if (length < 0 || length > DIAL_PATH_MAX)
+	/* Documents connect again later, from whatever folder the process is in then. */
+	char folder[DIAL_PATH_MAX + 1];
+	int rc = th_path_absolute(agent, folder, sizeof(folder));
+	if (rc < 0 && rc != -ENAMETOOLONG)
+		return shim_fail(THC_E_INVALID,
+			"%s: '%s' is relative to a folder that has no name (%s); give the whole "
+			"path",
+			what, agent, th_strerror(rc));
+	int length = snprintf(ret_path, DIAL_PATH_MAX + 1, "%s/%s", folder, file);
+	if (rc < 0 || length < 0 || length > DIAL_PATH_MAX)
 		return shim_fail(THC_E_INVALID,
 			"%s: is too long for a socket address, which has %d bytes with '/%s'", what,
 			DIAL_PATH_MAX, file);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * options_set - see options_set.h. Pure but for gethostname.
+ * options_set - see options_set.h. Pure but for gethostname and getcwd.
  */
 #include "daemon/host/options_set.h"
 
@@ -13,6 +13,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
+#include "ipc/base/path.h"
 #include "ipc/base/units.h"
 #include "ipc/proto/manifest.h"
 
@@ -120,6 +121,22 @@ options_size(uint64_t *field, uint64_t low, uint64_t high, const char *key, cons
 }
 
 /* ---- the keys that mean more than their text ------------------------------------------------- */
+
+/* nng takes no other, and this one is right in any folder. */
+static int
+set_folder(char *field, size_t size, const char *key, const char *value, struct th_err *err)
+{
+	char text[OPTIONS_TEXT_BYTES];
+	int rc = set_text(text, sizeof(text), key, value, err);
+	if (rc < 0)
+		return rc;
+	rc = th_path_absolute(text, field, size);
+	return rc < 0 ? th_fail(err, TH_E_INVALID,
+				"%s: \"%s\" cannot be told from the root on (%s); write the whole "
+				"path",
+				key, value, th_strerror(rc))
+		      : 0;
+}
 
 static int
 set_server(struct options *options, const char *key, const char *value, struct th_err *err)
@@ -361,7 +378,8 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("server"))
 		return set_server(o, key, value, err);
 	if (IS("runtime_dir"))
-		return set_text(o->runtime_dir, sizeof(o->runtime_dir), key, value, err);
+		return set_folder(
+			o->runtime_dir, sizeof(o->runtime_dir), "runtime_dir (-r)", value, err);
 	if (IS("data"))
 		return set_data(o, key, value, err);
 	if (IS("node"))

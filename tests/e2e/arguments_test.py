@@ -3,8 +3,10 @@
 wrong."""
 
 import ctypes as c
+import json
 import mmap
 import os
+from contextlib import chdir
 
 from cluster import cluster, expect_error, main, with_library
 
@@ -221,6 +223,23 @@ def imported_memory():
         os.close(fd)
 
 
+def a_runtime_folder_by_a_relative_name():
+    """It stays right for the agent, thctl and a worker that goes elsewhere; so does a socket's name
+    that is looked up again for each connection."""
+    with cluster() as cl:
+        with chdir(cl.dir):
+            agent = cl.agent("a", runtime="a")
+            assert agent.info["runtime"] == os.path.join(cl.dir, "a"), agent.info
+            assert json.loads(cl.thctl("-o", "json", "status", agent="a").stdout)
+            os.environ["THC_AGENT"] = "a"
+            shard, other = thc.Shard("m", "r"), thc.Shard("m", "s", agent="./a")
+            del os.environ["THC_AGENT"]
+        for each in (shard, other):
+            memory = thc.Memory(4096)
+            each.register([thc.tensor("a", memory.address, [100])])
+            each.close()
+
+
 if __name__ == "__main__":
     main(
         open_arguments,
@@ -230,4 +249,5 @@ if __name__ == "__main__":
         a_published_range_is_no_destination,
         versions,
         imported_memory,
+        a_runtime_folder_by_a_relative_name,
     )
