@@ -77,7 +77,9 @@ set_server_url(struct rpc *rpc, const char *text, size_t length, struct th_err *
 
 	if (written < 0 || written >= (int)sizeof(rpc->url))
 		return th_fail(err, TH_E_INVALID, "the address '%s' is too long", text);
-	return 0;
+	struct th_err why;
+	int rc = net_url_check(rpc->url, &why);
+	return rc < 0 ? th_fail(err, rc, "-s, --server: %s", why.text) : 0;
 }
 
 static int

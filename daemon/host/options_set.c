@@ -138,6 +138,19 @@ set_folder(char *field, size_t size, const char *key, const char *value, struct 
 		      : 0;
 }
 
+static bool
+is_server(const char *url)
+{
+	struct th_err why;
+	uint32_t port;
+	const char *rest = strncmp(url, "tls+", 4) == 0 ? url + 4 : url;
+	if (strncmp(rest, "tcp://", 6) != 0)
+		return false;
+	const char *colon = strrchr(rest + 6, ':');
+	return colon && colon > rest + 6 &&
+	       options_number(&port, 1, UINT16_MAX, "port", colon + 1, &why) == 0;
+}
+
 static int
 set_server(struct options *options, const char *key, const char *value, struct th_err *err)
 {
@@ -147,18 +160,26 @@ set_server(struct options *options, const char *key, const char *value, struct t
 	options->num_servers = 0;
 	char *at = options->servers_text, *url;
 	while ((url = strsep(&at, ","))) {
-		const char *begin = strstr(url, "://");
-		bool known = strncmp(url, "tcp://", 6) == 0 || strncmp(url, "tls+tcp://", 10) == 0;
-		if (!known || !strrchr(begin + 3, ':'))
+		if (!is_server(url))
 			return th_fail(err, TH_E_INVALID,
-				"%s: \"%s\" is no URL of a server; write tcp://HOST:PORT", key,
-				url);
+				"%s: \"%s\" is no address of a server; write tcp://HOST:PORT, "
+				"several with commas between",
+				key, url);
 		if (options->num_servers == OPTIONS_SERVERS_MAX)
 			return th_fail(err, TH_E_INVALID, "%s: more than %d servers", key,
 				OPTIONS_SERVERS_MAX);
 		options->servers[options->num_servers++] = url;
 	}
 	return 0;
+}
+
+static int
+no_address(const char *key, const char *value, struct th_err *err)
+{
+	return th_fail(err, TH_E_INVALID,
+		"%s: \"%s\" is neither a host nor a host and a port from 0 to 65535; write "
+		"10.0.0.5, 10.0.0.5:7071 or [fd00::5]:7071",
+		key, value);
 }
 
 static int
@@ -174,8 +195,7 @@ set_data(struct options *options, const char *key, const char *value, struct th_
 	if (host[0] == '[') {
 		char *end = strchr(host, ']');
 		if (!end || (end[1] != '\0' && end[1] != ':'))
-			return th_fail(
-				err, TH_E_INVALID, "%s: \"%s\" is not HOST[:PORT]", key, value);
+			return no_address(key, value, err);
 		colon = end[1] == ':' ? end + 1 : NULL;
 		*end = '\0';
 		begin++;
@@ -185,11 +205,9 @@ set_data(struct options *options, const char *key, const char *value, struct th_
 	if (colon) {
 		*colon = '\0';
 		rc = options_number(&port, 0, UINT16_MAX, key, colon + 1, err);
-		if (rc < 0)
-			return rc;
 	}
-	if (begin[0] == '\0')
-		return th_fail(err, TH_E_INVALID, "%s: \"%s\" has no host", key, value);
+	if (rc < 0 || begin[0] == '\0')
+		return no_address(key, value, err);
 	memmove(options->data_host, begin, strlen(begin) + 1);
 	options->data_port = (uint16_t)port;
 	return 0;
@@ -376,12 +394,12 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 {
 #define IS(name) (strcmp(key, (name)) == 0)
 	if (IS("server"))
-		return set_server(o, key, value, err);
+		return set_server(o, "server (-s)", value, err);
 	if (IS("runtime_dir"))
 		return set_folder(
 			o->runtime_dir, sizeof(o->runtime_dir), "runtime_dir (-r)", value, err);
 	if (IS("data"))
-		return set_data(o, key, value, err);
+		return set_data(o, "data (-d)", value, err);
 	if (IS("node"))
 		return set_name(o->node, key, value, err);
 	if (IS("datacenter"))

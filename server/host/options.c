@@ -144,12 +144,14 @@ set_size(uint64_t *field, uint64_t low, const char *key, const char *value, stru
 	return 0;
 }
 
-/* URL[,URL]: each is checked by whoever opens it, the shape here so that -t finds a mistake. */
+/* URL[,URL]: each is checked by whoever opens it, the shape here so that -t finds a mistake. what:
+ * the key, and the option that is the same. */
 static int
-set_urls(const char *key, const char *value, uint32_t max, struct th_err *err,
+set_urls(const char *what, const char *value, uint32_t max, struct th_err *err,
 	char (*ret_urls)[NET_URL_BYTES], uint32_t *ret_count)
 {
 	const char *at = value;
+	struct th_err why;
 	uint32_t count = 0;
 
 	for (;;) {
@@ -158,15 +160,15 @@ set_urls(const char *key, const char *value, uint32_t max, struct th_err *err,
 		int rc;
 
 		if (count == max)
-			return th_fail(
-				err, TH_E_INVALID, "%s: more than %" PRIu32 " addresses", key, max);
+			return th_fail(err, TH_E_INVALID, "%s: more than %" PRIu32 " addresses",
+				what, max);
 		if (length >= sizeof(url))
-			return th_fail(err, TH_E_INVALID, "%s: an address is too long", key);
+			return th_fail(err, TH_E_INVALID, "%s: an address is too long", what);
 		memcpy(url, at, length);
 		url[length] = '\0';
-		rc = net_url_check(url, err);
+		rc = net_url_check(url, &why);
 		if (rc != 0)
-			return rc;
+			return th_fail(err, rc, "%s: %s", what, why.text);
 		memcpy(ret_urls[count++], url, length + 1);
 		if (at[length] == '\0')
 			break;
@@ -179,7 +181,7 @@ set_urls(const char *key, const char *value, uint32_t max, struct th_err *err,
 static int
 set_listen(struct options *options, const char *value, struct th_err *err)
 {
-	return set_urls(keys[KEY_LISTEN], value, OPTIONS_LISTEN_MAX, err, options->listen,
+	return set_urls("listen (-l)", value, OPTIONS_LISTEN_MAX, err, options->listen,
 		&options->num_listen);
 }
 
@@ -196,7 +198,7 @@ set_peers(struct options *options, enum key key, const char *value, struct th_er
 	case KEY_PEERS_RETURN:
 		return set_duration(&core->return_ns, INT64_C(100000000), keys[key], value, err);
 	default:
-		return set_urls(keys[key], value, OPTIONS_PEERS_MAX, err, options->peers,
+		return set_urls("peers (--peers)", value, OPTIONS_PEERS_MAX, err, options->peers,
 			&options->num_peers);
 	}
 }

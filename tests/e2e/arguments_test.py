@@ -6,9 +6,10 @@ import ctypes as c
 import json
 import mmap
 import os
+import subprocess
 from contextlib import chdir
 
-from cluster import cluster, expect_error, main, with_library
+from cluster import BUILD, cluster, expect_error, main, with_library
 
 with_library()
 import thc
@@ -223,6 +224,33 @@ def imported_memory():
         os.close(fd)
 
 
+def addresses_of_programs():
+    """The option is named, what it was, and what is wanted."""
+    agent = ["daemon/thagentd", "-c", "/dev/null", "-t"]
+    server = ["server/thserverd", "-c", "/dev/null", "-t"]
+    good = ["-s", "tcp://host:7070"]
+    for argv, option, value in (
+        ([*agent, *good, "-d", "host:x"], "-d", "host:x"),
+        ([*agent, *good, "-d", "host:65536"], "-d", "host:65536"),
+        ([*agent, *good, "-d", ":7071"], "-d", ":7071"),
+        ([*agent, *good, "-d", "[::1"], "-d", "[::1"),
+        ([*agent, *good, "-o", "data=host:x"], "-d", "host:x"),
+        ([*agent, "-s", "host:7070"], "-s", "host:7070"),
+        ([*agent, "-s", "tcp://host"], "-s", "tcp://host"),
+        ([*agent, "-s", "tcp://host:x"], "-s", "tcp://host:x"),
+        ([*agent, "-s", "tcp://host:1,tcp://:2"], "-s", "tcp://:2"),
+        ([*server, "-l", "host:7070"], "-l", "host:7070"),
+        ([*server, "-l", "tcp://host:x"], "-l", "tcp://host:x"),
+        ([*server, "--peers", "tcp://a:1,b:2"], "--peers", "b:2"),
+        (["tools/thctl", "-s", "host:x", "status"], "-s", "host:x"),
+    ):
+        argv[0] = os.path.join(BUILD, argv[0])
+        p = subprocess.run(argv, capture_output=True, text=True, timeout=20)
+        assert p.returncode in (1, 2), (argv, p)
+        for word in (option, value, "write"):
+            assert word in p.stderr, f"{word!r} is not in: {p.stderr}"
+
+
 def a_runtime_folder_by_a_relative_name():
     """It stays right for the agent, thctl and a worker that goes elsewhere; so does a socket's name
     that is looked up again for each connection."""
@@ -249,5 +277,6 @@ if __name__ == "__main__":
         a_published_range_is_no_destination,
         versions,
         imported_memory,
+        addresses_of_programs,
         a_runtime_folder_by_a_relative_name,
     )
