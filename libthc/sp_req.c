@@ -13,11 +13,11 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "libthc/dial.h"
 
@@ -45,9 +45,8 @@ sp_req_init(struct sp_req *req, const char *path)
 	memset(req, 0, sizeof(*req));
 	memcpy(req->path, path, length + 1);
 	req->fd = -1;
-	/* Any start will do; a random one keeps two handles apart in a trace. */
-	if (getrandom(&req->last_id, sizeof(req->last_id), GRND_NONBLOCK) < 0)
-		req->last_id = (uint32_t)getpid();
+	/* Any start will do; one of the moment keeps two handles apart in a trace. */
+	req->last_id = (uint32_t)th_now_ns();
 	return 0;
 }
 

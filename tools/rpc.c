@@ -10,7 +10,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/name.h"
 #include "ipc/base/pages.h"
+#include "ipc/base/random.h"
 #include "ipc/net/net.h"
 #include "ipc/proto/convert.h"
 #include "tools/parts.h"
@@ -237,18 +237,6 @@ exchange(struct rpc *rpc, const uint8_t *data, size_t bytes, struct th_err *err,
 	return await(rpc, err, ret_item);
 }
 
-/* Random: a number seen before would get the answer of then. */
-static int
-new_number(uint64_t *ret_number, struct th_err *err)
-{
-	uint64_t number = 0;
-
-	if (getrandom(&number, sizeof(number), 0) != (ssize_t)sizeof(number))
-		return th_fail(err, -errno, "no random number: %s", strerror(errno));
-	*ret_number = number | 1;
-	return 0;
-}
-
 static int
 ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *arena, struct th_err *err,
 	struct ctl_reply *ret_reply)
@@ -258,10 +246,9 @@ ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *arena, s
 	uint8_t *data;
 	size_t bytes;
 
-	int rc = new_number(&request->request_no, err);
-	if (rc < 0)
-		return rc;
-	rc = ctl_request_pack(request, &data, &bytes);
+	/* A number seen before would get the answer of then. */
+	request->request_no = th_random_name();
+	int rc = ctl_request_pack(request, &data, &bytes);
 	if (rc < 0)
 		return th_fail(err, rc, "cannot make the request: %s", th_strerror(rc));
 	rc = exchange(rpc, data, bytes, err, &item);
@@ -444,15 +431,13 @@ rpc_status(struct rpc *rpc, struct th_err *err, Tensorhub__V1__Reply **ret_reply
 
 	tensorhub__v1__request__init(&request);
 	tensorhub__v1__status__init(&status);
-	int rc = new_number(&request.request_no, err);
-	if (rc < 0)
-		return rc;
+	request.request_no = th_random_name();
 	request.body_case = TENSORHUB__V1__REQUEST__BODY_STATUS;
 	request.status = &status;
 	size_t bytes = tensorhub__v1__request__get_packed_size(&request);
 	uint8_t *data = th_calloc(bytes, 1);
 	tensorhub__v1__request__pack(&request, data);
-	rc = exchange(rpc, data, bytes, err, &item);
+	int rc = exchange(rpc, data, bytes, err, &item);
 	free(data);
 	if (rc < 0)
 		return rc;

@@ -6,18 +6,17 @@
  * Porter only, but for leg_out_new and the fill functions (shell) and the watcher (whoever advances
  * the part). How a leg ends: internal.h.
  */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
+#include "ipc/base/random.h"
 #include "transport/rdma/wire.h"
 #include "transport/tcp.h"
 
@@ -433,12 +432,7 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 	if (getpeername(fd, (struct sockaddr *)&address, &bytes) == 0)
 		socket_name(&address, leg->peer);
 	struct frame_welcome welcome = {.bytes = table->bytes, .protocol = FRAME_PROTOCOL};
-	ssize_t random = getrandom(leg->key, sizeof(leg->key), 0);
-	if (random != (ssize_t)sizeof(leg->key)) {
-		th_fd_close(&fd);
-		end(leg, -EIO, "no random bytes for the leg's key", false);
-		return;
-	}
+	th_random(leg->key, sizeof(leg->key));
 	memcpy(welcome.key, leg->key, sizeof(leg->key));
 	if (hello_flags & FRAME_TAKES_RDMA)
 		leg->source = source_new(leg, (hello_flags & FRAME_TAKES_STAGED) != 0);

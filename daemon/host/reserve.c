@@ -84,12 +84,6 @@ memory_made(void *arg, const struct th_err *result)
 	tensors_place(reservation->tensors, offload_data(reservation->memory),
 		offload_file(reservation->memory), offload_host(reservation->memory));
 	uint64_t session = session_internal(host, ev, reservation->tensors, reservation->memory);
-	if (session == 0) {
-		struct th_err err;
-		th_fail(&err, TH_E_NOMEM_RETAIN, "the agent cannot set up a session");
-		refuse(reservation, &err);
-		return;
-	}
 	host->counters.reservations++;
 	log_info("offload",
 		"reserved session=%" PRIu64 " model=%s replica=%s shard=%" PRIu32

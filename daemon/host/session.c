@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "daemon/host/closer.h"
@@ -24,6 +23,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
+#include "ipc/base/random.h"
 
 /* Who connects opens its session within this, or makes room for others. */
 #define OPEN_NS INT64_C(10000000000)
@@ -115,12 +115,9 @@ uint64_t
 session_internal(struct host *host, const struct ctl_ev_reserve *reserve, struct tensors *tensors,
 	struct offload_memory *memory)
 {
-	uint8_t secret[16];
-	/* Nobody gets to know it, so nobody can ask for anything in this session's name. */
-	if (getrandom(secret, sizeof(secret), 0) != (ssize_t)sizeof(secret))
-		return 0;
 	struct session *session = new_session(host);
-	memcpy(session->secret, secret, sizeof(secret));
+	/* Nobody gets to know it, so nobody can ask for anything in this session's name. */
+	th_random(session->secret, sizeof(session->secret));
 	memcpy(session->open.model, reserve->model, sizeof(session->open.model));
 	memcpy(session->open.replica, reserve->replica, sizeof(session->open.replica));
 	session->open.lineage = reserve->version.lineage;

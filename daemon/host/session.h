@@ -94,10 +94,7 @@ void session_refuse_full(struct host *host, int sock, int code);
 void session_full_text(int code, char text[TH_CTL_TEXT_BYTES]);
 struct session *session_find(struct host *host, uint64_t id); /* NULL */
 
-/*
- * A new session without a worker; takes tensors and memory. Its number; 0: it cannot be had, and
- * nothing was taken.
- */
+/* A new session without a worker; takes tensors and memory. Its number. */
 uint64_t session_internal(struct host *host, const struct ctl_ev_reserve *reserve,
 	struct tensors *tensors, struct offload_memory *memory);
 

@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -27,6 +26,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
+#include "ipc/base/random.h"
 #include "ipc/sock/listener.h"
 #include "ipc/sock/peer.h"
 
@@ -259,17 +259,6 @@ open_core(struct host *host, struct th_err *err)
 	return host->engine.core ? 0 : th_fail(err, -ENOMEM, "out of memory");
 }
 
-static int
-draw_identity(struct host *host, struct th_err *err)
-{
-	do {
-		if (getrandom(&host->agent_inc, sizeof(host->agent_inc), 0) !=
-			(ssize_t)sizeof(host->agent_inc))
-			return th_fail(err, -errno, "no random numbers: %s", th_strerror(-errno));
-	} while (host->agent_inc == 0);
-	return 0;
-}
-
 int
 start(struct host *host, struct th_err *err)
 {
@@ -277,6 +266,7 @@ start(struct host *host, struct th_err *err)
 	host->listener_source.fd = host->documents_source.fd = host->transport_source.fd = -1;
 	host->offload_source.fd = host->gpu.source.fd = -1;
 	host->gpu.fd = host->gpu.lifeline[0] = host->gpu.lifeline[1] = -1;
+	host->agent_inc = th_random_name();
 	host->start_ns = th_now_ns();
 	host->next_beat_ns = host->start_ns;
 	host->next_expire_ns = host->next_listing_ns = host->next_link_ns = INT64_MAX;
@@ -289,8 +279,6 @@ start(struct host *host, struct th_err *err)
 	(void)setenv("HWLOC_PLUGINS_PATH", "/nonexistent", 1);
 	/* The loop first: it blocks the signals, and all later threads inherit that. */
 	int rc = loop_open(&host->loop, stop_signal, host, err);
-	if (rc == 0)
-		rc = draw_identity(host, err);
 	if (rc == 0) {
 		host->own_pidfd = peer_own_pidfd();
 		if (host->own_pidfd < 0)

@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -23,6 +22,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
+#include "ipc/base/random.h"
 #include "ipc/base/retain.h"
 #include "ipc/shm/doorbell.h"
 #include "ipc/sock/listener.h"
@@ -261,9 +261,7 @@ make_session(struct session *session)
 	if (rc < 0)
 		return rc;
 	session->bell_out = rc;
-	if (getrandom(session->secret, sizeof(session->secret), 0) !=
-		(ssize_t)sizeof(session->secret))
-		return errno ? -errno : -EIO;
+	th_random(session->secret, sizeof(session->secret));
 	ring_agent_init(&session->ring, session->segment.w, session->segment.a);
 	operations_start_line(session);
 	return loop_add(&session->host->loop, &session->bell_source, session->bell_in, EPOLLIN,

@@ -3,7 +3,7 @@
  * rng - the only source of randomness in cores and tests: a seed gives the same numbers everywhere.
  *
  * xoshiro256++ by Blackman and Vigna. Not a cryptographic generator: who sees some outputs can
- * compute the others, so a secret comes from getrandom(2) in a shell. Pure; one owner.
+ * compute the others, so a secret comes from random.h, in a shell. Pure; one owner.
  */
 #ifndef TH_IPC_BASE_RNG_H
 #define TH_IPC_BASE_RNG_H

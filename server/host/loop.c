@@ -23,7 +23,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -34,6 +33,7 @@
 #include "ipc/base/files.h"
 #include "ipc/base/log.h"
 #include "ipc/base/notify.h"
+#include "ipc/base/random.h"
 #include "ipc/proto/convert.h"
 #include "server/host/peers.h"
 #include "server/host/points.h"
@@ -144,12 +144,8 @@ make_core(struct loop *loop, struct th_err *err)
 	struct refsrv_config *config = &loop->config;
 	struct timespec now;
 
-	do {
-		if (getrandom(&config->server_inc, sizeof(config->server_inc), 0) !=
-				sizeof(config->server_inc) ||
-			getrandom(config->seed, sizeof(config->seed), 0) != sizeof(config->seed))
-			return th_fail(err, -errno, "no random numbers: %s", th_strerror(-errno));
-	} while (config->server_inc == 0);
+	config->server_inc = th_random_name();
+	th_random(config->seed, sizeof(config->seed));
 	/* None makes more than one change a microsecond: its successor counts from above. */
 	if (clock_gettime(CLOCK_REALTIME, &now) < 0 || now.tv_sec < 0)
 		return th_fail(err, -errno, "no time of day: %s", th_strerror(-errno));

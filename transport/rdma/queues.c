@@ -2,12 +2,11 @@
 /* queues - see queues.h. */
 #include "transport/rdma/queues.h"
 
-#include <errno.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "ipc/base/assert.h"
 #include "ipc/base/log.h"
+#include "ipc/base/random.h"
 #include "transport/rdma/device_own.h"
 
 #define SOURCE_CQ_DEPTH 16u /* nothing is posted, so nothing completes */
@@ -41,8 +40,8 @@ queues_new(struct rails *rails, uint32_t rail, struct verbs_cq *cq, uint32_t dep
 		return rc;
 	}
 	uint32_t psns[ENDPOINT_QPS];
-	rc = getrandom(psns, sizeof(psns), 0) == (ssize_t)sizeof(psns) ? 0 : -EAGAIN;
-	if (rc == 0 && !cq)
+	th_random(psns, sizeof(psns));
+	if (!cq)
 		rc = source_cq(rails, opened, &cq);
 	for (; rc == 0 && queues.count < ENDPOINT_QPS; queues.count += rc == 0) {
 		uint32_t i = queues.count;
