@@ -45,8 +45,7 @@ errors_clean(char *text, size_t room)
 int
 errors_from_agent(int code, const char *text)
 {
-	bool known =
-		(code < 0 && code >= -4095) || (code <= THC_E_INVALID && code >= THC_E_EVICTED);
+	bool known = th_is_errno(code) || (code <= THC_E_INVALID && code >= THC_E_EVICTED);
 	if (!known)
 		return shim_fail(THC_E_PROTOCOL, "the agent answered with the unknown code %d: %s",
 			code, text);

@@ -440,7 +440,7 @@ register_checked(struct thc_shard *shard, struct checked_tensors *checked, int64
 	if (rc <= 0)
 		return rc;
 	rc = register_once(shard, checked, deadline_ns);
-	if (rc < 0 && rc >= -4095) { /* of this host: no memory, no descriptors */
+	if (th_is_errno(rc)) { /* of this host: no memory, no descriptors */
 		const struct th_err second = *errors_last();
 		rc = shim_fail(THC_E_MEMORY_KIND, "%s; %s", checked->why, second.text);
 	}
@@ -567,7 +567,8 @@ thc_unregister(struct thc_shard *shard, int64_t timeout_ms)
 		tensors_release(shard);
 		/* What does not go now goes before anything else is registered. */
 		(void)(sent_flush(shard, deadline_with_grace(deadline_ns)) == 0);
-	} else if ((unanswered(rc) || rc >= -4095) && shard->registration == REGISTRATION_DONE) {
+	} else if ((unanswered(rc) || th_is_errno(rc)) &&
+		   shard->registration == REGISTRATION_DONE) {
 		/* It may be gone at the agent, also where a device keeps the memory. */
 		shard->registration = REGISTRATION_UNKNOWN;
 	}

@@ -207,7 +207,7 @@ leg_in_fail_by(struct leg_in *leg, int code, bool own)
 			"a descriptor of our own memory has O_APPEND: the bytes would go to the "
 			"end of the file");
 	else
-		fail(leg, code < -5000 ? code : TH_E_STALE_MEMORY, false,
+		fail(leg, th_code_or(code, TH_E_STALE_MEMORY), false,
 			code == TH_E_LIMIT ? LIMIT_TEXT : th_strerror(code));
 }
 

@@ -119,7 +119,7 @@ say_lost(struct leg_out *leg, int code, uint32_t row)
 		snprintf(text, sizeof(text), LIMIT_TEXT);
 	struct frame frame = {.kind = FRAME_REFUSED,
 		.leg = leg->reader_leg,
-		.count = 0u - (uint32_t)(code < -5000 ? code : TH_E_STALE_MEMORY),
+		.count = 0u - (uint32_t)th_code_or(code, TH_E_STALE_MEMORY),
 		.bytes = strlen(text)};
 	if (leg->ending)
 		return;

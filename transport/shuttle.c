@@ -84,7 +84,7 @@ stop(struct shuttle *shuttle)
 void
 shuttle_fail(struct shuttle *shuttle, int error, uint32_t row, bool source_failed)
 {
-	int code = error < -5000 ? error : TH_E_STALE_MEMORY;
+	int code = th_code_or(error, TH_E_STALE_MEMORY);
 	if (!shuttle->ending)
 		shuttle->result.row = row;
 	if (!shuttle->part)
@@ -431,7 +431,7 @@ start_ferries(struct shuttle *shuttle)
 	shuttle->blocks = for_gpus ? shuttle->writes : shuttle->reads;
 	if (rc < 0) {
 		shuttle_end(shuttle, shuttle->part ? TRANSPORT_FAILED : TRANSPORT_HASH_FAILED,
-			rc < -5000 ? rc : TH_E_LIMIT, false,
+			th_code_or(rc, TH_E_LIMIT), false,
 			"the agent can start no more threads for memory that is not mapped");
 	}
 }

@@ -173,7 +173,7 @@ begin(struct host *host, const struct agent_action *action, struct xfer_part *xf
 		char text[TH_CTL_TEXT_BYTES];
 		snprintf(text, sizeof(text), "the leg cannot be started: %s", th_strerror(rc));
 		drop(host, leg);
-		fail_at_once(host, action, rc < -5000 ? rc : TH_E_NO_PATH, true, text);
+		fail_at_once(host, action, th_code_or(rc, TH_E_NO_PATH), true, text);
 		return;
 	}
 	if (source) {

@@ -102,7 +102,7 @@ take_gpu(struct memory_set *set, const struct memory_gpu_limits *limits, const u
 	gpu->space = gpu_space_new(limits->gpus, uuid, limits->label, err);
 	if (!gpu->space) {
 		/* A want of ours is as one of the GPU's process: the worker copies by itself. */
-		if (err->code >= -4095)
+		if (th_is_errno(err->code))
 			err->code = TH_E_MEMORY_KIND;
 		return NULL;
 	}

@@ -12,15 +12,6 @@
 
 #include "ipc/base/utf8.h"
 
-/* Errnos of Linux lie in 1..4095; the codes of the protocol are below all of them. */
-#define ERRNO_MAX 4095
-
-static bool
-is_errno(int code)
-{
-	return code < 0 && code >= -ERRNO_MAX;
-}
-
 const char *
 th_strerror(int code)
 {
@@ -34,7 +25,7 @@ th_strerror(int code)
 		break;
 	}
 	/* The descriptions of glibc that ignore the locale: a log reads the same everywhere. */
-	const char *text = is_errno(code) ? strerrordesc_np(-code) : NULL;
+	const char *text = th_is_errno(code) ? strerrordesc_np(-code) : NULL;
 	return text != NULL ? text : "unknown error";
 }
 
@@ -50,7 +41,7 @@ th_errname(int code)
 	default:
 		break;
 	}
-	const char *name = is_errno(code) ? strerrorname_np(-code) : NULL;
+	const char *name = th_is_errno(code) ? strerrorname_np(-code) : NULL;
 	return name != NULL ? name : "?";
 }
 

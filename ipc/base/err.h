@@ -12,6 +12,7 @@
 #ifndef TH_IPC_BASE_ERR_H
 #define TH_IPC_BASE_ERR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* name, number, text */
@@ -56,6 +57,20 @@ struct th_err {
 	int code;
 	char text[TH_SENTENCE_BYTES];
 };
+
+/* Whether it is -errno: those of Linux lie in 1..4095, and all TH_E_* are below. */
+static inline bool
+th_is_errno(int code)
+{
+	return code < 0 && code >= -4095;
+}
+
+/* What another process is told, to which our errno says nothing: a TH_E_* is, else instead. */
+static inline int
+th_code_or(int code, int instead)
+{
+	return code <= TH_E_INVALID ? code : instead;
+}
 
 /* Static text of a TH_E_* code or a negative errno; "unknown error" for anything else. */
 const char *th_strerror(int code);

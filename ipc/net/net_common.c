@@ -180,7 +180,8 @@ net_fail(struct th_err *err, int nng_error, const char *what, const char *addres
 	else if (code == -EACCES)
 		advice = "; the process may not use this port or folder";
 	return th_fail(err, code, "%s %s: %s%s", what, address,
-		code < -5000 || code == -EIO ? nng_strerror(nng_error) : th_strerror(code), advice);
+		!th_is_errno(code) || code == -EIO ? nng_strerror(nng_error) : th_strerror(code),
+		advice);
 }
 
 static void

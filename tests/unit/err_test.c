@@ -39,6 +39,17 @@ Test(err, errname__code__gives_the_short_name)
 	cr_assert_str_eq(th_errname(-5000), "?");
 }
 
+Test(err, errno_or_code__are_told_apart)
+{
+	cr_assert(th_is_errno(-1) && th_is_errno(-4095));
+	cr_assert_not(th_is_errno(0) || th_is_errno(1) || th_is_errno(TH_E_INVALID));
+	cr_assert_not(th_is_errno(TH_E_EVICTED));
+	cr_assert_eq(th_code_or(TH_E_INVALID, TH_E_LIMIT), TH_E_INVALID);
+	cr_assert_eq(th_code_or(TH_E_EVICTED, TH_E_LIMIT), TH_E_EVICTED);
+	cr_assert_eq(th_code_or(-ENOMEM, TH_E_LIMIT), TH_E_LIMIT);
+	cr_assert_eq(th_code_or(0, TH_E_LIMIT), TH_E_LIMIT);
+}
+
 Test(err, numbers__all__are_different)
 {
 	static const int numbers[] = {
