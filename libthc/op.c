@@ -28,13 +28,16 @@ _Static_assert(sizeof(((struct thc_result *)0)->source) == sizeof(((struct shm_s
 /* Up to updated: what every result has. */
 #define RESULT_BYTES_LEAST offsetof(struct thc_result, bytes_moved)
 
+_Static_assert(SHM_PUBLISH == (int)CTL_OP_PUBLISH && SHM_LIST == (int)CTL_OP_LIST,
+	"names of the first five");
+
+/* As callers know them. */
 static const char *
 kind_name(uint16_t kind)
 {
-	static const char *const names[] = {"?", "publish", "unpublish", "replicate", "update",
-		"grouped list", "wait", "cancel"};
-
-	return kind < TH_ARRAY_LEN(names) ? names[kind] : names[0];
+	if (kind == SHM_LIST)
+		return "grouped list";
+	return kind == SHM_WATCH ? "wait" : kind == SHM_CANCEL ? "cancel" : ctl_op_name(kind);
 }
 
 /* A group operation: its end may be unknown. A watch changes nothing. */

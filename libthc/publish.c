@@ -13,7 +13,6 @@
 struct call {
 	struct op_request request;
 	bool needs_tensors;
-	const char *name;
 };
 
 /* What lies in GPU memory that only this process reaches. */
@@ -29,7 +28,7 @@ copy_before(struct thc_shard *shard, const struct call *call)
 		return shim_fail(THC_E_TIMEOUT,
 			"%s: the version that is held was not wholly copied to GPU memory before "
 			"the deadline; nothing was changed, give it more time",
-			call->name);
+			ctl_op_name(call->request.kind));
 	return rc;
 }
 
@@ -44,8 +43,8 @@ begin(struct thc_shard *shard, struct call *call, int64_t timeout_ms, struct thc
 	if (rc < 0)
 		return rc;
 	if (call->needs_tensors && shard->registration != REGISTRATION_DONE)
-		rc = shim_fail(
-			THC_E_STATE, "%s needs tensors: call thc_register first", call->name);
+		rc = shim_fail(THC_E_STATE, "%s needs tensors: call thc_register first",
+			ctl_op_name(call->request.kind));
 	/* Before the documents: what is refused should change nothing at the agent. */
 	if (rc == 0 && shard->running != NULL) {
 		shard_collect(shard);
@@ -54,7 +53,8 @@ begin(struct thc_shard *shard, struct call *call, int64_t timeout_ms, struct thc
 				"an operation of this handle runs; only one runs at a time");
 	}
 	if (rc == 0 && call->needs_tensors)
-		rc = private_look(shard, call->name, call->request.kind != SHM_PUBLISH);
+		rc = private_look(
+			shard, ctl_op_name(call->request.kind), call->request.kind != SHM_PUBLISH);
 	if (rc == 0 && call->request.kind == SHM_PUBLISH)
 		rc = attributes_send(shard, call->request.deadline_ns);
 	/* Last, for the lock is not given back between it and the submission. */
@@ -101,8 +101,7 @@ prepare_publish(uint64_t version, struct call *ret_call)
 {
 	if (version == THC_NO_VERSION)
 		return shim_fail(THC_E_INVALID, "version: THC_NO_VERSION is no version");
-	*ret_call = (struct call){
-		.request = {.kind = SHM_PUBLISH}, .needs_tensors = true, .name = "publish"};
+	*ret_call = (struct call){.request = {.kind = SHM_PUBLISH}, .needs_tensors = true};
 	(void)snprintf(ret_call->request.spec, sizeof(ret_call->request.spec), "%" PRIu64, version);
 	return 0;
 }
@@ -112,17 +111,14 @@ prepare_unpublish(uint32_t flags, struct call *ret_call)
 {
 	if ((flags & ~(uint32_t)THC_FORCE) != 0)
 		return shim_fail(THC_E_INVALID, "flags: 0x%" PRIx32 " has unknown bits", flags);
-	*ret_call = (struct call){
-		.request = {.kind = SHM_UNPUBLISH, .flags = flags}, .name = "unpublish"};
+	*ret_call = (struct call){.request = {.kind = SHM_UNPUBLISH, .flags = flags}};
 	return 0;
 }
 
 static int
 prepare_pull(uint16_t kind, const char *version, struct call *ret_call)
 {
-	*ret_call = (struct call){.request = {.kind = kind},
-		.needs_tensors = true,
-		.name = kind == SHM_REPLICATE ? "replicate" : "update"};
+	*ret_call = (struct call){.request = {.kind = kind}, .needs_tensors = true};
 	return op_check_spec(version, ret_call->request.spec);
 }
 

@@ -335,7 +335,7 @@ agent_session_at(const struct agent *agent, uint32_t index, struct agent_session
 	ret_info->sid = session->sid;
 	ret_info->state = state_name(session);
 	ret_info->operation =
-		ac_ghost_busy(session) ? ac_call_name(ac_ghost_busy_kind(session)) : "idle";
+		ac_ghost_busy(session) ? ctl_op_name(ac_ghost_busy_kind(session)) : "idle";
 	ret_info->held = session->held;
 	ret_info->bytes = session->registered ? session->reg.bytes : 0;
 	ret_info->legs_in = session->in != NULL ? 1 : 0;

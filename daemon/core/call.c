@@ -24,25 +24,6 @@
 #define FLAG_FORCE 1u      /* THC_FORCE of unpublish  */
 #define FLAG_LIST_GROUP 1u /* THC_LIST_GROUP of list  */
 
-const char *
-ac_call_name(uint32_t kind)
-{
-	switch (kind) {
-	case CTL_OP_PUBLISH:
-		return "publish";
-	case CTL_OP_UNPUBLISH:
-		return "unpublish";
-	case CTL_OP_REPLICATE:
-		return "replicate";
-	case CTL_OP_UPDATE:
-		return "update";
-	case CTL_OP_LIST:
-		return "list";
-	default:
-		return "?";
-	}
-}
-
 void
 ac_call_answer(struct agent *agent, struct session *session, int code, const char *text)
 {
@@ -96,7 +77,7 @@ refuse(struct agent *agent, const struct session *session, const struct agent_su
 static int
 form_check(const struct agent_submission *submit, struct th_err *err)
 {
-	const char *name = ac_call_name(submit->kind);
+	const char *name = ctl_op_name(submit->kind);
 	uint32_t allowed = 0;
 	struct th_spec spec;
 
@@ -139,14 +120,14 @@ static int
 state_check(const struct agent *agent, const struct session *session,
 	const struct agent_submission *submit, struct th_err *err)
 {
-	const char *name = ac_call_name(submit->kind);
+	const char *name = ctl_op_name(submit->kind);
 
 	if (session->broken && !may_be_decided(agent, session, submit->kind))
 		return th_fail(err, session->broken_code, "%s", session->broken_text);
 	if (ac_ghost_busy(session))
 		return th_fail(err, TH_E_STATE,
 			"%s: %s is running on this handle; one operation at a time", name,
-			ac_call_name(ac_ghost_busy_kind(session)));
+			ctl_op_name(ac_ghost_busy_kind(session)));
 	if (session->registering || session->unregistering)
 		return th_fail(err, TH_E_STATE, "%s: wait until %s has returned", name,
 			session->registering ? "register" : "unregister");
@@ -228,7 +209,7 @@ ac_submit(struct agent *agent, struct session *session, const struct agent_submi
 		return;
 	}
 	if (session->state != SESSION_OPEN) {
-		th_fail(&err, TH_E_STATE, "%s: the handle is not open", ac_call_name(submit->kind));
+		th_fail(&err, TH_E_STATE, "%s: the handle is not open", ctl_op_name(submit->kind));
 		refuse(agent, session, submit, &err);
 		return;
 	}
@@ -344,7 +325,7 @@ ac_call_tick(struct agent *agent, struct session *session)
 	bool kept =
 		!attached && call->order.kind == CTL_OP_UNPUBLISH && session->open.num_shards == 1;
 	snprintf(text, sizeof(text), "%s: the reference server %s%s; nothing has changed",
-		ac_call_name(call->order.kind),
+		ctl_op_name(call->order.kind),
 		attached ? "did not take it in time" : "could not be reached",
 		kept ? ", and the version is retained: call again, or give it up (THC_FORCE)" : "");
 	withdraw(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);

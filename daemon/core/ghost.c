@@ -94,7 +94,7 @@ give_up(struct agent *agent, struct session *session)
 	snprintf(text, sizeof(text),
 		"%s: the reference server %s before anything had changed; the held version stays, "
 		"try again later",
-		ac_call_name(call->order.kind), attached ? "did not answer in time," : "went away");
+		ctl_op_name(call->order.kind), attached ? "did not answer in time," : "went away");
 	ac_call_answer(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);
 	take_back(agent, session);
 }
@@ -193,7 +193,7 @@ pending_tick(struct agent *agent, struct session *session)
 	if (!session->has_pending || (!hurry && agent->now_ns < ac_pending_next_ns(agent, session)))
 		return;
 	snprintf(text, sizeof(text), "%s: the reference server %s; nothing has changed",
-		ac_call_name(session->pending.kind),
+		ctl_op_name(session->pending.kind),
 		attached ? "did not end the update before it in time" : "could not be reached");
 	ac_pending_end(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);
 }

@@ -407,7 +407,6 @@ void ac_call_abandon(struct agent *agent, struct session *session, int code, con
 void ac_call_settle(struct agent *agent, struct session *session);
 void ac_call_tick(struct agent *agent, struct session *session);
 int64_t ac_call_next_ns(const struct agent *agent, const struct session *session);
-const char *ac_call_name(uint32_t kind);
 /* Begins it: no other is active. */
 void ac_call_start(struct agent *agent, struct session *session, const struct order *order);
 /* When it is ended here, should nothing else have ended it; INT64_MAX: never. */

@@ -37,6 +37,21 @@ enum ctl_op_kind { /* operations of a group, counted together by op_seq */
 	CTL_OP_LIST,
 };
 
+/* As it stands in sentences, logs and listings; "?": none of these. */
+static inline const char *
+ctl_op_name(uint32_t kind)
+{
+	static const char *const names[] = {
+		[CTL_OP_PUBLISH] = "publish",
+		[CTL_OP_UNPUBLISH] = "unpublish",
+		[CTL_OP_REPLICATE] = "replicate",
+		[CTL_OP_UPDATE] = "update",
+		[CTL_OP_LIST] = "list",
+	};
+
+	return kind >= CTL_OP_PUBLISH && kind <= CTL_OP_LIST ? names[kind] : "?";
+}
+
 /* ---- requests ---------------------------------------------------------------------------- */
 
 enum ctl_request_kind {

@@ -28,30 +28,11 @@
 #include "server/core/timer.h"
 
 static const char *
-kind_name(uint32_t kind)
-{
-	switch (kind) {
-	case CTL_OP_PUBLISH:
-		return "publish";
-	case CTL_OP_UNPUBLISH:
-		return "unpublish";
-	case CTL_OP_REPLICATE:
-		return "replicate";
-	case CTL_OP_UPDATE:
-		return "update";
-	case CTL_OP_LIST:
-		return "list";
-	default:
-		return "?";
-	}
-}
-
-static const char *
 describe(uint32_t kind, const char *spec, uint32_t flags, char *buffer, size_t bytes)
 {
 	bool named = kind == CTL_OP_PUBLISH || kind == CTL_OP_REPLICATE || kind == CTL_OP_UPDATE;
 
-	snprintf(buffer, bytes, flags != 0 ? "%s%s%s (flags 0x%x)" : "%s%s%s", kind_name(kind),
+	snprintf(buffer, bytes, flags != 0 ? "%s%s%s (flags 0x%x)" : "%s%s%s", ctl_op_name(kind),
 		named ? " of " : "", named ? spec : "", flags);
 	return buffer;
 }
