@@ -54,6 +54,8 @@ enum net_server_item_kind {
 
 struct net_peer {
 	uint32_t pipe; /* of the connection: never 0, not used again soon                      */
+	uint32_t listener; /* it came by: 0 is that of the first net_server_listen, 1 of the next...
+			    * UINT32_MAX: the connection has ended, and it cannot be told   */
 	bool local;    /* came over ipc: the three numbers are the kernel's word               */
 	uint32_t uid, gid;
 	int32_t pid;

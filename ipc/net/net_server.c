@@ -108,6 +108,16 @@ fill_peer(struct net_peer *peer, nng_msg *message)
 	}
 }
 
+/* Under the mutex. */
+static uint32_t
+find_listener(const struct net_server *server, nng_listener listener)
+{
+	for (uint32_t i = 0; i < server->num_listeners; i++)
+		if (nng_listener_id(server->listeners[i]) == nng_listener_id(listener))
+			return i;
+	return UINT32_MAX;
+}
+
 /* The owner will hear of it. Without memory it does not: it must not rely on this alone. */
 static void
 note_closed(struct net_server *server, uint32_t pipe)
@@ -131,12 +141,16 @@ received(struct context *context, int rv)
 {
 	struct net_server *server = context->server;
 	nng_msg *message = rv == 0 ? nng_aio_get_msg(context->aio) : NULL;
+	nng_listener listener = NNG_LISTENER_INITIALIZER;
 	struct net_peer peer = {0};
 	bool again = false;
 
-	if (message != NULL)
+	if (message != NULL) {
 		fill_peer(&peer, message);
+		listener = nng_pipe_listener(nng_msg_get_pipe(message));
+	}
 	pthread_mutex_lock(&server->mutex);
+	peer.listener = find_listener(server, listener);
 	if (server->stopping || rv == NNG_ECLOSED || rv == NNG_ECANCELED) {
 		context->state = STOPPED;
 		server->receiving--;
@@ -392,13 +406,19 @@ net_server_listen(struct net_server *server, const char *url, unsigned permissio
 	if (permissions != 0 && strncmp(url, "ipc:", 4) == 0)
 		rv = nng_listener_set_int(
 			listener, NNG_OPT_IPC_PERMISSIONS, (int)(permissions & 0777u));
+	/* Before the first connection, which is told by it. */
+	pthread_mutex_lock(&server->mutex);
+	server->listeners[server->num_listeners++] = listener;
+	pthread_mutex_unlock(&server->mutex);
 	if (rv == 0)
 		rv = nng_listener_start(listener, 0);
 	if (rv != 0) {
+		pthread_mutex_lock(&server->mutex);
+		server->num_listeners--;
+		pthread_mutex_unlock(&server->mutex);
 		nng_listener_close(listener);
 		return net_fail(err, rv, "listening on", url);
 	}
-	server->listeners[server->num_listeners++] = listener;
 	real_url(listener, url, ret_url);
 	return 0;
 }

@@ -9,8 +9,8 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <poll.h>
-#include <stdio.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -202,6 +202,36 @@ Test(net, ipc__the_peer__is_known_by_the_kernel, .timeout = 30)
 	net_client_free(client);
 	net_server_free(server);
 	unlink(path);
+}
+
+Test(net, listeners__each_request_has_the_number_of_its_own, .timeout = 30)
+{
+	char given[NET_URL_BYTES], url[3][NET_URL_BYTES];
+	struct net_server *server = server_at("tcp://127.0.0.1:0", url[0]);
+	struct net_client *clients[3];
+	struct th_err err = {0};
+
+	snprintf(given, sizeof(given), "ipc:///tmp/th-net-%d-two", (int)getpid());
+	/* One that fails takes no number. */
+	cr_assert_eq(net_server_listen(server, url[0], 0, &err, url[1]), -EADDRINUSE);
+	cr_assert_eq(net_server_listen(server, given, 0600, &err, url[1]), 0, "%s", err.text);
+	cr_assert_eq(net_server_listen(server, "tcp://127.0.0.1:0", 0, &err, url[2]), 0);
+	for (uint32_t i = 0; i < 3; i++)
+		clients[i] = client_of(url[i]);
+	for (uint32_t round = 0; round < 2; round++)
+		for (uint32_t i = 3; i-- > 0;) {
+			ask(clients[i], round, "by which");
+			struct net_server_item item = server_item(server, NET_REQUEST);
+			cr_assert_eq(item.peer.listener, i);
+			cr_assert_eq(item.peer.local, i == 1);
+			cr_assert_eq(
+				net_server_reply(server, item.token, item.data, item.bytes), 0);
+			(void)client_item(clients[i], NET_REPLY);
+		}
+	for (uint32_t i = 0; i < 3; i++)
+		net_client_free(clients[i]);
+	net_server_free(server);
+	unlink(given + strlen("ipc://"));
 }
 
 Test(net, answers__in_another_order__reach_their_questions, .timeout = 30)
