@@ -18,6 +18,7 @@
 #include "ipc/base/path.h"
 #include "ipc/base/retain.h"
 #include "ipc/shm/doorbell.h"
+#include "ipc/sock/owner.h"
 #include "libthc/dial.h"
 #include "libthc/internal.h"
 
@@ -157,7 +158,9 @@ connect_agent(struct thc_shard *shard, const char *path, int64_t until_ns)
 
 	if (rc >= 0) {
 		shard->sock = rc;
-		return 0;
+		rc = owner_check(shard->sock, path, errors_last());
+		if (rc == 0 || rc == THC_E_DENIED)
+			return rc;
 	}
 	switch (rc) {
 	case -ENOENT:

@@ -18,6 +18,7 @@
 
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
+#include "ipc/sock/owner.h"
 #include "libthc/dial.h"
 
 #define ID_BIT UINT32_C(0x80000000)
@@ -181,10 +182,13 @@ read_reply(struct sp_req *req, uint32_t id, size_t reply_max, int64_t deadline_n
 	return rc;
 }
 
-/* 0, or -errno; -ECONNABORTED: an open connection broke, another try may help. */
+/*
+ * 0, or -errno; -ECONNABORTED: an open connection broke, another try may help. TH_E_DENIED: has its
+ * sentence.
+ */
 static int
 exchange(struct sp_req *req, uint32_t id, const void *data, size_t bytes, size_t reply_max,
-	int64_t deadline_ns, uint8_t **ret_reply, size_t *ret_bytes)
+	int64_t deadline_ns, struct th_err *err, uint8_t **ret_reply, size_t *ret_bytes)
 {
 	int rc = 0;
 
@@ -193,7 +197,9 @@ exchange(struct sp_req *req, uint32_t id, const void *data, size_t bytes, size_t
 		if (rc < 0)
 			return rc;
 		req->fd = rc;
-		rc = handshake(req->fd, deadline_ns);
+		rc = owner_check(req->fd, req->path, err);
+		if (rc == 0)
+			rc = handshake(req->fd, deadline_ns);
 		if (rc < 0)
 			return rc;
 	}
@@ -217,6 +223,8 @@ explain(const struct sp_req *req, int rc, size_t reply_max, struct th_err *err)
 	case -EPERM:
 		return th_fail(err, TH_E_DENIED,
 			"%s may not be opened by this user; the agent's group may", req->path);
+	case TH_E_DENIED:
+		return rc;
 	case -ETIMEDOUT:
 		return th_fail(err, TH_E_TIMEOUT, "no answer at %s before the deadline", req->path);
 	case -ECONNABORTED:
@@ -244,7 +252,8 @@ sp_req_call(struct sp_req *req, const void *data, size_t bytes, size_t reply_max
 	int rc = 0;
 
 	for (int try = 0; try < 2; try++) {
-		rc = exchange(req, id, data, bytes, reply_max, deadline_ns, ret_reply, ret_bytes);
+		rc = exchange(
+			req, id, data, bytes, reply_max, deadline_ns, err, ret_reply, ret_bytes);
 		if (rc == 0)
 			return 0;
 		sp_req_close(req);
