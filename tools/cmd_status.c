@@ -110,7 +110,7 @@ static void
 fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 {
 	char up[TH_UNITS_BYTES];
-	bool several = strchr(status->servers, ',') != NULL;
+	bool several = strchr(status->servers, ',') != NULL, all = !status->own_only;
 
 	document->has_verdict = true;
 	if (asprintf(&document->headline, "thagentd %s on %s  up %s  dc=%s", status->version,
@@ -140,10 +140,13 @@ fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 	rdma_fields(document, status->rdma);
 	gpus_fields(document, status->gpus);
 	document_field(document, "verify", "verify", value_text(status->verify));
-	document_field(document, "mapped_bytes", "memory", value_bytes(status->mapped_bytes));
-	document_field(document, "offload_used", "offload", value_bytes(status->offload_used));
-	document_field(
-		document, "offload_limit", "offload limit", value_bytes(status->offload_limit));
+	document_field(document, "own_only", NULL, value_flag(status->own_only));
+	document_field(document, "mapped_bytes", all ? "memory" : NULL,
+		all ? value_bytes(status->mapped_bytes) : value_none());
+	document_field(document, "offload_used", all ? "offload" : NULL,
+		all ? value_bytes(status->offload_used) : value_none());
+	document_field(document, "offload_limit", all ? "offload limit" : NULL,
+		all ? value_bytes(status->offload_limit) : value_none());
 	add_sessions(document, status);
 	gpus_memory(document, status);
 	gpus_table(document, status->gpus);
@@ -189,6 +192,8 @@ run_status(struct thctl *ctl)
 
 	document_init(&document, ctl->server ? "cluster" : "status");
 	int rc = rpc_open(ctl, &err, &rpc);
+	if (rc == TH_E_DENIED && !ctl->server)
+		rc = rpc_open_worker(ctl, &err, &rpc);
 	if (rc == 0)
 		rc = ctl->server ? rpc_inspection(rpc, &err, &inspection)
 				 : rpc_status(rpc, &err, &reply);
@@ -200,6 +205,9 @@ run_status(struct thctl *ctl)
 		fill_cluster(rpc_url(rpc), &document, &inspection);
 	else
 		fill_agent(&document, reply->status);
+	if (!ctl->server && reply->status->own_only)
+		thctl_say("status: shown is what belongs to this user; all is shown to operators: "
+			  "root, the agent's user and the group of its key admin.group");
 	bool degraded = document.num_warnings > 0;
 	int status = thctl_print(ctl, &document);
 	tensorhub__v1__reply__free_unpacked(reply, NULL);

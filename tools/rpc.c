@@ -30,6 +30,7 @@ struct answer;
 
 struct rpc {
 	const struct thctl *ctl;
+	bool worker; /* asks where workers do */
 	struct net_client *client;
 	int64_t deadline_ns;
 	char url[NET_URL_BYTES];
@@ -59,6 +60,12 @@ fail_to_reach(const struct rpc *rpc, int code, const char *text, struct th_err *
 {
 	const struct thctl *ctl = rpc->ctl;
 
+	if ((code == -EACCES || code == -EPERM) && !ctl->server && !rpc->worker)
+		return th_fail(err, TH_E_DENIED,
+			"%s may not be opened by this user (%s): it is the operators', which are "
+			"root, the agent's user and the group of its key admin.group; or ask the "
+			"server: thctl -s URL %s",
+			rpc->url + strlen("ipc://"), text, ctl->verb->name);
 	if (code == -EACCES || code == -EPERM)
 		return th_fail(err, TH_E_DENIED, "may not connect to %s: %s", rpc->url, text);
 	if (ctl->server)
@@ -91,8 +98,8 @@ set_url(struct rpc *rpc, struct th_err *err)
 	if (ctl->server)
 		return set_server_url(rpc, ctl->server, strlen(ctl->server), err);
 	char *directory = realpath(ctl->runtime_dir, NULL);
-	int written = snprintf(rpc->url, sizeof(rpc->url), "ipc://%s/agent.ipc",
-		directory ? directory : ctl->runtime_dir);
+	int written = snprintf(rpc->url, sizeof(rpc->url), "ipc://%s/%s",
+		directory ? directory : ctl->runtime_dir, rpc->worker ? "agent.ipc" : "admin.ipc");
 	free(directory);
 	if (written >= (int)sizeof(rpc->url))
 		return th_fail(err, TH_E_INVALID, "the address '%s' is too long", ctl->runtime_dir);
@@ -310,12 +317,13 @@ choose_server(struct rpc *rpc, struct th_err *err)
 	return dial(rpc, err);
 }
 
-int
-rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc)
+static int
+open_as(const struct thctl *ctl, bool worker, struct th_err *err, struct rpc **ret_rpc)
 {
 	struct rpc *rpc = th_calloc(1, sizeof(*rpc));
 
 	rpc->ctl = ctl;
+	rpc->worker = worker;
 	rpc->deadline_ns =
 		ctl->timeout_ns < 0 ? th_deadline_ns(th_now_ns(), ANSWER_NS) : ctl->deadline_ns;
 	int rc = net_client_new(NULL, err, &rpc->client);
@@ -332,6 +340,18 @@ rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc)
 	}
 	*ret_rpc = rpc;
 	return 0;
+}
+
+int
+rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc)
+{
+	return open_as(ctl, false, err, ret_rpc);
+}
+
+int
+rpc_open_worker(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc)
+{
+	return open_as(ctl, true, err, ret_rpc);
 }
 
 const char *

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rpc - questions to an agent (agent.ipc in its runtime directory) or to a reference server.
+ * rpc - an operator's questions to an agent (admin.ipc in its runtime directory) or to a reference
+ * server, and a worker's to its agent (agent.ipc).
  *
  * Blocking, one question at a time, within --timeout or 5 s. What comes back was checked by
  * ipc/proto and is still text of other processes: print it through a document. The process must
@@ -21,8 +22,10 @@ struct rpc;
  * TH_E_NO_SERVER, TH_E_DENIED...
  */
 int rpc_open(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc);
+/* To the agent, which tells a worker about its user's own handles and nothing else. */
+int rpc_open_worker(const struct thctl *ctl, struct th_err *err, struct rpc **ret_rpc);
 const char *rpc_url(const struct rpc *rpc); /* whom it asks */
-void rpc_close(struct rpc *rpc); /* NULL is fine */
+void rpc_close(struct rpc *rpc);            /* NULL is fine */
 
 /*
  * Questions that both answer, in as many parts as it takes; what they point to stays until

@@ -13,6 +13,7 @@
 #include <utlist.h>
 
 #include "daemon/host/host.h"
+#include "daemon/host/operators.h"
 #include "daemon/host/status.h"
 #include "daemon/host/unpack.h"
 #include "ipc/base/alloc.h"
@@ -175,6 +176,8 @@ forward(struct host *host, const struct net_server_item *item,
 		if (ctl.u.list.sid == 0)
 			rc = th_fail(&err, TH_E_STATE, "a grouped list needs an open session");
 	}
+	if (rc == 0 && ctl.kind == CTL_ADMIN)
+		operators_sign(&item->peer, host->options.node, &ctl.u.admin);
 	if (rc == 0 && !host->attached)
 		rc = th_fail(&err, TH_E_NO_SERVER,
 			"the agent reaches no reference server: %.300s; see 'thctl status'",
@@ -231,6 +234,51 @@ authenticate(struct host *host, uint64_t token, const Tensorhub__V1__Request *re
 }
 
 static void
+deny(struct host *host, const struct net_server_item *item, uint64_t request_no, const char *what)
+{
+	char text[TH_CTL_TEXT_BYTES];
+	int64_t now_ns = th_now_ns();
+	snprintf(text, sizeof(text),
+		"%s; operators ask at %.200s/" OPERATORS_FILE
+		", which root, the agent's user and the group of the key admin.group may open",
+		what, host->options.runtime_dir);
+	host->counters.documents_denied++;
+	/* He may come again at once, for ever: a line a second. */
+	if (now_ns >= host->denied_told_ns + HOST_BEAT_NS) {
+		host->denied_told_ns = now_ns;
+		log_warn("document", "denied count=%" PRIu64 " pid=%d uid=%u reason=\"%s\"",
+			host->counters.documents_denied, (int)item->peer.pid,
+			(unsigned)item->peer.uid, what);
+	}
+	documents_refuse(host, item->token, request_no, TH_E_DENIED, text);
+}
+
+/* A worker's question about the cluster is one about the model of its handle. */
+static bool
+may_ask(struct host *host, const struct net_server_item *item,
+	const Tensorhub__V1__Request *request, const struct session *session)
+{
+	const char *model = NULL, *what = NULL;
+	if (operators_asks(&item->peer))
+		return true;
+	if (request->body_case == TENSORHUB__V1__REQUEST__BODY_LIST)
+		model = request->list->model;
+	else if (request->body_case == TENSORHUB__V1__REQUEST__BODY_RESOLVE)
+		model = request->resolve->model;
+	if (request->body_case == TENSORHUB__V1__REQUEST__BODY_ADMIN)
+		what = "only operators drain, evict and read the events";
+	else if (request->body_case == TENSORHUB__V1__REQUEST__BODY_INSPECT)
+		what = "only operators see all of the cluster";
+	else if (!session)
+		what = "who has no handle open is told nothing here";
+	else if (model && strcmp(model, session->open.model) != 0)
+		what = "a worker asks about the model of its handle alone";
+	if (what)
+		deny(host, item, request->request_no, what);
+	return !what;
+}
+
+static void
 change(struct host *host, uint64_t token, const Tensorhub__V1__Request *request,
 	struct session *session)
 {
@@ -262,10 +310,12 @@ dispatch(struct host *host, const struct net_server_item *item,
 	case TENSORHUB__V1__REQUEST__BODY_MANIFEST_GET:
 	case TENSORHUB__V1__REQUEST__BODY_INSPECT:
 	case TENSORHUB__V1__REQUEST__BODY_ADMIN:
-		forward(host, item, request, session);
+		if (may_ask(host, item, request, session))
+			forward(host, item, request, session);
 		return;
 	case TENSORHUB__V1__REQUEST__BODY_STATUS:
-		status_reply(host, item->token, request->request_no);
+		status_reply(host, item->token, request->request_no,
+			operators_asks(&item->peer) ? NULL : &item->peer);
 		return;
 	default:
 		documents_refuse(host, item->token, request->request_no, TH_E_INVALID,

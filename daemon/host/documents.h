@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * documents - what workers and thctl ask on agent.ipc.
+ * documents - what workers ask on agent.ipc, and operators on admin.ipc.
  *
  * Registrations and attributes belong to a session and need its secret; questions about the cluster
- * go on to the server as the agent's own and come back; the status is answered here. Main thread
- * only.
+ * go on to the server as the agent's own and come back; the status is answered here. A worker asks
+ * about the model of its session alone. Main thread only.
  */
 #ifndef TH_DAEMON_HOST_DOCUMENTS_H
 #define TH_DAEMON_HOST_DOCUMENTS_H

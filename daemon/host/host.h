@@ -40,7 +40,7 @@ struct host_counters {
 	uint64_t hellos_refused, opens_refused, connections_refused, descriptors_refused;
 	uint64_t memory_mapped, memory_refused;
 	uint64_t registrations, registrations_refused;
-	uint64_t documents, documents_refused;
+	uint64_t documents, documents_refused, documents_denied;
 	uint64_t submissions, submissions_refused, completions;
 	uint64_t tickets_refused, legs_refused;
 	uint64_t reservations, reservations_refused;
@@ -69,6 +69,7 @@ struct host {
 	struct files_watch files;
 	int64_t refused_told_ns; /* when the log said last that a connection was refused */
 	uint64_t refused_untold; /* since then */
+	int64_t denied_told_ns;  /* when it said last that a worker asked what operators may */
 	struct fdmsg *message;   /* owns: room for one received message */
 
 	struct session *sessions; /* uthash, by id, in order of connecting */

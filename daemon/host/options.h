@@ -18,6 +18,7 @@
 
 #define OPTIONS_SERVERS_MAX 16
 #define OPTIONS_TEXT_BYTES 1024
+#define OPTIONS_GROUP_BYTES 64
 #define OPTIONS_NAME_BYTES 16 /* of a congestion control, as the kernel has it */
 
 struct options {
@@ -25,6 +26,7 @@ struct options {
 	const char *servers[OPTIONS_SERVERS_MAX];
 	uint32_t num_servers;
 	char runtime_dir[OPTIONS_TEXT_BYTES];
+	char admin_group[OPTIONS_GROUP_BYTES]; /* of operators; empty: none */
 	char data_host[OPTIONS_TEXT_BYTES]; /* empty: the local address towards the server        */
 	uint16_t data_port;                 /* 0: any                                             */
 	char node[TH_NAME_MAX + 1];

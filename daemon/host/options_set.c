@@ -338,6 +338,7 @@ set_server_loss(struct options *options, const char *key, const char *value, str
 const char *const options_keys[] = {
 	"server",
 	"runtime_dir",
+	"admin.group",
 	"data",
 	"node",
 	"datacenter",
@@ -398,6 +399,8 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("runtime_dir"))
 		return set_folder(
 			o->runtime_dir, sizeof(o->runtime_dir), "runtime_dir (-r)", value, err);
+	if (IS("admin.group"))
+		return set_text(o->admin_group, sizeof(o->admin_group), key, value, err);
 	if (IS("data"))
 		return set_data(o, "data (-d)", value, err);
 	if (IS("node"))

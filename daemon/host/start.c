@@ -18,6 +18,7 @@
 #include "daemon/host/documents.h"
 #include "daemon/host/host.h"
 #include "daemon/host/offload.h"
+#include "daemon/host/operators.h"
 #include "daemon/host/reserve.h"
 #include "daemon/host/stop.h"
 #include "daemon/host/worker.h"
@@ -209,11 +210,15 @@ open_documents(struct host *host, struct th_err *err)
 		return rc;
 	snprintf(url, sizeof(url), "ipc://%.200s", path);
 	rc = net_server_listen(host->documents, url, 0660, err, real);
+	if (rc == 0)
+		rc = runtime_path(host, OPERATORS_FILE, path, sizeof(path) - 16, err);
+	if (rc == 0)
+		rc = operators_listen(host->documents, path, host->options.admin_group, err);
 	if (rc < 0)
 		return rc;
 	rc = loop_add(&host->loop, &host->documents_source, net_server_fd(host->documents), EPOLLIN,
 		documents_ready, host);
-	return rc < 0 ? th_fail(err, rc, "watching %s: %s", path, th_strerror(rc)) : 0;
+	return rc < 0 ? th_fail(err, rc, "watching %s: %s", url, th_strerror(rc)) : 0;
 }
 
 static int
@@ -331,8 +336,10 @@ start_undo(struct host *host)
 	/* Only what this process made is removed: the lock says whose the sockets are. */
 	if (host->listener_fd >= 0)
 		remove_socket(host, "agent.fds");
-	if (host->documents)
+	if (host->documents) {
 		remove_socket(host, "agent.ipc");
+		remove_socket(host, OPERATORS_FILE);
+	}
 	loop_remove(&host->loop, &host->listener_source);
 	th_fd_close(&host->listener_fd);
 	/* The movers first: they read and write the memory of the sessions. */

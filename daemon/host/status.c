@@ -88,10 +88,13 @@ collect(struct host *host, struct counter *out)
 		{"reservations_refused", "1", "... and refused", c->reservations_refused},
 		{"registrations_refused", "1", "registrations and attributes refused",
 			c->registrations_refused},
-		{"documents", "1", "requests on agent.ipc", c->documents},
-		{"documents_refused", "1", "requests on agent.ipc that were refused",
+		{"documents", "1", "requests on agent.ipc and admin.ipc", c->documents},
+		{"documents_refused", "1", "requests on agent.ipc and admin.ipc that were refused",
 			c->documents_refused},
-		{"documents_connections", "1", "connections to agent.ipc now", n.connections},
+		{"documents_denied", "1", "... of workers that asked what only operators may",
+			c->documents_denied},
+		{"documents_connections", "1", "connections to agent.ipc and admin.ipc now",
+			n.connections},
 		{"listings_fetched", "1", "listings fetched from the reference server", l.fetched},
 		{"listings_given", "1", "... and given to workers and thctl", l.given},
 		{"submissions", "1", "operations that workers submitted", c->submissions},
@@ -215,18 +218,28 @@ fill_session(struct host *host, struct session_storage *storage)
 	}
 }
 
+static bool
+is_of(struct host *host, const struct agent_session_info *core, const struct net_peer *worker)
+{
+	const struct session *session = session_find(host, core->session);
+	return worker->local && session && !core->offload && session->peer.uid == worker->uid;
+}
+
 static void
-fill_sessions(
-	struct host *host, Tensorhub__V1__StatusReply *status, struct session_storage **ret_storage)
+fill_sessions(struct host *host, const struct net_peer *worker, Tensorhub__V1__StatusReply *status,
+	struct session_storage **ret_storage)
 {
 	uint32_t count = HASH_COUNT(host->sessions);
 	struct session_storage *storage = th_calloc(count + 1, sizeof(*storage));
 	status->sessions = th_calloc(count + 1, sizeof(status->sessions[0]));
 	for (uint32_t i = 0; i < count; i++) {
-		if (!agent_session_at(host->engine.core, i, &storage[i].core))
+		struct session_storage *next = &storage[status->n_sessions];
+		if (!agent_session_at(host->engine.core, i, &next->core))
 			break;
-		fill_session(host, &storage[i]);
-		status->sessions[status->n_sessions++] = &storage[i].info;
+		if (worker && !is_of(host, &next->core, worker))
+			continue;
+		fill_session(host, next);
+		status->sessions[status->n_sessions++] = &next->info;
 	}
 	*ret_storage = storage;
 }
@@ -249,14 +262,47 @@ print_transports(const struct host *host, char *ret_text, size_t size)
 		ret_text[length - 1] = '\0'; /* the last comma */
 }
 
+/* What belongs to no worker in particular. */
+struct common {
+	struct status_rdma *rdma; /* owns */
+	struct status_gpu *gpus;  /* owns */
+};
+
+static void
+fill_common(struct host *host, Tensorhub__V1__StatusReply *status, struct common *ret_common)
+{
+	ret_common->rdma = status_rdma_new(host);
+	ret_common->gpus = status_gpu_new(host);
+	status->rdma = status_rdma_info(ret_common->rdma);
+	status->gpus = status_gpu_info(ret_common->gpus);
+	for (struct session *session = host->sessions; session; session = session->hh.next)
+		status->mapped_bytes += session->memory.mapped_bytes;
+	status->mapped_bytes += memory_unmapping() + packed_size_all();
+	status->mapped_bytes += status->rdma->stage_bytes - status->rdma->stage_on_gpus;
+	status->mapped_bytes += status->gpus->stage_bytes;
+	status->offload_used = offload_used(host->offload);
+	status->offload_limit = offload_budget(host->offload);
+	fill_counters(host, status);
+}
+
+static void
+free_common(Tensorhub__V1__StatusReply *status, const struct common *common)
+{
+	status_rdma_free(common->rdma);
+	status_gpu_free(common->gpus);
+	free(status->counters[0]);
+	free(status->counters);
+}
+
 void
-status_reply(struct host *host, uint64_t token, uint64_t request_no)
+status_reply(struct host *host, uint64_t token, uint64_t request_no, const struct net_peer *worker)
 {
 	const struct options *options = &host->options;
 	Tensorhub__V1__Reply reply;
 	Tensorhub__V1__StatusReply status;
 	struct session_storage *storage;
-	char servers[OPTIONS_TEXT_BYTES];
+	struct common common;
+	char servers[OPTIONS_TEXT_BYTES], transports[256];
 	tensorhub__v1__reply__init(&reply);
 	tensorhub__v1__status_reply__init(&status);
 	status.node = documents_text(options->node);
@@ -275,32 +321,20 @@ status_reply(struct host *host, uint64_t token, uint64_t request_no)
 	status.draining = host->draining;
 	status.leaving = host->stopping;
 	status.verify = documents_text(options->verify ? "full" : "off");
-	char transports[256];
 	print_transports(host, transports, sizeof(transports));
 	status.transports = transports;
-	for (struct session *session = host->sessions; session; session = session->hh.next)
-		status.mapped_bytes += session->memory.mapped_bytes;
-	status.mapped_bytes += memory_unmapping() + packed_size_all();
-	struct status_rdma *rdma = status_rdma_new(host);
-	status.rdma = status_rdma_info(rdma);
-	struct status_gpu *gpus = status_gpu_new(host);
-	status.gpus = status_gpu_info(gpus);
-	status.mapped_bytes += status.rdma->stage_bytes - status.rdma->stage_on_gpus;
-	status.mapped_bytes += status.gpus->stage_bytes;
-	status.offload_used = offload_used(host->offload);
-	status.offload_limit = offload_budget(host->offload);
-	fill_sessions(host, &status, &storage);
-	fill_counters(host, &status);
+	status.own_only = worker != NULL;
+	if (!worker)
+		fill_common(host, &status, &common);
+	fill_sessions(host, worker, &status, &storage);
 	reply.request_no = request_no;
 	reply.body_case = TENSORHUB__V1__REPLY__BODY_STATUS;
 	reply.status = &status;
 	documents_reply(host, token, &reply, NULL, NULL);
-	status_rdma_free(rdma);
-	status_gpu_free(gpus);
+	if (!worker)
+		free_common(&status, &common);
 	for (size_t i = 0; i < status.n_sessions; i++)
 		status_memory_free(storage[i].memory);
-	free(status.counters[0]);
-	free(status.counters);
 	free(status.sessions);
 	free(storage);
 }

@@ -32,6 +32,19 @@ refused(const char *key, const char *value, const char *word)
 	cr_assert(strstr(err.text, word), "no '%s' in: %s", word, err.text);
 }
 
+Test(daemon_options, admin_group__name_or_number)
+{
+	cr_assert_str_eq(options.admin_group, "");
+	cr_assert_eq(set("admin.group", "ops"), 0);
+	cr_assert_str_eq(options.admin_group, "ops");
+	cr_assert_eq(set("admin.group", "4711"), 0);
+	cr_assert_str_eq(options.admin_group, "4711");
+	refused("admin.group", "", "1 to 63");
+	refused("admin.group",
+		"a-name-of-a-group-that-is-longer-than-any-which-the-system-would-take-for-one",
+		"1 to 63");
+}
+
 Test(daemon_options, server__several__in_their_order)
 {
 	cr_assert_eq(set("server", "tcp://a:1,tls+tcp://[::1]:2"), 0);
