@@ -24,6 +24,7 @@
 #include "ipc/base/log.h"
 #include "libthc/internal.h"
 #include "libthc/maps.h"
+#include "libthc/populate.h"
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
 #ifndef MFD_HUGE_2MB /* only in the kernel's header, which does not go with the C library's */
@@ -177,9 +178,9 @@ add(const struct entry *entry)
 
 /* ---- thc_alloc ----------------------------------------------------------------------------- */
 
-/* All pages of a file are there afterwards: no later touch can fail, here or in the agent. */
+/* Huge pages of the pool, without a fault for each. */
 static int
-populate(int fd, uint64_t bytes)
+populate_huge(int fd, uint64_t bytes)
 {
 	while (fallocate(fd, 0, 0, (off_t)bytes) < 0)
 		if (errno != EINTR)
@@ -205,7 +206,7 @@ map_memfd(unsigned memfd_flags, uint64_t bytes, struct entry *ret_entry)
 		rc = -errno;
 	/* A mapping only reserves huge pages; a control group or a node may refuse them later. */
 	if (rc == 0 && (memfd_flags & MFD_HUGETLB) != 0)
-		rc = populate(fd, bytes);
+		rc = populate_huge(fd, bytes);
 	if (rc < 0) {
 		if (map != MAP_FAILED)
 			(void)munmap(map, (size_t)bytes);
@@ -229,6 +230,32 @@ unmap_entry(struct entry *entry)
 	th_fd_close(&entry->object.fd);
 }
 
+int
+memory_populate(const struct memory_object *object, int64_t until_ns)
+{
+	const struct populate_memory memory = {.start = object->start,
+		.bytes = object->bytes,
+		.fd = object->fd,
+		.fd_offset = object->fd_offset,
+		.written = true};
+
+	return populate_all(&memory, until_ns);
+}
+
+/* Small pages come by the mapping, whose policy says from which NUMA node. */
+static int
+map_populated(uint64_t bytes, bool huge, struct entry *ret_entry)
+{
+	int rc = map_memfd(huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0, bytes, ret_entry);
+
+	if (rc < 0 || huge)
+		return rc;
+	rc = memory_populate(&ret_entry->object, INT64_MAX);
+	if (rc < 0)
+		unmap_entry(ret_entry);
+	return rc;
+}
+
 static int
 allocate(uint64_t bytes, uint32_t flags, struct entry *ret_entry)
 {
@@ -237,7 +264,7 @@ allocate(uint64_t bytes, uint32_t flags, struct entry *ret_entry)
 	int rc = -ENOMEM;
 
 	if (th_align_up_u64(bytes, page, &whole) && whole <= INT64_MAX)
-		rc = map_memfd(huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0, whole, ret_entry);
+		rc = map_populated(whole, huge, ret_entry);
 	if (rc < 0 && huge)
 		return shim_fail(rc,
 			"flags: %" PRIu64 " bytes of huge pages are not to be had (%s); raise "

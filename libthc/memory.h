@@ -38,8 +38,10 @@ struct memory_object {
 enum memory_place { MEMORY_OUTSIDE, MEMORY_PARTLY, MEMORY_INSIDE };
 /* Of [start, start + bytes) and the objects; the object inside which all of it lies is copied. */
 enum memory_place memory_find(uintptr_t start, uint64_t bytes, struct memory_object *ret_object);
-/* As of thc_alloc, of libthc's own; -errno. */
+/* As of thc_alloc, of libthc's own, and without pages; -errno. */
 TH_MUST_USE int memory_new(uint64_t bytes, struct memory_object *ret_object);
+/* Makes them, without the lock: see populate.h. */
+TH_MUST_USE int memory_populate(const struct memory_object *object, int64_t until_ns);
 void memory_end(uintptr_t start, uint64_t serial); /* whoever was given it */
 /* While acquired it is neither freed nor forgotten. -ENOENT: it is gone already. */
 TH_MUST_USE int memory_acquire(uintptr_t start, uint64_t serial);

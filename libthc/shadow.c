@@ -123,6 +123,18 @@ make(struct shadow *shadow, struct checked_tensors *checked, struct checked_tens
 			"copy in host memory that it needs, of %" PRIu64
 			" bytes with its like, is not to be had: %s",
 			sorted[0]->name, bytes, th_strerror(rc));
+	/* The agent fills it, of a destination, and the pages are to be on this account. */
+	rc = memory_populate(&shadow->object, until_ns);
+	if (rc == -ETIMEDOUT)
+		return shim_fail(THC_E_TIMEOUT,
+			"tensors: there was no time to make the %" PRIu64
+			" bytes of host memory for a copy of GPU memory; give the call more",
+			bytes);
+	if (rc < 0)
+		return shim_fail(rc,
+			"tensors: %" PRIu64
+			" bytes of host memory for a copy of GPU memory are not to be had: %s",
+			bytes, th_strerror(rc));
 	rc = gpu_driver(&shadow->copy.cuda, &err);
 	if (rc < 0)
 		return shim_fail(rc, "tensors: %s", err.text);

@@ -20,6 +20,7 @@
 #include "ipc/base/log.h"
 #include "ipc/proto/tensorhub.pb-c.h"
 #include "libthc/internal.h"
+#include "libthc/populate.h"
 #include "libthc/sent.h"
 
 /* ---- memory objects ------------------------------------------------------------------------ */
@@ -407,6 +408,8 @@ register_once(struct thc_shard *shard, struct checked_tensors *checked, int64_t 
 		rc = ranges_new(checked, &shard->ranges);
 	if (rc == 0)
 		rc = remember_places(shard, checked);
+	if (rc == 0)
+		rc = populate_imported(shard, checked, deadline_ns);
 	for (size_t i = 0; rc == 0 && i < num_objects; i++)
 		rc = send_object(shard, &objects[i], until_ns);
 	if (rc == 0 && any_private(checked))

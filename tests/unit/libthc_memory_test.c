@@ -14,10 +14,12 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
 #include "libthc/thc.h"
 #include "tests/support/fake_agent.h"
@@ -276,6 +278,135 @@ Test(libthc_memory, mixed__one_registration__each_by_its_way)
 		"'direct' overlaps 'across'");
 	good(thc_free(allocated));
 	free(private_memory);
+}
+
+/* ---- pages are there before the agent ------------------------------------------------------ */
+
+/* What this thread's calls that make pages answer: 0: what the kernel does. */
+static _Thread_local int refuse_pages;
+
+int __real_madvise(void *start, size_t bytes, int advice);
+int __wrap_madvise(void *start, size_t bytes, int advice);
+
+int
+__wrap_madvise(void *start, size_t bytes, int advice)
+{
+	if (refuse_pages == 0 || (advice != MADV_POPULATE_READ && advice != MADV_POPULATE_WRITE))
+		return __real_madvise(start, bytes, advice);
+	errno = refuse_pages;
+	return -1;
+}
+
+static uint64_t
+bytes_there(int fd)
+{
+	struct stat st;
+
+	cr_assert_eq(fstat(fd, &st), 0);
+	return (uint64_t)st.st_blocks * 512;
+}
+
+Test(libthc_memory, pages__of_thc_alloc__are_there_and_zero)
+{
+	/* Of this kernel, and of one before 5.14. */
+	const int refused[] = {0, EINVAL};
+
+	for (size_t i = 0; i < TH_ARRAY_LEN(refused); i++) {
+		void *at = NULL;
+		refuse_pages = refused[i];
+		good(thc_alloc(BYTES + 1, 0, &at));
+		refuse_pages = 0;
+		good(register_one(at, 100));
+		cr_assert_eq(agent.memory.bytes, BYTES + PAGE);
+		cr_assert_eq(bytes_there(agent.memory_fd), BYTES + PAGE);
+		cr_assert_eq(((char *)at)[BYTES], 0);
+		good(thc_unregister(shard, SOON));
+		good(thc_free(at));
+	}
+}
+
+Test(libthc_memory, pages__are_not_to_be_had__nothing_is_allocated)
+{
+	void *at = NULL;
+
+	refuse_pages = ENOMEM;
+	expect(thc_alloc(BYTES, 0, &at), -ENOMEM, "allocating");
+	refuse_pages = EFAULT;
+	expect(thc_alloc(BYTES, 0, &at), -ENOMEM, "allocating");
+	refuse_pages = 0;
+	cr_assert_null(at);
+	good(thc_alloc(BYTES, 0, &at));
+	good(thc_free(at));
+}
+
+/* A file of which this is a part may be large: its other pages are nobody's business. */
+Test(libthc_memory, pages__of_an_import__are_made_below_the_tensors)
+{
+	const unsigned flags[] = {MFD_ALLOW_SEALING, 0};
+	const int refused[] = {0, EINVAL};
+
+	for (unsigned i = 0; i < 4; i++) {
+		int fd = new_file(flags[i / 2]);
+		char *at = map(fd, PAGE, RW);
+		good(thc_import(at, BYTES, fd, PAGE));
+		cr_assert_eq(bytes_there(fd), 0);
+		struct thc_tensor tensors[] = {tensor_at("a", at + 2 * PAGE - 1, 2),
+			tensor_at("b", at + 5 * PAGE, PAGE + 1), tensor_at("c", at, 0)};
+		refuse_pages = refused[i % 2];
+		good(thc_register(shard, tensors, 3, sizeof(tensors[0]), SOON));
+		refuse_pages = 0;
+		cr_assert_eq(bytes_there(fd), 4 * PAGE);
+		cr_assert_eq(lseek(fd, 0, SEEK_DATA), i % 2 ? -1 : (off_t)(2 * PAGE));
+		good(thc_unregister(shard, SOON));
+		good(thc_forget(at));
+		munmap(at, BYTES);
+		th_fd_close(&fd);
+	}
+}
+
+Test(libthc_memory, pages__of_an_import__are_not_to_be_had__names_the_tensor)
+{
+	int fd = new_file(MFD_ALLOW_SEALING);
+	char *at = map(fd, 0, RW);
+
+	good(thc_import(at, BYTES, fd, 0));
+	refuse_pages = EFAULT;
+	expect(register_one(at, 100), -ENOMEM, "the pages of 'weight' are not to be had");
+	refuse_pages = 0;
+	cr_assert_eq(agent.memories, 0);
+	const struct thc_tensor tensor = tensor_at("weight", at, 100);
+	expect(thc_register(shard, &tensor, 1, sizeof(tensor), 0), THC_E_TIMEOUT,
+		"no time to make all pages of 'weight'");
+	good(register_one(at, 100));
+	good(thc_unregister(shard, SOON));
+	good(thc_forget(at));
+	munmap(at, BYTES);
+	th_fd_close(&fd);
+}
+
+/* A source that only this descriptor cannot write. */
+Test(libthc_memory, pages__of_a_read_only_import__are_there)
+{
+	int fd = new_file(0), reading = -1;
+	char path_of[40];
+
+	(void)snprintf(path_of, sizeof(path_of), "/proc/self/fd/%d", fd);
+	reading = open(path_of, O_RDONLY | O_CLOEXEC);
+	char *at = map(reading, 0, PROT_READ);
+	good(thc_import(at, BYTES, reading, 0));
+	/* An old kernel makes none by it: nothing is lost, for the agent only reads. */
+	refuse_pages = EINVAL;
+	good(register_one(at, BYTES));
+	good(thc_unregister(shard, SOON));
+	cr_assert_eq(bytes_there(fd), 0);
+	refuse_pages = 0;
+	good(register_one(at, BYTES));
+	cr_assert_eq(bytes_there(fd), BYTES);
+	good(thc_unregister(shard, SOON));
+	good(thc_forget(at));
+	munmap(at, BYTES);
+	th_fd_close(&reading);
+	th_fd_close(&fd);
 }
 
 /* ---- imported memory ----------------------------------------------------------------------- */
