@@ -246,7 +246,8 @@ uint32_t thc_shard_events(struct thc_shard *shard);
 /* HUGE: huge pages from the kernel's pool, all there at once; -ENOMEM when it has too few. */
 enum thc_alloc_flags { THC_ALLOC_HUGE = 1u << 0 };
 /*
- * Memory that any agent can be given: page aligned, zeroed, a sealed memfd. It belongs to the
+ * Memory that any agent can be given: page aligned, zeroed, a sealed memfd, all of whose pages are
+ * there (on the caller's account, which takes as long as to write to them once). It belongs to the
  * process until thc_free, and outlives handles: after THC_E_GROUP_BROKEN the weights are still
  * there to be registered again. A forked child shares it with its parent.
  */
@@ -269,7 +270,8 @@ int thc_forget(void *addr); /* undoes thc_import; THC_E_STATE while a handle has
  * of this process's memory ("copy"), unless THC_NO_MEMORY_FD. A destination range may not overlap
  * a range that another handle has published. tensors is borrowed for the call. The mappings are
  * looked at again before publish, replicate and update: THC_E_STALE_MEMORY when a tensor is not
- * mapped any more or other memory lies there, THC_E_MEMORY_KIND for a destination that cannot be
+ * mapped any more, other memory lies there, or pages were taken out of it (thc_register makes those
+ * that an imported file lacks below tensors), THC_E_MEMORY_KIND for a destination that cannot be
  * written; both name it, and nothing has changed.
  *
  * GPU memory (device >= 0) is opened by the agent's process of that GPU ("cuda-ipc") until

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "ipc/base/err.h"
@@ -167,12 +168,45 @@ check_file(const struct access *access, uint64_t place, size_t bytes)
 	return th_range_fits(place, bytes, (uint64_t)st.st_size) ? 0 : TH_E_STALE_MEMORY;
 }
 
+/* Of <linux/mman.h> since Linux 6.5. */
+#ifndef SYS_cachestat
+#define SYS_cachestat 451
+#endif
+struct cache_range {
+	uint64_t offset, bytes;
+};
+struct cache_pages {
+	uint64_t cached, dirty, writeback, evicted, recently_evicted;
+};
+
+/*
+ * A write to a hole would make pages on the account of this process. A file without any is the
+ * rule. Where the holes of another one are older kernels tell only under a lock that the worker can
+ * hold; there, what the agent has asked before the operation has to do.
+ */
+static int
+check_pages(const struct access *access, uint64_t place, size_t bytes)
+{
+	struct stat st;
+	struct cache_range range = {.offset = place, .bytes = bytes};
+	struct cache_pages pages;
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	if (fstat(access->fd, &st) < 0 || (uint64_t)st.st_blocks * 512 >= (uint64_t)st.st_size ||
+		syscall(SYS_cachestat, access->fd, &range, &pages, 0u) < 0)
+		return 0;
+	/* What is swapped out is there as well. */
+	uint64_t wanted = (place + bytes - 1) / page - place / page + 1;
+	return pages.cached + pages.evicted < wanted ? TH_E_STALE_MEMORY : 0;
+}
+
 int
 access_write(struct access *access, uint64_t place, const void *from, size_t bytes)
 {
 	const uint8_t *at = from;
 	while (bytes > 0) {
 		int rc = access->kind == ACCESS_FILE ? check_file(access, place, bytes) : 0;
+		if (rc == 0 && access->kind == ACCESS_FILE)
+			rc = check_pages(access, place, bytes);
 		if (rc < 0)
 			return rc;
 		ssize_t put = pwrite(access->fd, at, bytes, (off_t)place);

@@ -43,7 +43,8 @@ struct gpus *access_gpus(const struct access *access);
 
 /*
  * Not of a GPU's. All of it or a failure: TH_E_STALE_MEMORY when the bytes are not there any more
- * (a file that shrank, a range that was unmapped, a process that ended), TH_E_MEMORY_KIND when
+ * (a file that shrank, a range that was unmapped, a process that ended; of a write also a hole of a
+ * file, where the kernel tells of it: it is not filled here), TH_E_MEMORY_KIND when
  * writing would not go where it should (O_APPEND), or -errno.
  */
 TH_MUST_USE int access_read(struct access *access, uint64_t place, void *to, size_t bytes);

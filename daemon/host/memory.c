@@ -18,6 +18,7 @@
 
 #include "daemon/host/closer.h"
 #include "daemon/host/hold.h"
+#include "daemon/host/holes.h"
 #include "daemon/host/kernel_fd.h"
 #include "daemon/host/memory_gpu.h"
 #include "ipc/base/alloc.h"
@@ -227,6 +228,7 @@ add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	if (map == MAP_FAILED)
 		return th_fail(err, errno == ENOMEM ? -ENOMEM : TH_E_MEMORY_KIND,
 			"mapping %zu bytes of a memfd: %s", map_bytes, th_strerror(-errno));
+	holes_guard(map, map_bytes);
 	/* A child of the agent has no business in a worker's memory, and a core file neither. */
 	(void)madvise(map, map_bytes, MADV_DONTFORK);
 	(void)madvise(map, map_bytes, MADV_DONTDUMP);

@@ -190,6 +190,30 @@ writable(struct session *session, uint32_t slot, uint32_t kind)
 	return false;
 }
 
+/* What is touched first is paid for: by the worker, before this agent comes. */
+static bool
+has_pages(struct session *session, uint32_t slot, uint32_t kind)
+{
+	const struct tensors *tensors = session->registration.tensors;
+	bool destination = kind == SHM_REPLICATE || kind == SHM_UPDATE;
+	uint64_t missing;
+	struct th_err err;
+	if ((!destination && kind != SHM_PUBLISH) || !tensors)
+		return true;
+	const struct holes_file *file =
+		holes_find(tensors->files, tensors->num_files, destination, &missing);
+	if (!file)
+		return true;
+	th_fail(&err, TH_E_STALE_MEMORY,
+		"the memory of tensor '%.200s', and of others in the same file, has no pages for "
+		"%" PRIu64
+		" bytes, which the agent would have to pay for; write to it, or unregister and "
+		"register: that makes them",
+		tensors->manifest.rows[file->row].name, missing);
+	complete_failed(session, slot, &err);
+	return false;
+}
+
 static void
 submit(struct session *session, const struct shm_submission *submission)
 {
@@ -217,6 +241,7 @@ submit(struct session *session, const struct shm_submission *submission)
 	ring_slot_progress(&session->ring, slot, 0, 0);
 	ring_slot_write(&session->ring, slot, &running);
 	if (!writable(session, slot, submission->kind) ||
+		!has_pages(session, slot, submission->kind) ||
 		!claim_fits(session, slot, submission->kind))
 		return;
 	session_update_claim(session);

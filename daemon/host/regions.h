@@ -12,9 +12,9 @@
  * GPU memory is registered by its dma-bufs, which the worker has sent for it: a row of which no
  * dma-buf has all bytes is out of a NIC's reach, and with it the shard.
  *
- * Registering pins memory, and pages that nobody has touched come to be, on this process' account.
- * So memory that is not filled yet waits until it is published, unless there is room for it. Main
- * thread only.
+ * Registering pins memory, and pages that nobody has touched come to be, on this process' account,
+ * unless holes.h keeps them from it: then it fails, and is tried again. So memory that is not
+ * filled yet waits until it is published, unless there is room for it. Main thread only.
  */
 #ifndef TH_DAEMON_HOST_REGIONS_H
 #define TH_DAEMON_HOST_REGIONS_H

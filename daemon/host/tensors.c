@@ -134,11 +134,28 @@ set_places(struct tensors *tensors, const struct tensors_rows *rows, const uint3
 				(struct xfer_place){.data = object->data + place->offset,
 					.access = object->file,
 					.place = object->offset + place->offset};
+		if (!object->space && !object->process)
+			holes_count(tensors->files, &tensors->num_files, interval,
+				object->access ? object->access : object->file, !object->access);
 		if (object->read_only && !tensors->read_only) {
 			tensors->read_only_row = interval->row;
 			tensors->read_only = object->read_only;
 		}
 	}
+}
+
+/* Files with bytes in them, and one more. */
+static uint32_t
+files_at_most(const struct tensors *tensors)
+{
+	uint32_t count = 1;
+	const struct interval *last = NULL;
+	for (uint32_t i = 0; i < tensors->num_intervals; i++) {
+		const struct interval *interval = &tensors->intervals[i];
+		count += !last || last->dev != interval->dev || last->ino != interval->ino;
+		last = interval;
+	}
+	return count;
 }
 
 static int
@@ -159,9 +176,10 @@ assemble(struct tensors *tensors, const struct tensors_rows *rows, const struct 
 		return rc;
 	tensors->places = calloc(tensors->manifest.num_rows, sizeof(tensors->places[0]));
 	tensors->memory_ids = calloc(tensors->manifest.num_rows, sizeof(tensors->memory_ids[0]));
+	tensors->files = calloc(files_at_most(tensors), sizeof(tensors->files[0]));
 	tensors->read_only_row = UINT32_MAX;
 	tensors->table = chunk_table_new(&tensors->manifest);
-	if (!tensors->places || !tensors->memory_ids || !tensors->table)
+	if (!tensors->places || !tensors->memory_ids || !tensors->files || !tensors->table)
 		return out_of_memory(err);
 	rc = manifest_encode(&tensors->manifest, &tensors->encoded, &tensors->encoded_bytes);
 	if (rc < 0)
@@ -301,6 +319,7 @@ tensors_free(struct tensors *tensors)
 	free(tensors->places);
 	free(tensors->memory_ids);
 	free(tensors->intervals);
+	free(tensors->files);
 	free(tensors->encoded);
 	free(tensors);
 }

@@ -11,6 +11,7 @@
 
 #include <stdint.h>
 
+#include "daemon/host/holes.h"
 #include "daemon/host/interval.h"
 #include "daemon/host/memory.h"
 #include "ipc/base/err.h"
@@ -51,6 +52,8 @@ struct tensors {
 	const char *read_only;      /* ... because                                                */
 	struct interval *intervals; /* owns; sorted, disjoint; row = of the manifest             */
 	uint32_t num_intervals;
+	struct holes_file *files; /* owns; the worker's files that intervals lie in            */
+	uint32_t num_files;
 };
 
 /* 0 and a registration; or a code with the sentence for the worker. */

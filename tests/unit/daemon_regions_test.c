@@ -430,7 +430,7 @@ Test(daemon_regions, cover__memory_that_is_not_filled__waits_unless_there_is_roo
 	regions_cover(&world.regions, tensors, &world.memory, "m/r/0");
 	cr_assert_null(tensors->places[2].region);
 	/* The worker fills it, and publishes. */
-	memset(memory_find(&world.memory, 3)->data, 1, 32 * MIB);
+	cr_assert_eq(fallocate(world.fds[2], 0, 0, 32 * (off_t)MIB), 0);
 	cr_assert_eq(memory_missing(memory_find(&world.memory, 3)), 0);
 	regions_cover(&world.regions, tensors, &world.memory, "m/r/0");
 	cr_assert_not_null(tensors->places[2].region);

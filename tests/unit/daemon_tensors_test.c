@@ -262,6 +262,7 @@ Test(daemon_tensors, memory__forgotten_while_in_use__stays_mapped_until_the_swee
 {
 	struct memory_set set = {0};
 	int fd = new_memfd(F_SEAL_SHRINK);
+	cr_assert_eq(pwrite(fd, "x", 1, 0), 1);
 	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 4096), 1);
 	uint8_t *data = memory_find(&set, 1)->data;
 	cr_assert_eq(memory_forget(&set, 1, true), 0);
