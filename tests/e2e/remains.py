@@ -2,8 +2,9 @@
 """Removes what a test leaves when it is killed itself, so that no daemon outlives it.
 
 A process of its own, whose input is the test's: a line for each thing that the test makes, `pid
-N`, `netns NAME` or `dir PATH`; the end of the input is the end of the test. After an orderly one
-nothing is left to be removed. A process is held by its pidfd, so no other with its number is hit.
+N`, `netns NAME`, `cgroup PATH` or `dir PATH`; the end of the input is the end of the test. After an
+orderly one nothing is left to be removed. A process is held by its pidfd, so no other with its
+number is hit.
 """
 
 import contextlib
@@ -45,11 +46,13 @@ remains = Remains()
 
 
 def main():
-    pidfds, namespaces, folders = [], set(), set()
+    pidfds, namespaces, groups, folders = [], set(), set(), set()
     for line in sys.stdin:
         kind, what = line.rstrip("\n").split(" ", 1)
         if kind == "netns":
             namespaces.add(what)
+        elif kind == "cgroup":
+            groups.add(what)
         elif kind == "dir":
             folders.add(what)
         else:
@@ -67,6 +70,9 @@ def main():
     for name in namespaces:
         if os.path.exists(f"/run/netns/{name}"):
             subprocess.run(["ip", "netns", "del", name])
+    for group in groups:
+        with contextlib.suppress(OSError):
+            os.rmdir(group)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 
