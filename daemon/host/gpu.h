@@ -11,8 +11,8 @@
 #include <pthread.h>
 #include <stdint.h>
 
-#include "daemon/host/loop.h"
 #include "ipc/base/err.h"
+#include "ipc/base/loop.h"
 
 struct gpus;
 struct gpu_note;

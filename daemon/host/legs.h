@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #include "daemon/core/agent.h"
-#include "daemon/host/loop.h"
+#include "ipc/base/loop.h"
 
 struct host;
 struct part;

@@ -16,10 +16,10 @@
 #include <stdint.h>
 
 #include "daemon/core/agent.h"
-#include "daemon/host/loop.h"
 #include "daemon/host/options.h"
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
+#include "ipc/base/loop.h"
 #include "ipc/net/net.h"
 
 #define LINK_CHANNELS 3

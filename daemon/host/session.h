@@ -23,10 +23,10 @@
 
 #include "daemon/core/agent.h"
 #include "daemon/host/interval.h"
-#include "daemon/host/loop.h"
 #include "daemon/host/memory.h"
 #include "daemon/host/registration.h"
 #include "ipc/base/ctl.h"
+#include "ipc/base/loop.h"
 #include "ipc/shm/ring.h"
 #include "ipc/shm/segment.h"
 #include "ipc/sock/peer.h"

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * main - thserverd, the reference server: options, the loop, the end.
+ * main - thserverd, the reference server: options, the service, the end.
  */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "ipc/base/log.h"
-#include "server/host/loop.h"
 #include "server/host/options.h"
+#include "server/host/service.h"
 
 #define EXIT_USAGE 2
 
@@ -16,7 +16,7 @@ main(int argc, char **argv)
 {
 	static struct options options;
 	struct th_err err = {0};
-	struct loop *loop;
+	struct service *service;
 
 	if (options_parse(argc, argv, &err, &options) < 0) {
 		fprintf(stderr, "thserverd: %s\n", err.text);
@@ -26,11 +26,11 @@ main(int argc, char **argv)
 		printf("the configuration is good\n");
 		return EXIT_SUCCESS;
 	}
-	if (loop_new(&options, &err, &loop) < 0) {
+	if (service_new(&options, &err, &service) < 0) {
 		log_error("main", "cannot start: %s", err.text);
 		net_exit(EXIT_FAILURE);
 	}
-	loop_run(loop);
+	service_run(service);
 	log_info("main", "leaving");
 	net_exit(EXIT_SUCCESS);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * points - at which requests the server has a failpoint: before it decides, and when it has sent
- * what the decision caused. Only for loop.c.
+ * what the decision caused. Only for service.c.
  */
 #ifndef TH_SERVER_HOST_POINTS_H
 #define TH_SERVER_HOST_POINTS_H

@@ -400,6 +400,15 @@ Test(serverd, two_signals__leave_at_once, .timeout = 60)
 	cr_assert_eq(stop(&serverd, SIGCONT), 1);
 }
 
+Test(serverd, hang_up__is_ignored, .timeout = 60)
+{
+	struct serverd serverd;
+
+	start_ready(&serverd, "tcp://127.0.0.1:0");
+	cr_assert_eq(kill(serverd.pid, SIGHUP), 0);
+	cr_assert_eq(stop(&serverd, SIGTERM), 0);
+}
+
 Test(serverd, port_in_use__exits_1_and_says_what_to_do, .timeout = 60)
 {
 	struct serverd serverd, second;

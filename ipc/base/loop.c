@@ -2,7 +2,7 @@
 /*
  * loop - see loop.h. Main thread only.
  */
-#include "daemon/host/loop.h"
+#include "ipc/base/loop.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loop - waits for descriptors, signals and one moment in time, and calls who is responsible.
+ * loop - a daemon's main loop: waits for descriptors, signals and one moment in time, and calls who
+ * is responsible.
  *
  * A source is embedded in what it belongs to. It may be removed while a batch is dispatched, also
  * by another source's function; its memory must stay until loop_wait returns. Main thread only.
  */
-#ifndef TH_DAEMON_HOST_LOOP_H
-#define TH_DAEMON_HOST_LOOP_H
+#ifndef TH_IPC_BASE_LOOP_H
+#define TH_IPC_BASE_LOOP_H
 
 #include <stdbool.h>
 #include <stdint.h>
