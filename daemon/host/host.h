@@ -63,6 +63,8 @@ struct host {
 	struct loop_source documents_source;
 
 	int lock_fd, listener_fd, own_pidfd; /* own */
+	const char *sockets[3]; /* that this process has made in the runtime directory */
+	uint32_t num_sockets;
 	struct loop_source listener_source;
 	bool listener_paused; /* out of descriptors: tried again at the next beat */
 	int spare_fd;         /* owns: given up for a word to a worker when there is no other */

@@ -34,6 +34,7 @@ struct legs {
 	struct loop_source released_source;
 };
 
+void legs_init(struct host *host); /* first of all: then it may be closed */
 int legs_open(struct host *host, struct th_err *err);
 void legs_close(struct host *host); /* after transport_close: no mover is left */
 

@@ -84,12 +84,17 @@ on_released(void *arg, uint32_t events)
 	take_notes(host);
 }
 
+void
+legs_init(struct host *host)
+{
+	pthread_mutex_init(&host->legs.lock, NULL);
+	host->legs.released_fd = host->legs.released_source.fd = -1;
+}
+
 int
 legs_open(struct host *host, struct th_err *err)
 {
 	struct legs *legs = &host->legs;
-	pthread_mutex_init(&legs->lock, NULL);
-	legs->released_source.fd = -1;
 	legs->released_fd = doorbell_new();
 	int rc = legs->released_fd;
 	if (rc >= 0)

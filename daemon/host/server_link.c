@@ -336,11 +336,16 @@ link_watch(struct host *host, int64_t now_ns)
 	return th_min_i64(next_ns, patience_ns(link));
 }
 
-int
-link_open(struct host *host, struct th_err *err)
+void
+link_init(struct host *host)
 {
 	for (int i = 0; i < LINK_CHANNELS; i++)
 		host->link.channels[i] = (struct link_channel){.host = host, .source.fd = -1};
+}
+
+int
+link_open(struct host *host, struct th_err *err)
+{
 	for (int i = 0; i < LINK_CHANNELS; i++) {
 		struct link_channel *channel = &host->link.channels[i];
 		int rc = net_client_new(NULL, err, &channel->client);

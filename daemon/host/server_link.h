@@ -48,6 +48,7 @@ struct server_link {
 	char told[OPTIONS_SERVERS_MAX][TH_CTL_TEXT_BYTES];
 };
 
+void link_init(struct host *host); /* first of all: then it may be closed */
 int link_open(struct host *host, struct th_err *err);
 void link_close(struct host *host);
 

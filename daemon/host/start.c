@@ -210,12 +210,15 @@ open_documents(struct host *host, struct th_err *err)
 		return rc;
 	snprintf(url, sizeof(url), "ipc://%.200s", path);
 	rc = net_server_listen(host->documents, url, 0660, err, real);
-	if (rc == 0)
-		rc = runtime_path(host, OPERATORS_FILE, path, sizeof(path) - 16, err);
+	if (rc < 0)
+		return rc;
+	host->sockets[host->num_sockets++] = "agent.ipc";
+	rc = runtime_path(host, OPERATORS_FILE, path, sizeof(path) - 16, err);
 	if (rc == 0)
 		rc = operators_listen(host->documents, path, host->options.admin_group, err);
 	if (rc < 0)
 		return rc;
+	host->sockets[host->num_sockets++] = OPERATORS_FILE;
 	rc = loop_add(&host->loop, &host->documents_source, net_server_fd(host->documents), EPOLLIN,
 		documents_ready, host);
 	return rc < 0 ? th_fail(err, rc, "watching %s: %s", url, th_strerror(rc)) : 0;
@@ -232,6 +235,7 @@ open_listener(struct host *host, struct th_err *err)
 	if (rc < 0)
 		return rc;
 	host->listener_fd = rc;
+	host->sockets[host->num_sockets++] = "agent.fds";
 	rc = loop_add(&host->loop, &host->listener_source, host->listener_fd, EPOLLIN,
 		worker_connects, host);
 	return rc < 0 ? th_fail(err, rc, "watching %s: %s", path, th_strerror(rc)) : 0;
@@ -275,6 +279,9 @@ start(struct host *host, struct th_err *err)
 	host->start_ns = th_now_ns();
 	host->next_beat_ns = host->start_ns;
 	host->next_expire_ns = host->next_listing_ns = host->next_link_ns = INT64_MAX;
+	/* What is closed again though it was not opened. */
+	legs_init(host);
+	link_init(host);
 	documents_init(host);
 	snprintf(host->server_text, sizeof(host->server_text), "not reached yet");
 	host->message = th_calloc(1, sizeof(*host->message));
@@ -321,24 +328,16 @@ start(struct host *host, struct th_err *err)
 
 /* ---- the end --------------------------------------------------------------------------------- */
 
-static void
-remove_socket(struct host *host, const char *file)
-{
-	char path[OPTIONS_TEXT_BYTES + 16];
-	struct th_err err;
-	if (runtime_path(host, file, path, sizeof(path), &err) == 0)
-		(void)unlink(path);
-}
-
 void
 start_undo(struct host *host)
 {
-	/* Only what this process made is removed: the lock says whose the sockets are. */
-	if (host->listener_fd >= 0)
-		remove_socket(host, "agent.fds");
-	if (host->documents) {
-		remove_socket(host, "agent.ipc");
-		remove_socket(host, OPERATORS_FILE);
+	/* Whatever is there by another's hand stays. */
+	while (host->num_sockets > 0) {
+		char path[OPTIONS_TEXT_BYTES + 16];
+		struct th_err err;
+		if (runtime_path(host, host->sockets[--host->num_sockets], path, sizeof(path),
+			    &err) == 0)
+			(void)unlink(path);
 	}
 	loop_remove(&host->loop, &host->listener_source);
 	th_fd_close(&host->listener_fd);
@@ -346,8 +345,7 @@ start_undo(struct host *host)
 	loop_remove(&host->loop, &host->transport_source);
 	if (host->transport)
 		transport_halt(host->transport);
-	if (host->legs.released_source.ready)
-		legs_close(host);
+	legs_close(host);
 	reserves_free(host);
 	session_free_all(host);
 	/* It deregisters what they had, and only then is that freed. */
@@ -357,11 +355,9 @@ start_undo(struct host *host)
 	gpu_close(host);
 	loop_remove(&host->loop, &host->offload_source);
 	offload_free(host->offload);
-	if (host->documents)
-		documents_close(host);
+	documents_close(host);
 	blobs_close(host);
-	if (host->link.channels[0].host)
-		link_close(host);
+	link_close(host);
 	listings_free(host->listings);
 	engine_free(host);
 	th_fd_close(&host->spare_fd);

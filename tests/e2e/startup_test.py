@@ -66,6 +66,20 @@ def again(c, runtime):
     return True
 
 
+def what_is_no_socket_stays():
+    """A file where a socket is to be: the agent does not start, and does not remove it."""
+    with cluster() as c:
+        for name in ("agent.fds", "agent.ipc", "admin.ipc"):
+            runtime = os.path.join(c.dir, f"with-{name}")
+            os.mkdir(runtime)
+            path = os.path.join(runtime, name)
+            with open(path, "w") as f:
+                f.write("of somebody")
+            argv = [AGENT, "-c", "/dev/null", "-s", c.server_url, "-d", "127.0.0.1", "-r", runtime]
+            fails(argv, path, code=1)
+            assert sorted(os.listdir(runtime)) == sorted([name, "agent.lock"]), os.listdir(runtime)
+
+
 def a_port_in_use():
     with cluster() as c:
         port = c.server_url.rsplit(":", 1)[1]
@@ -212,6 +226,7 @@ if __name__ == "__main__":
     main(
         a_second_agent_on_the_same_runtime_dir,
         a_stale_socket_is_replaced,
+        what_is_no_socket_stays,
         a_port_in_use,
         bad_options,
         versions,
