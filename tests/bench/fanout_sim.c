@@ -2,7 +2,7 @@
 /*
  * fanout_sim - how long many readers of one publisher take, in virtual time.
  *
- *   fanout_sim                       the table of the README; fails when a row is over its limit
+ *   fanout_sim                       the table of README.md; fails when a row is over its limit
  *   fanout_sim READERS CHUNKS SPREAD CHUNK_US RTT_US     one row
  *
  * The real core of the reference server decides who reads from whom. Its agents are modelled here:
