@@ -413,7 +413,7 @@ Test(libthc_args, set_attribute__all_together_over_the_limit__is_refused)
 
 Test(libthc_args, texts__codes_and_types)
 {
-	cr_assert_str_eq(thc_version_string(), "1.0.0");
+	cr_assert_str_eq(thc_version_string(), TH_VERSION);
 	cr_assert_str_eq(thc_strerror(0), "success");
 	cr_assert_str_eq(thc_strerror(THC_E_FORKED), "the handle was inherited across fork()");
 	cr_assert_str_eq(thc_strerror(12345), "unknown error");
