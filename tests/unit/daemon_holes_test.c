@@ -6,6 +6,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -53,6 +54,16 @@ map(int fd, int protection)
 	return at;
 }
 
+/* Containers may forbid it; thagentd(8) says what is then. */
+static void
+needs_userfaultfd(void)
+{
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+	if (fd < 0)
+		cr_skip_test("no userfaultfd here: a filter of system calls");
+	close(fd);
+}
+
 /* ---- mapped --------------------------------------------------------------------------------- */
 
 Test(daemon_holes, guard__page_that_is_there__is_touched_as_ever)
@@ -69,6 +80,7 @@ Test(daemon_holes, guard__page_that_is_there__is_touched_as_ever)
 
 Test(daemon_holes, guard__hole__is_neither_read_nor_written_nor_filled)
 {
+	needs_userfaultfd();
 	uint8_t bytes[100] = {0};
 	int fd = file_with(0xfb), ends[2];
 	uint8_t *at = map(fd, PROT_READ | PROT_WRITE), *reading = map(fd, PROT_READ);
@@ -90,6 +102,7 @@ Test(daemon_holes, guard__hole__is_neither_read_nor_written_nor_filled)
 
 Test(daemon_holes, guard__hole_that_is_punched_under_a_touched_page__is_one)
 {
+	needs_userfaultfd();
 	uint8_t byte;
 	int fd = file_with(0xff);
 	uint8_t *at = map(fd, PROT_READ | PROT_WRITE);
