@@ -79,7 +79,7 @@ struct ctl_transfer_info {
 	struct ctl_path path;
 };
 
-#define CTL_COUNTERS_MAX 16u
+#define CTL_COUNTERS_MAX 24u
 
 struct ctl_counter {
 	char name[32];

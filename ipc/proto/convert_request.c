@@ -327,7 +327,7 @@ in_attach(struct convert_in *in, const Tensorhub__V1__Attach *body, struct ctl_a
 	convert_in_name(in, "datacenter", body->datacenter, TH_NAME_MAX, ret_attach->datacenter);
 	convert_in_name(
 		in, "data_address", body->data_address, TH_ADDRESS_MAX, ret_attach->data_address);
-	convert_in_check(in, body->epoch < TH_EPOCH_MAX, "epoch", "is too high");
+	convert_in_check(in, body->epoch <= TH_EPOCH_MAX, "epoch", "is too high");
 	ret_attach->spot = body->spot;
 	ret_attach->offload_bytes = body->offload_bytes;
 	ret_attach->server_inc = body->server_inc;

@@ -425,6 +425,25 @@ attach_check(struct refsrv *server, uint64_t inc, const struct ctl_attach *attac
 	return 0;
 }
 
+int
+agent_admit(struct refsrv *server, const struct agent *agent, const struct ctl_request *request,
+	struct th_err *err)
+{
+	const struct ctl_attach *attach = &request->u.attach;
+
+	(void)agent;
+	if (attach->server_inc == server->config.server_inc ||
+		epoch_believed(server, attach->epoch))
+		return 0;
+	server->counters.refused_epochs++;
+	return th_fail(err, TH_E_INVALID,
+		"agent %s says that it was attached to a reference server of epoch %" PRIu32
+		": this one is of epoch %" PRIu32 ", and believes no higher one than %" PRIu32
+		", for no cluster has had so many servers since; if the agent comes from another "
+		"cluster, restart it",
+		attach->node, attach->epoch, server->epoch, epoch_bound(server));
+}
+
 bool
 agent_speaks(const struct agent *agent, const struct ctl_request *request)
 {

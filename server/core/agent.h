@@ -13,6 +13,9 @@ struct agent *agent_find(struct refsrv *server, uint64_t inc);
 /* The agent that attached last under this name; NULL: none is on record. */
 struct agent *agent_of_node(struct refsrv *server, const char *node);
 
+/* May this ATTACH be looked at, of this agent, as it is known? NULL: it is not. */
+int agent_admit(struct refsrv *server, const struct agent *agent, const struct ctl_request *request,
+	struct th_err *err);
 int agent_attach(struct refsrv *server, const struct ctl_request *request,
 	struct ctl_attach_reply *ret_reply, struct th_err *err);
 /* connection: by which it came; 0: not known. */

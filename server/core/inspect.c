@@ -141,6 +141,7 @@ add_counters(const struct refsrv *server, struct ctl_inspection *inspection)
 	add_counter(inspection, "snapshot_bytes", server->snapshot_bytes);
 	add_counter(inspection, "manifest_bytes", server->blob_bytes);
 	add_counter(inspection, "versions_at_risk", server->num_at_risk);
+	add_counter(inspection, "refused_epochs", server->counters.refused_epochs);
 }
 
 static void

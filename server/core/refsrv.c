@@ -550,6 +550,11 @@ handle(struct refsrv *server, const struct ctl_request *request, struct ctl_repl
 		return unknown_agent(reply, agent, err);
 	if (!changes_state(request->kind))
 		return question(server, agent, request, reply, err);
+	if (request->kind == CTL_ATTACH) {
+		rc = agent_admit(server, agent, request, err);
+		if (rc != 0)
+			return rc;
+	}
 	if (living && seen_before(server, agent, request, reply, &rc, err))
 		return rc;
 	if (request->kind == CTL_ATTACH && standby_left_behind(server, agent, &request->u.attach))

@@ -578,6 +578,7 @@ struct refsrv {
 	int64_t drain_look_ns;
 	struct {
 		uint64_t requests, polls, beats, lists, watches, changed, snapshots, watches_open;
+		uint64_t refused_epochs;
 	} counters;
 	struct standby standby;
 	bool warming;    /* agents may still say what a former server knew: see rejoin.h */
@@ -588,6 +589,9 @@ struct refsrv {
 	uint32_t epoch;    /* of this life; 0: nobody has attached yet */
 	uint64_t last_id;  /* of sids, legs, groups, copies, drains, attachments: see epoch.h */
 	uint64_t mark, visit;
+	/* The epoch as it was when the agents of former lives had come: see epoch.h. */
+	uint32_t learnt_epoch;
+	int64_t learnt_live_ns; /* ... on the live clock */
 
 	struct refsrv_reply *replies; /* owns */
 	uint32_t num_replies, replies_max;

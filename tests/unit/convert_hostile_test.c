@@ -278,6 +278,8 @@ Test(convert_hostile, hashes_codes_ranges__are_refused)
 	attach.node = attach.datacenter = attach.data_address = name_of_letters;
 	cr_assert_eq(take(&message), 0);
 	attach.epoch = TH_EPOCH_MAX;
+	cr_assert_eq(take(&message), 0, "what a server has given");
+	attach.epoch = TH_EPOCH_MAX + 1;
 	cr_assert_eq(take(&message), TH_E_INVALID);
 }
 

@@ -91,7 +91,7 @@ Test(convert, request__sessions__come_back)
 	request.u.attach.spot = true;
 	request.u.attach.offload_bytes = UINT64_MAX;
 	request.u.attach.server_inc = UINT64_MAX;
-	request.u.attach.epoch = TH_EPOCH_MAX - 1;
+	request.u.attach.epoch = TH_EPOCH_MAX;
 	same_request(&request);
 
 	request = new_request(CTL_OPEN);

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What strangers say to the server, over the wire and through the converter: nobody else is
+ * disturbed. Each refusal has a code, a sentence and a counter.
+ */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/proto/convert.h"
+#include "server/core/epoch.h"
+#include "tests/support/refsrv_world.h"
+
+#define OTHER_LIFE 1234u /* of a server that is not this one */
+
+static struct world w;
+
+static void
+setup(void)
+{
+	world_init(&w, NULL);
+}
+
+static void
+teardown(void)
+{
+	world_fini(&w);
+}
+
+TestSuite(refsrv_trust, .init = setup, .fini = teardown);
+
+/* The code of its reply, or of the converter's refusal. */
+static int
+send(const struct ctl_request *request)
+{
+	struct convert_arena arena = {0};
+	struct ctl_request got;
+	struct th_err err = {0};
+	uint8_t *data;
+	size_t bytes;
+
+	cr_assert_eq(ctl_request_pack(request, &data, &bytes), 0);
+	int rc = ctl_request_unpack(data, bytes, &arena, &err, &got);
+	cr_assert_eq(rc != 0, err.text[0] != '\0');
+	if (rc == 0)
+		rc = world_repeat(&w, 0, &got);
+	free(data);
+	convert_arena_free(&arena);
+	return rc;
+}
+
+static struct ctl_request
+attach_of(uint64_t inc, const char *node)
+{
+	struct ctl_request request = {.kind = CTL_ATTACH, .agent_inc = inc, .request_no = 1};
+
+	strcpy(request.u.attach.node, node);
+	strcpy(request.u.attach.datacenter, "dc1");
+	strcpy(request.u.attach.data_address, "evil:1");
+	return request;
+}
+
+static uint64_t
+counter(const char *name)
+{
+	const struct ctl_inspection *now = refsrv_inspect(w.server, w.now_ns);
+
+	for (uint32_t i = 0; i < now->num_counters; i++) {
+		if (strcmp(now->counters[i].name, name) == 0)
+			return now->counters[i].value;
+	}
+	cr_assert(false, "there is no counter %s", name);
+	return 0;
+}
+
+static bool
+works(uint32_t agent)
+{
+	struct ctl_request beat = {.kind = CTL_BEAT};
+
+	return world_request(&w, agent, &beat) == 0;
+}
+
+/* ---- epochs ---------------------------------------------------------------------------------- */
+
+/* What an agent says when it was attached to another server, of this epoch. */
+static int
+comes_with(uint64_t inc, const char *node, uint32_t epoch)
+{
+	struct ctl_request request = attach_of(inc, node);
+
+	request.u.attach.server_inc = OTHER_LIFE;
+	request.u.attach.epoch = epoch;
+	return send(&request);
+}
+
+Test(refsrv_trust, epoch_that_no_life_explains__is_refused_and_nobody_has_it)
+{
+	uint32_t a = world_agent(&w);
+
+	world_sleep(&w, 4 * SEC);
+	cr_assert_eq(comes_with(666, "evil", TH_EPOCH_MAX - 1), TH_E_INVALID);
+	cr_assert(strstr(w.reply.text, "epoch 8388606"), "%s", w.reply.text);
+	cr_assert(strstr(w.reply.text, "restart it"), "%s", w.reply.text);
+	cr_assert_eq(counter("refused_epochs"), 1);
+	cr_assert(works(a));
+	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
+	cr_assert_eq(w.agents[a].epoch, 1);
+}
+
+Test(refsrv_trust, again_and_again__the_bound_does_not_move)
+{
+	world_agent(&w);
+	world_sleep(&w, 4 * SEC);
+	cr_assert_eq(comes_with(666, "evil", 1 + EPOCH_LEAP), 0, "lives explain it");
+	cr_assert_eq(comes_with(667, "evil2", 2 + EPOCH_LEAP), TH_E_INVALID);
+	cr_assert_eq(comes_with(668, "evil3", 1 + EPOCH_LEAP), 0);
+	cr_assert_eq(comes_with(669, "evil4", 2 + EPOCH_LEAP), TH_E_INVALID);
+	cr_assert_eq(counter("refused_epochs"), 2);
+	cr_assert_eq(refsrv_inspect(w.server, w.now_ns)->epoch, 2 + EPOCH_LEAP);
+}
+
+Test(refsrv_trust, empty_server__believes_those_who_come_first)
+{
+	uint32_t a = world_agent(&w); /* it has had no server before */
+
+	cr_assert_eq(w.agents[a].epoch, 1);
+	cr_assert_eq(comes_with(5, "n5", 1000000), 0);
+	cr_assert_eq(w.reply.u.attach.epoch, 1000001);
+	world_sleep(&w, 4 * SEC);
+	cr_assert_eq(comes_with(6, "n6", 1000000), 0);
+	cr_assert_eq(comes_with(7, "n7", 1000002 + EPOCH_LEAP), TH_E_INVALID);
+}
+
+/* The worst that can happen: all agents, and so the next server, have the highest there is. */
+Test(refsrv_trust, highest_epoch__shuts_nobody_out)
+{
+	uint64_t sids[4];
+
+	cr_assert_eq(comes_with(5, "n5", TH_EPOCH_MAX), 0);
+	cr_assert_eq(w.reply.u.attach.epoch, TH_EPOCH_MAX);
+	uint32_t a = world_agent(&w);
+	cr_assert_eq(w.agents[a].epoch, TH_EPOCH_MAX);
+	for (uint64_t i = 0; i < 4; i++) {
+		char replica[] = {(char)('r' + i), '\0'};
+		cr_assert_eq(world_open(&w, a, "m", replica, 0, 1, 1, &sids[i]), 0);
+		cr_assert_eq(comes_with(10 + i, replica, TH_EPOCH_MAX), 0);
+		for (uint64_t k = 0; k < i; k++)
+			cr_assert_neq(sids[k], sids[i], "numbers are given once");
+	}
+	world_sleep(&w, 4 * SEC);
+	cr_assert_eq(comes_with(6, "n6", TH_EPOCH_MAX), 0);
+	cr_assert_eq(comes_with(7, "n7", 3), 0);
+}
