@@ -15,8 +15,6 @@
 #include "server/core/agent.h"
 #include "server/core/event_log.h"
 
-#define SOMEBODY "another reference server"
-
 /* ---- what is known of the others ------------------------------------------------------------- */
 
 static const char *
@@ -88,16 +86,7 @@ find_later(const struct refsrv *server, struct later *ret_later)
 		*ret_later = (struct later){name_of(server, peer), peer->epoch};
 		return true;
 	}
-	if (standby->rival_epoch == 0 ||
-		server->live_ns - standby->rival_ns >= silence_ns(server) ||
-		!is_later(standby->rival_epoch, standby->rival_inc, epoch, inc))
-		return false;
-	*ret_later = (struct later){SOMEBODY, standby->rival_epoch};
-	for (uint32_t i = 0; i < standby->num_peers; i++) {
-		if (!standby->peers[i].self && standby->peers[i].inc == standby->rival_inc)
-			ret_later->name = name_of(server, &standby->peers[i]);
-	}
-	return true;
+	return false;
 }
 
 /* One before this one has answered all questions for long. */
@@ -278,22 +267,19 @@ standby_hello(struct refsrv *server, const struct ctl_hello *hello, struct th_er
 		return th_fail(err, TH_E_INVALID,
 			"a reference server says that it has epoch %" PRIu32 ": the highest is %u",
 			hello->epoch, TH_EPOCH_MAX);
-	if (standby->num_peers == 0 || hello->server_inc == server->config.server_inc)
+	if (standby->num_peers == 0 || !standby_serves(server) || !hello->serving ||
+		!is_later(
+			hello->epoch, hello->server_inc, server->epoch, server->config.server_inc))
 		return 0;
-	standby->epoch = th_max_u32(standby->epoch, hello->epoch);
-	bool over = standby->rival_epoch == 0 ||
-		    server->live_ns - standby->rival_ns >= server->config.silence_ns;
-	bool same = standby->rival_inc == hello->server_inc;
-	if (same || over ||
-		is_later(hello->epoch, hello->server_inc, standby->rival_epoch,
-			standby->rival_inc)) {
-		if (hello->serving || same) {
-			standby->rival_inc = hello->server_inc;
-			standby->rival_epoch = hello->serving ? hello->epoch : 0;
-			standby->rival_ns = server->live_ns;
-		}
-	}
-	standby_look(server);
+	if (TH_PLANT(hello_believed))
+		become(server, STANDBY_OVER, "another reference server says that it serves");
+	/* Servers that ask because they are asked would never end. */
+	if (server->live_ns < standby->hint_ns)
+		return 0;
+	TH_MARK(server_asks_after_a_hint);
+	standby->hint_ns = th_deadline_ns(server->live_ns, server->config.probe_ns);
+	for (uint32_t i = 0; i < standby->num_peers; i++)
+		standby->peers[i].next_ns = server->live_ns;
 	return 0;
 }
 
@@ -321,10 +307,6 @@ standby_probed(struct refsrv *server, uint32_t number, const struct ctl_hello_re
 		standby_look(server);
 		return;
 	}
-	/* Its life that asked this server is over, or serves no more. */
-	if (peer->inc == standby->rival_inc &&
-		(reply->server_inc != standby->rival_inc || !reply->serving))
-		standby->rival_epoch = 0;
 	/* One that restarts again and again is not there. */
 	if (peer->since_ns == INT64_MAX || peer->inc != reply->server_inc)
 		peer->since_ns = server->live_ns;
@@ -454,8 +436,6 @@ standby_next_ns(const struct refsrv *server)
 		if (peer->since_ns != INT64_MAX)
 			next_ns = ahead(server, next_ns, peer->since_ns, config->return_ns);
 	}
-	if (standby->rival_epoch != 0)
-		next_ns = ahead(server, next_ns, standby->rival_ns, config->silence_ns);
 	return next_ns == INT64_MAX ? next_ns
 				    : th_deadline_ns(server->now_ns, next_ns - server->live_ns);
 }

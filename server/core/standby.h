@@ -14,6 +14,8 @@
  * renew: its shell makes a new core, which knows nothing, and its agents announce what they hold to
  * whom they find serving.
  *
+ * Only what another of the list answers to this one counts, not what anybody says to it.
+ *
  * All this goes by the live clock: a server that stood still has not heard the others be silent.
  * What two halves of a network do at the same time is not prevented; when they meet, the one with
  * the lower epoch is over.
@@ -36,7 +38,10 @@ bool standby_answers(const struct ctl_request *request);
 int standby_refuse(const struct refsrv *server, const struct ctl_request *request,
 	struct ctl_reply *reply, struct th_err *err);
 
-/* A server, not an agent, has said HELLO. */
+/*
+ * A server, not an agent, has said HELLO, or somebody who says that he is one. What it says of
+ * itself is a reason to ask the others of the list at once, and no more.
+ */
 int standby_hello(struct refsrv *server, const struct ctl_hello *hello, struct th_err *err);
 /* reply NULL: a probe of this peer has failed. */
 void standby_probed(struct refsrv *server, uint32_t peer, const struct ctl_hello_reply *reply);

@@ -498,10 +498,7 @@ struct standby { /* see standby.h; part of struct refsrv */
 	uint32_t num_peers;
 	struct peer peers[REFSRV_PEERS_MAX];
 	uint32_t epoch; /* the highest heard of */
-	/* The highest that has asked while it served; rival_epoch 0: none. */
-	uint64_t rival_inc;
-	uint32_t rival_epoch;
-	int64_t rival_ns;     /* ... last, live */
+	int64_t hint_ns;      /* a question of another is no reason to ask before that, live */
 	int64_t stood_ns;     /* this server stood still longer than silence_ns, then; INT64_MIN */
 	char text[TH_CTL_TEXT_BYTES]; /* why it does not serve */
 	struct refsrv_standing standing; /* for the shell */

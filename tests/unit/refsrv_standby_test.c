@@ -36,6 +36,7 @@ static struct cluster {
 	uint64_t last_inc, last_token;
 	struct agent agents[AGENTS];
 	struct ctl_reply reply; /* to the last request */
+	uint32_t asked;         /* questions to others */
 	uint32_t refused;       /* POLLs that waited and were refused, as of an unknown agent */
 } c;
 
@@ -74,6 +75,7 @@ ask(uint32_t from, uint32_t to, const struct ctl_hello *hello)
 	struct refsrv_out out;
 	int code = TH_E_NO_SERVER;
 
+	c.asked++;
 	if (c.cut[from][to] || c.stopped[to])
 		return;
 	if (c.servers[to] != NULL) {
@@ -464,14 +466,20 @@ Test(refsrv_standby, halves_meet__the_lower_epoch_is_over)
 	cr_assert_eq(c.renewed[1], 0);
 }
 
-Test(refsrv_standby, only_one_can_ask__being_asked_is_enough)
+/* Who cannot ask believes nobody who asks; the other gives the cluster back to it. */
+Test(refsrv_standby, only_one_can_ask__being_asked_proves_nothing)
 {
 	halves();
 	c.cut[1][0] = false;
-	rest(1100 * MS);
-	cr_assert_eq(c.renewed[0], 1);
-	cr_assert_eq(attach(0, 0), TH_E_NO_SERVER);
-	cr_assert_str_eq(c.reply.text, "standby: another reference server serves, with epoch 2");
+	rest(5 * SEC);
+	cr_assert_eq(c.renewed[0], 0);
+	beat(0, 0);
+	beat(1, 1);
+	rest(6 * SEC);
+	cr_assert_eq(c.renewed[1], 1);
+	cr_assert_eq(attach(1, 1), TH_E_NO_SERVER);
+	cr_assert_eq(attach(0, 1), 0);
+	beat(0, 0);
 }
 
 Test(refsrv_standby, only_one_can_ask__its_answer_is_enough)
@@ -573,6 +581,7 @@ Test(refsrv_standby, first_stood_still_for_a_minute__is_over_when_it_hears_of_th
 	beat(0, 0);
 	cr_assert_eq(c.renewed[0], 0, "nobody has gone to the other one");
 	stop(0, 60 * SEC);
+	rest(1100 * MS);
 	cr_assert_eq(c.renewed[0], 0);
 	cr_assert(!serves(1), "the first is there again");
 	c.stopped[0] = true;
@@ -657,12 +666,60 @@ Test(refsrv_standby, hostile_values__refused_or_taken_for_no_answer)
 	take(0, &out);
 	cr_assert_eq(c.renewed[0], 0);
 	beat(0, 0);
-	/* The highest there is can still be followed. */
-	other.u.hello.epoch = TH_EPOCH_MAX;
-	cr_assert_eq(request(0, AGENTS, &other), 0);
+	/* The highest there is can still be followed, when it is one of the list that has it. */
+	answer.epoch = TH_EPOCH_MAX;
+	refsrv_probed(c.servers[0], c.now_ns, 1, &answer, &out);
+	take(0, &out);
 	cr_assert_eq(c.renewed[0], 1);
 	rest(4 * SEC);
 	cr_assert_eq(attach(0, 0), 0);
+}
+
+static struct ctl_request
+stranger(uint64_t inc)
+{
+	return (struct ctl_request){.kind = CTL_HELLO,
+		.u.hello = {.protocol_min = TH_PROTOCOL_MIN,
+			.protocol_max = TH_PROTOCOL_MAX,
+			.server_inc = inc,
+			.epoch = 1000,
+			.serving = true}};
+}
+
+Test(refsrv_standby, anybody_says_that_he_serves__nobody_moves)
+{
+	begin(2);
+	cr_assert_eq(attach(0, 0), 0);
+	poll(0, 0);
+	for (uint32_t i = 0; i < 20; i++) {
+		struct ctl_request hello = stranger(99 + i);
+		cr_assert_eq(request(0, AGENTS, &hello), 0);
+		cr_assert_eq(request(1, AGENTS, &hello), 0);
+		rest(300 * MS);
+		beat(0, 0);
+	}
+	cr_assert_eq(c.renewed[0] + c.renewed[1], 0);
+	cr_assert_eq(c.refused, 0);
+	cr_assert(serves(0) && !serves(1));
+	/* Nor has the second learnt from it how far the others are. */
+	end(0);
+	rest(4 * SEC);
+	cr_assert_eq(attach(1, 1), 0);
+	cr_assert_eq(c.agents[1].epoch, 2);
+}
+
+Test(refsrv_standby, anybody_says_that_he_serves__the_others_are_asked_at_once_and_once)
+{
+	struct ctl_request hello = stranger(99);
+	uint32_t asked;
+
+	begin(2);
+	cr_assert_eq(attach(0, 0), 0);
+	rest(100 * MS);
+	asked = c.asked;
+	for (uint32_t i = 0; i < 20; i++)
+		cr_assert_eq(request(0, AGENTS, &hello), 0);
+	cr_assert_eq(c.asked, asked + 1);
 }
 
 Test(refsrv_standby, first_agent_says_that_it_knows_this_life__is_attached_all_the_same)
