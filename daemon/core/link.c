@@ -15,6 +15,7 @@
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/name.h"
 #include "ipc/base/sim.h"
 
 #define RESTARTED_TEXT                                                                             \
@@ -37,6 +38,7 @@ setup(struct agent *agent, enum link_phase phase)
 			.protocol_min = TH_PROTOCOL_MIN,
 			.protocol_max = TH_PROTOCOL_MAX,
 		};
+		AC_COPY(request->ctl.u.hello.cluster, agent->config.attach.cluster);
 	} else {
 		request->ctl.u.attach = agent->config.attach;
 		request->ctl.u.attach.server_inc = link->server_inc;
@@ -309,6 +311,12 @@ setup_reply(struct agent *agent, const struct ctl_reply *reply)
 			"the reference server speaks protocol %" PRIu32 ", this agent %u to %u: "
 			"install matching versions",
 			reply->u.hello.protocol, TH_PROTOCOL_MIN, TH_PROTOCOL_MAX);
+		setup_failed(agent, text);
+	} else if (!th_cluster_fits(reply->u.hello.cluster, agent->config.attach.cluster)) {
+		snprintf(text, sizeof(text),
+			"the reference server is of cluster %s, this agent of cluster %s: set "
+			"cluster to the same name in both files, or give each its own servers",
+			reply->u.hello.cluster, agent->config.attach.cluster);
 		setup_failed(agent, text);
 	} else {
 		/* What the last attempt cost is not forgotten: it may fail again. */

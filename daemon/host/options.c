@@ -22,6 +22,7 @@ __attribute__((visibility("default"))) const char *argp_program_version = "thage
 
 enum long_only { /* options without a letter */
 	OPTION_SPOT = 256,
+	OPTION_CLUSTER,
 	OPTION_OFFLOAD_LIMIT,
 	OPTION_TRANSPORT,
 	OPTION_VERIFY,
@@ -35,6 +36,7 @@ static const struct argp_option known[] = {
 	{"data", 'd', "HOST[:PORT]", 0, "where other agents reach this one", 0},
 	{"node", 'n', "NAME", 0, "name in listings (the host name)", 0},
 	{"datacenter", 'D', "NAME", 0, "where this host is (default)", 0},
+	{"cluster", OPTION_CLUSTER, "NAME", 0, "refuse servers of another one (none)", 0},
 	{"spot", OPTION_SPOT, NULL, 0, "this host may vanish: it retains nothing", 0},
 	{"offload-limit", OPTION_OFFLOAD_LIMIT, "SIZE", 0,
 		"memory for offloaded copies, 0 for none (half of what is available)", 0},
@@ -93,6 +95,7 @@ on_option(int key, char *value, struct argp_state *state)
 		{'d', "data"},
 		{'n', "node"},
 		{'D', "datacenter"},
+		{OPTION_CLUSTER, "cluster"},
 		{OPTION_OFFLOAD_LIMIT, "offload.limit"},
 		{OPTION_TRANSPORT, "transport"},
 		{OPTION_VERIFY, "verify"},

@@ -31,6 +31,7 @@ struct options {
 	uint16_t data_port;                 /* 0: any                                             */
 	char node[TH_NAME_MAX + 1];
 	char datacenter[TH_NAME_MAX + 1];
+	char cluster[TH_CLUSTER_MAX + 1]; /* empty: none */
 	bool transport_local, transport_rdma, transport_tcp;
 	bool transport_tcp_first; /* RDMA only for those who accept nothing else               */
 	struct options_rdma rdma;

@@ -59,13 +59,13 @@ set_text(char *field, size_t size, const char *key, const char *value, struct th
 }
 
 static int
-set_name(char field[TH_NAME_MAX + 1], const char *key, const char *value, struct th_err *err)
+set_name(char *field, size_t max, const char *key, const char *value, struct th_err *err)
 {
-	if (!th_name_valid(value, TH_NAME_MAX))
+	if (!th_name_valid(value, max))
 		return th_fail(err, TH_E_INVALID,
-			"%s: a name has 1 to %d bytes of UTF-8 without control characters", key,
-			TH_NAME_MAX);
-	snprintf(field, TH_NAME_MAX + 1, "%s", value);
+			"%s: a name has 1 to %zu bytes of UTF-8 without control characters", key,
+			max);
+	snprintf(field, max + 1, "%s", value);
 	return 0;
 }
 
@@ -342,6 +342,7 @@ const char *const options_keys[] = {
 	"data",
 	"node",
 	"datacenter",
+	"cluster",
 	"spot",
 	"offload.limit",
 	"offload_limit", /* an older name of it */
@@ -404,9 +405,11 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("data"))
 		return set_data(o, "data (-d)", value, err);
 	if (IS("node"))
-		return set_name(o->node, key, value, err);
+		return set_name(o->node, TH_NAME_MAX, key, value, err);
 	if (IS("datacenter"))
-		return set_name(o->datacenter, key, value, err);
+		return set_name(o->datacenter, TH_NAME_MAX, key, value, err);
+	if (IS("cluster"))
+		return set_name(o->cluster, TH_CLUSTER_MAX, key, value, err);
 	if (IS("spot"))
 		return options_bool(&o->spot, key, value, err);
 	if (IS("offload.limit") || IS("offload_limit"))

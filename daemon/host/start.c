@@ -262,6 +262,7 @@ open_core(struct host *host, struct th_err *err)
 	snprintf(config.attach.node, sizeof(config.attach.node), "%s", options->node);
 	snprintf(config.attach.datacenter, sizeof(config.attach.datacenter), "%s",
 		options->datacenter);
+	snprintf(config.attach.cluster, sizeof(config.attach.cluster), "%s", options->cluster);
 	snprintf(config.attach.data_address, sizeof(config.attach.data_address), "%s",
 		transport_address(host->transport));
 	host->engine.core = agent_new(&config, th_now_ns());

@@ -90,6 +90,7 @@ struct ctl_hello {
 	uint64_t server_inc;
 	uint32_t epoch;
 	bool serving;
+	char cluster[TH_CLUSTER_MAX + 1]; /* that the asker is of; empty: of any */
 };
 
 struct ctl_attach {
@@ -110,6 +111,7 @@ struct ctl_attach {
 	uint32_t epoch;
 	bool draining; /* an operator has said so, and nobody has taken it back */
 	bool leaving;  /* this agent is about to end: nothing more is read from it than must be */
+	char cluster[TH_CLUSTER_MAX + 1]; /* as in struct ctl_hello */
 };
 
 struct ctl_leg_progress {
@@ -498,6 +500,7 @@ struct ctl_hello_reply {
 	uint32_t protocol;
 	uint32_t epoch; /* 0: it does not know yet, nobody has attached */
 	bool serving;   /* false: a standby, or fenced */
+	char cluster[TH_CLUSTER_MAX + 1]; /* that this server is of; empty: of any */
 };
 
 struct ctl_attach_reply {

@@ -25,6 +25,12 @@ th_name_valid(const char *name, size_t max)
 	return true;
 }
 
+bool
+th_cluster_fits(const char *a, const char *b)
+{
+	return a[0] == '\0' || b[0] == '\0' || strcmp(a, b) == 0;
+}
+
 int
 th_name_copy(char ret_name[TH_NAME_MAX + 1], const char *text)
 {

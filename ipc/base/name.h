@@ -21,6 +21,9 @@
  */
 bool th_name_valid(const char *name, size_t max);
 
+/* Two programs of these clusters may talk; empty: none is configured, and it goes with any. */
+bool th_cluster_fits(const char *a, const char *b);
+
 /* Copies a NUL-terminated text of at most TH_NAME_MAX bytes. 0, or TH_E_INVALID when it is longer
  * (ret_name is then untouched). Does not judge the text: see th_name_valid. */
 TH_MUST_USE int th_name_copy(char ret_name[TH_NAME_MAX + 1], const char *text);

@@ -71,6 +71,7 @@ out_short(struct convert_arena *arena, const struct ctl_reply *reply, Tensorhub_
 		message->hello->protocol = reply->u.hello.protocol;
 		message->hello->epoch = reply->u.hello.epoch;
 		message->hello->serving = reply->u.hello.serving;
+		message->hello->cluster = convert_out_text(reply->u.hello.cluster);
 	} else if (reply->kind == CTL_ATTACH) {
 		message->body_case = REPLY(ATTACH);
 		message->attach = convert_message(arena, &tensorhub__v1__attach_reply__descriptor);
@@ -220,6 +221,8 @@ in_body(struct convert_in *in, const Tensorhub__V1__Reply *message, struct ctl_r
 		reply->u.hello.protocol = message->hello->protocol;
 		reply->u.hello.epoch = message->hello->epoch;
 		reply->u.hello.serving = message->hello->serving;
+		convert_in_name_or_empty(in, "cluster", message->hello->cluster, TH_CLUSTER_MAX,
+			reply->u.hello.cluster);
 		break;
 	case CTL_ATTACH:
 		reply->u.attach.server_inc = message->attach->server_inc;

@@ -27,6 +27,7 @@ out_attach(struct convert_arena *arena, const struct ctl_attach *attach,
 	body->epoch = attach->epoch;
 	body->draining = attach->draining;
 	body->leaving = attach->leaving;
+	body->cluster = convert_out_text(attach->cluster);
 	message->body_case = REQUEST(ATTACH);
 	message->attach = body;
 }
@@ -168,6 +169,7 @@ out_short(struct convert_arena *arena, const struct ctl_request *request,
 		message->hello->server_inc = request->u.hello.server_inc;
 		message->hello->epoch = request->u.hello.epoch;
 		message->hello->serving = request->u.hello.serving;
+		message->hello->cluster = convert_out_text(request->u.hello.cluster);
 	} else if (request->kind == CTL_POLL) {
 		message->body_case = REQUEST(POLL);
 		message->poll = convert_message(arena, &tensorhub__v1__poll__descriptor);
@@ -313,6 +315,7 @@ in_hello(struct convert_in *in, const Tensorhub__V1__Hello *body, struct ctl_hel
 		"protocol", "is no range");
 	ret_hello->protocol_min = body->protocol_min;
 	convert_in_check(in, body->epoch <= TH_EPOCH_MAX, "epoch", "is too high");
+	convert_in_name_or_empty(in, "cluster", body->cluster, TH_CLUSTER_MAX, ret_hello->cluster);
 	ret_hello->protocol_max = body->protocol_max;
 	ret_hello->server_inc = body->server_inc;
 	ret_hello->epoch = body->epoch;
@@ -328,6 +331,7 @@ in_attach(struct convert_in *in, const Tensorhub__V1__Attach *body, struct ctl_a
 	convert_in_name(
 		in, "data_address", body->data_address, TH_ADDRESS_MAX, ret_attach->data_address);
 	convert_in_check(in, body->epoch <= TH_EPOCH_MAX, "epoch", "is too high");
+	convert_in_name_or_empty(in, "cluster", body->cluster, TH_CLUSTER_MAX, ret_attach->cluster);
 	ret_attach->spot = body->spot;
 	ret_attach->offload_bytes = body->offload_bytes;
 	ret_attach->server_inc = body->server_inc;

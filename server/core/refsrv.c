@@ -12,6 +12,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/name.h"
 #include "ipc/base/sim.h"
 #include "server/core/admin.h"
 #include "server/core/agent.h"
@@ -310,6 +311,25 @@ end(struct refsrv *server, struct refsrv_out *ret_out)
 
 /* ---- requests ------------------------------------------------------------------------------- */
 
+/* Mostly a mistake in a file: servers list each other, or an agent goes to another's. */
+static int
+cluster_check(struct refsrv *server, const struct ctl_request *request, struct th_err *err)
+{
+	bool attaches = request->kind == CTL_ATTACH;
+	const char *theirs = attaches ? request->u.attach.cluster : request->u.hello.cluster;
+
+	if ((!attaches && request->kind != CTL_HELLO) ||
+		th_cluster_fits(theirs, server->config.cluster))
+		return 0;
+	server->counters.refused_clusters++;
+	return th_fail(err, TH_E_DENIED,
+		"%s %s is of cluster %s, and this reference server of cluster %s: set cluster to "
+		"the same name in both files, or give each its own servers",
+		attaches ? "agent" : "who asks",
+		attaches ? request->u.attach.node : "for this server", theirs,
+		server->config.cluster);
+}
+
 static int
 hello(struct refsrv *server, const struct ctl_hello *request, struct ctl_hello_reply *ret_reply,
 	struct th_err *err)
@@ -336,6 +356,7 @@ hello(struct refsrv *server, const struct ctl_hello *request, struct ctl_hello_r
 		.epoch = serves ? server->epoch : standby_epoch_heard(server),
 		.serving = serves,
 	};
+	memcpy(ret_reply->cluster, server->config.cluster, sizeof(ret_reply->cluster));
 	return 0;
 }
 
@@ -539,8 +560,10 @@ handle(struct refsrv *server, const struct ctl_request *request, struct ctl_repl
 {
 	struct agent *agent = agent_find(server, request->agent_inc);
 	bool living = agent != NULL && agent->state != AGENT_DEAD;
-	int rc;
+	int rc = cluster_check(server, request, err);
 
+	if (rc != 0)
+		return rc;
 	if (!standby_serves(server) && !standby_answers(request))
 		return standby_refuse(server, request, reply, err);
 	if (request->kind == CTL_HELLO)

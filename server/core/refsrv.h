@@ -77,6 +77,8 @@ struct refsrv;
 struct refsrv_config {
 	uint64_t server_inc; /* random, one per server process */
 	uint64_t seed[4];    /* for tickets */
+	char cluster[TH_CLUSTER_MAX +
+		     1]; /* others than of this one are refused; empty: nobody is */
 	/* Generations of listings count from here: higher than any that an earlier server told. */
 	uint64_t generation_first;
 	/* Time of day, ns since 1970, when the core was made: only for what operators read. */

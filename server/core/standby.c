@@ -11,6 +11,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
+#include "ipc/base/name.h"
 #include "ipc/base/sim.h"
 #include "server/core/agent.h"
 #include "server/core/event_log.h"
@@ -291,7 +292,8 @@ standby_probed(struct refsrv *server, uint32_t number, const struct ctl_hello_re
 	if (number >= standby->num_peers || standby->peers[number].self)
 		return;
 	struct peer *peer = &standby->peers[number];
-	if (reply == NULL || reply->server_inc == 0 || reply->epoch > TH_EPOCH_MAX) {
+	if (reply == NULL || reply->server_inc == 0 || reply->epoch > TH_EPOCH_MAX ||
+		!th_cluster_fits(reply->cluster, server->config.cluster)) {
 		peer_failed(peer);
 		standby_look(server);
 		return;
@@ -391,7 +393,8 @@ standby_probes(struct refsrv *server, const struct refsrv_probe **ret_probes)
 		peer->asked = true;
 		peer->asked_ns = server->live_ns;
 		peer->next_ns = th_deadline_ns(server->live_ns, server->config.probe_ns);
-		standby->probes[count++] = (struct refsrv_probe){
+		struct refsrv_probe *probe = &standby->probes[count++];
+		*probe = (struct refsrv_probe){
 			.peer = i,
 			.hello =
 				{
@@ -402,6 +405,7 @@ standby_probes(struct refsrv *server, const struct refsrv_probe **ret_probes)
 					.serving = serves,
 				},
 		};
+		memcpy(probe->hello.cluster, server->config.cluster, sizeof(probe->hello.cluster));
 	}
 	return count;
 }

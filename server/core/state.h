@@ -575,7 +575,7 @@ struct refsrv {
 	int64_t drain_look_ns;
 	struct {
 		uint64_t requests, polls, beats, lists, watches, changed, snapshots, watches_open;
-		uint64_t refused_epochs;
+		uint64_t refused_epochs, refused_clusters;
 	} counters;
 	struct standby standby;
 	bool warming;    /* agents may still say what a former server knew: see rejoin.h */

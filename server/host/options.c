@@ -14,6 +14,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/config.h"
 #include "ipc/base/log.h"
+#include "ipc/base/name.h"
 #include "ipc/base/units.h"
 
 #define OPTIONS_FILE "/etc/tensorhub/thserverd.conf"
@@ -28,6 +29,7 @@ __attribute__((visibility("default"))) const char *argp_program_version = "thser
 
 enum key {
 	KEY_LISTEN,
+	KEY_CLUSTER,
 	KEY_PEERS,
 	KEY_PEERS_PROBE,
 	KEY_PEERS_SILENCE,
@@ -62,6 +64,7 @@ enum key {
 
 static const char *const keys[KEYS + 1] = {
 	[KEY_LISTEN] = "listen",
+	[KEY_CLUSTER] = "cluster",
 	[KEY_PEERS] = "peers",
 	[KEY_PEERS_PROBE] = "peers.probe",
 	[KEY_PEERS_SILENCE] = "peers.silence",
@@ -204,6 +207,17 @@ set_peers(struct options *options, enum key key, const char *value, struct th_er
 }
 
 static int
+set_cluster(struct refsrv_config *core, const char *value, struct th_err *err)
+{
+	if (!th_name_valid(value, TH_CLUSTER_MAX))
+		return th_fail(err, TH_E_INVALID,
+			"cluster: a name has 1 to %d bytes of UTF-8 without control characters",
+			TH_CLUSTER_MAX);
+	snprintf(core->cluster, sizeof(core->cluster), "%s", value);
+	return 0;
+}
+
+static int
 set_log_level(const char *value, struct th_err *err)
 {
 	enum log_level level;
@@ -272,6 +286,8 @@ set_key(struct options *options, enum key key, const char *value, struct th_err 
 	switch (key) {
 	case KEY_LISTEN:
 		return set_listen(options, value, err);
+	case KEY_CLUSTER:
+		return set_cluster(core, value, err);
 	case KEY_PEERS:
 	case KEY_PEERS_PROBE:
 	case KEY_PEERS_SILENCE:
@@ -332,13 +348,15 @@ set_named(void *to, const char *name, const char *value, struct th_err *err)
 
 /* ---- the command line --------------------------------------------------------------------- */
 
-enum long_only { OPTION_PEERS = 256, OPTION_HTTP };
+enum long_only { OPTION_PEERS = 256, OPTION_CLUSTER, OPTION_HTTP };
 
 static const struct argp_option known[] = {
 	{"config", 'c', "FILE", 0, "read this file instead of " OPTIONS_FILE, 0},
 	{"listen", 'l', "URL", 0, "listen here (" LISTEN_DEFAULT "); may be repeated", 0},
 	{"peers", OPTION_PEERS, "URL[,URL]", 0,
 		"all servers in order of preference, this one included", 0},
+	{"cluster", OPTION_CLUSTER, "NAME", 0, "refuse agents and servers of another one (none)",
+		0},
 	{"http", OPTION_HTTP, "HOST:PORT", 0, "not built yet", 0},
 	{NULL, 'o', "KEY=VALUE", 0, "set a configuration key", 0},
 	{NULL, 't', NULL, 0, "check the configuration and exit", 0},
@@ -392,6 +410,9 @@ on_option(int key, char *value, struct argp_state *state)
 		return 0;
 	case OPTION_PEERS:
 		add(line, keys[KEY_PEERS], value);
+		return 0;
+	case OPTION_CLUSTER:
+		add(line, keys[KEY_CLUSTER], value);
 		return 0;
 	case OPTION_HTTP:
 		add(line, keys[KEY_HTTP], value);

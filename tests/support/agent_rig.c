@@ -32,6 +32,7 @@ rig_init(struct rig *rig)
 	config.reservations_max = 3;
 	config.drain_wait_ns = 3 * SEC;
 	config.attach.offload_bytes = UINT64_MAX;
+	strcpy(config.attach.cluster, "red");
 	config.hellos_max = 4;
 	config.grants_max = 4;
 	*rig = (struct rig){.now_ns = 1000 * SEC, .server_inc = 1, .last_sid = 100, .fresh = true};
@@ -93,6 +94,7 @@ fill_reply(struct rig *rig, const struct ctl_request *request, struct ctl_reply 
 	case CTL_HELLO:
 		reply->u.hello = (struct ctl_hello_reply){
 			.server_inc = rig->server_inc, .protocol = TH_PROTOCOL_MAX};
+		strcpy(reply->u.hello.cluster, rig->cluster);
 		break;
 	case CTL_ATTACH:
 		reply->u.attach = (struct ctl_attach_reply){

@@ -32,6 +32,7 @@ struct rig {
 	struct agent *agent;
 	int64_t now_ns, next_ns;
 	uint64_t server_inc, attach_no, last_sid, last_event, queued;
+	char cluster[8];              /* of the server: none; of the agent: "red" */
 	bool fresh;                   /* what the next ATTACH is told */
 	bool mute;                    /* nothing is answered, nothing is delivered */
 	bool cut;                     /* everything gets NO_REPLY */

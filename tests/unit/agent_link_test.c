@@ -64,6 +64,22 @@ Test(agent_link, hello__other_protocol__not_attached_with_both_ranges)
 	cr_assert_str_eq(rig_last(&rig, AGENT_SERVER_STATE)->u.server.text, "refused by the rig");
 }
 
+Test(agent_link, hello__other_cluster__not_attached_until_it_is_the_same)
+{
+	strcpy(rig.cluster, "blue");
+	rig_tick(&rig);
+	rig_sleep(&rig, SEC);
+	cr_assert_not(agent_attached(rig.agent));
+	const char *text = rig_last(&rig, AGENT_SERVER_STATE)->u.server.text;
+	cr_assert(strstr(text, "server is of cluster blue, this agent of cluster red"), "%s", text);
+	cr_assert_eq(rig_requests(&rig, CTL_ATTACH), 0);
+	strcpy(rig.cluster, "red");
+	rig_sleep(&rig, SEC);
+	cr_assert(agent_attached(rig.agent));
+	cr_assert_str_eq(rig_request(&rig, CTL_HELLO)->u.hello.cluster, "red");
+	cr_assert_str_eq(rig_request(&rig, CTL_ATTACH)->u.attach.cluster, "red");
+}
+
 Test(agent_link, request__unanswered__sent_again_with_the_same_number)
 {
 	rig_attach(&rig);

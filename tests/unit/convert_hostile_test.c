@@ -273,6 +273,9 @@ Test(convert_hostile, hashes_codes_ranges__are_refused)
 	cr_assert_eq(take(&message), 0);
 	hello.epoch = TH_EPOCH_MAX + 1;
 	cr_assert_eq(take(&message), TH_E_INVALID);
+	hello.epoch = 0;
+	hello.cluster = name_of_control;
+	cr_assert_eq(take(&message), TH_E_INVALID);
 	tensorhub__v1__attach__init(&attach);
 	message = request_of(TENSORHUB__V1__REQUEST__BODY_ATTACH, &attach);
 	attach.node = attach.datacenter = attach.data_address = name_of_letters;
@@ -280,6 +283,9 @@ Test(convert_hostile, hashes_codes_ranges__are_refused)
 	attach.epoch = TH_EPOCH_MAX;
 	cr_assert_eq(take(&message), 0, "what a server has given");
 	attach.epoch = TH_EPOCH_MAX + 1;
+	cr_assert_eq(take(&message), TH_E_INVALID);
+	attach.epoch = 0;
+	attach.cluster = name_of_control;
 	cr_assert_eq(take(&message), TH_E_INVALID);
 }
 

@@ -82,6 +82,7 @@ Test(convert, request__sessions__come_back)
 	request.u.hello.server_inc = UINT64_MAX;
 	request.u.hello.epoch = TH_EPOCH_MAX;
 	request.u.hello.serving = true;
+	name_of(request.u.hello.cluster, TH_CLUSTER_MAX, 'c');
 	same_request(&request);
 
 	request = new_request(CTL_ATTACH);
@@ -92,6 +93,7 @@ Test(convert, request__sessions__come_back)
 	request.u.attach.offload_bytes = UINT64_MAX;
 	request.u.attach.server_inc = UINT64_MAX;
 	request.u.attach.epoch = TH_EPOCH_MAX;
+	name_of(request.u.attach.cluster, TH_CLUSTER_MAX, 'c');
 	same_request(&request);
 
 	request = new_request(CTL_OPEN);
@@ -439,7 +441,7 @@ Test(convert, reply__without_arrays__comes_back)
 	struct convert_arena arena = {0};
 	struct ctl_reply reply = new_reply(CTL_HELLO), got;
 
-	reply.u.hello = (struct ctl_hello_reply){UINT64_MAX, 1, 5, true};
+	reply.u.hello = (struct ctl_hello_reply){UINT64_MAX, 1, 5, true, "c"};
 	send_reply(&reply, &arena, &got);
 	cr_assert_arr_eq(&got.u.hello, &reply.u.hello, sizeof(got.u.hello));
 	reply = new_reply(CTL_ATTACH);

@@ -26,6 +26,7 @@ struct agent {
 static struct cluster {
 	uint32_t count;
 	bool no_places; /* nobody knows where it stands in the list */
+	const char *clusters[SERVERS];
 	struct refsrv *servers[SERVERS];
 	uint64_t incs[SERVERS];
 	int64_t next_ns[SERVERS];
@@ -53,6 +54,8 @@ start(uint32_t i)
 	config.num_peers = c.count;
 	config.peers = names;
 	config.me = c.no_places ? REFSRV_PEER_UNKNOWN : i;
+	if (c.clusters[i] != NULL)
+		strcpy(config.cluster, c.clusters[i]);
 	c.servers[i] = refsrv_new(&config, c.now_ns);
 	refsrv_tick(c.servers[i], c.now_ns, &out);
 	take(i, &out);
@@ -720,6 +723,29 @@ Test(refsrv_standby, anybody_says_that_he_serves__the_others_are_asked_at_once_a
 	for (uint32_t i = 0; i < 20; i++)
 		cr_assert_eq(request(0, AGENTS, &hello), 0);
 	cr_assert_eq(c.asked, asked + 1);
+}
+
+/* Each stands in the other's list, by mistake. */
+Test(refsrv_standby, servers_of_two_clusters__are_nothing_to_each_other)
+{
+	struct ctl_hello_reply answer = {
+		.server_inc = 99, .epoch = 1000, .serving = true, .cluster = "blue"};
+	struct refsrv_out out;
+
+	c = (struct cluster){.count = 2, .clusters = {"red", "blue"}, .now_ns = 100 * SEC};
+	start(0);
+	start(1);
+	rest(4 * SEC);
+	cr_assert(serves(0) && serves(1));
+	cr_assert_eq(attach(0, 0), 0);
+	cr_assert_eq(attach(1, 1), 0);
+	/* Nor does an answer count, should one come. */
+	refsrv_probed(c.servers[0], c.now_ns, 1, &answer, &out);
+	take(0, &out);
+	rest(20 * SEC);
+	beat(0, 0);
+	beat(1, 1);
+	cr_assert_eq(c.renewed[0] + c.renewed[1], 0);
 }
 
 Test(refsrv_standby, first_agent_says_that_it_knows_this_life__is_attached_all_the_same)

@@ -152,3 +152,55 @@ Test(refsrv_trust, highest_epoch__shuts_nobody_out)
 	cr_assert_eq(comes_with(6, "n6", TH_EPOCH_MAX), 0);
 	cr_assert_eq(comes_with(7, "n7", 3), 0);
 }
+
+/* ---- clusters -------------------------------------------------------------------------------- */
+
+static void
+of_cluster(const char *name)
+{
+	struct refsrv_config config;
+
+	world_fini(&w);
+	refsrv_config_default(&config);
+	strcpy(config.cluster, name);
+	world_init(&w, &config);
+}
+
+static int
+hello_of(const char *cluster, uint64_t server_inc)
+{
+	struct ctl_request request = {.kind = CTL_HELLO, .request_no = 1};
+
+	request.u.hello.protocol_min = TH_PROTOCOL_MIN;
+	request.u.hello.protocol_max = TH_PROTOCOL_MAX;
+	request.u.hello.server_inc = server_inc;
+	strcpy(request.u.hello.cluster, cluster);
+	return send(&request);
+}
+
+Test(refsrv_trust, another_cluster__is_refused_with_both_names)
+{
+	of_cluster("red");
+	struct ctl_request request = attach_of(5, "n5");
+
+	strcpy(request.u.attach.cluster, "blue");
+	cr_assert_eq(send(&request), TH_E_DENIED);
+	cr_assert(strstr(w.reply.text, "agent n5 is of cluster blue"), "%s", w.reply.text);
+	cr_assert(strstr(w.reply.text, "server of cluster red"), "%s", w.reply.text);
+	cr_assert_eq(hello_of("blue", 0), TH_E_DENIED);
+	cr_assert_eq(hello_of("blue", 99), TH_E_DENIED, "of a server");
+	cr_assert_eq(counter("refused_clusters"), 3);
+	cr_assert_eq(refsrv_inspect(w.server, w.now_ns)->num_nodes, 0);
+
+	cr_assert_eq(hello_of("red", 0), 0);
+	cr_assert_str_eq(w.reply.u.hello.cluster, "red");
+	strcpy(request.u.attach.cluster, "red");
+	cr_assert_eq(send(&request), 0);
+	cr_assert_eq(hello_of("", 0), 0, "none goes with any");
+}
+
+Test(refsrv_trust, no_cluster__takes_all)
+{
+	cr_assert_eq(hello_of("blue", 0), 0);
+	cr_assert_str_eq(w.reply.u.hello.cluster, "");
+}
