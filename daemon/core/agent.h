@@ -44,6 +44,7 @@ struct agent;
 
 struct agent_config {
 	uint64_t agent_inc;
+	struct th_secret secret; /* as random: see struct ctl_request */
 	struct ctl_attach attach;
 	int64_t beat_ns;          /* 1 s */
 	int64_t reply_ns;         /* a request unanswered for this long is sent again: 3 s */
@@ -63,7 +64,7 @@ struct agent_config {
 	uint32_t grants_max;       /* tickets that wait for their reader; the oldest gives way */
 };
 
-void agent_config_default(struct agent_config *ret_config); /* all but agent_inc and attach */
+void agent_config_default(struct agent_config *ret_config); /* all but the first three */
 
 /* ---- events ---------------------------------------------------------------------------------- */
 

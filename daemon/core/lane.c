@@ -132,6 +132,8 @@ ac_request_send(struct agent *agent, struct request *request, enum agent_channel
 			ctl->u.close.timeout_ns = left_ns;
 	}
 	ctl->answered_below = answered_below(agent);
+	if (ctl->kind != CTL_HELLO)
+		ctl->secret = agent->config.secret;
 	request->tag = ++agent->last_tag;
 	request->attach_no = agent->link.attach_no;
 	ctl->attach_no = ctl->kind == CTL_HELLO ? 0 : agent->link.attach_no;

@@ -14,17 +14,14 @@
 
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
+#include "ipc/base/bytes.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/sim.h"
 
 bool
 ac_ticket_equal(const struct th_ticket *a, const struct th_ticket *b)
 {
-	volatile uint8_t difference = 0; /* volatile: no early end that a compiler finds */
-
-	for (size_t i = 0; i < sizeof(a->bytes); i++)
-		difference = (uint8_t)(difference | (a->bytes[i] ^ b->bytes[i]));
-	return difference == 0;
+	return th_bytes_same(a->bytes, b->bytes, sizeof(a->bytes));
 }
 
 static void

@@ -90,6 +90,7 @@ struct host {
 	struct listings *listings; /* owns */
 
 	uint64_t agent_inc;
+	struct th_secret secret; /* ... and what shows the server that a request is its */
 	int64_t start_ns, next_beat_ns, next_expire_ns, next_listing_ns, next_link_ns;
 	bool attached;
 	uint64_t server_inc;

@@ -250,6 +250,7 @@ open_core(struct host *host, struct th_err *err)
 	struct agent_config config = {0};
 	agent_config_default(&config);
 	config.agent_inc = host->agent_inc;
+	config.secret = host->secret;
 	config.beat_ns = options->beat_ns;
 	config.reply_ns = options->reply_ns;
 	config.server_silent_ns = options->silent_ns;
@@ -277,6 +278,7 @@ start(struct host *host, struct th_err *err)
 	host->offload_source.fd = host->gpu.source.fd = -1;
 	host->gpu.fd = host->gpu.lifeline[0] = host->gpu.lifeline[1] = -1;
 	host->agent_inc = th_random_name();
+	th_random(host->secret.bytes, sizeof(host->secret.bytes));
 	host->start_ns = th_now_ns();
 	host->next_beat_ns = host->start_ns;
 	host->next_expire_ns = host->next_listing_ns = host->next_link_ns = INT64_MAX;

@@ -7,6 +7,17 @@
 
 #include <string.h>
 
+bool
+th_bytes_same(const void *a, const void *b, size_t size)
+{
+	const uint8_t *left = a, *right = b;
+	volatile uint8_t difference = 0; /* volatile: no early end that a compiler finds */
+
+	for (size_t i = 0; i < size; i++)
+		difference = (uint8_t)(difference | (left[i] ^ right[i]));
+	return difference == 0;
+}
+
 void
 th_reader_init(struct th_reader *reader, const void *data, size_t size)
 {

@@ -13,6 +13,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* In the same time wherever they differ: for secrets. */
+bool th_bytes_same(const void *a, const void *b, size_t size);
+
 struct th_reader {
 	const uint8_t *data; /* borrows */
 	size_t size, at;

@@ -291,6 +291,11 @@ struct ctl_admin {
 struct ctl_request {
 	enum ctl_request_kind kind;
 	uint64_t agent_inc;  /* random, one per agent process */
+	/*
+	 * Chosen by the agent process, the same in all that it says but HELLO. Others know
+	 * agent_inc; this is what shows that a request is the agent's.
+	 */
+	struct th_secret secret;
 	uint64_t request_no; /* a repeat with the same number gets the remembered reply */
 	/*
 	 * Whatever has a lower number was answered and is never sent again: the server need not

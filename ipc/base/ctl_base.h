@@ -32,6 +32,10 @@ struct th_ticket { /* random, made by the server, single use */
 	uint8_t bytes[16];
 };
 
+struct th_secret { /* random, made by who says it; all zero: none */
+	uint8_t bytes[16];
+};
+
 struct th_version {
 	uint64_t lineage, version; /* ordered by (lineage, version); version TH_NO_VERSION = none */
 };

@@ -4,6 +4,7 @@
  * kind stand in the same order as the kinds. Pure.
  */
 #include <errno.h>
+#include <string.h>
 
 #include "ipc/base/assert.h"
 #include "ipc/proto/convert_internal.h"
@@ -274,6 +275,18 @@ out_body(struct convert_arena *arena, const struct ctl_request *request,
 	}
 }
 
+/* The message borrows it. */
+static void
+out_secret(const struct th_secret *secret, ProtobufCBinaryData *ret_secret)
+{
+	static const struct th_secret none;
+
+	if (memcmp(secret, &none, sizeof(none)) == 0)
+		return;
+	ret_secret->data = (uint8_t *)(uintptr_t)secret->bytes;
+	ret_secret->len = sizeof(secret->bytes);
+}
+
 int
 ctl_request_pack(const struct ctl_request *request, uint8_t **ret_data, size_t *ret_bytes)
 {
@@ -299,6 +312,7 @@ ctl_request_pack(const struct ctl_request *request, uint8_t **ret_data, size_t *
 	message.agent_inc = request->agent_inc;
 	message.answered_below = request->answered_below;
 	message.attach_no = request->attach_no;
+	out_secret(&request->secret, &message.secret);
 	out_body(&arena, request, &message);
 	rc = convert_pack(&message.base, ret_data, ret_bytes);
 	convert_arena_free(&arena);
@@ -604,6 +618,16 @@ in_body(struct convert_in *in, const Tensorhub__V1__Request *message, struct ctl
 	}
 }
 
+static void
+in_secret(struct convert_in *in, const ProtobufCBinaryData *secret, struct th_secret *ret_secret)
+{
+	if (secret->len == 0)
+		return;
+	convert_in_check(in, secret->len == sizeof(ret_secret->bytes), "secret", "is not 16 bytes");
+	if (secret->len == sizeof(ret_secret->bytes))
+		memcpy(ret_secret->bytes, secret->data, secret->len);
+}
+
 int
 ctl_request_unpack(const uint8_t *data, size_t bytes, struct convert_arena *arena,
 	struct th_err *err, struct ctl_request *ret_request)
@@ -619,6 +643,7 @@ ctl_request_unpack(const uint8_t *data, size_t bytes, struct convert_arena *aren
 	request.agent_inc = message->agent_inc;
 	request.answered_below = message->answered_below;
 	request.attach_no = message->attach_no;
+	in_secret(&in, &message->secret, &request.secret);
 	in_body(&in, message, &request);
 	if (in.code != 0)
 		return in.code;

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "ipc/base/assert.h"
+#include "ipc/base/bytes.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
 #include "ipc/base/sim.h"
@@ -425,13 +426,32 @@ attach_check(struct refsrv *server, uint64_t inc, const struct ctl_attach *attac
 	return 0;
 }
 
+static bool
+knows_secret(const struct agent *agent, const struct ctl_request *request)
+{
+	return th_bytes_same(&agent->secret, &request->secret, sizeof(agent->secret)) ||
+	       TH_PLANT(secret_not_checked);
+}
+
 int
-agent_admit(struct refsrv *server, const struct agent *agent, const struct ctl_request *request,
+agent_proven(struct refsrv *server, const struct agent *agent, const struct ctl_request *request,
 	struct th_err *err)
+{
+	if (agent == NULL || knows_secret(agent, request))
+		return 0;
+	TH_MARK(stranger_speaks_for_an_agent);
+	server->counters.refused_secrets++;
+	return th_fail(err, TH_E_DENIED,
+		"somebody speaks for agent %s who is not this agent: the secret of its process "
+		"is another one; nothing was done, and the agent goes on",
+		agent->info.node);
+}
+
+int
+agent_admit(struct refsrv *server, const struct ctl_request *request, struct th_err *err)
 {
 	const struct ctl_attach *attach = &request->u.attach;
 
-	(void)agent;
 	if (attach->server_inc == server->config.server_inc ||
 		epoch_believed(server, attach->epoch))
 		return 0;
@@ -447,7 +467,7 @@ agent_admit(struct refsrv *server, const struct agent *agent, const struct ctl_r
 bool
 agent_speaks(const struct agent *agent, const struct ctl_request *request)
 {
-	return agent != NULL && agent->state != AGENT_DEAD &&
+	return agent != NULL && agent->state != AGENT_DEAD && knows_secret(agent, request) &&
 	       (agent->attach_no == request->attach_no || TH_PLANT(stale_attach_believed));
 }
 
@@ -501,6 +521,7 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 		agent = th_calloc(1, sizeof(*agent));
 		agent->server = server;
 		agent->inc = inc;
+		agent->secret = request->secret;
 		ping_reset(agent);
 		set_state(server, agent, AGENT_DEAD);
 		HASH_ADD(hh, server->agents, inc, sizeof(agent->inc), agent);

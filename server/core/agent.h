@@ -13,9 +13,11 @@ struct agent *agent_find(struct refsrv *server, uint64_t inc);
 /* The agent that attached last under this name; NULL: none is on record. */
 struct agent *agent_of_node(struct refsrv *server, const char *node);
 
-/* May this ATTACH be looked at, of this agent, as it is known? NULL: it is not. */
-int agent_admit(struct refsrv *server, const struct agent *agent, const struct ctl_request *request,
-	struct th_err *err);
+/* Whoever has sent this knows the secret of this agent. NULL: of none that is known. */
+int agent_proven(struct refsrv *server, const struct agent *agent,
+	const struct ctl_request *request, struct th_err *err);
+/* What this ATTACH says of other servers can be. */
+int agent_admit(struct refsrv *server, const struct ctl_request *request, struct th_err *err);
 int agent_attach(struct refsrv *server, const struct ctl_request *request,
 	struct ctl_attach_reply *ret_reply, struct th_err *err);
 /* connection: by which it came; 0: not known. */
@@ -23,7 +25,7 @@ void agent_beat(struct refsrv *server, struct agent *agent, const struct ctl_bea
 	uint64_t connection);
 /* The agent that beat by it last is as good as silent until it beats again. */
 void agent_connection_ended(struct refsrv *server, uint64_t connection);
-/* The agent is alive, and the request belongs to its present attachment. */
+/* The agent is alive, and the request is its own and belongs to its present attachment. */
 bool agent_speaks(const struct agent *agent, const struct ctl_request *request);
 
 /* Answers an older POLL empty and holds this one. */

@@ -143,6 +143,7 @@ add_counters(const struct refsrv *server, struct ctl_inspection *inspection)
 	add_counter(inspection, "versions_at_risk", server->num_at_risk);
 	add_counter(inspection, "refused_epochs", server->counters.refused_epochs);
 	add_counter(inspection, "refused_clusters", server->counters.refused_clusters);
+	add_counter(inspection, "refused_secrets", server->counters.refused_secrets);
 }
 
 static void

@@ -568,13 +568,16 @@ handle(struct refsrv *server, const struct ctl_request *request, struct ctl_repl
 		return standby_refuse(server, request, reply, err);
 	if (request->kind == CTL_HELLO)
 		return hello(server, &request->u.hello, &reply->u.hello, err);
+	rc = agent_proven(server, agent, request, err);
+	if (rc != 0)
+		return rc;
 	if (!agent_speaks(agent, request) && request->kind != CTL_ATTACH &&
 		!asks_as_operator(request))
 		return unknown_agent(reply, agent, err);
 	if (!changes_state(request->kind))
 		return question(server, agent, request, reply, err);
 	if (request->kind == CTL_ATTACH) {
-		rc = agent_admit(server, agent, request, err);
+		rc = agent_admit(server, request, err);
 		if (rc != 0)
 			return rc;
 	}

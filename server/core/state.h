@@ -95,6 +95,7 @@ struct upload { /* a blob that is not complete; owned by agent.uploads */
 struct agent { /* owned by server.agents */
 	struct refsrv *server;
 	uint64_t inc;
+	struct th_secret secret;    /* of its first ATTACH: who has it is this agent */
 	uint64_t attach_no;         /* of its attachment: what carries another is of a former one */
 	uint64_t first_attach_no;   /* what it knows of goes back to this one */
 	uint64_t attach_request_no; /* of its last ATTACH: an older one comes late */
@@ -575,7 +576,7 @@ struct refsrv {
 	int64_t drain_look_ns;
 	struct {
 		uint64_t requests, polls, beats, lists, watches, changed, snapshots, watches_open;
-		uint64_t refused_epochs, refused_clusters;
+		uint64_t refused_epochs, refused_clusters, refused_secrets;
 	} counters;
 	struct standby standby;
 	bool warming;    /* agents may still say what a former server knew: see rejoin.h */

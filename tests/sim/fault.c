@@ -299,6 +299,7 @@ static const struct fault {
 	{"operator_evicts", operator_evicts_one, offsetof(struct options, evict_ns)},
 	{"agent_leaves", agent_leaves, offsetof(struct options, leave_ns)},
 	{"servers_are_cut", servers_are_cut, offsetof(struct options, peer_cut_ns)},
+	{"stranger_speaks", stranger_speaks, offsetof(struct options, stranger_ns)},
 };
 
 const char *

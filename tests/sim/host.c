@@ -361,6 +361,8 @@ host_start(struct host *host)
 	process_start(&host->process);
 	host->process.on_wake = host_wake;
 	host->inc = config.agent_inc;
+	memset(&config.secret, (int)(config.agent_inc % 255 + 1), sizeof(config.secret));
+	host->secret = config.secret;
 	host->attached = host->refused = host->leaving = host->left = false;
 	host->epoch = 0;
 	if (world.options.servers > 1)

@@ -83,11 +83,12 @@ static const struct option options[] = {
 	OPTION(evict_ns, true),
 	OPTION(leave_ns, true),
 	OPTION(peer_cut_ns, true),
+	OPTION(stranger_ns, true),
 	OPTION(only_servers_fail, false),
 	OPTION(list_ns, true),
 };
 
-_Static_assert(sizeof(struct options) == 328, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 336, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

@@ -65,6 +65,7 @@ request(struct worker *worker, enum ctl_request_kind kind, uint64_t op_seq)
 	struct ctl_request request = {
 		.kind = kind,
 		.agent_inc = host->inc,
+		.secret = host->secret,
 		.attach_no = agent_attach_no(host->core),
 	};
 

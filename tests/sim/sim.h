@@ -16,6 +16,7 @@
  *   fault.c    what goes wrong
  *   operator.c drains and evictions
  *   leave.c    agents that are told to end
+ *   stranger.c what somebody says who is none of them
  *   swarm.c    seed -> options
  *   narrow.c   options set by hand, single faults left out
  *   shrink.c   a failing seed made small with that
@@ -126,8 +127,20 @@ __attribute__((noreturn, format(printf, 2, 3))) void sim_fail(
 
 /* ---- randomness ------------------------------------------------------------------------------ */
 
-enum stream { RNG_SWARM, RNG_WORK, RNG_NET, RNG_MOVE, RNG_FAULT, RNG_PEER, RNG_READ,
-	RNG_SHORT, RNG_LOSS, RNG_ALONE, RNG_STREAMS };
+enum stream {
+	RNG_SWARM,
+	RNG_WORK,
+	RNG_NET,
+	RNG_MOVE,
+	RNG_FAULT,
+	RNG_PEER,
+	RNG_READ,
+	RNG_SHORT,
+	RNG_LOSS,
+	RNG_ALONE,
+	RNG_STRANGER,
+	RNG_STREAMS
+};
 
 uint64_t chance(enum stream stream, uint64_t bound);
 bool percent(enum stream stream, uint32_t share);
@@ -163,6 +176,7 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	/* With several servers: links between them, and of one agent to one of them. */
 	int64_t peer_cut_ns;
 	bool only_servers_fail;
+	int64_t stranger_ns; /* between two of what a stranger says */
 	int64_t list_ns; /* between two questions of a worker; 0: none */
 };
 
@@ -304,6 +318,7 @@ struct host { /* an agent process and its machine */
 	struct process process;
 	struct agent *core;
 	uint64_t inc;
+	struct th_secret secret;
 	uint32_t datacenter;
 	bool spot, attached, resets;
 	bool leaving, left; /* told to end; its core waits for nothing more */
@@ -483,6 +498,8 @@ void srv_stop(struct srv *srv);
 void srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request);
 void srv_forget(struct srv *srv, uint64_t token);
 void srv_gone(struct srv *srv, uint64_t connection);
+/* Anybody asks, and has an answer at once. */
+void srv_stranger(struct srv *srv, const struct ctl_request *request, struct ctl_reply *ret_reply);
 /* Another server asks; what is said to it, or a code. */
 int srv_asked(struct srv *srv, const struct ctl_hello *hello, struct ctl_hello_reply *ret_reply);
 /* reply NULL: none. */
@@ -582,6 +599,8 @@ void operator_drains(struct host *host);
 void operator_evicts(const struct group *group);
 /* All drains are taken back. */
 void operator_ends(void);
+
+void stranger_speaks(void);
 
 /* SIGTERM. */
 void host_leave(struct host *host, int64_t timeout_ns);

@@ -8,6 +8,7 @@
 #include "tests/sim/sim.h"
 
 /* Tokens of requests that no agent has sent. */
+#define STRANGER UINT64_C(0xfd)
 #define PEER UINT64_C(0xfe)
 #define OPERATOR UINT64_C(0xff)
 
@@ -17,7 +18,7 @@ static void
 said(struct srv *srv, const struct refsrv_out *out)
 {
 	for (uint32_t i = 0; i < out->num_replies; i++)
-		if (out->replies[i].token < PEER || out->replies[i].token > OPERATOR)
+		if (out->replies[i].token < STRANGER || out->replies[i].token > OPERATOR)
 			net_reply(srv, &out->replies[i]);
 	srv->next_ns = out->next_ns;
 	process_wake_at(&srv->process, srv->next_ns);
@@ -94,6 +95,25 @@ srv_admin(struct srv *srv, const struct ctl_admin *admin, struct ctl_admin_reply
 	}
 	said(srv, &out);
 	return code;
+}
+
+void
+srv_stranger(struct srv *srv, const struct ctl_request *request, struct ctl_reply *ret_reply)
+{
+	struct refsrv_out out;
+
+	/* What time alone brings about is none of his doing. */
+	refsrv_tick(srv->core, process_now(&srv->process), &out);
+	said(srv, &out);
+	*ret_reply = (struct ctl_reply){.code = TH_E_NO_SERVER};
+	refsrv_step(srv->core, process_now(&srv->process), STRANGER, request, &out);
+	for (uint32_t i = 0; i < out.num_replies; i++) {
+		if (out.replies[i].token == STRANGER)
+			*ret_reply = out.replies[i].reply;
+	}
+	TRACE("server # hears a stranger: kind # code !", srv->process.index,
+		(uint64_t)request->kind, TRACE_E(ret_reply->code));
+	said(srv, &out);
 }
 
 int

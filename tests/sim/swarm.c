@@ -241,6 +241,14 @@ cut_off(struct options *o)
 	o->server_down_ns = between(RNG_ALONE, 3 * SEC, 10 * SEC);
 }
 
+/* In any world, also where nothing else goes wrong. From a stream of its own, as above. */
+static void
+strangers(struct options *o)
+{
+	if (percent(RNG_STRANGER, 25))
+		o->stranger_ns = between(RNG_STRANGER, 100 * MS, 3 * SEC);
+}
+
 void
 swarm_draw(struct options *o)
 {
@@ -250,4 +258,5 @@ swarm_draw(struct options *o)
 	spot_hosts(o);
 	losses(o);
 	cut_off(o);
+	strangers(o);
 }

@@ -151,6 +151,7 @@ put(struct worker *worker)
 	struct ctl_request request = {
 		.kind = CTL_MANIFEST_PUT,
 		.agent_inc = worker->host->inc,
+		.secret = worker->host->secret,
 		.request_no = agent_request_no(worker->host->core),
 		.attach_no = agent_attach_no(worker->host->core),
 	};

@@ -27,6 +27,7 @@ rig_init(struct rig *rig)
 	struct agent_config config = {.agent_inc = RIG_INC};
 
 	agent_config_default(&config);
+	memset(&config.secret, 's', sizeof(config.secret));
 	config.server_loss_reset = reset_at_loss;
 	config.sessions_max = 8;
 	config.reservations_max = 3;

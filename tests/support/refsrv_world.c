@@ -45,6 +45,15 @@ collect(struct world *w, const struct refsrv_out *out, uint64_t token)
 	w->next_ns = out->next_ns;
 }
 
+struct th_secret
+world_secret(uint64_t inc)
+{
+	struct th_secret secret;
+
+	memset(&secret, (int)(inc % 255 + 1), sizeof(secret));
+	return secret;
+}
+
 /* Every agent that listens has a POLL standing; answers bring events, until there are none. */
 static void
 pump(struct world *w)
@@ -58,6 +67,7 @@ pump(struct world *w)
 			struct ctl_request request = {
 				.kind = CTL_POLL,
 				.agent_inc = agent->inc,
+				.secret = world_secret(agent->inc),
 				.attach_no = agent->attach_no,
 				.u.poll.last_event = agent->last_event,
 			};
@@ -199,6 +209,7 @@ world_request(struct world *w, uint32_t index, struct ctl_request *request)
 	struct world_agent *agent = &w->agents[index];
 
 	request->agent_inc = agent->inc;
+	request->secret = world_secret(agent->inc);
 	request->connection = agent->connection;
 	request->request_no = ++agent->request_no;
 	request->attach_no = request->kind == CTL_HELLO ? 0 : agent->attach_no;

@@ -72,6 +72,8 @@ int world_attach(struct world *w, uint32_t agent, const char *datacenter);
 /* Its connection ends; beats in world_sleep come by a new one. */
 void world_gone(struct world *w, uint32_t agent);
 
+/* Of the agent of this number, in all that it says. */
+struct th_secret world_secret(uint64_t inc);
 /* Sends; the reply is in w->reply, the code is returned. Fills agent and number. */
 int world_request(struct world *w, uint32_t agent, struct ctl_request *request);
 /* The same request once more, as after a lost reply. */

@@ -80,6 +80,19 @@ Test(agent_link, hello__other_cluster__not_attached_until_it_is_the_same)
 	cr_assert_str_eq(rig_request(&rig, CTL_ATTACH)->u.attach.cluster, "red");
 }
 
+/* Who it is does not concern a server that it is not attached to. */
+Test(agent_link, secret__in_all_requests_but_hello)
+{
+	struct th_secret none = {0}, secret;
+
+	memset(&secret, 's', sizeof(secret));
+	rig_attach(&rig);
+	cr_assert_arr_eq(&rig_request(&rig, CTL_HELLO)->secret, &none, sizeof(none));
+	cr_assert_arr_eq(&rig_request(&rig, CTL_ATTACH)->secret, &secret, sizeof(secret));
+	cr_assert_arr_eq(&rig_request(&rig, CTL_POLL)->secret, &secret, sizeof(secret));
+	cr_assert_arr_eq(&rig_request(&rig, CTL_BEAT)->secret, &secret, sizeof(secret));
+}
+
 Test(agent_link, request__unanswered__sent_again_with_the_same_number)
 {
 	rig_attach(&rig);

@@ -289,6 +289,20 @@ Test(convert_hostile, hashes_codes_ranges__are_refused)
 	cr_assert_eq(take(&message), TH_E_INVALID);
 }
 
+Test(convert_hostile, secrets__of_other_lengths_are_refused)
+{
+	static uint8_t bytes[17] = {1};
+	Tensorhub__V1__Request message;
+	Tensorhub__V1__Poll poll;
+
+	tensorhub__v1__poll__init(&poll);
+	message = request_of(TENSORHUB__V1__REQUEST__BODY_POLL, &poll);
+	for (size_t length = 0; length <= sizeof(bytes); length++) {
+		message.secret = (ProtobufCBinaryData){length, bytes};
+		cr_assert_eq(take(&message), length == 0 || length == 16 ? 0 : TH_E_INVALID);
+	}
+}
+
 Test(convert_hostile, sentences__are_cut_and_cleaned)
 {
 	static char text[4096];

@@ -51,8 +51,10 @@ same_request(struct ctl_request *request)
 	request->answered_below = 0xfedcba98;
 	request->attach_no = UINT64_MAX - 1;
 	request->request_no = UINT64_MAX;
+	memset(&request->secret, 0x5c, sizeof(request->secret));
 	send_request(request, &arena, &got);
 	cr_assert_arr_eq(&got.u, &request->u, sizeof(got.u), "kind %d", (int)request->kind);
+	cr_assert_arr_eq(&got.secret, &request->secret, sizeof(got.secret));
 	convert_arena_free(&arena);
 }
 

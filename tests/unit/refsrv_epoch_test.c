@@ -96,6 +96,7 @@ Test(refsrv_epoch, former_attachment__its_requests_are_refused)
 	uint32_t a = world_agent(&w);
 	struct ctl_request open = {.kind = CTL_OPEN,
 		.agent_inc = w.agents[a].inc,
+		.secret = world_secret(w.agents[a].inc),
 		.attach_no = w.agents[a].attach_no,
 		.u.open = {.model = "m", .replica = "r", .num_shards = 1}};
 
@@ -116,6 +117,7 @@ Test(refsrv_epoch, late_attach__does_not_begin_a_life_again)
 	uint32_t a = world_agent(&w);
 	struct ctl_request late = {.kind = CTL_ATTACH,
 		.agent_inc = w.agents[a].inc,
+		.secret = world_secret(w.agents[a].inc),
 		.request_no = w.agents[a].request_no};
 
 	strcpy(late.u.attach.node, w.agents[a].node);

@@ -490,6 +490,7 @@ Test(refsrv_failure, agent_dies__one_that_never_fetches_its_events_counts_as_dea
 	for (uint64_t i = 1; i <= 65536 + 1; i++) {
 		struct ctl_request request = {.kind = CTL_OP,
 			.agent_inc = w.agents[a].inc,
+			.secret = world_secret(w.agents[a].inc),
 			.attach_no = w.agents[a].attach_no};
 		struct refsrv_out out;
 		request.request_no = ++w.agents[a].request_no;

@@ -208,6 +208,7 @@ Test(refsrv_life, events_not_fetched__given_up_at_the_limit)
 	struct refsrv_out out = {0};
 	world_publish(&w, &m, "1");
 	w.agents[a].deaf = true;
+	request.secret = world_secret(w.agents[a].inc);
 	request.attach_no = w.agents[a].attach_no;
 	request.u.op.sid = m.sid;
 	request.u.op.op_seq = m.seq;

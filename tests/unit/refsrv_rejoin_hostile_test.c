@@ -109,6 +109,7 @@ Test(refsrv_rejoin_hostile, agent__unknown_or_of_a_former_attachment__refused)
 	cr_assert_eq(world_repeat(&w, a, &request), TH_E_NO_SERVER);
 	cr_assert(w.reply.unknown_agent);
 	request.agent_inc = w.agents[a].inc;
+	request.secret = world_secret(w.agents[a].inc);
 	request.request_no = ++w.agents[a].request_no;
 	request.attach_no = w.agents[a].attach_no - 1;
 	cr_assert_eq(world_repeat(&w, a, &request), TH_E_NO_SERVER);

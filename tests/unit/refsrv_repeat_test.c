@@ -73,6 +73,7 @@ Test(refsrv_repeat, overtaken_by_many__taken_once_when_it_comes)
 	strcpy(open.u.open.model, "m");
 	strcpy(open.u.open.replica, "r");
 	open.agent_inc = w.agents[a].inc;
+	open.secret = world_secret(w.agents[a].inc);
 	open.request_no = open.answered_below = oldest = ++w.agents[a].request_no;
 	open.attach_no = w.agents[a].attach_no;
 	others_pass(900);

@@ -183,6 +183,7 @@ poll(uint32_t a, uint64_t last, uint64_t token, struct refsrv_out *ret_out)
 	struct ctl_request request = {
 		.kind = CTL_POLL,
 		.agent_inc = w.agents[a].inc,
+		.secret = world_secret(w.agents[a].inc),
 		.attach_no = w.agents[a].attach_no,
 		.u.poll.last_event = last,
 	};

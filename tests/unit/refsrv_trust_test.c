@@ -204,3 +204,123 @@ Test(refsrv_trust, no_cluster__takes_all)
 	cr_assert_eq(hello_of("blue", 0), 0);
 	cr_assert_str_eq(w.reply.u.hello.cluster, "");
 }
+
+/* ---- an agent's name ------------------------------------------------------------------------- */
+
+/* All that another agent may know of this one, and more, but its secret. */
+static struct ctl_request
+in_the_name_of(uint32_t agent, enum ctl_request_kind kind)
+{
+	return (struct ctl_request){
+		.kind = kind,
+		.agent_inc = w.agents[agent].inc,
+		.attach_no = w.agents[agent].attach_no,
+		.request_no = w.agents[agent].request_no + 100,
+		.answered_below = w.agents[agent].request_no + 100,
+	};
+}
+
+static int
+attach_in_the_name_of(uint32_t agent, uint64_t server_inc, const struct th_secret *secret)
+{
+	struct ctl_request request = in_the_name_of(agent, CTL_ATTACH);
+
+	strcpy(request.u.attach.node, w.agents[agent].node);
+	strcpy(request.u.attach.datacenter, "dc1");
+	strcpy(request.u.attach.data_address, "evil:1");
+	request.u.attach.server_inc = server_inc;
+	if (secret != NULL)
+		request.secret = *secret;
+	return send(&request);
+}
+
+Test(refsrv_trust, attach_in_the_name_of_another__is_refused_and_changes_nothing)
+{
+	uint32_t a = world_agent(&w), b = world_agent(&w);
+	struct world_member m = world_published(&w, a, "r", "1");
+	struct th_secret close = world_secret(w.agents[a].inc);
+	char address[TH_ADDRESS_MAX + 1];
+
+	(void)m;
+	strcpy(address, refsrv_inspect(w.server, w.now_ns)->nodes[0].address);
+	close.bytes[15] ^= 1;
+	cr_assert_eq(attach_in_the_name_of(a, 77, NULL), TH_E_DENIED);
+	cr_assert(strstr(w.reply.text, "node0"), "%s", w.reply.text);
+	cr_assert_not(w.reply.unknown_agent);
+	cr_assert_eq(attach_in_the_name_of(a, 77, &close), TH_E_DENIED);
+	/* As if it had been elsewhere meanwhile, which gives up what it holds. */
+	cr_assert_eq(attach_in_the_name_of(a, 5, NULL), TH_E_DENIED);
+	cr_assert_eq(attach_in_the_name_of(a, 0, NULL), TH_E_DENIED);
+	cr_assert_eq(counter("refused_secrets"), 4);
+	cr_assert_str_eq(refsrv_inspect(w.server, w.now_ns)->nodes[0].address, address);
+	cr_assert(works(a) && works(b));
+	cr_assert_eq(world_list(&w, b, "m"), 0);
+	cr_assert_eq(w.reply.u.list.num_versions, 1);
+	/* It has the numbers that it had: none was taken from it. */
+	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
+	cr_assert_not(w.reply.u.attach.fresh);
+}
+
+Test(refsrv_trust, requests_in_the_name_of_another__have_no_effect)
+{
+	uint32_t a = world_agent(&w);
+	struct world_member m = world_published(&w, a, "r", "1");
+	struct ctl_request request = in_the_name_of(a, CTL_CLOSE);
+
+	request.u.close.sid = m.sid;
+	cr_assert_eq(send(&request), TH_E_DENIED);
+	request = in_the_name_of(a, CTL_POLL);
+	request.u.poll.last_event = w.agents[a].last_event + 1000;
+	cr_assert_eq(send(&request), TH_E_DENIED);
+	request = in_the_name_of(a, CTL_BEAT);
+	cr_assert_eq(send(&request), TH_E_DENIED);
+	/* Of numbers so high or low that the server loses track of the agent. */
+	request = in_the_name_of(a, CTL_OPEN);
+	request.answered_below = 0;
+	request.request_no = 1;
+	strcpy(request.u.open.model, "m");
+	strcpy(request.u.open.replica, "evil");
+	request.u.open.num_shards = 1;
+	cr_assert_eq(send(&request), TH_E_DENIED);
+	cr_assert_eq(counter("refused_secrets"), 4);
+	cr_assert(works(a));
+	cr_assert_eq(world_list(&w, a, "m"), 0);
+	cr_assert_eq(w.reply.u.list.num_versions, 1);
+}
+
+/* It is given up, and comes back: nobody else has taken its place meanwhile. */
+Test(refsrv_trust, agent_is_held_for_dead__its_name_is_still_its_own)
+{
+	uint32_t a = world_agent(&w);
+
+	w.agents[a].silent = true;
+	world_sleep(&w, 11 * SEC);
+	cr_assert_eq(attach_in_the_name_of(a, 0, NULL), TH_E_DENIED);
+	w.agents[a].silent = false;
+	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
+	cr_assert(w.reply.u.attach.fresh);
+}
+
+/* Its answer was lost: the agent has no more to prove itself by than when it began. */
+Test(refsrv_trust, answer_to_attach_is_lost__the_agent_attaches_again)
+{
+	uint32_t a = world_agent(&w);
+
+	w.agents[a].attach_no = 0;
+	w.agents[a].attached = false;
+	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
+	cr_assert(works(a));
+}
+
+/* Of a release that had no secrets: as it was. */
+Test(refsrv_trust, agent_without_a_secret__is_served)
+{
+	struct ctl_request request = attach_of(5, "n5");
+
+	cr_assert_eq(send(&request), 0);
+	request.request_no++;
+	request.attach_no = w.reply.u.attach.attach_no;
+	request.u.attach.server_inc = 77;
+	cr_assert_eq(send(&request), 0);
+	cr_assert_not(w.reply.u.attach.fresh);
+}
