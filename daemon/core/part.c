@@ -199,11 +199,10 @@ ac_part_hashed(struct agent *agent, struct session *session, uint64_t gen, struc
 		TH_MARK(d03_hashed_while_it_drains);
 	if (!part->hashed && session->sid_known) {
 		/*
-		 * Beside the session's lane: no call of its worker waits for this. Unless it
-		 * is to hear first that there is such a part.
+		 * In the session's lane, so that it is said before the proof that nobody reads
+		 * the part any more: with that goes what readers wait for.
 		 */
-		struct lane *lane = session->rejoining ? session->lane : agent->misc;
-		ac_lane_add(agent, lane, CTL_CONTENT)->u.content =
+		ac_lane_add(agent, session->lane, CTL_CONTENT)->u.content =
 			(struct ctl_content){.sid = session->sid, .gen = gen, .content = content};
 	}
 	if (!part->hashed)

@@ -249,7 +249,13 @@ parts_hash_stopped(struct host *host, uint64_t tag)
 	struct part *part = take_tagged(host, tag);
 	if (!part)
 		return;
+	const struct chunk_table *table = xfer_part_table(part->xfer);
 	part->hash = HASH_IDLE;
+	/* It was told to stop when the last digest was there: readers wait for what all are. */
+	if (xfer_part_digest_count(part->xfer) == table->num_chunks) {
+		part->hash = HASH_COMPLETE;
+		post(host, AGENT_EV_HASHED, part);
+	}
 	post(host, AGENT_EV_HASH_STOPPED, part);
 }
 

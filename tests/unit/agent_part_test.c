@@ -220,6 +220,19 @@ Test(agent_part, drain__hashing_and_no_leg__joined_first)
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 }
 
+/* With the proof goes the server's record of the part, and readers wait for what its bytes are. */
+Test(agent_part, drain__hashed_and_not_said_yet__is_said_before_the_proof)
+{
+	uint64_t gen = rig_publish(&rig, 1, sid, "3");
+	rig.held = 1u << CTL_CONTENT;
+	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
+	rig_event(&rig, rig_drain(sid, gen, 4));
+	cr_assert_eq(rig_requests(&rig, CTL_CONTENT), 1);
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0, "the one before has no answer yet");
+	rig_answer(&rig, CTL_CONTENT);
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
+}
+
 Test(agent_part, drain__hashing_and_a_leg__digests_are_made_until_it_has_ended)
 {
 	uint64_t gen = rig_publish(&rig, 1, sid, "3");
