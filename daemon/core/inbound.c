@@ -7,6 +7,7 @@
  * granted while LEG_END(0) was on its way follows that in the same lane, so it cannot do harm.
  */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/core/state.h"
@@ -132,6 +133,7 @@ ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
 	call->result.wait_ns = (uint64_t)(agent->now_ns - call->order.submitted_ns);
 	if (session->part != NULL)
 		ac_part_end(agent, session);
+	call->content = go->content;
 	keep_attributes(agent, session, go->attributes);
 	ac_part_new(agent, session, call->op_seq, false)->attributes = go->attributes;
 	session->held.version = TH_NO_VERSION;
@@ -171,6 +173,8 @@ ac_inbound_reroute(struct agent *agent, const struct ctl_ev_reroute *reroute)
 			"every byte is here already");
 		return;
 	}
+	if (!th_hash_none(reroute->content))
+		call->content = reroute->content;
 	drop_next(agent, session);
 	if (session->in == NULL) {
 		start(agent, session, &reroute->grant);
@@ -292,18 +296,48 @@ ac_inbound_over(struct agent *agent, struct inbound *in)
 		ac_settle(agent, source);
 }
 
+/*
+ * Every chunk has the digest that the source has told, but these are not the digests that the
+ * publisher's agent has made: nobody reads it here, and its operation fails.
+ */
+static bool
+is_other(const struct inbound *in, const struct agent_leg_report *report,
+	struct agent_leg_report *ret_failed)
+{
+	const struct call *call = &in->session->call;
+
+	if (!call->active || th_hash_none(call->content) || th_hash_none(report->content) ||
+		th_hash_equal(call->content, report->content))
+		return false;
+	TH_MARK(arrived_is_not_what_was_published);
+	in->session->part->hopeless = true;
+	*ret_failed = *report;
+	ret_failed->code = TH_E_CHECKSUM;
+	snprintf(ret_failed->text, sizeof(ret_failed->text),
+		"what replica %.100s told to be the digests of its bytes is not what the "
+		"publisher's agent has made of them; replicate again, and look at the host of that "
+		"replica",
+		in->grant.source_replica);
+	return true;
+}
+
 void
 ac_inbound_report(
 	struct agent *agent, enum agent_event_kind kind, const struct agent_leg_report *report)
 {
 	struct inbound *in = NULL;
-	bool done = kind == AGENT_EV_LEG_DONE;
+	struct agent_leg_report failed;
 
 	HASH_FIND(hh, agent->inbounds, &report->leg, sizeof(report->leg), in);
 	if (in == NULL)
 		return;
 	struct session *session = in->session;
 	struct call *call = &session->call;
+	if (kind == AGENT_EV_LEG_DONE && is_other(in, report, &failed)) {
+		kind = AGENT_EV_LEG_FAILED;
+		report = &failed;
+	}
+	bool done = kind == AGENT_EV_LEG_DONE;
 	if (call->active)
 		account(call, report);
 	if (done) {

@@ -76,6 +76,7 @@ say_held(const struct session *session, struct ctl_rejoin *rejoin)
 	rejoin->gen = part->gen;
 	rejoin->attributes = part->attributes;
 	rejoin->refused = part->refused;
+	rejoin->published = part->published;
 }
 
 static void
@@ -94,6 +95,7 @@ say_running(const struct session *session, struct ctl_rejoin *rejoin)
 	rejoin->version = call->plan.version;
 	rejoin->cancelled = call->cancelled;
 	rejoin->done = call->done;
+	rejoin->announced = call->content;
 	rejoin->chunks = call->done ? session->reg.num_chunks
 				    : th_min_u32(call->prefix, session->reg.num_chunks);
 	if (in == NULL)

@@ -165,6 +165,7 @@ struct call { /* the group operation of a session */
 	uint32_t prefix; /* verified chunks                                                  */
 	bool has_next;   /* a leg to start when the running one has stopped                  */
 	struct ctl_grant next;
+	struct th_hash content; /* of what is read, as its publisher says; none: not known   */
 	bool has_outcome; /* it is acted upon when nothing runs any more                     */
 	struct ctl_ev_outcome outcome;
 	struct agent_result result;
@@ -204,7 +205,7 @@ struct session { /* owned by agent.sessions */
 	bool rejoining; /* ... or is being told: REJOIN is in its lane                    */
 	uint64_t next_op_seq;
 
-	bool broken; /* the group is; why                                                    */
+	bool broken;     /* the group is; why                                                    */
 	int broken_code; /* TH_E_GROUP_BROKEN or TH_E_EVICTED                                 */
 	char broken_text[TH_CTL_TEXT_BYTES];
 	bool dirty;
@@ -213,7 +214,7 @@ struct session { /* owned by agent.sessions */
 	bool used; /* what is registered has been a part: some of its bytes may be wanted again */
 	bool unregister_waits; /* until the server knows that nothing is held            */
 	struct ctl_register reg;
-	struct th_hash attributes; /* of the next publish                                    */
+	struct th_hash attributes;      /* of the next publish                                    */
 	struct th_hash kept_attributes; /* of what was filled last: the shell has them       */
 
 	struct call call;
@@ -251,7 +252,7 @@ struct leave { /* see leave.c */
 	bool asked; /* the question is on its way */
 	int64_t deadline_ns, next_ns;
 	uint32_t num_blockers, num_texts; /* as the server said last */
-	uint32_t num_told; /* blockers, when they were told last */
+	uint32_t num_told;                /* blockers, when they were told last */
 	int64_t told_ns;
 	char texts[AGENT_LEFT_TEXTS][TH_CTL_TEXT_BYTES];
 };

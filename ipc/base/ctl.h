@@ -384,12 +384,14 @@ struct ctl_ev_go {
 	uint64_t sid, op_seq;
 	struct ctl_grant grant;
 	struct th_hash attributes; /* of what is read: to be told to the next server; or none */
+	struct th_hash content;    /* of what is read, as its publisher says; none: not yet */
 };
 
 struct ctl_ev_reroute {
 	uint64_t sid, op_seq;
 	uint64_t old_leg; /* 0: it has ended already */
 	struct ctl_grant grant;
+	struct th_hash content; /* as in GO */
 };
 
 struct ctl_ev_grant {

@@ -42,7 +42,8 @@ struct ctl_rejoin {
 	bool hashed;            /* of held, or of what is all there of the running operation: */
 	struct th_hash content; /* ... as in CONTENT */
 	struct th_hash attributes;
-	bool refused; /* others had published other bytes before */
+	bool refused;   /* others had published other bytes before */
+	bool published; /* held: its bytes are its worker's own, not received */
 
 	bool went; /* an operation runs after its GO: */
 	uint64_t op_seq;
@@ -55,6 +56,7 @@ struct ctl_rejoin {
 	uint64_t leg;    /* that runs; 0: none */
 	bool leg_stops;  /* ... and was told to give way to another */
 	uint64_t source_sid, source_gen;
+	struct th_hash announced; /* of what it reads, as GO or REROUTE has said; or none */
 
 	uint32_t num_outcomes; /* ascending by op_seq, at most TH_OUTCOMES_MAX */
 	const struct ctl_known_outcome *outcomes;

@@ -101,6 +101,7 @@ out_reader(
 		message->go->op_seq = event->u.go.op_seq;
 		message->go->grant = out_grant(arena, &event->u.go.grant);
 		message->go->attributes = convert_out_hash(arena, event->u.go.attributes);
+		message->go->content = convert_out_hash(arena, event->u.go.content);
 	} else {
 		message->body_case = EVENT(REROUTE);
 		message->reroute = convert_message(arena, &tensorhub__v1__ev_reroute__descriptor);
@@ -108,6 +109,7 @@ out_reader(
 		message->reroute->op_seq = event->u.reroute.op_seq;
 		message->reroute->old_leg = event->u.reroute.old_leg;
 		message->reroute->grant = out_grant(arena, &event->u.reroute.grant);
+		message->reroute->content = convert_out_hash(arena, event->u.reroute.content);
 	}
 }
 
@@ -265,6 +267,7 @@ in_go(struct convert_in *in, const Tensorhub__V1__EvGo *body, struct ctl_ev_go *
 	in->message = "GO";
 	in_grant(in, body->grant, &ret_go->grant);
 	convert_in_hash(in, "attributes", body->attributes, false, &ret_go->attributes);
+	convert_in_hash(in, "content", body->content, false, &ret_go->content);
 	ret_go->sid = body->sid;
 	ret_go->op_seq = body->op_seq;
 }
@@ -275,6 +278,7 @@ in_reroute(struct convert_in *in, const Tensorhub__V1__EvReroute *body,
 {
 	in->message = "REROUTE";
 	in_grant(in, body->grant, &ret_reroute->grant);
+	convert_in_hash(in, "content", body->content, false, &ret_reroute->content);
 	ret_reroute->sid = body->sid;
 	ret_reroute->op_seq = body->op_seq;
 	ret_reroute->old_leg = body->old_leg;

@@ -28,7 +28,7 @@ void *convert_message(struct convert_arena *arena, const ProtobufCMessageDescrip
 void *convert_pointers(struct convert_arena *arena, size_t count);
 
 /* What one message of any type needs, with its padding and its place in an array. */
-#define CONVERT_BYTES_PER_MESSAGE 192u
+#define CONVERT_BYTES_PER_MESSAGE 200u
 
 TH_MUST_USE int convert_pack(
 	const ProtobufCMessage *message, uint8_t **ret_data, size_t *ret_bytes);

@@ -58,6 +58,7 @@ out_running(struct convert_arena *arena, const struct ctl_rejoin *rejoin)
 	body->leg_stops = rejoin->leg_stops;
 	body->source_sid = rejoin->source_sid;
 	body->source_gen = rejoin->source_gen;
+	body->content = convert_out_hash(arena, rejoin->announced);
 	return body;
 }
 
@@ -97,6 +98,7 @@ convert_out_rejoin(struct convert_arena *arena, const struct ctl_rejoin *rejoin)
 	body->content = convert_out_hash(arena, rejoin->content);
 	body->attributes = convert_out_hash(arena, rejoin->attributes);
 	body->refused = rejoin->refused;
+	body->published = rejoin->published;
 	if (rejoin->went)
 		body->running = out_running(arena, rejoin);
 	body->n_outcomes = rejoin->num_outcomes;
@@ -159,6 +161,7 @@ in_running(
 	ret_rejoin->leg_stops = body->leg_stops;
 	ret_rejoin->source_sid = body->source_sid;
 	ret_rejoin->source_gen = body->source_gen;
+	convert_in_hash(in, "content", body->content, false, &ret_rejoin->announced);
 }
 
 static void
@@ -227,6 +230,7 @@ convert_in_rejoin(
 	convert_in_hash(in, "content", body->content, false, &ret_rejoin->content);
 	convert_in_hash(in, "attributes", body->attributes, false, &ret_rejoin->attributes);
 	ret_rejoin->refused = body->refused;
+	ret_rejoin->published = body->published;
 	ret_rejoin->version.version = TH_NO_VERSION;
 	if (body->running != NULL)
 		in_running(in, body->running, ret_rejoin);

@@ -79,7 +79,7 @@ check_copy(const struct refsrv *server, const struct copy *copy, uint64_t *num_l
 		all_done &= part->done;
 	}
 	/* READY if and only if every shard is complete, in one step (I5). */
-	TH_ASSERT((copy->state == COPY_READY) == all_done || copy->aborting);
+	TH_ASSERT(copy->state != COPY_READY || all_done);
 	TH_ASSERT(copy->state == COPY_READY ||
 		  (op != NULL && (op->state == OP_RUNNING || op->state == OP_ABORTING)));
 	TH_ASSERT(group->state != GROUP_BROKEN || copy->draining || copy->rescued);

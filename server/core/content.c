@@ -42,12 +42,13 @@ content_new(struct refsrv *server, struct version *version, const struct th_hash
 
 struct content *
 content_rejoin(struct refsrv *server, struct version *version, const struct content_shard *shards,
-	bool refused)
+	bool published, bool refused)
 {
 	struct content *content = th_calloc(1, sizeof(*content)), *younger;
 
 	content->version = version;
 	content->rejoined = true;
+	content->published = published;
 	content->refused = refused;
 	content->shards = th_memdup(shards, version->num_shards * sizeof(*shards));
 	for (uint32_t i = 0; i < version->num_shards; i++)
@@ -116,7 +117,7 @@ compare(const struct content *a, const struct content *b, uint32_t *ret_shard)
 	return result;
 }
 
-/* Each shard is known, or somebody holds it whole who will say. */
+/* Each shard is known, or its publisher has it and will say. */
 static bool
 can_be_known(const struct content *content)
 {
@@ -126,8 +127,8 @@ can_be_known(const struct content *content)
 		bool found = shard->unverified || !th_hash_none(shard->hash);
 		DL_FOREACH(content->version->copies, copy)
 		{
-			found = found || (copy->content == content && copy->parts[i].done &&
-						 copy_stands(copy));
+			found = found ||
+				(copy->content == content && !copy->received && copy_stands(copy));
 		}
 		if (!found)
 			return false;
@@ -174,10 +175,8 @@ merge(struct refsrv *server, struct content *first, struct content *same)
 	}
 	for (uint32_t i = 0; i < version->num_shards; i++) {
 		struct content_shard *to = &first->shards[i];
-		if (th_hash_none(to->hash)) {
+		if (th_hash_none(to->hash))
 			to->hash = same->shards[i].hash;
-			to->by_reader = same->shards[i].by_reader;
-		}
 		/* Whoever had it from a former server may not have heard of them. */
 		if (first->rejoined && th_hash_none(to->attributes)) {
 			to->attributes = same->shards[i].attributes;
@@ -186,6 +185,7 @@ merge(struct refsrv *server, struct content *first, struct content *same)
 		to->unverified =
 			th_hash_none(to->hash) && (to->unverified || same->shards[i].unverified);
 	}
+	first->published = first->published || same->published;
 	content_free(server, same);
 	model_changed(server, version->model);
 }
@@ -280,9 +280,16 @@ take_over(struct refsrv *server, struct content *other, struct content *first)
 		if (copy->content != first)
 			continue;
 		for (uint32_t i = 0; i < copy->num_parts; i++)
-			copy->parts[i].proof_due = !copy->parts[i].done;
+			copy->parts[i].proof_due = true;
 	}
 	merge(server, other, first);
+}
+
+/* Both are from a former server life: what was received there is not what was published. */
+static bool
+knows_better(const struct content *other, const struct content *first)
+{
+	return other->rejoined && other->published && first->rejoined && !first->published;
 }
 
 /* Compares all with the first, until nothing new follows from it. */
@@ -299,6 +306,10 @@ content_settle(struct refsrv *server, struct version *version)
 			if (result == SAME) {
 				merge(server, first, other);
 				again = true; /* the first may know more now */
+			} else if (result == DIFFERENT && knows_better(other, first)) {
+				DL_DELETE(version->contents, other);
+				DL_PREPEND(version->contents, other);
+				again = true;
 			} else if (result == DIFFERENT && !goes(first)) {
 				refuse(server, first, other, shard);
 			} else if (result == UNDECIDED && all_known(other) &&
@@ -318,6 +329,7 @@ content_leave(struct refsrv *server, struct copy *copy)
 	struct version *version = copy->version;
 
 	copy->content = NULL;
+	model_dirty(version->model);
 	if (--content->num_copies > 0) {
 		if (!content->refused)
 			content_settle(server, version);
@@ -339,43 +351,6 @@ content_reconsider(struct refsrv *server, struct version *version)
 
 /* ---- what is known -------------------------------------------------------------------------- */
 
-/* A reader that had said something else has other bytes, or lies: nobody reads from it. */
-static struct group *
-contradicted(const struct content *content, uint32_t shard)
-{
-	struct copy *copy;
-
-	DL_FOREACH(content->version->copies, copy)
-	{
-		const struct part *part = &copy->parts[shard];
-		if (copy->content == content && copy->group->state != GROUP_BROKEN &&
-			!th_hash_none(part->told) &&
-			!th_hash_equal(part->told, content->shards[shard].hash))
-			return copy->group;
-	}
-	return NULL;
-}
-
-/* The publisher speaks after a reader has, and says something else: it knows better. */
-static void
-overrule(struct refsrv *server, struct content *content, uint32_t shard, struct th_hash hash)
-{
-	char text[TH_CTL_TEXT_BYTES];
-	struct group *group;
-
-	TH_MARK(publisher_overrules_its_reader);
-	content->shards[shard].hash = hash;
-	content->shards[shard].by_reader = false;
-	while ((group = contradicted(content, shard)) != NULL) {
-		snprintf(text, sizeof(text),
-			"replica %.100s of %.100s is broken: what it says that shard %u of version "
-			"%" PRIu64 " is made of is not what its publisher says; close this handle, "
-			"open and replicate again",
-			group->replica, group->model->name, shard, content->version->id.version);
-		group_break(server, group, text);
-	}
-}
-
 int
 content_report(struct refsrv *server, const struct agent *agent, const struct ctl_content *report,
 	struct th_err *err)
@@ -392,8 +367,13 @@ content_report(struct refsrv *server, const struct agent *agent, const struct ct
 		return 0;
 	}
 	struct part *part = copy_part_of(member);
-	if (part == NULL || part->copy->gen != report->gen || !part->done)
+	if (part == NULL || part->copy->gen != report->gen)
 		return 0;
+	if (part->copy->received)
+		return th_fail(err, TH_E_INVALID,
+			"agent %s says what shard %u of replica %s is made of, which it has "
+			"received: only its publisher says that",
+			agent->info.node, part->shard, part->copy->group->replica);
 	struct content *content = part->copy->content;
 	struct content_shard *shard = &content->shards[part->shard];
 	if (th_hash_none(report->content)) {
@@ -404,15 +384,11 @@ content_report(struct refsrv *server, const struct agent *agent, const struct ct
 		shard->hash = report->content;
 		shard->unverified = false;
 	} else if (th_hash_equal(shard->hash, report->content)) {
-		if (part->source_name == NULL)
-			shard->by_reader = false;
 		return 0;
-	} else if (shard->by_reader && part->source_name == NULL && !content->refused) {
-		overrule(server, content, part->shard, report->content);
 	} else {
 		return th_fail(err, TH_E_INVALID,
 			"agent %s says that shard %u of replica %s has other bytes than it said "
-			"before, or than those that have read it",
+			"before",
 			agent->info.node, part->shard, part->copy->group->replica);
 	}
 	model_dirty(content->version->model);
@@ -421,23 +397,65 @@ content_report(struct refsrv *server, const struct agent *agent, const struct ct
 	return 0;
 }
 
-bool
-content_arrived(struct refsrv *server, struct part *part, struct th_hash hash)
+/* What a reader has said against what is known. */
+static bool
+contradicts(const struct part *part)
 {
-	struct content *content = part->copy->content;
-	struct content_shard *shard = &content->shards[part->shard];
+	const struct content_shard *shard = &part->copy->content->shards[part->shard];
+
+	if (th_hash_none(part->told))
+		return part->proof_due;
+	return !th_hash_none(shard->hash) && !th_hash_equal(shard->hash, part->told) &&
+	       !TH_PLANT(contents_are_mixed);
+}
+
+bool
+content_arrived(struct part *part, struct th_hash hash)
+{
+	struct content_shard *shard = &part->copy->content->shards[part->shard];
 
 	part->told = hash;
-	if (th_hash_none(hash))
-		return !part->proof_due;
-	if (!th_hash_none(shard->hash))
-		return th_hash_equal(shard->hash, hash) || TH_PLANT(contents_are_mixed);
-	/* Its publisher may be gone before it has said so itself. */
-	shard->hash = hash;
-	shard->by_reader = true;
-	shard->unverified = false;
-	model_dirty(content->version->model);
-	if (!content->refused)
-		content_settle(server, content->version);
-	return true;
+	if (TH_PLANT(word_of_a_reader_is_adopted) && th_hash_none(shard->hash))
+		shard->hash = hash;
+	return !contradicts(part);
+}
+
+/* It was published there, and its agent has not given it up. */
+static bool
+publisher_speaks(const struct content *content, uint32_t shard)
+{
+	const struct copy *copy;
+
+	DL_FOREACH(content->version->copies, copy)
+	{
+		const struct part *part = &copy->parts[shard];
+		if (copy->content == content && !copy->received && part->member != NULL &&
+			!part->drained && part->member->agent->state != AGENT_DEAD)
+			return true;
+	}
+	return false;
+}
+
+enum content_verdict
+content_judge(struct refsrv *server, const struct part *part)
+{
+	const struct content *content = part->copy->content;
+	const struct content_shard *shard = &content->shards[part->shard];
+	const struct model *model = content->version->model;
+	const struct content *other;
+
+	if (contradicts(part))
+		return CONTENT_OTHER;
+	if (!th_hash_none(shard->hash) || shard->unverified)
+		return CONTENT_SAME;
+	if (publisher_speaks(content, part->shard) || model_warming(server, model) ||
+		rejoin_awaited(model))
+		return CONTENT_AWAITED;
+	/* One that is published by another as well may take its readers over. */
+	DL_FOREACH(content->version->contents, other)
+	{
+		if (other != content && content_undecided(other, content))
+			return CONTENT_AWAITED;
+	}
+	return CONTENT_NEVER;
 }

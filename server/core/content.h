@@ -3,9 +3,11 @@
  * content - whose bytes a version is made of.
  *
  * Each publish of a version makes a content: for each shard a hash over the digests of its chunks,
- * which comes when the publisher's agent has hashed the shard. Replicas belong to the content that
- * they read. The content that was published first, among those of which a copy lives, is the
- * version: it is listed and read. A later one is unlisted until it is complete:
+ * which comes when the publisher's agent has hashed the shard. It comes from there only: what a
+ * reader says of its bytes is compared with it and never taken for it, and until it has come no
+ * reader's operation succeeds. Replicas belong to the content that they read. The content that was
+ * published first, among those of which a copy lives, is the version: it is listed and read. A
+ * later one is unlisted until it is complete:
  *
  *   provisional --the same as the first--------> its copies join the first as sources
  *        |-------the first is gone-------------> it is the first
@@ -34,10 +36,12 @@ struct content *content_new(
 	struct refsrv *server, struct version *version, const struct th_hash *attributes);
 /*
  * Of a copy that a former server life knew: before all that were published in this one. shards: by
- * shard, what is known; refused: others had published other bytes before it.
+ * shard, what is known: what a holder says here was compared when it was received. published: it
+ * was not received, and of two that differ it is right. refused: others had published other bytes
+ * before it.
  */
 struct content *content_rejoin(struct refsrv *server, struct version *version,
-	const struct content_shard *shards, bool refused);
+	const struct content_shard *shards, bool published, bool refused);
 /* Compares all contents of the version, as far as they are known. */
 void content_settle(struct refsrv *server, struct version *version);
 void content_join(struct content *content, struct copy *copy);
@@ -55,7 +59,16 @@ bool content_undecided(const struct content *other, const struct content *begun)
 int content_report(struct refsrv *server, const struct agent *agent,
 	const struct ctl_content *report, struct th_err *err);
 /* A reader has filled its part, with these digests; false: they are not those of its content. */
-bool content_arrived(struct refsrv *server, struct part *part, struct th_hash hash);
+bool content_arrived(struct part *part, struct th_hash hash);
+
+/* Of a part that has arrived: is it what its publisher says? */
+enum content_verdict {
+	CONTENT_SAME,
+	CONTENT_OTHER,
+	CONTENT_AWAITED, /* the publisher's agent has not said it yet */
+	CONTENT_NEVER,   /* ... and is gone, so that nobody will */
+};
+enum content_verdict content_judge(struct refsrv *server, const struct part *part);
 
 /* What the next call of a refused copy's group answers, once. */
 void content_describe_refusal(const struct copy *copy, char *ret_text, size_t bytes);

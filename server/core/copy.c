@@ -62,6 +62,7 @@ copy_new(struct refsrv *server, struct group *group, struct version *version,
 	content_join(content, copy);
 	copy->gen = gen;
 	copy->state = state;
+	copy->received = state == COPY_PARTIAL;
 	copy->num_parts = group->num_shards;
 	copy->parts = th_calloc(copy->num_parts, sizeof(*copy->parts));
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
@@ -262,6 +263,8 @@ copy_part_drained(struct refsrv *server, struct part *part)
 	part->drained = true;
 	part->drain_no = 0;
 	leg_detach_readers(part);
+	/* Who waits for its word waits in vain, if it has not come. */
+	model_dirty(group->model);
 	if (op != NULL && op->state == OP_DRAINING)
 		op_drain_check(server, op);
 	else if (op != NULL && op->state == OP_ABORTING)

@@ -263,6 +263,7 @@ reroute(struct refsrv *server, struct op *op, struct part *part, struct part *sr
 	struct leg *old = part->fills == NULL ? NULL : part->fills->dst_prev;
 	struct ctl_grant grant;
 	uint64_t old_id = old == NULL ? 0 : old->id;
+	const struct content_shard *content = &part->copy->content->shards[part->shard];
 
 	if (part->num_readers > 0)
 		TH_MARK(c02_partial_source_gets_another_parent);
@@ -277,7 +278,8 @@ reroute(struct refsrv *server, struct op *op, struct part *part, struct part *sr
 		go->sid = part->member->sid;
 		go->op_seq = op->seq;
 		go->grant = grant;
-		go->attributes = part->copy->content->shards[part->shard].attributes;
+		go->attributes = content->attributes;
+		go->content = content->hash;
 		model_dirty(op->group->model);
 		return;
 	}
@@ -286,6 +288,7 @@ reroute(struct refsrv *server, struct op *op, struct part *part, struct part *sr
 	ev->op_seq = op->seq;
 	ev->old_leg = old_id;
 	ev->grant = grant;
+	ev->content = content->hash;
 	model_dirty(op->group->model);
 }
 
@@ -524,7 +527,7 @@ leg_end(struct refsrv *server, struct agent *agent, const struct ctl_leg_end *en
 		if (all)
 			leg_drop_fills(server, part);
 		op_abort_check(server, op);
-	} else if (all && !part->done && !content_arrived(server, part, end->content)) {
+	} else if (all && !part->done && !content_arrived(part, end->content)) {
 		char text[TH_CTL_TEXT_BYTES];
 		snprintf(text, sizeof(text),
 			"version %" PRIu64 " of %.100s: what shard %u has received is not what was "

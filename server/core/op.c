@@ -536,11 +536,13 @@ op_goes_on(const struct op *op)
 		return op->state == OP_ABORTING;
 	if (copy->content->refused)
 		return false;
+	bool all = true;
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		all = all && copy->parts[i].done;
 		if (!copy->parts[i].done && copy->parts[i].leg == NULL)
 			return false;
 	}
-	return true;
+	return !all; /* when all is here, what it waits for is the publisher's word */
 }
 
 void
@@ -557,9 +559,13 @@ op_poke(struct refsrv *server, struct op *op)
 	if (op->state == OP_RUNNING && op->group->copy->content->refused)
 		abort_refused(server, op);
 	/* Finding no source may abort the operation, and with it the copy goes. */
+	bool all = true;
 	for (uint32_t i = 0; op->state == OP_RUNNING && i < op->group->num_shards; i++) {
 		struct part *part = &op->group->copy->parts[i];
+		all = all && part->done;
 		if (!part->done && part->leg == NULL)
 			leg_find_source(server, op, part);
 	}
+	if (op->state == OP_RUNNING && all)
+		op_all_done(server, op);
 }

@@ -27,7 +27,8 @@ int op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_pre
 /* ---- what else moves an operation ----------------------------------------------------------- */
 /* Something has changed that it may be waiting for. */
 void op_poke(struct refsrv *server, struct op *op);
-/* op_poke has nothing to do until a shard loses its leg, or what it reads is refused. */
+/* op_poke has nothing to do until a shard loses its leg, the last is done, or what it reads is
+ * refused. */
 bool op_goes_on(const struct op *op);
 /* Its deadline may have passed. */
 void op_timers(struct refsrv *server, struct op *op);
@@ -39,6 +40,8 @@ void op_group_broken(struct refsrv *server, struct op *op);
 void op_drain_check(struct refsrv *server, struct op *op);
 /* replicate, update: one more shard is complete. */
 void op_shard_done(struct refsrv *server, struct op *op);
+/* ... all are: commits as soon as their publisher's agent has said that these are its bytes. */
+void op_all_done(struct refsrv *server, struct op *op);
 /* After GO: ends it for all with this cause, once no leg runs and nobody reads what was filled. */
 void op_abort(struct refsrv *server, struct op *op, int code, const char *text);
 void op_abort_check(struct refsrv *server, struct op *op);

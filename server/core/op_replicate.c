@@ -282,6 +282,7 @@ go(struct refsrv *server, struct op *op, struct copy *source)
 		ev->op_seq = op->seq;
 		ev->grant = grant;
 		ev->attributes = source->content->shards[i].attributes;
+		ev->content = source->content->shards[i].hash;
 		op->members[i].went = true;
 	}
 	for (uint32_t i = 0; i < group->num_shards; i++)
@@ -432,10 +433,59 @@ op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_prepare
 
 /* ---- COMMIT or abort ------------------------------------------------------------------------ */
 
+static void
+fail_by_content(
+	struct refsrv *server, struct op *op, const struct part *part, enum content_verdict verdict)
+{
+	const struct version *version = part->copy->version;
+	struct th_err err;
+
+	if (verdict == CONTENT_OTHER)
+		th_fail(&err, TH_E_VERSION_CONFLICT,
+			"version %" PRIu64 " of %.100s: what shard %u has received is not what was "
+			"published; replicate again",
+			version->id.version, version->model->name, part->shard);
+	else
+		th_fail(&err, TH_E_VERSION_LOST,
+			"version %" PRIu64 " of %.100s: its publisher was lost before its agent "
+			"had said which bytes shard %u has, so nobody can vouch for what has "
+			"arrived; replicate another version, or publish again",
+			version->id.version, version->model->name, part->shard);
+	op_abort(server, op, err.code, err.text);
+}
+
+void
+op_all_done(struct refsrv *server, struct op *op)
+{
+	struct copy *copy = op->group->copy;
+	bool awaited = false;
+
+	if (copy->content->refused)
+		return; /* it is about to fail for that */
+
+	for (uint32_t i = 0; i < copy->num_parts; i++) {
+		enum content_verdict verdict = content_judge(server, &copy->parts[i]);
+		if (verdict == CONTENT_OTHER || verdict == CONTENT_NEVER) {
+			TH_MARK(arrived_and_cannot_be_vouched_for);
+			fail_by_content(server, op, &copy->parts[i], verdict);
+			return;
+		}
+		awaited = awaited || verdict == CONTENT_AWAITED;
+	}
+	if (awaited) {
+		TH_MARK(all_is_here_but_the_publishers_word);
+		return;
+	}
+	copy_complete(copy);
+	seed_complete(server, copy);
+	model_changed(server, op->group->model);
+	op_succeed(server, op, true);
+}
+
 void
 op_shard_done(struct refsrv *server, struct op *op)
 {
-	struct copy *copy = op->group->copy;
+	const struct copy *copy = op->group->copy;
 
 	TH_ASSERT(op->state == OP_RUNNING);
 	for (uint32_t i = 0; i < copy->num_parts; i++) {
@@ -445,10 +495,7 @@ op_shard_done(struct refsrv *server, struct op *op)
 		if (!TH_PLANT(ready_with_the_first_shard))
 			return;
 	}
-	copy_complete(copy);
-	seed_complete(server, copy);
-	model_changed(server, op->group->model);
-	op_succeed(server, op, true);
+	op_all_done(server, op);
 }
 
 static bool

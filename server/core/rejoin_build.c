@@ -241,7 +241,7 @@ build_ready(struct built *b)
 	struct refsrv *server = b->server;
 	struct group *group = b->group;
 	struct version *version = acquire_version(b, b->held);
-	bool refused = false;
+	bool published = true, refused = false;
 
 	if (version == NULL)
 		return;
@@ -254,9 +254,10 @@ build_ready(struct built *b)
 		}
 		shards[i].attributes = one->attributes;
 		blob_expect(server, one->attributes);
+		published = published && one->published;
 		refused = refused || one->refused;
 	}
-	struct content *content = content_rejoin(server, version, shards, refused);
+	struct content *content = content_rejoin(server, version, shards, published, refused);
 	free(shards);
 	struct copy *copy = copy_new(server, group, version, content, b->gen, COPY_READY);
 	for (uint32_t i = 0; i < copy->num_parts; i++)
@@ -347,7 +348,7 @@ adopt_part(struct built *b, struct op *op, uint32_t shard)
 	/* Digests show whether that was right, where any are made. */
 	part->proof_due = b->guessed && !part->copy->content->shards[shard].unverified;
 	if (one->done) {
-		part->done = content_arrived(b->server, part, one->content);
+		part->done = content_arrived(part, one->content);
 		if (!part->done)
 			contradiction(b, "shard %u has received other bytes", shard);
 		part->chunks_done = one->reg.num_chunks;
@@ -384,14 +385,16 @@ build_running(struct built *b, struct content *content)
 		struct content_shard *shards = th_calloc(group->num_shards, sizeof(*shards));
 		for (uint32_t i = 0; i < group->num_shards; i++) {
 			shards[i].attributes = said(b, i)->attributes;
+			shards[i].hash = said(b, i)->announced;
 			blob_expect(server, shards[i].attributes);
 		}
-		content = content_rejoin(server, version, shards, false);
+		content = content_rejoin(server, version, shards, false, false);
 		free(shards);
 	}
 	struct op *op = adopt_op(b);
 	struct copy *copy =
 		copy_new(server, group, version, content, b->running->op_seq, COPY_PARTIAL);
+	content_settle(server, version);
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		cancelled = cancelled || said(b, i)->cancelled;
 		all_went = all_went && said(b, i)->went;

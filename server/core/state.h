@@ -270,7 +270,6 @@ struct version { /* owned by model.versions; exists while it has a copy */
 struct content_shard {
 	struct th_hash hash;       /* over the digests of its chunks; none: not known */
 	bool unverified;           /* its agent makes no digests */
-	bool by_reader;            /* the hash is a reader's word: its publisher's counts more */
 	struct th_hash attributes; /* holds a reference to the blob */
 };
 
@@ -278,7 +277,8 @@ struct content { /* owned by version.contents; a refused one by its copies; see 
 	struct version *version;
 	struct content_shard *shards; /* owns */
 	uint32_t num_copies;
-	bool rejoined; /* published in a former server life */
+	bool rejoined;  /* published in a former server life */
+	bool published; /* ... and its publisher has come back, whose word counts more */
 	bool refused;
 	uint32_t refused_shard;           /* the first that differs */
 	char refused_by[TH_NAME_MAX + 1]; /* replica */
@@ -296,6 +296,7 @@ struct copy {           /* owned by version.copies */
 	bool refusal_due; /* its content is refused, and the next call must say so */
 	uint64_t gen;
 	enum copy_state state;
+	bool received;     /* filled by legs: its word on its bytes is compared, never taken */
 	bool draining;     /* no new legs: being given up, broken, or aborted */
 	bool aborting;     /* its operation failed after GO: nothing can be had from it */
 	bool rescued;      /* its group is broken: kept for its offload copy to read from */
@@ -317,7 +318,7 @@ struct part {
 	int64_t chunk_live_ns; /* when its leg began or that grew, on the live clock */
 	bool done;
 	bool served;         /* a leg was granted on it */
-	struct th_hash told; /* by the reader that filled it: what it has; none: did not say */
+	struct th_hash told; /* by its reader, when all is there: what it has; none: did not say */
 	bool drained;        /* proven: no leg reads it, and none will */
 	bool proof_due;      /* what it began with is gone: its digests must match in the end  */
 	uint64_t drain_no;   /* of the DRAIN that has not been answered; 0: none */

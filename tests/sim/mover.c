@@ -207,6 +207,10 @@ sample(struct leg *leg)
 	memcpy(leg->tokens, leg->from_memory->tokens[leg->chunk], sizeof(leg->tokens));
 	if (!world.calm && permille(RNG_MOVE, world.options.corrupt_permille))
 		leg->tokens[chance(RNG_MOVE, CHUNK_TOKENS)] ^= UINT64_C(1) << chance(RNG_MOVE, 64);
+	if (!world.calm && leg->lies) {
+		leg->tokens[0] ^= 1;
+		leg->digest = chunk_digest(leg->tokens);
+	}
 }
 
 static void
@@ -402,6 +406,7 @@ mover_begin(struct host *host, const struct agent_action *action)
 		leg->from = host_handle(host, action->u.leg.source_session);
 		leg->from_gen = action->u.leg.source_gen;
 		leg->from_memory = leg->from->memory;
+		leg->lies = percent(RNG_LIE, world.options.lie_percent);
 		if (!leg->from->part.there || leg->from->part.gen != leg->from_gen)
 			sim_fail("agent", "a copy of a part that is not there");
 		leg->connected = true;
@@ -467,6 +472,7 @@ mover_serve(struct host *host, const struct agent_action *action)
 	leg->serving = true;
 	leg->from = host_handle(host, action->session);
 	leg->from_memory = leg->from->memory;
+	leg->lies = percent(RNG_LIE, world.options.lie_percent);
 	leg->from_gen = action->u.leg.gen;
 	leg->from_number = action->u.leg.leg;
 	leg->moved_ns = world.now_ns;

@@ -86,9 +86,10 @@ static const struct option options[] = {
 	OPTION(stranger_ns, true),
 	OPTION(only_servers_fail, false),
 	OPTION(list_ns, true),
+	OPTION(lie_percent, true),
 };
 
-_Static_assert(sizeof(struct options) == 336, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 344, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

@@ -139,6 +139,7 @@ enum stream {
 	RNG_LOSS,
 	RNG_ALONE,
 	RNG_STRANGER,
+	RNG_LIE,
 	RNG_STREAMS
 };
 
@@ -176,8 +177,9 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	/* With several servers: links between them, and of one agent to one of them. */
 	int64_t peer_cut_ns;
 	bool only_servers_fail;
-	int64_t stranger_ns; /* between two of what a stranger says */
-	int64_t list_ns; /* between two questions of a worker; 0: none */
+	int64_t stranger_ns;  /* between two of what a stranger says */
+	int64_t list_ns;      /* between two questions of a worker; 0: none */
+	uint32_t lie_percent; /* of legs: other bytes come, with digests that fit */
 };
 
 void swarm_draw(struct options *ret_options);
@@ -285,6 +287,7 @@ struct leg {
 	struct handle *from;
 	struct memory *from_memory;
 	uint64_t from_gen;
+	bool lies;              /* other bytes come, with digests that fit            */
 	bool over;              /* reported to the reader's core                      */
 	bool stopping;          /* by the reader's core                               */
 	bool serving;           /* the source's core waits for OUT_ENDED              */
@@ -297,7 +300,7 @@ struct leg {
 	uint32_t bad_chunks;
 	int64_t moved_ns; /* last progress, or the source had nothing           */
 	int64_t begun_ns;
-	uint32_t serial;  /* of its steps: older ones are void                  */
+	uint32_t serial; /* of its steps: older ones are void                  */
 	int64_t chunk_ns;
 	struct leg *next;
 };

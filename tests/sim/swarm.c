@@ -249,6 +249,14 @@ strangers(struct options *o)
 		o->stranger_ns = between(RNG_STRANGER, 100 * MS, 3 * SEC);
 }
 
+/* Sources, or who is on the way, that pass on other bytes and digests of these. */
+static void
+liars(struct options *o)
+{
+	if (!o->quiet && !o->only_servers_fail && percent(RNG_LIE, 10))
+		o->lie_percent = (uint32_t)between(RNG_LIE, 5, 60);
+}
+
 void
 swarm_draw(struct options *o)
 {
@@ -259,4 +267,5 @@ swarm_draw(struct options *o)
 	losses(o);
 	cut_off(o);
 	strangers(o);
+	liars(o);
 }

@@ -262,6 +262,78 @@ Test(agent_call, publish__done__hashing_starts_and_line_comes_before_the_answer)
 
 /* ---- replicate and update ------------------------------------------------------------ */
 
+/* A leg that ends well, and what the digests of its source come to. */
+static void
+leg_brings(uint64_t leg, uint64_t content)
+{
+	struct agent_event done = {.kind = AGENT_EV_LEG_DONE,
+		.u.leg = {.leg = leg,
+			.chunks_verified = RIG_CHUNKS,
+			.overwrote = true,
+			.content = {.lo = content, .hi = 1}}};
+	rig_step(&rig, &done);
+}
+
+/* The leg of an operation whose GO says this content; 0: it does not say. */
+static uint64_t
+filling(uint64_t content)
+{
+	struct ctl_event go = rig_go(sid, 1, 7);
+
+	rig_submit(&rig, 1, 61, CTL_OP_REPLICATE, "latest", TH_FOREVER);
+	rig_event(&rig, rig_plan(sid, 1, false));
+	if (content != 0)
+		go.u.go.content = (struct th_hash){.lo = content, .hi = 1};
+	rig_event(&rig, go);
+	return rig_last(&rig, AGENT_PULL)->u.leg.leg;
+}
+
+Test(agent_call, leg__brings_what_the_publisher_has_said__done)
+{
+	leg_brings(filling(5), 5);
+	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, 0);
+	outcome(1, 0, 17);
+	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, 0);
+}
+
+Test(agent_call, leg__brings_other_digests_than_the_publishers__fails_and_is_read_by_nobody)
+{
+	uint64_t leg = filling(5);
+	rig_hello(&rig, 11, 50);
+	rig_event(&rig, rig_grant(sid, 1, 50));
+	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 1);
+	leg_brings(leg, 6);
+	const struct ctl_leg_end *end = &rig_request(&rig, CTL_LEG_END)->u.leg_end;
+	cr_assert_eq(end->code, TH_E_CHECKSUM);
+	cr_assert_not(end->source_failed, "no other source mends what is here");
+	cr_assert(end->overwrote);
+	cr_assert(strstr(end->text, "replica trainer") != NULL, "%s", end->text);
+	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
+	outcome(1, TH_E_CHECKSUM, TH_NO_VERSION);
+	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0, "its reader is still there");
+	rig_out(&rig, AGENT_EV_OUT_ENDED, rig_last(&rig, AGENT_FENCE)->u.leg.leg);
+	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, TH_E_CHECKSUM);
+}
+
+Test(agent_call, leg__content_comes_with_a_reroute__counts)
+{
+	uint64_t leg = filling(0);
+	struct ctl_event reroute = rig_reroute(sid, 1, 7, 8);
+	reroute.u.reroute.content = (struct th_hash){.lo = 5, .hi = 1};
+	rig_event(&rig, reroute);
+	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
+	leg_brings(rig_last(&rig, AGENT_PULL)->u.leg.leg, 6);
+	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, TH_E_CHECKSUM);
+}
+
+Test(agent_call, leg__nobody_has_said_the_content__the_server_compares)
+{
+	leg_brings(filling(0), 6);
+	const struct ctl_leg_end *end = &rig_request(&rig, CTL_LEG_END)->u.leg_end;
+	cr_assert_eq(end->code, 0);
+	cr_assert_eq(end->content.lo, 6);
+}
+
 Test(agent_call, replicate__whole_way__done_with_its_result)
 {
 	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);

@@ -100,7 +100,7 @@ Test(convert_rejoin, held__comes_back)
 	same(&request);
 	rejoin->content = (struct th_hash){8, 9};
 	rejoin->attributes = (struct th_hash){10, 11};
-	rejoin->refused = true;
+	rejoin->refused = rejoin->published = true;
 	same(&request);
 }
 
@@ -123,6 +123,8 @@ Test(convert_rejoin, running__comes_back)
 	rejoin->leg_stops = true;
 	rejoin->source_sid = 6;
 	rejoin->source_gen = 7;
+	same(&request);
+	rejoin->announced = (struct th_hash){8, 9};
 	same(&request);
 	rejoin->done = true;
 	same(&request);
@@ -209,10 +211,10 @@ Test(convert_rejoin, golden__held)
 	rejoin->gen = 3;
 	rejoin->hashed = true;
 	rejoin->content = (struct th_hash){5, 0};
-	rejoin->refused = true;
+	rejoin->refused = rejoin->published = true;
 	rejoin->outcomes = &known;
 	rejoin->num_outcomes = 1;
-	wire_request_is(&request, WIRE_BYTES("\xea\x02\x50\x08\x01\x10\x02"
+	wire_request_is(&request, WIRE_BYTES("\xea\x02\x53\x08\x01\x10\x02"
 					     "\x1a\x08\x0a\x01m\x12\x01r\x28\x01"
 					     /* registered: field 6 */
 					     "\x32\x16\x12\x09\x09\x01\0\0\0\0\0\0\0"
@@ -222,7 +224,9 @@ Test(convert_rejoin, golden__held)
 					     "\x68\x01"
 					     /* an outcome: field 15 */
 					     "\x7a\x11\x08\x03\x10\x04\x22\x01\x39\x28\x01\x30\x01"
-					     "\x38\x01\x42\x02\x10\x09"));
+					     "\x38\x01\x42\x02\x10\x09"
+					     /* published: field 16 */
+					     "\x80\x01\x01"));
 }
 
 Test(convert_rejoin, golden__running)
@@ -241,13 +245,15 @@ Test(convert_rejoin, golden__running)
 	rejoin->leg = 300;
 	rejoin->source_sid = 11;
 	rejoin->source_gen = 12;
-	wire_request_is(&request, WIRE_BYTES("\xea\x02\x2c\x08\x01\x10\x02"
+	rejoin->announced = (struct th_hash){5, 0};
+	wire_request_is(&request, WIRE_BYTES("\xea\x02\x37\x08\x01\x10\x02"
 					     "\x1a\x08\x0a\x01m\x12\x01r\x28\x01"
 					     "\x38\x03"
 					     /* running: field 14 */
-					     "\x72\x1a\x08\x02\x10\x03\x22\x01\x39\x2a\x02\x10\x09"
+					     "\x72\x25\x08\x02\x10\x03\x22\x01\x39\x2a\x02\x10\x09"
 					     "\x30\x01\x38\x01\x40\x08\x48\xac\x02\x50\x01"
-					     "\x58\x0b\x60\x0c"));
+					     "\x58\x0b\x60\x0c"
+					     "\x6a\x09\x09\x05\0\0\0\0\0\0\0"));
 }
 
 /* ---- hostile --------------------------------------------------------------------------------- */

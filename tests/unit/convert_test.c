@@ -346,10 +346,12 @@ all_events(struct ctl_event events[EVENT_KINDS])
 	events[1].u.go.op_seq = 2;
 	fill_grant(&events[1].u.go.grant);
 	events[1].u.go.attributes = hash_b;
+	events[1].u.go.content = hash_a;
 	events[2].u.reroute.sid = 1;
 	events[2].u.reroute.op_seq = 2;
 	events[2].u.reroute.old_leg = 3;
 	fill_grant(&events[2].u.reroute.grant);
+	events[2].u.reroute.content = hash_b;
 	events[3].u.grant.leg = 4;
 	memset(events[3].u.grant.ticket.bytes, 0xab, 16);
 	events[3].u.grant.sid = 5;

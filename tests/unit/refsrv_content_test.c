@@ -6,6 +6,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "ipc/base/name.h"
 #include "tests/support/refsrv_world.h"
 
 static struct world w;
@@ -406,6 +407,7 @@ Test(refsrv_content, reader__knows_the_content_when_its_publisher_is_gone)
 {
 	world_publish(&w, &first, "1");
 	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	say(&first, 7);
 	cr_assert_eq(finish_with(grant.leg, 7), 0);
 	cr_assert_eq(world_outcome(&w, &reader).code, 0);
 	unpublish(&first);
@@ -418,30 +420,169 @@ Test(refsrv_content, reader__knows_the_content_when_its_publisher_is_gone)
 	expect_conflict(&second, "reader");
 }
 
-/* A reader that ends before the publisher has hashed must not decide what was published. */
-Test(refsrv_content, reader__lies_before_its_publisher_has_spoken__is_unlisted_others_are_not_hurt)
+/* ---- all is there, and the publisher's agent has not said what it is ---- */
+
+static struct ctl_grant
+arrived_early(uint64_t content)
 {
-	struct ctl_event event;
 	world_publish(&w, &first, "1");
-	struct world_member honest = world_member(&w, b, "honest", 0, 1);
 	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
-	cr_assert_eq(finish_with(grant.leg, 666), 0);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	cr_assert_eq(finish_with(grant.leg, content), 0);
+	cr_assert_not(world_ended(&w, &reader), "it succeeds by its own word");
+	return grant;
+}
+
+Test(refsrv_content, early__succeeds_when_its_publisher_says_the_same)
+{
+	arrived_early(7);
 	say(&first, 7);
-	cr_assert(world_take(&w, c, CTL_EV_BROKEN, reader.sid, &event));
-	cr_assert(strstr(event.u.broken.text, "not what its publisher says") != NULL);
-	cr_assert_str_eq(listed(), "first");
-	grant = world_begin(&w, &honest, CTL_OP_REPLICATE, "1");
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	cr_assert_str_eq(listed(), "first reader");
+}
+
+/* A reader that ends before the publisher has hashed must not decide what was published. */
+Test(refsrv_content, early__has_other_bytes__fails_others_are_not_hurt)
+{
+	struct world_member honest = world_member(&w, b, "honest", 0, 1);
+	struct ctl_event event;
+	arrived_early(666);
+	struct ctl_grant grant = world_begin(&w, &honest, CTL_OP_REPLICATE, "1");
+	say(&first, 7);
+	cr_assert(world_take(&w, c, CTL_EV_CANCEL, reader.sid, &event));
 	cr_assert_eq(grant.source_sid, first.sid);
-	struct ctl_request end = {.kind = CTL_LEG_END};
-	end.u.leg_end.leg = grant.leg;
-	end.u.leg_end.chunks_verified = WORLD_CHUNKS;
-	end.u.leg_end.content = (struct th_hash){.lo = 7, .hi = 1};
-	cr_assert_eq(world_request(&w, b, &end), 0);
+	struct ctl_ev_outcome end = world_outcome(&w, &reader);
+	cr_assert_eq(end.code, TH_E_VERSION_CONFLICT);
+	cr_assert(strstr(end.text, "is not what was published") != NULL, "%s", end.text);
+	struct ctl_request request = {.kind = CTL_LEG_END};
+	request.u.leg_end.leg = grant.leg;
+	request.u.leg_end.chunks_verified = WORLD_CHUNKS;
+	request.u.leg_end.content = (struct th_hash){.lo = 7, .hi = 1};
+	cr_assert_eq(world_request(&w, b, &request), 0);
 	cr_assert_eq(world_outcome(&w, &honest).code, 0);
 	cr_assert_str_eq(listed(), "first honest");
 	/* What the publisher has said it cannot unsay. */
 	cr_assert_eq(world_content(&w, &first, 8), TH_E_INVALID);
+}
+
+Test(refsrv_content, early__publisher_makes_no_digests__succeeds_when_it_says_so)
+{
+	arrived_early(7);
+	say(&first, 0);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	cr_assert_str_eq(listed(), "first reader");
+}
+
+Test(refsrv_content, early__makes_no_digests_itself__waits_all_the_same)
+{
+	world_publish(&w, &first, "1");
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	world_finish(&w, &reader, grant.leg);
+	cr_assert_not(world_ended(&w, &reader));
+	say(&first, 7);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+}
+
+Test(refsrv_content, early__publisher_dies_and_its_agent_says_it__succeeds)
+{
+	arrived_early(7);
+	cr_assert_eq(world_close(&w, &first, true), 0);
+	cr_assert_not(world_ended(&w, &reader), "its agent still can");
+	say(&first, 7);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	struct ctl_ev_part drain = world_take_drain(&w, &first);
+	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
+	cr_assert_str_eq(listed(), "reader");
+}
+
+static void
+expect_lost(void)
+{
+	struct ctl_event event;
+
+	cr_assert(world_take(&w, c, CTL_EV_CANCEL, reader.sid, &event));
+	struct ctl_ev_outcome end = world_outcome(&w, &reader);
+	cr_assert_eq(end.code, TH_E_VERSION_LOST);
+	cr_assert(strstr(end.text, "nobody can vouch") != NULL, "%s", end.text);
+	cr_assert_eq(world_list(&w, c, "m"), 0);
+	cr_assert_eq(w.reply.u.list.num_versions, 0);
+}
+
+Test(refsrv_content, early__publisher_has_given_it_up_without_a_word__lost)
+{
+	arrived_early(7);
+	first_dies();
+	expect_lost();
+}
+
+Test(refsrv_content, early__publishers_agent_is_lost__lost)
+{
+	arrived_early(7);
+	w.agents[a].silent = true;
+	world_sleep(&w, 5 * SEC);
+	cr_assert_not(world_ended(&w, &reader), "it may come back");
+	world_sleep(&w, 6 * SEC);
+	expect_lost();
+}
+
+Test(refsrv_content, early__second_publisher_is_known__it_vouches_for_the_same_bytes)
+{
+	publish_both();
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	cr_assert_str_eq(grant.source_replica, "first");
+	cr_assert_eq(finish_with(grant.leg, 8), 0);
+	first_dies();
+	cr_assert_not(world_ended(&w, &reader), "the second may be the same");
+	say(&second, 8);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	cr_assert_str_eq(listed(), "reader second");
+}
+
+Test(refsrv_content, early__second_publisher_has_other_bytes__conflict)
+{
+	publish_both();
+	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
+	cr_assert_eq(finish_with(grant.leg, 7), 0);
+	say(&second, 8);
+	first_dies();
+	cr_assert_eq(world_outcome(&w, &reader).code, TH_E_VERSION_CONFLICT);
+	cr_assert_str_eq(listed(), "second");
+}
+
+Test(refsrv_content, reader__says_content_as_if_it_had_published__refused)
+{
+	arrived_early(7);
+	cr_assert_eq(world_content(&w, &reader, 8), TH_E_INVALID);
+	cr_assert(strstr(w.reply.text, "only its publisher") != NULL, "%s", w.reply.text);
+	cr_assert_eq(world_content(&w, &reader, 7), TH_E_INVALID);
+	cr_assert_not(world_ended(&w, &reader));
+	say(&first, 7);
+	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+}
+
+Test(refsrv_content, reader__is_told_what_is_known)
+{
+	struct world_member honest = world_member(&w, b, "honest", 0, 1);
+	struct ctl_event event;
+	const struct th_hash seven = {.lo = 7, .hi = 1};
+	world_publish(&w, &first, "1");
+	world_call(&w, &reader, CTL_OP_REPLICATE, "1", TH_FOREVER);
+	cr_assert(world_take(&w, c, CTL_EV_PLAN, reader.sid, &event));
+	cr_assert_eq(world_prepared(&w, &reader, 0), 0);
+	cr_assert(world_take(&w, c, CTL_EV_GO, reader.sid, &event));
+	cr_assert(th_hash_none(event.u.go.content), "nobody knows it yet");
+	uint64_t leg = event.u.go.grant.leg;
+	say(&first, 7);
+	world_call(&w, &honest, CTL_OP_REPLICATE, "1", TH_FOREVER);
+	cr_assert(world_take(&w, b, CTL_EV_PLAN, honest.sid, &event));
+	cr_assert_eq(world_prepared(&w, &honest, 0), 0);
+	cr_assert(world_take(&w, b, CTL_EV_GO, honest.sid, &event));
+	cr_assert(th_hash_equal(event.u.go.content, seven));
+	/* And whoever began without knowing it, with its next source. */
+	world_publish(&w, &second, "1");
+	say(&second, 7);
+	cr_assert_eq(world_leg_end(&w, c, leg, TH_E_NO_PATH, true, 4), 0);
+	cr_assert(world_take(&w, c, CTL_EV_REROUTE, reader.sid, &event));
+	cr_assert(th_hash_equal(event.u.reroute.content, seven));
 }
 
 Test(refsrv_content, reader__has_other_bytes_than_were_published__conflict_and_again)
@@ -481,18 +622,19 @@ Test(refsrv_content, refused_holder__replicate_says_so_update_takes_what_is_list
 
 /* ---- published under a former server ---- */
 
-/* Replica "former" of another agent comes back with version 1, as that server knew it. */
+/* A replica of another agent comes back with version 1, as that server knew it. */
 static struct world_member
-comes_back(uint64_t content)
+replica_comes_back(const char *replica, uint64_t sid, uint64_t content, bool published)
 {
 	struct ctl_request request = {.kind = CTL_REJOIN};
 	struct ctl_rejoin *rejoin = &request.u.rejoin;
-	struct world_member m = {.agent = world_agent(&w), .num_shards = 1, .sid = 5, .seq = 1};
+	struct world_member m = {.agent = world_agent(&w), .num_shards = 1, .sid = sid, .seq = 1};
 
 	rejoin->sid = m.sid;
-	rejoin->group_inc = 6;
+	rejoin->group_inc = sid + 1;
+	rejoin->published = published;
 	strcpy(rejoin->open.model, "m");
-	strcpy(rejoin->open.replica, "former");
+	strcpy(rejoin->open.replica, replica);
 	rejoin->open.num_shards = 1;
 	rejoin->open.lineage = 1;
 	rejoin->registered = rejoin->hashed = true;
@@ -508,6 +650,27 @@ comes_back(uint64_t content)
 	rejoin->version.version = TH_NO_VERSION;
 	cr_assert_eq(world_request(&w, m.agent, &request), 0, "%s", w.reply.text);
 	return m;
+}
+
+static struct world_member
+comes_back(uint64_t content)
+{
+	return replica_comes_back("former", 5, content, false);
+}
+
+/* Whoever received it there said what the publisher had said, or lies now. */
+Test(refsrv_content, comes_back__reader_first_and_with_other_bytes__the_publisher_is_right)
+{
+	struct world_member received = replica_comes_back("received", 5, 666, false);
+	cr_assert_str_eq(listed(), "received");
+	struct world_member published = replica_comes_back("published", 15, 7, true);
+	cr_assert_str_eq(listed(), "published");
+	expect_conflict(&received, "published");
+	cr_assert_not(world_has(&w, published.agent, CTL_EV_CONFLICT, 0));
+	replica_comes_back("another", 25, 666, false);
+	cr_assert_str_eq(listed(), "published");
+	replica_comes_back("honest", 35, 7, false);
+	cr_assert_str_eq(listed(), "honest published");
 }
 
 Test(refsrv_content, comes_back__other_bytes_than_are_read__readers_are_told_and_begin_again)

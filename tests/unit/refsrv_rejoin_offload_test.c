@@ -315,6 +315,7 @@ Test(refsrv_rejoin_offload, all_bytes_are_there__complete_without_its_source)
 	said->version = said->held;
 	said->held.version = TH_NO_VERSION;
 	said->went = said->done = true;
+	said->announced = (struct th_hash){.lo = 5, .hi = 1};
 	said->op_seq = 1;
 	said->kind = CTL_OP_REPLICATE;
 	said->chunks = WORLD_CHUNKS;

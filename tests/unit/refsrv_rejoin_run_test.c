@@ -171,9 +171,11 @@ Test(refsrv_rejoin_run, leg__source_dies_while_agents_are_waited_for__another_ma
 	cr_assert_eq(event.u.reroute.grant.source_sid, t.sid);
 }
 
+/* Its agent was told what the publisher had said, so it does not take a reader's word. */
 Test(refsrv_rejoin_run, leg__source_never_comes__runs_to_its_end)
 {
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
+	said.announced = (struct th_hash){.lo = 5, .hi = 1};
 	struct world_member m = former_back(&w, b, &said);
 	former_all_said(&w);
 	cr_assert_not(former_is_broken(&w, &m));
@@ -579,4 +581,17 @@ Test(refsrv_rejoin_run, warming__whose_inventory_is_missing_dies__not_waited_for
 	cr_assert(warming());
 	world_sleep(&w, 3 * SEC);
 	cr_assert_not(warming());
+}
+
+Test(refsrv_rejoin_run, leg__source_never_comes_and_had_not_spoken__nobody_vouches_for_it)
+{
+	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
+	struct world_member m = former_back(&w, b, &said);
+	world_finish(&w, &m, FORMER_LEG(1));
+	cr_assert_not(world_ended(&w, &m), "its publisher may come");
+	former_all_said(&w);
+	world_drained(&w, &m);
+	struct ctl_ev_outcome end = world_outcome(&w, &m);
+	cr_assert_eq(end.code, TH_E_VERSION_LOST);
+	cr_assert(strstr(end.text, "nobody can vouch") != NULL, "%s", end.text);
 }

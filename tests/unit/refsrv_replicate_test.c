@@ -70,6 +70,8 @@ Test(refsrv_replicate, steps__two_shards__plan_prepared_go_commit)
 	struct ctl_event event, grant;
 	for (int i = 0; i < 2; i++)
 		world_call(&w, &s[i], CTL_OP_PUBLISH, "4", TH_FOREVER);
+	for (int i = 0; i < 2; i++)
+		cr_assert_eq(world_outcome(&w, &s[i]).code, 0);
 	/* The plan is fixed and told at the first call. */
 	world_call(&w, &d[0], CTL_OP_REPLICATE, "latest", TH_FOREVER);
 	cr_assert(world_take(&w, c, CTL_EV_PLAN, d[0].sid, &event));
