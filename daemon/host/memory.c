@@ -25,21 +25,8 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
 #include "transport/access.h"
-#include "transport/rdma/packed.h"
-#include "transport/rdma/region.h"
-#include "transport/unmap.h"
 
 #define SAME_MAX 64u
-
-/* Registered or given back, what becomes of it does not depend on the object any more. */
-struct mapping {
-	struct unmap unmap;
-	void *map; /* owns */
-	size_t bytes;
-	uint64_t missing; /* until it is registered or never will be */
-};
-
-static uint64_t unmapping, populating; /* atomic: bytes */
 
 /* Only a file that cannot shrink may be mapped: an access beyond a truncated end is SIGBUS here. */
 static int
@@ -195,15 +182,6 @@ memory_append(struct memory_set *set, const struct memory *object)
 	return added->id;
 }
 
-/* Of so many bytes of the file, as far as can be told: those that are there may be others. */
-static uint64_t
-missing(const struct stat *st, uint64_t bytes)
-{
-	uint64_t there = (uint64_t)th_max_i64(st->st_blocks, 0) * 512;
-	uint64_t size = (uint64_t)th_max_i64(st->st_size, 0);
-	return th_min_u64(bytes, size > there ? size - there : 0);
-}
-
 static int
 add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	const struct memory_limits *limits, struct th_err *err, uint32_t *ret_id)
@@ -228,12 +206,19 @@ add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	if (map == MAP_FAILED)
 		return th_fail(err, errno == ENOMEM ? -ENOMEM : TH_E_MEMORY_KIND,
 			"mapping %zu bytes of a memfd: %s", map_bytes, th_strerror(-errno));
+	/* Writable first: a descriptor that does not allow that is found out here. */
+	if (mprotect(map, map_bytes, PROT_READ) < 0) {
+		rc = -errno;
+		(void)munmap(map, map_bytes);
+		return th_fail(err, rc, "mprotect of %zu bytes of a memfd: %s", map_bytes,
+			th_strerror(rc));
+	}
 	holes_guard(map, map_bytes);
 	/* A child of the agent has no business in a worker's memory, and a core file neither. */
 	(void)madvise(map, map_bytes, MADV_DONTFORK);
 	(void)madvise(map, map_bytes, MADV_DONTDUMP);
 	struct memory object = {
-		.missing = missing(&st, message->bytes),
+		.missing = memory_missing_of(&st, message->bytes),
 		.dev = (uint64_t)st.st_dev,
 		.ino = (uint64_t)st.st_ino,
 		.base = message->base,
@@ -247,6 +232,21 @@ add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	keep_file(set, limits, fd, &object);
 	set->mapped_bytes += map_bytes;
 	*ret_id = memory_append(set, &object);
+	return 0;
+}
+
+int
+memory_set_writable(struct memory_set *set, bool writable)
+{
+	int rights = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+	for (uint32_t i = 0; i < set->count; i++) {
+		struct memory *object = &set->objects[i];
+		if (!object->map || object->writable == writable)
+			continue;
+		if (mprotect(object->map, object->map_bytes, rights) < 0)
+			return -errno;
+		object->writable = writable;
+	}
 	return 0;
 }
 
@@ -521,95 +521,6 @@ memory_dmabuf_of(struct memory *const *dmabufs, uint32_t count, uint64_t address
 	return found && th_range_fits(address - found->base, bytes, found->bytes) ? found : NULL;
 }
 
-/* ---- registered with NICs -------------------------------------------------------------------- */
-
-uint64_t
-memory_missing(const struct memory *object)
-{
-	struct stat st;
-	if (object->missing == 0 || !object->file || fstat(access_fd(object->file), &st) < 0)
-		return object->missing;
-	return missing(&st, object->bytes);
-}
-
-uint64_t
-memory_unmapping(void)
-{
-	return __atomic_load_n(&unmapping, __ATOMIC_RELAXED);
-}
-
-uint64_t
-memory_populating(void)
-{
-	return __atomic_load_n(&populating, __ATOMIC_RELAXED);
-}
-
-/* On the keeper's thread. */
-static void
-mapping_settled(void *arg, struct region *region)
-{
-	struct mapping *mapping = arg;
-	(void)region;
-	__atomic_sub_fetch(&populating, mapping->missing, __ATOMIC_RELAXED);
-	mapping->missing = 0;
-}
-
-/* On any thread. */
-static void
-mapping_unmapped(void *arg)
-{
-	struct mapping *mapping = arg;
-	__atomic_sub_fetch(&unmapping, mapping->bytes, __ATOMIC_RELAXED);
-	free(mapping);
-}
-
-/* Counted until it is done. */
-static void
-mapping_give_back(struct mapping *mapping)
-{
-	unmap_start(&mapping->unmap, mapping->map, mapping->bytes, mapping_unmapped, mapping);
-}
-
-/* On the keeper's thread. */
-static void
-mapping_gone(void *arg)
-{
-	struct mapping *mapping = arg;
-	mapping_settled(mapping, NULL);
-	mapping_give_back(mapping);
-}
-
-static void
-register_dmabuf(struct memory *object, struct rails *rails, uint32_t mask)
-{
-	const struct region_user user = {
-		.arg = object->hold, .stuck = hold_refused, .gone = hold_end};
-	const struct region_memory memory = {.dmabuf_fd = th_fd_move(&object->dmabuf_fd),
-		.dmabuf_offset = object->offset,
-		.close_fd = closer_close_drivers,
-		.bytes = object->bytes};
-	object->hold = NULL;
-	object->region = region_new(rails, &memory, mask, SHARD_ACCESS, &user);
-}
-
-void
-memory_register(struct memory *object, struct rails *rails, uint32_t mask)
-{
-	if (object->dmabuf) {
-		register_dmabuf(object, rails, mask);
-		return;
-	}
-	struct mapping *mapping = th_calloc(1, sizeof(*mapping));
-	*mapping = (struct mapping){
-		.map = object->map, .bytes = object->map_bytes, .missing = memory_missing(object)};
-	const struct region_user user = {
-		.arg = mapping, .settled = mapping_settled, .gone = mapping_gone};
-	__atomic_add_fetch(&populating, mapping->missing, __ATOMIC_RELAXED);
-	const struct region_memory memory = {
-		.data = object->map, .dmabuf_fd = -1, .bytes = object->map_bytes};
-	object->region = region_new(rails, &memory, mask, SHARD_ACCESS, &user);
-}
-
 /* ---- the end --------------------------------------------------------------------------------- */
 
 /* The descriptor counts as long as any object has it. Not of GPU memory: each has its own. */
@@ -630,16 +541,8 @@ void
 memory_drop(struct memory_set *set, uint32_t index)
 {
 	struct memory *object = &set->objects[index];
-	__atomic_add_fetch(&unmapping, object->map_bytes, __ATOMIC_RELAXED);
 	set->mapped_bytes -= object->map_bytes;
-	if (object->region) {
-		region_release(object->region);
-	} else if (object->map) {
-		struct mapping *mapping = th_calloc(1, sizeof(*mapping));
-		mapping->map = object->map;
-		mapping->bytes = object->map_bytes;
-		mapping_give_back(mapping);
-	}
+	memory_unmap(object);
 	if (object->space)
 		memory_gpu_drop(set, object);
 	if (object->hold)

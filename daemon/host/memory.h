@@ -3,7 +3,9 @@
  * memory - the memory objects that one worker has sent: descriptors checked, and mapped or kept.
  *
  * A memfd that can not shrink any more (F_SEAL_SHRINK) is mapped shared: the agent reads and writes
- * the very pages of the worker, and no truncation can turn an access into SIGBUS. Any other file in
+ * the very pages of the worker, and no truncation can turn an access into SIGBUS. The mapping is
+ * for reading only until the session receives something, and again when it publishes: what is
+ * published no mistake of the agent's can change. Any other file in
  * memory, and the memory of the worker's process, is read and written through the descriptor
  * (transport/access.h), by threads that may be left behind.
  *
@@ -40,6 +42,7 @@ struct memory {
 	uint64_t bytes;
 	uint8_t *data; /* the first byte in this process                                        */
 	void *map;     /* owns                                                                  */
+	bool writable; /* ... for now                                                           */
 	size_t map_bytes;
 	struct region *region; /* owns: a reference; of the mapping; NULL: no NIC reaches it      */
 	uint64_t missing;      /* of its bytes: pages that nobody had touched when it was shared  */
@@ -116,6 +119,12 @@ struct memory **memory_dmabufs(struct memory_set *set, uint32_t *ret_count);
 struct memory *memory_dmabuf_of(
 	struct memory *const *dmabufs, uint32_t count, uint64_t address, uint64_t bytes);
 
+/*
+ * Whether the mappings may be written from now on; those that are so already are not touched. It
+ * takes time where much was mapped with other rights before, tens of milliseconds a gigabyte: a
+ * session changes between receiving and publishing, not with each operation. 0 or -errno.
+ */
+int memory_set_writable(struct memory_set *set, bool writable);
 /* Of a mapped object: how many of its bytes have no page yet, by what its file has now. */
 uint64_t memory_missing(const struct memory *object);
 /* Has the mapping, or the dma-buf, registered with these rails, in the background. Once. */
@@ -124,6 +133,12 @@ void memory_register(struct memory *object, struct rails *rails, uint32_t mask);
 uint64_t memory_populating(void);
 /* Bytes that are mapped still, although their objects are gone. Any thread. */
 uint64_t memory_unmapping(void);
+
+/* For memory.c: bytes, of so many of a file, that have no page; gives back what is mapped of it,
+ * when no device knows it any more. */
+struct stat;
+uint64_t memory_missing_of(const struct stat *st, uint64_t bytes);
+void memory_unmap(struct memory *object);
 
 /* For memory_gpu.c: room for one more; there are too many descriptors; adds one; ends one. */
 int memory_reserve(struct memory_set *set, uint32_t objects_max, struct th_err *err);

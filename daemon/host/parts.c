@@ -361,7 +361,12 @@ legs_part_new(struct host *host, const struct agent_action *action)
 	const struct part_key key = {action->session, action->u.part.gen};
 	if (!session || !session->registration.tensors || find(host, key.session, key.gen))
 		return;
-	struct xfer_part *xfer = new_xfer(session);
+	int rc = memory_set_writable(&session->memory, !action->u.part.published);
+	struct xfer_part *xfer = rc == 0 ? new_xfer(session) : NULL;
+	if (rc < 0) {
+		session_lose(session, false, "the kernel does not change the rights of its memory");
+		return;
+	}
 	if (!xfer) {
 		session_lose(session, false, "the agent is out of memory for its chunks");
 		return;

@@ -122,6 +122,61 @@ def every_kind_at_both_ends():
         alive(cl)
 
 
+def rights(agent):
+    """What it may do with what it maps of kinds.sealed, by its maps."""
+    found = set()
+    with open(f"/proc/{agent.pid}/maps") as maps:
+        for line in maps:
+            if "/memfd:sealed" in line:
+                found.add(line.split()[1])
+    return found
+
+
+def what_is_published_is_mapped_for_reading():
+    """Writable while a session receives, and no more when it publishes, whatever came before."""
+    with cluster() as cl:
+        cl.agent("a")
+        cl.agent("b")
+        shards, memories = [], []
+        for replica, agent in (("trainer", "a"), ("far", "b")):
+            memory = kinds.sealed(SIZE)
+            shard = opened(cl, agent, replica)
+            shard.register(rows(memory))
+            shards.append(shard)
+            memories.append(memory)
+        trainer, far = shards
+        a, b = cl.agents["a"], cl.agents["b"]
+        assert rights(a) == {"r--s"}, rights(a)
+        want = fill(memories[0], 1)
+        trainer.publish(1)
+        far.replicate("1")
+        assert digest(memories[1]) == want
+        assert rights(a) == {"r--s"}, rights(a)
+        assert rights(b) == {"rw-s"}, rights(b)
+        # The other way round.
+        for shard in (far, trainer):
+            shard.unpublish()
+        want = fill(memories[1], 2)
+        far.publish(2)
+        trainer.replicate("2")
+        assert digest(memories[0]) == want
+        assert rights(b) == {"r--s"}, rights(b)
+        assert rights(a) == {"rw-s"}, rights(a)
+        # A reader within the host has a session of its own: what is beside it stays as it is.
+        near = kinds.sealed(SIZE)
+        reader = opened(cl, "b", "near")
+        reader.register(rows(near))
+        assert rights(b) == {"r--s"}, rights(b)
+        assert reader.replicate("2")["transport"] == "local"
+        assert digest(near) == want
+        assert rights(b) == {"r--s", "rw-s"}, rights(b)
+        for shard in (reader, trainer, far):
+            shard.close()
+        for memory in (near, *memories):
+            memory.free()
+        alive(cl)
+
+
 def from_one_kind_to_another():
     with cluster() as cl:
         cl.agent("a")
@@ -488,6 +543,7 @@ if __name__ == "__main__":
         )
     main(
         every_kind_at_both_ends,
+        what_is_published_is_mapped_for_reading,
         from_one_kind_to_another,
         an_agent_of_another_user,
         protection_is_looked_at_again,

@@ -267,10 +267,43 @@ Test(daemon_tensors, memory__forgotten_while_in_use__stays_mapped_until_the_swee
 	uint8_t *data = memory_find(&set, 1)->data;
 	cr_assert_eq(memory_forget(&set, 1, true), 0);
 	cr_assert_null(memory_find(&set, 1), "nobody can register in it any more");
-	data[0] = 1;
+	cr_assert_eq(*(volatile uint8_t *)data, 'x');
 	cr_assert_eq(set.mapped_bytes, 4096);
 	memory_sweep(&set);
 	cr_assert_eq(set.mapped_bytes, 0);
+	memory_fini(&set);
+}
+
+/* The kernel writes there, or says that this process may not. */
+static int
+written(uint8_t *to)
+{
+	int zero = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+	cr_assert_geq(zero, 0);
+	int rc = read(zero, to, 1) == 1 ? 0 : -errno;
+	close(zero);
+	return rc;
+}
+
+Test(daemon_tensors, memory__mapped__can_be_written_only_while_it_is_said_to)
+{
+	struct memory_set set = {0};
+	int fd = new_memfd(F_SEAL_SHRINK);
+	cr_assert_eq(fallocate(fd, 0, 0, 2 * 4096), 0);
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 0, 4096), 1);
+	cr_assert_eq(add(&set, fd, FDMSG_FILE, 4096, 4096), 2);
+	uint8_t *data = memory_find(&set, 1)->data;
+	cr_assert_eq(written(data), -EFAULT);
+	cr_assert_eq(memory_set_writable(&set, true), 0);
+	cr_assert_eq(written(data), 0);
+	/* What comes later is not part of what receives. */
+	cr_assert_eq(add(&set, fd, FDMSG_MEMFD, 4096, 4096), 3);
+	cr_assert_eq(written(memory_find(&set, 3)->data), -EFAULT);
+	cr_assert_eq(memory_set_writable(&set, true), 0);
+	cr_assert_eq(written(memory_find(&set, 3)->data), 0);
+	cr_assert_eq(memory_set_writable(&set, false), 0);
+	cr_assert_eq(written(data), -EFAULT);
+	cr_assert_eq(written(memory_find(&set, 3)->data), -EFAULT);
 	memory_fini(&set);
 }
 
