@@ -12,9 +12,8 @@
 
 #define PLACE_MASK ((UINT64_C(1) << (TH_EPOCH_SHIFT - 1)) - 1)
 
-/* Agents of the lives before this one are still coming. */
-static bool
-is_learning(const struct refsrv *server)
+bool
+epoch_learning(const struct refsrv *server)
 {
 	return server->epoch == 0 || server->live_ns < server->learnt_live_ns;
 }
@@ -24,7 +23,7 @@ epoch_bound(const struct refsrv *server)
 {
 	uint32_t known = th_max_u32(server->learnt_epoch, standby_epoch_heard(server));
 
-	return is_learning(server) ? TH_EPOCH_MAX : th_min_u32(known + EPOCH_LEAP, TH_EPOCH_MAX);
+	return epoch_learning(server) ? TH_EPOCH_MAX : th_min_u32(known + EPOCH_LEAP, TH_EPOCH_MAX);
 }
 
 bool
@@ -50,7 +49,7 @@ epoch_seen(struct refsrv *server, uint32_t epoch)
 	server->last_id =
 		((uint64_t)server->epoch << TH_EPOCH_SHIFT) | (th_splitmix64(&state) & PLACE_MASK);
 	server->first_id = server->last_id;
-	if (is_learning(server) || server->learnt_epoch == 0)
+	if (epoch_learning(server) || server->learnt_epoch == 0)
 		server->learnt_epoch = server->epoch;
 }
 

@@ -23,6 +23,8 @@
 
 #define EPOCH_LEAP (UINT32_C(1) << 16)
 
+/* Agents of the lives before this one are still coming. */
+bool epoch_learning(const struct refsrv *server);
 /* Lives of servers explain that an agent brings this epoch. */
 bool epoch_believed(const struct refsrv *server, uint32_t epoch);
 /* The highest that is believed now. */

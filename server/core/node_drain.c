@@ -235,7 +235,7 @@ collecting(const struct refsrv *server, const struct agent *agent)
 {
 	const struct member *member;
 
-	if (server->warming)
+	if (server->warming || agent->inventory_due)
 		return true;
 	DL_FOREACH2(agent->members, member, agent_next)
 	{

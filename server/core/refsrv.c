@@ -251,6 +251,7 @@ settle_model(struct refsrv *server, struct model *model)
 	struct group *group, *next;
 
 	model->retention.wake_ns = INT64_MAX;
+	rejoin_settle(server, model);
 	DL_FOREACH_SAFE2(model->busy, group, next, busy_next)
 	{
 		group_settle(server, group);

@@ -24,24 +24,68 @@
 
 /* ---- warming -------------------------------------------------------------------------------- */
 
-void
-rejoin_attached(struct refsrv *server, struct agent *agent)
+/* As long as one inventory may take, and the rest of a group. */
+static int64_t
+warm_end(const struct refsrv *server)
 {
-	if (!server->warming)
+	return th_deadline_ns(
+		th_deadline_ns(server->now_ns, server->config.warm_ns), server->config.form_ns);
+}
+
+static void
+warm_server(struct refsrv *server, const struct agent *agent)
+{
+	if (!server->warming) {
 		event_log(server, EVENT_WARN, NULL, agent->info.node,
 			"agent %s comes from another server: collecting what the agents hold",
 			agent->info.node);
+		server->warm_end_ns = warm_end(server);
+	}
 	server->warming = true;
-	server->warm_ns = th_deadline_ns(server->now_ns, server->config.warm_ns);
+	server->warm_ns = th_min_i64(
+		th_deadline_ns(server->now_ns, server->config.warm_ns), server->warm_end_ns);
+	refsrv_wake_at(server, server->warm_ns);
+}
+
+static void
+warm_model(struct refsrv *server, const struct agent *agent, struct model *model)
+{
+	int64_t until_ns = th_deadline_ns(server->now_ns, server->config.warm_ns);
+
+	if (server->warming)
+		return;
+	if (model->warm_end_ns == 0)
+		model->warm_end_ns = warm_end(server);
+	until_ns = th_min_i64(until_ns, model->warm_end_ns);
+	if (until_ns <= server->now_ns || until_ns <= model->warm_ns)
+		return;
+	TH_MARK(late_agent_warms_its_models);
+	if (model->warm_ns == 0)
+		event_log(server, EVENT_WARN, model->name, agent->info.node,
+			"agent %s brings what another server knew of model %s: collecting what "
+			"others have of it",
+			agent->info.node, model->name);
+	model->warm_ns = until_ns;
+	model_dirty(model);
+}
+
+void
+rejoin_attached(struct refsrv *server, struct agent *agent)
+{
+	agent->warms = !agent->has_warmed;
+	agent->has_warmed = true;
+	/* Those of a former life come when this one begins. A later one concerns its own models. */
+	if (agent->warms && (server->warming || epoch_learning(server)))
+		warm_server(server, agent);
 	if (!agent->inventory_due)
 		server->num_inventories_due++;
 	agent->inventory_due = true;
-	refsrv_wake_at(server, server->warm_ns);
 }
 
 void
 rejoin_inventory_ends(struct refsrv *server, struct agent *agent)
 {
+	agent->warms = false;
 	if (!agent->inventory_due)
 		return;
 	agent->inventory_due = false;
@@ -61,8 +105,7 @@ rejoin_inventory_told(struct refsrv *server, struct agent *agent, uint32_t num_s
 bool
 model_warming(const struct refsrv *server, const struct model *model)
 {
-	(void)model;
-	return server->warming && !TH_PLANT(warming_skipped);
+	return (server->warming || model->warm_ns != 0) && !TH_PLANT(warming_skipped);
 }
 
 bool
@@ -196,6 +239,7 @@ rejoin_timers(struct refsrv *server)
 	int64_t until_ns = server->num_inventories_due == 0
 				   ? server->warm_ns
 				   : th_deadline_ns(server->warm_ns, server->config.form_ns);
+	until_ns = th_min_i64(until_ns, server->warm_end_ns);
 	if (server->now_ns < until_ns) {
 		refsrv_wake_at(server, until_ns);
 		return;
@@ -208,6 +252,20 @@ rejoin_timers(struct refsrv *server)
 		launch_all(server, model);
 	}
 	model_dirty_all(server);
+}
+
+void
+rejoin_settle(struct refsrv *server, struct model *model)
+{
+	if (model->warm_ns == 0)
+		return;
+	if (server->now_ns < model->warm_ns) {
+		model->retention.wake_ns = th_min_i64(model->retention.wake_ns, model->warm_ns);
+		return;
+	}
+	model->warm_ns = 0;
+	try_all(server, model);
+	launch_all(server, model);
 }
 
 /* ---- groups that form again ----------------------------------------------------------------- */
@@ -496,6 +554,8 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 	if (rc != 0)
 		return rc;
 	struct model *model = model_acquire(server, said->open.model);
+	if (agent->warms)
+		warm_model(server, agent, model);
 	struct group *group = find_group(model, said->open.replica, said->group_inc);
 	if (group == NULL && !said->gone)
 		group = rejoin_meets(model, agent, said);

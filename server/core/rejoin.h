@@ -15,7 +15,11 @@
  * called again by its members and planned anew.
  *
  * While agents may still come that bring something, the server is warming: nothing counts as
- * missing (model_warming). A server to which no agent brings a former life never is.
+ * missing (model_warming). So it is when it begins and agents of a former life come: for warm_ns
+ * after the last of them, and until all inventories are in. Of an agent that comes later, as from
+ * the other half of a network, only the models are warming that it names. Each agent does that once
+ * in its life, and no server and no model is warming for more than warm_ns and form_ns in all.
+ * A server to which no agent brings a former life never is.
  */
 #ifndef TH_SERVER_CORE_REJOIN_H
 #define TH_SERVER_CORE_REJOIN_H
@@ -33,6 +37,8 @@ void rejoin_inventory_told(struct refsrv *server, struct agent *agent, uint32_t 
 
 /* What this server knows of the model may not be all there is. */
 bool model_warming(const struct refsrv *server, const struct model *model);
+/* It is no longer, when its time is over. */
+void rejoin_settle(struct refsrv *server, struct model *model);
 /* A group of it is not complete. */
 bool rejoin_awaited(const struct model *model);
 void rejoin_timers(struct refsrv *server);

@@ -508,7 +508,7 @@ rejoin_build(struct refsrv *server, struct group *group)
 	if (b.why[0] == '\0' && b.running != NULL) {
 		content = find_content(&b, &all);
 		/* Whoever it reads from may come back too. */
-		if (!all && server->warming)
+		if (!all && model_warming(server, group->model))
 			return false;
 	}
 	group->state = GROUP_LIVE;

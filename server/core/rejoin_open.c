@@ -91,7 +91,7 @@ rejoin_opened(struct refsrv *server, struct member *member)
 	struct group *group = member->group;
 
 	if (group->reservation != 0 || group->num_shards == 1 ||
-		(!group->rejoining && (!server->warming || !untouched(group))))
+		(!group->rejoining && (!model_warming(server, group->model) || !untouched(group))))
 		return false;
 	if (!group->rejoining)
 		TH_MARK(rejoin_open_waits);
@@ -99,7 +99,7 @@ rejoin_opened(struct refsrv *server, struct member *member)
 		TH_MARK(rejoin_open_joins);
 	await(group);
 	rejoin_joined(server, group);
-	if (!server->warming)
+	if (!model_warming(server, group->model))
 		rejoin_launch(server, group);
 	return true;
 }

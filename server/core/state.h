@@ -111,6 +111,8 @@ struct agent { /* owned by server.agents */
 	bool told_empty;      /* the log says that nothing is waited for */
 	struct timer timer;   /* while it lives */
 	bool inventory_due;   /* it had another server, and says what it holds */
+	bool has_warmed;      /* ... and this one has waited for that: once in its life */
+	bool warms;           /* ... and does so now: what it brings makes its models warm */
 
 	bool polling;
 	uint64_t poll_token, poll_request_no;
@@ -231,6 +233,8 @@ struct model { /* owned by server.models; freed when nothing refers to it */
 	struct group *busy; /* those with an open operation, or broken: by busy_prev/busy_next */
 	uint32_t num_rejoining; /* groups that a former life knew, and that are not live yet */
 	uint32_t num_unbuilt;   /* ... all of whose members are there: they wait for a source */
+	int64_t warm_ns;        /* it is warming, until then; 0: it is not */
+	int64_t warm_end_ns;    /* ... never any more after that; 0: it has not been, yet */
 	struct watch *watches;
 	struct retention retention;
 	uint64_t generation; /* of the listing */
@@ -582,6 +586,7 @@ struct refsrv {
 	struct standby standby;
 	bool warming;    /* agents may still say what a former server knew: see rejoin.h */
 	int64_t warm_ns; /* ... until then, and until all inventories are in */
+	int64_t warm_end_ns; /* ... but no longer than until then */
 	uint32_t num_inventories_due;
 	uint32_t num_formed_again; /* groups that a former life knew, until they are forgotten */
 	uint64_t first_id; /* of this life and epoch */

@@ -144,7 +144,7 @@ void check_list_submit(const struct worker *worker);
 void check_list_group_start(const struct group *group);
 void check_list_gives(const struct worker *worker);
 void check_list_upset(const struct worker *worker);
-void check_warms(const struct srv *srv);
+void check_warms(const struct srv *srv, const struct host *host, bool former);
 void check_latest(const struct worker *worker, int code, struct th_version held);
 
 /* What leaves a server: events in the answer to POLL; and a LEG_END that it has taken. */

@@ -38,6 +38,9 @@ static struct {
 	int64_t gave_ns[MODELS_MAX][VERSIONS_MAX]; /* somebody has begun to give it up */
 	int64_t upset_ns[GROUPS_MAX];              /* one of it has died, or it was broken */
 	int64_t warm_from_ns[SERVERS_MAX], warm_until_ns[SERVERS_MAX];
+	uint64_t warm_inc[SERVERS_MAX];          /* of the server that this is about */
+	int64_t first_ns[SERVERS_MAX];           /* its first agent has attached */
+	uint64_t warmed[SERVERS_MAX][HOSTS_MAX]; /* agents that it has waited for: their numbers */
 	/* How often somebody has published it. */
 	uint8_t published[MODELS_MAX][LINEAGES_MAX][VERSIONS_MAX];
 	struct {
@@ -447,13 +450,26 @@ check_list_upset(const struct worker *worker)
 	check_list_gives(worker);
 }
 
-/* An agent of a former life of the server has attached: it collects what the agents hold. */
+/*
+ * An agent has attached, one of a former life of the server perhaps: when that has just begun, it
+ * collects what the agents hold; a later one, or one that comes again, changes nothing of that.
+ */
 void
-check_warms(const struct srv *srv)
+check_warms(const struct srv *srv, const struct host *host, bool former)
 {
-	uint32_t s = srv->process.index;
+	uint32_t s = srv->process.index, h = host->process.index;
 
-	if (record.warm_until_ns[s] < world.now_ns)
+	if (record.warm_inc[s] != srv->inc) {
+		record.warm_inc[s] = srv->inc;
+		record.first_ns[s] = world.now_ns;
+		memset(record.warmed[s], 0, sizeof(record.warmed[s]));
+	}
+	bool late = record.warm_until_ns[s] < world.now_ns;
+	if (!former || record.warmed[s][h] == host->inc ||
+		(late && world.now_ns - record.first_ns[s] > WARM_NS / 2))
+		return;
+	record.warmed[s][h] = host->inc;
+	if (late)
 		record.warm_from_ns[s] = world.now_ns;
 	record.warm_until_ns[s] = world.now_ns + WARM_NS;
 }

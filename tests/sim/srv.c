@@ -72,9 +72,10 @@ srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request)
 		request->kind == CTL_OP ? request->u.op.kind : 0);
 	refsrv_step(srv->core, process_now(&srv->process), token, request, &out);
 	opened(&out);
-	if (request->kind == CTL_ATTACH && attached(&out) && request->u.attach.server_inc != 0 &&
-		request->u.attach.server_inc != srv->inc)
-		check_warms(srv);
+	if (request->kind == CTL_ATTACH && attached(&out))
+		check_warms(srv, &world.hosts[token & 0xff],
+			request->u.attach.server_inc != 0 &&
+				request->u.attach.server_inc != srv->inc);
 	said(srv, &out);
 	check_blame(srv, request);
 }

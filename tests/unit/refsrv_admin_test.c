@@ -486,13 +486,25 @@ Test(refsrv_admin, drain_of_an_earlier_server__holds)
 	cr_assert(strstr(admin->text, "an earlier server"), "%s", admin->text);
 }
 
-Test(refsrv_admin, while_it_collects__a_node_that_has_not_come__is_not_empty)
+Test(refsrv_admin, while_it_collects__a_node_that_has_said_all__is_not_empty)
 {
 	drain(b);
 	w.agents[b].silent = true;
 	world_sleep(&w, 12 * SEC);
 	cr_assert_str_eq(state_of(b), "empty");
+	/* One that comes later changes nothing: what others bring is not this node's. */
 	attach_draining(w.config.server_inc + 1);
+	cr_assert_str_eq(state_of(b), "empty");
+
+	refsrv_free(w.server);
+	w.config.server_inc++;
+	w.server = refsrv_new(&w.config, w.now_ns);
+	attach_draining(w.config.server_inc - 1);
+	cr_assert_eq(world_attach(&w, c, "dc1"), 0);
+	cr_assert_eq(world_attach(&w, b, "dc1"), 0);
+	struct ctl_request request = {.kind = CTL_REJOINED};
+	cr_assert_eq(world_request(&w, b, &request), 0, "%s", w.reply.text);
+	drain(b);
 	cr_assert_str_eq(state_of(b), "draining");
 	cr_assert_str_eq(admin->blockers[0].kind, "collecting");
 }

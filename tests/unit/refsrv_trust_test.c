@@ -9,7 +9,9 @@
 
 #include "ipc/proto/convert.h"
 #include "server/core/epoch.h"
-#include "tests/support/refsrv_world.h"
+#include "server/core/model.h"
+#include "server/core/rejoin.h"
+#include "tests/support/refsrv_former.h"
 
 #define OTHER_LIFE 1234u /* of a server that is not this one */
 
@@ -323,4 +325,130 @@ Test(refsrv_trust, agent_without_a_secret__is_served)
 	request.u.attach.server_inc = 77;
 	cr_assert_eq(send(&request), 0);
 	cr_assert_not(w.reply.u.attach.fresh);
+}
+
+/* ---- warming --------------------------------------------------------------------------------- */
+
+static bool
+is_warming(const char *model)
+{
+	return model_warming(w.server, model_find(w.server, model));
+}
+
+static void
+say(uint64_t inc, const char *model, const char *replica)
+{
+	struct ctl_rejoin said = former_holds(replica, 0, 1, 7);
+	struct ctl_request request = {.kind = CTL_REJOIN, .agent_inc = inc, .request_no = 2};
+
+	request.attach_no = w.reply.u.attach.attach_no;
+	strcpy(said.open.model, model);
+	request.u.rejoin = said;
+	cr_assert_eq(world_repeat(&w, 0, &request), 0, "%s", w.reply.text);
+}
+
+/* A world that has been there for a while: an agent with a copy of model m and one of model n. */
+static uint32_t
+steady_world(void)
+{
+	uint32_t a = world_agent(&w);
+	uint64_t sid;
+
+	world_published(&w, a, "r", "1");
+	cr_assert_eq(world_open(&w, a, "n", "r", 0, 1, 1, &sid), 0);
+	world_sleep(&w, 5 * SEC);
+	return a;
+}
+
+Test(refsrv_trust, agent_of_another_cluster_moves_over__nobody_waits_for_it)
+{
+	uint32_t a = steady_world();
+	struct world_member r = world_member(&w, a, "reader", 0, 1);
+
+	for (uint64_t i = 0; i < 5; i++) {
+		char node[] = {'e', (char)('0' + i), '\0'};
+		cr_assert_eq(comes_with(100 + i, node, 1), 0);
+		cr_assert_not(is_warming("m"));
+		cr_assert_not(is_warming("n"));
+		world_sleep(&w, SEC);
+	}
+	world_replicate(&w, &r, "latest");
+}
+
+Test(refsrv_trust, late_agent_brings_a_model__that_one_is_warming_for_a_while)
+{
+	steady_world();
+	cr_assert_eq(comes_with(100, "e", 1), 0);
+	say(100, "m", "p");
+	cr_assert(is_warming("m"));
+	cr_assert_not(is_warming("n"));
+	world_sleep(&w, 3 * SEC - MS);
+	cr_assert(is_warming("m"));
+	world_sleep(&w, MS);
+	cr_assert_not(is_warming("m"));
+}
+
+/* It goes back and forth between two servers. */
+Test(refsrv_trust, late_agent_comes_again__warms_nothing)
+{
+	struct ctl_request again = attach_of(100, "e");
+
+	steady_world();
+	cr_assert_eq(comes_with(100, "e", 1), 0);
+	say(100, "m", "p");
+	world_sleep(&w, 3 * SEC);
+	again.request_no = 5;
+	again.u.attach.server_inc = OTHER_LIFE + 1;
+	again.u.attach.epoch = 2;
+	cr_assert_eq(send(&again), 0);
+	cr_assert(w.reply.u.attach.fresh);
+	struct ctl_request request = {.kind = CTL_REJOIN, .agent_inc = 100, .request_no = 6};
+	request.attach_no = w.reply.u.attach.attach_no;
+	request.u.rejoin = former_holds("q", 0, 1, 7);
+	cr_assert_eq(world_repeat(&w, 0, &request), 0);
+	cr_assert_not(is_warming("m"));
+}
+
+Test(refsrv_trust, strangers_without_end__a_model_is_warming_for_33_seconds_at_most)
+{
+	uint32_t warm = 0;
+
+	steady_world();
+	for (uint64_t i = 0; i < 50; i++) {
+		char node[] = {'e', (char)('0' + i), '\0'}, replica[] = {(char)('0' + i), '\0'};
+		cr_assert_eq(comes_with(100 + i, node, 1), 0);
+		say(100 + i, "m", replica);
+		world_sleep(&w, SEC);
+		warm += is_warming("m");
+		cr_assert_not(is_warming("n"));
+	}
+	cr_assert(warm >= 30 && warm <= 33, "%u", warm);
+}
+
+/* What came when the server was new took nothing from what a model may take later. */
+Test(refsrv_trust, model_of_a_new_server__may_be_warming_later)
+{
+	uint32_t a = former_agent(&w);
+
+	world_published(&w, a, "r", "1");
+	cr_assert_eq(comes_with(100, "e", 1), 0);
+	say(100, "m", "p");
+	world_sleep(&w, 40 * SEC);
+	cr_assert_not(is_warming("m"));
+	cr_assert_eq(comes_with(101, "f", 1), 0);
+	say(101, "m", "q");
+	cr_assert(is_warming("m"));
+}
+
+Test(refsrv_trust, strangers_without_end__a_new_server_is_warming_for_33_seconds_at_most)
+{
+	uint32_t warm = 0;
+
+	for (uint64_t i = 0; i < 50; i++) {
+		char node[] = {'e', (char)('0' + i), '\0'};
+		cr_assert_eq(comes_with(100 + i, node, 1), 0);
+		world_sleep(&w, SEC);
+		warm += w.server->warming;
+	}
+	cr_assert_eq(warm, 32);
 }
