@@ -163,3 +163,18 @@ Test(bytes, write_str__over_16_bits__fails)
 	cr_assert(writer.failed);
 	free(text);
 }
+
+Test(bytes, same__each_bit_counts)
+{
+	uint8_t a[16], b[16];
+
+	memset(a, 0x5c, sizeof(a));
+	memcpy(b, a, sizeof(b));
+	cr_assert(th_bytes_same(a, b, sizeof(a)));
+	for (size_t bit = 0; bit < 8 * sizeof(a); bit++) {
+		b[bit / 8] ^= (uint8_t)(1u << bit % 8);
+		cr_assert_not(th_bytes_same(a, b, sizeof(a)), "bit %zu", bit);
+		cr_assert(th_bytes_same(a, b, bit / 8), "what is behind does not");
+		b[bit / 8] ^= (uint8_t)(1u << bit % 8);
+	}
+}

@@ -119,3 +119,13 @@ Test(name, spec_parse__other_text__is_refused)
 	cr_assert_eq(th_spec_parse(NULL, &spec), TH_E_INVALID);
 	cr_assert(spec.relative && spec.number == 77, "untouched on failure");
 }
+
+Test(name, cluster_fits__only_two_names_can_differ)
+{
+	cr_assert(th_cluster_fits("red", "red"));
+	cr_assert_not(th_cluster_fits("red", "blue"));
+	cr_assert_not(th_cluster_fits("red", "Red"));
+	cr_assert_not(th_cluster_fits("re", "red"));
+	cr_assert(th_cluster_fits("", "red") && th_cluster_fits("red", ""));
+	cr_assert(th_cluster_fits("", ""));
+}
