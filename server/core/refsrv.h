@@ -93,7 +93,7 @@ struct refsrv_config {
 	int64_t pair_block_ns; /* a failed (reader, source) pair of agents is avoided this long*/
 	int64_t crawl_ns;      /* no chunk for so long, behind one without: another source: 5 s */
 	int64_t skip_ns;       /* an update waits for a seed no longer than this: 2 min */
-	int32_t fan_gain; /* a chain becomes a tree when that saves more chunk times (fan.h): 8 */
+	int32_t fan_gain; /* a tree when that saves more chunk times (chain_split.h): 8 */
 	uint32_t successor_copies; /* a version is retained until its successor has so many */
 	int64_t grace_ns;          /* a claim outlives a crashed holder: 10 min */
 	int64_t proof_ns;          /* an agent that is asked whether it lives answers in: 1.5 s */

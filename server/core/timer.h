@@ -10,7 +10,7 @@
 #ifndef TH_SERVER_CORE_TIMER_H
 #define TH_SERVER_CORE_TIMER_H
 
-#include "server/core/state.h"
+#include "server/core/refsrv_state.h"
 
 /* The object whose field "timer" this is. */
 #define TIMER_OWNER(timer, type) ((type *)(void *)((char *)(timer)-offsetof(type, timer)))

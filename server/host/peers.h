@@ -11,7 +11,7 @@
 
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
-#include "server/host/options.h"
+#include "server/host/server_options.h"
 
 struct peers;
 

@@ -34,7 +34,7 @@
 #include "ipc/base/random.h"
 #include "ipc/proto/convert.h"
 #include "server/host/peers.h"
-#include "server/host/points.h"
+#include "server/host/server_points.h"
 
 #define NS_PER_S INT64_C(1000000000)
 #define DRAIN_NS (2 * NS_PER_S) /* for answers to askers that do not read                    */

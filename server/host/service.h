@@ -5,7 +5,7 @@
 #ifndef TH_SERVER_HOST_SERVICE_H
 #define TH_SERVER_HOST_SERVICE_H
 
-#include "server/host/options.h"
+#include "server/host/server_options.h"
 
 struct service;
 

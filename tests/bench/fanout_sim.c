@@ -25,7 +25,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/err.h"
-#include "server/core/hash.h"
+#include "server/core/model/blob_hash.h"
 #include "server/core/refsrv.h"
 
 #define SECOND_NS INT64_C(1000000000)

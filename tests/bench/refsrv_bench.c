@@ -24,7 +24,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
-#include "server/core/hash.h"
+#include "server/core/model/blob_hash.h"
 #include "server/core/refsrv.h"
 
 #define SECOND_NS INT64_C(1000000000)

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/core/hash.h"
+#include "server/core/model/blob_hash.h"
 #include "tests/sim/check.h"
 #include "tests/sim/sim.h"
 

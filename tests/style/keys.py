@@ -15,7 +15,7 @@ import sys
 
 # The page, where the options are, where the keys are, and how they are written there.
 DAEMONS = (
-    ('man/thserverd.8', 'server/host/options.c', 'server/host/options.c',
+    ('man/thserverd.8', 'server/host/server_options.c', 'server/host/server_options.c',
      r'\[KEY_\w+\] = "([\w.]+)"'),
     ('man/thagentd.8', 'daemon/host/options.c', 'daemon/host/options_set.c',
      r'^const char \*const options_keys\[\] = \{(.*?)^\};'),

@@ -8,8 +8,8 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
-#include "server/core/copy.h"
-#include "server/core/model.h"
+#include "server/core/model/copy.h"
+#include "server/core/model/model.h"
 
 static uint32_t
 look(struct world *w, struct reader_row *rows)

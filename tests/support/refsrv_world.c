@@ -10,8 +10,8 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
-#include "server/core/event_log.h"
-#include "server/core/hash.h"
+#include "server/core/model/blob_hash.h"
+#include "server/core/view/event_log.h"
 
 static void
 collect(struct world *w, const struct refsrv_out *out, uint64_t token)

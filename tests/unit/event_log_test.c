@@ -3,14 +3,14 @@
  * event_log: numbers without a gap, a bounded ring, sentences cut where a character ends; and what
  * the server writes into it.
  */
-#include "server/core/event_log.h"
+#include "server/core/view/event_log.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ipc/base/utf8.h"
-#include "server/core/state.h"
+#include "server/core/refsrv_state.h"
 #include "tests/support/refsrv_world.h"
 
 static struct world w;

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "server/core/event_log.h"
-#include "server/core/state.h"
+#include "server/core/refsrv_state.h"
+#include "server/core/view/event_log.h"
 #include "tests/support/refsrv_world.h"
 
 static struct world w;

@@ -6,7 +6,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "server/core/hash.h"
+#include "server/core/model/blob_hash.h"
 #include "tests/support/refsrv_world.h"
 
 static struct world w;

@@ -16,8 +16,8 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/rng.h"
-#include "server/core/content.h"
-#include "server/core/group.h"
+#include "server/core/model/content.h"
+#include "server/core/model/group.h"
 #include "tests/support/refsrv_sim.h"
 
 #define TOTALS 41

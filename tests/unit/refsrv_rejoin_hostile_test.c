@@ -6,7 +6,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "server/core/state.h"
+#include "server/core/refsrv_state.h"
 #include "tests/support/refsrv_former.h"
 
 static struct world w;

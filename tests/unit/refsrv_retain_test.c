@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "server/core/retain.h"
+#include "server/core/retain/retain.h"
 #include "tests/support/refsrv_world.h"
 
 static struct world w;

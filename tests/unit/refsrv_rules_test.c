@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "server/core/rules.h"
+#include "server/core/retain/retain_notice.h"
 #include "tests/support/refsrv_former.h"
 
 static struct world w;

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "server/core/ticket.h"
+#include "server/core/route/ticket.h"
 #include "tests/support/refsrv_world.h"
 
 static struct world w;

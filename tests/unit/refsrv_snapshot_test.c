@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "ipc/base/pages.h"
-#include "server/core/state.h"
+#include "server/core/refsrv_state.h"
 #include "tests/support/refsrv_world.h"
 
 #define REPLICAS 12u

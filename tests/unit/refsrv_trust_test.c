@@ -8,9 +8,9 @@
 #include <string.h>
 
 #include "ipc/proto/convert.h"
-#include "server/core/epoch.h"
-#include "server/core/model.h"
-#include "server/core/rejoin.h"
+#include "server/core/cluster/epoch.h"
+#include "server/core/model/model.h"
+#include "server/core/rejoin/rejoin.h"
 #include "tests/support/refsrv_former.h"
 
 #define OTHER_LIFE 1234u /* of a server that is not this one */

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of server/host/options: its keys are on their page, with what each takes. */
+#include "server/host/server_options.c" /* what sets a key is not seen from outside */
+
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "server/host/options.c" /* what sets a key is not seen from outside */
 #include "tests/support/keys_page.h"
 
 static struct options before, after;
