@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gpu - see gpu.h. What the driver says of an address is in ipc/cuda/memory.h.
+ * gpu - see gpu.h. What the driver says of an address is in ipc/cuda/cuda_memory.h.
  */
 #include "libthc/gpu.h"
 

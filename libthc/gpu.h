@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #include "ipc/base/checked.h"
-#include "ipc/cuda/memory.h"
+#include "ipc/cuda/cuda_memory.h"
 
 struct thc_shard;
 struct checked_tensor;

@@ -9,8 +9,8 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "ipc/base/answer_pages.h"
 #include "ipc/base/name.h"
-#include "ipc/base/pages.h"
 #include "ipc/proto/tensorhub.pb-c.h"
 
 struct owned {

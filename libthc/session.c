@@ -16,7 +16,7 @@
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
 #include "ipc/base/path.h"
-#include "ipc/base/retain.h"
+#include "ipc/base/retain_rules.h"
 #include "ipc/shm/doorbell.h"
 #include "ipc/sock/owner.h"
 #include "libthc/dial.h"

@@ -15,7 +15,7 @@
 
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
-#include "ipc/base/retain.h"
+#include "ipc/base/retain_rules.h"
 #include "tools/carry.h"
 #include "tools/checkpoint.h"
 #include "tools/member.h"

@@ -15,9 +15,9 @@
 #include <unistd.h>
 
 #include "ipc/base/alloc.h"
+#include "ipc/base/answer_pages.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/name.h"
-#include "ipc/base/pages.h"
 #include "ipc/base/random.h"
 #include "ipc/net/net.h"
 #include "ipc/proto/convert.h"

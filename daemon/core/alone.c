@@ -19,7 +19,7 @@
 
 #include "daemon/core/state.h"
 #include "ipc/base/assert.h"
-#include "ipc/base/retain.h"
+#include "ipc/base/retain_rules.h"
 #include "ipc/base/sim.h"
 
 /* The worker's unpublish that has no outcome yet; NULL: none. */

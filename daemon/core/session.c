@@ -14,7 +14,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
-#include "ipc/base/retain.h"
+#include "ipc/base/retain_rules.h"
 #include "ipc/base/sim.h"
 
 struct session *

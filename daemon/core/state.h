@@ -23,7 +23,7 @@
 #include "daemon/core/tables.h"
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
-#include "ipc/base/retain.h"
+#include "ipc/base/retain_rules.h"
 #include "ipc/base/sim.h"
 
 struct session;

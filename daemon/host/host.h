@@ -22,7 +22,7 @@
 #include "daemon/host/regions.h"
 #include "daemon/host/server_link.h"
 #include "daemon/host/session.h"
-#include "ipc/base/files.h"
+#include "ipc/base/fd_limit.h"
 #include "ipc/base/loop.h"
 #include "ipc/net/net.h"
 #include "ipc/sock/fdmsg.h"

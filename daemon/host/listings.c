@@ -19,10 +19,10 @@
 #include <utlist.h>
 
 #include "ipc/base/alloc.h"
+#include "ipc/base/answer_pages.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/err.h"
-#include "ipc/base/pages.h"
 #include "ipc/proto/convert.h"
 
 #define SECOND_NS INT64_C(1000000000)

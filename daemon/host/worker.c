@@ -23,7 +23,7 @@
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
 #include "ipc/base/random.h"
-#include "ipc/base/retain.h"
+#include "ipc/base/retain_rules.h"
 #include "ipc/shm/doorbell.h"
 #include "ipc/sock/listener.h"
 

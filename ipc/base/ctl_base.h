@@ -11,7 +11,7 @@
 #define TH_NAME_MAX 255                /* bytes of a model, replica, node or tensor name */
 #define TH_ADDRESS_MAX 127             /* bytes of "host:port" */
 #define TH_SPEC_MAX 31                 /* "latest-18446744073709551615" and a NUL */
-#define TH_RETAIN_MAX 511              /* bytes of a list of retention rules: see retain.h */
+#define TH_RETAIN_MAX 511              /* bytes of a list of retention rules: see retain_rules.h */
 #define TH_CLUSTER_MAX 63              /* bytes of the name of a cluster */
 #define TH_SHARDS_MAX 1024             /* shards of one group */
 #define TH_PART_BYTES_MAX (512u << 10) /* of a manifest or attribute blob in one message */

@@ -13,7 +13,7 @@
 #ifndef TH_IPC_CUDA_HANDLE_H
 #define TH_IPC_CUDA_HANDLE_H
 
-#include "ipc/cuda/memory.h"
+#include "ipc/cuda/cuda_memory.h"
 
 #define CUDA_HANDLE_BYTES 64u
 #define CUDA_UUID_TEXT_BYTES 41u /* "GPU-", 36 and a zero */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "ipc/base/name.h"
-#include "ipc/base/retain.h"
+#include "ipc/base/retain_rules.h"
 #include "ipc/proto/convert_internal.h"
 
 #define EVENT(NAME) TENSORHUB__V1__EVENT__BODY_##NAME

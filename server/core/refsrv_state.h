@@ -20,10 +20,10 @@
 
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
-#include "ipc/base/retain.h"
-#include "server/core/view/event_log.h"
+#include "ipc/base/retain_rules.h"
 #include "server/core/refsrv.h"
 #include "server/core/refsrv_tables.h"
+#include "server/core/view/event_log.h"
 
 #define OP_WINDOW 64u            /* operations a member may be ahead of its group's slowest       */
 #define CHAIN_DEPTH_MAX 256u     /* hops from a complete copy: beyond it a chain is all latency   */
@@ -120,7 +120,7 @@ struct agent { /* owned by server.agents */
 	bool ready; /* listed in server.ready */
 	struct queued_event *events;
 	uint64_t num_events, last_event_no, acked_event_no;
-	int64_t stuck_ns; /* since when it has fetched none of them                          */
+	int64_t stuck_ns;  /* since when it has fetched none of them                          */
 	uint64_t ping_no;  /* event number of a PING that has no answer yet; 0: none         */
 	int64_t ping_ns;   /* ... when it was sent                                           */
 	int64_t proven_ns; /* it has answered a PING of this time; INT64_MIN: none           */
@@ -300,13 +300,13 @@ struct copy {           /* owned by version.copies */
 	bool refusal_due; /* its content is refused, and the next call must say so */
 	uint64_t gen;
 	enum copy_state state;
-	bool received;     /* filled by legs: its word on its bytes is compared, never taken */
-	bool draining;     /* no new legs: being given up, broken, or aborted */
-	bool aborting;     /* its operation failed after GO: nothing can be had from it */
-	bool rescued;      /* its group is broken: kept for its offload copy to read from */
-	bool seed;         /* it is or was read from another datacenter: see dc_seed.h */
+	bool received;        /* filled by legs: its word on its bytes is compared, never taken */
+	bool draining;        /* no new legs: being given up, broken, or aborted */
+	bool aborting;        /* its operation failed after GO: nothing can be had from it */
+	bool rescued;         /* its group is broken: kept for its offload copy to read from */
+	bool seed;            /* it is or was read from another datacenter: see dc_seed.h */
 	int64_t seed_live_ns; /* ... since then, on the live clock */
-	struct keep *keep; /* owns; NULL: nobody wants to give it up */
+	struct keep *keep;    /* owns; NULL: nobody wants to give it up */
 	uint32_t num_parts;
 	struct part *parts; /* owns, num_parts */
 	struct copy *prev, *next, *fill_prev, *fill_next, *name_prev, *name_next;
@@ -418,12 +418,12 @@ struct group {                /* owned by model.groups */
 	uint64_t awaited_sid;    /* ... whom it waits for; 0: not one               */
 	struct awaited *awaited; /* ... lists it by awaited_prev/awaited_next       */
 	struct group *awaited_prev, *awaited_next;
-	bool opened;             /* ... not: those are opened here                  */
-	bool together;           /* something was decided in it that took all       */
-	bool over;               /* broken before, and what it held may be rescued  */
-	int64_t form_ns;         /* ... until then; 0: it was opened here           */
-	struct timer timer;      /* at form_ns                                      */
-	bool busy;               /* listed in model.busy */
+	bool opened;        /* ... not: those are opened here                  */
+	bool together;      /* something was decided in it that took all       */
+	bool over;          /* broken before, and what it held may be rescued  */
+	int64_t form_ns;    /* ... until then; 0: it was opened here           */
+	struct timer timer; /* at form_ns                                      */
+	bool busy;          /* listed in model.busy */
 	struct group *busy_prev, *busy_next, *same_prev, *same_next;
 	struct group *prev, *next;
 };
@@ -461,9 +461,9 @@ struct op { /* owned by group.ops */
 	struct op_member *members;  /* owns, num_shards */
 	struct th_hash *attributes; /* owns, publish; by shard; holds references to the blobs */
 
-	bool planned;   /* the version is fixed */
-	bool drain_old; /* the old copy is hidden since PLAN */
-	bool adopted;   /* it ran under a former server; some may have had no GO */
+	bool planned;     /* the version is fixed */
+	bool drain_old;   /* the old copy is hidden since PLAN */
+	bool adopted;     /* it ran under a former server; some may have had no GO */
 	uint32_t plan_no; /* so often it was planned before: what was planned has gone */
 	struct th_version version;
 	struct blame *blames; /* owns */
@@ -487,14 +487,14 @@ enum standby_state {
 	STANDBY_OVER,       /* another serves in its place: the shell makes a new core    */
 };
 
-struct peer { /* times are on the live clock */
-	bool self;        /* it is this server: it has answered with its life     */
-	bool tried;       /* it has answered or failed once                       */
-	bool asked;       /* ... and is asked now, since asked_ns                 */
+struct peer {                      /* times are on the live clock */
+	bool self;                 /* it is this server: it has answered with its life     */
+	bool tried;                /* it has answered or failed once                       */
+	bool asked;                /* ... and is asked now, since asked_ns                 */
 	int64_t asked_ns, next_ns; /* next_ns: asked again                        */
-	int64_t heard_ns; /* its last answer; INT64_MIN: none yet                 */
-	int64_t since_ns; /* it has answered all questions since; INT64_MAX: none */
-	uint64_t inc;     /* as it said last:                                     */
+	int64_t heard_ns;          /* its last answer; INT64_MIN: none yet                 */
+	int64_t since_ns;          /* it has answered all questions since; INT64_MAX: none */
+	uint64_t inc;              /* as it said last:                                     */
 	uint32_t epoch;
 	bool serving;
 };
@@ -503,10 +503,10 @@ struct standby { /* see standby.h; part of struct refsrv */
 	enum standby_state state;
 	uint32_t num_peers;
 	struct peer peers[REFSRV_PEERS_MAX];
-	uint32_t epoch; /* the highest heard of */
-	int64_t hint_ns;      /* a question of another is no reason to ask before that, live */
-	int64_t stood_ns;     /* this server stood still longer than silence_ns, then; INT64_MIN */
-	char text[TH_CTL_TEXT_BYTES]; /* why it does not serve */
+	uint32_t epoch;   /* the highest heard of */
+	int64_t hint_ns;  /* a question of another is no reason to ask before that, live */
+	int64_t stood_ns; /* this server stood still longer than silence_ns, then; INT64_MIN */
+	char text[TH_CTL_TEXT_BYTES];    /* why it does not serve */
 	struct refsrv_standing standing; /* for the shell */
 	struct refsrv_probe probes[REFSRV_PEERS_MAX];
 };
@@ -564,7 +564,7 @@ struct refsrv {
 	struct member *members;
 	struct leg *legs;
 	struct awaited *awaited; /* by sid */
-	struct leg *unlinked; /* adopted ones whose source has not come back: adopted_sid != 0 */
+	struct leg *unlinked;    /* adopted ones whose source has not come back: adopted_sid != 0 */
 	struct blob *blobs;
 	uint32_t num_living, num_suspect; /* agents not dead, and those of them */
 	uint64_t blob_bytes;              /* of blobs and of uploads, as announced */
@@ -584,14 +584,14 @@ struct refsrv {
 		uint64_t refused_epochs, refused_clusters, refused_secrets;
 	} counters;
 	struct standby standby;
-	bool warming;    /* agents may still say what a former server knew: see rejoin.h */
-	int64_t warm_ns; /* ... until then, and until all inventories are in */
+	bool warming;        /* agents may still say what a former server knew: see rejoin.h */
+	int64_t warm_ns;     /* ... until then, and until all inventories are in */
 	int64_t warm_end_ns; /* ... but no longer than until then */
 	uint32_t num_inventories_due;
 	uint32_t num_formed_again; /* groups that a former life knew, until they are forgotten */
-	uint64_t first_id; /* of this life and epoch */
-	uint32_t epoch;    /* of this life; 0: nobody has attached yet */
-	uint64_t last_id;  /* of sids, legs, groups, copies, drains, attachments: see epoch.h */
+	uint64_t first_id;         /* of this life and epoch */
+	uint32_t epoch;            /* of this life; 0: nobody has attached yet */
+	uint64_t last_id; /* of sids, legs, groups, copies, drains, attachments: see epoch.h */
 	uint64_t mark, visit;
 	/* The epoch as it was when the agents of former lives had come: see epoch.h. */
 	uint32_t learnt_epoch;

@@ -27,7 +27,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
-#include "ipc/base/files.h"
+#include "ipc/base/fd_limit.h"
 #include "ipc/base/log.h"
 #include "ipc/base/loop.h"
 #include "ipc/base/notify.h"

@@ -74,7 +74,7 @@ VERSIONS = {
     "cuLaunchHostFunc": 10000,
 }
 RDMA_WITH_VMM = 110
-# Those that libthc decides by (ipc/cuda/memory.c).
+# Those that libthc decides by (ipc/cuda/cuda_memory.c).
 POINTER_ATTRIBUTES = {
     "type": 2,
     "managed": 8,

@@ -9,7 +9,7 @@
 #ifndef TH_TESTS_SUPPORT_REFSRV_READER_H
 #define TH_TESTS_SUPPORT_REFSRV_READER_H
 
-#include "ipc/base/pages.h"
+#include "ipc/base/answer_pages.h"
 #include "tests/support/refsrv_world.h"
 
 #define READER_REPLICAS_MAX 64u

@@ -11,7 +11,7 @@
 #ifndef TH_TESTS_SUPPORT_RIG_GPUS_H
 #define TH_TESTS_SUPPORT_RIG_GPUS_H
 
-#include "ipc/cuda/memory.h"
+#include "ipc/cuda/cuda_memory.h"
 #include "tests/support/cuda/gpus_here.h"
 #include "tests/support/transport_rig.h"
 #include "transport/cuda/gpus.h"

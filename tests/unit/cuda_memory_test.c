@@ -2,6 +2,8 @@
 /*
  * cuda_memory_test - what lies behind the addresses of tensors, for each kind of allocator.
  */
+#include "ipc/cuda/cuda_memory.h"
+
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +13,6 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/cuda/handle.h"
-#include "ipc/cuda/memory.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/people.h"
 

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ipc/base/pages.h"
+#include "ipc/base/answer_pages.h"
 #include "server/core/refsrv_state.h"
 #include "tests/support/refsrv_world.h"
 

@@ -2,11 +2,11 @@
 /*
  * retain_rules_test - what a list of retention rules is, and what is none.
  */
+#include "ipc/base/retain_rules.h"
+
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "ipc/base/retain.h"
 
 static struct th_retain
 parsed(const char *text)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * memory - what lies behind the addresses of a worker's GPU tensors, as the driver tells it.
+ * cuda_memory - what lies behind the addresses of a worker's GPU tensors, as the driver tells it.
  *
  * Tensors share allocations, thousands a few: a piece is what one handle is made for, and a tensor
  * is a place in one piece, or in several that follow each other where an allocator maps many chunks
@@ -10,8 +10,8 @@
  * Creates no context, and asks in one of the framework's where there is one. Not thread safe: one
  * owner. Does not end the process when memory is short, for it runs in the worker's.
  */
-#ifndef TH_IPC_CUDA_MEMORY_H
-#define TH_IPC_CUDA_MEMORY_H
+#ifndef TH_IPC_CUDA_CUDA_MEMORY_H
+#define TH_IPC_CUDA_CUDA_MEMORY_H
 
 #include <stdint.h>
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pages - asking for a long answer part by part (struct ctl_page), and what each part must be.
+ * answer_pages - asking for a long answer part by part (struct ctl_page), and what each part must
+ * be.
  *
  * The other side is not believed: every part must be of the snapshot that was begun, and must bring
  * the asker on. One that has lost the snapshot is asked from the beginning, a few times. Pure.
  */
-#ifndef TH_IPC_BASE_PAGES_H
-#define TH_IPC_BASE_PAGES_H
+#ifndef TH_IPC_BASE_ANSWER_PAGES_H
+#define TH_IPC_BASE_ANSWER_PAGES_H
 
 #include "ipc/base/checked.h"
 #include "ipc/base/ctl.h"

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * retain - see retain.h. Pure; cores use it, so it calls nothing but memory and string functions.
+ * retain_rules - see retain_rules.h. Pure; cores use it, so it calls nothing but memory and string
+ * functions.
  */
-#include "ipc/base/retain.h"
+#include "ipc/base/retain_rules.h"
 
 #include <string.h>
 

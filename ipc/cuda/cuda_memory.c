@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * memory - what lies behind the addresses of GPU tensors.
+ * cuda_memory - what lies behind the addresses of GPU tensors.
  *
  * cuPointerGetAttributes answers zeroes for an address that is not the driver's. The attributes
  * that its documentation does not name are asked for one by one, and only of addresses that are.
  * Those of ranges may be refused to a thread without a context (kvcache-ai/Mooncake 2034): one of
  * the framework's is current meanwhile. Where it has none, the driver is asked all the same.
  */
-#include "ipc/cuda/memory.h"
+#include "ipc/cuda/cuda_memory.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * files - see files.h.
+ * fd_limit - see fd_limit.h.
  */
-#include "ipc/base/files.h"
+#include "ipc/base/fd_limit.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pages - see pages.h.
+ * answer_pages - see answer_pages.h.
  */
-#include "ipc/base/pages.h"
+#include "ipc/base/answer_pages.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * retain - the rules of retention as a worker writes them: "latest,latest-1,17".
+ * retain_rules - the rules of retention as a worker writes them: "latest,latest-1,17".
  *
  * One parser for libthc, the agent, the server and thctl, so that what one accepts the others do
  * too. Each rule names exactly one version. Pure.
  */
-#ifndef TH_IPC_BASE_RETAIN_H
-#define TH_IPC_BASE_RETAIN_H
+#ifndef TH_IPC_BASE_RETAIN_RULES_H
+#define TH_IPC_BASE_RETAIN_RULES_H
 
 #include <stdbool.h>
 #include <stdint.h>

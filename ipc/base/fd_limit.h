@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * files - how many descriptors a daemon may have, and whether they run short.
+ * fd_limit - how many descriptors a daemon may have, and whether they run short.
  *
  * The kernel gives the lowest number that is free, so the number of a new descriptor says how many
  * there are at least. One thread; the limit is that of the process.
  */
-#ifndef TH_IPC_BASE_FILES_H
-#define TH_IPC_BASE_FILES_H
+#ifndef TH_IPC_BASE_FD_LIMIT_H
+#define TH_IPC_BASE_FD_LIMIT_H
 
 #include <stdbool.h>
 #include <stdint.h>
