@@ -17,7 +17,7 @@
  */
 #include <string.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/retain_rules.h"
 #include "ipc/base/sim.h"

@@ -17,7 +17,7 @@
  */
 #include <stdio.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/sim.h"

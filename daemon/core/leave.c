@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/sim.h"
 

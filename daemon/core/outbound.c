@@ -12,7 +12,7 @@
  */
 #include <string.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/bytes.h"
 #include "ipc/base/checked.h"

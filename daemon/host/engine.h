@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-#include "daemon/core/agent.h"
+#include "daemon/core/agent_core.h"
 #include "ipc/proto/convert.h"
 
 struct host;

@@ -7,7 +7,7 @@
 #ifndef TH_DAEMON_HOST_EXECUTE_H
 #define TH_DAEMON_HOST_EXECUTE_H
 
-#include "daemon/core/agent.h"
+#include "daemon/core/agent_core.h"
 
 struct host;
 

@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#include "daemon/core/agent.h"
+#include "daemon/core/agent_core.h"
 
 struct host;
 struct session;

@@ -15,7 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/core/agent.h"
+#include "daemon/core/agent_core.h"
 #include "daemon/host/options.h"
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"

@@ -21,7 +21,7 @@
 #include <stdint.h>
 #include <uthash.h>
 
-#include "daemon/core/agent.h"
+#include "daemon/core/agent_core.h"
 #include "daemon/host/interval.h"
 #include "daemon/host/memory.h"
 #include "daemon/host/registration.h"

@@ -41,7 +41,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/core/agent.h"
+#include "daemon/core/agent_core.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/ctl.h"

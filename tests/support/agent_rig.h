@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "daemon/core/agent.h"
+#include "daemon/core/agent_core.h"
 #include "ipc/base/err.h"
 
 #define MS INT64_C(1000000)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link - the attachment to the reference server, its standing POLL and its beats.
+ * server_attachment - the attachment to the reference server, its standing POLL and its beats.
  *
  *   HELLO --ok--> ATTACH --ok--> UP --a reply says unknown_agent--> HELLO
  *
@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * part - the content of a session at one generation: serving, draining, and the proof of it.
+ * agent_part - the content of a session at one generation: serving, draining, and the proof of it.
  *
  *   serving --DRAIN, PLAN with drain_old, failure, close--> draining --nobody reads--> drained
  *      ^------------------------- UNDRAIN -------------------'
@@ -12,7 +12,7 @@
  */
 #include <string.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/sim.h"
 

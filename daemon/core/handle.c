@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * session - one handle of one worker: opening, registering, what its worker sees, breaking.
+ * handle - one handle of one worker: opening, registering, what its worker sees, breaking.
  *
  *   OPENING --reply to OPEN--> OPEN --CLOSE or LOST--> CLOSING --proven--> freed   (close.c)
  *
  * broken is no state: the worker learns it, its operations answer it, and only close helps; the
- * bytes and what is held stay until then. See state.h.
+ * bytes and what is held stay until then. See agent_state.h.
  */
 #include <inttypes.h>
 #include <string.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * agent - dispatches events to the files that know about them, gathers their actions. See agent.h.
+ * agent_core - dispatches events to the files that know about them, gathers their actions. See
+ * agent_core.h.
  *
  * After each event everything that has become possible is carried out (ac_settle): the handlers
  * record facts, settling draws conclusions. So an event may come early, late or twice without a
  * place of its own for each order. No I/O, no clock; the thread of the caller.
  */
-#include "daemon/core/agent.h"
+#include "daemon/core/agent_core.h"
 
 #include <string.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lane - requests to the server whose order matters: one in flight, the next when it is answered.
+ * request_lane - requests to the server whose order matters: one in flight, the next when it is
+ * answered.
  *
  * A request keeps its number until it is answered, however often it is sent, so the server can
  * recognise a repeat. A lane outlives its session until all is delivered: the server must learn
- * that a member has left. See state.h.
+ * that a member has left. See agent_state.h.
  */
 #include <string.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/sim.h"

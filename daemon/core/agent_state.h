@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * state - everything the agent core knows, and who owns what.
+ * agent_state - everything the agent core knows, and who owns what.
  *
  *   agent > session: one handle of one worker > call (its group operation), watches, part, inbound
  *         > lane: requests to the server that must keep their order > request
@@ -10,17 +10,18 @@
  *
  * Every object is owned by the field named beside it; all other pointers are borrowed, and whoever
  * frees an object clears them. Functions of the core have the prefix ac_ when they are not in
- * agent.h: the shell, and in tests the server's core, live in the same binary. One thread, no I/O.
+ * agent_core.h: the shell, and in tests the server's core, live in the same binary. One thread, no
+ * I/O.
  */
-#ifndef TH_DAEMON_CORE_STATE_H
-#define TH_DAEMON_CORE_STATE_H
+#ifndef TH_DAEMON_CORE_AGENT_STATE_H
+#define TH_DAEMON_CORE_AGENT_STATE_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/core/agent.h"
-#include "daemon/core/tables.h"
+#include "daemon/core/agent_core.h"
+#include "daemon/core/agent_tables.h"
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
 #include "ipc/base/retain_rules.h"
@@ -50,7 +51,7 @@ struct lane {                    /* requests in order, one in flight; owned by a
 	struct request *queue;
 	struct ctl_open open;    /* of its session                                              */
 	uint64_t sid, group_inc; /* as a server numbered them; 0: not opened                   */
-	/* How its operations ended, oldest first; owns: TH_OUTCOMES_MAX (rejoin.c). */
+	/* How its operations ended, oldest first; owns: TH_OUTCOMES_MAX (agent_rejoin.c). */
 	struct ctl_known_outcome *outcomes;
 	uint32_t num_outcomes;
 	bool died; /* how the session ended, when its OPEN is still unanswered               */
@@ -287,7 +288,10 @@ struct agent {
 	uint32_t num_actions, actions_max;
 };
 
-/* ---- actions and texts (agent.c) ------------------------------------------------------------- */
+/*
+ * ---- actions and texts (agent_core.c)
+ * -------------------------------------------------------------
+ */
 
 /* Zeroed but for kind and session; valid until the next action is added. */
 struct agent_action *ac_action(struct agent *agent, enum agent_action_kind kind, uint64_t session);
@@ -299,7 +303,10 @@ void ac_copy(char *ret_text, size_t bytes, const char *text, size_t text_bytes);
 /* A code as a server or a mover says it: 0 or negative. */
 int ac_code(int code);
 
-/* ---- lanes (lane.c) -------------------------------------------------------------------------- */
+/*
+ * ---- lanes (request_lane.c)
+ * --------------------------------------------------------------------------
+ */
 
 struct lane *ac_lane_new(struct agent *agent, struct session *session);
 /* Appends a zeroed request; it is sent at the end of the step when its turn has come. */
@@ -316,7 +323,10 @@ void ac_request_failed(struct agent *agent, struct request *request);
 /* When it must be looked at again, if the link is up. */
 int64_t ac_request_next_ns(const struct agent *agent, const struct request *request);
 
-/* ---- link (link.c) --------------------------------------------------------------------------- */
+/*
+ * ---- link (server_attachment.c)
+ * ---------------------------------------------------------------------------
+ */
 
 void ac_link_init(struct agent *agent);
 void ac_link_reply(struct agent *agent, uint64_t tag, const struct ctl_reply *reply);
@@ -337,7 +347,7 @@ void ac_leave_tick(struct agent *agent);
 int64_t ac_leave_next_ns(const struct agent *agent);
 void ac_leave_renew(struct agent *agent);
 
-/* ---- sessions (session.c, close.c) ----------------------------------------------------------- */
+/* ---- sessions (handle.c, close.c) ----------------------------------------------------------- */
 
 struct session *ac_session_find(const struct agent *agent, uint64_t id);
 struct session *ac_session_by_sid(const struct agent *agent, uint64_t sid);
@@ -376,7 +386,7 @@ void ac_contract(struct agent *agent, struct session *session, uint64_t gen, con
 void ac_settle(struct agent *agent, struct session *session);
 int64_t ac_close_next_ns(const struct agent *agent, const struct session *session);
 
-/* ---- copies in the agent's own memory (reserve.c) ------------------------------------------ */
+/* ---- copies in the agent's own memory (own_copy.c) ------------------------------------------ */
 
 /* No worker has opened it. */
 bool ac_internal(const struct session *session);
@@ -459,7 +469,10 @@ void ac_alone_told(struct session *session, int code);
 /* True: the server is told now that nothing is held, which comes before all else. */
 bool ac_alone_tell(struct agent *agent, struct session *session);
 
-/* ---- a server that knows nothing (rejoin.c) -------------------------------------------------- */
+/*
+ * ---- a server that knows nothing (agent_rejoin.c)
+ * --------------------------------------------------
+ */
 
 /* It has attached us: every session is announced to it. */
 void ac_rejoin(struct agent *agent);
@@ -507,7 +520,10 @@ void ac_inbound_over(struct agent *agent, struct inbound *in);
 /* FENCE of the server for a copy within the host. */
 bool ac_inbound_fence(struct agent *agent, uint64_t number);
 
-/* ---- parts and legs out (part.c, outbound.c) ------------------------------------------------- */
+/*
+ * ---- parts and legs out (agent_part.c, outbound.c)
+ * -------------------------------------------------
+ */
 
 struct part *ac_part_new(
 	struct agent *agent, struct session *session, uint64_t gen, bool published);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * agent - the control core of thagentd as a step function: all decisions, no I/O.
+ * agent_core - the control core of thagentd as a step function: all decisions, no I/O.
  *
  * Input: one event (a worker's submission, a reply or event of the server, what a mover reports,
  * the time). Output: actions for the shell, to be carried out in order. No clock, no thread, no
@@ -32,8 +32,8 @@
  *
  * What the server promises is written at the head of server/core/refsrv.h.
  */
-#ifndef TH_DAEMON_CORE_AGENT_H
-#define TH_DAEMON_CORE_AGENT_H
+#ifndef TH_DAEMON_CORE_AGENT_CORE_H
+#define TH_DAEMON_CORE_AGENT_CORE_H
 
 #include <stdbool.h>
 #include <stdint.h>

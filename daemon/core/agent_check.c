@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * check - the invariants of the agent core, for tests: called after every step, aborts with the
- * condition that does not hold. Says in code what the other files rely on. See agent.h.
+ * agent_check - the invariants of the agent core, for tests: called after every step, aborts with
+ * the condition that does not hold. Says in code what the other files rely on. See agent_core.h.
  */
 #include <string.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * reserve - copies in the agent's own memory: sessions that no worker has opened.
+ * own_copy - copies in the agent's own memory: sessions that no worker has opened.
  *
  *   RESERVE --memory--> OPEN, REGISTER --PLAN--> PREPARED --GO--> pull --OUTCOME--> serves
  *      |                       |
@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rejoin - what a server that knows nothing is told of the sessions that a former one had.
+ * agent_rejoin - what a server that knows nothing is told of the sessions that a former one had.
  *
  *   OPEN session ----> REJOIN: what it holds, what of it runs, which outcomes it was told
  *   broken ----------> REJOIN gone: its group is over; but what it holds may be the last copy
@@ -14,7 +14,7 @@
  */
 #include <string.h>
 
-#include "daemon/core/state.h"
+#include "daemon/core/agent_state.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
