@@ -25,7 +25,7 @@ check_slots(const struct session *session)
 }
 
 static void
-check_part(const struct agent *agent, const struct session *session)
+check_part(const struct agent_core *agent, const struct session *session)
 {
 	const struct part *part = session->part;
 	const struct outbound *out;
@@ -85,7 +85,7 @@ check_ghost(const struct session *session)
 }
 
 static void
-check_pending(const struct agent *agent, const struct session *session)
+check_pending(const struct agent_core *agent, const struct session *session)
 {
 	const struct order *order = &session->pending;
 
@@ -99,7 +99,7 @@ check_pending(const struct agent *agent, const struct session *session)
 }
 
 static void
-check_call(const struct agent *agent, const struct session *session)
+check_call(const struct agent_core *agent, const struct session *session)
 {
 	const struct call *call = &session->call;
 
@@ -131,7 +131,7 @@ check_internal(const struct session *session)
 }
 
 static void
-check_session(const struct agent *agent, const struct session *session)
+check_session(const struct agent_core *agent, const struct session *session)
 {
 	const struct inbound *in = session->in;
 
@@ -164,7 +164,7 @@ check_session(const struct agent *agent, const struct session *session)
 }
 
 void
-agent_check(const struct agent *agent)
+agent_core_check(const struct agent_core *agent)
 {
 	const struct session *session;
 	const struct outbound *out;

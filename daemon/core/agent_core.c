@@ -34,10 +34,10 @@ agent_config_default(struct agent_config *ret_config)
 	ret_config->grants_max = 4096;
 }
 
-struct agent *
-agent_new(const struct agent_config *config, int64_t now_ns)
+struct agent_core *
+agent_core_new(const struct agent_config *config, int64_t now_ns)
 {
-	struct agent *agent = th_calloc(1, sizeof(*agent));
+	struct agent_core *agent = th_calloc(1, sizeof(*agent));
 
 	TH_ASSERT(config->agent_inc != 0 && config->beat_ns > 0 && config->reply_ns > 0 &&
 		  config->server_silent_ns > 0 && config->sessions_max > 0 &&
@@ -50,7 +50,7 @@ agent_new(const struct agent_config *config, int64_t now_ns)
 }
 
 static void
-bury(struct agent *agent)
+bury(struct agent_core *agent)
 {
 	while (agent->graves != NULL) {
 		struct request *first = agent->graves;
@@ -60,7 +60,7 @@ bury(struct agent *agent)
 }
 
 void
-agent_free(struct agent *agent)
+agent_core_free(struct agent_core *agent)
 {
 	if (agent == NULL)
 		return;
@@ -89,7 +89,7 @@ agent_free(struct agent *agent)
 /* ---- actions and texts ----------------------------------------------------------------------- */
 
 struct agent_action *
-ac_action(struct agent *agent, enum agent_action_kind kind, uint64_t session)
+ac_action(struct agent_core *agent, enum agent_action_kind kind, uint64_t session)
 {
 	if (agent->num_actions == agent->actions_max) {
 		agent->actions_max = agent->actions_max == 0 ? 16 : 2 * agent->actions_max;
@@ -104,7 +104,7 @@ ac_action(struct agent *agent, enum agent_action_kind kind, uint64_t session)
 }
 
 void
-ac_answer(struct agent *agent, enum agent_action_kind kind, uint64_t session,
+ac_answer(struct agent_core *agent, enum agent_action_kind kind, uint64_t session,
 	const struct th_err *err)
 {
 	struct agent_action *action = ac_action(agent, kind, session);
@@ -133,7 +133,7 @@ ac_code(int code)
 /* ---- dispatch -------------------------------------------------------------------------------- */
 
 static void
-session_event(struct agent *agent, const struct agent_event *event)
+session_event(struct agent_core *agent, const struct agent_event *event)
 {
 	struct session *session = ac_session_find(agent, event->session);
 	struct ctl_register reg;
@@ -190,7 +190,7 @@ session_event(struct agent *agent, const struct agent_event *event)
 }
 
 static void
-dispatch(struct agent *agent, const struct agent_event *event)
+dispatch(struct agent_core *agent, const struct agent_event *event)
 {
 	switch (event->kind) {
 	case AGENT_EV_TICK:
@@ -241,7 +241,7 @@ dispatch(struct agent *agent, const struct agent_event *event)
 }
 
 static int64_t
-next_ns(const struct agent *agent)
+next_ns(const struct agent_core *agent)
 {
 	int64_t next = th_min_i64(ac_link_next_ns(agent), ac_outbound_next_ns(agent));
 	next = th_min_i64(next, ac_leave_next_ns(agent));
@@ -257,7 +257,7 @@ next_ns(const struct agent *agent)
 }
 
 void
-agent_step(struct agent *agent, int64_t now_ns, const struct agent_event *event,
+agent_core_step(struct agent_core *agent, int64_t now_ns, const struct agent_event *event,
 	struct agent_actions *ret_actions)
 {
 	struct session *session, *next;
@@ -286,19 +286,19 @@ agent_step(struct agent *agent, int64_t now_ns, const struct agent_event *event,
 /* ---- questions ------------------------------------------------------------------------------- */
 
 bool
-agent_attached(const struct agent *agent)
+agent_core_attached(const struct agent_core *agent)
 {
 	return agent->link.attached;
 }
 
 uint64_t
-agent_request_no(struct agent *agent)
+agent_core_request_no(struct agent_core *agent)
 {
 	return ++agent->last_request_no;
 }
 
 uint64_t
-agent_attach_no(const struct agent *agent)
+agent_core_attach_no(const struct agent_core *agent)
 {
 	return agent->link.phase == LINK_UP ? agent->link.attach_no : 0;
 }
@@ -318,7 +318,8 @@ state_name(const struct session *session)
 }
 
 bool
-agent_session_at(const struct agent *agent, uint32_t index, struct agent_session_info *ret_info)
+agent_core_session_at(
+	const struct agent_core *agent, uint32_t index, struct agent_session_info *ret_info)
 {
 	const struct session *session = agent->sessions;
 

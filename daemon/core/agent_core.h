@@ -40,7 +40,7 @@
 
 #include "ipc/base/ctl.h"
 
-struct agent;
+struct agent_core;
 
 struct agent_config {
 	uint64_t agent_inc;
@@ -300,23 +300,22 @@ struct agent_actions {
 	int64_t next_ns;                    /* step with AGENT_EV_TICK no later than this */
 };
 
-struct agent *agent_new(const struct agent_config *config, int64_t now_ns);
-/* Its own name for the linker: a simulator also links the server's core, which frees agents too. */
-void agent_free(struct agent *agent) __asm__("th_agent_core_free");
+struct agent_core *agent_core_new(const struct agent_config *config, int64_t now_ns);
+void agent_core_free(struct agent_core *agent);
 
 /* The first step (a TICK) begins to attach. */
-void agent_step(struct agent *agent, int64_t now_ns, const struct agent_event *event,
+void agent_core_step(struct agent_core *agent, int64_t now_ns, const struct agent_event *event,
 	struct agent_actions *ret_actions);
 
-bool agent_attached(const struct agent *agent);
+bool agent_core_attached(const struct agent_core *agent);
 
 /*
  * A request number for a request of the shell itself (MANIFEST_PUT, LIST, ...): the server knows an
  * agent's requests by number, so shell and core draw from one counter. A repeat keeps its number.
  */
-uint64_t agent_request_no(struct agent *agent);
+uint64_t agent_core_request_no(struct agent_core *agent);
 /* ... and every one says to which attachment it belongs; 0: there is none. */
-uint64_t agent_attach_no(const struct agent *agent);
+uint64_t agent_core_attach_no(const struct agent_core *agent);
 
 /* For status: walks sessions in order of opening. */
 struct agent_session_info {
@@ -333,10 +332,10 @@ struct agent_session_info {
 	bool draining; /* what it holds takes no new readers: it is being given up */
 };
 /* Returns false when there is no index-th session. */
-bool agent_session_at(
-	const struct agent *agent, uint32_t index, struct agent_session_info *ret_info);
+bool agent_core_session_at(
+	const struct agent_core *agent, uint32_t index, struct agent_session_info *ret_info);
 
 /* Aborts with a sentence when an invariant does not hold (tests call it after every step). */
-void agent_check(const struct agent *agent);
+void agent_core_check(const struct agent_core *agent);
 
 #endif

@@ -17,7 +17,7 @@
 #include "ipc/base/sim.h"
 
 static void
-part_action(struct agent *agent, enum agent_action_kind kind, const struct part *part)
+part_action(struct agent_core *agent, enum agent_action_kind kind, const struct part *part)
 {
 	struct agent_action *action = ac_action(agent, kind, part->session->id);
 
@@ -27,7 +27,7 @@ part_action(struct agent *agent, enum agent_action_kind kind, const struct part 
 }
 
 struct part *
-ac_part_new(struct agent *agent, struct session *session, uint64_t gen, bool published)
+ac_part_new(struct agent_core *agent, struct session *session, uint64_t gen, bool published)
 {
 	struct part *part = th_calloc(1, sizeof(*part));
 
@@ -42,7 +42,7 @@ ac_part_new(struct agent *agent, struct session *session, uint64_t gen, bool pub
 }
 
 void
-ac_part_end(struct agent *agent, struct session *session)
+ac_part_end(struct agent_core *agent, struct session *session)
 {
 	struct part *part = session->part;
 
@@ -83,7 +83,7 @@ ac_part_drained(const struct part *part)
 /* ---- conclusions ----------------------------------------------------------------------------- */
 
 static void
-settle_hashing(struct agent *agent, struct part *part)
+settle_hashing(struct agent_core *agent, struct part *part)
 {
 	bool readers = part->outbounds != NULL || part->num_copies > 0;
 	bool wanted = part->published && !part->hashed && !part->hopeless &&
@@ -101,7 +101,7 @@ settle_hashing(struct agent *agent, struct part *part)
 }
 
 static void
-stop_copies(struct agent *agent, const struct part *part)
+stop_copies(struct agent_core *agent, const struct part *part)
 {
 	struct inbound *in;
 
@@ -112,7 +112,7 @@ stop_copies(struct agent *agent, const struct part *part)
 }
 
 static void
-answer_drain(struct agent *agent, struct part *part)
+answer_drain(struct agent_core *agent, struct part *part)
 {
 	part->drain_answered = true;
 	ac_lane_add(agent, part->session->lane, CTL_DRAIN_DONE)->u.drain_done =
@@ -124,7 +124,7 @@ answer_drain(struct agent *agent, struct part *part)
 }
 
 void
-ac_part_settle(struct agent *agent, struct session *session)
+ac_part_settle(struct agent_core *agent, struct session *session)
 {
 	struct part *part = session->part;
 
@@ -143,7 +143,7 @@ ac_part_settle(struct agent *agent, struct session *session)
 /* ---- events ---------------------------------------------------------------------------------- */
 
 static struct part *
-find(const struct agent *agent, const struct ctl_ev_part *named)
+find(const struct agent_core *agent, const struct ctl_ev_part *named)
 {
 	struct session *session = ac_session_by_sid(agent, named->sid);
 
@@ -153,7 +153,7 @@ find(const struct agent *agent, const struct ctl_ev_part *named)
 }
 
 void
-ac_part_drain(struct agent *agent, const struct ctl_ev_part *drain)
+ac_part_drain(struct agent_core *agent, const struct ctl_ev_part *drain)
 {
 	struct part *part = find(agent, drain);
 
@@ -173,7 +173,7 @@ ac_part_drain(struct agent *agent, const struct ctl_ev_part *drain)
 }
 
 void
-ac_part_undrain(struct agent *agent, const struct ctl_ev_part *undrain)
+ac_part_undrain(struct agent_core *agent, const struct ctl_ev_part *undrain)
 {
 	struct part *part = find(agent, undrain);
 
@@ -184,8 +184,8 @@ ac_part_undrain(struct agent *agent, const struct ctl_ev_part *undrain)
 }
 
 void
-ac_part_hashed(struct agent *agent, struct session *session, uint64_t gen, struct th_hash content,
-	bool stopped)
+ac_part_hashed(struct agent_core *agent, struct session *session, uint64_t gen,
+	struct th_hash content, bool stopped)
 {
 	struct part *part = session->part;
 

@@ -136,7 +136,7 @@ say(const struct session *session, struct ctl_rejoin *rejoin)
 
 /* Whatever it was told of what had no GO is void; it is called again. */
 static void
-call_again(struct agent *agent, struct session *session, bool never_sent)
+call_again(struct agent_core *agent, struct session *session, bool never_sent)
 {
 	struct call *call = &session->call;
 
@@ -151,7 +151,7 @@ call_again(struct agent *agent, struct session *session, bool never_sent)
 }
 
 static void
-announce(struct agent *agent, struct session *session)
+announce(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 	struct part *part = session->part;
@@ -180,7 +180,7 @@ announce(struct agent *agent, struct session *session)
 /* ---- what has ended -------------------------------------------------------------------------- */
 
 static void
-announce_gone(struct agent *agent, struct lane *lane, bool died)
+announce_gone(struct agent_core *agent, struct lane *lane, bool died)
 {
 	if (lane->sid == 0)
 		return;
@@ -202,7 +202,7 @@ ac_rejoin_first(const struct ctl_request *request)
 
 /* Its session is gone: whether it has told so is not known. */
 static void
-orphan(struct agent *agent, struct lane *lane)
+orphan(struct agent_core *agent, struct lane *lane)
 {
 	const struct request *request;
 	bool leaves = false, died = false;
@@ -240,7 +240,7 @@ goes_on(const struct session *session)
 }
 
 static void
-forget_lanes(struct agent *agent)
+forget_lanes(struct agent_core *agent)
 {
 	struct lane *lane, *next;
 
@@ -270,7 +270,7 @@ may_be_rescued(const struct session *session)
 
 /* Nothing is called again in a broken group. */
 static void
-announce_broken(struct agent *agent, struct session *session)
+announce_broken(struct agent_core *agent, struct session *session)
 {
 	if (session->call.active && !session->call.has_outcome)
 		ac_call_fail(session, session->broken_code, session->broken_text);
@@ -279,7 +279,7 @@ announce_broken(struct agent *agent, struct session *session)
 }
 
 static void
-end(struct agent *agent, struct session *session, const char *text)
+end(struct agent_core *agent, struct session *session, const char *text)
 {
 	bool opened = session->state != SESSION_OPENING;
 
@@ -289,7 +289,7 @@ end(struct agent *agent, struct session *session, const char *text)
 }
 
 void
-ac_rejoin(struct agent *agent)
+ac_rejoin(struct agent_core *agent)
 {
 	struct session *session, *next;
 
@@ -310,7 +310,7 @@ ac_rejoin(struct agent *agent)
 }
 
 void
-ac_rejoin_none(struct agent *agent, const char *text)
+ac_rejoin_none(struct agent_core *agent, const char *text)
 {
 	struct session *session, *next;
 
@@ -322,7 +322,7 @@ ac_rejoin_none(struct agent *agent, const char *text)
 /* ---- answers --------------------------------------------------------------------------------- */
 
 void
-ac_rejoin_reply(struct agent *agent, struct session *session, const struct ctl_reply *reply)
+ac_rejoin_reply(struct agent_core *agent, struct session *session, const struct ctl_reply *reply)
 {
 	char text[TH_CTL_TEXT_BYTES];
 
@@ -343,7 +343,7 @@ ac_rejoin_reply(struct agent *agent, struct session *session, const struct ctl_r
 }
 
 void
-ac_rejoin_tick(struct agent *agent)
+ac_rejoin_tick(struct agent_core *agent)
 {
 	const struct lane *lane;
 	uint32_t count = 0;

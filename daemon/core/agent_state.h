@@ -264,7 +264,7 @@ struct reserve { /* memory that the shell is asked for; owned by agent.reserves 
 	struct reserve *prev, *next;
 };
 
-struct agent {
+struct agent_core {
 	struct agent_config config;
 	int64_t now_ns;
 	struct link link;
@@ -294,8 +294,9 @@ struct agent {
  */
 
 /* Zeroed but for kind and session; valid until the next action is added. */
-struct agent_action *ac_action(struct agent *agent, enum agent_action_kind kind, uint64_t session);
-void ac_answer(struct agent *agent, enum agent_action_kind kind, uint64_t session,
+struct agent_action *ac_action(
+	struct agent_core *agent, enum agent_action_kind kind, uint64_t session);
+void ac_answer(struct agent_core *agent, enum agent_action_kind kind, uint64_t session,
 	const struct th_err *err);
 /* Cut to size and terminated, whatever the source is. */
 void ac_copy(char *ret_text, size_t bytes, const char *text, size_t text_bytes);
@@ -308,125 +309,132 @@ int ac_code(int code);
  * --------------------------------------------------------------------------
  */
 
-struct lane *ac_lane_new(struct agent *agent, struct session *session);
+struct lane *ac_lane_new(struct agent_core *agent, struct session *session);
 /* Appends a zeroed request; it is sent at the end of the step when its turn has come. */
-struct ctl_request *ac_lane_add(struct agent *agent, struct lane *lane, enum ctl_request_kind kind);
-void ac_lane_drop(struct agent *agent, struct request *request);
-void ac_lane_clear(struct agent *agent, struct lane *lane);
-void ac_lane_free(struct agent *agent, struct lane *lane);
+struct ctl_request *ac_lane_add(
+	struct agent_core *agent, struct lane *lane, enum ctl_request_kind kind);
+void ac_lane_drop(struct agent_core *agent, struct request *request);
+void ac_lane_clear(struct agent_core *agent, struct lane *lane);
+void ac_lane_free(struct agent_core *agent, struct lane *lane);
 /* The session is gone: what is queued is still delivered, then the lane goes too. */
-void ac_lane_orphan(struct agent *agent, struct lane *lane);
-void ac_lanes_pump(struct agent *agent);
-int64_t ac_lanes_next_ns(const struct agent *agent);
-void ac_request_send(struct agent *agent, struct request *request, enum agent_channel channel);
-void ac_request_failed(struct agent *agent, struct request *request);
+void ac_lane_orphan(struct agent_core *agent, struct lane *lane);
+void ac_lanes_pump(struct agent_core *agent);
+int64_t ac_lanes_next_ns(const struct agent_core *agent);
+void ac_request_send(struct agent_core *agent, struct request *request, enum agent_channel channel);
+void ac_request_failed(struct agent_core *agent, struct request *request);
 /* When it must be looked at again, if the link is up. */
-int64_t ac_request_next_ns(const struct agent *agent, const struct request *request);
+int64_t ac_request_next_ns(const struct agent_core *agent, const struct request *request);
 
 /*
  * ---- link (server_attachment.c)
  * ---------------------------------------------------------------------------
  */
 
-void ac_link_init(struct agent *agent);
-void ac_link_reply(struct agent *agent, uint64_t tag, const struct ctl_reply *reply);
+void ac_link_init(struct agent_core *agent);
+void ac_link_reply(struct agent_core *agent, uint64_t tag, const struct ctl_reply *reply);
 /* hung_up: the connection ended, which says more than silence. */
-void ac_link_no_reply(struct agent *agent, uint64_t tag, bool hung_up);
-void ac_link_tick(struct agent *agent);
-int64_t ac_link_next_ns(const struct agent *agent);
+void ac_link_no_reply(struct agent_core *agent, uint64_t tag, bool hung_up);
+void ac_link_tick(struct agent_core *agent);
+int64_t ac_link_next_ns(const struct agent_core *agent);
 
 /* ---- the end of this agent (leave.c) --------------------------------------------------------- */
 
 /* What the server must know of it when it is attached to. */
-void ac_leave_attach(const struct agent *agent, struct ctl_attach *attach);
-void ac_leave_node(struct agent *agent, const struct ctl_ev_node *node);
-void ac_leave_begin(struct agent *agent, int64_t timeout_ns);
-bool ac_leaving(const struct agent *agent);
-void ac_leave_reply(struct agent *agent, const struct ctl_reply *reply);
-void ac_leave_tick(struct agent *agent);
-int64_t ac_leave_next_ns(const struct agent *agent);
-void ac_leave_renew(struct agent *agent);
+void ac_leave_attach(const struct agent_core *agent, struct ctl_attach *attach);
+void ac_leave_node(struct agent_core *agent, const struct ctl_ev_node *node);
+void ac_leave_begin(struct agent_core *agent, int64_t timeout_ns);
+bool ac_leaving(const struct agent_core *agent);
+void ac_leave_reply(struct agent_core *agent, const struct ctl_reply *reply);
+void ac_leave_tick(struct agent_core *agent);
+int64_t ac_leave_next_ns(const struct agent_core *agent);
+void ac_leave_renew(struct agent_core *agent);
 
 /* ---- sessions (handle.c, close.c) ----------------------------------------------------------- */
 
-struct session *ac_session_find(const struct agent *agent, uint64_t id);
-struct session *ac_session_by_sid(const struct agent *agent, uint64_t sid);
-void ac_session_open(struct agent *agent, uint64_t id, const struct ctl_open *open);
+struct session *ac_session_find(const struct agent_core *agent, uint64_t id);
+struct session *ac_session_by_sid(const struct agent_core *agent, uint64_t sid);
+void ac_session_open(struct agent_core *agent, uint64_t id, const struct ctl_open *open);
 /* OPENING; the OPEN is on its way. */
-struct session *ac_session_new(struct agent *agent, uint64_t id, const struct ctl_open *open);
+struct session *ac_session_new(struct agent_core *agent, uint64_t id, const struct ctl_open *open);
 void ac_session_register(
-	struct agent *agent, struct session *session, const struct ctl_register *reg);
-void ac_session_unregister(struct agent *agent, struct session *session);
-void ac_session_send_unregister(struct agent *agent, struct session *session);
+	struct agent_core *agent, struct session *session, const struct ctl_register *reg);
+void ac_session_unregister(struct agent_core *agent, struct session *session);
+void ac_session_send_unregister(struct agent_core *agent, struct session *session);
 /* REGISTER or UNREGISTER has been answered. */
-void ac_session_registered(struct agent *agent, struct session *session,
+void ac_session_registered(struct agent_core *agent, struct session *session,
 	enum agent_action_kind kind, const struct th_err *err);
 /* The reply to what is at the head of a session's lane. */
-void ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_request *request,
-	const struct ctl_reply *reply);
+void ac_session_reply(struct agent_core *agent, struct lane *lane,
+	const struct ctl_request *request, const struct ctl_reply *reply);
 /* Its version was published before with other bytes; the next operation says so as well. */
-void ac_session_conflict(struct agent *agent, struct session *session);
-void ac_session_at_risk(struct agent *agent, struct session *session);
+void ac_session_conflict(struct agent_core *agent, struct session *session);
+void ac_session_at_risk(struct agent_core *agent, struct session *session);
 /* code: TH_E_GROUP_BROKEN, or TH_E_EVICTED by an operator. */
-void ac_session_broken(struct agent *agent, struct session *session, int code, const char *text);
+void ac_session_broken(
+	struct agent_core *agent, struct session *session, int code, const char *text);
 /* The server has forgotten it. */
-void ac_session_forgotten(struct agent *agent, struct session *session, const char *text);
-void ac_session_free(struct agent *agent, struct session *session);
-void ac_session_line(struct agent *agent, struct session *session);
+void ac_session_forgotten(struct agent_core *agent, struct session *session, const char *text);
+void ac_session_free(struct agent_core *agent, struct session *session);
+void ac_session_line(struct agent_core *agent, struct session *session);
 
-void ac_close(struct agent *agent, struct session *session, bool lost);
+void ac_close(struct agent_core *agent, struct session *session, bool lost);
 /* What it holds is the last copy that this host knows of, and waits for a server to keep it. */
-bool ac_close_keeps(const struct agent *agent, const struct session *session);
+bool ac_close_keeps(const struct agent_core *agent, const struct session *session);
 /* The server knows nothing of its CLOSE, but of the session. */
-void ac_close_again(struct agent *agent, struct session *session);
-void ac_close_refused(struct agent *agent, const struct ctl_ev_close_refused *refused);
+void ac_close_again(struct agent_core *agent, struct session *session);
+void ac_close_refused(struct agent_core *agent, const struct ctl_ev_close_refused *refused);
 /* Its worker has written to the part of this generation: nothing more is served from it. */
-void ac_contract(struct agent *agent, struct session *session, uint64_t gen, const char *text);
+void ac_contract(struct agent_core *agent, struct session *session, uint64_t gen, const char *text);
 /* Carries out everything that has become possible. May free the session. */
-void ac_settle(struct agent *agent, struct session *session);
-int64_t ac_close_next_ns(const struct agent *agent, const struct session *session);
+void ac_settle(struct agent_core *agent, struct session *session);
+int64_t ac_close_next_ns(const struct agent_core *agent, const struct session *session);
 
 /* ---- copies in the agent's own memory (own_copy.c) ------------------------------------------ */
 
 /* No worker has opened it. */
 bool ac_internal(const struct session *session);
-void ac_reserve(struct agent *agent, const struct ctl_ev_reserve *ev);
-void ac_release(struct agent *agent, const struct ctl_ev_release *release);
+void ac_reserve(struct agent_core *agent, const struct ctl_ev_reserve *ev);
+void ac_release(struct agent_core *agent, const struct ctl_ev_release *release);
 /* What the shell says to RESERVE. */
-void ac_reserved(struct agent *agent, uint64_t id, uint64_t session, int code, const char *text);
+void ac_reserved(
+	struct agent_core *agent, uint64_t id, uint64_t session, int code, const char *text);
 /* The server that asked is no more. */
-void ac_reserves_forget(struct agent *agent);
-void ac_internal_opened(struct agent *agent, struct session *session);
-void ac_internal_plan(struct agent *agent, struct session *session, const struct ctl_ev_plan *plan);
+void ac_reserves_forget(struct agent_core *agent);
+void ac_internal_opened(struct agent_core *agent, struct session *session);
+void ac_internal_plan(
+	struct agent_core *agent, struct session *session, const struct ctl_ev_plan *plan);
 /* Its operation has ended with this code. */
 void ac_internal_filled(struct session *session, int code);
 
 /* ---- operations (call.c) --------------------------------------------------------------------- */
 
-void ac_submit(struct agent *agent, struct session *session, const struct agent_submission *submit);
-void ac_cancel(struct agent *agent, struct session *session, uint32_t slot);
-void ac_call_reply(struct agent *agent, struct session *session, const struct ctl_request *request,
-	const struct ctl_reply *reply);
-void ac_call_plan(struct agent *agent, struct session *session, const struct ctl_ev_plan *plan);
+void ac_submit(
+	struct agent_core *agent, struct session *session, const struct agent_submission *submit);
+void ac_cancel(struct agent_core *agent, struct session *session, uint32_t slot);
+void ac_call_reply(struct agent_core *agent, struct session *session,
+	const struct ctl_request *request, const struct ctl_reply *reply);
+void ac_call_plan(
+	struct agent_core *agent, struct session *session, const struct ctl_ev_plan *plan);
 void ac_call_explained(
-	struct agent *agent, struct session *session, uint64_t op_seq, const char *text);
+	struct agent_core *agent, struct session *session, uint64_t op_seq, const char *text);
 void ac_call_outcome(struct session *session, const struct ctl_ev_outcome *outcome);
 /* Ends it as OUTCOME would, for a reason of this agent. */
 void ac_call_fail(struct session *session, int code, const char *text);
 /* The worker is answered now; what the operation started is left to its owner. */
-void ac_call_abandon(struct agent *agent, struct session *session, int code, const char *text);
-void ac_call_settle(struct agent *agent, struct session *session);
-void ac_call_tick(struct agent *agent, struct session *session);
-int64_t ac_call_next_ns(const struct agent *agent, const struct session *session);
+void ac_call_abandon(struct agent_core *agent, struct session *session, int code, const char *text);
+void ac_call_settle(struct agent_core *agent, struct session *session);
+void ac_call_tick(struct agent_core *agent, struct session *session);
+int64_t ac_call_next_ns(const struct agent_core *agent, const struct session *session);
 /* Begins it: no other is active. */
-void ac_call_start(struct agent *agent, struct session *session, const struct order *order);
+void ac_call_start(struct agent_core *agent, struct session *session, const struct order *order);
 /* When it is ended here, should nothing else have ended it; INT64_MAX: never. */
-int64_t ac_call_give_up_ns(const struct agent *agent, const struct session *session);
+int64_t ac_call_give_up_ns(const struct agent_core *agent, const struct session *session);
 /* Nothing of it has been sent, nor will be unless it stays. */
 bool ac_call_never_sent(const struct call *call);
 /* The completion of its slot: what it changed is told before. */
-void ac_call_answer(struct agent *agent, struct session *session, int code, const char *text);
-void ac_call_prepared(struct agent *agent, struct session *session, int code, const char *text);
+void ac_call_answer(struct agent_core *agent, struct session *session, int code, const char *text);
+void ac_call_prepared(
+	struct agent_core *agent, struct session *session, int code, const char *text);
 
 /*
  * With a server the end of an operation is a matter of a few messages: what is late by less than
@@ -436,11 +444,11 @@ void ac_call_prepared(struct agent *agent, struct session *session, int code, co
 
 /* ---- operations that nobody waits for, and what waits for their end (ghost.c) ---------------- */
 
-void ac_ghost_tick(struct agent *agent, struct session *session);
-void ac_ghost_plan(struct agent *agent, struct session *session);
+void ac_ghost_tick(struct agent_core *agent, struct session *session);
+void ac_ghost_plan(struct agent_core *agent, struct session *session);
 /* A close cuts off what runs, and nothing that is held has changed yet. */
 bool ac_ghost_may_cut(const struct session *session);
-void ac_ghost_cut(struct agent *agent, struct session *session, int code, const char *text);
+void ac_ghost_cut(struct agent_core *agent, struct session *session, int code, const char *text);
 /* What is held is drained for nothing but a PLAN whose end is about to be said. */
 bool ac_ghost_undecided(const struct session *session);
 /* A worker's operation runs or waits: another one must be refused. */
@@ -449,25 +457,25 @@ bool ac_ghost_busy(const struct session *session);
 uint32_t ac_ghost_busy_kind(const struct session *session);
 void ac_pending_keep(struct session *session, const struct order *order);
 /* The call has ended: what waited for that begins. */
-void ac_pending_start(struct agent *agent, struct session *session);
-bool ac_pending_cancel(struct agent *agent, struct session *session, uint32_t slot);
-void ac_pending_end(struct agent *agent, struct session *session, int code, const char *text);
-int64_t ac_pending_next_ns(const struct agent *agent, const struct session *session);
+void ac_pending_start(struct agent_core *agent, struct session *session);
+bool ac_pending_cancel(struct agent_core *agent, struct session *session, uint32_t slot);
+void ac_pending_end(struct agent_core *agent, struct session *session, int code, const char *text);
+int64_t ac_pending_next_ns(const struct agent_core *agent, const struct session *session);
 
 /* ---- unpublish without a server (alone.c) ---------------------------------------------------- */
 
-void ac_alone_tick(struct agent *agent, struct session *session);
+void ac_alone_tick(struct agent_core *agent, struct session *session);
 /* CTL_EV_RULES */
-void ac_alone_rules(struct agent *agent, const struct ctl_ev_rules *rules);
+void ac_alone_rules(struct agent_core *agent, const struct ctl_ev_rules *rules);
 /* A known rule names what the session holds, and no other copy of it is here. */
-bool ac_alone_retained(const struct agent *agent, const struct session *session);
-void ac_alone_settle(struct agent *agent, struct session *session);
+bool ac_alone_retained(const struct agent_core *agent, const struct session *session);
+void ac_alone_settle(struct agent_core *agent, struct session *session);
 /* The unpublish has failed: what was drained for it is served again. */
 void ac_alone_undo(struct session *session);
 /* A ghost has ended with this code. */
 void ac_alone_told(struct session *session, int code);
 /* True: the server is told now that nothing is held, which comes before all else. */
-bool ac_alone_tell(struct agent *agent, struct session *session);
+bool ac_alone_tell(struct agent_core *agent, struct session *session);
 
 /*
  * ---- a server that knows nothing (agent_rejoin.c)
@@ -475,50 +483,52 @@ bool ac_alone_tell(struct agent *agent, struct session *session);
  */
 
 /* It has attached us: every session is announced to it. */
-void ac_rejoin(struct agent *agent);
+void ac_rejoin(struct agent_core *agent);
 /* ... and all sessions end, for this reason; their groups with them, wherever the others are. */
-void ac_rejoin_none(struct agent *agent, const char *text);
+void ac_rejoin_none(struct agent_core *agent, const char *text);
 /* The session that it made, or goes on with, has these numbers. */
 void ac_rejoin_opened(struct session *session, uint64_t group_inc);
-void ac_rejoin_reply(struct agent *agent, struct session *session, const struct ctl_reply *reply);
+void ac_rejoin_reply(
+	struct agent_core *agent, struct session *session, const struct ctl_reply *reply);
 /* The call has an outcome: others of its group may not have been told. */
 void ac_rejoin_note(struct session *session);
 /* What comes before all else of a new session of this shard. */
 bool ac_rejoin_first(const struct ctl_request *request);
-void ac_rejoin_tick(struct agent *agent);
+void ac_rejoin_tick(struct agent_core *agent);
 /* Asks for the operation, the first time or again. */
-void ac_call_send(struct agent *agent, struct session *session);
+void ac_call_send(struct agent_core *agent, struct session *session);
 
 /* ---- watches (watch.c) ----------------------------------------------------------------------- */
 
-struct model *ac_model_acquire(struct agent *agent, const char *name);
+struct model *ac_model_acquire(struct agent_core *agent, const char *name);
 /* NULL: no session names it. */
-struct model *ac_model_find(const struct agent *agent, const char *name);
-void ac_model_release(struct agent *agent, struct model *model);
-void ac_watch(struct agent *agent, struct session *session, const struct agent_submission *submit);
-bool ac_watch_cancel(struct agent *agent, struct session *session, uint32_t slot);
-void ac_watches_end(struct agent *agent, struct session *session, int code, const char *text);
-void ac_watch_tick(struct agent *agent, struct session *session);
+struct model *ac_model_find(const struct agent_core *agent, const char *name);
+void ac_model_release(struct agent_core *agent, struct model *model);
+void ac_watch(
+	struct agent_core *agent, struct session *session, const struct agent_submission *submit);
+bool ac_watch_cancel(struct agent_core *agent, struct session *session, uint32_t slot);
+void ac_watches_end(struct agent_core *agent, struct session *session, int code, const char *text);
+void ac_watch_tick(struct agent_core *agent, struct session *session);
 void ac_watch_reply(
-	struct agent *agent, const struct ctl_request *request, const struct ctl_reply *reply);
-void ac_watch_changed(struct agent *agent, const struct ctl_ev_changed *changed);
+	struct agent_core *agent, const struct ctl_request *request, const struct ctl_reply *reply);
+void ac_watch_changed(struct agent_core *agent, const struct ctl_ev_changed *changed);
 /* Nobody says any more what changes: who waits is told. */
-void ac_watch_no_server(struct agent *agent);
+void ac_watch_no_server(struct agent_core *agent);
 /* After an attachment to a server that knows nothing of it. */
-void ac_watch_renew(struct agent *agent);
+void ac_watch_renew(struct agent_core *agent);
 
 /* ---- legs in (inbound.c) --------------------------------------------------------------------- */
 
-void ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go);
-void ac_inbound_reroute(struct agent *agent, const struct ctl_ev_reroute *reroute);
-void ac_inbound_cancel(struct agent *agent, const struct ctl_cancel *cancel);
-void ac_inbound_stop(struct agent *agent, struct inbound *in, enum stop_reason reason);
-void ac_inbound_report(
-	struct agent *agent, enum agent_event_kind kind, const struct agent_leg_report *report);
+void ac_inbound_go(struct agent_core *agent, const struct ctl_ev_go *go);
+void ac_inbound_reroute(struct agent_core *agent, const struct ctl_ev_reroute *reroute);
+void ac_inbound_cancel(struct agent_core *agent, const struct ctl_cancel *cancel);
+void ac_inbound_stop(struct agent_core *agent, struct inbound *in, enum stop_reason reason);
+void ac_inbound_report(struct agent_core *agent, enum agent_event_kind kind,
+	const struct agent_leg_report *report);
 /* Nothing of the leg runs any more. */
-void ac_inbound_over(struct agent *agent, struct inbound *in);
+void ac_inbound_over(struct agent_core *agent, struct inbound *in);
 /* FENCE of the server for a copy within the host. */
-bool ac_inbound_fence(struct agent *agent, uint64_t number);
+bool ac_inbound_fence(struct agent_core *agent, uint64_t number);
 
 /*
  * ---- parts and legs out (agent_part.c, outbound.c)
@@ -526,27 +536,27 @@ bool ac_inbound_fence(struct agent *agent, uint64_t number);
  */
 
 struct part *ac_part_new(
-	struct agent *agent, struct session *session, uint64_t gen, bool published);
-void ac_part_end(struct agent *agent, struct session *session);
+	struct agent_core *agent, struct session *session, uint64_t gen, bool published);
+void ac_part_end(struct agent_core *agent, struct session *session);
 bool ac_part_draining(const struct part *part);
 bool ac_part_serves(const struct part *part);
 /* Draining, and nothing reads it. */
 bool ac_part_drained(const struct part *part);
 /* Fences, stops, hashes, answers: whatever follows from the state of the part. */
-void ac_part_settle(struct agent *agent, struct session *session);
-void ac_part_drain(struct agent *agent, const struct ctl_ev_part *drain);
-void ac_part_undrain(struct agent *agent, const struct ctl_ev_part *undrain);
-void ac_part_hashed(struct agent *agent, struct session *session, uint64_t gen,
+void ac_part_settle(struct agent_core *agent, struct session *session);
+void ac_part_drain(struct agent_core *agent, const struct ctl_ev_part *drain);
+void ac_part_undrain(struct agent_core *agent, const struct ctl_ev_part *undrain);
+void ac_part_hashed(struct agent_core *agent, struct session *session, uint64_t gen,
 	struct th_hash content, bool stopped);
 
 bool ac_ticket_equal(const struct th_ticket *a, const struct th_ticket *b);
-void ac_outbound_grant(struct agent *agent, const struct ctl_ev_grant *grant);
-void ac_outbound_hello(struct agent *agent, uint64_t hello, const struct th_ticket *ticket);
-void ac_outbound_report(struct agent *agent, enum agent_event_kind kind, uint64_t leg);
-void ac_outbound_fence(struct agent *agent, uint64_t number);
-void ac_outbounds_fence(struct agent *agent, struct part *part, bool all);
-void ac_outbound_tick(struct agent *agent);
-int64_t ac_outbound_next_ns(const struct agent *agent);
-void ac_outbound_free(struct agent *agent, struct outbound *out);
+void ac_outbound_grant(struct agent_core *agent, const struct ctl_ev_grant *grant);
+void ac_outbound_hello(struct agent_core *agent, uint64_t hello, const struct th_ticket *ticket);
+void ac_outbound_report(struct agent_core *agent, enum agent_event_kind kind, uint64_t leg);
+void ac_outbound_fence(struct agent_core *agent, uint64_t number);
+void ac_outbounds_fence(struct agent_core *agent, struct part *part, bool all);
+void ac_outbound_tick(struct agent_core *agent);
+int64_t ac_outbound_next_ns(const struct agent_core *agent);
+void ac_outbound_free(struct agent_core *agent, struct outbound *out);
 
 #endif

@@ -38,7 +38,7 @@ unpublishing(const struct session *session)
 
 /* The highest that this host has: the latest may be higher, and then less is named. */
 static uint64_t
-latest_here(const struct agent *agent, const struct session *session)
+latest_here(const struct agent_core *agent, const struct session *session)
 {
 	const struct session *other;
 	uint64_t latest = session->held.version;
@@ -94,7 +94,7 @@ told(const struct session *session, uint64_t latest)
 }
 
 void
-ac_alone_rules(struct agent *agent, const struct ctl_ev_rules *rules)
+ac_alone_rules(struct agent_core *agent, const struct ctl_ev_rules *rules)
 {
 	struct model *model = ac_model_find(agent, rules->model);
 
@@ -108,7 +108,7 @@ ac_alone_rules(struct agent *agent, const struct ctl_ev_rules *rules)
 }
 
 bool
-ac_alone_retained(const struct agent *agent, const struct session *session)
+ac_alone_retained(const struct agent_core *agent, const struct session *session)
 {
 	uint64_t latest = latest_here(agent, session);
 	struct th_retain rules;
@@ -133,7 +133,7 @@ ac_alone_retained(const struct agent *agent, const struct session *session)
 }
 
 void
-ac_alone_tick(struct agent *agent, struct session *session)
+ac_alone_tick(struct agent_core *agent, struct session *session)
 {
 	const struct order *order = unpublishing(session);
 
@@ -161,14 +161,14 @@ ac_alone_undo(struct session *session)
 }
 
 static void
-answer_pending(struct agent *agent, struct session *session)
+answer_pending(struct agent_core *agent, struct session *session)
 {
 	session->let_go = true;
 	ac_pending_end(agent, session, 0, "");
 }
 
 static void
-answer_call(struct agent *agent, struct session *session)
+answer_call(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 
@@ -189,7 +189,7 @@ answer_call(struct agent *agent, struct session *session)
 }
 
 void
-ac_alone_settle(struct agent *agent, struct session *session)
+ac_alone_settle(struct agent_core *agent, struct session *session)
 {
 	const struct order *order = unpublishing(session);
 
@@ -217,7 +217,7 @@ ac_alone_told(struct session *session, int code)
 }
 
 bool
-ac_alone_tell(struct agent *agent, struct session *session)
+ac_alone_tell(struct agent_core *agent, struct session *session)
 {
 	/* Its memory is the worker's again: no rule can keep it. */
 	const struct order order = {

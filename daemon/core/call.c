@@ -25,7 +25,7 @@
 #define FLAG_LIST_GROUP 1u /* THC_LIST_GROUP of list  */
 
 void
-ac_call_answer(struct agent *agent, struct session *session, int code, const char *text)
+ac_call_answer(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	struct call *call = &session->call;
 
@@ -41,7 +41,7 @@ ac_call_answer(struct agent *agent, struct session *session, int code, const cha
 }
 
 static void
-complete(struct agent *agent, struct session *session, int code, const char *text)
+complete(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	struct call *call = &session->call;
 
@@ -61,8 +61,8 @@ complete(struct agent *agent, struct session *session, int code, const char *tex
 }
 
 static void
-refuse(struct agent *agent, const struct session *session, const struct agent_submission *submit,
-	const struct th_err *err)
+refuse(struct agent_core *agent, const struct session *session,
+	const struct agent_submission *submit, const struct th_err *err)
 {
 	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
 
@@ -110,14 +110,14 @@ form_check(const struct agent_submission *submit, struct th_err *err)
  * called: then its call has succeeded already, and only the server knows.
  */
 static bool
-may_be_decided(const struct agent *agent, const struct session *session, uint32_t kind)
+may_be_decided(const struct agent_core *agent, const struct session *session, uint32_t kind)
 {
 	return kind == CTL_OP_UNPUBLISH && session->held.version != TH_NO_VERSION &&
 	       agent->link.attached && session->sid_known;
 }
 
 static int
-state_check(const struct agent *agent, const struct session *session,
+state_check(const struct agent_core *agent, const struct session *session,
 	const struct agent_submission *submit, struct th_err *err)
 {
 	const char *name = ctl_op_name(submit->kind);
@@ -160,7 +160,7 @@ state_check(const struct agent *agent, const struct session *session,
 }
 
 void
-ac_call_send(struct agent *agent, struct session *session)
+ac_call_send(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 	struct ctl_op *op = &ac_lane_add(agent, session->lane, CTL_OP)->u.op;
@@ -180,7 +180,7 @@ ac_call_send(struct agent *agent, struct session *session)
 }
 
 void
-ac_call_start(struct agent *agent, struct session *session, const struct order *order)
+ac_call_start(struct agent_core *agent, struct session *session, const struct order *order)
 {
 	TH_ASSERT(!session->call.active);
 	session->call = (struct call){
@@ -193,7 +193,7 @@ ac_call_start(struct agent *agent, struct session *session, const struct order *
 }
 
 void
-ac_submit(struct agent *agent, struct session *session, const struct agent_submission *submit)
+ac_submit(struct agent_core *agent, struct session *session, const struct agent_submission *submit)
 {
 	struct th_err err = {.code = 0};
 
@@ -249,7 +249,7 @@ ac_call_never_sent(const struct call *call)
 }
 
 static void
-withdraw(struct agent *agent, struct session *session, int code, const char *text)
+withdraw(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	TH_ASSERT(ac_call_never_sent(&session->call));
 	ac_lane_drop(agent, session->call.request);
@@ -257,7 +257,7 @@ withdraw(struct agent *agent, struct session *session, int code, const char *tex
 }
 
 void
-ac_cancel(struct agent *agent, struct session *session, uint32_t slot)
+ac_cancel(struct agent_core *agent, struct session *session, uint32_t slot)
 {
 	struct call *call = &session->call;
 
@@ -282,7 +282,7 @@ ac_cancel(struct agent *agent, struct session *session, uint32_t slot)
  * being given, the others may have been told that it succeeded, whether we have called or not.
  */
 static bool
-certain(const struct agent *agent, const struct session *session)
+certain(const struct agent_core *agent, const struct session *session)
 {
 	const struct call *call = &session->call;
 	bool single = session->open.num_shards == 1;
@@ -299,7 +299,7 @@ certain(const struct agent *agent, const struct session *session)
 }
 
 int64_t
-ac_call_give_up_ns(const struct agent *agent, const struct session *session)
+ac_call_give_up_ns(const struct agent_core *agent, const struct session *session)
 {
 	const struct call *call = &session->call;
 
@@ -312,7 +312,7 @@ ac_call_give_up_ns(const struct agent *agent, const struct session *session)
 }
 
 void
-ac_call_tick(struct agent *agent, struct session *session)
+ac_call_tick(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 	char text[TH_CTL_TEXT_BYTES];
@@ -332,7 +332,7 @@ ac_call_tick(struct agent *agent, struct session *session)
 }
 
 int64_t
-ac_call_next_ns(const struct agent *agent, const struct session *session)
+ac_call_next_ns(const struct agent_core *agent, const struct session *session)
 {
 	const struct watch *watch;
 	int64_t next = ac_pending_next_ns(agent, session);
@@ -344,7 +344,7 @@ ac_call_next_ns(const struct agent *agent, const struct session *session)
 }
 
 void
-ac_call_abandon(struct agent *agent, struct session *session, int code, const char *text)
+ac_call_abandon(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	ac_pending_end(agent, session, code, text);
 	if (session->call.active)
@@ -380,7 +380,7 @@ accepted(struct session *session)
 }
 
 void
-ac_call_reply(struct agent *agent, struct session *session, const struct ctl_request *request,
+ac_call_reply(struct agent_core *agent, struct session *session, const struct ctl_request *request,
 	const struct ctl_reply *reply)
 {
 	struct call *call = &session->call;
@@ -402,7 +402,7 @@ ac_call_reply(struct agent *agent, struct session *session, const struct ctl_req
 }
 
 void
-ac_call_prepared(struct agent *agent, struct session *session, int code, const char *text)
+ac_call_prepared(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	struct call *call = &session->call;
 
@@ -417,7 +417,7 @@ ac_call_prepared(struct agent *agent, struct session *session, int code, const c
 }
 
 void
-ac_call_plan(struct agent *agent, struct session *session, const struct ctl_ev_plan *plan)
+ac_call_plan(struct agent_core *agent, struct session *session, const struct ctl_ev_plan *plan)
 {
 	struct call *call = &session->call;
 
@@ -455,7 +455,8 @@ ac_call_plan(struct agent *agent, struct session *session, const struct ctl_ev_p
 }
 
 void
-ac_call_explained(struct agent *agent, struct session *session, uint64_t op_seq, const char *text)
+ac_call_explained(
+	struct agent_core *agent, struct session *session, uint64_t op_seq, const char *text)
 {
 	struct call *call = &session->call;
 
@@ -485,7 +486,7 @@ ac_call_outcome(struct session *session, const struct ctl_ev_outcome *outcome)
 /* ---- conclusions ----------------------------------------------------------------------------- */
 
 static void
-settle_prepared(struct agent *agent, struct session *session)
+settle_prepared(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 
@@ -504,7 +505,7 @@ distrust(struct call *call, const char *text)
 
 /* After GO. False: not yet, something still reads the part. */
 static bool
-settle_filled(struct agent *agent, struct session *session)
+settle_filled(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 	struct part *part = session->part;
@@ -532,7 +533,7 @@ settle_filled(struct agent *agent, struct session *session)
 }
 
 static bool
-settle_unpublished(struct agent *agent, struct session *session)
+settle_unpublished(struct agent_core *agent, struct session *session)
 {
 	struct part *part = session->part;
 
@@ -549,7 +550,7 @@ settle_unpublished(struct agent *agent, struct session *session)
 }
 
 static bool
-settle_outcome(struct agent *agent, struct session *session)
+settle_outcome(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 
@@ -570,7 +571,7 @@ settle_outcome(struct agent *agent, struct session *session)
 }
 
 void
-ac_call_settle(struct agent *agent, struct session *session)
+ac_call_settle(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 	char text[TH_CTL_TEXT_BYTES];

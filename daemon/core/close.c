@@ -25,7 +25,7 @@
 
 /* What is queued and was never sent, and means nothing once the session is closed. */
 static void
-drop_unsent(struct agent *agent, struct session *session, bool cuts)
+drop_unsent(struct agent_core *agent, struct session *session, bool cuts)
 {
 	struct request *request, *next;
 
@@ -42,7 +42,8 @@ drop_unsent(struct agent *agent, struct session *session, bool cuts)
 }
 
 static void
-answer_pending(struct agent *agent, struct session *session, const struct th_err *err, bool cuts)
+answer_pending(
+	struct agent_core *agent, struct session *session, const struct th_err *err, bool cuts)
 {
 	if (session->registering)
 		ac_answer(agent, AGENT_REGISTERED, session->id, err);
@@ -58,7 +59,7 @@ answer_pending(struct agent *agent, struct session *session, const struct th_err
 }
 
 static void
-close_opening(struct agent *agent, struct session *session)
+close_opening(struct agent_core *agent, struct session *session)
 {
 	struct lane *lane = session->lane;
 	uint64_t id = session->id;
@@ -75,7 +76,7 @@ close_opening(struct agent *agent, struct session *session)
 }
 
 static void
-send_close(struct agent *agent, struct session *session, bool abandon)
+send_close(struct agent_core *agent, struct session *session, bool abandon)
 {
 	struct ctl_close *close = &ac_lane_add(agent, session->lane, CTL_CLOSE)->u.close;
 	const struct part *part = session->part;
@@ -110,7 +111,7 @@ unsent_close(const struct session *session)
 
 /* The part is over without the server, which must not wait for a copy of what is not here. */
 static void
-insist(struct agent *agent, struct session *session)
+insist(struct agent_core *agent, struct session *session)
 {
 	struct request *request = unsent_close(session);
 
@@ -135,7 +136,7 @@ forced(const struct session *session)
 
 /* From OPEN to CLOSING: whoever waits hears why, the server hears it, and the part is drained. */
 static void
-wind_up(struct agent *agent, struct session *session, const struct th_err *why)
+wind_up(struct agent_core *agent, struct session *session, const struct th_err *why)
 {
 	struct part *part = session->part;
 	const struct call *call = &session->call;
@@ -165,7 +166,7 @@ wind_up(struct agent *agent, struct session *session, const struct th_err *why)
  * its memory is safe.
  */
 void
-ac_contract(struct agent *agent, struct session *session, uint64_t gen, const char *text)
+ac_contract(struct agent_core *agent, struct session *session, uint64_t gen, const char *text)
 {
 	struct part *part = session->part;
 	struct th_err err;
@@ -185,7 +186,7 @@ ac_contract(struct agent *agent, struct session *session, uint64_t gen, const ch
 }
 
 void
-ac_close(struct agent *agent, struct session *session, bool lost)
+ac_close(struct agent_core *agent, struct session *session, bool lost)
 {
 	struct part *part = session->part;
 	struct th_err err;
@@ -215,7 +216,8 @@ ac_close(struct agent *agent, struct session *session, bool lost)
 
 /* Nothing has changed: the copy is listed, and its readers were let be. */
 static void
-reopen(struct agent *agent, struct session *session, const struct ctl_ev_close_refused *refused)
+reopen(struct agent_core *agent, struct session *session,
+	const struct ctl_ev_close_refused *refused)
 {
 	struct th_err err = {.code = ac_code(refused->code)};
 
@@ -229,7 +231,7 @@ reopen(struct agent *agent, struct session *session, const struct ctl_ev_close_r
 }
 
 void
-ac_close_refused(struct agent *agent, const struct ctl_ev_close_refused *refused)
+ac_close_refused(struct agent_core *agent, const struct ctl_ev_close_refused *refused)
 {
 	struct session *session = ac_session_by_sid(agent, refused->sid);
 
@@ -257,14 +259,14 @@ ac_close_refused(struct agent *agent, const struct ctl_ev_close_refused *refused
 /* ---- conclusions ----------------------------------------------------------------------------- */
 
 static int64_t
-drain_patience_ns(const struct agent *agent, const struct session *session)
+drain_patience_ns(const struct agent_core *agent, const struct session *session)
 {
 	return th_deadline_ns(session->close_answered_ns, agent->config.drain_wait_ns);
 }
 
 /* Until when a part waits for a server that may have it copied elsewhere. */
 static int64_t
-server_patience_ns(const struct agent *agent, const struct session *session)
+server_patience_ns(const struct agent_core *agent, const struct session *session)
 {
 	int64_t until_ns = th_deadline_ns(session->closing_ns, agent->config.drain_wait_ns);
 
@@ -279,7 +281,7 @@ server_patience_ns(const struct agent *agent, const struct session *session)
 }
 
 static bool
-waits_for_server(const struct agent *agent, const struct session *session)
+waits_for_server(const struct agent_core *agent, const struct session *session)
 {
 	if (!session->lost && (session->close_final || session->abandon))
 		return false;
@@ -292,7 +294,7 @@ waits_for_server(const struct agent *agent, const struct session *session)
 }
 
 bool
-ac_close_keeps(const struct agent *agent, const struct session *session)
+ac_close_keeps(const struct agent_core *agent, const struct session *session)
 {
 	const struct part *part = session->part;
 
@@ -303,7 +305,7 @@ ac_close_keeps(const struct agent *agent, const struct session *session)
 }
 
 void
-ac_close_again(struct agent *agent, struct session *session)
+ac_close_again(struct agent_core *agent, struct session *session)
 {
 	TH_MARK(close_told_to_the_next_server);
 	send_close(agent, session, session->abandon);
@@ -311,7 +313,7 @@ ac_close_again(struct agent *agent, struct session *session)
 
 /* The server has the part on record, has hidden it by now or will, and says so with a DRAIN. */
 static bool
-await_drain(const struct agent *agent, const struct session *session)
+await_drain(const struct agent_core *agent, const struct session *session)
 {
 	if (!session->sid_known || session->close_refused)
 		return false;
@@ -330,7 +332,7 @@ is_going(const struct session *session)
 
 /* Its deadline has come, and no server. */
 static void
-refuse_alone(struct agent *agent, struct session *session)
+refuse_alone(struct agent_core *agent, struct session *session)
 {
 	struct request *request = unsent_close(session);
 	struct th_err err;
@@ -352,7 +354,7 @@ refuse_alone(struct agent *agent, struct session *session)
 }
 
 static void
-settle_closing(struct agent *agent, struct session *session)
+settle_closing(struct agent_core *agent, struct session *session)
 {
 	struct part *part = session->part;
 	uint64_t id = session->id;
@@ -394,7 +396,7 @@ settle_closing(struct agent *agent, struct session *session)
 }
 
 void
-ac_settle(struct agent *agent, struct session *session)
+ac_settle(struct agent_core *agent, struct session *session)
 {
 	ac_part_settle(agent, session);
 	ac_call_settle(agent, session);
@@ -414,7 +416,7 @@ ac_settle(struct agent *agent, struct session *session)
 }
 
 int64_t
-ac_close_next_ns(const struct agent *agent, const struct session *session)
+ac_close_next_ns(const struct agent_core *agent, const struct session *session)
 {
 	const struct part *part = session->part;
 

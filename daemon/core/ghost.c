@@ -25,7 +25,7 @@
 /* ---- the ghost ------------------------------------------------------------------------------- */
 
 void
-ac_ghost_plan(struct agent *agent, struct session *session)
+ac_ghost_plan(struct agent_core *agent, struct session *session)
 {
 	TH_ASSERT(session->call.ghost && session->call.planned);
 	ac_call_prepared(agent, session, TH_E_CANCELLED,
@@ -34,7 +34,7 @@ ac_ghost_plan(struct agent *agent, struct session *session)
 
 /* Its worker was answered. */
 static void
-take_back(struct agent *agent, struct session *session)
+take_back(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 
@@ -60,7 +60,7 @@ ac_ghost_may_cut(const struct session *session)
 }
 
 void
-ac_ghost_cut(struct agent *agent, struct session *session, int code, const char *text)
+ac_ghost_cut(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	struct call *call = &session->call;
 
@@ -83,7 +83,7 @@ ac_ghost_undecided(const struct session *session)
 }
 
 static void
-give_up(struct agent *agent, struct session *session)
+give_up(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 
@@ -99,10 +99,10 @@ give_up(struct agent *agent, struct session *session)
 	take_back(agent, session);
 }
 
-static void pending_tick(struct agent *agent, struct session *session);
+static void pending_tick(struct agent_core *agent, struct session *session);
 
 void
-ac_ghost_tick(struct agent *agent, struct session *session)
+ac_ghost_tick(struct agent_core *agent, struct session *session)
 {
 	if (!ac_call_never_sent(&session->call) &&
 		agent->now_ns >= ac_call_give_up_ns(agent, session))
@@ -135,7 +135,7 @@ ac_pending_keep(struct session *session, const struct order *order)
 }
 
 void
-ac_pending_start(struct agent *agent, struct session *session)
+ac_pending_start(struct agent_core *agent, struct session *session)
 {
 	if (ac_alone_tell(agent, session))
 		return;
@@ -149,7 +149,7 @@ ac_pending_start(struct agent *agent, struct session *session)
 }
 
 void
-ac_pending_end(struct agent *agent, struct session *session, int code, const char *text)
+ac_pending_end(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	if (!session->has_pending)
 		return;
@@ -164,7 +164,7 @@ ac_pending_end(struct agent *agent, struct session *session, int code, const cha
 }
 
 bool
-ac_pending_cancel(struct agent *agent, struct session *session, uint32_t slot)
+ac_pending_cancel(struct agent_core *agent, struct session *session, uint32_t slot)
 {
 	if (!session->has_pending || session->pending.slot != slot)
 		return false;
@@ -173,7 +173,7 @@ ac_pending_cancel(struct agent *agent, struct session *session, uint32_t slot)
 }
 
 int64_t
-ac_pending_next_ns(const struct agent *agent, const struct session *session)
+ac_pending_next_ns(const struct agent_core *agent, const struct session *session)
 {
 	int64_t deadline_ns = session->pending.deadline_ns;
 
@@ -184,7 +184,7 @@ ac_pending_next_ns(const struct agent *agent, const struct session *session)
 }
 
 static void
-pending_tick(struct agent *agent, struct session *session)
+pending_tick(struct agent_core *agent, struct session *session)
 {
 	bool attached = agent->link.attached;
 	bool hurry = session->pending.kind == CTL_OP_UPDATE && !attached;

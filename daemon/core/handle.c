@@ -18,7 +18,7 @@
 #include "ipc/base/sim.h"
 
 struct session *
-ac_session_find(const struct agent *agent, uint64_t id)
+ac_session_find(const struct agent_core *agent, uint64_t id)
 {
 	struct session *session = NULL;
 
@@ -27,7 +27,7 @@ ac_session_find(const struct agent *agent, uint64_t id)
 }
 
 struct session *
-ac_session_by_sid(const struct agent *agent, uint64_t sid)
+ac_session_by_sid(const struct agent_core *agent, uint64_t sid)
 {
 	struct session *session;
 
@@ -58,7 +58,7 @@ flag_name(uint32_t flags)
 }
 
 static uint32_t
-num_of_workers(const struct agent *agent)
+num_of_workers(const struct agent_core *agent)
 {
 	const struct session *session;
 	uint32_t count = 0;
@@ -69,7 +69,7 @@ num_of_workers(const struct agent *agent)
 }
 
 static int
-open_check(const struct agent *agent, const struct ctl_open *open, struct th_err *err)
+open_check(const struct agent_core *agent, const struct ctl_open *open, struct th_err *err)
 {
 	uint32_t refused = open->flags & ~(uint32_t)OPEN_FLAGS;
 	struct th_retain rules;
@@ -99,13 +99,13 @@ open_check(const struct agent *agent, const struct ctl_open *open, struct th_err
 }
 
 static void
-send_open(struct agent *agent, struct session *session)
+send_open(struct agent_core *agent, struct session *session)
 {
 	ac_lane_add(agent, session->lane, CTL_OPEN)->u.open = session->open;
 }
 
 void
-ac_session_open(struct agent *agent, uint64_t id, const struct ctl_open *open)
+ac_session_open(struct agent_core *agent, uint64_t id, const struct ctl_open *open)
 {
 	struct th_err err;
 
@@ -117,7 +117,7 @@ ac_session_open(struct agent *agent, uint64_t id, const struct ctl_open *open)
 }
 
 struct session *
-ac_session_new(struct agent *agent, uint64_t id, const struct ctl_open *open)
+ac_session_new(struct agent_core *agent, uint64_t id, const struct ctl_open *open)
 {
 	struct session *session = th_calloc(1, sizeof(*session));
 	session->id = id;
@@ -132,7 +132,7 @@ ac_session_new(struct agent *agent, uint64_t id, const struct ctl_open *open)
 }
 
 void
-ac_session_free(struct agent *agent, struct session *session)
+ac_session_free(struct agent_core *agent, struct session *session)
 {
 	if (session->in != NULL) {
 		HASH_DELETE(hh, agent->inbounds, session->in);
@@ -157,7 +157,7 @@ ac_session_free(struct agent *agent, struct session *session)
 }
 
 static void
-opened(struct agent *agent, struct session *session, const struct ctl_reply *reply)
+opened(struct agent_core *agent, struct session *session, const struct ctl_reply *reply)
 {
 	struct th_err err = {.code = ac_code(reply->code)};
 
@@ -193,7 +193,7 @@ opened(struct agent *agent, struct session *session, const struct ctl_reply *rep
 /* ---- registering ----------------------------------------------------------------------------- */
 
 static int
-register_check(const struct agent *agent, const struct session *session, const char *what,
+register_check(const struct agent_core *agent, const struct session *session, const char *what,
 	struct th_err *err)
 {
 	if (session->ended)
@@ -221,7 +221,8 @@ register_check(const struct agent *agent, const struct session *session, const c
 }
 
 void
-ac_session_register(struct agent *agent, struct session *session, const struct ctl_register *reg)
+ac_session_register(
+	struct agent_core *agent, struct session *session, const struct ctl_register *reg)
 {
 	struct th_err err;
 	int rc = register_check(agent, session, "register", &err);
@@ -240,7 +241,7 @@ ac_session_register(struct agent *agent, struct session *session, const struct c
 }
 
 void
-ac_session_unregister(struct agent *agent, struct session *session)
+ac_session_unregister(struct agent_core *agent, struct session *session)
 {
 	struct th_err err;
 	int rc = register_check(agent, session, "unregister", &err);
@@ -260,15 +261,15 @@ ac_session_unregister(struct agent *agent, struct session *session)
 }
 
 void
-ac_session_send_unregister(struct agent *agent, struct session *session)
+ac_session_send_unregister(struct agent_core *agent, struct session *session)
 {
 	session->unregister_waits = false;
 	ac_lane_add(agent, session->lane, CTL_UNREGISTER)->u.unregister_sid = session->sid;
 }
 
 void
-ac_session_registered(struct agent *agent, struct session *session, enum agent_action_kind kind,
-	const struct th_err *err)
+ac_session_registered(struct agent_core *agent, struct session *session,
+	enum agent_action_kind kind, const struct th_err *err)
 {
 	bool *pending = kind == AGENT_REGISTERED ? &session->registering : &session->unregistering;
 
@@ -290,7 +291,7 @@ ac_session_registered(struct agent *agent, struct session *session, enum agent_a
 /* ---- replies --------------------------------------------------------------------------------- */
 
 static void
-orphan_reply(struct agent *agent, struct lane *lane, const struct ctl_request *request,
+orphan_reply(struct agent_core *agent, struct lane *lane, const struct ctl_request *request,
 	const struct ctl_reply *reply)
 {
 	if (request->kind != CTL_OPEN || reply->code != 0)
@@ -302,7 +303,7 @@ orphan_reply(struct agent *agent, struct lane *lane, const struct ctl_request *r
 }
 
 void
-ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_request *request,
+ac_session_reply(struct agent_core *agent, struct lane *lane, const struct ctl_request *request,
 	const struct ctl_reply *reply)
 {
 	struct session *session = lane->session;
@@ -342,7 +343,7 @@ ac_session_reply(struct agent *agent, struct lane *lane, const struct ctl_reques
 }
 
 void
-ac_session_conflict(struct agent *agent, struct session *session)
+ac_session_conflict(struct agent_core *agent, struct session *session)
 {
 	session->num_conflict++;
 	if (session->part != NULL)
@@ -351,7 +352,7 @@ ac_session_conflict(struct agent *agent, struct session *session)
 }
 
 void
-ac_session_at_risk(struct agent *agent, struct session *session)
+ac_session_at_risk(struct agent_core *agent, struct session *session)
 {
 	TH_MARK(c07_holder_is_told);
 	session->num_at_risk++;
@@ -361,7 +362,7 @@ ac_session_at_risk(struct agent *agent, struct session *session)
 /* ---- breaking -------------------------------------------------------------------------------- */
 
 void
-ac_session_broken(struct agent *agent, struct session *session, int code, const char *text)
+ac_session_broken(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	if (session->broken)
 		return;
@@ -379,7 +380,7 @@ ac_session_broken(struct agent *agent, struct session *session, int code, const 
 }
 
 void
-ac_session_forgotten(struct agent *agent, struct session *session, const char *text)
+ac_session_forgotten(struct agent_core *agent, struct session *session, const char *text)
 {
 	struct th_err err;
 	struct part *part = session->part;
@@ -424,7 +425,7 @@ safe_to_mutate(const struct session *session)
 }
 
 void
-ac_session_line(struct agent *agent, struct session *session)
+ac_session_line(struct agent_core *agent, struct session *session)
 {
 	struct agent_line line = {
 		.held = session->held,

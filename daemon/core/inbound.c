@@ -18,7 +18,7 @@
 
 /* A leg that never ran. */
 static void
-decline(struct agent *agent, struct session *session, const struct ctl_grant *grant, int code,
+decline(struct agent_core *agent, struct session *session, const struct ctl_grant *grant, int code,
 	bool source_failed, const char *text)
 {
 	struct lane *lane = session != NULL ? session->lane : agent->misc;
@@ -35,7 +35,8 @@ decline(struct agent *agent, struct session *session, const struct ctl_grant *gr
 /* ---- starting -------------------------------------------------------------------------------- */
 
 static struct part *
-local_source(const struct agent *agent, const struct session *reader, const struct ctl_grant *grant)
+local_source(
+	const struct agent_core *agent, const struct session *reader, const struct ctl_grant *grant)
 {
 	struct session *source = ac_session_by_sid(agent, grant->source_sid);
 
@@ -46,7 +47,7 @@ local_source(const struct agent *agent, const struct session *reader, const stru
 }
 
 static void
-start(struct agent *agent, struct session *session, const struct ctl_grant *grant)
+start(struct agent_core *agent, struct session *session, const struct ctl_grant *grant)
 {
 	bool local = grant->source_agent_inc == agent->config.agent_inc;
 	struct part *source = NULL;
@@ -83,7 +84,7 @@ start(struct agent *agent, struct session *session, const struct ctl_grant *gran
 
 /* Should the server be lost, and whoever published them: the next one is told by us. */
 static void
-keep_attributes(struct agent *agent, struct session *session, struct th_hash key)
+keep_attributes(struct agent_core *agent, struct session *session, struct th_hash key)
 {
 	if (th_hash_equal(key, session->kept_attributes))
 		return;
@@ -105,7 +106,7 @@ others_went(struct session *session)
 }
 
 void
-ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
+ac_inbound_go(struct agent_core *agent, const struct ctl_ev_go *go)
 {
 	struct session *session = ac_session_by_sid(agent, go->sid);
 	struct call *call = session == NULL ? NULL : &session->call;
@@ -144,7 +145,7 @@ ac_inbound_go(struct agent *agent, const struct ctl_ev_go *go)
 /* ---- another source -------------------------------------------------------------------------- */
 
 static void
-drop_next(struct agent *agent, struct session *session)
+drop_next(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 
@@ -155,7 +156,7 @@ drop_next(struct agent *agent, struct session *session)
 }
 
 void
-ac_inbound_reroute(struct agent *agent, const struct ctl_ev_reroute *reroute)
+ac_inbound_reroute(struct agent_core *agent, const struct ctl_ev_reroute *reroute)
 {
 	struct session *session = ac_session_by_sid(agent, reroute->sid);
 	struct call *call = session == NULL ? NULL : &session->call;
@@ -186,7 +187,7 @@ ac_inbound_reroute(struct agent *agent, const struct ctl_ev_reroute *reroute)
 }
 
 void
-ac_inbound_cancel(struct agent *agent, const struct ctl_cancel *cancel)
+ac_inbound_cancel(struct agent_core *agent, const struct ctl_cancel *cancel)
 {
 	struct session *session = ac_session_by_sid(agent, cancel->sid);
 
@@ -205,7 +206,7 @@ ac_inbound_cancel(struct agent *agent, const struct ctl_cancel *cancel)
 }
 
 void
-ac_inbound_stop(struct agent *agent, struct inbound *in, enum stop_reason reason)
+ac_inbound_stop(struct agent_core *agent, struct inbound *in, enum stop_reason reason)
 {
 	bool first = in->stop == STOP_NONE;
 
@@ -222,7 +223,7 @@ ac_inbound_stop(struct agent *agent, struct inbound *in, enum stop_reason reason
 }
 
 bool
-ac_inbound_fence(struct agent *agent, uint64_t number)
+ac_inbound_fence(struct agent_core *agent, uint64_t number)
 {
 	struct inbound *in;
 
@@ -253,7 +254,7 @@ account(struct call *call, const struct agent_leg_report *report)
 }
 
 static void
-send_end(struct agent *agent, const struct inbound *in, enum agent_event_kind kind,
+send_end(struct agent_core *agent, const struct inbound *in, enum agent_event_kind kind,
 	const struct agent_leg_report *report)
 {
 	struct session *session = in->session;
@@ -281,7 +282,7 @@ send_end(struct agent *agent, const struct inbound *in, enum agent_event_kind ki
 }
 
 void
-ac_inbound_over(struct agent *agent, struct inbound *in)
+ac_inbound_over(struct agent_core *agent, struct inbound *in)
 {
 	struct session *source = in->source == NULL ? NULL : in->source->session;
 
@@ -323,7 +324,7 @@ is_other(const struct inbound *in, const struct agent_leg_report *report,
 
 void
 ac_inbound_report(
-	struct agent *agent, enum agent_event_kind kind, const struct agent_leg_report *report)
+	struct agent_core *agent, enum agent_event_kind kind, const struct agent_leg_report *report)
 {
 	struct inbound *in = NULL;
 	struct agent_leg_report failed;

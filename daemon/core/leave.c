@@ -21,14 +21,14 @@
 #define TELL_NS INT64_C(30000000000) /* ... and what is waited for is told, when it is the same */
 
 void
-ac_leave_attach(const struct agent *agent, struct ctl_attach *attach)
+ac_leave_attach(const struct agent_core *agent, struct ctl_attach *attach)
 {
 	attach->draining = agent->draining;
 	attach->leaving = agent->leave.begun;
 }
 
 void
-ac_leave_node(struct agent *agent, const struct ctl_ev_node *node)
+ac_leave_node(struct agent_core *agent, const struct ctl_ev_node *node)
 {
 	agent->draining = node->draining;
 	struct agent_action *action = ac_action(agent, AGENT_NODE, 0);
@@ -39,7 +39,7 @@ ac_leave_node(struct agent *agent, const struct ctl_ev_node *node)
 /* ---- leaving --------------------------------------------------------------------------------- */
 
 static void
-tell(struct agent *agent, enum agent_action_kind kind, int code)
+tell(struct agent_core *agent, enum agent_action_kind kind, int code)
 {
 	struct leave *leave = &agent->leave;
 	struct agent_action *action = ac_action(agent, kind, 0);
@@ -51,7 +51,7 @@ tell(struct agent *agent, enum agent_action_kind kind, int code)
 }
 
 static void
-finish(struct agent *agent, int code)
+finish(struct agent_core *agent, int code)
 {
 	if (agent->leave.done)
 		return;
@@ -61,7 +61,7 @@ finish(struct agent *agent, int code)
 
 /* Who has told it to end wants to know why it has not. */
 static void
-tell_blockers(struct agent *agent)
+tell_blockers(struct agent_core *agent)
 {
 	struct leave *leave = &agent->leave;
 
@@ -74,7 +74,7 @@ tell_blockers(struct agent *agent)
 }
 
 void
-ac_leave_begin(struct agent *agent, int64_t timeout_ns)
+ac_leave_begin(struct agent_core *agent, int64_t timeout_ns)
 {
 	struct leave *leave = &agent->leave;
 
@@ -86,13 +86,13 @@ ac_leave_begin(struct agent *agent, int64_t timeout_ns)
 }
 
 bool
-ac_leaving(const struct agent *agent)
+ac_leaving(const struct agent_core *agent)
 {
 	return agent->leave.begun;
 }
 
 static void
-ask(struct agent *agent)
+ask(struct agent_core *agent)
 {
 	struct ctl_admin *admin = &ac_lane_add(agent, agent->misc, CTL_ADMIN)->u.admin;
 
@@ -105,7 +105,7 @@ ask(struct agent *agent)
 
 /* A reply to something else than the server of now was asked is not believed: it comes again. */
 void
-ac_leave_reply(struct agent *agent, const struct ctl_reply *reply)
+ac_leave_reply(struct agent_core *agent, const struct ctl_reply *reply)
 {
 	struct leave *leave = &agent->leave;
 	const struct ctl_admin_reply *admin = &reply->u.admin;
@@ -128,7 +128,7 @@ ac_leave_reply(struct agent *agent, const struct ctl_reply *reply)
 
 /* Without a server nothing can be moved; what nobody has asked to keep is not waited for. */
 static bool
-nothing_to_keep(const struct agent *agent)
+nothing_to_keep(const struct agent_core *agent)
 {
 	const struct session *session;
 
@@ -141,7 +141,7 @@ nothing_to_keep(const struct agent *agent)
 }
 
 void
-ac_leave_tick(struct agent *agent)
+ac_leave_tick(struct agent_core *agent)
 {
 	struct leave *leave = &agent->leave;
 
@@ -161,7 +161,7 @@ ac_leave_tick(struct agent *agent)
 }
 
 int64_t
-ac_leave_next_ns(const struct agent *agent)
+ac_leave_next_ns(const struct agent_core *agent)
 {
 	const struct leave *leave = &agent->leave;
 
@@ -175,7 +175,7 @@ ac_leave_next_ns(const struct agent *agent)
 
 /* The server that was asked is no more, and with it the question. */
 void
-ac_leave_renew(struct agent *agent)
+ac_leave_renew(struct agent_core *agent)
 {
 	agent->leave.asked = false;
 	agent->leave.next_ns = agent->now_ns;

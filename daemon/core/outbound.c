@@ -25,7 +25,7 @@ ac_ticket_equal(const struct th_ticket *a, const struct th_ticket *b)
 }
 
 static void
-refuse(struct agent *agent, uint64_t hello, int code, const char *text)
+refuse(struct agent_core *agent, uint64_t hello, int code, const char *text)
 {
 	struct agent_action *action = ac_action(agent, AGENT_REFUSE, 0);
 
@@ -35,14 +35,14 @@ refuse(struct agent *agent, uint64_t hello, int code, const char *text)
 }
 
 static void
-ungrant(struct agent *agent, struct outbound *out)
+ungrant(struct agent_core *agent, struct outbound *out)
 {
 	DL_DELETE2(agent->grants, out, grant_prev, grant_next);
 	agent->num_grants--;
 }
 
 void
-ac_outbound_free(struct agent *agent, struct outbound *out)
+ac_outbound_free(struct agent_core *agent, struct outbound *out)
 {
 	struct part *part = out->part;
 
@@ -56,7 +56,7 @@ ac_outbound_free(struct agent *agent, struct outbound *out)
 }
 
 static void
-leg_action(struct agent *agent, enum agent_action_kind kind, const struct outbound *out,
+leg_action(struct agent_core *agent, enum agent_action_kind kind, const struct outbound *out,
 	uint64_t hello)
 {
 	struct agent_action *action = ac_action(agent, kind, out->part->session->id);
@@ -69,7 +69,7 @@ leg_action(struct agent *agent, enum agent_action_kind kind, const struct outbou
 }
 
 static void
-serve(struct agent *agent, struct outbound *out, uint64_t hello)
+serve(struct agent_core *agent, struct outbound *out, uint64_t hello)
 {
 	TH_ASSERT(out->state == OUTBOUND_GRANTED && !out->part->hopeless);
 	ungrant(agent, out);
@@ -81,7 +81,7 @@ serve(struct agent *agent, struct outbound *out, uint64_t hello)
 /* ---- tickets --------------------------------------------------------------------------------- */
 
 static void
-forget_hello(struct agent *agent, struct hello *hello)
+forget_hello(struct agent_core *agent, struct hello *hello)
 {
 	DL_DELETE(agent->hellos, hello);
 	agent->num_hellos--;
@@ -89,7 +89,7 @@ forget_hello(struct agent *agent, struct hello *hello)
 }
 
 static struct hello *
-find_hello(const struct agent *agent, const struct th_ticket *ticket)
+find_hello(const struct agent_core *agent, const struct th_ticket *ticket)
 {
 	struct hello *hello, *found = NULL;
 
@@ -102,7 +102,7 @@ find_hello(const struct agent *agent, const struct th_ticket *ticket)
 }
 
 static struct outbound *
-find_ticket(const struct agent *agent, const struct th_ticket *ticket)
+find_ticket(const struct agent_core *agent, const struct th_ticket *ticket)
 {
 	struct outbound *out, *found = NULL;
 
@@ -114,7 +114,7 @@ find_ticket(const struct agent *agent, const struct th_ticket *ticket)
 }
 
 void
-ac_outbound_grant(struct agent *agent, const struct ctl_ev_grant *grant)
+ac_outbound_grant(struct agent_core *agent, const struct ctl_ev_grant *grant)
 {
 	struct session *session = ac_session_by_sid(agent, grant->sid);
 	struct part *part = session == NULL ? NULL : session->part;
@@ -155,7 +155,7 @@ ac_outbound_grant(struct agent *agent, const struct ctl_ev_grant *grant)
 }
 
 void
-ac_outbound_hello(struct agent *agent, uint64_t id, const struct th_ticket *ticket)
+ac_outbound_hello(struct agent_core *agent, uint64_t id, const struct th_ticket *ticket)
 {
 	struct outbound *out = find_ticket(agent, ticket);
 
@@ -182,14 +182,14 @@ ac_outbound_hello(struct agent *agent, uint64_t id, const struct th_ticket *tick
 
 /* When a ticket that nobody has presented is void. */
 static int64_t
-expiry_ns(const struct agent *agent, const struct outbound *out)
+expiry_ns(const struct agent_core *agent, const struct outbound *out)
 {
 	return th_deadline_ns(out->granted_ns,
 		ac_part_draining(out->part) ? agent->config.start_ns : agent->config.grant_ns);
 }
 
 static struct outbound *
-find_expired(const struct agent *agent)
+find_expired(const struct agent_core *agent)
 {
 	struct outbound *out;
 
@@ -202,7 +202,7 @@ find_expired(const struct agent *agent)
 }
 
 void
-ac_outbound_tick(struct agent *agent)
+ac_outbound_tick(struct agent_core *agent)
 {
 	while (agent->hellos != NULL && agent->now_ns >= agent->hellos->deadline_ns) {
 		refuse(agent, agent->hellos->id, TH_E_DENIED,
@@ -218,7 +218,7 @@ ac_outbound_tick(struct agent *agent)
 }
 
 int64_t
-ac_outbound_next_ns(const struct agent *agent)
+ac_outbound_next_ns(const struct agent_core *agent)
 {
 	const struct outbound *out;
 	int64_t next = agent->hellos != NULL ? agent->hellos->deadline_ns : INT64_MAX;
@@ -231,7 +231,7 @@ ac_outbound_next_ns(const struct agent *agent)
 /* ---- fencing --------------------------------------------------------------------------------- */
 
 static void
-fence(struct agent *agent, struct outbound *out)
+fence(struct agent_core *agent, struct outbound *out)
 {
 	if (out->state == OUTBOUND_GRANTED) {
 		ac_outbound_free(agent, out);
@@ -245,7 +245,7 @@ fence(struct agent *agent, struct outbound *out)
 }
 
 void
-ac_outbound_fence(struct agent *agent, uint64_t number)
+ac_outbound_fence(struct agent_core *agent, uint64_t number)
 {
 	struct outbound *out;
 
@@ -258,7 +258,7 @@ ac_outbound_fence(struct agent *agent, uint64_t number)
 }
 
 void
-ac_outbounds_fence(struct agent *agent, struct part *part, bool all)
+ac_outbounds_fence(struct agent_core *agent, struct part *part, bool all)
 {
 	struct outbound *out, *next;
 
@@ -276,7 +276,7 @@ ac_outbounds_fence(struct agent *agent, struct part *part, bool all)
 }
 
 void
-ac_outbound_report(struct agent *agent, enum agent_event_kind kind, uint64_t leg)
+ac_outbound_report(struct agent_core *agent, enum agent_event_kind kind, uint64_t leg)
 {
 	struct outbound *out = NULL;
 

@@ -29,7 +29,7 @@ ac_internal(const struct session *session)
 /* ---- what is asked for ----------------------------------------------------------------------- */
 
 static struct reserve *
-find(const struct agent *agent, uint64_t reservation, uint32_t shard)
+find(const struct agent_core *agent, uint64_t reservation, uint32_t shard)
 {
 	struct reserve *reserve;
 
@@ -42,7 +42,7 @@ find(const struct agent *agent, uint64_t reservation, uint32_t shard)
 }
 
 static struct session *
-find_session(const struct agent *agent, uint64_t reservation, uint32_t shard)
+find_session(const struct agent_core *agent, uint64_t reservation, uint32_t shard)
 {
 	struct session *session;
 
@@ -55,7 +55,7 @@ find_session(const struct agent *agent, uint64_t reservation, uint32_t shard)
 }
 
 static void
-refuse(struct agent *agent, const struct ctl_ev_reserve *ev, int code, const char *text)
+refuse(struct agent_core *agent, const struct ctl_ev_reserve *ev, int code, const char *text)
 {
 	struct ctl_reserved *reserved = &ac_lane_add(agent, agent->misc, CTL_RESERVED)->u.reserved;
 
@@ -66,7 +66,7 @@ refuse(struct agent *agent, const struct ctl_ev_reserve *ev, int code, const cha
 }
 
 static void
-forget(struct agent *agent, struct reserve *reserve)
+forget(struct agent_core *agent, struct reserve *reserve)
 {
 	DL_DELETE(agent->reserves, reserve);
 	agent->num_internal--;
@@ -74,7 +74,7 @@ forget(struct agent *agent, struct reserve *reserve)
 }
 
 static int
-check(const struct agent *agent, const struct ctl_ev_reserve *ev, struct th_err *err)
+check(const struct agent_core *agent, const struct ctl_ev_reserve *ev, struct th_err *err)
 {
 	if (ev->reservation == 0 || !th_name_valid(ev->model, TH_NAME_MAX) ||
 		!th_name_valid(ev->replica, TH_NAME_MAX) || ev->num_shards == 0 ||
@@ -97,7 +97,7 @@ check(const struct agent *agent, const struct ctl_ev_reserve *ev, struct th_err 
 }
 
 void
-ac_reserve(struct agent *agent, const struct ctl_ev_reserve *ev)
+ac_reserve(struct agent_core *agent, const struct ctl_ev_reserve *ev)
 {
 	const struct session *source;
 	struct th_err err;
@@ -123,7 +123,7 @@ ac_reserve(struct agent *agent, const struct ctl_ev_reserve *ev)
 }
 
 static void
-withdraw(struct agent *agent, struct reserve *reserve)
+withdraw(struct agent_core *agent, struct reserve *reserve)
 {
 	TH_MARK(agent_reserve_withdrawn);
 	ac_action(agent, AGENT_UNRESERVE, 0)->u.reserve.id = reserve->id;
@@ -131,14 +131,14 @@ withdraw(struct agent *agent, struct reserve *reserve)
 }
 
 void
-ac_reserves_forget(struct agent *agent)
+ac_reserves_forget(struct agent_core *agent)
 {
 	while (agent->reserves != NULL)
 		withdraw(agent, agent->reserves);
 }
 
 void
-ac_release(struct agent *agent, const struct ctl_ev_release *release)
+ac_release(struct agent_core *agent, const struct ctl_ev_release *release)
 {
 	struct reserve *reserve = find(agent, release->reservation, release->shard);
 	struct session *session = find_session(agent, release->reservation, release->shard);
@@ -156,7 +156,7 @@ ac_release(struct agent *agent, const struct ctl_ev_release *release)
 /* ---- the memory is there --------------------------------------------------------------------- */
 
 static void
-open_session(struct agent *agent, const struct ctl_ev_reserve *ev, uint64_t id)
+open_session(struct agent_core *agent, const struct ctl_ev_reserve *ev, uint64_t id)
 {
 	struct ctl_open open = {
 		.lineage = ev->version.lineage,
@@ -178,7 +178,7 @@ open_session(struct agent *agent, const struct ctl_ev_reserve *ev, uint64_t id)
 }
 
 void
-ac_reserved(struct agent *agent, uint64_t id, uint64_t session, int code, const char *text)
+ac_reserved(struct agent_core *agent, uint64_t id, uint64_t session, int code, const char *text)
 {
 	struct reserve *reserve;
 	struct ctl_ev_reserve ev;
@@ -206,7 +206,7 @@ ac_reserved(struct agent *agent, uint64_t id, uint64_t session, int code, const 
 }
 
 void
-ac_internal_opened(struct agent *agent, struct session *session)
+ac_internal_opened(struct agent_core *agent, struct session *session)
 {
 	session->registering = true;
 	session->reg.sid = session->sid;
@@ -216,7 +216,7 @@ ac_internal_opened(struct agent *agent, struct session *session)
 /* ---- its one operation ----------------------------------------------------------------------- */
 
 void
-ac_internal_plan(struct agent *agent, struct session *session, const struct ctl_ev_plan *plan)
+ac_internal_plan(struct agent_core *agent, struct session *session, const struct ctl_ev_plan *plan)
 {
 	struct call *call = &session->call;
 

@@ -19,7 +19,7 @@
 #define SETUP_BACKOFF_MAX_NS INT64_C(200000000) /* nothing goes on without a server          */
 
 struct lane *
-ac_lane_new(struct agent *agent, struct session *session)
+ac_lane_new(struct agent_core *agent, struct session *session)
 {
 	struct lane *lane = th_calloc(1, sizeof(*lane));
 
@@ -33,7 +33,7 @@ ac_lane_new(struct agent *agent, struct session *session)
 }
 
 static void
-lane_retire(struct agent *agent, struct lane *lane)
+lane_retire(struct agent_core *agent, struct lane *lane)
 {
 	if (lane->session != NULL || lane == agent->misc || lane->queue != NULL)
 		return;
@@ -41,7 +41,7 @@ lane_retire(struct agent *agent, struct lane *lane)
 }
 
 void
-ac_lane_free(struct agent *agent, struct lane *lane)
+ac_lane_free(struct agent_core *agent, struct lane *lane)
 {
 	DL_DELETE(agent->lanes, lane);
 	free(lane->outcomes);
@@ -49,7 +49,7 @@ ac_lane_free(struct agent *agent, struct lane *lane)
 }
 
 struct ctl_request *
-ac_lane_add(struct agent *agent, struct lane *lane, enum ctl_request_kind kind)
+ac_lane_add(struct agent_core *agent, struct lane *lane, enum ctl_request_kind kind)
 {
 	struct request *request = th_calloc(1, sizeof(*request));
 
@@ -62,7 +62,7 @@ ac_lane_add(struct agent *agent, struct lane *lane, enum ctl_request_kind kind)
 }
 
 static void
-unlink_request(struct agent *agent, struct request *request)
+unlink_request(struct agent_core *agent, struct request *request)
 {
 	struct lane *lane = request->lane;
 
@@ -74,7 +74,7 @@ unlink_request(struct agent *agent, struct request *request)
 }
 
 void
-ac_lane_drop(struct agent *agent, struct request *request)
+ac_lane_drop(struct agent_core *agent, struct request *request)
 {
 	struct lane *lane = request->lane;
 
@@ -83,14 +83,14 @@ ac_lane_drop(struct agent *agent, struct request *request)
 }
 
 void
-ac_lane_clear(struct agent *agent, struct lane *lane)
+ac_lane_clear(struct agent_core *agent, struct lane *lane)
 {
 	while (lane->queue != NULL)
 		unlink_request(agent, lane->queue);
 }
 
 void
-ac_lane_orphan(struct agent *agent, struct lane *lane)
+ac_lane_orphan(struct agent_core *agent, struct lane *lane)
 {
 	if (lane->session->call.request != NULL)
 		lane->session->call.request = NULL;
@@ -100,7 +100,7 @@ ac_lane_orphan(struct agent *agent, struct lane *lane)
 
 /* Each lane has one request under way, its first, and repeats it under its number. */
 static uint64_t
-answered_below(const struct agent *agent)
+answered_below(const struct agent_core *agent)
 {
 	const struct link *link = &agent->link;
 	uint64_t below = agent->last_request_no + 1;
@@ -119,7 +119,7 @@ answered_below(const struct agent *agent)
 /* ---- sending --------------------------------------------------------------------------------- */
 
 void
-ac_request_send(struct agent *agent, struct request *request, enum agent_channel channel)
+ac_request_send(struct agent_core *agent, struct request *request, enum agent_channel channel)
 {
 	struct ctl_request *ctl = &request->ctl;
 
@@ -149,7 +149,7 @@ ac_request_send(struct agent *agent, struct request *request, enum agent_channel
 }
 
 void
-ac_request_failed(struct agent *agent, struct request *request)
+ac_request_failed(struct agent_core *agent, struct request *request)
 {
 	int64_t max_ns = request == &agent->link.setup ? SETUP_BACKOFF_MAX_NS : BACKOFF_MAX_NS;
 
@@ -161,7 +161,7 @@ ac_request_failed(struct agent *agent, struct request *request)
 }
 
 int64_t
-ac_request_next_ns(const struct agent *agent, const struct request *request)
+ac_request_next_ns(const struct agent_core *agent, const struct request *request)
 {
 	return request->flying ? th_deadline_ns(request->sent_ns, agent->config.reply_ns)
 			       : request->retry_ns;
@@ -174,7 +174,7 @@ ac_request_next_ns(const struct agent *agent, const struct request *request)
  * other, and a lane with a CLOSE has no OPEN before it.
  */
 static bool
-must_wait(const struct agent *agent, const struct lane *lane)
+must_wait(const struct agent_core *agent, const struct lane *lane)
 {
 	const struct lane *other;
 	const struct request *request;
@@ -206,13 +206,13 @@ must_wait(const struct agent *agent, const struct lane *lane)
  * begun, so that its worker can be told so.
  */
 static bool
-may_go(const struct agent *agent, const struct request *head)
+may_go(const struct agent_core *agent, const struct request *head)
 {
 	return agent->link.attached || head->ctl.request_no != 0;
 }
 
 void
-ac_lanes_pump(struct agent *agent)
+ac_lanes_pump(struct agent_core *agent)
 {
 	struct lane *lane;
 
@@ -233,7 +233,7 @@ ac_lanes_pump(struct agent *agent)
 }
 
 int64_t
-ac_lanes_next_ns(const struct agent *agent)
+ac_lanes_next_ns(const struct agent_core *agent)
 {
 	int64_t next = INT64_MAX;
 	const struct lane *lane;

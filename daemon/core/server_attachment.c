@@ -24,7 +24,7 @@
 	"again"
 
 static void
-setup(struct agent *agent, enum link_phase phase)
+setup(struct agent_core *agent, enum link_phase phase)
 {
 	struct link *link = &agent->link;
 	struct request *request = &link->setup;
@@ -48,7 +48,7 @@ setup(struct agent *agent, enum link_phase phase)
 }
 
 void
-ac_link_init(struct agent *agent)
+ac_link_init(struct agent_core *agent)
 {
 	struct link *link = &agent->link;
 
@@ -63,7 +63,7 @@ ac_link_init(struct agent *agent)
 /* ---- attached or not ------------------------------------------------------------------------- */
 
 static struct agent_action *
-server_state(struct agent *agent)
+server_state(struct agent_core *agent)
 {
 	struct link *link = &agent->link;
 	struct agent_action *action = ac_action(agent, AGENT_SERVER_STATE, 0);
@@ -86,7 +86,7 @@ not_attached(struct link *link, const char *reason)
 }
 
 static void
-detach(struct agent *agent, const char *reason)
+detach(struct agent_core *agent, const char *reason)
 {
 	if (not_attached(&agent->link, reason))
 		server_state(agent);
@@ -94,14 +94,14 @@ detach(struct agent *agent, const char *reason)
 
 /* The shell hears of each refusal: each time there may be another server to be tried. */
 static void
-refused(struct agent *agent, const char *reason)
+refused(struct agent_core *agent, const char *reason)
 {
 	not_attached(&agent->link, reason);
 	server_state(agent)->u.server.refused = true;
 }
 
 static void
-attach(struct agent *agent)
+attach(struct agent_core *agent)
 {
 	struct link *link = &agent->link;
 
@@ -113,7 +113,7 @@ attach(struct agent *agent)
 }
 
 static void
-up(struct agent *agent, const struct ctl_attach_reply *reply)
+up(struct agent_core *agent, const struct ctl_attach_reply *reply)
 {
 	struct link *link = &agent->link;
 	bool known = !reply->fresh && reply->server_inc == link->server_inc;
@@ -153,7 +153,7 @@ up(struct agent *agent, const struct ctl_attach_reply *reply)
 }
 
 static void
-unknown(struct agent *agent, const struct request *request)
+unknown(struct agent_core *agent, const struct request *request)
 {
 	/* An answer to what was sent before the last attachment says nothing about this one. */
 	if (agent->link.phase != LINK_UP || request->attach_no != agent->link.attach_no)
@@ -165,7 +165,7 @@ unknown(struct agent *agent, const struct request *request)
 /* ---- events of the server -------------------------------------------------------------------- */
 
 static void
-broken_event(struct agent *agent, const struct ctl_ev_broken *broken)
+broken_event(struct agent_core *agent, const struct ctl_ev_broken *broken)
 {
 	struct session *session = ac_session_by_sid(agent, broken->sid);
 	char text[TH_CTL_TEXT_BYTES];
@@ -177,7 +177,7 @@ broken_event(struct agent *agent, const struct ctl_ev_broken *broken)
 }
 
 static void
-event(struct agent *agent, const struct ctl_event *event)
+event(struct agent_core *agent, const struct ctl_event *event)
 {
 	struct session *session;
 
@@ -251,7 +251,7 @@ event(struct agent *agent, const struct ctl_event *event)
 }
 
 static void
-poll_reply(struct agent *agent, const struct ctl_poll_reply *poll)
+poll_reply(struct agent_core *agent, const struct ctl_poll_reply *poll)
 {
 	struct session *session, *next;
 
@@ -274,7 +274,7 @@ poll_reply(struct agent *agent, const struct ctl_poll_reply *poll)
 
 /* From the beginning, and not at once: an ATTACH that was refused is refused again. */
 static void
-setup_failed(struct agent *agent, const char *text)
+setup_failed(struct agent_core *agent, const char *text)
 {
 	struct link *link = &agent->link;
 
@@ -289,7 +289,7 @@ setup_failed(struct agent *agent, const char *text)
 }
 
 static void
-setup_reply(struct agent *agent, const struct ctl_reply *reply)
+setup_reply(struct agent_core *agent, const struct ctl_reply *reply)
 {
 	struct link *link = &agent->link;
 	char text[TH_CTL_TEXT_BYTES];
@@ -327,7 +327,7 @@ setup_reply(struct agent *agent, const struct ctl_reply *reply)
 }
 
 static struct request *
-find(struct agent *agent, uint64_t tag)
+find(struct agent_core *agent, uint64_t tag)
 {
 	struct link *link = &agent->link;
 	struct request *fixed[] = {&link->setup, &link->poll, &link->beat};
@@ -347,7 +347,7 @@ find(struct agent *agent, uint64_t tag)
 
 /* An answer to an earlier sending of a request that has been sent again since. */
 static struct request *
-find_by_number(struct agent *agent, const struct ctl_reply *reply)
+find_by_number(struct agent_core *agent, const struct ctl_reply *reply)
 {
 	struct lane *lane;
 
@@ -363,7 +363,7 @@ find_by_number(struct agent *agent, const struct ctl_reply *reply)
 }
 
 static void
-lane_reply(struct agent *agent, struct request *request, const struct ctl_reply *reply)
+lane_reply(struct agent_core *agent, struct request *request, const struct ctl_reply *reply)
 {
 	struct lane *lane = request->lane;
 	struct ctl_request ctl = request->ctl;
@@ -379,7 +379,7 @@ lane_reply(struct agent *agent, struct request *request, const struct ctl_reply 
 }
 
 void
-ac_link_reply(struct agent *agent, uint64_t tag, const struct ctl_reply *reply)
+ac_link_reply(struct agent_core *agent, uint64_t tag, const struct ctl_reply *reply)
 {
 	struct link *link = &agent->link;
 	struct request *request = find(agent, tag);
@@ -424,7 +424,7 @@ ac_link_reply(struct agent *agent, uint64_t tag, const struct ctl_reply *reply)
 }
 
 void
-ac_link_no_reply(struct agent *agent, uint64_t tag, bool hung_up)
+ac_link_no_reply(struct agent_core *agent, uint64_t tag, bool hung_up)
 {
 	struct link *link = &agent->link;
 	struct request *request = find(agent, tag);
@@ -446,7 +446,7 @@ ac_link_no_reply(struct agent *agent, uint64_t tag, bool hung_up)
 /* ---- time ------------------------------------------------------------------------------------ */
 
 static bool
-due(struct agent *agent, struct request *request)
+due(struct agent_core *agent, struct request *request)
 {
 	if (agent->now_ns < ac_request_next_ns(agent, request))
 		return false;
@@ -455,7 +455,7 @@ due(struct agent *agent, struct request *request)
 }
 
 void
-ac_link_tick(struct agent *agent)
+ac_link_tick(struct agent_core *agent)
 {
 	struct link *link = &agent->link;
 
@@ -483,7 +483,7 @@ ac_link_tick(struct agent *agent)
 }
 
 int64_t
-ac_link_next_ns(const struct agent *agent)
+ac_link_next_ns(const struct agent_core *agent)
 {
 	const struct link *link = &agent->link;
 	int64_t next =

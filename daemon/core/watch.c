@@ -16,7 +16,7 @@
 #include "ipc/base/sim.h"
 
 struct model *
-ac_model_find(const struct agent *agent, const char *name)
+ac_model_find(const struct agent_core *agent, const char *name)
 {
 	struct model *model = NULL;
 
@@ -25,7 +25,7 @@ ac_model_find(const struct agent *agent, const char *name)
 }
 
 struct model *
-ac_model_acquire(struct agent *agent, const char *name)
+ac_model_acquire(struct agent_core *agent, const char *name)
 {
 	struct model *model = ac_model_find(agent, name);
 
@@ -39,7 +39,7 @@ ac_model_acquire(struct agent *agent, const char *name)
 }
 
 void
-ac_model_release(struct agent *agent, struct model *model)
+ac_model_release(struct agent_core *agent, struct model *model)
 {
 	if (--model->num_sessions > 0)
 		return;
@@ -54,7 +54,7 @@ ac_model_release(struct agent *agent, struct model *model)
 }
 
 static void
-ask(struct agent *agent, struct model *model)
+ask(struct agent_core *agent, struct model *model)
 {
 	if (model->known || model->asked)
 		return;
@@ -64,7 +64,7 @@ ask(struct agent *agent, struct model *model)
 }
 
 static void
-complete(struct agent *agent, struct session *session, struct watch *watch, int code,
+complete(struct agent_core *agent, struct session *session, struct watch *watch, int code,
 	const char *text)
 {
 	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
@@ -79,7 +79,7 @@ complete(struct agent *agent, struct session *session, struct watch *watch, int 
 }
 
 static void
-check(struct agent *agent, struct session *session)
+check(struct agent_core *agent, struct session *session)
 {
 	struct watch *watch, *next;
 
@@ -95,7 +95,7 @@ check(struct agent *agent, struct session *session)
 }
 
 void
-ac_watch(struct agent *agent, struct session *session, const struct agent_submission *submit)
+ac_watch(struct agent_core *agent, struct session *session, const struct agent_submission *submit)
 {
 	struct watch *watch = th_calloc(1, sizeof(*watch));
 	struct th_spec spec = {.relative = true};
@@ -125,7 +125,7 @@ ac_watch(struct agent *agent, struct session *session, const struct agent_submis
 }
 
 bool
-ac_watch_cancel(struct agent *agent, struct session *session, uint32_t slot)
+ac_watch_cancel(struct agent_core *agent, struct session *session, uint32_t slot)
 {
 	struct watch *watch;
 
@@ -140,14 +140,14 @@ ac_watch_cancel(struct agent *agent, struct session *session, uint32_t slot)
 }
 
 void
-ac_watches_end(struct agent *agent, struct session *session, int code, const char *text)
+ac_watches_end(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	while (session->watches != NULL)
 		complete(agent, session, session->watches, code, text);
 }
 
 void
-ac_watch_tick(struct agent *agent, struct session *session)
+ac_watch_tick(struct agent_core *agent, struct session *session)
 {
 	struct watch *watch, *next;
 
@@ -161,7 +161,7 @@ ac_watch_tick(struct agent *agent, struct session *session)
 }
 
 void
-ac_watch_no_server(struct agent *agent)
+ac_watch_no_server(struct agent_core *agent)
 {
 	struct session *session, *next;
 
@@ -175,7 +175,7 @@ ac_watch_no_server(struct agent *agent)
 /* ---- the server ------------------------------------------------------------------------------ */
 
 static void
-changed(struct agent *agent, struct model *model, uint64_t generation)
+changed(struct agent_core *agent, struct model *model, uint64_t generation)
 {
 	struct session *session, *next;
 
@@ -190,7 +190,7 @@ changed(struct agent *agent, struct model *model, uint64_t generation)
 
 /* The watch was ended, or ended and begun anew, since this was asked. */
 static bool
-overruled(const struct agent *agent, const char *model)
+overruled(const struct agent_core *agent, const char *model)
 {
 	const struct request *request;
 	uint32_t count = 0;
@@ -205,7 +205,7 @@ overruled(const struct agent *agent, const char *model)
 
 void
 ac_watch_reply(
-	struct agent *agent, const struct ctl_request *request, const struct ctl_reply *reply)
+	struct agent_core *agent, const struct ctl_request *request, const struct ctl_reply *reply)
 {
 	struct model *model = ac_model_find(agent, request->u.watch.model);
 	struct session *session, *next;
@@ -228,7 +228,7 @@ ac_watch_reply(
 }
 
 void
-ac_watch_changed(struct agent *agent, const struct ctl_ev_changed *event)
+ac_watch_changed(struct agent_core *agent, const struct ctl_ev_changed *event)
 {
 	struct model *model;
 	char name[TH_NAME_MAX + 1];
@@ -248,7 +248,7 @@ ac_watch_changed(struct agent *agent, const struct ctl_ev_changed *event)
 }
 
 void
-ac_watch_renew(struct agent *agent)
+ac_watch_renew(struct agent_core *agent)
 {
 	struct session *session;
 	struct model *model;

@@ -149,7 +149,7 @@ static uint64_t
 sid_of(const struct host *host, uint64_t session)
 {
 	struct agent_session_info info;
-	for (uint32_t i = 0; agent_session_at(host->engine.core, i, &info); i++) {
+	for (uint32_t i = 0; agent_core_session_at(host->engine.core, i, &info); i++) {
 		if (info.session == session)
 			return info.sid;
 	}

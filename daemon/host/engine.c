@@ -62,7 +62,7 @@ step(struct host *host, const struct agent_event *event)
 {
 	struct agent_actions actions;
 
-	agent_step(host->engine.core, th_now_ns(), event, &actions);
+	agent_core_step(host->engine.core, th_now_ns(), event, &actions);
 	host->engine.next_ns = actions.next_ns;
 	for (uint32_t i = 0; i < actions.count; i++)
 		execute(host, &actions.actions[i]);
@@ -96,6 +96,6 @@ engine_free(struct host *host)
 		entry_free(entry);
 	}
 	engine->last = NULL;
-	agent_free(engine->core);
+	agent_core_free(engine->core);
 	engine->core = NULL;
 }

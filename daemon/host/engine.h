@@ -18,7 +18,7 @@ struct host;
 struct engine_entry;
 
 struct engine {
-	struct agent *core;                /* owns */
+	struct agent_core *core;           /* owns */
 	struct engine_entry *first, *last; /* owns */
 	int64_t next_ns;                   /* the core wants a tick no later than this */
 };

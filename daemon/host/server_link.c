@@ -207,8 +207,8 @@ link_ask(struct host *host, const struct ctl_request *request, int64_t timeout_n
 	struct link_request *entry = th_calloc(1, sizeof(*entry));
 	numbered.agent_inc = host->agent_inc;
 	numbered.secret = host->secret;
-	numbered.request_no = agent_request_no(host->engine.core);
-	numbered.attach_no = agent_attach_no(host->engine.core);
+	numbered.request_no = agent_core_request_no(host->engine.core);
+	numbered.attach_no = agent_core_attach_no(host->engine.core);
 	entry->answered = answered;
 	entry->arg = arg;
 	send_request(host, entry, AGENT_CHANNEL_CONTROL, &numbered, timeout_ns);

@@ -266,7 +266,7 @@ open_core(struct host *host, struct th_err *err)
 	snprintf(config.attach.cluster, sizeof(config.attach.cluster), "%s", options->cluster);
 	snprintf(config.attach.data_address, sizeof(config.attach.data_address), "%s",
 		transport_address(host->transport));
-	host->engine.core = agent_new(&config, th_now_ns());
+	host->engine.core = agent_core_new(&config, th_now_ns());
 	return host->engine.core ? 0 : th_fail(err, -ENOMEM, "out of memory");
 }
 

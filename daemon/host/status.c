@@ -234,7 +234,7 @@ fill_sessions(struct host *host, const struct net_peer *worker, Tensorhub__V1__S
 	status->sessions = th_calloc(count + 1, sizeof(status->sessions[0]));
 	for (uint32_t i = 0; i < count; i++) {
 		struct session_storage *next = &storage[status->n_sessions];
-		if (!agent_session_at(host->engine.core, i, &next->core))
+		if (!agent_core_session_at(host->engine.core, i, &next->core))
 			break;
 		if (worker && !is_of(host, &next->core, worker))
 			continue;

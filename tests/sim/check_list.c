@@ -375,7 +375,7 @@ check_restored(void)
 		for (uint32_t k = 0; k < group->shards; k++) {
 			const struct worker *worker = &group->workers[k];
 			uint32_t at = 0;
-			while (agent_session_at(worker->host->core, at, &info) &&
+			while (agent_core_session_at(worker->host->core, at, &info) &&
 				info.session != worker->handle->id)
 				at++;
 			if (info.session == worker->handle->id && info.draining)

@@ -158,7 +158,7 @@ check_retain_abandon(const struct worker *worker)
 void
 check_retain_closed(const struct worker *worker)
 {
-	if (worker->line.broken != 0 && !agent_attached(worker->host->core))
+	if (worker->line.broken != 0 && !agent_core_attached(worker->host->core))
 		check_retain_abandon(worker);
 }
 

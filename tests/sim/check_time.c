@@ -142,7 +142,7 @@ check_end(void)
 		}
 	}
 	for (uint32_t i = 0; i < world.options.hosts; i++) {
-		if (agent_session_at(world.hosts[i].core, 0, &info))
+		if (agent_core_session_at(world.hosts[i].core, 0, &info))
 			sim_fail("I16", "host %u still has a session of %s", i, info.replica);
 	}
 	if (mover_running() > 0)

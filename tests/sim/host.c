@@ -308,9 +308,9 @@ host_step(struct host *host, const struct agent_event *event)
 
 	TRACE("host # gets event # session #", host->process.index, (uint64_t)event->kind,
 		event->session);
-	agent_step(host->core, process_now(&host->process), event, &out);
+	agent_core_step(host->core, process_now(&host->process), event, &out);
 	host->next_ns = out.next_ns;
-	agent_check(host->core);
+	agent_core_check(host->core);
 	for (uint32_t i = 0; i < out.count; i++)
 		host_act(host, &out.actions[i]);
 	if (host->refused && world.options.servers > 1)
@@ -381,7 +381,7 @@ host_start(struct host *host)
 	config.server_loss_reset = host->resets;
 	if (world.options.tickets_max > 0)
 		config.grants_max = world.options.tickets_max;
-	host->core = agent_new(&config, process_now(&host->process));
+	host->core = agent_core_new(&config, process_now(&host->process));
 	TRACE("host # starts, inc #", host->process.index, host->inc);
 	host_tell(host, AGENT_EV_TICK, 0, 0);
 }
@@ -420,7 +420,7 @@ host_crash(struct host *host)
 	process_kill(&host->process);
 	net_forget(host);
 	mover_host_died(host);
-	agent_free(host->core);
+	agent_core_free(host->core);
 	host->core = NULL;
 	while (host->handles != NULL) {
 		struct handle *handle = host->handles;

@@ -66,12 +66,12 @@ request(struct worker *worker, enum ctl_request_kind kind, uint64_t op_seq)
 		.kind = kind,
 		.agent_inc = host->inc,
 		.secret = host->secret,
-		.attach_no = agent_attach_no(host->core),
+		.attach_no = agent_core_attach_no(host->core),
 	};
 
 	if (request.attach_no == 0)
 		return false;
-	request.request_no = agent_request_no(host->core);
+	request.request_no = agent_core_request_no(host->core);
 	char *model = kind == CTL_LIST ? request.u.list.model : request.u.resolve.model;
 	snprintf(model, TH_NAME_MAX + 1, "model%u", worker->group->model);
 	if (kind == CTL_RESOLVE) {

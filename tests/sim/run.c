@@ -71,7 +71,7 @@ end(void)
 {
 	for (uint32_t i = 0; i < world.options.hosts; i++) {
 		process_kill(&world.hosts[i].process);
-		agent_free(world.hosts[i].core);
+		agent_core_free(world.hosts[i].core);
 	}
 	for (uint32_t i = 0; i < world.options.servers; i++) {
 		process_kill(&world.servers[i].process);

@@ -319,7 +319,7 @@ struct flight { /* a request of an agent without its answer */
 
 struct host { /* an agent process and its machine */
 	struct process process;
-	struct agent *core;
+	struct agent_core *core;
 	uint64_t inc;
 	struct th_secret secret;
 	uint32_t datacenter;

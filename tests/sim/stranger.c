@@ -51,7 +51,7 @@ speaks_for(struct srv *srv, const struct host *host)
 		.kind = kinds[chance(RNG_FAULT, TH_ARRAY_LEN(kinds))],
 		.agent_inc = host->inc,
 		.request_no = percent(RNG_FAULT, 50) ? UINT64_MAX - 1 : chance(RNG_FAULT, 1000),
-		.attach_no = agent_attach_no(host->core),
+		.attach_no = agent_core_attach_no(host->core),
 		.secret = host->secret,
 	};
 	struct ctl_reply reply;

@@ -152,8 +152,8 @@ put(struct worker *worker)
 		.kind = CTL_MANIFEST_PUT,
 		.agent_inc = worker->host->inc,
 		.secret = worker->host->secret,
-		.request_no = agent_request_no(worker->host->core),
-		.attach_no = agent_attach_no(worker->host->core),
+		.request_no = agent_core_request_no(worker->host->core),
+		.attach_no = agent_core_attach_no(worker->host->core),
 	};
 
 	request.u.manifest_put = (struct ctl_blob_part){
@@ -171,7 +171,7 @@ sid_of(const struct worker *worker)
 {
 	struct agent_session_info info = {.session = 0};
 
-	for (uint32_t i = 0; agent_session_at(worker->host->core, i, &info); i++) {
+	for (uint32_t i = 0; agent_core_session_at(worker->host->core, i, &info); i++) {
 		if (info.session == worker->handle->id)
 			return info.sid;
 	}

@@ -40,13 +40,13 @@ rig_init(struct rig *rig)
 	rig->sent = th_calloc(LOG_MAX, sizeof(*rig->sent));
 	rig->actions = th_calloc(LOG_MAX, sizeof(*rig->actions));
 	rig->events = th_calloc(LOG_MAX, sizeof(*rig->events));
-	rig->agent = agent_new(&config, rig->now_ns);
+	rig->agent = agent_core_new(&config, rig->now_ns);
 }
 
 void
 rig_fini(struct rig *rig)
 {
-	agent_free(rig->agent);
+	agent_core_free(rig->agent);
 	free(rig->sent);
 	free(rig->actions);
 	free(rig->events);
@@ -57,8 +57,8 @@ step(struct rig *rig, const struct agent_event *event)
 {
 	struct agent_actions out;
 
-	agent_step(rig->agent, rig->now_ns, event, &out);
-	agent_check(rig->agent);
+	agent_core_step(rig->agent, rig->now_ns, event, &out);
+	agent_core_check(rig->agent);
 	cr_assert(out.next_ns > rig->now_ns, "the core asks to be called at once, for ever");
 	rig->next_ns = out.next_ns;
 	for (uint32_t i = 0; i < out.count; i++) {
@@ -310,7 +310,7 @@ void
 rig_attach(struct rig *rig)
 {
 	rig_tick(rig);
-	cr_assert(agent_attached(rig->agent));
+	cr_assert(agent_core_attached(rig->agent));
 }
 
 void
@@ -318,7 +318,7 @@ rig_hang_up(struct rig *rig)
 {
 	rig->cut = rig->hangs_up = true;
 	rig_tick(rig);
-	cr_assert_not(agent_attached(rig->agent));
+	cr_assert_not(agent_core_attached(rig->agent));
 }
 
 void
@@ -326,7 +326,7 @@ rig_back(struct rig *rig)
 {
 	rig->cut = rig->mute = false;
 	rig_sleep(rig, 4 * SEC);
-	cr_assert(agent_attached(rig->agent));
+	cr_assert(agent_core_attached(rig->agent));
 }
 
 void
@@ -337,7 +337,7 @@ rig_lost(struct rig *rig)
 	rig->server_inc++;
 	rig->unknown = rig->fresh = true;
 	rig_sleep(rig, 2 * SEC);
-	cr_assert(agent_attached(rig->agent));
+	cr_assert(agent_core_attached(rig->agent));
 }
 
 uint64_t

@@ -29,7 +29,7 @@ struct rig_sent {
 };
 
 struct rig {
-	struct agent *agent;
+	struct agent_core *agent;
 	int64_t now_ns, next_ns;
 	uint64_t server_inc, attach_no, last_sid, last_event, queued;
 	char cluster[8];              /* of the server: none; of the agent: "red" */

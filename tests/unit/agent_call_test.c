@@ -162,7 +162,7 @@ Test(agent_call, replicate__server_gone_and_never_sent__no_server_at_its_deadlin
 	rig.unknown = true;
 	rig.refused[CTL_HELLO] = TH_E_LIMIT;
 	rig_sleep(&rig, 2 * SEC);
-	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(agent_core_attached(rig.agent));
 	rig_submit(&rig, 1, 0, CTL_OP_REPLICATE, "latest", 5 * SEC);
 	rig_sleep(&rig, 5 * SEC - MS);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
@@ -172,7 +172,7 @@ Test(agent_call, replicate__server_gone_and_never_sent__no_server_at_its_deadlin
 	/* And nothing of it is left to be sent. */
 	rig.refused[CTL_HELLO] = 0;
 	rig_sleep(&rig, 2 * SEC);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 }
 

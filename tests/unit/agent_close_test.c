@@ -503,7 +503,7 @@ Test(agent_close, server__restarts_in_every_state__every_operation_answers_once)
 		rig_sleep(&rig, 2 * SEC);
 		obey();
 		rig_sleep(&rig, 2 * SEC);
-		cr_assert(agent_attached(rig.agent));
+		cr_assert(agent_core_attached(rig.agent));
 		cr_assert_eq(
 			answers(slot), state != 0 && state != 2 && state != 9, "state %d", state);
 		cr_assert(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate, "state %d", state);

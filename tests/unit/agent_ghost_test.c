@@ -47,7 +47,7 @@ silence(void)
 {
 	rig.mute = true;
 	rig_sleep(&rig, 4 * SEC);
-	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(agent_core_attached(rig.agent));
 }
 
 static void
@@ -87,7 +87,7 @@ Test(agent_ghost, update__accepted_then_silence__no_server_when_noticed)
 {
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
 	rig.mute = true;
-	while (agent_attached(rig.agent)) {
+	while (agent_core_attached(rig.agent)) {
 		cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 		rig.now_ns = rig.next_ns;
 		rig_tick(&rig);
@@ -134,7 +134,7 @@ Test(agent_ghost, pull__no_word_by_the_deadline__timeout_and_the_version_stays)
 	rig_sleep(&rig, SEC + 299 * MS);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_sleep(&rig, MS);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 	cr_assert_eq(code(0), TH_E_TIMEOUT);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.result.version.version, 3);
 	rig_clear(&rig);
@@ -173,7 +173,7 @@ Test(agent_ghost, pull__of_several_members__waits_for_the_one_outcome)
 	rig_submit(&rig, 2, 0, CTL_OP_UPDATE, "latest", SEC);
 	rig.held = 1u << CTL_POLL;
 	rig_sleep(&rig, 60 * SEC);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig.held = 0;
 	rig_event(&rig, rig_outcome(other, 1, 0, TH_NO_VERSION));
@@ -200,7 +200,7 @@ Test(agent_ghost, update__server_asks_who_we_are__no_server_and_then_broken)
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
 	rig.unknown = rig.fresh = true;
 	rig_sleep(&rig, 4 * SEC);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 	answered_no_server(0);
 	submit(1, CTL_OP_UPDATE, TH_FOREVER);
 	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
@@ -346,7 +346,7 @@ Test(agent_ghost, pending__second_one__state)
 	cr_assert_eq(code(2), TH_E_STATE);
 	cr_assert(strstr(rig_complete(&rig, 1, 2)->u.complete.text, "replicate is running"));
 	struct agent_session_info info;
-	cr_assert(agent_session_at(rig.agent, 0, &info));
+	cr_assert(agent_core_session_at(rig.agent, 0, &info));
 	cr_assert_str_eq(info.operation, "replicate");
 }
 

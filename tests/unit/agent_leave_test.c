@@ -107,7 +107,7 @@ Test(agent_leave, no_server__what_nobody_keeps_is_not_waited_for)
 	rig_publish(&rig, 1, sid, "3");
 	rig.cut = true;
 	rig_sleep(&rig, 5 * SEC);
-	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(agent_core_attached(rig.agent));
 	leave(30 * SEC);
 	cr_assert_eq(rig_last(&rig, AGENT_LEFT)->u.left.code, 0);
 }

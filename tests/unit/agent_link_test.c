@@ -39,13 +39,13 @@ Test(agent_link, start__no_server__tries_again_slower_and_attaches_when_it_comes
 	rig.cut = true;
 	rig_step(&rig, &(struct agent_event){.kind = AGENT_EV_TICK});
 	rig_sleep(&rig, 10 * SEC);
-	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(agent_core_attached(rig.agent));
 	/* At 0, 50 and 150 ms, then every 200 ms. */
 	cr_assert_eq(rig_sendings(&rig, CTL_HELLO), 3 + 49);
 	cr_assert_eq(rig_requests(&rig, CTL_HELLO), 1, "a repeat keeps its number");
 	rig.cut = false;
 	rig_sleep(&rig, SEC);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 }
 
 Test(agent_link, attached__time_passes__one_beat_a_second)
@@ -60,7 +60,7 @@ Test(agent_link, hello__other_protocol__not_attached_with_both_ranges)
 {
 	rig.refused[CTL_HELLO] = TH_E_PROTOCOL;
 	rig_tick(&rig);
-	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(agent_core_attached(rig.agent));
 	cr_assert_str_eq(rig_last(&rig, AGENT_SERVER_STATE)->u.server.text, "refused by the rig");
 }
 
@@ -69,13 +69,13 @@ Test(agent_link, hello__other_cluster__not_attached_until_it_is_the_same)
 	strcpy(rig.cluster, "blue");
 	rig_tick(&rig);
 	rig_sleep(&rig, SEC);
-	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(agent_core_attached(rig.agent));
 	const char *text = rig_last(&rig, AGENT_SERVER_STATE)->u.server.text;
 	cr_assert(strstr(text, "server is of cluster blue, this agent of cluster red"), "%s", text);
 	cr_assert_eq(rig_requests(&rig, CTL_ATTACH), 0);
 	strcpy(rig.cluster, "red");
 	rig_sleep(&rig, SEC);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 	cr_assert_str_eq(rig_request(&rig, CTL_HELLO)->u.hello.cluster, "red");
 	cr_assert_str_eq(rig_request(&rig, CTL_ATTACH)->u.attach.cluster, "red");
 }
@@ -105,7 +105,7 @@ Test(agent_link, request__unanswered__sent_again_with_the_same_number)
 	rig_sleep(&rig, 4 * SEC);
 	cr_assert_eq(rig_sendings(&rig, CTL_OPEN), 2);
 	cr_assert_eq(rig_requests(&rig, CTL_OPEN), 1);
-	cr_assert(agent_attached(rig.agent), "beats are answered");
+	cr_assert(agent_core_attached(rig.agent), "beats are answered");
 	rig_answer(&rig, CTL_OPEN);
 	cr_assert_eq(rig_count(&rig, AGENT_OPENED), 1, "both answers, one OPENED");
 }
@@ -138,11 +138,11 @@ Test(agent_link, server__silent__not_attached_and_back_without_attaching_again)
 	rig.mute = true;
 	rig_clear(&rig);
 	rig_sleep(&rig, 3 * SEC + MS);
-	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(agent_core_attached(rig.agent));
 	cr_assert_not(rig_last(&rig, AGENT_SERVER_STATE)->u.server.attached);
 	rig.mute = false;
 	rig_sleep(&rig, 4 * SEC);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 	cr_assert_eq(rig_requests(&rig, CTL_ATTACH), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_SERVER_STATE), 2);
 }
@@ -157,10 +157,10 @@ Test(agent_link, server__hangs_up__not_attached_at_once_and_back_with_its_first_
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_NO_SERVER);
 	rig_sleep(&rig, 2 * SEC);
-	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(agent_core_attached(rig.agent));
 	rig.cut = false;
 	rig_sleep(&rig, 1100 * MS);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 	cr_assert_eq(rig_requests(&rig, CTL_ATTACH), 0);
 	rig_submit(&rig, 1, 1, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	struct ctl_event nothing_new = rig_outcome(sid, 1, 0, TH_NO_VERSION);
@@ -182,7 +182,7 @@ Test(agent_link, server__hangs_up__what_it_said_before_counts_but_does_not_attac
 	rig.held |= 1u << CTL_POLL;
 	rig_answer(&rig, CTL_UNREGISTER);
 	cr_assert_eq(rig_last(&rig, AGENT_UNREGISTERED)->u.answer.code, 0);
-	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(agent_core_attached(rig.agent));
 }
 
 Test(agent_link, session__nothing_new_is_sent_without_a_server)
@@ -264,12 +264,12 @@ Test(agent_link, attach__a_lower_epoch_than_before__is_not_accepted)
 	rig.server_inc = 7;
 	rig.unknown = rig.fresh = true;
 	rig_sleep(&rig, 2 * SEC);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 	cr_assert_eq(rig_request(&rig, CTL_ATTACH)->u.attach.server_inc, 1);
 	rig.server_inc = 6;
 	rig.unknown = rig.fresh = true;
 	rig_sleep(&rig, 2 * SEC);
-	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(agent_core_attached(rig.agent));
 	cr_assert_eq(rig_request(&rig, CTL_ATTACH)->u.attach.epoch, 7);
 	cr_assert(strstr(rig_last(&rig, AGENT_SERVER_STATE)->u.server.text, "epoch 6"));
 	cr_assert(rig_last(&rig, AGENT_SERVER_STATE)->u.server.refused);
@@ -288,11 +288,11 @@ Test(agent_link, attach__refused__the_shell_hears_of_each_time)
 	cr_assert_geq(rig_count(&rig, AGENT_SERVER_STATE), before + 4);
 	rig.refused[CTL_ATTACH] = 0;
 	rig_sleep(&rig, 300 * MS);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 	cr_assert_not(rig_last(&rig, AGENT_SERVER_STATE)->u.server.refused);
 	rig.mute = true;
 	rig_sleep(&rig, 4 * SEC);
-	cr_assert_not(agent_attached(rig.agent));
+	cr_assert_not(agent_core_attached(rig.agent));
 	cr_assert_not(rig_last(&rig, AGENT_SERVER_STATE)->u.server.refused, "silence is none");
 }
 
@@ -310,7 +310,7 @@ Test(agent_link, server__restarted__sessions_are_broken_and_new_ones_open)
 	rig.unknown = rig.fresh = true;
 	rig.server_inc = 2;
 	rig_sleep(&rig, 2 * SEC);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 	cr_assert_eq(rig_complete(&rig, 2, 3)->u.complete.code, TH_E_GROUP_BROKEN);
 	cr_assert(strstr(rig_complete(&rig, 2, 3)->u.complete.text, "open it again") != NULL);
 	rig_submit(&rig, 1, 4, CTL_OP_UPDATE, "latest", TH_FOREVER);
@@ -441,7 +441,7 @@ Test(agent_link, open__refused_by_the_server__session_is_gone)
 	rig.refused[CTL_OPEN] = TH_E_GROUP_MISMATCH;
 	cr_assert_eq(open_code(0, 1, 0), TH_E_GROUP_MISMATCH);
 	struct agent_session_info info;
-	cr_assert_not(agent_session_at(rig.agent, 0, &info));
+	cr_assert_not(agent_core_session_at(rig.agent, 0, &info));
 }
 
 Test(agent_link, open__too_many__limit)
@@ -451,7 +451,7 @@ Test(agent_link, open__too_many__limit)
 		rig_open(&rig, i);
 	cr_assert_eq(open_code(0, 1, 0), TH_E_LIMIT);
 	struct agent_session_info info;
-	cr_assert(agent_session_at(rig.agent, 7, &info));
+	cr_assert(agent_core_session_at(rig.agent, 7, &info));
 	cr_assert_eq(info.session, 8);
 	cr_assert_str_eq(info.state, "open");
 	cr_assert_str_eq(info.operation, "idle");

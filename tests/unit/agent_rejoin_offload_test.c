@@ -51,7 +51,7 @@ num_sessions(void)
 	struct agent_session_info info;
 	uint32_t count = 0;
 
-	while (agent_session_at(rig.agent, count, &info))
+	while (agent_core_session_at(rig.agent, count, &info))
 		count++;
 	return count;
 }
@@ -184,7 +184,7 @@ Test(agent_rejoin_offload, filling__said_with_its_leg_and_goes_on)
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, 0);
 	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
 	struct agent_session_info info;
-	cr_assert(agent_session_at(rig.agent, 0, &info));
+	cr_assert(agent_core_session_at(rig.agent, 0, &info));
 	cr_assert(info.offload);
 	cr_assert_eq(info.held.version, 17);
 }

@@ -34,7 +34,7 @@ expect_gone(void)
 
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, RIG_MEMORY);
-	cr_assert_not(agent_session_at(rig.agent, 0, &info));
+	cr_assert_not(agent_core_session_at(rig.agent, 0, &info));
 	/* Nobody was ever there to be told. */
 	cr_assert_eq(rig_count(&rig, AGENT_OPENED) + rig_count(&rig, AGENT_REGISTERED) +
 			     rig_count(&rig, AGENT_LINE) + rig_count(&rig, AGENT_COMPLETE) +
@@ -60,7 +60,7 @@ Test(agent_reserve, reserve__memory_is_there__opened_and_registered_as_asked)
 	cr_assert_eq(reg->bytes, 1000);
 	cr_assert_eq(reg->num_chunks, RIG_CHUNKS);
 	cr_assert_eq(reg->manifest.lo, 8);
-	cr_assert(agent_session_at(rig.agent, 0, &info));
+	cr_assert(agent_core_session_at(rig.agent, 0, &info));
 	cr_assert(info.offload);
 	cr_assert_eq(rig_requests(&rig, CTL_RESERVED), 0);
 }
@@ -221,7 +221,7 @@ Test(agent_reserve, plan__of_the_server__prepared_pulled_and_serving)
 	rig_leg(&rig, AGENT_EV_LEG_DONE, leg, 0);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, 0);
 	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
-	cr_assert(agent_session_at(rig.agent, 0, &info));
+	cr_assert(agent_core_session_at(rig.agent, 0, &info));
 	cr_assert_eq(info.held.version, 17);
 	cr_assert_eq(info.legs_out, 1);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, reader);
@@ -344,7 +344,7 @@ another_server(void)
 	rig.server_inc++;
 	rig.fresh = rig.unknown = true;
 	rig_sleep(&rig, 5 * SEC);
-	cr_assert(agent_attached(rig.agent));
+	cr_assert(agent_core_attached(rig.agent));
 }
 
 Test(agent_reserve, server_restarts__what_it_had_asked_for_is_dropped)
