@@ -9,12 +9,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/host/attributes.h"
 #include "daemon/host/host.h"
-#include "daemon/host/operations.h"
-#include "daemon/host/reserve.h"
-#include "daemon/host/stop.h"
-#include "daemon/host/worker.h"
+#include "daemon/host/memory/reserve.h"
+#include "daemon/host/orderly_end.h"
+#include "daemon/host/server/source_attributes.h"
+#include "daemon/host/worker/fd_channel.h"
+#include "daemon/host/worker/ring_channel.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"

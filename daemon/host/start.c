@@ -14,14 +14,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/host/closer.h"
-#include "daemon/host/documents.h"
 #include "daemon/host/host.h"
-#include "daemon/host/offload.h"
-#include "daemon/host/operators.h"
-#include "daemon/host/reserve.h"
-#include "daemon/host/stop.h"
-#include "daemon/host/worker.h"
+#include "daemon/host/memory/fd_closer.h"
+#include "daemon/host/memory/host_pool.h"
+#include "daemon/host/memory/reserve.h"
+#include "daemon/host/orderly_end.h"
+#include "daemon/host/status/operators.h"
+#include "daemon/host/worker/doc_channel.h"
+#include "daemon/host/worker/fd_channel.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/clock.h"

@@ -157,7 +157,7 @@ class Witness:
 
 
 def guarded(cl):
-    """The agent has what makes no page (daemon/host/holes.h)."""
+    """The agent has what makes no page (daemon/host/memory/holes.h)."""
     with open(cl.agents["a"].log_path) as file:
         if "no userfaultfd" in file.read():
             raise Skip("no userfaultfd here: a filter of system calls")

@@ -17,7 +17,7 @@ import sys
 DAEMONS = (
     ('man/thserverd.8', 'server/host/server_options.c', 'server/host/server_options.c',
      r'\[KEY_\w+\] = "([\w.]+)"'),
-    ('man/thagentd.8', 'daemon/host/options.c', 'daemon/host/options_set.c',
+    ('man/thagentd.8', 'daemon/host/config/agent_options.c', 'daemon/host/config/options_set.c',
      r'^const char \*const options_keys\[\] = \{(.*?)^\};'),
 )
 FEWEST = 15  # keys of a daemon: fewer means that they were not found

@@ -11,13 +11,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/host/hold.h"
 #include "daemon/host/host.h"
-#include "daemon/host/memory_gpu.h"
-#include "daemon/host/regions.h"
-#include "daemon/host/registration.h"
-#include "daemon/host/stop.h"
-#include "daemon/host/worker.h"
+#include "daemon/host/memory/gpu_hold.h"
+#include "daemon/host/memory/memory_gpu.h"
+#include "daemon/host/memory/nic_regions.h"
+#include "daemon/host/orderly_end.h"
+#include "daemon/host/worker/fd_channel.h"
+#include "daemon/host/worker/registration.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"

@@ -10,12 +10,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "daemon/host/gpu.h"
+#include "daemon/host/config/options_set.h"
 #include "daemon/host/host.h"
-#include "daemon/host/launch.h"
-#include "daemon/host/memory_gpu.h"
-#include "daemon/host/options_set.h"
-#include "daemon/host/status_gpu.h"
+#include "daemon/host/memory/memory_gpu.h"
+#include "daemon/host/move/gpu_service.h"
+#include "daemon/host/move/gpu_spawn.h"
+#include "daemon/host/status/status_gpu.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"

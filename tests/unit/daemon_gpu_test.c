@@ -12,10 +12,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "daemon/host/hold.h"
-#include "daemon/host/memory_gpu.h"
-#include "daemon/host/status_gpu.h"
-#include "daemon/host/tensors.h"
+#include "daemon/host/memory/gpu_hold.h"
+#include "daemon/host/memory/memory_gpu.h"
+#include "daemon/host/status/status_gpu.h"
+#include "daemon/host/worker/tensor_places.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"

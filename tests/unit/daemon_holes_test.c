@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "daemon/host/holes.h"
+#include "daemon/host/memory/holes.h"
 #include "ipc/base/err.h"
 #include "transport/access.h"
 #include "transport/guard.h"

@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 
-#include "daemon/host/interval.h"
+#include "daemon/host/memory/memory_claims.h"
 #include "ipc/base/rng.h"
 
 static const struct interval low = {1, 7, 0, 100, 0};

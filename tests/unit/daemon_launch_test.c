@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "daemon/host/launch.h"
+#include "daemon/host/move/gpu_spawn.h"
 #include "ipc/base/fd.h"
 
 #define SEEN_FDS 64

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/host/listings.h"
+#include "daemon/host/server/listing_cache.h"
 #include "ipc/base/err.h"
 #include "ipc/proto/convert.h"
 

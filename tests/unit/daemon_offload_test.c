@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/host/offload.h"
-#include "daemon/host/room.h"
+#include "daemon/host/memory/host_pool.h"
+#include "daemon/host/memory/mem_available.h"
 #include "ipc/base/err.h"
 #include "tests/support/cuda/gpus_rig.h"
 #include "tests/support/cuda/scripted_gpu.h"

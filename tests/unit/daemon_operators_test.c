@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/host/operators.h"
+#include "daemon/host/status/operators.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/name.h"
 #include "ipc/sock/listener.h"

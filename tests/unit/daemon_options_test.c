@@ -3,7 +3,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "daemon/host/options_set.h"
+#include "daemon/host/config/options_set.h"
 #include "tests/support/keys_page.h"
 
 static struct options options;

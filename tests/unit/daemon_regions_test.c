@@ -14,8 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/host/offload.h"
-#include "daemon/host/regions.h"
+#include "daemon/host/memory/host_pool.h"
+#include "daemon/host/memory/nic_regions.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "tests/support/folder.h"

@@ -11,8 +11,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/host/memory.h"
-#include "daemon/host/tensors.h"
+#include "daemon/host/memory/memory.h"
+#include "daemon/host/worker/tensor_places.h"
 #include "ipc/base/name.h"
 
 #define U8 1

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/host/unpack.h"
+#include "daemon/host/worker/unpack.h"
 
 #define ROWS 2
 
