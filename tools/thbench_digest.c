@@ -14,7 +14,7 @@
 #include "ipc/base/units.h"
 #include "tools/thbench.h"
 #include "tools/thbench_copy.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define DIGEST_BYTES (UINT64_C(1) << 30)
 #define CACHED_BYTES (UINT64_C(256) << 10) /* a block right after it was received */

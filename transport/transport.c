@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * transport - the shell's interface: opens the port, starts the threads, hands calls to whom they
- * concern. What the threads do is in the other files; internal.h says who owns what.
+ * concern. What the threads do is in the other files; transport_own.h says who owns what.
  */
 #include "transport/transport.h"
 
@@ -18,10 +18,10 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
-#include "transport/guard.h"
-#include "transport/internal.h"
+#include "transport/part/sigbus.h"
 #include "transport/rdma/path.h"
 #include "transport/rdma/rdma.h"
+#include "transport/transport_own.h"
 
 #define BACKLOG 256
 #define STALL_NS INT64_C(700000000)
@@ -168,21 +168,22 @@ start_threads(struct transport *transport)
 			return rc;
 		transport->num_movers++;
 	}
-	transport->shuttles = shuttles_new(transport);
+	transport->block_copies = block_copies_new(transport);
 	int rc = local_new(transport, copy_threads(num_cpus), &transport->local);
 	if (rc == 0)
 		rc = hasher_new(transport, transport->config.hash_threads, &transport->hasher);
 	if (rc == 0)
-		rc = loop_new("th-porter", engine, porter_tick, transport, &transport->porter);
+		rc = loop_new(
+			"th-acceptor", engine, acceptor_tick, transport, &transport->acceptor);
 	return rc;
 }
 
 static void
 send_command(struct transport *transport, struct command *command)
 {
-	command->task.run = porter_command;
+	command->task.run = acceptor_command;
 	command->transport = transport;
-	loop_post(transport->porter, &command->task);
+	loop_post(transport->acceptor, &command->task);
 }
 
 static struct command *
@@ -214,7 +215,7 @@ transport_open(
 	if (rc < 0)
 		th_fail(err, rc, "data port: no event descriptor: %s", th_strerror(rc));
 	if (rc == 0) {
-		rc = guard_install();
+		rc = sigbus_install();
 		if (rc < 0)
 			th_fail(err, rc,
 				"data port: no handler of SIGBUS, which pages raise that a worker "
@@ -241,7 +242,7 @@ transport_open(
 		transport_close(transport);
 		return rc;
 	}
-	porter_open_door(transport);
+	acceptor_open_door(transport);
 	*ret_transport = transport;
 	return 0;
 }
@@ -255,12 +256,12 @@ transport_halt(struct transport *transport)
 	/* First those whose last events release parts that legs may watch. */
 	hasher_close(transport->hasher);
 	local_free(transport->local);
-	shuttles_free(transport->shuttles);
-	if (transport->porter) {
+	block_copies_free(transport->block_copies);
+	if (transport->acceptor) {
 		send_command(transport, new_command(COMMAND_CLOSE, 0));
 		while (sem_wait(&transport->closed) < 0 && errno == EINTR)
 			continue;
-		loop_free(transport->porter);
+		loop_free(transport->acceptor);
 	}
 	for (uint32_t i = 0; i < transport->num_movers; i++)
 		loop_free(transport->movers[i]);
@@ -374,7 +375,7 @@ void
 transport_stop(struct transport *transport, uint64_t leg)
 {
 	local_stop(transport->local, leg);
-	shuttle_stop(transport->shuttles, false, leg);
+	block_copy_stop(transport->block_copies, false, leg);
 	send_command(transport, new_command(COMMAND_STOP, leg));
 }
 
@@ -411,5 +412,5 @@ void
 transport_hash_stop(struct transport *transport, uint64_t tag)
 {
 	hasher_stop(transport->hasher, tag);
-	shuttle_stop(transport->shuttles, true, tag);
+	block_copy_stop(transport->block_copies, true, tag);
 }

@@ -34,7 +34,7 @@
 #include <stdint.h>
 
 #include "ipc/base/ctl.h"
-#include "transport/part.h"
+#include "transport/part/xfer_part.h"
 
 struct rdma;        /* rdma/rdma.h */
 struct rdma_config; /* rdma/rdma.h */
@@ -44,7 +44,7 @@ struct transport;
  * where the kernel would copy for the reader out of cold pages what send() leaves in the cache. */
 enum transport_sendfile { TRANSPORT_SENDFILE_AUTO, TRANSPORT_SENDFILE_YES, TRANSPORT_SENDFILE_NO };
 
-/* How the movers wait and receive. AUTO: epoll, which is no slower (loop_uring.h). */
+/* How the movers wait and receive. AUTO: epoll, which is no slower (mover_loop_uring.h). */
 enum transport_engine { TRANSPORT_ENGINE_AUTO, TRANSPORT_ENGINE_EPOLL, TRANSPORT_ENGINE_URING };
 
 struct transport_config {

@@ -24,16 +24,16 @@
 #include "ipc/base/err.h"
 #include "ipc/base/log.h"
 #include "ipc/base/notify.h"
-#include "transport/access.h"
-#include "transport/crew.h"
 #include "transport/cuda/helper.h"
+#include "transport/loop/crew.h"
+#include "transport/part/fd_memory.h"
 
 static void
 beat(struct host *host, int64_t now_ns)
 {
 	host->next_beat_ns = now_ns + HOST_BEAT_NS;
 	operations_heartbeat(host, now_ns);
-	access_sweep();
+	fd_memory_sweep();
 	worker_resume_listener(host);
 	files_look(&host->files, host->listener_fd);
 	link_tick(host);

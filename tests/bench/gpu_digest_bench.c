@@ -25,7 +25,7 @@
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/test_calls.h"
 #include "transport/cuda/hash.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define NOT_HERE 77
 #define CHUNK ((uint64_t)CHUNK_BYTES_MAX)

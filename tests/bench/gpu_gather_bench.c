@@ -17,8 +17,8 @@
 #include "ipc/base/clock.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/test_calls.h"
-#include "transport/chunk.h"
 #include "transport/cuda/move.h"
+#include "transport/part/chunk.h"
 
 #define NOT_HERE 77
 #define RANGES 500u

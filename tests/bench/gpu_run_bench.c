@@ -7,8 +7,8 @@
  *
  * But for hardware the GPUs are files, and chunks so small that their bytes cost nothing: what is
  * left is what the agent and the GPU's process say to each other, and calls of a driver that do
- * nothing. As many requests are under way as shuttle_gpu.c has, and each that is done is asked for
- * again at once. Prints one object of JSON.
+ * nothing. As many requests are under way as block_copy_gpu.c has, and each that is done is asked
+ * for again at once. Prints one object of JSON.
  */
 #include <inttypes.h>
 #include <semaphore.h>

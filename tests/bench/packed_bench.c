@@ -16,9 +16,9 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "tests/support/transport_rig.h"
-#include "transport/guard.h"
-#include "transport/internal.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/packed.h"
+#include "transport/part/sigbus.h"
+#include "transport/transport_own.h"
 
 #define ROUNDS_MAX 99
 
@@ -99,7 +99,7 @@ main(int argc, char **argv)
 		sizes[i] = bytes;
 	rig_shard_init(&bench.shard, sizes, count, 1);
 	bench.packed = packed_new(bench.shard.table);
-	TH_ASSERT(bench.packed && guard_install() == 0);
+	TH_ASSERT(bench.packed && sigbus_install() == 0);
 	bench.plain = th_calloc(1, bench.shard.table->bytes);
 	/* One round first, for the pages. */
 	for (uint32_t round = 0; round <= rounds; round++) {

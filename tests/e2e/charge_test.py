@@ -209,7 +209,7 @@ def pages_that_go_while_they_are_written():
             reader.punch()
             expect_any(("STALE_MEMORY", "DIRTY"), op.wait)
             witness.works()
-            # Of what is written through a descriptor the kernel may know (transport/access.c).
+            # Of what is written through a descriptor the kernel may know (fd_memory.c).
             if make is kinds.sealed or tells_of_holes(reader.memory.fd):
                 assert reader.there() < LITTLE, "the agent made pages"
                 assert group.charged() - idle < LITTLE

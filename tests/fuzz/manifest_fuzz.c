@@ -12,7 +12,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
-#include "transport/chunk.h"
+#include "transport/part/chunk.h"
 
 #define TABLE_BYTES_MAX (UINT64_C(1) << 32) /* a larger table only takes time */
 

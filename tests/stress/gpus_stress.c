@@ -14,7 +14,7 @@
 #include "ipc/base/log.h"
 #include "ipc/base/rng.h"
 #include "tests/support/cuda/scripted_gpu.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define MIB ((uint64_t)1 << 20)
 #define BASE UINT64_C(0x7f0000000000)

@@ -18,9 +18,9 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
 #include "tests/support/transport_rig.h"
-#include "transport/digest.h"
-#include "transport/internal.h"
-#include "transport/rdma/packed.h"
+#include "transport/hash/digest.h"
+#include "transport/part/packed.h"
+#include "transport/transport_own.h"
 
 #define ROUNDS 2
 #define ROUNDS_LONG 12 /* with TH_LONG=1 in the environment */

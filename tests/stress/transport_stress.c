@@ -21,7 +21,7 @@
 #include "ipc/base/rng.h"
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_rig.h"
-#include "transport/crew.h"
+#include "transport/loop/crew.h"
 #include "transport/rdma/stage.h"
 
 #define AGENTS 3

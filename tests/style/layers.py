@@ -41,7 +41,7 @@ MAY_INCLUDE = {
     'server/core': ('ipc/base', 'server/core'),
     'server/host': ('server', 'ipc'),
     # thbench measures the digest itself, not only legs.
-    'tools': ('libthc/thc.h', 'ipc', 'transport/digest.h', 'tools'),
+    'tools': ('libthc/thc.h', 'ipc', 'transport/hash/digest.h', 'tools'),
     'tests': FOLDERS,
 }
 

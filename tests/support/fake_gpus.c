@@ -16,7 +16,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/fd.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define PIECES_MAX 16u
 #define OPS (GPU_HASH + 1)

@@ -11,7 +11,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
-#include "transport/access.h"
+#include "transport/part/fd_memory.h"
 
 static uint8_t *
 allocate(uint64_t bytes, uint64_t *ret_gpu)
@@ -56,14 +56,14 @@ rig_fake_part(struct rig_shard *shard, const char *rows, bool verify)
 {
 	uint32_t count = shard->manifest.num_rows;
 	struct xfer_place *places = th_calloc(count, sizeof(places[0]));
-	struct access *access[RIG_FAKE_GPUS];
+	struct fd_memory *access[RIG_FAKE_GPUS];
 	TH_ASSERT(strlen(rows) == count);
 	for (uint8_t i = 0; i < RIG_FAKE_GPUS; i++) {
 		access[i] = NULL;
 		if (!strchr(rows, '0' + i))
 			continue;
 		struct gpu_space *space = share_on(mine.gpus, shard, (uint8_t)('0' + i));
-		access[i] = access_new_gpu(mine.gpus, space);
+		access[i] = fd_memory_new_gpu(mine.gpus, space);
 		gpu_space_release(space);
 	}
 	for (uint32_t i = 0; i < count; i++) {
@@ -79,7 +79,7 @@ rig_fake_part(struct rig_shard *shard, const char *rows, bool verify)
 		xfer_part_new_places(shard->table, places, count, verify, NULL, NULL);
 	TH_ASSERT(part);
 	for (uint32_t i = 0; i < RIG_FAKE_GPUS; i++)
-		access_release(access[i]);
+		fd_memory_release(access[i]);
 	free(places);
 	return part;
 }
@@ -97,7 +97,7 @@ rig_fake_gpus_init(uint64_t staging_bytes)
 void
 rig_fake_gpus_fini(void)
 {
-	access_sweep();
+	fd_memory_sweep();
 	rig_gpus = NULL;
 	gpus_free(mine.gpus);
 }

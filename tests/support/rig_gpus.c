@@ -17,7 +17,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/cuda/handle.h"
 #include "tests/support/cuda/people.h"
-#include "transport/access.h"
+#include "transport/part/fd_memory.h"
 
 #define GPU_BYTES (UINT64_C(512) << 20)
 #define PLACES_MAX 64u
@@ -455,7 +455,7 @@ expect_nothing_held(void)
 void
 rig_gpus_fini(void)
 {
-	access_sweep();
+	fd_memory_sweep();
 	rig_gpus = NULL;
 	gpus_free(mine.gpus);
 	mine.gpus = NULL;

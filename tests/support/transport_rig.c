@@ -19,11 +19,11 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/rng.h"
 #include "tests/support/fake_rdma.h"
-#include "transport/access.h"
 #include "transport/cuda/gpus.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
+#include "transport/part/fd_memory.h"
+#include "transport/part/packed.h"
 #include "transport/rdma/device.h"
-#include "transport/rdma/packed.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/region.h"
 
@@ -198,13 +198,13 @@ close_fd(int fd)
 	close(fd);
 }
 
-static struct access *
+static struct fd_memory *
 gpu_access(struct rig_shard *shard)
 {
 	TH_ASSERT(rig_gpus);
 	if (!shard->space)
 		shard->space = rig_gpus->share(rig_gpus->gpus, shard);
-	struct access *access = access_new_gpu(rig_gpus->gpus, shard->space);
+	struct fd_memory *access = fd_memory_new_gpu(rig_gpus->gpus, shard->space);
 	TH_ASSERT(access);
 	return access;
 }
@@ -236,7 +236,7 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 {
 	uint32_t count = shard->manifest.num_rows;
 	struct xfer_place *places = th_calloc(count, sizeof(places[0]));
-	struct access *access = NULL, *gpu = NULL;
+	struct fd_memory *access = NULL, *gpu = NULL;
 	shard->on_gpu = memory >= RIG_GPU;
 	shard->half = memory > RIG_GPU;
 	if (shard->on_gpu)
@@ -248,7 +248,7 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 		int fd = process ? open("/proc/self/mem", O_RDWR | O_CLOEXEC)
 				 : fcntl(shard->fd, F_DUPFD_CLOEXEC, 0);
 		TH_ASSERT(fd >= 0);
-		access = access_new(fd, process ? ACCESS_PROCESS : ACCESS_FILE, close_fd);
+		access = fd_memory_new(fd, process ? FD_MEMORY_PROCESS : FD_MEMORY_FILE, close_fd);
 		TH_ASSERT(access);
 	}
 	for (uint32_t i = 0; i < count; i++) {
@@ -283,8 +283,8 @@ rig_part_of(struct rig_shard *shard, enum rig_memory memory, bool verify)
 		int rc = xfer_part_set_packed(part, shard->packed);
 		TH_ASSERT(rc == 0);
 	}
-	access_release(access);
-	access_release(gpu);
+	fd_memory_release(access);
+	fd_memory_release(gpu);
 	free(places);
 	return part;
 }
@@ -319,7 +319,7 @@ image(const struct xfer_piece *piece)
 {
 	if (piece->data)
 		return piece->data;
-	if (rig_gpus && rig_gpus->image && access_space(piece->access))
+	if (rig_gpus && rig_gpus->image && fd_memory_space(piece->access))
 		return rig_gpus->image(piece->place);
 	/* What is not mapped is called by its address: no part of a file. */
 	return (uint8_t *)(uintptr_t)piece->place;

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
-#include "transport/crew.h"
+#include "transport/loop/crew.h"
 
 #define PATIENCE_NS INT64_C(20000000000)
 

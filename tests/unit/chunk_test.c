@@ -2,7 +2,7 @@
 /*
  * Tests of transport/chunk: the golden table with its digests, and the edges of the cutting rule.
  */
-#include "transport/chunk.h"
+#include "transport/part/chunk.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -11,8 +11,8 @@
 #include "ipc/base/name.h"
 #include "ipc/base/rng.h"
 #include "tests/support/golden.h"
-#include "transport/digest.h"
-#include "transport/part.h"
+#include "transport/hash/digest.h"
+#include "transport/part/xfer_part.h"
 
 static const uint64_t golden_start[GOLDEN_CHUNKS + 1] = {
 	0, 2097187, 4194362, 6291514, 10485818, GOLDEN_SHARD_BYTES};

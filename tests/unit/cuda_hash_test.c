@@ -17,7 +17,7 @@
 #include "transport/cuda/hash.h"
 #include "transport/cuda/module.h"
 #include "transport/cuda/wire.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define MIB ((size_t)1 << 20)
 #define ROOM (16 * MIB)

@@ -22,9 +22,9 @@
 #include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"
 #include "tests/support/verbs_script.h"
-#include "transport/access.h"
 #include "transport/cuda/gpus.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/fd_memory.h"
+#include "transport/part/packed.h"
 #include "transport/rdma/region.h"
 
 #define U8 1
@@ -102,7 +102,7 @@ teardown(void)
 	rails_free(rails);
 	loop_free(keeper);
 	script_fini(&script);
-	access_sweep();
+	fd_memory_sweep();
 	gpus_free(gpus);
 }
 

@@ -22,9 +22,9 @@
 #include "ipc/cuda/handle.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/people.h"
-#include "transport/access.h"
 #include "transport/cuda/gpus.h"
 #include "transport/cuda/helper.h"
+#include "transport/part/fd_memory.h"
 
 #define MIB ((uint64_t)1 << 20)
 #define PIECE_BYTES (2 * MIB)
@@ -205,7 +205,7 @@ Test(daemon_gpu_process, pieces__of_a_worker__are_open_when_it_is_told_so)
 	person.pid = 0;
 	cr_assert_geq(machine_used(&machine, 0), PIECES * PIECE_BYTES);
 	memory_fini(&set);
-	access_sweep();
+	fd_memory_sweep();
 	while (machine_used(&machine, 0) > machine.page->devices[0].context_bytes) {
 		cr_assert_lt(th_now_ns(), end_ns);
 		usleep(1000);
@@ -304,7 +304,7 @@ Test(daemon_gpu_process, lifeline__hangs_up_when_agent_and_process_are_gone)
 	th_fd_close(&host.gpu.lifeline[1]);
 	cr_assert_eq(poll(&line, 1, 0), 0, "the process of the GPU is there");
 	memory_fini(&set);
-	access_sweep();
+	fd_memory_sweep();
 	gpus_free(host.gpu.gpus);
 	host.gpu.gpus = NULL;
 	cr_assert_eq(poll(&line, 1, 30000), 1);

@@ -19,8 +19,8 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"
-#include "transport/access.h"
 #include "transport/cuda/gpus.h"
+#include "transport/part/fd_memory.h"
 
 #define U8 1
 #define MIB (UINT64_C(1) << 20)
@@ -62,7 +62,7 @@ static void
 teardown(void)
 {
 	memory_fini(&set);
-	access_sweep();
+	fd_memory_sweep();
 	gpus_free(gpus);
 }
 

@@ -15,8 +15,8 @@
 
 #include "daemon/host/memory/holes.h"
 #include "ipc/base/err.h"
-#include "transport/access.h"
-#include "transport/guard.h"
+#include "transport/part/fd_memory.h"
+#include "transport/part/sigbus.h"
 
 #define PAGE ((uint64_t)sysconf(_SC_PAGESIZE))
 #define PAGES 8
@@ -71,10 +71,10 @@ Test(daemon_holes, guard__page_that_is_there__is_touched_as_ever)
 	uint8_t bytes[100];
 	int fd = file_with(0xff);
 	uint8_t *at = map(fd, PROT_READ | PROT_WRITE);
-	cr_assert_eq(guard_install(), 0);
-	cr_assert_eq(guard_copy(bytes, at + 3 * PAGE, sizeof(bytes)), 0);
+	cr_assert_eq(sigbus_install(), 0);
+	cr_assert_eq(sigbus_copy(bytes, at + 3 * PAGE, sizeof(bytes)), 0);
 	cr_assert_eq(bytes[99], 7);
-	cr_assert_eq(guard_copy(at, "new", 3), 0);
+	cr_assert_eq(sigbus_copy(at, "new", 3), 0);
 	cr_assert_eq(at[1], 'e');
 }
 
@@ -84,10 +84,10 @@ Test(daemon_holes, guard__hole__is_neither_read_nor_written_nor_filled)
 	uint8_t bytes[100] = {0};
 	int fd = file_with(0xfb), ends[2];
 	uint8_t *at = map(fd, PROT_READ | PROT_WRITE), *reading = map(fd, PROT_READ);
-	cr_assert_eq(guard_install(), 0);
-	cr_assert_eq(guard_copy(bytes, at + 2 * PAGE, 1), TH_E_STALE_MEMORY);
-	cr_assert_eq(guard_copy(bytes, reading + 2 * PAGE, 1), TH_E_STALE_MEMORY);
-	cr_assert_eq(guard_copy(at + 2 * PAGE, bytes, 1), TH_E_STALE_MEMORY);
+	cr_assert_eq(sigbus_install(), 0);
+	cr_assert_eq(sigbus_copy(bytes, at + 2 * PAGE, 1), TH_E_STALE_MEMORY);
+	cr_assert_eq(sigbus_copy(bytes, reading + 2 * PAGE, 1), TH_E_STALE_MEMORY);
+	cr_assert_eq(sigbus_copy(at + 2 * PAGE, bytes, 1), TH_E_STALE_MEMORY);
 	/* The kernel itself, as it does when bytes come from a socket. */
 	cr_assert_eq(pipe2(ends, O_CLOEXEC), 0);
 	cr_assert_eq(write(ends[1], "bytes", 5), 5);
@@ -96,7 +96,7 @@ Test(daemon_holes, guard__hole__is_neither_read_nor_written_nor_filled)
 	cr_assert_eq(pages_of(fd), PAGES - 1);
 	/* When its owner has filled it, it is like any other. */
 	cr_assert_eq(pwrite(fd, "x", 1, (off_t)(2 * PAGE)), 1);
-	cr_assert_eq(guard_copy(bytes, reading + 2 * PAGE, 1), 0);
+	cr_assert_eq(sigbus_copy(bytes, reading + 2 * PAGE, 1), 0);
 	cr_assert_eq(bytes[0], 'x');
 }
 
@@ -106,12 +106,12 @@ Test(daemon_holes, guard__hole_that_is_punched_under_a_touched_page__is_one)
 	uint8_t byte;
 	int fd = file_with(0xff);
 	uint8_t *at = map(fd, PROT_READ | PROT_WRITE);
-	cr_assert_eq(guard_install(), 0);
-	cr_assert_eq(guard_copy(&byte, at + PAGE, 1), 0);
+	cr_assert_eq(sigbus_install(), 0);
+	cr_assert_eq(sigbus_copy(&byte, at + PAGE, 1), 0);
 	cr_assert_eq(
 		fallocate(fd, FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, (off_t)PAGE, (off_t)PAGE),
 		0);
-	cr_assert_eq(guard_copy(&byte, at + PAGE, 1), TH_E_STALE_MEMORY);
+	cr_assert_eq(sigbus_copy(&byte, at + PAGE, 1), TH_E_STALE_MEMORY);
 	cr_assert_eq(pages_of(fd), PAGES - 1);
 }
 
@@ -124,7 +124,7 @@ struct asked {
 
 static void
 count(struct asked *asked, uint64_t ino, uint64_t start, uint64_t end, uint32_t row,
-	struct access *access, bool mapped)
+	struct fd_memory *access, bool mapped)
 {
 	const struct interval interval = {
 		.dev = 1, .ino = ino, .start = start, .end = end, .row = row};
@@ -153,8 +153,8 @@ Test(daemon_holes, find__fewer_pages_than_the_tensors_take__are_found)
 	struct asked asked = {0};
 	uint64_t missing = 0;
 	int full = file_with(0xff), part = file_with(0x0f);
-	struct access *of_full = access_new(full, ACCESS_FILE, NULL),
-		      *of_part = access_new(part, ACCESS_FILE, NULL);
+	struct fd_memory *of_full = fd_memory_new(full, FD_MEMORY_FILE, NULL),
+			 *of_part = fd_memory_new(part, FD_MEMORY_FILE, NULL);
 	count(&asked, 1, 0, PAGES * PAGE, 0, of_full, true);
 	count(&asked, 2, 100, 4 * PAGE, 1, of_part, true);
 	cr_assert_null(holes_find(asked.files, asked.count, false, &missing));
@@ -162,15 +162,15 @@ Test(daemon_holes, find__fewer_pages_than_the_tensors_take__are_found)
 	count(&asked, 2, 5 * PAGE, 7 * PAGE, 2, of_part, true);
 	cr_assert_eq(holes_find(asked.files, asked.count, false, &missing), &asked.files[1]);
 	cr_assert_eq(missing, 2 * PAGE);
-	access_release(of_full);
-	access_release(of_part);
+	fd_memory_release(of_full);
+	fd_memory_release(of_part);
 }
 
 Test(daemon_holes, find__holes_of_what_is_not_mapped__matter_to_a_destination_only)
 {
 	struct asked asked = {0};
 	uint64_t missing = 0;
-	struct access *access = access_new(file_with(0), ACCESS_FILE, NULL);
+	struct fd_memory *access = fd_memory_new(file_with(0), FD_MEMORY_FILE, NULL);
 	count(&asked, 1, 0, PAGE, 0, access, false);
 	cr_assert_null(holes_find(asked.files, asked.count, false, &missing));
 	cr_assert_not_null(holes_find(asked.files, asked.count, true, &missing));
@@ -178,7 +178,7 @@ Test(daemon_holes, find__holes_of_what_is_not_mapped__matter_to_a_destination_on
 	count(&asked, 1, PAGE, 2 * PAGE, 1, NULL, true);
 	cr_assert_not_null(holes_find(asked.files, asked.count, false, &missing));
 	cr_assert_eq(missing, 2 * PAGE);
-	access_release(access);
+	fd_memory_release(access);
 }
 
 /* ---- through a descriptor ------------------------------------------------------------------- */
@@ -193,10 +193,10 @@ kernel_tells(int fd)
 Test(daemon_holes, write__to_a_hole__makes_no_page_where_the_kernel_tells_of_it)
 {
 	int fd = file_with(0x0f);
-	struct access *access = access_new(fd, ACCESS_FILE, NULL);
-	cr_assert_eq(access_write(access, PAGE - 1, "ab", 2), 0);
-	int rc = access_write(access, 4 * PAGE - 1, "ab", 2);
+	struct fd_memory *access = fd_memory_new(fd, FD_MEMORY_FILE, NULL);
+	cr_assert_eq(fd_memory_write(access, PAGE - 1, "ab", 2), 0);
+	int rc = fd_memory_write(access, 4 * PAGE - 1, "ab", 2);
 	cr_assert_eq(rc, kernel_tells(fd) ? TH_E_STALE_MEMORY : 0);
 	cr_assert_eq(pages_of(fd), kernel_tells(fd) ? 4 : 5);
-	access_release(access);
+	fd_memory_release(access);
 }

@@ -14,7 +14,7 @@
 #include "ipc/base/err.h"
 #include "tests/support/cuda/gpus_rig.h"
 #include "tests/support/cuda/scripted_gpu.h"
-#include "transport/access.h"
+#include "transport/part/fd_memory.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
@@ -285,7 +285,7 @@ Test(daemon_offload, memory__that_gpus_reach__is_freed_when_they_have_forgotten_
 	cr_assert_eq(gpus_new(&config, &err, &gpus), 0, "%s", err.text);
 	struct offload_memory *memory = get(offload, 8 * MIB);
 	offload_offer(memory, gpus);
-	int seals = fcntl(access_fd(offload_file(memory)), F_GET_SEALS);
+	int seals = fcntl(fd_memory_fd(offload_file(memory)), F_GET_SEALS);
 	cr_assert_eq(seals, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
 	struct gpu_space *space = gpu_space_new(gpus, uuid, "m/r/0", &err);
 	memcpy(handle.uuid, uuid, sizeof(uuid));

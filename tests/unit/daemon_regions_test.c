@@ -21,10 +21,10 @@
 #include "tests/support/folder.h"
 #include "tests/support/held_unmap.h"
 #include "tests/support/verbs_script.h"
-#include "transport/access.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/fd_memory.h"
+#include "transport/part/packed.h"
+#include "transport/part/unmap.h"
 #include "transport/rdma/region.h"
-#include "transport/unmap.h"
 
 #define U8 1
 #define KIB UINT64_C(1024)

@@ -3,7 +3,7 @@
  * Tests of transport/digest: known values (see tests/support/golden.h), pieces of all sizes, copies
  * that are hashed on the way, as this CPU does it and as one without AVX2 would; and of nt_copy.
  */
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #include <criterion/criterion.h>
 #include <pthread.h>
@@ -13,7 +13,7 @@
 #include "ipc/base/name.h"
 #include "ipc/base/rng.h"
 #include "tests/support/golden.h"
-#include "transport/nt_copy.h"
+#include "transport/hash/nt_copy.h"
 
 static const struct {
 	size_t bytes;

@@ -15,7 +15,7 @@
 
 #include "ipc/base/fd.h"
 #include "tests/support/cuda/helper_rig.h"
-#include "transport/chunk.h"
+#include "transport/part/chunk.h"
 
 #define MIB ((uint64_t)1 << 20)
 #define WORKER 7u

@@ -10,7 +10,7 @@
 
 #include "ipc/base/fd.h"
 #include "tests/support/cuda/helper_rig.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define MIB ((uint64_t)1 << 20)
 #define WORKER 7u

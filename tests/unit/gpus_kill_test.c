@@ -17,8 +17,8 @@
 #include "ipc/base/log.h"
 #include "tests/support/cuda/gpus_rig.h"
 #include "tests/support/cuda/scripted_gpu.h"
-#include "transport/crew.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
+#include "transport/loop/crew.h"
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)

@@ -19,7 +19,7 @@
 #include "tests/support/cuda/gpus_rig.h"
 #include "tests/support/cuda/helper_rig.h"
 #include "tests/support/cuda/scripted_gpu.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define MIB ((size_t)1 << 20)
 #define OWN_BYTES (4 * MIB)

@@ -17,7 +17,7 @@
 #include "ipc/base/log.h"
 #include "tests/support/cuda/gpus_rig.h"
 #include "tests/support/cuda/helper_rig.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)

@@ -12,7 +12,7 @@
 #include "ipc/base/clock.h"
 #include "tests/support/cuda/gpus_rig.h"
 #include "tests/support/cuda/scripted_gpu.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)

@@ -3,8 +3,6 @@
  * Tests of guard (pages that can not be touched), crew (threads that may be left behind) and access
  * (memory behind a descriptor).
  */
-#include "transport/guard.h"
-
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,8 +17,9 @@
 
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
-#include "transport/access.h"
-#include "transport/crew.h"
+#include "transport/loop/crew.h"
+#include "transport/part/fd_memory.h"
+#include "transport/part/sigbus.h"
 
 #define PAGE 4096u
 #define PATIENCE_NS INT64_C(30000000000)
@@ -45,22 +44,22 @@ Test(guard, missing_pages__are_a_result_again_and_again)
 	uint8_t *map = broken_map(&fd);
 	uint8_t *own = calloc(1, 2 * PAGE);
 	struct digest digest;
-	cr_assert_eq(guard_install(), 0);
+	cr_assert_eq(sigbus_install(), 0);
 	for (int i = 0; i < 3; i++) {
-		cr_assert_eq(guard_copy(own, map, PAGE), 0);
+		cr_assert_eq(sigbus_copy(own, map, PAGE), 0);
 		cr_assert_eq(own[0], 7);
-		cr_assert_eq(guard_copy(own, map, 2 * PAGE), TH_E_STALE_MEMORY);
-		cr_assert_eq(guard_copy(map, own, 2 * PAGE), TH_E_STALE_MEMORY);
+		cr_assert_eq(sigbus_copy(own, map, 2 * PAGE), TH_E_STALE_MEMORY);
+		cr_assert_eq(sigbus_copy(map, own, 2 * PAGE), TH_E_STALE_MEMORY);
 		digest_init(&digest);
-		cr_assert_eq(guard_digest(&digest, map, 2 * PAGE), TH_E_STALE_MEMORY);
+		cr_assert_eq(sigbus_digest(&digest, map, 2 * PAGE), TH_E_STALE_MEMORY);
 		digest_init(&digest);
-		cr_assert_eq(guard_digest(&digest, map, PAGE), 0);
-		cr_assert_eq(guard_nt_copy(own, map, PAGE), 0);
-		cr_assert_eq(guard_nt_copy(own, map, 2 * PAGE), TH_E_STALE_MEMORY);
-		cr_assert_eq(guard_nt_copy(map, own, 2 * PAGE), TH_E_STALE_MEMORY);
+		cr_assert_eq(sigbus_digest(&digest, map, PAGE), 0);
+		cr_assert_eq(sigbus_nt_copy(own, map, PAGE), 0);
+		cr_assert_eq(sigbus_nt_copy(own, map, 2 * PAGE), TH_E_STALE_MEMORY);
+		cr_assert_eq(sigbus_nt_copy(map, own, 2 * PAGE), TH_E_STALE_MEMORY);
 		digest_init(&digest);
-		cr_assert_eq(guard_digest_copy(&digest, own, map, PAGE), 0);
-		cr_assert_eq(guard_digest_copy(&digest, own, map, 2 * PAGE), TH_E_STALE_MEMORY);
+		cr_assert_eq(sigbus_digest_copy(&digest, own, map, PAGE), 0);
+		cr_assert_eq(sigbus_digest_copy(&digest, own, map, 2 * PAGE), TH_E_STALE_MEMORY);
 	}
 	free(own);
 	munmap(map, 2 * PAGE);
@@ -72,7 +71,7 @@ Test(guard, touch_outside_of_it__ends_the_process)
 {
 	int fd, status = 0;
 	uint8_t *map = broken_map(&fd);
-	cr_assert_eq(guard_install(), 0);
+	cr_assert_eq(sigbus_install(), 0);
 	pid_t pid = fork();
 	cr_assert(pid >= 0);
 	if (pid == 0) {
@@ -167,23 +166,23 @@ Test(access, file__is_read_and_written_where_it_lies)
 	int fd = memfd_create("access", MFD_CLOEXEC);
 	uint8_t bytes[16] = {0};
 	cr_assert(fd >= 0 && ftruncate(fd, PAGE) == 0);
-	struct access *access = access_new(fd, ACCESS_FILE, count_close);
-	cr_assert_eq(access_write(access, 100, "sixteen bytes ..", 16), 0);
-	cr_assert_eq(access_read(access, 100, bytes, 16), 0);
+	struct fd_memory *access = fd_memory_new(fd, FD_MEMORY_FILE, count_close);
+	cr_assert_eq(fd_memory_write(access, 100, "sixteen bytes ..", 16), 0);
+	cr_assert_eq(fd_memory_read(access, 100, bytes, 16), 0);
 	cr_assert_eq(memcmp(bytes, "sixteen bytes ..", 16), 0);
 	/* Beyond its end: it neither reads short nor grows. */
-	cr_assert_eq(access_read(access, PAGE - 8, bytes, 16), TH_E_STALE_MEMORY);
-	cr_assert_eq(access_write(access, PAGE - 8, bytes, 16), TH_E_STALE_MEMORY);
+	cr_assert_eq(fd_memory_read(access, PAGE - 8, bytes, 16), TH_E_STALE_MEMORY);
+	cr_assert_eq(fd_memory_write(access, PAGE - 8, bytes, 16), TH_E_STALE_MEMORY);
 	cr_assert_eq(lseek(fd, 0, SEEK_END), PAGE);
 	/* Set by whoever shares the descriptor: the bytes would go to the end. */
 	cr_assert_eq(fcntl(fd, F_SETFL, O_APPEND), 0);
-	cr_assert_eq(access_write(access, 0, bytes, 16), TH_E_MEMORY_KIND);
+	cr_assert_eq(fd_memory_write(access, 0, bytes, 16), TH_E_MEMORY_KIND);
 	cr_assert_eq(lseek(fd, 0, SEEK_END), PAGE);
 	closed = 0;
-	struct access *again = access_retain(access);
-	access_release(access);
+	struct fd_memory *again = fd_memory_retain(access);
+	fd_memory_release(access);
 	cr_assert_eq(closed, 0);
-	access_release(again);
+	fd_memory_release(again);
 	cr_assert_eq(closed, 1);
 }
 
@@ -194,19 +193,20 @@ Test(access, process_memory__is_read_and_written_at_addresses)
 		mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	uint8_t bytes[16];
 	cr_assert(fd >= 0 && memory != MAP_FAILED);
-	struct access *access = access_new(fd, ACCESS_PROCESS, NULL);
+	struct fd_memory *access = fd_memory_new(fd, FD_MEMORY_PROCESS, NULL);
 	memory[PAGE - 1] = 9;
-	cr_assert_eq(access_read(access, (uintptr_t)memory + PAGE - 8, bytes, 16), 0);
+	cr_assert_eq(fd_memory_read(access, (uintptr_t)memory + PAGE - 8, bytes, 16), 0);
 	cr_assert_eq(bytes[7], 9);
 	bytes[0] = 5;
-	cr_assert_eq(access_write(access, (uintptr_t)memory + PAGE, bytes, 16), 0);
+	cr_assert_eq(fd_memory_write(access, (uintptr_t)memory + PAGE, bytes, 16), 0);
 	cr_assert_eq(memory[PAGE], 5);
 	/* Half of it is gone: not half a result. */
 	cr_assert_eq(munmap(memory + PAGE, PAGE), 0);
 	cr_assert_eq(
-		access_read(access, (uintptr_t)memory + PAGE - 8, bytes, 16), TH_E_STALE_MEMORY);
-	cr_assert_eq(access_write(access, (uintptr_t)memory + PAGE, bytes, 16), TH_E_STALE_MEMORY);
-	access_release(access);
+		fd_memory_read(access, (uintptr_t)memory + PAGE - 8, bytes, 16), TH_E_STALE_MEMORY);
+	cr_assert_eq(
+		fd_memory_write(access, (uintptr_t)memory + PAGE, bytes, 16), TH_E_STALE_MEMORY);
+	fd_memory_release(access);
 	munmap(memory, PAGE);
 	close(fd);
 }
@@ -228,13 +228,13 @@ Test(access, memory_of_a_process_that_ended__is_stale)
 	snprintf(path, sizeof(path), "/proc/%d/mem", (int)pid);
 	int fd = open(path, O_RDWR | O_CLOEXEC);
 	cr_assert(fd >= 0);
-	struct access *access = access_new(fd, ACCESS_PROCESS, NULL);
-	cr_assert_eq(access_read(access, (uintptr_t)memory, &byte, 1), 0);
+	struct fd_memory *access = fd_memory_new(fd, FD_MEMORY_PROCESS, NULL);
+	cr_assert_eq(fd_memory_read(access, (uintptr_t)memory, &byte, 1), 0);
 	close(pipes[1]);
 	cr_assert_eq(waitpid(pid, NULL, 0), pid);
-	cr_assert_eq(access_read(access, (uintptr_t)memory, &byte, 1), TH_E_STALE_MEMORY);
-	cr_assert_eq(access_write(access, (uintptr_t)memory, &byte, 1), TH_E_STALE_MEMORY);
-	access_release(access);
+	cr_assert_eq(fd_memory_read(access, (uintptr_t)memory, &byte, 1), TH_E_STALE_MEMORY);
+	cr_assert_eq(fd_memory_write(access, (uintptr_t)memory, &byte, 1), TH_E_STALE_MEMORY);
+	fd_memory_release(access);
 	close(fd);
 	close(pipes[0]);
 	munmap(memory, PAGE);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests of looks by GPUs (transport/look.h) through the intake that begins them: what is handed out
- * when, and what is left when they are. The GPU is the test's own (fake_gpus.h): it works when it
- * is told to.
+ * Tests of looks by GPUs (transport/leg/look.h) through the ledger that begins them: what is handed
+ * out when, and what is left when they are. The GPU is the test's own (fake_gpus.h): it works when
+ * it is told to.
  */
-#include "transport/look.h"
+#include "transport/leg/look.h"
 
 #include <criterion/criterion.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 #include "ipc/base/name.h"
 #include "ipc/base/rng.h"
 #include "tests/support/rig_fake_gpus.h"
-#include "transport/intake.h"
+#include "transport/leg/chunk_ledger.h"
 
 #define CHUNK (4 * MIB)
 #define ROWS 8u
@@ -24,7 +24,7 @@
 struct setup {
 	struct rig_shard shard;
 	struct xfer_part *part, *plain;
-	struct intake intake;
+	struct chunk_ledger ledger;
 	struct transport_counters counters;
 	struct loop *loop;
 	struct loop_task looked;
@@ -44,8 +44,8 @@ begin(struct setup *s)
 	rig_add_digests(s->plain); /* of what lies there now */
 	xfer_part_expect_reuse(s->part);
 	cr_assert_eq(loop_new("test", LOOP_EPOLL, NULL, NULL, &s->loop), 0);
-	cr_assert_eq(intake_init(&s->intake, s->part, &s->counters), 0);
-	intake_look(&s->intake, s->loop, &s->looked);
+	cr_assert_eq(chunk_ledger_init(&s->ledger, s->part, &s->counters), 0);
+	chunk_ledger_look(&s->ledger, s->loop, &s->looked);
 	fake_gpus_hold(rig_gpus->gpus, true);
 }
 
@@ -88,10 +88,10 @@ start(struct setup *s)
 static void
 finish(struct setup *s)
 {
-	intake_look_stop(&s->intake);
+	chunk_ledger_look_stop(&s->ledger);
 	fake_gpus_hold(rig_gpus->gpus, false);
 	loop_free(s->loop);
-	intake_fini(&s->intake);
+	chunk_ledger_fini(&s->ledger);
 	xfer_part_release(s->part);
 	xfer_part_release(s->plain);
 	rig_shard_fini(&s->shard);
@@ -101,7 +101,7 @@ finish(struct setup *s)
 static int
 know(struct setup *s, uint32_t first, uint32_t count)
 {
-	return intake_digests(&s->intake, first, xfer_part_digest(s->plain, first), count);
+	return chunk_ledger_digests(&s->ledger, first, xfer_part_digest(s->plain, first), count);
 }
 
 static void
@@ -114,14 +114,14 @@ static bool
 has_none(struct setup *s)
 {
 	uint32_t chunk;
-	return !intake_take(&s->intake, UINT32_MAX, &chunk);
+	return !chunk_ledger_take(&s->ledger, UINT32_MAX, &chunk);
 }
 
 static uint32_t
 take(struct setup *s)
 {
 	uint32_t chunk = UINT32_MAX;
-	cr_assert(intake_take(&s->intake, UINT32_MAX, &chunk));
+	cr_assert(chunk_ledger_take(&s->ledger, UINT32_MAX, &chunk));
 	return chunk;
 }
 
@@ -134,20 +134,20 @@ let_work(void)
 	fake_gpus_hold(rig_gpus->gpus, true);
 }
 
-/* All that are under way come back, and those that they begin as well. enum intake_result. */
+/* All that are under way come back, and those that they begin as well. enum chunk_ledger_result. */
 static int
 let_look(struct setup *s)
 {
-	uint32_t before = intake_num_looked(&s->intake);
+	uint32_t before = chunk_ledger_num_looked(&s->ledger);
 	int result = 0;
 	do {
 		fake_gpus_hold(rig_gpus->gpus, false);
 		while (fake_gpus_running(rig_gpus->gpus) > 0)
 			(void)poll(NULL, 0, 1);
-		result |= intake_looked(&s->intake);
-	} while (intake_looking(&s->intake));
+		result |= chunk_ledger_looked(&s->ledger);
+	} while (chunk_ledger_looking(&s->ledger));
 	fake_gpus_hold(rig_gpus->gpus, true);
-	cr_assert_gt(intake_num_looked(&s->intake), before);
+	cr_assert_gt(chunk_ledger_num_looked(&s->ledger), before);
 	return result;
 }
 
@@ -157,12 +157,12 @@ Test(look, all_equal__done_and_nothing_is_handed_out)
 	start(&s);
 	cr_assert_eq(know(&s, 0, CHUNKS), 0);
 	cr_assert(has_none(&s));
-	cr_assert(intake_looking(&s.intake));
-	cr_assert_eq(let_look(&s), INTAKE_GREW | INTAKE_COMPLETE);
+	cr_assert(chunk_ledger_looking(&s.ledger));
+	cr_assert_eq(let_look(&s), LEDGER_GREW | LEDGER_COMPLETE);
 	cr_assert(has_none(&s));
 	cr_assert_eq(s.counters.bytes_reused, CHUNKS * CHUNK);
 	cr_assert_eq(s.counters.chunks_verified, CHUNKS);
-	cr_assert_eq(s.intake.reuse.bytes, CHUNKS * CHUNK);
+	cr_assert_eq(s.ledger.reuse.bytes, CHUNKS * CHUNK);
 	/* Four, twice as many and the rest. */
 	cr_assert_eq(fake_gpus_requests(rig_gpus->gpus, GPU_HASH), 3);
 	finish(&s);
@@ -177,7 +177,7 @@ Test(look, gpu_has_not_answered__a_few_are_asked_for)
 	for (uint32_t i = 0; i < 10; i++)
 		cr_assert(has_none(&s));
 	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 4);
-	cr_assert_eq(intake_lowest_missing(&s.intake), CHUNKS); /* the source owes nothing */
+	cr_assert_eq(chunk_ledger_lowest_missing(&s.ledger), CHUNKS); /* the source owes nothing */
 	finish(&s);
 }
 
@@ -189,17 +189,17 @@ Test(look, one_differs__handed_out_with_the_rest_of_its_row)
 	change(&s, 3);
 	cr_assert_eq(know(&s, 0, CHUNKS), 0);
 	cr_assert(has_none(&s));
-	cr_assert(let_look(&s) & INTAKE_AGAIN);
+	cr_assert(let_look(&s) & LEDGER_AGAIN);
 	cr_assert_eq(xfer_part_prefix(s.part), 3);
 	cr_assert_eq(take(&s), 3);
 	uint32_t taken = 1;
-	for (uint32_t chunk; intake_take(&s.intake, UINT32_MAX, &chunk); taken++)
+	for (uint32_t chunk; chunk_ledger_take(&s.ledger, UINT32_MAX, &chunk); taken++)
 		cr_assert(chunk == 4 || chunk == 5);
 	cr_assert_leq(taken, 3);
 	let_look(&s);
 	cr_assert(has_none(&s));
 	cr_assert_eq(s.counters.bytes_reused, (CHUNKS - taken) * CHUNK);
-	cr_assert_eq(intake_arrived(&s.intake, 3, xfer_part_digest(s.plain, 3)), INTAKE_GREW);
+	cr_assert_eq(chunk_ledger_arrived(&s.ledger, 3, xfer_part_digest(s.plain, 3)), LEDGER_GREW);
 	finish(&s);
 }
 
@@ -210,13 +210,13 @@ Test(look, digest_is_not_known__waits_for_it)
 	cr_assert_eq(know(&s, 0, 2), 0);
 	cr_assert(has_none(&s));
 	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 2);
-	cr_assert_eq(let_look(&s), INTAKE_GREW);
+	cr_assert_eq(let_look(&s), LEDGER_GREW);
 	cr_assert(has_none(&s));
 	cr_assert_eq(know(&s, 2, 2), 0);
 	cr_assert(has_none(&s));
 	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 2);
-	cr_assert_eq(let_look(&s), INTAKE_GREW);
-	cr_assert(intake_hurry(&s.intake));
+	cr_assert_eq(let_look(&s), LEDGER_GREW);
+	cr_assert(chunk_ledger_hurry(&s.ledger));
 	cr_assert_eq(take(&s), 4);
 	finish(&s);
 }
@@ -229,13 +229,13 @@ Test(look, limit__nothing_beyond)
 	start(&s);
 	change(&s, 1);
 	cr_assert_eq(know(&s, 0, CHUNKS), 0);
-	cr_assert(!intake_take(&s.intake, 2, &chunk));
+	cr_assert(!chunk_ledger_take(&s.ledger, 2, &chunk));
 	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 2);
-	cr_assert(let_look(&s) & INTAKE_AGAIN);
-	cr_assert(!intake_take(&s.intake, 1, &chunk));
-	cr_assert(intake_take(&s.intake, 2, &chunk));
+	cr_assert(let_look(&s) & LEDGER_AGAIN);
+	cr_assert(!chunk_ledger_take(&s.ledger, 1, &chunk));
+	cr_assert(chunk_ledger_take(&s.ledger, 2, &chunk));
 	cr_assert_eq(chunk, 1);
-	cr_assert(!intake_take(&s.intake, 2, &chunk));
+	cr_assert(!chunk_ledger_take(&s.ledger, 2, &chunk));
 	finish(&s);
 }
 
@@ -247,13 +247,14 @@ Test(look, fetched_in_vain_or_given_back__handed_out_again)
 	change(&s, 0);
 	cr_assert_eq(know(&s, 0, 1), 0);
 	cr_assert(has_none(&s));
-	cr_assert_eq(let_look(&s), INTAKE_AGAIN);
+	cr_assert_eq(let_look(&s), LEDGER_AGAIN);
 	cr_assert_eq(take(&s), 0);
-	intake_give_back(&s.intake, 0);
+	chunk_ledger_give_back(&s.ledger, 0);
 	cr_assert_eq(take(&s), 0);
-	cr_assert_eq(intake_arrived(&s.intake, 0, xfer_part_digest(s.plain, 1)), INTAKE_AGAIN);
+	cr_assert_eq(
+		chunk_ledger_arrived(&s.ledger, 0, xfer_part_digest(s.plain, 1)), LEDGER_AGAIN);
 	cr_assert_eq(take(&s), 0);
-	cr_assert_eq(intake_arrived(&s.intake, 0, xfer_part_digest(s.plain, 0)), INTAKE_GREW);
+	cr_assert_eq(chunk_ledger_arrived(&s.ledger, 0, xfer_part_digest(s.plain, 0)), LEDGER_GREW);
 	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), 1);
 	finish(&s);
 }
@@ -265,7 +266,7 @@ Test(look, fails__handed_out)
 	fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_STALE_MEMORY, 0);
 	cr_assert_eq(know(&s, 0, CHUNKS), 0);
 	cr_assert(has_none(&s));
-	cr_assert(let_look(&s) & INTAKE_AGAIN);
+	cr_assert(let_look(&s) & LEDGER_AGAIN);
 	for (uint32_t c = 0; c < 3; c++)
 		cr_assert_eq(take(&s), c);
 	cr_assert_eq(s.counters.bytes_reused, 0);
@@ -281,7 +282,7 @@ Test(look, fails_after_another__its_digests_are_none)
 	cr_assert(has_none(&s));
 	let_work();
 	fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_STALE_MEMORY, 0);
-	cr_assert_eq(intake_looked(&s.intake), INTAKE_GREW);
+	cr_assert_eq(chunk_ledger_looked(&s.ledger), LEDGER_GREW);
 	let_look(&s);
 	cr_assert_eq(take(&s), 4);
 	cr_assert_eq(s.counters.bytes_reused, 4 * 2 * MIB);
@@ -301,11 +302,11 @@ Test(look, hurry__not_before_what_was_handed_out_has_come)
 	cr_assert_eq(know(&s, 1, 2), 0);
 	cr_assert_eq(take(&s), 1);
 	cr_assert_eq(take(&s), 2);
-	cr_assert_not(intake_hurry(&s.intake));
+	cr_assert_not(chunk_ledger_hurry(&s.ledger));
 	for (uint32_t c = 0; c < 3; c++)
-		cr_assert_geq(intake_arrived(&s.intake, c, xfer_part_digest(s.plain, c)), 0);
+		cr_assert_geq(chunk_ledger_arrived(&s.ledger, c, xfer_part_digest(s.plain, c)), 0);
 	cr_assert(has_none(&s));
-	cr_assert(intake_hurry(&s.intake));
+	cr_assert(chunk_ledger_hurry(&s.ledger));
 	cr_assert_eq(take(&s), 3);
 	finish(&s);
 }
@@ -319,15 +320,15 @@ Test(look, mapped_rows__looked_at_by_who_takes_them)
 	/* Rows 0 and 2 are the GPU's, row 1 is handed out. */
 	cr_assert_eq(take(&s), 3);
 	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 3);
-	cr_assert(intake_reuse(&s.intake, 3, &result));
+	cr_assert(chunk_ledger_reuse(&s.ledger, 3, &result));
 	cr_assert_eq(result, 0);
-	cr_assert_eq(let_look(&s), INTAKE_GREW | INTAKE_AGAIN);
+	cr_assert_eq(let_look(&s), LEDGER_GREW | LEDGER_AGAIN);
 	cr_assert_eq(xfer_part_prefix(s.part), 4);
 	uint32_t chunk;
 	while (xfer_part_prefix(s.part) < CHUNKS) {
-		while (intake_take(&s.intake, UINT32_MAX, &chunk))
-			cr_assert(intake_reuse(&s.intake, chunk, &result));
-		if (intake_looking(&s.intake))
+		while (chunk_ledger_take(&s.ledger, UINT32_MAX, &chunk))
+			cr_assert(chunk_ledger_reuse(&s.ledger, chunk, &result));
+		if (chunk_ledger_looking(&s.ledger))
 			let_look(&s);
 	}
 	cr_assert_eq(s.counters.bytes_reused, CHUNKS * CHUNK);
@@ -349,8 +350,8 @@ Test(look, many_equal__32_under_way)
 	for (size_t i = 0; i < sizeof(steps) / sizeof(steps[0]); i++) {
 		cr_assert_eq(fake_gpus_running(rig_gpus->gpus), steps[i]);
 		let_work();
-		cr_assert(intake_looked(&s.intake) & INTAKE_GREW);
-		cr_assert_eq(intake_num_looked(&s.intake), all += steps[i]);
+		cr_assert(chunk_ledger_looked(&s.ledger) & LEDGER_GREW);
+		cr_assert_eq(chunk_ledger_num_looked(&s.ledger), all += steps[i]);
 	}
 	cr_assert_eq(xfer_part_prefix(s.part), 100);
 	cr_assert_eq(fake_gpus_requests(rig_gpus->gpus, GPU_HASH), 8);
@@ -367,12 +368,12 @@ Test(look, rows_on_gpus_and_mapped__each_counts_once_and_what_is_only_taken_does
 	cr_assert_eq(know(&s, 0, 3), 0);
 	cr_assert_eq(take(&s), 1);
 	(void)let_look(&s);
-	cr_assert_eq(intake_num_looked(&s.intake), 2);
-	cr_assert(intake_reuse(&s.intake, 1, &result));
-	cr_assert_eq(intake_num_looked(&s.intake), 3);
+	cr_assert_eq(chunk_ledger_num_looked(&s.ledger), 2);
+	cr_assert(chunk_ledger_reuse(&s.ledger, 1, &result));
+	cr_assert_eq(chunk_ledger_num_looked(&s.ledger), 3);
 	cr_assert_eq(take(&s), 0);
-	cr_assert_not(intake_reuse(&s.intake, 0, &result));
-	cr_assert_eq(intake_num_looked(&s.intake), 3);
+	cr_assert_not(chunk_ledger_reuse(&s.ledger, 0, &result));
+	cr_assert_eq(chunk_ledger_num_looked(&s.ledger), 3);
 	finish(&s);
 }
 
@@ -384,14 +385,14 @@ Test(look, next_leg__looks_at_what_the_last_one_left)
 	change(&s, 0);
 	cr_assert_eq(know(&s, 0, 5), 0);
 	cr_assert_eq(take(&s), 2);
-	cr_assert_eq(intake_arrived(&s.intake, 2, xfer_part_digest(s.plain, 2)), 0);
+	cr_assert_eq(chunk_ledger_arrived(&s.ledger, 2, xfer_part_digest(s.plain, 2)), 0);
 	let_work();
-	(void)intake_looked(&s.intake);
+	(void)chunk_ledger_looked(&s.ledger);
 	let_work();
-	intake_look_stop(&s.intake);
-	intake_fini(&s.intake);
-	cr_assert_eq(intake_init(&s.intake, s.part, &s.counters), 0);
-	intake_look(&s.intake, s.loop, &s.looked);
+	chunk_ledger_look_stop(&s.ledger);
+	chunk_ledger_fini(&s.ledger);
+	cr_assert_eq(chunk_ledger_init(&s.ledger, s.part, &s.counters), 0);
+	chunk_ledger_look(&s.ledger, s.loop, &s.looked);
 	cr_assert_eq(take(&s), 4);
 	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 2);
 	finish(&s);
@@ -404,7 +405,7 @@ know_others(struct setup *s)
 	uint32_t count = s->shard.table->num_chunks;
 	for (uint32_t c = 0; c < count; c++) {
 		struct th_hash digest = {c + 1, 0};
-		cr_assert_eq(intake_digests(&s->intake, c, &digest, 1), 0);
+		cr_assert_eq(chunk_ledger_digests(&s->ledger, c, &digest, 1), 0);
 	}
 }
 
@@ -419,14 +420,14 @@ Test(look, many_mapped_rows__handed_out_in_order_and_one_of_32_is_looked_at)
 	know_others(&s);
 	for (uint32_t chunk = 1; chunk < 100; chunk++) {
 		cr_assert_eq(take(&s), chunk);
-		cr_assert_eq(s.intake.next, chunk + 1);
-		cr_assert_not(intake_reuse(&s.intake, chunk, &result));
+		cr_assert_eq(s.ledger.next, chunk + 1);
+		cr_assert_not(chunk_ledger_reuse(&s.ledger, chunk, &result));
 	}
 	let_look(&s);
 	cr_assert_eq(take(&s), 0);
 	cr_assert(has_none(&s));
-	cr_assert_eq(s.intake.reuse.seen, 100);
-	cr_assert_eq(s.intake.reuse.different, 4 + 100 / 32, "%u", s.intake.reuse.different);
+	cr_assert_eq(s.ledger.reuse.seen, 100);
+	cr_assert_eq(s.ledger.reuse.different, 4 + 100 / 32, "%u", s.ledger.reuse.different);
 	finish(&s);
 }
 
@@ -437,7 +438,7 @@ Test(look, rows_on_two_gpus__a_request_to_each)
 	cr_assert_eq(know(&s, 0, 8), 0);
 	cr_assert(has_none(&s));
 	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 4);
-	cr_assert_eq(let_look(&s), INTAKE_GREW | INTAKE_COMPLETE);
+	cr_assert_eq(let_look(&s), LEDGER_GREW | LEDGER_COMPLETE);
 	cr_assert_eq(fake_gpus_requests(rig_gpus->gpus, GPU_HASH), 3);
 	finish(&s);
 }
@@ -452,8 +453,8 @@ Test(look, chunk_in_several_places__handed_out)
 		start_rows(&s, rows[i], MIB);
 		cr_assert_eq(s.shard.table->num_chunks, 1);
 		cr_assert_eq(take(&s), 0);
-		cr_assert_not(intake_reuse(&s.intake, 0, &result));
-		cr_assert_eq(s.intake.reuse.seen, 1);
+		cr_assert_not(chunk_ledger_reuse(&s.ledger, 0, &result));
+		cr_assert_eq(s.ledger.reuse.seen, 1);
 		finish(&s);
 	}
 }
@@ -474,29 +475,29 @@ run_any(struct setup *s, uint64_t seed, struct th_rng *rng)
 	uint32_t count = s->shard.table->num_chunks, known = 0, num_taken = 0;
 	uint32_t taken[32];
 	int result = 0;
-	while (!(result & INTAKE_COMPLETE)) {
+	while (!(result & LEDGER_COMPLETE)) {
 		struct th_hash digest;
 		uint32_t chunk = known;
 		uint64_t step = th_rng_below(rng, 6);
 		result = 0;
 		if (step == 0 && known < count) {
 			digest = published(s, seed, known++);
-			result = intake_digests(&s->intake, chunk, &digest, 1);
+			result = chunk_ledger_digests(&s->ledger, chunk, &digest, 1);
 		} else if (step == 1) {
 			uint32_t limit = (uint32_t)th_rng_below(rng, count + 1);
-			if (intake_take(&s->intake, limit, &chunk) &&
-				!intake_reuse(&s->intake, chunk, &result))
+			if (chunk_ledger_take(&s->ledger, limit, &chunk) &&
+				!chunk_ledger_reuse(&s->ledger, chunk, &result))
 				taken[num_taken++] = chunk;
 		} else if (step == 2 && num_taken > 0) {
-			intake_give_back(&s->intake, taken[--num_taken]);
+			chunk_ledger_give_back(&s->ledger, taken[--num_taken]);
 		} else if (step == 3 && num_taken > 0) {
 			chunk = taken[--num_taken];
 			digest = published(s, seed, chunk);
-			result = intake_arrived(&s->intake, chunk, &digest);
+			result = chunk_ledger_arrived(&s->ledger, chunk, &digest);
 		} else if (step == 4) {
 			let_work();
 		} else if (step == 5) {
-			result = intake_looked(&s->intake);
+			result = chunk_ledger_looked(&s->ledger);
 		}
 		cr_assert_geq(result, 0);
 	}
@@ -534,9 +535,9 @@ Test(look, stopped__nobody_is_told_and_all_is_freed)
 	start(&s);
 	cr_assert_eq(know(&s, 0, CHUNKS), 0);
 	cr_assert(has_none(&s));
-	intake_look_stop(&s.intake);
+	chunk_ledger_look_stop(&s.ledger);
 	loop_free(s.loop); /* its last task has run */
-	intake_fini(&s.intake);
+	chunk_ledger_fini(&s.ledger);
 	xfer_part_release(s.part);
 	uint32_t told = __atomic_load_n(&s.told, __ATOMIC_ACQUIRE);
 	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 4);
@@ -554,7 +555,7 @@ Test(look, stopped__none_begins)
 	struct setup s;
 	start(&s);
 	cr_assert_eq(know(&s, 0, CHUNKS), 0);
-	intake_look_stop(&s.intake);
+	chunk_ledger_look_stop(&s.ledger);
 	cr_assert_eq(take(&s), 0);
 	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), 0);
 	finish(&s);
@@ -564,18 +565,18 @@ Test(look, unverified_or_new_memory__none)
 {
 	for (uint32_t i = 0; i < 2; i++) {
 		struct setup s;
-		struct intake intake;
+		struct chunk_ledger ledger;
 		uint32_t chunk;
 		start(&s);
 		struct xfer_part *part = rig_part_of(&s.shard, RIG_GPU, i == 0);
 		if (i == 1)
 			xfer_part_expect_reuse(part);
-		cr_assert_eq(intake_init(&intake, part, &s.counters), 0);
-		intake_look(&intake, s.loop, &s.looked);
-		cr_assert(intake_take(&intake, UINT32_MAX, &chunk));
+		cr_assert_eq(chunk_ledger_init(&ledger, part, &s.counters), 0);
+		chunk_ledger_look(&ledger, s.loop, &s.looked);
+		cr_assert(chunk_ledger_take(&ledger, UINT32_MAX, &chunk));
 		cr_assert_eq(chunk, 0);
 		cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 0);
-		intake_fini(&intake);
+		chunk_ledger_fini(&ledger);
 		xfer_part_release(part);
 		finish(&s);
 	}

@@ -3,7 +3,7 @@
  * Tests of transport/rdma/packed: where chunks of small tensors lie in their buffer, and how they
  * come into it and out of it.
  */
-#include "transport/rdma/packed.h"
+#include "transport/part/packed.h"
 
 #include <criterion/criterion.h>
 #include <poll.h>
@@ -17,9 +17,9 @@
 #include "ipc/base/err.h"
 #include "ipc/base/name.h"
 #include "tests/support/transport_rig.h"
-#include "transport/digest.h"
-#include "transport/guard.h"
-#include "transport/intake.h"
+#include "transport/hash/digest.h"
+#include "transport/leg/chunk_ledger.h"
+#include "transport/part/sigbus.h"
 
 /* In the order of the manifest: the small ones make three chunks, the others four. */
 static const uint64_t sizes[] = {1, 0, 70000, 2 * MIB - 1, 65536, 2 * MIB - 1, 2 * MIB - 1, 3,
@@ -42,7 +42,7 @@ world_init(struct world *world, const uint64_t *rows, uint32_t count, uint64_t f
 	world->packed = packed_new(world->shard.table);
 	world->part = rig_part(&world->shard, verify);
 	cr_assert(world->packed);
-	cr_assert_eq(guard_install(), 0);
+	cr_assert_eq(sigbus_install(), 0);
 	cr_assert_eq(xfer_part_set_packed(world->part, world->packed), 0);
 }
 
@@ -314,29 +314,29 @@ Test(packed, landed__and_the_leg_ends_before_it_counts__is_not_served)
 {
 	struct world source, reader;
 	struct transport_counters counters = {0};
-	struct intake intake;
+	struct chunk_ledger ledger;
 	uint32_t chunk;
 	world_init(&source, sizes, COUNT, 15, true);
 	world_init(&reader, sizes, COUNT, 0, true);
 	cr_assert_eq(hash(source.part, 1, NULL), TRANSPORT_HASHED);
 	const struct th_hash *digests = xfer_part_digest(source.part, 0);
-	cr_assert_eq(intake_init(&intake, reader.part, &counters), 0);
-	cr_assert_eq(intake_digests(&intake, 0, digests, 7), 0);
-	cr_assert(intake_take(&intake, 7, &chunk));
+	cr_assert_eq(chunk_ledger_init(&ledger, reader.part, &counters), 0);
+	cr_assert_eq(chunk_ledger_digests(&ledger, 0, digests, 7), 0);
+	cr_assert(chunk_ledger_take(&ledger, 7, &chunk));
 	read_chunk(&source, &reader, chunk);
 	packed_data(reader.packed)[5] ^= 1;
 	cr_assert_eq(packed_landed(reader.part, chunk, NULL), 0);
-	intake_fini(&intake);
-	cr_assert_eq(intake_init(&intake, reader.part, &counters), 0);
-	cr_assert(intake_take(&intake, 7, &chunk));
+	chunk_ledger_fini(&ledger);
+	cr_assert_eq(chunk_ledger_init(&ledger, reader.part, &counters), 0);
+	cr_assert(chunk_ledger_take(&ledger, 7, &chunk));
 	cr_assert_eq(chunk, 0);
 	memcpy(reader.shard.memory, source.shard.memory, source.shard.bytes);
-	cr_assert_eq(intake_arrived(&intake, chunk, &digests[0]), INTAKE_GREW);
+	cr_assert_eq(chunk_ledger_arrived(&ledger, chunk, &digests[0]), LEDGER_GREW);
 	cr_assert_eq(packed_prefix(reader.part), 0);
 	cr_assert_eq(packed_fill(reader.part, 1), 0);
 	cr_assert_eq(packed_prefix(reader.part), 1);
 	cr_assert(chunk_is_packed(&reader, 0));
-	intake_fini(&intake);
+	chunk_ledger_fini(&ledger);
 	world_fini(&reader);
 	world_fini(&source);
 }

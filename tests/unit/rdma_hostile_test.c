@@ -19,9 +19,9 @@
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
 #include "tests/support/transport_peer.h"
-#include "transport/internal.h"
 #include "transport/rdma/path.h"
 #include "transport/rdma/wire.h"
+#include "transport/transport_own.h"
 
 #define LEG 5
 #define HELLO_NS INT64_C(300000000) /* that a reader waits for each answer */
@@ -715,7 +715,7 @@ freeze_reader(struct fake_source *source, int64_t before_ns)
 {
 	freeze = (struct freeze){.task.run = run_freeze};
 	sem_init(&freeze.over, 0, 0);
-	loop_post(source->s->reader_agent->transport->porter, &freeze.task);
+	loop_post(source->s->reader_agent->transport->acceptor, &freeze.task);
 	while (__atomic_load_n(&freeze.since_ns, __ATOMIC_ACQUIRE) == 0)
 		sched_yield();
 	return freeze.since_ns < before_ns;

@@ -11,7 +11,7 @@
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
 #include "transport/rdma/reader_own.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 #define CHUNK (4 * MIB)
 #define CHUNKS 24

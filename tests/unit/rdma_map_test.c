@@ -14,9 +14,9 @@
 #include "ipc/base/err.h"
 #include "tests/support/transport_rig.h"
 #include "tests/support/verbs_script.h"
-#include "transport/guard.h"
+#include "transport/part/packed.h"
+#include "transport/part/sigbus.h"
 #include "transport/rdma/map.h"
-#include "transport/rdma/packed.h"
 #include "transport/rdma/region.h"
 
 #define PATIENCE_NS INT64_C(60000000000)
@@ -124,7 +124,7 @@ open_with(uint64_t mr_bytes_max)
 	script_init(&script, 2);
 	for (uint32_t i = 0; i < 2; i++)
 		script.devices[i].info.mr_bytes_max = mr_bytes_max;
-	cr_assert_eq(guard_install(), 0);
+	cr_assert_eq(sigbus_install(), 0);
 	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &keeper), 0);
 	cr_assert_eq(rails_new(script_verbs(&script), &config, keeper, &user, &rails), 0);
 	end_open(&source, 77);

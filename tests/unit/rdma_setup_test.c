@@ -14,11 +14,11 @@
 #include "tests/support/fake_rdma.h"
 #include "tests/support/tally.h"
 #include "tests/support/transport_pair.h"
-#include "transport/internal.h"
-#include "transport/loop.h"
+#include "transport/loop/mover_loop.h"
 #include "transport/rdma/path.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/setup.h"
+#include "transport/transport_own.h"
 
 #define LONG_NS INT64_C(60000000000)
 #define SOON_NS INT64_C(20000000)

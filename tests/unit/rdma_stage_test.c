@@ -26,13 +26,13 @@ struct setup {
 
 static bool no_memory;
 
-uint8_t *__real_pages_map(uint64_t bytes);
-uint8_t *__wrap_pages_map(uint64_t bytes);
+uint8_t *__real_pinned_pages_map(uint64_t bytes);
+uint8_t *__wrap_pinned_pages_map(uint64_t bytes);
 
 uint8_t *
-__wrap_pages_map(uint64_t bytes)
+__wrap_pinned_pages_map(uint64_t bytes)
 {
-	return no_memory ? NULL : __real_pages_map(bytes);
+	return no_memory ? NULL : __real_pinned_pages_map(bytes);
 }
 
 static struct setup

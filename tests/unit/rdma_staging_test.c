@@ -17,7 +17,7 @@
 #include "tests/support/sticky.h"
 #include "tests/support/transport_pair.h"
 #include "tests/support/transport_peer.h"
-#include "transport/crew.h"
+#include "transport/loop/crew.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/stage.h"
 #include "transport/rdma/wire.h"

@@ -5,8 +5,8 @@
 
 #include "ipc/base/err.h"
 #include "ipc/base/rng.h"
-#include "transport/frame.h"
 #include "transport/rdma/wire.h"
+#include "transport/tcp/frame.h"
 
 static const struct wire_rail a_rail = {.link = VERBS_LINK_ETHERNET,
 	.lid = 0x0102,

@@ -4,7 +4,7 @@
  * was there before: what counts is what lies in the destination now. reuse_gpu_test.c is this file
  * with a destination in the memory of a GPU, and the cases of what moves alone.
  */
-#include "transport/reuse.h"
+#include "transport/leg/reuse.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "tests/support/transport_peer.h"
-#include "transport/frame.h"
+#include "transport/tcp/frame.h"
 #include "transport/transport.h"
 
 #define LEG 5

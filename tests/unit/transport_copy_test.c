@@ -15,7 +15,7 @@
 #include "ipc/base/name.h"
 #include "tests/support/sticky.h"
 #include "tests/support/transport_pair.h"
-#include "transport/crew.h"
+#include "transport/loop/crew.h"
 
 #define STALL_NS INT64_C(1500000000)
 #define PATIENCE_NS INT64_C(30000000000)

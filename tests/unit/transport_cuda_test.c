@@ -22,7 +22,7 @@
 #include "tests/support/rig_gpus.h"
 #include "tests/support/transport_pair.h"
 #include "tests/support/transport_peer.h"
-#include "transport/ferry.h"
+#include "transport/loop/ferry.h"
 
 #define STAGING (16 * MIB)
 

@@ -19,7 +19,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/rng.h"
 #include "tests/support/transport_peer.h"
-#include "transport/internal.h"
+#include "transport/transport_own.h"
 
 Test(transport_door, strangers__dropped_and_counted_while_a_leg_goes_on)
 {
@@ -180,7 +180,7 @@ Test(transport_door, no_descriptors_left__door_rests_and_opens_again)
  * ---- what strangers cost ----------------------------------------------------------------------
  */
 
-#define STRANGER_BYTES 512 /* what porter.c promises */
+#define STRANGER_BYTES 512 /* what acceptor.c promises */
 
 #ifdef __SANITIZE_ADDRESS__
 size_t __sanitizer_get_current_allocated_bytes(void); /* its header is not everywhere */

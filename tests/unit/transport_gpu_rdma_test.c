@@ -12,9 +12,9 @@
 #include "ipc/base/name.h"
 #include "tests/support/rig_fake_gpus.h"
 #include "tests/support/transport_pair.h"
-#include "transport/access.h"
 #include "transport/cuda/touch.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/fd_memory.h"
+#include "transport/part/packed.h"
 #include "transport/rdma/rdma.h"
 
 static const uint64_t odd_sizes[] = {
@@ -129,7 +129,7 @@ Test(transport_gpu_rdma, chunk_on_two_gpus__both_are_flushed)
 		if (i == 3)
 			places[i].data = shard.tensors[i];
 		else
-			places[i].access = access_new_gpu(rig_gpus->gpus, spaces[i % 2]);
+			places[i].access = fd_memory_new_gpu(rig_gpus->gpus, spaces[i % 2]);
 	}
 	struct xfer_part *part = xfer_part_new_places(shard.table, places, 4, false, NULL, NULL);
 	cr_assert_eq(shard.table->num_chunks, 1);
@@ -137,8 +137,8 @@ Test(transport_gpu_rdma, chunk_on_two_gpus__both_are_flushed)
 	cr_assert_eq(count_of(GPU_READ), 2);
 	xfer_part_release(part);
 	for (uint32_t i = 0; i < 3; i++)
-		access_release(places[i].access);
-	access_sweep();
+		fd_memory_release(places[i].access);
+	fd_memory_sweep();
 	for (uint32_t i = 0; i < 2; i++)
 		gpu_space_release(spaces[i]);
 	rig_shard_fini(&shard);

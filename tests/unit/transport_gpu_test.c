@@ -13,9 +13,9 @@
 #include "ipc/base/name.h"
 #include "tests/support/rig_fake_gpus.h"
 #include "tests/support/transport_pair.h"
-#include "transport/access.h"
-#include "transport/crew.h"
-#include "transport/ferry.h"
+#include "transport/loop/crew.h"
+#include "transport/loop/ferry.h"
+#include "transport/part/fd_memory.h"
 
 #define STAGING (64 * MIB)
 #define PATIENCE_NS INT64_C(30000000000)
@@ -774,7 +774,7 @@ Test(transport_gpu, block_dropped_by_a_thread_of_the_crew__given_back_by_a_sweep
 	cr_assert_eq(crew_start(drop, block, calloc(1, sizeof(int)), 0), 0);
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
 	cr_assert_eq(fake_gpus_blocks(rig_gpus->gpus), 1);
-	access_sweep();
+	fd_memory_sweep();
 	cr_assert_eq(fake_gpus_blocks(rig_gpus->gpus), 0);
 	ferry_abandon(ferry);
 	loop_free(loop);

@@ -2,7 +2,7 @@
 /*
  * A data connection that joins its leg while the part grows to its end: what it waits for it is
  * told. And a reader that goes in the moment in which its source loses the memory: that is what the
- * leg ends by. The porter is held in the middle (the first by --wrap), and the test plays the
+ * leg ends by. The acceptor is held in the middle (the first by --wrap), and the test plays the
  * readers over plain sockets. And a copy within the host, one of whose threads finds nothing to do
  * while another one brings the last chunk (held by --wrap, too).
  */
@@ -13,8 +13,8 @@
 
 #include "ipc/base/err.h"
 #include "tests/support/transport_peer.h"
-#include "transport/internal.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
+#include "transport/transport_own.h"
 
 #define LEG 5
 #define OTHER 6
@@ -106,7 +106,7 @@ Test(transport_join, reader_goes_while_the_memory_is_lost__ended_by_the_memory)
 {
 	static struct stop stops[2];
 	struct peer_setup *s = peer_start(0);
-	struct loop *porter = s->agent->transport->porter;
+	struct loop *acceptor = s->agent->transport->acceptor;
 	const struct linger reset = {.l_onoff = 1, .l_linger = 0};
 	uint8_t key[FRAME_KEY_BYTES];
 	int control = peer_enter(s, LEG, s->part, key);
@@ -115,10 +115,10 @@ Test(transport_join, reader_goes_while_the_memory_is_lost__ended_by_the_memory)
 		sem_init(&stops[i].there, 0, 0);
 		sem_init(&stops[i].go, 0, 0);
 	}
-	loop_post(porter, &stops[0].task);
+	loop_post(acceptor, &stops[0].task);
 	sem_wait(&stops[0].there);
 	/* Both in its next turn, in this order: it sees no socket in between. */
-	loop_post(porter, &stops[1].task);
+	loop_post(acceptor, &stops[1].task);
 	xfer_part_fail(s->part);
 	sem_post(&stops[0].go);
 	sem_wait(&stops[1].there);
@@ -137,13 +137,15 @@ enum step { STEP_NONE, STEP_ARMED, STEP_FOUND_NOTHING, STEP_ARRIVED, STEP_SETTLE
 static pthread_mutex_t steps_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t stepped = PTHREAD_COND_INITIALIZER;
 static enum step step;
-static struct intake *watched; /* the first one that is taken from */
+static struct chunk_ledger *watched; /* the first one that is taken from */
 static _Thread_local bool found_nothing;
 
-bool __real_intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk);
-bool __wrap_intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk);
-int __real_intake_arrived(struct intake *intake, uint32_t chunk, const struct th_hash *digest);
-int __wrap_intake_arrived(struct intake *intake, uint32_t chunk, const struct th_hash *digest);
+bool __real_chunk_ledger_take(struct chunk_ledger *ledger, uint32_t limit, uint32_t *ret_chunk);
+bool __wrap_chunk_ledger_take(struct chunk_ledger *ledger, uint32_t limit, uint32_t *ret_chunk);
+int __real_chunk_ledger_arrived(
+	struct chunk_ledger *ledger, uint32_t chunk, const struct th_hash *digest);
+int __wrap_chunk_ledger_arrived(
+	struct chunk_ledger *ledger, uint32_t chunk, const struct th_hash *digest);
 
 /* Under the lock, as the next one. */
 static void
@@ -162,17 +164,17 @@ wait_step(enum step until)
 }
 
 bool
-__wrap_intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk)
+__wrap_chunk_ledger_take(struct chunk_ledger *ledger, uint32_t limit, uint32_t *ret_chunk)
 {
 	pthread_mutex_lock(&steps_lock);
-	bool found = __real_intake_take(intake, limit, ret_chunk);
+	bool found = __real_chunk_ledger_take(ledger, limit, ret_chunk);
 	if (step != STEP_NONE && !watched)
-		watched = intake;
-	if (step != STEP_NONE && intake == watched && !found) {
+		watched = ledger;
+	if (step != STEP_NONE && ledger == watched && !found) {
 		found_nothing = true;
 		step_to(STEP_FOUND_NOTHING);
 		wait_step(STEP_ARRIVED);
-	} else if (step != STEP_NONE && intake != watched) {
+	} else if (step != STEP_NONE && ledger != watched) {
 		if (found_nothing) /* and has left that leg */
 			step_to(STEP_SETTLED);
 		wait_step(STEP_SETTLED);
@@ -182,13 +184,14 @@ __wrap_intake_take(struct intake *intake, uint32_t limit, uint32_t *ret_chunk)
 }
 
 int
-__wrap_intake_arrived(struct intake *intake, uint32_t chunk, const struct th_hash *digest)
+__wrap_chunk_ledger_arrived(
+	struct chunk_ledger *ledger, uint32_t chunk, const struct th_hash *digest)
 {
 	pthread_mutex_lock(&steps_lock);
-	bool holds = step != STEP_NONE && intake == watched;
+	bool holds = step != STEP_NONE && ledger == watched;
 	if (holds)
 		wait_step(STEP_FOUND_NOTHING);
-	int result = __real_intake_arrived(intake, chunk, digest);
+	int result = __real_chunk_ledger_arrived(ledger, chunk, digest);
 	if (holds) {
 		step_to(STEP_ARRIVED);
 		wait_step(STEP_SETTLED);

@@ -10,15 +10,15 @@
 #include <unistd.h>
 
 #include "ipc/base/err.h"
-#include "transport/guard.h"
+#include "transport/part/sigbus.h"
 #include "transport/transport.h"
 
 static int guard_rc;
 
-int __wrap_guard_install(void); /* in place of guard_install, by the linker */
+int __wrap_sigbus_install(void); /* in place of sigbus_install, by the linker */
 
 int
-__wrap_guard_install(void)
+__wrap_sigbus_install(void)
 {
 	return guard_rc;
 }

@@ -13,9 +13,9 @@
 #include "ipc/base/clock.h"
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
-#include "transport/internal.h"
 #include "transport/rdma/path.h"
 #include "transport/rdma/rdma.h"
+#include "transport/transport_own.h"
 
 #define STALL_NS INT64_C(600000000)
 #define CHUNK (4 * MIB)
@@ -545,7 +545,7 @@ Test(transport_rdma_leg, we_were_frozen_ourselves__no_stall_of_the_path)
 	uint64_t before = asked(s->reader_agent);
 	xfer_part_advance(s->from, 8);
 	wait_asked(s, before);
-	loop_post(s->reader_agent->transport->porter, &nap.task);
+	loop_post(s->reader_agent->transport->acceptor, &nap.task);
 	while (!__atomic_load_n(&nap.over, __ATOMIC_ACQUIRE))
 		rig_pump(&s->rig, 1);
 	rig_pump_for(&s->rig, 30000000);

@@ -17,7 +17,7 @@
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/reader_own.h"
 #include "transport/rdma/stage_own.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 #define CHUNK (4 * MIB)
 

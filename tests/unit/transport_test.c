@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "tests/support/transport_pair.h"
-#include "transport/access.h"
+#include "transport/part/fd_memory.h"
 
 /* Short where a stall is waited for; and what is longer. A GPU's process that has just started
  * takes its time, and shares a busy machine with many. */
@@ -452,7 +452,7 @@ Test(transport, sendfile_that_is_refused__sent_out_of_the_mapping)
 	rig_with_files = true;
 	struct pair *s = start_eight();
 	int fd = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
-	struct access *access = access_new(fd, ACCESS_FILE, NULL);
+	struct fd_memory *access = fd_memory_new(fd, FD_MEMORY_FILE, NULL);
 	struct xfer_place place = {.data = s->source.tensors[0],
 		.access = access,
 		.place = (uintptr_t)s->source.tensors[0]};
@@ -465,7 +465,7 @@ Test(transport, sendfile_that_is_refused__sent_out_of_the_mapping)
 	cr_assert_eq(rig_counters(s->source_agent).bytes_out_file, 0);
 	xfer_part_release(from);
 	pair_finish(s);
-	access_release(access);
+	fd_memory_release(access);
 	close(fd);
 }
 

@@ -2,7 +2,7 @@
 /*
  * Tests of transport/unmap: what is large is unmapped where nobody waits for it, in slices.
  */
-#include "transport/unmap.h"
+#include "transport/part/unmap.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>

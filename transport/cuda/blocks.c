@@ -13,9 +13,9 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/units.h"
-#include "transport/crew.h"
 #include "transport/cuda/gpus_own.h"
-#include "transport/pages.h"
+#include "transport/loop/crew.h"
+#include "transport/part/pinned_pages.h"
 
 #define SLICE_BYTES_MIN (UINT64_C(16) << 20) /* pinned at once, in a few ms */
 #define SLICES_MAX 64u
@@ -86,7 +86,7 @@ static int
 make_memory(struct blocks *blocks)
 {
 	uint64_t bytes = all_bytes(blocks);
-	int rc = pages_map_file("thagentd-gpu-staging", bytes, &blocks->fd, &blocks->memory);
+	int rc = pinned_pages_map_file("thagentd-gpu-staging", bytes, &blocks->fd, &blocks->memory);
 	if (rc < 0)
 		return rc;
 	blocks->host = host_make(blocks->fd, blocks->memory, bytes, blocks->slice_bytes);

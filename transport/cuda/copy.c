@@ -18,7 +18,7 @@
 #include "ipc/base/log.h"
 #include "transport/cuda/module.h"
 #include "transport/cuda/move.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define KINDS (GPU_HASH + 1u) /* by enum gpu_run_op */
 #define LANES_OF_KIND 2u

@@ -25,7 +25,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "transport/cuda/gpus_own.h"
-#include "transport/guard.h"
+#include "transport/part/sigbus.h"
 
 #define MS INT64_C(1000000)
 /* The driver's first call takes seconds where many GPUs are and nothing keeps them awake. */
@@ -583,7 +583,7 @@ static int
 start_thread(struct gpu *gpu)
 {
 	sigset_t mask, before;
-	guard_mask(&mask);
+	sigbus_mask(&mask);
 	pthread_sigmask(SIG_SETMASK, &mask, &before);
 	int rc = pthread_create(&gpu->thread, NULL, gpu_main, gpu);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -9,8 +9,8 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/fd.h"
-#include "transport/chunk.h"
 #include "transport/cuda/gpus_own.h"
+#include "transport/part/chunk.h"
 
 static void
 close_here(int fd, void (*closed)(void *arg), void *arg)

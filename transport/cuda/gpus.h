@@ -35,7 +35,7 @@
 #include "transport/cuda/wire.h"
 
 #define GPUS_MAX 16u
-#define GPUS_BLOCK_BYTES (512u << 10) /* of a block: as of a ferry's (transport/ferry.h) */
+#define GPUS_BLOCK_BYTES (512u << 10) /* of a block: as of a ferry's (transport/loop/ferry.h) */
 
 struct gpus;
 struct gpu_space;

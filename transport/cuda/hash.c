@@ -24,7 +24,7 @@
 #include "transport/cuda/leaf_task.h"
 #include "transport/cuda/module.h"
 #include "transport/cuda/wire.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define WITHOUT "the GPU cannot make digests"
 #define SHORT_ROOM 256u     /* of a short leaf */

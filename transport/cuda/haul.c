@@ -16,9 +16,9 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
-#include "transport/access.h"
-#include "transport/chunk.h"
 #include "transport/cuda/spans.h"
+#include "transport/part/chunk.h"
+#include "transport/part/fd_memory.h"
 
 #define LANES 3u /* one at each side, one on its way */
 
@@ -76,7 +76,7 @@ joins(const struct haul *haul, const struct step *step, const struct xfer_piece 
 	uint64_t max = haul->own.space || haul->host ? CHUNK_BYTES_MAX : GPUS_BLOCK_BYTES;
 	if (step->at + request->bytes != at || request->bytes + piece->bytes > max)
 		return false;
-	struct gpu_space *space = access_space(piece->access);
+	struct gpu_space *space = fd_memory_space(piece->access);
 	struct gpu_space *last = spans->spans[spans->count - 1].space;
 	return space == last || memcmp(gpu_space_uuid(space), gpu_space_uuid(last), 16) == 0;
 }
@@ -150,10 +150,10 @@ haul_new(const struct haul_block *block, struct loop *loop)
 		struct xfer_piece piece;
 		uint32_t bytes = th_min_u32(block->bytes - at, GPUS_BLOCK_BYTES);
 		xfer_cursor_piece(&cursor, block->part, bytes, &piece);
-		if (piece.access && access_space(piece.access)) {
+		if (piece.access && fd_memory_space(piece.access)) {
 			if (!haul)
 				haul = begin(block);
-			haul->gpus = access_gpus(piece.access);
+			haul->gpus = fd_memory_gpus(piece.access);
 			add(haul, &room, &piece, at);
 		}
 		xfer_cursor_skip(&cursor, block->part, piece.bytes);

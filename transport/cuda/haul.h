@@ -18,8 +18,8 @@
 #define TH_TRANSPORT_CUDA_HAUL_H
 
 #include "transport/cuda/gpus.h"
-#include "transport/loop.h"
-#include "transport/part.h"
+#include "transport/loop/mover_loop.h"
+#include "transport/part/xfer_part.h"
 
 struct haul;
 

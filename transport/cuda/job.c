@@ -5,7 +5,7 @@
 #include "transport/cuda/job.h"
 
 #include "ipc/base/assert.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 bool
 job_wants_digest(const struct job *job)

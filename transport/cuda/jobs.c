@@ -19,9 +19,9 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
-#include "transport/chunk.h"
 #include "transport/cuda/job.h"
-#include "transport/pages.h"
+#include "transport/part/chunk.h"
+#include "transport/part/pinned_pages.h"
 
 _Static_assert(GPU_RUNS_MAX == 256, "a slot is the low byte of a run's number");
 
@@ -111,7 +111,7 @@ code_of(const struct gpu *gpu, const struct job *job)
 static int
 make_scratch(struct gpu *gpu)
 {
-	int rc = pages_map_file(
+	int rc = pinned_pages_map_file(
 		"thagentd-gpu-scratch", CHUNK_BYTES_MAX, &gpu->scratch_fd, &gpu->scratch);
 	if (rc == 0)
 		gpu->scratch_host =

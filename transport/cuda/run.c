@@ -11,7 +11,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
-#include "transport/chunk.h"
+#include "transport/part/chunk.h"
 
 /* ---- the message ---------------------------------------------------------------------------- */
 

@@ -8,13 +8,13 @@
 #include <string.h>
 
 #include "ipc/base/alloc.h"
-#include "transport/access.h"
+#include "transport/part/fd_memory.h"
 
 void
 spans_cut(struct spans *spans, uint32_t count)
 {
 	while (spans->count > count)
-		access_release(spans->access[--spans->count]);
+		fd_memory_release(spans->access[--spans->count]);
 }
 
 void
@@ -43,9 +43,9 @@ spans_add(struct spans *spans, const struct xfer_piece *piece)
 	if (spans->count == spans->room)
 		grow(spans);
 	uint32_t i = spans->count++;
-	spans->access[i] = access_retain(piece->access);
+	spans->access[i] = fd_memory_retain(piece->access);
 	spans->rows[i] = piece->row;
-	spans->spans[i] = (struct gpu_span){.space = access_space(piece->access),
+	spans->spans[i] = (struct gpu_span){.space = fd_memory_space(piece->access),
 		.address = piece->place,
 		.bytes = piece->bytes};
 }

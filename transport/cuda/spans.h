@@ -9,14 +9,14 @@
 #include <stdbool.h>
 
 #include "transport/cuda/gpus.h"
-#include "transport/part.h"
+#include "transport/part/xfer_part.h"
 
-struct access;
+struct fd_memory;
 
 struct spans {
-	struct gpu_span *spans; /* owns */
-	struct access **access; /* owns: the array, and a reference of each */
-	uint32_t *rows;         /* owns: of the part's manifest */
+	struct gpu_span *spans;    /* owns */
+	struct fd_memory **access; /* owns: the array, and a reference of each */
+	uint32_t *rows;            /* owns: of the part's manifest */
 	uint32_t count, room;
 };
 

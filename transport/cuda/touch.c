@@ -13,11 +13,11 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
-#include "transport/access.h"
 #include "transport/cuda/gpus.h"
 #include "transport/cuda/spans.h"
-#include "transport/guard.h"
-#include "transport/loop.h"
+#include "transport/loop/mover_loop.h"
+#include "transport/part/fd_memory.h"
+#include "transport/part/sigbus.h"
 
 /* ---- waiting ------------------------------------------------------------------------------- */
 
@@ -102,7 +102,7 @@ wait_request(struct wait *wait)
 static uint64_t
 collect(struct wait *wait, struct xfer_part *part, struct xfer_cursor *cursor, uint64_t bytes)
 {
-	struct access *access = NULL;
+	struct fd_memory *access = NULL;
 	uint64_t done = 0;
 	spans_fini(&wait->spans);
 	while (done < bytes) {
@@ -133,7 +133,7 @@ carry(struct wait *wait, struct xfer_part *part, uint64_t bytes, uint8_t *to, co
 	uint32_t *ret_row)
 {
 	struct spans *spans = &wait->spans;
-	struct gpus *gpus = access_gpus(spans->access[0]);
+	struct gpus *gpus = fd_memory_gpus(spans->access[0]);
 	struct gpu_request *request = &wait->request;
 	wait_block(wait, gpus);
 	*request = (struct gpu_request){
@@ -168,8 +168,8 @@ move(struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, const uint
 		uint64_t moved = piece.bytes;
 		*ret_row = piece.row;
 		if (piece.data) {
-			rc = to ? guard_copy(to, piece.data, moved)
-				: guard_copy(piece.data, from, moved);
+			rc = to ? sigbus_copy(to, piece.data, moved)
+				: sigbus_copy(piece.data, from, moved);
 			xfer_cursor_skip(cursor, part, moved);
 		} else {
 			moved = collect(wait, part, cursor, th_min_u64(bytes, GPUS_BLOCK_BYTES));
@@ -251,7 +251,7 @@ is_last_on(struct xfer_part *part, struct xfer_cursor cursor, const uint8_t *uui
 	while (cursor.left > 0) {
 		struct xfer_piece piece;
 		xfer_cursor_piece(&cursor, part, cursor.left, &piece);
-		struct gpu_space *space = piece.data ? NULL : access_space(piece.access);
+		struct gpu_space *space = piece.data ? NULL : fd_memory_space(piece.access);
 		if (space && memcmp(gpu_space_uuid(space), uuid, 16) == 0)
 			return false;
 		xfer_cursor_skip(&cursor, part, piece.bytes);
@@ -273,7 +273,7 @@ touch_flush(struct xfer_part *part, uint32_t chunk)
 		struct xfer_cursor at = cursor;
 		xfer_cursor_skip(&at, part, piece.bytes - count);
 		xfer_cursor_skip(&cursor, part, piece.bytes);
-		struct gpu_space *space = piece.data ? NULL : access_space(piece.access);
+		struct gpu_space *space = piece.data ? NULL : fd_memory_space(piece.access);
 		uint32_t row;
 		if (space && is_last_on(part, cursor, gpu_space_uuid(space)))
 			rc = touch_gather(part, &at, last, count, &row);

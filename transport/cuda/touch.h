@@ -9,8 +9,8 @@
 #ifndef TH_TRANSPORT_CUDA_TOUCH_H
 #define TH_TRANSPORT_CUDA_TOUCH_H
 
-#include "transport/digest.h"
-#include "transport/part.h"
+#include "transport/hash/digest.h"
+#include "transport/part/xfer_part.h"
 
 /*
  * The digest of a chunk as it lies there: on the GPU, where all of it is on one. 0 or

@@ -12,7 +12,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
-#include "transport/guard.h"
+#include "transport/part/sigbus.h"
 
 #define THREADS_MAX 16u
 #define NONE UINT32_MAX
@@ -97,7 +97,7 @@ checks_new(uint32_t threads, struct checks **ret_checks)
 	pthread_mutex_init(&checks->lock, NULL);
 	pthread_cond_init(&checks->wanted, NULL);
 	TAILQ_INIT(&checks->lists);
-	guard_mask(&all);
+	sigbus_mask(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	for (uint32_t i = 0; i < th_min_u32(threads, THREADS_MAX) && rc == 0; i++) {
 		char name[16];

@@ -28,7 +28,7 @@
 
 #include "ipc/base/checked.h"
 #include "ipc/base/err.h"
-#include "transport/loop.h"
+#include "transport/loop/mover_loop.h"
 #include "transport/rdma/endpoint.h"
 #include "transport/rdma/gid.h"
 #include "transport/rdma/verbs.h"

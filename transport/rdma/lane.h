@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 #include "ipc/base/checked.h"
-#include "transport/loop.h"
+#include "transport/loop/mover_loop.h"
 #include "transport/rdma/verbs.h"
 
 #define LANE_QPS_MAX 4u

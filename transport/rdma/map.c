@@ -9,10 +9,10 @@
 #include <string.h>
 
 #include "ipc/base/err.h"
-#include "transport/frame.h"
-#include "transport/part.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/packed.h"
+#include "transport/part/xfer_part.h"
 #include "transport/rdma/region.h"
+#include "transport/tcp/frame.h"
 
 /* ---- extents ------------------------------------------------------------------------------ */
 

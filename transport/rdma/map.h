@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #include "ipc/base/checked.h"
-#include "transport/chunk.h"
+#include "transport/part/chunk.h"
 #include "transport/rdma/lane.h"
 #include "transport/rdma/wire.h"
 

@@ -23,7 +23,7 @@
 #include "ipc/base/err.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
-#include "transport/guard.h"
+#include "transport/part/sigbus.h"
 #include "transport/rdma/cpus.h"
 
 struct poller {
@@ -268,7 +268,7 @@ start(struct poller *poller)
 {
 	/* Signals are the main thread's business. */
 	sigset_t all, before;
-	guard_mask(&all);
+	sigbus_mask(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	int rc = -pthread_create(&poller->thread, NULL, poller_main, poller);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);

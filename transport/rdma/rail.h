@@ -26,7 +26,7 @@
 #include <stdint.h>
 
 #include "ipc/base/checked.h"
-#include "transport/loop.h"
+#include "transport/loop/mover_loop.h"
 #include "transport/rdma/lane.h"
 #include "transport/rdma/verbs.h"
 

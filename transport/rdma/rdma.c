@@ -21,9 +21,9 @@
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
 #include "transport/cuda/gpus.h"
-#include "transport/guard.h"
-#include "transport/loop.h"
-#include "transport/part.h"
+#include "transport/loop/mover_loop.h"
+#include "transport/part/sigbus.h"
+#include "transport/part/xfer_part.h"
 #include "transport/rdma/checks.h"
 #include "transport/rdma/device.h"
 #include "transport/rdma/lane.h"
@@ -281,7 +281,7 @@ rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 	sem_init(&rdma->is_open, 0, 0);
 	rdma->pause_task.run = run_pause;
 	rdma->paths = paths_new();
-	int rc = guard_install();
+	int rc = sigbus_install();
 	if (rc == 0)
 		rc = loop_new("th-rdma", LOOP_EPOLL, keeper_tick, rdma, &rdma->keeper);
 	if (rc == 0) {

@@ -39,7 +39,7 @@ struct rails_config;  /* device.h */
 struct region_key;    /* region.h */
 struct setup;         /* setup.h */
 struct stage;         /* stage.h */
-struct xfer_part;     /* transport/part.h */
+struct xfer_part;     /* transport/part/xfer_part.h */
 
 #define RDMA_STAGE_BYTES (UINT64_C(512) << 20)
 #define RDMA_NO_STAGE UINT64_MAX

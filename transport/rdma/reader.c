@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * reader - see reader.h: the porter's side and what the keeper does for it.
+ * reader - see reader.h: the acceptor's side and what the keeper does for it.
  */
 #include "transport/rdma/reader.h"
 
@@ -16,14 +16,14 @@
 #include "ipc/base/log.h"
 #include "transport/rdma/reader_own.h"
 #include "transport/rdma/region.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 #define NO_CHUNK UINT32_MAX
 
 struct loop *
-reader_porter(const struct reader *reader)
+reader_acceptor(const struct reader *reader)
 {
-	return reader->leg->transport->porter;
+	return reader->leg->transport->acceptor;
 }
 
 int64_t
@@ -48,7 +48,7 @@ reader_set_state(struct reader *reader, enum reader_state state, int64_t patienc
 	reader->deadline_ns = th_deadline_ns(th_now_ns(), patience_ns);
 	/* The leg looks again at once, and asks when next. */
 	reader->leg->deadline_ns = 0;
-	loop_tick_at(reader_porter(reader), 0);
+	loop_tick_at(reader_acceptor(reader), 0);
 }
 
 /* ---- the way back to data connections ----------------------------------------------------- */
@@ -223,7 +223,7 @@ static void
 checks_closed(struct check_list *list)
 {
 	struct reader *reader = loop_container(list, struct reader, checks);
-	loop_post(reader_porter(reader), &reader->checks_closed_task);
+	loop_post(reader_acceptor(reader), &reader->checks_closed_task);
 }
 
 static void

@@ -10,12 +10,12 @@
  *   any of them -> LEAVING (lanes are closed, the source frees its queue pairs) -> OVER: the leg
  *   goes on by data connections, or fails where RDMA is required
  *
- * Chunks come from the leg's intake, below the prefix that the source has told. What landed is
+ * Chunks come from the leg's ledger, below the prefix that the source has told. What landed is
  * judged by checks (checks.h). A lane that breaks gives back what it had; the leg leaves when it
  * has none left. A chunk that does not match is put to the source before it is fetched again.
  * Where NICs do not reach the memory of an end, chunks go through slots there (reader_stage.h).
  *
- * Threads: the porter's, but for what lanes and checks call. reader_gone is when nothing of it is
+ * Threads: the acceptor's, but for what lanes and checks call. reader_gone is when nothing of it is
  * under way on any thread.
  */
 #ifndef TH_TRANSPORT_RDMA_READER_H

@@ -9,21 +9,21 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/name.h"
 #include "transport/cuda/touch.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/packed.h"
 #include "transport/rdma/reader_own.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 /* ---- what to fetch ------------------------------------------------------------------------ */
 
 /* Chunks that the part may have already are looked at first: not here, that would be slow. What
- * GPUs look at the intake hands out when they have. */
+ * GPUs look at the ledger hands out when they have. */
 bool
 reader_next(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
 {
-	struct intake *intake = &reader->leg->intake;
+	struct chunk_ledger *ledger = &reader->leg->ledger;
 	uint32_t chunk;
-	if (!intake->hashes_here)
-		return intake_take(intake, limit, ret_chunk);
+	if (!ledger->hashes_here)
+		return chunk_ledger_take(ledger, limit, ret_chunk);
 	bool found = reader->num_ready > 0;
 	if (found) {
 		*ret_chunk = reader->ready[0];
@@ -31,7 +31,7 @@ reader_next(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
 			--reader->num_ready * sizeof(reader->ready[0]));
 	}
 	while (reader->num_ready + reader->num_looking < READER_LOOKS_MAX &&
-		intake_take(intake, limit, &chunk)) {
+		chunk_ledger_take(ledger, limit, &chunk)) {
 		reader->num_looking++;
 		check_list_put(&reader->checks, chunk, READER_LOOK);
 	}
@@ -39,7 +39,7 @@ reader_next(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
 }
 
 static bool
-take_from_intake(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
+take_from_ledger(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
 {
 	pthread_mutex_lock(&reader->lock);
 	bool found = !reader->stopping && reader_next(reader, limit, ret_chunk);
@@ -60,7 +60,7 @@ take(void *arg, uint32_t *ret_chunk)
 	if (reader_stages(reader))
 		found = reader_stage_take(reader, limit, ret_chunk);
 	else
-		found = take_from_intake(reader, limit, ret_chunk);
+		found = take_from_ledger(reader, limit, ret_chunk);
 	if (found)
 		__atomic_add_fetch(&lane->num_taken, 1, __ATOMIC_RELAXED);
 	return found;
@@ -89,7 +89,7 @@ give_back(void *arg, uint32_t chunk)
 	if (reader_stages(lane->reader))
 		reader_stage_give_back(lane->reader, chunk);
 	else
-		intake_give_back(&lane->reader->leg->intake, chunk);
+		chunk_ledger_give_back(&lane->reader->leg->ledger, chunk);
 }
 
 void
@@ -98,7 +98,7 @@ reader_stop_taking(struct reader *reader)
 	pthread_mutex_lock(&reader->lock);
 	__atomic_store_n(&reader->stopping, true, __ATOMIC_RELAXED);
 	for (uint32_t i = 0; i < reader->num_ready; i++)
-		intake_give_back(&reader->leg->intake, reader->ready[i]);
+		chunk_ledger_give_back(&reader->leg->ledger, reader->ready[i]);
 	reader->num_ready = 0;
 	reader_stage_stop(reader);
 	pthread_mutex_unlock(&reader->lock);
@@ -113,25 +113,25 @@ reader_fail(struct reader *reader, int code, bool own)
 		return;
 	reader->failed_code = code;
 	reader->failed_own = own;
-	loop_post(reader->leg->transport->porter, &reader->failed_task);
+	loop_post(reader->leg->transport->acceptor, &reader->failed_task);
 }
 
 static void
 tell(struct reader *reader, int result)
 {
 	struct leg_in *leg = reader->leg;
-	if (result & INTAKE_GREW)
+	if (result & LEDGER_GREW)
 		events_post(&leg->transport->events, &leg->progress_node);
-	if (result & INTAKE_COMPLETE)
-		loop_post(leg->transport->porter, &leg->complete_task);
-	else if (result & INTAKE_AGAIN)
-		loop_post(leg->transport->porter, &reader->kick_task);
+	if (result & LEDGER_COMPLETE)
+		loop_post(leg->transport->acceptor, &leg->complete_task);
+	else if (result & LEDGER_AGAIN)
+		loop_post(leg->transport->acceptor, &reader->kick_task);
 }
 
 void
 reader_arrived(struct reader *reader, uint32_t chunk, const struct th_hash *digest)
 {
-	int result = intake_arrived(&reader->leg->intake, chunk, digest);
+	int result = chunk_ledger_arrived(&reader->leg->ledger, chunk, digest);
 	if (result < 0)
 		reader_fail(reader, result, false);
 	else
@@ -141,7 +141,7 @@ reader_arrived(struct reader *reader, uint32_t chunk, const struct th_hash *dige
 void
 reader_mismatched(struct reader *reader, uint32_t chunk)
 {
-	int result = intake_mismatched(&reader->leg->intake, chunk);
+	int result = chunk_ledger_mismatched(&reader->leg->ledger, chunk);
 	if (result < 0)
 		reader_fail(reader, result, false);
 	else
@@ -186,7 +186,7 @@ reader_doubt(struct reader *reader, uint32_t chunk)
 	pthread_mutex_lock(&reader->lock);
 	reader->doubts[reader->num_doubts++] = chunk;
 	pthread_mutex_unlock(&reader->lock);
-	loop_post(reader->leg->transport->porter, &reader->doubt_task);
+	loop_post(reader->leg->transport->acceptor, &reader->doubt_task);
 }
 
 bool
@@ -237,18 +237,18 @@ look(struct reader *reader, uint32_t chunk)
 {
 	struct leg_in *leg = reader->leg;
 	int result;
-	bool here = intake_reuse(&leg->intake, chunk, &result);
+	bool here = chunk_ledger_reuse(&leg->ledger, chunk, &result);
 	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
 	pthread_mutex_lock(&reader->lock);
 	reader->num_looking--;
 	if (!here && reader->stopping)
-		intake_give_back(&leg->intake, chunk);
+		chunk_ledger_give_back(&leg->ledger, chunk);
 	else if (!here)
 		reader->ready[reader->num_ready++] = chunk;
 	pthread_mutex_unlock(&reader->lock);
 	if (here)
 		tell(reader, result);
-	loop_post(leg->transport->porter, &reader->kick_task);
+	loop_post(leg->transport->acceptor, &reader->kick_task);
 }
 
 void
@@ -267,7 +267,7 @@ static void
 proved(void *arg)
 {
 	struct reader_lane *lane = arg;
-	loop_post(lane->reader->leg->transport->porter, &lane->proved_task);
+	loop_post(lane->reader->leg->transport->acceptor, &lane->proved_task);
 }
 
 static void
@@ -276,7 +276,7 @@ broken(void *arg, enum verbs_status status, const char *why)
 	struct reader_lane *lane = arg;
 	lane->status = status;
 	lane->why = why;
-	loop_post(lane->reader->leg->transport->porter, &lane->broken_task);
+	loop_post(lane->reader->leg->transport->acceptor, &lane->broken_task);
 }
 
 static void
@@ -294,7 +294,7 @@ closed(void *arg)
 	if (lane->queues.held && !lane->stuck)
 		rail_unhold(rdma_rails(lane->reader->rdma), lane->rail);
 	lane->queues.held = false;
-	loop_post(lane->reader->leg->transport->porter, &lane->closed_task);
+	loop_post(lane->reader->leg->transport->acceptor, &lane->closed_task);
 }
 
 const struct lane_user reader_lane_user = {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * reader_own - the structures of reader.c (the porter's side and the keeper's), reader_lane.c (what
- * lanes and checks call) and reader_stage.c (slots, where NICs do not reach the memory of an end).
+ * reader_own - the structures of reader.c (the acceptor's side and the keeper's), reader_lane.c
+ * (what lanes and checks call) and reader_stage.c (slots, where NICs do not reach the memory of an
+ * end).
  */
 #ifndef TH_TRANSPORT_RDMA_READER_OWN_H
 #define TH_TRANSPORT_RDMA_READER_OWN_H
@@ -9,7 +10,7 @@
 #include <pthread.h>
 
 #include "ipc/base/err.h"
-#include "transport/loop.h"
+#include "transport/loop/mover_loop.h"
 #include "transport/rdma/await.h"
 #include "transport/rdma/checks.h"
 #include "transport/rdma/lane.h"
@@ -42,7 +43,7 @@ struct reader_lane {
 	uint32_t index; /* in OFFER, so in the map's rkeys; immutable, as the next two */
 	uint32_t rail;
 	struct wire_rail peer;
-	/* Keeper's or setup's while it has the reader, else porter. */
+	/* Keeper's or setup's while it has the reader, else acceptor. */
 	uint32_t peer_rail;
 	struct queues queues; /* owns, until there is a lane */
 	bool made, accepted;
@@ -51,7 +52,7 @@ struct reader_lane {
 	struct endpoint other;
 	struct rdma_lane entry;
 	struct lane *lane; /* owns, until it is closed; NULL: there never was one */
-	/* Porter. */
+	/* Acceptor. */
 	bool proved, broken, closing, closed;
 	bool stuck;  /* written by the rail's thread before broken_task or closed_task is posted */
 	bool blamed; /* it broke by its path, if the source lives on */
@@ -74,11 +75,11 @@ struct reader {
 	struct check_list checks;
 	/* Immutable once lanes run. */
 	struct map map;
-	/* Keeper's or setup's while it has the reader (at_keeper), else porter. */
+	/* Keeper's or setup's while it has the reader (at_keeper), else acceptor. */
 	struct reader_lane lanes[WIRE_LANES_MAX];
 	uint32_t num_lanes;
 	struct th_err why; /* of the last lane that could not be made */
-	/* Porter. */
+	/* Acceptor. */
 	enum reader_state state;
 	bool at_keeper, closing, checks_closed, required;
 	bool told_off; /* the source has said DECLINE */
@@ -96,10 +97,10 @@ struct reader {
 	uint32_t num_rails;
 	bool map_begun;
 	uint32_t doubtful;          /* chunk that the source was asked about; UINT32_MAX: none */
-	struct setup_turn turn;     /* porter -> setup */
-	struct loop_task free_task; /* porter -> keeper */
+	struct setup_turn turn;     /* acceptor -> setup */
+	struct loop_task free_task; /* acceptor -> keeper */
 	struct loop_task made_task, connected_task, freed_task;
-	/* Any thread -> porter. */
+	/* Any thread -> acceptor. */
 	struct loop_task kick_task, doubt_task, failed_task, checks_closed_task;
 	int failed_code;      /* written before failed_task is posted, once */
 	bool failed_own;      /* our own memory */
@@ -115,7 +116,7 @@ struct reader {
 
 extern const struct lane_user reader_lane_user;
 
-struct loop *reader_porter(const struct reader *reader);
+struct loop *reader_acceptor(const struct reader *reader);
 /* For each answer of the source, and for registrations. */
 int64_t reader_patience_ns(const struct reader *reader);
 /* patience_ns: until then; negative: for as long as it takes. */
@@ -158,7 +159,7 @@ void reader_fail(struct reader *reader, int code, bool own);
 void reader_check(struct check_list *list, uint32_t chunk, uint8_t what);
 /* A chunk's bytes lie in the part: digest NULL: not verified. Any thread. */
 void reader_arrived(struct reader *reader, uint32_t chunk, const struct th_hash *digest);
-/* No lane takes a chunk from now on; those that waited go back to the intake. */
+/* No lane takes a chunk from now on; those that waited go back to the ledger. */
 void reader_stop_taking(struct reader *reader);
 /* What came is not the chunk that was published: it is fetched again, or the source has changed.
  * Any thread. */

@@ -3,7 +3,7 @@
  * reader_setup - how the lanes of a leg come about: pairs of rails, the offer, queue pairs, where
  * everything lies at the source.
  *
- * The porter's, but for what the threads of setup.h do (run_make, run_connect) and the keeper
+ * The acceptor's, but for what the threads of setup.h do (run_make, run_connect) and the keeper
  * (run_free).
  */
 #include <errno.h>
@@ -18,7 +18,7 @@
 #include "transport/rdma/poller.h"
 #include "transport/rdma/reader_own.h"
 #include "transport/rdma/region.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 #define PROBE_BYTES 64u
 #define WORTH_LANES_BYTES UINT64_C(16777216) /* less is there by TCP before lanes are */
@@ -56,7 +56,7 @@ run_make(struct setup_turn *turn, bool late)
 				     rdma_settings(rdma)->depth, &lane->queues, &reader->why) == 0;
 		rail_unhold(rdma_rails(rdma), lane->rail);
 	}
-	loop_post(reader_porter(reader), &reader->made_task);
+	loop_post(reader_acceptor(reader), &reader->made_task);
 }
 
 /* The peer's memory where it begins; what lies there does not matter. */
@@ -128,7 +128,7 @@ run_connect(struct setup_turn *turn, bool late)
 		else if (lane->accepted && th_now_ns() < until_ns)
 			lane->unfound = make_lane(reader, lane, &reader->why) < 0 && !lane->ours;
 	}
-	loop_post(reader_porter(reader), &reader->connected_task);
+	loop_post(reader_acceptor(reader), &reader->connected_task);
 }
 
 static void
@@ -141,7 +141,7 @@ run_free(struct loop_task *task)
 			(void)queues_free(rdma_rails(reader->rdma), &lane->queues);
 		lane->made = false;
 	}
-	loop_post(reader_porter(reader), &reader->freed_task);
+	loop_post(reader_acceptor(reader), &reader->freed_task);
 }
 
 /* ---- pairs of rails ----------------------------------------------------------------------- */

@@ -11,7 +11,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/name.h"
 #include "transport/rdma/reader_own.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 /* A block of a ferry that keeps the slot which it is in. */
 struct slot_block {
@@ -158,7 +158,7 @@ reader_stage_give_back(struct reader *reader, uint32_t chunk)
 	}
 	pthread_mutex_unlock(&reader->lock);
 	if (!stays)
-		intake_give_back(&reader->leg->intake, chunk);
+		chunk_ledger_give_back(&reader->leg->ledger, chunk);
 }
 
 bool
@@ -174,11 +174,11 @@ reader_stage_landed(struct reader *reader, uint32_t chunk)
 			judge ? READER_SLOT_JUDGING : READER_SLOT_READY;
 	pthread_mutex_unlock(&reader->lock);
 	if (stage->num_source > 0)
-		loop_post(reader_porter(reader), &reader->kick_task);
+		loop_post(reader_acceptor(reader), &reader->kick_task);
 	if (stage->slab && judge)
 		check_list_put(&reader->checks, chunk, READER_LANDED);
 	else if (stage->slab)
-		loop_post(reader_porter(reader), &stage->write_task);
+		loop_post(reader_acceptor(reader), &stage->write_task);
 	return stage->slab != NULL;
 }
 
@@ -207,7 +207,7 @@ reader_stage_judged(struct reader *reader, uint32_t chunk, bool right, const str
 	if (digest)
 		slot->digest = *digest;
 	pthread_mutex_unlock(&reader->lock);
-	loop_post(reader_porter(reader), right ? &stage->write_task : &reader->kick_task);
+	loop_post(reader_acceptor(reader), right ? &stage->write_task : &reader->kick_task);
 	return true;
 }
 
@@ -222,7 +222,7 @@ reader_stage_stop(struct reader *reader)
 		if (slot->state != READER_SLOT_ASKED && slot->state != READER_SLOT_STAGED)
 			continue;
 		slot->state = READER_SLOT_FREE;
-		intake_give_back(&reader->leg->intake, slot->chunk);
+		chunk_ledger_give_back(&reader->leg->ledger, slot->chunk);
 	}
 }
 
@@ -296,7 +296,7 @@ part_changed(void *arg)
 {
 	struct reader *reader = arg;
 	if (xfer_part_orphaned(part_of(reader)))
-		loop_post(reader_porter(reader), &reader->stage.write_task);
+		loop_post(reader_acceptor(reader), &reader->stage.write_task);
 }
 
 /* One that has nothing to do; a new one where there may be. NULL: all are busy, or none is to be
@@ -313,7 +313,7 @@ idle_ferry(struct reader *reader)
 		return NULL;
 	struct reader_ferry *ferry = &stage->ferries[stage->num_ferries];
 	int rc = ferry_new(
-		part_of(reader), true, reader_porter(reader), &ferry->done_task, &ferry->ferry);
+		part_of(reader), true, reader_acceptor(reader), &ferry->done_task, &ferry->ferry);
 	if (rc < 0) {
 		if (stage->num_ferries == 0)
 			reader_fail(reader, rc, true);
@@ -377,8 +377,8 @@ run_write(struct loop_task *task)
 static void
 lose(struct reader *reader, uint32_t chunk)
 {
-	intake_give_back(&reader->leg->intake, chunk);
-	loop_post(reader_porter(reader), &reader->kick_task);
+	chunk_ledger_give_back(&reader->leg->ledger, chunk);
+	loop_post(reader_acceptor(reader), &reader->kick_task);
 	reader_leave_ours(reader, "the process of our own GPU has ended, and its memory for copies "
 				  "with it (rdma.stage)");
 }

@@ -2,9 +2,9 @@
 /*
  * reader_stage - of a leg's reader: chunks on their way through slots, at either end.
  *
- * Where the source stages (frame.h), chunks are asked of it before lanes READ them: the porter asks
- * whenever a slot of the source's is free, and lanes take what it says lies there. Where our own
- * memory is reached by no NIC, lanes READ into a slot of a slab of ours; what landed is hashed
+ * Where the source stages (frame.h), chunks are asked of it before lanes READ them: the acceptor
+ * asks whenever a slot of the source's is free, and lanes take what it says lies there. Where our
+ * own memory is reached by no NIC, lanes READ into a slot of a slab of ours; what landed is hashed
  * there and carried to the part by ferries, a few at a time, since our worker's memory may hold up
  * whoever writes to it.
  *
@@ -25,7 +25,7 @@
 
 #include "ipc/base/checked.h"
 #include "ipc/base/ctl.h"
-#include "transport/ferry.h"
+#include "transport/loop/ferry.h"
 #include "transport/rdma/stage.h"
 #include "transport/rdma/wire.h"
 
@@ -53,7 +53,7 @@ struct reader_slot {
 struct reader_ferry {
 	struct reader *reader;
 	struct ferry *ferry;        /* owns; NULL: not made, or abandoned */
-	struct loop_task done_task; /* ferry -> porter */
+	struct loop_task done_task; /* ferry -> acceptor */
 	uint32_t slot;
 	bool busy;
 };
@@ -66,9 +66,9 @@ struct reader_stage {
 	/* Guarded by the reader's lock. */
 	struct reader_slot source[WIRE_SLOTS_MAX];
 	struct reader_slot own[STAGE_SLOTS];
-	/* Any thread -> porter. */
+	/* Any thread -> acceptor. */
 	struct loop_task write_task;
-	/* Porter. */
+	/* Acceptor. */
 	struct reader_ferry ferries[READER_FERRIES];
 	uint32_t num_ferries; /* made */
 	bool watching, closed;
@@ -101,7 +101,7 @@ const uint8_t *reader_stage_data(struct reader *reader, uint32_t chunk);
 bool reader_stage_judged(
 	struct reader *reader, uint32_t chunk, bool right, const struct th_hash *digest);
 
-/* ---- porter ---- */
+/* ---- acceptor ---- */
 
 /* No chunk is taken any more: those that nobody READs go back. Under the reader's lock. */
 void reader_stage_stop(struct reader *reader);

@@ -2,14 +2,14 @@
 /*
  * reader_wait - a reader that waits: for the source's rails, and for memory of either end that is
  * still being registered. That takes seconds where there is much of it, so the leg goes by data
- * connections meanwhile, unless it must not. The porter's.
+ * connections meanwhile, unless it must not. The acceptor's.
  */
 #include <inttypes.h>
 
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
 #include "transport/rdma/reader_own.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 #define STREAM_MAX_NS INT64_C(100000000) /* before a leg begins by data connections */
 #define STREAM_BYTES_PER_NS 1            /* ... and not longer than those would take for it */

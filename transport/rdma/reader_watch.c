@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * reader_watch - how the lanes of a leg fare: proved, moving, broken, closed, and whom that tells
- * against. The porter's.
+ * against. The acceptor's.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include "ipc/base/log.h"
 #include "transport/rdma/path.h"
 #include "transport/rdma/reader_own.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 static const char *
 names_of(const struct reader_lane *lane, char ret_text[160])

@@ -11,7 +11,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
-#include "transport/pages.h"
+#include "transport/part/pinned_pages.h"
 #include "transport/rdma/device_own.h"
 
 #define DATA_BYTES (UINT64_C(1) << 20)
@@ -77,7 +77,7 @@ open_it(struct rail_port *port)
 	const struct verbs_ops *ops = port->rails->ops;
 	struct verbs_device *device = port->opened->device;
 	uint32_t qpn = 0;
-	self->data = pages_map(DATA_BYTES);
+	self->data = pinned_pages_map(DATA_BYTES);
 	int rc = self->data ? ops->reg(device, self->data, DATA_BYTES, (uintptr_t)self->data,
 				      VERBS_LOCAL_WRITE | VERBS_REMOTE_READ, &self->mr)
 			    : -ENOMEM;

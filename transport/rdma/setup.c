@@ -13,7 +13,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
-#include "transport/guard.h"
+#include "transport/part/sigbus.h"
 
 #define HOST_BYTES 64u
 #define HOSTS_MAX 256u /* those without a turn that were met longest ago are forgotten */
@@ -210,7 +210,7 @@ setup_new(struct setup **ret_setup)
 	(void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_cond_init(&setup->moved, &attr);
 	pthread_condattr_destroy(&attr);
-	guard_mask(&all);
+	sigbus_mask(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	while (rc == 0 && setup->num_threads < SETUP_THREADS) {
 		pthread_t *thread = &setup->threads[setup->num_threads];

@@ -18,9 +18,9 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
-#include "transport/crew.h"
-#include "transport/pages.h"
-#include "transport/rdma/packed.h"
+#include "transport/loop/crew.h"
+#include "transport/part/packed.h"
+#include "transport/part/pinned_pages.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/region.h"
 #include "transport/rdma/stage_own.h"
@@ -113,8 +113,8 @@ static bool
 map_host(struct slab *slab)
 {
 	if (!slab->gpus ||
-		pages_map_file("thagentd-gpu-slab", SLAB_BYTES, &slab->fd, &slab->data) < 0)
-		slab->data = pages_map(SLAB_BYTES);
+		pinned_pages_map_file("thagentd-gpu-slab", SLAB_BYTES, &slab->fd, &slab->data) < 0)
+		slab->data = pinned_pages_map(SLAB_BYTES);
 	return slab->data;
 }
 

@@ -12,25 +12,25 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/packed.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/source_own.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 #define FILL_AT_ONCE 4u /* chunks */
 #define CHECKS_OF_ONE 3u
 
 struct loop *
-source_porter(const struct source *source)
+source_acceptor(const struct source *source)
 {
-	return source->leg->transport->porter;
+	return source->leg->transport->acceptor;
 }
 
 void
 source_wake(struct source *source)
 {
 	source->leg->deadline_ns = 0;
-	loop_tick_at(source_porter(source), 0);
+	loop_tick_at(source_acceptor(source), 0);
 	stream_wake(&source->leg->control.stream);
 }
 
@@ -62,7 +62,7 @@ run_free(struct loop_task *task)
 			"leg=%" PRIu64 " why='%s'",
 			source->leg->id, th_strerror(rc));
 	}
-	loop_post(source_porter(source), &source->freed_task);
+	loop_post(source_acceptor(source), &source->freed_task);
 }
 
 /* The leg goes on by data connections, where each chunk may be asked for as often as ever. */
@@ -122,7 +122,7 @@ static void
 checks_closed(struct check_list *list)
 {
 	struct source *source = loop_container(list, struct source, checks);
-	loop_post(source_porter(source), &source->checks_closed_task);
+	loop_post(source_acceptor(source), &source->checks_closed_task);
 }
 
 static void
@@ -246,7 +246,7 @@ check(struct check_list *list, uint32_t chunk, uint8_t what)
 	int rc;
 	if (what == SOURCE_CHECK) {
 		source->checked_code = packed_check(part, chunk);
-		loop_post(source_porter(source), &source->checked_task);
+		loop_post(source_acceptor(source), &source->checked_task);
 		return;
 	}
 	do {
@@ -254,9 +254,9 @@ check(struct check_list *list, uint32_t chunk, uint8_t what)
 	} while (rc > 0 && !__atomic_load_n(&source->ending, __ATOMIC_RELAXED));
 	__atomic_store_n(&source->filling, false, __ATOMIC_SEQ_CST);
 	if (rc < 0)
-		loop_post(source_porter(source), &source->lost_task);
+		loop_post(source_acceptor(source), &source->lost_task);
 	else
-		loop_post(source_porter(source), &source->leg->progress_task);
+		loop_post(source_acceptor(source), &source->leg->progress_task);
 }
 
 void

@@ -14,7 +14,7 @@
  * Memory that no NIC reaches is staged: copied into memory of the agent's own, and READ there
  * (source_stage.h).
  *
- * Threads: the porter's, but for what checks call.
+ * Threads: the acceptor's, but for what checks call.
  */
 #ifndef TH_TRANSPORT_RDMA_SOURCE_H
 #define TH_TRANSPORT_RDMA_SOURCE_H

@@ -8,7 +8,7 @@
 #define TH_TRANSPORT_RDMA_SOURCE_OWN_H
 
 #include "ipc/base/err.h"
-#include "transport/loop.h"
+#include "transport/loop/mover_loop.h"
 #include "transport/rdma/await.h"
 #include "transport/rdma/checks.h"
 #include "transport/rdma/map.h"
@@ -48,13 +48,13 @@ struct source {
 	bool takes_staged; /* immutable: the reader does */
 	struct check_list checks;
 	bool has_checks;
-	/* Keeper's or setup's while it has the source (at_keeper), else porter. */
+	/* Keeper's or setup's while it has the source (at_keeper), else acceptor. */
 	struct source_lane lanes[WIRE_LANES_MAX];
 	uint32_t num_lanes;
 	struct map map;
 	struct th_err made_why; /* of the last lane that could not be made */
 	bool stuck;             /* a queue pair could not be freed */
-	/* Porter. */
+	/* Acceptor. */
 	enum source_state state;
 	bool reader_stages; /* it says so */
 	bool at_keeper, closing, checks_closed;
@@ -68,10 +68,10 @@ struct source {
 	uint32_t reader_prefix, reader_chunks;
 	uint64_t reader_bytes;
 	uint32_t checked;            /* chunk that the reader asked about; SOURCE_NO_CHUNK: none */
-	struct setup_turn make_turn; /* porter -> setup */
-	struct loop_task free_task;  /* porter -> keeper */
+	struct setup_turn make_turn; /* acceptor -> setup */
+	struct loop_task free_task;  /* acceptor -> keeper */
 	struct loop_task made_task, freed_task;
-	/* Checks -> porter. */
+	/* Checks -> acceptor. */
 	struct loop_task checked_task, lost_task, checks_closed_task;
 	int checked_code; /* written before checked_task is posted */
 	bool filling;     /* atomic: a fill is under way, or waits */
@@ -80,7 +80,7 @@ struct source {
 
 /* Looks at the leg's clock, and what there is to say. */
 void source_wake(struct source *source);
-struct loop *source_porter(const struct source *source);
+struct loop *source_acceptor(const struct source *source);
 /* A source that closes or leaves: takes it as far as it goes. */
 void source_settle(struct source *source);
 /* No RDMA any more in this leg; the reader is told once the queue pairs are gone. */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "transport/rdma/source_own.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 static void
 put_rails(struct source *source)

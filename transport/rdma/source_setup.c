@@ -9,11 +9,11 @@
 
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/packed.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/region.h"
 #include "transport/rdma/source_own.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 /* ---- the rails ---------------------------------------------------------------------------- */
 
@@ -197,7 +197,7 @@ run_make(struct setup_turn *turn, bool late)
 		used[i] = source->lanes[i].made ? used[i] : used[first];
 	any = any && make_map(source, used) == 0;
 	source->map.have_keys = any ? source->map.have_keys : 0;
-	loop_post(source_porter(source), &source->made_task);
+	loop_post(source_acceptor(source), &source->made_task);
 }
 
 static void

@@ -14,13 +14,13 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
-#include "transport/ferry.h"
+#include "transport/loop/ferry.h"
 #include "transport/rdma/map.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/region.h"
 #include "transport/rdma/source_own.h"
 #include "transport/rdma/wire.h"
-#include "transport/tcp.h"
+#include "transport/tcp/tcp.h"
 
 struct stage_block { /* of a ferry */
 	struct ferry_block block;
@@ -156,7 +156,7 @@ find_ferry(struct staging *staging, int *ret_code)
 		struct staging_ferry *one = &staging->ferries[i];
 		if (one->ferry)
 			continue;
-		int rc = ferry_new(staging->leg->part, false, staging->leg->transport->porter,
+		int rc = ferry_new(staging->leg->part, false, staging->leg->transport->acceptor,
 			&staging->done_task, &one->ferry);
 		if (rc < 0) {
 			one->ferry = NULL;
@@ -278,7 +278,7 @@ staging_frame(struct staging *staging, const struct frame *frame)
 	uint32_t chunk = frame->first, slot = frame->count;
 	if (slot >= staging->num_slots || (staging->busy >> slot & 1) != 0 ||
 		chunk >= leg->prefix_sent ||
-		__atomic_add_fetch(&leg->asked[chunk], 1, __ATOMIC_RELAXED) > INTAKE_ATTEMPTS_MAX)
+		__atomic_add_fetch(&leg->asked[chunk], 1, __ATOMIC_RELAXED) > LEDGER_ATTEMPTS_MAX)
 		return TH_E_PROTOCOL;
 	staging->chunks[slot] = chunk;
 	staging->busy |= UINT32_C(1) << slot;

@@ -8,7 +8,7 @@
  * that a reader can do to us is to have each chunk copied as often as it may fetch it. A chunk that
  * it wants again did not match: then it is hashed here, too.
  *
- * Porter only, but for staging_map.
+ * Acceptor only, but for staging_map.
  */
 #ifndef TH_TRANSPORT_RDMA_SOURCE_STAGE_H
 #define TH_TRANSPORT_RDMA_SOURCE_STAGE_H
@@ -19,7 +19,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/ctl.h"
 #include "ipc/base/err.h"
-#include "transport/loop.h"
+#include "transport/loop/mover_loop.h"
 #include "transport/rdma/stage.h"
 
 #define STAGING_FERRIES 4u
@@ -46,7 +46,7 @@ struct staging {
 	uint32_t busy;                /* mask: asked for, and not told yet */
 	uint32_t waiting, staged;     /* masks, parts of busy: for a ferry; to be told */
 	struct staging_ferry ferries[STAGING_FERRIES];
-	struct loop_task done_task; /* ferry -> porter */
+	struct loop_task done_task; /* ferry -> acceptor */
 };
 
 /* why: the memory is not READ where it lies; cut to a sentence. 0, or TH_E_NO_PATH and both

@@ -30,7 +30,7 @@
 
 #include "ipc/base/checked.h"
 #include "ipc/base/err.h"
-#include "transport/chunk.h"
+#include "transport/part/chunk.h"
 
 #define STAGE_SLOTS 8u
 #define SLAB_BYTES ((uint64_t)STAGE_SLOTS * CHUNK_BYTES_MAX)

@@ -11,9 +11,9 @@
 #include <sys/queue.h>
 
 #include "transport/cuda/gpus.h"
-#include "transport/loop.h"
+#include "transport/loop/mover_loop.h"
+#include "transport/part/unmap.h"
 #include "transport/rdma/stage.h"
-#include "transport/unmap.h"
 
 enum slab_state {
 	SLAB_READY, /* the host's from the beginning */

@@ -15,7 +15,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/err.h"
 #include "ipc/base/log.h"
-#include "transport/access.h"
+#include "transport/part/fd_memory.h"
 
 /* ---- what is mapped -------------------------------------------------------------------------- */
 
@@ -60,7 +60,7 @@ holes_guard(void *map, size_t bytes)
 
 void
 holes_count(struct holes_file *files, uint32_t *count, const struct interval *interval,
-	struct access *access, bool mapped)
+	struct fd_memory *access, bool mapped)
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	struct holes_file *file = *count > 0 ? &files[*count - 1] : NULL;
@@ -88,7 +88,7 @@ holes_find(const struct holes_file *files, uint32_t count, bool destination, uin
 		const struct holes_file *file = &files[i];
 		struct stat st;
 		if ((!destination && !file->mapped) || !file->access ||
-			fstat(access_fd(file->access), &st) < 0)
+			fstat(fd_memory_fd(file->access), &st) < 0)
 			continue;
 		uint64_t there = (uint64_t)th_max_i64(st.st_blocks, 0) * 512;
 		if (there < file->bytes) {

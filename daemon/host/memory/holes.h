@@ -7,8 +7,8 @@
  * libthc makes all pages before it shares memory, and two things hold whatever a worker does:
  *
  * What is mapped of it is registered with a userfaultfd that answers with SIGBUS, so that a touch
- * of a hole is what transport/guard.h makes a result of, and a system call that would write to one
- * fails with EFAULT. This has no gap in time.
+ * of a hole is what transport/part/sigbus.h makes a result of, and a system call that would write
+ * to one fails with EFAULT. This has no gap in time.
  *
  * And before an operation each file is asked how many pages it has. Where there are fewer than its
  * tensors take, the operation is refused by a sentence, and nothing has changed. That is a question
@@ -26,10 +26,10 @@
 
 #include "daemon/host/memory/memory_claims.h"
 
-struct access;
+struct fd_memory;
 
-struct holes_file {            /* a worker's file in which tensors lie */
-	struct access *access; /* borrows: the memory object's */
+struct holes_file {               /* a worker's file in which tensors lie */
+	struct fd_memory *access; /* borrows: the memory object's */
 	uint64_t dev, ino;
 	uint64_t end;   /* of the last page that was counted */
 	uint64_t bytes; /* of whole pages */
@@ -45,7 +45,7 @@ void holes_guard(void *map, size_t bytes);
  * for one more than *count.
  */
 void holes_count(struct holes_file *files, uint32_t *count, const struct interval *interval,
-	struct access *access, bool mapped);
+	struct fd_memory *access, bool mapped);
 /*
  * The first file with fewer pages than were counted, and how many of its bytes are missing; NULL:
  * none. Holes in what is only read, and not mapped, harm nobody: reading makes no page.

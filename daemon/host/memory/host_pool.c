@@ -25,11 +25,11 @@
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
 #include "ipc/shm/doorbell.h"
-#include "transport/access.h"
 #include "transport/cuda/gpus.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/fd_memory.h"
+#include "transport/part/packed.h"
+#include "transport/part/unmap.h"
 #include "transport/rdma/region.h"
-#include "transport/unmap.h"
 
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14; an older kernel answers EINVAL */
 #define MADV_POPULATE_WRITE 23
@@ -48,7 +48,7 @@ struct offload_memory {
 	bool freeing;           /* released */
 	atomic_bool unwanted;   /* released while it is made */
 	uint8_t *map;           /* owns; the thread's until done */
-	struct access *file;    /* owns: a reference; likewise; NULL: only the mapping */
+	struct fd_memory *file; /* owns: a reference; likewise; NULL: only the mapping */
 	int error;              /* 0 or why it could not be made */
 	struct region *region;  /* owns: a reference; NULL: no NIC reaches it */
 	struct gpus_host *host; /* owns; NULL: no GPU reaches it */
@@ -85,7 +85,7 @@ unmap(struct offload_memory *memory)
 	if (memory->map)
 		unmap_here(memory->map, memory->bytes);
 	memory->map = NULL;
-	access_release(memory->file);
+	fd_memory_release(memory->file);
 	memory->file = NULL;
 }
 
@@ -144,7 +144,7 @@ make(struct offload_memory *memory)
 		rc = fd < 0 ? -errno : map_pages(memory, fd);
 	memory->error = rc;
 	/* The mapping keeps the file; the descriptor is for who sends out of it. */
-	memory->file = rc == 0 ? access_new(fd, ACCESS_FILE, close_file) : NULL;
+	memory->file = rc == 0 ? fd_memory_new(fd, FD_MEMORY_FILE, close_file) : NULL;
 	if (!memory->file)
 		th_fd_close(&fd);
 	if (memory->error != 0)
@@ -419,7 +419,7 @@ offload_data(const struct offload_memory *memory)
 	return memory->map;
 }
 
-struct access *
+struct fd_memory *
 offload_file(const struct offload_memory *memory)
 {
 	return memory->file;
@@ -455,11 +455,12 @@ offload_offer(struct offload_memory *memory, struct gpus *gpus)
 {
 	if (!memory->file)
 		return;
-	memory->host = gpus_host_new(gpus, &(struct gpus_host_memory){.fd = access_fd(memory->file),
-						   .data = memory->map,
-						   .bytes = memory->bytes,
-						   .gone = not_known,
-						   .arg = memory});
+	memory->host =
+		gpus_host_new(gpus, &(struct gpus_host_memory){.fd = fd_memory_fd(memory->file),
+					    .data = memory->map,
+					    .bytes = memory->bytes,
+					    .gone = not_known,
+					    .arg = memory});
 }
 
 struct gpus_host *

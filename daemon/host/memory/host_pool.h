@@ -21,7 +21,7 @@
 
 #define OFFLOAD_HALF UINT64_MAX /* limit: half of what is available when memory is asked for */
 
-struct access;
+struct fd_memory;
 struct gpus;
 struct gpus_host;
 struct offload;
@@ -70,7 +70,7 @@ struct offload_memory *offload_start(
 /* Where it is mapped; after done. */
 uint8_t *offload_data(const struct offload_memory *memory);
 /* The file that is mapped there, from its beginning; lives as long as the memory. May be NULL. */
-struct access *offload_file(const struct offload_memory *memory);
+struct fd_memory *offload_file(const struct offload_memory *memory);
 uint64_t offload_bytes(const struct offload_memory *memory);
 /* Has it registered with these rails, in the background; after done, once. It is freed when no
  * device knows it any more. */

@@ -24,7 +24,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
-#include "transport/access.h"
+#include "transport/part/fd_memory.h"
 
 #define SAME_MAX 64u
 
@@ -147,13 +147,13 @@ keep_file(
 		const struct memory *other = &set->objects[set->count - 1 - i];
 		if (other->file && !other->dmabuf && other->dev == object->dev &&
 			other->ino == object->ino) {
-			object->file = access_retain(other->file);
+			object->file = fd_memory_retain(other->file);
 			return;
 		}
 	}
 	if (limits->kept_by_all >= limits->descriptors_max / 2)
 		return;
-	object->file = access_new(*fd, ACCESS_FILE, closer_close);
+	object->file = fd_memory_new(*fd, FD_MEMORY_FILE, closer_close);
 	if (!object->file)
 		return;
 	*fd = -1;
@@ -329,7 +329,7 @@ check_process(const struct fdmsg_memory *message, int fd, const struct memory_li
  * The descriptor of another object of the same file or process, if it can do as much. The last few
  * are looked at: who shares a file piece by piece does so in one go.
  */
-static struct access *
+static struct fd_memory *
 same_access(const struct memory_set *set, const struct memory *object)
 {
 	for (uint32_t i = 0; i < SAME_MAX && i < set->count; i++) {
@@ -354,16 +354,16 @@ add_access(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 		rc = memory_reserve(set, limits->objects_max, err);
 	if (rc < 0)
 		return rc;
-	struct access *same = same_access(set, &object);
+	struct fd_memory *same = same_access(set, &object);
 	if (same) {
-		object.access = access_retain(same);
+		object.access = fd_memory_retain(same);
 		*ret_id = memory_append(set, &object);
 		return 0;
 	}
 	if (limits->kept_by_all >= limits->descriptors_max)
 		return memory_no_descriptors(limits, err);
-	object.access =
-		access_new(*fd, object.process ? ACCESS_PROCESS : ACCESS_FILE, closer_close);
+	object.access = fd_memory_new(
+		*fd, object.process ? FD_MEMORY_PROCESS : FD_MEMORY_FILE, closer_close);
 	if (!object.access)
 		return th_fail(err, -ENOMEM, "the agent is out of memory");
 	*fd = -1;
@@ -550,8 +550,8 @@ memory_drop(struct memory_set *set, uint32_t index)
 	set->descriptors -= object->dmabuf;
 	if (object->owner)
 		pass_on(set, index);
-	access_release(object->access);
-	access_release(object->file);
+	fd_memory_release(object->access);
+	fd_memory_release(object->file);
 	set->forgotten -= object->forgotten;
 	*object = (struct memory){.id = object->id, .gone = true, .dmabuf_fd = -1};
 	set->gone++;

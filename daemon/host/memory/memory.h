@@ -7,7 +7,7 @@
  * for reading only until the session receives something, and again when it publishes: what is
  * published no mistake of the agent's can change. Any other file in
  * memory, and the memory of the worker's process, is read and written through the descriptor
- * (transport/access.h), by threads that may be left behind.
+ * (transport/part/fd_memory.h), by threads that may be left behind.
  *
  * Nothing is asked here of a descriptor that whoever made it could leave unanswered: only a file
  * that is known to lie in memory is measured, and of any other not even the size is asked. No seal
@@ -15,7 +15,7 @@
  *
  * What NICs may reach stays mapped until no device knows it any more, also when its worker and this
  * set are gone. What is large takes its time to be unmapped, and a thread of its own
- * (transport/unmap.h). Main thread only.
+ * (transport/part/unmap.h). Main thread only.
  */
 #ifndef TH_DAEMON_HOST_MEMORY_MEMORY_H
 #define TH_DAEMON_HOST_MEMORY_MEMORY_H
@@ -26,7 +26,7 @@
 #include "ipc/base/err.h"
 #include "ipc/sock/fdmsg.h"
 
-struct access;
+struct fd_memory;
 struct gpu_space;
 struct hold;
 struct rails;
@@ -46,15 +46,16 @@ struct memory {
 	size_t map_bytes;
 	struct region *region; /* owns: a reference; of the mapping; NULL: no NIC reaches it      */
 	uint64_t missing;      /* of its bytes: pages that nobody had touched when it was shared  */
-	struct access *access; /* owns: a reference; NULL: it is mapped                          */
-	struct access *file;   /* owns: likewise, of what is mapped, to send from; may be NULL   */
-	bool process;          /* access: of a process, not of a file                            */
-	bool shadow;           /* mapped: the worker copies GPU memory to it and from it         */
-	bool dmabuf;           /* no row lies in it: the way of a NIC to GPU memory              */
-	int dmabuf_fd;         /* owns, until a region has it; then, and of all else, -1         */
-	struct hold *hold;     /* owns: a use; of a dma-buf                                      */
-	bool owner;            /* access or file: was made for this object                       */
-	const char *read_only; /* why it can not be written; NULL: it can                        */
+	struct fd_memory
+		*access;        /* owns: a reference; NULL: it is mapped                          */
+	struct fd_memory *file; /* owns: likewise, of what is mapped, to send from; may be NULL   */
+	bool process;           /* access: of a process, not of a file                            */
+	bool shadow;            /* mapped: the worker copies GPU memory to it and from it         */
+	bool dmabuf;            /* no row lies in it: the way of a NIC to GPU memory              */
+	int dmabuf_fd;          /* owns, until a region has it; then, and of all else, -1         */
+	struct hold *hold;      /* owns: a use; of a dma-buf                                      */
+	bool owner;             /* access or file: was made for this object                       */
+	const char *read_only;  /* why it can not be written; NULL: it can                        */
 	/* A piece of GPU memory (memory_gpu.h); base and offset are the worker's address.       */
 	struct gpu_space *space; /* borrows: the set's; NULL: it is none                         */
 	uint32_t gpu, gpu_kind;  /* of the set's; enum cuda_kind                                 */
@@ -62,9 +63,9 @@ struct memory {
 
 #define MEMORY_GPUS_MAX 16u
 
-struct memory_gpu {              /* where the worker has memory; space NULL: a free place */
-	struct gpu_space *space; /* owns: a reference                                            */
-	struct access *access;   /* owns: likewise; what its rows lie in                         */
+struct memory_gpu {               /* where the worker has memory; space NULL: a free place */
+	struct gpu_space *space;  /* owns: a reference                                            */
+	struct fd_memory *access; /* owns: likewise; what its rows lie in                         */
 	uint32_t objects;
 };
 

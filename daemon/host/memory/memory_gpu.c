@@ -13,8 +13,8 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"
-#include "transport/access.h"
 #include "transport/cuda/gpus.h"
+#include "transport/part/fd_memory.h"
 
 _Static_assert(sizeof(struct cuda_handle) == FDMSG_HANDLE_BYTES, "what a message carries");
 _Static_assert(GPUS_MAX == MEMORY_GPUS_MAX, "a place for each");
@@ -77,7 +77,7 @@ find_gpu(struct memory_set *set, const uint8_t uuid[16])
 static void
 free_gpu(struct memory_gpu *gpu)
 {
-	access_release(gpu->access);
+	fd_memory_release(gpu->access);
 	gpu_space_release(gpu->space);
 	*gpu = (struct memory_gpu){0};
 }
@@ -106,7 +106,7 @@ take_gpu(struct memory_set *set, const struct memory_gpu_limits *limits, const u
 			err->code = TH_E_MEMORY_KIND;
 		return NULL;
 	}
-	gpu->access = access_new_gpu(limits->gpus, gpu->space);
+	gpu->access = fd_memory_new_gpu(limits->gpus, gpu->space);
 	if (gpu->access)
 		return gpu;
 	free_gpu(gpu);
@@ -163,7 +163,7 @@ add_piece(struct memory_set *set, struct memory_gpu *gpu, const struct fdmsg_gpu
 	int rc = gpu_space_add(gpu->space, handle, message->base, th_fd_move(fd), &user, err);
 	if (rc < 0)
 		return rc;
-	object.access = access_retain(gpu->access);
+	object.access = fd_memory_retain(gpu->access);
 	gpu->objects++;
 	set->descriptors += object.owner;
 	*ret_id = memory_append(set, &object);

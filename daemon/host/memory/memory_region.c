@@ -14,10 +14,10 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
-#include "transport/access.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/fd_memory.h"
+#include "transport/part/packed.h"
+#include "transport/part/unmap.h"
 #include "transport/rdma/region.h"
-#include "transport/unmap.h"
 
 /* Registered or given back, what becomes of it does not depend on the object any more. */
 struct mapping {
@@ -43,7 +43,7 @@ uint64_t
 memory_missing(const struct memory *object)
 {
 	struct stat st;
-	if (object->missing == 0 || !object->file || fstat(access_fd(object->file), &st) < 0)
+	if (object->missing == 0 || !object->file || fstat(fd_memory_fd(object->file), &st) < 0)
 		return object->missing;
 	return memory_missing_of(&st, object->bytes);
 }

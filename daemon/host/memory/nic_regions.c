@@ -13,9 +13,9 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
-#include "transport/access.h"
 #include "transport/cuda/gpus.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/fd_memory.h"
+#include "transport/part/packed.h"
 #include "transport/rdma/place.h"
 
 /* As xfer_part_set_no_rdma wants them. */
@@ -60,7 +60,7 @@ static bool
 lies_on_gpu(const struct cover *cover, uint32_t row)
 {
 	const struct xfer_place *place = &cover->tensors->places[row];
-	return place->access && !place->data && access_space(place->access);
+	return place->access && !place->data && fd_memory_space(place->access);
 }
 
 static struct memory *
@@ -181,7 +181,7 @@ cover_gpu_row(const struct cover *cover, uint32_t row)
 	if (!object->region)
 		memory_register(object, cover->regions->rails,
 			regions_near_gpu(
-				cover->regions, gpu_space_uuid(access_space(place->access))));
+				cover->regions, gpu_space_uuid(fd_memory_space(place->access))));
 	place->region = object->region;
 	place->region_at = place->place - object->base;
 }

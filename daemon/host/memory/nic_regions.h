@@ -4,7 +4,7 @@
  *
  * Registering is per allocation: the memory objects that a worker shares, or the one memory of an
  * offloaded copy, and only those in which a row of 2 MiB or more lies. The smaller rows of a shard
- * get a packed buffer (transport/rdma/packed.h). It begins when tensors are registered, goes on in
+ * get a packed buffer (transport/part/packed.h). It begins when tensors are registered, goes on in
  * the background, and is kept: for one version after the other, and of a memory object also for
  * other tensors. What NICs know they may move although nobody asked for RDMA; what they do not know
  * goes another way, so nothing here fails.

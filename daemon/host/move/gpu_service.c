@@ -21,9 +21,9 @@
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
 #include "ipc/shm/doorbell.h"
-#include "transport/access.h"
-#include "transport/crew.h"
 #include "transport/cuda/gpus.h"
+#include "transport/loop/crew.h"
+#include "transport/part/fd_memory.h"
 
 #define HANG_NS INT64_C(10000000000)
 #define LEAVE_NS INT64_C(500000000)
@@ -221,7 +221,7 @@ gpu_close(struct host *host)
 	struct gpu *gpu = &host->gpu;
 	struct gpu_wait *wait, *next;
 	/* What crews dropped last, as spaces. */
-	access_sweep();
+	fd_memory_sweep();
 	/* Threads that are left in a worker's memory may have spaces: they end with the process. */
 	if (crew_count() == 0) {
 		gpus_free(gpu->gpus);

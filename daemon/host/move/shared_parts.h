@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#include "transport/part.h"
+#include "transport/part/xfer_part.h"
 
 struct host;
 

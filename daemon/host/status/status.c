@@ -20,7 +20,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
 #include "transport/cuda/gpus.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/packed.h"
 
 struct counter {
 	const char *name, *unit, *help;

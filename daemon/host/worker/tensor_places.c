@@ -11,7 +11,7 @@
 
 #include "daemon/host/memory/memory_gpu.h"
 #include "ipc/base/checked.h"
-#include "transport/rdma/packed.h"
+#include "transport/part/packed.h"
 
 static int
 out_of_memory(struct th_err *err)
@@ -293,7 +293,8 @@ tensors_of_manifest(const uint8_t *data, size_t bytes, struct th_err *err,
 }
 
 void
-tensors_place(struct tensors *tensors, uint8_t *memory, struct access *file, struct gpus_host *host)
+tensors_place(
+	struct tensors *tensors, uint8_t *memory, struct fd_memory *file, struct gpus_host *host)
 {
 	uint64_t at = 0;
 	for (uint32_t row = 0; row < tensors->manifest.num_rows; row++) {

@@ -17,8 +17,8 @@
 #include "daemon/host/memory/memory_claims.h"
 #include "ipc/base/err.h"
 #include "ipc/proto/manifest.h"
-#include "transport/chunk.h"
-#include "transport/part.h"
+#include "transport/part/chunk.h"
+#include "transport/part/xfer_part.h"
 
 struct packed;
 
@@ -68,7 +68,7 @@ int tensors_new(const struct tensors_rows *rows, const struct memory_set *memory
 int tensors_of_manifest(const uint8_t *data, size_t bytes, struct th_err *err,
 	struct tensors **ret_tensors, uint64_t *ret_bytes);
 void tensors_place(
-	struct tensors *tensors, uint8_t *memory, struct access *file, struct gpus_host *host);
+	struct tensors *tensors, uint8_t *memory, struct fd_memory *file, struct gpus_host *host);
 void tensors_free(struct tensors *tensors); /* NULL: nothing */
 
 #endif

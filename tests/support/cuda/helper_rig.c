@@ -20,7 +20,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/fd.h"
 #include "tests/support/cuda/test_calls.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define WAIT_MS 60000
 #define GOOD(call) TH_ASSERT((call) == CUDA_SUCCESS) /* in the worker */

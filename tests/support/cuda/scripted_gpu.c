@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "ipc/base/assert.h"
-#include "transport/digest.h"
+#include "transport/hash/digest.h"
 
 #define PIECES_MAX 8192u
 

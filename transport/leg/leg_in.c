@@ -1,0 +1,698 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * leg_in - the reader's side of a leg from another agent: handshake, the source's progress, the
+ * stall clock, the end. Its bytes come by data connections (data_in.c) or RDMA (rdma/reader.h).
+ *
+ * Acceptor only, but for leg_in_new and the two fill functions (shell). How a leg ends:
+ * transport_own.h.
+ *
+ *   CONNECTING -> ASKING (ticket sent) -> RUNNING (welcome) -> ENDING
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
+#include "transport/tcp/tcp.h"
+
+#define DIGESTS_AT_ONCE 256u /* decoded on the stack */
+
+static struct leg_in *
+leg_of(struct control *control)
+{
+	return loop_container(control, struct leg_in, control);
+}
+
+/* ---- the end ------------------------------------------------------------------------------ */
+
+static void
+end(struct leg_in *leg, enum transport_event_kind kind)
+{
+	leg->state = LEG_IN_ENDING;
+	leg->result.kind = kind;
+	if (leg->running_ns != 0)
+		leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->running_ns);
+	bool reset = kind != TRANSPORT_DONE;
+	stream_close(&leg->control.stream, reset);
+	chunk_ledger_look_stop(&leg->ledger);
+	for (uint32_t i = 0; i < leg->num_conns; i++) {
+		if (leg->conns[i]->retired)
+			continue;
+		leg->conns[i]->reset = reset;
+		loop_post(leg->conns[i]->loop, &leg->conns[i]->close_task);
+	}
+	if (!reader_moves(leg->reader))
+		__atomic_store_n(&leg->way, LEG_BY_TCP, __ATOMIC_RELAXED);
+	reader_close(leg->reader);
+	leg_in_settle(leg);
+}
+
+void
+leg_in_settle(struct leg_in *leg)
+{
+	if (leg->state != LEG_IN_ENDING || leg->settled || leg->num_conns > 0 ||
+		!reader_gone(leg->reader))
+		return;
+	leg->settled = true;
+	loop_post(leg->transport->acceptor, &leg->last_task);
+}
+
+static void
+fail(struct leg_in *leg, int code, bool source_failed, const char *text)
+{
+	if (leg->state == LEG_IN_ENDING)
+		return;
+	leg->result.code = code;
+	leg->result.source_failed = source_failed;
+	struct th_err err;
+	(void)th_fail(&err, code, "%s %s: %s; %" PRIu32 " of %" PRIu32 " chunks are verified",
+		source_failed ? "source" : "reading from", leg->peer, text,
+		xfer_part_prefix(leg->part), xfer_part_table(leg->part)->num_chunks);
+	memcpy(leg->result.text, err.text, sizeof(leg->result.text));
+	count_up(&leg->transport->counters.legs_failed, 1);
+	end(leg, TRANSPORT_FAILED);
+}
+
+void
+leg_in_fail(struct leg_in *leg, int code, const char *text)
+{
+	fail(leg, code, true, text);
+}
+
+void
+leg_in_fail_ours(struct leg_in *leg, int code, const char *text)
+{
+	fail(leg, code, false, text);
+}
+
+void
+leg_in_pass_points(const struct leg_in *leg, uint32_t chunk)
+{
+	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
+	if (chunk == 0)
+		TH_FP(leg_in_first_chunk);
+	if (chunk == num_chunks / 2)
+		TH_FP(leg_in_half);
+	if (chunk == num_chunks - 1)
+		TH_FP(leg_in_last_chunk);
+}
+
+/* How far it is, if that is news. One at a time: a source that does not read gets no more. */
+static void
+put_alive(struct leg_in *leg)
+{
+	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
+	uint32_t looks = th_min_u32(chunk_ledger_num_looked(&leg->ledger), num_chunks);
+	uint8_t payload[FRAME_ALIVE_BYTES];
+	struct frame frame = {.kind = FRAME_ALIVE, .leg = leg->id, .count = looks};
+	if (leg->control.out_sent != leg->control.out_bytes)
+		return;
+	if (reader_moves(leg->reader)) {
+		uint64_t bytes = reader_bytes(leg->reader);
+		frame.first = xfer_part_prefix(leg->part);
+		frame.count += th_min_u32(reader_landed(leg->reader), num_chunks);
+		frame.bytes = FRAME_ALIVE_BYTES;
+		if (frame.count == leg->chunks_said && frame.first == leg->prefix_said &&
+			bytes == leg->bytes_said)
+			return;
+		leg->chunks_said = frame.count;
+		leg->prefix_said = frame.first;
+		leg->bytes_said = bytes;
+		frame_encode_alive(bytes, payload);
+	} else if (looks <= leg->looks_said) {
+		return;
+	} else {
+		leg->looks_said = looks;
+	}
+	control_put(&leg->control, &frame, payload);
+}
+
+static void
+complete(struct leg_in *leg)
+{
+	if (leg->state == LEG_IN_ENDING)
+		return;
+	struct frame frame = {.kind = FRAME_BYE, .leg = leg->id};
+	TH_FP(leg_in_bye);
+	put_alive(leg);
+	control_put(&leg->control, &frame, NULL);
+	stream_wake(&leg->control.stream);
+	/* The source may be gone by now, and the wake-up may have told: all bytes are here. */
+	if (leg->state != LEG_IN_ENDING)
+		end(leg, TRANSPORT_DONE);
+}
+
+/* A connection ended: a failure of the leg, unless everything is here already. */
+static void
+fail_by(struct leg_in *leg, int code)
+{
+	if (leg->state == LEG_IN_RUNNING &&
+		xfer_part_prefix(leg->part) == xfer_part_table(leg->part)->num_chunks)
+		complete(leg);
+	else if (code == TH_E_CHECKSUM)
+		leg_in_fail(leg, code, "its bytes do not match the published digests");
+	else if (code == TH_E_PROTOCOL)
+		leg_in_fail(leg, code, "it broke the data protocol");
+	else if (code == STREAM_EOF)
+		leg_in_fail(leg, TH_E_NO_PATH, "it closed the connection");
+	else
+		leg_in_fail(leg, TH_E_NO_PATH, th_strerror(code));
+}
+
+void
+leg_in_stop(struct leg_in *leg)
+{
+	leg_in_settle(leg); /* the transport may be closing */
+	if (leg->state == LEG_IN_ENDING)
+		return;
+	leg->result.code = TH_E_CANCELLED;
+	snprintf(leg->result.text, sizeof(leg->result.text), "stopped");
+	end(leg, TRANSPORT_STOPPED);
+}
+
+void
+leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn)
+{
+	if (conn->retired)
+		return; /* it had nothing to do any more */
+	/* The source may have said why: its word is in the control connection by then. */
+	if (!conn->own && leg->state == LEG_IN_RUNNING && conn->code != TH_E_CHECKSUM &&
+		conn->code != TH_E_PROTOCOL)
+		stream_look(&leg->control.stream);
+	leg_in_fail_by(leg, conn->code, conn->own);
+}
+
+static void
+fail_stale(struct leg_in *leg)
+{
+	char text[TH_CTL_TEXT_BYTES];
+	int code = part_lost_text(leg->part, "our own memory can not be written any more", text);
+	fail(leg, code, false, text);
+}
+
+void
+leg_in_fail_by(struct leg_in *leg, int code, bool own)
+{
+	if (leg->state == LEG_IN_ENDING)
+		return;
+	if (!own)
+		fail_by(leg, code);
+	else if (code == TH_E_STALE_MEMORY)
+		fail_stale(leg);
+	else if (code == TH_E_MEMORY_KIND)
+		fail(leg, code, false,
+			"a descriptor of our own memory has O_APPEND: the bytes would go to the "
+			"end of the file");
+	else
+		fail(leg, th_code_or(code, TH_E_STALE_MEMORY), false,
+			code == TH_E_LIMIT ? LIMIT_TEXT : th_strerror(code));
+}
+
+static void
+add_conns(struct leg_in *leg)
+{
+	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
+	uint32_t missing = num_chunks - xfer_part_prefix(leg->part);
+	uint32_t wanted = leg->transport->config.connections, there = 0;
+	bool leads = true;
+	/* Those that went when RDMA came may still count at the source when they come back. */
+	if (leg->reader)
+		wanted = th_min_u32(wanted, CONNECTIONS_MAX / 2);
+	for (uint32_t i = 0; i < leg->num_conns; i++) {
+		there += !leg->conns[i]->retired;
+		leads = leads && (leg->conns[i]->retired || !leg->conns[i]->leads);
+	}
+	for (; there < wanted && there < missing && leg->num_conns < CONNECTIONS_MAX; there++) {
+		struct loop *mover = acceptor_next_mover(leg->transport);
+		leg->conns[leg->num_conns++] = data_in_new(leg, mover, leads);
+		leads = false;
+	}
+}
+
+void
+leg_in_conn_gone(struct leg_in *leg, struct data_in *conn)
+{
+	uint32_t i = 0;
+	while (leg->conns[i] != conn)
+		i++;
+	leg->conns[i] = leg->conns[--leg->num_conns];
+	free(conn);
+	if (leg->state == LEG_IN_RUNNING && leg->streaming)
+		add_conns(leg); /* there was no room for as many as are wanted */
+	leg_in_settle(leg);
+}
+
+/* Only one that has nothing left to do may go: the source would not know of it otherwise. */
+void
+leg_in_conn_idle(struct leg_in *leg, struct data_in *conn)
+{
+	if (leg->state == LEG_IN_ENDING || conn->retired ||
+		!__atomic_load_n(&leg->retiring, __ATOMIC_RELAXED))
+		return;
+	conn->retired = true;
+	loop_post(conn->loop, &conn->close_task);
+}
+
+static void
+say_way(const struct leg_in *leg, enum leg_way way, struct transport_event *ret_event)
+{
+	static const char *const names[] = {"tcp", "rdma", "rdma-copy"};
+	snprintf(ret_event->transport, sizeof(ret_event->transport), "%s", names[way]);
+	if (way == LEG_BY_RDMA_COPY)
+		snprintf(ret_event->copy, sizeof(ret_event->copy), "%s", leg->copy.text);
+}
+
+static void
+run_last(struct loop_task *task)
+{
+	struct leg_in *leg = loop_container(task, struct leg_in, last_task);
+	struct transport *transport = leg->transport;
+	LIST_REMOVE(leg, entry);
+	leg->result.bytes_moved = __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED);
+	leg->result.bytes_reused = leg->ledger.reuse.bytes;
+	leg->result.verify_ns = __atomic_load_n(&leg->verify_ns, __ATOMIC_RELAXED);
+	leg->result.overwrote =
+		leg->result.bytes_moved > 0 || (leg->reader && reader_touched(leg->reader));
+	snprintf(leg->result.fallback, sizeof(leg->result.fallback), "%s", leg->fallback.text);
+	say_way(leg, leg->way, &leg->result);
+	reader_free(leg->reader);
+	leg->reader = NULL;
+	control_fini(&leg->control);
+	chunk_ledger_fini(&leg->ledger);
+	xfer_part_release(leg->part);
+	leg->part = NULL;
+	events_post(&transport->events, &leg->last_node);
+	acceptor_left(transport);
+}
+
+static bool
+fill_progress(struct event_node *node, struct transport_event *ret_event)
+{
+	struct leg_in *leg = loop_container(node, struct leg_in, progress_node);
+	ret_event->kind = TRANSPORT_PROGRESS;
+	ret_event->leg = leg->id;
+	ret_event->bytes_moved = __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED);
+	say_way(leg, __atomic_load_n(&leg->way, __ATOMIC_ACQUIRE), ret_event);
+	if (__atomic_load_n(&leg->fallback_told, __ATOMIC_ACQUIRE))
+		snprintf(
+			ret_event->fallback, sizeof(ret_event->fallback), "%s", leg->fallback.text);
+	return true;
+}
+
+static bool
+fill_last(struct event_node *node, struct transport_event *ret_event)
+{
+	struct leg_in *leg = loop_container(node, struct leg_in, last_node);
+	*ret_event = leg->result;
+	free(leg);
+	return true;
+}
+
+/* ---- frames from the source --------------------------------------------------------------- */
+
+static int
+on_welcome(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
+{
+	const struct chunk_table *table = xfer_part_table(leg->part);
+	struct frame_welcome welcome;
+	frame_decode_welcome(payload, &welcome);
+	if (leg->state != LEG_IN_ASKING || welcome.protocol != FRAME_PROTOCOL)
+		return TH_E_PROTOCOL;
+	if (frame->count != table->num_chunks || welcome.bytes != table->bytes) {
+		leg_in_fail(leg, TH_E_LAYOUT, "its shard has other chunks than ours");
+		return 0;
+	}
+	if (leg->verify && !(frame->flags & FRAME_DIGESTS)) {
+		leg_in_fail(leg, TH_E_CHECKSUM,
+			"it has no digests to verify against: its agent runs with --verify off, "
+			"and ours with full");
+		return 0;
+	}
+	memcpy(leg->key, welcome.key, sizeof(leg->key));
+	leg->state = LEG_IN_RUNNING;
+	TH_FP(leg_in_welcome);
+	leg->running_ns = leg->connecting_ns = th_now_ns();
+	leg->deadline_ns = leg->running_ns;
+	loop_tick_at(leg->transport->acceptor, leg->deadline_ns);
+	if (xfer_part_prefix(leg->part) == table->num_chunks)
+		complete(leg);
+	else if (leg->reader)
+		reader_start(leg->reader, (frame->flags & FRAME_OFFERS_RDMA) != 0,
+			(frame->flags & FRAME_RDMA_LATER) != 0);
+	else
+		leg_in_connect(leg);
+	return 0;
+}
+
+void
+leg_in_connect(struct leg_in *leg)
+{
+	if (leg->streaming)
+		return;
+	leg->streaming = true;
+	__atomic_store_n(&leg->retiring, false, __ATOMIC_RELEASE);
+	leg->connecting_ns = th_now_ns();
+	leg->deadline_ns = 0;
+	loop_tick_at(leg->transport->acceptor, 0);
+	__atomic_store_n(&leg->joined_ns, 0, __ATOMIC_RELAXED);
+	__atomic_store_n(&leg->way, LEG_BY_TCP, __ATOMIC_RELAXED);
+	add_conns(leg);
+	leg_in_kick(leg); /* those that were about to go */
+}
+
+void
+leg_in_retire(struct leg_in *leg)
+{
+	if (!leg->streaming)
+		return;
+	leg->streaming = false;
+	__atomic_store_n(&leg->retiring, true, __ATOMIC_RELEASE);
+	leg_in_kick(leg);
+}
+
+static int
+on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
+{
+	char text[TH_CTL_TEXT_BYTES + 1];
+	size_t bytes = (size_t)frame->bytes;
+	/* Also midway: a source that finds its memory changed, or gone. */
+	if (leg->state != LEG_IN_ASKING && leg->state != LEG_IN_RUNNING)
+		return TH_E_PROTOCOL;
+	control_sentence(payload, bytes, text);
+	int code = frame->count <= INT32_MAX ? -(int)frame->count : 0;
+	bool known = code <= TH_E_INVALID && strcmp(th_errname(code), "?") != 0;
+	char sentence[TH_CTL_TEXT_BYTES + 32];
+	snprintf(sentence, sizeof(sentence), "%s: %s",
+		leg->state == LEG_IN_ASKING ? "it refused" : "it gave up", text);
+	leg_in_fail(leg, known ? code : TH_E_NO_PATH, sentence);
+	return 0;
+}
+
+/* A kick that is posted after the close would find the connection freed. */
+static void
+kick_conn(struct data_in *conn)
+{
+	if (!conn->retired)
+		loop_post(conn->loop, &conn->kick_task);
+}
+
+void
+leg_in_kick(struct leg_in *leg)
+{
+	reader_kick(leg->reader);
+	for (uint32_t i = 0; i < leg->num_conns; i++)
+		kick_conn(leg->conns[i]);
+}
+
+static int
+take_digests(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
+{
+	struct th_hash digests[DIGESTS_AT_ONCE];
+	uint32_t count = (uint32_t)(frame->bytes / 16);
+	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
+	if (!th_range_fits(frame->first, count, num_chunks))
+		return TH_E_PROTOCOL;
+	int all = 0;
+	for (uint32_t at = 0; leg->verify && at < count; at += DIGESTS_AT_ONCE) {
+		uint32_t piece = th_min_u32(DIGESTS_AT_ONCE, count - at);
+		frame_decode_digests(payload + (size_t)at * 16, piece, digests);
+		int result = chunk_ledger_digests(&leg->ledger, frame->first + at, digests, piece);
+		if (result < 0)
+			return result;
+		all |= result;
+	}
+	if (all & LEDGER_GREW)
+		events_post_soon(&leg->transport->events, &leg->progress_node);
+	if (all & LEDGER_COMPLETE)
+		complete(leg);
+	else if ((all & LEDGER_AGAIN) || (count > 0 && leg->ledger.reuse.on))
+		leg_in_kick(leg);
+	return 0;
+}
+
+static int
+on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
+{
+	uint32_t prefix = frame->count;
+	if (leg->state != LEG_IN_RUNNING || prefix < leg->source_prefix ||
+		prefix > xfer_part_table(leg->part)->num_chunks)
+		return TH_E_PROTOCOL;
+	bool grew = prefix > leg->source_prefix;
+	__atomic_store_n(&leg->source_prefix, prefix, __ATOMIC_RELAXED);
+	for (uint32_t i = 0; grew && i < leg->num_conns; i++) {
+		if (!leg->conns[i]->leads)
+			kick_conn(leg->conns[i]);
+	}
+	int rc = take_digests(leg, frame, payload);
+	if (rc < 0 || leg->state == LEG_IN_ENDING)
+		return rc;
+	if (grew)
+		reader_kick(leg->reader);
+	/* "I wait myself" excuses only what lies beyond its own prefix. */
+	uint32_t missing = chunk_ledger_lowest_missing(&leg->ledger);
+	bool owes = missing < xfer_part_table(leg->part)->num_chunks;
+	if (((frame->flags & FRAME_WAITING) && missing >= prefix) || !owes)
+		leg->excused_ns = th_now_ns();
+	return 0;
+}
+
+static int
+handle(struct control *control, const struct frame *frame, const uint8_t *payload)
+{
+	struct leg_in *leg = leg_of(control);
+	if (frame->leg != leg->id)
+		return TH_E_PROTOCOL;
+	reader_heard(leg->reader);
+	if (frame->kind == FRAME_WELCOME)
+		return on_welcome(leg, frame, payload);
+	if (frame->kind == FRAME_REFUSED)
+		return on_refused(leg, frame, payload);
+	if (frame->kind == FRAME_PROGRESS)
+		return on_progress(leg, frame, payload);
+	if (leg->state == LEG_IN_RUNNING)
+		return reader_frame(leg->reader, frame, payload);
+	return TH_E_PROTOCOL;
+}
+
+static void
+refill(struct control *control)
+{
+	reader_refill(leg_of(control)->reader);
+}
+
+static void
+broken(struct control *control, int code)
+{
+	fail_by(leg_of(control), code);
+}
+
+/* ---- the beginning ------------------------------------------------------------------------ */
+
+static void
+fail_without_rdma(struct leg_in *leg)
+{
+	struct th_err err;
+	th_fail(&err, TH_E_NO_PATH, "RDMA is required and there is none: %s",
+		leg->fallback.text[0] ? leg->fallback.text : "this agent has none");
+	fail(leg, TH_E_NO_PATH, false, err.text);
+}
+
+static void
+connected(struct control *control)
+{
+	struct leg_in *leg = leg_of(control);
+	leg->reader = reader_new(leg);
+	if (!leg->reader && (leg->flags & TRANSPORT_REQUIRE_RDMA)) {
+		fail_without_rdma(leg);
+		return;
+	}
+	struct frame frame = {.kind = FRAME_HELLO,
+		.flags = (uint8_t)((leg->verify ? FRAME_VERIFIES : 0) |
+				   (leg->reader ? FRAME_TAKES_RDMA | FRAME_TAKES_STAGED : 0)),
+		.leg = leg->id,
+		.bytes = FRAME_HELLO_BYTES};
+	struct frame_hello hello = {
+		.ticket = leg->ticket, .protocol = FRAME_PROTOCOL, .mode = FRAME_MODE_TCP};
+	uint8_t payload[FRAME_HELLO_BYTES];
+	TH_FP(leg_in_hello);
+	frame_encode_hello(&hello, payload);
+	control_put(control, &frame, payload);
+	leg->state = LEG_IN_ASKING;
+	/* The source gives its shell hello_ns to judge the ticket. */
+	leg->deadline_ns =
+		th_now_ns() + leg->transport->config.hello_ns + leg->transport->config.stall_ns;
+	loop_tick_at(leg->transport->acceptor, leg->deadline_ns);
+	stream_wake(&control->stream);
+}
+
+/* Meanwhile the source was not asked for anything: it is not the one that was slow. */
+static void
+run_looked(struct loop_task *task)
+{
+	struct leg_in *leg = loop_container(task, struct leg_in, looked_task);
+	if (leg->state == LEG_IN_ENDING)
+		return;
+	int result = chunk_ledger_looked(&leg->ledger);
+	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
+	if (result & LEDGER_GREW)
+		events_post_soon(&leg->transport->events, &leg->progress_node);
+	if (result & LEDGER_COMPLETE)
+		complete(leg);
+	else if (result & LEDGER_AGAIN)
+		leg_in_kick(leg);
+}
+
+static void
+run_complete(struct loop_task *task)
+{
+	complete(loop_container(task, struct leg_in, complete_task));
+}
+
+int
+leg_in_new(struct transport *transport, uint64_t id, const char *address,
+	const struct th_ticket *ticket, struct xfer_part *part, unsigned flags,
+	struct leg_in **ret_leg)
+{
+	struct leg_in *leg = th_calloc(1, sizeof(*leg));
+	int rc = socket_parse(address, &leg->address, &leg->address_bytes);
+	if (rc == 0)
+		rc = chunk_ledger_init(&leg->ledger, part, &transport->counters);
+	if (rc < 0) {
+		free(leg);
+		return rc;
+	}
+	leg->transport = transport;
+	leg->id = id;
+	leg->ticket = *ticket;
+	leg->flags = flags;
+	leg->part = xfer_part_retain(part);
+	leg->verify = xfer_part_verify(part);
+	socket_name(&leg->address, leg->peer);
+	control_init(&leg->control, FRAME_PAYLOAD_MAX, UINT32_MAX);
+	leg->control.handle = handle;
+	leg->control.refill = refill;
+	leg->control.broken = broken;
+	leg->control.connected = connected;
+	leg->complete_task.run = run_complete;
+	leg->looked_task.run = run_looked;
+	chunk_ledger_look(&leg->ledger, transport->acceptor, &leg->looked_task);
+	leg->last_task.run = run_last;
+	leg->progress_node.fill = fill_progress;
+	leg->last_node.fill = fill_last;
+	leg->result.leg = id;
+	*ret_leg = leg;
+	return 0;
+}
+
+void
+leg_in_start(struct leg_in *leg)
+{
+	struct transport *transport = leg->transport;
+	LIST_INSERT_HEAD(&transport->legs_in, leg, entry);
+	count_up(&transport->counters.legs_in, 1);
+	leg->state = LEG_IN_CONNECTING;
+	leg->deadline_ns = th_now_ns() + CONNECT_NS;
+	TH_FP(leg_in_connects);
+	loop_tick_at(transport->acceptor, leg->deadline_ns);
+	int fd = socket_connect(&leg->address, leg->address_bytes, transport);
+	int rc = fd;
+	if (fd >= 0)
+		rc = control_open(&leg->control, transport->acceptor, fd, true);
+	if (rc < 0)
+		fail_by(leg, rc);
+}
+
+struct leg_in *
+leg_in_find(struct transport *transport, uint64_t id)
+{
+	struct leg_in *leg;
+	LIST_FOREACH(leg, &transport->legs_in, entry)
+	{
+		if (leg->id == id)
+			return leg;
+	}
+	return NULL;
+}
+
+struct leg_in *
+leg_in_next(struct leg_in *leg)
+{
+	return LIST_NEXT(leg, entry);
+}
+
+/* ---- the clock ---------------------------------------------------------------------------- */
+
+static int64_t
+check_stall(struct leg_in *leg, int64_t now_ns)
+{
+	int64_t stall_ns = leg->transport->config.stall_ns;
+	int64_t joined_ns = __atomic_load_n(&leg->joined_ns, __ATOMIC_RELAXED);
+	/* Before the first data connection stands, a lost SYN must be able to come again. */
+	int64_t since_ns = joined_ns != 0 ? joined_ns : leg->connecting_ns + CONNECT_NS - stall_ns;
+	since_ns = th_max_i64(since_ns, __atomic_load_n(&leg->last_byte_ns, __ATOMIC_RELAXED));
+	/* What our own memory has not taken yet cannot be sent by the source either. */
+	for (uint32_t i = 0; i < leg->num_conns; i++) {
+		if (__atomic_load_n(&leg->conns[i]->held, __ATOMIC_RELAXED))
+			leg->excused_ns = now_ns;
+	}
+	if (reader_excuses(leg->reader) || chunk_ledger_looking(&leg->ledger))
+		leg->excused_ns = now_ns;
+	since_ns = th_max_i64(since_ns, leg->excused_ns);
+	if (now_ns < since_ns + stall_ns)
+		return since_ns + stall_ns;
+	/* It was not asked for anything, for want of digests: now it is. */
+	if (chunk_ledger_hurry(&leg->ledger)) {
+		leg_in_kick(leg);
+		leg->excused_ns = now_ns;
+		return now_ns + stall_ns;
+	}
+	leg_in_fail(leg, TH_E_NO_PATH, "it sends nothing any more");
+	return INT64_MAX;
+}
+
+/* A source that is asked for nothing must be able to tell that from a frozen reader. */
+static int64_t
+say_alive(struct leg_in *leg, int64_t now_ns)
+{
+	if (leg->state == LEG_IN_ENDING || !(leg->ledger.reuse.on || reader_moves(leg->reader)))
+		return INT64_MAX;
+	put_alive(leg);
+	stream_wake(&leg->control.stream);
+	return now_ns + leg->transport->config.stall_ns / 3;
+}
+
+int64_t
+leg_in_tick(struct leg_in *leg, int64_t now_ns)
+{
+	int64_t stall_ns = leg->transport->config.stall_ns;
+	if (leg->state == LEG_IN_ENDING)
+		return INT64_MAX;
+	if (now_ns < leg->deadline_ns)
+		return leg->deadline_ns;
+	/* We come late ourselves (frozen, or starved): that is not the source's stall. */
+	bool late = leg->deadline_ns > 0 && now_ns > leg->deadline_ns + stall_ns / 4;
+	if (late)
+		leg->excused_ns = now_ns;
+	if (leg->state != LEG_IN_RUNNING && late)
+		return leg->deadline_ns = now_ns + stall_ns;
+	if (leg->state == LEG_IN_ASKING)
+		stream_look(&leg->control.stream); /* its answer may lie there */
+	if (leg->state == LEG_IN_CONNECTING)
+		leg_in_fail(leg, TH_E_NO_PATH, "it does not answer");
+	else if (leg->state == LEG_IN_ASKING)
+		leg_in_fail(leg, TH_E_NO_PATH, "it does not answer to the ticket");
+	if (leg->state == LEG_IN_ENDING)
+		return INT64_MAX;
+	int64_t next_ns = reader_tick(leg->reader, late, now_ns);
+	if (leg->state == LEG_IN_ENDING)
+		return INT64_MAX;
+	/* Not later than that: when the first connection stands, nobody looks anew. */
+	leg->deadline_ns = th_min_i64(check_stall(leg, now_ns), now_ns + stall_ns);
+	leg->deadline_ns = th_min_i64(leg->deadline_ns, say_alive(leg, now_ns));
+	leg->deadline_ns = th_min_i64(leg->deadline_ns, next_ns);
+	return leg->deadline_ns;
+}

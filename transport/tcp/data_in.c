@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * data_in - a data connection at the reader: asks for chunks, receives them in blocks that stay in
+ * cache, hashes each on its way to the part's memory (data_in_block.c). Memory that is not mapped
+ * gets the same bytes from the block in which they were hashed (data_in_copy.c).
+ *
+ * Runs on its mover. A few chunks are kept asked for, so that the source always has the next one.
+ * The source answers in the order asked; anything else breaks the leg.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
+#include "transport/part/sigbus.h"
+#include "transport/tcp/tcp.h"
+
+#define REUSED_AT_ONCE 2u /* chunks, before the mover looks at its other connections */
+
+static struct data_in *
+conn_of(struct stream *stream)
+{
+	return loop_container(stream, struct data_in, stream);
+}
+
+/* ---- asking ------------------------------------------------------------------------------- */
+
+static void
+put(struct data_in *conn, const struct frame *frame, const uint8_t *payload)
+{
+	if (conn->out_sent > 0) {
+		memmove(conn->out, conn->out + conn->out_sent, conn->out_bytes - conn->out_sent);
+		conn->out_bytes -= conn->out_sent;
+		conn->out_sent = 0;
+	}
+	TH_ASSERT(conn->out_bytes + FRAME_BYTES + frame->bytes <= sizeof(conn->out));
+	frame_encode(frame, conn->out + conn->out_bytes);
+	conn->out_bytes += FRAME_BYTES;
+	if (payload)
+		memcpy(conn->out + conn->out_bytes, payload, frame->bytes);
+	conn->out_bytes += (uint32_t)frame->bytes;
+}
+
+/*
+ * A source that itself still receives is as fast as its own source, so what it has is asked for
+ * by one connection, in order and ahead of it. Were it shared by several, chunks would come side by
+ * side, each so many times later, and so at each hop of a chain. The others help where the source
+ * is further ahead than the first one asks: then this leg is what is slow.
+ */
+static uint32_t
+ask_limit(const struct data_in *conn)
+{
+	uint32_t has = __atomic_load_n(&conn->leg->source_prefix, __ATOMIC_RELAXED);
+	if (conn->leads || has == xfer_part_table(conn->leg->part)->num_chunks)
+		return UINT32_MAX;
+	return has < WINDOW ? 0 : has - WINDOW;
+}
+
+/* Does the part have the bytes of this chunk already? */
+static bool
+reuse(struct data_in *conn, uint32_t chunk)
+{
+	struct leg_in *leg = conn->leg;
+	int result;
+	if (!leg->ledger.hashes_here)
+		return false;
+	bool here = chunk_ledger_reuse(&leg->ledger, chunk, &result);
+	/* Meanwhile the source was not asked for anything: it is not the one that was slow. */
+	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
+	if (here && (result & LEDGER_GREW))
+		events_post_soon(&leg->transport->events, &leg->progress_node);
+	if (here && (result & LEDGER_COMPLETE))
+		loop_post(leg->transport->acceptor, &leg->complete_task);
+	return here;
+}
+
+/* Nothing is asked for, nothing is on its way to the part. */
+static bool
+is_idle(const struct data_in *conn)
+{
+	return conn->num_asked == 0 && !conn->in_body && (!conn->ferry || ferry_idle(conn->ferry));
+}
+
+void
+data_in_rest(struct data_in *conn)
+{
+	if (__atomic_load_n(&conn->leg->retiring, __ATOMIC_ACQUIRE) && is_idle(conn))
+		loop_post(conn->leg->transport->acceptor, &conn->idle_task);
+}
+
+static void
+ask(struct data_in *conn)
+{
+	uint32_t limit = ask_limit(conn), chunk, reused = 0;
+	bool retiring = __atomic_load_n(&conn->leg->retiring, __ATOMIC_ACQUIRE);
+	while (!retiring && conn->num_asked < conn->window &&
+		chunk_ledger_take(&conn->leg->ledger, limit, &chunk)) {
+		if (reuse(conn, chunk)) {
+			if (++reused < REUSED_AT_ONCE)
+				continue;
+			loop_post(conn->loop, &conn->kick_task);
+			break;
+		}
+		conn->asked[(conn->asked_head + conn->num_asked++) % WINDOW_MAX] = chunk;
+		struct frame frame = {
+			.kind = FRAME_READ, .leg = conn->leg->id, .first = chunk, .count = 1};
+		put(conn, &frame, NULL);
+	}
+	data_in_rest(conn);
+	stream_wake(&conn->stream);
+}
+
+static uint32_t
+send_want(struct stream *stream, struct iovec *ret_ranges)
+{
+	struct data_in *conn = conn_of(stream);
+	if (conn->out_sent == conn->out_bytes)
+		return 0;
+	ret_ranges[0] =
+		(struct iovec){conn->out + conn->out_sent, conn->out_bytes - conn->out_sent};
+	return 1;
+}
+
+static int
+send_sent(struct stream *stream, size_t bytes)
+{
+	conn_of(stream)->out_sent += (uint32_t)bytes;
+	return 0;
+}
+
+/* ---- receiving ---------------------------------------------------------------------------- */
+
+static uint32_t
+recv_want(struct stream *stream, struct iovec *ret_ranges)
+{
+	struct data_in *conn = conn_of(stream);
+	if (!conn->in_body) {
+		ret_ranges[0] = (struct iovec){conn->header + conn->have, FRAME_BYTES - conn->have};
+		return 1;
+	}
+	if (conn->ferry)
+		return data_in_copy_want(conn, ret_ranges);
+	if (conn->block) {
+		data_in_block_want(conn, ret_ranges);
+		return 1;
+	}
+	return xfer_cursor_next(
+		&conn->cursor, conn->leg->part, LOOP_BLOCK_BYTES, ret_ranges, LOOP_RANGES_MAX);
+}
+
+/* Whether the READ of the chunk that must come now is all gone to the source. */
+static bool
+was_asked(const struct data_in *conn)
+{
+	uint32_t unsent = conn->out_bytes - conn->out_sent;
+	return conn->num_asked > (unsent + FRAME_BYTES - 1) / FRAME_BYTES;
+}
+
+/*
+ * A whole header: is it of the chunk that must come now? An answer before its question is refused
+ * too: from a source that never reads, the READs would fill our buffer for them.
+ */
+static int
+begin_chunk(struct data_in *conn)
+{
+	struct leg_in *leg = conn->leg;
+	struct frame frame;
+	int rc = frame_decode(conn->header, &frame);
+	if (rc < 0)
+		return rc;
+	if (frame.kind != FRAME_DATA || frame.leg != leg->id || !was_asked(conn) ||
+		frame.first != conn->asked[conn->asked_head] ||
+		frame.bytes != chunk_bytes(xfer_part_table(leg->part), frame.first))
+		return TH_E_PROTOCOL;
+	conn->have = 0;
+	conn->in_body = true;
+	xfer_cursor_init(&conn->cursor, leg->part, frame.first);
+	xfer_part_map_chunk(leg->part, frame.first);
+	digest_init(&conn->digest);
+	if (conn->window < WINDOW) {
+		conn->window++;
+		ask(conn);
+	}
+	return 0;
+}
+
+int
+data_in_arrived(struct data_in *conn, uint32_t chunk, const struct th_hash *digest)
+{
+	struct leg_in *leg = conn->leg;
+	int result = chunk_ledger_arrived(&leg->ledger, chunk, leg->verify ? digest : NULL);
+	if (result < 0)
+		return result;
+	if (result & LEDGER_GREW)
+		events_post_soon(&leg->transport->events, &leg->progress_node);
+	if (result & LEDGER_COMPLETE)
+		loop_post(leg->transport->acceptor, &leg->complete_task);
+	else
+		ask(conn);
+	return 0;
+}
+
+static int
+end_chunk(struct data_in *conn)
+{
+	uint32_t chunk = conn->asked[conn->asked_head];
+	leg_in_pass_points(conn->leg, chunk);
+	conn->in_body = false;
+	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
+	conn->num_asked--;
+	if (conn->ferry)
+		return 0; /* it has arrived when its last block is written */
+	struct th_hash digest = {0};
+	if (conn->leg->verify)
+		digest = digest_final(&conn->digest);
+	return data_in_arrived(conn, chunk, &digest);
+}
+
+static int
+hash(struct data_in *conn, const struct iovec *ranges, size_t bytes)
+{
+	int rc = 0;
+	for (uint32_t i = 0; rc == 0 && bytes > 0; i++) {
+		size_t piece = th_min_size(bytes, ranges[i].iov_len);
+		rc = sigbus_digest(&conn->digest, ranges[i].iov_base, piece);
+		bytes -= piece;
+	}
+	conn->own = rc < 0;
+	return rc;
+}
+
+static int
+got_body(struct data_in *conn, const struct iovec *ranges, size_t bytes)
+{
+	struct leg_in *leg = conn->leg;
+	int64_t before_ns = th_now_ns(), now_ns = before_ns;
+	int rc = 0;
+	if (conn->block)
+		rc = data_in_block_got(conn, bytes);
+	else if (leg->verify)
+		rc = hash(conn, ranges, bytes);
+	if (leg->verify) {
+		now_ns = th_now_ns();
+		count_up(&leg->verify_ns, (uint64_t)(now_ns - before_ns));
+	}
+	__atomic_store_n(&leg->last_byte_ns, now_ns, __ATOMIC_RELAXED);
+	count_up(&leg->bytes_moved, bytes);
+	count_up(&leg->transport->counters.bytes_in, bytes);
+	if (!conn->block)
+		xfer_cursor_skip(&conn->cursor, leg->part, bytes);
+	if (rc == 0 && conn->ferry)
+		data_in_copy_got(conn, bytes);
+	if (rc == 0 && conn->cursor.left == 0)
+		rc = end_chunk(conn);
+	return rc;
+}
+
+static int
+recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
+{
+	struct data_in *conn = conn_of(stream);
+	if (conn->in_body)
+		return got_body(conn, ranges, bytes);
+	conn->have += (uint32_t)bytes;
+	return conn->have == FRAME_BYTES ? begin_chunk(conn) : 0;
+}
+
+/* ---- life --------------------------------------------------------------------------------- */
+
+static void
+connected(struct stream *stream)
+{
+	struct data_in *conn = conn_of(stream);
+	struct leg_in *leg = conn->leg;
+	int64_t never = 0;
+	__atomic_compare_exchange_n(
+		&leg->joined_ns, &never, th_now_ns(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	struct frame frame = {.kind = FRAME_JOIN, .leg = leg->id, .bytes = FRAME_KEY_BYTES};
+	put(conn, &frame, leg->key);
+	ask(conn);
+}
+
+static void
+broken(struct stream *stream, int code)
+{
+	struct data_in *conn = conn_of(stream);
+	/* What the kernel cannot write to is our memory, not the connection. */
+	if (code == -EFAULT) {
+		code = TH_E_STALE_MEMORY;
+		conn->own = true;
+	}
+	conn->code = code;
+	loop_post(conn->leg->transport->acceptor, &conn->broken_task);
+}
+
+void
+data_in_break(struct data_in *conn, int code, bool own)
+{
+	if (conn->stream.fd < 0)
+		return;
+	conn->own = own;
+	stream_close(&conn->stream, false);
+	broken(&conn->stream, code);
+}
+
+static const struct stream_ops data_in_ops = {
+	.bulk_in = true,
+	.recv_want = recv_want,
+	.recv_got = recv_got,
+	.send_want = send_want,
+	.send_sent = send_sent,
+	.connected = connected,
+	.broken = broken,
+};
+
+static void
+run_open(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, open_task);
+	int rc = xfer_part_direct(conn->leg->part) ? 0 : data_in_copy_open(conn);
+	if (rc < 0) {
+		conn->own = true;
+		broken(&conn->stream, rc);
+		return;
+	}
+	if (!conn->ferry)
+		data_in_block_open(conn);
+	int fd =
+		socket_connect(&conn->leg->address, conn->leg->address_bytes, conn->leg->transport);
+	rc = fd;
+	if (fd >= 0)
+		rc = stream_open(&conn->stream, conn->loop, &data_in_ops, fd, true);
+	if (rc < 0)
+		broken(&conn->stream, rc);
+}
+
+static void
+run_kick(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, kick_task);
+	if (conn->stream.fd >= 0 && !conn->stream.connecting)
+		ask(conn);
+}
+
+static void
+run_close(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, close_task);
+	stream_close(&conn->stream, conn->reset);
+	data_in_block_close(conn);
+	if (data_in_copy_close(conn))
+		loop_post(conn->loop, &conn->settle_task);
+}
+
+/* What was posted to this thread about the connection has run by now. */
+static void
+run_settle(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, settle_task);
+	loop_post(conn->leg->transport->acceptor, &conn->gone_task);
+}
+
+static void
+run_broken(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, broken_task);
+	leg_in_conn_broken(conn->leg, conn);
+}
+
+static void
+run_idle(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, idle_task);
+	leg_in_conn_idle(conn->leg, conn);
+}
+
+static void
+run_gone(struct loop_task *task)
+{
+	struct data_in *conn = loop_container(task, struct data_in, gone_task);
+	leg_in_conn_gone(conn->leg, conn);
+}
+
+struct data_in *
+data_in_new(struct leg_in *leg, struct loop *loop, bool leads)
+{
+	struct data_in *conn = th_calloc(1, sizeof(*conn));
+	conn->stream.fd = -1;
+	conn->leg = leg;
+	conn->loop = loop;
+	conn->leads = leads;
+	conn->window = 1;
+	conn->open_task.run = run_open;
+	conn->kick_task.run = run_kick;
+	conn->close_task.run = run_close;
+	conn->settle_task.run = run_settle;
+	conn->broken_task.run = run_broken;
+	conn->idle_task.run = run_idle;
+	conn->gone_task.run = run_gone;
+	loop_post(loop, &conn->open_task);
+	return conn;
+}

@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * data_out - a data connection at the source: takes requests for chunks and sends them straight
+ * from the part's memory, or from the blocks that a ferry read of it (data_out_copy.c).
+ *
+ * Runs on its mover. A request beyond the part's prefix waits here until the part's watcher kicks;
+ * nothing polls.
+ *
+ * What the end of a leg proves. By send() the kernel copies, so when the stream is closed no byte
+ * of the part is read for it any more. By sendfile it only takes references to the pages, and reads
+ * them when they go out, or on the same host when the reader's recv copies them: that can be after
+ * the close. So the end of such a leg proves less: that nobody who reads the pages later will take
+ * what he then finds for the published version. This is enough for the memory to be written, and it
+ * holds because sendfile is used only for a reader that said it counts no chunk without the
+ * publisher's digest, hashed where the bytes have arrived, after the last read of the page. A leg
+ * that ended by the reader's word has nothing queued: all that was sent is verified. One that is
+ * fenced, or ends in any other way, closes by a reset, which drops what is queued here; what the
+ * reader's kernel holds already may be torn and fails its digest, as any damage does. Such a chunk
+ * cannot be taken for a breach of contract: who asks for it again finds the connection closed.
+ * A reader that lied about verifying harms itself, and may see some later bytes of memory that it
+ * was allowed to read: megabytes at most, those that were in flight.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/failpoint.h"
+#include "ipc/base/fd.h"
+#include "ipc/base/name.h"
+#include "transport/tcp/tcp.h"
+
+#define FILE_BYTES_MIN (64u << 10)  /* of one piece: less is gathered and copied */
+#define FILE_BLOCK_BYTES (4u << 20) /* of one call: nothing is to stay in cache */
+
+static struct data_out *
+conn_of(struct stream *stream)
+{
+	return loop_container(stream, struct data_out, stream);
+}
+
+/* ---- requests ----------------------------------------------------------------------------- */
+
+static uint32_t
+recv_want(struct stream *stream, struct iovec *ret_ranges)
+{
+	struct data_out *conn = conn_of(stream);
+	ret_ranges[0] = (struct iovec){conn->in + conn->have, FRAME_BYTES - conn->have};
+	return 1;
+}
+
+static int
+recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
+{
+	struct data_out *conn = conn_of(stream);
+	struct leg_out *leg = conn->leg;
+	struct frame frame;
+	(void)ranges;
+	conn->have += (uint32_t)bytes;
+	if (conn->have < FRAME_BYTES)
+		return 0;
+	conn->have = 0;
+	int rc = frame_decode(conn->in, &frame);
+	if (rc < 0)
+		return rc;
+	if (frame.kind != FRAME_READ || frame.leg != leg->reader_leg ||
+		!th_range_fits(frame.first, frame.count, xfer_part_table(leg->part)->num_chunks) ||
+		frame.count > WINDOW_MAX - conn->num_asked)
+		return TH_E_PROTOCOL;
+	for (uint32_t i = 0; i < frame.count; i++) {
+		/* Each time it is asked for again it is hashed again: not as often as it likes. */
+		if (__atomic_add_fetch(&leg->asked[frame.first + i], 1, __ATOMIC_RELAXED) >
+			LEDGER_ATTEMPTS_MAX)
+			return TH_E_PROTOCOL;
+		conn->asked[(conn->asked_head + conn->num_asked++) % WINDOW_MAX] = frame.first + i;
+	}
+	if (conn->ferry)
+		data_out_copy_feed(conn);
+	stream_wake(stream);
+	return 0;
+}
+
+/* ---- sending ------------------------------------------------------------------------------ */
+
+bool
+data_out_may_send(struct data_out *conn, uint32_t chunk)
+{
+	struct leg_out *leg = conn->leg;
+	if (chunk >= xfer_part_prefix(leg->part)) {
+		/* First say that we wait, then look again: see xfer_part_advance. */
+		bool waited = __atomic_exchange_n(&conn->waiting, true, __ATOMIC_SEQ_CST);
+		__atomic_thread_fence(__ATOMIC_SEQ_CST);
+		if (chunk >= xfer_part_prefix(leg->part)) {
+			if (!waited)
+				loop_post(leg->transport->acceptor, &leg->progress_task);
+			return false;
+		}
+	}
+	/* What the reader was told to wait for ends here, and its clock runs again. */
+	if (__atomic_load_n(&conn->waiting, __ATOMIC_RELAXED)) {
+		__atomic_store_n(&leg->last_sent_ns, th_now_ns(), __ATOMIC_RELAXED);
+		__atomic_store_n(&conn->waiting, false, __ATOMIC_SEQ_CST);
+	}
+	return true;
+}
+
+void
+data_out_changed(struct data_out *conn, uint32_t chunk)
+{
+	leg_out_changed(conn->leg, chunk);
+}
+
+/*
+ * A chunk that is asked for again did not match at the reader. Either it was damaged on its way, or
+ * the worker has written to what it had published. Nobody had the right to: while this connection
+ * is open the leg has not ended, so no unpublish has been answered.
+ */
+static bool
+still_published(struct data_out *conn, uint32_t chunk)
+{
+	struct leg_out *leg = conn->leg;
+	struct th_hash now;
+	if (!leg->verify || __atomic_load_n(&leg->asked[chunk], __ATOMIC_RELAXED) == 1)
+		return true;
+	int rc = part_digest(leg->part, chunk, &now);
+	if (rc < 0)
+		data_out_break(conn, rc, UINT32_MAX);
+	else if (th_hash_equal(now, *xfer_part_digest(leg->part, chunk)))
+		return true;
+	else
+		data_out_changed(conn, chunk);
+	return false;
+}
+
+void
+data_out_header(struct data_out *conn, uint32_t chunk)
+{
+	struct leg_out *leg = conn->leg;
+	struct frame frame = {.kind = FRAME_DATA,
+		.leg = leg->reader_leg,
+		.first = chunk,
+		.count = 1,
+		.bytes = chunk_bytes(xfer_part_table(leg->part), chunk)};
+	frame_encode(&frame, conn->header);
+	conn->header_sent = 0;
+	conn->chunk = chunk;
+#ifdef TH_FAULTS
+	struct fault *fault = &leg->transport->fault;
+	conn->flip =
+		fault->flip && chunk == fault->flip_chunk &&
+		(!__atomic_exchange_n(&leg->flipped, true, __ATOMIC_RELAXED) || fault->flip_always);
+#endif
+}
+
+static bool
+begin_chunk(struct data_out *conn)
+{
+	struct leg_out *leg = conn->leg;
+	if (conn->num_asked == 0 || __atomic_load_n(&leg->changed, __ATOMIC_RELAXED) ||
+		!data_out_may_send(conn, conn->asked[conn->asked_head]) ||
+		!still_published(conn, conn->asked[conn->asked_head]))
+		return false;
+	data_out_header(conn, conn->asked[conn->asked_head]);
+	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
+	conn->num_asked--;
+	xfer_cursor_init(&conn->cursor, leg->part, conn->chunk);
+	conn->sending = true;
+	return true;
+}
+
+/* Of a leg with late reads: whether the chunk goes on with enough bytes of one file. */
+static bool
+next_file(const struct data_out *conn, struct xfer_file *ret_file)
+{
+	return conn->leg->late_reads && !conn->ferry && !conn->stream.no_file &&
+	       xfer_cursor_file(&conn->cursor, conn->leg->part, FILE_BLOCK_BYTES, ret_file) &&
+	       ret_file->bytes >= th_min_u64(FILE_BYTES_MIN, conn->cursor.left);
+}
+
+static bool
+send_file(struct stream *stream, struct stream_file *ret_file)
+{
+	struct data_out *conn = conn_of(stream);
+	struct xfer_file file;
+	if (!conn->sending || conn->header_sent < FRAME_BYTES || !next_file(conn, &file))
+		return false;
+#ifdef TH_FAULTS
+	if (conn->flip || fault_stalls(&conn->leg->transport->fault))
+		return false;
+#endif
+	if (conn->code != 0 || __atomic_load_n(&conn->leg->changed, __ATOMIC_RELAXED))
+		return false;
+	*ret_file = (struct stream_file){file.fd, file.offset, file.bytes};
+	conn->by_file = true;
+	return true;
+}
+
+static uint32_t
+send_want(struct stream *stream, struct iovec *ret_ranges)
+{
+	struct data_out *conn = conn_of(stream);
+#ifdef TH_FAULTS
+	if (fault_stalls(&conn->leg->transport->fault))
+		return 0;
+#endif
+	if (conn->code != 0 || __atomic_load_n(&conn->leg->changed, __ATOMIC_RELAXED))
+		return 0;
+	if (conn->ferry ? !conn->ready : !conn->sending && !begin_chunk(conn))
+		return 0;
+	struct xfer_file file;
+	uint32_t used = 0;
+	conn->by_file = false;
+	if (conn->header_sent < FRAME_BYTES)
+		ret_ranges[used++] = (struct iovec){
+			conn->header + conn->header_sent, FRAME_BYTES - conn->header_sent};
+	stream->more = used > 0 && next_file(conn, &file);
+	if (conn->ferry)
+		used += data_out_copy_want(conn, ret_ranges + used);
+	else if (!stream->more)
+		used += xfer_cursor_next(&conn->cursor, conn->leg->part, LOOP_BLOCK_BYTES,
+			ret_ranges + used, LOOP_RANGES_MAX - used);
+#ifdef TH_FAULTS
+	if (conn->flip && !stream->more) {
+		/* The first byte of the chunk comes from here instead, alone. */
+		struct iovec *first = &ret_ranges[conn->header_sent < FRAME_BYTES ? 1 : 0];
+		conn->flipped = *(uint8_t *)first->iov_base ^ 1;
+		*first = (struct iovec){&conn->flipped, 1};
+		used = conn->header_sent < FRAME_BYTES ? 2 : 1;
+	}
+#endif
+	return used;
+}
+
+static void
+took(struct data_out *conn, size_t bytes)
+{
+	struct leg_out *leg = conn->leg;
+	__atomic_store_n(&leg->last_sent_ns, th_now_ns(), __ATOMIC_RELAXED);
+	count_up(&leg->bytes_sent, bytes);
+	count_up(&leg->transport->counters.bytes_out, bytes);
+	if (conn->by_file) {
+		__atomic_store_n(&leg->spliced, true, __ATOMIC_RELAXED);
+		count_up(&leg->transport->counters.bytes_out_file, bytes);
+	}
+	if (__atomic_load_n(&leg->stalled, __ATOMIC_RELAXED) &&
+		__atomic_exchange_n(&leg->stalled, false, __ATOMIC_ACQ_REL)) {
+		events_post(&leg->transport->events, &leg->stall_node);
+		/* Its clock runs again. */
+		loop_post(leg->transport->acceptor, &leg->progress_task);
+	}
+#ifdef TH_FAULTS
+	fault_sent(&leg->transport->fault, bytes);
+#endif
+}
+
+void
+data_out_pass_points(const struct data_out *conn)
+{
+	uint32_t num_chunks = xfer_part_table(conn->leg->part)->num_chunks;
+	if (conn->chunk == 0)
+		TH_FP(leg_out_first_chunk);
+	if (conn->chunk == num_chunks / 2)
+		TH_FP(leg_out_half);
+	if (conn->chunk == num_chunks - 1)
+		TH_FP(leg_out_last_chunk);
+}
+
+static int
+send_sent(struct stream *stream, size_t bytes)
+{
+	struct data_out *conn = conn_of(stream);
+	size_t header = th_min_size(bytes, FRAME_BYTES - conn->header_sent);
+	conn->header_sent += (uint32_t)header;
+	bytes -= header;
+	if (bytes == 0)
+		return 0;
+	took(conn, bytes);
+	conn->flip = false;
+	if (conn->ferry) {
+		data_out_copy_sent(conn, bytes);
+		return 0;
+	}
+	xfer_cursor_skip(&conn->cursor, conn->leg->part, bytes);
+	if (conn->cursor.left == 0) {
+		conn->sending = false;
+		data_out_pass_points(conn);
+	}
+	return 0;
+}
+
+/* ---- life --------------------------------------------------------------------------------- */
+
+static void
+broken(struct stream *stream, int code)
+{
+	struct data_out *conn = conn_of(stream);
+	if (conn->code != 0)
+		return; /* the acceptor knows */
+	/* What the kernel cannot read is the part's memory, not the connection. */
+	conn->own = code == -EFAULT;
+	conn->row = UINT32_MAX;
+	conn->code = conn->own ? TH_E_STALE_MEMORY : code;
+	loop_post(conn->leg->transport->acceptor, &conn->broken_task);
+}
+
+void
+data_out_break(struct data_out *conn, int code, uint32_t row)
+{
+	if (conn->code != 0)
+		return;
+	conn->own = true;
+	conn->row = row;
+	conn->code = code;
+	loop_post(conn->leg->transport->acceptor, &conn->broken_task);
+}
+
+static const struct stream_ops data_out_ops = {
+	.recv_want = recv_want,
+	.recv_got = recv_got,
+	.send_want = send_want,
+	.send_file = send_file,
+	.send_sent = send_sent,
+	.broken = broken,
+};
+
+static void
+run_open(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, open_task);
+	int fd = th_fd_move(&conn->fd);
+	int rc = xfer_part_direct(conn->leg->part) ? 0 : data_out_copy_open(conn);
+	if (rc == 0)
+		rc = stream_open(&conn->stream, conn->loop, &data_out_ops, fd, false);
+	else
+		th_fd_close(&fd);
+	if (rc < 0)
+		broken(&conn->stream, rc);
+}
+
+static void
+run_kick(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, kick_task);
+	if (conn->ferry)
+		data_out_copy_feed(conn);
+	stream_wake(&conn->stream);
+}
+
+static void
+run_pace(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, pace_task);
+	if (conn->stream.fd >= 0)
+		socket_pace(conn->stream.fd, __atomic_load_n(&conn->rate, __ATOMIC_RELAXED));
+}
+
+/* Not after its close_task: that one is posted by the acceptor too, and the last but one. */
+void
+data_out_pace(struct data_out *conn, uint64_t rate)
+{
+	uint64_t before = __atomic_load_n(&conn->rate, __ATOMIC_RELAXED);
+	if (conn->closing || before == rate || (before == 0 && rate == UINT64_MAX))
+		return;
+	__atomic_store_n(&conn->rate, rate, __ATOMIC_RELAXED);
+	loop_post(conn->loop, &conn->pace_task);
+}
+
+static void
+run_close(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, close_task);
+	stream_close(&conn->stream, conn->reset);
+	data_out_copy_close(conn);
+	loop_post(conn->loop, &conn->settle_task);
+}
+
+/* What was posted to this thread about the connection has run by now. */
+static void
+run_settle(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, settle_task);
+	loop_post(conn->leg->transport->acceptor, &conn->gone_task);
+}
+
+static void
+run_broken(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, broken_task);
+	leg_out_conn_broken(conn->leg, conn);
+}
+
+static void
+run_gone(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, gone_task);
+	leg_out_conn_gone(conn->leg, conn);
+}
+
+struct data_out *
+data_out_new(struct leg_out *leg, struct loop *loop, int fd)
+{
+	struct data_out *conn = th_calloc(1, sizeof(*conn));
+	conn->stream.fd = -1;
+	conn->leg = leg;
+	conn->loop = loop;
+	conn->fd = fd;
+	conn->open_task.run = run_open;
+	conn->kick_task.run = run_kick;
+	conn->pace_task.run = run_pace;
+	conn->close_task.run = run_close;
+	conn->settle_task.run = run_settle;
+	conn->broken_task.run = run_broken;
+	conn->gone_task.run = run_gone;
+	return conn;
+}
+
+void
+data_out_start(struct data_out *conn)
+{
+	loop_post(conn->loop, &conn->open_task);
+}

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tcp - the structures of legs between agents: the acceptor's side (leg_in.c, leg_out.c,
+ * leg_control.c) and the movers' side (data_in.c, data_out.c). Who may touch a field is said at the
+ * field.
+ */
+#ifndef TH_TRANSPORT_TCP_TCP_H
+#define TH_TRANSPORT_TCP_TCP_H
+
+#include "transport/loop/ferry.h"
+#include "transport/rdma/reader.h"
+#include "transport/rdma/source.h"
+#include "transport/transport_own.h"
+
+/* ---- control connection: whole frames in, a buffer out. Acceptor. ---------------------------- */
+
+struct control {
+	struct stream stream;
+	/* A whole frame. Negative: it breaks the protocol, the connection ends by it. */
+	int (*handle)(struct control *control, const struct frame *frame, const uint8_t *payload);
+	/* The buffer is empty: puts the next frame in, if there is one. May be NULL. */
+	void (*refill)(struct control *control);
+	void (*broken)(struct control *control, int code);
+	void (*connected)(struct control *control);
+	uint8_t header[FRAME_BYTES];
+	struct frame frame; /* decoded from a whole header */
+	uint32_t have;      /* bytes of header and payload */
+	uint8_t *payload;   /* owns */
+	uint32_t payload_max, payload_kinds;
+	uint8_t *out; /* owns; FRAME_BYTES + FRAME_PAYLOAD_MAX */
+	uint32_t out_bytes, out_sent;
+};
+
+/* payload_kinds: a mask of enum frame_kind, of those that may have a payload here. */
+void control_init(struct control *control, uint32_t payload_max, uint32_t payload_kinds);
+void control_fini(struct control *control); /* the stream is closed */
+TH_MUST_USE int control_open(struct control *control, struct loop *loop, int fd, bool connecting);
+/* Appends a frame; there is always room for the few that a leg sends. */
+void control_put(struct control *control, const struct frame *frame, const uint8_t *payload);
+/* A sentence from the peer: data, made fit for a log line. bytes: TH_CTL_TEXT_BYTES at most. */
+void control_sentence(const uint8_t *payload, size_t bytes, char ret_text[TH_CTL_TEXT_BYTES + 1]);
+
+/* ---- reader --------------------------------------------------------------------------------- */
+
+enum leg_way { LEG_BY_TCP, LEG_BY_RDMA, LEG_BY_RDMA_COPY };
+
+enum leg_in_state { LEG_IN_CONNECTING, LEG_IN_ASKING, LEG_IN_RUNNING, LEG_IN_ENDING };
+
+struct leg_in {
+	LIST_ENTRY(leg_in) entry;
+	/* Immutable. */
+	struct transport *transport;
+	uint64_t id;
+	struct xfer_part *part; /* owns: a reference, until the last event */
+	bool verify;
+	struct sockaddr_storage address;
+	socklen_t address_bytes;
+	unsigned flags; /* enum transport_flag */
+	char peer[PEER_BYTES];
+	/* Shared with the movers; the ledger has its own lock. */
+	struct chunk_ledger ledger;
+	int64_t joined_ns;    /* atomic: the first data connection stands; 0 before */
+	int64_t last_byte_ns; /* atomic */
+	uint64_t bytes_moved; /* atomic */
+	uint64_t verify_ns;   /* atomic */
+	enum leg_way way;     /* atomic: for the shell */
+	bool fallback_told;   /* atomic: fallback is there, and stays as it is */
+	bool retiring;        /* atomic: data connections ask for nothing more, and go when idle */
+	struct loop_task complete_task; /* mover -> acceptor: the part is whole */
+	struct loop_task looked_task;   /* a GPU's thread -> acceptor */
+	/* Acceptor. */
+	enum leg_in_state state;
+	bool settled;           /* the last task is posted */
+	struct reader *reader;  /* owns; NULL: no RDMA in this leg */
+	struct th_err fallback; /* why the leg goes without RDMA */
+	struct th_err copy;     /* why it goes by copies; there before way says that */
+	struct control control;
+	struct th_ticket ticket;
+	uint8_t key[FRAME_KEY_BYTES];
+	struct data_in *conns[CONNECTIONS_MAX]; /* owns */
+	uint32_t num_conns;
+	uint32_t source_prefix; /* atomic: the movers read it */
+	bool streaming;         /* data connections fetch what is missing */
+	/* In the last ALIVE; the other three of a leg with RDMA. */
+	uint32_t looks_said, chunks_said, prefix_said;
+	uint64_t bytes_said;
+	int64_t deadline_ns;   /* of the state; RUNNING: when to look again */
+	int64_t running_ns;    /* since when */
+	int64_t connecting_ns; /* since when there are data connections, or are made */
+	int64_t excused_ns;    /* until then the source said that it waits, or we were late */
+	struct loop_task last_task;
+	/* Shell, once posted. */
+	struct event_node progress_node, last_node;
+	struct transport_event result;
+};
+
+/* Ends the leg with FAILED; text names the peer and the prefix behind it. Acceptor. It is the
+ * source, or the way to it, so another may do better; _ours: no other would. */
+void leg_in_fail(struct leg_in *leg, int code, const char *text);
+void leg_in_fail_ours(struct leg_in *leg, int code, const char *text);
+/* The same for a chunk that came and does not count. own: it was our own memory. */
+void leg_in_fail_by(struct leg_in *leg, int code, bool own);
+/* The part shall come by data connections; and no more: what they were asked for still comes. */
+void leg_in_connect(struct leg_in *leg);
+void leg_in_retire(struct leg_in *leg);
+/* There may be more to ask for. */
+void leg_in_kick(struct leg_in *leg);
+/* An ending leg: is nothing of it under way any more? */
+void leg_in_settle(struct leg_in *leg);
+void leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn);
+void leg_in_conn_idle(struct leg_in *leg, struct data_in *conn);
+void leg_in_conn_gone(struct leg_in *leg, struct data_in *conn);
+/* For tests: moments of a leg, when all bytes of this chunk are here. Any thread. */
+void leg_in_pass_points(const struct leg_in *leg, uint32_t chunk);
+
+struct data_in {
+	struct stream stream;
+	struct leg_in *leg; /* borrows: outlives the connection */
+	struct loop *loop;
+	bool leads;                                         /* immutable: see ask_limit() */
+	struct loop_task open_task, kick_task, close_task;  /* acceptor -> mover */
+	struct loop_task settle_task;                       /* mover -> mover, the last there */
+	struct loop_task broken_task, idle_task, gone_task; /* mover -> acceptor */
+	bool retired; /* the acceptor's: close_task is posted, before the leg ends */
+	bool reset;   /* written before close_task is posted */
+	int code;     /* written before broken_task is posted */
+	bool own;     /* likewise: it was our own memory that failed */
+	bool held;    /* atomic: it takes no more before our own memory has taken what came */
+	/* Mover. */
+	/* Of a part that is not direct: what came goes through blocks. */
+	struct ferry *ferry; /* owns */
+	struct loop_task ferry_task;
+	struct ferry_block *filling; /* owns */
+	bool watching, closing;
+	uint32_t window; /* chunks to keep asked for; grows to WINDOW so that chunks interleave */
+	uint32_t asked[WINDOW_MAX], asked_head, num_asked; /* in the order asked */
+	uint8_t header[FRAME_BYTES];
+	uint32_t have;
+	bool in_body;
+	struct xfer_cursor cursor;
+	struct digest digest;
+	/* Of a direct part: what came waits here until it is a block, and goes to its place past
+	 * the caches. NULL: it is received there. */
+	uint8_t *block;       /* owns */
+	uint32_t block_bytes; /* that wait */
+	uint8_t out[2 * FRAME_BYTES + FRAME_KEY_BYTES + WINDOW_MAX * FRAME_BYTES];
+	uint32_t out_bytes, out_sent;
+};
+
+/* Receiving into a block (data_in_block.c). Mover. */
+void data_in_block_open(struct data_in *conn);
+void data_in_block_want(struct data_in *conn, struct iovec *ret_range);
+/* So many bytes more are in it. 0, or the part's memory failed. */
+TH_MUST_USE int data_in_block_got(struct data_in *conn, size_t bytes);
+void data_in_block_close(struct data_in *conn);
+
+/* The ferry's side of a connection (data_in_copy.c). Mover. */
+TH_MUST_USE int data_in_copy_open(struct data_in *conn);
+uint32_t data_in_copy_want(struct data_in *conn, struct iovec *ret_ranges);
+/* What came for the block in filling, of which digest has taken account. */
+void data_in_copy_got(struct data_in *conn, size_t bytes);
+/* False: a write is under way that must end first; then close_task runs again. */
+bool data_in_copy_close(struct data_in *conn);
+/* A chunk lies in the part. 0, or the connection is broken by that. */
+int data_in_arrived(struct data_in *conn, uint32_t chunk, const struct th_hash *digest);
+/* Of a leg whose data connections retire: says so when nothing is left to do. */
+void data_in_rest(struct data_in *conn);
+/* Closes the connection for the reason in code. */
+void data_in_break(struct data_in *conn, int code, bool own);
+
+/* Acceptor: a new connection of the leg, on some mover. leads: see ask_limit(). */
+struct data_in *data_in_new(struct leg_in *leg, struct loop *loop, bool leads);
+
+/* ---- source --------------------------------------------------------------------------------- */
+
+struct leg_out {
+	LIST_ENTRY(leg_out) entry;
+	/* Immutable. */
+	struct transport *transport;
+	uint64_t id, reader_leg;
+	struct xfer_part *part; /* owns: a reference, until the last event */
+	bool verify;
+	bool late_reads; /* what is sent may be read later: see data_out.c */
+	uint8_t key[FRAME_KEY_BYTES];
+	char peer[PEER_BYTES];
+	/* Shared. */
+	bool spliced; /* atomic: some of it went out of files */
+	/* Of conns and their closing: the acceptor writes, the part's watcher reads. */
+	pthread_mutex_t lock;
+	struct data_out *conns[CONNECTIONS_MAX]; /* owns */
+	uint32_t num_conns;
+	int64_t last_sent_ns;          /* atomic */
+	uint64_t bytes_sent;           /* atomic */
+	bool stalled;                  /* atomic */
+	bool flipped;                  /* atomic; fault builds */
+	uint8_t *asked;                /* owns; each atomic: how often a chunk was asked for */
+	bool changed;                  /* atomic: a chunk is not what was published any more */
+	uint32_t changed_chunk;        /* written before changed_task is posted */
+	struct loop_task changed_task; /* mover -> acceptor, once */
+	struct loop_task
+		progress_task; /* anybody -> acceptor: the prefix grew, or somebody waits */
+	/* Acceptor. */
+	bool ending, watching;
+	bool settled;          /* the last task is posted */
+	struct source *source; /* owns; NULL: no RDMA in this leg */
+	struct control control;
+	uint32_t prefix_sent, digests_sent;
+	uint32_t looks; /* of the reader's last ALIVE */
+	bool said_waiting, beat;
+	bool change_known, said_changed; /* changed_task has run; the reader was told */
+	int lost_code; /* likewise, said: whatever ends the leg then, that is why */
+	int64_t started_ns, excused_ns, deadline_ns, last_progress_ns;
+	struct loop_task last_task;
+	/* Shell, once posted. */
+	struct event_node stall_node, changed_node, last_node;
+	bool stall_reported;
+	struct transport_event result;
+};
+
+void leg_out_conn_broken(struct leg_out *leg, struct data_out *conn);
+void leg_out_conn_gone(struct leg_out *leg, struct data_out *conn);
+/* An ending leg: is nothing of it under way any more? Acceptor, as the next two. */
+void leg_out_settle(struct leg_out *leg);
+/* The reader has shown that it is not frozen. */
+void leg_out_alive(struct leg_out *leg);
+/* The memory cannot be read any more: the reader is told, the leg ends. row: of its manifest;
+ * UINT32_MAX: not known which. */
+void leg_out_lost(struct leg_out *leg, int code, uint32_t row);
+/* A chunk is not what was published any more. Any thread. */
+void leg_out_changed(struct leg_out *leg, uint32_t chunk);
+
+struct data_out {
+	struct stream stream;
+	struct leg_out *leg; /* borrows: outlives the connection */
+	struct loop *loop;
+	int fd; /* owns, until the mover has opened its stream */
+	struct loop_task open_task, kick_task, close_task; /* -> mover */
+	struct loop_task pace_task;                        /* acceptor -> mover */
+	uint64_t rate;                           /* atomic: bytes a second, 0: never limited */
+	struct loop_task settle_task;            /* mover -> mover, the last there */
+	struct loop_task broken_task, gone_task; /* mover -> acceptor */
+	bool closing; /* written by the acceptor, under the leg's lock: close_task is posted */
+	bool reset;   /* written before close_task is posted */
+	int code;     /* written before broken_task is posted */
+	bool own;     /* likewise: it is the part's memory that failed */
+	uint32_t row; /* likewise: of its manifest; UINT32_MAX: not known which */
+	bool waiting; /* atomic: the next chunk is beyond the prefix */
+	/* Mover. */
+	/* Of a part that is not direct: what is sent comes through blocks. */
+	struct ferry *ferry; /* owns */
+	struct loop_task ferry_task;
+	struct ferry_block *ready, **ready_last; /* own: read, to be sent in this order */
+	struct digest digest;                    /* of a chunk that was asked for again */
+	bool hashing;                            /* the chunk that comes is one */
+	bool feeding; /* some of feed_cursor's chunk is to be submitted yet */
+	uint32_t feed_chunk;
+	struct xfer_cursor feed_cursor;
+	uint8_t in[FRAME_BYTES];
+	uint32_t have;
+	uint32_t asked[WINDOW_MAX], asked_head, num_asked; /* in the order asked */
+	bool sending;
+	bool by_file; /* what is being sent goes out of a file */
+	uint32_t chunk;
+	uint8_t header[FRAME_BYTES];
+	uint32_t header_sent;
+	struct xfer_cursor cursor;
+	uint8_t flipped; /* fault builds: what is sent in place of the chunk's first byte */
+	bool flip;
+};
+
+/* The block side of a connection (data_out_copy.c). Mover. */
+TH_MUST_USE int data_out_copy_open(struct data_out *conn);
+void data_out_copy_feed(struct data_out *conn);
+uint32_t data_out_copy_want(struct data_out *conn, struct iovec *ret_ranges);
+void data_out_copy_sent(struct data_out *conn, size_t bytes);
+void data_out_copy_close(struct data_out *conn);
+/* True when the chunk may be sent. Otherwise the part's watcher will kick this connection. */
+bool data_out_may_send(struct data_out *conn, uint32_t chunk);
+void data_out_header(struct data_out *conn, uint32_t chunk); /* the next frame to be sent */
+/* For tests: moments of a leg, when the kernel has all bytes of this chunk. */
+void data_out_pass_points(const struct data_out *conn);
+/* The chunk is not what was published: nothing more is sent, and the acceptor tells. */
+void data_out_changed(struct data_out *conn, uint32_t chunk);
+/* The part's memory failed: nothing more is sent, and the acceptor ends the leg. */
+void data_out_break(struct data_out *conn, int code, uint32_t row);
+
+/* Bytes a second; UINT64_MAX: no limit. Acceptor. */
+void data_out_pace(struct data_out *conn, uint64_t rate);
+
+struct data_out *data_out_new(struct leg_out *leg, struct loop *loop, int fd);
+/* On its mover, once the leg has it among its connections. */
+void data_out_start(struct data_out *conn);
+
+#endif
