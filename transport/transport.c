@@ -19,7 +19,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "transport/part/sigbus.h"
-#include "transport/rdma/path.h"
+#include "transport/rdma/leg/rail_pairs.h"
 #include "transport/rdma/rdma.h"
 #include "transport/transport_own.h"
 

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "ipc/base/assert.h"
-#include "transport/rdma/wire.h"
+#include "transport/rdma/leg/rdma_wire.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -15,7 +15,7 @@
 #include "ipc/base/log.h"
 #include "ipc/base/rng.h"
 #include "tests/support/verbs_script.h"
-#include "transport/rdma/region.h"
+#include "transport/rdma/memory/region.h"
 
 #define THREADS 4u
 #define RAILS 3u

@@ -22,7 +22,7 @@
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_rig.h"
 #include "transport/loop/crew.h"
-#include "transport/rdma/stage.h"
+#include "transport/rdma/memory/stage.h"
 
 #define AGENTS 3
 #ifdef __SANITIZE_THREAD__

@@ -20,7 +20,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "transport/rdma/verbs.h"
+#include "transport/rdma/device/verbs.h"
 
 #define FAKE_LATENCY_NS 10000
 #define FAKE_GIDS_MAX 8u

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "tests/support/fake_rdma.h"
-#include "transport/rdma/poller.h"
+#include "transport/rdma/engine/poller.h"
 
 #define POLLER_RIG_CHUNKS 16u
 #define POLLER_RIG_CHUNK_BYTES (1u << 20)

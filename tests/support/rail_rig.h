@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "tests/support/fake_rdma.h"
-#include "transport/rdma/rail.h"
+#include "transport/rdma/engine/rail.h"
 
 #define RAIL_NODES_MAX 64u
 #define RAIL_LANES 8u /* of one leg */

@@ -23,9 +23,9 @@
 #include "transport/hash/digest.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
-#include "transport/rdma/device.h"
+#include "transport/rdma/device/device.h"
+#include "transport/rdma/memory/region.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/region.h"
 
 #define RIG_REAL_RAILS 2u
 #define RIG_REAL_WINDOW_BYTES (512u << 10)

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "transport/rdma/verbs.h"
+#include "transport/rdma/device/verbs.h"
 
 #define SCRIPT_DEVICES 4u
 #define SCRIPT_PORTS 2u

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of transport/rdma/cpus. */
-#include "transport/rdma/cpus.h"
+#include "transport/rdma/device/cpus.h"
 
 #include <criterion/criterion.h>
 

@@ -25,7 +25,7 @@
 #include "transport/cuda/gpus.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
-#include "transport/rdma/region.h"
+#include "transport/rdma/memory/region.h"
 
 #define U8 1
 #define MIB (UINT64_C(1) << 20)

@@ -24,7 +24,7 @@
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
 #include "transport/part/unmap.h"
-#include "transport/rdma/region.h"
+#include "transport/rdma/memory/region.h"
 
 #define U8 1
 #define KIB UINT64_C(1024)

@@ -7,7 +7,7 @@
 
 #include "ipc/base/err.h"
 #include "ipc/base/rng.h"
-#include "transport/rdma/wire.h"
+#include "transport/rdma/leg/rdma_wire.h"
 
 Test(frame, encode__read__known_bytes)
 {

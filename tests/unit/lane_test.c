@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of transport/rdma/lane: how it breaks and ends; fake devices, virtual time. */
-#include "transport/rdma/lane.h"
+#include "transport/rdma/engine/lane.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of transport/rdma/poller: the thread around a rail; fake devices without virtual time. */
-#include "transport/rdma/poller.h"
+#include "transport/rdma/engine/poller.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of transport/rdma/rail: windows, turns, batches and bounds; fake devices, virtual time. */
-#include "transport/rdma/rail.h"
+#include "transport/rdma/engine/rail.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

@@ -9,11 +9,11 @@
 #include "ipc/base/clock.h"
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
-#include "transport/rdma/device.h"
-#include "transport/rdma/path.h"
-#include "transport/rdma/rail.h"
+#include "transport/rdma/device/device.h"
+#include "transport/rdma/engine/rail.h"
+#include "transport/rdma/leg/rail_pairs.h"
+#include "transport/rdma/memory/region.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/region.h"
 #include "transport/transport_own.h"
 
 #define CHUNK (4 * MIB)

@@ -10,8 +10,8 @@
 
 #include "tests/support/tally.h"
 #include "tests/support/verbs_script.h"
-#include "transport/rdma/device.h"
-#include "transport/rdma/queues.h"
+#include "transport/rdma/device/device.h"
+#include "transport/rdma/engine/queues.h"
 
 #define MIB_BYTES (UINT64_C(1) << 20)
 

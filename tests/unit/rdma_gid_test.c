@@ -6,8 +6,8 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
-#include "transport/rdma/endpoint.h"
-#include "transport/rdma/gid.h"
+#include "transport/rdma/device/gid.h"
+#include "transport/rdma/engine/endpoint.h"
 
 #define ROWS 5
 

@@ -19,8 +19,8 @@
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
 #include "tests/support/transport_peer.h"
-#include "transport/rdma/path.h"
-#include "transport/rdma/wire.h"
+#include "transport/rdma/leg/rail_pairs.h"
+#include "transport/rdma/leg/rdma_wire.h"
 #include "transport/transport_own.h"
 
 #define LEG 5

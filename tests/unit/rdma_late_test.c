@@ -10,7 +10,7 @@
 #include "ipc/base/clock.h"
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
-#include "transport/rdma/reader_own.h"
+#include "transport/rdma/leg/reader_own.h"
 #include "transport/tcp/tcp.h"
 
 #define CHUNK (4 * MIB)

@@ -16,8 +16,8 @@
 #include "tests/support/verbs_script.h"
 #include "transport/part/packed.h"
 #include "transport/part/sigbus.h"
-#include "transport/rdma/map.h"
-#include "transport/rdma/region.h"
+#include "transport/rdma/memory/read_map.h"
+#include "transport/rdma/memory/region.h"
 
 #define PATIENCE_NS INT64_C(60000000000)
 #define PIECES_MAX 16u

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "transport/rdma/path.h"
+#include "transport/rdma/leg/rail_pairs.h"
 
 #define SECOND INT64_C(1000000000)
 #define NEAR "10.0.0.1:7000"

@@ -14,8 +14,8 @@
 #include "ipc/base/clock.h"
 #include "tests/support/tally.h"
 #include "tests/support/verbs_script.h"
-#include "transport/rdma/memlock.h"
-#include "transport/rdma/region.h"
+#include "transport/rdma/device/memlock.h"
+#include "transport/rdma/memory/region.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define PAGE UINT64_C(4096)

@@ -15,9 +15,9 @@
 #include "tests/support/tally.h"
 #include "tests/support/transport_pair.h"
 #include "transport/loop/mover_loop.h"
-#include "transport/rdma/path.h"
+#include "transport/rdma/engine/queue_setup.h"
+#include "transport/rdma/leg/rail_pairs.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/setup.h"
 #include "transport/transport_own.h"
 
 #define LONG_NS INT64_C(60000000000)

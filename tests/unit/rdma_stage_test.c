@@ -10,10 +10,10 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/rng.h"
 #include "tests/support/fake_rdma.h"
-#include "transport/rdma/device.h"
+#include "transport/rdma/device/device.h"
+#include "transport/rdma/memory/region.h"
+#include "transport/rdma/memory/stage_own.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/region.h"
-#include "transport/rdma/stage_own.h"
 
 #define LATER_NS INT64_C(60000000000)
 

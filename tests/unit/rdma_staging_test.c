@@ -18,9 +18,9 @@
 #include "tests/support/transport_pair.h"
 #include "tests/support/transport_peer.h"
 #include "transport/loop/crew.h"
+#include "transport/rdma/leg/rdma_wire.h"
+#include "transport/rdma/memory/stage.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/stage.h"
-#include "transport/rdma/wire.h"
 
 #define LEG 5
 #define PATIENCE_NS INT64_C(30000000000)

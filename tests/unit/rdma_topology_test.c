@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 
 #include "ipc/base/log.h"
-#include "transport/rdma/topology.h"
+#include "transport/rdma/device/topology.h"
 
 #define FOLDER TH_SOURCE_ROOT "/tests/unit/topology/"
 #define RAILS_MAX 9

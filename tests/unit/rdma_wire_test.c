@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of transport/rdma/wire: the bytes of the RDMA frames, and everything that is not one. */
+#include "transport/rdma/leg/rdma_wire.h"
+
 #include <criterion/criterion.h>
 #include <string.h>
 
 #include "ipc/base/err.h"
 #include "ipc/base/rng.h"
-#include "transport/rdma/wire.h"
 #include "transport/tcp/frame.h"
 
 static const struct wire_rail a_rail = {.link = VERBS_LINK_ETHERNET,

@@ -13,7 +13,7 @@
 #include "ipc/base/clock.h"
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
-#include "transport/rdma/path.h"
+#include "transport/rdma/leg/rail_pairs.h"
 #include "transport/rdma/rdma.h"
 #include "transport/transport_own.h"
 

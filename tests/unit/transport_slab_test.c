@@ -16,10 +16,10 @@
 #include "tests/support/rig_fake_gpus.h"
 #include "tests/support/transport_pair.h"
 #include "tests/support/transport_peer.h"
-#include "transport/rdma/device.h"
+#include "transport/rdma/device/device.h"
+#include "transport/rdma/memory/region.h"
+#include "transport/rdma/memory/stage_own.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/region.h"
-#include "transport/rdma/stage_own.h"
 
 #define PATIENCE_NS INT64_C(30000000000)
 #define CHUNKS 10u

@@ -13,10 +13,10 @@
 #include "ipc/base/clock.h"
 #include "tests/support/fake_rdma.h"
 #include "tests/support/transport_pair.h"
-#include "transport/rdma/path.h"
+#include "transport/rdma/leg/rail_pairs.h"
+#include "transport/rdma/leg/reader_own.h"
+#include "transport/rdma/memory/stage_own.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/reader_own.h"
-#include "transport/rdma/stage_own.h"
 #include "transport/tcp/tcp.h"
 
 #define CHUNK (4 * MIB)

@@ -5,7 +5,7 @@
  *
  * One test at a time: they take links down and interfaces away.
  */
-#include "transport/rdma/device.h"
+#include "transport/rdma/device/device.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -24,9 +24,9 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "tests/support/tally.h"
-#include "transport/rdma/device_own.h"
-#include "transport/rdma/queues.h"
-#include "transport/rdma/region.h"
+#include "transport/rdma/device/device_own.h"
+#include "transport/rdma/engine/queues.h"
+#include "transport/rdma/memory/region.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define SLICE (UINT64_C(256) << 10)

@@ -11,10 +11,10 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "transport/rdma/device.h"
-#include "transport/rdma/lane.h"
-#include "transport/rdma/poller.h"
-#include "transport/rdma/queues.h"
+#include "transport/rdma/device/device.h"
+#include "transport/rdma/engine/lane.h"
+#include "transport/rdma/engine/poller.h"
+#include "transport/rdma/engine/queues.h"
 
 #define PATIENCE_S 60
 #define CHUNK_BYTES (1u << 20)

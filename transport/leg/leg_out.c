@@ -17,7 +17,7 @@
 #include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/random.h"
-#include "transport/rdma/wire.h"
+#include "transport/rdma/leg/rdma_wire.h"
 #include "transport/tcp/tcp.h"
 
 /* Of what a reader sends: a sentence, or its ends of lanes. */

@@ -20,7 +20,7 @@
 #include "transport/part/sigbus.h"
 #include "transport/part/unmap.h"
 #include "transport/part/xfer_part.h"
-#include "transport/rdma/region.h"
+#include "transport/rdma/memory/region.h"
 #include "transport/transport_own.h"
 
 #define LINE_BYTES UINT64_C(64)

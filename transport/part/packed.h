@@ -26,7 +26,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/ctl.h"
 #include "transport/part/chunk.h"
-#include "transport/rdma/verbs.h"
+#include "transport/rdma/device/verbs.h"
 
 struct packed;
 struct packing;

@@ -24,14 +24,14 @@
 #include "transport/loop/mover_loop.h"
 #include "transport/part/sigbus.h"
 #include "transport/part/xfer_part.h"
-#include "transport/rdma/checks.h"
-#include "transport/rdma/device.h"
-#include "transport/rdma/lane.h"
-#include "transport/rdma/path.h"
-#include "transport/rdma/poller.h"
-#include "transport/rdma/region.h"
-#include "transport/rdma/setup.h"
-#include "transport/rdma/stage.h"
+#include "transport/rdma/device/device.h"
+#include "transport/rdma/engine/checks.h"
+#include "transport/rdma/engine/lane.h"
+#include "transport/rdma/engine/poller.h"
+#include "transport/rdma/engine/queue_setup.h"
+#include "transport/rdma/leg/rail_pairs.h"
+#include "transport/rdma/memory/region.h"
+#include "transport/rdma/memory/stage.h"
 
 #define SCRATCH_BYTES 4096u
 #define GPU_THREADS 2u /* of checks: while one is woken, the other one has the GPU at work */

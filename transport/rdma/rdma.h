@@ -4,12 +4,12 @@
  *
  * The *keeper* is one loop thread ("th-rdma") for what may take milliseconds in the kernel: events
  * of devices, and the end of queue pairs, which is the fence that memory waits for. They begin on
- * threads of their own (setup.h): the kernel looks for a peer's address for a second where nobody
- * answers, and no fence may wait for that. The *rails* are the ports that can be used (device.h).
- * Each has a poller, which alone posts and polls (poller.h). A *path* is a pair of one of our rails
- * and one of a peer's; it proves itself by a small READ before each use, and one that fails is left
- * alone for a while (path.h). Chunks that have landed are looked at by threads of their own
- * (checks.h).
+ * threads of their own (queue_setup.h): the kernel looks for a peer's address for a second where
+ * nobody answers, and no fence may wait for that. The *rails* are the ports that can be used
+ * (device.h). Each has a poller, which alone posts and polls (poller.h). A *path* is a pair of one
+ * of our rails and one of a peer's; it proves itself by a small READ before each use, and one that
+ * fails is left alone for a while (rail_pairs.h). Chunks that have landed are looked at by threads
+ * of their own (checks.h).
  *
  * A device that is lost and comes back gets new pollers. So who uses a rail's poller holds the rail
  * (device.h): an end of a lane from before it makes its queue pairs until they are freed or, where
@@ -25,19 +25,19 @@
 #include <sys/queue.h>
 
 #include "ipc/base/checked.h"
-#include "transport/rdma/endpoint.h"
-#include "transport/rdma/verbs.h"
+#include "transport/rdma/device/verbs.h"
+#include "transport/rdma/engine/endpoint.h"
 
 struct checks;        /* checks.h */
 struct lane;          /* lane.h */
 struct loop;          /* loop.h */
-struct paths;         /* path.h */
+struct paths;         /* rail_pairs.h */
 struct poller;        /* poller.h */
 struct rail_counters; /* rail.h */
 struct rails;         /* device.h */
 struct rails_config;  /* device.h */
 struct region_key;    /* region.h */
-struct setup;         /* setup.h */
+struct setup;         /* queue_setup.h */
 struct stage;         /* stage.h */
 struct xfer_part;     /* transport/part/xfer_part.h */
 

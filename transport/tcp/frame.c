@@ -8,7 +8,7 @@
 
 #include "ipc/base/bytes.h"
 #include "ipc/base/err.h"
-#include "transport/rdma/wire.h"
+#include "transport/rdma/leg/rdma_wire.h"
 
 #define MAGIC 0x31444854u /* "THD1" */
 

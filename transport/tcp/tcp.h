@@ -8,8 +8,8 @@
 #define TH_TRANSPORT_TCP_TCP_H
 
 #include "transport/loop/ferry.h"
-#include "transport/rdma/reader.h"
-#include "transport/rdma/source.h"
+#include "transport/rdma/leg/reader.h"
+#include "transport/rdma/leg/source.h"
 #include "transport/transport_own.h"
 
 /* ---- control connection: whole frames in, a buffer out. Acceptor. ---------------------------- */

@@ -11,9 +11,9 @@
 
 #include "daemon/host/config/options_set.h"
 #include "ipc/base/units.h"
-#include "transport/rdma/place.h"
+#include "transport/rdma/device/rail_places.h"
+#include "transport/rdma/memory/stage.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/stage.h"
 
 #define SLICE_STEP UINT64_C(4096)
 #define SLICE_MIN (UINT64_C(64) << 10)

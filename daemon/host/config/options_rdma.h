@@ -21,10 +21,10 @@ enum options_rdma_mode {
 struct options_rdma {
 	enum options_rdma_mode mode;
 	char devices[OPTIONS_RDMA_TEXT_BYTES]; /* "mlx5_0,mlx5_1/2"; empty: all */
-	char rails[OPTIONS_RDMA_TEXT_BYTES];   /* see transport/rdma/place.h; empty: by hwloc */
+	char rails[OPTIONS_RDMA_TEXT_BYTES];   /* see rail_places.h; empty: by hwloc */
 	int32_t gid_index;                     /* -1: by type and reach */
-	bool link_local, roce_v1;              /* also addresses that no router forwards */
-	uint32_t mtu;                          /* of packets, at most */
+	bool link_local, roce_v1;          /* also addresses that no router forwards */
+	uint32_t mtu;                      /* of packets, at most */
 	uint32_t service_level, traffic_class, pkey_index;
 	uint32_t timeout; /* 4.096 us x 2^timeout */
 	uint32_t retries;

@@ -29,7 +29,7 @@
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
 #include "transport/part/unmap.h"
-#include "transport/rdma/region.h"
+#include "transport/rdma/memory/region.h"
 
 #ifndef MADV_POPULATE_WRITE /* Linux 5.14; an older kernel answers EINVAL */
 #define MADV_POPULATE_WRITE 23

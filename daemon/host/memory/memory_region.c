@@ -17,7 +17,7 @@
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
 #include "transport/part/unmap.h"
-#include "transport/rdma/region.h"
+#include "transport/rdma/memory/region.h"
 
 /* Registered or given back, what becomes of it does not depend on the object any more. */
 struct mapping {

@@ -16,7 +16,7 @@
 #include "transport/cuda/gpus.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
-#include "transport/rdma/place.h"
+#include "transport/rdma/device/rail_places.h"
 
 /* As xfer_part_set_no_rdma wants them. */
 #define NO_ROOM "its host has no room for a buffer for its small tensors"

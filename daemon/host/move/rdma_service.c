@@ -14,13 +14,13 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
-#include "transport/rdma/device.h"
-#include "transport/rdma/memlock.h"
-#include "transport/rdma/place.h"
-#include "transport/rdma/rail.h"
+#include "transport/rdma/device/device.h"
+#include "transport/rdma/device/memlock.h"
+#include "transport/rdma/device/rail_places.h"
+#include "transport/rdma/device/topology.h"
+#include "transport/rdma/engine/rail.h"
+#include "transport/rdma/memory/stage.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/stage.h"
-#include "transport/rdma/topology.h"
 
 /* ---- what the transport is opened with ----------------------------------------------------- */
 

@@ -11,12 +11,12 @@
 #include "daemon/host/worker/doc_channel.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
-#include "transport/rdma/device.h"
-#include "transport/rdma/gid.h"
-#include "transport/rdma/memlock.h"
-#include "transport/rdma/path.h"
+#include "transport/rdma/device/device.h"
+#include "transport/rdma/device/gid.h"
+#include "transport/rdma/device/memlock.h"
+#include "transport/rdma/leg/rail_pairs.h"
+#include "transport/rdma/memory/stage.h"
 #include "transport/rdma/rdma.h"
-#include "transport/rdma/stage.h"
 
 #define STATUS_PATHS_MAX 64u /* those used last: all of a large cluster are no answer */
 

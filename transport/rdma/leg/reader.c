@@ -1,0 +1,550 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * reader - see reader.h: the acceptor's side and what the keeper does for it.
+ */
+#include "transport/rdma/leg/reader.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/log.h"
+#include "transport/rdma/leg/reader_own.h"
+#include "transport/rdma/memory/region.h"
+#include "transport/tcp/tcp.h"
+
+#define NO_CHUNK UINT32_MAX
+
+struct loop *
+reader_acceptor(const struct reader *reader)
+{
+	return reader->leg->transport->acceptor;
+}
+
+int64_t
+reader_patience_ns(const struct reader *reader)
+{
+	return reader->leg->transport->config.hello_ns;
+}
+
+/* What setup has made is freed by the keeper. */
+static void
+to_keeper(struct reader *reader)
+{
+	TH_ASSERT(!reader->at_keeper);
+	reader->at_keeper = true;
+	loop_post(rdma_keeper(reader->rdma), &reader->free_task);
+}
+
+void
+reader_set_state(struct reader *reader, enum reader_state state, int64_t patience_ns)
+{
+	reader->state = state;
+	reader->deadline_ns = th_deadline_ns(th_now_ns(), patience_ns);
+	/* The leg looks again at once, and asks when next. */
+	reader->leg->deadline_ns = 0;
+	loop_tick_at(reader_acceptor(reader), 0);
+}
+
+/* ---- the way back to data connections ----------------------------------------------------- */
+
+static bool
+lanes_left(const struct reader *reader)
+{
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		if (reader->lanes[i].lane && !reader->lanes[i].closed)
+			return true;
+	}
+	return false;
+}
+
+static bool
+queues_left(const struct reader *reader)
+{
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		if (reader->lanes[i].made)
+			return true;
+	}
+	return false;
+}
+
+/* Of ours nothing is left that could write, and the source has shown that it lives. */
+void
+reader_leave_if_done(struct reader *reader)
+{
+	if (reader->state != READER_LEAVING || reader->at_keeper || reader->closing ||
+		!reader->told_off || lanes_left(reader))
+		return;
+	if (queues_left(reader)) {
+		to_keeper(reader);
+		return;
+	}
+	reader->state = READER_OVER;
+	(void)reader_stage_close(reader);
+	leg_in_connect(reader->leg);
+}
+
+/* Once in a leg. */
+static void
+tell_fallback(struct leg_in *leg, const char *why)
+{
+	(void)th_fail(&leg->fallback, TH_E_NO_PATH, "%s", why);
+	__atomic_store_n(&leg->fallback_told, true, __ATOMIC_RELEASE);
+	count_up(&leg->transport->counters.rdma_fallbacks, 1);
+}
+
+static void
+fail_required(struct reader *reader)
+{
+	struct th_err err;
+	(void)th_fail(&err, TH_E_NO_PATH, "RDMA is required and there is none: %s",
+		reader->leg->fallback.text);
+	if (reader->ours)
+		leg_in_fail_ours(reader->leg, TH_E_NO_PATH, err.text);
+	else
+		leg_in_fail(reader->leg, TH_E_NO_PATH, err.text);
+}
+
+static void
+leave(struct reader *reader, bool ours, const char *why)
+{
+	struct leg_in *leg = reader->leg;
+	if (reader->state >= READER_LEAVING || reader->closing)
+		return;
+	reader->ours = ours;
+	tell_fallback(leg, why);
+	log_warn("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'%s", leg->id,
+		leg->peer, why, reader->required ? ", so it fails" : "");
+	/* Who is to be blamed must be known first, or the next leg would try the same again. */
+	if (reader->required && (reader->num_blamed == 0 || reader->told_off)) {
+		fail_required(reader);
+		return;
+	}
+	reader_stop_taking(reader);
+	for (uint32_t i = 0; !reader->at_keeper && i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && !lane->broken)
+			lane_break(lane->lane, VERBS_FLUSHED, "the leg leaves RDMA");
+	}
+	/* A source that is gone must not cost more than one stall more. */
+	reader_set_state(reader, READER_LEAVING,
+		th_min_i64(reader_patience_ns(reader), leg->transport->config.stall_ns));
+	if (!reader->told_off) {
+		size_t bytes = strlen(leg->fallback.text);
+		struct frame frame = {.kind = FRAME_RDMA_DECLINE,
+			.leg = leg->id,
+			.count = 0u - (uint32_t)TH_E_NO_PATH,
+			.bytes = bytes};
+		control_put(&leg->control, &frame, (const uint8_t *)leg->fallback.text);
+		stream_wake(&leg->control.stream);
+	}
+	if (leg->state != LEG_IN_ENDING)
+		reader_leave_if_done(reader);
+}
+
+void
+reader_leave(struct reader *reader, const char *why)
+{
+	leave(reader, false, why);
+}
+
+void
+reader_leave_ours(struct reader *reader, const char *why)
+{
+	leave(reader, true, why);
+}
+
+/* ---- the end ------------------------------------------------------------------------------ */
+
+void
+reader_settle(struct reader *reader)
+{
+	if (!reader->closing || reader->at_keeper)
+		return;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && !lane->closing) {
+			lane->closing = true;
+			lane_close(lane->lane);
+		}
+	}
+	if (queues_left(reader))
+		to_keeper(reader);
+	else if (reader_stage_close(reader) && reader_gone(reader))
+		leg_in_settle(reader->leg);
+}
+
+void
+reader_close(struct reader *reader)
+{
+	if (!reader || reader->closing)
+		return;
+	/* What came since then shows that the source lived on. */
+	if (reader->num_blamed > 0)
+		(void)reader_bytes(reader);
+	reader->closing = true;
+	if (reader->leg->streaming && reader->state < READER_LEAVING &&
+		reader->leg->result.kind == TRANSPORT_DONE)
+		tell_fallback(reader->leg,
+			"it began while memory was still being registered, and ended before it "
+			"could move to RDMA");
+	reader_stop_taking(reader);
+	if (reader->at_keeper)
+		setup_hurry(rdma_setup(reader->rdma), &reader->turn);
+	check_list_close(&reader->checks);
+	reader_settle(reader);
+}
+
+/* Then the leg lasts until the agent ends. */
+static bool
+is_stuck(const struct reader *reader)
+{
+	bool stuck = false;
+	for (uint32_t i = 0; i < reader->num_lanes; i++)
+		stuck = stuck || reader->lanes[i].stuck;
+	return stuck && !reader->leg->transport->closing;
+}
+
+bool
+reader_gone(const struct reader *reader)
+{
+	return !reader ||
+	       (reader->closing && !reader->at_keeper && reader->checks_closed &&
+		       !lanes_left(reader) && !queues_left(reader) && !is_stuck(reader) &&
+		       (!reader->stage.slab || reader->stage.closed));
+}
+
+static void
+checks_closed(struct check_list *list)
+{
+	struct reader *reader = loop_container(list, struct reader, checks);
+	loop_post(reader_acceptor(reader), &reader->checks_closed_task);
+}
+
+static void
+run_checks_closed(struct loop_task *task)
+{
+	struct reader *reader = loop_container(task, struct reader, checks_closed_task);
+	reader->checks_closed = true;
+	reader_settle(reader);
+}
+
+/* ---- more to fetch ------------------------------------------------------------------------ */
+
+static void
+run_kick(struct loop_task *task)
+{
+	leg_in_kick(loop_container(task, struct reader, kick_task)->leg);
+}
+
+void
+reader_kick_lanes(struct reader *reader)
+{
+	if (reader->state != READER_RUNNING || reader->closing)
+		return;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && !lane->closing)
+			lane_kick(lane->lane);
+	}
+}
+
+void
+reader_kick(struct reader *reader)
+{
+	if (!reader || reader->state != READER_RUNNING || reader->closing)
+		return;
+	reader_kick_lanes(reader);
+	if (reader->stage.num_source > 0)
+		stream_wake(&reader->leg->control.stream);
+}
+
+void
+reader_refill(struct reader *reader)
+{
+	if (reader && reader->state == READER_RUNNING && !reader->closing)
+		reader_stage_ask(reader);
+}
+
+/* ---- the talk ----------------------------------------------------------------------------- */
+
+static int
+on_decline(struct reader *reader, const struct frame *frame, const uint8_t *payload)
+{
+	char text[TH_CTL_TEXT_BYTES + 1];
+	struct th_err why;
+	if (reader->told_off)
+		return TH_E_PROTOCOL;
+	reader->told_off = true;
+	control_sentence(payload, (size_t)frame->bytes, text);
+	(void)th_fail(&why, TH_E_NO_PATH, "the source says: %s", text);
+	if (reader->state != READER_LEAVING)
+		reader_leave(reader, why.text);
+	else if (reader->required)
+		fail_required(reader);
+	else
+		reader_leave_if_done(reader);
+	return 0;
+}
+
+/* ---- chunks that did not match ------------------------------------------------------------ */
+
+/* One question at a time. */
+static void
+ask(struct reader *reader)
+{
+	struct leg_in *leg = reader->leg;
+	if (reader->closing || reader->doubtful != NO_CHUNK ||
+		!reader_next_doubt(reader, &reader->doubtful))
+		return;
+	struct frame frame = {
+		.kind = FRAME_CHECK, .leg = leg->id, .first = reader->doubtful, .count = 1};
+	control_put(&leg->control, &frame, NULL);
+	stream_wake(&leg->control.stream);
+}
+
+static void
+run_doubt(struct loop_task *task)
+{
+	ask(loop_container(task, struct reader, doubt_task));
+}
+
+/* It is as it was published: what came was damaged on its way, and counts as that. */
+static int
+on_check(struct reader *reader, const struct frame *frame)
+{
+	uint32_t chunk = reader->doubtful;
+	if (chunk == NO_CHUNK || frame->first != chunk)
+		return TH_E_PROTOCOL;
+	reader->doubtful = NO_CHUNK;
+	reader_mismatched(reader, chunk);
+	ask(reader);
+	return 0;
+}
+
+static void
+run_failed(struct loop_task *task)
+{
+	struct reader *reader = loop_container(task, struct reader, failed_task);
+	if (!reader->closing)
+		leg_in_fail_by(reader->leg, reader->failed_code, reader->failed_own);
+}
+
+int
+reader_frame(struct reader *reader, const struct frame *frame, const uint8_t *payload)
+{
+	if (!reader || reader->closing)
+		return TH_E_PROTOCOL;
+	if (frame->kind == FRAME_RDMA_DECLINE)
+		return on_decline(reader, frame, payload);
+	if (frame->kind == FRAME_CHECK)
+		return on_check(reader, frame);
+	if (frame->kind == FRAME_STAGED && reader->state == READER_RUNNING)
+		return reader_stage_staged(reader, frame->first, frame->count);
+	return reader_setup_frame(reader, frame, payload);
+}
+
+/* ---- the clock ---------------------------------------------------------------------------- */
+
+/*
+ * The source has not answered in time, as far as we have looked: its word may lie in our socket.
+ * Where we come late ourselves (stopped, starved, suspended) it may not even have been able to.
+ */
+static void
+look_before_giving_up(struct reader *reader, bool late, int64_t now_ns)
+{
+	if (now_ns < reader->deadline_ns)
+		return;
+	if (late)
+		reader->deadline_ns =
+			th_deadline_ns(now_ns, th_min_i64(reader_patience_ns(reader),
+						       reader->leg->transport->config.stall_ns));
+	stream_look(&reader->leg->control.stream);
+}
+
+int64_t
+reader_tick(struct reader *reader, bool late, int64_t now_ns)
+{
+	if (!reader || reader->closing || reader->state == READER_OVER)
+		return INT64_MAX;
+	if (late)
+		reader->late_ns = now_ns;
+	look_before_giving_up(reader, late, now_ns);
+	if (reader->closing || reader->state == READER_OVER)
+		return INT64_MAX;
+	/* What is left then is our own to end. */
+	if (reader->state == READER_LEAVING && reader->told_off)
+		return INT64_MAX;
+	if (reader->state == READER_WAITING)
+		return reader_tick_waiting(reader, now_ns);
+	if (now_ns >= reader->deadline_ns && reader->state == READER_LEAVING)
+		leg_in_fail(reader->leg, TH_E_NO_PATH, "it does not answer any more");
+	else if (now_ns >= reader->deadline_ns)
+		reader_leave(reader, "the source does not answer to the offer");
+	if (reader->closing)
+		return INT64_MAX;
+	if (reader->state != READER_RUNNING)
+		return reader->deadline_ns;
+	/* We come late ourselves (frozen, or starved): that is no stall of a path. */
+	int64_t stall_ns = reader->leg->transport->config.stall_ns;
+	int64_t period_ns = th_min_i64(stall_ns, READER_PROBE_NS) / 4;
+	late = late || now_ns > reader->looked_ns + 2 * period_ns;
+	reader->looked_ns = now_ns;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		if (late)
+			reader->lanes[i].moved_ns = now_ns;
+		reader_look_at_lane(&reader->lanes[i], now_ns);
+	}
+	return now_ns + period_ns;
+}
+
+bool
+reader_excuses(struct reader *reader)
+{
+	if (!reader)
+		return false;
+	/* What our own memory has not taken yet. */
+	if (reader_stage_writes(reader))
+		return true;
+	if (reader->state == READER_OVER)
+		return false;
+	if (reader->state != READER_RUNNING)
+		return !reader->leg->streaming;
+	if (check_list_busy(&reader->checks))
+		return true;
+	/* What was asked of a lane is that lane's to watch. */
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		const struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && !lane->broken &&
+			(!lane->proved || __atomic_load_n(&lane->num_taken, __ATOMIC_RELAXED) > 0))
+			return true;
+	}
+	return false;
+}
+
+bool
+reader_moves(const struct reader *reader)
+{
+	return reader && reader->state == READER_RUNNING;
+}
+
+uint32_t
+reader_landed(const struct reader *reader)
+{
+	return __atomic_load_n(&reader->landed, __ATOMIC_RELAXED);
+}
+
+uint64_t
+reader_bytes(struct reader *reader)
+{
+	uint64_t bytes = 0;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && !lane->closing)
+			(void)reader_look_at_bytes(lane);
+		bytes += lane->seen_bytes;
+	}
+	return bytes;
+}
+
+bool
+reader_touched(const struct reader *reader)
+{
+	return __atomic_load_n(&reader->touched, __ATOMIC_RELAXED);
+}
+
+/* ---- the beginning ------------------------------------------------------------------------ */
+
+static void
+init_tasks(struct reader *reader)
+{
+	reader_setup_init(reader);
+	reader_stage_init(reader);
+	reader->kick_task.run = run_kick;
+	reader->doubt_task.run = run_doubt;
+	reader->failed_task.run = run_failed;
+	reader->checks_closed_task.run = run_checks_closed;
+	for (uint32_t i = 0; i < WIRE_LANES_MAX; i++) {
+		reader->lanes[i].reader = reader;
+		reader_watch_init(&reader->lanes[i]);
+	}
+}
+
+/* Without RDMA, and why: said in the log, counted and shown. */
+static struct reader *
+refuse(struct leg_in *leg, const char *why)
+{
+	tell_fallback(leg, why);
+	log_info("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'", leg->id,
+		leg->peer, why);
+	return NULL;
+}
+
+/* NICs reach our own memory, or will, or slots take its place. */
+static int
+reach_own(struct reader *reader, struct th_err *err)
+{
+	struct th_err why;
+	uint32_t waiting;
+	int rc = places_init(&reader->extents, reader->leg->part, &why, &reader->places);
+	if (rc == 0 && (places_ready(&reader->extents, reader->places, &waiting) | waiting) == 0)
+		rc = places_why(&reader->extents, reader->places, &why);
+	return rc == TH_E_NO_PATH ? reader_stage_own(reader, why.text, err) : rc;
+}
+
+struct reader *
+reader_new(struct leg_in *leg)
+{
+	struct transport *transport = leg->transport;
+	const struct chunk_table *table = xfer_part_table(leg->part);
+	struct th_err err = {0};
+	if (!transport->rdma || (leg->flags & TRANSPORT_NO_RDMA) || table->num_chunks == 0)
+		return NULL;
+	if (rdma_usable(transport->rdma) == 0)
+		return refuse(leg, "none of our own rails is up");
+	struct reader *reader = th_calloc(1, sizeof(*reader));
+	reader->leg = leg;
+	reader->rdma = transport->rdma;
+	reader->verify = leg->verify;
+	reader->required = (leg->flags & TRANSPORT_REQUIRE_RDMA) != 0;
+	reader->doubtful = NO_CHUNK;
+	reader->checks.check = reader_check;
+	reader->checks.closed = checks_closed;
+	pthread_mutex_init(&reader->lock, NULL);
+	init_tasks(reader);
+	int rc = extents_init(&reader->extents, table);
+	if (rc == 0)
+		rc = reach_own(reader, &err);
+	if (rc == 0)
+		rc = check_list_init(&reader->checks, rdma_checks(transport->rdma, leg->part),
+			table->num_chunks);
+	if (rc == 0) {
+		reader->doubts = calloc(table->num_chunks, sizeof(reader->doubts[0]));
+		rc = reader->doubts ? 0 : -ENOMEM;
+	}
+	if (rc < 0) {
+		reader_free(reader);
+		return refuse(leg, err.text[0] ? err.text : th_strerror(rc));
+	}
+	return reader;
+}
+
+void
+reader_free(struct reader *reader)
+{
+	if (!reader)
+		return;
+	reader_stage_fini(reader);
+	places_free(&reader->extents, reader->places);
+	extents_fini(&reader->extents);
+	map_fini(&reader->map);
+	check_list_fini(&reader->checks);
+	free(reader->doubts);
+	pthread_mutex_destroy(&reader->lock);
+	free(reader);
+}
