@@ -24,7 +24,7 @@
 #include "ipc/base/err.h"
 #include "ipc/base/log.h"
 #include "ipc/base/notify.h"
-#include "transport/cuda/helper.h"
+#include "transport/cuda/helper/helper.h"
 #include "transport/loop/crew.h"
 #include "transport/part/fd_memory.h"
 

@@ -3,9 +3,9 @@
  * handle - a piece of a worker's GPU memory as another process is given it.
  *
  * Made in the worker: fixed bytes, and a descriptor where the kind has one; both together open the
- * piece in the agent's GPU process (transport/cuda/import.h). The descriptor of a dma-buf is for
- * the NIC alone. Each descriptor keeps the memory allocated until it is closed, whatever becomes of
- * the worker: who has used one closes it.
+ * piece in the agent's GPU process (transport/cuda/helper/import.h). The descriptor of a dma-buf is
+ * for the NIC alone. Each descriptor keeps the memory allocated until it is closed, whatever
+ * becomes of the worker: who has used one closes it.
  *
  * Makes no context. Legacy memory and dma-bufs need one, whatever thread this is: it is current for
  * the one call (context.h). Descriptors of chunks and pools need none.

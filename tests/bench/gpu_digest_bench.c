@@ -24,7 +24,7 @@
 #include "ipc/base/units.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/test_calls.h"
-#include "transport/cuda/hash.h"
+#include "transport/cuda/helper/gpu_hash.h"
 #include "transport/hash/digest.h"
 
 #define NOT_HERE 77

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * gpu_gather_bench - small tensors over the bus, as a GPU's process copies them
- * (transport/cuda/move.h): by one launch, and by a call of the driver each.
+ * (transport/cuda/helper/gpu_move.h): by one launch, and by a call of the driver each.
  *
  *   gpu_gather_bench [--fake]
  *
@@ -17,7 +17,7 @@
 #include "ipc/base/clock.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/test_calls.h"
-#include "transport/cuda/move.h"
+#include "transport/cuda/helper/gpu_move.h"
 #include "transport/part/chunk.h"
 
 #define NOT_HERE 77

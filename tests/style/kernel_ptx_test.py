@@ -13,7 +13,7 @@ import tempfile
 import unittest
 
 HERE = os.path.dirname(os.path.realpath(__file__))
-sys.path.insert(0, os.path.join(HERE, '..', '..', 'transport', 'cuda'))
+sys.path.insert(0, os.path.join(HERE, '..', '..', 'transport', 'cuda', 'kernels'))
 import kernel_ptx  # noqa: E402
 
 FOLDER = kernel_ptx.FOLDER
@@ -23,7 +23,7 @@ class Stale(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.there = os.path.join(folder.name, 'transport', 'cuda')
+        self.there = os.path.join(folder.name, 'transport', 'cuda', 'kernels')
         shutil.copytree(FOLDER, self.there)
         kernel_ptx.ROOT, kernel_ptx.FOLDER = folder.name, self.there
 

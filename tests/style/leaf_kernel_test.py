@@ -15,7 +15,8 @@ import sys
 import unittest
 
 TESTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..')
-sys.path[:0] = [os.path.join(TESTS, 'support'), os.path.join(TESTS, '..', 'transport', 'cuda')]
+sys.path[:0] = [os.path.join(TESTS, 'support'),
+                os.path.join(TESTS, '..', 'transport', 'cuda', 'kernels')]
 import kernel_ptx  # noqa: E402
 import ptx  # noqa: E402
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fake_gpus - a second transport/cuda/gpus.h for tests: GPUs whose memory is that of the test's own
- * process, at the same addresses, and which do what they are asked on one thread. No process, no
- * driver; whoever links it gets none of the real one.
+ * fake_gpus - a second transport/cuda/agent/gpus.h for tests: GPUs whose memory is that of the
+ * test's own process, at the same addresses, and which do what they are asked on one thread. No
+ * process, no driver; whoever links it gets none of the real one.
  *
  * What is counted are chunks: a request of several is as many, and fails as a whole.
  *
@@ -11,7 +11,7 @@
 #ifndef TH_TESTS_SUPPORT_FAKE_GPUS_H
 #define TH_TESTS_SUPPORT_FAKE_GPUS_H
 
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 
 /* Aborts without memory. Freed by gpus_free. */
 struct gpus *fake_gpus_new(uint64_t staging_bytes);

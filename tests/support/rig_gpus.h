@@ -14,7 +14,7 @@
 #include "ipc/cuda/cuda_memory.h"
 #include "tests/support/cuda/gpus_here.h"
 #include "tests/support/transport_rig.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 
 #define RIG_GPUS 2u
 

@@ -19,7 +19,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/rng.h"
 #include "tests/support/fake_rdma.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/hash/digest.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"

@@ -12,7 +12,7 @@
 #include "ipc/base/rng.h"
 #include "tests/support/cuda/gpus_here.h"
 #include "tests/support/cuda/people.h"
-#include "transport/cuda/gather.h"
+#include "transport/cuda/helper/gather.h"
 
 #define MIB ((size_t)1 << 20)
 #define ROOM (4 * MIB)

@@ -14,9 +14,9 @@
 #include "ipc/base/rng.h"
 #include "tests/support/cuda/gpus_here.h"
 #include "tests/support/cuda/people.h"
-#include "transport/cuda/hash.h"
-#include "transport/cuda/module.h"
-#include "transport/cuda/wire.h"
+#include "transport/cuda/gpu_wire.h"
+#include "transport/cuda/helper/gpu_hash.h"
+#include "transport/cuda/helper/module.h"
 #include "transport/hash/digest.h"
 
 #define MIB ((size_t)1 << 20)

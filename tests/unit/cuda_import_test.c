@@ -14,7 +14,7 @@
 #include "ipc/base/fd.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/people.h"
-#include "transport/cuda/import.h"
+#include "transport/cuda/helper/import.h"
 
 #define MIB ((size_t)1 << 20)
 #define CHUNK ((uint64_t)MACHINE_GRANULARITY)

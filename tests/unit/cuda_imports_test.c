@@ -12,7 +12,7 @@
 #include "ipc/base/assert.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/people.h"
-#include "transport/cuda/imports.h"
+#include "transport/cuda/helper/imports.h"
 
 #define MIB ((size_t)1 << 20)
 #define WORKER 7u

@@ -22,7 +22,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"
 #include "tests/support/verbs_script.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
 #include "transport/rdma/memory/region.h"

@@ -22,8 +22,8 @@
 #include "ipc/cuda/handle.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/people.h"
-#include "transport/cuda/gpus.h"
-#include "transport/cuda/helper.h"
+#include "transport/cuda/agent/gpus.h"
+#include "transport/cuda/helper/helper.h"
 #include "transport/part/fd_memory.h"
 
 #define MIB ((uint64_t)1 << 20)

@@ -19,7 +19,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/part/fd_memory.h"
 
 #define U8 1

@@ -19,7 +19,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "tests/support/cuda/helper_rig.h"
-#include "transport/cuda/helper.h"
+#include "transport/cuda/helper/helper.h"
 #include "transport/hash/digest.h"
 
 #define MIB ((uint64_t)1 << 20)

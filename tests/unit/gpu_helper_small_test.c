@@ -9,7 +9,7 @@
 
 #include "ipc/base/name.h"
 #include "tests/support/cuda/helper_rig.h"
-#include "transport/cuda/move.h"
+#include "transport/cuda/helper/gpu_move.h"
 #include "transport/hash/digest.h"
 
 #define MIB ((uint64_t)1 << 20)

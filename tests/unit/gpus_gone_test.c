@@ -13,7 +13,7 @@
 #include "ipc/base/log.h"
 #include "tests/support/cuda/gpus_rig.h"
 #include "tests/support/cuda/scripted_gpu.h"
-#include "transport/cuda/gpus_own.h"
+#include "transport/cuda/agent/gpus_own.h"
 
 #define MIB ((size_t)1 << 20)
 #define LEAVE_NS INT64_C(20000000)

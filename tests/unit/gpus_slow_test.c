@@ -19,8 +19,8 @@
 #include "ipc/base/log.h"
 #include "tests/support/cuda/gpus_rig.h"
 #include "tests/support/cuda/scripted_gpu.h"
-#include "transport/cuda/answers.h"
-#include "transport/cuda/imports.h"
+#include "transport/cuda/helper/answers.h"
+#include "transport/cuda/helper/imports.h"
 
 #define MIB ((size_t)1 << 20)
 #define MS INT64_C(1000000)

@@ -15,7 +15,7 @@
 #include "ipc/base/log.h"
 #include "tests/support/cuda/gpus_rig.h"
 #include "tests/support/cuda/scripted_gpu.h"
-#include "transport/cuda/process.h"
+#include "transport/cuda/agent/gpu_process.h"
 
 #define MIB ((size_t)1 << 20)
 #define MS INT64_C(1000000)

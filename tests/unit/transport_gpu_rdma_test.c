@@ -12,7 +12,7 @@
 #include "ipc/base/name.h"
 #include "tests/support/rig_fake_gpus.h"
 #include "tests/support/transport_pair.h"
-#include "transport/cuda/touch.h"
+#include "transport/cuda/agent/touch.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
 #include "transport/rdma/rdma.h"

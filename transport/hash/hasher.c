@@ -24,7 +24,7 @@
 #include <unistd.h>
 
 #include "ipc/base/alloc.h"
-#include "transport/cuda/touch.h"
+#include "transport/cuda/agent/touch.h"
 #include "transport/part/packed.h"
 #include "transport/part/sigbus.h"
 #include "transport/transport_own.h"

@@ -9,7 +9,7 @@
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
-#include "transport/cuda/spans.h"
+#include "transport/cuda/agent/spans.h"
 #include "transport/part/chunk.h"
 
 _Static_assert(LOOKS_RUN <= GPU_RUN_CHUNKS_MAX, "a run is one request");

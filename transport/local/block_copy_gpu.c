@@ -29,7 +29,7 @@
 #include "ipc/base/err.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
-#include "transport/cuda/spans.h"
+#include "transport/cuda/agent/spans.h"
 #include "transport/local/block_copy_own.h"
 
 #define LANES 16u

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "ipc/base/err.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/loop/crew.h"
 
 struct fd_memory {

@@ -13,7 +13,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
-#include "transport/cuda/touch.h"
+#include "transport/cuda/agent/touch.h"
 #include "transport/hash/digest.h"
 #include "transport/hash/nt_copy.h"
 #include "transport/part/pinned_pages.h"

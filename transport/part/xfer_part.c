@@ -15,7 +15,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/hash/digest.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"

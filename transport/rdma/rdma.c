@@ -20,7 +20,7 @@
 #include "ipc/base/err.h"
 #include "ipc/base/log.h"
 #include "ipc/base/name.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/loop/mover_loop.h"
 #include "transport/part/sigbus.h"
 #include "transport/part/xfer_part.h"

@@ -25,7 +25,7 @@
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
 #include "ipc/shm/doorbell.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
 #include "transport/part/unmap.h"

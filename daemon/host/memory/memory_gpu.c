@@ -13,7 +13,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/part/fd_memory.h"
 
 _Static_assert(sizeof(struct cuda_handle) == FDMSG_HANDLE_BYTES, "what a message carries");

@@ -2,8 +2,8 @@
 /*
  * memory_gpu - pieces of GPU memory among the memory objects of a worker (memory.h).
  *
- * A worker has a space on each GPU that it shares memory of (transport/cuda/gpus.h): it comes with
- * the first piece and goes with the last one, and then nothing of the worker is open there.
+ * A worker has a space on each GPU that it shares memory of (transport/cuda/agent/gpus.h): it comes
+ * with the first piece and goes with the last one, and then nothing of the worker is open there.
  * What a piece is opened by is the driver's and the GPU process' business; here is checked what can
  * be without them. Main thread only.
  */

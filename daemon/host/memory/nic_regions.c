@@ -13,7 +13,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
 #include "transport/rdma/device/rail_places.h"

@@ -21,7 +21,7 @@
 #include "ipc/base/log.h"
 #include "ipc/base/units.h"
 #include "ipc/shm/doorbell.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/loop/crew.h"
 #include "transport/part/fd_memory.h"
 

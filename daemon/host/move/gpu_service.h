@@ -2,8 +2,8 @@
 /*
  * gpu_service - the GPUs of this host, for the main thread: started with the agent, ended with it.
  *
- * What touches GPU memory are processes of this program (gpu_spawn.h, transport/cuda/gpus.h); here
- * is only who waits for their answers. Main thread, but for what is said of another.
+ * What touches GPU memory are processes of this program (gpu_spawn.h, transport/cuda/agent/gpus.h);
+ * here is only who waits for their answers. Main thread, but for what is said of another.
  */
 #ifndef TH_DAEMON_HOST_MOVE_GPU_SERVICE_H
 #define TH_DAEMON_HOST_MOVE_GPU_SERVICE_H

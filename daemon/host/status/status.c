@@ -19,7 +19,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/part/packed.h"
 
 struct counter {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gather - transport/cuda/gather_kernel.h on a CPU: the threads of all warps one after the other,
- * none of which waits for another.
+ * gather - transport/cuda/kernels/gather_kernel.h on a CPU: the threads of all warps one after the
+ * other, none of which waits for another.
  */
 #include "tests/support/cuda/kernel_cpu.h"
-#include "transport/cuda/gather_kernel.h"
+#include "transport/cuda/kernels/gather_kernel.h"
 
 static void
 run(const uint64_t *arguments, unsigned blocks, unsigned threads)

@@ -7,7 +7,7 @@
 #ifndef TH_TESTS_SUPPORT_CUDA_GPUS_RIG_H
 #define TH_TESTS_SUPPORT_CUDA_GPUS_RIG_H
 
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 
 #define RIG_BASE UINT64_C(0x7f0000000000)
 #define RIG_PATIENCE_NS INT64_C(60000000000)

@@ -4,7 +4,7 @@
  */
 #include <unistd.h>
 
-#include "transport/cuda/helper.h"
+#include "transport/cuda/helper/helper.h"
 
 int
 main(void)

@@ -9,7 +9,7 @@
 
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/people.h"
-#include "transport/cuda/wire.h"
+#include "transport/cuda/gpu_wire.h"
 
 #define RIG_PIECES_MAX 64u
 #define RIG_PIECE_BYTES ((uint64_t)MACHINE_GRANULARITY)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kernel_cpu - how the GPU's kernels (transport/cuda/kernel_memory.h) touch its memory when a CPU
- * runs them. Before any kernel is included.
+ * kernel_cpu - how the GPU's kernels (transport/cuda/kernels/kernel_memory.h) touch its memory when
+ * a CPU runs them. Before any kernel is included.
  */
 #ifndef TH_TESTS_SUPPORT_CUDA_KERNEL_CPU_H
 #define TH_TESTS_SUPPORT_CUDA_KERNEL_CPU_H
@@ -13,7 +13,7 @@
 #define GPU_CODE static inline
 #define GPU_TABLE static
 #define GPU_UNROLL(count)
-#include "transport/cuda/kernel_memory.h"
+#include "transport/cuda/kernels/kernel_memory.h"
 
 static inline struct pair
 gpu_load(uint64_t address)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * leaf - transport/cuda/leaf_kernel.h on a CPU: the threads of a block one after the other, each
- * step for all of them before the next.
+ * leaf - transport/cuda/kernels/leaf_kernel.h on a CPU: the threads of a block one after the other,
+ * each step for all of them before the next.
  */
 #include "tests/support/cuda/kernel_cpu.h"
-#include "transport/cuda/leaf_kernel.h"
+#include "transport/cuda/kernels/leaf_kernel.h"
 
 static void
 run_block(uint64_t task, uint64_t value, unsigned threads)

@@ -11,7 +11,7 @@
 
 #include <stdatomic.h>
 
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 
 #define SCRIPT_MEMORY_BYTES ((size_t)32 << 20)
 #define SCRIPT_STEPS_MAX 16u

@@ -8,7 +8,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/name.h"
-#include "transport/cuda/touch.h"
+#include "transport/cuda/agent/touch.h"
 #include "transport/part/packed.h"
 #include "transport/rdma/leg/reader_own.h"
 #include "transport/tcp/tcp.h"

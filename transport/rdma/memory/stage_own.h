@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <sys/queue.h>
 
-#include "transport/cuda/gpus.h"
+#include "transport/cuda/agent/gpus.h"
 #include "transport/loop/mover_loop.h"
 #include "transport/part/unmap.h"
 #include "transport/rdma/memory/stage.h"
