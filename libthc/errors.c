@@ -9,7 +9,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/utf8.h"
 #include "ipc/proto/manifest.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 /* A code travels from the server to the caller unchanged: the two lists are one. */
 #define SAME(name, number, text)                                                                   \

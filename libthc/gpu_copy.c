@@ -10,7 +10,7 @@
 
 #include "ipc/base/clock.h"
 #include "ipc/cuda/context.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 #define SLICE_BYTES ((uint64_t)16 << 20) /* of one copy, which lies in one pinned part */
 #define PART_BYTES ((uint64_t)32 << 20)  /* on a stream before the other one's are waited for */

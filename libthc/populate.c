@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 #ifndef MADV_POPULATE_READ /* only in the headers of a newer C library */
 #define MADV_POPULATE_READ 22

@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 #include "ipc/base/checked.h"
-#include "libthc/tensors.h"
+#include "libthc/register.h"
 
 struct thc_shard;
 

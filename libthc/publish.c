@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * publish - thc_publish, thc_unpublish, thc_replicate, thc_update and their _submit forms: the
- * checks of their arguments around op.c.
+ * checks of their arguments around async_op.c.
  */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 /* One of the four calls, blocking or not; spec and flags are filled by the caller. */
 struct call {

@@ -2,7 +2,7 @@
 /*
  * shard - a handle as a thing that several threads use: who is inside, who waits, what fork does,
  * and what arrives from the agent. Which calls there are is not known here. Locks: see
- * internal.h.
+ * libthc_own.h.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -23,8 +23,8 @@
 #include "ipc/base/log.h"
 #include "ipc/shm/doorbell.h"
 #include "ipc/sock/peer.h"
-#include "libthc/internal.h"
-#include "libthc/memory.h"
+#include "libthc/libthc_own.h"
+#include "libthc/own_memory.h"
 
 /* The agent writes its heartbeat every second or so; a line that is older is a reason to look. */
 #define HEARTBEAT_STALE_NS INT64_C(2000000000)

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "libthc/listing.h"
+#include "libthc/list.h"
 
 struct watch { /* of a handle; freed by the last that leaves it */
 	uint64_t generation;

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "ipc/base/checked.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 #include "tests/support/fake_agent.h"
 
 #define SOON 20000

@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "libthc/gpu_copy.h"
-#include "libthc/internal.h"
-#include "libthc/sp_req.h"
+#include "libthc/libthc_own.h"
+#include "libthc/nng_req.h"
 #include "libthc/thc.h"
 #include "tests/support/closed_gpu.h"
 #include "tests/support/gpu_tensor.h"

@@ -23,8 +23,8 @@
 #include "ipc/base/fd.h"
 #include "ipc/cuda/handle.h"
 #include "ipc/sock/peer.h"
-#include "libthc/internal.h"
-#include "libthc/sent.h"
+#include "libthc/given.h"
+#include "libthc/libthc_own.h"
 #include "libthc/thc.h"
 #include "tests/support/gpu_tensor.h"
 

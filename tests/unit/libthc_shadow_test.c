@@ -18,8 +18,8 @@
 
 #include "ipc/base/clock.h"
 #include "libthc/gpu_copy.h"
-#include "libthc/internal.h"
-#include "libthc/memory.h"
+#include "libthc/libthc_own.h"
+#include "libthc/own_memory.h"
 #include "libthc/thc.h"
 #include "tests/support/closed_gpu.h"
 #include "tests/support/gpu_tensor.h"

@@ -21,7 +21,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/sock/listener.h"
-#include "libthc/sp_req.h"
+#include "libthc/nng_req.h"
 
 #define MS INT64_C(1000000)
 #define REPLY_MAX (1u << 20)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * attributes - thc_set_attribute: the set is kept here and sent whole before a publish.
+ * publish_attributes - thc_set_attribute: the set is kept here and sent whole before a publish.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "ipc/base/name.h"
 #include "ipc/proto/manifest.h"
 #include "ipc/proto/tensorhub.pb-c.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 static void
 free_one(struct thc_attribute *attribute)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * listing - the snapshot of a model that thc_list and thc_wait ask the agent for.
+ * list - the snapshot of a model that thc_list and thc_wait ask the agent for.
  */
-#ifndef TH_LIBTHC_LISTING_H
-#define TH_LIBTHC_LISTING_H
+#ifndef TH_LIBTHC_LIST_H
+#define TH_LIBTHC_LIST_H
 
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 struct listing_question {
 	uint64_t group_op_seq; /* of the grouped list whose snapshot it is; 0: none              */

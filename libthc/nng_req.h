@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sp_req - the REQ side of nng's request/reply protocol (SP) over a unix stream socket, by itself.
+ * nng_req - the REQ side of nng's request/reply protocol (SP) over a unix stream socket, by itself.
  *
  * libthc cannot contain the nng library, which starts threads in every process and aborts in a
  * forked child. One connection, one request at a time, the caller's thread. What the other side
  * announces is never believed: a reply is read in steps and only up to the limit that the caller
  * gives. Not thread-safe.
  */
-#ifndef TH_LIBTHC_SP_REQ_H
-#define TH_LIBTHC_SP_REQ_H
+#ifndef TH_LIBTHC_NNG_REQ_H
+#define TH_LIBTHC_NNG_REQ_H
 
 #include <stddef.h>
 #include <stdint.h>

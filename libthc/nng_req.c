@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sp_req - see sp_req.h.
+ * nng_req - see nng_req.h.
  *
  *   both ways, once   00 53 50 00 PROTO(16, big-endian) 00 00     REQ 0x0030, REP 0x0031 message
  *   01 LENGTH(64, big-endian) then LENGTH bytes: REQUEST ID(32, big-endian, top bit
  *                     set), payload
  */
-#include "libthc/sp_req.h"
+#include "libthc/nng_req.h"
 
 #include <endian.h>
 #include <errno.h>

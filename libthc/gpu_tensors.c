@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gpu - see gpu.h. What the driver says of an address is in ipc/cuda/cuda_memory.h.
+ * gpu_tensors - see gpu_tensors.h. What the driver says of an address is in ipc/cuda/cuda_memory.h.
  */
-#include "libthc/gpu.h"
+#include "libthc/gpu_tensors.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -11,16 +11,16 @@
 #include <string.h>
 
 #include "ipc/cuda/handle.h"
-#include "libthc/internal.h"
-#include "libthc/memory.h"
-#include "libthc/sent.h"
-#include "libthc/tensors.h"
+#include "libthc/given.h"
+#include "libthc/libthc_own.h"
+#include "libthc/own_memory.h"
+#include "libthc/register.h"
 
 _Static_assert(sizeof(struct cuda_handle) == FDMSG_HANDLE_BYTES, "it travels");
 
 /* ---- the driver ---------------------------------------------------------------------------- */
 
-static struct cuda driver; /* under the lock of memory.h until it is there, then read-only */
+static struct cuda driver; /* under the lock of own_memory.h until it is there, then read-only */
 
 int
 gpu_driver(const struct cuda **ret_cuda, struct th_err *err)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sent - see sent.h.
+ * given - see given.h.
  */
-#include "libthc/sent.h"
+#include "libthc/given.h"
 
 #include <errno.h>
 #include <stdlib.h>

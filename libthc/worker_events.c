@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * events - what a worker may know without a system call: thc_shard_events, thc_held_version,
+ * worker_events - what a worker may know without a system call: thc_shard_events, thc_held_version,
  * thc_safe_to_mutate. All three read the line of the agent's shared file. Only when the agent's
  * heartbeat has become old is its life looked at.
  */
@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "ipc/sock/peer.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 _Static_assert(THC_EV_EVICTED == 1u << SHM_EV_EVICTED &&
 		       THC_EV_VERSION_CONFLICT == 1u << SHM_EV_CONFLICT &&

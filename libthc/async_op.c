@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * op - one operation from its submission to its end, and thc_op_*, thc_resolve.
+ * async_op - one operation from its submission to its end, and thc_op_*, thc_resolve.
  *
  * An operation leaves its slot when its completion has been taken. A blocking call owns its
  * operation and gives it up at the end; when the outcome is not known in time the operation
- * stays, as shard->unresolved, for thc_resolve. Locks: see internal.h.
+ * stays, as shard->unresolved, for thc_resolve. Locks: see libthc_own.h.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -16,7 +16,7 @@
 #include "ipc/base/failpoint.h"
 #include "ipc/base/name.h"
 #include "ipc/shm/doorbell.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 _Static_assert(sizeof(((struct thc_result *)0)->source) == sizeof(((struct shm_slot *)0)->source) &&
 		       sizeof(((struct thc_result *)0)->transport) ==

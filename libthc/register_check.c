@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tensors_check - see tensors.h. The agent checks everything again: here the caller gets the
+ * register_check - see register.h. The agent checks everything again: here the caller gets the
  * sentence in the terms of its own call.
  */
 #include <errno.h>
@@ -9,8 +9,8 @@
 #include <string.h>
 
 #include "ipc/base/name.h"
-#include "libthc/internal.h"
-#include "libthc/tensors.h"
+#include "libthc/libthc_own.h"
+#include "libthc/register.h"
 
 /* Without global_shape and offset: whole tensors, which is what an older header would know. */
 #define TENSOR_BYTES_LEAST offsetof(struct thc_tensor, global_shape)

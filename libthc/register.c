@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tensors - thc_register, thc_unregister, thc_memory_path.
+ * register - thc_register, thc_unregister, thc_memory_path.
  *
  * Each memory object is given to the agent once per session, with a descriptor, and gets an id; so
  * is /proc/self/mem, once a tensor needs it. Pieces of GPU memory are given for one registration:
@@ -8,7 +8,7 @@
  * document that names places by id and offset. A registration whose answer
  * did not come is REGISTRATION_UNKNOWN: its memory stays held, and the next call undoes it first.
  */
-#include "libthc/tensors.h"
+#include "libthc/register.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -19,9 +19,9 @@
 #include "ipc/base/failpoint.h"
 #include "ipc/base/log.h"
 #include "ipc/proto/tensorhub.pb-c.h"
-#include "libthc/internal.h"
+#include "libthc/given.h"
+#include "libthc/libthc_own.h"
 #include "libthc/populate.h"
-#include "libthc/sent.h"
 
 /* ---- memory objects ------------------------------------------------------------------------ */
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shadow - see shadow.h.
+ * worker_copy - see worker_copy.h.
  */
-#include "libthc/shadow.h"
+#include "libthc/worker_copy.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -11,9 +11,9 @@
 #include <string.h>
 
 #include "ipc/base/clock.h"
-#include "libthc/internal.h"
-#include "libthc/sent.h"
-#include "libthc/tensors.h"
+#include "libthc/given.h"
+#include "libthc/libthc_own.h"
+#include "libthc/register.h"
 
 #define ALIGNMENT 256u
 

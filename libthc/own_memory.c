@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * memory - thc_alloc, thc_free, thc_import, thc_forget; see memory.h.
+ * own_memory - thc_alloc, thc_free, thc_import, thc_forget; see own_memory.h.
  *
  * The registry is an array sorted by address: objects are few (allocations, not tensors) and do not
  * overlap, so the object of a tensor is found by bisection.
  */
-#include "libthc/memory.h"
+#include "libthc/own_memory.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +22,7 @@
 
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 #include "libthc/maps.h"
 #include "libthc/populate.h"
 

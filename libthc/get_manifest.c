@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * manifest - thc_get_manifest: which version a name means now, then its two blobs in parts, checked
- * against their keys and decoded as hostile bytes.
+ * get_manifest - thc_get_manifest: which version a name means now, then its two blobs in parts,
+ * checked against their keys and decoded as hostile bytes.
  */
-#include "ipc/proto/manifest.h"
-
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ipc/base/name.h"
+#include "ipc/proto/manifest.h"
 #include "ipc/proto/tensorhub.pb-c.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 struct owned {
 	struct thc_manifest manifest; /* first: thc_manifest_free gets its address */

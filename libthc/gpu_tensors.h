@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gpu - the GPU memory of a registration: what its tensors lie in, how the agent is given it, and
- * whether it is still what was registered.
+ * gpu_tensors - the GPU memory of a registration: what its tensors lie in, how the agent is given
+ * it, and whether it is still what was registered.
  *
  * The driver is looked for when the first tensor of the process says that it lies on a GPU, and no
  * context is ever created: the framework's are used. A set is under the lock of its handle.
  */
-#ifndef TH_LIBTHC_GPU_H
-#define TH_LIBTHC_GPU_H
+#ifndef TH_LIBTHC_GPU_TENSORS_H
+#define TH_LIBTHC_GPU_TENSORS_H
 
 #include <stdbool.h>
 #include <stddef.h>

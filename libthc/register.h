@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tensors - the check of what a caller wants to register, before anything is asked of the agent.
+ * register - the check of what a caller wants to register, before anything is asked of the agent.
  * Pure, except that it looks into the registry of memory, and asks the CUDA driver of tensors on
  * GPUs.
  */
-#ifndef TH_LIBTHC_TENSORS_H
-#define TH_LIBTHC_TENSORS_H
+#ifndef TH_LIBTHC_REGISTER_H
+#define TH_LIBTHC_REGISTER_H
 
 #include <stddef.h>
 #include <stdint.h>
 
 #include "ipc/base/err.h"
 #include "ipc/proto/manifest.h"
-#include "libthc/gpu.h"
-#include "libthc/memory.h"
+#include "libthc/gpu_tensors.h"
+#include "libthc/own_memory.h"
 #include "libthc/thc.h"
 
 struct checked_tensor {

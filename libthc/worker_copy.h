@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shadow - GPU memory that the agent does not open, as no other process can map it or its handle
- * was of no use there, has a copy of itself in host memory, which is what the agent is given. The
- * worker's own calls copy: out before a publish is submitted, in before the end of a replicate or
- * an update is told. thc_memory_path says "worker-copy".
+ * worker_copy - GPU memory that the agent does not open, as no other process can map it or its
+ * handle was of no use there, has a copy of itself in host memory, which is what the agent is
+ * given. The worker's own calls copy: out before a publish is submitted, in before the end of a
+ * replicate or an update is told. thc_memory_path says "worker-copy".
  *
  * What is to be copied in is kept as a debt of the handle until somebody has paid it: who waits for
  * the operation, or thc_resolve, or the next operation. It can be paid in parts. Until then the
  * version is the agent's, and thc_held_version does not tell of it. Under the lock of the handle,
  * which is given back while bytes move; one thread at a time moves some.
  */
-#ifndef TH_LIBTHC_SHADOW_H
-#define TH_LIBTHC_SHADOW_H
+#ifndef TH_LIBTHC_WORKER_COPY_H
+#define TH_LIBTHC_WORKER_COPY_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@
 
 #include "ipc/base/checked.h"
 #include "libthc/gpu_copy.h"
-#include "libthc/memory.h"
+#include "libthc/own_memory.h"
 
 struct thc_shard;
 struct thc_op;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * memory - the memory of this process that was made known: thc_alloc'd and imported objects, and
- * how the agent reaches each.
+ * own_memory - the memory of this process that was made known: thc_alloc'd and imported objects,
+ * and how the agent reaches each.
  *
  * One registry for the process, because memory outlives handles. Any thread; its lock has
- * its place in the order of internal.h.
+ * its place in the order of libthc_own.h.
  */
-#ifndef TH_LIBTHC_MEMORY_H
-#define TH_LIBTHC_MEMORY_H
+#ifndef TH_LIBTHC_OWN_MEMORY_H
+#define TH_LIBTHC_OWN_MEMORY_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,7 +19,7 @@ enum memory_way {
 	WAY_MAPPED,  /* the agent maps the descriptor: a memfd that cannot shrink */
 	WAY_FILE,    /* it reads and writes the descriptor */
 	WAY_PROCESS, /* by its address, through /proc/self/mem */
-	WAY_GPU,     /* its GPU process opens the memory (gpu.h) */
+	WAY_GPU,     /* its GPU process opens the memory (gpu_tensors.h) */
 	WAY_COPIED,  /* GPU memory that the agent does not open: it has a copy in host memory */
 };
 

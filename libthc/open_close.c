@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * session - thc_open and thc_close: one connection to the agent's descriptor socket is one handle.
+ * open_close - thc_open and thc_close: one connection to the agent's descriptor socket is one
+ * handle.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -20,7 +21,7 @@
 #include "ipc/shm/doorbell.h"
 #include "ipc/sock/owner.h"
 #include "libthc/dial.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 #define DEFAULT_DIR "/run/tensorhub"
 

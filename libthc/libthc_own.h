@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * internal - the handle, its operations, and the rules that all files of libthc follow.
+ * libthc_own - the handle, its operations, and the rules that all files of libthc follow.
  *
  * Locks, in this order: the list of handles (shard.c), a handle's lock, the memory registry
- * (memory.c), what is given away (sent.c). None is held while a thread sleeps in poll, exchanges a
- * document or runs a caller's predicate.
+ * (own_memory.c), what is given away (given.c). None is held while a thread sleeps in poll,
+ * exchanges a document or runs a caller's predicate.
  *
  * Waiting: of all threads that wait in one handle one polls (the agent's doorbell, the descriptor
  * socket for messages and hang-up, the agent's pidfd); the others sleep on the condition variable.
@@ -15,8 +15,8 @@
  * call looks at the fork count before it touches anything else.
  * Names that begin with thc_ are exported, so internal ones do not.
  */
-#ifndef TH_LIBTHC_INTERNAL_H
-#define TH_LIBTHC_INTERNAL_H
+#ifndef TH_LIBTHC_LIBTHC_OWN_H
+#define TH_LIBTHC_LIBTHC_OWN_H
 
 #include <errno.h>
 #include <pthread.h>
@@ -31,10 +31,10 @@
 #include "ipc/shm/ring.h"
 #include "ipc/shm/segment.h"
 #include "ipc/sock/fdmsg.h"
-#include "libthc/gpu.h"
-#include "libthc/ranges.h"
-#include "libthc/shadow.h"
-#include "libthc/sp_req.h"
+#include "libthc/gpu_tensors.h"
+#include "libthc/map_check.h"
+#include "libthc/worker_copy.h"
+#include "libthc/nng_req.h"
 #include "libthc/thc.h"
 
 /*
@@ -90,7 +90,7 @@ struct thc_op {
 	uint64_t done_bytes, total_bytes; /* as it ended */
 };
 
-struct sent_memory; /* what this session's agent was given: sent.h */
+struct sent_memory; /* what this session's agent was given: given.h */
 struct sender;
 
 struct held_memory { /* acquired by the registration */
@@ -246,12 +246,17 @@ TH_MUST_USE int shard_send(struct thc_shard *shard, enum fdmsg_kind kind, const 
 TH_MUST_USE int shard_exclusive_begin(struct thc_shard *shard);
 void shard_exclusive_end(struct thc_shard *shard);
 
-/* ---- session.c ----------------------------------------------------------------------------- */
+/*
+ * ---- open_close.c -----------------------------------------------------------------------------
+ */
 
 /* The agent was asked to close it, and has not refused: what would begin ends at once. */
 bool session_is_being_closed(struct thc_shard *shard);
 
-/* ---- op.c ---------------------------------------------------------------------------------- */
+/*
+ * ---- async_op.c
+ * ----------------------------------------------------------------------------------
+ */
 
 struct op_request {
 	uint16_t kind; /* enum shm_submission_kind */
@@ -289,7 +294,7 @@ struct watch;
 /* This thread runs a predicate that was given to thc_wait of this handle. */
 bool wait_is_judging(const struct thc_shard *shard);
 
-/* ---- documents.c ------------------------------------------------------------------------- */
+/* ---- doc_call.c ------------------------------------------------------------------------- */
 
 struct Tensorhub__V1__Request;
 struct Tensorhub__V1__Reply;
@@ -303,19 +308,22 @@ TH_MUST_USE int documents_call(struct thc_shard *shard, struct Tensorhub__V1__Re
 	int body_case, int64_t deadline_ns, struct Tensorhub__V1__Reply **ret_reply);
 void documents_free(struct Tensorhub__V1__Reply *reply);
 
-/* ---- attributes.c -------------------------------------------------------------------------- */
+/*
+ * ---- publish_attributes.c
+ * --------------------------------------------------------------------------
+ */
 
 /* Before a publish, under the lock: sends the set when the agent does not have it. */
 TH_MUST_USE int attributes_send(struct thc_shard *shard, int64_t deadline_ns);
 void attributes_free(struct thc_shard *shard);
 
-/* ---- tensors.c ----------------------------------------------------------------------------- */
+/* ---- register.c ----------------------------------------------------------------------------- */
 
 /* In place of a serial: what is reached through /proc/self/mem. */
 #define PRIVATE_SERIAL UINT64_MAX
 void tensors_release(struct thc_shard *shard); /* the agent has let go of them */
 
-/* ---- sent.c -------------------------------------------------------------------------------- */
+/* ---- given.c -------------------------------------------------------------------------------- */
 
 void sent_forget(struct thc_shard *shard, uint64_t serial); /* a memory object is gone */
 /* Around what makes or closes shard->giving, and around fork: its child finds the descriptor where
@@ -331,7 +339,7 @@ bool sent_take_answer(struct thc_shard *shard); /* MEMORY_ID came; false: out of
  * sentence. */
 TH_MUST_USE int sent_settle(struct thc_shard *shard, int64_t until_ns);
 
-/* ---- private.c ----------------------------------------------------------------------------- */
+/* ---- proc_mem.c ----------------------------------------------------------------------------- */
 
 /* Opens /proc/self/mem as shard->giving. */
 TH_MUST_USE int private_open(struct thc_shard *shard);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * listing - thc_list: the agent's answer as a listing of thc.h. The texts stay where protobuf put
+ * list - thc_list: the agent's answer as a listing of thc.h. The texts stay where protobuf put
  * them; the listing owns the message.
  */
-#include "libthc/listing.h"
+#include "libthc/list.h"
 
 #include <errno.h>
 #include <inttypes.h>

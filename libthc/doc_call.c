@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * documents - one question to the agent over its nng endpoint, on the caller's thread.
+ * doc_call - one question to the agent over its nng endpoint, on the caller's thread.
  *
  * Documents of one handle go one after the other over one connection. The caller's operations go on
  * beside them: the handle's lock is not held during the exchange.
@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "ipc/proto/tensorhub.pb-c.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 #define MESSAGE_BYTES_MAX (1u << 20) /* of both sides, everywhere */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ranges - what lies behind the registered tensors in this process: that it is mapped, and still
+ * map_check - what lies behind the registered tensors in this process: that it is mapped, and still
  * the same as when it was registered.
  *
  * The agent reaches memory by ways that know nothing of a worker's munmap and mprotect: its own
@@ -8,15 +8,15 @@
  * mappings are looked at before each operation. Neighbouring tensors are one range, and what lies
  * in one mapping costs one question. Under the lock of the handle.
  */
-#ifndef TH_LIBTHC_RANGES_H
-#define TH_LIBTHC_RANGES_H
+#ifndef TH_LIBTHC_MAP_CHECK_H
+#define TH_LIBTHC_MAP_CHECK_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "ipc/base/checked.h"
-#include "libthc/tensors.h"
+#include "libthc/register.h"
 
 struct range { /* of bytes with one identity */
 	uintptr_t start, end;

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sent - the memory that the agent of a session was given: each object once, with a descriptor or a
- * handle, by a serial of this process; what the agent calls it by is its answer.
+ * given - the memory that the agent of a session was given: each object once, with a descriptor or
+ * a handle, by a serial of this process; what the agent calls it by is its answer.
  *
  * Thousands of pieces of GPU memory are sent ahead of the answers: a turn for each would take
  * longer than all the rest. Answers come in order. All under the lock of the handle, which is given
  * back while one waits; one sender of a handle at a time (shard_exclusive_begin).
  */
-#ifndef TH_LIBTHC_SENT_H
-#define TH_LIBTHC_SENT_H
+#ifndef TH_LIBTHC_GIVEN_H
+#define TH_LIBTHC_GIVEN_H
 
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 struct sent_memory {
-	uint64_t serial; /* of the memory object, see memory.h; or PRIVATE_SERIAL */
+	uint64_t serial; /* of the memory object, see own_memory.h; or PRIVATE_SERIAL */
 	uint32_t id;     /* by the agent */
 	char path[16];   /* "direct", "copy", "cuda-ipc" */
 };

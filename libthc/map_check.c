@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ranges - see ranges.h. Anonymous memory has no identity but that it is anonymous: what was
+ * map_check - see map_check.h. Anonymous memory has no identity but that it is anonymous: what was
  * unmapped and mapped again between two looks, as anonymous memory both times, is not told apart.
  */
-#include "libthc/ranges.h"
+#include "libthc/map_check.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "ipc/base/log.h"
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 #include "libthc/maps.h"
 
 struct builder {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * private - memory that is reached by its address in this process, and the look at all registered
+ * proc_mem - memory that is reached by its address in this process, and the look at all registered
  * memory before an operation.
  *
  * /proc/self/mem is bound to this address space, not to a process id: who holds the descriptor
@@ -11,7 +11,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 
-#include "libthc/internal.h"
+#include "libthc/libthc_own.h"
 
 int
 private_open(struct thc_shard *shard)
