@@ -3,7 +3,7 @@
  * safetensors_fuzz - any bytes as a header: what is taken keeps the promises of a header, and what
  * is formatted from it parses to the same tensors.
  */
-#include "tools/safetensors.h"
+#include "tools/file/safetensors.h"
 
 #include <stdint.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * carry_test - a header split over attributes and joined again; pieces that are missing or
  * too many.
  */
-#include "tools/carry.h"
+#include "tools/file/carry.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>

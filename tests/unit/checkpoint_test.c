@@ -2,7 +2,7 @@
 /*
  * checkpoint_test - files and directories as thctl publish reads them: whole, cut short, lying.
  */
-#include "tools/checkpoint.h"
+#include "tools/file/checkpoint.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "tests/support/folder.h"
-#include "tools/checkpoint_index.h"
+#include "tools/file/checkpoint_index.h"
 
 static void
 write_bytes(const char *name, const void *data, size_t bytes)

@@ -2,11 +2,11 @@
 /*
  * cluster_test - the tables of thctl ls, from what a server says to what a user reads.
  */
-#include "tools/cluster.h"
-
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "tools/thctl/cluster_tables.h"
 
 static const struct ctl_replica_info replicas[] = {
 	{.name = "rollout",

@@ -3,14 +3,14 @@
  * image_test - from a manifest to memory and files: the publisher's header where it fits, one of
  * our own where not, ties, several files.
  */
-#include "tools/image.h"
+#include "tools/file/image.h"
 
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ipc/base/checked.h"
-#include "tools/checkpoint_index.h"
+#include "tools/file/checkpoint_index.h"
 
 /* In canonical order; the file below has them the other way round. */
 static struct thc_tensor two[] = {

@@ -2,9 +2,9 @@
 /*
  * listing_test - what a version name means to thctl wait.
  */
-#include "tools/listing.h"
-
 #include <criterion/criterion.h>
+
+#include "tools/thctl/version_pick.h"
 
 static const struct thc_replica_info ready[] = {
 	{.name = "a", .flags = THC_REPLICA_READY}, {.name = "b", .flags = THC_REPLICA_READY}};

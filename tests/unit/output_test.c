@@ -3,7 +3,7 @@
  * output_test - one document in all formats, byte for byte, and that JSON parses to what was put
  * in.
  */
-#include "tools/output.h"
+#include "tools/thctl/output.h"
 
 #include <criterion/criterion.h>
 #include <jansson.h>

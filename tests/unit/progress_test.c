@@ -2,7 +2,7 @@
 /*
  * progress_test - the line that thctl draws.
  */
-#include "tools/progress.h"
+#include "tools/thctl/progress.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

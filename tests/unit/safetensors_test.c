@@ -3,7 +3,7 @@
  * safetensors_test - headers of files: what is taken, every kind of lie, and that a written header
  * parses to what was meant.
  */
-#include "tools/safetensors.h"
+#include "tools/file/safetensors.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

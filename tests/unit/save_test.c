@@ -2,7 +2,7 @@
 /*
  * save_test - files and directories that appear whole or not at all, and what is never deleted.
  */
-#include "tools/save.h"
+#include "tools/file/save.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>

@@ -3,14 +3,14 @@
  * stop_test - what a signal does before and after stop_patient, once and twice. Each case is a
  * process of its own, which tells what happened by a file and by how it ends.
  */
-#include "tools/stop.h"
-
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "tools/thctl/stop_signals.h"
 
 #define FINE 42 /* of a child in which all was as it should be */
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/thbench_stats.h"
+#include "tools/bench/thbench_stats.h"
 
 #include <criterion/criterion.h>
 
