@@ -17,7 +17,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/units.h"
 #include "tests/support/cuda/people.h"
-#include "tests/support/rig_gpus.h"
+#include "tests/support/gpu/rig_gpus.h"
 
 #define ROUNDS 4u
 #define STAGING (256 * MIB)

@@ -18,7 +18,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/units.h"
-#include "tests/support/rig_gpus.h"
+#include "tests/support/gpu/rig_gpus.h"
 
 #define AT_ONCE 8u
 #define CHUNK 4096u

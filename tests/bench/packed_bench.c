@@ -15,7 +15,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
-#include "tests/support/transport_rig.h"
+#include "tests/support/transport/transport_rig.h"
 #include "transport/part/packed.h"
 #include "transport/part/sigbus.h"
 #include "transport/transport_own.h"

@@ -15,7 +15,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
-#include "tests/support/rail_rig.h"
+#include "tests/support/rdma/rail_rig.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)

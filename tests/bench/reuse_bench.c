@@ -17,7 +17,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/clock.h"
-#include "tests/support/transport_rig.h"
+#include "tests/support/transport/transport_rig.h"
 
 #define ROUNDS_MAX 99
 #define STALL_NS INT64_C(15000000000) /* a busy machine is no stall */

@@ -189,7 +189,7 @@ for _name, _args in (
 
 
 def _remember():
-    """Each call's codes go into the table of TH_CALLS_SEEN (tests/support/calls_seen.c says how it
+    """Each call's codes go into the table of TH_CALLS_SEEN (calls_seen.c says how it
     looks), as seen with real daemons. Nothing is opened when a call returns."""
     try:
         with open(os.path.join(os.environ["TH_CALLS_SEEN"], "table"), "r+b") as file:

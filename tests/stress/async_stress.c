@@ -22,7 +22,7 @@
 
 #include "ipc/base/clock.h"
 #include "libthc/thc.h"
-#include "tests/support/fake_agent.h"
+#include "tests/support/libthc/fake_agent.h"
 
 #ifdef __SANITIZE_THREAD__
 #define OPERATIONS 80000u

@@ -12,7 +12,7 @@
 
 #include "ipc/base/clock.h"
 #include "libthc/thc.h"
-#include "tests/support/fake_agent.h"
+#include "tests/support/libthc/fake_agent.h"
 
 #define ROUNDS 200
 #define CALLS 3000

@@ -17,7 +17,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/name.h"
-#include "tests/support/transport_rig.h"
+#include "tests/support/transport/transport_rig.h"
 #include "transport/hash/digest.h"
 #include "transport/part/packed.h"
 #include "transport/transport_own.h"

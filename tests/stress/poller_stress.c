@@ -12,7 +12,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/rng.h"
-#include "tests/support/poller_rig.h"
+#include "tests/support/rdma/poller_rig.h"
 
 #define THREADS 4
 

@@ -14,7 +14,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/log.h"
 #include "ipc/base/rng.h"
-#include "tests/support/verbs_script.h"
+#include "tests/support/rdma/verbs_script.h"
 #include "transport/rdma/memory/region.h"
 
 #define THREADS 4u

@@ -4,7 +4,7 @@
 
     contract_begin.py SOURCE_ROOT FOLDER
 
-Makes FOLDER new with `table`: a row for each call of thc.h, see tests/support/calls_seen.c. The
+Makes FOLDER new with `table`: a row for each call of thc.h, see calls_seen.c. The
 tests fill it in and leave `ran.PROGRAM`; contract_seen.py judges both at the end of the run. A test
 that is run alone adds to what is there.
 """

@@ -29,7 +29,7 @@ CLEAN = {
     'libthc/thc.h': header('THC_H', 'int thc_open(void);'),
     'server/core/refsrv.h': header('TH_SERVER_CORE_REFSRV_H', '#include "ipc/base/err.h"'),
     'tools/run': '#!/bin/sh\n# SPDX-License-Identifier: Apache-2.0\ntrue\n',
-    'tests/unit/err_test.c': c_file('#include <criterion/criterion.h>'),
+    'tests/unit/base/err_test.c': c_file('#include <criterion/criterion.h>'),
 }
 
 

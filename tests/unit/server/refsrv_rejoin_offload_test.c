@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * refsrv, retention over the loss of a server: offload copies come back with their agents, and
+ * while the server is warming nothing is given up that may be the last of its version.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/core/refsrv_former.h"
+
+static struct world w;
+static uint32_t a, b, c; /* agents that were attached to it */
+
+static void
+setup(void)
+{
+	world_init(&w, NULL);
+	w.offload_bytes = UINT64_MAX; /* which they attach with */
+	a = former_agent(&w);
+	b = former_agent(&w);
+	c = former_agent(&w);
+}
+
+static void
+teardown(void)
+{
+	world_fini(&w);
+}
+
+TestSuite(refsrv_rejoin_offload, .init = setup, .fini = teardown);
+
+/* ---- what agents say ---- */
+
+static struct ctl_request
+rejoin_of(const char *replica, uint32_t shard, uint32_t num_shards, uint64_t group_inc)
+{
+	struct ctl_request request = {.kind = CTL_REJOIN};
+	struct ctl_rejoin *said = &request.u.rejoin;
+
+	said->sid = group_inc + 1 + shard;
+	said->group_inc = group_inc;
+	strcpy(said->open.model, "m");
+	snprintf(said->open.replica, sizeof(said->open.replica), "%s", replica);
+	said->open.shard = shard;
+	said->open.num_shards = num_shards;
+	said->open.lineage = 1;
+	said->registered = said->hashed = true;
+	said->reg = (struct ctl_register){
+		.sid = said->sid,
+		.layout = {.lo = shard + 1, .hi = 1},
+		.manifest = {.lo = shard + 1, .hi = 2},
+		.bytes = 1000,
+		.num_chunks = WORLD_CHUNKS,
+	};
+	said->next_op_seq = 2;
+	said->held = (struct th_version){.lineage = 1, .version = 7};
+	said->gen = 1;
+	said->content = (struct th_hash){.lo = 5, .hi = 1};
+	said->version.version = TH_NO_VERSION;
+	return request;
+}
+
+static struct world_member
+comes_back(uint32_t agent, struct ctl_request *request)
+{
+	struct world_member m = {.agent = agent,
+		.shard = request->u.rejoin.open.shard,
+		.num_shards = request->u.rejoin.open.num_shards,
+		.sid = request->u.rejoin.sid,
+		.seq = 1};
+
+	cr_assert_eq(world_request(&w, agent, request), 0, "%s", w.reply.text);
+	return m;
+}
+
+/* A group of one that holds version 7. */
+static struct world_member
+holder(uint32_t agent, const char *replica, const char *retain, uint64_t group_inc)
+{
+	struct ctl_request request = rejoin_of(replica, 0, 1, group_inc);
+
+	strcpy(request.u.rejoin.open.retain, retain);
+	return comes_back(agent, &request);
+}
+
+static struct ctl_request
+offload_of(const char *replica, uint32_t shard, uint32_t num_shards)
+{
+	struct ctl_request request = rejoin_of(replica, shard, num_shards, 700);
+
+	request.u.rejoin.open.reservation = 70;
+	return request;
+}
+
+static bool
+asked(void)
+{
+	return world_has(&w, a, CTL_EV_RESERVE, 0) || world_has(&w, b, CTL_EV_RESERVE, 0) ||
+	       world_has(&w, c, CTL_EV_RESERVE, 0);
+}
+
+static void
+drained(const struct world_member *m)
+{
+	struct ctl_ev_part drain = world_take_drain(&w, m);
+
+	cr_assert_eq(world_drain_done(&w, m->agent, &drain), 0);
+}
+
+/* ---- while the server is warming ---- */
+
+Test(refsrv_rejoin_offload, warming__last_copy__waits_for_a_claim_that_comes_later)
+{
+	struct world_member m = holder(a, "p", "", 100);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_not(asked());
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	struct ctl_request claim = rejoin_of("k", 0, 1, 200);
+	strcpy(claim.u.rejoin.open.retain, "latest");
+	claim.u.rejoin.next_op_seq = 1;
+	claim.u.rejoin.held.version = TH_NO_VERSION;
+	comes_back(b, &claim);
+	former_all_said(&w);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	cr_assert(asked());
+}
+
+Test(refsrv_rejoin_offload, warming__nobody_claims_it__given_up_after_that)
+{
+	struct world_member m = holder(a, "p", "", 100);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	world_sleep(&w, 2 * SEC);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	former_all_said(&w);
+	cr_assert_not(asked());
+	drained(&m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+}
+
+Test(refsrv_rejoin_offload, warming__another_copy_comes__nothing_is_waited_for)
+{
+	struct world_member m = holder(a, "p", "latest", 100);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	holder(b, "r", "", 200);
+	drained(&m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	cr_assert_not(asked());
+}
+
+Test(refsrv_rejoin_offload, warming__deadline__says_why)
+{
+	struct world_member m = holder(a, "p", "", 100);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", SEC);
+	world_sleep(&w, 2 * SEC);
+	struct ctl_ev_outcome end = world_outcome(&w, &m);
+	cr_assert_eq(end.code, TH_E_TIMEOUT);
+	cr_assert(strstr(end.text, "reference server is new"), "%s", end.text);
+}
+
+Test(refsrv_rejoin_offload, dead_worker__the_rest_of_its_group_is_waited_for_then_it_is_copied)
+{
+	struct ctl_request one = rejoin_of("p", 0, 2, 100), other = rejoin_of("p", 1, 2, 100);
+	strcpy(one.u.rejoin.open.retain, "latest");
+	strcpy(other.u.rejoin.open.retain, "latest");
+	struct world_member m = comes_back(a, &one);
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	comes_back(b, &other);
+	cr_assert(world_has(&w, b, CTL_EV_BROKEN, 0));
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid), "it is the last copy");
+	former_all_said(&w);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	cr_assert(world_has(&w, a, CTL_EV_RESERVE, 0) && world_has(&w, b, CTL_EV_RESERVE, 0));
+}
+
+Test(refsrv_rejoin_offload, dead_worker__the_rest_does_not_come__drained)
+{
+	struct ctl_request one = rejoin_of("p", 0, 2, 100);
+	struct world_member m = comes_back(a, &one);
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	former_all_said(&w);
+	world_sleep(&w, 40 * SEC);
+	drained(&m);
+}
+
+Test(refsrv_rejoin_offload, dead_worker__not_retained__drained_when_all_have_come)
+{
+	struct world_member m = holder(a, "p", "", 100);
+	cr_assert_eq(world_close(&w, &m, true), 0);
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	former_all_said(&w);
+	drained(&m);
+	cr_assert_not(asked());
+}
+
+/* Nobody has put the manifest at this server yet: it is the one that the version came with. */
+Test(refsrv_rejoin_offload, warm__last_copy__is_kept_though_its_manifest_is_not_here)
+{
+	struct world_member m = holder(a, "p", "latest", 100), o;
+	struct ctl_ev_reserve reserve;
+
+	former_all_said(&w);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert(world_reserve(&w, a, &reserve));
+	cr_assert_eq(world_accept(&w, a, &reserve, &o), 0, "%s", w.reply.text);
+	world_finish(&w, &o, world_filling(&w, &o).leg);
+	drained(&m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+}
+
+Test(refsrv_rejoin_offload, warm__another_manifest__is_not_what_was_asked_for)
+{
+	struct world_member m = holder(a, "p", "latest", 100), o;
+	struct ctl_ev_reserve reserve;
+
+	former_all_said(&w);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert(world_reserve(&w, a, &reserve));
+	reserve.manifest.lo ^= 1;
+	cr_assert_eq(world_accept(&w, a, &reserve, &o), TH_E_LAYOUT);
+}
+
+/* ---- a complete copy ---- */
+
+Test(refsrv_rejoin_offload, complete__is_listed_and_lets_the_holder_go)
+{
+	struct ctl_request request = offload_of("p", 0, 1);
+	comes_back(b, &request);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	struct world_member m = holder(a, "p", "latest", 100);
+	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY, "they do not meet");
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	drained(&m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	former_all_said(&w);
+	world_sleep(&w, 10 * SEC);
+	cr_assert_not(asked());
+	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0), "it is the only copy");
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+}
+
+Test(refsrv_rejoin_offload, complete__nobody_claims_it__released_when_all_have_come)
+{
+	struct ctl_event event;
+	struct ctl_request request = offload_of("p", 0, 1);
+	struct world_member o = comes_back(b, &request);
+	world_sleep(&w, SEC);
+	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
+	former_all_said(&w);
+	cr_assert(world_take(&w, b, CTL_EV_RELEASE, o.sid, &event));
+	cr_assert_eq(event.u.release.reservation, 70);
+	cr_assert_eq(world_close(&w, &o, false), 0);
+	drained(&o);
+	cr_assert_eq(world_flags(&w, c, "p", true), 0);
+}
+
+Test(refsrv_rejoin_offload, a_shard_does_not_come__the_others_are_released)
+{
+	struct ctl_event event;
+	struct ctl_request request = offload_of("p", 0, 2);
+	struct world_member o = comes_back(b, &request);
+	former_all_said(&w);
+	cr_assert_eq(world_flags(&w, c, "p", true), 0);
+	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
+	world_sleep(&w, 40 * SEC);
+	cr_assert(world_take(&w, b, CTL_EV_RELEASE, o.sid, &event));
+	drained(&o);
+}
+
+Test(refsrv_rejoin_offload, a_shard_is_gone__the_others_are_refused)
+{
+	struct ctl_request gone = offload_of("p", 1, 2), other = offload_of("p", 0, 2);
+	gone.u.rejoin.gone = true;
+	gone.u.rejoin.registered = false;
+	gone.u.rejoin.held.version = TH_NO_VERSION;
+	cr_assert_eq(world_request(&w, b, &gone), 0, "%s", w.reply.text);
+	cr_assert_eq(world_request(&w, a, &other), TH_E_GROUP_BROKEN);
+}
+
+/* ---- one that was being filled ---- */
+
+Test(refsrv_rejoin_offload, filling__goes_on_and_is_complete)
+{
+	struct ctl_request request = offload_of("p", 0, 1);
+	struct ctl_rejoin *said = &request.u.rejoin;
+	struct world_member m = holder(a, "p", "latest", 100);
+	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	said->version = said->held;
+	said->held.version = TH_NO_VERSION;
+	said->hashed = false;
+	said->went = true;
+	said->op_seq = 1;
+	said->kind = CTL_OP_REPLICATE;
+	said->chunks = 3;
+	said->leg = 71;
+	said->source_sid = m.sid;
+	said->source_gen = 1;
+	struct world_member o = comes_back(b, &request);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD);
+	former_all_said(&w);
+	cr_assert_not(asked(), "one is being made");
+	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
+	world_finish(&w, &o, 71);
+	cr_assert_eq(world_outcome(&w, &o).code, 0);
+	drained(&m);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+}
+
+Test(refsrv_rejoin_offload, all_bytes_are_there__complete_without_its_source)
+{
+	struct ctl_request request = offload_of("p", 0, 1);
+	struct ctl_rejoin *said = &request.u.rejoin;
+	said->version = said->held;
+	said->held.version = TH_NO_VERSION;
+	said->went = said->done = true;
+	said->announced = (struct th_hash){.lo = 5, .hi = 1};
+	said->op_seq = 1;
+	said->kind = CTL_OP_REPLICATE;
+	said->chunks = WORLD_CHUNKS;
+	struct world_member o = comes_back(b, &request);
+	struct ctl_request claim = rejoin_of("k", 0, 1, 200);
+	strcpy(claim.u.rejoin.open.retain, "7");
+	claim.u.rejoin.next_op_seq = 1;
+	claim.u.rejoin.held.version = TH_NO_VERSION;
+	comes_back(a, &claim);
+	former_all_said(&w);
+	cr_assert_eq(world_outcome(&w, &o).code, 0);
+	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
+	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
+}
+
+/* ---- what cannot be ---- */
+
+Test(refsrv_rejoin_offload, nothing_to_go_on_with__refused)
+{
+	struct ctl_request request = offload_of("p", 0, 1);
+	request.u.rejoin.held.version = TH_NO_VERSION;
+	cr_assert_eq(world_request(&w, a, &request), TH_E_INVALID);
+	cr_assert(strstr(w.reply.text, "release its memory"), "%s", w.reply.text);
+	request = offload_of("p", 0, 1);
+	request.u.rejoin.next_op_seq = 3;
+	cr_assert_eq(world_request(&w, a, &request), TH_E_INVALID);
+}
+
+Test(refsrv_rejoin_offload, a_number_of_this_server__refused)
+{
+	struct world_member k = world_member(&w, a, "k", 0, 1);
+	struct ctl_request request = offload_of("p", 0, 1);
+	request.u.rejoin.open.reservation = k.sid + 1;
+	cr_assert_eq(world_request(&w, a, &request), TH_E_GROUP_BROKEN);
+}
+
+Test(refsrv_rejoin_offload, shards_of_different_reservations__do_not_fit)
+{
+	struct ctl_request request = offload_of("p", 0, 2), other = offload_of("p", 1, 2);
+	comes_back(a, &request);
+	other.u.rejoin.open.reservation = 71;
+	cr_assert_eq(world_request(&w, b, &other), TH_E_GROUP_BROKEN);
+	cr_assert(world_has(&w, a, CTL_EV_RELEASE, 0));
+}

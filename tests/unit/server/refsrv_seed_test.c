@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * refsrv, smart skipping: the first reader of a datacenter is its seed, and what the others there
+ * see of the version meanwhile.
+ */
+#include <criterion/criterion.h>
+
+#include "tests/support/core/refsrv_world.h"
+
+#define SKIP (20 * SEC)
+
+static struct world w;
+static uint32_t home, far, far_too;
+static struct world_member trainer, seed;
+static uint64_t leg;
+
+static void
+begin(int64_t skip_ns)
+{
+	struct refsrv_config config;
+
+	refsrv_config_default(&config);
+	config.skip_ns = skip_ns;
+	world_init(&w, &config);
+	home = world_agent(&w);
+	far = world_agent_in(&w, "far");
+	far_too = world_agent_in(&w, "far");
+	trainer = world_published(&w, home, "trainer", "1");
+	seed = world_member(&w, far, "seed", 0, 1);
+}
+
+static void
+setup(void)
+{
+	begin(SKIP);
+	leg = world_begin(&w, &seed, CTL_OP_UPDATE, "latest").leg;
+}
+
+static void
+teardown(void)
+{
+	world_fini(&w);
+}
+
+TestSuite(refsrv_seed, .init = setup, .fini = teardown);
+
+/* So many chunks more, one each time. */
+static void
+fills(uint32_t chunks, int64_t each_ns)
+{
+	for (uint32_t i = 1; i <= chunks; i++) {
+		struct ctl_leg_progress progress = {.leg = leg, .chunks_verified = i};
+		struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
+		world_sleep(&w, each_ns);
+		cr_assert_eq(world_request(&w, far, &request), 0);
+	}
+}
+
+static void
+finds_nothing_new(struct world_member *m)
+{
+	world_call(&w, m, CTL_OP_UPDATE, "latest", 0);
+	struct ctl_ev_outcome outcome = world_outcome(&w, m);
+	cr_assert_eq(outcome.code, 0);
+	cr_assert_not(outcome.updated);
+}
+
+static void
+reads_from(struct world_member *m, const char *spec, uint64_t source_sid)
+{
+	struct ctl_grant grant = world_begin(&w, m, CTL_OP_UPDATE, spec);
+
+	cr_assert_eq(grant.source_sid, source_sid);
+}
+
+Test(refsrv_seed, update__while_the_seed_fills__nothing_new_and_then_from_near)
+{
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	finds_nothing_new(&m);
+	fills(9, SEC);
+	finds_nothing_new(&m);
+	world_finish(&w, &seed, leg);
+	cr_assert_eq(world_outcome(&w, &seed).code, 0);
+	reads_from(&m, "latest", seed.sid);
+}
+
+Test(refsrv_seed, update__by_number__likewise)
+{
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	world_call(&w, &m, CTL_OP_UPDATE, "1", 0);
+	cr_assert_not(world_outcome(&w, &m).updated);
+}
+
+Test(refsrv_seed, update__seed_takes_longer_than_is_allowed__reads_behind_it)
+{
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	fills(9, 2 * SEC);
+	finds_nothing_new(&m);
+	world_sleep(&w, 3 * SEC);
+	reads_from(&m, "latest", seed.sid);
+}
+
+Test(refsrv_seed, update__seed_gets_nothing__reads_behind_it)
+{
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	world_sleep(&w, 4 * SEC);
+	finds_nothing_new(&m);
+	world_sleep(&w, 2 * SEC);
+	reads_from(&m, "latest", seed.sid);
+}
+
+Test(refsrv_seed, replicate__reads_behind_the_seed_at_once)
+{
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &m, CTL_OP_REPLICATE, "latest");
+	cr_assert_eq(grant.source_sid, seed.sid, "no second seed");
+}
+
+Test(refsrv_seed, update__where_the_source_is__not_held_up)
+{
+	struct world_member m = world_member(&w, world_agent(&w), "m", 0, 1);
+	reads_from(&m, "latest", trainer.sid);
+}
+
+Test(refsrv_seed, update__a_third_datacenter__has_a_seed_of_its_own)
+{
+	struct world_member m = world_member(&w, world_agent_in(&w, "third"), "m", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &m, CTL_OP_UPDATE, "latest");
+	cr_assert(grant.source_sid == trainer.sid || grant.source_sid == seed.sid);
+}
+
+Test(refsrv_seed, update__a_complete_copy_near__is_read)
+{
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	world_published(&w, far_too, "again", "1");
+	world_call(&w, &m, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	cr_assert_eq(world_prepared(&w, &m, 0), 0);
+	cr_assert(world_has(&w, far_too, CTL_EV_GO, m.sid));
+}
+
+/* The trainer is idle, and beyond the link that the bytes have crossed. */
+Test(refsrv_seed, source_given_up__its_reader_stays_in_the_datacenter)
+{
+	world_finish(&w, &seed, leg);
+	cr_assert_eq(world_outcome(&w, &seed).code, 0);
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	struct ctl_grant grant = world_begin(&w, &m, CTL_OP_UPDATE, "latest");
+	cr_assert_eq(grant.source_sid, seed.sid);
+	world_call(&w, &seed, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	struct ctl_ev_part drain = world_take_drain(&w, &seed);
+	cr_assert_not(world_has(&w, far_too, CTL_EV_REROUTE, m.sid));
+	world_finish(&w, &m, grant.leg);
+	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	cr_assert_eq(world_drain_done(&w, far, &drain), 0);
+	cr_assert_eq(world_outcome(&w, &seed).code, 0);
+}
+
+/* Two shards, read by a group of the far datacenter, and by one that is only half there. */
+Test(refsrv_seed, group__skips_when_all_of_it_is_near_the_seed)
+{
+	struct world_member t[2], s[2], m[2];
+	uint32_t of_seed[2] = {far, far_too}, near[2] = {far_too, far}, half[2] = {far, home};
+	for (uint32_t i = 0; i < 2; i++)
+		t[i] = world_member(&w, home, "t", i, 2);
+	for (uint32_t i = 0; i < 2; i++)
+		world_call(&w, &t[i], CTL_OP_PUBLISH, "2", TH_FOREVER);
+	for (uint32_t i = 0; i < 2; i++)
+		cr_assert_eq(world_outcome(&w, &t[i]).code, 0);
+	for (uint32_t i = 0; i < 2; i++)
+		s[i] = world_member(&w, of_seed[i], "s", i, 2);
+	for (uint32_t i = 0; i < 2; i++)
+		world_call(&w, &s[i], CTL_OP_UPDATE, "2", TH_FOREVER);
+	for (uint32_t i = 0; i < 2; i++)
+		cr_assert_eq(world_prepared(&w, &s[i], 0), 0);
+	cr_assert(world_has(&w, far, CTL_EV_GO, s[0].sid));
+	for (uint32_t i = 0; i < 2; i++)
+		m[i] = world_member(&w, near[i], "m", i, 2);
+	for (uint32_t i = 0; i < 2; i++) {
+		world_call(&w, &m[i], CTL_OP_UPDATE, "2", TH_FOREVER);
+		cr_assert_not(world_outcome(&w, &m[i]).updated);
+	}
+	for (uint32_t i = 0; i < 2; i++)
+		m[i] = world_member(&w, half[i], "half", i, 2);
+	world_call(&w, &m[0], CTL_OP_UPDATE, "2", TH_FOREVER);
+	cr_assert(world_has(&w, far, CTL_EV_PLAN, m[0].sid));
+}
+
+Test(refsrv_seed, seed_fails__the_next_is_the_seed)
+{
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	finds_nothing_new(&m);
+	cr_assert_eq(world_close(&w, &seed, true), 0);
+	reads_from(&m, "latest", trainer.sid);
+}
+
+Test(refsrv_seed, newer_version_meanwhile__the_seed_ends_and_then_jumps)
+{
+	world_call(&w, &trainer, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	struct ctl_ev_part drain = world_take_drain(&w, &trainer);
+	struct world_member other = world_published(&w, home, "other", "2");
+	world_published(&w, home, "third", "3");
+	cr_assert_not(world_has(&w, far, CTL_EV_CANCEL, seed.sid), "it is not abandoned");
+	world_finish(&w, &seed, leg);
+	cr_assert_eq(world_outcome(&w, &seed).version.version, 1);
+	cr_assert_eq(world_drain_done(&w, home, &drain), 0);
+	world_call(&w, &seed, CTL_OP_UPDATE, "latest", TH_FOREVER);
+	struct ctl_event plan;
+	cr_assert(world_take(&w, far, CTL_EV_PLAN, seed.sid, &plan));
+	cr_assert_eq(plan.u.plan.version.version, 3, "not the one between");
+	(void)other;
+}
+
+Test(refsrv_seed, no_time_to_skip__reads_behind_the_seed_at_once)
+{
+	world_fini(&w);
+	begin(0);
+	leg = world_begin(&w, &seed, CTL_OP_UPDATE, "latest").leg;
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	reads_from(&m, "latest", seed.sid);
+}
