@@ -217,7 +217,7 @@ op_send_cancels(struct thc_shard *shard)
 
 /* Under the lock; the caller is inside, so this is not the last reference to the handle. */
 static void
-destroy(struct thc_op *op)
+async_op_destroy(struct thc_op *op)
 {
 	op->shard->refs--;
 	free(op);
@@ -257,7 +257,7 @@ op_finish(struct thc_op *op, int code, const char *text)
 		shadow_ended(op);
 	if (op->detached) {
 		if (shard->unresolved != op)
-			destroy(op);
+			async_op_destroy(op);
 	} else if (!op->internal) {
 		shard->num_uncollected++;
 	}
@@ -270,7 +270,7 @@ op_detach(struct thc_op *op)
 		mark_collected(op);
 		op->detached = true;
 		if (op->shard->unresolved != op)
-			destroy(op);
+			async_op_destroy(op);
 		return;
 	}
 	cancel(op);
@@ -284,7 +284,7 @@ op_detach(struct thc_op *op)
 	}
 	op->detached = true;
 	if (done && op->shard->unresolved != op)
-		destroy(op);
+		async_op_destroy(op);
 }
 
 void
@@ -298,7 +298,7 @@ op_end_all(struct thc_shard *shard)
 		return; /* that thread gives it up when it leaves */
 	shard->unresolved = NULL;
 	if (op != NULL && op->detached)
-		destroy(op);
+		async_op_destroy(op);
 }
 
 int
@@ -382,7 +382,7 @@ op_complete(struct thc_op *op, int64_t deadline_ns, struct thc_result *ret_resul
 
 /* An operation outlives its handle: it keeps what it refers to. */
 static int
-enter(struct thc_op *op)
+async_op_enter(struct thc_op *op)
 {
 	if (op == NULL)
 		return shim_fail(THC_E_INVALID, "op: is NULL");
@@ -397,7 +397,7 @@ enter(struct thc_op *op)
 int
 thc_op_done(struct thc_op *op)
 {
-	int rc = enter(op);
+	int rc = async_op_enter(op);
 
 	if (rc < 0)
 		return rc;
@@ -424,7 +424,7 @@ thc_op_wait(struct thc_op *op, int64_t timeout_ms, struct thc_result *ret_result
 	if (rc == 0)
 		rc = deadline_of(timeout_ms, &deadline_ns);
 	if (rc == 0)
-		rc = enter(op);
+		rc = async_op_enter(op);
 	if (rc < 0)
 		return rc;
 	struct thc_shard *shard = op->shard;
@@ -452,7 +452,7 @@ thc_op_wait(struct thc_op *op, int64_t timeout_ms, struct thc_result *ret_result
 int
 thc_op_progress(struct thc_op *op, uint64_t *ret_done_bytes, uint64_t *ret_total_bytes)
 {
-	int rc = enter(op);
+	int rc = async_op_enter(op);
 
 	if (rc < 0)
 		return rc;
@@ -471,7 +471,7 @@ thc_op_progress(struct thc_op *op, uint64_t *ret_done_bytes, uint64_t *ret_total
 int
 thc_op_cancel(struct thc_op *op)
 {
-	int rc = enter(op);
+	int rc = async_op_enter(op);
 
 	if (rc < 0)
 		return rc;
@@ -489,7 +489,7 @@ thc_op_cancel(struct thc_op *op)
 void
 thc_op_free(struct thc_op *op)
 {
-	if (op == NULL || enter(op) < 0)
+	if (op == NULL || async_op_enter(op) < 0)
 		return;
 	struct thc_shard *shard = op->shard;
 	op_detach(op);
@@ -535,7 +535,7 @@ thc_resolve(struct thc_shard *shard, int64_t timeout_ms, struct thc_result *ret_
 			op_copy_result(&op->result, ret_result);
 		shard->unresolved = NULL;
 		if (op->detached)
-			destroy(op);
+			async_op_destroy(op);
 		else
 			mark_collected(op);
 	}

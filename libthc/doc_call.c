@@ -40,7 +40,7 @@ end_turn(struct thc_shard *shard)
 }
 
 static int
-judge(const Tensorhub__V1__Reply *reply, uint64_t request_no, int body_case)
+doc_call_judge(const Tensorhub__V1__Reply *reply, uint64_t request_no, int body_case)
 {
 	if (reply == NULL)
 		return shim_fail(THC_E_PROTOCOL, "the agent's answer is no message");
@@ -109,7 +109,7 @@ documents_call(struct thc_shard *shard, Tensorhub__V1__Request *request, int bod
 		return rc;
 	Tensorhub__V1__Reply *reply = tensorhub__v1__reply__unpack(NULL, answer_bytes, answer);
 	free(answer);
-	rc = judge(reply, request_no, body_case);
+	rc = doc_call_judge(reply, request_no, body_case);
 	if (rc < 0) {
 		documents_free(reply);
 		return rc;

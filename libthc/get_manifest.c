@@ -204,7 +204,7 @@ resolve(struct thc_shard *shard, char *spec, uint32_t of_shard, int64_t deadline
 }
 
 static int
-fetch(struct thc_shard *shard, char *spec, uint32_t of_shard, int64_t deadline_ns,
+get_manifest_fetch(struct thc_shard *shard, char *spec, uint32_t of_shard, int64_t deadline_ns,
 	struct owned *owned)
 {
 	struct resolved resolved;
@@ -263,7 +263,7 @@ thc_get_manifest(struct thc_shard *shard, const char *version, uint32_t of_shard
 	if (owned == NULL)
 		rc = shim_fail(-ENOMEM, "out of memory for a manifest");
 	else
-		rc = fetch(shard, spec, of_shard, deadline_ns, owned);
+		rc = get_manifest_fetch(shard, spec, of_shard, deadline_ns, owned);
 	shard_leave(shard);
 	if (rc < 0) {
 		if (owned != NULL)

@@ -52,7 +52,7 @@ sent_add(struct thc_shard *shard, uint64_t serial, const struct fdmsg_memory_id 
 
 /* Without room in the socket it is due: thousands of pieces are more than fit. */
 static void
-forget(struct thc_shard *shard, uint32_t id)
+given_forget(struct thc_shard *shard, uint32_t id)
 {
 	const struct fdmsg_forget message = {.id = id};
 
@@ -97,7 +97,7 @@ sent_forget(struct thc_shard *shard, uint64_t serial)
 
 	if (sent == NULL)
 		return;
-	forget(shard, sent->id);
+	given_forget(shard, sent->id);
 	size_t index = (size_t)(sent - shard->sent);
 	shard->num_sent--;
 	memmove(&shard->sent[index], &shard->sent[index + 1],
@@ -130,7 +130,7 @@ sent_close(struct thc_shard *shard)
 /* ---- answers ------------------------------------------------------------------------------- */
 
 static void
-take(struct sender *sender, uint32_t number, const struct fdmsg_memory_id *answer)
+given_take(struct sender *sender, uint32_t number, const struct fdmsg_memory_id *answer)
 {
 	sender->answered++;
 	sender->enough = sender->answered >= sender->wanted;
@@ -156,9 +156,9 @@ sent_take_answer(struct thc_shard *shard)
 		return false;
 	shard->answered_token++;
 	if (sender != NULL && answer.token - sender->first_token < sender->sent) {
-		take(sender, answer.token - sender->first_token, &answer);
+		given_take(sender, answer.token - sender->first_token, &answer);
 	} else if (answer.code == 0) {
-		forget(shard, answer.id);
+		given_forget(shard, answer.id);
 	}
 	if (sender != NULL && sender->sent == 0 && shard->answered_token == shard->last_token)
 		sender->enough = true;
@@ -178,7 +178,7 @@ sender_begin(struct sender *sender, struct thc_shard *shard, int64_t until_ns)
 }
 
 static int
-make_room(struct thc_shard *shard)
+given_make_room(struct thc_shard *shard)
 {
 	/* Also for what is not answered yet. */
 	if (shard->num_sent + FDMSG_AHEAD < shard->sent_room)
@@ -245,7 +245,7 @@ sender_send(struct sender *sender, uint64_t serial, enum fdmsg_kind kind, void *
 	if (sender->sent - sender->answered == FDMSG_AHEAD)
 		rc = await_answers(sender, sender->sent - FDMSG_AHEAD / 2);
 	if (rc == 0)
-		rc = make_room(shard);
+		rc = given_make_room(shard);
 	if (rc < 0)
 		return rc;
 	const uint32_t token = shard->last_token + 1;

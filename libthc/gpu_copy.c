@@ -35,7 +35,7 @@ struct run {
 };
 
 static int
-fail(const struct run *run, CUresult result, const char *what)
+gpu_copy_fail(const struct run *run, CUresult result, const char *what)
 {
 	const struct gpu_copy *copy = run->copy;
 	size_t last = copy->index < copy->count ? copy->index : copy->count - 1;
@@ -53,7 +53,7 @@ fail(const struct run *run, CUresult result, const char *what)
 
 /* As much as one part has, and moves on behind it. */
 static int
-submit(const struct run *run, CUstream stream)
+gpu_copy_submit(const struct run *run, CUstream stream)
 {
 	struct gpu_copy *copy = run->copy;
 	const int device = copy->spans[copy->index].device;
@@ -72,7 +72,7 @@ submit(const struct run *run, CUstream stream)
 					       : copy->cuda->cuMemcpyDtoHAsync(copy->host + at, gpu,
 							 (size_t)slice, stream);
 		if (result != CUDA_SUCCESS)
-			return fail(run, result, "the copy");
+			return gpu_copy_fail(run, result, "the copy");
 		bytes += slice;
 		copy->offset += slice;
 		if (copy->offset == span->bytes) {
@@ -108,7 +108,7 @@ await_stream(struct run *run, unsigned which)
 		if (result == CUDA_SUCCESS)
 			break;
 		if (result != CUDA_ERROR_NOT_READY)
-			return fail(run, result, "the stream of the copy");
+			return gpu_copy_fail(run, result, "the stream of the copy");
 		int64_t now_ns = th_now_ns();
 		if (!stopping && run->stop(run->arg)) {
 			stopping = true;
@@ -116,7 +116,7 @@ await_stream(struct run *run, unsigned which)
 		}
 		if (now_ns >= end_ns) {
 			run->copy->stuck = true;
-			return fail(run, result, "a copy that does not end");
+			return gpu_copy_fail(run, result, "a copy that does not end");
 		}
 		nap(turn);
 	}
@@ -142,7 +142,7 @@ copy_parts(struct run *run)
 		if (run->stop(run->arg))
 			return -ECANCELED;
 		run->busy[which] = true;
-		rc = submit(run, run->streams[which]);
+		rc = gpu_copy_submit(run, run->streams[which]);
 		if (rc < 0)
 			return rc;
 	}
@@ -165,7 +165,8 @@ copy_device(struct run *run)
 	for (unsigned i = 0; i < 2 && result == CUDA_SUCCESS; i++)
 		result = cuda->cuStreamCreateWithPriority(
 			&run->streams[i], CU_STREAM_NON_BLOCKING, 0);
-	rc = result == CUDA_SUCCESS ? copy_parts(run) : fail(run, result, "making a stream");
+	rc = result == CUDA_SUCCESS ? copy_parts(run)
+				    : gpu_copy_fail(run, result, "making a stream");
 	for (unsigned i = 0; i < 2 && !run->copy->stuck; i++) {
 		int waited = await_stream(run, i);
 		if (waited < 0 && (rc == 0 || rc == -ETIMEDOUT || rc == -ECANCELED))

@@ -41,7 +41,7 @@ gpu_driver(const struct cuda **ret_cuda, struct th_err *err)
 /* ---- pieces -------------------------------------------------------------------------------- */
 
 static struct gpu_part *
-part_of(const struct gpu_set *set, int device)
+gpu_tensors_part_of(const struct gpu_set *set, int device)
 {
 	for (size_t i = 0; i < set->count; i++)
 		if (set->parts[i].memory.device == device)
@@ -52,7 +52,7 @@ part_of(const struct gpu_set *set, int device)
 static struct gpu_part *
 part_add(struct gpu_set *set, int device)
 {
-	struct gpu_part *part = part_of(set, device);
+	struct gpu_part *part = gpu_tensors_part_of(set, device);
 
 	if (part != NULL)
 		return part;
@@ -128,7 +128,7 @@ gpu_free(struct gpu_set *set)
 const struct cuda_piece *
 gpu_find(const struct gpu_set *set, int device, uint64_t address, uint64_t *ret_serial)
 {
-	const struct gpu_part *part = part_of(set, device);
+	const struct gpu_part *part = gpu_tensors_part_of(set, device);
 	const struct cuda_piece *piece =
 		part != NULL ? cuda_memory_find(&part->memory, address) : NULL;
 
@@ -263,7 +263,7 @@ send_ranges(
 
 /* Its pieces; the ranges are found. */
 static int
-send_part(struct thc_shard *shard, const struct cuda *cuda, struct gpu_part *part,
+gpu_tensors_send_part(struct thc_shard *shard, const struct cuda *cuda, struct gpu_part *part,
 	const struct checked_tensor *tensors, size_t count, int64_t until_ns)
 {
 	bool *used = find_used(part, tensors, count);
@@ -301,7 +301,7 @@ gpu_send(struct thc_shard *shard, struct gpu_set *set, const struct checked_tens
 	if (rc < 0)
 		return shim_fail(rc, "tensors: %s", err.text);
 	for (size_t i = 0; rc == 0 && i < set->count; i++)
-		rc = send_part(shard, cuda, &set->parts[i], tensors, count, until_ns);
+		rc = gpu_tensors_send_part(shard, cuda, &set->parts[i], tensors, count, until_ns);
 	/* Behind all pieces: of memory objects there is a limit, and these may be missing. */
 	for (size_t i = 0; rc == 0 && i < set->count; i++) {
 		struct gpu_part *part = &set->parts[i];
@@ -379,7 +379,7 @@ gpu_path(const struct thc_shard *shard, int device, uint64_t address, char *ret_
 	size_t text_bytes)
 {
 	uint64_t serial = 0;
-	const struct gpu_part *part = part_of(&shard->gpus, device);
+	const struct gpu_part *part = gpu_tensors_part_of(&shard->gpus, device);
 	const struct cuda_piece *piece = gpu_find(&shard->gpus, device, address, &serial);
 	const struct sent_memory *sent = sent_find(shard, serial);
 

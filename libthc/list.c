@@ -48,7 +48,7 @@ same_version(const struct thc_version_info *version, const Tensorhub__V1__Versio
 
 /* A version goes on in the next part when it is the first of it again. */
 static void
-fill(struct owned *owned)
+list_fill(struct owned *owned)
 {
 	struct thc_version_info *version = NULL;
 	size_t num_versions = 0, num_replicas = 0;
@@ -97,12 +97,12 @@ convert(struct owned *owned)
 	owned->replicas = calloc(num_replicas + 1, sizeof(*owned->replicas));
 	if (owned->versions == NULL || owned->replicas == NULL)
 		return shim_fail(-ENOMEM, "out of memory for a listing");
-	fill(owned);
+	list_fill(owned);
 	return 0;
 }
 
 static int
-keep(struct owned *owned, Tensorhub__V1__Reply *reply)
+list_keep(struct owned *owned, Tensorhub__V1__Reply *reply)
 {
 	Tensorhub__V1__Reply **replies =
 		realloc(owned->replies, (owned->num_replies + 1) * sizeof(*replies));
@@ -117,7 +117,7 @@ keep(struct owned *owned, Tensorhub__V1__Reply *reply)
 }
 
 static void
-forget(struct owned *owned)
+list_forget(struct owned *owned)
 {
 	for (size_t part = 0; part < owned->num_replies; part++)
 		documents_free(owned->replies[part]);
@@ -170,10 +170,10 @@ get_part(struct thc_shard *shard, const struct listing_question *question, int64
 	if (rc < 0) {
 		if (!pages_restart(pages, rc))
 			return rc;
-		forget(owned);
+		list_forget(owned);
 		return 1;
 	}
-	rc = keep(owned, reply);
+	rc = list_keep(owned, reply);
 	if (rc < 0)
 		return rc;
 	const Tensorhub__V1__Listing *part = reply->list;
@@ -269,7 +269,7 @@ thc_listing_free(struct thc_listing *listing)
 
 	if (owned == NULL)
 		return;
-	forget(owned);
+	list_forget(owned);
 	free(owned->replies);
 	free(owned->versions);
 	free(owned->replicas);

@@ -41,7 +41,7 @@ same_identity(const struct range *a, const struct range *b)
 
 /* Adds a piece that lies in one mapping, to the last range when it goes on there. */
 static int
-append(struct builder *builder, const struct range *piece)
+map_check_append(struct builder *builder, const struct range *piece)
 {
 	struct ranges *ranges = &builder->ranges;
 	struct range *last = ranges->count > 0 ? &ranges->list[ranges->count - 1] : NULL;
@@ -105,7 +105,7 @@ add_tensor(struct builder *builder, const struct checked_tensor *tensor)
 		piece.start = at;
 		piece.end = end < mapping.end ? end : mapping.end;
 		piece.read_only = tensor->way == WAY_FILE && tensor->object.read_only;
-		rc = append(builder, &piece);
+		rc = map_check_append(builder, &piece);
 		if (rc < 0)
 			return rc;
 		at = piece.end;

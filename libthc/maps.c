@@ -56,7 +56,7 @@ query_at(struct maps *maps, uintptr_t address, struct mapping *ret_mapping)
 
 /* Makes room behind what is left and reads once. The bytes read, 0 at the end, or -errno. */
 static int
-fill(struct maps *maps)
+maps_fill(struct maps *maps)
 {
 	memmove(maps->buffer, maps->buffer + maps->at, maps->filled - maps->at);
 	maps->filled -= maps->at;
@@ -75,7 +75,7 @@ fill(struct maps *maps)
 
 /* A number and the character behind it. False: it is not so. */
 static bool
-take_number(const char **at, const char *end, unsigned base, char behind, uint64_t *ret_number)
+maps_take_number(const char **at, const char *end, unsigned base, char behind, uint64_t *ret_number)
 {
 	uint64_t number = 0;
 	const char *p = *at;
@@ -101,14 +101,17 @@ parse(const char *at, const char *end, struct mapping *ret_mapping)
 	uint64_t start, stop, offset, major, minor, inode;
 	const char *perms;
 
-	if (!take_number(&at, end, 16, '-', &start) || !take_number(&at, end, 16, ' ', &stop))
+	if (!maps_take_number(&at, end, 16, '-', &start) ||
+		!maps_take_number(&at, end, 16, ' ', &stop))
 		return false;
 	perms = at;
 	if (end - at < 5)
 		return false;
 	at += 5;
-	if (!take_number(&at, end, 16, ' ', &offset) || !take_number(&at, end, 16, ':', &major) ||
-		!take_number(&at, end, 16, ' ', &minor) || !take_number(&at, end, 10, ' ', &inode))
+	if (!maps_take_number(&at, end, 16, ' ', &offset) ||
+		!maps_take_number(&at, end, 16, ':', &major) ||
+		!maps_take_number(&at, end, 16, ' ', &minor) ||
+		!maps_take_number(&at, end, 10, ' ', &inode))
 		return false;
 	*ret_mapping = (struct mapping){.start = (uintptr_t)start,
 		.end = (uintptr_t)stop,
@@ -129,7 +132,7 @@ next_line(struct maps *maps, struct mapping *ret_mapping)
 	int rc = 1;
 
 	while (rc > 0 && maps->filled - maps->at < LINE_HEAD_BYTES)
-		rc = fill(maps);
+		rc = maps_fill(maps);
 	if (rc < 0)
 		return rc;
 	if (maps->at == maps->filled)
@@ -143,7 +146,7 @@ next_line(struct maps *maps, struct mapping *ret_mapping)
 			return 1;
 		}
 		maps->at = maps->filled;
-		rc = fill(maps);
+		rc = maps_fill(maps);
 		if (rc <= 0)
 			return rc < 0 ? rc : 1;
 	}

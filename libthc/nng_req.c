@@ -187,7 +187,7 @@ read_reply(struct sp_req *req, uint32_t id, size_t reply_max, int64_t deadline_n
  * sentence.
  */
 static int
-exchange(struct sp_req *req, uint32_t id, const void *data, size_t bytes, size_t reply_max,
+nng_req_exchange(struct sp_req *req, uint32_t id, const void *data, size_t bytes, size_t reply_max,
 	int64_t deadline_ns, struct th_err *err, uint8_t **ret_reply, size_t *ret_bytes)
 {
 	int rc = 0;
@@ -210,7 +210,7 @@ exchange(struct sp_req *req, uint32_t id, const void *data, size_t bytes, size_t
 }
 
 static int
-explain(const struct sp_req *req, int rc, size_t reply_max, struct th_err *err)
+nng_req_explain(const struct sp_req *req, int rc, size_t reply_max, struct th_err *err)
 {
 	switch (rc) {
 	case -ENOENT:
@@ -252,7 +252,7 @@ sp_req_call(struct sp_req *req, const void *data, size_t bytes, size_t reply_max
 	int rc = 0;
 
 	for (int try = 0; try < 2; try++) {
-		rc = exchange(
+		rc = nng_req_exchange(
 			req, id, data, bytes, reply_max, deadline_ns, err, ret_reply, ret_bytes);
 		if (rc == 0)
 			return 0;
@@ -260,5 +260,5 @@ sp_req_call(struct sp_req *req, const void *data, size_t bytes, size_t reply_max
 		if (rc != -ECONNABORTED)
 			break;
 	}
-	return explain(req, rc, reply_max, err);
+	return nng_req_explain(req, rc, reply_max, err);
 }

@@ -183,7 +183,7 @@ connect_agent(struct thc_shard *shard, const char *path, int64_t until_ns)
 
 /* Sends one message and takes the answer into shard->message: of kind expected, or REFUSED. */
 static int
-ask(struct thc_shard *shard, enum fdmsg_kind kind, const void *body, size_t bytes,
+open_close_ask(struct thc_shard *shard, enum fdmsg_kind kind, const void *body, size_t bytes,
 	enum fdmsg_kind expected, int64_t until_ns)
 {
 	struct fdmsg *message = shard->message;
@@ -236,7 +236,7 @@ say_hello(struct thc_shard *shard, int64_t until_ns)
 		.features = FDMSG_FEATURE_GPU,
 		.page_bytes = (uint32_t)sysconf(_SC_PAGESIZE)};
 	struct fdmsg_welcome welcome;
-	int rc = ask(shard, FDMSG_HELLO, &hello, sizeof(hello), FDMSG_WELCOME, until_ns);
+	int rc = open_close_ask(shard, FDMSG_HELLO, &hello, sizeof(hello), FDMSG_WELCOME, until_ns);
 
 	if (rc < 0)
 		return rc;
@@ -253,11 +253,11 @@ say_hello(struct thc_shard *shard, int64_t until_ns)
 }
 
 static int
-join(struct thc_shard *shard, const struct fdmsg_open *open, int64_t until_ns)
+open_close_join(struct thc_shard *shard, const struct fdmsg_open *open, int64_t until_ns)
 {
 	struct fdmsg_session session;
 	struct fdmsg *message = shard->message;
-	int rc = ask(shard, FDMSG_OPEN, open, sizeof(*open), FDMSG_SESSION, until_ns);
+	int rc = open_close_ask(shard, FDMSG_OPEN, open, sizeof(*open), FDMSG_SESSION, until_ns);
 
 	if (rc < 0)
 		return rc;
@@ -328,7 +328,7 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 	if (rc == 0)
 		rc = say_hello(shard, until_ns);
 	if (rc == 0)
-		rc = join(shard, &open, until_ns);
+		rc = open_close_join(shard, &open, until_ns);
 	if (rc < 0) {
 		shard_list_remove(shard);
 		pthread_mutex_lock(&shard->lock);

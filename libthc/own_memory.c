@@ -152,7 +152,7 @@ memory_serials(uint64_t count)
 
 /* Under the lock. What overlaps an object that is there is not added: THC_E_STATE. */
 static int
-add(const struct entry *entry)
+own_memory_add(const struct entry *entry)
 {
 	uintptr_t start = entry->object.start;
 	size_t index = upper(start);
@@ -291,7 +291,7 @@ thc_alloc(uint64_t bytes, uint32_t flags, void **ret_ptr)
 	if (rc < 0)
 		return rc;
 	memory_lock();
-	rc = add(&entry);
+	rc = own_memory_add(&entry);
 	memory_unlock();
 	if (rc < 0) {
 		unmap_entry(&entry);
@@ -315,7 +315,7 @@ add_new(uint64_t bytes, struct memory_object *ret_object)
 	/* Fewer pages to pin, where the system gives huge ones. A child has no use for it. */
 	(void)madvise(map, (size_t)bytes, MADV_HUGEPAGE);
 	entry.not_forked = madvise(map, (size_t)bytes, MADV_DONTFORK) == 0;
-	rc = add(&entry);
+	rc = own_memory_add(&entry);
 	if (rc < 0) {
 		unmap_entry(&entry);
 		return rc == -ENOMEM ? rc : -EEXIST;
@@ -461,7 +461,7 @@ choose_way(int fd, struct memory_object *object)
 }
 
 static int
-check_file(const struct memory_object *object)
+own_memory_check_file(const struct memory_object *object)
 {
 	struct stat st;
 
@@ -488,13 +488,13 @@ thc_import(void *addr, uint64_t bytes, int fd, uint64_t fd_offset)
 	if (rc < 0)
 		return shim_fail(rc, "fd: %d cannot be duplicated: %s", fd, th_strerror(rc));
 	/* Of any other file the mapping is used, and not what the caller says of it. */
-	rc = entry.object.fd >= 0 ? check_file(&entry.object) : 0;
+	rc = entry.object.fd >= 0 ? own_memory_check_file(&entry.object) : 0;
 	if (rc < 0) {
 		th_fd_close(&entry.object.fd);
 		return rc;
 	}
 	memory_lock();
-	rc = add(&entry);
+	rc = own_memory_add(&entry);
 	memory_unlock();
 	if (rc == 0)
 		return 0;
@@ -508,7 +508,7 @@ thc_import(void *addr, uint64_t bytes, int fd, uint64_t fd_offset)
 
 /* Under the lock. */
 static int
-take_out(uintptr_t start, bool allocated, struct entry *ret_entry)
+own_memory_take_out(uintptr_t start, bool allocated, struct entry *ret_entry)
 {
 	int rc = -ENOENT;
 	size_t index = upper(start);
@@ -531,7 +531,7 @@ memory_end(uintptr_t start, uint64_t serial)
 	struct entry entry;
 
 	memory_lock();
-	bool gone = lookup(start, serial) != NULL && take_out(start, true, &entry) == 0;
+	bool gone = lookup(start, serial) != NULL && own_memory_take_out(start, true, &entry) == 0;
 	if (gone)
 		th_fd_close(&entry.object.fd);
 	memory_unlock();
@@ -541,12 +541,12 @@ memory_end(uintptr_t start, uint64_t serial)
 }
 
 static int
-drop(const char *argument, const void *address, bool allocated)
+own_memory_drop(const char *argument, const void *address, bool allocated)
 {
 	struct entry entry;
 
 	memory_lock();
-	int rc = take_out((uintptr_t)address, allocated, &entry);
+	int rc = own_memory_take_out((uintptr_t)address, allocated, &entry);
 	memory_unlock();
 	if (rc == -ENOENT)
 		return shim_fail(THC_E_INVALID, "%s: %p is not the start of memory from %s",
@@ -565,11 +565,11 @@ drop(const char *argument, const void *address, bool allocated)
 int
 thc_free(void *ptr)
 {
-	return ptr == NULL ? 0 : drop("ptr", ptr, true);
+	return ptr == NULL ? 0 : own_memory_drop("ptr", ptr, true);
 }
 
 int
 thc_forget(void *addr)
 {
-	return drop("addr", addr, false);
+	return own_memory_drop("addr", addr, false);
 }

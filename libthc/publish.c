@@ -34,7 +34,8 @@ copy_before(struct thc_shard *shard, const struct call *call)
 
 /* Ends with the lock held and the handle entered, or with a code. */
 static int
-begin(struct thc_shard *shard, struct call *call, int64_t timeout_ms, struct thc_op **ret_op)
+publish_begin(
+	struct thc_shard *shard, struct call *call, int64_t timeout_ms, struct thc_op **ret_op)
 {
 	int rc = deadline_of(timeout_ms, &call->request.deadline_ns);
 
@@ -68,12 +69,13 @@ begin(struct thc_shard *shard, struct call *call, int64_t timeout_ms, struct thc
 }
 
 static int
-run(struct thc_shard *shard, struct call *call, int64_t timeout_ms, struct thc_result *ret_result)
+publish_run(struct thc_shard *shard, struct call *call, int64_t timeout_ms,
+	struct thc_result *ret_result)
 {
 	struct thc_op *op = NULL;
 
 	call->request.internal = true;
-	int rc = begin(shard, call, timeout_ms, &op);
+	int rc = publish_begin(shard, call, timeout_ms, &op);
 	if (rc < 0)
 		return rc;
 	rc = op_complete(op, call->request.deadline_ns, ret_result, NULL);
@@ -82,13 +84,14 @@ run(struct thc_shard *shard, struct call *call, int64_t timeout_ms, struct thc_r
 }
 
 static int
-submit(struct thc_shard *shard, struct call *call, int64_t timeout_ms, struct thc_op **ret_op)
+publish_submit(
+	struct thc_shard *shard, struct call *call, int64_t timeout_ms, struct thc_op **ret_op)
 {
 	struct thc_op *op = NULL;
 
 	if (ret_op == NULL)
 		return shim_fail(THC_E_INVALID, "ret_op: is NULL");
-	int rc = begin(shard, call, timeout_ms, &op);
+	int rc = publish_begin(shard, call, timeout_ms, &op);
 	if (rc < 0)
 		return rc;
 	*ret_op = op;
@@ -128,7 +131,7 @@ thc_publish(struct thc_shard *shard, uint64_t version, int64_t timeout_ms)
 	struct call call;
 	int rc = prepare_publish(version, &call);
 
-	return rc < 0 ? rc : run(shard, &call, timeout_ms, NULL);
+	return rc < 0 ? rc : publish_run(shard, &call, timeout_ms, NULL);
 }
 
 int
@@ -138,7 +141,7 @@ thc_publish_submit(
 	struct call call;
 	int rc = prepare_publish(version, &call);
 
-	return rc < 0 ? rc : submit(shard, &call, timeout_ms, ret_op);
+	return rc < 0 ? rc : publish_submit(shard, &call, timeout_ms, ret_op);
 }
 
 int
@@ -147,7 +150,7 @@ thc_unpublish(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms)
 	struct call call;
 	int rc = prepare_unpublish(flags, &call);
 
-	return rc < 0 ? rc : run(shard, &call, timeout_ms, NULL);
+	return rc < 0 ? rc : publish_run(shard, &call, timeout_ms, NULL);
 }
 
 int
@@ -157,7 +160,7 @@ thc_unpublish_submit(
 	struct call call;
 	int rc = prepare_unpublish(flags, &call);
 
-	return rc < 0 ? rc : submit(shard, &call, timeout_ms, ret_op);
+	return rc < 0 ? rc : publish_submit(shard, &call, timeout_ms, ret_op);
 }
 
 static int
@@ -169,7 +172,7 @@ pull(struct thc_shard *shard, uint16_t kind, const char *version, int64_t timeou
 
 	if (rc == 0)
 		rc = op_check_result(ret_result, "ret_result");
-	return rc < 0 ? rc : run(shard, &call, timeout_ms, ret_result);
+	return rc < 0 ? rc : publish_run(shard, &call, timeout_ms, ret_result);
 }
 
 static int
@@ -179,7 +182,7 @@ pull_submit(struct thc_shard *shard, uint16_t kind, const char *version, int64_t
 	struct call call;
 	int rc = prepare_pull(kind, version, &call);
 
-	return rc < 0 ? rc : submit(shard, &call, timeout_ms, ret_op);
+	return rc < 0 ? rc : publish_submit(shard, &call, timeout_ms, ret_op);
 }
 
 int

@@ -54,7 +54,7 @@ encode(const struct thc_attribute *attributes, size_t count, uint8_t **ret_data,
 
 /* Where name is, or would be. */
 static size_t
-find(const struct thc_shard *shard, const char *name, bool *ret_found)
+publish_attributes_find(const struct thc_shard *shard, const char *name, bool *ret_found)
 {
 	size_t at = 0;
 
@@ -132,7 +132,7 @@ thc_set_attribute(struct thc_shard *shard, const char *name, const void *value, 
 	int rc = shard_enter(shard, 0);
 	if (rc < 0)
 		return rc;
-	size_t at = find(shard, name, &found);
+	size_t at = publish_attributes_find(shard, name, &found);
 	if (value != NULL)
 		rc = check_whole(shard, at, found, &added);
 	if (rc == 0 && value != NULL)
@@ -147,8 +147,8 @@ thc_set_attribute(struct thc_shard *shard, const char *name, const void *value, 
 }
 
 static int
-send_part(struct thc_shard *shard, const uint8_t *data, size_t bytes, uint32_t part,
-	uint32_t num_parts, int64_t deadline_ns)
+publish_attributes_send_part(struct thc_shard *shard, const uint8_t *data, size_t bytes,
+	uint32_t part, uint32_t num_parts, int64_t deadline_ns)
 {
 	Tensorhub__V1__Request request = TENSORHUB__V1__REQUEST__INIT;
 	Tensorhub__V1__SetAttributes set = TENSORHUB__V1__SET_ATTRIBUTES__INIT;
@@ -187,8 +187,8 @@ attributes_send(struct thc_shard *shard, int64_t deadline_ns)
 	uint32_t num_parts = (uint32_t)((bytes + TH_PART_BYTES_MAX - 1) / TH_PART_BYTES_MAX);
 	for (uint32_t part = 0; rc == 0 && part < num_parts; part++) {
 		size_t at = (size_t)part * TH_PART_BYTES_MAX;
-		rc = send_part(shard, data + at, th_min_size(bytes - at, TH_PART_BYTES_MAX), part,
-			num_parts, deadline_ns);
+		rc = publish_attributes_send_part(shard, data + at,
+			th_min_size(bytes - at, TH_PART_BYTES_MAX), part, num_parts, deadline_ns);
 	}
 	free(data);
 	if (rc < 0)

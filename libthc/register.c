@@ -324,7 +324,7 @@ send_unregister(struct thc_shard *shard, int64_t deadline_ns)
 /* ---- register ------------------------------------------------------------------------------ */
 
 static int
-by_name(const void *a, const void *b)
+register_by_name(const void *a, const void *b)
 {
 	const struct placed_tensor *x = a, *y = b;
 
@@ -350,7 +350,7 @@ remember_places(struct thc_shard *shard, const struct checked_tensors *checked)
 			.start = tensor->start,
 			.bytes = tensor->bytes};
 	}
-	qsort(shard->placed, shard->num_placed, sizeof(*shard->placed), by_name);
+	qsort(shard->placed, shard->num_placed, sizeof(*shard->placed), register_by_name);
 	return 0;
 }
 
@@ -458,7 +458,7 @@ register_checked(struct thc_shard *shard, struct checked_tensors *checked, int64
 
 /* Undoes what may have been registered by a call that had no answer. */
 static int
-settle(struct thc_shard *shard, int64_t deadline_ns)
+register_settle(struct thc_shard *shard, int64_t deadline_ns)
 {
 	if (shard->registration != REGISTRATION_UNKNOWN)
 		return 0;
@@ -489,7 +489,7 @@ take_back(struct thc_shard *shard, int failed, int64_t deadline_ns)
 		(shard->registration == REGISTRATION_UNKNOWN && failed == THC_E_TIMEOUT))
 		return failed;
 	shard->registration = REGISTRATION_UNKNOWN;
-	int rc = settle(shard, deadline_ns);
+	int rc = register_settle(shard, deadline_ns);
 	if (shard->registration == REGISTRATION_NONE)
 		return shim_fail(failed, "%s", first.text);
 	if (rc == -EBUSY) { /* it has, and a device has not */
@@ -524,7 +524,7 @@ thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t c
 		rc = shim_fail(THC_E_LIMIT, "count: %zu tensors; this agent takes at most %" PRIu32,
 			count, shard->tensors_max);
 	if (rc == 0)
-		rc = settle(shard, deadline_ns);
+		rc = register_settle(shard, deadline_ns);
 	if (rc == 0 && shard->registration == REGISTRATION_DONE)
 		rc = shim_fail(THC_E_STATE,
 			"this handle has tensors registered already; thc_unregister them first");
@@ -562,7 +562,7 @@ thc_unregister(struct thc_shard *shard, int64_t timeout_ms)
 	else if (shard->registration == REGISTRATION_NONE)
 		rc = shim_fail(THC_E_STATE, "this handle has no tensors registered");
 	else if (shard->registration == REGISTRATION_UNKNOWN)
-		rc = settle(shard, deadline_ns);
+		rc = register_settle(shard, deadline_ns);
 	else
 		rc = send_unregister(shard, deadline_ns);
 	if (rc == 0) {
@@ -617,9 +617,9 @@ thc_memory_path(struct thc_shard *shard, const char *tensor, char *ret_text, siz
 		return rc;
 	const struct placed_tensor key = {.name = name.plain};
 	const struct placed_tensor *placed =
-		shard->num_placed == 0
-			? NULL
-			: bsearch(&key, shard->placed, shard->num_placed, sizeof(key), by_name);
+		shard->num_placed == 0 ? NULL
+				       : bsearch(&key, shard->placed, shard->num_placed,
+						 sizeof(key), register_by_name);
 	if (shard->registration != REGISTRATION_DONE)
 		rc = shim_fail(THC_E_STATE, "this handle has no tensors registered");
 	else if (placed == NULL)

@@ -202,7 +202,7 @@ tear_down(struct thc_shard *shard)
 }
 
 static void
-destroy(struct thc_shard *shard)
+shard_destroy(struct thc_shard *shard)
 {
 	tear_down(shard);
 	attributes_free(shard);
@@ -222,7 +222,7 @@ shard_unref_unlock(struct thc_shard *shard)
 
 	pthread_mutex_unlock(&shard->lock);
 	if (last)
-		destroy(shard);
+		shard_destroy(shard);
 }
 
 /* The line tells without a system call that there is something to be read on the socket. */
@@ -455,7 +455,7 @@ take_message(struct thc_shard *shard)
 }
 
 static void
-receive(struct thc_shard *shard)
+shard_receive(struct thc_shard *shard)
 {
 	while (!shard->lost) {
 		int rc = fdmsg_recv(shard->sock, shard->message);
@@ -503,7 +503,7 @@ poll_take(struct thc_shard *shard, const struct pollfd set[POLL_COUNT])
 	/* Completions first: what was finished before the agent went has its outcome. */
 	shard_collect(shard);
 	if (set[POLL_SOCK].revents != 0)
-		receive(shard);
+		shard_receive(shard);
 	if (set[POLL_PIDFD].revents != 0)
 		shard_lose(shard, "the agent has ended");
 	shard_update_fd(shard);

@@ -92,7 +92,7 @@ sleep_until_changed(struct thc_shard *shard, uint64_t generation, int64_t deadli
 
 /* 1: the predicate is true, 0: not yet. */
 static int
-look(struct thc_shard *shard, thc_predicate predicate, void *arg, int64_t deadline_ns,
+wait_look(struct thc_shard *shard, thc_predicate predicate, void *arg, int64_t deadline_ns,
 	uint64_t *generation)
 {
 	const struct listing_question question = {.generation = *generation};
@@ -136,7 +136,7 @@ thc_wait(struct thc_shard *shard, thc_predicate predicate, void *arg, int64_t ti
 	if (rc < 0)
 		return rc;
 	for (;;) {
-		rc = look(shard, predicate, arg, deadline_ns, &generation);
+		rc = wait_look(shard, predicate, arg, deadline_ns, &generation);
 		if (rc != 0)
 			break;
 		if (deadline_left(deadline_ns) == 0) {

@@ -107,8 +107,8 @@ pin(struct shadow *shadow, int64_t until_ns)
 }
 
 static int
-make(struct shadow *shadow, struct checked_tensors *checked, struct checked_tensor **sorted,
-	size_t count, int64_t until_ns)
+worker_copy_make(struct shadow *shadow, struct checked_tensors *checked,
+	struct checked_tensor **sorted, size_t count, int64_t until_ns)
 {
 	struct th_err err = {0};
 
@@ -158,7 +158,7 @@ shadow_new(struct shadow *shadow, struct checked_tensors *checked, int64_t until
 	if (sorted == NULL)
 		return shim_fail(-ENOMEM, "out of memory for %zu tensors", checked->count);
 	if (count > 0)
-		rc = make(shadow, checked, sorted, count, until_ns);
+		rc = worker_copy_make(shadow, checked, sorted, count, until_ns);
 	free(sorted);
 	return rc;
 }
@@ -196,7 +196,7 @@ should_stop(void *arg)
 
 /* -ETIMEDOUT without a sentence. */
 static int
-move(struct thc_shard *shard, bool to_gpu, int64_t until_ns)
+worker_copy_move(struct thc_shard *shard, bool to_gpu, int64_t until_ns)
 {
 	struct shadow *shadow = &shard->shadow;
 	struct th_err err = {0};
@@ -250,7 +250,7 @@ shadow_out(struct thc_shard *shard, int64_t until_ns)
 			THC_E_STATE, "an operation of this handle runs; only one runs at a time");
 	int rc = check_free(shard);
 	if (rc == 0)
-		rc = move(shard, false, until_ns);
+		rc = worker_copy_move(shard, false, until_ns);
 	/* What the GPU has is what counts now. */
 	if (rc == 0)
 		shard->fill_due = 0;
@@ -301,7 +301,7 @@ shadow_settle_all(struct thc_shard *shard, int64_t until_ns)
 	/* It may have been put to sleep since the operation was submitted. */
 	int rc = private_look_at_gpus(shard, "replicate");
 	if (rc == 0)
-		rc = move(shard, true, until_ns);
+		rc = worker_copy_move(shard, true, until_ns);
 	if (rc == 0) {
 		shard->fill_due = 0;
 		shard->filled = due;

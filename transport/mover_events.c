@@ -21,7 +21,7 @@
 static const struct itimerspec soon = {.it_value.tv_nsec = SOON_NS}, never;
 
 static int
-watch(struct events *events, int fd)
+mover_events_watch(struct events *events, int fd)
 {
 	struct epoll_event event = {.events = EPOLLIN};
 	if (fd < 0 || epoll_ctl(events->fd, EPOLL_CTL_ADD, fd, &event) < 0)
@@ -39,15 +39,15 @@ events_init(struct events *events)
 	if (events->fd < 0)
 		return -errno;
 	events->now_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	int rc = watch(events, events->now_fd);
+	int rc = mover_events_watch(events, events->now_fd);
 	if (rc < 0)
 		return rc;
 	events->soon_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
-	return watch(events, events->soon_fd);
+	return mover_events_watch(events, events->soon_fd);
 }
 
 static struct event_node *
-take(struct events *events)
+mover_events_take(struct events *events)
 {
 	pthread_mutex_lock(&events->lock);
 	struct event_node *node = events->head;
@@ -79,7 +79,8 @@ events_fini(struct events *events)
 	if (events->fd < 0)
 		return;
 	struct transport_event dropped;
-	for (struct event_node *node = take(events); node; node = take(events))
+	for (struct event_node *node = mover_events_take(events); node;
+		node = mover_events_take(events))
 		node->fill(node, &dropped);
 	th_fd_close(&events->soon_fd);
 	th_fd_close(&events->now_fd);
@@ -89,7 +90,7 @@ events_fini(struct events *events)
 
 /* Under the lock. */
 static void
-add(struct events *events, struct event_node *node)
+mover_events_add(struct events *events, struct event_node *node)
 {
 	if (node->queued)
 		return;
@@ -103,7 +104,7 @@ void
 events_post(struct events *events, struct event_node *node)
 {
 	pthread_mutex_lock(&events->lock);
-	add(events, node);
+	mover_events_add(events, node);
 	if (!events->called) {
 		uint64_t one = 1;
 		ssize_t written = write(events->now_fd, &one, sizeof(one));
@@ -117,7 +118,7 @@ void
 events_post_soon(struct events *events, struct event_node *node)
 {
 	pthread_mutex_lock(&events->lock);
-	add(events, node);
+	mover_events_add(events, node);
 	if (!events->called && !events->armed) {
 		(void)timerfd_settime(events->soon_fd, 0, &soon, NULL);
 		events->armed = true;
@@ -130,7 +131,7 @@ events_take(struct events *events, struct transport_event *ret_events, uint32_t 
 {
 	uint32_t taken = 0;
 	while (taken < count) {
-		struct event_node *node = take(events);
+		struct event_node *node = mover_events_take(events);
 		if (!node)
 			break;
 		memset(&ret_events[taken], 0, sizeof(ret_events[taken]));

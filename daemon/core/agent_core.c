@@ -50,7 +50,7 @@ agent_core_new(const struct agent_config *config, int64_t now_ns)
 }
 
 static void
-bury(struct agent_core *agent)
+agent_core_bury(struct agent_core *agent)
 {
 	while (agent->graves != NULL) {
 		struct request *first = agent->graves;
@@ -81,7 +81,7 @@ agent_core_free(struct agent_core *agent)
 		DL_DELETE(agent->hellos, first);
 		free(first);
 	}
-	bury(agent);
+	agent_core_bury(agent);
 	free(agent->actions);
 	free(agent);
 }
@@ -190,7 +190,7 @@ session_event(struct agent_core *agent, const struct agent_event *event)
 }
 
 static void
-dispatch(struct agent_core *agent, const struct agent_event *event)
+agent_core_dispatch(struct agent_core *agent, const struct agent_event *event)
 {
 	switch (event->kind) {
 	case AGENT_EV_TICK:
@@ -263,9 +263,9 @@ agent_core_step(struct agent_core *agent, int64_t now_ns, const struct agent_eve
 	struct session *session, *next;
 
 	agent->num_actions = 0;
-	bury(agent);
+	agent_core_bury(agent);
 	agent->now_ns = th_max_i64(agent->now_ns, now_ns);
-	dispatch(agent, event);
+	agent_core_dispatch(agent, event);
 	ac_link_tick(agent);
 	ac_outbound_tick(agent);
 	HASH_ITER(hh, agent->sessions, session, next)

@@ -143,7 +143,7 @@ ac_part_settle(struct agent_core *agent, struct session *session)
 /* ---- events ---------------------------------------------------------------------------------- */
 
 static struct part *
-find(const struct agent_core *agent, const struct ctl_ev_part *named)
+agent_part_find(const struct agent_core *agent, const struct ctl_ev_part *named)
 {
 	struct session *session = ac_session_by_sid(agent, named->sid);
 
@@ -155,7 +155,7 @@ find(const struct agent_core *agent, const struct ctl_ev_part *named)
 void
 ac_part_drain(struct agent_core *agent, const struct ctl_ev_part *drain)
 {
-	struct part *part = find(agent, drain);
+	struct part *part = agent_part_find(agent, drain);
 
 	if (part == NULL) {
 		/* What we do not have nobody reads. */
@@ -175,7 +175,7 @@ ac_part_drain(struct agent_core *agent, const struct ctl_ev_part *drain)
 void
 ac_part_undrain(struct agent_core *agent, const struct ctl_ev_part *undrain)
 {
-	struct part *part = find(agent, undrain);
+	struct part *part = agent_part_find(agent, undrain);
 
 	if (part == NULL)
 		return;

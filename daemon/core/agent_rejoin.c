@@ -107,7 +107,7 @@ say_running(const struct session *session, struct ctl_rejoin *rejoin)
 }
 
 static void
-say(const struct session *session, struct ctl_rejoin *rejoin)
+agent_rejoin_say(const struct session *session, struct ctl_rejoin *rejoin)
 {
 	const struct call *call = &session->call;
 	const struct part *part = session->part;
@@ -164,7 +164,7 @@ announce(struct agent_core *agent, struct session *session)
 	/* Named, not begun, and known to a server that is no more: there will be another. */
 	call->has_next = false;
 	rejoin = &ac_lane_add(agent, session->lane, CTL_REJOIN)->u.rejoin;
-	say(session, rejoin);
+	agent_rejoin_say(session, rejoin);
 	rejoin->gone = session->broken;
 	rejoin->died = session->broken && session->lost;
 	if (part != NULL) {
@@ -279,7 +279,7 @@ announce_broken(struct agent_core *agent, struct session *session)
 }
 
 static void
-end(struct agent_core *agent, struct session *session, const char *text)
+agent_rejoin_end(struct agent_core *agent, struct session *session, const char *text)
 {
 	bool opened = session->state != SESSION_OPENING;
 
@@ -304,7 +304,7 @@ ac_rejoin(struct agent_core *agent)
 		} else if (may_be_rescued(session)) {
 			announce_broken(agent, session);
 		} else {
-			end(agent, session, session->broken_text);
+			agent_rejoin_end(agent, session, session->broken_text);
 		}
 	}
 }
@@ -316,7 +316,7 @@ ac_rejoin_none(struct agent_core *agent, const char *text)
 
 	forget_lanes(agent);
 	HASH_ITER(hh, agent->sessions, session, next)
-	end(agent, session, text);
+	agent_rejoin_end(agent, session, text);
 }
 
 /* ---- answers --------------------------------------------------------------------------------- */

@@ -41,7 +41,7 @@ ac_call_answer(struct agent_core *agent, struct session *session, int code, cons
 }
 
 static void
-complete(struct agent_core *agent, struct session *session, int code, const char *text)
+call_complete(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	struct call *call = &session->call;
 
@@ -61,7 +61,7 @@ complete(struct agent_core *agent, struct session *session, int code, const char
 }
 
 static void
-refuse(struct agent_core *agent, const struct session *session,
+call_refuse(struct agent_core *agent, const struct session *session,
 	const struct agent_submission *submit, const struct th_err *err)
 {
 	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
@@ -199,18 +199,18 @@ ac_submit(struct agent_core *agent, struct session *session, const struct agent_
 
 	if (session->ended) {
 		th_fail(&err, TH_E_CONTRACT, "%s", session->ended_text);
-		refuse(agent, session, submit, &err);
+		call_refuse(agent, session, submit, &err);
 		return;
 	}
 	if (session->state == SESSION_CLOSING) {
 		/* Submitted before: the two come by different ways. */
 		th_fail(&err, TH_E_CANCELLED, "the handle was closed");
-		refuse(agent, session, submit, &err);
+		call_refuse(agent, session, submit, &err);
 		return;
 	}
 	if (session->state != SESSION_OPEN) {
 		th_fail(&err, TH_E_STATE, "%s: the handle is not open", ctl_op_name(submit->kind));
-		refuse(agent, session, submit, &err);
+		call_refuse(agent, session, submit, &err);
 		return;
 	}
 	if (submit->kind == AGENT_SUBMIT_WATCH) {
@@ -218,7 +218,7 @@ ac_submit(struct agent_core *agent, struct session *session, const struct agent_
 		return;
 	}
 	if (form_check(submit, &err) != 0 || state_check(agent, session, submit, &err) != 0) {
-		refuse(agent, session, submit, &err);
+		call_refuse(agent, session, submit, &err);
 		return;
 	}
 	struct order order = {
@@ -249,11 +249,11 @@ ac_call_never_sent(const struct call *call)
 }
 
 static void
-withdraw(struct agent_core *agent, struct session *session, int code, const char *text)
+call_withdraw(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	TH_ASSERT(ac_call_never_sent(&session->call));
 	ac_lane_drop(agent, session->call.request);
-	complete(agent, session, code, text);
+	call_complete(agent, session, code, text);
 }
 
 void
@@ -267,7 +267,7 @@ ac_cancel(struct agent_core *agent, struct session *session, uint32_t slot)
 		call->went || call->has_outcome)
 		return;
 	if (ac_call_never_sent(call)) {
-		withdraw(agent, session, TH_E_CANCELLED, "cancelled before it had begun");
+		call_withdraw(agent, session, TH_E_CANCELLED, "cancelled before it had begun");
 		return;
 	}
 	call->cancel_sent = true;
@@ -328,7 +328,7 @@ ac_call_tick(struct agent_core *agent, struct session *session)
 		ctl_op_name(call->order.kind),
 		attached ? "did not take it in time" : "could not be reached",
 		kept ? ", and the version is retained: call again, or give it up (THC_FORCE)" : "");
-	withdraw(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);
+	call_withdraw(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);
 }
 
 int64_t
@@ -348,7 +348,7 @@ ac_call_abandon(struct agent_core *agent, struct session *session, int code, con
 {
 	ac_pending_end(agent, session, code, text);
 	if (session->call.active)
-		complete(agent, session, code, text);
+		call_complete(agent, session, code, text);
 }
 
 void
@@ -394,7 +394,7 @@ ac_call_reply(struct agent_core *agent, struct session *session, const struct ct
 	}
 	AC_COPY(text, reply->text);
 	bool untold = call->ghost && !call->cut && call->order.kind == CTL_OP_UNPUBLISH;
-	complete(agent, session, ac_code(reply->code), text);
+	call_complete(agent, session, ac_code(reply->code), text);
 	if (untold)
 		ac_session_broken(agent, session, TH_E_GROUP_BROKEN,
 			"the reference server did not take in that this shard was unpublished "
@@ -599,5 +599,5 @@ ac_call_settle(struct agent_core *agent, struct session *session)
 			AC_COPY(call->result.source, call->outcome.source);
 	}
 	AC_COPY(text, call->outcome.text);
-	complete(agent, session, call->outcome.code, text);
+	call_complete(agent, session, call->outcome.code, text);
 }

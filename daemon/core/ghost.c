@@ -83,7 +83,7 @@ ac_ghost_undecided(const struct session *session)
 }
 
 static void
-give_up(struct agent_core *agent, struct session *session)
+ghost_give_up(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 
@@ -106,7 +106,7 @@ ac_ghost_tick(struct agent_core *agent, struct session *session)
 {
 	if (!ac_call_never_sent(&session->call) &&
 		agent->now_ns >= ac_call_give_up_ns(agent, session))
-		give_up(agent, session);
+		ghost_give_up(agent, session);
 	pending_tick(agent, session);
 }
 

@@ -157,7 +157,7 @@ ac_session_free(struct agent_core *agent, struct session *session)
 }
 
 static void
-opened(struct agent_core *agent, struct session *session, const struct ctl_reply *reply)
+handle_opened(struct agent_core *agent, struct session *session, const struct ctl_reply *reply)
 {
 	struct th_err err = {.code = ac_code(reply->code)};
 
@@ -316,7 +316,7 @@ ac_session_reply(struct agent_core *agent, struct lane *lane, const struct ctl_r
 	AC_COPY(err.text, reply->text);
 	switch ((int)request->kind) {
 	case CTL_OPEN:
-		opened(agent, session, reply);
+		handle_opened(agent, session, reply);
 		return; /* it may be gone */
 	case CTL_REGISTER:
 		ac_session_registered(agent, session, AGENT_REGISTERED, &err);

@@ -47,7 +47,7 @@ local_source(
 }
 
 static void
-start(struct agent_core *agent, struct session *session, const struct ctl_grant *grant)
+inbound_start(struct agent_core *agent, struct session *session, const struct ctl_grant *grant)
 {
 	bool local = grant->source_agent_inc == agent->config.agent_inc;
 	struct part *source = NULL;
@@ -139,7 +139,7 @@ ac_inbound_go(struct agent_core *agent, const struct ctl_ev_go *go)
 	ac_part_new(agent, session, call->op_seq, false)->attributes = go->attributes;
 	session->held.version = TH_NO_VERSION;
 	ac_session_line(agent, session);
-	start(agent, session, &go->grant);
+	inbound_start(agent, session, &go->grant);
 }
 
 /* ---- another source -------------------------------------------------------------------------- */
@@ -178,7 +178,7 @@ ac_inbound_reroute(struct agent_core *agent, const struct ctl_ev_reroute *rerout
 		call->content = reroute->content;
 	drop_next(agent, session);
 	if (session->in == NULL) {
-		start(agent, session, &reroute->grant);
+		inbound_start(agent, session, &reroute->grant);
 		return;
 	}
 	call->has_next = true;
@@ -354,7 +354,7 @@ ac_inbound_report(
 	if (call->active && call->has_next) {
 		struct ctl_grant next = call->next;
 		call->has_next = false;
-		start(agent, session, &next);
+		inbound_start(agent, session, &next);
 	}
 	ac_settle(agent, session);
 }

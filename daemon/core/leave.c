@@ -39,7 +39,7 @@ ac_leave_node(struct agent_core *agent, const struct ctl_ev_node *node)
 /* ---- leaving --------------------------------------------------------------------------------- */
 
 static void
-tell(struct agent_core *agent, enum agent_action_kind kind, int code)
+leave_tell(struct agent_core *agent, enum agent_action_kind kind, int code)
 {
 	struct leave *leave = &agent->leave;
 	struct agent_action *action = ac_action(agent, kind, 0);
@@ -51,12 +51,12 @@ tell(struct agent_core *agent, enum agent_action_kind kind, int code)
 }
 
 static void
-finish(struct agent_core *agent, int code)
+leave_finish(struct agent_core *agent, int code)
 {
 	if (agent->leave.done)
 		return;
 	agent->leave.done = true;
-	tell(agent, AGENT_LEFT, code);
+	leave_tell(agent, AGENT_LEFT, code);
 }
 
 /* Who has told it to end wants to know why it has not. */
@@ -70,7 +70,7 @@ tell_blockers(struct agent_core *agent)
 		return;
 	leave->num_told = leave->num_blockers;
 	leave->told_ns = agent->now_ns;
-	tell(agent, AGENT_STAYS, 0);
+	leave_tell(agent, AGENT_STAYS, 0);
 }
 
 void
@@ -92,7 +92,7 @@ ac_leaving(const struct agent_core *agent)
 }
 
 static void
-ask(struct agent_core *agent)
+leave_ask(struct agent_core *agent)
 {
 	struct ctl_admin *admin = &ac_lane_add(agent, agent->misc, CTL_ADMIN)->u.admin;
 
@@ -120,7 +120,7 @@ ac_leave_reply(struct agent_core *agent, const struct ctl_reply *reply)
 		AC_COPY(leave->texts[i], admin->blockers[i].text);
 	if (strcmp(admin->state, "empty") == 0) {
 		TH_MARK(left_empty);
-		finish(agent, 0);
+		leave_finish(agent, 0);
 	} else {
 		tell_blockers(agent);
 	}
@@ -149,14 +149,14 @@ ac_leave_tick(struct agent_core *agent)
 		return;
 	if (agent->now_ns >= leave->deadline_ns) {
 		TH_MARK(left_late);
-		finish(agent, TH_E_TIMEOUT);
+		leave_finish(agent, TH_E_TIMEOUT);
 	} else if (agent->sessions == NULL && agent->outbounds == NULL) {
-		finish(agent, 0);
+		leave_finish(agent, 0);
 	} else if (!agent->link.attached && nothing_to_keep(agent)) {
-		finish(agent, 0);
+		leave_finish(agent, 0);
 	} else if (!leave->asked && agent->link.phase == LINK_UP &&
 		   agent->now_ns >= leave->next_ns) {
-		ask(agent);
+		leave_ask(agent);
 	}
 }
 

@@ -25,7 +25,7 @@ ac_ticket_equal(const struct th_ticket *a, const struct th_ticket *b)
 }
 
 static void
-refuse(struct agent_core *agent, uint64_t hello, int code, const char *text)
+outbound_refuse(struct agent_core *agent, uint64_t hello, int code, const char *text)
 {
 	struct agent_action *action = ac_action(agent, AGENT_REFUSE, 0);
 
@@ -124,7 +124,7 @@ ac_outbound_grant(struct agent_core *agent, const struct ctl_ev_grant *grant)
 		return; /* a copy within the host: GO or REROUTE starts it */
 	if (part == NULL || part->gen != grant->gen || !ac_part_serves(part)) {
 		if (hello != NULL) {
-			refuse(agent, hello->id, TH_E_NOT_AVAILABLE,
+			outbound_refuse(agent, hello->id, TH_E_NOT_AVAILABLE,
 				"the source is being given up");
 			forget_hello(agent, hello);
 		}
@@ -165,11 +165,12 @@ ac_outbound_hello(struct agent_core *agent, uint64_t id, const struct th_ticket 
 	}
 	if (out != NULL || find_hello(agent, ticket) != NULL) {
 		TH_MARK(i11_ticket_is_good_for_one);
-		refuse(agent, id, TH_E_DENIED, "this ticket has been presented before");
+		outbound_refuse(agent, id, TH_E_DENIED, "this ticket has been presented before");
 		return;
 	}
 	if (agent->num_hellos >= agent->config.hellos_max) {
-		refuse(agent, id, TH_E_LIMIT, "too many tickets wait for their grant (hellos_max)");
+		outbound_refuse(agent, id, TH_E_LIMIT,
+			"too many tickets wait for their grant (hellos_max)");
 		return;
 	}
 	struct hello *hello = th_calloc(1, sizeof(*hello));
@@ -205,7 +206,7 @@ void
 ac_outbound_tick(struct agent_core *agent)
 {
 	while (agent->hellos != NULL && agent->now_ns >= agent->hellos->deadline_ns) {
-		refuse(agent, agent->hellos->id, TH_E_DENIED,
+		outbound_refuse(agent, agent->hellos->id, TH_E_DENIED,
 			"the reference server has granted no such ticket");
 		forget_hello(agent, agent->hellos);
 	}

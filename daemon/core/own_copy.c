@@ -29,7 +29,7 @@ ac_internal(const struct session *session)
 /* ---- what is asked for ----------------------------------------------------------------------- */
 
 static struct reserve *
-find(const struct agent_core *agent, uint64_t reservation, uint32_t shard)
+own_copy_find(const struct agent_core *agent, uint64_t reservation, uint32_t shard)
 {
 	struct reserve *reserve;
 
@@ -55,7 +55,8 @@ find_session(const struct agent_core *agent, uint64_t reservation, uint32_t shar
 }
 
 static void
-refuse(struct agent_core *agent, const struct ctl_ev_reserve *ev, int code, const char *text)
+own_copy_refuse(
+	struct agent_core *agent, const struct ctl_ev_reserve *ev, int code, const char *text)
 {
 	struct ctl_reserved *reserved = &ac_lane_add(agent, agent->misc, CTL_RESERVED)->u.reserved;
 
@@ -66,7 +67,7 @@ refuse(struct agent_core *agent, const struct ctl_ev_reserve *ev, int code, cons
 }
 
 static void
-forget(struct agent_core *agent, struct reserve *reserve)
+own_copy_forget(struct agent_core *agent, struct reserve *reserve)
 {
 	DL_DELETE(agent->reserves, reserve);
 	agent->num_internal--;
@@ -74,7 +75,7 @@ forget(struct agent_core *agent, struct reserve *reserve)
 }
 
 static int
-check(const struct agent_core *agent, const struct ctl_ev_reserve *ev, struct th_err *err)
+own_copy_check(const struct agent_core *agent, const struct ctl_ev_reserve *ev, struct th_err *err)
 {
 	if (ev->reservation == 0 || !th_name_valid(ev->model, TH_NAME_MAX) ||
 		!th_name_valid(ev->replica, TH_NAME_MAX) || ev->num_shards == 0 ||
@@ -102,12 +103,12 @@ ac_reserve(struct agent_core *agent, const struct ctl_ev_reserve *ev)
 	const struct session *source;
 	struct th_err err;
 
-	if (find(agent, ev->reservation, ev->shard) != NULL ||
+	if (own_copy_find(agent, ev->reservation, ev->shard) != NULL ||
 		find_session(agent, ev->reservation, ev->shard) != NULL)
 		return;
-	if (check(agent, ev, &err) != 0) {
+	if (own_copy_check(agent, ev, &err) != 0) {
 		TH_MARK(agent_reserve_refused);
-		refuse(agent, ev, err.code, err.text);
+		own_copy_refuse(agent, ev, err.code, err.text);
 		return;
 	}
 	struct reserve *reserve = th_calloc(1, sizeof(*reserve));
@@ -123,28 +124,28 @@ ac_reserve(struct agent_core *agent, const struct ctl_ev_reserve *ev)
 }
 
 static void
-withdraw(struct agent_core *agent, struct reserve *reserve)
+own_copy_withdraw(struct agent_core *agent, struct reserve *reserve)
 {
 	TH_MARK(agent_reserve_withdrawn);
 	ac_action(agent, AGENT_UNRESERVE, 0)->u.reserve.id = reserve->id;
-	forget(agent, reserve);
+	own_copy_forget(agent, reserve);
 }
 
 void
 ac_reserves_forget(struct agent_core *agent)
 {
 	while (agent->reserves != NULL)
-		withdraw(agent, agent->reserves);
+		own_copy_withdraw(agent, agent->reserves);
 }
 
 void
 ac_release(struct agent_core *agent, const struct ctl_ev_release *release)
 {
-	struct reserve *reserve = find(agent, release->reservation, release->shard);
+	struct reserve *reserve = own_copy_find(agent, release->reservation, release->shard);
 	struct session *session = find_session(agent, release->reservation, release->shard);
 
 	if (reserve != NULL)
-		withdraw(agent, reserve);
+		own_copy_withdraw(agent, reserve);
 	/* One of a former life of the server may have the same number. */
 	if (session != NULL && session->sid_known && release->sid != 0 &&
 		session->sid != release->sid)
@@ -195,10 +196,10 @@ ac_reserved(struct agent_core *agent, uint64_t id, uint64_t session, int code, c
 		return;
 	}
 	ev = reserve->ev;
-	forget(agent, reserve);
+	own_copy_forget(agent, reserve);
 	if (code != 0) {
 		TH_MARK(agent_reserve_no_memory);
-		refuse(agent, &ev, code, text);
+		own_copy_refuse(agent, &ev, code, text);
 		return;
 	}
 	TH_ASSERT(ac_session_find(agent, session) == NULL);

@@ -327,7 +327,7 @@ setup_reply(struct agent_core *agent, const struct ctl_reply *reply)
 }
 
 static struct request *
-find(struct agent_core *agent, uint64_t tag)
+server_attachment_find(struct agent_core *agent, uint64_t tag)
 {
 	struct link *link = &agent->link;
 	struct request *fixed[] = {&link->setup, &link->poll, &link->beat};
@@ -382,7 +382,7 @@ void
 ac_link_reply(struct agent_core *agent, uint64_t tag, const struct ctl_reply *reply)
 {
 	struct link *link = &agent->link;
-	struct request *request = find(agent, tag);
+	struct request *request = server_attachment_find(agent, tag);
 
 	/* What was said to a former attachment is said again to this one, and counts then. */
 	if (tag <= link->attach_tag || (link->phase != LINK_UP && request != &link->setup)) {
@@ -427,7 +427,7 @@ void
 ac_link_no_reply(struct agent_core *agent, uint64_t tag, bool hung_up)
 {
 	struct link *link = &agent->link;
-	struct request *request = find(agent, tag);
+	struct request *request = server_attachment_find(agent, tag);
 
 	if (request == NULL)
 		return;

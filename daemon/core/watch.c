@@ -54,7 +54,7 @@ ac_model_release(struct agent_core *agent, struct model *model)
 }
 
 static void
-ask(struct agent_core *agent, struct model *model)
+watch_ask(struct agent_core *agent, struct model *model)
 {
 	if (model->known || model->asked)
 		return;
@@ -64,7 +64,7 @@ ask(struct agent_core *agent, struct model *model)
 }
 
 static void
-complete(struct agent_core *agent, struct session *session, struct watch *watch, int code,
+watch_complete(struct agent_core *agent, struct session *session, struct watch *watch, int code,
 	const char *text)
 {
 	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
@@ -79,7 +79,7 @@ complete(struct agent_core *agent, struct session *session, struct watch *watch,
 }
 
 static void
-check(struct agent_core *agent, struct session *session)
+watch_check(struct agent_core *agent, struct session *session)
 {
 	struct watch *watch, *next;
 
@@ -89,7 +89,7 @@ check(struct agent_core *agent, struct session *session)
 	{
 		if (session->model->generation > watch->generation || TH_PLANT(wait_ends_at_once)) {
 			ac_session_line(agent, session);
-			complete(agent, session, watch, 0, "");
+			watch_complete(agent, session, watch, 0, "");
 		}
 	}
 }
@@ -104,24 +104,24 @@ ac_watch(struct agent_core *agent, struct session *session, const struct agent_s
 	watch->deadline_ns = th_deadline_ns(agent->now_ns, submit->timeout_ns);
 	DL_APPEND(session->watches, watch);
 	if (session->broken) {
-		complete(agent, session, watch, session->broken_code, session->broken_text);
+		watch_complete(agent, session, watch, session->broken_code, session->broken_text);
 		return;
 	}
 	if (session->dirty) {
-		complete(agent, session, watch, TH_E_DIRTY,
+		watch_complete(agent, session, watch, TH_E_DIRTY,
 			"watch: the tensors were partly overwritten by an operation that failed; "
 			"only replicate and close are allowed");
 		return;
 	}
 	if (memchr(submit->spec, '\0', sizeof(submit->spec)) == NULL ||
 		th_spec_parse(submit->spec, &spec) != 0 || spec.relative) {
-		complete(agent, session, watch, TH_E_INVALID,
+		watch_complete(agent, session, watch, TH_E_INVALID,
 			"watch: the generation is not a decimal number");
 		return;
 	}
 	watch->generation = spec.number;
-	ask(agent, session->model);
-	check(agent, session);
+	watch_ask(agent, session->model);
+	watch_check(agent, session);
 }
 
 bool
@@ -132,7 +132,7 @@ ac_watch_cancel(struct agent_core *agent, struct session *session, uint32_t slot
 	DL_FOREACH(session->watches, watch)
 	{
 		if (watch->slot == slot) {
-			complete(agent, session, watch, TH_E_CANCELLED, "cancelled");
+			watch_complete(agent, session, watch, TH_E_CANCELLED, "cancelled");
 			return true;
 		}
 	}
@@ -143,7 +143,7 @@ void
 ac_watches_end(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	while (session->watches != NULL)
-		complete(agent, session, session->watches, code, text);
+		watch_complete(agent, session, session->watches, code, text);
 }
 
 void
@@ -155,7 +155,7 @@ ac_watch_tick(struct agent_core *agent, struct session *session)
 	{
 		if (agent->now_ns < watch->deadline_ns)
 			continue;
-		complete(agent, session, watch, TH_E_TIMEOUT,
+		watch_complete(agent, session, watch, TH_E_TIMEOUT,
 			"the listing did not change before the deadline");
 	}
 }
@@ -175,7 +175,7 @@ ac_watch_no_server(struct agent_core *agent)
 /* ---- the server ------------------------------------------------------------------------------ */
 
 static void
-changed(struct agent_core *agent, struct model *model, uint64_t generation)
+watch_changed(struct agent_core *agent, struct model *model, uint64_t generation)
 {
 	struct session *session, *next;
 
@@ -184,7 +184,7 @@ changed(struct agent_core *agent, struct model *model, uint64_t generation)
 	HASH_ITER(hh, agent->sessions, session, next)
 	{
 		if (session->model == model)
-			check(agent, session);
+			watch_check(agent, session);
 	}
 }
 
@@ -216,7 +216,7 @@ ac_watch_reply(
 	model->asked = false;
 	if (reply->code == 0) {
 		/* A CHANGED may have come first and be newer. */
-		changed(agent, model, th_max_u64(reply->u.watch.generation, model->early));
+		watch_changed(agent, model, th_max_u64(reply->u.watch.generation, model->early));
 		return;
 	}
 	AC_COPY(text, reply->text);
@@ -244,7 +244,7 @@ ac_watch_changed(struct agent_core *agent, const struct ctl_ev_changed *event)
 	if (!model->known && !TH_PLANT(last_word_of_an_old_watch_believed))
 		model->early = event->generation;
 	else
-		changed(agent, model, event->generation);
+		watch_changed(agent, model, event->generation);
 }
 
 void
@@ -257,6 +257,6 @@ ac_watch_renew(struct agent_core *agent)
 		model->known = model->asked = false;
 	for (session = agent->sessions; session != NULL; session = session->hh.next) {
 		if (session->watches != NULL)
-			ask(agent, session->model);
+			watch_ask(agent, session->model);
 	}
 }

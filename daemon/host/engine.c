@@ -19,7 +19,7 @@ struct engine_entry {
 };
 
 static struct engine_entry *
-append(struct engine *engine, const struct agent_event *event)
+engine_append(struct engine *engine, const struct agent_event *event)
 {
 	struct engine_entry *entry = th_calloc(1, sizeof(*entry));
 	entry->event = *event;
@@ -42,7 +42,7 @@ entry_free(struct engine_entry *entry)
 void
 engine_post(struct host *host, const struct agent_event *event)
 {
-	append(&host->engine, event);
+	engine_append(&host->engine, event);
 }
 
 void
@@ -50,7 +50,7 @@ engine_post_reply(
 	struct host *host, uint64_t tag, const struct ctl_reply *reply, struct convert_arena *arena)
 {
 	struct agent_event event = {.kind = AGENT_EV_REPLY, .u.reply.tag = tag};
-	struct engine_entry *entry = append(&host->engine, &event);
+	struct engine_entry *entry = engine_append(&host->engine, &event);
 	entry->reply = th_memdup(reply, sizeof(*reply));
 	entry->event.u.reply.reply = entry->reply;
 	entry->arena = *arena;
@@ -58,7 +58,7 @@ engine_post_reply(
 }
 
 static void
-step(struct host *host, const struct agent_event *event)
+engine_step(struct host *host, const struct agent_event *event)
 {
 	struct agent_actions actions;
 
@@ -75,13 +75,13 @@ engine_run(struct host *host)
 	struct engine *engine = &host->engine;
 
 	if (th_now_ns() >= engine->next_ns)
-		step(host, &tick);
+		engine_step(host, &tick);
 	while (engine->first) {
 		struct engine_entry *entry = engine->first;
 		engine->first = entry->next;
 		if (!engine->first)
 			engine->last = NULL;
-		step(host, &entry->event);
+		engine_step(host, &entry->event);
 		entry_free(entry);
 	}
 }

@@ -64,7 +64,7 @@ manifest_got(void *arg, const struct th_err *result, const uint8_t *data, size_t
 }
 
 static void
-explain(struct host *host, const struct agent_action *action)
+execute_explain(struct host *host, const struct agent_action *action)
 {
 	struct explanation *explanation = th_calloc(1, sizeof(*explanation));
 	*explanation = (struct explanation){
@@ -200,7 +200,7 @@ execute(struct host *host, const struct agent_action *action)
 		legs_fence(host, action);
 		break;
 	case AGENT_EXPLAIN:
-		explain(host, action);
+		execute_explain(host, action);
 		break;
 	case AGENT_ATTRIBUTES: {
 		struct session *session = session_find(host, action->session);

@@ -20,7 +20,7 @@
 #define FAREWELL_NS INT64_C(2000000000)
 
 static void
-begin(struct host *host)
+orderly_end_begin(struct host *host)
 {
 	struct agent_event event = {
 		.kind = AGENT_EV_LEAVE, .u.leave_timeout_ns = host->options.drain_ns};
@@ -85,7 +85,7 @@ stop_signal(void *arg, int number)
 		log_warn("main", "leaving at once reason=\"a second signal\"");
 		net_exit(EXIT_SUCCESS);
 	}
-	begin(host);
+	orderly_end_begin(host);
 }
 
 /* A worker frees GPU memory when it hears of it: soon, for a process that keeps that is killed. */

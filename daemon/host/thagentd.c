@@ -43,7 +43,7 @@ beat(struct host *host, int64_t now_ns)
 
 /* Everything that wants to be done between two waits; true when there is more to do at once. */
 static bool
-work(struct host *host)
+thagentd_work(struct host *host)
 {
 	bool more = operations_run(host);
 	int64_t now_ns = th_now_ns();
@@ -59,7 +59,7 @@ work(struct host *host)
 }
 
 static void
-run(struct host *host)
+thagentd_run(struct host *host)
 {
 	bool more = true;
 	while (!host->stopping || !stop_finished(host, th_now_ns())) {
@@ -71,7 +71,7 @@ run(struct host *host)
 			at_ns = th_min_i64(at_ns, host->stop_ns);
 		loop_arm(&host->loop, at_ns);
 		loop_wait(&host->loop, more);
-		more = work(host);
+		more = thagentd_work(host);
 	}
 }
 
@@ -117,7 +117,7 @@ main(int argc, char **argv)
 		net_exit(EXIT_FAILURE);
 	}
 	say_ready(&host);
-	run(&host);
+	thagentd_run(&host);
 	start_undo(&host);
 	if (crew_count() > 0)
 		log_warn("main", "threads are left in the memory of workers threads=%" PRIu32,

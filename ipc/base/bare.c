@@ -17,7 +17,7 @@
 static int process_fd = -1;
 
 static int
-fetch(int fd)
+bare_do_fetch(int fd)
 {
 	return (int)syscall(SYS_pidfd_getfd, process_fd, fd, 0);
 }
@@ -27,7 +27,7 @@ static bool
 open_process(void)
 {
 	process_fd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-	int fd = process_fd >= 0 && process_fd < BARE_BELOW ? fetch(process_fd) : -1;
+	int fd = process_fd >= 0 && process_fd < BARE_BELOW ? bare_do_fetch(process_fd) : -1;
 	if (fd >= 0) {
 		(void)close(fd);
 		return true;
@@ -63,7 +63,7 @@ bare_begin(void)
 int
 bare_fetch(int fd)
 {
-	int got = fd < BARE_BELOW ? fd : fetch(fd);
+	int got = fd < BARE_BELOW ? fd : bare_do_fetch(fd);
 	if (got < 0)
 		return -errno;
 	/* The other copy stays: to close it may take as long as its maker likes. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bytes - see bytes.h. Every access goes through take() or put(), which are the only bounds checks.
- * Pure.
+ * bytes - see bytes.h. Every access goes through bytes_take() or bytes_put(), which are the only
+ * bounds checks. Pure.
  */
 #include "ipc/base/bytes.h"
 
@@ -25,7 +25,7 @@ th_reader_init(struct th_reader *reader, const void *data, size_t size)
 }
 
 static const uint8_t *
-take(struct th_reader *reader, size_t count)
+bytes_take(struct th_reader *reader, size_t count)
 {
 	if (reader->failed || count > reader->size - reader->at) {
 		reader->failed = true;
@@ -37,9 +37,9 @@ take(struct th_reader *reader, size_t count)
 }
 
 static uint64_t
-take_number(struct th_reader *reader, size_t count)
+bytes_take_number(struct th_reader *reader, size_t count)
 {
-	const uint8_t *bytes = take(reader, count);
+	const uint8_t *bytes = bytes_take(reader, count);
 	uint64_t value = 0;
 
 	if (bytes == NULL)
@@ -52,38 +52,38 @@ take_number(struct th_reader *reader, size_t count)
 uint8_t
 th_read_u8(struct th_reader *reader)
 {
-	return (uint8_t)take_number(reader, 1);
+	return (uint8_t)bytes_take_number(reader, 1);
 }
 
 uint16_t
 th_read_u16(struct th_reader *reader)
 {
-	return (uint16_t)take_number(reader, 2);
+	return (uint16_t)bytes_take_number(reader, 2);
 }
 
 uint32_t
 th_read_u32(struct th_reader *reader)
 {
-	return (uint32_t)take_number(reader, 4);
+	return (uint32_t)bytes_take_number(reader, 4);
 }
 
 uint64_t
 th_read_u64(struct th_reader *reader)
 {
-	return take_number(reader, 8);
+	return bytes_take_number(reader, 8);
 }
 
 const uint8_t *
 th_read_bytes(struct th_reader *reader, size_t count)
 {
-	return take(reader, count);
+	return bytes_take(reader, count);
 }
 
 const char *
 th_read_str(struct th_reader *reader, size_t *ret_len)
 {
 	size_t len = th_read_u16(reader);
-	const uint8_t *bytes = take(reader, len);
+	const uint8_t *bytes = bytes_take(reader, len);
 
 	/* A NUL inside would make two names equal to everybody who uses strcmp. */
 	if (bytes != NULL && len > 0 && memchr(bytes, 0, len) != NULL)
@@ -114,7 +114,7 @@ th_writer_init(struct th_writer *writer, void *data, size_t size)
 
 /* False: nothing may be written. *ret_to is NULL in a dry run. */
 static bool
-put(struct th_writer *writer, size_t count, uint8_t **ret_to)
+bytes_put(struct th_writer *writer, size_t count, uint8_t **ret_to)
 {
 	if (writer->failed || count > writer->size - writer->at) {
 		writer->failed = true;
@@ -130,7 +130,7 @@ put_number(struct th_writer *writer, uint64_t value, size_t count)
 {
 	uint8_t *to;
 
-	if (!put(writer, count, &to) || to == NULL)
+	if (!bytes_put(writer, count, &to) || to == NULL)
 		return;
 	for (size_t i = 0; i < count; i++) {
 		to[i] = (uint8_t)value;
@@ -167,7 +167,7 @@ th_write_bytes(struct th_writer *writer, const void *bytes, size_t count)
 {
 	uint8_t *to;
 
-	if (put(writer, count, &to) && to != NULL && count > 0)
+	if (bytes_put(writer, count, &to) && to != NULL && count > 0)
 		memcpy(to, bytes, count);
 }
 

@@ -147,7 +147,7 @@ is_conf(const struct dirent *entry)
 }
 
 static int
-by_name(const struct dirent **a, const struct dirent **b)
+config_by_name(const struct dirent **a, const struct dirent **b)
 {
 	return strcmp((*a)->d_name, (*b)->d_name); /* the same order in every locale */
 }
@@ -165,7 +165,7 @@ load_folder(const struct config *config, const char *file, struct th_err *err)
 		return th_fail(err, -ENAMETOOLONG, "%s: the path is too long", file);
 	snprintf(folder, sizeof(folder), "%.*sconf.d", slash == NULL ? 0 : (int)(slash - file) + 1,
 		file);
-	count = scandir(folder, &entries, is_conf, by_name);
+	count = scandir(folder, &entries, is_conf, config_by_name);
 	if (count < 0 && (errno == ENOENT || errno == ENOTDIR))
 		return 0;
 	if (count < 0)

@@ -53,7 +53,7 @@ open_in_folder(const char *name, int flags)
 }
 
 static void
-begin(void)
+failpoint_begin(void)
 {
 	const char *text = getenv("TH_FAILPOINT");
 
@@ -83,7 +83,7 @@ read_file(void)
 
 /* Counts the hit. What the text has for it goes to ret_action, "" when nothing. Under the lock. */
 static void
-look(struct armed *armed, enum failpoint point, char ret_action[TEXT_BYTES])
+failpoint_look(struct armed *armed, enum failpoint point, char ret_action[TEXT_BYTES])
 {
 	char text[TEXT_BYTES], *at = text, *entry;
 	unsigned hit = ++armed->hits[point];
@@ -136,10 +136,10 @@ failpoint_hit(enum failpoint point)
 		return 0;
 	pthread_mutex_lock(&points.lock);
 	if (!points.begun)
-		begin();
+		failpoint_begin();
 	read_file();
-	look(&points.fixed, point, action);
-	look(&points.file, point, action);
+	failpoint_look(&points.fixed, point, action);
+	failpoint_look(&points.file, point, action);
 	pthread_mutex_unlock(&points.lock);
 	if (action[0] != '\0')
 		report(point);

@@ -116,7 +116,7 @@ log_lost(void)
 
 /* In one write; a part of it counts as lost, too. */
 static bool
-put(const char *text, size_t len)
+log_put(const char *text, size_t len)
 {
 	ssize_t written;
 
@@ -128,7 +128,7 @@ put(const char *text, size_t len)
 
 /* Of several threads one says it. */
 static void
-tell_lost(void)
+log_tell_lost(void)
 {
 	char text[96];
 	uint64_t before = atomic_load_explicit(&lost_told, memory_order_relaxed);
@@ -138,7 +138,7 @@ tell_lost(void)
 		return;
 	int length = snprintf(text, sizeof(text),
 		"warn log lines before this one could not be written count=%" PRIu64 "\n", count);
-	if (!put(text, (size_t)length))
+	if (!log_put(text, (size_t)length))
 		atomic_fetch_sub(&lost_told, count);
 }
 
@@ -171,8 +171,8 @@ log_write(enum log_level level, const char *subsystem, const char *format, ...)
 		line.len += 3;
 	}
 	line.text[line.len++] = '\n';
-	tell_lost();
-	if (!put(line.text, line.len))
+	log_tell_lost();
+	if (!log_put(line.text, line.len))
 		atomic_fetch_add_explicit(&lost, 1, memory_order_relaxed);
 	errno = saved;
 }

@@ -77,7 +77,7 @@ th_version_compare(struct th_version a, struct th_version b)
 
 /* By hand and not by strtoull, which takes spaces, signs and the locale. */
 static int
-parse_number(const char *text, uint64_t *ret_number)
+name_parse_number(const char *text, uint64_t *ret_number)
 {
 	uint64_t number = 0;
 
@@ -106,9 +106,9 @@ th_spec_parse(const char *text, struct th_spec *ret_spec)
 		spec.relative = true;
 		/* No "latest-0" and no "latest-01": one meaning has one spelling. */
 		if (*rest != '\0' && (rest[0] != '-' || rest[1] == '0' ||
-					     parse_number(rest + 1, &spec.number) != 0))
+					     name_parse_number(rest + 1, &spec.number) != 0))
 			return TH_E_INVALID;
-	} else if (parse_number(text, &spec.number) != 0 || spec.number == TH_NO_VERSION) {
+	} else if (name_parse_number(text, &spec.number) != 0 || spec.number == TH_NO_VERSION) {
 		return TH_E_INVALID;
 	}
 	*ret_spec = spec;

@@ -16,7 +16,7 @@ is_of(const struct cuda *cuda, CUcontext context, CUdevice device)
 }
 
 static CUcontext
-find(const struct cuda *cuda, CUdeviceptr address, struct cuda_context *context)
+context_find(const struct cuda *cuda, CUdeviceptr address, struct cuda_context *context)
 {
 	CUcontext found = NULL;
 	unsigned flags = 0;
@@ -47,7 +47,7 @@ cuda_context_enter(const struct cuda *cuda, int ordinal, CUdeviceptr address,
 	if (result != CUDA_SUCCESS)
 		return th_fail(err, TH_E_MEMORY_KIND, "GPU %d: cuDeviceGet says %s", ordinal,
 			cuda_result_name(cuda, result));
-	CUcontext found = find(cuda, address, &context);
+	CUcontext found = context_find(cuda, address, &context);
 	if (!found)
 		return th_fail(err, TH_E_MEMORY_KIND,
 			"GPU %d has no context in this process; call this on a thread where the "

@@ -50,7 +50,7 @@ cuda_kind_name(enum cuda_kind kind)
 
 /* The index of the first piece that ends behind the address. */
 static size_t
-find(const struct cuda_memory *memory, CUdeviceptr address)
+cuda_memory_do_find(const struct cuda_memory *memory, CUdeviceptr address)
 {
 	size_t from = 0, to = memory->count;
 	while (from < to) {
@@ -67,7 +67,7 @@ find(const struct cuda_memory *memory, CUdeviceptr address)
 const struct cuda_piece *
 cuda_memory_find(const struct cuda_memory *memory, CUdeviceptr address)
 {
-	size_t index = find(memory, address);
+	size_t index = cuda_memory_do_find(memory, address);
 	if (index == memory->count || memory->pieces[index].base > address)
 		return NULL;
 	return &memory->pieces[index];
@@ -77,7 +77,7 @@ cuda_memory_find(const struct cuda_memory *memory, CUdeviceptr address)
 
 /* Whatever its type is, it is at most eight bytes, and little-endian. */
 static CUresult
-ask(const struct cuda *cuda, CUpointer_attribute attribute, CUdeviceptr address,
+cuda_memory_ask(const struct cuda *cuda, CUpointer_attribute attribute, CUdeviceptr address,
 	unsigned long long *ret_value)
 {
 	unsigned long long value = 0;
@@ -102,7 +102,7 @@ enum asked {
 };
 
 static CUresult
-ask_all(const struct cuda *cuda, CUdeviceptr address, unsigned long long values[ASKED])
+cuda_memory_ask_all(const struct cuda *cuda, CUdeviceptr address, unsigned long long values[ASKED])
 {
 	CUpointer_attribute attributes[ASKED] = {
 		[TYPE] = CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -124,7 +124,8 @@ ask_all(const struct cuda *cuda, CUdeviceptr address, unsigned long long values[
 }
 
 static int
-refuse(const struct cuda *cuda, CUresult result, CUdeviceptr address, struct th_err *err)
+cuda_memory_refuse(
+	const struct cuda *cuda, CUresult result, CUdeviceptr address, struct th_err *err)
 {
 	if (result == CUDA_ERROR_NOT_INITIALIZED)
 		return th_fail(err, TH_E_INVALID,
@@ -138,8 +139,8 @@ refuse(const struct cuda *cuda, CUresult result, CUdeviceptr address, struct th_
 }
 
 static int
-check(const struct cuda_memory *memory, CUdeviceptr address, const unsigned long long values[ASKED],
-	struct th_err *err)
+cuda_memory_check(const struct cuda_memory *memory, CUdeviceptr address,
+	const unsigned long long values[ASKED], struct th_err *err)
 {
 	if (values[TYPE] == CU_MEMORYTYPE_HOST)
 		return th_fail(err, TH_E_INVALID,
@@ -194,10 +195,10 @@ ask_piece(const struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr
 	struct cuda_piece *ret_piece, struct th_err *err)
 {
 	unsigned long long values[ASKED], base = 0, bytes = 0, rdma = 0, id = 0;
-	CUresult result = ask_all(cuda, address, values);
+	CUresult result = cuda_memory_ask_all(cuda, address, values);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, address, err);
-	int rc = check(memory, address, values, err);
+		return cuda_memory_refuse(cuda, result, address, err);
+	int rc = cuda_memory_check(memory, address, values, err);
 	if (rc < 0)
 		return rc;
 	struct cuda_piece piece = {.range = values[RANGE],
@@ -214,13 +215,16 @@ ask_piece(const struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr
 		piece.kind = exportable ? CUDA_KIND_POOL : CUDA_KIND_CLOSED;
 	} else {
 		/* A physical chunk at a reserved address, whether it can be exported or not. */
-		result = ask(cuda, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, address, &base);
+		result = cuda_memory_ask(
+			cuda, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, address, &base);
 		if (result == CUDA_SUCCESS)
-			result = ask(cuda, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, address, &bytes);
+			result = cuda_memory_ask(
+				cuda, CU_POINTER_ATTRIBUTE_MAPPING_SIZE, address, &bytes);
 		if (result == CUDA_SUCCESS)
-			result = ask(cuda, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID, address, &id);
+			result = cuda_memory_ask(
+				cuda, CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID, address, &id);
 		if (result != CUDA_SUCCESS)
-			return refuse(cuda, result, address, err);
+			return cuda_memory_refuse(cuda, result, address, err);
 		piece.base = base;
 		piece.bytes = bytes;
 		piece.id = id;
@@ -236,8 +240,8 @@ ask_piece(const struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr
 			"it does not",
 			address, (unsigned long long)piece.bytes, piece.base);
 	/* Not every driver knows the attribute: then no NIC is given it. */
-	if (ask(cuda, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, address, &rdma) ==
-		CUDA_SUCCESS)
+	if (cuda_memory_ask(cuda, CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE, address,
+		    &rdma) == CUDA_SUCCESS)
 		piece.rdma = rdma != 0;
 	*ret_piece = piece;
 	return 0;
@@ -248,7 +252,7 @@ ask_piece(const struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr
 static int
 insert(struct cuda_memory *memory, const struct cuda_piece *piece, struct th_err *err)
 {
-	size_t index = find(memory, piece->base);
+	size_t index = cuda_memory_do_find(memory, piece->base);
 	const struct cuda_piece *next = index < memory->count ? &memory->pieces[index] : NULL;
 	if (next && (next->base <= piece->base || next->base - piece->base < piece->bytes))
 		return th_fail(err, TH_E_STALE_MEMORY,
@@ -280,7 +284,7 @@ add_at(struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr address,
 
 /* The bytes from `at` on that lie in the piece; 0: it does not go on where they do. */
 static uint64_t
-part_of(const struct cuda_piece *piece, CUdeviceptr at, CUdeviceptr end)
+cuda_memory_part_of(const struct cuda_piece *piece, CUdeviceptr at, CUdeviceptr end)
 {
 	uint64_t rest = piece->bytes - (at - piece->base);
 	if (rest >= end - at)
@@ -313,7 +317,7 @@ cuda_memory_add(struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr
 			asked = true;
 			rc = add_at(memory, cuda, at, &piece, err);
 		}
-		uint64_t part = rc == 0 ? part_of(&piece, at, end) : 0;
+		uint64_t part = rc == 0 ? cuda_memory_part_of(&piece, at, end) : 0;
 		if (rc == 0 && part == 0)
 			rc = th_fail(err, TH_E_INVALID,
 				"the %llu bytes at 0x%llx end %llu bytes behind their allocation: "
@@ -355,7 +359,7 @@ static bool
 is_same(const struct cuda *cuda, const struct cuda_piece *piece, CUresult *ret_result)
 {
 	unsigned long long id = 0;
-	*ret_result = ask(cuda,
+	*ret_result = cuda_memory_ask(cuda,
 		piece->mapped ? CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID
 			      : CU_POINTER_ATTRIBUTE_BUFFER_ID,
 		piece->base, &id);

@@ -50,7 +50,7 @@ fail_old(int version, struct th_err *err)
 }
 
 static int
-fill(struct cuda *cuda, struct th_err *err)
+driver_fill(struct cuda *cuda, struct th_err *err)
 {
 	get_address_fn get_address = NULL;
 	void *address = dlsym(cuda->library, "cuGetProcAddress_v2");
@@ -97,7 +97,7 @@ cuda_open(struct cuda *ret_cuda, struct th_err *err)
 		return th_fail(err, -ENOENT, "no CUDA driver can be loaded: %s",
 			why ? why : CUDA_LIBRARY " is not there");
 	}
-	int rc = fill(&cuda, err);
+	int rc = driver_fill(&cuda, err);
 	if (rc < 0) {
 		cuda_close(&cuda);
 		return rc;

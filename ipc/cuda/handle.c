@@ -24,8 +24,8 @@ cuda_uuid_text(const uint8_t uuid[16], char ret_text[CUDA_UUID_TEXT_BYTES])
 }
 
 static int
-refuse(const struct cuda *cuda, CUresult result, const char *call, const struct cuda_piece *piece,
-	struct th_err *err)
+handle_refuse(const struct cuda *cuda, CUresult result, const char *call,
+	const struct cuda_piece *piece, struct th_err *err)
 {
 	return th_fail(err, TH_E_MEMORY_KIND,
 		"no handle for the GPU memory at 0x%llx (%s): %s says %s", piece->base,
@@ -44,7 +44,7 @@ make_legacy(const struct cuda *cuda, int device, const struct cuda_piece *piece,
 	CUresult result = cuda->cuIpcGetMemHandle(&made, piece->base);
 	cuda_context_leave(&context);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuIpcGetMemHandle", piece, err);
+		return handle_refuse(cuda, result, "cuIpcGetMemHandle", piece, err);
 	memcpy(handle->data, &made, sizeof(made));
 	return 0;
 }
@@ -57,12 +57,12 @@ make_chunk(const struct cuda *cuda, const struct cuda_piece *piece, int *ret_fd,
 	CUresult result =
 		cuda->cuMemRetainAllocationHandle(&retained, (void *)(uintptr_t)piece->base);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuMemRetainAllocationHandle", piece, err);
+		return handle_refuse(cuda, result, "cuMemRetainAllocationHandle", piece, err);
 	result = cuda->cuMemExportToShareableHandle(
 		&fd, retained, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 	cuda->cuMemRelease(retained);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuMemExportToShareableHandle", piece, err);
+		return handle_refuse(cuda, result, "cuMemExportToShareableHandle", piece, err);
 	*ret_fd = fd;
 	return 0;
 }
@@ -77,15 +77,15 @@ make_pool(const struct cuda *cuda, const struct cuda_piece *piece, struct cuda_h
 	CUresult result = cuda->cuPointerGetAttribute(
 		&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, piece->base);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuPointerGetAttribute", piece, err);
+		return handle_refuse(cuda, result, "cuPointerGetAttribute", piece, err);
 	result = cuda->cuMemPoolExportToShareableHandle(
 		&fd, pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuMemPoolExportToShareableHandle", piece, err);
+		return handle_refuse(cuda, result, "cuMemPoolExportToShareableHandle", piece, err);
 	result = cuda->cuMemPoolExportPointer(&made, piece->base);
 	if (result != CUDA_SUCCESS) {
 		th_fd_close(&fd);
-		return refuse(cuda, result, "cuMemPoolExportPointer", piece, err);
+		return handle_refuse(cuda, result, "cuMemPoolExportPointer", piece, err);
 	}
 	memcpy(handle->data, &made, sizeof(made));
 	*ret_fd = fd;
@@ -102,7 +102,7 @@ cuda_handle_make(const struct cuda *cuda, int device, const struct cuda_piece *p
 	memset(&handle, 0, sizeof(handle));
 	CUresult result = cuda->cuDeviceGetUuid(&uuid, device);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuDeviceGetUuid", piece, err);
+		return handle_refuse(cuda, result, "cuDeviceGetUuid", piece, err);
 	memcpy(handle.uuid, &uuid, sizeof(handle.uuid));
 	handle.kind = piece->kind;
 	handle.bytes = piece->bytes;

@@ -75,7 +75,7 @@ struct net_client {
 
 /* Under the mutex. */
 static void
-done(struct slot *slot, int rc, nng_msg *message)
+net_client_done(struct slot *slot, int rc, nng_msg *message)
 {
 	struct net_client *client = slot->client;
 
@@ -102,14 +102,14 @@ aio_done(void *argument)
 	if (slot->state == SENDING && rv != 0) {
 		nng_msg_free(nng_aio_get_msg(slot->aio)); /* it is ours again */
 		nng_aio_set_msg(slot->aio, NULL);
-		done(slot, net_code(rv), NULL);
+		net_client_done(slot, net_code(rv), NULL);
 	} else if (slot->state == SENDING && (client->stopping || slot->dial != client->dial)) {
-		done(slot, -ECANCELED, NULL);
+		net_client_done(slot, -ECANCELED, NULL);
 	} else if (slot->state == SENDING) {
 		slot->state = RECEIVING;
 		receive = true;
 	} else {
-		done(slot, net_code(rv), rv == 0 ? nng_aio_get_msg(slot->aio) : NULL);
+		net_client_done(slot, net_code(rv), rv == 0 ? nng_aio_get_msg(slot->aio) : NULL);
 	}
 	pthread_mutex_unlock(&client->mutex);
 	if (!receive)

@@ -83,7 +83,7 @@ net_server_options_default(struct net_server_options *ret_options)
  */
 
 static void
-enqueue(struct net_server *server, struct context *context)
+net_server_enqueue(struct net_server *server, struct context *context)
 {
 	context->next = NULL;
 	*server->last = context;
@@ -164,7 +164,7 @@ received(struct context *context, int rv)
 		context->message = message;
 		context->peer = peer;
 		server->receiving--;
-		enqueue(server, context);
+		net_server_enqueue(server, context);
 	}
 	pthread_mutex_unlock(&server->mutex);
 	return again;
@@ -229,7 +229,7 @@ connection(struct net_link *link, uint32_t pipe, bool up)
 		} else if (context->state == OPEN) {
 			context->state = GONE;
 			server->open--;
-			enqueue(server, context);
+			net_server_enqueue(server, context);
 		}
 	}
 	if (!up && !server->stopping)
@@ -241,7 +241,7 @@ connection(struct net_link *link, uint32_t pipe, bool up)
 
 /* The context is in no queue and nng does nothing with it. */
 static void
-receive(struct net_server *server, struct context *context)
+net_server_receive(struct net_server *server, struct context *context)
 {
 	bool stopping;
 
@@ -275,7 +275,7 @@ add_context(struct net_server *server)
 	pthread_mutex_lock(&server->mutex);
 	server->contexts[server->num_contexts++] = context;
 	pthread_mutex_unlock(&server->mutex);
-	receive(server, context);
+	net_server_receive(server, context);
 	return 0;
 out_aio:
 	nng_aio_free(context->aio);
@@ -434,7 +434,8 @@ net_server_fd(const struct net_server *server)
  * receive.
  */
 static bool
-take(struct net_server *server, struct net_server_item *ret_item, struct context **ret_receive)
+net_server_take(
+	struct net_server *server, struct net_server_item *ret_item, struct context **ret_receive)
 {
 	struct context *context = server->first;
 
@@ -495,11 +496,11 @@ net_server_next(struct net_server *server, struct net_server_item *ret_item)
 			take_closed(server, ret_item);
 			taken = true;
 		} else {
-			taken = take(server, ret_item, &free_now);
+			taken = net_server_take(server, ret_item, &free_now);
 		}
 		pthread_mutex_unlock(&server->mutex);
 		if (free_now != NULL)
-			receive(server, free_now);
+			net_server_receive(server, free_now);
 	}
 	keep_spare(server);
 	return taken;

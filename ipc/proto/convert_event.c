@@ -115,7 +115,8 @@ out_reader(
 
 /* The kinds of two fields or fewer. */
 static void
-out_short(struct convert_arena *arena, const struct ctl_event *event, Tensorhub__V1__Event *message)
+convert_event_out_short(
+	struct convert_arena *arena, const struct ctl_event *event, Tensorhub__V1__Event *message)
 {
 	if (event->kind == CTL_EV_FENCE) {
 		message->body_case = EVENT(FENCE);
@@ -187,7 +188,7 @@ convert_out_event(struct convert_arena *arena, const struct ctl_event *event)
 	case CTL_EV_BROKEN:
 	case CTL_EV_CONFLICT:
 	case CTL_EV_NODE:
-		out_short(arena, event, message);
+		convert_event_out_short(arena, event, message);
 		break;
 	case CTL_EV_RESERVE:
 	case CTL_EV_RELEASE:
@@ -322,7 +323,8 @@ in_part(const Tensorhub__V1__EvPart *body, struct ctl_ev_part *ret_part)
 }
 
 static void
-in_body(struct convert_in *in, const Tensorhub__V1__Event *message, struct ctl_event *event)
+convert_event_in_body(
+	struct convert_in *in, const Tensorhub__V1__Event *message, struct ctl_event *event)
 {
 	switch ((int)message->body_case) {
 	case EVENT(PLAN):
@@ -405,7 +407,7 @@ convert_in_event(
 	*ret_event = (struct ctl_event){.number = message->number};
 	in->message = "event";
 	convert_in_check(in, message->number != 0, "number", "is 0");
-	in_body(in, message, ret_event);
+	convert_event_in_body(in, message, ret_event);
 }
 
 int

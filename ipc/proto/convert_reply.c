@@ -62,7 +62,8 @@ out_resolve(struct convert_arena *arena, const struct ctl_resolve_reply *resolve
 
 /* The replies of two numbers. */
 static void
-out_short(struct convert_arena *arena, const struct ctl_reply *reply, Tensorhub__V1__Reply *message)
+convert_reply_out_short(
+	struct convert_arena *arena, const struct ctl_reply *reply, Tensorhub__V1__Reply *message)
 {
 	if (reply->kind == CTL_HELLO) {
 		message->body_case = REPLY(HELLO);
@@ -115,7 +116,7 @@ out_body(struct convert_arena *arena, const struct ctl_reply *reply, Tensorhub__
 		message->body_case = REPLY(ADMIN);
 		message->admin = convert_out_admin_reply(arena, &reply->u.admin);
 	} else {
-		out_short(arena, reply, message);
+		convert_reply_out_short(arena, reply, message);
 	}
 }
 
@@ -213,7 +214,8 @@ in_resolve(struct convert_in *in, const Tensorhub__V1__ResolveReply *body,
 }
 
 static void
-in_body(struct convert_in *in, const Tensorhub__V1__Reply *message, struct ctl_reply *reply)
+convert_reply_in_body(
+	struct convert_in *in, const Tensorhub__V1__Reply *message, struct ctl_reply *reply)
 {
 	switch ((int)reply->kind) {
 	case CTL_HELLO:
@@ -285,7 +287,7 @@ ctl_reply_unpack(const uint8_t *data, size_t bytes, enum ctl_request_kind kind,
 		convert_in_fail(
 			&in, -EPROTO, "the body", "is not what this kind of request asks for");
 	else if (reply.code == 0)
-		in_body(&in, message, &reply);
+		convert_reply_in_body(&in, message, &reply);
 	if (in.code != 0)
 		return in.code;
 	*ret_reply = reply;

@@ -159,7 +159,7 @@ out_query(struct convert_arena *arena, const struct ctl_request *request,
 
 /* What names a session, an operation or an event, and little more. */
 static void
-out_short(struct convert_arena *arena, const struct ctl_request *request,
+convert_request_out_short(struct convert_arena *arena, const struct ctl_request *request,
 	Tensorhub__V1__Request *message)
 {
 	if (request->kind == CTL_HELLO) {
@@ -257,7 +257,7 @@ out_body(struct convert_arena *arena, const struct ctl_request *request,
 	case CTL_CANCEL:
 	case CTL_DRAIN_DONE:
 	case CTL_CLOSE:
-		out_short(arena, request, message);
+		convert_request_out_short(arena, request, message);
 		break;
 	case CTL_REJOIN:
 		message->body_case = REQUEST(REJOIN);
@@ -503,7 +503,8 @@ in_numbers(const Tensorhub__V1__Request *message, struct ctl_request *request)
 }
 
 static void
-in_body(struct convert_in *in, const Tensorhub__V1__Request *message, struct ctl_request *request)
+convert_request_in_body(
+	struct convert_in *in, const Tensorhub__V1__Request *message, struct ctl_request *request)
 {
 	switch ((int)message->body_case) {
 	case REQUEST(HELLO):
@@ -644,7 +645,7 @@ ctl_request_unpack(const uint8_t *data, size_t bytes, struct convert_arena *aren
 	request.answered_below = message->answered_below;
 	request.attach_no = message->attach_no;
 	in_secret(&in, &message->secret, &request.secret);
-	in_body(&in, message, &request);
+	convert_request_in_body(&in, message, &request);
 	if (in.code != 0)
 		return in.code;
 	*ret_request = request;

@@ -149,7 +149,7 @@ manifest_add_bytes(uint64_t *total, const struct manifest_row *row, struct th_er
 }
 
 static int
-compare_names(const void *a, const void *b)
+manifest_compare_names(const void *a, const void *b)
 {
 	return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
@@ -159,7 +159,7 @@ manifest_check_unique(const char **names, size_t count, const char *what, struct
 {
 	if (count < 2)
 		return 0;
-	qsort(names, count, sizeof(names[0]), compare_names);
+	qsort(names, count, sizeof(names[0]), manifest_compare_names);
 	for (size_t i = 1; i < count; i++) {
 		if (strcmp(names[i - 1], names[i]) == 0)
 			return th_fail(

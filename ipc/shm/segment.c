@@ -134,7 +134,7 @@ segment_agent_free(struct segment_agent *segment)
 
 /* The seals come first: only a file that cannot shrink any more has a size worth looking at. */
 static int
-check_file(int fd, int seals, size_t bytes)
+segment_check_file(int fd, int seals, size_t bytes)
 {
 	struct stat st;
 	int have = fcntl(fd, F_GET_SEALS);
@@ -152,7 +152,7 @@ static int
 map_file(int fd, int seals, size_t bytes, int protection, uint32_t magic, void **ret_map)
 {
 	struct header header;
-	int rc = check_file(fd, seals, bytes);
+	int rc = segment_check_file(fd, seals, bytes);
 
 	if (rc < 0)
 		return rc;

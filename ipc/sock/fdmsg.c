@@ -130,7 +130,7 @@ table_full(int sock)
 }
 
 static int
-check(int sock, const struct msghdr *msg, const struct fdmsg *received, size_t bytes,
+fdmsg_check(int sock, const struct msghdr *msg, const struct fdmsg *received, size_t bytes,
 	uint32_t num_fds)
 {
 	const struct fdmsg_head *head = &received->head;
@@ -183,7 +183,7 @@ fdmsg_recv(int sock, struct fdmsg *ret_msg)
 	uint32_t num_fds = take_fds(&msg, ret_msg->close_fd, ret_msg->fds, FDMSG_FDS_MAX);
 	if (bytes == 0 && num_fds == 0)
 		return 0;
-	int rc = check(sock, &msg, ret_msg, (size_t)bytes, num_fds);
+	int rc = fdmsg_check(sock, &msg, ret_msg, (size_t)bytes, num_fds);
 	if (rc < 0)
 		fdmsg_close_fds(ret_msg);
 	if (rc == 0 || rc == -EMFILE)

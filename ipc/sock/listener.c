@@ -72,7 +72,7 @@ set_address(const char *path, struct sockaddr_un *ret_address, struct th_err *er
 
 /* A socket file listens when connecting gives anything but a refusal. */
 static int
-probe(const struct sockaddr_un *address, int type)
+listener_probe(const struct sockaddr_un *address, int type)
 {
 	int sock = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
@@ -101,9 +101,9 @@ listener_clear(const char *path, struct th_err *err)
 			"socket path %s: there is a file that is no socket; "
 			"move it away",
 			path);
-	rc = probe(&address, SOCK_STREAM);
+	rc = listener_probe(&address, SOCK_STREAM);
 	if (rc == -EPROTOTYPE) /* the file is of a socket of another type */
-		rc = probe(&address, SOCK_SEQPACKET);
+		rc = listener_probe(&address, SOCK_SEQPACKET);
 	if (rc == -ENOENT)
 		return 0;
 	if (rc != -ECONNREFUSED)

@@ -56,7 +56,7 @@ owner_step_wrong(uid_t self, uid_t agent, const struct owner_sight *directory,
 /* ---- sentences ------------------------------------------------------------------------------ */
 
 static int
-fail(const struct way *way, int code)
+owner_fail(const struct way *way, int code)
 {
 	return th_fail(way->err, code, "the way to %s cannot be looked at behind %.150s: %s",
 		way->path, way->name, th_strerror(code));
@@ -96,7 +96,7 @@ arrive(struct way *way, int dir, const char *name)
 	th_fd_close(&way->dir);
 	way->dir = dir;
 	if (fstat(dir, &st) < 0)
-		return fail(way, -errno);
+		return owner_fail(way, -errno);
 	way->at = (struct owner_sight){st.st_uid, st.st_mode};
 	if (strcmp(name, "/") == 0 || (strcmp(name, "..") == 0 && end == way->name)) {
 		(void)snprintf(way->name, sizeof(way->name), "/");
@@ -110,11 +110,11 @@ arrive(struct way *way, int dir, const char *name)
 }
 
 static int
-enter(struct way *way, const char *name)
+owner_enter(struct way *way, const char *name)
 {
 	int dir = openat(way->dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 
-	return dir < 0 ? fail(way, -errno) : arrive(way, dir, name);
+	return dir < 0 ? owner_fail(way, -errno) : arrive(way, dir, name);
 }
 
 /* The next name of the rest; empty: there is none. */
@@ -138,20 +138,20 @@ follow(struct way *way, int link)
 	ssize_t length = readlinkat(link, "", text, sizeof(text) - 1);
 
 	if (length < 0)
-		return fail(way, -errno);
+		return owner_fail(way, -errno);
 	if ((size_t)length == sizeof(text) - 1)
-		return fail(way, -ENAMETOOLONG);
+		return owner_fail(way, -ENAMETOOLONG);
 	text[length] = '\0';
 	if (++way->links > LINKS_MAX)
-		return fail(way, -ELOOP);
+		return owner_fail(way, -ELOOP);
 	int written = snprintf(rest, sizeof(rest), "%s/%s", text, way->rest);
 	if (written < 0 || (size_t)written >= sizeof(rest))
-		return fail(way, -ENAMETOOLONG);
+		return owner_fail(way, -ENAMETOOLONG);
 	/* Behind the last name there is none. */
 	if (way->rest[0] == '\0')
 		rest[written - 1] = '\0';
 	memcpy(way->rest, rest, (size_t)written + 1);
-	return text[0] == '/' ? enter(way, "/") : 0;
+	return text[0] == '/' ? owner_enter(way, "/") : 0;
 }
 
 /* The last of the way: the socket. */
@@ -171,7 +171,7 @@ judge_socket(const struct way *way, const struct owner_sight *socket)
 
 /* 1: the socket is reached, and all is well. */
 static int
-step(struct way *way)
+owner_step(struct way *way)
 {
 	char name[NAME_MAX + 1];
 	struct stat st;
@@ -180,11 +180,11 @@ step(struct way *way)
 	if (strcmp(name, ".") == 0)
 		return 0;
 	if (strcmp(name, "..") == 0)
-		return enter(way, name);
+		return owner_enter(way, name);
 	int next = openat(way->dir, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
 	if (next < 0)
-		return fail(way, -errno);
-	int rc = fstat(next, &st) < 0 ? fail(way, -errno) : 0;
+		return owner_fail(way, -errno);
+	int rc = fstat(next, &st) < 0 ? owner_fail(way, -errno) : 0;
 	const struct owner_sight sight = {st.st_uid, st.st_mode};
 	if (rc == 0 && way->rest[0] == '\0' && !S_ISLNK(st.st_mode)) {
 		rc = judge_socket(way, &sight);
@@ -216,9 +216,9 @@ owner_check_of(uid_t self, uid_t listener, const char *path, struct th_err *err)
 	if (listener == self)
 		return 0;
 	int rc = th_path_absolute(path, way.rest, sizeof(way.rest));
-	rc = rc < 0 ? fail(&way, rc) : enter(&way, "/");
+	rc = rc < 0 ? owner_fail(&way, rc) : owner_enter(&way, "/");
 	while (rc == 0)
-		rc = step(&way);
+		rc = owner_step(&way);
 	th_fd_close(&way.dir);
 	return rc < 0 ? rc : 0;
 }

@@ -261,7 +261,7 @@ settle_model(struct refsrv *server, struct model *model)
 }
 
 static void
-settle(struct refsrv *server)
+refsrv_settle(struct refsrv *server)
 {
 	uint32_t rounds = 0;
 
@@ -275,22 +275,22 @@ settle(struct refsrv *server)
 }
 
 static void
-begin(struct refsrv *server, int64_t now_ns)
+refsrv_begin(struct refsrv *server, int64_t now_ns)
 {
 	scratch_free(server);
 	server->num_replies = 0;
 	advance(server, now_ns);
 	timers(server);
-	settle(server);
+	refsrv_settle(server);
 	standby_look(server);
 }
 
 static void
-end(struct refsrv *server, struct refsrv_out *ret_out)
+refsrv_end(struct refsrv *server, struct refsrv_out *ret_out)
 {
 	/* The last inventory that was waited for may have come, or its agent may be gone. */
 	rejoin_timers(server);
-	settle(server);
+	refsrv_settle(server);
 	node_drain_tick(server);
 	listing_tell_changes(server);
 	agent_flush_all(server);
@@ -437,7 +437,7 @@ change(struct refsrv *server, struct agent *agent, const struct ctl_request *req
  * end that one, and nobody would hear of a change any more.
  */
 static int
-watch(struct refsrv *server, struct agent *agent, const struct ctl_request *request,
+refsrv_watch(struct refsrv *server, struct agent *agent, const struct ctl_request *request,
 	struct ctl_reply *reply, struct th_err *err)
 {
 	if (request->request_no != 0 && request->answered_below <= request->request_no) {
@@ -470,7 +470,7 @@ question(struct refsrv *server, struct agent *agent, const struct ctl_request *r
 	case CTL_CONTENT:
 		return content_report(server, agent, &request->u.content, err);
 	case CTL_WATCH:
-		return watch(server, agent, request, reply, err);
+		return refsrv_watch(server, agent, request, reply, err);
 	case CTL_LIST:
 		return listing_request(server, agent, &request->u.list, &reply->u.list, err);
 	case CTL_RESOLVE:
@@ -556,7 +556,7 @@ asks_as_operator(const struct ctl_request *request)
 }
 
 static int
-handle(struct refsrv *server, const struct ctl_request *request, struct ctl_reply *reply,
+refsrv_handle(struct refsrv *server, const struct ctl_request *request, struct ctl_reply *reply,
 	struct th_err *err)
 {
 	struct agent *agent = agent_find(server, request->agent_inc);
@@ -630,42 +630,42 @@ refsrv_step(struct refsrv *server, int64_t now_ns, uint64_t token,
 	struct th_err err = {0};
 	int rc = 0;
 
-	begin(server, now_ns);
+	refsrv_begin(server, now_ns);
 	count(server, request->kind);
 	if (!is_held_poll(server, token, request, &rc, &err)) {
 		if (rc == 0)
-			rc = handle(server, request, &reply, &err);
+			rc = refsrv_handle(server, request, &reply, &err);
 		reply.code = rc;
 		if (rc != 0)
 			memcpy(reply.text, err.text, sizeof(reply.text));
 		reply.request_no = request->request_no;
 		*refsrv_reply(server, token, request->kind, request->request_no) = reply;
 	}
-	end(server, ret_out);
+	refsrv_end(server, ret_out);
 }
 
 void
 refsrv_tick(struct refsrv *server, int64_t now_ns, struct refsrv_out *ret_out)
 {
-	begin(server, now_ns);
-	end(server, ret_out);
+	refsrv_begin(server, now_ns);
+	refsrv_end(server, ret_out);
 }
 
 void
 refsrv_gone(struct refsrv *server, int64_t now_ns, uint64_t connection, struct refsrv_out *ret_out)
 {
-	begin(server, now_ns);
+	refsrv_begin(server, now_ns);
 	agent_connection_ended(server, connection);
-	end(server, ret_out);
+	refsrv_end(server, ret_out);
 }
 
 void
 refsrv_probed(struct refsrv *server, int64_t now_ns, uint32_t peer,
 	const struct ctl_hello_reply *reply, struct refsrv_out *ret_out)
 {
-	begin(server, now_ns);
+	refsrv_begin(server, now_ns);
 	standby_probed(server, peer, reply);
-	end(server, ret_out);
+	refsrv_end(server, ret_out);
 }
 
 void

@@ -14,7 +14,7 @@ before(const struct timer *a, const struct timer *b)
 }
 
 static void
-put(struct refsrv *server, struct timer *timer, uint32_t place)
+timer_put(struct refsrv *server, struct timer *timer, uint32_t place)
 {
 	server->timers[place - 1] = timer;
 	timer->place = place;
@@ -24,10 +24,10 @@ static void
 rise(struct refsrv *server, struct timer *timer, uint32_t place)
 {
 	while (place > 1 && before(timer, server->timers[place / 2 - 1])) {
-		put(server, server->timers[place / 2 - 1], place);
+		timer_put(server, server->timers[place / 2 - 1], place);
 		place /= 2;
 	}
-	put(server, timer, place);
+	timer_put(server, timer, place);
 }
 
 static void
@@ -39,10 +39,10 @@ sink(struct refsrv *server, struct timer *timer, uint32_t place)
 			child++;
 		if (!before(server->timers[child - 1], timer))
 			break;
-		put(server, server->timers[child - 1], place);
+		timer_put(server, server->timers[child - 1], place);
 		place = child;
 	}
-	put(server, timer, place);
+	timer_put(server, timer, place);
 }
 
 void

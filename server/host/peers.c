@@ -104,7 +104,7 @@ peers_probe(struct peers *peers, uint32_t which, const struct ctl_hello *hello)
 
 /* One line for each change, not for each probe. */
 static void
-tell(struct peer *peer, const struct peers_item *item, const char *reason)
+peers_tell(struct peer *peer, const struct peers_item *item, const char *reason)
 {
 	const struct ctl_hello_reply *reply = &item->reply, *old = &peer->reply;
 	bool same = peer->told && peer->answered == item->answered;
@@ -138,7 +138,7 @@ failed(struct peer *peer)
 }
 
 static void
-take(struct peer *peer, const struct net_client_item *item, struct peers_item *ret_item)
+peers_take(struct peer *peer, const struct net_client_item *item, struct peers_item *ret_item)
 {
 	struct convert_arena arena = {0};
 	struct ctl_reply reply;
@@ -158,7 +158,7 @@ take(struct peer *peer, const struct net_client_item *item, struct peers_item *r
 		ret_item->reply = reply.u.hello;
 		peer->dialed_ns = th_now_ns();
 	}
-	tell(peer, ret_item, err.text);
+	peers_tell(peer, ret_item, err.text);
 	convert_arena_free(&arena);
 	if (rc != 0)
 		failed(peer);
@@ -177,13 +177,13 @@ peers_next(struct peers *peers, struct peers_item *ret_item)
 		*ret_item = (struct peers_item){.peer = i};
 		if (peer->unsent > 0) {
 			peer->unsent--;
-			tell(peer, ret_item, "the question could not be sent");
+			peers_tell(peer, ret_item, "the question could not be sent");
 			return true;
 		}
 		while (net_client_next(peer->client, &item)) {
 			if (item.kind != NET_REPLY)
 				continue;
-			take(peer, &item, ret_item);
+			peers_take(peer, &item, ret_item);
 			return true;
 		}
 	}

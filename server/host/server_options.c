@@ -375,7 +375,7 @@ struct line { /* what the command line says; it wins, so it is applied last */
 };
 
 static void
-add(struct line *line, const char *key, const char *value)
+server_options_add(struct line *line, const char *key, const char *value)
 {
 	line->pairs = th_realloc(line->pairs, line->count + 1, sizeof(line->pairs[0]));
 	line->pairs[line->count++] = (struct pair){th_strdup(key), value};
@@ -409,19 +409,19 @@ on_option(int key, char *value, struct argp_state *state)
 		line->check_only = true;
 		return 0;
 	case OPTION_PEERS:
-		add(line, keys[KEY_PEERS], value);
+		server_options_add(line, keys[KEY_PEERS], value);
 		return 0;
 	case OPTION_CLUSTER:
-		add(line, keys[KEY_CLUSTER], value);
+		server_options_add(line, keys[KEY_CLUSTER], value);
 		return 0;
 	case OPTION_HTTP:
-		add(line, keys[KEY_HTTP], value);
+		server_options_add(line, keys[KEY_HTTP], value);
 		return 0;
 	case 'o':
 		equals = strchr(value, '=');
 		if (equals == NULL || equals == value)
 			argp_error(state, "-o %s: write KEY=VALUE", value);
-		add(line, value, equals + 1);
+		server_options_add(line, value, equals + 1);
 		line->pairs[line->count - 1].key[equals - value] = '\0';
 		return 0;
 	case ARGP_KEY_ARG:
@@ -482,7 +482,7 @@ check_peers(struct options *options, struct th_err *err)
 }
 
 static int
-check(struct options *options, struct th_err *err)
+server_options_check(struct options *options, struct th_err *err)
 {
 	if (options->core.dead_ns <= options->core.suspect_ns)
 		return th_fail(err, TH_E_INVALID, "lease.dead must be longer than lease.suspect");
@@ -510,7 +510,7 @@ options_parse(int argc, char **argv, struct th_err *err, struct options *ret_opt
 	if (rc == 0 && line.listen != NULL)
 		rc = set_listen(&options, line.listen, err);
 	if (rc == 0)
-		rc = check(&options, err);
+		rc = server_options_check(&options, err);
 	for (size_t i = 0; i < line.count; i++)
 		free(line.pairs[i].key);
 	free(line.pairs);

@@ -124,7 +124,8 @@ send_reply(struct service *service, uint64_t token, const struct ctl_reply *repl
 }
 
 static void
-refuse(struct service *service, const struct net_server_item *item, const struct th_err *why)
+service_refuse(
+	struct service *service, const struct net_server_item *item, const struct th_err *why)
 {
 	uint8_t *data;
 	size_t bytes;
@@ -206,7 +207,7 @@ renew(struct service *service)
 }
 
 static void
-take_out(struct service *service, const struct refsrv_out *out)
+service_take_out(struct service *service, const struct refsrv_out *out)
 {
 	service->core_ns = out->next_ns;
 	for (uint32_t i = 0; i < out->num_replies; i++)
@@ -243,7 +244,7 @@ on_closed(struct service *service, const struct net_server_item *item)
 	if (service->draining)
 		return;
 	refsrv_gone(service->core, th_now_ns(), item->peer.pipe, &out);
-	take_out(service, &out);
+	service_take_out(service, &out);
 }
 
 static void
@@ -256,17 +257,17 @@ on_request(struct service *service, int64_t now_ns, const struct net_server_item
 
 	if (service->draining) {
 		th_fail(&why, TH_E_NO_SERVER, "this server is shutting down");
-		refuse(service, item, &why);
+		service_refuse(service, item, &why);
 		return;
 	}
 	if (ctl_request_unpack(item->data, item->bytes, &arena, &why, &request) != 0) {
 		count_malformed(service, now_ns, &why);
-		refuse(service, item, &why);
+		service_refuse(service, item, &why);
 	} else {
 		TH_FP_OF(points_asked, request.kind);
 		request.connection = item->peer.pipe;
 		refsrv_step(service->core, now_ns, item->token, &request, &out);
-		take_out(service, &out);
+		service_take_out(service, &out);
 		TH_FP_OF(points_answered, request.kind);
 	}
 	convert_arena_free(&arena);
@@ -293,7 +294,7 @@ on_net(struct service *service)
 
 /* Who has a list of servers must be in it, or it does not know whom it stands by for. */
 static void
-tell_lost(struct service *service, int64_t now_ns)
+service_tell_lost(struct service *service, int64_t now_ns)
 {
 	const struct refsrv_standing *standing = refsrv_standing(service->core);
 
@@ -318,8 +319,8 @@ on_peers(struct service *service)
 			continue;
 		refsrv_probed(service->core, th_now_ns(), item.peer,
 			item.answered ? &item.reply : NULL, &out);
-		take_out(service, &out);
-		tell_lost(service, th_now_ns());
+		service_take_out(service, &out);
+		service_tell_lost(service, th_now_ns());
 	}
 }
 
@@ -337,7 +338,7 @@ on_time(struct service *service, int64_t now_ns)
 		service->files_ns = now_ns + FILES_NS;
 	}
 	refsrv_tick(service->core, now_ns, &out);
-	take_out(service, &out);
+	service_take_out(service, &out);
 }
 
 static void
@@ -392,7 +393,7 @@ service_run(struct service *service)
 /* ---- start -------------------------------------------------------------------------------- */
 
 static int
-watch(struct service *service, struct loop_source *source, int fd, struct th_err *err)
+service_watch(struct service *service, struct loop_source *source, int fd, struct th_err *err)
 {
 	int rc = loop_add(&service->loop, source, fd, EPOLLIN, on_wake, NULL);
 
@@ -430,7 +431,8 @@ make_peers(struct service *service, const struct options *options, struct th_err
 	service->config.num_peers = options->num_peers;
 	service->config.peers = service->names;
 	rc = peers_new(options, err, &service->peers);
-	return rc == 0 ? watch(service, &service->answers, peers_fd(service->peers), err) : rc;
+	return rc == 0 ? service_watch(service, &service->answers, peers_fd(service->peers), err)
+		       : rc;
 }
 
 /* A failure ends the process: nothing is undone. */
@@ -451,7 +453,7 @@ service_new(const struct options *options, struct th_err *err, struct service **
 	if (rc == 0)
 		rc = listen_all(&service, options, err);
 	if (rc == 0)
-		rc = watch(&service, &service.requests, net_server_fd(service.net), err);
+		rc = service_watch(&service, &service.requests, net_server_fd(service.net), err);
 	if (rc == 0)
 		rc = make_peers(&service, options, err);
 	if (rc == 0)

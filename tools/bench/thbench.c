@@ -70,7 +70,7 @@ say_list(const char *format, va_list arguments)
 }
 
 __attribute__((format(printf, 1, 2))) static void
-say(const char *format, ...)
+thbench_say(const char *format, ...)
 {
 	va_list arguments;
 
@@ -143,7 +143,7 @@ take_size(struct argp_state *state, const char *option, const char *text, uint64
 }
 
 static void
-take_number(struct argp_state *state, const char *option, const char *text, uint32_t most,
+thbench_take_number(struct argp_state *state, const char *option, const char *text, uint32_t most,
 	uint32_t *ret_number)
 {
 	char *end;
@@ -190,13 +190,14 @@ parse(int key, char *text, struct argp_state *state)
 		take_size(state, "block", text, 4096, BLOCK_MAX, &options->block);
 		return 0;
 	case KEY_ROUNDS:
-		take_number(state, "rounds", text, ROUNDS_MAX, &options->rounds);
+		thbench_take_number(state, "rounds", text, ROUNDS_MAX, &options->rounds);
 		return 0;
 	case KEY_CONNECTIONS:
-		take_number(state, "connections", text, RAW_CONNECTIONS_MAX, &options->connections);
+		thbench_take_number(
+			state, "connections", text, RAW_CONNECTIONS_MAX, &options->connections);
 		return 0;
 	case KEY_THREADS:
-		take_number(state, "threads", text, THREADS_MAX, &options->threads);
+		thbench_take_number(state, "threads", text, THREADS_MAX, &options->threads);
 		return 0;
 	case KEY_CURVE:
 		options->curve = true;
@@ -205,7 +206,7 @@ parse(int key, char *text, struct argp_state *state)
 		options->shapes = true;
 		return 0;
 	case KEY_READERS:
-		take_number(state, "readers", text, BENCH_READERS_MAX, &options->readers);
+		thbench_take_number(state, "readers", text, BENCH_READERS_MAX, &options->readers);
 		return 0;
 	case KEY_LINK:
 		take_size(
@@ -279,7 +280,7 @@ count_cpus(void)
 }
 
 static void
-print(struct bench *bench)
+thbench_print(struct bench *bench)
 {
 	double load[3] = {0};
 	char text[64];
@@ -304,15 +305,16 @@ run_verbs(struct bench *bench, const struct command_line *line)
 		struct th_err err = {0};
 		int rc = line->verbs[i]->run(bench, &err);
 		if (rc < 0) {
-			say("%s: %s", line->verbs[i]->name, *err.text ? err.text : th_strerror(rc));
+			thbench_say("%s: %s", line->verbs[i]->name,
+				*err.text ? err.text : th_strerror(rc));
 			status = 1;
 		}
 	}
 	/* What was measured before a failure is worth being seen. */
 	if (bench->report.num_sections > 0)
-		print(bench);
+		thbench_print(bench);
 	if (fflush(stdout) != 0 || ferror(stdout)) {
-		say("cannot write the output: %s", strerror(errno));
+		thbench_say("cannot write the output: %s", strerror(errno));
 		status = 1;
 	}
 	return status;
@@ -337,7 +339,7 @@ main(int argc, char **argv)
 		bench.options.threads = bench.cpus;
 	int rc = stop_begin(&bench.stop, NULL);
 	if (rc < 0) {
-		say("signals: %s", th_strerror(rc));
+		thbench_say("signals: %s", th_strerror(rc));
 		return 1;
 	}
 	stop_patient(&bench.stop);

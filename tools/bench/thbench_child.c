@@ -23,7 +23,8 @@
 #define TEXT_MAX (4u << 20)
 #define ARGUMENTS_MAX 40u
 
-static void __attribute__((noreturn)) become(const char *const *argv, int in, int out, int log)
+static void __attribute__((noreturn))
+thbench_child_become(const char *const *argv, int in, int out, int log)
 {
 	char *arguments[ARGUMENTS_MAX] = {NULL};
 	int null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -57,7 +58,7 @@ child_start(struct child *child, const char *const *argv, int log)
 	}
 	pid_t pid = fork();
 	if (pid == 0)
-		become(argv, in[1], out[1], log);
+		thbench_child_become(argv, in[1], out[1], log);
 	int rc = pid < 0 ? -errno : 0;
 	th_fd_close(&in[1]);
 	th_fd_close(&out[1]);

@@ -66,7 +66,8 @@ add_member(struct control *control, struct worker *worker, const char *name, uin
 }
 
 static int
-start(struct control *control, uint32_t num_readers, uint64_t bytes, struct th_err *err)
+thbench_control_start(
+	struct control *control, uint32_t num_readers, uint64_t bytes, struct th_err *err)
 {
 	char name[32];
 
@@ -117,7 +118,7 @@ taken_ms(const struct answer *answer)
 }
 
 static int
-one_round(struct control *control, struct section *section, struct th_err *err)
+thbench_control_one_round(struct control *control, struct section *section, struct th_err *err)
 {
 	struct worker *publisher = &control->publisher, *reader = &control->readers[0];
 	struct answer answers[FIGURES];
@@ -145,7 +146,7 @@ measure_calls(struct bench *bench, uint32_t rounds, struct th_err *err)
 	struct control control = {.bench = bench};
 	char key[48], title[96];
 
-	int rc = start(&control, 1, SMALL_BYTES, err);
+	int rc = thbench_control_start(&control, 1, SMALL_BYTES, err);
 	if (rc == 0) {
 		struct section *section = report_section(&bench->report, "control",
 			"calls that move little or nothing, two agents and the server here");
@@ -161,7 +162,7 @@ measure_calls(struct bench *bench, uint32_t rounds, struct th_err *err)
 			section_ratio(section, key, title, i, goal, GOAL_AT_MOST, 1.0);
 		}
 		for (uint32_t round = 0; round < rounds && rc == 0; round++)
-			rc = one_round(&control, section, err);
+			rc = thbench_control_one_round(&control, section, err);
 	}
 	stop(&control);
 	return rc;
@@ -234,7 +235,7 @@ measure_drain(
 	bench_progress(bench, "unpublish with %u under way", readers);
 	int rc = bench_need_memory(bench, (readers + 1) * bytes, "this", err);
 	if (rc == 0)
-		rc = start(&control, readers, bytes, err);
+		rc = thbench_control_start(&control, readers, bytes, err);
 	if (rc == 0) {
 		struct section *section = report_section(&bench->report, "control",
 			"unpublish with %u readers of %s under way", readers,
@@ -253,7 +254,7 @@ measure_drain(
 }
 
 static int
-run(struct bench *bench, struct th_err *err)
+thbench_control_run(struct bench *bench, struct th_err *err)
 {
 	const struct bench_options *options = &bench->options;
 	uint64_t bytes = options->bytes > 0 ? options->bytes : LARGE_BYTES;
@@ -270,5 +271,5 @@ run(struct bench *bench, struct th_err *err)
 const struct bench_verb bench_control = {
 	.name = "control",
 	.summary = "calls that move little or nothing, and unpublish under readers",
-	.run = run,
+	.run = thbench_control_run,
 };

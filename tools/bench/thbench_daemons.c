@@ -79,7 +79,7 @@ drop_settings(void)
 }
 
 static void __attribute__((noreturn))
-become(const char *path, const char *const *argv, pid_t netns, int out, int log)
+thbench_daemons_become(const char *path, const char *const *argv, pid_t netns, int out, int log)
 {
 	const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	char *arguments[ARGUMENTS_MAX] = {NULL};
@@ -181,9 +181,9 @@ wait_ready(struct bench *bench, const struct field *field, const char *name, int
 }
 
 static int
-start(struct bench *bench, struct field *field, const char *program, const char *const *argv,
-	pid_t netns, struct bench_daemon *ret_daemon, char *ret_line, size_t bytes,
-	struct th_err *err)
+thbench_daemons_start(struct bench *bench, struct field *field, const char *program,
+	const char *const *argv, pid_t netns, struct bench_daemon *ret_daemon, char *ret_line,
+	size_t bytes, struct th_err *err)
 {
 	char path[320], log_path[256];
 	int out[2];
@@ -202,7 +202,7 @@ start(struct bench *bench, struct field *field, const char *program, const char 
 	}
 	pid_t pid = fork();
 	if (pid == 0)
-		become(path, argv, netns, out[1], log);
+		thbench_daemons_become(path, argv, netns, out[1], log);
 	rc = pid < 0 ? -errno : 0;
 	th_fd_close(&out[1]);
 	th_fd_close(&log);
@@ -240,7 +240,7 @@ field_start(struct bench *bench, struct field *field, const struct place *place,
 	}
 	struct bench_daemon *server = &field->daemons[field->num_daemons++];
 	snprintf(server->name, sizeof(server->name), "server");
-	int rc = start(
+	int rc = thbench_daemons_start(
 		bench, field, "thserverd", argv, place->netns, server, line, sizeof(line), err);
 	if (rc < 0) {
 		field_stop(field);
@@ -277,8 +277,8 @@ field_agent(struct bench *bench, struct field *field, const char *name, const ch
 	for (uint32_t i = 0; options && options[i] && used + 1 < ARGUMENTS_MAX; i++)
 		argv[used++] = options[i];
 	field->num_daemons++;
-	int rc =
-		start(bench, field, "thagentd", argv, place->netns, agent, line, sizeof(line), err);
+	int rc = thbench_daemons_start(
+		bench, field, "thagentd", argv, place->netns, agent, line, sizeof(line), err);
 	if (rc < 0)
 		return rc;
 	take_word(line, "data", agent->data, sizeof(agent->data));

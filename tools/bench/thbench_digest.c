@@ -113,8 +113,8 @@ struct place {
 };
 
 static int
-measure(struct bench *bench, struct section *section, const uint8_t *data, uint64_t bytes,
-	const struct place *place, uint32_t rounds, struct th_err *err)
+thbench_digest_measure(struct bench *bench, struct section *section, const uint8_t *data,
+	uint64_t bytes, const struct place *place, uint32_t rounds, struct th_err *err)
 {
 	uint32_t series[KERNELS];
 	bool has_dispatch = XXH3_64bits_dispatch != NULL;
@@ -149,7 +149,7 @@ measure(struct bench *bench, struct section *section, const uint8_t *data, uint6
 }
 
 static int
-run(struct bench *bench, struct th_err *err)
+thbench_digest_run(struct bench *bench, struct th_err *err)
 {
 	const struct bench_options *options = &bench->options;
 	uint64_t bytes = options->bytes > 0 ? options->bytes : DIGEST_BYTES;
@@ -178,7 +178,7 @@ run(struct bench *bench, struct th_err *err)
 		section_fact_text(section, "loads", "loads of reading only", copy_width());
 		if (XXH3_64bits_dispatch == NULL)
 			section_note(section, "this libxxhash has no dispatching symbols");
-		rc = measure(bench, section, data, bytes, &places[i], rounds, err);
+		rc = thbench_digest_measure(bench, section, data, bytes, &places[i], rounds, err);
 	}
 	munmap(data, bytes);
 	return rc;
@@ -187,5 +187,5 @@ run(struct bench *bench, struct th_err *err)
 const struct bench_verb bench_digest = {
 	.name = "digest",
 	.summary = "digests of chunks, against reading memory",
-	.run = run,
+	.run = thbench_digest_run,
 };

@@ -55,8 +55,8 @@ duo_stop(struct duo *duo)
 }
 
 static int
-join(struct bench *bench, struct worker *worker, const struct command *like, const char *replica,
-	const struct bench_daemon *agent, struct th_err *err)
+thbench_duo_join(struct bench *bench, struct worker *worker, const struct command *like,
+	const char *replica, const struct bench_daemon *agent, struct th_err *err)
 {
 	struct command command = *like;
 
@@ -78,9 +78,9 @@ duo_publish(struct bench *bench, struct duo *duo, uint32_t slot, const char *mod
 		.tiny = shape->tiny};
 
 	snprintf(command.model, sizeof(command.model), "%s", model);
-	int rc = join(bench, &duo->source, &command, "publisher", from, err);
+	int rc = thbench_duo_join(bench, &duo->source, &command, "publisher", from, err);
 	if (rc == 0)
-		rc = join(bench, &duo->reader, &command, "reader", to, err);
+		rc = thbench_duo_join(bench, &duo->reader, &command, "reader", to, err);
 	if (rc == 0)
 		rc = worker_call(bench, &duo->source, &publish, NULL, err);
 	return rc;
@@ -162,8 +162,8 @@ run_copy(struct bench *bench, struct duo *duo, const struct way *way, uint64_t b
 
 /* Once; GB/s. The reader's memory is other than the source's before. */
 static int
-run(struct bench *bench, struct duo *duo, const struct way *way, uint64_t bytes, double *ret_rate,
-	struct th_err *err)
+thbench_duo_run(struct bench *bench, struct duo *duo, const struct way *way, uint64_t bytes,
+	double *ret_rate, struct th_err *err)
 {
 	const struct command mess = {.command = WORKER_MESS, .bytes = bytes};
 	int64_t ns = 0;
@@ -196,7 +196,7 @@ duo_warm(struct bench *bench, struct duo *duo, const struct way *way, uint64_t b
 	struct answer sent, received;
 	double rate;
 
-	int rc = run(bench, duo, way, bytes, &rate, err);
+	int rc = thbench_duo_run(bench, duo, way, bytes, &rate, err);
 	if (rc == 0)
 		rc = worker_call(bench, &duo->source, &sum, &sent, err);
 	if (rc == 0)
@@ -214,7 +214,7 @@ duo_round(struct bench *bench, struct duo *duo, struct section *section, const s
 
 	for (uint32_t i = 0; i < count; i++) {
 		const struct way *way = &ways[round % 2 == 0 ? i : count - 1 - i];
-		int rc = run(bench, duo, way, bytes, &rate, err);
+		int rc = thbench_duo_run(bench, duo, way, bytes, &rate, err);
 		if (rc < 0)
 			return rc;
 		section_add(section, way->series, rate);

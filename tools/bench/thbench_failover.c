@@ -61,8 +61,8 @@ under_way(struct crowd *crowd, uint64_t bytes, struct th_err *err)
 }
 
 static int
-one_round(struct crowd *crowd, struct section *section, uint32_t moment, uint32_t moments,
-	double single_s, struct th_err *err)
+thbench_failover_one_round(struct crowd *crowd, struct section *section, uint32_t moment,
+	uint32_t moments, double single_s, struct th_err *err)
 {
 	double share = ((double)moment + 0.5) / moments;
 	struct answer answer;
@@ -98,7 +98,7 @@ one_round(struct crowd *crowd, struct section *section, uint32_t moment, uint32_
 }
 
 static int
-measure(struct crowd *crowd, uint64_t link, uint32_t moments, struct th_err *err)
+thbench_failover_measure(struct crowd *crowd, uint64_t link, uint32_t moments, struct th_err *err)
 {
 	char size[TH_UNITS_BYTES];
 	double unmeasured, single_s;
@@ -123,12 +123,12 @@ measure(struct crowd *crowd, uint64_t link, uint32_t moments, struct th_err *err
 	section_ratio(section, "after_to_allowed", "the time to what is allowed", AFTER, ALLOWED,
 		GOAL_AT_MOST, 1.0);
 	for (uint32_t moment = 0; moment < moments && rc == 0; moment++)
-		rc = one_round(crowd, section, moment, moments, single_s, err);
+		rc = thbench_failover_one_round(crowd, section, moment, moments, single_s, err);
 	return rc;
 }
 
 static int
-run(struct bench *bench, struct th_err *err)
+thbench_failover_run(struct bench *bench, struct th_err *err)
 {
 	const struct bench_options *options = &bench->options;
 	struct crowd *crowd = th_calloc(1, sizeof(*crowd));
@@ -143,7 +143,7 @@ run(struct bench *bench, struct th_err *err)
 		rc = crowd_start(bench, crowd, options->bytes > 0 ? options->bytes : FAILOVER_BYTES,
 			READERS + 1, link, err);
 	if (rc == 0)
-		rc = measure(crowd, link, moments, err);
+		rc = thbench_failover_measure(crowd, link, moments, err);
 	crowd_stop(crowd);
 	free(crowd);
 	return rc;
@@ -152,5 +152,5 @@ run(struct bench *bench, struct th_err *err)
 const struct bench_verb bench_failover = {
 	.name = "failover",
 	.summary = "a reader whose source is killed, against the time of the missing bytes",
-	.run = run,
+	.run = thbench_failover_run,
 };

@@ -52,7 +52,8 @@ together(struct crowd *crowd, uint32_t count, double *ret_seconds, struct th_err
 }
 
 static int
-one_round(struct crowd *crowd, struct section *section, uint32_t readers, struct th_err *err)
+thbench_fanout_one_round(
+	struct crowd *crowd, struct section *section, uint32_t readers, struct th_err *err)
 {
 	double chunks = (double)((crowd->bytes + CHUNK_BYTES - 1) / CHUNK_BYTES), single, last;
 
@@ -76,7 +77,8 @@ one_round(struct crowd *crowd, struct section *section, uint32_t readers, struct
 }
 
 static void
-describe(struct crowd *crowd, struct section *section, uint32_t readers, uint64_t link)
+thbench_fanout_describe(
+	struct crowd *crowd, struct section *section, uint32_t readers, uint64_t link)
 {
 	bool limited = crowd->hosts.count > 0;
 
@@ -96,7 +98,7 @@ describe(struct crowd *crowd, struct section *section, uint32_t readers, uint64_
 }
 
 static int
-run(struct bench *bench, struct th_err *err)
+thbench_fanout_run(struct bench *bench, struct th_err *err)
 {
 	const struct bench_options *options = &bench->options;
 	struct crowd *crowd = th_calloc(1, sizeof(*crowd));
@@ -115,10 +117,10 @@ run(struct bench *bench, struct th_err *err)
 	if (rc == 0) {
 		struct section *section = report_section(&bench->report, "fanout",
 			"%s to %u readers at once", th_print_size_short(bytes, size), readers);
-		describe(crowd, section, readers, link);
+		thbench_fanout_describe(crowd, section, readers, link);
 		rc = together(crowd, 1, &unmeasured, err);
 		for (uint32_t round = 0; round < rounds && rc == 0; round++)
-			rc = one_round(crowd, section, readers, err);
+			rc = thbench_fanout_one_round(crowd, section, readers, err);
 	}
 	crowd_stop(crowd);
 	free(crowd);
@@ -128,5 +130,5 @@ run(struct bench *bench, struct th_err *err)
 const struct bench_verb bench_fanout = {
 	.name = "fanout",
 	.summary = "several readers at once over limited links, against a chain without loss",
-	.run = run,
+	.run = thbench_fanout_run,
 };

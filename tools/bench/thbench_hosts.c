@@ -71,7 +71,7 @@ new_namespace(void)
 }
 
 static void
-drop(struct place *place)
+thbench_hosts_drop(struct place *place)
 {
 	if (place->netns > 0) {
 		kill(place->netns, SIGKILL);
@@ -202,8 +202,8 @@ void
 hosts_stop(struct hosts *hosts)
 {
 	for (uint32_t i = 0; i < HOSTS_MAX; i++)
-		drop(&hosts->places[i]);
-	drop(&hosts->at_switch);
+		thbench_hosts_drop(&hosts->places[i]);
+	thbench_hosts_drop(&hosts->at_switch);
 	hosts->count = 0;
 }
 

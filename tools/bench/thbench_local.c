@@ -16,7 +16,8 @@ enum slot { /* of handles */
 };
 
 static int
-prepare(struct bench *bench, struct duo *duo, const struct shape *shape, struct th_err *err)
+thbench_local_prepare(
+	struct bench *bench, struct duo *duo, const struct shape *shape, struct th_err *err)
 {
 	const char *const plain[] = {"--verify", "off", NULL};
 	const struct bench_daemon *agent;
@@ -38,7 +39,8 @@ prepare(struct bench *bench, struct duo *duo, const struct shape *shape, struct 
 }
 
 static void
-describe(struct bench *bench, struct section *section, const struct shape *shape, struct way *ways)
+thbench_local_describe(
+	struct bench *bench, struct section *section, const struct shape *shape, struct way *ways)
 {
 	section_fact(section, "bytes", "bytes of a shard", (double)shape->bytes, "B");
 	section_fact(
@@ -64,7 +66,7 @@ describe(struct bench *bench, struct section *section, const struct shape *shape
 }
 
 static int
-run(struct bench *bench, struct th_err *err)
+thbench_local_run(struct bench *bench, struct th_err *err)
 {
 	const struct bench_options *options = &bench->options;
 	struct duo duo;
@@ -75,12 +77,12 @@ run(struct bench *bench, struct th_err *err)
 
 	int rc = duo_start(bench, &duo, shape.bytes, err);
 	if (rc == 0)
-		rc = prepare(bench, &duo, &shape, err);
+		rc = thbench_local_prepare(bench, &duo, &shape, err);
 	if (rc == 0) {
 		struct section *section = report_section(&bench->report, "local",
 			"%s from one worker to another of the same agent",
 			th_print_size_short(shape.bytes, size));
-		describe(bench, section, &shape, ways);
+		thbench_local_describe(bench, section, &shape, ways);
 		for (uint32_t i = 0; i < WAYS && rc == 0; i++)
 			rc = duo_warm(bench, &duo, &ways[i], shape.bytes, err);
 		if (rc == 0)
@@ -94,5 +96,5 @@ run(struct bench *bench, struct th_err *err)
 const struct bench_verb bench_local = {
 	.name = "local",
 	.summary = "a shard between two workers of one agent, against copies of memory",
-	.run = run,
+	.run = thbench_local_run,
 };

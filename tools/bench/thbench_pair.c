@@ -82,7 +82,7 @@ publish(struct pair *pair, const char *model, const struct shape *shape, struct 
 }
 
 static int
-forget(struct pair *pair, struct th_err *err)
+thbench_pair_forget(struct pair *pair, struct th_err *err)
 {
 	int rc = duo_forget(pair->bench, &pair->duo, SLOT_PLAIN, err);
 
@@ -96,8 +96,8 @@ forget(struct pair *pair, struct th_err *err)
 
 /* judged: the goals are those of large shards. */
 static void
-describe(struct pair *pair, struct section *section, const struct shape *shape, struct way *ways,
-	bool judged)
+thbench_pair_describe(struct pair *pair, struct section *section, const struct shape *shape,
+	struct way *ways, bool judged)
 {
 	enum goal goal = judged ? GOAL_AT_LEAST : GOAL_NONE;
 	const struct bench_options *options = &pair->bench->options;
@@ -206,7 +206,7 @@ measure_main(struct pair *pair, const struct shape *shape, uint32_t rounds, stru
 	struct section *section = report_section(&bench->report, "pair",
 		"%s from one agent to another over TCP, both on this machine",
 		th_print_size_short(shape->bytes, size));
-	describe(pair, section, shape, ways, true);
+	thbench_pair_describe(pair, section, shape, ways, true);
 	uint32_t used = section_series(
 		section, "agent_memory", "memory of an agent's own, the largest", "MiB");
 	uint32_t allowed = section_series(
@@ -223,7 +223,7 @@ measure_main(struct pair *pair, const struct shape *shape, uint32_t rounds, stru
 	if (rc == 0)
 		add_iperf(section, &iperf);
 	samples_free(&iperf);
-	return rc < 0 ? rc : forget(pair, err);
+	return rc < 0 ? rc : thbench_pair_forget(pair, err);
 }
 
 /* ---- by size and by shape ------------------------------------------------------------------- */
@@ -239,12 +239,12 @@ measure_shape(struct pair *pair, const char *title, const char *model, const str
 	if (rc < 0)
 		return rc;
 	struct section *section = report_section(&bench->report, "pair", "%s", title);
-	describe(pair, section, shape, ways, false);
+	thbench_pair_describe(pair, section, shape, ways, false);
 	bench_progress(bench, "%s", title);
 	rc = warm_all(pair, ways, shape->bytes, err);
 	if (rc == 0)
 		rc = duo_measure(bench, &pair->duo, section, ways, WAYS, shape->bytes, rounds, err);
-	return rc < 0 ? rc : forget(pair, err);
+	return rc < 0 ? rc : thbench_pair_forget(pair, err);
 }
 
 static int
@@ -311,7 +311,7 @@ choose_bytes(const struct bench *bench, uint64_t main_bytes)
 }
 
 static int
-run(struct bench *bench, struct th_err *err)
+thbench_pair_run(struct bench *bench, struct th_err *err)
 {
 	const struct bench_options *options = &bench->options;
 	struct pair pair = {.bench = bench};
@@ -335,5 +335,5 @@ run(struct bench *bench, struct th_err *err)
 const struct bench_verb bench_pair = {
 	.name = "pair",
 	.summary = "a shard from one agent to another over TCP, against raw copies",
-	.run = run,
+	.run = thbench_pair_run,
 };

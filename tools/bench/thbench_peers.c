@@ -90,8 +90,8 @@ find_script(const struct bench *bench, const char *name, char *ret_path, size_t 
 /* ---- one script ------------------------------------------------------------------------------ */
 
 static int
-launch(struct bench *bench, const struct peer *peer, uint64_t bytes, int log, struct child *child,
-	struct th_err *err)
+thbench_peers_launch(struct bench *bench, const struct peer *peer, uint64_t bytes, int log,
+	struct child *child, struct th_err *err)
 {
 	char script[512], bytes_text[32], piece_text[32], setting[64];
 	const char *python = bench->options.python ? bench->options.python : "python3";
@@ -222,7 +222,7 @@ contend(struct contest *contest, const struct peer *peer, struct th_err *err)
 	if (log < 0)
 		return th_fail(err, -errno, "%s: %s", log_path, strerror(errno));
 	bench_progress(bench, "%s starts", peer->title);
-	int rc = launch(bench, peer, contest->bytes, log, &child, err);
+	int rc = thbench_peers_launch(bench, peer, contest->bytes, log, &child, err);
 	json_t *ready = rc == 0 ? hear(bench, &child, READY_NS) : NULL;
 	const char *version = json_string_value(json_object_get(ready, "version"));
 	if (rc == 0)
@@ -246,7 +246,7 @@ contend(struct contest *contest, const struct peer *peer, struct th_err *err)
 }
 
 static int
-prepare(struct contest *contest, struct th_err *err)
+thbench_peers_prepare(struct contest *contest, struct th_err *err)
 {
 	struct bench *bench = contest->bench;
 	struct duo *duo = &contest->duo;
@@ -280,7 +280,7 @@ prepare(struct contest *contest, struct th_err *err)
 }
 
 static int
-run(struct bench *bench, struct th_err *err)
+thbench_peers_run(struct bench *bench, struct th_err *err)
 {
 	const struct bench_options *options = &bench->options;
 	struct contest contest = {.bench = bench,
@@ -289,7 +289,7 @@ run(struct bench *bench, struct th_err *err)
 
 	int rc = duo_start(bench, &contest.duo, contest.bytes, err);
 	if (rc == 0)
-		rc = prepare(&contest, err);
+		rc = thbench_peers_prepare(&contest, err);
 	for (uint32_t i = 0; i < TH_ARRAY_LEN(peers) && rc == 0; i++) {
 		if (wanted(bench, peers[i].key))
 			rc = contend(&contest, &peers[i], err);
@@ -301,5 +301,5 @@ run(struct bench *bench, struct th_err *err)
 const struct bench_verb bench_peers = {
 	.name = "peers",
 	.summary = "the same bytes by what people use instead, where it is installed",
-	.run = run,
+	.run = thbench_peers_run,
 };

@@ -115,7 +115,7 @@ struct pump {
 };
 
 static ssize_t
-move(const struct pump *pump, size_t bytes)
+thbench_raw_move(const struct pump *pump, size_t bytes)
 {
 	off_t offset = (off_t)pump->at;
 
@@ -136,7 +136,8 @@ pump_main(void *arg)
 	struct pump *pump = arg;
 
 	while (pump->at < pump->end && pump->rc == 0) {
-		ssize_t moved = move(pump, th_min_u64(pump->block, pump->end - pump->at));
+		ssize_t moved =
+			thbench_raw_move(pump, th_min_u64(pump->block, pump->end - pump->at));
 		if (moved > 0)
 			pump->at += (uint64_t)moved;
 		else if (moved == 0)

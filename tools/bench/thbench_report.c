@@ -21,7 +21,7 @@
 /* ---- filling -------------------------------------------------------------------------------- */
 
 static char *
-print(const char *format, va_list arguments)
+thbench_report_print(const char *format, va_list arguments)
 {
 	char *text;
 	int rc = vasprintf(&text, format, arguments);
@@ -61,7 +61,7 @@ report_section(struct report *report, const char *verb, const char *format, ...)
 
 	section->verb = verb;
 	va_start(arguments, format);
-	section->title = print(format, arguments);
+	section->title = thbench_report_print(format, arguments);
 	va_end(arguments);
 	report->sections = th_realloc(
 		report->sections, (size_t)report->num_sections + 1, sizeof(report->sections[0]));
@@ -143,7 +143,7 @@ section_note(struct section *section, const char *format, ...)
 	section->notes = th_realloc(
 		section->notes, (size_t)section->num_notes + 1, sizeof(section->notes[0]));
 	va_start(arguments, format);
-	char *text = print(format, arguments);
+	char *text = thbench_report_print(format, arguments);
 	va_end(arguments);
 	section->notes[section->num_notes++] = output_harmless(text);
 	free(text);
@@ -268,13 +268,13 @@ report_print_table(const struct report *report, FILE *to)
 
 /* Only memory can be missing here: keys are our own. */
 static void
-put(json_t *object, const char *key, json_t *value)
+thbench_report_put(json_t *object, const char *key, json_t *value)
 {
 	TH_ASSERT(json_object_set_new(object, key, value) == 0);
 }
 
 static void
-append(json_t *list, json_t *value)
+thbench_report_append(json_t *list, json_t *value)
 {
 	TH_ASSERT(json_array_append_new(list, value) == 0);
 }
@@ -295,7 +295,7 @@ facts_to_json(const struct fact *facts, uint32_t count)
 	json_t *object = json_object();
 
 	for (uint32_t i = 0; i < count; i++)
-		put(object, facts[i].key,
+		thbench_report_put(object, facts[i].key,
 			facts[i].text ? json_string(facts[i].text) : json_number(facts[i].number));
 	return object;
 }
@@ -306,14 +306,14 @@ series_to_json(const struct series *series)
 	json_t *object = json_object(), *samples = json_array();
 
 	for (uint32_t i = 0; i < series->samples.count; i++)
-		append(samples, json_real(series->samples.values[i]));
-	put(object, "title", json_string(series->title));
-	put(object, "unit", json_string(series->unit));
-	put(object, "median", json_real(samples_median(&series->samples)));
-	put(object, "min", json_real(samples_min(&series->samples)));
-	put(object, "max", json_real(samples_max(&series->samples)));
-	put(object, "p99", json_real(samples_quantile(&series->samples, 0.99)));
-	put(object, "samples", samples);
+		thbench_report_append(samples, json_real(series->samples.values[i]));
+	thbench_report_put(object, "title", json_string(series->title));
+	thbench_report_put(object, "unit", json_string(series->unit));
+	thbench_report_put(object, "median", json_real(samples_median(&series->samples)));
+	thbench_report_put(object, "min", json_real(samples_min(&series->samples)));
+	thbench_report_put(object, "max", json_real(samples_max(&series->samples)));
+	thbench_report_put(object, "p99", json_real(samples_quantile(&series->samples, 0.99)));
+	thbench_report_put(object, "samples", samples);
 	return object;
 }
 
@@ -324,15 +324,16 @@ ratio_to_json(const struct section *section, const struct ratio *ratio)
 		&section->series[ratio->of].samples, &section->series[ratio->to].samples);
 	json_t *object = json_object();
 
-	put(object, "title", json_string(ratio->title));
-	put(object, "of", json_string(section->series[ratio->of].key));
-	put(object, "to", json_string(section->series[ratio->to].key));
-	put(object, "ratio", json_real(range.ratio));
-	put(object, "min", json_real(range.min));
-	put(object, "max", json_real(range.max));
-	put(object, "at_least",
+	thbench_report_put(object, "title", json_string(ratio->title));
+	thbench_report_put(object, "of", json_string(section->series[ratio->of].key));
+	thbench_report_put(object, "to", json_string(section->series[ratio->to].key));
+	thbench_report_put(object, "ratio", json_real(range.ratio));
+	thbench_report_put(object, "min", json_real(range.min));
+	thbench_report_put(object, "max", json_real(range.max));
+	thbench_report_put(object, "at_least",
 		ratio->goal == GOAL_AT_LEAST ? json_real(ratio->bound) : json_null());
-	put(object, "at_most", ratio->goal == GOAL_AT_MOST ? json_real(ratio->bound) : json_null());
+	thbench_report_put(object, "at_most",
+		ratio->goal == GOAL_AT_MOST ? json_real(ratio->bound) : json_null());
 	return object;
 }
 
@@ -343,17 +344,19 @@ section_to_json(const struct section *section)
 	json_t *notes = json_array();
 
 	for (uint32_t i = 0; i < section->num_series; i++)
-		put(series, section->series[i].key, series_to_json(&section->series[i]));
+		thbench_report_put(
+			series, section->series[i].key, series_to_json(&section->series[i]));
 	for (uint32_t i = 0; i < section->num_ratios; i++)
-		put(ratios, section->ratios[i].key, ratio_to_json(section, &section->ratios[i]));
+		thbench_report_put(ratios, section->ratios[i].key,
+			ratio_to_json(section, &section->ratios[i]));
 	for (uint32_t i = 0; i < section->num_notes; i++)
-		append(notes, json_string(section->notes[i]));
-	put(object, "verb", json_string(section->verb));
-	put(object, "title", json_string(section->title));
-	put(object, "facts", facts_to_json(section->facts, section->num_facts));
-	put(object, "series", series);
-	put(object, "ratios", ratios);
-	put(object, "notes", notes);
+		thbench_report_append(notes, json_string(section->notes[i]));
+	thbench_report_put(object, "verb", json_string(section->verb));
+	thbench_report_put(object, "title", json_string(section->title));
+	thbench_report_put(object, "facts", facts_to_json(section->facts, section->num_facts));
+	thbench_report_put(object, "series", series);
+	thbench_report_put(object, "ratios", ratios);
+	thbench_report_put(object, "notes", notes);
 	return object;
 }
 
@@ -363,10 +366,10 @@ report_print_json(const struct report *report, FILE *to)
 	json_t *root = json_object(), *results = json_array();
 
 	for (uint32_t i = 0; i < report->num_sections; i++)
-		append(results, section_to_json(report->sections[i]));
-	put(root, "schema", json_string(REPORT_SCHEMA));
-	put(root, "machine", facts_to_json(report->facts, report->num_facts));
-	put(root, "results", results);
+		thbench_report_append(results, section_to_json(report->sections[i]));
+	thbench_report_put(root, "schema", json_string(REPORT_SCHEMA));
+	thbench_report_put(root, "machine", facts_to_json(report->facts, report->num_facts));
+	thbench_report_put(root, "results", results);
 	json_dumpf(root, to, JSON_INDENT(2) | JSON_REAL_PRECISION(6));
 	fputc('\n', to);
 	json_decref(root);

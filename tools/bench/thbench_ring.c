@@ -100,7 +100,8 @@ ring_measure(struct bench *bench, struct worker *worker, struct section *section
 }
 
 static int
-measure(struct bench *bench, struct worker *worker, const struct bells *bells, struct th_err *err)
+thbench_ring_measure(
+	struct bench *bench, struct worker *worker, const struct bells *bells, struct th_err *err)
 {
 	uint32_t rounds = bench->options.rounds > 0 ? bench->options.rounds : ROUNDS;
 	struct section *section = report_section(&bench->report, "ring",
@@ -133,7 +134,7 @@ measure(struct bench *bench, struct worker *worker, const struct bells *bells, s
 }
 
 static int
-run(struct bench *bench, struct th_err *err)
+thbench_ring_run(struct bench *bench, struct th_err *err)
 {
 	const struct command alloc = {.command = WORKER_ALLOC, .bytes = MEMORY_BYTES};
 	struct command join = {.command = WORKER_JOIN,
@@ -160,7 +161,7 @@ run(struct bench *bench, struct th_err *err)
 		rc = worker_call(bench, &worker, &join, NULL, err);
 	}
 	if (rc == 0)
-		rc = measure(bench, &worker, &bells, err);
+		rc = thbench_ring_measure(bench, &worker, &bells, err);
 	bells_stop(&bells);
 	worker_stop(&worker);
 	field_stop(&field);
@@ -170,5 +171,5 @@ run(struct bench *bench, struct th_err *err)
 const struct bench_verb bench_ring = {
 	.name = "ring",
 	.summary = "a worker's operation to its agent and back, asleep and awake",
-	.run = run,
+	.run = thbench_ring_run,
 };

@@ -171,7 +171,7 @@ add_tensors(struct state *state, struct thc_shard *shard, const struct command *
 }
 
 static int
-join(struct state *state, const struct command *command)
+thbench_serve_join(struct state *state, const struct command *command)
 {
 	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
 	struct thc_shard *shard;
@@ -187,7 +187,7 @@ join(struct state *state, const struct command *command)
 }
 
 static int
-leave(struct state *state, uint32_t slot)
+thbench_serve_leave(struct state *state, uint32_t slot)
 {
 	struct thc_shard *shard = state->shards[slot];
 
@@ -337,7 +337,7 @@ obey(struct state *state, const struct command *command, struct answer *answer)
 	case WORKER_COPY:
 		return on_memory(state, command, answer);
 	case WORKER_JOIN:
-		return join(state, command);
+		return thbench_serve_join(state, command);
 	case WORKER_PUBLISH:
 	case WORKER_REPLICATE:
 	case WORKER_FOLLOW:
@@ -345,7 +345,7 @@ obey(struct state *state, const struct command *command, struct answer *answer)
 	case WORKER_UNPUBLISH:
 		return on_shard(state, command, answer);
 	case WORKER_CLOSE:
-		return leave(state, command->slot);
+		return thbench_serve_leave(state, command->slot);
 	case WORKER_LISTEN:
 	case WORKER_ACCEPT:
 	case WORKER_CONNECT:
@@ -381,7 +381,7 @@ worker_serve(int sock, double *samples)
 			break;
 	}
 	for (uint32_t i = 0; i < WORKER_SLOTS; i++)
-		(void)leave(&state, i);
+		(void)thbench_serve_leave(&state, i);
 	raw_close(&state.raw);
 	_exit(0);
 }

@@ -27,7 +27,7 @@ samples_free(struct samples *samples)
 }
 
 static int
-compare(const void *a, const void *b)
+thbench_stats_compare(const void *a, const void *b)
 {
 	double x = *(const double *)a, y = *(const double *)b;
 
@@ -40,7 +40,7 @@ samples_quantile(const struct samples *samples, double share)
 	if (samples->count == 0)
 		return 0.0;
 	double *sorted = th_memdup(samples->values, samples->count * sizeof(double));
-	qsort(sorted, samples->count, sizeof(double), compare);
+	qsort(sorted, samples->count, sizeof(double), thbench_stats_compare);
 	double at = share * (double)(samples->count - 1);
 	uint32_t below = (uint32_t)at;
 	uint32_t above = th_min_u32(below + 1, samples->count - 1);

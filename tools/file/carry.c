@@ -30,7 +30,7 @@ carry_name(uint32_t number, uint32_t count, char name[CARRY_NAME_BYTES])
 }
 
 static const struct carry_attribute *
-find(const struct carry_attribute *attributes, size_t count, const char *name)
+carry_find(const struct carry_attribute *attributes, size_t count, const char *name)
 {
 	for (size_t i = 0; i < count; i++) {
 		if (strcmp(attributes[i].name, name) == 0)
@@ -55,7 +55,7 @@ count_pieces(const struct carry_attribute *attributes, size_t count)
 }
 
 static int
-append(const struct carry_attribute *piece, struct th_err *err, char **header, size_t *bytes)
+carry_append(const struct carry_attribute *piece, struct th_err *err, char **header, size_t *bytes)
 {
 	if (piece->bytes > CARRY_BYTES_MAX - *bytes)
 		return th_fail(err, TH_E_LIMIT, "the header that came along is over %zu bytes",
@@ -80,7 +80,7 @@ carry_join(const struct carry_attribute *attributes, size_t count, struct th_err
 	size_t bytes = 0;
 	int rc = 0;
 
-	const struct carry_attribute *whole = find(attributes, count, BASE_NAME);
+	const struct carry_attribute *whole = carry_find(attributes, count, BASE_NAME);
 	uint32_t pieces = whole ? 1 : count_pieces(attributes, count);
 	if (pieces == 0)
 		return 0;
@@ -88,9 +88,9 @@ carry_join(const struct carry_attribute *attributes, size_t count, struct th_err
 		const struct carry_attribute *piece = whole;
 		if (!piece) {
 			snprintf(name, sizeof(name), "%s.%u", BASE_NAME, i);
-			piece = find(attributes, count, name);
+			piece = carry_find(attributes, count, name);
 		}
-		rc = piece ? append(piece, err, &header, &bytes)
+		rc = piece ? carry_append(piece, err, &header, &bytes)
 			   : th_fail(err, TH_E_INVALID, "attribute '%s' is missing", name);
 	}
 	if (rc < 0) {

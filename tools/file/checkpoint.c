@@ -166,7 +166,7 @@ add_file(struct checkpoint *checkpoint, char *path, struct th_err *err)
 }
 
 static char *
-join(const char *directory, const char *name)
+checkpoint_join(const char *directory, const char *name)
 {
 	char *path;
 
@@ -177,7 +177,7 @@ static int
 add_file_of(
 	struct checkpoint *checkpoint, const char *directory, const char *name, struct th_err *err)
 {
-	char *path = join(directory, name);
+	char *path = checkpoint_join(directory, name);
 
 	if (!path)
 		return th_fail(err, -ENOMEM, "no memory for a path");
@@ -196,7 +196,7 @@ find_file(const struct checkpoint *checkpoint, const char *name)
 }
 
 static int
-compare_names(const void *left, const void *right)
+checkpoint_compare_names(const void *left, const void *right)
 {
 	return strcmp(*(const char *const *)left, *(const char *const *)right);
 }
@@ -214,7 +214,7 @@ sorted_names(const struct checkpoint *checkpoint)
 		for (uint32_t j = 0; j < checkpoint->files[i].header.count; j++)
 			names[count++] = checkpoint->files[i].header.tensors[j].name;
 	}
-	qsort(names, count, sizeof(names[0]), compare_names);
+	qsort(names, count, sizeof(names[0]), checkpoint_compare_names);
 	return names;
 }
 
@@ -228,7 +228,8 @@ fail_missing(const struct checkpoint *checkpoint, const struct checkpoint_index 
 	const char **names = sorted_names(checkpoint);
 	for (uint32_t i = 0; names && !missing && i < index->count; i++) {
 		const char *name = index->entries[i].tensor;
-		if (!bsearch(&name, names, checkpoint->count, sizeof(names[0]), compare_names))
+		if (!bsearch(&name, names, checkpoint->count, sizeof(names[0]),
+			    checkpoint_compare_names))
 			missing = &index->entries[i];
 	}
 	free(names);
@@ -401,7 +402,7 @@ checkpoint_open(const char *path, struct th_err *err, struct checkpoint *ret_che
 	if (stat(path, &st) < 0)
 		return th_fail(err, -errno, "cannot open %s: %s", path, strerror(errno));
 	if (S_ISDIR(st.st_mode)) {
-		char *index_path = join(path, CHECKPOINT_INDEX);
+		char *index_path = checkpoint_join(path, CHECKPOINT_INDEX);
 		if (!index_path)
 			return th_fail(err, -ENOMEM, "no memory for a path");
 		rc = access(index_path, F_OK) == 0

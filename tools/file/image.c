@@ -16,7 +16,7 @@
 #include "tools/file/checkpoint_index.h"
 
 static const struct thc_tensor *
-row_of(const struct thc_manifest *manifest, size_t index)
+image_row_of(const struct thc_manifest *manifest, size_t index)
 {
 	return (const struct thc_tensor *)(const void *)((const char *)manifest->tensors +
 							 index * manifest->tensor_bytes);
@@ -38,7 +38,7 @@ copy_rows(const struct thc_manifest *manifest, struct th_err *err, struct image 
 	if (!image->tensors || !image->places || !image->leaders || !image->order)
 		return th_fail(err, -ENOMEM, "no memory for %u tensors", image->count);
 	for (uint32_t i = 0; i < image->count; i++) {
-		memcpy(&image->tensors[i], row_of(manifest, i),
+		memcpy(&image->tensors[i], image_row_of(manifest, i),
 			th_min_size(sizeof(image->tensors[0]), manifest->tensor_bytes));
 		image->tensors[i].device = THC_HOST;
 		image->order[i] = i;
@@ -47,7 +47,7 @@ copy_rows(const struct thc_manifest *manifest, struct th_err *err, struct image 
 }
 
 static int
-compare_names(const void *left, const void *right, void *arg)
+image_compare_names(const void *left, const void *right, void *arg)
 {
 	const struct thc_tensor *tensors = arg;
 
@@ -88,7 +88,7 @@ tie_rows(struct image *image, struct th_err *err)
 				tensors[row].name);
 		image->leaders[row] = leader;
 	}
-	qsort_r(image->order, image->count, sizeof(image->order[0]), compare_names, tensors);
+	qsort_r(image->order, image->count, sizeof(image->order[0]), image_compare_names, tensors);
 	return 0;
 }
 

@@ -42,7 +42,7 @@ safetensors_header_length(const uint8_t length[SAFETENSORS_LENGTH_BYTES], uint64
 }
 
 static int
-parse_number(const json_t *json, uint64_t *ret_number)
+safetensors_parse_number(const json_t *json, uint64_t *ret_number)
 {
 	if (!json_is_integer(json) || json_integer_value(json) < 0)
 		return TH_E_INVALID;
@@ -60,7 +60,7 @@ parse_shape(const json_t *json, struct th_err *err, struct safetensors_tensor *t
 			tensor->name, json_array_size(json), MANIFEST_DIMS_MAX);
 	tensor->ndim = (uint32_t)json_array_size(json);
 	for (uint32_t i = 0; i < tensor->ndim; i++) {
-		if (parse_number(json_array_get(json, i), &tensor->shape[i]) < 0)
+		if (safetensors_parse_number(json_array_get(json, i), &tensor->shape[i]) < 0)
 			return th_fail(err, TH_E_INVALID,
 				"tensor '%s': dimension %u is not a whole number", tensor->name, i);
 	}
@@ -69,7 +69,7 @@ parse_shape(const json_t *json, struct th_err *err, struct safetensors_tensor *t
 
 /* The bytes that dtype and shape ask for, which must be what data_offsets give. */
 static int
-check_bytes(const struct safetensors_tensor *tensor, struct th_err *err)
+safetensors_check_bytes(const struct safetensors_tensor *tensor, struct th_err *err)
 {
 	uint64_t bits = manifest_dtype_bits(tensor->dtype);
 	bool fits = true;
@@ -121,11 +121,12 @@ parse_tensor(
 	const json_t *offsets = json_object_get(json, "data_offsets");
 	uint64_t end = 0;
 	if (!json_is_array(offsets) || json_array_size(offsets) != 2 ||
-		parse_number(json_array_get(offsets, 0), &tensor->offset) < 0 ||
-		parse_number(json_array_get(offsets, 1), &end) < 0 || end < tensor->offset)
+		safetensors_parse_number(json_array_get(offsets, 0), &tensor->offset) < 0 ||
+		safetensors_parse_number(json_array_get(offsets, 1), &end) < 0 ||
+		end < tensor->offset)
 		return th_fail(err, TH_E_INVALID, "tensor '%s' has no valid data_offsets", name);
 	tensor->bytes = end - tensor->offset;
-	return check_bytes(tensor, err);
+	return safetensors_check_bytes(tensor, err);
 }
 
 static int
@@ -282,7 +283,7 @@ format_root(struct safetensors_tensor *tensors, uint32_t count, struct th_err *e
 		bool fits = th_add_u64(end, tensor->bytes, &end) && end <= INT64_MAX;
 		if (!fits)
 			th_fail(err, TH_E_LIMIT, "the tensors have more bytes than a file can");
-		if (!fits || check_bytes(tensor, err) < 0) {
+		if (!fits || safetensors_check_bytes(tensor, err) < 0) {
 			json_decref(root);
 			return NULL;
 		}

@@ -27,7 +27,7 @@
 
 /* An entry of a checkpoint directory, which --force may delete. */
 static bool
-is_ours(const char *name)
+save_is_ours(const char *name)
 {
 	return checkpoint_is_file_name(name) || strcmp(name, CHECKPOINT_INDEX) == 0;
 }
@@ -56,7 +56,7 @@ static int
 visit_check(int dir_fd, const char *name, const char *path, struct th_err *err)
 {
 	(void)dir_fd;
-	if (!is_ours(name))
+	if (!save_is_ours(name))
 		return th_fail(err, -ENOTEMPTY,
 			"%s also holds %s, which --force does not delete: give another OUT", path,
 			name);
@@ -66,7 +66,7 @@ visit_check(int dir_fd, const char *name, const char *path, struct th_err *err)
 static int
 visit_remove(int dir_fd, const char *name, const char *path, struct th_err *err)
 {
-	if (is_ours(name) && unlinkat(dir_fd, name, 0) < 0)
+	if (save_is_ours(name) && unlinkat(dir_fd, name, 0) < 0)
 		return th_fail(err, -errno, "cannot remove %s/%s: %s", path, name, strerror(errno));
 	return 0;
 }
@@ -169,7 +169,8 @@ make_temp(struct save *save, struct th_err *err)
 
 /* Nothing is there yet. */
 static int
-prepare(const char *path, bool directory, bool force, struct th_err *err, struct save *ret_save)
+save_prepare(
+	const char *path, bool directory, bool force, struct th_err *err, struct save *ret_save)
 {
 	struct save save = {.directory = directory, .force = force};
 
@@ -192,7 +193,7 @@ save_check(const char *path, bool directory, bool force, struct th_err *err)
 {
 	struct save save = {0};
 
-	int rc = prepare(path, directory, force, err, &save);
+	int rc = save_prepare(path, directory, force, err, &save);
 	save_end(&save);
 	return rc;
 }
@@ -201,7 +202,7 @@ int
 save_begin(const char *path, bool directory, bool force, uint32_t files_max, struct th_err *err,
 	struct save *ret_save)
 {
-	int rc = prepare(path, directory, force, err, ret_save);
+	int rc = save_prepare(path, directory, force, err, ret_save);
 
 	if (rc < 0)
 		return rc;
@@ -234,7 +235,7 @@ fail_full(const struct save *save, uint64_t bytes, int code, struct th_err *err)
 
 /* The room is taken now: a page of the mapping that finds none would be a signal later. */
 static int
-reserve(const struct save *save, const struct save_file *file, struct th_err *err)
+save_reserve(const struct save *save, const struct save_file *file, struct th_err *err)
 {
 	int code;
 
@@ -283,7 +284,7 @@ save_create(struct save *save, const char *name, uint64_t bytes, struct th_err *
 	if (file->fd < 0)
 		return th_fail(err, -errno, "cannot write in folder %s: %s", save->folder,
 			strerror(errno));
-	int rc = bytes > 0 ? reserve(save, file, err) : 0;
+	int rc = bytes > 0 ? save_reserve(save, file, err) : 0;
 	if (rc == 0 && bytes > 0)
 		rc = map(save, file, err);
 	if (rc == 0)
@@ -412,7 +413,7 @@ rename_new(const struct save *save)
 
 /* The old directory has the temporary name afterwards, and is removed by the caller. */
 static int
-exchange(const struct save *save, bool *ret_exchanged)
+save_exchange(const struct save *save, bool *ret_exchanged)
 {
 	if (renameat2(AT_FDCWD, save->temp, AT_FDCWD, save->path, RENAME_EXCHANGE) == 0) {
 		*ret_exchanged = true;
@@ -432,7 +433,7 @@ save_commit(struct save *save, struct th_err *err)
 	if (rc == 0 && !save->force)
 		rc = rename_new(save);
 	else if (rc == 0 && save->directory)
-		rc = exchange(save, &exchanged);
+		rc = save_exchange(save, &exchanged);
 	else if (rc == 0)
 		rc = rename(save->temp, save->path) < 0 ? -errno : 0;
 	if (rc == 0) {

@@ -13,7 +13,7 @@
 
 /* Room for `more` behind `used`, by doubling; the array may have moved. */
 static void *
-grow(void *array, uint32_t used, uint32_t more, uint32_t *max, size_t size)
+answer_parts_grow(void *array, uint32_t used, uint32_t more, uint32_t *max, size_t size)
 {
 	uint32_t wanted = used + more;
 
@@ -35,15 +35,15 @@ parts_add_listing(struct parts_listing *all, const struct ctl_listing *part)
 			       th_version_compare(all->versions[all->num_versions - 1].version,
 				       from->version) == 0;
 		if (!goes_on) {
-			all->versions = grow(all->versions, all->num_versions, 1,
+			all->versions = answer_parts_grow(all->versions, all->num_versions, 1,
 				&all->versions_max, sizeof(all->versions[0]));
 			all->versions[all->num_versions] = *from;
 			all->versions[all->num_versions++].num_replicas = 0;
 		}
 		if (from->num_replicas == 0)
 			continue;
-		all->replicas = grow(all->replicas, all->num_replicas, from->num_replicas,
-			&all->replicas_max, sizeof(all->replicas[0]));
+		all->replicas = answer_parts_grow(all->replicas, all->num_replicas,
+			from->num_replicas, &all->replicas_max, sizeof(all->replicas[0]));
 		memcpy(&all->replicas[all->num_replicas], from->replicas,
 			from->num_replicas * sizeof(all->replicas[0]));
 		all->num_replicas += from->num_replicas;
@@ -89,14 +89,14 @@ writable(const void *array)
 }
 
 static const void *
-append(const void *array, uint32_t *used, uint32_t *max, const void *more, uint32_t count,
-	size_t size)
+answer_parts_append(const void *array, uint32_t *used, uint32_t *max, const void *more,
+	uint32_t count, size_t size)
 {
 	char *grown = writable(array);
 
 	if (count == 0)
 		return array;
-	grown = grow(grown, *used, count, max, size);
+	grown = answer_parts_grow(grown, *used, count, max, size);
 	memcpy(grown + *used * size, more, count * size);
 	*used += count;
 	return grown;
@@ -114,12 +114,13 @@ parts_add_inspection(struct parts_inspection *all, const struct ctl_inspection *
 	memcpy(whole->server_text, part->server_text, sizeof(whole->server_text));
 	whole->num_counters = part->num_counters;
 	memcpy(whole->counters, part->counters, sizeof(whole->counters));
-	whole->nodes = append(whole->nodes, &whole->num_nodes, &all->nodes_max, part->nodes,
-		part->num_nodes, sizeof(part->nodes[0]));
-	whole->members = append(whole->members, &whole->num_members, &all->members_max,
+	whole->nodes = answer_parts_append(whole->nodes, &whole->num_nodes, &all->nodes_max,
+		part->nodes, part->num_nodes, sizeof(part->nodes[0]));
+	whole->members = answer_parts_append(whole->members, &whole->num_members, &all->members_max,
 		part->members, part->num_members, sizeof(part->members[0]));
-	whole->transfers = append(whole->transfers, &whole->num_transfers, &all->transfers_max,
-		part->transfers, part->num_transfers, sizeof(part->transfers[0]));
+	whole->transfers =
+		answer_parts_append(whole->transfers, &whole->num_transfers, &all->transfers_max,
+			part->transfers, part->num_transfers, sizeof(part->transfers[0]));
 }
 
 void

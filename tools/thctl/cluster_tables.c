@@ -178,7 +178,7 @@ cluster_counters(struct document *document, const struct ctl_inspection *inspect
 /* ---- models --------------------------------------------------------------------------------- */
 
 static int
-compare_names(const void *left, const void *right)
+cluster_tables_compare_names(const void *left, const void *right)
 {
 	return strcmp(*(const char *const *)left, *(const char *const *)right);
 }
@@ -189,7 +189,7 @@ unique_names(const char **names, uint32_t count)
 {
 	uint32_t kept = 0;
 
-	qsort(names, count, sizeof(names[0]), compare_names);
+	qsort(names, count, sizeof(names[0]), cluster_tables_compare_names);
 	for (uint32_t i = 0; i < count; i++) {
 		if (kept == 0 || strcmp(names[kept - 1], names[i]) != 0)
 			names[kept++] = names[i];

@@ -68,7 +68,8 @@ add_blockers(struct document *document, const struct ctl_admin_reply *reply)
 }
 
 static int
-print(const struct thctl *ctl, const struct ctl_admin *admin, const struct ctl_admin_reply *reply)
+cmd_drain_print(
+	const struct thctl *ctl, const struct ctl_admin *admin, const struct ctl_admin_reply *reply)
 {
 	struct document document;
 	int written;
@@ -135,9 +136,10 @@ interrupted(const struct thctl *ctl)
 }
 
 static int
-finish(const struct thctl *ctl, const struct ctl_admin *admin, const struct ctl_admin_reply *reply)
+cmd_drain_finish(
+	const struct thctl *ctl, const struct ctl_admin *admin, const struct ctl_admin_reply *reply)
 {
-	int status = print(ctl, admin, reply);
+	int status = cmd_drain_print(ctl, admin, reply);
 	char way[ADMIN_WAY_BYTES];
 	bool empty = strcmp(reply->state, "empty") == 0;
 
@@ -187,7 +189,7 @@ wait_empty(struct admin_watch *watch, struct ctl_admin *admin, struct ctl_admin_
 	free(last);
 	if (rc == 1)
 		return interrupted(ctl);
-	return rc < 0 ? thctl_fail(ctl, rc, err.text) : finish(ctl, admin, reply);
+	return rc < 0 ? thctl_fail(ctl, rc, err.text) : cmd_drain_finish(ctl, admin, reply);
 }
 
 static int
@@ -217,7 +219,7 @@ run_drain(struct thctl *ctl)
 	else if (wait)
 		status = wait_empty(&watch, &admin, &reply);
 	else
-		status = print(ctl, &admin, &reply);
+		status = cmd_drain_print(ctl, &admin, &reply);
 	if (status == THCTL_OK && rc == 0 && !wait && count_stays(&reply) > 0)
 		status = THCTL_DEGRADED;
 	admin_close(&watch);
@@ -236,7 +238,7 @@ run_undrain(struct thctl *ctl)
 	if (status != 0)
 		return status;
 	int rc = admin_ask(&watch, &admin, &err, &reply);
-	status = rc < 0 ? thctl_fail(ctl, rc, err.text) : print(ctl, &admin, &reply);
+	status = rc < 0 ? thctl_fail(ctl, rc, err.text) : cmd_drain_print(ctl, &admin, &reply);
 	admin_close(&watch);
 	return status;
 }

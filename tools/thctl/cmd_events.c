@@ -44,7 +44,7 @@ print_time(const struct ctl_log_entry *entry, char ret_text[48])
 }
 
 static void
-row_of(const struct ctl_log_entry *entry, struct value ret_row[TH_ARRAY_LEN(columns)])
+cmd_events_row_of(const struct ctl_log_entry *entry, struct value ret_row[TH_ARRAY_LEN(columns)])
 {
 	char moment[48];
 
@@ -83,7 +83,7 @@ run_once(struct thctl *ctl)
 		server_inc = reply.server_inc;
 		for (uint32_t i = 0; i < reply.num_events; i++) {
 			struct value row[TH_ARRAY_LEN(columns)];
-			row_of(&reply.events[i], row);
+			cmd_events_row_of(&reply.events[i], row);
 			document_row(&document, row);
 			admin.after = reply.events[i].number;
 		}
@@ -108,7 +108,7 @@ print_one(const struct thctl *ctl, const struct ctl_log_entry *entry)
 	struct value row[TH_ARRAY_LEN(columns)];
 	struct document document;
 
-	row_of(entry, row);
+	cmd_events_row_of(entry, row);
 	document_init(&document, "event");
 	document.one_line = true;
 	for (size_t i = 0; i < TH_ARRAY_LEN(columns); i++)

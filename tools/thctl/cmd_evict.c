@@ -15,7 +15,7 @@
 #define LOOK_NS INT64_C(200000000)
 
 static int
-print(const struct thctl *ctl, const struct ctl_admin_reply *reply)
+cmd_evict_print(const struct thctl *ctl, const struct ctl_admin_reply *reply)
 {
 	struct document document;
 
@@ -105,7 +105,7 @@ run_evict(struct thctl *ctl)
 	}
 	if (rc == 0)
 		rc = wait_moved(&watch, &admin, &reply, &err);
-	int status = rc < 0 ? thctl_fail(ctl, rc, err.text) : print(ctl, &reply);
+	int status = rc < 0 ? thctl_fail(ctl, rc, err.text) : cmd_evict_print(ctl, &reply);
 	admin_close(&watch);
 	return status;
 }

@@ -272,7 +272,7 @@ bind(struct fetch_part *part, struct th_err *err)
 }
 
 static int
-join(struct fetch *fetch, uint32_t index, struct th_err *err)
+cmd_fetch_join(struct fetch *fetch, uint32_t index, struct th_err *err)
 {
 	struct fetch_part *part = &fetch->parts[index];
 	struct member_options options = {
@@ -466,7 +466,7 @@ print_fetched(const struct fetch *fetch, int64_t fetch_ns)
 
 /* From here on signals are events: what was begun is undone before the process ends. */
 static int
-move(struct fetch *fetch, struct th_err *err)
+cmd_fetch_move(struct fetch *fetch, struct th_err *err)
 {
 	struct thctl *ctl = fetch->ctl;
 	struct member_set set = {
@@ -498,8 +498,8 @@ join_and_move(struct fetch *fetch, struct th_err *err)
 	if (rc == 0)
 		rc = make_files(fetch, err);
 	for (uint32_t i = 0; i < fetch->count && rc == 0; i++)
-		rc = join(fetch, i, err);
-	return rc < 0 ? thctl_fail(fetch->ctl, rc, err->text) : move(fetch, err);
+		rc = cmd_fetch_join(fetch, i, err);
+	return rc < 0 ? thctl_fail(fetch->ctl, rc, err->text) : cmd_fetch_move(fetch, err);
 }
 
 /* The handles first: what they have registered lies in the mappings. */

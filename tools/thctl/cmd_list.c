@@ -56,7 +56,7 @@ get_listings(struct list *list, struct th_err *err)
 }
 
 static int
-ask(struct list *list, struct th_err *err)
+cmd_list_ask(struct list *list, struct th_err *err)
 {
 	int rc = rpc_open(list->ctl, err, &list->rpc);
 
@@ -68,7 +68,7 @@ ask(struct list *list, struct th_err *err)
 }
 
 static void
-fill(const struct list *list, struct document *document)
+cmd_list_fill(const struct list *list, struct document *document)
 {
 	const struct ctl_inspection *inspection = &list->inspection;
 
@@ -118,12 +118,12 @@ run_list(struct thctl *ctl)
 		return thctl_usage(ctl, "'%s' is no name of a model", list.model);
 	if (list.model && list.what == NODES)
 		return thctl_usage(ctl, "nodes belong to no model");
-	int rc = ask(&list, &err);
+	int rc = cmd_list_ask(&list, &err);
 	if (rc < 0) {
 		status = thctl_fail(ctl, rc, err.text);
 	} else {
 		document_init(&document, names[list.what]);
-		fill(&list, &document);
+		cmd_list_fill(&list, &document);
 		status = thctl_print(ctl, &document);
 	}
 	free(list.models);

@@ -64,7 +64,7 @@ add_sessions(struct document *document, const Tensorhub__V1__StatusReply *status
 }
 
 static void
-add_counters(struct document *document, const Tensorhub__V1__StatusReply *status)
+cmd_status_add_counters(struct document *document, const Tensorhub__V1__StatusReply *status)
 {
 	static const struct column columns[] = {
 		{"name", "COUNTER", false},
@@ -151,7 +151,7 @@ fill_agent(struct document *document, const Tensorhub__V1__StatusReply *status)
 	gpus_memory(document, status);
 	gpus_table(document, status->gpus);
 	rdma_tables(document, status->rdma);
-	add_counters(document, status);
+	cmd_status_add_counters(document, status);
 }
 
 static void

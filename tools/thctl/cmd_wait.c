@@ -20,7 +20,7 @@ struct waiting {
 };
 
 static int
-is_there(const struct thc_listing *listing, void *arg)
+cmd_wait_is_there(const struct thc_listing *listing, void *arg)
 {
 	struct waiting *waiting = arg;
 
@@ -63,7 +63,7 @@ run_wait(struct thctl *ctl)
 	int rc = member_open_probe(ctl, &err, &probe);
 	if (rc < 0)
 		return thctl_fail(ctl, rc, err.text);
-	rc = thc_wait(probe, is_there, &waiting, thctl_left_ms(ctl));
+	rc = thc_wait(probe, cmd_wait_is_there, &waiting, thctl_left_ms(ctl));
 	if (rc == THC_E_TIMEOUT)
 		rc = th_fail(&err, rc,
 			"version %s of model %s was not ready on %" PRIu64

@@ -117,7 +117,7 @@ take_events(struct member_set *set)
 }
 
 static void
-collect(struct drive *drive, struct th_err *err)
+member_collect(struct drive *drive, struct th_err *err)
 {
 	for (uint32_t i = 0; i < drive->set->count; i++) {
 		struct thc_op *op = drive->ops[i];
@@ -140,7 +140,7 @@ collect(struct drive *drive, struct th_err *err)
 }
 
 static void
-show(const struct drive *drive, struct progress *progress)
+member_show(const struct drive *drive, struct progress *progress)
 {
 	uint64_t done = drive->ended_bytes;
 	uint64_t total = drive->ended_bytes;
@@ -195,7 +195,7 @@ drive_loop(struct drive *drive, struct stop *stop, struct progress *progress, st
 
 	for (;;) {
 		take_events(drive->set);
-		collect(drive, err);
+		member_collect(drive, err);
 		if (drive->running == 0)
 			return;
 		if (stop_seen(stop) && !drive->cancelled)
@@ -203,7 +203,7 @@ drive_loop(struct drive *drive, struct stop *stop, struct progress *progress, st
 		if (drive->cancelled && th_now_ns() >= drive->patience_ns)
 			return;
 		if (progress)
-			show(drive, progress);
+			member_show(drive, progress);
 		int rc = sleep_until_event(drive->set, stop, look_ms, polls, err);
 		if (rc < 0) {
 			drive->code = rc;

@@ -57,7 +57,7 @@ value_to_json(const struct value *value)
 
 /* Only memory can be missing here: keys are our own. */
 static void
-put(json_t *object, const char *key, json_t *value)
+output_json_put(json_t *object, const char *key, json_t *value)
 {
 	TH_ASSERT(json_object_set_new(object, key, value) == 0);
 }
@@ -70,7 +70,7 @@ table_to_json(const struct table *table)
 	for (uint32_t row = 0; row < table->num_rows; row++) {
 		json_t *object = json_object();
 		for (uint32_t column = 0; column < table->num_columns; column++)
-			put(object, table->columns[column].key,
+			output_json_put(object, table->columns[column].key,
 				value_to_json(&table->cells[row * table->num_columns + column]));
 		TH_ASSERT(json_array_append_new(rows, object) == 0);
 	}
@@ -85,9 +85,10 @@ warnings_to_json(const struct document *document)
 	for (uint32_t i = 0; i < document->num_warnings; i++) {
 		const struct warning *warning = &document->warnings[i];
 		json_t *object = json_object();
-		put(object, "code", harmless_text(warning->code));
-		put(object, "text", harmless_text(warning->text));
-		put(object, "try", warning->next ? harmless_text(warning->next) : json_null());
+		output_json_put(object, "code", harmless_text(warning->code));
+		output_json_put(object, "text", harmless_text(warning->text));
+		output_json_put(
+			object, "try", warning->next ? harmless_text(warning->next) : json_null());
 		TH_ASSERT(json_array_append_new(list, object) == 0);
 	}
 	return list;
@@ -98,16 +99,18 @@ print_json(const struct document *document, bool colour, FILE *to)
 {
 	(void)colour;
 	json_t *root = json_object();
-	put(root, "schema", json_string(OUTPUT_SCHEMA));
-	put(root, "kind", json_string(document->kind));
+	output_json_put(root, "schema", json_string(OUTPUT_SCHEMA));
+	output_json_put(root, "kind", json_string(document->kind));
 	if (document->has_verdict) {
-		put(root, "health", json_string(document->num_warnings == 0 ? "ok" : "warn"));
-		put(root, "warnings", warnings_to_json(document));
+		output_json_put(
+			root, "health", json_string(document->num_warnings == 0 ? "ok" : "warn"));
+		output_json_put(root, "warnings", warnings_to_json(document));
 	}
 	for (uint32_t i = 0; i < document->num_fields; i++)
-		put(root, document->fields[i].key, value_to_json(&document->fields[i].value));
+		output_json_put(
+			root, document->fields[i].key, value_to_json(&document->fields[i].value));
 	for (uint32_t i = 0; i < document->num_tables; i++)
-		put(root, document->tables[i].key, table_to_json(&document->tables[i]));
+		output_json_put(root, document->tables[i].key, table_to_json(&document->tables[i]));
 	json_dumpf(root, to,
 		(document->one_line ? JSON_COMPACT : JSON_INDENT(2)) | JSON_REAL_PRECISION(6));
 	fputc('\n', to);

@@ -73,7 +73,7 @@ progress_end(struct progress *progress)
 }
 
 static void
-append(char line[PROGRESS_LINE_BYTES], size_t width, const char *text)
+progress_append(char line[PROGRESS_LINE_BYTES], size_t width, const char *text)
 {
 	size_t used = strlen(line);
 	size_t most = th_min_size(width, PROGRESS_LINE_BYTES - 1);
@@ -94,9 +94,9 @@ progress_line(const char *label, uint64_t done_bytes, uint64_t total_bytes, doub
 	char part[PROGRESS_LINE_BYTES];
 
 	line[0] = '\0';
-	append(line, width, label);
+	progress_append(line, width, label);
 	if (total_bytes == 0) {
-		append(line, width, "  waiting");
+		progress_append(line, width, "  waiting");
 		return;
 	}
 	double fraction = (double)th_min_u64(done_bytes, total_bytes) / (double)total_bytes;
@@ -105,19 +105,19 @@ progress_line(const char *label, uint64_t done_bytes, uint64_t total_bytes, doub
 	memset(bar, '#', (size_t)filled);
 	bar[BAR_CHARACTERS] = '\0';
 	snprintf(part, sizeof(part), "  [%s] %3d%%", bar, (int)(fraction * 100));
-	append(line, width, part);
+	progress_append(line, width, part);
 	snprintf(part, sizeof(part), "  %s of %s", th_print_size_short(done_bytes, done),
 		th_print_size_short(total_bytes, total));
-	append(line, width, part);
+	progress_append(line, width, part);
 	if (rate < 1)
 		return;
 	snprintf(part, sizeof(part), "  %s/s", th_print_size_short((uint64_t)rate, done));
-	append(line, width, part);
+	progress_append(line, width, part);
 	double seconds = (double)(total_bytes - th_min_u64(done_bytes, total_bytes)) / rate;
 	/* A guess of more than four days is none. */
 	if (seconds > 360000)
 		return;
 	snprintf(part, sizeof(part), "  %s left",
 		th_print_duration_short((int64_t)(seconds * NS_PER_SECOND), left));
-	append(line, width, part);
+	progress_append(line, width, part);
 }

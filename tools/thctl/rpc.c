@@ -234,7 +234,7 @@ await(struct rpc *rpc, struct th_err *err, struct net_client_item *ret_item)
 }
 
 static int
-exchange(struct rpc *rpc, const uint8_t *data, size_t bytes, struct th_err *err,
+rpc_exchange(struct rpc *rpc, const uint8_t *data, size_t bytes, struct th_err *err,
 	struct net_client_item *ret_item)
 {
 	int rc = net_client_send(rpc->client, ++rpc->tag, data, bytes, left_ns(rpc));
@@ -245,8 +245,8 @@ exchange(struct rpc *rpc, const uint8_t *data, size_t bytes, struct th_err *err,
 }
 
 static int
-ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *arena, struct th_err *err,
-	struct ctl_reply *ret_reply)
+rpc_ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *arena,
+	struct th_err *err, struct ctl_reply *ret_reply)
 {
 	struct net_client_item item;
 	struct ctl_reply reply;
@@ -258,7 +258,7 @@ ask(struct rpc *rpc, struct ctl_request *request, struct convert_arena *arena, s
 	int rc = ctl_request_pack(request, &data, &bytes);
 	if (rc < 0)
 		return th_fail(err, rc, "cannot make the request: %s", th_strerror(rc));
-	rc = exchange(rpc, data, bytes, err, &item);
+	rc = rpc_exchange(rpc, data, bytes, err, &item);
 	free(data);
 	if (rc < 0)
 		return rc;
@@ -299,7 +299,7 @@ choose_server(struct rpc *rpc, struct th_err *err)
 			return rc; /* not an address */
 		rpc->deadline_ns = th_min_i64(deadline_ns, th_now_ns() + CHOOSE_NS);
 		rpc->refused = false;
-		rc = ask(rpc, &hello, &arena, &why, &reply);
+		rc = rpc_ask(rpc, &hello, &arena, &why, &reply);
 		convert_arena_free(&arena);
 		rpc->deadline_ns = deadline_ns;
 		if (rc == 0)
@@ -365,7 +365,7 @@ one_part(struct rpc *rpc, struct pages *pages, struct ctl_request *request, stru
 	struct th_err *err)
 {
 	struct ctl_reply reply;
-	int rc = ask(rpc, request, answer_arena(answer), err, &reply);
+	int rc = rpc_ask(rpc, request, answer_arena(answer), err, &reply);
 
 	if (rc < 0) {
 		if (!pages_restart(pages, rc))
@@ -436,7 +436,7 @@ rpc_admin(struct rpc *rpc, const struct ctl_admin *admin, struct th_err *err,
 
 	rpc->deadline_ns = th_deadline_ns(th_now_ns(), ANSWER_NS);
 	convert_arena_free(&rpc->admin);
-	int rc = ask(rpc, &request, &rpc->admin, err, &reply);
+	int rc = rpc_ask(rpc, &request, &rpc->admin, err, &reply);
 	if (rc == 0)
 		*ret_reply = reply.u.admin;
 	return rc;
@@ -457,7 +457,7 @@ rpc_status(struct rpc *rpc, struct th_err *err, Tensorhub__V1__Reply **ret_reply
 	size_t bytes = tensorhub__v1__request__get_packed_size(&request);
 	uint8_t *data = th_calloc(bytes, 1);
 	tensorhub__v1__request__pack(&request, data);
-	int rc = exchange(rpc, data, bytes, err, &item);
+	int rc = rpc_exchange(rpc, data, bytes, err, &item);
 	free(data);
 	if (rc < 0)
 		return rc;

@@ -255,7 +255,8 @@ static const struct verb_option verb_options[] = {
 };
 
 static void
-parse_number(struct argp_state *state, const char *option, const char *text, uint64_t *ret_number)
+thctl_parse_number(
+	struct argp_state *state, const char *option, const char *text, uint64_t *ret_number)
 {
 	char *end;
 
@@ -338,19 +339,19 @@ parse_verb_option(int key, char *text, struct argp_state *state)
 		parse_name(state, "replica", text, &ctl->replica);
 		return 0;
 	case KEY_SHARD:
-		parse_number(state, "shard", text, &ctl->shard);
+		thctl_parse_number(state, "shard", text, &ctl->shard);
 		return 0;
 	case KEY_NUM_SHARDS:
-		parse_number(state, "num-shards", text, &ctl->num_shards);
+		thctl_parse_number(state, "num-shards", text, &ctl->num_shards);
 		return 0;
 	case KEY_LINEAGE:
-		parse_number(state, "lineage", text, &ctl->lineage);
+		thctl_parse_number(state, "lineage", text, &ctl->lineage);
 		return 0;
 	case KEY_RETAIN:
 		ctl->retain = text;
 		return 0;
 	case KEY_REPLICAS:
-		parse_number(state, "replicas", text, &ctl->replicas);
+		thctl_parse_number(state, "replicas", text, &ctl->replicas);
 		return 0;
 	case KEY_HOLD:
 	case KEY_FORCE:

@@ -51,7 +51,7 @@ end_leaf(struct digest *digest)
 
 /* Of the leaf that is begun, which bytes do not exceed. */
 static void
-add_piece(struct digest *digest, const void *data, size_t bytes)
+digest_add_piece(struct digest *digest, const void *data, size_t bytes)
 {
 	if (digest->leaf_bytes == 0)
 		XXH3_64bits_reset(&digest->leaf);
@@ -68,7 +68,7 @@ digest_update(struct digest *digest, const void *data, size_t bytes)
 	while (bytes > 0) {
 		size_t piece = th_min_size(DIGEST_LEAF_BYTES - digest->leaf_bytes, bytes);
 		if (piece < DIGEST_LEAF_BYTES) {
-			add_piece(digest, at, piece);
+			digest_add_piece(digest, at, piece);
 		} else {
 			size_t leaves = bytes / DIGEST_LEAF_BYTES;
 			uint64_t *values = room(digest, leaves);
@@ -90,7 +90,7 @@ digest_copy(struct digest *digest, void *to, const void *from, size_t bytes)
 		size_t piece = th_min_size(DIGEST_LEAF_BYTES - digest->leaf_bytes, bytes);
 		if (piece < DIGEST_LEAF_BYTES) {
 			memcpy(out, in, piece);
-			add_piece(digest, out, piece);
+			digest_add_piece(digest, out, piece);
 		} else {
 			size_t leaves = bytes / DIGEST_LEAF_BYTES;
 			uint64_t *values = room(digest, leaves);

@@ -75,7 +75,7 @@ job_free(struct hash_job *job)
 }
 
 static bool
-fill_last(struct event_node *node, struct transport_event *ret_event)
+hasher_fill_last(struct event_node *node, struct transport_event *ret_event)
 {
 	struct hash_job *job = loop_container(node, struct hash_job, node);
 	ret_event->kind = job->kind;
@@ -136,7 +136,7 @@ part_digest(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest)
 
 /* Under the lock: hands to the part what is ready. Left and taken again around that. */
 static void
-settle(struct hash_job *job)
+hasher_settle(struct hash_job *job)
 {
 	struct hasher *hasher = job->hasher;
 	if (job->settling)
@@ -160,7 +160,7 @@ settle(struct hash_job *job)
 
 /* Under the lock, left in between: one chunk of a job. */
 static void
-work(struct hash_job *job)
+hasher_work(struct hash_job *job)
 {
 	struct hasher *hasher = job->hasher;
 	struct th_hash digest;
@@ -177,7 +177,7 @@ work(struct hash_job *job)
 	} else if (rc > 0) {
 		job->digests[chunk] = digest;
 		job->ready[chunk] = true;
-		settle(job);
+		hasher_settle(job);
 	}
 	job->busy--;
 }
@@ -227,7 +227,7 @@ pick(struct hasher *hasher, bool only_wanted)
 }
 
 static void
-run(struct hasher *hasher, bool only_wanted)
+hasher_run(struct hasher *hasher, bool only_wanted)
 {
 	pthread_cond_t *event = only_wanted ? &hasher->wanted : &hasher->work;
 	pthread_mutex_lock(&hasher->lock);
@@ -240,7 +240,7 @@ run(struct hasher *hasher, bool only_wanted)
 		/* A reader may have come since. */
 		if (!only_wanted && xfer_part_watched(job->part))
 			pthread_cond_broadcast(&hasher->wanted);
-		work(job);
+		hasher_work(job);
 		end_if_done(job);
 	}
 	pthread_mutex_unlock(&hasher->lock);
@@ -251,14 +251,14 @@ background_main(void *arg)
 {
 	/* Of this thread only. Without it the digests come all the same. */
 	(void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
-	run(arg, false);
+	hasher_run(arg, false);
 	return NULL;
 }
 
 static void *
 wanted_main(void *arg)
 {
-	run(arg, true);
+	hasher_run(arg, true);
 	return NULL;
 }
 
@@ -275,7 +275,7 @@ hasher_add(struct hasher *hasher, uint64_t tag, struct xfer_part *part)
 	job->hasher = hasher;
 	job->tag = tag;
 	job->part = xfer_part_retain(part);
-	job->node.fill = fill_last;
+	job->node.fill = hasher_fill_last;
 	/* Without verify there is nothing to wait for: all of it may be served now. */
 	if (!xfer_part_verify(part))
 		xfer_part_advance(part, num_chunks);

@@ -124,7 +124,7 @@ chunk_ledger_fini(struct chunk_ledger *ledger)
 }
 
 static uint32_t
-row_of(const struct chunk_ledger *ledger, uint32_t chunk)
+chunk_ledger_row_of(const struct chunk_ledger *ledger, uint32_t chunk)
 {
 	const struct chunk_table *table = xfer_part_table(ledger->part);
 	return table->ranges[table->first[chunk]].row;
@@ -132,7 +132,7 @@ row_of(const struct chunk_ledger *ledger, uint32_t chunk)
 
 /* Moves the prefix. The lock makes this the only advance of the part at a time. */
 static int
-settle(struct chunk_ledger *ledger)
+chunk_ledger_settle(struct chunk_ledger *ledger)
 {
 	int result = ledger->num_again > 0 ? LEDGER_AGAIN : 0;
 	uint32_t before = ledger->prefix;
@@ -164,7 +164,7 @@ lacks_digest(const struct chunk_ledger *ledger)
 	return ledger->patient && ledger->next < ledger->num_chunks &&
 	       ledger->states[ledger->next] != LEDGER_APART &&
 	       ledger->next >= xfer_part_digest_count(ledger->part) &&
-	       reuse_pays(&ledger->reuse, row_of(ledger, ledger->next), 0);
+	       reuse_pays(&ledger->reuse, chunk_ledger_row_of(ledger, ledger->next), 0);
 }
 
 /* A GPU may look at the next chunk: it has something to compare with. */
@@ -180,7 +180,8 @@ static bool
 held_back(const struct chunk_ledger *ledger)
 {
 	return lacks_digest(ledger) ||
-	       (may_look(ledger) && reuse_waits(&ledger->reuse, row_of(ledger, ledger->next)));
+	       (may_look(ledger) &&
+		       reuse_waits(&ledger->reuse, chunk_ledger_row_of(ledger, ledger->next)));
 }
 
 /* The first one that was looked at in vain. */
@@ -215,7 +216,8 @@ take_to_look(struct chunk_ledger *ledger, uint32_t limit, uint32_t ret_chunks[LO
 	ledger->limit = th_max_u32(ledger->limit, limit);
 	while (count < LOOKS_RUN && ledger->num_looking < LOOKS_MAX &&
 		has_next(ledger, ledger->limit) && may_look(ledger) &&
-		reuse_pays(&ledger->reuse, row_of(ledger, ledger->next), ledger->num_looking)) {
+		reuse_pays(&ledger->reuse, chunk_ledger_row_of(ledger, ledger->next),
+			ledger->num_looking)) {
 		ledger->states[ledger->next] = LEDGER_LOOKING;
 		ledger->num_looking++;
 		ret_chunks[count++] = ledger->next++;
@@ -275,7 +277,7 @@ judge_look(struct chunk_ledger *ledger, const struct look_result *look)
 	bool equal = look->code == 0 &&
 		     th_hash_equal(look->digest, *xfer_part_digest(ledger->part, look->chunk));
 	ledger->num_looked++;
-	reuse_judge(&ledger->reuse, row_of(ledger, look->chunk), equal,
+	reuse_judge(&ledger->reuse, chunk_ledger_row_of(ledger, look->chunk), equal,
 		chunk_bytes(xfer_part_table(ledger->part), look->chunk));
 	if (equal) {
 		count_reused(ledger, look->chunk);
@@ -299,7 +301,7 @@ chunk_ledger_looked(struct chunk_ledger *ledger)
 	/* The GPU has something to do while those who fetch are told. */
 	look_ahead(ledger, 0);
 	pthread_mutex_lock(&ledger->lock);
-	int result = settle(ledger);
+	int result = chunk_ledger_settle(ledger);
 	if (has_any(ledger))
 		result |= LEDGER_AGAIN;
 	pthread_mutex_unlock(&ledger->lock);
@@ -391,7 +393,7 @@ fetch_again(struct chunk_ledger *ledger, uint32_t chunk)
 
 /* Compares an arrived chunk with its digest. Under the lock. */
 static int
-judge(struct chunk_ledger *ledger, uint32_t chunk, const struct th_hash *digest)
+chunk_ledger_judge(struct chunk_ledger *ledger, uint32_t chunk, const struct th_hash *digest)
 {
 	struct transport_counters *counters = ledger->counters;
 	if (th_hash_equal(*xfer_part_digest(ledger->part, chunk), *digest)) {
@@ -410,7 +412,7 @@ chunk_ledger_reuse(struct chunk_ledger *ledger, uint32_t chunk, int *ret_result)
 	struct th_hash now;
 	if (!ledger->hashes_here || !xfer_part_maps_chunk(part, chunk))
 		return false;
-	uint32_t row = row_of(ledger, chunk);
+	uint32_t row = chunk_ledger_row_of(ledger, chunk);
 	pthread_mutex_lock(&ledger->lock);
 	bool look = ledger->attempts[chunk] == 0 && chunk < xfer_part_digest_count(part) &&
 		    reuse_pays(&ledger->reuse, row, 0);
@@ -427,7 +429,7 @@ chunk_ledger_reuse(struct chunk_ledger *ledger, uint32_t chunk, int *ret_result)
 	reuse_judge(&ledger->reuse, row, equal, chunk_bytes(xfer_part_table(part), chunk));
 	if (equal) {
 		count_reused(ledger, chunk);
-		*ret_result = settle(ledger);
+		*ret_result = chunk_ledger_settle(ledger);
 	}
 	pthread_mutex_unlock(&ledger->lock);
 	return equal;
@@ -453,13 +455,13 @@ chunk_ledger_arrived(struct chunk_ledger *ledger, uint32_t chunk, const struct t
 	if (!digest) {
 		ledger->states[chunk] = LEDGER_DONE;
 	} else if (chunk < xfer_part_digest_count(ledger->part)) {
-		rc = judge(ledger, chunk, digest);
+		rc = chunk_ledger_judge(ledger, chunk, digest);
 	} else {
 		ledger->states[chunk] = LEDGER_ARRIVED;
 		ledger->arrived[chunk] = *digest;
 	}
 	if (rc == 0)
-		rc = settle(ledger);
+		rc = chunk_ledger_settle(ledger);
 	pthread_mutex_unlock(&ledger->lock);
 	return rc;
 }
@@ -471,7 +473,7 @@ chunk_ledger_mismatched(struct chunk_ledger *ledger, uint32_t chunk)
 	TH_ASSERT(chunk < ledger->num_chunks && ledger->states[chunk] == LEDGER_TAKEN);
 	int rc = fetch_again(ledger, chunk);
 	if (rc == 0)
-		rc = settle(ledger);
+		rc = chunk_ledger_settle(ledger);
 	pthread_mutex_unlock(&ledger->lock);
 	return rc;
 }
@@ -497,10 +499,10 @@ chunk_ledger_digests(
 		xfer_part_add_digests(part, known, digests + (known - first), end - known);
 	for (uint32_t c = known; rc == 0 && c < end; c++) {
 		if (ledger->states[c] == LEDGER_ARRIVED)
-			rc = judge(ledger, c, &ledger->arrived[c]);
+			rc = chunk_ledger_judge(ledger, c, &ledger->arrived[c]);
 	}
 	if (rc == 0)
-		rc = settle(ledger);
+		rc = chunk_ledger_settle(ledger);
 	pthread_mutex_unlock(&ledger->lock);
 	return rc;
 }

@@ -30,7 +30,7 @@ leg_of(struct control *control)
 /* ---- the end ------------------------------------------------------------------------------ */
 
 static void
-end(struct leg_in *leg, enum transport_event_kind kind)
+leg_in_end(struct leg_in *leg, enum transport_event_kind kind)
 {
 	leg->state = LEG_IN_ENDING;
 	leg->result.kind = kind;
@@ -62,7 +62,7 @@ leg_in_settle(struct leg_in *leg)
 }
 
 static void
-fail(struct leg_in *leg, int code, bool source_failed, const char *text)
+leg_in_do_fail(struct leg_in *leg, int code, bool source_failed, const char *text)
 {
 	if (leg->state == LEG_IN_ENDING)
 		return;
@@ -74,19 +74,19 @@ fail(struct leg_in *leg, int code, bool source_failed, const char *text)
 		xfer_part_prefix(leg->part), xfer_part_table(leg->part)->num_chunks);
 	memcpy(leg->result.text, err.text, sizeof(leg->result.text));
 	count_up(&leg->transport->counters.legs_failed, 1);
-	end(leg, TRANSPORT_FAILED);
+	leg_in_end(leg, TRANSPORT_FAILED);
 }
 
 void
 leg_in_fail(struct leg_in *leg, int code, const char *text)
 {
-	fail(leg, code, true, text);
+	leg_in_do_fail(leg, code, true, text);
 }
 
 void
 leg_in_fail_ours(struct leg_in *leg, int code, const char *text)
 {
-	fail(leg, code, false, text);
+	leg_in_do_fail(leg, code, false, text);
 }
 
 void
@@ -132,7 +132,7 @@ put_alive(struct leg_in *leg)
 }
 
 static void
-complete(struct leg_in *leg)
+leg_in_complete(struct leg_in *leg)
 {
 	if (leg->state == LEG_IN_ENDING)
 		return;
@@ -143,7 +143,7 @@ complete(struct leg_in *leg)
 	stream_wake(&leg->control.stream);
 	/* The source may be gone by now, and the wake-up may have told: all bytes are here. */
 	if (leg->state != LEG_IN_ENDING)
-		end(leg, TRANSPORT_DONE);
+		leg_in_end(leg, TRANSPORT_DONE);
 }
 
 /* A connection ended: a failure of the leg, unless everything is here already. */
@@ -152,7 +152,7 @@ fail_by(struct leg_in *leg, int code)
 {
 	if (leg->state == LEG_IN_RUNNING &&
 		xfer_part_prefix(leg->part) == xfer_part_table(leg->part)->num_chunks)
-		complete(leg);
+		leg_in_complete(leg);
 	else if (code == TH_E_CHECKSUM)
 		leg_in_fail(leg, code, "its bytes do not match the published digests");
 	else if (code == TH_E_PROTOCOL)
@@ -171,7 +171,7 @@ leg_in_stop(struct leg_in *leg)
 		return;
 	leg->result.code = TH_E_CANCELLED;
 	snprintf(leg->result.text, sizeof(leg->result.text), "stopped");
-	end(leg, TRANSPORT_STOPPED);
+	leg_in_end(leg, TRANSPORT_STOPPED);
 }
 
 void
@@ -191,7 +191,7 @@ fail_stale(struct leg_in *leg)
 {
 	char text[TH_CTL_TEXT_BYTES];
 	int code = part_lost_text(leg->part, "our own memory can not be written any more", text);
-	fail(leg, code, false, text);
+	leg_in_do_fail(leg, code, false, text);
 }
 
 void
@@ -204,11 +204,11 @@ leg_in_fail_by(struct leg_in *leg, int code, bool own)
 	else if (code == TH_E_STALE_MEMORY)
 		fail_stale(leg);
 	else if (code == TH_E_MEMORY_KIND)
-		fail(leg, code, false,
+		leg_in_do_fail(leg, code, false,
 			"a descriptor of our own memory has O_APPEND: the bytes would go to the "
 			"end of the file");
 	else
-		fail(leg, th_code_or(code, TH_E_STALE_MEMORY), false,
+		leg_in_do_fail(leg, th_code_or(code, TH_E_STALE_MEMORY), false,
 			code == TH_E_LIMIT ? LIMIT_TEXT : th_strerror(code));
 }
 
@@ -267,7 +267,7 @@ say_way(const struct leg_in *leg, enum leg_way way, struct transport_event *ret_
 }
 
 static void
-run_last(struct loop_task *task)
+leg_in_run_last(struct loop_task *task)
 {
 	struct leg_in *leg = loop_container(task, struct leg_in, last_task);
 	struct transport *transport = leg->transport;
@@ -290,7 +290,7 @@ run_last(struct loop_task *task)
 }
 
 static bool
-fill_progress(struct event_node *node, struct transport_event *ret_event)
+leg_in_fill_progress(struct event_node *node, struct transport_event *ret_event)
 {
 	struct leg_in *leg = loop_container(node, struct leg_in, progress_node);
 	ret_event->kind = TRANSPORT_PROGRESS;
@@ -304,7 +304,7 @@ fill_progress(struct event_node *node, struct transport_event *ret_event)
 }
 
 static bool
-fill_last(struct event_node *node, struct transport_event *ret_event)
+leg_in_fill_last(struct event_node *node, struct transport_event *ret_event)
 {
 	struct leg_in *leg = loop_container(node, struct leg_in, last_node);
 	*ret_event = leg->result;
@@ -339,7 +339,7 @@ on_welcome(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	leg->deadline_ns = leg->running_ns;
 	loop_tick_at(leg->transport->acceptor, leg->deadline_ns);
 	if (xfer_part_prefix(leg->part) == table->num_chunks)
-		complete(leg);
+		leg_in_complete(leg);
 	else if (leg->reader)
 		reader_start(leg->reader, (frame->flags & FRAME_OFFERS_RDMA) != 0,
 			(frame->flags & FRAME_RDMA_LATER) != 0);
@@ -409,7 +409,7 @@ leg_in_kick(struct leg_in *leg)
 }
 
 static int
-take_digests(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
+leg_in_take_digests(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
 {
 	struct th_hash digests[DIGESTS_AT_ONCE];
 	uint32_t count = (uint32_t)(frame->bytes / 16);
@@ -428,7 +428,7 @@ take_digests(struct leg_in *leg, const struct frame *frame, const uint8_t *paylo
 	if (all & LEDGER_GREW)
 		events_post_soon(&leg->transport->events, &leg->progress_node);
 	if (all & LEDGER_COMPLETE)
-		complete(leg);
+		leg_in_complete(leg);
 	else if ((all & LEDGER_AGAIN) || (count > 0 && leg->ledger.reuse.on))
 		leg_in_kick(leg);
 	return 0;
@@ -447,7 +447,7 @@ on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payloa
 		if (!leg->conns[i]->leads)
 			kick_conn(leg->conns[i]);
 	}
-	int rc = take_digests(leg, frame, payload);
+	int rc = leg_in_take_digests(leg, frame, payload);
 	if (rc < 0 || leg->state == LEG_IN_ENDING)
 		return rc;
 	if (grew)
@@ -461,7 +461,7 @@ on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payloa
 }
 
 static int
-handle(struct control *control, const struct frame *frame, const uint8_t *payload)
+leg_in_handle(struct control *control, const struct frame *frame, const uint8_t *payload)
 {
 	struct leg_in *leg = leg_of(control);
 	if (frame->leg != leg->id)
@@ -485,7 +485,7 @@ refill(struct control *control)
 }
 
 static void
-broken(struct control *control, int code)
+leg_in_broken(struct control *control, int code)
 {
 	fail_by(leg_of(control), code);
 }
@@ -498,11 +498,11 @@ fail_without_rdma(struct leg_in *leg)
 	struct th_err err;
 	th_fail(&err, TH_E_NO_PATH, "RDMA is required and there is none: %s",
 		leg->fallback.text[0] ? leg->fallback.text : "this agent has none");
-	fail(leg, TH_E_NO_PATH, false, err.text);
+	leg_in_do_fail(leg, TH_E_NO_PATH, false, err.text);
 }
 
 static void
-connected(struct control *control)
+leg_in_connected(struct control *control)
 {
 	struct leg_in *leg = leg_of(control);
 	leg->reader = reader_new(leg);
@@ -541,7 +541,7 @@ run_looked(struct loop_task *task)
 	if (result & LEDGER_GREW)
 		events_post_soon(&leg->transport->events, &leg->progress_node);
 	if (result & LEDGER_COMPLETE)
-		complete(leg);
+		leg_in_complete(leg);
 	else if (result & LEDGER_AGAIN)
 		leg_in_kick(leg);
 }
@@ -549,7 +549,7 @@ run_looked(struct loop_task *task)
 static void
 run_complete(struct loop_task *task)
 {
-	complete(loop_container(task, struct leg_in, complete_task));
+	leg_in_complete(loop_container(task, struct leg_in, complete_task));
 }
 
 int
@@ -573,16 +573,16 @@ leg_in_new(struct transport *transport, uint64_t id, const char *address,
 	leg->verify = xfer_part_verify(part);
 	socket_name(&leg->address, leg->peer);
 	control_init(&leg->control, FRAME_PAYLOAD_MAX, UINT32_MAX);
-	leg->control.handle = handle;
+	leg->control.handle = leg_in_handle;
 	leg->control.refill = refill;
-	leg->control.broken = broken;
-	leg->control.connected = connected;
+	leg->control.broken = leg_in_broken;
+	leg->control.connected = leg_in_connected;
 	leg->complete_task.run = run_complete;
 	leg->looked_task.run = run_looked;
 	chunk_ledger_look(&leg->ledger, transport->acceptor, &leg->looked_task);
-	leg->last_task.run = run_last;
-	leg->progress_node.fill = fill_progress;
-	leg->last_node.fill = fill_last;
+	leg->last_task.run = leg_in_run_last;
+	leg->progress_node.fill = leg_in_fill_progress;
+	leg->last_node.fill = leg_in_fill_last;
 	leg->result.leg = id;
 	*ret_leg = leg;
 	return 0;

@@ -62,7 +62,7 @@ close_conn(struct data_out *conn, bool reset)
 }
 
 static void
-end(struct leg_out *leg, int code, const char *text, bool reset)
+leg_out_end(struct leg_out *leg, int code, const char *text, bool reset)
 {
 	if (leg->ending)
 		return;
@@ -105,7 +105,7 @@ leg_out_fence(struct leg_out *leg)
 	}
 	count_up(&leg->transport->counters.legs_fenced, 1);
 	/* A reset: what the kernel has queued shall not arrive any more either. */
-	end(leg, TH_E_CANCELLED, "fenced", true);
+	leg_out_end(leg, TH_E_CANCELLED, "fenced", true);
 }
 
 /* The reader is told why, so that it need not guess: another source may do better. */
@@ -129,14 +129,14 @@ say_lost(struct leg_out *leg, int code, uint32_t row)
 		control_put(&leg->control, &frame, (const uint8_t *)text);
 		stream_wake(&leg->control.stream);
 	}
-	end(leg, leg->lost_code, text, false); /* unless the wake-up has ended it */
+	leg_out_end(leg, leg->lost_code, text, false); /* unless the wake-up has ended it */
 }
 
 void
 leg_out_lost(struct leg_out *leg, int code, uint32_t row)
 {
 	if (code == TH_E_PROTOCOL)
-		end(leg, code, "the reader broke the data protocol", true);
+		leg_out_end(leg, code, "the reader broke the data protocol", true);
 	else
 		say_lost(leg, code, row);
 }
@@ -154,7 +154,7 @@ void
 leg_out_conn_broken(struct leg_out *leg, struct data_out *conn)
 {
 	if (conn->code == TH_E_PROTOCOL) {
-		end(leg, TH_E_PROTOCOL, "the reader broke the data protocol", true);
+		leg_out_end(leg, TH_E_PROTOCOL, "the reader broke the data protocol", true);
 		return;
 	}
 	if (conn->own) {
@@ -180,7 +180,7 @@ leg_out_conn_gone(struct leg_out *leg, struct data_out *conn)
 }
 
 static void
-run_last(struct loop_task *task)
+leg_out_run_last(struct loop_task *task)
 {
 	struct leg_out *leg = loop_container(task, struct leg_out, last_task);
 	struct transport *transport = leg->transport;
@@ -200,7 +200,7 @@ run_last(struct loop_task *task)
 }
 
 static bool
-fill_last(struct event_node *node, struct transport_event *ret_event)
+leg_out_fill_last(struct event_node *node, struct transport_event *ret_event)
 {
 	struct leg_out *leg = loop_container(node, struct leg_out, last_node);
 	*ret_event = leg->result;
@@ -225,7 +225,7 @@ fill_stall(struct event_node *node, struct transport_event *ret_event)
 }
 
 static bool
-fill_changed(struct event_node *node, struct transport_event *ret_event)
+leg_out_fill_changed(struct event_node *node, struct transport_event *ret_event)
 {
 	struct leg_out *leg = loop_container(node, struct leg_out, changed_node);
 	ret_event->kind = TRANSPORT_CHANGED;
@@ -259,7 +259,7 @@ on_alive(struct leg_out *leg, uint32_t looks)
 }
 
 static int
-handle(struct control *control, const struct frame *frame, const uint8_t *payload)
+leg_out_handle(struct control *control, const struct frame *frame, const uint8_t *payload)
 {
 	struct leg_out *leg = leg_of(control);
 	if (frame->leg != leg->reader_leg)
@@ -269,18 +269,18 @@ handle(struct control *control, const struct frame *frame, const uint8_t *payloa
 	if (frame->kind != FRAME_BYE)
 		return source_frame(leg->source, frame, payload);
 	TH_FP(leg_out_bye);
-	end(leg, 0, "the reader has all it wanted", false);
+	leg_out_end(leg, 0, "the reader has all it wanted", false);
 	return 0;
 }
 
 static void
-broken(struct control *control, int code)
+leg_out_broken(struct control *control, int code)
 {
 	struct leg_out *leg = leg_of(control);
 	if (code == TH_E_PROTOCOL)
-		end(leg, code, "the reader broke the data protocol", true);
+		leg_out_end(leg, code, "the reader broke the data protocol", true);
 	else
-		end(leg, TH_E_NO_PATH, "the reader is gone", true);
+		leg_out_end(leg, TH_E_NO_PATH, "the reader is gone", true);
 }
 
 static bool
@@ -387,17 +387,17 @@ leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part)
 	pthread_mutex_init(&leg->lock, NULL);
 	control_init(&leg->control, OUT_PAYLOAD_MAX,
 		1u << FRAME_RDMA_OFFER | 1u << FRAME_RDMA_DECLINE | 1u << FRAME_ALIVE);
-	leg->control.handle = handle;
+	leg->control.handle = leg_out_handle;
 	leg->control.refill = refill;
-	leg->control.broken = broken;
+	leg->control.broken = leg_out_broken;
 	leg->asked =
 		th_calloc(th_max_u32(xfer_part_table(part)->num_chunks, 1), sizeof(leg->asked[0]));
 	leg->changed_task.run = run_changed;
 	leg->progress_task.run = run_progress;
-	leg->last_task.run = run_last;
+	leg->last_task.run = leg_out_run_last;
 	leg->stall_node.fill = fill_stall;
-	leg->changed_node.fill = fill_changed;
-	leg->last_node.fill = fill_last;
+	leg->changed_node.fill = leg_out_fill_changed;
+	leg->last_node.fill = leg_out_fill_last;
 	leg->result.kind = TRANSPORT_ENDED;
 	leg->result.leg = id;
 	memcpy(leg->result.transport, "tcp", 4);
@@ -424,7 +424,7 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 	leg->late_reads = verifies && leg->verify && fd >= 0 && may_send_files(transport, fd);
 	leg->started_ns = th_now_ns();
 	if (fd < 0) {
-		end(leg, TH_E_NO_PATH, "the reader was gone before it was served", false);
+		leg_out_end(leg, TH_E_NO_PATH, "the reader was gone before it was served", false);
 		return;
 	}
 	struct sockaddr_storage address = {0};
@@ -448,7 +448,7 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 	control_put(&leg->control, &frame, payload);
 	int rc = control_open(&leg->control, transport->acceptor, fd, false);
 	if (rc < 0) {
-		end(leg, rc, th_strerror(rc), false);
+		leg_out_end(leg, rc, th_strerror(rc), false);
 		return;
 	}
 	TH_FP(leg_out_hello);
@@ -469,7 +469,7 @@ leg_out_join(struct leg_out *leg, int fd)
 {
 	if (leg->num_conns == CONNECTIONS_MAX) {
 		th_fd_close(&fd);
-		end(leg, TH_E_PROTOCOL, "the reader opened too many connections", true);
+		leg_out_end(leg, TH_E_PROTOCOL, "the reader opened too many connections", true);
 		return;
 	}
 	struct data_out *conn = data_out_new(leg, acceptor_next_mover(leg->transport), fd);

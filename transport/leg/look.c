@@ -54,7 +54,7 @@ looks_new(struct xfer_part *part, struct loop *loop, struct loop_task *back)
 }
 
 static void
-destroy(struct looks *looks)
+look_destroy(struct looks *looks)
 {
 	for (uint32_t i = 0; i < LOOKS_MAX; i++)
 		spans_fini(&looks->all[i].spans);
@@ -80,12 +80,12 @@ looks_free(struct looks *looks)
 	bool busy = looks->busy > 0;
 	pthread_mutex_unlock(&looks->lock);
 	if (!busy)
-		destroy(looks);
+		look_destroy(looks);
 }
 
 /* On the GPU's thread. Posted under the lock: without it the loop could be gone by then. */
 static void
-done(struct gpu_request *request)
+look_done(struct gpu_request *request)
 {
 	struct look *look = loop_container(request, struct look, request);
 	struct looks *looks = look->looks;
@@ -98,7 +98,7 @@ done(struct gpu_request *request)
 	bool last = --looks->busy == 0 && looks->freed;
 	pthread_mutex_unlock(&looks->lock);
 	if (last)
-		destroy(looks);
+		look_destroy(looks);
 }
 
 /* NULL: stopped. */
@@ -140,7 +140,7 @@ looks_begin(struct looks *looks, const uint32_t *chunks, uint32_t count)
 		.hashes = true,
 		.chunks = look->chunks,
 		.num_chunks = begun,
-		.done = done};
+		.done = look_done};
 	gpu_submit(&look->request);
 	return begun;
 }

@@ -53,7 +53,7 @@ part_lost_text(struct xfer_part *part, const char *what, char ret_text[TH_CTL_TE
 
 /* Any thread, with the lock of a part held. */
 static void
-part_changed(void *arg)
+block_copy_part_changed(void *arg)
 {
 	struct block_copy *block_copy = arg;
 	loop_post(block_copy->loop, &block_copy->kick_task);
@@ -111,16 +111,16 @@ block_copy_fail(struct block_copy *block_copy, int error, uint32_t row, bool sou
 
 /* When nothing can be written any more. */
 static void
-finish(struct block_copy *block_copy)
+block_copy_finish(struct block_copy *block_copy)
 {
 	bool writes = block_copy->part && !xfer_part_orphaned(block_copy->part);
 	if (block_copy->ended || (writes && block_copy_gpu_busy(block_copy)) ||
 		(writes && block_copy->writes && ferry_busy(block_copy->writes)))
 		return;
 	block_copy->ended = true;
-	xfer_part_unwatch(block_copy->source, part_changed, block_copy);
+	xfer_part_unwatch(block_copy->source, block_copy_part_changed, block_copy);
 	if (block_copy->part)
-		xfer_part_unwatch(block_copy->part, part_changed, block_copy);
+		xfer_part_unwatch(block_copy->part, block_copy_part_changed, block_copy);
 	if (block_copy->part)
 		chunk_ledger_look_stop(&block_copy->ledger);
 	ferry_abandon(block_copy->reads);
@@ -150,7 +150,7 @@ name_way(const struct block_copy *block_copy, struct transport_event *event)
 }
 
 static void
-run_last(struct loop_task *task)
+block_copy_run_last(struct loop_task *task)
 {
 	struct block_copy *block_copy = loop_container(task, struct block_copy, last_task);
 	struct block_copies *block_copies = block_copy->block_copies;
@@ -177,7 +177,7 @@ run_last(struct loop_task *task)
 }
 
 static bool
-fill_progress(struct event_node *node, struct transport_event *ret_event)
+block_copy_fill_progress(struct event_node *node, struct transport_event *ret_event)
 {
 	struct block_copy *block_copy = loop_container(node, struct block_copy, progress_node);
 	ret_event->kind = TRANSPORT_PROGRESS;
@@ -188,7 +188,7 @@ fill_progress(struct event_node *node, struct transport_event *ret_event)
 }
 
 static bool
-fill_changed(struct event_node *node, struct transport_event *ret_event)
+block_copy_fill_changed(struct event_node *node, struct transport_event *ret_event)
 {
 	struct block_copy *block_copy = loop_container(node, struct block_copy, changed_node);
 	ret_event->kind = TRANSPORT_CHANGED;
@@ -199,7 +199,7 @@ fill_changed(struct event_node *node, struct transport_event *ret_event)
 }
 
 static bool
-fill_last(struct event_node *node, struct transport_event *ret_event)
+block_copy_fill_last(struct event_node *node, struct transport_event *ret_event)
 {
 	struct block_copy *block_copy = loop_container(node, struct block_copy, last_node);
 	*ret_event = block_copy->result;
@@ -226,7 +226,7 @@ hash(struct block_copy *block_copy, struct ferry_block *block)
  * written to what it had published. There is no way on which it could have been damaged.
  */
 static bool
-still_published(struct block_copy *block_copy, const struct ferry_block *block)
+block_copy_still_published(struct block_copy *block_copy, const struct ferry_block *block)
 {
 	if (!block->last || !block_copy->verify || !block_copy->part ||
 		th_hash_equal(block->digest, *xfer_part_digest(block_copy->source, block->chunk)))
@@ -285,7 +285,8 @@ take_read(struct block_copy *block_copy)
 			block_copy_fail(block_copy, block->code, block->row, true);
 		else if (block_copy->verify)
 			hash(block_copy, block);
-		if (block->code < 0 || !block_copy->part || !still_published(block_copy, block)) {
+		if (block->code < 0 || !block_copy->part ||
+			!block_copy_still_published(block_copy, block)) {
 			if (!block_copy->part && block->code == 0 && block->last)
 				block_copy_hashed(block_copy, block->chunk, &block->digest);
 			ferry_put_back(block_copy->blocks, block);
@@ -297,7 +298,7 @@ take_read(struct block_copy *block_copy)
 }
 
 static void
-judge(struct block_copy *block_copy, int result)
+block_copy_judge(struct block_copy *block_copy, int result)
 {
 	if (result < 0) {
 		block_copy_end(block_copy, TRANSPORT_FAILED, result, true,
@@ -315,8 +316,8 @@ void
 block_copy_arrived(struct block_copy *block_copy, uint32_t chunk, const struct th_hash *digest)
 {
 	local_pass_points(block_copy->part, chunk);
-	judge(block_copy, chunk_ledger_arrived(
-				  &block_copy->ledger, chunk, block_copy->verify ? digest : NULL));
+	block_copy_judge(block_copy, chunk_ledger_arrived(&block_copy->ledger, chunk,
+					     block_copy->verify ? digest : NULL));
 }
 
 static void
@@ -336,17 +337,17 @@ static void
 take_looks(struct block_copy *block_copy)
 {
 	if (block_copy->part && !block_copy->ending)
-		judge(block_copy, chunk_ledger_looked(&block_copy->ledger));
+		block_copy_judge(block_copy, chunk_ledger_looked(&block_copy->ledger));
 }
 
 /* The publisher's digests, as far as the source knows them. */
 static void
-take_digests(struct block_copy *block_copy)
+block_copy_take_digests(struct block_copy *block_copy)
 {
 	uint32_t known = xfer_part_digest_count(block_copy->source);
 	uint32_t have = xfer_part_digest_count(block_copy->part);
 	if (block_copy->verify && known > have)
-		judge(block_copy,
+		block_copy_judge(block_copy,
 			chunk_ledger_digests(&block_copy->ledger, have,
 				xfer_part_digest(block_copy->source, have), known - have));
 }
@@ -369,7 +370,7 @@ take_chunk(struct block_copy *block_copy)
 	bool failed = xfer_part_failed(block_copy->source);
 	uint32_t limit = xfer_part_prefix(block_copy->source);
 	int result;
-	take_digests(block_copy);
+	block_copy_take_digests(block_copy);
 	for (uint32_t reused = 0; !block_copy->ending; reused++) {
 		if (reused == REUSED_AT_ONCE) {
 			loop_post(block_copy->loop, &block_copy->kick_task);
@@ -382,7 +383,7 @@ take_chunk(struct block_copy *block_copy)
 		}
 		if (!chunk_ledger_reuse(&block_copy->ledger, block_copy->chunk, &result))
 			return true;
-		judge(block_copy, result);
+		block_copy_judge(block_copy, result);
 	}
 	return false;
 }
@@ -404,7 +405,7 @@ block_copy_next_chunk(struct block_copy *block_copy)
 }
 
 static void
-feed(struct block_copy *block_copy)
+block_copy_feed(struct block_copy *block_copy)
 {
 	const struct chunk_table *table = xfer_part_table(block_copy->source);
 	struct ferry_block *block;
@@ -443,12 +444,12 @@ start_ferries(struct block_copy *block_copy)
 }
 
 static void
-start(struct block_copy *block_copy)
+block_copy_start(struct block_copy *block_copy)
 {
 	block_copy->started = true;
-	xfer_part_watch(block_copy->source, part_changed, block_copy);
+	xfer_part_watch(block_copy->source, block_copy_part_changed, block_copy);
 	if (block_copy->part)
-		xfer_part_watch(block_copy->part, part_changed, block_copy);
+		xfer_part_watch(block_copy->part, block_copy_part_changed, block_copy);
 	if (block_copy->part && xfer_part_prefix(block_copy->part) ==
 					xfer_part_table(block_copy->part)->num_chunks) {
 		block_copy_end(block_copy, TRANSPORT_DONE, 0, false, "");
@@ -475,17 +476,17 @@ run_ferries(struct block_copy *block_copy)
 		take_read(block_copy);
 	take_written(block_copy);
 	if (!block_copy->ending)
-		feed(block_copy);
+		block_copy_feed(block_copy);
 }
 
 static void
-run_kick(struct loop_task *task)
+block_copy_run_kick(struct loop_task *task)
 {
 	struct block_copy *block_copy = loop_container(task, struct block_copy, kick_task);
 	if (block_copy->ended)
 		return;
 	if (!block_copy->started)
-		start(block_copy);
+		block_copy_start(block_copy);
 	if (__atomic_load_n(&block_copy->stop, __ATOMIC_RELAXED))
 		stop(block_copy);
 	take_looks(block_copy);
@@ -494,7 +495,7 @@ run_kick(struct loop_task *task)
 	if (!block_copy->gpu)
 		run_ferries(block_copy);
 	if (block_copy->ending)
-		finish(block_copy);
+		block_copy_finish(block_copy);
 }
 
 /* ---- calls of the shell ------------------------------------------------------------------- */
@@ -508,19 +509,19 @@ new_block_copy(struct block_copies *block_copies, uint64_t id, struct xfer_part 
 	block_copy->id = id;
 	block_copy->source = xfer_part_retain(source);
 	block_copy->next_chunk = xfer_part_prefix(source);
-	block_copy->kick_task.run = run_kick;
+	block_copy->kick_task.run = block_copy_run_kick;
 	block_copy->leave_task.run = run_leave;
-	block_copy->last_task.run = run_last;
-	block_copy->progress_node.fill = fill_progress;
-	block_copy->changed_node.fill = fill_changed;
-	block_copy->last_node.fill = fill_last;
+	block_copy->last_task.run = block_copy_run_last;
+	block_copy->progress_node.fill = block_copy_fill_progress;
+	block_copy->changed_node.fill = block_copy_fill_changed;
+	block_copy->last_node.fill = block_copy_fill_last;
 	block_copy->started_ns = th_now_ns();
 	block_copy->loop = transport->movers[block_copies->next_mover++ % transport->num_movers];
 	return block_copy;
 }
 
 static void
-launch(struct block_copies *block_copies, struct block_copy *block_copy)
+block_copy_launch(struct block_copies *block_copies, struct block_copy *block_copy)
 {
 	pthread_mutex_lock(&block_copies->lock);
 	LIST_INSERT_HEAD(&block_copies->list, block_copy, entry);
@@ -547,7 +548,7 @@ block_copy_copy(struct block_copies *block_copies, uint64_t leg, struct xfer_par
 	block_copy->result.leg = leg;
 	block_copy->result.row = UINT32_MAX;
 	count_up(&counters->legs_in, 1);
-	launch(block_copies, block_copy);
+	block_copy_launch(block_copies, block_copy);
 	return 0;
 }
 
@@ -557,7 +558,7 @@ block_copy_hash(struct block_copies *block_copies, uint64_t tag, struct xfer_par
 	struct block_copy *block_copy = new_block_copy(block_copies, tag, part);
 	block_copy->verify = true;
 	block_copy->result.tag = tag;
-	launch(block_copies, block_copy);
+	block_copy_launch(block_copies, block_copy);
 }
 
 /* Under the lock: it is in the list, so its last task was not posted yet. */

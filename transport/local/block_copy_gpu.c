@@ -72,7 +72,7 @@ struct block_copy_gpu {
 };
 
 static enum lane_state
-state_of(struct lane *lane)
+block_copy_gpu_state_of(struct lane *lane)
 {
 	pthread_mutex_lock(&lane->gpu->lock);
 	enum lane_state state = lane->state;
@@ -81,7 +81,7 @@ state_of(struct lane *lane)
 }
 
 static void
-destroy(struct block_copy_gpu *gpu)
+block_copy_gpu_destroy(struct block_copy_gpu *gpu)
 {
 	for (uint32_t i = 0; i < gpu->num_lanes; i++) {
 		spans_fini(&gpu->lanes[i].from);
@@ -93,7 +93,7 @@ destroy(struct block_copy_gpu *gpu)
 
 /* On the GPU's thread. Posted under the lock: without it the block_copy could be gone by then. */
 static void
-done(struct gpu_request *request)
+block_copy_gpu_done(struct gpu_request *request)
 {
 	struct lane *lane = loop_container(request, struct lane, request);
 	struct block_copy_gpu *gpu = lane->gpu;
@@ -104,12 +104,12 @@ done(struct gpu_request *request)
 		loop_post(gpu->block_copy->loop, &gpu->block_copy->kick_task);
 	pthread_mutex_unlock(&gpu->lock);
 	if (last)
-		destroy(gpu);
+		block_copy_gpu_destroy(gpu);
 }
 
 /* So many of the lane's chunks, from the one that it is at on. */
 static void
-submit(struct lane *lane, enum gpu_run_op op, uint32_t count)
+block_copy_gpu_submit(struct lane *lane, enum gpu_run_op op, uint32_t count)
 {
 	lane->request = (struct gpu_request){.op = op,
 		.from = lane->from.spans,
@@ -117,7 +117,7 @@ submit(struct lane *lane, enum gpu_run_op op, uint32_t count)
 		.hashes = lane->gpu->block_copy->verify,
 		.chunks = &lane->chunks[lane->at],
 		.num_chunks = count,
-		.done = done};
+		.done = block_copy_gpu_done};
 	for (uint32_t i = 0; i < count; i++)
 		lane->request.bytes += lane->request.chunks[i].bytes;
 	if (op == GPU_COPY || op == GPU_WRITE) {
@@ -148,7 +148,7 @@ free_lane(struct lane *lane)
 /* ---- what was done ------------------------------------------------------------------------- */
 
 static void
-leave(struct lane *lane, const char *why)
+block_copy_gpu_leave(struct lane *lane, const char *why)
 {
 	struct block_copy *block_copy = lane->gpu->block_copy;
 	if (!lane->gpu->leaving)
@@ -209,7 +209,7 @@ look_at_host(struct lane *lane)
 
 /* At the next chunk at the source. False: there is none, or no need. */
 static bool
-look(struct lane *lane)
+block_copy_gpu_look(struct lane *lane)
 {
 	struct block_copy *block_copy = lane->gpu->block_copy;
 	if (block_copy->ending || lane->at == lane->count)
@@ -222,7 +222,7 @@ look(struct lane *lane)
 	(void)spans_chunk(&lane->from, block_copy->source, lane->numbers[lane->at]);
 	lane->copied = lane->chunks[lane->at].digest;
 	lane->looking = true;
-	submit(lane, GPU_HASH, 1);
+	block_copy_gpu_submit(lane, GPU_HASH, 1);
 	return true;
 }
 
@@ -252,7 +252,7 @@ take_copy(struct lane *lane)
 {
 	const struct gpu_request *request = &lane->request;
 	if (request->code == TH_E_MEMORY_KIND) {
-		leave(lane, request->text);
+		block_copy_gpu_leave(lane, request->text);
 		return false;
 	}
 	memcpy(lane->why, request->text, sizeof(lane->why));
@@ -261,7 +261,7 @@ take_copy(struct lane *lane)
 		block_copy_moved(lane->gpu->block_copy, request->bytes);
 		take_right(lane);
 	}
-	return look(lane);
+	return block_copy_gpu_look(lane);
 }
 
 /* The source was looked at. Likewise. */
@@ -283,7 +283,7 @@ take_look(struct lane *lane)
 		block_copy_changed(block_copy, number);
 	else if (lane->code == 0)
 		arrived(lane, number, &lane->copied);
-	return look(lane);
+	return block_copy_gpu_look(lane);
 }
 
 /* Likewise. */
@@ -295,7 +295,7 @@ take_hash(struct lane *lane)
 	if (gpu->block_copy->ending || gpu->leaving)
 		return false;
 	if (request->code == TH_E_MEMORY_KIND) {
-		leave(lane, request->text);
+		block_copy_gpu_leave(lane, request->text);
 		return false;
 	}
 	if (request->code < 0 && request->num_chunks == 1) {
@@ -307,15 +307,15 @@ take_hash(struct lane *lane)
 		block_copy_hashed(
 			gpu->block_copy, lane->numbers[lane->at], &lane->chunks[lane->at].digest);
 	}
-	return look(lane);
+	return block_copy_gpu_look(lane);
 }
 
 static void
-take(struct block_copy_gpu *gpu)
+block_copy_gpu_take(struct block_copy_gpu *gpu)
 {
 	for (uint32_t i = 0; i < gpu->num_lanes; i++) {
 		struct lane *lane = &gpu->lanes[i];
-		if (state_of(lane) != LANE_DONE)
+		if (block_copy_gpu_state_of(lane) != LANE_DONE)
 			continue;
 		if (lane->looking ? !take_look(lane) : !take_copy(lane))
 			free_lane(lane);
@@ -332,7 +332,7 @@ take_hashes(struct block_copy_gpu *gpu)
 		for (uint32_t i = 0; i < gpu->num_lanes; i++) {
 			struct lane *lane = &gpu->lanes[i];
 			bool over = gpu->block_copy->ending || gpu->leaving;
-			if (state_of(lane) != LANE_DONE ||
+			if (block_copy_gpu_state_of(lane) != LANE_DONE ||
 				(!over && lane->numbers[lane->at] != gpu->hashed))
 				continue;
 			if (!take_hash(lane))
@@ -348,7 +348,7 @@ static struct lane *
 find_free(struct block_copy_gpu *gpu)
 {
 	for (uint32_t i = 0; i < gpu->num_lanes; i++) {
-		if (state_of(&gpu->lanes[i]) == LANE_FREE)
+		if (block_copy_gpu_state_of(&gpu->lanes[i]) == LANE_FREE)
 			return &gpu->lanes[i];
 	}
 	return NULL;
@@ -408,13 +408,13 @@ add_chunk(struct lane *lane)
 	lane->numbers[lane->count] = chunk;
 	lane->chunks[lane->count++].bytes = chunk_bytes(xfer_part_table(block_copy->source), chunk);
 	if (why)
-		leave(lane, why);
+		block_copy_gpu_leave(lane, why);
 	return !why;
 }
 
 /* A group of what is there now: never waits for more, nor takes more ranges than a message. */
 static bool
-fill(struct lane *lane)
+block_copy_gpu_fill(struct lane *lane)
 {
 	struct block_copy_gpu *gpu = lane->gpu;
 	struct block_copy *block_copy = gpu->block_copy;
@@ -438,12 +438,12 @@ fill(struct lane *lane)
 }
 
 static void
-feed(struct block_copy_gpu *gpu)
+block_copy_gpu_feed(struct block_copy_gpu *gpu)
 {
 	struct lane *lane;
 	while (!gpu->block_copy->ending && !gpu->leaving && (lane = find_free(gpu)) != NULL &&
-		fill(lane))
-		submit(lane, gpu->op, lane->count);
+		block_copy_gpu_fill(lane))
+		block_copy_gpu_submit(lane, gpu->op, lane->count);
 }
 
 bool
@@ -482,10 +482,10 @@ block_copy_gpu_run(struct block_copy *block_copy)
 {
 	struct block_copy_gpu *gpu = block_copy->gpu;
 	if (block_copy->part)
-		take(gpu);
+		block_copy_gpu_take(gpu);
 	else
 		take_hashes(gpu);
-	feed(gpu);
+	block_copy_gpu_feed(gpu);
 	if (!gpu->leaving || block_copy_gpu_busy(block_copy))
 		return true;
 	block_copy->next_chunk = gpu->hashed;
@@ -499,7 +499,7 @@ block_copy_gpu_busy(struct block_copy *block_copy)
 {
 	struct block_copy_gpu *gpu = block_copy->gpu;
 	for (uint32_t i = 0; gpu && i < gpu->num_lanes; i++) {
-		if (state_of(&gpu->lanes[i]) != LANE_FREE)
+		if (block_copy_gpu_state_of(&gpu->lanes[i]) != LANE_FREE)
 			return true;
 	}
 	return false;
@@ -517,5 +517,5 @@ block_copy_gpu_free(struct block_copy *block_copy)
 	bool busy = gpu->busy > 0;
 	pthread_mutex_unlock(&gpu->lock);
 	if (!busy)
-		destroy(gpu);
+		block_copy_gpu_destroy(gpu);
 }

@@ -77,7 +77,7 @@ source_grew(void *arg)
 
 /* Under the lock: the first end counts. True: nobody works on it, the caller takes it down. */
 static bool
-end(struct copy_leg *leg, enum transport_event_kind kind, int code, const char *text)
+local_end(struct copy_leg *leg, enum transport_event_kind kind, int code, const char *text)
 {
 	if (__atomic_load_n(&leg->ending, __ATOMIC_RELAXED))
 		return false;
@@ -112,7 +112,7 @@ take_down(struct copy_leg *leg)
 }
 
 static bool
-fill_progress(struct event_node *node, struct transport_event *ret_event)
+local_fill_progress(struct event_node *node, struct transport_event *ret_event)
 {
 	struct copy_leg *leg = loop_container(node, struct copy_leg, progress_node);
 	ret_event->kind = TRANSPORT_PROGRESS;
@@ -123,7 +123,7 @@ fill_progress(struct event_node *node, struct transport_event *ret_event)
 }
 
 static bool
-fill_changed(struct event_node *node, struct transport_event *ret_event)
+local_fill_changed(struct event_node *node, struct transport_event *ret_event)
 {
 	struct copy_leg *leg = loop_container(node, struct copy_leg, changed_node);
 	ret_event->kind = TRANSPORT_CHANGED;
@@ -134,7 +134,7 @@ fill_changed(struct event_node *node, struct transport_event *ret_event)
 }
 
 static bool
-fill_last(struct event_node *node, struct transport_event *ret_event)
+local_fill_last(struct event_node *node, struct transport_event *ret_event)
 {
 	struct copy_leg *leg = loop_container(node, struct copy_leg, last_node);
 	*ret_event = leg->result;
@@ -212,7 +212,7 @@ copy_chunk(struct copy_leg *leg, uint32_t chunk, struct th_hash *ret_digest, boo
 
 /* The publisher's digests, as far as the source knows them. */
 static int
-take_digests(struct copy_leg *leg)
+local_take_digests(struct copy_leg *leg)
 {
 	uint32_t known = xfer_part_digest_count(leg->source);
 	uint32_t have = xfer_part_digest_count(leg->part);
@@ -248,14 +248,14 @@ local_pass_points(const struct xfer_part *part, uint32_t chunk)
 
 /* One chunk. False: there was none to copy; a code then is true of a leg that nobody works on. */
 static bool
-work(struct copy_leg *leg, int *ret_result, bool *ret_source)
+local_work(struct copy_leg *leg, int *ret_result, bool *ret_source)
 {
 	uint32_t chunk;
 	struct th_hash digest;
 	/* First: the prefix is the last one then, and the digests below it are known. */
 	bool failed = xfer_part_failed(leg->source);
 	uint32_t limit = xfer_part_prefix(leg->source);
-	int result = take_digests(leg);
+	int result = local_take_digests(leg);
 	*ret_result = result;
 	if (result < 0)
 		return true;
@@ -307,7 +307,7 @@ pick(struct local *local)
 
 /* Under the lock, after a chunk. True: the caller takes the leg down. */
 static bool
-settle(struct copy_leg *leg, bool worked, uint64_t wakes, int result, bool source)
+local_settle(struct copy_leg *leg, bool worked, uint64_t wakes, int result, bool source)
 {
 	leg->active--;
 	if (!worked && leg->wakes == wakes)
@@ -329,7 +329,7 @@ settle(struct copy_leg *leg, bool worked, uint64_t wakes, int result, bool sourc
 		return true;
 	}
 	if (result < 0) {
-		bool down = end(leg, TRANSPORT_FAILED, result,
+		bool down = local_end(leg, TRANSPORT_FAILED, result,
 			result == TH_E_STALE_MEMORY && source
 				? "the memory of the source can not be read any more"
 			: result == TH_E_STALE_MEMORY ? "our own memory can not be written any more"
@@ -340,7 +340,7 @@ settle(struct copy_leg *leg, bool worked, uint64_t wakes, int result, bool sourc
 		return down;
 	}
 	if (result & LEDGER_COMPLETE)
-		return end(leg, TRANSPORT_DONE, 0, "");
+		return local_end(leg, TRANSPORT_DONE, 0, "");
 	return false;
 }
 
@@ -359,9 +359,9 @@ local_main(void *arg)
 		int result = 0;
 		bool source = true;
 		pthread_mutex_unlock(&local->lock);
-		bool worked = work(leg, &result, &source);
+		bool worked = local_work(leg, &result, &source);
 		pthread_mutex_lock(&local->lock);
-		if (settle(leg, worked, wakes, result, source)) {
+		if (local_settle(leg, worked, wakes, result, source)) {
 			pthread_mutex_unlock(&local->lock);
 			take_down(leg);
 			pthread_mutex_lock(&local->lock);
@@ -396,9 +396,9 @@ local_copy(struct local *local, uint64_t id, struct xfer_part *source, struct xf
 	leg->part = xfer_part_retain(part);
 	leg->verify = xfer_part_verify(part);
 	leg->started_ns = th_now_ns();
-	leg->progress_node.fill = fill_progress;
-	leg->changed_node.fill = fill_changed;
-	leg->last_node.fill = fill_last;
+	leg->progress_node.fill = local_fill_progress;
+	leg->changed_node.fill = local_fill_changed;
+	leg->last_node.fill = local_fill_last;
 	leg->result.leg = id;
 	leg->result.row = UINT32_MAX;
 	memcpy(leg->result.transport, "local", 6);
@@ -408,7 +408,7 @@ local_copy(struct local *local, uint64_t id, struct xfer_part *source, struct xf
 	bool whole = xfer_part_prefix(part) == to->num_chunks;
 	pthread_mutex_lock(&local->lock);
 	TAILQ_INSERT_TAIL(&local->legs, leg, entry);
-	bool down = whole && end(leg, TRANSPORT_DONE, 0, "");
+	bool down = whole && local_end(leg, TRANSPORT_DONE, 0, "");
 	pthread_cond_broadcast(&local->work);
 	pthread_mutex_unlock(&local->lock);
 	if (down)
@@ -426,7 +426,7 @@ local_stop(struct local *local, uint64_t id)
 		if (leg->id == id)
 			break;
 	}
-	bool down = leg && end(leg, TRANSPORT_STOPPED, TH_E_CANCELLED, "stopped");
+	bool down = leg && local_end(leg, TRANSPORT_STOPPED, TH_E_CANCELLED, "stopped");
 	pthread_mutex_unlock(&local->lock);
 	if (down)
 		take_down(leg);

@@ -36,7 +36,7 @@ static uint32_t running; /* guarded by lock */
 static __thread bool on_thread;
 
 static int
-compare(const void *a, const void *b)
+crew_compare(const void *a, const void *b)
 {
 	int x = *(const int *)a, y = *(const int *)b;
 	return (x > y) - (x < y);
@@ -50,7 +50,7 @@ close_gap(unsigned first, unsigned last, unsigned flags)
 
 /* What cannot be fetched is not there, as if its maker had taken it away. */
 static void
-fetch(const int *fds, uint32_t count)
+crew_fetch(const int *fds, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++) {
 		int rc = bare_fetch(fds[i]);
@@ -69,11 +69,11 @@ fetch(const int *fds, uint32_t count)
 static void
 leave_descriptors(int *fds, uint32_t count)
 {
-	qsort(fds, count, sizeof(fds[0]), compare);
+	qsort(fds, count, sizeof(fds[0]), crew_compare);
 	unsigned last = count > 0 ? (unsigned)fds[count - 1] : 0;
 	bool bare = bare_begin();
 	if (bare)
-		fetch(fds, count);
+		crew_fetch(fds, count);
 	else if (close_gap(last + 1, ~0u, CLOSE_RANGE_UNSHARE) < 0)
 		return;
 	unsigned from = 0;
@@ -108,7 +108,7 @@ crew_main(void *arg)
 }
 
 static bool
-reserve(void)
+crew_reserve(void)
 {
 	pthread_mutex_lock(&lock);
 	bool room = running < CREW_MAX;
@@ -132,7 +132,7 @@ crew_start(void (*run)(void *arg), void *arg, int *fds, uint32_t count)
 	pthread_t thread;
 	sigset_t mask, before;
 	struct start *start = malloc(sizeof(*start));
-	if (!start || !reserve()) {
+	if (!start || !crew_reserve()) {
 		free(fds);
 		free(start);
 		return start ? TH_E_LIMIT : -ENOMEM;

@@ -66,14 +66,14 @@ drop_all(struct ferry_block *block)
 
 /* Under the lock. What is copied or hashed now is for nobody. */
 static bool
-is_over(const struct ferry *ferry)
+ferry_is_over(const struct ferry *ferry)
 {
 	return ferry->abandoned || __atomic_load_n(&ferry->hurry, __ATOMIC_RELAXED);
 }
 
 /* Gives up the lock, and one reference. Blocks are dropped without the lock. */
 static void
-leave(struct ferry *ferry, struct ferry_block *dropped)
+ferry_leave(struct ferry *ferry, struct ferry_block *dropped)
 {
 	bool over = --ferry->references == 0;
 	pthread_mutex_unlock(&ferry->lock);
@@ -88,7 +88,7 @@ leave(struct ferry *ferry, struct ferry_block *dropped)
 
 /* Under the lock: takes blocks out of the list that nobody works on. */
 static struct ferry_block *
-take_out(struct ferry *ferry)
+ferry_take_out(struct ferry *ferry)
 {
 	struct ferry_block *out = NULL, **link = &ferry->first;
 	while (*link) {
@@ -107,7 +107,7 @@ take_out(struct ferry *ferry)
 
 /* Under the lock: one of those who work on the block has finished. */
 static void
-finish(struct ferry *ferry, struct ferry_block *block, int code, uint32_t row)
+ferry_finish(struct ferry *ferry, struct ferry_block *block, int code, uint32_t row)
 {
 	TH_ASSERT(block->pending > 0);
 	if (code < 0 && block->code == 0) {
@@ -146,7 +146,7 @@ carry(struct ferry *ferry, struct ferry_block *block, uint32_t *ret_row)
 	struct xfer_cursor cursor = block->cursor;
 	uint32_t at = 0;
 	int rc = 0;
-	while (rc == 0 && at < block->bytes && !is_over(ferry)) {
+	while (rc == 0 && at < block->bytes && !ferry_is_over(ferry)) {
 		struct xfer_piece piece;
 		uint32_t bytes = th_min_u32(block->bytes - at, FERRY_BYTES);
 		xfer_cursor_piece(&cursor, ferry->part, bytes, &piece);
@@ -157,7 +157,7 @@ carry(struct ferry *ferry, struct ferry_block *block, uint32_t *ret_row)
 			xfer_cursor_skip(&cursor, ferry->part, piece.bytes);
 		at += (uint32_t)piece.bytes;
 	}
-	if (rc < 0 || !block->hashes || ferry->gpus || is_over(ferry))
+	if (rc < 0 || !block->hashes || ferry->gpus || ferry_is_over(ferry))
 		return rc;
 	pthread_mutex_unlock(&ferry->lock);
 	block->digest = digest_of(block->data, block->bytes);
@@ -179,9 +179,9 @@ ferry_main(void *arg)
 		ferry->next = block->next;
 		uint32_t row = UINT32_MAX;
 		int rc = carry(ferry, block, &row);
-		finish(ferry, block, rc, row);
+		ferry_finish(ferry, block, rc, row);
 	}
-	leave(ferry, take_out(ferry));
+	ferry_leave(ferry, ferry_take_out(ferry));
 }
 
 /* ---- GPUs --------------------------------------------------------------------------------- */
@@ -209,8 +209,8 @@ hauled(void *arg)
 		xfer_part_set_lost(ferry->part, code, why);
 	}
 	/* Of all but the GPU's own lines it is gone. */
-	finish(ferry, block, code < 0 && !limit ? TH_E_STALE_MEMORY : code, row);
-	leave(ferry, ferry->abandoned ? take_out(ferry) : NULL);
+	ferry_finish(ferry, block, code < 0 && !limit ? TH_E_STALE_MEMORY : code, row);
+	ferry_leave(ferry, ferry->abandoned ? ferry_take_out(ferry) : NULL);
 }
 
 static void
@@ -238,7 +238,7 @@ struct pinned_block {
 };
 
 static void
-give(struct fd_memory_left *left)
+ferry_give(struct fd_memory_left *left)
 {
 	struct pinned_block *own = loop_container(left, struct pinned_block, left);
 	gpus_block_give(own->gpus, own->block.data);
@@ -268,7 +268,7 @@ pinned_spare(struct ferry *ferry)
 	own->block.data = data;
 	own->block.pinned = true;
 	own->block.drop = drop_pinned;
-	own->left.run = give;
+	own->left.run = ferry_give;
 	return &own->block;
 }
 
@@ -341,7 +341,7 @@ ferry_block_drop(struct ferry_block *block)
 /* ---- the user's side ---------------------------------------------------------------------- */
 
 static int
-start_thread(struct ferry *ferry)
+ferry_start_thread(struct ferry *ferry)
 {
 	uint32_t count;
 	int *fds = xfer_part_descriptors(ferry->part, 1, &count);
@@ -369,7 +369,7 @@ ferry_new(struct xfer_part *part, bool writes, struct loop *loop, struct loop_ta
 	ferry->loop = loop;
 	ferry->done = done;
 	ferry->last = &ferry->first;
-	int rc = on_gpus ? 0 : start_thread(ferry);
+	int rc = on_gpus ? 0 : ferry_start_thread(ferry);
 	if (rc < 0)
 		ferry_abandon(ferry);
 	else
@@ -467,6 +467,6 @@ ferry_abandon(struct ferry *ferry)
 		block->pending--;
 	ferry->next = NULL;
 	pthread_cond_signal(&ferry->work);
-	leave(ferry, take_out(ferry));
+	ferry_leave(ferry, ferry_take_out(ferry));
 	drop_all(spare);
 }

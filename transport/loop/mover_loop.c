@@ -452,7 +452,7 @@ run_stop(struct loop_task *task)
 }
 
 static void
-destroy(struct loop *loop)
+mover_loop_destroy(struct loop *loop)
 {
 	sem_destroy(&loop->started);
 	th_fd_close(&loop->epoll_fd);
@@ -500,7 +500,7 @@ loop_new(const char *name, enum loop_engine engine, int64_t (*tick)(void *arg, i
 			pthread_join(loop->thread, NULL);
 	}
 	if (rc < 0) {
-		destroy(loop);
+		mover_loop_destroy(loop);
 		return rc;
 	}
 	pthread_setname_np(loop->thread, name);
@@ -516,5 +516,5 @@ loop_free(struct loop *loop)
 	loop_post(loop, &loop->stop_task);
 	pthread_join(loop->thread, NULL);
 	TH_ASSERT(!loop->head);
-	destroy(loop);
+	mover_loop_destroy(loop);
 }

@@ -98,7 +98,7 @@ drop_poll(struct uring *uring, struct uring_op **link)
 }
 
 static void
-receive(struct uring *uring, struct stream *stream)
+mover_loop_uring_receive(struct uring *uring, struct stream *stream)
 {
 	struct uring_op *op = new_op(uring, stream, LOOP_RANGES_MAX);
 	uint32_t count = stream->ops->recv_want(stream, op->ranges);
@@ -120,7 +120,7 @@ uring_set(struct uring *uring, struct stream *stream)
 {
 	bool bulk = stream->ops->bulk_in && !stream->connecting;
 	if (bulk && (stream->interest & EPOLLIN) && !stream->receiving)
-		receive(uring, stream);
+		mover_loop_uring_receive(uring, stream);
 	uint32_t in = stream->interest & (EPOLLIN | EPOLLRDHUP);
 	if (bulk && stream->receiving)
 		in = 0; /* it finds the end itself */
@@ -171,7 +171,8 @@ uring_remove(struct uring *uring, struct stream *stream)
 
 /* One completion. True: *ret_event says it. */
 static bool
-complete(struct uring *uring, const struct io_uring_cqe *cqe, struct epoll_event *ret_event)
+mover_loop_uring_complete(
+	struct uring *uring, const struct io_uring_cqe *cqe, struct epoll_event *ret_event)
 {
 	struct uring_op *op = io_uring_cqe_get_data(cqe);
 	if (!op)
@@ -223,7 +224,7 @@ uring_wait(struct uring *uring, struct epoll_event *ret_events, int count, int t
 		&uring->ring, &cqe, 1, timeout_ms < 0 ? NULL : &timeout, NULL);
 	TH_ASSERT(rc >= 0 || rc == -ETIME || rc == -EINTR || rc == -EAGAIN || rc == -EBUSY);
 	while (used < count && used < SERVED_MAX && io_uring_peek_cqe(&uring->ring, &cqe) == 0) {
-		used += complete(uring, cqe, &ret_events[used]) ? 1 : 0;
+		used += mover_loop_uring_complete(uring, cqe, &ret_events[used]) ? 1 : 0;
 		io_uring_cqe_seen(&uring->ring, cqe);
 	}
 	return used;
@@ -250,7 +251,7 @@ uring_took(struct uring *uring)
 }
 
 static int
-probe(struct uring *uring)
+mover_loop_uring_probe(struct uring *uring)
 {
 	struct io_uring_sync_cancel_reg cancel = {.addr = 1, .fd = -1, .timeout = {-1, -1}};
 	if (!(uring->ring.features & IORING_FEAT_EXT_ARG))
@@ -273,7 +274,7 @@ uring_new(int wake_fd, void *tag, struct uring **ret_uring)
 		free(uring);
 		return rc;
 	}
-	rc = probe(uring);
+	rc = mover_loop_uring_probe(uring);
 	if (rc < 0) {
 		uring_free(uring);
 		return rc;

@@ -157,7 +157,7 @@ fd_memory_read(struct fd_memory *access, uint64_t place, void *to, size_t bytes)
  * is its own operation that would then end with the wrong bytes: mistakes are caught, not malice.
  */
 static int
-check_file(const struct fd_memory *access, uint64_t place, size_t bytes)
+fd_memory_check_file(const struct fd_memory *access, uint64_t place, size_t bytes)
 {
 	struct stat st;
 	int flags = fcntl(access->fd, F_GETFL);
@@ -204,7 +204,8 @@ fd_memory_write(struct fd_memory *access, uint64_t place, const void *from, size
 {
 	const uint8_t *at = from;
 	while (bytes > 0) {
-		int rc = access->kind == FD_MEMORY_FILE ? check_file(access, place, bytes) : 0;
+		int rc = access->kind == FD_MEMORY_FILE ? fd_memory_check_file(access, place, bytes)
+							: 0;
 		if (rc == 0 && access->kind == FD_MEMORY_FILE)
 			rc = check_pages(access, place, bytes);
 		if (rc < 0)
@@ -217,7 +218,7 @@ fd_memory_write(struct fd_memory *access, uint64_t place, const void *from, size
 		if (put == 0)
 			return TH_E_STALE_MEMORY;
 		if (access->kind == FD_MEMORY_FILE)
-			rc = check_file(access, place, (size_t)put);
+			rc = fd_memory_check_file(access, place, (size_t)put);
 		if (rc < 0)
 			return rc;
 		at += put;

@@ -95,7 +95,7 @@ unmapped(void *arg)
 }
 
 static void
-give_back(void *arg)
+packed_give_back(void *arg)
 {
 	struct packed *packed = arg;
 	unmap_start(&packed->unmap, packed->data, packed->bytes, unmapped, packed);
@@ -104,7 +104,7 @@ give_back(void *arg)
 void
 packed_register(struct packed *packed, struct rails *rails, uint32_t mask)
 {
-	const struct region_user user = {.arg = packed, .gone = give_back};
+	const struct region_user user = {.arg = packed, .gone = packed_give_back};
 	const struct region_memory memory = {
 		.data = packed->data, .dmabuf_fd = -1, .bytes = packed->bytes};
 	packed->region = region_new(rails, &memory, mask, SHARD_ACCESS, &user);
@@ -125,7 +125,7 @@ packed_release(struct packed *packed)
 	if (packed->region)
 		region_release(packed->region); /* gives it back in the end */
 	else
-		give_back(packed);
+		packed_give_back(packed);
 }
 
 struct region *
@@ -194,7 +194,7 @@ packed_has(const struct xfer_part *part, uint32_t chunk)
 }
 
 static enum pack_state
-state_of(const struct packing *packing, uint32_t chunk)
+packed_state_of(const struct packing *packing, uint32_t chunk)
 {
 	return (enum pack_state)__atomic_load_n(&packing->states[chunk], __ATOMIC_ACQUIRE);
 }
@@ -207,7 +207,7 @@ set_state(struct packing *packing, uint32_t chunk, enum pack_state state)
 
 /* EMPTY or THERE -> BUSY. False: another thread is at it. */
 static bool
-begin(struct packing *packing, uint32_t chunk, enum pack_state from)
+packed_begin(struct packing *packing, uint32_t chunk, enum pack_state from)
 {
 	uint8_t expected = (uint8_t)from;
 	return __atomic_compare_exchange_n(&packing->states[chunk], &expected, PACK_BUSY, false,
@@ -216,12 +216,12 @@ begin(struct packing *packing, uint32_t chunk, enum pack_state from)
 
 /* Chunks that the part counts are never dropped, so what was found stays true. */
 static uint32_t
-settle(struct packing *packing, uint32_t limit)
+packed_settle(struct packing *packing, uint32_t limit)
 {
 	uint32_t before = __atomic_load_n(&packing->prefix, __ATOMIC_ACQUIRE);
 	uint32_t prefix = before;
 	limit = th_min_u32(limit, packing->num_chunks);
-	while (prefix < limit && state_of(packing, prefix) == PACK_THERE)
+	while (prefix < limit && packed_state_of(packing, prefix) == PACK_THERE)
 		prefix++;
 	while (before < prefix && !__atomic_compare_exchange_n(&packing->prefix, &before, prefix,
 					  false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
@@ -236,7 +236,7 @@ packed_prefix(const struct xfer_part *part)
 	uint32_t prefix = xfer_part_prefix(part);
 	if (!packing)
 		return prefix;
-	uint32_t packed = settle(packing, prefix);
+	uint32_t packed = packed_settle(packing, prefix);
 	return packed == packing->num_chunks ? prefix : th_min_u32(packed, prefix);
 }
 
@@ -334,14 +334,14 @@ packed_hash(struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_
 	uint32_t *ret_row)
 {
 	struct packing *packing = xfer_part_packing(part);
-	if (state_of(packing, chunk) == PACK_THERE) {
+	if (packed_state_of(packing, chunk) == PACK_THERE) {
 		/* A job that was stopped has packed it. */
 		*ret_digest = digest_of(
 			chunk_data(part, chunk), chunk_bytes(xfer_part_table(part), chunk));
 		return 1;
 	}
 	/* It is not below the prefix, so nobody else packs it. */
-	bool begun = begin(packing, chunk, PACK_EMPTY);
+	bool begun = packed_begin(packing, chunk, PACK_EMPTY);
 	TH_ASSERT(begun);
 	int rc = pack(part, chunk, stop, ret_digest, ret_row);
 	set_state(packing, chunk, rc > 0 ? PACK_THERE : PACK_EMPTY);
@@ -356,7 +356,7 @@ packed_lacks(const struct xfer_part *part)
 		return false;
 	uint32_t limit = th_min_u32(xfer_part_prefix(part), packing->num_chunks);
 	uint32_t chunk = packed_prefix(part);
-	while (chunk < limit && state_of(packing, chunk) != PACK_EMPTY)
+	while (chunk < limit && packed_state_of(packing, chunk) != PACK_EMPTY)
 		chunk++;
 	return chunk < limit;
 }
@@ -371,7 +371,7 @@ packed_fill(struct xfer_part *part, uint32_t chunks)
 	uint32_t before = packed_prefix(part), row, chunk = before;
 	int rc = 0;
 	for (; chunk < limit && chunks > 0 && rc >= 0; chunk++) {
-		if (!begin(packing, chunk, PACK_EMPTY))
+		if (!packed_begin(packing, chunk, PACK_EMPTY))
 			continue;
 		rc = pack(part, chunk, NULL, NULL, &row);
 		set_state(packing, chunk, rc > 0 ? PACK_THERE : PACK_EMPTY);
@@ -459,7 +459,7 @@ packed_check(struct xfer_part *part, uint32_t chunk)
 		return TH_E_CONTRACT;
 	/* The tensors are what they were, so nobody has done wrong; who READs it meanwhile finds
 	 * out by the digest. */
-	if (has && begin(packing, chunk, PACK_THERE)) {
+	if (has && packed_begin(packing, chunk, PACK_THERE)) {
 		log_error("packed", "a packed copy was damaged, made again chunk=%" PRIu32, chunk);
 		rc = pack(part, chunk, NULL, NULL, &row);
 		set_state(packing, chunk, PACK_THERE);

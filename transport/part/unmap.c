@@ -47,7 +47,7 @@ slice(struct unmap *unmap)
 
 /* Under the lock. */
 static void
-append(struct unmap *unmap)
+unmap_append(struct unmap *unmap)
 {
 	unmap->next = NULL;
 	*last = unmap;
@@ -55,7 +55,7 @@ append(struct unmap *unmap)
 }
 
 static void *
-run(void *arg)
+unmap_run(void *arg)
 {
 	(void)arg;
 	pthread_mutex_lock(&lock);
@@ -68,7 +68,7 @@ run(void *arg)
 		bool more = slice(unmap);
 		pthread_mutex_lock(&lock);
 		if (more)
-			append(unmap);
+			unmap_append(unmap);
 	}
 	running = false;
 	pthread_mutex_unlock(&lock);
@@ -77,7 +77,7 @@ run(void *arg)
 
 /* Under the lock. */
 static bool
-start_thread(void)
+unmap_start_thread(void)
 {
 	pthread_attr_t attributes;
 	pthread_t thread;
@@ -85,7 +85,7 @@ start_thread(void)
 		return false;
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	int rc = pthread_create(&thread, &attributes, run, NULL);
+	int rc = pthread_create(&thread, &attributes, unmap_run, NULL);
 	pthread_attr_destroy(&attributes);
 	if (rc != 0)
 		return false;
@@ -101,10 +101,10 @@ unmap_start(struct unmap *unmap, void *map, size_t bytes, void (*done)(void *arg
 	if (away) {
 		pthread_mutex_lock(&lock);
 		if (!running)
-			running = start_thread();
+			running = unmap_start_thread();
 		away = running;
 		if (away)
-			append(unmap);
+			unmap_append(unmap);
 		pthread_mutex_unlock(&lock);
 		if (!away)
 			log_warn("memory", "no thread unmaps %zu bytes: others wait for it", bytes);

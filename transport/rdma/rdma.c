@@ -88,7 +88,7 @@ break_lanes(
 }
 
 static void
-lose(struct rdma *rdma, uint32_t rail, enum verbs_status status, const char *why)
+rdma_lose(struct rdma *rdma, uint32_t rail, enum verbs_status status, const char *why)
 {
 	uint32_t bit = UINT32_C(1) << rail;
 	if (__atomic_fetch_and(&rdma->polled, ~bit, __ATOMIC_ACQUIRE) & bit)
@@ -97,13 +97,13 @@ lose(struct rdma *rdma, uint32_t rail, enum verbs_status status, const char *why
 
 /* On the keeper's thread, as the next two. A changed address is as bad as a port that is down. */
 static void
-changed(void *arg, uint32_t rail)
+rdma_changed(void *arg, uint32_t rail)
 {
 	struct rdma *rdma = arg;
 	struct rails *rails = rdma->rails;
 	uint32_t bit = UINT32_C(1) << rail;
 	if (!(rails_there(rails) & bit))
-		lose(rdma, rail, VERBS_LOCAL, "our device is gone");
+		rdma_lose(rdma, rail, VERBS_LOCAL, "our device is gone");
 	else if (!(rails_up(rails) & bit))
 		break_lanes(rdma, rail, 0, VERBS_LOCAL, "our port is down");
 	else
@@ -113,7 +113,7 @@ changed(void *arg, uint32_t rail)
 static void
 completions_lost(void *arg, uint32_t rail)
 {
-	lose(arg, rail, VERBS_LOCAL, "our completion queue overran");
+	rdma_lose(arg, rail, VERBS_LOCAL, "our completion queue overran");
 }
 
 static void
@@ -205,7 +205,7 @@ open_pollers(struct rdma *rdma)
 /* ---- a device that was lost (the keeper's thread) ----------------------------------------- */
 
 static void
-add_counters(struct rail_counters *sum, struct poller *poller)
+rdma_add_counters(struct rail_counters *sum, struct poller *poller)
 {
 	struct rail_counters counters;
 	rail_counters(poller_rail(poller), &counters);
@@ -221,14 +221,14 @@ closing(void *arg, uint32_t rail)
 	pthread_mutex_lock(&rdma->lock);
 	struct poller *poller = rdma->pollers[rail];
 	if (poller)
-		add_counters(&rdma->former[rail], poller);
+		rdma_add_counters(&rdma->former[rail], poller);
 	rdma->pollers[rail] = NULL;
 	pthread_mutex_unlock(&rdma->lock);
 	poller_free(poller);
 }
 
 static int
-opened(void *arg, uint32_t rail)
+rdma_opened(void *arg, uint32_t rail)
 {
 	return open_poller(arg, rail);
 }
@@ -244,7 +244,7 @@ choose_threads(void)
 }
 
 static void
-wait_for(sem_t *sem)
+rdma_wait_for(sem_t *sem)
 {
 	while (sem_wait(sem) < 0)
 		TH_ASSERT(errno == EINTR);
@@ -256,7 +256,7 @@ run_pause(struct loop_task *task)
 {
 	struct rdma *rdma = loop_container(task, struct rdma, pause_task);
 	sem_post(&rdma->is_paused);
-	wait_for(&rdma->is_open);
+	rdma_wait_for(&rdma->is_open);
 }
 
 int
@@ -265,11 +265,11 @@ rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 	struct rdma *rdma = th_calloc(1, sizeof(*rdma));
 	struct rails_config standard = rails_config_default();
 	const struct rails_user user = {.arg = rdma,
-		.changed = changed,
+		.changed = rdma_changed,
 		.completions_lost = completions_lost,
 		.queue_failed = queue_failed,
 		.closing = closing,
-		.opened = opened};
+		.opened = rdma_opened};
 	rdma->config = *config;
 	rdma->config.rails = NULL;
 	if (rdma->config.depth == 0)
@@ -286,7 +286,7 @@ rdma_open(const struct rdma_config *config, struct rdma **ret_rdma)
 		rc = loop_new("th-rdma", LOOP_EPOLL, keeper_tick, rdma, &rdma->keeper);
 	if (rc == 0) {
 		loop_post(rdma->keeper, &rdma->pause_task);
-		wait_for(&rdma->is_paused);
+		rdma_wait_for(&rdma->is_paused);
 		rc = rails_new(config->verbs, config->rails ? config->rails : &standard,
 			rdma->keeper, &user, &rdma->rails);
 	}
@@ -429,7 +429,7 @@ rdma_rail_counters(struct rdma *rdma, uint32_t rail, struct rail_counters *ret_c
 	pthread_mutex_lock(&rdma->lock);
 	*ret_counters = rdma->former[rail];
 	if (rdma->pollers[rail])
-		add_counters(ret_counters, rdma->pollers[rail]);
+		rdma_add_counters(ret_counters, rdma->pollers[rail]);
 	pthread_mutex_unlock(&rdma->lock);
 }
 

@@ -84,7 +84,7 @@ drop_stranger(struct stranger *stranger, const char *why)
 /* ---- ticket or key ------------------------------------------------------------------------ */
 
 static uint32_t
-recv_want(struct stream *stream, struct iovec *ret_ranges)
+acceptor_recv_want(struct stream *stream, struct iovec *ret_ranges)
 {
 	struct stranger *stranger = stranger_of(stream);
 	if (stranger->asked)
@@ -181,7 +181,7 @@ on_join(struct stranger *stranger)
 }
 
 static int
-recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
+acceptor_recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 {
 	struct stranger *stranger = stranger_of(stream);
 	(void)ranges;
@@ -204,7 +204,7 @@ recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 }
 
 static uint32_t
-send_want(struct stream *stream, struct iovec *ret_ranges)
+acceptor_send_want(struct stream *stream, struct iovec *ret_ranges)
 {
 	(void)stream;
 	(void)ret_ranges;
@@ -212,7 +212,7 @@ send_want(struct stream *stream, struct iovec *ret_ranges)
 }
 
 static void
-broken(struct stream *stream, int code)
+acceptor_broken(struct stream *stream, int code)
 {
 	struct stranger *stranger = stranger_of(stream);
 	if (stranger->asked)
@@ -224,10 +224,10 @@ broken(struct stream *stream, int code)
 }
 
 static const struct stream_ops stranger_ops = {
-	.recv_want = recv_want,
-	.recv_got = recv_got,
-	.send_want = send_want,
-	.broken = broken,
+	.recv_want = acceptor_recv_want,
+	.recv_got = acceptor_recv_got,
+	.send_want = acceptor_send_want,
+	.broken = acceptor_broken,
 };
 
 /* ---- accepting ---------------------------------------------------------------------------- */
@@ -409,7 +409,7 @@ serve(struct transport *transport, const struct command *command)
 }
 
 static void
-refuse(struct transport *transport, const struct command *command)
+acceptor_refuse(struct transport *transport, const struct command *command)
 {
 	struct stranger *stranger = find_asked(transport, command->id);
 	if (!stranger)
@@ -476,7 +476,7 @@ acceptor_command(struct loop_task *task)
 		serve(transport, command);
 		break;
 	case COMMAND_REFUSE:
-		refuse(transport, command);
+		acceptor_refuse(transport, command);
 		break;
 	case COMMAND_FENCE:
 		leg_out = leg_out_find(transport, command->id);

@@ -27,7 +27,7 @@ conn_of(struct stream *stream)
 /* ---- asking ------------------------------------------------------------------------------- */
 
 static void
-put(struct data_in *conn, const struct frame *frame, const uint8_t *payload)
+data_in_put(struct data_in *conn, const struct frame *frame, const uint8_t *payload)
 {
 	if (conn->out_sent > 0) {
 		memmove(conn->out, conn->out + conn->out_sent, conn->out_bytes - conn->out_sent);
@@ -90,7 +90,7 @@ data_in_rest(struct data_in *conn)
 }
 
 static void
-ask(struct data_in *conn)
+data_in_ask(struct data_in *conn)
 {
 	uint32_t limit = ask_limit(conn), chunk, reused = 0;
 	bool retiring = __atomic_load_n(&conn->leg->retiring, __ATOMIC_ACQUIRE);
@@ -105,14 +105,14 @@ ask(struct data_in *conn)
 		conn->asked[(conn->asked_head + conn->num_asked++) % WINDOW_MAX] = chunk;
 		struct frame frame = {
 			.kind = FRAME_READ, .leg = conn->leg->id, .first = chunk, .count = 1};
-		put(conn, &frame, NULL);
+		data_in_put(conn, &frame, NULL);
 	}
 	data_in_rest(conn);
 	stream_wake(&conn->stream);
 }
 
 static uint32_t
-send_want(struct stream *stream, struct iovec *ret_ranges)
+data_in_send_want(struct stream *stream, struct iovec *ret_ranges)
 {
 	struct data_in *conn = conn_of(stream);
 	if (conn->out_sent == conn->out_bytes)
@@ -123,7 +123,7 @@ send_want(struct stream *stream, struct iovec *ret_ranges)
 }
 
 static int
-send_sent(struct stream *stream, size_t bytes)
+data_in_send_sent(struct stream *stream, size_t bytes)
 {
 	conn_of(stream)->out_sent += (uint32_t)bytes;
 	return 0;
@@ -132,7 +132,7 @@ send_sent(struct stream *stream, size_t bytes)
 /* ---- receiving ---------------------------------------------------------------------------- */
 
 static uint32_t
-recv_want(struct stream *stream, struct iovec *ret_ranges)
+data_in_recv_want(struct stream *stream, struct iovec *ret_ranges)
 {
 	struct data_in *conn = conn_of(stream);
 	if (!conn->in_body) {
@@ -180,7 +180,7 @@ begin_chunk(struct data_in *conn)
 	digest_init(&conn->digest);
 	if (conn->window < WINDOW) {
 		conn->window++;
-		ask(conn);
+		data_in_ask(conn);
 	}
 	return 0;
 }
@@ -197,7 +197,7 @@ data_in_arrived(struct data_in *conn, uint32_t chunk, const struct th_hash *dige
 	if (result & LEDGER_COMPLETE)
 		loop_post(leg->transport->acceptor, &leg->complete_task);
 	else
-		ask(conn);
+		data_in_ask(conn);
 	return 0;
 }
 
@@ -257,7 +257,7 @@ got_body(struct data_in *conn, const struct iovec *ranges, size_t bytes)
 }
 
 static int
-recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
+data_in_recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 {
 	struct data_in *conn = conn_of(stream);
 	if (conn->in_body)
@@ -269,7 +269,7 @@ recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 /* ---- life --------------------------------------------------------------------------------- */
 
 static void
-connected(struct stream *stream)
+data_in_connected(struct stream *stream)
 {
 	struct data_in *conn = conn_of(stream);
 	struct leg_in *leg = conn->leg;
@@ -277,12 +277,12 @@ connected(struct stream *stream)
 	__atomic_compare_exchange_n(
 		&leg->joined_ns, &never, th_now_ns(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 	struct frame frame = {.kind = FRAME_JOIN, .leg = leg->id, .bytes = FRAME_KEY_BYTES};
-	put(conn, &frame, leg->key);
-	ask(conn);
+	data_in_put(conn, &frame, leg->key);
+	data_in_ask(conn);
 }
 
 static void
-broken(struct stream *stream, int code)
+data_in_broken(struct stream *stream, int code)
 {
 	struct data_in *conn = conn_of(stream);
 	/* What the kernel cannot write to is our memory, not the connection. */
@@ -301,17 +301,17 @@ data_in_break(struct data_in *conn, int code, bool own)
 		return;
 	conn->own = own;
 	stream_close(&conn->stream, false);
-	broken(&conn->stream, code);
+	data_in_broken(&conn->stream, code);
 }
 
 static const struct stream_ops data_in_ops = {
 	.bulk_in = true,
-	.recv_want = recv_want,
-	.recv_got = recv_got,
-	.send_want = send_want,
-	.send_sent = send_sent,
-	.connected = connected,
-	.broken = broken,
+	.recv_want = data_in_recv_want,
+	.recv_got = data_in_recv_got,
+	.send_want = data_in_send_want,
+	.send_sent = data_in_send_sent,
+	.connected = data_in_connected,
+	.broken = data_in_broken,
 };
 
 static void
@@ -321,7 +321,7 @@ run_open(struct loop_task *task)
 	int rc = xfer_part_direct(conn->leg->part) ? 0 : data_in_copy_open(conn);
 	if (rc < 0) {
 		conn->own = true;
-		broken(&conn->stream, rc);
+		data_in_broken(&conn->stream, rc);
 		return;
 	}
 	if (!conn->ferry)
@@ -332,15 +332,15 @@ run_open(struct loop_task *task)
 	if (fd >= 0)
 		rc = stream_open(&conn->stream, conn->loop, &data_in_ops, fd, true);
 	if (rc < 0)
-		broken(&conn->stream, rc);
+		data_in_broken(&conn->stream, rc);
 }
 
 static void
-run_kick(struct loop_task *task)
+data_in_run_kick(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, kick_task);
 	if (conn->stream.fd >= 0 && !conn->stream.connecting)
-		ask(conn);
+		data_in_ask(conn);
 }
 
 static void
@@ -362,7 +362,7 @@ run_settle(struct loop_task *task)
 }
 
 static void
-run_broken(struct loop_task *task)
+data_in_run_broken(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, broken_task);
 	leg_in_conn_broken(conn->leg, conn);
@@ -376,7 +376,7 @@ run_idle(struct loop_task *task)
 }
 
 static void
-run_gone(struct loop_task *task)
+data_in_run_gone(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, gone_task);
 	leg_in_conn_gone(conn->leg, conn);
@@ -392,12 +392,12 @@ data_in_new(struct leg_in *leg, struct loop *loop, bool leads)
 	conn->leads = leads;
 	conn->window = 1;
 	conn->open_task.run = run_open;
-	conn->kick_task.run = run_kick;
+	conn->kick_task.run = data_in_run_kick;
 	conn->close_task.run = run_close;
 	conn->settle_task.run = run_settle;
-	conn->broken_task.run = run_broken;
+	conn->broken_task.run = data_in_run_broken;
 	conn->idle_task.run = run_idle;
-	conn->gone_task.run = run_gone;
+	conn->gone_task.run = data_in_run_gone;
 	loop_post(loop, &conn->open_task);
 	return conn;
 }

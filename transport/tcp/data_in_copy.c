@@ -10,7 +10,7 @@
 
 /* The part's prefix grew, or its worker is gone: then a write under way is not waited for. */
 static void
-part_changed(void *arg)
+data_in_copy_part_changed(void *arg)
 {
 	struct data_in *conn = arg;
 	if (xfer_part_orphaned(conn->leg->part))
@@ -54,7 +54,7 @@ data_in_copy_open(struct data_in *conn)
 	if (rc < 0)
 		return rc;
 	conn->watching = true;
-	xfer_part_watch(conn->leg->part, part_changed, conn);
+	xfer_part_watch(conn->leg->part, data_in_copy_part_changed, conn);
 	return 0;
 }
 
@@ -101,7 +101,7 @@ data_in_copy_close(struct data_in *conn)
 	if (ferry_busy(conn->ferry) && !xfer_part_orphaned(conn->leg->part))
 		return false;
 	if (conn->watching)
-		xfer_part_unwatch(conn->leg->part, part_changed, conn);
+		xfer_part_unwatch(conn->leg->part, data_in_copy_part_changed, conn);
 	conn->watching = false;
 	ferry_abandon(conn->ferry);
 	conn->ferry = NULL;

@@ -42,7 +42,7 @@ conn_of(struct stream *stream)
 /* ---- requests ----------------------------------------------------------------------------- */
 
 static uint32_t
-recv_want(struct stream *stream, struct iovec *ret_ranges)
+data_out_recv_want(struct stream *stream, struct iovec *ret_ranges)
 {
 	struct data_out *conn = conn_of(stream);
 	ret_ranges[0] = (struct iovec){conn->in + conn->have, FRAME_BYTES - conn->have};
@@ -50,7 +50,7 @@ recv_want(struct stream *stream, struct iovec *ret_ranges)
 }
 
 static int
-recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
+data_out_recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 {
 	struct data_out *conn = conn_of(stream);
 	struct leg_out *leg = conn->leg;
@@ -116,7 +116,7 @@ data_out_changed(struct data_out *conn, uint32_t chunk)
  * is open the leg has not ended, so no unpublish has been answered.
  */
 static bool
-still_published(struct data_out *conn, uint32_t chunk)
+data_out_still_published(struct data_out *conn, uint32_t chunk)
 {
 	struct leg_out *leg = conn->leg;
 	struct th_hash now;
@@ -158,7 +158,7 @@ begin_chunk(struct data_out *conn)
 	struct leg_out *leg = conn->leg;
 	if (conn->num_asked == 0 || __atomic_load_n(&leg->changed, __ATOMIC_RELAXED) ||
 		!data_out_may_send(conn, conn->asked[conn->asked_head]) ||
-		!still_published(conn, conn->asked[conn->asked_head]))
+		!data_out_still_published(conn, conn->asked[conn->asked_head]))
 		return false;
 	data_out_header(conn, conn->asked[conn->asked_head]);
 	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
@@ -196,7 +196,7 @@ send_file(struct stream *stream, struct stream_file *ret_file)
 }
 
 static uint32_t
-send_want(struct stream *stream, struct iovec *ret_ranges)
+data_out_send_want(struct stream *stream, struct iovec *ret_ranges)
 {
 	struct data_out *conn = conn_of(stream);
 #ifdef TH_FAULTS
@@ -266,7 +266,7 @@ data_out_pass_points(const struct data_out *conn)
 }
 
 static int
-send_sent(struct stream *stream, size_t bytes)
+data_out_send_sent(struct stream *stream, size_t bytes)
 {
 	struct data_out *conn = conn_of(stream);
 	size_t header = th_min_size(bytes, FRAME_BYTES - conn->header_sent);
@@ -291,7 +291,7 @@ send_sent(struct stream *stream, size_t bytes)
 /* ---- life --------------------------------------------------------------------------------- */
 
 static void
-broken(struct stream *stream, int code)
+data_out_broken(struct stream *stream, int code)
 {
 	struct data_out *conn = conn_of(stream);
 	if (conn->code != 0)
@@ -315,12 +315,12 @@ data_out_break(struct data_out *conn, int code, uint32_t row)
 }
 
 static const struct stream_ops data_out_ops = {
-	.recv_want = recv_want,
-	.recv_got = recv_got,
-	.send_want = send_want,
+	.recv_want = data_out_recv_want,
+	.recv_got = data_out_recv_got,
+	.send_want = data_out_send_want,
 	.send_file = send_file,
-	.send_sent = send_sent,
-	.broken = broken,
+	.send_sent = data_out_send_sent,
+	.broken = data_out_broken,
 };
 
 static void
@@ -334,11 +334,11 @@ run_open(struct loop_task *task)
 	else
 		th_fd_close(&fd);
 	if (rc < 0)
-		broken(&conn->stream, rc);
+		data_out_broken(&conn->stream, rc);
 }
 
 static void
-run_kick(struct loop_task *task)
+data_out_run_kick(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, kick_task);
 	if (conn->ferry)
@@ -383,14 +383,14 @@ run_settle(struct loop_task *task)
 }
 
 static void
-run_broken(struct loop_task *task)
+data_out_run_broken(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, broken_task);
 	leg_out_conn_broken(conn->leg, conn);
 }
 
 static void
-run_gone(struct loop_task *task)
+data_out_run_gone(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, gone_task);
 	leg_out_conn_gone(conn->leg, conn);
@@ -405,12 +405,12 @@ data_out_new(struct leg_out *leg, struct loop *loop, int fd)
 	conn->loop = loop;
 	conn->fd = fd;
 	conn->open_task.run = run_open;
-	conn->kick_task.run = run_kick;
+	conn->kick_task.run = data_out_run_kick;
 	conn->pace_task.run = run_pace;
 	conn->close_task.run = run_close;
 	conn->settle_task.run = run_settle;
-	conn->broken_task.run = run_broken;
-	conn->gone_task.run = run_gone;
+	conn->broken_task.run = data_out_run_broken;
+	conn->gone_task.run = data_out_run_gone;
 	return conn;
 }
 

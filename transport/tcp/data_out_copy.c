@@ -65,7 +65,7 @@ begin_block(struct data_out *conn)
  * are sent: the last of them is not, when they are not what was published.
  */
 static bool
-still_published(struct data_out *conn, const struct ferry_block *block)
+data_out_copy_still_published(struct data_out *conn, const struct ferry_block *block)
 {
 	struct leg_out *leg = conn->leg;
 	/* Decided at its first block: another question may come while it is on its way. */
@@ -99,7 +99,7 @@ run_ferry(struct loop_task *task)
 			data_out_break(conn, block->code, block->row);
 			return;
 		}
-		if (!still_published(conn, block)) {
+		if (!data_out_copy_still_published(conn, block)) {
 			data_out_changed(conn, block->chunk);
 			return;
 		}

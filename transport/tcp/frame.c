@@ -43,7 +43,7 @@ fits_accept(const struct frame *frame)
 
 /* What a kind may carry: the flags it knows, the payload it can have, the fields it leaves zero. */
 static bool
-fits(const struct frame *frame)
+frame_fits(const struct frame *frame)
 {
 	bool plain = frame->flags == 0;
 	bool no_range = frame->first == 0 && frame->count == 0;
@@ -114,7 +114,7 @@ frame_decode(const uint8_t data[FRAME_BYTES], struct frame *ret_frame)
 	frame.first = th_read_u32(&reader);
 	frame.count = th_read_u32(&reader);
 	frame.bytes = th_read_u64(&reader);
-	if (zero != 0 || !fits(&frame))
+	if (zero != 0 || !frame_fits(&frame))
 		return TH_E_PROTOCOL;
 	*ret_frame = frame;
 	return 0;

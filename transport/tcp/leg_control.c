@@ -18,7 +18,7 @@ control_of(struct stream *stream)
 }
 
 static uint32_t
-recv_want(struct stream *stream, struct iovec *ret_ranges)
+leg_control_recv_want(struct stream *stream, struct iovec *ret_ranges)
 {
 	struct control *control = control_of(stream);
 	uint32_t have = control->have;
@@ -31,7 +31,7 @@ recv_want(struct stream *stream, struct iovec *ret_ranges)
 }
 
 static int
-recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
+leg_control_recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 {
 	struct control *control = control_of(stream);
 	(void)ranges;
@@ -54,7 +54,7 @@ recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 }
 
 static uint32_t
-send_want(struct stream *stream, struct iovec *ret_ranges)
+leg_control_send_want(struct stream *stream, struct iovec *ret_ranges)
 {
 	struct control *control = control_of(stream);
 	if (control->out_sent == control->out_bytes) {
@@ -70,33 +70,33 @@ send_want(struct stream *stream, struct iovec *ret_ranges)
 }
 
 static int
-send_sent(struct stream *stream, size_t bytes)
+leg_control_send_sent(struct stream *stream, size_t bytes)
 {
 	control_of(stream)->out_sent += (uint32_t)bytes;
 	return 0;
 }
 
 static void
-connected(struct stream *stream)
+leg_control_connected(struct stream *stream)
 {
 	struct control *control = control_of(stream);
 	control->connected(control);
 }
 
 static void
-broken(struct stream *stream, int code)
+leg_control_broken(struct stream *stream, int code)
 {
 	struct control *control = control_of(stream);
 	control->broken(control, code);
 }
 
 static const struct stream_ops control_ops = {
-	.recv_want = recv_want,
-	.recv_got = recv_got,
-	.send_want = send_want,
-	.send_sent = send_sent,
-	.connected = connected,
-	.broken = broken,
+	.recv_want = leg_control_recv_want,
+	.recv_got = leg_control_recv_got,
+	.send_want = leg_control_send_want,
+	.send_sent = leg_control_send_sent,
+	.connected = leg_control_connected,
+	.broken = leg_control_broken,
 };
 
 void

@@ -65,7 +65,7 @@ struct line {
 };
 
 static void
-add(struct line *line, const char *key, const char *value)
+agent_options_add(struct line *line, const char *key, const char *value)
 {
 	line->pairs = th_realloc(line->pairs, line->count + 1, sizeof(line->pairs[0]));
 	line->pairs[line->count++] = (struct pair){key, value};
@@ -81,7 +81,7 @@ add_assignment(struct line *line, char *text)
 		return;
 	}
 	*equals = '\0';
-	add(line, text, equals + 1);
+	agent_options_add(line, text, equals + 1);
 }
 
 static error_t
@@ -105,7 +105,7 @@ on_option(int key, char *value, struct argp_state *state)
 	struct line *line = state->input;
 	for (size_t i = 0; i < TH_ARRAY_LEN(plain); i++) {
 		if (key == plain[i].key) {
-			add(line, plain[i].name, value);
+			agent_options_add(line, plain[i].name, value);
 			return 0;
 		}
 	}
@@ -120,7 +120,7 @@ on_option(int key, char *value, struct argp_state *state)
 		add_assignment(line, value);
 		return 0;
 	case OPTION_SPOT:
-		add(line, "spot", "yes");
+		agent_options_add(line, "spot", "yes");
 		return 0;
 	case ARGP_KEY_ARG:
 		argp_error(state, "%s: there are no arguments beside the options", value);

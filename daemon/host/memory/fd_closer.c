@@ -60,7 +60,7 @@ close_entry(const struct entry *entry)
 }
 
 static void *
-run(void *arg)
+fd_closer_run(void *arg)
 {
 	struct pool *pool = arg;
 	pthread_mutex_lock(&lock);
@@ -84,7 +84,7 @@ run(void *arg)
 
 /* True: somebody is there to close one more. */
 static bool
-start_thread(struct pool *pool)
+fd_closer_start_thread(struct pool *pool)
 {
 	pthread_attr_t attributes;
 	pthread_t thread;
@@ -94,7 +94,7 @@ start_thread(struct pool *pool)
 		return pool->threads > 0;
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attributes, STACK_BYTES);
-	if (pthread_create(&thread, &attributes, run, pool) == 0) {
+	if (pthread_create(&thread, &attributes, fd_closer_run, pool) == 0) {
 		pthread_setname_np(thread, "th-close"); /* it is there: it waits for the lock */
 		pool->threads++;
 	}
@@ -120,7 +120,7 @@ close_in(struct pool *pool, int fd, void (*closed)(void *arg), void *arg)
 	const struct entry own = {.queued_ns = th_now_ns(), .fd = fd, .closed = closed, .arg = arg};
 	struct entry *entry = malloc(sizeof(*entry));
 	pthread_mutex_lock(&lock);
-	bool taken = entry && start_thread(pool);
+	bool taken = entry && fd_closer_start_thread(pool);
 	look_for_long(pool, own.queued_ns);
 	if (taken) {
 		*entry = own;

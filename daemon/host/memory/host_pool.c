@@ -136,7 +136,7 @@ close_file(int fd)
 }
 
 static void
-make(struct offload_memory *memory)
+host_pool_make(struct offload_memory *memory)
 {
 	int rc = TH_FP_RC(agent_makes_room);
 	int fd = rc == 0 ? memfd_create("tensorhub-offload", MFD_CLOEXEC | MFD_ALLOW_SEALING) : -1;
@@ -176,7 +176,7 @@ wait_for_work(struct offload *offload)
 }
 
 static void *
-run(void *arg)
+host_pool_run(void *arg)
 {
 	struct offload *offload = arg;
 	pthread_mutex_lock(&offload->lock);
@@ -191,7 +191,7 @@ run(void *arg)
 		if (memory->freeing)
 			unmap(memory);
 		else
-			make(memory);
+			host_pool_make(memory);
 		pthread_mutex_lock(&offload->lock);
 		if (!memory->map) {
 			offload->there -= memory->bytes;
@@ -218,7 +218,7 @@ surplus(const struct offload *offload, uint64_t bytes, uint64_t most, uint64_t r
 
 /* What is to be freed goes first: what is to be made may need its pages. */
 static void
-enqueue(struct offload *offload, struct offload_memory *memory)
+host_pool_enqueue(struct offload *offload, struct offload_memory *memory)
 {
 	pthread_mutex_lock(&offload->lock);
 	struct offload_memory **link = &offload->queue;
@@ -252,7 +252,7 @@ offload_new(const struct offload_config *config, struct th_err *err, struct offl
 }
 
 static void
-forget(struct offload *offload, struct offload_memory *memory)
+host_pool_forget(struct offload *offload, struct offload_memory *memory)
 {
 	offload->used -= memory->bytes;
 	if (memory->freeing)
@@ -267,7 +267,7 @@ free_list(struct offload *offload, struct offload_memory *list)
 	while (list) {
 		struct offload_memory *next = list->next;
 		unmap(list);
-		forget(offload, list);
+		host_pool_forget(offload, list);
 		list = next;
 	}
 }
@@ -368,11 +368,11 @@ offload_check(const struct offload *offload, uint64_t bytes, struct th_err *err)
 /* ---- memories -------------------------------------------------------------------------------- */
 
 static int
-start_thread(struct offload *offload)
+host_pool_start_thread(struct offload *offload)
 {
 	if (offload->started)
 		return 0;
-	int rc = pthread_create(&offload->thread, NULL, run, offload);
+	int rc = pthread_create(&offload->thread, NULL, host_pool_run, offload);
 	offload->started = rc == 0;
 	if (rc == 0)
 		pthread_setname_np(offload->thread, "th-offload");
@@ -392,7 +392,7 @@ offload_start(
 	}
 	if (offload_check(offload, whole, err) < 0)
 		return NULL;
-	int rc = start_thread(offload);
+	int rc = host_pool_start_thread(offload);
 	if (rc < 0) {
 		th_fail(err, TH_E_NOMEM_RETAIN, "no thread for offloaded copies: %s",
 			th_strerror(rc));
@@ -409,7 +409,7 @@ offload_start(
 	memory->until_ns = th_deadline_ns(th_now_ns(), offload->patience_ns);
 	offload->there += whole;
 	pthread_mutex_unlock(&offload->lock);
-	enqueue(offload, memory);
+	host_pool_enqueue(offload, memory);
 	return memory;
 }
 
@@ -438,7 +438,7 @@ not_known(void *arg)
 	struct offload_memory *memory = arg;
 	if (atomic_fetch_sub(&memory->known_to, 1) > 1)
 		return;
-	enqueue(memory->offload, memory);
+	host_pool_enqueue(memory->offload, memory);
 }
 
 void
@@ -517,14 +517,14 @@ made(struct offload *offload, struct offload_memory *memory)
 		if (memory->error == 0)
 			offload_release(memory);
 		else
-			forget(offload, memory);
+			host_pool_forget(offload, memory);
 		return;
 	}
 	if (memory->error != 0) {
 		th_fail(&result, TH_E_NOMEM_RETAIN,
 			"%s of memory for an offloaded copy cannot be had: %s",
 			th_print_size_short(memory->bytes, size), th_strerror(memory->error));
-		forget(offload, memory);
+		host_pool_forget(offload, memory);
 	}
 	done(arg, &result);
 }
@@ -548,7 +548,7 @@ offload_poll(struct offload *offload)
 		struct offload_memory *memory = first;
 		first = memory->next;
 		if (memory->freeing)
-			forget(offload, memory);
+			host_pool_forget(offload, memory);
 		else
 			made(offload, memory);
 	}

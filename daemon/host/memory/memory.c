@@ -51,7 +51,7 @@ check_seals(int fd, struct th_err *err)
 
 /* Checks the range against the file and widens it to whole pages (huge ones for hugetlb). */
 static int
-place(const struct fdmsg_memory *message, const struct stat *st, struct th_err *err,
+memory_do_place(const struct fdmsg_memory *message, const struct stat *st, struct th_err *err,
 	uint64_t *ret_start, size_t *ret_bytes)
 {
 	uint64_t size = st->st_size < 0 ? 0 : (uint64_t)st->st_size;
@@ -194,7 +194,7 @@ add_mapped(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 		return th_fail(err, -errno, "fstat of a memory object: %s", th_strerror(-errno));
 	uint64_t start = 0;
 	size_t map_bytes = 0;
-	rc = place(message, &st, err, &start, &map_bytes);
+	rc = memory_do_place(message, &st, err, &start, &map_bytes);
 	if (rc < 0)
 		return rc;
 	rc = check_sum(set, limits->mapped_by_all, map_bytes, err);
@@ -254,7 +254,8 @@ memory_set_writable(struct memory_set *set, bool writable)
 
 /* What has seals is a file in memory: the kernel itself answers all questions about it. */
 static int
-check_file(const struct fdmsg_memory *message, int fd, struct th_err *err, struct memory *object)
+memory_check_file(
+	const struct fdmsg_memory *message, int fd, struct th_err *err, struct memory *object)
 {
 	struct stat st;
 	struct statfs fs;
@@ -275,7 +276,7 @@ check_file(const struct fdmsg_memory *message, int fd, struct th_err *err, struc
 		return th_fail(err, TH_E_MEMORY_KIND,
 			"the descriptor has O_APPEND: what is written would go to the end of the "
 			"file; open it without");
-	int rc = place(message, &st, err, &start, &bytes);
+	int rc = memory_do_place(message, &st, err, &start, &bytes);
 	if (rc < 0)
 		return rc;
 	if ((flags & O_ACCMODE) != O_RDWR)
@@ -349,7 +350,7 @@ add_access(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	struct memory object = {
 		.base = message->base, .offset = message->offset, .bytes = message->bytes};
 	int rc = message->kind == FDMSG_PROCESS ? check_process(message, *fd, limits, err, &object)
-						: check_file(message, *fd, err, &object);
+						: memory_check_file(message, *fd, err, &object);
 	if (rc == 0)
 		rc = memory_reserve(set, limits->objects_max, err);
 	if (rc < 0)
@@ -460,7 +461,7 @@ find_any(const struct memory_set *set, uint32_t id)
 }
 
 static struct memory *
-find(const struct memory_set *set, uint32_t id)
+memory_do_find(const struct memory_set *set, uint32_t id)
 {
 	struct memory *object = find_any(set, id);
 	return object && !object->forgotten ? object : NULL;
@@ -469,7 +470,7 @@ find(const struct memory_set *set, uint32_t id)
 const struct memory *
 memory_find(const struct memory_set *set, uint32_t id)
 {
-	return find(set, id);
+	return memory_do_find(set, id);
 }
 
 struct memory *
@@ -560,7 +561,7 @@ memory_drop(struct memory_set *set, uint32_t index)
 int
 memory_forget(struct memory_set *set, uint32_t id, bool in_use)
 {
-	struct memory *object = find(set, id);
+	struct memory *object = memory_do_find(set, id);
 	if (!object)
 		return TH_E_INVALID;
 	if (in_use) {

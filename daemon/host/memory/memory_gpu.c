@@ -30,7 +30,8 @@ has_descriptor(uint32_t kind)
 
 /* What does not depend on who has sent it. Mistakes of a worker have a sentence each. */
 static int
-check(const struct fdmsg_gpu *message, const struct cuda_handle *handle, int fd, struct th_err *err)
+memory_gpu_check(const struct fdmsg_gpu *message, const struct cuda_handle *handle, int fd,
+	struct th_err *err)
 {
 	uint64_t end;
 	if (handle->kind < CUDA_KIND_LEGACY || handle->kind >= CUDA_KIND_CLOSED)
@@ -144,9 +145,9 @@ memory_gpu_hold(struct memory_set *set)
 }
 
 static int
-add_piece(struct memory_set *set, struct memory_gpu *gpu, const struct fdmsg_gpu *message,
-	const struct cuda_handle *handle, int *fd, uint64_t process, struct th_err *err,
-	uint32_t *ret_id)
+memory_gpu_add_piece(struct memory_set *set, struct memory_gpu *gpu,
+	const struct fdmsg_gpu *message, const struct cuda_handle *handle, int *fd,
+	uint64_t process, struct th_err *err, uint32_t *ret_id)
 {
 	struct memory object = {
 		.dev = GPU_DEV,
@@ -185,7 +186,7 @@ memory_gpu_add(struct memory_set *set, const struct fdmsg_gpu *message, int *fd,
 			"memory is not opened any more, until it opens a handle anew",
 			gpu_limits->label);
 	memcpy(&handle, message->handle, sizeof(handle));
-	int rc = check(message, &handle, *fd, err);
+	int rc = memory_gpu_check(message, &handle, *fd, err);
 	if (rc == 0)
 		rc = memory_reserve(set, limits->objects_max, err);
 	if (rc == 0 && *fd >= 0 && limits->kept_by_all >= limits->descriptors_max)
@@ -197,7 +198,7 @@ memory_gpu_add(struct memory_set *set, const struct fdmsg_gpu *message, int *fd,
 	struct memory_gpu *gpu = take_gpu(set, gpu_limits, handle.uuid, err);
 	if (!gpu)
 		return err->code;
-	rc = add_piece(set, gpu, message, &handle, fd, gpu_limits->process, err, ret_id);
+	rc = memory_gpu_add_piece(set, gpu, message, &handle, fd, gpu_limits->process, err, ret_id);
 	if (gpu->objects == 0)
 		free_gpu(gpu);
 	return rc;

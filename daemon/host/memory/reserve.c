@@ -29,7 +29,7 @@ struct reservation {
 };
 
 static void
-destroy(struct reservation *reservation)
+reserve_destroy(struct reservation *reservation)
 {
 	DL_DELETE(reservation->host->reservations, reservation);
 	tensors_free(reservation->tensors);
@@ -38,7 +38,7 @@ destroy(struct reservation *reservation)
 }
 
 static void
-post(struct host *host, uint64_t id, uint64_t session, const struct th_err *result)
+reserve_post(struct host *host, uint64_t id, uint64_t session, const struct th_err *result)
 {
 	struct agent_event event = {.kind = AGENT_EV_RESERVED, .session = session};
 	event.u.reserved.id = id;
@@ -48,7 +48,7 @@ post(struct host *host, uint64_t id, uint64_t session, const struct th_err *resu
 }
 
 static void
-refuse(struct reservation *reservation, const struct th_err *why)
+reserve_refuse(struct reservation *reservation, const struct th_err *why)
 {
 	struct host *host = reservation->host;
 	const struct ctl_ev_reserve *ev = &reservation->ev;
@@ -60,8 +60,8 @@ refuse(struct reservation *reservation, const struct th_err *why)
 		" code=%s reason=\"%s\"",
 		ev->model, ev->replica, ev->shard, ev->version.version, th_errname(why->code),
 		why->text);
-	post(host, reservation->id, 0, &result);
-	destroy(reservation);
+	reserve_post(host, reservation->id, 0, &result);
+	reserve_destroy(reservation);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -76,7 +76,7 @@ memory_made(void *arg, const struct th_err *result)
 	char size[TH_UNITS_BYTES];
 	if (result->code != 0) {
 		reservation->memory = NULL;
-		refuse(reservation, result);
+		reserve_refuse(reservation, result);
 		return;
 	}
 	if (host->gpu.gpus)
@@ -94,8 +94,8 @@ memory_made(void *arg, const struct th_err *result)
 	session_cover(session_find(host, session));
 	reservation->tensors = NULL; /* the session's from here on */
 	reservation->memory = NULL;
-	post(host, reservation->id, session, &none);
-	destroy(reservation);
+	reserve_post(host, reservation->id, session, &none);
+	reserve_destroy(reservation);
 }
 
 /* ---- what it consists of --------------------------------------------------------------------- */
@@ -124,13 +124,13 @@ manifest_got(void *arg, const struct th_err *result, const uint8_t *data, size_t
 	struct reservation *reservation = arg;
 	struct th_err err = *result;
 	if (reservation->cancelled) {
-		destroy(reservation);
+		reserve_destroy(reservation);
 		return;
 	}
 	if (err.code == 0)
 		(void)lay_out(reservation, data, bytes, &err);
 	if (err.code != 0)
-		refuse(reservation, &err);
+		reserve_refuse(reservation, &err);
 }
 
 /* A session of this agent that has registered the very same; NULL: none. */
@@ -159,12 +159,12 @@ reserve_begin(struct host *host, const struct agent_action *action)
 	DL_APPEND(host->reservations, reservation);
 	if (host->stopping) {
 		th_fail(&err, TH_E_NOMEM_RETAIN, "the agent is shutting down");
-		refuse(reservation, &err);
+		reserve_refuse(reservation, &err);
 		return;
 	}
 	/* Before anything is fetched for it. */
 	if (offload_check(host->offload, ev->bytes, &err) < 0) {
-		refuse(reservation, &err);
+		reserve_refuse(reservation, &err);
 		return;
 	}
 	const struct tensors *same =
@@ -172,7 +172,7 @@ reserve_begin(struct host *host, const struct agent_action *action)
 	if (!same)
 		blob_get(host, ev->manifest, manifest_got, reservation);
 	else if (lay_out(reservation, same->encoded, same->encoded_bytes, &err) < 0)
-		refuse(reservation, &err);
+		reserve_refuse(reservation, &err);
 }
 
 void
@@ -188,16 +188,16 @@ reserve_cancel(struct host *host, const struct agent_action *action)
 	if (!reservation)
 		return; /* its answer is on the way to the core */
 	th_fail(&result, TH_E_CANCELLED, "not wanted any more");
-	post(host, reservation->id, 0, &result);
+	reserve_post(host, reservation->id, 0, &result);
 	reservation->cancelled = true;
 	/* Without memory it waits for its manifest, which comes or fails. */
 	if (reservation->memory)
-		destroy(reservation);
+		reserve_destroy(reservation);
 }
 
 void
 reserves_free(struct host *host)
 {
 	while (host->reservations)
-		destroy(host->reservations);
+		reserve_destroy(host->reservations);
 }

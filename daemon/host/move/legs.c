@@ -40,7 +40,7 @@ struct leg {
 };
 
 static struct leg *
-find(struct host *host, uint64_t number)
+legs_find(struct host *host, uint64_t number)
 {
 	struct leg *leg;
 	HASH_FIND(hh, host->legs.legs, &number, sizeof(number), leg);
@@ -48,7 +48,7 @@ find(struct host *host, uint64_t number)
 }
 
 static struct leg *
-add(struct host *host, const struct agent_action *action, struct xfer_part *xfer)
+legs_add(struct host *host, const struct agent_action *action, struct xfer_part *xfer)
 {
 	struct leg *leg = th_calloc(1, sizeof(*leg));
 	leg->leg = action->u.leg.leg;
@@ -62,7 +62,7 @@ add(struct host *host, const struct agent_action *action, struct xfer_part *xfer
 }
 
 static void
-drop(struct host *host, struct leg *leg)
+legs_drop(struct host *host, struct leg *leg)
 {
 	HASH_DEL(host->legs.legs, leg);
 	xfer_part_release(leg->xfer);
@@ -146,11 +146,11 @@ choose_way(struct host *host, struct leg *leg)
 }
 
 static void
-begin(struct host *host, const struct agent_action *action, struct xfer_part *xfer,
+legs_begin(struct host *host, const struct agent_action *action, struct xfer_part *xfer,
 	struct xfer_part *source)
 {
 	const struct ctl_grant *grant = &action->u.leg.grant;
-	struct leg *leg = add(host, action, xfer);
+	struct leg *leg = legs_add(host, action, xfer);
 	if (source)
 		TH_FP(agent_copies);
 	else
@@ -172,7 +172,7 @@ begin(struct host *host, const struct agent_action *action, struct xfer_part *xf
 	if (rc < 0) {
 		char text[TH_CTL_TEXT_BYTES];
 		snprintf(text, sizeof(text), "the leg cannot be started: %s", th_strerror(rc));
-		drop(host, leg);
+		legs_drop(host, leg);
 		fail_at_once(host, action, th_code_or(rc, TH_E_NO_PATH), true, text);
 		return;
 	}
@@ -243,7 +243,7 @@ legs_pull(struct host *host, const struct agent_action *action)
 	else if (!way_there(host, action->session, text))
 		fail_forbidden(host, action, text);
 	else
-		begin(host, action, part, NULL);
+		legs_begin(host, action, part, NULL);
 }
 
 void
@@ -261,13 +261,13 @@ legs_copy(struct host *host, const struct agent_action *action)
 		fail_forbidden(host, action,
 			"the source is on this host and local is left out of --transport");
 	else
-		begin(host, action, part, source);
+		legs_begin(host, action, part, source);
 }
 
 void
 legs_stop(struct host *host, const struct agent_action *action)
 {
-	struct leg *leg = find(host, action->u.leg.leg);
+	struct leg *leg = legs_find(host, action->u.leg.leg);
 	if (!leg || leg->out)
 		return; /* its end is on the way to the core */
 	leg->stopped = true;
@@ -369,7 +369,7 @@ in_ended(struct host *host, struct leg *leg, const struct transport_event *event
 		fabric_copied(host, event->copy);
 	if (leg->source != 0 && out->code == TH_E_STALE_MEMORY && out->source_failed)
 		parts_lost(host, leg->source, leg->source_gen, event->row);
-	drop(host, leg);
+	legs_drop(host, leg);
 	engine_post(host, &report);
 }
 
@@ -393,7 +393,7 @@ legs_serve(struct host *host, const struct agent_action *action)
 		post_out(host, AGENT_EV_OUT_ENDED, action->u.leg.leg);
 		return;
 	}
-	struct leg *leg = add(host, action, part);
+	struct leg *leg = legs_add(host, action, part);
 	leg->out = true;
 	TH_FP(agent_serves);
 	leg->source = action->session;
@@ -405,7 +405,7 @@ legs_serve(struct host *host, const struct agent_action *action)
 void
 legs_fence(struct host *host, const struct agent_action *action)
 {
-	struct leg *leg = find(host, action->u.leg.leg);
+	struct leg *leg = legs_find(host, action->u.leg.leg);
 	if (!leg || !leg->out)
 		return; /* its end is on the way to the core */
 	log_warn("leg",
@@ -431,7 +431,7 @@ out_event(struct host *host, struct leg *leg, const struct transport_event *even
 			fabric_copied(host, event->copy);
 		if (event->code == TH_E_STALE_MEMORY)
 			parts_lost(host, leg->source, leg->source_gen, event->row);
-		drop(host, leg);
+		legs_drop(host, leg);
 		post_out(host, AGENT_EV_OUT_ENDED, number);
 	}
 }
@@ -480,7 +480,7 @@ on_event(struct host *host, const struct transport_event *event)
 		parts_hash_stopped(host, event->tag);
 		break;
 	case TRANSPORT_PROGRESS:
-		leg = find(host, event->leg);
+		leg = legs_find(host, event->leg);
 		if (leg) {
 			note_path(leg, event);
 			show_progress(host, leg);
@@ -489,19 +489,19 @@ on_event(struct host *host, const struct transport_event *event)
 	case TRANSPORT_DONE:
 	case TRANSPORT_FAILED:
 	case TRANSPORT_STOPPED:
-		leg = find(host, event->leg);
+		leg = legs_find(host, event->leg);
 		if (leg && !leg->out)
 			in_ended(host, leg, event);
 		break;
 	case TRANSPORT_CHANGED:
-		leg = find(host, event->leg);
+		leg = legs_find(host, event->leg);
 		if (leg)
 			parts_changed(host, leg->source, leg->source_gen, event->chunk);
 		break;
 	case TRANSPORT_STALLED:
 	case TRANSPORT_RESUMED:
 	case TRANSPORT_ENDED:
-		leg = find(host, event->leg);
+		leg = legs_find(host, event->leg);
 		if (leg && leg->out)
 			out_event(host, leg, event);
 		break;
@@ -529,7 +529,7 @@ legs_close(struct host *host)
 	struct leg *leg, *next;
 	HASH_ITER(hh, host->legs.legs, leg, next)
 	{
-		drop(host, leg);
+		legs_drop(host, leg);
 	}
 	parts_close(host);
 }

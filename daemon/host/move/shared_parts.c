@@ -105,7 +105,7 @@ legs_open(struct host *host, struct th_err *err)
 }
 
 static struct shared_part *
-find(struct host *host, uint64_t session, uint64_t gen)
+shared_parts_find(struct host *host, uint64_t session, uint64_t gen)
 {
 	const struct part_key key = {session, gen};
 	struct shared_part *part;
@@ -116,14 +116,14 @@ find(struct host *host, uint64_t session, uint64_t gen)
 struct xfer_part *
 parts_find(struct host *host, uint64_t session, uint64_t gen)
 {
-	struct shared_part *part = find(host, session, gen);
+	struct shared_part *part = shared_parts_find(host, session, gen);
 	return part ? part->xfer : NULL;
 }
 
 /* ---- hashing -------------------------------------------------------------------------------- */
 
 static void
-post(struct host *host, enum agent_event_kind kind, const struct shared_part *part)
+shared_parts_post(struct host *host, enum agent_event_kind kind, const struct shared_part *part)
 {
 	struct agent_event event = {
 		.kind = kind, .session = part->key.session, .u.hash.gen = part->key.gen};
@@ -143,7 +143,7 @@ start_hashing(struct host *host, struct shared_part *part)
 		xfer_part_advance(part->xfer, table->num_chunks);
 	if (xfer_part_prefix(part->xfer) == table->num_chunks) {
 		part->hash = HASH_COMPLETE;
-		post(host, AGENT_EV_HASHED, part);
+		shared_parts_post(host, AGENT_EV_HASHED, part);
 		return;
 	}
 	part->tag = ++host->legs.last_tag;
@@ -186,10 +186,10 @@ parts_hashed(struct host *host, uint64_t tag)
 	bool stopping = part->hash == HASH_STOPPING;
 	part->hash = HASH_COMPLETE;
 	TH_FP(agent_hashed);
-	post(host, AGENT_EV_HASHED, part);
+	shared_parts_post(host, AGENT_EV_HASHED, part);
 	/* A stop that crossed the end: the tag is gone, so this is its only answer. */
 	if (stopping)
-		post(host, AGENT_EV_HASH_STOPPED, part);
+		shared_parts_post(host, AGENT_EV_HASH_STOPPED, part);
 }
 
 /*
@@ -197,7 +197,8 @@ parts_hashed(struct host *host, uint64_t tag)
  * session ends. A worker that is gone, or closes, has no use for the sentence.
  */
 static void
-withdraw(struct host *host, struct session *session, struct shared_part *part, uint32_t row)
+shared_parts_withdraw(
+	struct host *host, struct session *session, struct shared_part *part, uint32_t row)
 {
 	const struct tensors *tensors = session->registration.tensors;
 	struct agent_event event = {.kind = AGENT_EV_CONTRACT, .session = session->id};
@@ -224,9 +225,9 @@ void
 parts_lost(struct host *host, uint64_t session_id, uint64_t gen, uint32_t row)
 {
 	struct session *session = session_find(host, session_id);
-	struct shared_part *part = find(host, session_id, gen);
+	struct shared_part *part = shared_parts_find(host, session_id, gen);
 	if (session && part)
-		withdraw(host, session, part, row);
+		shared_parts_withdraw(host, session, part, row);
 }
 
 void
@@ -239,9 +240,9 @@ parts_hash_failed(struct host *host, uint64_t tag, uint32_t row)
 	struct session *session = session_find(host, part->key.session);
 	part->hash = HASH_FAILED;
 	if (session)
-		withdraw(host, session, part, row);
+		shared_parts_withdraw(host, session, part, row);
 	if (stopping)
-		post(host, AGENT_EV_HASH_STOPPED, part);
+		shared_parts_post(host, AGENT_EV_HASH_STOPPED, part);
 }
 
 void
@@ -255,15 +256,15 @@ parts_hash_stopped(struct host *host, uint64_t tag)
 	/* It was told to stop when the last digest was there: readers wait for what all are. */
 	if (xfer_part_digest_count(part->xfer) == table->num_chunks) {
 		part->hash = HASH_COMPLETE;
-		post(host, AGENT_EV_HASHED, part);
+		shared_parts_post(host, AGENT_EV_HASHED, part);
 	}
-	post(host, AGENT_EV_HASH_STOPPED, part);
+	shared_parts_post(host, AGENT_EV_HASH_STOPPED, part);
 }
 
 void
 legs_hash(struct host *host, const struct agent_action *action)
 {
-	struct shared_part *part = find(host, action->session, action->u.part.gen);
+	struct shared_part *part = shared_parts_find(host, action->session, action->u.part.gen);
 	if (part)
 		start_hashing(host, part);
 }
@@ -271,15 +272,15 @@ legs_hash(struct host *host, const struct agent_action *action)
 void
 legs_hash_stop(struct host *host, const struct agent_action *action)
 {
-	struct shared_part *part = find(host, action->session, action->u.part.gen);
+	struct shared_part *part = shared_parts_find(host, action->session, action->u.part.gen);
 	if (!part) {
 		const struct shared_part gone = {.key = {action->session, action->u.part.gen}};
-		post(host, AGENT_EV_HASH_STOPPED, &gone);
+		shared_parts_post(host, AGENT_EV_HASH_STOPPED, &gone);
 	} else if (part->hash == HASH_RUNNING) {
 		part->hash = HASH_STOPPING;
 		transport_hash_stop(host->transport, part->tag);
 	} else if (part->hash != HASH_STOPPING) {
-		post(host, AGENT_EV_HASH_STOPPED, part);
+		shared_parts_post(host, AGENT_EV_HASH_STOPPED, part);
 	}
 }
 
@@ -307,7 +308,7 @@ parts_changed(struct host *host, uint64_t session_id, uint64_t gen, uint32_t chu
 	struct session *session = session_find(host, session_id);
 	/* Who closes, or is gone, has nobody to be told; its part is on its way out. */
 	if (!session || session->state != SESSION_OPEN || session->ended ||
-		!session->registration.tensors || !find(host, session_id, gen))
+		!session->registration.tensors || !shared_parts_find(host, session_id, gen))
 		return;
 	struct agent_event event = {.kind = AGENT_EV_CONTRACT, .session = session_id};
 	char which[320];
@@ -360,7 +361,8 @@ legs_part_new(struct host *host, const struct agent_action *action)
 {
 	struct session *session = session_find(host, action->session);
 	const struct part_key key = {action->session, action->u.part.gen};
-	if (!session || !session->registration.tensors || find(host, key.session, key.gen))
+	if (!session || !session->registration.tensors ||
+		shared_parts_find(host, key.session, key.gen))
 		return;
 	int rc = memory_set_writable(&session->memory, !action->u.part.published);
 	struct xfer_part *xfer = rc == 0 ? new_xfer(session) : NULL;
@@ -398,7 +400,7 @@ part_free(struct host *host, struct shared_part *part)
 void
 legs_part_end(struct host *host, const struct agent_action *action)
 {
-	struct shared_part *part = find(host, action->session, action->u.part.gen);
+	struct shared_part *part = shared_parts_find(host, action->session, action->u.part.gen);
 	if (!part)
 		return;
 	/* The core ends a part only after its hashing; a thread that still hashed would go on. */

@@ -122,8 +122,8 @@ whole_retire(struct listings *listings, struct whole *whole)
 }
 
 static void
-send_part(struct listings *listings, struct whole *whole, const struct listing_part *part,
-	uint64_t token, uint64_t request_no)
+listing_cache_send_part(struct listings *listings, struct whole *whole,
+	const struct listing_part *part, uint64_t token, uint64_t request_no)
 {
 	/* The packed reply lacks its number, which is another one for each asker. */
 	part->data[0] = NUMBER_TAG;
@@ -158,7 +158,8 @@ answer_part(
 
 	for (uint32_t i = 0; whole && i < whole->num_parts; i++) {
 		if (whole->parts[i].first == list->page.next) {
-			send_part(listings, whole, &whole->parts[i], token, request_no);
+			listing_cache_send_part(
+				listings, whole, &whole->parts[i], token, request_no);
 			return;
 		}
 	}
@@ -180,10 +181,11 @@ refuse_all(struct listings *listings, struct question **questions, int code, con
 }
 
 static void
-give(struct listings *listings, struct whole *whole, uint64_t token, uint64_t request_no)
+listing_cache_give(
+	struct listings *listings, struct whole *whole, uint64_t token, uint64_t request_no)
 {
 	listings->counters.given++;
-	send_part(listings, whole, &whole->parts[0], token, request_no);
+	listing_cache_send_part(listings, whole, &whole->parts[0], token, request_no);
 }
 
 /* The fetch that they have joined is over; what is too old for one of them is asked for again. */
@@ -201,7 +203,7 @@ give_joined(struct listings *listings, struct model *model)
 			DL_APPEND(model->later, question);
 			continue;
 		}
-		give(listings, model->current, question->token, question->request_no);
+		listing_cache_give(listings, model->current, question->token, question->request_no);
 		free(question);
 	}
 }
@@ -449,13 +451,13 @@ listings_ask(struct listings *listings, int64_t now_ns, uint64_t token, uint64_t
 			"the agent fetches the listings of 1024 models already: ask again");
 	else if (list->generation != 0 && model->current &&
 		 model->current->generation >= list->generation)
-		give(listings, model->current, token, request_no);
+		listing_cache_give(listings, model->current, token, request_no);
 	else
 		wait_for_fetch(listings, model, &question);
 }
 
 static void
-forget(struct question **questions, uint64_t token)
+listing_cache_forget(struct question **questions, uint64_t token)
 {
 	struct question *question, *next;
 
@@ -472,8 +474,8 @@ void
 listings_forget_token(struct listings *listings, uint64_t token)
 {
 	for (struct model *model = listings->models; model; model = model->hh.next) {
-		forget(&model->joined, token);
-		forget(&model->later, token);
+		listing_cache_forget(&model->joined, token);
+		listing_cache_forget(&model->later, token);
 	}
 }
 

@@ -70,8 +70,8 @@ link_list(const struct host *host, char ret_text[OPTIONS_TEXT_BYTES])
 /* ---- answers -------------------------------------------------------------------------------- */
 
 static void
-answer(struct host *host, struct link_request *request, int rc, const struct ctl_reply *reply,
-	struct convert_arena *arena)
+server_link_answer(struct host *host, struct link_request *request, int rc,
+	const struct ctl_reply *reply, struct convert_arena *arena)
 {
 	HASH_DEL(host->link.requests, request);
 	if (rc != 0)
@@ -98,7 +98,7 @@ on_reply(struct host *host, const struct net_client_item *item)
 	if (!request)
 		return;
 	if (item->rc != 0) {
-		answer(host, request, item->rc, NULL, NULL);
+		server_link_answer(host, request, item->rc, NULL, NULL);
 		return;
 	}
 	struct convert_arena arena = {0};
@@ -112,7 +112,7 @@ on_reply(struct host *host, const struct net_client_item *item)
 			err.text);
 	for (uint32_t i = 0; rc == 0 && reply.kind == CTL_POLL && i < reply.u.poll.num_events; i++)
 		TH_FP_OF(points_told, reply.u.poll.events[i].kind);
-	answer(host, request, rc, rc == 0 ? &reply : NULL, &arena);
+	server_link_answer(host, request, rc, rc == 0 ? &reply : NULL, &arena);
 	convert_arena_free(&arena);
 }
 
@@ -287,7 +287,7 @@ link_tick(struct host *host)
 	HASH_ITER(hh, host->link.requests, request, next)
 	{
 		if (request->failed)
-			answer(host, request, request->rc, NULL, NULL);
+			server_link_answer(host, request, request->rc, NULL, NULL);
 	}
 }
 

@@ -30,7 +30,7 @@ wanted(const struct registration *registration)
 }
 
 static void
-take(struct registration *registration, const uint8_t *data, size_t bytes)
+source_attributes_take(struct registration *registration, const uint8_t *data, size_t bytes)
 {
 	registration->filled.data = th_memdup(data, bytes);
 	registration->filled.bytes = bytes;
@@ -46,7 +46,7 @@ got(void *arg, const struct th_err *result, const uint8_t *data, size_t bytes)
 	if (registration && th_hash_equal(registration->filled_key, fetch->key)) {
 		registration->filled_asked = false;
 		if (result->code == 0 && wanted(registration) && bytes <= ATTRIBUTES_DOCUMENT_MAX)
-			take(registration, data, bytes);
+			source_attributes_take(registration, data, bytes);
 		else if (registration->filled_tries == TRIES_MAX)
 			log_warn("register",
 				"attributes not kept session=%" PRIu64 " reason=\"%s\"",
@@ -75,7 +75,7 @@ fetch(struct session *session)
 	struct registration *registration = &session->registration;
 	const struct assembly *found = of_another(session->host, registration->filled_key);
 	if (found) {
-		take(registration, found->data, found->bytes);
+		source_attributes_take(registration, found->data, found->bytes);
 		return;
 	}
 	struct fetch *fetch = th_calloc(1, sizeof(*fetch));

@@ -52,7 +52,7 @@ sum_gpus(const struct host *host)
 }
 
 static size_t
-collect(struct host *host, struct counter *out)
+status_collect(struct host *host, struct counter *out)
 {
 	const struct gpu_status g = sum_gpus(host);
 	const struct host_counters *c = &host->counters;
@@ -160,7 +160,7 @@ static void
 fill_counters(struct host *host, Tensorhub__V1__StatusReply *status)
 {
 	struct counter counters[COUNTERS_MAX];
-	size_t count = collect(host, counters);
+	size_t count = status_collect(host, counters);
 	Tensorhub__V1__CounterInfo *infos = th_calloc(count, sizeof(*infos));
 	status->counters = th_calloc(count, sizeof(status->counters[0]));
 	status->n_counters = count;

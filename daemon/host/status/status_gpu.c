@@ -148,7 +148,7 @@ follows(const struct memory *last, const struct memory *object)
 }
 
 static void
-begin(const struct memory *object, struct memory_storage *storage)
+status_gpu_begin(const struct memory *object, struct memory_storage *storage)
 {
 	Tensorhub__V1__MemoryInfo *info = &storage->info;
 	tensorhub__v1__memory_info__init(info);
@@ -176,7 +176,7 @@ status_memory_new(const struct memory_set *memory, Tensorhub__V1__SessionInfo *i
 				info->memory_more++;
 				continue;
 			}
-			begin(object, &status->memory[last]);
+			status_gpu_begin(object, &status->memory[last]);
 			status->list[last] = &status->memory[last].info;
 			info->n_memory = ++last;
 		}

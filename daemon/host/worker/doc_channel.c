@@ -293,7 +293,7 @@ change(struct host *host, uint64_t token, const Tensorhub__V1__Request *request,
 }
 
 static void
-dispatch(struct host *host, const struct net_server_item *item,
+doc_channel_dispatch(struct host *host, const struct net_server_item *item,
 	const Tensorhub__V1__Request *request)
 {
 	struct session *session;
@@ -330,7 +330,7 @@ on_request(struct host *host, const struct net_server_item *item)
 	host->counters.documents++;
 	Tensorhub__V1__Request *request = unpack_request(item->data, item->bytes);
 	if (request) {
-		dispatch(host, item, request);
+		doc_channel_dispatch(host, item, request);
 		unpack_request_free(request);
 		return;
 	}

@@ -42,8 +42,8 @@ enum open_flags { /* as enum thc_open_flags; those that have an effect: enum ctl
 
 /* A worker that does not read its few answers has no use for more. */
 static void
-say(struct session *session, enum fdmsg_kind kind, const void *body, size_t bytes, const int *fds,
-	uint32_t num_fds)
+fd_channel_say(struct session *session, enum fdmsg_kind kind, const void *body, size_t bytes,
+	const int *fds, uint32_t num_fds)
 {
 	int rc = fdmsg_send(session->sock, kind, body, bytes, fds, num_fds);
 	if (rc == -EAGAIN)
@@ -53,7 +53,7 @@ say(struct session *session, enum fdmsg_kind kind, const void *body, size_t byte
 }
 
 static void
-refuse(struct session *session, int code, const char *text)
+fd_channel_refuse(struct session *session, int code, const char *text)
 {
 	struct fdmsg_refused refused = {.code = code};
 	char label[SESSION_LABEL_BYTES];
@@ -82,7 +82,7 @@ on_hello(struct session *session, const struct fdmsg_hello *hello)
 			hello->protocol_min, hello->protocol_max, FDMSG_PROTOCOL_MIN,
 			FDMSG_PROTOCOL_MAX);
 		host->counters.hellos_refused++;
-		refuse(session, TH_E_PROTOCOL, text);
+		fd_channel_refuse(session, TH_E_PROTOCOL, text);
 		session_lose(session, false, "protocol versions do not overlap");
 		return;
 	}
@@ -99,7 +99,7 @@ on_hello(struct session *session, const struct fdmsg_hello *hello)
 	snprintf(welcome.node, sizeof(welcome.node), "%s", host->options.node);
 	session->state = SESSION_GREETED;
 	TH_FP(agent_greets);
-	say(session, FDMSG_WELCOME, &welcome, sizeof(welcome), NULL, 0);
+	fd_channel_say(session, FDMSG_WELCOME, &welcome, sizeof(welcome), NULL, 0);
 }
 
 /* ---- OPEN ----------------------------------------------------------------------------------- */
@@ -195,7 +195,7 @@ on_open(struct session *session, const struct fdmsg_open *open)
 		check_open(open, &err);
 	if (err.code != 0) {
 		host->counters.opens_refused++;
-		refuse(session, err.code, err.text);
+		fd_channel_refuse(session, err.code, err.text);
 		session_lose(session, false, "its open was refused");
 		return;
 	}
@@ -240,7 +240,7 @@ worker_no_server(struct session *session)
 		"the agent reaches no reference server at %.200s: %.200s; see 'thctl status'",
 		link_url(host), host->server_text);
 	session->host->counters.opens_refused++;
-	refuse(session, TH_E_NO_SERVER, text);
+	fd_channel_refuse(session, TH_E_NO_SERVER, text);
 	session_lose(session, false, "there is no server to open it at");
 }
 
@@ -276,7 +276,7 @@ worker_opened(struct session *session, int code, const char *text)
 	if (code != 0) {
 		if (session->state == SESSION_OPENING) {
 			host->counters.opens_refused++;
-			refuse(session, code, text);
+			fd_channel_refuse(session, code, text);
 		}
 		session_gone(session);
 		return;
@@ -289,7 +289,7 @@ worker_opened(struct session *session, int code, const char *text)
 		snprintf(
 			why, sizeof(why), "the agent cannot set up a session: %s", th_strerror(rc));
 		rc = no_descriptors(host, rc, why);
-		refuse(session, rc, why);
+		fd_channel_refuse(session, rc, why);
 		session_lose(session, false, why);
 		return;
 	}
@@ -298,7 +298,7 @@ worker_opened(struct session *session, int code, const char *text)
 	memcpy(message.secret, session->secret, sizeof(message.secret));
 	const int fds[FDMSG_SESSION_FDS_GPU] = {session->segment.fd_w, session->segment.fd_a,
 		session->bell_in, session->bell_out, host->own_pidfd, host->gpu.lifeline[0]};
-	say(session, FDMSG_SESSION, &message, sizeof(message), fds,
+	fd_channel_say(session, FDMSG_SESSION, &message, sizeof(message), fds,
 		session->knows_gpu ? FDMSG_SESSION_FDS_GPU : FDMSG_SESSION_FDS);
 	explicit_bzero(&message, sizeof(message));
 	th_fd_close(&session->segment.fd_w);
@@ -328,7 +328,7 @@ worker_end(struct session *session, int code, const char *text)
 	if (session->offload)
 		return; /* there is no worker */
 	/* Before the core lets the worker see that something has happened: libthc asks then. */
-	say(session, FDMSG_REFUSED, &refused, sizeof(refused), NULL, 0);
+	fd_channel_say(session, FDMSG_REFUSED, &refused, sizeof(refused), NULL, 0);
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -374,7 +374,7 @@ answer_memory(
 	} else {
 		host->counters.memory_mapped++;
 	}
-	say(session, FDMSG_MEMORY_ID, answer, sizeof(*answer), NULL, 0);
+	fd_channel_say(session, FDMSG_MEMORY_ID, answer, sizeof(*answer), NULL, 0);
 }
 
 /* received: with its descriptor, for which there may have been no room. */
@@ -469,7 +469,7 @@ worker_say_closed(struct session *session, int code, const char *text)
 		session_label(session, label), code == 0 ? "0" : th_errname(code),
 		code == 0 ? "" : " reason=", code == 0 ? "" : text);
 	TH_FP(agent_closed);
-	say(session, FDMSG_CLOSED, &closed, sizeof(closed), NULL, 0);
+	fd_channel_say(session, FDMSG_CLOSED, &closed, sizeof(closed), NULL, 0);
 }
 
 void
@@ -491,7 +491,7 @@ worker_closed(struct session *session, int code, const char *text)
 
 /* fdmsg_recv has checked the body's size for the kind, and how many descriptors it carries. */
 static void
-dispatch(struct session *session, struct fdmsg *message)
+fd_channel_dispatch(struct session *session, struct fdmsg *message)
 {
 	const void *body = message->body;
 	bool greeted = session->state == SESSION_GREETED;
@@ -516,7 +516,7 @@ dispatch(struct session *session, struct fdmsg *message)
 }
 
 static void
-receive(struct session *session)
+fd_channel_receive(struct session *session)
 {
 	struct fdmsg *message = session->host->message;
 	for (int i = 0; i < MESSAGES_A_WAKEUP && session->sock >= 0; i++) {
@@ -531,7 +531,7 @@ receive(struct session *session)
 			session_lose(session, false, th_strerror(rc));
 		} else {
 			/* Without its descriptor, for want of one, they are still answered. */
-			dispatch(session, message);
+			fd_channel_dispatch(session, message);
 			fdmsg_close_fds(message);
 		}
 	}
@@ -541,7 +541,7 @@ void
 worker_readable(void *arg, uint32_t events)
 {
 	(void)events;
-	receive(arg);
+	fd_channel_receive(arg);
 }
 
 void
@@ -550,7 +550,7 @@ worker_ended(void *arg, uint32_t events)
 	struct session *session = arg;
 	(void)events;
 	/* Its last words first: it may have closed in order before it ended. */
-	receive(session);
+	fd_channel_receive(session);
 	if (session->sock >= 0)
 		session_lose(session, false, "its process ended");
 }

@@ -24,7 +24,7 @@
 
 /* Answers the open document and keeps the answer for a repeat of it. False: nobody waits for it. */
 static bool
-tell(struct session *session, const struct th_err *result,
+registration_tell(struct session *session, const struct th_err *result,
 	Tensorhub__V1__RegisterTensorsReply *body)
 {
 	struct registration *registration = &session->registration;
@@ -49,7 +49,7 @@ tell(struct session *session, const struct th_err *result,
 }
 
 static void
-answer(struct session *session, const struct th_err *result,
+registration_answer(struct session *session, const struct th_err *result,
 	Tensorhub__V1__RegisterTensorsReply *body)
 {
 	if (result->code != 0 && session->registration.pending) {
@@ -59,14 +59,14 @@ answer(struct session *session, const struct th_err *result,
 			session->id, session_label(session, label), th_errname(result->code),
 			result->text);
 	}
-	(void)tell(session, result, body);
+	(void)registration_tell(session, result, body);
 }
 
 static void
 answer_ok(struct session *session)
 {
 	const struct th_err none = {0};
-	answer(session, &none, NULL);
+	registration_answer(session, &none, NULL);
 }
 
 static int64_t
@@ -177,8 +177,8 @@ over(struct session *session, const struct th_err *result)
 	registration->leaves = false;
 	/* Only an UNREGISTER comes here that ended well. */
 	if (result->code != 0 || registration->stays.code == 0)
-		answer(session, result, NULL);
-	else if (tell(session, &registration->stays, NULL))
+		registration_answer(session, result, NULL);
+	else if (registration_tell(session, &registration->stays, NULL))
 		registration->stays = (struct th_err){0};
 }
 
@@ -209,7 +209,7 @@ await_free(struct session *session)
 
 /* Nothing is registered any more; its memory goes when nobody touches it. */
 static void
-forget(struct session *session)
+registration_forget(struct session *session)
 {
 	struct registration *registration = &session->registration;
 	put_never_again(registration);
@@ -230,7 +230,7 @@ forget(struct session *session)
 static void
 abandon(struct session *session, const struct th_err *result)
 {
-	forget(session);
+	registration_forget(session);
 	session->registration.outcome = *result;
 	if (!await_free(session))
 		over(session, result);
@@ -324,7 +324,7 @@ on_register(struct session *session, const Tensorhub__V1__Request *request)
 	}
 	if (rc < 0) {
 		assembly_reset(&registration->rows);
-		answer(session, &err, NULL);
+		registration_answer(session, &err, NULL);
 		return;
 	}
 	if (build(session, &err) < 0) {
@@ -346,7 +346,7 @@ on_register(struct session *session, const Tensorhub__V1__Request *request)
 }
 
 static void
-leave(struct session *session)
+registration_leave(struct session *session)
 {
 	session->registration.state = REGISTRATION_LEAVING;
 	TH_FP(agent_unregisters);
@@ -372,7 +372,7 @@ registration_registered(struct session *session, const struct th_err *result)
 		return;
 	}
 	if (unwanted) {
-		leave(session);
+		registration_leave(session);
 		return;
 	}
 	const struct tensors *tensors = registration->tensors;
@@ -392,7 +392,7 @@ registration_registered(struct session *session, const struct th_err *result)
 		session->id, session_label(session, label), tensors->manifest.num_rows,
 		th_print_size_short(tensors->table->bytes, size), tensors->table->num_chunks,
 		tensors->layout.hi, tensors->layout.lo);
-	answer(session, result, &body);
+	registration_answer(session, result, &body);
 }
 
 /* ---- unregister ----------------------------------------------------------------------------- */
@@ -408,7 +408,7 @@ on_unregister(struct session *session)
 	if (session->registration.state != REGISTRATION_DONE)
 		abandon(session, &none);
 	else
-		leave(session);
+		registration_leave(session);
 }
 
 void
@@ -419,7 +419,7 @@ registration_unregistered(struct session *session, const struct th_err *result)
 		return;
 	if (result->code != 0) {
 		registration->state = REGISTRATION_DONE;
-		answer(session, result, NULL);
+		registration_answer(session, result, NULL);
 		return;
 	}
 	registration->leaves = true;
@@ -452,7 +452,7 @@ attributes_put_done(void *arg, const struct th_err *result)
 	if (result->code == 0)
 		post_attributes(session);
 	assembly_reset(&session->registration.attributes);
-	answer(session, result, NULL);
+	registration_answer(session, result, NULL);
 }
 
 static void
@@ -476,7 +476,7 @@ on_attributes(struct session *session, const Tensorhub__V1__Request *request)
 	free(attributes);
 	if (rc < 0) {
 		assembly_reset(assembly);
-		answer(session, &err, NULL);
+		registration_answer(session, &err, NULL);
 		return;
 	}
 	if (count == 0) {
@@ -494,7 +494,7 @@ on_attributes(struct session *session, const Tensorhub__V1__Request *request)
 /* ---- dispatch ------------------------------------------------------------------------------- */
 
 static void
-begin(struct session *session, uint64_t token, uint64_t request_no)
+registration_begin(struct session *session, uint64_t token, uint64_t request_no)
 {
 	struct registration *registration = &session->registration;
 	free(registration->answer);
@@ -536,13 +536,13 @@ undone(struct session *session, uint64_t token, const Tensorhub__V1__Request *re
 	const struct th_err none = {0};
 	struct th_err cancelled;
 	th_fail(&cancelled, TH_E_CANCELLED, "UNREGISTER came before its end");
-	(void)tell(session, &cancelled, NULL);
+	(void)registration_tell(session, &cancelled, NULL);
 	if (state == REGISTRATION_NONE || state == REGISTRATION_DONE) {
 		stop_waiting(registration); /* attributes */
 		assembly_reset(&registration->attributes);
 		return false;
 	}
-	begin(session, token, request->request_no);
+	registration_begin(session, token, request->request_no);
 	if (state == REGISTRATION_OPENING || state == REGISTRATION_PUTTING) {
 		stop_waiting(registration);
 		abandon(session, &none);
@@ -571,7 +571,7 @@ registration_document(
 		if (undone(session, token, request))
 			return;
 	}
-	begin(session, token, request->request_no);
+	registration_begin(session, token, request->request_no);
 	if (request->body_case == TENSORHUB__V1__REQUEST__BODY_REGISTER_TENSORS)
 		on_register(session, request);
 	else if (request->body_case == TENSORHUB__V1__REQUEST__BODY_UNREGISTER_TENSORS)
@@ -597,14 +597,14 @@ registration_stop(struct session *session)
 	if (registration->pending) {
 		struct th_err err;
 		th_fail(&err, TH_E_AGENT_LOST, "the agent has ended this session");
-		answer(session, &err, NULL);
+		registration_answer(session, &err, NULL);
 	}
 }
 
 bool
 registration_let_go(struct session *session)
 {
-	forget(session);
+	registration_forget(session);
 	/* What an earlier one had goes first. */
 	return !session->registration.wait && !await_free(session);
 }

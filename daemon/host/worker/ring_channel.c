@@ -215,7 +215,7 @@ has_pages(struct session *session, uint32_t slot, uint32_t kind)
 }
 
 static void
-submit(struct session *session, const struct shm_submission *submission)
+ring_channel_submit(struct session *session, const struct shm_submission *submission)
 {
 	struct host *host = session->host;
 	uint32_t slot = submission->slot;
@@ -260,7 +260,7 @@ submit(struct session *session, const struct shm_submission *submission)
 
 /* Up to count submissions; how many were taken. Fewer than count: the ring is empty and armed. */
 static uint32_t
-take(struct session *session, uint32_t count)
+ring_channel_take(struct session *session, uint32_t count)
 {
 	uint32_t taken = 0;
 	bool armed = false;
@@ -275,7 +275,7 @@ take(struct session *session, uint32_t count)
 		}
 		if (rc > 0) {
 			taken++;
-			submit(session, &submission);
+			ring_channel_submit(session, &submission);
 		} else if (armed) {
 			return taken;
 		} else {
@@ -295,7 +295,7 @@ operations_run(struct host *host)
 		struct session *session = host->first_busy;
 		operations_unqueue(session);
 		uint32_t count = left < SUBMISSIONS_A_TURN ? left : SUBMISSIONS_A_TURN;
-		uint32_t taken = take(session, count);
+		uint32_t taken = ring_channel_take(session, count);
 		left -= taken > 0 ? taken : 1;
 		if (taken == count && session->state < SESSION_LOST)
 			operations_enqueue(session);

@@ -203,7 +203,7 @@ disconnect(struct session *session)
 
 /* Out of the table; freed when the loop's batch is over, because sources may still be in it. */
 static void
-bury(struct session *session)
+session_bury(struct session *session)
 {
 	struct host *host = session->host;
 	session->owes_closed = false;
@@ -248,7 +248,7 @@ session_lose(struct session *session, bool violation, const char *reason)
 			session_label(session, label), (int)session->peer.pid,
 			(unsigned)session->peer.uid, reason);
 	if (session->state < SESSION_OPENING) {
-		bury(session);
+		session_bury(session);
 		return;
 	}
 	host->counters.sessions_lost++;
@@ -263,7 +263,7 @@ session_lose(struct session *session, bool violation, const char *reason)
 
 /* GONE: when nobody can touch its memory, and its worker has heard what it waits for. */
 static void
-end(struct session *session)
+session_end(struct session *session)
 {
 	if (session->held_parts > 0)
 		return;
@@ -273,7 +273,7 @@ end(struct session *session)
 		const struct th_err *stays = &session->registration.stays;
 		worker_say_closed(session, stays->code, stays->text);
 	}
-	bury(session);
+	session_bury(session);
 }
 
 void
@@ -281,14 +281,14 @@ session_gone(struct session *session)
 {
 	session->state = SESSION_GONE;
 	disconnect(session);
-	end(session);
+	session_end(session);
 }
 
 void
 session_let_go(struct session *session)
 {
 	if (session->owes_closed && session->state == SESSION_GONE)
-		end(session);
+		session_end(session);
 }
 
 void
@@ -298,7 +298,7 @@ session_part_released(struct session *session)
 	if (session->held_parts > 0)
 		return;
 	if (session->state == SESSION_GONE)
-		end(session);
+		session_end(session);
 	else
 		session_sweep_memory(session);
 }
@@ -415,7 +415,7 @@ session_free_all(struct host *host)
 	struct session *session, *next;
 	HASH_ITER(hh, host->sessions, session, next)
 	{
-		bury(session);
+		session_bury(session);
 	}
 	session_reap(host);
 }

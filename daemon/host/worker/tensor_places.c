@@ -99,7 +99,7 @@ find_ties(const struct tensors_rows *rows, struct interval *intervals, uint32_t 
 
 /* What the worker says of a tensor's size must be what its dtype and shape make of it. */
 static int
-check_bytes(const struct tensors_rows *rows, const uint32_t *position,
+tensor_places_check_bytes(const struct tensors_rows *rows, const uint32_t *position,
 	const struct manifest *manifest, struct th_err *err)
 {
 	for (uint32_t row = 0; row < rows->count; row++) {
@@ -171,7 +171,7 @@ assemble(struct tensors *tensors, const struct tensors_rows *rows, const struct 
 	rc = manifest_build(rows->rows, rows->count, alias_of, position, err, &tensors->manifest);
 	if (rc < 0)
 		return rc;
-	rc = check_bytes(rows, position, &tensors->manifest, err);
+	rc = tensor_places_check_bytes(rows, position, &tensors->manifest, err);
 	if (rc < 0)
 		return rc;
 	tensors->places = calloc(tensors->manifest.num_rows, sizeof(tensors->places[0]));
@@ -242,7 +242,7 @@ place_row(uint64_t end, const struct manifest_row *row, uint64_t *ret_at)
 }
 
 static int
-measure(const struct manifest *manifest, struct th_err *err, uint64_t *ret_bytes)
+tensor_places_measure(const struct manifest *manifest, struct th_err *err, uint64_t *ret_bytes)
 {
 	uint64_t end = 0;
 	for (uint32_t row = 0; row < manifest->num_rows; row++) {
@@ -260,7 +260,7 @@ of_manifest(struct tensors *tensors, const uint8_t *data, size_t bytes, struct t
 {
 	int rc = manifest_decode(data, bytes, err, &tensors->manifest);
 	if (rc == 0)
-		rc = measure(&tensors->manifest, err, ret_bytes);
+		rc = tensor_places_measure(&tensors->manifest, err, ret_bytes);
 	if (rc < 0)
 		return rc;
 	tensors->read_only_row = UINT32_MAX;

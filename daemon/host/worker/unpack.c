@@ -84,7 +84,7 @@ check_counts(const Tensorhub__V1__TensorRows *message, struct th_err *err)
 }
 
 static void
-fill(const Tensorhub__V1__TensorRows *message, struct manifest_row *rows,
+unpack_fill(const Tensorhub__V1__TensorRows *message, struct manifest_row *rows,
 	struct tensors_place *places)
 {
 	size_t at = 0;
@@ -137,7 +137,7 @@ unpack_rows(const uint8_t *data, size_t bytes, uint32_t tensors_max, struct th_e
 	}
 	struct manifest_row *rows = storage;
 	struct tensors_place *places = (void *)(rows + count);
-	fill(message, rows, places);
+	unpack_fill(message, rows, places);
 	*ret_rows = (struct unpacked_rows){
 		.rows = {.count = (uint32_t)count, .rows = rows, .places = places},
 		.message = message,

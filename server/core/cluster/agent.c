@@ -339,7 +339,7 @@ agent_drop(struct refsrv *server, struct agent *agent)
  * room is needed.
  */
 static void
-bury(struct refsrv *server, struct agent *agent, const char *why)
+agent_bury(struct refsrv *server, struct agent *agent, const char *why)
 {
 	set_state(server, agent, AGENT_DEAD);
 	rejoin_inventory_ends(server, agent);
@@ -367,7 +367,7 @@ void
 agent_lost_track(struct refsrv *server, struct agent *agent)
 {
 	TH_MARK(repeat_below_the_window);
-	bury(server, agent, "it repeats what is older than the server remembers");
+	agent_bury(server, agent, "it repeats what is older than the server remembers");
 }
 
 static struct agent *
@@ -502,7 +502,7 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 	if (rc != 0)
 		return rc;
 	if (was_away(server, agent, request))
-		bury(server, agent, "it was attached to another server meanwhile");
+		agent_bury(server, agent, "it was attached to another server meanwhile");
 	bool fresh = agent == NULL || agent->state == AGENT_DEAD;
 	/* Its first agent: this life is later than all that any server knows of. */
 	if (server->epoch == 0)
@@ -512,7 +512,7 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 	struct agent *twin = find_node(server, attach->node, inc);
 	if (twin != NULL) {
 		if (twin->state != AGENT_DEAD)
-			bury(server, twin, "a new agent process has attached from its node");
+			agent_bury(server, twin, "a new agent process has attached from its node");
 		agent_drop(server, twin);
 	}
 	if (agent == NULL) {
@@ -626,7 +626,7 @@ life_timers(struct refsrv *server, struct agent *agent)
 
 	if (agent->overflowed) {
 		TH_MARK(c33_agent_fetches_no_events);
-		bury(server, agent, "it does not fetch its events");
+		agent_bury(server, agent, "it does not fetch its events");
 		return;
 	}
 	if (!agent->gone && silent_ns < config->suspect_ns) {
@@ -646,12 +646,12 @@ life_timers(struct refsrv *server, struct agent *agent)
 	int64_t patience_ns = mass ? config->dead_ns * (1 + MASS_HOLD_FACTOR) : config->dead_ns;
 	int64_t gone_ns = agent->gone ? server->live_ns - agent->gone_live_ns : 0;
 	if (silent_ns >= patience_ns) {
-		bury(server, agent, "no heartbeat of it has come for too long");
+		agent_bury(server, agent, "no heartbeat of it has come for too long");
 		return;
 	}
 	if (agent->gone && !mass && gone_ns >= config->gone_ns) {
 		TH_MARK(agent_gone_for_good);
-		bury(server, agent, "its connection ended, and it did not come back");
+		agent_bury(server, agent, "its connection ended, and it did not come back");
 		return;
 	}
 	int64_t left_ns = (silent_ns < config->dead_ns ? config->dead_ns : patience_ns) - silent_ns;

@@ -38,7 +38,7 @@ node_drains(const struct agent *agent)
 /* ---- which nodes ---------------------------------------------------------------------------- */
 
 static struct drained_node *
-find(const struct refsrv *server, const char *node)
+node_drain_find(const struct refsrv *server, const char *node)
 {
 	struct drained_node *drained;
 
@@ -53,11 +53,11 @@ find(const struct refsrv *server, const char *node)
 bool
 node_drain_wanted(const struct refsrv *server, const char *node)
 {
-	return find(server, node) != NULL;
+	return node_drain_find(server, node) != NULL;
 }
 
 static void
-forget(struct refsrv *server, struct drained_node *drained)
+node_drain_forget(struct refsrv *server, struct drained_node *drained)
 {
 	DL_DELETE(server->drained_nodes, drained);
 	server->num_drained_nodes--;
@@ -72,7 +72,7 @@ remember(struct refsrv *server, const char *node, const char *from)
 	struct drained_node *drained = th_calloc(1, sizeof(*drained));
 
 	if (server->num_drained_nodes >= server->config.agents_max)
-		forget(server, server->drained_nodes);
+		node_drain_forget(server, server->drained_nodes);
 	memcpy(drained->node, node, strnlen(node, TH_NAME_MAX));
 	memcpy(drained->from, from, strnlen(from, TH_NAME_MAX));
 	DL_APPEND(server->drained_nodes, drained);
@@ -83,7 +83,7 @@ void
 node_drain_free_all(struct refsrv *server)
 {
 	while (server->drained_nodes != NULL)
-		forget(server, server->drained_nodes);
+		node_drain_forget(server, server->drained_nodes);
 }
 
 void
@@ -96,7 +96,7 @@ node_drain_lost(struct refsrv *server, const struct copy *copy, const char *text
 		if (member == NULL || member->agent->visit == visit)
 			continue;
 		member->agent->visit = visit;
-		struct drained_node *drained = find(server, member->agent->info.node);
+		struct drained_node *drained = node_drain_find(server, member->agent->info.node);
 		if (drained == NULL)
 			continue;
 		TH_MARK(drain_has_lost);
@@ -106,9 +106,10 @@ node_drain_lost(struct refsrv *server, const struct copy *copy, const char *text
 }
 
 static void
-tell_lost(const struct refsrv *server, const char *node, struct ctl_admin_reply *ret_reply)
+node_drain_tell_lost(
+	const struct refsrv *server, const char *node, struct ctl_admin_reply *ret_reply)
 {
-	const struct drained_node *drained = find(server, node);
+	const struct drained_node *drained = node_drain_find(server, node);
 
 	if (drained == NULL || drained->num_lost == 0)
 		return;
@@ -119,7 +120,7 @@ tell_lost(const struct refsrv *server, const char *node, struct ctl_admin_reply 
 /* ---- beginning and ending ------------------------------------------------------------------- */
 
 static void
-tell(struct agent *agent, const char *from)
+node_drain_tell(struct agent *agent, const char *from)
 {
 	struct ctl_ev_node *ev = &agent_event(agent, CTL_EV_NODE)->u.node;
 
@@ -129,7 +130,7 @@ tell(struct agent *agent, const char *from)
 
 /* Who was chosen before for something new may be the wrong one now. */
 static void
-changed(struct refsrv *server, struct agent *agent)
+node_drain_changed(struct refsrv *server, struct agent *agent)
 {
 	agent->told_empty = false;
 	model_dirty_all(server);
@@ -140,7 +141,7 @@ void
 node_drain_begin(
 	struct refsrv *server, const char *node, struct agent *agent, const struct ctl_admin *admin)
 {
-	bool known = admin->leaving ? agent->leaving : find(server, node) != NULL;
+	bool known = admin->leaving ? agent->leaving : node_drain_find(server, node) != NULL;
 
 	if (known)
 		return;
@@ -154,25 +155,25 @@ node_drain_begin(
 		agent->leaving = true;
 	} else {
 		agent->draining = true;
-		tell(agent, admin->from);
+		node_drain_tell(agent, admin->from);
 	}
-	changed(server, agent);
+	node_drain_changed(server, agent);
 }
 
 bool
 node_drain_end(struct refsrv *server, const char *node, struct agent *agent, const char *from)
 {
-	struct drained_node *drained = find(server, node);
+	struct drained_node *drained = node_drain_find(server, node);
 
 	if (drained == NULL)
 		return false;
-	forget(server, drained);
+	node_drain_forget(server, drained);
 	event_log(server, EVENT_INFO, NULL, node, "node %s is not drained any more%s%.200s", node,
 		from[0] != '\0' ? ": " : "", from);
 	if (agent != NULL && agent->state != AGENT_DEAD) {
 		agent->draining = false;
-		tell(agent, from);
-		changed(server, agent);
+		node_drain_tell(agent, from);
+		node_drain_changed(server, agent);
 	}
 	return true;
 }
@@ -185,7 +186,7 @@ node_attached(struct refsrv *server, struct agent *agent)
 	/* What it was told by this server may have been taken back while it was away. */
 	bool elsewhere = agent->info.server_inc != server->config.server_inc;
 
-	if (agent->info.draining && elsewhere && find(server, node) == NULL) {
+	if (agent->info.draining && elsewhere && node_drain_find(server, node) == NULL) {
 		TH_MARK(drain_announced_again);
 		remember(server, node, "an operator, as its agent was told by an earlier server");
 		event_log(server, EVENT_INFO, NULL, node,
@@ -193,12 +194,12 @@ node_attached(struct refsrv *server, struct agent *agent)
 			node);
 	}
 	agent->leaving = agent->info.leaving;
-	const struct drained_node *drained = find(server, node);
+	const struct drained_node *drained = node_drain_find(server, node);
 	agent->draining = drained != NULL;
 	if (agent->draining || agent->info.draining)
-		tell(agent, drained == NULL ? "" : drained->from);
+		node_drain_tell(agent, drained == NULL ? "" : drained->from);
 	if (node_drains(agent))
-		changed(server, agent);
+		node_drain_changed(server, agent);
 }
 
 /* ---- what is waited for --------------------------------------------------------------------- */
@@ -212,7 +213,7 @@ struct look {
 
 /* NULL: it is counted, and there is no room to tell it. */
 static struct ctl_blocker *
-add(struct look *look, const char *kind, const struct part *part, bool stays)
+node_drain_add(struct look *look, const char *kind, const struct part *part, bool stays)
 {
 	const struct copy *copy = part->copy;
 
@@ -280,7 +281,7 @@ look_at_fills(struct look *look, const struct part *part)
 	{
 		if (leg->src != NULL && leg->src->member->agent == look->agent)
 			continue;
-		struct ctl_blocker *blocker = add(look, "transfer", part, false);
+		struct ctl_blocker *blocker = node_drain_add(look, "transfer", part, false);
 		if (blocker == NULL)
 			continue;
 		snprintf(blocker->text, sizeof(blocker->text),
@@ -301,7 +302,7 @@ look_at_readers(struct look *look, const struct part *part)
 	{
 		if (TH_PLANT(empty_while_it_is_read))
 			break;
-		struct ctl_blocker *blocker = add(look, "transfer", part, false);
+		struct ctl_blocker *blocker = node_drain_add(look, "transfer", part, false);
 		if (blocker == NULL)
 			continue;
 		snprintf(blocker->text, sizeof(blocker->text),
@@ -331,7 +332,8 @@ look_at_copy(struct look *look, const struct part *part)
 	bool moving = copy->rescued || offload_running(version);
 	bool refused = !moving && (look->server->now_ns < version->retry_ns ||
 					  !offload_conceivable(look->server, copy));
-	struct ctl_blocker *blocker = add(look, moving ? "moving" : "last-copy", part, refused);
+	struct ctl_blocker *blocker =
+		node_drain_add(look, moving ? "moving" : "last-copy", part, refused);
 	if (blocker == NULL)
 		return;
 	TH_MARK(drain_waits_for_last_copy);
@@ -378,9 +380,10 @@ log_empty(struct refsrv *server, struct agent *agent, bool empty)
 
 /* Who wants it, and what a drain does not end. */
 static void
-describe(const struct refsrv *server, const struct agent *agent, struct ctl_admin_reply *ret_reply)
+node_drain_describe(
+	const struct refsrv *server, const struct agent *agent, struct ctl_admin_reply *ret_reply)
 {
-	const struct drained_node *drained = find(server, agent->info.node);
+	const struct drained_node *drained = node_drain_find(server, agent->info.node);
 	char workers[96] = "", from[TH_NAME_MAX + 32] = "";
 
 	if (agent->leaving)
@@ -412,8 +415,8 @@ node_drain_look(struct refsrv *server, struct agent *agent, struct ctl_admin_rep
 	ret_reply->num_blockers = look.num_blockers;
 	ret_reply->num_told = look.num_told;
 	ret_reply->blockers = look.blockers;
-	describe(look.server, agent, ret_reply);
-	tell_lost(server, agent->info.node, ret_reply);
+	node_drain_describe(look.server, agent, ret_reply);
+	node_drain_tell_lost(server, agent->info.node, ret_reply);
 }
 
 void
@@ -424,13 +427,13 @@ node_drain_absent(struct refsrv *server, const char *node, struct ctl_admin_repl
 
 	look.blockers = refsrv_scratch(server, CTL_BLOCKERS_MAX, sizeof(*look.blockers));
 	look_at_server(&look);
-	ret_reply->state = find(server, node) == NULL ? "active"
-			   : look.num_blockers == 0   ? "empty"
-						      : "draining";
+	ret_reply->state = node_drain_find(server, node) == NULL ? "active"
+			   : look.num_blockers == 0              ? "empty"
+								 : "draining";
 	ret_reply->num_blockers = look.num_blockers;
 	ret_reply->num_told = look.num_told;
 	ret_reply->blockers = look.blockers;
-	tell_lost(server, node, ret_reply);
+	node_drain_tell_lost(server, node, ret_reply);
 	snprintf(ret_reply->text, sizeof(ret_reply->text),
 		"no agent of node %.200s is attached: nothing of it is here", node);
 }

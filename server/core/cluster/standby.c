@@ -109,7 +109,7 @@ find_returned(const struct refsrv *server)
 /* ---- the state ------------------------------------------------------------------------------- */
 
 static void __attribute__((format(printf, 3, 4)))
-become(struct refsrv *server, enum standby_state state, const char *format, ...)
+standby_become(struct refsrv *server, enum standby_state state, const char *format, ...)
 {
 	struct standby *standby = &server->standby;
 	char text[TH_CTL_TEXT_BYTES];
@@ -137,18 +137,19 @@ look_serving(struct refsrv *server)
 
 	if (find_later(server, &later) && server->epoch > 0) {
 		TH_MARK(server_fenced_by_a_later_one);
-		become(server, STANDBY_OVER,
+		standby_become(server, STANDBY_OVER,
 			"%s serves with epoch %" PRIu32 ", this server with %" PRIu32
 			": it forgets everything, and its agents go there",
 			later.name, later.epoch, server->epoch);
 	} else if (find_later(server, &later)) {
-		become(server, STANDBY_WAITING, "standby: %s serves, with epoch %" PRIu32,
+		standby_become(server, STANDBY_WAITING, "standby: %s serves, with epoch %" PRIu32,
 			later.name, later.epoch);
 	} else if (peer != NULL && server->epoch == 0) {
-		become(server, STANDBY_WAITING, "standby: %s is alive", name_of(server, peer));
+		standby_become(
+			server, STANDBY_WAITING, "standby: %s is alive", name_of(server, peer));
 	} else if (peer != NULL) {
 		TH_MARK(server_gives_the_cluster_back);
-		become(server, STANDBY_OVER,
+		standby_become(server, STANDBY_OVER,
 			"stepping down for %s, which is before this server in the list and answers "
 			"again",
 			name_of(server, peer));
@@ -171,11 +172,12 @@ look_waiting(struct refsrv *server)
 	struct later later;
 
 	if (first != NULL) {
-		become(server, STANDBY_WAITING, "standby: %s is alive", name_of(server, first));
+		standby_become(
+			server, STANDBY_WAITING, "standby: %s is alive", name_of(server, first));
 		return;
 	}
 	if (find_later(server, &later)) {
-		become(server, STANDBY_WAITING, "standby: %s serves, with epoch %" PRIu32,
+		standby_become(server, STANDBY_WAITING, "standby: %s serves, with epoch %" PRIu32,
 			later.name, later.epoch);
 		return;
 	}
@@ -183,12 +185,13 @@ look_waiting(struct refsrv *server)
 		const struct peer *peer = &standby->peers[i];
 		if (peer->self || (peer->tried && !may_be_alive(server, peer)))
 			continue;
-		become(server, STANDBY_ASKING, "standby: %s has not answered yet whether it serves",
+		standby_become(server, STANDBY_ASKING,
+			"standby: %s has not answered yet whether it serves",
 			name_of(server, peer));
 		return;
 	}
 	TH_MARK(server_begins_to_serve);
-	become(server, STANDBY_SERVING, "%s", "");
+	standby_become(server, STANDBY_SERVING, "%s", "");
 }
 
 static void
@@ -273,7 +276,8 @@ standby_hello(struct refsrv *server, const struct ctl_hello *hello, struct th_er
 			hello->epoch, hello->server_inc, server->epoch, server->config.server_inc))
 		return 0;
 	if (TH_PLANT(hello_believed))
-		become(server, STANDBY_OVER, "another reference server says that it serves");
+		standby_become(
+			server, STANDBY_OVER, "another reference server says that it serves");
 	/* Servers that ask because they are asked would never end. */
 	if (server->live_ns < standby->hint_ns)
 		return 0;
@@ -337,7 +341,7 @@ standby_left_behind(
 	if (others > 0 && !stood)
 		return false;
 	TH_MARK(server_was_left_behind);
-	become(server, STANDBY_OVER,
+	standby_become(server, STANDBY_OVER,
 		"agent %s was attached to a later server, with epoch %" PRIu32
 		", this one has %" PRIu32 ": it forgets everything, and its agents begin anew",
 		agent->info.node, attach->epoch, server->epoch);

@@ -71,25 +71,25 @@ blob_release(struct refsrv *server, struct th_hash key)
 }
 
 static bool
-fits(const struct refsrv *server, uint64_t bytes)
+blob_fits(const struct refsrv *server, uint64_t bytes)
 {
 	return bytes <= server->config.blob_bytes_max &&
 	       server->blob_bytes <= server->config.blob_bytes_max - bytes;
 }
 
 static bool
-make_room(struct refsrv *server, uint64_t bytes)
+blob_make_room(struct refsrv *server, uint64_t bytes)
 {
 	struct blob *blob, *next;
 
 	HASH_ITER(hh, server->blobs, blob, next)
 	{
-		if (fits(server, bytes))
+		if (blob_fits(server, bytes))
 			return true;
 		if (blob->references == 0)
 			blob_free(server, blob);
 	}
-	return fits(server, bytes);
+	return blob_fits(server, bytes);
 }
 
 static void
@@ -139,7 +139,7 @@ upload_start(struct refsrv *server, struct agent *agent, const struct ctl_blob_p
 			"one "
 			"first",
 			agent->info.node, UPLOADS_MAX);
-	if (!make_room(server, part->total_bytes))
+	if (!blob_make_room(server, part->total_bytes))
 		return th_fail(err, TH_E_LIMIT,
 			"the server has no room for a manifest of %" PRIu64 " bytes: %" PRIu64
 			" of %" PRIu64 " bytes are in use; raise limit.blob_bytes",

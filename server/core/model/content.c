@@ -99,7 +99,7 @@ content_listed(const struct copy *copy)
 enum comparison { SAME, DIFFERENT, UNDECIDED };
 
 static enum comparison
-compare(const struct content *a, const struct content *b, uint32_t *ret_shard)
+content_compare(const struct content *a, const struct content *b, uint32_t *ret_shard)
 {
 	enum comparison result = SAME;
 
@@ -143,7 +143,7 @@ content_undecided(const struct content *other, const struct content *begun)
 
 	/* When nobody can say what the begun one was, the other takes its place. */
 	return !other->refused && !begun->refused && can_be_known(other) &&
-	       compare(other, begun, &shard) == UNDECIDED;
+	       content_compare(other, begun, &shard) == UNDECIDED;
 }
 
 /* The copy that was published first, or has replaced it: whose bytes these are, for sentences. */
@@ -202,7 +202,8 @@ content_describe_refusal(const struct copy *copy, char *ret_text, size_t bytes)
 }
 
 static void
-refuse(struct refsrv *server, const struct content *first, struct content *other, uint32_t shard)
+content_refuse(
+	struct refsrv *server, const struct content *first, struct content *other, uint32_t shard)
 {
 	struct version *version = first->version;
 	const struct copy *winner = oldest_copy(first);
@@ -302,7 +303,7 @@ content_settle(struct refsrv *server, struct version *version)
 		while (other != NULL && !again) {
 			struct content *next = other->next;
 			uint32_t shard = 0;
-			enum comparison result = compare(first, other, &shard);
+			enum comparison result = content_compare(first, other, &shard);
 			if (result == SAME) {
 				merge(server, first, other);
 				again = true; /* the first may know more now */
@@ -311,7 +312,7 @@ content_settle(struct refsrv *server, struct version *version)
 				DL_PREPEND(version->contents, other);
 				again = true;
 			} else if (result == DIFFERENT && !goes(first)) {
-				refuse(server, first, other, shard);
+				content_refuse(server, first, other, shard);
 			} else if (result == UNDECIDED && all_known(other) &&
 				   !can_be_known(first)) {
 				take_over(server, other, first);

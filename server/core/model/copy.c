@@ -27,7 +27,7 @@
 
 /* The order of listings; two incarnations of one replica name by age. */
 static int
-by_name(const struct copy *a, const struct copy *b)
+copy_by_name(const struct copy *a, const struct copy *b)
 {
 	int order = strcmp(a->group->replica, b->group->replica);
 
@@ -38,7 +38,7 @@ void
 copy_sort(struct version *version)
 {
 	if (version->unsorted)
-		DL_SORT2(version->by_name, by_name, name_prev, name_next);
+		DL_SORT2(version->by_name, copy_by_name, name_prev, name_next);
 	version->unsorted = false;
 }
 

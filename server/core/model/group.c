@@ -250,7 +250,8 @@ join_check(const struct group *group, const struct agent *agent, const struct ct
 
 /* The group of a worker's replica: there already, or new. */
 static struct group *
-join(struct refsrv *server, struct agent *agent, const struct ctl_open *open, struct th_err *err)
+group_join(
+	struct refsrv *server, struct agent *agent, const struct ctl_open *open, struct th_err *err)
 {
 	struct th_retain rules;
 
@@ -304,7 +305,7 @@ member_open(struct refsrv *server, struct agent *agent, const struct ctl_open *o
 		return rc;
 	struct group *group =
 		open->reservation == 0
-			? join(server, agent, open, err)
+			? group_join(server, agent, open, err)
 			: offload_join(server, model_find(server, open->model), agent, open, err);
 	if (group == NULL)
 		return err->code;
@@ -525,7 +526,7 @@ rescue_fails(struct refsrv *server, const struct group *group, const char *why)
 }
 
 static void
-leave(struct refsrv *server, struct member *member, const struct ctl_close *close)
+group_leave(struct refsrv *server, struct member *member, const struct ctl_close *close)
 {
 	const struct agent *agent = member->agent;
 	bool unreadable = close->broke_contract || close->unreadable;
@@ -560,7 +561,7 @@ leave(struct refsrv *server, struct member *member, const struct ctl_close *clos
 void
 member_leave(struct refsrv *server, struct member *member)
 {
-	leave(server, member, &(struct ctl_close){.sid = member->sid});
+	group_leave(server, member, &(struct ctl_close){.sid = member->sid});
 }
 
 int
@@ -582,7 +583,7 @@ member_close(struct refsrv *server, struct agent *agent, const struct ctl_close 
 	bool may_wait =
 		!close->died && !close->broke_contract && !close->abandon && !close->unreadable;
 	if (!may_wait || !last_copy_close(server, member, close->timeout_ns))
-		leave(server, member, close);
+		group_leave(server, member, close);
 	return 0;
 }
 

@@ -28,7 +28,7 @@
 #include "server/core/view/snapshot.h"
 
 static const char *
-describe(uint32_t kind, const char *spec, uint32_t flags, char *buffer, size_t bytes)
+op_do_describe(uint32_t kind, const char *spec, uint32_t flags, char *buffer, size_t bytes)
 {
 	bool named = kind == CTL_OP_PUBLISH || kind == CTL_OP_REPLICATE || kind == CTL_OP_UPDATE;
 
@@ -40,7 +40,7 @@ describe(uint32_t kind, const char *spec, uint32_t flags, char *buffer, size_t b
 const char *
 op_describe(const struct op *op, char *buffer, size_t bytes)
 {
-	return describe(op->kind, op->spec, op->flags, buffer, bytes);
+	return op_do_describe(op->kind, op->spec, op->flags, buffer, bytes);
 }
 
 /* ---- outcomes ------------------------------------------------------------------------------- */
@@ -298,7 +298,8 @@ mismatch(struct refsrv *server, struct op *op, struct member *member, const stru
 		": shard %u calls %s, shard %u calls %s; all members must make the same "
 		"calls in the same order (replica %s, nodes %s and %s)",
 		op->seq, op->first_shard, op_describe(op, first, sizeof(first)), member->shard,
-		describe(request->kind, request->spec, request->flags, second, sizeof(second)),
+		op_do_describe(
+			request->kind, request->spec, request->flags, second, sizeof(second)),
 		op->group->replica, op->first_node, member->agent->info.node);
 	op->members[member->shard].arrived = true;
 	op->num_arrived++;

@@ -291,7 +291,7 @@ go(struct refsrv *server, struct op *op, struct copy *source)
 
 /* Of whatever has it: no version is asked for that could be lost. */
 static bool
-by_name(const struct op *op)
+op_replicate_by_name(const struct op *op)
 {
 	struct th_spec spec;
 
@@ -320,7 +320,7 @@ op_replicate_poke(struct refsrv *server, struct op *op)
 	struct version *version = version_find(group->model, op->version);
 	if (route_outlook(server, op, version, NULL) != OUTLOOK_WAIT) {
 		TH_MARK(c15_planned_source_is_gone_before_go);
-		if (op->kind == CTL_OP_UPDATE || by_name(op)) {
+		if (op->kind == CTL_OP_UPDATE || op_replicate_by_name(op)) {
 			plan_anew(server, op);
 			return;
 		}

@@ -343,7 +343,7 @@ form(struct refsrv *server, struct model *model, const struct ctl_rejoin *said,
 /* ---- members -------------------------------------------------------------------------------- */
 
 static void
-gone(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *said,
+rejoin_gone(struct refsrv *server, const struct agent *agent, const struct ctl_rejoin *said,
 	const struct th_retain *rules)
 {
 	struct model *model = model_find(server, said->open.model);
@@ -546,7 +546,7 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 		rc = retain_room(server, said->open.model, model_find(server, said->open.model),
 			&rules, err);
 	if (rc == 0 && said->gone && !still_holds(said)) {
-		gone(server, agent, said, &rules);
+		rejoin_gone(server, agent, said, &rules);
 		return 0;
 	}
 	if (rc == 0)

@@ -187,7 +187,7 @@ find_held(struct built *b)
 /* ---- the version ---------------------------------------------------------------------------- */
 
 static bool
-fits(const struct built *b, const struct version *version)
+rejoin_build_fits(const struct built *b, const struct version *version)
 {
 	if (version->num_shards != b->group->num_shards)
 		return false;
@@ -226,7 +226,7 @@ acquire_version(struct built *b, struct th_version id)
 		}
 		version = version_new(b->server, group->model, id, group->num_shards, shards);
 		free(shards);
-	} else if (!fits(b, version)) {
+	} else if (!rejoin_build_fits(b, version)) {
 		contradiction(b, "version %" PRIu64 " is there with another layout", id.version);
 		return NULL;
 	}

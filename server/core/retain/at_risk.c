@@ -29,7 +29,7 @@ concerns(struct refsrv *server, const struct group *group, const struct version 
 }
 
 static void
-tell(struct refsrv *server, const struct version *version, const char *text)
+at_risk_tell(struct refsrv *server, const struct version *version, const char *text)
 {
 	const struct group *group;
 
@@ -69,7 +69,7 @@ at_risk_stays(struct refsrv *server, struct version *version, const char *why)
 		"version %" PRIu64 " of %.100s is retained, only spot hosts or nodes that are "
 		"being drained have it, and it cannot be copied to another host%s%.200s",
 		version->id.version, version->model->name, why[0] != '\0' ? ": " : "", why);
-	tell(server, version, text);
+	at_risk_tell(server, version, text);
 }
 
 void
@@ -117,7 +117,7 @@ at_risk_lost(struct refsrv *server, struct copy *copy, const char *why)
 		event_log(server, EVENT_ERROR, version->model->name, "", "%s", text);
 		node_drain_lost(server, copy, text);
 		if (!version->risk_raised && !TH_PLANT(loss_is_not_told))
-			tell(server, version, text);
+			at_risk_tell(server, version, text);
 		set_raised(server, version);
 	}
 	copy->rescued = rescued;

@@ -144,7 +144,7 @@ has_refused(const struct offload_shard *shard, const struct agent *agent)
 }
 
 static bool
-has_room(const struct agent *agent, uint64_t bytes)
+offload_has_room(const struct agent *agent, uint64_t bytes)
 {
 	return agent->state == AGENT_ACTIVE && !agent->info.spot && !node_drains(agent) &&
 	       agent->info.offload_bytes >= th_max_u64(1, bytes);
@@ -153,7 +153,7 @@ has_room(const struct agent *agent, uint64_t bytes)
 static bool
 may_hold(const struct offload *offload, uint32_t shard, const struct agent *agent)
 {
-	return has_room(agent, offload->version->shards[shard].bytes) &&
+	return offload_has_room(agent, offload->version->shards[shard].bytes) &&
 	       agent->inc != offload->avoid_inc && !has_refused(&offload->shards[shard], agent);
 }
 
@@ -164,7 +164,7 @@ offload_conceivable(const struct refsrv *server, const struct copy *copy)
 		const struct member *member = copy->parts[i].member;
 		const struct agent *agent = member == NULL ? NULL : server->agents;
 		for (; agent != NULL; agent = agent->hh.next) {
-			if (has_room(agent, copy->version->shards[i].bytes) &&
+			if (offload_has_room(agent, copy->version->shards[i].bytes) &&
 				agent_near(agent, member->agent))
 				break;
 		}
@@ -176,7 +176,7 @@ offload_conceivable(const struct refsrv *server, const struct copy *copy)
 
 /* The agent that has the shard, then others of its datacenter: who keeps the least, the oldest. */
 static struct agent *
-choose(const struct refsrv *server, const struct offload *offload, uint32_t shard)
+offload_choose(const struct refsrv *server, const struct offload *offload, uint32_t shard)
 {
 	const struct copy *source = source_of(offload);
 	struct agent *agent, *best = NULL;
@@ -210,9 +210,9 @@ session_like(const struct version *version, uint32_t shard, const struct agent *
 }
 
 static bool
-ask(struct refsrv *server, struct offload *offload, uint32_t shard)
+offload_ask(struct refsrv *server, struct offload *offload, uint32_t shard)
 {
-	struct agent *agent = choose(server, offload, shard);
+	struct agent *agent = offload_choose(server, offload, shard);
 	const struct shard_layout *layout = &offload->version->shards[shard];
 
 	if (agent == NULL)
@@ -254,7 +254,7 @@ unask(struct refsrv *server, struct offload *offload, uint32_t shard, bool tell)
 }
 
 static void
-refuse(struct offload_shard *shard, uint64_t agent_inc)
+offload_refuse(struct offload_shard *shard, uint64_t agent_inc)
 {
 	shard->refused = th_realloc(shard->refused, shard->num_refused + 1, sizeof(uint64_t));
 	shard->refused[shard->num_refused++] = agent_inc;
@@ -322,7 +322,7 @@ is_repetition(const struct version *version, enum offload_why why)
 }
 
 static void
-fail(struct refsrv *server, struct offload *offload)
+offload_fail(struct refsrv *server, struct offload *offload)
 {
 	const struct version *version = offload->version;
 	struct th_err err;
@@ -344,11 +344,11 @@ fail(struct refsrv *server, struct offload *offload)
 }
 
 static bool
-ask_all(struct refsrv *server, struct offload *offload)
+offload_ask_all(struct refsrv *server, struct offload *offload)
 {
 	for (uint32_t i = 0; i < offload->num_shards; i++) {
-		if (offload->shards[i].agent_inc == 0 && !ask(server, offload, i)) {
-			fail(server, offload);
+		if (offload->shards[i].agent_inc == 0 && !offload_ask(server, offload, i)) {
+			offload_fail(server, offload);
 			return false;
 		}
 	}
@@ -385,7 +385,7 @@ offload_begin(
 		event_log(server, EVENT_INFO, version->model->name, "",
 			"version %" PRIu64 " of %s is being copied to host memory from replica %s",
 			version->id.version, version->model->name, offload->replica);
-	return ask_all(server, offload) ? offload : NULL;
+	return offload_ask_all(server, offload) ? offload : NULL;
 }
 
 /* The group is broken, or could not replicate: another one, while there is something to copy. */
@@ -399,7 +399,7 @@ again(struct refsrv *server, struct offload *offload, const char *why)
 	memcpy(offload->text, text, sizeof(text));
 	offload->explained = false;
 	if (++offload->attempts >= ATTEMPTS_MAX) {
-		fail(server, offload);
+		offload_fail(server, offload);
 		return;
 	}
 	let_group_go(server, offload, text);
@@ -409,7 +409,7 @@ again(struct refsrv *server, struct offload *offload, const char *why)
 		unask(server, offload, i, true);
 	offload->reservation = epoch_next_id(server);
 	offload->state = OFFLOAD_RESERVING;
-	(void)ask_all(server, offload);
+	(void)offload_ask_all(server, offload);
 }
 
 /* ---- what agents answer --------------------------------------------------------------------- */
@@ -519,10 +519,10 @@ offload_refused(struct refsrv *server, const struct agent *agent,
 	text[sizeof(text) - 1] = '\0';
 	snprintf(
 		offload->text, sizeof(offload->text), "node %.64s: %.200s", agent->info.node, text);
-	refuse(&offload->shards[reserved->shard], agent->inc);
+	offload_refuse(&offload->shards[reserved->shard], agent->inc);
 	unask(server, offload, reserved->shard, false);
-	if (!ask(server, offload, reserved->shard))
-		fail(server, offload);
+	if (!offload_ask(server, offload, reserved->shard))
+		offload_fail(server, offload);
 	return 0;
 }
 
@@ -575,10 +575,10 @@ watch_asked(struct refsrv *server, struct offload *offload)
 			continue;
 		snprintf(offload->text, sizeof(offload->text), "node %.64s does not answer",
 			agent == NULL ? "?" : agent->info.node);
-		refuse(shard, shard->agent_inc);
+		offload_refuse(shard, shard->agent_inc);
 		unask(server, offload, i, true);
-		if (!ask(server, offload, i)) {
-			fail(server, offload);
+		if (!offload_ask(server, offload, i)) {
+			offload_fail(server, offload);
 			return false;
 		}
 	}
@@ -635,7 +635,7 @@ making(struct refsrv *server, struct offload *offload)
 	}
 	if (server->now_ns >= offload->deadline_ns) {
 		snprintf(offload->text, sizeof(offload->text), "it took too long");
-		fail(server, offload);
+		offload_fail(server, offload);
 		return;
 	}
 	struct retention *retention = &offload->version->model->retention;

@@ -38,7 +38,7 @@ retain_join(const struct group *group, const struct agent *agent, const struct c
 }
 
 static struct claim *
-find(const struct model *model, const struct th_retain *rules, uint32_t *ret_count)
+retain_find(const struct model *model, const struct th_retain *rules, uint32_t *ret_count)
 {
 	struct claim *claim;
 
@@ -58,7 +58,7 @@ retain_room(const struct refsrv *server, const char *name, const struct model *m
 {
 	uint32_t count = 0;
 
-	if (rules->num_rules == 0 || (model != NULL && find(model, rules, &count) != NULL))
+	if (rules->num_rules == 0 || (model != NULL && retain_find(model, rules, &count) != NULL))
 		return 0;
 	if (count >= RETAIN_CLAIMS_MAX)
 		return th_fail(err, TH_E_LIMIT,
@@ -85,7 +85,7 @@ retain_claim(struct refsrv *server, struct group *group, const struct th_retain 
 	group->retain = *rules;
 	if (rules->num_rules == 0)
 		return;
-	struct claim *claim = find(group->model, rules, &count);
+	struct claim *claim = retain_find(group->model, rules, &count);
 	if (claim == NULL) {
 		server->num_claims++;
 		claim = th_calloc(1, sizeof(*claim));

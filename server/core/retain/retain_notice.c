@@ -13,7 +13,7 @@
 
 /* What agents are to know now. */
 static struct rules_told
-collect(const struct refsrv *server, const struct model *model)
+retain_notice_collect(const struct refsrv *server, const struct model *model)
 {
 	const struct rules_told all = {.all = true};
 	struct rules_told now = {0};
@@ -58,7 +58,7 @@ covers(const struct rules_told *told, const struct rules_told *now)
 }
 
 static void
-tell(struct agent *agent, const struct model *model)
+retain_notice_tell(struct agent *agent, const struct model *model)
 {
 	const struct rules_told *told = &model->retention.told;
 
@@ -86,17 +86,17 @@ tell_members(struct refsrv *server, const struct model *model)
 			if (member == NULL || member->agent->visit == visit)
 				continue;
 			member->agent->visit = visit;
-			tell(member->agent, model);
+			retain_notice_tell(member->agent, model);
 		}
 	}
 }
 
 /* True: there is more than was told, which has been told now. */
 static bool
-grow(struct refsrv *server, struct model *model)
+retain_notice_grow(struct refsrv *server, struct model *model)
 {
 	struct rules_told *told = &model->retention.told;
-	struct rules_told now = collect(server, model);
+	struct rules_told now = retain_notice_collect(server, model);
 
 	if (covers(told, &now))
 		return false;
@@ -110,7 +110,7 @@ static void
 shrink(struct refsrv *server, struct model *model)
 {
 	struct retention *retention = &model->retention;
-	struct rules_told now = collect(server, model);
+	struct rules_told now = retain_notice_collect(server, model);
 
 	if (covers(&now, &retention->told)) {
 		retention->shrink_ns = INT64_MAX;
@@ -133,13 +133,13 @@ retain_notice_joined(struct refsrv *server, const struct member *member)
 {
 	struct model *model = member->group->model;
 
-	if (member->group->reservation == 0 && !grow(server, model))
-		tell(member->agent, model);
+	if (member->group->reservation == 0 && !retain_notice_grow(server, model))
+		retain_notice_tell(member->agent, model);
 }
 
 void
 retain_notice_settle(struct refsrv *server, struct model *model)
 {
-	grow(server, model);
+	retain_notice_grow(server, model);
 	shrink(server, model);
 }

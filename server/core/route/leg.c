@@ -293,7 +293,7 @@ reroute(struct refsrv *server, struct op *op, struct part *part, struct part *sr
 }
 
 static void
-give_up(struct refsrv *server, struct op *op, struct part *part, enum outlook outlook)
+leg_give_up(struct refsrv *server, struct op *op, struct part *part, enum outlook outlook)
 {
 	struct th_err err;
 
@@ -335,7 +335,7 @@ leg_find_source(struct refsrv *server, struct op *op, struct part *part)
 	TH_MARK(c25_waits_for_a_source);
 	enum outlook outlook = route_outlook(server, op, part->copy->version, part);
 	if (outlook != OUTLOOK_WAIT)
-		give_up(server, op, part, outlook);
+		leg_give_up(server, op, part, outlook);
 }
 
 void

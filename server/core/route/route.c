@@ -277,7 +277,7 @@ struct choice {            /* the best so far */
 };
 
 static void
-choose(struct choice *choice, struct copy *copy, const struct score *score)
+route_choose(struct choice *choice, struct copy *copy, const struct score *score)
 {
 	if (choice->copy == NULL || better(score, &choice->score))
 		*choice = (struct choice){.copy = copy, .score = *score};
@@ -297,7 +297,7 @@ try_copy(const struct query *query, struct copy *copy, struct choice *choice)
 	struct score score;
 
 	if (copy_fits(query, copy, &score))
-		choose(choice, copy, &score);
+		route_choose(choice, copy, &score);
 }
 
 /* What has a part on an agent of the reader: better than all that have none. */
@@ -366,7 +366,7 @@ try_part(
 		!part_fits(query, src, dst->member))
 		return;
 	score_add(&score, src, dst->member);
-	choose(choice, copy, &score);
+	route_choose(choice, copy, &score);
 }
 
 /* Nobody is moved to a doubtful source who could stay where he is. */

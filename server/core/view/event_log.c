@@ -28,7 +28,7 @@ event_severity_name(enum event_severity severity)
 
 /* Copies text behind what is there already; returns where it lies. */
 static const char *
-put(char **at, const char *text, size_t bytes)
+event_log_put(char **at, const char *text, size_t bytes)
 {
 	char *place = *at;
 
@@ -62,9 +62,9 @@ event_log(struct refsrv *server, enum event_severity severity, const char *model
 	entry->number = ++log->last;
 	entry->at_ns = server->now_ns - server->started_ns;
 	entry->severity = severity;
-	entry->text = put(&at, text, text_bytes);
-	entry->model = put(&at, model, model_bytes);
-	entry->node = put(&at, node, node_bytes);
+	entry->text = event_log_put(&at, text, text_bytes);
+	entry->model = event_log_put(&at, model, model_bytes);
+	entry->node = event_log_put(&at, node, node_bytes);
 	if (log->ring == NULL)
 		log->ring = th_calloc(EVENT_LOG_MAX, sizeof(*log->ring));
 	struct event_entry **slot = &log->ring[entry->number % EVENT_LOG_MAX];

@@ -128,7 +128,7 @@ add_counter(struct ctl_inspection *inspection, const char *name, uint64_t value)
 }
 
 static void
-add_counters(const struct refsrv *server, struct ctl_inspection *inspection)
+inspect_add_counters(const struct refsrv *server, struct ctl_inspection *inspection)
 {
 	add_counter(inspection, "requests", server->counters.requests);
 	add_counter(inspection, "polls", server->counters.polls);
@@ -147,7 +147,7 @@ add_counters(const struct refsrv *server, struct ctl_inspection *inspection)
 }
 
 static void
-fill(struct refsrv *server, const struct room *room, struct ctl_inspection *ret_inspection)
+inspect_fill(struct refsrv *server, const struct room *room, struct ctl_inspection *ret_inspection)
 {
 	struct ctl_node_info *node = room->nodes;
 	struct ctl_member_info *member_info = room->members;
@@ -166,7 +166,7 @@ fill(struct refsrv *server, const struct room *room, struct ctl_inspection *ret_
 		.members = room->members,
 		.transfers = room->transfers,
 	};
-	add_counters(server, ret_inspection);
+	inspect_add_counters(server, ret_inspection);
 	standby_describe(server, ret_inspection);
 	HASH_ITER(hh, server->agents, agent, next_agent)
 	{
@@ -190,12 +190,12 @@ inspect_build(struct refsrv *server, struct ctl_inspection *ret_inspection)
 	room.nodes = refsrv_scratch(server, room.num_nodes, sizeof(*room.nodes));
 	room.members = refsrv_scratch(server, room.num_members, sizeof(*room.members));
 	room.transfers = refsrv_scratch(server, room.num_transfers, sizeof(*room.transfers));
-	fill(server, &room, ret_inspection);
+	inspect_fill(server, &room, ret_inspection);
 }
 
 /* Kept, because one message cannot hold it. */
 static int
-keep(struct refsrv *server, uint64_t owner, const struct ctl_inspection *now,
+inspect_keep(struct refsrv *server, uint64_t owner, const struct ctl_inspection *now,
 	struct ctl_inspection *ret_part, struct th_err *err)
 {
 	struct ctl_inspection *all;
@@ -233,7 +233,7 @@ inspect_request(struct refsrv *server, const struct ctl_request *request,
 	}
 	inspect_build(server, &now);
 	if (!snapshot_is_whole(server, snapshot_inspection_bytes(&now)))
-		return keep(server, request->agent_inc, &now, ret_inspection, err);
+		return inspect_keep(server, request->agent_inc, &now, ret_inspection, err);
 	*ret_inspection = now;
 	return 0;
 }

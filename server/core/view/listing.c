@@ -26,7 +26,7 @@ listed(const struct copy *copy)
 }
 
 static void
-count(const struct model *model, uint32_t *ret_versions, uint32_t *ret_replicas)
+listing_count(const struct model *model, uint32_t *ret_versions, uint32_t *ret_replicas)
 {
 	const struct version *version;
 	const struct copy *copy;
@@ -65,7 +65,7 @@ describe_copy(const struct copy *copy, struct ctl_replica_info *ret_info)
 }
 
 static void
-fill(struct refsrv *server, const struct model *model, struct ctl_version_info *versions,
+listing_fill(struct refsrv *server, const struct model *model, struct ctl_version_info *versions,
 	struct ctl_replica_info *replicas)
 {
 	struct version *version;
@@ -110,10 +110,10 @@ list_now(struct refsrv *server, const struct model *model, struct ctl_listing *r
 {
 	uint32_t num_versions, num_replicas;
 
-	count(model, &num_versions, &num_replicas);
+	listing_count(model, &num_versions, &num_replicas);
 	struct ctl_version_info *versions = refsrv_scratch(server, num_versions, sizeof(*versions));
 	struct ctl_replica_info *replicas = refsrv_scratch(server, num_replicas, sizeof(*replicas));
-	fill(server, model, versions, replicas);
+	listing_fill(server, model, versions, replicas);
 	*ret_listing = (struct ctl_listing){
 		.generation = model->generation,
 		.num_versions = num_versions,
@@ -128,7 +128,7 @@ listing_snapshot(struct refsrv *server, uint64_t owner, const struct model *mode
 	uint32_t num_versions, num_replicas;
 	struct snapshot *snapshot;
 
-	count(model, &num_versions, &num_replicas);
+	listing_count(model, &num_versions, &num_replicas);
 	int rc = snapshot_new(server, owner, model->name,
 		num_versions * (uint64_t)sizeof(struct ctl_version_info) +
 			num_replicas * (uint64_t)sizeof(struct ctl_replica_info),
@@ -136,7 +136,7 @@ listing_snapshot(struct refsrv *server, uint64_t owner, const struct model *mode
 	if (rc != 0)
 		return rc;
 	struct ctl_version_info *versions = (struct ctl_version_info *)(snapshot + 1);
-	fill(server, model, versions, (struct ctl_replica_info *)(versions + num_versions));
+	listing_fill(server, model, versions, (struct ctl_replica_info *)(versions + num_versions));
 	snapshot->u.listing = (struct ctl_listing){
 		.generation = model->generation,
 		.num_versions = num_versions,

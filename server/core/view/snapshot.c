@@ -26,7 +26,7 @@
 /* ---- the table ------------------------------------------------------------------------------ */
 
 static void
-drop(struct refsrv *server, struct snapshot *snapshot)
+snapshot_drop(struct refsrv *server, struct snapshot *snapshot)
 {
 	TH_ASSERT(snapshot->references == 0);
 	server->snapshot_bytes -= snapshot->bytes;
@@ -52,13 +52,13 @@ oldest(const struct refsrv *server, const uint64_t *only_of, uint32_t *ret_count
 }
 
 static int
-make_room(struct refsrv *server, uint64_t owner, uint64_t bytes, struct th_err *err)
+snapshot_make_room(struct refsrv *server, uint64_t owner, uint64_t bytes, struct th_err *err)
 {
 	uint32_t count;
 	struct snapshot *victim = oldest(server, &owner, &count);
 
 	if (count >= PER_OWNER_MAX)
-		drop(server, victim);
+		snapshot_drop(server, victim);
 	while (server->snapshot_bytes + bytes > server->config.snapshot_bytes_max) {
 		victim = oldest(server, NULL, &count);
 		if (victim == NULL || bytes > server->config.snapshot_bytes_max)
@@ -67,7 +67,7 @@ make_room(struct refsrv *server, uint64_t owner, uint64_t bytes, struct th_err *
 				" are held for groups whose members have not all moved on; the "
 				"limit is %" PRIu64 " (limit.snapshot_bytes): call again later",
 				bytes, server->snapshot_bytes, server->config.snapshot_bytes_max);
-		drop(server, victim);
+		snapshot_drop(server, victim);
 	}
 	return 0;
 }
@@ -77,7 +77,7 @@ snapshot_new(struct refsrv *server, uint64_t owner, const char *model, uint64_t 
 	struct th_err *err, struct snapshot **ret_snapshot)
 {
 	uint64_t bytes = sizeof(struct snapshot) + array_bytes;
-	int rc = make_room(server, owner, bytes, err);
+	int rc = snapshot_make_room(server, owner, bytes, err);
 
 	if (rc != 0)
 		return rc;
@@ -140,7 +140,7 @@ snapshot_let_go(struct refsrv *server, struct snapshot *snapshot)
 	TH_ASSERT(snapshot->references > 0);
 	snapshot->references--;
 	if (snapshot->references == 0 && snapshot->whole)
-		drop(server, snapshot); /* nobody comes for a second part */
+		snapshot_drop(server, snapshot); /* nobody comes for a second part */
 	else
 		refsrv_wake_at(server, th_deadline_ns(server->now_ns, IDLE_NS));
 }
@@ -162,7 +162,7 @@ snapshot_timers(struct refsrv *server)
 		if (snapshot->references > 0)
 			continue;
 		if (server->now_ns >= end_of(snapshot))
-			drop(server, snapshot);
+			snapshot_drop(server, snapshot);
 		else
 			refsrv_wake_at(server, end_of(snapshot));
 	}
@@ -175,7 +175,7 @@ snapshot_free_all(struct refsrv *server)
 
 	HASH_ITER(hh, server->snapshots, snapshot, next)
 	{
-		drop(server, snapshot);
+		snapshot_drop(server, snapshot);
 	}
 }
 

@@ -179,7 +179,7 @@ blocks_cancel(struct blocks *blocks, struct gpus_waiter *waiter)
 
 /* Under the lock: whether no page of it is wanted by anybody. */
 static void
-settle(struct blocks *blocks)
+gpu_blocks_settle(struct blocks *blocks)
 {
 	if (blocks->num_used > 0 || blocks->num_processes > 0 || blocks->num_carved == 0)
 		return;
@@ -205,7 +205,7 @@ blocks_give(struct blocks *blocks, uint8_t *data)
 		blocks->num_used--;
 		blocks->used[block] = false;
 		blocks->free[blocks->num_free++] = block;
-		settle(blocks);
+		gpu_blocks_settle(blocks);
 	}
 	pthread_mutex_unlock(&blocks->lock);
 }
@@ -254,6 +254,6 @@ blocks_process_ended(struct blocks *blocks)
 	pthread_mutex_lock(&blocks->lock);
 	TH_ASSERT(blocks->num_processes > 0);
 	blocks->num_processes--;
-	settle(blocks);
+	gpu_blocks_settle(blocks);
 	pthread_mutex_unlock(&blocks->lock);
 }

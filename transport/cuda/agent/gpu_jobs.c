@@ -40,7 +40,7 @@ move_to(struct job *job, struct job_list *list, bool first)
 
 /* It is the caller's again: nothing of it is under way. */
 static void
-tell(struct gpu *gpu, struct job *job)
+gpu_jobs_tell(struct gpu *gpu, struct job *job)
 {
 	struct gpu_request *request = job->request;
 	struct gpus_host *host = request->host;
@@ -61,7 +61,7 @@ tell(struct gpu *gpu, struct job *job)
 }
 
 static void
-fail(struct job *job, int code, const char *text)
+gpu_jobs_fail(struct job *job, int code, const char *text)
 {
 	if (job->code < 0)
 		return;
@@ -89,8 +89,8 @@ jobs_add(struct gpu *gpu, struct gpu_request *request)
 	gpu->num_jobs++;
 	if (!is_nowhere(request, text))
 		return;
-	fail(job, TH_E_MEMORY_KIND, text);
-	tell(gpu, job);
+	gpu_jobs_fail(job, TH_E_MEMORY_KIND, text);
+	gpu_jobs_tell(gpu, job);
 }
 
 /* Memory of another GPU may be reached by that GPU's process. */
@@ -156,7 +156,7 @@ need_pieces(struct gpu *gpu, struct job *job, struct cut_ranges *ranges)
 		if (rc == -EAGAIN)
 			return rc;
 		if (rc < 0) {
-			fail(job, code_for(gpu, ranges->spaces[i]), text);
+			gpu_jobs_fail(job, code_for(gpu, ranges->spaces[i]), text);
 			return rc;
 		}
 	}
@@ -196,7 +196,7 @@ say_run(struct gpu *gpu, struct job *job, const struct gpu_run *head, const stru
 
 /* Where the bytes of a run begin on the host. */
 static int
-place(struct gpu *gpu, struct job *job, struct gpu_run *run)
+gpu_jobs_place(struct gpu *gpu, struct job *job, struct gpu_run *run)
 {
 	uint64_t at;
 	if (!uses_host(job))
@@ -223,7 +223,8 @@ take_scratch(struct gpu *gpu, struct job *job)
 		return false;
 	gpu->scratch_user = job;
 	if (!gpu->scratch && make_scratch(gpu) < 0)
-		fail(job, TH_E_MEMORY_KIND, "the agent has no memory to hash GPU memory in");
+		gpu_jobs_fail(
+			job, TH_E_MEMORY_KIND, "the agent has no memory to hash GPU memory in");
 	return true;
 }
 
@@ -239,11 +240,11 @@ say_sides(struct gpu *gpu, struct job *job)
 		.chunks = one ? 1 : GPU_RUN_CHUNKS_MAX, .bytes = room_for(gpu, job)};
 	int rc = job_cut(job, &room, sides, &run, text);
 	if (rc < 0)
-		fail(job, rc, text);
+		gpu_jobs_fail(job, rc, text);
 	if (rc != 0)
 		return rc < 0 ? SAID_ALL : SAID;
 	job->begun = true;
-	if (place(gpu, job, &run) < 0)
+	if (gpu_jobs_place(gpu, job, &run) < 0)
 		return SAID_LATER;
 	rc = need_pieces(gpu, job, &sides->to);
 	if (rc == 0)
@@ -272,14 +273,14 @@ say_next(struct gpu *gpu, struct job *job)
 
 /* All of its runs are done. */
 static void
-settle(struct gpu *gpu, struct job *job)
+gpu_jobs_settle(struct gpu *gpu, struct job *job)
 {
 	if (job->code == 0 && job_settle(job, gpu->scratch)) {
 		if (gpu->scratch_user == job)
 			gpu->scratch_user = NULL;
 		move_to(job, &gpu->queue, true);
 	} else {
-		tell(gpu, job);
+		gpu_jobs_tell(gpu, job);
 	}
 }
 
@@ -295,7 +296,7 @@ say_job(struct gpu *gpu, struct job *job, bool *ret_go_on)
 	if (said != SAID_ALL)
 		return false;
 	if (job->runs == 0)
-		settle(gpu, job);
+		gpu_jobs_settle(gpu, job);
 	else
 		move_to(job, &gpu->active, false);
 	return true;
@@ -367,16 +368,16 @@ fail_for(struct gpu *gpu, struct job *job, const char *text)
 				break;
 			const char *why = opens_why(gpu, piece->worker, piece->number);
 			if (why)
-				fail(job, code_for(gpu, span->space), why);
+				gpu_jobs_fail(job, code_for(gpu, span->space), why);
 			at += piece->bytes - (span->address + at - piece->base);
 			piece_release(piece);
 		}
 	}
-	fail(job, code_of(gpu, job), text);
+	gpu_jobs_fail(job, code_of(gpu, job), text);
 }
 
 static void
-count(struct gpu *gpu, const struct gpu_run_slot *run)
+gpu_jobs_count(struct gpu *gpu, const struct gpu_run_slot *run)
 {
 	struct gpu_status *status = &gpu->status;
 	if (run->op == GPU_HASH || run->counts_as_hash)
@@ -408,7 +409,7 @@ take_result(struct gpu *gpu, const struct gpu_run_slot *run, const struct gpu_do
 	case TH_E_MEMORY_KIND: /* it has not mapped the host memory (gpu_pins.c) */
 		if (run->op == GPU_READ || run->op == GPU_WRITE) {
 			job->unmapped |= job->code == 0;
-			fail(job, TH_E_MEMORY_KIND, done->text);
+			gpu_jobs_fail(job, TH_E_MEMORY_KIND, done->text);
 			break;
 		}
 		gpu_kill(gpu, "it missed host memory for what needs none");
@@ -435,14 +436,14 @@ jobs_hear_done(struct gpu *gpu, const struct gpu_done *done)
 	if (gpu->life != LIFE_UP)
 		return;
 	if (done->code == 0)
-		count(gpu, run);
+		gpu_jobs_count(gpu, run);
 	TAILQ_REMOVE(&gpu->runs, run, entry);
 	run->job = NULL;
 	gpu->free_slots[gpu->num_free_slots++] = (uint8_t)index;
 	job->runs--;
 	/* In any other list, more of it is to be said, or not if it failed: jobs_say knows. */
 	if (job->runs == 0 && job->list == &gpu->active)
-		settle(gpu, job);
+		gpu_jobs_settle(gpu, job);
 }
 
 /* What was said behind it may have waited for it. */
@@ -480,10 +481,10 @@ begin_again(struct gpu *gpu, struct job *job, bool was_alone, const char *why)
 	if (job->code == 0 && ++job->request->tries >= GPUS_TRIES) {
 		snprintf(text, sizeof(text),
 			"the process of the GPU ended %u times over it: %.160s", GPUS_TRIES, why);
-		fail(job, code_of(gpu, job), text);
+		gpu_jobs_fail(job, code_of(gpu, job), text);
 	}
 	if (job->code < 0) {
-		tell(gpu, job);
+		gpu_jobs_tell(gpu, job);
 		return;
 	}
 	job->begun = false;
@@ -520,8 +521,8 @@ fail_list(struct gpu *gpu, struct job_list *list, const char *why)
 {
 	struct job *job;
 	while ((job = TAILQ_FIRST(list))) {
-		fail(job, TH_E_MEMORY_KIND, why);
-		tell(gpu, job);
+		gpu_jobs_fail(job, TH_E_MEMORY_KIND, why);
+		gpu_jobs_tell(gpu, job);
 	}
 }
 
@@ -538,9 +539,9 @@ jobs_refuse(struct gpu *gpu, const char *why)
 {
 	struct job *job;
 	TAILQ_FOREACH(job, &gpu->suspects, entry)
-	fail(job, TH_E_MEMORY_KIND, why);
+	gpu_jobs_fail(job, TH_E_MEMORY_KIND, why);
 	TAILQ_FOREACH(job, &gpu->queue, entry)
-	fail(job, TH_E_MEMORY_KIND, why);
+	gpu_jobs_fail(job, TH_E_MEMORY_KIND, why);
 }
 
 int64_t

@@ -52,7 +52,7 @@ opens_init(struct gpu *gpu)
 }
 
 static struct opened *
-find(const struct gpu *gpu, uint64_t worker, uint64_t piece)
+gpu_opens_find(const struct gpu *gpu, uint64_t worker, uint64_t piece)
 {
 	struct opened_key key = {worker, piece};
 	struct opened *opened = NULL;
@@ -94,7 +94,7 @@ now_open(struct gpu *gpu, struct opened *opened)
 }
 
 static void
-drop(struct gpu *gpu, struct opened *opened)
+gpu_opens_drop(struct gpu *gpu, struct opened *opened)
 {
 	not_opening(gpu, opened);
 	not_open(gpu, opened);
@@ -245,7 +245,7 @@ say_open(struct gpu *gpu, struct gpu_space *space, struct gpu_piece *piece)
 	if (!gpu_said(gpu, rc))
 		return -EAGAIN;
 	__atomic_fetch_or(&space->opened_on, UINT32_C(1) << gpu->index, __ATOMIC_RELAXED);
-	struct opened *opened = find(gpu, piece->worker, piece->number);
+	struct opened *opened = gpu_opens_find(gpu, piece->worker, piece->number);
 	if (!opened) {
 		opened = th_calloc(1, sizeof(*opened));
 		opened->key = (struct opened_key){piece->worker, piece->number};
@@ -266,7 +266,7 @@ say_open(struct gpu *gpu, struct gpu_space *space, struct gpu_piece *piece)
 int
 opens_need(struct gpu *gpu, struct gpu_space *space, struct gpu_piece *piece, char *text)
 {
-	const struct opened *opened = find(gpu, piece->worker, piece->number);
+	const struct opened *opened = gpu_opens_find(gpu, piece->worker, piece->number);
 	if (opened && (opened->open || opened->opening))
 		return 0;
 	if (__atomic_load_n(&piece->lost, __ATOMIC_RELAXED)) {
@@ -290,7 +290,7 @@ opens_need(struct gpu *gpu, struct gpu_space *space, struct gpu_piece *piece, ch
 const char *
 opens_why(struct gpu *gpu, uint64_t worker, uint64_t piece)
 {
-	const struct opened *opened = find(gpu, worker, piece);
+	const struct opened *opened = gpu_opens_find(gpu, worker, piece);
 	return opened && !opened->open ? opened->text : NULL;
 }
 
@@ -299,7 +299,7 @@ static bool
 say_first(struct gpu *gpu, struct gpu_pieces *queue)
 {
 	struct gpu_piece *piece = TAILQ_FIRST(queue);
-	const struct opened *opened = find(gpu, piece->worker, piece->number);
+	const struct opened *opened = gpu_opens_find(gpu, piece->worker, piece->number);
 	bool is_open = opened && opened->open;
 	bool is_under_way = opened && (opened->opening || opened->leaving);
 	if (!is_open && !is_under_way && say_open(gpu, piece->space, piece) < 0)
@@ -398,7 +398,7 @@ know(struct gpu *gpu, struct opened *opened, const char *why)
 /* The process has it and nobody its dma-buf: it cannot be asked for once more before it has been
  * given back. */
 static void
-lose(struct gpu *gpu, struct opened *opened)
+gpu_opens_lose(struct gpu *gpu, struct opened *opened)
 {
 	__atomic_store_n(&opened->piece->lost, true, __ATOMIC_RELAXED);
 	know(gpu, opened,
@@ -408,7 +408,7 @@ lose(struct gpu *gpu, struct opened *opened)
 void
 opens_hear_opened(struct gpu *gpu, const struct gpu_opened *message, const struct wire_fd *with)
 {
-	struct opened *opened = find(gpu, message->worker, message->piece);
+	struct opened *opened = gpu_opens_find(gpu, message->worker, message->piece);
 	bool is_right = is_answer(gpu, opened, message, with);
 	if (is_right) {
 		not_opening(gpu, opened);
@@ -427,7 +427,7 @@ opens_hear_opened(struct gpu *gpu, const struct gpu_opened *message, const struc
 	if (message->code < 0)
 		know(gpu, opened, message->text[0] ? message->text : "it does not say why");
 	else if (with->lost)
-		lose(gpu, opened);
+		gpu_opens_lose(gpu, opened);
 	else
 		know(gpu, opened, "");
 }
@@ -441,7 +441,7 @@ mark(struct gpu *gpu, struct gpu_leaving *leaving)
 	struct opened *opened, *next;
 	uint32_t count = 0;
 	if (leaving->piece != GPUS_ALL_PIECES) {
-		opened = find(gpu, leaving->worker, leaving->piece);
+		opened = gpu_opens_find(gpu, leaving->worker, leaving->piece);
 		count = opened && !opened->leaving;
 		if (count > 0)
 			opened->leaving = true;
@@ -497,11 +497,11 @@ left(struct gpu *gpu, uint64_t worker, uint64_t piece)
 {
 	struct opened *opened, *next;
 	if (piece != GPUS_ALL_PIECES) {
-		opened = find(gpu, worker, piece);
+		opened = gpu_opens_find(gpu, worker, piece);
 		if (opened && opened->opening)
 			return false;
 		if (opened)
-			drop(gpu, opened);
+			gpu_opens_drop(gpu, opened);
 		return true;
 	}
 	HASH_ITER(hh, gpu->opened, opened, next)
@@ -510,7 +510,7 @@ left(struct gpu *gpu, uint64_t worker, uint64_t piece)
 			continue;
 		if (opened->opening)
 			return false;
-		drop(gpu, opened);
+		gpu_opens_drop(gpu, opened);
 	}
 	return true;
 }
@@ -589,7 +589,7 @@ opens_died(struct gpu *gpu)
 	{
 		if (opened->own && opened->open)
 			__atomic_store_n(&opened->piece->lost, true, __ATOMIC_RELAXED);
-		drop(gpu, opened);
+		gpu_opens_drop(gpu, opened);
 	}
 	while (gpu->leavings) {
 		struct gpu_leaving *leaving = gpu->leavings;

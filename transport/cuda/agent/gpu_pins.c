@@ -65,7 +65,7 @@ find_free(struct gpu *gpu)
 }
 
 static void
-give_back(struct gpu *gpu, struct pin *pin)
+gpu_pins_give_back(struct gpu *gpu, struct pin *pin)
 {
 	pin->state = PIN_NONE;
 	pin->host = NULL;
@@ -109,7 +109,7 @@ open_slice(struct gpu *gpu, struct gpus_host *host, uint64_t slice, struct pin *
 	/* Before: it may have got it, whatever becomes of it. */
 	__atomic_fetch_or(&host->told, UINT32_C(1) << gpu->index, __ATOMIC_RELAXED);
 	if (say_area(gpu, pin, pin->bytes) < 0) {
-		give_back(gpu, pin);
+		gpu_pins_give_back(gpu, pin);
 		return -EAGAIN;
 	}
 	pin->state = PIN_OPENS;
@@ -168,13 +168,13 @@ pins_say(struct gpu *gpu)
 
 /* It is not the process's any more. */
 static void
-drop(struct gpu *gpu, struct pin *pin)
+gpu_pins_drop(struct gpu *gpu, struct pin *pin)
 {
 	struct gpus_host *host = pin->host;
 	if (pin->pinned)
 		gpu->pinned_bytes -= pin->bytes;
 	host->areas[gpu->index][pin->slice] = 0;
-	give_back(gpu, pin);
+	gpu_pins_give_back(gpu, pin);
 	if (--host->num_pins[gpu->index] == 0 && host->leaves[gpu->index])
 		host_left(host);
 }
@@ -213,7 +213,7 @@ pins_hear(struct gpu *gpu, const struct gpu_area_is *area)
 		}
 		gpu->pin_closed_ns = th_now_ns();
 		TAILQ_REMOVE(&gpu->closing_pins, pin, entry);
-		drop(gpu, pin);
+		gpu_pins_drop(gpu, pin);
 	} else {
 		gpu_kill(gpu, "it pinned what it was not asked to pin");
 	}
@@ -244,7 +244,7 @@ drop_all(struct gpu *gpu, struct pin_list *list)
 	struct pin *pin;
 	while ((pin = TAILQ_FIRST(list))) {
 		TAILQ_REMOVE(list, pin, entry);
-		drop(gpu, pin);
+		gpu_pins_drop(gpu, pin);
 	}
 }
 

@@ -29,7 +29,7 @@ make_sockets(int socks[2])
 }
 
 static void
-wait_for(pid_t pid)
+gpu_process_wait_for(pid_t pid)
 {
 	while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
 		;
@@ -54,7 +54,7 @@ process_start(struct process *ret_process, const struct gpus_config *config, str
 		rc = -errno;
 		th_fd_close(&socks[0]);
 		(void)kill(pid, SIGKILL);
-		wait_for(pid);
+		gpu_process_wait_for(pid);
 		return th_fail(
 			err, rc, "the process of a GPU cannot be watched: %s", th_strerror(rc));
 	}

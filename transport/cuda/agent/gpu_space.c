@@ -117,7 +117,7 @@ count_before(const struct gpu_space *space, uint64_t address)
 
 /* Under the lock. */
 static struct gpu_piece *
-find(const struct gpu_space *space, uint64_t address)
+gpu_space_find(const struct gpu_space *space, uint64_t address)
 {
 	uint32_t index = count_before(space, address);
 	if (index == 0)
@@ -130,7 +130,7 @@ struct gpu_piece *
 space_find(struct gpu_space *space, uint64_t address)
 {
 	pthread_mutex_lock(&space->lock);
-	struct gpu_piece *piece = find(space, address);
+	struct gpu_piece *piece = gpu_space_find(space, address);
 	if (piece)
 		piece_retain(piece);
 	pthread_mutex_unlock(&space->lock);
@@ -141,7 +141,7 @@ bool
 space_keeps(struct gpu_space *space, const struct gpu_piece *piece)
 {
 	pthread_mutex_lock(&space->lock);
-	bool keeps = find(space, piece->base) == piece;
+	bool keeps = gpu_space_find(space, piece->base) == piece;
 	pthread_mutex_unlock(&space->lock);
 	return keeps;
 }
@@ -152,7 +152,7 @@ gpu_space_has(struct gpu_space *space, uint64_t address, uint64_t bytes)
 	bool has = true;
 	pthread_mutex_lock(&space->lock);
 	while (has && bytes > 0) {
-		const struct gpu_piece *piece = find(space, address);
+		const struct gpu_piece *piece = gpu_space_find(space, address);
 		has = piece != NULL;
 		if (!has)
 			break;
@@ -167,7 +167,8 @@ gpu_space_has(struct gpu_space *space, uint64_t address, uint64_t bytes)
 /* ---- pieces come and go -------------------------------------------------------------------- */
 
 static int
-check(struct gpu_space *space, const struct cuda_handle *handle, uint64_t base, struct th_err *err)
+gpu_space_check(struct gpu_space *space, const struct cuda_handle *handle, uint64_t base,
+	struct th_err *err)
 {
 	uint64_t end;
 	if (handle->bytes == 0 || !th_add_u64(base, handle->bytes, &end))
@@ -238,7 +239,7 @@ gpu_space_add(struct gpu_space *space, const struct cuda_handle *handle, uint64_
 	struct gpu_piece *piece = piece_new(space, handle, base, fd);
 	if (user)
 		piece->user = *user;
-	int rc = check(space, handle, base, err);
+	int rc = gpu_space_check(space, handle, base, err);
 	if (rc < 0) {
 		piece_release(piece);
 		return rc;
@@ -368,7 +369,7 @@ gpu_space_forget(struct gpu_space *space, uint64_t base)
 {
 	struct gpu_settle *settled = NULL;
 	pthread_mutex_lock(&space->lock);
-	struct gpu_piece *piece = find(space, base);
+	struct gpu_piece *piece = gpu_space_find(space, base);
 	if (piece && piece->base != base)
 		piece = NULL;
 	if (piece) {

@@ -82,7 +82,7 @@ pause_saying(struct gpu *gpu)
 
 /* All that there was to say was said, as far as the process takes it. */
 static void
-say(struct gpu *gpu)
+gpu_thread_say(struct gpu *gpu)
 {
 	jobs_say(gpu);
 	if (gpu->pause_ns == 0)
@@ -138,7 +138,7 @@ start_failed(struct gpu *gpu)
 
 /* It is dead. */
 static void
-gone(struct gpu *gpu, const char *how)
+gpu_thread_gone(struct gpu *gpu, const char *how)
 {
 	struct gpu_status *status = &gpu->status;
 	bool was_killed = gpu->life == LIFE_DYING;
@@ -319,7 +319,7 @@ hear_all(struct gpu *gpu)
 /* ---- starting, ending ---------------------------------------------------------------------- */
 
 static void
-start(struct gpu *gpu)
+gpu_thread_start(struct gpu *gpu)
 {
 	struct gpus *gpus = gpu->gpus;
 	struct th_err err = {0};
@@ -348,7 +348,7 @@ start(struct gpu *gpu)
 }
 
 static void
-end(struct gpu *gpu)
+gpu_thread_end(struct gpu *gpu)
 {
 	process_hang_up(&gpu->process);
 	live(gpu, LIFE_ENDING);
@@ -444,7 +444,7 @@ watch_up(struct gpu *gpu, int64_t now_ns)
 	else if (gpu->idle_ns == 0)
 		gpu->idle_ns = now_ns;
 	else if (now_ns >= th_deadline_ns(gpu->idle_ns, config->idle_ns))
-		end(gpu);
+		gpu_thread_end(gpu);
 }
 
 /* At the agent's end, one that does not die is left alone. */
@@ -455,7 +455,7 @@ watch_dying(struct gpu *gpu, int64_t now_ns)
 		log_error("gpu", "the process of a GPU does not die, and is left alone pid=%d",
 			(int)gpu->process.pid);
 		process_forget(&gpu->process);
-		gone(gpu, "it does not die");
+		gpu_thread_gone(gpu, "it does not die");
 	} else if (now_ns >= gpu->life_ns + STUCK_NS) {
 		log_warn("gpu",
 			"the process of a GPU was killed and is not dead: the driver holds it, and "
@@ -467,12 +467,12 @@ watch_dying(struct gpu *gpu, int64_t now_ns)
 
 /* False: the thread is to end. */
 static bool
-watch(struct gpu *gpu)
+gpu_thread_watch(struct gpu *gpu)
 {
 	int64_t now_ns = th_now_ns();
 	char how[GPU_TEXT_BYTES];
 	if (gpu->life != LIFE_NONE && process_reap(&gpu->process, how, sizeof(how)))
-		gone(gpu, how);
+		gpu_thread_gone(gpu, how);
 	switch (gpu->life) {
 	case LIFE_NONE:
 		if (gpu->stop_ns > 0) {
@@ -483,11 +483,11 @@ watch(struct gpu *gpu)
 		if (gpu->fails && now_ns < gpu->not_before_ns)
 			fail_waiting(gpu);
 		else if (works(gpu) && now_ns >= gpu->not_before_ns)
-			start(gpu);
+			gpu_thread_start(gpu);
 		break;
 	case LIFE_STARTING:
 		if (gpu->stop_ns > 0)
-			end(gpu);
+			gpu_thread_end(gpu);
 		else if (now_ns >= next_ns(gpu)) {
 			/* Waiting as long again would help nobody. */
 			gpu->starts_failed = STARTS_MAX - 1;
@@ -497,7 +497,7 @@ watch(struct gpu *gpu)
 		break;
 	case LIFE_UP:
 		if (gpu->stop_ns > 0)
-			end(gpu);
+			gpu_thread_end(gpu);
 		else
 			watch_up(gpu, now_ns);
 		break;
@@ -515,7 +515,7 @@ watch(struct gpu *gpu)
 /* ---- the thread ---------------------------------------------------------------------------- */
 
 static void
-show(struct gpu *gpu)
+gpu_thread_show(struct gpu *gpu)
 {
 	struct gpu_status *status = &gpu->status;
 	status->pid = gpu->process.pid;
@@ -570,17 +570,17 @@ gpu_main(void *arg)
 		if (inbox_take(gpu) && gpu->stop_ns == 0)
 			gpu->stop_ns = th_now_ns();
 		hear_all(gpu);
-		if (!watch(gpu))
+		if (!gpu_thread_watch(gpu))
 			return NULL;
 		if (gpu->life == LIFE_UP && gpu->blocked_ns == 0 && gpu->pause_ns == 0)
-			say(gpu);
-		show(gpu);
+			gpu_thread_say(gpu);
+		gpu_thread_show(gpu);
 		wait_for_events(gpu);
 	}
 }
 
 static int
-start_thread(struct gpu *gpu)
+gpu_thread_start_thread(struct gpu *gpu)
 {
 	sigset_t mask, before;
 	sigbus_mask(&mask);
@@ -621,7 +621,7 @@ gpu_new(struct gpus *gpus, const uint8_t uuid[16], uint32_t index, struct gpu **
 	pins_init(gpu);
 	jobs_init(gpu);
 	gpu->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	int rc = gpu->wake_fd < 0 ? -errno : start_thread(gpu);
+	int rc = gpu->wake_fd < 0 ? -errno : gpu_thread_start_thread(gpu);
 	if (rc < 0) {
 		gpu_free(gpu);
 		return rc;

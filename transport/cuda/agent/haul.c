@@ -82,7 +82,7 @@ joins(const struct haul *haul, const struct step *step, const struct xfer_piece 
 }
 
 static void
-add(struct haul *haul, uint32_t *room, const struct xfer_piece *piece, uint32_t at)
+haul_add(struct haul *haul, uint32_t *room, const struct xfer_piece *piece, uint32_t at)
 {
 	struct step *step = haul->num_steps ? &haul->steps[haul->num_steps - 1] : NULL;
 	if (!step || !joins(haul, step, piece, at)) {
@@ -99,7 +99,7 @@ add(struct haul *haul, uint32_t *room, const struct xfer_piece *piece, uint32_t 
 
 /* Once nothing moves in memory any more. */
 static void
-complete(struct haul *haul)
+haul_complete(struct haul *haul)
 {
 	for (uint32_t i = 0; i < haul->num_steps; i++) {
 		struct step *step = &haul->steps[i];
@@ -125,7 +125,7 @@ complete(struct haul *haul)
 }
 
 static struct haul *
-begin(const struct haul_block *block)
+haul_begin(const struct haul_block *block)
 {
 	struct haul *haul = th_calloc(1, sizeof(*haul));
 	haul->writes = block->writes;
@@ -152,9 +152,9 @@ haul_new(const struct haul_block *block, struct loop *loop)
 		xfer_cursor_piece(&cursor, block->part, bytes, &piece);
 		if (piece.access && fd_memory_space(piece.access)) {
 			if (!haul)
-				haul = begin(block);
+				haul = haul_begin(block);
 			haul->gpus = fd_memory_gpus(piece.access);
-			add(haul, &room, &piece, at);
+			haul_add(haul, &room, &piece, at);
 		}
 		xfer_cursor_skip(&cursor, block->part, piece.bytes);
 		at += (uint32_t)piece.bytes;
@@ -164,7 +164,7 @@ haul_new(const struct haul_block *block, struct loop *loop)
 	pthread_mutex_init(&haul->lock, NULL);
 	haul->loop = loop;
 	haul->go_task.run = run_go;
-	complete(haul);
+	haul_complete(haul);
 	return haul;
 }
 
@@ -198,7 +198,7 @@ haul_digest(const struct haul *haul)
 
 /* One lane less. The haul may be freed in here. */
 static void
-leave(struct haul *haul)
+haul_leave(struct haul *haul)
 {
 	pthread_mutex_lock(&haul->lock);
 	TH_ASSERT(haul->active > 0);
@@ -209,7 +209,7 @@ leave(struct haul *haul)
 }
 
 static void
-fail(struct haul *haul, const struct step *step)
+haul_fail(struct haul *haul, const struct step *step)
 {
 	const struct gpu_request *request = &step->request;
 	uint32_t count = haul->writes ? request->num_to : request->num_from;
@@ -238,13 +238,13 @@ step_done(struct gpu_request *request)
 	struct lane *lane = step->lane;
 	struct haul *haul = lane->haul;
 	if (request->code < 0)
-		fail(haul, step);
+		haul_fail(haul, step);
 	else if (lane->data && !haul->writes)
 		copy(haul, haul->data + step->at, lane->data, request->bytes);
 	if (lane->data)
 		lane_go(lane);
 	else
-		leave(haul);
+		haul_leave(haul);
 }
 
 /* Takes the next step; with none left the lane ends. */
@@ -260,7 +260,7 @@ lane_go(struct lane *lane)
 	if (!step) {
 		gpus_block_give(haul->gpus, lane->data);
 		lane->data = NULL;
-		leave(haul);
+		haul_leave(haul);
 		return;
 	}
 	step->lane = lane;
@@ -343,5 +343,5 @@ haul_cancel(struct haul *haul)
 	/* One that was granted a block by now gives it back. */
 	struct lane *lane = &haul->lanes[0];
 	if (lane->waited && gpus_block_cancel(haul->gpus, &lane->waiter))
-		leave(haul);
+		haul_leave(haul);
 }

@@ -41,8 +41,8 @@ follows(const struct cut_ranges *ranges, const struct gpu_piece *piece, uint64_t
 }
 
 static void
-add(struct cut_ranges *ranges, struct gpu_space *space, struct gpu_piece *piece, uint64_t at,
-	uint64_t bytes)
+request_cut_add(struct cut_ranges *ranges, struct gpu_space *space, struct gpu_piece *piece,
+	uint64_t at, uint64_t bytes)
 {
 	uint32_t index = ranges->count++;
 	ranges->ranges[index] = (struct gpu_range){
@@ -78,7 +78,7 @@ ranges_add(struct cut_ranges *ret, uint32_t max, uint64_t bytes, char *text)
 			ret->ranges[ret->count - 1].bytes += here;
 			piece_release(piece);
 		} else if (ret->count < max) {
-			add(ret, span->space, piece, at, here);
+			request_cut_add(ret, span->space, piece, at, here);
 		} else {
 			piece_release(piece);
 			break;

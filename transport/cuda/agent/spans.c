@@ -28,7 +28,7 @@ spans_fini(struct spans *spans)
 }
 
 static void
-grow(struct spans *spans)
+spans_grow(struct spans *spans)
 {
 	uint32_t room = spans->room ? 2 * spans->room : 8;
 	spans->spans = th_realloc(spans->spans, room, sizeof(spans->spans[0]));
@@ -41,7 +41,7 @@ void
 spans_add(struct spans *spans, const struct xfer_piece *piece)
 {
 	if (spans->count == spans->room)
-		grow(spans);
+		spans_grow(spans);
 	uint32_t i = spans->count++;
 	spans->access[i] = fd_memory_retain(piece->access);
 	spans->rows[i] = piece->row;

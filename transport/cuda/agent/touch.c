@@ -100,7 +100,7 @@ wait_request(struct wait *wait)
 
 /* The next pieces that lie on one GPU, at most so many bytes: how many. The cursor moves on. */
 static uint64_t
-collect(struct wait *wait, struct xfer_part *part, struct xfer_cursor *cursor, uint64_t bytes)
+touch_collect(struct wait *wait, struct xfer_part *part, struct xfer_cursor *cursor, uint64_t bytes)
 {
 	struct fd_memory *access = NULL;
 	uint64_t done = 0;
@@ -157,7 +157,7 @@ carry(struct wait *wait, struct xfer_part *part, uint64_t bytes, uint8_t *to, co
 
 /* To memory of the agent's, or from it: one of the two. */
 static int
-move(struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, const uint8_t *from,
+touch_move(struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, const uint8_t *from,
 	uint64_t bytes, uint32_t *ret_row)
 {
 	struct wait *wait = wait_new();
@@ -172,7 +172,8 @@ move(struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, const uint
 				: sigbus_copy(piece.data, from, moved);
 			xfer_cursor_skip(cursor, part, moved);
 		} else {
-			moved = collect(wait, part, cursor, th_min_u64(bytes, GPUS_BLOCK_BYTES));
+			moved = touch_collect(
+				wait, part, cursor, th_min_u64(bytes, GPUS_BLOCK_BYTES));
 			rc = carry(wait, part, moved, to, from, ret_row);
 		}
 		bytes -= moved;
@@ -187,14 +188,14 @@ int
 touch_gather(struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, uint64_t bytes,
 	uint32_t *ret_row)
 {
-	return move(part, cursor, to, NULL, bytes, ret_row);
+	return touch_move(part, cursor, to, NULL, bytes, ret_row);
 }
 
 int
 touch_scatter(struct xfer_part *part, struct xfer_cursor *cursor, const uint8_t *from,
 	uint64_t bytes, uint32_t *ret_row)
 {
-	return move(part, cursor, NULL, from, bytes, ret_row);
+	return touch_move(part, cursor, NULL, from, bytes, ret_row);
 }
 
 /* ---- digests ------------------------------------------------------------------------------- */
@@ -229,7 +230,7 @@ touch_digest(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest,
 	struct xfer_cursor cursor;
 	xfer_cursor_init(&cursor, part, chunk);
 	int rc = 1;
-	if (collect(wait, part, &cursor, bytes) == bytes) {
+	if (touch_collect(wait, part, &cursor, bytes) == bytes) {
 		wait->request = (struct gpu_request){.op = GPU_HASH,
 			.from = wait->spans.spans,
 			.num_from = wait->spans.count,

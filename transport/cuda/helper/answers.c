@@ -36,7 +36,7 @@ answers_init(struct answers *answers, int sock, int wake_fd)
 
 /* Under the lock. False: later. An agent that has gone is seen where messages are taken. */
 static bool
-give(struct answers *answers, const void *message, size_t bytes, int fd)
+answers_give(struct answers *answers, const void *message, size_t bytes, int fd)
 {
 	int rc = wire_send(answers->sock, message, bytes, fd);
 	answers->refused = rc == -ENOBUFS;
@@ -54,7 +54,7 @@ answers_send_fd(struct answers *answers, const void *message, size_t bytes, int 
 {
 	const uint64_t one = 1;
 	pthread_mutex_lock(&answers->lock);
-	if (!answers->first && give(answers, message, bytes, fd)) {
+	if (!answers->first && answers_give(answers, message, bytes, fd)) {
 		pthread_mutex_unlock(&answers->lock);
 		th_fd_close(&fd);
 		return;
@@ -89,8 +89,8 @@ void
 answers_flush(struct answers *answers)
 {
 	pthread_mutex_lock(&answers->lock);
-	while (answers->first &&
-		give(answers, answers->first->message, answers->first->bytes, answers->first->fd)) {
+	while (answers->first && answers_give(answers, answers->first->message,
+					 answers->first->bytes, answers->first->fd)) {
 		struct answer *answer = answers->first;
 		answers->first = answer->next;
 		answers->waiting--;

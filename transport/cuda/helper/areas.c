@@ -33,7 +33,7 @@ areas_init(struct areas *areas, struct chores *opening, struct chores *closing,
 /* ---- on the threads ------------------------------------------------------------------------- */
 
 static int
-check(const struct area *area, struct th_err *err)
+areas_check(const struct area *area, struct th_err *err)
 {
 	uint64_t bytes = area->bytes, end;
 	int fd = area->fd;
@@ -72,7 +72,7 @@ open_area(struct chore *chore)
 {
 	struct area *area = chore->arg;
 	const struct cuda *cuda = area->areas->opening->cuda;
-	if (check(area, &area->err) < 0)
+	if (areas_check(area, &area->err) < 0)
 		return;
 	void *data = mmap(
 		NULL, area->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, area->fd, (off_t)area->at);
@@ -122,7 +122,7 @@ forgotten(struct area *area)
 }
 
 static void
-closed(struct chore *chore)
+areas_closed(struct chore *chore)
 {
 	forgotten(chore->arg);
 }
@@ -132,7 +132,7 @@ areas_done(struct area *area)
 {
 	if (!area || --area->uses > 0)
 		return;
-	area->chore = (struct chore){.arg = area, .work = close_area, .over = closed};
+	area->chore = (struct chore){.arg = area, .work = close_area, .over = areas_closed};
 	if (area->data)
 		chores_add(area->areas->closing, &area->chore);
 	else
@@ -140,7 +140,7 @@ areas_done(struct area *area)
 }
 
 static void
-opened(struct chore *chore)
+areas_opened(struct chore *chore)
 {
 	struct area *area = chore->arg;
 	th_fd_close(&area->fd);
@@ -163,7 +163,7 @@ areas_open(struct areas *areas, const struct gpu_area *message, int fd)
 	area->bytes = message->bytes;
 	area->fd = fd;
 	area->uses = 2; /* the table and the chore */
-	area->chore = (struct chore){.arg = area, .work = open_area, .over = opened};
+	area->chore = (struct chore){.arg = area, .work = open_area, .over = areas_opened};
 	areas->areas[area->number] = area;
 	chores_add(areas->opening, &area->chore);
 	return true;

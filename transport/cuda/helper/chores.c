@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 static void
-put(struct chore ***last, struct chore *chore)
+chores_put(struct chore ***last, struct chore *chore)
 {
 	chore->next = NULL;
 	**last = chore;
@@ -18,7 +18,7 @@ put(struct chore ***last, struct chore *chore)
 }
 
 static void *
-run(void *arg)
+chores_run(void *arg)
 {
 	struct chores *chores = arg;
 	const uint64_t one = 1;
@@ -37,7 +37,7 @@ run(void *arg)
 		pthread_mutex_unlock(&chores->lock);
 		chore->work(chore);
 		pthread_mutex_lock(&chores->lock);
-		put(&chores->over_last, chore);
+		chores_put(&chores->over_last, chore);
 		if (write(chores->wake_fd, &one, sizeof(one)) < 0)
 			continue; /* it is readable already */
 	}
@@ -59,7 +59,7 @@ chores_start(struct chores *chores, const struct cuda *cuda, CUcontext context, 
 	pthread_cond_init(&chores->more, NULL);
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	int rc = pthread_create(&thread, NULL, run, chores);
+	int rc = pthread_create(&thread, NULL, chores_run, chores);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (rc == 0)
 		pthread_detach(thread);
@@ -70,7 +70,7 @@ void
 chores_add(struct chores *chores, struct chore *chore)
 {
 	pthread_mutex_lock(&chores->lock);
-	put(&chores->last, chore);
+	chores_put(&chores->last, chore);
 	pthread_cond_signal(&chores->more);
 	pthread_mutex_unlock(&chores->lock);
 }

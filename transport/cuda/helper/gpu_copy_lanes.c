@@ -80,7 +80,8 @@ fail_with(struct copy_run *run, const char *text)
 }
 
 static void
-fail(const struct copies *copies, struct copy_run *run, const char *call, CUresult result)
+gpu_copy_lanes_fail(
+	const struct copies *copies, struct copy_run *run, const char *call, CUresult result)
 {
 	char text[GPU_TEXT_BYTES];
 	snprintf(text, sizeof(text), "a copy of GPU memory failed: %s says %s", call,
@@ -97,7 +98,7 @@ ask_move(struct lane *lane, struct copy_run *run, const struct move *move)
 	CUresult result =
 		move_ask(lane->copies->config.cuda, lane->stream, lane->gathering, move, &call);
 	if (result != CUDA_SUCCESS)
-		fail(lane->copies, run, call, result);
+		gpu_copy_lanes_fail(lane->copies, run, call, result);
 }
 
 /* What READ, WRITE and COPY are without their digest. */
@@ -289,7 +290,7 @@ ask_hash_moves(struct lane *lane, struct batch *batch)
 		move_ask(lane->copies->config.cuda, lane->stream, lane->gathering, &move, &call);
 	for (struct copy_run *run = batch->runs; run && result != CUDA_SUCCESS; run = run->next)
 		if (is_copied_by_hash(lane, run))
-			fail(lane->copies, run, call, result);
+			gpu_copy_lanes_fail(lane->copies, run, call, result);
 }
 
 static void
@@ -317,10 +318,10 @@ ask_read_back(struct lane *lane, struct batch *batch, struct copy_run *run, uint
 }
 
 static void
-ask(struct lane *lane, struct batch *batch, struct copy_run *run)
+gpu_copy_lanes_ask(struct lane *lane, struct batch *batch, struct copy_run *run)
 {
 	if (lane->broken != CUDA_SUCCESS) {
-		fail(lane->copies, run, lane->broken_call, lane->broken);
+		gpu_copy_lanes_fail(lane->copies, run, lane->broken_call, lane->broken);
 		run->lost = true; /* nothing is asked, but nothing will ever work */
 		return;
 	}
@@ -334,7 +335,7 @@ ask(struct lane *lane, struct batch *batch, struct copy_run *run)
 }
 
 static void
-ask_all(struct lane *lane, struct copy_run *runs)
+gpu_copy_lanes_ask_all(struct lane *lane, struct copy_run *runs)
 {
 	const struct cuda *cuda = lane->copies->config.cuda;
 	struct batch *batch = &lane->batches[(lane->oldest + lane->num_batches++) % BATCHES_MAX];
@@ -346,7 +347,7 @@ ask_all(struct lane *lane, struct copy_run *runs)
 	if (lane->broken == CUDA_SUCCESS)
 		begin_gather(lane, batch);
 	for (struct copy_run *run = runs; run; run = run->next)
-		ask(lane, batch, run);
+		gpu_copy_lanes_ask(lane, batch, run);
 	ask_hash_moves(lane, batch);
 	launch_gather(lane, batch);
 	lane->gathering = NULL;
@@ -359,7 +360,7 @@ ask_all(struct lane *lane, struct copy_run *runs)
 
 /* Some of a batch that was refused may be under way: also then it is waited for. */
 static CUresult
-wait_for(struct lane *lane, const struct batch *batch, const char **ret_call)
+gpu_copy_lanes_wait_for(struct lane *lane, const struct batch *batch, const char **ret_call)
 {
 	const struct cuda *cuda = lane->copies->config.cuda;
 	if (lane->broken != CUDA_SUCCESS)
@@ -386,7 +387,7 @@ hash_here(struct lane *lane, struct batch *batch, struct copy_run *run)
 		ask_read_back(lane, batch, run, i);
 		CUresult result = cuda->cuStreamSynchronize(lane->stream);
 		if (result != CUDA_SUCCESS) {
-			fail(lane->copies, run, "cuStreamSynchronize", result);
+			gpu_copy_lanes_fail(lane->copies, run, "cuStreamSynchronize", result);
 			run->lost = true;
 		}
 		if (run->code == 0)
@@ -414,12 +415,12 @@ finish_oldest(struct lane *lane)
 {
 	struct batch *batch = &lane->batches[lane->oldest];
 	const char *call = NULL;
-	CUresult result = wait_for(lane, batch, &call);
+	CUresult result = gpu_copy_lanes_wait_for(lane, batch, &call);
 	struct copy_run *run = batch->runs, *next;
 	for (; run; run = next) {
 		next = run->next; /* it is not ours any more when it is done */
 		if (result != CUDA_SUCCESS) {
-			fail(lane->copies, run, call, result);
+			gpu_copy_lanes_fail(lane->copies, run, call, result);
 			run->lost = true;
 		}
 		if (run->code == 0 && run->hashes)
@@ -490,7 +491,7 @@ goes_alone(const struct lane *lane, const struct copy_run *run)
 
 /* The first that wait, as many as go together. With the lock; there is one. */
 static struct copy_run *
-take(struct lane *lane)
+gpu_copy_lanes_take(struct lane *lane)
 {
 	struct kind *kind = lane->kind;
 	struct copy_run *runs = kind->first, *last = runs, *next;
@@ -530,10 +531,10 @@ run_lane(void *arg)
 		}
 		struct copy_run *runs = NULL;
 		if (kind->first && lane->num_batches < BATCHES_MAX)
-			runs = take(lane);
+			runs = gpu_copy_lanes_take(lane);
 		pthread_mutex_unlock(&kind->lock);
 		if (runs)
-			ask_all(lane, runs);
+			gpu_copy_lanes_ask_all(lane, runs);
 		else
 			finish_oldest(lane);
 		pthread_mutex_lock(&kind->lock);

@@ -140,7 +140,8 @@ gpu_hash_begin(struct gpu_hash_batch *batch)
 
 /* The next bytes of the leaf. */
 static void
-add_piece(struct gpu_hash_batch *batch, struct leaf_task *task, CUdeviceptr address, uint32_t bytes)
+gpu_hash_add_piece(
+	struct gpu_hash_batch *batch, struct leaf_task *task, CUdeviceptr address, uint32_t bytes)
 {
 	struct leaf_piece *last = batch->pieces + batch->num_pieces - 1;
 	if (task->pieces > 0 && last->address + last->bytes == address) {
@@ -175,7 +176,7 @@ end_leaf(struct gpu_hash_batch *batch, struct leaf_task *task, struct chunk *chu
 }
 
 static bool
-has_room(const struct gpu_hash_batch *batch, uint64_t bytes, uint32_t count)
+gpu_hash_has_room(const struct gpu_hash_batch *batch, uint64_t bytes, uint32_t count)
 {
 	uint64_t leaves = (bytes + DIGEST_LEAF_BYTES - 1) / DIGEST_LEAF_BYTES;
 	return batch->num_chunks < batch->chunks_max &&
@@ -191,7 +192,7 @@ gpu_hash_add(struct gpu_hash_batch *batch, const struct copy_span *ranges, uint3
 		all += ranges[i].bytes;
 	}
 	TH_ASSERT(count <= GPU_RANGES_MAX);
-	if (!has_room(batch, all, count))
+	if (!gpu_hash_has_room(batch, all, count))
 		return -1;
 	struct chunk *chunk = &batch->chunks[batch->num_chunks];
 	struct leaf_task *task = &batch->tasks[batch->num_leaves];
@@ -201,7 +202,7 @@ gpu_hash_add(struct gpu_hash_batch *batch, const struct copy_span *ranges, uint3
 		for (uint64_t at = 0; at < ranges[i].bytes;) {
 			uint32_t part = (uint32_t)th_min_u64(
 				DIGEST_LEAF_BYTES - task->bytes, ranges[i].bytes - at);
-			add_piece(batch, task, ranges[i].address + at, part);
+			gpu_hash_add_piece(batch, task, ranges[i].address + at, part);
 			at += part;
 			all -= part;
 			if (task->bytes < DIGEST_LEAF_BYTES && all > 0)

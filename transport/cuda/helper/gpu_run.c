@@ -112,7 +112,7 @@ run_new(const void *message, size_t bytes, struct th_err *err)
 /* ---- where it lies -------------------------------------------------------------------------- */
 
 static int
-refuse(struct run *run, int code, const char *text)
+gpu_run_refuse(struct run *run, int code, const char *text)
 {
 	run->copy.code = code;
 	snprintf(run->copy.text, sizeof(run->copy.text), "%.*s", (int)GPU_TEXT_BYTES - 1, text);
@@ -128,7 +128,7 @@ run_hold(struct run *run, struct imports *imports, struct areas *areas)
 		struct imports_entry *entry =
 			imports_hold(imports, run->ranges[i].worker, run->ranges[i].piece);
 		if (!entry)
-			return refuse(run, TH_E_STALE_MEMORY,
+			return gpu_run_refuse(run, TH_E_STALE_MEMORY,
 				"a piece of a worker's GPU memory is not open");
 		run->holds[run->num_holds++] = entry;
 	}
@@ -136,13 +136,14 @@ run_hold(struct run *run, struct imports *imports, struct areas *areas)
 		return 0;
 	run->area = areas_use(areas, message->area, message->area_at, run->copy.bytes);
 	if (!run->area)
-		return refuse(run, TH_E_PROTOCOL, "the host memory of a copy is in no area");
+		return gpu_run_refuse(
+			run, TH_E_PROTOCOL, "the host memory of a copy is in no area");
 	return 0;
 }
 
 /* Ranges that follow each other in memory become one span: each costs a call of the driver. */
 static int
-place(struct run *run, uint32_t first, uint32_t count, uint32_t *ret_count)
+gpu_run_place(struct run *run, uint32_t first, uint32_t count, uint32_t *ret_count)
 {
 	struct copy_span *spans = run->spans + first;
 	uint32_t placed = 0;
@@ -153,7 +154,7 @@ place(struct run *run, uint32_t first, uint32_t count, uint32_t *ret_count)
 		if (rc != 0)
 			return rc; /* it is on its way: what has failed was refused before */
 		if (!th_range_fits(range->at, range->bytes, import->bytes))
-			return refuse(run, TH_E_PROTOCOL,
+			return gpu_run_refuse(run, TH_E_PROTOCOL,
 				"a range is not within its piece of a worker's GPU memory");
 		CUdeviceptr address = import->address + range->at;
 		if (placed > 0 && spans[placed - 1].address + spans[placed - 1].bytes == address &&
@@ -174,16 +175,17 @@ run_place(struct run *run)
 	/* First: the agent may say at once again what has failed, so nobody may hold it still. */
 	for (uint32_t i = 0; i < run->num_holds; i++) {
 		if (imports_where(run->holds[i], &import) < 0)
-			return refuse(run, TH_E_STALE_MEMORY,
+			return gpu_run_refuse(run, TH_E_STALE_MEMORY,
 				"a piece of a worker's GPU memory is not open");
 	}
 	if (run->area && !run->area->ready)
 		return 1;
 	if (run->area && !run->area->data)
-		return refuse(run, TH_E_MEMORY_KIND, run->area->err.text);
-	int rc = place(run, 0, run->message.num_to, &copy->num_to);
+		return gpu_run_refuse(run, TH_E_MEMORY_KIND, run->area->err.text);
+	int rc = gpu_run_place(run, 0, run->message.num_to, &copy->num_to);
 	if (rc == 0)
-		rc = place(run, run->message.num_to, run->message.num_from, &copy->num_from);
+		rc = gpu_run_place(
+			run, run->message.num_to, run->message.num_from, &copy->num_from);
 	if (rc != 0)
 		return rc;
 	copy->to = run->spans;

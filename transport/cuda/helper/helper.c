@@ -71,7 +71,7 @@ struct helper {
 /* ---- how it ends ---------------------------------------------------------------------------- */
 
 static void
-end(struct helper *helper, int status, const char *why)
+helper_end(struct helper *helper, int status, const char *why)
 {
 	if (helper->end != GOES_ON)
 		return;
@@ -90,7 +90,7 @@ copy_text(char *to, const struct th_err *err)
 
 /* Not TH_E_NOT_AVAILABLE: there may be such a GPU all the same. */
 static int
-refuse(struct helper *helper, CUresult result, const char *call, struct th_err *err)
+helper_refuse(struct helper *helper, CUresult result, const char *call, struct th_err *err)
 {
 	const char *name = cuda_result_name(&helper->cuda, result);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
@@ -116,7 +116,7 @@ open_gpu(struct helper *helper, const uint8_t uuid[16], int *ret_device, struct 
 		return rc;
 	CUresult result = cuda->cuInit(0);
 	if (result != CUDA_SUCCESS)
-		return refuse(helper, result, "cuInit", err);
+		return helper_refuse(helper, result, "cuInit", err);
 	int device = import_device(cuda, uuid, err);
 	if (device < 0)
 		return device;
@@ -124,19 +124,19 @@ open_gpu(struct helper *helper, const uint8_t uuid[16], int *ret_device, struct 
 	 * worker's legacy handles. */
 	result = cuda->cuDevicePrimaryCtxSetFlags(device, CU_CTX_SCHED_BLOCKING_SYNC);
 	if (result != CUDA_SUCCESS)
-		return refuse(helper, result, "cuDevicePrimaryCtxSetFlags", err);
+		return helper_refuse(helper, result, "cuDevicePrimaryCtxSetFlags", err);
 	result = cuda->cuDevicePrimaryCtxRetain(&helper->context, device);
 	if (result != CUDA_SUCCESS)
-		return refuse(helper, result, "cuDevicePrimaryCtxRetain", err);
+		return helper_refuse(helper, result, "cuDevicePrimaryCtxRetain", err);
 	result = cuda->cuCtxSetCurrent(helper->context);
 	if (result != CUDA_SUCCESS)
-		return refuse(helper, result, "cuCtxSetCurrent", err);
+		return helper_refuse(helper, result, "cuCtxSetCurrent", err);
 	*ret_device = device;
 	return 0;
 }
 
 static void
-describe(const struct helper *helper, int device, struct gpu_ready *ready)
+helper_describe(const struct helper *helper, int device, struct gpu_ready *ready)
 {
 	const struct cuda *cuda = &helper->cuda;
 	cuda->cuDeviceGetName(ready->name, sizeof(ready->name), device);
@@ -224,7 +224,7 @@ take_start(struct helper *helper, const struct gpu_start *start)
 		open_hash(helper, device, start->flags, &ready);
 		open_gather(helper, device, &ready);
 		make_parts(helper, device);
-		describe(helper, device, &ready);
+		helper_describe(helper, device, &ready);
 		/* What others took or gave meanwhile is in it: nobody tells it for one process. */
 		int64_t after = used_bytes(&used);
 		ready.context_bytes =
@@ -236,7 +236,7 @@ take_start(struct helper *helper, const struct gpu_start *start)
 	used_end(&used);
 	answers_send(&helper->answers, &ready, sizeof(ready));
 	if (ready.code != 0)
-		end(helper, 1, err.text);
+		helper_end(helper, 1, err.text);
 }
 
 /* ---- AREA, OPEN ----------------------------------------------------------------------------- */
@@ -248,7 +248,7 @@ tell_area(void *arg, const struct area *area)
 	struct gpu_area_is is = {.kind = GPU_AREA_IS, .area = area->number, .pinned = area->pinned};
 	/* Its pages are the agent's when nothing reaches them: only the process's end helps. */
 	if (area->held) {
-		end(helper, 3, area->err.text);
+		helper_end(helper, 3, area->err.text);
 		return;
 	}
 	if (area->bytes > 0 && !area->data)
@@ -263,7 +263,7 @@ take_open_own(struct helper *helper, const struct gpu_open *open, const struct p
 	if (open->own != 1 || packet->with.fd >= 0 || packet->with.lost ||
 		open->piece == IMPORTS_ALL ||
 		!imports_open_own(&helper->imports, open->worker, open->piece, open->handle.bytes))
-		end(helper, 2, "memory of its own that no agent asks for");
+		helper_end(helper, 2, "memory of its own that no agent asks for");
 }
 
 static void
@@ -276,7 +276,7 @@ take_area(struct helper *helper, const struct gpu_area *area, struct packet *pac
 	else if (good)
 		good = areas_forget(&helper->areas, area->area);
 	if (!good)
-		end(helper, 2, "an area that no agent sends");
+		helper_end(helper, 2, "an area that no agent sends");
 }
 
 static void
@@ -294,7 +294,7 @@ take_open(struct helper *helper, const struct gpu_open *open, struct packet *pac
 	if (open->piece == IMPORTS_ALL ||
 		!imports_open(&helper->imports, open->worker, open->piece, &open->handle,
 			th_fd_move(&packet->with.fd), err.code ? &err : NULL))
-		end(helper, 2, "a piece is opened twice");
+		helper_end(helper, 2, "a piece is opened twice");
 }
 
 static void
@@ -356,7 +356,7 @@ static void
 take_leave(struct helper *helper, const struct gpu_leave *message)
 {
 	if (helper->num_leaves == LEAVES_MAX) {
-		end(helper, 2, "it is told to leave more than it has");
+		helper_end(helper, 2, "it is told to leave more than it has");
 		return;
 	}
 	struct leave *leave = th_calloc(1, sizeof(*leave));
@@ -400,7 +400,7 @@ copy_done(void *arg, struct copy_run *copy)
 
 /* It has failed before it began. */
 static void
-give_up(struct helper *helper, struct run *run)
+helper_give_up(struct helper *helper, struct run *run)
 {
 	tell_done(helper, run);
 	run_free(run, &helper->imports);
@@ -412,12 +412,12 @@ take_run(struct helper *helper, size_t bytes)
 	struct th_err err = {0};
 	struct run *run = run_new(helper->message, bytes, &err);
 	if (!run) {
-		end(helper, 2, err.text);
+		helper_end(helper, 2, err.text);
 		return;
 	}
 	if (helper->running == GPU_RUNS_MAX) {
 		free(run);
-		end(helper, 2, "more RUNs are under way than an agent sends");
+		helper_end(helper, 2, "more RUNs are under way than an agent sends");
 		return;
 	}
 	helper->running++;
@@ -425,7 +425,7 @@ take_run(struct helper *helper, size_t bytes)
 	if (rc == 0)
 		rc = run_place(run);
 	if (rc < 0) {
-		give_up(helper, run);
+		helper_give_up(helper, run);
 		answer_leaves(helper);
 	} else if (rc > 0) {
 		run->next = helper->parked;
@@ -449,7 +449,7 @@ try_parked(struct helper *helper)
 		}
 		*link = run->next;
 		if (rc < 0)
-			give_up(helper, run);
+			helper_give_up(helper, run);
 		else
 			copies_add(helper->copies, &run->copy);
 	}
@@ -457,7 +457,7 @@ try_parked(struct helper *helper)
 
 /* What the other threads have done. */
 static void
-collect(struct helper *helper)
+helper_collect(struct helper *helper)
 {
 	struct run *run = atomic_exchange(&helper->over, NULL), *next;
 	bool any = run != NULL;
@@ -479,20 +479,20 @@ collect(struct helper *helper)
 
 /* 1; 0: none now; -1: no more come, or it is none. */
 static int
-receive(struct helper *helper, struct packet *ret_packet)
+helper_receive(struct helper *helper, struct packet *ret_packet)
 {
 	int got = wire_receive(
 		helper->sock, helper->message, sizeof(helper->message), &ret_packet->with);
 	if (got == -EAGAIN)
 		return 0;
 	if (got == 0) {
-		end(helper, 0, "");
+		helper_end(helper, 0, "");
 		return -1;
 	}
 	ret_packet->bytes = (size_t)got;
 	if (ret_packet->bytes <= sizeof(helper->message) && !ret_packet->with.more)
 		return 1;
-	end(helper, 2, "a message is longer than any, or has two descriptors");
+	helper_end(helper, 2, "a message is longer than any, or has two descriptors");
 	return -1;
 }
 
@@ -518,13 +518,13 @@ is_whole(const struct helper *helper, uint32_t kind, const struct packet *packet
 }
 
 static void
-take(struct helper *helper, struct packet *packet)
+helper_take(struct helper *helper, struct packet *packet)
 {
 	uint32_t kind = 0;
 	if (packet->bytes >= sizeof(kind))
 		memcpy(&kind, helper->message, sizeof(kind));
 	if (!is_whole(helper, kind, packet)) {
-		end(helper, 2, "a message that no agent sends");
+		helper_end(helper, 2, "a message that no agent sends");
 		return;
 	}
 	const void *message = helper->message;
@@ -551,9 +551,9 @@ take_some(struct helper *helper)
 {
 	for (int i = 0; i < MESSAGES_AT_ONCE && helper->end == GOES_ON; i++) {
 		struct packet packet;
-		int rc = receive(helper, &packet);
+		int rc = helper_receive(helper, &packet);
 		if (rc > 0)
-			take(helper, &packet);
+			helper_take(helper, &packet);
 		th_fd_close(&packet.with.fd);
 		if (rc <= 0)
 			return;
@@ -563,7 +563,7 @@ take_some(struct helper *helper)
 /* ---- the process ---------------------------------------------------------------------------- */
 
 static void
-settle(void)
+helper_settle(void)
 {
 	struct rlimit limit;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -583,7 +583,7 @@ settle(void)
 }
 
 static void
-step(struct helper *helper)
+helper_step(struct helper *helper)
 {
 	bool full = helper->answers.waiting >= ANSWERS_MAX;
 	uint64_t count;
@@ -591,26 +591,26 @@ step(struct helper *helper)
 		{.fd = helper->wake_fd, .events = POLLIN}};
 	int pause_ms = answers_wait(&helper->answers, &fds[0].events);
 	if (poll(fds, 2, pause_ms) < 0 && errno != EINTR)
-		end(helper, 1, "it cannot wait");
+		helper_end(helper, 1, "it cannot wait");
 	if (fds[1].revents & POLLIN && read(helper->wake_fd, &count, sizeof(count)) < 0)
 		return;
 	if (helper->started)
-		collect(helper);
+		helper_collect(helper);
 	if (fds[0].revents & POLLOUT || pause_ms >= 0)
 		answers_flush(&helper->answers);
 	if (fds[0].revents & POLLIN)
 		take_some(helper);
 	else if (fds[0].revents & (POLLHUP | POLLERR))
-		end(helper, 0, "");
+		helper_end(helper, 0, "");
 	if (helper->lost) {
 		answers_flush(&helper->answers);
-		end(helper, 3, "the driver does not work any more");
+		helper_end(helper, 3, "the driver does not work any more");
 	}
 }
 
 /* Somebody may try it by hand. */
 static bool
-is_ours(int sock)
+helper_is_ours(int sock)
 {
 	int type = 0;
 	socklen_t bytes = sizeof(type);
@@ -620,13 +620,13 @@ is_ours(int sock)
 int
 gpu_helper_main(int sock)
 {
-	if (!is_ours(sock)) {
+	if (!helper_is_ours(sock)) {
 		log_error("gpu", "the agent starts the process of a GPU by itself, there is "
 				 "nothing to do by hand");
 		return 2;
 	}
 	struct helper *helper = th_calloc(1, sizeof(*helper));
-	settle();
+	helper_settle();
 	helper->sock = sock;
 	helper->end = GOES_ON;
 	helper->last_leave = &helper->leaves;
@@ -637,6 +637,6 @@ gpu_helper_main(int sock)
 	}
 	answers_init(&helper->answers, sock, helper->wake_fd);
 	while (helper->end == GOES_ON)
-		step(helper);
+		helper_step(helper);
 	return helper->end;
 }

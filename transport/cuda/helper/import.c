@@ -39,7 +39,7 @@ import_pools_init(struct import_pools *pools)
 }
 
 static int
-refuse(const struct cuda *cuda, CUresult result, const char *call, struct th_err *err)
+import_refuse(const struct cuda *cuda, CUresult result, const char *call, struct th_err *err)
 {
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
 		return th_fail(err, -ENOMEM,
@@ -74,7 +74,7 @@ import_device(const struct cuda *cuda, const uint8_t uuid[16], struct th_err *er
 	int count = 0;
 	CUresult failed = CUDA_SUCCESS, result = cuda->cuDeviceGetCount(&count);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuDeviceGetCount", err);
+		return import_refuse(cuda, result, "cuDeviceGetCount", err);
 	for (int device = 0; device < count; device++) {
 		CUuuid own;
 		result = cuda->cuDeviceGetUuid(&own, device);
@@ -84,7 +84,7 @@ import_device(const struct cuda *cuda, const uint8_t uuid[16], struct th_err *er
 			return device;
 	}
 	if (failed != CUDA_SUCCESS) /* it may be that one */
-		return refuse(cuda, failed, "cuDeviceGetUuid", err);
+		return import_refuse(cuda, failed, "cuDeviceGetUuid", err);
 	return th_fail(err, TH_E_NOT_AVAILABLE,
 		"none of the %d GPUs that the agent sees is the worker's: a container of the agent "
 		"needs all GPUs (NVIDIA_VISIBLE_DEVICES=all), and instances of MIG are not shared",
@@ -96,14 +96,14 @@ import_device(const struct cuda *cuda, const uint8_t uuid[16], struct th_err *er
 /* What was opened has as many bytes as the worker says. A small allocation may be a part of one
  * that the driver shares as a whole. */
 static int
-check_bytes(const struct cuda *cuda, const struct cuda_handle *handle, CUdeviceptr address,
+import_check_bytes(const struct cuda *cuda, const struct cuda_handle *handle, CUdeviceptr address,
 	struct th_err *err)
 {
 	CUdeviceptr base = 0;
 	size_t bytes = 0;
 	CUresult result = cuda->cuMemGetAddressRange(&base, &bytes, address);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuMemGetAddressRange", err);
+		return import_refuse(cuda, result, "cuMemGetAddressRange", err);
 	if (address < base || !th_range_fits(address - base, handle->bytes, bytes))
 		return th_fail(err, TH_E_PROTOCOL,
 			"a worker's handle says %llu bytes of GPU memory and opens %zu",
@@ -120,14 +120,14 @@ open_legacy(const struct cuda *cuda, const struct cuda_handle *handle, struct cu
 	CUresult result = cuda->cuIpcOpenMemHandle(
 		&import->address, data, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
-		return refuse(cuda, result, "cuIpcOpenMemHandle", err);
+		return import_refuse(cuda, result, "cuIpcOpenMemHandle", err);
 	if (result != CUDA_SUCCESS)
 		return th_fail(err, TH_E_MEMORY_KIND,
 			"a worker's GPU memory cannot be opened: cuIpcOpenMemHandle says %s; in "
 			"containers both need the host's PID and IPC namespaces, or memory that is "
 			"not cudaMalloc's",
 			cuda_result_name(cuda, result));
-	int rc = check_bytes(cuda, handle, import->address, err);
+	int rc = import_check_bytes(cuda, handle, import->address, err);
 	if (rc < 0)
 		rc = undone(cuda, cuda->cuIpcCloseMemHandle(import->address), "cuIpcCloseMemHandle",
 			rc, err);
@@ -185,8 +185,8 @@ open_chunk(
 	CUresult result = cuda->cuMemImportFromShareableHandle(
 		&chunk, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuMemImportFromShareableHandle", err);
-	return map_chunk(cuda, device, chunk, import, refuse, err);
+		return import_refuse(cuda, result, "cuMemImportFromShareableHandle", err);
+	return map_chunk(cuda, device, chunk, import, import_refuse, err);
 }
 
 /* With the lock. */
@@ -288,11 +288,11 @@ open_in_pool(const struct cuda *cuda, int device, bool peer, struct import_pools
 		result = import_pointer(cuda, pools, &key, &import->pointer);
 	}
 	if (result != CUDA_SUCCESS) {
-		int rc = refuse(cuda, result, call, err);
+		int rc = import_refuse(cuda, result, call, err);
 		return undone(cuda, release_pool(cuda, pools, pool), "cuMemPoolDestroy", rc, err);
 	}
 	import->address = import->pointer->address;
-	int rc = check_bytes(cuda, handle, import->address, err);
+	int rc = import_check_bytes(cuda, handle, import->address, err);
 	if (rc < 0)
 		rc = undone(
 			cuda, release_pointer(cuda, pools, import->pointer), "cuMemFree", rc, err);
@@ -308,7 +308,7 @@ open_pool(const struct cuda *cuda, int device, bool peer, struct import_pools *p
 	CUresult result = import_pool(cuda, pools, fd, &pool);
 	int rc = result == CUDA_SUCCESS
 			 ? open_in_pool(cuda, device, peer, pools, handle, pool, import, err)
-			 : refuse(cuda, result, "cuMemPoolImportFromShareableHandle", err);
+			 : import_refuse(cuda, result, "cuMemPoolImportFromShareableHandle", err);
 	pthread_mutex_unlock(&pools->lock);
 	return rc;
 }
@@ -323,7 +323,7 @@ check_peer(const struct cuda *cuda, int device, int memory, struct th_err *err)
 	int can = 0;
 	CUresult result = cuda->cuDeviceCanAccessPeer(&can, device, memory);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuDeviceCanAccessPeer", err);
+		return import_refuse(cuda, result, "cuDeviceCanAccessPeer", err);
 	if (!can)
 		return th_fail(err, TH_E_MEMORY_KIND,
 			"GPU %d does not reach the memory of GPU %d: there is no peer access "
@@ -333,7 +333,7 @@ check_peer(const struct cuda *cuda, int device, int memory, struct th_err *err)
 }
 
 static int
-check(const struct cuda *cuda, int memory, const struct cuda_handle *handle, int fd,
+import_check(const struct cuda *cuda, int memory, const struct cuda_handle *handle, int fd,
 	struct th_err *err)
 {
 	bool takes_fd = handle->kind == CUDA_KIND_CHUNK || handle->kind == CUDA_KIND_CHUNKS ||
@@ -341,7 +341,7 @@ check(const struct cuda *cuda, int memory, const struct cuda_handle *handle, int
 	size_t total = 0;
 	CUresult result = cuda->cuDeviceTotalMem(&total, memory);
 	if (result != CUDA_SUCCESS)
-		return refuse(cuda, result, "cuDeviceTotalMem", err);
+		return import_refuse(cuda, result, "cuDeviceTotalMem", err);
 	if ((!takes_fd && handle->kind != CUDA_KIND_LEGACY) || handle->reserved != 0)
 		return th_fail(err, TH_E_PROTOCOL, "a worker's GPU memory is of no known kind (%u)",
 			handle->kind);
@@ -368,7 +368,7 @@ import_new(const struct cuda *cuda, int device, struct import_pools *pools,
 			"GPUs (NVIDIA_VISIBLE_DEVICES=all)");
 	if (memory < 0)
 		return memory;
-	int rc = check(cuda, memory, handle, fd, err);
+	int rc = import_check(cuda, memory, handle, fd, err);
 	if (rc == 0 && memory != device)
 		rc = check_peer(cuda, device, memory, err);
 	if (rc < 0)

@@ -53,7 +53,7 @@ imports_init(struct imports *imports, const struct imports_config *config)
 }
 
 static struct imports_entry *
-find(const struct imports *imports, uint64_t worker, uint64_t piece)
+imports_find(const struct imports *imports, uint64_t worker, uint64_t piece)
 {
 	struct imports_key key = {worker, piece};
 	struct imports_entry *entry = NULL;
@@ -70,7 +70,7 @@ find_owner(const struct imports *imports, uint64_t worker)
 }
 
 static struct imports_entry *
-add(struct imports *imports, uint64_t worker, uint64_t piece)
+imports_add(struct imports *imports, uint64_t worker, uint64_t piece)
 {
 	struct imports_owner *owner = find_owner(imports, worker);
 	struct imports_entry *entry = th_calloc(1, sizeof(*entry));
@@ -88,7 +88,7 @@ add(struct imports *imports, uint64_t worker, uint64_t piece)
 }
 
 static void
-drop(struct imports *imports, struct imports_entry *entry)
+imports_drop(struct imports *imports, struct imports_entry *entry)
 {
 	struct imports_owner *owner = entry->owner;
 	HASH_DEL(imports->entries, entry);
@@ -148,32 +148,33 @@ close_import(struct chore *chore)
 /* ---- on our own ----------------------------------------------------------------------------- */
 
 static void
-closed(struct chore *chore)
+imports_closed(struct chore *chore)
 {
 	struct imports_entry *entry = chore->arg;
 	struct imports *imports = entry->imports;
 	const struct imports_told told = entry->told;
-	drop(imports, entry);
+	imports_drop(imports, entry);
 	imports->config.closed(imports->config.arg, &told);
 }
 
 /* What nobody wants any more goes. */
 static void
-settle(struct imports *imports, struct imports_entry *entry)
+imports_settle(struct imports *imports, struct imports_entry *entry)
 {
 	if (entry->uses > 0)
 		return;
 	if (entry->state == FAILED) {
-		drop(imports, entry);
+		imports_drop(imports, entry);
 	} else if (entry->state == OPEN && entry->left) {
 		entry->state = CLOSING;
-		entry->chore = (struct chore){.arg = entry, .work = close_import, .over = closed};
+		entry->chore =
+			(struct chore){.arg = entry, .work = close_import, .over = imports_closed};
 		chores_add(imports->config.closing, &entry->chore);
 	}
 }
 
 static void
-opened(struct chore *chore)
+imports_opened(struct chore *chore)
 {
 	struct imports_entry *entry = chore->arg;
 	struct imports *imports = entry->imports;
@@ -183,14 +184,14 @@ opened(struct chore *chore)
 	entry->state = told.err.code == 0 ? OPEN : FAILED;
 	entry->left = entry->left || entry->state == FAILED;
 	imports->config.opened(imports->config.arg, &told);
-	settle(imports, entry);
+	imports_settle(imports, entry);
 }
 
 static struct imports_entry *
 new_entry(struct imports *imports, uint64_t worker, uint64_t piece)
 {
 	bool full = HASH_COUNT(imports->entries) >= IMPORTS_MAX;
-	struct imports_entry *entry = add(imports, worker, piece);
+	struct imports_entry *entry = imports_add(imports, worker, piece);
 	entry->fd = -1;
 	entry->told = (struct imports_told){.worker = worker, .piece = piece, .fd = -1};
 	if (full)
@@ -198,7 +199,7 @@ new_entry(struct imports *imports, uint64_t worker, uint64_t piece)
 			"the agent has %u pieces of GPU memory open on one GPU, the most that it "
 			"takes: let the allocator make larger ones",
 			IMPORTS_MAX);
-	entry->chore = (struct chore){.arg = entry, .work = open_entry, .over = opened};
+	entry->chore = (struct chore){.arg = entry, .work = open_entry, .over = imports_opened};
 	return entry;
 }
 
@@ -206,7 +207,7 @@ bool
 imports_open(struct imports *imports, uint64_t worker, uint64_t piece,
 	const struct cuda_handle *handle, int fd, const struct th_err *failed)
 {
-	if (find(imports, worker, piece)) {
+	if (imports_find(imports, worker, piece)) {
 		th_fd_close(&fd);
 		return false;
 	}
@@ -222,7 +223,7 @@ imports_open(struct imports *imports, uint64_t worker, uint64_t piece,
 bool
 imports_open_own(struct imports *imports, uint64_t worker, uint64_t piece, uint64_t bytes)
 {
-	if (find(imports, worker, piece))
+	if (imports_find(imports, worker, piece))
 		return false;
 	struct imports_entry *entry = new_entry(imports, worker, piece);
 	entry->own = true;
@@ -234,7 +235,7 @@ imports_open_own(struct imports *imports, uint64_t worker, uint64_t piece, uint6
 struct imports_entry *
 imports_hold(struct imports *imports, uint64_t worker, uint64_t piece)
 {
-	struct imports_entry *entry = find(imports, worker, piece);
+	struct imports_entry *entry = imports_find(imports, worker, piece);
 	if (!entry || entry->left)
 		return NULL;
 	entry->uses++;
@@ -246,7 +247,7 @@ imports_release(struct imports *imports, struct imports_entry *entry)
 {
 	TH_ASSERT(entry->uses > 0);
 	entry->uses--;
-	settle(imports, entry);
+	imports_settle(imports, entry);
 }
 
 int
@@ -264,10 +265,10 @@ void
 imports_leave(struct imports *imports, uint64_t worker, uint64_t piece)
 {
 	struct imports_owner *owner = piece == IMPORTS_ALL ? find_owner(imports, worker) : NULL;
-	struct imports_entry *entry = find(imports, worker, piece), *next;
+	struct imports_entry *entry = imports_find(imports, worker, piece), *next;
 	if (entry) {
 		entry->left = true;
-		settle(imports, entry);
+		imports_settle(imports, entry);
 	}
 	if (!owner)
 		return;
@@ -275,7 +276,7 @@ imports_leave(struct imports *imports, uint64_t worker, uint64_t piece)
 	DL_FOREACH_SAFE(owner->entries, entry, next)
 	{
 		entry->left = true;
-		settle(imports, entry);
+		imports_settle(imports, entry);
 	}
 }
 
@@ -283,5 +284,5 @@ bool
 imports_has(const struct imports *imports, uint64_t worker, uint64_t piece)
 {
 	return piece == IMPORTS_ALL ? find_owner(imports, worker) != NULL
-				    : find(imports, worker, piece) != NULL;
+				    : imports_find(imports, worker, piece) != NULL;
 }

@@ -11,7 +11,7 @@
 #define CAPABILITY_MAJOR_MIN 7
 
 static int
-fail(const struct cuda *cuda, CUresult result, const char *call, const char *without,
+module_fail(const struct cuda *cuda, CUresult result, const char *call, const char *without,
 	struct th_err *err)
 {
 	/* These have nothing against the GPU, but do not take the text. */
@@ -50,11 +50,11 @@ gpu_module_open(const struct cuda *cuda, int device, const char *text, const cha
 		return rc;
 	CUresult result = cuda->cuModuleLoadData(&module.module, text);
 	if (result != CUDA_SUCCESS)
-		return fail(cuda, result, "cuModuleLoadData", without, err);
+		return module_fail(cuda, result, "cuModuleLoadData", without, err);
 	result = cuda->cuModuleGetFunction(&module.kernel, module.module, kernel);
 	if (result != CUDA_SUCCESS) {
 		gpu_module_close(cuda, &module);
-		return fail(cuda, result, "cuModuleGetFunction", without, err);
+		return module_fail(cuda, result, "cuModuleGetFunction", without, err);
 	}
 	*ret_module = module;
 	return 0;

@@ -10,7 +10,7 @@
 
 /* A number of the list, and past it. */
 static bool
-take_number(const char **at, unsigned long *ret_number)
+cpus_take_number(const char **at, unsigned long *ret_number)
 {
 	char *end;
 	if (!isdigit((unsigned char)**at))
@@ -27,12 +27,12 @@ cpus_parse(const char *list, cpu_set_t *ret_set)
 	CPU_ZERO(ret_set);
 	for (;;) {
 		unsigned long first, last;
-		if (!take_number(&at, &first))
+		if (!cpus_take_number(&at, &first))
 			return false;
 		last = first;
 		if (*at == '-') {
 			at++;
-			if (!take_number(&at, &last) || last < first)
+			if (!cpus_take_number(&at, &last) || last < first)
 				return false;
 		}
 		for (; first <= last && first < CPU_SETSIZE; first++)

@@ -78,7 +78,7 @@ look_at(struct rail_port *rail, struct look *ret_look)
 }
 
 static void
-say(uint32_t index, const struct rail_port *rail, const struct look *look, bool first)
+device_say(uint32_t index, const struct rail_port *rail, const struct look *look, bool first)
 {
 	char gid[GID_TEXT_BYTES];
 	if (look->state != RAIL_UP) {
@@ -106,7 +106,7 @@ same_address(const struct look *look, const struct rail_status *status)
 
 /* Whether the rail is another than before. */
 static bool
-probe(struct rails *rails, uint32_t index, bool first)
+device_probe(struct rails *rails, uint32_t index, bool first)
 {
 	struct rail_port *rail = &rails->rails[index];
 	struct look look;
@@ -123,7 +123,7 @@ probe(struct rails *rails, uint32_t index, bool first)
 		status->changes++;
 	pthread_mutex_unlock(&rails->lock);
 	if (changed)
-		say(index, rail, &look, first);
+		device_say(index, rail, &look, first);
 	return changed;
 }
 
@@ -132,7 +132,7 @@ probe(struct rails *rails, uint32_t index, bool first)
 void
 rails_look(struct rails *rails, uint32_t index)
 {
-	if (probe(rails, index, false) && rails->user.changed)
+	if (device_probe(rails, index, false) && rails->user.changed)
 		rails->user.changed(rails->user.arg, index);
 }
 
@@ -348,7 +348,7 @@ free_registrars(struct rails *rails)
 }
 
 static void
-destroy(struct rails *rails)
+device_destroy(struct rails *rails)
 {
 	for (uint32_t i = 0; i < rails->num_rails; i++)
 		selfread_close(&rails->rails[i]);
@@ -400,11 +400,11 @@ rails_new(struct verbs verbs, const struct rails_config *config, struct loop *ke
 	int rc = start_registrars(rails);
 	if (rc < 0) {
 		free_registrars(rails);
-		destroy(rails);
+		device_destroy(rails);
 		return rc;
 	}
 	for (uint32_t i = 0; i < rails->num_rails; i++)
-		probe(rails, i, true);
+		device_probe(rails, i, true);
 	warn_of_limits(rails);
 	loop_post(keeper, &rails->watch_task);
 	*ret_rails = rails;
@@ -428,7 +428,7 @@ rails_free(struct rails *rails)
 	rails_stop(rails);
 	free_registrars(rails);
 	rails_stop(rails); /* what the registrars have posted to the keeper has run */
-	destroy(rails);
+	device_destroy(rails);
 }
 
 /* ---- asking ------------------------------------------------------------------------------- */

@@ -90,7 +90,7 @@ memlock_unlimited(const struct memlock *memlock)
 }
 
 static bool
-is_over(const struct memlock *memlock, uint64_t bytes)
+memlock_is_over(const struct memlock *memlock, uint64_t bytes)
 {
 	uint64_t sum;
 	return !memlock_unlimited(memlock) &&
@@ -109,7 +109,7 @@ memlock_explain(const struct memlock_case *failed, struct th_err *ret_err)
 			"register fewer and larger allocations",
 			failed->rail, bytes, failed->mrs_max);
 	/* Memory of another device is not the process's. */
-	if (failed->code == -ENOMEM && !failed->dmabuf && is_over(memlock, failed->bytes))
+	if (failed->code == -ENOMEM && !failed->dmabuf && memlock_is_over(memlock, failed->bytes))
 		return th_fail(ret_err, TH_E_LIMIT,
 			"%s cannot lock %s of memory: RLIMIT_MEMLOCK is %s, of which %s are in "
 			"use, and "

@@ -103,7 +103,7 @@ is_gpu(hwloc_obj_t object)
 }
 
 static void
-add(struct near **list, uint32_t *count, uint32_t id, uint32_t rails)
+topology_add(struct near **list, uint32_t *count, uint32_t id, uint32_t rails)
 {
 	*list = th_realloc(*list, *count + 1, sizeof((*list)[0]));
 	(*list)[(*count)++] = (struct near){id, rails};
@@ -118,7 +118,7 @@ look_at_nodes(struct topology *topology, hwloc_topology_t host, const hwloc_obj_
 		uint32_t mask = nearest(node, rails, topology->num_rails);
 		if (topology->num_nodes > 0 && mask != topology->nodes[0].rails)
 			topology->nodes_differ = true;
-		add(&topology->nodes, &topology->num_nodes, node->os_index, mask);
+		topology_add(&topology->nodes, &topology->num_nodes, node->os_index, mask);
 	}
 	for (uint32_t i = 0; i < topology->num_rails; i++) {
 		hwloc_obj_t place = hwloc_get_non_io_ancestor_obj(host, rails[i]);
@@ -141,7 +141,7 @@ look_at_gpus(struct topology *topology, hwloc_topology_t host, const hwloc_obj_t
 			continue;
 		uint32_t address = (uint32_t)pci->domain << 16 | (uint32_t)pci->bus << 8 |
 				   (uint32_t)pci->dev << 3 | (uint32_t)pci->func;
-		add(&topology->gpus, &topology->num_gpus, address,
+		topology_add(&topology->gpus, &topology->num_gpus, address,
 			nearest(device, rails, topology->num_rails));
 	}
 }
@@ -170,7 +170,7 @@ load(hwloc_topology_t host, const char *xml)
 }
 
 static void
-look(struct topology *topology, const char *xml)
+topology_look(struct topology *topology, const char *xml)
 {
 	hwloc_topology_t host;
 	int rc = hwloc_topology_init(&host) < 0 ? -errno : 0;
@@ -220,7 +220,7 @@ topology_new(const struct topology_config *config)
 		topology->rail_nodes[i] = TOPOLOGY_NODE_NONE;
 	copy_rules(topology, config->rules);
 	if (count > 0)
-		look(topology, config->xml);
+		topology_look(topology, config->xml);
 	return topology;
 }
 
@@ -254,8 +254,8 @@ named(const struct topology *topology, const struct place_rule *rule)
 }
 
 static uint32_t
-answer(const struct topology *topology, enum place_kind kind, uint32_t id, const struct near *list,
-	uint32_t count)
+topology_answer(const struct topology *topology, enum place_kind kind, uint32_t id,
+	const struct near *list, uint32_t count)
 {
 	const struct place_rule *rule = place_find(&topology->rules, kind, id);
 
@@ -271,19 +271,19 @@ answer(const struct topology *topology, enum place_kind kind, uint32_t id, const
 uint32_t
 topology_near_node(const struct topology *topology, uint32_t node)
 {
-	return answer(topology, PLACE_NODE, node, topology->nodes, topology->num_nodes);
+	return topology_answer(topology, PLACE_NODE, node, topology->nodes, topology->num_nodes);
 }
 
 uint32_t
 topology_near_pci(const struct topology *topology, uint32_t pci)
 {
-	return answer(topology, PLACE_PCI, pci, topology->gpus, topology->num_gpus);
+	return topology_answer(topology, PLACE_PCI, pci, topology->gpus, topology->num_gpus);
 }
 
 uint32_t
 topology_near_any(const struct topology *topology)
 {
-	return answer(topology, PLACE_ANY, 0, NULL, 0);
+	return topology_answer(topology, PLACE_ANY, 0, NULL, 0);
 }
 
 /* The node of all pages that are there, of some of them; TOPOLOGY_NODE_NONE: not one node. */

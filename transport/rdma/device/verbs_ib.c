@@ -242,7 +242,7 @@ ib_port(struct verbs_device *device, uint32_t port, struct verbs_port *ret_port)
  * read here (EINVAL), though the table as a whole has it.
  */
 static bool
-is_ours(const struct verbs_device *device, uint32_t port, uint32_t index)
+verbs_ib_is_ours(const struct verbs_device *device, uint32_t port, uint32_t index)
 {
 	char path[PATH_MAX], name[64];
 	if ((size_t)snprintf(path, sizeof(path), "%s/ports/%u/gid_attrs/ndevs/%u",
@@ -280,7 +280,8 @@ ib_gids(struct verbs_device *device, uint32_t port, struct verbs_gid *ret_gids, 
 	for (ssize_t i = 0; i < listed && count < gids_max; i++) {
 		const struct ibv_gid_entry *entry = &entries[i];
 		if (entry->port_num != port || entry->gid_type >= TH_ARRAY_LEN(types) ||
-			(entry->ndev_ifindex != 0 && !is_ours(device, port, entry->gid_index)))
+			(entry->ndev_ifindex != 0 &&
+				!verbs_ib_is_ours(device, port, entry->gid_index)))
 			continue;
 		ret_gids[count].index = entry->gid_index;
 		ret_gids[count].type = types[entry->gid_type];

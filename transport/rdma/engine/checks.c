@@ -30,7 +30,7 @@ struct checks {
 
 /* Under the lock. */
 static void
-enqueue(struct check_list *list)
+checks_enqueue(struct check_list *list)
 {
 	if (list->queued || list->head == NONE)
 		return;
@@ -41,14 +41,14 @@ enqueue(struct check_list *list)
 
 /* Under the lock. */
 static bool
-is_over(const struct check_list *list)
+checks_is_over(const struct check_list *list)
 {
 	return list->closing && list->busy == 0;
 }
 
 /* Under the lock, left for the check itself. */
 static void
-work(struct checks *checks)
+checks_work(struct checks *checks)
 {
 	struct check_list *list = TAILQ_FIRST(&checks->lists);
 	TAILQ_REMOVE(&checks->lists, list, entry);
@@ -58,13 +58,13 @@ work(struct checks *checks)
 	list->head = list->next[chunk];
 	if (list->head == NONE)
 		list->tail = NONE;
-	enqueue(list);
+	checks_enqueue(list);
 	list->busy++;
 	pthread_mutex_unlock(&checks->lock);
 	list->check(list, chunk, what);
 	pthread_mutex_lock(&checks->lock);
 	list->busy--;
-	if (is_over(list)) {
+	if (checks_is_over(list)) {
 		pthread_mutex_unlock(&checks->lock);
 		list->closed(list);
 		pthread_mutex_lock(&checks->lock);
@@ -72,13 +72,13 @@ work(struct checks *checks)
 }
 
 static void *
-run(void *arg)
+checks_run(void *arg)
 {
 	struct checks *checks = arg;
 	pthread_mutex_lock(&checks->lock);
 	for (;;) {
 		if (!TAILQ_EMPTY(&checks->lists))
-			work(checks);
+			checks_work(checks);
 		else if (checks->ending)
 			break;
 		else
@@ -101,7 +101,7 @@ checks_new(uint32_t threads, struct checks **ret_checks)
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	for (uint32_t i = 0; i < th_min_u32(threads, THREADS_MAX) && rc == 0; i++) {
 		char name[16];
-		rc = -pthread_create(&checks->threads[i], NULL, run, checks);
+		rc = -pthread_create(&checks->threads[i], NULL, checks_run, checks);
 		if (rc < 0)
 			break;
 		checks->num_threads++;
@@ -172,7 +172,7 @@ check_list_put(struct check_list *list, uint32_t chunk, uint8_t what)
 		else
 			list->next[list->tail] = chunk;
 		list->tail = chunk;
-		enqueue(list);
+		checks_enqueue(list);
 	}
 	pthread_mutex_unlock(&list->checks->lock);
 }
@@ -187,7 +187,7 @@ check_list_close(struct check_list *list)
 		TAILQ_REMOVE(&checks->lists, list, entry);
 	list->queued = false;
 	list->head = list->tail = NONE;
-	bool over = is_over(list);
+	bool over = checks_is_over(list);
 	pthread_mutex_unlock(&checks->lock);
 	if (over)
 		list->closed(list);

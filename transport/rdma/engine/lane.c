@@ -17,7 +17,7 @@ under_way(const struct lane_qp *qp)
 }
 
 static const char *
-describe(enum verbs_status status)
+lane_describe(enum verbs_status status)
 {
 	switch (status) {
 	case VERBS_FLUSHED:
@@ -60,7 +60,7 @@ free_qps(struct lane *lane)
 
 /* Nothing of it writes any more: the chunks are others' from here on. */
 static void
-give_back(struct lane *lane)
+lane_give_back(struct lane *lane)
 {
 	rail_count(&lane->rail->counters.broken, 1);
 	for (uint32_t i = 0; i < lane->num_chunks; i++) {
@@ -75,7 +75,7 @@ give_back(struct lane *lane)
 
 /* Its requests may write for ever: the chunks are nobody's. */
 static void
-keep(struct lane *lane)
+lane_keep(struct lane *lane)
 {
 	rail_count(&lane->rail->counters.broken, !lane->closing);
 	if (lane->user->stuck)
@@ -110,7 +110,7 @@ forget_requests(struct lane *lane)
 
 /* Takes an ending lane as far as it goes. May free it. */
 static void
-settle(struct lane *lane)
+lane_settle(struct lane *lane)
 {
 	if (lane->state == LANE_ENDING) {
 		bool waits = false;
@@ -124,9 +124,9 @@ settle(struct lane *lane)
 		free_qps(lane);
 		/* What has come back writes no more, whatever becomes of its queue pair. */
 		if (waits && lane->stuck)
-			keep(lane);
+			lane_keep(lane);
 		else if (!lane->closing)
-			give_back(lane);
+			lane_give_back(lane);
 	}
 	if (lane->state != LANE_ENDED || !lane->closing)
 		return;
@@ -143,7 +143,7 @@ settle(struct lane *lane)
 
 /* Goes to LANE_ENDING. settle is the caller's. */
 static void
-end(struct lane *lane, enum verbs_status status, const char *why)
+lane_end(struct lane *lane, enum verbs_status status, const char *why)
 {
 	struct rail *rail = lane->rail;
 	if (lane->state >= LANE_ENDING)
@@ -165,9 +165,9 @@ end(struct lane *lane, enum verbs_status status, const char *why)
 void
 lane_lose(struct lane *lane)
 {
-	end(lane, lane->rail->lost_status, lane->rail->lost_why);
+	lane_end(lane, lane->rail->lost_status, lane->rail->lost_why);
 	free_qps(lane);
-	settle(lane);
+	lane_settle(lane);
 }
 
 void
@@ -225,7 +225,7 @@ next_chunk(struct lane *lane)
 	lane->num_pieces = lane->user->pieces(lane->arg, chunk, lane->pieces, LANE_PIECES_MAX);
 	TH_ASSERT(lane->num_pieces <= LANE_PIECES_MAX);
 	if (lane->num_pieces == 0) {
-		end(lane, VERBS_LOCAL, "a chunk's memory is not registered on both devices");
+		lane_end(lane, VERBS_LOCAL, "a chunk's memory is not registered on both devices");
 		return false;
 	}
 	lane->entry = entry;
@@ -289,7 +289,7 @@ learn_window(struct lane *lane, const struct lane_slot *slot)
 /* Posts them as they are: the last is signalled. Returns what post_reads did; what lies in the
  * queue is counted as under way in any case. */
 static int
-post(struct lane *lane, uint32_t index, struct verbs_read *reads, const uint32_t *entries,
+lane_post(struct lane *lane, uint32_t index, struct verbs_read *reads, const uint32_t *entries,
 	uint32_t num_reads)
 {
 	struct rail *rail = lane->rail;
@@ -346,8 +346,8 @@ refused(struct lane *lane, int rc)
 	if (lane->refused_ns == INT64_MAX)
 		lane->refused_ns = now_ns;
 	if ((rc != -ENOMEM && rc != -EAGAIN) || now_ns - lane->refused_ns >= RAIL_PATIENCE_NS) {
-		end(lane, VERBS_LOCAL, "the device takes no requests");
-		settle(lane);
+		lane_end(lane, VERBS_LOCAL, "the device takes no requests");
+		lane_settle(lane);
 		return LANE_OVER;
 	}
 	rail_expire_at(rail, lane, now_ns + RAIL_REFUSED_NS);
@@ -370,19 +370,19 @@ lane_turn(struct lane *lane)
 	while (lane->num_batch < batch && cut(lane))
 		continue;
 	if (lane->state != LANE_RUNNING) {
-		settle(lane);
+		lane_settle(lane);
 		return LANE_OVER;
 	}
 	if (lane->num_batch == 0) {
 		set_hungry(lane, true);
 		return LANE_HUNGRY;
 	}
-	int rc = post(lane, index, lane->batch, lane->batch_entries, lane->num_batch);
+	int rc = lane_post(lane, index, lane->batch, lane->batch_entries, lane->num_batch);
 	if (rc < 0)
 		return refused(lane, rc);
 	if (rc > 0) {
-		end(lane, VERBS_LOCAL, "the device took some requests of a batch and failed");
-		settle(lane);
+		lane_end(lane, VERBS_LOCAL, "the device took some requests of a batch and failed");
+		lane_settle(lane);
 		return LANE_OVER;
 	}
 	lane->num_batch = 0;
@@ -393,7 +393,7 @@ lane_turn(struct lane *lane)
 /* ---- completions --------------------------------------------------------------------------- */
 
 static void
-run(struct lane *lane)
+lane_run(struct lane *lane)
 {
 	lane->state = LANE_RUNNING;
 	set_hungry(lane, false);
@@ -416,7 +416,7 @@ pop(struct lane *lane, struct lane_qp *qp, bool good)
 	rail_count(&rail->counters.reads, 1);
 	if (slot->entry == LANE_NO_ENTRY) {
 		if (--lane->probes == 0 && lane->state == LANE_PROBING)
-			run(lane);
+			lane_run(lane);
 		return;
 	}
 	rail_count(&lane->counters.bytes, slot->bytes);
@@ -443,9 +443,9 @@ lane_done(struct lane *lane, uint32_t index, uint16_t position, enum verbs_statu
 	for (uint32_t i = (uint16_t)(position - qp->done) + 1u; i > 0; i--)
 		pop(lane, qp, !qp->bad);
 	if (qp->bad)
-		end(lane, status, describe(status));
+		lane_end(lane, status, lane_describe(status));
 	if (lane->state >= LANE_ENDING)
-		settle(lane);
+		lane_settle(lane);
 	else if (lane->state == LANE_RUNNING && !lane->hungry)
 		rail_ready(lane->rail, lane);
 }
@@ -464,7 +464,7 @@ on_start(struct loop_task *task)
 		return;
 	}
 	if (lane->probe.bytes == 0) {
-		run(lane);
+		lane_run(lane);
 		return;
 	}
 	lane->state = LANE_PROBING;
@@ -478,9 +478,9 @@ on_start(struct loop_task *task)
 		.bytes = lane->probe.bytes,
 	};
 	for (uint32_t i = 0; i < lane->num_qps; i++) {
-		if (post(lane, i, &probe, &no_entry, 1) != 0) {
-			end(lane, VERBS_LOCAL, "the device takes no requests");
-			settle(lane);
+		if (lane_post(lane, i, &probe, &no_entry, 1) != 0) {
+			lane_end(lane, VERBS_LOCAL, "the device takes no requests");
+			lane_settle(lane);
 			return;
 		}
 	}
@@ -500,9 +500,9 @@ static void
 on_break(struct loop_task *task)
 {
 	struct lane *lane = loop_container(task, struct lane, break_task);
-	end(lane, __atomic_load_n(&lane->break_status, __ATOMIC_RELAXED),
+	lane_end(lane, __atomic_load_n(&lane->break_status, __ATOMIC_RELAXED),
 		__atomic_load_n(&lane->break_why, __ATOMIC_RELAXED));
-	settle(lane);
+	lane_settle(lane);
 }
 
 static void
@@ -511,8 +511,8 @@ on_close(struct loop_task *task)
 	struct lane *lane = loop_container(task, struct lane, close_task);
 	TH_ASSERT(!lane->closing);
 	lane->closing = true;
-	end(lane, VERBS_FLUSHED, "closed");
-	settle(lane);
+	lane_end(lane, VERBS_FLUSHED, "closed");
+	lane_settle(lane);
 }
 
 static void
@@ -520,7 +520,7 @@ on_freed(struct loop_task *task)
 {
 	struct lane *lane = loop_container(task, struct lane, freed_task);
 	lane->freed = true;
-	settle(lane);
+	lane_settle(lane);
 }
 
 static void

@@ -51,7 +51,7 @@ struct poller {
 /* ---- tasks --------------------------------------------------------------------------------- */
 
 static void
-post(void *arg, struct loop_task *task)
+poller_post(void *arg, struct loop_task *task)
 {
 	struct poller *poller = arg;
 	if (__atomic_exchange_n(&task->queued, true, __ATOMIC_ACQ_REL))
@@ -105,7 +105,7 @@ now_ns(void *arg)
 
 /* On the keeper's thread. */
 static void
-run_free(struct loop_task *task)
+poller_run_free(struct loop_task *task)
 {
 	struct lane *lane = loop_container(task, struct lane, free_task);
 	const struct verbs_ops *ops = lane->rail->verbs.ops;
@@ -117,18 +117,19 @@ run_free(struct loop_task *task)
 		if (rc < 0 && rc != -EIO && rc != -ENODEV)
 			lane->stuck = true;
 	}
-	post(lane->rail->arg, &lane->freed_task);
+	poller_post(lane->rail->arg, &lane->freed_task);
 }
 
 static void
 free_qps(void *arg, struct lane *lane)
 {
 	struct poller *poller = arg;
-	lane->free_task.run = run_free;
+	lane->free_task.run = poller_run_free;
 	loop_post(poller->keeper, &lane->free_task);
 }
 
-static const struct rail_around around = {.post = post, .now_ns = now_ns, .free_qps = free_qps};
+static const struct rail_around around = {
+	.post = poller_post, .now_ns = now_ns, .free_qps = free_qps};
 
 /* ---- the thread ---------------------------------------------------------------------------- */
 
@@ -147,7 +148,7 @@ relax(const struct poller *poller)
 }
 
 static void
-lose(struct poller *poller, const char *why)
+poller_do_lose(struct poller *poller, const char *why)
 {
 	rail_lose(&poller->rail, VERBS_LOCAL, why);
 }
@@ -175,7 +176,7 @@ wait(struct poller *poller)
 	if (fds[1].revents & POLLIN)
 		poller->verbs.ops->cq_quiet(poller->cq);
 	else if (fds[1].revents)
-		lose(poller, "our device's completion channel failed");
+		poller_do_lose(poller, "our device's completion channel failed");
 }
 
 static void
@@ -183,7 +184,7 @@ doze(struct poller *poller)
 {
 	struct rail *rail = &poller->rail;
 	if (!rail->lost && poller->verbs.ops->cq_arm(poller->cq) < 0)
-		lose(poller, "our device's completion queue failed");
+		poller_do_lose(poller, "our device's completion queue failed");
 	__atomic_store_n(&poller->sleeping, true, __ATOMIC_SEQ_CST);
 	if (__atomic_load_n(&poller->pending, __ATOMIC_SEQ_CST) || rail_step(rail, th_now_ns())) {
 		__atomic_store_n(&poller->sleeping, false, __ATOMIC_SEQ_CST);
@@ -264,7 +265,7 @@ has_few_cores(void)
 }
 
 static int
-start(struct poller *poller)
+poller_start(struct poller *poller)
 {
 	/* Signals are the main thread's business. */
 	sigset_t all, before;
@@ -318,7 +319,7 @@ poller_new(const struct poller_config *config, struct poller **ret_poller)
 	};
 	rail_init(&poller->rail, &rail);
 	pthread_mutex_init(&poller->lock, NULL);
-	rc = start(poller);
+	rc = poller_start(poller);
 	if (rc < 0)
 		goto out_cq;
 	pthread_setname_np(poller->thread, config->name);
@@ -339,7 +340,7 @@ poller_free(struct poller *poller)
 {
 	if (!poller)
 		return;
-	post(poller, &poller->stop_task);
+	poller_post(poller, &poller->stop_task);
 	pthread_join(poller->thread, NULL);
 	TH_ASSERT(!poller->head);
 	rail_fini(&poller->rail);
@@ -368,7 +369,7 @@ poller_lose(struct poller *poller, enum verbs_status status, const char *why)
 	poller->lose_status = status;
 	poller->lose_why = why;
 	pthread_mutex_unlock(&poller->lock);
-	post(poller, &poller->lose_task);
+	poller_post(poller, &poller->lose_task);
 }
 
 void

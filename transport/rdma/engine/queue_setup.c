@@ -106,7 +106,7 @@ may_run(const struct setup *setup, const struct setup_host *host)
 /* NULL: none; then one is late at *ret_next_ns. Time that passes because the machine is busy makes
  * none late. */
 static struct setup_turn *
-choose(const struct setup *setup, int64_t now_ns, int64_t *ret_next_ns)
+queue_setup_choose(const struct setup *setup, int64_t now_ns, int64_t *ret_next_ns)
 {
 	struct setup_turn *turn, *best = NULL;
 	*ret_next_ns = INT64_MAX;
@@ -125,7 +125,7 @@ choose(const struct setup *setup, int64_t now_ns, int64_t *ret_next_ns)
 
 /* Under the lock, left for the turn itself. */
 static void
-take(struct setup *setup, struct setup_turn *turn, int64_t now_ns)
+queue_setup_take(struct setup *setup, struct setup_turn *turn, int64_t now_ns)
 {
 	struct setup_host *host = turn->host;
 	bool late = turn->hurried || !may_run(setup, host), is_long = !late && rank(host) > 0;
@@ -148,17 +148,17 @@ take(struct setup *setup, struct setup_turn *turn, int64_t now_ns)
 }
 
 static void *
-run(void *arg)
+queue_setup_run(void *arg)
 {
 	struct setup *setup = arg;
 	pthread_mutex_lock(&setup->lock);
 	while (!setup->ending) {
 		int64_t next_ns, now_ns = th_now_ns();
-		struct setup_turn *turn = choose(setup, now_ns, &next_ns);
+		struct setup_turn *turn = queue_setup_choose(setup, now_ns, &next_ns);
 		struct timespec until = {.tv_sec = (time_t)(next_ns / 1000000000),
 			.tv_nsec = (long)(next_ns % 1000000000)};
 		if (turn)
-			take(setup, turn, now_ns);
+			queue_setup_take(setup, turn, now_ns);
 		else if (next_ns == INT64_MAX)
 			pthread_cond_wait(&setup->moved, &setup->lock);
 		else
@@ -215,7 +215,7 @@ setup_new(struct setup **ret_setup)
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	while (rc == 0 && setup->num_threads < SETUP_THREADS) {
 		pthread_t *thread = &setup->threads[setup->num_threads];
-		rc = -pthread_create(thread, NULL, run, setup);
+		rc = -pthread_create(thread, NULL, queue_setup_run, setup);
 		if (rc < 0)
 			break;
 		setup->num_threads++;

@@ -28,7 +28,7 @@ rail_id(uint32_t stamp, uint32_t lane, uint32_t qp, uint16_t position)
 }
 
 static void
-dispatch(struct rail *rail, const struct verbs_done *done)
+rail_dispatch(struct rail *rail, const struct verbs_done *done)
 {
 	uint32_t index = done->id >> ID_LANE_SHIFT & 0xffff;
 	struct lane *lane = index < RAIL_LANES_MAX ? rail->lanes[index] : NULL;
@@ -156,7 +156,7 @@ reap(struct rail *rail, bool *ret_empty)
 			return true;
 		}
 		for (int i = 0; i < got; i++)
-			dispatch(rail, &done[i]);
+			rail_dispatch(rail, &done[i]);
 		moved = moved || got > 0;
 		*ret_empty = got < POLL_MAX;
 		if (*ret_empty)
@@ -166,7 +166,7 @@ reap(struct rail *rail, bool *ret_empty)
 }
 
 static bool
-has_room(const struct rail *rail)
+rail_has_room(const struct rail *rail)
 {
 	uint64_t batch_bytes = (uint64_t)rail->batch * rail->slice_bytes;
 	uint64_t out_bytes = rail->out_bytes - rail->late_bytes;
@@ -176,7 +176,7 @@ has_room(const struct rail *rail)
 static bool
 starves(const struct rail *rail)
 {
-	return rail->ready && !has_room(rail);
+	return rail->ready && !rail_has_room(rail);
 }
 
 static void
@@ -196,10 +196,10 @@ find_late(struct rail *rail, int64_t now_ns)
 
 /* Whether something was posted. */
 static bool
-fill(struct rail *rail)
+rail_fill(struct rail *rail)
 {
 	bool moved = false;
-	while (rail->ready && has_room(rail)) {
+	while (rail->ready && rail_has_room(rail)) {
 		struct lane *lane = rail->ready;
 		enum lane_turn turn = lane_turn(lane);
 		if (turn == LANE_OVER)
@@ -227,7 +227,7 @@ rail_step(struct rail *rail, int64_t now_ns)
 		expire(rail, now_ns);
 	if (now_ns >= rail->late_ns && starves(rail))
 		find_late(rail, now_ns);
-	if (fill(rail))
+	if (rail_fill(rail))
 		moved = true;
 	if (rail->gone && empty)
 		free_gone(rail);

@@ -37,7 +37,7 @@ paths_free(struct paths *paths)
 
 /* Under the lock. NULL: it was never used. */
 static struct path *
-find(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char *host)
+rail_pairs_find(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char *host)
 {
 	for (uint32_t i = 0; i < paths->count; i++) {
 		struct path *path = &paths->list[i];
@@ -56,7 +56,7 @@ use(struct paths *paths, uint32_t rail, const struct wire_rail *peer, const char
 	int64_t now_ns)
 {
 	struct path path = {.rail = rail};
-	struct path *found = find(paths, rail, peer, host);
+	struct path *found = rail_pairs_find(paths, rail, peer, host);
 	uint32_t before = paths->count;
 	if (found) {
 		path = *found;
@@ -79,7 +79,7 @@ path_paused(struct paths *paths, uint32_t rail, const struct wire_rail *peer, co
 	int64_t now_ns)
 {
 	pthread_mutex_lock(&paths->lock);
-	const struct path *path = find(paths, rail, peer, host);
+	const struct path *path = rail_pairs_find(paths, rail, peer, host);
 	bool paused = path && now_ns < path->paused_until_ns;
 	pthread_mutex_unlock(&paths->lock);
 	return paused;
@@ -101,7 +101,7 @@ path_moved(struct paths *paths, uint32_t rail, const struct wire_rail *peer, con
 	uint64_t bytes)
 {
 	pthread_mutex_lock(&paths->lock);
-	struct path *path = find(paths, rail, peer, host);
+	struct path *path = rail_pairs_find(paths, rail, peer, host);
 	if (path)
 		path->bytes += bytes;
 	pthread_mutex_unlock(&paths->lock);

@@ -111,7 +111,7 @@ fail_required(struct reader *reader)
 }
 
 static void
-leave(struct reader *reader, bool ours, const char *why)
+reader_do_leave(struct reader *reader, bool ours, const char *why)
 {
 	struct leg_in *leg = reader->leg;
 	if (reader->state >= READER_LEAVING || reader->closing)
@@ -150,13 +150,13 @@ leave(struct reader *reader, bool ours, const char *why)
 void
 reader_leave(struct reader *reader, const char *why)
 {
-	leave(reader, false, why);
+	reader_do_leave(reader, false, why);
 }
 
 void
 reader_leave_ours(struct reader *reader, const char *why)
 {
-	leave(reader, true, why);
+	reader_do_leave(reader, true, why);
 }
 
 /* ---- the end ------------------------------------------------------------------------------ */
@@ -237,7 +237,7 @@ run_checks_closed(struct loop_task *task)
 /* ---- more to fetch ------------------------------------------------------------------------ */
 
 static void
-run_kick(struct loop_task *task)
+reader_run_kick(struct loop_task *task)
 {
 	leg_in_kick(loop_container(task, struct reader, kick_task)->leg);
 }
@@ -296,7 +296,7 @@ on_decline(struct reader *reader, const struct frame *frame, const uint8_t *payl
 
 /* One question at a time. */
 static void
-ask(struct reader *reader)
+reader_ask(struct reader *reader)
 {
 	struct leg_in *leg = reader->leg;
 	if (reader->closing || reader->doubtful != NO_CHUNK ||
@@ -311,7 +311,7 @@ ask(struct reader *reader)
 static void
 run_doubt(struct loop_task *task)
 {
-	ask(loop_container(task, struct reader, doubt_task));
+	reader_ask(loop_container(task, struct reader, doubt_task));
 }
 
 /* It is as it was published: what came was damaged on its way, and counts as that. */
@@ -323,7 +323,7 @@ on_check(struct reader *reader, const struct frame *frame)
 		return TH_E_PROTOCOL;
 	reader->doubtful = NO_CHUNK;
 	reader_mismatched(reader, chunk);
-	ask(reader);
+	reader_ask(reader);
 	return 0;
 }
 
@@ -465,7 +465,7 @@ init_tasks(struct reader *reader)
 {
 	reader_setup_init(reader);
 	reader_stage_init(reader);
-	reader->kick_task.run = run_kick;
+	reader->kick_task.run = reader_run_kick;
 	reader->doubt_task.run = run_doubt;
 	reader->failed_task.run = run_failed;
 	reader->checks_closed_task.run = run_checks_closed;
@@ -477,7 +477,7 @@ init_tasks(struct reader *reader)
 
 /* Without RDMA, and why: said in the log, counted and shown. */
 static struct reader *
-refuse(struct leg_in *leg, const char *why)
+reader_refuse(struct leg_in *leg, const char *why)
 {
 	tell_fallback(leg, why);
 	log_info("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'", leg->id,
@@ -506,7 +506,7 @@ reader_new(struct leg_in *leg)
 	if (!transport->rdma || (leg->flags & TRANSPORT_NO_RDMA) || table->num_chunks == 0)
 		return NULL;
 	if (rdma_usable(transport->rdma) == 0)
-		return refuse(leg, "none of our own rails is up");
+		return reader_refuse(leg, "none of our own rails is up");
 	struct reader *reader = th_calloc(1, sizeof(*reader));
 	reader->leg = leg;
 	reader->rdma = transport->rdma;
@@ -529,7 +529,7 @@ reader_new(struct leg_in *leg)
 	}
 	if (rc < 0) {
 		reader_free(reader);
-		return refuse(leg, err.text[0] ? err.text : th_strerror(rc));
+		return reader_refuse(leg, err.text[0] ? err.text : th_strerror(rc));
 	}
 	return reader;
 }

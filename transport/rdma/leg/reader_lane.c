@@ -48,7 +48,7 @@ take_from_ledger(struct reader *reader, uint32_t limit, uint32_t *ret_chunk)
 }
 
 static bool
-take(void *arg, uint32_t *ret_chunk)
+reader_lane_take(void *arg, uint32_t *ret_chunk)
 {
 	struct reader_lane *lane = arg;
 	struct reader *reader = lane->reader;
@@ -82,7 +82,7 @@ pieces(void *arg, uint32_t chunk, struct lane_piece *ret_pieces, uint32_t pieces
 }
 
 static void
-give_back(void *arg, uint32_t chunk)
+reader_lane_give_back(void *arg, uint32_t chunk)
 {
 	struct reader_lane *lane = arg;
 	__atomic_sub_fetch(&lane->num_taken, 1, __ATOMIC_RELAXED);
@@ -117,7 +117,7 @@ reader_fail(struct reader *reader, int code, bool own)
 }
 
 static void
-tell(struct reader *reader, int result)
+reader_lane_tell(struct reader *reader, int result)
 {
 	struct leg_in *leg = reader->leg;
 	if (result & LEDGER_GREW)
@@ -135,7 +135,7 @@ reader_arrived(struct reader *reader, uint32_t chunk, const struct th_hash *dige
 	if (result < 0)
 		reader_fail(reader, result, false);
 	else
-		tell(reader, result);
+		reader_lane_tell(reader, result);
 }
 
 void
@@ -145,7 +145,7 @@ reader_mismatched(struct reader *reader, uint32_t chunk)
 	if (result < 0)
 		reader_fail(reader, result, false);
 	else
-		tell(reader, result);
+		reader_lane_tell(reader, result);
 }
 
 static void
@@ -201,7 +201,7 @@ reader_next_doubt(struct reader *reader, uint32_t *ret_chunk)
 }
 
 static void
-judge(struct reader *reader, uint32_t chunk)
+reader_lane_judge(struct reader *reader, uint32_t chunk)
 {
 	struct leg_in *leg = reader->leg;
 	struct xfer_part *part = leg->part;
@@ -233,7 +233,7 @@ judge(struct reader *reader, uint32_t chunk)
 
 /* Does the part have the bytes of this chunk already? */
 static void
-look(struct reader *reader, uint32_t chunk)
+reader_lane_look(struct reader *reader, uint32_t chunk)
 {
 	struct leg_in *leg = reader->leg;
 	int result;
@@ -247,7 +247,7 @@ look(struct reader *reader, uint32_t chunk)
 		reader->ready[reader->num_ready++] = chunk;
 	pthread_mutex_unlock(&reader->lock);
 	if (here)
-		tell(reader, result);
+		reader_lane_tell(reader, result);
 	loop_post(leg->transport->acceptor, &reader->kick_task);
 }
 
@@ -256,9 +256,9 @@ reader_check(struct check_list *list, uint32_t chunk, uint8_t what)
 {
 	struct reader *reader = loop_container(list, struct reader, checks);
 	if (what == READER_LOOK)
-		look(reader, chunk);
+		reader_lane_look(reader, chunk);
 	else
-		judge(reader, chunk);
+		reader_lane_judge(reader, chunk);
 }
 
 /* ---- how the lane is ---------------------------------------------------------------------- */
@@ -271,7 +271,7 @@ proved(void *arg)
 }
 
 static void
-broken(void *arg, enum verbs_status status, const char *why)
+reader_lane_broken(void *arg, enum verbs_status status, const char *why)
 {
 	struct reader_lane *lane = arg;
 	lane->status = status;
@@ -286,7 +286,7 @@ stuck(void *arg)
 }
 
 static void
-closed(void *arg)
+reader_lane_closed(void *arg)
 {
 	struct reader_lane *lane = arg;
 	rdma_lane_remove(lane->reader->rdma, &lane->entry);
@@ -298,12 +298,12 @@ closed(void *arg)
 }
 
 const struct lane_user reader_lane_user = {
-	.take = take,
+	.take = reader_lane_take,
 	.pieces = pieces,
 	.landed = landed,
-	.give_back = give_back,
-	.broken = broken,
+	.give_back = reader_lane_give_back,
+	.broken = reader_lane_broken,
 	.stuck = stuck,
 	.proved = proved,
-	.closed = closed,
+	.closed = reader_lane_closed,
 };

@@ -81,7 +81,7 @@ probe_of(const struct reader *reader, const struct reader_lane *lane, struct lan
 
 /* A peer that nobody finds, or whose endpoint does not suit, is not our own doing. */
 static bool
-is_ours(int code)
+reader_setup_is_ours(int code)
 {
 	return code != -ETIMEDOUT && code != -EHOSTUNREACH && code != -ENETUNREACH &&
 	       code != -EINVAL && code != TH_E_NO_PATH;
@@ -95,7 +95,7 @@ make_lane(struct reader *reader, struct reader_lane *lane, struct th_err *err)
 		.user = &reader_lane_user, .arg = lane, .num_qps = lane->queues.count};
 	int rc = queues_connect(rdma_rails(rdma), &lane->queues, &lane->other, ENDPOINT_READER,
 		reader->leg->peer, err);
-	lane->ours = rc == 0 || is_ours(rc);
+	lane->ours = rc == 0 || reader_setup_is_ours(rc);
 	if (rc < 0)
 		return rc;
 	if (!probe_of(reader, lane, &config.probe))
@@ -132,7 +132,7 @@ run_connect(struct setup_turn *turn, bool late)
 }
 
 static void
-run_free(struct loop_task *task)
+reader_setup_run_free(struct loop_task *task)
 {
 	struct reader *reader = loop_container(task, struct reader, free_task);
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
@@ -343,7 +343,7 @@ on_map(struct reader *reader, const struct frame *frame, const uint8_t *payload)
 /* ---- what they have done ------------------------------------------------------------------ */
 
 static void
-run_made(struct loop_task *task)
+reader_setup_run_made(struct loop_task *task)
 {
 	struct reader *reader = loop_container(task, struct reader, made_task);
 	struct leg_in *leg = reader->leg;
@@ -475,8 +475,8 @@ run_freed(struct loop_task *task)
 void
 reader_setup_init(struct reader *reader)
 {
-	reader->free_task.run = run_free;
-	reader->made_task.run = run_made;
+	reader->free_task.run = reader_setup_run_free;
+	reader->made_task.run = reader_setup_run_made;
 	reader->connected_task.run = run_connected;
 	reader->freed_task.run = run_freed;
 }

@@ -20,7 +20,7 @@ struct slot_block {
 };
 
 static struct xfer_part *
-part_of(const struct reader *reader)
+reader_stage_part_of(const struct reader *reader)
 {
 	return reader->leg->part;
 }
@@ -74,8 +74,8 @@ reader_stage_own(struct reader *reader, const char *why, struct th_err *err)
 {
 	struct th_err own, no_room;
 	(void)th_fail(&own, TH_E_NO_PATH, "%s", why);
-	int rc = stage_take(
-		rdma_stage(reader->rdma), part_of(reader), &no_room, &reader->stage.slab);
+	int rc = stage_take(rdma_stage(reader->rdma), reader_stage_part_of(reader), &no_room,
+		&reader->stage.slab);
 	if (rc < 0)
 		return th_fail(err, rc, "%s, and %s", own.text, no_room.text);
 	reader->stage.own_why = own;
@@ -292,10 +292,10 @@ drop_block(struct ferry_block *block)
 
 /* The part's prefix grew, or its worker is gone: then a write under way is not waited for. */
 static void
-part_changed(void *arg)
+reader_stage_part_changed(void *arg)
 {
 	struct reader *reader = arg;
-	if (xfer_part_orphaned(part_of(reader)))
+	if (xfer_part_orphaned(reader_stage_part_of(reader)))
 		loop_post(reader_acceptor(reader), &reader->stage.write_task);
 }
 
@@ -312,29 +312,29 @@ idle_ferry(struct reader *reader)
 	if (stage->num_ferries == READER_FERRIES)
 		return NULL;
 	struct reader_ferry *ferry = &stage->ferries[stage->num_ferries];
-	int rc = ferry_new(
-		part_of(reader), true, reader_acceptor(reader), &ferry->done_task, &ferry->ferry);
+	int rc = ferry_new(reader_stage_part_of(reader), true, reader_acceptor(reader),
+		&ferry->done_task, &ferry->ferry);
 	if (rc < 0) {
 		if (stage->num_ferries == 0)
 			reader_fail(reader, rc, true);
 		return NULL;
 	}
 	if (!stage->watching)
-		xfer_part_watch(part_of(reader), part_changed, reader);
+		xfer_part_watch(reader_stage_part_of(reader), reader_stage_part_changed, reader);
 	stage->watching = true;
 	stage->num_ferries++;
 	return ferry;
 }
 
 static void
-submit(struct reader *reader, struct reader_ferry *ferry, uint32_t slot)
+reader_stage_submit(struct reader *reader, struct reader_ferry *ferry, uint32_t slot)
 {
 	struct reader_stage *stage = &reader->stage;
 	uint32_t chunk = stage->own[slot].chunk;
 	struct slot_block *own = th_calloc(1, sizeof(*own));
 	own->slab = slab_retain(stage->slab);
 	own->block.chunk = chunk;
-	own->block.bytes = chunk_bytes(xfer_part_table(part_of(reader)), chunk);
+	own->block.bytes = chunk_bytes(xfer_part_table(reader_stage_part_of(reader)), chunk);
 	own->block.space = slab_space(stage->slab);
 	own->block.host = slab_host(stage->slab);
 	if (own->block.space)
@@ -343,7 +343,7 @@ submit(struct reader *reader, struct reader_ferry *ferry, uint32_t slot)
 		own->block.data = slab_slot(stage->slab, slot);
 	own->block.hashes = own->block.space && reader->verify;
 	own->block.drop = drop_block;
-	xfer_cursor_init(&own->block.cursor, part_of(reader), chunk);
+	xfer_cursor_init(&own->block.cursor, reader_stage_part_of(reader), chunk);
 	ferry->busy = true;
 	ferry->slot = slot;
 	__atomic_store_n(&reader->touched, true, __ATOMIC_RELAXED);
@@ -369,13 +369,13 @@ run_write(struct loop_task *task)
 		pthread_mutex_lock(&reader->lock);
 		slot->state = READER_SLOT_WRITING;
 		pthread_mutex_unlock(&reader->lock);
-		submit(reader, ferry, own_index(reader, slot));
+		reader_stage_submit(reader, ferry, own_index(reader, slot));
 	}
 }
 
 /* The slab has gone with the process of its GPU: the chunk comes by data connections. */
 static void
-lose(struct reader *reader, uint32_t chunk)
+reader_stage_lose(struct reader *reader, uint32_t chunk)
 {
 	chunk_ledger_give_back(&reader->leg->ledger, chunk);
 	loop_post(reader_acceptor(reader), &reader->kick_task);
@@ -387,7 +387,7 @@ lose(struct reader *reader, uint32_t chunk)
 static bool
 is_right(const struct reader *reader, uint32_t chunk, const struct th_hash *digest)
 {
-	const struct xfer_part *part = part_of(reader);
+	const struct xfer_part *part = reader_stage_part_of(reader);
 	return !slab_space(reader->stage.slab) || !reader->verify ||
 	       chunk >= xfer_part_digest_count(part) ||
 	       th_hash_equal(*digest, *xfer_part_digest(part, chunk));
@@ -415,7 +415,7 @@ run_written(struct loop_task *task)
 	block->drop(block);
 	ferry->busy = false;
 	if (code < 0 && slab_lost(reader->stage.slab)) {
-		lose(reader, chunk);
+		reader_stage_lose(reader, chunk);
 	} else if (code < 0) {
 		reader_fail(reader, code, true);
 		return;
@@ -459,7 +459,7 @@ static void
 let_go(struct reader_stage *stage, struct reader *reader)
 {
 	if (stage->watching)
-		xfer_part_unwatch(part_of(reader), part_changed, reader);
+		xfer_part_unwatch(reader_stage_part_of(reader), reader_stage_part_changed, reader);
 	stage->watching = false;
 	for (uint32_t i = 0; i < stage->num_ferries; i++) {
 		ferry_abandon(stage->ferries[i].ferry);
@@ -476,7 +476,8 @@ reader_stage_close(struct reader *reader)
 	if (!reader->closing && any_in_use(reader))
 		return false;
 	for (uint32_t i = 0; i < stage->num_ferries; i++) {
-		if (ferry_busy(stage->ferries[i].ferry) && !xfer_part_orphaned(part_of(reader)))
+		if (ferry_busy(stage->ferries[i].ferry) &&
+			!xfer_part_orphaned(reader_stage_part_of(reader)))
 			return false;
 	}
 	let_go(stage, reader);

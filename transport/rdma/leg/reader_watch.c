@@ -137,7 +137,7 @@ say_stuck(struct reader_lane *lane)
 }
 
 static void
-run_broken(struct loop_task *task)
+reader_watch_run_broken(struct loop_task *task)
 {
 	struct reader_lane *lane = loop_container(task, struct reader_lane, broken_task);
 	struct reader *reader = lane->reader;
@@ -214,6 +214,6 @@ void
 reader_watch_init(struct reader_lane *lane)
 {
 	lane->proved_task.run = run_proved;
-	lane->broken_task.run = run_broken;
+	lane->broken_task.run = reader_watch_run_broken;
 	lane->closed_task.run = run_closed;
 }

@@ -47,7 +47,7 @@ queues_left(const struct source *source)
 }
 
 static void
-run_free(struct loop_task *task)
+source_run_free(struct loop_task *task)
 {
 	struct source *source = loop_container(task, struct source, free_task);
 	for (uint32_t i = 0; i < source->num_lanes; i++) {
@@ -239,7 +239,7 @@ run_lost(struct loop_task *task)
 }
 
 static void
-check(struct check_list *list, uint32_t chunk, uint8_t what)
+source_do_check(struct check_list *list, uint32_t chunk, uint8_t what)
 {
 	struct source *source = loop_container(list, struct source, checks);
 	struct xfer_part *part = source->leg->part;
@@ -366,9 +366,9 @@ source_new(struct leg_out *leg, bool takes_staged)
 	source->rdma = leg->transport->rdma;
 	source->takes_staged = takes_staged;
 	source->checked = SOURCE_NO_CHUNK;
-	source->checks.check = check;
+	source->checks.check = source_do_check;
 	source->checks.closed = checks_closed;
-	source->free_task.run = run_free;
+	source->free_task.run = source_run_free;
 	source->freed_task.run = run_freed;
 	source_setup_init(source);
 	source->checked_task.run = run_checked;

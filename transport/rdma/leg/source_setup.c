@@ -201,7 +201,7 @@ run_make(struct setup_turn *turn, bool late)
 }
 
 static void
-run_made(struct loop_task *task)
+source_setup_run_made(struct loop_task *task)
 {
 	struct source *source = loop_container(task, struct source, made_task);
 	source->at_keeper = false;
@@ -250,5 +250,5 @@ void
 source_setup_init(struct source *source)
 {
 	source->make_turn.run = run_make;
-	source->made_task.run = run_made;
+	source->made_task.run = source_setup_run_made;
 }

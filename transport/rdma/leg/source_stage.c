@@ -172,7 +172,7 @@ find_ferry(struct staging *staging, int *ret_code)
 }
 
 static void
-submit(struct staging *staging, struct staging_ferry *one, uint32_t slot)
+source_stage_submit(struct staging *staging, struct staging_ferry *one, uint32_t slot)
 {
 	struct leg_out *leg = staging->leg;
 	uint32_t chunk = staging->chunks[slot];
@@ -196,14 +196,14 @@ submit(struct staging *staging, struct staging_ferry *one, uint32_t slot)
 
 /* 0, or why no thread can be had. */
 static int
-feed(struct staging *staging)
+source_stage_feed(struct staging *staging)
 {
 	while (staging->waiting != 0) {
 		int rc;
 		struct staging_ferry *one = find_ferry(staging, &rc);
 		if (!one)
 			return rc;
-		submit(staging, one, (uint32_t)__builtin_ctz(staging->waiting));
+		source_stage_submit(staging, one, (uint32_t)__builtin_ctz(staging->waiting));
 	}
 	return 0;
 }
@@ -221,7 +221,7 @@ flip(struct leg_out *leg, const struct ferry_block *block)
 
 /* False: the leg ends by that. */
 static bool
-take(struct staging *staging, const struct stage_block *own)
+source_stage_take(struct staging *staging, const struct stage_block *own)
 {
 	struct leg_out *leg = staging->leg;
 	const struct ferry_block *block = &own->block;
@@ -258,11 +258,11 @@ run_done(struct loop_task *task)
 		if (!block)
 			continue;
 		one->block = block_of(block);
-		if (!take(staging, one->block))
+		if (!source_stage_take(staging, one->block))
 			return;
 	}
 	/* There is a ferry, so this cannot fail. */
-	(void)feed(staging);
+	(void)source_stage_feed(staging);
 	if (staging->staged != 0) {
 		__atomic_store_n(&leg->last_sent_ns, th_now_ns(), __ATOMIC_RELAXED);
 		stream_wake(&leg->control.stream);
@@ -283,7 +283,7 @@ staging_frame(struct staging *staging, const struct frame *frame)
 	staging->chunks[slot] = chunk;
 	staging->busy |= UINT32_C(1) << slot;
 	staging->waiting |= UINT32_C(1) << slot;
-	int rc = feed(staging);
+	int rc = source_stage_feed(staging);
 	if (rc == 0)
 		return 0;
 	log_error("rdma", "cannot start a thread that copies for a leg leg=%" PRIu64 " why='%s'",

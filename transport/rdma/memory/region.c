@@ -69,7 +69,7 @@ opened_of(const struct registration *registration)
 }
 
 static bool
-is_there(const struct registration *registration)
+region_is_there(const struct registration *registration)
 {
 	return (rails_there(registration->region->rails) >> registration->rail & 1) != 0;
 }
@@ -129,7 +129,7 @@ deregister(struct registration *registration)
 		struct verbs_mr *mr = &registration->mrs[registration->num_mrs - 1];
 		int rc = region->rails->ops->dereg(opened->device, mr);
 		/* What was registered with a device that is gone went with it. */
-		if (rc < 0 && rc != -EIO && rc != -ENODEV && is_there(registration)) {
+		if (rc < 0 && rc != -EIO && rc != -ENODEV && region_is_there(registration)) {
 			log_error("rdma", "%s does not let go of memory: %s: it stays mapped",
 				rail_name(region->rails, registration->rail), th_strerror(rc));
 			__atomic_store_n(&region->stuck, true, __ATOMIC_RELEASE);
@@ -157,7 +157,7 @@ may_pass(int code)
 }
 
 static void
-explain(struct registration *registration, int code, uint32_t piece, struct th_err *ret_err)
+region_explain(struct registration *registration, int code, uint32_t piece, struct th_err *ret_err)
 {
 	struct region *region = registration->region;
 	struct opened *opened = opened_of(registration);
@@ -173,7 +173,7 @@ explain(struct registration *registration, int code, uint32_t piece, struct th_e
 	};
 	if (memlock_read(&failed.memlock) < 0)
 		failed.memlock.limit_bytes = UINT64_MAX; /* then a less helpful sentence */
-	if (is_there(registration))
+	if (region_is_there(registration))
 		(void)memlock_explain(&failed, ret_err);
 	else
 		th_fail(ret_err, -ENODEV, "%s: the device is gone", rail);
@@ -181,7 +181,7 @@ explain(struct registration *registration, int code, uint32_t piece, struct th_e
 
 /* What is shown of the rail. */
 static void
-show(struct registration *registration, const struct th_err *err, bool was_failed)
+region_show(struct registration *registration, const struct th_err *err, bool was_failed)
 {
 	struct rails *rails = registration->region->rails;
 	struct rail_port *port = &rails->rails[registration->rail];
@@ -210,7 +210,7 @@ try_to_read(struct registration *registration, struct th_err *ret_err)
 
 /* All pieces, or none. Again after a failure: said once for each reason. */
 static void
-enter(struct registration *registration)
+region_enter(struct registration *registration)
 {
 	struct region *region = registration->region;
 	struct rail_port *port = &region->rails->rails[registration->rail];
@@ -222,7 +222,8 @@ enter(struct registration *registration)
 		if (is_dropped(region)) /* nobody asks any more */
 			rc = -ECANCELED;
 		else
-			rc = is_there(registration) ? register_piece(registration, at) : -ENODEV;
+			rc = region_is_there(registration) ? register_piece(registration, at)
+							   : -ENODEV;
 		if (rc == 0) {
 			registration->num_mrs++;
 			count(registration, at, true);
@@ -240,15 +241,15 @@ enter(struct registration *registration)
 			     __atomic_load_n(&port->opened->num_mrs, __ATOMIC_RELAXED) >=
 				     port->opened->info.mrs_max;
 		if (err.code == 0)
-			explain(registration, rc, at % region->num_pieces, &err);
+			region_explain(registration, rc, at % region->num_pieces, &err);
 		if (rc != registration->code)
 			log_at(region->memory.quiet ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARN, "rdma",
 				"%s", err.text);
-		show(registration, &err, was_failed);
+		region_show(registration, &err, was_failed);
 		registration->code = rc;
 		registration->pause_ns =
 			th_min_i64(th_max_i64(2 * registration->pause_ns, AGAIN_NS), AGAIN_MAX_NS);
-		if (is_there(registration) && (limit || may_pass(rc)))
+		if (region_is_there(registration) && (limit || may_pass(rc)))
 			registration->again_ns = registration->tried_ns + registration->pause_ns;
 		loop_tick_at(port->registrar, registration->again_ns);
 	} else if (rc == 0) {
@@ -258,7 +259,7 @@ enter(struct registration *registration)
 			log_info("rdma", "%s has registered %s after all tries=%" PRIu32,
 				rail_name(region->rails, registration->rail), bytes,
 				registration->tries);
-			show(registration, NULL, true);
+			region_show(registration, NULL, true);
 		}
 		registration->code = 0;
 		registration->pause_ns = 0;
@@ -274,7 +275,7 @@ run_enter(struct loop_task *task)
 	struct region *region = registration->region;
 	struct rail_port *port = &region->rails->rails[registration->rail];
 	LIST_INSERT_HEAD(&port->registrations, registration, entry);
-	enter(registration);
+	region_enter(registration);
 	if (__atomic_sub_fetch(&region->waiting, 1, __ATOMIC_ACQ_REL) == 0)
 		loop_post(region->rails->keeper, &region->settled_task);
 }
@@ -289,7 +290,7 @@ run_leave(struct loop_task *task)
 	LIST_REMOVE(registration, entry);
 	deregister(registration);
 	if (registration->code < 0)
-		show(registration, NULL, true);
+		region_show(registration, NULL, true);
 	/* Locked memory is the process's: others may have been waiting for it. */
 	for (uint32_t i = 0; gives_back && i < rails->num_rails; i++)
 		loop_post(rails->rails[i].registrar, &rails->rails[i].released_task);
@@ -307,7 +308,7 @@ rail_registrar_tick(void *arg, int64_t now_ns)
 	LIST_FOREACH(registration, &port->registrations, entry)
 	{
 		if (now_ns >= registration->again_ns && !is_dropped(registration->region))
-			enter(registration);
+			region_enter(registration);
 		next_ns = th_min_i64(next_ns, registration->again_ns);
 	}
 	return next_ns;
@@ -341,7 +342,7 @@ run_lost(struct loop_task *task)
 	{
 		struct th_err err;
 		th_fail(&err, -ENODEV, "%s: the device is gone", port->name);
-		show(registration, &err, registration->code < 0);
+		region_show(registration, &err, registration->code < 0);
 		__atomic_store_n(&registration->state, REGION_FAILED, __ATOMIC_RELEASE);
 		deregister(registration);
 		registration->code = -ENODEV;
@@ -387,7 +388,7 @@ run_settled(struct loop_task *task)
 }
 
 static void
-run_gone(struct loop_task *task)
+region_run_gone(struct loop_task *task)
 {
 	struct region *region = loop_container(task, struct region, gone_task);
 	struct region_user user = region->user;
@@ -445,7 +446,7 @@ region_new(struct rails *rails, const struct region_memory *memory, uint32_t mas
 		memory->bytes / region->piece_bytes + (memory->bytes % region->piece_bytes != 0);
 	region->refs = 1;
 	region->settled_task.run = run_settled;
-	region->gone_task.run = run_gone;
+	region->gone_task.run = region_run_gone;
 	__atomic_fetch_add(&rails->num_regions, 1, __ATOMIC_RELAXED);
 	/* A device of which so many are needed is none to use. */
 	TH_ASSERT(pieces <= UINT32_MAX);
@@ -502,7 +503,7 @@ region_release(struct region *region)
 }
 
 static enum region_state
-state_of(const struct registration *registration)
+region_state_of(const struct registration *registration)
 {
 	if (!registration)
 		return REGION_NONE;
@@ -513,8 +514,8 @@ enum region_state
 region_state(struct region *region, uint32_t rail, struct th_err *ret_err)
 {
 	const struct registration *registration = rail < RAILS_MAX ? region->of[rail] : NULL;
-	enum region_state state = state_of(registration);
-	if (state == REGION_READY && !is_there(registration)) {
+	enum region_state state = region_state_of(registration);
+	if (state == REGION_READY && !region_is_there(registration)) {
 		th_fail(ret_err, -ENODEV, "%s: the device is gone", rail_name(region->rails, rail));
 		return REGION_FAILED;
 	}
@@ -531,7 +532,7 @@ mask_of(const struct region *region, enum region_state state)
 {
 	uint32_t mask = 0;
 	for (uint32_t i = 0; i < RAILS_MAX; i++)
-		mask |= state_of(region->of[i]) == state ? 1u << i : 0;
+		mask |= region_state_of(region->of[i]) == state ? 1u << i : 0;
 	return mask;
 }
 
@@ -569,7 +570,7 @@ bool
 region_mr(const struct region *region, uint32_t rail, uint64_t offset, struct region_key *ret_key)
 {
 	const struct registration *registration = rail < RAILS_MAX ? region->of[rail] : NULL;
-	if (offset >= region->memory.bytes || state_of(registration) != REGION_READY)
+	if (offset >= region->memory.bytes || region_state_of(registration) != REGION_READY)
 		return false;
 	const struct verbs_mr *mr = &registration->mrs[offset / region->piece_bytes];
 	*ret_key = (struct region_key){

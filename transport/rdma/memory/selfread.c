@@ -26,7 +26,7 @@ index_of(const struct rail_port *port)
 }
 
 static bool
-is_there(const struct rail_port *port)
+selfread_is_there(const struct rail_port *port)
 {
 	return (rails_there(port->rails) >> index_of(port) & 1) != 0;
 }
@@ -44,7 +44,7 @@ selfread_close(struct rail_port *port)
 	/* The fence, even where the queue pair has not gone. */
 	if (self->mr.handle)
 		rc = ops->dereg(port->opened->device, &self->mr);
-	if (rc < 0 && is_there(port))
+	if (rc < 0 && selfread_is_there(port))
 		log_warn("rdma", "%s does not let go of memory: %s: it stays mapped", port->name,
 			th_strerror(rc));
 	else if (self->data)
@@ -89,7 +89,7 @@ open_it(struct rail_port *port)
 }
 
 static const char *
-describe(enum verbs_status status)
+selfread_describe(enum verbs_status status)
 {
 	switch (status) {
 	case VERBS_FLUSHED:
@@ -118,7 +118,7 @@ read_one(struct rail_port *port, const struct verbs_read *read, struct th_err *r
 	if (got != 0)
 		return th_fail(ret_err, -EREMOTEIO, "the device takes no request");
 	while ((got = ops->cq_poll(port->selfread.cq, &done, 1)) == 0) {
-		if (!is_there(port))
+		if (!selfread_is_there(port))
 			return th_fail(ret_err, -ENODEV, "the device is gone");
 		if (th_now_ns() >= until_ns)
 			return th_fail(ret_err, -ETIMEDOUT, "it did not end within %" PRId64 " ms",
@@ -128,13 +128,13 @@ read_one(struct rail_port *port, const struct verbs_read *read, struct th_err *r
 	if (got < 0)
 		return th_fail(ret_err, got, "%s", th_strerror(got));
 	if (done.status != VERBS_OK)
-		return th_fail(ret_err, -EREMOTEIO, "%s", describe(done.status));
+		return th_fail(ret_err, -EREMOTEIO, "%s", selfread_describe(done.status));
 	return 0;
 }
 
 /* A new one, which has READ memory of our own. */
 static int
-make(struct rail_port *port, struct th_err *ret_err)
+selfread_make(struct rail_port *port, struct th_err *ret_err)
 {
 	struct selfread *self = &port->selfread;
 	int rc = open_it(port);
@@ -164,14 +164,14 @@ selfread_try(struct rail_port *port, const struct verbs_mr *mr, uint64_t address
 	bool is_new;
 	do {
 		is_new = !self->qp;
-		if (is_new && make(port, &why) < 0) {
+		if (is_new && selfread_make(port, &why) < 0) {
 			log_info("rdma",
 				"%s does not reach itself, so whether it can read GPU memory is "
 				"not known: %s",
 				port->name, why.text);
 			selfread_close(port);
 			self->not_before_ns = th_now_ns() + PAUSE_NS;
-			return is_there(port) ? 0 : -ENODEV;
+			return selfread_is_there(port) ? 0 : -ENODEV;
 		}
 		const struct verbs_read read = {.local = (uintptr_t)self->data,
 			.remote = address,
@@ -182,7 +182,7 @@ selfread_try(struct rail_port *port, const struct verbs_mr *mr, uint64_t address
 		if (read_one(port, &read, &why) == 0)
 			return 0;
 		selfread_close(port);
-		if (!is_there(port))
+		if (!selfread_is_there(port))
 			return -ENODEV;
 	} while (!is_new); /* an older one may be broken: its port's address was another */
 	char size[TH_UNITS_BYTES];

@@ -66,7 +66,7 @@ static void go_to_host(struct slab *slab);
 
 /* Devices do not know it any more: on the keeper's thread. */
 static void
-gone(void *arg)
+slab_gone(void *arg)
 {
 	struct slab *slab = arg;
 	pthread_mutex_lock(&slab->stage->lock);
@@ -86,7 +86,7 @@ host_gone(void *arg)
 {
 	struct slab *slab = arg;
 	th_fd_close(&slab->fd);
-	gone(slab);
+	slab_gone(slab);
 }
 
 void
@@ -122,7 +122,7 @@ map_host(struct slab *slab)
 static void
 offer_host(struct slab *slab)
 {
-	const struct region_user user = {.arg = slab, .gone = gone};
+	const struct region_user user = {.arg = slab, .gone = slab_gone};
 	const struct region_memory memory = {
 		.data = slab->data, .dmabuf_fd = -1, .bytes = SLAB_BYTES};
 	slab->region =
@@ -209,13 +209,13 @@ close_dmabuf(int fd, void (*closed)(void *arg), void *arg)
 
 /* It may be retired by now, but is not freed: it is MAKING. */
 static void
-run_made(struct loop_task *task)
+slab_run_made(struct loop_task *task)
 {
 	struct slab *slab = loop_container(task, struct slab, made_task);
 	struct stage *stage = slab->stage;
 	struct region_memory memory = {
 		.dmabuf_fd = -1, .close_fd = close_dmabuf, .bytes = SLAB_BYTES};
-	const struct region_user user = {.arg = slab, .settled = registered, .gone = gone};
+	const struct region_user user = {.arg = slab, .settled = registered, .gone = slab_gone};
 	if (slab->made_code == 0 && !gpu_space_is_lost(slab->space))
 		memory.dmabuf_fd = gpu_space_take_dmabuf(slab->space, &slab->close_fd);
 	uint32_t mask = stage->near ? stage->near(stage->near_arg, slab->gpu) : ALL_RAILS;
@@ -276,7 +276,7 @@ slab_new_on_gpu(
 		.fd = -1,
 		.state = SLAB_MAKING,
 		.users = 1,
-		.made_task.run = run_made};
+		.made_task.run = slab_run_made};
 	memcpy(slab->gpu, gpu, sizeof(slab->gpu));
 	return slab;
 }

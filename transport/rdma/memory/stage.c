@@ -134,7 +134,7 @@ run_wake(struct loop_task *task)
 
 /* Under the lock: of the budget. False: it is used up. */
 static bool
-reserve(struct stage *stage)
+stage_reserve(struct stage *stage)
 {
 	bool room = (stage->num_slabs + 1) * SLAB_BYTES <= stage->budget_bytes;
 	TH_ASSERT(!stage->closed);
@@ -165,7 +165,7 @@ take_on_gpu(struct stage *stage, const struct xfer_part *part, const uint8_t gpu
 	struct th_err err;
 	struct slab *slab = NULL;
 	pthread_mutex_lock(&stage->lock);
-	bool may = may_be_on(stage, gpu) && reserve(stage);
+	bool may = may_be_on(stage, gpu) && stage_reserve(stage);
 	pthread_mutex_unlock(&stage->lock);
 	if (!may)
 		return NULL;
@@ -227,7 +227,7 @@ take_on_host(struct stage *stage, struct gpus *gpus, bool *ret_full)
 	struct known known = {0};
 	pthread_mutex_lock(&stage->lock);
 	struct slab *slab = find_idle(stage, gpus, &worth, &bad);
-	bool room = worth < (gpus ? WORTH_ALL : WORTH_MUCH) && reserve(stage);
+	bool room = worth < (gpus ? WORTH_ALL : WORTH_MUCH) && stage_reserve(stage);
 	if (bad)
 		known = slab_retire(bad);
 	if (slab && !room)
@@ -239,7 +239,7 @@ take_on_host(struct stage *stage, struct gpus *gpus, bool *ret_full)
 }
 
 static int
-refuse(struct stage *stage, bool full, struct th_err *err)
+stage_refuse(struct stage *stage, bool full, struct th_err *err)
 {
 	char budget[TH_UNITS_BYTES];
 	pthread_mutex_lock(&stage->lock);
@@ -269,7 +269,7 @@ stage_take(struct stage *stage, const struct xfer_part *part, struct th_err *err
 	if (!slab)
 		slab = take_on_host(stage, part ? xfer_part_gpus(part, NULL) : NULL, &full);
 	if (!slab)
-		return refuse(stage, full, err);
+		return stage_refuse(stage, full, err);
 	/* One on a GPU may become the host's, too. */
 	loop_post(rdma_keeper(stage->rdma), &stage->wake_task);
 	*ret_slab = slab;
