@@ -54,8 +54,8 @@ struct agent_config {
 	int64_t start_ns; /* ... and for this long, when its part drains: 0.7 s, as any stall */
 	int64_t drain_wait_ns; /* what is closed waits this long for its DRAIN: 600 s */
 	/*
-	 * A server that knows nothing of this agent: its sessions are broken, as the paper has it.
-	 * Else they are announced to it and go on.
+	 * A server that knows nothing of this agent: its sessions are broken, as the paper
+	 * (server/README.md) has it. Else they are announced to it and go on.
 	 */
 	bool server_loss_reset;
 	uint32_t sessions_max;

@@ -3,7 +3,8 @@
  * refsrv - see refsrv.h. This file: the clock, the dispatch of requests, and the end of a step,
  * when everything that waits for something that has changed is looked at.
  *
- * The paper's section 4.4 is op.c and its files, 4.3.1 is route.c, 4.5 is leg.c and agent.c.
+ * Of the paper (server/README.md) section 4.4 is op/, 4.3.1 is route/route.c, 4.5 is route/leg.c
+ * and cluster/agent.c.
  */
 #include "server/core/refsrv.h"
 
