@@ -72,7 +72,7 @@ find_nng(void)
 	memcpy(&stream_recv, &recv, sizeof(stream_recv));
 	memcpy(&stream_send, &send, sizeof(stream_send));
 	/* Of others it is not known; telling one twice that it is over would be worse. */
-	refuses_silently = strcmp(nng_version(), "1.5.2") == 0;
+	refuses_silently = strcmp(nng_version(), NET_NNG_REPAIRED) == 0;
 }
 
 /*

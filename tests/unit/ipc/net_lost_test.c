@@ -342,3 +342,52 @@ Test(net_lost, dialed_again__while_greeted__is_the_same_connection, .timeout = 6
 	close(fd);
 	close(listener);
 }
+
+/* The client turns to another server: the first one has said nothing, or half of a greeting. */
+static void
+dialed_elsewhere_after(size_t bytes)
+{
+	struct sockaddr_in here, there;
+	socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
+	uint8_t theirs[8];
+	char silent_url[NET_URL_BYTES], url[NET_URL_BYTES];
+	int silent = listening(silent_url), listener = listening(url), fd, other, again;
+	int64_t until_ns = th_now_ns() + PATIENCE_NS;
+	struct net_client *client;
+	struct th_err err = {0};
+
+	cr_assert_eq(net_client_new(NULL, &err, &client), 0, "%s", err.text);
+	cr_assert_eq(net_client_dial(client, silent_url, false, &err), 0, "%s", err.text);
+	fd = accept4(silent, NULL, NULL, SOCK_CLOEXEC);
+	cr_assert_geq(fd, 0);
+	exactly(fd, theirs, sizeof(theirs));
+	cr_assert_eq(getsockname(fd, (struct sockaddr *)&here, &here_bytes), 0);
+	cr_assert_eq(getpeername(fd, (struct sockaddr *)&there, &there_bytes), 0);
+	other = other_end(&here, &there);
+	cr_assert_geq(other, 0);
+	if (bytes > 0)
+		send_part(fd, other, greeting, bytes);
+
+	cr_assert_eq(net_client_dial(client, url, false, &err), 0, "%s", err.text);
+	again = guest(listener);
+	question_and_answer(client, again);
+	while (other_end(&here, &there) >= 0) {
+		cr_assert_lt(th_now_ns(), until_ns, "the connection is not freed");
+		usleep(1000);
+	}
+	net_client_free(client);
+	close(fd);
+	close(again);
+	close(silent);
+	close(listener);
+}
+
+Test(net_lost, dialed_elsewhere__before_the_greeting__keeps_no_descriptor, .timeout = 60)
+{
+	dialed_elsewhere_after(0);
+}
+
+Test(net_lost, dialed_elsewhere__in_the_greeting__keeps_no_descriptor, .timeout = 60)
+{
+	dialed_elsewhere_after(3);
+}
