@@ -175,7 +175,7 @@ struct thc_shard {
 	bool gpu_given; /* the agent may have pieces of GPU memory; until it has let go of them */
 	struct shadow shadow; /* owns */
 	uint64_t fill_due; /* op_seq of what is in the shadow and not wholly in GPU memory; 0 */
-	uint64_t filled;   /* ... of the last that is */
+	uint64_t filled;   /* op_seq of the last that is wholly in GPU memory */
 	struct thc_attribute *attributes; /* owns: names and values too; by name bytewise */
 	size_t num_attributes;
 	bool attributes_changed; /* the agent has another set */

@@ -25,7 +25,7 @@ struct checked_tensor {
 	enum memory_way way;
 	struct memory_object object; /* serial 0: no bytes, or neither allocated nor imported */
 	uint64_t copy_at;            /* of WAY_COPIED: its place in the object */
-	bool unreached;              /* ... it was WAY_GPU first */
+	bool unreached;              /* it was WAY_GPU before the agent could not reach it */
 };
 
 struct checked_tensors {

@@ -150,9 +150,11 @@ const char *transport_address(const struct transport *transport);
 /* "epoll" or "io_uring"; why (may be NULL): a sentence, when it is not what was asked for. */
 const char *transport_engine(const struct transport *transport, const char **ret_why);
 int transport_fd(const struct transport *transport); /* readable: poll it */
-/* For regions (rdma/region.h); all of them are released before transport_close. NULL: none. */
+/*
+ * For regions (rdma/memory/region.h); all of them are released before transport_close. NULL: none.
+ */
 struct rdma *transport_rdma(const struct transport *transport);
-/* Pairs of rails that legs in have used, for status (rdma/path.h). Returns how many. */
+/* Pairs of rails that legs in have used, for status (rdma/leg/rail_pairs.h). Returns how many. */
 struct path;
 uint32_t transport_paths(const struct transport *transport, struct path *ret_paths, uint32_t count);
 /* Takes up to count events; returns how many. */

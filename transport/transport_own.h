@@ -36,7 +36,7 @@
 #define WINDOW 4u          /* what we ask for ourselves: 4 x 4 MiB cover 25 GB/s x 0.6 ms */
 #define STRANGERS_MAX 128u /* connections that have not shown a ticket or key yet */
 #define ASKED_MAX 512u     /* tickets that the shell has not judged yet */
-#define ASKED_BY_ONE 128u  /* ... that one address has presented */
+#define ASKED_BY_ONE 128u  /* of those, as many that one address has presented */
 #define PEER_BYTES 64u     /* "[v6 address%scope]:port" */
 #define CONGESTION_BYTES 16u /* of a name, as the kernel has it */
 #define CONNECT_NS INT64_C(2000000000)

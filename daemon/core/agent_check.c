@@ -69,7 +69,7 @@ check_ghost(const struct session *session)
 		return;
 	}
 	if (call->order.kind == CTL_OP_UNPUBLISH) {
-		/* ... or that it holds nothing. */
+		/* The server must get to know that nothing is held. */
 		TH_ASSERT(session->open.num_shards == 1 && session->part == NULL);
 		TH_ASSERT(th_version_none(session->held));
 		TH_ASSERT(call->accepted || call->request != NULL);

@@ -51,7 +51,7 @@ struct agent_config {
 	int64_t server_silent_ns; /* no reply for this long: no server: 3 s */
 	int64_t hello_ns;         /* a ticket may come before its GRANT by this much: 2 s */
 	int64_t grant_ns; /* a ticket that nobody has presented for this long is void: 60 s */
-	int64_t start_ns; /* ... and for this long, when its part drains: 0.7 s, as any stall */
+	int64_t start_ns; /* the same while its part drains: 0.7 s, as any stall */
 	int64_t drain_wait_ns; /* what is closed waits this long for its DRAIN: 600 s */
 	/*
 	 * A server that knows nothing of this agent: its sessions are broken, as the paper
@@ -176,7 +176,7 @@ enum agent_action_kind {
 	AGENT_SEND = 1,     /* a request to the server; REPLY or NO_REPLY follows exactly once */
 	AGENT_OPENED,       /* the answer to OPEN; with a code the session is gone */
 	AGENT_REGISTERED,   /* the answer to REGISTER */
-	AGENT_UNREGISTERED, /* ... to UNREGISTER; code 0: the shell may unmap */
+	AGENT_UNREGISTERED, /* the answer to UNREGISTER; code 0: the shell may unmap */
 	AGENT_COMPLETE,     /* the end of the operation in a slot */
 	AGENT_LINE,         /* what the worker sees without asking */
 	AGENT_CLOSED,       /* the answer to CLOSE: nobody reads or writes the memory any more;
@@ -217,10 +217,10 @@ struct agent_line {
 	bool safe_to_mutate;
 	uint64_t generation; /* of the model's listing */
 	uint16_t broken;     /* how often THC_EV_GROUP_BROKEN happened */
-	uint16_t contract;   /* ... THC_EV_CONTRACT */
-	uint16_t conflict;   /* ... THC_EV_VERSION_CONFLICT */
-	uint16_t evicted;    /* ... THC_EV_EVICTED */
-	uint16_t at_risk;    /* ... THC_EV_AT_RISK */
+	uint16_t contract;   /* how often THC_EV_CONTRACT happened */
+	uint16_t conflict;   /* how often THC_EV_VERSION_CONFLICT happened */
+	uint16_t evicted;    /* how often THC_EV_EVICTED happened */
+	uint16_t at_risk;    /* how often THC_EV_AT_RISK happened */
 };
 
 #define AGENT_LEFT_TEXTS 8u /* sentences of what was waited for: the first ones */
@@ -314,7 +314,7 @@ bool agent_core_attached(const struct agent_core *agent);
  * agent's requests by number, so shell and core draw from one counter. A repeat keeps its number.
  */
 uint64_t agent_core_request_no(struct agent_core *agent);
-/* ... and every one says to which attachment it belongs; 0: there is none. */
+/* The attachment that every request of the shell names, too; 0: there is none. */
 uint64_t agent_core_attach_no(const struct agent_core *agent);
 
 /* For status: walks sessions in order of opening. */

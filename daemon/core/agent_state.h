@@ -151,11 +151,11 @@ struct order { /* a submission that has been checked */
 struct call { /* the group operation of a session */
 	bool active;
 	bool ghost; /* its worker was answered, the server may still know it: see ghost.c    */
-	bool cut;   /* ... by a close: nothing of what is held may be concluded from it      */
+	bool cut;   /* a ghost by a close: nothing may be concluded from what is held */
 	struct order order;
 	uint64_t op_seq;
 	struct request *request; /* OP, until it is answered; borrows                        */
-	bool asked; /* ... of a former server life, which may have told others of it         */
+	bool asked;              /* a former server may have had it, and told others of it */
 	bool accepted, cancel_sent;
 	bool planned, explaining, prepared; /* prepared: said so                             */
 	struct ctl_ev_plan plan;
@@ -203,7 +203,7 @@ struct session { /* owned by agent.sessions */
 	struct lane *lane;
 	uint64_t sid;
 	bool sid_known; /* the server knows it                                            */
-	bool rejoining; /* ... or is being told: REJOIN is in its lane                    */
+	bool rejoining; /* the server is being told of it: REJOIN is in its lane */
 	uint64_t next_op_seq;
 
 	bool broken;     /* the group is; why                                                    */
@@ -222,7 +222,7 @@ struct session { /* owned by agent.sessions */
 	bool has_pending; /* starts when the ghost in call has ended                         */
 	struct order pending;
 	bool alone;  /* an unpublish is being ended without the server: see alone.c          */
-	bool let_go; /* ... was, and the server is to be told before anything else           */
+	bool let_go; /* that unpublish has ended: the server is told before all else */
 	struct watch *watches;
 	struct part *part;
 	struct inbound *in;
@@ -236,11 +236,11 @@ struct session { /* owned by agent.sessions */
 	uint16_t num_contract, num_conflict, num_at_risk;
 	char ended_text[TH_CTL_TEXT_BYTES];
 	bool lost;                /* nobody is there to be answered                               */
-	bool memory_gone;         /* ... and nobody reads what was its own any more               */
+	bool memory_gone;         /* lost, and nobody can read its own memory any more */
 	int64_t closing_ns;       /* since its worker has closed, the last time, or died          */
 	bool unwanted;            /* nobody has opened it, and it is of no use                    */
 	bool abandon;             /* its worker takes no refusal of the close                     */
-	bool close_final;         /* ... and neither do we: the server was told so                */
+	bool close_final;         /* we take none either: the server was told so */
 	int64_t close_timeout_ns; /* of the worker's close                                   */
 	bool close_answered;      /* by the server                                                */
 	bool close_refused;
@@ -453,7 +453,7 @@ void ac_ghost_cut(struct agent_core *agent, struct session *session, int code, c
 bool ac_ghost_undecided(const struct session *session);
 /* A worker's operation runs or waits: another one must be refused. */
 bool ac_ghost_busy(const struct session *session);
-/* ... of this kind; 0: none. */
+/* The kind of that operation; 0: there is none. */
 uint32_t ac_ghost_busy_kind(const struct session *session);
 void ac_pending_keep(struct session *session, const struct order *order);
 /* The call has ended: what waited for that begins. */
@@ -484,7 +484,7 @@ bool ac_alone_tell(struct agent_core *agent, struct session *session);
 
 /* It has attached us: every session is announced to it. */
 void ac_rejoin(struct agent_core *agent);
-/* ... and all sessions end, for this reason; their groups with them, wherever the others are. */
+/* It has attached us: all sessions end for this reason, and their groups with them. */
 void ac_rejoin_none(struct agent_core *agent, const char *text);
 /* The session that it made, or goes on with, has these numbers. */
 void ac_rejoin_opened(struct session *session, uint64_t group_inc);

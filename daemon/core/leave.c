@@ -17,8 +17,9 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/sim.h"
 
-#define LOOK_NS INT64_C(100000000)   /* between two questions */
-#define TELL_NS INT64_C(30000000000) /* ... and what is waited for is told, when it is the same */
+#define LOOK_NS INT64_C(100000000) /* between two questions */
+/* After so long the same is told once more. */
+#define TELL_NS INT64_C(30000000000)
 
 void
 ac_leave_attach(const struct agent_core *agent, struct ctl_attach *attach)

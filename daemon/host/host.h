@@ -90,7 +90,7 @@ struct host {
 	struct listings *listings; /* owns */
 
 	uint64_t agent_inc;
-	struct th_secret secret; /* ... and what shows the server that a request is its */
+	struct th_secret secret; /* shows the server that a request is this agent's */
 	int64_t start_ns, next_beat_ns, next_expire_ns, next_listing_ns, next_link_ns;
 	bool attached;
 	uint64_t server_inc;
@@ -101,8 +101,8 @@ struct host {
 
 	bool draining;    /* an operator drains this node */
 	bool stopping;    /* SIGTERM came: nothing new, what runs may end until stop_ns */
-	bool left;        /* ... and nothing more is waited for: the sessions are being closed */
-	bool left_behind; /* ... but something was lost */
+	bool left;        /* the core waits for nothing more: the sessions are being closed */
+	bool left_behind; /* something was lost at the end */
 	int64_t stop_ns, farewell_ns;
 };
 

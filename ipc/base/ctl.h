@@ -78,7 +78,7 @@ enum ctl_request_kind {
 	CTL_RESERVED, /* the agent cannot keep what RESERVE asked for, and why */
 	CTL_ADMIN,    /* drain, undrain, evict; what has happened: see struct ctl_admin */
 	CTL_REJOIN,   /* to a server that knows nothing of it: this session goes on, or has ended */
-	CTL_REJOINED, /* ... that was all of them */
+	CTL_REJOINED, /* all sessions have been said again */
 };
 
 struct ctl_hello {
@@ -290,7 +290,7 @@ struct ctl_admin {
 
 struct ctl_request {
 	enum ctl_request_kind kind;
-	uint64_t agent_inc;  /* random, one per agent process */
+	uint64_t agent_inc; /* random, one per agent process */
 	/*
 	 * Chosen by the agent process, the same in all that it says but HELLO. Others know
 	 * agent_inc; this is what shows that a request is the agent's.
@@ -352,7 +352,7 @@ enum ctl_event_kind {
 	CTL_EV_BROKEN,        /* the group of this member is broken */
 	CTL_EV_CONFLICT,      /* others had published other bytes before: the copy is not listed */
 	CTL_EV_RESERVE,       /* hold a copy of this shard in the agent's own memory */
-	CTL_EV_RELEASE,       /* ... no longer: close its session */
+	CTL_EV_RELEASE,       /* that copy is not needed any more: close its session */
 	CTL_EV_CLOSE_REFUSED, /* to who sent CLOSE: the session is open as before */
 	CTL_EV_NODE,          /* to the agent of a node: it is being drained, or is not any more */
 	CTL_EV_PING,    /* nothing but its number: the POLL that acknowledges it is the answer */
@@ -505,8 +505,8 @@ struct ctl_event {
 struct ctl_hello_reply {
 	uint64_t server_inc;
 	uint32_t protocol;
-	uint32_t epoch; /* 0: it does not know yet, nobody has attached */
-	bool serving;   /* false: a standby, or fenced */
+	uint32_t epoch;                   /* 0: it does not know yet, nobody has attached */
+	bool serving;                     /* false: a standby, or fenced */
 	char cluster[TH_CLUSTER_MAX + 1]; /* that this server is of; empty: of any */
 };
 

@@ -32,7 +32,7 @@ struct ctl_rejoin {
 	 * held counts: it can still be read, and may be copied elsewhere before it is given up.
 	 */
 	bool gone;
-	bool died; /* ... because its worker died */
+	bool died; /* it is gone because its worker died */
 	bool registered;
 	struct ctl_register reg;
 	uint64_t next_op_seq; /* all before it are decided or have had their GO */
@@ -40,7 +40,7 @@ struct ctl_rejoin {
 	struct th_version held; /* none: nothing */
 	uint64_t gen;           /* of held */
 	bool hashed;            /* of held, or of what is all there of the running operation: */
-	struct th_hash content; /* ... as in CONTENT */
+	struct th_hash content; /* of those bytes, as in CONTENT */
 	struct th_hash attributes;
 	bool refused;   /* others had published other bytes before */
 	bool published; /* held: its bytes are its worker's own, not received */
@@ -54,7 +54,7 @@ struct ctl_rejoin {
 	bool done;       /* every byte is here */
 	uint32_t chunks; /* verified prefix */
 	uint64_t leg;    /* that runs; 0: none */
-	bool leg_stops;  /* ... and was told to give way to another */
+	bool leg_stops;  /* the leg was told to give way to another */
 	uint64_t source_sid, source_gen;
 	struct th_hash announced; /* of what it reads, as GO or REROUTE has said; or none */
 

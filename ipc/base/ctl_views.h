@@ -135,10 +135,10 @@ struct ctl_admin_reply {
 	uint64_t group;                      /* EVICT: which one */
 	uint32_t members, legs_in, legs_out; /* of the node, or of the replica */
 	uint32_t num_blockers;               /* in all */
-	uint32_t num_told;                   /* ... of which these are given */
+	uint32_t num_told;                   /* of the blockers, these are given */
 	const struct ctl_blocker *blockers;
 	uint32_t num_lost; /* DRAIN: retained versions that went with the node since it began */
-	char lost_text[TH_CTL_TEXT_BYTES]; /* ... the first of them, in a sentence */
+	char lost_text[TH_CTL_TEXT_BYTES]; /* the first version that was lost, in a sentence */
 	uint64_t last_event;               /* number of the newest that there is */
 	uint32_t num_events;
 	const struct ctl_log_entry *events; /* ascending */

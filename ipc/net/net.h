@@ -42,7 +42,7 @@ struct net_server;
 
 struct net_server_options {
 	uint32_t contexts;     /* requests that can be open at once, at the start               */
-	uint32_t contexts_max; /* ... and how far that may grow: each standing POLL holds one   */
+	uint32_t contexts_max; /* as many at most: each standing POLL holds one*/
 };
 
 enum net_server_item_kind {
@@ -56,7 +56,7 @@ struct net_peer {
 	uint32_t pipe; /* of the connection: never 0, not used again soon                      */
 	uint32_t listener; /* it came by: 0 is that of the first net_server_listen, 1 of the next...
 			    * UINT32_MAX: the connection has ended, and it cannot be told   */
-	bool local;    /* came over ipc: the three numbers are the kernel's word               */
+	bool local; /* came over ipc: the three numbers are the kernel's word               */
 	uint32_t uid, gid;
 	int32_t pid;
 };

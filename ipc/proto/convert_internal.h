@@ -62,7 +62,7 @@ void convert_in_check(struct convert_in *in, bool good, const char *field, const
 /* A name, address or the like of 1..max bytes; ret_name has max + 1. */
 void convert_in_name(
 	struct convert_in *in, const char *field, const char *text, size_t max, char *ret_name);
-/* ... or nothing. */
+/* The same, where nothing may be given. */
 void convert_in_name_or_empty(
 	struct convert_in *in, const char *field, const char *text, size_t max, char *ret_name);
 /* A sentence: cut where it is too long, and what a terminal would obey is replaced. */

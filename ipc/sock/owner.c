@@ -25,8 +25,8 @@ struct way {
 	const char *path; /* borrows */
 	struct th_err *err;
 	int dir;               /* owns: the directory that the walk has come to */
-	struct owner_sight at; /* ... and what it is */
-	char name[WAY_BYTES];  /* ... for sentences */
+	struct owner_sight at; /* what that directory is */
+	char name[WAY_BYTES];  /* its name, for sentences */
 	char rest[WAY_BYTES];  /* what is still to be gone */
 	int links;
 };

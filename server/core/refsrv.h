@@ -85,10 +85,10 @@ struct refsrv_config {
 	int64_t wall_ns;
 	int64_t poll_hold_ns; /* an eventless POLL is answered after this: 1 s */
 	int64_t suspect_ns;   /* no beat for this long: no new grants from or to the agent */
-	int64_t dead_ns;      /* ... and for this long: its members are gone */
-	int64_t gone_ns; /* ... or its connection ended, and it does not come back for so long */
+	int64_t dead_ns;      /* silent for this long: its members are gone */
+	int64_t gone_ns; /* or its connection ended, and it stays away for so long */
 	int64_t warm_ns; /* agents of a former server life are waited for this long: 3 s */
-	int64_t form_ns; /* ... and the rest of a group of which one has come: 30 s */
+	int64_t form_ns; /* the rest of a group of which one has come is waited for so long: 30 s */
 	int64_t coalesce_ns;   /* CHANGED events of one model are at least this far apart */
 	int64_t pair_block_ns; /* a failed (reader, source) pair of agents is avoided this long*/
 	int64_t crawl_ns;      /* no chunk for so long, behind one without: another source: 5 s */
@@ -99,7 +99,7 @@ struct refsrv_config {
 	int64_t proof_ns;          /* an agent that is asked whether it lives answers in: 1.5 s */
 	int64_t rescue_ns;  /* a broken group's last copy is kept so long, or as bytes move: 10 s */
 	int64_t offload_ns; /* an offload copy is complete within: 10 min */
-	int64_t release_ns; /* ... and goes when another has done so long: 1 s */
+	int64_t release_ns; /* an offload copy goes when another has done for so long: 1 s */
 	bool rescue_spot;   /* what only spot hosts have is copied to others (default: true) */
 	uint32_t agents_max, members_max, members_per_agent_max;
 	uint64_t event_bytes_max;    /* of what all agents together have not fetched: 512 MiB */

@@ -28,7 +28,7 @@
 #define OP_WINDOW 64u            /* operations a member may be ahead of its group's slowest       */
 #define CHAIN_DEPTH_MAX 256u     /* hops from a complete copy: beyond it a chain is all latency   */
 #define REMEMBERED_MAX 1024u     /* replies kept per agent that says which it may ask for again */
-#define REMEMBERED_UNSAID 128u   /* ... and of one that does not                                */
+#define REMEMBERED_UNSAID 128u   /* replies kept for an agent that does not say what it has*/
 #define EVENTS_QUEUED_MAX 65536u /* per agent: one that never polls must not fill the memory    */
 #define WATCHES_MAX 1024u        /* models watched by one agent                                   */
 #define UPLOADS_MAX 16u          /* unfinished blobs of one agent                                 */
@@ -104,15 +104,15 @@ struct agent { /* owned by server.agents */
 	int64_t beat_live_ns; /* on the server's live clock */
 	uint64_t connection;  /* of its last beat; 0: none, or not known */
 	bool gone;            /* that connection ended, and no beat has come since */
-	int64_t gone_live_ns; /* ... when */
+	int64_t gone_live_ns; /* when the connection ended */
 	bool overflowed;      /* its event queue is full: it is treated as dead */
 	bool draining;        /* an operator wants its node empty: see node_drain.h */
 	bool leaving;         /* it is about to end */
 	bool told_empty;      /* the log says that nothing is waited for */
 	struct timer timer;   /* while it lives */
 	bool inventory_due;   /* it had another server, and says what it holds */
-	bool has_warmed;      /* ... and this one has waited for that: once in its life */
-	bool warms;           /* ... and does so now: what it brings makes its models warm */
+	bool has_warmed;      /* its models have waited for its inventory: once in its life */
+	bool warms;           /* its models wait now: what it brings makes them warm */
 
 	bool polling;
 	uint64_t poll_token, poll_request_no;
@@ -122,7 +122,7 @@ struct agent { /* owned by server.agents */
 	uint64_t num_events, last_event_no, acked_event_no;
 	int64_t stuck_ns;  /* since when it has fetched none of them                          */
 	uint64_t ping_no;  /* event number of a PING that has no answer yet; 0: none         */
-	int64_t ping_ns;   /* ... when it was sent                                           */
+	int64_t ping_ns;   /* when the ping was sent*/
 	int64_t proven_ns; /* it has answered a PING of this time; INT64_MIN: none           */
 
 	struct remembered *remembered_by_no, *remembered;
@@ -153,7 +153,7 @@ struct agent { /* owned by server.agents */
 struct claim { /* the same rules of any number of groups; owned by retention.claims */
 	struct th_retain rules;
 	uint32_t num_holders; /* groups that have not been closed                            */
-	uint32_t num_closing; /* ... of which a member closes: they do not count             */
+	uint32_t num_closing; /* holders of which a member closes: they do not count*/
 	int64_t grace_ns;     /* a holder has crashed: it lasts until then; INT64_MIN: none  */
 	struct claim *prev, *next;
 };
@@ -162,7 +162,7 @@ struct claim { /* the same rules of any number of groups; owned by retention.cla
 struct keep {
 	int64_t since_ns;  /* only what is proven later counts                            */
 	int64_t until_ns;  /* of a broken group: it is kept no longer, unless bytes move  */
-	uint64_t progress; /* ... chunks of its offload copy when that was looked at last */
+	uint64_t progress; /* chunks of its offload copy when that was looked at last */
 	int code;          /* of the offload that failed; 0: none has                     */
 	char text[TH_CTL_TEXT_BYTES];
 };
@@ -194,7 +194,7 @@ struct offload { /* owned by retention.offloads; see offload.h */
 	enum offload_why why;
 	enum offload_state state;
 	char replica[TH_NAME_MAX + 1]; /* of the copy that is kept                       */
-	uint64_t source_id;            /* ... its id                                     */
+	uint64_t source_id;            /* the id of the source*/
 	uint64_t avoid_inc;            /* agent that gets no part of it; 0: none         */
 	struct group *group;           /* borrows; NULL: nobody has joined               */
 	uint32_t num_shards;
@@ -203,7 +203,7 @@ struct offload { /* owned by retention.offloads; see offload.h */
 	int64_t deadline_ns;
 	int64_t spare_ns; /* READY: another copy will do since then; INT64_MAX: none will */
 	char text[TH_CTL_TEXT_BYTES]; /* the last refusal                                */
-	bool explained;               /* ... and what its group will break of            */
+	bool explained;               /* it was said what its group will break of*/
 	struct offload *prev, *next;
 };
 
@@ -232,13 +232,13 @@ struct model { /* owned by server.models; freed when nothing refers to it */
 	struct replica *replicas; /* the same by name */
 	struct group *busy; /* those with an open operation, or broken: by busy_prev/busy_next */
 	uint32_t num_rejoining; /* groups that a former life knew, and that are not live yet */
-	uint32_t num_unbuilt;   /* ... all of whose members are there: they wait for a source */
+	uint32_t num_unbuilt;   /* groups whose members are all there: they wait for a source */
 	int64_t warm_ns;        /* it is warming, until then; 0: it is not */
-	int64_t warm_end_ns;    /* ... never any more after that; 0: it has not been, yet */
+	int64_t warm_end_ns;    /* it is not warm any more after that; 0: it has not been yet */
 	struct watch *watches;
 	struct retention retention;
 	uint64_t generation; /* of the listing */
-	uint64_t revision;   /* ... and of what it says of progress */
+	uint64_t revision;   /* the revision of what it says of progress */
 	int64_t quiet_ns;    /* no CHANGED before this */
 	bool changed;        /* a CHANGED is due: listed in server.changed, or by the timer */
 	bool dirty;          /* something changed that an operation may be waiting for */
@@ -265,9 +265,9 @@ struct version { /* owned by model.versions; exists while it has a copy */
 	bool unsorted;               /* by_name is not in order */
 	struct content *contents;    /* not refused, oldest first: the head is what is listed */
 	int64_t risk_ns;  /* retained, and only spot hosts have it, since then; INT64_MAX: no */
-	int64_t retry_ns; /* ... the next rescue is not tried before                       */
+	int64_t retry_ns; /* the next rescue is not tried before*/
 	bool risk_told;
-	bool risk_raised; /* ... and its holders: see at_risk.h */
+	bool risk_raised; /* its holders have been told: see at_risk.h */
 	struct version *prev, *next;
 };
 
@@ -282,7 +282,7 @@ struct content { /* owned by version.contents; a refused one by its copies; see 
 	struct content_shard *shards; /* owns */
 	uint32_t num_copies;
 	bool rejoined;  /* published in a former server life */
-	bool published; /* ... and its publisher has come back, whose word counts more */
+	bool published; /* its publisher has come back, whose word counts more */
 	bool refused;
 	uint32_t refused_shard;           /* the first that differs */
 	char refused_by[TH_NAME_MAX + 1]; /* replica */
@@ -305,7 +305,7 @@ struct copy {           /* owned by version.copies */
 	bool aborting;        /* its operation failed after GO: nothing can be had from it */
 	bool rescued;         /* its group is broken: kept for its offload copy to read from */
 	bool seed;            /* it is or was read from another datacenter: see dc_seed.h */
-	int64_t seed_live_ns; /* ... since then, on the live clock */
+	int64_t seed_live_ns; /* it is a seed since then, on the live clock */
 	struct keep *keep;    /* owns; NULL: nobody wants to give it up */
 	uint32_t num_parts;
 	struct part *parts; /* owns, num_parts */
@@ -368,10 +368,11 @@ struct member { /* owned by server.members */
 	uint32_t shard, flags;
 	uint64_t next_op_seq;
 	struct rejoin *rejoin; /* owns; what it says of a former server life, until all have */
-	uint64_t former_inc;   /* ... there its group had this number; 0: it was opened here */
-	uint64_t unbuilt_gen;  /* of what it holds from then, and is not on record; 0: none  */
-	bool closing;          /* CLOSE was seen, and waits until the version is safe elsewhere */
-	int64_t close_ns;      /* ... until then */
+	uint64_t
+		former_inc; /* its group's number there; 0: it was opened here */
+	uint64_t unbuilt_gen; /* of what it holds from then, and is not on record; 0: none  */
+	bool closing;         /* CLOSE was seen, and waits until the version is safe elsewhere */
+	int64_t close_ns;     /* it may take until then to close */
 	bool closed; /* CLOSE was seen: kept until its part is drained and its legs are over */
 	bool registered;
 	struct ctl_register reg;
@@ -402,7 +403,7 @@ struct group {                /* owned by model.groups */
 	uint32_t num_shards, num_joined;
 	enum group_state state;
 	int broken_code;         /* TH_E_GROUP_BROKEN or TH_E_EVICTED, for later calls */
-	bool closed_in_order;    /* ... because a member was closed, and nothing else */
+	bool closed_in_order;    /* it ended because a member was closed, and for nothing else */
 	char *broken_why;        /* owns: a sentence; NULL: not broken */
 	struct member **members; /* owns the array; by shard, NULL: not there */
 	struct op *ops;          /* ascending op_seq */
@@ -414,14 +415,14 @@ struct group {                /* owned by model.groups */
 	uint64_t reservation;    /* members are agents' own sessions; 0: workers'   */
 	struct offload *offload; /* borrows; NULL: workers', or no longer wanted    */
 	bool rejoining;          /* known to a former server life; operations are held  */
-	bool unbuilt;            /* ... and all of its members are there            */
-	uint64_t awaited_sid;    /* ... whom it waits for; 0: not one               */
-	struct awaited *awaited; /* ... lists it by awaited_prev/awaited_next       */
+	bool unbuilt;            /* all of its members are there, and it waits*/
+	uint64_t awaited_sid;    /* the session it waits for; 0: none*/
+	struct awaited *awaited; /* who lists it by awaited_prev and awaited_next*/
 	struct group *awaited_prev, *awaited_next;
-	bool opened;        /* ... not: those are opened here                  */
+	bool opened;        /* some members were opened here and are no former life's*/
 	bool together;      /* something was decided in it that took all       */
 	bool over;          /* broken before, and what it held may be rescued  */
-	int64_t form_ns;    /* ... until then; 0: it was opened here           */
+	int64_t form_ns;    /* its shards are waited for until then; 0: it was opened here*/
 	struct timer timer; /* at form_ns                                      */
 	bool busy;          /* listed in model.busy */
 	struct group *busy_prev, *busy_next, *same_prev, *same_next;
@@ -490,7 +491,7 @@ enum standby_state {
 struct peer {                      /* times are on the live clock */
 	bool self;                 /* it is this server: it has answered with its life     */
 	bool tried;                /* it has answered or failed once                       */
-	bool asked;                /* ... and is asked now, since asked_ns                 */
+	bool asked;                /* it is being asked, since asked_ns*/
 	int64_t asked_ns, next_ns; /* next_ns: asked again                        */
 	int64_t heard_ns;          /* its last answer; INT64_MIN: none yet                 */
 	int64_t since_ns;          /* it has answered all questions since; INT64_MAX: none */
@@ -574,7 +575,7 @@ struct refsrv {
 	uint64_t num_at_risk; /* versions of which at_risk.h has told */
 	uint64_t snapshot_bytes, last_snapshot;
 	uint64_t generation; /* the highest of any model's listing */
-	uint64_t revision;   /* ... and of any model's */
+	uint64_t revision;   /* the revision of any model's */
 	struct event_log log;
 	struct drained_node *drained_nodes; /* by operators; see node_drain.h */
 	uint32_t num_drained_nodes;
@@ -585,8 +586,8 @@ struct refsrv {
 	} counters;
 	struct standby standby;
 	bool warming;        /* agents may still say what a former server knew: see rejoin.h */
-	int64_t warm_ns;     /* ... until then, and until all inventories are in */
-	int64_t warm_end_ns; /* ... but no longer than until then */
+	int64_t warm_ns;     /* it warms until then, and until all inventories are in */
+	int64_t warm_end_ns; /* it does not warm longer than until then */
 	uint32_t num_inventories_due;
 	uint32_t num_formed_again; /* groups that a former life knew, until they are forgotten */
 	uint64_t first_id;         /* of this life and epoch */
@@ -595,7 +596,7 @@ struct refsrv {
 	uint64_t mark, visit;
 	/* The epoch as it was when the agents of former lives had come: see epoch.h. */
 	uint32_t learnt_epoch;
-	int64_t learnt_live_ns; /* ... on the live clock */
+	int64_t learnt_live_ns; /* the same moment on the live clock */
 
 	struct refsrv_reply *replies; /* owns */
 	uint32_t num_replies, replies_max;

@@ -54,11 +54,11 @@ struct service {
 		*names[OPTIONS_PEERS_MAX]; /* for the core: borrows of the options              */
 	struct peers *peers;               /* NULL: there is no other server                     */
 	uint64_t changes;                  /* of the core's standing, as the log says it         */
-	bool ready;      /* ... has been said                                                   */
+	bool ready;                        /* READY has been said*/
 	int64_t lost_ns; /* the log says again by then that this server is not in its list      */
 	int64_t core_ns; /* when the core wants a tick                                          */
 	bool draining;
-	int64_t drain_ns; /* ... until then at the latest                        */
+	int64_t drain_ns; /* it drains until then at the latest*/
 	uint64_t malformed,
 		malformed_told; /* ever, and when the log said so last                 */
 	int64_t malformed_ns;

@@ -17,7 +17,7 @@ struct admin_watch {
 	struct rpc *rpc;    /* owns; NULL: to be opened */
 	struct stop *stop;  /* borrows; NULL: a signal ends the process */
 	int64_t failing_ns; /* since when nothing has answered; 0: it does */
-	bool said;          /* ... which was said */
+	bool said;          /* the sentence was said */
 };
 
 #define ADMIN_WAY_BYTES 1200

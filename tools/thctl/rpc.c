@@ -24,7 +24,7 @@
 #include "tools/thctl/answer_parts.h"
 
 #define ANSWER_NS INT64_C(5000000000) /* without --timeout: who looks does not wait for ever  */
-#define CHOOSE_NS INT64_C(1500000000) /* ... nor for one of several servers                    */
+#define CHOOSE_NS INT64_C(1500000000) /* one of several servers is not waited for longer*/
 
 struct answer;
 

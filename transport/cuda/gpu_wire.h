@@ -174,7 +174,7 @@ int wire_send(int sock, const void *message, size_t bytes, int fd);
 struct wire_fd {   /* what came with a message */
 	int fd;    /* the caller's, or -1: a stranger's, whose close may take for ever */
 	bool lost; /* there was one, and this process had no room for it */
-	bool more; /* ... and this is the first of several */
+	bool more; /* there were several, and fd is the first */
 };
 /* Of how many bytes it was, of which room are here at most; 0: it was the last; -EAGAIN: none now.
  * A message of no bytes is no message, and the last; it may have a descriptor all the same. */

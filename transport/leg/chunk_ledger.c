@@ -175,7 +175,7 @@ may_look(const struct chunk_ledger *ledger)
 	       ledger->next < xfer_part_digest_count(ledger->part);
 }
 
-/* ... or until others have come back, which then begin with it? */
+/* Is the next chunk held back, for its digest or until looks that are under way come back? */
 static bool
 held_back(const struct chunk_ledger *ledger)
 {

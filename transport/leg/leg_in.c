@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * leg_in - the reader's side of a leg from another agent: handshake, the source's progress, the
- * stall clock, the end. Its bytes come by data connections (data_in.c) or RDMA (rdma/reader.h).
+ * stall clock, the end. Its bytes come by data connections (data_in.c) or RDMA (rdma/leg/reader.h).
  *
  * Acceptor only, but for leg_in_new and the two fill functions (shell). How a leg ends:
  * transport_own.h.

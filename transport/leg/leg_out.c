@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * leg_out - the source's side of a leg to another agent: welcome, progress for the reader, the
- * stall clock, the end. Its bytes go by data connections (data_out.c) or RDMA (rdma/source.h).
+ * stall clock, the end. Its bytes go by data connections (data_out.c) or RDMA (rdma/leg/source.h).
  *
  * Acceptor only, but for leg_out_new and the fill functions (shell) and the watcher (whoever
  * advances the part). How a leg ends: transport_own.h.

@@ -19,7 +19,7 @@ struct look {
 	struct looks *looks;
 	struct gpu_request request;
 	struct gpu_chunk chunks[LOOKS_RUN]; /* of the request */
-	uint32_t numbers[LOOKS_RUN];        /* ... in the part */
+	uint32_t numbers[LOOKS_RUN];        /* their numbers in the part */
 	uint32_t taken;
 	struct spans spans;
 };

@@ -40,7 +40,7 @@ uint32_t looks_begin(struct looks *looks, const uint32_t *chunks, uint32_t count
 
 struct look_result {
 	uint32_t chunk;
-	int code; /* 0, or one of its run could not be read: cuda/gpus.h */
+	int code; /* 0, or one of its run could not be read: cuda/agent/gpus.h */
 	struct th_hash digest;
 };
 /* The oldest that has come back and was not taken. False: none. By one thread at a time. */

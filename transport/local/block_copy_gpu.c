@@ -46,7 +46,7 @@ struct lane {
 	struct block_copy_gpu *gpu;
 	enum lane_state state;                       /* guarded by the lock */
 	struct gpu_chunk chunks[GPU_RUN_CHUNKS_MAX]; /* of the request; then those not arrived */
-	uint32_t numbers[GPU_RUN_CHUNKS_MAX];        /* ... in the part */
+	uint32_t numbers[GPU_RUN_CHUNKS_MAX];        /* their numbers in the part */
 	uint32_t count;
 	uint32_t at;  /* all before it are over and done with, or being looked at */
 	bool looking; /* at that one */

@@ -4,19 +4,19 @@
  * not wait: of a part whose memory is not, or not all, mapped here.
  *
  * Blocks are told finished in the order submitted, by a task on the user's loop; several may be
- * under way. Rows in a GPU's memory are requests to that (cuda/haul.h). Whatever else the part has
- * is done by one thread, which may get stuck in the worker's memory: then the user abandons the
- * ferry, and block and descriptor live on with the thread alone. A part that lies on GPUs alone has
- * no thread: nothing that is done for it here waits for a worker, so one for each connection would
- * only be one more hop, and a stack.
+ * under way. Rows in a GPU's memory are requests to that (cuda/agent/haul.h). Whatever else the
+ * part has is done by one thread, which may get stuck in the worker's memory: then the user
+ * abandons the ferry, and block and descriptor live on with the thread alone. A part that lies on
+ * GPUs alone has no thread: nothing that is done for it here waits for a worker, so one for each
+ * connection would only be one more hop, and a stack.
  *
  * A block that is read and abandoned harms nobody. One that is written can still land, so it is
  * abandoned only when no worker can see it any more (xfer_part_orphaned) or the process ends.
  *
  * Most blocks are the ferry's own (ferry_spare), with room for FERRY_BYTES; where GPUs have rows
- * they lie in memory that these reach (cuda/gpus.h), as long as there is some. Nobody waits for
- * such a block here: agents that send to each other could wait for ever. Those of other users lie
- * where these say, in as much room as they need, in memory that several have. What keeps that
+ * they lie in memory that these reach (cuda/agent/gpus.h), as long as there is some. Nobody waits
+ * for such a block here: agents that send to each other could wait for ever. Those of other users
+ * lie where these say, in as much room as they need, in memory that several have. What keeps that
  * memory is let go by `drop`, after the thread has come back, so nobody else gets it meanwhile. A
  * block of one ferry may be submitted to another, and then goes back to the first. Of a part on one
  * GPU they may lie there, too: then the GPU copies, and hashes what it has copied.
@@ -44,15 +44,16 @@ struct ferry_block {
 	struct xfer_cursor cursor; /* where in the part it begins */
 	uint32_t chunk, bytes;
 	bool first, last; /* of the chunk */
-	int code;     /* of the finished block: 0, or why not: fd_memory.h, sigbus.h; TH_E_LIMIT:
+	int code; /* of the finished block: 0, or why not: fd_memory.h, sigbus.h; TH_E_LIMIT:
 			     the agent's, and not the memory's */
-	uint32_t row; /* ... and at which row of the part's manifest; UINT32_MAX: not known */
-	bool hashes;  /* what was read, or copied, is hashed: into digest, else the user's */
+	/* The row of the part's manifest where it failed; UINT32_MAX: it is not known. */
+	uint32_t row;
+	bool hashes; /* what was read, or copied, is hashed: into digest, else the user's */
 	struct th_hash digest;
 	uint32_t used;           /* the user's */
-	uint8_t *data;           /* begins a line of the cache; NULL: */
-	struct gpu_space *space; /* ... borrows: the agent's own memory on the GPU of the part */
-	uint64_t at;             /* ... and where in it */
+	uint8_t *data;           /* begins a line of the cache; NULL: it lies in space */
+	struct gpu_space *space; /* borrows: the agent's own memory on the GPU of the part */
+	uint64_t at;             /* where in space */
 	struct gpus_host
 		*host; /* borrows: data lies in it, and GPUs reach it; NULL: unless pinned */
 	/* Frees the block. Any thread, one of the crew too: no waiting, no descriptors. */

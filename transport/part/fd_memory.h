@@ -2,7 +2,7 @@
 /*
  * fd_memory - memory of a worker that is not mapped here: a descriptor that is read and written
  * through. A file in memory that may shrink, or the memory of the worker's process. Or memory of a
- * GPU, which only requests to that reach (cuda/gpus.h): it has no descriptor.
+ * GPU, which only requests to that reach (cuda/agent/gpus.h): it has no descriptor.
  *
  * A call may wait for as long as the worker likes: a page behind it can belong to a file system or
  * a fault handler that the worker serves. So calls are made by threads that may be left behind

@@ -51,7 +51,7 @@ struct xfer_place {
 	uint64_t place;           /* what access calls it */
 	struct region *region;    /* borrows; may be NULL */
 	uint64_t region_at;       /* where in it the row begins */
-	struct gpus_host *host;   /* borrows; may be NULL: no GPU reaches data (cuda/gpus.h) */
+	struct gpus_host *host;   /* borrows; may be NULL: no GPU reaches data (gpus.h) */
 };
 struct xfer_part *xfer_part_new_places(struct chunk_table *table, const struct xfer_place *places,
 	uint32_t num_places, bool verify, void (*release)(void *arg), void *arg);
@@ -91,7 +91,7 @@ const uint8_t *xfer_part_chunk_gpu(const struct xfer_part *part, uint32_t chunk)
 /* All of it is mapped memory that GPUs read and write themselves. */
 bool xfer_part_for_gpus(const struct xfer_part *part);
 /* No row of it is behind a descriptor that its worker may keep from answering: all are mapped or in
- * GPU memory. So any thread that may wait for a GPU can touch its bytes (cuda/touch.h). */
+ * GPU memory. So any thread that may wait for a GPU can touch its bytes (cuda/agent/touch.h). */
 bool xfer_part_touchable(const struct xfer_part *part);
 /* NULL: no NIC reaches the row. Borrowed. */
 struct region *xfer_part_region(const struct xfer_part *part, uint32_t row, uint64_t *ret_at);

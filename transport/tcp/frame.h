@@ -12,7 +12,7 @@
  *               <------------------------- DATA(chunk) bytes...
  *
  * Where both ends have RDMA, queue pairs take the place of the data connections. What is in the
- * payloads: rdma/wire.h.
+ * payloads: rdma/leg/rdma_wire.h.
  *
  *     control:  HELLO, TAKES_RDMA -------------->
  *               <--------------- WELCOME, OFFERS_RDMA; then RAILS (the rails that serve the part)
@@ -31,8 +31,8 @@
  * A reader offers once in a leg. Who did not say TAKES_RDMA is sent none of these frames.
  *
  * Memory that no NIC reaches is staged: the source copies a chunk into a slot of its own
- * (rdma/stage.h), and the reader READs it there. The reader says which chunk goes into which slot,
- * so it alone knows when a slot is free again.
+ * (rdma/memory/stage.h), and the reader READs it there. The reader says which chunk goes into which
+ * slot, so it alone knows when a slot is free again.
  *
  *               <--------------- ACCEPT, STAGES(slots); KEYS: one for each slot. No MAP
  *               STAGE(chunk, slot) ------------->    nothing of what lay there is READ any more

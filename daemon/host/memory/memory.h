@@ -42,7 +42,7 @@ struct memory {
 	uint64_t bytes;
 	uint8_t *data; /* the first byte in this process                                        */
 	void *map;     /* owns                                                                  */
-	bool writable; /* ... for now                                                           */
+	bool writable; /* it may be written now*/
 	size_t map_bytes;
 	struct region *region; /* owns: a reference; of the mapping; NULL: no NIC reaches it      */
 	uint64_t missing;      /* of its bytes: pages that nobody had touched when it was shared  */
@@ -73,7 +73,7 @@ struct memory_set {
 	struct memory *objects; /* owns: the array and what it maps                               */
 	uint32_t count, capacity, last_id;
 	uint32_t gone;      /* of the count */
-	uint32_t forgotten; /* ... and these are still mapped */
+	uint32_t forgotten; /* of the count: forgotten, and still mapped */
 	uint32_t let_go_id; /* no piece of GPU memory up to this id is kept any more */
 	uint64_t mapped_bytes;
 	uint32_t descriptors; /* kept open */

@@ -15,8 +15,8 @@
 struct gpus;
 
 struct memory_gpu_limits {
-	struct gpus *gpus;   /* NULL: GPU memory is not shared, and */
-	const char *why_not; /* ... a sentence */
+	struct gpus *gpus;   /* NULL: GPU memory is not shared */
+	const char *why_not; /* a sentence, when gpus is NULL */
 	const char *label;   /* "model/replica/shard" */
 	/* Whose addresses they are: two handles of one process have the same. */
 	uint64_t process;

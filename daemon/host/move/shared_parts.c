@@ -22,9 +22,9 @@
 enum hash_state {
 	HASH_IDLE,     /* not begun, or stopped                                               */
 	HASH_RUNNING,  /* transport_hash was called                                            */
-	HASH_STOPPING, /* ... and transport_hash_stop                                          */
+	HASH_STOPPING, /* transport_hash_stop was called, too */
 	HASH_COMPLETE, /* all digests are known                                                */
-	HASH_FAILED,   /* ... and never will be: some of its memory is gone                    */
+	HASH_FAILED,   /* they will never be known: some of its memory is gone */
 };
 
 struct part_key {

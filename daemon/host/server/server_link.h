@@ -33,7 +33,7 @@ struct link_channel {
 	struct loop_source source;
 	bool up;
 	int64_t asked_ns; /* the first question of the core since it last said something; 0: none */
-	int64_t patience_ns; /* ... may stay open for so long */
+	int64_t patience_ns; /* for so long that question may stay open */
 };
 
 struct server_link {

@@ -23,7 +23,7 @@
 #define LISTENER 1u /* of the server of documents: agent.ipc is 0 */
 #define USER_NAME_MAX 64
 #define USER_BYTES 4096          /* of a line of passwd */
-#define GROUP_BYTES (256u << 10) /* ... of group, with all members */
+#define GROUP_BYTES (256u << 10) /* of a line of group, with all members */
 
 /* ---- who may connect ------------------------------------------------------------------------ */
 

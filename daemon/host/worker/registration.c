@@ -226,7 +226,7 @@ registration_forget(struct session *session)
 	session_sweep_memory(session);
 }
 
-/* ... and result is the answer to who waits. */
+/* Forgets it, and answers who waits with result once its GPU memory is free. */
 static void
 abandon(struct session *session, const struct th_err *result)
 {

@@ -50,7 +50,7 @@ struct tensors {
 	bool covered;           /* there is nothing left to be registered: see nic_regions.h      */
 	uint32_t gpus;          /* a mask: the worker's GPUs that rows lie on               */
 	uint32_t read_only_row; /* of the manifest: can not be a destination; or UINT32_MAX   */
-	const char *read_only;  /* ... because                                                */
+	const char *read_only;  /* why it can not; NULL: all can */
 	struct interval *intervals; /* owns; sorted, disjoint; row = of the manifest             */
 	uint32_t num_intervals;
 	struct holes_file *files; /* owns; the worker's files that intervals lie in            */

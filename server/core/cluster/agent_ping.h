@@ -18,7 +18,7 @@ enum proof {
 /* since_ns is not later than now. */
 enum proof agent_ping_proof(
 	struct refsrv *server, struct agent *agent, int64_t since_ns, int64_t *ret_wake_ns);
-/* ... of all agents that have a part of the copy. */
+/* The same, of all agents that have a part of the copy. */
 enum proof agent_ping_copy(
 	struct refsrv *server, const struct copy *copy, int64_t since_ns, int64_t *ret_wake_ns);
 

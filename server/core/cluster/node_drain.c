@@ -19,7 +19,7 @@
 
 /* How often a node is looked at that has not become empty yet. */
 #define LOOK_NS INT64_C(100000000)
-#define EMPTY_LOOK_NS (10 * LOOK_NS) /* ... and one that has */
+#define EMPTY_LOOK_NS (10 * LOOK_NS) /* a node that was found empty is looked at so often */
 
 struct drained_node { /* owned by server.drained_nodes, oldest first */
 	char node[TH_NAME_MAX + 1];

@@ -66,7 +66,7 @@ enum content_verdict {
 	CONTENT_SAME,
 	CONTENT_OTHER,
 	CONTENT_AWAITED, /* the publisher's agent has not said it yet */
-	CONTENT_NEVER,   /* ... and is gone, so that nobody will */
+	CONTENT_NEVER,   /* its publisher is gone, so nobody will say it */
 };
 enum content_verdict content_judge(struct refsrv *server, const struct part *part);
 

@@ -20,7 +20,7 @@ void model_changed(struct refsrv *server, struct model *model);
 void model_progressed(struct refsrv *server, struct model *model);
 /* Only that waiting operations must look again. */
 void model_dirty(struct model *model);
-/* ... of each that this agent has a member in: where that is, and whether it lives, matters. */
+/* Marks each model in which this agent has a member: its place and its life matter there. */
 void model_dirty_agent(struct refsrv *server, const struct agent *agent);
 void model_dirty_all(struct refsrv *server);
 

@@ -40,7 +40,7 @@ void op_group_broken(struct refsrv *server, struct op *op);
 void op_drain_check(struct refsrv *server, struct op *op);
 /* replicate, update: one more shard is complete. */
 void op_shard_done(struct refsrv *server, struct op *op);
-/* ... all are: commits as soon as their publisher's agent has said that these are its bytes. */
+/* All parts are done: it commits once their publisher's agent has said that these are its bytes. */
 void op_all_done(struct refsrv *server, struct op *op);
 /* After GO: ends it for all with this cause, once no leg runs and nobody reads what was filled. */
 void op_abort(struct refsrv *server, struct op *op, int code, const char *text);

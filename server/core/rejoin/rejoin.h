@@ -30,9 +30,9 @@ int rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_
 	struct ctl_open_reply *ret_reply, struct th_err *err);
 /* An agent that had another server has attached; its inventory follows. */
 void rejoin_attached(struct refsrv *server, struct agent *agent);
-/* ... has come, or will not come any more. */
+/* The agent's inventory has come, or will not come any more. */
 void rejoin_inventory_ends(struct refsrv *server, struct agent *agent);
-/* ... has come: it had so many sessions. */
+/* The agent's inventory has come: it had so many sessions. */
 void rejoin_inventory_told(struct refsrv *server, struct agent *agent, uint32_t num_sessions);
 
 /* What this server knows of the model may not be all there is. */
@@ -56,7 +56,7 @@ bool rejoin_close(struct refsrv *server, struct member *member, const struct ctl
 void rejoin_cancel(struct member *member, const struct ctl_cancel *cancel);
 /* The group is complete, or broken: what has come goes on. */
 void rejoin_over(struct refsrv *server, struct group *group);
-/* ... for one member: rejoin_over does it for all. */
+/* Lets what one member asked go on; rejoin_over does it for all. */
 void rejoin_goes_on(struct refsrv *server, struct member *member);
 void rejoin_member_free(struct member *member);
 /*
@@ -78,13 +78,13 @@ bool rejoin_opened(struct refsrv *server, struct member *member);
 /* The group, of another number, in which this one meets those that were opened; NULL: none. */
 struct group *rejoin_meets(
 	const struct model *model, const struct agent *agent, const struct ctl_rejoin *said);
-/* ... in which one of that number is; NULL: none. */
+/* The group in which a shard of that number is; NULL: none. */
 struct group *rejoin_met(const struct model *model, const char *replica, uint64_t inc);
 /* Who is not there is opened some time: what was held goes on, when some were opened here. */
 void rejoin_launch(struct refsrv *server, struct group *group);
 /* It has gone on without this shard, which comes back now. */
 bool rejoin_lacks(const struct group *group, const struct ctl_rejoin *said);
-/* ... and was told what the others will not be. */
+/* It was told outcomes that the others will not be told. */
 bool rejoin_came_late(const struct group *group, const struct ctl_rejoin *said);
 
 /* ---- for rejoin_open.c ----------------------------------------------------------------------- */

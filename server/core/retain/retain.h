@@ -32,12 +32,12 @@ void retain_closing(struct group *group, bool closing);
 
 /* Some claim names the version now; while the server is warming every one may be named. */
 bool retain_names(struct refsrv *server, const struct version *version);
-/* ... or would when a copy of it were listed that is not yet: it may be the latest then. */
+/* The same, as if its copies were listed already: it may be the latest then. */
 bool retain_would_name(struct refsrv *server, const struct version *version);
-/* ... now, for certain. */
+/* A claim names it now, for certain. */
 bool retain_claimed(struct refsrv *server, const struct version *version);
 
-/* ... a claim of this group. */
+/* A claim of this group names it. */
 bool retain_group_names(
 	struct refsrv *server, const struct group *group, const struct version *version);
 

@@ -2,9 +2,9 @@
 /*
  * gpu_blocks - host memory that the processes of all GPUs pin: the agent's staging for GPU memory.
  *
- * A host memory (gpus.h) in a file that keeps its size (pages.h) is made with the first worker; a
- * page is taken when a block is first used, and all are given back when no process runs that could
- * have pinned them. Who finds no block free waits in a queue that nobody overtakes.
+ * A host memory (gpus.h) in a file that keeps its size (pinned_pages.h) is made with the first
+ * worker; a page is taken when a block is first used, and all are given back when no process runs
+ * that could have pinned them. Who finds no block free waits in a queue that nobody overtakes.
  *
  * Any thread, one of a crew too, but for blocks_prepare: it is about descriptors.
  */

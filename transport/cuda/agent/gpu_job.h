@@ -27,7 +27,7 @@ struct job {
 	uint32_t runs;       /* under way */
 	bool begun;          /* something of it, or for it, was said to this process */
 	int code;            /* it has failed with it */
-	bool unmapped;       /* ... as the request's */
+	bool unmapped;       /* it has failed as gpu_request.unmapped says */
 	char text[GPU_TEXT_BYTES];
 };
 

@@ -53,8 +53,9 @@ struct gpus_config {
 	uint64_t staging_bytes; /* of all blocks */
 	/* A process that owes an answer for so long is killed: 10 s; three times that to start. */
 	int64_t hang_ns;
-	int64_t leave_ns; /* ... and one that does not let go of a worker's memory: 0.5 s */
-	/* ... that of a worker that has gone, whatever else it does: 0.8 s; 0: no end of it */
+	/* A process that keeps a worker's memory for so long is killed: 0.5 s. */
+	int64_t leave_ns;
+	/* The same for a worker that has gone, whatever else it does: 0.8 s; 0: no limit. */
 	int64_t leave_end_ns;
 	int64_t idle_ns; /* a process that nobody needs ends after it: 10 s */
 	bool hash_on_cpu;
@@ -160,7 +161,7 @@ struct gpu_request {
 	 * process does not map the host memory; or a COPY between GPUs of which this one does not
 	 * reach the other: go through the host. */
 	int code;
-	bool unmapped; /* ... it is for that the process does not map the host memory */
+	bool unmapped; /* code is for that the process does not map the host memory */
 	struct th_hash digest;
 	char text[GPU_TEXT_BYTES]; /* why */
 };
@@ -229,7 +230,7 @@ struct gpu_status {
 	uint64_t pinned_bytes;  /* of the agent's memory, by the process */
 	uint32_t running;       /* requests */
 	uint64_t starts, kills; /* of its process: kills by the agent, because it hung */
-	uint64_t ends;          /* ... and those that nobody asked for */
+	uint64_t ends;          /* of its process: those that nobody asked for */
 	uint64_t bytes_read, bytes_written, bytes_copied, bytes_hashed;
 	bool hashes_on_gpu;
 	char hashes_why[GPU_TEXT_BYTES]; /* the CPU makes some of them, or all; else empty */

@@ -68,7 +68,7 @@ struct gpu_settle {
 	void *arg;
 	uint64_t number;
 	uint64_t upto; /* of the pieces up to this number */
-	uint32_t left; /* ... so many are not known yet */
+	uint32_t left; /* pieces that are not known yet */
 	struct th_err err;
 };
 
@@ -80,7 +80,7 @@ struct gpu_card {
 	uint32_t num_pieces;      /* atomic: of those */
 	uint32_t num_own;         /* atomic: pieces of own memory */
 	bool is_none;             /* atomic: a worker named it, and it has no place any more */
-	char why[GPU_TEXT_BYTES]; /* ... because of this, which stays from then on */
+	char why[GPU_TEXT_BYTES]; /* why it has none; it stays from then on */
 };
 
 struct gpu_space {
@@ -148,7 +148,7 @@ struct gpu_run_slot {
 	uint64_t number; /* its low bits are the slot */
 	struct job *job; /* NULL: free */
 	int64_t said_ns;
-	int64_t since_ns; /* ... or when something was opened that it waited for */
+	int64_t since_ns; /* said_ns, or when the last thing was open that it waited for */
 	uint64_t bytes;
 	uint32_t chunk, num_digests; /* of the job's chunks from that one on; 0: it makes none */
 	bool counts_as_hash;
@@ -162,7 +162,7 @@ struct gpu_leaving { /* to be said, or not answered */
 	uint64_t worker, piece;
 	uint32_t count; /* of pieces */
 	int64_t queued_ns;
-	int64_t since_ns; /* ... or when something was opened that was said before it */
+	int64_t since_ns; /* queued_ns, or when the last thing was open that was said before */
 	bool said;
 	bool of_worker; /* all that a worker has: not memory of the agent's own */
 };
@@ -188,7 +188,7 @@ struct gpu {
 	bool stops;
 	bool is_new;  /* it was another GPU before */
 	bool is_free; /* nothing to do: it can be another GPU when no space has it */
-	bool is_none; /* ... or in spite of them: this one does not exist */
+	bool is_none; /* there is no such GPU: it can be another one although spaces have it */
 	struct gpu_status shown;
 
 	/* All that follows is the thread's. */
@@ -268,11 +268,11 @@ void gpu_free(struct gpu *gpu);
 void gpu_show(struct gpu *gpu, struct gpu_status *ret_status);
 /* On its thread: the process has done what it cannot, or has not done what it owes. */
 void gpu_kill(struct gpu *gpu, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* ... what process_say has returned: whether all goes on. */
+/* On its thread: takes what process_say has returned. Whether all goes on. */
 bool gpu_said(struct gpu *gpu, int rc);
-/* ... something went well. */
+/* On its thread: something went well. */
 void gpu_goes(struct gpu *gpu);
-/* ... the CPU has made digests that the GPU could, because of why. */
+/* On its thread: the CPU has made digests that the GPU could have made, and why. */
 void gpu_hashed_by_cpu(struct gpu *gpu, const char *why);
 
 /* gpu_inbox.c: any thread, but for the last one. */
@@ -324,7 +324,8 @@ bool opens_any(const struct gpu *gpu);
 bool opens_wait(const struct gpu *gpu); /* something is queued */
 /* When the process has owed an answer for too long; INT64_MAX: it owes none. */
 int64_t opens_deadline(const struct gpu *gpu);
-int64_t opens_leave_deadline(const struct gpu *gpu); /* ... and with it for too long memory */
+/* When it has kept memory of a worker for too long; INT64_MAX: it keeps none. */
+int64_t opens_leave_deadline(const struct gpu *gpu);
 
 /* gpu_hosts.c; the rest of it is in gpus.h. */
 struct gpus_host *host_make(int fd, uint8_t *data, uint64_t bytes, uint64_t slice_bytes);

@@ -30,11 +30,11 @@ struct haul_block {
 	uint32_t bytes;
 	bool writes;            /* to the GPUs */
 	bool pinned;            /* data lies in a block of the GPUs' */
-	struct gpus_host *host; /* ... or in this. Borrowed, until done */
+	struct gpus_host *host; /* data lies in this, if not pinned. Borrowed, until done */
 	/* In place of data: own memory, where all rows are on its GPU. Borrowed, until done. */
 	struct gpu_space *space;
 	uint64_t at;
-	bool hashes; /* ... and the GPU hashes it */
+	bool hashes; /* the GPU hashes what it moves there */
 	/* Once, when nothing of it is under way any more, as the last thing: any thread. */
 	void (*done)(void *arg);
 	void *arg;

@@ -47,9 +47,9 @@ struct lane {
 	unsigned oldest, num_batches;
 	CUresult broken; /* it has no stream */
 	const char *broken_call;
-	bool hashes;              /* has what it takes to hash on the GPU */
-	struct th_err hashes_why; /* ... or why not, where the GPU could; else 0 */
-	bool gathers;             /* ... and to copy many ranges by a launch, as far as is known */
+	bool hashes;                        /* has what it takes to hash on the GPU */
+	struct th_err hashes_why;           /* why it has not, where the GPU could; else 0 */
+	bool gathers;                       /* has what it takes to copy many ranges by a launch */
 	struct gpu_gather_batch *gathering; /* asking: where small ranges go; NULL: nowhere */
 	struct copy_span to[GPU_RANGES_MAX], from[GPU_RANGES_MAX]; /* of one chunk */
 };

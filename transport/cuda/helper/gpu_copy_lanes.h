@@ -55,8 +55,9 @@ struct copy_run {
 	CUdeviceptr data_on_gpu;     /* where kernels find it; 0: they do not */
 	uint32_t hash; /* the lanes': its first chunk's number in a batch of digests */
 	/* When done. */
-	int code;  /* 0, or -EIO: the driver failed */
-	bool lost; /* ... and nobody knows what the GPU still does: only this process's end tells */
+	int code; /* 0, or -EIO: the driver failed */
+	/* Nobody knows what the GPU still does: only the end of this process tells. */
+	bool lost;
 	struct th_hash digests[GPU_RUN_CHUNKS_MAX]; /* where it hashes: of its chunks */
 	char text[GPU_TEXT_BYTES]; /* of code; else why the CPU made them, or empty */
 };

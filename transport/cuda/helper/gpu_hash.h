@@ -58,9 +58,9 @@ void gpu_hash_begin(struct gpu_hash_batch *batch);
  */
 int gpu_hash_add(struct gpu_hash_batch *batch, const struct copy_span *ranges, uint32_t count);
 /*
- * ... and copies them on the way: the digest is of what was stored. As many bytes on each side,
- * which have none in common, or there is a bug of the caller. Leaves that lie in one piece on both
- * sides, at multiples of 16, are loaded once for both; others are moves.
+ * The same, and copies them on the way: the digest is of what was stored. As many bytes on each
+ * side, which have none in common, or there is a bug of the caller. Leaves that lie in one piece on
+ * both sides, at multiples of 16, are loaded once for both; others are moves.
  */
 int gpu_hash_add_copy(struct gpu_hash_batch *batch, const struct copy_span *to, uint32_t num_to,
 	const struct copy_span *from, uint32_t num_from);

@@ -33,7 +33,7 @@ struct verbs_info {                  /* of a device; immutable while it is open 
 	char pci[VERBS_PCI_BYTES];   /* "0000:3b:00.0"; empty: it is not on a PCI bus */
 	uint32_t num_ports;          /* 1 .. num_ports */
 	uint32_t reads_out_max;      /* outstanding READs of one queue pair as the initiator */
-	uint32_t reads_in_max;       /* ... as the responder */
+	uint32_t reads_in_max;       /* the same, as the responder */
 	uint64_t mr_bytes_max;       /* of one region */
 	uint32_t mrs_max, qps_max, qp_depth_max, cq_depth_max;
 	bool relaxed_ordering; /* VERBS_RELAXED has an effect */

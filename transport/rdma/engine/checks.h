@@ -4,8 +4,8 @@
  * packing and scattering. A poller that did it would let its NIC run dry.
  *
  * A leg has a list; what is put into it is done by any of the threads, several at a time, the lists
- * by turns. Mapped memory is touched by guarded calls (guard.h); for GPU memory they wait for the
- * GPU (cuda/touch.h), which is bounded.
+ * by turns. Mapped memory is touched by guarded calls (sigbus.h); for GPU memory they wait for the
+ * GPU (cuda/agent/touch.h), which is bounded.
  *
  * Threads: any, but for checks_new and checks_free.
  */

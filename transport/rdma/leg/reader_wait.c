@@ -12,7 +12,7 @@
 #include "transport/tcp/tcp.h"
 
 #define STREAM_MAX_NS INT64_C(100000000) /* before a leg begins by data connections */
-#define STREAM_BYTES_PER_NS 1            /* ... and not longer than those would take for it */
+#define STREAM_BYTES_PER_NS 1            /* it waits no longer than those would take */
 
 /* Memory that takes its time to be registered: the leg goes on without. */
 static void

@@ -52,7 +52,7 @@ uint32_t source_prefix(const struct source *source, uint32_t prefix);
 bool source_waits(const struct source *source, uint32_t prefix);
 /* The leg is moved by RDMA. */
 bool source_serves(const struct source *source);
-/* ... and one of its ends copies: why. NULL: none does. Borrowed. */
+/* Why one of its ends copies; NULL: none does. Borrowed. */
 const char *source_copies(const struct source *source);
 
 /* The leg ends. leg_out_settle is called when it is gone. */

@@ -87,7 +87,7 @@ enum worth {
 	WORTH_NOTHING, /* no rail that is up knows it, or will */
 	WORTH_LITTLE,  /* some do not, for long: it is replaced where there is room */
 	WORTH_MUCH,
-	WORTH_ALL, /* ... and GPUs reach it if they are to, and only then */
+	WORTH_ALL, /* the same, and GPUs reach it if they are to */
 };
 
 static enum worth

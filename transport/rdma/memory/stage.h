@@ -9,13 +9,13 @@
  * that nobody had for a while is given back.
  *
  * A slab for a part that lies on one GPU lies there, too, where that GPU has memory which NICs
- * reach (cuda/gpus.h) and a rail near to it takes it: bytes cross PCIe once. It belongs to one leg,
- * made for it and given back with it: so nothing of a GPU's is taken when no leg needs it, and
- * nobody has to clear it. That takes milliseconds, so not for a part with less bytes than a slab.
- * When the GPU's process ends, the slab is lost, and the leg goes on without RDMA. Where the GPU
- * has no such memory it is one of the host's: which it is shows when it is ready. One that is made
- * of the host's memory for a part with rows on GPUs is reached by these, too, so that nothing is
- * copied on the way but by them.
+ * reach (cuda/agent/gpus.h) and a rail near to it takes it: bytes cross PCIe once. It belongs to
+ * one leg, made for it and given back with it: so nothing of a GPU's is taken when no leg needs it,
+ * and nobody has to clear it. That takes milliseconds, so not for a part with less bytes than a
+ * slab. When the GPU's process ends, the slab is lost, and the leg goes on without RDMA. Where the
+ * GPU has no such memory it is one of the host's: which it is shows when it is ready. One that is
+ * made of the host's memory for a part with rows on GPUs is reached by these, too, so that nothing
+ * is copied on the way but by them.
  *
  * Who holds a reference of a slab has it to himself: a read that got stuck in a worker's memory
  * keeps its own until it comes back (ferry.h), so that nobody else's bytes are written over.

@@ -25,7 +25,7 @@ enum slab_state {
 struct slab {
 	struct stage *stage; /* there as long as the slab */
 	/* Immutable when READY, and the keeper's until then. */
-	uint8_t *data;           /* owns: pages.h; NULL: it is on a GPU, or there is no memory */
+	uint8_t *data; /* owns: pinned_pages.h; NULL: it is on a GPU, or there is no memory */
 	struct gpu_space *space; /* owns a reference; NULL: it is the host's */
 	struct gpus *gpus;       /* borrows: of its part; NULL: that has no row on one */
 	struct gpus_host *host; /* owns, until it is retired: data, for those; NULL: not for them */
@@ -53,7 +53,7 @@ LIST_HEAD(slabs, slab);
 struct no_slabs { /* a GPU that had none for NICs when it was asked last */
 	uint8_t gpu[16];
 	int64_t until_ns; /* it is not asked again before */
-	int64_t pause_ns; /* ... which was so long; 0: there is no such GPU here */
+	int64_t pause_ns; /* how long that pause was; 0: there is no such GPU here */
 };
 
 struct stage {
