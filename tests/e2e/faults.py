@@ -162,6 +162,8 @@ def holdings(pid):
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
             if gpus.STAGING in target:  # it belongs to the process of a GPU, and stays a while
                 continue
+            if "userfaultfd" in target:  # one for all memory of workers, from the first on
+                continue
             kinds["fd"] += 1
             kinds["shm"] += target.startswith("/dev/shm")
             for kind in ("memfd", "eventfd", "pidfd", "socket"):
