@@ -25,7 +25,7 @@
 #include "transport/leg/chunk_ledger.h"
 #include "transport/loop/mover_loop.h"
 #include "transport/mover_events.h"
-#include "transport/tcp/frame.h"
+#include "transport/leg/frame.h"
 #include "transport/transport.h"
 
 #define MOVERS_MAX 16u

@@ -5,7 +5,7 @@
  * A header that is accepted has one encoding, the one that came. A payload is decoded only where
  * all of it is there; what its decoder accepts keeps to the limits and encodes to what came.
  */
-#include "transport/tcp/frame.h"
+#include "transport/leg/frame.h"
 
 #include <stdlib.h>
 #include <string.h>

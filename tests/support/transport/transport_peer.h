@@ -7,7 +7,7 @@
 #define TH_TESTS_SUPPORT_TRANSPORT_TRANSPORT_PEER_H
 
 #include "tests/support/transport/transport_rig.h"
-#include "transport/tcp/frame.h"
+#include "transport/leg/frame.h"
 
 #define STALL_NS INT64_C(500000000)
 #define CHUNK (4 * MIB)

@@ -7,7 +7,7 @@
 
 #include "ipc/base/err.h"
 #include "ipc/base/rng.h"
-#include "transport/tcp/frame.h"
+#include "transport/leg/frame.h"
 
 static const struct wire_rail a_rail = {.link = VERBS_LINK_ETHERNET,
 	.lid = 0x0102,

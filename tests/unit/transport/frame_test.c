@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of transport/frame: the bytes on the wire, and everything that is not a frame. */
-#include "transport/tcp/frame.h"
+#include "transport/leg/frame.h"
 
 #include <criterion/criterion.h>
 #include <string.h>

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "tests/support/transport/transport_peer.h"
-#include "transport/tcp/frame.h"
+#include "transport/leg/frame.h"
 #include "transport/transport.h"
 
 #define LEG 5

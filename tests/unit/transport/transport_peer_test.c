@@ -19,7 +19,7 @@
 
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
-#include "transport/tcp/frame.h"
+#include "transport/leg/frame.h"
 #include "transport/transport.h"
 
 #define LEG 5

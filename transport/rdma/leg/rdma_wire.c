@@ -8,7 +8,7 @@
 
 #include "ipc/base/bytes.h"
 #include "ipc/base/err.h"
-#include "transport/tcp/frame.h"
+#include "transport/leg/frame.h"
 
 bool
 wire_fits(uint32_t count, uint32_t max, uint32_t record_bytes, uint64_t bytes)

@@ -12,7 +12,7 @@
 #include "transport/part/packed.h"
 #include "transport/part/xfer_part.h"
 #include "transport/rdma/memory/region.h"
-#include "transport/tcp/frame.h"
+#include "transport/leg/frame.h"
 
 /* ---- extents ------------------------------------------------------------------------------ */
 

@@ -2,7 +2,7 @@
 /*
  * frame - see frame.h. Pure.
  */
-#include "transport/tcp/frame.h"
+#include "transport/leg/frame.h"
 
 #include <string.h>
 

@@ -45,8 +45,8 @@
  * reader's leg number, first, count, payload bytes. Every field is checked before it is used; what
  * a kind does not use is zero.
  */
-#ifndef TH_TRANSPORT_TCP_FRAME_H
-#define TH_TRANSPORT_TCP_FRAME_H
+#ifndef TH_TRANSPORT_LEG_FRAME_H
+#define TH_TRANSPORT_LEG_FRAME_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * leg_control - a leg's control connection: collects whole frames, sends what is put in. Acceptor
- * only.
+ * control - see control.h: collects whole frames, sends what is put in.
  */
+#include "transport/leg/control.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 #include "ipc/base/alloc.h"
 #include "ipc/base/assert.h"
 #include "ipc/base/utf8.h"
-#include "transport/tcp/tcp.h"
 
 static struct control *
 control_of(struct stream *stream)
@@ -18,7 +18,7 @@ control_of(struct stream *stream)
 }
 
 static uint32_t
-leg_control_recv_want(struct stream *stream, struct iovec *ret_ranges)
+control_recv_want(struct stream *stream, struct iovec *ret_ranges)
 {
 	struct control *control = control_of(stream);
 	uint32_t have = control->have;
@@ -31,7 +31,7 @@ leg_control_recv_want(struct stream *stream, struct iovec *ret_ranges)
 }
 
 static int
-leg_control_recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
+control_recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 {
 	struct control *control = control_of(stream);
 	(void)ranges;
@@ -54,7 +54,7 @@ leg_control_recv_got(struct stream *stream, const struct iovec *ranges, size_t b
 }
 
 static uint32_t
-leg_control_send_want(struct stream *stream, struct iovec *ret_ranges)
+control_send_want(struct stream *stream, struct iovec *ret_ranges)
 {
 	struct control *control = control_of(stream);
 	if (control->out_sent == control->out_bytes) {
@@ -70,33 +70,33 @@ leg_control_send_want(struct stream *stream, struct iovec *ret_ranges)
 }
 
 static int
-leg_control_send_sent(struct stream *stream, size_t bytes)
+control_send_sent(struct stream *stream, size_t bytes)
 {
 	control_of(stream)->out_sent += (uint32_t)bytes;
 	return 0;
 }
 
 static void
-leg_control_connected(struct stream *stream)
+control_connected(struct stream *stream)
 {
 	struct control *control = control_of(stream);
 	control->connected(control);
 }
 
 static void
-leg_control_broken(struct stream *stream, int code)
+control_broken(struct stream *stream, int code)
 {
 	struct control *control = control_of(stream);
 	control->broken(control, code);
 }
 
 static const struct stream_ops control_ops = {
-	.recv_want = leg_control_recv_want,
-	.recv_got = leg_control_recv_got,
-	.send_want = leg_control_send_want,
-	.send_sent = leg_control_send_sent,
-	.connected = leg_control_connected,
-	.broken = leg_control_broken,
+	.recv_want = control_recv_want,
+	.recv_got = control_recv_got,
+	.send_want = control_send_want,
+	.send_sent = control_send_sent,
+	.connected = control_connected,
+	.broken = control_broken,
 };
 
 void
