@@ -18,6 +18,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
+#include "transport/leg/leg_in.h"
 #include "transport/part/sigbus.h"
 #include "transport/rdma/leg/rail_pairs.h"
 #include "transport/rdma/rdma.h"

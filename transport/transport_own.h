@@ -23,9 +23,9 @@
 #include "transport/data_fault.h"
 #include "transport/hash/digest.h"
 #include "transport/leg/chunk_ledger.h"
+#include "transport/leg/frame.h"
 #include "transport/loop/mover_loop.h"
 #include "transport/mover_events.h"
-#include "transport/leg/frame.h"
 #include "transport/transport.h"
 
 #define MOVERS_MAX 16u
@@ -147,17 +147,8 @@ void pacing_divide(struct transport *transport);
 
 /* ---- legs, the acceptor's side -------------------------------------------------------------- */
 
-/* The shell's thread makes them; then they are the acceptor's. */
-TH_MUST_USE int leg_in_new(struct transport *transport, uint64_t id, const char *address,
-	const struct th_ticket *ticket, struct xfer_part *part, unsigned flags,
-	struct leg_in **ret_leg);
+/* The shell's thread makes it; then it is the acceptor's. */
 struct leg_out *leg_out_new(struct transport *transport, uint64_t leg, struct xfer_part *part);
-void leg_in_start(struct leg_in *leg);
-void leg_in_stop(struct leg_in *leg);
-struct leg_in *leg_in_find(struct transport *transport, uint64_t id);
-int64_t leg_in_tick(struct leg_in *leg, int64_t now_ns);
-struct leg_in *leg_in_next(struct leg_in *leg);
-
 /* fd -1: the stranger is gone already, and the leg ends at once. hello_flags: enum frame_flag. */
 void leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_flags);
 void leg_out_fence(struct leg_out *leg);

@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * leg_in - the reader's side of a leg from another agent: handshake, the source's progress, the
- * stall clock, the end. Its bytes come by data connections (data_in.c) or RDMA (rdma/leg/reader.h).
- *
- * Acceptor only, but for leg_in_new and the two fill functions (shell). How a leg ends:
- * transport_own.h.
- *
- *   CONNECTING -> ASKING (ticket sent) -> RUNNING (welcome) -> ENDING
+ * leg_in - see leg_in.h.
  */
+#include "transport/leg/leg_in.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,16 +11,49 @@
 #include <string.h>
 
 #include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
-#include "transport/tcp/tcp.h"
 
 #define DIGESTS_AT_ONCE 256u /* decoded on the stack */
+
+/* Calls it of each path that has it. */
+#define TELL_PATHS(leg, function, ...)                                                             \
+	for (uint32_t i = 0; i < (leg)->num_paths; i++) {                                          \
+		if ((leg)->paths[i]->ops->function)                                                \
+			(leg)->paths[i]->ops->function((leg)->paths[i], ##__VA_ARGS__);            \
+	}
 
 static struct leg_in *
 leg_of(struct control *control)
 {
 	return loop_container(control, struct leg_in, control);
+}
+
+static struct leg_in_path *
+stream_of(const struct leg_in *leg)
+{
+	TH_ASSERT(leg->num_paths > 0);
+	return leg->paths[leg->num_paths - 1];
+}
+
+bool
+leg_in_streams(const struct leg_in *leg)
+{
+	struct leg_in_path *path = stream_of(leg);
+	return path->ops->moves(path);
+}
+
+/* The one that fetches and that the source does not see move. NULL: none. */
+static struct leg_in_path *
+unseen_of(const struct leg_in *leg)
+{
+	for (uint32_t i = 0; i < leg->num_paths; i++) {
+		struct leg_in_path *path = leg->paths[i];
+		if (path->ops->progress && path->ops->moves(path))
+			return path;
+	}
+	return NULL;
 }
 
 /* ---- the end ------------------------------------------------------------------------------ */
@@ -36,27 +65,23 @@ leg_in_end(struct leg_in *leg, enum transport_event_kind kind)
 	leg->result.kind = kind;
 	if (leg->running_ns != 0)
 		leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->running_ns);
-	bool reset = kind != TRANSPORT_DONE;
-	stream_close(&leg->control.stream, reset);
+	stream_close(&leg->control.stream, kind != TRANSPORT_DONE);
 	chunk_ledger_look_stop(&leg->ledger);
-	for (uint32_t i = 0; i < leg->num_conns; i++) {
-		if (leg->conns[i]->retired)
-			continue;
-		leg->conns[i]->reset = reset;
-		loop_post(leg->conns[i]->loop, &leg->conns[i]->close_task);
-	}
-	if (!reader_moves(leg->reader))
+	if (!unseen_of(leg))
 		__atomic_store_n(&leg->way, LEG_BY_TCP, __ATOMIC_RELAXED);
-	reader_close(leg->reader);
+	TELL_PATHS(leg, close, kind == TRANSPORT_DONE);
 	leg_in_settle(leg);
 }
 
 void
 leg_in_settle(struct leg_in *leg)
 {
-	if (leg->state != LEG_IN_ENDING || leg->settled || leg->num_conns > 0 ||
-		!reader_gone(leg->reader))
+	if (leg->state != LEG_IN_ENDING || leg->settled)
 		return;
+	for (uint32_t i = 0; i < leg->num_paths; i++) {
+		if (!leg->paths[i]->ops->gone(leg->paths[i]))
+			return;
+	}
 	leg->settled = true;
 	loop_post(leg->transport->acceptor, &leg->last_task);
 }
@@ -107,22 +132,24 @@ put_alive(struct leg_in *leg)
 {
 	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
 	uint32_t looks = th_min_u32(chunk_ledger_num_looked(&leg->ledger), num_chunks);
+	struct leg_in_path *unseen = unseen_of(leg);
+	struct leg_in_progress progress;
 	uint8_t payload[FRAME_ALIVE_BYTES];
 	struct frame frame = {.kind = FRAME_ALIVE, .leg = leg->id, .count = looks};
 	if (leg->control.out_sent != leg->control.out_bytes)
 		return;
-	if (reader_moves(leg->reader)) {
-		uint64_t bytes = reader_bytes(leg->reader);
+	if (unseen) {
+		unseen->ops->progress(unseen, &progress);
 		frame.first = xfer_part_prefix(leg->part);
-		frame.count += th_min_u32(reader_landed(leg->reader), num_chunks);
+		frame.count += th_min_u32(progress.chunks, num_chunks);
 		frame.bytes = FRAME_ALIVE_BYTES;
 		if (frame.count == leg->chunks_said && frame.first == leg->prefix_said &&
-			bytes == leg->bytes_said)
+			progress.bytes == leg->bytes_said)
 			return;
 		leg->chunks_said = frame.count;
 		leg->prefix_said = frame.first;
-		leg->bytes_said = bytes;
-		frame_encode_alive(bytes, payload);
+		leg->bytes_said = progress.bytes;
+		frame_encode_alive(progress.bytes, payload);
 	} else if (looks <= leg->looks_said) {
 		return;
 	} else {
@@ -174,18 +201,6 @@ leg_in_stop(struct leg_in *leg)
 	leg_in_end(leg, TRANSPORT_STOPPED);
 }
 
-void
-leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn)
-{
-	if (conn->retired)
-		return; /* it had nothing to do any more */
-	/* The source may have said why: its word is in the control connection by then. */
-	if (!conn->own && leg->state == LEG_IN_RUNNING && conn->code != TH_E_CHECKSUM &&
-		conn->code != TH_E_PROTOCOL)
-		stream_look(&leg->control.stream);
-	leg_in_fail_by(leg, conn->code, conn->own);
-}
-
 static void
 fail_stale(struct leg_in *leg)
 {
@@ -212,49 +227,13 @@ leg_in_fail_by(struct leg_in *leg, int code, bool own)
 			code == TH_E_LIMIT ? LIMIT_TEXT : th_strerror(code));
 }
 
-static void
-add_conns(struct leg_in *leg)
-{
-	uint32_t num_chunks = xfer_part_table(leg->part)->num_chunks;
-	uint32_t missing = num_chunks - xfer_part_prefix(leg->part);
-	uint32_t wanted = leg->transport->config.connections, there = 0;
-	bool leads = true;
-	/* Those that went when RDMA came may still count at the source when they come back. */
-	if (leg->reader)
-		wanted = th_min_u32(wanted, CONNECTIONS_MAX / 2);
-	for (uint32_t i = 0; i < leg->num_conns; i++) {
-		there += !leg->conns[i]->retired;
-		leads = leads && (leg->conns[i]->retired || !leg->conns[i]->leads);
-	}
-	for (; there < wanted && there < missing && leg->num_conns < CONNECTIONS_MAX; there++) {
-		struct loop *mover = acceptor_next_mover(leg->transport);
-		leg->conns[leg->num_conns++] = data_in_new(leg, mover, leads);
-		leads = false;
-	}
-}
-
 void
-leg_in_conn_gone(struct leg_in *leg, struct data_in *conn)
+leg_in_broken(struct leg_in *leg, int code, bool own)
 {
-	uint32_t i = 0;
-	while (leg->conns[i] != conn)
-		i++;
-	leg->conns[i] = leg->conns[--leg->num_conns];
-	free(conn);
-	if (leg->state == LEG_IN_RUNNING && leg->streaming)
-		add_conns(leg); /* there was no room for as many as are wanted */
-	leg_in_settle(leg);
-}
-
-/* Only one that has nothing left to do may go: the source would not know of it otherwise. */
-void
-leg_in_conn_idle(struct leg_in *leg, struct data_in *conn)
-{
-	if (leg->state == LEG_IN_ENDING || conn->retired ||
-		!__atomic_load_n(&leg->retiring, __ATOMIC_RELAXED))
-		return;
-	conn->retired = true;
-	loop_post(conn->loop, &conn->close_task);
+	/* The source may have said why: its word is in the control connection by then. */
+	if (!own && leg->state == LEG_IN_RUNNING && code != TH_E_CHECKSUM && code != TH_E_PROTOCOL)
+		leg_in_hear(leg);
+	leg_in_fail_by(leg, code, own);
 }
 
 static void
@@ -275,12 +254,16 @@ leg_in_run_last(struct loop_task *task)
 	leg->result.bytes_moved = __atomic_load_n(&leg->bytes_moved, __ATOMIC_RELAXED);
 	leg->result.bytes_reused = leg->ledger.reuse.bytes;
 	leg->result.verify_ns = __atomic_load_n(&leg->verify_ns, __ATOMIC_RELAXED);
-	leg->result.overwrote =
-		leg->result.bytes_moved > 0 || (leg->reader && reader_touched(leg->reader));
+	leg->result.overwrote = leg->result.bytes_moved > 0;
+	for (uint32_t i = 0; i < leg->num_paths; i++) {
+		struct leg_in_path *path = leg->paths[i];
+		if (path->ops->touched && path->ops->touched(path))
+			leg->result.overwrote = true;
+	}
 	snprintf(leg->result.fallback, sizeof(leg->result.fallback), "%s", leg->fallback.text);
 	say_way(leg, leg->way, &leg->result);
-	reader_free(leg->reader);
-	leg->reader = NULL;
+	TELL_PATHS(leg, free);
+	leg->num_paths = 0;
 	control_fini(&leg->control);
 	chunk_ledger_fini(&leg->ledger);
 	xfer_part_release(leg->part);
@@ -340,37 +323,34 @@ on_welcome(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	loop_tick_at(leg->transport->acceptor, leg->deadline_ns);
 	if (xfer_part_prefix(leg->part) == table->num_chunks)
 		leg_in_complete(leg);
-	else if (leg->reader)
-		reader_start(leg->reader, (frame->flags & FRAME_OFFERS_RDMA) != 0,
-			(frame->flags & FRAME_RDMA_LATER) != 0);
+	else if (leg->num_paths > 1)
+		leg->paths[0]->ops->start(leg->paths[0], frame->flags);
 	else
-		leg_in_connect(leg);
+		leg_in_stream(leg);
 	return 0;
 }
 
 void
-leg_in_connect(struct leg_in *leg)
+leg_in_stream(struct leg_in *leg)
 {
-	if (leg->streaming)
+	struct leg_in_path *path = stream_of(leg);
+	if (leg_in_streams(leg))
 		return;
-	leg->streaming = true;
-	__atomic_store_n(&leg->retiring, false, __ATOMIC_RELEASE);
 	leg->connecting_ns = th_now_ns();
-	leg->deadline_ns = 0;
-	loop_tick_at(leg->transport->acceptor, 0);
+	leg_in_look(leg);
 	__atomic_store_n(&leg->joined_ns, 0, __ATOMIC_RELAXED);
 	__atomic_store_n(&leg->way, LEG_BY_TCP, __ATOMIC_RELAXED);
-	add_conns(leg);
-	leg_in_kick(leg); /* those that were about to go */
+	path->ops->start(path, 0);
+	leg_in_kick(leg);
 }
 
 void
 leg_in_retire(struct leg_in *leg)
 {
-	if (!leg->streaming)
+	struct leg_in_path *path = stream_of(leg);
+	if (!leg_in_streams(leg))
 		return;
-	leg->streaming = false;
-	__atomic_store_n(&leg->retiring, true, __ATOMIC_RELEASE);
+	path->ops->retire(path);
 	leg_in_kick(leg);
 }
 
@@ -392,20 +372,10 @@ on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 	return 0;
 }
 
-/* A kick that is posted after the close would find the connection freed. */
-static void
-kick_conn(struct data_in *conn)
-{
-	if (!conn->retired)
-		loop_post(conn->loop, &conn->kick_task);
-}
-
 void
 leg_in_kick(struct leg_in *leg)
 {
-	reader_kick(leg->reader);
-	for (uint32_t i = 0; i < leg->num_conns; i++)
-		kick_conn(leg->conns[i]);
+	TELL_PATHS(leg, kick);
 }
 
 static int
@@ -443,15 +413,11 @@ on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payloa
 		return TH_E_PROTOCOL;
 	bool grew = prefix > leg->source_prefix;
 	__atomic_store_n(&leg->source_prefix, prefix, __ATOMIC_RELAXED);
-	for (uint32_t i = 0; grew && i < leg->num_conns; i++) {
-		if (!leg->conns[i]->leads)
-			kick_conn(leg->conns[i]);
-	}
 	int rc = leg_in_take_digests(leg, frame, payload);
 	if (rc < 0 || leg->state == LEG_IN_ENDING)
 		return rc;
 	if (grew)
-		reader_kick(leg->reader);
+		TELL_PATHS(leg, grew);
 	/* "I wait myself" excuses only what lies beyond its own prefix. */
 	uint32_t missing = chunk_ledger_lowest_missing(&leg->ledger);
 	bool owes = missing < xfer_part_table(leg->part)->num_chunks;
@@ -466,28 +432,118 @@ leg_in_handle(struct control *control, const struct frame *frame, const uint8_t 
 	struct leg_in *leg = leg_of(control);
 	if (frame->leg != leg->id)
 		return TH_E_PROTOCOL;
-	reader_heard(leg->reader);
+	TELL_PATHS(leg, heard);
 	if (frame->kind == FRAME_WELCOME)
 		return on_welcome(leg, frame, payload);
 	if (frame->kind == FRAME_REFUSED)
 		return on_refused(leg, frame, payload);
 	if (frame->kind == FRAME_PROGRESS)
 		return on_progress(leg, frame, payload);
-	if (leg->state == LEG_IN_RUNNING)
-		return reader_frame(leg->reader, frame, payload);
+	for (uint32_t i = 0; i < leg->num_paths && leg->state == LEG_IN_RUNNING; i++) {
+		if (leg->paths[i]->ops->frame_kinds >> frame->kind & 1)
+			return leg->paths[i]->ops->frame(leg->paths[i], frame, payload);
+	}
 	return TH_E_PROTOCOL;
 }
 
 static void
-refill(struct control *control)
+leg_in_refill(struct control *control)
 {
-	reader_refill(leg_of(control)->reader);
+	struct leg_in *leg = leg_of(control);
+	TELL_PATHS(leg, refill);
 }
 
 static void
-leg_in_broken(struct control *control, int code)
+leg_in_do_broken(struct control *control, int code)
 {
 	fail_by(leg_of(control), code);
+}
+
+void
+leg_in_put(struct leg_in *leg, const struct frame *frame, const uint8_t *payload)
+{
+	control_put(&leg->control, frame, payload);
+}
+
+void
+leg_in_wake(struct leg_in *leg)
+{
+	stream_wake(&leg->control.stream);
+}
+
+void
+leg_in_hear(struct leg_in *leg)
+{
+	stream_look(&leg->control.stream);
+}
+
+/* ---- what its paths tell ------------------------------------------------------------------ */
+
+void
+leg_in_fall_back(struct leg_in *leg, const char *why)
+{
+	(void)th_fail(&leg->fallback, TH_E_NO_PATH, "%s", why);
+	__atomic_store_n(&leg->fallback_told, true, __ATOMIC_RELEASE);
+	count_up(&leg->transport->counters.rdma_fallbacks, 1);
+}
+
+void
+leg_in_goes(struct leg_in *leg, enum leg_way way, const char *copy_why)
+{
+	if (copy_why)
+		(void)th_fail(&leg->copy, TH_E_NO_PATH, "%s", copy_why);
+	__atomic_store_n(&leg->way, way, __ATOMIC_RELEASE);
+}
+
+void
+leg_in_joined(struct leg_in *leg, int64_t now_ns)
+{
+	int64_t never = 0;
+	__atomic_compare_exchange_n(
+		&leg->joined_ns, &never, now_ns, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+void
+leg_in_lives(struct leg_in *leg, int64_t now_ns)
+{
+	__atomic_store_n(&leg->last_byte_ns, now_ns, __ATOMIC_RELAXED);
+}
+
+void
+leg_in_moved(struct leg_in *leg, uint64_t bytes, int64_t now_ns)
+{
+	leg_in_lives(leg, now_ns);
+	count_up(&leg->bytes_moved, bytes);
+	count_up(&leg->transport->counters.bytes_in, bytes);
+}
+
+void
+leg_in_verified(struct leg_in *leg, int64_t ns)
+{
+	count_up(&leg->verify_ns, (uint64_t)ns);
+}
+
+void
+leg_in_counted(struct leg_in *leg, int result)
+{
+	if (result & LEDGER_GREW)
+		events_post_soon(&leg->transport->events, &leg->progress_node);
+	if (result & LEDGER_COMPLETE)
+		loop_post(leg->transport->acceptor, &leg->complete_task);
+	else if (result & LEDGER_AGAIN)
+		leg_in_kick_soon(leg);
+}
+
+void
+leg_in_kick_soon(struct leg_in *leg)
+{
+	loop_post(leg->transport->acceptor, &leg->kick_task);
+}
+
+static void
+leg_in_run_kick(struct loop_task *task)
+{
+	leg_in_kick(loop_container(task, struct leg_in, kick_task));
 }
 
 /* ---- the beginning ------------------------------------------------------------------------ */
@@ -501,18 +557,32 @@ fail_without_rdma(struct leg_in *leg)
 	leg_in_do_fail(leg, TH_E_NO_PATH, false, err.text);
 }
 
+/* What HELLO shall say of them. */
+static uint8_t
+open_paths(struct leg_in *leg)
+{
+	uint8_t flags = 0;
+	for (const struct leg_in_path_ops *const *ops = leg_in_paths; *ops; ops++) {
+		struct leg_in_path *path = (*ops)->open(leg);
+		if (!path)
+			continue;
+		leg->paths[leg->num_paths++] = path;
+		flags |= path->ops->hello_flags;
+	}
+	return flags;
+}
+
 static void
 leg_in_connected(struct control *control)
 {
 	struct leg_in *leg = leg_of(control);
-	leg->reader = reader_new(leg);
-	if (!leg->reader && (leg->flags & TRANSPORT_REQUIRE_RDMA)) {
+	uint8_t flags = open_paths(leg);
+	if (leg->num_paths == 1 && (leg->flags & TRANSPORT_REQUIRE_RDMA)) {
 		fail_without_rdma(leg);
 		return;
 	}
 	struct frame frame = {.kind = FRAME_HELLO,
-		.flags = (uint8_t)((leg->verify ? FRAME_VERIFIES : 0) |
-				   (leg->reader ? FRAME_TAKES_RDMA | FRAME_TAKES_STAGED : 0)),
+		.flags = (uint8_t)(flags | (leg->verify ? FRAME_VERIFIES : 0)),
 		.leg = leg->id,
 		.bytes = FRAME_HELLO_BYTES};
 	struct frame_hello hello = {
@@ -574,10 +644,11 @@ leg_in_new(struct transport *transport, uint64_t id, const char *address,
 	socket_name(&leg->address, leg->peer);
 	control_init(&leg->control, FRAME_PAYLOAD_MAX, UINT32_MAX);
 	leg->control.handle = leg_in_handle;
-	leg->control.refill = refill;
-	leg->control.broken = leg_in_broken;
+	leg->control.refill = leg_in_refill;
+	leg->control.broken = leg_in_do_broken;
 	leg->control.connected = leg_in_connected;
 	leg->complete_task.run = run_complete;
+	leg->kick_task.run = leg_in_run_kick;
 	leg->looked_task.run = run_looked;
 	chunk_ledger_look(&leg->ledger, transport->acceptor, &leg->looked_task);
 	leg->last_task.run = leg_in_run_last;
@@ -626,6 +697,19 @@ leg_in_next(struct leg_in *leg)
 
 /* ---- the clock ---------------------------------------------------------------------------- */
 
+void
+leg_in_look(struct leg_in *leg)
+{
+	leg->deadline_ns = 0;
+	loop_tick_at(leg->transport->acceptor, 0);
+}
+
+void
+leg_in_excuse(struct leg_in *leg, int64_t now_ns)
+{
+	leg->excused_ns = now_ns;
+}
+
 static int64_t
 check_stall(struct leg_in *leg, int64_t now_ns)
 {
@@ -634,12 +718,10 @@ check_stall(struct leg_in *leg, int64_t now_ns)
 	/* Before the first data connection stands, a lost SYN must be able to come again. */
 	int64_t since_ns = joined_ns != 0 ? joined_ns : leg->connecting_ns + CONNECT_NS - stall_ns;
 	since_ns = th_max_i64(since_ns, __atomic_load_n(&leg->last_byte_ns, __ATOMIC_RELAXED));
-	/* What our own memory has not taken yet cannot be sent by the source either. */
-	for (uint32_t i = 0; i < leg->num_conns; i++) {
-		if (__atomic_load_n(&leg->conns[i]->held, __ATOMIC_RELAXED))
-			leg->excused_ns = now_ns;
-	}
-	if (reader_excuses(leg->reader) || chunk_ledger_looking(&leg->ledger))
+	bool excused = chunk_ledger_looking(&leg->ledger);
+	for (uint32_t i = 0; i < leg->num_paths; i++)
+		excused = excused || leg->paths[i]->ops->excuses(leg->paths[i]);
+	if (excused)
 		leg->excused_ns = now_ns;
 	since_ns = th_max_i64(since_ns, leg->excused_ns);
 	if (now_ns < since_ns + stall_ns)
@@ -658,7 +740,7 @@ check_stall(struct leg_in *leg, int64_t now_ns)
 static int64_t
 say_alive(struct leg_in *leg, int64_t now_ns)
 {
-	if (leg->state == LEG_IN_ENDING || !(leg->ledger.reuse.on || reader_moves(leg->reader)))
+	if (leg->state == LEG_IN_ENDING || !(leg->ledger.reuse.on || unseen_of(leg)))
 		return INT64_MAX;
 	put_alive(leg);
 	stream_wake(&leg->control.stream);
@@ -687,9 +769,14 @@ leg_in_tick(struct leg_in *leg, int64_t now_ns)
 		leg_in_fail(leg, TH_E_NO_PATH, "it does not answer to the ticket");
 	if (leg->state == LEG_IN_ENDING)
 		return INT64_MAX;
-	int64_t next_ns = reader_tick(leg->reader, late, now_ns);
-	if (leg->state == LEG_IN_ENDING)
-		return INT64_MAX;
+	int64_t next_ns = INT64_MAX;
+	for (uint32_t i = 0; i < leg->num_paths; i++) {
+		struct leg_in_path *path = leg->paths[i];
+		if (path->ops->tick)
+			next_ns = th_min_i64(next_ns, path->ops->tick(path, late, now_ns));
+		if (leg->state == LEG_IN_ENDING)
+			return INT64_MAX;
+	}
 	/* Not later than that: when the first connection stands, nobody looks anew. */
 	leg->deadline_ns = th_min_i64(check_stall(leg, now_ns), now_ns + stall_ns);
 	leg->deadline_ns = th_min_i64(leg->deadline_ns, say_alive(leg, now_ns));

@@ -310,7 +310,7 @@ say_changed(struct leg_out *leg)
 
 /* The next PROGRESS, if there is news or it is time to say again that we wait. */
 static void
-refill(struct control *control)
+leg_out_refill(struct control *control)
 {
 	struct leg_out *leg = leg_of(control);
 	if (__atomic_load_n(&leg->changed, __ATOMIC_RELAXED)) {
@@ -388,7 +388,7 @@ leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part)
 	control_init(&leg->control, OUT_PAYLOAD_MAX,
 		1u << FRAME_RDMA_OFFER | 1u << FRAME_RDMA_DECLINE | 1u << FRAME_ALIVE);
 	leg->control.handle = leg_out_handle;
-	leg->control.refill = refill;
+	leg->control.refill = leg_out_refill;
 	leg->control.broken = leg_out_broken;
 	leg->asked =
 		th_calloc(th_max_u32(xfer_part_table(part)->num_chunks, 1), sizeof(leg->asked[0]));

@@ -67,11 +67,9 @@ reuse(struct data_in *conn, uint32_t chunk)
 		return false;
 	bool here = chunk_ledger_reuse(&leg->ledger, chunk, &result);
 	/* Meanwhile the source was not asked for anything: it is not the one that was slow. */
-	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
-	if (here && (result & LEDGER_GREW))
-		events_post_soon(&leg->transport->events, &leg->progress_node);
-	if (here && (result & LEDGER_COMPLETE))
-		loop_post(leg->transport->acceptor, &leg->complete_task);
+	leg_in_lives(leg, th_now_ns());
+	if (here)
+		leg_in_counted(leg, result);
 	return here;
 }
 
@@ -82,10 +80,16 @@ is_idle(const struct data_in *conn)
 	return conn->num_asked == 0 && !conn->in_body && (!conn->ferry || ferry_idle(conn->ferry));
 }
 
+static enum tcp_in_state
+tcp_state(const struct data_in *conn)
+{
+	return __atomic_load_n(&conn->tcp->state, __ATOMIC_ACQUIRE);
+}
+
 void
 data_in_rest(struct data_in *conn)
 {
-	if (__atomic_load_n(&conn->leg->retiring, __ATOMIC_ACQUIRE) && is_idle(conn))
+	if (tcp_state(conn) == TCP_IN_RETIRING && is_idle(conn))
 		loop_post(conn->leg->transport->acceptor, &conn->idle_task);
 }
 
@@ -93,8 +97,8 @@ static void
 data_in_ask(struct data_in *conn)
 {
 	uint32_t limit = ask_limit(conn), chunk, reused = 0;
-	bool retiring = __atomic_load_n(&conn->leg->retiring, __ATOMIC_ACQUIRE);
-	while (!retiring && conn->num_asked < conn->window &&
+	bool moving = tcp_state(conn) == TCP_IN_MOVING;
+	while (moving && conn->num_asked < conn->window &&
 		chunk_ledger_take(&conn->leg->ledger, limit, &chunk)) {
 		if (reuse(conn, chunk)) {
 			if (++reused < REUSED_AT_ONCE)
@@ -192,11 +196,8 @@ data_in_arrived(struct data_in *conn, uint32_t chunk, const struct th_hash *dige
 	int result = chunk_ledger_arrived(&leg->ledger, chunk, leg->verify ? digest : NULL);
 	if (result < 0)
 		return result;
-	if (result & LEDGER_GREW)
-		events_post_soon(&leg->transport->events, &leg->progress_node);
-	if (result & LEDGER_COMPLETE)
-		loop_post(leg->transport->acceptor, &leg->complete_task);
-	else
+	leg_in_counted(leg, result);
+	if (!(result & LEDGER_COMPLETE))
 		data_in_ask(conn);
 	return 0;
 }
@@ -242,11 +243,9 @@ got_body(struct data_in *conn, const struct iovec *ranges, size_t bytes)
 		rc = hash(conn, ranges, bytes);
 	if (leg->verify) {
 		now_ns = th_now_ns();
-		count_up(&leg->verify_ns, (uint64_t)(now_ns - before_ns));
+		leg_in_verified(leg, now_ns - before_ns);
 	}
-	__atomic_store_n(&leg->last_byte_ns, now_ns, __ATOMIC_RELAXED);
-	count_up(&leg->bytes_moved, bytes);
-	count_up(&leg->transport->counters.bytes_in, bytes);
+	leg_in_moved(leg, bytes, now_ns);
 	if (!conn->block)
 		xfer_cursor_skip(&conn->cursor, leg->part, bytes);
 	if (rc == 0 && conn->ferry)
@@ -273,9 +272,7 @@ data_in_connected(struct stream *stream)
 {
 	struct data_in *conn = conn_of(stream);
 	struct leg_in *leg = conn->leg;
-	int64_t never = 0;
-	__atomic_compare_exchange_n(
-		&leg->joined_ns, &never, th_now_ns(), false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	leg_in_joined(leg, th_now_ns());
 	struct frame frame = {.kind = FRAME_JOIN, .leg = leg->id, .bytes = FRAME_KEY_BYTES};
 	data_in_put(conn, &frame, leg->key);
 	data_in_ask(conn);
@@ -365,29 +362,30 @@ static void
 data_in_run_broken(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, broken_task);
-	leg_in_conn_broken(conn->leg, conn);
+	tcp_in_conn_broken(conn->tcp, conn);
 }
 
 static void
 run_idle(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, idle_task);
-	leg_in_conn_idle(conn->leg, conn);
+	tcp_in_conn_idle(conn->tcp, conn);
 }
 
 static void
 data_in_run_gone(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, gone_task);
-	leg_in_conn_gone(conn->leg, conn);
+	tcp_in_conn_gone(conn->tcp, conn);
 }
 
 struct data_in *
-data_in_new(struct leg_in *leg, struct loop *loop, bool leads)
+data_in_new(struct tcp_in *tcp, struct loop *loop, bool leads)
 {
 	struct data_in *conn = th_calloc(1, sizeof(*conn));
 	conn->stream.fd = -1;
-	conn->leg = leg;
+	conn->tcp = tcp;
+	conn->leg = tcp->leg;
 	conn->loop = loop;
 	conn->leads = leads;
 	conn->window = 1;

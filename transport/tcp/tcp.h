@@ -1,93 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tcp - the structures of legs between agents: the acceptor's side (leg_in.c, leg_out.c) and the
- * movers' side (data_in.c, data_out.c). Who may touch a field is said at the field.
+ * tcp - the stream path of legs between agents: data connections. The acceptor's side (tcp_in.c)
+ * and the movers' side (data_in.c, data_out.c). Who may touch a field is said at the field.
  */
 #ifndef TH_TRANSPORT_TCP_TCP_H
 #define TH_TRANSPORT_TCP_TCP_H
 
-#include "transport/leg/control.h"
+#include "transport/leg/leg_in.h"
 #include "transport/loop/ferry.h"
-#include "transport/rdma/leg/reader.h"
 #include "transport/rdma/leg/source.h"
 #include "transport/transport_own.h"
 
 /* ---- reader --------------------------------------------------------------------------------- */
 
-enum leg_way { LEG_BY_TCP, LEG_BY_RDMA, LEG_BY_RDMA_COPY };
+enum tcp_in_state { TCP_IN_IDLE, TCP_IN_MOVING, TCP_IN_RETIRING, TCP_IN_CLOSED };
 
-enum leg_in_state { LEG_IN_CONNECTING, LEG_IN_ASKING, LEG_IN_RUNNING, LEG_IN_ENDING };
-
-struct leg_in {
-	LIST_ENTRY(leg_in) entry;
-	/* Immutable. */
-	struct transport *transport;
-	uint64_t id;
-	struct xfer_part *part; /* owns: a reference, until the last event */
-	bool verify;
-	struct sockaddr_storage address;
-	socklen_t address_bytes;
-	unsigned flags; /* enum transport_flag */
-	char peer[PEER_BYTES];
-	/* Shared with the movers; the ledger has its own lock. */
-	struct chunk_ledger ledger;
-	int64_t joined_ns;    /* atomic: the first data connection stands; 0 before */
-	int64_t last_byte_ns; /* atomic */
-	uint64_t bytes_moved; /* atomic */
-	uint64_t verify_ns;   /* atomic */
-	enum leg_way way;     /* atomic: for the shell */
-	bool fallback_told;   /* atomic: fallback is there, and stays as it is */
-	bool retiring;        /* atomic: data connections ask for nothing more, and go when idle */
-	struct loop_task complete_task; /* mover -> acceptor: the part is whole */
-	struct loop_task looked_task;   /* a GPU's thread -> acceptor */
-	/* Acceptor. */
-	enum leg_in_state state;
-	bool settled;           /* the last task is posted */
-	struct reader *reader;  /* owns; NULL: no RDMA in this leg */
-	struct th_err fallback; /* why the leg goes without RDMA */
-	struct th_err copy;     /* why it goes by copies; there before way says that */
-	struct control control;
-	struct th_ticket ticket;
-	uint8_t key[FRAME_KEY_BYTES];
+struct tcp_in { /* tcp_in.c */
+	struct leg_in_path path;
+	struct leg_in *leg;                     /* borrows: outlives it */
+	enum tcp_in_state state;                /* atomic: the acceptor writes, the movers read */
 	struct data_in *conns[CONNECTIONS_MAX]; /* owns */
 	uint32_t num_conns;
-	uint32_t source_prefix; /* atomic: the movers read it */
-	bool streaming;         /* data connections fetch what is missing */
-	/* In the last ALIVE; the other three of a leg with RDMA. */
-	uint32_t looks_said, chunks_said, prefix_said;
-	uint64_t bytes_said;
-	int64_t deadline_ns;   /* of the state; RUNNING: when to look again */
-	int64_t running_ns;    /* since when */
-	int64_t connecting_ns; /* since when there are data connections, or are made */
-	int64_t excused_ns;    /* until then the source said that it waits, or we were late */
-	struct loop_task last_task;
-	/* Shell, once posted. */
-	struct event_node progress_node, last_node;
-	struct transport_event result;
 };
 
-/* Ends the leg with FAILED; text names the peer and the prefix behind it. Acceptor. It is the
- * source, or the way to it, so another may do better; _ours: no other would. */
-void leg_in_fail(struct leg_in *leg, int code, const char *text);
-void leg_in_fail_ours(struct leg_in *leg, int code, const char *text);
-/* The same for a chunk that came and does not count. own: it was our own memory. */
-void leg_in_fail_by(struct leg_in *leg, int code, bool own);
-/* The part shall come by data connections; and no more: what they were asked for still comes. */
-void leg_in_connect(struct leg_in *leg);
-void leg_in_retire(struct leg_in *leg);
-/* There may be more to ask for. */
-void leg_in_kick(struct leg_in *leg);
-/* An ending leg: is nothing of it under way any more? */
-void leg_in_settle(struct leg_in *leg);
-void leg_in_conn_broken(struct leg_in *leg, const struct data_in *conn);
-void leg_in_conn_idle(struct leg_in *leg, struct data_in *conn);
-void leg_in_conn_gone(struct leg_in *leg, struct data_in *conn);
-/* For tests: moments of a leg, when all bytes of this chunk are here. Any thread. */
-void leg_in_pass_points(const struct leg_in *leg, uint32_t chunk);
+extern const struct leg_in_path_ops tcp_in_ops;
+
+void tcp_in_conn_broken(struct tcp_in *tcp, const struct data_in *conn);
+void tcp_in_conn_idle(struct tcp_in *tcp, struct data_in *conn);
+void tcp_in_conn_gone(struct tcp_in *tcp, struct data_in *conn);
 
 struct data_in {
 	struct stream stream;
-	struct leg_in *leg; /* borrows: outlives the connection */
+	struct tcp_in *tcp; /* borrows: outlives the connection, as leg */
+	struct leg_in *leg;
 	struct loop *loop;
 	bool leads;                                         /* immutable: see ask_limit() */
 	struct loop_task open_task, kick_task, close_task;  /* acceptor -> mover */
@@ -141,7 +86,7 @@ void data_in_rest(struct data_in *conn);
 void data_in_break(struct data_in *conn, int code, bool own);
 
 /* Acceptor: a new connection of the leg, on some mover. leads: see ask_limit(). */
-struct data_in *data_in_new(struct leg_in *leg, struct loop *loop, bool leads);
+struct data_in *data_in_new(struct tcp_in *tcp, struct loop *loop, bool leads);
 
 /* ---- source --------------------------------------------------------------------------------- */
 

@@ -129,7 +129,7 @@ Test(rdma_late, memory_of_both_registers__the_readers_is_looked_after_when_the_s
 	rig_wait_prefix(&s->rig, s->to, 3);
 	hold_regs(s->source_agent, false);
 	const struct leg_in *leg = LIST_FIRST(&s->reader_agent->transport->legs_in);
-	while (__atomic_load_n(&leg->reader->num_rails, __ATOMIC_RELAXED) == 0)
+	while (__atomic_load_n(&reader_of(leg->paths[0])->num_rails, __ATOMIC_RELAXED) == 0)
 		rig_pump(&s->rig, 1);
 	hold_regs(s->reader_agent, false);
 	wait_lanes(s);

@@ -137,7 +137,7 @@ Test(transport_stage, reads_land_and_the_leg_ends__cleared_for_the_next_one)
 	pull(s);
 	wait_asked(s, 0);
 	const struct leg_in *leg = LIST_FIRST(&transport->legs_in);
-	while (!has_any(leg->reader->stage.slab)) {
+	while (!has_any(reader_of(leg->paths[0])->stage.slab)) {
 		fake_rdma_let(s->reader_agent->devices[0], 1);
 		rig_pump(&s->rig, 1);
 	}

@@ -16,9 +16,14 @@
 #include "ipc/base/log.h"
 #include "transport/rdma/leg/reader_own.h"
 #include "transport/rdma/memory/region.h"
-#include "transport/tcp/tcp.h"
 
 #define NO_CHUNK UINT32_MAX
+
+struct reader *
+reader_of(struct leg_in_path *path)
+{
+	return loop_container(path, struct reader, path);
+}
 
 struct loop *
 reader_acceptor(const struct reader *reader)
@@ -46,9 +51,7 @@ reader_set_state(struct reader *reader, enum reader_state state, int64_t patienc
 {
 	reader->state = state;
 	reader->deadline_ns = th_deadline_ns(th_now_ns(), patience_ns);
-	/* The leg looks again at once, and asks when next. */
-	reader->leg->deadline_ns = 0;
-	loop_tick_at(reader_acceptor(reader), 0);
+	leg_in_look(reader->leg);
 }
 
 /* ---- the way back to data connections ----------------------------------------------------- */
@@ -86,16 +89,7 @@ reader_leave_if_done(struct reader *reader)
 	}
 	reader->state = READER_OVER;
 	(void)reader_stage_close(reader);
-	leg_in_connect(reader->leg);
-}
-
-/* Once in a leg. */
-static void
-tell_fallback(struct leg_in *leg, const char *why)
-{
-	(void)th_fail(&leg->fallback, TH_E_NO_PATH, "%s", why);
-	__atomic_store_n(&leg->fallback_told, true, __ATOMIC_RELEASE);
-	count_up(&leg->transport->counters.rdma_fallbacks, 1);
+	leg_in_stream(reader->leg);
 }
 
 static void
@@ -117,7 +111,7 @@ reader_do_leave(struct reader *reader, bool ours, const char *why)
 	if (reader->state >= READER_LEAVING || reader->closing)
 		return;
 	reader->ours = ours;
-	tell_fallback(leg, why);
+	leg_in_fall_back(leg, why);
 	log_warn("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'%s", leg->id,
 		leg->peer, why, reader->required ? ", so it fails" : "");
 	/* Who is to be blamed must be known first, or the next leg would try the same again. */
@@ -140,11 +134,10 @@ reader_do_leave(struct reader *reader, bool ours, const char *why)
 			.leg = leg->id,
 			.count = 0u - (uint32_t)TH_E_NO_PATH,
 			.bytes = bytes};
-		control_put(&leg->control, &frame, (const uint8_t *)leg->fallback.text);
-		stream_wake(&leg->control.stream);
+		leg_in_put(leg, &frame, (const uint8_t *)leg->fallback.text);
+		leg_in_wake(leg);
 	}
-	if (leg->state != LEG_IN_ENDING)
-		reader_leave_if_done(reader);
+	reader_leave_if_done(reader);
 }
 
 void
@@ -161,6 +154,25 @@ reader_leave_ours(struct reader *reader, const char *why)
 
 /* ---- the end ------------------------------------------------------------------------------ */
 
+/* Then the leg lasts until the agent ends. */
+static bool
+is_stuck(const struct reader *reader)
+{
+	bool stuck = false;
+	for (uint32_t i = 0; i < reader->num_lanes; i++)
+		stuck = stuck || reader->lanes[i].stuck;
+	return stuck && !reader->leg->transport->closing;
+}
+
+static bool
+reader_gone(struct leg_in_path *path)
+{
+	const struct reader *reader = reader_of(path);
+	return reader->closing && !reader->at_keeper && reader->checks_closed &&
+	       !lanes_left(reader) && !queues_left(reader) && !is_stuck(reader) &&
+	       (!reader->stage.slab || reader->stage.closed);
+}
+
 void
 reader_settle(struct reader *reader)
 {
@@ -175,22 +187,33 @@ reader_settle(struct reader *reader)
 	}
 	if (queues_left(reader))
 		to_keeper(reader);
-	else if (reader_stage_close(reader) && reader_gone(reader))
+	else if (reader_stage_close(reader) && reader_gone(&reader->path))
 		leg_in_settle(reader->leg);
 }
 
-void
-reader_close(struct reader *reader)
+static uint64_t
+bytes_of(struct reader *reader)
 {
-	if (!reader || reader->closing)
-		return;
+	uint64_t bytes = 0;
+	for (uint32_t i = 0; i < reader->num_lanes; i++) {
+		struct reader_lane *lane = &reader->lanes[i];
+		if (lane->lane && !lane->closing)
+			(void)reader_look_at_bytes(lane);
+		bytes += lane->seen_bytes;
+	}
+	return bytes;
+}
+
+static void
+close_path(struct leg_in_path *path, bool done)
+{
+	struct reader *reader = reader_of(path);
 	/* What came since then shows that the source lived on. */
 	if (reader->num_blamed > 0)
-		(void)reader_bytes(reader);
+		(void)bytes_of(reader);
 	reader->closing = true;
-	if (reader->leg->streaming && reader->state < READER_LEAVING &&
-		reader->leg->result.kind == TRANSPORT_DONE)
-		tell_fallback(reader->leg,
+	if (done && leg_in_streams(reader->leg) && reader->state < READER_LEAVING)
+		leg_in_fall_back(reader->leg,
 			"it began while memory was still being registered, and ended before it "
 			"could move to RDMA");
 	reader_stop_taking(reader);
@@ -198,25 +221,6 @@ reader_close(struct reader *reader)
 		setup_hurry(rdma_setup(reader->rdma), &reader->turn);
 	check_list_close(&reader->checks);
 	reader_settle(reader);
-}
-
-/* Then the leg lasts until the agent ends. */
-static bool
-is_stuck(const struct reader *reader)
-{
-	bool stuck = false;
-	for (uint32_t i = 0; i < reader->num_lanes; i++)
-		stuck = stuck || reader->lanes[i].stuck;
-	return stuck && !reader->leg->transport->closing;
-}
-
-bool
-reader_gone(const struct reader *reader)
-{
-	return !reader ||
-	       (reader->closing && !reader->at_keeper && reader->checks_closed &&
-		       !lanes_left(reader) && !queues_left(reader) && !is_stuck(reader) &&
-		       (!reader->stage.slab || reader->stage.closed));
 }
 
 static void
@@ -236,12 +240,6 @@ run_checks_closed(struct loop_task *task)
 
 /* ---- more to fetch ------------------------------------------------------------------------ */
 
-static void
-reader_run_kick(struct loop_task *task)
-{
-	leg_in_kick(loop_container(task, struct reader, kick_task)->leg);
-}
-
 void
 reader_kick_lanes(struct reader *reader)
 {
@@ -257,17 +255,24 @@ reader_kick_lanes(struct reader *reader)
 void
 reader_kick(struct reader *reader)
 {
-	if (!reader || reader->state != READER_RUNNING || reader->closing)
+	if (reader->state != READER_RUNNING || reader->closing)
 		return;
 	reader_kick_lanes(reader);
 	if (reader->stage.num_source > 0)
-		stream_wake(&reader->leg->control.stream);
+		leg_in_wake(reader->leg);
 }
 
-void
-reader_refill(struct reader *reader)
+static void
+kick(struct leg_in_path *path)
 {
-	if (reader && reader->state == READER_RUNNING && !reader->closing)
+	reader_kick(reader_of(path));
+}
+
+static void
+reader_refill(struct leg_in_path *path)
+{
+	struct reader *reader = reader_of(path);
+	if (reader->state == READER_RUNNING && !reader->closing)
 		reader_stage_ask(reader);
 }
 
@@ -304,8 +309,8 @@ reader_ask(struct reader *reader)
 		return;
 	struct frame frame = {
 		.kind = FRAME_CHECK, .leg = leg->id, .first = reader->doubtful, .count = 1};
-	control_put(&leg->control, &frame, NULL);
-	stream_wake(&leg->control.stream);
+	leg_in_put(leg, &frame, NULL);
+	leg_in_wake(leg);
 }
 
 static void
@@ -335,10 +340,11 @@ run_failed(struct loop_task *task)
 		leg_in_fail_by(reader->leg, reader->failed_code, reader->failed_own);
 }
 
-int
-reader_frame(struct reader *reader, const struct frame *frame, const uint8_t *payload)
+static int
+take_frame(struct leg_in_path *path, const struct frame *frame, const uint8_t *payload)
 {
-	if (!reader || reader->closing)
+	struct reader *reader = reader_of(path);
+	if (reader->closing)
 		return TH_E_PROTOCOL;
 	if (frame->kind == FRAME_RDMA_DECLINE)
 		return on_decline(reader, frame, payload);
@@ -364,13 +370,14 @@ look_before_giving_up(struct reader *reader, bool late, int64_t now_ns)
 		reader->deadline_ns =
 			th_deadline_ns(now_ns, th_min_i64(reader_patience_ns(reader),
 						       reader->leg->transport->config.stall_ns));
-	stream_look(&reader->leg->control.stream);
+	leg_in_hear(reader->leg);
 }
 
-int64_t
-reader_tick(struct reader *reader, bool late, int64_t now_ns)
+static int64_t
+tick(struct leg_in_path *path, bool late, int64_t now_ns)
 {
-	if (!reader || reader->closing || reader->state == READER_OVER)
+	struct reader *reader = reader_of(path);
+	if (reader->closing || reader->state == READER_OVER)
 		return INT64_MAX;
 	if (late)
 		reader->late_ns = now_ns;
@@ -403,18 +410,17 @@ reader_tick(struct reader *reader, bool late, int64_t now_ns)
 	return now_ns + period_ns;
 }
 
-bool
-reader_excuses(struct reader *reader)
+static bool
+excuses(struct leg_in_path *path)
 {
-	if (!reader)
-		return false;
+	struct reader *reader = reader_of(path);
 	/* What our own memory has not taken yet. */
 	if (reader_stage_writes(reader))
 		return true;
 	if (reader->state == READER_OVER)
 		return false;
 	if (reader->state != READER_RUNNING)
-		return !reader->leg->streaming;
+		return !leg_in_streams(reader->leg);
 	if (check_list_busy(&reader->checks))
 		return true;
 	/* What was asked of a lane is that lane's to watch. */
@@ -427,35 +433,24 @@ reader_excuses(struct reader *reader)
 	return false;
 }
 
-bool
-reader_moves(const struct reader *reader)
+static bool
+moves(struct leg_in_path *path)
 {
-	return reader && reader->state == READER_RUNNING;
+	return reader_of(path)->state == READER_RUNNING;
 }
 
-uint32_t
-reader_landed(const struct reader *reader)
+static void
+progress(struct leg_in_path *path, struct leg_in_progress *ret_progress)
 {
-	return __atomic_load_n(&reader->landed, __ATOMIC_RELAXED);
+	struct reader *reader = reader_of(path);
+	ret_progress->chunks = __atomic_load_n(&reader->landed, __ATOMIC_RELAXED);
+	ret_progress->bytes = bytes_of(reader);
 }
 
-uint64_t
-reader_bytes(struct reader *reader)
+static bool
+touched(struct leg_in_path *path)
 {
-	uint64_t bytes = 0;
-	for (uint32_t i = 0; i < reader->num_lanes; i++) {
-		struct reader_lane *lane = &reader->lanes[i];
-		if (lane->lane && !lane->closing)
-			(void)reader_look_at_bytes(lane);
-		bytes += lane->seen_bytes;
-	}
-	return bytes;
-}
-
-bool
-reader_touched(const struct reader *reader)
-{
-	return __atomic_load_n(&reader->touched, __ATOMIC_RELAXED);
+	return __atomic_load_n(&reader_of(path)->touched, __ATOMIC_RELAXED);
 }
 
 /* ---- the beginning ------------------------------------------------------------------------ */
@@ -465,7 +460,6 @@ init_tasks(struct reader *reader)
 {
 	reader_setup_init(reader);
 	reader_stage_init(reader);
-	reader->kick_task.run = reader_run_kick;
 	reader->doubt_task.run = run_doubt;
 	reader->failed_task.run = run_failed;
 	reader->checks_closed_task.run = run_checks_closed;
@@ -476,10 +470,10 @@ init_tasks(struct reader *reader)
 }
 
 /* Without RDMA, and why: said in the log, counted and shown. */
-static struct reader *
+static struct leg_in_path *
 reader_refuse(struct leg_in *leg, const char *why)
 {
-	tell_fallback(leg, why);
+	leg_in_fall_back(leg, why);
 	log_info("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'", leg->id,
 		leg->peer, why);
 	return NULL;
@@ -497,8 +491,22 @@ reach_own(struct reader *reader, struct th_err *err)
 	return rc == TH_E_NO_PATH ? reader_stage_own(reader, why.text, err) : rc;
 }
 
-struct reader *
-reader_new(struct leg_in *leg)
+static void
+free_path(struct leg_in_path *path)
+{
+	struct reader *reader = reader_of(path);
+	reader_stage_fini(reader);
+	places_free(&reader->extents, reader->places);
+	extents_fini(&reader->extents);
+	map_fini(&reader->map);
+	check_list_fini(&reader->checks);
+	free(reader->doubts);
+	pthread_mutex_destroy(&reader->lock);
+	free(reader);
+}
+
+static struct leg_in_path *
+open_path(struct leg_in *leg)
 {
 	struct transport *transport = leg->transport;
 	const struct chunk_table *table = xfer_part_table(leg->part);
@@ -508,6 +516,7 @@ reader_new(struct leg_in *leg)
 	if (rdma_usable(transport->rdma) == 0)
 		return reader_refuse(leg, "none of our own rails is up");
 	struct reader *reader = th_calloc(1, sizeof(*reader));
+	reader->path.ops = &reader_ops;
 	reader->leg = leg;
 	reader->rdma = transport->rdma;
 	reader->verify = leg->verify;
@@ -528,23 +537,42 @@ reader_new(struct leg_in *leg)
 		rc = reader->doubts ? 0 : -ENOMEM;
 	}
 	if (rc < 0) {
-		reader_free(reader);
+		free_path(&reader->path);
 		return reader_refuse(leg, err.text[0] ? err.text : th_strerror(rc));
 	}
-	return reader;
+	return &reader->path;
 }
 
-void
-reader_free(struct reader *reader)
+static void
+reader_do_start(struct leg_in_path *path, unsigned welcome_flags)
 {
-	if (!reader)
-		return;
-	reader_stage_fini(reader);
-	places_free(&reader->extents, reader->places);
-	extents_fini(&reader->extents);
-	map_fini(&reader->map);
-	check_list_fini(&reader->checks);
-	free(reader->doubts);
-	pthread_mutex_destroy(&reader->lock);
-	free(reader);
+	reader_start(reader_of(path), welcome_flags);
 }
+
+static void
+heard(struct leg_in_path *path)
+{
+	reader_heard(reader_of(path));
+}
+
+const struct leg_in_path_ops reader_ops = {
+	.hello_flags = FRAME_TAKES_RDMA | FRAME_TAKES_STAGED,
+	.frame_kinds = 1u << FRAME_RDMA_RAILS | 1u << FRAME_RDMA_ACCEPT | 1u << FRAME_RDMA_KEYS |
+		       1u << FRAME_RDMA_MAP | 1u << FRAME_RDMA_DECLINE | 1u << FRAME_CHECK |
+		       1u << FRAME_STAGED,
+	.open = open_path,
+	.start = reader_do_start,
+	.frame = take_frame,
+	.heard = heard,
+	.kick = kick,
+	.grew = kick,
+	.refill = reader_refill,
+	.tick = tick,
+	.excuses = excuses,
+	.moves = moves,
+	.progress = progress,
+	.touched = touched,
+	.close = close_path,
+	.gone = reader_gone,
+	.free = free_path,
+};

@@ -11,7 +11,6 @@
 #include "transport/cuda/agent/touch.h"
 #include "transport/part/packed.h"
 #include "transport/rdma/leg/reader_own.h"
-#include "transport/tcp/tcp.h"
 
 /* ---- what to fetch ------------------------------------------------------------------------ */
 
@@ -116,18 +115,6 @@ reader_fail(struct reader *reader, int code, bool own)
 	loop_post(reader->leg->transport->acceptor, &reader->failed_task);
 }
 
-static void
-reader_lane_tell(struct reader *reader, int result)
-{
-	struct leg_in *leg = reader->leg;
-	if (result & LEDGER_GREW)
-		events_post(&leg->transport->events, &leg->progress_node);
-	if (result & LEDGER_COMPLETE)
-		loop_post(leg->transport->acceptor, &leg->complete_task);
-	else if (result & LEDGER_AGAIN)
-		loop_post(leg->transport->acceptor, &reader->kick_task);
-}
-
 void
 reader_arrived(struct reader *reader, uint32_t chunk, const struct th_hash *digest)
 {
@@ -135,7 +122,7 @@ reader_arrived(struct reader *reader, uint32_t chunk, const struct th_hash *dige
 	if (result < 0)
 		reader_fail(reader, result, false);
 	else
-		reader_lane_tell(reader, result);
+		leg_in_counted(reader->leg, result);
 }
 
 void
@@ -145,7 +132,7 @@ reader_mismatched(struct reader *reader, uint32_t chunk)
 	if (result < 0)
 		reader_fail(reader, result, false);
 	else
-		reader_lane_tell(reader, result);
+		leg_in_counted(reader->leg, result);
 }
 
 static void
@@ -158,10 +145,8 @@ landed(void *arg, uint32_t chunk)
 	leg_in_pass_points(leg, chunk);
 	__atomic_sub_fetch(&lane->num_taken, 1, __ATOMIC_RELAXED);
 	__atomic_add_fetch(&reader->landed, 1, __ATOMIC_RELAXED);
-	count_up(&leg->bytes_moved, bytes);
-	count_up(&leg->transport->counters.bytes_in, bytes);
+	leg_in_moved(leg, bytes, th_now_ns());
 	count_up(&leg->transport->counters.bytes_in_rdma, bytes);
-	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
 	if (reader_stages(reader)) {
 		count_up(&leg->transport->counters.bytes_in_copy, bytes);
 		if (reader_stage_landed(reader, chunk))
@@ -219,7 +204,7 @@ reader_lane_judge(struct reader *reader, uint32_t chunk)
 	else
 		rc = touch_flush(part, chunk);
 	if (reader->verify)
-		count_up(&leg->verify_ns, (uint64_t)(th_now_ns() - before_ns));
+		leg_in_verified(leg, th_now_ns() - before_ns);
 	/* What is READ lies below the prefix that the source has told, so its digest is known. */
 	if (rc < 0)
 		reader_fail(reader, rc, true);
@@ -238,7 +223,7 @@ reader_lane_look(struct reader *reader, uint32_t chunk)
 	struct leg_in *leg = reader->leg;
 	int result;
 	bool here = chunk_ledger_reuse(&leg->ledger, chunk, &result);
-	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
+	leg_in_lives(leg, th_now_ns());
 	pthread_mutex_lock(&reader->lock);
 	reader->num_looking--;
 	if (!here && reader->stopping)
@@ -247,8 +232,8 @@ reader_lane_look(struct reader *reader, uint32_t chunk)
 		reader->ready[reader->num_ready++] = chunk;
 	pthread_mutex_unlock(&reader->lock);
 	if (here)
-		reader_lane_tell(reader, result);
-	loop_post(leg->transport->acceptor, &reader->kick_task);
+		leg_in_counted(reader->leg, result);
+	leg_in_kick_soon(leg);
 }
 
 void

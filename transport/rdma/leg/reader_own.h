@@ -10,6 +10,7 @@
 #include <pthread.h>
 
 #include "ipc/base/err.h"
+#include "transport/leg/leg_in.h"
 #include "transport/loop/mover_loop.h"
 #include "transport/rdma/engine/checks.h"
 #include "transport/rdma/engine/lane.h"
@@ -66,6 +67,7 @@ struct reader_lane {
 };
 
 struct reader {
+	struct leg_in_path path;
 	struct leg_in *leg; /* borrows: outlives it */
 	struct rdma *rdma;
 	bool verify;
@@ -101,7 +103,7 @@ struct reader {
 	struct loop_task free_task; /* acceptor -> keeper */
 	struct loop_task made_task, connected_task, freed_task;
 	/* Any thread -> acceptor. */
-	struct loop_task kick_task, doubt_task, failed_task, checks_closed_task;
+	struct loop_task doubt_task, failed_task, checks_closed_task;
 	int failed_code;      /* written before failed_task is posted, once */
 	bool failed_own;      /* our own memory */
 	bool failed;          /* atomic */
@@ -116,6 +118,7 @@ struct reader {
 
 extern const struct lane_user reader_lane_user;
 
+struct reader *reader_of(struct leg_in_path *path);
 struct loop *reader_acceptor(const struct reader *reader);
 /* For each answer of the source, and for registrations. */
 int64_t reader_patience_ns(const struct reader *reader);
@@ -129,13 +132,20 @@ void reader_leave_ours(struct reader *reader, const char *why);
 void reader_leave_if_done(struct reader *reader);
 /* A closing reader: takes it as far as it goes. */
 void reader_settle(struct reader *reader);
+/* There may be more to fetch. */
+void reader_kick(struct reader *reader);
+/* It does through buffers at one end or both. */
+bool reader_stages(const struct reader *reader);
 
 /* For people: how the leg's bytes come, and why not straight. */
 void reader_say_way(struct reader *reader);
-/* State WAITING (reader_wait.c). */
+/* The first state, WAITING (reader_wait.c). */
+void reader_start(struct reader *reader, unsigned welcome_flags);
 int64_t reader_tick_waiting(struct reader *reader, int64_t now_ns);
 /* How lanes fare (reader_watch.c). */
 void reader_watch_init(struct reader_lane *lane);
+/* The source has said something, or sent: it lives. */
+void reader_heard(struct reader *reader);
 /* Takes account of what came through it. Whether that is more than before. */
 bool reader_look_at_bytes(struct reader_lane *lane);
 /* A lane through which nothing comes, although it was asked for, breaks. */

@@ -18,7 +18,6 @@
 #include "transport/rdma/leg/rail_pairs.h"
 #include "transport/rdma/leg/reader_own.h"
 #include "transport/rdma/memory/region.h"
-#include "transport/tcp/tcp.h"
 
 #define PROBE_BYTES 64u
 #define WORTH_LANES_BYTES UINT64_C(16777216) /* less is there by TCP before lanes are */
@@ -219,7 +218,7 @@ reader_offer(struct reader *reader, int64_t now_ns)
 	waiting &= usable;
 	if (await_more(&reader->await, ready, waiting, now_ns))
 		return;
-	if (reader->leg->streaming && bytes_missing(reader) < WORTH_LANES_BYTES) {
+	if (leg_in_streams(reader->leg) && bytes_missing(reader) < WORTH_LANES_BYTES) {
 		reader->stays = true;
 		return;
 	}
@@ -380,8 +379,8 @@ reader_setup_run_made(struct loop_task *task)
 		.bytes = (uint64_t)kept * WIRE_LANE_BYTES};
 	wire_encode_lanes(lanes, kept, payload);
 	reader_set_state(reader, READER_OFFERED, reader_patience_ns(reader));
-	control_put(&leg->control, &frame, payload);
-	stream_wake(&leg->control.stream);
+	leg_in_put(leg, &frame, payload);
+	leg_in_wake(leg);
 }
 
 void
@@ -390,15 +389,16 @@ reader_say_way(struct reader *reader)
 	struct leg_in *leg = reader->leg;
 	const struct reader_stage *stage = &reader->stage;
 	bool own = stage->slab != NULL, source = stage->num_source > 0;
+	struct th_err why;
 	if (own || source) {
-		(void)th_fail(&leg->copy, TH_E_NO_PATH, "%s%s%s%s", stage->own_why.text,
+		(void)th_fail(&why, TH_E_NO_PATH, "%s%s%s%s", stage->own_why.text,
 			own && source ? "; " : "", source ? "the source says: " : "",
 			stage->source_why.text);
 		log_info("rdma", "a leg goes through buffers leg=%" PRIu64 " source=%s why='%s'",
-			leg->id, leg->peer, leg->copy.text);
+			leg->id, leg->peer, why.text);
 	}
-	__atomic_store_n(
-		&leg->way, own || source ? LEG_BY_RDMA_COPY : LEG_BY_RDMA, __ATOMIC_RELEASE);
+	leg_in_goes(leg, own || source ? LEG_BY_RDMA_COPY : LEG_BY_RDMA,
+		own || source ? why.text : NULL);
 }
 
 static void
@@ -426,8 +426,9 @@ run_connected(struct loop_task *task)
 	if (reader->closing)
 		return;
 	if (reader->state == READER_CONNECTING && any) {
-		reader->leg->excused_ns = reader->looked_ns = th_now_ns();
-		if (!reader->leg->streaming)
+		reader->looked_ns = th_now_ns();
+		leg_in_excuse(reader->leg, reader->looked_ns);
+		if (!leg_in_streams(reader->leg))
 			reader_say_way(reader);
 		reader_set_state(reader, READER_RUNNING, -1);
 	}

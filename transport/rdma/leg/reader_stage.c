@@ -11,7 +11,6 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/name.h"
 #include "transport/rdma/leg/reader_own.h"
-#include "transport/tcp/tcp.h"
 
 /* A block of a ferry that keeps the slot which it is in. */
 struct slot_block {
@@ -174,7 +173,7 @@ reader_stage_landed(struct reader *reader, uint32_t chunk)
 			judge ? READER_SLOT_JUDGING : READER_SLOT_READY;
 	pthread_mutex_unlock(&reader->lock);
 	if (stage->num_source > 0)
-		loop_post(reader_acceptor(reader), &reader->kick_task);
+		leg_in_kick_soon(reader->leg);
 	if (stage->slab && judge)
 		check_list_put(&reader->checks, chunk, READER_LANDED);
 	else if (stage->slab)
@@ -207,7 +206,10 @@ reader_stage_judged(struct reader *reader, uint32_t chunk, bool right, const str
 	if (digest)
 		slot->digest = *digest;
 	pthread_mutex_unlock(&reader->lock);
-	loop_post(reader_acceptor(reader), right ? &stage->write_task : &reader->kick_task);
+	if (right)
+		loop_post(reader_acceptor(reader), &stage->write_task);
+	else
+		leg_in_kick_soon(reader->leg);
 	return true;
 }
 
@@ -255,7 +257,7 @@ reader_stage_ask(struct reader *reader)
 		slot->state = READER_SLOT_ASKED;
 		const struct frame frame = {
 			.kind = FRAME_STAGE, .leg = leg->id, .first = slot->chunk, .count = i};
-		control_put(&leg->control, &frame, NULL);
+		leg_in_put(leg, &frame, NULL);
 	}
 	pthread_mutex_unlock(&reader->lock);
 }
@@ -275,7 +277,7 @@ reader_stage_staged(struct reader *reader, uint32_t chunk, uint32_t slot)
 	if (!asked)
 		return TH_E_PROTOCOL;
 	/* Its worker's memory may be slow; our own part of it the lanes watch over. */
-	__atomic_store_n(&reader->leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
+	leg_in_lives(reader->leg, th_now_ns());
 	reader_kick_lanes(reader);
 	return 0;
 }
@@ -378,7 +380,7 @@ static void
 reader_stage_lose(struct reader *reader, uint32_t chunk)
 {
 	chunk_ledger_give_back(&reader->leg->ledger, chunk);
-	loop_post(reader_acceptor(reader), &reader->kick_task);
+	leg_in_kick_soon(reader->leg);
 	reader_leave_ours(reader, "the process of our own GPU has ended, and its memory for copies "
 				  "with it (rdma.stage)");
 }

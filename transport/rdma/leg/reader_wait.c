@@ -9,7 +9,6 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
 #include "transport/rdma/leg/reader_own.h"
-#include "transport/tcp/tcp.h"
 
 #define STREAM_MAX_NS INT64_C(100000000) /* before a leg begins by data connections */
 #define STREAM_BYTES_PER_NS 1            /* it waits no longer than those would take */
@@ -22,7 +21,7 @@ begin_to_stream(struct reader *reader)
 	log_info("rdma",
 		"a leg begins by TCP until %s memory is registered leg=%" PRIu64 " source=%s",
 		reader->num_rails > 0 ? "our own" : "the source's", leg->id, leg->peer);
-	leg_in_connect(leg);
+	leg_in_stream(leg);
 }
 
 /* A source that registers says that it waits: one that says nothing is no more. */
@@ -42,7 +41,7 @@ judge_silence(struct reader *reader, int64_t now_ns)
 {
 	/* Its word may lie in our socket. */
 	if (now_ns >= patient_until(reader))
-		stream_look(&reader->leg->control.stream);
+		leg_in_hear(reader->leg);
 	if (reader->closing || reader->state != READER_WAITING)
 		return;
 	if (now_ns >= patient_until(reader))
@@ -60,15 +59,15 @@ reader_tick_waiting(struct reader *reader, int64_t now_ns)
 	if (reader->num_rails > 0)
 		reader_offer(reader, now_ns);
 	/* Those who stream have their own clock. */
-	if (!reader->closing && reader->state == READER_WAITING && !leg->streaming)
+	if (!reader->closing && reader->state == READER_WAITING && !leg_in_streams(leg))
 		judge_silence(reader, now_ns);
 	if (reader->closing || reader->state != READER_WAITING)
 		return reader->closing ? INT64_MAX : now_ns;
-	if (!leg->streaming && now_ns >= reader->stream_ns)
+	if (!leg_in_streams(leg) && now_ns >= reader->stream_ns)
 		begin_to_stream(reader);
 	if (reader->num_rails > 0 && !reader->stays)
 		next_ns = await_next(&reader->await, now_ns);
-	if (!leg->streaming)
+	if (!leg_in_streams(leg))
 		next_ns = th_min_i64(
 			await_next(&reader->await, now_ns), th_max_i64(reader->stream_ns, now_ns));
 	return next_ns;
@@ -86,19 +85,19 @@ stream_after_ns(const struct reader *reader)
 }
 
 void
-reader_start(struct reader *reader, bool offered, bool later)
+reader_start(struct reader *reader, unsigned welcome_flags)
 {
-	if (!offered) {
+	if (!(welcome_flags & FRAME_OFFERS_RDMA)) {
 		reader->told_off = true;
 		reader_leave(reader, "the source's agent has no RDMA");
 		return;
 	}
 	reader->await.begun_ns = reader->heard_ns = th_now_ns();
-	reader->later = later;
+	reader->later = (welcome_flags & FRAME_RDMA_LATER) != 0;
 	reader->stream_ns = INT64_MAX;
 	uint32_t waiting;
 	(void)reader_ready(reader, &waiting);
-	if (!reader->required && (later || (waiting & rdma_usable(reader->rdma)) != 0))
+	if (!reader->required && (reader->later || (waiting & rdma_usable(reader->rdma)) != 0))
 		reader->stream_ns = reader->await.begun_ns + stream_after_ns(reader);
 	reader_set_state(reader, READER_WAITING, -1);
 }

@@ -10,7 +10,6 @@
 #include "ipc/base/log.h"
 #include "transport/rdma/leg/rail_pairs.h"
 #include "transport/rdma/leg/reader_own.h"
-#include "transport/tcp/tcp.h"
 
 static const char *
 names_of(const struct reader_lane *lane, char ret_text[160])
@@ -37,14 +36,13 @@ run_proved(struct loop_task *task)
 {
 	struct reader_lane *lane = loop_container(task, struct reader_lane, proved_task);
 	struct reader *reader = lane->reader;
-	int64_t now_ns = th_now_ns(), never = 0;
+	int64_t now_ns = th_now_ns();
 	lane->proved = true;
 	lane->moved_ns = now_ns;
-	if (reader->leg->streaming && reader->state == READER_RUNNING && !reader->closing)
+	if (leg_in_streams(reader->leg) && reader->state == READER_RUNNING && !reader->closing)
 		move_to_lanes(reader);
 	path_proved(rdma_paths(reader->rdma), lane->rail, &lane->peer, reader->leg->peer, now_ns);
-	__atomic_compare_exchange_n(
-		&reader->leg->joined_ns, &never, now_ns, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+	leg_in_joined(reader->leg, now_ns);
 	reader_kick(reader);
 }
 
@@ -60,8 +58,6 @@ blames_path(const struct reader_lane *lane)
 void
 reader_heard(struct reader *reader)
 {
-	if (!reader)
-		return;
 	if (reader->state == READER_WAITING)
 		reader->heard_ns = th_now_ns();
 	if (reader->num_blamed == 0)
@@ -102,7 +98,7 @@ reader_look_at_bytes(struct reader_lane *lane)
 		more);
 	lane->seen_bytes = counters.bytes;
 	lane->moved_ns = th_now_ns();
-	__atomic_store_n(&lane->reader->leg->last_byte_ns, lane->moved_ns, __ATOMIC_RELAXED);
+	leg_in_lives(lane->reader->leg, lane->moved_ns);
 	reader_heard(lane->reader);
 	return true;
 }
@@ -154,7 +150,7 @@ reader_watch_run_broken(struct loop_task *task)
 	if (reader->state != READER_RUNNING)
 		return; /* leaving already */
 	/* The source may have ended: that is not the path's doing. Its word is here by then. */
-	stream_look(&reader->leg->control.stream);
+	leg_in_hear(reader->leg);
 	if (reader->closing || reader->state != READER_RUNNING)
 		return;
 	log_warn("rdma", "a path broke leg=%" PRIu64 " path='%s' why='%s'", reader->leg->id,
