@@ -19,6 +19,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "transport/leg/leg_in.h"
+#include "transport/leg/leg_out.h"
 #include "transport/part/sigbus.h"
 #include "transport/rdma/leg/rail_pairs.h"
 #include "transport/rdma/rdma.h"

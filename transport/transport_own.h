@@ -145,21 +145,6 @@ void socket_name(const struct sockaddr_storage *address, char ret_name[PEER_BYTE
 /* The connections that send have come or gone: their shares of the caps. Acceptor. */
 void pacing_divide(struct transport *transport);
 
-/* ---- legs, the acceptor's side -------------------------------------------------------------- */
-
-/* The shell's thread makes it; then it is the acceptor's. */
-struct leg_out *leg_out_new(struct transport *transport, uint64_t leg, struct xfer_part *part);
-/* fd -1: the stranger is gone already, and the leg ends at once. hello_flags: enum frame_flag. */
-void leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_flags);
-void leg_out_fence(struct leg_out *leg);
-struct leg_out *leg_out_find(struct transport *transport, uint64_t id);
-struct leg_out *leg_out_find_key(
-	struct transport *transport, const uint8_t key[FRAME_KEY_BYTES], uint64_t reader_leg);
-/* A data connection with the leg's key. Takes the descriptor. */
-void leg_out_join(struct leg_out *leg, int fd);
-int64_t leg_out_tick(struct leg_out *leg, int64_t now_ns);
-struct leg_out *leg_out_next(struct leg_out *leg);
-
 /* ---- copies and hashing (their own threads) ----------------------------------------------- */
 
 TH_MUST_USE int local_new(struct transport *transport, uint32_t threads, struct local **ret_local);

@@ -17,13 +17,6 @@
 
 #define DIGESTS_AT_ONCE 256u /* decoded on the stack */
 
-/* Calls it of each path that has it. */
-#define TELL_PATHS(leg, function, ...)                                                             \
-	for (uint32_t i = 0; i < (leg)->num_paths; i++) {                                          \
-		if ((leg)->paths[i]->ops->function)                                                \
-			(leg)->paths[i]->ops->function((leg)->paths[i], ##__VA_ARGS__);            \
-	}
-
 static struct leg_in *
 leg_of(struct control *control)
 {
@@ -69,7 +62,7 @@ leg_in_end(struct leg_in *leg, enum transport_event_kind kind)
 	chunk_ledger_look_stop(&leg->ledger);
 	if (!unseen_of(leg))
 		__atomic_store_n(&leg->way, LEG_BY_TCP, __ATOMIC_RELAXED);
-	TELL_PATHS(leg, close, kind == TRANSPORT_DONE);
+	LEG_TELL_PATHS(leg, close, kind == TRANSPORT_DONE);
 	leg_in_settle(leg);
 }
 
@@ -262,7 +255,7 @@ leg_in_run_last(struct loop_task *task)
 	}
 	snprintf(leg->result.fallback, sizeof(leg->result.fallback), "%s", leg->fallback.text);
 	say_way(leg, leg->way, &leg->result);
-	TELL_PATHS(leg, free);
+	LEG_TELL_PATHS(leg, free);
 	leg->num_paths = 0;
 	control_fini(&leg->control);
 	chunk_ledger_fini(&leg->ledger);
@@ -375,7 +368,7 @@ on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 void
 leg_in_kick(struct leg_in *leg)
 {
-	TELL_PATHS(leg, kick);
+	LEG_TELL_PATHS(leg, kick);
 }
 
 static int
@@ -417,7 +410,7 @@ on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payloa
 	if (rc < 0 || leg->state == LEG_IN_ENDING)
 		return rc;
 	if (grew)
-		TELL_PATHS(leg, grew);
+		LEG_TELL_PATHS(leg, grew);
 	/* "I wait myself" excuses only what lies beyond its own prefix. */
 	uint32_t missing = chunk_ledger_lowest_missing(&leg->ledger);
 	bool owes = missing < xfer_part_table(leg->part)->num_chunks;
@@ -432,7 +425,7 @@ leg_in_handle(struct control *control, const struct frame *frame, const uint8_t 
 	struct leg_in *leg = leg_of(control);
 	if (frame->leg != leg->id)
 		return TH_E_PROTOCOL;
-	TELL_PATHS(leg, heard);
+	LEG_TELL_PATHS(leg, heard);
 	if (frame->kind == FRAME_WELCOME)
 		return on_welcome(leg, frame, payload);
 	if (frame->kind == FRAME_REFUSED)
@@ -450,7 +443,7 @@ static void
 leg_in_refill(struct control *control)
 {
 	struct leg_in *leg = leg_of(control);
-	TELL_PATHS(leg, refill);
+	LEG_TELL_PATHS(leg, refill);
 }
 
 static void

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * leg_out - the source's side of a leg to another agent: welcome, progress for the reader, the
- * stall clock, the end. Its bytes go by data connections (data_out.c) or RDMA (rdma/leg/source.h).
- *
- * Acceptor only, but for leg_out_new and the fill functions (shell) and the watcher (whoever
- * advances the part). How a leg ends: transport_own.h.
+ * leg_out - see leg_out.h.
  */
+#include "transport/leg/leg_out.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,13 +15,8 @@
 #include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/random.h"
-#include "transport/rdma/leg/rdma_wire.h"
-#include "transport/tcp/tcp.h"
 
-/* Of what a reader sends: a sentence, or its ends of lanes. */
-#define OUT_PAYLOAD_MAX                                                                            \
-	(WIRE_LANES_MAX * WIRE_LANE_BYTES > TH_CTL_TEXT_BYTES ? WIRE_LANES_MAX * WIRE_LANE_BYTES   \
-							      : TH_CTL_TEXT_BYTES)
+#define BROKE_TEXT "the reader broke the data protocol"
 
 static struct leg_out *
 leg_of(struct control *control)
@@ -36,30 +29,18 @@ static void
 part_grew(void *arg)
 {
 	struct leg_out *leg = arg;
-	loop_post(leg->transport->acceptor, &leg->progress_task);
-	pthread_mutex_lock(&leg->lock);
-	for (uint32_t i = 0; i < leg->num_conns; i++) {
-		struct data_out *conn = leg->conns[i];
-		if (!conn->closing && __atomic_load_n(&conn->waiting, __ATOMIC_SEQ_CST))
-			loop_post(conn->loop, &conn->kick_task);
-	}
-	pthread_mutex_unlock(&leg->lock);
+	leg_out_nudge(leg);
+	LEG_TELL_PATHS(leg, grew);
+}
+
+bool
+leg_out_streams(const struct leg_out *leg)
+{
+	struct leg_out_path *path = leg->paths[leg->num_paths - 1];
+	return path->ops->moves(path);
 }
 
 /* ---- the end ------------------------------------------------------------------------------ */
-
-/* A kick that is posted after the close would find the connection freed: none is from here on. */
-static void
-close_conn(struct data_out *conn, bool reset)
-{
-	if (conn->closing)
-		return;
-	pthread_mutex_lock(&conn->leg->lock);
-	conn->closing = true;
-	pthread_mutex_unlock(&conn->leg->lock);
-	conn->reset = reset;
-	loop_post(conn->loop, &conn->close_task);
-}
 
 static void
 leg_out_end(struct leg_out *leg, int code, const char *text, bool reset)
@@ -76,22 +57,19 @@ leg_out_end(struct leg_out *leg, int code, const char *text, bool reset)
 	if (leg->watching)
 		xfer_part_unwatch(leg->part, part_grew, leg);
 	stream_close(&leg->control.stream, reset);
-	for (uint32_t i = 0; i < leg->num_conns; i++)
-		close_conn(leg->conns[i], reset);
-	const char *copy = source_copies(leg->source);
-	if (copy)
-		snprintf(leg->result.copy, sizeof(leg->result.copy), "%s", copy);
-	if (source_serves(leg->source))
-		memcpy(leg->result.transport, copy ? "rdma-copy" : "rdma", copy ? 10 : 5);
-	source_close(leg->source);
+	LEG_TELL_PATHS(leg, close, reset);
 	leg_out_settle(leg);
 }
 
 void
 leg_out_settle(struct leg_out *leg)
 {
-	if (!leg->ending || leg->settled || leg->num_conns > 0 || !source_gone(leg->source))
+	if (!leg->ending || leg->settled)
 		return;
+	for (uint32_t i = 0; i < leg->num_paths; i++) {
+		if (!leg->paths[i]->ops->gone(leg->paths[i]))
+			return;
+	}
 	leg->settled = true;
 	loop_post(leg->transport->acceptor, &leg->last_task);
 }
@@ -133,10 +111,16 @@ say_lost(struct leg_out *leg, int code, uint32_t row)
 }
 
 void
+leg_out_fail(struct leg_out *leg, const char *text)
+{
+	leg_out_end(leg, TH_E_PROTOCOL, text, true);
+}
+
+void
 leg_out_lost(struct leg_out *leg, int code, uint32_t row)
 {
 	if (code == TH_E_PROTOCOL)
-		leg_out_end(leg, code, "the reader broke the data protocol", true);
+		leg_out_fail(leg, BROKE_TEXT);
 	else
 		say_lost(leg, code, row);
 }
@@ -150,35 +134,6 @@ leg_out_changed(struct leg_out *leg, uint32_t chunk)
 	}
 }
 
-void
-leg_out_conn_broken(struct leg_out *leg, struct data_out *conn)
-{
-	if (conn->code == TH_E_PROTOCOL) {
-		leg_out_end(leg, TH_E_PROTOCOL, "the reader broke the data protocol", true);
-		return;
-	}
-	if (conn->own) {
-		say_lost(leg, conn->code, conn->row);
-		return;
-	}
-	/* The reader knows as well and judges: its control connection tells how it goes on. */
-	close_conn(conn, false);
-}
-
-void
-leg_out_conn_gone(struct leg_out *leg, struct data_out *conn)
-{
-	pthread_mutex_lock(&leg->lock);
-	uint32_t i = 0;
-	while (leg->conns[i] != conn)
-		i++;
-	leg->conns[i] = leg->conns[--leg->num_conns];
-	pthread_mutex_unlock(&leg->lock);
-	free(conn);
-	pacing_divide(leg->transport);
-	leg_out_settle(leg);
-}
-
 static void
 leg_out_run_last(struct loop_task *task)
 {
@@ -186,13 +141,11 @@ leg_out_run_last(struct loop_task *task)
 	struct transport *transport = leg->transport;
 	LIST_REMOVE(leg, entry);
 	leg->result.bytes_moved = __atomic_load_n(&leg->bytes_sent, __ATOMIC_RELAXED);
-	if (__atomic_load_n(&leg->spliced, __ATOMIC_RELAXED))
-		memcpy(leg->result.transport, "tcp sendfile", sizeof("tcp sendfile"));
+	LEG_TELL_PATHS(leg, say, &leg->result);
 	control_fini(&leg->control);
-	source_free(leg->source);
-	leg->source = NULL;
+	LEG_TELL_PATHS(leg, free);
+	leg->num_paths = 0;
 	free(leg->asked);
-	pthread_mutex_destroy(&leg->lock);
 	xfer_part_release(leg->part);
 	leg->part = NULL;
 	events_post(&transport->events, &leg->last_node);
@@ -235,16 +188,81 @@ leg_out_fill_changed(struct event_node *node, struct transport_event *ret_event)
 	return true;
 }
 
+/* ---- what its paths tell ------------------------------------------------------------------ */
+
+static void
+look_again(struct leg_out *leg)
+{
+	leg->deadline_ns = 0;
+	loop_tick_at(leg->transport->acceptor, 0);
+}
+
+void
+leg_out_look(struct leg_out *leg)
+{
+	look_again(leg);
+	leg_out_wake(leg);
+}
+
+void
+leg_out_nudge(struct leg_out *leg)
+{
+	loop_post(leg->transport->acceptor, &leg->progress_task);
+}
+
+uint32_t
+leg_out_asked(struct leg_out *leg, uint32_t chunk)
+{
+	return __atomic_add_fetch(&leg->asked[chunk], 1, __ATOMIC_RELAXED);
+}
+
+void
+leg_out_ask_anew(struct leg_out *leg)
+{
+	for (uint32_t c = 0; c < xfer_part_table(leg->part)->num_chunks; c++)
+		__atomic_store_n(&leg->asked[c], 0, __ATOMIC_RELAXED);
+}
+
+void
+leg_out_lives(struct leg_out *leg)
+{
+	__atomic_store_n(&leg->last_sent_ns, th_now_ns(), __ATOMIC_RELAXED);
+}
+
+void
+leg_out_sent(struct leg_out *leg, uint64_t bytes)
+{
+	leg_out_lives(leg);
+	count_up(&leg->bytes_sent, bytes);
+	count_up(&leg->transport->counters.bytes_out, bytes);
+	if (__atomic_load_n(&leg->stalled, __ATOMIC_RELAXED) &&
+		__atomic_exchange_n(&leg->stalled, false, __ATOMIC_ACQ_REL)) {
+		events_post(&leg->transport->events, &leg->stall_node);
+		leg_out_nudge(leg); /* its clock runs again */
+	}
+}
+
+#ifdef TH_FAULTS
+bool
+leg_out_flips(struct leg_out *leg, uint32_t chunk)
+{
+	const struct fault *fault = &leg->transport->fault;
+	return fault->flip && chunk == fault->flip_chunk &&
+	       (!__atomic_exchange_n(&leg->flipped, true, __ATOMIC_RELAXED) || fault->flip_always);
+}
+#endif
+
 /* ---- control connection ------------------------------------------------------------------- */
 
 void
-leg_out_alive(struct leg_out *leg)
+leg_out_alive(struct leg_out *leg, uint64_t bytes)
 {
+	count_up(&leg->bytes_sent, bytes);
+	count_up(&leg->transport->counters.bytes_out, bytes);
 	leg->excused_ns = th_now_ns();
 	if (__atomic_exchange_n(&leg->stalled, false, __ATOMIC_ACQ_REL))
 		events_post(&leg->transport->events, &leg->stall_node);
-	leg->deadline_ns = 0;
-	loop_tick_at(leg->transport->acceptor, 0);
+	look_again(leg);
 }
 
 /* Each chunk excuses it once. */
@@ -254,7 +272,7 @@ on_alive(struct leg_out *leg, uint32_t looks)
 	if (looks <= leg->looks || looks > xfer_part_table(leg->part)->num_chunks)
 		return TH_E_PROTOCOL;
 	leg->looks = looks;
-	leg_out_alive(leg);
+	leg_out_alive(leg, 0);
 	return 0;
 }
 
@@ -266,11 +284,16 @@ leg_out_handle(struct control *control, const struct frame *frame, const uint8_t
 		return TH_E_PROTOCOL;
 	if (frame->kind == FRAME_ALIVE && frame->bytes == 0)
 		return on_alive(leg, frame->count);
-	if (frame->kind != FRAME_BYE)
-		return source_frame(leg->source, frame, payload);
-	TH_FP(leg_out_bye);
-	leg_out_end(leg, 0, "the reader has all it wanted", false);
-	return 0;
+	if (frame->kind == FRAME_BYE) {
+		TH_FP(leg_out_bye);
+		leg_out_end(leg, 0, "the reader has all it wanted", false);
+		return 0;
+	}
+	for (uint32_t i = 0; i < leg->num_paths && !leg->ending; i++) {
+		if (leg->paths[i]->ops->frame_kinds >> frame->kind & 1)
+			return leg->paths[i]->ops->frame(leg->paths[i], frame, payload);
+	}
+	return TH_E_PROTOCOL;
 }
 
 static void
@@ -278,7 +301,7 @@ leg_out_broken(struct control *control, int code)
 {
 	struct leg_out *leg = leg_of(control);
 	if (code == TH_E_PROTOCOL)
-		leg_out_end(leg, code, "the reader broke the data protocol", true);
+		leg_out_fail(leg, BROKE_TEXT);
 	else
 		leg_out_end(leg, TH_E_NO_PATH, "the reader is gone", true);
 }
@@ -286,11 +309,11 @@ leg_out_broken(struct control *control, int code)
 static bool
 anybody_waits(const struct leg_out *leg)
 {
-	for (uint32_t i = 0; i < leg->num_conns; i++) {
-		if (__atomic_load_n(&leg->conns[i]->waiting, __ATOMIC_SEQ_CST))
+	for (uint32_t i = 0; i < leg->num_paths; i++) {
+		if (leg->paths[i]->ops->waits(leg->paths[i]))
 			return true;
 	}
-	return source_waits(leg->source, leg->prefix_sent);
+	return false;
 }
 
 /* Not the reader's fault and not the way's: it should try another source, not this one again. */
@@ -308,6 +331,49 @@ say_changed(struct leg_out *leg)
 	leg->said_changed = true;
 }
 
+uint8_t *
+leg_out_room(struct leg_out *leg)
+{
+	return leg->control.out + leg->control.out_bytes + FRAME_BYTES;
+}
+
+void
+leg_out_put(struct leg_out *leg, const struct frame *frame, const uint8_t *payload)
+{
+	control_put(&leg->control, frame, payload);
+}
+
+void
+leg_out_wake(struct leg_out *leg)
+{
+	stream_wake(&leg->control.stream);
+}
+
+/* A path has something to say, which goes first. */
+static bool
+refill_by_path(struct leg_out *leg)
+{
+	for (uint32_t i = 0; i < leg->num_paths; i++) {
+		struct leg_out_path *path = leg->paths[i];
+		if (path->ops->refill && path->ops->refill(path))
+			return true;
+	}
+	return false;
+}
+
+/* What all paths can serve. */
+static uint32_t
+prefix_of(const struct leg_out *leg)
+{
+	uint32_t prefix = xfer_part_prefix(leg->part);
+	for (uint32_t i = 0; i < leg->num_paths; i++) {
+		struct leg_out_path *path = leg->paths[i];
+		if (path->ops->prefix)
+			prefix = path->ops->prefix(path, prefix);
+	}
+	return prefix;
+}
+
 /* The next PROGRESS, if there is news or it is time to say again that we wait. */
 static void
 leg_out_refill(struct control *control)
@@ -318,10 +384,10 @@ leg_out_refill(struct control *control)
 			say_changed(leg);
 		return;
 	}
-	if (source_refill(leg->source))
+	if (refill_by_path(leg))
 		return;
 	/* Prefix first: the digests of all chunks below it are known then. */
-	uint32_t prefix = source_prefix(leg->source, xfer_part_prefix(leg->part));
+	uint32_t prefix = prefix_of(leg);
 	uint32_t known = leg->verify ? xfer_part_digest_count(leg->part) : 0;
 	uint32_t count = th_min_u32(known - leg->digests_sent, FRAME_DIGESTS_MAX);
 	uint32_t say = leg->verify ? th_min_u32(prefix, leg->digests_sent + count) : prefix;
@@ -356,10 +422,8 @@ run_progress(struct loop_task *task)
 		say_lost(leg, TH_E_STALE_MEMORY, UINT32_MAX);
 		return;
 	}
-	source_grew(leg->source);
-	leg->deadline_ns = 0; /* somebody waits, or does no more: look again */
-	loop_tick_at(leg->transport->acceptor, 0);
-	stream_wake(&leg->control.stream);
+	LEG_TELL_PATHS(leg, nudged);
+	leg_out_look(leg);
 }
 
 /* The shell ends what serves the part; the reader is told why and leaves. */
@@ -384,9 +448,12 @@ leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part)
 	leg->id = id;
 	leg->part = xfer_part_retain(part);
 	leg->verify = xfer_part_verify(part);
-	pthread_mutex_init(&leg->lock, NULL);
-	control_init(&leg->control, OUT_PAYLOAD_MAX,
-		1u << FRAME_RDMA_OFFER | 1u << FRAME_RDMA_DECLINE | 1u << FRAME_ALIVE);
+	uint32_t payload_max = 0, payload_kinds = 0;
+	for (const struct leg_out_path_ops *const *ops = leg_out_paths; *ops; ops++) {
+		payload_max = th_max_u32(payload_max, (*ops)->payload_max);
+		payload_kinds |= (*ops)->payload_kinds;
+	}
+	control_init(&leg->control, payload_max, payload_kinds);
 	leg->control.handle = leg_out_handle;
 	leg->control.refill = leg_out_refill;
 	leg->control.broken = leg_out_broken;
@@ -404,12 +471,17 @@ leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part)
 	return leg;
 }
 
-static bool
-may_send_files(const struct transport *transport, int fd)
+/* What WELCOME shall say of them. */
+static unsigned
+open_paths(struct leg_out *leg, unsigned hello_flags)
 {
-	if (transport->config.sendfile != TRANSPORT_SENDFILE_AUTO)
-		return transport->config.sendfile == TRANSPORT_SENDFILE_YES;
-	return !socket_same_host(fd);
+	unsigned flags = 0;
+	for (const struct leg_out_path_ops *const *ops = leg_out_paths; *ops; ops++) {
+		struct leg_out_path *path = (*ops)->open(leg, hello_flags, &flags);
+		if (path)
+			leg->paths[leg->num_paths++] = path;
+	}
+	return flags;
 }
 
 void
@@ -420,8 +492,6 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 	LIST_INSERT_HEAD(&transport->legs_out, leg, entry);
 	count_up(&transport->counters.legs_out, 1);
 	leg->reader_leg = reader_leg;
-	bool verifies = (hello_flags & FRAME_VERIFIES) != 0;
-	leg->late_reads = verifies && leg->verify && fd >= 0 && may_send_files(transport, fd);
 	leg->started_ns = th_now_ns();
 	if (fd < 0) {
 		leg_out_end(leg, TH_E_NO_PATH, "the reader was gone before it was served", false);
@@ -431,15 +501,13 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 	socklen_t bytes = sizeof(address);
 	if (getpeername(fd, (struct sockaddr *)&address, &bytes) == 0)
 		socket_name(&address, leg->peer);
+	leg->same_host = socket_same_host(fd);
 	struct frame_welcome welcome = {.bytes = table->bytes, .protocol = FRAME_PROTOCOL};
 	th_random(leg->key, sizeof(leg->key));
 	memcpy(welcome.key, leg->key, sizeof(leg->key));
-	if (hello_flags & FRAME_TAKES_RDMA)
-		leg->source = source_new(leg, (hello_flags & FRAME_TAKES_STAGED) != 0);
+	unsigned flags = open_paths(leg, hello_flags);
 	struct frame frame = {.kind = FRAME_WELCOME,
-		.flags = (uint8_t)((leg->verify ? FRAME_DIGESTS : 0) |
-				   (leg->source ? FRAME_OFFERS_RDMA : 0) |
-				   (source_later(leg->source) ? FRAME_RDMA_LATER : 0)),
+		.flags = (uint8_t)(flags | (leg->verify ? FRAME_DIGESTS : 0)),
 		.leg = reader_leg,
 		.count = table->num_chunks,
 		.bytes = FRAME_WELCOME_BYTES};
@@ -459,26 +527,9 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 		part_grew(leg);
 	leg->excused_ns = leg->started_ns;
 	loop_tick_at(transport->acceptor, 0);
-	source_start(leg->source);
+	LEG_TELL_PATHS(leg, start);
 	if (!leg->ending)
 		stream_wake(&leg->control.stream);
-}
-
-void
-leg_out_join(struct leg_out *leg, int fd)
-{
-	if (leg->num_conns == CONNECTIONS_MAX) {
-		th_fd_close(&fd);
-		leg_out_end(leg, TH_E_PROTOCOL, "the reader opened too many connections", true);
-		return;
-	}
-	struct data_out *conn = data_out_new(leg, acceptor_next_mover(leg->transport), fd);
-	pthread_mutex_lock(&leg->lock);
-	leg->conns[leg->num_conns++] = conn;
-	pthread_mutex_unlock(&leg->lock);
-	/* Not before: it may wait at once for a prefix whose watcher must know it. */
-	data_out_start(conn);
-	pacing_divide(leg->transport);
 }
 
 struct leg_out *
@@ -539,9 +590,14 @@ leg_out_tick(struct leg_out *leg, int64_t now_ns)
 		return INT64_MAX;
 	if (now_ns < leg->deadline_ns)
 		return leg->deadline_ns;
-	int64_t next_ns = source_tick(leg->source, now_ns);
-	if (leg->ending)
-		return INT64_MAX;
+	int64_t next_ns = INT64_MAX;
+	for (uint32_t i = 0; i < leg->num_paths; i++) {
+		struct leg_out_path *path = leg->paths[i];
+		if (path->ops->tick)
+			next_ns = th_min_i64(next_ns, path->ops->tick(path, now_ns));
+		if (leg->ending)
+			return INT64_MAX;
+	}
 	if (anybody_waits(leg)) {
 		leg->deadline_ns = th_min_i64(beat(leg, now_ns), next_ns);
 		return leg->deadline_ns;

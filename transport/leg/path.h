@@ -29,6 +29,9 @@
 struct frame;
 struct leg_in;
 struct leg_in_path;
+struct leg_out;
+struct leg_out_path;
+struct transport_event;
 
 #define LEG_PATHS_MAX 4u
 
@@ -82,7 +85,54 @@ struct leg_in_path { /* the first member of what each path has */
 	const struct leg_in_path_ops *ops;
 };
 
-/* In the order in which they are tried; ends by NULL. */
+struct leg_out_path_ops {
+	uint32_t frame_kinds;                /* a mask of those that are the path's */
+	uint32_t payload_max, payload_kinds; /* of those that may have a payload, and how much */
+
+	/* For a reader that said HELLO with these flags. NULL: this leg does without it.
+	 * ret_welcome_flags: gets those of WELCOME. The leg is not ended in here. */
+	struct leg_out_path *(*open)(
+		struct leg_out *leg, unsigned hello_flags, unsigned *ret_welcome_flags);
+	/* The control connection stands, WELCOME is said. */
+	void (*start)(struct leg_out_path *path);
+	/* A frame of its kinds. 0, or a code: it breaks the protocol. */
+	int (*frame)(struct leg_out_path *path, const struct frame *frame, const uint8_t *payload);
+	/* The control connection's buffer is empty: puts the next frame in. False: none. */
+	bool (*refill)(struct leg_out_path *path);
+	/* The prefix grew: who waits for it goes on. Any thread, short, under the part's lock. */
+	void (*grew)(struct leg_out_path *path);
+	/* The same on the acceptor, later; or somebody waits, or does no more. */
+	void (*nudged)(struct leg_out_path *path);
+	/* As at the reader. */
+	int64_t (*tick)(struct leg_out_path *path, int64_t now_ns);
+	/* How much of this prefix may be told to the reader. */
+	uint32_t (*prefix)(struct leg_out_path *path, uint32_t prefix);
+	/* The reader waits for what the part does not have, or for us: that is not its stall. */
+	bool (*waits)(struct leg_out_path *path);
+	/* The reader fetches by it, as far as is known. */
+	bool (*moves)(struct leg_out_path *path);
+	/* Of a leg that has ended: how its bytes went, if they went this way. */
+	void (*say)(struct leg_out_path *path, struct transport_event *ret_event);
+	/* The leg ends: nothing more of the part is read or answered, when it is gone.
+	 * leg_out_settle is called then. reset: what is queued shall not arrive either. */
+	void (*close)(struct leg_out_path *path, bool reset);
+	bool (*gone)(struct leg_out_path *path); /* after close */
+	void (*free)(struct leg_out_path *path); /* it is gone */
+};
+
+struct leg_out_path { /* the first member of what each path has */
+	const struct leg_out_path_ops *ops;
+};
+
+/* Calls it of each path of the leg that has it. */
+#define LEG_TELL_PATHS(leg, function, ...)                                                         \
+	for (uint32_t i = 0; i < (leg)->num_paths; i++) {                                          \
+		if ((leg)->paths[i]->ops->function)                                                \
+			(leg)->paths[i]->ops->function((leg)->paths[i], ##__VA_ARGS__);            \
+	}
+
+/* In the order in which they are tried; end by NULL. */
 extern const struct leg_in_path_ops *const leg_in_paths[LEG_PATHS_MAX + 1];
+extern const struct leg_out_path_ops *const leg_out_paths[LEG_PATHS_MAX + 1];
 
 #endif

@@ -176,7 +176,7 @@ on_join(struct stranger *stranger)
 		return TH_E_DENIED;
 	int fd = stream_release(&stranger->stream);
 	free_stranger(stranger);
-	leg_out_join(leg, fd);
+	tcp_out_join(tcp_out_of(leg), fd);
 	return 1;
 }
 

@@ -69,8 +69,7 @@ data_out_recv_got(struct stream *stream, const struct iovec *ranges, size_t byte
 		return TH_E_PROTOCOL;
 	for (uint32_t i = 0; i < frame.count; i++) {
 		/* Each time it is asked for again it is hashed again: not as often as it likes. */
-		if (__atomic_add_fetch(&leg->asked[frame.first + i], 1, __ATOMIC_RELAXED) >
-			LEDGER_ATTEMPTS_MAX)
+		if (leg_out_asked(leg, frame.first + i) > LEDGER_ATTEMPTS_MAX)
 			return TH_E_PROTOCOL;
 		conn->asked[(conn->asked_head + conn->num_asked++) % WINDOW_MAX] = frame.first + i;
 	}
@@ -92,13 +91,13 @@ data_out_may_send(struct data_out *conn, uint32_t chunk)
 		__atomic_thread_fence(__ATOMIC_SEQ_CST);
 		if (chunk >= xfer_part_prefix(leg->part)) {
 			if (!waited)
-				loop_post(leg->transport->acceptor, &leg->progress_task);
+				leg_out_nudge(leg);
 			return false;
 		}
 	}
 	/* What the reader was told to wait for ends here, and its clock runs again. */
 	if (__atomic_load_n(&conn->waiting, __ATOMIC_RELAXED)) {
-		__atomic_store_n(&leg->last_sent_ns, th_now_ns(), __ATOMIC_RELAXED);
+		leg_out_lives(leg);
 		__atomic_store_n(&conn->waiting, false, __ATOMIC_SEQ_CST);
 	}
 	return true;
@@ -145,10 +144,7 @@ data_out_header(struct data_out *conn, uint32_t chunk)
 	conn->header_sent = 0;
 	conn->chunk = chunk;
 #ifdef TH_FAULTS
-	struct fault *fault = &leg->transport->fault;
-	conn->flip =
-		fault->flip && chunk == fault->flip_chunk &&
-		(!__atomic_exchange_n(&leg->flipped, true, __ATOMIC_RELAXED) || fault->flip_always);
+	conn->flip = leg_out_flips(leg, chunk);
 #endif
 }
 
@@ -172,7 +168,7 @@ begin_chunk(struct data_out *conn)
 static bool
 next_file(const struct data_out *conn, struct xfer_file *ret_file)
 {
-	return conn->leg->late_reads && !conn->ferry && !conn->stream.no_file &&
+	return conn->tcp->late_reads && !conn->ferry && !conn->stream.no_file &&
 	       xfer_cursor_file(&conn->cursor, conn->leg->part, FILE_BLOCK_BYTES, ret_file) &&
 	       ret_file->bytes >= th_min_u64(FILE_BYTES_MIN, conn->cursor.left);
 }
@@ -235,18 +231,10 @@ static void
 took(struct data_out *conn, size_t bytes)
 {
 	struct leg_out *leg = conn->leg;
-	__atomic_store_n(&leg->last_sent_ns, th_now_ns(), __ATOMIC_RELAXED);
-	count_up(&leg->bytes_sent, bytes);
-	count_up(&leg->transport->counters.bytes_out, bytes);
+	leg_out_sent(leg, bytes);
 	if (conn->by_file) {
-		__atomic_store_n(&leg->spliced, true, __ATOMIC_RELAXED);
+		__atomic_store_n(&conn->tcp->spliced, true, __ATOMIC_RELAXED);
 		count_up(&leg->transport->counters.bytes_out_file, bytes);
-	}
-	if (__atomic_load_n(&leg->stalled, __ATOMIC_RELAXED) &&
-		__atomic_exchange_n(&leg->stalled, false, __ATOMIC_ACQ_REL)) {
-		events_post(&leg->transport->events, &leg->stall_node);
-		/* Its clock runs again. */
-		loop_post(leg->transport->acceptor, &leg->progress_task);
 	}
 #ifdef TH_FAULTS
 	fault_sent(&leg->transport->fault, bytes);
@@ -386,22 +374,23 @@ static void
 data_out_run_broken(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, broken_task);
-	leg_out_conn_broken(conn->leg, conn);
+	tcp_out_conn_broken(conn->tcp, conn);
 }
 
 static void
 data_out_run_gone(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, gone_task);
-	leg_out_conn_gone(conn->leg, conn);
+	tcp_out_conn_gone(conn->tcp, conn);
 }
 
 struct data_out *
-data_out_new(struct leg_out *leg, struct loop *loop, int fd)
+data_out_new(struct tcp_out *tcp, struct loop *loop, int fd)
 {
 	struct data_out *conn = th_calloc(1, sizeof(*conn));
 	conn->stream.fd = -1;
-	conn->leg = leg;
+	conn->tcp = tcp;
+	conn->leg = tcp->leg;
 	conn->loop = loop;
 	conn->fd = fd;
 	conn->open_task.run = run_open;

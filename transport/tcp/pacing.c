@@ -18,9 +18,10 @@
 static uint32_t
 open_conns(const struct leg_out *leg)
 {
+	const struct tcp_out *tcp = tcp_out_of(leg);
 	uint32_t count = 0;
-	for (uint32_t i = 0; i < leg->num_conns; i++)
-		count += leg->conns[i]->closing ? 0 : 1;
+	for (uint32_t i = 0; tcp && i < tcp->num_conns; i++)
+		count += tcp->conns[i]->closing ? 0 : 1;
 	return count;
 }
 
@@ -58,7 +59,8 @@ pacing_divide(struct transport *transport)
 			to_peer += same_host(leg, other) ? open_conns(other) : 0;
 		uint64_t rate = th_min_u64(
 			share(config->rate_out, all), share(config->rate_out_peer, to_peer));
-		for (uint32_t i = 0; i < leg->num_conns; i++)
-			data_out_pace(leg->conns[i], rate);
+		const struct tcp_out *tcp = tcp_out_of(leg);
+		for (uint32_t i = 0; tcp && i < tcp->num_conns; i++)
+			data_out_pace(tcp->conns[i], rate);
 	}
 }

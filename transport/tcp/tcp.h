@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tcp - the stream path of legs between agents: data connections. The acceptor's side (tcp_in.c)
- * and the movers' side (data_in.c, data_out.c). Who may touch a field is said at the field.
+ * tcp - the stream path of legs between agents: data connections. The acceptor's side (tcp_in.c,
+ * tcp_out.c) and the movers' side (data_in.c, data_out.c). Who may touch a field is said at the
+ * field.
  */
 #ifndef TH_TRANSPORT_TCP_TCP_H
 #define TH_TRANSPORT_TCP_TCP_H
 
 #include "transport/leg/leg_in.h"
+#include "transport/leg/leg_out.h"
 #include "transport/loop/ferry.h"
-#include "transport/rdma/leg/source.h"
 #include "transport/transport_own.h"
 
 /* ---- reader --------------------------------------------------------------------------------- */
@@ -90,65 +91,29 @@ struct data_in *data_in_new(struct tcp_in *tcp, struct loop *loop, bool leads);
 
 /* ---- source --------------------------------------------------------------------------------- */
 
-struct leg_out {
-	LIST_ENTRY(leg_out) entry;
-	/* Immutable. */
-	struct transport *transport;
-	uint64_t id, reader_leg;
-	struct xfer_part *part; /* owns: a reference, until the last event */
-	bool verify;
-	bool late_reads; /* what is sent may be read later: see data_out.c */
-	uint8_t key[FRAME_KEY_BYTES];
-	char peer[PEER_BYTES];
-	/* Shared. */
-	bool spliced; /* atomic: some of it went out of files */
+struct tcp_out { /* tcp_out.c */
+	struct leg_out_path path;
+	struct leg_out *leg; /* borrows: outlives it */
+	bool late_reads;     /* immutable: what is sent may be read later: see data_out.c */
+	bool spliced;        /* atomic: some of it went out of files */
 	/* Of conns and their closing: the acceptor writes, the part's watcher reads. */
 	pthread_mutex_t lock;
 	struct data_out *conns[CONNECTIONS_MAX]; /* owns */
 	uint32_t num_conns;
-	int64_t last_sent_ns;          /* atomic */
-	uint64_t bytes_sent;           /* atomic */
-	bool stalled;                  /* atomic */
-	bool flipped;                  /* atomic; fault builds */
-	uint8_t *asked;                /* owns; each atomic: how often a chunk was asked for */
-	bool changed;                  /* atomic: a chunk is not what was published any more */
-	uint32_t changed_chunk;        /* written before changed_task is posted */
-	struct loop_task changed_task; /* mover -> acceptor, once */
-	struct loop_task
-		progress_task; /* anybody -> acceptor: the prefix grew, or somebody waits */
-	/* Acceptor. */
-	bool ending, watching;
-	bool settled;          /* the last task is posted */
-	struct source *source; /* owns; NULL: no RDMA in this leg */
-	struct control control;
-	uint32_t prefix_sent, digests_sent;
-	uint32_t looks; /* of the reader's last ALIVE */
-	bool said_waiting, beat;
-	bool change_known, said_changed; /* changed_task has run; the reader was told */
-	int lost_code; /* likewise, said: whatever ends the leg then, that is why */
-	int64_t started_ns, excused_ns, deadline_ns, last_progress_ns;
-	struct loop_task last_task;
-	/* Shell, once posted. */
-	struct event_node stall_node, changed_node, last_node;
-	bool stall_reported;
-	struct transport_event result;
 };
 
-void leg_out_conn_broken(struct leg_out *leg, struct data_out *conn);
-void leg_out_conn_gone(struct leg_out *leg, struct data_out *conn);
-/* An ending leg: is nothing of it under way any more? Acceptor, as the next two. */
-void leg_out_settle(struct leg_out *leg);
-/* The reader has shown that it is not frozen. */
-void leg_out_alive(struct leg_out *leg);
-/* The memory cannot be read any more: the reader is told, the leg ends. row: of its manifest;
- * UINT32_MAX: not known which. */
-void leg_out_lost(struct leg_out *leg, int code, uint32_t row);
-/* A chunk is not what was published any more. Any thread. */
-void leg_out_changed(struct leg_out *leg, uint32_t chunk);
+extern const struct leg_out_path_ops tcp_out_ops;
+
+struct tcp_out *tcp_out_of(const struct leg_out *leg); /* NULL: the leg has not begun */
+/* A data connection with the leg's key. Takes the descriptor. */
+void tcp_out_join(struct tcp_out *tcp, int fd);
+void tcp_out_conn_broken(struct tcp_out *tcp, struct data_out *conn);
+void tcp_out_conn_gone(struct tcp_out *tcp, struct data_out *conn);
 
 struct data_out {
 	struct stream stream;
-	struct leg_out *leg; /* borrows: outlives the connection */
+	struct tcp_out *tcp; /* borrows: outlives the connection, as leg */
+	struct leg_out *leg;
 	struct loop *loop;
 	int fd; /* owns, until the mover has opened its stream */
 	struct loop_task open_task, kick_task, close_task; /* -> mover */
@@ -156,7 +121,7 @@ struct data_out {
 	uint64_t rate;                           /* atomic: bytes a second, 0: never limited */
 	struct loop_task settle_task;            /* mover -> mover, the last there */
 	struct loop_task broken_task, gone_task; /* mover -> acceptor */
-	bool closing; /* written by the acceptor, under the leg's lock: close_task is posted */
+	bool closing; /* written by the acceptor, under its lock: close_task is posted */
 	bool reset;   /* written before close_task is posted */
 	int code;     /* written before broken_task is posted */
 	bool own;     /* likewise: it is the part's memory that failed */
@@ -204,7 +169,7 @@ void data_out_break(struct data_out *conn, int code, uint32_t row);
 /* Bytes a second; UINT64_MAX: no limit. Acceptor. */
 void data_out_pace(struct data_out *conn, uint64_t rate);
 
-struct data_out *data_out_new(struct leg_out *leg, struct loop *loop, int fd);
+struct data_out *data_out_new(struct tcp_out *tcp, struct loop *loop, int fd);
 /* On its mover, once the leg has it among its connections. */
 void data_out_start(struct data_out *conn);
 

@@ -80,7 +80,7 @@ tcp_in_conn_idle(struct tcp_in *tcp, struct data_in *conn)
 /* ---- what the leg asks -------------------------------------------------------------------- */
 
 static struct leg_in_path *
-open_path(struct leg_in *leg)
+tcp_in_open_path(struct leg_in *leg)
 {
 	struct tcp_in *tcp = th_calloc(1, sizeof(*tcp));
 	tcp->path.ops = &tcp_in_ops;
@@ -142,13 +142,13 @@ excuses(struct leg_in_path *path)
 }
 
 static bool
-moves(struct leg_in_path *path)
+tcp_in_moves(struct leg_in_path *path)
 {
 	return tcp_of(path)->state == TCP_IN_MOVING;
 }
 
 static void
-close_path(struct leg_in_path *path, bool done)
+tcp_in_close_path(struct leg_in_path *path, bool done)
 {
 	struct tcp_in *tcp = tcp_of(path);
 	tcp_in_enter(tcp, TCP_IN_CLOSED);
@@ -168,20 +168,20 @@ tcp_in_gone(struct leg_in_path *path)
 }
 
 static void
-free_path(struct leg_in_path *path)
+tcp_in_free_path(struct leg_in_path *path)
 {
 	free(tcp_of(path));
 }
 
 const struct leg_in_path_ops tcp_in_ops = {
-	.open = open_path,
+	.open = tcp_in_open_path,
 	.start = tcp_in_start,
 	.retire = retire,
 	.kick = kick,
 	.grew = grew,
 	.excuses = excuses,
-	.moves = moves,
-	.close = close_path,
+	.moves = tcp_in_moves,
+	.close = tcp_in_close_path,
 	.gone = tcp_in_gone,
-	.free = free_path,
+	.free = tcp_in_free_path,
 };

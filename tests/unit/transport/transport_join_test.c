@@ -23,13 +23,13 @@
 static sem_t made, go;
 static bool held; /* atomic */
 
-struct data_out *__real_data_out_new(struct leg_out *leg, struct loop *loop, int fd);
-struct data_out *__wrap_data_out_new(struct leg_out *leg, struct loop *loop, int fd);
+struct data_out *__real_data_out_new(struct tcp_out *tcp, struct loop *loop, int fd);
+struct data_out *__wrap_data_out_new(struct tcp_out *tcp, struct loop *loop, int fd);
 
 struct data_out *
-__wrap_data_out_new(struct leg_out *leg, struct loop *loop, int fd)
+__wrap_data_out_new(struct tcp_out *tcp, struct loop *loop, int fd)
 {
-	struct data_out *conn = __real_data_out_new(leg, loop, fd);
+	struct data_out *conn = __real_data_out_new(tcp, loop, fd);
 	if (__atomic_load_n(&held, __ATOMIC_ACQUIRE)) {
 		sem_post(&made);
 		sem_wait(&go);

@@ -215,7 +215,7 @@ look_for(struct opened *opened)
 /* ---- the clock ---------------------------------------------------------------------------- */
 
 static int64_t
-tick(struct opened *opened, int64_t now_ns)
+device_back_tick(struct opened *opened, int64_t now_ns)
 {
 	uint32_t holds;
 	if (opened->phase == OPENED_AWAY && now_ns >= opened->look_ns)
@@ -239,7 +239,7 @@ rails_tick(struct rails *rails, int64_t now_ns)
 {
 	int64_t next_ns = INT64_MAX;
 	for (uint32_t i = 0; i < rails->num_opened && !rails->stopped; i++)
-		next_ns = th_min_i64(next_ns, tick(&rails->opened[i], now_ns));
+		next_ns = th_min_i64(next_ns, device_back_tick(&rails->opened[i], now_ns));
 	return next_ns;
 }
 

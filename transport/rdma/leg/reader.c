@@ -205,7 +205,7 @@ bytes_of(struct reader *reader)
 }
 
 static void
-close_path(struct leg_in_path *path, bool done)
+reader_close_path(struct leg_in_path *path, bool done)
 {
 	struct reader *reader = reader_of(path);
 	/* What came since then shows that the source lived on. */
@@ -374,7 +374,7 @@ look_before_giving_up(struct reader *reader, bool late, int64_t now_ns)
 }
 
 static int64_t
-tick(struct leg_in_path *path, bool late, int64_t now_ns)
+reader_tick(struct leg_in_path *path, bool late, int64_t now_ns)
 {
 	struct reader *reader = reader_of(path);
 	if (reader->closing || reader->state == READER_OVER)
@@ -434,7 +434,7 @@ excuses(struct leg_in_path *path)
 }
 
 static bool
-moves(struct leg_in_path *path)
+reader_moves(struct leg_in_path *path)
 {
 	return reader_of(path)->state == READER_RUNNING;
 }
@@ -492,7 +492,7 @@ reach_own(struct reader *reader, struct th_err *err)
 }
 
 static void
-free_path(struct leg_in_path *path)
+reader_free_path(struct leg_in_path *path)
 {
 	struct reader *reader = reader_of(path);
 	reader_stage_fini(reader);
@@ -506,7 +506,7 @@ free_path(struct leg_in_path *path)
 }
 
 static struct leg_in_path *
-open_path(struct leg_in *leg)
+reader_open_path(struct leg_in *leg)
 {
 	struct transport *transport = leg->transport;
 	const struct chunk_table *table = xfer_part_table(leg->part);
@@ -537,7 +537,7 @@ open_path(struct leg_in *leg)
 		rc = reader->doubts ? 0 : -ENOMEM;
 	}
 	if (rc < 0) {
-		free_path(&reader->path);
+		reader_free_path(&reader->path);
 		return reader_refuse(leg, err.text[0] ? err.text : th_strerror(rc));
 	}
 	return &reader->path;
@@ -560,19 +560,19 @@ const struct leg_in_path_ops reader_ops = {
 	.frame_kinds = 1u << FRAME_RDMA_RAILS | 1u << FRAME_RDMA_ACCEPT | 1u << FRAME_RDMA_KEYS |
 		       1u << FRAME_RDMA_MAP | 1u << FRAME_RDMA_DECLINE | 1u << FRAME_CHECK |
 		       1u << FRAME_STAGED,
-	.open = open_path,
+	.open = reader_open_path,
 	.start = reader_do_start,
 	.frame = take_frame,
 	.heard = heard,
 	.kick = kick,
 	.grew = kick,
 	.refill = reader_refill,
-	.tick = tick,
+	.tick = reader_tick,
 	.excuses = excuses,
-	.moves = moves,
+	.moves = reader_moves,
 	.progress = progress,
 	.touched = touched,
-	.close = close_path,
+	.close = reader_close_path,
 	.gone = reader_gone,
-	.free = free_path,
+	.free = reader_free_path,
 };

@@ -5,6 +5,7 @@
 #include "transport/rdma/leg/source.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +16,6 @@
 #include "transport/part/packed.h"
 #include "transport/rdma/leg/source_own.h"
 #include "transport/rdma/rdma.h"
-#include "transport/tcp/tcp.h"
 
 #define FILL_AT_ONCE 4u /* chunks */
 #define CHECKS_OF_ONE 3u
@@ -26,12 +26,10 @@ source_acceptor(const struct source *source)
 	return source->leg->transport->acceptor;
 }
 
-void
-source_wake(struct source *source)
+static struct source *
+source_of(struct leg_out_path *path)
 {
-	source->leg->deadline_ns = 0;
-	loop_tick_at(source_acceptor(source), 0);
-	stream_wake(&source->leg->control.stream);
+	return loop_container(path, struct source, path);
 }
 
 /* ---- the end ------------------------------------------------------------------------------ */
@@ -69,12 +67,20 @@ source_run_free(struct loop_task *task)
 static void
 end_staging(struct source *source)
 {
-	struct leg_out *leg = source->leg;
 	if (!source->staging.slab)
 		return;
 	staging_fini(&source->staging, source->stuck);
-	for (uint32_t c = 0; c < xfer_part_table(leg->part)->num_chunks; c++)
-		__atomic_store_n(&leg->asked[c], 0, __ATOMIC_RELAXED);
+	leg_out_ask_anew(source->leg);
+}
+
+static bool
+source_gone(struct leg_out_path *path)
+{
+	const struct source *source = source_of(path);
+	/* Of what is staged no queue pair knows where it came from. */
+	bool held = source->stuck && !source->staging.slab;
+	return source->closing && !source->at_keeper && source->checks_closed &&
+	       !queues_left(source) && (!held || source->leg->transport->closing);
 }
 
 void
@@ -89,8 +95,8 @@ source_settle(struct source *source)
 		end_staging(source);
 		source->state = SOURCE_OVER;
 		source->say_decline = true;
-		source_wake(source);
-	} else if (source_gone(source)) {
+		leg_out_look(source->leg);
+	} else if (source_gone(&source->path)) {
 		leg_out_settle(source->leg);
 	}
 }
@@ -133,11 +139,11 @@ run_checks_closed(struct loop_task *task)
 	source_settle(source);
 }
 
-void
-source_close(struct source *source)
+static void
+source_close_path(struct leg_out_path *path, bool reset)
 {
-	if (!source || source->closing)
-		return;
+	struct source *source = source_of(path);
+	(void)reset;
 	source->closing = true;
 	staging_stop(&source->staging);
 	__atomic_store_n(&source->ending, true, __ATOMIC_RELAXED);
@@ -148,17 +154,6 @@ source_close(struct source *source)
 	else
 		source->checks_closed = true;
 	source_settle(source);
-}
-
-bool
-source_gone(const struct source *source)
-{
-	if (!source)
-		return true;
-	/* Of what is staged no queue pair knows where it came from. */
-	bool held = source->stuck && !source->staging.slab;
-	return source->closing && !source->at_keeper && source->checks_closed &&
-	       !queues_left(source) && (!held || source->leg->transport->closing);
 }
 
 /* The reader does without; an answer to our own DECLINE is not needed, so none is sent. */
@@ -189,12 +184,10 @@ on_alive(struct source *source, const struct frame *frame, const uint8_t *payloa
 		bytes < source->reader_bytes || bytes / 4 > table->bytes)
 		return TH_E_PROTOCOL;
 	uint64_t more = bytes - source->reader_bytes;
-	count_up(&leg->bytes_sent, more);
-	count_up(&leg->transport->counters.bytes_out, more);
 	source->reader_prefix = frame->first;
 	source->reader_chunks = frame->count;
 	source->reader_bytes = bytes;
-	leg_out_alive(leg);
+	leg_out_alive(leg, more);
 	return 0;
 }
 
@@ -205,7 +198,7 @@ on_check(struct source *source, const struct frame *frame)
 	uint32_t chunk = frame->first;
 	if (source->checked != SOURCE_NO_CHUNK || !source->places || !leg->verify ||
 		chunk >= leg->prefix_sent || source->state < SOURCE_SERVING ||
-		__atomic_add_fetch(&leg->asked[chunk], 1, __ATOMIC_RELAXED) > CHECKS_OF_ONE)
+		leg_out_asked(leg, chunk) > CHECKS_OF_ONE)
 		return TH_E_PROTOCOL;
 	source->checked = chunk;
 	check_list_put(&source->checks, chunk, SOURCE_CHECK);
@@ -222,7 +215,7 @@ run_checked(struct loop_task *task)
 		return;
 	if (code == 0) {
 		source->say_check = true;
-		stream_wake(&leg->control.stream);
+		leg_out_wake(leg);
 	} else if (code == TH_E_CONTRACT) {
 		leg_out_changed(leg, source->checked);
 	} else {
@@ -256,13 +249,15 @@ source_do_check(struct check_list *list, uint32_t chunk, uint8_t what)
 	if (rc < 0)
 		loop_post(source_acceptor(source), &source->lost_task);
 	else
-		loop_post(source_acceptor(source), &source->leg->progress_task);
+		leg_out_nudge(source->leg);
 }
 
-void
-source_grew(struct source *source)
+/* What has come is packed, where it is READ from a copy that is packed. */
+static void
+source_fill(struct leg_out_path *path)
 {
-	if (!source || source->closing || !source->places || source->state >= SOURCE_LEAVING)
+	struct source *source = source_of(path);
+	if (source->closing || !source->places || source->state >= SOURCE_LEAVING)
 		return;
 	struct xfer_part *part = source->leg->part;
 	/* What another leg's thread packs that one tells of. */
@@ -285,10 +280,11 @@ on_stage(struct source *source, const struct frame *frame)
 	return 0;
 }
 
-int
-source_frame(struct source *source, const struct frame *frame, const uint8_t *payload)
+static int
+take_frame(struct leg_out_path *path, const struct frame *frame, const uint8_t *payload)
 {
-	if (!source || source->closing)
+	struct source *source = source_of(path);
+	if (source->closing)
 		return TH_E_PROTOCOL;
 	if (frame->kind == FRAME_RDMA_OFFER)
 		return source_offer(source, frame, payload);
@@ -305,10 +301,11 @@ source_frame(struct source *source, const struct frame *frame, const uint8_t *pa
 
 /* ---- the clock ---------------------------------------------------------------------------- */
 
-int64_t
-source_tick(struct source *source, int64_t now_ns)
+static int64_t
+source_tick(struct leg_out_path *path, int64_t now_ns)
 {
-	if (!source || source->closing || source->state != SOURCE_WAITING)
+	struct source *source = source_of(path);
+	if (source->closing || source->state != SOURCE_WAITING)
 		return INT64_MAX;
 	source_name_rails(source, now_ns);
 	if (source->closing || source->state != SOURCE_WAITING)
@@ -316,55 +313,70 @@ source_tick(struct source *source, int64_t now_ns)
 	return await_next(&source->await, now_ns);
 }
 
-uint32_t
-source_prefix(const struct source *source, uint32_t prefix)
+static uint32_t
+prefix_of(struct leg_out_path *path, uint32_t prefix)
 {
-	if (!source || source->state >= SOURCE_LEAVING || !source->places)
+	const struct source *source = source_of(path);
+	if (source->state >= SOURCE_LEAVING || !source->places)
 		return prefix;
 	return th_min_u32(prefix, packed_prefix(source->leg->part));
 }
 
-bool
-source_waits(const struct source *source, uint32_t prefix)
+/* The reader has all there is, and waits for the rest; or it is not its turn. */
+static bool
+waits(struct leg_out_path *path)
 {
-	if (!source || source->state >= SOURCE_LEAVING)
+	const struct source *source = source_of(path);
+	uint32_t prefix = source->leg->prefix_sent;
+	if (source->state >= SOURCE_LEAVING)
 		return false;
 	/* What comes by data connections meanwhile has its own clock. */
 	if (source->state < SOURCE_SERVING)
-		return source->leg->num_conns == 0 &&
+		return !leg_out_streams(source->leg) &&
 		       (source->state != SOURCE_NAMED || th_now_ns() < source->deadline_ns);
 	return prefix < xfer_part_table(source->leg->part)->num_chunks &&
 	       source->reader_prefix >= prefix;
 }
 
-bool
-source_serves(const struct source *source)
+static bool
+source_moves(struct leg_out_path *path)
 {
-	return source && source->state == SOURCE_SERVING;
+	return source_of(path)->state == SOURCE_SERVING;
 }
 
-const char *
-source_copies(const struct source *source)
+/* Whether one of its ends copies, and why. */
+static void
+source_do_say(struct leg_out_path *path, struct transport_event *ret_event)
 {
-	if (!source_serves(source))
-		return NULL;
+	const struct source *source = source_of(path);
+	const char *copy = NULL;
+	if (!source_moves(path))
+		return;
 	if (source->staging.slab)
-		return source->staging.why;
-	return source->reader_stages ? "the reader copies into its memory" : NULL;
+		copy = source->staging.why;
+	else if (source->reader_stages)
+		copy = "the reader copies into its memory";
+	memcpy(ret_event->transport, copy ? "rdma-copy" : "rdma", copy ? 10 : 5);
+	if (copy)
+		snprintf(ret_event->copy, sizeof(ret_event->copy), "%s", copy);
 }
 
 /* ---- the beginning ------------------------------------------------------------------------ */
 
-struct source *
-source_new(struct leg_out *leg, bool takes_staged)
+/* For a reader that takes RDMA, and READs what is staged if it takes that. It may have a reason to
+ * decline. */
+static struct leg_out_path *
+source_open_path(struct leg_out *leg, unsigned hello_flags, unsigned *ret_welcome_flags)
 {
 	struct th_err err = {0};
-	if (!leg->transport->rdma || xfer_part_table(leg->part)->num_chunks == 0)
+	if (!(hello_flags & FRAME_TAKES_RDMA) || !leg->transport->rdma ||
+		xfer_part_table(leg->part)->num_chunks == 0)
 		return NULL;
 	struct source *source = th_calloc(1, sizeof(*source));
+	source->path.ops = &source_ops;
 	source->leg = leg;
 	source->rdma = leg->transport->rdma;
-	source->takes_staged = takes_staged;
+	source->takes_staged = (hello_flags & FRAME_TAKES_STAGED) != 0;
 	source->checked = SOURCE_NO_CHUNK;
 	source->checks.check = source_do_check;
 	source->checks.closed = checks_closed;
@@ -379,29 +391,34 @@ source_new(struct leg_out *leg, bool takes_staged)
 		(void)th_fail(&err, rc, "%s", th_strerror(rc));
 	if (rc < 0)
 		source->why = err;
-	return source;
+	*ret_welcome_flags |= FRAME_OFFERS_RDMA | (source_later(source) ? FRAME_RDMA_LATER : 0u);
+	return &source->path;
 }
 
-void
-source_start(struct source *source)
+static void
+source_start(struct leg_out_path *path)
 {
-	if (!source)
-		return;
+	struct source *source = source_of(path);
 	source->await.begun_ns = th_now_ns();
 	if (source->why.text[0]) {
 		struct th_err why = source->why;
 		source_leave(source, why.text);
 		return;
 	}
-	source_grew(source);
+	source_fill(path);
 	source_name_rails(source, source->await.begun_ns);
 }
 
-void
-source_free(struct source *source)
+static bool
+source_do_refill(struct leg_out_path *path)
 {
-	if (!source)
-		return;
+	return source_refill(source_of(path));
+}
+
+static void
+source_free_path(struct leg_out_path *path)
+{
+	struct source *source = source_of(path);
 	staging_fini(&source->staging, source->stuck);
 	places_free(&source->extents, source->places);
 	extents_fini(&source->extents);
@@ -410,3 +427,28 @@ source_free(struct source *source)
 		check_list_fini(&source->checks);
 	free(source);
 }
+
+/* Of what a reader sends: a sentence, or its ends of lanes. */
+#define PAYLOAD_MAX                                                                                \
+	(WIRE_LANES_MAX * WIRE_LANE_BYTES > TH_CTL_TEXT_BYTES ? WIRE_LANES_MAX * WIRE_LANE_BYTES   \
+							      : TH_CTL_TEXT_BYTES)
+
+const struct leg_out_path_ops source_ops = {
+	.frame_kinds = 1u << FRAME_RDMA_OFFER | 1u << FRAME_RDMA_DECLINE | 1u << FRAME_ALIVE |
+		       1u << FRAME_CHECK | 1u << FRAME_STAGE,
+	.payload_max = PAYLOAD_MAX,
+	.payload_kinds = 1u << FRAME_RDMA_OFFER | 1u << FRAME_RDMA_DECLINE | 1u << FRAME_ALIVE,
+	.open = source_open_path,
+	.start = source_start,
+	.frame = take_frame,
+	.refill = source_do_refill,
+	.nudged = source_fill,
+	.tick = source_tick,
+	.prefix = prefix_of,
+	.waits = waits,
+	.moves = source_moves,
+	.say = source_do_say,
+	.close = source_close_path,
+	.gone = source_gone,
+	.free = source_free_path,
+};

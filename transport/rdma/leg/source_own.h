@@ -8,6 +8,7 @@
 #define TH_TRANSPORT_RDMA_LEG_SOURCE_OWN_H
 
 #include "ipc/base/err.h"
+#include "transport/leg/leg_out.h"
 #include "transport/loop/mover_loop.h"
 #include "transport/rdma/engine/checks.h"
 #include "transport/rdma/engine/queue_setup.h"
@@ -40,6 +41,7 @@ struct source_lane {
 };
 
 struct source {
+	struct leg_out_path path;
 	struct leg_out *leg; /* borrows: outlives it */
 	struct rdma *rdma;
 	struct extents extents;
@@ -78,15 +80,17 @@ struct source {
 	bool ending;      /* atomic: a fill shall stop */
 };
 
-/* Looks at the leg's clock, and what there is to say. */
-void source_wake(struct source *source);
 struct loop *source_acceptor(const struct source *source);
 /* A source that closes or leaves: takes it as far as it goes. */
 void source_settle(struct source *source);
 /* No RDMA any more in this leg; the reader is told once the queue pairs are gone. */
 void source_leave(struct source *source, const char *why);
 
+/* The control connection's buffer is empty: puts the next frame in, if there is one. */
+bool source_refill(struct source *source);
 void source_setup_init(struct source *source);
+/* RAILS or DECLINE do not follow at once: memory must be registered first. */
+bool source_later(const struct source *source);
 /* What the part needs, where it lies or staged. 0, or a code and why it cannot be READ. */
 TH_MUST_USE int source_prepare(struct source *source, struct th_err *err);
 /* RAILS, once enough of the memory is registered. */

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "transport/rdma/leg/source_own.h"
-#include "transport/tcp/tcp.h"
 
 static void
 put_rails(struct source *source)
@@ -18,7 +17,7 @@ put_rails(struct source *source)
 		.count = source->num_rails,
 		.bytes = (uint64_t)source->num_rails * WIRE_RAIL_BYTES};
 	wire_encode_rails(source->named, source->num_rails, payload);
-	control_put(&leg->control, &frame, payload);
+	leg_out_put(leg, &frame, payload);
 }
 
 static void
@@ -42,14 +41,13 @@ put_accept(struct source *source)
 		.bytes = lanes_bytes + why_bytes};
 	wire_encode_lanes(lanes, source->num_lanes, payload);
 	memcpy(payload + lanes_bytes, staging->why, why_bytes);
-	control_put(&leg->control, &frame, payload);
+	leg_out_put(leg, &frame, payload);
 }
 
 /* The buffer is empty, and takes one frame of any size. */
 static void
 put_keys(struct source *source)
 {
-	struct control *control = &source->leg->control;
 	uint32_t count = th_min_u32(source->map.num_keys - source->keys_told, WIRE_KEYS_AT_ONCE);
 	struct frame frame = {.kind = FRAME_RDMA_KEYS,
 		.leg = source->leg->reader_leg,
@@ -57,8 +55,8 @@ put_keys(struct source *source)
 		.count = count,
 		.bytes = (uint64_t)count * wire_key_bytes(source->num_lanes)};
 	wire_encode_keys(source->map.keys + source->keys_told, count, source->num_lanes,
-		control->out + FRAME_BYTES);
-	control_put(control, &frame, NULL);
+		leg_out_room(source->leg));
+	leg_out_put(source->leg, &frame, NULL);
 	source->keys_told += count;
 	if (source->staging.slab && source->keys_told == source->map.num_keys)
 		source->state = SOURCE_SERVING; /* slots have no extents */
@@ -67,7 +65,6 @@ put_keys(struct source *source)
 static void
 put_extents(struct source *source)
 {
-	struct control *control = &source->leg->control;
 	uint32_t count =
 		th_min_u32(source->map.num_extents - source->extents_told, WIRE_EXTENTS_AT_ONCE);
 	struct frame frame = {.kind = FRAME_RDMA_MAP,
@@ -76,8 +73,8 @@ put_extents(struct source *source)
 		.count = count,
 		.bytes = (uint64_t)count * WIRE_EXTENT_BYTES};
 	wire_encode_extents(
-		source->map.extents + source->extents_told, count, control->out + FRAME_BYTES);
-	control_put(control, &frame, NULL);
+		source->map.extents + source->extents_told, count, leg_out_room(source->leg));
+	leg_out_put(source->leg, &frame, NULL);
 	source->extents_told += count;
 	if (source->extents_told == source->map.num_extents)
 		source->state = SOURCE_SERVING;
@@ -92,7 +89,7 @@ put_decline(struct source *source)
 		.leg = leg->reader_leg,
 		.count = 0u - (uint32_t)TH_E_NO_PATH,
 		.bytes = bytes};
-	control_put(&leg->control, &frame, (const uint8_t *)source->why.text);
+	leg_out_put(leg, &frame, (const uint8_t *)source->why.text);
 }
 
 static void
@@ -102,14 +99,14 @@ put_check(struct source *source)
 		.leg = source->leg->reader_leg,
 		.first = source->checked,
 		.count = 1};
-	control_put(&source->leg->control, &frame, NULL);
+	leg_out_put(source->leg, &frame, NULL);
 	source->checked = SOURCE_NO_CHUNK;
 }
 
 bool
 source_refill(struct source *source)
 {
-	if (!source || source->closing)
+	if (source->closing)
 		return false;
 	if (source->say_decline) {
 		source->say_decline = false;

@@ -13,7 +13,6 @@
 #include "transport/rdma/leg/source_own.h"
 #include "transport/rdma/memory/region.h"
 #include "transport/rdma/rdma.h"
-#include "transport/tcp/tcp.h"
 
 /* ---- the rails ---------------------------------------------------------------------------- */
 
@@ -70,7 +69,7 @@ bool
 source_later(const struct source *source)
 {
 	uint32_t waiting;
-	if (!source || source->why.text[0])
+	if (source->why.text[0])
 		return false;
 	/* Slots are few, and ready soon. */
 	if (!source->places)
@@ -148,7 +147,7 @@ source_name_rails(struct source *source, int64_t now_ns)
 	source->state = SOURCE_NAMED;
 	source->say_rails = true;
 	source->deadline_ns = now_ns + AWAIT_MAX_NS; /* the reader's memory may take as long */
-	stream_wake(&source->leg->control.stream);
+	leg_out_wake(source->leg);
 }
 
 /* ---- the offer ---------------------------------------------------------------------------- */
@@ -214,7 +213,7 @@ source_setup_run_made(struct loop_task *task)
 	}
 	source->state = SOURCE_TELLING;
 	source->say_accept = true;
-	source_wake(source);
+	leg_out_look(source->leg);
 }
 
 int

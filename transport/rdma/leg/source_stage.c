@@ -20,7 +20,6 @@
 #include "transport/rdma/memory/read_map.h"
 #include "transport/rdma/memory/region.h"
 #include "transport/rdma/rdma.h"
-#include "transport/tcp/tcp.h"
 
 struct stage_block { /* of a ferry */
 	struct ferry_block block;
@@ -212,9 +211,7 @@ source_stage_feed(struct staging *staging)
 static void
 flip(struct leg_out *leg, const struct ferry_block *block)
 {
-	const struct fault *fault = &leg->transport->fault;
-	if (fault->flip && block->data && block->chunk == fault->flip_chunk &&
-		(!__atomic_exchange_n(&leg->flipped, true, __ATOMIC_RELAXED) || fault->flip_always))
+	if (block->data && leg_out_flips(leg, block->chunk))
 		block->data[0] ^= 1;
 }
 #endif
@@ -226,8 +223,9 @@ source_stage_take(struct staging *staging, const struct stage_block *own)
 	struct leg_out *leg = staging->leg;
 	const struct ferry_block *block = &own->block;
 	if (block->code < 0 && slab_lost(staging->slab)) {
-		source_leave(leg->source, "the process of its GPU has ended, and its memory for "
-					  "copies with it (rdma.stage)");
+		source_leave(loop_container(staging, struct source, staging),
+			"the process of its GPU has ended, and its memory for "
+			"copies with it (rdma.stage)");
 		return false;
 	}
 	if (block->code < 0) {
@@ -264,8 +262,8 @@ run_done(struct loop_task *task)
 	/* There is a ferry, so this cannot fail. */
 	(void)source_stage_feed(staging);
 	if (staging->staged != 0) {
-		__atomic_store_n(&leg->last_sent_ns, th_now_ns(), __ATOMIC_RELAXED);
-		stream_wake(&leg->control.stream);
+		leg_out_lives(leg);
+		leg_out_wake(leg);
 	}
 }
 
@@ -277,8 +275,7 @@ staging_frame(struct staging *staging, const struct frame *frame)
 	struct leg_out *leg = staging->leg;
 	uint32_t chunk = frame->first, slot = frame->count;
 	if (slot >= staging->num_slots || (staging->busy >> slot & 1) != 0 ||
-		chunk >= leg->prefix_sent ||
-		__atomic_add_fetch(&leg->asked[chunk], 1, __ATOMIC_RELAXED) > LEDGER_ATTEMPTS_MAX)
+		chunk >= leg->prefix_sent || leg_out_asked(leg, chunk) > LEDGER_ATTEMPTS_MAX)
 		return TH_E_PROTOCOL;
 	staging->chunks[slot] = chunk;
 	staging->busy |= UINT32_C(1) << slot;
@@ -296,14 +293,13 @@ staging_refill(struct staging *staging)
 {
 	if (staging->staged == 0)
 		return false;
-	struct control *control = &staging->leg->control;
 	while (staging->staged != 0) {
 		uint32_t slot = (uint32_t)__builtin_ctz(staging->staged);
 		struct frame frame = {.kind = FRAME_STAGED,
 			.leg = staging->leg->reader_leg,
 			.first = staging->chunks[slot],
 			.count = slot};
-		control_put(control, &frame, NULL);
+		leg_out_put(staging->leg, &frame, NULL);
 		staging->staged &= ~(UINT32_C(1) << slot);
 		staging->busy &= ~(UINT32_C(1) << slot);
 	}
