@@ -200,8 +200,7 @@ try_plan(struct refsrv *server, struct op *op)
 			order = 1;
 		if (order < 0 && spec.relative)
 			TH_MARK(i06_never_backward);
-		if (available && order != 0 && dc_seed_skips(server, group, version) &&
-			!TH_PLANT(seed_is_not_waited_for))
+		if (available && order != 0 && dc_seed_skips(server, group, version))
 			available = false;
 		if (!available || order == 0 ||
 			(order < 0 && spec.relative && !TH_PLANT(update_goes_backward))) {
@@ -241,9 +240,10 @@ op_replicate_arrive(struct refsrv *server, struct op *op, struct member *member)
 }
 
 /*
- * What was planned went before GO, as when a trainer moves on. Nothing has happened yet, so all
- * members begin anew, with what there is now: a replicate by name waits for it as it did before the
- * plan. What they are prepared for does not count.
+ * What was planned is not to be had any more: it went, as when a trainer moves on, or a seed has
+ * begun to bring it here. Nothing has happened yet, so all members begin anew, with what there is
+ * now: a replicate by name waits for it as it did before the plan, an update may find nothing new.
+ * What they are prepared for does not count.
  */
 static void
 plan_anew(struct refsrv *server, struct op *op)
@@ -334,6 +334,11 @@ op_replicate_poke(struct refsrv *server, struct op *op)
 	if ((op->num_prepared < group->num_shards && !TH_PLANT(go_before_all_are_prepared)) ||
 		!agents_active(group))
 		return;
+	if (op->kind == CTL_OP_UPDATE && dc_seed_skips(server, group, version)) {
+		TH_MARK(c17_seed_has_gone_since_plan);
+		plan_anew(server, op);
+		return;
+	}
 	struct copy *source = route_choose_copy(server, op, version);
 	if (source != NULL)
 		go(server, op, source);

@@ -53,7 +53,8 @@ dc_seed_skips(const struct refsrv *server, const struct group *group, const stru
 	const struct copy *copy;
 	bool found = false, late = false;
 
-	if (version->num_shards != group->num_shards || group->num_joined < group->num_shards)
+	if (version->num_shards != group->num_shards || group->num_joined < group->num_shards ||
+		TH_PLANT(seed_is_not_waited_for))
 		return false;
 	DL_FOREACH(version->copies, copy)
 	{

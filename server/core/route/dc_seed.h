@@ -7,6 +7,11 @@
  * would stand still as long as the slow link takes: to it the new one is not there yet, until a
  * copy in its datacenter is complete. That is bounded: by config.skip_ns from the seed's GO, and
  * the seed must be getting on. After that it reads behind the seed; no second one is begun.
+ *
+ * An update asks at PLAN, so that nothing is drained in vain, and again when it could go: a seed
+ * exists from GO on, and who was planned before has not seen it. The first of a datacenter that can
+ * go is its seed, whoever was planned first. A plan holds no place for its group: it may never go,
+ * as when one of its members does not call, and the others would wait for it.
  */
 #ifndef TH_SERVER_CORE_ROUTE_DC_SEED_H
 #define TH_SERVER_CORE_ROUTE_DC_SEED_H

@@ -218,3 +218,173 @@ Test(refsrv_seed, no_time_to_skip__reads_behind_the_seed_at_once)
 	struct world_member m = world_member(&w, far_too, "m", 0, 1);
 	reads_from(&m, "latest", seed.sid);
 }
+
+/* ---- several update in the same instant: all are planned when the first of them goes -------- */
+
+#define READERS 4u
+static struct world_member readers[READERS];
+static struct world_member next;
+
+static void
+is_planned(struct world_member *m, enum ctl_op_kind kind, const char *spec)
+{
+	struct ctl_event plan;
+
+	world_call(&w, m, kind, spec, TH_FOREVER);
+	cr_assert(world_take(&w, m->agent, CTL_EV_PLAN, m->sid, &plan));
+	cr_assert_eq(plan.u.plan.version.version, 2);
+}
+
+/* Each holds version 1, and is planned for 2, which is beyond the slow link. */
+static void
+setup_burst(void)
+{
+	begin(SKIP);
+	for (uint32_t i = 0; i < READERS; i++) {
+		char name[8] = {'r', (char)('0' + i)};
+		readers[i] = world_published(&w, i % 2 == 0 ? far : far_too, name, "1");
+	}
+	next = world_published(&w, home, "next", "2");
+	for (uint32_t i = 0; i < READERS; i++)
+		is_planned(&readers[i], CTL_OP_UPDATE, "latest");
+}
+
+TestSuite(refsrv_seed_burst, .init = setup_burst, .fini = teardown);
+
+static struct ctl_grant
+goes(const struct world_member *m)
+{
+	cr_assert_eq(world_prepared(&w, m, 0), 0);
+	return world_go(&w, m);
+}
+
+/* It was planned, and has what it had. */
+static void
+goes_back(const struct world_member *m)
+{
+	struct ctl_event undrain;
+
+	cr_assert_eq(world_prepared(&w, m, 0), 0);
+	cr_assert_not(world_has(&w, m->agent, CTL_EV_GO, m->sid), "nothing is overwritten");
+	cr_assert(world_take(&w, m->agent, CTL_EV_UNDRAIN, m->sid, &undrain));
+	struct ctl_ev_outcome outcome = world_outcome(&w, m);
+	cr_assert_eq(outcome.code, 0);
+	cr_assert_not(outcome.updated);
+	cr_assert_eq(outcome.version.version, 1);
+}
+
+Test(refsrv_seed_burst, the_first_to_go_is_the_seed__the_others_find_nothing_new)
+{
+	struct ctl_grant grant = goes(&readers[2]);
+	cr_assert_eq(grant.source_sid, next.sid);
+	for (uint32_t i = 0; i < READERS; i++) {
+		if (i != 2)
+			goes_back(&readers[i]);
+	}
+	world_finish(&w, &readers[2], grant.leg);
+	cr_assert(world_outcome(&w, &readers[2]).updated);
+	grant = world_begin(&w, &readers[0], CTL_OP_UPDATE, "latest");
+	cr_assert_eq(grant.source_sid, readers[2].sid);
+	cr_assert_eq(world_flags(&w, home, "r1", false), world_flags(&w, home, "trainer", false),
+		"what it holds is listed as before");
+}
+
+Test(refsrv_seed_burst, seed_is_complete_when_it_may_go__reads_from_it)
+{
+	struct ctl_grant grant = goes(&readers[1]);
+	world_finish(&w, &readers[1], grant.leg);
+	cr_assert_eq(goes(&readers[0]).source_sid, readers[1].sid);
+}
+
+Test(refsrv_seed_burst, seed_dies__the_next_to_go_is_the_seed)
+{
+	goes(&readers[0]);
+	cr_assert_eq(world_close(&w, &readers[0], true), 0);
+	cr_assert_eq(goes(&readers[1]).source_sid, next.sid);
+	goes_back(&readers[2]);
+}
+
+Test(refsrv_seed_burst, seed_gets_nothing__reads_behind_it)
+{
+	goes(&readers[0]);
+	goes_back(&readers[1]);
+	world_sleep(&w, 6 * SEC);
+	cr_assert_eq(goes(&readers[2]).source_sid, readers[0].sid);
+}
+
+Test(refsrv_seed_burst, newer_version_meanwhile__is_planned_for_it)
+{
+	struct world_member newest;
+	struct ctl_event event;
+
+	goes(&readers[0]);
+	newest = world_published(&w, home, "newest", "3");
+	cr_assert_eq(world_prepared(&w, &readers[1], 0), 0);
+	cr_assert(world_take(&w, far_too, CTL_EV_UNDRAIN, readers[1].sid, &event));
+	cr_assert(world_take(&w, far_too, CTL_EV_PLAN, readers[1].sid, &event));
+	cr_assert_eq(event.u.plan.version.version, 3);
+	cr_assert(event.u.plan.drain_old);
+	struct ctl_request request = {.kind = CTL_PREPARED};
+	request.u.prepared.sid = readers[1].sid;
+	request.u.prepared.op_seq = readers[1].seq;
+	request.u.prepared.plan_no = event.u.plan.plan_no;
+	cr_assert_eq(world_request(&w, far_too, &request), 0);
+	cr_assert_eq(world_go(&w, &readers[1]).source_sid, newest.sid);
+}
+
+Test(refsrv_seed_burst, replicate__reads_behind_the_seed)
+{
+	struct world_member m = world_member(&w, far_too, "m", 0, 1);
+	is_planned(&m, CTL_OP_REPLICATE, "latest");
+	goes(&readers[0]);
+	cr_assert_eq(goes(&m).source_sid, readers[0].sid);
+}
+
+/* Nothing comes over a link: the first to go holds up nobody. */
+Test(refsrv_seed_burst, where_the_source_is__all_go)
+{
+	struct world_member m[2];
+
+	for (uint32_t i = 0; i < 2; i++) {
+		m[i] = world_member(&w, world_agent(&w), i == 0 ? "m0" : "m1", 0, 1);
+		is_planned(&m[i], CTL_OP_UPDATE, "latest");
+	}
+	goes(&readers[0]);
+	for (uint32_t i = 0; i < 2; i++)
+		goes(&m[i]);
+}
+
+/* Its first member was planned before there was a seed, its last one calls afterwards. */
+Test(refsrv_seed_burst, group_with_a_late_member__one_outcome)
+{
+	uint32_t where[2] = {far, far_too};
+	struct world_member from[2], s[2], m[2];
+
+	for (uint32_t i = 0; i < 2; i++)
+		from[i] = world_member(&w, home, "from", i, 2);
+	for (uint32_t i = 0; i < 2; i++)
+		world_call(&w, &from[i], CTL_OP_PUBLISH, "5", TH_FOREVER);
+	for (uint32_t i = 0; i < 2; i++)
+		cr_assert_eq(world_outcome(&w, &from[i]).code, 0);
+	for (uint32_t i = 0; i < 2; i++) {
+		s[i] = world_member(&w, where[i], "s", i, 2);
+		m[i] = world_member(&w, where[i], "m", i, 2);
+	}
+	world_call(&w, &m[0], CTL_OP_UPDATE, "5", TH_FOREVER);
+	cr_assert_eq(world_prepared(&w, &m[0], 0), 0);
+	for (uint32_t i = 0; i < 2; i++)
+		world_call(&w, &s[i], CTL_OP_UPDATE, "5", TH_FOREVER);
+	for (uint32_t i = 0; i < 2; i++)
+		cr_assert_eq(world_prepared(&w, &s[i], 0), 0);
+	for (uint32_t i = 0; i < 2; i++)
+		world_go(&w, &s[i]);
+	cr_assert_not(world_ended(&w, &m[0]));
+	world_call(&w, &m[1], CTL_OP_UPDATE, "5", TH_FOREVER);
+	cr_assert_eq(world_prepared(&w, &m[1], 0), 0);
+	for (uint32_t i = 0; i < 2; i++) {
+		struct ctl_ev_outcome outcome = world_outcome(&w, &m[i]);
+		cr_assert_eq(outcome.code, 0);
+		cr_assert_not(outcome.updated);
+		cr_assert_not(world_has(&w, m[i].agent, CTL_EV_GO, m[i].sid));
+	}
+}
