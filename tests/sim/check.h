@@ -100,9 +100,9 @@ void check_risk_done(uint32_t model, struct th_version id);
 void check_risk_stands(void);
 void check_risk_end(void);
 
-/* C17: a version comes into a datacenter once; a source begins to serve, a leg has failed. */
+/* C17: a version comes into a datacenter once; a chunk lands, a leg has failed. */
 void check_seed_start(void);
-void check_seed_serve(const struct leg *leg);
+void check_seed_chunk(const struct leg *leg);
 void check_seed_leg_failed(void);
 
 /* Servers: a new core; it begins to serve; another's answer has come; an agent is attached. */

@@ -53,6 +53,7 @@ check_write(const struct leg *leg)
 	if (leg->to->part.prefix > leg->chunk)
 		sim_fail("I7", "leg %" PRIu64 " writes chunk %u again, which counts as verified",
 			leg->server_number, leg->chunk);
+	check_seed_chunk(leg);
 }
 
 void
@@ -77,7 +78,6 @@ check_serve(const struct leg *leg, const struct agent_action *action)
 {
 	if (leg->from_gen != action->u.leg.gen)
 		sim_fail("I11", "a leg reads another generation than it was granted");
-	check_seed_serve(leg);
 }
 
 void

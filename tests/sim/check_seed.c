@@ -2,10 +2,11 @@
 /*
  * check_seed - C17: a version comes into a datacenter once.
  *
- * It is judged when a source begins to serve a reader, by what groups hold and by the legs that
- * run; no server is asked. A reader does not take from another datacenter what a whole group in its
- * own has, or is getting. Who updates does not read behind the seed of its datacenter that has
- * begun before the call and gets on: the new version is not there yet.
+ * It is judged when the first chunk of a reader lands, by what groups hold and by the legs that
+ * run; no server is asked, but legs are numbered in the order of their grants. A reader does not
+ * take from another datacenter what a whole group in its own has, or was granted before. Who
+ * updates does not read behind the seed of its datacenter, granted before and getting on: the new
+ * version is not there yet, also to those who have called in the same instant.
  *
  * What a server may not know, or what it avoids for good reasons, is not looked at: this is certain
  * where nothing goes wrong, and some time after all that has ended. A leg that has failed makes its
@@ -85,9 +86,42 @@ is_below(const struct handle *handle, const struct handle *reader)
 	return false;
 }
 
-/* It is being filled, for a while already, and goes on. */
+/* No leg has brought anything to the same part before. */
 static bool
-fills(const struct worker *worker, int64_t *ret_since_ns)
+is_first(const struct leg *leg)
+{
+	for (const struct leg *other = world.legs; other != NULL; other = other->next) {
+		if (other != leg && other->to == leg->to && other->to_gen == leg->to_gen)
+			return false;
+	}
+	return true;
+}
+
+/*
+ * No leg above it has just ended: until the server has heard of that, what is below may have lost
+ * its source.
+ */
+static bool
+is_fed(const struct leg *leg, const struct leg *than)
+{
+	struct th_version id;
+	int64_t since_ns;
+
+	for (uint32_t hops = 0; leg != NULL && hops < GROUPS_MAX * SHARDS_MAX; hops++) {
+		if (leg->over)
+			return leg->to->worker != NULL &&
+			       check_list_keeps(leg->to->worker->group, &id, &since_ns) &&
+			       than->begun_ns >= since_ns + KNOWN_NS;
+		if (leg->from == NULL || (leg->way != LEG_LOCAL && !leg->serving))
+			return false;
+		leg = leg_to(leg->from);
+	}
+	return true;
+}
+
+/* It is being filled, by a leg granted before that one, and goes on. */
+static bool
+fills(const struct worker *worker, const struct leg *than, int64_t *ret_since_ns)
 {
 	const struct handle *handle = worker->handle;
 	const struct leg *leg;
@@ -98,13 +132,17 @@ fills(const struct worker *worker, int64_t *ret_since_ns)
 		return false;
 	leg = leg_to(handle);
 	/* What is over the server may not have heard of; when it has, the group has all of it. */
-	if (leg == NULL || leg->over || leg->begun_ns < worker->call.submitted_ns)
+	if (leg == NULL || leg->over || leg->begun_ns < worker->call.submitted_ns ||
+		leg->server_number > than->server_number || !is_fed(leg, than))
 		return false;
 	*ret_since_ns = th_max_i64(*ret_since_ns, leg->begun_ns);
 	return true;
 }
 
-/* A leg of a filling member comes from elsewhere; and it is not complete, so it never was. */
+/*
+ * A leg of a filling member comes from elsewhere, and its members have had no other; and it is not
+ * complete, so it never was.
+ */
 static bool
 is_seed(const struct group *group)
 {
@@ -113,6 +151,8 @@ is_seed(const struct group *group)
 	for (uint32_t i = 0; i < group->shards; i++) {
 		const struct handle *handle = group->workers[i].handle;
 		const struct leg *leg = handle == NULL ? NULL : leg_to(handle);
+		if (leg != NULL && !is_first(leg))
+			return false;
 		far = far || (leg != NULL && leg->host->datacenter != leg->from_host->datacenter);
 		partial = partial || (handle != NULL && handle->part.prefix < world.options.chunks);
 	}
@@ -139,7 +179,7 @@ has_near(const struct group *group, const struct leg *leg, int64_t *ret_since_ns
 	if (!check_list_keeps(group, &id, ret_since_ns)) {
 		has = HAS_SOME;
 		for (uint32_t i = 0; i < group->shards; i++) {
-			if (!fills(&group->workers[i], ret_since_ns))
+			if (!fills(&group->workers[i], leg, ret_since_ns))
 				return HAS_NOT;
 		}
 	}
@@ -177,7 +217,7 @@ is_not_the_second(const struct leg *leg)
 	for (uint32_t i = 0; i < world.options.groups; i++) {
 		const struct group *group = &world.groups[i];
 		enum has has = has_near(group, leg, &since_ns);
-		if (has == HAS_NOT || leg->begun_ns < since_ns + KNOWN_NS ||
+		if (has == HAS_NOT || (has == HAS_ALL && leg->begun_ns < since_ns + KNOWN_NS) ||
 			is_below(group->workers[reader->shard].handle, leg->to))
 			continue;
 		sim_fail("C17",
@@ -207,7 +247,7 @@ skips(const struct leg *leg)
 			return;
 		if (has == HAS_NOT || !is_seed(group))
 			continue;
-		if (seed != NULL || reader->call.drawn_ns < since_ns ||
+		if (seed != NULL ||
 			world.now_ns > since_ns + 4 * world.options.crawl_ns / SKIP_SHARE)
 			return;
 		seed = group;
@@ -219,23 +259,14 @@ skips(const struct leg *leg)
 			reader->group->index, reader->shard, seed->index, leg->host->datacenter);
 }
 
-/* Who is moved from a source that is given up goes to an idle one, wherever it is. */
-static bool
-is_first(const struct leg *leg)
-{
-	for (const struct leg *other = world.legs; other != NULL; other = other->next) {
-		if (other != leg && other->to == leg->to && other->to_gen == leg->to_gen)
-			return false;
-	}
-	return true;
-}
-
+/* Whoever is moved from a source that is given up goes to an idle one, wherever it is. */
 void
-check_seed_serve(const struct leg *leg)
+check_seed_chunk(const struct leg *leg)
 {
-	if (leg->to->worker == NULL || leg->from == NULL || leg->over || leg->stopping ||
-		leg->to->part.prefix > 0 || leg->from->part.prefix == 0 || !certain() ||
-		!is_first(leg))
+	bool readable = leg->way == LEG_LOCAL || leg->serving;
+
+	if (leg->to->worker == NULL || !readable || leg->over || leg->stopping ||
+		leg->to->part.prefix > 0 || !certain() || !is_first(leg))
 		return;
 	if (leg->host->datacenter != leg->from_host->datacenter)
 		is_not_the_second(leg);

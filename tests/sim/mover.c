@@ -415,6 +415,8 @@ mover_begin(struct host *host, const struct agent_action *action)
 	}
 	leg->way = percent(RNG_MOVE, world.options.nic_percent) ? LEG_NIC : LEG_TCP;
 	leg->from_host = &world.hosts[(uint32_t)atoi(grant->source_address) % HOSTS_MAX];
+	if (leg->from_host->datacenter != host->datacenter)
+		leg->chunk_ns *= world.options.far_times;
 	leg->hello = ++world.last_hello;
 	memcpy(leg->tokens, &grant->ticket, sizeof(grant->ticket));
 	TRACE("leg # of host # pulls from host #", leg->server_number, host->process.index,

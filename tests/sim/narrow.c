@@ -87,9 +87,11 @@ static const struct option options[] = {
 	OPTION(only_servers_fail, false),
 	OPTION(list_ns, true),
 	OPTION(lie_percent, true),
+	OPTION(far_times, false),
+	OPTION(burst_ns, false),
 };
 
-_Static_assert(sizeof(struct options) == 344, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 352, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

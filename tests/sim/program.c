@@ -166,8 +166,8 @@ program_next(struct worker *worker)
 }
 
 /* A version that is taken back before anybody can read it moves nothing. */
-int64_t
-program_think_ns(uint32_t kind)
+static int64_t
+draw_think(uint32_t kind)
 {
 	int64_t think_ns = between(RNG_WORK, 0, world.options.think_ns);
 
@@ -176,6 +176,17 @@ program_think_ns(uint32_t kind)
 	return world.calm ? between(RNG_WORK, 4 * SEC, 6 * SEC)
 			  : think_ns + between(RNG_WORK, 0,
 					       8 * world.options.chunk_ns * world.options.chunks);
+}
+
+int64_t
+program_think_ns(uint32_t kind)
+{
+	int64_t think_ns = draw_think(kind), burst_ns = world.options.burst_ns;
+
+	/* Until the next moment at which all call. */
+	if (burst_ns > 0)
+		think_ns += burst_ns - (world.now_ns + think_ns) % burst_ns;
+	return think_ns;
 }
 
 void

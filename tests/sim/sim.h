@@ -140,6 +140,7 @@ enum stream {
 	RNG_ALONE,
 	RNG_STRANGER,
 	RNG_LIE,
+	RNG_BURST,
 	RNG_STREAMS
 };
 
@@ -180,6 +181,8 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	int64_t stranger_ns;  /* between two of what a stranger says */
 	int64_t list_ns;      /* between two questions of a worker; 0: none */
 	uint32_t lie_percent; /* of legs: other bytes come, with digests that fit */
+	uint32_t far_times;   /* a chunk from another datacenter takes so many times as long */
+	int64_t burst_ns;     /* between the moments at which all groups call; 0: at any time */
 };
 
 void swarm_draw(struct options *ret_options);

@@ -257,6 +257,21 @@ liars(struct options *o)
 		o->lie_percent = (uint32_t)between(RNG_LIE, 5, 60);
 }
 
+/*
+ * All call in the same instant what a slow link brings: a chunk takes a share of a second, all of
+ * them one or two. From a stream of its own, as above.
+ */
+static void
+bursts(struct options *o)
+{
+	o->far_times = 1;
+	if (o->datacenters == 1 || !percent(RNG_BURST, 15))
+		return;
+	o->burst_ns = between(RNG_BURST, 200 * MS, 2 * SEC);
+	o->far_times = (uint32_t)between(RNG_BURST, 1, 8);
+	o->chunk_ns = th_min_i64(o->chunk_ns, th_min_i64(SEC / o->chunks, 200 * MS) / o->far_times);
+}
+
 void
 swarm_draw(struct options *o)
 {
@@ -268,4 +283,5 @@ swarm_draw(struct options *o)
 	cut_off(o);
 	strangers(o);
 	liars(o);
+	bursts(o);
 }

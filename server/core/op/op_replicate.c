@@ -334,7 +334,8 @@ op_replicate_poke(struct refsrv *server, struct op *op)
 	if ((op->num_prepared < group->num_shards && !TH_PLANT(go_before_all_are_prepared)) ||
 		!agents_active(group))
 		return;
-	if (op->kind == CTL_OP_UPDATE && dc_seed_skips(server, group, version)) {
+	if (op->kind == CTL_OP_UPDATE && dc_seed_skips(server, group, version) &&
+		!TH_PLANT(seed_goes_unseen_after_plan)) {
 		TH_MARK(c17_seed_has_gone_since_plan);
 		plan_anew(server, op);
 		return;
