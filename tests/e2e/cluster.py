@@ -522,19 +522,18 @@ class Hosts:
     def prefix(self, i):
         return ["ip", "netns", "exec", self.names[i]]
 
-    def limit(self, i, rate):
-        """Limits what arrives at host i (the switch's port towards it), e.g. '400mbit'."""
+    def limit(self, i, rate, leaves=False):
+        """Limits what arrives at host i (the switch's port towards it), e.g. '400mbit'; or what
+        leaves it."""
         p = subprocess.run(
             [
-                "ip",
-                "netns",
-                "exec",
-                self.switch,
                 "tc",
+                "-n",
+                self.names[i] if leaves else self.switch,
                 "qdisc",
                 "replace",
                 "dev",
-                f"p{i}",
+                "eth0" if leaves else f"p{i}",
                 "root",
                 "tbf",
                 "rate",

@@ -20,7 +20,7 @@ import gpu_driver
 import memory_kinds
 import thc
 
-shards, memories, layouts, ops = {}, {}, {}, {}
+shards, memories, layouts, ops, polls = {}, {}, {}, {}, {}
 out_lock = threading.Lock()
 
 
@@ -254,6 +254,25 @@ def cmd_update_loop(steps, name="s", seconds=60):
                 lambda l: any(k > (tuple(held) if held else (0, -1)) for k in l["versions"]), 30
             )
     raise TimeoutError(f"only {seen[-1:]} of {steps}")
+
+
+def cmd_poll(version, name="s", seconds=120):
+    """update("latest") again and again until this version is held: the result of the call that
+    brought it, and how long the longest call took. `polls` counts the calls before it."""
+    longest, end = 0.0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        start = time.monotonic()
+        result = shards[name].update("latest", seconds)
+        longest = max(longest, time.monotonic() - start)
+        if result["updated"] and result["version"] >= version:
+            return {**result, "longest": longest}
+        polls[name] = polls.get(name, 0) + 1
+        time.sleep(0.001)
+    raise TimeoutError(f"no version {version} after {polls.get(name, 0)} calls")
+
+
+def cmd_polled(name="s"):
+    return polls.get(name, 0)
 
 
 def cmd_fork():
