@@ -34,5 +34,9 @@ def hub():
     figure("hub")
 
 
+def far():
+    figure("far")
+
+
 if __name__ == "__main__":
-    main(burst, failure, fanout, hub)
+    main(burst, failure, fanout, hub, far)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lab: hosts with limited links on one machine, and what many readers take there.
 
-    TH_BUILD=build python3 tests/lab/lab.py [--quick] [--out FOLDER] [burst failure fanout hub]
+    TH_BUILD=build python3 tests/lab/lab.py [--quick] [--out FOLDER] [burst failure fanout hub far]
 
 Each figure prints what it measures and writes FOLDER/NAME.tsv, and NAME.png where gnuplot is
 installed (Debian: gnuplot-nox); all of them together results.json. FOLDER: tests/lab/figures. Needs
@@ -11,10 +11,12 @@ root, for network namespaces.
     failure  B reads through A, which is killed, or cut off, at ten moments
     fanout   512 MiB to 8 and 18 readers: when the last one is done, what the publisher sent
     hub      2, 4, 10 readers, beside a hub of raw sockets that serves all of them
+    far      4 readers of another datacenter, over a link of an eighth of the rate, call update
+             all the time: how long each of them stands still for a new version
 
 All hosts share this machine's processors. Links are so slow that these are not what is measured:
 how busy they were is printed with each row, and a row above 90 % is marked with '!'. --quick: small
-payloads, 4 minutes; the figures are then of the right kind and not precise. --smoke: seconds; tries
+payloads, 5 minutes; the figures are then of the right kind and not precise. --smoke: seconds; tries
 that all of it runs, and judges bytes and sources only.
 """
 
@@ -36,6 +38,7 @@ FULL = {
     "failure": (128, 40, [0.05 + 0.1 * i for i in range(10)]),
     "fanout": (512, 40, [8, 18]),
     "hub": (128, 40, [2, 4, 10]),
+    "far": (128, 80, range(5)),
     "rounds": 3,
 }
 QUICK = {
@@ -43,6 +46,7 @@ QUICK = {
     "failure": (64, 40, [0.05 + 0.1 * i for i in range(10)]),
     "fanout": (128, 40, [8, 18]),
     "hub": (64, 40, [2, 4, 10]),
+    "far": (64, 80, range(2)),
     "rounds": 1,
 }
 SMOKE = {
@@ -50,6 +54,7 @@ SMOKE = {
     "failure": (64, 100, [0.3]),
     "fanout": (8, 100, [2]),
     "hub": (8, 100, [2]),
+    "far": (8, 80, range(1)),
     "rounds": 1,
 }
 
@@ -227,7 +232,40 @@ def hub(sizes, rounds):
     return {"columns": ["readers", "hub_s", "ours_s", "hub_over_ours"], "rows": rows, "values": {}}
 
 
-FIGURES = {"burst": burst, "failure": failure, "fanout": fanout, "hub": hub}
+def far(sizes, rounds):
+    """Smart skipping: whoever updates does not wait for the slow link, but for the seed alone."""
+    megabytes, rate, numbers = sizes
+    rows = []
+    with lab(4, megabytes, rate, far=rate / 8) as it:
+        trainer, readers = it.workers[0], it.workers[1:]
+        for reader in readers:
+            reader.call("replicate", version="1", timeout=120)
+        for number in numbers:
+            busy, version = Busy(), number + 2
+            trainer.call("unpublish")
+            want = trainer.call("fill", seed=version)
+            calls = [reader.start("poll", version=version) for reader in readers]
+            before = it.sent(0)
+            trainer.call("publish", version=version)
+            results = [reader.finish(call, 120) for reader, call in zip(readers, calls)]
+            crossed = (it.sent(0) - before) / it.bytes
+            for reader in readers:
+                assert reader.call("digest") == want, f"{reader.label} has other bytes"
+            seeds = [r["longest"] for r in results if r["source"] == "r0"]
+            others = sorted(r["longest"] for r in results if r["source"] != "r0")
+            assert len(seeds) == 1 and crossed < 1.5, results
+            stalls = ", ".join(f"{stall:.2f}" for stall in others)
+            line(
+                f"the seed stands still for {seeds[0]:.2f} s, the others for {stalls} s; "
+                f"{crossed:.3f} x the payload over the link",
+                busy.share(),
+            )
+            rows.append((number + 1, seeds[0], *others, crossed))
+    columns = "round seed_s second_s third_s fourth_s crossed".split()
+    return {"columns": columns, "rows": rows, "values": {}}
+
+
+FIGURES = {"burst": burst, "failure": failure, "fanout": fanout, "hub": hub, "far": far}
 
 
 def write(folder, name, sizes, result):

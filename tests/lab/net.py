@@ -35,8 +35,10 @@ class Busy:
 class Lab:
     """One publisher, host 0, and readers, hosts 1 to N. The server has a host without a limit."""
 
-    def __init__(self, c, readers, megabytes, rate, options=()):
-        self.c, self.count = c, readers
+    def __init__(self, c, readers, megabytes, rate, options=(), far=0):
+        """far: all readers are in another datacenter; the publisher's link has this rate, and so
+        is the one between the two."""
+        self.c, self.count, self.far = c, readers, far
         self.bytes, self.rate = megabytes * MIB, rate
         self.hosts = Hosts(c, readers + 2)
         for i in range(readers + 1):
@@ -55,7 +57,8 @@ class Lab:
     def limit(self, i):
         """The same rate out of the host and into it, as a network card has it. Little is queued:
         10 ms at most, beyond what may go at once."""
-        shape = f"root tbf rate {self.rate * 8}mbit burst 128k latency 10ms".split()
+        rate = self.far if self.far and i == 0 else self.rate
+        shape = f"root tbf rate {rate * 8}mbit burst 128k latency 10ms".split()
         for namespace, device in (
             (self.hosts.names[i], "eth0"),
             (self.hosts.switch, f"p{i}"),
@@ -71,7 +74,8 @@ class Lab:
     def join(self, i):
         """An agent and a worker on this host, also in place of those that were killed."""
         name = f"host{i}"
-        self.c.agent(name, prefix=self.hosts.prefix(i), data=self.hosts.address(i))
+        args = ("-D", "far" if i else "home") if self.far else ()
+        self.c.agent(name, prefix=self.hosts.prefix(i), data=self.hosts.address(i), args=args)
         worker = self.workers[i] = self.c.worker(f"worker{i}", name)
 
         def opened():
@@ -137,9 +141,9 @@ class Lab:
         return statistics.median(times)
 
 
-def lab(readers, megabytes, rate, options=()):
+def lab(readers, megabytes, rate, options=(), far=0):
     """As a context: a Lab that is gone afterwards."""
-    return Context(readers, megabytes, rate, options)
+    return Context(readers, megabytes, rate, options, far)
 
 
 class Context:

@@ -58,6 +58,19 @@ plot "hub.tsv" using 2:xtic(1) skip 1 lc rgb "#b03030" \\
         title "a hub that serves all (raw sockets)", \\
      "" using 3 skip 1 lc rgb "#2050a0" title "TensorHub"
 """,
+    "far": """set title "{size} MiB from another datacenter, by an eighth of {rate} MB/s"
+set style data histograms
+set style fill solid 0.9 border
+set boxwidth 0.9
+set xlabel "version"
+set ylabel "a reader stands still for, s"
+set yrange [0:*]
+set key outside top center horizontal
+plot "far.tsv" using 2:xtic(1) skip 1 lc rgb "#b03030" title "the seed", \\
+     "" using 3 skip 1 lc rgb "#2050a0" title "the others", \\
+     "" using 4 skip 1 lc rgb "#2050a0" notitle, \\
+     "" using 5 skip 1 lc rgb "#2050a0" notitle
+""",
 }
 
 
