@@ -3,9 +3,8 @@
  * agent_core - dispatches events to the files that know about them, gathers their actions. See
  * agent_core.h.
  *
- * After each event everything that has become possible is carried out (ac_settle): the handlers
- * record facts, settling draws conclusions. So an event may come early, late or twice without a
- * place of its own for each order. No I/O, no clock; the thread of the caller.
+ * After each event everything that has become possible is carried out (settle.c). No I/O, no clock;
+ * the thread of the caller.
  */
 #include "daemon/core/agent_core.h"
 

@@ -385,9 +385,15 @@ void ac_close_again(struct agent_core *agent, struct session *session);
 void ac_close_refused(struct agent_core *agent, const struct ctl_ev_close_refused *refused);
 /* Its worker has written to the part of this generation: nothing more is served from it. */
 void ac_contract(struct agent_core *agent, struct session *session, uint64_t gen, const char *text);
+/* The last of the conclusions: may free the session. */
+void ac_close_settle(struct agent_core *agent, struct session *session);
+int64_t ac_close_next_ns(const struct agent_core *agent, const struct session *session);
+
+/* ---- conclusions (settle.c) ------------------------------------------------------------------ */
+
 /* Carries out everything that has become possible. May free the session. */
 void ac_settle(struct agent_core *agent, struct session *session);
-int64_t ac_close_next_ns(const struct agent_core *agent, const struct session *session);
+void ac_settle_all(struct agent_core *agent);
 
 /* ---- copies in the agent's own memory (own_copy.c) ------------------------------------------ */
 

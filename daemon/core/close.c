@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * close - how a session ends, and the one place where conclusions are drawn (ac_settle).
+ * close - how a session ends.
  *
  * The last copy of a retained version is copied elsewhere before its DRAIN comes, also when its
  * worker is dead: until then the memory stays. When that cannot be done the close is refused, and
@@ -353,14 +353,14 @@ refuse_alone(struct agent_core *agent, struct session *session)
 	ac_answer(agent, AGENT_CLOSED, session->id, &err);
 }
 
-static void
-settle_closing(struct agent_core *agent, struct session *session)
+void
+ac_close_settle(struct agent_core *agent, struct session *session)
 {
 	struct part *part = session->part;
 	uint64_t id = session->id;
 	bool lost = session->lost, silent = lost || ac_internal(session);
 
-	if (session->in != NULL)
+	if (session->state != SESSION_CLOSING || session->in != NULL)
 		return;
 	if (part != NULL) {
 		if (!is_going(session)) {
@@ -393,26 +393,6 @@ settle_closing(struct agent_core *agent, struct session *session)
 	if (!silent)
 		ac_answer(agent, AGENT_CLOSED, id, NULL);
 	ac_action(agent, AGENT_FREE, id);
-}
-
-void
-ac_settle(struct agent_core *agent, struct session *session)
-{
-	ac_part_settle(agent, session);
-	ac_call_settle(agent, session);
-	/* A broken group's part is over with its last reader; what is held stays until close. */
-	if (session->broken && session->part != NULL && session->state == SESSION_OPEN &&
-		!(session->call.active && session->call.went) && ac_part_drained(session->part))
-		ac_part_end(agent, session);
-	ac_session_line(agent, session);
-	if (ac_internal(session) && session->state == SESSION_OPEN &&
-		(session->broken || session->unwanted)) {
-		TH_MARK(agent_offload_unwanted);
-		ac_close(agent, session, false); /* which settles it */
-		return;
-	}
-	if (session->state == SESSION_CLOSING)
-		settle_closing(agent, session);
 }
 
 int64_t

@@ -253,8 +253,6 @@ event(struct agent_core *agent, const struct ctl_event *event)
 static void
 poll_reply(struct agent_core *agent, const struct ctl_poll_reply *poll)
 {
-	struct session *session, *next;
-
 	for (uint32_t i = 0; i < poll->num_events; i++) {
 		const struct ctl_event *one = &poll->events[i];
 		if (one->number <= agent->link.last_event)
@@ -265,8 +263,7 @@ poll_reply(struct agent_core *agent, const struct ctl_poll_reply *poll)
 		agent->link.last_event = one->number;
 		event(agent, one);
 		/* Conclusions are drawn before the next fact: each was true when it was sent. */
-		HASH_ITER(hh, agent->sessions, session, next)
-		ac_settle(agent, session);
+		ac_settle_all(agent);
 	}
 }
 
