@@ -16,7 +16,7 @@ check_slots(const struct session *session)
 
 	DL_FOREACH(session->watches, a)
 	{
-		TH_ASSERT(!session->call.active || session->call.ghost ||
+		TH_ASSERT(session->call.state == CALL_NONE || session->call.ghost ||
 			  session->call.order.slot != a->slot);
 		TH_ASSERT(!session->has_pending || session->pending.slot != a->slot);
 		for (b = a->next; b != NULL; b = b->next)
@@ -55,24 +55,30 @@ check_part(const struct agent_core *agent, const struct session *session)
 		  (part->num_running == 0 && part->num_copies == 0 && !part->hashing));
 }
 
+static bool
+is_to_prepare(const struct call *call)
+{
+	return call->state == CALL_PLANNED || call->state == CALL_EXPLAINING;
+}
+
 /* Its worker was told that nothing has changed, and nothing may change any more. */
 static void
 check_ghost(const struct session *session)
 {
 	const struct call *call = &session->call;
 
-	TH_ASSERT(!call->went && (!call->has_outcome || call->cut));
+	TH_ASSERT(!ac_call_went(call) && (!ac_call_decided(call) || call->cut));
 	/* Whatever its end is: it must be asked for. */
 	if (call->cut) {
-		TH_ASSERT(call->cancel_sent && (!call->planned || call->prepared));
-		TH_ASSERT(call->accepted || call->request != NULL);
+		TH_ASSERT(call->cancel_sent && !is_to_prepare(call));
+		TH_ASSERT(call->state >= CALL_ACCEPTED || call->request != NULL);
 		return;
 	}
 	if (call->order.kind == CTL_OP_UNPUBLISH) {
 		/* The server must get to know that nothing is held. */
 		TH_ASSERT(session->open.num_shards == 1 && session->part == NULL);
 		TH_ASSERT(th_version_none(session->held));
-		TH_ASSERT(call->accepted || call->request != NULL);
+		TH_ASSERT(call->state >= CALL_ACCEPTED || call->request != NULL);
 		TH_ASSERT(call->request == NULL || call->request->ctl.request_no != 0 ||
 			  call->request->op_deadline_ns == INT64_MAX);
 		return;
@@ -80,8 +86,8 @@ check_ghost(const struct session *session)
 	TH_ASSERT(call->order.kind == CTL_OP_UPDATE || call->order.kind == CTL_OP_REPLICATE);
 	/* The server gets to know: it will be, or has been, asked to end it. */
 	TH_ASSERT(call->cancel_sent && !ac_call_never_sent(call));
-	TH_ASSERT(call->accepted || call->request != NULL);
-	TH_ASSERT(!call->planned || call->prepared);
+	TH_ASSERT(call->state >= CALL_ACCEPTED || call->request != NULL);
+	TH_ASSERT(!is_to_prepare(call));
 }
 
 static void
@@ -92,7 +98,7 @@ check_pending(const struct agent_core *agent, const struct session *session)
 	/* In a broken group only what the others may have had decided before. */
 	TH_ASSERT(session->state == SESSION_OPEN);
 	TH_ASSERT(!session->broken || order->kind == CTL_OP_UNPUBLISH);
-	TH_ASSERT(session->call.active && session->call.ghost);
+	TH_ASSERT(session->call.state != CALL_NONE && session->call.ghost);
 	TH_ASSERT(!session->registering && !session->unregistering);
 	TH_ASSERT(order->kind != CTL_OP_UPDATE || agent->link.attached);
 	TH_ASSERT(ac_pending_next_ns(agent, session) > agent->now_ns);
@@ -107,16 +113,17 @@ check_call(const struct agent_core *agent, const struct session *session)
 	TH_ASSERT(!call->cut || call->ghost);
 	TH_ASSERT(call->request == NULL || call->request->lane == session->lane);
 	/* update waits for no server. */
-	TH_ASSERT(call->order.kind != CTL_OP_UPDATE || call->ghost || call->prepared ||
-		  agent->link.attached);
-	TH_ASSERT(!call->went || call->prepared);
-	TH_ASSERT(!call->went || session->part != NULL);
-	TH_ASSERT(!call->went || session->part->gen == call->op_seq);
-	TH_ASSERT(!call->went || th_version_none(session->held));
-	TH_ASSERT(!call->done || session->in == NULL);
+	TH_ASSERT(call->order.kind != CTL_OP_UPDATE || call->ghost ||
+		  call->state >= CALL_PREPARED || agent->link.attached);
+	if (ac_call_went(call)) {
+		TH_ASSERT(session->part != NULL && session->part->gen == call->op_seq);
+		TH_ASSERT(th_version_none(session->held));
+		TH_ASSERT(!session->part->full || session->in == NULL);
+		TH_ASSERT(call->state != CALL_FILLED || session->part->full);
+	}
 	TH_ASSERT(!call->has_next || session->in != NULL);
 	/* An outcome waits only for what still runs. */
-	TH_ASSERT(!call->has_outcome || session->in != NULL ||
+	TH_ASSERT(!ac_call_decided(call) || session->in != NULL ||
 		  (session->part != NULL && !ac_part_drained(session->part)));
 }
 
@@ -142,13 +149,13 @@ check_session(const struct agent_core *agent, const struct session *session)
 		check_internal(session);
 	if (session->part != NULL)
 		check_part(agent, session);
-	if (session->call.active)
+	if (session->call.state != CALL_NONE)
 		check_call(agent, session);
-	if (session->call.active && session->call.ghost)
+	if (session->call.ghost)
 		check_ghost(session);
 	if (session->has_pending)
 		check_pending(agent, session);
-	TH_ASSERT(!session->let_go || (session->call.active && session->call.ghost));
+	TH_ASSERT(!session->let_go || session->call.ghost);
 	TH_ASSERT(!session->unregister_waits || session->unregistering);
 	TH_ASSERT(!session->alone || (session->part != NULL && session->part->drain_local));
 	if (in != NULL) {

@@ -38,7 +38,7 @@ ac_rejoin_note(struct session *session)
 		.flags = call->order.flags,
 		.code = call->outcome.code,
 		.updated = call->outcome.updated,
-		.went = call->went,
+		.went = ac_call_went(call),
 		.version = call->outcome.version,
 	};
 	AC_COPY(outcome->spec, call->order.spec);
@@ -53,21 +53,12 @@ ac_rejoin_opened(struct session *session, uint64_t group_inc)
 
 /* ---- what is said ---------------------------------------------------------------------------- */
 
-/* Not decided, as far as this member knows, and without GO. */
-static bool
-asks_again(const struct session *session)
-{
-	const struct call *call = &session->call;
-
-	return call->active && !call->has_outcome && !call->went;
-}
-
 static void
 say_held(const struct session *session, struct ctl_rejoin *rejoin)
 {
 	const struct call *call = &session->call;
 	const struct part *part = session->part;
-	bool ended = call->active && call->has_outcome && call->outcome.code == 0;
+	bool ended = ac_call_decided(call) && call->outcome.code == 0;
 
 	if (part == NULL || part->hopeless || !part->settled ||
 		(ended && call->order.kind == CTL_OP_UNPUBLISH))
@@ -86,18 +77,17 @@ say_running(const struct session *session, struct ctl_rejoin *rejoin)
 	const struct inbound *in = session->in;
 
 	rejoin->went = true;
-	if (session->part != NULL)
-		rejoin->attributes = session->part->attributes;
+	rejoin->attributes = session->part->attributes;
 	rejoin->op_seq = call->op_seq;
 	rejoin->kind = call->order.kind;
 	rejoin->flags = call->order.flags;
 	AC_COPY(rejoin->spec, call->order.spec);
 	rejoin->version = call->plan.version;
-	rejoin->cancelled = call->cancelled;
-	rejoin->done = call->done;
+	rejoin->cancelled = call->state == CALL_CANCELLED;
+	rejoin->done = session->part->full;
 	rejoin->announced = call->content;
-	rejoin->chunks = call->done ? session->reg.num_chunks
-				    : th_min_u32(call->prefix, session->reg.num_chunks);
+	rejoin->chunks = rejoin->done ? session->reg.num_chunks
+				      : th_min_u32(call->prefix, session->reg.num_chunks);
 	if (in == NULL)
 		return;
 	rejoin->leg = in->grant.leg;
@@ -119,10 +109,10 @@ agent_rejoin_say(const struct session *session, struct ctl_rejoin *rejoin)
 		(session->registered || session->registering) && !session->unregistering;
 	if (rejoin->registered)
 		rejoin->reg = session->reg;
-	rejoin->next_op_seq = asks_again(session) ? call->op_seq : session->next_op_seq;
+	rejoin->next_op_seq = ac_call_waits(call) ? call->op_seq : session->next_op_seq;
 	rejoin->held.version = rejoin->version.version = TH_NO_VERSION;
 	say_held(session, rejoin);
-	if (call->active && call->went && !call->has_outcome)
+	if (ac_call_went(call) && !ac_call_decided(call))
 		say_running(session, rejoin);
 	if (part != NULL && (!th_version_none(rejoin->held) || rejoin->done)) {
 		rejoin->hashed = part->hashed || !part->published;
@@ -140,8 +130,8 @@ call_again(struct agent_core *agent, struct session *session, bool never_sent)
 {
 	struct call *call = &session->call;
 
-	call->asked = !never_sent;
-	call->accepted = call->planned = call->prepared = call->explaining = false;
+	if (!never_sent)
+		ac_call_enter(session, CALL_ASKED_AGAIN, "REJOIN");
 	session->next_op_seq = call->op_seq;
 	ac_call_send(agent, session);
 	if (call->cancel_sent)
@@ -169,11 +159,11 @@ announce(struct agent_core *agent, struct session *session)
 	rejoin->died = session->broken && session->lost;
 	if (part != NULL) {
 		part->drain_server = part->drain_answered = false;
-		part->drain_plan = part->drain_plan && call->active && call->went;
+		part->drain_plan = part->drain_plan && ac_call_went(call);
 	}
-	if (asks_again(session))
+	if (ac_call_waits(call))
 		call_again(agent, session, never_sent);
-	else if (call->active && call->went && !call->has_outcome)
+	else if (ac_call_went(call) && !ac_call_decided(call))
 		TH_MARK(rejoin_leg_runs_on);
 }
 
@@ -229,14 +219,14 @@ static bool
 goes_on(const struct session *session)
 {
 	const struct call *call = &session->call;
-	bool failed = call->active && call->has_outcome && call->outcome.code != 0;
+	bool failed = ac_call_decided(call) && call->outcome.code != 0;
 
 	if (!ac_internal(session))
 		return true;
 	if (TH_PLANT(offload_dropped_at_rejoin))
 		return false;
 	return session->part != NULL && !session->unwanted && !failed &&
-	       (call->active ? call->went : session->part->settled);
+	       (call->state != CALL_NONE ? ac_call_went(call) : session->part->settled);
 }
 
 static void
@@ -260,8 +250,7 @@ may_be_rescued(const struct session *session)
 {
 	const struct call *call = &session->call;
 	const struct part *part = session->part;
-	bool kept =
-		!call->active || (!call->went && (!call->has_outcome || call->outcome.code != 0));
+	bool kept = !ac_call_went(call) && (!ac_call_decided(call) || call->outcome.code != 0);
 
 	return session->state == SESSION_OPEN && session->broken && session->sid_known && kept &&
 	       !session->alone && !session->let_go && !ac_internal(session) && part != NULL &&
@@ -272,7 +261,7 @@ may_be_rescued(const struct session *session)
 static void
 announce_broken(struct agent_core *agent, struct session *session)
 {
-	if (session->call.active && !session->call.has_outcome)
+	if (session->call.state != CALL_NONE)
 		ac_call_fail(session, session->broken_code, session->broken_text);
 	TH_MARK(rejoin_broken_announced);
 	announce(agent, session);

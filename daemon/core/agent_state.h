@@ -148,29 +148,57 @@ struct order { /* a submission that has been checked */
 	int64_t submitted_ns, deadline_ns;
 };
 
-struct call { /* the group operation of a session */
-	bool active;
-	bool ghost; /* its worker was answered, the server may still know it: see ghost.c    */
-	bool cut;   /* a ghost by a close: nothing may be concluded from what is held */
+enum call_state { /* in this order: see ac_call_waits and its neighbours */
+	CALL_NONE = 0,
+	CALL_ASKED,       /* OP is to be sent, or is on its way                              */
+	CALL_ASKED_AGAIN, /* ... a former server may have told others of it                  */
+	CALL_ACCEPTED,    /* the server has it                                               */
+	CALL_PLANNED,     /* what is held is being drained                                   */
+	CALL_EXPLAINING,  /* the plan has another layout: the shell says where they differ   */
+	CALL_PREPARED,    /* PREPARED was sent                                               */
+	CALL_DECIDED,     /* it has its outcome, and had no GO                               */
+	CALL_RUNNING,     /* GO: from here on bytes may be overwritten                       */
+	CALL_FILLED,      /* LEG_END(0) was sent                                             */
+	CALL_CANCELLED,   /* CANCEL of the server: the OUTCOME will be a failure             */
+	CALL_ENDING,      /* its outcome is acted upon when nothing runs any more            */
+};
+
+struct call {                  /* the group operation of a session; how it goes on: call.c */
+	enum call_state state; /* written by ac_call_enter                                   */
+	bool ghost;            /* its worker was answered, the server may still know it: ghost.c  */
+	bool cut;              /* a ghost by a close: nothing may be concluded from what is held */
+	bool cancel_sent;      /* in any state before GO: once is enough                          */
+	bool overwrote;        /* by any of its legs: should it fail, the handle is dirty         */
+	bool has_next;         /* there is a leg to start when the running one has stopped        */
 	struct order order;
 	uint64_t op_seq;
 	struct request *request; /* OP, until it is answered; borrows                        */
-	bool asked;              /* a former server may have had it, and told others of it */
-	bool accepted, cancel_sent;
-	bool planned, explaining, prepared; /* prepared: said so                             */
 	struct ctl_ev_plan plan;
-	bool went;      /* GO: from here on bytes may be overwritten                         */
-	bool cancelled; /* CANCEL of the server: the OUTCOME will be a failure               */
-	bool done;      /* LEG_END(0) was sent                                               */
-	bool overwrote;
 	uint32_t prefix; /* verified chunks                                                  */
-	bool has_next;   /* a leg to start when the running one has stopped                  */
 	struct ctl_grant next;
 	struct th_hash content; /* of what is read, as its publisher says; none: not known   */
-	bool has_outcome; /* it is acted upon when nothing runs any more                     */
 	struct ctl_ev_outcome outcome;
 	struct agent_result result;
 };
+
+/* Nothing has changed yet, and nobody has decided. */
+static inline bool
+ac_call_waits(const struct call *call)
+{
+	return call->state != CALL_NONE && call->state <= CALL_PREPARED;
+}
+
+static inline bool
+ac_call_went(const struct call *call)
+{
+	return call->state >= CALL_RUNNING;
+}
+
+static inline bool
+ac_call_decided(const struct call *call)
+{
+	return call->state == CALL_DECIDED || call->state == CALL_ENDING;
+}
 
 struct watch { /* owned by session.watches */
 	uint32_t slot;
@@ -431,7 +459,9 @@ void ac_call_abandon(struct agent_core *agent, struct session *session, int code
 void ac_call_settle(struct agent_core *agent, struct session *session);
 void ac_call_tick(struct agent_core *agent, struct session *session);
 int64_t ac_call_next_ns(const struct agent_core *agent, const struct session *session);
-/* Begins it: no other is active. */
+/* Writes its state; why: what has happened. */
+void ac_call_enter(struct session *session, enum call_state state, const char *why);
+/* Begins it: there is no other. */
 void ac_call_start(struct agent_core *agent, struct session *session, const struct order *order);
 /* When it is ended here, should nothing else have ended it; INT64_MAX: never. */
 int64_t ac_call_give_up_ns(const struct agent_core *agent, const struct session *session);

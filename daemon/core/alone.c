@@ -30,8 +30,7 @@ unpublishing(const struct session *session)
 
 	if (session->has_pending && session->pending.kind == CTL_OP_UNPUBLISH)
 		return &session->pending;
-	if (call->active && !call->ghost && !call->has_outcome &&
-		call->order.kind == CTL_OP_UNPUBLISH)
+	if (ac_call_waits(call) && !call->ghost && call->order.kind == CTL_OP_UNPUBLISH)
 		return &call->order;
 	return NULL;
 }

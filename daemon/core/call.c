@@ -2,9 +2,17 @@
 /*
  * call - the one group operation of a session, from its submission to its single completion.
  *
- *   submitted --reply 0, or its first event--> accepted --PLAN--> planned --PREPARED--> prepared
- *        |                                        |                                      |
- *        '- refused, or nothing was sent          '------------------ OUTCOME <---- GO --'
+ *   asked, asked again --reply 0, its first event--> accepted --PLAN--> planned <--> explaining
+ *         ^                                                                |             |
+ *         '-- another server asks for all that had no GO                   v             |
+ *                                                                       prepared <-------'
+ *   decided <-- OUTCOME: all that had no GO                                |
+ *   ending  <-- OUTCOME: running, filled, cancelled                        | GO
+ *                                                                          v
+ *      cancelled <--CANCEL-- filled <--every byte is here, LEG_END(0)-- running
+ *
+ * Each can be its last: when its outcome has been acted upon, when it is refused or was never sent,
+ * when the session closes. Until GO another PLAN may come, and takes it back to planned.
  *
  * An operation that was never sent is ended here, at its deadline or on request: it is certain that
  * nothing was done. Once sent it has the outcome that the server says, however long that takes (the
@@ -20,23 +28,52 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
 #include "ipc/base/sim.h"
+#include "ipc/base/state.h"
 
 #define FLAG_FORCE 1u      /* THC_FORCE of unpublish  */
 #define FLAG_LIST_GROUP 1u /* THC_LIST_GROUP of list  */
+
+#define TO(state) TH_STATE(CALL_##state)
+/* Whatever had no GO may end, be asked again of another server, or be decided. */
+#define NO_GO (TO(NONE) | TO(ASKED_AGAIN) | TO(DECIDED))
+
+static const struct th_states states = {"call",
+	{
+		[CALL_NONE] = {"none", TO(ASKED) | TO(PLANNED)},
+		[CALL_ASKED] = {"asked", NO_GO | TO(ACCEPTED)},
+		[CALL_ASKED_AGAIN] = {"asked again", NO_GO | TO(ACCEPTED)},
+		[CALL_ACCEPTED] = {"accepted", NO_GO | TO(PLANNED)},
+		[CALL_PLANNED] = {"planned", NO_GO | TO(PLANNED) | TO(EXPLAINING) | TO(PREPARED)},
+		[CALL_EXPLAINING] = {"explaining", NO_GO | TO(PLANNED) | TO(PREPARED)},
+		[CALL_PREPARED] = {"prepared", NO_GO | TO(PLANNED) | TO(RUNNING)},
+		[CALL_DECIDED] = {"decided", TO(NONE)},
+		[CALL_RUNNING] = {"running", TO(NONE) | TO(FILLED) | TO(CANCELLED) | TO(ENDING)},
+		[CALL_FILLED] = {"filled", TO(NONE) | TO(CANCELLED) | TO(ENDING)},
+		[CALL_CANCELLED] = {"cancelled", TO(NONE) | TO(ENDING)},
+		[CALL_ENDING] = {"ending", TO(NONE)},
+	}};
+
+void
+ac_call_enter(struct session *session, enum call_state state, const char *why)
+{
+	th_state_check(&states, session->call.state, state, why);
+	session->call.state = state;
+}
 
 void
 ac_call_answer(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	struct call *call = &session->call;
 
-	TH_ASSERT(call->active && !call->ghost);
+	TH_ASSERT(call->state != CALL_NONE && !call->ghost);
 	ac_session_line(agent, session);
 	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
 	action->u.complete.slot = call->order.slot;
 	action->u.complete.code = code;
 	ac_copy(action->u.complete.text, sizeof(action->u.complete.text), text, TH_CTL_TEXT_BYTES);
 	action->u.complete.result = call->result;
-	action->u.complete.op_seq = call->accepted ? call->op_seq : 0;
+	/* What the server has not taken has no number: the next one gets it. */
+	action->u.complete.op_seq = session->next_op_seq > call->op_seq ? call->op_seq : 0;
 	action->u.complete.generation = call->outcome.generation;
 }
 
@@ -45,7 +82,7 @@ call_complete(struct agent_core *agent, struct session *session, int code, const
 {
 	struct call *call = &session->call;
 
-	TH_ASSERT(call->active && !call->has_next);
+	TH_ASSERT(!call->has_next);
 	ac_alone_undo(session);
 	if (ac_internal(session))
 		ac_internal_filled(session, code);
@@ -56,6 +93,7 @@ call_complete(struct agent_core *agent, struct session *session, int code, const
 	/* What was let go here meanwhile the server has let go, too. */
 	if (call->cut && call->order.kind == CTL_OP_UNPUBLISH && code == 0)
 		session->let_go = false;
+	ac_call_enter(session, CALL_NONE, "its end");
 	memset(call, 0, sizeof(*call));
 	ac_pending_start(agent, session);
 }
@@ -182,13 +220,13 @@ ac_call_send(struct agent_core *agent, struct session *session)
 void
 ac_call_start(struct agent_core *agent, struct session *session, const struct order *order)
 {
-	TH_ASSERT(!session->call.active);
+	TH_ASSERT(session->call.state == CALL_NONE);
 	session->call = (struct call){
-		.active = true,
 		.order = *order,
 		.op_seq = session->next_op_seq,
 		.result = {.version = session->held},
 	};
+	ac_call_enter(session, CALL_ASKED, "submitted");
 	ac_call_send(agent, session);
 }
 
@@ -233,7 +271,7 @@ ac_submit(struct agent_core *agent, struct session *session, const struct agent_
 		AC_COPY(order.spec, submit->spec);
 	if (order.kind == CTL_OP_PUBLISH)
 		order.attributes = session->attributes;
-	if (session->call.active)
+	if (session->call.state != CALL_NONE)
 		ac_pending_keep(session, &order);
 	else
 		ac_call_start(agent, session, &order);
@@ -244,7 +282,7 @@ ac_submit(struct agent_core *agent, struct session *session, const struct agent_
 bool
 ac_call_never_sent(const struct call *call)
 {
-	return call->active && !call->accepted && !call->asked && call->request != NULL &&
+	return call->state == CALL_ASKED && call->request != NULL &&
 	       call->request->ctl.request_no == 0;
 }
 
@@ -263,8 +301,7 @@ ac_cancel(struct agent_core *agent, struct session *session, uint32_t slot)
 
 	if (ac_watch_cancel(agent, session, slot) || ac_pending_cancel(agent, session, slot))
 		return;
-	if (!call->active || call->ghost || call->order.slot != slot || call->cancel_sent ||
-		call->went || call->has_outcome)
+	if (!ac_call_waits(call) || call->ghost || call->order.slot != slot || call->cancel_sent)
 		return;
 	if (ac_call_never_sent(call)) {
 		call_withdraw(agent, session, TH_E_CANCELLED, "cancelled before it had begun");
@@ -290,7 +327,7 @@ certain(const struct agent_core *agent, const struct session *session)
 	if (ac_call_never_sent(call))
 		return single || call->order.kind != CTL_OP_UNPUBLISH ||
 		       (session->part != NULL && !ac_part_draining(session->part));
-	if (call->prepared)
+	if (call->state == CALL_PREPARED)
 		return false;
 	if (call->order.kind == CTL_OP_UPDATE)
 		return single || !agent->link.attached;
@@ -303,7 +340,7 @@ ac_call_give_up_ns(const struct agent_core *agent, const struct session *session
 {
 	const struct call *call = &session->call;
 
-	if (!call->active || call->ghost || call->has_outcome || !certain(agent, session))
+	if (!ac_call_waits(call) || call->ghost || !certain(agent, session))
 		return INT64_MAX;
 	if (!agent->link.attached && !session->alone)
 		return call->order.kind == CTL_OP_UPDATE ? agent->now_ns : call->order.deadline_ns;
@@ -347,8 +384,14 @@ void
 ac_call_abandon(struct agent_core *agent, struct session *session, int code, const char *text)
 {
 	ac_pending_end(agent, session, code, text);
-	if (session->call.active)
+	if (session->call.state != CALL_NONE)
 		call_complete(agent, session, code, text);
+}
+
+static void
+decide(struct session *session, const char *why)
+{
+	ac_call_enter(session, ac_call_went(&session->call) ? CALL_ENDING : CALL_DECIDED, why);
 }
 
 void
@@ -356,10 +399,10 @@ ac_call_fail(struct session *session, int code, const char *text)
 {
 	struct call *call = &session->call;
 
-	TH_ASSERT(call->active && code < 0);
-	if (call->has_outcome)
+	TH_ASSERT(call->state != CALL_NONE && code < 0);
+	if (ac_call_decided(call))
 		return;
-	call->has_outcome = true;
+	decide(session, "no server knows it");
 	call->outcome.kind = call->order.kind;
 	call->outcome.op_seq = call->op_seq;
 	call->outcome.code = code;
@@ -371,11 +414,11 @@ ac_call_fail(struct session *session, int code, const char *text)
 
 /* An event may come before the reply to OP: the one says as much as the other. */
 static void
-accepted(struct session *session)
+accepted(struct session *session, const char *why)
 {
-	if (session->call.accepted)
+	if (session->call.state > CALL_ASKED_AGAIN)
 		return;
-	session->call.accepted = true;
+	ac_call_enter(session, CALL_ACCEPTED, why);
 	session->next_op_seq = session->call.op_seq + 1;
 }
 
@@ -386,10 +429,11 @@ ac_call_reply(struct agent_core *agent, struct session *session, const struct ct
 	struct call *call = &session->call;
 	char text[TH_CTL_TEXT_BYTES];
 
-	if (!call->active || call->op_seq != request->u.op.op_seq || call->accepted)
+	if (call->state == CALL_NONE || call->op_seq != request->u.op.op_seq ||
+		call->state > CALL_ASKED_AGAIN)
 		return;
 	if (reply->code == 0) {
-		accepted(session);
+		accepted(session, "reply");
 		return;
 	}
 	AC_COPY(text, reply->text);
@@ -406,8 +450,7 @@ ac_call_prepared(struct agent_core *agent, struct session *session, int code, co
 {
 	struct call *call = &session->call;
 
-	TH_ASSERT(!call->prepared);
-	call->prepared = true;
+	ac_call_enter(session, CALL_PREPARED, code == 0 ? "drained" : "cannot be");
 	struct ctl_prepared *message = &ac_lane_add(agent, session->lane, CTL_PREPARED)->u.prepared;
 	message->sid = session->sid;
 	message->op_seq = call->op_seq;
@@ -421,20 +464,19 @@ ac_call_plan(struct agent_core *agent, struct session *session, const struct ctl
 {
 	struct call *call = &session->call;
 
-	if (!call->active && ac_internal(session)) {
+	if (call->state == CALL_NONE && ac_internal(session)) {
 		ac_internal_plan(agent, session, plan);
 		return;
 	}
-	if (!call->active || call->op_seq != plan->op_seq || call->has_outcome || call->went ||
-		(call->planned && plan->plan_no <= call->plan.plan_no) ||
+	if (!ac_call_waits(call) || call->op_seq != plan->op_seq ||
+		(call->state >= CALL_PLANNED && plan->plan_no <= call->plan.plan_no) ||
 		(call->order.kind != CTL_OP_REPLICATE && call->order.kind != CTL_OP_UPDATE))
 		return;
-	accepted(session);
+	accepted(session, "PLAN");
 	/* What was said to a plan before it is of no use to anyone. */
-	if (call->planned)
+	if (call->state >= CALL_PLANNED)
 		TH_MARK(another_plan);
-	call->prepared = call->explaining = false;
-	call->planned = true;
+	ac_call_enter(session, CALL_PLANNED, "PLAN");
 	call->plan = *plan;
 	if (call->ghost) {
 		ac_ghost_plan(agent, session);
@@ -445,7 +487,7 @@ ac_call_plan(struct agent_core *agent, struct session *session, const struct ctl
 			"the reference server does not know that this member holds a version");
 	} else if (!th_hash_equal(plan->layout, session->reg.layout)) {
 		TH_MARK(c26_other_layout);
-		call->explaining = true;
+		ac_call_enter(session, CALL_EXPLAINING, "another layout");
 		struct agent_action *action = ac_action(agent, AGENT_EXPLAIN, session->id);
 		action->u.explain.op_seq = call->op_seq;
 		action->u.explain.manifest = plan->manifest;
@@ -460,10 +502,7 @@ ac_call_explained(
 {
 	struct call *call = &session->call;
 
-	if (!call->active || call->op_seq != op_seq || !call->explaining || call->prepared)
-		return;
-	call->explaining = false;
-	if (call->has_outcome)
+	if (call->state != CALL_EXPLAINING || call->op_seq != op_seq)
 		return;
 	ac_call_prepared(agent, session, TH_E_LAYOUT,
 		text[0] != '\0' ? text : "the registered tensors differ from those of the version");
@@ -474,10 +513,10 @@ ac_call_outcome(struct session *session, const struct ctl_ev_outcome *outcome)
 {
 	struct call *call = &session->call;
 
-	if (!call->active || call->op_seq != outcome->op_seq || call->has_outcome)
+	if (call->state == CALL_NONE || call->op_seq != outcome->op_seq || ac_call_decided(call))
 		return;
-	accepted(session);
-	call->has_outcome = true;
+	accepted(session, "OUTCOME");
+	decide(session, "OUTCOME");
 	call->outcome = *outcome;
 	call->outcome.code = ac_code(outcome->code);
 	ac_rejoin_note(session);
@@ -488,9 +527,7 @@ ac_call_outcome(struct session *session, const struct ctl_ev_outcome *outcome)
 static void
 settle_prepared(struct agent_core *agent, struct session *session)
 {
-	struct call *call = &session->call;
-
-	if (!call->planned || call->prepared || call->explaining || call->has_outcome)
+	if (session->call.state != CALL_PLANNED)
 		return;
 	if (session->part == NULL || ac_part_drained(session->part))
 		ac_call_prepared(agent, session, 0, "");
@@ -510,7 +547,7 @@ settle_filled(struct agent_core *agent, struct session *session)
 	struct call *call = &session->call;
 	struct part *part = session->part;
 
-	if (call->outcome.code == 0 && !call->done)
+	if (call->outcome.code == 0 && !part->full)
 		distrust(call, "the reference server calls an operation complete whose bytes are "
 			       "not all here");
 	if (call->outcome.code == 0) {
@@ -519,13 +556,11 @@ settle_filled(struct agent_core *agent, struct session *session)
 		session->dirty = false;
 		return true;
 	}
-	if (part != NULL) {
-		part->hopeless = true;
-		ac_part_settle(agent, session);
-		if (!ac_part_drained(part))
-			return false;
-		ac_part_end(agent, session);
-	}
+	part->hopeless = true;
+	ac_part_settle(agent, session);
+	if (!ac_part_drained(part))
+		return false;
+	ac_part_end(agent, session);
 	session->dirty = session->dirty || call->overwrote;
 	if (session->dirty)
 		TH_MARK(c16_handle_is_dirty);
@@ -554,7 +589,7 @@ settle_outcome(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 
-	if (call->went)
+	if (call->state == CALL_ENDING)
 		return settle_filled(agent, session);
 	call->result.wait_ns = (uint64_t)(agent->now_ns - call->order.submitted_ns);
 	if (call->outcome.code != 0)
@@ -577,10 +612,8 @@ ac_call_settle(struct agent_core *agent, struct session *session)
 	char text[TH_CTL_TEXT_BYTES];
 
 	ac_alone_settle(agent, session);
-	if (!call->active)
-		return;
 	settle_prepared(agent, session);
-	if (!call->has_outcome)
+	if (!ac_call_decided(call))
 		return;
 	if (session->in != NULL) {
 		/* Its end decides what was overwritten, and only then is the memory still. */

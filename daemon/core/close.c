@@ -130,7 +130,8 @@ forced(const struct session *session)
 {
 	const struct order *order = session->has_pending ? &session->pending : &session->call.order;
 
-	return (session->has_pending || (session->call.active && !session->call.ghost)) &&
+	return (session->has_pending ||
+		       (session->call.state != CALL_NONE && !session->call.ghost)) &&
 	       order->kind == CTL_OP_UNPUBLISH && (order->flags & CTL_OP_FORCE) != 0;
 }
 
@@ -143,7 +144,7 @@ wind_up(struct agent_core *agent, struct session *session, const struct th_err *
 	bool cuts = ac_ghost_may_cut(session);
 	/* What has begun to change, or is given up by force, cannot be open as before. */
 	bool abandon = session->abandon || forced(session) ||
-		       (call->active && !cuts && !ac_call_never_sent(call)) ||
+		       (call->state != CALL_NONE && !cuts && !ac_call_never_sent(call)) ||
 		       session->registering || session->unregistering || ac_internal(session);
 
 	session->state = SESSION_CLOSING;

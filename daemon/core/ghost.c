@@ -27,7 +27,7 @@
 void
 ac_ghost_plan(struct agent_core *agent, struct session *session)
 {
-	TH_ASSERT(session->call.ghost && session->call.planned);
+	TH_ASSERT(session->call.ghost);
 	ac_call_prepared(agent, session, TH_E_CANCELLED,
 		"the worker gave it up while no server was reachable");
 }
@@ -39,7 +39,7 @@ take_back(struct agent_core *agent, struct session *session)
 	struct call *call = &session->call;
 
 	call->ghost = true;
-	if (call->planned && !call->prepared)
+	if (call->state == CALL_PLANNED || call->state == CALL_EXPLAINING)
 		ac_ghost_plan(agent, session);
 	if (call->cancel_sent)
 		return;
@@ -54,9 +54,9 @@ ac_ghost_may_cut(const struct session *session)
 	const struct call *call = &session->call;
 	const struct part *part = session->part;
 
-	return call->active && !call->went && !call->has_outcome && !ac_call_never_sent(call) &&
-	       part != NULL && part->settled && !part->hopeless && session->sid_known &&
-	       !session->broken && !session->ended && !session->abandon && !ac_internal(session);
+	return ac_call_waits(call) && !ac_call_never_sent(call) && part != NULL && part->settled &&
+	       !part->hopeless && session->sid_known && !session->broken && !session->ended &&
+	       !session->abandon && !ac_internal(session);
 }
 
 void
@@ -78,8 +78,8 @@ ac_ghost_undecided(const struct session *session)
 {
 	const struct part *part = session->part;
 
-	return session->call.active && session->call.cut && part->drain_plan &&
-	       !part->drain_server && !part->drain_local && !part->hopeless;
+	return session->call.cut && part->drain_plan && !part->drain_server && !part->drain_local &&
+	       !part->hopeless;
 }
 
 static void
@@ -113,7 +113,7 @@ ac_ghost_tick(struct agent_core *agent, struct session *session)
 bool
 ac_ghost_busy(const struct session *session)
 {
-	return session->has_pending || (session->call.active && !session->call.ghost);
+	return session->has_pending || (session->call.state != CALL_NONE && !session->call.ghost);
 }
 
 uint32_t
@@ -129,7 +129,7 @@ ac_ghost_busy_kind(const struct session *session)
 void
 ac_pending_keep(struct session *session, const struct order *order)
 {
-	TH_ASSERT(session->call.active && session->call.ghost && !session->has_pending);
+	TH_ASSERT(session->call.ghost && !session->has_pending);
 	session->has_pending = true;
 	session->pending = *order;
 }

@@ -255,7 +255,7 @@ ac_session_unregister(struct agent_core *agent, struct session *session)
 	session->unregistering = true;
 	/* To the server it would hold its version still. */
 	session->unregister_waits =
-		session->call.active && session->call.order.kind == CTL_OP_UNPUBLISH;
+		session->call.state != CALL_NONE && session->call.order.kind == CTL_OP_UNPUBLISH;
 	if (!session->unregister_waits)
 		ac_session_send_unregister(agent, session);
 }
@@ -411,7 +411,7 @@ ac_session_forgotten(struct agent_core *agent, struct session *session, const ch
 	th_fail(&err, session->broken_code, "%s", session->broken_text);
 	ac_session_registered(agent, session, AGENT_REGISTERED, &err);
 	ac_session_registered(agent, session, AGENT_UNREGISTERED, &err);
-	if (session->call.active)
+	if (session->call.state != CALL_NONE)
 		ac_call_fail(session, err.code, err.text);
 }
 

@@ -27,7 +27,7 @@ decline(struct agent_core *agent, struct session *session, const struct ctl_gran
 	end->leg = grant->leg;
 	end->code = code;
 	end->source_failed = source_failed;
-	if (session != NULL && session->call.active)
+	if (session != NULL)
 		end->chunks_verified = session->call.prefix;
 	ac_copy(end->text, sizeof(end->text), text, TH_CTL_TEXT_BYTES);
 }
@@ -111,7 +111,8 @@ ac_inbound_go(struct agent_core *agent, const struct ctl_ev_go *go)
 	struct session *session = ac_session_by_sid(agent, go->sid);
 	struct call *call = session == NULL ? NULL : &session->call;
 
-	if (call == NULL || !call->active || call->op_seq != go->op_seq || call->has_outcome) {
+	if (call == NULL || call->state == CALL_NONE || call->op_seq != go->op_seq ||
+		ac_call_decided(call)) {
 		TH_MARK(go_after_the_end);
 		decline(agent, session, &go->grant, TH_E_CANCELLED, false,
 			"the member has closed its handle");
@@ -123,14 +124,14 @@ ac_inbound_go(struct agent_core *agent, const struct ctl_ev_go *go)
 			"the member has closed its handle");
 		return;
 	}
-	if (!call->prepared || call->ghost || call->went ||
+	if (call->state != CALL_PREPARED || call->ghost ||
 		(session->part != NULL && !ac_part_drained(session->part))) {
 		/* Not one byte is overwritten on a word that does not fit our own proof. */
 		decline(agent, session, &go->grant, TH_E_PROTOCOL, false,
 			"GO of the reference server before this member was prepared");
 		return;
 	}
-	call->went = true;
+	ac_call_enter(session, CALL_RUNNING, "GO");
 	call->result.wait_ns = (uint64_t)(agent->now_ns - call->order.submitted_ns);
 	if (session->part != NULL)
 		ac_part_end(agent, session);
@@ -161,13 +162,13 @@ ac_inbound_reroute(struct agent_core *agent, const struct ctl_ev_reroute *rerout
 	struct session *session = ac_session_by_sid(agent, reroute->sid);
 	struct call *call = session == NULL ? NULL : &session->call;
 
-	if (call == NULL || !call->active || call->op_seq != reroute->op_seq || !call->went ||
-		call->cancelled || call->has_outcome) {
+	if (call == NULL || call->op_seq != reroute->op_seq ||
+		(call->state != CALL_RUNNING && call->state != CALL_FILLED)) {
 		decline(agent, session, &reroute->grant, TH_E_CANCELLED, false,
 			"the operation is over for this member");
 		return;
 	}
-	if (call->done) {
+	if (call->state == CALL_FILLED) {
 		TH_MARK(reroute_after_all_is_here);
 		/* Behind our LEG_END(0): it frees the leg also where the operation is aborted. */
 		decline(agent, session, &reroute->grant, TH_E_CANCELLED, false,
@@ -191,16 +192,17 @@ ac_inbound_cancel(struct agent_core *agent, const struct ctl_cancel *cancel)
 {
 	struct session *session = ac_session_by_sid(agent, cancel->sid);
 
-	if (session == NULL || !session->call.active || session->call.op_seq != cancel->op_seq)
+	if (session == NULL || session->call.state == CALL_NONE ||
+		session->call.op_seq != cancel->op_seq)
 		return;
 	/* Of one that went on at another server this member may have had no GO. */
 	if (session->call.cut)
 		others_went(session);
-	if (!session->call.went)
+	if (!ac_call_went(&session->call))
 		return;
-	session->call.cancelled = true;
-	if (session->part != NULL)
-		session->part->hopeless = true;
+	if (session->call.state == CALL_RUNNING || session->call.state == CALL_FILLED)
+		ac_call_enter(session, CALL_CANCELLED, "CANCEL");
+	session->part->hopeless = true;
 	if (session->in != NULL)
 		ac_inbound_stop(agent, session->in, STOP_CANCEL);
 }
@@ -307,8 +309,8 @@ is_other(const struct inbound *in, const struct agent_leg_report *report,
 {
 	const struct call *call = &in->session->call;
 
-	if (!call->active || th_hash_none(call->content) || th_hash_none(report->content) ||
-		th_hash_equal(call->content, report->content))
+	if (call->state == CALL_NONE || th_hash_none(call->content) ||
+		th_hash_none(report->content) || th_hash_equal(call->content, report->content))
 		return false;
 	TH_MARK(arrived_is_not_what_was_published);
 	in->session->part->hopeless = true;
@@ -339,19 +341,19 @@ ac_inbound_report(
 		report = &failed;
 	}
 	bool done = kind == AGENT_EV_LEG_DONE;
-	if (call->active)
+	if (call->state != CALL_NONE)
 		account(call, report);
 	if (done) {
 		session->part->full = true;
 		session->part->content = report->content;
 	}
 	send_end(agent, in, kind, report);
-	if (done && call->active) {
-		call->done = true;
+	if (done && call->state == CALL_RUNNING)
+		ac_call_enter(session, CALL_FILLED, "LEG_END");
+	if (done)
 		drop_next(agent, session);
-	}
 	ac_inbound_over(agent, in);
-	if (call->active && call->has_next) {
+	if (call->has_next) {
 		struct ctl_grant next = call->next;
 		call->has_next = false;
 		inbound_start(agent, session, &next);

@@ -221,7 +221,7 @@ ac_internal_plan(struct agent_core *agent, struct session *session, const struct
 {
 	struct call *call = &session->call;
 
-	TH_ASSERT(ac_internal(session) && !call->active);
+	TH_ASSERT(ac_internal(session));
 	if (session->state != SESSION_OPEN || session->broken || session->unwanted ||
 		session->part != NULL || plan->kind != CTL_OP_REPLICATE ||
 		plan->op_seq != session->next_op_seq)
@@ -230,9 +230,6 @@ ac_internal_plan(struct agent_core *agent, struct session *session, const struct
 	session->registered = true;
 	session->next_op_seq = plan->op_seq + 1;
 	*call = (struct call){
-		.active = true,
-		.accepted = true,
-		.planned = true,
 		.plan = *plan,
 		.order = {.kind = CTL_OP_REPLICATE,
 			.submitted_ns = agent->now_ns,
@@ -240,6 +237,7 @@ ac_internal_plan(struct agent_core *agent, struct session *session, const struct
 		.op_seq = plan->op_seq,
 		.result = {.version = session->held},
 	};
+	ac_call_enter(session, CALL_PLANNED, "PLAN");
 	snprintf(call->order.spec, sizeof(call->order.spec), "%" PRIu64, plan->version.version);
 	if (th_hash_equal(plan->layout, session->reg.layout))
 		ac_call_prepared(agent, session, 0, "");

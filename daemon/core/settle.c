@@ -16,7 +16,7 @@ static void
 settle_broken(struct agent_core *agent, struct session *session)
 {
 	if (session->broken && session->part != NULL && session->state == SESSION_OPEN &&
-		!(session->call.active && session->call.went) && ac_part_drained(session->part))
+		!ac_call_went(&session->call) && ac_part_drained(session->part))
 		ac_part_end(agent, session);
 }
 

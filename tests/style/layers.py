@@ -67,7 +67,7 @@ CORE_SYMBOLS = re.compile(r'''
   | mem(cpy|move|set|cmp|chr|rchr|mem)
   | str(len|nlen|cmp|ncmp|chr|rchr|str|spn|cspn|pbrk|cpy|ncpy|cat|ncat|dup|ndup)
   | v?snprintf | XXH\w+
-  | th_(strerror|errname|fail|assert_fail|splitmix64|spec_parse
+  | th_(strerror|errname|fail|assert_fail|state_refuse|splitmix64|spec_parse
        |(rng|reader|read|writer|write|bytes|name|cluster|hash|version|retain|utf8|print)_\w+
        |parse_(duration|size)|calloc|realloc|strdup|memdup)
     # what the compiler adds for stack protection, fortification and the sanitizers
