@@ -38,21 +38,20 @@ check_part(const struct agent_core *agent, const struct session *session)
 		TH_ASSERT(out->part == part);
 		running += out->state != OUTBOUND_GRANTED;
 		/* What can never be complete waits for no reader. */
-		TH_ASSERT(out->state != OUTBOUND_GRANTED || !part->hopeless);
+		TH_ASSERT(out->state != OUTBOUND_GRANTED || !ac_part_drains(part, DRAIN_HOPELESS));
 		TH_ASSERT(out->state != OUTBOUND_SERVING || !out->stalled || ac_part_serves(part));
-		TH_ASSERT(out->state != OUTBOUND_SERVING || !part->hopeless);
+		TH_ASSERT(out->state != OUTBOUND_SERVING || !ac_part_drains(part, DRAIN_HOPELESS));
 	}
 	for (in = agent->inbounds; in != NULL; in = in->hh.next)
 		copies += in->source == part;
 	TH_ASSERT(running == part->num_running && copies == part->num_copies);
-	TH_ASSERT(!part->hash_stopping || part->hashing);
-	TH_ASSERT(!part->hashing || part->published);
-	TH_ASSERT(!part->settled || part->full);
+	TH_ASSERT(part->digests == DIGESTS_NONE || part->published);
 	/* A proof is given as soon as there is one, and never without. */
-	TH_ASSERT(!part->drain_server || part->drain_answered == ac_part_drained(part) ||
-		  !ac_part_drained(part));
+	TH_ASSERT(!ac_part_drains(part, DRAIN_SERVER) ||
+		  part->drain_answered == ac_part_drained(part) || !ac_part_drained(part));
 	TH_ASSERT(!part->drain_answered ||
-		  (part->num_running == 0 && part->num_copies == 0 && !part->hashing));
+		  (part->num_running == 0 && part->num_copies == 0 &&
+			  (part->digests == DIGESTS_NONE || part->digests == DIGESTS_MADE)));
 }
 
 static bool
@@ -118,8 +117,8 @@ check_call(const struct agent_core *agent, const struct session *session)
 	if (ac_call_went(call)) {
 		TH_ASSERT(session->part != NULL && session->part->gen == call->op_seq);
 		TH_ASSERT(th_version_none(session->held));
-		TH_ASSERT(!session->part->full || session->in == NULL);
-		TH_ASSERT(call->state != CALL_FILLED || session->part->full);
+		TH_ASSERT(session->part->state < PART_FULL || session->in == NULL);
+		TH_ASSERT(call->state != CALL_FILLED || session->part->state == PART_FULL);
 	}
 	TH_ASSERT(!call->has_next || session->in != NULL);
 	/* An outcome waits only for what still runs. */
@@ -157,10 +156,11 @@ check_session(const struct agent_core *agent, const struct session *session)
 		check_pending(agent, session);
 	TH_ASSERT(!session->let_go || session->call.ghost);
 	TH_ASSERT(!session->unregister_waits || session->unregistering);
-	TH_ASSERT(!session->alone || (session->part != NULL && session->part->drain_local));
+	TH_ASSERT(!session->alone ||
+		  (session->part != NULL && ac_part_drains(session->part, DRAIN_LOCAL)));
 	if (in != NULL) {
 		TH_ASSERT(in->session == session && session->part != NULL);
-		TH_ASSERT(!session->part->settled && session->part != in->source);
+		TH_ASSERT(session->part->state != PART_HELD && session->part != in->source);
 		TH_ASSERT(session->state == SESSION_OPEN || in->stop == STOP_CANCEL);
 	}
 	if (session->line_told) {

@@ -60,7 +60,7 @@ say_held(const struct session *session, struct ctl_rejoin *rejoin)
 	const struct part *part = session->part;
 	bool ended = ac_call_decided(call) && call->outcome.code == 0;
 
-	if (part == NULL || part->hopeless || !part->settled ||
+	if (part == NULL || ac_part_drains(part, DRAIN_HOPELESS) || part->state != PART_HELD ||
 		(ended && call->order.kind == CTL_OP_UNPUBLISH))
 		return;
 	rejoin->held = session->held;
@@ -84,7 +84,7 @@ say_running(const struct session *session, struct ctl_rejoin *rejoin)
 	AC_COPY(rejoin->spec, call->order.spec);
 	rejoin->version = call->plan.version;
 	rejoin->cancelled = call->state == CALL_CANCELLED;
-	rejoin->done = session->part->full;
+	rejoin->done = session->part->state >= PART_FULL;
 	rejoin->announced = call->content;
 	rejoin->chunks = rejoin->done ? session->reg.num_chunks
 				      : th_min_u32(call->prefix, session->reg.num_chunks);
@@ -115,7 +115,7 @@ agent_rejoin_say(const struct session *session, struct ctl_rejoin *rejoin)
 	if (ac_call_went(call) && !ac_call_decided(call))
 		say_running(session, rejoin);
 	if (part != NULL && (!th_version_none(rejoin->held) || rejoin->done)) {
-		rejoin->hashed = part->hashed || !part->published;
+		rejoin->hashed = ac_part_has_digests(part) || !part->published;
 		rejoin->content = part->content;
 	}
 	rejoin->num_outcomes = session->lane->num_outcomes;
@@ -158,8 +158,7 @@ announce(struct agent_core *agent, struct session *session)
 	rejoin->gone = session->broken;
 	rejoin->died = session->broken && session->lost;
 	if (part != NULL) {
-		part->drain_server = part->drain_answered = false;
-		part->drain_plan = part->drain_plan && ac_call_went(call);
+		ac_part_undrain_for(part, DRAIN_SERVER | (ac_call_went(call) ? 0 : DRAIN_PLAN));
 	}
 	if (ac_call_waits(call))
 		call_again(agent, session, never_sent);
@@ -226,7 +225,7 @@ goes_on(const struct session *session)
 	if (TH_PLANT(offload_dropped_at_rejoin))
 		return false;
 	return session->part != NULL && !session->unwanted && !failed &&
-	       (call->state != CALL_NONE ? ac_call_went(call) : session->part->settled);
+	       (call->state != CALL_NONE ? ac_call_went(call) : session->part->state == PART_HELD);
 }
 
 static void
@@ -254,7 +253,7 @@ may_be_rescued(const struct session *session)
 
 	return session->state == SESSION_OPEN && session->broken && session->sid_known && kept &&
 	       !session->alone && !session->let_go && !ac_internal(session) && part != NULL &&
-	       part->settled && !part->refused && ac_part_serves(part);
+	       part->state == PART_HELD && !part->refused && ac_part_serves(part);
 }
 
 /* Nothing is called again in a broken group. */

@@ -102,21 +102,40 @@ struct hello { /* a ticket that came before its GRANT; owned by agent.hellos */
 	struct hello *prev, *next;
 };
 
-struct part { /* owned by session.part */
+enum part_state { /* of its bytes */
+	PART_NONE = 0,
+	PART_FILLING,
+	PART_FULL, /* every byte is there                                                    */
+	PART_HELD, /* ... and its operation has committed                                    */
+};
+
+enum part_drain { /* why it takes no new readers; several at once                          */
+	DRAIN_SERVER = 1,   /* DRAIN of the server                                         */
+	DRAIN_PLAN = 2,     /* PLAN with drain_old                                         */
+	DRAIN_LOCAL = 4,    /* no server is asked: broken, failed, or closing without one  */
+	DRAIN_HOPELESS = 8, /* it will never be full, or hashed: nobody can finish here    */
+};
+
+enum digests_state {
+	DIGESTS_NONE = 0, /* it was received; or their making was stopped                  */
+	DIGESTS_MAKING,
+	DIGESTS_STOPPING,
+	DIGESTS_OVERTAKEN, /* they were made before the word to stop arrived               */
+	DIGESTS_MADE,
+};
+
+struct part { /* owned by session.part; agent_part.c has the ways of its states */
 	struct session *session;
 	uint64_t gen;
-	bool published; /* its digests are made here                                         */
-	bool settled;   /* its operation has committed                                       */
-	bool full;      /* every byte is there                                               */
-	bool hopeless;  /* it will never be full, or never be hashed: nobody can finish here */
-	bool hashing, hash_stopping, hashed;
+	enum part_state state;      /* written by ac_part_enter                              */
+	enum digests_state digests; /* likewise by digests_enter                             */
+	uint32_t drains;            /* enum part_drain, by ac_part_drain_for and its reverse */
+	bool published;             /* its digests are made here: as it was born             */
+	bool refused;               /* others had published other bytes before: in any state */
+	bool drain_answered;        /* of DRAIN_SERVER: the proof was given                  */
+	uint64_t drain_no;
 	struct th_hash content;    /* once hashed, or filled; none: no digests are made      */
 	struct th_hash attributes; /* published with it                                      */
-	bool refused;              /* others had published other bytes before                */
-	bool drain_server, drain_answered; /* DRAIN of the server                            */
-	uint64_t drain_no;
-	bool drain_plan;  /* PLAN with drain_old                                             */
-	bool drain_local; /* no server is asked: broken, failed, or closing without one      */
 	struct outbound *outbounds;
 	uint32_t num_running; /* outbounds not GRANTED                                       */
 	uint32_t num_copies;  /* inbounds of this agent that read it                         */
@@ -574,6 +593,21 @@ bool ac_inbound_fence(struct agent_core *agent, uint64_t number);
 struct part *ac_part_new(
 	struct agent_core *agent, struct session *session, uint64_t gen, bool published);
 void ac_part_end(struct agent_core *agent, struct session *session);
+/* Write its state; why: what has happened. */
+void ac_part_enter(struct part *part, enum part_state state, const char *why);
+void ac_part_drain_for(struct part *part, enum part_drain cause);
+/* Never from DRAIN_HOPELESS. */
+void ac_part_undrain_for(struct part *part, uint32_t causes);
+static inline bool
+ac_part_drains(const struct part *part, uint32_t causes)
+{
+	return (part->drains & causes) != 0;
+}
+static inline bool
+ac_part_has_digests(const struct part *part)
+{
+	return part->digests >= DIGESTS_OVERTAKEN;
+}
 bool ac_part_draining(const struct part *part);
 bool ac_part_serves(const struct part *part);
 /* Draining, and nothing reads it. */

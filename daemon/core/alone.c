@@ -120,7 +120,7 @@ ac_alone_retained(const struct agent_core *agent, const struct session *session)
 			continue;
 		/* A whole copy that stays. */
 		if (other != session && other->open.num_shards == 1 && part != NULL &&
-			part->settled && ac_part_serves(part) && !part->refused &&
+			part->state == PART_HELD && ac_part_serves(part) && !part->refused &&
 			other->state == SESSION_OPEN && !other->broken &&
 			th_version_compare(other->held, session->held) == 0)
 			return false;
@@ -141,13 +141,13 @@ ac_alone_tick(struct agent_core *agent, struct session *session)
 		return;
 	TH_ASSERT(session->part != NULL);
 	/* When its DRAIN has come the server has seen to it. */
-	if ((order->flags & CTL_OP_FORCE) == 0 && !session->part->drain_server &&
+	if ((order->flags & CTL_OP_FORCE) == 0 && !ac_part_drains(session->part, DRAIN_SERVER) &&
 		ac_alone_retained(agent, session)) {
 		TH_MARK(retained_waits_for_a_server);
 		return;
 	}
 	session->alone = true;
-	session->part->drain_local = true;
+	ac_part_drain_for(session->part, DRAIN_LOCAL);
 }
 
 void
@@ -155,7 +155,7 @@ ac_alone_undo(struct session *session)
 {
 	/* The part of a broken group is over for good. */
 	if (session->alone && session->part != NULL && !session->broken)
-		session->part->drain_local = false;
+		ac_part_undrain_for(session->part, DRAIN_LOCAL);
 	session->alone = false;
 }
 

@@ -37,7 +37,7 @@
 /* Whatever had no GO may end, be asked again of another server, or be decided. */
 #define NO_GO (TO(NONE) | TO(ASKED_AGAIN) | TO(DECIDED))
 
-static const struct th_states states = {"call",
+static const struct th_states call_states = {"call",
 	{
 		[CALL_NONE] = {"none", TO(ASKED) | TO(PLANNED)},
 		[CALL_ASKED] = {"asked", NO_GO | TO(ACCEPTED)},
@@ -56,7 +56,7 @@ static const struct th_states states = {"call",
 void
 ac_call_enter(struct session *session, enum call_state state, const char *why)
 {
-	th_state_check(&states, session->call.state, state, why);
+	th_state_check(&call_states, session->call.state, state, why);
 	session->call.state = state;
 }
 
@@ -492,7 +492,7 @@ ac_call_plan(struct agent_core *agent, struct session *session, const struct ctl
 		action->u.explain.op_seq = call->op_seq;
 		action->u.explain.manifest = plan->manifest;
 	} else if (session->part != NULL) {
-		session->part->drain_plan = true; /* PREPARED when it is drained */
+		ac_part_drain_for(session->part, DRAIN_PLAN); /* PREPARED when it is drained */
 	}
 }
 
@@ -547,16 +547,16 @@ settle_filled(struct agent_core *agent, struct session *session)
 	struct call *call = &session->call;
 	struct part *part = session->part;
 
-	if (call->outcome.code == 0 && !part->full)
+	if (call->outcome.code == 0 && part->state < PART_FULL)
 		distrust(call, "the reference server calls an operation complete whose bytes are "
 			       "not all here");
 	if (call->outcome.code == 0) {
-		part->settled = true;
+		ac_part_enter(part, PART_HELD, "OUTCOME");
 		session->held = call->outcome.version;
 		session->dirty = false;
 		return true;
 	}
-	part->hopeless = true;
+	ac_part_drain_for(part, DRAIN_HOPELESS);
 	ac_part_settle(agent, session);
 	if (!ac_part_drained(part))
 		return false;
@@ -574,7 +574,7 @@ settle_unpublished(struct agent_core *agent, struct session *session)
 
 	if (part != NULL) {
 		/* The server had our proof; should it not, nothing is mutable without one. */
-		part->drain_local = true;
+		ac_part_drain_for(part, DRAIN_LOCAL);
 		ac_part_settle(agent, session);
 		if (!ac_part_drained(part) && !TH_PLANT(late_proof_believed))
 			return false;
@@ -597,9 +597,8 @@ settle_outcome(struct agent_core *agent, struct session *session)
 	if (call->order.kind == CTL_OP_UNPUBLISH)
 		return settle_unpublished(agent, session);
 	if (call->order.kind == CTL_OP_PUBLISH) {
-		struct part *part = ac_part_new(agent, session, call->op_seq, true);
-		part->settled = part->full = true;
-		part->attributes = call->order.attributes;
+		ac_part_new(agent, session, call->op_seq, true)->attributes =
+			call->order.attributes;
 		session->held = call->outcome.version;
 	}
 	return true;

@@ -90,7 +90,8 @@ send_close(struct agent_core *agent, struct session *session, bool abandon)
 	close->died = session->lost;
 	close->broke_contract = session->ended;
 	/* Of what was never whole nothing is said: nobody counts on it. */
-	close->unreadable = part != NULL && part->hopeless && (part->published || part->full);
+	close->unreadable =
+		part != NULL && ac_part_drains(part, DRAIN_HOPELESS) && part->state >= PART_FULL;
 	close->abandon = abandon;
 	close->timeout_ns = session->close_timeout_ns;
 }
@@ -153,11 +154,11 @@ wind_up(struct agent_core *agent, struct session *session, const struct th_err *
 		ac_inbound_stop(agent, session->in, STOP_CANCEL);
 	drop_unsent(agent, session, cuts);
 	answer_pending(agent, session, why, cuts);
-	if (part != NULL && !part->full)
-		part->hopeless = true;
+	if (part != NULL && part->state < PART_FULL)
+		ac_part_drain_for(part, DRAIN_HOPELESS);
 	/* Not committed: whether the server has a DRAIN for it depends on what crossed. */
-	if (part != NULL && !part->settled)
-		part->drain_local = true;
+	if (part != NULL && part->state != PART_HELD)
+		ac_part_drain_for(part, DRAIN_LOCAL);
 	if (session->sid_known)
 		send_close(agent, session, abandon);
 }
@@ -179,7 +180,7 @@ ac_contract(struct agent_core *agent, struct session *session, uint64_t gen, con
 	session->num_contract++;
 	ac_copy(session->ended_text, sizeof(session->ended_text), text, TH_CTL_TEXT_BYTES);
 	th_fail(&err, TH_E_CONTRACT, "%s", session->ended_text);
-	part->hopeless = true;
+	ac_part_drain_for(part, DRAIN_HOPELESS);
 	/* Nobody else asks for the end of it. */
 	session->close_wanted = session->close_wanted || ac_internal(session);
 	wind_up(agent, session, &err);
@@ -200,12 +201,12 @@ ac_close(struct agent_core *agent, struct session *session, bool lost)
 		return;
 	}
 	/* Digests would be made from memory that a dying worker may have torn. */
-	bool torn = part != NULL && part->published && !part->hashed;
+	bool torn = part != NULL && part->published && !ac_part_has_digests(part);
 	if (lost && part != NULL && (torn || session->memory_gone)) {
-		part->hopeless = true;
+		ac_part_drain_for(part, DRAIN_HOPELESS);
 		/* The server may have it copied, for a close in order. */
 		if (session->state == SESSION_CLOSING && session->sid_known && !session->ended &&
-			!part->drain_server)
+			!ac_part_drains(part, DRAIN_SERVER))
 			insist(agent, session);
 	}
 	if (session->state == SESSION_OPEN) {
@@ -287,7 +288,7 @@ waits_for_server(const struct agent_core *agent, const struct session *session)
 	if (!session->lost && (session->close_final || session->abandon))
 		return false;
 	/* In a broken group: not what the server has seen to. */
-	if (session->broken && session->part->drain_server)
+	if (session->broken && ac_part_drains(session->part, DRAIN_SERVER))
 		return false;
 	/* It is not refused when nobody comes: there is nobody, or nothing, to go back to. */
 	return !(session->lost || session->broken) ||
@@ -300,9 +301,9 @@ ac_close_keeps(const struct agent_core *agent, const struct session *session)
 	const struct part *part = session->part;
 
 	return session->state == SESSION_CLOSING && session->sid_known && !session->ended &&
-	       !ac_internal(session) && part != NULL && part->settled && !part->hopeless &&
-	       !part->drain_local && !part->refused && waits_for_server(agent, session) &&
-	       ac_alone_retained(agent, session);
+	       !ac_internal(session) && part != NULL && part->state == PART_HELD &&
+	       !ac_part_drains(part, DRAIN_LOCAL | DRAIN_HOPELESS) && !part->refused &&
+	       waits_for_server(agent, session) && ac_alone_retained(agent, session);
 }
 
 void
@@ -371,13 +372,13 @@ ac_close_settle(struct agent_core *agent, struct session *session)
 				refuse_alone(agent, session);
 			if (waits)
 				return;
-			part->drain_local = true;
+			ac_part_drain_for(part, DRAIN_LOCAL);
 			ac_part_settle(agent, session);
 		}
 		if (!ac_part_drained(part))
 			return;
-		if (part->drain_local && part->settled && session->sid_known &&
-			!session->close_final) {
+		if (ac_part_drains(part, DRAIN_LOCAL) && part->state == PART_HELD &&
+			session->sid_known && !session->close_final) {
 			TH_MARK(close_ended_alone);
 			insist(agent, session);
 		}

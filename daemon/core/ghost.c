@@ -54,9 +54,10 @@ ac_ghost_may_cut(const struct session *session)
 	const struct call *call = &session->call;
 	const struct part *part = session->part;
 
-	return ac_call_waits(call) && !ac_call_never_sent(call) && part != NULL && part->settled &&
-	       !part->hopeless && session->sid_known && !session->broken && !session->ended &&
-	       !session->abandon && !ac_internal(session);
+	return ac_call_waits(call) && !ac_call_never_sent(call) && part != NULL &&
+	       part->state == PART_HELD && !ac_part_drains(part, DRAIN_HOPELESS) &&
+	       session->sid_known && !session->broken && !session->ended && !session->abandon &&
+	       !ac_internal(session);
 }
 
 void
@@ -78,8 +79,7 @@ ac_ghost_undecided(const struct session *session)
 {
 	const struct part *part = session->part;
 
-	return session->call.cut && part->drain_plan && !part->drain_server && !part->drain_local &&
-	       !part->hopeless;
+	return session->call.cut && part->drains == DRAIN_PLAN;
 }
 
 static void

@@ -400,8 +400,8 @@ ac_session_forgotten(struct agent_core *agent, struct session *session, const ch
 	session->sid_known = session->rejoining = false;
 	if (part != NULL) {
 		/* Nobody asks for it again; who reads it already may finish. */
-		part->drain_server = part->drain_plan = false;
-		part->drain_local = true;
+		ac_part_undrain_for(part, DRAIN_SERVER | DRAIN_PLAN);
+		ac_part_drain_for(part, DRAIN_LOCAL);
 	}
 	if (session->state == SESSION_CLOSING) {
 		ac_call_abandon(agent, session, TH_E_CANCELLED, text);

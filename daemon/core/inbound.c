@@ -102,7 +102,7 @@ others_went(struct session *session)
 	if (session->part == NULL)
 		return;
 	TH_MARK(go_after_the_call_was_cut_off);
-	session->part->hopeless = true;
+	ac_part_drain_for(session->part, DRAIN_HOPELESS);
 }
 
 void
@@ -202,7 +202,7 @@ ac_inbound_cancel(struct agent_core *agent, const struct ctl_cancel *cancel)
 		return;
 	if (session->call.state == CALL_RUNNING || session->call.state == CALL_FILLED)
 		ac_call_enter(session, CALL_CANCELLED, "CANCEL");
-	session->part->hopeless = true;
+	ac_part_drain_for(session->part, DRAIN_HOPELESS);
 	if (session->in != NULL)
 		ac_inbound_stop(agent, session->in, STOP_CANCEL);
 }
@@ -313,7 +313,7 @@ is_other(const struct inbound *in, const struct agent_leg_report *report,
 		th_hash_none(report->content) || th_hash_equal(call->content, report->content))
 		return false;
 	TH_MARK(arrived_is_not_what_was_published);
-	in->session->part->hopeless = true;
+	ac_part_drain_for(in->session->part, DRAIN_HOPELESS);
 	*ret_failed = *report;
 	ret_failed->code = TH_E_CHECKSUM;
 	snprintf(ret_failed->text, sizeof(ret_failed->text),
@@ -344,7 +344,7 @@ ac_inbound_report(
 	if (call->state != CALL_NONE)
 		account(call, report);
 	if (done) {
-		session->part->full = true;
+		ac_part_enter(session->part, PART_FULL, "LEG_DONE");
 		session->part->content = report->content;
 	}
 	send_end(agent, in, kind, report);

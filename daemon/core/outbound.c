@@ -71,7 +71,7 @@ leg_action(struct agent_core *agent, enum agent_action_kind kind, const struct o
 static void
 serve(struct agent_core *agent, struct outbound *out, uint64_t hello)
 {
-	TH_ASSERT(out->state == OUTBOUND_GRANTED && !out->part->hopeless);
+	TH_ASSERT(out->state == OUTBOUND_GRANTED && !ac_part_drains(out->part, DRAIN_HOPELESS));
 	ungrant(agent, out);
 	out->state = OUTBOUND_SERVING;
 	out->part->num_running++;
@@ -130,7 +130,7 @@ ac_outbound_grant(struct agent_core *agent, const struct ctl_ev_grant *grant)
 		}
 		return;
 	}
-	if (!part->hashed && part->published)
+	if (part->published && !ac_part_has_digests(part))
 		TH_MARK(c32_served_while_it_is_hashed);
 	if (agent->num_grants >= agent->config.grants_max)
 		TH_MARK(c33_oldest_ticket_gives_way);
