@@ -25,6 +25,11 @@ TOP_LEVEL = set(FOLDERS) | {
     'CHANGELOG.md'}
 
 # Who may include what of ours. ipc/net is not below libthc, so nothing that libthc uses has it.
+# Within transport the paths of a leg do not know each other, and the leg knows none of them.
+TRANSPORT = (
+    'ipc/base', 'ipc/cuda', 'ipc/proto', 'transport/part', 'transport/hash', 'transport/loop',
+    'transport/transport.h', 'transport/transport_own.h', 'transport/mover_events.h')
+GPUS = ('transport/cuda/agent',)
 SHARED_IPC = ('ipc/base', 'ipc/proto', 'ipc/shm', 'ipc/sock')
 MAY_INCLUDE = {
     'ipc/base': ('ipc/base',),
@@ -34,6 +39,16 @@ MAY_INCLUDE = {
     'ipc/cuda': ('ipc/base', 'ipc/cuda'),
     'ipc/net': SHARED_IPC + ('ipc/net',),
     'transport': ('ipc/base', 'ipc/cuda', 'ipc/proto', 'transport'),
+    'transport/hash': TRANSPORT + GPUS,
+    'transport/part': TRANSPORT + GPUS + (
+        'transport/rdma/device/verbs.h', 'transport/rdma/memory/region.h'),
+    'transport/loop': TRANSPORT + GPUS,
+    # What is in the payloads of RDMA's frames is checked with them.
+    'transport/leg': TRANSPORT + GPUS + ('transport/leg', 'transport/rdma/leg/rdma_wire.h'),
+    'transport/tcp': TRANSPORT + ('transport/leg', 'transport/tcp'),
+    'transport/local': TRANSPORT + GPUS + ('transport/leg', 'transport/local'),
+    'transport/rdma': TRANSPORT + GPUS + ('transport/leg', 'transport/rdma'),
+    'transport/cuda': TRANSPORT + ('transport/cuda',),
     'libthc': SHARED_IPC + ('ipc/cuda', 'libthc'),
     'daemon/core': ('ipc/base', 'daemon/core'),
     'daemon/host': ('daemon', 'transport', 'ipc'),

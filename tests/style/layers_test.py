@@ -62,6 +62,14 @@ class Planted(unittest.TestCase):
         self.expect('transport/tcp.c', c_file('', '#include "libthc/thc.h"'),
                     'transport/tcp.c:3: transport may not include libthc/thc.h')
 
+    def test_paths_of_a_leg_do_not_know_each_other(self):
+        self.write('transport/tcp/tcp.h', header('TH_TRANSPORT_TCP_TCP_H'))
+        self.expect('transport/rdma/leg/a.c', c_file('#include "transport/tcp/tcp.h"'),
+                    'transport/rdma/leg/a.c:2: transport/rdma may not include transport/tcp/tcp.h')
+        os.remove(os.path.join(self.root, 'transport/rdma/leg/a.c'))
+        self.expect('transport/leg/a.c', c_file('#include "transport/tcp/tcp.h"'),
+                    'transport/leg/a.c:2: transport/leg may not include transport/tcp/tcp.h')
+
     def test_libthc_and_what_it_uses_has_no_net(self):
         self.expect('libthc/open_close.c', c_file('#include "ipc/net/hub.h"'),
                     'libthc/open_close.c:2: libthc may not include ipc/net/hub.h')
