@@ -14,6 +14,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
+#include "ipc/base/log.h"
 
 #define DIGESTS_AT_ONCE 256u /* decoded on the stack */
 
@@ -21,6 +22,23 @@ static struct leg_in *
 leg_of(struct control *control)
 {
 	return loop_container(control, struct leg_in, control);
+}
+
+/* The only writer of its state. why is for people. */
+static void
+leg_in_enter(struct leg_in *leg, enum leg_in_state state, const char *why)
+{
+	static const char *const names[] = {"connecting", "asking", "running", "ending", "ended"};
+	static const uint8_t may[] = {/* a mask of where each may go */
+		[LEG_IN_CONNECTING] = 1u << LEG_IN_ASKING | 1u << LEG_IN_ENDING,
+		[LEG_IN_ASKING] = 1u << LEG_IN_RUNNING | 1u << LEG_IN_ENDING,
+		[LEG_IN_RUNNING] = 1u << LEG_IN_ENDING,
+		[LEG_IN_ENDING] = 1u << LEG_IN_ENDED,
+		[LEG_IN_ENDED] = 0};
+	TH_ASSERT(may[leg->state] >> state & 1);
+	log_debug("transport", "leg in leg=%" PRIu64 " source=%s state=%s was=%s why='%s'", leg->id,
+		leg->peer, names[state], names[leg->state], why);
+	leg->state = state;
 }
 
 static struct leg_in_path *
@@ -54,7 +72,7 @@ unseen_of(const struct leg_in *leg)
 static void
 leg_in_end(struct leg_in *leg, enum transport_event_kind kind)
 {
-	leg->state = LEG_IN_ENDING;
+	leg_in_enter(leg, LEG_IN_ENDING, kind == TRANSPORT_DONE ? "all is here" : leg->result.text);
 	leg->result.kind = kind;
 	if (leg->running_ns != 0)
 		leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->running_ns);
@@ -69,20 +87,20 @@ leg_in_end(struct leg_in *leg, enum transport_event_kind kind)
 void
 leg_in_settle(struct leg_in *leg)
 {
-	if (leg->state != LEG_IN_ENDING || leg->settled)
+	if (leg->state != LEG_IN_ENDING)
 		return;
 	for (uint32_t i = 0; i < leg->num_paths; i++) {
 		if (!leg->paths[i]->ops->gone(leg->paths[i]))
 			return;
 	}
-	leg->settled = true;
+	leg_in_enter(leg, LEG_IN_ENDED, "nothing is under way");
 	loop_post(leg->transport->acceptor, &leg->last_task);
 }
 
 static void
 leg_in_do_fail(struct leg_in *leg, int code, bool source_failed, const char *text)
 {
-	if (leg->state == LEG_IN_ENDING)
+	if (leg->state >= LEG_IN_ENDING)
 		return;
 	leg->result.code = code;
 	leg->result.source_failed = source_failed;
@@ -154,7 +172,7 @@ put_alive(struct leg_in *leg)
 static void
 leg_in_complete(struct leg_in *leg)
 {
-	if (leg->state == LEG_IN_ENDING)
+	if (leg->state >= LEG_IN_ENDING)
 		return;
 	struct frame frame = {.kind = FRAME_BYE, .leg = leg->id};
 	TH_FP(leg_in_bye);
@@ -162,7 +180,7 @@ leg_in_complete(struct leg_in *leg)
 	control_put(&leg->control, &frame, NULL);
 	stream_wake(&leg->control.stream);
 	/* The source may be gone by now, and the wake-up may have told: all bytes are here. */
-	if (leg->state != LEG_IN_ENDING)
+	if (leg->state < LEG_IN_ENDING)
 		leg_in_end(leg, TRANSPORT_DONE);
 }
 
@@ -187,7 +205,7 @@ void
 leg_in_stop(struct leg_in *leg)
 {
 	leg_in_settle(leg); /* the transport may be closing */
-	if (leg->state == LEG_IN_ENDING)
+	if (leg->state >= LEG_IN_ENDING)
 		return;
 	leg->result.code = TH_E_CANCELLED;
 	snprintf(leg->result.text, sizeof(leg->result.text), "stopped");
@@ -205,7 +223,7 @@ fail_stale(struct leg_in *leg)
 void
 leg_in_fail_by(struct leg_in *leg, int code, bool own)
 {
-	if (leg->state == LEG_IN_ENDING)
+	if (leg->state >= LEG_IN_ENDING)
 		return;
 	if (!own)
 		fail_by(leg, code);
@@ -309,7 +327,7 @@ on_welcome(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 		return 0;
 	}
 	memcpy(leg->key, welcome.key, sizeof(leg->key));
-	leg->state = LEG_IN_RUNNING;
+	leg_in_enter(leg, LEG_IN_RUNNING, "welcome");
 	TH_FP(leg_in_welcome);
 	leg->running_ns = leg->connecting_ns = th_now_ns();
 	leg->deadline_ns = leg->running_ns;
@@ -407,7 +425,7 @@ on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payloa
 	bool grew = prefix > leg->source_prefix;
 	__atomic_store_n(&leg->source_prefix, prefix, __ATOMIC_RELAXED);
 	int rc = leg_in_take_digests(leg, frame, payload);
-	if (rc < 0 || leg->state == LEG_IN_ENDING)
+	if (rc < 0 || leg->state >= LEG_IN_ENDING)
 		return rc;
 	if (grew)
 		LEG_TELL_PATHS(leg, grew);
@@ -584,7 +602,7 @@ leg_in_connected(struct control *control)
 	TH_FP(leg_in_hello);
 	frame_encode_hello(&hello, payload);
 	control_put(control, &frame, payload);
-	leg->state = LEG_IN_ASKING;
+	leg_in_enter(leg, LEG_IN_ASKING, "connected");
 	/* The source gives its shell hello_ns to judge the ticket. */
 	leg->deadline_ns =
 		th_now_ns() + leg->transport->config.hello_ns + leg->transport->config.stall_ns;
@@ -597,7 +615,7 @@ static void
 run_looked(struct loop_task *task)
 {
 	struct leg_in *leg = loop_container(task, struct leg_in, looked_task);
-	if (leg->state == LEG_IN_ENDING)
+	if (leg->state >= LEG_IN_ENDING)
 		return;
 	int result = chunk_ledger_looked(&leg->ledger);
 	__atomic_store_n(&leg->last_byte_ns, th_now_ns(), __ATOMIC_RELAXED);
@@ -658,7 +676,6 @@ leg_in_start(struct leg_in *leg)
 	struct transport *transport = leg->transport;
 	LIST_INSERT_HEAD(&transport->legs_in, leg, entry);
 	count_up(&transport->counters.legs_in, 1);
-	leg->state = LEG_IN_CONNECTING;
 	leg->deadline_ns = th_now_ns() + CONNECT_NS;
 	TH_FP(leg_in_connects);
 	loop_tick_at(transport->acceptor, leg->deadline_ns);
@@ -733,7 +750,7 @@ check_stall(struct leg_in *leg, int64_t now_ns)
 static int64_t
 say_alive(struct leg_in *leg, int64_t now_ns)
 {
-	if (leg->state == LEG_IN_ENDING || !(leg->ledger.reuse.on || unseen_of(leg)))
+	if (leg->state >= LEG_IN_ENDING || !(leg->ledger.reuse.on || unseen_of(leg)))
 		return INT64_MAX;
 	put_alive(leg);
 	stream_wake(&leg->control.stream);
@@ -744,7 +761,7 @@ int64_t
 leg_in_tick(struct leg_in *leg, int64_t now_ns)
 {
 	int64_t stall_ns = leg->transport->config.stall_ns;
-	if (leg->state == LEG_IN_ENDING)
+	if (leg->state >= LEG_IN_ENDING)
 		return INT64_MAX;
 	if (now_ns < leg->deadline_ns)
 		return leg->deadline_ns;
@@ -760,14 +777,14 @@ leg_in_tick(struct leg_in *leg, int64_t now_ns)
 		leg_in_fail(leg, TH_E_NO_PATH, "it does not answer");
 	else if (leg->state == LEG_IN_ASKING)
 		leg_in_fail(leg, TH_E_NO_PATH, "it does not answer to the ticket");
-	if (leg->state == LEG_IN_ENDING)
+	if (leg->state >= LEG_IN_ENDING)
 		return INT64_MAX;
 	int64_t next_ns = INT64_MAX;
 	for (uint32_t i = 0; i < leg->num_paths; i++) {
 		struct leg_in_path *path = leg->paths[i];
 		if (path->ops->tick)
 			next_ns = th_min_i64(next_ns, path->ops->tick(path, late, now_ns));
-		if (leg->state == LEG_IN_ENDING)
+		if (leg->state >= LEG_IN_ENDING)
 			return INT64_MAX;
 	}
 	/* Not later than that: when the first connection stands, nobody looks anew. */

@@ -5,7 +5,8 @@
  *
  * The acceptor's, but for what is said otherwise. How a leg ends: transport_own.h.
  *
- *   CONNECTING -> ASKING (ticket sent) -> RUNNING (welcome) -> ENDING
+ *   CONNECTING -> ASKING (ticket sent) -> RUNNING (welcome)
+ *   any of them -> ENDING (paths close) -> ENDED (the last task is posted)
  */
 #ifndef TH_TRANSPORT_LEG_LEG_IN_H
 #define TH_TRANSPORT_LEG_LEG_IN_H
@@ -16,7 +17,13 @@
 
 enum leg_way { LEG_BY_TCP, LEG_BY_RDMA, LEG_BY_RDMA_COPY };
 
-enum leg_in_state { LEG_IN_CONNECTING, LEG_IN_ASKING, LEG_IN_RUNNING, LEG_IN_ENDING };
+enum leg_in_state {
+	LEG_IN_CONNECTING,
+	LEG_IN_ASKING,
+	LEG_IN_RUNNING,
+	LEG_IN_ENDING,
+	LEG_IN_ENDED,
+};
 
 /* Paths read what is immutable or atomic, and write nothing. */
 struct leg_in {
@@ -46,7 +53,6 @@ struct leg_in {
 	struct loop_task looked_task;   /* of a GPU's thread */
 	/* Acceptor. */
 	enum leg_in_state state;
-	bool settled;                             /* the last task is posted */
 	struct leg_in_path *paths[LEG_PATHS_MAX]; /* owns */
 	uint32_t num_paths;                       /* 0 before the control connection stands */
 	struct th_err fallback;                   /* why the leg goes without RDMA */

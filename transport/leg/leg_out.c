@@ -14,6 +14,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
+#include "ipc/base/log.h"
 #include "ipc/base/random.h"
 
 #define BROKE_TEXT "the reader broke the data protocol"
@@ -22,6 +23,24 @@ static struct leg_out *
 leg_of(struct control *control)
 {
 	return loop_container(control, struct leg_out, control);
+}
+
+/* The only writer of its state. why is for people. */
+static void
+leg_out_enter(struct leg_out *leg, enum leg_out_state state, const char *why)
+{
+	static const char *const names[] = {"new", "serving", "changed", "told", "ending", "ended"};
+	static const uint8_t may[] = {/* a mask of where each may go */
+		[LEG_OUT_NEW] = 1u << LEG_OUT_SERVING | 1u << LEG_OUT_ENDING,
+		[LEG_OUT_SERVING] = 1u << LEG_OUT_CHANGED | 1u << LEG_OUT_ENDING,
+		[LEG_OUT_CHANGED] = 1u << LEG_OUT_TOLD | 1u << LEG_OUT_ENDING,
+		[LEG_OUT_TOLD] = 1u << LEG_OUT_ENDING,
+		[LEG_OUT_ENDING] = 1u << LEG_OUT_ENDED,
+		[LEG_OUT_ENDED] = 0};
+	TH_ASSERT(may[leg->state] >> state & 1);
+	log_debug("transport", "leg out leg=%" PRIu64 " reader=%s state=%s was=%s why='%s'",
+		leg->id, leg->peer, names[state], names[leg->state], why);
+	leg->state = state;
 }
 
 /* The prefix grew: who waits for it may go on, and the reader is told. Any thread, short. */
@@ -45,16 +64,17 @@ leg_out_streams(const struct leg_out *leg)
 static void
 leg_out_end(struct leg_out *leg, int code, const char *text, bool reset)
 {
-	if (leg->ending)
+	enum leg_out_state was = leg->state;
+	if (was >= LEG_OUT_ENDING)
 		return;
-	leg->ending = true;
-	leg->result.code = leg->said_changed ? TH_E_CONTRACT
-			   : leg->lost_code  ? leg->lost_code
-					     : code;
+	leg_out_enter(leg, LEG_OUT_ENDING, text);
+	leg->result.code = was == LEG_OUT_TOLD ? TH_E_CONTRACT
+			   : leg->lost_code    ? leg->lost_code
+					       : code;
 	leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->started_ns);
 	snprintf(leg->result.text, sizeof(leg->result.text), "%s%s%s", leg->peer,
 		leg->peer[0] ? ": " : "", text);
-	if (leg->watching)
+	if (was != LEG_OUT_NEW)
 		xfer_part_unwatch(leg->part, part_grew, leg);
 	stream_close(&leg->control.stream, reset);
 	LEG_TELL_PATHS(leg, close, reset);
@@ -64,20 +84,20 @@ leg_out_end(struct leg_out *leg, int code, const char *text, bool reset)
 void
 leg_out_settle(struct leg_out *leg)
 {
-	if (!leg->ending || leg->settled)
+	if (leg->state != LEG_OUT_ENDING)
 		return;
 	for (uint32_t i = 0; i < leg->num_paths; i++) {
 		if (!leg->paths[i]->ops->gone(leg->paths[i]))
 			return;
 	}
-	leg->settled = true;
+	leg_out_enter(leg, LEG_OUT_ENDED, "nothing is under way");
 	loop_post(leg->transport->acceptor, &leg->last_task);
 }
 
 void
 leg_out_fence(struct leg_out *leg)
 {
-	if (leg->ending) {
+	if (leg->state >= LEG_OUT_ENDING) {
 		leg_out_settle(leg); /* the transport may be closing */
 		return;
 	}
@@ -99,7 +119,7 @@ say_lost(struct leg_out *leg, int code, uint32_t row)
 		.leg = leg->reader_leg,
 		.count = 0u - (uint32_t)th_code_or(code, TH_E_STALE_MEMORY),
 		.bytes = strlen(text)};
-	if (leg->ending)
+	if (leg->state >= LEG_OUT_ENDING)
 		return;
 	leg->result.row = row;
 	leg->lost_code = limit ? code : TH_E_STALE_MEMORY;
@@ -289,7 +309,7 @@ leg_out_handle(struct control *control, const struct frame *frame, const uint8_t
 		leg_out_end(leg, 0, "the reader has all it wanted", false);
 		return 0;
 	}
-	for (uint32_t i = 0; i < leg->num_paths && !leg->ending; i++) {
+	for (uint32_t i = 0; i < leg->num_paths && leg->state < LEG_OUT_ENDING; i++) {
 		if (leg->paths[i]->ops->frame_kinds >> frame->kind & 1)
 			return leg->paths[i]->ops->frame(leg->paths[i], frame, payload);
 	}
@@ -328,7 +348,7 @@ say_changed(struct leg_out *leg)
 		.count = 0u - (uint32_t)TH_E_CHECKSUM,
 		.bytes = strlen(text)};
 	control_put(&leg->control, &frame, (const uint8_t *)text);
-	leg->said_changed = true;
+	leg_out_enter(leg, LEG_OUT_TOLD, text);
 }
 
 uint8_t *
@@ -380,7 +400,7 @@ leg_out_refill(struct control *control)
 {
 	struct leg_out *leg = leg_of(control);
 	if (__atomic_load_n(&leg->changed, __ATOMIC_RELAXED)) {
-		if (leg->change_known && !leg->said_changed)
+		if (leg->state == LEG_OUT_CHANGED)
 			say_changed(leg);
 		return;
 	}
@@ -416,7 +436,7 @@ static void
 run_progress(struct loop_task *task)
 {
 	struct leg_out *leg = loop_container(task, struct leg_out, progress_task);
-	if (leg->ending)
+	if (leg->state >= LEG_OUT_ENDING)
 		return;
 	if (xfer_part_failed(leg->part)) {
 		say_lost(leg, TH_E_STALE_MEMORY, UINT32_MAX);
@@ -431,9 +451,9 @@ static void
 run_changed(struct loop_task *task)
 {
 	struct leg_out *leg = loop_container(task, struct leg_out, changed_task);
-	if (leg->ending)
+	if (leg->state >= LEG_OUT_ENDING)
 		return;
-	leg->change_known = true;
+	leg_out_enter(leg, LEG_OUT_CHANGED, "a chunk is not what was published any more");
 	events_post(&leg->transport->events, &leg->changed_node);
 	stream_wake(&leg->control.stream);
 }
@@ -520,7 +540,7 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 		return;
 	}
 	TH_FP(leg_out_hello);
-	leg->watching = true;
+	leg_out_enter(leg, LEG_OUT_SERVING, "hello");
 	xfer_part_watch(leg->part, part_grew, leg);
 	hasher_wanted(leg->transport->hasher);
 	if (xfer_part_failed(leg->part))
@@ -528,7 +548,7 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 	leg->excused_ns = leg->started_ns;
 	loop_tick_at(transport->acceptor, 0);
 	LEG_TELL_PATHS(leg, start);
-	if (!leg->ending)
+	if (leg->state < LEG_OUT_ENDING)
 		stream_wake(&leg->control.stream);
 }
 
@@ -551,7 +571,8 @@ leg_out_find_key(
 	struct leg_out *leg, *found = NULL;
 	LIST_FOREACH(leg, &transport->legs_out, entry)
 	{
-		if (frame_key_equal(leg->key, key) && leg->reader_leg == reader_leg && !leg->ending)
+		if (frame_key_equal(leg->key, key) && leg->reader_leg == reader_leg &&
+			leg->state < LEG_OUT_ENDING)
 			found = leg;
 	}
 	return found;
@@ -576,7 +597,7 @@ beat(struct leg_out *leg, int64_t now_ns)
 	if (now_ns >= leg->last_progress_ns + period_ns) {
 		leg->beat = true;
 		stream_wake(&leg->control.stream);
-		if (leg->ending)
+		if (leg->state >= LEG_OUT_ENDING)
 			return INT64_MAX;
 	}
 	return th_max_i64(leg->last_progress_ns + period_ns, now_ns + period_ns / 4);
@@ -586,7 +607,7 @@ int64_t
 leg_out_tick(struct leg_out *leg, int64_t now_ns)
 {
 	int64_t stall_ns = leg->transport->config.stall_ns;
-	if (leg->ending)
+	if (leg->state >= LEG_OUT_ENDING)
 		return INT64_MAX;
 	if (now_ns < leg->deadline_ns)
 		return leg->deadline_ns;
@@ -595,7 +616,7 @@ leg_out_tick(struct leg_out *leg, int64_t now_ns)
 		struct leg_out_path *path = leg->paths[i];
 		if (path->ops->tick)
 			next_ns = th_min_i64(next_ns, path->ops->tick(path, now_ns));
-		if (leg->ending)
+		if (leg->state >= LEG_OUT_ENDING)
 			return INT64_MAX;
 	}
 	if (anybody_waits(leg)) {

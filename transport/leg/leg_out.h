@@ -4,6 +4,9 @@
  * stall clock, the end. Its bytes go by paths (path.h).
  *
  * The acceptor's, but for what is said otherwise. How a leg ends: transport_own.h.
+ *
+ *   NEW -> SERVING -> CHANGED (a chunk is not what was published) -> TOLD (and the reader knows)
+ *   any of them -> ENDING (paths close) -> ENDED (the last task is posted)
  */
 #ifndef TH_TRANSPORT_LEG_LEG_OUT_H
 #define TH_TRANSPORT_LEG_LEG_OUT_H
@@ -11,6 +14,15 @@
 #include "transport/leg/control.h"
 #include "transport/leg/path.h"
 #include "transport/transport_own.h"
+
+enum leg_out_state {
+	LEG_OUT_NEW,
+	LEG_OUT_SERVING,
+	LEG_OUT_CHANGED,
+	LEG_OUT_TOLD,
+	LEG_OUT_ENDING,
+	LEG_OUT_ENDED,
+};
 
 /* Paths read what is immutable or atomic, and prefix_sent; they write nothing. */
 struct leg_out {
@@ -34,16 +46,15 @@ struct leg_out {
 	struct loop_task changed_task;  /* -> acceptor, once */
 	struct loop_task progress_task; /* -> acceptor */
 	/* Acceptor. */
-	bool ending, watching;
-	bool settled;                              /* the last task is posted */
+	enum leg_out_state state;
 	struct leg_out_path *paths[LEG_PATHS_MAX]; /* owns */
 	uint32_t num_paths;                        /* 0 before the leg has begun */
 	struct control control;
 	uint32_t prefix_sent, digests_sent;
-	uint32_t looks; /* of the reader's last ALIVE */
-	bool said_waiting, beat;
-	bool change_known, said_changed; /* changed_task has run; the reader was told */
-	int lost_code; /* likewise, said: whatever ends the leg then, that is why */
+	uint32_t looks;    /* of the reader's last ALIVE */
+	bool said_waiting; /* in the last PROGRESS */
+	bool beat;         /* it is time for one without news */
+	int lost_code; /* why the memory cannot be read: whatever ends the leg then, that is why */
 	int64_t started_ns, excused_ns, deadline_ns, last_progress_ns;
 	struct loop_task last_task;
 	/* Shell, once posted. */
