@@ -46,12 +46,38 @@ to_keeper(struct reader *reader)
 	loop_post(rdma_keeper(reader->rdma), &reader->free_task);
 }
 
+#define ENDS (1u << READER_LEAVING | 1u << READER_DRAINING | 1u << READER_CLOSING)
+
 void
-reader_set_state(struct reader *reader, enum reader_state state, int64_t patience_ns)
+reader_enter(struct reader *reader, enum reader_state state, int64_t until_ns, const char *why)
 {
+	static const char *const names[] = {"new", "waiting", "staying", "making", "offered",
+		"mapping", "connecting", "running", "leaving", "draining", "over", "closing"};
+	static const uint16_t may[] = {/* a mask of where each may go */
+		[READER_NEW] = 1u << READER_WAITING | ENDS,
+		[READER_WAITING] = 1u << READER_STAYING | 1u << READER_MAKING | ENDS,
+		[READER_STAYING] = ENDS,
+		[READER_MAKING] = 1u << READER_OFFERED | ENDS,
+		[READER_OFFERED] = 1u << READER_MAPPING | ENDS,
+		[READER_MAPPING] = 1u << READER_CONNECTING | ENDS,
+		[READER_CONNECTING] = 1u << READER_RUNNING | ENDS,
+		[READER_RUNNING] = ENDS,
+		[READER_LEAVING] = 1u << READER_DRAINING | 1u << READER_CLOSING,
+		[READER_DRAINING] = 1u << READER_OVER | 1u << READER_CLOSING,
+		[READER_OVER] = 1u << READER_CLOSING,
+		[READER_CLOSING] = 0};
+	TH_ASSERT(may[reader->state] >> state & 1);
+	log_debug("rdma", "reader leg=%" PRIu64 " source=%s state=%s was=%s why='%s'",
+		reader->leg->id, reader->leg->peer, names[state], names[reader->state], why);
 	reader->state = state;
-	reader->deadline_ns = th_deadline_ns(th_now_ns(), patience_ns);
+	reader->deadline_ns = until_ns;
 	leg_in_look(reader->leg);
+}
+
+bool
+reader_required(const struct reader *reader)
+{
+	return (reader->leg->flags & TRANSPORT_REQUIRE_RDMA) != 0;
 }
 
 /* ---- the way back to data connections ----------------------------------------------------- */
@@ -80,14 +106,13 @@ queues_left(const struct reader *reader)
 void
 reader_leave_if_done(struct reader *reader)
 {
-	if (reader->state != READER_LEAVING || reader->at_keeper || reader->closing ||
-		!reader->told_off || lanes_left(reader))
+	if (reader->state != READER_DRAINING || reader->at_keeper || lanes_left(reader))
 		return;
 	if (queues_left(reader)) {
 		to_keeper(reader);
 		return;
 	}
-	reader->state = READER_OVER;
+	reader_enter(reader, READER_OVER, INT64_MAX, "nothing of it is left");
 	(void)reader_stage_close(reader);
 	leg_in_stream(reader->leg);
 }
@@ -104,18 +129,19 @@ fail_required(struct reader *reader)
 		leg_in_fail(reader->leg, TH_E_NO_PATH, err.text);
 }
 
+/* To LEAVING, or DRAINING when the source knows. */
 static void
-reader_do_leave(struct reader *reader, bool ours, const char *why)
+reader_do_leave(struct reader *reader, enum reader_state state, bool ours, const char *why)
 {
 	struct leg_in *leg = reader->leg;
-	if (reader->state >= READER_LEAVING || reader->closing)
+	if (reader->state >= READER_LEAVING)
 		return;
 	reader->ours = ours;
 	leg_in_fall_back(leg, why);
 	log_warn("rdma", "a leg does without RDMA leg=%" PRIu64 " source=%s why='%s'%s", leg->id,
-		leg->peer, why, reader->required ? ", so it fails" : "");
+		leg->peer, why, reader_required(reader) ? ", so it fails" : "");
 	/* Who is to be blamed must be known first, or the next leg would try the same again. */
-	if (reader->required && (reader->num_blamed == 0 || reader->told_off)) {
+	if (reader_required(reader) && (reader->num_blamed == 0 || state == READER_DRAINING)) {
 		fail_required(reader);
 		return;
 	}
@@ -126,9 +152,11 @@ reader_do_leave(struct reader *reader, bool ours, const char *why)
 			lane_break(lane->lane, VERBS_FLUSHED, "the leg leaves RDMA");
 	}
 	/* A source that is gone must not cost more than one stall more. */
-	reader_set_state(reader, READER_LEAVING,
-		th_min_i64(reader_patience_ns(reader), leg->transport->config.stall_ns));
-	if (!reader->told_off) {
+	reader_enter(reader, state,
+		th_deadline_ns(th_now_ns(),
+			th_min_i64(reader_patience_ns(reader), leg->transport->config.stall_ns)),
+		why);
+	if (state == READER_LEAVING) {
 		size_t bytes = strlen(leg->fallback.text);
 		struct frame frame = {.kind = FRAME_RDMA_DECLINE,
 			.leg = leg->id,
@@ -143,13 +171,19 @@ reader_do_leave(struct reader *reader, bool ours, const char *why)
 void
 reader_leave(struct reader *reader, const char *why)
 {
-	reader_do_leave(reader, false, why);
+	reader_do_leave(reader, READER_LEAVING, false, why);
+}
+
+void
+reader_leave_told(struct reader *reader, const char *why)
+{
+	reader_do_leave(reader, READER_DRAINING, false, why);
 }
 
 void
 reader_leave_ours(struct reader *reader, const char *why)
 {
-	reader_do_leave(reader, true, why);
+	reader_do_leave(reader, READER_LEAVING, true, why);
 }
 
 /* ---- the end ------------------------------------------------------------------------------ */
@@ -168,7 +202,7 @@ static bool
 reader_gone(struct leg_in_path *path)
 {
 	const struct reader *reader = reader_of(path);
-	return reader->closing && !reader->at_keeper && reader->checks_closed &&
+	return reader->state == READER_CLOSING && !reader->at_keeper && reader->checks_closed &&
 	       !lanes_left(reader) && !queues_left(reader) && !is_stuck(reader) &&
 	       (!reader->stage.slab || reader->stage.closed);
 }
@@ -176,7 +210,7 @@ reader_gone(struct leg_in_path *path)
 void
 reader_settle(struct reader *reader)
 {
-	if (!reader->closing || reader->at_keeper)
+	if (reader->state != READER_CLOSING || reader->at_keeper)
 		return;
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		struct reader_lane *lane = &reader->lanes[i];
@@ -211,8 +245,9 @@ reader_close_path(struct leg_in_path *path, bool done)
 	/* What came since then shows that the source lived on. */
 	if (reader->num_blamed > 0)
 		(void)bytes_of(reader);
-	reader->closing = true;
-	if (done && leg_in_streams(reader->leg) && reader->state < READER_LEAVING)
+	bool waited = leg_in_streams(reader->leg) && reader->state < READER_LEAVING;
+	reader_enter(reader, READER_CLOSING, INT64_MAX, "the leg has ended");
+	if (done && waited)
 		leg_in_fall_back(reader->leg,
 			"it began while memory was still being registered, and ended before it "
 			"could move to RDMA");
@@ -243,7 +278,7 @@ run_checks_closed(struct loop_task *task)
 void
 reader_kick_lanes(struct reader *reader)
 {
-	if (reader->state != READER_RUNNING || reader->closing)
+	if (reader->state != READER_RUNNING)
 		return;
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		struct reader_lane *lane = &reader->lanes[i];
@@ -255,7 +290,7 @@ reader_kick_lanes(struct reader *reader)
 void
 reader_kick(struct reader *reader)
 {
-	if (reader->state != READER_RUNNING || reader->closing)
+	if (reader->state != READER_RUNNING)
 		return;
 	reader_kick_lanes(reader);
 	if (reader->stage.num_source > 0)
@@ -272,7 +307,7 @@ static void
 reader_refill(struct leg_in_path *path)
 {
 	struct reader *reader = reader_of(path);
-	if (reader->state == READER_RUNNING && !reader->closing)
+	if (reader->state == READER_RUNNING)
 		reader_stage_ask(reader);
 }
 
@@ -283,17 +318,18 @@ on_decline(struct reader *reader, const struct frame *frame, const uint8_t *payl
 {
 	char text[TH_CTL_TEXT_BYTES + 1];
 	struct th_err why;
-	if (reader->told_off)
+	if (reader->state > READER_LEAVING)
 		return TH_E_PROTOCOL;
-	reader->told_off = true;
 	control_sentence(payload, (size_t)frame->bytes, text);
 	(void)th_fail(&why, TH_E_NO_PATH, "the source says: %s", text);
-	if (reader->state != READER_LEAVING)
-		reader_leave(reader, why.text);
-	else if (reader->required)
+	if (reader->state != READER_LEAVING) {
+		reader_leave_told(reader, why.text);
+	} else if (reader_required(reader)) {
 		fail_required(reader);
-	else
+	} else {
+		reader_enter(reader, READER_DRAINING, INT64_MAX, "the source has left, too");
 		reader_leave_if_done(reader);
+	}
 	return 0;
 }
 
@@ -304,7 +340,7 @@ static void
 reader_ask(struct reader *reader)
 {
 	struct leg_in *leg = reader->leg;
-	if (reader->closing || reader->doubtful != NO_CHUNK ||
+	if (reader->state == READER_CLOSING || reader->doubtful != NO_CHUNK ||
 		!reader_next_doubt(reader, &reader->doubtful))
 		return;
 	struct frame frame = {
@@ -336,7 +372,7 @@ static void
 run_failed(struct loop_task *task)
 {
 	struct reader *reader = loop_container(task, struct reader, failed_task);
-	if (!reader->closing)
+	if (reader->state != READER_CLOSING)
 		leg_in_fail_by(reader->leg, reader->failed_code, reader->failed_own);
 }
 
@@ -344,8 +380,6 @@ static int
 take_frame(struct leg_in_path *path, const struct frame *frame, const uint8_t *payload)
 {
 	struct reader *reader = reader_of(path);
-	if (reader->closing)
-		return TH_E_PROTOCOL;
 	if (frame->kind == FRAME_RDMA_DECLINE)
 		return on_decline(reader, frame, payload);
 	if (frame->kind == FRAME_CHECK)
@@ -377,15 +411,13 @@ static int64_t
 reader_tick(struct leg_in_path *path, bool late, int64_t now_ns)
 {
 	struct reader *reader = reader_of(path);
-	if (reader->closing || reader->state == READER_OVER)
+	/* What is left then is our own to end. */
+	if (reader->state >= READER_DRAINING)
 		return INT64_MAX;
 	if (late)
 		reader->late_ns = now_ns;
 	look_before_giving_up(reader, late, now_ns);
-	if (reader->closing || reader->state == READER_OVER)
-		return INT64_MAX;
-	/* What is left then is our own to end. */
-	if (reader->state == READER_LEAVING && reader->told_off)
+	if (reader->state >= READER_DRAINING)
 		return INT64_MAX;
 	if (reader->state == READER_WAITING)
 		return reader_tick_waiting(reader, now_ns);
@@ -393,8 +425,6 @@ reader_tick(struct leg_in_path *path, bool late, int64_t now_ns)
 		leg_in_fail(reader->leg, TH_E_NO_PATH, "it does not answer any more");
 	else if (now_ns >= reader->deadline_ns)
 		reader_leave(reader, "the source does not answer to the offer");
-	if (reader->closing)
-		return INT64_MAX;
 	if (reader->state != READER_RUNNING)
 		return reader->deadline_ns;
 	/* We come late ourselves (frozen, or starved): that is no stall of a path. */
@@ -519,8 +549,7 @@ reader_open_path(struct leg_in *leg)
 	reader->path.ops = &reader_ops;
 	reader->leg = leg;
 	reader->rdma = transport->rdma;
-	reader->verify = leg->verify;
-	reader->required = (leg->flags & TRANSPORT_REQUIRE_RDMA) != 0;
+	reader->deadline_ns = INT64_MAX;
 	reader->doubtful = NO_CHUNK;
 	reader->checks.check = reader_check;
 	reader->checks.closed = checks_closed;

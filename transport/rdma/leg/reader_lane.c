@@ -153,7 +153,7 @@ landed(void *arg, uint32_t chunk)
 			return;
 	}
 	/* What a NIC has written to a GPU is not seen there by itself. */
-	if (reader->verify || packed_has(leg->part, chunk) || !xfer_part_direct(leg->part))
+	if (reader->leg->verify || packed_has(leg->part, chunk) || !xfer_part_direct(leg->part))
 		check_list_put(&reader->checks, chunk, READER_LANDED);
 	else
 		reader_arrived(reader, chunk, NULL);
@@ -192,23 +192,23 @@ reader_lane_judge(struct reader *reader, uint32_t chunk)
 	struct xfer_part *part = leg->part;
 	const uint8_t *data = reader_stage_data(reader, chunk);
 	struct th_hash digest = {0};
-	const struct th_hash *verified = reader->verify ? &digest : NULL;
+	const struct th_hash *verified = reader->leg->verify ? &digest : NULL;
 	int64_t before_ns = th_now_ns();
 	int rc = 0;
 	if (data)
 		digest = digest_of(data, chunk_bytes(xfer_part_table(part), chunk));
 	else if (packed_has(part, chunk))
-		rc = packed_landed(part, chunk, reader->verify ? &digest : NULL);
-	else if (reader->verify)
+		rc = packed_landed(part, chunk, reader->leg->verify ? &digest : NULL);
+	else if (reader->leg->verify)
 		rc = part_digest(part, chunk, &digest);
 	else
 		rc = touch_flush(part, chunk);
-	if (reader->verify)
+	if (reader->leg->verify)
 		leg_in_verified(leg, th_now_ns() - before_ns);
 	/* What is READ lies below the prefix that the source has told, so its digest is known. */
 	if (rc < 0)
 		reader_fail(reader, rc, true);
-	else if (reader->verify && chunk < xfer_part_digest_count(part) &&
+	else if (reader->leg->verify && chunk < xfer_part_digest_count(part) &&
 		 !th_hash_equal(digest, *xfer_part_digest(part, chunk))) {
 		(void)reader_stage_judged(reader, chunk, false, NULL);
 		reader_doubt(reader, chunk);

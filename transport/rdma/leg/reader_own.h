@@ -28,13 +28,18 @@
 #define READER_LOOKS_MAX 8u /* chunks that are looked at, or wait to be fetched after that */
 
 enum reader_state {
+	READER_NEW,
 	READER_WAITING,
+	READER_STAYING,
 	READER_MAKING,
 	READER_OFFERED,
+	READER_MAPPING,
 	READER_CONNECTING,
 	READER_RUNNING,
 	READER_LEAVING,
+	READER_DRAINING,
 	READER_OVER,
+	READER_CLOSING,
 };
 
 enum reader_check { READER_LANDED, READER_LOOK };
@@ -70,7 +75,6 @@ struct reader {
 	struct leg_in_path path;
 	struct leg_in *leg; /* borrows: outlives it */
 	struct rdma *rdma;
-	bool verify;
 	struct extents extents; /* immutable, as places */
 	struct place *places;   /* owns; NULL: NICs do not reach all of our own memory */
 	struct reader_stage stage;
@@ -83,11 +87,10 @@ struct reader {
 	struct th_err why; /* of the last lane that could not be made */
 	/* Acceptor. */
 	enum reader_state state;
-	bool at_keeper, closing, checks_closed, required;
-	bool told_off; /* the source has said DECLINE */
-	bool ours;     /* it left by our own doing */
-	bool later;    /* it will say RAILS or DECLINE when its memory is registered */
-	bool stays;    /* by data connections: the rest is not worth lanes */
+	bool at_keeper;     /* lanes are the keeper's or setup's now */
+	bool checks_closed; /* no thread looks at a chunk any more */
+	bool ours;          /* it left by our own doing */
+	bool later;         /* it will say RAILS or DECLINE when its memory is registered */
 	uint32_t num_blamed;
 	struct await await;
 	int64_t deadline_ns;
@@ -97,7 +100,6 @@ struct reader {
 	int64_t looked_ns; /* at the lanes, last */
 	struct wire_rail rails[WIRE_RAILS_MAX];
 	uint32_t num_rails;
-	bool map_begun;
 	uint32_t doubtful;          /* chunk that the source was asked about; UINT32_MAX: none */
 	struct setup_turn turn;     /* acceptor -> setup */
 	struct loop_task free_task; /* acceptor -> keeper */
@@ -122,13 +124,17 @@ struct reader *reader_of(struct leg_in_path *path);
 struct loop *reader_acceptor(const struct reader *reader);
 /* For each answer of the source, and for registrations. */
 int64_t reader_patience_ns(const struct reader *reader);
-/* patience_ns: until then; negative: for as long as it takes. */
-void reader_set_state(struct reader *reader, enum reader_state state, int64_t patience_ns);
+/* The only writer of its state. until_ns: how long it is patient; INT64_MAX: for as long as it
+ * takes. why is for people. */
+void reader_enter(
+	struct reader *reader, enum reader_state state, int64_t until_ns, const char *why);
 void reader_kick_lanes(struct reader *reader);
 /* No RDMA any more in this leg. why is for people. Where RDMA is required another source is asked
  * then; not when it is ours: our own rails or memory, with which no other would do better. */
 void reader_leave(struct reader *reader, const char *why);
 void reader_leave_ours(struct reader *reader, const char *why);
+/* The source has said so itself. */
+void reader_leave_told(struct reader *reader, const char *why);
 void reader_leave_if_done(struct reader *reader);
 /* A closing reader: takes it as far as it goes. */
 void reader_settle(struct reader *reader);
@@ -139,7 +145,8 @@ bool reader_stages(const struct reader *reader);
 
 /* For people: how the leg's bytes come, and why not straight. */
 void reader_say_way(struct reader *reader);
-/* The first state, WAITING (reader_wait.c). */
+bool reader_required(const struct reader *reader);
+/* The first states (reader_wait.c). */
 void reader_start(struct reader *reader, unsigned welcome_flags);
 int64_t reader_tick_waiting(struct reader *reader, int64_t now_ns);
 /* How lanes fare (reader_watch.c). */

@@ -219,7 +219,7 @@ reader_offer(struct reader *reader, int64_t now_ns)
 	if (await_more(&reader->await, ready, waiting, now_ns))
 		return;
 	if (leg_in_streams(reader->leg) && bytes_missing(reader) < WORTH_LANES_BYTES) {
-		reader->stays = true;
+		reader_enter(reader, READER_STAYING, INT64_MAX, "little is missing");
 		return;
 	}
 	if (ready == 0 && waiting == 0 && usable != 0 && stage_instead(reader))
@@ -241,7 +241,7 @@ reader_offer(struct reader *reader, int64_t now_ns)
 				       : "none of its rails is of the same kind as ours");
 		return;
 	}
-	reader_set_state(reader, READER_MAKING, -1);
+	reader_enter(reader, READER_MAKING, INT64_MAX, "rails are ready");
 	to_setup(reader, run_make, "");
 }
 
@@ -256,8 +256,8 @@ on_rails(struct reader *reader, const struct frame *frame, const uint8_t *payloa
 	reader->num_rails = frame->count;
 	reader_offer(reader, th_now_ns());
 	/* From now on our own memory is looked at, also where it streams. */
-	if (reader->state == READER_WAITING && !reader->closing)
-		reader_set_state(reader, READER_WAITING, -1);
+	if (reader->state == READER_WAITING)
+		leg_in_look(reader->leg);
 	return 0;
 }
 
@@ -295,8 +295,7 @@ on_accept(struct reader *reader, const struct frame *frame, const uint8_t *paylo
 {
 	struct wire_lane lanes[WIRE_LANES_MAX];
 	bool any = false;
-	if (reader->state != READER_OFFERED || reader->map_begun ||
-		frame->count != reader->num_lanes)
+	if (reader->state != READER_OFFERED || frame->count != reader->num_lanes)
 		return TH_E_PROTOCOL;
 	int rc = wire_decode_lanes(payload, frame->count, lanes);
 	for (uint32_t i = 0; rc == 0 && i < reader->num_lanes; i++) {
@@ -313,7 +312,7 @@ on_accept(struct reader *reader, const struct frame *frame, const uint8_t *paylo
 	if (rc < 0 || !any)
 		return TH_E_PROTOCOL;
 	blame_refused(reader);
-	reader->map_begun = true;
+	reader_enter(reader, READER_MAPPING, reader->deadline_ns, "the source accepts");
 	if (frame->flags & FRAME_STAGES)
 		return accept_slots(reader, frame, payload);
 	return map_init(&reader->map, &reader->extents, reader->num_lanes, frame->first);
@@ -323,7 +322,7 @@ static int
 on_map(struct reader *reader, const struct frame *frame, const uint8_t *payload)
 {
 	int rc;
-	if (reader->state != READER_OFFERED || !reader->map_begun || map_whole(&reader->map))
+	if (reader->state != READER_MAPPING || map_whole(&reader->map))
 		return TH_E_PROTOCOL;
 	if (frame->kind == FRAME_RDMA_KEYS)
 		rc = map_add_keys(&reader->map, frame->first, frame->count, frame->bytes, payload);
@@ -334,7 +333,7 @@ on_map(struct reader *reader, const struct frame *frame, const uint8_t *payload)
 	rc = map_check(&reader->map, &reader->extents);
 	if (rc < 0)
 		return rc;
-	reader_set_state(reader, READER_CONNECTING, -1);
+	reader_enter(reader, READER_CONNECTING, INT64_MAX, "the map is whole");
 	to_setup(reader, run_connect, reader->leg->peer);
 	return 0;
 }
@@ -352,7 +351,7 @@ reader_setup_run_made(struct loop_task *task)
 	reader->at_keeper = false;
 	reader_settle(reader);
 	reader_leave_if_done(reader);
-	if (reader->closing || reader->state != READER_MAKING)
+	if (reader->state != READER_MAKING)
 		return;
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		if (!reader->lanes[i].made)
@@ -378,7 +377,8 @@ reader_setup_run_made(struct loop_task *task)
 		.count = kept,
 		.bytes = (uint64_t)kept * WIRE_LANE_BYTES};
 	wire_encode_lanes(lanes, kept, payload);
-	reader_set_state(reader, READER_OFFERED, reader_patience_ns(reader));
+	reader_enter(reader, READER_OFFERED,
+		th_deadline_ns(th_now_ns(), reader_patience_ns(reader)), "queue pairs are made");
 	leg_in_put(leg, &frame, payload);
 	leg_in_wake(leg);
 }
@@ -423,14 +423,14 @@ run_connected(struct loop_task *task)
 			why = lane->why;
 	}
 	reader_settle(reader);
-	if (reader->closing)
+	if (reader->state == READER_CLOSING)
 		return;
 	if (reader->state == READER_CONNECTING && any) {
 		reader->looked_ns = th_now_ns();
 		leg_in_excuse(reader->leg, reader->looked_ns);
 		if (!leg_in_streams(reader->leg))
 			reader_say_way(reader);
-		reader_set_state(reader, READER_RUNNING, -1);
+		reader_enter(reader, READER_RUNNING, INT64_MAX, "lanes are connected");
 	}
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		struct reader_lane *lane = &reader->lanes[i];
@@ -438,7 +438,7 @@ run_connected(struct loop_task *task)
 			continue; /* closing: it may be freed by now */
 		lane->moved_ns = th_now_ns();
 		lane_start(lane->lane);
-		if (reader->state == READER_LEAVING)
+		if (reader->state >= READER_LEAVING)
 			lane_break(lane->lane, VERBS_FLUSHED, "the leg leaves RDMA");
 	}
 	if (!any && ours)
@@ -453,7 +453,7 @@ int
 reader_setup_frame(struct reader *reader, const struct frame *frame, const uint8_t *payload)
 {
 	/* What was on its way when we left. */
-	if (reader->state == READER_LEAVING && !reader->told_off)
+	if (reader->state == READER_LEAVING)
 		return 0;
 	if (frame->kind == FRAME_RDMA_RAILS)
 		return on_rails(reader, frame, payload);

@@ -164,7 +164,7 @@ bool
 reader_stage_landed(struct reader *reader, uint32_t chunk)
 {
 	struct reader_stage *stage = &reader->stage;
-	bool judge = reader->verify && !(stage->slab && slab_space(stage->slab));
+	bool judge = reader->leg->verify && !(stage->slab && slab_space(stage->slab));
 	pthread_mutex_lock(&reader->lock);
 	if (stage->num_source > 0)
 		source_slot(reader, chunk, READER_SLOT_READING)->state = READER_SLOT_FREE;
@@ -343,7 +343,7 @@ reader_stage_submit(struct reader *reader, struct reader_ferry *ferry, uint32_t 
 		own->block.at = slab_slot_at(slot);
 	else
 		own->block.data = slab_slot(stage->slab, slot);
-	own->block.hashes = own->block.space && reader->verify;
+	own->block.hashes = own->block.space && reader->leg->verify;
 	own->block.drop = drop_block;
 	xfer_cursor_init(&own->block.cursor, reader_stage_part_of(reader), chunk);
 	ferry->busy = true;
@@ -357,7 +357,7 @@ run_write(struct loop_task *task)
 {
 	struct reader *reader = loop_container(task, struct reader, stage.write_task);
 	struct reader_stage *stage = &reader->stage;
-	if (reader->closing) {
+	if (reader->state == READER_CLOSING) {
 		reader_settle(reader);
 		return;
 	}
@@ -390,7 +390,7 @@ static bool
 is_right(const struct reader *reader, uint32_t chunk, const struct th_hash *digest)
 {
 	const struct xfer_part *part = reader_stage_part_of(reader);
-	return !slab_space(reader->stage.slab) || !reader->verify ||
+	return !slab_space(reader->stage.slab) || !reader->leg->verify ||
 	       chunk >= xfer_part_digest_count(part) ||
 	       th_hash_equal(*digest, *xfer_part_digest(part, chunk));
 }
@@ -401,7 +401,7 @@ run_written(struct loop_task *task)
 	struct reader_ferry *ferry = loop_container(task, struct reader_ferry, done_task);
 	struct reader *reader = ferry->reader;
 	struct reader_slot *slot = &reader->stage.own[ferry->slot];
-	if (reader->closing) {
+	if (reader->state == READER_CLOSING) {
 		reader_settle(reader);
 		return;
 	}
@@ -422,7 +422,7 @@ run_written(struct loop_task *task)
 		reader_fail(reader, code, true);
 		return;
 	} else if (is_right(reader, chunk, &digest)) {
-		reader_arrived(reader, chunk, reader->verify ? &digest : NULL);
+		reader_arrived(reader, chunk, reader->leg->verify ? &digest : NULL);
 	} else {
 		reader_doubt(reader, chunk);
 	}
@@ -475,7 +475,7 @@ reader_stage_close(struct reader *reader)
 	struct reader_stage *stage = &reader->stage;
 	if (!stage->slab || stage->closed)
 		return true;
-	if (!reader->closing && any_in_use(reader))
+	if (reader->state != READER_CLOSING && any_in_use(reader))
 		return false;
 	for (uint32_t i = 0; i < stage->num_ferries; i++) {
 		if (ferry_busy(stage->ferries[i].ferry) &&
@@ -485,7 +485,7 @@ reader_stage_close(struct reader *reader)
 	let_go(stage, reader);
 	stage->closed = true;
 	/* Of a leg that ends lanes and checks may still use it. */
-	if (!reader->closing) {
+	if (reader->state != READER_CLOSING) {
 		slab_release(stage->slab);
 		stage->slab = NULL;
 	}

@@ -42,7 +42,7 @@ judge_silence(struct reader *reader, int64_t now_ns)
 	/* Its word may lie in our socket. */
 	if (now_ns >= patient_until(reader))
 		leg_in_hear(reader->leg);
-	if (reader->closing || reader->state != READER_WAITING)
+	if (reader->state != READER_WAITING)
 		return;
 	if (now_ns >= patient_until(reader))
 		reader_leave(reader, reader->num_rails > 0 ? "the source says nothing any more"
@@ -59,13 +59,13 @@ reader_tick_waiting(struct reader *reader, int64_t now_ns)
 	if (reader->num_rails > 0)
 		reader_offer(reader, now_ns);
 	/* Those who stream have their own clock. */
-	if (!reader->closing && reader->state == READER_WAITING && !leg_in_streams(leg))
+	if (reader->state == READER_WAITING && !leg_in_streams(leg))
 		judge_silence(reader, now_ns);
-	if (reader->closing || reader->state != READER_WAITING)
-		return reader->closing ? INT64_MAX : now_ns;
+	if (reader->state != READER_WAITING)
+		return now_ns;
 	if (!leg_in_streams(leg) && now_ns >= reader->stream_ns)
 		begin_to_stream(reader);
-	if (reader->num_rails > 0 && !reader->stays)
+	if (reader->num_rails > 0)
 		next_ns = await_next(&reader->await, now_ns);
 	if (!leg_in_streams(leg))
 		next_ns = th_min_i64(
@@ -88,8 +88,7 @@ void
 reader_start(struct reader *reader, unsigned welcome_flags)
 {
 	if (!(welcome_flags & FRAME_OFFERS_RDMA)) {
-		reader->told_off = true;
-		reader_leave(reader, "the source's agent has no RDMA");
+		reader_leave_told(reader, "the source's agent has no RDMA");
 		return;
 	}
 	reader->await.begun_ns = reader->heard_ns = th_now_ns();
@@ -97,7 +96,8 @@ reader_start(struct reader *reader, unsigned welcome_flags)
 	reader->stream_ns = INT64_MAX;
 	uint32_t waiting;
 	(void)reader_ready(reader, &waiting);
-	if (!reader->required && (reader->later || (waiting & rdma_usable(reader->rdma)) != 0))
+	if (!reader_required(reader) &&
+		(reader->later || (waiting & rdma_usable(reader->rdma)) != 0))
 		reader->stream_ns = reader->await.begun_ns + stream_after_ns(reader);
-	reader_set_state(reader, READER_WAITING, -1);
+	reader_enter(reader, READER_WAITING, INT64_MAX, "welcome");
 }

@@ -39,7 +39,7 @@ run_proved(struct loop_task *task)
 	int64_t now_ns = th_now_ns();
 	lane->proved = true;
 	lane->moved_ns = now_ns;
-	if (leg_in_streams(reader->leg) && reader->state == READER_RUNNING && !reader->closing)
+	if (leg_in_streams(reader->leg) && reader->state == READER_RUNNING)
 		move_to_lanes(reader);
 	path_proved(rdma_paths(reader->rdma), lane->rail, &lane->peer, reader->leg->peer, now_ns);
 	leg_in_joined(reader->leg, now_ns);
@@ -142,7 +142,7 @@ reader_watch_run_broken(struct loop_task *task)
 	lane->broken = true;
 	if (lane->stuck)
 		say_stuck(lane); /* closes it, unless that was done */
-	if (reader->closing || lane->closing)
+	if (reader->state == READER_CLOSING || lane->closing)
 		return;
 	(void)reader_look_at_bytes(lane);
 	lane->closing = true;
@@ -151,7 +151,7 @@ reader_watch_run_broken(struct loop_task *task)
 		return; /* leaving already */
 	/* The source may have ended: that is not the path's doing. Its word is here by then. */
 	leg_in_hear(reader->leg);
-	if (reader->closing || reader->state != READER_RUNNING)
+	if (reader->state != READER_RUNNING)
 		return;
 	log_warn("rdma", "a path broke leg=%" PRIu64 " path='%s' why='%s'", reader->leg->id,
 		names_of(lane, names), lane->why);
