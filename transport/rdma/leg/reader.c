@@ -288,19 +288,14 @@ reader_kick_lanes(struct reader *reader)
 }
 
 void
-reader_kick(struct reader *reader)
+reader_kick(struct leg_in_path *path)
 {
+	struct reader *reader = reader_of(path);
 	if (reader->state != READER_RUNNING)
 		return;
 	reader_kick_lanes(reader);
 	if (reader->stage.num_source > 0)
 		leg_in_wake(reader->leg);
-}
-
-static void
-kick(struct leg_in_path *path)
-{
-	reader_kick(reader_of(path));
 }
 
 static void
@@ -572,29 +567,17 @@ reader_open_path(struct leg_in *leg)
 	return &reader->path;
 }
 
-static void
-reader_do_start(struct leg_in_path *path, unsigned welcome_flags)
-{
-	reader_start(reader_of(path), welcome_flags);
-}
-
-static void
-heard(struct leg_in_path *path)
-{
-	reader_heard(reader_of(path));
-}
-
 const struct leg_in_path_ops reader_ops = {
 	.hello_flags = FRAME_TAKES_RDMA | FRAME_TAKES_STAGED,
 	.frame_kinds = 1u << FRAME_RDMA_RAILS | 1u << FRAME_RDMA_ACCEPT | 1u << FRAME_RDMA_KEYS |
 		       1u << FRAME_RDMA_MAP | 1u << FRAME_RDMA_DECLINE | 1u << FRAME_CHECK |
 		       1u << FRAME_STAGED,
 	.open = reader_open_path,
-	.start = reader_do_start,
+	.start = reader_start,
 	.frame = take_frame,
-	.heard = heard,
-	.kick = kick,
-	.grew = kick,
+	.heard = reader_heard,
+	.kick = reader_kick,
+	.grew = reader_kick,
 	.refill = reader_refill,
 	.tick = reader_tick,
 	.excuses = excuses,

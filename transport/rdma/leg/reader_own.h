@@ -139,7 +139,7 @@ void reader_leave_if_done(struct reader *reader);
 /* A closing reader: takes it as far as it goes. */
 void reader_settle(struct reader *reader);
 /* There may be more to fetch. */
-void reader_kick(struct reader *reader);
+void reader_kick(struct leg_in_path *path);
 /* It does through buffers at one end or both. */
 bool reader_stages(const struct reader *reader);
 
@@ -147,12 +147,12 @@ bool reader_stages(const struct reader *reader);
 void reader_say_way(struct reader *reader);
 bool reader_required(const struct reader *reader);
 /* The first states (reader_wait.c). */
-void reader_start(struct reader *reader, unsigned welcome_flags);
+void reader_start(struct leg_in_path *path, unsigned welcome_flags);
 int64_t reader_tick_waiting(struct reader *reader, int64_t now_ns);
 /* How lanes fare (reader_watch.c). */
 void reader_watch_init(struct reader_lane *lane);
 /* The source has said something, or sent: it lives. */
-void reader_heard(struct reader *reader);
+void reader_heard(struct leg_in_path *path);
 /* Takes account of what came through it. Whether that is more than before. */
 bool reader_look_at_bytes(struct reader_lane *lane);
 /* A lane through which nothing comes, although it was asked for, breaks. */

@@ -446,7 +446,7 @@ run_connected(struct loop_task *task)
 	else if (!any)
 		reader_leave(reader, why);
 	reader_leave_if_done(reader);
-	reader_kick(reader);
+	reader_kick(&reader->path);
 }
 
 int

@@ -85,8 +85,9 @@ stream_after_ns(const struct reader *reader)
 }
 
 void
-reader_start(struct reader *reader, unsigned welcome_flags)
+reader_start(struct leg_in_path *path, unsigned welcome_flags)
 {
+	struct reader *reader = reader_of(path);
 	if (!(welcome_flags & FRAME_OFFERS_RDMA)) {
 		reader_leave_told(reader, "the source's agent has no RDMA");
 		return;

@@ -43,7 +43,7 @@ run_proved(struct loop_task *task)
 		move_to_lanes(reader);
 	path_proved(rdma_paths(reader->rdma), lane->rail, &lane->peer, reader->leg->peer, now_ns);
 	leg_in_joined(reader->leg, now_ns);
-	reader_kick(reader);
+	reader_kick(&reader->path);
 }
 
 /* What the peer's memory or agent did, or our own port, says nothing about the path. */
@@ -56,8 +56,9 @@ blames_path(const struct reader_lane *lane)
 /* A path to a host that has died breaks like one whose cable is out. Only a source that lives on
  * tells that it was the path: a host that is there again is read by RDMA at once. */
 void
-reader_heard(struct reader *reader)
+reader_heard(struct leg_in_path *path)
 {
+	struct reader *reader = reader_of(path);
 	if (reader->state == READER_WAITING)
 		reader->heard_ns = th_now_ns();
 	if (reader->num_blamed == 0)
@@ -99,7 +100,7 @@ reader_look_at_bytes(struct reader_lane *lane)
 	lane->seen_bytes = counters.bytes;
 	lane->moved_ns = th_now_ns();
 	leg_in_lives(lane->reader->leg, lane->moved_ns);
-	reader_heard(lane->reader);
+	reader_heard(&lane->reader->path);
 	return true;
 }
 
@@ -162,7 +163,7 @@ reader_watch_run_broken(struct loop_task *task)
 	for (uint32_t i = 0; i < reader->num_lanes; i++)
 		others = others || (reader->lanes[i].lane && !reader->lanes[i].broken);
 	if (others) {
-		reader_kick(reader);
+		reader_kick(&reader->path);
 		return;
 	}
 	(void)th_fail(&why, TH_E_NO_PATH, "%s: %s", names, lane->why);

@@ -26,7 +26,7 @@ source_acceptor(const struct source *source)
 	return source->leg->transport->acceptor;
 }
 
-static struct source *
+struct source *
 source_of(struct leg_out_path *path)
 {
 	return loop_container(path, struct source, path);
@@ -409,12 +409,6 @@ source_start(struct leg_out_path *path)
 	source_name_rails(source, source->await.begun_ns);
 }
 
-static bool
-source_do_refill(struct leg_out_path *path)
-{
-	return source_refill(source_of(path));
-}
-
 static void
 source_free_path(struct leg_out_path *path)
 {
@@ -441,7 +435,7 @@ const struct leg_out_path_ops source_ops = {
 	.open = source_open_path,
 	.start = source_start,
 	.frame = take_frame,
-	.refill = source_do_refill,
+	.refill = source_refill,
 	.nudged = source_fill,
 	.tick = source_tick,
 	.prefix = prefix_of,

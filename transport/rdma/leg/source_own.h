@@ -81,13 +81,14 @@ struct source {
 };
 
 struct loop *source_acceptor(const struct source *source);
+struct source *source_of(struct leg_out_path *path);
 /* A source that closes or leaves: takes it as far as it goes. */
 void source_settle(struct source *source);
 /* No RDMA any more in this leg; the reader is told once the queue pairs are gone. */
 void source_leave(struct source *source, const char *why);
 
 /* The control connection's buffer is empty: puts the next frame in, if there is one. */
-bool source_refill(struct source *source);
+bool source_refill(struct leg_out_path *path);
 void source_setup_init(struct source *source);
 /* RAILS or DECLINE do not follow at once: memory must be registered first. */
 bool source_later(const struct source *source);

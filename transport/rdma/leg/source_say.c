@@ -104,8 +104,9 @@ put_check(struct source *source)
 }
 
 bool
-source_refill(struct source *source)
+source_refill(struct leg_out_path *path)
 {
+	struct source *source = source_of(path);
 	if (source->closing)
 		return false;
 	if (source->say_decline) {
