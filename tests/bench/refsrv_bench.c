@@ -48,6 +48,7 @@ enum what {
 	UPDATE,
 	PREPARED,
 	LEG_END,
+	CONTENT,
 	UNPUBLISH,
 	DRAIN_DONE,
 	WATCH,
@@ -69,6 +70,7 @@ static const char *const names[WHATS] = {
 	[UPDATE] = "replicate",
 	[PREPARED] = "prepared",
 	[LEG_END] = "leg end",
+	[CONTENT] = "content",
 	[UNPUBLISH] = "unpublish",
 	[DRAIN_DONE] = "drained",
 	[WATCH] = "watch",
@@ -442,6 +444,20 @@ operate(struct bench *b, enum what what, uint32_t index, enum ctl_op_kind kind, 
 	return *outcome;
 }
 
+/* The publisher makes no digests: what arrives counts as it is. */
+static void
+vouch(struct bench *b, uint32_t index)
+{
+	const struct host *host = &b->hosts[index];
+
+	for (uint32_t i = 0; i < SHARDS; i++) {
+		struct ctl_request request = {.kind = CTL_CONTENT};
+		request.u.content.sid = host->sids[i];
+		request.u.content.gen = host->seq;
+		ask_well(b, CONTENT, index, &request);
+	}
+}
+
 /* A trainer's step, and some of its readers follow. */
 static void
 cycle(struct bench *b, uint32_t index)
@@ -451,6 +467,7 @@ cycle(struct bench *b, uint32_t index)
 
 	operate(b, UNPUBLISH, trainer, CTL_OP_UNPUBLISH, 0);
 	operate(b, PUBLISH, trainer, CTL_OP_PUBLISH, version);
+	vouch(b, trainer);
 	for (uint32_t i = 1; i <= READERS; i++) {
 		uint32_t reader = trainer + 1 + (index + i) % (b->job_groups - 1);
 		if (reader < b->num_hosts)
@@ -491,6 +508,7 @@ fill(struct bench *b)
 		if (i % b->job_groups == 0) {
 			b->versions[job_of(b, i)] = 1;
 			operate(b, PUBLISH, i, CTL_OP_PUBLISH, 1);
+			vouch(b, i);
 		} else {
 			operate(b, UPDATE, i, CTL_OP_UPDATE, 1);
 		}
