@@ -106,7 +106,7 @@ enum part_state { /* of its bytes */
 	PART_NONE = 0,
 	PART_FILLING,
 	PART_FULL, /* every byte is there                                                    */
-	PART_HELD, /* ... and its operation has committed                                    */
+	PART_HELD, /* full, and its operation has committed                                   */
 };
 
 enum part_drain { /* why it takes no new readers; several at once                          */
@@ -170,7 +170,7 @@ struct order { /* a submission that has been checked */
 enum call_state { /* in this order: see ac_call_waits and its neighbours */
 	CALL_NONE = 0,
 	CALL_ASKED,       /* OP is to be sent, or is on its way                              */
-	CALL_ASKED_AGAIN, /* ... a former server may have told others of it                  */
+	CALL_ASKED_AGAIN, /* asked, and a former server may have told others                */
 	CALL_ACCEPTED,    /* the server has it                                               */
 	CALL_PLANNED,     /* what is held is being drained                                   */
 	CALL_EXPLAINING,  /* the plan has another layout: the shell says where they differ   */

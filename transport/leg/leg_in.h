@@ -37,7 +37,7 @@ struct leg_in {
 	socklen_t address_bytes;
 	unsigned flags; /* enum transport_flag */
 	char peer[PEER_BYTES];
-	uint8_t key[FRAME_KEY_BYTES]; /* ... since WELCOME */
+	uint8_t key[FRAME_KEY_BYTES]; /* set since WELCOME */
 	/* Any thread; the ledger has its own lock. */
 	struct chunk_ledger ledger;
 	uint32_t source_prefix; /* atomic */
