@@ -12,8 +12,8 @@ from faults import holdings
 SIZE = 32 << 20
 POINTS = 20 if LONG else 5
 DEADLINE = 4
-# Of an agent without workers: two doors for them, one for operators, one for other agents, three ways
-# to the server.
+# Of an agent without workers: two doors for them, one for operators, one for other agents, three
+# ways to the server.
 AGENT_SOCKETS = 7
 # What a daemon holds for workers and peers. Its threads that close what is left it keeps.
 KINDS = ("memfd", "eventfd", "pidfd", "socket", "mapping")
