@@ -165,7 +165,8 @@ Test(access, file__is_read_and_written_where_it_lies)
 {
 	int fd = memfd_create("access", MFD_CLOEXEC);
 	uint8_t bytes[16] = {0};
-	cr_assert(fd >= 0 && ftruncate(fd, PAGE) == 0);
+	/* With its pages: of holes the agent makes none. */
+	cr_assert(fd >= 0 && fallocate(fd, 0, 0, PAGE) == 0);
 	struct fd_memory *access = fd_memory_new(fd, FD_MEMORY_FILE, count_close);
 	cr_assert_eq(fd_memory_write(access, 100, "sixteen bytes ..", 16), 0);
 	cr_assert_eq(fd_memory_read(access, 100, bytes, 16), 0);
