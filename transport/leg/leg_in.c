@@ -345,7 +345,7 @@ void
 leg_in_stream(struct leg_in *leg)
 {
 	struct leg_in_path *path = stream_of(leg);
-	if (leg_in_streams(leg))
+	if (leg->state >= LEG_IN_ENDING || leg_in_streams(leg))
 		return;
 	leg->connecting_ns = th_now_ns();
 	leg_in_look(leg);
@@ -386,6 +386,9 @@ on_refused(struct leg_in *leg, const struct frame *frame, const uint8_t *payload
 void
 leg_in_kick(struct leg_in *leg)
 {
+	/* One that was posted before the end comes too late: what it would wake may be freed. */
+	if (leg->state >= LEG_IN_ENDING)
+		return;
 	LEG_TELL_PATHS(leg, kick);
 }
 
