@@ -429,8 +429,9 @@ struct group {                /* owned by model.groups */
 	struct group *prev, *next;
 };
 
-enum op_state {
-	OP_HELD = 1,   /* its member is too far ahead of the slowest                     */
+enum op_state { /* written by op_enter (op.h) */
+	OP_NONE,       /* being made                                                     */
+	OP_HELD,       /* its member is too far ahead of the slowest                     */
 	OP_GATHER,     /* before GO: members arrive, prepare, or a version is waited for */
 	OP_OFFLOADING, /* the held copy is the last of a retained version: being copied */
 	OP_DRAINING,   /* unpublish: the proofs of the parts are coming in               */

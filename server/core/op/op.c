@@ -13,6 +13,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
 #include "ipc/base/sim.h"
+#include "ipc/base/state.h"
 #include "ipc/base/utf8.h"
 #include "server/core/cluster/agent.h"
 #include "server/core/model/blob.h"
@@ -26,6 +27,29 @@
 #include "server/core/timer.h"
 #include "server/core/view/listing.h"
 #include "server/core/view/snapshot.h"
+
+#define TO(state) TH_STATE(OP_##state)
+
+/* What a former server has begun or decided begins where that one was (op_known). */
+static const struct th_states op_states = {
+	"op", {
+		      [OP_NONE] = {"new", TO(HELD) | TO(GATHER) | TO(RUNNING) | TO(DONE)},
+		      [OP_HELD] = {"held", TO(GATHER) | TO(DONE)},
+		      [OP_GATHER] = {"gather", TO(OFFLOADING) | TO(RUNNING) | TO(DONE)},
+		      [OP_OFFLOADING] = {"offloading",
+			      TO(OFFLOADING) | TO(GATHER) | TO(DRAINING) | TO(DONE)},
+		      [OP_DRAINING] = {"draining", TO(DONE)},
+		      [OP_RUNNING] = {"running", TO(ABORTING) | TO(DONE)},
+		      [OP_ABORTING] = {"aborting", TO(DONE)},
+		      [OP_DONE] = {"done", 0},
+	      }};
+
+void
+op_enter(struct op *op, enum op_state state, const char *why)
+{
+	th_state_check(&op_states, op->state, state, why);
+	op->state = state;
+}
 
 static const char *
 op_do_describe(uint32_t kind, const char *spec, uint32_t flags, char *buffer, size_t bytes)
@@ -80,7 +104,7 @@ decide(struct refsrv *server, struct op *op)
 {
 	struct group *group = op->group;
 
-	op->state = OP_DONE;
+	op_enter(op, OP_DONE, "its outcome");
 	timer_stop(server, &op->timer);
 	op->version = group->copy != NULL ? group->copy->version->id
 					  : (struct th_version){.version = TH_NO_VERSION};
@@ -197,7 +221,7 @@ op_new(struct refsrv *server, struct member *member, const struct ctl_op *reques
 	if (op->kind == CTL_OP_PUBLISH)
 		op->attributes = th_calloc(group->num_shards, sizeof(*op->attributes));
 	op->version.version = TH_NO_VERSION;
-	op->state = too_far_ahead(group, op->seq) ? OP_HELD : OP_GATHER;
+	op_enter(op, too_far_ahead(group, op->seq) ? OP_HELD : OP_GATHER, "called");
 	DL_APPEND(group->ops, op);
 	group_busy(group);
 	timer_at(server, &op->timer, TIMER_OP, op->deadline_ns);
@@ -266,7 +290,7 @@ unhold(struct refsrv *server, struct group *group)
 
 	if (op == NULL || op->state != OP_HELD || too_far_ahead(group, op->seq))
 		return;
-	op->state = OP_GATHER;
+	op_enter(op, OP_GATHER, "the slowest member has come nearer");
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		if (op->state == OP_DONE)
 			return;

@@ -47,6 +47,8 @@ void op_abort(struct refsrv *server, struct op *op, int code, const char *text);
 void op_abort_check(struct refsrv *server, struct op *op);
 
 /* ---- for the files of the operations themselves --------------------------------------------- */
+/* why: what has happened, static text. A way that the picture above does not have is a bug. */
+void op_enter(struct op *op, enum op_state state, const char *why);
 /* Decides: OUTCOME to all who have called, kept for the others. */
 void op_succeed(struct refsrv *server, struct op *op, bool updated);
 /* Before GO, or when an abort is over: the same with a failure; gives back what PLAN took. */

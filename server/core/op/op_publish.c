@@ -140,7 +140,7 @@ op_unpublish_arrive(struct refsrv *server, struct op *op)
 		return;
 	}
 	TH_ASSERT(copy->state == COPY_READY && !copy->draining);
-	op->state = OP_OFFLOADING;
+	op_enter(op, OP_OFFLOADING, "unpublish");
 	last_copy_begin(server, copy);
 	op_unpublish_poke(server, op);
 }
@@ -155,7 +155,7 @@ op_unpublish_poke(struct refsrv *server, struct op *op)
 	if (result == LAST_COPY_FAILED) {
 		op_fail(server, op, copy->keep->code, "%s", copy->keep->text);
 	} else if (result == LAST_COPY_FREE || TH_PLANT(hidden_before_copied)) {
-		op->state = OP_DRAINING;
+		op_enter(op, OP_DRAINING, "it is no last copy");
 		last_copy_end(copy);
 		copy_hide(server, copy);
 		copy_drain(server, copy);

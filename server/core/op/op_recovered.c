@@ -66,7 +66,7 @@ op_recovered_outcome(struct refsrv *server, struct group *group,
 	struct op *op = op_known(
 		server, group, outcome->op_seq, outcome->kind, outcome->flags, outcome->spec);
 
-	op->state = OP_DONE;
+	op_enter(op, OP_DONE, "a former server decided");
 	op->code = outcome->code;
 	op->updated = outcome->updated;
 	op->version = outcome->version;

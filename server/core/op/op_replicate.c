@@ -55,7 +55,7 @@ may_give_up(struct refsrv *server, struct op *op)
 {
 	struct copy *held = op->group->copy;
 
-	op->state = OP_OFFLOADING;
+	op_enter(op, OP_OFFLOADING, "what it holds goes");
 	last_copy_begin(server, held);
 	switch (last_copy_check(server, held)) {
 	case LAST_COPY_WAIT:
@@ -66,7 +66,7 @@ may_give_up(struct refsrv *server, struct op *op)
 	case LAST_COPY_FREE:
 		break;
 	}
-	op->state = OP_GATHER;
+	op_enter(op, OP_GATHER, "it is no last copy");
 	last_copy_end(held);
 	return true;
 }
@@ -273,7 +273,7 @@ go(struct refsrv *server, struct op *op, struct copy *source)
 		copy_free(server, group->copy);
 	struct copy *copy =
 		copy_new(server, group, version, source->content, op->seq, COPY_PARTIAL);
-	op->state = OP_RUNNING;
+	op_enter(op, OP_RUNNING, "GO");
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		struct ctl_grant grant;
 		leg_start(server, op, &copy->parts[i], &source->parts[i], &grant);
@@ -526,7 +526,7 @@ op_abort(struct refsrv *server, struct op *op, int code, const char *text)
 		group_break(server, group, text);
 		return;
 	}
-	op->state = OP_ABORTING;
+	op_enter(op, OP_ABORTING, "its cause");
 	op->code = code;
 	op->updated = false;
 	memcpy(op->text, text, strnlen(text, sizeof(op->text) - 1));

@@ -318,7 +318,7 @@ adopt_op(struct built *b)
 	struct op *op = op_known(b->server, group, b->running->op_seq, b->running->kind,
 		b->running->flags, b->running->spec);
 
-	op->state = OP_RUNNING;
+	op_enter(op, OP_RUNNING, "a former server said GO");
 	op->planned = op->adopted = true;
 	op->drain_old = true;
 	op->version = b->running->version;
