@@ -18,7 +18,7 @@ check_slots(const struct session *session)
 	{
 		TH_ASSERT(session->call.state == CALL_NONE || session->call.ghost ||
 			  session->call.order.slot != a->slot);
-		TH_ASSERT(!session->has_pending || session->pending.slot != a->slot);
+		TH_ASSERT(!ac_pending(session) || session->pending.slot != a->slot);
 		for (b = a->next; b != NULL; b = b->next)
 			TH_ASSERT(a->slot != b->slot);
 	}
@@ -96,9 +96,9 @@ check_pending(const struct agent_core *agent, const struct session *session)
 
 	/* In a broken group only what the others may have had decided before. */
 	TH_ASSERT(session->state == SESSION_OPEN);
-	TH_ASSERT(!session->broken || order->kind == CTL_OP_UNPUBLISH);
+	TH_ASSERT(!ac_broken(session) || order->kind == CTL_OP_UNPUBLISH);
 	TH_ASSERT(session->call.state != CALL_NONE && session->call.ghost);
-	TH_ASSERT(!session->registering && !session->unregistering);
+	TH_ASSERT(!ac_tensors_change(session));
 	TH_ASSERT(order->kind != CTL_OP_UPDATE || agent->link.attached);
 	TH_ASSERT(ac_pending_next_ns(agent, session) > agent->now_ns);
 }
@@ -129,11 +129,11 @@ check_call(const struct agent_core *agent, const struct session *session)
 static void
 check_internal(const struct session *session)
 {
-	TH_ASSERT(!session->has_pending && !session->call.ghost && session->watches == NULL);
-	TH_ASSERT(!session->line_told && !session->alone && !session->let_go);
+	TH_ASSERT(!ac_pending(session) && !session->call.ghost && session->watches == NULL);
+	TH_ASSERT(session->alone == ALONE_NOT);
 	TH_ASSERT(session->part == NULL || !session->part->published);
 	/* Of no use: it is on its way out. */
-	TH_ASSERT(session->state != SESSION_OPEN || (!session->broken && !session->unwanted));
+	TH_ASSERT(session->state != SESSION_OPEN || (!ac_broken(session) && !session->unwanted));
 }
 
 static void
@@ -152,18 +152,17 @@ check_session(const struct agent_core *agent, const struct session *session)
 		check_call(agent, session);
 	if (session->call.ghost)
 		check_ghost(session);
-	if (session->has_pending)
+	if (ac_pending(session))
 		check_pending(agent, session);
-	TH_ASSERT(!session->let_go || session->call.ghost);
-	TH_ASSERT(!session->unregister_waits || session->unregistering);
-	TH_ASSERT(!session->alone ||
+	TH_ASSERT(session->alone != ALONE_UNTOLD || session->call.ghost);
+	TH_ASSERT(session->alone != ALONE_DRAINS ||
 		  (session->part != NULL && ac_part_drains(session->part, DRAIN_LOCAL)));
 	if (in != NULL) {
 		TH_ASSERT(in->session == session && session->part != NULL);
 		TH_ASSERT(session->part->state != PART_HELD && session->part != in->source);
 		TH_ASSERT(session->state == SESSION_OPEN || in->stop == STOP_CANCEL);
 	}
-	if (session->line_told) {
+	if (session->state != SESSION_OPENING && !ac_internal(session)) {
 		TH_ASSERT(session->line.safe_to_mutate ==
 			  (session->part == NULL && session->in == NULL));
 		TH_ASSERT(th_version_compare(session->line.held, session->held) == 0);

@@ -164,11 +164,11 @@ session_event(struct agent_core *agent, const struct agent_event *event)
 	case AGENT_EV_CLOSE:
 		session->abandon = session->abandon || event->u.close.abandon;
 		session->close_timeout_ns = event->u.close.timeout_ns;
-		ac_close(agent, session, false);
+		ac_close(agent, session, WORKER_THERE);
 		return; /* it may be gone */
 	case AGENT_EV_LOST:
-		session->memory_gone = event->u.lost.memory_gone;
-		ac_close(agent, session, true);
+		ac_close(agent, session,
+			event->u.lost.memory_gone ? WORKER_MEMORY_GONE : WORKER_LOST);
 		return; /* likewise */
 	case AGENT_EV_HASHED:
 	case AGENT_EV_HASH_STOPPED:
@@ -306,14 +306,15 @@ static const char *
 state_name(const struct session *session)
 {
 	switch (session->state) {
+	case SESSION_NONE:
 	case SESSION_OPENING:
 		return "opening";
 	case SESSION_CLOSING:
-		return session->ended ? "ended" : "closing";
+		return ac_ended(session) ? "ended" : "closing";
 	case SESSION_OPEN:
 		break;
 	}
-	return session->broken ? "broken" : "open";
+	return ac_broken(session) ? "broken" : "open";
 }
 
 bool
@@ -338,7 +339,7 @@ agent_core_session_at(
 	ret_info->operation =
 		ac_ghost_busy(session) ? ctl_op_name(ac_ghost_busy_kind(session)) : "idle";
 	ret_info->held = session->held;
-	ret_info->bytes = session->registered ? session->reg.bytes : 0;
+	ret_info->bytes = ac_registered(session) ? session->reg.bytes : 0;
 	ret_info->legs_in = session->in != NULL ? 1 : 0;
 	ret_info->draining = session->part != NULL && ac_part_draining(session->part);
 	if (session->part != NULL)

@@ -263,7 +263,7 @@ ac_part_hashed(struct agent_core *agent, struct session *session, uint64_t gen,
 		TH_MARK(d03_hashed_while_it_drains);
 	if (ac_part_has_digests(part))
 		return;
-	if (session->sid_known) {
+	if (ac_known(session)) {
 		/*
 		 * In the session's lane, so that it is said before the proof that nobody reads
 		 * the part any more: with that goes what readers wait for.

@@ -106,7 +106,7 @@ agent_rejoin_say(const struct session *session, struct ctl_rejoin *rejoin)
 	rejoin->group_inc = session->lane->group_inc;
 	rejoin->open = session->open;
 	rejoin->registered =
-		(session->registered || session->registering) && !session->unregistering;
+		session->tensors == TENSORS_REGISTERING || session->tensors == TENSORS_REGISTERED;
 	if (rejoin->registered)
 		rejoin->reg = session->reg;
 	rejoin->next_op_seq = ac_call_waits(call) ? call->op_seq : session->next_op_seq;
@@ -149,14 +149,14 @@ announce(struct agent_core *agent, struct session *session)
 	bool never_sent = ac_call_never_sent(call);
 
 	ac_lane_clear(agent, session->lane);
-	session->rejoining = true;
-	session->let_go = false; /* it is said that nothing is held */
+	session->at_server = AT_SERVER_REJOINING;
+	ac_alone_forget(session); /* it is said that nothing is held */
 	/* Named, not begun, and known to a server that is no more: there will be another. */
 	call->has_next = false;
 	rejoin = &ac_lane_add(agent, session->lane, CTL_REJOIN)->u.rejoin;
 	agent_rejoin_say(session, rejoin);
-	rejoin->gone = session->broken;
-	rejoin->died = session->broken && session->lost;
+	rejoin->gone = ac_broken(session);
+	rejoin->died = ac_broken(session) && ac_lost(session);
 	if (part != NULL) {
 		ac_part_undrain_for(part, DRAIN_SERVER | (ac_call_went(call) ? 0 : DRAIN_PLAN));
 	}
@@ -251,8 +251,8 @@ may_be_rescued(const struct session *session)
 	const struct part *part = session->part;
 	bool kept = !ac_call_went(call) && (!ac_call_decided(call) || call->outcome.code != 0);
 
-	return session->state == SESSION_OPEN && session->broken && session->sid_known && kept &&
-	       !session->alone && !session->let_go && !ac_internal(session) && part != NULL &&
+	return session->state == SESSION_OPEN && ac_broken(session) && ac_known(session) && kept &&
+	       session->alone == ALONE_NOT && !ac_internal(session) && part != NULL &&
 	       part->state == PART_HELD && !part->refused && ac_part_serves(part);
 }
 
@@ -273,7 +273,7 @@ agent_rejoin_end(struct agent_core *agent, struct session *session, const char *
 
 	ac_session_forgotten(agent, session, text);
 	if (opened)
-		announce_gone(agent, session->lane, session->lost);
+		announce_gone(agent, session->lane, ac_lost(session));
 }
 
 void
@@ -284,7 +284,7 @@ ac_rejoin(struct agent_core *agent)
 	forget_lanes(agent);
 	HASH_ITER(hh, agent->sessions, session, next)
 	{
-		if (session->state == SESSION_OPEN && !session->broken && goes_on(session)) {
+		if (session->state == SESSION_OPEN && !ac_broken(session) && goes_on(session)) {
 			announce(agent, session);
 		} else if (ac_close_keeps(agent, session)) {
 			announce(agent, session);
@@ -314,9 +314,9 @@ ac_rejoin_reply(struct agent_core *agent, struct session *session, const struct 
 {
 	char text[TH_CTL_TEXT_BYTES];
 
-	if (!session->rejoining)
+	if (session->at_server != AT_SERVER_REJOINING)
 		return; /* it was gone */
-	session->rejoining = false;
+	session->at_server = AT_SERVER_KNOWN;
 	if (reply->code != 0) {
 		AC_COPY(text, reply->text);
 		ac_session_forgotten(agent, session, text);

@@ -240,7 +240,40 @@ struct model { /* owned by agent.models; exists while a session names it */
 	UT_hash_handle hh;
 };
 
-enum session_state { SESSION_OPENING = 1, SESSION_OPEN, SESSION_CLOSING };
+enum session_state { /* written by ac_session_enter (handle.c) */
+	SESSION_NONE = 0,
+	SESSION_OPENING,
+	SESSION_OPEN,
+	SESSION_CLOSING,
+};
+
+enum tensors_state { /* written by ac_tensors_enter (handle.c), in this order */
+	TENSORS_NONE = 0,
+	TENSORS_REGISTERING,
+	TENSORS_REGISTERED,
+	TENSORS_UNREGISTER_WAITS, /* until the server knows that nothing is held                */
+	TENSORS_UNREGISTERING,
+};
+
+enum alone_state { /* written by ac_alone_enter (alone.c) */
+	ALONE_NOT = 0,
+	ALONE_DRAINS, /* an unpublish is being ended without the server                         */
+	ALONE_UNTOLD, /* that unpublish has ended: the server is told before all else           */
+};
+
+enum at_server { /* what the server that we are attached to knows of the handle */
+	AT_SERVER_NOT = 0,
+	AT_SERVER_REJOINING, /* it is being told: REJOIN is in its lane                         */
+	AT_SERVER_KNOWN,
+};
+
+enum worker_state { /* in this order: it only becomes worse */
+	WORKER_THERE = 0,
+	WORKER_LOST,        /* nobody is there to be answered                                   */
+	WORKER_MEMORY_GONE, /* and nobody can read its own memory any more                      */
+};
+
+enum close_reply { CLOSE_UNANSWERED = 0, CLOSE_TAKEN, CLOSE_REFUSED }; /* to the last CLOSE */
 
 struct session { /* owned by agent.sessions */
 	uint64_t id;
@@ -248,52 +281,97 @@ struct session { /* owned by agent.sessions */
 	struct ctl_open open;
 	struct model *model;
 	struct lane *lane;
+	enum at_server at_server;
 	uint64_t sid;
-	bool sid_known; /* the server knows it                                            */
-	bool rejoining; /* the server is being told of it: REJOIN is in its lane */
 	uint64_t next_op_seq;
 
-	bool broken;     /* the group is; why                                                    */
-	int broken_code; /* TH_E_GROUP_BROKEN or TH_E_EVICTED                                 */
+	int broken_code; /* TH_E_GROUP_BROKEN or TH_E_EVICTED: the group is broken, and why   */
 	char broken_text[TH_CTL_TEXT_BYTES];
-	bool dirty;
 
-	bool registering, unregistering, registered;
-	bool used; /* what is registered has been a part: some of its bytes may be wanted again */
-	bool unregister_waits; /* until the server knows that nothing is held            */
+	enum tensors_state tensors;
+	bool used;  /* what is registered has been a part: some of its bytes may be wanted again */
+	bool dirty; /* it was partly overwritten by an operation that failed                   */
 	struct ctl_register reg;
 	struct th_hash attributes;      /* of the next publish                                    */
 	struct th_hash kept_attributes; /* of what was filled last: the shell has them       */
 
 	struct call call;
-	bool has_pending; /* starts when the ghost in call has ended                         */
-	struct order pending;
-	bool alone;  /* an unpublish is being ended without the server: see alone.c          */
-	bool let_go; /* that unpublish has ended: the server is told before all else */
+	struct order pending; /* starts when the ghost in call has ended; kind 0: there is none */
+	enum alone_state alone;
 	struct watch *watches;
 	struct part *part;
 	struct inbound *in;
 	struct th_version held;
 	uint16_t num_broken, num_evicted;
-	bool line_told;
-	struct agent_line line; /* as last told                                              */
+	/* As last told. Before that nothing can be mutated, which no open handle begins with. */
+	struct agent_line line;
+	uint16_t num_conflict, num_at_risk;
 
-	bool ended;        /* by us: closed but for its worker's close, which is waited for   */
-	bool close_wanted; /* by its worker                                                    */
-	uint16_t num_contract, num_conflict, num_at_risk;
+	uint16_t num_contract; /* not 0: ended by us; its worker's close is waited for, and why */
 	char ended_text[TH_CTL_TEXT_BYTES];
-	bool lost;                /* nobody is there to be answered                               */
-	bool memory_gone;         /* lost, and nobody can read its own memory any more */
-	int64_t closing_ns;       /* since its worker has closed, the last time, or died          */
+	enum worker_state worker;
 	bool unwanted;            /* nobody has opened it, and it is of no use                    */
+	bool close_wanted;        /* by its worker                                                */
 	bool abandon;             /* its worker takes no refusal of the close                     */
-	bool close_final;         /* we take none either: the server was told so */
-	int64_t close_timeout_ns; /* of the worker's close                                   */
-	bool close_answered;      /* by the server                                                */
-	bool close_refused;
+	bool close_final;         /* we take none either: the server was told so                  */
+	int64_t closing_ns;       /* since its worker has closed, the last time, or died          */
+	int64_t close_timeout_ns; /* of the worker's close                                        */
+	enum close_reply close_reply;
 	int64_t close_answered_ns;
 	UT_hash_handle hh;
 };
+
+/* The server that we are attached to knows it, or is being told. */
+static inline bool
+ac_known(const struct session *session)
+{
+	return session->at_server != AT_SERVER_NOT;
+}
+
+static inline bool
+ac_broken(const struct session *session)
+{
+	return session->broken_code != 0;
+}
+
+static inline bool
+ac_ended(const struct session *session)
+{
+	return session->num_contract != 0;
+}
+
+static inline bool
+ac_lost(const struct session *session)
+{
+	return session->worker != WORKER_THERE;
+}
+
+/* An order waits for the end of the ghost in call. */
+static inline bool
+ac_pending(const struct session *session)
+{
+	return session->pending.kind != 0;
+}
+
+static inline bool
+ac_registered(const struct session *session)
+{
+	return session->tensors >= TENSORS_REGISTERED;
+}
+
+/* They are being unregistered, or are to be. */
+static inline bool
+ac_tensors_go(const struct session *session)
+{
+	return session->tensors > TENSORS_REGISTERED;
+}
+
+/* A call to register or to unregister has not ended. */
+static inline bool
+ac_tensors_change(const struct session *session)
+{
+	return session->tensors == TENSORS_REGISTERING || ac_tensors_go(session);
+}
 
 struct leave { /* see leave.c */
 	bool begun, done;
@@ -398,6 +476,9 @@ void ac_leave_renew(struct agent_core *agent);
 
 /* ---- sessions (handle.c, close.c) ----------------------------------------------------------- */
 
+/* why: what has happened, static text. */
+void ac_session_enter(struct session *session, enum session_state state, const char *why);
+void ac_tensors_enter(struct session *session, enum tensors_state state, const char *why);
 struct session *ac_session_find(const struct agent_core *agent, uint64_t id);
 struct session *ac_session_by_sid(const struct agent_core *agent, uint64_t sid);
 void ac_session_open(struct agent_core *agent, uint64_t id, const struct ctl_open *open);
@@ -424,7 +505,8 @@ void ac_session_forgotten(struct agent_core *agent, struct session *session, con
 void ac_session_free(struct agent_core *agent, struct session *session);
 void ac_session_line(struct agent_core *agent, struct session *session);
 
-void ac_close(struct agent_core *agent, struct session *session, bool lost);
+/* worker: what is known of it now. */
+void ac_close(struct agent_core *agent, struct session *session, enum worker_state worker);
 /* What it holds is the last copy that this host knows of, and waits for a server to keep it. */
 bool ac_close_keeps(const struct agent_core *agent, const struct session *session);
 /* The server knows nothing of its CLOSE, but of the session. */
@@ -525,6 +607,8 @@ void ac_alone_rules(struct agent_core *agent, const struct ctl_ev_rules *rules);
 /* A known rule names what the session holds, and no other copy of it is here. */
 bool ac_alone_retained(const struct agent_core *agent, const struct session *session);
 void ac_alone_settle(struct agent_core *agent, struct session *session);
+/* The server need not be told of an unpublish any more. */
+void ac_alone_forget(struct session *session);
 /* The unpublish has failed: what was drained for it is served again. */
 void ac_alone_undo(struct session *session);
 /* A ghost has ended with this code. */

@@ -8,7 +8,8 @@
  * that a group of one needs (with more members the server alone knows the others' proofs). What was
  * answered here must reach the server before anything else of the session does: the OP itself goes
  * on as a ghost (ghost.c), or, where the server ended that one otherwise or it never became an OP,
- * let_go makes another one. Until then readers that are sent here find nothing, and are sent on.
+ * ALONE_UNTOLD makes another one. Until then readers that are sent here find nothing, and are sent
+ * on.
  *
  * What a rule names is not given up so: nobody can be asked who else has it, or to keep it. It
  * waits for a server until its deadline; THC_FORCE gives it up. The rules are those of this host's
@@ -21,6 +22,21 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/retain_rules.h"
 #include "ipc/base/sim.h"
+#include "ipc/base/state.h"
+
+static const struct th_states alone_states = {
+	"alone", {
+			 [ALONE_NOT] = {"not", TH_STATE(ALONE_DRAINS) | TH_STATE(ALONE_UNTOLD)},
+			 [ALONE_DRAINS] = {"drains", TH_STATE(ALONE_NOT)},
+			 [ALONE_UNTOLD] = {"untold", TH_STATE(ALONE_NOT)},
+		 }};
+
+static void
+alone_enter(struct session *session, enum alone_state state, const char *why)
+{
+	th_state_check(&alone_states, session->alone, state, why);
+	session->alone = state;
+}
 
 /* The worker's unpublish that has no outcome yet; NULL: none. */
 static const struct order *
@@ -28,7 +44,7 @@ unpublishing(const struct session *session)
 {
 	const struct call *call = &session->call;
 
-	if (session->has_pending && session->pending.kind == CTL_OP_UNPUBLISH)
+	if (ac_pending(session) && session->pending.kind == CTL_OP_UNPUBLISH)
 		return &session->pending;
 	if (ac_call_waits(call) && !call->ghost && call->order.kind == CTL_OP_UNPUBLISH)
 		return &call->order;
@@ -66,7 +82,7 @@ names(const struct th_retain *rules, uint64_t latest, uint64_t version)
 static bool
 claims(const struct session *other, const struct session *session)
 {
-	return session->state != SESSION_CLOSING || session->lost ||
+	return session->state != SESSION_CLOSING || ac_lost(session) ||
 	       strcmp(other->open.replica, session->open.replica) != 0;
 }
 
@@ -121,7 +137,7 @@ ac_alone_retained(const struct agent_core *agent, const struct session *session)
 		/* A whole copy that stays. */
 		if (other != session && other->open.num_shards == 1 && part != NULL &&
 			part->state == PART_HELD && ac_part_serves(part) && !part->refused &&
-			other->state == SESSION_OPEN && !other->broken &&
+			other->state == SESSION_OPEN && !ac_broken(other) &&
 			th_version_compare(other->held, session->held) == 0)
 			return false;
 		named = named || (claims(other, session) &&
@@ -136,8 +152,8 @@ ac_alone_tick(struct agent_core *agent, struct session *session)
 {
 	const struct order *order = unpublishing(session);
 
-	if (agent->link.attached || session->open.num_shards != 1 || session->broken ||
-		session->alone || order == NULL)
+	if (agent->link.attached || session->open.num_shards != 1 || ac_broken(session) ||
+		session->alone == ALONE_DRAINS || order == NULL)
 		return;
 	TH_ASSERT(session->part != NULL);
 	/* When its DRAIN has come the server has seen to it. */
@@ -146,23 +162,32 @@ ac_alone_tick(struct agent_core *agent, struct session *session)
 		TH_MARK(retained_waits_for_a_server);
 		return;
 	}
-	session->alone = true;
+	alone_enter(session, ALONE_DRAINS, "unpublish, and no server");
 	ac_part_drain_for(session->part, DRAIN_LOCAL);
+}
+
+void
+ac_alone_forget(struct session *session)
+{
+	if (session->alone == ALONE_UNTOLD)
+		alone_enter(session, ALONE_NOT, "the server hears it otherwise");
 }
 
 void
 ac_alone_undo(struct session *session)
 {
 	/* The part of a broken group is over for good. */
-	if (session->alone && session->part != NULL && !session->broken)
+	if (session->alone != ALONE_DRAINS)
+		return;
+	if (session->part != NULL && !ac_broken(session))
 		ac_part_undrain_for(session->part, DRAIN_LOCAL);
-	session->alone = false;
+	alone_enter(session, ALONE_NOT, "the server decides");
 }
 
 static void
 answer_pending(struct agent_core *agent, struct session *session)
 {
-	session->let_go = true;
+	alone_enter(session, ALONE_UNTOLD, "never asked for");
 	ac_pending_end(agent, session, 0, "");
 }
 
@@ -180,7 +205,7 @@ answer_call(struct agent_core *agent, struct session *session)
 		call->request->op_deadline_ns = INT64_MAX;
 		call->request->ctl.u.op.flags |= CTL_OP_FORCE;
 	} else if (!call->cancel_sent) {
-		/* The server may be about to copy what is not there any more: let_go follows. */
+		/* The server may be about to copy what is not there any more: it is told. */
 		call->cancel_sent = true;
 		ac_lane_add(agent, session->lane, CTL_CANCEL)->u.cancel =
 			(struct ctl_cancel){.sid = session->sid, .op_seq = call->op_seq};
@@ -192,11 +217,11 @@ ac_alone_settle(struct agent_core *agent, struct session *session)
 {
 	const struct order *order = unpublishing(session);
 
-	if (!session->alone || order == NULL || !ac_part_drained(session->part))
+	if (session->alone != ALONE_DRAINS || order == NULL || !ac_part_drained(session->part))
 		return;
 	ac_part_end(agent, session);
 	session->held.version = TH_NO_VERSION;
-	session->alone = false;
+	alone_enter(session, ALONE_NOT, "drained");
 	if (order == &session->pending)
 		answer_pending(agent, session);
 	else
@@ -212,7 +237,7 @@ ac_alone_told(struct session *session, int code)
 	 */
 	if (session->call.order.kind == CTL_OP_UNPUBLISH &&
 		(code == TH_E_TIMEOUT || code == TH_E_CANCELLED || code == TH_E_NOMEM_RETAIN))
-		session->let_go = true;
+		alone_enter(session, ALONE_UNTOLD, "the server ended it otherwise");
 }
 
 bool
@@ -226,9 +251,9 @@ ac_alone_tell(struct agent_core *agent, struct session *session)
 		.deadline_ns = INT64_MAX,
 	};
 
-	if (!session->let_go)
+	if (session->alone != ALONE_UNTOLD)
 		return false;
-	session->let_go = false;
+	alone_enter(session, ALONE_NOT, "told");
 	ac_call_start(agent, session, &order);
 	session->call.ghost = true;
 	return true;

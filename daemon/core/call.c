@@ -88,11 +88,11 @@ call_complete(struct agent_core *agent, struct session *session, int code, const
 		ac_internal_filled(session, code);
 	else if (!call->ghost)
 		ac_call_answer(agent, session, code, text);
-	else if (session->state == SESSION_OPEN && !session->broken && !call->cut)
+	else if (session->state == SESSION_OPEN && !ac_broken(session) && !call->cut)
 		ac_alone_told(session, code);
 	/* What was let go here meanwhile the server has let go, too. */
 	if (call->cut && call->order.kind == CTL_OP_UNPUBLISH && code == 0)
-		session->let_go = false;
+		ac_alone_forget(session);
 	ac_call_enter(session, CALL_NONE, "its end");
 	memset(call, 0, sizeof(*call));
 	ac_pending_start(agent, session);
@@ -151,7 +151,7 @@ static bool
 may_be_decided(const struct agent_core *agent, const struct session *session, uint32_t kind)
 {
 	return kind == CTL_OP_UNPUBLISH && session->held.version != TH_NO_VERSION &&
-	       agent->link.attached && session->sid_known;
+	       agent->link.attached && ac_known(session);
 }
 
 static int
@@ -160,15 +160,15 @@ state_check(const struct agent_core *agent, const struct session *session,
 {
 	const char *name = ctl_op_name(submit->kind);
 
-	if (session->broken && !may_be_decided(agent, session, submit->kind))
+	if (ac_broken(session) && !may_be_decided(agent, session, submit->kind))
 		return th_fail(err, session->broken_code, "%s", session->broken_text);
 	if (ac_ghost_busy(session))
 		return th_fail(err, TH_E_STATE,
 			"%s: %s is running on this handle; one operation at a time", name,
 			ctl_op_name(ac_ghost_busy_kind(session)));
-	if (session->registering || session->unregistering)
+	if (ac_tensors_change(session))
 		return th_fail(err, TH_E_STATE, "%s: wait until %s has returned", name,
-			session->registering ? "register" : "unregister");
+			session->tensors == TENSORS_REGISTERING ? "register" : "unregister");
 	if (session->dirty && submit->kind != CTL_OP_REPLICATE)
 		return th_fail(err, TH_E_DIRTY,
 			"%s: the tensors were partly overwritten by an operation that failed; only "
@@ -181,13 +181,13 @@ state_check(const struct agent_core *agent, const struct session *session,
 			"%s: the agent of this host is about to end, and begins nothing new; open "
 			"again when it is back",
 			name);
-	if (!session->registered)
+	if (!ac_registered(session))
 		return th_fail(err, TH_E_STATE, "%s: register tensors first", name);
 	if (submit->kind == CTL_OP_PUBLISH && session->part != NULL)
 		return th_fail(err, TH_E_STATE,
 			"publish: the handle holds version %" PRIu64 "; unpublish it first",
 			session->held.version);
-	if (submit->kind == CTL_OP_UNPUBLISH && session->part == NULL && !session->broken)
+	if (submit->kind == CTL_OP_UNPUBLISH && session->part == NULL && !ac_broken(session))
 		return th_fail(err, TH_E_STATE, "unpublish: the handle holds no version");
 	if (submit->kind == CTL_OP_UPDATE && !agent->link.attached)
 		return th_fail(err, TH_E_NO_SERVER,
@@ -235,7 +235,7 @@ ac_submit(struct agent_core *agent, struct session *session, const struct agent_
 {
 	struct th_err err = {.code = 0};
 
-	if (session->ended) {
+	if (ac_ended(session)) {
 		th_fail(&err, TH_E_CONTRACT, "%s", session->ended_text);
 		call_refuse(agent, session, submit, &err);
 		return;
@@ -342,7 +342,7 @@ ac_call_give_up_ns(const struct agent_core *agent, const struct session *session
 
 	if (!ac_call_waits(call) || call->ghost || !certain(agent, session))
 		return INT64_MAX;
-	if (!agent->link.attached && !session->alone)
+	if (!agent->link.attached && session->alone != ALONE_DRAINS)
 		return call->order.kind == CTL_OP_UPDATE ? agent->now_ns : call->order.deadline_ns;
 	/* The server's own word is about to come, also with nothing left: "look once". */
 	return th_deadline_ns(call->order.deadline_ns, AC_GRACE_NS);
@@ -480,7 +480,7 @@ ac_call_plan(struct agent_core *agent, struct session *session, const struct ctl
 	call->plan = *plan;
 	if (call->ghost) {
 		ac_ghost_plan(agent, session);
-	} else if (!session->registered) {
+	} else if (!ac_registered(session)) {
 		ac_call_prepared(agent, session, TH_E_STATE, "no tensors are registered");
 	} else if (session->part != NULL && !plan->drain_old) {
 		ac_call_prepared(agent, session, TH_E_PROTOCOL,

@@ -45,12 +45,14 @@ static void
 answer_pending(
 	struct agent_core *agent, struct session *session, const struct th_err *err, bool cuts)
 {
-	if (session->registering)
+	if (session->tensors == TENSORS_REGISTERING)
 		ac_answer(agent, AGENT_REGISTERED, session->id, err);
-	if (session->unregistering)
+	if (ac_tensors_go(session))
 		ac_answer(agent, AGENT_UNREGISTERED, session->id, err);
-	session->registering = session->unregistering = session->unregister_waits = false;
-	session->let_go = false;
+	if (ac_tensors_change(session))
+		ac_tensors_enter(session,
+			ac_tensors_go(session) ? TENSORS_REGISTERED : TENSORS_NONE, "closed");
+	ac_alone_forget(session);
 	ac_watches_end(agent, session, err->code, err->text);
 	if (cuts)
 		ac_ghost_cut(agent, session, err->code, err->text);
@@ -63,10 +65,10 @@ close_opening(struct agent_core *agent, struct session *session)
 {
 	struct lane *lane = session->lane;
 	uint64_t id = session->id;
-	bool silent = session->lost || ac_internal(session);
+	bool silent = ac_lost(session) || ac_internal(session);
 
 	TH_ASSERT(lane->queue != NULL);
-	lane->died = session->lost;
+	lane->died = ac_lost(session);
 	if (lane->queue->ctl.request_no == 0)
 		ac_lane_clear(agent, lane);
 	ac_session_free(agent, session);
@@ -84,11 +86,11 @@ send_close(struct agent_core *agent, struct session *session, bool abandon)
 	/* When there is no server it goes later. */
 	session->lane->queue->prev->op_deadline_ns =
 		th_deadline_ns(session->closing_ns, session->close_timeout_ns);
-	session->close_final = abandon || session->lost || session->ended;
-	session->close_answered = false;
+	session->close_final = abandon || ac_lost(session) || ac_ended(session);
+	session->close_reply = CLOSE_UNANSWERED;
 	close->sid = session->sid;
-	close->died = session->lost;
-	close->broke_contract = session->ended;
+	close->died = ac_lost(session);
+	close->broke_contract = ac_ended(session);
 	/* Of what was never whole nothing is said: nobody counts on it. */
 	close->unreadable =
 		part != NULL && ac_part_drains(part, DRAIN_HOPELESS) && part->state >= PART_FULL;
@@ -121,7 +123,7 @@ insist(struct agent_core *agent, struct session *session)
 		request = session->lane->queue->prev;
 	}
 	struct ctl_close *close = &request->ctl.u.close;
-	close->died = session->lost;
+	close->died = ac_lost(session);
 	close->abandon = close->unreadable = session->close_final = true;
 }
 
@@ -129,9 +131,9 @@ insist(struct agent_core *agent, struct session *session)
 static bool
 forced(const struct session *session)
 {
-	const struct order *order = session->has_pending ? &session->pending : &session->call.order;
+	const struct order *order = ac_pending(session) ? &session->pending : &session->call.order;
 
-	return (session->has_pending ||
+	return (ac_pending(session) ||
 		       (session->call.state != CALL_NONE && !session->call.ghost)) &&
 	       order->kind == CTL_OP_UNPUBLISH && (order->flags & CTL_OP_FORCE) != 0;
 }
@@ -146,9 +148,9 @@ wind_up(struct agent_core *agent, struct session *session, const struct th_err *
 	/* What has begun to change, or is given up by force, cannot be open as before. */
 	bool abandon = session->abandon || forced(session) ||
 		       (call->state != CALL_NONE && !cuts && !ac_call_never_sent(call)) ||
-		       session->registering || session->unregistering || ac_internal(session);
+		       ac_tensors_change(session) || ac_internal(session);
 
-	session->state = SESSION_CLOSING;
+	ac_session_enter(session, SESSION_CLOSING, "closed");
 	/* First: a leg that was to follow it is known to the operation only. */
 	if (session->in != NULL)
 		ac_inbound_stop(agent, session->in, STOP_CANCEL);
@@ -159,7 +161,7 @@ wind_up(struct agent_core *agent, struct session *session, const struct th_err *
 	/* Not committed: whether the server has a DRAIN for it depends on what crossed. */
 	if (part != NULL && part->state != PART_HELD)
 		ac_part_drain_for(part, DRAIN_LOCAL);
-	if (session->sid_known)
+	if (ac_known(session))
 		send_close(agent, session, abandon);
 }
 
@@ -175,7 +177,6 @@ ac_contract(struct agent_core *agent, struct session *session, uint64_t gen, con
 
 	if (session->state != SESSION_OPEN || part == NULL || part->gen != gen)
 		return;
-	session->ended = true;
 	session->closing_ns = agent->now_ns;
 	session->num_contract++;
 	ac_copy(session->ended_text, sizeof(session->ended_text), text, TH_CTL_TEXT_BYTES);
@@ -188,12 +189,13 @@ ac_contract(struct agent_core *agent, struct session *session, uint64_t gen, con
 }
 
 void
-ac_close(struct agent_core *agent, struct session *session, bool lost)
+ac_close(struct agent_core *agent, struct session *session, enum worker_state worker)
 {
 	struct part *part = session->part;
 	struct th_err err;
 
-	session->lost = session->lost || lost;
+	if (session->worker < worker)
+		session->worker = worker;
 	session->close_wanted = true;
 	session->closing_ns = agent->now_ns;
 	if (session->state == SESSION_OPENING) {
@@ -202,10 +204,11 @@ ac_close(struct agent_core *agent, struct session *session, bool lost)
 	}
 	/* Digests would be made from memory that a dying worker may have torn. */
 	bool torn = part != NULL && part->published && !ac_part_has_digests(part);
-	if (lost && part != NULL && (torn || session->memory_gone)) {
+	if (worker != WORKER_THERE && part != NULL &&
+		(torn || session->worker == WORKER_MEMORY_GONE)) {
 		ac_part_drain_for(part, DRAIN_HOPELESS);
 		/* The server may have it copied, for a close in order. */
-		if (session->state == SESSION_CLOSING && session->sid_known && !session->ended &&
+		if (session->state == SESSION_CLOSING && ac_known(session) && !ac_ended(session) &&
 			!ac_part_drains(part, DRAIN_SERVER))
 			insist(agent, session);
 	}
@@ -225,11 +228,12 @@ reopen(struct agent_core *agent, struct session *session,
 
 	TH_MARK(agent_close_refused);
 	AC_COPY(err.text, refused->text);
-	session->state = SESSION_OPEN;
+	ac_session_enter(session, SESSION_OPEN, "the close is refused");
 	/* Else its worker was told of another reason before. */
 	if (session->close_wanted)
 		ac_answer(agent, AGENT_CLOSED, session->id, &err);
-	session->close_wanted = session->close_answered = false;
+	session->close_wanted = false;
+	session->close_reply = CLOSE_UNANSWERED;
 }
 
 void
@@ -248,7 +252,7 @@ ac_close_refused(struct agent_core *agent, const struct ctl_ev_close_refused *re
 	}
 	if (session->state != SESSION_CLOSING || session->close_final)
 		return;
-	if (session->lost || session->abandon || refused->code == 0 || session->part == NULL ||
+	if (ac_lost(session) || session->abandon || refused->code == 0 || session->part == NULL ||
 		ac_part_draining(session->part)) {
 		/* Meanwhile there is nobody, or nothing, to go back to. */
 		TH_MARK(agent_close_insists);
@@ -276,7 +280,7 @@ server_patience_ns(const struct agent_core *agent, const struct session *session
 	if (!session->close_wanted)
 		return INT64_MAX;
 	/* Who waits for it has said how long. */
-	if (!session->lost)
+	if (!ac_lost(session))
 		until_ns = th_min_i64(
 			until_ns, th_deadline_ns(session->closing_ns, session->close_timeout_ns));
 	return until_ns;
@@ -285,13 +289,13 @@ server_patience_ns(const struct agent_core *agent, const struct session *session
 static bool
 waits_for_server(const struct agent_core *agent, const struct session *session)
 {
-	if (!session->lost && (session->close_final || session->abandon))
+	if (!ac_lost(session) && (session->close_final || session->abandon))
 		return false;
 	/* In a broken group: not what the server has seen to. */
-	if (session->broken && ac_part_drains(session->part, DRAIN_SERVER))
+	if (ac_broken(session) && ac_part_drains(session->part, DRAIN_SERVER))
 		return false;
 	/* It is not refused when nobody comes: there is nobody, or nothing, to go back to. */
-	return !(session->lost || session->broken) ||
+	return !(ac_lost(session) || ac_broken(session)) ||
 	       agent->now_ns < server_patience_ns(agent, session);
 }
 
@@ -300,7 +304,7 @@ ac_close_keeps(const struct agent_core *agent, const struct session *session)
 {
 	const struct part *part = session->part;
 
-	return session->state == SESSION_CLOSING && session->sid_known && !session->ended &&
+	return session->state == SESSION_CLOSING && ac_known(session) && !ac_ended(session) &&
 	       !ac_internal(session) && part != NULL && part->state == PART_HELD &&
 	       !ac_part_drains(part, DRAIN_LOCAL | DRAIN_HOPELESS) && !part->refused &&
 	       waits_for_server(agent, session) && ac_alone_retained(agent, session);
@@ -317,12 +321,13 @@ ac_close_again(struct agent_core *agent, struct session *session)
 static bool
 await_drain(const struct agent_core *agent, const struct session *session)
 {
-	if (!session->sid_known || session->close_refused)
+	if (!ac_known(session) || session->close_reply == CLOSE_REFUSED)
 		return false;
 	/* The memory stays mapped: at most what was held when the server went. */
 	if (!agent->link.attached)
 		return ac_close_keeps(agent, session);
-	return !session->close_answered || agent->now_ns < drain_patience_ns(agent, session);
+	return session->close_reply == CLOSE_UNANSWERED ||
+	       agent->now_ns < drain_patience_ns(agent, session);
 }
 
 /* For good, as far as is known. */
@@ -347,7 +352,7 @@ refuse_alone(struct agent_core *agent, struct session *session)
 	if (request != NULL) {
 		TH_MARK(close_refused_alone);
 		ac_lane_drop(agent, request);
-		session->state = SESSION_OPEN;
+		ac_session_enter(session, SESSION_OPEN, "no server came");
 	} else {
 		TH_MARK(close_refused_and_goes_on);
 	}
@@ -360,7 +365,7 @@ ac_close_settle(struct agent_core *agent, struct session *session)
 {
 	struct part *part = session->part;
 	uint64_t id = session->id;
-	bool lost = session->lost, silent = lost || ac_internal(session);
+	bool lost = ac_lost(session), silent = lost || ac_internal(session);
 
 	if (session->state != SESSION_CLOSING || session->in != NULL)
 		return;
@@ -378,7 +383,7 @@ ac_close_settle(struct agent_core *agent, struct session *session)
 		if (!ac_part_drained(part))
 			return;
 		if (ac_part_drains(part, DRAIN_LOCAL) && part->state == PART_HELD &&
-			session->sid_known && !session->close_final) {
+			ac_known(session) && !session->close_final) {
 			TH_MARK(close_ended_alone);
 			insist(agent, session);
 		}
@@ -389,7 +394,8 @@ ac_close_settle(struct agent_core *agent, struct session *session)
 	if (!session->close_wanted)
 		return;
 	/* The worker may open the same shard again at once: the server must have let it go. */
-	if (!lost && agent->link.attached && session->sid_known && !session->close_answered)
+	if (!lost && agent->link.attached && ac_known(session) &&
+		session->close_reply == CLOSE_UNANSWERED)
 		return;
 	ac_session_free(agent, session);
 	if (!silent)
@@ -406,7 +412,7 @@ ac_close_next_ns(const struct agent_core *agent, const struct session *session)
 		return INT64_MAX;
 	if (!agent->link.attached)
 		return server_patience_ns(agent, session);
-	if (!session->close_answered)
+	if (session->close_reply == CLOSE_UNANSWERED)
 		return INT64_MAX;
 	return drain_patience_ns(agent, session);
 }

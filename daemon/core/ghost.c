@@ -56,8 +56,8 @@ ac_ghost_may_cut(const struct session *session)
 
 	return ac_call_waits(call) && !ac_call_never_sent(call) && part != NULL &&
 	       part->state == PART_HELD && !ac_part_drains(part, DRAIN_HOPELESS) &&
-	       session->sid_known && !session->broken && !session->ended && !session->abandon &&
-	       !ac_internal(session);
+	       ac_known(session) && !ac_broken(session) && !ac_ended(session) &&
+	       !session->abandon && !ac_internal(session);
 }
 
 void
@@ -113,13 +113,13 @@ ac_ghost_tick(struct agent_core *agent, struct session *session)
 bool
 ac_ghost_busy(const struct session *session)
 {
-	return session->has_pending || (session->call.state != CALL_NONE && !session->call.ghost);
+	return ac_pending(session) || (session->call.state != CALL_NONE && !session->call.ghost);
 }
 
 uint32_t
 ac_ghost_busy_kind(const struct session *session)
 {
-	if (session->has_pending)
+	if (ac_pending(session))
 		return session->pending.kind;
 	return ac_ghost_busy(session) ? session->call.order.kind : 0;
 }
@@ -129,8 +129,7 @@ ac_ghost_busy_kind(const struct session *session)
 void
 ac_pending_keep(struct session *session, const struct order *order)
 {
-	TH_ASSERT(session->call.ghost && !session->has_pending);
-	session->has_pending = true;
+	TH_ASSERT(session->call.ghost && !ac_pending(session));
 	session->pending = *order;
 }
 
@@ -139,21 +138,22 @@ ac_pending_start(struct agent_core *agent, struct session *session)
 {
 	if (ac_alone_tell(agent, session))
 		return;
-	if (session->unregister_waits)
+	if (session->tensors == TENSORS_UNREGISTER_WAITS)
 		ac_session_send_unregister(agent, session);
-	if (!session->has_pending)
+	if (!ac_pending(session))
 		return;
 	/* What was checked when it came still holds: a ghost changes nothing of the session. */
-	session->has_pending = false;
-	ac_call_start(agent, session, &session->pending);
+	const struct order order = session->pending;
+	session->pending.kind = 0;
+	ac_call_start(agent, session, &order);
 }
 
 void
 ac_pending_end(struct agent_core *agent, struct session *session, int code, const char *text)
 {
-	if (!session->has_pending)
+	if (!ac_pending(session))
 		return;
-	session->has_pending = false;
+	session->pending.kind = 0;
 	ac_alone_undo(session);
 	ac_session_line(agent, session);
 	struct agent_action *action = ac_action(agent, AGENT_COMPLETE, session->id);
@@ -166,7 +166,7 @@ ac_pending_end(struct agent_core *agent, struct session *session, int code, cons
 bool
 ac_pending_cancel(struct agent_core *agent, struct session *session, uint32_t slot)
 {
-	if (!session->has_pending || session->pending.slot != slot)
+	if (!ac_pending(session) || session->pending.slot != slot)
 		return false;
 	ac_pending_end(agent, session, TH_E_CANCELLED, "cancelled before it had begun");
 	return true;
@@ -177,10 +177,11 @@ ac_pending_next_ns(const struct agent_core *agent, const struct session *session
 {
 	int64_t deadline_ns = session->pending.deadline_ns;
 
-	if (!session->has_pending)
+	if (!ac_pending(session))
 		return INT64_MAX;
-	return agent->link.attached || session->alone ? th_deadline_ns(deadline_ns, AC_GRACE_NS)
-						      : deadline_ns;
+	return agent->link.attached || session->alone == ALONE_DRAINS
+		       ? th_deadline_ns(deadline_ns, AC_GRACE_NS)
+		       : deadline_ns;
 }
 
 static void
@@ -190,7 +191,7 @@ pending_tick(struct agent_core *agent, struct session *session)
 	bool hurry = session->pending.kind == CTL_OP_UPDATE && !attached;
 	char text[TH_CTL_TEXT_BYTES];
 
-	if (!session->has_pending || (!hurry && agent->now_ns < ac_pending_next_ns(agent, session)))
+	if (!ac_pending(session) || (!hurry && agent->now_ns < ac_pending_next_ns(agent, session)))
 		return;
 	snprintf(text, sizeof(text), "%s: the reference server %s; nothing has changed",
 		ctl_op_name(session->pending.kind),

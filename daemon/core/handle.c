@@ -3,6 +3,7 @@
  * handle - one handle of one worker: opening, registering, what its worker sees, breaking.
  *
  *   OPENING --reply to OPEN--> OPEN --CLOSE or LOST--> CLOSING --proven--> freed   (close.c)
+ *                                ^--------refused--------'
  *
  * broken is no state: the worker learns it, its operations answer it, and only close helps; the
  * bytes and what is held stay until then. See agent_state.h.
@@ -16,6 +17,41 @@
 #include "ipc/base/name.h"
 #include "ipc/base/retain_rules.h"
 #include "ipc/base/sim.h"
+#include "ipc/base/state.h"
+
+static const struct th_states session_states = {
+	"handle", {
+			  [SESSION_NONE] = {"none", TH_STATE(SESSION_OPENING)},
+			  [SESSION_OPENING] = {"opening", TH_STATE(SESSION_OPEN)},
+			  [SESSION_OPEN] = {"open", TH_STATE(SESSION_CLOSING)},
+			  [SESSION_CLOSING] = {"closing", TH_STATE(SESSION_OPEN)},
+		  }};
+
+#define TO(state) TH_STATE(TENSORS_##state)
+
+static const struct th_states tensors_states = {"tensors",
+	{
+		[TENSORS_NONE] = {"none", TO(REGISTERING)},
+		[TENSORS_REGISTERING] = {"registering", TO(NONE) | TO(REGISTERED)},
+		[TENSORS_REGISTERED] = {"registered", TO(UNREGISTER_WAITS) | TO(UNREGISTERING)},
+		[TENSORS_UNREGISTER_WAITS] = {"to be unregistered",
+			TO(NONE) | TO(REGISTERED) | TO(UNREGISTERING)},
+		[TENSORS_UNREGISTERING] = {"unregistering", TO(NONE) | TO(REGISTERED)},
+	}};
+
+void
+ac_session_enter(struct session *session, enum session_state state, const char *why)
+{
+	th_state_check(&session_states, session->state, state, why);
+	session->state = state;
+}
+
+void
+ac_tensors_enter(struct session *session, enum tensors_state state, const char *why)
+{
+	th_state_check(&tensors_states, session->tensors, state, why);
+	session->tensors = state;
+}
 
 struct session *
 ac_session_find(const struct agent_core *agent, uint64_t id)
@@ -33,7 +69,7 @@ ac_session_by_sid(const struct agent_core *agent, uint64_t sid)
 
 	/* Few sessions, and none of a former life of the server. */
 	for (session = agent->sessions; session != NULL; session = session->hh.next) {
-		if (session->sid_known && session->sid == sid)
+		if (ac_known(session) && session->sid == sid)
 			return session;
 	}
 	return NULL;
@@ -121,9 +157,10 @@ ac_session_new(struct agent_core *agent, uint64_t id, const struct ctl_open *ope
 {
 	struct session *session = th_calloc(1, sizeof(*session));
 	session->id = id;
-	session->state = SESSION_OPENING;
+	ac_session_enter(session, SESSION_OPENING, "thc_open");
 	session->open = *open;
 	session->held.version = TH_NO_VERSION;
+	session->line.held.version = TH_NO_VERSION;
 	session->model = ac_model_acquire(agent, session->open.model);
 	session->lane = ac_lane_new(agent, session);
 	HASH_ADD(hh, agent->sessions, id, sizeof(session->id), session);
@@ -177,9 +214,9 @@ handle_opened(struct agent_core *agent, struct session *session, const struct ct
 			ac_answer(agent, AGENT_OPENED, id, &err);
 		return;
 	}
-	session->state = SESSION_OPEN;
+	ac_session_enter(session, SESSION_OPEN, "the server's reply");
 	session->sid = reply->u.open.sid;
-	session->sid_known = true;
+	session->at_server = AT_SERVER_KNOWN;
 	ac_rejoin_opened(session, reply->u.open.group_inc);
 	session->next_op_seq = reply->u.open.next_op_seq;
 	if (ac_internal(session)) {
@@ -196,13 +233,13 @@ static int
 register_check(const struct agent_core *agent, const struct session *session, const char *what,
 	struct th_err *err)
 {
-	if (session->ended)
+	if (ac_ended(session))
 		return th_fail(err, TH_E_CONTRACT, "%s", session->ended_text);
 	if (session->state != SESSION_OPEN)
 		return th_fail(err, TH_E_STATE, "%s: the handle is not open", what);
-	if (session->broken)
+	if (ac_broken(session))
 		return th_fail(err, session->broken_code, "%s", session->broken_text);
-	if (session->registering || session->unregistering || ac_ghost_busy(session))
+	if (ac_tensors_change(session) || ac_ghost_busy(session))
 		return th_fail(err, TH_E_STATE,
 			"%s: another call of this handle is running; wait for its end", what);
 	if (session->part != NULL)
@@ -227,14 +264,14 @@ ac_session_register(
 	struct th_err err;
 	int rc = register_check(agent, session, "register", &err);
 
-	if (rc == 0 && session->registered)
+	if (rc == 0 && session->tensors != TENSORS_NONE)
 		rc = th_fail(&err, TH_E_STATE,
 			"register: tensors are registered already; unregister them first");
 	if (rc != 0) {
 		ac_answer(agent, AGENT_REGISTERED, session->id, &err);
 		return;
 	}
-	session->registering = true;
+	ac_tensors_enter(session, TENSORS_REGISTERING, "register");
 	session->reg = *reg;
 	session->reg.sid = session->sid;
 	ac_lane_add(agent, session->lane, CTL_REGISTER)->u.reg = session->reg;
@@ -246,24 +283,23 @@ ac_session_unregister(struct agent_core *agent, struct session *session)
 	struct th_err err;
 	int rc = register_check(agent, session, "unregister", &err);
 
-	if (rc == 0 && !session->registered)
+	if (rc == 0 && session->tensors == TENSORS_NONE)
 		rc = th_fail(&err, TH_E_STATE, "unregister: no tensors are registered");
 	if (rc != 0) {
 		ac_answer(agent, AGENT_UNREGISTERED, session->id, &err);
 		return;
 	}
-	session->unregistering = true;
 	/* To the server it would hold its version still. */
-	session->unregister_waits =
-		session->call.state != CALL_NONE && session->call.order.kind == CTL_OP_UNPUBLISH;
-	if (!session->unregister_waits)
+	if (session->call.state != CALL_NONE && session->call.order.kind == CTL_OP_UNPUBLISH)
+		ac_tensors_enter(session, TENSORS_UNREGISTER_WAITS, "unregister");
+	else
 		ac_session_send_unregister(agent, session);
 }
 
 void
 ac_session_send_unregister(struct agent_core *agent, struct session *session)
 {
-	session->unregister_waits = false;
+	ac_tensors_enter(session, TENSORS_UNREGISTERING, "unregister");
 	ac_lane_add(agent, session->lane, CTL_UNREGISTER)->u.unregister_sid = session->sid;
 }
 
@@ -271,18 +307,14 @@ void
 ac_session_registered(struct agent_core *agent, struct session *session,
 	enum agent_action_kind kind, const struct th_err *err)
 {
-	bool *pending = kind == AGENT_REGISTERED ? &session->registering : &session->unregistering;
+	bool comes = kind == AGENT_REGISTERED, done = err == NULL || err->code == 0;
 
-	if (!*pending)
+	if (comes ? session->tensors != TENSORS_REGISTERING : !ac_tensors_go(session))
 		return;
-	*pending = false;
-	session->unregister_waits = false;
-	if (err == NULL || err->code == 0) {
-		session->registered = kind == AGENT_REGISTERED;
-		session->used = false;
-	}
+	ac_tensors_enter(session, comes == done ? TENSORS_REGISTERED : TENSORS_NONE, "the reply");
+	session->used = session->used && !done;
 	if (ac_internal(session)) {
-		session->unwanted = session->unwanted || (err != NULL && err->code != 0);
+		session->unwanted = session->unwanted || !done;
 		return;
 	}
 	ac_answer(agent, kind, session->id, err);
@@ -331,8 +363,7 @@ ac_session_reply(struct agent_core *agent, struct lane *lane, const struct ctl_r
 		ac_rejoin_reply(agent, session, reply);
 		break;
 	case CTL_CLOSE:
-		session->close_answered = true;
-		session->close_refused = reply->code != 0;
+		session->close_reply = reply->code == 0 ? CLOSE_TAKEN : CLOSE_REFUSED;
 		session->close_answered_ns = agent->now_ns;
 		break;
 	default:
@@ -364,12 +395,11 @@ ac_session_at_risk(struct agent_core *agent, struct session *session)
 void
 ac_session_broken(struct agent_core *agent, struct session *session, int code, const char *text)
 {
-	if (session->broken)
+	if (ac_broken(session))
 		return;
 	TH_MARK(c12_member_is_told);
-	session->broken = true;
 	session->broken_code = code;
-	session->let_go = false;
+	ac_alone_forget(session);
 	ac_copy(session->broken_text, sizeof(session->broken_text), text, TH_CTL_TEXT_BYTES);
 	if (code == TH_E_EVICTED)
 		session->num_evicted++;
@@ -397,7 +427,7 @@ ac_session_forgotten(struct agent_core *agent, struct session *session, const ch
 		send_open(agent, session);
 		return;
 	}
-	session->sid_known = session->rejoining = false;
+	session->at_server = AT_SERVER_NOT;
 	if (part != NULL) {
 		/* Nobody asks for it again; who reads it already may finish. */
 		ac_part_undrain_for(part, DRAIN_SERVER | DRAIN_PLAN);
@@ -440,14 +470,13 @@ ac_session_line(struct agent_core *agent, struct session *session)
 
 	if (session->state == SESSION_OPENING || ac_internal(session))
 		return;
-	if (session->line_told && th_version_compare(line.held, session->line.held) == 0 &&
+	if (th_version_compare(line.held, session->line.held) == 0 &&
 		line.safe_to_mutate == session->line.safe_to_mutate &&
 		line.generation == session->line.generation &&
 		line.broken == session->line.broken && line.contract == session->line.contract &&
 		line.conflict == session->line.conflict && line.evicted == session->line.evicted &&
 		line.at_risk == session->line.at_risk)
 		return;
-	session->line_told = true;
 	session->line = line;
 	ac_action(agent, AGENT_LINE, session->id)->u.line = line;
 }

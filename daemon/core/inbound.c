@@ -262,7 +262,7 @@ send_end(struct agent_core *agent, const struct inbound *in, enum agent_event_ki
 	struct session *session = in->session;
 	bool failed = kind == AGENT_EV_LEG_FAILED;
 
-	if (in->life != agent->link.life || !session->sid_known)
+	if (in->life != agent->link.life || !ac_known(session))
 		return; /* granted by a server that is no more */
 	struct ctl_leg_end *end = &ac_lane_add(agent, session->lane, CTL_LEG_END)->u.leg_end;
 	end->leg = in->grant.leg;

@@ -147,7 +147,7 @@ ac_release(struct agent_core *agent, const struct ctl_ev_release *release)
 	if (reserve != NULL)
 		own_copy_withdraw(agent, reserve);
 	/* One of a former life of the server may have the same number. */
-	if (session != NULL && session->sid_known && release->sid != 0 &&
+	if (session != NULL && ac_known(session) && release->sid != 0 &&
 		session->sid != release->sid)
 		session = NULL;
 	if (session != NULL)
@@ -209,7 +209,7 @@ ac_reserved(struct agent_core *agent, uint64_t id, uint64_t session, int code, c
 void
 ac_internal_opened(struct agent_core *agent, struct session *session)
 {
-	session->registering = true;
+	ac_tensors_enter(session, TENSORS_REGISTERING, "register");
 	session->reg.sid = session->sid;
 	ac_lane_add(agent, session->lane, CTL_REGISTER)->u.reg = session->reg;
 }
@@ -222,12 +222,13 @@ ac_internal_plan(struct agent_core *agent, struct session *session, const struct
 	struct call *call = &session->call;
 
 	TH_ASSERT(ac_internal(session));
-	if (session->state != SESSION_OPEN || session->broken || session->unwanted ||
+	if (session->state != SESSION_OPEN || ac_broken(session) || session->unwanted ||
 		session->part != NULL || plan->kind != CTL_OP_REPLICATE ||
 		plan->op_seq != session->next_op_seq)
 		return;
 	/* The reply to REGISTER may still be on its way: it was taken, or there were no PLAN. */
-	session->registered = true;
+	if (session->tensors == TENSORS_REGISTERING)
+		ac_tensors_enter(session, TENSORS_REGISTERED, "PLAN");
 	session->next_op_seq = plan->op_seq + 1;
 	*call = (struct call){
 		.plan = *plan,

@@ -15,7 +15,7 @@
 static void
 settle_broken(struct agent_core *agent, struct session *session)
 {
-	if (session->broken && session->part != NULL && session->state == SESSION_OPEN &&
+	if (ac_broken(session) && session->part != NULL && session->state == SESSION_OPEN &&
 		!ac_call_went(&session->call) && ac_part_drained(session->part))
 		ac_part_end(agent, session);
 }
@@ -25,7 +25,7 @@ static bool
 is_unwanted(const struct session *session)
 {
 	return ac_internal(session) && session->state == SESSION_OPEN &&
-	       (session->broken || session->unwanted);
+	       (ac_broken(session) || session->unwanted);
 }
 
 void
@@ -37,7 +37,7 @@ ac_settle(struct agent_core *agent, struct session *session)
 	ac_session_line(agent, session);
 	if (is_unwanted(session)) {
 		TH_MARK(agent_offload_unwanted);
-		ac_close(agent, session, false); /* which settles it */
+		ac_close(agent, session, WORKER_THERE); /* which settles it */
 		return;
 	}
 	ac_close_settle(agent, session);

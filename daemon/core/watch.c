@@ -103,7 +103,7 @@ ac_watch(struct agent_core *agent, struct session *session, const struct agent_s
 	watch->slot = submit->slot;
 	watch->deadline_ns = th_deadline_ns(agent->now_ns, submit->timeout_ns);
 	DL_APPEND(session->watches, watch);
-	if (session->broken) {
+	if (ac_broken(session)) {
 		watch_complete(agent, session, watch, session->broken_code, session->broken_text);
 		return;
 	}
