@@ -124,7 +124,7 @@ free_slot(struct thc_shard *shard, uint32_t *ret_slot)
 	if (shard->lost)
 		return shard_lost_error(shard);
 	/* It may have begun while this thread exchanged a document. */
-	if (shard->closing || shard->closed)
+	if (shard->life != SHARD_OPEN)
 		return shim_fail(THC_E_CANCELLED, "another thread closes this handle");
 	for (uint32_t slot = 0; slot < SHM_CAPACITY; slot++) {
 		if (shard->ops[slot] == NULL) {
@@ -235,7 +235,7 @@ mark_collected(struct thc_op *op)
 		shard->num_uncollected--;
 	if (shard->unresolved == op && !shard->resolving)
 		shard->unresolved = NULL;
-	if (!shard->closed)
+	if (shard->life != SHARD_CLOSED)
 		shard_update_fd(shard);
 }
 
@@ -402,7 +402,7 @@ thc_op_done(struct thc_op *op)
 	if (rc < 0)
 		return rc;
 	struct thc_shard *shard = op->shard;
-	if (!shard->closed)
+	if (shard->life != SHARD_CLOSED)
 		shard_look(shard);
 	if (op->done) {
 		/* An event loop is not kept for long: thc_fd stays readable, and it comes again. */
@@ -429,7 +429,7 @@ thc_op_wait(struct thc_op *op, int64_t timeout_ms, struct thc_result *ret_result
 		return rc;
 	struct thc_shard *shard = op->shard;
 	/* Also when it is done: who polls thc_fd and calls nothing else must see it settled. */
-	if (!shard->closed)
+	if (shard->life != SHARD_CLOSED)
 		shard_look(shard);
 	if (!op->done)
 		rc = wait_done(op, deadline_ns);
@@ -458,7 +458,7 @@ thc_op_progress(struct thc_op *op, uint64_t *ret_done_bytes, uint64_t *ret_total
 		return rc;
 	struct thc_shard *shard = op->shard;
 	uint64_t done = op->done_bytes, total = op->total_bytes;
-	if (!op->done && !shard->closed)
+	if (!op->done && shard->life != SHARD_CLOSED)
 		ring_progress(&shard->ring, op->slot, op->op_seq, &done, &total);
 	if (ret_done_bytes != NULL)
 		*ret_done_bytes = done;
@@ -476,7 +476,7 @@ thc_op_cancel(struct thc_op *op)
 	if (rc < 0)
 		return rc;
 	struct thc_shard *shard = op->shard;
-	if (!shard->closed) {
+	if (shard->life != SHARD_CLOSED) {
 		shard_look(shard);
 		cancel(op);
 		if (!op->done && !op->cancel_sent)
@@ -493,7 +493,7 @@ thc_op_free(struct thc_op *op)
 		return;
 	struct thc_shard *shard = op->shard;
 	op_detach(op);
-	if (!shard->closed)
+	if (shard->life != SHARD_CLOSED)
 		shard_update_fd(shard);
 	shard_leave(shard);
 }

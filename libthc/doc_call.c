@@ -21,7 +21,7 @@ await_turn(struct thc_shard *shard, int64_t until_ns)
 	while (shard->asking) {
 		if (shard->lost)
 			return shard_lost_error(shard);
-		if (shard->closing || shard->closed)
+		if (shard->life != SHARD_OPEN)
 			return shim_fail(THC_E_CANCELLED, "another thread closes this handle");
 		if (deadline_left(until_ns) == 0)
 			return shim_fail(THC_E_TIMEOUT, "other threads of this handle kept the "

@@ -56,7 +56,7 @@ given_forget(struct thc_shard *shard, uint32_t id)
 {
 	const struct fdmsg_forget message = {.id = id};
 
-	if (shard->lost || shard->closed)
+	if (shard->lost || shard->life == SHARD_CLOSED)
 		return;
 	if (shard->num_forgets == 0) {
 		int rc = fdmsg_send(shard->sock, FDMSG_FORGET, &message, sizeof(message), NULL, 0);

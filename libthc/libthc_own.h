@@ -107,6 +107,12 @@ struct placed_tensor { /* of the registration, for thc_memory_path and sentences
 	uint64_t start, bytes;
 };
 
+enum shard_life { /* written by life_enter (open_close.c) */
+	SHARD_OPEN = 0,
+	SHARD_CLOSING, /* thc_close waits for the others to leave, and for the agent */
+	SHARD_CLOSED,  /* no new call; torn down by the last that leaves */
+};
+
 enum registration { REGISTRATION_NONE, REGISTRATION_DONE, REGISTRATION_UNKNOWN };
 
 struct thc_shard {
@@ -124,8 +130,7 @@ struct thc_shard {
 	/* All below: under lock. */
 	uint32_t refs;   /* the caller's handle, calls inside, operations: the memory */
 	uint32_t inside; /* calls inside: the descriptors and mappings */
-	bool closing;    /* thc_close waits for the others to leave */
-	bool closed;     /* no new call; torn down by the last that leaves */
+	enum shard_life life;
 	bool lost, lost_reported;
 	char lost_text[TH_CTL_TEXT_BYTES];
 	int ended;    /* the agent has ended the session: what every call answers; 0: it has not */

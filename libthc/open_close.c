@@ -18,6 +18,7 @@
 #include "ipc/base/name.h"
 #include "ipc/base/path.h"
 #include "ipc/base/retain_rules.h"
+#include "ipc/base/state.h"
 #include "ipc/shm/doorbell.h"
 #include "ipc/sock/owner.h"
 #include "libthc/dial.h"
@@ -343,6 +344,21 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 
 /* ---- close --------------------------------------------------------------------------------- */
 
+static const struct th_states lives = {"handle",
+	{
+		[SHARD_OPEN] = {"open", TH_STATE(SHARD_CLOSING)},
+		[SHARD_CLOSING] = {"closing", TH_STATE(SHARD_OPEN) | TH_STATE(SHARD_CLOSED)},
+		[SHARD_CLOSED] = {"closed", 0},
+	}};
+
+/* A program that closes twice is refused before (shard_enter). */
+static void
+life_enter(struct thc_shard *shard, enum shard_life life, const char *why)
+{
+	th_state_check(&lives, shard->life, life, why);
+	shard->life = life;
+}
+
 static int
 closes_on(uint32_t flags, const char *why)
 {
@@ -421,7 +437,7 @@ static void
 finish_close(struct thc_shard *shard)
 {
 	TH_FP(worker_closed);
-	shard->closed = true;
+	life_enter(shard, SHARD_CLOSED, "let go of");
 	op_end_all(shard);
 	/* Who copies or registers yet, abandoned with the handle, has them until it leaves. */
 	if (!shard->shadow.copying && !shard->exclusive)
@@ -454,7 +470,7 @@ thc_close(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms)
 	if (rc < 0)
 		return rc;
 	bool abandon = (flags & THC_CLOSE_ABANDON) != 0;
-	shard->closing = true;
+	life_enter(shard, SHARD_CLOSING, "thc_close");
 	rc = wait_alone(shard, flags, deadline_with_grace(deadline_ns));
 	if (rc == 0) {
 		shard_look(shard); /* the agent may be gone, and then nothing is waited for */
@@ -465,7 +481,7 @@ thc_close(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms)
 		finish_close(shard);
 		return rc;
 	}
-	shard->closing = false;
+	life_enter(shard, SHARD_OPEN, "thc_close has failed");
 	shard_leave(shard);
 	return rc;
 }

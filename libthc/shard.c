@@ -248,7 +248,7 @@ shard_enter(struct thc_shard *shard, unsigned flags)
 	pthread_mutex_lock(&shard->lock);
 	int rc = 0;
 	bool begins = (flags & ENTER_BEGINS_NOTHING) == 0;
-	if (shard->closed || shard->closing)
+	if (shard->life != SHARD_OPEN)
 		rc = shim_fail(THC_E_STATE, "another thread closes this handle");
 	else if ((flags & ENTER_LOST) == 0 && ended(shard))
 		rc = errors_from_agent(shard->ended, shard->ended_text);
@@ -274,9 +274,9 @@ void
 shard_leave(struct thc_shard *shard)
 {
 	shard->inside--;
-	if (shard->closed && shard->inside == 0)
+	if (shard->life == SHARD_CLOSED && shard->inside == 0)
 		tear_down(shard);
-	if (shard->closing)
+	if (shard->life != SHARD_OPEN)
 		shard_wake(shard);
 	shard_unref_unlock(shard);
 }
@@ -663,7 +663,7 @@ shard_await(struct thc_shard *shard, const bool *done, int64_t until_ns, bool cl
 	while (!*done) {
 		if (shard->lost)
 			return shard_lost_error(shard);
-		if ((shard->closing || shard->closed) && !closer)
+		if (shard->life != SHARD_OPEN && !closer)
 			return shim_fail(THC_E_CANCELLED, "another thread closes this handle");
 		if (deadline_left(until_ns) == 0)
 			return -ETIMEDOUT;

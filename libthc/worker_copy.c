@@ -189,7 +189,7 @@ should_stop(void *arg)
 	struct thc_shard *shard = arg;
 
 	pthread_mutex_lock(&shard->lock);
-	bool stop = shard->closing || shard->closed;
+	bool stop = shard->life != SHARD_OPEN;
 	pthread_mutex_unlock(&shard->lock);
 	return stop;
 }
@@ -289,7 +289,7 @@ shadow_settle_all(struct thc_shard *shard, int64_t until_ns)
 {
 	/* Also when that was given up meanwhile: nothing is pulled over what is being copied. */
 	while (shard->shadow.copying) {
-		if (shard->closing || shard->closed)
+		if (shard->life != SHARD_OPEN)
 			return shim_fail(THC_E_CANCELLED, "another thread closes this handle");
 		if (deadline_left(until_ns) == 0)
 			return -ETIMEDOUT;
