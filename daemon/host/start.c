@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "daemon/host/host.h"
-#include "daemon/host/memory/fd_closer.h"
 #include "daemon/host/memory/host_pool.h"
 #include "daemon/host/memory/reserve.h"
 #include "daemon/host/orderly_end.h"
@@ -28,6 +27,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/random.h"
+#include "ipc/base/stranger_fd.h"
 #include "ipc/sock/listener.h"
 #include "ipc/sock/peer.h"
 
@@ -288,7 +288,7 @@ start(struct host *host, struct th_err *err)
 	documents_init(host);
 	snprintf(host->server_text, sizeof(host->server_text), "not reached yet");
 	host->message = th_calloc(1, sizeof(*host->message));
-	host->message->close_fd = closer_close;
+	host->message->close_fd = stranger_close;
 	files_raise();
 	/* Where hwloc would look for libraries of GPUs and displays. Before there are threads. */
 	(void)setenv("HWLOC_PLUGINS_PATH", "/nonexistent", 1);

@@ -19,11 +19,11 @@
 #include "daemon/host/start.h"
 #include "daemon/host/worker/fd_channel.h"
 #include "daemon/host/worker/ring_channel.h"
-#include "ipc/base/bare.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
 #include "ipc/base/log.h"
 #include "ipc/base/notify.h"
+#include "ipc/base/stranger_fd.h"
 #include "transport/cuda/helper/helper.h"
 #include "transport/loop/crew.h"
 #include "transport/part/fd_memory.h"
@@ -98,7 +98,7 @@ main(int argc, char **argv)
 		launch_tidy();
 		_exit(gpu_helper_main(LAUNCH_SOCK)); /* not through what libraries do at exit */
 	}
-	int rc = bare_reserve();
+	int rc = stranger_reserve();
 	if (rc < 0) {
 		fprintf(stderr, "thagentd: no descriptors can be opened: %s\n", th_strerror(rc));
 		return EXIT_FAILURE;

@@ -14,9 +14,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "daemon/host/memory/fd_kind.h"
 #include "daemon/host/memory/mem_available.h"
 #include "ipc/base/assert.h"
+#include "ipc/base/stranger_fd.h"
 #include "ipc/sock/peer.h"
 #include "libthc/maps.h"
 #include "tests/fuzz/input.h"
@@ -95,7 +95,7 @@ try_descriptor(void)
 	int ends[2];
 
 	TH_ASSERT(pipe2(ends, O_CLOEXEC) == 0);
-	(void)kernel_fd_is_dmabuf(ends[0]);
+	(void)stranger_is_dmabuf(ends[0]);
 	close(ends[0]);
 	close(ends[1]);
 }

@@ -8,20 +8,15 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "ipc/base/bare.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
-#include "ipc/base/log.h"
+#include "ipc/base/stranger_fd.h"
 #include "transport/part/sigbus.h"
 
 #define STACK_BYTES (256u << 10)
-#ifndef CLOSE_RANGE_UNSHARE
-#define CLOSE_RANGE_UNSHARE (1U << 1)
-#endif
 
 struct start {
 	void (*run)(void *arg);
@@ -35,61 +30,6 @@ static pthread_cond_t ended = PTHREAD_COND_INITIALIZER;
 static uint32_t running; /* guarded by lock */
 static __thread bool on_thread;
 
-static int
-crew_compare(const void *a, const void *b)
-{
-	int x = *(const int *)a, y = *(const int *)b;
-	return (x > y) - (x < y);
-}
-
-static long
-close_gap(unsigned first, unsigned last, unsigned flags)
-{
-	return first > last ? 0 : syscall(SYS_close_range, first, last, flags);
-}
-
-/* What cannot be fetched is not there, as if its maker had taken it away. */
-static void
-crew_fetch(const int *fds, uint32_t count)
-{
-	for (uint32_t i = 0; i < count; i++) {
-		int rc = bare_fetch(fds[i]);
-		if (rc < 0)
-			log_warn("crew",
-				"a thread has not got a descriptor that it needs fd=%d why='%s'",
-				fds[i], th_strerror(rc));
-	}
-}
-
-/*
- * Where nobody has reserved numbers, beyond the last one first: that call makes the table this
- * thread's own, and what it copied is closed. Where it does not (an old kernel, a filter) the
- * thread shares the process's table as any other.
- */
-static void
-leave_descriptors(int *fds, uint32_t count)
-{
-	qsort(fds, count, sizeof(fds[0]), crew_compare);
-	unsigned last = count > 0 ? (unsigned)fds[count - 1] : 0;
-	bool bare = bare_begin();
-	if (bare)
-		crew_fetch(fds, count);
-	else if (close_gap(last + 1, ~0u, CLOSE_RANGE_UNSHARE) < 0)
-		return;
-	unsigned from = 0;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-	from = STDERR_FILENO + 1; /* where the sanitizer reports */
-#endif
-	for (uint32_t i = 0; i < count && (!bare || fds[i] < BARE_BELOW); i++) {
-		unsigned fd = (unsigned)fds[i];
-		if (fd > from)
-			(void)close_gap(from, fd - 1, 0);
-		from = fd + 1;
-	}
-	if (bare)
-		(void)close_gap(from, BARE_BELOW - 1, 0);
-}
-
 static void *
 crew_main(void *arg)
 {
@@ -97,7 +37,7 @@ crew_main(void *arg)
 	free(arg);
 	on_thread = true;
 	pthread_setname_np(pthread_self(), "th-crew");
-	leave_descriptors(start.fds, start.count);
+	stranger_bare_keep(start.fds, start.count);
 	free(start.fds);
 	start.run(start.arg);
 	pthread_mutex_lock(&lock);

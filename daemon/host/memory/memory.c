@@ -16,14 +16,13 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "daemon/host/memory/fd_closer.h"
-#include "daemon/host/memory/fd_kind.h"
 #include "daemon/host/memory/gpu_hold.h"
 #include "daemon/host/memory/holes.h"
 #include "daemon/host/memory/memory_gpu.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
+#include "ipc/base/stranger_fd.h"
 #include "transport/part/fd_memory.h"
 
 #define SAME_MAX 64u
@@ -153,7 +152,7 @@ keep_file(
 	}
 	if (limits->kept_by_all >= limits->descriptors_max / 2)
 		return;
-	object->file = fd_memory_new(*fd, FD_MEMORY_FILE, closer_close);
+	object->file = fd_memory_new(*fd, FD_MEMORY_FILE, stranger_close);
 	if (!object->file)
 		return;
 	*fd = -1;
@@ -364,7 +363,7 @@ add_access(struct memory_set *set, const struct fdmsg_memory *message, int *fd,
 	if (limits->kept_by_all >= limits->descriptors_max)
 		return memory_no_descriptors(limits, err);
 	object.access = fd_memory_new(
-		*fd, object.process ? FD_MEMORY_PROCESS : FD_MEMORY_FILE, closer_close);
+		*fd, object.process ? FD_MEMORY_PROCESS : FD_MEMORY_FILE, stranger_close);
 	if (!object.access)
 		return th_fail(err, -ENOMEM, "the agent is out of memory");
 	*fd = -1;
@@ -389,7 +388,7 @@ check_dmabuf(const struct fdmsg_memory *message, int fd, struct th_err *err)
 			"a dma-buf: %" PRIu64 " bytes from offset %" PRIu64
 			" for address 0x%" PRIx64,
 			message->bytes, message->offset, message->base);
-	if (!kernel_fd_is_dmabuf(fd))
+	if (!stranger_is_dmabuf(fd))
 		return th_fail(err, TH_E_INVALID,
 			"the descriptor of a dma-buf for address 0x%" PRIx64 " is of none, by "
 			"/proc/self/fdinfo: network devices do not get it, and the agent copies",
@@ -547,7 +546,7 @@ memory_drop(struct memory_set *set, uint32_t index)
 	if (object->space)
 		memory_gpu_drop(set, object);
 	if (object->hold)
-		closer_close_drivers(object->dmabuf_fd, hold_end, object->hold);
+		stranger_close_drivers(object->dmabuf_fd, hold_end, object->hold);
 	set->descriptors -= object->dmabuf;
 	if (object->owner)
 		pass_on(set, index);

@@ -8,10 +8,10 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "daemon/host/memory/fd_kind.h"
 #include "daemon/host/memory/gpu_hold.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
+#include "ipc/base/stranger_fd.h"
 #include "ipc/cuda/handle.h"
 #include "transport/cuda/agent/gpus.h"
 #include "transport/part/fd_memory.h"
@@ -54,7 +54,7 @@ memory_gpu_check(const struct fdmsg_gpu *message, const struct cuda_handle *hand
 		return th_fail(err, TH_E_INVALID, "GPU memory at 0x%" PRIx64 " (%s): %s",
 			message->base, cuda_kind_name((enum cuda_kind)handle->kind),
 			fd >= 0 ? "a descriptor where there is none" : "it has no descriptor");
-	if (fd >= 0 && !kernel_fd_may_be_drivers(fd))
+	if (fd >= 0 && !stranger_may_be_drivers(fd))
 		return th_fail(err, TH_E_INVALID,
 			"GPU memory at 0x%" PRIx64 " (%s): its descriptor is of no device and no "
 			"memory, as a driver's are",

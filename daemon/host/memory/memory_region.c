@@ -7,13 +7,13 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include "daemon/host/memory/fd_closer.h"
 #include "daemon/host/memory/gpu_hold.h"
 #include "daemon/host/memory/holes.h"
 #include "daemon/host/memory/memory.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
+#include "ipc/base/stranger_fd.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
 #include "transport/part/unmap.h"
@@ -114,7 +114,7 @@ register_dmabuf(struct memory *object, struct rails *rails, uint32_t mask)
 		.arg = object->hold, .stuck = hold_refused, .gone = hold_end};
 	const struct region_memory memory = {.dmabuf_fd = th_fd_move(&object->dmabuf_fd),
 		.dmabuf_offset = object->offset,
-		.close_fd = closer_close_drivers,
+		.close_fd = stranger_close_drivers,
 		.bytes = object->bytes};
 	object->hold = NULL;
 	object->region = region_new(rails, &memory, mask, SHARD_ACCESS, &user);

@@ -13,12 +13,12 @@
 #include <utlist.h>
 
 #include "daemon/host/host.h"
-#include "daemon/host/memory/fd_closer.h"
 #include "daemon/host/memory/gpu_hold.h"
 #include "daemon/host/move/gpu_spawn.h"
 #include "ipc/base/alloc.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
+#include "ipc/base/stranger_fd.h"
 #include "ipc/base/units.h"
 #include "ipc/shm/doorbell.h"
 #include "transport/cuda/agent/gpus.h"
@@ -182,7 +182,7 @@ gpu_open(struct host *host, struct th_err *err)
 	struct gpu *gpu = &host->gpu;
 	const struct gpus_config config = {
 		.launch = start_process,
-		.close_fd = closer_close_drivers,
+		.close_fd = stranger_close_drivers,
 		.arg = gpu,
 		.staging_bytes = options->staging_bytes,
 		.hang_ns = HANG_NS,

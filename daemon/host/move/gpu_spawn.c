@@ -15,14 +15,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "ipc/base/bare.h"
 #include "ipc/base/fd.h"
+#include "ipc/base/stranger_fd.h"
 
 /* Out of the way of the numbers that they get, and of those that the launcher has copies of. */
-#define ASIDE BARE_BELOW
-
-/* Held while a new process may have copies of this one's descriptors: until it has closed them. */
-static pthread_mutex_t copying = PTHREAD_MUTEX_INITIALIZER;
+#define ASIDE STRANGER_BELOW
 
 struct child {
 	const char *program;
@@ -80,23 +77,23 @@ set_signals(posix_spawnattr_t *attributes)
 static int
 start_bare(struct child *child, char *const argv[])
 {
-	int rc = bare_fetch(child->sock);
+	int rc = stranger_bare_fetch(child->sock);
 	if (rc == 0)
-		rc = bare_fetch(child->lifeline);
+		rc = stranger_bare_fetch(child->lifeline);
 	rc = rc < 0 ? -rc
 		    : posix_spawn(&child->pid, child->program, child->files, child->attributes,
 			      argv, environ);
-	bare_clear();
+	stranger_bare_clear();
 	return rc;
 }
 
 static int
 start_shared(struct child *child, char *const argv[])
 {
-	pthread_mutex_lock(&copying);
+	stranger_copies_begin();
 	int rc = posix_spawn(
 		&child->pid, child->program, child->files, child->attributes, argv, environ);
-	pthread_mutex_unlock(&copying);
+	stranger_copies_end();
 	return rc;
 }
 
@@ -105,7 +102,7 @@ launcher_main(void *arg)
 {
 	char name[] = "thagentd-gpu", option[] = LAUNCH_OPTION;
 	char *const argv[] = {name, option, NULL};
-	bool bare = bare_begin();
+	bool bare = stranger_bare_begin();
 	(void)arg;
 	pthread_setname_np(pthread_self(), "th-launch");
 	pthread_mutex_lock(&launcher.lock);
@@ -198,13 +195,6 @@ launch(const char *program, int sock, int lifeline, struct th_err *err, pid_t *r
 	return rc < 0 ? th_fail(err, rc, "starting %s %s: %s", program, LAUNCH_OPTION,
 				th_strerror(rc))
 		      : 0;
-}
-
-void
-launch_await(void)
-{
-	pthread_mutex_lock(&copying);
-	pthread_mutex_unlock(&copying);
 }
 
 void

@@ -24,9 +24,6 @@
 /* 0, or -errno with a sentence. sock and lifeline stay the caller's. The caller reaps. */
 int launch(const char *program, int sock, int lifeline, struct th_err *err, pid_t *ret_pid);
 
-/* Returns when no new process has the descriptors that this one had before the call. */
-void launch_await(void);
-
 /* In the new process, first of all, while it has one thread: lets the driver see all GPUs of the
  * host, as no client of MPS. */
 void launch_tidy(void);

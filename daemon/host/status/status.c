@@ -10,7 +10,6 @@
 #include <unistd.h>
 
 #include "daemon/host/host.h"
-#include "daemon/host/memory/fd_closer.h"
 #include "daemon/host/memory/host_pool.h"
 #include "daemon/host/move/shared_parts.h"
 #include "daemon/host/status/status_gpu.h"
@@ -19,6 +18,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/log.h"
+#include "ipc/base/stranger_fd.h"
 #include "transport/cuda/agent/gpus.h"
 #include "transport/part/packed.h"
 
@@ -82,7 +82,7 @@ status_collect(struct host *host, struct counter *out)
 		{"memory_mapped", "1", "memory objects that workers shared", c->memory_mapped},
 		{"memory_refused", "1", "memory objects that cannot be shared", c->memory_refused},
 		{"descriptors_closing", "1", "descriptors of workers that are being closed now",
-			closer_waiting()},
+			stranger_num_closing()},
 		{"registrations", "1", "shards registered", c->registrations},
 		{"reservations", "1", "copies taken into this agent's own memory", c->reservations},
 		{"reservations_refused", "1", "... and refused", c->reservations_refused},

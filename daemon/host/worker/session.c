@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "daemon/host/host.h"
-#include "daemon/host/memory/fd_closer.h"
 #include "daemon/host/memory/host_pool.h"
 #include "daemon/host/move/shared_parts.h"
 #include "daemon/host/worker/fd_channel.h"
@@ -24,6 +23,7 @@
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
 #include "ipc/base/random.h"
+#include "ipc/base/stranger_fd.h"
 
 /* Who connects opens its session within this, or makes room for others. */
 #define OPEN_NS INT64_C(10000000000)
@@ -67,7 +67,7 @@ refuse_connection(struct host *host, int sock, int code, const char *text)
 	struct fdmsg_refused refused = {.code = code};
 	snprintf(refused.text, sizeof(refused.text), "%s", text);
 	(void)fdmsg_send(sock, FDMSG_REFUSED, &refused, sizeof(refused), NULL, 0);
-	fdmsg_discard(sock, closer_close);
+	fdmsg_discard(sock, stranger_close);
 	close(sock);
 	host->counters.connections_refused++;
 	log_refused(host, text);
@@ -180,7 +180,7 @@ static void
 hang_up(struct session *session)
 {
 	if (session->sock >= 0)
-		fdmsg_discard(session->sock, closer_close);
+		fdmsg_discard(session->sock, stranger_close);
 	th_fd_close(&session->sock);
 }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tests of ipc/base/bare: which numbers are taken, what a thread with a table of its own has, and
- * that no copy of another descriptor is closed for it. Criterion gives each test a process.
+ * Tests of ipc/base/stranger_fd: which numbers are taken, what a thread with a table of its own
+ * has, and that no copy of another descriptor is closed for it. Criterion gives each test a
+ * process.
  */
-#include "ipc/base/bare.h"
+#include "ipc/base/stranger_fd.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -34,9 +35,9 @@ open_null(void)
 static void
 reserve(void)
 {
-	cr_assert_eq(bare_reserve(), 0);
+	cr_assert_eq(stranger_reserve(), 0);
 	int fd = open_null();
-	if (fd < BARE_BELOW)
+	if (fd < STRANGER_BELOW)
 		cr_skip_test("a filter of system calls refuses pidfd_getfd");
 	close(fd);
 }
@@ -70,7 +71,7 @@ static bool begins;
 static void
 begin(void)
 {
-	begins = bare_begin();
+	begins = stranger_bare_begin();
 }
 
 Test(bare, nothing_is_reserved__thread_shares_the_table)
@@ -79,7 +80,7 @@ Test(bare, nothing_is_reserved__thread_shares_the_table)
 	begins = true;
 	on_thread(begin);
 	cr_assert_not(begins);
-	cr_assert_lt(fd, BARE_BELOW);
+	cr_assert_lt(fd, STRANGER_BELOW);
 	close(fd);
 }
 
@@ -87,7 +88,7 @@ Test(bare, reserve__leaves_no_low_number)
 {
 	reserve();
 	for (int i = 0; i < 3; i++)
-		cr_assert_geq(open_null(), BARE_BELOW);
+		cr_assert_geq(open_null(), STRANGER_BELOW);
 }
 
 /* ---- a thread ----------------------------------------------------------------------------- */
@@ -99,12 +100,12 @@ static struct stat seen;
 static void
 fetch(void)
 {
-	begins = bare_begin();
+	begins = stranger_bare_begin();
 	had_kept = fcntl(kept, F_GETFD) >= 0;
-	fetched = bare_fetch(kept);
+	fetched = stranger_bare_fetch(kept);
 	(void)fstat(kept, &seen);
 	has_other = fcntl(other, F_GETFD) >= 0;
-	missing = bare_fetch(other + 1000);
+	missing = stranger_bare_fetch(other + 1000);
 }
 
 Test(bare, thread__has_what_it_fetches_at_the_same_number)
