@@ -140,10 +140,12 @@ check_op(const struct group *group, const struct op *op)
 		TH_ASSERT(group->copy->state == COPY_PARTIAL && !group->copy->aborting);
 		TH_ASSERT(group->state != GROUP_BROKEN);
 	}
+	if (op->state == OP_GATHER)
+		TH_ASSERT(op_drains_old(op) == (group->copy != NULL && group->copy->draining));
 	if (op->state == OP_DRAINING)
 		TH_ASSERT(group->copy != NULL && group->copy->draining);
 	if (op->state == OP_OFFLOADING)
-		TH_ASSERT(group->copy != NULL && !group->copy->draining && !op->planned);
+		TH_ASSERT(group->copy != NULL && !group->copy->draining && !op_planned(op));
 	if (op->state == OP_DONE)
 		TH_ASSERT(op->code <= 0 && (op->code == 0) == (op->text[0] == '\0'));
 }
@@ -179,7 +181,8 @@ check_group(const struct refsrv *server, const struct group *group)
 	TH_ASSERT(op == NULL || group->state != GROUP_BROKEN || op->state == OP_ABORTING);
 	if (group->copy != NULL && group->copy->draining && group->state != GROUP_BROKEN)
 		TH_ASSERT(op != NULL &&
-			  (op->drain_old || op->state == OP_DRAINING || op->state == OP_ABORTING));
+			  ((op->state == OP_GATHER && op_drains_old(op)) ||
+				  op->state == OP_DRAINING || op->state == OP_ABORTING));
 	(void)server;
 }
 

@@ -368,11 +368,10 @@ struct member { /* owned by server.members */
 	uint32_t shard, flags;
 	uint64_t next_op_seq;
 	struct rejoin *rejoin; /* owns; what it says of a former server life, until all have */
-	uint64_t
-		former_inc; /* its group's number there; 0: it was opened here */
-	uint64_t unbuilt_gen; /* of what it holds from then, and is not on record; 0: none  */
-	bool closing;         /* CLOSE was seen, and waits until the version is safe elsewhere */
-	int64_t close_ns;     /* it may take until then to close */
+	uint64_t former_inc;   /* its group's number there; 0: it was opened here */
+	uint64_t unbuilt_gen;  /* of what it holds from then, and is not on record; 0: none  */
+	bool closing;          /* CLOSE was seen, and waits until the version is safe elsewhere */
+	int64_t close_ns;      /* it may take until then to close */
 	bool closed; /* CLOSE was seen: kept until its part is drained and its legs are over */
 	bool registered;
 	struct ctl_register reg;
@@ -429,7 +428,8 @@ struct group {                /* owned by model.groups */
 	struct group *prev, *next;
 };
 
-enum op_state { /* written by op_enter (op.h) */
+/* Written by op_enter (op.h). */
+enum op_state {
 	OP_NONE,       /* being made                                                     */
 	OP_HELD,       /* its member is too far ahead of the slowest                     */
 	OP_GATHER,     /* before GO: members arrive, prepare, or a version is waited for */
@@ -463,10 +463,9 @@ struct op { /* owned by group.ops */
 	struct op_member *members;  /* owns, num_shards */
 	struct th_hash *attributes; /* owns, publish; by shard; holds references to the blobs */
 
-	bool planned;     /* the version is fixed */
-	bool drain_old;   /* the old copy is hidden since PLAN */
 	bool adopted;     /* it ran under a former server; some may have had no GO */
 	uint32_t plan_no; /* so often it was planned before: what was planned has gone */
+	/* PLAN fixes it, and none comes before. When it is decided: what the group holds. */
 	struct th_version version;
 	struct blame *blames; /* owns */
 	uint32_t num_blames;

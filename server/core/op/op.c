@@ -36,8 +36,7 @@ static const struct th_states op_states = {
 		      [OP_NONE] = {"new", TO(HELD) | TO(GATHER) | TO(RUNNING) | TO(DONE)},
 		      [OP_HELD] = {"held", TO(GATHER) | TO(DONE)},
 		      [OP_GATHER] = {"gather", TO(OFFLOADING) | TO(RUNNING) | TO(DONE)},
-		      [OP_OFFLOADING] = {"offloading",
-			      TO(OFFLOADING) | TO(GATHER) | TO(DRAINING) | TO(DONE)},
+		      [OP_OFFLOADING] = {"offloading", TO(GATHER) | TO(DRAINING) | TO(DONE)},
 		      [OP_DRAINING] = {"draining", TO(DONE)},
 		      [OP_RUNNING] = {"running", TO(ABORTING) | TO(DONE)},
 		      [OP_ABORTING] = {"aborting", TO(DONE)},
@@ -140,7 +139,7 @@ op_fail(struct refsrv *server, struct op *op, int code, const char *format, ...)
 	op->updated = false;
 	if (op->state == OP_DRAINING)
 		op_unpublish_undo(server, op);
-	else if (op->state == OP_GATHER && op->drain_old)
+	else if (op->state == OP_GATHER && op_drains_old(op))
 		op_replicate_undo(server, op);
 	decide(server, op);
 }
@@ -486,7 +485,7 @@ describe_wait(const struct op *op, char *buffer, size_t bytes)
 			"memory");
 		return;
 	}
-	if (op->kind == CTL_OP_REPLICATE && !op->planned) {
+	if (op->kind == CTL_OP_REPLICATE && !op_planned(op)) {
 		snprintf(buffer, bytes, "no source has the version");
 		return;
 	}

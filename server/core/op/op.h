@@ -2,14 +2,17 @@
 /*
  * op - group operations: one plan and one outcome for all members.
  *
- *   HELD --> GATHER --decided---------------------------------------------> DONE
- *              |  ^---update--- OFFLOADING: the held copy is the last of a retained version
- *              |------unpublish--> (OFFLOADING) --> DRAINING --proof of all parts-----------> DONE
- *              '------GO--> RUNNING --all shards--> DONE
- *                              '--cause--> ABORTING --legs over, drained--> DONE
+ *   HELD --> GATHER <--update, it is no last copy-- OFFLOADING --unpublish, the same--> DRAINING
+ *              |  '-------what it holds goes------------^                                   |
+ *              |                                                      proof of all parts -> DONE
+ *              |--publish, list, nothing to do--> DONE
+ *              '--GO--> RUNNING --all shards--> DONE
+ *                          '--cause--> ABORTING --legs over, drained--> DONE
  *
  * Until GO every failure ends the operation for all, also for members that have not called yet, and
- * nothing has happened. An outcome is kept until all members have called the next operation.
+ * nothing has happened: from HELD, GATHER, OFFLOADING and DRAINING a failure leads to DONE. What a
+ * former server has begun or decided begins RUNNING or DONE. An outcome is kept until all members
+ * have called the next operation.
  */
 #ifndef TH_SERVER_CORE_OP_OP_H
 #define TH_SERVER_CORE_OP_OP_H
@@ -64,6 +67,10 @@ void op_unpublish_undo(struct refsrv *server, struct op *op);
 void op_replicate_arrive(struct refsrv *server, struct op *op, struct member *member);
 void op_replicate_undo(struct refsrv *server, struct op *op);
 void op_replicate_poke(struct refsrv *server, struct op *op);
+/* Its version is fixed. */
+bool op_planned(const struct op *op);
+/* PLAN has hidden what the group held; the same was said by the former server that planned it. */
+bool op_drains_old(const struct op *op);
 
 /* "publish of 17", for sentences. Borrowed until the next call with the same buffer. */
 const char *op_describe(const struct op *op, char *buffer, size_t bytes);

@@ -29,6 +29,18 @@
 
 /* ---- PLAN ----------------------------------------------------------------------------------- */
 
+bool
+op_planned(const struct op *op)
+{
+	return op->adopted || !th_version_none(op->version);
+}
+
+bool
+op_drains_old(const struct op *op)
+{
+	return op->adopted || (op_planned(op) && op->group->copy != NULL);
+}
+
 static void
 send_plan(struct op *op, struct member *member, const struct version *version)
 {
@@ -39,7 +51,7 @@ send_plan(struct op *op, struct member *member, const struct version *version)
 	ev->op_seq = op->seq;
 	ev->kind = op->kind;
 	ev->plan_no = op->plan_no;
-	ev->drain_old = op->drain_old;
+	ev->drain_old = op_drains_old(op);
 	ev->version = op->version;
 	ev->layout = shard->layout;
 	ev->manifest = shard->manifest;
@@ -55,7 +67,8 @@ may_give_up(struct refsrv *server, struct op *op)
 {
 	struct copy *held = op->group->copy;
 
-	op_enter(op, OP_OFFLOADING, "what it holds goes");
+	if (op->state == OP_GATHER)
+		op_enter(op, OP_OFFLOADING, "what it holds goes");
 	last_copy_begin(server, held);
 	switch (last_copy_check(server, held)) {
 	case LAST_COPY_WAIT:
@@ -88,12 +101,9 @@ plan(struct refsrv *server, struct op *op, const struct version *version)
 	}
 	if (group->copy != NULL && !may_give_up(server, op))
 		return;
-	op->planned = true;
 	op->version = version->id;
-	if (group->copy != NULL) {
-		op->drain_old = true;
+	if (group->copy != NULL)
 		copy_hide(server, group->copy);
-	}
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		if (op->members[i].arrived)
 			send_plan(op, group->members[i], version);
@@ -233,7 +243,7 @@ op_replicate_arrive(struct refsrv *server, struct op *op, struct member *member)
 	}
 	if (op->adopted)
 		TH_MARK(rejoin_without_go);
-	if (!op->planned)
+	if (!op_planned(op))
 		try_plan(server, op);
 	else
 		send_plan(op, member, version_find(op->group->model, op->version));
@@ -249,9 +259,8 @@ static void
 plan_anew(struct refsrv *server, struct op *op)
 {
 	TH_MARK(c15_planned_anew);
-	if (op->drain_old)
+	if (op_drains_old(op))
 		op_replicate_undo(server, op);
-	op->planned = op->drain_old = false;
 	op->version = (struct th_version){.version = TH_NO_VERSION};
 	op->plan_no++;
 	op->num_prepared = 0;
@@ -313,7 +322,7 @@ op_replicate_poke(struct refsrv *server, struct op *op)
 {
 	struct group *group = op->group;
 
-	if (!op->planned) {
+	if (!op_planned(op)) {
 		try_plan(server, op);
 		return;
 	}

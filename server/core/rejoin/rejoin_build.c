@@ -319,8 +319,7 @@ adopt_op(struct built *b)
 		b->running->flags, b->running->spec);
 
 	op_enter(op, OP_RUNNING, "a former server said GO");
-	op->planned = op->adopted = true;
-	op->drain_old = true;
+	op->adopted = true;
 	op->version = b->running->version;
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		struct op_member *member = &op->members[i];
