@@ -175,7 +175,7 @@ agent_core_check(const struct agent_core *agent)
 	const struct session *session;
 	const struct outbound *out;
 	const struct hello *hello;
-	const struct lane *lane;
+	const struct request_lane *lane;
 	const struct reserve *reserve;
 	uint32_t grants = 0, hellos = 0, internal = 0;
 

@@ -66,7 +66,7 @@ agent_core_free(struct agent_core *agent)
 	while (agent->sessions != NULL)
 		ac_session_free(agent, agent->sessions);
 	while (agent->lanes != NULL) {
-		struct lane *first = agent->lanes;
+		struct request_lane *first = agent->lanes;
 		ac_lane_clear(agent, first);
 		ac_lane_free(agent, first);
 	}

@@ -25,7 +25,7 @@
 void
 ac_rejoin_note(struct session *session)
 {
-	struct lane *lane = session->lane;
+	struct request_lane *lane = session->lane;
 	const struct call *call = &session->call;
 
 	if (lane->num_outcomes == TH_OUTCOMES_MAX)
@@ -169,7 +169,7 @@ announce(struct agent_core *agent, struct session *session)
 /* ---- what has ended -------------------------------------------------------------------------- */
 
 static void
-announce_gone(struct agent_core *agent, struct lane *lane, bool died)
+announce_gone(struct agent_core *agent, struct request_lane *lane, bool died)
 {
 	if (lane->sid == 0)
 		return;
@@ -191,7 +191,7 @@ ac_rejoin_first(const struct ctl_request *request)
 
 /* Its session is gone: whether it has told so is not known. */
 static void
-orphan(struct agent_core *agent, struct lane *lane)
+orphan(struct agent_core *agent, struct request_lane *lane)
 {
 	const struct request *request;
 	bool leaves = false, died = false;
@@ -231,7 +231,7 @@ goes_on(const struct session *session)
 static void
 forget_lanes(struct agent_core *agent)
 {
-	struct lane *lane, *next;
+	struct request_lane *lane, *next;
 
 	ac_reserves_forget(agent);
 	DL_FOREACH_SAFE(agent->lanes, lane, next)
@@ -333,7 +333,7 @@ ac_rejoin_reply(struct agent_core *agent, struct session *session, const struct 
 void
 ac_rejoin_tick(struct agent_core *agent)
 {
-	const struct lane *lane;
+	const struct request_lane *lane;
 	uint32_t count = 0;
 
 	if (!agent->link.rejoined_due)

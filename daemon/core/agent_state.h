@@ -29,24 +29,24 @@
 
 struct session;
 struct part;
-struct lane;
+struct request_lane;
 
 /* ---- the server ------------------------------------------------------------------------------ */
 
-struct request {                /* owned by a lane, or a field of link */
-	struct ctl_request ctl; /* request_no 0: never sent                                  */
-	int64_t op_deadline_ns; /* OP, CLOSE: what is left of it is told when it is first sent */
-	uint64_t tag;           /* of the last time it was sent                              */
-	uint64_t attach_no;     /* under which attachment it was sent last                   */
-	bool flying;            /* sent, and neither answered nor given up                   */
-	int64_t sent_ns;        /* when it flies                                             */
-	int64_t retry_ns;       /* else: not before                                          */
-	int64_t backoff_ns;     /* what the next failure costs                               */
-	struct lane *lane;      /* NULL: a field of link                                     */
+struct request {                   /* owned by a lane, or a field of link */
+	struct ctl_request ctl;    /* request_no 0: never sent                                  */
+	int64_t op_deadline_ns;    /* OP, CLOSE: what is left of it is told when it is first sent */
+	uint64_t tag;              /* of the last time it was sent                              */
+	uint64_t attach_no;        /* under which attachment it was sent last                   */
+	bool flying;               /* sent, and neither answered nor given up                   */
+	int64_t sent_ns;           /* when it flies                                             */
+	int64_t retry_ns;          /* else: not before                                          */
+	int64_t backoff_ns;        /* what the next failure costs                               */
+	struct request_lane *lane; /* NULL: a field of link                                     */
 	struct request *prev, *next;
 };
 
-struct lane {                    /* requests in order, one in flight; owned by agent.lanes */
+struct request_lane {            /* requests in order, one in flight; owned by agent.lanes */
 	struct session *session; /* NULL: it has outlived its session, or is agent.misc      */
 	struct request *queue;
 	struct ctl_open open;    /* of its session                                              */
@@ -55,7 +55,7 @@ struct lane {                    /* requests in order, one in flight; owned by a
 	struct ctl_known_outcome *outcomes;
 	uint32_t num_outcomes;
 	bool died; /* how the session ended, when its OPEN is still unanswered               */
-	struct lane *prev, *next;
+	struct request_lane *prev, *next;
 };
 
 enum link_phase { LINK_HELLO = 1, LINK_ATTACH, LINK_UP };
@@ -280,7 +280,7 @@ struct session { /* owned by agent.sessions */
 	enum session_state state;
 	struct ctl_open open;
 	struct model *model;
-	struct lane *lane;
+	struct request_lane *lane;
 	enum at_server at_server;
 	uint64_t sid;
 	uint64_t next_op_seq;
@@ -393,8 +393,9 @@ struct agent_core {
 	struct agent_config config;
 	int64_t now_ns;
 	struct link link;
-	struct lane *lanes;
-	struct lane *misc;      /* one of lanes: what belongs to no session                       */
+	struct request_lane *lanes;
+	struct request_lane
+		*misc;          /* one of lanes: what belongs to no session                       */
 	struct request *graves; /* freed at the next step: actions may still point at them   */
 	struct session *sessions;
 	struct model *models;
@@ -434,15 +435,15 @@ int ac_code(int code);
  * --------------------------------------------------------------------------
  */
 
-struct lane *ac_lane_new(struct agent_core *agent, struct session *session);
+struct request_lane *ac_lane_new(struct agent_core *agent, struct session *session);
 /* Appends a zeroed request; it is sent at the end of the step when its turn has come. */
 struct ctl_request *ac_lane_add(
-	struct agent_core *agent, struct lane *lane, enum ctl_request_kind kind);
+	struct agent_core *agent, struct request_lane *lane, enum ctl_request_kind kind);
 void ac_lane_drop(struct agent_core *agent, struct request *request);
-void ac_lane_clear(struct agent_core *agent, struct lane *lane);
-void ac_lane_free(struct agent_core *agent, struct lane *lane);
+void ac_lane_clear(struct agent_core *agent, struct request_lane *lane);
+void ac_lane_free(struct agent_core *agent, struct request_lane *lane);
 /* The session is gone: what is queued is still delivered, then the lane goes too. */
-void ac_lane_orphan(struct agent_core *agent, struct lane *lane);
+void ac_lane_orphan(struct agent_core *agent, struct request_lane *lane);
 void ac_lanes_pump(struct agent_core *agent);
 int64_t ac_lanes_next_ns(const struct agent_core *agent);
 void ac_request_send(struct agent_core *agent, struct request *request, enum agent_channel channel);
@@ -492,7 +493,7 @@ void ac_session_send_unregister(struct agent_core *agent, struct session *sessio
 void ac_session_registered(struct agent_core *agent, struct session *session,
 	enum agent_action_kind kind, const struct th_err *err);
 /* The reply to what is at the head of a session's lane. */
-void ac_session_reply(struct agent_core *agent, struct lane *lane,
+void ac_session_reply(struct agent_core *agent, struct request_lane *lane,
 	const struct ctl_request *request, const struct ctl_reply *reply);
 /* Its version was published before with other bytes; the next operation says so as well. */
 void ac_session_conflict(struct agent_core *agent, struct session *session);

@@ -63,7 +63,7 @@ answer_pending(
 static void
 close_opening(struct agent_core *agent, struct session *session)
 {
-	struct lane *lane = session->lane;
+	struct request_lane *lane = session->lane;
 	uint64_t id = session->id;
 	bool silent = ac_lost(session) || ac_internal(session);
 

@@ -323,7 +323,7 @@ ac_session_registered(struct agent_core *agent, struct session *session,
 /* ---- replies --------------------------------------------------------------------------------- */
 
 static void
-orphan_reply(struct agent_core *agent, struct lane *lane, const struct ctl_request *request,
+orphan_reply(struct agent_core *agent, struct request_lane *lane, const struct ctl_request *request,
 	const struct ctl_reply *reply)
 {
 	if (request->kind != CTL_OPEN || reply->code != 0)
@@ -335,8 +335,8 @@ orphan_reply(struct agent_core *agent, struct lane *lane, const struct ctl_reque
 }
 
 void
-ac_session_reply(struct agent_core *agent, struct lane *lane, const struct ctl_request *request,
-	const struct ctl_reply *reply)
+ac_session_reply(struct agent_core *agent, struct request_lane *lane,
+	const struct ctl_request *request, const struct ctl_reply *reply)
 {
 	struct session *session = lane->session;
 	struct th_err err = {.code = ac_code(reply->code)};

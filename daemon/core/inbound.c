@@ -21,7 +21,7 @@ static void
 decline(struct agent_core *agent, struct session *session, const struct ctl_grant *grant, int code,
 	bool source_failed, const char *text)
 {
-	struct lane *lane = session != NULL ? session->lane : agent->misc;
+	struct request_lane *lane = session != NULL ? session->lane : agent->misc;
 	struct ctl_leg_end *end = &ac_lane_add(agent, lane, CTL_LEG_END)->u.leg_end;
 
 	end->leg = grant->leg;

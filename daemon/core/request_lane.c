@@ -18,10 +18,10 @@
 #define BACKOFF_MAX_NS INT64_C(1000000000)
 #define SETUP_BACKOFF_MAX_NS INT64_C(200000000) /* nothing goes on without a server          */
 
-struct lane *
+struct request_lane *
 ac_lane_new(struct agent_core *agent, struct session *session)
 {
-	struct lane *lane = th_calloc(1, sizeof(*lane));
+	struct request_lane *lane = th_calloc(1, sizeof(*lane));
 
 	lane->session = session;
 	if (session != NULL) {
@@ -33,7 +33,7 @@ ac_lane_new(struct agent_core *agent, struct session *session)
 }
 
 static void
-lane_retire(struct agent_core *agent, struct lane *lane)
+lane_retire(struct agent_core *agent, struct request_lane *lane)
 {
 	if (lane->session != NULL || lane == agent->misc || lane->queue != NULL)
 		return;
@@ -41,7 +41,7 @@ lane_retire(struct agent_core *agent, struct lane *lane)
 }
 
 void
-ac_lane_free(struct agent_core *agent, struct lane *lane)
+ac_lane_free(struct agent_core *agent, struct request_lane *lane)
 {
 	DL_DELETE(agent->lanes, lane);
 	free(lane->outcomes);
@@ -49,7 +49,7 @@ ac_lane_free(struct agent_core *agent, struct lane *lane)
 }
 
 struct ctl_request *
-ac_lane_add(struct agent_core *agent, struct lane *lane, enum ctl_request_kind kind)
+ac_lane_add(struct agent_core *agent, struct request_lane *lane, enum ctl_request_kind kind)
 {
 	struct request *request = th_calloc(1, sizeof(*request));
 
@@ -64,7 +64,7 @@ ac_lane_add(struct agent_core *agent, struct lane *lane, enum ctl_request_kind k
 static void
 unlink_request(struct agent_core *agent, struct request *request)
 {
-	struct lane *lane = request->lane;
+	struct request_lane *lane = request->lane;
 
 	if (lane->session != NULL && lane->session->call.request == request)
 		lane->session->call.request = NULL;
@@ -76,21 +76,21 @@ unlink_request(struct agent_core *agent, struct request *request)
 void
 ac_lane_drop(struct agent_core *agent, struct request *request)
 {
-	struct lane *lane = request->lane;
+	struct request_lane *lane = request->lane;
 
 	unlink_request(agent, request);
 	lane_retire(agent, lane);
 }
 
 void
-ac_lane_clear(struct agent_core *agent, struct lane *lane)
+ac_lane_clear(struct agent_core *agent, struct request_lane *lane)
 {
 	while (lane->queue != NULL)
 		unlink_request(agent, lane->queue);
 }
 
 void
-ac_lane_orphan(struct agent_core *agent, struct lane *lane)
+ac_lane_orphan(struct agent_core *agent, struct request_lane *lane)
 {
 	if (lane->session->call.request != NULL)
 		lane->session->call.request = NULL;
@@ -104,7 +104,7 @@ answered_below(const struct agent_core *agent)
 {
 	const struct link *link = &agent->link;
 	uint64_t below = agent->last_request_no + 1;
-	const struct lane *lane;
+	const struct request_lane *lane;
 
 	if (link->phase != LINK_UP && link->setup.ctl.request_no != 0)
 		below = th_min_u64(below, link->setup.ctl.request_no);
@@ -174,9 +174,9 @@ ac_request_next_ns(const struct agent_core *agent, const struct request *request
  * other, and a lane with a CLOSE has no OPEN before it.
  */
 static bool
-must_wait(const struct agent_core *agent, const struct lane *lane)
+must_wait(const struct agent_core *agent, const struct request_lane *lane)
 {
-	const struct lane *other;
+	const struct request_lane *other;
 	const struct request *request;
 
 	if (lane->queue->ctl.kind != CTL_OPEN)
@@ -214,7 +214,7 @@ may_go(const struct agent_core *agent, const struct request *head)
 void
 ac_lanes_pump(struct agent_core *agent)
 {
-	struct lane *lane;
+	struct request_lane *lane;
 
 	if (agent->link.phase != LINK_UP)
 		return;
@@ -236,7 +236,7 @@ int64_t
 ac_lanes_next_ns(const struct agent_core *agent)
 {
 	int64_t next = INT64_MAX;
-	const struct lane *lane;
+	const struct request_lane *lane;
 
 	DL_FOREACH(agent->lanes, lane)
 	{

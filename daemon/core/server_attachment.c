@@ -118,7 +118,7 @@ up(struct agent_core *agent, const struct ctl_attach_reply *reply)
 	struct link *link = &agent->link;
 	bool known = !reply->fresh && reply->server_inc == link->server_inc;
 	bool first = link->server_inc == 0;
-	struct lane *lane;
+	struct request_lane *lane;
 
 	link->server_inc = reply->server_inc;
 	link->epoch = reply->epoch;
@@ -328,7 +328,7 @@ server_attachment_find(struct agent_core *agent, uint64_t tag)
 {
 	struct link *link = &agent->link;
 	struct request *fixed[] = {&link->setup, &link->poll, &link->beat};
-	struct lane *lane;
+	struct request_lane *lane;
 
 	for (size_t i = 0; i < TH_ARRAY_LEN(fixed); i++) {
 		if (fixed[i]->tag == tag && fixed[i]->flying)
@@ -346,7 +346,7 @@ server_attachment_find(struct agent_core *agent, uint64_t tag)
 static struct request *
 find_by_number(struct agent_core *agent, const struct ctl_reply *reply)
 {
-	struct lane *lane;
+	struct request_lane *lane;
 
 	DL_FOREACH(agent->lanes, lane)
 	{
@@ -362,7 +362,7 @@ find_by_number(struct agent_core *agent, const struct ctl_reply *reply)
 static void
 lane_reply(struct agent_core *agent, struct request *request, const struct ctl_reply *reply)
 {
-	struct lane *lane = request->lane;
+	struct request_lane *lane = request->lane;
 	struct ctl_request ctl = request->ctl;
 
 	if (ctl.kind == CTL_WATCH)

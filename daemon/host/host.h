@@ -49,14 +49,14 @@ struct host_counters {
 
 struct host {
 	struct options options;
-	struct loop loop;
+	struct event_loop loop;
 	struct engine engine;
 	struct server_link link;
 	struct transport *transport; /* owns */
 	struct loop_source transport_source;
 	struct fabric fabric;
 	struct regions regions;
-	struct gpu gpu;
+	struct gpu_service gpu;
 	struct legs legs;
 
 	struct net_server *documents; /* owns */

@@ -19,7 +19,7 @@
 
 static const char *const programs[] = {"thserverd", "thagentd"};
 
-struct source { /* one file while it is read */
+struct config_source { /* one file while it is read */
 	const struct config *config;
 	const char *path;
 	struct th_err *err;
@@ -60,7 +60,7 @@ set(const struct config *config, const char *place, const char *key, const char 
 static char *
 read_line(char *line, int size, void *user)
 {
-	struct source *source = user;
+	struct config_source *source = user;
 	size_t blank, length;
 
 	if (fgets(line, size, source->stream) == NULL)
@@ -101,7 +101,7 @@ key_of(const struct config *config, const char *section, const char *name, char 
 static int
 take_line(void *user, const char *section, const char *name, const char *value)
 {
-	struct source *source = user;
+	struct config_source *source = user;
 	char key[KEY_BYTES], place[PATH_BYTES + 16];
 
 	if (source->bad_line != 0 || !key_of(source->config, section, name, key))
@@ -116,7 +116,7 @@ take_line(void *user, const char *section, const char *name, const char *value)
 static int
 load_file(const struct config *config, const char *path, bool may_be_absent, struct th_err *err)
 {
-	struct source source = {.config = config, .path = path, .err = err};
+	struct config_source source = {.config = config, .path = path, .err = err};
 	int line, rc = 0;
 
 	source.stream = fopen(path, "re");

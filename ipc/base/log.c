@@ -55,7 +55,7 @@ log_parse_level(const char *text, enum log_level *ret_level)
 	return TH_E_INVALID;
 }
 
-struct line {
+struct log_line {
 	char text[LOG_LINE_BYTES];
 	size_t len;
 	bool cut;
@@ -66,7 +66,7 @@ struct line {
 
 /* All of it or nothing: an escape or a character is never halved. */
 static void
-line_add(struct line *line, const char *text, size_t len)
+line_add(struct log_line *line, const char *text, size_t len)
 {
 	if (line->cut || len > sizeof(line->text) - LINE_TAIL_BYTES - line->len) {
 		line->cut = true;
@@ -77,7 +77,7 @@ line_add(struct line *line, const char *text, size_t len)
 }
 
 static void
-line_add_byte_escaped(struct line *line, uint8_t byte)
+line_add_byte_escaped(struct log_line *line, uint8_t byte)
 {
 	static const char digits[] = "0123456789abcdef";
 
@@ -90,7 +90,7 @@ line_add_byte_escaped(struct line *line, uint8_t byte)
 }
 
 static void
-line_add_escaped(struct line *line, const char *text)
+line_add_escaped(struct log_line *line, const char *text)
 {
 	size_t len = strlen(text);
 
@@ -146,7 +146,7 @@ void
 log_write(enum log_level level, const char *subsystem, const char *format, ...)
 {
 	int saved = errno;
-	struct line line = {.len = 0};
+	struct log_line line = {.len = 0};
 	char message[LOG_LINE_BYTES];
 	va_list args;
 

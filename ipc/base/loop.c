@@ -20,7 +20,7 @@
 static void
 on_timer(void *arg, uint32_t events)
 {
-	struct loop *loop = arg;
+	struct event_loop *loop = arg;
 	uint64_t count;
 
 	(void)events;
@@ -33,7 +33,7 @@ on_timer(void *arg, uint32_t events)
 static void
 on_signals(void *arg, uint32_t events)
 {
-	struct loop *loop = arg;
+	struct event_loop *loop = arg;
 	struct signalfd_siginfo info;
 
 	(void)events;
@@ -57,10 +57,10 @@ open_signals(void)
 }
 
 int
-loop_open(
-	struct loop *loop, void (*on_signal)(void *arg, int number), void *arg, struct th_err *err)
+loop_open(struct event_loop *loop, void (*on_signal)(void *arg, int number), void *arg,
+	struct th_err *err)
 {
-	*loop = (struct loop){
+	*loop = (struct event_loop){
 		.epoll_fd = -1,
 		.timer_fd = -1,
 		.signal_fd = -1,
@@ -87,7 +87,7 @@ loop_open(
 }
 
 void
-loop_close(struct loop *loop)
+loop_close(struct event_loop *loop)
 {
 	th_fd_close(&loop->epoll_fd);
 	th_fd_close(&loop->timer_fd);
@@ -95,7 +95,7 @@ loop_close(struct loop *loop)
 }
 
 int
-loop_add(struct loop *loop, struct loop_source *source, int fd, uint32_t events,
+loop_add(struct event_loop *loop, struct loop_source *source, int fd, uint32_t events,
 	void (*ready)(void *arg, uint32_t events), void *arg)
 {
 	struct epoll_event event = {.events = events, .data.ptr = source};
@@ -107,7 +107,7 @@ loop_add(struct loop *loop, struct loop_source *source, int fd, uint32_t events,
 }
 
 void
-loop_remove(struct loop *loop, struct loop_source *source)
+loop_remove(struct event_loop *loop, struct loop_source *source)
 {
 	if (source->fd < 0)
 		return;
@@ -116,7 +116,7 @@ loop_remove(struct loop *loop, struct loop_source *source)
 }
 
 void
-loop_arm(struct loop *loop, int64_t at_ns)
+loop_arm(struct event_loop *loop, int64_t at_ns)
 {
 	if (at_ns == loop->armed_ns)
 		return;
@@ -132,7 +132,7 @@ loop_arm(struct loop *loop, int64_t at_ns)
 }
 
 void
-loop_wait(struct loop *loop, bool busy)
+loop_wait(struct event_loop *loop, bool busy)
 {
 	struct epoll_event events[BATCH];
 	int count = epoll_wait(loop->epoll_fd, events, BATCH, busy ? 0 : -1);

@@ -21,7 +21,7 @@ struct loop_source {
 	void *arg;
 };
 
-struct loop {
+struct event_loop {
 	int epoll_fd, timer_fd, signal_fd; /* owns */
 	struct loop_source timer, signals;
 	int64_t armed_ns; /* the timer goes off then; INT64_MAX: not set */
@@ -33,18 +33,18 @@ struct loop {
  * Blocks SIGTERM, SIGINT and SIGHUP for this thread and those it will start; they come to
  * on_signal.
  */
-TH_MUST_USE int loop_open(
-	struct loop *loop, void (*on_signal)(void *arg, int number), void *arg, struct th_err *err);
-void loop_close(struct loop *loop);
+TH_MUST_USE int loop_open(struct event_loop *loop, void (*on_signal)(void *arg, int number),
+	void *arg, struct th_err *err);
+void loop_close(struct event_loop *loop);
 
 /* 0 or -errno. events: of epoll, level triggered. */
-TH_MUST_USE int loop_add(struct loop *loop, struct loop_source *source, int fd, uint32_t events,
-	void (*ready)(void *arg, uint32_t events), void *arg);
-void loop_remove(struct loop *loop, struct loop_source *source); /* harmless when not in it */
+TH_MUST_USE int loop_add(struct event_loop *loop, struct loop_source *source, int fd,
+	uint32_t events, void (*ready)(void *arg, uint32_t events), void *arg);
+void loop_remove(struct event_loop *loop, struct loop_source *source); /* harmless when not in it */
 
 /* loop_wait returns no later than this (INT64_MAX: no limit). */
-void loop_arm(struct loop *loop, int64_t at_ns);
+void loop_arm(struct event_loop *loop, int64_t at_ns);
 /* Waits (not when busy), then calls every ready source once. */
-void loop_wait(struct loop *loop, bool busy);
+void loop_wait(struct event_loop *loop, bool busy);
 
 #endif

@@ -70,8 +70,8 @@ stranger_may_be_drivers(int fd)
 /* What waits for so long waits for closes that somebody holds up: hundreds are over sooner. */
 #define LONG_NS INT64_C(2000000000)
 
-struct entry {
-	struct entry *next;
+struct closing {
+	struct closing *next;
 	int64_t queued_ns;
 	int fd; /* owns */
 	void (*closed)(void *arg);
@@ -82,7 +82,7 @@ struct pool {
 	const char *whose;
 	bool told; /* guarded by lock: that it takes long */
 	pthread_cond_t work;
-	struct entry *first, **last;       /* guarded by lock */
+	struct closing *first, **last;     /* guarded by lock */
 	uint32_t queued, closing, threads; /* guarded by lock */
 };
 
@@ -96,7 +96,7 @@ static struct pool drivers = {
 static pthread_mutex_t copying = PTHREAD_MUTEX_INITIALIZER;
 
 static void
-close_entry(const struct entry *entry)
+close_entry(const struct closing *entry)
 {
 	static const struct linger no_linger = {0};
 	/* No socket, mostly; nobody needs to wait for what one has not sent. */
@@ -119,7 +119,7 @@ run_closer(void *arg)
 	for (;;) {
 		while (!pool->first)
 			pthread_cond_wait(&pool->work, &lock);
-		struct entry *entry = pool->first;
+		struct closing *entry = pool->first;
 		pool->first = entry->next;
 		if (!pool->first)
 			pool->last = &pool->first;
@@ -169,8 +169,9 @@ look_for_long(struct pool *pool, int64_t now_ns)
 static void
 close_in(struct pool *pool, int fd, void (*closed)(void *arg), void *arg)
 {
-	const struct entry own = {.queued_ns = th_now_ns(), .fd = fd, .closed = closed, .arg = arg};
-	struct entry *entry = malloc(sizeof(*entry));
+	const struct closing own = {
+		.queued_ns = th_now_ns(), .fd = fd, .closed = closed, .arg = arg};
+	struct closing *entry = malloc(sizeof(*entry));
 	pthread_mutex_lock(&lock);
 	bool taken = entry && start_closer(pool);
 	look_for_long(pool, own.queued_ns);

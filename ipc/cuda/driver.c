@@ -12,13 +12,13 @@
 typedef CUresult (*get_address_fn)(const char *name, void **ret_address, int version,
 	unsigned long long flags, CUdriverProcAddressQueryResult *ret_found);
 
-struct entry {
+struct driver_entry {
 	const char *name;
 	int version;
 	size_t offset; /* in struct cuda */
 };
 
-static const struct entry entries[] = {
+static const struct driver_entry entries[] = {
 #define CUDA_ENTRY(name, version, arguments) {#name, version, offsetof(struct cuda, name)},
 	CUDA_CALLS(CUDA_ENTRY)
 #undef CUDA_ENTRY
@@ -59,7 +59,7 @@ driver_fill(struct cuda *cuda, struct th_err *err)
 		return fail_old(cuda->version, err);
 	memcpy(&get_address, &address, sizeof(address));
 	for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
-		const struct entry *entry = &entries[i];
+		const struct driver_entry *entry = &entries[i];
 		CUdriverProcAddressQueryResult found = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
 		address = NULL;
 		/* Not the streams per thread, whatever the program around us was compiled for. */

@@ -25,7 +25,7 @@
 #define OUTSTANDING_MAX 16 /* more than there can be: two of a server are under way at most */
 #define REDIAL_NS INT64_C(10000000000)
 
-struct peer {
+struct peer_link {
 	char url[NET_URL_BYTES];
 	struct net_client *client; /* owns; NULL: it is this server */
 	uint32_t unsent;           /* probes that could not be sent: failed */
@@ -40,7 +40,7 @@ struct peers {
 	int64_t answer_ns;
 	uint64_t last_number;
 	uint32_t count;
-	struct peer all[OPTIONS_PEERS_MAX];
+	struct peer_link all[OPTIONS_PEERS_MAX];
 };
 
 int
@@ -56,7 +56,7 @@ peers_new(const struct options *options, struct th_err *err, struct peers **ret_
 		return th_fail(err, -errno, "epoll: %s", th_strerror(-errno));
 	}
 	for (uint32_t i = 0; i < options->num_peers; i++) {
-		struct peer *peer = &peers->all[peers->count++];
+		struct peer_link *peer = &peers->all[peers->count++];
 		struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
 		int rc;
 
@@ -86,7 +86,7 @@ peers_fd(const struct peers *peers)
 void
 peers_probe(struct peers *peers, uint32_t which, const struct ctl_hello *hello)
 {
-	struct peer *peer = &peers->all[which];
+	struct peer_link *peer = &peers->all[which];
 	struct ctl_request request = {
 		.kind = CTL_HELLO, .request_no = ++peers->last_number, .u.hello = *hello};
 	uint8_t *data;
@@ -104,7 +104,7 @@ peers_probe(struct peers *peers, uint32_t which, const struct ctl_hello *hello)
 
 /* One line for each change, not for each probe. */
 static void
-peers_tell(struct peer *peer, const struct peers_item *item, const char *reason)
+peers_tell(struct peer_link *peer, const struct peers_item *item, const char *reason)
 {
 	const struct ctl_hello_reply *reply = &item->reply, *old = &peer->reply;
 	bool same = peer->told && peer->answered == item->answered;
@@ -126,7 +126,7 @@ peers_tell(struct peer *peer, const struct peers_item *item, const char *reason)
 }
 
 static void
-failed(struct peer *peer)
+failed(struct peer_link *peer)
 {
 	struct th_err err = {0};
 
@@ -138,7 +138,7 @@ failed(struct peer *peer)
 }
 
 static void
-peers_take(struct peer *peer, const struct net_client_item *item, struct peers_item *ret_item)
+peers_take(struct peer_link *peer, const struct net_client_item *item, struct peers_item *ret_item)
 {
 	struct convert_arena arena = {0};
 	struct ctl_reply reply;
@@ -170,7 +170,7 @@ peers_next(struct peers *peers, struct peers_item *ret_item)
 	struct net_client_item item;
 
 	for (uint32_t i = 0; i < peers->count; i++) {
-		struct peer *peer = &peers->all[i];
+		struct peer_link *peer = &peers->all[i];
 
 		if (peer->client == NULL)
 			continue;

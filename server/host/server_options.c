@@ -363,7 +363,7 @@ static const struct argp_option known[] = {
 	{0},
 };
 
-struct line { /* what the command line says; it wins, so it is applied last */
+struct command_line { /* what the command line says; it wins, so it is applied last */
 	const char *file;
 	bool check_only;
 	char *listen; /* owns: URLs with commas between them */
@@ -375,14 +375,14 @@ struct line { /* what the command line says; it wins, so it is applied last */
 };
 
 static void
-server_options_add(struct line *line, const char *key, const char *value)
+server_options_add(struct command_line *line, const char *key, const char *value)
 {
 	line->pairs = th_realloc(line->pairs, line->count + 1, sizeof(line->pairs[0]));
 	line->pairs[line->count++] = (struct pair){th_strdup(key), value};
 }
 
 static void
-add_listen(struct line *line, const char *url)
+add_listen(struct command_line *line, const char *url)
 {
 	size_t had = line->listen == NULL ? 0 : strlen(line->listen) + 1;
 
@@ -395,7 +395,7 @@ add_listen(struct line *line, const char *url)
 static error_t
 on_option(int key, char *value, struct argp_state *state)
 {
-	struct line *line = state->input;
+	struct command_line *line = state->input;
 	const char *equals;
 
 	switch (key) {
@@ -496,7 +496,7 @@ options_parse(int argc, char **argv, struct th_err *err, struct options *ret_opt
 		"The TensorHub reference server: knows who holds which weights.", NULL, NULL, NULL};
 	struct options options = {.num_listen = 1, .listen = {LISTEN_DEFAULT}};
 	struct config config = {"thserverd", OPTIONS_FILE, keys, set_named, &options};
-	struct line line = {0};
+	struct command_line line = {0};
 	int rc;
 
 	argp_err_exit_status = 2;

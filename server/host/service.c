@@ -44,7 +44,7 @@
 #define STATUS_BYTES (TH_CTL_TEXT_BYTES + 16)
 
 struct service {
-	struct loop loop;
+	struct event_loop loop;
 	struct loop_source requests,
 		answers; /* there are some; answers: of the other servers       */
 	struct net_server *net;

@@ -75,7 +75,7 @@ static const uint64_t secret[24] = {0xbe4ba423396cfeb8, 0x1cad21f72c81017c, 0xdb
 static const uint64_t start[8] = {0xc2b2ae3d, PRIME64_1, 0xc2b2ae3d27d4eb4f, 0x165667b19e3779f9,
 	0x85ebca77c2b2ae63, 0x85ebca77, 0x27d4eb2f165667c5, PRIME32_1};
 
-struct lane {
+struct leaf_lane {
 	__m256i low, high; /* four sums each */
 };
 
@@ -86,7 +86,7 @@ load(const void *at, size_t offset)
 }
 
 AVX2_INLINE void
-begin(struct lane *lane)
+begin(struct leaf_lane *lane)
 {
 	lane->low = load(start, 0);
 	lane->high = load(start, 32);
@@ -105,8 +105,8 @@ add(__m256i sum, __m256i data, __m256i key)
 enum store { STORE_NOT, STORE_STREAM, STORE_KEEP };
 
 AVX2_INLINE void
-add_stripe(struct lane *lane, const uint8_t *from, uint8_t *to, enum store store, __m256i key_low,
-	__m256i key_high)
+add_stripe(struct leaf_lane *lane, const uint8_t *from, uint8_t *to, enum store store,
+	__m256i key_low, __m256i key_high)
 {
 	_mm_prefetch((const char *)from + AHEAD_BYTES, _MM_HINT_T0);
 	__m256i low = load(from, 0);
@@ -137,7 +137,7 @@ scrambled(__m256i sum, __m256i key)
 }
 
 AVX2_INLINE void
-scramble(struct lane *lane)
+scramble(struct leaf_lane *lane)
 {
 	lane->low = scrambled(lane->low, load(secret, KEY_SCRAMBLE));
 	lane->high = scrambled(lane->high, load(secret, KEY_SCRAMBLE + 32));
@@ -151,7 +151,7 @@ folded_product(uint64_t a, uint64_t b)
 }
 
 AVX2_INLINE uint64_t
-merged(const struct lane *lane)
+merged(const struct leaf_lane *lane)
 {
 	uint64_t sums[8], keys[8];
 	_mm256_storeu_si256((void *)&sums[0], lane->low);
@@ -167,7 +167,7 @@ merged(const struct lane *lane)
 
 /* One stripe of each of the leaves; those of the copy are stride apart. */
 AVX2_INLINE void
-add_row(struct lane *lanes, const uint8_t *from, uint8_t *to, size_t stride, enum store store,
+add_row(struct leaf_lane *lanes, const uint8_t *from, uint8_t *to, size_t stride, enum store store,
 	size_t key, bool four)
 {
 	__m256i key_low = load(secret, key);
@@ -209,7 +209,7 @@ flush(struct bounce *bounce, uint8_t *to, size_t shift, bool first)
 AVX2_INLINE void
 run(const uint8_t *from, uint8_t *to, enum store store, bool four, uint64_t *ret_values)
 {
-	struct lane lanes[LANES];
+	struct leaf_lane lanes[LANES];
 	struct bounce bounces[LANES];
 	size_t shift = store == STORE_KEEP ? (uintptr_t)to % STRIPE_BYTES : 0;
 	size_t stride = store == STORE_KEEP ? sizeof(bounces[0]) : LEAF_BYTES;

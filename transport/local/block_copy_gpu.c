@@ -41,7 +41,7 @@ enum lane_state {
 	LANE_DONE, /* guarded, from here to there */
 };
 
-struct lane {
+struct block_lane {
 	struct gpu_request request;
 	struct block_copy_gpu *gpu;
 	enum lane_state state;                       /* guarded by the lock */
@@ -68,11 +68,11 @@ struct block_copy_gpu {
 	pthread_mutex_t lock;
 	bool abandoned; /* guarded, as busy: the block_copy may be gone */
 	uint32_t busy;
-	struct lane lanes[LANES];
+	struct block_lane lanes[LANES];
 };
 
 static enum lane_state
-block_copy_gpu_state_of(struct lane *lane)
+block_copy_gpu_state_of(struct block_lane *lane)
 {
 	pthread_mutex_lock(&lane->gpu->lock);
 	enum lane_state state = lane->state;
@@ -95,7 +95,7 @@ block_copy_gpu_destroy(struct block_copy_gpu *gpu)
 static void
 block_copy_gpu_done(struct gpu_request *request)
 {
-	struct lane *lane = loop_container(request, struct lane, request);
+	struct block_lane *lane = loop_container(request, struct block_lane, request);
 	struct block_copy_gpu *gpu = lane->gpu;
 	pthread_mutex_lock(&gpu->lock);
 	lane->state = LANE_DONE;
@@ -109,7 +109,7 @@ block_copy_gpu_done(struct gpu_request *request)
 
 /* So many of the lane's chunks, from the one that it is at on. */
 static void
-block_copy_gpu_submit(struct lane *lane, enum gpu_run_op op, uint32_t count)
+block_copy_gpu_submit(struct block_lane *lane, enum gpu_run_op op, uint32_t count)
 {
 	lane->request = (struct gpu_request){.op = op,
 		.from = lane->from.spans,
@@ -136,7 +136,7 @@ block_copy_gpu_submit(struct lane *lane, enum gpu_run_op op, uint32_t count)
 }
 
 static void
-free_lane(struct lane *lane)
+free_lane(struct block_lane *lane)
 {
 	spans_fini(&lane->from);
 	spans_fini(&lane->to);
@@ -148,7 +148,7 @@ free_lane(struct lane *lane)
 /* ---- what was done ------------------------------------------------------------------------- */
 
 static void
-block_copy_gpu_leave(struct lane *lane, const char *why)
+block_copy_gpu_leave(struct block_lane *lane, const char *why)
 {
 	struct block_copy *block_copy = lane->gpu->block_copy;
 	if (!lane->gpu->leaving)
@@ -159,7 +159,7 @@ block_copy_gpu_leave(struct lane *lane, const char *why)
 }
 
 static void
-arrived(struct lane *lane, uint32_t number, const struct th_hash *digest)
+arrived(struct block_lane *lane, uint32_t number, const struct th_hash *digest)
 {
 	struct block_copy *block_copy = lane->gpu->block_copy;
 	if (!block_copy->ending)
@@ -167,7 +167,7 @@ arrived(struct lane *lane, uint32_t number, const struct th_hash *digest)
 }
 
 static void
-fail_source(struct lane *lane)
+fail_source(struct block_lane *lane)
 {
 	struct block_copy *block_copy = lane->gpu->block_copy;
 	log_warn("gpu", "memory of a worker is not reached why='%s'", lane->request.text);
@@ -177,7 +177,7 @@ fail_source(struct lane *lane)
 }
 
 static void
-fail_own(struct lane *lane)
+fail_own(struct block_lane *lane)
 {
 	struct block_copy *block_copy = lane->gpu->block_copy;
 	log_warn("gpu", "memory of a worker is not reached why='%s'", lane->why);
@@ -186,7 +186,7 @@ fail_own(struct lane *lane)
 }
 
 static bool
-is_published(struct lane *lane, const struct th_hash *digest)
+is_published(struct block_lane *lane, const struct th_hash *digest)
 {
 	struct xfer_part *source = lane->gpu->block_copy->source;
 	return th_hash_equal(*digest, *xfer_part_digest(source, lane->numbers[lane->at]));
@@ -194,7 +194,7 @@ is_published(struct lane *lane, const struct th_hash *digest)
 
 /* It is the agent's own memory, and a moment's work in a case that should not be. */
 static void
-look_at_host(struct lane *lane)
+look_at_host(struct block_lane *lane)
 {
 	if (lane->code < 0) {
 		fail_own(lane);
@@ -209,7 +209,7 @@ look_at_host(struct lane *lane)
 
 /* At the next chunk at the source. False: there is none, or no need. */
 static bool
-block_copy_gpu_look(struct lane *lane)
+block_copy_gpu_look(struct block_lane *lane)
 {
 	struct block_copy *block_copy = lane->gpu->block_copy;
 	if (block_copy->ending || lane->at == lane->count)
@@ -228,7 +228,7 @@ block_copy_gpu_look(struct lane *lane)
 
 /* Chunks that match arrive, the others stay with the lane. */
 static void
-take_right(struct lane *lane)
+take_right(struct block_lane *lane)
 {
 	const struct block_copy *block_copy = lane->gpu->block_copy;
 	uint32_t wrong = 0;
@@ -248,7 +248,7 @@ take_right(struct lane *lane)
 
 /* A copy. True: the lane goes on. */
 static bool
-take_copy(struct lane *lane)
+take_copy(struct block_lane *lane)
 {
 	const struct gpu_request *request = &lane->request;
 	if (request->code == TH_E_MEMORY_KIND) {
@@ -266,7 +266,7 @@ take_copy(struct lane *lane)
 
 /* The source was looked at. Likewise. */
 static bool
-take_look(struct lane *lane)
+take_look(struct block_lane *lane)
 {
 	struct block_copy *block_copy = lane->gpu->block_copy;
 	uint32_t number = lane->numbers[lane->at];
@@ -288,7 +288,7 @@ take_look(struct lane *lane)
 
 /* Likewise. */
 static bool
-take_hash(struct lane *lane)
+take_hash(struct block_lane *lane)
 {
 	struct block_copy_gpu *gpu = lane->gpu;
 	const struct gpu_request *request = &lane->request;
@@ -314,7 +314,7 @@ static void
 block_copy_gpu_take(struct block_copy_gpu *gpu)
 {
 	for (uint32_t i = 0; i < gpu->num_lanes; i++) {
-		struct lane *lane = &gpu->lanes[i];
+		struct block_lane *lane = &gpu->lanes[i];
 		if (block_copy_gpu_state_of(lane) != LANE_DONE)
 			continue;
 		if (lane->looking ? !take_look(lane) : !take_copy(lane))
@@ -330,7 +330,7 @@ take_hashes(struct block_copy_gpu *gpu)
 	while (found) {
 		found = false;
 		for (uint32_t i = 0; i < gpu->num_lanes; i++) {
-			struct lane *lane = &gpu->lanes[i];
+			struct block_lane *lane = &gpu->lanes[i];
 			bool over = gpu->block_copy->ending || gpu->leaving;
 			if (block_copy_gpu_state_of(lane) != LANE_DONE ||
 				(!over && lane->numbers[lane->at] != gpu->hashed))
@@ -344,7 +344,7 @@ take_hashes(struct block_copy_gpu *gpu)
 
 /* ---- what is next -------------------------------------------------------------------------- */
 
-static struct lane *
+static struct block_lane *
 find_free(struct block_copy_gpu *gpu)
 {
 	for (uint32_t i = 0; i < gpu->num_lanes; i++) {
@@ -356,7 +356,7 @@ find_free(struct block_copy_gpu *gpu)
 
 /* One piece of memory that GPUs reach: a request, and a digest, are of no more. */
 static bool
-find_host(struct lane *lane, struct xfer_part *part, uint32_t chunk)
+find_host(struct block_lane *lane, struct xfer_part *part, uint32_t chunk)
 {
 	struct xfer_cursor cursor;
 	uint64_t bytes = 0;
@@ -378,7 +378,7 @@ find_host(struct lane *lane, struct xfer_part *part, uint32_t chunk)
 
 /* NULL, or why a request cannot have it, with what the lane has. */
 static const char *
-find_chunk(struct lane *lane, uint32_t chunk)
+find_chunk(struct block_lane *lane, uint32_t chunk)
 {
 	struct block_copy *block_copy = lane->gpu->block_copy;
 	enum gpu_run_op op = lane->gpu->op;
@@ -394,7 +394,7 @@ find_chunk(struct lane *lane, uint32_t chunk)
 
 /* The block_copy's chunk. False: the lane is not for it. */
 static bool
-add_chunk(struct lane *lane)
+add_chunk(struct block_lane *lane)
 {
 	struct block_copy *block_copy = lane->gpu->block_copy;
 	uint32_t chunk = block_copy->chunk, from = lane->from.count, to = lane->to.count;
@@ -414,7 +414,7 @@ add_chunk(struct lane *lane)
 
 /* A group of what is there now: never waits for more, nor takes more ranges than a message. */
 static bool
-block_copy_gpu_fill(struct lane *lane)
+block_copy_gpu_fill(struct block_lane *lane)
 {
 	struct block_copy_gpu *gpu = lane->gpu;
 	struct block_copy *block_copy = gpu->block_copy;
@@ -440,7 +440,7 @@ block_copy_gpu_fill(struct lane *lane)
 static void
 block_copy_gpu_feed(struct block_copy_gpu *gpu)
 {
-	struct lane *lane;
+	struct block_lane *lane;
 	while (!gpu->block_copy->ending && !gpu->leaving && (lane = find_free(gpu)) != NULL &&
 		block_copy_gpu_fill(lane))
 		block_copy_gpu_submit(lane, gpu->op, lane->count);

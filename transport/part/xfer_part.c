@@ -25,8 +25,8 @@
 #endif
 #define MAP_MIN (64u << 10) /* less costs more calls than it saves faults */
 
-struct watch {
-	struct watch *next;
+struct prefix_watch {
+	struct prefix_watch *next;
 	xfer_part_watcher watcher;
 	void *arg;
 };
@@ -54,9 +54,9 @@ struct xfer_part {
 	void (*release)(void *arg);
 	void *arg;
 	pthread_mutex_t lock;
-	struct watch *watches; /* guarded by lock */
-	char *lost;            /* owns; likewise; NULL: nobody knows why */
-	int lost_code;         /* likewise */
+	struct prefix_watch *watches; /* guarded by lock */
+	char *lost;                   /* owns; likewise; NULL: nobody knows why */
+	int lost_code;                /* likewise */
 };
 
 /* Once for each. */
@@ -347,7 +347,7 @@ xfer_part_tell(struct xfer_part *part)
 {
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 	pthread_mutex_lock(&part->lock);
-	for (struct watch *watch = part->watches; watch; watch = watch->next)
+	for (struct prefix_watch *watch = part->watches; watch; watch = watch->next)
 		watch->watcher(watch->arg);
 	pthread_mutex_unlock(&part->lock);
 }
@@ -482,7 +482,7 @@ xfer_part_content(const struct xfer_part *part)
 void
 xfer_part_watch(struct xfer_part *part, xfer_part_watcher watcher, void *arg)
 {
-	struct watch *watch = th_calloc(1, sizeof(*watch));
+	struct prefix_watch *watch = th_calloc(1, sizeof(*watch));
 	watch->watcher = watcher;
 	watch->arg = arg;
 	pthread_mutex_lock(&part->lock);
@@ -503,9 +503,9 @@ xfer_part_watched(struct xfer_part *part)
 void
 xfer_part_unwatch(struct xfer_part *part, xfer_part_watcher watcher, void *arg)
 {
-	struct watch *found = NULL;
+	struct prefix_watch *found = NULL;
 	pthread_mutex_lock(&part->lock);
-	for (struct watch **link = &part->watches; *link; link = &(*link)->next) {
+	for (struct prefix_watch **link = &part->watches; *link; link = &(*link)->next) {
 		if ((*link)->watcher == watcher && (*link)->arg == arg) {
 			found = *link;
 			*link = found->next;

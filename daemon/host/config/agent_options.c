@@ -50,30 +50,30 @@ static const struct argp_option known[] = {
 	{0},
 };
 
-struct pair { /* what the command line says, in its order */
+struct command_value { /* what the command line says, in its order */
 	const char *key;
 	const char *value;
 };
 
-struct line {
+struct command_line {
 	const char *file;
 	bool check;
-	struct pair *pairs; /* owns */
+	struct command_value *pairs; /* owns */
 	size_t count;
 	struct th_err *err;
 	int rc;
 };
 
 static void
-agent_options_add(struct line *line, const char *key, const char *value)
+agent_options_add(struct command_line *line, const char *key, const char *value)
 {
 	line->pairs = th_realloc(line->pairs, line->count + 1, sizeof(line->pairs[0]));
-	line->pairs[line->count++] = (struct pair){key, value};
+	line->pairs[line->count++] = (struct command_value){key, value};
 }
 
 /* "key=value"; argv may be written to. */
 static void
-add_assignment(struct line *line, char *text)
+add_assignment(struct command_line *line, char *text)
 {
 	char *equals = strchr(text, '=');
 	if (!equals || equals == text) {
@@ -102,7 +102,7 @@ on_option(int key, char *value, struct argp_state *state)
 		{OPTION_VERIFY, "verify"},
 		{OPTION_HTTP, "http"},
 	};
-	struct line *line = state->input;
+	struct command_line *line = state->input;
 	for (size_t i = 0; i < TH_ARRAY_LEN(plain); i++) {
 		if (key == plain[i].key) {
 			agent_options_add(line, plain[i].name, value);
@@ -150,7 +150,7 @@ options_parse(int argc, char **argv, struct th_err *err, struct options *ret_opt
 		.set = set_key,
 		.to = ret_options,
 	};
-	struct line line = {.err = err};
+	struct command_line line = {.err = err};
 	options_default(ret_options);
 	argp_err_exit_status = 2;
 	argp_parse(&argp, argc, argv, 0, NULL, &line);

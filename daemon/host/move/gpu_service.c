@@ -39,14 +39,14 @@ _Static_assert(LEAVE_NS / 4 * 7 < INT64_C(1000000000) && LEAVE_END_NS < INT64_C(
 /* Of one GPU; made before anything can fail, and given back by whoever takes it last. */
 struct gpu_note {
 	struct gpu_note *next;
-	struct gpu *gpu;
+	struct gpu_service *gpu;
 	struct gpu_wait *wait;
 	struct th_err result;
 };
 
 struct gpu_wait {
 	struct gpu_wait *prev, *next;
-	struct gpu *gpu;
+	struct gpu_service *gpu;
 	uint32_t left;    /* GPUs that have not answered */
 	gpu_settled done; /* NULL: cancelled, or called */
 	void *arg;
@@ -60,7 +60,7 @@ static void
 space_settled(void *arg, const struct th_err *result)
 {
 	struct gpu_note *note = arg;
-	struct gpu *gpu = note->gpu;
+	struct gpu_service *gpu = note->gpu;
 	note->result = *result;
 	pthread_mutex_lock(&gpu->lock);
 	LL_PREPEND(gpu->notes, note);
@@ -84,7 +84,7 @@ on_hold_gone(void *arg, bool kept)
 }
 
 static void
-take_note(struct gpu *gpu, const struct gpu_note *note)
+take_note(struct gpu_service *gpu, const struct gpu_note *note)
 {
 	struct gpu_wait *wait = note->wait;
 	if (wait->result.code == 0)
@@ -98,7 +98,7 @@ take_note(struct gpu *gpu, const struct gpu_note *note)
 }
 
 static void
-take_notes(struct gpu *gpu)
+take_notes(struct gpu_service *gpu)
 {
 	pthread_mutex_lock(&gpu->lock);
 	struct gpu_note *note = gpu->notes;
@@ -122,7 +122,7 @@ on_notes(void *arg, uint32_t events)
 }
 
 static struct gpu_wait *
-wait_new(struct gpu *gpu, uint32_t left, gpu_settled done, void *arg)
+wait_new(struct gpu_service *gpu, uint32_t left, gpu_settled done, void *arg)
 {
 	struct gpu_wait *wait = th_calloc(1, sizeof(*wait));
 	*wait = (struct gpu_wait){.gpu = gpu, .left = left, .done = done, .arg = arg};
@@ -171,7 +171,7 @@ gpu_wait_cancel(struct gpu_wait *wait)
 static int
 start_process(void *arg, int sock, pid_t *ret_pid, struct th_err *err)
 {
-	const struct gpu *gpu = arg;
+	const struct gpu_service *gpu = arg;
 	return launch(LAUNCH_SELF, sock, gpu->lifeline[1], err, ret_pid);
 }
 
@@ -179,7 +179,7 @@ int
 gpu_open(struct host *host, struct th_err *err)
 {
 	const struct options_gpu *options = &host->options.gpu;
-	struct gpu *gpu = &host->gpu;
+	struct gpu_service *gpu = &host->gpu;
 	const struct gpus_config config = {
 		.launch = start_process,
 		.close_fd = stranger_close_drivers,
@@ -218,7 +218,7 @@ gpu_open(struct host *host, struct th_err *err)
 void
 gpu_close(struct host *host)
 {
-	struct gpu *gpu = &host->gpu;
+	struct gpu_service *gpu = &host->gpu;
 	struct gpu_wait *wait, *next;
 	/* What crews dropped last, as spaces. */
 	fd_memory_sweep();

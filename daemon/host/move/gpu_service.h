@@ -21,7 +21,7 @@ struct hold;
 struct host;
 struct memory_set;
 
-struct gpu {
+struct gpu_service {
 	struct gpus *gpus;      /* owns; NULL: GPU memory is not shared */
 	const char *why_not;    /* then: a sentence for workers, with what to do */
 	int lifeline[2];        /* own: the read end, which each worker gets, and the write end */

@@ -54,7 +54,7 @@ struct question { /* owned by a model */
 	struct question *prev, *next;
 };
 
-struct model { /* owned by listings.models; stays while a fetch runs */
+struct cached_model { /* owned by listings.models; stays while a fetch runs */
 	struct listings *listings;
 	char name[TH_NAME_MAX + 1];
 	struct whole *current;
@@ -67,7 +67,7 @@ struct model { /* owned by listings.models; stays while a fetch runs */
 
 struct listings {
 	struct listings_io io;
-	struct model *models;
+	struct cached_model *models;
 	struct whole *older;
 	uint64_t last_number, kept_bytes;
 	int64_t now_ns, next_ns;
@@ -136,7 +136,7 @@ listing_cache_send_part(struct listings *listings, struct whole *whole,
 static struct whole *
 find_whole(const struct listings *listings, const char *model, uint64_t number)
 {
-	struct model *entry = NULL;
+	struct cached_model *entry = NULL;
 	struct whole *whole;
 
 	HASH_FIND_STR(listings->models, model, entry);
@@ -190,7 +190,7 @@ listing_cache_give(
 
 /* The fetch that they have joined is over; what is too old for one of them is asked for again. */
 static void
-give_joined(struct listings *listings, struct model *model)
+give_joined(struct listings *listings, struct cached_model *model)
 {
 	struct question *question, *next;
 
@@ -213,7 +213,7 @@ give_joined(struct listings *listings, struct model *model)
 static void fetch_answered(void *ctx, int rc, const struct ctl_reply *reply);
 
 static void
-fetch_ask(struct model *model)
+fetch_ask(struct cached_model *model)
 {
 	struct listings *listings = model->listings;
 	struct ctl_request request = {.kind = CTL_LIST};
@@ -224,7 +224,7 @@ fetch_ask(struct model *model)
 }
 
 static void
-fetch_begin(struct model *model)
+fetch_begin(struct cached_model *model)
 {
 	struct listings *listings = model->listings;
 
@@ -239,7 +239,7 @@ fetch_begin(struct model *model)
 
 /* Those who came too late for it begin the next. */
 static void
-fetch_next(struct model *model)
+fetch_next(struct cached_model *model)
 {
 	if (!model->later)
 		return;
@@ -249,7 +249,7 @@ fetch_next(struct model *model)
 }
 
 static void
-fetch_fail(struct model *model, int code, const char *text)
+fetch_fail(struct cached_model *model, int code, const char *text)
 {
 	whole_free(model->listings, model->filling);
 	model->filling = NULL;
@@ -258,7 +258,7 @@ fetch_fail(struct model *model, int code, const char *text)
 }
 
 static int
-keep_part(struct model *model, const struct ctl_reply *reply, struct th_err *err)
+keep_part(struct cached_model *model, const struct ctl_reply *reply, struct th_err *err)
 {
 	struct listings *listings = model->listings;
 	struct whole *whole = model->filling;
@@ -293,7 +293,7 @@ keep_part(struct model *model, const struct ctl_reply *reply, struct th_err *err
 }
 
 static int
-take_part(struct model *model, const struct ctl_reply *reply, struct th_err *err)
+take_part(struct cached_model *model, const struct ctl_reply *reply, struct th_err *err)
 {
 	const struct ctl_listing *listing = &reply->u.list;
 	uint64_t entries = 0;
@@ -308,7 +308,7 @@ take_part(struct model *model, const struct ctl_reply *reply, struct th_err *err
 }
 
 static void
-fetch_done(struct model *model)
+fetch_done(struct cached_model *model)
 {
 	struct listings *listings = model->listings;
 
@@ -322,7 +322,7 @@ fetch_done(struct model *model)
 }
 
 static void
-fetch_again(struct model *model)
+fetch_again(struct cached_model *model)
 {
 	struct listings *listings = model->listings;
 
@@ -336,7 +336,7 @@ fetch_again(struct model *model)
 static void
 fetch_answered(void *ctx, int rc, const struct ctl_reply *reply)
 {
-	struct model *model = ctx;
+	struct cached_model *model = ctx;
 	char text[TH_CTL_TEXT_BYTES];
 	struct th_err err;
 
@@ -368,22 +368,22 @@ fetch_answered(void *ctx, int rc, const struct ctl_reply *reply)
 /* ---- asking --------------------------------------------------------------------------------- */
 
 static bool
-unused(const struct model *model)
+unused(const struct cached_model *model)
 {
 	return !model->filling && !model->current && !model->joined && !model->later;
 }
 
 static void
-model_free(struct listings *listings, struct model *model)
+model_free(struct listings *listings, struct cached_model *model)
 {
 	HASH_DEL(listings->models, model);
 	free(model);
 }
 
-static struct model *
+static struct cached_model *
 find_model(struct listings *listings, const char *name)
 {
-	struct model *model = NULL, *one, *next;
+	struct cached_model *model = NULL, *one, *next;
 
 	HASH_FIND_STR(listings->models, name, model);
 	if (model)
@@ -407,7 +407,7 @@ find_model(struct listings *listings, const char *name)
 }
 
 static void
-wait_for_fetch(struct listings *listings, struct model *model, const struct question *wanted)
+wait_for_fetch(struct listings *listings, struct cached_model *model, const struct question *wanted)
 {
 	struct question *question = th_memdup(wanted, sizeof(*wanted));
 
@@ -445,7 +445,7 @@ listings_ask(struct listings *listings, int64_t now_ns, uint64_t token, uint64_t
 		listings->io.refuse(listings->io.arg, token, request_no, TH_E_NO_SERVER, text);
 		return;
 	}
-	struct model *model = find_model(listings, list->model);
+	struct cached_model *model = find_model(listings, list->model);
 	if (!model)
 		listings->io.refuse(listings->io.arg, token, request_no, TH_E_LIMIT,
 			"the agent fetches the listings of 1024 models already: ask again");
@@ -473,7 +473,7 @@ listing_cache_forget(struct question **questions, uint64_t token)
 void
 listings_forget_token(struct listings *listings, uint64_t token)
 {
-	for (struct model *model = listings->models; model; model = model->hh.next) {
+	for (struct cached_model *model = listings->models; model; model = model->hh.next) {
 		listing_cache_forget(&model->joined, token);
 		listing_cache_forget(&model->later, token);
 	}
@@ -496,7 +496,7 @@ listings_server(struct listings *listings, bool attached, uint64_t server_inc, c
 	snprintf(reason, sizeof(reason),
 		"the agent reaches no reference server: %.300s; see 'thctl status'",
 		attached ? "it is another one now, ask again" : text);
-	for (struct model *model = listings->models; model; model = model->hh.next) {
+	for (struct cached_model *model = listings->models; model; model = model->hh.next) {
 		/* Its generations are not comparable with those of the next server. */
 		whole_retire(listings, model->current);
 		model->current = NULL;
@@ -532,7 +532,7 @@ int64_t
 listings_tick(struct listings *listings, int64_t now_ns)
 {
 	struct whole *whole, *next_whole;
-	struct model *model, *next_model;
+	struct cached_model *model, *next_model;
 	int64_t next_ns = INT64_MAX;
 
 	listings->now_ns = now_ns;
@@ -571,7 +571,7 @@ listings_counters(const struct listings *listings, struct listings_counters *ret
 void
 listings_free(struct listings *listings)
 {
-	struct model *model, *next;
+	struct cached_model *model, *next;
 
 	if (!listings)
 		return;

@@ -417,7 +417,7 @@ on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 static void
 on_gpu(struct session *session, const struct fdmsg_gpu *message, bool received, int *fd)
 {
-	const struct gpu *gpu = &session->host->gpu;
+	const struct gpu_service *gpu = &session->host->gpu;
 	struct fdmsg_memory_id answer = {.token = message->token, .path = "cuda-ipc"};
 	const struct memory_limits limits = memory_limits(session);
 	char label[SESSION_LABEL_BYTES];

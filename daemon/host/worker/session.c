@@ -188,7 +188,7 @@ hang_up(struct session *session)
 static void
 disconnect(struct session *session)
 {
-	struct loop *loop = &session->host->loop;
+	struct event_loop *loop = &session->host->loop;
 	loop_remove(loop, &session->sock_source);
 	loop_remove(loop, &session->bell_source);
 	loop_remove(loop, &session->end_source);

@@ -24,12 +24,12 @@
 
 struct step {
 	struct gpu_request request;
-	struct lane *lane;
+	struct haul_lane *lane;
 	uint32_t at; /* in the block */
 	uint32_t first;
 };
 
-struct lane {
+struct haul_lane {
 	struct gpus_waiter waiter;
 	struct haul *haul;
 	bool waited;   /* for a block: the starter's */
@@ -49,7 +49,7 @@ struct haul {
 	struct spans spans;
 	struct step *steps; /* owns */
 	uint32_t num_steps;
-	struct lane lanes[LANES];
+	struct haul_lane lanes[LANES];
 	struct loop_task go_task; /* the lane that waited has its block */
 	pthread_mutex_t lock;
 	/* Guarded by lock. */
@@ -61,7 +61,7 @@ struct haul {
 	char why[GPU_TEXT_BYTES];
 };
 
-static void lane_go(struct lane *lane);
+static void lane_go(struct haul_lane *lane);
 static void run_go(struct loop_task *task);
 static void step_done(struct gpu_request *request);
 
@@ -235,7 +235,7 @@ static void
 step_done(struct gpu_request *request)
 {
 	struct step *step = loop_container(request, struct step, request);
-	struct lane *lane = step->lane;
+	struct haul_lane *lane = step->lane;
 	struct haul *haul = lane->haul;
 	if (request->code < 0)
 		haul_fail(haul, step);
@@ -249,7 +249,7 @@ step_done(struct gpu_request *request)
 
 /* Takes the next step; with none left the lane ends. */
 static void
-lane_go(struct lane *lane)
+lane_go(struct haul_lane *lane)
 {
 	struct haul *haul = lane->haul;
 	struct step *step = NULL;
@@ -274,7 +274,7 @@ lane_go(struct lane *lane)
 static void
 granted(struct gpus_waiter *waiter, uint8_t *data)
 {
-	struct lane *lane = loop_container(waiter, struct lane, waiter);
+	struct haul_lane *lane = loop_container(waiter, struct haul_lane, waiter);
 	lane->data = data; /* who reads it is posted to */
 	loop_post(lane->haul->loop, &lane->haul->go_task);
 }
@@ -308,7 +308,7 @@ start_lanes(struct haul *haul)
 {
 	uint32_t count = 0;
 	for (uint32_t i = 0; i < LANES; i++)
-		haul->lanes[i] = (struct lane){.haul = haul, .waiter.granted = granted};
+		haul->lanes[i] = (struct haul_lane){.haul = haul, .waiter.granted = granted};
 	while (count < LANES && count < haul->num_steps &&
 		(haul->lanes[count].data = gpus_block_take(haul->gpus, NULL)) != NULL)
 		count++;
@@ -341,7 +341,7 @@ haul_cancel(struct haul *haul)
 	haul->over = true;
 	pthread_mutex_unlock(&haul->lock);
 	/* One that was granted a block by now gives it back. */
-	struct lane *lane = &haul->lanes[0];
+	struct haul_lane *lane = &haul->lanes[0];
 	if (lane->waited && gpus_block_cancel(haul->gpus, &lane->waiter))
 		haul_leave(haul);
 }

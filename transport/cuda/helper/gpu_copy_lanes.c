@@ -39,7 +39,7 @@ struct batch {
 	CUresult result;                 /* of asking for the event */
 };
 
-struct lane {
+struct copy_lane {
 	struct copies *copies;
 	struct kind *kind;
 	CUstream stream;
@@ -60,7 +60,7 @@ struct kind {
 	pthread_cond_t more;
 	struct copy_run *first, **last; /* that no lane has taken */
 	unsigned idle;                  /* lanes that wait for more */
-	struct lane lanes[LANES_OF_KIND];
+	struct copy_lane lanes[LANES_OF_KIND];
 	unsigned num_lanes;
 };
 
@@ -92,7 +92,7 @@ gpu_copy_lanes_fail(
 /* ---- asking --------------------------------------------------------------------------------- */
 
 static void
-ask_move(struct lane *lane, struct copy_run *run, const struct move *move)
+ask_move(struct copy_lane *lane, struct copy_run *run, const struct move *move)
 {
 	const char *call = "";
 	CUresult result =
@@ -113,14 +113,14 @@ move_of(const struct copy_run *run)
 		.data_on_gpu = run->data_on_gpu};
 }
 
-struct cursor { /* in the spans of one side */
+struct copy_cursor { /* in the spans of one side */
 	const struct copy_span *span;
 	uint64_t at; /* in it */
 };
 
 /* The next bytes as spans of their own: how many. */
 static uint32_t
-take_spans(struct cursor *cursor, uint64_t bytes, struct copy_span *ret_spans)
+take_spans(struct copy_cursor *cursor, uint64_t bytes, struct copy_span *ret_spans)
 {
 	uint32_t count = 0;
 	while (bytes > 0) {
@@ -130,14 +130,14 @@ take_spans(struct cursor *cursor, uint64_t bytes, struct copy_span *ret_spans)
 		bytes -= part;
 		cursor->at += part;
 		if (cursor->at == span->bytes)
-			*cursor = (struct cursor){.span = span + 1};
+			*cursor = (struct copy_cursor){.span = span + 1};
 	}
 	return count;
 }
 
 /* Each batch has one run that needs it at most. */
 static uint8_t *
-scratch_of(const struct lane *lane, struct batch *batch)
+scratch_of(const struct copy_lane *lane, struct batch *batch)
 {
 	if (batch->scratch)
 		return batch->scratch;
@@ -163,13 +163,13 @@ is_read_by_kernel(const struct copy_run *run)
 }
 
 static bool
-is_hashed_by_gpu(const struct lane *lane, const struct copy_run *run)
+is_hashed_by_gpu(const struct copy_lane *lane, const struct copy_run *run)
 {
 	return run->hashes && lane->hashes && (run->op != GPU_READ || is_read_by_kernel(run));
 }
 
 static bool
-needs_scratch(const struct lane *lane, const struct copy_run *run)
+needs_scratch(const struct copy_lane *lane, const struct copy_run *run)
 {
 	return run->hashes && !is_hashed_by_gpu(lane, run) && run->op != GPU_READ;
 }
@@ -179,10 +179,11 @@ needs_scratch(const struct lane *lane, const struct copy_run *run)
  * no memory.
  */
 static struct move
-read_back_of(struct lane *lane, struct batch *batch, const struct copy_run *run, uint32_t chunk)
+read_back_of(
+	struct copy_lane *lane, struct batch *batch, const struct copy_run *run, uint32_t chunk)
 {
 	uint8_t *scratch = scratch_of(lane, batch);
-	struct cursor cursor = {.span = run->op == GPU_HASH ? run->from : run->to};
+	struct copy_cursor cursor = {.span = run->op == GPU_HASH ? run->from : run->to};
 	for (uint32_t i = 0; i <= chunk; i++)
 		(void)take_spans(&cursor, run->chunk_bytes[i], lane->from);
 	return (struct move){.op = GPU_READ,
@@ -194,14 +195,14 @@ read_back_of(struct lane *lane, struct batch *batch, const struct copy_run *run,
 
 /* The launch that hashes it makes it, or knows what it does not make. */
 static bool
-is_copied_by_hash(const struct lane *lane, const struct copy_run *run)
+is_copied_by_hash(const struct copy_lane *lane, const struct copy_run *run)
 {
 	return (run->op == GPU_COPY || run->op == GPU_READ) && is_hashed_by_gpu(lane, run);
 }
 
 /* How many small ranges it is asked for by itself. */
 static uint32_t
-small_of(struct lane *lane, struct batch *batch, const struct copy_run *run)
+small_of(struct copy_lane *lane, struct batch *batch, const struct copy_run *run)
 {
 	if (is_copied_by_hash(lane, run) || (run->op == GPU_HASH && !needs_scratch(lane, run)))
 		return 0;
@@ -211,7 +212,7 @@ small_of(struct lane *lane, struct batch *batch, const struct copy_run *run)
 }
 
 static int
-add_hash(struct lane *lane, struct batch *batch, uint32_t num_to, uint32_t num_from)
+add_hash(struct copy_lane *lane, struct batch *batch, uint32_t num_to, uint32_t num_from)
 {
 	if (num_to > 0 && num_from > 0)
 		return gpu_hash_add_copy(batch->hashes, lane->to, num_to, lane->from, num_from);
@@ -221,11 +222,11 @@ add_hash(struct lane *lane, struct batch *batch, uint32_t num_to, uint32_t num_f
 }
 
 static void
-add_hashes(struct lane *lane, struct batch *batch, struct copy_run *run)
+add_hashes(struct copy_lane *lane, struct batch *batch, struct copy_run *run)
 {
 	const struct copy_span host = {run->data_on_gpu, run->bytes};
-	struct cursor to = {.span = run->op == GPU_READ ? &host : run->to};
-	struct cursor from = {.span = run->from};
+	struct copy_cursor to = {.span = run->op == GPU_READ ? &host : run->to};
+	struct copy_cursor from = {.span = run->from};
 	for (uint32_t i = 0; i < run->num_chunks; i++) {
 		uint32_t num_to = 0, num_from = 0, bytes = run->chunk_bytes[i];
 		if (run->op != GPU_HASH)
@@ -242,7 +243,7 @@ add_hashes(struct lane *lane, struct batch *batch, struct copy_run *run)
 
 /* What the table has until now. */
 static void
-launch_gather(struct lane *lane, struct batch *batch)
+launch_gather(struct copy_lane *lane, struct batch *batch)
 {
 	struct th_err err = {0};
 	if (!lane->gathering || gpu_gather_launch(lane->gathering, lane->stream, &err) == 0)
@@ -253,7 +254,7 @@ launch_gather(struct lane *lane, struct batch *batch)
 
 /* Small ranges of the batch go by a launch from here on, if they are many. */
 static void
-want_gather(struct lane *lane, struct batch *batch, uint32_t small)
+want_gather(struct copy_lane *lane, struct batch *batch, uint32_t small)
 {
 	struct th_err why;
 	if (small < MOVE_SMALL_MIN || lane->gathering || !lane->gathers)
@@ -269,7 +270,7 @@ want_gather(struct lane *lane, struct batch *batch, uint32_t small)
 }
 
 static void
-begin_gather(struct lane *lane, struct batch *batch)
+begin_gather(struct copy_lane *lane, struct batch *batch)
 {
 	uint32_t small = 0;
 	for (const struct copy_run *run = batch->runs; run && lane->gathers; run = run->next)
@@ -279,7 +280,7 @@ begin_gather(struct lane *lane, struct batch *batch)
 
 /* What the launch that hashes copies does not make of them. */
 static void
-ask_hash_moves(struct lane *lane, struct batch *batch)
+ask_hash_moves(struct copy_lane *lane, struct batch *batch)
 {
 	const char *call = "";
 	if (!batch->hashed)
@@ -294,7 +295,7 @@ ask_hash_moves(struct lane *lane, struct batch *batch)
 }
 
 static void
-launch_hashes(struct lane *lane, struct batch *batch)
+launch_hashes(struct copy_lane *lane, struct batch *batch)
 {
 	struct th_err err = {0};
 	if (!batch->hashed || gpu_hash_launch(batch->hashes, lane->stream, &err) == 0)
@@ -305,7 +306,7 @@ launch_hashes(struct lane *lane, struct batch *batch)
 }
 
 static void
-ask_read_back(struct lane *lane, struct batch *batch, struct copy_run *run, uint32_t chunk)
+ask_read_back(struct copy_lane *lane, struct batch *batch, struct copy_run *run, uint32_t chunk)
 {
 	const struct move move = read_back_of(lane, batch, run, chunk);
 	if (!move.data) {
@@ -318,7 +319,7 @@ ask_read_back(struct lane *lane, struct batch *batch, struct copy_run *run, uint
 }
 
 static void
-gpu_copy_lanes_ask(struct lane *lane, struct batch *batch, struct copy_run *run)
+gpu_copy_lanes_ask(struct copy_lane *lane, struct batch *batch, struct copy_run *run)
 {
 	if (lane->broken != CUDA_SUCCESS) {
 		gpu_copy_lanes_fail(lane->copies, run, lane->broken_call, lane->broken);
@@ -335,7 +336,7 @@ gpu_copy_lanes_ask(struct lane *lane, struct batch *batch, struct copy_run *run)
 }
 
 static void
-gpu_copy_lanes_ask_all(struct lane *lane, struct copy_run *runs)
+gpu_copy_lanes_ask_all(struct copy_lane *lane, struct copy_run *runs)
 {
 	const struct cuda *cuda = lane->copies->config.cuda;
 	struct batch *batch = &lane->batches[(lane->oldest + lane->num_batches++) % BATCHES_MAX];
@@ -360,7 +361,7 @@ gpu_copy_lanes_ask_all(struct lane *lane, struct copy_run *runs)
 
 /* Some of a batch that was refused may be under way: also then it is waited for. */
 static CUresult
-gpu_copy_lanes_wait_for(struct lane *lane, const struct batch *batch, const char **ret_call)
+gpu_copy_lanes_wait_for(struct copy_lane *lane, const struct batch *batch, const char **ret_call)
 {
 	const struct cuda *cuda = lane->copies->config.cuda;
 	if (lane->broken != CUDA_SUCCESS)
@@ -378,7 +379,7 @@ gpu_copy_lanes_wait_for(struct lane *lane, const struct batch *batch, const char
  * one at a time where the GPU hashes nothing, so that only a lane without memory comes to that.
  */
 static void
-hash_here(struct lane *lane, struct batch *batch, struct copy_run *run)
+hash_here(struct copy_lane *lane, struct batch *batch, struct copy_run *run)
 {
 	const struct cuda *cuda = lane->copies->config.cuda;
 	const uint8_t *data = needs_scratch(lane, run) ? batch->scratch : run->data;
@@ -397,7 +398,7 @@ hash_here(struct lane *lane, struct batch *batch, struct copy_run *run)
 
 /* What becomes of the bytes when nothing of the batch is under way any more. */
 static void
-hash_run(struct lane *lane, struct batch *batch, struct copy_run *run)
+hash_run(struct copy_lane *lane, struct batch *batch, struct copy_run *run)
 {
 	if (is_hashed_by_gpu(lane, run)) {
 		for (uint32_t i = 0; i < run->num_chunks; i++)
@@ -411,7 +412,7 @@ hash_run(struct lane *lane, struct batch *batch, struct copy_run *run)
 }
 
 static void
-finish_oldest(struct lane *lane)
+finish_oldest(struct copy_lane *lane)
 {
 	struct batch *batch = &lane->batches[lane->oldest];
 	const char *call = NULL;
@@ -435,7 +436,7 @@ finish_oldest(struct lane *lane)
 
 /* Without it the CPU hashes. */
 static void
-open_hashes(struct lane *lane)
+open_hashes(struct copy_lane *lane)
 {
 	struct gpu_hash *hash = lane->copies->config.hash;
 	lane->hashes = hash != NULL;
@@ -449,7 +450,7 @@ open_hashes(struct lane *lane)
 }
 
 static CUresult
-open_stream(struct lane *lane, const char **ret_call)
+open_stream(struct copy_lane *lane, const char **ret_call)
 {
 	const struct cuda *cuda = lane->copies->config.cuda;
 	int least = 0, greatest = 0;
@@ -473,7 +474,7 @@ open_stream(struct lane *lane, const char **ret_call)
 }
 
 static void
-open_lane(struct lane *lane)
+open_lane(struct copy_lane *lane)
 {
 	lane->broken = open_stream(lane, &lane->broken_call);
 	if (lane->broken != CUDA_SUCCESS)
@@ -484,14 +485,14 @@ open_lane(struct lane *lane)
 
 /* Others would wait for the CPU. */
 static bool
-goes_alone(const struct lane *lane, const struct copy_run *run)
+goes_alone(const struct copy_lane *lane, const struct copy_run *run)
 {
 	return run->hashes && !is_hashed_by_gpu(lane, run);
 }
 
 /* The first that wait, as many as go together. With the lock; there is one. */
 static struct copy_run *
-gpu_copy_lanes_take(struct lane *lane)
+gpu_copy_lanes_take(struct copy_lane *lane)
 {
 	struct kind *kind = lane->kind;
 	struct copy_run *runs = kind->first, *last = runs, *next;
@@ -519,7 +520,7 @@ gpu_copy_lanes_take(struct lane *lane)
 static void *
 run_lane(void *arg)
 {
-	struct lane *lane = arg;
+	struct copy_lane *lane = arg;
 	struct kind *kind = lane->kind;
 	open_lane(lane);
 	pthread_mutex_lock(&kind->lock);
@@ -546,7 +547,7 @@ run_lane(void *arg)
 static int
 add_lane(struct copies *copies, struct kind *kind)
 {
-	struct lane *lane = &kind->lanes[kind->num_lanes];
+	struct copy_lane *lane = &kind->lanes[kind->num_lanes];
 	sigset_t all, before;
 	lane->copies = copies;
 	lane->kind = kind;

@@ -217,13 +217,13 @@ gpu_hash_add(struct gpu_hash_batch *batch, const struct copy_span *ranges, uint3
 
 /* ---- copies --------------------------------------------------------------------------------- */
 
-struct cursor { /* in the ranges of one side */
+struct hash_cursor { /* in the ranges of one side */
 	const struct copy_span *ranges, *end;
 	uint64_t at; /* in the first of them */
 };
 
 static CUdeviceptr
-cursor_skip(struct cursor *cursor, uint64_t bytes)
+cursor_skip(struct hash_cursor *cursor, uint64_t bytes)
 {
 	CUdeviceptr address = 0;
 	while (cursor->ranges < cursor->end && cursor->at == cursor->ranges->bytes) {
@@ -247,7 +247,7 @@ cursor_skip(struct cursor *cursor, uint64_t bytes)
 
 /* How many bytes, at most so many, lie behind each other from here on. */
 static uint64_t
-cursor_run(struct cursor cursor, uint64_t most)
+cursor_run(struct hash_cursor cursor, uint64_t most)
 {
 	CUdeviceptr next = cursor_skip(&cursor, 0);
 	uint64_t run = 0;
@@ -285,8 +285,8 @@ add_move(struct gpu_hash_batch *batch, CUdeviceptr to, CUdeviceptr from, uint64_
 }
 
 static void
-copy_leaf(struct gpu_hash_batch *batch, struct leaf_task *task, struct cursor *to,
-	struct cursor *from)
+copy_leaf(struct gpu_hash_batch *batch, struct leaf_task *task, struct hash_cursor *to,
+	struct hash_cursor *from)
 {
 	uint64_t left = task->bytes;
 	if (left == DIGEST_LEAF_BYTES && cursor_run(*to, left) == left &&
@@ -311,8 +311,8 @@ gpu_hash_add_copy(struct gpu_hash_batch *batch, const struct copy_span *to, uint
 	int number = gpu_hash_add(batch, to, num_to);
 	if (number < 0)
 		return number;
-	struct cursor target = {.ranges = to, .end = to + num_to};
-	struct cursor source = {.ranges = from, .end = from + num_from};
+	struct hash_cursor target = {.ranges = to, .end = to + num_to};
+	struct hash_cursor source = {.ranges = from, .end = from + num_from};
 	const struct chunk *chunk = &batch->chunks[number];
 	for (uint32_t i = 0; i < chunk->leaves; i++)
 		copy_leaf(batch, &batch->tasks[chunk->first + i], &target, &source);

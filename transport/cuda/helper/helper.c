@@ -35,8 +35,8 @@
 
 enum { GOES_ON = -1 }; /* not ended yet */
 
-struct leave { /* that has not been answered */
-	struct leave *next;
+struct helper_leave { /* that has not been answered */
+	struct helper_leave *next;
 	uint64_t worker, piece;
 	struct th_err failed;
 };
@@ -57,9 +57,9 @@ struct helper {
 	struct areas areas;
 	struct answers answers;
 	struct copies *copies;
-	struct gpu_hash *hash;              /* owns; NULL: the CPU makes digests */
-	struct gpu_gather *gather;          /* owns; NULL: each range is a call of the driver */
-	struct leave *leaves, **last_leave; /* own */
+	struct gpu_hash *hash;     /* owns; NULL: the CPU makes digests */
+	struct gpu_gather *gather; /* owns; NULL: each range is a call of the driver */
+	struct helper_leave *leaves, **last_leave; /* own */
 	unsigned num_leaves;
 	struct run *parked;         /* own: what they need is not open yet */
 	_Atomic unsigned running;   /* that the agent has not been told the end of */
@@ -317,9 +317,9 @@ tell_opened(void *arg, const struct imports_told *told)
 static void
 answer_leaves(struct helper *helper)
 {
-	struct leave **link = &helper->leaves;
+	struct helper_leave **link = &helper->leaves;
 	while (*link) {
-		struct leave *leave = *link;
+		struct helper_leave *leave = *link;
 		if (imports_has(&helper->imports, leave->worker, leave->piece)) {
 			link = &leave->next;
 			continue;
@@ -346,7 +346,7 @@ tell_closed(void *arg, const struct imports_told *told)
 	if (told->err.code == 0)
 		return;
 	/* The driver does not let go of something: whoever waits for it hears so. */
-	for (struct leave *leave = helper->leaves; leave; leave = leave->next)
+	for (struct helper_leave *leave = helper->leaves; leave; leave = leave->next)
 		if (leave->failed.code == 0 && leave->worker == told->worker &&
 			(leave->piece == IMPORTS_ALL || leave->piece == told->piece))
 			leave->failed = told->err;
@@ -359,7 +359,7 @@ take_leave(struct helper *helper, const struct gpu_leave *message)
 		helper_end(helper, 2, "it is told to leave more than it has");
 		return;
 	}
-	struct leave *leave = th_calloc(1, sizeof(*leave));
+	struct helper_leave *leave = th_calloc(1, sizeof(*leave));
 	leave->worker = message->worker;
 	leave->piece = message->piece;
 	*helper->last_leave = leave;

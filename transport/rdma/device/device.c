@@ -31,7 +31,7 @@
 
 /* ---- looking at a port -------------------------------------------------------------------- */
 
-struct look {
+struct device_look {
 	enum rail_state state;
 	struct verbs_port port;
 	struct verbs_gid gid;
@@ -39,7 +39,7 @@ struct look {
 };
 
 static void
-look_for_gid(struct rail_port *rail, struct look *look)
+look_for_gid(struct rail_port *rail, struct device_look *look)
 {
 	const struct rails *rails = rail->opened->rails;
 	struct verbs_gid gids[GIDS_MAX];
@@ -56,10 +56,10 @@ look_for_gid(struct rail_port *rail, struct look *look)
 }
 
 static void
-look_at(struct rail_port *rail, struct look *ret_look)
+look_at(struct rail_port *rail, struct device_look *ret_look)
 {
-	struct opened *opened = rail->opened;
-	struct look look = {.state = opened->gone ? RAIL_GONE : RAIL_DOWN};
+	struct opened_device *opened = rail->opened;
+	struct device_look look = {.state = opened->gone ? RAIL_GONE : RAIL_DOWN};
 	int rc = opened->gone ? -ENODEV
 			      : opened->rails->ops->port(opened->device, rail->port, &look.port);
 	if (opened->gone)
@@ -78,7 +78,7 @@ look_at(struct rail_port *rail, struct look *ret_look)
 }
 
 static void
-device_say(uint32_t index, const struct rail_port *rail, const struct look *look, bool first)
+device_say(uint32_t index, const struct rail_port *rail, const struct device_look *look, bool first)
 {
 	char gid[GID_TEXT_BYTES];
 	if (look->state != RAIL_UP) {
@@ -98,7 +98,7 @@ device_say(uint32_t index, const struct rail_port *rail, const struct look *look
 
 /* Whether queue pairs that were made before still reach somebody. */
 static bool
-same_address(const struct look *look, const struct rail_status *status)
+same_address(const struct device_look *look, const struct rail_status *status)
 {
 	return memcmp(look->gid.raw, status->gid.raw, VERBS_GID_BYTES) == 0 &&
 	       look->gid.type == status->gid.type && look->port.lid == status->port.lid;
@@ -109,7 +109,7 @@ static bool
 device_probe(struct rails *rails, uint32_t index, bool first)
 {
 	struct rail_port *rail = &rails->rails[index];
-	struct look look;
+	struct device_look look;
 	look_at(rail, &look);
 	pthread_mutex_lock(&rails->lock);
 	struct rail_status *status = &rail->status;
@@ -137,7 +137,7 @@ rails_look(struct rails *rails, uint32_t index)
 }
 
 static void
-take_event(struct opened *opened, const struct verbs_event *event)
+take_event(struct opened_device *opened, const struct verbs_event *event)
 {
 	struct rails *rails = opened->rails;
 	const struct rails_user *user = &rails->user;
@@ -169,7 +169,7 @@ take_event(struct opened *opened, const struct verbs_event *event)
 static void
 on_events(struct stream *stream)
 {
-	struct opened *opened = loop_container(stream, struct opened, events);
+	struct opened_device *opened = loop_container(stream, struct opened_device, events);
 	for (int i = 0; i < EVENTS_AT_ONCE; i++) {
 		struct verbs_event event;
 		int got = opened->rails->ops->event_next(opened->device, &event);
@@ -192,7 +192,7 @@ on_broken(struct stream *stream, int code)
 }
 
 void
-opened_watch(struct opened *opened)
+opened_watch(struct opened_device *opened)
 {
 	static const struct stream_ops events_ops = {.ready = on_events, .broken = on_broken};
 	struct rails *rails = opened->rails;
@@ -257,7 +257,7 @@ is_wanted(const struct rails_config *config, const char *device, const char *nam
 }
 
 static void
-add_rail(struct rails *rails, struct opened *opened, uint32_t port, const char *name)
+add_rail(struct rails *rails, struct opened_device *opened, uint32_t port, const char *name)
 {
 	struct rail_port *rail = &rails->rails[rails->num_rails++];
 	opened->num_rails++;
@@ -275,8 +275,8 @@ static void
 add_device(struct rails *rails, struct verbs_device *device, const struct rails_config *config,
 	bool *used)
 {
-	struct opened *opened = &rails->opened[rails->num_opened];
-	*opened = (struct opened){
+	struct opened_device *opened = &rails->opened[rails->num_opened];
+	*opened = (struct opened_device){
 		.rails = rails, .device = device, .events.fd = -1, .first_rail = rails->num_rails};
 	opened_init(opened);
 	rails->ops->info(device, &opened->info);
@@ -353,7 +353,7 @@ device_destroy(struct rails *rails)
 	for (uint32_t i = 0; i < rails->num_rails; i++)
 		selfread_close(&rails->rails[i]);
 	for (uint32_t i = 0; i < rails->num_opened; i++) {
-		struct opened *opened = &rails->opened[i];
+		struct opened_device *opened = &rails->opened[i];
 		if (opened->source_cq)
 			rails->ops->cq_free(opened->source_cq);
 		if (opened->device)

@@ -34,7 +34,7 @@ seconds_since(int64_t then_ns)
 /* ---- lost --------------------------------------------------------------------------------- */
 
 static bool
-is_held(struct opened *opened, uint32_t *ret_holds)
+is_held(struct opened_device *opened, uint32_t *ret_holds)
 {
 	pthread_mutex_lock(&opened->rails->lock);
 	*ret_holds = opened->holds;
@@ -44,7 +44,7 @@ is_held(struct opened *opened, uint32_t *ret_holds)
 
 /* HELD: the registrars' turn, once nobody holds it. */
 static void
-let_go(struct opened *opened)
+let_go(struct opened_device *opened)
 {
 	struct rails *rails = opened->rails;
 	uint32_t holds;
@@ -61,11 +61,11 @@ let_go(struct opened *opened)
 static void
 run_unheld(struct loop_task *task)
 {
-	let_go(loop_container(task, struct opened, unheld_task));
+	let_go(loop_container(task, struct opened_device, unheld_task));
 }
 
 static void
-look_later(struct opened *opened)
+look_later(struct opened_device *opened)
 {
 	opened->look_ns = th_now_ns() + opened->pause_ns;
 	opened->pause_ns = th_min_i64(2 * opened->pause_ns, PAUSE_MAX_NS);
@@ -74,7 +74,7 @@ look_later(struct opened *opened)
 
 /* What was made of it goes first: the user's, then ours. */
 static void
-close_device(struct opened *opened)
+close_device(struct opened_device *opened)
 {
 	struct rails *rails = opened->rails;
 	for (uint32_t i = 0; i < opened->num_rails; i++) {
@@ -91,7 +91,7 @@ close_device(struct opened *opened)
 static void
 run_left(struct loop_task *task)
 {
-	struct opened *opened = loop_container(task, struct opened, left_task);
+	struct opened_device *opened = loop_container(task, struct opened_device, left_task);
 	if (opened->phase != OPENED_LEAVING || opened->rails->stopped)
 		return;
 	close_device(opened);
@@ -101,7 +101,7 @@ run_left(struct loop_task *task)
 }
 
 void
-opened_init(struct opened *opened)
+opened_init(struct opened_device *opened)
 {
 	opened->unheld_task.run = run_unheld;
 	opened->left_task.run = run_left;
@@ -109,14 +109,14 @@ opened_init(struct opened *opened)
 }
 
 void
-opened_left(struct opened *opened)
+opened_left(struct opened_device *opened)
 {
 	if (__atomic_sub_fetch(&opened->leaving, 1, __ATOMIC_ACQ_REL) == 0)
 		loop_post(opened->rails->keeper, &opened->left_task);
 }
 
 void
-opened_lose(struct opened *opened)
+opened_lose(struct opened_device *opened)
 {
 	struct rails *rails = opened->rails;
 	TH_ASSERT(opened->phase == OPENED_THERE);
@@ -150,7 +150,7 @@ does_as_much(const struct verbs_info *now, const struct verbs_info *before)
 }
 
 static int
-open_device(struct opened *opened)
+open_device(struct opened_device *opened)
 {
 	struct rails *rails = opened->rails;
 	struct verbs_info info;
@@ -173,7 +173,7 @@ open_device(struct opened *opened)
 
 /* Each reason once. */
 static void
-say_failure(struct opened *opened, int code)
+say_failure(struct opened_device *opened, int code)
 {
 	if (code == opened->code)
 		return;
@@ -189,7 +189,7 @@ say_failure(struct opened *opened, int code)
 }
 
 static void
-look_for(struct opened *opened)
+look_for(struct opened_device *opened)
 {
 	struct rails *rails = opened->rails;
 	int rc = open_device(opened);
@@ -215,7 +215,7 @@ look_for(struct opened *opened)
 /* ---- the clock ---------------------------------------------------------------------------- */
 
 static int64_t
-device_back_tick(struct opened *opened, int64_t now_ns)
+device_back_tick(struct opened_device *opened, int64_t now_ns)
 {
 	uint32_t holds;
 	if (opened->phase == OPENED_AWAY && now_ns >= opened->look_ns)
@@ -248,7 +248,7 @@ rails_tick(struct rails *rails, int64_t now_ns)
 bool
 rail_hold(struct rails *rails, uint32_t rail)
 {
-	struct opened *opened = rails->rails[rail].opened;
+	struct opened_device *opened = rails->rails[rail].opened;
 	pthread_mutex_lock(&rails->lock);
 	bool there = !opened->gone;
 	opened->holds += there;
@@ -259,7 +259,7 @@ rail_hold(struct rails *rails, uint32_t rail)
 void
 rail_unhold(struct rails *rails, uint32_t rail)
 {
-	struct opened *opened = rails->rails[rail].opened;
+	struct opened_device *opened = rails->rails[rail].opened;
 	pthread_mutex_lock(&rails->lock);
 	TH_ASSERT(opened->holds > 0);
 	opened->holds--;

@@ -15,7 +15,7 @@
 
 enum opened_phase { OPENED_THERE, OPENED_HELD, OPENED_LEAVING, OPENED_AWAY }; /* device_back.c */
 
-struct opened { /* a device */
+struct opened_device { /* a device */
 	struct rails *rails;
 	/* Owns; NULL while it is away. The keeper's, and whoever's who holds it, and the
 	 * registrars', from which it is taken before it is closed. */
@@ -37,21 +37,21 @@ struct opened { /* a device */
 	int64_t there_ns, look_ns, pause_ns; /* since when; when to look for it */
 };
 
-void opened_init(struct opened *opened);
+void opened_init(struct opened_device *opened);
 /* The keeper's: its events; that it is lost. */
-void opened_watch(struct opened *opened);
-void opened_lose(struct opened *opened);
+void opened_watch(struct opened_device *opened);
+void opened_lose(struct opened_device *opened);
 /* A registrar's: it has let go (lost_task). */
-void opened_left(struct opened *opened);
+void opened_left(struct opened_device *opened);
 
 struct rail_port {
-	struct opened *opened;
+	struct opened_device *opened;
 	uint32_t port;
 	char name[RAIL_NAME_BYTES];
 	struct rails *rails;
 	struct loop *registrar; /* owns: registers memory and deregisters it (region.c) */
 	/* The registrar's: all that there are with this rail, the newest first. */
-	LIST_HEAD(, registration) registrations;
+	LIST_HEAD(, rail_registration) registrations;
 	struct selfread selfread;       /* also its own */
 	struct loop_task released_task; /* memory was given back, here or by another rail */
 	struct loop_task lost_task;     /* the device is lost: nothing is registered any more */
@@ -79,7 +79,7 @@ struct rails {
 	pthread_mutex_t lock;
 	pthread_mutex_t source_cq_lock; /* of each opened's */
 	uint32_t num_opened, num_rails;
-	struct opened opened[RAILS_MAX];
+	struct opened_device opened[RAILS_MAX];
 	struct rail_port rails[RAILS_MAX];
 	uint32_t num_regions; /* atomic */
 	struct loop_task watch_task, unwatch_task;

@@ -13,7 +13,7 @@
 
 /* Several legs may be the first at once. */
 static int
-source_cq(struct rails *rails, struct opened *opened, struct verbs_cq **ret_cq)
+source_cq(struct rails *rails, struct opened_device *opened, struct verbs_cq **ret_cq)
 {
 	int rc = 0;
 	pthread_mutex_lock(&rails->source_cq_lock);
@@ -29,7 +29,7 @@ queues_new(struct rails *rails, uint32_t rail, struct verbs_cq *cq, uint32_t dep
 	struct queues *ret_queues, struct th_err *ret_err)
 {
 	TH_ASSERT(rail < rails->num_rails);
-	struct opened *opened = rails->rails[rail].opened;
+	struct opened_device *opened = rails->rails[rail].opened;
 	struct queues queues = {.rail = rail, .held = rail_hold(rails, rail)};
 	int rc = queues.held
 			 ? rail_endpoint(rails, rail, &queues.own, &queues.port, ret_err)

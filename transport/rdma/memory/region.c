@@ -30,7 +30,7 @@
 #define AGAIN_MAX_NS INT64_C(30000000000)
 #define PIECE_ALIGN (UINT64_C(2) << 20) /* a huge page stays in one piece */
 
-struct registration { /* with one rail */
+struct rail_registration { /* with one rail */
 	struct loop_task enter_task, leave_task;
 	struct region *region;
 	uint32_t rail;
@@ -39,7 +39,7 @@ struct registration { /* with one rail */
 	uint32_t num_mrs;
 	struct th_err err; /* guarded by the lock of rails */
 	/* The registrar's. */
-	LIST_ENTRY(registration) entry; /* of the rail's */
+	LIST_ENTRY(rail_registration) entry; /* of the rail's */
 	int code;                       /* of the last try */
 	uint32_t tries;
 	int64_t tried_ns, again_ns; /* again_ns INT64_MAX: not by itself */
@@ -58,18 +58,18 @@ struct region {
 	uint32_t refs, waiting, held; /* atomic */
 	bool stuck;                   /* atomic: a device did not give the memory back */
 	struct loop_task settled_task, gone_task;
-	struct registration *of[RAILS_MAX]; /* by rail; NULL: not asked for */
-	struct registration registrations[];
+	struct rail_registration *of[RAILS_MAX]; /* by rail; NULL: not asked for */
+	struct rail_registration registrations[];
 };
 
-static struct opened *
-opened_of(const struct registration *registration)
+static struct opened_device *
+opened_of(const struct rail_registration *registration)
 {
 	return registration->region->rails->rails[registration->rail].opened;
 }
 
 static bool
-region_is_there(const struct registration *registration)
+region_is_there(const struct rail_registration *registration)
 {
 	return (rails_there(registration->region->rails) >> registration->rail & 1) != 0;
 }
@@ -91,11 +91,11 @@ left_in_piece(const struct region *region, uint64_t offset)
 }
 
 static int
-register_piece(struct registration *registration, uint32_t piece)
+register_piece(struct rail_registration *registration, uint32_t piece)
 {
 	struct region *region = registration->region;
 	const struct region_memory *memory = &region->memory;
-	struct opened *opened = opened_of(registration);
+	struct opened_device *opened = opened_of(registration);
 	const struct verbs_ops *ops = region->rails->ops;
 	uint64_t offset = piece * region->piece_bytes;
 	uint64_t bytes = left_in_piece(region, offset), address = region->first + offset;
@@ -110,7 +110,7 @@ register_piece(struct registration *registration, uint32_t piece)
 
 /* A piece that is registered now, or no more. */
 static void
-count(struct registration *registration, uint64_t piece, bool more)
+count(struct rail_registration *registration, uint64_t piece, bool more)
 {
 	struct region *region = registration->region;
 	struct rail_port *port = &region->rails->rails[registration->rail];
@@ -121,10 +121,10 @@ count(struct registration *registration, uint64_t piece, bool more)
 }
 
 static void
-deregister(struct registration *registration)
+deregister(struct rail_registration *registration)
 {
 	struct region *region = registration->region;
-	struct opened *opened = opened_of(registration);
+	struct opened_device *opened = opened_of(registration);
 	for (; registration->num_mrs > 0; registration->num_mrs--) {
 		struct verbs_mr *mr = &registration->mrs[registration->num_mrs - 1];
 		int rc = region->rails->ops->dereg(opened->device, mr);
@@ -157,10 +157,11 @@ may_pass(int code)
 }
 
 static void
-region_explain(struct registration *registration, int code, uint32_t piece, struct th_err *ret_err)
+region_explain(
+	struct rail_registration *registration, int code, uint32_t piece, struct th_err *ret_err)
 {
 	struct region *region = registration->region;
-	struct opened *opened = opened_of(registration);
+	struct opened_device *opened = opened_of(registration);
 	const char *rail = rail_name(region->rails, registration->rail);
 	struct memlock_case failed = {
 		.rail = rail,
@@ -181,7 +182,7 @@ region_explain(struct registration *registration, int code, uint32_t piece, stru
 
 /* What is shown of the rail. */
 static void
-region_show(struct registration *registration, const struct th_err *err, bool was_failed)
+region_show(struct rail_registration *registration, const struct th_err *err, bool was_failed)
 {
 	struct rails *rails = registration->region->rails;
 	struct rail_port *port = &rails->rails[registration->rail];
@@ -198,7 +199,7 @@ region_show(struct registration *registration, const struct th_err *err, bool wa
 
 /* What peers may READ of a GPU. Of its first bytes: it is all of one GPU. */
 static int
-try_to_read(struct registration *registration, struct th_err *ret_err)
+try_to_read(struct rail_registration *registration, struct th_err *ret_err)
 {
 	struct region *region = registration->region;
 	struct rail_port *port = &region->rails->rails[registration->rail];
@@ -210,7 +211,7 @@ try_to_read(struct registration *registration, struct th_err *ret_err)
 
 /* All pieces, or none. Again after a failure: said once for each reason. */
 static void
-region_enter(struct registration *registration)
+region_enter(struct rail_registration *registration)
 {
 	struct region *region = registration->region;
 	struct rail_port *port = &region->rails->rails[registration->rail];
@@ -271,7 +272,8 @@ region_enter(struct registration *registration)
 static void
 run_enter(struct loop_task *task)
 {
-	struct registration *registration = loop_container(task, struct registration, enter_task);
+	struct rail_registration *registration =
+		loop_container(task, struct rail_registration, enter_task);
 	struct region *region = registration->region;
 	struct rail_port *port = &region->rails->rails[registration->rail];
 	LIST_INSERT_HEAD(&port->registrations, registration, entry);
@@ -283,7 +285,8 @@ run_enter(struct loop_task *task)
 static void
 run_leave(struct loop_task *task)
 {
-	struct registration *registration = loop_container(task, struct registration, leave_task);
+	struct rail_registration *registration =
+		loop_container(task, struct rail_registration, leave_task);
 	struct region *region = registration->region;
 	struct rails *rails = region->rails;
 	bool gives_back = registration->num_mrs > 0;
@@ -303,7 +306,7 @@ int64_t
 rail_registrar_tick(void *arg, int64_t now_ns)
 {
 	struct rail_port *port = arg;
-	struct registration *registration;
+	struct rail_registration *registration;
 	int64_t next_ns = INT64_MAX;
 	LIST_FOREACH(registration, &port->registrations, entry)
 	{
@@ -318,7 +321,7 @@ static void
 run_released(struct loop_task *task)
 {
 	struct rail_port *port = loop_container(task, struct rail_port, released_task);
-	struct registration *registration;
+	struct rail_registration *registration;
 	int64_t soonest_ns = INT64_MAX;
 	LIST_FOREACH(registration, &port->registrations, entry)
 	{
@@ -337,7 +340,7 @@ static void
 run_lost(struct loop_task *task)
 {
 	struct rail_port *port = loop_container(task, struct rail_port, lost_task);
-	struct registration *registration;
+	struct rail_registration *registration;
 	LIST_FOREACH(registration, &port->registrations, entry)
 	{
 		struct th_err err;
@@ -357,7 +360,7 @@ static void
 run_back(struct loop_task *task)
 {
 	struct rail_port *port = loop_container(task, struct rail_port, back_task);
-	struct registration *registration;
+	struct rail_registration *registration;
 	LIST_FOREACH(registration, &port->registrations, entry)
 	{
 		if (registration->code == 0)
@@ -432,7 +435,8 @@ region_new(struct rails *rails, const struct region_memory *memory, uint32_t mas
 	uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
 	mask &= (uint32_t)((UINT64_C(1) << rails->num_rails) - 1);
 	uint32_t count = memory->bytes > 0 ? (uint32_t)__builtin_popcount(mask) : 0;
-	struct region *region = th_calloc(1, sizeof(*region) + count * sizeof(struct registration));
+	struct region *region =
+		th_calloc(1, sizeof(*region) + count * sizeof(struct rail_registration));
 	region->rails = rails;
 	region->memory = *memory;
 	if (memory->data)
@@ -455,8 +459,8 @@ region_new(struct rails *rails, const struct region_memory *memory, uint32_t mas
 	for (uint32_t i = 0, k = 0; k < count; i++) {
 		if ((mask >> i & 1) == 0)
 			continue;
-		struct registration *registration = &region->registrations[k++];
-		*registration = (struct registration){.enter_task.run = run_enter,
+		struct rail_registration *registration = &region->registrations[k++];
+		*registration = (struct rail_registration){.enter_task.run = run_enter,
 			.leave_task.run = run_leave,
 			.region = region,
 			.rail = i,
@@ -496,14 +500,14 @@ region_release(struct region *region)
 	if (count == 0)
 		loop_post(rails->keeper, &region->gone_task);
 	for (uint32_t k = 0; k < count; k++) {
-		struct registration *registration = &region->registrations[k];
+		struct rail_registration *registration = &region->registrations[k];
 		struct loop *registrar = rails->rails[registration->rail].registrar;
 		loop_post(registrar, &registration->leave_task);
 	}
 }
 
 static enum region_state
-region_state_of(const struct registration *registration)
+region_state_of(const struct rail_registration *registration)
 {
 	if (!registration)
 		return REGION_NONE;
@@ -513,7 +517,7 @@ region_state_of(const struct registration *registration)
 enum region_state
 region_state(struct region *region, uint32_t rail, struct th_err *ret_err)
 {
-	const struct registration *registration = rail < RAILS_MAX ? region->of[rail] : NULL;
+	const struct rail_registration *registration = rail < RAILS_MAX ? region->of[rail] : NULL;
 	enum region_state state = region_state_of(registration);
 	if (state == REGION_READY && !region_is_there(registration)) {
 		th_fail(ret_err, -ENODEV, "%s: the device is gone", rail_name(region->rails, rail));
@@ -569,7 +573,7 @@ region_piece_bytes(const struct region *region)
 bool
 region_mr(const struct region *region, uint32_t rail, uint64_t offset, struct region_key *ret_key)
 {
-	const struct registration *registration = rail < RAILS_MAX ? region->of[rail] : NULL;
+	const struct rail_registration *registration = rail < RAILS_MAX ? region->of[rail] : NULL;
 	if (offset >= region->memory.bytes || region_state_of(registration) != REGION_READY)
 		return false;
 	const struct verbs_mr *mr = &registration->mrs[offset / region->piece_bytes];
