@@ -4,9 +4,9 @@
  *
  * A listing is judged at the moment at which the server gives it: what a whole group holds, was
  * told of and does not give up is in it, complete; what a member was told that it holds no more is
- * not; nobody sees what was never published. One generation is one listing, and generations only
- * grow within a server's life. So whoever waits has missed nothing, and whoever waits for ever has:
- * it is looked at what the world has become since.
+ * not; nobody sees what was never published, nor a copy whose operation is failing. One generation
+ * is one listing, and generations only grow within a server's life. So whoever waits has missed
+ * nothing, and whoever waits for ever has: it is looked at what the world has become since.
  *
  * What a server may not know is not asked of it: this is certain only where nothing is lost, stands
  * still or begins anew, and some time after all that has ended. Then a listing is also what is
@@ -200,6 +200,9 @@ look_at_copy(uint32_t model, struct th_version id, const struct ctl_replica_info
 		replica->chunks_done != replica->chunks_total)
 		sim_fail("I5", "%s is listed as ready with %" PRIu64 " of %" PRIu64 " chunks",
 			replica->name, replica->chunks_done, replica->chunks_total);
+	if ((replica->flags & (CTL_REPLICA_READY | CTL_REPLICA_DRAINING)) == CTL_REPLICA_DRAINING)
+		sim_fail("list", "%s is listed with what it never had whole and gives up",
+			replica->name);
 	if ((replica->flags & CTL_REPLICA_OFFLOAD) != 0)
 		return;
 	if ((replica->flags & CTL_REPLICA_READY) != 0 && listed->num < LISTED_MAX) {

@@ -2,8 +2,10 @@
 /*
  * srv - server processes: refsrv, its time, and its end.
  */
+#include <inttypes.h>
 #include <string.h>
 
+#include "ipc/base/answer_pages.h"
 #include "tests/sim/check.h"
 #include "tests/sim/sim.h"
 
@@ -12,13 +14,24 @@
 #define PEER UINT64_C(0xfe)
 #define OPERATOR UINT64_C(0xff)
 
+#define ENTRIES_MAX 256u /* of one listing */
+#define PART_BYTES 480u  /* a listing of more than two replicas comes in parts */
+
 static void new_core(struct srv *srv);
 
+static bool
+is_first_part(const struct refsrv_reply *reply)
+{
+	return reply->reply.kind == CTL_LIST && reply->reply.u.list.page.next != 0;
+}
+
+/* A part of a listing is not sent: srv_request reads on. */
 static void
 said(struct srv *srv, const struct refsrv_out *out)
 {
 	for (uint32_t i = 0; i < out->num_replies; i++)
-		if (out->replies[i].token < STRANGER || out->replies[i].token > OPERATOR)
+		if ((out->replies[i].token < STRANGER || out->replies[i].token > OPERATOR) &&
+			!is_first_part(&out->replies[i]))
 			net_reply(srv, &out->replies[i]);
 	srv->next_ns = out->next_ns;
 	process_wake_at(&srv->process, srv->next_ns);
@@ -37,6 +50,50 @@ said(struct srv *srv, const struct refsrv_out *out)
 	TRACE("server # begins anew", srv->process.index);
 	refsrv_free(srv->core);
 	new_core(srv);
+}
+
+/* The parts are put together at once; the whole is what is judged, and what a worker hears. */
+static void
+read_on(struct srv *srv, const char *model, struct refsrv_reply reply)
+{
+	static struct ctl_version_info versions[ENTRIES_MAX];
+	static struct ctl_replica_info replicas[ENTRIES_MAX];
+	struct ctl_listing part = reply.reply.u.list, *whole = &reply.reply.u.list;
+	struct ctl_request request = {.kind = CTL_LIST};
+	struct pages pages = {0};
+	uint64_t entries = 0;
+	struct refsrv_out out;
+	struct th_err err;
+
+	strcpy(request.u.list.model, model);
+	*whole = (struct ctl_listing){.generation = part.generation, .versions = versions};
+	for (;;) {
+		uint64_t before = entries;
+		for (uint32_t i = 0; i < part.num_versions; i++) {
+			uint32_t count = part.versions[i].num_replicas;
+			if (count == 0 || entries + count > ENTRIES_MAX)
+				sim_fail("sim", "a version of %u entries behind %" PRIu64, count,
+					entries);
+			memcpy(&replicas[entries], part.versions[i].replicas,
+				count * sizeof(replicas[0]));
+			versions[whole->num_versions] = part.versions[i];
+			versions[whole->num_versions++].replicas = &replicas[entries];
+			entries += count;
+		}
+		int more = pages_take(&pages, part.page, entries - before, part.generation, &err);
+		if (more < 0)
+			sim_fail("list", "a part of a listing is none: %s", err.text);
+		if (more == 0)
+			break;
+		request.u.list.page = pages.ask;
+		refsrv_step(srv->core, process_now(&srv->process), OPERATOR, &request, &out);
+		part = (struct ctl_listing){0};
+		for (uint32_t i = 0; i < out.num_replies; i++)
+			if (out.replies[i].token == OPERATOR)
+				part = out.replies[i].reply.u.list;
+		said(srv, &out);
+	}
+	net_reply(srv, &reply);
 }
 
 static void
@@ -65,6 +122,7 @@ attached(const struct refsrv_out *out)
 void
 srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request)
 {
+	uint64_t inc = srv->inc;
 	struct refsrv_out out;
 
 	TRACE("server # takes request # from host #: kind # op #", srv->process.index,
@@ -77,6 +135,13 @@ srv_request(struct srv *srv, uint64_t token, const struct ctl_request *request)
 			request->u.attach.server_inc != 0 &&
 				request->u.attach.server_inc != srv->inc);
 	said(srv, &out);
+	bool lists = request->kind == CTL_LIST && srv->inc == inc; /* else its replies are gone */
+	for (uint32_t i = 0; lists && i < out.num_replies; i++) {
+		if (out.replies[i].token == token && is_first_part(&out.replies[i])) {
+			read_on(srv, request->u.list.model, out.replies[i]);
+			break;
+		}
+	}
 	check_blame(srv, request);
 }
 
@@ -194,6 +259,7 @@ new_core(struct srv *srv)
 	config.server_inc = srv->inc = ++world.last_inc;
 	for (size_t i = 0; i < TH_ARRAY_LEN(config.seed); i++)
 		config.seed[i] = th_rng_u64(&world.rng[RNG_SWARM]);
+	config.part_bytes = PART_BYTES;
 	config.pair_block_ns = world.options.pair_block_ns;
 	config.grace_ns = world.options.grace_ns;
 	config.crawl_ns = world.options.crawl_ns;
