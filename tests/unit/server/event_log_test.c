@@ -5,29 +5,13 @@
  */
 #include "server/core/view/event_log.h"
 
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "ipc/base/utf8.h"
 #include "server/core/refsrv_state.h"
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
-static struct world w;
-
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(event_log, .init = setup, .fini = teardown);
+TestSuite(event_log, .init = setup_empty, .fini = teardown);
 
 Test(event_log, empty__nothing_after_any_number)
 {
@@ -105,7 +89,7 @@ next_with(uint64_t *last, const char *part)
 
 Test(event_log, life_of_an_agent__attached_suspect_back_dead)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	uint64_t last = 0;
 	struct world_member m = world_member(&w, a, "r", 0, 1);
 
@@ -137,15 +121,12 @@ Test(event_log, life_of_an_agent__attached_suspect_back_dead)
 
 Test(event_log, orderly_end__is_no_warning)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct world_member m = world_member(&w, a, "r", 0, 1);
 	uint64_t last = 0;
 
 	world_publish(&w, &m, "7");
-	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	struct ctl_ev_part drain = world_take_drain(&w, &m);
-	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	unpublish(&m);
 	cr_assert_eq(world_close(&w, &m, false), 0);
 	cr_assert_eq(next_with(&last, "version 7 of m is given up")->severity, EVENT_INFO);
 	cr_assert_eq(next_with(&last, "was closed")->severity, EVENT_INFO);
@@ -153,7 +134,7 @@ Test(event_log, orderly_end__is_no_warning)
 
 Test(event_log, dead_worker_and_broken_contract__say_so)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct world_member m = world_member(&w, a, "r", 0, 1), n = world_member(&w, a, "s", 0, 1);
 	struct ctl_request request = {.kind = CTL_CLOSE};
 	uint64_t last = 0;

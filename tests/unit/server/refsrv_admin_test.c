@@ -2,34 +2,15 @@
 /*
  * refsrv, operators: a node is drained and undrained, a replica is evicted, events are read.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "server/core/refsrv_state.h"
 #include "server/core/view/event_log.h"
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
-static struct world w;
-static uint32_t a, b, c;
 static struct ctl_admin_reply *admin = &w.reply.u.admin;
 
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_admin, .init = setup, .fini = teardown);
+TestSuite(refsrv_admin, .init = setup_three, .fini = teardown);
 
 static int
 ask(struct ctl_admin what)
@@ -183,8 +164,7 @@ Test(refsrv_admin, source_there__only_where_there_is_no_other)
 	drain(a);
 	struct ctl_grant grant = world_begin(&w, &s, CTL_OP_REPLICATE, "1");
 	cr_assert_str_eq(grant.source_node, "node0", "there is no other");
-	world_finish(&w, &s, grant.leg);
-	cr_assert_eq(world_outcome(&w, &s).code, 0);
+	finished(&s, grant.leg);
 	/* Older and idle, but drained. */
 	grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 	cr_assert_str_eq(grant.source_node, "node1");
@@ -234,9 +214,7 @@ restart_world(uint64_t offload_bytes)
 	world_fini(&w);
 	world_init(&w, NULL);
 	w.offload_bytes = offload_bytes;
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
+	new_agents(3);
 	w.retain = "latest";
 }
 
@@ -560,7 +538,6 @@ evict(const char *replica, bool look, uint64_t group)
 Test(refsrv_admin, evict__group_is_broken_with_its_own_code)
 {
 	struct world_member m[2] = {world_member(&w, a, "r", 0, 2), world_member(&w, b, "r", 1, 2)};
-	struct ctl_event event;
 
 	cr_assert_eq(evict("r", true, 0), 0);
 	cr_assert_str_eq(admin->state, "there");
@@ -572,7 +549,7 @@ Test(refsrv_admin, evict__group_is_broken_with_its_own_code)
 	cr_assert_str_eq(admin->state, "evicted");
 	cr_assert_eq(admin->group, group);
 	for (int i = 0; i < 2; i++) {
-		cr_assert(world_take(&w, m[i].agent, CTL_EV_BROKEN, m[i].sid, &event));
+		struct ctl_event event = taken(&m[i], CTL_EV_BROKEN);
 		cr_assert(event.u.broken.evicted);
 		cr_assert(strstr(event.u.broken.text, "evicted by an operator: a test"));
 		world_call(&w, &m[i], CTL_OP_UPDATE, "latest", TH_FOREVER);
@@ -605,8 +582,7 @@ Test(refsrv_admin, evict__running_readers_end)
 	uint64_t group = admin->group;
 	cr_assert_eq(admin->legs_out, 1);
 	world_finish(&w, &r, grant.leg);
-	struct ctl_ev_part part = world_take_drain(&w, &p);
-	cr_assert_eq(world_drain_done(&w, a, &part), 0);
+	world_drained(&w, &p);
 	cr_assert_eq(evict("p", true, group), 0);
 	cr_assert_eq(admin->legs_out, 0);
 }

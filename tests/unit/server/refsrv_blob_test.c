@@ -3,36 +3,13 @@
  * refsrv, blobs: manifests come and go in parts, under the key that is their hash, and have a room
  * of their own.
  */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "server/core/model/blob_hash.h"
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
-static struct world w;
-
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_blob, .init = setup, .fini = teardown);
-
-static bool
-says(const char *words)
-{
-	return strstr(w.reply.text, words) != NULL;
-}
+TestSuite(refsrv_blob, .init = setup_empty, .fini = teardown);
 
 static int
-put_part(uint32_t a, struct th_hash key, const uint8_t *data, uint64_t total, uint64_t offset,
+put_part(uint32_t agent, struct th_hash key, const uint8_t *data, uint64_t total, uint64_t offset,
 	size_t bytes)
 {
 	struct ctl_request request = {.kind = CTL_MANIFEST_PUT};
@@ -41,20 +18,20 @@ put_part(uint32_t a, struct th_hash key, const uint8_t *data, uint64_t total, ui
 		.offset = offset,
 		.data = data + offset,
 		.data_bytes = bytes};
-	return world_request(&w, a, &request);
+	return world_request(&w, agent, &request);
 }
 
 static int
-get_part(uint32_t a, struct th_hash key, uint64_t offset)
+get_part(uint32_t agent, struct th_hash key, uint64_t offset)
 {
 	struct ctl_request request = {.kind = CTL_MANIFEST_GET, .u.manifest_get = {key, offset}};
-	return world_request(&w, a, &request);
+	return world_request(&w, agent, &request);
 }
 
 Test(refsrv_blob, in_parts__comes_back_in_parts)
 {
 	static uint8_t data[TH_PART_BYTES_MAX + 100];
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	for (size_t i = 0; i < sizeof(data); i++)
 		data[i] = (uint8_t)(i * 7);
 	struct th_hash key = hash_bytes(data, sizeof(data));
@@ -77,7 +54,7 @@ Test(refsrv_blob, in_parts__comes_back_in_parts)
 
 Test(refsrv_blob, bytes_not_of_the_key__checksum_and_forgotten)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	const uint8_t data[] = "some manifest";
 	struct th_hash key = {.lo = 1, .hi = 2};
 	cr_assert_eq(put_part(a, key, data, sizeof(data), 0, sizeof(data)), TH_E_CHECKSUM);
@@ -86,7 +63,7 @@ Test(refsrv_blob, bytes_not_of_the_key__checksum_and_forgotten)
 
 Test(refsrv_blob, bad_sizes__refused)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	const uint8_t data[16] = {0};
 	struct th_hash key = {.lo = 1};
 	cr_assert_eq(put_part(a, key, data, 0, 0, 0), TH_E_INVALID);
@@ -105,7 +82,7 @@ Test(refsrv_blob, room_is_short__unreferenced_oldest_goes_first)
 	refsrv_config_default(&config);
 	config.blob_bytes_max = 200;
 	world_init(&w, &config);
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct world_member m = world_member(&w, a, "r", 0, 1); /* its manifest: 20 bytes, in use */
 	uint8_t data[80];
 	struct th_hash keys[3], used = hash_bytes("manifest of layout 0", 20);
@@ -130,7 +107,7 @@ Test(refsrv_blob, agent_dies_with_a_half_upload__its_room_is_free)
 	refsrv_config_default(&config);
 	config.blob_bytes_max = 100;
 	world_init(&w, &config);
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	uint8_t data[100] = {1};
 	struct th_hash key;
 	cr_assert_eq(put_part(a, (struct th_hash){.lo = 5}, data, 100, 0, 50), 0);

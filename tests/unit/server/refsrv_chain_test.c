@@ -3,15 +3,12 @@
  * refsrv, chains of partial replicas: a break has exactly one reaction, by the node below it; who
  * is blamed, and what two blames mean.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
 #define LENGTH 6u
 
-static struct world w;
 static struct world_member source, spare, nodes[LENGTH];
 static uint64_t legs[LENGTH];
 
@@ -22,12 +19,6 @@ setup(void)
 	for (uint32_t i = 0; i < LENGTH + 3; i++)
 		world_agent(&w);
 	world_sleep(&w, 2 * SEC);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 TestSuite(refsrv_chain, .init = setup, .fini = teardown);
@@ -51,13 +42,6 @@ chain(bool with_spare)
 		spare = world_member(&w, LENGTH + 1, "spare", 0, 1);
 		world_publish(&w, &spare, "1");
 	}
-}
-
-static void
-dies(uint32_t agent)
-{
-	w.agents[agent].silent = true;
-	world_gone(&w, agent);
 }
 
 /* How many of the nodes got another source; the last such event. */
@@ -212,13 +196,12 @@ static void
 blamed_by_two(int code)
 {
 	struct world_member r[2];
-	struct ctl_event event;
 
 	for (uint32_t i = 0; i < 2; i++) {
 		struct ctl_grant grant = reader(i, i == 0 ? "r0" : "r1", &r[i]);
 		cr_assert_eq(grant.source_sid, source.sid);
 		cr_assert_eq(world_leg_end(&w, i, grant.leg, code, true, 0), 0);
-		cr_assert(world_take(&w, i, CTL_EV_REROUTE, r[i].sid, &event));
+		struct ctl_event event = taken(&r[i], CTL_EV_REROUTE);
 		cr_assert_eq(event.u.reroute.grant.source_sid, spare.sid);
 	}
 }
@@ -235,8 +218,7 @@ Test(refsrv_chain, two_readers_blame__the_source_is_the_last_resort_of_all)
 	world_call(&w, &spare, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	struct ctl_grant grant = reader(3, "r3", &r3);
 	cr_assert_eq(grant.source_sid, source.sid);
-	world_finish(&w, &r3, grant.leg);
-	cr_assert_eq(world_outcome(&w, &r3).code, 0);
+	finished(&r3, grant.leg);
 	struct world_member r4;
 	cr_assert_eq(reader(4, "r4", &r4).source_sid, source.sid);
 }
@@ -275,25 +257,16 @@ Test(refsrv_chain, one_host_blames_twice__is_one_voice)
 
 /* ---- a slow reader in the way ---- */
 
-static void
-beat(uint32_t node, uint32_t chunks)
-{
-	struct ctl_leg_progress progress = {.leg = legs[node], .chunks_verified = chunks};
-	struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
-
-	cr_assert_eq(world_request(&w, node, &request), 0);
-}
-
 /* For so many seconds node 0 has 3 chunks, and those behind it what they can have of them. */
 static void
 crawl(int seconds, uint32_t second)
 {
 	for (int i = 0; i < seconds; i++) {
 		world_sleep(&w, SEC);
-		beat(0, 3);
-		beat(1, second);
+		cr_assert_eq(beat(0, legs[0], 3), 0);
+		cr_assert_eq(beat(1, legs[1], second), 0);
 		for (uint32_t node = 2; node < LENGTH; node++)
-			beat(node, 2);
+			cr_assert_eq(beat(node, legs[node], 2), 0);
 	}
 }
 
@@ -315,8 +288,7 @@ Test(refsrv_chain, slow_reader__the_first_behind_it_reads_beside_it)
 	crawl(20, 3);
 	cr_assert_eq(reactions(&node, &moved), 0);
 	/* Its bytes come: those behind it have them from it. */
-	world_finish(&w, &nodes[1], legs[1]);
-	cr_assert_eq(world_outcome(&w, &nodes[1]).code, 0);
+	finished(&nodes[1], legs[1]);
 }
 
 Test(refsrv_chain, slow_reader__an_idle_source_is_better_than_its_own)
@@ -340,7 +312,7 @@ Test(refsrv_chain, bytes_move__nobody_is_moved)
 	for (uint32_t chunks = 1; chunks < 8; chunks++) {
 		world_sleep(&w, 2 * SEC);
 		for (uint32_t i = 0; i < LENGTH; i++)
-			beat(i, chunks);
+			cr_assert_eq(beat(i, legs[i], chunks), 0);
 	}
 	cr_assert_eq(reactions(&node, &moved), 0);
 }
@@ -363,7 +335,7 @@ Test(refsrv_chain, bytes_come_in_bursts_by_a_slow_link__nobody_is_moved)
 			uint32_t bursts = (1000 * second + phase) / 4200;
 			world_sleep(&w, SEC);
 			for (uint32_t i = 0; i < LENGTH; i++)
-				beat(i, 4 * bursts);
+				cr_assert_eq(beat(i, legs[i], 4 * bursts), 0);
 		}
 		cr_assert_eq(reactions(&node, &moved), 0, "phase %u", phase);
 	}

@@ -3,14 +3,9 @@
  * refsrv, whose bytes a version has: publishers of the same version, with the same bytes and with
  * others, hashed early and late, and the readers that are bound to one of them.
  */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "ipc/base/name.h"
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
-static struct world w;
-static uint32_t a, b, c;
 static struct world_member first, second, reader;
 
 static void
@@ -18,18 +13,10 @@ setup(void)
 {
 	world_init(&w, NULL);
 	w.hash_late = true;
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
+	new_agents(3);
 	first = world_member(&w, a, "first", 0, 1);
 	second = world_member(&w, b, "second", 0, 1);
 	reader = world_member(&w, c, "reader", 0, 1);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 TestSuite(refsrv_content, .init = setup, .fini = teardown);
@@ -67,20 +54,9 @@ listed(void)
 }
 
 static void
-unpublish(struct world_member *m)
-{
-	world_call(&w, m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	struct ctl_ev_part drain = world_take_drain(&w, m);
-	cr_assert_eq(world_drain_done(&w, m->agent, &drain), 0);
-	cr_assert_eq(world_outcome(&w, m).code, 0);
-}
-
-static void
 expect_conflict(struct world_member *m, const char *name)
 {
-	struct ctl_event event;
-
-	cr_assert(world_take(&w, m->agent, CTL_EV_CONFLICT, m->sid, &event));
+	struct ctl_event event = taken(m, CTL_EV_CONFLICT);
 	cr_assert(strstr(event.u.conflict.text, name), "%s", event.u.conflict.text);
 	cr_assert_not(world_has(&w, m->agent, CTL_EV_CONFLICT, m->sid));
 }
@@ -136,13 +112,11 @@ Test(refsrv_content, one_shard_differs__all_members_hear_it_and_get_one_outcome)
 		p[i] = world_member(&w, i == 0 ? a : b, "p", i, 2);
 		q[i] = world_member(&w, i == 0 ? b : c, "q", i, 2);
 	}
-	for (uint32_t i = 0; i < 2; i++)
-		world_call(&w, &p[i], CTL_OP_PUBLISH, "1", TH_FOREVER);
-	for (uint32_t i = 0; i < 2; i++)
-		world_call(&w, &q[i], CTL_OP_PUBLISH, "1", TH_FOREVER);
+	call_both(p, CTL_OP_PUBLISH, "1");
+	call_both(q, CTL_OP_PUBLISH, "1");
 	for (uint32_t i = 0; i < 2; i++) {
-		cr_assert_eq(world_outcome(&w, &p[i]).code, 0);
-		cr_assert_eq(world_outcome(&w, &q[i]).code, 0);
+		succeeded(&p[i]);
+		succeeded(&q[i]);
 	}
 	say(&p[0], 1);
 	say(&q[0], 1);
@@ -152,18 +126,15 @@ Test(refsrv_content, one_shard_differs__all_members_hear_it_and_get_one_outcome)
 	cr_assert_str_eq(listed(), "p");
 	for (uint32_t i = 0; i < 2; i++)
 		expect_conflict(&q[i], "shard 1");
-	for (uint32_t i = 0; i < 2; i++)
-		world_call(&w, &q[i], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	call_both(q, CTL_OP_UNPUBLISH, "");
 	for (uint32_t i = 0; i < 2; i++)
 		cr_assert_eq(world_outcome(&w, &q[i]).code, TH_E_VERSION_CONFLICT);
 	world_call(&w, &q[0], CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	world_call(&w, &q[1], CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	for (uint32_t i = 0; i < 2; i++) {
-		struct ctl_ev_part drain = world_take_drain(&w, &q[i]);
-		cr_assert_eq(world_drain_done(&w, q[i].agent, &drain), 0);
+		world_drained(&w, &q[i]);
 	}
-	for (uint32_t i = 0; i < 2; i++)
-		cr_assert_eq(world_outcome(&w, &q[i]).code, 0);
+	succeeded_both(q);
 }
 
 Test(refsrv_content, first_is_gone_before_it_is_known__second_is_the_version)
@@ -178,8 +149,7 @@ Test(refsrv_content, first_is_gone_before_it_is_known__second_is_the_version)
 	cr_assert_eq(world_prepared(&w, &reader, 0), 0);
 	struct ctl_grant grant = world_go(&w, &reader);
 	cr_assert_str_eq(grant.source_replica, "second");
-	world_finish(&w, &reader, grant.leg);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	finished(&reader, grant.leg);
 	cr_assert_str_eq(listed(), "reader second");
 }
 
@@ -229,8 +199,7 @@ Test(refsrv_content, first_is_broken__second_is_not_refused_and_follows_it)
 	say(&second, 8);
 	cr_assert_str_eq(listed(), "");
 	cr_assert_not(world_has(&w, b, CTL_EV_CONFLICT, 0));
-	struct ctl_ev_part drain = world_take_drain(&w, &first);
-	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
+	world_drained(&w, &first);
 	cr_assert_str_eq(listed(), "second");
 	cr_assert_not(world_has(&w, b, CTL_EV_CONFLICT, 0));
 	world_call(&w, &second, CTL_OP_UNPUBLISH, "", TH_FOREVER);
@@ -264,16 +233,14 @@ begin_and_fail(void)
 
 Test(refsrv_content, reader__other_source_only_when_it_is_known_to_be_the_same)
 {
-	struct ctl_event event;
 	publish_both();
 	begin_and_fail();
 	say(&second, 7);
 	cr_assert_not(world_has(&w, c, CTL_EV_REROUTE, reader.sid));
 	say(&first, 7);
-	cr_assert(world_take(&w, c, CTL_EV_REROUTE, reader.sid, &event));
+	struct ctl_event event = taken(&reader, CTL_EV_REROUTE);
 	cr_assert_str_eq(event.u.reroute.grant.source_replica, "second");
-	world_finish(&w, &reader, event.u.reroute.grant.leg);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	finished(&reader, event.u.reroute.grant.leg);
 }
 
 Test(refsrv_content, reader__other_bytes_elsewhere__the_version_is_lost_with_its_source)
@@ -304,17 +271,14 @@ static void
 first_dies(void)
 {
 	cr_assert_eq(world_close(&w, &first, true), 0);
-	struct ctl_ev_part drain = world_take_drain(&w, &first);
-	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
+	world_drained(&w, &first);
 }
 
 /* Where the reader of the dead first goes on. */
 static uint64_t
 taken_over(void)
 {
-	struct ctl_event event;
-
-	cr_assert(world_take(&w, c, CTL_EV_REROUTE, reader.sid, &event));
+	struct ctl_event event = taken(&reader, CTL_EV_REROUTE);
 	cr_assert_str_eq(event.u.reroute.grant.source_replica, "second");
 	cr_assert_str_eq(listed(), "reader second");
 	return event.u.reroute.grant.leg;
@@ -327,7 +291,7 @@ Test(refsrv_content, reader__first_dies_before_it_is_known__goes_on_from_the_sec
 	say(&second, 8);
 	first_dies();
 	cr_assert_eq(finish_with(taken_over(), 8), 0);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 	cr_assert_str_eq(listed(), "reader second");
 }
 
@@ -340,7 +304,7 @@ Test(refsrv_content, reader__first_dies_and_the_second_is_not_known_yet__waits_f
 	cr_assert_not(world_ended(&w, &reader));
 	say(&second, 8);
 	cr_assert_eq(finish_with(taken_over(), 8), 0);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 }
 
 Test(refsrv_content, reader__first_dies_and_was_not_the_same__conflict_and_again)
@@ -355,7 +319,7 @@ Test(refsrv_content, reader__first_dies_and_was_not_the_same__conflict_and_again
 	cr_assert_str_eq(listed(), "second");
 	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(finish_with(grant.leg, 8), 0);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 }
 
 Test(refsrv_content, reader__first_dies_and_it_makes_no_digests__proves_nothing)
@@ -380,16 +344,15 @@ Test(refsrv_content, reader__has_begun_with_the_first_and_is_read_itself__both_g
 	say(&second, 8);
 	first_dies();
 	cr_assert_str_eq(listed(), "below reader second");
-	struct ctl_event event;
-	cr_assert(world_take(&w, c, CTL_EV_REROUTE, reader.sid, &event));
+	struct ctl_event event = taken(&reader, CTL_EV_REROUTE);
 	cr_assert_eq(finish_with(event.u.reroute.grant.leg, 8), 0);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 	struct ctl_request end = {.kind = CTL_LEG_END};
 	end.u.leg_end.leg = next.leg;
 	end.u.leg_end.chunks_verified = WORLD_CHUNKS;
 	end.u.leg_end.content = (struct th_hash){.lo = 8, .hi = 1};
 	cr_assert_eq(world_request(&w, b, &end), 0);
-	cr_assert_eq(world_outcome(&w, &below).code, 0);
+	succeeded(&below);
 }
 
 Test(refsrv_content, reader__first_dies_and_the_second_dies_too__lost)
@@ -398,8 +361,7 @@ Test(refsrv_content, reader__first_dies_and_the_second_dies_too__lost)
 	begin_and_fail();
 	first_dies();
 	cr_assert_eq(world_close(&w, &second, true), 0);
-	struct ctl_ev_part drain = world_take_drain(&w, &second);
-	cr_assert_eq(world_drain_done(&w, b, &drain), 0);
+	world_drained(&w, &second);
 	cr_assert_eq(world_outcome(&w, &reader).code, TH_E_VERSION_LOST);
 }
 
@@ -409,7 +371,7 @@ Test(refsrv_content, reader__knows_the_content_when_its_publisher_is_gone)
 	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
 	say(&first, 7);
 	cr_assert_eq(finish_with(grant.leg, 7), 0);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 	unpublish(&first);
 	world_publish(&w, &first, "1");
 	say(&first, 7);
@@ -436,7 +398,7 @@ Test(refsrv_content, early__succeeds_when_its_publisher_says_the_same)
 {
 	arrived_early(7);
 	say(&first, 7);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 	cr_assert_str_eq(listed(), "first reader");
 }
 
@@ -444,11 +406,10 @@ Test(refsrv_content, early__succeeds_when_its_publisher_says_the_same)
 Test(refsrv_content, early__has_other_bytes__fails_others_are_not_hurt)
 {
 	struct world_member honest = world_member(&w, b, "honest", 0, 1);
-	struct ctl_event event;
 	arrived_early(666);
 	struct ctl_grant grant = world_begin(&w, &honest, CTL_OP_REPLICATE, "1");
 	say(&first, 7);
-	cr_assert(world_take(&w, c, CTL_EV_CANCEL, reader.sid, &event));
+	taken(&reader, CTL_EV_CANCEL);
 	cr_assert_eq(grant.source_sid, first.sid);
 	struct ctl_ev_outcome end = world_outcome(&w, &reader);
 	cr_assert_eq(end.code, TH_E_VERSION_CONFLICT);
@@ -458,7 +419,7 @@ Test(refsrv_content, early__has_other_bytes__fails_others_are_not_hurt)
 	request.u.leg_end.chunks_verified = WORLD_CHUNKS;
 	request.u.leg_end.content = (struct th_hash){.lo = 7, .hi = 1};
 	cr_assert_eq(world_request(&w, b, &request), 0);
-	cr_assert_eq(world_outcome(&w, &honest).code, 0);
+	succeeded(&honest);
 	cr_assert_str_eq(listed(), "first honest");
 	/* What the publisher has said it cannot unsay. */
 	cr_assert_eq(world_content(&w, &first, 8), TH_E_INVALID);
@@ -468,7 +429,7 @@ Test(refsrv_content, early__publisher_makes_no_digests__succeeds_when_it_says_so
 {
 	arrived_early(7);
 	say(&first, 0);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 	cr_assert_str_eq(listed(), "first reader");
 }
 
@@ -479,7 +440,7 @@ Test(refsrv_content, early__makes_no_digests_itself__waits_all_the_same)
 	world_finish(&w, &reader, grant.leg);
 	cr_assert_not(world_ended(&w, &reader));
 	say(&first, 7);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 }
 
 Test(refsrv_content, early__publisher_dies_and_its_agent_says_it__succeeds)
@@ -488,18 +449,15 @@ Test(refsrv_content, early__publisher_dies_and_its_agent_says_it__succeeds)
 	cr_assert_eq(world_close(&w, &first, true), 0);
 	cr_assert_not(world_ended(&w, &reader), "its agent still can");
 	say(&first, 7);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
-	struct ctl_ev_part drain = world_take_drain(&w, &first);
-	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
+	succeeded(&reader);
+	world_drained(&w, &first);
 	cr_assert_str_eq(listed(), "reader");
 }
 
 static void
 expect_lost(void)
 {
-	struct ctl_event event;
-
-	cr_assert(world_take(&w, c, CTL_EV_CANCEL, reader.sid, &event));
+	taken(&reader, CTL_EV_CANCEL);
 	struct ctl_ev_outcome end = world_outcome(&w, &reader);
 	cr_assert_eq(end.code, TH_E_VERSION_LOST);
 	cr_assert(strstr(end.text, "nobody can vouch") != NULL, "%s", end.text);
@@ -533,7 +491,7 @@ Test(refsrv_content, early__second_publisher_is_known__it_vouches_for_the_same_b
 	first_dies();
 	cr_assert_not(world_ended(&w, &reader), "the second may be the same");
 	say(&second, 8);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 	cr_assert_str_eq(listed(), "reader second");
 }
 
@@ -556,7 +514,7 @@ Test(refsrv_content, reader__says_content_as_if_it_had_published__refused)
 	cr_assert_eq(world_content(&w, &reader, 7), TH_E_INVALID);
 	cr_assert_not(world_ended(&w, &reader));
 	say(&first, 7);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 }
 
 Test(refsrv_content, reader__is_told_what_is_known)
@@ -595,7 +553,7 @@ Test(refsrv_content, reader__has_other_bytes_than_were_published__conflict_and_a
 	cr_assert_str_eq(listed(), "first");
 	grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(finish_with(grant.leg, 7), 0);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 	cr_assert_str_eq(listed(), "first reader");
 }
 
@@ -695,7 +653,7 @@ Test(refsrv_content, comes_back__other_bytes_than_are_read__readers_are_told_and
 	grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
 	cr_assert_str_eq(grant.source_replica, "former");
 	cr_assert_eq(finish_with(grant.leg, 7), 0);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 	cr_assert_str_eq(listed(), "former reader");
 }
 
@@ -706,7 +664,7 @@ Test(refsrv_content, comes_back__the_same_bytes_as_are_read__nobody_notices)
 	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
 	comes_back(7);
 	cr_assert_eq(finish_with(grant.leg, 7), 0);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	succeeded(&reader);
 	cr_assert_str_eq(listed(), "first former reader");
 }
 

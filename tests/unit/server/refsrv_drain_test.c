@@ -3,16 +3,13 @@
  * refsrv, the drain rule: what becomes of the readers of a part that is being given up. Trainers of
  * one job publish equal bytes and give them up together, step after step.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
 #define TRAINERS 4u
 #define READERS 8u
 
-static struct world w;
 static struct world_member trainers[TRAINERS], readers[READERS];
 static uint64_t legs[READERS]; /* the newest of each */
 static uint32_t moves[READERS];
@@ -43,12 +40,6 @@ static void
 setup(void)
 {
 	start(true);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 TestSuite(refsrv_drain, .init = setup, .fini = teardown);
@@ -123,12 +114,11 @@ whole_step(uint32_t num_readers, const char *version)
 		give_up(i, &drains[i]);
 	cr_assert_leq(most_readers_of_one(), 2, "nothing piles up");
 	for (uint32_t i = 0; i < num_readers; i++) {
-		world_finish(&w, &readers[i], legs[i]);
-		cr_assert_eq(world_outcome(&w, &readers[i]).code, 0);
+		finished(&readers[i], legs[i]);
 	}
 	for (uint32_t i = 0; i < TRAINERS; i++) {
 		cr_assert_eq(world_drain_done(&w, i, &drains[i]), 0);
-		cr_assert_eq(world_outcome(&w, &trainers[i]).code, 0);
+		succeeded(&trainers[i]);
 	}
 }
 
@@ -137,10 +127,7 @@ static void
 let_go(uint32_t num_readers)
 {
 	for (uint32_t i = 0; i < num_readers; i++) {
-		world_call(&w, &readers[i], CTL_OP_UNPUBLISH, "", TH_FOREVER);
-		struct ctl_ev_part drain = world_take_drain(&w, &readers[i]);
-		cr_assert_eq(world_drain_done(&w, readers[i].agent, &drain), 0);
-		cr_assert_eq(world_outcome(&w, &readers[i]).code, 0);
+		unpublish(&readers[i]);
 	}
 }
 
@@ -185,7 +172,6 @@ Test(refsrv_drain, trainers_together__two_readers__one_move_each_and_never_to_th
 Test(refsrv_drain, moved_leg__its_new_source_dies__moves_again)
 {
 	struct ctl_ev_part drain;
-	struct ctl_event event;
 
 	world_fini(&w);
 	start(false);
@@ -201,9 +187,8 @@ Test(refsrv_drain, moved_leg__its_new_source_dies__moves_again)
 	w.agents[source].silent = true;
 	world_gone(&w, source);
 	world_sleep(&w, 2 * SEC);
-	cr_assert(world_take(&w, readers[0].agent, CTL_EV_REROUTE, readers[0].sid, &event));
-	world_finish(&w, &readers[0], event.u.reroute.grant.leg);
-	cr_assert_eq(world_outcome(&w, &readers[0]).code, 0);
+	struct ctl_event event = taken(&readers[0], CTL_EV_REROUTE);
+	finished(&readers[0], event.u.reroute.grant.leg);
 }
 
 Test(refsrv_drain, unpublish_fails__source_is_listed_again_and_others_have_not_moved_back)
@@ -219,21 +204,18 @@ Test(refsrv_drain, unpublish_fails__source_is_listed_again_and_others_have_not_m
 	follow();
 	cr_assert_eq(all_moves(), 0);
 	for (uint32_t i = 0; i < READERS; i++) {
-		world_finish(&w, &readers[i], legs[i]);
-		cr_assert_eq(world_outcome(&w, &readers[i]).code, 0);
+		finished(&readers[i], legs[i]);
 	}
 }
 
 Test(refsrv_drain, aborted_partial__its_children_move_at_once_also_to_a_busy_source)
 {
-	struct ctl_event event;
-
 	world_publish(&w, &trainers[0], "1");
 	for (uint32_t i = 0; i < 3; i++)
 		legs[i] = world_begin(&w, &readers[i], CTL_OP_REPLICATE, "1").leg;
 	/* t0 -> r0 -> r1 -> r2; r1 fails by itself. */
 	cr_assert_eq(world_leg_end(&w, readers[1].agent, legs[1], TH_E_STALE_MEMORY, false, 3), 0);
-	cr_assert(world_take(&w, readers[2].agent, CTL_EV_REROUTE, readers[2].sid, &event));
+	struct ctl_event event = taken(&readers[2], CTL_EV_REROUTE);
 	cr_assert_eq(event.u.reroute.old_leg, legs[2]);
 	cr_assert_neq(event.u.reroute.grant.source_sid, readers[1].sid);
 }

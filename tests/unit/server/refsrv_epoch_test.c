@@ -3,53 +3,36 @@
  * The server's lives: epochs, numbers that no other life has given, requests of a former
  * attachment.
  */
-#include <criterion/criterion.h>
-#include <string.h>
+#include "tests/unit/server/refsrv_fixture.h"
 
-#include "tests/support/core/refsrv_world.h"
-
-static struct world w;
-
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_epoch, .init = setup, .fini = teardown);
+TestSuite(refsrv_epoch, .init = setup_empty, .fini = teardown);
 
 /* An agent that was attached to another server life, of this epoch. */
 static uint32_t
 comes_from(uint32_t epoch)
 {
-	uint32_t a = w.num_agents++;
+	uint32_t agent = w.num_agents++;
 
-	w.agents[a].inc = ++w.last_inc;
-	strcpy(w.agents[a].node, a == 0 ? "n0" : a == 1 ? "n1" : "n2");
-	w.agents[a].server_inc = 1234;
-	w.agents[a].epoch = epoch;
-	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
-	return a;
+	w.agents[agent].inc = ++w.last_inc;
+	strcpy(w.agents[agent].node, agent == 0 ? "n0" : agent == 1 ? "n1" : "n2");
+	w.agents[agent].server_inc = 1234;
+	w.agents[agent].epoch = epoch;
+	cr_assert_eq(world_attach(&w, agent, "dc1"), 0);
+	return agent;
 }
 
 static uint64_t
-new_sid(uint32_t a, const char *replica)
+new_sid(uint32_t agent, const char *replica)
 {
 	uint64_t sid = 0;
 
-	cr_assert_eq(world_open(&w, a, "m", replica, 0, 1, 1, &sid), 0);
+	cr_assert_eq(world_open(&w, agent, "m", replica, 0, 1, 1, &sid), 0);
 	return sid;
 }
 
 Test(refsrv_epoch, first_life__epoch_one_and_numbers_within_it)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 
 	cr_assert_eq(w.agents[a].epoch, 1);
 	cr_assert_eq(new_sid(a, "r") >> TH_EPOCH_SHIFT, 1);
@@ -58,7 +41,7 @@ Test(refsrv_epoch, first_life__epoch_one_and_numbers_within_it)
 
 Test(refsrv_epoch, agents_bring_epochs__one_above_the_highest)
 {
-	uint32_t a = comes_from(6);
+	a = comes_from(6);
 	uint64_t first, second;
 
 	cr_assert_eq(w.agents[a].epoch, 7);
@@ -93,7 +76,7 @@ Test(refsrv_epoch, two_lives_of_one_epoch__numbers_do_not_meet)
 
 Test(refsrv_epoch, former_attachment__its_requests_are_refused)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct ctl_request open = {.kind = CTL_OPEN,
 		.agent_inc = w.agents[a].inc,
 		.secret = world_secret(w.agents[a].inc),
@@ -114,7 +97,7 @@ Test(refsrv_epoch, former_attachment__its_requests_are_refused)
 
 Test(refsrv_epoch, late_attach__does_not_begin_a_life_again)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct ctl_request late = {.kind = CTL_ATTACH,
 		.agent_inc = w.agents[a].inc,
 		.secret = world_secret(w.agents[a].inc),
@@ -133,10 +116,9 @@ Test(refsrv_epoch, late_attach__does_not_begin_a_life_again)
 
 Test(refsrv_epoch, attached_elsewhere_meanwhile__what_it_had_here_is_over)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	struct world_member m0 = world_member(&w, a, "r", 0, 2);
 	struct world_member m1 = world_member(&w, b, "r", 1, 2);
-	struct ctl_event event;
 
 	(void)m0;
 	w.agents[a].server_inc = 99;
@@ -144,13 +126,13 @@ Test(refsrv_epoch, attached_elsewhere_meanwhile__what_it_had_here_is_over)
 	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
 	cr_assert(w.reply.u.attach.fresh);
 	cr_assert_eq(w.agents[a].epoch, 6);
-	cr_assert(world_take(&w, b, CTL_EV_BROKEN, m1.sid, &event));
+	struct ctl_event event = taken(&m1, CTL_EV_BROKEN);
 	cr_assert(strstr(event.u.broken.text, "another server") != NULL);
 }
 
 Test(refsrv_epoch, answer_to_a_fresh_attachment_is_lost__the_next_is_fresh_too)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	uint64_t known = w.agents[a].attach_no;
 
 	w.agents[a].silent = true;

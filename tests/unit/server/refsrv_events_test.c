@@ -3,16 +3,12 @@
  * refsrv, what agents have yet to be told: bounded for each, and for all of them together. Who
  * beats and fetches nothing is given up for it, not who is told much and fetches it.
  */
-#include <criterion/criterion.h>
-#include <string.h>
-
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
 #define EVENT_BYTES 1320u /* as the manual says */
 #define ROOM 1000u        /* events of all together */
 #define AGENTS 8u
 
-static struct world w;
 static uint32_t agents[AGENTS];
 static struct world_member members[AGENTS];
 
@@ -31,25 +27,7 @@ setup(void)
 	}
 }
 
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
 TestSuite(refsrv_events, .init = setup, .fini = teardown);
-
-static const char *
-node_state(uint32_t i)
-{
-	const struct ctl_inspection *all = refsrv_inspect(w.server, w.now_ns);
-
-	for (uint32_t n = 0; n < all->num_nodes; n++) {
-		if (strcmp(all->nodes[n].node, w.agents[agents[i]].node) == 0)
-			return all->nodes[n].state;
-	}
-	return "none";
-}
 
 /* Each outcome is an event, which it fetches or not; until it is given up. All beat. */
 static void
@@ -70,7 +48,7 @@ Test(refsrv_events, all_fetch__any_number)
 			told(i, ROOM / AGENTS);
 	}
 	for (uint32_t i = 0; i < AGENTS; i++)
-		cr_assert_str_eq(node_state(i), "active");
+		cr_assert_str_eq(node_state(agents[i]), "active");
 }
 
 Test(refsrv_events, one_fetches_nothing__given_up_when_all_the_room_is_taken)
@@ -78,11 +56,11 @@ Test(refsrv_events, one_fetches_nothing__given_up_when_all_the_room_is_taken)
 	w.agents[agents[0]].deaf = true;
 	told(0, 1); /* with it goes the POLL that stands */
 	told(0, ROOM - AGENTS);
-	cr_assert_str_eq(node_state(0), "active");
+	cr_assert_str_eq(node_state(agents[0]), "active");
 	told(0, AGENTS + 2);
-	cr_assert_str_eq(node_state(0), "dead");
+	cr_assert_str_eq(node_state(agents[0]), "dead");
 	for (uint32_t i = 1; i < AGENTS; i++)
-		cr_assert_str_eq(node_state(i), "active");
+		cr_assert_str_eq(node_state(agents[i]), "active");
 }
 
 /* Each has much less than one agent may have; another is told most at once, and fetches it. */
@@ -95,13 +73,13 @@ Test(refsrv_events, many_fetch_nothing__one_of_them_is_given_up_not_who_fetches)
 	}
 	w.agents[agents[4]].deaf = true;
 	told(4, ROOM / 5 + 20);
-	cr_assert_str_eq(node_state(0), "dead", "it has waited for the longest time");
+	cr_assert_str_eq(node_state(agents[0]), "dead", "it has waited for the longest time");
 	for (uint32_t i = 1; i < AGENTS; i++)
-		cr_assert_str_eq(node_state(i), "active");
+		cr_assert_str_eq(node_state(agents[i]), "active");
 	/* What it had is free: there is room again. */
 	told(5, ROOM / 10);
 	for (uint32_t i = 1; i < AGENTS; i++)
-		cr_assert_str_eq(node_state(i), "active");
+		cr_assert_str_eq(node_state(agents[i]), "active");
 }
 
 /* Who has waited for longer, but for little, is not given up for another's. */
@@ -112,6 +90,6 @@ Test(refsrv_events, one_has_little_another_much__the_one_with_much)
 	world_sleep(&w, SEC);
 	w.agents[agents[1]].deaf = true;
 	told(1, ROOM + 5);
-	cr_assert_str_eq(node_state(0), "active");
-	cr_assert_str_eq(node_state(1), "dead");
+	cr_assert_str_eq(node_state(agents[0]), "active");
+	cr_assert_str_eq(node_state(agents[1]), "dead");
 }

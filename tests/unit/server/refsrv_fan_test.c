@@ -3,16 +3,13 @@
  * refsrv, when a chain of readers becomes a tree: only where that is sooner over, and what each of
  * them reads from then.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
 #define READERS 15u
 #define SOURCE READERS /* index of the publisher in what follows */
 
-static struct world w;
 static struct world_member members[READERS + 1];
 static uint32_t source_of[READERS]; /* the index of who reader i reads from */
 static uint64_t legs[READERS];
@@ -34,13 +31,7 @@ start(int32_t gain)
 	moves = 0;
 }
 
-static void
-finish(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_fan, .fini = finish);
+TestSuite(refsrv_fan, .fini = teardown);
 
 static uint32_t
 member_of(uint64_t sid)
@@ -109,10 +100,7 @@ readers_of(uint32_t i, uint32_t count)
 static void
 progress(uint32_t i, uint32_t chunks)
 {
-	struct ctl_leg_progress said = {.leg = legs[i], .chunks_verified = chunks};
-	struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &said}};
-
-	cr_assert_eq(world_request(&w, members[i].agent, &request), 0);
+	cr_assert_eq(beat(members[i].agent, legs[i], chunks), 0);
 }
 
 /* 10 chunks, so 15 readers are no reason yet: 10 + 14 chunk times, and 2 (10 + 3) in a tree. */
@@ -152,7 +140,7 @@ Test(refsrv_fan, more_readers_than_chunks__chain_is_cut_and_nobody_has_more_than
 	for (uint32_t i = 0; i < 14; i++)
 		world_finish(&w, &members[i], legs[i]);
 	for (uint32_t i = 0; i < 14; i++)
-		cr_assert_eq(world_outcome(&w, &members[i]).code, 0);
+		succeeded(&members[i]);
 }
 
 Test(refsrv_fan, chain_is_well_under_way__nobody_is_slowed)

@@ -7,31 +7,18 @@
  * counts and limits (refsrv_session), order of operations (refsrv_op), PREPARED (refsrv_replicate),
  * LEG_END (refsrv_failure), what is no message at all (convert_hostile).
  */
-#include <criterion/criterion.h>
-#include <string.h>
+#include "tests/unit/server/refsrv_fixture.h"
 
-#include "tests/support/core/refsrv_world.h"
-
-static struct world w;
-static uint32_t a, b, c;
 static struct world_member source, reader;
 
 static void
 setup(void)
 {
 	world_init(&w, NULL);
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
+	new_agents(3);
 	source = world_member(&w, a, "s", 0, 1);
 	reader = world_member(&w, b, "r", 0, 1);
 	world_publish(&w, &source, "1");
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 TestSuite(refsrv_hostile, .init = setup, .fini = teardown);
@@ -46,15 +33,6 @@ chunks_done(const struct world_member *m)
 			return all->members[i].chunks_done;
 	}
 	return UINT32_MAX;
-}
-
-static int
-beat(uint32_t agent, uint64_t leg, uint32_t chunks)
-{
-	struct ctl_leg_progress progress = {.leg = leg, .chunks_verified = chunks};
-	struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
-
-	return world_request(&w, agent, &request);
 }
 
 /* ---- unknown ---- */
@@ -143,9 +121,8 @@ Test(refsrv_hostile, beat__full_progress_is_no_source_for_more_than_it_has)
 	struct ctl_grant next = world_begin(&w, &below, CTL_OP_REPLICATE, "1");
 	/* The liar fails; who hangs on it goes on from the source. */
 	cr_assert_eq(world_leg_end(&w, b, grant.leg, TH_E_STALE_MEMORY, false, 0), 0);
-	struct ctl_event event;
 	if (next.source_sid == reader.sid) {
-		cr_assert(world_take(&w, c, CTL_EV_REROUTE, below.sid, &event));
+		struct ctl_event event = taken(&below, CTL_EV_REROUTE);
 		cr_assert_eq(event.u.reroute.grant.source_sid, source.sid);
 	}
 }
@@ -156,8 +133,7 @@ Test(refsrv_hostile, leg_end__again_with_another_word__the_first_counts)
 {
 	struct ctl_grant grant = world_begin(&w, &reader, CTL_OP_REPLICATE, "1");
 
-	world_finish(&w, &reader, grant.leg);
-	cr_assert_eq(world_outcome(&w, &reader).code, 0);
+	finished(&reader, grant.leg);
 	cr_assert_eq(world_leg_end(&w, b, grant.leg, TH_E_CHECKSUM, true, 0), 0);
 	cr_assert_eq(world_leg_end(&w, b, grant.leg, TH_E_STALE_MEMORY, false, 0), 0);
 	cr_assert_eq(chunks_done(&reader), WORLD_CHUNKS);
@@ -219,7 +195,7 @@ Test(refsrv_hostile, drain_done__invented__proves_nothing)
 	cr_assert_not(world_ended(&w, &source));
 	world_finish(&w, &reader, grant.leg);
 	cr_assert_eq(world_drain_done(&w, a, &asked), 0);
-	cr_assert_eq(world_outcome(&w, &source).code, 0);
+	succeeded(&source);
 	/* And once more. */
 	cr_assert_eq(world_drain_done(&w, a, &asked), 0);
 }

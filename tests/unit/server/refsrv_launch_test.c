@@ -3,37 +3,15 @@
  * refsrv, launches: a group that is launched again replaces what is left of the old launch, which
  * cannot come back.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
-static struct world w;
-
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_launch, .init = setup, .fini = teardown);
-
-static bool
-says(const char *words)
-{
-	return strstr(w.reply.text, words) != NULL;
-}
+TestSuite(refsrv_launch, .init = setup_empty, .fini = teardown);
 
 Test(refsrv_launch, another_one__replaces_the_group_and_its_members_are_told)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	uint64_t old, other, sid;
 	struct ctl_event event;
 	cr_assert_eq(world_launch(&w, a, "r", 0, 2, "job-1", &old), 0);
@@ -50,7 +28,7 @@ Test(refsrv_launch, another_one__replaces_the_group_and_its_members_are_told)
 
 Test(refsrv_launch, replaced_one__cannot_come_back)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	uint64_t sid;
 	cr_assert_eq(world_launch(&w, a, "r", 0, 2, "job-1", &sid), 0);
 	cr_assert_eq(world_launch(&w, b, "r", 0, 2, "job-2", &sid), 0);
@@ -65,7 +43,7 @@ Test(refsrv_launch, replaced_one__cannot_come_back)
 
 Test(refsrv_launch, many__the_last_sixteen_cannot_come_back)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct world_member m = {.agent = a};
 	char name[16];
 	uint64_t sid;
@@ -88,7 +66,7 @@ Test(refsrv_launch, many__the_last_sixteen_cannot_come_back)
 
 Test(refsrv_launch, group_broken__the_same_launch_opens_again_an_older_one_does_not)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	struct world_member m = {.agent = b};
 	uint64_t sid;
 	cr_assert_eq(world_launch(&w, a, "r", 0, 2, "job-1", &sid), 0);
@@ -101,7 +79,7 @@ Test(refsrv_launch, group_broken__the_same_launch_opens_again_an_older_one_does_
 
 Test(refsrv_launch, only_some_members_give_one__mismatch)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	uint64_t sid;
 	cr_assert_eq(world_launch(&w, a, "r", 0, 2, "job-1", &sid), 0);
 	cr_assert_eq(world_launch(&w, b, "r", 1, 2, "", &sid), TH_E_GROUP_MISMATCH);
@@ -114,7 +92,7 @@ Test(refsrv_launch, only_some_members_give_one__mismatch)
 
 Test(refsrv_launch, many__the_last_sixteen_are_remembered)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	char id[32];
 	uint64_t sid;
 	for (unsigned i = 0; i < 30; i++) {

@@ -2,61 +2,30 @@
 /*
  * refsrv, life and death of agents: a connection that ends is the first sign, silence the last.
  */
-#include <criterion/criterion.h>
-#include <string.h>
+#include "tests/unit/server/refsrv_fixture.h"
 
-#include "tests/support/core/refsrv_world.h"
-
-static struct world w;
-static uint32_t a, b, c, d;
+static uint32_t d;
 
 static void
 setup(void)
 {
 	world_init(&w, NULL);
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
+	new_agents(3);
 	d = world_agent(&w);
 	world_sleep(&w, 2 * SEC); /* each has beaten: by which connection is known */
 }
 
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
 TestSuite(refsrv_life, .init = setup, .fini = teardown);
-
-static const char *
-state_of(uint32_t agent)
-{
-	const struct ctl_inspection *all = refsrv_inspect(w.server, w.now_ns);
-
-	for (uint32_t i = 0; i < all->num_nodes; i++) {
-		if (strcmp(all->nodes[i].node, w.agents[agent].node) == 0)
-			return all->nodes[i].state;
-	}
-	return "unknown";
-}
-
-static void
-dies(uint32_t agent)
-{
-	w.agents[agent].silent = true;
-	world_gone(&w, agent);
-}
 
 Test(refsrv_life, gone__not_back__suspect_at_once_and_dead_after_two_seconds)
 {
 	dies(a);
-	cr_assert_str_eq(state_of(a), "suspect");
+	cr_assert_str_eq(node_state(a), "suspect");
 	world_sleep(&w, 19 * SEC / 10);
-	cr_assert_str_eq(state_of(a), "suspect");
+	cr_assert_str_eq(node_state(a), "suspect");
 	world_sleep(&w, SEC / 5);
-	cr_assert_str_eq(state_of(a), "dead");
-	cr_assert_str_eq(state_of(b), "active");
+	cr_assert_str_eq(node_state(a), "dead");
+	cr_assert_str_eq(node_state(b), "active");
 }
 
 Test(refsrv_life, gone__beats_again__active_and_nothing_is_lost)
@@ -64,11 +33,11 @@ Test(refsrv_life, gone__beats_again__active_and_nothing_is_lost)
 	struct world_member s = world_member(&w, a, "s", 0, 1);
 	world_publish(&w, &s, "1");
 	world_gone(&w, a);
-	cr_assert_str_eq(state_of(a), "suspect");
+	cr_assert_str_eq(node_state(a), "suspect");
 	world_sleep(&w, 15 * SEC / 10); /* its next beat, by another connection */
-	cr_assert_str_eq(state_of(a), "active");
+	cr_assert_str_eq(node_state(a), "active");
 	world_sleep(&w, 5 * SEC);
-	cr_assert_str_eq(state_of(a), "active");
+	cr_assert_str_eq(node_state(a), "active");
 	struct world_member r = world_member(&w, b, "r", 0, 1);
 	world_replicate(&w, &r, "1");
 }
@@ -80,11 +49,11 @@ Test(refsrv_life, gone__an_older_connection__says_nothing)
 	w.agents[a].connection = ++w.last_connection;
 	world_sleep(&w, 2 * SEC); /* beats by the new one */
 	refsrv_gone(w.server, w.now_ns, old, &out);
-	cr_assert_str_eq(state_of(a), "active");
+	cr_assert_str_eq(node_state(a), "active");
 	/* One that nobody has beaten by, and none at all. */
 	refsrv_gone(w.server, w.now_ns, 4711, &out);
 	refsrv_gone(w.server, w.now_ns, 0, &out);
-	cr_assert_str_eq(state_of(a), "active");
+	cr_assert_str_eq(node_state(a), "active");
 }
 
 Test(refsrv_life, gone__attached_again__is_there)
@@ -94,7 +63,7 @@ Test(refsrv_life, gone__attached_again__is_there)
 	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
 	cr_assert_not(w.reply.u.attach.fresh);
 	world_sleep(&w, 5 * SEC / 2);
-	cr_assert_str_eq(state_of(a), "active"); /* silent for less than lease.suspect */
+	cr_assert_str_eq(node_state(a), "active"); /* silent for less than lease.suspect */
 }
 
 Test(refsrv_life, gone__new_process_of_the_node__need_not_wait)
@@ -115,10 +84,10 @@ Test(refsrv_life, gone__server_stood_still__the_time_does_not_count)
 	refsrv_tick(w.server, w.now_ns, &out);
 	w.next_ns = out.next_ns;
 	w.beat_ns = w.now_ns;
-	cr_assert_str_eq(state_of(a), "suspect");
-	cr_assert_str_eq(state_of(b), "active");
+	cr_assert_str_eq(node_state(a), "suspect");
+	cr_assert_str_eq(node_state(b), "active");
 	world_sleep(&w, 5 * SEC / 2);
-	cr_assert_str_eq(state_of(a), "dead");
+	cr_assert_str_eq(node_state(a), "dead");
 }
 
 Test(refsrv_life, gone__many_together__held_back_like_silence)
@@ -127,12 +96,12 @@ Test(refsrv_life, gone__many_together__held_back_like_silence)
 	dies(b);
 	dies(c);
 	world_sleep(&w, 20 * SEC);
-	cr_assert_str_eq(state_of(a), "suspect");
+	cr_assert_str_eq(node_state(a), "suspect");
 	/* Two come back: it is not many any more. */
 	w.agents[a].silent = w.agents[b].silent = false;
 	world_sleep(&w, 4 * SEC);
-	cr_assert_str_eq(state_of(a), "active");
-	cr_assert_str_eq(state_of(c), "dead");
+	cr_assert_str_eq(node_state(a), "active");
+	cr_assert_str_eq(node_state(c), "dead");
 }
 
 Test(refsrv_life, gone__many_together__dead_when_the_hold_ends)
@@ -141,9 +110,9 @@ Test(refsrv_life, gone__many_together__dead_when_the_hold_ends)
 	dies(b);
 	dies(c);
 	world_sleep(&w, 31 * SEC);
-	cr_assert_str_eq(state_of(a), "dead");
-	cr_assert_str_eq(state_of(c), "dead");
-	cr_assert_str_eq(state_of(d), "active");
+	cr_assert_str_eq(node_state(a), "dead");
+	cr_assert_str_eq(node_state(c), "dead");
+	cr_assert_str_eq(node_state(d), "active");
 }
 
 /* ---- what follows from it ---- */
@@ -178,24 +147,22 @@ Test(refsrv_life, source_killed__another_one_takes_over_at_once)
 	struct world_member s0 = world_member(&w, a, "s0", 0, 1);
 	struct world_member s1 = world_member(&w, c, "s1", 0, 1),
 			    r = world_member(&w, b, "r", 0, 1);
-	struct ctl_event event;
 	world_publish(&w, &s0, "1");
 	world_publish(&w, &s1, "1");
 	struct ctl_grant grant = world_begin(&w, &r, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(grant.source_sid, s0.sid);
 	dies(a);
 	cr_assert_eq(world_leg_end(&w, b, grant.leg, TH_E_NO_PATH, true, 4), 0);
-	cr_assert(world_take(&w, b, CTL_EV_REROUTE, r.sid, &event));
+	struct ctl_event event = taken(&r, CTL_EV_REROUTE);
 	cr_assert_eq(event.u.reroute.grant.source_sid, s1.sid);
 }
 
 Test(refsrv_life, member_killed__the_others_learn_it_in_two_seconds)
 {
 	struct world_member r[2] = {world_member(&w, a, "r", 0, 2), world_member(&w, b, "r", 1, 2)};
-	struct ctl_event event;
 	dies(a);
 	world_sleep(&w, 2 * SEC);
-	cr_assert(world_take(&w, b, CTL_EV_BROKEN, r[1].sid, &event));
+	struct ctl_event event = taken(&r[1], CTL_EV_BROKEN);
 	cr_assert(strstr(event.u.broken.text, "node0") != NULL);
 	cr_assert(strstr(event.u.broken.text, "connection ended") != NULL);
 }
@@ -223,12 +190,12 @@ Test(refsrv_life, events_not_fetched__given_up_at_the_limit)
 		refsrv_step(w.server, w.now_ns, ++w.last_token, &request, &out);
 		cr_assert_eq(out.replies[0].reply.code, 0);
 	}
-	cr_assert_str_neq(state_of(a), "dead");
+	cr_assert_str_neq(node_state(a), "dead");
 	request.request_no = ++w.agents[a].request_no;
 	request.u.op.op_seq++;
 	refsrv_step(w.server, w.now_ns, ++w.last_token, &request, &out);
 	refsrv_tick(w.server, w.now_ns, &out);
-	cr_assert_str_eq(state_of(a), "dead");
-	cr_assert_str_eq(state_of(b), "active");
+	cr_assert_str_eq(node_state(a), "dead");
+	cr_assert_str_eq(node_state(b), "active");
 	refsrv_check(w.server);
 }

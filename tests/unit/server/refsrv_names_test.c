@@ -3,48 +3,26 @@
  * refsrv, replicate and update by a name: what it named goes before a byte has moved, or is about
  * to go. A name asks for whatever is there, so it is planned anew, with what is left of the time.
  */
-#include <criterion/criterion.h>
-#include <string.h>
+#include "tests/unit/server/refsrv_fixture.h"
 
-#include "tests/support/core/refsrv_world.h"
-
-static struct world w;
-static uint32_t a, b, c, d;
+static uint32_t d;
 
 static void
 setup(void)
 {
 	world_init(&w, NULL);
 	w.offload_bytes = UINT64_MAX;
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
+	new_agents(3);
 	d = world_agent(&w);
 }
 
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
 TestSuite(refsrv_names, .init = setup, .fini = teardown);
-
-static void
-unpublish(struct world_member *m)
-{
-	world_call(&w, m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	world_drained(&w, m);
-	cr_assert_eq(world_outcome(&w, m).code, 0);
-}
 
 /* The member's next PLAN is for this version; returns its number. */
 static uint32_t
 planned(const struct world_member *m, uint64_t version)
 {
-	struct ctl_event event;
-
-	cr_assert(world_take(&w, m->agent, CTL_EV_PLAN, m->sid, &event));
+	struct ctl_event event = taken(m, CTL_EV_PLAN);
 	cr_assert_eq(event.u.plan.version.version, version);
 	return event.u.plan.plan_no;
 }
@@ -129,21 +107,17 @@ Test(refsrv_names, replicate__of_several_members__all_are_planned_anew)
 		next[i] = world_member(&w, b, "next", i, 2);
 		r[i] = world_member(&w, i == 0 ? c : d, "r", i, 2);
 	}
-	for (uint32_t i = 0; i < 2; i++)
-		world_call(&w, &src[i], CTL_OP_PUBLISH, "4", TH_FOREVER);
-	for (uint32_t i = 0; i < 2; i++)
-		cr_assert_eq(world_outcome(&w, &src[i]).code, 0);
+	call_both(src, CTL_OP_PUBLISH, "4");
+	succeeded_both(src);
 	world_call(&w, &r[0], CTL_OP_REPLICATE, "latest", 60 * SEC);
 	prepared(&r[0], planned(&r[0], 4));
-	for (uint32_t i = 0; i < 2; i++)
-		world_call(&w, &src[i], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	call_both(src, CTL_OP_UNPUBLISH, "");
 	for (uint32_t i = 0; i < 2; i++)
 		world_drained(&w, &src[i]);
 	/* There is nothing: who calls now waits as well. */
 	world_call(&w, &r[1], CTL_OP_REPLICATE, "latest", 60 * SEC);
 	cr_assert_not(world_has(&w, d, CTL_EV_PLAN, r[1].sid));
-	for (uint32_t i = 0; i < 2; i++)
-		world_call(&w, &next[i], CTL_OP_PUBLISH, "5", TH_FOREVER);
+	call_both(next, CTL_OP_PUBLISH, "5");
 	uint32_t plan_no = planned(&r[0], 5);
 	cr_assert_eq(planned(&r[1], 5), plan_no);
 	prepared(&r[0], plan_no);

@@ -4,41 +4,17 @@
  * given up, by unpublish, update and close, or is not given up. Other ways to lose it are in
  * refsrv_rescue_test.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
-static struct world w;
-static uint32_t a, b, c; /* agents that take offloads, in one datacenter */
-
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-	w.offload_bytes = UINT64_MAX;
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
-	w.retain = "latest";
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_offload, .init = setup, .fini = teardown);
+TestSuite(refsrv_offload, .init = setup_retaining, .fini = teardown);
 
 /* It is released: its session is closed, its part drained. */
 static void
 released(const struct world_member *m)
 {
-	struct ctl_event event;
-
-	cr_assert(world_take(&w, m->agent, CTL_EV_RELEASE, m->sid, &event));
+	struct ctl_event event = taken(m, CTL_EV_RELEASE);
 	cr_assert_eq(event.u.release.shard, m->shard);
 	cr_assert_eq(world_close(&w, m, false), 0);
 	if (world_has(&w, m->agent, CTL_EV_DRAIN, m->sid))
@@ -51,9 +27,7 @@ Test(refsrv_offload, unpublish__not_retained__at_once)
 {
 	w.retain = NULL;
 	struct world_member m = world_published(&w, a, "p", "7");
-	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	unpublish(&m);
 	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
@@ -62,9 +36,7 @@ Test(refsrv_offload, unpublish__another_copy_counts__at_once)
 	struct world_member m = world_published(&w, a, "p", "7"),
 			    r = world_member(&w, b, "r", 0, 1);
 	world_replicate(&w, &r, "7");
-	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	unpublish(&m);
 	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
@@ -86,11 +58,10 @@ Test(refsrv_offload, unpublish__last_copy__is_copied_before_it_goes)
 	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
 	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
-	world_finish(&w, &o, grant.leg);
-	cr_assert_eq(world_outcome(&w, &o).code, 0);
+	finished(&o, grant.leg);
 	cr_assert_not(world_ended(&w, &m), "not before the proof that nobody reads it");
 	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 	cr_assert_eq(world_flags(&w, c, "p", false), 0);
 	/* It serves. */
@@ -110,7 +81,7 @@ Test(refsrv_offload, unpublish__refused__another_agent_of_the_datacenter_is_aske
 	cr_assert_not(world_asked(&w, a) || world_asked(&w, c) || world_asked(&w, far));
 	world_finish(&w, &o, world_filling(&w, &o).leg);
 	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 }
 
 Test(refsrv_offload, unpublish__nobody_has_memory__fails_and_nothing_has_changed)
@@ -158,7 +129,7 @@ Test(refsrv_offload, unpublish__agents_without_a_budget__are_not_asked)
 {
 	world_fini(&w);
 	world_init(&w, NULL);
-	a = world_agent(&w);
+	new_agents(1);
 	w.spot = true;
 	w.offload_bytes = UINT64_MAX;
 	b = world_agent(&w);
@@ -183,7 +154,7 @@ Test(refsrv_offload, unpublish__force__gives_it_up)
 	request.u.op.flags = CTL_OP_FORCE;
 	cr_assert_eq(world_request(&w, a, &request), 0);
 	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 }
 
@@ -240,8 +211,7 @@ pair(struct world_member m[2])
 	m[1] = world_member(&w, b, "p", 1, 2);
 	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
 	world_call(&w, &m[1], CTL_OP_PUBLISH, "7", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
-	cr_assert_eq(world_outcome(&w, &m[1]).code, 0);
+	succeeded_both(m);
 }
 
 Test(refsrv_offload, group__all_parts_before_one_outcome)
@@ -252,8 +222,7 @@ Test(refsrv_offload, group__all_parts_before_one_outcome)
 	o[0] = world_accepts(&w, a);
 	cr_assert_not(world_has(&w, a, CTL_EV_PLAN, o[0].sid), "one shard has no memory yet");
 	o[1] = world_accepts(&w, b);
-	struct ctl_event event;
-	cr_assert(world_take(&w, a, CTL_EV_PLAN, o[0].sid, &event));
+	taken(&o[0], CTL_EV_PLAN);
 	cr_assert_eq(world_prepared(&w, &o[0], 0), 0);
 	struct ctl_grant second = world_filling(&w, &o[1]), first = world_go(&w, &o[0]);
 	cr_assert_eq(second.source_sid, m[1].sid);
@@ -264,9 +233,9 @@ Test(refsrv_offload, group__all_parts_before_one_outcome)
 	world_drained(&w, &m[0]);
 	cr_assert_not(world_ended(&w, &m[0]));
 	world_drained(&w, &m[1]);
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	succeeded(&m[0]);
 	world_call(&w, &m[1], CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m[1]).code, 0);
+	succeeded(&m[1]);
 }
 
 Test(refsrv_offload, group__one_shard_finds_no_memory__all_keep_theirs)
@@ -325,7 +294,7 @@ Test(refsrv_offload, filling__its_agent_dies__begins_anew_elsewhere)
 	o = world_accepts(&w, c);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
 	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 }
 
 Test(refsrv_offload, trainers_unpublish_together__only_the_last_is_copied)
@@ -338,13 +307,12 @@ Test(refsrv_offload, trainers_unpublish_together__only_the_last_is_copied)
 		world_call(&w, &m[i], CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	world_drained(&w, &m[0]);
 	world_drained(&w, &m[1]);
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
-	cr_assert_eq(world_outcome(&w, &m[1]).code, 0);
+	succeeded_both(m);
 	cr_assert_not(world_asked(&w, a) || world_asked(&w, b));
 	struct world_member o = world_accepts(&w, c);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
 	world_drained(&w, &m[2]);
-	cr_assert_eq(world_outcome(&w, &m[2]).code, 0);
+	succeeded(&m[2]);
 }
 
 /* ---- what makes it unnecessary ---- */
@@ -358,7 +326,7 @@ Test(refsrv_offload, reader_completes_first__copy_is_unnecessary)
 	struct world_member o = world_accepts(&w, a);
 	world_finish(&w, &r, grant.leg);
 	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 	released(&o);
 	cr_assert_eq(world_flags(&w, c, "r", false), CTL_REPLICA_READY);
 }
@@ -383,7 +351,7 @@ Test(refsrv_offload, successor_is_published__copy_is_unnecessary)
 	struct world_member o = world_accepts(&w, a);
 	world_published(&w, b, "q", "8");
 	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 	released(&o);
 }
 
@@ -420,10 +388,9 @@ offloaded(void)
 	struct world_member m = world_published(&w, a, "p", "7");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	struct world_member o = world_accepts(&w, a);
-	world_finish(&w, &o, world_filling(&w, &o).leg);
-	cr_assert_eq(world_outcome(&w, &o).code, 0);
+	finished(&o, world_filling(&w, &o).leg);
 	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 	return o;
 }
 
@@ -477,9 +444,7 @@ Test(refsrv_offload, release__not_on_proof_that_is_older_than_its_time)
 	world_replicate(&w, &q, "7");
 	world_sleep(&w, 100 * MS);
 	/* c is asked whether it lives, answers, and dies. */
-	world_call(&w, &q, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	world_drained(&w, &q);
-	cr_assert_eq(world_outcome(&w, &q).code, 0);
+	unpublish(&q);
 	w.agents[c].deaf = w.agents[c].silent = true;
 	world_sleep(&w, 15 * SEC);
 	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0), "it is the only copy that is left");
@@ -495,7 +460,7 @@ Test(refsrv_offload, release__claims_end)
 	struct world_member o = world_accepts(&w, a);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
 	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 	cr_assert_eq(world_close(&w, &k, false), 0);
 	released(&o);
 }
@@ -505,9 +470,7 @@ Test(refsrv_offload, the_copy_in_memory__lets_the_next_holder_go_at_once)
 	offloaded();
 	struct world_member r = world_member(&w, b, "r", 0, 1);
 	world_replicate(&w, &r, "7");
-	world_call(&w, &r, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	world_drained(&w, &r);
-	cr_assert_eq(world_outcome(&w, &r).code, 0);
+	unpublish(&r);
 	cr_assert_not(world_asked(&w, a) || world_asked(&w, b) || world_asked(&w, c));
 	/* The replica is gone: now it is needed again. */
 	world_sleep(&w, 5 * SEC);
@@ -518,7 +481,6 @@ Test(refsrv_offload, the_copy_in_memory__lets_the_next_holder_go_at_once)
 
 Test(refsrv_offload, update__last_copy_of_what_is_held__is_copied_first)
 {
-	struct ctl_event event;
 	w.retain = NULL;
 	struct world_member m = world_published(&w, a, "p", "7"),
 			    next = world_published(&w, b, "q", "8");
@@ -529,13 +491,12 @@ Test(refsrv_offload, update__last_copy_of_what_is_held__is_copied_first)
 	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
 	struct world_member o = world_accepts(&w, a);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
-	cr_assert(world_take(&w, a, CTL_EV_PLAN, m.sid, &event));
+	struct ctl_event event = taken(&m, CTL_EV_PLAN);
 	cr_assert(event.u.plan.drain_old);
 	cr_assert_eq(world_prepared(&w, &m, 0), 0);
 	struct ctl_grant grant = world_go(&w, &m);
 	cr_assert_eq(grant.source_sid, next.sid);
-	world_finish(&w, &m, grant.leg);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	finished(&m, grant.leg);
 	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 }
 
@@ -614,7 +575,6 @@ Test(refsrv_offload, close__others_claim_it__is_copied_first)
 Test(refsrv_offload, close__no_memory__is_refused_and_the_session_goes_on)
 {
 	struct ctl_ev_reserve reserve;
-	struct ctl_event event;
 	world_member(&w, c, "k", 0, 1);
 	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(close_within(&m, TH_FOREVER, false), 0);
@@ -622,7 +582,7 @@ Test(refsrv_offload, close__no_memory__is_refused_and_the_session_goes_on)
 		cr_assert(world_reserve(&w, agent, &reserve));
 		cr_assert_eq(world_refuse(&w, agent, &reserve), 0);
 	}
-	cr_assert(world_take(&w, a, CTL_EV_CLOSE_REFUSED, m.sid, &event));
+	struct ctl_event event = taken(&m, CTL_EV_CLOSE_REFUSED);
 	cr_assert_eq(event.u.close_refused.code, TH_E_NOMEM_RETAIN);
 	cr_assert(strstr(event.u.close_refused.text, "last copy"));
 	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY);
@@ -634,13 +594,12 @@ Test(refsrv_offload, close__no_memory__is_refused_and_the_session_goes_on)
 
 Test(refsrv_offload, close__deadline__is_refused)
 {
-	struct ctl_event event;
 	world_member(&w, c, "k", 0, 1);
 	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(close_within(&m, 3 * SEC, false), 0);
 	struct world_member o = world_accepts(&w, a);
 	world_sleep(&w, 4 * SEC);
-	cr_assert(world_take(&w, a, CTL_EV_CLOSE_REFUSED, m.sid, &event));
+	struct ctl_event event = taken(&m, CTL_EV_CLOSE_REFUSED);
 	cr_assert_eq(event.u.close_refused.code, TH_E_TIMEOUT);
 	released(&o);
 	/* Its rules count again, and it can be closed once more. */
@@ -658,8 +617,7 @@ Test(refsrv_offload, close_of_all_members__goes_when_it_is_copied)
 	cr_assert_not(world_has(&w, b, CTL_EV_BROKEN, m[1].sid));
 	o[0] = world_accepts(&w, a);
 	o[1] = world_accepts(&w, b);
-	struct ctl_event event;
-	cr_assert(world_take(&w, a, CTL_EV_PLAN, o[0].sid, &event));
+	taken(&o[0], CTL_EV_PLAN);
 	cr_assert_eq(world_prepared(&w, &o[0], 0), 0);
 	world_finish(&w, &o[1], world_filling(&w, &o[1]).leg);
 	world_finish(&w, &o[0], world_go(&w, &o[0]).leg);

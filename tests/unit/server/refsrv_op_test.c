@@ -2,29 +2,9 @@
 /*
  * refsrv, group operations: agreement, order, deadlines, cancel; publish, unpublish, grouped list.
  */
-#include <criterion/criterion.h>
-#include <string.h>
+#include "tests/unit/server/refsrv_fixture.h"
 
-#include "tests/support/core/refsrv_world.h"
-
-static struct world w;
-static uint32_t a, b;
-
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-	a = world_agent(&w);
-	b = world_agent(&w);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_op, .init = setup, .fini = teardown);
+TestSuite(refsrv_op, .init = setup_two, .fini = teardown);
 
 static void
 pair(const char *replica, struct world_member m[2])
@@ -38,21 +18,13 @@ publish_pair(struct world_member m[2], const char *spec)
 {
 	world_call(&w, &m[0], CTL_OP_PUBLISH, spec, TH_FOREVER);
 	world_call(&w, &m[1], CTL_OP_PUBLISH, spec, TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
-	cr_assert_eq(world_outcome(&w, &m[1]).code, 0);
-}
-
-static uint32_t
-num_versions(void)
-{
-	cr_assert_eq(world_list(&w, a, "m"), 0);
-	return w.reply.u.list.num_versions;
+	succeeded_both(m);
 }
 
 static uint32_t
 flags_of_first(void)
 {
-	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(num_versions(a), 1);
 	return w.reply.u.list.versions[0].replicas[0].flags;
 }
 
@@ -64,7 +36,7 @@ Test(refsrv_op, publish__visible_only_when_the_last_member_has_called)
 	pair("r", m);
 	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
 	cr_assert_not(world_ended(&w, &m[0]));
-	cr_assert_eq(num_versions(), 0);
+	cr_assert_eq(num_versions(a), 0);
 	world_call(&w, &m[1], CTL_OP_PUBLISH, "7", TH_FOREVER);
 	for (int i = 0; i < 2; i++) {
 		struct ctl_ev_outcome end = world_outcome(&w, &m[i]);
@@ -84,8 +56,8 @@ Test(refsrv_op, publish__waits_for_a_member_that_has_not_joined)
 	struct world_member m1 = world_member(&w, b, "r", 1, 2);
 	cr_assert_not(world_ended(&w, &m0));
 	world_call(&w, &m1, CTL_OP_PUBLISH, "7", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m0).code, 0);
-	cr_assert_eq(world_outcome(&w, &m1).code, 0);
+	succeeded(&m0);
+	succeeded(&m1);
 }
 
 Test(refsrv_op, publish__not_registered__state_for_all)
@@ -122,7 +94,7 @@ Test(refsrv_op, publish__same_version_same_layout__another_copy)
 	struct world_member m1 = world_member(&w, b, "r1", 0, 1);
 	world_publish(&w, &m0, "1");
 	world_publish(&w, &m1, "1");
-	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(num_versions(a), 1);
 	cr_assert_eq(w.reply.u.list.versions[0].num_replicas, 2);
 }
 
@@ -164,7 +136,7 @@ Test(refsrv_op, publish__attributes__travel_with_the_version)
 	cr_assert_eq(world_put(&w, a, "attributes", 10, &request.u.op.attributes), 0);
 	request.u.op.op_seq = m.seq = 2;
 	cr_assert_eq(world_request(&w, a, &request), 0);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 	strcpy(resolve.u.resolve.model, "m");
 	strcpy(resolve.u.resolve.spec, "latest");
 	cr_assert_eq(world_request(&w, b, &resolve), 0);
@@ -221,13 +193,12 @@ Test(refsrv_op, mismatch__while_unpublish_drains__undone_for_all)
 Test(refsrv_op, mismatch__after_a_success__group_breaks_by_the_next_call)
 {
 	struct world_member m[2];
-	struct ctl_event event;
 	pair("r", m);
 	world_call(&w, &m[0], CTL_OP_LIST, "", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	succeeded(&m[0]);
 	world_call(&w, &m[1], CTL_OP_PUBLISH, "1", TH_FOREVER);
 	cr_assert_eq(world_outcome(&w, &m[1]).code, TH_E_GROUP_MISMATCH);
-	cr_assert(world_take(&w, a, CTL_EV_BROKEN, m[0].sid, &event));
+	taken(&m[0], CTL_EV_BROKEN);
 	world_call(&w, &m[0], CTL_OP_PUBLISH, "1", TH_FOREVER);
 	cr_assert_eq(world_outcome(&w, &m[0]).code, TH_E_GROUP_BROKEN);
 }
@@ -239,7 +210,7 @@ Test(refsrv_op, order__not_the_next_number__refused_and_not_used_up)
 	cr_assert_eq(world_op(&w, a, m.sid, 0, CTL_OP_LIST, "", TH_FOREVER), TH_E_STATE);
 	cr_assert_eq(world_op(&w, a, m.sid, 1, (enum ctl_op_kind)9, "", TH_FOREVER), TH_E_INVALID);
 	world_call(&w, &m, CTL_OP_LIST, "", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 }
 
 Test(refsrv_op, order__while_the_last_is_open__refused)
@@ -264,13 +235,13 @@ Test(refsrv_op, order__more_than_64_ahead__held_until_the_slowest_moves)
 	pair("r", m);
 	for (int i = 0; i < 64; i++) {
 		world_call(&w, &m[0], CTL_OP_LIST, "", TH_FOREVER);
-		cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+		succeeded(&m[0]);
 	}
 	world_call(&w, &m[0], CTL_OP_LIST, "", TH_FOREVER);
 	cr_assert_not(world_ended(&w, &m[0]));
 	world_call(&w, &m[1], CTL_OP_LIST, "", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m[1]).code, 0);
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	succeeded(&m[1]);
+	succeeded(&m[0]);
 }
 
 Test(refsrv_op, order__held_too_long__timeout_for_all)
@@ -288,7 +259,7 @@ Test(refsrv_op, order__held_too_long__timeout_for_all)
 	cr_assert(strstr(end.text, "64 operations ahead"));
 	for (int i = 0; i < 64; i++) {
 		world_call(&w, &m[1], CTL_OP_LIST, "", TH_FOREVER);
-		cr_assert_eq(world_outcome(&w, &m[1]).code, 0);
+		succeeded(&m[1]);
 	}
 	world_call(&w, &m[1], CTL_OP_LIST, "", TH_FOREVER);
 	cr_assert_eq(world_outcome(&w, &m[1]).code, TH_E_TIMEOUT);
@@ -317,9 +288,9 @@ Test(refsrv_op, deadline__counted_from_the_first_member)
 	struct world_member m[2];
 	pair("r", m);
 	world_call(&w, &m[0], CTL_OP_UPDATE, "latest", 2 * SEC);
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	succeeded(&m[0]);
 	world_call(&w, &m[1], CTL_OP_UPDATE, "latest", 2 * SEC);
-	cr_assert_eq(world_outcome(&w, &m[1]).code, 0);
+	succeeded(&m[1]);
 	world_call(&w, &m[0], CTL_OP_REPLICATE, "9", 2 * SEC);
 	world_sleep(&w, SEC);
 	world_call(&w, &m[1], CTL_OP_REPLICATE, "9", 2 * SEC);
@@ -355,8 +326,8 @@ Test(refsrv_op, unpublish__acts_at_the_first_call__drains_all_parts)
 	cr_assert_eq(world_drain_done(&w, a, &d0), 0);
 	cr_assert_not(world_ended(&w, &m[0]));
 	cr_assert_eq(world_drain_done(&w, b, &d1), 0);
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
-	cr_assert_eq(num_versions(), 0);
+	succeeded(&m[0]);
+	cr_assert_eq(num_versions(a), 0);
 	world_call(&w, &m[1], CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	struct ctl_ev_outcome end = world_outcome(&w, &m[1]);
 	cr_assert_eq(end.code, 0);
@@ -374,7 +345,6 @@ Test(refsrv_op, unpublish__deadline_first__listed_again_and_legs_go_on)
 {
 	struct world_member src = world_member(&w, a, "src", 0, 1);
 	struct world_member dst = world_member(&w, b, "dst", 0, 1);
-	struct ctl_event event;
 	world_publish(&w, &src, "1");
 	struct ctl_grant grant = world_begin(&w, &dst, CTL_OP_REPLICATE, "1");
 	world_call(&w, &src, CTL_OP_UNPUBLISH, "", SEC);
@@ -384,32 +354,30 @@ Test(refsrv_op, unpublish__deadline_first__listed_again_and_legs_go_on)
 	cr_assert_eq(end.code, TH_E_TIMEOUT);
 	cr_assert(strstr(end.text, "still being read"));
 	cr_assert_eq(end.version.version, 1);
-	cr_assert(world_take(&w, a, CTL_EV_UNDRAIN, src.sid, &event));
+	struct ctl_event event = taken(&src, CTL_EV_UNDRAIN);
 	cr_assert_eq(event.u.undrain.gen, 1);
-	world_finish(&w, &dst, grant.leg);
-	cr_assert_eq(world_outcome(&w, &dst).code, 0);
-	cr_assert_eq(num_versions(), 1);
+	finished(&dst, grant.leg);
+	cr_assert_eq(num_versions(a), 1);
 	cr_assert_eq(w.reply.u.list.versions[0].num_replicas, 2);
 }
 
 Test(refsrv_op, unpublish__late_answer_to_an_older_drain__proves_nothing)
 {
 	struct world_member m = world_member(&w, a, "r", 0, 1);
-	struct ctl_event event;
 	world_publish(&w, &m, "1");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", SEC);
 	struct ctl_ev_part old = world_take_drain(&w, &m);
 	world_sleep(&w, 1100 * MS);
 	cr_assert_eq(world_outcome(&w, &m).code, TH_E_TIMEOUT);
-	cr_assert(world_take(&w, a, CTL_EV_UNDRAIN, m.sid, &event));
+	taken(&m, CTL_EV_UNDRAIN);
 	cr_assert_eq(world_drain_done(&w, a, &old), 0);
-	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(num_versions(a), 1);
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	struct ctl_ev_part drain = world_take_drain(&w, &m);
 	cr_assert_eq(world_drain_done(&w, a, &old), 0);
 	cr_assert_not(world_ended(&w, &m));
 	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 }
 
 Test(refsrv_op, unpublish__cancelled__listed_again)
@@ -451,8 +419,7 @@ Test(refsrv_op, unpublish__other_source_is_busy__leg_goes_on_where_it_is)
 	config.pipelining = false;
 	world_fini(&w);
 	world_init(&w, &config);
-	a = world_agent(&w);
-	b = world_agent(&w);
+	new_agents(2);
 	struct world_member src = world_member(&w, a, "src", 0, 1);
 	struct world_member other = world_member(&w, a, "other", 0, 1);
 	struct world_member d0 = world_member(&w, b, "d0", 0, 1);
@@ -468,11 +435,11 @@ Test(refsrv_op, unpublish__other_source_is_busy__leg_goes_on_where_it_is)
 	struct ctl_ev_part drain = world_take_drain(&w, &src);
 	/* The source's agent sees its reader finish; the reader's own word comes later. */
 	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
-	cr_assert_eq(world_outcome(&w, &src).code, 0);
+	succeeded(&src);
 	world_finish(&w, &d0, g0.leg);
 	world_finish(&w, &d1, g1.leg);
-	cr_assert_eq(world_outcome(&w, &d0).code, 0);
-	cr_assert_eq(world_outcome(&w, &d1).code, 0);
+	succeeded(&d0);
+	succeeded(&d1);
 }
 
 /* ---- grouped list ---- */

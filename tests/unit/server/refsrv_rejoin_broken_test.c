@@ -3,13 +3,8 @@
  * refsrv, after a former server was lost: groups that were broken before come back with what they
  * hold, and the last copy of what is retained is copied elsewhere before it is given up.
  */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "tests/support/core/refsrv_former.h"
-
-static struct world w;
-static uint32_t a, b, c; /* agents of the former server */
+#include "tests/unit/server/refsrv_fixture.h"
 
 static void
 setup(void)
@@ -19,12 +14,6 @@ setup(void)
 	a = former_agent(&w);
 	b = former_agent(&w);
 	c = former_agent(&w);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 TestSuite(refsrv_rejoin_broken, .init = setup, .fini = teardown);
@@ -60,10 +49,9 @@ retained(void)
 static void
 copied(const struct world_member *m)
 {
-	struct ctl_event event;
 	struct world_member o[2] = {world_accepts(&w, a), world_accepts(&w, b)};
 
-	cr_assert(world_take(&w, a, CTL_EV_PLAN, o[0].sid, &event));
+	taken(&o[0], CTL_EV_PLAN);
 	cr_assert_eq(world_prepared(&w, &o[0], 0), 0);
 	former_finish(&w, &o[1], world_filling(&w, &o[1]).leg, 1);
 	former_finish(&w, &o[0], world_go(&w, &o[0]).leg, 1);

@@ -3,25 +3,14 @@
  * refsrv, after a former server was lost: what an agent says of its sessions and cannot be true.
  * Whatever it is, others are not harmed by it, and what is not believed costs a bounded amount.
  */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "server/core/refsrv_state.h"
 #include "tests/support/core/refsrv_former.h"
-
-static struct world w;
-static uint32_t a, b;
+#include "tests/unit/server/refsrv_fixture.h"
 
 static void
 setup(void)
 {
 	former_world(&w, &a, &b, NULL);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 TestSuite(refsrv_rejoin_hostile, .init = setup, .fini = teardown);
@@ -75,10 +64,9 @@ Test(refsrv_rejoin_hostile, leg__of_two_readers__the_second_has_none)
 	cr_assert_eq(world_leg_end(&w, b, FORMER_LEG(1), 0, false, WORLD_CHUNKS), TH_E_INVALID);
 	cr_assert_not(world_ended(&w, &m2));
 	former_finish(&w, &m1, FORMER_LEG(1), 1);
-	cr_assert_eq(world_outcome(&w, &m1).code, 0);
+	succeeded(&m1);
 	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m2.sid, &event), "it gets one of its own");
-	world_finish(&w, &m2, event.u.reroute.grant.leg);
-	cr_assert_eq(world_outcome(&w, &m2).code, 0);
+	finished(&m2, event.u.reroute.grant.leg);
 }
 
 Test(refsrv_rejoin_hostile, legs__in_a_circle__nobody_waits_for_himself)
@@ -96,9 +84,9 @@ Test(refsrv_rejoin_hostile, legs__in_a_circle__nobody_waits_for_himself)
 	former_finish(&w, &m1, FORMER_LEG(1), 1);
 	former_finish(&w, &m2, FORMER_LEG(2), 1);
 	former_finish(&w, &m3, FORMER_LEG(3), 1);
-	cr_assert_eq(world_outcome(&w, &m1).code, 0);
-	cr_assert_eq(world_outcome(&w, &m2).code, 0);
-	cr_assert_eq(world_outcome(&w, &m3).code, 0);
+	succeeded(&m1);
+	succeeded(&m2);
+	succeeded(&m3);
 }
 
 Test(refsrv_rejoin_hostile, agent__unknown_or_of_a_former_attachment__refused)

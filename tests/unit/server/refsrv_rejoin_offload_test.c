@@ -3,14 +3,10 @@
  * refsrv, retention over the loss of a server: offload copies come back with their agents, and
  * while the server is warming nothing is given up that may be the last of its version.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "tests/support/core/refsrv_former.h"
-
-static struct world w;
-static uint32_t a, b, c; /* agents that were attached to it */
+#include "tests/unit/server/refsrv_fixture.h"
 
 static void
 setup(void)
@@ -20,12 +16,6 @@ setup(void)
 	a = former_agent(&w);
 	b = former_agent(&w);
 	c = former_agent(&w);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 TestSuite(refsrv_rejoin_offload, .init = setup, .fini = teardown);
@@ -103,9 +93,7 @@ asked(void)
 static void
 drained(const struct world_member *m)
 {
-	struct ctl_ev_part drain = world_take_drain(&w, m);
-
-	cr_assert_eq(world_drain_done(&w, m->agent, &drain), 0);
+	world_drained(&w, m);
 }
 
 /* ---- while the server is warming ---- */
@@ -135,7 +123,7 @@ Test(refsrv_rejoin_offload, warming__nobody_claims_it__given_up_after_that)
 	former_all_said(&w);
 	cr_assert_not(asked());
 	drained(&m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 }
 
 Test(refsrv_rejoin_offload, warming__another_copy_comes__nothing_is_waited_for)
@@ -145,7 +133,7 @@ Test(refsrv_rejoin_offload, warming__another_copy_comes__nothing_is_waited_for)
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
 	holder(b, "r", "", 200);
 	drained(&m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 	cr_assert_not(asked());
 }
 
@@ -206,7 +194,7 @@ Test(refsrv_rejoin_offload, warm__last_copy__is_kept_though_its_manifest_is_not_
 	cr_assert_eq(world_accept(&w, a, &reserve, &o), 0, "%s", w.reply.text);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
 	drained(&m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 }
 
 Test(refsrv_rejoin_offload, warm__another_manifest__is_not_what_was_asked_for)
@@ -232,7 +220,7 @@ Test(refsrv_rejoin_offload, complete__is_listed_and_lets_the_holder_go)
 	cr_assert_eq(world_flags(&w, c, "p", false), CTL_REPLICA_READY, "they do not meet");
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	drained(&m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 	former_all_said(&w);
 	world_sleep(&w, 10 * SEC);
 	cr_assert_not(asked());
@@ -242,13 +230,12 @@ Test(refsrv_rejoin_offload, complete__is_listed_and_lets_the_holder_go)
 
 Test(refsrv_rejoin_offload, complete__nobody_claims_it__released_when_all_have_come)
 {
-	struct ctl_event event;
 	struct ctl_request request = offload_of("p", 0, 1);
 	struct world_member o = comes_back(b, &request);
 	world_sleep(&w, SEC);
 	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
 	former_all_said(&w);
-	cr_assert(world_take(&w, b, CTL_EV_RELEASE, o.sid, &event));
+	struct ctl_event event = taken(&o, CTL_EV_RELEASE);
 	cr_assert_eq(event.u.release.reservation, 70);
 	cr_assert_eq(world_close(&w, &o, false), 0);
 	drained(&o);
@@ -257,14 +244,13 @@ Test(refsrv_rejoin_offload, complete__nobody_claims_it__released_when_all_have_c
 
 Test(refsrv_rejoin_offload, a_shard_does_not_come__the_others_are_released)
 {
-	struct ctl_event event;
 	struct ctl_request request = offload_of("p", 0, 2);
 	struct world_member o = comes_back(b, &request);
 	former_all_said(&w);
 	cr_assert_eq(world_flags(&w, c, "p", true), 0);
 	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
 	world_sleep(&w, 40 * SEC);
-	cr_assert(world_take(&w, b, CTL_EV_RELEASE, o.sid, &event));
+	taken(&o, CTL_EV_RELEASE);
 	drained(&o);
 }
 
@@ -301,10 +287,9 @@ Test(refsrv_rejoin_offload, filling__goes_on_and_is_complete)
 	former_all_said(&w);
 	cr_assert_not(asked(), "one is being made");
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
-	world_finish(&w, &o, 71);
-	cr_assert_eq(world_outcome(&w, &o).code, 0);
+	finished(&o, 71);
 	drained(&m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 }
 
@@ -326,7 +311,7 @@ Test(refsrv_rejoin_offload, all_bytes_are_there__complete_without_its_source)
 	claim.u.rejoin.held.version = TH_NO_VERSION;
 	comes_back(a, &claim);
 	former_all_said(&w);
-	cr_assert_eq(world_outcome(&w, &o).code, 0);
+	succeeded(&o);
 	cr_assert_eq(world_flags(&w, c, "p", true), CTL_REPLICA_OFFLOAD | CTL_REPLICA_READY);
 	cr_assert_not(world_has(&w, b, CTL_EV_RELEASE, 0));
 }

@@ -3,25 +3,15 @@
  * refsrv, a launch that loses its server halfway: some shards were open at the former one, others
  * are opened here, and they meet in one group, whichever comes first.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "tests/support/core/refsrv_former.h"
-
-static struct world w;
-static uint32_t a, b, c; /* agents of the former server */
+#include "tests/unit/server/refsrv_fixture.h"
 
 static void
 setup(void)
 {
 	former_world(&w, &a, &b, &c);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 TestSuite(refsrv_rejoin_open, .init = setup, .fini = teardown);
@@ -49,8 +39,8 @@ publish_together(struct world_member *one, struct world_member *two)
 {
 	world_call(&w, one, CTL_OP_PUBLISH, "3", TH_FOREVER);
 	world_call(&w, two, CTL_OP_PUBLISH, "3", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, one).code, 0);
-	cr_assert_eq(world_outcome(&w, two).code, 0);
+	succeeded(one);
+	succeeded(two);
 	cr_assert(former_listed(&w, 3));
 }
 
@@ -89,7 +79,7 @@ Test(refsrv_rejoin_open, opened_before_anybody_came_from_a_former_server__they_m
 {
 	world_fini(&w);
 	world_init(&w, NULL);
-	a = world_agent(&w);
+	new_agents(1);
 	struct world_member opened = world_member(&w, a, "p", 0, 2);
 	b = former_agent(&w);
 	struct ctl_rejoin said = former_shard("p", 1, 2);
@@ -108,7 +98,7 @@ Test(refsrv_rejoin_open, what_one_was_told__the_other_is_told_when_it_calls_it)
 	world_call(&w, &opened, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert_not(world_ended(&w, &opened));
 	struct world_member back = former_back(&w, b, &said);
-	cr_assert_eq(world_outcome(&w, &opened).code, 0);
+	succeeded(&opened);
 	world_call(&w, &opened, CTL_OP_REPLICATE, "7", TH_FOREVER);
 	cr_assert_eq(world_outcome(&w, &opened).code, TH_E_TIMEOUT);
 	cr_assert_not(world_ended(&w, &back), "it knows");
@@ -142,10 +132,10 @@ Test(refsrv_rejoin_open, nobody_comes_back__what_was_held_goes_on)
 	world_call(&w, &opened, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	cr_assert_not(world_ended(&w, &opened));
 	former_all_said(&w);
-	cr_assert_eq(world_outcome(&w, &opened).code, 0);
+	succeeded(&opened);
 	struct world_member other = world_member(&w, b, "p", 1, 2);
 	world_call(&w, &other, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &other).code, 0);
+	succeeded(&other);
 	publish_together(&opened, &other);
 }
 
@@ -273,7 +263,7 @@ go_on_after(bool opened_first, struct world_member *ret_back, struct world_membe
 		*ret_opened = world_member(&w, a, "p", 1, 3);
 	world_call(&w, ret_back, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	former_all_said(&w);
-	cr_assert_eq(world_outcome(&w, ret_back).code, 0);
+	succeeded(ret_back);
 }
 
 static void
@@ -333,7 +323,7 @@ Test(refsrv_rejoin_open, comes_too_late_and_was_told_the_same__opened_again_it_i
 	cr_assert_not(former_is_broken(&w, &back));
 	struct world_member again = world_member(&w, c, "p", 2, 3);
 	world_call(&w, &again, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &again).code, 0);
+	succeeded(&again);
 }
 
 Test(refsrv_rejoin_open, has_gone_and_that_is_told_too_late__broken)

@@ -3,24 +3,13 @@
  * refsrv, after a former server was lost: operations that had begun run on under their numbers, and
  * for as long as agents may still come nothing counts as missing. See refsrv_rejoin_test.
  */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "tests/support/core/refsrv_former.h"
-
-static struct world w;
-static uint32_t a, b, c; /* agents of the former server */
+#include "tests/unit/server/refsrv_fixture.h"
 
 static void
 setup(void)
 {
 	former_world(&w, &a, &b, &c);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 TestSuite(refsrv_rejoin_run, .init = setup, .fini = teardown);
@@ -45,11 +34,10 @@ Test(refsrv_rejoin_run, leg__source_is_there__ends_under_its_old_number)
 	world_call(&w, &s, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert(world_has(&w, a, CTL_EV_DRAIN, s.sid));
 	cr_assert_not(world_ended(&w, &s));
-	world_finish(&w, &m, FORMER_LEG(1));
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	finished(&m, FORMER_LEG(1));
 	cr_assert(former_listed(&w, 7));
 	world_drained(&w, &s);
-	cr_assert_eq(world_outcome(&w, &s).code, 0);
+	succeeded(&s);
 }
 
 Test(refsrv_rejoin_run, leg__source_comes_later__waited_for)
@@ -60,8 +48,7 @@ Test(refsrv_rejoin_run, leg__source_comes_later__waited_for)
 	source_back(a, 0, 1);
 	former_all_said(&w);
 	cr_assert_not(former_is_broken(&w, &m));
-	world_finish(&w, &m, FORMER_LEG(1));
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	finished(&m, FORMER_LEG(1));
 }
 
 /* Another copy of the version is there, or would be asked: who reads from whom is what counts. */
@@ -134,10 +121,8 @@ Test(refsrv_rejoin_run, legs__in_a_chain_that_comes_back_from_its_end__all_at_on
 	struct ctl_rejoin one = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
 	struct world_member m2 = former_back(&w, c, &two), m1 = former_back(&w, b, &one);
 	source_back(a, 0, 1);
-	world_finish(&w, &m1, FORMER_LEG(1));
-	cr_assert_eq(world_outcome(&w, &m1).code, 0);
-	world_finish(&w, &m2, FORMER_LEG(2));
-	cr_assert_eq(world_outcome(&w, &m2).code, 0);
+	finished(&m1, FORMER_LEG(1));
+	finished(&m2, FORMER_LEG(2));
 }
 
 Test(refsrv_rejoin_run, leg__its_group_breaks_before_the_rest_is_there__told_so)
@@ -156,7 +141,6 @@ Test(refsrv_rejoin_run, leg__source_dies_while_agents_are_waited_for__another_ma
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
 	struct ctl_rejoin other = former_holds("t", 0, 1, 7);
 	struct world_member s = source_back(a, 0, 1), m = former_back(&w, b, &said);
-	struct ctl_event event;
 	/* What it holds is worth nothing: that of a worker that only died would be kept. */
 	struct ctl_request ends = {.kind = CTL_CLOSE};
 	ends.u.close.sid = s.sid;
@@ -167,7 +151,7 @@ Test(refsrv_rejoin_run, leg__source_dies_while_agents_are_waited_for__another_ma
 	world_sleep(&w, SEC);
 	cr_assert_not(world_has(&w, b, CTL_EV_CANCEL, m.sid));
 	struct world_member t = former_back(&w, c, &other);
-	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m.sid, &event));
+	struct ctl_event event = taken(&m, CTL_EV_REROUTE);
 	cr_assert_eq(event.u.reroute.grant.source_sid, t.sid);
 }
 
@@ -179,8 +163,7 @@ Test(refsrv_rejoin_run, leg__source_never_comes__runs_to_its_end)
 	struct world_member m = former_back(&w, b, &said);
 	former_all_said(&w);
 	cr_assert_not(former_is_broken(&w, &m));
-	world_finish(&w, &m, FORMER_LEG(1));
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	finished(&m, FORMER_LEG(1));
 	cr_assert(former_listed(&w, 7), "all of it is here");
 }
 
@@ -188,12 +171,11 @@ Test(refsrv_rejoin_run, leg__source_never_comes_and_it_fails__the_version_is_los
 {
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
 	struct world_member m = former_back(&w, b, &said);
-	struct ctl_event event;
 	cr_assert_eq(world_leg_end(&w, b, FORMER_LEG(1), TH_E_NO_PATH, true, 3), 0);
 	world_sleep(&w, SEC);
 	cr_assert_not(world_ended(&w, &m), "who warms misses nothing yet");
 	former_all_said(&w);
-	cr_assert(world_take(&w, b, CTL_EV_CANCEL, m.sid, &event));
+	taken(&m, CTL_EV_CANCEL);
 	world_drained(&w, &m);
 	cr_assert_eq(world_outcome(&w, &m).code, TH_E_VERSION_LOST);
 }
@@ -203,28 +185,26 @@ Test(refsrv_rejoin_run, leg__fails__goes_on_from_another_that_came_back)
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "x");
 	struct world_member m = former_back(&w, b, &said);
 	struct world_member s = source_back(a, 0, 1);
-	struct ctl_event event;
 	former_all_said(&w);
 	cr_assert_eq(world_leg_end(&w, b, FORMER_LEG(1), TH_E_NO_PATH, true, 3), 0);
-	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m.sid, &event));
+	struct ctl_event event = taken(&m, CTL_EV_REROUTE);
 	cr_assert_eq(event.u.reroute.grant.source_sid, s.sid);
 	cr_assert_geq(event.u.reroute.grant.leg, former_id(0) + (UINT64_C(1) << TH_EPOCH_SHIFT),
 		"a number of this life");
 	former_finish(&w, &m, event.u.reroute.grant.leg, 1);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 }
 
 Test(refsrv_rejoin_run, leg__none_runs_and_not_all_is_there__a_source_is_named)
 {
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, 0, "s");
-	struct ctl_event event;
 	said.chunks = 4;
 	struct world_member s = source_back(a, 0, 1), m = former_back(&w, b, &said);
 	const struct ctl_inspection *all = refsrv_inspect(w.server, w.now_ns);
 	for (uint32_t i = 0; i < all->num_members; i++)
 		cr_assert_eq(all->members[i].chunks_done,
 			all->members[i].sid == m.sid ? 4 : WORLD_CHUNKS);
-	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m.sid, &event));
+	struct ctl_event event = taken(&m, CTL_EV_REROUTE);
 	cr_assert_eq(event.u.reroute.old_leg, 0);
 	cr_assert_eq(event.u.reroute.grant.source_sid, s.sid);
 }
@@ -233,9 +213,8 @@ Test(refsrv_rejoin_run, leg__has_a_number_of_this_life__is_not_believed_and_anot
 {
 	struct world_member s = source_back(a, 0, 1), r = world_member(&w, c, "r", 0, 1);
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, r.sid + 100, "s");
-	struct ctl_event event;
 	struct world_member m = former_back(&w, b, &said);
-	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m.sid, &event));
+	struct ctl_event event = taken(&m, CTL_EV_REROUTE);
 	cr_assert_eq(event.u.reroute.old_leg, 0);
 	cr_assert_eq(event.u.reroute.grant.source_sid, s.sid);
 }
@@ -243,14 +222,12 @@ Test(refsrv_rejoin_run, leg__has_a_number_of_this_life__is_not_believed_and_anot
 Test(refsrv_rejoin_run, leg__told_to_give_way__another_is_named_and_its_end_still_counts)
 {
 	struct ctl_rejoin said = former_fills("p", 0, 1, 7, FORMER_LEG(1), "s");
-	struct ctl_event event;
 	said.leg_stops = true;
 	source_back(a, 0, 1);
 	struct world_member m = former_back(&w, b, &said);
-	cr_assert(world_take(&w, b, CTL_EV_REROUTE, m.sid, &event));
+	struct ctl_event event = taken(&m, CTL_EV_REROUTE);
 	cr_assert_eq(event.u.reroute.old_leg, FORMER_LEG(1));
-	world_finish(&w, &m, FORMER_LEG(1));
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	finished(&m, FORMER_LEG(1));
 }
 
 Test(refsrv_rejoin_run, leg__ends_before_the_rest_is_there__counts_then)
@@ -264,8 +241,8 @@ Test(refsrv_rejoin_run, leg__ends_before_the_rest_is_there__counts_then)
 	struct world_member m1 = former_back(&w, c, &two);
 	cr_assert_not(world_ended(&w, &m0));
 	world_finish(&w, &m1, FORMER_LEG(2));
-	cr_assert_eq(world_outcome(&w, &m0).code, 0);
-	cr_assert_eq(world_outcome(&w, &m1).code, 0);
+	succeeded(&m0);
+	succeeded(&m1);
 }
 
 Test(refsrv_rejoin_run, leg__fails_before_the_rest_is_there__its_operation_fails_for_all)
@@ -295,8 +272,8 @@ Test(refsrv_rejoin_run, all_is_there__the_operation_ends_at_once)
 	source_back(a, 0, 2);
 	source_back(a, 1, 2);
 	struct world_member m0 = former_back(&w, b, &one), m1 = former_back(&w, c, &two);
-	cr_assert_eq(world_outcome(&w, &m0).code, 0);
-	cr_assert_eq(world_outcome(&w, &m1).code, 0);
+	succeeded(&m0);
+	succeeded(&m1);
 }
 
 Test(refsrv_rejoin_run, all_is_there_but_other_bytes__broken)
@@ -363,14 +340,13 @@ half_begun(struct world_member *ret_m0, struct world_member *ret_m1)
 {
 	struct ctl_rejoin one = former_fills("p", 0, 2, 7, FORMER_LEG(1), "s");
 	struct ctl_rejoin two = former_shard("p", 1, 2);
-	struct ctl_event event;
 
 	source_back(a, 0, 2);
 	source_back(a, 1, 2);
 	*ret_m0 = former_back(&w, b, &one);
 	*ret_m1 = former_back(&w, c, &two);
 	world_call(&w, ret_m1, CTL_OP_REPLICATE, "latest", TH_FOREVER);
-	cr_assert(world_take(&w, c, CTL_EV_PLAN, ret_m1->sid, &event));
+	struct ctl_event event = taken(ret_m1, CTL_EV_PLAN);
 	cr_assert_eq(event.u.plan.version.version, 7);
 	cr_assert_not(world_has(&w, c, CTL_EV_GO, ret_m1->sid));
 }
@@ -384,8 +360,8 @@ Test(refsrv_rejoin_run, not_all_had_begun__the_others_follow)
 	world_finish(&w, &m0, FORMER_LEG(1));
 	cr_assert_not(world_ended(&w, &m0));
 	world_finish(&w, &m1, grant.leg);
-	cr_assert_eq(world_outcome(&w, &m0).code, 0);
-	cr_assert_eq(world_outcome(&w, &m1).code, 0);
+	succeeded(&m0);
+	succeeded(&m1);
 }
 
 Test(refsrv_rejoin_run, not_all_had_begun__who_cannot_follow_breaks_it)
@@ -450,7 +426,7 @@ Test(refsrv_rejoin_run, warming__a_new_cluster__never)
 {
 	world_fini(&w);
 	world_init(&w, NULL);
-	a = world_agent(&w);
+	new_agents(1);
 	struct world_member m = world_member(&w, a, "p", 0, 1), r;
 	world_publish(&w, &m, "3");
 	r = world_member(&w, a, "r", 0, 1);
@@ -482,7 +458,7 @@ Test(refsrv_rejoin_run, warming__update_does_not_wait__says_that_it_does_not_kno
 	cr_assert(strstr(end.text, "was restarted"), "%s", end.text);
 	former_all_said(&w);
 	world_call(&w, &m, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 }
 
 static int
@@ -519,9 +495,7 @@ Test(refsrv_rejoin_run, warming__attributes_that_the_former_server_had__are_wait
 	cr_assert_eq(get(never), TH_E_NOT_AVAILABLE);
 	cr_assert(strstr(w.reply.text, "try again"), "%s", w.reply.text);
 	former_all_said(&w);
-	world_call(&w, &n, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	world_drained(&w, &n);
-	cr_assert_eq(world_outcome(&w, &n).code, 0);
+	unpublish(&n);
 	cr_assert_eq(get(never), TH_E_NOT_AVAILABLE);
 	cr_assert(strstr(w.reply.text, "has no manifest"), "expected by nobody");
 	cr_assert_eq(publish(&m, "4", never), TH_E_NOT_AVAILABLE);
@@ -535,11 +509,10 @@ warming(void)
 {
 	static char name[] = "xa";
 	struct world_member r = world_member(&w, a, name, 0, 1);
-	struct ctl_event event;
 
 	name[1]++;
 	world_call(&w, &r, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	cr_assert(world_take(&w, a, CTL_EV_OUTCOME, r.sid, &event));
+	struct ctl_event event = taken(&r, CTL_EV_OUTCOME);
 	return event.u.outcome.code == TH_E_NO_SERVER;
 }
 

@@ -4,25 +4,15 @@
  * ran goes on, what contradicts breaks them with a sentence. What peers say that must not be
  * believed is in refsrv_rejoin_hostile_test.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "tests/support/core/refsrv_former.h"
-
-static struct world w;
-static uint32_t a, b, c; /* agents of the former server */
+#include "tests/unit/server/refsrv_fixture.h"
 
 static void
 setup(void)
 {
 	former_world(&w, &a, &b, &c);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 TestSuite(refsrv_rejoin, .init = setup, .fini = teardown);
@@ -69,7 +59,7 @@ Test(refsrv_rejoin, one_shard__holds__listed_and_read_at_once)
 	/* It goes on where it was. */
 	cr_assert_eq(asks(&m, 1, CTL_OP_UNPUBLISH, ""), TH_E_STATE);
 	world_call(&w, &m, CTL_OP_REPLICATE, "7", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 }
 
 Test(refsrv_rejoin, holds__given_up_after_the_proof_that_nobody_reads_it)
@@ -80,7 +70,7 @@ Test(refsrv_rejoin, holds__given_up_after_the_proof_that_nobody_reads_it)
 	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	cr_assert_not(world_ended(&w, &m), "readers of the former server may be there");
 	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 }
 
 Test(refsrv_rejoin, attributes__of_whoever_has_them)
@@ -213,8 +203,7 @@ Test(refsrv_rejoin, closed_before_the_rest_is_there__broken_when_it_is)
 	struct world_member m = former_back(&w, a, &said[0]);
 	cr_assert_eq(world_close(&w, &m, true), 0);
 	struct world_member other = former_back(&w, b, &said[1]);
-	struct ctl_event event;
-	cr_assert(world_take(&w, b, CTL_EV_BROKEN, other.sid, &event));
+	struct ctl_event event = taken(&other, CTL_EV_BROKEN);
 	cr_assert(strstr(event.u.broken.text, "lost its worker"), "%s", event.u.broken.text);
 	cr_assert(former_listed(&w, 7), "it may be the last copy");
 }
@@ -228,8 +217,7 @@ Test(refsrv_rejoin, agent_lost_before_the_rest_is_there__broken)
 	former_back(&w, b, &said[1]);
 	w.agents[b].silent = true;
 	world_sleep(&w, 12 * SEC);
-	struct ctl_event event;
-	cr_assert(world_take(&w, a, CTL_EV_BROKEN, m.sid, &event));
+	struct ctl_event event = taken(&m, CTL_EV_BROKEN);
 	cr_assert(strstr(event.u.broken.text, "shard 1 is lost"), "%s", event.u.broken.text);
 	cr_assert_eq(former_rejoin(&w, c, &said[2]), TH_E_GROUP_BROKEN);
 }
@@ -399,7 +387,7 @@ Test(refsrv_rejoin, outcome__of_a_publish__told_before_its_part_may_be_drained)
 	snprintf(done.spec, sizeof(done.spec), "7");
 	struct world_member m0 = former_back(&w, a, &one), m1 = former_back(&w, b, &two);
 	m1.seq = 1;
-	cr_assert_eq(world_outcome(&w, &m1).code, 0);
+	succeeded(&m1);
 	cr_assert_not(world_ended(&w, &m0));
 	cr_assert(former_listed(&w, 7));
 	/* Its repeat is no second operation. */
@@ -418,7 +406,7 @@ Test(refsrv_rejoin, outcome__of_an_unpublish__whoever_still_holds_gets_its_drain
 	cr_assert_not(former_listed(&w, 7));
 	world_drained(&w, &m1);
 	world_call(&w, &m1, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m1).code, 0);
+	succeeded(&m1);
 }
 
 Test(refsrv_rejoin, outcome__failed_after_go__nothing_is_held)
@@ -468,8 +456,8 @@ Test(refsrv_rejoin, operation__called_before_the_rest_is_there__held_and_then_de
 	cr_assert_not(world_ended(&w, &m0));
 	struct world_member m1 = former_back(&w, b, &two);
 	world_call(&w, &m1, CTL_OP_REPLICATE, "7", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m0).code, 0);
-	cr_assert_eq(world_outcome(&w, &m1).code, 0);
+	succeeded(&m0);
+	succeeded(&m1);
 }
 
 Test(refsrv_rejoin, operation__held_too_long__its_time_has_run_out)

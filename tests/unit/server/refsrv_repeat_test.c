@@ -3,26 +3,15 @@
  * refsrv, repeats: a request that is sent again because its answer was lost takes effect once, also
  * when many others have passed it.
  */
-#include <criterion/criterion.h>
-#include <string.h>
+#include "tests/unit/server/refsrv_fixture.h"
 
-#include "tests/support/core/refsrv_world.h"
-
-static struct world w;
-static uint32_t a;
 static uint64_t oldest; /* what the agent still waits for */
 
 static void
 setup(void)
 {
 	world_init(&w, NULL);
-	a = world_agent(&w);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
+	new_agents(1);
 }
 
 TestSuite(refsrv_repeat, .init = setup, .fini = teardown);
@@ -47,12 +36,6 @@ others_pass(uint32_t count)
 
 	for (uint32_t i = 0; i < count; i++)
 		cr_assert_eq(world_request(&w, a, &request), TH_E_STATE);
-}
-
-static uint32_t
-num_members(void)
-{
-	return refsrv_inspect(w.server, w.now_ns)->num_members;
 }
 
 Test(refsrv_repeat, many_others_have_passed__same_reply_one_effect)

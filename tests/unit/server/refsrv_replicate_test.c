@@ -2,14 +2,9 @@
 /*
  * refsrv, replicate and update: plan, prepared, go, commit; what a name means; source choice.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "tests/support/core/refsrv_world.h"
-
-static struct world w;
-static uint32_t a, b, c;
+#include "tests/unit/server/refsrv_fixture.h"
 
 static void
 start(bool pipelining)
@@ -18,9 +13,7 @@ start(bool pipelining)
 	refsrv_config_default(&config);
 	config.pipelining = pipelining;
 	world_init(&w, &config);
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
+	new_agents(3);
 }
 
 static void
@@ -29,35 +22,7 @@ setup(void)
 	start(true);
 }
 
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
 TestSuite(refsrv_replicate, .init = setup, .fini = teardown);
-
-static struct world_member
-member(uint32_t agent, const char *replica)
-{
-	return world_member(&w, agent, replica, 0, 1);
-}
-
-static void
-unpublish(struct world_member *m)
-{
-	world_call(&w, m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	struct ctl_ev_part drain = world_take_drain(&w, m);
-	cr_assert_eq(world_drain_done(&w, m->agent, &drain), 0);
-	cr_assert_eq(world_outcome(&w, m).code, 0);
-}
-
-static uint32_t
-num_versions(void)
-{
-	cr_assert_eq(world_list(&w, a, "m"), 0);
-	return w.reply.u.list.num_versions;
-}
 
 /* ---- the four steps ---- */
 
@@ -68,10 +33,8 @@ Test(refsrv_replicate, steps__two_shards__plan_prepared_go_commit)
 	struct world_member d[2] = {
 		world_member(&w, c, "dst", 0, 2), world_member(&w, c, "dst", 1, 2)};
 	struct ctl_event event, grant;
-	for (int i = 0; i < 2; i++)
-		world_call(&w, &s[i], CTL_OP_PUBLISH, "4", TH_FOREVER);
-	for (int i = 0; i < 2; i++)
-		cr_assert_eq(world_outcome(&w, &s[i]).code, 0);
+	call_both(s, CTL_OP_PUBLISH, "4");
+	succeeded_both(s);
 	/* The plan is fixed and told at the first call. */
 	world_call(&w, &d[0], CTL_OP_REPLICATE, "latest", TH_FOREVER);
 	cr_assert(world_take(&w, c, CTL_EV_PLAN, d[0].sid, &event));
@@ -114,7 +77,7 @@ Test(refsrv_replicate, steps__two_shards__plan_prepared_go_commit)
 
 Test(refsrv_replicate, wait__version_not_there__plan_when_it_comes)
 {
-	struct world_member d = member(b, "dst");
+	struct world_member d = single(b, "dst");
 	world_call(&w, &d, CTL_OP_REPLICATE, "latest", TH_FOREVER);
 	cr_assert_not(world_has(&w, b, CTL_EV_PLAN, d.sid));
 	world_published(&w, a, "src", "3");
@@ -123,7 +86,7 @@ Test(refsrv_replicate, wait__version_not_there__plan_when_it_comes)
 
 Test(refsrv_replicate, wait__deadline__timeout_and_nothing_changed)
 {
-	struct world_member d = member(b, "dst");
+	struct world_member d = single(b, "dst");
 	world_call(&w, &d, CTL_OP_REPLICATE, "3", SEC);
 	world_sleep(&w, 1100 * MS);
 	struct ctl_ev_outcome end = world_outcome(&w, &d);
@@ -163,7 +126,7 @@ Test(refsrv_replicate, layout__other_number_of_shards__names_both)
 
 Test(refsrv_replicate, layout__agent_did_not_compare__the_server_does)
 {
-	struct world_member d = member(b, "dst");
+	struct world_member d = single(b, "dst");
 	world_published(&w, a, "src", "3");
 	cr_assert_eq(world_register(&w, b, d.sid, 7), 0);
 	world_call(&w, &d, CTL_OP_REPLICATE, "3", TH_FOREVER);
@@ -178,8 +141,7 @@ Test(refsrv_replicate, prepared__one_cannot__all_get_its_cause)
 		world_member(&w, a, "src", 0, 2), world_member(&w, a, "src", 1, 2)};
 	struct world_member d[2] = {
 		world_member(&w, b, "dst", 0, 2), world_member(&w, c, "dst", 1, 2)};
-	for (int i = 0; i < 2; i++)
-		world_call(&w, &s[i], CTL_OP_PUBLISH, "4", TH_FOREVER);
+	call_both(s, CTL_OP_PUBLISH, "4");
 	world_call(&w, &d[0], CTL_OP_REPLICATE, "4", TH_FOREVER);
 	cr_assert_eq(world_prepared(&w, &d[0], TH_E_MEMORY_KIND), 0);
 	struct ctl_ev_outcome end = world_outcome(&w, &d[0]);
@@ -193,7 +155,7 @@ Test(refsrv_replicate, prepared__one_cannot__all_get_its_cause)
 
 Test(refsrv_replicate, prepared__again_or_late__no_effect)
 {
-	struct world_member d = member(b, "dst");
+	struct world_member d = single(b, "dst");
 	cr_assert_eq(world_prepared(&w, &d, 0), 0); /* no operation */
 	world_published(&w, a, "src", "3");
 	world_call(&w, &d, CTL_OP_REPLICATE, "3", TH_FOREVER);
@@ -203,41 +165,37 @@ Test(refsrv_replicate, prepared__again_or_late__no_effect)
 	cr_assert_eq(world_prepared(&w, &d, 0), 0);
 	cr_assert_eq(world_prepared(&w, &d, TH_E_LAYOUT), 0);
 	cr_assert_not(world_has(&w, b, CTL_EV_GO, d.sid));
-	world_finish(&w, &d, grant.leg);
-	cr_assert_eq(world_outcome(&w, &d).code, 0);
+	finished(&d, grant.leg);
 }
 
 Test(refsrv_replicate, cancel__after_go__too_late)
 {
-	struct world_member d = member(b, "dst");
+	struct world_member d = single(b, "dst");
 	world_published(&w, a, "src", "3");
 	struct ctl_grant grant = world_begin(&w, &d, CTL_OP_REPLICATE, "3");
 	cr_assert_eq(world_cancel(&w, &d), 0);
 	cr_assert_not(world_ended(&w, &d));
-	world_finish(&w, &d, grant.leg);
-	cr_assert_eq(world_outcome(&w, &d).code, 0);
+	finished(&d, grant.leg);
 }
 
 Test(refsrv_replicate, deadline__after_go__runs_on)
 {
-	struct world_member d = member(b, "dst");
+	struct world_member d = single(b, "dst");
 	world_published(&w, a, "src", "3");
 	world_call(&w, &d, CTL_OP_REPLICATE, "3", SEC);
 	cr_assert_eq(world_prepared(&w, &d, 0), 0);
 	struct ctl_grant grant = world_go(&w, &d);
 	world_sleep(&w, 5 * SEC);
 	cr_assert_not(world_ended(&w, &d));
-	world_finish(&w, &d, grant.leg);
-	cr_assert_eq(world_outcome(&w, &d).code, 0);
+	finished(&d, grant.leg);
 }
 
 Test(refsrv_replicate, lost_before_go__replicate_says_so)
 {
 	struct world_member src = world_published(&w, a, "src", "4");
-	struct world_member d = member(b, "dst");
-	struct ctl_event event;
+	struct world_member d = single(b, "dst");
 	world_call(&w, &d, CTL_OP_REPLICATE, "4", TH_FOREVER);
-	cr_assert(world_take(&w, b, CTL_EV_PLAN, d.sid, &event));
+	taken(&d, CTL_EV_PLAN);
 	unpublish(&src);
 	cr_assert_eq(world_outcome(&w, &d).code, TH_E_VERSION_LOST);
 }
@@ -246,9 +204,8 @@ Test(refsrv_replicate, lost_before_go__update_finds_nothing_new_and_old_copy_res
 {
 	struct world_member src = world_published(&w, a, "src", "4");
 	struct world_member d = world_published(&w, b, "dst", "3");
-	struct ctl_event event;
 	world_call(&w, &d, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	cr_assert(world_take(&w, b, CTL_EV_PLAN, d.sid, &event));
+	taken(&d, CTL_EV_PLAN);
 	unpublish(&src);
 	struct ctl_ev_outcome end = world_outcome(&w, &d);
 	cr_assert_eq(end.code, 0);
@@ -261,9 +218,7 @@ Test(refsrv_replicate, lost_before_go__update_finds_nothing_new_and_old_copy_res
 static struct ctl_ev_plan
 plan_of(const struct world_member *m)
 {
-	struct ctl_event event;
-
-	cr_assert(world_take(&w, m->agent, CTL_EV_PLAN, m->sid, &event));
+	struct ctl_event event = taken(m, CTL_EV_PLAN);
 	return event.u.plan;
 }
 
@@ -283,14 +238,13 @@ Test(refsrv_replicate, lost_before_go__update_plans_anew_what_there_is)
 {
 	struct world_member src = world_published(&w, a, "src", "4");
 	struct world_member d = world_published(&w, b, "dst", "3");
-	struct ctl_event event;
 	world_call(&w, &d, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	struct ctl_ev_plan first = plan_of(&d);
 	cr_assert_eq(first.version.version, 4);
 	world_published(&w, c, "next", "5");
 	unpublish(&src);
 	/* What it gave up for the first is given back before the second takes it again. */
-	cr_assert(world_take(&w, b, CTL_EV_UNDRAIN, d.sid, &event));
+	taken(&d, CTL_EV_UNDRAIN);
 	struct ctl_ev_plan second = plan_of(&d);
 	cr_assert_eq(second.version.version, 5);
 	cr_assert(second.drain_old);
@@ -312,15 +266,12 @@ Test(refsrv_replicate, planned_anew__prepared_for_the_first_plan__counts_for_not
 		world_member(&w, a, "next", 0, 2), world_member(&w, a, "next", 1, 2)};
 	struct world_member d[2] = {
 		world_member(&w, b, "dst", 0, 2), world_member(&w, c, "dst", 1, 2)};
-	for (int i = 0; i < 2; i++)
-		world_call(&w, &src[i], CTL_OP_PUBLISH, "4", TH_FOREVER);
+	call_both(src, CTL_OP_PUBLISH, "4");
 	world_call(&w, &d[0], CTL_OP_UPDATE, "latest", TH_FOREVER);
 	struct ctl_ev_plan first = plan_of(&d[0]);
 	prepared_for(&d[0], first.plan_no, 0);
-	for (int i = 0; i < 2; i++)
-		world_call(&w, &next[i], CTL_OP_PUBLISH, "5", TH_FOREVER);
-	for (int i = 0; i < 2; i++)
-		world_call(&w, &src[i], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	call_both(next, CTL_OP_PUBLISH, "5");
+	call_both(src, CTL_OP_UNPUBLISH, "");
 	for (int i = 0; i < 2; i++)
 		world_drained(&w, &src[i]);
 	struct ctl_ev_plan second = plan_of(&d[0]);
@@ -342,10 +293,9 @@ Test(refsrv_replicate, planned_anew__prepared_for_the_first_plan__counts_for_not
 Test(refsrv_replicate, source_draining_at_go__waits_for_its_return)
 {
 	struct world_member src = world_published(&w, a, "src", "4");
-	struct world_member d = member(b, "dst");
-	struct ctl_event event;
+	struct world_member d = single(b, "dst");
 	world_call(&w, &d, CTL_OP_REPLICATE, "4", TH_FOREVER);
-	cr_assert(world_take(&w, b, CTL_EV_PLAN, d.sid, &event));
+	taken(&d, CTL_EV_PLAN);
 	world_call(&w, &src, CTL_OP_UNPUBLISH, "", SEC);
 	cr_assert_eq(world_prepared(&w, &d, 0), 0);
 	cr_assert_not(world_has(&w, b, CTL_EV_GO, d.sid));
@@ -374,8 +324,7 @@ Test(refsrv_replicate, update__nothing_new__decided_without_the_others)
 	expect_nothing_new(&d[0], "latest", TH_NO_VERSION);
 	struct world_member s[2] = {
 		world_member(&w, c, "src", 0, 2), world_member(&w, c, "src", 1, 2)};
-	for (int i = 0; i < 2; i++)
-		world_call(&w, &s[i], CTL_OP_PUBLISH, "4", TH_FOREVER);
+	call_both(s, CTL_OP_PUBLISH, "4");
 	/* The second member gets what the first got, although a version has come meanwhile. */
 	expect_nothing_new(&d[1], "latest", TH_NO_VERSION);
 }
@@ -396,17 +345,16 @@ Test(refsrv_replicate, update__never_backward_by_a_relative_name)
 Test(refsrv_replicate, update__something_new__old_copy_hidden_then_replaced)
 {
 	struct world_member d = world_published(&w, b, "dst", "3");
-	struct ctl_event event;
 	world_published(&w, a, "src", "4");
 	world_call(&w, &d, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	cr_assert(world_take(&w, b, CTL_EV_PLAN, d.sid, &event));
+	struct ctl_event event = taken(&d, CTL_EV_PLAN);
 	cr_assert(event.u.plan.drain_old);
-	cr_assert_eq(num_versions(), 2);
+	cr_assert_eq(num_versions(a), 2);
 	cr_assert_eq(w.reply.u.list.versions[0].replicas[0].flags,
 		CTL_REPLICA_READY | CTL_REPLICA_DRAINING);
 	cr_assert_eq(world_prepared(&w, &d, 0), 0);
 	struct ctl_grant grant = world_go(&w, &d);
-	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(num_versions(a), 1);
 	world_finish(&w, &d, grant.leg);
 	struct ctl_ev_outcome end = world_outcome(&w, &d);
 	cr_assert(end.updated);
@@ -419,21 +367,17 @@ Test(refsrv_replicate, update__ends_before_go__old_copy_is_served_again)
 		world_member(&w, b, "dst", 0, 2), world_member(&w, b, "dst", 1, 2)};
 	struct world_member s[2] = {
 		world_member(&w, a, "src", 0, 2), world_member(&w, a, "src", 1, 2)};
-	struct ctl_event event;
-	for (int i = 0; i < 2; i++)
-		world_call(&w, &d[i], CTL_OP_PUBLISH, "3", TH_FOREVER);
-	for (int i = 0; i < 2; i++)
-		cr_assert_eq(world_outcome(&w, &d[i]).code, 0);
-	for (int i = 0; i < 2; i++)
-		world_call(&w, &s[i], CTL_OP_PUBLISH, "4", TH_FOREVER);
+	call_both(d, CTL_OP_PUBLISH, "3");
+	succeeded_both(d);
+	call_both(s, CTL_OP_PUBLISH, "4");
 	world_call(&w, &d[0], CTL_OP_UPDATE, "latest", SEC);
 	world_sleep(&w, 1100 * MS);
 	struct ctl_ev_outcome end = world_outcome(&w, &d[0]);
 	cr_assert_eq(end.code, TH_E_TIMEOUT);
 	cr_assert_eq(end.version.version, 3);
-	cr_assert(world_take(&w, b, CTL_EV_UNDRAIN, d[0].sid, &event));
+	taken(&d[0], CTL_EV_UNDRAIN);
 	cr_assert_not(world_has(&w, b, CTL_EV_UNDRAIN, d[1].sid)); /* it never had a PLAN */
-	cr_assert_eq(num_versions(), 2);
+	cr_assert_eq(num_versions(a), 2);
 	cr_assert_eq(w.reply.u.list.versions[0].replicas[0].flags, CTL_REPLICA_READY);
 }
 
@@ -451,9 +395,8 @@ Test(refsrv_replicate, update__two_holders_want_each_others__none_loses_bytes)
 {
 	struct world_member x = world_published(&w, a, "x", "1"),
 			    y = world_published(&w, b, "y", "2");
-	struct ctl_event event;
 	world_call(&w, &x, CTL_OP_UPDATE, "2", TH_FOREVER);
-	cr_assert(world_take(&w, a, CTL_EV_PLAN, x.sid, &event));
+	taken(&x, CTL_EV_PLAN);
 	expect_nothing_new(&y, "1", 2); /* what it wants is being given up */
 	cr_assert_eq(world_prepared(&w, &x, 0), 0);
 	struct ctl_grant grant = world_go(&w, &x);
@@ -465,7 +408,7 @@ Test(refsrv_replicate, latest__orphan_partial_does_not_count__chain_does)
 {
 	struct world_member old = world_published(&w, c, "old", "3");
 	struct world_member src = world_published(&w, a, "src", "4");
-	struct world_member d = member(b, "dst"), e = member(c, "e");
+	struct world_member d = single(b, "dst"), e = single(c, "e");
 	struct ctl_request resolve = {.kind = CTL_RESOLVE};
 	(void)old;
 	strcpy(resolve.u.resolve.model, "m");
@@ -479,8 +422,7 @@ Test(refsrv_replicate, latest__orphan_partial_does_not_count__chain_does)
 	cr_assert_eq(behind.source_sid, d.sid);
 	cr_assert_eq(behind.source_gen, d.seq);
 	world_finish(&w, &d, grant.leg);
-	world_finish(&w, &e, behind.leg);
-	cr_assert_eq(world_outcome(&w, &e).code, 0);
+	finished(&e, behind.leg);
 }
 
 /* ---- source choice ---- */
@@ -489,8 +431,8 @@ Test(refsrv_replicate, route__same_agent_before_same_datacenter_before_other)
 {
 	uint32_t far = world_agent_in(&w, "dc2");
 	struct world_member at_far = world_published(&w, far, "s0", "1");
-	struct world_member d0 = member(b, "d0"), d1 = member(b, "d1");
-	struct world_member d2 = member(c, "d2");
+	struct world_member d0 = single(b, "d0"), d1 = single(b, "d1");
+	struct world_member d2 = single(c, "d2");
 	struct ctl_grant g0 = world_begin(&w, &d0, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(g0.source_sid, at_far.sid);
 	struct ctl_grant g1 = world_begin(&w, &d1, CTL_OP_REPLICATE, "1");
@@ -509,7 +451,7 @@ Test(refsrv_replicate, route__least_loaded__one_leg_each_makes_a_chain)
 		char name[8];
 		uint32_t agent = world_agent(&w);
 		snprintf(name, sizeof(name), "d%d", i);
-		d[i] = member(agent, name);
+		d[i] = single(agent, name);
 		cr_assert_eq(world_begin(&w, &d[i], CTL_OP_REPLICATE, "1").source_sid, expected);
 		expected = d[i].sid;
 	}
@@ -520,7 +462,7 @@ Test(refsrv_replicate, route__no_pipelining__only_ready_copies)
 	world_fini(&w);
 	start(false);
 	struct world_member src = world_published(&w, a, "src", "1");
-	struct world_member d0 = member(b, "d0"), d1 = member(c, "d1"), d2 = member(c, "d2");
+	struct world_member d0 = single(b, "d0"), d1 = single(c, "d1"), d2 = single(c, "d2");
 	struct ctl_grant g0 = world_begin(&w, &d0, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(g0.source_sid, src.sid);
 	cr_assert_eq(world_begin(&w, &d1, CTL_OP_REPLICATE, "1").source_sid, src.sid);
@@ -532,11 +474,11 @@ Test(refsrv_replicate, route__equal_load__fewest_descendants_then_longest_prefix
 {
 	struct world_member s0 = world_published(&w, a, "s0", "1"),
 			    s1 = world_published(&w, b, "s1", "1");
-	struct world_member d0 = member(c, "d0");
+	struct world_member d0 = single(c, "d0");
 	cr_assert_eq(world_begin(&w, &d0, CTL_OP_REPLICATE, "1").source_sid, s0.sid);
 	/* s1 is without a leg and complete; d0 without a leg, but empty. */
 	uint32_t agent = world_agent(&w);
-	struct world_member d1 = member(agent, "d1");
+	struct world_member d1 = single(agent, "d1");
 	cr_assert_eq(world_begin(&w, &d1, CTL_OP_REPLICATE, "1").source_sid, s1.sid);
 }
 
@@ -554,10 +496,8 @@ Test(refsrv_replicate, route__one_replica_for_all_shards)
 	/* One shard is on a host with a source, the other is not: still one replica for both. */
 	d[0] = world_member(&w, b, "d", 0, 2);
 	d[1] = world_member(&w, c, "d", 1, 2);
-	for (int i = 0; i < 2; i++)
-		world_call(&w, &d[i], CTL_OP_REPLICATE, "1", TH_FOREVER);
-	for (int i = 0; i < 2; i++)
-		cr_assert_eq(world_prepared(&w, &d[i], 0), 0);
+	call_both(d, CTL_OP_REPLICATE, "1");
+	prepared_both(d);
 	for (int i = 0; i < 2; i++)
 		cr_assert_eq(world_go(&w, &d[i]).source_sid, s[1][i].sid);
 }
@@ -566,17 +506,16 @@ Test(refsrv_replicate, route__suspect_agent__no_new_grants_from_or_to_it)
 {
 	struct world_member s0 = world_published(&w, a, "s0", "1"),
 			    s1 = world_published(&w, b, "s1", "1");
-	struct world_member d = member(c, "d");
+	struct world_member d = single(c, "d");
 	(void)s0;
 	w.agents[a].silent = true;
 	world_sleep(&w, 5 * SEC);
 	struct ctl_grant grant = world_begin(&w, &d, CTL_OP_REPLICATE, "1");
 	cr_assert_eq(grant.source_sid, s1.sid);
 	/* To a suspect agent nothing begins either, until it beats again. */
-	struct world_member e = member(a, "e");
-	struct ctl_event event;
+	struct world_member e = single(a, "e");
 	world_call(&w, &e, CTL_OP_REPLICATE, "1", TH_FOREVER);
-	cr_assert(world_take(&w, a, CTL_EV_PLAN, e.sid, &event));
+	taken(&e, CTL_EV_PLAN);
 	cr_assert_eq(world_prepared(&w, &e, 0), 0);
 	cr_assert_not(world_has(&w, a, CTL_EV_GO, e.sid));
 	w.agents[a].silent = false;

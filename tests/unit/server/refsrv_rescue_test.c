@@ -3,40 +3,11 @@
  * refsrv, retention: the last copy of a retained version whose group has broken, or that only spot
  * hosts have, is copied to host memory.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
-static struct world w;
-static uint32_t a, b, c;
-
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-	w.offload_bytes = UINT64_MAX;
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
-	w.retain = "latest";
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_rescue, .init = setup, .fini = teardown);
-
-static uint32_t
-num_versions(void)
-{
-	cr_assert_eq(world_list(&w, c, "m"), 0);
-	return w.reply.u.list.num_versions;
-}
+TestSuite(refsrv_rescue, .init = setup_retaining, .fini = teardown);
 
 /* ---- broken groups ---- */
 
@@ -45,7 +16,7 @@ Test(refsrv_rescue, dead_worker__last_copy_is_read_from_its_agent)
 	struct world_member m = world_published(&w, a, "p", "7");
 	cr_assert_eq(world_close(&w, &m, true), 0);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid), "its memory is still needed");
-	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(num_versions(c), 1);
 	struct world_member o = world_accepts(&w, a);
 	struct ctl_grant grant = world_filling(&w, &o);
 	cr_assert_eq(grant.source_sid, m.sid);
@@ -54,7 +25,7 @@ Test(refsrv_rescue, dead_worker__last_copy_is_read_from_its_agent)
 	cr_assert_eq(world_begin(&w, &r, CTL_OP_REPLICATE, "latest").source_sid, o.sid);
 	world_finish(&w, &o, grant.leg);
 	world_drained(&w, &m);
-	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(num_versions(c), 1);
 	cr_assert_not(world_logged(&w, "is lost"));
 }
 
@@ -79,7 +50,6 @@ Test(refsrv_rescue, dead_worker__not_retained__drained_at_once)
 
 Test(refsrv_rescue, dead_worker__reader_waits_for_the_rescue)
 {
-	struct ctl_event event;
 	struct world_member m = world_published(&w, a, "p", "7"),
 			    r = world_member(&w, b, "r", 0, 1);
 	cr_assert_eq(world_close(&w, &m, true), 0);
@@ -87,7 +57,7 @@ Test(refsrv_rescue, dead_worker__reader_waits_for_the_rescue)
 	cr_assert_not(world_has(&w, b, CTL_EV_PLAN, r.sid));
 	struct world_member o = world_accepts(&w, a);
 	world_filling(&w, &o);
-	cr_assert(world_take(&w, b, CTL_EV_PLAN, r.sid, &event));
+	taken(&r, CTL_EV_PLAN);
 }
 
 Test(refsrv_rescue, dead_worker__nobody_has_memory__lost_and_said_so)
@@ -100,7 +70,7 @@ Test(refsrv_rescue, dead_worker__nobody_has_memory__lost_and_said_so)
 		cr_assert_eq(world_refuse(&w, agent, &reserve), 0);
 	}
 	world_drained(&w, &m);
-	cr_assert_eq(num_versions(), 0);
+	cr_assert_eq(num_versions(c), 0);
 	cr_assert(world_logged(&w, "version 7 of m is lost"));
 }
 
@@ -112,17 +82,8 @@ Test(refsrv_rescue, dead_worker__nobody_answers__given_up_after_its_time)
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
 	world_sleep(&w, 2 * SEC);
 	world_drained(&w, &m);
-	cr_assert_eq(num_versions(), 0);
+	cr_assert_eq(num_versions(c), 0);
 	cr_assert(world_logged(&w, "is lost"));
-}
-
-static void
-beat(uint32_t agent, uint64_t leg, uint32_t chunks)
-{
-	struct ctl_leg_progress progress = {.leg = leg, .chunks_verified = chunks};
-	struct ctl_request request = {.kind = CTL_BEAT, .u.beat = {1, &progress}};
-
-	cr_assert_eq(world_request(&w, agent, &request), 0);
 }
 
 Test(refsrv_rescue, dead_worker__slow_copy__goes_on_while_bytes_move)
@@ -133,7 +94,7 @@ Test(refsrv_rescue, dead_worker__slow_copy__goes_on_while_bytes_move)
 	struct ctl_grant grant = world_filling(&w, &o);
 	for (uint32_t chunks = 1; chunks < 5; chunks++) {
 		world_sleep(&w, 9 * SEC);
-		beat(a, grant.leg, chunks);
+		cr_assert_eq(beat(a, grant.leg, chunks), 0);
 	}
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid));
 	world_sleep(&w, 25 * SEC);
@@ -142,13 +103,12 @@ Test(refsrv_rescue, dead_worker__slow_copy__goes_on_while_bytes_move)
 
 Test(refsrv_rescue, group__one_worker_dies__all_parts_are_copied)
 {
-	struct ctl_event event;
 	struct world_member m[2], o[2];
 	m[0] = world_member(&w, a, "p", 0, 2);
 	m[1] = world_member(&w, b, "p", 1, 2);
 	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
 	world_publish(&w, &m[1], "7");
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	succeeded(&m[0]);
 	cr_assert_eq(world_close(&w, &m[1], true), 0);
 	cr_assert(world_has(&w, a, CTL_EV_BROKEN, m[0].sid));
 	/* The survivor closes its handle: its part is needed until it is copied. */
@@ -156,13 +116,13 @@ Test(refsrv_rescue, group__one_worker_dies__all_parts_are_copied)
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid));
 	o[0] = world_accepts(&w, a);
 	o[1] = world_accepts(&w, b);
-	cr_assert(world_take(&w, a, CTL_EV_PLAN, o[0].sid, &event));
+	taken(&o[0], CTL_EV_PLAN);
 	cr_assert_eq(world_prepared(&w, &o[0], 0), 0);
 	world_finish(&w, &o[1], world_filling(&w, &o[1]).leg);
 	world_finish(&w, &o[0], world_go(&w, &o[0]).leg);
 	world_drained(&w, &m[0]);
 	world_drained(&w, &m[1]);
-	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(num_versions(c), 1);
 }
 
 Test(refsrv_rescue, dead_agent_of_one_shard__nothing_can_be_rescued)
@@ -172,7 +132,7 @@ Test(refsrv_rescue, dead_agent_of_one_shard__nothing_can_be_rescued)
 	m[1] = world_member(&w, b, "p", 1, 2);
 	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
 	world_publish(&w, &m[1], "7");
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	succeeded(&m[0]);
 	w.agents[b].silent = true;
 	world_sleep(&w, 12 * SEC);
 	world_drained(&w, &m[0]);
@@ -186,7 +146,7 @@ Test(refsrv_rescue, agent_dies_during_the_rescue__the_rest_is_drained)
 	m[1] = world_member(&w, b, "p", 1, 2);
 	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
 	world_publish(&w, &m[1], "7");
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	succeeded(&m[0]);
 	struct refsrv_out out;
 	w.agents[b].silent = true;
 	world_sleep(&w, 5 * SEC);
@@ -195,7 +155,7 @@ Test(refsrv_rescue, agent_dies_during_the_rescue__the_rest_is_drained)
 	world_sleep(&w, 7 * SEC);
 	refsrv_tick(w.server, w.now_ns, &out);
 	world_drained(&w, &m[0]);
-	cr_assert_eq(num_versions(), 0);
+	cr_assert_eq(num_versions(c), 0);
 }
 
 /* Two trainers have published, and it is not yet known whether the bytes are the same. */
@@ -213,9 +173,7 @@ undecided(struct world_member *first)
 Test(refsrv_rescue, undecided__who_is_listed_lives__given_up_at_once)
 {
 	struct world_member first, second = undecided(&first);
-	world_call(&w, &second, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	world_drained(&w, &second);
-	cr_assert_eq(world_outcome(&w, &second).code, 0);
+	unpublish(&second);
 }
 
 Test(refsrv_rescue, undecided__agent_of_who_is_listed_dies__kept_and_copied)
@@ -331,13 +289,13 @@ Test(refsrv_rescue, unreadable__member_of_what_is_rescued__given_up)
 	m[1] = world_member(&w, b, "p", 1, 2);
 	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
 	world_publish(&w, &m[1], "7");
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	succeeded(&m[0]);
 	cr_assert_eq(world_close(&w, &m[0], true), 0);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid), "its memory is still needed");
 	close_unreadable(&m[1], true);
 	world_drained(&w, &m[0]);
 	world_drained(&w, &m[1]);
-	cr_assert_eq(num_versions(), 0);
+	cr_assert_eq(num_versions(c), 0);
 	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
 }
 
@@ -352,7 +310,7 @@ Test(refsrv_rescue, unreadable__said_after_an_abandoning_close__given_up)
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m.sid), "its memory is still needed");
 	close_unreadable(&m, true);
 	world_drained(&w, &m);
-	cr_assert_eq(num_versions(), 0);
+	cr_assert_eq(num_versions(c), 0);
 	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
 }
 
@@ -366,19 +324,18 @@ Test(refsrv_rescue, unpublish_under_way__its_worker_dies__the_copy_goes_on)
 	cr_assert_not(world_has(&w, a, CTL_EV_RELEASE, 0), "the same copy will do");
 	world_finish(&w, &o, grant.leg);
 	world_drained(&w, &m);
-	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(num_versions(c), 1);
 }
 
 Test(refsrv_rescue, waiting_close__another_member_dies__both_go_when_copied)
 {
-	struct ctl_event event;
 	struct world_member m[2], o[2];
 	world_member(&w, c, "k", 0, 1);
 	m[0] = world_member(&w, a, "p", 0, 2);
 	m[1] = world_member(&w, b, "p", 1, 2);
 	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
 	world_publish(&w, &m[1], "7");
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	succeeded(&m[0]);
 	struct ctl_request request = {.kind = CTL_CLOSE};
 	request.u.close.sid = m[0].sid;
 	request.u.close.timeout_ns = TH_FOREVER;
@@ -387,14 +344,14 @@ Test(refsrv_rescue, waiting_close__another_member_dies__both_go_when_copied)
 	o[1] = world_accepts(&w, b);
 	cr_assert_eq(world_close(&w, &m[1], true), 0);
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, m[0].sid));
-	cr_assert(world_take(&w, a, CTL_EV_PLAN, o[0].sid, &event));
+	taken(&o[0], CTL_EV_PLAN);
 	cr_assert_eq(world_prepared(&w, &o[0], 0), 0);
 	world_finish(&w, &o[1], world_filling(&w, &o[1]).leg);
 	world_finish(&w, &o[0], world_go(&w, &o[0]).leg);
 	world_drained(&w, &m[0]);
 	world_drained(&w, &m[1]);
 	cr_assert_not(world_has(&w, a, CTL_EV_CLOSE_REFUSED, 0));
-	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(num_versions(c), 1);
 }
 
 /* ---- spot hosts ---- */
@@ -421,10 +378,8 @@ Test(refsrv_rescue, spot__only_copy__is_copied_to_a_host_that_stays)
 	cr_assert_eq(grant.source_sid, m.sid);
 	world_finish(&w, &o, grant.leg);
 	/* The trainer goes on at once. */
-	world_call(&w, &m, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
-	cr_assert_eq(num_versions(), 1);
+	unpublish(&m);
+	cr_assert_eq(num_versions(c), 1);
 }
 
 static void
@@ -461,10 +416,10 @@ Test(refsrv_rescue, drained_offload__last_copy_given_up__stays_until_another_is_
 	cr_assert_not(world_has(&w, a, CTL_EV_DRAIN, o.sid));
 	world_finish(&w, &p, grant.leg);
 	world_drained(&w, &m);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	succeeded(&m);
 	world_sleep(&w, 2 * SEC);
 	world_drained(&w, &o);
-	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(num_versions(c), 1);
 }
 
 Test(refsrv_rescue, spot__a_replica_elsewhere_in_time__nothing_is_copied)
@@ -504,9 +459,7 @@ Test(refsrv_rescue, spot__off__is_said_only)
 	world_fini(&w);
 	world_init(&w, &config);
 	w.offload_bytes = UINT64_MAX;
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
+	new_agents(3);
 	w.retain = "latest";
 	world_published(&w, spot_agent(), "p", "7");
 	world_sleep(&w, 30 * SEC);
@@ -529,7 +482,7 @@ Test(refsrv_rescue, spot_flag_of_a_handle__does_not_count_either)
 	world_publish(&w, &m, "7");
 	world_sleep(&w, 2 * SEC);
 	cr_assert(world_asked(&w, b), "its agent stays, and may keep the copy");
-	cr_assert_eq(num_versions(), 1);
+	cr_assert_eq(num_versions(c), 1);
 	cr_assert_eq(
 		w.reply.u.list.versions[0].replicas[0].flags, CTL_REPLICA_READY | CTL_REPLICA_SPOT);
 }

@@ -3,32 +3,12 @@
  * refsrv, retention: which versions are claimed, by whom and for how long. What follows from it is
  * in refsrv_offload_test.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "server/core/retain/retain.h"
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
-static struct world w;
-static uint32_t a, b, c;
-
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_retain, .init = setup, .fini = teardown);
+TestSuite(refsrv_retain, .init = setup_three, .fini = teardown);
 
 static bool
 retained(uint64_t lineage, uint64_t version)
@@ -147,8 +127,7 @@ Test(refsrv_retain, latest_is_gone__the_one_before_is_latest_again)
 	struct world_member m = publisher("8");
 	cr_assert_not(retained(1, 7));
 	cr_assert_eq(world_close(&w, &m, true), 0);
-	struct ctl_ev_part drain = world_take_drain(&w, &m);
-	cr_assert_eq(world_drain_done(&w, b, &drain), 0);
+	world_drained(&w, &m);
 	cr_assert(retained(1, 7));
 }
 
@@ -188,9 +167,7 @@ restart_world(uint32_t successor_copies)
 	config.successor_copies = successor_copies;
 	world_fini(&w);
 	world_init(&w, &config);
-	a = world_agent(&w);
-	b = world_agent(&w);
-	c = world_agent(&w);
+	new_agents(3);
 }
 
 Test(refsrv_retain, successor_copies__two_copies_on_two_nodes_replace_it)
@@ -358,8 +335,7 @@ Test(refsrv_retain, crashes_with_ever_other_rules__are_bounded)
 	config.grace_ns = 5 * SEC;
 	world_fini(&w);
 	world_init(&w, &config);
-	a = world_agent(&w);
-	b = world_agent(&w);
+	new_agents(2);
 	for (uint32_t i = 1; i <= RETAIN_CLAIMS_MAX; i++)
 		cr_assert_eq(crashes("m", i), 0, "%u: %s", i, w.reply.text);
 	cr_assert_eq(crashes("m", RETAIN_CLAIMS_MAX + 1), TH_E_LIMIT);
@@ -382,7 +358,7 @@ Test(refsrv_retain, crashes_in_ever_other_models__are_bounded)
 	config.grace_ns = 5 * SEC;
 	world_fini(&w);
 	world_init(&w, &config);
-	a = world_agent(&w);
+	new_agents(1);
 	for (uint32_t i = 0; i < 8; i++) {
 		snprintf(model, sizeof(model), "m%u", i);
 		cr_assert_eq(crashes(model, 1), 0);

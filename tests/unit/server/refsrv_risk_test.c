@@ -2,14 +2,11 @@
 /*
  * refsrv, retention: who is told that a retained version may be lost, or is; when, and how often.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
-static struct world w;
-static uint32_t a, b, spot;
+static uint32_t spot;
 
 static void
 begin(bool rescue_spot)
@@ -20,8 +17,7 @@ begin(bool rescue_spot)
 	config.rescue_spot = rescue_spot;
 	world_init(&w, &config);
 	w.offload_bytes = UINT64_MAX;
-	a = world_agent(&w);
-	b = world_agent(&w);
+	new_agents(2);
 	w.spot = true;
 	spot = world_agent(&w);
 	w.spot = false;
@@ -34,21 +30,13 @@ setup(void)
 	begin(true);
 }
 
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
 TestSuite(refsrv_risk, .init = setup, .fini = teardown);
 
 /* It was told so once, with a sentence that has this in it. */
 static void
 told(const struct world_member *m, const char *text)
 {
-	struct ctl_event event;
-
-	cr_assert(world_take(&w, m->agent, CTL_EV_AT_RISK, m->sid, &event));
+	struct ctl_event event = taken(m, CTL_EV_AT_RISK);
 	cr_assert(strstr(event.u.at_risk.text, text) != NULL, "%s", event.u.at_risk.text);
 	cr_assert_not(world_has(&w, m->agent, CTL_EV_AT_RISK, m->sid), "once");
 }
@@ -136,7 +124,7 @@ Test(refsrv_risk, all_members_of_a_group_are_told)
 	m[1] = world_member(&w, a, "p", 1, 2);
 	world_call(&w, &m[0], CTL_OP_PUBLISH, "7", TH_FOREVER);
 	world_publish(&w, &m[1], "7");
-	cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+	succeeded(&m[0]);
 	struct ctl_ev_reserve reserve;
 	world_sleep(&w, 1500 * MS);
 	/* The spot host's shard finds no memory: the other one alone is no copy. */
@@ -163,8 +151,7 @@ Test(refsrv_risk, over_and_again__is_another_occurrence)
 	cr_assert_eq(world_close(&w, &r, true), 0);
 	all_refuse();
 	told(&m, "version 7");
-	struct ctl_ev_part drain = world_take_drain(&w, &r);
-	cr_assert_eq(world_drain_done(&w, b, &drain), 0);
+	world_drained(&w, &r);
 	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 0, "the spot host has it");
 }
 
@@ -287,9 +274,8 @@ Test(refsrv_risk, dead_agent_of_the_kept_copy__claimants_are_told)
 	cr_assert(world_reserve(&w, a, &reserve));
 	cr_assert_eq(world_accept(&w, a, &reserve, &o), 0);
 	world_finish(&w, &o, world_filling(&w, &o).leg);
-	struct ctl_ev_part drain = world_take_drain(&w, &m);
-	cr_assert_eq(world_drain_done(&w, b, &drain), 0);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	world_drained(&w, &m);
+	succeeded(&m);
 	w.agents[a].silent = true;
 	world_sleep(&w, 12 * SEC);
 	told(&m, "is lost");

@@ -2,31 +2,13 @@
 /*
  * refsrv, what agents are told of the rules of a model: all of them, at once; less of them later.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "server/core/retain/retain_notice.h"
 #include "tests/support/core/refsrv_former.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
-static struct world w;
-static uint32_t a, b;
-
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-	a = world_agent(&w);
-	b = world_agent(&w);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_rules, .init = setup, .fini = teardown);
+TestSuite(refsrv_rules, .init = setup_two, .fini = teardown);
 
 static struct world_member
 opens(uint32_t agent, const char *replica, const char *rules)

@@ -3,13 +3,10 @@
  * refsrv, smart skipping: the first reader of a datacenter is its seed, and what the others there
  * see of the version meanwhile.
  */
-#include <criterion/criterion.h>
-
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
 #define SKIP (20 * SEC)
 
-static struct world w;
 static uint32_t home, far, far_too;
 static struct world_member trainer, seed;
 static uint64_t leg;
@@ -34,12 +31,6 @@ setup(void)
 {
 	begin(SKIP);
 	leg = world_begin(&w, &seed, CTL_OP_UPDATE, "latest").leg;
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 TestSuite(refsrv_seed, .init = setup, .fini = teardown);
@@ -79,8 +70,7 @@ Test(refsrv_seed, update__while_the_seed_fills__nothing_new_and_then_from_near)
 	finds_nothing_new(&m);
 	fills(9, SEC);
 	finds_nothing_new(&m);
-	world_finish(&w, &seed, leg);
-	cr_assert_eq(world_outcome(&w, &seed).code, 0);
+	finished(&seed, leg);
 	reads_from(&m, "latest", seed.sid);
 }
 
@@ -141,18 +131,16 @@ Test(refsrv_seed, update__a_complete_copy_near__is_read)
 /* The trainer is idle, and beyond the link that the bytes have crossed. */
 Test(refsrv_seed, source_given_up__its_reader_stays_in_the_datacenter)
 {
-	world_finish(&w, &seed, leg);
-	cr_assert_eq(world_outcome(&w, &seed).code, 0);
+	finished(&seed, leg);
 	struct world_member m = world_member(&w, far_too, "m", 0, 1);
 	struct ctl_grant grant = world_begin(&w, &m, CTL_OP_UPDATE, "latest");
 	cr_assert_eq(grant.source_sid, seed.sid);
 	world_call(&w, &seed, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	struct ctl_ev_part drain = world_take_drain(&w, &seed);
 	cr_assert_not(world_has(&w, far_too, CTL_EV_REROUTE, m.sid));
-	world_finish(&w, &m, grant.leg);
-	cr_assert_eq(world_outcome(&w, &m).code, 0);
+	finished(&m, grant.leg);
 	cr_assert_eq(world_drain_done(&w, far, &drain), 0);
-	cr_assert_eq(world_outcome(&w, &seed).code, 0);
+	succeeded(&seed);
 }
 
 /* Two shards, read by a group of the far datacenter, and by one that is only half there. */
@@ -162,16 +150,12 @@ Test(refsrv_seed, group__skips_when_all_of_it_is_near_the_seed)
 	uint32_t of_seed[2] = {far, far_too}, near[2] = {far_too, far}, half[2] = {far, home};
 	for (uint32_t i = 0; i < 2; i++)
 		t[i] = world_member(&w, home, "t", i, 2);
-	for (uint32_t i = 0; i < 2; i++)
-		world_call(&w, &t[i], CTL_OP_PUBLISH, "2", TH_FOREVER);
-	for (uint32_t i = 0; i < 2; i++)
-		cr_assert_eq(world_outcome(&w, &t[i]).code, 0);
+	call_both(t, CTL_OP_PUBLISH, "2");
+	succeeded_both(t);
 	for (uint32_t i = 0; i < 2; i++)
 		s[i] = world_member(&w, of_seed[i], "s", i, 2);
-	for (uint32_t i = 0; i < 2; i++)
-		world_call(&w, &s[i], CTL_OP_UPDATE, "2", TH_FOREVER);
-	for (uint32_t i = 0; i < 2; i++)
-		cr_assert_eq(world_prepared(&w, &s[i], 0), 0);
+	call_both(s, CTL_OP_UPDATE, "2");
+	prepared_both(s);
 	cr_assert(world_has(&w, far, CTL_EV_GO, s[0].sid));
 	for (uint32_t i = 0; i < 2; i++)
 		m[i] = world_member(&w, near[i], "m", i, 2);
@@ -362,20 +346,16 @@ Test(refsrv_seed_burst, group_with_a_late_member__one_outcome)
 
 	for (uint32_t i = 0; i < 2; i++)
 		from[i] = world_member(&w, home, "from", i, 2);
-	for (uint32_t i = 0; i < 2; i++)
-		world_call(&w, &from[i], CTL_OP_PUBLISH, "5", TH_FOREVER);
-	for (uint32_t i = 0; i < 2; i++)
-		cr_assert_eq(world_outcome(&w, &from[i]).code, 0);
+	call_both(from, CTL_OP_PUBLISH, "5");
+	succeeded_both(from);
 	for (uint32_t i = 0; i < 2; i++) {
 		s[i] = world_member(&w, where[i], "s", i, 2);
 		m[i] = world_member(&w, where[i], "m", i, 2);
 	}
 	world_call(&w, &m[0], CTL_OP_UPDATE, "5", TH_FOREVER);
 	cr_assert_eq(world_prepared(&w, &m[0], 0), 0);
-	for (uint32_t i = 0; i < 2; i++)
-		world_call(&w, &s[i], CTL_OP_UPDATE, "5", TH_FOREVER);
-	for (uint32_t i = 0; i < 2; i++)
-		cr_assert_eq(world_prepared(&w, &s[i], 0), 0);
+	call_both(s, CTL_OP_UPDATE, "5");
+	prepared_both(s);
 	for (uint32_t i = 0; i < 2; i++)
 		world_go(&w, &s[i]);
 	cr_assert_not(world_ended(&w, &m[0]));

@@ -3,34 +3,12 @@
  * refsrv, sessions: hello, attach, beats, events, remembered replies, opening, registering, limits,
  * listings, watches, inspection.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "server/core/route/ticket.h"
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
-static struct world w;
-
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_session, .init = setup, .fini = teardown);
-
-static bool
-says(const char *words)
-{
-	return strstr(w.reply.text, words) != NULL;
-}
+TestSuite(refsrv_session, .init = setup_empty, .fini = teardown);
 
 /* ---- hello and attach ---- */
 
@@ -70,7 +48,7 @@ Test(refsrv_session, list__from_no_agent__answered_but_not_for_a_group)
 
 Test(refsrv_session, attach__new_then_again__fresh_only_once)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	cr_assert(w.reply.u.attach.fresh);
 	cr_assert_eq(world_attach(&w, a, "dc1"), 0);
 	cr_assert_not(w.reply.u.attach.fresh);
@@ -78,23 +56,22 @@ Test(refsrv_session, attach__new_then_again__fresh_only_once)
 
 Test(refsrv_session, attach__same_node_while_alive__refused)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	cr_assert_eq(world_restart(&w, a), TH_E_STATE);
 	cr_assert(says("node0") && says("node0:7000"));
 }
 
 Test(refsrv_session, attach__same_node_when_suspect__replaces_the_old_life)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	struct world_member m0 = world_member(&w, a, "r", 0, 2);
 	struct world_member m1 = world_member(&w, b, "r", 1, 2);
-	struct ctl_event event;
 	(void)m0;
 	w.agents[a].silent = true;
 	world_sleep(&w, 4 * SEC);
 	cr_assert_eq(world_restart(&w, a), 0);
 	cr_assert(w.reply.u.attach.fresh);
-	cr_assert(world_take(&w, b, CTL_EV_BROKEN, m1.sid, &event));
+	taken(&m1, CTL_EV_BROKEN);
 }
 
 Test(refsrv_session, attach__bad_name__refused)
@@ -111,19 +88,9 @@ Test(refsrv_session, attach__bad_name__refused)
 
 /* ---- beats ---- */
 
-static const char *
-node_state(uint32_t a)
-{
-	const struct ctl_inspection *all = refsrv_inspect(w.server, w.now_ns);
-	for (uint32_t i = 0; i < all->num_nodes; i++)
-		if (strcmp(all->nodes[i].node, w.agents[a].node) == 0)
-			return all->nodes[i].state;
-	return "none";
-}
-
 Test(refsrv_session, beat__missing__suspect_then_dead_then_unknown)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	w.agents[a].silent = true;
 	world_sleep(&w, 2900 * MS);
 	cr_assert_str_eq(node_state(a), "active");
@@ -143,7 +110,7 @@ Test(refsrv_session, beat__missing__suspect_then_dead_then_unknown)
 
 Test(refsrv_session, beat__after_suspicion__active_again)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	w.agents[a].silent = true;
 	world_sleep(&w, 5 * SEC);
 	cr_assert_str_eq(node_state(a), "suspect");
@@ -154,7 +121,7 @@ Test(refsrv_session, beat__after_suspicion__active_again)
 
 Test(refsrv_session, beat__server_stood_still__nobody_is_suspected)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct refsrv_out out;
 	w.now_ns += 60 * SEC; /* stopped for a minute: no tick, no beat was heard */
 	refsrv_tick(w.server, w.now_ns, &out);
@@ -178,13 +145,13 @@ Test(refsrv_session, beat__many_fall_silent_together__death_is_held_back)
 /* ---- events ---- */
 
 static void
-poll(uint32_t a, uint64_t last, uint64_t token, struct refsrv_out *ret_out)
+poll(uint32_t agent, uint64_t last, uint64_t token, struct refsrv_out *ret_out)
 {
 	struct ctl_request request = {
 		.kind = CTL_POLL,
-		.agent_inc = w.agents[a].inc,
-		.secret = world_secret(w.agents[a].inc),
-		.attach_no = w.agents[a].attach_no,
+		.agent_inc = w.agents[agent].inc,
+		.secret = world_secret(w.agents[agent].inc),
+		.attach_no = w.agents[agent].attach_no,
 		.u.poll.last_event = last,
 	};
 	refsrv_step(w.server, w.now_ns, token, &request, ret_out);
@@ -192,7 +159,7 @@ poll(uint32_t a, uint64_t last, uint64_t token, struct refsrv_out *ret_out)
 
 Test(refsrv_session, poll__nothing_happens__answered_empty_after_the_hold)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct refsrv_out out;
 	w.agents[a].deaf = true;
 	poll(a, 0, 900, &out);
@@ -209,7 +176,7 @@ Test(refsrv_session, poll__nothing_happens__answered_empty_after_the_hold)
 
 Test(refsrv_session, poll__event_not_acknowledged__sent_again)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct world_member m = world_member(&w, a, "r", 0, 1);
 	struct refsrv_out out;
 	w.agents[a].deaf = true;
@@ -230,7 +197,7 @@ Test(refsrv_session, poll__event_not_acknowledged__sent_again)
 
 Test(refsrv_session, poll__many_events__at_most_the_limit_in_one_reply)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct world_member m = world_member(&w, a, "r", 0, 1);
 	struct refsrv_out out;
 	w.agents[a].deaf = true;
@@ -248,7 +215,7 @@ Test(refsrv_session, poll__many_events__at_most_the_limit_in_one_reply)
 
 Test(refsrv_session, poll__requester_forgotten__never_answered)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct refsrv_out out;
 	w.agents[a].deaf = true;
 	poll(a, 0, 900, &out);
@@ -261,7 +228,7 @@ Test(refsrv_session, poll__requester_forgotten__never_answered)
 
 Test(refsrv_session, repeat__state_changing_request__same_reply_one_effect)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct ctl_request request = {.kind = CTL_OPEN, .u.open.num_shards = 1};
 	strcpy(request.u.open.model, "m");
 	strcpy(request.u.open.replica, "r");
@@ -280,7 +247,7 @@ Test(refsrv_session, repeat__state_changing_request__same_reply_one_effect)
 
 Test(refsrv_session, repeat__number_used_for_another_request__invalid)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct ctl_request request = {.kind = CTL_UNREGISTER};
 	cr_assert_eq(world_request(&w, a, &request), TH_E_STATE);
 	request.kind = CTL_CANCEL;
@@ -289,7 +256,7 @@ Test(refsrv_session, repeat__number_used_for_another_request__invalid)
 
 Test(refsrv_session, repeat__older_than_the_window__refused)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct ctl_request first = {.kind = CTL_UNREGISTER}, request = first;
 	cr_assert_eq(world_request(&w, a, &first), TH_E_STATE);
 	for (int i = 0; i < 200; i++)
@@ -302,7 +269,7 @@ Test(refsrv_session, repeat__older_than_the_window__refused)
 
 Test(refsrv_session, open__shards_out_of_range__invalid)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	uint64_t sid;
 	cr_assert_eq(world_open(&w, a, "m", "r", 0, 0, 1, &sid), TH_E_INVALID);
 	cr_assert_eq(world_open(&w, a, "m", "r", 2, 2, 1, &sid), TH_E_INVALID);
@@ -313,7 +280,7 @@ Test(refsrv_session, open__shards_out_of_range__invalid)
 
 Test(refsrv_session, open__same_shard_twice__mismatch_names_both_nodes)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	uint64_t sid;
 	cr_assert_eq(world_open(&w, a, "m", "r", 0, 2, 1, &sid), 0);
 	cr_assert_eq(world_open(&w, b, "m", "r", 0, 2, 1, &sid), TH_E_GROUP_MISMATCH);
@@ -322,7 +289,7 @@ Test(refsrv_session, open__same_shard_twice__mismatch_names_both_nodes)
 
 Test(refsrv_session, open__other_num_shards_or_lineage__mismatch)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	uint64_t sid;
 	cr_assert_eq(world_open(&w, a, "m", "r", 0, 2, 1, &sid), 0);
 	cr_assert_eq(world_open(&w, b, "m", "r", 1, 3, 1, &sid), TH_E_GROUP_MISMATCH);
@@ -334,7 +301,7 @@ Test(refsrv_session, open__other_num_shards_or_lineage__mismatch)
 
 Test(refsrv_session, open__group_broken__new_incarnation_counts_from_one)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	struct world_member m0 = world_member(&w, a, "r", 0, 2);
 	struct world_member m1 = world_member(&w, b, "r", 1, 2);
 	world_call(&w, &m0, CTL_OP_LIST, "", TH_FOREVER);
@@ -344,7 +311,7 @@ Test(refsrv_session, open__group_broken__new_incarnation_counts_from_one)
 	cr_assert_eq(w.reply.u.open.next_op_seq, 1);
 	/* The member that stays belongs to the old one: what was decided before is still told. */
 	world_call(&w, &m1, CTL_OP_LIST, "", TH_FOREVER);
-	cr_assert_eq(world_outcome(&w, &m1).code, 0);
+	succeeded(&m1);
 	world_call(&w, &m1, CTL_OP_PUBLISH, "1", TH_FOREVER);
 	cr_assert_eq(world_outcome(&w, &m1).code, TH_E_GROUP_BROKEN);
 	cr_assert_eq(world_close(&w, &m1, false), 0);
@@ -353,7 +320,7 @@ Test(refsrv_session, open__group_broken__new_incarnation_counts_from_one)
 
 Test(refsrv_session, register__manifest_not_there__refused)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct ctl_request request = {.kind = CTL_REGISTER};
 	cr_assert_eq(world_open(&w, a, "m", "r", 0, 1, 1, &request.u.reg.sid), 0);
 	request.u.reg.layout.lo = request.u.reg.manifest.lo = 4;
@@ -364,7 +331,7 @@ Test(refsrv_session, register__manifest_not_there__refused)
 
 Test(refsrv_session, register__while_published__state)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct world_member m = world_member(&w, a, "r", 0, 1);
 	cr_assert_eq(world_register(&w, a, m.sid, 3), 0); /* again is fine while it holds nothing */
 	world_publish(&w, &m, "1");
@@ -376,7 +343,7 @@ Test(refsrv_session, register__while_published__state)
 
 Test(refsrv_session, session__of_another_agent__refused_everywhere)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	struct world_member m = world_member(&w, a, "r", 0, 1);
 	struct world_member theirs = m;
 	theirs.agent = b;
@@ -398,7 +365,7 @@ Test(refsrv_session, limits__each_is_named_with_its_value)
 	config.members_max = 3;
 	config.members_per_agent_max = 2;
 	world_init(&w, &config);
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	uint64_t sid;
 	cr_assert_eq(world_open(&w, a, "m", "r0", 0, 1, 1, &sid), 0);
 	cr_assert_eq(world_open(&w, a, "m", "r1", 0, 1, 1, &sid), 0);
@@ -424,7 +391,8 @@ Test(refsrv_session, limits__each_is_named_with_its_value)
 
 Test(refsrv_session, list__replicas_sorted_by_name__with_flags_and_progress)
 {
-	uint32_t a = world_agent(&w), b = world_agent_in(&w, "dc2");
+	new_agents(1);
+	b = world_agent_in(&w, "dc2");
 	struct world_member m0 = world_member(&w, a, "zeta", 0, 1);
 	struct world_member m1 = world_member(&w, b, "alpha", 0, 1);
 	cr_assert_eq(world_list(&w, a, "m"), 0);
@@ -453,7 +421,7 @@ Test(refsrv_session, list__replicas_sorted_by_name__with_flags_and_progress)
 
 Test(refsrv_session, watch__changes__coalesced_and_the_last_is_told)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	struct ctl_request watch = {.kind = CTL_WATCH};
 	struct ctl_event event;
 	strcpy(watch.u.watch.model, "m");
@@ -477,7 +445,7 @@ Test(refsrv_session, watch__changes__coalesced_and_the_last_is_told)
 
 Test(refsrv_session, watch__too_many_models__refused_until_one_is_given_up)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	struct ctl_request watch = {.kind = CTL_WATCH};
 	for (int i = 0; i < 1024; i++) {
 		snprintf(watch.u.watch.model, sizeof(watch.u.watch.model), "m%d", i);
@@ -497,17 +465,17 @@ Test(refsrv_session, watch__too_many_models__refused_until_one_is_given_up)
 }
 
 static int
-resolve(uint32_t a, const char *spec, uint32_t shard)
+resolve(uint32_t agent, const char *spec, uint32_t shard)
 {
 	struct ctl_request request = {.kind = CTL_RESOLVE, .u.resolve.shard = shard};
 	strcpy(request.u.resolve.model, "m");
 	strcpy(request.u.resolve.spec, spec);
-	return world_request(&w, a, &request);
+	return world_request(&w, agent, &request);
 }
 
 Test(refsrv_session, resolve__names__in_the_highest_lineage_that_has_a_version)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct world_member m5 = world_member(&w, a, "r5", 0, 1);
 	struct world_member m3 = world_member(&w, a, "r3", 0, 1);
 	cr_assert_eq(resolve(a, "latest", 0), TH_E_NOT_AVAILABLE);
@@ -536,7 +504,7 @@ Test(refsrv_session, resolve__names__in_the_highest_lineage_that_has_a_version)
 
 Test(refsrv_session, inspect__shows_nodes_members_transfers)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	struct world_member m0 = world_member(&w, a, "src", 0, 1);
 	struct world_member m1 = world_member(&w, b, "dst", 0, 1);
 	world_publish(&w, &m0, "1");

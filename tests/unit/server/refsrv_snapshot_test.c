@@ -6,19 +6,15 @@
  * The parts are made small here: a replica takes at most 4 + (4 + name) + (4 + datacenter) + 4 * 11
  * bytes, its version 41, an answer 256.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "ipc/base/answer_pages.h"
 #include "server/core/refsrv_state.h"
-#include "tests/support/core/refsrv_world.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
 #define REPLICAS 12u
 #define PART_BYTES (256u + 41u + 4u * 70u) /* four replicas named like r00 in dc of 3 letters */
 
-static struct world w;
-static uint32_t a;
 static struct world_member members[REPLICAS];
 
 static void
@@ -31,7 +27,7 @@ setup_with(uint64_t snapshot_bytes_max)
 	if (snapshot_bytes_max > 0)
 		config.snapshot_bytes_max = snapshot_bytes_max;
 	world_init(&w, &config);
-	a = world_agent(&w);
+	new_agents(1);
 	for (uint32_t i = 0; i < REPLICAS; i++) {
 		char name[8];
 		snprintf(name, sizeof(name), "r%02u", i);
@@ -46,12 +42,6 @@ static void
 setup(void)
 {
 	setup_with(0);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
 }
 
 static int
@@ -120,15 +110,6 @@ expect_all(const struct read *all)
 	}
 }
 
-static void
-unpublish(uint32_t i)
-{
-	world_call(&w, &members[i], CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	struct ctl_ev_part drain = world_take_drain(&w, &members[i]);
-	cr_assert_eq(world_drain_done(&w, a, &drain), 0);
-	cr_assert_eq(world_outcome(&w, &members[i]).code, 0);
-}
-
 TestSuite(refsrv_snapshot, .init = setup, .fini = teardown);
 
 Test(refsrv_snapshot, listing__longer_than_a_part__comes_whole)
@@ -147,7 +128,7 @@ Test(refsrv_snapshot, listing__changes_meanwhile__do_not_touch_it)
 	cr_assert_eq(list((struct ctl_page){0}), 0);
 	cr_assert(take(&all));
 	for (uint32_t i = 0; i < REPLICAS; i++)
-		unpublish(i);
+		unpublish(&members[i]);
 	cr_assert_eq(world_list(&w, a, "m"), 0);
 	cr_assert_eq(w.reply.u.list.num_versions, 0);
 	cr_assert_gt(w.reply.u.list.generation, all.generation);
@@ -158,7 +139,7 @@ Test(refsrv_snapshot, listing__changes_meanwhile__do_not_touch_it)
 Test(refsrv_snapshot, listing__fits_in_a_part__is_not_kept)
 {
 	for (uint32_t i = 2; i < REPLICAS; i++)
-		unpublish(i);
+		unpublish(&members[i]);
 	cr_assert_eq(list((struct ctl_page){0}), 0);
 	cr_assert_eq(w.reply.u.list.page.snapshot, 0);
 	cr_assert_eq(w.reply.u.list.page.next, 0);
@@ -173,7 +154,7 @@ Test(refsrv_snapshot, listing__the_same_for_two_askers__is_kept_once)
 	cr_assert_eq(list((struct ctl_page){0}), 0);
 	cr_assert_eq(w.reply.u.list.page.snapshot, first.snapshot);
 	cr_assert_eq(w.server->snapshot_bytes, bytes);
-	unpublish(0);
+	unpublish(&members[0]);
 	cr_assert_eq(list((struct ctl_page){0}), 0);
 	cr_assert_neq(w.reply.u.list.page.snapshot, first.snapshot);
 }
@@ -273,11 +254,11 @@ Test(refsrv_snapshot, group__long_listing__the_same_for_all_members)
 		m[i] = world_member(&w, a, "asker", i, 2);
 	world_call(&w, &m[0], CTL_OP_LIST, "", TH_FOREVER);
 	for (uint32_t i = 0; i < 4; i++)
-		unpublish(i);
+		unpublish(&members[i]);
 	world_call(&w, &m[1], CTL_OP_LIST, "", TH_FOREVER);
 	for (uint32_t i = 0; i < 2; i++) {
 		struct ctl_request request = {.kind = CTL_LIST};
-		cr_assert_eq(world_outcome(&w, &m[i]).code, 0);
+		succeeded(&m[i]);
 		request.u.list.sid = m[i].sid;
 		request.u.list.op_seq = m[i].seq;
 		cr_assert_eq(world_request(&w, a, &request), 0);
@@ -308,7 +289,7 @@ Test(refsrv_snapshot, bytes__limit__the_oldest_gives_way, .init = setup_small)
 		cr_assert_eq(list((struct ctl_page){0}), 0);
 		pages[i] = w.reply.u.list.page;
 		world_sleep(&w, MS);
-		unpublish(i);
+		unpublish(&members[i]);
 	}
 	cr_assert_eq(list(pages[0]), TH_E_NOT_AVAILABLE);
 	cr_assert_eq(list(pages[1]), 0);
@@ -325,19 +306,18 @@ Test(refsrv_snapshot, bytes__held_for_groups__are_not_taken_away, .init = setup_
 	/* The second member does not call: two snapshots are held, a third has no room. */
 	for (int i = 0; i < 2; i++) {
 		world_call(&w, &m[0], CTL_OP_LIST, "", TH_FOREVER);
-		cr_assert_eq(world_outcome(&w, &m[0]).code, 0);
+		succeeded(&m[0]);
 	}
 	world_call(&w, &m[0], CTL_OP_LIST, "", TH_FOREVER);
 	struct ctl_ev_outcome end = world_outcome(&w, &m[0]);
 	cr_assert_eq(end.code, TH_E_LIMIT);
 	cr_assert_not_null(strstr(end.text, "limit.snapshot_bytes"));
-	unpublish(0);
+	unpublish(&members[0]);
 	cr_assert_eq(list((struct ctl_page){0}), TH_E_LIMIT);
 	/* It calls at last, and they are free again. */
 	for (int i = 0; i < 3; i++)
 		world_call(&w, &m[1], CTL_OP_LIST, "", TH_FOREVER);
-	for (int i = 0; i < 2; i++)
-		world_call(&w, &m[i], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	call_both(m, CTL_OP_UNPUBLISH, "");
 	read_on(&all);
 	cr_assert_eq(all.num_replicas, REPLICAS - 1);
 }
@@ -348,7 +328,7 @@ Test(refsrv_snapshot, watch__stop__nothing_is_told_any_more)
 
 	strcpy(watch.u.watch.model, "m");
 	cr_assert_eq(world_request(&w, a, &watch), 0);
-	unpublish(0);
+	unpublish(&members[0]);
 	world_sleep(&w, SEC);
 	struct ctl_event event;
 	cr_assert(world_take(&w, a, CTL_EV_CHANGED, 0, &event));
@@ -361,7 +341,7 @@ Test(refsrv_snapshot, watch__stop__nothing_is_told_any_more)
 	}
 	while (world_take(&w, a, CTL_EV_CHANGED, 0, &event))
 		;
-	unpublish(1);
+	unpublish(&members[1]);
 	world_sleep(&w, SEC);
 	cr_assert_not(world_has(&w, a, CTL_EV_CHANGED, 0));
 }

@@ -3,33 +3,18 @@
  * What strangers say to the server, over the wire and through the converter: nobody else is
  * disturbed. Each refusal has a code, a sentence and a counter.
  */
-#include <criterion/criterion.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "ipc/proto/convert.h"
 #include "server/core/cluster/epoch.h"
 #include "server/core/model/model.h"
 #include "server/core/rejoin/rejoin.h"
 #include "tests/support/core/refsrv_former.h"
+#include "tests/unit/server/refsrv_fixture.h"
 
 #define OTHER_LIFE 1234u /* of a server that is not this one */
 
-static struct world w;
-
-static void
-setup(void)
-{
-	world_init(&w, NULL);
-}
-
-static void
-teardown(void)
-{
-	world_fini(&w);
-}
-
-TestSuite(refsrv_trust, .init = setup, .fini = teardown);
+TestSuite(refsrv_trust, .init = setup_empty, .fini = teardown);
 
 /* The code of its reply, or of the converter's refusal. */
 static int
@@ -98,7 +83,7 @@ comes_with(uint64_t inc, const char *node, uint32_t epoch)
 
 Test(refsrv_trust, epoch_that_no_life_explains__is_refused_and_nobody_has_it)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 
 	world_sleep(&w, 4 * SEC);
 	cr_assert_eq(comes_with(666, "evil", TH_EPOCH_MAX - 1), TH_E_INVALID);
@@ -124,7 +109,7 @@ Test(refsrv_trust, again_and_again__the_bound_does_not_move)
 
 Test(refsrv_trust, empty_server__believes_those_who_come_first)
 {
-	uint32_t a = world_agent(&w); /* it has had no server before */
+	new_agents(1); /* it has had no server before */
 
 	cr_assert_eq(w.agents[a].epoch, 1);
 	cr_assert_eq(comes_with(5, "n5", 1000000), 0);
@@ -141,7 +126,7 @@ Test(refsrv_trust, highest_epoch__shuts_nobody_out)
 
 	cr_assert_eq(comes_with(5, "n5", TH_EPOCH_MAX), 0);
 	cr_assert_eq(w.reply.u.attach.epoch, TH_EPOCH_MAX);
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	cr_assert_eq(w.agents[a].epoch, TH_EPOCH_MAX);
 	for (uint64_t i = 0; i < 4; i++) {
 		char replica[] = {(char)('r' + i), '\0'};
@@ -238,7 +223,7 @@ attach_in_the_name_of(uint32_t agent, uint64_t server_inc, const struct th_secre
 
 Test(refsrv_trust, attach_in_the_name_of_another__is_refused_and_changes_nothing)
 {
-	uint32_t a = world_agent(&w), b = world_agent(&w);
+	new_agents(2);
 	struct world_member m = world_published(&w, a, "r", "1");
 	struct th_secret close = world_secret(w.agents[a].inc);
 	char address[TH_ADDRESS_MAX + 1];
@@ -265,7 +250,7 @@ Test(refsrv_trust, attach_in_the_name_of_another__is_refused_and_changes_nothing
 
 Test(refsrv_trust, requests_in_the_name_of_another__have_no_effect)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	struct world_member m = world_published(&w, a, "r", "1");
 	struct ctl_request request = in_the_name_of(a, CTL_CLOSE);
 
@@ -293,7 +278,7 @@ Test(refsrv_trust, requests_in_the_name_of_another__have_no_effect)
 /* It is given up, and comes back: nobody else has taken its place meanwhile. */
 Test(refsrv_trust, agent_is_held_for_dead__its_name_is_still_its_own)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 
 	w.agents[a].silent = true;
 	world_sleep(&w, 11 * SEC);
@@ -306,7 +291,7 @@ Test(refsrv_trust, agent_is_held_for_dead__its_name_is_still_its_own)
 /* Its answer was lost: the agent has no more to prove itself by than when it began. */
 Test(refsrv_trust, answer_to_attach_is_lost__the_agent_attaches_again)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 
 	w.agents[a].attach_no = 0;
 	w.agents[a].attached = false;
@@ -351,7 +336,7 @@ say(uint64_t inc, const char *model, const char *replica)
 static uint32_t
 steady_world(void)
 {
-	uint32_t a = world_agent(&w);
+	new_agents(1);
 	uint64_t sid;
 
 	world_published(&w, a, "r", "1");
@@ -362,7 +347,7 @@ steady_world(void)
 
 Test(refsrv_trust, agent_of_another_cluster_moves_over__nobody_waits_for_it)
 {
-	uint32_t a = steady_world();
+	a = steady_world();
 	struct world_member r = world_member(&w, a, "reader", 0, 1);
 
 	for (uint64_t i = 0; i < 5; i++) {
@@ -428,7 +413,7 @@ Test(refsrv_trust, strangers_without_end__a_model_is_warming_for_33_seconds_at_m
 /* What came when the server was new took nothing from what a model may take later. */
 Test(refsrv_trust, model_of_a_new_server__may_be_warming_later)
 {
-	uint32_t a = former_agent(&w);
+	a = former_agent(&w);
 
 	world_published(&w, a, "r", "1");
 	cr_assert_eq(comes_with(100, "e", 1), 0);
