@@ -1,45 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/agent/agent_fixture.h"
 /*
  * unpublish while there is no server: a group of one ends it by its own proof, the server is told
  * before anything else when it is back; several members cannot.
  */
-#include <criterion/criterion.h>
-#include <string.h>
 
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
-static uint64_t sid, gen;
-
-/* Session 1 holds version 3; the next operation has number 2. */
-static void
-setup(void)
-{
-	rig_init(&rig);
-	rig_attach(&rig);
-	sid = rig_ready(&rig, 1);
-	gen = rig_hold(&rig, 1, sid, "3");
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
-}
-
-TestSuite(agent_alone, .init = setup, .fini = teardown);
-
-static void
-submit(uint32_t slot, uint32_t kind, int64_t timeout_ns)
-{
-	rig_submit(&rig, 1, slot, kind, kind == CTL_OP_PUBLISH ? "9" : "latest", timeout_ns);
-}
-
-static int
-code(uint32_t slot)
-{
-	return rig_complete(&rig, 1, slot)->u.complete.code;
-}
+TestSuite(agent_alone, .init = setup_holding, .fini = teardown);
 
 static void
 held_nothing(void)
@@ -59,7 +25,7 @@ unpublished(void)
 {
 	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, SEC);
-	cr_assert_eq(code(0), 0);
+	cr_assert_eq(code_of(0), 0);
 	held_nothing();
 	rig_clear(&rig);
 }
@@ -70,7 +36,7 @@ Test(agent_alone, unpublish__no_server_and_nobody_reads__done_also_when_it_looks
 {
 	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, 0);
-	cr_assert_eq(code(0), 0);
+	cr_assert_eq(code_of(0), 0);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.result.version.version, TH_NO_VERSION);
 	held_nothing();
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
@@ -84,7 +50,7 @@ Test(agent_alone, unpublish__a_reader__done_when_it_has_ended)
 	rig_sleep(&rig, 10 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
-	cr_assert_eq(code(0), 0);
+	cr_assert_eq(code_of(0), 0);
 	held_nothing();
 }
 
@@ -96,7 +62,7 @@ Test(agent_alone, unpublish__a_stalled_reader__fenced)
 	rig_out(&rig, AGENT_EV_OUT_STALLED, out);
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
-	cr_assert_eq(code(0), 0);
+	cr_assert_eq(code_of(0), 0);
 }
 
 Test(agent_alone, unpublish__a_reader_until_the_deadline__held_and_served_again)
@@ -105,7 +71,7 @@ Test(agent_alone, unpublish__a_reader_until_the_deadline__held_and_served_again)
 	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, SEC);
 	rig_sleep(&rig, SEC + 300 * MS);
-	cr_assert_eq(code(0), TH_E_NO_SERVER);
+	cr_assert_eq(code_of(0), TH_E_NO_SERVER);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.result.version.version, 3);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
@@ -120,7 +86,7 @@ Test(agent_alone, unpublish__cancelled_before_it_was_sent__served_again)
 	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, TH_FOREVER);
 	rig_step(&rig, &(struct agent_event){.kind = AGENT_EV_CANCEL, .session = 1});
-	cr_assert_eq(code(0), TH_E_CANCELLED);
+	cr_assert_eq(code_of(0), TH_E_CANCELLED);
 	rig_back(&rig);
 	rig_reader(&rig, sid, gen, 51);
 }
@@ -132,7 +98,7 @@ Test(agent_alone, unpublish__sent_and_then_silence__done_when_it_is_noticed)
 	rig_sleep(&rig, 2 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_sleep(&rig, 2 * SEC);
-	cr_assert_eq(code(0), 0);
+	cr_assert_eq(code_of(0), 0);
 	held_nothing();
 }
 
@@ -176,9 +142,9 @@ Test(agent_alone, unpublish__behind_a_ghost__done_too)
 	rig.mute = true;
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
 	rig_sleep(&rig, 4 * SEC);
-	cr_assert_eq(code(0), TH_E_NO_SERVER);
+	cr_assert_eq(code_of(0), TH_E_NO_SERVER);
 	submit(1, CTL_OP_UNPUBLISH, SEC);
-	cr_assert_eq(code(1), 0);
+	cr_assert_eq(code_of(1), 0);
 	held_nothing();
 	rig_clear(&rig);
 	rig_back(&rig);
@@ -199,7 +165,7 @@ Test(agent_alone, unpublish__behind_a_ghost_and_a_reader_until_the_deadline__hel
 	rig_sleep(&rig, 4 * SEC);
 	submit(1, CTL_OP_UNPUBLISH, SEC);
 	rig_sleep(&rig, SEC + 300 * MS);
-	cr_assert_eq(code(1), TH_E_NO_SERVER);
+	cr_assert_eq(code_of(1), TH_E_NO_SERVER);
 	rig_back(&rig);
 	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	rig_reader(&rig, sid, gen, 51);
@@ -223,7 +189,7 @@ Test(agent_alone, back__told_first_and_in_silence__then_the_next_operation)
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.kind, CTL_OP_PUBLISH);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_event(&rig, rig_outcome(sid, 3, 0, 9));
-	cr_assert_eq(code(1), 0);
+	cr_assert_eq(code_of(1), 0);
 }
 
 /* It had the OP before it went away, and ended it at the deadline that was in it. */
@@ -232,7 +198,7 @@ Test(agent_alone, restored_by_the_server__told_again_without_a_deadline)
 	rig.mute = true;
 	submit(0, CTL_OP_UNPUBLISH, 10 * SEC);
 	rig_sleep(&rig, 4 * SEC);
-	cr_assert_eq(code(0), 0);
+	cr_assert_eq(code_of(0), 0);
 	rig_clear(&rig);
 	rig_back(&rig);
 	rig_event(&rig, rig_undrain(sid, gen));
@@ -254,7 +220,7 @@ Test(agent_alone, refused_by_the_server__broken_and_not_asked_for_ever)
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
 	submit(1, CTL_OP_PUBLISH, SEC);
-	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(1), TH_E_GROUP_BROKEN);
 	cr_assert(strstr(rig_complete(&rig, 1, 1)->u.complete.text, "unpublished"));
 }
 
@@ -272,26 +238,26 @@ Test(agent_alone, server_restarts__broken_and_nothing_is_told)
 {
 	rig_reset_at_loss();
 	teardown();
-	setup();
+	setup_holding();
 	unpublished();
 	rig.unknown = rig.fresh = true;
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 	submit(1, CTL_OP_PUBLISH, SEC);
-	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(1), TH_E_GROUP_BROKEN);
 }
 
 Test(agent_alone, server_restarts_while_a_reader_is_waited_for__broken)
 {
 	rig_reset_at_loss();
 	teardown();
-	setup();
+	setup_holding();
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
 	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, 60 * SEC);
 	rig.unknown = rig.fresh = true;
 	rig_back(&rig);
-	cr_assert_eq(code(0), TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(0), TH_E_GROUP_BROKEN);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 }
 
@@ -321,7 +287,7 @@ Test(agent_alone, retained__stays_until_the_deadline)
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
 	/* What no rule names goes as before. */
 	submit(0, CTL_OP_UNPUBLISH, SEC);
-	cr_assert_eq(code(0), 0);
+	cr_assert_eq(code_of(0), 0);
 }
 
 Test(agent_alone, retained__force__given_up)
@@ -353,7 +319,7 @@ Test(agent_alone, retained__another_copy_is_here__given_up)
 	retains("3", "3");
 	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, SEC);
-	cr_assert_eq(code(0), 0);
+	cr_assert_eq(code_of(0), 0);
 	/* Now the other is the last. */
 	rig_submit(&rig, 2, 0, CTL_OP_UNPUBLISH, "", SEC);
 	rig_sleep(&rig, 2 * SEC);
@@ -399,16 +365,6 @@ Test(agent_alone, retained__a_worker_dies_and_no_server_comes__let_go_in_the_end
 
 /* ---- closing what a rule of this host names -------------------------------------------------- */
 
-static void
-worker_closes(uint64_t session, bool abandon, int64_t timeout_ns)
-{
-	struct agent_event one = {.kind = AGENT_EV_CLOSE, .session = session};
-
-	one.u.close.abandon = abandon;
-	one.u.close.timeout_ns = timeout_ns;
-	rig_step(&rig, &one);
-}
-
 /* Session 2 claims the version that session 1 holds; 2 itself holds nothing. */
 static void
 claimed(void)
@@ -452,7 +408,7 @@ Test(agent_alone, close__retained_and_no_server__refused_at_its_deadline_and_ope
 	worker_closes(1, false, 2 * SEC);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	rig_event(&rig, rig_drain(sid, gen, 1));
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 }
 
@@ -463,7 +419,7 @@ Test(agent_alone, close__retained_and_it_looks_once__refused_at_once)
 	worker_closes(1, false, 0);
 	refused_to_close(1);
 	worker_closes(1, true, 0);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0, "abandoned: given up");
+	cr_assert_eq(closed(), 0, "abandoned: given up");
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 }
 
@@ -494,7 +450,7 @@ Test(agent_alone, close__retained_and_the_server_comes_in_time__told_what_time_i
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	close_answered();
 	rig_event(&rig, rig_drain(sid, gen, 1));
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 }
 
 Test(agent_alone, close__retained_and_another_server_comes_in_time__told_what_it_holds)
@@ -512,7 +468,7 @@ Test(agent_alone, close__retained_and_another_server_comes_in_time__told_what_it
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED) + rig_count(&rig, AGENT_PART_END), 0);
 	close_answered();
 	rig_event(&rig, rig_drain(sid, gen, 1));
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 }
 
 /* The server may have begun with it: whether the handle is open there is not known. */
@@ -537,7 +493,7 @@ Test(agent_alone, close__sent_and_then_no_server_and_retained__refused_and_goes_
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0, "its worker still has the handle");
 	worker_closes(1, false, SEC);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 }
 
@@ -597,7 +553,7 @@ Test(agent_alone, close__its_own_rules_end_with_it__given_up)
 	retains("latest", "4");
 	rig_hang_up(&rig);
 	worker_closes(2, false, 5 * SEC);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 2);
 }
 
@@ -616,7 +572,7 @@ Test(agent_alone, server_restarts_and_the_reader_ends_before_it_is_asked__told_w
 	rig_back(&rig);
 	cr_assert_eq(rig_request(&rig, CTL_REJOIN)->u.rejoin.held.version, 3);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
-	cr_assert_eq(code(0), 0);
+	cr_assert_eq(code_of(0), 0);
 	held_nothing();
 	rig.held = 0;
 	rig_answer(&rig, CTL_REJOIN);
@@ -677,7 +633,7 @@ Test(agent_alone, close__a_reader_is_waited_for__cancelled_and_closed_after_it)
 	rig_hang_up(&rig);
 	submit(0, CTL_OP_UNPUBLISH, 60 * SEC);
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(code(0), TH_E_CANCELLED);
+	cr_assert_eq(code_of(0), TH_E_CANCELLED);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);

@@ -1,36 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/agent/agent_fixture.h"
 /*
  * The end of sessions in the agent core: close, loss of the worker, a broken contract, with and
  * without a server, in every state.
  */
-#include <criterion/criterion.h>
-#include <string.h>
 
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
-static uint64_t sid;
-
-static void
-setup(void)
-{
-	rig_init(&rig);
-	rig_attach(&rig);
-	sid = rig_ready(&rig, 1);
-	rig_clear(&rig);
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
-}
-
-TestSuite(agent_close, .init = setup, .fini = teardown);
+TestSuite(agent_close, .init = setup_ready, .fini = teardown);
 
 Test(agent_close, close__holding__hidden_by_the_server_then_closed)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.died);
@@ -39,7 +18,7 @@ Test(agent_close, close__holding__hidden_by_the_server_then_closed)
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 	cr_assert_lt(rig_at(&rig, AGENT_PART_END), rig_at(&rig, AGENT_CLOSED));
 	cr_assert_lt(rig_at(&rig, AGENT_CLOSED), rig_at(&rig, AGENT_FREE));
@@ -67,7 +46,7 @@ Test(agent_close, close__no_drain_comes__own_proof_after_a_while)
 
 Test(agent_close, close__no_server__own_proof_and_the_server_is_told_later)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50), b = rig_reader(&rig, sid, gen, 51);
 	rig.mute = true;
 	rig_sleep(&rig, 4 * SEC);
@@ -120,7 +99,7 @@ Test(agent_close, close__operation_open__cancelled_and_its_leg_stopped)
 {
 	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, TH_E_CANCELLED);
+	cr_assert_eq(code_of(61), TH_E_CANCELLED);
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
@@ -170,7 +149,7 @@ Test(agent_close, close__operation_on_its_way__cancelled_first)
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	rig_step(&rig, &(struct agent_event){.kind = AGENT_EV_CANCEL, .session = 1});
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_CANCELLED);
+	cr_assert_eq(code_of(0), TH_E_CANCELLED);
 	rig_answer(&rig, CTL_OP);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1, "after the OP that was on its way");
@@ -178,7 +157,7 @@ Test(agent_close, close__operation_on_its_way__cancelled_first)
 
 Test(agent_close, lost__holding__running_legs_finish_then_free)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
@@ -193,7 +172,7 @@ Test(agent_close, lost__holding__running_legs_finish_then_free)
 
 Test(agent_close, lost__digests_incomplete__part_is_dropped)
 {
-	uint64_t gen = rig_publish(&rig, 1, sid, "3");
+	gen = rig_publish(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.unreadable);
@@ -207,7 +186,7 @@ Test(agent_close, lost__digests_incomplete__part_is_dropped)
 
 Test(agent_close, lost__its_memory_went_with_it__readers_are_fenced_and_the_server_is_told)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	struct agent_event lost = {.kind = AGENT_EV_LOST, .session = 1};
 	lost.u.lost.memory_gone = true;
@@ -236,7 +215,7 @@ Test(agent_close, lost__its_memory_went_after_an_abandoning_close__server_is_tol
 	close.u.close.abandon = lost.u.lost.memory_gone = true;
 	for (int answered = 0; answered <= 1; answered++) {
 		teardown();
-		setup();
+		setup_ready();
 		(void)rig_hold(&rig, 1, sid, "3");
 		rig.held = answered ? 0 : 1u << CTL_CLOSE;
 		rig_step(&rig, &close);
@@ -268,7 +247,7 @@ Test(agent_close, lost__while_opening__server_is_told_when_it_has_answered)
 
 Test(agent_close, lost__during_close__no_answer_but_free)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
 	rig_session(&rig, 1, AGENT_EV_LOST);
@@ -358,7 +337,7 @@ end_in_every_state(enum agent_event_kind end, bool server)
 {
 	for (int state = 0;; state++) {
 		teardown();
-		setup();
+		setup_ready();
 		if (!bring(state))
 			break;
 		uint32_t submitted = state == 1 || state == 3 || state == 4 || state >= 5;
@@ -403,17 +382,17 @@ Test(agent_close, close__in_every_state_without_server__answers_once_and_frees)
 }
 
 static void
-breach(uint64_t gen)
+breach(uint64_t part_gen)
 {
 	struct agent_event breach = {.kind = AGENT_EV_CONTRACT, .session = 1};
-	breach.u.contract.gen = gen;
+	breach.u.contract.gen = part_gen;
 	strcpy(breach.u.contract.text, "tensor w was changed");
 	rig_step(&rig, &breach);
 }
 
 Test(agent_close, contract__readers_are_fenced_and_every_call_says_why)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	breach(gen);
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
@@ -427,23 +406,23 @@ Test(agent_close, contract__readers_are_fenced_and_every_call_says_why)
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0, "its worker has not closed");
 	rig_submit(&rig, 1, 5, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	cr_assert_eq(rig_complete(&rig, 1, 5)->u.complete.code, TH_E_CONTRACT);
+	cr_assert_eq(code_of(5), TH_E_CONTRACT);
 	cr_assert_str_eq(rig_complete(&rig, 1, 5)->u.complete.text, "tensor w was changed");
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 }
 
 Test(agent_close, contract__of_another_generation__nobody_is_accused)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	breach(gen + 1);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
 	rig_submit(&rig, 1, 5, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	rig_event(&rig, rig_outcome(sid, gen + 1, 0, TH_NO_VERSION));
-	cr_assert_eq(rig_complete(&rig, 1, 5)->u.complete.code, 0);
+	cr_assert_eq(code_of(5), 0);
 	breach(gen);
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.contract, 0);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0);
@@ -454,7 +433,7 @@ contract_in_every_state(bool server, enum agent_event_kind end)
 {
 	for (int state = 0;; state++) {
 		teardown();
-		setup();
+		setup_ready();
 		if (!bring(state))
 			break;
 		/* 0, 1: there is nothing that could have been changed. */
@@ -491,10 +470,10 @@ Test(agent_close, server__restarts_in_every_state__every_operation_answers_once)
 {
 	rig_reset_at_loss();
 	teardown();
-	setup();
+	setup_ready();
 	for (int state = 0;; state++) {
 		teardown();
-		setup();
+		setup_ready();
 		if (!bring(state))
 			break;
 		uint32_t slot = state >= 5 && state <= 8 ? 61 : 0;

@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/agent/agent_fixture.h"
 /*
  * close while an operation runs, or goes on after its worker was told that no server is reachable:
  * it is cancelled, and the close is one like any other. What is retained is not given up for it.
  */
-#include <criterion/criterion.h>
-#include <string.h>
-
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
-static uint64_t sid, gen;
 
 /* Session 1 holds version 3, which session 2 claims; the next operation of 1 has number 2. */
 static void
@@ -22,12 +16,6 @@ setup(void)
 	rig.retain = "latest";
 	rig_ready(&rig, 2);
 	rig_clear(&rig);
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
 }
 
 TestSuite(agent_cut, .init = setup, .fini = teardown);
@@ -48,29 +36,13 @@ another_server(void)
 	rig_back(&rig);
 }
 
-static void
-worker_closes(bool abandon, int64_t timeout_ns)
-{
-	struct agent_event one = {.kind = AGENT_EV_CLOSE, .session = 1};
-
-	one.u.close.abandon = abandon;
-	one.u.close.timeout_ns = timeout_ns;
-	rig_step(&rig, &one);
-}
-
-static int
-code(uint32_t slot)
-{
-	return rig_complete(&rig, 1, slot)->u.complete.code;
-}
-
 /* The worker was answered, the server still has the update. */
 static void
 haunt(void)
 {
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	hang_up();
-	cr_assert_eq(code(0), TH_E_NO_SERVER);
+	cr_assert_eq(code_of(0), TH_E_NO_SERVER);
 }
 
 static void
@@ -83,7 +55,7 @@ static void
 refused_to_close(void)
 {
 	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->session, 1);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, TH_E_NO_SERVER);
+	cr_assert_eq(closed(), TH_E_NO_SERVER);
 	nothing_given_up();
 }
 
@@ -101,7 +73,7 @@ closed_by_its_drain(void)
 	rig.held = 0;
 	rig_answer(&rig, CTL_CLOSE);
 	rig_event(&rig, rig_drain(sid, gen, 1));
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1);
 }
@@ -111,7 +83,7 @@ closed_by_its_drain(void)
 Test(agent_cut, ghost__no_server__refused_at_its_deadline_and_open_as_before)
 {
 	haunt();
-	worker_closes(false, 2 * SEC);
+	worker_closes(1, false, 2 * SEC);
 	rig_sleep(&rig, 2 * SEC - MS);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	rig_sleep(&rig, MS);
@@ -130,7 +102,7 @@ Test(agent_cut, ghost__no_server__refused_at_its_deadline_and_open_as_before)
 Test(agent_cut, ghost__the_server_comes_back__closed_like_any_other)
 {
 	haunt();
-	worker_closes(false, 60 * SEC);
+	worker_closes(1, false, 60 * SEC);
 	rig_clear(&rig);
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
@@ -143,7 +115,7 @@ Test(agent_cut, ghost__the_server_comes_back__closed_like_any_other)
 Test(agent_cut, ghost__another_server__told_what_is_held_and_what_was_called)
 {
 	haunt();
-	worker_closes(false, 60 * SEC);
+	worker_closes(1, false, 60 * SEC);
 	another_server();
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 2);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
@@ -157,10 +129,10 @@ Test(agent_cut, ghost__another_server__told_what_is_held_and_what_was_called)
 Test(agent_cut, ghost__abandoned__given_up)
 {
 	haunt();
-	worker_closes(false, 0);
+	worker_closes(1, false, 0);
 	refused_to_close();
-	worker_closes(true, 0);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	worker_closes(1, true, 0);
+	cr_assert_eq(closed(), 0);
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1);
 }
 
@@ -183,9 +155,9 @@ Test(agent_cut, planned__no_server__kept)
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	rig_event(&rig, rig_plan(sid, 2, true));
 	hang_up();
-	cr_assert_eq(code(0), TH_E_NO_SERVER);
+	cr_assert_eq(code_of(0), TH_E_NO_SERVER);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
-	worker_closes(false, 60 * SEC);
+	worker_closes(1, false, 60 * SEC);
 	nothing_given_up();
 	another_server();
 	asked_orderly();
@@ -198,8 +170,8 @@ Test(agent_cut, prepared__no_server__kept)
 	rig_event(&rig, rig_plan(sid, 2, true));
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 1);
 	hang_up();
-	worker_closes(false, 60 * SEC);
-	cr_assert_eq(code(0), TH_E_CANCELLED);
+	worker_closes(1, false, 60 * SEC);
+	cr_assert_eq(code_of(0), TH_E_CANCELLED);
 	nothing_given_up();
 	another_server();
 	asked_orderly();
@@ -209,8 +181,8 @@ Test(agent_cut, never_sent__forgotten)
 {
 	hang_up();
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", 60 * SEC);
-	worker_closes(false, 60 * SEC);
-	cr_assert_eq(code(0), TH_E_CANCELLED);
+	worker_closes(1, false, 60 * SEC);
+	cr_assert_eq(code_of(0), TH_E_CANCELLED);
 	rig_clear(&rig);
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP) + rig_requests(&rig, CTL_CANCEL), 0);
@@ -228,10 +200,10 @@ Test(agent_cut, unpublish_by_force__given_up)
 	one.u.submit.flags = CTL_OP_FORCE;
 	one.u.submit.timeout_ns = 60 * SEC;
 	rig_step(&rig, &one);
-	worker_closes(false, 60 * SEC);
-	cr_assert_eq(code(0), TH_E_CANCELLED);
+	worker_closes(1, false, 60 * SEC);
+	cr_assert_eq(code_of(0), TH_E_CANCELLED);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 }
 
 /* ---- with a server -------------------------------------------------------------------------- */
@@ -241,15 +213,15 @@ Test(agent_cut, unpublish__refused_to_close__open_as_before)
 	struct ctl_event one = {.kind = CTL_EV_CLOSE_REFUSED};
 
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	worker_closes(false, TH_FOREVER);
-	cr_assert_eq(code(0), TH_E_CANCELLED);
+	worker_closes(1, false, TH_FOREVER);
+	cr_assert_eq(code_of(0), TH_E_CANCELLED);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	asked_orderly();
 	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	one.u.close_refused.sid = sid;
 	one.u.close_refused.code = TH_E_NOMEM_RETAIN;
 	rig_event(&rig, one);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, TH_E_NOMEM_RETAIN);
+	cr_assert_eq(closed(), TH_E_NOMEM_RETAIN);
 	nothing_given_up();
 	rig_clear(&rig);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", SEC);
@@ -261,12 +233,12 @@ Test(agent_cut, unpublish__it_was_done__closed)
 {
 	rig.held = 1u << CTL_CLOSE;
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
-	worker_closes(false, TH_FOREVER);
+	worker_closes(1, false, TH_FOREVER);
 	rig_event(&rig, rig_outcome(sid, 2, 0, 3));
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 	rig.held = 0;
 	rig_answer(&rig, CTL_CLOSE);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 }
 
 Test(agent_cut, planned__restored__waits_for_what_the_server_says)
@@ -275,7 +247,7 @@ Test(agent_cut, planned__restored__waits_for_what_the_server_says)
 
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	rig_event(&rig, rig_plan(sid, 2, true));
-	worker_closes(false, TH_FOREVER);
+	worker_closes(1, false, TH_FOREVER);
 	cr_assert_eq(rig_request(&rig, CTL_PREPARED)->u.prepared.code, TH_E_CANCELLED);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
 	nothing_given_up();
@@ -290,14 +262,14 @@ Test(agent_cut, prepared__go_was_on_its_way__not_a_byte_is_overwritten)
 {
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	rig_event(&rig, rig_plan(sid, 2, true));
-	worker_closes(false, TH_FOREVER);
+	worker_closes(1, false, TH_FOREVER);
 	nothing_given_up();
 	rig_event(&rig, rig_go(sid, 2, 7));
 	cr_assert_eq(rig_count(&rig, AGENT_PULL), 0);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.code, TH_E_CANCELLED);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 	rig_event(&rig, rig_outcome(sid, 2, TH_E_GROUP_BROKEN, 3));
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 }
 
 /* A later server knows from the others that it had its GO, and has not got round to ours. */
@@ -307,13 +279,13 @@ Test(agent_cut, prepared__cancelled_after_go_was_given_to_others__closed)
 
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	rig_event(&rig, rig_plan(sid, 2, true));
-	worker_closes(false, TH_FOREVER);
+	worker_closes(1, false, TH_FOREVER);
 	nothing_given_up();
 	one.u.cancel.sid = sid;
 	one.u.cancel.op_seq = 2;
 	rig_event(&rig, one);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 	cr_assert_eq(rig_last(&rig, AGENT_FREE)->session, 1);
 }
 

@@ -1,45 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/agent/agent_fixture.h"
 /*
  * update and a server that goes away: the worker is answered at once, what the server may still
  * know is ended in silence, and the next operation waits for that.
  */
-#include <criterion/criterion.h>
-#include <string.h>
 
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
-static uint64_t sid, gen;
-
-/* Session 1 holds version 3; the next operation has number 2. */
-static void
-setup(void)
-{
-	rig_init(&rig);
-	rig_attach(&rig);
-	sid = rig_ready(&rig, 1);
-	gen = rig_hold(&rig, 1, sid, "3");
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
-}
-
-TestSuite(agent_ghost, .init = setup, .fini = teardown);
-
-static void
-submit(uint32_t slot, uint32_t kind, int64_t timeout_ns)
-{
-	rig_submit(&rig, 1, slot, kind, kind == CTL_OP_PUBLISH ? "9" : "latest", timeout_ns);
-}
-
-static int
-code(uint32_t slot)
-{
-	return rig_complete(&rig, 1, slot)->u.complete.code;
-}
+TestSuite(agent_ghost, .init = setup_holding, .fini = teardown);
 
 /* The server is silent until agents notice. */
 static void
@@ -123,7 +89,7 @@ Test(agent_ghost, update__prepared__waits_for_its_outcome)
 	rig_back(&rig);
 	rig_event(&rig, rig_undrain(sid, gen));
 	rig_event(&rig, rig_outcome(sid, 2, TH_E_TIMEOUT, 3));
-	cr_assert_eq(code(0), TH_E_TIMEOUT);
+	cr_assert_eq(code_of(0), TH_E_TIMEOUT);
 }
 
 /* Groups of one: nobody else is told anything. */
@@ -135,7 +101,7 @@ Test(agent_ghost, pull__no_word_by_the_deadline__timeout_and_the_version_stays)
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_sleep(&rig, MS);
 	cr_assert(agent_core_attached(rig.agent));
-	cr_assert_eq(code(0), TH_E_TIMEOUT);
+	cr_assert_eq(code_of(0), TH_E_TIMEOUT);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.result.version.version, 3);
 	rig_clear(&rig);
 	rig_back(&rig);
@@ -152,7 +118,7 @@ Test(agent_ghost, replicate__server_goes__no_server_at_its_deadline)
 	rig_sleep(&rig, 6 * SEC - MS);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_sleep(&rig, MS);
-	cr_assert_eq(code(0), TH_E_NO_SERVER);
+	cr_assert_eq(code_of(0), TH_E_NO_SERVER);
 }
 
 Test(agent_ghost, replicate__prepared__waits_for_its_outcome)
@@ -196,14 +162,14 @@ Test(agent_ghost, update__server_asks_who_we_are__no_server_and_then_broken)
 {
 	rig_reset_at_loss();
 	teardown();
-	setup();
+	setup_holding();
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
 	rig.unknown = rig.fresh = true;
 	rig_sleep(&rig, 4 * SEC);
 	cr_assert(agent_core_attached(rig.agent));
 	answered_no_server(0);
 	submit(1, CTL_OP_UPDATE, TH_FOREVER);
-	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(1), TH_E_GROUP_BROKEN);
 }
 
 /* ---- what the server hears ----------------------------------------------------------- */
@@ -313,7 +279,7 @@ Test(agent_ghost, update_again__still_no_server__at_once)
 {
 	haunt();
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
-	cr_assert_eq(code(0), TH_E_NO_SERVER);
+	cr_assert_eq(code_of(0), TH_E_NO_SERVER);
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
@@ -327,7 +293,7 @@ Test(agent_ghost, update_again__attached__starts_when_the_ghost_is_gone)
 	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 3);
 	rig_event(&rig, rig_outcome(sid, 3, 0, 3));
-	cr_assert_eq(code(0), 0);
+	cr_assert_eq(code_of(0), 0);
 }
 
 Test(agent_ghost, pending_update__link_lost_again__no_server_at_once)
@@ -335,7 +301,7 @@ Test(agent_ghost, pending_update__link_lost_again__no_server_at_once)
 	haunt_attached();
 	submit(0, CTL_OP_UPDATE, TH_FOREVER);
 	silence();
-	cr_assert_eq(code(0), TH_E_NO_SERVER);
+	cr_assert_eq(code_of(0), TH_E_NO_SERVER);
 }
 
 Test(agent_ghost, pending__second_one__state)
@@ -343,7 +309,7 @@ Test(agent_ghost, pending__second_one__state)
 	haunt();
 	submit(1, CTL_OP_REPLICATE, TH_FOREVER);
 	submit(2, CTL_OP_LIST, TH_FOREVER);
-	cr_assert_eq(code(2), TH_E_STATE);
+	cr_assert_eq(code_of(2), TH_E_STATE);
 	cr_assert(strstr(rig_complete(&rig, 1, 2)->u.complete.text, "replicate is running"));
 	struct agent_session_info info;
 	cr_assert(agent_core_session_at(rig.agent, 0, &info));
@@ -374,7 +340,7 @@ Test(agent_ghost, pending__deadline_without_a_server__no_server)
 	rig_sleep(&rig, 2 * SEC - MS);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_sleep(&rig, MS);
-	cr_assert_eq(code(1), TH_E_NO_SERVER);
+	cr_assert_eq(code_of(1), TH_E_NO_SERVER);
 	cr_assert_eq(rig_complete(&rig, 1, 1)->u.complete.op_seq, 0);
 }
 
@@ -385,7 +351,7 @@ Test(agent_ghost, pending__deadline_with_a_server__timeout)
 	rig_sleep(&rig, 2 * SEC);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_sleep(&rig, 300 * MS);
-	cr_assert_eq(code(1), TH_E_TIMEOUT);
+	cr_assert_eq(code_of(1), TH_E_TIMEOUT);
 }
 
 Test(agent_ghost, pending__looks_once__not_refused_for_the_ghost)
@@ -412,7 +378,7 @@ Test(agent_ghost, pending__cancelled__ends_here_and_the_ghost_stays)
 	submit(0, CTL_OP_LIST, TH_FOREVER);
 	struct agent_event cancel = {.kind = AGENT_EV_CANCEL, .session = 1};
 	rig_step(&rig, &cancel);
-	cr_assert_eq(code(0), TH_E_CANCELLED);
+	cr_assert_eq(code_of(0), TH_E_CANCELLED);
 	rig_step(&rig, &cancel);
 	rig_back(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
@@ -426,7 +392,7 @@ Test(agent_ghost, pending__broken__told_so)
 	submit(1, CTL_OP_LIST, TH_FOREVER);
 	rig_event(&rig,
 		(struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken = {sid, "shard 1 is lost"}});
-	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(1), TH_E_GROUP_BROKEN);
 	cr_assert_str_eq(rig_complete(&rig, 1, 1)->u.complete.text, "shard 1 is lost");
 	rig_event(&rig, rig_outcome(sid, 2, TH_E_GROUP_BROKEN, TH_NO_VERSION));
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
@@ -436,12 +402,12 @@ Test(agent_ghost, pending__server_restarted__broken_and_the_ghost_is_gone)
 {
 	rig_reset_at_loss();
 	teardown();
-	setup();
+	setup_holding();
 	haunt();
 	submit(1, CTL_OP_LIST, TH_FOREVER);
 	rig.unknown = rig.fresh = true;
 	rig_back(&rig);
-	cr_assert_eq(code(1), TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(1), TH_E_GROUP_BROKEN);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 }
@@ -451,7 +417,7 @@ Test(agent_ghost, close__pending_cancelled_and_the_slot_of_the_ghost_left_alone)
 	haunt();
 	submit(1, CTL_OP_LIST, TH_FOREVER);
 	rig_session(&rig, 1, AGENT_EV_CLOSE);
-	cr_assert_eq(code(1), TH_E_CANCELLED);
+	cr_assert_eq(code_of(1), TH_E_CANCELLED);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
 }
@@ -461,7 +427,7 @@ Test(agent_ghost, lost__everything_ends)
 	haunt_attached();
 	submit(1, CTL_OP_LIST, TH_FOREVER);
 	rig_session(&rig, 1, AGENT_EV_LOST);
-	cr_assert_eq(code(1), TH_E_CANCELLED);
+	cr_assert_eq(code_of(1), TH_E_CANCELLED);
 	rig_event(&rig, rig_drain(sid, gen, 1));
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));

@@ -1,30 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/agent/agent_fixture.h"
 /*
  * The end of an agent: it asks the server what must not be lost, and ends when nothing is waited
  * for, or its time is over. A drain by an operator is remembered for the next server.
  */
-#include <criterion/criterion.h>
-#include <string.h>
 
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
 static struct ctl_blocker blockers[2];
 
-static void
-setup(void)
-{
-	rig_init(&rig);
-	rig_attach(&rig);
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
-}
-
-TestSuite(agent_leave, .init = setup, .fini = teardown);
+TestSuite(agent_leave, .init = setup_attached, .fini = teardown);
 
 static void
 leave(int64_t timeout_ns)
@@ -103,7 +86,7 @@ Test(agent_leave, blocked_for_too_long__says_what_is_left)
 
 Test(agent_leave, no_server__what_nobody_keeps_is_not_waited_for)
 {
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	rig_publish(&rig, 1, sid, "3");
 	rig.cut = true;
 	rig_sleep(&rig, 5 * SEC);
@@ -131,9 +114,9 @@ Test(agent_leave, server_restarts_meanwhile__is_asked_again)
 
 Test(agent_leave, meanwhile__nothing_new_begins_but_a_version_may_be_given_up)
 {
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	rig_ready(&rig, 2);
-	uint64_t gen = rig_publish(&rig, 1, sid, "3");
+	gen = rig_publish(&rig, 1, sid, "3");
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
 	blocked();
 	leave(30 * SEC);
@@ -169,7 +152,7 @@ Test(agent_leave, drain_by_an_operator__is_told_to_the_next_server)
 
 Test(agent_leave, evicted__event_and_code_say_so)
 {
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	struct ctl_event event = {.kind = CTL_EV_BROKEN, .u.broken = {.sid = sid, .evicted = true}};
 
 	strcpy(event.u.broken.text, "evicted by an operator");
@@ -178,6 +161,6 @@ Test(agent_leave, evicted__event_and_code_say_so)
 	cr_assert_eq(line->evicted, 1);
 	cr_assert_eq(line->broken, 0);
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_EVICTED);
+	cr_assert_eq(code_of(0), TH_E_EVICTED);
 	cr_assert_str_eq(rig_complete(&rig, 1, 0)->u.complete.text, "evicted by an operator");
 }

@@ -1,25 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/agent/agent_fixture.h"
 /*
  * The agent core and its server: attaching, repeating, order, silence, restart; opening and
  * registering; watches. The server is a script (tests/support/core/agent_rig.h).
  */
-#include <criterion/criterion.h>
-#include <string.h>
-
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
 
 static void
 setup(void)
 {
 	rig_init(&rig);
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
 }
 
 TestSuite(agent_link, .init = setup, .fini = teardown);
@@ -150,12 +139,12 @@ Test(agent_link, server__silent__not_attached_and_back_without_attaching_again)
 Test(agent_link, server__hangs_up__not_attached_at_once_and_back_with_its_first_answer)
 {
 	rig_attach(&rig);
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	rig_clear(&rig);
 	rig_hang_up(&rig);
 	cr_assert(strstr(rig_last(&rig, AGENT_SERVER_STATE)->u.server.text, "hung up"));
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_NO_SERVER);
+	cr_assert_eq(code_of(0), TH_E_NO_SERVER);
 	rig_sleep(&rig, 2 * SEC);
 	cr_assert_not(agent_core_attached(rig.agent));
 	rig.cut = false;
@@ -165,7 +154,7 @@ Test(agent_link, server__hangs_up__not_attached_at_once_and_back_with_its_first_
 	rig_submit(&rig, 1, 1, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	struct ctl_event nothing_new = rig_outcome(sid, 1, 0, TH_NO_VERSION);
 	rig_event(&rig, nothing_new);
-	cr_assert_eq(rig_complete(&rig, 1, 1)->u.complete.code, 0);
+	cr_assert_eq(code_of(1), 0);
 }
 
 /* What was on its way when it hung up is no sign of life. */
@@ -204,7 +193,7 @@ Test(agent_link, session__nothing_new_is_sent_without_a_server)
 Test(agent_link, server__forgot_agent_but_not_sessions__attaches_again_and_goes_on)
 {
 	rig_attach(&rig);
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	rig_clear(&rig);
 	rig.unknown = true;
 	rig_submit(&rig, 1, 0, CTL_OP_PUBLISH, "1", TH_FOREVER);
@@ -214,7 +203,7 @@ Test(agent_link, server__forgot_agent_but_not_sessions__attaches_again_and_goes_
 	cr_assert_eq(rig_sendings(&rig, CTL_OP), 2);
 	struct ctl_event outcome = rig_outcome(sid, 1, 0, 1);
 	rig_event(&rig, outcome);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 }
 
 static uint64_t
@@ -233,7 +222,7 @@ tag_of(enum ctl_request_kind kind)
 Test(agent_link, answer__to_a_former_attachment__says_nothing)
 {
 	rig_attach(&rig);
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	rig.held = 1u << CTL_OP;
 	rig_submit(&rig, 1, 0, CTL_OP_PUBLISH, "1", TH_FOREVER);
 	uint64_t tag = tag_of(CTL_OP), first = rig_request(&rig, CTL_OP)->attach_no;
@@ -255,7 +244,7 @@ Test(agent_link, answer__to_a_former_attachment__says_nothing)
 	rig_answer(&rig, CTL_OP);
 	struct ctl_event outcome = rig_outcome(sid, 1, 0, 1);
 	rig_event(&rig, outcome);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 }
 
 Test(agent_link, attach__a_lower_epoch_than_before__is_not_accepted)
@@ -302,7 +291,7 @@ Test(agent_link, server__restarted__sessions_are_broken_and_new_ones_open)
 	teardown();
 	setup();
 	rig_attach(&rig);
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	rig_publish(&rig, 1, sid, "5");
 	rig_ready(&rig, 2);
 	rig_submit(&rig, 2, 3, CTL_OP_REPLICATE, "latest", TH_FOREVER);
@@ -314,7 +303,7 @@ Test(agent_link, server__restarted__sessions_are_broken_and_new_ones_open)
 	cr_assert_eq(rig_complete(&rig, 2, 3)->u.complete.code, TH_E_GROUP_BROKEN);
 	cr_assert(strstr(rig_complete(&rig, 2, 3)->u.complete.text, "open it again") != NULL);
 	rig_submit(&rig, 1, 4, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	cr_assert_eq(rig_complete(&rig, 1, 4)->u.complete.code, TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(4), TH_E_GROUP_BROKEN);
 	/* The digests were being made: joined, then the part is over; what is held stays. */
 	rig_hashed(&rig, AGENT_EV_HASH_STOPPED, 1, 1);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
@@ -351,7 +340,7 @@ Test(agent_link, server__restarted_while_filling__leg_stops_before_the_answer)
 	teardown();
 	setup();
 	rig_attach(&rig);
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	uint64_t leg = rig_filling(&rig, 1, sid, 1, 7);
 	rig_clear(&rig);
 	rig.unknown = rig.fresh = true;
@@ -359,7 +348,7 @@ Test(agent_link, server__restarted_while_filling__leg_stops_before_the_answer)
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
-	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(61), TH_E_GROUP_BROKEN);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
 	cr_assert_lt(rig_at(&rig, AGENT_PART_END), rig_at(&rig, AGENT_COMPLETE));
 	cr_assert_eq(rig_requests(&rig, CTL_LEG_END), 0, "its number means nothing there");
@@ -368,7 +357,7 @@ Test(agent_link, server__restarted_while_filling__leg_stops_before_the_answer)
 Test(agent_link, event__repeated__acted_upon_once)
 {
 	rig_attach(&rig);
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	rig_publish(&rig, 1, sid, "1");
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, 1);
 	struct ctl_event drain = rig_drain(sid, 1, 5);
@@ -381,7 +370,7 @@ Test(agent_link, event__repeated__acted_upon_once)
 Test(agent_link, event__gap__waits_for_what_is_missing)
 {
 	rig_attach(&rig);
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	rig_publish(&rig, 1, sid, "1");
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, 1);
 	struct ctl_event drain = rig_drain(sid, 1, 5);
@@ -460,7 +449,7 @@ Test(agent_link, open__too_many__limit)
 Test(agent_link, register__twice_or_while_holding__state)
 {
 	rig_attach(&rig);
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	rig_session(&rig, 1, AGENT_EV_REGISTER);
 	cr_assert_eq(rig_last(&rig, AGENT_REGISTERED)->u.answer.code, TH_E_STATE);
 	rig_publish(&rig, 1, sid, "1");
@@ -509,10 +498,10 @@ Test(agent_link, watch__many_slots__server_is_asked_once)
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_step(&rig,
 		&(struct agent_event){.kind = AGENT_EV_CANCEL, .session = 1, .u.cancel_slot = 1});
-	cr_assert_eq(rig_complete(&rig, 1, 1)->u.complete.code, TH_E_CANCELLED);
+	cr_assert_eq(code_of(1), TH_E_CANCELLED);
 	struct ctl_event changed = {.kind = CTL_EV_CHANGED, .u.changed = {"m", 5}};
 	rig_event(&rig, changed);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 	cr_assert_eq(rig_complete(&rig, 2, 0)->u.complete.generation, 5);
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.generation, 5);
 }
@@ -523,7 +512,7 @@ Test(agent_link, watch__generation_is_another_already__completes_at_once)
 	rig.generation = 4;
 	rig_open(&rig, 1);
 	rig_submit(&rig, 1, 0, AGENT_SUBMIT_WATCH, "3", TH_FOREVER);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 }
 
 /* Nobody watched any more when it was said: what comes next would never be heard. */
@@ -573,7 +562,7 @@ Test(agent_link, watch__change_before_its_answer__is_not_lost)
 	struct ctl_event changed = {.kind = CTL_EV_CHANGED, .u.changed = {"m", 5}};
 	rig_event(&rig, changed);
 	rig_answer(&rig, CTL_WATCH);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.generation, 5);
 }
 
@@ -582,10 +571,10 @@ Test(agent_link, watch__deadline_or_no_number__timeout_or_invalid)
 	rig_attach(&rig);
 	rig_open(&rig, 1);
 	rig_submit(&rig, 1, 0, AGENT_SUBMIT_WATCH, "latest", TH_FOREVER);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_INVALID);
+	cr_assert_eq(code_of(0), TH_E_INVALID);
 	rig_submit(&rig, 1, 1, AGENT_SUBMIT_WATCH, "0", 5 * SEC);
 	rig_sleep(&rig, 5 * SEC - MS);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1);
 	rig_sleep(&rig, MS);
-	cr_assert_eq(rig_complete(&rig, 1, 1)->u.complete.code, TH_E_TIMEOUT);
+	cr_assert_eq(code_of(1), TH_E_TIMEOUT);
 }

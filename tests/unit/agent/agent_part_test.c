@@ -1,37 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/agent/agent_fixture.h"
 /*
  * Parts and legs out in the agent core: tickets, serving, draining, fencing, hashing.
  */
-#include <criterion/criterion.h>
-#include <string.h>
 
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
-static uint64_t sid;
-
-static void
-setup(void)
-{
-	rig_init(&rig);
-	rig_attach(&rig);
-	sid = rig_ready(&rig, 1);
-	rig_clear(&rig);
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
-}
-
-TestSuite(agent_part, .init = setup, .fini = teardown);
+TestSuite(agent_part, .init = setup_ready, .fini = teardown);
 
 /* ---- tickets ------------------------------------------------------------------------- */
 
 Test(agent_part, hello__before_its_grant__waits_and_is_served)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	rig_hello(&rig, 11, 50);
 	cr_assert_eq(rig_count(&rig, AGENT_SERVE) + rig_count(&rig, AGENT_REFUSE), 0);
 	rig_event(&rig, rig_grant(sid, gen, 50));
@@ -53,7 +32,7 @@ Test(agent_part, hello__no_grant_comes__refused_after_its_time)
 
 Test(agent_part, hello__ticket_presented_twice__second_is_refused)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	rig_reader(&rig, sid, gen, 50);
 	rig_hello(&rig, 12, 50);
 	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.hello, 12);
@@ -75,7 +54,7 @@ Test(agent_part, hello__too_many_without_grant__refused)
 
 Test(agent_part, grant__too_many_or_too_old__oldest_gives_way)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	for (uint64_t i = 0; i < 5; i++)
 		rig_event(&rig, rig_grant(sid, gen, 50 + i));
 	rig_hello(&rig, 2, 51);
@@ -90,7 +69,7 @@ Test(agent_part, grant__too_many_or_too_old__oldest_gives_way)
 
 Test(agent_part, grant__of_a_part_that_is_not_there__waiting_hello_is_refused_at_once)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	rig_hello(&rig, 11, 50);
 	rig_event(&rig, rig_grant(sid, gen + 1, 50));
 	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_NOT_AVAILABLE);
@@ -105,7 +84,7 @@ Test(agent_part, ticket__of_an_older_generation__refused_and_never_served)
 	rig_event(&rig, rig_drain(sid, old, 4));
 	rig_sleep(&rig, 2 * SEC); /* its reader never came */
 	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 	uint64_t now = rig_publish(&rig, 1, sid, "4");
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, now);
 	cr_assert_neq(now, old);
@@ -143,7 +122,7 @@ Test(agent_part, drain__unknown_part__answered_at_once)
 
 Test(agent_part, drain__legs_run__done_after_the_last_with_its_numbers)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50), b = rig_reader(&rig, sid, gen, 51);
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0, "they progress");
@@ -158,7 +137,7 @@ Test(agent_part, drain__legs_run__done_after_the_last_with_its_numbers)
 
 Test(agent_part, drain__leg_stalled_before_or_after__fenced)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50), b = rig_reader(&rig, sid, gen, 51);
 	rig_out(&rig, AGENT_EV_OUT_STALLED, a);
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0);
@@ -175,7 +154,7 @@ Test(agent_part, drain__leg_stalled_before_or_after__fenced)
 
 Test(agent_part, drain__leg_stalled_and_resumed__goes_on)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_out(&rig, AGENT_EV_OUT_STALLED, a);
 	rig_out(&rig, AGENT_EV_OUT_RESUMED, a);
@@ -185,7 +164,7 @@ Test(agent_part, drain__leg_stalled_and_resumed__goes_on)
 
 Test(agent_part, drain__granted_and_on_its_way__served)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	rig_event(&rig, rig_grant(sid, gen, 50));
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0, "its reader has given up the old one");
@@ -197,7 +176,7 @@ Test(agent_part, drain__granted_and_on_its_way__served)
 
 Test(agent_part, drain__granted_and_nobody_comes__void_after_a_stall)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	rig_event(&rig, rig_grant(sid, gen, 50));
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	rig_sleep(&rig, SEC);
@@ -210,7 +189,7 @@ Test(agent_part, drain__granted_and_nobody_comes__void_after_a_stall)
 
 Test(agent_part, drain__hashing_and_no_leg__joined_first)
 {
-	uint64_t gen = rig_publish(&rig, 1, sid, "3");
+	gen = rig_publish(&rig, 1, sid, "3");
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_HASH_STOP), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0);
@@ -223,7 +202,7 @@ Test(agent_part, drain__hashing_and_no_leg__joined_first)
 /* With the proof goes the server's record of the part, and readers wait for what its bytes are. */
 Test(agent_part, drain__hashed_and_not_said_yet__is_said_before_the_proof)
 {
-	uint64_t gen = rig_publish(&rig, 1, sid, "3");
+	gen = rig_publish(&rig, 1, sid, "3");
 	rig.held = 1u << CTL_CONTENT;
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
 	rig_event(&rig, rig_drain(sid, gen, 4));
@@ -235,7 +214,7 @@ Test(agent_part, drain__hashed_and_not_said_yet__is_said_before_the_proof)
 
 Test(agent_part, drain__hashing_and_a_leg__digests_are_made_until_it_has_ended)
 {
-	uint64_t gen = rig_publish(&rig, 1, sid, "3");
+	gen = rig_publish(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_HASH_STOP), 0);
@@ -247,7 +226,7 @@ Test(agent_part, drain__hashing_and_a_leg__digests_are_made_until_it_has_ended)
 
 Test(agent_part, undrain__hash_still_stopping__goes_on_when_it_has_stopped)
 {
-	uint64_t gen = rig_publish(&rig, 1, sid, "3");
+	gen = rig_publish(&rig, 1, sid, "3");
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	rig_event(&rig, rig_undrain(sid, gen));
 	cr_assert_eq(rig_count(&rig, AGENT_HASH), 0);
@@ -259,7 +238,7 @@ Test(agent_part, undrain__hash_still_stopping__goes_on_when_it_has_stopped)
 
 Test(agent_part, drain__again_after_undrain__a_proof_of_its_own)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	rig_event(&rig, rig_undrain(sid, gen));
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
@@ -271,7 +250,7 @@ Test(agent_part, drain__again_after_undrain__a_proof_of_its_own)
 
 Test(agent_part, fence__event__leg_or_grant_goes)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_event(&rig, rig_grant(sid, gen, 51));
 	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 50});
@@ -286,12 +265,12 @@ Test(agent_part, fence__event__leg_or_grant_goes)
 
 Test(agent_part, unpublish__whole_way__memory_is_safe_before_the_answer)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_count(&rig, AGENT_LINE), 0, "the outcome may still be a failure");
 	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 	cr_assert_eq(rig_last(&rig, AGENT_PART_END)->u.part.gen, gen);
 	cr_assert(rig_last(&rig, AGENT_LINE)->u.line.safe_to_mutate);
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.held.version, TH_NO_VERSION);
@@ -300,23 +279,23 @@ Test(agent_part, unpublish__whole_way__memory_is_safe_before_the_answer)
 
 Test(agent_part, unpublish__outcome_without_our_proof__waits_for_it)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 }
 
 Test(agent_part, unpublish__deadline__held_and_served_again)
 {
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", SEC);
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	rig_event(&rig, rig_undrain(sid, gen));
 	rig_event(&rig, rig_outcome(sid, 2, TH_E_TIMEOUT, 3));
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_TIMEOUT);
+	cr_assert_eq(code_of(0), TH_E_TIMEOUT);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 0);
 	rig_reader(&rig, sid, gen, 50);
 }

@@ -3,13 +3,8 @@
  * The agent core, a broken group and a server that knows nothing: what is still held may be the
  * last copy of what somebody retains, so it stays until a server has said that it may go.
  */
-#include <criterion/criterion.h>
-
 #include "ipc/base/name.h"
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
-static uint64_t sid, gen; /* of session 1, which holds version 5; session 2 retains it */
+#include "tests/unit/agent/agent_fixture.h"
 
 static void
 setup(void)
@@ -23,12 +18,6 @@ setup(void)
 	gen = rig_hold(&rig, 1, sid, "5");
 }
 
-static void
-teardown(void)
-{
-	rig_fini(&rig);
-}
-
 TestSuite(agent_rejoin_broken, .init = setup, .fini = teardown);
 
 static void
@@ -36,15 +25,6 @@ broken(void)
 {
 	rig_event(&rig,
 		(struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken = {sid, "shard 1 differs"}});
-}
-
-static void
-closes(int64_t timeout_ns)
-{
-	struct agent_event one = {.kind = AGENT_EV_CLOSE, .session = 1};
-
-	one.u.close.timeout_ns = timeout_ns;
-	rig_step(&rig, &one);
 }
 
 /* What the next server is told of session 1. */
@@ -90,25 +70,25 @@ Test(agent_rejoin_broken, open__its_worker_closes_later__one_close)
 {
 	broken();
 	says_that_it_holds();
-	closes(TH_FOREVER);
+	worker_closes(1, false, TH_FOREVER);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0, "it may be being copied");
 	rig_event(&rig, rig_drain(sid, gen, 4));
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 }
 
 Test(agent_rejoin_broken, closing__what_it_holds_and_the_close_are_said)
 {
 	broken();
-	closes(TH_FOREVER);
+	worker_closes(1, false, TH_FOREVER);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	says_that_it_holds();
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.died);
 	rig_event(&rig, rig_drain(sid, gen, 4));
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 }
 
 Test(agent_rejoin_broken, its_worker_dies__what_it_holds_and_why)
@@ -125,12 +105,12 @@ Test(agent_rejoin_broken, its_worker_dies__what_it_holds_and_why)
 Test(agent_rejoin_broken, closing__no_server_comes__closed_at_its_deadline)
 {
 	broken();
-	closes(2 * SEC);
+	worker_closes(1, false, 2 * SEC);
 	rig_hang_up(&rig);
 	rig_sleep(&rig, 2 * SEC - 10 * MS);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	rig_sleep(&rig, SEC);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 }
 
@@ -139,9 +119,9 @@ Test(agent_rejoin_broken, closing__nobody_retains_it__closed_at_once)
 	rig_session(&rig, 2, AGENT_EV_CLOSE);
 	rig_clear(&rig);
 	broken();
-	closes(TH_FOREVER);
+	worker_closes(1, false, TH_FOREVER);
 	rig_hang_up(&rig);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 }
 
 Test(agent_rejoin_broken, being_drained__nothing_is_held)
@@ -159,7 +139,7 @@ Test(agent_rejoin_broken, operation_under_way__fails_and_is_not_called_again)
 	rig_submit(&rig, 1, 3, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	broken();
 	says_that_it_holds();
-	cr_assert_eq(rig_complete(&rig, 1, 3)->u.complete.code, TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(3), TH_E_GROUP_BROKEN);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 }
 
@@ -169,6 +149,6 @@ Test(agent_rejoin_broken, refused__let_go_when_its_last_reader_has_ended)
 	rig.refused[CTL_REJOIN] = TH_E_GROUP_BROKEN;
 	cr_assert(said()->gone);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
-	closes(TH_FOREVER);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	worker_closes(1, false, TH_FOREVER);
+	cr_assert_eq(closed(), 0);
 }

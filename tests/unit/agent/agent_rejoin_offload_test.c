@@ -3,39 +3,20 @@
  * The agent core and a server that knows nothing: what is said of copies in the agent's own memory,
  * which of them are kept on, and how the new server takes them over or lets them go.
  */
-#include <criterion/criterion.h>
-#include <string.h>
-
 #include "ipc/base/name.h"
-#include "tests/support/core/agent_rig.h"
+#include "tests/unit/agent/agent_fixture.h"
 
-static struct rig rig;
-
-static void
-setup(void)
-{
-	rig_init(&rig);
-	rig_attach(&rig);
-	rig_clear(&rig);
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
-}
-
-TestSuite(agent_rejoin_offload, .init = setup, .fini = teardown);
+TestSuite(agent_rejoin_offload, .init = setup_attached, .fini = teardown);
 
 /* The server is lost, and this is said of the copy. */
 static const struct ctl_rejoin *
-said(uint64_t sid)
+said(uint64_t copy)
 {
 	rig_lost(&rig);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN), 1);
 	const struct ctl_rejoin *rejoin = &rig_request(&rig, CTL_REJOIN)->u.rejoin;
-	cr_assert_eq(rejoin->sid, sid);
-	cr_assert_eq(rejoin->group_inc, 1000 + sid);
+	cr_assert_eq(rejoin->sid, copy);
+	cr_assert_eq(rejoin->group_inc, 1000 + copy);
 	cr_assert_eq(rejoin->open.reservation, RIG_RESERVATION);
 	cr_assert_str_eq(rejoin->open.model, "m");
 	cr_assert_str_eq(rejoin->open.replica, "r");
@@ -58,9 +39,9 @@ num_sessions(void)
 
 /* The new server hears that there was one, so that its group is waited for no longer. */
 static void
-said_gone(uint64_t sid)
+said_gone(uint64_t copy)
 {
-	const struct ctl_rejoin *rejoin = said(sid);
+	const struct ctl_rejoin *rejoin = said(copy);
 
 	cr_assert(rejoin->gone);
 	cr_assert_not(rejoin->registered || rejoin->went);
@@ -102,7 +83,7 @@ Test(agent_rejoin_offload, complete__said_with_its_version_and_reservation)
 
 Test(agent_rejoin_offload, complete__is_read_on_and_released_by_the_new_server)
 {
-	uint64_t sid = rig_offload_filled(&rig);
+	sid = rig_offload_filled(&rig);
 	uint64_t before = rig_reader(&rig, sid, 1, 60);
 	said(sid);
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0);
@@ -120,7 +101,7 @@ Test(agent_rejoin_offload, complete__is_read_on_and_released_by_the_new_server)
 
 Test(agent_rejoin_offload, complete__another_loss__said_again)
 {
-	uint64_t sid = rig_offload_filled(&rig);
+	sid = rig_offload_filled(&rig);
 	said(sid);
 	const struct ctl_rejoin *rejoin = said(sid);
 	cr_assert_eq(rejoin->held.version, 17);
@@ -129,7 +110,7 @@ Test(agent_rejoin_offload, complete__another_loss__said_again)
 
 Test(agent_rejoin_offload, complete__the_new_server_refuses_it__freed)
 {
-	uint64_t sid = rig_offload_filled(&rig);
+	sid = rig_offload_filled(&rig);
 	rig.refused[CTL_REJOIN] = TH_E_GROUP_BROKEN;
 	said(sid);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 0, "it does not know it");
@@ -149,7 +130,7 @@ Test(agent_rejoin_offload, complete__counts_among_what_the_agent_keeps)
 
 Test(agent_rejoin_offload, complete__beside_a_worker__both_are_said)
 {
-	uint64_t sid = rig_offload_filled(&rig);
+	sid = rig_offload_filled(&rig);
 	rig_clear(&rig);
 	rig_publish(&rig, 1, rig_ready(&rig, 1), "5");
 	rig_lost(&rig);
@@ -168,7 +149,8 @@ Test(agent_rejoin_offload, complete__beside_a_worker__both_are_said)
 
 Test(agent_rejoin_offload, filling__said_with_its_leg_and_goes_on)
 {
-	uint64_t sid = rig_offload(&rig), leg = rig_offload_filling(&rig, sid);
+	sid = rig_offload(&rig);
+	uint64_t leg = rig_offload_filling(&rig, sid);
 	const struct ctl_rejoin *rejoin = said(sid);
 	cr_assert(rejoin->went && rejoin->registered);
 	cr_assert_not(rejoin->gone || rejoin->done || rejoin->hashed);
@@ -191,7 +173,8 @@ Test(agent_rejoin_offload, filling__said_with_its_leg_and_goes_on)
 
 Test(agent_rejoin_offload, filling__its_source_fails__the_new_server_names_another)
 {
-	uint64_t sid = rig_offload(&rig), leg = rig_offload_filling(&rig, sid);
+	sid = rig_offload(&rig);
+	uint64_t leg = rig_offload_filling(&rig, sid);
 	said(sid);
 	rig_leg(&rig, AGENT_EV_LEG_FAILED, leg, TH_E_STALE_MEMORY);
 	cr_assert(rig_request(&rig, CTL_LEG_END)->u.leg_end.source_failed);
@@ -201,7 +184,7 @@ Test(agent_rejoin_offload, filling__its_source_fails__the_new_server_names_anoth
 
 Test(agent_rejoin_offload, filled_and_no_outcome__all_is_there)
 {
-	uint64_t sid = rig_offload(&rig);
+	sid = rig_offload(&rig);
 	rig_leg(&rig, AGENT_EV_LEG_DONE, rig_offload_filling(&rig, sid), 0);
 	const struct ctl_rejoin *rejoin = said(sid);
 	cr_assert(rejoin->went && rejoin->done && rejoin->hashed);
@@ -213,7 +196,8 @@ Test(agent_rejoin_offload, filled_and_no_outcome__all_is_there)
 
 Test(agent_rejoin_offload, filling__released_by_the_new_server__the_leg_is_stopped_first)
 {
-	uint64_t sid = rig_offload(&rig), leg = rig_offload_filling(&rig, sid);
+	sid = rig_offload(&rig);
+	uint64_t leg = rig_offload_filling(&rig, sid);
 	said(sid);
 	rig_release(&rig, RIG_RESERVATION, 1, sid);
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
@@ -233,7 +217,7 @@ Test(agent_rejoin_offload, without_a_plan__freed_and_said_to_be_gone)
 
 Test(agent_rejoin_offload, without_go__freed_and_said_to_be_gone)
 {
-	uint64_t sid = rig_offload(&rig);
+	sid = rig_offload(&rig);
 	rig_event(&rig, rig_offload_plan(sid));
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 1);
 	said_gone(sid);
@@ -247,7 +231,8 @@ Test(agent_rejoin_offload, without_go__freed_and_said_to_be_gone)
 
 Test(agent_rejoin_offload, its_operation_has_failed__gone_when_the_leg_has_stopped)
 {
-	uint64_t sid = rig_offload(&rig), leg = rig_offload_filling(&rig, sid);
+	sid = rig_offload(&rig);
+	uint64_t leg = rig_offload_filling(&rig, sid);
 	rig_event(&rig, rig_outcome(sid, 1, TH_E_VERSION_LOST, TH_NO_VERSION));
 	said_gone(sid);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0, "the leg may still write it");
@@ -257,7 +242,8 @@ Test(agent_rejoin_offload, its_operation_has_failed__gone_when_the_leg_has_stopp
 
 Test(agent_rejoin_offload, released_by_the_former__freed_after_its_last_reader)
 {
-	uint64_t sid = rig_offload_filled(&rig), out = rig_reader(&rig, sid, 1, 60);
+	sid = rig_offload_filled(&rig);
+	uint64_t out = rig_reader(&rig, sid, 1, 60);
 	rig_release(&rig, RIG_RESERVATION, 1, sid);
 	said_gone(sid);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 0);
@@ -269,8 +255,8 @@ Test(agent_rejoin_offload, sessions_end_with_their_server__the_copy_too)
 {
 	rig_reset_at_loss();
 	teardown();
-	setup();
-	uint64_t sid = rig_offload_filled(&rig);
+	setup_attached();
+	sid = rig_offload_filled(&rig);
 	said_gone(sid);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOINED), 1);
 	expect_freed();

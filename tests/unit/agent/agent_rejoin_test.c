@@ -3,15 +3,10 @@
  * The agent core and a server that knows nothing: what is said of a session in each of its states,
  * what goes on meanwhile, and what of the former server no longer counts.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "ipc/base/name.h"
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
-static uint64_t sid; /* of session 1, which is registered */
+#include "tests/unit/agent/agent_fixture.h"
 
 static void
 setup(void)
@@ -20,12 +15,6 @@ setup(void)
 	rig_attach(&rig);
 	rig.num_shards = 2; /* of one alone what is given up needs no server: agent_alone_test */
 	sid = rig_ready(&rig, 1);
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
 }
 
 TestSuite(agent_rejoin, .init = setup, .fini = teardown);
@@ -64,7 +53,7 @@ sent_at(enum ctl_request_kind kind)
 static uint64_t
 published(void)
 {
-	uint64_t gen = rig_publish(&rig, 1, sid, "5");
+	gen = rig_publish(&rig, 1, sid, "5");
 	struct agent_event hashed = {.kind = AGENT_EV_HASHED, .session = 1};
 
 	hashed.u.hash.gen = gen;
@@ -74,10 +63,10 @@ published(void)
 }
 
 static void
-holds(const struct ctl_rejoin *rejoin, uint64_t version, uint64_t gen)
+holds(const struct ctl_rejoin *rejoin, uint64_t version, uint64_t part_gen)
 {
 	cr_assert_eq(rejoin->held.version, version);
-	cr_assert_eq(rejoin->gen, gen);
+	cr_assert_eq(rejoin->gen, part_gen);
 	cr_assert_not(rejoin->gone || rejoin->went);
 }
 
@@ -166,7 +155,7 @@ Test(agent_rejoin, sessions_end_with_their_server__gone)
 	cr_assert_not(said()->died);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOINED), 1);
 	rig_submit(&rig, 1, 4, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	cr_assert_eq(rig_complete(&rig, 1, 4)->u.complete.code, TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(4), TH_E_GROUP_BROKEN);
 }
 
 /* ---- what is held ---- */
@@ -192,7 +181,7 @@ Test(agent_rejoin, registered__with_what)
 
 Test(agent_rejoin, published__its_version_and_how_that_ended)
 {
-	uint64_t gen = published();
+	gen = published();
 	const struct ctl_rejoin *rejoin = said();
 	holds(rejoin, 5, gen);
 	cr_assert(rejoin->hashed);
@@ -212,7 +201,7 @@ Test(agent_rejoin, published__its_version_and_how_that_ended)
 
 Test(agent_rejoin, published_and_not_hashed__content_follows_in_its_lane)
 {
-	uint64_t gen = rig_publish(&rig, 1, sid, "5");
+	gen = rig_publish(&rig, 1, sid, "5");
 	rig.held = 1u << CTL_REJOIN;
 	cr_assert_not(said()->hashed);
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, gen);
@@ -257,7 +246,8 @@ Test(agent_rejoin, outcomes__the_last_of_them_in_order)
 
 Test(agent_rejoin, readers__go_on_and_are_counted_as_before)
 {
-	uint64_t gen = published(), out = rig_reader(&rig, sid, gen, 50);
+	gen = published();
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
 	holds(said(), 5, gen);
 	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
@@ -269,7 +259,7 @@ Test(agent_rejoin, readers__go_on_and_are_counted_as_before)
 
 Test(agent_rejoin, reader__fenced_by_its_old_number)
 {
-	uint64_t gen = published();
+	gen = published();
 	rig_reader(&rig, sid, gen, 50);
 	said();
 	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 50});
@@ -278,7 +268,8 @@ Test(agent_rejoin, reader__fenced_by_its_old_number)
 
 Test(agent_rejoin, draining__served_again_until_it_is_asked_for_again)
 {
-	uint64_t gen = published(), out = rig_reader(&rig, sid, gen, 50);
+	gen = published();
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	rig_event(&rig, rig_drain(sid, gen, 3));
 	const struct ctl_rejoin *rejoin = said();
@@ -306,7 +297,7 @@ Test(agent_rejoin, operation__unanswered__called_again_under_its_number)
 	rig_answer(&rig, CTL_REJOIN);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 1);
 	rig_event(&rig, rig_outcome(sid, 1, 0, 5));
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 }
 
 Test(agent_rejoin, operation__cancelled_before__cancelled_again_behind_it)
@@ -328,7 +319,7 @@ Test(agent_rejoin, operation__never_sent__ends_here_when_it_is_cancelled)
 	rig.held = 1u << CTL_REJOIN;
 	said();
 	simple(AGENT_EV_CANCEL);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_CANCELLED);
+	cr_assert_eq(code_of(0), TH_E_CANCELLED);
 	rig_answer(&rig, CTL_REJOIN);
 	cr_assert_eq(rig_requests(&rig, CTL_OP) + rig_requests(&rig, CTL_CANCEL), 0);
 }
@@ -338,7 +329,7 @@ Test(agent_rejoin, operation__taken_by_the_former_and_refused__ended_and_its_num
 	rig_submit(&rig, 1, 0, CTL_OP_REPLICATE, "latest", TH_FOREVER);
 	rig.refused[CTL_OP] = TH_E_STATE;
 	said();
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_STATE);
+	cr_assert_eq(code_of(0), TH_E_STATE);
 	rig.refused[CTL_OP] = 0;
 	rig_submit(&rig, 1, 1, CTL_OP_REPLICATE, "latest", TH_FOREVER);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, 1);
@@ -347,11 +338,12 @@ Test(agent_rejoin, operation__taken_by_the_former_and_refused__ended_and_its_num
 /* update waits for no server: its worker has been answered, and the next server may know it. */
 Test(agent_rejoin, planned__asked_again_cancelled_and_declined)
 {
-	uint64_t gen = published(), out = rig_reader(&rig, sid, gen, 50);
+	gen = published();
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
 	rig_submit(&rig, 1, 0, CTL_OP_UPDATE, "latest", TH_FOREVER);
 	rig_event(&rig, rig_plan(sid, gen + 1, true));
 	holds(said(), 5, gen);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_NO_SERVER);
+	cr_assert_eq(code_of(0), TH_E_NO_SERVER);
 	cr_assert_eq(rig_request(&rig, CTL_OP)->u.op.op_seq, gen + 1);
 	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 0, "the old PLAN is void");
@@ -382,7 +374,7 @@ Test(agent_rejoin, ended_for_another__its_end_is_taken_in)
 	said();
 	rig_event(&rig, rig_drain(sid, 1, 4));
 	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.held.version, TH_NO_VERSION);
 }
 
@@ -407,7 +399,7 @@ Test(agent_rejoin, filling__runs_on_under_the_old_number)
 	rig_leg(&rig, AGENT_EV_LEG_DONE, leg, 0);
 	cr_assert_eq(rig_request(&rig, CTL_LEG_END)->u.leg_end.leg, 7);
 	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
-	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, 0);
+	cr_assert_eq(code_of(61), 0);
 }
 
 Test(agent_rejoin, filling__its_end_follows_behind)
@@ -456,7 +448,7 @@ Test(agent_rejoin, filled__waits_for_its_outcome)
 	cr_assert_eq(rejoin->chunks, RIG_CHUNKS);
 	cr_assert_eq(rejoin->leg, 0);
 	rig_event(&rig, rig_outcome(sid, 1, 0, 17));
-	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, 0);
+	cr_assert_eq(code_of(61), 0);
 }
 
 Test(agent_rejoin, being_cancelled__said)
@@ -483,12 +475,13 @@ Test(agent_rejoin, outcome_came_while_a_leg_stops__over)
 	cr_assert(rejoin->outcomes[0].went);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
-	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, TH_E_DIRTY);
+	cr_assert_eq(code_of(61), TH_E_DIRTY);
 }
 
 Test(agent_rejoin, unpublished_while_a_reader_is_waited_for__held_no_more)
 {
-	uint64_t gen = published(), out = rig_reader(&rig, sid, gen, 50);
+	gen = published();
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	rig_event(&rig, rig_outcome(sid, gen + 1, 0, TH_NO_VERSION));
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 1, "publish's");
@@ -496,7 +489,7 @@ Test(agent_rejoin, unpublished_while_a_reader_is_waited_for__held_no_more)
 	holds(rejoin, TH_NO_VERSION, 0);
 	cr_assert_eq(rejoin->next_op_seq, gen + 2);
 	rig_out(&rig, AGENT_EV_OUT_ENDED, out);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 }
 
 /* ---- what was under way besides ---- */
@@ -549,7 +542,7 @@ Test(agent_rejoin, broken__gone_and_its_handle_stays_broken)
 	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_BROKEN, .u.broken.sid = sid});
 	gone(false);
 	rig_submit(&rig, 1, 3, CTL_OP_UPDATE, "latest", TH_FOREVER);
-	cr_assert_eq(rig_complete(&rig, 1, 3)->u.complete.code, TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(3), TH_E_GROUP_BROKEN);
 	rig_lost(&rig);
 	cr_assert(rig_request(&rig, CTL_REJOIN)->u.rejoin.gone, "to each server anew");
 }
@@ -566,7 +559,8 @@ Test(agent_rejoin, closing__gone)
 
 Test(agent_rejoin, worker_died__gone_and_why)
 {
-	uint64_t gen = published(), out = rig_reader(&rig, sid, gen, 50);
+	gen = published();
+	uint64_t out = rig_reader(&rig, sid, gen, 50);
 	rig.held = 1u << CTL_CLOSE;
 	simple(AGENT_EV_LOST);
 	gone(true);
@@ -588,7 +582,7 @@ Test(agent_rejoin, close_is_on_its_way_and_the_session_is_gone__gone_and_why)
 
 Test(agent_rejoin, close_was_answered_and_the_session_is_gone__nothing)
 {
-	uint64_t gen = published();
+	gen = published();
 	rig.held = 1u << CTL_DRAIN_DONE;
 	simple(AGENT_EV_CLOSE);
 	rig_event(&rig, rig_drain(sid, gen, 3));
@@ -631,7 +625,7 @@ Test(agent_rejoin, refused__broken_with_the_servers_sentence)
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	rig.refused[CTL_REJOIN] = TH_E_GROUP_BROKEN;
 	said();
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(0), TH_E_GROUP_BROKEN);
 	cr_assert_str_eq(rig_complete(&rig, 1, 0)->u.complete.text, "refused by the rig");
 	cr_assert_eq(rig_last(&rig, AGENT_LINE)->u.line.broken, 1);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
@@ -646,7 +640,7 @@ Test(agent_rejoin, refused_while_filling__the_leg_is_stopped_first)
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
 	cr_assert_eq(rig_count(&rig, AGENT_COMPLETE), 0);
 	rig_leg(&rig, AGENT_EV_LEG_STOPPED, leg, 0);
-	cr_assert_eq(rig_complete(&rig, 1, 61)->u.complete.code, TH_E_GROUP_BROKEN);
+	cr_assert_eq(code_of(61), TH_E_GROUP_BROKEN);
 }
 
 Test(agent_rejoin, closed_before_the_answer__closed_behind_it)
@@ -684,7 +678,7 @@ Test(agent_rejoin, another_server_before_the_answer__all_is_said_to_that_one)
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOINED), 1);
 	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 }
 
 Test(agent_rejoin, unanswered__repeated_under_the_same_number)
@@ -717,7 +711,7 @@ unpublish_alone(void)
 	rig_tick(&rig);
 	rig_clear(&rig);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", SEC);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 	rig.cut = rig.hangs_up = false;
 }
 

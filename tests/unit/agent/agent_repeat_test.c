@@ -1,28 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/agent/agent_fixture.h"
 /*
  * The agent core and lost messages: what waits for what, and what the server may forget.
  */
-#include <criterion/criterion.h>
-#include <string.h>
 
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
-
-static void
-setup(void)
-{
-	rig_init(&rig);
-	rig_attach(&rig);
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
-}
-
-TestSuite(agent_repeat, .init = setup, .fini = teardown);
+TestSuite(agent_repeat, .init = setup_attached, .fini = teardown);
 
 static void
 open_shard(uint64_t session, uint32_t shard)
@@ -85,7 +67,7 @@ Test(agent_repeat, open__again_while_the_old_one_is_unknown__after_its_close)
 /* The server may forget what is below; what is under way is sent again under its number. */
 Test(agent_repeat, answered_below__names_the_oldest_under_way)
 {
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	cr_assert_eq(rig_request(&rig, CTL_REGISTER)->answered_below,
 		rig_request(&rig, CTL_REGISTER)->request_no);
 	rig.held = 1u << CTL_OPEN;

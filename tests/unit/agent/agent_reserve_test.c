@@ -1,30 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/unit/agent/agent_fixture.h"
 /*
  * Copies in the agent's own memory: RESERVE to RELEASE, with every refusal, crossing and loss on
  * the way; closing the last copy of a retained version, which may be refused.
  */
-#include <criterion/criterion.h>
-#include <string.h>
 
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
-
-static void
-setup(void)
-{
-	rig_init(&rig);
-	rig_attach(&rig);
-	rig_clear(&rig);
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
-}
-
-TestSuite(agent_reserve, .init = setup, .fini = teardown);
+TestSuite(agent_reserve, .init = setup_attached, .fini = teardown);
 
 /* Nothing of it is left. */
 static void
@@ -47,7 +28,7 @@ expect_gone(void)
 Test(agent_reserve, reserve__memory_is_there__opened_and_registered_as_asked)
 {
 	struct agent_session_info info;
-	uint64_t sid = rig_offload(&rig);
+	sid = rig_offload(&rig);
 	const struct ctl_open *open = &rig_request(&rig, CTL_OPEN)->u.open;
 	const struct ctl_register *reg = &rig_request(&rig, CTL_REGISTER)->u.reg;
 	cr_assert_eq(open->reservation, RIG_RESERVATION);
@@ -67,7 +48,7 @@ Test(agent_reserve, reserve__memory_is_there__opened_and_registered_as_asked)
 
 Test(agent_reserve, reserve__a_session_of_ours_is_the_source__the_shell_is_told)
 {
-	uint64_t sid = rig_ready(&rig, 1);
+	sid = rig_ready(&rig, 1);
 	struct ctl_event one = rig_reserve(RIG_RESERVATION, 0);
 	one.u.reserve.source_sid = sid;
 	rig_event(&rig, one);
@@ -172,7 +153,7 @@ Test(agent_reserve, release__while_it_is_opened__closed_when_that_is_known)
 
 Test(agent_reserve, release__of_another__nothing)
 {
-	uint64_t sid = rig_offload(&rig);
+	sid = rig_offload(&rig);
 	rig_release(&rig, RIG_RESERVATION + 1, 1, sid);
 	rig_release(&rig, RIG_RESERVATION, 0, sid);
 	rig_release(&rig, RIG_RESERVATION, 1, sid + 1);
@@ -185,7 +166,7 @@ Test(agent_reserve, release__of_another__nothing)
 
 Test(agent_reserve, release__while_it_is_filled__the_leg_is_stopped_first)
 {
-	uint64_t sid = rig_offload(&rig);
+	sid = rig_offload(&rig);
 	uint64_t leg = rig_offload_filling(&rig, sid);
 	rig_release(&rig, RIG_RESERVATION, 1, sid);
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
@@ -197,7 +178,7 @@ Test(agent_reserve, release__while_it_is_filled__the_leg_is_stopped_first)
 
 Test(agent_reserve, release__it_is_read__freed_after_its_last_reader)
 {
-	uint64_t sid = rig_offload_filled(&rig);
+	sid = rig_offload_filled(&rig);
 	uint64_t leg = rig_reader(&rig, sid, 1, 60);
 	rig_release(&rig, RIG_RESERVATION, 1, sid);
 	rig_event(&rig, rig_drain(sid, 1, 3));
@@ -213,7 +194,7 @@ Test(agent_reserve, release__it_is_read__freed_after_its_last_reader)
 Test(agent_reserve, plan__of_the_server__prepared_pulled_and_serving)
 {
 	struct agent_session_info info;
-	uint64_t sid = rig_offload(&rig);
+	sid = rig_offload(&rig);
 	uint64_t leg = rig_offload_filling(&rig, sid);
 	cr_assert_eq(rig_requests(&rig, CTL_OP), 0);
 	/* It serves while it is filled. */
@@ -234,7 +215,7 @@ Test(agent_reserve, plan__before_the_reply_to_register__prepared)
 	rig.held = 1u << CTL_REGISTER;
 	rig_event(&rig, rig_reserve(RIG_RESERVATION, 1));
 	rig_reserved(&rig, rig_last(&rig, AGENT_RESERVE)->u.reserve.id, RIG_MEMORY, 0);
-	uint64_t sid = rig.last_sid;
+	sid = rig.last_sid;
 	rig_event(&rig, rig_offload_plan(sid));
 	rig_event(&rig, rig_offload_plan(sid));
 	cr_assert_eq(rig_requests(&rig, CTL_PREPARED), 0);
@@ -246,7 +227,7 @@ Test(agent_reserve, plan__before_the_reply_to_register__prepared)
 
 Test(agent_reserve, plan__other_layout__declined)
 {
-	uint64_t sid = rig_offload(&rig);
+	sid = rig_offload(&rig);
 	struct ctl_event one = rig_offload_plan(sid);
 	one.u.plan.layout.lo++;
 	rig_event(&rig, one);
@@ -258,7 +239,7 @@ Test(agent_reserve, plan__other_layout__declined)
 
 Test(agent_reserve, plan__of_another_operation__nothing)
 {
-	uint64_t sid = rig_offload(&rig);
+	sid = rig_offload(&rig);
 	struct ctl_event one = rig_offload_plan(sid);
 	one.u.plan.kind = CTL_OP_UPDATE;
 	rig_event(&rig, one);
@@ -278,7 +259,7 @@ Test(agent_reserve, plan__of_another_operation__nothing)
 
 Test(agent_reserve, outcome__a_failure__closed_by_itself)
 {
-	uint64_t sid = rig_offload(&rig);
+	sid = rig_offload(&rig);
 	uint64_t leg = rig_offload_filling(&rig, sid);
 	rig_event(&rig, rig_outcome(sid, 1, TH_E_VERSION_LOST, TH_NO_VERSION));
 	cr_assert_eq(rig_last(&rig, AGENT_STOP)->u.leg.leg, leg);
@@ -289,7 +270,7 @@ Test(agent_reserve, outcome__a_failure__closed_by_itself)
 
 Test(agent_reserve, leg__its_source_fails__told_and_rerouted)
 {
-	uint64_t sid = rig_offload(&rig);
+	sid = rig_offload(&rig);
 	uint64_t leg = rig_offload_filling(&rig, sid);
 	rig_leg(&rig, AGENT_EV_LEG_FAILED, leg, TH_E_STALE_MEMORY);
 	const struct ctl_leg_end *end = &rig_request(&rig, CTL_LEG_END)->u.leg_end;
@@ -303,7 +284,7 @@ Test(agent_reserve, leg__its_source_fails__told_and_rerouted)
 
 Test(agent_reserve, broken__closed_by_itself)
 {
-	uint64_t sid = rig_offload_filled(&rig);
+	sid = rig_offload_filled(&rig);
 	struct ctl_event one = {.kind = CTL_EV_BROKEN, .u.broken = {.sid = sid, .text = "why"}};
 	rig_event(&rig, one);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
@@ -314,7 +295,7 @@ Test(agent_reserve, broken__closed_by_itself)
 
 Test(agent_reserve, lost__the_shell_cannot_keep_it__the_server_hears_that_it_died)
 {
-	uint64_t sid = rig_offload_filled(&rig);
+	sid = rig_offload_filled(&rig);
 	rig_session(&rig, RIG_MEMORY, AGENT_EV_LOST);
 	cr_assert_eq(rig_request(&rig, CTL_CLOSE)->u.close.sid, sid);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
@@ -324,7 +305,7 @@ Test(agent_reserve, lost__the_shell_cannot_keep_it__the_server_hears_that_it_die
 
 Test(agent_reserve, contract__its_bytes_have_changed__withdrawn_at_once)
 {
-	uint64_t sid = rig_offload_filled(&rig);
+	sid = rig_offload_filled(&rig);
 	struct agent_event one = {.kind = AGENT_EV_CONTRACT, .session = RIG_MEMORY};
 	one.u.contract.gen = 1;
 	strcpy(one.u.contract.text, "this host's memory fails");
@@ -368,24 +349,12 @@ Test(agent_reserve, server_restarts__an_open_that_it_did_not_take_is_not_repeate
 
 /* ---- closing the last copy ------------------------------------------------------------- */
 
-static uint64_t sid;
-
 static uint64_t
 published(void)
 {
 	sid = rig_ready(&rig, 1);
-	uint64_t gen = rig_hold(&rig, 1, sid, "3");
+	gen = rig_hold(&rig, 1, sid, "3");
 	return gen;
-}
-
-static void
-worker_closes(bool abandon, int64_t timeout_ns)
-{
-	struct agent_event one = {.kind = AGENT_EV_CLOSE, .session = 1};
-
-	one.u.close.abandon = abandon;
-	one.u.close.timeout_ns = timeout_ns;
-	rig_step(&rig, &one);
 }
 
 static void
@@ -401,28 +370,28 @@ close_refused(int code)
 
 Test(agent_reserve, close__refused__the_session_is_open_as_before)
 {
-	uint64_t gen = published();
-	worker_closes(false, 5 * SEC);
+	gen = published();
+	worker_closes(1, false, 5 * SEC);
 	cr_assert_eq(rig_request(&rig, CTL_CLOSE)->u.close.timeout_ns, 5 * SEC);
 	cr_assert_not(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 	close_refused(TH_E_NOMEM_RETAIN);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, TH_E_NOMEM_RETAIN);
+	cr_assert_eq(closed(), TH_E_NOMEM_RETAIN);
 	cr_assert_str_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.text, "nobody has memory");
 	cr_assert_eq(rig_count(&rig, AGENT_FREE) + rig_count(&rig, AGENT_PART_END), 0);
 	/* It serves, and may be closed again. */
 	rig_out(&rig, AGENT_EV_OUT_ENDED, rig_reader(&rig, sid, gen, 60));
 	rig_clear(&rig);
-	worker_closes(false, 5 * SEC);
+	worker_closes(1, false, 5 * SEC);
 	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
 	rig_event(&rig, rig_drain(sid, gen, 1));
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
 }
 
 Test(agent_reserve, close__refused_after_the_worker_died__given_up)
 {
-	uint64_t gen = published();
-	worker_closes(false, TH_FOREVER);
+	gen = published();
+	worker_closes(1, false, TH_FOREVER);
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	rig_clear(&rig);
 	close_refused(TH_E_NOMEM_RETAIN);
@@ -438,18 +407,18 @@ Test(agent_reserve, close__refused_after_the_worker_died__given_up)
 
 Test(agent_reserve, close__abandoned__takes_no_refusal)
 {
-	uint64_t gen = published();
-	worker_closes(true, 0);
+	gen = published();
+	worker_closes(1, true, 0);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
 	close_refused(TH_E_NOMEM_RETAIN);
 	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 0);
 	rig_event(&rig, rig_drain(sid, gen, 1));
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, 0);
+	cr_assert_eq(closed(), 0);
 }
 
 Test(agent_reserve, died__the_memory_stays_until_the_drain)
 {
-	uint64_t gen = published();
+	gen = published();
 	rig_session(&rig, 1, AGENT_EV_LOST);
 	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.died);
 	/* A copy within the host begins after the close was answered. */

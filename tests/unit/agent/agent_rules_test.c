@@ -3,13 +3,9 @@
  * What a group of one may give up while there is no server, by the rules of other hosts that a
  * server has told.
  */
-#include <criterion/criterion.h>
 #include <stdio.h>
-#include <string.h>
 
-#include "tests/support/core/agent_rig.h"
-
-static struct rig rig;
+#include "tests/unit/agent/agent_fixture.h"
 
 /* Session 1 holds version 3, and may claim some itself. */
 static void
@@ -25,12 +21,6 @@ static void
 setup(void)
 {
 	setup_claiming(NULL);
-}
-
-static void
-teardown(void)
-{
-	rig_fini(&rig);
 }
 
 TestSuite(agent_rules, .init = setup, .fini = teardown);
@@ -60,7 +50,7 @@ unpublish_waits(bool waits)
 	rig_hang_up(&rig);
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "latest", SEC);
 	rig_sleep(&rig, SEC + 300 * MS);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, waits ? TH_E_NO_SERVER : 0);
+	cr_assert_eq(code_of(0), waits ? TH_E_NO_SERVER : 0);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), waits ? 0 : 1);
 }
 
@@ -91,7 +81,7 @@ Test(agent_rules, retained_by_another_host__force__given_up)
 	give_up.u.submit.timeout_ns = SEC;
 	give_up.u.submit.flags = 1;
 	rig_step(&rig, &give_up);
-	cr_assert_eq(rig_complete(&rig, 1, 0)->u.complete.code, 0);
+	cr_assert_eq(code_of(0), 0);
 }
 
 Test(agent_rules, more_rules_than_can_be_told__every_version_stays)
@@ -152,7 +142,7 @@ close_waits(bool waits)
 	one.u.close.timeout_ns = SEC;
 	rig_step(&rig, &one);
 	rig_sleep(&rig, SEC + 300 * MS);
-	cr_assert_eq(rig_last(&rig, AGENT_CLOSED)->u.answer.code, waits ? TH_E_NO_SERVER : 0);
+	cr_assert_eq(closed(), waits ? TH_E_NO_SERVER : 0);
 	cr_assert_eq(rig_count(&rig, AGENT_PART_END), waits ? 0 : 1);
 }
 
