@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * source_own - the structures of source.c (the end, what the reader says), source_setup.c (how
- * queue pairs come about) and source_say.c (what the reader is told); what is copied has structures
- * of its own (source_stage.h).
+ * source_own - the structures of source.c, for source_stage.c: what is copied has structures of its
+ * own (source_stage.h).
  */
 #ifndef TH_TRANSPORT_RDMA_LEG_SOURCE_OWN_H
 #define TH_TRANSPORT_RDMA_LEG_SOURCE_OWN_H
@@ -80,23 +79,7 @@ struct source {
 	bool ending;      /* atomic: a fill shall stop */
 };
 
-struct loop *source_acceptor(const struct source *source);
-struct source *source_of(struct leg_out_path *path);
-/* A source that closes or leaves: takes it as far as it goes. */
-void source_settle(struct source *source);
 /* No RDMA any more in this leg; the reader is told once the queue pairs are gone. */
 void source_leave(struct source *source, const char *why);
-
-/* The control connection's buffer is empty: puts the next frame in, if there is one. */
-bool source_refill(struct leg_out_path *path);
-void source_setup_init(struct source *source);
-/* RAILS or DECLINE do not follow at once: memory must be registered first. */
-bool source_later(const struct source *source);
-/* What the part needs, where it lies or staged. 0, or a code and why it cannot be READ. */
-TH_MUST_USE int source_prepare(struct source *source, struct th_err *err);
-/* RAILS, once enough of the memory is registered. */
-void source_name_rails(struct source *source, int64_t now_ns);
-TH_MUST_USE int source_offer(
-	struct source *source, const struct frame *frame, const uint8_t *payload);
 
 #endif
