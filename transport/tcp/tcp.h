@@ -65,27 +65,6 @@ struct data_in {
 	uint32_t out_bytes, out_sent;
 };
 
-/* Receiving into a block (data_in_block.c). Mover. */
-void data_in_block_open(struct data_in *conn);
-void data_in_block_want(struct data_in *conn, struct iovec *ret_range);
-/* So many bytes more are in it. 0, or the part's memory failed. */
-TH_MUST_USE int data_in_block_got(struct data_in *conn, size_t bytes);
-void data_in_block_close(struct data_in *conn);
-
-/* The ferry's side of a connection (data_in_copy.c). Mover. */
-TH_MUST_USE int data_in_copy_open(struct data_in *conn);
-uint32_t data_in_copy_want(struct data_in *conn, struct iovec *ret_ranges);
-/* What came for the block in filling, of which digest has taken account. */
-void data_in_copy_got(struct data_in *conn, size_t bytes);
-/* False: a write is under way that must end first; then close_task runs again. */
-bool data_in_copy_close(struct data_in *conn);
-/* A chunk lies in the part. 0, or the connection is broken by that. */
-int data_in_arrived(struct data_in *conn, uint32_t chunk, const struct th_hash *digest);
-/* Of a leg whose data connections retire: says so when nothing is left to do. */
-void data_in_rest(struct data_in *conn);
-/* Closes the connection for the reason in code. */
-void data_in_break(struct data_in *conn, int code, bool own);
-
 /* Acceptor: a new connection of the leg, on some mover. leads: see ask_limit(). */
 struct data_in *data_in_new(struct tcp_in *tcp, struct loop *loop, bool leads);
 
