@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * data_out - a data connection at the source: takes requests for chunks and sends them straight
- * from the part's memory, or from the blocks that a ferry read of it (data_out_copy.c).
+ * from the part's memory, or from the blocks that a ferry read of it.
  *
  * Runs on its mover. A request beyond the part's prefix waits here until the part's watcher kicks;
  * nothing polls.
@@ -24,6 +24,7 @@
 #include <string.h>
 
 #include "ipc/base/alloc.h"
+#include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
@@ -37,6 +38,228 @@ static struct data_out *
 conn_of(struct stream *stream)
 {
 	return loop_container(stream, struct data_out, stream);
+}
+
+/* ---- chunks ------------------------------------------------------------------------------- */
+
+/* True when the chunk may be sent. Otherwise the part's watcher will kick this connection. */
+static bool
+data_out_may_send(struct data_out *conn, uint32_t chunk)
+{
+	struct leg_out *leg = conn->leg;
+	if (chunk >= xfer_part_prefix(leg->part)) {
+		/* First say that we wait, then look again: see xfer_part_advance. */
+		bool waited = __atomic_exchange_n(&conn->waiting, true, __ATOMIC_SEQ_CST);
+		__atomic_thread_fence(__ATOMIC_SEQ_CST);
+		if (chunk >= xfer_part_prefix(leg->part)) {
+			if (!waited)
+				leg_out_nudge(leg);
+			return false;
+		}
+	}
+	/* What the reader was told to wait for ends here, and its clock runs again. */
+	if (__atomic_load_n(&conn->waiting, __ATOMIC_RELAXED)) {
+		leg_out_lives(leg);
+		__atomic_store_n(&conn->waiting, false, __ATOMIC_SEQ_CST);
+	}
+	return true;
+}
+
+/* The next frame to be sent. */
+static void
+data_out_header(struct data_out *conn, uint32_t chunk)
+{
+	struct leg_out *leg = conn->leg;
+	struct frame frame = {.kind = FRAME_DATA,
+		.leg = leg->reader_leg,
+		.first = chunk,
+		.count = 1,
+		.bytes = chunk_bytes(xfer_part_table(leg->part), chunk)};
+	frame_encode(&frame, conn->header);
+	conn->header_sent = 0;
+	conn->chunk = chunk;
+#ifdef TH_FAULTS
+	conn->flip = leg_out_flips(leg, chunk);
+#endif
+}
+
+/* For tests: moments of a leg, when the kernel has all bytes of this chunk. */
+static void
+data_out_pass_points(const struct data_out *conn)
+{
+	uint32_t num_chunks = xfer_part_table(conn->leg->part)->num_chunks;
+	if (conn->chunk == 0)
+		TH_FP(leg_out_first_chunk);
+	if (conn->chunk == num_chunks / 2)
+		TH_FP(leg_out_half);
+	if (conn->chunk == num_chunks - 1)
+		TH_FP(leg_out_last_chunk);
+}
+
+/* The part's memory failed: nothing more is sent, and the acceptor ends the leg. */
+static void
+data_out_break(struct data_out *conn, int code, uint32_t row)
+{
+	if (conn->code != 0)
+		return;
+	conn->own = true;
+	conn->row = row;
+	conn->code = code;
+	loop_post(conn->leg->transport->acceptor, &conn->broken_task);
+}
+
+/* ---- out of blocks ------------------------------------------------------------------------ */
+
+/*
+ * Where the part is not mapped, a ferry reads ahead into blocks, and the connection sends those.
+ * They are submitted, come back and are sent in the order of the chunks that were asked for. When
+ * the connection closes, a read that is stuck is left behind: what it reads goes nowhere.
+ */
+
+/*
+ * The next chunk to read. While blocks are still to be sent its being beyond the prefix is nothing
+ * that the reader waits for yet.
+ */
+static bool
+next_chunk(struct data_out *conn)
+{
+	if (conn->num_asked == 0)
+		return false;
+	uint32_t chunk = conn->asked[conn->asked_head];
+	if (ferry_idle(conn->ferry) ? !data_out_may_send(conn, chunk)
+				    : chunk >= xfer_part_prefix(conn->leg->part))
+		return false;
+	conn->asked_head = (conn->asked_head + 1) % WINDOW_MAX;
+	conn->num_asked--;
+	conn->feed_chunk = chunk;
+	xfer_cursor_init(&conn->feed_cursor, conn->leg->part, chunk);
+	conn->feeding = true;
+	return true;
+}
+
+static void
+data_out_copy_feed(struct data_out *conn)
+{
+	struct ferry_block *block;
+	while (conn->stream.fd >= 0 && (conn->feeding || next_chunk(conn)) &&
+		(block = ferry_spare(conn->ferry)) != NULL) {
+		struct xfer_cursor *cursor = &conn->feed_cursor;
+		block->cursor = *cursor;
+		block->chunk = conn->feed_chunk;
+		block->first =
+			cursor->left == chunk_bytes(xfer_part_table(conn->leg->part), block->chunk);
+		block->bytes = th_min_u32(cursor->left, FERRY_BYTES);
+		block->last = block->bytes == cursor->left;
+		block->used = 0;
+		xfer_cursor_skip(cursor, conn->leg->part, block->bytes);
+		conn->feeding = cursor->left > 0;
+		ferry_submit(conn->ferry, block);
+	}
+}
+
+/* The block at the head is a chunk's first: its frame goes before it. */
+static void
+begin_block(struct data_out *conn)
+{
+	if (conn->ready && conn->ready->first)
+		data_out_header(conn, conn->ready->chunk);
+}
+
+/*
+ * A chunk that is asked for again is hashed again, as in data_out_still_published, here in the
+ * blocks that are sent: the last of them is not, when they are not what was published.
+ */
+static bool
+data_out_copy_still_published(struct data_out *conn, const struct ferry_block *block)
+{
+	struct leg_out *leg = conn->leg;
+	/* Decided at its first block: another question may come while it is on its way. */
+	if (block->first) {
+		conn->hashing = leg->verify &&
+				__atomic_load_n(&leg->asked[block->chunk], __ATOMIC_RELAXED) > 1;
+		digest_init(&conn->digest);
+	}
+	if (!conn->hashing)
+		return true;
+	digest_update(&conn->digest, block->data, block->bytes);
+	if (!block->last)
+		return true;
+	struct th_hash now = digest_final(&conn->digest);
+	return th_hash_equal(now, *xfer_part_digest(leg->part, block->chunk));
+}
+
+static void
+run_ferry(struct loop_task *task)
+{
+	struct data_out *conn = loop_container(task, struct data_out, ferry_task);
+	struct ferry_block *block;
+	while (conn->ferry && (block = ferry_take(conn->ferry)) != NULL) {
+		bool was_empty = !conn->ready;
+		*conn->ready_last = block;
+		conn->ready_last = &block->next;
+		block->next = NULL;
+		if (was_empty)
+			begin_block(conn);
+		if (block->code < 0) {
+			data_out_break(conn, block->code, block->row);
+			return;
+		}
+		if (!data_out_copy_still_published(conn, block)) {
+			leg_out_changed(conn->leg, block->chunk);
+			return;
+		}
+	}
+	if (!conn->ferry)
+		return;
+	data_out_copy_feed(conn);
+	stream_wake(&conn->stream);
+}
+
+static int
+data_out_copy_open(struct data_out *conn)
+{
+	conn->ferry_task.run = run_ferry;
+	conn->ready_last = &conn->ready;
+	conn->header_sent = FRAME_BYTES;
+	return ferry_new(conn->leg->part, false, conn->loop, &conn->ferry_task, &conn->ferry);
+}
+
+static uint32_t
+data_out_copy_want(struct data_out *conn, struct iovec *ret_ranges)
+{
+	struct ferry_block *block = conn->ready;
+	ret_ranges[0] = (struct iovec){block->data + block->used, block->bytes - block->used};
+	return 1;
+}
+
+static void
+data_out_copy_sent(struct data_out *conn, size_t bytes)
+{
+	struct ferry_block *block = conn->ready;
+	TH_ASSERT(bytes <= block->bytes - block->used);
+	block->used += (uint32_t)bytes;
+	if (block->used < block->bytes)
+		return;
+	if (block->last)
+		data_out_pass_points(conn);
+	conn->ready = block->next;
+	if (!conn->ready)
+		conn->ready_last = &conn->ready;
+	ferry_put_back(conn->ferry, block);
+	begin_block(conn);
+	data_out_copy_feed(conn);
+}
+
+static void
+data_out_copy_close(struct data_out *conn)
+{
+	ferry_abandon(conn->ferry);
+	conn->ferry = NULL;
+	while (conn->ready) {
+		struct ferry_block *next = conn->ready->next;
+		ferry_block_drop(conn->ready);
+		conn->ready = next;
+	}
 }
 
 /* ---- requests ----------------------------------------------------------------------------- */
@@ -81,34 +304,6 @@ data_out_recv_got(struct stream *stream, const struct iovec *ranges, size_t byte
 
 /* ---- sending ------------------------------------------------------------------------------ */
 
-bool
-data_out_may_send(struct data_out *conn, uint32_t chunk)
-{
-	struct leg_out *leg = conn->leg;
-	if (chunk >= xfer_part_prefix(leg->part)) {
-		/* First say that we wait, then look again: see xfer_part_advance. */
-		bool waited = __atomic_exchange_n(&conn->waiting, true, __ATOMIC_SEQ_CST);
-		__atomic_thread_fence(__ATOMIC_SEQ_CST);
-		if (chunk >= xfer_part_prefix(leg->part)) {
-			if (!waited)
-				leg_out_nudge(leg);
-			return false;
-		}
-	}
-	/* What the reader was told to wait for ends here, and its clock runs again. */
-	if (__atomic_load_n(&conn->waiting, __ATOMIC_RELAXED)) {
-		leg_out_lives(leg);
-		__atomic_store_n(&conn->waiting, false, __ATOMIC_SEQ_CST);
-	}
-	return true;
-}
-
-void
-data_out_changed(struct data_out *conn, uint32_t chunk)
-{
-	leg_out_changed(conn->leg, chunk);
-}
-
 /*
  * A chunk that is asked for again did not match at the reader. Either it was damaged on its way, or
  * the worker has written to what it had published. Nobody had the right to: while this connection
@@ -127,25 +322,8 @@ data_out_still_published(struct data_out *conn, uint32_t chunk)
 	else if (th_hash_equal(now, *xfer_part_digest(leg->part, chunk)))
 		return true;
 	else
-		data_out_changed(conn, chunk);
+		leg_out_changed(conn->leg, chunk);
 	return false;
-}
-
-void
-data_out_header(struct data_out *conn, uint32_t chunk)
-{
-	struct leg_out *leg = conn->leg;
-	struct frame frame = {.kind = FRAME_DATA,
-		.leg = leg->reader_leg,
-		.first = chunk,
-		.count = 1,
-		.bytes = chunk_bytes(xfer_part_table(leg->part), chunk)};
-	frame_encode(&frame, conn->header);
-	conn->header_sent = 0;
-	conn->chunk = chunk;
-#ifdef TH_FAULTS
-	conn->flip = leg_out_flips(leg, chunk);
-#endif
 }
 
 static bool
@@ -241,18 +419,6 @@ took(struct data_out *conn, size_t bytes)
 #endif
 }
 
-void
-data_out_pass_points(const struct data_out *conn)
-{
-	uint32_t num_chunks = xfer_part_table(conn->leg->part)->num_chunks;
-	if (conn->chunk == 0)
-		TH_FP(leg_out_first_chunk);
-	if (conn->chunk == num_chunks / 2)
-		TH_FP(leg_out_half);
-	if (conn->chunk == num_chunks - 1)
-		TH_FP(leg_out_last_chunk);
-}
-
 static int
 data_out_send_sent(struct stream *stream, size_t bytes)
 {
@@ -288,17 +454,6 @@ data_out_broken(struct stream *stream, int code)
 	conn->own = code == -EFAULT;
 	conn->row = UINT32_MAX;
 	conn->code = conn->own ? TH_E_STALE_MEMORY : code;
-	loop_post(conn->leg->transport->acceptor, &conn->broken_task);
-}
-
-void
-data_out_break(struct data_out *conn, int code, uint32_t row)
-{
-	if (conn->code != 0)
-		return;
-	conn->own = true;
-	conn->row = row;
-	conn->code = code;
 	loop_post(conn->leg->transport->acceptor, &conn->broken_task);
 }
 

@@ -129,22 +129,6 @@ struct data_out {
 	bool flip;
 };
 
-/* The block side of a connection (data_out_copy.c). Mover. */
-TH_MUST_USE int data_out_copy_open(struct data_out *conn);
-void data_out_copy_feed(struct data_out *conn);
-uint32_t data_out_copy_want(struct data_out *conn, struct iovec *ret_ranges);
-void data_out_copy_sent(struct data_out *conn, size_t bytes);
-void data_out_copy_close(struct data_out *conn);
-/* True when the chunk may be sent. Otherwise the part's watcher will kick this connection. */
-bool data_out_may_send(struct data_out *conn, uint32_t chunk);
-void data_out_header(struct data_out *conn, uint32_t chunk); /* the next frame to be sent */
-/* For tests: moments of a leg, when the kernel has all bytes of this chunk. */
-void data_out_pass_points(const struct data_out *conn);
-/* The chunk is not what was published: nothing more is sent, and the acceptor tells. */
-void data_out_changed(struct data_out *conn, uint32_t chunk);
-/* The part's memory failed: nothing more is sent, and the acceptor ends the leg. */
-void data_out_break(struct data_out *conn, int code, uint32_t row);
-
 /* Bytes a second; UINT64_MAX: no limit. Acceptor. */
 void data_out_pace(struct data_out *conn, uint64_t rate);
 
