@@ -133,8 +133,6 @@ void reader_kick_lanes(struct reader *reader);
  * then; not when it is ours: our own rails or memory, with which no other would do better. */
 void reader_leave(struct reader *reader, const char *why);
 void reader_leave_ours(struct reader *reader, const char *why);
-/* The source has said so itself. */
-void reader_leave_told(struct reader *reader, const char *why);
 void reader_leave_if_done(struct reader *reader);
 /* A closing reader: takes it as far as it goes. */
 void reader_settle(struct reader *reader);
@@ -145,10 +143,6 @@ bool reader_stages(const struct reader *reader);
 
 /* For people: how the leg's bytes come, and why not straight. */
 void reader_say_way(struct reader *reader);
-bool reader_required(const struct reader *reader);
-/* The first states (reader_wait.c). */
-void reader_start(struct leg_in_path *path, unsigned welcome_flags);
-int64_t reader_tick_waiting(struct reader *reader, int64_t now_ns);
 /* How lanes fare (reader_watch.c). */
 void reader_watch_init(struct reader_lane *lane);
 /* The source has said something, or sent: it lives. */
