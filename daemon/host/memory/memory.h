@@ -135,12 +135,6 @@ uint64_t memory_populating(void);
 /* Bytes that are mapped still, although their objects are gone. Any thread. */
 uint64_t memory_unmapping(void);
 
-/* For memory.c: bytes, of so many of a file, that have no page; gives back what is mapped of it,
- * when no device knows it any more. */
-struct stat;
-uint64_t memory_missing_of(const struct stat *st, uint64_t bytes);
-void memory_unmap(struct memory *object);
-
 /* For memory_gpu.c: room for one more; there are too many descriptors; adds one; ends one. */
 int memory_reserve(struct memory_set *set, uint32_t objects_max, struct th_err *err);
 int memory_no_descriptors(const struct memory_limits *limits, struct th_err *err);
