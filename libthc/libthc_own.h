@@ -313,13 +313,8 @@ TH_MUST_USE int documents_call(struct thc_shard *shard, struct Tensorhub__V1__Re
 	int body_case, int64_t deadline_ns, struct Tensorhub__V1__Reply **ret_reply);
 void documents_free(struct Tensorhub__V1__Reply *reply);
 
-/*
- * ---- publish_attributes.c
- * --------------------------------------------------------------------------
- */
+/* ---- publish.c ------------------------------------------------------------------------------ */
 
-/* Before a publish, under the lock: sends the set when the agent does not have it. */
-TH_MUST_USE int attributes_send(struct thc_shard *shard, int64_t deadline_ns);
 void attributes_free(struct thc_shard *shard);
 
 /* ---- register.c ----------------------------------------------------------------------------- */
