@@ -181,9 +181,9 @@ struct thc_shard {
 	struct shadow shadow; /* owns */
 	uint64_t fill_due; /* op_seq of what is in the shadow and not wholly in GPU memory; 0 */
 	uint64_t filled;   /* op_seq of the last that is wholly in GPU memory */
-	struct thc_attribute *attributes; /* owns: names and values too; by name bytewise */
+	/* Owns, names and values too; by name bytewise. NULL: the agent has none, and is to. */
+	struct thc_attribute *attributes;
 	size_t num_attributes;
-	bool attributes_changed; /* the agent has another set */
 
 	bool asking; /* a thread exchanges a document: request is its own, without the lock */
 	struct sp_req request;

@@ -147,8 +147,6 @@ thc_set_attribute(struct thc_shard *shard, const char *name, const void *value, 
 	/* An earlier one lies behind the new one, or is what is removed. */
 	if (rc == 0 && found)
 		remove_at(shard, at + (value != NULL ? 1 : 0));
-	if (rc == 0 && (found || value != NULL))
-		shard->attributes_changed = true;
 	shard_leave(shard);
 	return rc;
 }
@@ -185,13 +183,12 @@ attributes_send(struct thc_shard *shard, int64_t deadline_ns)
 	size_t bytes = 0;
 
 	/* The agent takes them for the next publish only, so they are sent before each. */
-	if (shard->num_attributes == 0 && !shard->attributes_changed)
+	if (shard->attributes == NULL)
 		return 0;
+	const bool none = shard->num_attributes == 0;
 	int rc = encode_attributes(shard->attributes, shard->num_attributes, &data, &bytes);
 	if (rc < 0)
 		return rc;
-	/* What is set meanwhile by another thread is for the next time. */
-	shard->attributes_changed = false;
 	uint32_t num_parts = (uint32_t)((bytes + TH_PART_BYTES_MAX - 1) / TH_PART_BYTES_MAX);
 	for (uint32_t part = 0; rc == 0 && part < num_parts; part++) {
 		size_t at = (size_t)part * TH_PART_BYTES_MAX;
@@ -199,8 +196,9 @@ attributes_send(struct thc_shard *shard, int64_t deadline_ns)
 			th_min_size(bytes - at, TH_PART_BYTES_MAX), part, num_parts, deadline_ns);
 	}
 	free(data);
-	if (rc < 0)
-		shard->attributes_changed = true;
+	/* What is set meanwhile by another thread is for the next time. */
+	if (rc == 0 && none && shard->num_attributes == 0)
+		attributes_free(shard);
 	return rc;
 }
 
