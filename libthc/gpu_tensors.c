@@ -213,7 +213,6 @@ send_pieces(struct thc_shard *shard, const struct cuda *cuda, const struct gpu_p
 	int rc = 0;
 
 	sender_begin(&sender, shard, until_ns);
-	shard->gpu_given = true;
 	for (size_t i = 0; rc == 0 && i < part->memory.count; i++)
 		if (used[i])
 			rc = send_piece(&sender, cuda, part, i);
@@ -264,32 +263,34 @@ send_ranges(
 /* Its pieces; the ranges are found. */
 static int
 gpu_tensors_send_part(struct thc_shard *shard, const struct cuda *cuda, struct gpu_part *part,
-	const struct checked_tensor *tensors, size_t count, int64_t until_ns)
+	struct checked_tensors *checked, int64_t until_ns)
 {
-	bool *used = find_used(part, tensors, count);
+	bool *used = find_used(part, checked->tensors, checked->count);
 	int rc = used != NULL ? find_ranges(part, used) : -ENOMEM;
 
 	if (rc < 0)
 		rc = shim_fail(
 			rc, "out of memory for %zu pieces of GPU memory", part->memory.count);
 	part->first_serial = memory_serials(part->memory.count + part->num_ranges);
-	if (rc == 0)
+	if (rc == 0) {
+		checked->gpu_given = true;
 		rc = send_pieces(shard, cuda, part, used, until_ns);
+	}
 	free(used);
 	return rc;
 }
 
 int
-gpu_send(struct thc_shard *shard, struct gpu_set *set, const struct checked_tensor *tensors,
-	size_t count, int64_t until_ns)
+gpu_send(struct thc_shard *shard, struct gpu_set *set, struct checked_tensors *checked,
+	int64_t until_ns)
 {
 	const struct checked_tensor *first = NULL;
 	const struct cuda *cuda = NULL;
 	struct th_err err = {0};
 
-	for (size_t i = 0; first == NULL && i < count; i++)
-		if (tensors[i].way == WAY_GPU)
-			first = &tensors[i];
+	for (size_t i = 0; first == NULL && i < checked->count; i++)
+		if (checked->tensors[i].way == WAY_GPU)
+			first = &checked->tensors[i];
 	if (first == NULL)
 		return 0;
 	if ((shard->features & FDMSG_FEATURE_GPU) == 0)
@@ -301,7 +302,7 @@ gpu_send(struct thc_shard *shard, struct gpu_set *set, const struct checked_tens
 	if (rc < 0)
 		return shim_fail(rc, "tensors: %s", err.text);
 	for (size_t i = 0; rc == 0 && i < set->count; i++)
-		rc = gpu_tensors_send_part(shard, cuda, &set->parts[i], tensors, count, until_ns);
+		rc = gpu_tensors_send_part(shard, cuda, &set->parts[i], checked, until_ns);
 	/* Behind all pieces: of memory objects there is a limit, and these may be missing. */
 	for (size_t i = 0; rc == 0 && i < set->count; i++) {
 		struct gpu_part *part = &set->parts[i];

@@ -18,6 +18,7 @@
 
 struct thc_shard;
 struct checked_tensor;
+struct checked_tensors;
 
 struct gpu_range { /* what one dma-buf spans */
 	uint64_t start, end;
@@ -53,7 +54,7 @@ const struct cuda_piece *gpu_find(
  * reach it a dma-buf for each range. What becomes of the dma-bufs is no failure. Under the lock.
  */
 TH_MUST_USE int gpu_send(struct thc_shard *shard, struct gpu_set *set,
-	const struct checked_tensor *tensors, size_t count, int64_t until_ns);
+	struct checked_tensors *checked, int64_t until_ns);
 /* The agent lets go of it; it may be given it again. */
 void gpu_forget(struct thc_shard *shard, struct gpu_set *set);
 

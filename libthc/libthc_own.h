@@ -177,7 +177,6 @@ struct thc_shard {
 	size_t num_placed;
 	struct ranges ranges; /* of the registration, as what follows */
 	struct gpu_set gpus;  /* owns */
-	bool gpu_given; /* the agent may have pieces of GPU memory; until it has let go of them */
 	struct shadow shadow; /* owns */
 	uint64_t fill_due; /* op_seq of what is in the shadow and not wholly in GPU memory; 0 */
 	uint64_t filled;   /* op_seq of the last that is wholly in GPU memory */

@@ -417,7 +417,7 @@ register_once(struct thc_shard *shard, struct checked_tensors *checked, int64_t 
 	/* What fails from here on is about GPU memory that the agent does not open. */
 	const bool host_memory_is_sent = rc == 0;
 	if (rc == 0)
-		rc = gpu_send(shard, &shard->gpus, checked->tensors, checked->count, until_ns);
+		rc = gpu_send(shard, &shard->gpus, checked, until_ns);
 	free(objects);
 	if (rc == 0)
 		rc = encode(shard, checked, &data, &bytes);
@@ -468,7 +468,6 @@ register_settle(struct thc_shard *shard, int64_t deadline_ns)
 		rc = send_unregister(shard, deadline_ns);
 	/* 0 also when it had not come to be. THC_E_STATE: it has, and a version is held. */
 	if (rc == 0) {
-		shard->gpu_given = false;
 		tensors_release(shard);
 	} else if (rc == THC_E_STATE && shard->num_placed > 0) {
 		shard->registration = REGISTRATION_DONE;
@@ -481,11 +480,12 @@ register_settle(struct thc_shard *shard, int64_t deadline_ns)
  * closed all of it when this returns. Where it has not said so, the next call sees to it.
  */
 static int
-take_back(struct thc_shard *shard, int failed, int64_t deadline_ns)
+take_back(struct thc_shard *shard, const struct checked_tensors *checked, int failed,
+	int64_t deadline_ns)
 {
 	const struct th_err first = *errors_last();
 
-	if (!shard->gpu_given || shard->lost ||
+	if (!checked->gpu_given || shard->lost ||
 		(shard->registration == REGISTRATION_UNKNOWN && failed == THC_E_TIMEOUT))
 		return failed;
 	shard->registration = REGISTRATION_UNKNOWN;
@@ -531,7 +531,7 @@ thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t c
 	if (rc == 0) {
 		rc = register_checked(shard, &checked, deadline_ns);
 		if (rc < 0)
-			rc = take_back(shard, rc, deadline_ns);
+			rc = take_back(shard, &checked, rc, deadline_ns);
 	}
 	tensors_checked_free(&checked);
 	shard_exclusive_end(shard);
@@ -566,7 +566,6 @@ thc_unregister(struct thc_shard *shard, int64_t timeout_ms)
 	else
 		rc = send_unregister(shard, deadline_ns);
 	if (rc == 0) {
-		shard->gpu_given = false;
 		tensors_release(shard);
 		/* What does not go now goes before anything else is registered. */
 		(void)(sent_flush(shard, deadline_with_grace(deadline_ns)) == 0);

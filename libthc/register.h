@@ -33,6 +33,7 @@ struct checked_tensors {
 	struct manifest_row *rows;      /* owns; in the caller's order, global shape filled in */
 	struct checked_tensor *tensors; /* owns; likewise */
 	struct gpu_set gpus;            /* owns: what those on GPUs lie in */
+	bool gpu_given;                 /* the agent may have pieces of those, to be taken back */
 	char why[TH_SENTENCE_BYTES];    /* unreached: why */
 };
 
