@@ -121,7 +121,7 @@ static int
 free_slot(struct thc_shard *shard, uint32_t *ret_slot)
 {
 	shard_collect(shard);
-	if (shard->lost)
+	if (shard_lost(shard))
 		return shard_lost_error(shard);
 	/* It may have begun while this thread exchanged a document. */
 	if (shard->life != SHARD_OPEN)
@@ -187,7 +187,7 @@ cancel(struct thc_op *op)
 {
 	struct thc_shard *shard = op->shard;
 
-	if (op->done || op->cancel_sent || shard->lost)
+	if (op->done || op->cancel_sent || shard_lost(shard))
 		return;
 	const struct shm_submission submission = {.op_seq = op->op_seq,
 		.kind = SHM_CANCEL,
@@ -206,7 +206,7 @@ op_send_cancels(struct thc_shard *shard)
 		if (op == NULL || !op->cancel_due)
 			continue;
 		cancel(op);
-		if (shard->lost || !op->cancel_sent)
+		if (shard_lost(shard) || !op->cancel_sent)
 			return;
 		op->cancel_due = false;
 		shard->cancels_due--;
@@ -306,7 +306,7 @@ op_outcome(const struct thc_op *op)
 {
 	if (op->outcome.code == 0)
 		return 0;
-	if (op->outcome.code == THC_E_AGENT_LOST && op->shard->lost)
+	if (op->outcome.code == THC_E_AGENT_LOST && shard_lost(op->shard))
 		return shard_lost_error(op->shard);
 	return errors_from_agent(op->outcome.code, op->outcome.text);
 }
@@ -342,7 +342,7 @@ wait_done(struct thc_op *op, int64_t wait_ns)
 
 	if (th_now_ns() < op->unknown_ns)
 		until_ns = th_min_i64(wait_ns, op->unknown_ns);
-	int rc = shard_await(op->shard, &op->done, until_ns, false);
+	int rc = shard_await(op->shard, &op->done, until_ns);
 	if (rc != -ETIMEDOUT)
 		return rc;
 	if (th_now_ns() < op->unknown_ns || !is_group(op))
@@ -519,7 +519,7 @@ thc_resolve(struct thc_shard *shard, int64_t timeout_ms, struct thc_result *ret_
 		return rc;
 	}
 	shard->resolving = true;
-	rc = shard_await(shard, &op->done, deadline_ns, false);
+	rc = shard_await(shard, &op->done, deadline_ns);
 	if (rc == -ETIMEDOUT)
 		rc = shim_fail(THC_E_UNKNOWN, "the %s has no outcome yet; call thc_resolve again",
 			kind_name(op->kind));

@@ -19,7 +19,7 @@ static int
 await_turn(struct thc_shard *shard, int64_t until_ns)
 {
 	while (shard->asking) {
-		if (shard->lost)
+		if (shard_lost(shard))
 			return shard_lost_error(shard);
 		if (shard->life != SHARD_OPEN)
 			return shim_fail(THC_E_CANCELLED, "another thread closes this handle");
@@ -102,7 +102,7 @@ documents_call(struct thc_shard *shard, Tensorhub__V1__Request *request, int bod
 	end_turn(shard);
 	if (rc == THC_E_NO_AGENT || rc == THC_E_AGENT_LOST) {
 		shard_look(shard);
-		if (shard->lost)
+		if (shard_lost(shard))
 			rc = shard_lost_error(shard);
 	}
 	if (rc < 0)

@@ -56,7 +56,7 @@ given_forget(struct thc_shard *shard, uint32_t id)
 {
 	const struct fdmsg_forget message = {.id = id};
 
-	if (shard->lost || shard->life == SHARD_CLOSED)
+	if (shard_lost(shard) || shard->life == SHARD_CLOSED)
 		return;
 	if (shard->num_forgets == 0) {
 		int rc = fdmsg_send(shard->sock, FDMSG_FORGET, &message, sizeof(message), NULL, 0);
@@ -208,7 +208,7 @@ await_answers(struct sender *sender, uint32_t wanted)
 {
 	sender->wanted = wanted;
 	sender->enough = sender->answered >= wanted || (sender->failed && !sender->tolerant);
-	int rc = timed_out(shard_await(sender->shard, &sender->enough, sender->until_ns, false));
+	int rc = timed_out(shard_await(sender->shard, &sender->enough, sender->until_ns));
 	if (rc == 0 && sender->failed && !sender->tolerant)
 		rc = errors_from_agent(sender->failure.code, sender->failure.text);
 	return rc;
@@ -221,7 +221,7 @@ sent_settle(struct thc_shard *shard, int64_t until_ns)
 
 	sender_begin(&none, shard, until_ns);
 	none.enough = shard->answered_token == shard->last_token;
-	int rc = shard_await(shard, &none.enough, until_ns, false);
+	int rc = shard_await(shard, &none.enough, until_ns);
 	shard->sender = NULL;
 	if (rc == 0)
 		rc = sent_flush(shard, until_ns);

@@ -33,9 +33,9 @@
 #include "ipc/sock/fdmsg.h"
 #include "libthc/gpu_tensors.h"
 #include "libthc/map_check.h"
-#include "libthc/worker_copy.h"
 #include "libthc/nng_req.h"
 #include "libthc/thc.h"
+#include "libthc/worker_copy.h"
 
 /*
  * The agent ends an operation at its deadline and answers what was asked at the last moment; its
@@ -76,14 +76,14 @@ struct thc_op {
 	struct thc_shard *shard; /* counted in shard->refs */
 	uint64_t op_seq;
 	uint32_t slot;
-	uint16_t kind;       /* enum shm_submission_kind */
-	bool internal;       /* of a blocking call or of libthc: not for thc_fd */
+	uint16_t kind; /* enum shm_submission_kind */
+	bool internal; /* of a blocking call or of libthc: not for thc_fd */
 	bool done, collected;
-	bool detached;       /* nobody has a pointer: freed when done and not unresolved */
+	bool detached; /* nobody has a pointer: freed when done and not unresolved */
 	bool cancel_sent;
-	bool cancel_due;     /* the ring was full; counted in shard->cancels_due */
-	bool fills;          /* what it brought is still to be copied to GPU memory, or was */
-	int64_t unknown_ns;  /* from here on a missing outcome is THC_E_UNKNOWN */
+	bool cancel_due;    /* the ring was full; counted in shard->cancels_due */
+	bool fills;         /* what it brought is still to be copied to GPU memory, or was */
+	int64_t unknown_ns; /* from here on a missing outcome is THC_E_UNKNOWN */
 	struct th_err outcome;
 	struct thc_result result;
 	uint64_t group_op_seq;
@@ -98,10 +98,10 @@ struct held_memory { /* acquired by the registration */
 	uint64_t serial;
 };
 
-struct placed_tensor { /* of the registration, for thc_memory_path and sentences */
-	char *name;        /* owns */
-	int device;        /* THC_HOST, or the CUDA ordinal */
-	uint64_t serial;   /* as in sent_memory; 0: has no bytes, or lies on a GPU */
+struct placed_tensor {      /* of the registration, for thc_memory_path and sentences */
+	char *name;         /* owns */
+	int device;         /* THC_HOST, or the CUDA ordinal */
+	uint64_t serial;    /* as in sent_memory; 0: has no bytes, or lies on a GPU */
 	const char *reason; /* of its memory object, or NULL */
 	bool unreached;     /* libthc copies it, as the agent does not open its GPU memory */
 	uint64_t start, bytes;
@@ -113,12 +113,24 @@ enum shard_life { /* written by life_enter (open_close.c) */
 	SHARD_CLOSED,  /* no new call; torn down by the last that leaves */
 };
 
+enum shard_agent { /* written by shard_agent_enter */
+	AGENT_THERE = 0,
+	AGENT_LOST,          /* gone, or given up: lost_text says why */
+	AGENT_LOST_REPORTED, /* thc_shard_events has said so */
+};
+
+enum shard_close { /* the agent's part in it; written by shard_close_enter */
+	CLOSE_NOT_ASKED = 0,
+	CLOSE_ASKED,    /* stays so when thc_close has not waited for the answer */
+	CLOSE_ANSWERED, /* close_answer; until a call uses it up */
+};
+
 enum registration { REGISTRATION_NONE, REGISTRATION_DONE, REGISTRATION_UNKNOWN };
 
 struct thc_shard {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	uint64_t fork_count; /* of the process that opened it; never changes */
+	uint64_t fork_count;                     /* of the process that opened it; never changes */
 	struct thc_shard *next_open, *prev_open; /* list of handles, under its lock */
 	char model[TH_NAME_MAX + 1];
 	uint64_t session;
@@ -131,17 +143,17 @@ struct thc_shard {
 	uint32_t refs;   /* the caller's handle, calls inside, operations: the memory */
 	uint32_t inside; /* calls inside: the descriptors and mappings */
 	enum shard_life life;
-	bool lost, lost_reported;
+	enum shard_agent agent;
 	char lost_text[TH_CTL_TEXT_BYTES];
-	int ended;    /* the agent has ended the session: what every call answers; 0: it has not */
+	int ended; /* the agent has ended the session: what every call answers; 0: it has not */
 	char ended_text[TH_CTL_TEXT_BYTES];
 	bool polling; /* a thread polls for all */
 
 	int sock, bell_agent, bell_worker, agent_pidfd; /* own */
 	int lifeline; /* owns: hangs up when no process of the agent reaches the memory; or -1 */
-	int kick; /* owns: eventfd that wakes the thread that polls for all */
+	int kick;     /* owns: eventfd that wakes the thread that polls for all */
 	int epoll, uncollected; /* own; -1 until thc_fd: an epoll set, and an eventfd in it */
-	bool uncollected_set;
+	bool uncollected_set; /* what the eventfd holds: no system call when it holds it already */
 	int giving; /* owns: what no child is to have, while the agent is given it; else -1 */
 	struct segment_worker files; /* owns */
 	struct ring_worker ring;
@@ -155,15 +167,15 @@ struct thc_shard {
 	struct watch *watch;              /* of the newest generation; its users free it */
 	struct thc_op *unresolved;        /* ended in THC_E_UNKNOWN, borrowed */
 	bool resolving;                   /* a thread is in thc_resolve */
-	uint32_t cancels_due;     /* of operations that nobody waits for any more */
-	uint32_t num_uncollected; /* finished operations that the caller has not seen yet */
+	uint32_t cancels_due;             /* of operations that nobody waits for any more */
+	uint32_t num_uncollected;         /* finished operations that the caller has not seen yet */
 	uint16_t events_reported[SHM_EV_COUNT];
 
-	bool exclusive;      /* a register or unregister is under way */
+	bool exclusive;          /* a register or unregister is under way */
 	uint32_t last_token;     /* of the last MEMORY that was sent */
 	uint32_t answered_token; /* answers come in this order, some after nobody waits for them */
 	struct sender *sender;   /* borrowed, of the thread that waits for some of them; NULL */
-	bool close_sent, close_answered;
+	enum shard_close close;
 	struct fdmsg_refused close_answer;
 
 	enum registration registration;
@@ -178,8 +190,8 @@ struct thc_shard {
 	struct ranges ranges; /* of the registration, as what follows */
 	struct gpu_set gpus;  /* owns */
 	struct shadow shadow; /* owns */
-	uint64_t fill_due; /* op_seq of what is in the shadow and not wholly in GPU memory; 0 */
-	uint64_t filled;   /* op_seq of the last that is wholly in GPU memory */
+	uint64_t fill_due;    /* op_seq of what is in the shadow and not wholly in GPU memory; 0 */
+	uint64_t filled;      /* op_seq of the last that is wholly in GPU memory */
 	/* Owns, names and values too; by name bytewise. NULL: the agent has none, and is to. */
 	struct thc_attribute *attributes;
 	size_t num_attributes;
@@ -202,7 +214,7 @@ void shard_list_remove(struct thc_shard *shard);
 void shard_for_each(void (*visit)(struct thc_shard *shard, uint64_t arg), uint64_t arg);
 
 enum shard_enter_flags {
-	ENTER_LOST = 1u,       /* also when the agent is lost, or has ended the session */
+	ENTER_LOST = 1u,           /* also when the agent is lost, or has ended the session */
 	ENTER_BEGINS_NOTHING = 2u, /* also after THC_E_UNKNOWN, and while a thc_close is not over */
 };
 /* 0: the lock is held and the handle stays until shard_leave; or a code, and nothing is held. */
@@ -214,6 +226,13 @@ void shard_unref_unlock(struct thc_shard *shard);
 /* The handle is of no use any more: ends all operations and wakes all waiters. */
 void shard_lose(struct thc_shard *shard, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
+/* why: what has happened, static text. A way that its table does not have is a bug. */
+void shard_agent_enter(struct thc_shard *shard, enum shard_agent state, const char *why);
+static inline bool
+shard_lost(const struct thc_shard *shard)
+{
+	return shard->agent != AGENT_THERE;
+}
 /* THC_E_AGENT_LOST with its sentence. */
 int shard_lost_error(const struct thc_shard *shard);
 /* Takes what has arrived, without waiting: completions, messages, the agent's end. */
@@ -226,12 +245,11 @@ bool shard_heartbeat_stale(struct thc_shard *shard, const struct shm_line *line)
 void shard_update_fd(struct thc_shard *shard);
 
 /*
- * Waits, lock given back meanwhile, until *done is true (set by shard_collect or a message): 0. Or
- * THC_E_AGENT_LOST; THC_E_CANCELLED when another thread closes the handle (closer: this is that
- * thread); -ETIMEDOUT without a sentence at until_ns.
+ * Waits, lock given back meanwhile, until *done is true (set by shard_collect or a message). NULL,
+ * for the thread that closes: until CLOSE_ANSWERED. Returns 0; or THC_E_AGENT_LOST; THC_E_CANCELLED
+ * when another thread closes the handle; -ETIMEDOUT without a sentence at until_ns.
  */
-TH_MUST_USE int shard_await(
-	struct thc_shard *shard, const bool *done, int64_t until_ns, bool closer);
+TH_MUST_USE int shard_await(struct thc_shard *shard, const bool *done, int64_t until_ns);
 /* Something of the handle has changed: all waiters look again. */
 void shard_wake(struct thc_shard *shard);
 /* Sleeps until something of the handle changed, or until_ns. */
@@ -254,6 +272,8 @@ void shard_exclusive_end(struct thc_shard *shard);
  * ---- open_close.c -----------------------------------------------------------------------------
  */
 
+/* As shard_agent_enter. */
+void shard_close_enter(struct thc_shard *shard, enum shard_close state, const char *why);
 /* The agent was asked to close it, and has not refused: what would begin ends at once. */
 bool session_is_being_closed(struct thc_shard *shard);
 
@@ -283,8 +303,8 @@ void op_end_all(struct thc_shard *shard);
  * Waits for an operation of a blocking call, and gives it up: its result, or THC_E_UNKNOWN (it is
  * then shard->unresolved) or the failure. ret_result may be NULL; *ret_group_op_seq too.
  */
-TH_MUST_USE int op_complete(struct thc_op *op, int64_t deadline_ns,
-	struct thc_result *ret_result, uint64_t *ret_group_op_seq);
+TH_MUST_USE int op_complete(struct thc_op *op, int64_t deadline_ns, struct thc_result *ret_result,
+	uint64_t *ret_group_op_seq);
 /* What a finished operation returns, with its sentence. */
 int op_outcome(const struct thc_op *op);
 TH_MUST_USE int op_check_result(const struct thc_result *result, const char *argument);

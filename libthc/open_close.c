@@ -359,6 +359,20 @@ life_enter(struct thc_shard *shard, enum shard_life life, const char *why)
 	shard->life = life;
 }
 
+static const struct th_states closes = {
+	"close of a handle", {
+				     [CLOSE_NOT_ASKED] = {"not asked", TH_STATE(CLOSE_ASKED)},
+				     [CLOSE_ASKED] = {"asked", TH_STATE(CLOSE_ANSWERED)},
+				     [CLOSE_ANSWERED] = {"answered", TH_STATE(CLOSE_NOT_ASKED)},
+			     }};
+
+void
+shard_close_enter(struct thc_shard *shard, enum shard_close state, const char *why)
+{
+	th_state_check(&closes, shard->close, state, why);
+	shard->close = state;
+}
+
 static int
 closes_on(uint32_t flags, const char *why)
 {
@@ -393,23 +407,23 @@ close_session(struct thc_shard *shard, uint32_t flags, int64_t deadline_ns)
 	int rc = 0;
 
 	TH_FP(worker_closes);
-	if (!shard->close_sent) {
+	if (shard->close == CLOSE_NOT_ASKED) {
 		rc = shard_send(
 			shard, FDMSG_CLOSE, &close_message, sizeof(close_message), NULL, until_ns);
 		/* Before any answer can be taken: the lock was not given back since. */
-		shard->close_sent = rc == 0;
+		if (rc == 0)
+			shard_close_enter(shard, CLOSE_ASKED, "thc_close");
 	}
 	if (rc == 0)
-		rc = shard_await(shard, &shard->close_answered, until_ns, true);
+		rc = shard_await(shard, NULL, until_ns);
 	if (rc == THC_E_AGENT_LOST)
 		return 0;
 	if (rc == -ETIMEDOUT)
 		return closes_on(flags, "the agent has not let go of the memory yet");
 	if (rc < 0)
 		return rc;
-	/* The answer is used up: a later close asks again. */
-	shard->close_sent = false;
-	shard->close_answered = false;
+	shard_close_enter(
+		shard, CLOSE_NOT_ASKED, "the answer is used up: a later close asks again");
 	if (shard->close_answer.code == 0)
 		return 0;
 	return errors_from_agent(shard->close_answer.code, shard->close_answer.text);
@@ -418,17 +432,16 @@ close_session(struct thc_shard *shard, uint32_t flags, int64_t deadline_ns)
 bool
 session_is_being_closed(struct thc_shard *shard)
 {
-	if (!shard->close_sent)
+	if (shard->close == CLOSE_NOT_ASKED)
 		return false;
-	if (!shard->close_answered)
+	if (shard->close == CLOSE_ASKED)
 		shard_look(shard);
 	/* That a device keeps memory is said once, as the session ends: to a thc_close. */
-	if (!shard->close_answered || shard->close_answer.code == 0 ||
+	if (shard->close == CLOSE_ASKED || shard->close_answer.code == 0 ||
 		shard->close_answer.code == -EBUSY)
 		return true;
-	/* Nobody waited for this answer, and the next thc_close asks again. */
-	shard->close_sent = false;
-	shard->close_answered = false;
+	shard_close_enter(
+		shard, CLOSE_NOT_ASKED, "nobody waited for this answer: a later close asks again");
 	return false;
 }
 
@@ -474,7 +487,7 @@ thc_close(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms)
 	rc = wait_alone(shard, flags, deadline_with_grace(deadline_ns));
 	if (rc == 0) {
 		shard_look(shard); /* the agent may be gone, and then nothing is waited for */
-		if (!shard->lost || shard->close_answered)
+		if (!shard_lost(shard) || shard->close == CLOSE_ANSWERED)
 			rc = close_session(shard, flags, deadline_ns);
 	}
 	if (rc == 0 || abandon) {

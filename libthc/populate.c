@@ -72,7 +72,7 @@ populate_unlocked(struct thc_shard *shard, const struct populate_memory *memory,
 		pthread_mutex_unlock(&shard->lock);
 		int rc = populate_slice(memory, at, th_min_u64(memory->bytes - at, SLICE_BYTES));
 		pthread_mutex_lock(&shard->lock);
-		if (rc == 0 && (shard->life != SHARD_OPEN))
+		if (rc == 0 && shard->life != SHARD_OPEN)
 			rc = -ECANCELED;
 		if (rc < 0)
 			return rc;

@@ -485,7 +485,7 @@ take_back(struct thc_shard *shard, const struct checked_tensors *checked, int fa
 {
 	const struct th_err first = *errors_last();
 
-	if (!checked->gpu_given || shard->lost ||
+	if (!checked->gpu_given || shard_lost(shard) ||
 		(shard->registration == REGISTRATION_UNKNOWN && failed == THC_E_TIMEOUT))
 		return failed;
 	shard->registration = REGISTRATION_UNKNOWN;

@@ -21,6 +21,7 @@
 #include "ipc/base/failpoint.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/log.h"
+#include "ipc/base/state.h"
 #include "ipc/shm/doorbell.h"
 #include "ipc/sock/peer.h"
 #include "libthc/libthc_own.h"
@@ -232,7 +233,7 @@ ended(struct thc_shard *shard)
 	uint16_t events[SHM_EV_COUNT];
 
 	ring_events_read(&shard->ring, events);
-	if (shard->ended == 0 && !shard->lost && events[SHM_EV_CONTRACT] != 0)
+	if (shard->ended == 0 && !shard_lost(shard) && events[SHM_EV_CONTRACT] != 0)
 		shard_look(shard);
 	return shard->ended != 0;
 }
@@ -252,11 +253,11 @@ shard_enter(struct thc_shard *shard, unsigned flags)
 		rc = shim_fail(THC_E_STATE, "another thread closes this handle");
 	else if ((flags & ENTER_LOST) == 0 && ended(shard))
 		rc = errors_from_agent(shard->ended, shard->ended_text);
-	else if (begins && session_is_being_closed(shard) && !shard->lost)
+	else if (begins && session_is_being_closed(shard) && !shard_lost(shard))
 		rc = shim_fail(THC_E_STATE,
 			"the agent closes this handle, as a thc_close that did not wait for it has "
 			"asked; call thc_close again");
-	else if (shard->lost && (flags & ENTER_LOST) == 0)
+	else if (shard_lost(shard) && (flags & ENTER_LOST) == 0)
 		rc = shard_lost_error(shard);
 	else if (shard->unresolved != NULL && begins)
 		rc = shim_fail(THC_E_STATE,
@@ -311,6 +312,20 @@ shard_wake(struct thc_shard *shard)
 
 /* ---- the end of the agent ------------------------------------------------------------------ */
 
+static const struct th_states agents = {
+	"agent of a handle", {
+				     [AGENT_THERE] = {"there", TH_STATE(AGENT_LOST)},
+				     [AGENT_LOST] = {"lost", TH_STATE(AGENT_LOST_REPORTED)},
+				     [AGENT_LOST_REPORTED] = {"lost, reported", 0},
+			     }};
+
+void
+shard_agent_enter(struct thc_shard *shard, enum shard_agent state, const char *why)
+{
+	th_state_check(&agents, shard->agent, state, why);
+	shard->agent = state;
+}
+
 int
 shard_lost_error(const struct thc_shard *shard)
 {
@@ -324,12 +339,12 @@ shard_lose(struct thc_shard *shard, const char *format, ...)
 {
 	va_list args;
 
-	if (shard->lost)
+	if (shard_lost(shard))
 		return;
 	va_start(args, format);
 	(void)vsnprintf(shard->lost_text, sizeof(shard->lost_text), format, args);
 	va_end(args);
-	shard->lost = true;
+	shard_agent_enter(shard, AGENT_LOST, "given up");
 	log_warn("libthc", "agent lost session=%" PRIu64 " reason=\"%s\"", shard->session,
 		shard->lost_text);
 	/* Tells the agent too when it is this side that gives up. */
@@ -389,7 +404,7 @@ shard_collect(struct thc_shard *shard)
 	struct shm_completion completion;
 	bool any = false;
 
-	while (!shard->lost) {
+	while (!shard_lost(shard)) {
 		int rc = ring_pop(&shard->ring, &completion);
 		if (rc == 0)
 			break;
@@ -433,11 +448,11 @@ take_message(struct thc_shard *shard)
 	case FDMSG_MEMORY_ID:
 		return sent_take_answer(shard);
 	case FDMSG_CLOSED:
-		if (!shard->close_sent || shard->close_answered)
+		if (shard->close != CLOSE_ASKED)
 			return false;
 		memcpy(&shard->close_answer, message->body, sizeof(shard->close_answer));
 		shard->close_answer.text[sizeof(shard->close_answer.text) - 1] = '\0';
-		shard->close_answered = true;
+		shard_close_enter(shard, CLOSE_ANSWERED, "CLOSED");
 		return true;
 	case FDMSG_REFUSED:
 		return take_end(shard);
@@ -457,7 +472,7 @@ take_message(struct thc_shard *shard)
 static void
 shard_receive(struct thc_shard *shard)
 {
-	while (!shard->lost) {
+	while (!shard_lost(shard)) {
 		int rc = fdmsg_recv(shard->sock, shard->message);
 		if (rc == -EAGAIN)
 			return;
@@ -496,7 +511,7 @@ poll_set(const struct thc_shard *shard, struct pollfd ret_set[POLL_COUNT])
 static void
 poll_take(struct thc_shard *shard, const struct pollfd set[POLL_COUNT])
 {
-	if (shard->lost)
+	if (shard_lost(shard))
 		return;
 	if (set[POLL_BELL].revents != 0 && doorbell_drain(shard->bell_worker) < 0)
 		shard_lose(shard, "the agent's doorbell is no doorbell");
@@ -514,7 +529,7 @@ shard_look(struct thc_shard *shard)
 {
 	struct pollfd set[POLL_COUNT];
 
-	if (shard->lost)
+	if (shard_lost(shard))
 		return;
 	shard->looked_ns = th_now_ns();
 	/* Armed before the ring is looked at, so that what comes later rings (doorbell.h). */
@@ -540,7 +555,7 @@ has_uncollected(struct thc_shard *shard)
 {
 	uint16_t events[SHM_EV_COUNT];
 
-	if ((shard->lost && !shard->lost_reported) || shard->num_uncollected > 0)
+	if (shard->agent == AGENT_LOST || shard->num_uncollected > 0)
 		return true;
 	/*
 	 * Not by the whole line, which cannot be read while the agent writes it: the doorbell may
@@ -574,7 +589,7 @@ make_fd(struct thc_shard *shard)
 	struct epoll_event event = {.events = EPOLLIN};
 	int rc = epoll < 0 ? -errno : uncollected < 0 ? uncollected : 0;
 
-	for (size_t i = 0; rc == 0 && !shard->lost && i < TH_ARRAY_LEN(watched); i++)
+	for (size_t i = 0; rc == 0 && !shard_lost(shard) && i < TH_ARRAY_LEN(watched); i++)
 		if (watched[i] >= 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, watched[i], &event) < 0)
 			rc = -errno;
 	if (rc == 0 && epoll_ctl(epoll, EPOLL_CTL_ADD, uncollected, &event) < 0)
@@ -657,13 +672,13 @@ poll_for_all(struct thc_shard *shard, int64_t until_ns)
 }
 
 int
-shard_await(struct thc_shard *shard, const bool *done, int64_t until_ns, bool closer)
+shard_await(struct thc_shard *shard, const bool *done, int64_t until_ns)
 {
 	shard_collect(shard);
-	while (!*done) {
-		if (shard->lost)
+	while (done != NULL ? !*done : shard->close != CLOSE_ANSWERED) {
+		if (shard_lost(shard))
 			return shard_lost_error(shard);
-		if (shard->life != SHARD_OPEN && !closer)
+		if (shard->life != SHARD_OPEN && done != NULL)
 			return shim_fail(THC_E_CANCELLED, "another thread closes this handle");
 		if (deadline_left(until_ns) == 0)
 			return -ETIMEDOUT;
@@ -680,7 +695,7 @@ shard_send(struct thc_shard *shard, enum fdmsg_kind kind, const void *body, size
 	const int *fd, int64_t until_ns)
 {
 	for (;;) {
-		if (shard->lost)
+		if (shard_lost(shard))
 			return shard_lost_error(shard);
 		int rc = fdmsg_send(shard->sock, kind, body, body_bytes, fd, fd != NULL ? 1 : 0);
 		if (rc == 0)

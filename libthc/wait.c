@@ -81,7 +81,7 @@ sleep_until_changed(struct thc_shard *shard, uint64_t generation, int64_t deadli
 			return rc;
 	}
 	watch->users++;
-	int rc = shard_await(shard, &watch->op->done, deadline_ns, false);
+	int rc = shard_await(shard, &watch->op->done, deadline_ns);
 	if (rc == -ETIMEDOUT)
 		rc = 0;
 	else if (rc == 0)

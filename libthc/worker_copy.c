@@ -233,7 +233,7 @@ check_free(struct thc_shard *shard)
 		return 0;
 	/* An agent that is gone has nothing to say, and what it said last stays. */
 	shard_look(shard);
-	if (shard->lost)
+	if (shard_lost(shard))
 		return shard_lost_error(shard);
 	return shim_fail(THC_E_STATE,
 		"publish: this handle holds a version already, or its memory is still read; "

@@ -50,9 +50,9 @@ thc_shard_events(struct thc_shard *shard)
 		if (events[i] != shard->events_reported[i])
 			mask |= 1u << i;
 	memcpy(shard->events_reported, events, sizeof(events));
-	if (shard->lost && !shard->lost_reported) {
+	if (shard->agent == AGENT_LOST) {
 		mask |= THC_EV_AGENT_LOST;
-		shard->lost_reported = true;
+		shard_agent_enter(shard, AGENT_LOST_REPORTED, "thc_shard_events");
 	}
 	shard_update_fd(shard);
 	shard_leave(shard);
@@ -68,7 +68,7 @@ thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_v
 	if (rc < 0)
 		return rc;
 	rc = read_line(shard, &line);
-	if (shard->lost)
+	if (shard_lost(shard))
 		rc = shard_lost_error(shard);
 	else if (rc < 0)
 		rc = shim_fail(
@@ -111,7 +111,7 @@ thc_safe_to_mutate(struct thc_shard *shard)
 	if (rc < 0)
 		return rc;
 	rc = read_line(shard, &line);
-	if (shard->lost)
+	if (shard_lost(shard))
 		rc = peer_pidfd_ended(shard->agent_pidfd) && hung_up(shard->lifeline) ? 1 : 0;
 	else
 		rc = rc == 0 && line.safe_to_mutate == 1 ? 1 : 0;

@@ -256,7 +256,8 @@ try_handle(struct input *input)
 		} else if (what < 0xc0) {
 			send_message(input, other);
 		} else if (what < 0xd0) {
-			shard->close_sent = true;
+			if (shard->close == CLOSE_NOT_ASKED)
+				shard_close_enter(shard, CLOSE_ASKED, "thc_close");
 		} else {
 			shard_look(shard);
 			shard_collect(shard);
