@@ -348,6 +348,8 @@ half_begun(struct world_member *ret_m0, struct world_member *ret_m1)
 	world_call(&w, ret_m1, CTL_OP_REPLICATE, "latest", TH_FOREVER);
 	struct ctl_event event = taken(ret_m1, CTL_EV_PLAN);
 	cr_assert_eq(event.u.plan.version.version, 7);
+	cr_assert(
+		event.u.plan.drain_old, "it may hold what the former server's PLAN had it give up");
 	cr_assert_not(world_has(&w, c, CTL_EV_GO, ret_m1->sid));
 }
 
