@@ -349,6 +349,7 @@ transport_counters(const struct transport *transport, struct transport_counters 
 		.legs_failed = __atomic_load_n(&from->legs_failed, __ATOMIC_RELAXED),
 		.legs_fenced = __atomic_load_n(&from->legs_fenced, __ATOMIC_RELAXED),
 		.strangers_refused = __atomic_load_n(&from->strangers_refused, __ATOMIC_RELAXED),
+		.tickets_refused = __atomic_load_n(&from->tickets_refused, __ATOMIC_RELAXED),
 	};
 }
 
@@ -382,17 +383,20 @@ transport_stop(struct transport *transport, uint64_t leg)
 }
 
 void
-transport_serve(struct transport *transport, uint64_t hello, uint64_t leg, struct xfer_part *part)
+transport_expect(struct transport *transport, uint64_t leg, const struct th_ticket *ticket,
+	struct xfer_part *part)
 {
-	struct command *command = new_command(COMMAND_SERVE, hello);
-	command->leg_out = leg_out_new(transport, leg, part);
+	struct command *command = new_command(COMMAND_EXPECT, leg);
+	command->leg_out = leg_out_new(transport, leg, ticket, part);
 	send_command(transport, command);
 }
 
 void
-transport_refuse(struct transport *transport, uint64_t hello, int code, const char *text)
+transport_refuse(
+	struct transport *transport, const struct th_ticket *ticket, int code, const char *text)
 {
-	struct command *command = new_command(COMMAND_REFUSE, hello);
+	struct command *command = new_command(COMMAND_REFUSE, 0);
+	command->ticket = *ticket;
 	command->code = code;
 	snprintf(command->text, sizeof(command->text), "%s", text);
 	send_command(transport, command);

@@ -13,10 +13,11 @@
  * leg any more: every connection is closed, every write has ended. Only after xfer_part_orphan a
  * write that is stuck in the worker's memory is not waited for.
  *
- * Life of a leg at the source (leg_out): a peer presents a ticket -> HELLO; the shell answers with
- * serve or refuse; served -> (STALLED, RESUMED)... -> ENDED. Exactly one ENDED comes for each leg
- * that was served, also when the peer had left by then. fence ends it: ENDED comes then too, and
- * when it has come no byte of the part is read for this leg any more; of what went by sendfile the
+ * Life of a leg at the source (leg_out): expect -> a peer presents its ticket -> BEGAN -> (STALLED,
+ * RESUMED)... -> ENDED. A peer may come before his leg is expected: he waits, for hello_ns. Exactly
+ * one ENDED comes for each leg that was expected, also when nobody came or he had left by then.
+ * fence ends it, begun or not: ENDED comes then too, and when it has come nobody can
+ * begin it, and no byte of the part is read for it any more; of what went by sendfile the
  * kernel may still read, but then the reader's digests refuse what it finds (data_out.c).
  *
  * A chunk that does not match at the reader is asked for again, and then the source hashes its own
@@ -77,7 +78,7 @@ enum transport_event_kind {
 	TRANSPORT_DONE,         /* leg_in: all chunks are verified */
 	TRANSPORT_FAILED,       /* leg_in: see code, text, source_failed */
 	TRANSPORT_STOPPED,      /* leg_in: after transport_stop */
-	TRANSPORT_HELLO,        /* leg_out: somebody presented a ticket: serve or refuse it */
+	TRANSPORT_BEGAN,        /* leg_out: its reader has come */
 	TRANSPORT_STALLED,      /* leg_out: the reader has not taken a byte for stall_ns */
 	TRANSPORT_RESUMED,      /* leg_out: it takes bytes again */
 	TRANSPORT_CHANGED,      /* leg_out, and a copy's leg: see chunk. Its end follows */
@@ -89,14 +90,12 @@ enum transport_event_kind {
 
 struct transport_event {
 	enum transport_event_kind kind;
-	uint64_t leg;   /* PROGRESS .. STOPPED, STALLED .. ENDED: as given */
-	uint64_t hello; /* HELLO: its handle */
-	uint64_t tag;   /* HASHED, HASH_FAILED, HASH_STOPPED */
+	uint64_t leg; /* PROGRESS .. ENDED: as given */
+	uint64_t tag; /* HASHED, HASH_FAILED, HASH_STOPPED */
 	/* HASH_FAILED, ENDED and a copy's FAILED with TH_E_STALE_MEMORY: which row of the source it
 	 * was, UINT32_MAX when that is not known. */
 	uint32_t row;
-	uint32_t chunk;          /* CHANGED */
-	struct th_ticket ticket; /* HELLO */
+	uint32_t chunk; /* CHANGED */
 	/* FAILED: TH_E_CHECKSUM, TH_E_NO_PATH, TH_E_PROTOCOL, TH_E_LAYOUT, TH_E_STALE_MEMORY (of
 	 * the part itself when !source_failed), or that of the source's refusal. HASH_FAILED: as
 	 * FAILED. STOPPED: TH_E_CANCELLED. ENDED: 0 when the reader said that it has all,
@@ -131,6 +130,7 @@ struct transport_counters { /* since the start, for status; a coherent snapshot 
 	uint64_t rdma_fallbacks, rdma_paths_broken, rdma_declines;
 	uint64_t gpu_fallbacks;     /* copies that GPUs began, and the agent went on with */
 	uint64_t strangers_refused; /* data port: bad magic, bad ticket, too slow, too long */
+	uint64_t tickets_refused;   /* of those: they came with a ticket for nothing */
 };
 
 /* Binds the data port and starts the movers. *err gets the sentence (a port in use...). */
@@ -180,9 +180,12 @@ int transport_copy(struct transport *transport, uint64_t leg, struct xfer_part *
 void transport_stop(struct transport *transport, uint64_t leg);
 
 /* The source's side. */
-void transport_serve(
-	struct transport *transport, uint64_t hello, uint64_t leg, struct xfer_part *part);
-void transport_refuse(struct transport *transport, uint64_t hello, int code, const char *text);
+/* Who presents the ticket reads the part, which is retained until ENDED. Good for one. */
+void transport_expect(struct transport *transport, uint64_t leg, const struct th_ticket *ticket,
+	struct xfer_part *part);
+/* Who waits with this ticket is told that nothing comes of it, and why. Nobody: nothing. */
+void transport_refuse(
+	struct transport *transport, const struct th_ticket *ticket, int code, const char *text);
 void transport_fence(struct transport *transport, uint64_t leg);
 
 /*

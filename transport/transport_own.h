@@ -24,6 +24,7 @@
 #include "transport/hash/digest.h"
 #include "transport/leg/chunk_ledger.h"
 #include "transport/leg/frame.h"
+#include "transport/leg/tickets.h"
 #include "transport/loop/mover_loop.h"
 #include "transport/mover_events.h"
 #include "transport/transport.h"
@@ -35,7 +36,7 @@
 			    * breaks the protocol */
 #define WINDOW 4u          /* what we ask for ourselves: 4 x 4 MiB cover 25 GB/s x 0.6 ms */
 #define STRANGERS_MAX 128u /* connections that have not shown a ticket or key yet */
-#define ASKED_MAX 512u     /* tickets that the shell has not judged yet */
+#define ASKED_MAX 512u     /* tickets that wait for their grant */
 #define ASKED_BY_ONE 128u  /* of those, as many that one address has presented */
 #define PEER_BYTES 64u     /* "[v6 address%scope]:port" */
 #define CONGESTION_BYTES 16u /* of a name, as the kernel has it */
@@ -65,7 +66,6 @@ struct transport {
 	struct loop *movers[MOVERS_MAX];
 	uint32_t num_movers;
 	uint32_t num_blocks; /* atomic: that connections receive into */
-	uint32_t num_posted; /* atomic: tickets that the shell has not been told of yet */
 	struct hasher *hasher;
 	struct local *local;
 	struct block_copies *block_copies;
@@ -79,11 +79,11 @@ struct transport {
 	struct stream door;
 	int64_t door_ns;            /* it rests until then; INT64_MAX: it does not */
 	struct strangers strangers; /* oldest first */
-	uint32_t num_reading, num_asked;
-	uint64_t next_hello;
+	uint32_t num_reading;       /* of strangers: have not shown a ticket or key yet */
+	struct tickets tickets;     /* of all legs out, and of the other strangers */
 	uint32_t next_mover;
 	struct legs_in legs_in;
-	struct legs_out legs_out;
+	struct legs_out legs_out; /* whose reader has come; those who have not are in tickets */
 	bool closing;
 	bool halted;  /* the shell's thread's */
 	sem_t closed; /* posted when closing and nothing is left */
@@ -100,7 +100,7 @@ count_up(uint64_t *counter, uint64_t add)
 enum command_kind {
 	COMMAND_PULL,
 	COMMAND_STOP,
-	COMMAND_SERVE,
+	COMMAND_EXPECT,
 	COMMAND_REFUSE,
 	COMMAND_FENCE,
 	COMMAND_CLOSE
@@ -110,9 +110,10 @@ struct command { /* freed by whoever runs it */
 	struct loop_task task;
 	enum command_kind kind;
 	struct transport *transport;
-	uint64_t id;             /* leg or hello */
+	uint64_t id;             /* leg */
 	struct leg_in *leg_in;   /* PULL: moved */
-	struct leg_out *leg_out; /* SERVE: moved */
+	struct leg_out *leg_out; /* EXPECT: moved */
+	struct th_ticket ticket; /* REFUSE */
 	int code;                /* REFUSE */
 	char text[TH_CTL_TEXT_BYTES];
 };

@@ -174,10 +174,9 @@ agent_core_check(const struct agent_core *agent)
 {
 	const struct session *session;
 	const struct outbound *out;
-	const struct hello *hello;
 	const struct request_lane *lane;
 	const struct reserve *reserve;
-	uint32_t grants = 0, hellos = 0, internal = 0;
+	uint32_t grants = 0, internal = 0;
 
 	for (session = agent->sessions; session != NULL; session = session->hh.next) {
 		check_session(agent, session);
@@ -188,10 +187,7 @@ agent_core_check(const struct agent_core *agent)
 	TH_ASSERT(internal == agent->num_internal && internal <= agent->config.reservations_max);
 	for (out = agent->grants; out != NULL; out = out->grant_next)
 		grants++;
-	DL_FOREACH(agent->hellos, hello)
-	hellos++;
 	TH_ASSERT(grants == agent->num_grants && grants <= agent->config.grants_max);
-	TH_ASSERT(hellos == agent->num_hellos && hellos <= agent->config.hellos_max);
 	DL_FOREACH(agent->lanes, lane)
 	{
 		const struct request *request;

@@ -22,14 +22,12 @@ agent_config_default(struct agent_config *ret_config)
 	ret_config->beat_ns = SECOND_NS;
 	ret_config->reply_ns = 3 * SECOND_NS;
 	ret_config->server_silent_ns = 3 * SECOND_NS;
-	ret_config->hello_ns = 2 * SECOND_NS;
 	ret_config->grant_ns = 60 * SECOND_NS;
 	ret_config->start_ns = 7 * SECOND_NS / 10;
 	ret_config->drain_wait_ns = 600 * SECOND_NS;
 	ret_config->server_loss_reset = false;
 	ret_config->sessions_max = 256;
 	ret_config->reservations_max = 256;
-	ret_config->hellos_max = 1024; /* more than the data port takes */
 	ret_config->grants_max = 4096;
 }
 
@@ -73,11 +71,6 @@ agent_core_free(struct agent_core *agent)
 	while (agent->reserves != NULL) {
 		struct reserve *first = agent->reserves;
 		DL_DELETE(agent->reserves, first);
-		free(first);
-	}
-	while (agent->hellos != NULL) {
-		struct hello *first = agent->hellos;
-		DL_DELETE(agent->hellos, first);
 		free(first);
 	}
 	agent_core_bury(agent);
@@ -223,14 +216,12 @@ agent_core_dispatch(struct agent_core *agent, const struct agent_event *event)
 		ac_reserved(agent, event->u.reserved.id, event->session, event->u.reserved.code,
 			event->u.reserved.text);
 		break;
-	case AGENT_EV_HELLO:
-		ac_outbound_hello(agent, event->u.hello.hello, &event->u.hello.ticket);
-		break;
 	case AGENT_EV_LEG_DONE:
 	case AGENT_EV_LEG_FAILED:
 	case AGENT_EV_LEG_STOPPED:
 		ac_inbound_report(agent, event->kind, &event->u.leg);
 		break;
+	case AGENT_EV_OUT_BEGAN:
 	case AGENT_EV_OUT_STALLED:
 	case AGENT_EV_OUT_RESUMED:
 	case AGENT_EV_OUT_ENDED:

@@ -20,11 +20,12 @@
  *     tag, with the same request_no, before that.
  *   - The legs of a BEAT are the shell's to fill in: those of PULL and COPY that it was not told
  *     to STOP, by grant.leg.
- *   - PULL and COPY end with exactly one of LEG_DONE, LEG_FAILED, LEG_STOPPED, SERVE with one
+ *   - PULL and COPY end with exactly one of LEG_DONE, LEG_FAILED, LEG_STOPPED, EXPECT with one
  *     OUT_ENDED, HASH_STOP with one HASH_STOPPED (also when HASHED has just been said), whatever
  *     crosses them. STOP, FENCE and HASH_STOP of what has been reported as over are to be ignored.
- *   - A SERVE or REFUSE whose connection has gone away meanwhile is no error: OUT_ENDED at once,
- *     or nothing.
+ *   - The first peer who presents the ticket of an EXPECT begins its leg: OUT_BEGAN, before all
+ *     else that is said of it. He may come before the EXPECT, and is kept waiting then, but not
+ *     for ever. After OUT_ENDED nobody can begin it.
  *   - RESERVE gets one RESERVED, also when UNRESERVE has crossed it. With code 0 there is memory
  *     under a new session's number, with its tensors laid out and nothing in it; FREE ends that.
  *   - CLOSE and LOST may come in any order and repeatedly. After OPENED with a code, or FREE, the
@@ -49,9 +50,8 @@ struct agent_config {
 	int64_t beat_ns;          /* 1 s */
 	int64_t reply_ns;         /* a request unanswered for this long is sent again: 3 s */
 	int64_t server_silent_ns; /* no reply for this long: no server: 3 s */
-	int64_t hello_ns;         /* a ticket may come before its GRANT by this much: 2 s */
-	int64_t grant_ns; /* a ticket that nobody has presented for this long is void: 60 s */
-	int64_t start_ns; /* the same while its part drains: 0.7 s, as any stall */
+	int64_t grant_ns;      /* a ticket that nobody has presented for this long is void: 60 s */
+	int64_t start_ns;      /* the same while its part drains: 0.7 s, as any stall */
 	int64_t drain_wait_ns; /* what is closed waits this long for its DRAIN: 600 s */
 	/*
 	 * A server that knows nothing of this agent: its sessions are broken, as the paper
@@ -60,7 +60,6 @@ struct agent_config {
 	bool server_loss_reset;
 	uint32_t sessions_max;
 	uint32_t reservations_max; /* shards of others that are kept here */
-	uint32_t hellos_max;       /* tickets that wait for their GRANT; one more is refused */
 	uint32_t grants_max;       /* tickets that wait for their reader; the oldest gives way */
 };
 
@@ -80,10 +79,10 @@ enum agent_event_kind {
 	AGENT_EV_LOST,       /* the worker died, hung up or broke the rules */
 	AGENT_EV_REPLY,      /* of the server, to the request with this tag */
 	AGENT_EV_NO_REPLY,   /* the request with this tag was not answered */
-	AGENT_EV_HELLO,      /* a peer presents a ticket at the data port */
 	AGENT_EV_LEG_DONE,   /* leg in: every chunk verified */
 	AGENT_EV_LEG_FAILED,
 	AGENT_EV_LEG_STOPPED,
+	AGENT_EV_OUT_BEGAN,   /* leg out: the reader has come with its ticket */
 	AGENT_EV_OUT_STALLED, /* leg out: the reader takes nothing */
 	AGENT_EV_OUT_RESUMED,
 	AGENT_EV_OUT_ENDED,    /* leg out: no byte is read for it any more */
@@ -148,10 +147,6 @@ struct agent_event {
 			const struct ctl_reply *reply; /* borrowed; NO_REPLY: NULL */
 			bool hung_up; /* NO_REPLY: its connection ended, the server has gone */
 		} reply;
-		struct {
-			uint64_t hello;
-			struct th_ticket ticket;
-		} hello;
 		struct agent_leg_report leg; /* LEG_DONE, LEG_FAILED, LEG_STOPPED */
 		uint64_t out_leg;            /* OUT_* */
 		struct {
@@ -181,21 +176,22 @@ enum agent_action_kind {
 	AGENT_LINE,         /* what the worker sees without asking */
 	AGENT_CLOSED,       /* the answer to CLOSE: nobody reads or writes the memory any more;
 			     * with a code the session is open as before */
-	AGENT_FREE,      /* the session is gone (after CLOSED, or after LOST): unmap everything */
-	AGENT_PART_NEW,  /* the session's tensors become part gen; published: to be hashed */
-	AGENT_PART_END,  /* that part is over: no leg uses it */
-	AGENT_HASH_STOP, /* stop hashing (session, gen): HASH_STOPPED follows */
-	AGENT_HASH,      /* go on hashing (session, gen): it was stopped and is served again */
-	AGENT_PULL,      /* leg in, from a peer: LEG_DONE, LEG_FAILED or LEG_STOPPED follows */
-	AGENT_COPY,      /* leg in, from a part of this agent: likewise */
-	AGENT_STOP,      /* leg in */
-	AGENT_SERVE,     /* leg out: OUT_ENDED follows */
-	AGENT_REFUSE,    /* a hello */
-	AGENT_FENCE,     /* leg out: destroy its connections; OUT_ENDED follows */
-	AGENT_EXPLAIN,   /* compare the session's layout with this manifest: EXPLAINED follows */
+	AGENT_FREE,       /* the session is gone (after CLOSED, or after LOST): unmap everything */
+	AGENT_PART_NEW,   /* the session's tensors become part gen; published: to be hashed */
+	AGENT_PART_END,   /* that part is over: no leg uses it */
+	AGENT_HASH_STOP,  /* stop hashing (session, gen): HASH_STOPPED follows */
+	AGENT_HASH,       /* go on hashing (session, gen): it was stopped and is served again */
+	AGENT_PULL,       /* leg in, from a peer: LEG_DONE, LEG_FAILED or LEG_STOPPED follows */
+	AGENT_COPY,       /* leg in, from a part of this agent: likewise */
+	AGENT_STOP,       /* leg in */
+	AGENT_EXPECT,     /* leg out: OUT_BEGAN may follow, OUT_ENDED follows */
+	AGENT_REFUSE,     /* who has come with this ticket: nothing will come of it */
+	AGENT_FENCE,      /* leg out: nobody may begin it, its connections are destroyed; OUT_ENDED
+			  * follows */
+	AGENT_EXPLAIN,    /* compare the session's layout with this manifest: EXPLAINED follows */
 	AGENT_ATTRIBUTES, /* the session is filled with what has these: get and keep the blob */
-	AGENT_RESERVE,   /* memory for a shard of others, laid out: RESERVED follows */
-	AGENT_UNRESERVE, /* it is not wanted any more */
+	AGENT_RESERVE,    /* memory for a shard of others, laid out: RESERVED follows */
+	AGENT_UNRESERVE,  /* it is not wanted any more */
 	AGENT_SERVER_STATE, /* attached or not, for logs and status */
 	AGENT_NODE,  /* an operator drains this node, or does not any more: for logs and status */
 	AGENT_STAYS, /* after LEAVE: what is waited for, now and then, for logs                  */
@@ -256,11 +252,10 @@ struct agent_action {
 			uint64_t leg;
 			uint64_t gen;                        /* of the part to fill, or to serve */
 			uint64_t source_session, source_gen; /* COPY */
-			uint64_t hello;                      /* SERVE */
-			struct ctl_grant grant;              /* PULL, COPY; SERVE: leg and ticket */
-		} leg;                                       /* PULL, COPY, STOP, SERVE, FENCE */
+			struct ctl_grant grant; /* PULL, COPY; EXPECT: leg and ticket */
+		} leg;                          /* PULL, COPY, STOP, EXPECT, FENCE */
 		struct {
-			uint64_t hello;
+			struct th_ticket ticket;
 			int code;
 			char text[TH_CTL_TEXT_BYTES];
 		} refuse;

@@ -5,8 +5,7 @@
  *   agent > session: one handle of one worker > call (its group operation), watches, part, inbound
  *         > lane: requests to the server that must keep their order > request
  *         > part: the content of a session at one generation > outbound (a peer that reads it)
- *         > link: attachment to the server; models (watched listings); hellos (tickets without
- *           their grant)
+ *         > link: attachment to the server; models (watched listings)
  *
  * Every object is owned by the field named beside it; all other pointers are borrowed, and whoever
  * frees an object clears them. Functions of the core have the prefix ac_ when they are not in
@@ -93,13 +92,6 @@ struct outbound {     /* leg out; owned by agent.outbounds */
 	struct outbound *prev, *next;             /* in part.outbounds                        */
 	struct outbound *grant_prev, *grant_next; /* in agent.grants while GRANTED            */
 	UT_hash_handle hh;
-};
-
-struct hello { /* a ticket that came before its GRANT; owned by agent.hellos */
-	uint64_t id;
-	struct th_ticket ticket;
-	int64_t deadline_ns;
-	struct hello *prev, *next;
 };
 
 enum part_state { /* of its bytes */
@@ -402,10 +394,9 @@ struct agent_core {
 	struct inbound *inbounds;
 	struct outbound *outbounds;
 	struct outbound *grants; /* oldest first                                             */
-	struct hello *hellos;    /* oldest first                                             */
 	struct reserve *reserves;
 	uint32_t num_internal; /* reserves, and sessions that came of them                   */
-	uint32_t num_grants, num_hellos;
+	uint32_t num_grants;
 	uint64_t last_reserve;
 	uint64_t last_tag, last_request_no, last_leg;
 	bool draining; /* an operator drains this node */
@@ -704,9 +695,7 @@ void ac_part_undrain(struct agent_core *agent, const struct ctl_ev_part *undrain
 void ac_part_hashed(struct agent_core *agent, struct session *session, uint64_t gen,
 	struct th_hash content, bool stopped);
 
-bool ac_ticket_equal(const struct th_ticket *a, const struct th_ticket *b);
 void ac_outbound_grant(struct agent_core *agent, const struct ctl_ev_grant *grant);
-void ac_outbound_hello(struct agent_core *agent, uint64_t hello, const struct th_ticket *ticket);
 void ac_outbound_report(struct agent_core *agent, enum agent_event_kind kind, uint64_t leg);
 void ac_outbound_fence(struct agent_core *agent, uint64_t number);
 void ac_outbounds_fence(struct agent_core *agent, struct part *part, bool all);

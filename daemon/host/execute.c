@@ -103,16 +103,6 @@ node_state(struct host *host, const struct agent_action *action)
 		action->u.node.text);
 }
 
-static void
-refuse_hello(struct host *host, const struct agent_action *action)
-{
-	host->counters.tickets_refused++;
-	log_warn("leg", "ticket refused code=%s reason=\"%s\"", th_errname(action->u.refuse.code),
-		action->u.refuse.text);
-	transport_refuse(host->transport, action->u.refuse.hello, action->u.refuse.code,
-		action->u.refuse.text);
-}
-
 /* ---- the answers to sessions ----------------------------------------------------------------- */
 
 static void
@@ -190,11 +180,12 @@ execute(struct host *host, const struct agent_action *action)
 	case AGENT_STOP:
 		legs_stop(host, action);
 		break;
-	case AGENT_SERVE:
-		legs_serve(host, action);
+	case AGENT_EXPECT:
+		legs_expect(host, action);
 		break;
 	case AGENT_REFUSE:
-		refuse_hello(host, action);
+		transport_refuse(host->transport, &action->u.refuse.ticket, action->u.refuse.code,
+			action->u.refuse.text);
 		break;
 	case AGENT_FENCE:
 		legs_fence(host, action);

@@ -42,7 +42,7 @@ struct host_counters {
 	uint64_t registrations, registrations_refused;
 	uint64_t documents, documents_refused, documents_denied;
 	uint64_t submissions, submissions_refused, completions;
-	uint64_t tickets_refused, legs_refused;
+	uint64_t legs_refused;
 	uint64_t reservations, reservations_refused;
 	uint64_t server_requests, server_unanswered, server_switches, server_redials;
 };

@@ -254,7 +254,6 @@ open_core(struct host *host, struct th_err *err)
 	config.beat_ns = options->beat_ns;
 	config.reply_ns = options->reply_ns;
 	config.server_silent_ns = options->silent_ns;
-	config.hello_ns = HELLO_NS;
 	config.start_ns = options->stall_ns;
 	config.sessions_max = options->sessions_max;
 	config.attach.offload_bytes = options->offload_limit;

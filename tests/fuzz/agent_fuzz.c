@@ -23,7 +23,7 @@
 #define SECOND_NS INT64_C(1000000000)
 
 /* What the shell has begun and not ended, by the number that the core gave or asked for. */
-enum owed { NONE, REPLY, LEG_IN, LEG_OUT, HASHING, HASH_STOPPING, RESERVATION, HELLO };
+enum owed { NONE, REPLY, LEG_IN, LEG_OUT, HASHING, HASH_STOPPING, RESERVATION };
 
 struct debt {
 	enum owed owed;
@@ -42,8 +42,8 @@ static struct agent_core *agent;
 static int64_t now_ns, next_ns;
 static struct debt debts[OPEN_MAX];
 static struct session sessions[SESSIONS_MAX];
-static struct pool sids, op_seqs, tickets;
-static uint64_t last_session, last_sid, last_event, last_hello, attach_no;
+static struct pool sids, op_seqs;
+static uint64_t last_session, last_sid, last_event, attach_no;
 static struct convert_arena arena;
 
 /* ---- what the core does --------------------------------------------------------------------- */
@@ -115,7 +115,6 @@ static void
 act(const struct agent_action *action)
 {
 	struct session *session = session_of(action->session);
-	struct debt *debt;
 
 	switch ((int)action->kind) {
 	case AGENT_SEND:
@@ -166,16 +165,9 @@ act(const struct agent_action *action)
 		TH_ASSERT(find(LEG_IN, action->u.leg.leg) == NULL);
 		owe(LEG_IN, CTL_HELLO, action->u.leg.leg, action->session, 0);
 		break;
-	case AGENT_SERVE:
-		debt = find(HELLO, action->u.leg.hello);
-		TH_ASSERT(debt != NULL && find(LEG_OUT, action->u.leg.leg) == NULL);
-		debt->owed = NONE;
+	case AGENT_EXPECT:
+		TH_ASSERT(find(LEG_OUT, action->u.leg.leg) == NULL);
 		owe(LEG_OUT, CTL_HELLO, action->u.leg.leg, action->session, 0);
-		break;
-	case AGENT_REFUSE:
-		debt = find(HELLO, action->u.refuse.hello);
-		TH_ASSERT(debt != NULL);
-		debt->owed = NONE;
 		break;
 	case AGENT_RESERVE:
 		TH_ASSERT(find(RESERVATION, action->u.reserve.id) == NULL);
@@ -272,7 +264,6 @@ fill_event(struct input *input, struct ctl_event *event)
 			input, event->u.grant.reader_node, sizeof(event->u.grant.reader_node), "n");
 		fill_text(input, event->u.grant.reader_replica,
 			sizeof(event->u.grant.reader_replica), "r");
-		pool_add(&tickets, 1 + byte % 64u);
 		break;
 	case CTL_EV_FENCE:
 		event->u.fence_leg = 1 + byte % 64u;
@@ -489,7 +480,7 @@ end_hash(struct input *input, struct debt *debt)
 	step(&event);
 }
 
-/* Something that the shell owes; a reader that knocks is the core's to answer. */
+/* Something that the shell owes. */
 static void
 end_one(struct input *input)
 {
@@ -497,7 +488,7 @@ end_one(struct input *input)
 
 	for (i = 0; i < OPEN_MAX; i++) {
 		struct debt *debt = &debts[(first + i) % OPEN_MAX];
-		if (debt->owed == NONE || debt->owed == HELLO)
+		if (debt->owed == NONE)
 			continue;
 		if (debt->owed == REPLY)
 			answer(input, debt);
@@ -605,15 +596,21 @@ of_session(struct input *input)
 	step(&event);
 }
 
+/* A reader comes, perhaps when its leg has begun before or is being fenced. */
 static void
 knock(struct input *input)
 {
-	struct agent_event event = {
-		.kind = AGENT_EV_HELLO, .u.hello.ticket = ticket_of(pool_pick(&tickets, input))};
+	uint32_t first = input_byte(input);
 
-	event.u.hello.hello = ++last_hello;
-	owe(HELLO, CTL_HELLO, last_hello, 0, 0);
-	step(&event);
+	for (uint32_t i = 0; i < OPEN_MAX; i++) {
+		const struct debt *debt = &debts[(first + i) % OPEN_MAX];
+		const struct agent_event event = {
+			.kind = AGENT_EV_OUT_BEGAN, .u.out_leg = debt->number};
+		if (debt->owed != LEG_OUT)
+			continue;
+		step(&event);
+		return;
+	}
 }
 
 /* The shell waits for no answer for ever. */
@@ -669,13 +666,12 @@ begin(struct input *input)
 	config.drain_wait_ns = 30 * SECOND_NS;
 	config.sessions_max = SESSIONS_MAX;
 	config.reservations_max = 3;
-	config.hellos_max = 4;
 	config.grants_max = 4;
 	now_ns = next_ns = 1000 * SECOND_NS;
 	memset(debts, 0, sizeof(debts));
 	memset(sessions, 0, sizeof(sessions));
-	sids = op_seqs = tickets = (struct pool){0};
-	last_session = last_sid = last_event = last_hello = attach_no = 0;
+	sids = op_seqs = (struct pool){0};
+	last_session = last_sid = last_event = attach_no = 0;
 	agent = agent_core_new(&config, now_ns);
 	TH_ASSERT(agent != NULL);
 	step(&(struct agent_event){.kind = AGENT_EV_TICK});

@@ -49,7 +49,7 @@ void check_sample(const struct leg *leg);
 void check_write(const struct leg *leg);
 void check_hash(const struct handle *handle);
 void check_part_new(struct handle *handle);
-void check_serve(const struct leg *leg, const struct agent_action *action);
+void check_serve(const struct leg *leg);
 void check_leg_over(const struct leg *leg, enum agent_event_kind kind);
 
 /* A server has taken in a member. */

@@ -74,9 +74,9 @@ check_part_new(struct handle *handle)
 }
 
 void
-check_serve(const struct leg *leg, const struct agent_action *action)
+check_serve(const struct leg *leg)
 {
-	if (leg->from_gen != action->u.leg.gen)
+	if (leg->from_gen != leg->from->part.gen)
 		sim_fail("I11", "a leg reads another generation than it was granted");
 }
 

@@ -253,14 +253,14 @@ host_act(struct host *host, const struct agent_action *action)
 	case AGENT_STOP:
 		mover_stop(host, action->u.leg.leg);
 		break;
-	case AGENT_SERVE:
-		mover_serve(host, action);
+	case AGENT_EXPECT:
+		door_expect(host, action);
 		break;
 	case AGENT_REFUSE:
-		mover_refuse(host, action);
+		door_refuse(host, action);
 		break;
 	case AGENT_FENCE:
-		mover_fence(host, action->u.leg.leg);
+		door_fence(host, action->u.leg.leg);
 		break;
 	case AGENT_EXPLAIN:
 		explain(host, action);

@@ -2,7 +2,7 @@
 /*
  * mover - legs: what the agents' data ports, network cards and kernels do.
  *
- *   reader --PULL--> knock --HELLO--> source --SERVE--> connected --> chunk, chunk ...
+ *   reader --PULL--> knock --> source's door (door.c) --> connected --> chunk, chunk ...
  *
  * A chunk is posted, then its source's memory is sampled as it is at that moment, then it lands in
  * the destination, then the reader verifies it against the digest that came along.
@@ -20,7 +20,6 @@
 #include "tests/sim/sim.h"
 
 #define STALL_NS (700 * MS)
-#define KNOCK_NS (2 * SEC)
 #define SILENCE_NS (5 * SEC) /* the source drops a connection of which it hears nothing */
 #define WAIT_NS (20 * MS)
 #define OWN_FAULT_PERCENT 15u
@@ -79,7 +78,7 @@ out_ended(struct leg *leg)
 		return;
 	leg->serving = false;
 	leg->from = NULL;
-	host_tell_mover(leg->from_host, AGENT_EV_OUT_ENDED, 0)->u.out_leg = leg->from_number;
+	door_ended(leg->from_host, leg->from_number);
 }
 
 static void
@@ -354,31 +353,24 @@ closed_by_source(struct task *task)
 		leg_fail(leg, TH_E_NO_PATH);
 }
 
-/* Under a number that no leg has: whoever has come by a ticket. */
+/* Whoever has come by a ticket. */
 static void
 present_again(const struct leg *leg)
 {
-	struct agent_event *event =
-		host_tell(leg->from_host, AGENT_EV_HELLO, 0, between(RNG_MOVE, 10 * US, 500 * MS));
-
-	event->u.hello.hello = ++world.last_hello;
-	memcpy(&event->u.hello.ticket, leg->tokens, sizeof(event->u.hello.ticket));
+	door_knock_later(leg->from_host, &leg->ticket, between(RNG_MOVE, 10 * US, 500 * MS));
 }
 
 static void
 knock(struct task *task)
 {
 	struct leg *leg = leg_of(task);
-	struct agent_event *event;
 
 	if (leg->over)
 		return;
 	leg->from_life = leg->from_host->process.life;
-	event = host_tell(leg->from_host, AGENT_EV_HELLO, 0, 0);
-	event->u.hello.hello = leg->hello;
-	memcpy(&event->u.hello.ticket, leg->tokens, sizeof(event->u.hello.ticket));
 	if (!world.calm && permille(RNG_MOVE, world.options.twice_permille))
 		present_again(leg);
+	door_knock(leg->from_host, &leg->ticket, leg);
 }
 
 void
@@ -417,8 +409,7 @@ mover_begin(struct host *host, const struct agent_action *action)
 	leg->from_host = &world.hosts[(uint32_t)atoi(grant->source_address) % HOSTS_MAX];
 	if (leg->from_host->datacenter != host->datacenter)
 		leg->chunk_ns *= world.options.far_times;
-	leg->hello = ++world.last_hello;
-	memcpy(leg->tokens, &grant->ticket, sizeof(grant->ticket));
+	leg->ticket = grant->ticket;
 	TRACE("leg # of host # pulls from host #", leg->server_number, host->process.index,
 		leg->from_host->process.index);
 	delay_ns = link_delay(leg, false);
@@ -451,79 +442,50 @@ mover_stop(struct host *host, uint64_t number)
 	}
 }
 
-static struct leg *
-by_hello(const struct host *host, uint64_t hello)
-{
-	struct leg *leg = world.legs;
+/* ---- what the source's door says ------------------------------------------------------------- */
 
-	while (leg != NULL && (leg->hello != hello || leg->from_host != host))
-		leg = leg->next;
-	return leg == NULL || leg->over || leg->serving || !source_lives(leg) ? NULL : leg;
-}
-
-void
-mover_serve(struct host *host, const struct agent_action *action)
+bool
+mover_serve(struct leg *leg, uint64_t session, uint64_t gen, uint64_t number)
 {
-	struct leg *leg = by_hello(host, action->u.leg.hello);
+	struct host *host = leg->from_host;
 	int64_t delay_ns;
 
-	if (leg == NULL) {
-		host_tell_mover(host, AGENT_EV_OUT_ENDED, 0)->u.out_leg = action->u.leg.leg;
-		return;
-	}
+	if (leg->over || leg->serving || !source_lives(leg))
+		return false;
 	leg->serving = true;
-	leg->from = host_handle(host, action->session);
+	leg->from = host_handle(host, session);
 	leg->from_memory = leg->from->memory;
 	leg->lies = percent(RNG_LIE, world.options.lie_percent);
-	leg->from_gen = action->u.leg.gen;
-	leg->from_number = action->u.leg.leg;
+	leg->from_gen = gen;
+	leg->from_number = number;
 	leg->moved_ns = world.now_ns;
-	if (!leg->from->part.there || leg->from->part.gen != leg->from_gen)
+	if (!leg->from->part.there)
 		sim_fail("agent", "host %u serves a part that is not there", host->process.index);
-	check_serve(leg, action);
+	check_serve(leg);
 	delay_ns = link_delay(leg, true);
 	if (delay_ns != NEVER)
 		leg_in(leg, connected, &leg->host->process, delay_ns);
 	leg_in(leg, watch, &host->process, STALL_NS);
+	return true;
 }
 
 void
-mover_refuse(struct host *host, const struct agent_action *action)
+mover_turned_away(struct leg *leg)
 {
-	struct leg *leg = by_hello(host, action->u.refuse.hello);
-	int64_t delay_ns;
+	int64_t delay_ns = link_delay(leg, true);
 
-	if (leg == NULL)
-		return;
-	delay_ns = link_delay(leg, true);
-	if (delay_ns != NEVER)
+	if (!leg->over && !leg->serving && delay_ns != NEVER)
 		leg_in(leg, closed_by_source, &leg->host->process, delay_ns);
 }
 
-static void
-fenced(struct task *task)
+void
+mover_fenced(struct leg *leg)
 {
-	struct leg *leg = leg_of(task);
-	int64_t delay_ns;
+	int64_t delay_ns = link_delay(leg, true);
 
-	if (!leg->serving)
-		return;
-	delay_ns = link_delay(leg, true);
 	out_ended(leg);
 	if (!leg->over && delay_ns != NEVER)
 		leg_in(leg, closed_by_source, &leg->host->process, delay_ns);
-}
-
-void
-mover_fence(struct host *host, uint64_t number)
-{
-	for (struct leg *leg = world.legs; leg != NULL; leg = leg->next) {
-		if (leg->from_host != host || !leg->serving || leg->from_number != number ||
-			leg->fencing || !source_lives(leg))
-			continue;
-		leg->fencing = true;
-		leg_in(leg, fenced, &host->process, between(RNG_MOVE, 10 * US, 60 * MS));
-	}
 }
 
 uint32_t
@@ -544,6 +506,7 @@ mover_progress(const struct host *host, struct ctl_leg_progress *ret_legs, uint3
 void
 mover_host_died(struct host *host)
 {
+	door_host_died(host);
 	for (struct leg *leg = world.legs; leg != NULL; leg = leg->next) {
 		if (leg->host == host && !leg->over) {
 			int64_t delay_ns = link_delay(leg, false);
@@ -680,6 +643,7 @@ mover_must_be_still(const struct handle *handle, const char *why)
 	if (handle->part.hashing || handle->part.stopping)
 		sim_fail("I2", "%s: session %lu of host %u is being hashed", why,
 			(unsigned long)handle->id, handle->host->process.index);
+	door_must_be_shut(handle, why);
 	for (const struct leg *leg = world.legs; leg != NULL; leg = leg->next) {
 		if (leg->to == handle && !leg->over)
 			sim_fail("I3", "%s: a leg writes to session %lu of host %u", why,

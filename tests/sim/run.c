@@ -71,6 +71,7 @@ end(void)
 {
 	for (uint32_t i = 0; i < world.options.hosts; i++) {
 		process_kill(&world.hosts[i].process);
+		door_host_died(&world.hosts[i]);
 		agent_core_free(world.hosts[i].core);
 	}
 	for (uint32_t i = 0; i < world.options.servers; i++) {

@@ -9,6 +9,7 @@
  *   srv.c      server processes around refsrv
  *   peer.c     what servers ask each other
  *   host.c     agent processes around the agent's core: carry out its actions
+ *   door.c     agents' data ports: who comes with which ticket
  *   mover.c    legs: NIC reads, TCP, copies within a host; hashing of what is published
  *   worker.c   worker processes and what libthc does for them
  *   program.c  what groups of workers do: SPMD programs
@@ -50,10 +51,12 @@
 #include "ipc/base/rng.h"
 #include "ipc/base/sim.h"
 #include "server/core/refsrv.h"
+#include "transport/leg/tickets.h"
 
 #define US INT64_C(1000)
 #define MS (1000 * US)
 #define SEC (1000 * MS)
+#define KNOCK_NS (2 * SEC) /* that a ticket waits for its grant, and a reader for an answer */
 #define NEVER INT64_MAX
 
 #define HOSTS_MAX 6u
@@ -281,7 +284,8 @@ enum leg_way { LEG_NIC, LEG_TCP, LEG_LOCAL };
 struct leg {
 	enum leg_way way;
 	struct host *host; /* the reader's */
-	uint64_t host_life, number, server_number, hello;
+	uint64_t host_life, number, server_number;
+	struct th_ticket ticket;
 	struct handle *to;
 	uint64_t to_gen;
 	uint32_t prefix_start;
@@ -343,6 +347,7 @@ struct host { /* an agent process and its machine */
 	int64_t next_ns;  /* of the core, its own clock   */
 	int64_t mover_ns; /* events of the movers do not overtake each other */
 	struct handle *handles;
+	struct tickets tickets; /* of its data port */
 };
 
 struct srv { /* a server process */
@@ -457,7 +462,7 @@ struct world {
 	struct group groups[GROUPS_MAX];
 	struct leg *legs; /* newest first; never removed while the run lasts */
 	struct memory *memories;
-	uint64_t last_inc, last_session, last_hello, last_launch, last_connection;
+	uint64_t last_inc, last_session, last_knock, last_launch, last_connection;
 	uint64_t last_version[MODELS_MAX], last_lineage[MODELS_MAX];
 	struct strike strikes[STRIKES_MAX];
 	uint32_t num_strikes;
@@ -535,15 +540,27 @@ void host_answered(struct host *host, const struct flight *flight, const struct 
 void mover_part(struct host *host, const struct agent_action *action);
 void mover_begin(struct host *host, const struct agent_action *action);
 void mover_stop(struct host *host, uint64_t number);
-void mover_serve(struct host *host, const struct agent_action *action);
-void mover_refuse(struct host *host, const struct agent_action *action);
-void mover_fence(struct host *host, uint64_t number);
+/* False: its reader has left. */
+bool mover_serve(struct leg *leg, uint64_t session, uint64_t gen, uint64_t number);
+void mover_turned_away(struct leg *leg);
+void mover_fenced(struct leg *leg);
 uint32_t mover_progress(
 	const struct host *host, struct ctl_leg_progress *ret_legs, uint32_t legs_max);
 void mover_host_died(struct host *host);
 /* Nothing may run on it any more: who says so, for the message. */
 void mover_must_be_still(const struct handle *handle, const char *why);
 uint32_t mover_running(void);
+
+/* ---- data ports (door.c) ---- */
+
+void door_knock(struct host *host, const struct th_ticket *ticket, struct leg *leg);
+void door_knock_later(struct host *host, const struct th_ticket *ticket, int64_t delay_ns);
+void door_expect(struct host *host, const struct agent_action *action);
+void door_refuse(struct host *host, const struct agent_action *action);
+void door_fence(struct host *host, uint64_t number);
+void door_ended(struct host *host, uint64_t number); /* nothing is read for it any more */
+void door_must_be_shut(const struct handle *handle, const char *why);
+void door_host_died(struct host *host);
 
 /* ---- workers (worker.c, program.c) ----------------------------------------------------------- */
 

@@ -2,7 +2,8 @@
 /*
  * transport_stress - many legs at once, over TCP, by copy, and over RDMA of devices in memory that
  * lose ports and completion queues, also through buffers; between memory of every kind, chained,
- * stopped and fenced at random, with strangers at the door. Runs under ThreadSanitizer.
+ * stopped and fenced at random, with strangers at the door. Grants are given before and after their
+ * readers come and taken back at any moment. Runs under ThreadSanitizer.
  *
  * After each round every leg must have had exactly one last event, and every part that is whole
  * must be right. A part that nobody may touch any more is made inaccessible at once: whoever does
@@ -21,6 +22,7 @@
 #include "ipc/base/rng.h"
 #include "tests/support/rdma/fake_rdma.h"
 #include "tests/support/transport/transport_rig.h"
+#include "transport/leg/frame.h"
 #include "transport/loop/crew.h"
 #include "transport/rdma/memory/stage.h"
 
@@ -46,8 +48,13 @@ struct reader {
 	bool over; /* its last event has come */
 };
 
+/* Tickets that are expected, presented and taken back in any order, at agent 0. */
+#define GRANTS_MAX 400
+#define GRANTS_FIRST 1000 /* of their legs */
+
 struct world {
 	struct rig rig;
+	uint32_t num_grants;
 	struct rig_shard published;
 	struct xfer_part *part;
 	struct reader readers[READERS];
@@ -164,8 +171,71 @@ strike(struct world *world)
 }
 
 static void
+present(struct world *world, uint64_t leg)
+{
+	struct rig_agent *agent = &world->rig.agents[0];
+	const char *colon = strrchr(transport_address(agent->transport), ':');
+	struct sockaddr_in address = {
+		.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(colon + 1))};
+	struct frame_hello hello = {
+		.ticket = rig_ticket(leg), .protocol = FRAME_PROTOCOL, .mode = FRAME_MODE_TCP};
+	const struct frame frame = {.kind = FRAME_HELLO, .leg = leg, .bytes = FRAME_HELLO_BYTES};
+	uint8_t data[FRAME_BYTES + FRAME_HELLO_BYTES];
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	frame_encode(&frame, data);
+	frame_encode_hello(&hello, data + FRAME_BYTES);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (connect(fd, (struct sockaddr *)&address, sizeof(address)) == 0) {
+		ssize_t sent = send(fd, data, sizeof(data), MSG_NOSIGNAL);
+		(void)sent;
+	}
+	close(fd);
+}
+
+/* One more grant: its reader comes before it, after it, twice or never; it is fenced or not. */
+static void
+grant(struct world *world)
+{
+	struct transport *transport = world->rig.agents[0].transport;
+	if (world->num_grants == GRANTS_MAX)
+		return;
+	uint64_t leg = GRANTS_FIRST + world->num_grants++;
+	const struct th_ticket ticket = rig_ticket(leg);
+	uint64_t order = th_rng_below(&world->rng, 8);
+	if (order & 1)
+		present(world, leg);
+	rig_offer(&world->rig.agents[0], leg, world->part);
+	if (order & 2)
+		present(world, leg);
+	if (order & 4)
+		transport_fence(transport, leg);
+	else
+		transport_refuse(transport, &ticket, TH_E_NOT_AVAILABLE, "nobody waits");
+}
+
+/* Each that was expected has one end, and none begins twice. */
+static void
+end_grants(struct world *world)
+{
+	struct rig_agent *agent = &world->rig.agents[0];
+	for (uint32_t i = 0; i < world->num_grants; i++)
+		transport_fence(agent->transport, GRANTS_FIRST + i);
+	for (uint32_t i = 0; i < world->num_grants; i++)
+		rig_wait(&world->rig, agent, TRANSPORT_ENDED, GRANTS_FIRST + i);
+	for (uint32_t i = 0; i < agent->num_events; i++) {
+		const struct transport_event *event = &agent->events[i];
+		for (uint32_t j = 0; j < i && event->leg >= GRANTS_FIRST; j++)
+			TH_ASSERT(agent->events[j].kind != event->kind ||
+				  event->kind != TRANSPORT_ENDED ||
+				  agent->events[j].leg != event->leg);
+	}
+}
+
+static void
 disturb(struct world *world)
 {
+	for (uint64_t count = th_rng_below(&world->rng, 6); count > 0; count--)
+		grant(world);
 	uint32_t index = (uint32_t)th_rng_below(&world->rng, READERS);
 	struct reader *reader = &world->readers[index];
 	switch (th_rng_below(&world->rng, 6)) {
@@ -235,6 +305,7 @@ run_round(struct world *world, uint32_t disturbances, bool close_midway, bool wi
 {
 	memset(&world->rig, 0, sizeof(world->rig));
 	memset(world->readers, 0, sizeof(world->readers));
+	world->num_grants = 0;
 	world->rig.num_rails = with_rdma ? 2 : 0;
 	/* Now and then too little for all who copy. */
 	world->rig.stage_bytes = (1 + th_rng_below(&world->rng, 12)) * SLAB_BYTES;
@@ -261,6 +332,7 @@ run_round(struct world *world, uint32_t disturbances, bool close_midway, bool wi
 	}
 	if (!close_midway) {
 		settle(world);
+		end_grants(world);
 		rig_wait(&world->rig, &world->rig.agents[0], TRANSPORT_HASHED, HASH_TAG);
 	}
 	rig_halt(&world->rig);

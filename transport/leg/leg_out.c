@@ -29,9 +29,11 @@ leg_of(struct control *control)
 static void
 leg_out_enter(struct leg_out *leg, enum leg_out_state state, const char *why)
 {
-	static const char *const names[] = {"new", "serving", "changed", "told", "ending", "ended"};
+	static const char *const names[] = {
+		"expected", "serving", "changed", "told", "ending", "ended"};
 	static const uint8_t may[] = {/* a mask of where each may go */
-		[LEG_OUT_NEW] = 1u << LEG_OUT_SERVING | 1u << LEG_OUT_ENDING,
+		[LEG_OUT_EXPECTED] =
+			1u << LEG_OUT_SERVING | 1u << LEG_OUT_ENDING | 1u << LEG_OUT_ENDED,
 		[LEG_OUT_SERVING] = 1u << LEG_OUT_CHANGED | 1u << LEG_OUT_ENDING,
 		[LEG_OUT_CHANGED] = 1u << LEG_OUT_TOLD | 1u << LEG_OUT_ENDING,
 		[LEG_OUT_TOLD] = 1u << LEG_OUT_ENDING,
@@ -74,7 +76,7 @@ leg_out_end(struct leg_out *leg, int code, const char *text, bool reset)
 	leg->result.transfer_ns = (uint64_t)(th_now_ns() - leg->started_ns);
 	snprintf(leg->result.text, sizeof(leg->result.text), "%s%s%s", leg->peer,
 		leg->peer[0] ? ": " : "", text);
-	if (was != LEG_OUT_NEW)
+	if (was != LEG_OUT_EXPECTED)
 		xfer_part_unwatch(leg->part, part_grew, leg);
 	stream_close(&leg->control.stream, reset);
 	LEG_TELL_PATHS(leg, close, reset);
@@ -94,11 +96,30 @@ leg_out_settle(struct leg_out *leg)
 	loop_post(leg->transport->acceptor, &leg->last_task);
 }
 
+/* With its last event. */
+static void
+leg_out_give_back(struct leg_out *leg)
+{
+	tickets_end(&leg->transport->tickets, &leg->grant);
+	control_fini(&leg->control);
+	free(leg->asked);
+	xfer_part_release(leg->part);
+	leg->part = NULL;
+	events_post(&leg->transport->events, &leg->last_node);
+}
+
 void
 leg_out_fence(struct leg_out *leg)
 {
 	if (leg->state >= LEG_OUT_ENDING) {
 		leg_out_settle(leg); /* the transport may be closing */
+		return;
+	}
+	if (leg->state == LEG_OUT_EXPECTED) {
+		/* Nothing is under way for it. */
+		leg_out_enter(leg, LEG_OUT_ENDED, "nobody has come");
+		leg->result.code = TH_E_CANCELLED;
+		leg_out_give_back(leg);
 		return;
 	}
 	count_up(&leg->transport->counters.legs_fenced, 1);
@@ -162,13 +183,9 @@ leg_out_run_last(struct loop_task *task)
 	LIST_REMOVE(leg, entry);
 	leg->result.bytes_moved = __atomic_load_n(&leg->bytes_sent, __ATOMIC_RELAXED);
 	LEG_TELL_PATHS(leg, say, &leg->result);
-	control_fini(&leg->control);
 	LEG_TELL_PATHS(leg, free);
 	leg->num_paths = 0;
-	free(leg->asked);
-	xfer_part_release(leg->part);
-	leg->part = NULL;
-	events_post(&transport->events, &leg->last_node);
+	leg_out_give_back(leg);
 	acceptor_left(transport);
 }
 
@@ -178,6 +195,14 @@ leg_out_fill_last(struct event_node *node, struct transport_event *ret_event)
 	struct leg_out *leg = loop_container(node, struct leg_out, last_node);
 	*ret_event = leg->result;
 	free(leg);
+	return true;
+}
+
+static bool
+leg_out_fill_began(struct event_node *node, struct transport_event *ret_event)
+{
+	ret_event->kind = TRANSPORT_BEGAN;
+	ret_event->leg = loop_container(node, struct leg_out, began_node)->id;
 	return true;
 }
 
@@ -461,13 +486,32 @@ run_changed(struct loop_task *task)
 /* ---- the beginning ------------------------------------------------------------------------ */
 
 struct leg_out *
-leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part)
+leg_out_new(struct transport *transport, uint64_t id, const struct th_ticket *ticket,
+	struct xfer_part *part)
 {
 	struct leg_out *leg = th_calloc(1, sizeof(*leg));
 	leg->transport = transport;
 	leg->id = id;
+	leg->grant.ticket = *ticket;
 	leg->part = xfer_part_retain(part);
 	leg->verify = xfer_part_verify(part);
+	leg->control.stream.fd = -1;
+	leg->changed_task.run = run_changed;
+	leg->progress_task.run = run_progress;
+	leg->last_task.run = leg_out_run_last;
+	leg->began_node.fill = leg_out_fill_began;
+	leg->stall_node.fill = fill_stall;
+	leg->changed_node.fill = leg_out_fill_changed;
+	leg->last_node.fill = leg_out_fill_last;
+	leg->result.kind = TRANSPORT_ENDED;
+	leg->result.leg = id;
+	memcpy(leg->result.transport, "tcp", 4);
+	return leg;
+}
+
+static void
+make_room(struct leg_out *leg)
+{
 	uint32_t payload_max = 0, payload_kinds = 0;
 	for (const struct leg_out_path_ops *const *ops = leg_out_paths; *ops; ops++) {
 		payload_max = th_max_u32(payload_max, (*ops)->payload_max);
@@ -477,18 +521,8 @@ leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part)
 	leg->control.handle = leg_out_handle;
 	leg->control.refill = leg_out_refill;
 	leg->control.broken = leg_out_broken;
-	leg->asked =
-		th_calloc(th_max_u32(xfer_part_table(part)->num_chunks, 1), sizeof(leg->asked[0]));
-	leg->changed_task.run = run_changed;
-	leg->progress_task.run = run_progress;
-	leg->last_task.run = leg_out_run_last;
-	leg->stall_node.fill = fill_stall;
-	leg->changed_node.fill = leg_out_fill_changed;
-	leg->last_node.fill = leg_out_fill_last;
-	leg->result.kind = TRANSPORT_ENDED;
-	leg->result.leg = id;
-	memcpy(leg->result.transport, "tcp", 4);
-	return leg;
+	leg->asked = th_calloc(
+		th_max_u32(xfer_part_table(leg->part)->num_chunks, 1), sizeof(leg->asked[0]));
 }
 
 /* What WELCOME shall say of them. */
@@ -511,6 +545,8 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 	const struct chunk_table *table = xfer_part_table(leg->part);
 	LIST_INSERT_HEAD(&transport->legs_out, leg, entry);
 	count_up(&transport->counters.legs_out, 1);
+	events_post(&transport->events, &leg->began_node);
+	make_room(leg);
 	leg->reader_leg = reader_leg;
 	leg->started_ns = th_now_ns();
 	if (fd < 0) {
@@ -555,9 +591,10 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 struct leg_out *
 leg_out_find(struct transport *transport, uint64_t id)
 {
-	struct leg_out *leg;
-	LIST_FOREACH(leg, &transport->legs_out, entry)
+	struct ticket_grant *grant;
+	LIST_FOREACH(grant, &transport->tickets.grants, entry)
 	{
+		struct leg_out *leg = loop_container(grant, struct leg_out, grant);
 		if (leg->id == id)
 			return leg;
 	}

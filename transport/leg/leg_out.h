@@ -5,18 +5,20 @@
  *
  * The acceptor's, but for what is said otherwise. How a leg ends: transport_own.h.
  *
- *   NEW -> SERVING -> CHANGED (a chunk is not what was published) -> TOLD (and the reader knows)
- *   any of them -> ENDING (paths close) -> ENDED (the last task is posted)
+ *   EXPECTED (its reader may come) -> SERVING -> CHANGED (a chunk is not what was published)
+ *      -> TOLD (and the reader knows)
+ *   any of them -> ENDING (paths close) -> ENDED (the last task is posted); EXPECTED -> ENDED
  */
 #ifndef TH_TRANSPORT_LEG_LEG_OUT_H
 #define TH_TRANSPORT_LEG_LEG_OUT_H
 
 #include "transport/leg/control.h"
 #include "transport/leg/path.h"
+#include "transport/leg/tickets.h"
 #include "transport/transport_own.h"
 
 enum leg_out_state {
-	LEG_OUT_NEW,
+	LEG_OUT_EXPECTED,
 	LEG_OUT_SERVING,
 	LEG_OUT_CHANGED,
 	LEG_OUT_TOLD,
@@ -26,12 +28,14 @@ enum leg_out_state {
 
 /* Paths read what is immutable or atomic, and prefix_sent; they write nothing. */
 struct leg_out {
-	LIST_ENTRY(leg_out) entry;
+	LIST_ENTRY(leg_out) entry; /* once its reader has come */
 	/* Immutable. */
 	struct transport *transport;
-	uint64_t id, reader_leg;
+	uint64_t id;
 	struct xfer_part *part; /* owns: a reference, until the last event */
 	bool verify;
+	/* Immutable once it is SERVING. */
+	uint64_t reader_leg;
 	bool same_host; /* the reader has our own address */
 	uint8_t key[FRAME_KEY_BYTES];
 	char peer[PEER_BYTES];
@@ -47,6 +51,7 @@ struct leg_out {
 	struct loop_task progress_task; /* -> acceptor */
 	/* Acceptor. */
 	enum leg_out_state state;
+	struct ticket_grant grant;
 	struct leg_out_path *paths[LEG_PATHS_MAX]; /* owns */
 	uint32_t num_paths;                        /* 0 before the leg has begun */
 	struct control control;
@@ -58,17 +63,19 @@ struct leg_out {
 	int64_t started_ns, excused_ns, deadline_ns, last_progress_ns;
 	struct loop_task last_task;
 	/* Shell, once posted. */
-	struct event_node stall_node, changed_node, last_node;
+	struct event_node began_node, stall_node, changed_node, last_node;
 	bool stall_reported;
 	struct transport_event result;
 };
 
 /* ---- for the transport ---------------------------------------------------------------------- */
 
-/* The shell's thread makes it; then it is the acceptor's. */
-struct leg_out *leg_out_new(struct transport *transport, uint64_t id, struct xfer_part *part);
-/* fd -1: the stranger is gone already, and the leg ends at once. hello_flags: enum frame_flag. */
+/* The shell's thread makes it; then it is the acceptor's, and costs little until it starts. */
+struct leg_out *leg_out_new(struct transport *transport, uint64_t id,
+	const struct th_ticket *ticket, struct xfer_part *part);
+/* Its reader is here. fd -1: he was, and the leg ends at once. hello_flags: enum frame_flag. */
 void leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_flags);
+/* Also of one that is expected: then nobody can start it any more. */
 void leg_out_fence(struct leg_out *leg);
 struct leg_out *leg_out_find(struct transport *transport, uint64_t id);
 struct leg_out *leg_out_find_key(

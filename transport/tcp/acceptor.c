@@ -3,14 +3,14 @@
  * acceptor - the door of the data port: accepts, reads a ticket or a key and nothing more, and runs
  * the shell's commands. One thread (mover_loop.h), which also owns the legs (leg_in.c, leg_out.c).
  *
- * Until a stranger has shown a ticket that the shell accepts, it costs a descriptor and less than
- * 512 bytes, for hello_ns at most, and as long again for its ticket. When there are too many, the
- * oldest that has shown nothing goes.
+ * Until a stranger has shown a ticket that is expected (tickets.h), it costs a descriptor and less
+ * than 512 bytes, for hello_ns at most, and as long again for its ticket. When there are too many,
+ * the oldest that has shown nothing goes.
  *
- * A ticket is random bits, so any stranger can make one that looks good, and it waits until the
- * shell has judged it: when its grant is not here yet, for hello_ns. It counts until then, also
- * when who presented it has left, and one address has a part of the places only, so that who
- * floods the port keeps out the readers of its own address and no others.
+ * A ticket is random bits, so any stranger can make one that looks good, and when its grant is not
+ * here yet it waits for hello_ns. It counts until then, also when who presented it has left, and
+ * one address has a part of the places only, so that who floods the port keeps out the readers of
+ * its own address and no others.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,21 +36,14 @@ struct stranger {
 	struct stream stream;
 	struct transport *transport;
 	int64_t deadline_ns;
-	bool asked;     /* the shell judges its ticket */
-	uint64_t hello; /* then: its number */
+	bool asked;                /* its ticket waits for its grant */
+	struct ticket_knock knock; /* then */
 	uint64_t reader_leg;
 	unsigned hello_flags; /* of the ticket's frame */
 	uint8_t data[HELLO_BYTES];
 	uint32_t have, need;
 	uint64_t host; /* its address without the port, as far as nobody can choose it freely */
 	char peer[PEER_BYTES];
-};
-
-struct hello_event { /* freed by the shell's thread */
-	struct event_node node;
-	struct transport *transport;
-	uint64_t hello;
-	struct th_ticket ticket;
 };
 
 static struct stranger *
@@ -65,7 +58,7 @@ free_stranger(struct stranger *stranger)
 	struct transport *transport = stranger->transport;
 	TAILQ_REMOVE(&transport->strangers, stranger, entry);
 	if (stranger->asked)
-		transport->num_asked--;
+		tickets_leave(&transport->tickets, &stranger->knock);
 	else
 		transport->num_reading--;
 	stream_close(&stranger->stream, false);
@@ -95,18 +88,6 @@ acceptor_recv_want(struct stream *stream, struct iovec *ret_ranges)
 	return 1;
 }
 
-static bool
-fill_hello(struct event_node *node, struct transport_event *ret_event)
-{
-	struct hello_event *event = loop_container(node, struct hello_event, node);
-	ret_event->kind = TRANSPORT_HELLO;
-	ret_event->hello = event->hello;
-	ret_event->ticket = event->ticket;
-	__atomic_sub_fetch(&event->transport->num_posted, 1, __ATOMIC_RELAXED);
-	free(event);
-	return true;
-}
-
 /* Of IPv6 the network: whoever has one may take any address in it. */
 static uint64_t
 host_of(const struct sockaddr_storage *address)
@@ -124,46 +105,83 @@ host_of(const struct sockaddr_storage *address)
 }
 
 static bool
-asks_enough(const struct transport *transport, uint64_t host)
+asks_too_much(const struct transport *transport, uint64_t host)
 {
 	const struct stranger *other;
 	uint32_t count = 0;
-	if (transport->num_asked < ASKED_BY_ONE)
+	if (transport->tickets.num_knocks <= ASKED_BY_ONE)
 		return false;
 	TAILQ_FOREACH(other, &transport->strangers, entry)
 	{
 		count += other->asked && other->host == host;
 	}
-	return count >= ASKED_BY_ONE;
+	return count > ASKED_BY_ONE;
 }
 
+/* Its leg begins, with what is left of its connection. */
+static void
+let_in(struct stranger *stranger, struct leg_out *leg)
+{
+	uint64_t reader_leg = stranger->reader_leg;
+	unsigned hello_flags = stranger->hello_flags;
+	int fd = stream_release(&stranger->stream);
+	free_stranger(stranger);
+	leg_out_start(leg, fd, reader_leg, hello_flags);
+}
+
+static void
+turn_away(struct stranger *stranger, int code, const char *text)
+{
+	size_t bytes = strnlen(text, TH_CTL_TEXT_BYTES);
+	uint8_t message[FRAME_BYTES + TH_CTL_TEXT_BYTES];
+	struct frame frame = {.kind = FRAME_REFUSED,
+		.leg = stranger->reader_leg,
+		.count = code < 0 ? 0u - (uint32_t)code : 0,
+		.bytes = bytes};
+	frame_encode(&frame, message);
+	memcpy(message + FRAME_BYTES, text, bytes);
+	/* Nothing was sent on this connection yet: it takes all, or the peer is gone. */
+	if (stranger->stream.fd >= 0) {
+		ssize_t sent = send(stranger->stream.fd, message, FRAME_BYTES + bytes,
+			MSG_DONTWAIT | MSG_NOSIGNAL);
+		(void)sent;
+	}
+	count_up(&stranger->transport->counters.tickets_refused, 1);
+	log_warn("transport", "ticket refused peer=%s code=%s reason=\"%s\"", stranger->peer,
+		th_errname(code), text);
+	drop_stranger(stranger, text);
+}
+
+/* 1: the stranger is gone. */
 static int
 on_hello(struct stranger *stranger)
 {
 	struct transport *transport = stranger->transport;
 	struct frame_hello hello;
+	struct ticket_grant *grant;
 	frame_decode_hello(stranger->data + FRAME_BYTES, &hello);
 	if (hello.protocol != FRAME_PROTOCOL || hello.mode != FRAME_MODE_TCP)
 		return TH_E_PROTOCOL;
-	if (transport->num_asked >= ASKED_MAX ||
-		__atomic_load_n(&transport->num_posted, __ATOMIC_RELAXED) >= ASKED_MAX ||
-		asks_enough(transport, stranger->host))
-		return TH_E_LIMIT;
+	stranger->knock.ticket = hello.ticket;
+	int rc = tickets_knock(&transport->tickets, &stranger->knock, &grant);
+	if (rc == 0) {
+		let_in(stranger, loop_container(grant, struct leg_out, grant));
+		return 1;
+	}
+	if (rc == TH_E_DENIED) {
+		turn_away(stranger, rc, "this ticket has been presented before");
+		return 1;
+	}
 	stranger->asked = true;
-	stranger->hello = ++transport->next_hello;
 	transport->num_reading--;
-	transport->num_asked++;
-	/* The shell waits for the grant as long: the place must not be free before. */
+	if (transport->tickets.num_knocks > ASKED_MAX || asks_too_much(transport, stranger->host)) {
+		drop_stranger(stranger, "too many tickets wait for their grant");
+		return 1;
+	}
+	/* The place is taken for as long as the grant may take. */
 	stranger->deadline_ns = th_now_ns() + transport->config.hello_ns;
 	TAILQ_REMOVE(&transport->strangers, stranger, entry);
 	TAILQ_INSERT_TAIL(&transport->strangers, stranger, entry);
-	struct hello_event *event = th_calloc(1, sizeof(*event));
-	event->node.fill = fill_hello;
-	event->transport = transport;
-	event->hello = stranger->hello;
-	event->ticket = hello.ticket;
-	__atomic_add_fetch(&transport->num_posted, 1, __ATOMIC_RELAXED);
-	events_post(&transport->events, &event->node);
 	return 0;
 }
 
@@ -362,7 +380,11 @@ acceptor_tick(void *arg, int64_t now_ns)
 			next_ns = th_min_i64(next_ns, stranger->deadline_ns);
 			break;
 		}
-		drop_stranger(stranger, "no valid ticket in time");
+		if (stranger->asked)
+			turn_away(stranger, TH_E_DENIED,
+				"the reference server has granted no such ticket");
+		else
+			drop_stranger(stranger, "no ticket in time");
 	}
 	/* No leg leaves its list within a tick: the last step of an end is a task. */
 	for (struct leg_in *leg = LIST_FIRST(&transport->legs_in); leg; leg = leg_in_next(leg))
@@ -381,54 +403,29 @@ acceptor_next_mover(struct transport *transport)
 /* ---- commands ----------------------------------------------------------------------------- */
 
 static struct stranger *
-find_asked(struct transport *transport, uint64_t hello)
+stranger_with(struct ticket_knock *knock)
 {
-	struct stranger *stranger;
-	TAILQ_FOREACH(stranger, &transport->strangers, entry)
-	{
-		if (stranger->asked && stranger->hello == hello)
-			return stranger;
-	}
-	return NULL;
+	return loop_container(knock, struct stranger, knock);
 }
 
 static void
-serve(struct transport *transport, const struct command *command)
+acceptor_expect(struct transport *transport, struct leg_out *leg)
 {
-	struct stranger *stranger = find_asked(transport, command->id);
-	int fd = -1;
-	uint64_t reader_leg = 0;
-	unsigned hello_flags = 0;
-	if (stranger) {
-		fd = stream_release(&stranger->stream);
-		reader_leg = stranger->reader_leg;
-		hello_flags = stranger->hello_flags;
-		free_stranger(stranger);
-	}
-	leg_out_start(command->leg_out, fd, reader_leg, hello_flags);
+	struct ticket_knock *knock = tickets_expect(&transport->tickets, &leg->grant);
+	if (!knock)
+		return;
+	struct stranger *stranger = stranger_with(knock);
+	stranger->asked = false;
+	transport->num_reading++;
+	let_in(stranger, leg);
 }
 
 static void
 acceptor_refuse(struct transport *transport, const struct command *command)
 {
-	struct stranger *stranger = find_asked(transport, command->id);
-	if (!stranger)
-		return;
-	size_t bytes = strnlen(command->text, sizeof(command->text));
-	uint8_t message[FRAME_BYTES + TH_CTL_TEXT_BYTES];
-	struct frame frame = {.kind = FRAME_REFUSED,
-		.leg = stranger->reader_leg,
-		.count = command->code < 0 ? 0u - (uint32_t)command->code : 0,
-		.bytes = bytes};
-	frame_encode(&frame, message);
-	memcpy(message + FRAME_BYTES, command->text, bytes);
-	/* Nothing was sent on this connection yet: it takes all, or the peer is gone. */
-	if (stranger->stream.fd >= 0) {
-		ssize_t sent = send(stranger->stream.fd, message, FRAME_BYTES + bytes,
-			MSG_DONTWAIT | MSG_NOSIGNAL);
-		(void)sent;
-	}
-	drop_stranger(stranger, command->text);
+	struct ticket_knock *knock = tickets_waiting(&transport->tickets, &command->ticket);
+	if (knock)
+		turn_away(stranger_with(knock), command->code, command->text);
 }
 
 static void
@@ -443,8 +440,12 @@ close_all(struct transport *transport)
 		xfer_part_orphan(leg->part);
 		leg_in_stop(leg);
 	}
-	for (struct leg_out *leg = LIST_FIRST(&transport->legs_out); leg; leg = leg_out_next(leg))
-		leg_out_fence(leg);
+	struct ticket_grant *next;
+	for (struct ticket_grant *grant = LIST_FIRST(&transport->tickets.grants); grant;
+		grant = next) {
+		next = LIST_NEXT(grant, entry);
+		leg_out_fence(loop_container(grant, struct leg_out, grant));
+	}
 	acceptor_left(transport);
 }
 
@@ -452,7 +453,7 @@ void
 acceptor_left(struct transport *transport)
 {
 	if (transport->closing && LIST_EMPTY(&transport->legs_in) &&
-		LIST_EMPTY(&transport->legs_out))
+		LIST_EMPTY(&transport->tickets.grants))
 		sem_post(&transport->closed);
 }
 
@@ -472,8 +473,8 @@ acceptor_command(struct loop_task *task)
 		if (leg_in)
 			leg_in_stop(leg_in);
 		break;
-	case COMMAND_SERVE:
-		serve(transport, command);
+	case COMMAND_EXPECT:
+		acceptor_expect(transport, command->leg_out);
 		break;
 	case COMMAND_REFUSE:
 		acceptor_refuse(transport, command);

@@ -27,6 +27,7 @@ struct leg {
 	uint64_t leg;        /* the core's number */
 	uint64_t server_leg; /* for logs and beats */
 	bool out, stopped;
+	bool begun; /* of a leg out: its reader has come */
 	uint64_t session;
 	uint64_t source, source_gen; /* whose part is read; 0: not one of this agent */
 	struct xfer_part *xfer;      /* owns: a reference */
@@ -383,23 +384,20 @@ post_out(struct host *host, enum agent_event_kind kind, uint64_t number)
 }
 
 void
-legs_serve(struct host *host, const struct agent_action *action)
+legs_expect(struct host *host, const struct agent_action *action)
 {
+	const struct th_ticket *ticket = &action->u.leg.grant.ticket;
 	struct xfer_part *part = parts_find(host, action->session, action->u.leg.gen);
 	if (!part) {
-		transport_refuse(host->transport, action->u.leg.hello, TH_E_VERSION_LOST,
-			"this copy is gone");
-		host->counters.tickets_refused++;
+		transport_refuse(host->transport, ticket, TH_E_VERSION_LOST, "this copy is gone");
 		post_out(host, AGENT_EV_OUT_ENDED, action->u.leg.leg);
 		return;
 	}
 	struct leg *leg = legs_add(host, action, part);
 	leg->out = true;
-	TH_FP(agent_serves);
 	leg->source = action->session;
 	leg->source_gen = action->u.leg.gen;
-	log_start(host, leg);
-	transport_serve(host->transport, action->u.leg.hello, leg->leg, part);
+	transport_expect(host->transport, leg->leg, ticket, part);
 }
 
 void
@@ -408,16 +406,24 @@ legs_fence(struct host *host, const struct agent_action *action)
 	struct leg *leg = legs_find(host, action->u.leg.leg);
 	if (!leg || !leg->out)
 		return; /* its end is on the way to the core */
-	log_warn("leg",
-		"fenced leg=%" PRIu64 " reason=\"its reader takes nothing, or was replaced\"",
-		leg->server_leg);
+	if (leg->begun)
+		log_warn("leg",
+			"fenced leg=%" PRIu64
+			" reason=\"its reader takes nothing, or was replaced\"",
+			leg->server_leg);
 	transport_fence(host->transport, leg->leg);
 }
 
 static void
 out_event(struct host *host, struct leg *leg, const struct transport_event *event)
 {
-	if (event->kind == TRANSPORT_STALLED) {
+	if (event->kind == TRANSPORT_BEGAN) {
+		TH_FP(agent_serves);
+		leg->begun = true;
+		leg->start_ns = th_now_ns();
+		log_start(host, leg);
+		post_out(host, AGENT_EV_OUT_BEGAN, leg->leg);
+	} else if (event->kind == TRANSPORT_STALLED) {
 		log_warn("leg", "stalled leg=%" PRIu64 " reason=\"the reader takes nothing\"",
 			leg->server_leg);
 		post_out(host, AGENT_EV_OUT_STALLED, leg->leg);
@@ -426,7 +432,8 @@ out_event(struct host *host, struct leg *leg, const struct transport_event *even
 	} else {
 		uint64_t number = leg->leg;
 		TH_FP(agent_leg_out_over);
-		log_end(leg, event, 0);
+		if (leg->begun)
+			log_end(leg, event, 0);
 		if (event->copy[0] != '\0')
 			fabric_copied(host, event->copy);
 		if (event->code == TH_E_STALE_MEMORY)
@@ -441,7 +448,7 @@ legs_out_running(const struct host *host)
 {
 	uint32_t count = 0;
 	for (const struct leg *leg = host->legs.legs; leg; leg = leg->hh.next)
-		count += leg->out;
+		count += leg->out && leg->begun;
 	return count;
 }
 
@@ -463,13 +470,6 @@ on_event(struct host *host, const struct transport_event *event)
 {
 	struct leg *leg;
 	switch (event->kind) {
-	case TRANSPORT_HELLO: {
-		struct agent_event hello = {.kind = AGENT_EV_HELLO};
-		hello.u.hello.hello = event->hello;
-		hello.u.hello.ticket = event->ticket;
-		engine_post(host, &hello);
-		break;
-	}
 	case TRANSPORT_HASHED:
 		parts_hashed(host, event->tag);
 		break;
@@ -498,6 +498,7 @@ on_event(struct host *host, const struct transport_event *event)
 		if (leg)
 			parts_changed(host, leg->source, leg->source_gen, event->chunk);
 		break;
+	case TRANSPORT_BEGAN:
 	case TRANSPORT_STALLED:
 	case TRANSPORT_RESUMED:
 	case TRANSPORT_ENDED:

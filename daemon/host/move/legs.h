@@ -49,7 +49,7 @@ void legs_hash_stop(struct host *host, const struct agent_action *action);
 void legs_pull(struct host *host, const struct agent_action *action);
 void legs_copy(struct host *host, const struct agent_action *action);
 void legs_stop(struct host *host, const struct agent_action *action);
-void legs_serve(struct host *host, const struct agent_action *action);
+void legs_expect(struct host *host, const struct agent_action *action);
 void legs_fence(struct host *host, const struct agent_action *action);
 
 /* The verified prefix of each running leg in, by the server's number. Free with free(). */

@@ -103,7 +103,7 @@ status_collect(struct host *host, struct counter *out)
 		{"completions", "1", "operations that ended", c->completions},
 		{"legs_refused", "1", "transfers that could not be started", c->legs_refused},
 		{"tickets_refused", "1", "peers that came with a ticket for nothing",
-			c->tickets_refused},
+			t.tickets_refused},
 		{"server_requests", "1", "requests to the reference server", c->server_requests},
 		{"server_unanswered", "1", "requests that it did not answer", c->server_unanswered},
 		{"server_switches", "1", "times another server was tried", c->server_switches},

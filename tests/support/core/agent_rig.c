@@ -34,7 +34,6 @@ rig_init(struct rig *rig)
 	config.drain_wait_ns = 3 * SEC;
 	config.attach.offload_bytes = UINT64_MAX;
 	strcpy(config.attach.cluster, "red");
-	config.hellos_max = 4;
 	config.grants_max = 4;
 	*rig = (struct rig){.now_ns = 1000 * SEC, .server_inc = 1, .last_sid = 100, .fresh = true};
 	rig->sent = th_calloc(LOG_MAX, sizeof(*rig->sent));
@@ -497,15 +496,6 @@ rig_outcome(uint64_t sid, uint64_t op_seq, int code, uint64_t version)
 }
 
 void
-rig_hello(struct rig *rig, uint64_t hello, uint64_t leg)
-{
-	struct agent_event event = {
-		.kind = AGENT_EV_HELLO, .u.hello = {.hello = hello, .ticket = rig_ticket(leg)}};
-
-	rig_step(rig, &event);
-}
-
-void
 rig_leg(struct rig *rig, enum agent_event_kind kind, uint64_t leg, int code)
 {
 	struct agent_event event = {.kind = kind,
@@ -564,9 +554,10 @@ rig_reader(struct rig *rig, uint64_t sid, uint64_t gen, uint64_t leg)
 	struct ctl_event event = rig_grant(sid, gen, leg);
 
 	rig_event(rig, event);
-	rig_hello(rig, leg, leg);
-	cr_assert_eq(rig_last(rig, AGENT_SERVE)->u.leg.grant.leg, leg);
-	return rig_last(rig, AGENT_SERVE)->u.leg.leg;
+	cr_assert_eq(rig_last(rig, AGENT_EXPECT)->u.leg.grant.leg, leg);
+	uint64_t number = rig_last(rig, AGENT_EXPECT)->u.leg.leg;
+	rig_out(rig, AGENT_EV_OUT_BEGAN, number);
+	return number;
 }
 
 uint64_t

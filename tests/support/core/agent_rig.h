@@ -104,7 +104,6 @@ struct ctl_event rig_drain(uint64_t sid, uint64_t gen, uint64_t drain_no);
 struct ctl_event rig_undrain(uint64_t sid, uint64_t gen);
 struct ctl_event rig_outcome(uint64_t sid, uint64_t op_seq, int code, uint64_t version);
 struct th_ticket rig_ticket(uint64_t leg);
-void rig_hello(struct rig *rig, uint64_t hello, uint64_t leg);
 void rig_leg(struct rig *rig, enum agent_event_kind kind, uint64_t leg, int code);
 void rig_out(struct rig *rig, enum agent_event_kind kind, uint64_t leg);
 void rig_hashed(struct rig *rig, enum agent_event_kind kind, uint64_t session, uint64_t gen);
@@ -130,7 +129,7 @@ uint64_t rig_offload_filled(struct rig *rig);                /* all of it; retur
 uint64_t rig_publish(struct rig *rig, uint64_t session, uint64_t sid, const char *version);
 /* ... and all is hashed; rig_clear. */
 uint64_t rig_hold(struct rig *rig, uint64_t session, uint64_t sid, const char *version);
-/* A reader at the published part: GRANT and HELLO; returns the core's number of the leg. */
+/* A reader at the published part: GRANT and OUT_BEGAN; returns the core's number of the leg. */
 uint64_t rig_reader(struct rig *rig, uint64_t sid, uint64_t gen, uint64_t leg);
 /* replicate up to GO; returns the core's number of the leg in. */
 uint64_t rig_filling(

@@ -465,9 +465,8 @@ rig_ticket(uint64_t number)
 void
 rig_offer(struct rig_agent *agent, uint64_t leg, struct xfer_part *part)
 {
-	TH_ASSERT(agent->num_offers < RIG_OFFERS_MAX);
-	agent->offers[agent->num_offers++] =
-		(struct rig_offer){.ticket = rig_ticket(leg), .part = part, .leg = leg};
+	struct th_ticket ticket = rig_ticket(leg);
+	transport_expect(agent->transport, leg, &ticket, part);
 }
 
 void
@@ -484,31 +483,14 @@ rig_pull(struct rig_agent *source, struct rig_agent *reader, uint64_t leg, struc
 /* ---- events ------------------------------------------------------------------------------- */
 
 static void
-on_hello(struct rig_agent *agent, const struct transport_event *event)
-{
-	agent->hello = event->hello;
-	if (agent->mute)
-		return;
-	for (uint32_t i = 0; i < agent->num_offers; i++) {
-		struct rig_offer *offer = &agent->offers[i];
-		if (memcmp(&offer->ticket, &event->ticket, sizeof(offer->ticket)) == 0) {
-			transport_serve(agent->transport, event->hello, offer->leg, offer->part);
-			*offer = agent->offers[--agent->num_offers]; /* single use */
-			return;
-		}
-	}
-	transport_refuse(agent->transport, event->hello, TH_E_DENIED, "no such ticket");
-}
-
-static void
 drain(struct rig_agent *agent)
 {
 	struct transport_event events[8];
 	uint32_t count;
 	while ((count = transport_poll(agent->transport, events, 8)) > 0) {
 		for (uint32_t i = 0; i < count; i++) {
-			if (events[i].kind == TRANSPORT_HELLO) {
-				on_hello(agent, &events[i]);
+			if (events[i].kind == TRANSPORT_BEGAN) {
+				agent->num_began++;
 			} else if (events[i].kind != TRANSPORT_PROGRESS) {
 				TH_ASSERT(agent->num_events < RIG_EVENTS_MAX);
 				agent->events[agent->num_events++] = events[i];

@@ -17,7 +17,6 @@
 
 #define MIB (UINT64_C(1) << 20)
 #define RIG_AGENTS_MAX 8
-#define RIG_OFFERS_MAX 256
 #define RIG_EVENTS_MAX 1024
 
 #define RIG_RAILS_MAX 4
@@ -49,19 +48,10 @@ struct rig_shard { /* memory of one shard */
 	struct packed *packed;
 };
 
-struct rig_offer {
-	struct th_ticket ticket;
-	struct xfer_part *part; /* borrows */
-	uint64_t leg;
-};
-
 struct rig_agent {
 	struct transport *transport;
-	struct rig_offer offers[RIG_OFFERS_MAX];
-	uint32_t num_offers;
-	bool mute; /* answers no ticket; the last one's handle is in hello */
-	uint64_t hello;
-	struct transport_event events[RIG_EVENTS_MAX]; /* all but PROGRESS and HELLO */
+	struct transport_event events[RIG_EVENTS_MAX]; /* all but PROGRESS and BEGAN */
+	uint32_t num_began;
 	uint32_t num_events;
 	uint32_t num_rails;
 	struct verbs_device *devices[RIG_RAILS_MAX];

@@ -228,9 +228,8 @@ Test(agent_alone, reader_sent_here_meanwhile__refused_at_once)
 {
 	unpublished();
 	rig_back(&rig);
-	rig_hello(&rig, 50, 50);
 	rig_event(&rig, rig_grant(sid, gen, 50));
-	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 0);
+	cr_assert_eq(rig_count(&rig, AGENT_EXPECT), 0);
 	cr_assert_eq(rig_count(&rig, AGENT_REFUSE), 1);
 }
 

@@ -278,9 +278,7 @@ Test(agent_call, leg__brings_what_the_publisher_has_said__done)
 Test(agent_call, leg__brings_other_digests_than_the_publishers__fails_and_is_read_by_nobody)
 {
 	uint64_t leg = filling(5);
-	rig_hello(&rig, 11, 50);
-	rig_event(&rig, rig_grant(sid, 1, 50));
-	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 1);
+	rig_reader(&rig, sid, 1, 50);
 	leg_brings(leg, 6);
 	const struct ctl_leg_end *end = &rig_request(&rig, CTL_LEG_END)->u.leg_end;
 	cr_assert_eq(end->code, TH_E_CHECKSUM);

@@ -8,98 +8,76 @@ TestSuite(agent_part, .init = setup_ready, .fini = teardown);
 
 /* ---- tickets ------------------------------------------------------------------------- */
 
-Test(agent_part, hello__before_its_grant__waits_and_is_served)
+static const struct agent_action *
+grant(uint64_t of, uint64_t leg)
+{
+	uint32_t before = rig_count(&rig, AGENT_EXPECT);
+	rig_event(&rig, rig_grant(sid, of, leg));
+	cr_assert_eq(rig_count(&rig, AGENT_EXPECT), before + 1);
+	return rig_last(&rig, AGENT_EXPECT);
+}
+
+Test(agent_part, grant__of_what_is_held__its_ticket_is_expected_at_once)
 {
 	gen = rig_hold(&rig, 1, sid, "3");
-	rig_hello(&rig, 11, 50);
-	cr_assert_eq(rig_count(&rig, AGENT_SERVE) + rig_count(&rig, AGENT_REFUSE), 0);
-	rig_event(&rig, rig_grant(sid, gen, 50));
-	cr_assert_eq(rig_last(&rig, AGENT_SERVE)->u.leg.hello, 11);
-	cr_assert_eq(rig_last(&rig, AGENT_SERVE)->u.leg.gen, gen);
-	cr_assert_eq(rig_last(&rig, AGENT_SERVE)->session, 1);
+	const struct agent_action *expect = grant(gen, 50);
+	const struct th_ticket ticket = rig_ticket(50);
+	cr_assert_eq(expect->session, 1);
+	cr_assert_eq(expect->u.leg.gen, gen);
+	cr_assert_eq(expect->u.leg.grant.leg, 50);
+	cr_assert_arr_eq(expect->u.leg.grant.ticket.bytes, ticket.bytes, sizeof(ticket.bytes));
 }
 
-Test(agent_part, hello__no_grant_comes__refused_after_its_time)
-{
-	rig_hold(&rig, 1, sid, "3");
-	rig_hello(&rig, 11, 50);
-	rig_sleep(&rig, 2 * SEC - MS);
-	cr_assert_eq(rig_count(&rig, AGENT_REFUSE), 0);
-	rig_sleep(&rig, MS);
-	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.hello, 11);
-	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_DENIED);
-}
-
-Test(agent_part, hello__ticket_presented_twice__second_is_refused)
+Test(agent_part, grant__too_many_or_too_old__oldest_is_taken_back)
 {
 	gen = rig_hold(&rig, 1, sid, "3");
-	rig_reader(&rig, sid, gen, 50);
-	rig_hello(&rig, 12, 50);
-	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.hello, 12);
-	rig_hello(&rig, 13, 51);
-	rig_hello(&rig, 14, 51);
-	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.hello, 14);
-	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 1);
-}
-
-Test(agent_part, hello__too_many_without_grant__refused)
-{
-	rig_hold(&rig, 1, sid, "3");
-	for (uint64_t i = 0; i < 4; i++)
-		rig_hello(&rig, i, 50 + i);
-	cr_assert_eq(rig_count(&rig, AGENT_REFUSE), 0);
-	rig_hello(&rig, 9, 90);
-	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_LIMIT);
-}
-
-Test(agent_part, grant__too_many_or_too_old__oldest_gives_way)
-{
-	gen = rig_hold(&rig, 1, sid, "3");
-	for (uint64_t i = 0; i < 5; i++)
-		rig_event(&rig, rig_grant(sid, gen, 50 + i));
-	rig_hello(&rig, 2, 51);
-	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 1);
-	rig_hello(&rig, 1, 50);
+	uint64_t first = grant(gen, 50)->u.leg.leg, second = grant(gen, 51)->u.leg.leg;
+	grant(gen, 52);
+	grant(gen, 53);
+	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0);
+	grant(gen, 54);
+	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
+	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, first);
+	rig_out(&rig, AGENT_EV_OUT_BEGAN, second);
 	rig_sleep(&rig, 61 * SEC);
-	rig_hello(&rig, 3, 52);
-	rig_sleep(&rig, 2 * SEC);
-	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 1);
-	cr_assert_eq(rig_count(&rig, AGENT_REFUSE), 2);
+	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1 + 3, "each once, and not who has begun");
+	rig_sleep(&rig, 61 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1 + 3);
 }
 
-Test(agent_part, grant__of_a_part_that_is_not_there__waiting_hello_is_refused_at_once)
+Test(agent_part, grant__of_a_part_that_is_not_there__its_reader_is_refused_at_once)
 {
 	gen = rig_hold(&rig, 1, sid, "3");
-	rig_hello(&rig, 11, 50);
+	const struct th_ticket ticket = rig_ticket(50);
 	rig_event(&rig, rig_grant(sid, gen + 1, 50));
-	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_NOT_AVAILABLE);
+	const struct agent_action *refuse = rig_last(&rig, AGENT_REFUSE);
+	cr_assert_eq(refuse->u.refuse.code, TH_E_NOT_AVAILABLE);
+	cr_assert_arr_eq(refuse->u.refuse.ticket.bytes, ticket.bytes, sizeof(ticket.bytes));
+	cr_assert_eq(rig_count(&rig, AGENT_EXPECT), 0);
 }
 
 /* The same memory, published again: tickets of what it held before read nothing of it. */
-Test(agent_part, ticket__of_an_older_generation__refused_and_never_served)
+Test(agent_part, ticket__of_an_older_generation__over_before_the_memory_is_published_again)
 {
 	uint64_t old = rig_hold(&rig, 1, sid, "3");
-	rig_event(&rig, rig_grant(sid, old, 50));
+	uint64_t leg = grant(old, 50)->u.leg.leg;
 	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
 	rig_event(&rig, rig_drain(sid, old, 4));
 	rig_sleep(&rig, 2 * SEC); /* its reader never came */
+	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, leg);
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0, "somebody may just have come");
+	rig_out(&rig, AGENT_EV_OUT_ENDED, leg);
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 	rig_event(&rig, rig_outcome(sid, 2, 0, TH_NO_VERSION));
 	cr_assert_eq(code_of(0), 0);
 	uint64_t now = rig_publish(&rig, 1, sid, "4");
 	rig_hashed(&rig, AGENT_EV_HASHED, 1, now);
 	cr_assert_neq(now, old);
 	rig_clear(&rig);
-	rig_hello(&rig, 11, 50);
-	rig_hello(&rig, 12, 51);
 	rig_event(&rig, rig_grant(sid, old, 51));
-	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.hello, 12);
 	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_NOT_AVAILABLE);
 	cr_assert(strstr(rig_last(&rig, AGENT_REFUSE)->u.refuse.text, "given up"));
-	rig_sleep(&rig, 2 * SEC);
-	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.hello, 11);
-	cr_assert_eq(rig_last(&rig, AGENT_REFUSE)->u.refuse.code, TH_E_DENIED);
-	cr_assert_eq(rig_count(&rig, AGENT_REFUSE), 2);
-	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 0);
+	cr_assert_eq(rig_count(&rig, AGENT_EXPECT), 0);
 	rig_reader(&rig, sid, now, 52);
 }
 
@@ -165,26 +143,41 @@ Test(agent_part, drain__leg_stalled_and_resumed__goes_on)
 Test(agent_part, drain__granted_and_on_its_way__served)
 {
 	gen = rig_hold(&rig, 1, sid, "3");
-	rig_event(&rig, rig_grant(sid, gen, 50));
+	uint64_t leg = grant(gen, 50)->u.leg.leg;
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0, "its reader has given up the old one");
-	rig_hello(&rig, 1, 50);
-	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 1);
-	rig_out(&rig, AGENT_EV_OUT_ENDED, rig_last(&rig, AGENT_SERVE)->u.leg.leg);
+	rig_out(&rig, AGENT_EV_OUT_BEGAN, leg);
+	rig_sleep(&rig, 2 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 0, "it has come in time");
+	rig_out(&rig, AGENT_EV_OUT_ENDED, leg);
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 }
 
 Test(agent_part, drain__granted_and_nobody_comes__void_after_a_stall)
 {
 	gen = rig_hold(&rig, 1, sid, "3");
-	rig_event(&rig, rig_grant(sid, gen, 50));
+	uint64_t leg = grant(gen, 50)->u.leg.leg;
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	rig_sleep(&rig, SEC);
+	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, leg);
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0, "the door has not said so yet");
+	rig_out(&rig, AGENT_EV_OUT_ENDED, leg);
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
-	rig_hello(&rig, 1, 50);
-	rig_sleep(&rig, 2 * SEC);
-	cr_assert_eq(rig_count(&rig, AGENT_SERVE), 0);
-	cr_assert_eq(rig_count(&rig, AGENT_REFUSE), 1);
+}
+
+/* FENCE and the reader cross: the leg is one that reads until its end is proven. */
+Test(agent_part, drain__reader_comes_while_its_grant_is_taken_back__joined_first)
+{
+	gen = rig_hold(&rig, 1, sid, "3");
+	uint64_t leg = grant(gen, 50)->u.leg.leg;
+	rig_event(&rig, rig_drain(sid, gen, 4));
+	rig_sleep(&rig, SEC);
+	rig_out(&rig, AGENT_EV_OUT_BEGAN, leg);
+	rig_out(&rig, AGENT_EV_OUT_STALLED, leg);
+	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0);
+	rig_out(&rig, AGENT_EV_OUT_ENDED, leg);
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 }
 
 Test(agent_part, drain__hashing_and_no_leg__joined_first)
@@ -252,14 +245,18 @@ Test(agent_part, fence__event__leg_or_grant_goes)
 {
 	gen = rig_hold(&rig, 1, sid, "3");
 	uint64_t a = rig_reader(&rig, sid, gen, 50);
-	rig_event(&rig, rig_grant(sid, gen, 51));
+	uint64_t b = grant(gen, 51)->u.leg.leg;
 	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 50});
+	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, a);
+	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 51});
+	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, b);
 	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 51});
 	rig_event(&rig, (struct ctl_event){.kind = CTL_EV_FENCE, .u.fence_leg = 52});
-	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 1);
-	cr_assert_eq(rig_last(&rig, AGENT_FENCE)->u.leg.leg, a);
+	cr_assert_eq(rig_count(&rig, AGENT_FENCE), 2, "each once");
 	rig_event(&rig, rig_drain(sid, gen, 4));
 	rig_out(&rig, AGENT_EV_OUT_ENDED, a);
+	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 0);
+	rig_out(&rig, AGENT_EV_OUT_ENDED, b);
 	cr_assert_eq(rig_requests(&rig, CTL_DRAIN_DONE), 1);
 }
 

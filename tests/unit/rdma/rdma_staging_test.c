@@ -110,8 +110,6 @@ enter(struct setup *s, unsigned flags)
 	s->fd = peer_dial(s->agent);
 	frame_encode_hello(&hello, payload);
 	peer_put_frame(s->fd, &frame, payload, FRAME_HELLO_BYTES);
-	while (s->agent->num_offers > 0)
-		rig_pump(&s->rig, 10);
 	frame = get(s->fd, FRAME_WELCOME);
 	struct frame_welcome welcome;
 	frame_decode_welcome(payload, &welcome);

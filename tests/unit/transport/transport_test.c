@@ -9,13 +9,16 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "ipc/base/clock.h"
 #include "tests/support/transport/transport_pair.h"
 #include "transport/part/fd_memory.h"
+#include "transport/transport_own.h"
 
 /* Short where a stall is waited for; and what is longer. A GPU's process that has just started
  * takes its time, and shares a busy machine with many. */
@@ -395,8 +398,9 @@ Test(transport, fence__after_ended_nobody_reads_the_part)
 			rig_pump(&s->rig, 100);
 		const struct transport_event *event = &s->reader_agent->events[0];
 		cr_assert(event->kind == TRANSPORT_DONE || event->kind == TRANSPORT_FAILED);
+		/* It may be fenced before its reader has come. */
 		if (event->kind == TRANSPORT_FAILED)
-			cr_assert_eq(event->code, TH_E_NO_PATH);
+			cr_assert(event->code == TH_E_NO_PATH || event->code == TH_E_DENIED);
 		pair_finish(s);
 	}
 }
@@ -488,19 +492,90 @@ Test(transport, pull__wrong_ticket__refused_with_the_sources_sentence)
 	pair_finish(s);
 }
 
-Test(transport, pull__nobody_answers_the_ticket__failed_and_a_late_serve_ends)
+static void
+pull_without_grant(struct pair *s, uint64_t leg)
+{
+	struct th_ticket ticket = rig_ticket(leg);
+	cr_assert_eq(transport_pull(s->reader_agent->transport, leg,
+			     transport_address(s->source_agent->transport), &ticket, s->to, 0),
+		0);
+}
+
+static void
+wait_knock(struct pair *s)
+{
+	const struct tickets *tickets = &s->source_agent->transport->tickets;
+	while (__atomic_load_n(&tickets->num_knocks, __ATOMIC_RELAXED) == 0)
+		rig_pump(&s->rig, 1);
+}
+
+/* The bytes that come prove that no shell was asked: this one looks at no event. */
+Test(transport, pull__expected__served_while_the_sources_shell_does_nothing)
 {
 	struct pair *s = start_eight();
-	s->source_agent->mute = true;
-	pair_move(s, MODE_TCP, 1, s->from, s->to);
+	hash_all(s, s->from);
+	s->source_agent->num_events = 0;
+	rig_offer(s->source_agent, 1, s->from);
+	pull_without_grant(s, 1);
+	while (xfer_part_prefix(s->to) < xfer_part_table(s->to)->num_chunks) {
+		struct pollfd fd = {
+			.fd = transport_fd(s->reader_agent->transport), .events = POLLIN};
+		struct transport_event event;
+		cr_assert_gt(poll(&fd, 1, 30000), 0, "nothing came");
+		while (transport_poll(s->reader_agent->transport, &event, 1) > 0)
+			cr_assert_neq(event.kind, TRANSPORT_FAILED, "%s", event.text);
+	}
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
+	cr_assert_eq(s->source_agent->num_began, 1);
+	pair_finish(s);
+}
+
+Test(transport, pull__expected_after_its_reader_has_come__served)
+{
+	struct pair *s = start_eight();
+	hash_all(s, s->from);
+	pull_without_grant(s, 1);
+	wait_knock(s);
+	rig_offer(s->source_agent, 1, s->from);
+	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, 1);
+	rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
+	cr_assert_eq(s->source_agent->num_began, 1);
+	pair_finish(s);
+}
+
+Test(transport, pull__refused_while_it_waits__told_why_at_once)
+{
+	struct pair *s = start_eight();
+	struct th_ticket ticket = rig_ticket(1);
+	int64_t start_ns = th_now_ns();
+	pull_without_grant(s, 1);
+	wait_knock(s);
+	transport_refuse(s->source_agent->transport, &ticket, TH_E_NOT_AVAILABLE, "it is given up");
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
-	cr_assert_eq(failed->code, TH_E_NO_PATH);
-	transport_serve(s->source_agent->transport, s->source_agent->hello, 1, s->from);
+	cr_assert_eq(failed->code, TH_E_NOT_AVAILABLE);
+	cr_assert(strstr(failed->text, "it is given up"), "%s", failed->text);
+	cr_assert_lt(th_now_ns() - start_ns, INT64_C(1500000000), "not when its time was over");
+	pair_finish(s);
+}
+
+Test(transport, expect__fenced_before_its_reader_comes__ends_and_never_begins)
+{
+	struct pair *s = start_eight();
+	rig_offer(s->source_agent, 1, s->from);
+	transport_fence(s->source_agent->transport, 1);
+	transport_fence(s->source_agent->transport, 1);
 	const struct transport_event *ended =
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, 1);
+	cr_assert_eq(ended->code, TH_E_CANCELLED);
 	cr_assert_eq(ended->bytes_moved, 0);
-	cr_assert_neq(ended->code, 0);
+	pull_without_grant(s, 1);
+	const struct transport_event *failed =
+		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
+	cr_assert_eq(failed->code, TH_E_DENIED);
+	cr_assert_eq(s->source_agent->num_began, 0);
+	cr_assert_eq(s->source_agent->num_events, 1, "one end");
+	cr_assert_eq(rig_counters(s->source_agent).legs_fenced, 0);
 	pair_finish(s);
 }
 
