@@ -143,6 +143,8 @@ check_session(const struct agent_core *agent, const struct session *session)
 
 	TH_ASSERT(session->lane != NULL && session->lane->session == session);
 	TH_ASSERT(session->state != SESSION_OPENING || session->lane->queue != NULL);
+	/* What no refusal is taken of does not become open again. */
+	TH_ASSERT(ac_closing(session) || (!session->abandon && !session->close_final));
 	check_slots(session);
 	if (ac_internal(session))
 		check_internal(session);

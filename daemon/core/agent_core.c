@@ -301,6 +301,7 @@ state_name(const struct session *session)
 	case SESSION_OPENING:
 		return "opening";
 	case SESSION_CLOSING:
+	case SESSION_CLOSING_UNASKED:
 		return ac_ended(session) ? "ended" : "closing";
 	case SESSION_OPEN:
 		break;

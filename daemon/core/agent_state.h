@@ -237,6 +237,7 @@ enum session_state { /* written by ac_session_enter (handle.c) */
 	SESSION_OPENING,
 	SESSION_OPEN,
 	SESSION_CLOSING,
+	SESSION_CLOSING_UNASKED, /* its worker waits for no end: we ended it, or had to refuse */
 };
 
 enum tensors_state { /* written by ac_tensors_enter (handle.c), in this order */
@@ -281,8 +282,8 @@ struct session { /* owned by agent.sessions */
 	char broken_text[TH_CTL_TEXT_BYTES];
 
 	enum tensors_state tensors;
-	bool used;  /* what is registered has been a part: some of its bytes may be wanted again */
-	bool dirty; /* it was partly overwritten by an operation that failed                   */
+	bool used;  /* its tensors were a part before, whatever is held now                    */
+	bool dirty; /* a failed operation has overwritten some: lasts until another fills them */
 	struct ctl_register reg;
 	struct th_hash attributes;      /* of the next publish                                    */
 	struct th_hash kept_attributes; /* of what was filled last: the shell has them       */
@@ -302,16 +303,22 @@ struct session { /* owned by agent.sessions */
 	uint16_t num_contract; /* not 0: ended by us; its worker's close is waited for, and why */
 	char ended_text[TH_CTL_TEXT_BYTES];
 	enum worker_state worker;
-	bool unwanted;            /* nobody has opened it, and it is of no use                    */
-	bool close_wanted;        /* by its worker                                                */
-	bool abandon;             /* its worker takes no refusal of the close                     */
-	bool close_final;         /* we take none either: the server was told so                  */
+	bool unwanted;            /* no worker has opened it, and it is of no use: in any state   */
+	bool abandon;             /* its worker takes no refusal: a second close may say so first */
+	bool close_final;         /* the last CLOSE takes none: also for reasons of our own       */
 	int64_t closing_ns;       /* since its worker has closed, the last time, or died          */
 	int64_t close_timeout_ns; /* of the worker's close                                        */
 	enum close_reply close_reply;
 	int64_t close_answered_ns;
 	UT_hash_handle hh;
 };
+
+/* Asked for by its worker or not. */
+static inline bool
+ac_closing(const struct session *session)
+{
+	return session->state >= SESSION_CLOSING;
+}
 
 /* The server that we are attached to knows it, or is being told. */
 static inline bool

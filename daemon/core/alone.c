@@ -82,7 +82,7 @@ names(const struct th_retain *rules, uint64_t latest, uint64_t version)
 static bool
 claims(const struct session *other, const struct session *session)
 {
-	return session->state != SESSION_CLOSING || ac_lost(session) ||
+	return !ac_closing(session) || ac_lost(session) ||
 	       strcmp(other->open.replica, session->open.replica) != 0;
 }
 

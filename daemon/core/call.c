@@ -240,7 +240,7 @@ ac_submit(struct agent_core *agent, struct session *session, const struct agent_
 		call_refuse(agent, session, submit, &err);
 		return;
 	}
-	if (session->state == SESSION_CLOSING) {
+	if (ac_closing(session)) {
 		/* Submitted before: the two come by different ways. */
 		th_fail(&err, TH_E_CANCELLED, "the handle was closed");
 		call_refuse(agent, session, submit, &err);

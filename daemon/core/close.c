@@ -138,9 +138,10 @@ forced(const struct session *session)
 	       order->kind == CTL_OP_UNPUBLISH && (order->flags & CTL_OP_FORCE) != 0;
 }
 
-/* From OPEN to CLOSING: whoever waits hears why, the server hears it, and the part is drained. */
+/* From OPEN to closing: whoever waits hears why, the server hears it, and the part is drained. */
 static void
-wind_up(struct agent_core *agent, struct session *session, const struct th_err *why)
+wind_up(struct agent_core *agent, struct session *session, enum session_state state,
+	const char *why, const struct th_err *err)
 {
 	struct part *part = session->part;
 	const struct call *call = &session->call;
@@ -150,12 +151,12 @@ wind_up(struct agent_core *agent, struct session *session, const struct th_err *
 		       (call->state != CALL_NONE && !cuts && !ac_call_never_sent(call)) ||
 		       ac_tensors_change(session) || ac_internal(session);
 
-	ac_session_enter(session, SESSION_CLOSING, "closed");
+	ac_session_enter(session, state, why);
 	/* First: a leg that was to follow it is known to the operation only. */
 	if (session->in != NULL)
 		ac_inbound_stop(agent, session->in, STOP_CANCEL);
 	drop_unsent(agent, session, cuts);
-	answer_pending(agent, session, why, cuts);
+	answer_pending(agent, session, err, cuts);
 	if (part != NULL && part->state < PART_FULL)
 		ac_part_drain_for(part, DRAIN_HOPELESS);
 	/* Not committed: whether the server has a DRAIN for it depends on what crossed. */
@@ -182,9 +183,9 @@ ac_contract(struct agent_core *agent, struct session *session, uint64_t gen, con
 	ac_copy(session->ended_text, sizeof(session->ended_text), text, TH_CTL_TEXT_BYTES);
 	th_fail(&err, TH_E_CONTRACT, "%s", session->ended_text);
 	ac_part_drain_for(part, DRAIN_HOPELESS);
-	/* Nobody else asks for the end of it. */
-	session->close_wanted = session->close_wanted || ac_internal(session);
-	wind_up(agent, session, &err);
+	/* Of a copy of our own nobody else asks for the end. */
+	wind_up(agent, session, ac_internal(session) ? SESSION_CLOSING : SESSION_CLOSING_UNASKED,
+		"contract", &err);
 	ac_settle(agent, session);
 }
 
@@ -196,7 +197,6 @@ ac_close(struct agent_core *agent, struct session *session, enum worker_state wo
 
 	if (session->worker < worker)
 		session->worker = worker;
-	session->close_wanted = true;
 	session->closing_ns = agent->now_ns;
 	if (session->state == SESSION_OPENING) {
 		close_opening(agent, session);
@@ -208,13 +208,15 @@ ac_close(struct agent_core *agent, struct session *session, enum worker_state wo
 		(torn || session->worker == WORKER_MEMORY_GONE)) {
 		ac_part_drain_for(part, DRAIN_HOPELESS);
 		/* The server may have it copied, for a close in order. */
-		if (session->state == SESSION_CLOSING && ac_known(session) && !ac_ended(session) &&
+		if (ac_closing(session) && ac_known(session) && !ac_ended(session) &&
 			!ac_part_drains(part, DRAIN_SERVER))
 			insist(agent, session);
 	}
 	if (session->state == SESSION_OPEN) {
 		th_fail(&err, TH_E_CANCELLED, "the handle was closed");
-		wind_up(agent, session, &err);
+		wind_up(agent, session, SESSION_CLOSING, "closed", &err);
+	} else if (session->state == SESSION_CLOSING_UNASKED) {
+		ac_session_enter(session, SESSION_CLOSING, "closed");
 	}
 	ac_settle(agent, session);
 }
@@ -225,14 +227,14 @@ reopen(struct agent_core *agent, struct session *session,
 	const struct ctl_ev_close_refused *refused)
 {
 	struct th_err err = {.code = ac_code(refused->code)};
+	bool asked = session->state == SESSION_CLOSING;
 
 	TH_MARK(agent_close_refused);
 	AC_COPY(err.text, refused->text);
 	ac_session_enter(session, SESSION_OPEN, "the close is refused");
 	/* Else its worker was told of another reason before. */
-	if (session->close_wanted)
+	if (asked)
 		ac_answer(agent, AGENT_CLOSED, session->id, &err);
-	session->close_wanted = false;
 	session->close_reply = CLOSE_UNANSWERED;
 }
 
@@ -250,7 +252,7 @@ ac_close_refused(struct agent_core *agent, const struct ctl_ev_close_refused *re
 		close->timeout_ns = TH_FOREVER;
 		return;
 	}
-	if (session->state != SESSION_CLOSING || session->close_final)
+	if (!ac_closing(session) || session->close_final)
 		return;
 	if (ac_lost(session) || session->abandon || refused->code == 0 || session->part == NULL ||
 		ac_part_draining(session->part)) {
@@ -276,8 +278,8 @@ server_patience_ns(const struct agent_core *agent, const struct session *session
 {
 	int64_t until_ns = th_deadline_ns(session->closing_ns, agent->config.drain_wait_ns);
 
-	/* It has been refused: it is asked again, or its worker dies. */
-	if (!session->close_wanted)
+	/* Its worker closes again, or dies. */
+	if (session->state == SESSION_CLOSING_UNASKED)
 		return INT64_MAX;
 	/* Who waits for it has said how long. */
 	if (!ac_lost(session))
@@ -304,7 +306,7 @@ ac_close_keeps(const struct agent_core *agent, const struct session *session)
 {
 	const struct part *part = session->part;
 
-	return session->state == SESSION_CLOSING && ac_known(session) && !ac_ended(session) &&
+	return ac_closing(session) && ac_known(session) && !ac_ended(session) &&
 	       !ac_internal(session) && part != NULL && part->state == PART_HELD &&
 	       !ac_part_drains(part, DRAIN_LOCAL | DRAIN_HOPELESS) && !part->refused &&
 	       waits_for_server(agent, session) && ac_alone_retained(agent, session);
@@ -355,8 +357,8 @@ refuse_alone(struct agent_core *agent, struct session *session)
 		ac_session_enter(session, SESSION_OPEN, "no server came");
 	} else {
 		TH_MARK(close_refused_and_goes_on);
+		ac_session_enter(session, SESSION_CLOSING_UNASKED, "no server came");
 	}
-	session->close_wanted = false;
 	ac_answer(agent, AGENT_CLOSED, session->id, &err);
 }
 
@@ -367,7 +369,7 @@ ac_close_settle(struct agent_core *agent, struct session *session)
 	uint64_t id = session->id;
 	bool lost = ac_lost(session), silent = lost || ac_internal(session);
 
-	if (session->state != SESSION_CLOSING || session->in != NULL)
+	if (!ac_closing(session) || session->in != NULL)
 		return;
 	if (part != NULL) {
 		if (!is_going(session)) {
@@ -391,7 +393,7 @@ ac_close_settle(struct agent_core *agent, struct session *session)
 	}
 	session->held.version = TH_NO_VERSION;
 	ac_session_line(agent, session);
-	if (!session->close_wanted)
+	if (session->state == SESSION_CLOSING_UNASKED)
 		return;
 	/* The worker may open the same shard again at once: the server must have let it go. */
 	if (!lost && agent->link.attached && ac_known(session) &&
@@ -408,7 +410,7 @@ ac_close_next_ns(const struct agent_core *agent, const struct session *session)
 {
 	const struct part *part = session->part;
 
-	if (session->state != SESSION_CLOSING || part == NULL || is_going(session))
+	if (!ac_closing(session) || part == NULL || is_going(session))
 		return INT64_MAX;
 	if (!agent->link.attached)
 		return server_patience_ns(agent, session);

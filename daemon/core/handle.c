@@ -2,8 +2,14 @@
 /*
  * handle - one handle of one worker: opening, registering, what its worker sees, breaking.
  *
- *   OPENING --reply to OPEN--> OPEN --CLOSE or LOST--> CLOSING --proven--> freed   (close.c)
- *                                ^--------refused--------'
+ *   OPENING          -> OPEN             the server's reply
+ *   OPEN             -> CLOSING          its worker closes it, or is lost
+ *                    -> CLOSING_UNASKED  ended by us: its worker has broken the contract
+ *   CLOSING          -> OPEN             the close is refused
+ *                    -> CLOSING_UNASKED  refused for want of a server, but one may have begun it
+ *                    -> freed            it is proven that nobody touches its memory (close.c)
+ *   CLOSING_UNASKED  -> CLOSING          its worker closes it again, or is lost
+ *                    -> OPEN             a server refuses that first close after all
  *
  * broken is no state: the worker learns it, its operations answer it, and only close helps; the
  * bytes and what is held stay until then. See agent_state.h.
@@ -19,14 +25,18 @@
 #include "ipc/base/sim.h"
 #include "ipc/base/state.h"
 
+#define TO(state) TH_STATE(SESSION_##state)
+
 static const struct th_states session_states = {
 	"handle", {
-			  [SESSION_NONE] = {"none", TH_STATE(SESSION_OPENING)},
-			  [SESSION_OPENING] = {"opening", TH_STATE(SESSION_OPEN)},
-			  [SESSION_OPEN] = {"open", TH_STATE(SESSION_CLOSING)},
-			  [SESSION_CLOSING] = {"closing", TH_STATE(SESSION_OPEN)},
+			  [SESSION_NONE] = {"none", TO(OPENING)},
+			  [SESSION_OPENING] = {"opening", TO(OPEN)},
+			  [SESSION_OPEN] = {"open", TO(CLOSING) | TO(CLOSING_UNASKED)},
+			  [SESSION_CLOSING] = {"closing", TO(OPEN) | TO(CLOSING_UNASKED)},
+			  [SESSION_CLOSING_UNASKED] = {"closing unasked", TO(OPEN) | TO(CLOSING)},
 		  }};
 
+#undef TO
 #define TO(state) TH_STATE(TENSORS_##state)
 
 static const struct th_states tensors_states = {"tensors",
@@ -433,7 +443,7 @@ ac_session_forgotten(struct agent_core *agent, struct session *session, const ch
 		ac_part_undrain_for(part, DRAIN_SERVER | DRAIN_PLAN);
 		ac_part_drain_for(part, DRAIN_LOCAL);
 	}
-	if (session->state == SESSION_CLOSING) {
+	if (ac_closing(session)) {
 		ac_call_abandon(agent, session, TH_E_CANCELLED, text);
 		return;
 	}
