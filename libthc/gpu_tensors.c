@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 #include "libthc/given.h"
 #include "libthc/libthc_own.h"
 #include "libthc/own_memory.h"

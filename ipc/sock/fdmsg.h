@@ -39,7 +39,7 @@
  * the buffer of a socket, and who does not read his answers loses his session.
  */
 #define FDMSG_AHEAD 64u
-/* Of a GPU message, as ipc/cuda/handle.h makes it, which this folder does not know. */
+/* Of a GPU message, as ipc/cuda/cuda_handle.h makes it, which this folder does not know. */
 #define FDMSG_HANDLE_BYTES 104u
 
 enum fdmsg_kind {

@@ -13,7 +13,7 @@
  *   agent  AREA     one descriptor: host memory that bytes come from and go to; it is pinned. Or:
  *                   one of them is forgotten
  *   gpu    AREA_IS  pinned, or why not. Or: nothing of it is mapped or pinned any more
- *   agent  OPEN     a worker's piece (ipc/cuda/handle.h), with the descriptor of the kinds that
+ *   agent  OPEN     a worker's piece (ipc/cuda/cuda_handle.h), and the descriptor of the kinds that
  *                   have one; or memory of the process's own, for NICs, which is no worker's
  *   gpu    OPENED   it is, or why not; of own memory with its dma-buf
  *   agent  LEAVE    a worker's pieces, or one of them: closed when nothing runs on them any more
@@ -36,7 +36,7 @@
 #include <stdint.h>
 
 #include "ipc/base/ctl.h"
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 
 #define GPU_RANGES_MAX 512u /* of one side of a RUN */
 /* A message costs microseconds at each end, in which a GPU copies megabytes. */

@@ -12,7 +12,7 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
 #include "ipc/base/stranger_fd.h"
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 #include "transport/cuda/agent/gpus.h"
 #include "transport/part/fd_memory.h"
 

@@ -11,7 +11,7 @@
 #include "daemon/host/memory/memory_gpu.h"
 #include "daemon/host/worker/doc_channel.h"
 #include "ipc/base/alloc.h"
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 #include "transport/cuda/agent/gpus.h"
 
 #define STATUS_MEMORY_MAX 64u /* of a session: thousands are no answer */

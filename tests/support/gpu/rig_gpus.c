@@ -15,7 +15,7 @@
 
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 #include "tests/support/cuda/people.h"
 #include "transport/part/fd_memory.h"
 

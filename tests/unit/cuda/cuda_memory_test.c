@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "ipc/base/assert.h"
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/people.h"
 

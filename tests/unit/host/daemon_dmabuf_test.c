@@ -20,7 +20,7 @@
 #include "daemon/host/worker/registration.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 #include "tests/support/rdma/verbs_script.h"
 #include "transport/cuda/agent/gpus.h"
 #include "transport/part/fd_memory.h"

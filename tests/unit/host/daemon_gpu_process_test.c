@@ -19,7 +19,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/people.h"
 #include "transport/cuda/agent/gpus.h"

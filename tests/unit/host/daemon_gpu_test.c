@@ -18,7 +18,7 @@
 #include "daemon/host/worker/tensor_places.h"
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 #include "transport/cuda/agent/gpus.h"
 #include "transport/part/fd_memory.h"
 

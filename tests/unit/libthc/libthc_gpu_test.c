@@ -21,7 +21,7 @@
 
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 #include "ipc/sock/peer.h"
 #include "libthc/given.h"
 #include "libthc/libthc_own.h"

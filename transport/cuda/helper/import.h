@@ -15,7 +15,7 @@
 
 #include <pthread.h>
 
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 
 /*
  * The driver knows an imported pool once in a process: each further import gives the same pool, and

@@ -10,7 +10,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 
 #define NVML_LIBRARY "libnvidia-ml.so.1"
 #define NVML_SUCCESS 0

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * handle - a piece of a worker's GPU memory as another process is given it.
+ * cuda_handle - a piece of a worker's GPU memory as another process is given it.
  *
  * Made in the worker: fixed bytes, and a descriptor where the kind has one; both together open the
  * piece in the agent's GPU process (transport/cuda/helper/import.h). The descriptor of a dma-buf is
@@ -10,8 +10,8 @@
  * Makes no context. Legacy memory and dma-bufs need one, whatever thread this is: it is current for
  * the one call (context.h). Descriptors of chunks and pools need none.
  */
-#ifndef TH_IPC_CUDA_HANDLE_H
-#define TH_IPC_CUDA_HANDLE_H
+#ifndef TH_IPC_CUDA_CUDA_HANDLE_H
+#define TH_IPC_CUDA_CUDA_HANDLE_H
 
 #include "ipc/cuda/cuda_memory.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * handle - makes what another process opens a piece of GPU memory by.
+ * cuda_handle - makes what another process opens a piece of GPU memory by.
  */
-#include "ipc/cuda/handle.h"
+#include "ipc/cuda/cuda_handle.h"
 
 #include <stdio.h>
 #include <string.h>
