@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * leg_in - the reader's side of a leg from another agent: handshake, the source's progress, the
- * stall clock, the end. Its bytes come by paths (path.h).
+ * stall clock, the end. Its bytes come by paths (leg_path.h).
  *
  * The acceptor's, but for what is said otherwise. How a leg ends: transport_own.h.
  *
@@ -12,7 +12,7 @@
 #define TH_TRANSPORT_LEG_LEG_IN_H
 
 #include "transport/leg/control.h"
-#include "transport/leg/path.h"
+#include "transport/leg/leg_path.h"
 #include "transport/transport_own.h"
 
 enum leg_way { LEG_BY_TCP, LEG_BY_RDMA, LEG_BY_RDMA_COPY };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * leg_out - the source's side of a leg to another agent: welcome, progress for the reader, the
- * stall clock, the end. Its bytes go by paths (path.h).
+ * stall clock, the end. Its bytes go by paths (leg_path.h).
  *
  * The acceptor's, but for what is said otherwise. How a leg ends: transport_own.h.
  *
@@ -13,7 +13,7 @@
 #define TH_TRANSPORT_LEG_LEG_OUT_H
 
 #include "transport/leg/control.h"
-#include "transport/leg/path.h"
+#include "transport/leg/leg_path.h"
 #include "transport/leg/tickets.h"
 #include "transport/transport_own.h"
 

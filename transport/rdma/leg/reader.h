@@ -23,7 +23,7 @@
 #ifndef TH_TRANSPORT_RDMA_LEG_READER_H
 #define TH_TRANSPORT_RDMA_LEG_READER_H
 
-#include "transport/leg/path.h"
+#include "transport/leg/leg_path.h"
 
 extern const struct leg_in_path_ops reader_ops;
 

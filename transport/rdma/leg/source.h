@@ -19,7 +19,7 @@
 #ifndef TH_TRANSPORT_RDMA_LEG_SOURCE_H
 #define TH_TRANSPORT_RDMA_LEG_SOURCE_H
 
-#include "transport/leg/path.h"
+#include "transport/leg/leg_path.h"
 
 extern const struct leg_out_path_ops source_ops;
 

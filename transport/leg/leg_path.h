@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * path - what moves the bytes of a leg: data connections (tcp/tcp_in.c, tcp/tcp_out.c), RDMA
+ * leg_path - what moves the bytes of a leg: data connections (tcp/tcp_in.c, tcp/tcp_out.c), RDMA
  * (rdma/leg/reader.c, rdma/leg/source.c). One table of functions for each end of each path.
  *
  * The leg owns its state, its clock, its part and its control connection. A path moves bytes, and
@@ -20,8 +20,8 @@
  * that is to be asked and no acceptor. A pool's threads take their chunks from the same ledger, and
  * whichever of them comes last takes the leg down, under the pool's lock.
  */
-#ifndef TH_TRANSPORT_LEG_PATH_H
-#define TH_TRANSPORT_LEG_PATH_H
+#ifndef TH_TRANSPORT_LEG_LEG_PATH_H
+#define TH_TRANSPORT_LEG_LEG_PATH_H
 
 #include <stdbool.h>
 #include <stdint.h>
