@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/agent/agent_fixture.h"
 /*
  * unpublish while there is no server: a group of one ends it by its own proof, the server is told
  * before anything else when it is back; several members cannot.
  */
+#include "tests/unit/agent/agent_fixture.h"
 
 TestSuite(agent_alone, .init = setup_holding, .fini = teardown);
 

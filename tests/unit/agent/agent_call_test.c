@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/agent/agent_fixture.h"
 /*
  * Group operations in the agent core: what may be called when, deadlines, cancelling, and the way
  * of replicate and update through PLAN, PREPARED, GO and their legs.
  */
+#include "tests/unit/agent/agent_fixture.h"
 
 TestSuite(agent_call, .init = setup_ready, .fini = teardown);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/agent/agent_fixture.h"
 /*
  * The end of sessions in the agent core: close, loss of the worker, a broken contract, with and
  * without a server, in every state.
  */
+#include "tests/unit/agent/agent_fixture.h"
 
 TestSuite(agent_close, .init = setup_ready, .fini = teardown);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/agent/agent_fixture.h"
 /*
  * close while an operation runs, or goes on after its worker was told that no server is reachable:
  * it is cancelled, and the close is one like any other. What is retained is not given up for it.
  */
+#include "tests/unit/agent/agent_fixture.h"
 
 /* Session 1 holds version 3, which session 2 claims; the next operation of 1 has number 2. */
 static void

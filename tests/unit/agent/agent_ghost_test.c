@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/agent/agent_fixture.h"
 /*
  * update and a server that goes away: the worker is answered at once, what the server may still
  * know is ended in silence, and the next operation waits for that.
  */
+#include "tests/unit/agent/agent_fixture.h"
 
 TestSuite(agent_ghost, .init = setup_holding, .fini = teardown);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/agent/agent_fixture.h"
 /*
  * The end of an agent: it asks the server what must not be lost, and ends when nothing is waited
  * for, or its time is over. A drain by an operator is remembered for the next server.
  */
+#include "tests/unit/agent/agent_fixture.h"
 
 static struct ctl_blocker blockers[2];
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/agent/agent_fixture.h"
 /*
  * The agent core and its server: attaching, repeating, order, silence, restart; opening and
  * registering; watches. The server is a script (tests/support/core/agent_rig.h).
  */
+#include "tests/unit/agent/agent_fixture.h"
 
 static void
 setup(void)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/agent/agent_fixture.h"
 /*
  * Parts and legs out in the agent core: tickets, serving, draining, fencing, hashing.
  */
+#include "tests/unit/agent/agent_fixture.h"
 
 TestSuite(agent_part, .init = setup_ready, .fini = teardown);
 

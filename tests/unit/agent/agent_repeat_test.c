@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/agent/agent_fixture.h"
 /*
  * The agent core and lost messages: what waits for what, and what the server may forget.
  */
+#include "tests/unit/agent/agent_fixture.h"
 
 TestSuite(agent_repeat, .init = setup_attached, .fini = teardown);
 

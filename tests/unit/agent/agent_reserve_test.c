@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/unit/agent/agent_fixture.h"
 /*
  * Copies in the agent's own memory: RESERVE to RELEASE, with every refusal, crossing and loss on
  * the way; closing the last copy of a retained version, which may be refused.
  */
+#include "tests/unit/agent/agent_fixture.h"
 
 TestSuite(agent_reserve, .init = setup_attached, .fini = teardown);
 
