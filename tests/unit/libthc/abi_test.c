@@ -4,16 +4,11 @@
  * are built already. What comes later is added at the end, and its line here too. And callers whose
  * header is older or newer than the library.
  */
-#include <criterion/criterion.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "libthc/thc.h"
-#include "tests/support/libthc/fake_agent.h"
-
-#define SOON 20000
+#include "tests/unit/libthc/libthc_fixture.h"
 
 #if defined(__x86_64__)
 
@@ -108,21 +103,7 @@ _Static_assert(THC_DIMS_MAX == 8 && THC_NAME_MAX == 255 && THC_HOST == -1, "");
 
 #endif
 
-static struct fake_agent agent;
-
-static void
-setup(void)
-{
-	fake_agent_start(&agent);
-}
-
-static void
-teardown(void)
-{
-	fake_agent_stop(&agent);
-}
-
-TestSuite(abi, .init = setup, .fini = teardown, .timeout = 60);
+TestSuite(abi, .init = setup_agent, .fini = teardown_agent, .timeout = 60);
 
 /* A struct of a newer header: ours, and what came after it. */
 struct newer {
@@ -131,56 +112,51 @@ struct newer {
 };
 
 static struct newer
-good_opts(void)
+newer_opts(void)
 {
-	struct newer newer = {.opts = THC_OPEN_OPTS_INIT};
+	struct newer newer = {.opts = good_opts()};
 
 	newer.opts.struct_size = sizeof(newer);
-	newer.opts.model = "llama";
-	newer.opts.replica = "trainer";
 	newer.opts.lineage = 9;
-	newer.opts.agent = agent.dir;
 	return newer;
 }
 
 static int
-try_open(const struct newer *newer, struct thc_shard **ret_shard)
+open_newer(const struct newer *newer, struct thc_shard **ret_shard)
 {
 	return thc_open(&newer->opts, SOON, ret_shard);
 }
 
 Test(abi, open__newer_header__nothing_unknown_set__is_accepted)
 {
-	struct newer newer = good_opts();
-	struct thc_shard *shard = NULL;
+	struct newer newer = newer_opts();
 
-	cr_assert_eq(try_open(&newer, &shard), 0, "%s", thc_errmsg());
+	cr_assert_eq(open_newer(&newer, &shard), 0, "%s", thc_errmsg());
 	cr_assert_eq(agent.opened.lineage, 9);
 	cr_assert_eq(thc_close(shard, 0, SOON), 0);
 	for (size_t i = 0; i < 3; i++) {
-		newer = good_opts();
+		newer = newer_opts();
 		newer.later[i] = UINT64_C(1) << 63;
-		cr_assert_eq(try_open(&newer, &shard), THC_E_INVALID);
+		cr_assert_eq(open_newer(&newer, &shard), THC_E_INVALID);
 		cr_assert_not_null(strstr(thc_errmsg(), "newer library"), "%s", thc_errmsg());
 	}
 }
 
 Test(abi, open__older_header__has_the_rest_by_default)
 {
-	struct newer newer = good_opts();
-	struct thc_shard *shard = NULL;
+	struct newer newer = newer_opts();
 
 	/* What lies behind the older struct is not looked at. */
 	newer.opts.flags = UINT32_MAX;
 	newer.opts.struct_size = offsetof(struct thc_open_opts, flags);
-	cr_assert_eq(try_open(&newer, &shard), 0, "%s", thc_errmsg());
+	cr_assert_eq(open_newer(&newer, &shard), 0, "%s", thc_errmsg());
 	cr_assert_eq(agent.opened.flags, 0);
 	cr_assert_eq(thc_close(shard, 0, SOON), 0);
 	newer.opts.agent = (const char *)(uintptr_t)1;
 	newer.opts.launch_id = newer.opts.retain = newer.opts.agent;
 	newer.opts.struct_size = offsetof(struct thc_open_opts, retain);
 	cr_assert_eq(setenv("THC_AGENT", agent.dir, 1), 0);
-	cr_assert_eq(try_open(&newer, &shard), 0, "%s", thc_errmsg());
+	cr_assert_eq(open_newer(&newer, &shard), 0, "%s", thc_errmsg());
 	cr_assert_eq(thc_close(shard, 0, SOON), 0);
 }
 
@@ -189,10 +165,9 @@ Test(abi, open__size_that_no_header_has__is_invalid)
 	const size_t sizes[] = {0, 1, 8, 32, 39, 41, 68, 71, 73, 4104, SIZE_MAX, SIZE_MAX - 7};
 
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-		struct newer newer = good_opts();
-		struct thc_shard *shard = NULL;
+		struct newer newer = newer_opts();
 		newer.opts.struct_size = sizes[i];
-		cr_assert_eq(try_open(&newer, &shard), THC_E_INVALID, "%zu", sizes[i]);
+		cr_assert_eq(open_newer(&newer, &shard), THC_E_INVALID, "%zu", sizes[i]);
 		cr_assert_eq(
 			strncmp(thc_errmsg(), "opts->struct_size: ", 19), 0, "%s", thc_errmsg());
 	}
@@ -200,15 +175,12 @@ Test(abi, open__size_that_no_header_has__is_invalid)
 
 /* ---- results and tensors ------------------------------------------------------------------- */
 
-static char *memory;
-static struct thc_shard *shard;
-
 static void
 setup_open(void)
 {
-	setup();
-	const struct newer newer = good_opts();
-	cr_assert_eq(try_open(&newer, &shard), 0, "%s", thc_errmsg());
+	setup_agent();
+	const struct newer newer = newer_opts();
+	cr_assert_eq(open_newer(&newer, &shard), 0, "%s", thc_errmsg());
 	cr_assert_eq(thc_alloc(4096, 0, (void **)&memory), 0);
 }
 
@@ -217,7 +189,7 @@ teardown_open(void)
 {
 	cr_assert_eq(thc_close(shard, 0, SOON), 0, "%s", thc_errmsg());
 	cr_assert_eq(thc_free(memory), 0);
-	teardown();
+	teardown_agent();
 }
 
 TestSuite(abi_open, .init = setup_open, .fini = teardown_open, .timeout = 60);

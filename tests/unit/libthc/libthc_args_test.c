@@ -3,32 +3,13 @@
  * libthc_args_test - every argument error of every call: its code, and a sentence that begins with
  * the argument's name.
  */
-#include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "ipc/base/fd.h"
-#include "libthc/thc.h"
-#include "tests/support/libthc/fake_agent.h"
-
-#define SOON 2000
-
-static struct fake_agent agent;
-static struct thc_shard *shard;
-
-static struct thc_open_opts
-good_opts(void)
-{
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
-
-	opts.model = "llama";
-	opts.replica = "trainer";
-	opts.agent = agent.dir;
-	return opts;
-}
+#include "tests/unit/libthc/libthc_fixture.h"
 
 static void
 setup(void)
@@ -38,14 +19,7 @@ setup(void)
 	cr_assert_eq(thc_open(&opts, SOON, &shard), 0, "%s", thc_errmsg());
 }
 
-static void
-teardown(void)
-{
-	cr_assert_eq(thc_close(shard, 0, SOON), 0, "%s", thc_errmsg());
-	fake_agent_stop(&agent);
-}
-
-TestSuite(libthc_args, .init = setup, .fini = teardown, .timeout = 30);
+TestSuite(libthc_args, .init = setup, .fini = teardown_handle, .timeout = 30);
 
 #define expect(call, wanted, begin)                                                                \
 	do {                                                                                       \
@@ -125,20 +99,20 @@ Test(libthc_args, close__bad_arguments__leave_the_handle)
 Test(libthc_args, alloc_and_free__bad_arguments__are_named)
 {
 	int local = 0;
-	void *memory = NULL;
+	void *pages = NULL;
 
-	expect(thc_alloc(0, 0, &memory), THC_E_INVALID, "bytes: ");
-	expect(thc_alloc(1, 2, &memory), THC_E_INVALID, "flags: ");
+	expect(thc_alloc(0, 0, &pages), THC_E_INVALID, "bytes: ");
+	expect(thc_alloc(1, 2, &pages), THC_E_INVALID, "flags: ");
 	expect(thc_alloc(1, 0, NULL), THC_E_INVALID, "ret_ptr: ");
-	cr_assert_lt(thc_alloc(UINT64_MAX, 0, &memory), 0);
-	cr_assert_null(memory);
+	cr_assert_lt(thc_alloc(UINT64_MAX, 0, &pages), 0);
+	cr_assert_null(pages);
 	cr_assert_eq(thc_free(NULL), 0);
 	expect(thc_free(&local), THC_E_INVALID, "ptr: ");
-	cr_assert_eq(thc_alloc(5000, 0, &memory), 0);
-	expect(thc_free((char *)memory + 1), THC_E_INVALID, "ptr: ");
-	expect(thc_forget(memory), THC_E_INVALID, "addr: ");
-	cr_assert_eq(thc_free(memory), 0);
-	expect(thc_free(memory), THC_E_INVALID, "ptr: ");
+	cr_assert_eq(thc_alloc(5000, 0, &pages), 0);
+	expect(thc_free((char *)pages + 1), THC_E_INVALID, "ptr: ");
+	expect(thc_forget(pages), THC_E_INVALID, "addr: ");
+	cr_assert_eq(thc_free(pages), 0);
+	expect(thc_free(pages), THC_E_INVALID, "ptr: ");
 }
 
 Test(libthc_args, import__bad_arguments__are_named)
@@ -172,8 +146,6 @@ Test(libthc_args, import__bad_arguments__are_named)
 }
 
 /* ---- register ------------------------------------------------------------------------------ */
-
-static char *memory;
 
 static struct thc_tensor
 good_tensor(const char *name, uint64_t offset)
@@ -351,14 +323,6 @@ Test(libthc_args, operations__bad_arguments__are_named)
 	thc_op_free(NULL);
 	cr_assert_null(op);
 	cr_assert_eq(agent.submissions, 0);
-}
-
-static int
-never(const struct thc_listing *listing, void *arg)
-{
-	(void)listing;
-	(void)arg;
-	return 0;
 }
 
 Test(libthc_args, listings_and_questions__bad_arguments__are_named)

@@ -3,14 +3,12 @@
  * libthc_async_test - the _submit calls, thc_fd, thc_op_* and thc_shard_events against a scripted
  * agent: what a loop sees that polls thc_fd, also while other threads wait in the same handle.
  */
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stddef.h>
-#include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -18,56 +16,11 @@
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
-#include "libthc/thc.h"
-#include "tests/support/libthc/fake_agent.h"
+#include "tests/unit/libthc/libthc_fixture.h"
 
-#define SOON 20000
 #define MS INT64_C(1000000)
 
-static struct fake_agent agent;
-static struct thc_shard *shard;
-static char *memory;
-
-static void
-open_one(void)
-{
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
-	const struct thc_tensor tensor = {"w", memory, 24, THC_F32, THC_HOST, 2, {2, 3}, {0}, {0}};
-
-	opts.model = "llama";
-	opts.replica = "trainer";
-	opts.agent = agent.dir;
-	cr_assert_eq(thc_open(&opts, SOON, &shard), 0, "%s", thc_errmsg());
-	cr_assert_eq(thc_register(shard, &tensor, 1, sizeof(tensor), SOON), 0, "%s", thc_errmsg());
-}
-
-static void
-setup(void)
-{
-	fake_agent_start(&agent);
-	cr_assert_eq(thc_alloc(1 << 16, 0, (void **)&memory), 0);
-	open_one();
-}
-
-static void
-teardown(void)
-{
-	if (shard != NULL)
-		(void)thc_close(shard, THC_CLOSE_ABANDON, 0);
-	cr_assert_eq(thc_free(memory), 0, "%s", thc_errmsg());
-	fake_agent_stop(&agent);
-}
-
-TestSuite(libthc_async, .init = setup, .fini = teardown, .timeout = 60);
-
-#define script(change)                                                                             \
-	do {                                                                                       \
-		fake_agent_lock(&agent);                                                           \
-		change;                                                                            \
-		fake_agent_unlock(&agent);                                                         \
-	} while (0)
-
-#define says(text) cr_assert_not_null(strstr(thc_errmsg(), (text)), "%s", thc_errmsg())
+TestSuite(libthc_async, .init = setup_registered, .fini = teardown_memory, .timeout = 60);
 
 static int
 readable(int64_t wait_ms)
@@ -340,7 +293,7 @@ Test(libthc_async, fd__edge_triggered__agent_found_lying__is_an_edge_beside_an_u
 }
 
 static int
-never(const struct thc_listing *listing, void *arg)
+enough_now(const struct thc_listing *listing, void *arg)
 {
 	(void)listing;
 	return *(const bool *)arg ? 1 : 0;
@@ -352,7 +305,7 @@ static bool enough;
 static void *
 waiter_main(void *arg)
 {
-	int rc = thc_wait(shard, never, arg, THC_FOREVER);
+	int rc = thc_wait(shard, enough_now, arg, THC_FOREVER);
 
 	return rc == 0 ? arg : NULL;
 }
@@ -612,7 +565,7 @@ Test(libthc_async, free__agent_takes_no_submissions__is_cancelled_when_it_does)
 	struct thc_op *op = update("1", SOON);
 	int rc = THC_E_TIMEOUT;
 	while (agent.files.w->submitted < SHM_CAPACITY) {
-		rc = thc_wait(shard, never, &no, 20);
+		rc = thc_wait(shard, enough_now, &no, 20);
 		cr_assert_eq(rc, THC_E_TIMEOUT, "%s", thc_errmsg());
 	}
 	cr_assert_eq(thc_op_cancel(op), THC_E_TIMEOUT);
@@ -718,7 +671,8 @@ Test(libthc_async, close__running_and_finished_operations__outlive_the_handle)
 	thc_op_free(running);
 	thc_op_free(finished);
 	/* And one that is freed without a look. */
-	open_one();
+	cr_assert_eq(try_open(&shard), 0, "%s", thc_errmsg());
+	cr_assert_eq(register_w(shard, memory, SOON), 0, "%s", thc_errmsg());
 	script(agent.operation = FAKE_HOLD);
 	freed_first = update("3", SOON);
 	cr_assert_eq(thc_close(shard, THC_CLOSE_ABANDON, SOON), 0, "%s", thc_errmsg());

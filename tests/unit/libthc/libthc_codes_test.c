@@ -6,33 +6,19 @@
  * (tests/support/libthc/calls_seen.c), and tests/style/contract_seen.py compares them with the
  * pages.
  */
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ipc/base/checked.h"
 #include "libthc/libthc_own.h"
-#include "tests/support/libthc/fake_agent.h"
+#include "tests/unit/libthc/libthc_fixture.h"
 
-#define SOON 20000
-
-static struct fake_agent agent;
-static struct thc_shard *shard;
 static struct thc_op *op;
-static char *memory;
-
-#define script(change)                                                                             \
-	do {                                                                                       \
-		fake_agent_lock(&agent);                                                           \
-		change;                                                                            \
-		fake_agent_unlock(&agent);                                                         \
-	} while (0)
 
 /* ---- the calls ----------------------------------------------------------------------------- */
 
@@ -44,21 +30,12 @@ static int64_t timeout_ms = SOON;
 		return (expression);                                                               \
 	}
 
-static int
-never(const struct thc_listing *listing, void *arg)
-{
-	(void)arg;
-	return listing == NULL;
-}
-
 CALL(close, thc_close(shard, 0, timeout_ms))
 
 static int
 call_register(void)
 {
-	const struct thc_tensor tensor = {"w", memory, 24, THC_F32, THC_HOST, 2, {2, 3}, {0}, {0}};
-
-	return thc_register(shard, &tensor, 1, sizeof(tensor), timeout_ms);
+	return register_w(shard, memory, timeout_ms);
 }
 
 CALL(unregister, thc_unregister(shard, timeout_ms))
@@ -159,11 +136,8 @@ static const struct {
 static void
 open_handle(void)
 {
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
+	const struct thc_open_opts opts = good_opts();
 
-	opts.model = "llama";
-	opts.replica = "trainer";
-	opts.agent = agent.dir;
 	cr_assert_eq(thc_open(&opts, SOON, &shard), 0, "%s", thc_errmsg());
 }
 
@@ -188,21 +162,13 @@ abandon(void)
 }
 
 static void
-setup(void)
-{
-	fake_agent_start(&agent);
-	cr_assert_eq(thc_alloc(1 << 16, 0, (void **)&memory), 0);
-}
-
-static void
 teardown(void)
 {
 	abandon();
-	cr_assert_eq(thc_free(memory), 0, "%s", thc_errmsg());
-	fake_agent_stop(&agent);
+	teardown_memory();
 }
 
-TestSuite(libthc_codes, .init = setup, .fini = teardown, .timeout = 120);
+TestSuite(libthc_codes, .init = setup_memory, .fini = teardown, .timeout = 120);
 
 static void
 expect(size_t i, int wanted)
@@ -251,11 +217,8 @@ Test(libthc_codes, every_call__agent_gone__agent_lost)
 	thc_op_free(op);
 	op = NULL;
 	each_call(HANDLE) if ((calls[i].what & LOST_TOO) == 0) expect(i, THC_E_AGENT_LOST);
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
+	const struct thc_open_opts opts = good_opts();
 	struct thc_shard *other = NULL;
-	opts.model = "llama";
-	opts.replica = "trainer";
-	opts.agent = agent.dir;
 	script(agent.open = FAKE_HANG_UP_OPEN);
 	cr_assert_eq(thc_open(&opts, SOON, &other), THC_E_AGENT_LOST);
 }
@@ -668,11 +631,8 @@ Test(libthc_codes, open__agent_refuses__its_code)
 {
 	const int codes[] = {THC_E_INVALID, THC_E_TIMEOUT, THC_E_GROUP_MISMATCH, THC_E_LIMIT,
 		THC_E_NO_AGENT, THC_E_NO_SERVER, THC_E_DENIED, THC_E_PROTOCOL};
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
+	const struct thc_open_opts opts = good_opts();
 
-	opts.model = "llama";
-	opts.replica = "trainer";
-	opts.agent = agent.dir;
 	for (size_t k = 0; k < TH_ARRAY_LEN(codes); k++) {
 		script({
 			agent.open = FAKE_REFUSE_OPEN;
@@ -687,11 +647,8 @@ Test(libthc_codes, open__agent_refuses__its_code)
 /* Its refusal is read whether it hung up before HELLO was sent, before it was read, or after. */
 Test(libthc_codes, open__agent_refuses_the_connection__its_code)
 {
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
+	const struct thc_open_opts opts = good_opts();
 
-	opts.model = "llama";
-	opts.replica = "trainer";
-	opts.agent = agent.dir;
 	script({
 		agent.hello = FAKE_REFUSE_CONNECT;
 		agent.refuse_code = THC_E_LIMIT;

@@ -16,7 +16,7 @@
 #include "libthc/nng_req.h"
 #include "libthc/thc.h"
 #include "tests/support/gpu/closed_gpu.h"
-#include "tests/support/gpu/gpu_tensor.h"
+#include "tests/unit/libthc/gpu_tensor.h"
 
 #define CHUNK CLOSED_CHUNK
 

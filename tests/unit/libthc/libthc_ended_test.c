@@ -3,50 +3,9 @@
  * libthc_ended_test - a session that the agent ends because its worker broke the contract: what
  * every call answers then. The agent is scripted.
  */
-#include <criterion/criterion.h>
+#include "tests/unit/libthc/libthc_fixture.h"
 
-#include "libthc/thc.h"
-#include "tests/support/libthc/fake_agent.h"
-
-#define SOON 20000
-
-static struct fake_agent agent;
-static struct thc_shard *shard;
-static char *memory;
-
-static void
-setup(void)
-{
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
-
-	fake_agent_start(&agent);
-	cr_assert_eq(thc_alloc(1 << 16, 0, (void **)&memory), 0);
-	const struct thc_tensor tensor = {"w", memory, 24, THC_F32, THC_HOST, 2, {2, 3}, {0}, {0}};
-	opts.model = "llama";
-	opts.replica = "trainer";
-	opts.agent = agent.dir;
-	cr_assert_eq(thc_open(&opts, SOON, &shard), 0, "%s", thc_errmsg());
-	cr_assert_eq(thc_register(shard, &tensor, 1, sizeof(tensor), SOON), 0, "%s", thc_errmsg());
-}
-
-static void
-teardown(void)
-{
-	if (shard != NULL)
-		(void)thc_close(shard, THC_CLOSE_ABANDON, 0);
-	cr_assert_eq(thc_free(memory), 0, "%s", thc_errmsg());
-	fake_agent_stop(&agent);
-}
-
-TestSuite(libthc_ended, .init = setup, .fini = teardown, .timeout = 60);
-
-static int
-never(const struct thc_listing *listing, void *arg)
-{
-	(void)listing;
-	(void)arg;
-	return 0;
-}
+TestSuite(libthc_ended, .init = setup_registered, .fini = teardown_memory, .timeout = 60);
 
 Test(libthc_ended, contract__every_call_but_close_says_so_and_the_event_comes_once)
 {

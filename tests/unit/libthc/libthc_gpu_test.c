@@ -26,18 +26,12 @@
 #include "libthc/given.h"
 #include "libthc/libthc_own.h"
 #include "libthc/thc.h"
-#include "tests/support/gpu/gpu_tensor.h"
+#include "tests/unit/libthc/gpu_tensor.h"
 
 #define CHUNK ((uint64_t)MACHINE_GRANULARITY)
 #define OPEN CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
-static void
-setup(void)
-{
-	world_begin(2);
-}
-
-TestSuite(libthc_gpu, .init = setup, .fini = world_end, .timeout = 60);
+TestSuite(libthc_gpu, .init = setup_two_gpus, .fini = world_end, .timeout = 60);
 
 static CUdeviceptr
 reserve(uint64_t bytes)
@@ -77,12 +71,6 @@ of_pool(CUmemAllocationHandleType types, uint64_t bytes)
 	OK(test_cuda.cuMemPoolCreate(&pool, &form));
 	OK(test_cuda.cuMemAllocFromPoolAsync(&address, bytes, pool, NULL));
 	return address;
-}
-
-static int
-register_one(CUdeviceptr address, uint64_t bytes)
-{
-	return register_at(shard, address, bytes, SOON);
 }
 
 static void
@@ -592,10 +580,10 @@ Test(libthc_gpu, register__driver_hangs__stops_no_other_handle)
 	for (unsigned i = 0; i < 2; i++) {
 		struct thc_shard *other = shard;
 		pthread_t thread;
-		void *memory = NULL, *more = NULL;
+		void *host = NULL, *more = NULL;
 		int *rc = NULL;
-		good(thc_alloc(MIB, 0, &memory));
-		struct thc_tensor tensor = tensor_at("host", (CUdeviceptr)(uintptr_t)memory, MIB);
+		good(thc_alloc(MIB, 0, &host));
+		struct thc_tensor tensor = tensor_at("host", (CUdeviceptr)(uintptr_t)host, MIB);
 		tensor.device = THC_HOST;
 		good(thc_register(other, &tensor, 1, sizeof(tensor), SOON));
 		open_with(0); /* an agent of one session: the other has lost it */
@@ -610,7 +598,7 @@ Test(libthc_gpu, register__driver_hangs__stops_no_other_handle)
 		cr_assert_eq(pthread_join(thread, (void **)&rc), 0);
 		cr_assert_eq(*rc, 0, "copied, or with no dma-buf");
 		good(thc_unregister(shard, SOON));
-		good(thc_free(memory));
+		good(thc_free(host));
 		good(thc_free(more));
 	}
 }

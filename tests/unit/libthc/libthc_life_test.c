@@ -3,82 +3,22 @@
  * libthc_life_test - how handles, operations and memory end, against a scripted agent: with threads
  * inside, with an agent that is stopped or gone, and what outlives what.
  */
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
-#include "libthc/thc.h"
-#include "tests/support/libthc/fake_agent.h"
+#include "tests/unit/libthc/libthc_fixture.h"
 
-#define SOON 20000
 #define MS INT64_C(1000000)
 #define BYTES (1 << 16)
 
-static struct fake_agent agent;
-static struct thc_shard *shard;
-static char *memory;
-
-static int
-open_one(struct thc_shard **ret_shard)
-{
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
-
-	opts.model = "llama";
-	opts.replica = "trainer";
-	opts.agent = agent.dir;
-	return thc_open(&opts, SOON, ret_shard);
-}
-
-static int
-register_at(struct thc_shard *at, void *start, int64_t timeout_ms)
-{
-	const struct thc_tensor tensor = {"w", start, 24, THC_F32, THC_HOST, 2, {2, 3}, {0}, {0}};
-
-	return thc_register(at, &tensor, 1, sizeof(tensor), timeout_ms);
-}
-
-static void
-setup(void)
-{
-	fake_agent_start(&agent);
-	cr_assert_eq(thc_alloc(BYTES, 0, (void **)&memory), 0);
-	cr_assert_eq(open_one(&shard), 0, "%s", thc_errmsg());
-}
-
-static void
-setup_registered(void)
-{
-	setup();
-	cr_assert_eq(register_at(shard, memory, SOON), 0, "%s", thc_errmsg());
-}
-
-static void
-teardown(void)
-{
-	if (shard != NULL)
-		(void)thc_close(shard, THC_CLOSE_ABANDON, 0);
-	cr_assert_eq(thc_free(memory), 0, "%s", thc_errmsg());
-	fake_agent_stop(&agent);
-}
-
-TestSuite(libthc_life, .init = setup, .fini = teardown, .timeout = 60);
-TestSuite(libthc_life_op, .init = setup_registered, .fini = teardown, .timeout = 60);
-
-#define script(change)                                                                             \
-	do {                                                                                       \
-		fake_agent_lock(&agent);                                                           \
-		change;                                                                            \
-		fake_agent_unlock(&agent);                                                         \
-	} while (0)
-
-#define says(text) cr_assert_not_null(strstr(thc_errmsg(), (text)), "%s", thc_errmsg())
+TestSuite(libthc_life, .init = setup_handle, .fini = teardown_memory, .timeout = 60);
+TestSuite(libthc_life_op, .init = setup_registered, .fini = teardown_memory, .timeout = 60);
 
 /* ---- threads inside -------------------------------------------------------------------------- */
 
@@ -105,7 +45,7 @@ call_op_wait(void)
 static atomic_uint judged;
 
 static int
-never(const struct thc_listing *listing, void *arg)
+never_and_counts(const struct thc_listing *listing, void *arg)
 {
 	(void)listing;
 	(void)arg;
@@ -116,7 +56,7 @@ never(const struct thc_listing *listing, void *arg)
 static int
 call_wait(void)
 {
-	return thc_wait(shard, never, NULL, THC_FOREVER);
+	return thc_wait(shard, never_and_counts, NULL, THC_FOREVER);
 }
 
 static void *
@@ -206,7 +146,7 @@ Test(libthc_life_op, close__not_answered_in_time__only_close_and_questions)
 	cr_assert_eq(thc_update_submit(shard, "latest", SOON, &op), THC_E_STATE);
 	cr_assert_eq(thc_unregister(shard, SOON), THC_E_STATE);
 	cr_assert_eq(thc_list(shard, 0, SOON, &listing), THC_E_STATE);
-	cr_assert_eq(thc_wait(shard, never, NULL, SOON), THC_E_STATE);
+	cr_assert_eq(thc_wait(shard, never_and_counts, NULL, SOON), THC_E_STATE);
 	cr_assert_eq(agent.submissions + agent.unregisters, 0);
 	cr_assert_eq(thc_free(memory), THC_E_STATE);
 	cr_assert_eq(thc_memory_path(shard, "w", path, sizeof(path)), 0);
@@ -274,7 +214,7 @@ Test(libthc_life, close__as_soon_as_the_call_begins__nothing_is_used_after_it)
 		fake_agent_await(&agent, &agent.submissions, before + 1);
 		cr_assert_eq(thc_close(shard, i % 2 == 0 ? 0 : THC_CLOSE_ABANDON, SOON), 0);
 		cr_assert_eq(ended(&wait), THC_E_CANCELLED);
-		cr_assert_eq(open_one(&shard), 0, "%s", thc_errmsg());
+		cr_assert_eq(try_open(&shard), 0, "%s", thc_errmsg());
 	}
 }
 
@@ -286,8 +226,8 @@ Test(libthc_life_op, memory__outlives_its_handle__registered_in_the_next)
 	says("thc_unregister");
 	memset(memory, 0x5a, BYTES);
 	cr_assert_eq(thc_close(shard, 0, SOON), 0);
-	cr_assert_eq(open_one(&shard), 0);
-	cr_assert_eq(register_at(shard, memory, SOON), 0, "%s", thc_errmsg());
+	cr_assert_eq(try_open(&shard), 0);
+	cr_assert_eq(register_w(shard, memory, SOON), 0, "%s", thc_errmsg());
 	cr_assert_eq(agent.memories, 2, "a session knows only what it was given itself");
 	cr_assert_eq(memory[BYTES - 1], 0x5a);
 	cr_assert_eq(thc_publish(shard, 4, SOON), 0);
@@ -310,22 +250,22 @@ Test(libthc_life_op, memory__agent_lost__free_after_close_only)
 {
 	script(fake_agent_hang_up(&agent));
 	cr_assert_eq(thc_publish(shard, 1, SOON), THC_E_AGENT_LOST);
-	cr_assert_eq(register_at(shard, memory, SOON), THC_E_AGENT_LOST);
+	cr_assert_eq(register_w(shard, memory, SOON), THC_E_AGENT_LOST);
 	cr_assert_eq(thc_unregister(shard, SOON), THC_E_AGENT_LOST);
 	cr_assert_eq(thc_resolve(shard, SOON, NULL), THC_E_AGENT_LOST);
 	cr_assert_eq(thc_free(memory), THC_E_STATE);
 	cr_assert_eq(thc_close(shard, 0, 0), 0);
-	cr_assert_eq(open_one(&shard), 0);
-	cr_assert_eq(register_at(shard, memory, SOON), 0, "%s", thc_errmsg());
+	cr_assert_eq(try_open(&shard), 0);
+	cr_assert_eq(register_w(shard, memory, SOON), 0, "%s", thc_errmsg());
 }
 
 Test(libthc_life_op, register__other_tensors_after_unregister__taken)
 {
-	cr_assert_eq(register_at(shard, memory + 64, SOON), THC_E_STATE);
+	cr_assert_eq(register_w(shard, memory + 64, SOON), THC_E_STATE);
 	says("thc_unregister");
 	cr_assert_eq(thc_unregister(shard, SOON), 0);
 	cr_assert_eq(thc_unregister(shard, SOON), THC_E_STATE);
-	cr_assert_eq(register_at(shard, memory + 64, SOON), 0, "%s", thc_errmsg());
+	cr_assert_eq(register_w(shard, memory + 64, SOON), 0, "%s", thc_errmsg());
 	cr_assert_eq(agent.first_place, 64);
 	cr_assert_eq(agent.memories, 1);
 }
@@ -365,11 +305,11 @@ Test(libthc_life_op, unregister__no_answer_and_then_refused__tensors_stay_regist
 Test(libthc_life, register__agent_is_stopped__may_be_called_again)
 {
 	fake_agent_freeze(&agent, true);
-	cr_assert_eq(register_at(shard, memory, 0), THC_E_TIMEOUT);
+	cr_assert_eq(register_w(shard, memory, 0), THC_E_TIMEOUT);
 	says("stopped");
-	cr_assert_eq(register_at(shard, memory, 0), THC_E_TIMEOUT);
+	cr_assert_eq(register_w(shard, memory, 0), THC_E_TIMEOUT);
 	fake_agent_freeze(&agent, false);
-	cr_assert_eq(register_at(shard, memory, SOON), 0, "%s", thc_errmsg());
+	cr_assert_eq(register_w(shard, memory, SOON), 0, "%s", thc_errmsg());
 	/* The second call waited for the answer to the first one, and sent nothing. */
 	fake_agent_await(&agent, &agent.forgets, 1);
 	cr_assert_eq(agent.memories, 2);
@@ -379,7 +319,7 @@ Test(libthc_life, register__agent_is_stopped__may_be_called_again)
 Test(libthc_life, register__answers_in_another_order__lost)
 {
 	script(agent.unexpected_message = true);
-	cr_assert_eq(register_at(shard, memory, SOON), THC_E_AGENT_LOST);
+	cr_assert_eq(register_w(shard, memory, SOON), THC_E_AGENT_LOST);
 	says("unexpected");
 }
 
@@ -393,8 +333,8 @@ Test(libthc_life_op, unknown__only_resolve_close_and_questions)
 	cr_assert_eq(thc_publish(shard, 17, 0), THC_E_UNKNOWN);
 	cr_assert_eq(thc_update(shard, "latest", 0, NULL), THC_E_STATE);
 	cr_assert_eq(thc_list(shard, 0, 0, &listing), THC_E_STATE);
-	cr_assert_eq(thc_wait(shard, never, NULL, 0), THC_E_STATE);
-	cr_assert_eq(register_at(shard, memory, 0), THC_E_STATE);
+	cr_assert_eq(thc_wait(shard, never_and_counts, NULL, 0), THC_E_STATE);
+	cr_assert_eq(register_w(shard, memory, 0), THC_E_STATE);
 	cr_assert_eq(thc_unregister(shard, 0), THC_E_STATE);
 	cr_assert_eq(thc_held_version(shard, NULL, NULL), THC_E_NOT_AVAILABLE);
 	cr_assert_eq(thc_shard_events(shard), 0);

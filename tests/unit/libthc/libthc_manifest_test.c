@@ -3,18 +3,11 @@
  * libthc_manifest_test - thc_get_manifest: parts, ties and attributes of a version, and blobs
  * that are not what was asked for.
  */
-#include <criterion/criterion.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "ipc/proto/manifest.h"
-#include "libthc/thc.h"
-#include "tests/support/libthc/fake_agent.h"
+#include "tests/unit/libthc/libthc_fixture.h"
 
-#define SOON 5000
-
-static struct fake_agent agent;
-static struct thc_shard *shard;
 static uint8_t *rows_data, *attributes_data;
 
 static void
@@ -51,22 +44,16 @@ encode(void)
 static void
 setup(void)
 {
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
-
 	fake_agent_start(&agent);
 	encode();
 	agent.blob_part_bytes = 50;
-	opts.model = "llama";
-	opts.replica = "trainer";
-	opts.agent = agent.dir;
-	cr_assert_eq(thc_open(&opts, SOON, &shard), 0, "%s", thc_errmsg());
+	cr_assert_eq(try_open(&shard), 0, "%s", thc_errmsg());
 }
 
 static void
 teardown(void)
 {
-	cr_assert_eq(thc_close(shard, 0, SOON), 0, "%s", thc_errmsg());
-	fake_agent_stop(&agent);
+	teardown_handle();
 	free(rows_data);
 	free(attributes_data);
 }
@@ -128,9 +115,7 @@ Test(libthc_manifest, get__no_such_version_or_damaged_blob__is_an_error)
 
 	cr_assert_eq(thc_get_manifest(shard, "latest", 0, SOON, &manifest), THC_E_NOT_AVAILABLE);
 	show(true);
-	fake_agent_lock(&agent);
-	agent.blob_damaged = true;
-	fake_agent_unlock(&agent);
+	script(agent.blob_damaged = true);
 	cr_assert_eq(thc_get_manifest(shard, "latest", 0, SOON, &manifest), THC_E_PROTOCOL);
 	cr_assert_not_null(strstr(thc_errmsg(), "does not fit its key"), "%s", thc_errmsg());
 	cr_assert_null(manifest);

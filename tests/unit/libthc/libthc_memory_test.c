@@ -3,7 +3,6 @@
  * libthc_memory_test - every kind of host memory: how a scripted agent is given it, and what is
  * said when it is no source or no destination any more.
  */
-#include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +10,6 @@
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -21,24 +19,16 @@
 
 #include "ipc/base/checked.h"
 #include "ipc/base/fd.h"
-#include "libthc/thc.h"
-#include "tests/support/libthc/fake_agent.h"
+#include "tests/unit/libthc/libthc_fixture.h"
 
-#define SOON 5000
 #define PAGE ((size_t)sysconf(_SC_PAGESIZE))
 #define BYTES (16 * PAGE)
-
-static struct fake_agent agent;
-static struct thc_shard *shard;
 
 static void
 open_with(uint32_t flags)
 {
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
+	struct thc_open_opts opts = good_opts();
 
-	opts.model = "llama";
-	opts.replica = "trainer";
-	opts.agent = agent.dir;
 	opts.flags = flags;
 	cr_assert_eq(thc_open(&opts, SOON, &shard), 0, "%s", thc_errmsg());
 }
@@ -57,14 +47,7 @@ reopen_with(uint32_t flags)
 	open_with(flags);
 }
 
-static void
-teardown(void)
-{
-	cr_assert_eq(thc_close(shard, 0, SOON), 0, "%s", thc_errmsg());
-	fake_agent_stop(&agent);
-}
-
-TestSuite(libthc_memory, .init = setup, .fini = teardown, .timeout = 30);
+TestSuite(libthc_memory, .init = setup, .fini = teardown_handle, .timeout = 30);
 
 #define expect(call, wanted, word)                                                                 \
 	do {                                                                                       \
@@ -72,7 +55,6 @@ TestSuite(libthc_memory, .init = setup, .fini = teardown, .timeout = 30);
 		cr_assert_eq(got, (wanted), "%s: %d %s", #call, got, thc_errmsg());                \
 		cr_assert_not_null(strstr(thc_errmsg(), (word)), "%s: %s", #call, thc_errmsg());   \
 	} while (0)
-#define good(call) cr_assert_eq((call), 0, "%s: %s", #call, thc_errmsg())
 
 static struct thc_tensor
 tensor_at(const char *name, void *data, uint64_t bytes)
@@ -201,13 +183,9 @@ Test(libthc_memory, private__agent_refuses_it__is_asked_again)
 {
 	char *at = malloc(100);
 
-	fake_agent_lock(&agent);
-	agent.memory_code = THC_E_MEMORY_KIND;
-	fake_agent_unlock(&agent);
+	script(agent.memory_code = THC_E_MEMORY_KIND);
 	expect(register_one(at, 100), THC_E_MEMORY_KIND, "not taken here");
-	fake_agent_lock(&agent);
-	agent.memory_code = 0;
-	fake_agent_unlock(&agent);
+	script(agent.memory_code = 0);
 	good(register_one(at, 100));
 	cr_assert_eq(agent.memories, 1);
 	good(thc_unregister(shard, SOON));
@@ -601,9 +579,7 @@ Test(libthc_memory, stale__mapped_anew__names_the_tensor)
 	good(thc_import(at, BYTES, fd, 0));
 	register_three(at);
 	good(thc_publish(shard, 1, SOON));
-	fake_agent_lock(&agent);
-	agent.submissions = 0;
-	fake_agent_unlock(&agent);
+	script(agent.submissions = 0);
 	/* The same file at another place of it, then another file. */
 	cr_assert_neq(mmap(at + 4 * PAGE, PAGE, RW, MAP_SHARED | MAP_FIXED, fd, 0), MAP_FAILED);
 	expect_all(THC_E_STALE_MEMORY, "'middle'");
@@ -710,24 +686,24 @@ Test(libthc_memory, gap__between_tensors__may_go)
 
 Test(libthc_memory, alloc__huge_pages__are_there_or_it_says_so)
 {
-	void *memory = NULL;
+	void *pages = NULL;
 	/* More than any machine has set aside. */
-	int rc = thc_alloc(UINT64_C(1) << 46, THC_ALLOC_HUGE, &memory);
+	int rc = thc_alloc(UINT64_C(1) << 46, THC_ALLOC_HUGE, &pages);
 
 	cr_assert_lt(rc, 0);
 	cr_assert_not_null(strstr(thc_errmsg(), "vm.nr_hugepages"), "%s", thc_errmsg());
-	cr_assert_null(memory);
+	cr_assert_null(pages);
 	/* A small one depends on the machine. */
-	rc = thc_alloc(5000, THC_ALLOC_HUGE, &memory);
+	rc = thc_alloc(5000, THC_ALLOC_HUGE, &pages);
 	if (rc < 0) {
 		cr_assert_not_null(strstr(thc_errmsg(), "THC_ALLOC_HUGE"), "%s", thc_errmsg());
 		return;
 	}
-	cr_assert_eq((uintptr_t)memory % (2u << 20), 0);
-	good(register_one(memory, 5000));
+	cr_assert_eq((uintptr_t)pages % (2u << 20), 0);
+	good(register_one(pages, 5000));
 	path_is("direct (");
 	good(thc_unregister(shard, SOON));
-	good(thc_free(memory));
+	good(thc_free(pages));
 }
 
 /* ---- fork ---------------------------------------------------------------------------------- */

@@ -3,68 +3,28 @@
  * libthc_process_test - what libthc may do to the process that links it: it prints nothing that was
  * not asked for, takes no signal and is ended by none, and writes no byte beyond a buffer.
  */
-#include <criterion/criterion.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "ipc/base/checked.h"
-#include "libthc/thc.h"
-#include "tests/support/libthc/fake_agent.h"
-
-#define SOON 30000
-
-static struct fake_agent agent;
-static struct thc_shard *shard;
-static char *memory;
-
-#define script(change)                                                                             \
-	do {                                                                                       \
-		fake_agent_lock(&agent);                                                           \
-		change;                                                                            \
-		fake_agent_unlock(&agent);                                                         \
-	} while (0)
-
-static void
-setup(void)
-{
-	fake_agent_start(&agent);
-}
-
-static void
-teardown(void)
-{
-	fake_agent_stop(&agent);
-}
-
-static int
-try_open(void)
-{
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
-
-	opts.model = "llama";
-	opts.replica = "trainer";
-	opts.agent = agent.dir;
-	return thc_open(&opts, SOON, &shard);
-}
+#include "tests/unit/libthc/libthc_fixture.h"
 
 static void
 open_registered(void)
 {
-	cr_assert_eq(try_open(), 0, "%s", thc_errmsg());
+	cr_assert_eq(try_open(&shard), 0, "%s", thc_errmsg());
 	cr_assert_eq(thc_alloc(4096, 0, (void **)&memory), 0);
-	const struct thc_tensor tensor = {"w", memory, 24, THC_F32, THC_HOST, 2, {2, 3}, {0}, {0}};
-	cr_assert_eq(thc_register(shard, &tensor, 1, sizeof(tensor), SOON), 0, "%s", thc_errmsg());
+	cr_assert_eq(register_w(shard, memory, SOON), 0, "%s", thc_errmsg());
 }
 
-TestSuite(libthc_process, .init = setup, .fini = teardown, .timeout = 60);
+TestSuite(libthc_process, .init = setup_agent, .fini = teardown_agent, .timeout = 60);
 
 /* A handle's life, with failures and the loss of the agent. */
 static void
@@ -81,7 +41,7 @@ live(void)
 	cr_assert_eq(thc_close(shard, 0, SOON), 0);
 	cr_assert_eq(thc_free(memory), 0);
 	script((agent.request_code = 0, agent.open = FAKE_BAD_FILES));
-	cr_assert_eq(try_open(), THC_E_PROTOCOL);
+	cr_assert_eq(try_open(&shard), THC_E_PROTOCOL);
 }
 
 /* Bytes that live writes to the standard descriptors. */
@@ -167,6 +127,12 @@ list(void)
 }
 
 static int
+open_it(void)
+{
+	return try_open(&shard);
+}
+
+static int
 close_it(void)
 {
 	return thc_close(shard, 0, SOON);
@@ -218,7 +184,7 @@ Test(libthc_process, signals__while_a_call_waits__it_goes_on)
 	interrupt(publish);
 	interrupt(list);
 	interrupt(close_it);
-	interrupt(try_open);
+	interrupt(open_it);
 	interrupt(close_it);
 	cr_assert_eq(thc_free(memory), 0);
 }

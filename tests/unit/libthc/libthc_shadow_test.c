@@ -22,7 +22,7 @@
 #include "libthc/own_memory.h"
 #include "libthc/thc.h"
 #include "tests/support/gpu/closed_gpu.h"
-#include "tests/support/gpu/gpu_tensor.h"
+#include "tests/unit/libthc/gpu_tensor.h"
 
 #define CHUNK CLOSED_CHUNK
 
@@ -114,24 +114,12 @@ __wrap_madvise(void *at, size_t bytes, int advice)
 
 /* ---- the world ----------------------------------------------------------------------------- */
 
-static void
-setup(void)
-{
-	world_begin(2);
-}
-
-TestSuite(libthc_shadow, .init = setup, .fini = world_end, .timeout = 60);
+TestSuite(libthc_shadow, .init = setup_two_gpus, .fini = world_end, .timeout = 60);
 
 static CUdeviceptr
 closed(uint64_t count)
 {
 	return closed_new(&cuda, count);
-}
-
-static int
-register_one(CUdeviceptr address, uint64_t bytes)
-{
-	return register_at(shard, address, bytes, SOON);
 }
 
 /* What the agent has of it. */
@@ -605,7 +593,7 @@ Test(libthc_shadow, context__thread_that_has_none__takes_the_frameworks)
 /* ---- in parts ------------------------------------------------------------------------------ */
 
 static bool
-never(void *arg)
+never_ready(void *arg)
 {
 	(void)arg;
 	return false;
@@ -631,7 +619,7 @@ Test(libthc_shadow, gpu_copy__deadline_or_stop__goes_on_where_it_was)
 	int turns = 0, rc, parts = 1;
 
 	OK(cuda.cuMemsetD8(range, 4, bytes));
-	cr_assert_eq(__real_gpu_copy_run(&copy, 0, never, NULL, &err, &at), -ETIMEDOUT);
+	cr_assert_eq(__real_gpu_copy_run(&copy, 0, never_ready, NULL, &err, &at), -ETIMEDOUT);
 	cr_assert_eq(copy.index + copy.offset, 0);
 	while ((rc = __real_gpu_copy_run(&copy, INT64_MAX, counts, &parts, &err, &at)) ==
 		-ECANCELED) {

@@ -3,66 +3,38 @@
  * libthc_test - the shim against a scripted agent: what it sends, what it makes of answers, and
  * that every call ends in time when the agent refuses, lies, freezes or goes.
  */
-#include <criterion/criterion.h>
 #include <errno.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/sock/peer.h"
-#include "libthc/thc.h"
-#include "tests/support/libthc/fake_agent.h"
+#include "tests/unit/libthc/libthc_fixture.h"
 
-#define SOON 5000
 #define MS INT64_C(1000000)
 
-static struct fake_agent agent;
-static struct thc_shard *shard;
-static char *memory;
-
 static int
-try_open(int64_t timeout_ms)
+open_for(int64_t timeout_ms)
 {
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
+	struct thc_open_opts opts = good_opts();
 
-	opts.model = "llama";
-	opts.replica = "trainer";
 	opts.shard = 1;
 	opts.num_shards = 2;
 	opts.lineage = 9;
-	opts.agent = agent.dir;
 	return thc_open(&opts, timeout_ms, &shard);
-}
-
-static void
-setup(void)
-{
-	fake_agent_start(&agent);
-	shard = NULL;
-	cr_assert_eq(thc_alloc(1 << 16, 0, (void **)&memory), 0);
-}
-
-static void
-teardown(void)
-{
-	if (shard != NULL)
-		(void)thc_close(shard, THC_CLOSE_ABANDON, 0);
-	cr_assert_eq(thc_free(memory), 0, "%s", thc_errmsg());
-	fake_agent_stop(&agent);
 }
 
 static void
 setup_open(void)
 {
-	setup();
-	cr_assert_eq(try_open(SOON), 0, "%s", thc_errmsg());
+	setup_memory();
+	cr_assert_eq(open_for(SOON), 0, "%s", thc_errmsg());
 }
 
 static int
@@ -78,30 +50,21 @@ register_two(void)
 }
 
 static void
-setup_registered(void)
+setup_two(void)
 {
 	setup_open();
 	cr_assert_eq(register_two(), 0, "%s", thc_errmsg());
 }
 
-TestSuite(libthc_open, .init = setup, .fini = teardown, .timeout = 30);
-TestSuite(libthc, .init = setup_open, .fini = teardown, .timeout = 30);
-TestSuite(libthc_op, .init = setup_registered, .fini = teardown, .timeout = 30);
-
-#define script(change)                                                                             \
-	do {                                                                                       \
-		fake_agent_lock(&agent);                                                           \
-		change;                                                                            \
-		fake_agent_unlock(&agent);                                                         \
-	} while (0)
-
-#define says(text) cr_assert_not_null(strstr(thc_errmsg(), (text)), "%s", thc_errmsg())
+TestSuite(libthc_open, .init = setup_memory, .fini = teardown_memory, .timeout = 30);
+TestSuite(libthc, .init = setup_open, .fini = teardown_memory, .timeout = 30);
+TestSuite(libthc_op, .init = setup_two, .fini = teardown_memory, .timeout = 30);
 
 /* ---- open ---------------------------------------------------------------------------------- */
 
 Test(libthc_open, open__agent_accepts__gets_all_options)
 {
-	cr_assert_eq(try_open(SOON), 0, "%s", thc_errmsg());
+	cr_assert_eq(open_for(SOON), 0, "%s", thc_errmsg());
 	cr_assert_str_eq(agent.opened.model, "llama");
 	cr_assert_str_eq(agent.opened.replica, "trainer");
 	cr_assert_eq(agent.opened.shard, 1);
@@ -119,11 +82,11 @@ Test(libthc_open, open__protocol_ranges_do_not_overlap__names_both)
 	agent.hello = FAKE_REFUSE_HELLO;
 	agent.refuse_code = THC_E_PROTOCOL;
 	agent.refuse_text = "this agent speaks protocol 3 to 4, the worker 1 to 1";
-	cr_assert_eq(try_open(SOON), THC_E_PROTOCOL);
+	cr_assert_eq(open_for(SOON), THC_E_PROTOCOL);
 	says("3 to 4");
 	says("1 to 1");
 	script((agent.hello = FAKE_WELCOME, agent.protocol = 7));
-	cr_assert_eq(try_open(SOON), THC_E_PROTOCOL);
+	cr_assert_eq(open_for(SOON), THC_E_PROTOCOL);
 	says("protocol 7 to 7");
 	says("this libthc 1 to 1");
 	cr_assert_null(shard);
@@ -155,7 +118,7 @@ Test(libthc_open, open__agent_refuses_or_lies__says_so)
 			agent.refuse_code = cases[i].refuse_code;
 			agent.refuse_text = "as\nthe script says";
 		});
-		int rc = try_open(SOON);
+		int rc = open_for(SOON);
 		cr_assert_eq(rc, cases[i].code, "case %zu: %d %s", i, rc, thc_errmsg());
 		cr_assert_null(strchr(thc_errmsg(), '\n'));
 		cr_assert_null(shard);
@@ -186,10 +149,10 @@ Test(libthc_open, open__agent_does_not_answer__ends_in_time)
 {
 	agent.hello = FAKE_SILENT_HELLO;
 	begin();
-	cr_assert_eq(try_open(200), THC_E_TIMEOUT);
+	cr_assert_eq(open_for(200), THC_E_TIMEOUT);
 	ended_within(200);
 	begin();
-	cr_assert_eq(try_open(0), THC_E_TIMEOUT);
+	cr_assert_eq(open_for(0), THC_E_TIMEOUT);
 	ended_within(0);
 }
 
@@ -271,7 +234,7 @@ Test(libthc_open, agents_process_ends__memory_is_safe)
 	}
 	agent.pidfd = peer_pidfd_by_pid(child);
 	cr_assert_geq(agent.pidfd, 0);
-	cr_assert_eq(try_open(SOON), 0);
+	cr_assert_eq(open_for(SOON), 0);
 	cr_assert_eq(register_two(), 0);
 	script({
 		agent.line.safe_to_mutate = 0;
@@ -300,7 +263,7 @@ Test(libthc_op, agent_breaks_the_rules__handle_is_lost)
 		cr_assert_eq(thc_close(shard, 0, SOON), 0);
 		shard = NULL;
 		script(agent.operation = FAKE_COMPLETE);
-		cr_assert_eq(try_open(SOON), 0, "%s", thc_errmsg());
+		cr_assert_eq(open_for(SOON), 0, "%s", thc_errmsg());
 		cr_assert_eq(register_two(), 0, "%s", thc_errmsg());
 	}
 }
@@ -598,13 +561,6 @@ version_is_7(const struct thc_listing *listing, void *arg)
 			agent.operation = FAKE_COMPLETE;
 		});
 	return listing->versions[0].version == 7;
-}
-
-static int
-never(const struct thc_listing *listing, void *arg)
-{
-	(void)arg;
-	return listing == NULL;
 }
 
 Test(libthc, wait__generation_changes__asks_the_predicate_again)

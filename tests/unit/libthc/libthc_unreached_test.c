@@ -14,15 +14,9 @@
 
 #include "ipc/base/log.h"
 #include "libthc/thc.h"
-#include "tests/support/gpu/gpu_tensor.h"
+#include "tests/unit/libthc/gpu_tensor.h"
 
-static void
-setup(void)
-{
-	world_begin(2);
-}
-
-TestSuite(libthc_unreached, .init = setup, .fini = world_end, .timeout = 60);
+TestSuite(libthc_unreached, .init = setup_two_gpus, .fini = world_end, .timeout = 60);
 
 static void
 expect_path(const char *name, const char *begin, const char *reason)

@@ -3,50 +3,35 @@
  * gpu_tensor - a machine of GPUs, a scripted agent and a handle at it, and bytes of GPU 0 as a
  * tensor: what the tests of libthc with GPU memory begin with.
  */
-#ifndef TH_TESTS_SUPPORT_GPU_GPU_TENSOR_H
-#define TH_TESTS_SUPPORT_GPU_GPU_TENSOR_H
+#ifndef TH_TESTS_UNIT_LIBTHC_GPU_TENSOR_H
+#define TH_TESTS_UNIT_LIBTHC_GPU_TENSOR_H
 
-#include <criterion/criterion.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "ipc/cuda/driver.h"
-#include "libthc/thc.h"
 #include "tests/support/cuda/machine.h"
 #include "tests/support/cuda/people.h"
-#include "tests/support/libthc/fake_agent.h"
+#include "tests/unit/libthc/libthc_fixture.h"
 
-#define SOON 20000
 #define MIB ((uint64_t)1 << 20)
 
 static struct machine machine;
 static struct cuda cuda;
-static struct fake_agent agent;
-static struct thc_shard *shard;
 
-#define script(change)                                                                             \
-	do {                                                                                       \
-		fake_agent_lock(&agent);                                                           \
-		change;                                                                            \
-		fake_agent_unlock(&agent);                                                         \
-	} while (0)
 #define expect(call, wanted, word)                                                                 \
 	do {                                                                                       \
 		int got = (call);                                                                  \
 		cr_assert_eq(got, (wanted), "%s: %d %s", #call, got, thc_errmsg());                \
 		cr_assert_not_null(strstr(thc_errmsg(), (word)), "%s: %s", #call, thc_errmsg());   \
 	} while (0)
-#define good(call) cr_assert_eq((call), 0, "%s: %s", #call, thc_errmsg())
 #define OK(call) cr_assert_eq((call), CUDA_SUCCESS, "%s", #call)
 
 static inline void
 open_with(uint32_t flags)
 {
-	struct thc_open_opts opts = THC_OPEN_OPTS_INIT;
+	struct thc_open_opts opts = good_opts();
 
-	opts.model = "llama";
 	opts.replica = "rollout";
-	opts.agent = agent.dir;
 	opts.flags = flags;
 	good(thc_open(&opts, SOON, &shard));
 }
@@ -80,8 +65,14 @@ world_begin(uint32_t gpus)
 {
 	machine_new(&machine, gpus, 256 * MIB);
 	cuda = cuda_ready(0);
-	fake_agent_start(&agent);
+	setup_agent();
 	open_with(0);
+}
+
+static inline void
+setup_two_gpus(void)
+{
+	world_begin(2);
 }
 
 static inline void
@@ -89,7 +80,7 @@ world_end(void)
 {
 	if (shard != NULL)
 		good(thc_close(shard, 0, SOON));
-	fake_agent_stop(&agent);
+	teardown_agent();
 	machine_remove(&machine);
 }
 
@@ -111,6 +102,13 @@ register_at(struct thc_shard *handle, CUdeviceptr address, uint64_t bytes, int64
 	const struct thc_tensor tensor = tensor_at("weight", address, bytes);
 
 	return thc_register(handle, &tensor, 1, sizeof(tensor), timeout_ms);
+}
+
+/* ... of the handle, as its only tensor. */
+static inline int
+register_one(CUdeviceptr address, uint64_t bytes)
+{
+	return register_at(shard, address, bytes, SOON);
 }
 
 #endif
