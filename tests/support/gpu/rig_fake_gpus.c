@@ -101,3 +101,9 @@ rig_fake_gpus_fini(void)
 	rig_gpus = NULL;
 	gpus_free(mine.gpus);
 }
+
+uint32_t
+rig_fake_count(enum gpu_run_op op)
+{
+	return fake_gpus_count(mine.gpus, op);
+}

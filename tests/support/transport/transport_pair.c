@@ -81,3 +81,36 @@ pair_done(struct pair *p, uint64_t leg)
 	cr_assert(rig_shards_equal(&p->source, &p->reader));
 	return done;
 }
+
+void
+pair_parts_of(struct pair *p, enum rig_memory from, enum rig_memory to, bool verify)
+{
+	p->from = rig_part_of(&p->source, from, verify);
+	p->to = rig_part_of(&p->reader, to, verify);
+	p->leg++;
+}
+
+void
+pair_publish(struct pair *p)
+{
+	rig_add_digests(p->from);
+	xfer_part_advance(p->from, p->source.table->num_chunks);
+}
+
+void
+pair_hash(struct pair *p)
+{
+	cr_assert_eq(transport_hash(p->source_agent->transport, p->leg, p->from), 0);
+}
+
+void
+pair_go(struct pair *p, enum mode mode)
+{
+	pair_move(p, mode, p->leg, p->from, p->to);
+}
+
+const struct transport_event *
+pair_wait(struct pair *p, enum transport_event_kind kind)
+{
+	return rig_wait(&p->rig, p->reader_agent, kind, p->leg);
+}

@@ -51,6 +51,17 @@ void pair_move(
 	struct pair *p, enum mode mode, uint64_t leg, struct xfer_part *from, struct xfer_part *to);
 /* Leg 1 is stopped by its reader, fenced by its source or both, by the number of the round. */
 void pair_cut(struct pair *p, uint32_t round);
+/*
+ * Legs one after the other: all but pair_done are of p->leg, which this one begins with new parts
+ * in these kinds of memory.
+ */
+void pair_parts_of(struct pair *p, enum rig_memory from, enum rig_memory to, bool verify);
+/* All of its source may be read; the digests are made without reading through what is tested. */
+void pair_publish(struct pair *p);
+void pair_hash(struct pair *p); /* ... or are made by the source's agent */
+void pair_go(struct pair *p, enum mode mode);
+const struct transport_event *pair_wait(struct pair *p, enum transport_event_kind kind);
+
 /* The reader's DONE, once it has come; both hold the same bytes then. */
 const struct transport_event *pair_done(struct pair *p, uint64_t leg);
 

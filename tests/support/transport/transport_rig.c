@@ -583,3 +583,9 @@ rig_counters(const struct rig_agent *agent)
 	transport_counters(agent->transport, &counters);
 	return counters;
 }
+
+void
+rig_count_news(void *counter)
+{
+	__atomic_add_fetch((uint32_t *)counter, 1, __ATOMIC_RELAXED);
+}

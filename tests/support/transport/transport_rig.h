@@ -162,4 +162,7 @@ void rig_wait_prefix(struct rig *rig, const struct xfer_part *part, uint32_t pre
 void rig_pump_for(struct rig *rig, int64_t duration_ns);
 struct transport_counters rig_counters(const struct rig_agent *agent);
 
+/* Watches a part (xfer_part_watch): counts in a uint32_t, read by __atomic_load_n. */
+void rig_count_news(void *counter);
+
 #endif

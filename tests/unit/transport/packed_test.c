@@ -104,12 +104,6 @@ hash(struct xfer_part *part, uint32_t threads, uint32_t *ret_row)
 	return event.kind;
 }
 
-static void
-look_on(void *arg)
-{
-	__atomic_add_fetch((uint32_t *)arg, 1, __ATOMIC_RELAXED);
-}
-
 /* ---- where ---------------------------------------------------------------------------------- */
 
 Test(packed, at__chunks_begin_at_lines_and_do_not_meet)
@@ -348,7 +342,7 @@ Test(packed, fill__in_order_as_far_as_the_part_is__and_says_so)
 	struct world world;
 	uint32_t told = 0;
 	world_init(&world, sizes, COUNT, 17, false);
-	xfer_part_watch(world.part, look_on, &told);
+	xfer_part_watch(world.part, rig_count_news, &told);
 	cr_assert_eq(packed_fill(world.part, 9), 0);
 	cr_assert_eq(told, 0);
 	xfer_part_advance(world.part, 2);
@@ -367,7 +361,7 @@ Test(packed, fill__in_order_as_far_as_the_part_is__and_says_so)
 	cr_assert_eq(packed_prefix(world.part), 7);
 	for (uint32_t c = 0; c < 3; c++)
 		cr_assert(chunk_is_packed(&world, c));
-	xfer_part_unwatch(world.part, look_on, &told);
+	xfer_part_unwatch(world.part, rig_count_news, &told);
 	world_fini(&world);
 }
 

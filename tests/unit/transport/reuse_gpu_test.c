@@ -58,16 +58,9 @@ begin_published(struct pair *s, enum mode mode)
 {
 	s->leg++;
 	pair_parts(s, true);
-	rig_add_digests(s->from);
-	xfer_part_advance(s->from, s->source.table->num_chunks);
+	pair_publish(s);
 	xfer_part_expect_reuse(s->to);
-	pair_move(s, mode, s->leg, s->from, s->to);
-}
-
-static const struct transport_event *
-wait_reader(struct pair *s, enum transport_event_kind kind)
-{
-	return rig_wait(&s->rig, s->reader_agent, kind, s->leg);
+	pair_go(s, mode);
 }
 
 static void
@@ -80,12 +73,6 @@ wait_running(struct pair *s, uint32_t count)
 	}
 }
 
-static uint32_t
-count_of(enum gpu_run_op op)
-{
-	return fake_gpus_count(rig_gpus->gpus, op);
-}
-
 /* Each chunk is looked at once, and the GPU is asked for nothing else. */
 CONFORMANCE(all_is_there__one_digest_of_each_chunk)
 {
@@ -94,8 +81,9 @@ CONFORMANCE(all_is_there__one_digest_of_each_chunk)
 	const struct transport_event *done = pair_done(s, s->leg);
 	cr_assert_eq(done->bytes_moved, 0);
 	cr_assert_eq(done->bytes_reused, s->source.table->bytes);
-	cr_assert_eq(count_of(GPU_HASH), MANY_CHUNKS);
-	cr_assert_eq(count_of(GPU_READ) + count_of(GPU_WRITE) + count_of(GPU_COPY), 0);
+	cr_assert_eq(rig_fake_count(GPU_HASH), MANY_CHUNKS);
+	cr_assert_eq(
+		rig_fake_count(GPU_READ) + rig_fake_count(GPU_WRITE) + rig_fake_count(GPU_COPY), 0);
 	pair_finish(s);
 }
 
@@ -109,7 +97,7 @@ CONFORMANCE(nothing_is_there__few_looks)
 	cr_assert_eq(done->bytes_moved, s->source.table->bytes);
 	/* What has landed is hashed as well where a NIC writes to the GPU. */
 	bool verifies = mode == MODE_RDMA && rig_gpus_for_nics;
-	uint32_t looks = count_of(GPU_HASH) - (verifies ? MANY_CHUNKS : 0);
+	uint32_t looks = rig_fake_count(GPU_HASH) - (verifies ? MANY_CHUNKS : 0);
 	cr_assert(looks >= 4 && looks <= 10, "%u", looks);
 	cr_assert_eq(rig_counters(s->reader_agent).checksum_failures, 0);
 	pair_finish(s);
@@ -163,7 +151,7 @@ CONFORMANCE(memory_is_gone_while_it_looks__stale_and_ours)
 	wait_running(s, 4);
 	gpu_space_forget(s->reader.space, (uintptr_t)s->reader.memory);
 	fake_gpus_hold(rig_gpus->gpus, false);
-	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert_not(failed->source_failed);
 	cr_assert_eq(failed->code, TH_E_STALE_MEMORY, "%s", failed->text);
 	cr_assert(strstr(failed->text, "the test said so"), "%s", failed->text);
@@ -199,7 +187,7 @@ CONFORMANCE(stop__while_it_looks__stopped_at_once)
 {
 	struct pair *s = start_looking(mode);
 	transport_stop(s->reader_agent->transport, s->leg);
-	wait_reader(s, TRANSPORT_STOPPED);
+	pair_wait(s, TRANSPORT_STOPPED);
 	finish_looking(s);
 }
 
@@ -209,7 +197,7 @@ CONFORMANCE(worker_gone__while_it_looks__stopped_at_once)
 	xfer_part_orphan(s->to);
 	gpu_space_forget(s->reader.space, (uintptr_t)s->reader.memory);
 	transport_stop(s->reader_agent->transport, s->leg);
-	wait_reader(s, TRANSPORT_STOPPED);
+	pair_wait(s, TRANSPORT_STOPPED);
 	finish_looking(s);
 }
 
@@ -230,7 +218,7 @@ CONFORMANCE(source_gone__while_it_looks__failed_at_once)
 		return;
 	}
 	transport_fence(s->source_agent->transport, s->leg);
-	cr_assert(wait_reader(s, TRANSPORT_FAILED)->source_failed);
+	cr_assert(pair_wait(s, TRANSPORT_FAILED)->source_failed);
 	finish_looking(s);
 }
 
@@ -242,12 +230,12 @@ CONFORMANCE(next_leg__while_looks_of_the_last_are_under_way__its_own_count)
 	begin_published(s, mode);
 	wait_running(s, 4);
 	transport_stop(s->reader_agent->transport, s->leg);
-	wait_reader(s, TRANSPORT_STOPPED);
+	pair_wait(s, TRANSPORT_STOPPED);
 	pair_move(s, mode, ++s->leg, s->from, s->to);
 	wait_running(s, 8);
 	fake_gpus_hold(rig_gpus->gpus, false);
 	cr_assert_eq(pair_done(s, s->leg)->bytes_reused, s->source.table->bytes);
-	cr_assert_eq(count_of(GPU_HASH), 4 + MANY_CHUNKS);
+	cr_assert_eq(rig_fake_count(GPU_HASH), 4 + MANY_CHUNKS);
 	pair_finish(s);
 }
 
@@ -280,7 +268,7 @@ Test(reuse_gpu, source_that_took_the_reader_for_stalled__is_told_of_looks)
 	xfer_part_advance(s->from, 4);
 	xfer_part_expect_reuse(s->to);
 	fake_gpus_hold(rig_gpus->gpus, true);
-	pair_move(s, MODE_TCP, s->leg, s->from, s->to);
+	pair_go(s, MODE_TCP);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_STALLED, s->leg);
 	fake_gpus_hold(rig_gpus->gpus, false);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_RESUMED, s->leg);
@@ -309,7 +297,7 @@ CONFORMANCE(rows_of_both_kinds__nothing_moves)
 	rig_of_readers = RIG_GPU_MAPPED;
 	begin_published(s, mode);
 	cr_assert_eq(pair_done(s, s->leg)->bytes_moved, 0);
-	cr_assert_eq(count_of(GPU_HASH), MANY_CHUNKS / 2);
+	cr_assert_eq(rig_fake_count(GPU_HASH), MANY_CHUNKS / 2);
 	pair_finish(s);
 }
 
@@ -331,7 +319,7 @@ CONFORMANCE(rows_behind_a_descriptor__all_moves)
 	rig_of_readers = RIG_GPU_PROCESS;
 	begin_published(s, mode);
 	cr_assert_eq(pair_done(s, s->leg)->bytes_reused, 0);
-	cr_assert_eq(count_of(GPU_HASH), 0);
+	cr_assert_eq(rig_fake_count(GPU_HASH), 0);
 	pair_finish(s);
 }
 
@@ -351,8 +339,8 @@ run_failed(enum rig_memory from, enum rig_memory to, bool here)
 	xfer_part_advance(s->from, HALF);
 	xfer_part_fail(s->from);
 	xfer_part_expect_reuse(s->to);
-	pair_move(s, MODE_LOCAL, s->leg, s->from, s->to);
-	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	pair_go(s, MODE_LOCAL);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert(failed->source_failed);
 	cr_assert_eq(failed->code, TH_E_STALE_MEMORY, "%s", failed->text);
 	cr_assert_eq(xfer_part_prefix(s->to), HALF, "%d to %d", (int)from, (int)to);

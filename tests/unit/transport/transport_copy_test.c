@@ -52,32 +52,6 @@ setup_new(const uint64_t *sizes, uint32_t count)
 	return setup_with_stall(sizes, count, CALM_NS);
 }
 
-static void
-parts(struct pair *s, enum rig_memory from, enum rig_memory to, bool verify)
-{
-	s->from = rig_part_of(&s->source, from, verify);
-	s->to = rig_part_of(&s->reader, to, verify);
-	s->leg++;
-}
-
-static void
-move(struct pair *s, enum mode mode)
-{
-	pair_move(s, mode, s->leg, s->from, s->to);
-}
-
-static void
-hash(struct pair *s)
-{
-	cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
-}
-
-static const struct transport_event *
-wait_reader(struct pair *s, enum transport_event_kind kind)
-{
-	return rig_wait(&s->rig, s->reader_agent, kind, s->leg);
-}
-
 /* Digests and a whole prefix, without reading through what is tested. */
 static void
 publish(struct pair *s)
@@ -97,10 +71,11 @@ CONFORMANCE(every_kind_to_every_kind__arrives)
 	for (int verify = 0; verify < 2; verify++) {
 		for (unsigned pair = 0; pair < 16; pair++) {
 			memset(s->reader.memory, 0, s->reader.bytes);
-			parts(s, (enum rig_memory)(pair / 4), (enum rig_memory)(pair % 4), verify);
-			move(s, mode);
-			hash(s); /* the reader follows it */
-			const struct transport_event *done = wait_reader(s, TRANSPORT_DONE);
+			pair_parts_of(s, (enum rig_memory)(pair / 4), (enum rig_memory)(pair % 4),
+				verify);
+			pair_go(s, mode);
+			pair_hash(s); /* the reader follows it */
+			const struct transport_event *done = pair_wait(s, TRANSPORT_DONE);
 			cr_assert(rig_shards_equal(&s->source, &s->reader), "pair %u", pair);
 			cr_assert_eq(done->bytes_moved, s->source.table->bytes);
 			cr_assert_str_eq(done->transport, mode == MODE_TCP    ? "tcp"
@@ -125,8 +100,8 @@ Test(transport_copy, digests__do_not_depend_on_the_kind)
 	struct xfer_part *plain = rig_part(&s->source, true);
 	rig_add_digests(plain);
 	for (unsigned kind = 0; kind < 4; kind++) {
-		parts(s, (enum rig_memory)kind, RIG_MAPPED, true);
-		hash(s);
+		pair_parts_of(s, (enum rig_memory)kind, RIG_MAPPED, true);
+		pair_hash(s);
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
 		for (uint32_t c = 0; c < s->source.table->num_chunks; c++)
 			cr_assert(th_hash_equal(
@@ -140,11 +115,11 @@ Test(transport_copy, digests__do_not_depend_on_the_kind)
 CONFORMANCE(wrong_bytes__are_not_verified)
 {
 	struct pair *s = setup_new(four_chunks, 1);
-	parts(s, RIG_FILE, RIG_PROCESS, true);
+	pair_parts_of(s, RIG_FILE, RIG_PROCESS, true);
 	publish(s);
 	s->source.tensors[0][5 * MIB] ^= 1;
-	move(s, mode);
-	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	pair_go(s, mode);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert_eq(failed->code, TH_E_CHECKSUM);
 	cr_assert(failed->source_failed);
 	cr_assert(xfer_part_prefix(s->to) <= 1);
@@ -159,11 +134,11 @@ CONFORMANCE(source_that_shrank__fails_as_the_source)
 	for (unsigned kind = RIG_MAPPED; kind <= RIG_PROCESS; kind++) {
 		pair_release(s);
 		cr_assert_eq(ftruncate(s->source.fd, (off_t)s->source.bytes), 0);
-		parts(s, (enum rig_memory)kind, RIG_MAPPED, true);
+		pair_parts_of(s, (enum rig_memory)kind, RIG_MAPPED, true);
 		publish(s);
 		cr_assert_eq(ftruncate(s->source.fd, 6 * MIB), 0);
-		move(s, mode);
-		const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+		pair_go(s, mode);
+		const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 		cr_assert(failed->source_failed, "kind %u: %s", kind, failed->text);
 		/* Over tcp a connection that ends can be seen before the reason that is sent. */
 		cr_assert(failed->code == TH_E_STALE_MEMORY || mode == MODE_TCP, "kind %u: %s",
@@ -185,11 +160,11 @@ CONFORMANCE(destination_that_shrank__is_not_the_sources_fault)
 	for (unsigned kind = RIG_MAPPED; kind <= RIG_PROCESS; kind++) {
 		pair_release(s);
 		cr_assert_eq(ftruncate(s->reader.fd, (off_t)s->reader.bytes), 0);
-		parts(s, RIG_MAPPED, (enum rig_memory)kind, true);
+		pair_parts_of(s, RIG_MAPPED, (enum rig_memory)kind, true);
 		publish(s);
 		cr_assert_eq(ftruncate(s->reader.fd, 6 * MIB), 0);
-		move(s, mode);
-		const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+		pair_go(s, mode);
+		const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 		cr_assert_eq(failed->code, TH_E_STALE_MEMORY, "kind %u: %s", kind, failed->text);
 		cr_assert_not(failed->source_failed);
 		cr_assert(xfer_part_prefix(s->to) <= 1);
@@ -201,11 +176,11 @@ CONFORMANCE(destination_that_shrank__is_not_the_sources_fault)
 CONFORMANCE(destination_that_appends__is_refused)
 {
 	struct pair *s = setup_new(four_chunks, 1);
-	parts(s, RIG_MAPPED, RIG_FILE, true);
+	pair_parts_of(s, RIG_MAPPED, RIG_FILE, true);
 	publish(s);
 	cr_assert_eq(fcntl(s->reader.fd, F_SETFL, O_APPEND), 0);
-	move(s, mode);
-	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	pair_go(s, mode);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert_eq(failed->code, TH_E_MEMORY_KIND, "%s", failed->text);
 	cr_assert_not(failed->source_failed);
 	pair_finish(s);
@@ -218,9 +193,9 @@ Test(transport_copy, digests_of_memory_that_is_gone__name_the_row)
 	for (unsigned kind = RIG_MAPPED; kind <= RIG_PROCESS; kind++) {
 		pair_release(s);
 		cr_assert_eq(ftruncate(s->source.fd, (off_t)s->source.bytes), 0);
-		parts(s, (enum rig_memory)kind, RIG_MAPPED, true);
+		pair_parts_of(s, (enum rig_memory)kind, RIG_MAPPED, true);
 		cr_assert_eq(ftruncate(s->source.fd, 6 * MIB), 0);
-		hash(s);
+		pair_hash(s);
 		const struct transport_event *failed =
 			rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_FAILED, s->leg);
 		cr_assert_eq(failed->code, TH_E_STALE_MEMORY);
@@ -256,12 +231,12 @@ look_at_end(void *arg)
 Test(transport_copy, hash_finds_memory_gone__published_as_far_as_it_is_there_and_failed_then)
 {
 	struct pair *s = setup_new(four_chunks, 1);
-	parts(s, RIG_MAPPED, RIG_MAPPED, true);
+	pair_parts_of(s, RIG_MAPPED, RIG_MAPPED, true);
 	struct end end = {.part = s->from, .prefix = UINT32_MAX};
 	uint64_t bytes = (uint64_t)(s->source.tensors[0] - s->source.memory) + 4 * MIB;
 	cr_assert_eq(ftruncate(s->source.fd, (off_t)((bytes + 4095) / 4096 * 4096)), 0);
 	xfer_part_watch(s->from, look_at_end, &end);
-	hash(s);
+	pair_hash(s);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_FAILED, s->leg);
 	cr_assert_eq(end.prefix, 1);
 	cr_assert_eq(xfer_part_prefix(s->from), 1);
@@ -275,15 +250,15 @@ Test(transport_copy, source_grows_and_fails_at_once__all_that_it_has_comes)
 	static const enum rig_memory kinds[] = {RIG_MAPPED, RIG_FILE};
 	for (uint32_t i = 0; i < TH_ARRAY_LEN(kinds); i++) {
 		struct pair *s = setup_new(four_chunks, 1);
-		parts(s, kinds[i], kinds[i], true);
+		pair_parts_of(s, kinds[i], kinds[i], true);
 		struct xfer_part *plain = rig_part(&s->source, true);
 		rig_add_digests(plain);
 		xfer_part_add_digests(s->from, 0, xfer_part_digest(plain, 0), 4);
 		xfer_part_advance(s->from, 1);
 		xfer_part_keep(s->to, 0);
 		xfer_part_watch(s->to, grow_and_fail, s->from);
-		move(s, MODE_LOCAL);
-		cr_assert(wait_reader(s, TRANSPORT_FAILED)->source_failed);
+		pair_go(s, MODE_LOCAL);
+		cr_assert(pair_wait(s, TRANSPORT_FAILED)->source_failed);
 		cr_assert_eq(xfer_part_prefix(s->to), 2);
 		xfer_part_unwatch(s->to, grow_and_fail, s->from);
 		xfer_part_release(plain);
@@ -303,18 +278,18 @@ make_sticky(const struct xfer_part *part)
 CONFORMANCE(stuck_source__neither_stop_nor_fence_waits_for_it)
 {
 	struct pair *s = setup_new(four_chunks, 1);
-	parts(s, RIG_FILE, RIG_MAPPED, true);
+	pair_parts_of(s, RIG_FILE, RIG_MAPPED, true);
 	publish(s);
 	make_sticky(s->from);
-	move(s, mode);
+	pair_go(s, mode);
 	sticky_wait(&s->rig);
 	if (mode != MODE_LOCAL) {
 		transport_fence(s->source_agent->transport, s->leg);
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg);
-		cr_assert(wait_reader(s, TRANSPORT_FAILED)->source_failed);
+		cr_assert(pair_wait(s, TRANSPORT_FAILED)->source_failed);
 	} else {
 		transport_stop(s->reader_agent->transport, s->leg);
-		wait_reader(s, TRANSPORT_STOPPED);
+		pair_wait(s, TRANSPORT_STOPPED);
 	}
 	cr_assert(crew_count() >= 1);
 	pair_finish(s); /* the transports close, too */
@@ -327,17 +302,17 @@ CONFORMANCE(stuck_source__neither_stop_nor_fence_waits_for_it)
 Test(transport_copy_tcp, stuck_source__is_a_stall_to_its_reader)
 {
 	struct pair *s = setup_with_stall(four_chunks, 1, STALL_NS);
-	parts(s, RIG_FILE, RIG_MAPPED, true);
+	pair_parts_of(s, RIG_FILE, RIG_MAPPED, true);
 	publish(s);
 	make_sticky(s->from);
-	move(s, MODE_TCP);
-	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	pair_go(s, MODE_TCP);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert(failed->source_failed);
 	cr_assert_eq(failed->code, TH_E_NO_PATH, "%s", failed->text);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg);
 	sticky_let_go();
 	s->leg++;
-	move(s, MODE_TCP);
+	pair_go(s, MODE_TCP);
 	pair_done(s, s->leg);
 	pair_finish(s);
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
@@ -346,16 +321,16 @@ Test(transport_copy_tcp, stuck_source__is_a_stall_to_its_reader)
 CONFORMANCE(stuck_destination__is_waited_for_until_its_worker_is_gone)
 {
 	struct pair *s = setup_new(four_chunks, 1);
-	parts(s, RIG_MAPPED, RIG_FILE, true);
+	pair_parts_of(s, RIG_MAPPED, RIG_FILE, true);
 	publish(s);
 	make_sticky(s->to);
-	move(s, mode);
+	pair_go(s, mode);
 	sticky_wait(&s->rig);
 	transport_stop(s->reader_agent->transport, s->leg);
 	rig_pump_for(&s->rig, 50000000);
 	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_STOPPED, s->leg));
 	xfer_part_orphan(s->to);
-	wait_reader(s, TRANSPORT_STOPPED);
+	pair_wait(s, TRANSPORT_STOPPED);
 	cr_assert(crew_count() >= 1);
 	sticky_let_go();
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
@@ -366,14 +341,14 @@ CONFORMANCE(stuck_destination__is_waited_for_until_its_worker_is_gone)
 CONFORMANCE(stuck_destination__is_stopped_when_it_moves_again)
 {
 	struct pair *s = setup_new(four_chunks, 1);
-	parts(s, RIG_MAPPED, RIG_FILE, true);
+	pair_parts_of(s, RIG_MAPPED, RIG_FILE, true);
 	publish(s);
 	make_sticky(s->to);
-	move(s, mode);
+	pair_go(s, mode);
 	sticky_wait(&s->rig);
 	transport_stop(s->reader_agent->transport, s->leg);
 	sticky_let_go();
-	wait_reader(s, TRANSPORT_STOPPED);
+	pair_wait(s, TRANSPORT_STOPPED);
 	pair_finish(s);
 	cr_assert(crew_wait(th_now_ns() + PATIENCE_NS));
 }
@@ -381,10 +356,10 @@ CONFORMANCE(stuck_destination__is_stopped_when_it_moves_again)
 CONFORMANCE(stuck_destination__does_not_keep_the_transport_open)
 {
 	struct pair *s = setup_new(four_chunks, 1);
-	parts(s, RIG_MAPPED, RIG_FILE, true);
+	pair_parts_of(s, RIG_MAPPED, RIG_FILE, true);
 	publish(s);
 	make_sticky(s->to);
-	move(s, mode);
+	pair_go(s, mode);
 	sticky_wait(&s->rig);
 	pair_finish(s);
 	sticky_let_go();
@@ -394,10 +369,10 @@ CONFORMANCE(stuck_destination__does_not_keep_the_transport_open)
 CONFORMANCE(destination_that_was_stuck_for_a_while__is_no_stall_of_the_source)
 {
 	struct pair *s = setup_with_stall(four_chunks, 1, STALL_NS);
-	parts(s, RIG_MAPPED, RIG_FILE, true);
+	pair_parts_of(s, RIG_MAPPED, RIG_FILE, true);
 	publish(s);
 	make_sticky(s->to);
-	move(s, mode);
+	pair_go(s, mode);
 	sticky_wait(&s->rig);
 	rig_pump_for(&s->rig, 2 * STALL_NS);
 	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_FAILED, s->leg));
@@ -412,7 +387,7 @@ CONFORMANCE(stuck_legs__do_not_stop_others)
 	struct pair *s = setup_new(four_chunks, 1);
 	struct xfer_part *stuck[8][2];
 	for (uint32_t i = 0; i < 8; i++) {
-		parts(s, RIG_FILE, RIG_MAPPED, true);
+		pair_parts_of(s, RIG_FILE, RIG_MAPPED, true);
 		publish(s);
 		if (i == 0)
 			make_sticky(s->from);
@@ -423,9 +398,9 @@ CONFORMANCE(stuck_legs__do_not_stop_others)
 		cr_assert_eq(transport_copy(s->reader_agent->transport, s->leg, s->from, s->to), 0);
 	}
 	sticky_wait(&s->rig);
-	parts(s, RIG_PROCESS, RIG_FILE, true);
+	pair_parts_of(s, RIG_PROCESS, RIG_FILE, true);
 	publish(s);
-	move(s, mode);
+	pair_go(s, mode);
 	pair_done(s, s->leg);
 	sticky_let_go();
 	for (uint64_t leg = 1; leg <= 8; leg++)
@@ -440,9 +415,9 @@ CONFORMANCE(stuck_legs__do_not_stop_others)
 Test(transport_copy, stuck_digests__stop_at_once)
 {
 	struct pair *s = setup_new(four_chunks, 1);
-	parts(s, RIG_FILE, RIG_MAPPED, true);
+	pair_parts_of(s, RIG_FILE, RIG_MAPPED, true);
 	make_sticky(s->from);
-	hash(s);
+	pair_hash(s);
 	sticky_wait(&s->rig);
 	transport_hash_stop(s->source_agent->transport, s->leg);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_STOPPED, s->leg);

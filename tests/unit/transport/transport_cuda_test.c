@@ -71,22 +71,7 @@ clear(struct rig_shard *shard)
 static void
 parts(struct pair *s, enum rig_memory from, enum rig_memory to)
 {
-	s->from = rig_part_of(&s->source, from, true);
-	s->to = rig_part_of(&s->reader, to, true);
-	s->leg++;
-}
-
-static void
-move(struct pair *s, enum mode mode)
-{
-	pair_move(s, mode, s->leg, s->from, s->to);
-}
-
-static void
-publish(struct pair *s)
-{
-	rig_add_digests(s->from);
-	xfer_part_advance(s->from, s->source.table->num_chunks);
+	pair_parts_of(s, from, to, true);
 }
 
 static void
@@ -117,10 +102,9 @@ arrives(struct pair *s, enum mode mode, enum rig_memory from, enum rig_memory to
 	parts(s, from, to);
 	/* Else it goes by TCP while a busy GPU makes it room. */
 	s->reader_agent->require_rdma = mode == MODE_RDMA;
-	move(s, mode);
-	cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
-	const struct transport_event *done =
-		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, s->leg);
+	pair_go(s, mode);
+	pair_hash(s);
+	const struct transport_event *done = pair_wait(s, TRANSPORT_DONE);
 	cr_assert(rig_shards_equal(&s->source, &s->reader), "%d to %d", (int)from, (int)to);
 	bool direct = mode == MODE_LOCAL && from == RIG_GPU && to == RIG_GPU;
 	cr_assert_str_eq(done->transport, direct              ? "cuda-ipc"
@@ -255,8 +239,8 @@ Test(transport_cuda, host_memory_that_is_not_mapped__arrives_by_ferries)
 		parts(s, RIG_GPU, RIG_HOST);
 		if (round == 0)
 			let_only_read(s->reader.fd);
-		publish(s);
-		move(s, MODE_LOCAL);
+		pair_publish(s);
+		pair_go(s, MODE_LOCAL);
 		const char *why = pair_done(s, s->leg)->fallback;
 		cr_assert(
 			strstr(why, "by staging on the host: ") == why && strstr(why, "cannot map"),
@@ -302,11 +286,10 @@ fails_by_the_agent(struct pair *s, enum mode mode, bool reads)
 {
 	char why[TH_CTL_TEXT_BYTES];
 	parts(s, reads ? RIG_GPU : RIG_MAPPED, reads ? RIG_MAPPED : RIG_GPU);
-	publish(s);
+	pair_publish(s);
 	int kept = hide_staging();
-	move(s, mode);
-	const struct transport_event *failed =
-		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
+	pair_go(s, mode);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert_eq(failed->code, TH_E_LIMIT, "%s", failed->text);
 	cr_assert_eq(failed->source_failed, reads);
 	cr_assert(strstr(failed->text, mode == MODE_TCP ? "its log" : "cannot map"), "%s",
@@ -319,7 +302,7 @@ fails_by_the_agent(struct pair *s, enum mode mode, bool reads)
 	cr_assert_geq(dup3(kept, find_staging(), O_CLOEXEC), 0);
 	close(kept);
 	s->leg++;
-	move(s, mode);
+	pair_go(s, mode);
 	pair_done(s, s->leg);
 	cr_assert(rig_shards_equal(&s->source, &s->reader));
 }
@@ -344,7 +327,7 @@ Test(transport_cuda, staging_not_mapped__digests_fail_with_the_reason)
 	struct pair *s = start(odd_sizes, ODD);
 	parts(s, RIG_GPU_PROCESS, RIG_MAPPED);
 	close(hide_staging());
-	cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
+	pair_hash(s);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_FAILED, s->leg);
 	cr_assert_eq(xfer_part_lost(s->from, why, sizeof(why)), TH_E_LIMIT);
 	cr_assert(strstr(why, "cannot map"), "%s", why);
@@ -401,15 +384,15 @@ MODES(process_killed_midway__arrives)
 	for (uint32_t round = 0; round < 3; round++) {
 		clear(&s->reader);
 		parts(s, RIG_GPU, RIG_GPU);
-		publish(s);
-		move(s, mode);
+		pair_publish(s);
+		pair_go(s, mode);
 		rig_wait_prefix(&s->rig, s->to, 2 * round);
 		/* A copy between GPUs needs the reader's alone. */
 		pid_t pid = rig_gpus_pid(
 			mode == MODE_LOCAL ? gpu_of_reader() : round % rig_gpus_count());
 		cr_assert_neq(pid, 0);
 		kill(pid, SIGKILL);
-		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, s->leg);
+		pair_wait(s, TRANSPORT_DONE);
 		cr_assert(rig_shards_equal(&s->source, &s->reader), "round %u", round);
 		pair_release(s);
 	}
@@ -424,11 +407,11 @@ Test(transport_cuda, process_killed_while_it_writes_to_the_host__arrives)
 	for (uint32_t round = 0; round < 3; round++) {
 		clear(&s->reader);
 		parts(s, RIG_GPU, RIG_HOST);
-		publish(s);
-		move(s, MODE_LOCAL);
+		pair_publish(s);
+		pair_go(s, MODE_LOCAL);
 		rig_wait_prefix(&s->rig, s->to, 2 * round);
 		kill_process(0);
-		rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, s->leg);
+		pair_wait(s, TRANSPORT_DONE);
 		cr_assert(rig_shards_equal(&s->source, &s->reader), "round %u", round);
 		pair_release(s);
 	}
@@ -441,7 +424,7 @@ Test(transport_cuda, process_killed_while_it_hashes__hashed)
 	struct pair *s = start(ten_chunks, 1);
 	for (uint32_t round = 0; round < 3; round++) {
 		parts(s, RIG_GPU, RIG_MAPPED);
-		cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
+		pair_hash(s);
 		rig_wait_prefix(&s->rig, s->from, round);
 		kill_process(0);
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
@@ -457,12 +440,11 @@ MODES(readers_gpu_lost__no_way_and_why)
 	parts(s, RIG_GPU, RIG_GPU);
 	rig_add_digests(s->from);
 	xfer_part_advance(s->from, 3);
-	move(s, mode);
+	pair_go(s, mode);
 	rig_wait_prefix(&s->rig, s->to, 3);
 	machine_lose(rig_gpus_machine(), (int)gpu_of_reader(), CUDA_ERROR_ECC_UNCORRECTABLE);
 	xfer_part_advance(s->from, 10);
-	const struct transport_event *failed =
-		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert_eq(failed->code, TH_E_MEMORY_KIND, "%s", failed->text);
 	cr_assert_not(failed->source_failed);
 	cr_assert(strstr(failed->text, "CUDA_ERROR_ECC_UNCORRECTABLE"), "%s", failed->text);
@@ -560,10 +542,10 @@ Test(transport_cuda, gpu_does_not_write__next_blocks_are_received_meanwhile)
 	arrives(s, MODE_TCP, RIG_MAPPED, RIG_GPU);
 	clear(&s->reader);
 	parts(s, RIG_MAPPED, RIG_GPU);
-	publish(s);
+	pair_publish(s);
 	wait_running(&s->rig, 0);
 	pid_t pid = stop_process(gpu_of_reader());
-	move(s, MODE_TCP);
+	pair_go(s, MODE_TCP);
 	wait_running(&s->rig, 2);
 	kill(pid, SIGCONT);
 	pair_done(s, s->leg);
@@ -581,9 +563,9 @@ move_again(struct pair *s, enum mode mode, uint32_t changed)
 		s->reader.tensors[0][chunk * 4 * MIB] ^= 1;
 	rig_shard_put(&s->reader);
 	parts(s, RIG_GPU, RIG_GPU);
-	publish(s);
+	pair_publish(s);
 	xfer_part_expect_reuse(s->to);
-	move(s, mode);
+	pair_go(s, mode);
 }
 
 static void
@@ -644,8 +626,7 @@ MODES(gpu_lost_while_it_looks__no_way_and_why)
 	pid_t pid = stop_while_it_looks(s, mode);
 	machine_lose(rig_gpus_machine(), (int)gpu_of_reader(), CUDA_ERROR_ECC_UNCORRECTABLE);
 	kill(pid, SIGCONT);
-	const struct transport_event *failed =
-		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert_eq(failed->code, TH_E_MEMORY_KIND, "%s", failed->text);
 	cr_assert_not(failed->source_failed);
 	cr_assert(strstr(failed->text, "CUDA_ERROR_ECC_UNCORRECTABLE"), "%s", failed->text);
@@ -658,7 +639,7 @@ MODES(stopped_while_it_looks__at_once)
 	struct pair *s = start(ten_chunks, 1);
 	pid_t pid = stop_while_it_looks(s, mode);
 	transport_stop(s->reader_agent->transport, s->leg);
-	rig_wait(&s->rig, s->reader_agent, TRANSPORT_STOPPED, s->leg);
+	pair_wait(s, TRANSPORT_STOPPED);
 	cr_assert_gt(running(), 0);
 	kill(pid, SIGCONT);
 	finish(s);

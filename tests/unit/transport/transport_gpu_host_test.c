@@ -39,9 +39,7 @@ TestSuite(transport_gpu_host, .init = set_up, .fini = tear_down);
 static void
 begin(enum rig_memory from, enum rig_memory to, bool verify)
 {
-	s->from = rig_part_of(&s->source, from, verify);
-	s->to = rig_part_of(&s->reader, to, verify);
-	s->leg++;
+	pair_parts_of(s, from, to, verify);
 	if (verify)
 		rig_add_digests(s->from);
 	xfer_part_advance(s->from, CHUNKS);
@@ -50,13 +48,7 @@ begin(enum rig_memory from, enum rig_memory to, bool verify)
 static void
 move(void)
 {
-	pair_move(s, MODE_LOCAL, s->leg, s->from, s->to);
-}
-
-static const struct transport_event *
-wait_reader(enum transport_event_kind kind)
-{
-	return rig_wait(&s->rig, s->reader_agent, kind, s->leg);
+	pair_go(s, MODE_LOCAL);
 }
 
 static void
@@ -83,7 +75,7 @@ goes(enum rig_memory from, enum rig_memory to, bool verify)
 	memset(s->reader.memory, 0, s->reader.bytes);
 	begin(from, to, verify);
 	move();
-	const struct transport_event *done = wait_reader(TRANSPORT_DONE);
+	const struct transport_event *done = pair_wait(s, TRANSPORT_DONE);
 	cr_assert_str_eq(done->transport, "local");
 	cr_assert_eq(done->bytes_moved, eight_chunks[0]);
 	cr_assert(rig_shards_equal(&s->source, &s->reader));
@@ -177,8 +169,8 @@ changed(enum rig_memory from, enum rig_memory to)
 	begin(from, to, true);
 	s->source.tensors[0][3 * 4 * MIB + 5] ^= 1;
 	move();
-	cr_assert_eq(wait_reader(TRANSPORT_CHANGED)->chunk, 3);
-	const struct transport_event *failed = wait_reader(TRANSPORT_FAILED);
+	cr_assert_eq(pair_wait(s, TRANSPORT_CHANGED)->chunk, 3);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert_eq(failed->code, TH_E_CHECKSUM, "%s", failed->text);
 	cr_assert(failed->source_failed);
 	cr_assert_leq(xfer_part_prefix(s->to), 3);
@@ -199,7 +191,7 @@ fails(enum rig_memory from, enum rig_memory to, enum gpu_run_op op)
 	fake_gpus_fail(rig_gpus->gpus, op, TH_E_STALE_MEMORY, 3);
 	fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_STALE_MEMORY, 0);
 	move();
-	const struct transport_event *failed = wait_reader(TRANSPORT_FAILED);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert_eq(failed->code, TH_E_STALE_MEMORY, "%s", failed->text);
 	cr_assert_eq(failed->source_failed, from == RIG_GPU);
 	cr_assert(strstr(failed->text, "the test said so"), "%s", failed->text);
@@ -223,7 +215,7 @@ Test(transport_gpu_host, stop__while_the_gpu_writes_to_the_host__stopped_when_it
 	rig_pump_for(&s->rig, 20000000);
 	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_STOPPED, s->leg));
 	fake_gpus_hold(rig_gpus->gpus, false);
-	wait_reader(TRANSPORT_STOPPED);
+	pair_wait(s, TRANSPORT_STOPPED);
 	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 0);
 }
 
@@ -236,7 +228,7 @@ Test(transport_gpu_host, worker_gone__while_the_gpu_reads_the_host__the_memory_s
 	wait_running(CHUNKS);
 	xfer_part_orphan(s->to);
 	transport_stop(s->reader_agent->transport, s->leg);
-	wait_reader(TRANSPORT_STOPPED);
+	pair_wait(s, TRANSPORT_STOPPED);
 	pair_release(s);
 	gpus_host_release(s->source.host);
 	s->source.host = NULL;

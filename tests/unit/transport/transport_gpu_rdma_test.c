@@ -36,13 +36,6 @@ start(const uint64_t *sizes, uint32_t count)
 	return s;
 }
 
-static void
-finish(struct pair *s)
-{
-	pair_finish(s);
-	rig_fake_gpus_fini();
-}
-
 /* The source has published it. */
 static void
 pull(struct pair *s, enum rig_memory from, enum rig_memory to, bool verify)
@@ -53,12 +46,6 @@ pull(struct pair *s, enum rig_memory from, enum rig_memory to, bool verify)
 		rig_add_digests(s->from);
 	xfer_part_advance(s->from, s->source.table->num_chunks);
 	pair_move(s, MODE_RDMA, ++s->leg, s->from, s->to);
-}
-
-static uint32_t
-count_of(enum gpu_run_op op)
-{
-	return fake_gpus_count(rig_gpus->gpus, op);
 }
 
 static void
@@ -82,16 +69,17 @@ Test(transport_gpu_rdma, every_kind_to_every_kind__by_rdma)
 	cr_assert_eq(counters.checksum_failures, 0);
 	cr_assert_eq(counters.bytes_in_copy, 0);
 	cr_assert_eq(rig_counters(s->source_agent).bytes_staged, 0);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_gpu_rdma, large_rows__hashed_by_the_gpu_and_not_moved_by_it)
 {
 	struct pair *s = start(four_chunks, 1);
 	arrives(s, RIG_GPU, RIG_GPU, true);
-	cr_assert_eq(count_of(GPU_HASH), 4);
-	cr_assert_eq(count_of(GPU_READ) + count_of(GPU_WRITE) + count_of(GPU_COPY), 0);
-	finish(s);
+	cr_assert_eq(rig_fake_count(GPU_HASH), 4);
+	cr_assert_eq(
+		rig_fake_count(GPU_READ) + rig_fake_count(GPU_WRITE) + rig_fake_count(GPU_COPY), 0);
+	pair_finish_on_gpus(s);
 }
 
 /* Without digests the GPU still has to see what the NIC has written. */
@@ -99,10 +87,10 @@ Test(transport_gpu_rdma, unverified__every_chunk_is_flushed)
 {
 	struct pair *s = start(four_chunks, 1);
 	arrives(s, RIG_GPU, RIG_GPU, false);
-	cr_assert_eq(count_of(GPU_HASH), 0);
-	cr_assert_eq(count_of(GPU_READ), 4);
-	cr_assert_eq(count_of(GPU_WRITE) + count_of(GPU_COPY), 0);
-	finish(s);
+	cr_assert_eq(rig_fake_count(GPU_HASH), 0);
+	cr_assert_eq(rig_fake_count(GPU_READ), 4);
+	cr_assert_eq(rig_fake_count(GPU_WRITE) + rig_fake_count(GPU_COPY), 0);
+	pair_finish_on_gpus(s);
 }
 
 /* What one GPU sees says nothing of the other one. */
@@ -134,7 +122,7 @@ Test(transport_gpu_rdma, chunk_on_two_gpus__both_are_flushed)
 	struct xfer_part *part = xfer_part_new_places(shard.table, places, 4, false, NULL, NULL);
 	cr_assert_eq(shard.table->num_chunks, 1);
 	cr_assert_eq(touch_flush(part, 0), 0);
-	cr_assert_eq(count_of(GPU_READ), 2);
+	cr_assert_eq(rig_fake_count(GPU_READ), 2);
 	xfer_part_release(part);
 	for (uint32_t i = 0; i < 3; i++)
 		fd_memory_release(places[i].access);
@@ -152,10 +140,10 @@ Test(transport_gpu_rdma, small_rows__packed_and_scattered)
 		sizes[i] = 1000 + 331 * i;
 	struct pair *s = start(sizes, 200);
 	arrives(s, RIG_GPU, RIG_GPU, true);
-	cr_assert_gt(count_of(GPU_READ), 0);
-	cr_assert_gt(count_of(GPU_WRITE), 0);
-	cr_assert_eq(count_of(GPU_COPY), 0);
-	finish(s);
+	cr_assert_gt(rig_fake_count(GPU_READ), 0);
+	cr_assert_gt(rig_fake_count(GPU_WRITE), 0);
+	cr_assert_eq(rig_fake_count(GPU_COPY), 0);
+	pair_finish_on_gpus(s);
 }
 
 /* ---- what goes wrong ----------------------------------------------------------------------- */
@@ -167,7 +155,7 @@ Test(transport_gpu_rdma, what_landed_is_damaged_once__fetched_again)
 	arrives(s, RIG_GPU, RIG_GPU, true);
 	cr_assert_eq(rig_counters(s->reader_agent).checksum_failures, 1);
 	cr_assert_eq(rig_counters(s->reader_agent).bytes_in_rdma, 20 * MIB);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_gpu_rdma, source_changes_what_is_published__told)
@@ -175,17 +163,15 @@ Test(transport_gpu_rdma, source_changes_what_is_published__told)
 	struct pair *s = start(four_chunks, 1);
 	s->from = rig_part_of(&s->source, RIG_GPU, true);
 	s->to = rig_part_of(&s->reader, RIG_GPU, true);
-	rig_add_digests(s->from);
-	xfer_part_advance(s->from, s->source.table->num_chunks);
+	pair_publish(s);
 	s->source.tensors[0][9 * MIB] ^= 1;
 	pair_move(s, MODE_RDMA, ++s->leg, s->from, s->to);
 	const struct transport_event *changed =
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_CHANGED, s->leg);
 	cr_assert_eq(changed->chunk, 2);
-	const struct transport_event *failed =
-		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert(failed->source_failed);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_gpu_rdma, readers_gpu_is_lost__its_own_memory_is_stale)
@@ -194,12 +180,11 @@ Test(transport_gpu_rdma, readers_gpu_is_lost__its_own_memory_is_stale)
 		struct pair *s = start(four_chunks, 1);
 		fake_gpus_fail(rig_gpus->gpus, verify ? GPU_HASH : GPU_READ, TH_E_STALE_MEMORY, 1);
 		pull(s, RIG_GPU, RIG_GPU, verify);
-		const struct transport_event *failed =
-			rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
+		const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 		cr_assert_eq(failed->code, TH_E_STALE_MEMORY);
 		cr_assert(!failed->source_failed);
 		cr_assert_not_null(strstr(failed->text, "the test said so"), "%s", failed->text);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -212,10 +197,9 @@ Test(transport_gpu_rdma, sources_gpu_is_lost_while_it_packs__source_failed)
 	const struct transport_event *ended =
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg);
 	cr_assert_eq(ended->code, TH_E_STALE_MEMORY);
-	const struct transport_event *failed =
-		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert(failed->source_failed);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* Its checks wait for it, in as many threads as it may have. */
@@ -240,14 +224,14 @@ Test(transport_gpu_rdma, gpu_hangs__legs_of_host_memory_go_on)
 	cr_assert(rig_shards_equal(&from, &to));
 	cr_assert_neq(xfer_part_prefix(s->to), s->source.table->num_chunks);
 	fake_gpus_hold(rig_gpus->gpus, false);
-	rig_wait(&s->rig, s->reader_agent, TRANSPORT_DONE, s->leg);
+	pair_wait(s, TRANSPORT_DONE);
 	rig_halt(&s->rig);
 	xfer_part_release(source);
 	xfer_part_release(reader);
 	pair_release(s);
 	rig_shard_fini(&from);
 	rig_shard_fini(&to);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* For each GPU, and for those that one part lies on. */
@@ -270,7 +254,7 @@ Test(transport_gpu_rdma, parts_on_other_gpus__checked_by_other_threads)
 		cr_assert_eq(rdma_checks(rdma, part), checks[2 * i + 1], "%s", same[i]);
 		xfer_part_release(part);
 	}
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* How many there are for parts on one GPU, or on several, of all that there can be. */
@@ -303,13 +287,7 @@ Test(transport_gpu_rdma, parts_on_any_set_of_gpus__checked_by_a_few_threads)
 	struct pair *s = start(sizes, RIG_FAKE_GPUS);
 	cr_assert_leq(count_checks(s, false), 4);
 	cr_assert_eq(count_checks(s, true), RIG_FAKE_GPUS);
-	finish(s);
-}
-
-static void
-look_on(void *arg)
-{
-	__atomic_add_fetch((uint32_t *)arg, 1, __ATOMIC_RELAXED);
+	pair_finish_on_gpus(s);
 }
 
 static void *
@@ -332,7 +310,7 @@ Test(transport_gpu_rdma, another_thread_packs_a_chunk__left_to_it_until_it_tells
 		cr_assert_not(packed_lacks(s->from));
 		xfer_part_advance(s->from, 1);
 		cr_assert(packed_lacks(s->from));
-		xfer_part_watch(s->from, look_on, &told);
+		xfer_part_watch(s->from, rig_count_news, &told);
 		if (fails)
 			fake_gpus_fail(rig_gpus->gpus, GPU_READ, TH_E_STALE_MEMORY, 0);
 		fake_gpus_hold(rig_gpus->gpus, true);
@@ -347,8 +325,8 @@ Test(transport_gpu_rdma, another_thread_packs_a_chunk__left_to_it_until_it_tells
 		cr_assert_eq(failed != NULL, fails);
 		cr_assert_eq(packed_lacks(s->from), fails);
 		cr_assert_eq(told, 1);
-		xfer_part_unwatch(s->from, look_on, &told);
-		finish(s);
+		xfer_part_unwatch(s->from, rig_count_news, &told);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -362,7 +340,7 @@ Test(transport_gpu_rdma, leg_is_cut_at_any_moment__ends)
 		pair_cut(s, round);
 		while (s->reader_agent->num_events == 0 && round % 3 != 0)
 			rig_pump(&s->rig, 10);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -390,5 +368,5 @@ Test(transport_gpu_rdma, partial_replica_on_a_gpu__forwards_what_is_verified)
 	xfer_part_release(end);
 	pair_release(s);
 	rig_shard_fini(&last);
-	finish(s);
+	pair_finish_on_gpus(s);
 }

@@ -49,47 +49,6 @@ start(const uint64_t *sizes, uint32_t count)
 }
 
 static void
-finish(struct pair *s)
-{
-	pair_finish(s);
-	rig_fake_gpus_fini();
-}
-
-static void
-parts(struct pair *s, enum rig_memory from, enum rig_memory to, bool verify)
-{
-	s->from = rig_part_of(&s->source, from, verify);
-	s->to = rig_part_of(&s->reader, to, verify);
-	s->leg++;
-}
-
-static void
-move(struct pair *s, enum mode mode)
-{
-	pair_move(s, mode, s->leg, s->from, s->to);
-}
-
-static void
-hash(struct pair *s)
-{
-	cr_assert_eq(transport_hash(s->source_agent->transport, s->leg, s->from), 0);
-}
-
-static const struct transport_event *
-wait_reader(struct pair *s, enum transport_event_kind kind)
-{
-	return rig_wait(&s->rig, s->reader_agent, kind, s->leg);
-}
-
-/* Without reading through what is tested. */
-static void
-publish(struct pair *s)
-{
-	rig_add_digests(s->from);
-	xfer_part_advance(s->from, s->source.table->num_chunks);
-}
-
-static void
 wait_running(struct pair *s, uint32_t count)
 {
 	int64_t until_ns = th_now_ns() + PATIENCE_NS;
@@ -109,10 +68,10 @@ static void
 arrives(struct pair *s, enum mode mode, enum rig_memory from, enum rig_memory to, bool verify)
 {
 	memset(s->reader.memory, 0, s->reader.bytes);
-	parts(s, from, to, verify);
-	move(s, mode);
-	hash(s); /* the reader follows it */
-	const struct transport_event *done = wait_reader(s, TRANSPORT_DONE);
+	pair_parts_of(s, from, to, verify);
+	pair_go(s, mode);
+	pair_hash(s); /* the reader follows it */
+	const struct transport_event *done = pair_wait(s, TRANSPORT_DONE);
 	cr_assert(rig_shards_equal(&s->source, &s->reader), "%d to %d", (int)from, (int)to);
 	cr_assert_eq(done->bytes_moved, s->source.table->bytes);
 	cr_assert(from != RIG_GPU || to != RIG_GPU || !done->fallback[0], "%s", done->fallback);
@@ -137,7 +96,7 @@ MODES(every_kind_to_every_kind__arrives)
 			arrives(s, mode, from, to, verify);
 	}
 	cr_assert_eq(rig_counters(s->reader_agent).checksum_failures, 0);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_gpu, digests__do_not_depend_on_the_kind)
@@ -146,8 +105,8 @@ Test(transport_gpu, digests__do_not_depend_on_the_kind)
 	struct xfer_part *plain = rig_part_of(&s->source, RIG_MAPPED, true);
 	rig_add_digests(plain);
 	for (uint32_t i = 0; i < KINDS; i++) {
-		parts(s, kinds[i], RIG_MAPPED, true);
-		hash(s);
+		pair_parts_of(s, kinds[i], RIG_MAPPED, true);
+		pair_hash(s);
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
 		for (uint32_t c = 0; c < s->source.table->num_chunks; c++)
 			cr_assert(th_hash_equal(
@@ -155,7 +114,7 @@ Test(transport_gpu, digests__do_not_depend_on_the_kind)
 		pair_release(s);
 	}
 	xfer_part_release(plain);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 MODES(thousands_of_tiny_tensors__arrive)
@@ -166,7 +125,7 @@ MODES(thousands_of_tiny_tensors__arrive)
 	struct pair *s = start(sizes, 3000);
 	arrives(s, mode, RIG_GPU, RIG_GPU, true);
 	arrives(s, mode, RIG_GPU_MAPPED, RIG_GPU_PROCESS, true);
-	finish(s);
+	pair_finish_on_gpus(s);
 	free(sizes);
 }
 
@@ -175,17 +134,17 @@ MODES(thousands_of_tiny_tensors__arrive)
 Test(transport_gpu, between_gpus__no_byte_comes_to_the_host)
 {
 	struct pair *s = start(odd_sizes, ODD);
-	parts(s, RIG_GPU, RIG_GPU, true);
-	hash(s);
-	move(s, MODE_LOCAL);
-	cr_assert_str_eq(wait_reader(s, TRANSPORT_DONE)->transport, "cuda-ipc");
+	pair_parts_of(s, RIG_GPU, RIG_GPU, true);
+	pair_hash(s);
+	pair_go(s, MODE_LOCAL);
+	cr_assert_str_eq(pair_wait(s, TRANSPORT_DONE)->transport, "cuda-ipc");
 	cr_assert(rig_shards_equal(&s->source, &s->reader));
 	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_READ), 0);
 	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_WRITE), 0);
 	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_COPY), s->source.table->num_chunks);
 	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), s->source.table->num_chunks);
 	cr_assert_eq(rig_counters(s->reader_agent).bytes_local, s->source.table->bytes);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 static const uint64_t many_chunks[] = {32 * MIB};
@@ -204,16 +163,16 @@ Test(transport_gpu, gpus_that_do_not_reach_each_other__through_the_host_and_why)
 {
 	for (uint32_t after = 0; after < 10; after += 5) {
 		struct pair *s = start(many_chunks, 1);
-		parts(s, RIG_GPU, RIG_GPU, after % 2 == 0);
-		publish(s);
+		pair_parts_of(s, RIG_GPU, RIG_GPU, after % 2 == 0);
+		pair_publish(s);
 		fake_gpus_fail(rig_gpus->gpus, GPU_COPY, TH_E_MEMORY_KIND, after);
-		move(s, MODE_LOCAL);
-		const struct transport_event *done = wait_reader(s, TRANSPORT_DONE);
+		pair_go(s, MODE_LOCAL);
+		const struct transport_event *done = pair_wait(s, TRANSPORT_DONE);
 		check_why(s, done, "by staging on the host: the test said so");
 		cr_assert_eq(done->bytes_moved, many_chunks[0]);
 		cr_assert(rig_shards_equal(&s->source, &s->reader));
 		cr_assert_gt(fake_gpus_count(rig_gpus->gpus, GPU_WRITE), 0);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -221,9 +180,9 @@ Test(transport_gpu, gpus_that_do_not_reach_each_other__through_the_host_and_why)
 Test(transport_gpu, hash_midway_by_ferries__the_same_digests)
 {
 	struct pair *s = start(many_chunks, 1);
-	parts(s, RIG_GPU, RIG_MAPPED, true);
+	pair_parts_of(s, RIG_GPU, RIG_MAPPED, true);
 	fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_MEMORY_KIND, 5);
-	hash(s);
+	pair_hash(s);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
 	cr_assert_eq(rig_counters(s->source_agent).gpu_fallbacks, 0, "it is no copy");
 	struct xfer_part *plain = rig_part_of(&s->source, RIG_MAPPED, true);
@@ -232,32 +191,32 @@ Test(transport_gpu, hash_midway_by_ferries__the_same_digests)
 		cr_assert(
 			th_hash_equal(*xfer_part_digest(s->from, c), *xfer_part_digest(plain, c)));
 	xfer_part_release(plain);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_gpu, hash_stop__while_gpus_hash__one_event_at_once)
 {
 	struct pair *s = start(many_chunks, 1);
-	parts(s, RIG_GPU, RIG_MAPPED, true);
+	pair_parts_of(s, RIG_GPU, RIG_MAPPED, true);
 	fake_gpus_hold(rig_gpus->gpus, true);
-	hash(s);
+	pair_hash(s);
 	wait_running(s, 8);
 	transport_hash_stop(s->source_agent->transport, s->leg);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_STOPPED, s->leg);
 	cr_assert_geq(fake_gpus_running(rig_gpus->gpus), 8);
 	fake_gpus_hold(rig_gpus->gpus, false);
 	cr_assert_eq(s->source_agent->num_events, 1);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* A look at the source says that it is still what was published: so it is copied once more. */
 Test(transport_gpu, copy_damaged_once__copied_again)
 {
 	struct pair *s = start(many_chunks, 1);
-	parts(s, RIG_GPU, RIG_GPU, true);
-	publish(s);
+	pair_parts_of(s, RIG_GPU, RIG_GPU, true);
+	pair_publish(s);
 	fake_gpus_flip(rig_gpus->gpus, GPU_COPY, 4, 1);
-	move(s, MODE_LOCAL);
+	pair_go(s, MODE_LOCAL);
 	pair_done(s, s->leg);
 	cr_assert_eq(rig_counters(s->reader_agent).checksum_failures, 1);
 	cr_assert_eq(rig_counters(s->reader_agent).chunks_refetched, 1);
@@ -265,7 +224,7 @@ Test(transport_gpu, copy_damaged_once__copied_again)
 	/* Of its group it alone was looked at, and copied again. */
 	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), 1);
 	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_COPY), s->source.table->num_chunks + 1);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* ---- groups -------------------------------------------------------------------------- */
@@ -280,7 +239,7 @@ start_rows(void)
 		sizes[i] = 2 * MIB;
 	struct pair *s = start(sizes, CHUNKS);
 	cr_assert_eq(s->source.table->num_chunks, CHUNKS);
-	parts(s, RIG_GPU, RIG_GPU, true);
+	pair_parts_of(s, RIG_GPU, RIG_GPU, true);
 	return s;
 }
 
@@ -294,18 +253,18 @@ requests(enum gpu_run_op op)
 Test(transport_gpu, groups__of_what_is_there__grow)
 {
 	struct pair *s = start_rows();
-	hash(s);
+	pair_hash(s);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
 	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), CHUNKS);
 	cr_assert_eq(requests(GPU_HASH), 5);
 	fake_gpus_hold(rig_gpus->gpus, true);
-	move(s, MODE_LOCAL);
+	pair_go(s, MODE_LOCAL);
 	wait_running(s, CHUNKS);
 	fake_gpus_hold(rig_gpus->gpus, false);
 	pair_done(s, s->leg);
 	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_COPY), CHUNKS);
 	cr_assert_eq(requests(GPU_COPY), 5);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* Who reads behind it has the first of what comes then as soon as can be. */
@@ -313,7 +272,7 @@ Test(transport_gpu, groups__after_the_source_was_caught_up_with__are_small_again
 {
 	struct pair *s = start_rows();
 	rig_add_digests(s->from);
-	move(s, MODE_LOCAL);
+	pair_go(s, MODE_LOCAL);
 	for (uint32_t round = 1; round <= 4; round++) {
 		xfer_part_advance(s->from, 3 * round);
 		rig_wait_prefix(&s->rig, s->to, 3 * round);
@@ -321,7 +280,7 @@ Test(transport_gpu, groups__after_the_source_was_caught_up_with__are_small_again
 	}
 	xfer_part_advance(s->from, CHUNKS);
 	pair_done(s, s->leg);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* The first chunk of it that fails, and no other row, is told. */
@@ -329,41 +288,41 @@ Test(transport_gpu, group_whose_digests_fail__is_gone_through)
 {
 	struct pair *s = start_rows();
 	fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_STALE_MEMORY, 5);
-	hash(s);
+	pair_hash(s);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_FAILED, s->leg);
 	const struct chunk_table *table = s->source.table;
 	cr_assert_eq(xfer_part_prefix(s->from), 3);
 	cr_assert_eq(failed->row, table->ranges[table->first[3]].row);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_gpu, group_that_fails__the_row_of_the_source)
 {
 	struct pair *s = start_rows();
-	publish(s);
+	pair_publish(s);
 	fake_gpus_fail(rig_gpus->gpus, GPU_COPY, TH_E_STALE_MEMORY, 5);
 	fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_STALE_MEMORY, 0);
-	move(s, MODE_LOCAL);
-	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	pair_go(s, MODE_LOCAL);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert(failed->source_failed);
 	cr_assert_eq(failed->code, TH_E_STALE_MEMORY, "%s", failed->text);
 	cr_assert_neq(failed->row, UINT32_MAX);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* Each of them is looked at, and is what was published: it was our own memory. */
 Test(transport_gpu, group_that_fails__ours_when_the_source_is_well)
 {
 	struct pair *s = start_rows();
-	publish(s);
+	pair_publish(s);
 	fake_gpus_fail(rig_gpus->gpus, GPU_COPY, TH_E_STALE_MEMORY, 5);
-	move(s, MODE_LOCAL);
-	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	pair_go(s, MODE_LOCAL);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert_not(failed->source_failed);
 	cr_assert_geq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), 4);
 	cr_assert_geq(xfer_part_prefix(s->to), 3);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* Requests of copies, and for digests. A group that ends with its GPU's rows has not caught up. */
@@ -382,10 +341,10 @@ Test(transport_gpu, groups__of_rows_on_two_gpus__on_one_at_a_time)
 		pair_release(s);
 		s->from = rig_fake_part(&s->source, rows_on_two[i].from, true);
 		s->to = rig_fake_part(&s->reader, rows_on_two[i].to, true);
-		hash(s);
+		pair_hash(s);
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
 		fake_gpus_hold(rig_gpus->gpus, true);
-		move(s, MODE_LOCAL);
+		pair_go(s, MODE_LOCAL);
 		wait_running(s, 8);
 		fake_gpus_hold(rig_gpus->gpus, false);
 		cr_assert_str_eq(pair_done(s, s->leg)->transport, "cuda-ipc");
@@ -393,7 +352,7 @@ Test(transport_gpu, groups__of_rows_on_two_gpus__on_one_at_a_time)
 		cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), CHUNKS);
 		cr_assert_eq(requests(GPU_COPY), rows_on_two[i].copies);
 		cr_assert_eq(requests(GPU_HASH), rows_on_two[i].digests);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -406,28 +365,28 @@ Test(transport_gpu, chunk_on_two_gpus__through_the_host)
 		s->from = rig_fake_part(&s->source, source ? "010" : "000", true);
 		s->to = rig_fake_part(&s->reader, source ? "000" : "010", true);
 		s->leg++;
-		hash(s);
-		move(s, MODE_LOCAL);
+		pair_hash(s);
+		pair_go(s, MODE_LOCAL);
 		check_why(s, pair_done(s, s->leg),
 			"by staging on the host: a chunk of it lies on more than one GPU; keep "
 			"small tensors on one");
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASHED, s->leg);
 		cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_HASH), source ? 0 : 2);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
 Test(transport_gpu, copy_to_one_that_has_all__done_at_once)
 {
 	struct pair *s = start(four_chunks, 1);
-	parts(s, RIG_GPU, RIG_GPU, true);
-	publish(s);
-	move(s, MODE_LOCAL);
+	pair_parts_of(s, RIG_GPU, RIG_GPU, true);
+	pair_publish(s);
+	pair_go(s, MODE_LOCAL);
 	pair_done(s, s->leg);
 	pair_move(s, MODE_LOCAL, ++s->leg, s->from, s->to);
 	cr_assert_eq(pair_done(s, s->leg)->bytes_moved, 0);
 	cr_assert_eq(fake_gpus_count(rig_gpus->gpus, GPU_COPY), 4);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_gpu, groups__of_tiny_tensors__have_no_more_ranges_than_a_message)
@@ -441,53 +400,53 @@ Test(transport_gpu, groups__of_tiny_tensors__have_no_more_ranges_than_a_message)
 	cr_assert_eq(requests(GPU_COPY), s->source.table->num_chunks);
 	cr_assert_leq(requests(GPU_HASH), s->source.table->num_chunks);
 	cr_assert_geq(requests(GPU_HASH), s->source.table->num_chunks / 2);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* A leg that is over leaves them behind. */
 Test(transport_gpu, groups__under_way_when_the_worker_is_gone__harm_nobody)
 {
 	struct pair *s = start_rows();
-	publish(s);
+	pair_publish(s);
 	fake_gpus_hold(rig_gpus->gpus, true);
-	move(s, MODE_LOCAL);
+	pair_go(s, MODE_LOCAL);
 	wait_running(s, CHUNKS);
 	xfer_part_orphan(s->to);
 	transport_stop(s->reader_agent->transport, s->leg);
-	wait_reader(s, TRANSPORT_STOPPED);
+	pair_wait(s, TRANSPORT_STOPPED);
 	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), CHUNKS);
 	fake_gpus_hold(rig_gpus->gpus, false);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_gpu, copy_damaged_always__checksum)
 {
 	struct pair *s = start(many_chunks, 1);
-	parts(s, RIG_GPU, RIG_GPU, true);
-	publish(s);
+	pair_parts_of(s, RIG_GPU, RIG_GPU, true);
+	pair_publish(s);
 	fake_gpus_flip(rig_gpus->gpus, GPU_COPY, 0, UINT32_MAX);
-	move(s, MODE_LOCAL);
-	cr_assert_eq(wait_reader(s, TRANSPORT_FAILED)->code, TH_E_CHECKSUM);
+	pair_go(s, MODE_LOCAL);
+	cr_assert_eq(pair_wait(s, TRANSPORT_FAILED)->code, TH_E_CHECKSUM);
 	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_CHANGED, s->leg));
 	cr_assert_eq(xfer_part_prefix(s->to), 0);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 MODES(source_changed_after_hashing__changed)
 {
 	for (int both = 0; both < 2; both++) {
 		struct pair *s = start(many_chunks, 1);
-		parts(s, RIG_GPU, both ? RIG_GPU : RIG_MAPPED, true);
-		publish(s);
+		pair_parts_of(s, RIG_GPU, both ? RIG_GPU : RIG_MAPPED, true);
+		pair_publish(s);
 		s->source.tensors[0][3 * 4 * MIB + 5] ^= 1;
-		move(s, mode);
+		pair_go(s, mode);
 		struct rig_agent *agent = mode != MODE_LOCAL ? s->source_agent : s->reader_agent;
 		cr_assert_eq(rig_wait(&s->rig, agent, TRANSPORT_CHANGED, s->leg)->chunk, 3);
-		const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+		const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 		cr_assert_eq(failed->code, TH_E_CHECKSUM, "%s", failed->text);
 		cr_assert(failed->source_failed);
 		cr_assert_leq(xfer_part_prefix(s->to), 3);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -496,17 +455,17 @@ Test(transport_gpu, copy_that_fails__of_the_one_whose_memory_it_was)
 {
 	for (int source = 0; source < 2; source++) {
 		struct pair *s = start(many_chunks, 1);
-		parts(s, RIG_GPU, RIG_GPU, true);
-		publish(s);
+		pair_parts_of(s, RIG_GPU, RIG_GPU, true);
+		pair_publish(s);
 		fake_gpus_fail(rig_gpus->gpus, GPU_COPY, TH_E_STALE_MEMORY, 3);
 		fake_gpus_fail(rig_gpus->gpus, GPU_HASH, source ? TH_E_STALE_MEMORY : 0, 0);
-		move(s, MODE_LOCAL);
-		const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+		pair_go(s, MODE_LOCAL);
+		const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 		cr_assert_eq(failed->code, TH_E_STALE_MEMORY);
 		cr_assert_eq(failed->source_failed, source);
 		cr_assert_eq(failed->row, source ? 0 : UINT32_MAX);
 		cr_assert(strstr(failed->text, "the test said so"), "%s", failed->text);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -517,9 +476,9 @@ MODES(chain__only_verified_chunks_go_on)
 	struct pair *s = start(many_chunks, 1);
 	rig_shard_init(&last, many_chunks, 1, 0);
 	struct xfer_part *end = rig_part_of(&last, RIG_GPU, true);
-	parts(s, RIG_GPU, RIG_GPU, true);
+	pair_parts_of(s, RIG_GPU, RIG_GPU, true);
 	rig_add_digests(s->from);
-	move(s, mode);
+	pair_go(s, mode);
 	cr_assert_eq(transport_copy(s->reader_agent->transport, 99, s->to, end), 0);
 	for (uint32_t c = 1; c <= s->source.table->num_chunks; c++) {
 		cr_assert_eq(xfer_part_prefix(end), c - 1);
@@ -531,7 +490,7 @@ MODES(chain__only_verified_chunks_go_on)
 	rig_halt(&s->rig);
 	xfer_part_release(end);
 	rig_shard_fini(&last);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* ---- few blocks ---------------------------------------------------------------------- */
@@ -543,8 +502,8 @@ MODES(staging_of_four_blocks__all_arrive)
 	struct rig_shard shards[LEGS];
 	struct xfer_part *to[LEGS];
 	struct pair *s = start_with(four_chunks, 1, 4 * (uint64_t)GPUS_BLOCK_BYTES);
-	parts(s, RIG_GPU, RIG_GPU_PROCESS, true);
-	publish(s);
+	pair_parts_of(s, RIG_GPU, RIG_GPU_PROCESS, true);
+	pair_publish(s);
 	for (uint32_t i = 0; i < LEGS; i++) {
 		rig_shard_init(&shards[i], four_chunks, 1, 0);
 		to[i] = rig_part_of(&shards[i], i % 3 == 0 ? RIG_PROCESS : RIG_GPU, true);
@@ -570,7 +529,7 @@ MODES(staging_of_four_blocks__all_arrive)
 		rig_shard_fini(&shards[i]);
 	}
 	cr_assert_eq(fake_gpus_blocks(rig_gpus->gpus), 0);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* A GPU reads the next bytes of a chunk, or has them to write, while others are on their way. (For
@@ -579,16 +538,17 @@ PAIR_TESTS(transport_gpu, staging_of_one_chunk__three_blocks_under_way)
 {
 	for (int writes = 0; writes < 2; writes++) {
 		struct pair *s = start(four_chunks + 1, 1);
-		parts(s, writes ? RIG_MAPPED : RIG_GPU, writes ? RIG_GPU : RIG_MAPPED, true);
-		publish(s);
+		pair_parts_of(
+			s, writes ? RIG_MAPPED : RIG_GPU, writes ? RIG_GPU : RIG_MAPPED, true);
+		pair_publish(s);
 		cr_assert_eq(s->source.table->num_chunks, 1);
 		fake_gpus_hold(rig_gpus->gpus, true);
-		move(s, mode);
+		pair_go(s, mode);
 		wait_running(s, 3);
 		fake_gpus_hold(rig_gpus->gpus, false);
 		pair_done(s, s->leg);
 		cr_assert_eq(fake_gpus_count(rig_gpus->gpus, writes ? GPU_WRITE : GPU_READ), 8);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -599,49 +559,49 @@ MODES(source_memory_gone__stale_and_the_row)
 {
 	static const uint64_t sizes[] = {5 * MIB, 6 * MIB};
 	struct pair *s = start(sizes, 2);
-	parts(s, RIG_GPU, RIG_MAPPED, true);
-	publish(s);
+	pair_parts_of(s, RIG_GPU, RIG_MAPPED, true);
+	pair_publish(s);
 	/* Of a chunk for RDMA, and of its blocks for others. */
 	uint32_t after = mode == MODE_RDMA ? 2 : 14;
 	fake_gpus_fail(rig_gpus->gpus, GPU_READ, TH_E_STALE_MEMORY, after);
-	move(s, mode);
-	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	pair_go(s, mode);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert(failed->source_failed);
 	cr_assert_eq(failed->code, TH_E_STALE_MEMORY, "%s", failed->text);
 	cr_assert(strstr(failed->text, "the test said so"), "%s", failed->text);
 	if (mode != MODE_LOCAL)
 		cr_assert_eq(rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg)->code,
 			TH_E_STALE_MEMORY);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 MODES(own_memory_gone__stale_and_ours)
 {
 	struct pair *s = start(four_chunks, 1);
-	parts(s, RIG_MAPPED, RIG_GPU, true);
-	publish(s);
+	pair_parts_of(s, RIG_MAPPED, RIG_GPU, true);
+	pair_publish(s);
 	fake_gpus_fail(rig_gpus->gpus, GPU_WRITE, TH_E_STALE_MEMORY, 3);
-	move(s, mode);
-	const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+	pair_go(s, mode);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert_not(failed->source_failed);
 	cr_assert_eq(failed->code, TH_E_STALE_MEMORY, "%s", failed->text);
 	cr_assert(strstr(failed->text, "the test said so"), "%s", failed->text);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* Of the part itself, and its own. */
 Test(transport_gpu, hash_of_memory_that_is_gone__failed)
 {
 	struct pair *s = start(four_chunks, 1);
-	parts(s, RIG_GPU, RIG_MAPPED, true);
+	pair_parts_of(s, RIG_GPU, RIG_MAPPED, true);
 	fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_STALE_MEMORY, 1);
 	fake_gpus_fail(rig_gpus->gpus, GPU_READ, TH_E_STALE_MEMORY, 1);
-	hash(s);
+	pair_hash(s);
 	const struct transport_event *failed =
 		rig_wait(&s->rig, s->source_agent, TRANSPORT_HASH_FAILED, s->leg);
 	cr_assert_eq(failed->row, 0);
 	cr_assert(xfer_part_failed(s->from));
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* Who copies it at the same time is sent away. */
@@ -649,15 +609,15 @@ Test(transport_gpu, hash_of_memory_that_is_gone__copies_of_it_fail)
 {
 	for (int both = 0; both < 2; both++) {
 		struct pair *s = start(many_chunks, 1);
-		parts(s, RIG_GPU, both ? RIG_GPU : RIG_MAPPED, true);
+		pair_parts_of(s, RIG_GPU, both ? RIG_GPU : RIG_MAPPED, true);
 		fake_gpus_fail(rig_gpus->gpus, GPU_HASH, TH_E_STALE_MEMORY, 2);
-		move(s, MODE_LOCAL);
-		hash(s);
-		const struct transport_event *failed = wait_reader(s, TRANSPORT_FAILED);
+		pair_go(s, MODE_LOCAL);
+		pair_hash(s);
+		const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 		cr_assert(failed->source_failed);
 		cr_assert_eq(failed->code, TH_E_STALE_MEMORY);
 		cr_assert(strstr(failed->text, "the test said so"), "%s", failed->text);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -667,52 +627,52 @@ Test(transport_gpu, hash_of_memory_that_is_gone__copies_of_it_fail)
 Test(transport_gpu, fence__while_the_gpu_reads__ended_at_once)
 {
 	struct pair *s = start(four_chunks, 1);
-	parts(s, RIG_GPU, RIG_MAPPED, true);
-	publish(s);
+	pair_parts_of(s, RIG_GPU, RIG_MAPPED, true);
+	pair_publish(s);
 	fake_gpus_hold(rig_gpus->gpus, true);
-	move(s, MODE_TCP);
+	pair_go(s, MODE_TCP);
 	wait_running(s, 1);
 	transport_fence(s->source_agent->transport, s->leg);
 	rig_wait(&s->rig, s->source_agent, TRANSPORT_ENDED, s->leg);
 	cr_assert_gt(fake_gpus_running(rig_gpus->gpus), 0);
 	fake_gpus_hold(rig_gpus->gpus, false);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* What is written may still be seen: the stop waits for the GPU. */
 MODES(stop__while_the_gpu_writes__stopped_when_it_is_done)
 {
 	struct pair *s = start(four_chunks, 1);
-	parts(s, RIG_MAPPED, RIG_GPU, true);
-	publish(s);
+	pair_parts_of(s, RIG_MAPPED, RIG_GPU, true);
+	pair_publish(s);
 	fake_gpus_hold(rig_gpus->gpus, true);
-	move(s, mode);
+	pair_go(s, mode);
 	wait_running(s, 1);
 	transport_stop(s->reader_agent->transport, s->leg);
 	rig_pump_for(&s->rig, 20000000);
 	cr_assert_null(rig_find(s->reader_agent, TRANSPORT_STOPPED, s->leg));
 	cr_assert_gt(fake_gpus_running(rig_gpus->gpus), 0);
 	fake_gpus_hold(rig_gpus->gpus, false);
-	wait_reader(s, TRANSPORT_STOPPED);
+	pair_wait(s, TRANSPORT_STOPPED);
 	cr_assert_eq(fake_gpus_running(rig_gpus->gpus), 0);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 MODES(stop__worker_gone_while_the_gpu_writes__stopped_at_once)
 {
 	for (int both = 0; both < 2; both++) {
 		struct pair *s = start(four_chunks, 1);
-		parts(s, both ? RIG_GPU : RIG_MAPPED, RIG_GPU, true);
-		publish(s);
+		pair_parts_of(s, both ? RIG_GPU : RIG_MAPPED, RIG_GPU, true);
+		pair_publish(s);
 		fake_gpus_hold(rig_gpus->gpus, true);
-		move(s, mode);
+		pair_go(s, mode);
 		wait_running(s, 1);
 		xfer_part_orphan(s->to);
 		transport_stop(s->reader_agent->transport, s->leg);
-		wait_reader(s, TRANSPORT_STOPPED);
+		pair_wait(s, TRANSPORT_STOPPED);
 		cr_assert_gt(fake_gpus_running(rig_gpus->gpus), 0);
 		fake_gpus_hold(rig_gpus->gpus, false);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -722,11 +682,11 @@ MODES(close__midway__nothing_is_left)
 	for (uint32_t round = 0; round < 4; round++) {
 		struct pair *s =
 			start_with(four_chunks, 1, (round + 1) * (uint64_t)GPUS_BLOCK_BYTES);
-		parts(s, RIG_GPU, round % 2 ? RIG_GPU_PROCESS : RIG_GPU, true);
-		publish(s);
-		move(s, mode);
+		pair_parts_of(s, RIG_GPU, round % 2 ? RIG_GPU_PROCESS : RIG_GPU, true);
+		pair_publish(s);
+		pair_go(s, mode);
 		rig_wait_prefix(&s->rig, s->to, round);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -736,15 +696,15 @@ MODES(close__midway__nothing_is_left)
 Test(transport_gpu, part_on_gpus_alone__no_thread)
 {
 	struct pair *s = start(four_chunks, 1);
-	parts(s, RIG_GPU, RIG_GPU, true);
-	publish(s);
+	pair_parts_of(s, RIG_GPU, RIG_GPU, true);
+	pair_publish(s);
 	fake_gpus_hold(rig_gpus->gpus, true);
-	move(s, MODE_TCP);
+	pair_go(s, MODE_TCP);
 	wait_running(s, 1);
 	cr_assert_eq(crew_count(), 0);
 	fake_gpus_hold(rig_gpus->gpus, false);
-	wait_reader(s, TRANSPORT_DONE);
-	finish(s);
+	pair_wait(s, TRANSPORT_DONE);
+	pair_finish_on_gpus(s);
 }
 
 static void
@@ -766,7 +726,7 @@ Test(transport_gpu, block_dropped_by_a_thread_of_the_crew__given_back_by_a_sweep
 	struct pair *s = start(four_chunks, 1);
 	struct ferry *ferry;
 	struct loop *loop;
-	parts(s, RIG_GPU, RIG_GPU, true);
+	pair_parts_of(s, RIG_GPU, RIG_GPU, true);
 	cr_assert_eq(loop_new("test", LOOP_EPOLL, NULL, NULL, &loop), 0);
 	cr_assert_eq(ferry_new(s->from, false, loop, &done, &ferry), 0);
 	struct ferry_block *block = ferry_spare(ferry);
@@ -778,5 +738,5 @@ Test(transport_gpu, block_dropped_by_a_thread_of_the_crew__given_back_by_a_sweep
 	cr_assert_eq(fake_gpus_blocks(rig_gpus->gpus), 0);
 	ferry_abandon(ferry);
 	loop_free(loop);
-	finish(s);
+	pair_finish_on_gpus(s);
 }

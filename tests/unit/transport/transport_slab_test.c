@@ -41,19 +41,6 @@ start(const uint64_t *sizes, uint32_t count)
 	return s;
 }
 
-static void
-finish(struct pair *s)
-{
-	pair_finish(s);
-	rig_fake_gpus_fini();
-}
-
-static uint32_t
-count_of(enum gpu_run_op op)
-{
-	return fake_gpus_count(rig_gpus->gpus, op);
-}
-
 static struct stage *
 stage_of(struct rig_agent *agent)
 {
@@ -113,15 +100,16 @@ Test(transport_slab, each_end__copied_by_the_gpu_alone)
 	for (uint32_t i = 0; i < 6; i++) {
 		enum rig_memory from = i % 3 == 1 ? RIG_MAPPED : RIG_GPU;
 		enum rig_memory to = i % 3 == 2 ? RIG_MAPPED : RIG_GPU;
-		uint32_t before = count_of(GPU_COPY);
+		uint32_t before = rig_fake_count(GPU_COPY);
 		arrives(s, from, to, i < 3, "rdma-copy");
 		uint32_t ends = from == RIG_GPU && to == RIG_GPU ? 2 : 1;
-		cr_assert_eq(count_of(GPU_COPY) - before, ends * CHUNKS);
+		cr_assert_eq(rig_fake_count(GPU_COPY) - before, ends * CHUNKS);
 	}
-	cr_assert_eq(count_of(GPU_READ) + count_of(GPU_WRITE) + count_of(GPU_HASH), 0);
+	cr_assert_eq(
+		rig_fake_count(GPU_READ) + rig_fake_count(GPU_WRITE) + rig_fake_count(GPU_HASH), 0);
 	cr_assert_eq(rig_counters(s->reader_agent).bytes_in_copy, 6 * 40 * MIB);
 	cr_assert_eq(rig_counters(s->source_agent).bytes_staged, 4 * 40 * MIB);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_slab, odd_sizes_on_several_rails__arrive)
@@ -130,8 +118,8 @@ Test(transport_slab, odd_sizes_on_several_rails__arrive)
 	struct pair *s = start(odd_sizes, ODD);
 	for (uint32_t i = 0; i < 2; i++)
 		arrives(s, RIG_GPU, RIG_GPU, i == 0, "rdma-copy");
-	cr_assert_eq(count_of(GPU_READ) + count_of(GPU_WRITE), 0);
-	finish(s);
+	cr_assert_eq(rig_fake_count(GPU_READ) + rig_fake_count(GPU_WRITE), 0);
+	pair_finish_on_gpus(s);
 }
 
 /* A device that takes 6 MiB at once: every third slot would lie in two pieces. */
@@ -140,8 +128,8 @@ Test(transport_slab, slots_that_lie_in_two_pieces__are_left_out)
 	pair_mr_bytes = 6 * MIB;
 	struct pair *s = start(ten_chunks, 1);
 	arrives(s, RIG_GPU, RIG_MAPPED, true, "rdma-copy");
-	cr_assert_eq(count_of(GPU_COPY), CHUNKS);
-	finish(s);
+	cr_assert_eq(rig_fake_count(GPU_COPY), CHUNKS);
+	pair_finish_on_gpus(s);
 }
 
 /* Not worth the time that it takes to make one; or not on one GPU, so that threads carry it. */
@@ -150,12 +138,12 @@ Test(transport_slab, small_or_mixed__by_a_slab_of_the_host)
 	static const uint64_t small[] = {20 * MIB};
 	struct pair *s = start(small, 1);
 	arrives(s, RIG_GPU, RIG_GPU, true, "rdma-copy");
-	finish(s);
+	pair_finish_on_gpus(s);
 	s = start(odd_sizes, ODD);
 	arrives(s, RIG_GPU_MAPPED, RIG_GPU_PROCESS, true, "rdma-copy");
-	cr_assert_eq(count_of(GPU_COPY), 0);
+	cr_assert_eq(rig_fake_count(GPU_COPY), 0);
 	cr_assert_eq(fake_gpus_taken(rig_gpus->gpus), 0);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* GPUs read and write these themselves, too: a chunk at once, and no block of the staging between.
@@ -164,11 +152,11 @@ static void
 expect_host_slabs(struct pair *s)
 {
 	arrives(s, RIG_GPU, RIG_GPU, true, "rdma-copy");
-	cr_assert_eq(count_of(GPU_COPY), 0);
-	cr_assert_eq(count_of(GPU_READ), CHUNKS);
-	cr_assert_eq(count_of(GPU_WRITE), CHUNKS);
+	cr_assert_eq(rig_fake_count(GPU_COPY), 0);
+	cr_assert_eq(rig_fake_count(GPU_READ), CHUNKS);
+	cr_assert_eq(rig_fake_count(GPU_WRITE), CHUNKS);
 	cr_assert_eq(fake_gpus_taken(rig_gpus->gpus), 0);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_slab, gpu_has_no_memory_for_nics__by_a_slab_of_the_host)
@@ -184,11 +172,11 @@ Test(transport_slab, nic_cannot_read_the_gpu__by_a_slab_of_the_host)
 	struct pair *s = start(ten_chunks, 1);
 	fake_rdma_blind(s->source_agent->devices[0], true);
 	arrives(s, RIG_GPU, RIG_MAPPED, true, "rdma-copy");
-	cr_assert_eq(count_of(GPU_COPY), 0);
-	cr_assert_eq(count_of(GPU_READ), CHUNKS);
+	cr_assert_eq(rig_fake_count(GPU_COPY), 0);
+	cr_assert_eq(rig_fake_count(GPU_READ), CHUNKS);
 	arrives(s, RIG_MAPPED, RIG_MAPPED, true, "rdma");
 	cr_assert_eq(rig_counters(s->reader_agent).bytes_in_rdma, 80 * MIB);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_slab, no_rail_takes_it__by_a_slab_of_the_host)
@@ -228,7 +216,7 @@ expect_later(struct pair *s)
 	cr_assert(flags & FRAME_OFFERS_RDMA);
 	cr_assert(flags & FRAME_RDMA_LATER);
 	close(fd);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_slab, source_waits_for_its_gpu__says_that_it_comes_later)
@@ -279,7 +267,7 @@ lose(enum rig_memory from, enum rig_memory to)
 	cr_assert(strstr(done->fallback, "the process of"), "%s", done->fallback);
 	wait_until_none(s, s->source_agent);
 	wait_until_none(s, s->reader_agent);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_slab, process_of_a_gpu_ends__the_leg_goes_on_without)
@@ -298,11 +286,10 @@ Test(transport_slab, process_ends_and_rdma_is_required__told_as_our_own)
 		rig_pump(&s->rig, 1);
 	fake_gpus_lose_own(rig_gpus->gpus);
 	fake_gpus_hold(rig_gpus->gpus, false);
-	const struct transport_event *failed =
-		rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
+	const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 	cr_assert_eq(failed->code, TH_E_NO_PATH);
 	cr_assert_not(failed->source_failed);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* The worker's memory, not the slab. */
@@ -312,12 +299,11 @@ Test(transport_slab, memory_of_the_worker_gone__stale_and_whose)
 		struct pair *s = start(ten_chunks, 1);
 		fake_gpus_fail(rig_gpus->gpus, GPU_COPY, TH_E_STALE_MEMORY, 3);
 		pull(s, own ? RIG_MAPPED : RIG_GPU, own ? RIG_GPU : RIG_MAPPED, true);
-		const struct transport_event *failed =
-			rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg);
+		const struct transport_event *failed = pair_wait(s, TRANSPORT_FAILED);
 		cr_assert_eq(failed->code, TH_E_STALE_MEMORY, "%s", failed->text);
 		cr_assert_eq(failed->source_failed, own == 0);
 		cr_assert(strstr(failed->text, "the test said so"), "%s", failed->text);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -328,8 +314,8 @@ Test(transport_slab, what_was_copied_is_damaged_once__fetched_again)
 	arrives(s, RIG_MAPPED, RIG_GPU, true, "rdma-copy");
 	cr_assert_eq(rig_counters(s->reader_agent).checksum_failures, 1);
 	cr_assert_eq(rig_counters(s->reader_agent).bytes_in_rdma, 44 * MIB);
-	cr_assert_eq(count_of(GPU_COPY), CHUNKS + 1);
-	finish(s);
+	cr_assert_eq(rig_fake_count(GPU_COPY), CHUNKS + 1);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_slab, source_changes_what_is_published__told)
@@ -342,8 +328,8 @@ Test(transport_slab, source_changes_what_is_published__told)
 	s->source.tensors[0][9 * MIB] ^= 1;
 	pair_move(s, MODE_RDMA, ++s->leg, s->from, s->to);
 	cr_assert_eq(rig_wait(&s->rig, s->source_agent, TRANSPORT_CHANGED, s->leg)->chunk, 2);
-	cr_assert(rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, s->leg)->source_failed);
-	finish(s);
+	cr_assert(pair_wait(s, TRANSPORT_FAILED)->source_failed);
+	pair_finish_on_gpus(s);
 }
 
 /* And nothing of it is left on a GPU when its pair has ended. */
@@ -356,7 +342,7 @@ Test(transport_slab, leg_is_cut_at_any_moment__ends)
 		pair_cut(s, round);
 		while (s->reader_agent->num_events == 0 && round % 3 != 0)
 			rig_pump(&s->rig, 10);
-		finish(s);
+		pair_finish_on_gpus(s);
 	}
 }
 
@@ -417,7 +403,7 @@ Test(transport_slab, taken__on_the_gpu_and_with_the_rails_near_to_it)
 	while (status_of(s->source_agent).bytes > SLAB_BYTES)
 		rig_pump(&s->rig, 1);
 	cr_assert_eq(status_of(s->source_agent).bytes, SLAB_BYTES, "the host's is kept");
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* The host's does, by the other one. */
@@ -433,13 +419,13 @@ Test(transport_slab, rail_near_to_the_gpu_is_down__by_a_slab_of_the_host)
 	for (uint32_t i = 1; i <= 3; i++) {
 		arrives(s, RIG_GPU, RIG_MAPPED, true, "rdma-copy");
 		cr_assert_eq(asked, i);
-		cr_assert_eq(count_of(GPU_COPY), 0);
-		cr_assert_eq(count_of(GPU_READ), i * CHUNKS);
+		cr_assert_eq(rig_fake_count(GPU_COPY), 0);
+		cr_assert_eq(rig_fake_count(GPU_READ), i * CHUNKS);
 		struct no_slabs *none = &stage_of(s->source_agent)->none[0];
 		cr_assert_eq(none->pause_ns, 10000000000, "the port may come back");
 		none->until_ns = 0;
 	}
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* It would be of no use. */
@@ -459,7 +445,7 @@ Test(transport_slab, no_rail_is_up__none_is_made)
 	wait_until_none(s, source);
 	fake_rdma_counters(source->devices[0], &after);
 	cr_assert_eq(after.regs, before.regs);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_slab, given_back_at_any_moment__nothing_is_left)
@@ -479,7 +465,7 @@ Test(transport_slab, given_back_at_any_moment__nothing_is_left)
 		wait_until_none(s, s->source_agent);
 	}
 	cr_assert_eq(fake_gpus_spaces(rig_gpus->gpus), spaces);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* It is not asked again by each leg. */
@@ -498,7 +484,7 @@ Test(transport_slab, gpu_that_has_none__is_left_alone_for_a_while)
 	slab_release(next);
 	cr_assert_eq(take(s, NULL), next, "they are as all others of the host's");
 	slab_release(next);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 static uint32_t
@@ -537,7 +523,7 @@ Test(transport_slab, no_rail_takes_it__tried_less_and_less_often_and_said_once)
 	cr_assert_eq(lines_with(file, "(dma-buf)"), 1);
 	close(before);
 	close(file);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* For GPUs another one is made where there is room; one that they do not reach is better than none.
@@ -570,7 +556,7 @@ Test(transport_slab, idle_ones_of_the_host__each_to_who_has_use_for_it)
 	slab_release(another);
 	for (uint32_t i = 0; i < TH_ARRAY_LEN(more); i++)
 		slab_release(more[i]);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* Too many pieces of GPU memory are shared, say. */
@@ -587,7 +573,7 @@ Test(transport_slab, gpu_refuses_at_once__one_of_the_host_does_and_it_is_left_al
 	cr_assert_eq(status_of(s->source_agent).bytes, 2 * SLAB_BYTES);
 	slab_release(slab);
 	slab_release(next);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* Nobody else has looked at the clock. */
@@ -605,7 +591,7 @@ Test(transport_slab, gpu_has_none_and_nobody_has_the_hosts_either__given_back)
 		cr_assert_lt(th_now_ns(), until_ns);
 		rig_pump(&s->rig, 1);
 	}
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 Test(transport_slab, budget_used_up__none_and_why)
@@ -622,7 +608,7 @@ Test(transport_slab, budget_used_up__none_and_why)
 	for (uint32_t i = 0; i < TH_ARRAY_LEN(slabs); i++)
 		slab_release(slabs[i]);
 	wait_until_none(s, s->source_agent);
-	finish(s);
+	pair_finish_on_gpus(s);
 }
 
 /* It ends while a GPU makes one. */

@@ -44,12 +44,6 @@ wait_job(struct transport *transport)
 }
 
 static void
-look_on(void *arg)
-{
-	__atomic_add_fetch((uint32_t *)arg, 1, __ATOMIC_RELAXED);
-}
-
-static void
 expect_digests(const struct xfer_part *part, const struct xfer_part *plain)
 {
 	uint32_t num_chunks = xfer_part_table(part)->num_chunks;
@@ -72,7 +66,7 @@ Test(verify, digests_by_many_threads__the_same_and_all)
 			struct xfer_part *part = rig_part(&shard, true);
 			uint32_t grew = 0;
 			if (round % 2)
-				xfer_part_watch(part, look_on, &grew);
+				xfer_part_watch(part, rig_count_news, &grew);
 			cr_assert_eq(transport_hash(transport, 1, part), 0);
 			enum transport_event_kind kind = TRANSPORT_HASH_STOPPED;
 			for (uint64_t stop = 0; stop < round / 2 && kind != TRANSPORT_HASHED;
@@ -86,7 +80,7 @@ Test(verify, digests_by_many_threads__the_same_and_all)
 				cr_assert_eq(wait_job(transport), TRANSPORT_HASHED);
 			expect_digests(part, plain);
 			if (round % 2)
-				xfer_part_unwatch(part, look_on, &grew);
+				xfer_part_unwatch(part, rig_count_news, &grew);
 			cr_assert(round % 2 == 0 || grew > 0);
 			xfer_part_release(part);
 		}
