@@ -183,7 +183,7 @@ op_submit(struct thc_shard *shard, const struct op_request *request, struct thc_
 }
 
 static void
-cancel(struct thc_op *op)
+async_op_cancel(struct thc_op *op)
 {
 	struct thc_shard *shard = op->shard;
 
@@ -205,7 +205,7 @@ op_send_cancels(struct thc_shard *shard)
 		struct thc_op *op = shard->ops[slot];
 		if (op == NULL || !op->cancel_due)
 			continue;
-		cancel(op);
+		async_op_cancel(op);
 		if (shard_lost(shard) || !op->cancel_sent)
 			return;
 		op->cancel_due = false;
@@ -273,7 +273,7 @@ op_detach(struct thc_op *op)
 			async_op_destroy(op);
 		return;
 	}
-	cancel(op);
+	async_op_cancel(op);
 	/* Losing the agent, just now, ends it too. */
 	bool done = op->done;
 	if (done) {
@@ -312,7 +312,7 @@ op_outcome(const struct thc_op *op)
 }
 
 static int
-unknown(struct thc_op *op, const char *what)
+async_op_unknown(struct thc_op *op, const char *what)
 {
 	op->shard->unresolved = op;
 	return shim_fail(THC_E_UNKNOWN, "the %s %s; call thc_resolve, or thc_close",
@@ -348,7 +348,7 @@ wait_done(struct thc_op *op, int64_t wait_ns)
 	if (th_now_ns() < op->unknown_ns || !is_group(op))
 		return shim_fail(
 			THC_E_TIMEOUT, "the %s has not ended yet; it runs on", kind_name(op->kind));
-	return unknown(op, "had no outcome by its deadline and may have begun");
+	return async_op_unknown(op, "had no outcome by its deadline and may have begun");
 }
 
 int
@@ -366,7 +366,8 @@ op_complete(struct thc_op *op, int64_t deadline_ns, struct thc_result *ret_resul
 		rc = settled_outcome(op, deadline_with_grace(deadline_ns));
 		if (rc == -ETIMEDOUT) {
 			op->detached = true;
-			return unknown(op, "has ended, and not all is copied to GPU memory yet");
+			return async_op_unknown(
+				op, "has ended, and not all is copied to GPU memory yet");
 		}
 		if (rc == 0) {
 			op_copy_result(&op->result, ret_result);
@@ -478,7 +479,7 @@ thc_op_cancel(struct thc_op *op)
 	struct thc_shard *shard = op->shard;
 	if (shard->life != SHARD_CLOSED) {
 		shard_look(shard);
-		cancel(op);
+		async_op_cancel(op);
 		if (!op->done && !op->cancel_sent)
 			rc = THC_E_TIMEOUT; /* with the sentence of push */
 	}
@@ -527,7 +528,8 @@ thc_resolve(struct thc_shard *shard, int64_t timeout_ms, struct thc_result *ret_
 		rc = settled_outcome(op, deadline_with_grace(deadline_ns));
 		if (rc == -ETIMEDOUT) {
 			shard->resolving = false;
-			rc = unknown(op, "has ended, and not all is copied to GPU memory yet");
+			rc = async_op_unknown(
+				op, "has ended, and not all is copied to GPU memory yet");
 			shard_leave(shard);
 			return rc;
 		}

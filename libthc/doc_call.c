@@ -54,8 +54,8 @@ doc_call_judge(const Tensorhub__V1__Reply *reply, uint64_t request_no, int body_
 }
 
 static int
-pack(struct thc_shard *shard, Tensorhub__V1__Request *request, int64_t until_ns, uint8_t **ret_data,
-	size_t *ret_bytes)
+doc_call_pack(struct thc_shard *shard, Tensorhub__V1__Request *request, int64_t until_ns,
+	uint8_t **ret_data, size_t *ret_bytes)
 {
 	request->request_no = ++shard->next_request_no;
 	request->session = shard->session;
@@ -87,7 +87,7 @@ documents_call(struct thc_shard *shard, Tensorhub__V1__Request *request, int bod
 
 	if (rc < 0)
 		return rc;
-	rc = pack(shard, request, until_ns, &data, &bytes);
+	rc = doc_call_pack(shard, request, until_ns, &data, &bytes);
 	if (rc < 0) {
 		end_turn(shard);
 		return rc;

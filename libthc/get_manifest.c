@@ -28,7 +28,7 @@ struct blob {
 
 /* The next part into blob; the first one tells the size of the whole. */
 static int
-take_part(const Tensorhub__V1__BlobPart *part, uint64_t at, struct blob *blob)
+get_manifest_take_part(const Tensorhub__V1__BlobPart *part, uint64_t at, struct blob *blob)
 {
 	if (part->offset != at || part->data.len == 0 ||
 		!th_range_fits(at, part->data.len, part->total_bytes))
@@ -73,7 +73,7 @@ get_blob(struct thc_shard *shard, struct th_hash key, int64_t deadline_ns, struc
 			deadline_ns, &reply);
 		if (rc < 0)
 			break;
-		rc = take_part(reply->manifest_get, at, &blob);
+		rc = get_manifest_take_part(reply->manifest_get, at, &blob);
 		at += reply->manifest_get->data.len;
 		documents_free(reply);
 	} while (rc == 0 && at < blob.bytes);

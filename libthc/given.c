@@ -193,7 +193,7 @@ given_make_room(struct thc_shard *shard)
 }
 
 static int
-timed_out(int rc)
+given_timed_out(int rc)
 {
 	if (rc != -ETIMEDOUT)
 		return rc;
@@ -208,7 +208,7 @@ await_answers(struct sender *sender, uint32_t wanted)
 {
 	sender->wanted = wanted;
 	sender->enough = sender->answered >= wanted || (sender->failed && !sender->tolerant);
-	int rc = timed_out(shard_await(sender->shard, &sender->enough, sender->until_ns));
+	int rc = given_timed_out(shard_await(sender->shard, &sender->enough, sender->until_ns));
 	if (rc == 0 && sender->failed && !sender->tolerant)
 		rc = errors_from_agent(sender->failure.code, sender->failure.text);
 	return rc;
@@ -225,7 +225,7 @@ sent_settle(struct thc_shard *shard, int64_t until_ns)
 	shard->sender = NULL;
 	if (rc == 0)
 		rc = sent_flush(shard, until_ns);
-	return timed_out(rc);
+	return given_timed_out(rc);
 }
 
 int
@@ -250,7 +250,7 @@ sender_send(struct sender *sender, uint64_t serial, enum fdmsg_kind kind, void *
 		return rc;
 	const uint32_t token = shard->last_token + 1;
 	memcpy(body, &token, sizeof(token));
-	rc = timed_out(shard_send(shard, kind, body, body_bytes, fd, sender->until_ns));
+	rc = given_timed_out(shard_send(shard, kind, body, body_bytes, fd, sender->until_ns));
 	if (rc < 0)
 		return rc;
 	/* The lock was not given back since it was sent. */

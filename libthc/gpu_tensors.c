@@ -68,7 +68,7 @@ part_add(struct gpu_set *set, int device)
 
 /* The index of the piece; there is one. */
 static size_t
-index_of(const struct gpu_part *part, uint64_t address)
+gpu_tensors_index_of(const struct gpu_part *part, uint64_t address)
 {
 	return (size_t)(cuda_memory_find(&part->memory, address) - part->memory.pieces);
 }
@@ -107,7 +107,7 @@ gpu_add(struct gpu_set *set, struct checked_tensor *tensor)
 			tensor->index, tensor->name, tensor->device, err.text);
 	tensor->way = WAY_GPU;
 	uint64_t end = tensor->start + tensor->bytes;
-	for (size_t i = index_of(part, tensor->start);
+	for (size_t i = gpu_tensors_index_of(part, tensor->start);
 		i < part->memory.count && part->memory.pieces[i].base < end; i++)
 		if (part->memory.pieces[i].kind == CUDA_KIND_CLOSED)
 			tensor->way = WAY_COPIED;
@@ -150,7 +150,7 @@ find_used(const struct gpu_part *part, const struct checked_tensor *tensors, siz
 		if (tensors[i].way != WAY_GPU || tensors[i].device != memory->device)
 			continue;
 		uint64_t end = tensors[i].start + tensors[i].bytes;
-		for (size_t p = index_of(part, tensors[i].start);
+		for (size_t p = gpu_tensors_index_of(part, tensors[i].start);
 			p < memory->count && memory->pieces[p].base < end; p++)
 			used[p] = true;
 	}

@@ -146,7 +146,7 @@ check_replicas(const Tensorhub__V1__Listing *part, uint64_t *ret_entries)
 
 /* 1: there is more. */
 static int
-get_part(struct thc_shard *shard, const struct listing_question *question, int64_t deadline_ns,
+list_get_part(struct thc_shard *shard, const struct listing_question *question, int64_t deadline_ns,
 	struct pages *pages, struct owned *owned)
 {
 	Tensorhub__V1__Request request = TENSORHUB__V1__REQUEST__INIT;
@@ -202,7 +202,7 @@ listing_get(struct thc_shard *shard, const struct listing_question *question, in
 	if (owned == NULL)
 		return shim_fail(-ENOMEM, "out of memory for a listing");
 	do {
-		rc = get_part(shard, question, deadline_ns, &pages, owned);
+		rc = list_get_part(shard, question, deadline_ns, &pages, owned);
 	} while (rc > 0);
 	if (rc == 0)
 		rc = convert(owned);

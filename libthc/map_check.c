@@ -124,7 +124,7 @@ by_start(const void *a, const void *b)
 
 /* All tensors with bytes, by address. */
 static size_t
-sort(const struct checked_tensors *checked, const struct checked_tensor **ret_sorted,
+map_check_sort(const struct checked_tensors *checked, const struct checked_tensor **ret_sorted,
 	bool *ret_by_address)
 {
 	size_t count = 0;
@@ -153,7 +153,7 @@ ranges_new(const struct checked_tensors *checked, struct ranges *ret_ranges)
 
 	if (sorted == NULL)
 		return shim_fail(-ENOMEM, "out of memory for %zu tensors", checked->count);
-	size_t count = sort(checked, sorted, &by_address);
+	size_t count = map_check_sort(checked, sorted, &by_address);
 	int rc = maps_begin(&builder.maps, 0);
 	if (rc < 0 && by_address) {
 		rc = shim_fail(

@@ -96,7 +96,7 @@ maps_take_number(const char **at, const char *end, unsigned base, char behind, u
 }
 
 static bool
-parse(const char *at, const char *end, struct mapping *ret_mapping)
+maps_parse(const char *at, const char *end, struct mapping *ret_mapping)
 {
 	uint64_t start, stop, offset, major, minor, inode;
 	const char *perms;
@@ -137,7 +137,7 @@ next_line(struct maps *maps, struct mapping *ret_mapping)
 		return rc;
 	if (maps->at == maps->filled)
 		return 0;
-	if (!parse(maps->buffer + maps->at, maps->buffer + maps->filled, ret_mapping))
+	if (!maps_parse(maps->buffer + maps->at, maps->buffer + maps->filled, ret_mapping))
 		return -EPROTO;
 	for (;;) {
 		char *newline = memchr(maps->buffer + maps->at, '\n', maps->filled - maps->at);

@@ -127,7 +127,8 @@ handshake(int fd, int64_t deadline_ns)
 }
 
 static int
-send_request(struct sp_req *req, uint32_t id, const void *data, size_t bytes, int64_t deadline_ns)
+nng_req_send_request(
+	struct sp_req *req, uint32_t id, const void *data, size_t bytes, int64_t deadline_ns)
 {
 	struct frame frame = {1, htobe64(sizeof(id) + (uint64_t)bytes), htobe32(id)};
 	union {
@@ -203,7 +204,7 @@ nng_req_exchange(struct sp_req *req, uint32_t id, const void *data, size_t bytes
 		if (rc < 0)
 			return rc;
 	}
-	rc = send_request(req, id, data, bytes, deadline_ns);
+	rc = nng_req_send_request(req, id, data, bytes, deadline_ns);
 	if (rc == 0)
 		rc = read_reply(req, id, reply_max, deadline_ns, ret_reply, ret_bytes);
 	return rc == -ECONNRESET || rc == -EPIPE ? -ECONNABORTED : rc;

@@ -37,7 +37,7 @@ static const struct {
 };
 
 static int
-check_flags(uint32_t flags)
+open_close_check_flags(uint32_t flags)
 {
 	for (size_t i = 0; i < TH_ARRAY_LEN(later_flags); i++)
 		if ((flags & later_flags[i].flag) != 0)
@@ -111,7 +111,7 @@ check_opts(const struct thc_open_opts *opts, struct fdmsg_open *ret_open)
 	ret_open->shard = opts->shard;
 	ret_open->num_shards = opts->num_shards;
 	ret_open->flags = opts->flags;
-	return check_flags(opts->flags);
+	return open_close_check_flags(opts->flags);
 }
 
 /* Where the agent's endpoints are: the argument, else the environment, else the default. */
@@ -147,7 +147,7 @@ endpoint(const char *agent, const char *file, char ret_path[DIAL_PATH_MAX + 1])
 /* ---- open ---------------------------------------------------------------------------------- */
 
 static int
-timed_out(const char *what)
+open_close_timed_out(const char *what)
 {
 	return shim_fail(THC_E_TIMEOUT, "%s before the deadline; nothing was changed", what);
 }
@@ -176,7 +176,7 @@ connect_agent(struct thc_shard *shard, const char *path, int64_t until_ns)
 		return shim_fail(THC_E_DENIED,
 			"%s may not be opened by this user; the agent's group may", path);
 	case -ETIMEDOUT:
-		return timed_out("the agent did not take the connection");
+		return open_close_timed_out("the agent did not take the connection");
 	default:
 		return shim_fail(rc, "connecting to %s: %s", path, th_strerror(rc));
 	}
@@ -204,7 +204,7 @@ open_close_ask(struct thc_shard *shard, enum fdmsg_kind kind, const void *body, 
 			rc = 0; /* woken for nothing */
 	}
 	if (rc == -ETIMEDOUT)
-		return timed_out("the agent did not answer");
+		return open_close_timed_out("the agent did not answer");
 	if (rc == -EMFILE)
 		return shim_fail(rc,
 			"this process has no descriptors left for a handle; close some, or raise "

@@ -403,7 +403,7 @@ check_mapping(const struct memory_object *object, const struct stat *st)
  * through one that appends goes to the end, wherever it was meant to go.
  */
 static int
-reopen(int fd, bool writable)
+own_memory_reopen(int fd, bool writable)
 {
 	char path[40];
 
@@ -423,7 +423,7 @@ reopen(int fd, bool writable)
  * answer when it likes. Such a one has seals, if only the one against seals.
  */
 static int
-choose_way(int fd, struct memory_object *object)
+own_memory_choose_way(int fd, struct memory_object *object)
 {
 	struct statfs fs;
 	int flags = fcntl(fd, F_GETFL), mode = flags & O_ACCMODE;
@@ -448,7 +448,7 @@ choose_way(int fd, struct memory_object *object)
 	object->reason = "a file of huge pages that may shrink";
 	if (fstatfs(fd, &fs) < 0 || fs.f_type != TMPFS_MAGIC)
 		return 0;
-	int own = reopen(fd, writable);
+	int own = own_memory_reopen(fd, writable);
 	object->reason = "it appends, and cannot be opened anew";
 	if (own < 0)
 		return own == -EACCES ? 0 : own;
@@ -484,7 +484,7 @@ thc_import(void *addr, uint64_t bytes, int fd, uint64_t fd_offset)
 	if (rc < 0)
 		return rc;
 	shard_process_init();
-	rc = choose_way(fd, &entry.object);
+	rc = own_memory_choose_way(fd, &entry.object);
 	if (rc < 0)
 		return shim_fail(rc, "fd: %d cannot be duplicated: %s", fd, th_strerror(rc));
 	/* Of any other file the mapping is used, and not what the caller says of it. */

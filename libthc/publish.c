@@ -105,7 +105,8 @@ insert_at(struct thc_shard *shard, size_t at, const char *name, const void *valu
 
 /* The whole must stay within its limit: the set with this attribute, encoded. */
 static int
-check_whole(struct thc_shard *shard, size_t at, bool found, const struct thc_attribute *added)
+publish_check_whole(
+	struct thc_shard *shard, size_t at, bool found, const struct thc_attribute *added)
 {
 	size_t count = shard->num_attributes + (found ? 0 : 1), bytes = 0;
 	struct thc_attribute *all = calloc(count, sizeof(*all));
@@ -141,7 +142,7 @@ thc_set_attribute(struct thc_shard *shard, const char *name, const void *value, 
 		return rc;
 	size_t at = find_attribute(shard, name, &found);
 	if (value != NULL)
-		rc = check_whole(shard, at, found, &added);
+		rc = publish_check_whole(shard, at, found, &added);
 	if (rc == 0 && value != NULL)
 		rc = insert_at(shard, at, name, value, bytes);
 	/* An earlier one lies behind the new one, or is what is removed. */

@@ -480,7 +480,7 @@ register_settle(struct thc_shard *shard, int64_t deadline_ns)
  * closed all of it when this returns. Where it has not said so, the next call sees to it.
  */
 static int
-take_back(struct thc_shard *shard, const struct checked_tensors *checked, int failed,
+register_take_back(struct thc_shard *shard, const struct checked_tensors *checked, int failed,
 	int64_t deadline_ns)
 {
 	const struct th_err first = *errors_last();
@@ -531,7 +531,7 @@ thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t c
 	if (rc == 0) {
 		rc = register_checked(shard, &checked, deadline_ns);
 		if (rc < 0)
-			rc = take_back(shard, &checked, rc, deadline_ns);
+			rc = register_take_back(shard, &checked, rc, deadline_ns);
 	}
 	tensors_checked_free(&checked);
 	shard_exclusive_end(shard);

@@ -166,7 +166,7 @@ struct placed {
 };
 
 static int
-by_place(const void *a, const void *b)
+register_check_by_place(const void *a, const void *b)
 {
 	const struct placed *x = a, *y = b;
 
@@ -188,7 +188,8 @@ same_form(const struct manifest_row *a, const struct manifest_row *b)
 
 /* alias_of[i] is the first tensor with exactly these bytes. Whatever else meets is an error. */
 static int
-find_ties(const struct checked_tensors *checked, struct placed *places, uint32_t *alias_of)
+register_check_find_ties(
+	const struct checked_tensors *checked, struct placed *places, uint32_t *alias_of)
 {
 	uint32_t count = 0;
 
@@ -196,7 +197,7 @@ find_ties(const struct checked_tensors *checked, struct placed *places, uint32_t
 		if (checked->tensors[i].bytes > 0)
 			places[count++] = (struct placed){
 				checked->tensors[i].start, checked->tensors[i].bytes, i};
-	qsort(places, count, sizeof(*places), by_place);
+	qsort(places, count, sizeof(*places), register_check_by_place);
 	const struct placed *last = NULL; /* the tensor that the next one may meet */
 	for (uint32_t i = 0; i < count; i++) {
 		const struct placed *place = &places[i];
@@ -218,7 +219,7 @@ find_ties(const struct checked_tensors *checked, struct placed *places, uint32_t
 
 /* Names twice, and the limits of a whole shard: by the code that the agent uses too. */
 static int
-check_whole(const struct checked_tensors *checked)
+register_check_whole(const struct checked_tensors *checked)
 {
 	uint32_t *alias_of = malloc(checked->count * sizeof(*alias_of));
 	struct placed *places = malloc(checked->count * sizeof(*places));
@@ -228,7 +229,7 @@ check_whole(const struct checked_tensors *checked)
 
 	if (alias_of != NULL && places != NULL) {
 		memset(alias_of, 0xff, checked->count * sizeof(*alias_of)); /* UINT32_MAX: none */
-		rc = find_ties(checked, places, alias_of);
+		rc = register_check_find_ties(checked, places, alias_of);
 		if (rc == 0) {
 			rc = manifest_build(checked->rows, (uint32_t)checked->count, alias_of, NULL,
 				&err, &manifest);
@@ -264,7 +265,7 @@ check_each(const struct thc_tensor *tensors, size_t tensor_bytes, uint32_t open_
 		if (rc < 0)
 			return rc;
 	}
-	int rc = check_whole(checked);
+	int rc = register_check_whole(checked);
 	for (size_t i = 0; rc == 0 && i < checked->count; i++)
 		rc = find_memory(&checked->tensors[i], open_flags, &checked->gpus);
 	return rc;

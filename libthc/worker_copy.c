@@ -20,7 +20,7 @@
 /* ---- places -------------------------------------------------------------------------------- */
 
 static int
-by_place(const void *a, const void *b)
+worker_copy_by_place(const void *a, const void *b)
 {
 	const struct checked_tensor *x = *(struct checked_tensor *const *)a,
 				    *y = *(struct checked_tensor *const *)b;
@@ -32,7 +32,7 @@ by_place(const void *a, const void *b)
 
 /* All of WAY_COPIED, by GPU and address. NULL: out of memory. */
 static struct checked_tensor **
-sort(struct checked_tensors *checked, size_t *ret_count)
+worker_copy_sort(struct checked_tensors *checked, size_t *ret_count)
 {
 	struct checked_tensor **sorted = calloc(checked->count, sizeof(struct checked_tensor *));
 	size_t count = 0;
@@ -42,7 +42,7 @@ sort(struct checked_tensors *checked, size_t *ret_count)
 	for (size_t i = 0; i < checked->count; i++)
 		if (checked->tensors[i].way == WAY_COPIED)
 			sorted[count++] = &checked->tensors[i];
-	qsort(sorted, count, sizeof(struct checked_tensor *), by_place);
+	qsort(sorted, count, sizeof(struct checked_tensor *), worker_copy_by_place);
 	*ret_count = count;
 	return sorted;
 }
@@ -152,7 +152,7 @@ int
 shadow_new(struct shadow *shadow, struct checked_tensors *checked, int64_t until_ns)
 {
 	size_t count = 0;
-	struct checked_tensor **sorted = sort(checked, &count);
+	struct checked_tensor **sorted = worker_copy_sort(checked, &count);
 	int rc = 0;
 
 	if (sorted == NULL)

@@ -20,7 +20,7 @@ _Static_assert(THC_EV_EVICTED == 1u << SHM_EV_EVICTED &&
 
 /* The line, after a look at the agent where its heartbeat is old. */
 static int
-read_line(struct thc_shard *shard, struct shm_line *ret_line)
+worker_events_read_line(struct thc_shard *shard, struct shm_line *ret_line)
 {
 	int rc = ring_line_read(&shard->ring, ret_line);
 
@@ -43,7 +43,7 @@ thc_shard_events(struct thc_shard *shard)
 	/* Who polls thc_fd has been woken by what a look settles. */
 	if (shard->epoll >= 0 || ring_pending(&shard->ring))
 		shard_look(shard);
-	(void)read_line(shard, &line);
+	(void)worker_events_read_line(shard, &line);
 	/* Also when the line could not be read as a whole: shard_update_fd tells of them too. */
 	ring_events_read(&shard->ring, events);
 	for (uint32_t i = 0; i < SHM_EV_COUNT; i++)
@@ -67,7 +67,7 @@ thc_held_version(struct thc_shard *shard, uint64_t *ret_lineage, uint64_t *ret_v
 
 	if (rc < 0)
 		return rc;
-	rc = read_line(shard, &line);
+	rc = worker_events_read_line(shard, &line);
 	if (shard_lost(shard))
 		rc = shard_lost_error(shard);
 	else if (rc < 0)
@@ -110,7 +110,7 @@ thc_safe_to_mutate(struct thc_shard *shard)
 
 	if (rc < 0)
 		return rc;
-	rc = read_line(shard, &line);
+	rc = worker_events_read_line(shard, &line);
 	if (shard_lost(shard))
 		rc = peer_pidfd_ended(shard->agent_pidfd) && hung_up(shard->lifeline) ? 1 : 0;
 	else

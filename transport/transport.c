@@ -158,7 +158,7 @@ choose_engine(struct transport *transport)
 }
 
 static int
-start_threads(struct transport *transport)
+transport_start_threads(struct transport *transport)
 {
 	enum loop_engine engine = choose_engine(transport);
 	uint32_t num_cpus = cpus();
@@ -236,7 +236,7 @@ transport_open(
 			th_fail(err, rc, "data port: cannot start RDMA: %s", th_strerror(rc));
 	}
 	if (rc == 0) {
-		rc = start_threads(transport);
+		rc = transport_start_threads(transport);
 		if (rc < 0)
 			th_fail(err, rc, "data port: cannot start the movers: %s", th_strerror(rc));
 	}

@@ -10,7 +10,7 @@
 #include "ipc/base/name.h"
 
 static void
-check_slots(const struct session *session)
+agent_check_slots(const struct session *session)
 {
 	const struct watch *a, *b;
 
@@ -25,7 +25,7 @@ check_slots(const struct session *session)
 }
 
 static void
-check_part(const struct agent_core *agent, const struct session *session)
+agent_check_part(const struct agent_core *agent, const struct session *session)
 {
 	const struct part *part = session->part;
 	const struct outbound *out;
@@ -145,11 +145,11 @@ check_session(const struct agent_core *agent, const struct session *session)
 	TH_ASSERT(session->state != SESSION_OPENING || session->lane->queue != NULL);
 	/* What no refusal is taken of does not become open again. */
 	TH_ASSERT(ac_closing(session) || (!session->abandon && !session->close_final));
-	check_slots(session);
+	agent_check_slots(session);
 	if (ac_internal(session))
 		check_internal(session);
 	if (session->part != NULL)
-		check_part(agent, session);
+		agent_check_part(agent, session);
 	if (session->call.state != CALL_NONE)
 		check_call(agent, session);
 	if (session->call.ghost)

@@ -231,7 +231,7 @@ agent_core_dispatch(struct agent_core *agent, const struct agent_event *event)
 }
 
 static int64_t
-next_ns(const struct agent_core *agent)
+agent_core_next_ns(const struct agent_core *agent)
 {
 	int64_t next = th_min_i64(ac_link_next_ns(agent), ac_outbound_next_ns(agent));
 	next = th_min_i64(next, ac_leave_next_ns(agent));
@@ -269,7 +269,7 @@ agent_core_step(struct agent_core *agent, int64_t now_ns, const struct agent_eve
 	*ret_actions = (struct agent_actions){
 		.count = agent->num_actions,
 		.actions = agent->actions,
-		.next_ns = next_ns(agent),
+		.next_ns = agent_core_next_ns(agent),
 	};
 }
 

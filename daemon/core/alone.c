@@ -68,7 +68,7 @@ latest_here(const struct agent_core *agent, const struct session *session)
 }
 
 static bool
-names(const struct th_retain *rules, uint64_t latest, uint64_t version)
+alone_names(const struct th_retain *rules, uint64_t latest, uint64_t version)
 {
 	for (uint32_t i = 0; i < rules->num_rules; i++) {
 		const struct th_spec *rule = &rules->rules[i];
@@ -101,7 +101,7 @@ told(const struct session *session, uint64_t latest)
 		const struct th_retain one = {1, {model->rules.rules[i]}};
 		bool alone =
 			th_retain_covers(&own, &one) && !th_retain_covers(&model->shared, &one);
-		if (!alone && names(&one, latest, session->held.version))
+		if (!alone && alone_names(&one, latest, session->held.version))
 			break;
 	}
 	TH_MARK(a_rule_of_another_host);
@@ -142,7 +142,7 @@ ac_alone_retained(const struct agent_core *agent, const struct session *session)
 			return false;
 		named = named || (claims(other, session) &&
 					 th_retain_parse(other->open.retain, &rules, NULL) == 0 &&
-					 names(&rules, latest, session->held.version));
+					 alone_names(&rules, latest, session->held.version));
 	}
 	return named;
 }
@@ -185,7 +185,7 @@ ac_alone_undo(struct session *session)
 }
 
 static void
-answer_pending(struct agent_core *agent, struct session *session)
+alone_answer_pending(struct agent_core *agent, struct session *session)
 {
 	alone_enter(session, ALONE_UNTOLD, "never asked for");
 	ac_pending_end(agent, session, 0, "");
@@ -223,7 +223,7 @@ ac_alone_settle(struct agent_core *agent, struct session *session)
 	session->held.version = TH_NO_VERSION;
 	alone_enter(session, ALONE_NOT, "drained");
 	if (order == &session->pending)
-		answer_pending(agent, session);
+		alone_answer_pending(agent, session);
 	else
 		answer_call(agent, session);
 }

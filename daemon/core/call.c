@@ -389,7 +389,7 @@ ac_call_abandon(struct agent_core *agent, struct session *session, int code, con
 }
 
 static void
-decide(struct session *session, const char *why)
+call_decide(struct session *session, const char *why)
 {
 	ac_call_enter(session, ac_call_went(&session->call) ? CALL_ENDING : CALL_DECIDED, why);
 }
@@ -402,7 +402,7 @@ ac_call_fail(struct session *session, int code, const char *text)
 	TH_ASSERT(call->state != CALL_NONE && code < 0);
 	if (ac_call_decided(call))
 		return;
-	decide(session, "no server knows it");
+	call_decide(session, "no server knows it");
 	call->outcome.kind = call->order.kind;
 	call->outcome.op_seq = call->op_seq;
 	call->outcome.code = code;
@@ -516,7 +516,7 @@ ac_call_outcome(struct session *session, const struct ctl_ev_outcome *outcome)
 	if (call->state == CALL_NONE || call->op_seq != outcome->op_seq || ac_call_decided(call))
 		return;
 	accepted(session, "OUTCOME");
-	decide(session, "OUTCOME");
+	call_decide(session, "OUTCOME");
 	call->outcome = *outcome;
 	call->outcome.code = ac_code(outcome->code);
 	ac_rejoin_note(session);

@@ -42,7 +42,7 @@ drop_unsent(struct agent_core *agent, struct session *session, bool cuts)
 }
 
 static void
-answer_pending(
+close_answer_pending(
 	struct agent_core *agent, struct session *session, const struct th_err *err, bool cuts)
 {
 	if (session->tensors == TENSORS_REGISTERING)
@@ -129,7 +129,7 @@ insist(struct agent_core *agent, struct session *session)
 
 /* Its worker has said that no rule is to keep what is held. */
 static bool
-forced(const struct session *session)
+close_forced(const struct session *session)
 {
 	const struct order *order = ac_pending(session) ? &session->pending : &session->call.order;
 
@@ -147,7 +147,7 @@ wind_up(struct agent_core *agent, struct session *session, enum session_state st
 	const struct call *call = &session->call;
 	bool cuts = ac_ghost_may_cut(session);
 	/* What has begun to change, or is given up by force, cannot be open as before. */
-	bool abandon = session->abandon || forced(session) ||
+	bool abandon = session->abandon || close_forced(session) ||
 		       (call->state != CALL_NONE && !cuts && !ac_call_never_sent(call)) ||
 		       ac_tensors_change(session) || ac_internal(session);
 
@@ -156,7 +156,7 @@ wind_up(struct agent_core *agent, struct session *session, enum session_state st
 	if (session->in != NULL)
 		ac_inbound_stop(agent, session->in, STOP_CANCEL);
 	drop_unsent(agent, session, cuts);
-	answer_pending(agent, session, err, cuts);
+	close_answer_pending(agent, session, err, cuts);
 	if (part != NULL && part->state < PART_FULL)
 		ac_part_drain_for(part, DRAIN_HOPELESS);
 	/* Not committed: whether the server has a DRAIN for it depends on what crossed. */
@@ -223,7 +223,7 @@ ac_close(struct agent_core *agent, struct session *session, enum worker_state wo
 
 /* Nothing has changed: the copy is listed, and its readers were let be. */
 static void
-reopen(struct agent_core *agent, struct session *session,
+close_reopen(struct agent_core *agent, struct session *session,
 	const struct ctl_ev_close_refused *refused)
 {
 	struct th_err err = {.code = ac_code(refused->code)};
@@ -261,7 +261,7 @@ ac_close_refused(struct agent_core *agent, const struct ctl_ev_close_refused *re
 		send_close(agent, session, true);
 		return;
 	}
-	reopen(agent, session, refused);
+	close_reopen(agent, session, refused);
 }
 
 /* ---- conclusions ----------------------------------------------------------------------------- */

@@ -34,7 +34,7 @@ ac_ghost_plan(struct agent_core *agent, struct session *session)
 
 /* Its worker was answered. */
 static void
-take_back(struct agent_core *agent, struct session *session)
+ghost_take_back(struct agent_core *agent, struct session *session)
 {
 	struct call *call = &session->call;
 
@@ -71,7 +71,7 @@ ac_ghost_cut(struct agent_core *agent, struct session *session, int code, const 
 	if (!call->ghost)
 		ac_call_answer(agent, session, code, text);
 	call->cut = true;
-	take_back(agent, session);
+	ghost_take_back(agent, session);
 }
 
 bool
@@ -96,7 +96,7 @@ ghost_give_up(struct agent_core *agent, struct session *session)
 		"try again later",
 		ctl_op_name(call->order.kind), attached ? "did not answer in time," : "went away");
 	ac_call_answer(agent, session, attached ? TH_E_TIMEOUT : TH_E_NO_SERVER, text);
-	take_back(agent, session);
+	ghost_take_back(agent, session);
 }
 
 static void pending_tick(struct agent_core *agent, struct session *session);

@@ -240,8 +240,8 @@ handle_opened(struct agent_core *agent, struct session *session, const struct ct
 /* ---- registering ----------------------------------------------------------------------------- */
 
 static int
-register_check(const struct agent_core *agent, const struct session *session, const char *what,
-	struct th_err *err)
+handle_register_check(const struct agent_core *agent, const struct session *session,
+	const char *what, struct th_err *err)
 {
 	if (ac_ended(session))
 		return th_fail(err, TH_E_CONTRACT, "%s", session->ended_text);
@@ -272,7 +272,7 @@ ac_session_register(
 	struct agent_core *agent, struct session *session, const struct ctl_register *reg)
 {
 	struct th_err err;
-	int rc = register_check(agent, session, "register", &err);
+	int rc = handle_register_check(agent, session, "register", &err);
 
 	if (rc == 0 && session->tensors != TENSORS_NONE)
 		rc = th_fail(&err, TH_E_STATE,
@@ -291,7 +291,7 @@ void
 ac_session_unregister(struct agent_core *agent, struct session *session)
 {
 	struct th_err err;
-	int rc = register_check(agent, session, "unregister", &err);
+	int rc = handle_register_check(agent, session, "unregister", &err);
 
 	if (rc == 0 && session->tensors == TENSORS_NONE)
 		rc = th_fail(&err, TH_E_STATE, "unregister: no tensors are registered");

@@ -206,7 +206,7 @@ must_wait(const struct agent_core *agent, const struct request_lane *lane)
  * begun, so that its worker can be told so.
  */
 static bool
-may_go(const struct agent_core *agent, const struct request *head)
+request_lane_may_go(const struct agent_core *agent, const struct request *head)
 {
 	return agent->link.attached || head->ctl.request_no != 0;
 }
@@ -222,7 +222,7 @@ ac_lanes_pump(struct agent_core *agent)
 	DL_FOREACH(agent->lanes, lane)
 	{
 		struct request *head = lane->queue;
-		if (head == NULL || !may_go(agent, head) ||
+		if (head == NULL || !request_lane_may_go(agent, head) ||
 			agent->now_ns < ac_request_next_ns(agent, head))
 			continue;
 		if (head->flying)
@@ -241,7 +241,8 @@ ac_lanes_next_ns(const struct agent_core *agent)
 	DL_FOREACH(agent->lanes, lane)
 	{
 		/* What waits for another lane goes when that one is answered. */
-		if (lane->queue != NULL && may_go(agent, lane->queue) && !must_wait(agent, lane))
+		if (lane->queue != NULL && request_lane_may_go(agent, lane->queue) &&
+			!must_wait(agent, lane))
 			next = th_min_i64(next, ac_request_next_ns(agent, lane->queue));
 	}
 	return next;

@@ -63,7 +63,7 @@ ac_link_init(struct agent_core *agent)
 /* ---- attached or not ------------------------------------------------------------------------- */
 
 static struct agent_action *
-server_state(struct agent_core *agent)
+server_attachment_server_state(struct agent_core *agent)
 {
 	struct link *link = &agent->link;
 	struct agent_action *action = ac_action(agent, AGENT_SERVER_STATE, 0);
@@ -89,15 +89,15 @@ static void
 detach(struct agent_core *agent, const char *reason)
 {
 	if (not_attached(&agent->link, reason))
-		server_state(agent);
+		server_attachment_server_state(agent);
 }
 
 /* The shell hears of each refusal: each time there may be another server to be tried. */
 static void
-refused(struct agent_core *agent, const char *reason)
+server_attachment_refused(struct agent_core *agent, const char *reason)
 {
 	not_attached(&agent->link, reason);
-	server_state(agent)->u.server.refused = true;
+	server_attachment_server_state(agent)->u.server.refused = true;
 }
 
 static void
@@ -109,7 +109,7 @@ attach(struct agent_core *agent)
 		return;
 	link->attached = true;
 	link->reason[0] = '\0';
-	server_state(agent);
+	server_attachment_server_state(agent);
 }
 
 static void
@@ -153,7 +153,7 @@ up(struct agent_core *agent, const struct ctl_attach_reply *reply)
 }
 
 static void
-unknown(struct agent_core *agent, const struct request *request)
+server_attachment_unknown(struct agent_core *agent, const struct request *request)
 {
 	/* An answer to what was sent before the last attachment says nothing about this one. */
 	if (agent->link.phase != LINK_UP || request->attach_no != agent->link.attach_no)
@@ -276,7 +276,7 @@ setup_failed(struct agent_core *agent, const char *text)
 	struct link *link = &agent->link;
 
 	ac_request_failed(agent, &link->setup);
-	refused(agent, text);
+	server_attachment_refused(agent, text);
 	if (link->phase != LINK_ATTACH)
 		return;
 	int64_t backoff_ns = link->setup.backoff_ns, retry_ns = link->setup.retry_ns;
@@ -401,7 +401,7 @@ ac_link_reply(struct agent_core *agent, uint64_t tag, const struct ctl_reply *re
 	}
 	if (reply->unknown_agent) {
 		ac_request_failed(agent, request);
-		unknown(agent, request);
+		server_attachment_unknown(agent, request);
 		return;
 	}
 	if (link->phase == LINK_UP && tag > link->hung_up_tag)

@@ -38,7 +38,7 @@ explained(struct host *host, uint64_t session, uint64_t op_seq, const char *text
 }
 
 static void
-manifest_got(void *arg, const struct th_err *result, const uint8_t *data, size_t bytes)
+execute_manifest_got(void *arg, const struct th_err *result, const uint8_t *data, size_t bytes)
 {
 	struct explanation *explanation = arg;
 	const struct session *session = session_find(explanation->host, explanation->session);
@@ -69,13 +69,13 @@ execute_explain(struct host *host, const struct agent_action *action)
 	struct explanation *explanation = th_calloc(1, sizeof(*explanation));
 	*explanation = (struct explanation){
 		.host = host, .session = action->session, .op_seq = action->u.explain.op_seq};
-	blob_get(host, action->u.explain.manifest, manifest_got, explanation);
+	blob_get(host, action->u.explain.manifest, execute_manifest_got, explanation);
 }
 
 /* ---- the server ------------------------------------------------------------------------------ */
 
 static void
-server_state(struct host *host, const struct agent_action *action)
+execute_server_state(struct host *host, const struct agent_action *action)
 {
 	bool another = action->u.server.attached && action->u.server.server_inc != host->put_inc;
 	host->attached = action->u.server.attached;
@@ -206,7 +206,7 @@ execute(struct host *host, const struct agent_action *action)
 		reserve_cancel(host, action);
 		break;
 	case AGENT_SERVER_STATE:
-		server_state(host, action);
+		execute_server_state(host, action);
 		break;
 	case AGENT_NODE:
 		node_state(host, action);

@@ -29,7 +29,7 @@
 #include "transport/part/fd_memory.h"
 
 static void
-beat(struct host *host, int64_t now_ns)
+thagentd_beat(struct host *host, int64_t now_ns)
 {
 	host->next_beat_ns = now_ns + HOST_BEAT_NS;
 	operations_heartbeat(host, now_ns);
@@ -48,7 +48,7 @@ thagentd_work(struct host *host)
 	bool more = operations_run(host);
 	int64_t now_ns = th_now_ns();
 	if (now_ns >= host->next_beat_ns)
-		beat(host, now_ns);
+		thagentd_beat(host, now_ns);
 	if (now_ns >= host->next_expire_ns)
 		session_expire(host, now_ns);
 	engine_run(host);

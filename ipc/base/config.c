@@ -58,7 +58,7 @@ set(const struct config *config, const char *place, const char *key, const char 
 
 /* Like fgets for inih, but counts lines and takes no indentation for a continued value. */
 static char *
-read_line(char *line, int size, void *user)
+config_read_line(char *line, int size, void *user)
 {
 	struct config_source *source = user;
 	size_t blank, length;
@@ -81,7 +81,8 @@ read_line(char *line, int size, void *user)
  * The key that a name in a section stands for. False: the section is another program's.
  */
 static bool
-key_of(const struct config *config, const char *section, const char *name, char key[KEY_BYTES])
+config_key_of(
+	const struct config *config, const char *section, const char *name, char key[KEY_BYTES])
 {
 	for (size_t i = 0; i < TH_ARRAY_LEN(programs); i++) {
 		size_t length = strlen(programs[i]);
@@ -104,7 +105,7 @@ take_line(void *user, const char *section, const char *name, const char *value)
 	struct config_source *source = user;
 	char key[KEY_BYTES], place[PATH_BYTES + 16];
 
-	if (source->bad_line != 0 || !key_of(source->config, section, name, key))
+	if (source->bad_line != 0 || !config_key_of(source->config, section, name, key))
 		return 1;
 	snprintf(place, sizeof(place), "%s:%d", source->path, source->line);
 	source->rc = set(source->config, place, key, value, source->err);
@@ -124,7 +125,7 @@ load_file(const struct config *config, const char *path, bool may_be_absent, str
 		return 0;
 	if (source.stream == NULL)
 		return th_fail(err, -errno, "%s: %s", path, th_strerror(-errno));
-	line = ini_parse_stream(read_line, &source, take_line, &source);
+	line = ini_parse_stream(config_read_line, &source, take_line, &source);
 	if (ferror(source.stream))
 		rc = th_fail(err, -EIO, "%s: cannot be read", path);
 	else if (line > 0 && (source.bad_line == 0 || line < source.bad_line))

@@ -280,7 +280,7 @@ stranger_bare_clear(void)
 }
 
 static int
-compare_fds(const void *a, const void *b)
+stranger_fd_compare_fds(const void *a, const void *b)
 {
 	int x = *(const int *)a, y = *(const int *)b;
 	return (x > y) - (x < y);
@@ -313,7 +313,7 @@ fetch_all(const int *fds, uint32_t count)
 void
 stranger_bare_keep(int *fds, uint32_t count)
 {
-	qsort(fds, count, sizeof(fds[0]), compare_fds);
+	qsort(fds, count, sizeof(fds[0]), stranger_fd_compare_fds);
 	unsigned last = count > 0 ? (unsigned)fds[count - 1] : 0;
 	bool bare = stranger_bare_begin();
 	if (bare)

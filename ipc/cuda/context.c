@@ -5,7 +5,7 @@
 #include "ipc/cuda/context.h"
 
 static bool
-is_of(const struct cuda *cuda, CUcontext context, CUdevice device)
+context_is_of(const struct cuda *cuda, CUcontext context, CUdevice device)
 {
 	CUdevice found = -1;
 	if (!context || cuda->cuCtxPushCurrent(context) != CUDA_SUCCESS)
@@ -24,9 +24,10 @@ context_find(const struct cuda *cuda, CUdeviceptr address, struct cuda_context *
 	/* Memory of a pool, and mapped chunks, belong to none. */
 	if (cuda->cuPointerGetAttribute(&found, CU_POINTER_ATTRIBUTE_CONTEXT, address) ==
 			CUDA_SUCCESS &&
-		is_of(cuda, found, context->device))
+		context_is_of(cuda, found, context->device))
 		return found;
-	if (cuda->cuCtxGetCurrent(&found) == CUDA_SUCCESS && is_of(cuda, found, context->device))
+	if (cuda->cuCtxGetCurrent(&found) == CUDA_SUCCESS &&
+		context_is_of(cuda, found, context->device))
 		return found;
 	/* Never the first one to retain it: that would make it. */
 	if (cuda->cuDevicePrimaryCtxGetState(context->device, &flags, &active) == CUDA_SUCCESS &&

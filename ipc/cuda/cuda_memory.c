@@ -250,7 +250,7 @@ ask_piece(const struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr
 /* ---- pieces --------------------------------------------------------------------------------- */
 
 static int
-insert(struct cuda_memory *memory, const struct cuda_piece *piece, struct th_err *err)
+cuda_memory_insert(struct cuda_memory *memory, const struct cuda_piece *piece, struct th_err *err)
 {
 	size_t index = cuda_memory_do_find(memory, piece->base);
 	const struct cuda_piece *next = index < memory->count ? &memory->pieces[index] : NULL;
@@ -279,7 +279,7 @@ add_at(struct cuda_memory *memory, const struct cuda *cuda, CUdeviceptr address,
 	struct cuda_piece *ret_piece, struct th_err *err)
 {
 	int rc = ask_piece(memory, cuda, address, ret_piece, err);
-	return rc == 0 ? insert(memory, ret_piece, err) : rc;
+	return rc == 0 ? cuda_memory_insert(memory, ret_piece, err) : rc;
 }
 
 /* The bytes from `at` on that lie in the piece; 0: it does not go on where they do. */
@@ -356,7 +356,7 @@ cuda_memory_check_pool(
 }
 
 static bool
-is_same(const struct cuda *cuda, const struct cuda_piece *piece, CUresult *ret_result)
+cuda_memory_is_same(const struct cuda *cuda, const struct cuda_piece *piece, CUresult *ret_result)
 {
 	unsigned long long id = 0;
 	*ret_result = cuda_memory_ask(cuda,
@@ -378,7 +378,7 @@ cuda_memory_stale(const struct cuda_memory *memory, const struct cuda *cuda, CUr
 	bool entered = cuda_context_enter(
 			       cuda, memory->device, memory->pieces[0].base, &context, &none) == 0;
 	for (size_t i = 0; i < memory->count && !stale; i++)
-		if (!is_same(cuda, &memory->pieces[i], ret_result))
+		if (!cuda_memory_is_same(cuda, &memory->pieces[i], ret_result))
 			stale = &memory->pieces[i];
 	if (entered)
 		cuda_context_leave(&context);

@@ -89,7 +89,7 @@ net_client_done(struct slot *slot, int rc, nng_msg *message)
 }
 
 static void
-aio_done(void *argument)
+net_client_aio_done(void *argument)
 {
 	struct slot *slot = argument;
 	struct net_client *client = slot->client;
@@ -122,7 +122,7 @@ aio_done(void *argument)
 }
 
 static void
-connection(struct net_link *link, uint32_t pipe, bool up)
+net_client_connection(struct net_link *link, uint32_t pipe, bool up)
 {
 	struct net_client *client = (struct net_client *)link; /* its first member */
 
@@ -170,7 +170,7 @@ net_client_new(const struct net_client_options *options, struct th_err *err,
 	if (rv == 0)
 		rv = nng_socket_set_ms(client->socket, NNG_OPT_RECONNMAXT, RECONNECT_MAX_MS);
 	if (rv == 0) {
-		client->link.handler = connection;
+		client->link.handler = net_client_connection;
 		rv = net_link_add(&client->link, client->socket);
 	}
 	if (rv != 0) {
@@ -198,7 +198,7 @@ cancel_all(struct net_client *client)
 
 /* And no connection is left. */
 static void
-cut(struct net_client *client)
+net_client_cut(struct net_client *client)
 {
 	cancel_all(client);
 	if (client->dialing)
@@ -218,7 +218,7 @@ net_client_free(struct net_client *client)
 	pthread_mutex_lock(&client->mutex);
 	client->stopping = true;
 	pthread_mutex_unlock(&client->mutex);
-	cut(client);
+	net_client_cut(client);
 	/* All callbacks have returned before one slot is freed: their list links the slots. */
 	for (uint32_t i = 0; i < client->num_slots; i++)
 		nng_aio_stop(client->slots[i]->aio);
@@ -264,7 +264,7 @@ net_client_dial(struct net_client *client, const char *url, bool wait, struct th
 		cancel_all(client);
 		return 0;
 	}
-	cut(client);
+	net_client_cut(client);
 	snprintf(client->url, sizeof(client->url), "%s", url);
 	client->trying_ns = th_now_ns();
 	rv = nng_dialer_create(&client->dialer, client->socket, url);
@@ -273,7 +273,7 @@ net_client_dial(struct net_client *client, const char *url, bool wait, struct th
 	client->dialing = true;
 	rv = nng_dialer_start(client->dialer, wait ? 0 : NNG_FLAG_NONBLOCK);
 	if (rv != 0) {
-		cut(client);
+		net_client_cut(client);
 		return net_fail(err, rv, "connecting to", url);
 	}
 	return 0;
@@ -282,7 +282,7 @@ net_client_dial(struct net_client *client, const char *url, bool wait, struct th
 void
 net_client_hang_up(struct net_client *client)
 {
-	cut(client);
+	net_client_cut(client);
 }
 
 int
@@ -321,7 +321,7 @@ find_slot(struct net_client *client, int *ret_code)
 		return NULL;
 	}
 	slot->client = client;
-	rv = nng_aio_alloc(&slot->aio, aio_done, slot);
+	rv = nng_aio_alloc(&slot->aio, net_client_aio_done, slot);
 	if (rv == 0) {
 		rv = nng_ctx_open(&slot->ctx, client->socket);
 		if (rv != 0)

@@ -198,7 +198,7 @@ start_receiving(struct context *context)
 }
 
 static void
-aio_done(void *argument)
+net_server_aio_done(void *argument)
 {
 	struct context *context = argument;
 	int rv = nng_aio_result(context->aio);
@@ -213,7 +213,7 @@ aio_done(void *argument)
 }
 
 static void
-connection(struct net_link *link, uint32_t pipe, bool up)
+net_server_connection(struct net_link *link, uint32_t pipe, bool up)
 {
 	struct net_server *server = (struct net_server *)link; /* its first member */
 
@@ -266,7 +266,7 @@ add_context(struct net_server *server)
 		return NNG_ENOMEM;
 	context->server = server;
 	context->index = server->num_contexts;
-	rv = nng_aio_alloc(&context->aio, aio_done, context);
+	rv = nng_aio_alloc(&context->aio, net_server_aio_done, context);
 	if (rv != 0)
 		goto out_context;
 	rv = nng_ctx_open(&context->ctx, server->socket);
@@ -328,7 +328,7 @@ net_server_new(const struct net_server_options *options, struct th_err *err,
 	if (rv == 0)
 		rv = nng_socket_set_size(server->socket, NNG_OPT_RECVMAXSZ, NET_MESSAGE_BYTES_MAX);
 	if (rv == 0) {
-		server->link.handler = connection;
+		server->link.handler = net_server_connection;
 		rv = net_link_add(&server->link, server->socket);
 	}
 	while (rv == 0 && server->num_contexts < th_min_u32(th_max_u32(options->contexts, 1),

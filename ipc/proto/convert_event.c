@@ -72,7 +72,7 @@ out_part(struct convert_arena *arena, const struct ctl_ev_part *part)
 }
 
 static Tensorhub__V1__EvOutcome *
-out_outcome(struct convert_arena *arena, const struct ctl_ev_outcome *outcome)
+convert_event_out_outcome(struct convert_arena *arena, const struct ctl_ev_outcome *outcome)
 {
 	Tensorhub__V1__EvOutcome *body =
 		convert_message(arena, &tensorhub__v1__ev_outcome__descriptor);
@@ -180,7 +180,7 @@ convert_out_event(struct convert_arena *arena, const struct ctl_event *event)
 		break;
 	case CTL_EV_OUTCOME:
 		message->body_case = EVENT(OUTCOME);
-		message->outcome = out_outcome(arena, &event->u.outcome);
+		message->outcome = convert_event_out_outcome(arena, &event->u.outcome);
 		break;
 	case CTL_EV_FENCE:
 	case CTL_EV_CANCEL:
@@ -301,7 +301,7 @@ in_ev_grant(
 }
 
 static void
-in_outcome(struct convert_in *in, const Tensorhub__V1__EvOutcome *body,
+convert_event_in_outcome(struct convert_in *in, const Tensorhub__V1__EvOutcome *body,
 	struct ctl_ev_outcome *ret_outcome)
 {
 	in->message = "OUTCOME";
@@ -362,7 +362,7 @@ convert_event_in_body(
 		break;
 	case EVENT(OUTCOME):
 		event->kind = CTL_EV_OUTCOME;
-		in_outcome(in, message->outcome, &event->u.outcome);
+		convert_event_in_outcome(in, message->outcome, &event->u.outcome);
 		break;
 	case EVENT(CHANGED):
 		event->kind = CTL_EV_CHANGED;

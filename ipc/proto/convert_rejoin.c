@@ -63,7 +63,7 @@ out_running(struct convert_arena *arena, const struct ctl_rejoin *rejoin)
 }
 
 static Tensorhub__V1__KnownOutcome *
-out_outcome(struct convert_arena *arena, const struct ctl_known_outcome *outcome)
+convert_rejoin_out_outcome(struct convert_arena *arena, const struct ctl_known_outcome *outcome)
 {
 	Tensorhub__V1__KnownOutcome *body =
 		convert_message(arena, &tensorhub__v1__known_outcome__descriptor);
@@ -104,7 +104,7 @@ convert_out_rejoin(struct convert_arena *arena, const struct ctl_rejoin *rejoin)
 	body->n_outcomes = rejoin->num_outcomes;
 	body->outcomes = convert_pointers(arena, rejoin->num_outcomes);
 	for (uint32_t i = 0; i < rejoin->num_outcomes; i++)
-		body->outcomes[i] = out_outcome(arena, &rejoin->outcomes[i]);
+		body->outcomes[i] = convert_rejoin_out_outcome(arena, &rejoin->outcomes[i]);
 	return body;
 }
 
@@ -165,7 +165,7 @@ in_running(
 }
 
 static void
-in_outcome(struct convert_in *in, const Tensorhub__V1__KnownOutcome *body,
+convert_rejoin_in_outcome(struct convert_in *in, const Tensorhub__V1__KnownOutcome *body,
 	struct ctl_known_outcome *ret_outcome)
 {
 	bool named = body->kind != CTL_OP_UNPUBLISH && body->kind != CTL_OP_LIST;
@@ -195,7 +195,7 @@ in_outcomes(struct convert_in *in, const Tensorhub__V1__Rejoin *body, struct ctl
 		return;
 	}
 	for (size_t i = 0; i < body->n_outcomes; i++) {
-		in_outcome(in, body->outcomes[i], &outcomes[i]);
+		convert_rejoin_in_outcome(in, body->outcomes[i], &outcomes[i]);
 		convert_in_check(in, i == 0 || outcomes[i].op_seq > outcomes[i - 1].op_seq,
 			"outcomes", "do not ascend");
 	}

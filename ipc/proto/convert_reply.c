@@ -95,7 +95,8 @@ convert_reply_out_short(
 }
 
 static void
-out_body(struct convert_arena *arena, const struct ctl_reply *reply, Tensorhub__V1__Reply *message)
+convert_reply_out_body(
+	struct convert_arena *arena, const struct ctl_reply *reply, Tensorhub__V1__Reply *message)
 {
 	if (reply->kind == CTL_POLL) {
 		message->body_case = REPLY(POLL);
@@ -139,7 +140,7 @@ ctl_reply_pack(const struct ctl_reply *reply, uint8_t **ret_data, size_t *ret_by
 	message.unknown_agent = reply->unknown_agent;
 	message.text = convert_out_text(reply->text);
 	if (reply->code == 0)
-		out_body(&arena, reply, &message);
+		convert_reply_out_body(&arena, reply, &message);
 	rc = convert_pack(&message.base, ret_data, ret_bytes);
 	convert_arena_free(&arena);
 	return rc;
@@ -200,7 +201,7 @@ in_poll(struct convert_in *in, const Tensorhub__V1__PollReply *body,
 }
 
 static void
-in_resolve(struct convert_in *in, const Tensorhub__V1__ResolveReply *body,
+convert_reply_in_resolve(struct convert_in *in, const Tensorhub__V1__ResolveReply *body,
 	struct ctl_resolve_reply *ret_resolve)
 {
 	convert_in_version(body->version, &ret_resolve->version);
@@ -255,7 +256,7 @@ convert_reply_in_body(
 		convert_in_listing(in, message->list, &reply->u.list);
 		break;
 	case CTL_RESOLVE:
-		in_resolve(in, message->resolve, &reply->u.resolve);
+		convert_reply_in_resolve(in, message->resolve, &reply->u.resolve);
 		break;
 	case CTL_INSPECT:
 		convert_in_inspection(in, message->inspect, &reply->u.inspect);

@@ -206,7 +206,7 @@ convert_request_out_short(struct convert_arena *arena, const struct ctl_request 
 }
 
 static void
-out_body(struct convert_arena *arena, const struct ctl_request *request,
+convert_request_out_body(struct convert_arena *arena, const struct ctl_request *request,
 	Tensorhub__V1__Request *message)
 {
 	switch (request->kind) {
@@ -313,7 +313,7 @@ ctl_request_pack(const struct ctl_request *request, uint8_t **ret_data, size_t *
 	message.answered_below = request->answered_below;
 	message.attach_no = request->attach_no;
 	out_secret(&request->secret, &message.secret);
-	out_body(&arena, request, &message);
+	convert_request_out_body(&arena, request, &message);
 	rc = convert_pack(&message.base, ret_data, ret_bytes);
 	convert_arena_free(&arena);
 	return rc;
@@ -449,7 +449,7 @@ in_list(struct convert_in *in, const Tensorhub__V1__List *body, struct ctl_list 
 }
 
 static void
-in_resolve(
+convert_request_in_resolve(
 	struct convert_in *in, const Tensorhub__V1__Resolve *body, struct ctl_resolve *ret_resolve)
 {
 	in->message = "RESOLVE";
@@ -564,7 +564,7 @@ convert_request_in_body(
 		break;
 	case REQUEST(RESOLVE):
 		request->kind = CTL_RESOLVE;
-		in_resolve(in, message->resolve, &request->u.resolve);
+		convert_request_in_resolve(in, message->resolve, &request->u.resolve);
 		break;
 	case REQUEST(INSPECT):
 		request->kind = CTL_INSPECT;

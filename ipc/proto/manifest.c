@@ -376,7 +376,7 @@ manifest_free(struct manifest *manifest)
 /* ---- compare ------------------------------------------------------------------------------ */
 
 static const struct manifest_row *
-find_row(const struct manifest *manifest, const char *name)
+manifest_find_row(const struct manifest *manifest, const char *name)
 {
 	for (uint32_t i = 0; i < manifest->num_rows; i++) {
 		if (strcmp(manifest->rows[i].name, name) == 0)
@@ -429,7 +429,7 @@ differ(const struct manifest_row *source, const struct manifest_row *destination
 }
 
 static int
-fail_missing(const char *name, bool at_source, struct th_err *err)
+manifest_fail_missing(const char *name, bool at_source, struct th_err *err)
 {
 	return th_fail(err, TH_E_LAYOUT, "tensor '%s' is %s", name,
 		at_source ? "at the source and not registered here"
@@ -447,17 +447,18 @@ manifest_compare(
 		/* At the first difference in order, a name may be missing, or stand elsewhere
 		 * because another size made another order. */
 		if (theirs && (!ours || strcmp(theirs->name, ours->name) != 0)) {
-			const struct manifest_row *same = find_row(destination, theirs->name);
+			const struct manifest_row *same =
+				manifest_find_row(destination, theirs->name);
 			if (!same)
-				return fail_missing(theirs->name, true, err);
+				return manifest_fail_missing(theirs->name, true, err);
 			int rc = differ(theirs, same, err);
 			if (rc < 0)
 				return rc;
 		}
 		if (ours && (!theirs || strcmp(theirs->name, ours->name) != 0)) {
-			const struct manifest_row *same = find_row(source, ours->name);
+			const struct manifest_row *same = manifest_find_row(source, ours->name);
 			if (!same)
-				return fail_missing(ours->name, false, err);
+				return manifest_fail_missing(ours->name, false, err);
 			int rc = differ(same, ours, err);
 			if (rc < 0)
 				return rc;

@@ -119,7 +119,7 @@ read_attribute(struct th_reader *reader, struct th_err *err, const char **ret_na
 }
 
 static int
-read_header(struct th_reader *reader, struct th_err *err, size_t *ret_count)
+manifest_attributes_read_header(struct th_reader *reader, struct th_err *err, size_t *ret_count)
 {
 	const uint8_t *magic = th_read_bytes(reader, 4);
 	size_t count = th_read_u32(reader);
@@ -141,7 +141,7 @@ manifest_attributes_decode(const uint8_t *data, size_t bytes, struct th_err *err
 	struct th_reader reader;
 	size_t count = 0;
 	th_reader_init(&reader, data, bytes);
-	int rc = read_header(&reader, err, &count);
+	int rc = manifest_attributes_read_header(&reader, err, &count);
 	if (rc < 0)
 		return rc;
 	/* A value, its name and a NUL, then up to 7 bytes to the next value's alignment; the

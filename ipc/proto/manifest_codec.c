@@ -78,7 +78,7 @@ struct decoder {
 };
 
 static int
-fail_short(struct decoder *decoder)
+manifest_codec_fail_short(struct decoder *decoder)
 {
 	return th_fail(decoder->err, TH_E_INVALID, "the manifest ends early, at byte %zu of %zu",
 		decoder->reader.at, decoder->reader.size);
@@ -91,7 +91,7 @@ read_name(struct decoder *decoder, const char **ret_name)
 	size_t bytes;
 	const char *name = th_read_str(&decoder->reader, &bytes);
 	if (!name)
-		return fail_short(decoder);
+		return manifest_codec_fail_short(decoder);
 	int rc = manifest_check_name(name, bytes, "tensor", decoder->err);
 	if (rc < 0)
 		return rc;
@@ -118,7 +118,7 @@ read_row(struct decoder *decoder, struct manifest_row *row)
 		row->offset[d] = th_read_u64(reader);
 	}
 	if (reader->failed)
-		return fail_short(decoder);
+		return manifest_codec_fail_short(decoder);
 	rc = manifest_check_row(row, decoder->err);
 	if (rc < 0)
 		return rc;
@@ -158,7 +158,7 @@ read_aliases(struct decoder *decoder, uint32_t count)
 			return rc;
 		alias->row = th_read_u32(&decoder->reader);
 		if (decoder->reader.failed)
-			return fail_short(decoder);
+			return manifest_codec_fail_short(decoder);
 		if (alias->row >= manifest->num_rows ||
 			strcmp(manifest->rows[alias->row].name, alias->name) >= 0)
 			return th_fail(decoder->err, TH_E_INVALID,
@@ -197,7 +197,7 @@ read_counts(struct decoder *decoder, uint32_t *ret_rows, uint32_t *ret_aliases)
 	uint32_t rows = th_read_u32(reader);
 	uint32_t aliases = th_read_u32(reader);
 	if (reader->failed)
-		return fail_short(decoder);
+		return manifest_codec_fail_short(decoder);
 	if (memcmp(magic, MAGIC, 4) != 0)
 		return th_fail(decoder->err, TH_E_INVALID, "this is not a manifest");
 	if (rows > MANIFEST_ROWS_MAX || aliases > MANIFEST_ROWS_MAX - rows)

@@ -30,7 +30,7 @@ _Static_assert(offsetof(struct shm_w, magic) == 0 && offsetof(struct shm_a, magi
  * be a SIGBUS in whoever touched it.
  */
 static int
-make_file(const char *name, size_t bytes, int *ret_fd)
+segment_make_file(const char *name, size_t bytes, int *ret_fd)
 {
 	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
@@ -49,7 +49,7 @@ static int
 make_w(struct segment_agent *segment)
 {
 	const struct header header = {SHM_MAGIC_W, SHM_LAYOUT_ID, SHM_CAPACITY, 0};
-	int rc = make_file("thc-w", sizeof(struct shm_w), &segment->fd_w);
+	int rc = segment_make_file("thc-w", sizeof(struct shm_w), &segment->fd_w);
 
 	if (rc < 0)
 		return rc;
@@ -69,7 +69,7 @@ make_w(struct segment_agent *segment)
 static int
 make_a(struct segment_agent *segment)
 {
-	int rc = make_file("thc-a", sizeof(struct shm_a), &segment->fd_a);
+	int rc = segment_make_file("thc-a", sizeof(struct shm_a), &segment->fd_a);
 
 	if (rc < 0)
 		return rc;
@@ -107,7 +107,7 @@ segment_agent_new(struct segment_agent *ret_segment)
 
 /* munmap takes no pointer to const. */
 static void
-unmap(const void *map, size_t bytes)
+segment_unmap(const void *map, size_t bytes)
 {
 	union {
 		const void *constant;
@@ -123,8 +123,8 @@ segment_agent_free(struct segment_agent *segment)
 {
 	int saved = errno;
 
-	unmap(segment->w, sizeof(*segment->w));
-	unmap(segment->a, sizeof(*segment->a));
+	segment_unmap(segment->w, sizeof(*segment->w));
+	segment_unmap(segment->a, sizeof(*segment->a));
 	segment->w = NULL;
 	segment->a = NULL;
 	th_fd_close(&segment->fd_w);
@@ -149,7 +149,7 @@ segment_check_file(int fd, int seals, size_t bytes)
 }
 
 static int
-map_file(int fd, int seals, size_t bytes, int protection, uint32_t magic, void **ret_map)
+segment_map_file(int fd, int seals, size_t bytes, int protection, uint32_t magic, void **ret_map)
 {
 	struct header header;
 	int rc = segment_check_file(fd, seals, bytes);
@@ -166,7 +166,7 @@ map_file(int fd, int seals, size_t bytes, int protection, uint32_t magic, void *
 	else if (madvise(map, bytes, MADV_DONTFORK) < 0)
 		rc = -errno;
 	if (rc < 0) {
-		unmap(map, bytes);
+		segment_unmap(map, bytes);
 		return rc;
 	}
 	*ret_map = map;
@@ -177,14 +177,14 @@ int
 segment_worker_map(int fd_w, int fd_a, struct segment_worker *ret_segment)
 {
 	void *w = NULL, *a = NULL;
-	int rc = map_file(
+	int rc = segment_map_file(
 		fd_w, SEALS_W, sizeof(struct shm_w), PROT_READ | PROT_WRITE, SHM_MAGIC_W, &w);
 
 	if (rc < 0)
 		return rc;
-	rc = map_file(fd_a, SEALS_A, sizeof(struct shm_a), PROT_READ, SHM_MAGIC_A, &a);
+	rc = segment_map_file(fd_a, SEALS_A, sizeof(struct shm_a), PROT_READ, SHM_MAGIC_A, &a);
 	if (rc < 0) {
-		unmap(w, sizeof(struct shm_w));
+		segment_unmap(w, sizeof(struct shm_w));
 		return rc;
 	}
 	ret_segment->w = w;
@@ -195,8 +195,8 @@ segment_worker_map(int fd_w, int fd_a, struct segment_worker *ret_segment)
 void
 segment_worker_unmap(struct segment_worker *segment)
 {
-	unmap(segment->w, sizeof(*segment->w));
-	unmap(segment->a, sizeof(*segment->a));
+	segment_unmap(segment->w, sizeof(*segment->w));
+	segment_unmap(segment->a, sizeof(*segment->a));
 	segment->w = NULL;
 	segment->a = NULL;
 }

@@ -88,7 +88,7 @@ deny_socket(const struct way *way, uid_t owner)
 
 /* Takes dir. */
 static int
-arrive(struct way *way, int dir, const char *name)
+owner_arrive(struct way *way, int dir, const char *name)
 {
 	char *end = strrchr(way->name, '/');
 	struct stat st;
@@ -114,7 +114,7 @@ owner_enter(struct way *way, const char *name)
 {
 	int dir = openat(way->dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 
-	return dir < 0 ? owner_fail(way, -errno) : arrive(way, dir, name);
+	return dir < 0 ? owner_fail(way, -errno) : owner_arrive(way, dir, name);
 }
 
 /* The next name of the rest; empty: there is none. */
@@ -132,7 +132,7 @@ take_name(struct way *way, char ret_name[NAME_MAX + 1])
 }
 
 static int
-follow(struct way *way, int link)
+owner_follow(struct way *way, int link)
 {
 	char text[WAY_BYTES], rest[WAY_BYTES];
 	ssize_t length = readlinkat(link, "", text, sizeof(text) - 1);
@@ -196,9 +196,9 @@ owner_step(struct way *way)
 	if (wrong != NULL)
 		rc = deny_directory(way, wrong);
 	if (rc == 0 && S_ISLNK(st.st_mode))
-		rc = follow(way, next);
+		rc = owner_follow(way, next);
 	else if (rc == 0)
-		return arrive(way, next, name);
+		return owner_arrive(way, next, name);
 	th_fd_close(&next);
 	return rc;
 }

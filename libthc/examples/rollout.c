@@ -18,7 +18,7 @@
 #define TIMEOUT_MS 60000
 
 static void
-check(int rc)
+rollout_check(int rc)
 {
 	if (rc >= 0)
 		return;
@@ -62,8 +62,8 @@ main(int argc, char **argv)
 	}
 	uint64_t rows = ROWS / opts.num_shards;
 	uint64_t bytes = rows * COLUMNS * sizeof(float);
-	check(thc_alloc(bytes, 0, &weights));
-	check(thc_open(&opts, TIMEOUT_MS, &shard));
+	rollout_check(thc_alloc(bytes, 0, &weights));
+	rollout_check(thc_open(&opts, TIMEOUT_MS, &shard));
 	struct thc_tensor tensor = {
 		.name = "layer.0.weight",
 		.data = weights,
@@ -75,9 +75,9 @@ main(int argc, char **argv)
 		.global_shape = {ROWS, COLUMNS},
 		.offset = {opts.shard * rows, 0},
 	};
-	check(thc_register(shard, &tensor, 1, sizeof(tensor), TIMEOUT_MS));
+	rollout_check(thc_register(shard, &tensor, 1, sizeof(tensor), TIMEOUT_MS));
 	/* The first weights: waits until there are any. */
-	check(thc_replicate(shard, "latest", THC_FOREVER, &result));
+	rollout_check(thc_replicate(shard, "latest", THC_FOREVER, &result));
 	for (;;) {
 		if (result.updated) {
 			printf("version %" PRIu64 " from %s by %s\n", result.version, result.source,
@@ -88,9 +88,9 @@ main(int argc, char **argv)
 		if (result.version >= last)
 			break;
 		/* Overwrites the weights only when there is a newer version to take. */
-		check(thc_update(shard, "latest", TIMEOUT_MS, &result));
+		rollout_check(thc_update(shard, "latest", TIMEOUT_MS, &result));
 	}
-	check(thc_close(shard, 0, TIMEOUT_MS));
-	check(thc_free(weights));
+	rollout_check(thc_close(shard, 0, TIMEOUT_MS));
+	rollout_check(thc_free(weights));
 	return EXIT_SUCCESS;
 }

@@ -18,7 +18,7 @@
 #define TIMEOUT_MS 60000
 
 static void
-check(int rc)
+trainer_check(int rc)
 {
 	if (rc >= 0)
 		return;
@@ -56,8 +56,8 @@ main(int argc, char **argv)
 	}
 	uint64_t rows = ROWS / opts.num_shards;
 	uint64_t bytes = rows * COLUMNS * sizeof(float);
-	check(thc_alloc(bytes, 0, &weights));
-	check(thc_open(&opts, TIMEOUT_MS, &shard));
+	trainer_check(thc_alloc(bytes, 0, &weights));
+	trainer_check(thc_open(&opts, TIMEOUT_MS, &shard));
 	struct thc_tensor tensor = {
 		.name = "layer.0.weight",
 		.data = weights,
@@ -69,10 +69,10 @@ main(int argc, char **argv)
 		.global_shape = {ROWS, COLUMNS},
 		.offset = {opts.shard * rows, 0},
 	};
-	check(thc_register(shard, &tensor, 1, sizeof(tensor), TIMEOUT_MS));
+	trainer_check(thc_register(shard, &tensor, 1, sizeof(tensor), TIMEOUT_MS));
 	for (uint64_t step = 1; step <= steps; step++) {
 		train(weights, bytes / sizeof(float), step);
-		check(thc_publish(shard, step, TIMEOUT_MS));
+		trainer_check(thc_publish(shard, step, TIMEOUT_MS));
 		printf("published %" PRIu64 "\n", step);
 		fflush(stdout);
 		/* Here the rollouts work, or this worker itself in a co-located set-up. */
@@ -80,9 +80,9 @@ main(int argc, char **argv)
 		while ((c = getchar()) != '\n' && c != EOF)
 			;
 		/* Returns when nobody reads any more: the next line may overwrite every byte. */
-		check(thc_unpublish(shard, 0, THC_FOREVER));
+		trainer_check(thc_unpublish(shard, 0, THC_FOREVER));
 	}
-	check(thc_close(shard, 0, TIMEOUT_MS));
-	check(thc_free(weights));
+	trainer_check(thc_close(shard, 0, TIMEOUT_MS));
+	trainer_check(thc_free(weights));
 	return EXIT_SUCCESS;
 }

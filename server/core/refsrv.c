@@ -15,26 +15,26 @@
 #include "ipc/base/checked.h"
 #include "ipc/base/name.h"
 #include "ipc/base/sim.h"
-#include "server/core/view/admin.h"
 #include "server/core/cluster/agent.h"
+#include "server/core/cluster/node_drain.h"
+#include "server/core/cluster/standby.h"
 #include "server/core/model/blob.h"
 #include "server/core/model/content.h"
 #include "server/core/model/copy.h"
-#include "server/core/view/event_log.h"
 #include "server/core/model/group.h"
-#include "server/core/view/inspect.h"
-#include "server/core/route/leg.h"
-#include "server/core/view/listing.h"
 #include "server/core/model/model.h"
-#include "server/core/cluster/node_drain.h"
-#include "server/core/retain/offload.h"
 #include "server/core/op/op.h"
-#include "server/core/rejoin/rejoin.h"
-#include "server/core/retain/retain.h"
-#include "server/core/view/snapshot.h"
-#include "server/core/cluster/standby.h"
 #include "server/core/refsrv_state.h"
+#include "server/core/rejoin/rejoin.h"
+#include "server/core/retain/offload.h"
+#include "server/core/retain/retain.h"
+#include "server/core/route/leg.h"
 #include "server/core/timer.h"
+#include "server/core/view/admin.h"
+#include "server/core/view/event_log.h"
+#include "server/core/view/inspect.h"
+#include "server/core/view/listing.h"
+#include "server/core/view/snapshot.h"
 
 #define SECOND_NS INT64_C(1000000000)
 #define SLEEP_MAX_NS SECOND_NS     /* the host comes back at least this often     */
@@ -196,7 +196,7 @@ refsrv_free(struct refsrv *server)
  * machine, during which no beat could be heard: it is nobody's silence.
  */
 static void
-advance(struct refsrv *server, int64_t now_ns)
+refsrv_advance(struct refsrv *server, int64_t now_ns)
 {
 	now_ns = th_max_i64(now_ns, server->now_ns);
 	int64_t last_ns = th_min_i64(now_ns, th_deadline_ns(server->promised_ns, LATE_NS));
@@ -280,7 +280,7 @@ refsrv_begin(struct refsrv *server, int64_t now_ns)
 {
 	scratch_free(server);
 	server->num_replies = 0;
-	advance(server, now_ns);
+	refsrv_advance(server, now_ns);
 	timers(server);
 	refsrv_settle(server);
 	standby_look(server);
@@ -400,7 +400,7 @@ changes_state(enum ctl_request_kind kind)
 }
 
 static int
-change(struct refsrv *server, struct agent *agent, const struct ctl_request *request,
+refsrv_change(struct refsrv *server, struct agent *agent, const struct ctl_request *request,
 	struct ctl_reply *reply, struct th_err *err)
 {
 	switch ((int)request->kind) {
@@ -421,8 +421,7 @@ change(struct refsrv *server, struct agent *agent, const struct ctl_request *req
 	case CTL_DRAIN_DONE:
 		return copy_drain_done(server, agent, &request->u.drain_done, err);
 	case CTL_REJOIN:
-		return rejoin_request(
-			server, agent, &request->u.rejoin, &reply->u.open, err);
+		return rejoin_request(server, agent, &request->u.rejoin, &reply->u.open, err);
 	case CTL_CLOSE:
 		return member_close(server, agent, &request->u.close, err);
 	case CTL_RESERVED:
@@ -591,7 +590,7 @@ refsrv_handle(struct refsrv *server, const struct ctl_request *request, struct c
 		rc = agent_attach(server, request, &reply->u.attach, err);
 		agent = agent_find(server, request->agent_inc);
 	} else {
-		rc = change(server, agent, request, reply, err);
+		rc = refsrv_change(server, agent, request, reply, err);
 	}
 	reply->code = rc;
 	if (rc != 0)

@@ -17,7 +17,7 @@
 #include "server/core/retain/retain.h"
 
 static void
-check_part(const struct part *part, uint64_t *num_legs)
+refsrv_check_part(const struct part *part, uint64_t *num_legs)
 {
 	const struct copy *copy = part->copy;
 	const struct leg *leg;
@@ -75,7 +75,7 @@ check_copy(const struct refsrv *server, const struct copy *copy, uint64_t *num_l
 		TH_ASSERT(part->copy == copy && part->shard == i);
 		TH_ASSERT(part->member == NULL || part->member == group->members[i]);
 		TH_ASSERT(part->member != NULL || part->drained);
-		check_part(part, num_legs);
+		refsrv_check_part(part, num_legs);
 		all_done &= part->done;
 	}
 	/* READY if and only if every shard is complete, in one step (I5). */

@@ -97,7 +97,8 @@ static const char *const keys[KEYS + 1] = {
 };
 
 static int
-set_duration(int64_t *field, int64_t low_ns, const char *key, const char *value, struct th_err *err)
+server_options_set_duration(
+	int64_t *field, int64_t low_ns, const char *key, const char *value, struct th_err *err)
 {
 	char low[TH_UNITS_BYTES];
 	int64_t ns;
@@ -195,11 +196,14 @@ set_peers(struct options *options, enum key key, const char *value, struct th_er
 
 	switch ((int)key) {
 	case KEY_PEERS_PROBE:
-		return set_duration(&core->probe_ns, INT64_C(20000000), keys[key], value, err);
+		return server_options_set_duration(
+			&core->probe_ns, INT64_C(20000000), keys[key], value, err);
 	case KEY_PEERS_SILENCE:
-		return set_duration(&core->silence_ns, INT64_C(100000000), keys[key], value, err);
+		return server_options_set_duration(
+			&core->silence_ns, INT64_C(100000000), keys[key], value, err);
 	case KEY_PEERS_RETURN:
-		return set_duration(&core->return_ns, INT64_C(100000000), keys[key], value, err);
+		return server_options_set_duration(
+			&core->return_ns, INT64_C(100000000), keys[key], value, err);
 	default:
 		return set_urls("peers (--peers)", value, OPTIONS_PEERS_MAX, err, options->peers,
 			&options->num_peers);
@@ -218,7 +222,7 @@ set_cluster(struct refsrv_config *core, const char *value, struct th_err *err)
 }
 
 static int
-set_log_level(const char *value, struct th_err *err)
+server_options_set_log_level(const char *value, struct th_err *err)
 {
 	enum log_level level;
 
@@ -236,23 +240,28 @@ set_lease(struct refsrv_config *core, enum key key, const char *value, struct th
 
 	switch ((int)key) {
 	case KEY_LEASE_SUSPECT:
-		return set_duration(&core->suspect_ns, INT64_C(100000000), name, value, err);
+		return server_options_set_duration(
+			&core->suspect_ns, INT64_C(100000000), name, value, err);
 	case KEY_LEASE_DEAD:
-		return set_duration(&core->dead_ns, INT64_C(200000000), name, value, err);
+		return server_options_set_duration(
+			&core->dead_ns, INT64_C(200000000), name, value, err);
 	case KEY_ROUTE_CRAWL:
-		return set_duration(&core->crawl_ns, INT64_C(100000000), name, value, err);
+		return server_options_set_duration(
+			&core->crawl_ns, INT64_C(100000000), name, value, err);
 	case KEY_ROUTE_SKIP:
-		return set_duration(&core->skip_ns, 0, name, value, err);
+		return server_options_set_duration(&core->skip_ns, 0, name, value, err);
 	case KEY_LEASE_WARM:
-		return set_duration(&core->warm_ns, 0, name, value, err);
+		return server_options_set_duration(&core->warm_ns, 0, name, value, err);
 	case KEY_LEASE_GONE:
-		return set_duration(&core->gone_ns, INT64_C(50000000), name, value, err);
+		return server_options_set_duration(
+			&core->gone_ns, INT64_C(50000000), name, value, err);
 	case KEY_POLL_HOLD:
-		return set_duration(&core->poll_hold_ns, INT64_C(10000000), name, value, err);
+		return server_options_set_duration(
+			&core->poll_hold_ns, INT64_C(10000000), name, value, err);
 	case KEY_EVENTS_COALESCE:
-		return set_duration(&core->coalesce_ns, 0, name, value, err);
+		return server_options_set_duration(&core->coalesce_ns, 0, name, value, err);
 	default:
-		return set_duration(&core->pair_block_ns, 0, name, value, err);
+		return server_options_set_duration(&core->pair_block_ns, 0, name, value, err);
 	}
 }
 
@@ -265,20 +274,22 @@ set_retain(struct refsrv_config *core, enum key key, const char *value, struct t
 	case KEY_RETAIN_SUCCESSOR_COPIES:
 		return set_number(&core->successor_copies, 64, name, value, err);
 	case KEY_RETAIN_GRACE:
-		return set_duration(&core->grace_ns, 0, name, value, err);
+		return server_options_set_duration(&core->grace_ns, 0, name, value, err);
 	case KEY_RETAIN_RESCUE:
-		return set_duration(&core->rescue_ns, 0, name, value, err);
+		return server_options_set_duration(&core->rescue_ns, 0, name, value, err);
 	case KEY_RETAIN_RESCUE_SPOT:
 		return set_bool(&core->rescue_spot, name, value, err);
 	case KEY_RETAIN_RELEASE_AFTER:
-		return set_duration(&core->release_ns, INT64_C(10000000), name, value, err);
+		return server_options_set_duration(
+			&core->release_ns, INT64_C(10000000), name, value, err);
 	default:
-		return set_duration(&core->offload_ns, INT64_C(1000000000), name, value, err);
+		return server_options_set_duration(
+			&core->offload_ns, INT64_C(1000000000), name, value, err);
 	}
 }
 
 static int
-set_key(struct options *options, enum key key, const char *value, struct th_err *err)
+server_options_set_key(struct options *options, enum key key, const char *value, struct th_err *err)
 {
 	struct refsrv_config *core = &options->core;
 	const char *name = keys[key];
@@ -297,7 +308,7 @@ set_key(struct options *options, enum key key, const char *value, struct th_err 
 		return th_fail(err, TH_E_INVALID,
 			"http: metrics over HTTP are not built yet; leave it out");
 	case KEY_LOG_LEVEL:
-		return set_log_level(value, err);
+		return server_options_set_log_level(value, err);
 	case KEY_LEASE_SUSPECT:
 	case KEY_LEASE_DEAD:
 	case KEY_LEASE_GONE:
@@ -342,7 +353,7 @@ set_named(void *to, const char *name, const char *value, struct th_err *err)
 {
 	for (int key = 0; key < KEYS; key++)
 		if (strcmp(keys[key], name) == 0)
-			return set_key(to, (enum key)key, value, err);
+			return server_options_set_key(to, (enum key)key, value, err);
 	return th_fail(err, TH_E_INVALID, "there is no key \"%s\"", name);
 }
 
@@ -393,7 +404,7 @@ add_listen(struct command_line *line, const char *url)
 }
 
 static error_t
-on_option(int key, char *value, struct argp_state *state)
+server_options_on_option(int key, char *value, struct argp_state *state)
 {
 	struct command_line *line = state->input;
 	const char *equals;
@@ -492,7 +503,7 @@ server_options_check(struct options *options, struct th_err *err)
 int
 options_parse(int argc, char **argv, struct th_err *err, struct options *ret_options)
 {
-	static const struct argp argp = {known, on_option, NULL,
+	static const struct argp argp = {known, server_options_on_option, NULL,
 		"The TensorHub reference server: knows who holds which weights.", NULL, NULL, NULL};
 	struct options options = {.num_listen = 1, .listen = {LISTEN_DEFAULT}};
 	struct config config = {"thserverd", OPTIONS_FILE, keys, set_named, &options};

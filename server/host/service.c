@@ -248,7 +248,7 @@ on_closed(struct service *service, const struct net_server_item *item)
 }
 
 static void
-on_request(struct service *service, int64_t now_ns, const struct net_server_item *item)
+service_on_request(struct service *service, int64_t now_ns, const struct net_server_item *item)
 {
 	struct convert_arena arena = {0};
 	struct ctl_request request;
@@ -283,7 +283,7 @@ on_net(struct service *service)
 		if (!net_server_next(service->net, &item))
 			return false;
 		if (item.kind == NET_REQUEST)
-			on_request(service, th_now_ns(), &item);
+			service_on_request(service, th_now_ns(), &item);
 		else if (item.kind == NET_CLOSED)
 			on_closed(service, &item);
 		else
@@ -342,7 +342,7 @@ on_time(struct service *service, int64_t now_ns)
 }
 
 static void
-on_signal(void *arg, int number)
+service_on_signal(void *arg, int number)
 {
 	struct service *service = arg;
 
@@ -447,7 +447,7 @@ service_new(const struct options *options, struct th_err *err, struct service **
 	service.config = options->core;
 	/* A peer that goes away is seen in what write returns. */
 	signal(SIGPIPE, SIG_IGN);
-	rc = loop_open(&service.loop, on_signal, &service, err);
+	rc = loop_open(&service.loop, service_on_signal, &service, err);
 	if (rc == 0)
 		rc = net_server_new(&options->net, err, &service.net);
 	if (rc == 0)

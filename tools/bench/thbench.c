@@ -173,7 +173,7 @@ take_verb(struct argp_state *state, const char *name)
 }
 
 static error_t
-parse(int key, char *text, struct argp_state *state)
+thbench_parse(int key, char *text, struct argp_state *state)
 {
 	struct command_line *line = state->input;
 	struct bench_options *options = line->options;
@@ -326,8 +326,10 @@ main(int argc, char **argv)
 	struct bench bench = {.options = {.tensor_bytes = 50000000, .block = UINT64_C(1) << 20}};
 	struct command_line line = {.options = &bench.options};
 	char *help = help_text();
-	const struct argp argp = {
-		.options = known_options, .parser = parse, .args_doc = "VERB...", .doc = help};
+	const struct argp argp = {.options = known_options,
+		.parser = thbench_parse,
+		.args_doc = "VERB...",
+		.doc = help};
 
 	argp_program_version = "thbench " TH_VERSION;
 	argp_err_exit_status = 2;

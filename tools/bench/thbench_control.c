@@ -31,8 +31,8 @@ struct control {
 };
 
 static int
-call(struct control *control, struct worker *worker, enum worker_command what, uint64_t number,
-	struct answer *ret_answer, struct th_err *err)
+control_call(struct control *control, struct worker *worker, enum worker_command what,
+	uint64_t number, struct answer *ret_answer, struct th_err *err)
 {
 	const struct command command = {.command = what, .number = number};
 
@@ -41,7 +41,7 @@ call(struct control *control, struct worker *worker, enum worker_command what, u
 
 /* A worker with memory, and its one handle at an agent of its own. */
 static int
-add_member(struct control *control, struct worker *worker, const char *name, uint64_t bytes,
+control_add_member(struct control *control, struct worker *worker, const char *name, uint64_t bytes,
 	struct th_err *err)
 {
 	struct bench *bench = control->bench;
@@ -74,16 +74,16 @@ thbench_control_start(
 	control->num_readers = num_readers;
 	int rc = field_start(control->bench, &control->field, &place_here, err);
 	if (rc == 0)
-		rc = add_member(control, &control->publisher, "publisher", bytes, err);
+		rc = control_add_member(control, &control->publisher, "publisher", bytes, err);
 	for (uint32_t i = 0; i < num_readers && rc == 0; i++) {
 		snprintf(name, sizeof(name), "reader-%u", i);
-		rc = add_member(control, &control->readers[i], name, bytes, err);
+		rc = control_add_member(control, &control->readers[i], name, bytes, err);
 	}
 	return rc;
 }
 
 static void
-stop(struct control *control)
+control_stop(struct control *control)
 {
 	for (uint32_t i = 0; i < READERS; i++)
 		worker_stop(&control->readers[i]);
@@ -123,14 +123,15 @@ thbench_control_one_round(struct control *control, struct section *section, stru
 	struct worker *publisher = &control->publisher, *reader = &control->readers[0];
 	struct answer answers[FIGURES];
 
-	int rc = call(
+	int rc = control_call(
 		control, publisher, WORKER_PUBLISH, ++control->version, &answers[PUBLISH], err);
 	if (rc == 0)
-		rc = call(control, reader, WORKER_UPDATE, 0, &answers[UPDATE_NEW], err);
+		rc = control_call(control, reader, WORKER_UPDATE, 0, &answers[UPDATE_NEW], err);
 	if (rc == 0)
-		rc = call(control, reader, WORKER_UPDATE, 0, &answers[UPDATE_IDLE], err);
+		rc = control_call(control, reader, WORKER_UPDATE, 0, &answers[UPDATE_IDLE], err);
 	if (rc == 0)
-		rc = call(control, publisher, WORKER_UNPUBLISH, 0, &answers[UNPUBLISH], err);
+		rc = control_call(
+			control, publisher, WORKER_UNPUBLISH, 0, &answers[UNPUBLISH], err);
 	if (rc < 0)
 		return rc;
 	if (answers[UPDATE_NEW].updated != 1 || answers[UPDATE_IDLE].updated != 0)
@@ -164,7 +165,7 @@ measure_calls(struct bench *bench, uint32_t rounds, struct th_err *err)
 		for (uint32_t round = 0; round < rounds && rc == 0; round++)
 			rc = thbench_control_one_round(&control, section, err);
 	}
-	stop(&control);
+	control_stop(&control);
 	return rc;
 }
 
@@ -203,21 +204,22 @@ drain_round(struct control *control, struct section *section, uint64_t bytes, st
 	for (uint32_t i = 0; i < count && rc == 0; i++)
 		rc = worker_call(control->bench, &control->readers[i], &mess, NULL, err);
 	if (rc == 0)
-		rc = call(control, &control->publisher, WORKER_PUBLISH, ++control->version, NULL,
-			err);
+		rc = control_call(control, &control->publisher, WORKER_PUBLISH, ++control->version,
+			NULL, err);
 	for (uint32_t i = 0; i < count && rc == 0; i++)
 		rc = worker_ask(&control->readers[i], &follow, err);
 	if (rc == 0)
 		rc = wait_begun(control, err);
 	if (rc == 0)
-		rc = call(control, &control->publisher, WORKER_UNPUBLISH, 0, &unpublished, err);
+		rc = control_call(
+			control, &control->publisher, WORKER_UNPUBLISH, 0, &unpublished, err);
 	for (uint32_t i = 0; i < count && rc == 0; i++) {
 		rc = worker_answer(control->bench, &control->readers[i], &pulled, err);
 		if (rc == 0 && taken_ms(&pulled) > slowest_ms)
 			slowest_ms = taken_ms(&pulled);
 	}
 	for (uint32_t i = 0; i < count && rc == 0; i++)
-		rc = call(control, &control->readers[i], WORKER_UNPUBLISH, 0, NULL, err);
+		rc = control_call(control, &control->readers[i], WORKER_UNPUBLISH, 0, NULL, err);
 	if (rc < 0)
 		return rc;
 	section_add(section, 0, taken_ms(&unpublished));
@@ -249,7 +251,7 @@ measure_drain(
 		for (uint32_t round = 0; round < rounds && rc == 0; round++)
 			rc = drain_round(&control, section, bytes, err);
 	}
-	stop(&control);
+	control_stop(&control);
 	return rc;
 }
 

@@ -14,7 +14,7 @@
 #define OWN_BYTES (UINT64_C(512) << 20) /* daemons, page tables */
 
 static int
-add_member(struct crowd *crowd, struct worker *worker, uint32_t host, const char *name,
+crowd_add_member(struct crowd *crowd, struct worker *worker, uint32_t host, const char *name,
 	const struct bench_daemon **ret_agent, struct th_err *err)
 {
 	struct bench *bench = crowd->bench;
@@ -54,7 +54,7 @@ crowd_start(struct bench *bench, struct crowd *crowd, uint64_t bytes, uint32_t h
 		rc = field_start(bench, &crowd->field,
 			crowd->hosts.count > 0 ? &crowd->hosts.at_switch : &place_here, err);
 	if (rc == 0)
-		rc = add_member(crowd, &crowd->publisher, 0, "publisher", &agent, err);
+		rc = crowd_add_member(crowd, &crowd->publisher, 0, "publisher", &agent, err);
 	return rc < 0 ? rc : worker_call(bench, &crowd->publisher, &publish, NULL, err);
 }
 
@@ -64,7 +64,7 @@ crowd_add(struct crowd *crowd, uint32_t reader, uint32_t host, const char *name,
 	struct crowd_reader *member = &crowd->readers[reader];
 
 	crowd->num_readers = th_max_u32(crowd->num_readers, reader + 1);
-	return add_member(crowd, &member->worker, host, name, &member->agent, err);
+	return crowd_add_member(crowd, &member->worker, host, name, &member->agent, err);
 }
 
 void

@@ -47,7 +47,7 @@ single(struct crowd *crowd, double *ret_seconds, struct th_err *err)
 
 /* Both under way, B behind A, which has so much. */
 static int
-under_way(struct crowd *crowd, uint64_t bytes, struct th_err *err)
+failover_under_way(struct crowd *crowd, uint64_t bytes, struct th_err *err)
 {
 	int rc = crowd_mess(crowd, READER_B, err);
 
@@ -71,7 +71,7 @@ thbench_failover_one_round(struct crowd *crowd, struct section *section, uint32_
 	snprintf(name, sizeof(name), "a-%u", moment);
 	int rc = crowd_add(crowd, READER_A, 2, name, err);
 	if (rc == 0)
-		rc = under_way(crowd, (uint64_t)(share * (double)crowd->bytes), err);
+		rc = failover_under_way(crowd, (uint64_t)(share * (double)crowd->bytes), err);
 	if (rc < 0)
 		return rc;
 	uint64_t done = worker_done_bytes(&crowd->readers[READER_B].worker);

@@ -53,7 +53,7 @@ free_port(void)
 }
 
 static double
-rate_of(const char *text)
+iperf_rate_of(const char *text)
 {
 	json_t *root = text ? json_loads(text, 0, NULL) : NULL;
 	const json_t *end = json_object_get(root, "end");
@@ -96,7 +96,7 @@ iperf_run(struct bench *bench, uint64_t bytes, uint32_t connections, double *ret
 	text = serves && child_start(&client, client_argv, -1) == 0
 		       ? child_text(bench, &client, NULL, LIMIT_NS)
 		       : NULL;
-	double rate = rate_of(text);
+	double rate = iperf_rate_of(text);
 	free(text);
 	child_stop(&client, 0);
 	child_stop(&server, 0);

@@ -177,7 +177,7 @@ add_iperf(struct section *section, const struct samples *samples)
 }
 
 static void
-add_memory(struct pair *pair, struct section *section, uint32_t used, uint32_t allowed)
+pair_add_memory(struct pair *pair, struct section *section, uint32_t used, uint32_t allowed)
 {
 	const struct bench_daemon *all[] = {pair->agents.plain[0], pair->agents.plain[1],
 		pair->agents.full[0], pair->agents.full[1]};
@@ -218,7 +218,7 @@ measure_main(struct pair *pair, const struct shape *shape, uint32_t rounds, stru
 		rc = duo_round(bench, &pair->duo, section, ways, WAYS, shape->bytes, round, err);
 		if (rc == 0 && has_iperf)
 			rc = run_iperf(pair, shape->bytes, &iperf, err);
-		add_memory(pair, section, used, allowed);
+		pair_add_memory(pair, section, used, allowed);
 	}
 	if (rc == 0)
 		add_iperf(section, &iperf);

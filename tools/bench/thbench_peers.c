@@ -56,7 +56,7 @@ static const struct peer peers[] = {
 
 /* Whether --peers names it, or is not given. */
 static bool
-wanted(const struct bench *bench, const char *key)
+peers_wanted(const struct bench *bench, const char *key)
 {
 	const char *at = bench->options.peers;
 	size_t length = strlen(key);
@@ -112,7 +112,7 @@ thbench_peers_launch(struct bench *bench, const struct peer *peer, uint64_t byte
 
 /* A text of the next line, which is an object; NULL: no such line. The caller frees it. */
 static json_t *
-hear(struct bench *bench, struct child *child, int64_t limit_ns)
+peers_hear(struct bench *bench, struct child *child, int64_t limit_ns)
 {
 	char *line = child_line(bench, child, limit_ns);
 	json_t *root = line ? json_loads(line, 0, NULL) : NULL;
@@ -126,7 +126,7 @@ static double
 peer_round(struct bench *bench, struct child *child, uint64_t bytes)
 {
 	child_go_on(child);
-	json_t *root = child_say(child, "go\n") == 0 ? hear(bench, child, ROUND_NS) : NULL;
+	json_t *root = child_say(child, "go\n") == 0 ? peers_hear(bench, child, ROUND_NS) : NULL;
 	child_pause(child);
 	double seconds = json_number_value(json_object_get(root, "seconds"));
 
@@ -223,7 +223,7 @@ contend(struct contest *contest, const struct peer *peer, struct th_err *err)
 		return th_fail(err, -errno, "%s: %s", log_path, strerror(errno));
 	bench_progress(bench, "%s starts", peer->title);
 	int rc = thbench_peers_launch(bench, peer, contest->bytes, log, &child, err);
-	json_t *ready = rc == 0 ? hear(bench, &child, READY_NS) : NULL;
+	json_t *ready = rc == 0 ? peers_hear(bench, &child, READY_NS) : NULL;
 	const char *version = json_string_value(json_object_get(ready, "version"));
 	if (rc == 0)
 		rc = bench_go_on(bench, err);
@@ -291,7 +291,7 @@ thbench_peers_run(struct bench *bench, struct th_err *err)
 	if (rc == 0)
 		rc = thbench_peers_prepare(&contest, err);
 	for (uint32_t i = 0; i < TH_ARRAY_LEN(peers) && rc == 0; i++) {
-		if (wanted(bench, peers[i].key))
+		if (peers_wanted(bench, peers[i].key))
 			rc = contend(&contest, &peers[i], err);
 	}
 	duo_stop(&contest.duo);

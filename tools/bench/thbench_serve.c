@@ -196,7 +196,7 @@ thbench_serve_leave(struct state *state, uint32_t slot)
 }
 
 static void
-take_result(const struct thc_result *result, struct answer *answer)
+serve_take_result(const struct thc_result *result, struct answer *answer)
 {
 	answer->bytes_moved = result->bytes_moved;
 	answer->updated = result->updated;
@@ -232,7 +232,7 @@ ring(struct state *state, const struct command *command)
 
 /* As thc_replicate, with its progress in the first sample. */
 static int
-follow(struct state *state, const struct command *command, const char *version,
+serve_follow(struct state *state, const struct command *command, const char *version,
 	struct thc_result *ret_result)
 {
 	struct thc_op *op;
@@ -271,14 +271,14 @@ on_shard(struct state *state, const struct command *command, struct answer *answ
 	else if (command->command == WORKER_REPLICATE)
 		rc = thc_replicate(shard, version, CALL_MS, &result);
 	else if (command->command == WORKER_FOLLOW)
-		rc = follow(state, command, version, &result);
+		rc = serve_follow(state, command, version, &result);
 	else if (command->command == WORKER_UPDATE)
 		rc = thc_update(shard, "latest", CALL_MS, &result);
 	else
 		rc = thc_unpublish(shard, 0, CALL_MS);
 	answer->end_ns = th_now_ns();
 	if (rc >= 0)
-		take_result(&result, answer);
+		serve_take_result(&result, answer);
 	return rc;
 }
 
@@ -307,7 +307,7 @@ on_raw(struct state *state, const struct command *command, struct answer *answer
 }
 
 static int
-on_memory(struct state *state, const struct command *command, struct answer *answer)
+serve_on_memory(struct state *state, const struct command *command, struct answer *answer)
 {
 	if (command->command == WORKER_ALLOC)
 		return alloc(state, command, answer);
@@ -327,7 +327,7 @@ on_memory(struct state *state, const struct command *command, struct answer *ans
 }
 
 static int
-obey(struct state *state, const struct command *command, struct answer *answer)
+serve_obey(struct state *state, const struct command *command, struct answer *answer)
 {
 	switch (command->command) {
 	case WORKER_ALLOC:
@@ -335,7 +335,7 @@ obey(struct state *state, const struct command *command, struct answer *answer)
 	case WORKER_SUM:
 	case WORKER_MAP:
 	case WORKER_COPY:
-		return on_memory(state, command, answer);
+		return serve_on_memory(state, command, answer);
 	case WORKER_JOIN:
 		return thbench_serve_join(state, command);
 	case WORKER_PUBLISH:
@@ -370,7 +370,7 @@ worker_serve(int sock, double *samples)
 	while (recv(sock, &command, sizeof(command), 0) == sizeof(command) &&
 		command.command != WORKER_QUIT) {
 		struct answer answer = {0};
-		answer.code = obey(&state, &command, &answer);
+		answer.code = serve_obey(&state, &command, &answer);
 		if (answer.code < 0) {
 			/* Its sentence is of its own last failure, which may be an older one. */
 			snprintf(answer.text, sizeof(answer.text), "%s",

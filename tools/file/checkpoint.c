@@ -78,7 +78,7 @@ fail_in(const char *path, const struct th_err *inner, struct th_err *err)
 }
 
 static int
-read_header(struct checkpoint_file *file, uint64_t file_bytes, struct th_err *err)
+checkpoint_read_header(struct checkpoint_file *file, uint64_t file_bytes, struct th_err *err)
 {
 	uint8_t length[SAFETENSORS_LENGTH_BYTES];
 	struct th_err inner = {0};
@@ -113,7 +113,7 @@ read_header(struct checkpoint_file *file, uint64_t file_bytes, struct th_err *er
 
 /* Of a file without data too: its header is there, so it has pages. */
 static int
-map_file(struct checkpoint_file *file, struct th_err *err)
+checkpoint_map_file(struct checkpoint_file *file, struct th_err *err)
 {
 	size_t bytes = (size_t)file->stamp.bytes;
 
@@ -130,7 +130,7 @@ map_file(struct checkpoint_file *file, struct th_err *err)
 
 /* Takes path over, also when it fails. */
 static int
-add_file(struct checkpoint *checkpoint, char *path, struct th_err *err)
+checkpoint_add_file(struct checkpoint *checkpoint, char *path, struct th_err *err)
 {
 	uint64_t file_bytes = 0;
 
@@ -152,9 +152,9 @@ add_file(struct checkpoint *checkpoint, char *path, struct th_err *err)
 		return rc;
 	rc = stamp_take(file->fd, file->path, err, &file->stamp);
 	if (rc == 0)
-		rc = read_header(file, file->stamp.bytes, err);
+		rc = checkpoint_read_header(file, file->stamp.bytes, err);
 	if (rc == 0)
-		rc = map_file(file, err);
+		rc = checkpoint_map_file(file, err);
 	if (rc < 0)
 		return rc;
 	if (checkpoint->count + file->header.count > MANIFEST_ROWS_MAX)
@@ -181,7 +181,7 @@ add_file_of(
 
 	if (!path)
 		return th_fail(err, -ENOMEM, "no memory for a path");
-	return add_file(checkpoint, path, err);
+	return checkpoint_add_file(checkpoint, path, err);
 }
 
 /* Of a directory, by its name there; NULL: it is none of the checkpoint. */
@@ -220,7 +220,7 @@ sorted_names(const struct checkpoint *checkpoint)
 
 /* Names the first that is listed and not there. */
 static int
-fail_missing(const struct checkpoint *checkpoint, const struct checkpoint_index *index,
+checkpoint_fail_missing(const struct checkpoint *checkpoint, const struct checkpoint_index *index,
 	struct th_err *err)
 {
 	const struct checkpoint_index_entry *missing = NULL;
@@ -264,7 +264,7 @@ check_index(const struct checkpoint *checkpoint, const struct checkpoint_index *
 	}
 	/* Each one that the files have is listed, for its own file: so none is there twice. */
 	if (checkpoint->count != index->count)
-		return fail_missing(checkpoint, index, err);
+		return checkpoint_fail_missing(checkpoint, index, err);
 	return 0;
 }
 
@@ -411,7 +411,7 @@ checkpoint_open(const char *path, struct th_err *err, struct checkpoint *ret_che
 		free(index_path);
 	} else {
 		char *copy = strdup(path);
-		rc = copy ? add_file(&checkpoint, copy, err)
+		rc = copy ? checkpoint_add_file(&checkpoint, copy, err)
 			  : th_fail(err, -ENOMEM, "no memory for a path");
 	}
 	if (rc == 0)

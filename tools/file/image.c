@@ -173,7 +173,7 @@ finish_file(struct image *image, struct image_file *file, struct th_err *err)
 
 /* NULL when there is no memory. */
 static struct image_file *
-add_file(struct image *image, uint32_t first, uint32_t count, struct th_err *err)
+image_add_file(struct image *image, uint32_t first, uint32_t count, struct th_err *err)
 {
 	struct image_file *files = realloc(image->files, (image->num_files + 1) * sizeof(files[0]));
 
@@ -222,7 +222,7 @@ plan_carried(const struct thc_manifest *manifest, struct th_err *err, struct ima
 		free(text);
 		return 0;
 	}
-	struct image_file *file = add_file(image, 0, image->count, err);
+	struct image_file *file = image_add_file(image, 0, image->count, err);
 	if (!file) {
 		free(text);
 		return -ENOMEM;
@@ -267,7 +267,7 @@ plan_files(struct image *image, uint64_t file_bytes_max, struct th_err *err)
 		uint64_t next = i < image->count ? image->tensors[image->order[i]].bytes : 0;
 		bool full = i > first && next > file_bytes_max - th_min_u64(bytes, file_bytes_max);
 		if (i == image->count || full) {
-			struct image_file *file = add_file(image, first, i - first, err);
+			struct image_file *file = image_add_file(image, first, i - first, err);
 			int rc = file ? format_file(image, file, err) : -ENOMEM;
 			if (rc < 0)
 				return rc;

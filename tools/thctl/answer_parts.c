@@ -80,7 +80,7 @@ parts_whole_listing(struct parts_listing *all)
 
 /* The struct has the arrays const, for its readers. */
 static void *
-writable(const void *array)
+answer_parts_writable(const void *array)
 {
 	void *same;
 
@@ -92,7 +92,7 @@ static const void *
 answer_parts_append(const void *array, uint32_t *used, uint32_t *max, const void *more,
 	uint32_t count, size_t size)
 {
-	char *grown = writable(array);
+	char *grown = answer_parts_writable(array);
 
 	if (count == 0)
 		return array;
@@ -126,8 +126,8 @@ parts_add_inspection(struct parts_inspection *all, const struct ctl_inspection *
 void
 parts_drop_inspection(struct parts_inspection *all)
 {
-	free(writable(all->whole.nodes));
-	free(writable(all->whole.members));
-	free(writable(all->whole.transfers));
+	free(answer_parts_writable(all->whole.nodes));
+	free(answer_parts_writable(all->whole.members));
+	free(answer_parts_writable(all->whole.transfers));
 	*all = (struct parts_inspection){0};
 }

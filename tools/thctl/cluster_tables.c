@@ -27,7 +27,7 @@ lineage_value(struct th_version version)
 }
 
 static bool
-is_wanted(const char *name, const char *model)
+cluster_tables_is_wanted(const char *name, const char *model)
 {
 	return !model || strcmp(name, model) == 0;
 }
@@ -89,7 +89,7 @@ cluster_workers(
 	document_table(document, "workers", columns, TH_ARRAY_LEN(columns));
 	for (uint32_t i = 0; i < inspection->num_members; i++) {
 		const struct ctl_member_info *member = &inspection->members[i];
-		if (!is_wanted(member->model, model))
+		if (!cluster_tables_is_wanted(member->model, model))
 			continue;
 		const struct value row[TH_ARRAY_LEN(columns)] = {
 			value_text(member->model),
@@ -133,7 +133,7 @@ cluster_transfers(
 	document_table(document, "transfers", columns, TH_ARRAY_LEN(columns));
 	for (uint32_t i = 0; i < inspection->num_transfers; i++) {
 		const struct ctl_transfer_info *transfer = &inspection->transfers[i];
-		if (!is_wanted(transfer->model, model))
+		if (!cluster_tables_is_wanted(transfer->model, model))
 			continue;
 		const struct value row[TH_ARRAY_LEN(columns)] = {
 			value_text(transfer->model),
@@ -209,7 +209,7 @@ cluster_model_names(const struct ctl_inspection *inspection, uint32_t *ret_count
 }
 
 static uint32_t
-count_ready(const struct ctl_version_info *version)
+cluster_tables_count_ready(const struct ctl_version_info *version)
 {
 	uint32_t ready = 0;
 
@@ -225,7 +225,7 @@ latest_of(const struct ctl_listing *listing)
 	struct th_version latest = {.version = TH_NO_VERSION};
 
 	for (uint32_t i = 0; i < listing->num_versions; i++) {
-		if (count_ready(&listing->versions[i]) > 0)
+		if (cluster_tables_count_ready(&listing->versions[i]) > 0)
 			latest = listing->versions[i].version;
 	}
 	return latest;
@@ -339,7 +339,7 @@ cluster_versions(struct document *document, const struct cluster_model *models, 
 				value_text(models[i].name),
 				version_value(version->version),
 				value_number(version->num_replicas),
-				value_number(count_ready(version)),
+				value_number(cluster_tables_count_ready(version)),
 				value_flag(version->retained),
 				lineage_value(version->version),
 			};
@@ -438,7 +438,8 @@ add_empty(struct document *document, const struct ctl_inspection *inspection,
 	}
 	for (uint32_t i = 0; i < inspection->num_members; i++) {
 		const struct ctl_member_info *member = &inspection->members[i];
-		if (!is_wanted(member->model, model->name) || !see(&seen, member->replica))
+		if (!cluster_tables_is_wanted(member->model, model->name) ||
+			!see(&seen, member->replica))
 			continue;
 		const struct value row[TH_ARRAY_LEN(replica_columns)] = {
 			value_text(model->name),

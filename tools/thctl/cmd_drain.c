@@ -16,7 +16,7 @@
 #define LOOK_NS INT64_C(200000000)
 
 static int
-node_of(const struct thctl *ctl, struct ctl_admin *admin)
+cmd_drain_node_of(const struct thctl *ctl, struct ctl_admin *admin)
 {
 	if (!th_name_valid(ctl->arguments[0], TH_NAME_MAX) ||
 		th_name_copy(admin->node, ctl->arguments[0]) != 0)
@@ -123,7 +123,7 @@ say_progress(const struct thctl *ctl, const struct ctl_admin_reply *reply, char 
 }
 
 static int
-interrupted(const struct thctl *ctl)
+cmd_drain_interrupted(const struct thctl *ctl)
 {
 	const char *node = ctl->arguments[0];
 	char way[ADMIN_WAY_BYTES];
@@ -188,7 +188,7 @@ wait_empty(struct admin_watch *watch, struct ctl_admin *admin, struct ctl_admin_
 	}
 	free(last);
 	if (rc == 1)
-		return interrupted(ctl);
+		return cmd_drain_interrupted(ctl);
 	return rc < 0 ? thctl_fail(ctl, rc, err.text) : cmd_drain_finish(ctl, admin, reply);
 }
 
@@ -201,7 +201,7 @@ run_drain(struct thctl *ctl)
 	struct th_err err = {0};
 	struct stop stop;
 	bool wait = (ctl->given & THCTL_WATCH) != 0 || ctl->timeout_ns >= 0;
-	int status = node_of(ctl, &admin);
+	int status = cmd_drain_node_of(ctl, &admin);
 
 	if (status != 0)
 		return status;
@@ -233,7 +233,7 @@ run_undrain(struct thctl *ctl)
 	struct admin_watch watch = {.ctl = ctl};
 	struct ctl_admin_reply reply;
 	struct th_err err = {0};
-	int status = node_of(ctl, &admin);
+	int status = cmd_drain_node_of(ctl, &admin);
 
 	if (status != 0)
 		return status;

@@ -23,7 +23,7 @@
 #include "tools/file/checkpoint.h"
 
 static int
-check_options(struct fetch *fetch)
+cmd_fetch_check_options(struct fetch *fetch)
 {
 	struct thctl *ctl = fetch->ctl;
 	struct th_err err;
@@ -199,7 +199,7 @@ has_index(const struct fetch *fetch)
 }
 
 static int
-make_file(struct fetch *fetch, uint32_t index, uint32_t number, struct th_err *err)
+cmd_fetch_make_file(struct fetch *fetch, uint32_t index, uint32_t number, struct th_err *err)
 {
 	struct fetch_part *part = &fetch->parts[index];
 	const struct image_file *file = &part->image.files[number];
@@ -252,7 +252,7 @@ make_files(struct fetch *fetch, struct th_err *err)
 	stop_unblock(&fetch->stop);
 	for (uint32_t i = 0; i < fetch->count && rc == 0; i++) {
 		for (uint32_t j = 0; j < fetch->parts[i].image.num_files && rc == 0; j++)
-			rc = make_file(fetch, i, j, err);
+			rc = cmd_fetch_make_file(fetch, i, j, err);
 	}
 	return rc == 0 && has_index(fetch) ? make_index(fetch, err) : rc;
 }
@@ -329,7 +329,7 @@ replicate(struct fetch *fetch, struct member_set *set, struct th_err *err)
 }
 
 static int
-interrupted(struct fetch *fetch, struct th_err *err)
+cmd_fetch_interrupted(struct fetch *fetch, struct th_err *err)
 {
 	return stop_seen(&fetch->stop) ? th_fail(err, TH_E_CANCELLED, "interrupted") : 0;
 }
@@ -346,7 +346,7 @@ copy_ties(struct fetch *fetch, struct fetch_part *part, struct th_err *err)
 		const struct image_place *to = &image->places[i];
 		if (from == to)
 			continue;
-		rc = interrupted(fetch, err);
+		rc = cmd_fetch_interrupted(fetch, err);
 		if (rc == 0)
 			rc = save_copy(&fetch->save, part->files[to->file], to->offset,
 				part->files[from->file], from->offset, image->tensors[i].bytes,
@@ -382,7 +382,7 @@ take_stamps(struct fetch *fetch, struct th_err *err)
 }
 
 static int
-look_at_files(void *arg, struct th_err *err)
+cmd_fetch_look_at_files(void *arg, struct th_err *err)
 {
 	const struct fetch *fetch = arg;
 	int rc = 0;
@@ -407,7 +407,7 @@ finish_files(struct fetch *fetch, struct th_err *err)
 	if (rc == 0)
 		rc = take_stamps(fetch, err);
 	if (rc == 0)
-		rc = interrupted(fetch, err);
+		rc = cmd_fetch_interrupted(fetch, err);
 	if (rc < 0)
 		return rc;
 	stop_block(&fetch->stop);
@@ -472,7 +472,7 @@ cmd_fetch_move(struct fetch *fetch, struct th_err *err)
 	struct member_set set = {
 		.shards = fetch->shards,
 		.count = fetch->count,
-		.look = look_at_files,
+		.look = cmd_fetch_look_at_files,
 		.look_arg = fetch,
 	};
 
@@ -529,7 +529,7 @@ run_fetch(struct thctl *ctl)
 	struct fetch fetch = {.ctl = ctl};
 	struct th_err err = {0};
 
-	int rc = check_options(&fetch);
+	int rc = cmd_fetch_check_options(&fetch);
 	if (rc != 0)
 		return rc;
 	rc = look_up(&fetch, &err);

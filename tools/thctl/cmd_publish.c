@@ -29,7 +29,7 @@ struct publish {
 };
 
 static int
-check_options(struct publish *publish)
+cmd_publish_check_options(struct publish *publish)
 {
 	struct thctl *ctl = publish->ctl;
 	struct th_spec spec;
@@ -152,7 +152,7 @@ print_published(const struct publish *publish)
 }
 
 static int
-look_at_files(void *arg, struct th_err *err)
+cmd_publish_look_at_files(void *arg, struct th_err *err)
 {
 	const struct publish *publish = arg;
 
@@ -178,7 +178,7 @@ publish_and_hold(struct publish *publish, struct th_err *err)
 	struct member_set set = {
 		.shards = &publish->shard,
 		.count = 1,
-		.look = look_at_files,
+		.look = cmd_publish_look_at_files,
 		.look_arg = publish,
 	};
 	struct thc_op *op = NULL;
@@ -203,7 +203,7 @@ run_publish(struct thctl *ctl)
 	struct publish publish = {.ctl = ctl};
 	struct th_err err = {0};
 
-	int rc = check_options(&publish);
+	int rc = cmd_publish_check_options(&publish);
 	if (rc != 0)
 		return rc;
 	rc = checkpoint_open(ctl->arguments[0], &err, &publish.checkpoint);

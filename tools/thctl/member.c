@@ -170,7 +170,7 @@ sleep_until_event(const struct member_set *set, const struct stop *stop, int tim
 }
 
 static void
-cancel(struct drive *drive)
+member_cancel(struct drive *drive)
 {
 	drive->cancelled = true;
 	drive->patience_ns = th_now_ns() + CANCEL_NS;
@@ -199,7 +199,7 @@ drive_loop(struct drive *drive, struct stop *stop, struct progress *progress, st
 		if (drive->running == 0)
 			return;
 		if (stop_seen(stop) && !drive->cancelled)
-			cancel(drive);
+			member_cancel(drive);
 		if (drive->cancelled && th_now_ns() >= drive->patience_ns)
 			return;
 		if (progress)

@@ -132,7 +132,7 @@ dial_took_too_long(int number)
  * process.
  */
 static int
-dial(struct rpc *rpc, struct th_err *err)
+rpc_dial(struct rpc *rpc, struct th_err *err)
 {
 	struct sigaction action = {.sa_handler = dial_took_too_long};
 	struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGALRM};
@@ -209,7 +209,7 @@ rpc_close(struct rpc *rpc)
 
 /* Waits for the answer to the tag that was sent last. item's data are borrowed. */
 static int
-await(struct rpc *rpc, struct th_err *err, struct net_client_item *ret_item)
+rpc_await(struct rpc *rpc, struct th_err *err, struct net_client_item *ret_item)
 {
 	struct pollfd wake = {.fd = net_client_fd(rpc->client), .events = POLLIN};
 	struct net_client_item item;
@@ -241,7 +241,7 @@ rpc_exchange(struct rpc *rpc, const uint8_t *data, size_t bytes, struct th_err *
 
 	if (rc < 0)
 		return th_fail(err, rc, "cannot ask %s: %s", rpc->url, th_strerror(rc));
-	return await(rpc, err, ret_item);
+	return rpc_await(rpc, err, ret_item);
 }
 
 static int
@@ -314,7 +314,7 @@ choose_server(struct rpc *rpc, struct th_err *err)
 		return th_fail(err, TH_E_NO_SERVER,
 			"no reference server of %s answers; try: thserverd", list);
 	memcpy(rpc->url, standby, sizeof(rpc->url));
-	return dial(rpc, err);
+	return rpc_dial(rpc, err);
 }
 
 static int
@@ -332,7 +332,7 @@ open_as(const struct thctl *ctl, bool worker, struct th_err *err, struct rpc **r
 	} else if (rc == 0) {
 		rc = set_url(rpc, err);
 		if (rc == 0)
-			rc = dial(rpc, err);
+			rc = rpc_dial(rpc, err);
 	}
 	if (rc < 0) {
 		rpc_close(rpc);

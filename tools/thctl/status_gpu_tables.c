@@ -133,7 +133,7 @@ gpus_paths(const Tensorhub__V1__SessionInfo *session)
 }
 
 static void
-add_memory(struct document *document, const Tensorhub__V1__SessionInfo *session,
+status_gpu_tables_add_memory(struct document *document, const Tensorhub__V1__SessionInfo *session,
 	const Tensorhub__V1__MemoryInfo *memory)
 {
 	const struct value row[] = {
@@ -193,7 +193,7 @@ gpus_memory(struct document *document, const Tensorhub__V1__StatusReply *status)
 	for (size_t i = 0; i < status->n_sessions; i++) {
 		const Tensorhub__V1__SessionInfo *session = status->sessions[i];
 		for (size_t k = 0; k < session->n_memory; k++)
-			add_memory(document, session, session->memory[k]);
+			status_gpu_tables_add_memory(document, session, session->memory[k]);
 		if (session->memory_more > 0)
 			add_more(document, session);
 	}

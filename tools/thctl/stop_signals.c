@@ -18,7 +18,7 @@ static int bell = -1; /* borrows: of the one that has begun */
 static void (*undo_all)(void);
 
 static void
-on_signal(int number)
+stop_signals_on_signal(int number)
 {
 	const uint64_t one = 1;
 	int keep = errno;
@@ -51,7 +51,7 @@ int
 stop_begin(struct stop *ret_stop, void (*undo)(void))
 {
 	struct stop stop = {.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-	struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+	struct sigaction action = {.sa_handler = stop_signals_on_signal, .sa_flags = SA_RESTART};
 
 	if (stop.fd < 0)
 		return -errno;

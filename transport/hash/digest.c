@@ -27,7 +27,7 @@ digest_init(struct digest *digest)
 
 /* Of the next leaves. More than a chunk has is a bug of the caller. */
 static uint64_t *
-room(struct digest *digest, size_t leaves)
+digest_room(struct digest *digest, size_t leaves)
 {
 	TH_ASSERT(leaves <= DIGEST_LEAVES_MAX - digest->num_leaves);
 	uint64_t *values = &digest->leaves[digest->num_leaves];
@@ -43,9 +43,9 @@ to_little_endian(uint64_t *values, size_t count)
 }
 
 static void
-end_leaf(struct digest *digest)
+digest_end_leaf(struct digest *digest)
 {
-	*room(digest, 1) = htole64(XXH3_64bits_digest(&digest->leaf));
+	*digest_room(digest, 1) = htole64(XXH3_64bits_digest(&digest->leaf));
 	digest->leaf_bytes = 0;
 }
 
@@ -58,7 +58,7 @@ digest_add_piece(struct digest *digest, const void *data, size_t bytes)
 	XXH3_64bits_update(&digest->leaf, data, bytes);
 	digest->leaf_bytes += (uint32_t)bytes;
 	if (digest->leaf_bytes == DIGEST_LEAF_BYTES)
-		end_leaf(digest);
+		digest_end_leaf(digest);
 }
 
 void
@@ -71,7 +71,7 @@ digest_update(struct digest *digest, const void *data, size_t bytes)
 			digest_add_piece(digest, at, piece);
 		} else {
 			size_t leaves = bytes / DIGEST_LEAF_BYTES;
-			uint64_t *values = room(digest, leaves);
+			uint64_t *values = digest_room(digest, leaves);
 			leaf_hash(at, (uint32_t)leaves, values);
 			to_little_endian(values, leaves);
 			piece = leaves * DIGEST_LEAF_BYTES;
@@ -93,7 +93,7 @@ digest_copy(struct digest *digest, void *to, const void *from, size_t bytes)
 			digest_add_piece(digest, out, piece);
 		} else {
 			size_t leaves = bytes / DIGEST_LEAF_BYTES;
-			uint64_t *values = room(digest, leaves);
+			uint64_t *values = digest_room(digest, leaves);
 			leaf_copy(out, in, (uint32_t)leaves, values);
 			to_little_endian(values, leaves);
 			piece = leaves * DIGEST_LEAF_BYTES;
@@ -108,7 +108,7 @@ struct th_hash
 digest_final(struct digest *digest)
 {
 	if (digest->leaf_bytes > 0)
-		end_leaf(digest);
+		digest_end_leaf(digest);
 	XXH128_hash_t hash =
 		XXH3_128bits(digest->leaves, digest->num_leaves * sizeof(digest->leaves[0]));
 	return (struct th_hash){.lo = hash.low64, .hi = hash.high64};

@@ -89,7 +89,7 @@ hasher_fill_last(struct event_node *node, struct transport_event *ret_event)
 
 /* Off the list, without the lock. */
 static void
-take_down(struct hash_job *job, enum transport_event_kind kind)
+hasher_take_down(struct hash_job *job, enum transport_event_kind kind)
 {
 	struct transport *transport = job->hasher->transport;
 	job->kind = kind;
@@ -196,15 +196,15 @@ end_if_done(struct hash_job *job)
 	/* Not before: who sees that takes the prefix for the last one. */
 	if (job->failed)
 		xfer_part_fail(job->part);
-	take_down(job, job->failed ? TRANSPORT_HASH_FAILED
-		       : whole     ? TRANSPORT_HASHED
-				   : TRANSPORT_HASH_STOPPED);
+	hasher_take_down(job, job->failed ? TRANSPORT_HASH_FAILED
+			      : whole     ? TRANSPORT_HASHED
+					  : TRANSPORT_HASH_STOPPED);
 	pthread_mutex_lock(&hasher->lock);
 }
 
 /* Under the lock: jobs take turns, those that somebody waits for before others. */
 static struct hash_job *
-pick(struct hasher *hasher, bool only_wanted)
+hasher_pick(struct hasher *hasher, bool only_wanted)
 {
 	struct hash_job *job, *found = NULL;
 	TAILQ_FOREACH(job, &hasher->jobs, entry)
@@ -232,7 +232,7 @@ hasher_run(struct hasher *hasher, bool only_wanted)
 	pthread_cond_t *event = only_wanted ? &hasher->wanted : &hasher->work;
 	pthread_mutex_lock(&hasher->lock);
 	while (!hasher->stopping) {
-		struct hash_job *job = pick(hasher, only_wanted);
+		struct hash_job *job = hasher_pick(hasher, only_wanted);
 		if (!job) {
 			pthread_cond_wait(event, &hasher->lock);
 			continue;
@@ -280,7 +280,7 @@ hasher_add(struct hasher *hasher, uint64_t tag, struct xfer_part *part)
 	if (!xfer_part_verify(part))
 		xfer_part_advance(part, num_chunks);
 	if (xfer_part_prefix(part) == num_chunks) {
-		take_down(job, TRANSPORT_HASHED);
+		hasher_take_down(job, TRANSPORT_HASHED);
 		return 0;
 	}
 	if (!xfer_part_direct(part)) {
@@ -317,7 +317,7 @@ hasher_stop(struct hasher *hasher, uint64_t tag)
 	}
 	pthread_mutex_unlock(&hasher->lock);
 	if (down)
-		take_down(job, TRANSPORT_HASH_STOPPED);
+		hasher_take_down(job, TRANSPORT_HASH_STOPPED);
 }
 
 void
@@ -380,7 +380,7 @@ hasher_close(struct hasher *hasher)
 	hasher->num_threads = 0;
 	while ((job = TAILQ_FIRST(&hasher->jobs)) != NULL) {
 		TAILQ_REMOVE(&hasher->jobs, job, entry);
-		take_down(job, TRANSPORT_HASH_STOPPED);
+		hasher_take_down(job, TRANSPORT_HASH_STOPPED);
 	}
 }
 

@@ -380,7 +380,7 @@ lowest_missing(const struct chunk_ledger *ledger)
 
 /* Under the lock. */
 static int
-fetch_again(struct chunk_ledger *ledger, uint32_t chunk)
+chunk_ledger_fetch_again(struct chunk_ledger *ledger, uint32_t chunk)
 {
 	if (++ledger->attempts[chunk] >= LEDGER_ATTEMPTS_MAX)
 		return TH_E_CHECKSUM;
@@ -402,7 +402,7 @@ chunk_ledger_judge(struct chunk_ledger *ledger, uint32_t chunk, const struct th_
 		return 0;
 	}
 	__atomic_add_fetch(&counters->checksum_failures, 1, __ATOMIC_RELAXED);
-	return fetch_again(ledger, chunk);
+	return chunk_ledger_fetch_again(ledger, chunk);
 }
 
 bool
@@ -471,7 +471,7 @@ chunk_ledger_mismatched(struct chunk_ledger *ledger, uint32_t chunk)
 {
 	pthread_mutex_lock(&ledger->lock);
 	TH_ASSERT(chunk < ledger->num_chunks && ledger->states[chunk] == LEDGER_TAKEN);
-	int rc = fetch_again(ledger, chunk);
+	int rc = chunk_ledger_fetch_again(ledger, chunk);
 	if (rc == 0)
 		rc = chunk_ledger_settle(ledger);
 	pthread_mutex_unlock(&ledger->lock);

@@ -19,7 +19,7 @@
 #define DIGESTS_AT_ONCE 256u /* decoded on the stack */
 
 static struct leg_in *
-leg_of(struct control *control)
+leg_in_leg_of(struct control *control)
 {
 	return loop_container(control, struct leg_in, control);
 }
@@ -443,7 +443,7 @@ on_progress(struct leg_in *leg, const struct frame *frame, const uint8_t *payloa
 static int
 leg_in_handle(struct control *control, const struct frame *frame, const uint8_t *payload)
 {
-	struct leg_in *leg = leg_of(control);
+	struct leg_in *leg = leg_in_leg_of(control);
 	if (frame->leg != leg->id)
 		return TH_E_PROTOCOL;
 	LEG_TELL_PATHS(leg, heard);
@@ -463,14 +463,14 @@ leg_in_handle(struct control *control, const struct frame *frame, const uint8_t 
 static void
 leg_in_refill(struct control *control)
 {
-	struct leg_in *leg = leg_of(control);
+	struct leg_in *leg = leg_in_leg_of(control);
 	LEG_TELL_PATHS(leg, refill);
 }
 
 static void
 leg_in_do_broken(struct control *control, int code)
 {
-	fail_by(leg_of(control), code);
+	fail_by(leg_in_leg_of(control), code);
 }
 
 void
@@ -573,7 +573,7 @@ fail_without_rdma(struct leg_in *leg)
 
 /* What HELLO shall say of them. */
 static uint8_t
-open_paths(struct leg_in *leg)
+leg_in_open_paths(struct leg_in *leg)
 {
 	uint8_t flags = 0;
 	for (const struct leg_in_path_ops *const *ops = leg_in_paths; *ops; ops++) {
@@ -589,8 +589,8 @@ open_paths(struct leg_in *leg)
 static void
 leg_in_connected(struct control *control)
 {
-	struct leg_in *leg = leg_of(control);
-	uint8_t flags = open_paths(leg);
+	struct leg_in *leg = leg_in_leg_of(control);
+	uint8_t flags = leg_in_open_paths(leg);
 	if (leg->num_paths == 1 && (leg->flags & TRANSPORT_REQUIRE_RDMA)) {
 		fail_without_rdma(leg);
 		return;

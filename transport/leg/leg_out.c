@@ -20,7 +20,7 @@
 #define BROKE_TEXT "the reader broke the data protocol"
 
 static struct leg_out *
-leg_of(struct control *control)
+leg_out_leg_of(struct control *control)
 {
 	return loop_container(control, struct leg_out, control);
 }
@@ -312,7 +312,7 @@ leg_out_alive(struct leg_out *leg, uint64_t bytes)
 
 /* Each chunk excuses it once. */
 static int
-on_alive(struct leg_out *leg, uint32_t looks)
+leg_out_on_alive(struct leg_out *leg, uint32_t looks)
 {
 	if (looks <= leg->looks || looks > xfer_part_table(leg->part)->num_chunks)
 		return TH_E_PROTOCOL;
@@ -324,11 +324,11 @@ on_alive(struct leg_out *leg, uint32_t looks)
 static int
 leg_out_handle(struct control *control, const struct frame *frame, const uint8_t *payload)
 {
-	struct leg_out *leg = leg_of(control);
+	struct leg_out *leg = leg_out_leg_of(control);
 	if (frame->leg != leg->reader_leg)
 		return TH_E_PROTOCOL;
 	if (frame->kind == FRAME_ALIVE && frame->bytes == 0)
-		return on_alive(leg, frame->count);
+		return leg_out_on_alive(leg, frame->count);
 	if (frame->kind == FRAME_BYE) {
 		TH_FP(leg_out_bye);
 		leg_out_end(leg, 0, "the reader has all it wanted", false);
@@ -344,7 +344,7 @@ leg_out_handle(struct control *control, const struct frame *frame, const uint8_t
 static void
 leg_out_broken(struct control *control, int code)
 {
-	struct leg_out *leg = leg_of(control);
+	struct leg_out *leg = leg_out_leg_of(control);
 	if (code == TH_E_PROTOCOL)
 		leg_out_fail(leg, BROKE_TEXT);
 	else
@@ -408,7 +408,7 @@ refill_by_path(struct leg_out *leg)
 
 /* What all paths can serve. */
 static uint32_t
-prefix_of(const struct leg_out *leg)
+leg_out_prefix_of(const struct leg_out *leg)
 {
 	uint32_t prefix = xfer_part_prefix(leg->part);
 	for (uint32_t i = 0; i < leg->num_paths; i++) {
@@ -423,7 +423,7 @@ prefix_of(const struct leg_out *leg)
 static void
 leg_out_refill(struct control *control)
 {
-	struct leg_out *leg = leg_of(control);
+	struct leg_out *leg = leg_out_leg_of(control);
 	if (__atomic_load_n(&leg->changed, __ATOMIC_RELAXED)) {
 		if (leg->state == LEG_OUT_CHANGED)
 			say_changed(leg);
@@ -432,7 +432,7 @@ leg_out_refill(struct control *control)
 	if (refill_by_path(leg))
 		return;
 	/* Prefix first: the digests of all chunks below it are known then. */
-	uint32_t prefix = prefix_of(leg);
+	uint32_t prefix = leg_out_prefix_of(leg);
 	uint32_t known = leg->verify ? xfer_part_digest_count(leg->part) : 0;
 	uint32_t count = th_min_u32(known - leg->digests_sent, FRAME_DIGESTS_MAX);
 	uint32_t say = leg->verify ? th_min_u32(prefix, leg->digests_sent + count) : prefix;
@@ -527,7 +527,7 @@ make_room(struct leg_out *leg)
 
 /* What WELCOME shall say of them. */
 static unsigned
-open_paths(struct leg_out *leg, unsigned hello_flags)
+leg_out_open_paths(struct leg_out *leg, unsigned hello_flags)
 {
 	unsigned flags = 0;
 	for (const struct leg_out_path_ops *const *ops = leg_out_paths; *ops; ops++) {
@@ -561,7 +561,7 @@ leg_out_start(struct leg_out *leg, int fd, uint64_t reader_leg, unsigned hello_f
 	struct frame_welcome welcome = {.bytes = table->bytes, .protocol = FRAME_PROTOCOL};
 	th_random(leg->key, sizeof(leg->key));
 	memcpy(welcome.key, leg->key, sizeof(leg->key));
-	unsigned flags = open_paths(leg, hello_flags);
+	unsigned flags = leg_out_open_paths(leg, hello_flags);
 	struct frame frame = {.kind = FRAME_WELCOME,
 		.flags = (uint8_t)(flags | (leg->verify ? FRAME_DIGESTS : 0)),
 		.leg = reader_leg,
@@ -625,7 +625,7 @@ leg_out_next(struct leg_out *leg)
 
 /* Says again that we wait, so that the reader can tell waiting from frozen. */
 static int64_t
-beat(struct leg_out *leg, int64_t now_ns)
+leg_out_beat(struct leg_out *leg, int64_t now_ns)
 {
 	int64_t period_ns = leg->transport->config.stall_ns / 3;
 	leg->excused_ns = now_ns;
@@ -657,7 +657,7 @@ leg_out_tick(struct leg_out *leg, int64_t now_ns)
 			return INT64_MAX;
 	}
 	if (anybody_waits(leg)) {
-		leg->deadline_ns = th_min_i64(beat(leg, now_ns), next_ns);
+		leg->deadline_ns = th_min_i64(leg_out_beat(leg, now_ns), next_ns);
 		return leg->deadline_ns;
 	}
 	/* We come late ourselves: that is not the reader's stall. */

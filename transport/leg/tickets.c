@@ -11,7 +11,7 @@
 #include "ipc/base/sim.h"
 
 static bool
-is_same(const struct th_ticket *a, const struct th_ticket *b)
+tickets_is_same(const struct th_ticket *a, const struct th_ticket *b)
 {
 	return th_bytes_same(a->bytes, b->bytes, sizeof(a->bytes));
 }
@@ -22,7 +22,7 @@ tickets_waiting(const struct tickets *tickets, const struct th_ticket *ticket)
 	struct ticket_knock *knock, *found = NULL;
 	LIST_FOREACH(knock, &tickets->knocks, entry)
 	{
-		if (is_same(&knock->ticket, ticket))
+		if (tickets_is_same(&knock->ticket, ticket))
 			found = knock;
 	}
 	return found;
@@ -52,7 +52,7 @@ tickets_knock(struct tickets *tickets, struct ticket_knock *knock, struct ticket
 	struct ticket_grant *grant, *found = NULL;
 	LIST_FOREACH(grant, &tickets->grants, entry)
 	{
-		if (is_same(&grant->ticket, &knock->ticket))
+		if (tickets_is_same(&grant->ticket, &knock->ticket))
 			found = grant;
 	}
 	if (found && (!found->taken || TH_PLANT(ticket_taken_twice))) {

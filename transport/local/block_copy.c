@@ -73,7 +73,7 @@ block_copy_end(struct block_copy *block_copy, enum transport_event_kind kind, in
 }
 
 static void
-stop(struct block_copy *block_copy)
+block_copy_do_stop(struct block_copy *block_copy)
 {
 	if (block_copy->part)
 		block_copy_end(block_copy, TRANSPORT_STOPPED, TH_E_CANCELLED, false, "stopped");
@@ -130,7 +130,7 @@ block_copy_finish(struct block_copy *block_copy)
 }
 
 static void
-run_leave(struct loop_task *task)
+block_copy_run_leave(struct loop_task *task)
 {
 	struct block_copy *block_copy = loop_container(task, struct block_copy, leave_task);
 	struct block_copies *block_copies = block_copy->block_copies;
@@ -354,7 +354,7 @@ block_copy_take_digests(struct block_copy *block_copy)
 
 /* All that the source has is here: what is missing will never be served. */
 static void
-fail_short(struct block_copy *block_copy)
+block_copy_fail_short(struct block_copy *block_copy)
 {
 	struct chunk_ledger *ledger = &block_copy->ledger;
 	if (chunk_ledger_lowest_missing(ledger) == ledger->num_chunks &&
@@ -378,7 +378,7 @@ take_chunk(struct block_copy *block_copy)
 		}
 		if (!chunk_ledger_take(&block_copy->ledger, limit, &block_copy->chunk)) {
 			if (failed)
-				fail_short(block_copy);
+				block_copy_fail_short(block_copy);
 			return false;
 		}
 		if (!chunk_ledger_reuse(&block_copy->ledger, block_copy->chunk, &result))
@@ -488,7 +488,7 @@ block_copy_run_kick(struct loop_task *task)
 	if (!block_copy->started)
 		block_copy_start(block_copy);
 	if (__atomic_load_n(&block_copy->stop, __ATOMIC_RELAXED))
-		stop(block_copy);
+		block_copy_do_stop(block_copy);
 	take_looks(block_copy);
 	if (block_copy->gpu)
 		run_gpu(block_copy);
@@ -510,7 +510,7 @@ new_block_copy(struct block_copies *block_copies, uint64_t id, struct xfer_part 
 	block_copy->source = xfer_part_retain(source);
 	block_copy->next_chunk = xfer_part_prefix(source);
 	block_copy->kick_task.run = block_copy_run_kick;
-	block_copy->leave_task.run = run_leave;
+	block_copy->leave_task.run = block_copy_run_leave;
 	block_copy->last_task.run = block_copy_run_last;
 	block_copy->progress_node.fill = block_copy_fill_progress;
 	block_copy->changed_node.fill = block_copy_fill_changed;

@@ -194,7 +194,7 @@ is_published(struct block_lane *lane, const struct th_hash *digest)
 
 /* It is the agent's own memory, and a moment's work in a case that should not be. */
 static void
-look_at_host(struct block_lane *lane)
+block_copy_gpu_look_at_host(struct block_lane *lane)
 {
 	if (lane->code < 0) {
 		fail_own(lane);
@@ -215,7 +215,7 @@ block_copy_gpu_look(struct block_lane *lane)
 	if (block_copy->ending || lane->at == lane->count)
 		return false;
 	if (lane->gpu->op == GPU_WRITE) {
-		look_at_host(lane);
+		block_copy_gpu_look_at_host(lane);
 		return false;
 	}
 	spans_fini(&lane->from);
@@ -345,7 +345,7 @@ take_hashes(struct block_copy_gpu *gpu)
 /* ---- what is next -------------------------------------------------------------------------- */
 
 static struct block_lane *
-find_free(struct block_copy_gpu *gpu)
+block_copy_gpu_find_free(struct block_copy_gpu *gpu)
 {
 	for (uint32_t i = 0; i < gpu->num_lanes; i++) {
 		if (block_copy_gpu_state_of(&gpu->lanes[i]) == LANE_FREE)
@@ -441,8 +441,8 @@ static void
 block_copy_gpu_feed(struct block_copy_gpu *gpu)
 {
 	struct block_lane *lane;
-	while (!gpu->block_copy->ending && !gpu->leaving && (lane = find_free(gpu)) != NULL &&
-		block_copy_gpu_fill(lane))
+	while (!gpu->block_copy->ending && !gpu->leaving &&
+		(lane = block_copy_gpu_find_free(gpu)) != NULL && block_copy_gpu_fill(lane))
 		block_copy_gpu_submit(lane, gpu->op, lane->count);
 }
 

@@ -94,7 +94,7 @@ local_end(struct copy_leg *leg, enum transport_event_kind kind, int code, const 
 
 /* Off the list, no thread on it, without the lock. */
 static void
-take_down(struct copy_leg *leg)
+local_take_down(struct copy_leg *leg)
 {
 	struct transport *transport = leg->local->transport;
 	xfer_part_unwatch(leg->source, source_grew, leg);
@@ -146,7 +146,7 @@ local_fill_last(struct event_node *node, struct transport_event *ret_event)
 
 /* Which of the two sides it was that could not be touched: code, and *ret_source. */
 static int
-blame(const struct iovec *source, size_t bytes, bool *ret_source)
+local_blame(const struct iovec *source, size_t bytes, bool *ret_source)
 {
 	struct digest scratch;
 	digest_init(&scratch);
@@ -177,7 +177,7 @@ copy_block(struct copy_leg *leg, struct xfer_cursor *from, struct xfer_cursor *t
 		TH_ASSERT(found == 2);
 		size_t bytes = th_min_size(source.iov_len, destination.iov_len);
 		if (copy_piece(leg, destination.iov_base, source.iov_base, bytes, digest) < 0)
-			return blame(&source, bytes, ret_source);
+			return local_blame(&source, bytes, ret_source);
 		xfer_cursor_skip(from, leg->source, bytes);
 		xfer_cursor_skip(to, leg->part, bytes);
 		done += bytes;
@@ -288,7 +288,7 @@ local_work(struct copy_leg *leg, int *ret_result, bool *ret_source)
 
 /* Under the lock. */
 static struct copy_leg *
-pick(struct local *local)
+local_pick(struct local *local)
 {
 	struct copy_leg *leg;
 	TAILQ_FOREACH(leg, &local->legs, entry)
@@ -350,7 +350,7 @@ local_main(void *arg)
 	struct local *local = arg;
 	pthread_mutex_lock(&local->lock);
 	while (!local->stopping) {
-		struct copy_leg *leg = pick(local);
+		struct copy_leg *leg = local_pick(local);
 		if (!leg) {
 			pthread_cond_wait(&local->work, &local->lock);
 			continue;
@@ -363,7 +363,7 @@ local_main(void *arg)
 		pthread_mutex_lock(&local->lock);
 		if (local_settle(leg, worked, wakes, result, source)) {
 			pthread_mutex_unlock(&local->lock);
-			take_down(leg);
+			local_take_down(leg);
 			pthread_mutex_lock(&local->lock);
 		}
 	}
@@ -412,7 +412,7 @@ local_copy(struct local *local, uint64_t id, struct xfer_part *source, struct xf
 	pthread_cond_broadcast(&local->work);
 	pthread_mutex_unlock(&local->lock);
 	if (down)
-		take_down(leg);
+		local_take_down(leg);
 	return 0;
 }
 
@@ -429,7 +429,7 @@ local_stop(struct local *local, uint64_t id)
 	bool down = leg && local_end(leg, TRANSPORT_STOPPED, TH_E_CANCELLED, "stopped");
 	pthread_mutex_unlock(&local->lock);
 	if (down)
-		take_down(leg);
+		local_take_down(leg);
 }
 
 int
@@ -478,7 +478,7 @@ local_free(struct local *local)
 	while ((leg = TAILQ_FIRST(&local->legs)) != NULL) {
 		TAILQ_REMOVE(&local->legs, leg, entry);
 		leg->result.kind = TRANSPORT_STOPPED;
-		take_down(leg);
+		local_take_down(leg);
 	}
 	pthread_cond_destroy(&local->work);
 	pthread_mutex_destroy(&local->lock);

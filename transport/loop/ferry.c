@@ -53,7 +53,7 @@ struct ferry {
 };
 
 static void
-drop_all(struct ferry_block *block)
+ferry_drop_all(struct ferry_block *block)
 {
 	while (block) {
 		struct ferry_block *next = block->next;
@@ -77,7 +77,7 @@ ferry_leave(struct ferry *ferry, struct ferry_block *dropped)
 {
 	bool over = --ferry->references == 0;
 	pthread_mutex_unlock(&ferry->lock);
-	drop_all(dropped);
+	ferry_drop_all(dropped);
 	if (!over)
 		return;
 	TH_ASSERT(!ferry->first && !ferry->spare);
@@ -141,7 +141,7 @@ carry_piece(struct ferry *ferry, const struct xfer_piece *piece, uint8_t *data)
 
 /* Under the lock. */
 static int
-carry(struct ferry *ferry, struct ferry_block *block, uint32_t *ret_row)
+ferry_carry(struct ferry *ferry, struct ferry_block *block, uint32_t *ret_row)
 {
 	struct xfer_cursor cursor = block->cursor;
 	uint32_t at = 0;
@@ -178,7 +178,7 @@ ferry_main(void *arg)
 		}
 		ferry->next = block->next;
 		uint32_t row = UINT32_MAX;
-		int rc = carry(ferry, block, &row);
+		int rc = ferry_carry(ferry, block, &row);
 		ferry_finish(ferry, block, rc, row);
 	}
 	ferry_leave(ferry, ferry_take_out(ferry));
@@ -468,5 +468,5 @@ ferry_abandon(struct ferry *ferry)
 	ferry->next = NULL;
 	pthread_cond_signal(&ferry->work);
 	ferry_leave(ferry, ferry_take_out(ferry));
-	drop_all(spare);
+	ferry_drop_all(spare);
 }

@@ -70,7 +70,7 @@ loop_post(struct loop *loop, struct loop_task *task)
 }
 
 static void
-run_tasks(struct loop *loop)
+mover_loop_run_tasks(struct loop *loop)
 {
 	pthread_mutex_lock(&loop->lock);
 	struct loop_task *task = loop->head;
@@ -420,7 +420,7 @@ turn(struct loop *loop)
 		}
 	}
 	loop->batch_count = 0;
-	run_tasks(loop);
+	mover_loop_run_tasks(loop);
 	if (loop->tick && loop->deadline_ns != INT64_MAX) {
 		int64_t now_ns = th_now_ns();
 		if (now_ns >= loop->deadline_ns) {
@@ -446,7 +446,7 @@ loop_main(void *arg)
 }
 
 static void
-run_stop(struct loop_task *task)
+mover_loop_run_stop(struct loop_task *task)
 {
 	loop_container(task, struct loop, stop_task)->stopping = true;
 }
@@ -469,7 +469,7 @@ loop_new(const char *name, enum loop_engine engine, int64_t (*tick)(void *arg, i
 	if (!loop)
 		return -ENOMEM;
 	loop->tail = &loop->head;
-	loop->stop_task.run = run_stop;
+	loop->stop_task.run = mover_loop_run_stop;
 	loop->tick = tick;
 	loop->arg = arg;
 	loop->deadline_ns = tick ? 0 : INT64_MAX;

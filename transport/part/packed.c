@@ -87,7 +87,7 @@ packed_new(const struct chunk_table *table)
 
 /* On any thread. */
 static void
-unmapped(void *arg)
+packed_unmapped(void *arg)
 {
 	struct packed *packed = arg;
 	__atomic_sub_fetch(&size_all, packed->bytes, __ATOMIC_RELAXED);
@@ -98,7 +98,7 @@ static void
 packed_give_back(void *arg)
 {
 	struct packed *packed = arg;
-	unmap_start(&packed->unmap, packed->data, packed->bytes, unmapped, packed);
+	unmap_start(&packed->unmap, packed->data, packed->bytes, packed_unmapped, packed);
 }
 
 void
@@ -200,7 +200,7 @@ packed_state_of(const struct packing *packing, uint32_t chunk)
 }
 
 static void
-set_state(struct packing *packing, uint32_t chunk, enum pack_state state)
+packed_set_state(struct packing *packing, uint32_t chunk, enum pack_state state)
 {
 	__atomic_store_n(&packing->states[chunk], (uint8_t)state, __ATOMIC_RELEASE);
 }
@@ -251,7 +251,7 @@ chunk_data(const struct xfer_part *part, uint32_t chunk)
 
 /* One of these ranges can not be read: which one is found by reading each by itself. */
 static uint32_t
-find_row(const struct xfer_part *part, const struct xfer_cursor *cursor, uint8_t *to,
+packed_find_row(const struct xfer_part *part, const struct xfer_cursor *cursor, uint8_t *to,
 	const struct iovec *ranges, uint32_t count)
 {
 	uint32_t i = 0;
@@ -287,7 +287,7 @@ gather_block(struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, ui
 		uint32_t count = xfer_cursor_next(cursor, part, bytes - done, ranges, RANGES_MAX);
 		int rc = sigbus_gather(to + done, ranges, count);
 		if (rc < 0) {
-			*ret_row = find_row(part, cursor, to + done, ranges, count);
+			*ret_row = packed_find_row(part, cursor, to + done, ranges, count);
 			return rc;
 		}
 		done += pass(part, cursor, ranges, count);
@@ -301,7 +301,7 @@ gather_block(struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, ui
  * way: an ordinary store would fetch what it overwrites.
  */
 static int
-pack(struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_hash *ret_digest,
+packed_pack(struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_hash *ret_digest,
 	uint32_t *ret_row)
 {
 	uint8_t *to = chunk_data(part, chunk);
@@ -343,8 +343,8 @@ packed_hash(struct xfer_part *part, uint32_t chunk, const bool *stop, struct th_
 	/* It is not below the prefix, so nobody else packs it. */
 	bool begun = packed_begin(packing, chunk, PACK_EMPTY);
 	TH_ASSERT(begun);
-	int rc = pack(part, chunk, stop, ret_digest, ret_row);
-	set_state(packing, chunk, rc > 0 ? PACK_THERE : PACK_EMPTY);
+	int rc = packed_pack(part, chunk, stop, ret_digest, ret_row);
+	packed_set_state(packing, chunk, rc > 0 ? PACK_THERE : PACK_EMPTY);
 	return rc;
 }
 
@@ -373,8 +373,8 @@ packed_fill(struct xfer_part *part, uint32_t chunks)
 	for (; chunk < limit && chunks > 0 && rc >= 0; chunk++) {
 		if (!packed_begin(packing, chunk, PACK_EMPTY))
 			continue;
-		rc = pack(part, chunk, NULL, NULL, &row);
-		set_state(packing, chunk, rc > 0 ? PACK_THERE : PACK_EMPTY);
+		rc = packed_pack(part, chunk, NULL, NULL, &row);
+		packed_set_state(packing, chunk, rc > 0 ? PACK_THERE : PACK_EMPTY);
 		chunks--;
 	}
 	/* Of two that have packed one behind the other at least one sees both. */
@@ -424,7 +424,7 @@ packed_landed(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest
 	}
 	if (ret_digest)
 		*ret_digest = digest_final(&digest);
-	set_state(packing, chunk, PACK_THERE);
+	packed_set_state(packing, chunk, PACK_THERE);
 	return 0;
 }
 
@@ -432,7 +432,7 @@ void
 packed_drop(struct xfer_part *part, uint32_t chunk)
 {
 	if (packed_has(part, chunk))
-		set_state(xfer_part_packing(part), chunk, PACK_EMPTY);
+		packed_set_state(xfer_part_packing(part), chunk, PACK_EMPTY);
 }
 
 /* ---- a second look -------------------------------------------------------------------------- */
@@ -461,8 +461,8 @@ packed_check(struct xfer_part *part, uint32_t chunk)
 	 * out by the digest. */
 	if (has && packed_begin(packing, chunk, PACK_THERE)) {
 		log_error("packed", "a packed copy was damaged, made again chunk=%" PRIu32, chunk);
-		rc = pack(part, chunk, NULL, NULL, &row);
-		set_state(packing, chunk, PACK_THERE);
+		rc = packed_pack(part, chunk, NULL, NULL, &row);
+		packed_set_state(packing, chunk, PACK_THERE);
 	}
 	return rc < 0 ? rc : 0;
 }

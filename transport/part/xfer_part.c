@@ -288,7 +288,7 @@ xfer_part_region(const struct xfer_part *part, uint32_t row, uint64_t *ret_at)
 }
 
 static int
-compare_fds(const void *a, const void *b)
+xfer_part_compare_fds(const void *a, const void *b)
 {
 	int x = *(const int *)a, y = *(const int *)b;
 	return (x > y) - (x < y);
@@ -307,7 +307,7 @@ xfer_part_descriptors(const struct xfer_part *part, uint32_t more, uint32_t *ret
 			(count == 0 || fd_memory_fd(access) != fds[count - 1]))
 			fds[count++] = fd_memory_fd(access);
 	}
-	qsort(fds, count, sizeof(fds[0]), compare_fds);
+	qsort(fds, count, sizeof(fds[0]), xfer_part_compare_fds);
 	for (uint32_t i = 0; i < count; i++) {
 		if (kept == 0 || fds[kept - 1] != fds[i])
 			fds[kept++] = fds[i];

@@ -90,7 +90,7 @@ acceptor_recv_want(struct stream *stream, struct iovec *ret_ranges)
 
 /* Of IPv6 the network: whoever has one may take any address in it. */
 static uint64_t
-host_of(const struct sockaddr_storage *address)
+acceptor_host_of(const struct sockaddr_storage *address)
 {
 	uint64_t host = 0;
 	if (address->ss_family == AF_INET6) {
@@ -154,7 +154,7 @@ turn_away(struct stranger *stranger, int code, const char *text)
 
 /* 1: the stranger is gone. */
 static int
-on_hello(struct stranger *stranger)
+acceptor_on_hello(struct stranger *stranger)
 {
 	struct transport *transport = stranger->transport;
 	struct frame_hello hello;
@@ -218,7 +218,7 @@ acceptor_recv_got(struct stream *stream, const struct iovec *ranges, size_t byte
 	}
 	stranger->reader_leg = frame.leg;
 	stranger->hello_flags = frame.flags;
-	return frame.kind == FRAME_HELLO ? on_hello(stranger) : on_join(stranger);
+	return frame.kind == FRAME_HELLO ? acceptor_on_hello(stranger) : on_join(stranger);
 }
 
 static uint32_t
@@ -263,7 +263,7 @@ admit(struct transport *transport, int fd, const struct sockaddr_storage *addres
 	stranger->transport = transport;
 	stranger->need = FRAME_BYTES;
 	stranger->deadline_ns = th_now_ns() + transport->config.hello_ns;
-	stranger->host = host_of(address);
+	stranger->host = acceptor_host_of(address);
 	socket_name(address, stranger->peer);
 	TAILQ_INSERT_TAIL(&transport->strangers, stranger, entry);
 	transport->num_reading++;
@@ -299,7 +299,7 @@ shed(struct transport *transport)
 }
 
 static void
-ready(struct stream *stream)
+acceptor_ready(struct stream *stream)
 {
 	struct transport *transport = loop_container(stream, struct transport, door);
 	for (int i = 0; i < ACCEPTS_AT_ONCE; i++) {
@@ -334,7 +334,7 @@ door_broken(struct stream *stream, int code)
 		th_strerror(code));
 }
 
-static const struct stream_ops door_ops = {.ready = ready, .broken = door_broken};
+static const struct stream_ops door_ops = {.ready = acceptor_ready, .broken = door_broken};
 
 struct open_door {
 	struct loop_task task;

@@ -23,7 +23,7 @@
 #define RANGES 16u
 
 static struct data_in *
-conn_of(struct stream *stream)
+data_in_conn_of(struct stream *stream)
 {
 	return loop_container(stream, struct data_in, stream);
 }
@@ -123,7 +123,7 @@ data_in_ask(struct data_in *conn)
 static uint32_t
 data_in_send_want(struct stream *stream, struct iovec *ret_ranges)
 {
-	struct data_in *conn = conn_of(stream);
+	struct data_in *conn = data_in_conn_of(stream);
 	if (conn->out_sent == conn->out_bytes)
 		return 0;
 	ret_ranges[0] =
@@ -134,7 +134,7 @@ data_in_send_want(struct stream *stream, struct iovec *ret_ranges)
 static int
 data_in_send_sent(struct stream *stream, size_t bytes)
 {
-	conn_of(stream)->out_sent += (uint32_t)bytes;
+	data_in_conn_of(stream)->out_sent += (uint32_t)bytes;
 	return 0;
 }
 
@@ -155,7 +155,7 @@ data_in_arrived(struct data_in *conn, uint32_t chunk, const struct th_hash *dige
 static void
 data_in_broken(struct stream *stream, int code)
 {
-	struct data_in *conn = conn_of(stream);
+	struct data_in *conn = data_in_conn_of(stream);
 	/* What the kernel cannot write to is our memory, not the connection. */
 	if (code == -EFAULT) {
 		code = TH_E_STALE_MEMORY;
@@ -270,7 +270,7 @@ data_in_copy_part_changed(void *arg)
 }
 
 static void
-run_ferry(struct loop_task *task)
+data_in_run_ferry(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, ferry_task);
 	struct ferry_block *block;
@@ -301,7 +301,7 @@ run_ferry(struct loop_task *task)
 static int
 data_in_copy_open(struct data_in *conn)
 {
-	conn->ferry_task.run = run_ferry;
+	conn->ferry_task.run = data_in_run_ferry;
 	int rc = ferry_new(conn->leg->part, true, conn->loop, &conn->ferry_task, &conn->ferry);
 	if (rc < 0)
 		return rc;
@@ -368,7 +368,7 @@ data_in_copy_close(struct data_in *conn)
 static uint32_t
 data_in_recv_want(struct stream *stream, struct iovec *ret_ranges)
 {
-	struct data_in *conn = conn_of(stream);
+	struct data_in *conn = data_in_conn_of(stream);
 	if (!conn->in_body) {
 		ret_ranges[0] = (struct iovec){conn->header + conn->have, FRAME_BYTES - conn->have};
 		return 1;
@@ -396,7 +396,7 @@ was_asked(const struct data_in *conn)
  * too: from a source that never reads, the READs would fill our buffer for them.
  */
 static int
-begin_chunk(struct data_in *conn)
+data_in_begin_chunk(struct data_in *conn)
 {
 	struct leg_in *leg = conn->leg;
 	struct frame frame;
@@ -436,7 +436,7 @@ end_chunk(struct data_in *conn)
 }
 
 static int
-hash(struct data_in *conn, const struct iovec *ranges, size_t bytes)
+data_in_hash(struct data_in *conn, const struct iovec *ranges, size_t bytes)
 {
 	int rc = 0;
 	for (uint32_t i = 0; rc == 0 && bytes > 0; i++) {
@@ -457,7 +457,7 @@ got_body(struct data_in *conn, const struct iovec *ranges, size_t bytes)
 	if (conn->block)
 		rc = data_in_block_got(conn, bytes);
 	else if (leg->verify)
-		rc = hash(conn, ranges, bytes);
+		rc = data_in_hash(conn, ranges, bytes);
 	if (leg->verify) {
 		now_ns = th_now_ns();
 		leg_in_verified(leg, now_ns - before_ns);
@@ -475,11 +475,11 @@ got_body(struct data_in *conn, const struct iovec *ranges, size_t bytes)
 static int
 data_in_recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 {
-	struct data_in *conn = conn_of(stream);
+	struct data_in *conn = data_in_conn_of(stream);
 	if (conn->in_body)
 		return got_body(conn, ranges, bytes);
 	conn->have += (uint32_t)bytes;
-	return conn->have == FRAME_BYTES ? begin_chunk(conn) : 0;
+	return conn->have == FRAME_BYTES ? data_in_begin_chunk(conn) : 0;
 }
 
 /* ---- life --------------------------------------------------------------------------------- */
@@ -487,7 +487,7 @@ data_in_recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes
 static void
 data_in_connected(struct stream *stream)
 {
-	struct data_in *conn = conn_of(stream);
+	struct data_in *conn = data_in_conn_of(stream);
 	struct leg_in *leg = conn->leg;
 	leg_in_joined(leg, th_now_ns());
 	struct frame frame = {.kind = FRAME_JOIN, .leg = leg->id, .bytes = FRAME_KEY_BYTES};
@@ -506,7 +506,7 @@ static const struct stream_ops data_in_ops = {
 };
 
 static void
-run_open(struct loop_task *task)
+data_in_run_open(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, open_task);
 	int rc = xfer_part_direct(conn->leg->part) ? 0 : data_in_copy_open(conn);
@@ -535,7 +535,7 @@ data_in_run_kick(struct loop_task *task)
 }
 
 static void
-run_close(struct loop_task *task)
+data_in_run_close(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, close_task);
 	stream_close(&conn->stream, conn->reset);
@@ -546,7 +546,7 @@ run_close(struct loop_task *task)
 
 /* What was posted to this thread about the connection has run by now. */
 static void
-run_settle(struct loop_task *task)
+data_in_run_settle(struct loop_task *task)
 {
 	struct data_in *conn = loop_container(task, struct data_in, settle_task);
 	loop_post(conn->leg->transport->acceptor, &conn->gone_task);
@@ -583,10 +583,10 @@ data_in_new(struct tcp_in *tcp, struct loop *loop, bool leads)
 	conn->loop = loop;
 	conn->leads = leads;
 	conn->window = 1;
-	conn->open_task.run = run_open;
+	conn->open_task.run = data_in_run_open;
 	conn->kick_task.run = data_in_run_kick;
-	conn->close_task.run = run_close;
-	conn->settle_task.run = run_settle;
+	conn->close_task.run = data_in_run_close;
+	conn->settle_task.run = data_in_run_settle;
 	conn->broken_task.run = data_in_run_broken;
 	conn->idle_task.run = run_idle;
 	conn->gone_task.run = data_in_run_gone;

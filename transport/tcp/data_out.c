@@ -35,7 +35,7 @@
 #define FILE_BLOCK_BYTES (4u << 20) /* of one call: nothing is to stay in cache */
 
 static struct data_out *
-conn_of(struct stream *stream)
+data_out_conn_of(struct stream *stream)
 {
 	return loop_container(stream, struct data_out, stream);
 }
@@ -121,7 +121,7 @@ data_out_break(struct data_out *conn, int code, uint32_t row)
  * that the reader waits for yet.
  */
 static bool
-next_chunk(struct data_out *conn)
+data_out_next_chunk(struct data_out *conn)
 {
 	if (conn->num_asked == 0)
 		return false;
@@ -141,7 +141,7 @@ static void
 data_out_copy_feed(struct data_out *conn)
 {
 	struct ferry_block *block;
-	while (conn->stream.fd >= 0 && (conn->feeding || next_chunk(conn)) &&
+	while (conn->stream.fd >= 0 && (conn->feeding || data_out_next_chunk(conn)) &&
 		(block = ferry_spare(conn->ferry)) != NULL) {
 		struct xfer_cursor *cursor = &conn->feed_cursor;
 		block->cursor = *cursor;
@@ -189,7 +189,7 @@ data_out_copy_still_published(struct data_out *conn, const struct ferry_block *b
 }
 
 static void
-run_ferry(struct loop_task *task)
+data_out_run_ferry(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, ferry_task);
 	struct ferry_block *block;
@@ -218,7 +218,7 @@ run_ferry(struct loop_task *task)
 static int
 data_out_copy_open(struct data_out *conn)
 {
-	conn->ferry_task.run = run_ferry;
+	conn->ferry_task.run = data_out_run_ferry;
 	conn->ready_last = &conn->ready;
 	conn->header_sent = FRAME_BYTES;
 	return ferry_new(conn->leg->part, false, conn->loop, &conn->ferry_task, &conn->ferry);
@@ -267,7 +267,7 @@ data_out_copy_close(struct data_out *conn)
 static uint32_t
 data_out_recv_want(struct stream *stream, struct iovec *ret_ranges)
 {
-	struct data_out *conn = conn_of(stream);
+	struct data_out *conn = data_out_conn_of(stream);
 	ret_ranges[0] = (struct iovec){conn->in + conn->have, FRAME_BYTES - conn->have};
 	return 1;
 }
@@ -275,7 +275,7 @@ data_out_recv_want(struct stream *stream, struct iovec *ret_ranges)
 static int
 data_out_recv_got(struct stream *stream, const struct iovec *ranges, size_t bytes)
 {
-	struct data_out *conn = conn_of(stream);
+	struct data_out *conn = data_out_conn_of(stream);
 	struct leg_out *leg = conn->leg;
 	struct frame frame;
 	(void)ranges;
@@ -327,7 +327,7 @@ data_out_still_published(struct data_out *conn, uint32_t chunk)
 }
 
 static bool
-begin_chunk(struct data_out *conn)
+data_out_begin_chunk(struct data_out *conn)
 {
 	struct leg_out *leg = conn->leg;
 	if (conn->num_asked == 0 || __atomic_load_n(&leg->changed, __ATOMIC_RELAXED) ||
@@ -354,7 +354,7 @@ next_file(const struct data_out *conn, struct xfer_file *ret_file)
 static bool
 send_file(struct stream *stream, struct stream_file *ret_file)
 {
-	struct data_out *conn = conn_of(stream);
+	struct data_out *conn = data_out_conn_of(stream);
 	struct xfer_file file;
 	if (!conn->sending || conn->header_sent < FRAME_BYTES || !next_file(conn, &file))
 		return false;
@@ -372,14 +372,14 @@ send_file(struct stream *stream, struct stream_file *ret_file)
 static uint32_t
 data_out_send_want(struct stream *stream, struct iovec *ret_ranges)
 {
-	struct data_out *conn = conn_of(stream);
+	struct data_out *conn = data_out_conn_of(stream);
 #ifdef TH_FAULTS
 	if (fault_stalls(&conn->leg->transport->fault))
 		return 0;
 #endif
 	if (conn->code != 0 || __atomic_load_n(&conn->leg->changed, __ATOMIC_RELAXED))
 		return 0;
-	if (conn->ferry ? !conn->ready : !conn->sending && !begin_chunk(conn))
+	if (conn->ferry ? !conn->ready : !conn->sending && !data_out_begin_chunk(conn))
 		return 0;
 	struct xfer_file file;
 	uint32_t used = 0;
@@ -422,7 +422,7 @@ took(struct data_out *conn, size_t bytes)
 static int
 data_out_send_sent(struct stream *stream, size_t bytes)
 {
-	struct data_out *conn = conn_of(stream);
+	struct data_out *conn = data_out_conn_of(stream);
 	size_t header = th_min_size(bytes, FRAME_BYTES - conn->header_sent);
 	conn->header_sent += (uint32_t)header;
 	bytes -= header;
@@ -447,7 +447,7 @@ data_out_send_sent(struct stream *stream, size_t bytes)
 static void
 data_out_broken(struct stream *stream, int code)
 {
-	struct data_out *conn = conn_of(stream);
+	struct data_out *conn = data_out_conn_of(stream);
 	if (conn->code != 0)
 		return; /* the acceptor knows */
 	/* What the kernel cannot read is the part's memory, not the connection. */
@@ -467,7 +467,7 @@ static const struct stream_ops data_out_ops = {
 };
 
 static void
-run_open(struct loop_task *task)
+data_out_run_open(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, open_task);
 	int fd = th_fd_move(&conn->fd);
@@ -509,7 +509,7 @@ data_out_pace(struct data_out *conn, uint64_t rate)
 }
 
 static void
-run_close(struct loop_task *task)
+data_out_run_close(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, close_task);
 	stream_close(&conn->stream, conn->reset);
@@ -519,7 +519,7 @@ run_close(struct loop_task *task)
 
 /* What was posted to this thread about the connection has run by now. */
 static void
-run_settle(struct loop_task *task)
+data_out_run_settle(struct loop_task *task)
 {
 	struct data_out *conn = loop_container(task, struct data_out, settle_task);
 	loop_post(conn->leg->transport->acceptor, &conn->gone_task);
@@ -548,11 +548,11 @@ data_out_new(struct tcp_out *tcp, struct loop *loop, int fd)
 	conn->leg = tcp->leg;
 	conn->loop = loop;
 	conn->fd = fd;
-	conn->open_task.run = run_open;
+	conn->open_task.run = data_out_run_open;
 	conn->kick_task.run = data_out_run_kick;
 	conn->pace_task.run = run_pace;
-	conn->close_task.run = run_close;
-	conn->settle_task.run = run_settle;
+	conn->close_task.run = data_out_run_close;
+	conn->settle_task.run = data_out_run_settle;
 	conn->broken_task.run = data_out_run_broken;
 	conn->gone_task.run = data_out_run_gone;
 	return conn;

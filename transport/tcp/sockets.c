@@ -24,7 +24,7 @@ set_option(int fd, int level, int option, int value)
 }
 
 static int
-set_congestion(int fd, const char *name)
+sockets_set_congestion(int fd, const char *name)
 {
 	int rc = setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name));
 	return rc < 0 ? -errno : 0;
@@ -36,7 +36,7 @@ socket_check_congestion(const char *congestion)
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	if (fd < 0)
 		return -errno;
-	int rc = set_congestion(fd, congestion);
+	int rc = sockets_set_congestion(fd, congestion);
 	th_fd_close(&fd);
 	return rc;
 }
@@ -74,7 +74,7 @@ socket_prepare(int fd, const struct transport *transport)
 	/* No SO_RCVBUF: it would switch the kernel's own tuning off. The congestion control is set,
 	 * not inherited: the host's default may be one that is slow inside a datacenter. */
 	if (congestion[0] != '\0')
-		(void)set_congestion(fd, congestion); /* not there: the host's default */
+		(void)sockets_set_congestion(fd, congestion); /* not there: the host's default */
 	set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
 	set_patience(fd, transport->config.dead_ns);
 }

@@ -11,7 +11,7 @@
 #include "transport/tcp/tcp.h"
 
 static struct tcp_in *
-tcp_of(struct leg_in_path *path)
+tcp_in_tcp_of(struct leg_in_path *path)
 {
 	return loop_container(path, struct tcp_in, path);
 }
@@ -93,14 +93,14 @@ static void
 tcp_in_start(struct leg_in_path *path, unsigned welcome_flags)
 {
 	(void)welcome_flags;
-	tcp_in_enter(tcp_of(path), TCP_IN_MOVING);
-	add_conns(tcp_of(path));
+	tcp_in_enter(tcp_in_tcp_of(path), TCP_IN_MOVING);
+	add_conns(tcp_in_tcp_of(path));
 }
 
 static void
 retire(struct leg_in_path *path)
 {
-	tcp_in_enter(tcp_of(path), TCP_IN_RETIRING);
+	tcp_in_enter(tcp_in_tcp_of(path), TCP_IN_RETIRING);
 }
 
 /* A kick that is posted after the close would find the connection freed. */
@@ -114,16 +114,16 @@ kick_conn(struct data_in *conn)
 static void
 kick(struct leg_in_path *path)
 {
-	struct tcp_in *tcp = tcp_of(path);
+	struct tcp_in *tcp = tcp_in_tcp_of(path);
 	for (uint32_t i = 0; i < tcp->num_conns; i++)
 		kick_conn(tcp->conns[i]);
 }
 
 /* Who leads asks ahead of what the source has. */
 static void
-grew(struct leg_in_path *path)
+tcp_in_grew(struct leg_in_path *path)
 {
-	struct tcp_in *tcp = tcp_of(path);
+	struct tcp_in *tcp = tcp_in_tcp_of(path);
 	for (uint32_t i = 0; i < tcp->num_conns; i++) {
 		if (!tcp->conns[i]->leads)
 			kick_conn(tcp->conns[i]);
@@ -132,9 +132,9 @@ grew(struct leg_in_path *path)
 
 /* What our own memory has not taken yet cannot be sent by the source either. */
 static bool
-excuses(struct leg_in_path *path)
+tcp_in_excuses(struct leg_in_path *path)
 {
-	const struct tcp_in *tcp = tcp_of(path);
+	const struct tcp_in *tcp = tcp_in_tcp_of(path);
 	bool held = false;
 	for (uint32_t i = 0; i < tcp->num_conns; i++)
 		held = held || __atomic_load_n(&tcp->conns[i]->held, __ATOMIC_RELAXED);
@@ -144,13 +144,13 @@ excuses(struct leg_in_path *path)
 static bool
 tcp_in_moves(struct leg_in_path *path)
 {
-	return tcp_of(path)->state == TCP_IN_MOVING;
+	return tcp_in_tcp_of(path)->state == TCP_IN_MOVING;
 }
 
 static void
 tcp_in_close_path(struct leg_in_path *path, bool done)
 {
-	struct tcp_in *tcp = tcp_of(path);
+	struct tcp_in *tcp = tcp_in_tcp_of(path);
 	tcp_in_enter(tcp, TCP_IN_CLOSED);
 	for (uint32_t i = 0; i < tcp->num_conns; i++) {
 		struct data_in *conn = tcp->conns[i];
@@ -164,13 +164,13 @@ tcp_in_close_path(struct leg_in_path *path, bool done)
 static bool
 tcp_in_gone(struct leg_in_path *path)
 {
-	return tcp_of(path)->state == TCP_IN_CLOSED && tcp_of(path)->num_conns == 0;
+	return tcp_in_tcp_of(path)->state == TCP_IN_CLOSED && tcp_in_tcp_of(path)->num_conns == 0;
 }
 
 static void
 tcp_in_free_path(struct leg_in_path *path)
 {
-	free(tcp_of(path));
+	free(tcp_in_tcp_of(path));
 }
 
 const struct leg_in_path_ops tcp_in_ops = {
@@ -178,8 +178,8 @@ const struct leg_in_path_ops tcp_in_ops = {
 	.start = tcp_in_start,
 	.retire = retire,
 	.kick = kick,
-	.grew = grew,
-	.excuses = excuses,
+	.grew = tcp_in_grew,
+	.excuses = tcp_in_excuses,
 	.moves = tcp_in_moves,
 	.close = tcp_in_close_path,
 	.gone = tcp_in_gone,

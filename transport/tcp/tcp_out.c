@@ -12,7 +12,7 @@
 #include "transport/tcp/tcp.h"
 
 static struct tcp_out *
-tcp_of(struct leg_out_path *path)
+tcp_out_tcp_of(struct leg_out_path *path)
 {
 	return loop_container(path, struct tcp_out, path);
 }
@@ -22,7 +22,7 @@ tcp_out_of(const struct leg_out *leg)
 {
 	for (uint32_t i = 0; i < leg->num_paths; i++) {
 		if (leg->paths[i]->ops == &tcp_out_ops)
-			return tcp_of(leg->paths[i]);
+			return tcp_out_tcp_of(leg->paths[i]);
 	}
 	return NULL;
 }
@@ -108,9 +108,9 @@ tcp_out_open_path(struct leg_out *leg, unsigned hello_flags, unsigned *ret_welco
 }
 
 static void
-grew(struct leg_out_path *path)
+tcp_out_grew(struct leg_out_path *path)
 {
-	struct tcp_out *tcp = tcp_of(path);
+	struct tcp_out *tcp = tcp_out_tcp_of(path);
 	pthread_mutex_lock(&tcp->lock);
 	for (uint32_t i = 0; i < tcp->num_conns; i++) {
 		struct data_out *conn = tcp->conns[i];
@@ -121,9 +121,9 @@ grew(struct leg_out_path *path)
 }
 
 static bool
-waits(struct leg_out_path *path)
+tcp_out_waits(struct leg_out_path *path)
 {
-	const struct tcp_out *tcp = tcp_of(path);
+	const struct tcp_out *tcp = tcp_out_tcp_of(path);
 	for (uint32_t i = 0; i < tcp->num_conns; i++) {
 		if (__atomic_load_n(&tcp->conns[i]->waiting, __ATOMIC_SEQ_CST))
 			return true;
@@ -134,21 +134,21 @@ waits(struct leg_out_path *path)
 static bool
 tcp_out_moves(struct leg_out_path *path)
 {
-	return tcp_of(path)->num_conns > 0;
+	return tcp_out_tcp_of(path)->num_conns > 0;
 }
 
 /* Some of it went out of files. */
 static void
 tcp_out_say(struct leg_out_path *path, struct transport_event *ret_event)
 {
-	if (__atomic_load_n(&tcp_of(path)->spliced, __ATOMIC_RELAXED))
+	if (__atomic_load_n(&tcp_out_tcp_of(path)->spliced, __ATOMIC_RELAXED))
 		memcpy(ret_event->transport, "tcp sendfile", sizeof("tcp sendfile"));
 }
 
 static void
 tcp_out_close_path(struct leg_out_path *path, bool reset)
 {
-	struct tcp_out *tcp = tcp_of(path);
+	struct tcp_out *tcp = tcp_out_tcp_of(path);
 	for (uint32_t i = 0; i < tcp->num_conns; i++)
 		close_conn(tcp->conns[i], reset);
 }
@@ -156,21 +156,21 @@ tcp_out_close_path(struct leg_out_path *path, bool reset)
 static bool
 tcp_out_gone(struct leg_out_path *path)
 {
-	return tcp_of(path)->num_conns == 0;
+	return tcp_out_tcp_of(path)->num_conns == 0;
 }
 
 static void
 tcp_out_free_path(struct leg_out_path *path)
 {
-	struct tcp_out *tcp = tcp_of(path);
+	struct tcp_out *tcp = tcp_out_tcp_of(path);
 	pthread_mutex_destroy(&tcp->lock);
 	free(tcp);
 }
 
 const struct leg_out_path_ops tcp_out_ops = {
 	.open = tcp_out_open_path,
-	.grew = grew,
-	.waits = waits,
+	.grew = tcp_out_grew,
+	.waits = tcp_out_waits,
 	.moves = tcp_out_moves,
 	.say = tcp_out_say,
 	.close = tcp_out_close_path,

@@ -85,7 +85,7 @@ add_assignment(struct command_line *line, char *text)
 }
 
 static error_t
-on_option(int key, char *value, struct argp_state *state)
+agent_options_on_option(int key, char *value, struct argp_state *state)
 {
 	static const struct {
 		int key;
@@ -131,7 +131,7 @@ on_option(int key, char *value, struct argp_state *state)
 }
 
 static int
-set_key(void *to, const char *key, const char *value, struct th_err *err)
+agent_options_set_key(void *to, const char *key, const char *value, struct th_err *err)
 {
 	return options_set(to, key, value, err);
 }
@@ -140,14 +140,14 @@ int
 options_parse(int argc, char **argv, struct th_err *err, struct options *ret_options,
 	enum options_outcome *ret_outcome)
 {
-	static const struct argp argp = {known, on_option, NULL,
+	static const struct argp argp = {known, agent_options_on_option, NULL,
 		"The TensorHub agent of one host: moves the weights of its workers.", NULL, NULL,
 		NULL};
 	const struct config config = {
 		.program = "thagentd",
 		.file = OPTIONS_FILE,
 		.keys = options_keys,
-		.set = set_key,
+		.set = agent_options_set_key,
 		.to = ret_options,
 	};
 	struct command_line line = {.err = err};

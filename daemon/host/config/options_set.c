@@ -84,7 +84,8 @@ options_number(uint32_t *field, uint32_t low, uint32_t high, const char *key, co
 }
 
 static int
-set_duration(int64_t *field, int64_t low_ns, const char *key, const char *value, struct th_err *err)
+options_set_duration(
+	int64_t *field, int64_t low_ns, const char *key, const char *value, struct th_err *err)
 {
 	int64_t ns;
 	char text[TH_UNITS_BYTES];
@@ -300,7 +301,8 @@ set_sendfile(struct options *options, const char *key, const char *value, struct
 
 /* Whether the kernel has it is asked at the start. */
 static int
-set_congestion(struct options *options, const char *key, const char *value, struct th_err *err)
+options_set_congestion(
+	struct options *options, const char *key, const char *value, struct th_err *err)
 {
 	size_t length = strlen(value);
 	bool plain = strspn(value, "abcdefghijklmnopqrstuvwxyz0123456789_-") == length;
@@ -313,7 +315,7 @@ set_congestion(struct options *options, const char *key, const char *value, stru
 }
 
 static int
-set_log_level(const char *key, const char *value, struct th_err *err)
+options_set_log_level(const char *key, const char *value, struct th_err *err)
 {
 	enum log_level level;
 	if (log_parse_level(value, &level) < 0)
@@ -424,19 +426,19 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 		return th_fail(err, TH_E_INVALID,
 			"%s: metrics over HTTP are not built yet; leave it out", key);
 	if (IS("log.level"))
-		return set_log_level(key, value, err);
+		return options_set_log_level(key, value, err);
 	if (IS("server.beat"))
-		return set_duration(&o->beat_ns, 20000000, key, value, err);
+		return options_set_duration(&o->beat_ns, 20000000, key, value, err);
 	if (IS("server.reply"))
-		return set_duration(&o->reply_ns, 100000000, key, value, err);
+		return options_set_duration(&o->reply_ns, 100000000, key, value, err);
 	if (IS("server.silent"))
-		return set_duration(&o->silent_ns, 100000000, key, value, err);
+		return options_set_duration(&o->silent_ns, 100000000, key, value, err);
 	if (IS("server_loss"))
 		return set_server_loss(o, key, value, err);
 	if (IS("leg.stall"))
-		return set_duration(&o->stall_ns, 50000000, key, value, err);
+		return options_set_duration(&o->stall_ns, 50000000, key, value, err);
 	if (IS("drain.timeout") || IS("drain"))
-		return set_duration(&o->drain_ns, 0, key, value, err);
+		return options_set_duration(&o->drain_ns, 0, key, value, err);
 	if (IS("leg.connections"))
 		return options_number(&o->connections, 0, 16, key, value, err);
 	if (IS("movers"))
@@ -446,13 +448,13 @@ options_set(struct options *o, const char *key, const char *value, struct th_err
 	if (IS("gpu") || strncmp(key, "gpu.", 4) == 0)
 		return options_gpu_set(&o->gpu, key, value, err);
 	if (IS("tcp.congestion"))
-		return set_congestion(o, key, value, err);
+		return options_set_congestion(o, key, value, err);
 	if (IS("tcp.engine"))
 		return set_engine(o, key, value, err);
 	if (IS("tcp.sendfile"))
 		return set_sendfile(o, key, value, err);
 	if (IS("tcp.timeout"))
-		return set_duration(&o->dead_ns, 1000000000, key, value, err);
+		return options_set_duration(&o->dead_ns, 1000000000, key, value, err);
 	if (IS("rate.out"))
 		return set_rate(&o->rate_out, key, value, err);
 	if (IS("rate.out.peer"))

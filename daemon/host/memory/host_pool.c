@@ -80,7 +80,7 @@ struct offload {
 /* ---- the thread ------------------------------------------------------------------------------ */
 
 static void
-unmap(struct offload_memory *memory)
+host_pool_unmap(struct offload_memory *memory)
 {
 	if (memory->map)
 		unmap_here(memory->map, memory->bytes);
@@ -148,7 +148,7 @@ host_pool_make(struct offload_memory *memory)
 	if (!memory->file)
 		th_fd_close(&fd);
 	if (memory->error != 0)
-		unmap(memory);
+		host_pool_unmap(memory);
 }
 
 /* Under the lock. What is to be made waits for what was released before and some device, or
@@ -189,7 +189,7 @@ host_pool_run(void *arg)
 		offload->queue = memory->next;
 		pthread_mutex_unlock(&offload->lock);
 		if (memory->freeing)
-			unmap(memory);
+			host_pool_unmap(memory);
 		else
 			host_pool_make(memory);
 		pthread_mutex_lock(&offload->lock);
@@ -266,7 +266,7 @@ free_list(struct offload *offload, struct offload_memory *list)
 {
 	while (list) {
 		struct offload_memory *next = list->next;
-		unmap(list);
+		host_pool_unmap(list);
 		host_pool_forget(offload, list);
 		list = next;
 	}
@@ -504,7 +504,7 @@ offload_release(struct offload_memory *memory)
 }
 
 static void
-made(struct offload *offload, struct offload_memory *memory)
+host_pool_made(struct offload *offload, struct offload_memory *memory)
 {
 	offload_done done = memory->done;
 	void *arg = memory->arg;
@@ -550,6 +550,6 @@ offload_poll(struct offload *offload)
 		if (memory->freeing)
 			host_pool_forget(offload, memory);
 		else
-			made(offload, memory);
+			host_pool_made(offload, memory);
 	}
 }

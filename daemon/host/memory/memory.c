@@ -689,7 +689,7 @@ memory_dmabuf_of(struct memory *const *dmabufs, uint32_t count, uint64_t address
 
 /* The descriptor counts as long as any object has it. Not of GPU memory: each has its own. */
 static void
-pass_on(struct memory_set *set, uint32_t index)
+memory_pass_on(struct memory_set *set, uint32_t index)
 {
 	for (uint32_t i = 0; i < set->count; i++) {
 		const struct memory *other = &set->objects[i], *gone = &set->objects[index];
@@ -713,7 +713,7 @@ memory_drop(struct memory_set *set, uint32_t index)
 		stranger_close_drivers(object->dmabuf_fd, hold_end, object->hold);
 	set->descriptors -= object->dmabuf;
 	if (object->owner)
-		pass_on(set, index);
+		memory_pass_on(set, index);
 	fd_memory_release(object->access);
 	fd_memory_release(object->file);
 	set->forgotten -= object->forgotten;

@@ -65,7 +65,7 @@ memory_gpu_check(const struct fdmsg_gpu *message, const struct cuda_handle *hand
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
 static struct memory_gpu *
-find_gpu(struct memory_set *set, const uint8_t uuid[16])
+memory_gpu_find_gpu(struct memory_set *set, const uint8_t uuid[16])
 {
 	for (uint32_t i = 0; i < MEMORY_GPUS_MAX; i++) {
 		struct memory_gpu *gpu = &set->gpus[i];
@@ -88,7 +88,7 @@ static struct memory_gpu *
 take_gpu(struct memory_set *set, const struct memory_gpu_limits *limits, const uint8_t uuid[16],
 	struct th_err *err)
 {
-	struct memory_gpu *gpu = find_gpu(set, uuid);
+	struct memory_gpu *gpu = memory_gpu_find_gpu(set, uuid);
 	for (uint32_t i = 0; !gpu && i < MEMORY_GPUS_MAX; i++) {
 		if (!set->gpus[i].space)
 			gpu = &set->gpus[i];

@@ -101,7 +101,8 @@ memory_made(void *arg, const struct th_err *result)
 /* ---- what it consists of --------------------------------------------------------------------- */
 
 static int
-lay_out(struct reservation *reservation, const uint8_t *data, size_t bytes, struct th_err *err)
+reserve_lay_out(
+	struct reservation *reservation, const uint8_t *data, size_t bytes, struct th_err *err)
 {
 	const struct ctl_ev_reserve *ev = &reservation->ev;
 	struct host *host = reservation->host;
@@ -119,7 +120,7 @@ lay_out(struct reservation *reservation, const uint8_t *data, size_t bytes, stru
 }
 
 static void
-manifest_got(void *arg, const struct th_err *result, const uint8_t *data, size_t bytes)
+reserve_manifest_got(void *arg, const struct th_err *result, const uint8_t *data, size_t bytes)
 {
 	struct reservation *reservation = arg;
 	struct th_err err = *result;
@@ -128,7 +129,7 @@ manifest_got(void *arg, const struct th_err *result, const uint8_t *data, size_t
 		return;
 	}
 	if (err.code == 0)
-		(void)lay_out(reservation, data, bytes, &err);
+		(void)reserve_lay_out(reservation, data, bytes, &err);
 	if (err.code != 0)
 		reserve_refuse(reservation, &err);
 }
@@ -170,8 +171,8 @@ reserve_begin(struct host *host, const struct agent_action *action)
 	const struct tensors *same =
 		find_tensors(host, action->u.reserve.source_session, ev->manifest);
 	if (!same)
-		blob_get(host, ev->manifest, manifest_got, reservation);
-	else if (lay_out(reservation, same->encoded, same->encoded_bytes, &err) < 0)
+		blob_get(host, ev->manifest, reserve_manifest_got, reservation);
+	else if (reserve_lay_out(reservation, same->encoded, same->encoded_bytes, &err) < 0)
 		reserve_refuse(reservation, &err);
 }
 

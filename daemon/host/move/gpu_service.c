@@ -98,7 +98,7 @@ take_note(struct gpu_service *gpu, const struct gpu_note *note)
 }
 
 static void
-take_notes(struct gpu_service *gpu)
+gpu_service_take_notes(struct gpu_service *gpu)
 {
 	pthread_mutex_lock(&gpu->lock);
 	struct gpu_note *note = gpu->notes;
@@ -118,11 +118,11 @@ on_notes(void *arg, uint32_t events)
 	struct host *host = arg;
 	(void)events;
 	(void)doorbell_drain(host->gpu.fd);
-	take_notes(&host->gpu);
+	gpu_service_take_notes(&host->gpu);
 }
 
 static struct gpu_wait *
-wait_new(struct gpu_service *gpu, uint32_t left, gpu_settled done, void *arg)
+gpu_service_wait_new(struct gpu_service *gpu, uint32_t left, gpu_settled done, void *arg)
 {
 	struct gpu_wait *wait = th_calloc(1, sizeof(*wait));
 	*wait = (struct gpu_wait){.gpu = gpu, .left = left, .done = done, .arg = arg};
@@ -142,7 +142,8 @@ struct gpu_wait *
 gpu_wait(struct host *host, const struct memory_set *memory, uint32_t mask, gpu_settled done,
 	void *arg)
 {
-	struct gpu_wait *wait = wait_new(&host->gpu, (uint32_t)__builtin_popcount(mask), done, arg);
+	struct gpu_wait *wait =
+		gpu_service_wait_new(&host->gpu, (uint32_t)__builtin_popcount(mask), done, arg);
 	for (uint32_t i = 0; i < GPUS_MAX; i++) {
 		if (mask & (UINT32_C(1) << i))
 			gpu_space_settle(memory->gpus[i].space, space_settled, note_new(wait));
@@ -153,7 +154,7 @@ gpu_wait(struct host *host, const struct memory_set *memory, uint32_t mask, gpu_
 struct gpu_wait *
 gpu_wait_gone(struct host *host, struct hold *hold, gpu_settled done, void *arg)
 {
-	struct gpu_wait *wait = wait_new(&host->gpu, 1, done, arg);
+	struct gpu_wait *wait = gpu_service_wait_new(&host->gpu, 1, done, arg);
 	hold_end_and_tell(hold, on_hold_gone, note_new(wait));
 	return wait;
 }
@@ -229,7 +230,7 @@ gpu_close(struct host *host)
 	}
 	loop_remove(&host->loop, &gpu->source);
 	if (!gpu->gpus) {
-		take_notes(gpu);
+		gpu_service_take_notes(gpu);
 		DL_FOREACH_SAFE(gpu->waits, wait, next)
 		{
 			DL_DELETE(gpu->waits, wait);

@@ -132,7 +132,7 @@ show_progress(struct host *host, const struct leg *leg)
 
 /* To another host. What is not allowed at all was refused before (way_there). */
 static void
-choose_way(struct host *host, struct leg *leg)
+legs_choose_way(struct host *host, struct leg *leg)
 {
 	bool rdma = fabric_why_not(host) == NULL;
 	if (rdma && (is_required(host, leg->session) || !host->options.transport_tcp)) {
@@ -163,7 +163,7 @@ legs_begin(struct host *host, const struct agent_action *action, struct xfer_par
 		snprintf(leg->peer, sizeof(leg->peer),
 			" from=%.200s why=\"both shards are on this host\"", grant->source_replica);
 	} else {
-		choose_way(host, leg);
+		legs_choose_way(host, leg);
 		snprintf(leg->peer, sizeof(leg->peer), " from=%.160s node=%.160s address=%s",
 			grant->source_replica, grant->source_node, grant->source_address);
 	}
@@ -304,7 +304,7 @@ legs_progress(struct host *host, struct ctl_leg_progress **ret_legs)
 
 /* What a leg achieved, for the log: bytes, rate and path. */
 static void
-log_end(const struct leg *leg, const struct transport_event *event, int code)
+legs_log_end(const struct leg *leg, const struct transport_event *event, int code)
 {
 	char size[TH_UNITS_BYTES], took[TH_UNITS_BYTES], rate[TH_UNITS_BYTES];
 	char reused[TH_UNITS_BYTES];
@@ -363,7 +363,7 @@ in_ended(struct host *host, struct leg *leg, const struct transport_event *event
 		out->code = TH_E_CANCELLED;
 	}
 	show_progress(host, leg);
-	log_end(leg, event, out->code);
+	legs_log_end(leg, event, out->code);
 	if (event->fallback[0] != '\0' && leg->source == 0) /* a copy's is no matter of RDMA */
 		fabric_fell_back(host, event->fallback);
 	if (event->copy[0] != '\0')
@@ -433,7 +433,7 @@ out_event(struct host *host, struct leg *leg, const struct transport_event *even
 		uint64_t number = leg->leg;
 		TH_FP(agent_leg_out_over);
 		if (leg->begun)
-			log_end(leg, event, 0);
+			legs_log_end(leg, event, 0);
 		if (event->copy[0] != '\0')
 			fabric_copied(host, event->copy);
 		if (event->code == TH_E_STALE_MEMORY)

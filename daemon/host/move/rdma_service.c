@@ -131,7 +131,7 @@ near_gpu(void *arg, const uint8_t uuid[16])
 
 /* Which rails are near to what, from now on. */
 static void
-look_at_host(struct host *host)
+rdma_service_look_at_host(struct host *host)
 {
 	struct rails *rails = host->regions.rails;
 	struct topology_rail list[RAILS_MAX];
@@ -195,7 +195,7 @@ fabric_start(struct host *host, struct th_err *err)
 	const char *why_not = missing(host);
 	if (!why_not) {
 		say_used(host);
-		look_at_host(host);
+		rdma_service_look_at_host(host);
 		return 0;
 	}
 	host->regions.rails = NULL;

@@ -60,7 +60,7 @@ on_release(void *arg)
 }
 
 static void
-take_notes(struct host *host)
+shared_parts_take_notes(struct host *host)
 {
 	pthread_mutex_lock(&host->legs.lock);
 	struct release_note *note = host->legs.released;
@@ -82,7 +82,7 @@ on_released(void *arg, uint32_t events)
 	struct host *host = arg;
 	(void)events;
 	(void)doorbell_drain(host->legs.released_fd);
-	take_notes(host);
+	shared_parts_take_notes(host);
 }
 
 void
@@ -423,7 +423,7 @@ parts_close(struct host *host)
 	{
 		part_free(host, part);
 	}
-	take_notes(host);
+	shared_parts_take_notes(host);
 	loop_remove(&host->loop, &host->legs.released_source);
 	th_fd_close(&host->legs.released_fd);
 	pthread_mutex_destroy(&host->legs.lock);

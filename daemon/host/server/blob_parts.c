@@ -169,7 +169,7 @@ get_end(struct blob_get *get, const struct th_err *result)
 
 /* Takes one part. 0 or a code with the sentence. */
 static int
-get_part(struct blob_get *get, const struct ctl_blob_part *part, struct th_err *err)
+blob_parts_get_part(struct blob_get *get, const struct ctl_blob_part *part, struct th_err *err)
 {
 	if (get->offset == 0) {
 		if (part->total_bytes == 0 || part->total_bytes > TH_BLOB_BYTES_MAX)
@@ -203,7 +203,7 @@ get_answered(void *arg, int rc, const struct ctl_reply *reply)
 	else if (reply->code != 0)
 		th_fail(&result, reply->code, "%s", reply->text);
 	else
-		(void)get_part(get, &reply->u.manifest_get, &result);
+		(void)blob_parts_get_part(get, &reply->u.manifest_get, &result);
 	if (result.code != 0 || get->offset == get->bytes)
 		get_end(get, &result);
 	else

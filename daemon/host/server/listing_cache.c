@@ -293,7 +293,8 @@ keep_part(struct cached_model *model, const struct ctl_reply *reply, struct th_e
 }
 
 static int
-take_part(struct cached_model *model, const struct ctl_reply *reply, struct th_err *err)
+listing_cache_take_part(
+	struct cached_model *model, const struct ctl_reply *reply, struct th_err *err)
 {
 	const struct ctl_listing *listing = &reply->u.list;
 	uint64_t entries = 0;
@@ -322,7 +323,7 @@ fetch_done(struct cached_model *model)
 }
 
 static void
-fetch_again(struct cached_model *model)
+listing_cache_fetch_again(struct cached_model *model)
 {
 	struct listings *listings = model->listings;
 
@@ -351,11 +352,11 @@ fetch_answered(void *ctx, int rc, const struct ctl_reply *reply)
 		fetch_fail(model, TH_E_NO_SERVER, "the reference server is another one now");
 	} else if (reply->code != 0) {
 		if (pages_restart(&model->pages, reply->code))
-			fetch_again(model);
+			listing_cache_fetch_again(model);
 		else
 			fetch_fail(model, reply->code, reply->text);
 	} else {
-		rc = take_part(model, reply, &err);
+		rc = listing_cache_take_part(model, reply, &err);
 		if (rc < 0)
 			fetch_fail(model, rc, err.text);
 		else if (rc > 0)
@@ -507,7 +508,7 @@ listings_server(struct listings *listings, bool attached, uint64_t server_inc, c
 }
 
 static int64_t
-expire(struct listings *listings, struct question **questions)
+listing_cache_expire(struct listings *listings, struct question **questions)
 {
 	struct question *question, *next;
 	int64_t next_ns = INT64_MAX;
@@ -547,8 +548,8 @@ listings_tick(struct listings *listings, int64_t now_ns)
 	}
 	HASH_ITER(hh, listings->models, model, next_model)
 	{
-		next_ns = th_min_i64(next_ns, expire(listings, &model->joined));
-		next_ns = th_min_i64(next_ns, expire(listings, &model->later));
+		next_ns = th_min_i64(next_ns, listing_cache_expire(listings, &model->joined));
+		next_ns = th_min_i64(next_ns, listing_cache_expire(listings, &model->later));
 		if (model->current && now_ns >= model->current->used_ns + IDLE_NS) {
 			whole_free(listings, model->current);
 			model->current = NULL;

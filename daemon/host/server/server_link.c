@@ -153,7 +153,7 @@ client_ready(void *arg, uint32_t events)
 /* ---- asking --------------------------------------------------------------------------------- */
 
 static void
-send_request(struct host *host, struct link_request *entry, enum agent_channel channel,
+server_link_send_request(struct host *host, struct link_request *entry, enum agent_channel channel,
 	const struct ctl_request *request, int64_t timeout_ns)
 {
 	struct server_link *link = &host->link;
@@ -195,7 +195,8 @@ link_send(struct host *host, const struct agent_action *action)
 	if (channel->asked_ns == 0)
 		channel->asked_ns = th_now_ns();
 	/* The core repeats what stays unanswered; this only keeps dead requests from piling up. */
-	send_request(host, entry, action->u.send.channel, &request, host->options.reply_ns);
+	server_link_send_request(
+		host, entry, action->u.send.channel, &request, host->options.reply_ns);
 	free(progress);
 }
 
@@ -211,7 +212,7 @@ link_ask(struct host *host, const struct ctl_request *request, int64_t timeout_n
 	numbered.attach_no = agent_core_attach_no(host->engine.core);
 	entry->answered = answered;
 	entry->arg = arg;
-	send_request(host, entry, AGENT_CHANNEL_CONTROL, &numbered, timeout_ns);
+	server_link_send_request(host, entry, AGENT_CHANNEL_CONTROL, &numbered, timeout_ns);
 	return entry->tag;
 }
 
@@ -227,7 +228,7 @@ link_cancel(struct host *host, uint64_t number)
 /* ---- which server --------------------------------------------------------------------------- */
 
 static int
-dial(struct host *host, struct th_err *err)
+server_link_dial(struct host *host, struct th_err *err)
 {
 	for (int i = 0; i < LINK_CHANNELS; i++) {
 		struct link_channel *channel = &host->link.channels[i];
@@ -249,7 +250,7 @@ next_server(struct host *host)
 	link->server = (link->server + 1) % host->options.num_servers;
 	host->counters.server_switches++;
 	log_debug("server", "trying the next one url=%s", link_url(host));
-	if (dial(host, &err) < 0)
+	if (server_link_dial(host, &err) < 0)
 		log_error("server", "cannot dial url=%s reason=\"%s\"", link_url(host), err.text);
 }
 
@@ -361,7 +362,7 @@ link_open(struct host *host, struct th_err *err)
 	/* A wrong address in the list is an error now, not when the servers before it are gone. */
 	for (uint32_t i = host->options.num_servers; i-- > 0;) {
 		host->link.server = i;
-		int rc = dial(host, err);
+		int rc = server_link_dial(host, err);
 		if (rc < 0)
 			return rc;
 	}

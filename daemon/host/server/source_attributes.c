@@ -24,7 +24,7 @@ struct fetch { /* owned by its blob_get */
 };
 
 static bool
-wanted(const struct registration *registration)
+source_attributes_wanted(const struct registration *registration)
 {
 	return !th_hash_none(registration->filled_key) && registration->filled.bytes == 0;
 }
@@ -45,7 +45,8 @@ got(void *arg, const struct th_err *result, const uint8_t *data, size_t bytes)
 	/* It may have ended, or have been filled with something else since. */
 	if (registration && th_hash_equal(registration->filled_key, fetch->key)) {
 		registration->filled_asked = false;
-		if (result->code == 0 && wanted(registration) && bytes <= ATTRIBUTES_DOCUMENT_MAX)
+		if (result->code == 0 && source_attributes_wanted(registration) &&
+			bytes <= ATTRIBUTES_DOCUMENT_MAX)
 			source_attributes_take(registration, data, bytes);
 		else if (registration->filled_tries == TRIES_MAX)
 			log_warn("register",
@@ -119,7 +120,7 @@ attributes_resume(struct host *host)
 	HASH_ITER(hh, host->sessions, session, next)
 	{
 		const struct registration *registration = &session->registration;
-		if (wanted(registration) && !registration->filled_asked &&
+		if (source_attributes_wanted(registration) && !registration->filled_asked &&
 			registration->filled_tries < TRIES_MAX)
 			fetch(session);
 	}

@@ -28,7 +28,7 @@
 /* ---- who may connect ------------------------------------------------------------------------ */
 
 static int
-find_group(const char *name, struct th_err *err, gid_t *ret_gid)
+operators_find_group(const char *name, struct th_err *err, gid_t *ret_gid)
 {
 	char *entry = th_calloc(1, GROUP_BYTES), *end;
 	struct group group, *found = NULL;
@@ -55,7 +55,7 @@ give_to_group(const char *path, const char *name, struct th_err *err)
 	char by_fd[32];
 	struct stat st;
 	gid_t gid = 0;
-	int rc = find_group(name, err, &gid);
+	int rc = operators_find_group(name, err, &gid);
 
 	if (rc < 0)
 		return rc;

@@ -219,7 +219,8 @@ fill_session(struct host *host, struct session_storage *storage)
 }
 
 static bool
-is_of(struct host *host, const struct agent_session_info *core, const struct net_peer *worker)
+status_is_of(
+	struct host *host, const struct agent_session_info *core, const struct net_peer *worker)
 {
 	const struct session *session = session_find(host, core->session);
 	return worker->local && session && !core->offload && session->peer.uid == worker->uid;
@@ -236,7 +237,7 @@ fill_sessions(struct host *host, const struct net_peer *worker, Tensorhub__V1__S
 		struct session_storage *next = &storage[status->n_sessions];
 		if (!agent_core_session_at(host->engine.core, i, &next->core))
 			break;
-		if (worker && !is_of(host, &next->core, worker))
+		if (worker && !status_is_of(host, &next->core, worker))
 			continue;
 		fill_session(host, next);
 		status->sessions[status->n_sessions++] = &next->info;

@@ -139,7 +139,7 @@ kind_of(const struct memory *object)
 
 /* The next one where the last one ends, and of its kind. */
 static bool
-follows(const struct memory *last, const struct memory *object)
+status_gpu_follows(const struct memory *last, const struct memory *object)
 {
 	return last->base + last->bytes == object->base && last->space == object->space &&
 	       last->gpu_kind == object->gpu_kind && !last->map == !object->map &&
@@ -171,7 +171,7 @@ status_memory_new(const struct memory_set *memory, Tensorhub__V1__SessionInfo *i
 		size_t last = info->n_memory;
 		if (object->gone)
 			continue;
-		if (last == 0 || !follows(status->memory[last - 1].last, object)) {
+		if (last == 0 || !status_gpu_follows(status->memory[last - 1].last, object)) {
 			if (last == STATUS_MEMORY_MAX) {
 				info->memory_more++;
 				continue;

@@ -279,7 +279,7 @@ may_ask(struct host *host, const struct net_server_item *item,
 }
 
 static void
-change(struct host *host, uint64_t token, const Tensorhub__V1__Request *request,
+doc_channel_change(struct host *host, uint64_t token, const Tensorhub__V1__Request *request,
 	struct session *session)
 {
 	if (!session)
@@ -303,7 +303,7 @@ doc_channel_dispatch(struct host *host, const struct net_server_item *item,
 	case TENSORHUB__V1__REQUEST__BODY_REGISTER_TENSORS:
 	case TENSORHUB__V1__REQUEST__BODY_UNREGISTER_TENSORS:
 	case TENSORHUB__V1__REQUEST__BODY_SET_ATTRIBUTES:
-		change(host, item->token, request, session);
+		doc_channel_change(host, item->token, request, session);
 		return;
 	case TENSORHUB__V1__REQUEST__BODY_LIST:
 	case TENSORHUB__V1__REQUEST__BODY_RESOLVE:
@@ -325,7 +325,7 @@ doc_channel_dispatch(struct host *host, const struct net_server_item *item,
 }
 
 static void
-on_request(struct host *host, const struct net_server_item *item)
+doc_channel_on_request(struct host *host, const struct net_server_item *item)
 {
 	host->counters.documents++;
 	Tensorhub__V1__Request *request = unpack_request(item->data, item->bytes);
@@ -369,7 +369,7 @@ documents_ready(void *arg, uint32_t events)
 	(void)events;
 	for (int i = 0; i < ITEMS_A_WAKEUP && net_server_next(host->documents, &item); i++) {
 		if (item.kind == NET_REQUEST)
-			on_request(host, &item);
+			doc_channel_on_request(host, &item);
 		else if (item.kind == NET_GONE)
 			on_gone(host, item.token);
 	}

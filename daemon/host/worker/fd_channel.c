@@ -66,7 +66,7 @@ fd_channel_refuse(struct session *session, int code, const char *text)
 /* ---- HELLO ---------------------------------------------------------------------------------- */
 
 static void
-on_hello(struct session *session, const struct fdmsg_hello *hello)
+fd_channel_on_hello(struct session *session, const struct fdmsg_hello *hello)
 {
 	struct host *host = session->host;
 	if (hello->protocol_min > hello->protocol_max || hello->reserved != 0) {
@@ -128,7 +128,7 @@ open_well_formed(const struct fdmsg_open *open)
 }
 
 static int
-check_flags(uint32_t flags, struct th_err *err)
+fd_channel_check_flags(uint32_t flags, struct th_err *err)
 {
 	static const struct {
 		uint32_t flag;
@@ -176,7 +176,7 @@ check_open(const struct fdmsg_open *open, struct th_err *err)
 		return th_fail(err, TH_E_INVALID,
 			"launch_id: a name has 1 to %d bytes of UTF-8 without control characters",
 			TH_NAME_MAX);
-	return check_flags(open->flags, err);
+	return fd_channel_check_flags(open->flags, err);
 }
 
 static void
@@ -386,7 +386,7 @@ take_memory(bool received, struct th_err *err)
 }
 
 static void
-on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
+fd_channel_on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
 {
 	static const struct {
 		const char *path, *text;
@@ -449,7 +449,7 @@ on_forget(struct session *session, const struct fdmsg_forget *forget)
 /* ---- CLOSE ---------------------------------------------------------------------------------- */
 
 static void
-on_close(struct session *session, const struct fdmsg_close *message)
+fd_channel_on_close(struct session *session, const struct fdmsg_close *message)
 {
 	session->state = SESSION_CLOSING;
 	TH_FP(agent_closing);
@@ -499,18 +499,18 @@ fd_channel_dispatch(struct session *session, struct fdmsg *message)
 	unsigned kind = message->head.kind;
 
 	if (kind == FDMSG_HELLO && session->state == SESSION_HELLO)
-		on_hello(session, body);
+		fd_channel_on_hello(session, body);
 	else if (kind == FDMSG_OPEN && greeted)
 		on_open(session, body);
 	else if (kind == FDMSG_MEMORY && open)
-		on_memory(session, body, &message->fds[0]);
+		fd_channel_on_memory(session, body, &message->fds[0]);
 	else if (kind == FDMSG_GPU && open && session->knows_gpu)
 		on_gpu(session, body, message->head.num_fds == 0 || message->fds[0] >= 0,
 			&message->fds[0]);
 	else if (kind == FDMSG_FORGET && open)
 		on_forget(session, body);
 	else if (kind == FDMSG_CLOSE && open)
-		on_close(session, body);
+		fd_channel_on_close(session, body);
 	else
 		session_lose(session, true, "a message that does not fit the state of its session");
 }

@@ -529,7 +529,7 @@ repeated(struct session *session, uint64_t token, uint64_t request_no)
  * undoes what may have come of it. True: it is answered when that is over.
  */
 static bool
-undone(struct session *session, uint64_t token, const Tensorhub__V1__Request *request)
+registration_undone(struct session *session, uint64_t token, const Tensorhub__V1__Request *request)
 {
 	struct registration *registration = &session->registration;
 	const enum registration_state state = registration->state;
@@ -568,7 +568,7 @@ registration_document(
 				"end");
 			return;
 		}
-		if (undone(session, token, request))
+		if (registration_undone(session, token, request))
 			return;
 	}
 	registration_begin(session, token, request->request_no);

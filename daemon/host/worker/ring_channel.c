@@ -177,7 +177,7 @@ claim_fits(struct session *session, uint32_t slot, uint32_t kind)
 
 /* What can only be read can be published, and nothing can be written to it. */
 static bool
-writable(struct session *session, uint32_t slot, uint32_t kind)
+ring_channel_writable(struct session *session, uint32_t slot, uint32_t kind)
 {
 	const struct tensors *tensors = session->registration.tensors;
 	struct th_err err;
@@ -240,7 +240,7 @@ ring_channel_submit(struct session *session, const struct shm_submission *submis
 	/* In this order: who reads the number of this operation finds no progress of the last. */
 	ring_slot_progress(&session->ring, slot, 0, 0);
 	ring_slot_write(&session->ring, slot, &running);
-	if (!writable(session, slot, submission->kind) ||
+	if (!ring_channel_writable(session, slot, submission->kind) ||
 		!has_pages(session, slot, submission->kind) ||
 		!claim_fits(session, slot, submission->kind))
 		return;

@@ -74,8 +74,8 @@ place_rows(const struct tensors_rows *rows, const struct memory_set *memory, str
  * kept.
  */
 static int
-find_ties(const struct tensors_rows *rows, struct interval *intervals, uint32_t *count,
-	uint32_t *alias_of, struct th_err *err)
+tensor_places_find_ties(const struct tensors_rows *rows, struct interval *intervals,
+	uint32_t *count, uint32_t *alias_of, struct th_err *err)
 {
 	uint32_t kept = 0;
 	for (uint32_t i = 0; i < *count; i++) {
@@ -165,7 +165,8 @@ assemble(struct tensors *tensors, const struct tensors_rows *rows, const struct 
 	int rc = place_rows(rows, memory, err, tensors->intervals, &tensors->num_intervals);
 	if (rc < 0)
 		return rc;
-	rc = find_ties(rows, tensors->intervals, &tensors->num_intervals, alias_of, err);
+	rc = tensor_places_find_ties(
+		rows, tensors->intervals, &tensors->num_intervals, alias_of, err);
 	if (rc < 0)
 		return rc;
 	rc = manifest_build(rows->rows, rows->count, alias_of, position, err, &tensors->manifest);

@@ -64,7 +64,7 @@ agent_state_name(enum agent_state state)
 
 /* The state and all that counts by it. */
 static void
-set_state(struct refsrv *server, struct agent *agent, enum agent_state state)
+agent_set_state(struct refsrv *server, struct agent *agent, enum agent_state state)
 {
 	if (agent->state == AGENT_DEAD)
 		DL_DELETE2(server->dead, agent, dead_prev, dead_next);
@@ -326,7 +326,7 @@ agent_drop(struct refsrv *server, struct agent *agent)
 	reset(server, agent);
 	if (agent->polling)
 		poll_end(server, agent);
-	set_state(server, agent, AGENT_DEAD);
+	agent_set_state(server, agent, AGENT_DEAD);
 	DL_DELETE2(server->dead, agent, dead_prev, dead_next);
 	HASH_DELETE(hh_node, server->nodes, agent);
 	HASH_DELETE(hh, server->agents, agent);
@@ -341,7 +341,7 @@ agent_drop(struct refsrv *server, struct agent *agent)
 static void
 agent_bury(struct refsrv *server, struct agent *agent, const char *why)
 {
-	set_state(server, agent, AGENT_DEAD);
+	agent_set_state(server, agent, AGENT_DEAD);
 	rejoin_inventory_ends(server, agent);
 	if (agent->leaving && agent->num_members == 0)
 		event_log(server, EVENT_INFO, NULL, agent->info.node,
@@ -523,12 +523,12 @@ agent_attach(struct refsrv *server, const struct ctl_request *request,
 		agent->inc = inc;
 		agent->secret = request->secret;
 		agent_ping_reset(agent);
-		set_state(server, agent, AGENT_DEAD);
+		agent_set_state(server, agent, AGENT_DEAD);
 		HASH_ADD(hh, server->agents, inc, sizeof(agent->inc), agent);
 	}
 	if (agent->state != AGENT_ACTIVE)
 		model_dirty_agent(server, agent);
-	set_state(server, agent, AGENT_ACTIVE);
+	agent_set_state(server, agent, AGENT_ACTIVE);
 	set_info(server, agent, attach);
 	agent->attach_no = epoch_next_id(server);
 	if (fresh)
@@ -561,7 +561,7 @@ agent_beat(struct refsrv *server, struct agent *agent, const struct ctl_beat *be
 	set_connection(server, agent, connection);
 	agent->gone = false;
 	if (agent->state == AGENT_SUSPECT) {
-		set_state(server, agent, AGENT_ACTIVE);
+		agent_set_state(server, agent, AGENT_ACTIVE);
 		event_log(server, EVENT_INFO, NULL, agent->info.node, "agent %s is back",
 			agent->info.node);
 		model_dirty_agent(server, agent);
@@ -589,7 +589,7 @@ lost_connection(struct refsrv *server, struct agent *agent)
 			"agent %s is suspect: its connection ended; nothing new is read "
 			"from it or by it until it is back",
 			agent->info.node);
-	set_state(server, agent, AGENT_SUSPECT);
+	agent_set_state(server, agent, AGENT_SUSPECT);
 	model_dirty_agent(server, agent);
 	agent_wake_at(server, agent, th_deadline_ns(server->now_ns, server->config.gone_ns));
 }
@@ -638,7 +638,7 @@ life_timers(struct refsrv *server, struct agent *agent)
 			"agent %s is suspect: no heartbeat for %" PRId64
 			" ms; nothing new is read from it or by it",
 			agent->info.node, silent_ns / 1000000);
-		set_state(server, agent, AGENT_SUSPECT);
+		agent_set_state(server, agent, AGENT_SUSPECT);
 		/* What it holds does not count for retention now. */
 		model_dirty_agent(server, agent);
 	}

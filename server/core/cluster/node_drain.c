@@ -67,7 +67,7 @@ node_drain_forget(struct refsrv *server, struct drained_node *drained)
 
 /* No more names than there may be agents: those of nodes that are gone for long give way. */
 static void
-remember(struct refsrv *server, const char *node, const char *from)
+node_drain_remember(struct refsrv *server, const char *node, const char *from)
 {
 	struct drained_node *drained = th_calloc(1, sizeof(*drained));
 
@@ -146,7 +146,7 @@ node_drain_begin(
 	if (known)
 		return;
 	if (!admin->leaving)
-		remember(server, node, admin->from);
+		node_drain_remember(server, node, admin->from);
 	event_log(server, EVENT_INFO, NULL, node, "node %s is being drained%s%.200s", node,
 		admin->from[0] != '\0' ? ": " : "", admin->from);
 	if (agent == NULL || agent->state == AGENT_DEAD)
@@ -188,7 +188,8 @@ node_attached(struct refsrv *server, struct agent *agent)
 
 	if (agent->info.draining && elsewhere && node_drain_find(server, node) == NULL) {
 		TH_MARK(drain_announced_again);
-		remember(server, node, "an operator, as its agent was told by an earlier server");
+		node_drain_remember(
+			server, node, "an operator, as its agent was told by an earlier server");
 		event_log(server, EVENT_INFO, NULL, node,
 			"node %s is being drained: its agent was told so by an earlier server",
 			node);
@@ -351,7 +352,7 @@ look_at_copy(struct look *look, const struct part *part)
 }
 
 static void
-look_at(struct look *look)
+node_drain_look_at(struct look *look)
 {
 	const struct member *member;
 
@@ -403,7 +404,7 @@ node_drain_look(struct refsrv *server, struct agent *agent, struct ctl_admin_rep
 	struct look look = {.server = server, .agent = agent};
 
 	look.blockers = refsrv_scratch(server, CTL_BLOCKERS_MAX, sizeof(*look.blockers));
-	look_at(&look);
+	node_drain_look_at(&look);
 	ret_reply->state = !node_drains(agent)      ? "active"
 			   : look.num_blockers == 0 ? "empty"
 						    : "draining";
@@ -445,7 +446,7 @@ is_empty(struct refsrv *server, const struct agent *agent)
 {
 	struct look look = {.server = server, .agent = agent};
 
-	look_at(&look);
+	node_drain_look_at(&look);
 	return look.num_blockers == 0;
 }
 

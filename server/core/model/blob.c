@@ -183,7 +183,7 @@ upload_finish(struct refsrv *server, struct agent *agent, struct upload *upload,
 }
 
 static int
-put_check(const struct agent *agent, const struct ctl_blob_part *part, struct th_err *err)
+blob_put_check(const struct agent *agent, const struct ctl_blob_part *part, struct th_err *err)
 {
 	if (th_hash_none(part->key) || part->total_bytes == 0 || part->data == NULL ||
 		part->data_bytes == 0 || part->data_bytes > TH_PART_BYTES_MAX ||
@@ -204,7 +204,7 @@ int
 blob_put(struct refsrv *server, struct agent *agent, const struct ctl_blob_part *part,
 	struct th_err *err)
 {
-	int rc = put_check(agent, part, err);
+	int rc = blob_put_check(agent, part, err);
 
 	if (rc != 0)
 		return rc;

@@ -161,7 +161,7 @@ oldest_copy(const struct content *content)
 }
 
 static void
-merge(struct refsrv *server, struct content *first, struct content *same)
+content_merge(struct refsrv *server, struct content *first, struct content *same)
 {
 	const struct version *version = first->version;
 	struct copy *copy = version->copies == NULL ? NULL : version->copies->prev;
@@ -283,7 +283,7 @@ take_over(struct refsrv *server, struct content *other, struct content *first)
 		for (uint32_t i = 0; i < copy->num_parts; i++)
 			copy->parts[i].proof_due = true;
 	}
-	merge(server, other, first);
+	content_merge(server, other, first);
 }
 
 /* Both are from a former server life: what was received there is not what was published. */
@@ -305,7 +305,7 @@ content_settle(struct refsrv *server, struct version *version)
 			uint32_t shard = 0;
 			enum comparison result = content_compare(first, other, &shard);
 			if (result == SAME) {
-				merge(server, first, other);
+				content_merge(server, first, other);
 				again = true; /* the first may know more now */
 			} else if (result == DIFFERENT && knows_better(other, first)) {
 				DL_DELETE(version->contents, other);

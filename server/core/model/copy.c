@@ -85,7 +85,7 @@ copy_new(struct refsrv *server, struct group *group, struct version *version,
 
 /* A version goes with its last copy: given up in order, or lost with a replica that broke. */
 static void
-log_end(struct refsrv *server, const struct copy *copy)
+copy_log_end(struct refsrv *server, const struct copy *copy)
 {
 	const struct version *version = copy->version;
 	const struct group *group = copy->group;
@@ -116,7 +116,7 @@ copy_free(struct refsrv *server, struct copy *copy)
 		DL_DELETE2(version->filling, copy, fill_prev, fill_next);
 	content_leave(server, copy);
 	if (version->copies == NULL) {
-		log_end(server, copy);
+		copy_log_end(server, copy);
 		version_free(server, version);
 	}
 	group->copy = NULL;

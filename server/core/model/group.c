@@ -361,8 +361,8 @@ drop_registration(struct refsrv *server, struct member *member)
 }
 
 static int
-register_check(struct refsrv *server, const struct member *member, const struct ctl_register *reg,
-	struct th_err *err)
+group_register_check(struct refsrv *server, const struct member *member,
+	const struct ctl_register *reg, struct th_err *err)
 {
 	int rc = idle_check(member, "register", err);
 	if (rc != 0)
@@ -388,7 +388,7 @@ member_register(struct refsrv *server, struct agent *agent, const struct ctl_reg
 
 	if (member == NULL)
 		return err->code;
-	int rc = register_check(server, member, reg, err);
+	int rc = group_register_check(server, member, reg, err);
 	if (rc != 0) {
 		offload_register_refused(member, err);
 		return rc;
@@ -442,7 +442,7 @@ member_settle(struct refsrv *server, struct member *member)
 }
 
 static void
-tell_broken(const struct group *group, const struct member *member, int code)
+group_tell_broken(const struct group *group, const struct member *member, int code)
 {
 	if (group->reservation != 0) {
 		agent_event(member->agent, CTL_EV_RELEASE)->u.release = (struct ctl_ev_release){
@@ -480,7 +480,7 @@ break_group(struct refsrv *server, struct group *group, int code, enum event_sev
 			continue;
 		rejoin_drain_unbuilt(server, member);
 		if (!member->closed)
-			tell_broken(group, member, code);
+			group_tell_broken(group, member, code);
 	}
 	struct op *op = group_open_op(group);
 	/* First, so that an offload that this operation waits for goes on. */

@@ -23,7 +23,7 @@ group_launch_free(struct group *group)
 }
 
 static void
-remember(struct group *group, const char *launch_id)
+group_launch_remember(struct group *group, const char *launch_id)
 {
 	if (launch_id[0] == '\0' || strcmp(launch_id, group->launch_id) == 0)
 		return;
@@ -47,8 +47,8 @@ group_launch_new(struct group *group, const struct ctl_open *open)
 		if (other == group || other->reservation != 0)
 			continue;
 		for (uint32_t i = 0; i < other->num_replaced; i++)
-			remember(group, other->replaced[i]);
-		remember(group, other->launch_id);
+			group_launch_remember(group, other->replaced[i]);
+		group_launch_remember(group, other->launch_id);
 	}
 }
 

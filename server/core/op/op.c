@@ -99,7 +99,7 @@ op_tell(struct op *op, struct member *member)
 }
 
 static void
-decide(struct refsrv *server, struct op *op)
+op_decide(struct refsrv *server, struct op *op)
 {
 	struct group *group = op->group;
 
@@ -122,7 +122,7 @@ op_succeed(struct refsrv *server, struct op *op, bool updated)
 	op->code = 0;
 	op->updated = updated;
 	op->text[0] = '\0';
-	decide(server, op);
+	op_decide(server, op);
 }
 
 void
@@ -141,7 +141,7 @@ op_fail(struct refsrv *server, struct op *op, int code, const char *format, ...)
 		op_unpublish_undo(server, op);
 	else if (op->state == OP_GATHER && op_drains_old(op))
 		op_replicate_undo(server, op);
-	decide(server, op);
+	op_decide(server, op);
 }
 
 void
@@ -259,7 +259,7 @@ dispatch_arrival(struct refsrv *server, struct op *op, struct member *member)
 }
 
 static void
-arrive(struct refsrv *server, struct op *op, struct member *member, const struct ctl_op *request)
+op_arrive(struct refsrv *server, struct op *op, struct member *member, const struct ctl_op *request)
 {
 	op->members[member->shard].arrived = true;
 	op->num_arrived++;
@@ -418,7 +418,7 @@ op_request(struct refsrv *server, struct agent *agent, const struct ctl_op *requ
 		op->num_arrived++;
 		op_tell(op, member);
 	} else {
-		arrive(server, op, member, request);
+		op_arrive(server, op, member, request);
 	}
 	trim(server, group);
 	unhold(server, group);

@@ -271,7 +271,7 @@ rejoin_settle(struct refsrv *server, struct model *model)
 /* ---- groups that form again ----------------------------------------------------------------- */
 
 static struct group *
-find_group(const struct model *model, const char *replica, uint64_t inc)
+rejoin_find_group(const struct model *model, const char *replica, uint64_t inc)
 {
 	struct group *group = group_first(model, replica);
 
@@ -348,7 +348,8 @@ rejoin_gone(struct refsrv *server, const struct agent *agent, const struct ctl_r
 {
 	struct model *model = model_find(server, said->open.model);
 	struct group *group =
-		model == NULL ? NULL : find_group(model, said->open.replica, said->group_inc);
+		model == NULL ? NULL
+			      : rejoin_find_group(model, said->open.replica, said->group_inc);
 	char why[TH_NAME_MAX + 128];
 
 	if (group == NULL && model != NULL)
@@ -556,7 +557,7 @@ rejoin_request(struct refsrv *server, struct agent *agent, const struct ctl_rejo
 	struct model *model = model_acquire(server, said->open.model);
 	if (agent->warms)
 		warm_model(server, agent, model);
-	struct group *group = find_group(model, said->open.replica, said->group_inc);
+	struct group *group = rejoin_find_group(model, said->open.replica, said->group_inc);
 	if (group == NULL && !said->gone)
 		group = rejoin_meets(model, agent, said);
 	/* What was broken has no claim to its name, whoever else has been opened under it. */

@@ -92,7 +92,7 @@ rejoin_close(struct refsrv *server, struct member *member, const struct ctl_clos
 
 /* What has had its GO asks no more, and is told that it has failed with its group. */
 static void
-tell_broken(struct member *member, const struct ctl_rejoin *said)
+rejoin_hold_tell_broken(struct member *member, const struct ctl_rejoin *said)
 {
 	const struct op *op = op_find(member->group, said->op_seq);
 	struct ctl_ev_outcome *ev;
@@ -153,7 +153,7 @@ rejoin_goes_on(struct refsrv *server, struct member *member)
 		rejoin->op.timeout_ns = th_max_i64(0, rejoin->op_deadline_ns - server->now_ns);
 	look_for_unbuilt(server, member, &rejoin->said);
 	if (rejoin->said.went && !member->closed && member->group->state == GROUP_BROKEN)
-		tell_broken(member, &rejoin->said);
+		rejoin_hold_tell_broken(member, &rejoin->said);
 	if (rejoin->asked && !member->closed) {
 		if (op_request(server, member->agent, &rejoin->op, &err) != 0)
 			rejoin_break(server, member->group,

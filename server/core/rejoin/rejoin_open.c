@@ -51,7 +51,7 @@ rejoin_stood_alone(const struct ctl_rejoin *said)
 
 /* A shard that was opened here may belong to a group that is to come back. */
 static void
-await(struct group *group)
+rejoin_open_await(struct group *group)
 {
 	for (uint32_t i = 0; i < group->num_shards; i++) {
 		struct member *member = group->members[i];
@@ -97,7 +97,7 @@ rejoin_opened(struct refsrv *server, struct member *member)
 		TH_MARK(rejoin_open_waits);
 	else if (!group->opened)
 		TH_MARK(rejoin_open_joins);
-	await(group);
+	rejoin_open_await(group);
 	rejoin_joined(server, group);
 	if (!model_warming(server, group->model))
 		rejoin_launch(server, group);
@@ -118,7 +118,7 @@ rejoin_meets(const struct model *model, const struct agent *agent, const struct 
 		retain_join(group, agent, &said->open, &err) != 0)
 		return NULL;
 	if (untouched(group))
-		await(group);
+		rejoin_open_await(group);
 	else if (!group->rejoining || group->together)
 		return NULL;
 	TH_MARK(rejoin_meets_the_opened);

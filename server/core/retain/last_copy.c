@@ -27,7 +27,7 @@
 #include "server/core/view/event_log.h"
 
 static void
-wake_at(struct copy *copy, int64_t at_ns)
+last_copy_wake_at(struct copy *copy, int64_t at_ns)
 {
 	struct retention *retention = &copy->version->model->retention;
 
@@ -86,7 +86,7 @@ others_count(struct refsrv *server, struct copy *copy)
 			return proof;
 		if (proof == PROOF_PENDING) {
 			best = proof;
-			wake_at(copy, wake_ns);
+			last_copy_wake_at(copy, wake_ns);
 		}
 	}
 	return best;
@@ -208,7 +208,7 @@ last_copy_rescue_settle(struct refsrv *server, struct copy *copy)
 			copy->keep->until_ns =
 				th_deadline_ns(server->now_ns, server->config.rescue_ns);
 		if (server->now_ns < copy->keep->until_ns) {
-			wake_at(copy, copy->keep->until_ns);
+			last_copy_wake_at(copy, copy->keep->until_ns);
 			return;
 		}
 		text = "nobody has made a copy of it in time";
@@ -316,7 +316,7 @@ last_copy_close_settle(struct refsrv *server, struct group *group)
 		} else if (server->now_ns >= member->close_ns) {
 			close_late(member);
 		} else {
-			wake_at(copy, member->close_ns);
+			last_copy_wake_at(copy, member->close_ns);
 		}
 	}
 }

@@ -116,7 +116,7 @@ offload_by_number(const struct refsrv *server, uint64_t reservation)
 
 /* What is copied: the copy that it was begun for, or any other that is complete. */
 static const struct copy *
-source_of(const struct offload *offload)
+offload_source_of(const struct offload *offload)
 {
 	const struct copy *copy, *other = NULL;
 
@@ -178,7 +178,7 @@ offload_conceivable(const struct refsrv *server, const struct copy *copy)
 static struct agent *
 offload_choose(const struct refsrv *server, const struct offload *offload, uint32_t shard)
 {
-	const struct copy *source = source_of(offload);
+	const struct copy *source = offload_source_of(offload);
 	struct agent *agent, *best = NULL;
 
 	if (source == NULL || source->parts[shard].member == NULL)

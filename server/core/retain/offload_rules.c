@@ -23,7 +23,7 @@
 #define RETRY_FACTOR 10 /* a rescue that failed is tried again after so many release times */
 
 static void
-wake_at(struct model *model, int64_t at_ns)
+offload_rules_wake_at(struct model *model, int64_t at_ns)
 {
 	model->retention.wake_ns = th_min_i64(model->retention.wake_ns, at_ns);
 }
@@ -46,8 +46,8 @@ on_drained_node(const struct copy *copy)
  * that are being drained. A suspect host may come back: it is neither.
  */
 static void
-count_ready(const struct version *version, const struct group *but, uint32_t *ret_steady,
-	uint32_t *ret_leaving)
+offload_rules_count_ready(const struct version *version, const struct group *but,
+	uint32_t *ret_steady, uint32_t *ret_leaving)
 {
 	const struct copy *copy;
 
@@ -78,7 +78,7 @@ offload_needed(struct refsrv *server, const struct offload *offload)
 		if (copy->keep != NULL)
 			return true;
 	}
-	count_ready(version, offload->group, &steady, &leaving);
+	offload_rules_count_ready(version, offload->group, &steady, &leaving);
 	return steady == 0 && leaving > 0;
 }
 
@@ -112,13 +112,13 @@ another_will_do(struct refsrv *server, const struct offload *offload, int64_t si
 		if (since_ns == INT64_MIN ||
 			agent_ping_copy(server, copy, since_ns, &wake_ns) == PROOF_THERE)
 			return true;
-		wake_at(offload->version->model, wake_ns);
+		offload_rules_wake_at(offload->version->model, wake_ns);
 	}
 	return false;
 }
 
 static bool
-may_go(struct refsrv *server, struct offload *offload)
+offload_rules_may_go(struct refsrv *server, struct offload *offload)
 {
 	if (TH_PLANT(retained_offload_released) && !is_read(offload->group->copy))
 		return true;
@@ -132,7 +132,7 @@ may_go(struct refsrv *server, struct offload *offload)
 		offload->spare_ns = server->now_ns;
 	int64_t at_ns = th_deadline_ns(offload->spare_ns, server->config.release_ns);
 	if (server->now_ns < at_ns) {
-		wake_at(offload->version->model, at_ns);
+		offload_rules_wake_at(offload->version->model, at_ns);
 		return false;
 	}
 	/* What was proven before may have died since: while it was waited nobody looked. */
@@ -153,7 +153,7 @@ offload_release(struct refsrv *server, struct offload *offload)
 		offload_end(server, offload, "it is gone");
 		return;
 	}
-	if (!may_go(server, offload))
+	if (!offload_rules_may_go(server, offload))
 		return;
 	TH_MARK(offload_released);
 	event_log(server, EVENT_INFO, version->model->name, "",
@@ -169,7 +169,7 @@ offload_at_risk(struct refsrv *server, const struct version *version)
 {
 	uint32_t steady, leaving;
 
-	count_ready(version, NULL, &steady, &leaving);
+	offload_rules_count_ready(version, NULL, &steady, &leaving);
 	return steady == 0 && leaving > 0 && retain_names(server, version);
 }
 
@@ -216,7 +216,7 @@ rescue(struct refsrv *server, struct version *version)
 	int64_t at_ns = th_max_i64(
 		th_deadline_ns(version->risk_ns, server->config.release_ns), version->retry_ns);
 	if (server->now_ns < at_ns) {
-		wake_at(version->model, at_ns);
+		offload_rules_wake_at(version->model, at_ns);
 		return;
 	}
 	struct copy *copy = any_ready(version);

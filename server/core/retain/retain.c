@@ -174,10 +174,11 @@ claim_names(const struct claim *claim, struct th_version latest, struct th_versi
 		return false;
 	for (uint32_t i = 0; i < claim->rules.num_rules; i++) {
 		const struct th_spec *rule = &claim->rules.rules[i];
-		bool names = rule->relative ? rule->number <= latest.version &&
-						      latest.version - rule->number == id.version
-					    : rule->number == id.version;
-		if (names)
+		bool retain_do_names = rule->relative
+					       ? rule->number <= latest.version &&
+							 latest.version - rule->number == id.version
+					       : rule->number == id.version;
+		if (retain_do_names)
 			return true;
 	}
 	return false;
@@ -185,7 +186,7 @@ claim_names(const struct claim *claim, struct th_version latest, struct th_versi
 
 /* only: by this claim; NULL: by any. */
 static bool
-named(const struct model *model, const struct claim *only, struct th_version latest,
+retain_named(const struct model *model, const struct claim *only, struct th_version latest,
 	struct th_version id)
 {
 	const struct claim *claim;
@@ -259,7 +260,8 @@ publish_begun(const struct version *version)
 
 /* listed: as if it were, of a version whose only copies are not yet. */
 static bool
-names(struct refsrv *server, const struct claim *only, const struct version *version, bool listed)
+retain_do_names(
+	struct refsrv *server, const struct claim *only, const struct version *version, bool listed)
 {
 	const struct model *model = version->model;
 	const struct version *latest = model->versions->prev;
@@ -272,7 +274,7 @@ names(struct refsrv *server, const struct claim *only, const struct version *ver
 	/* From the newest down: each may be the latest, until one is so for certain. */
 	for (;; latest = latest->prev) {
 		if ((listed && latest == version) || version_counts(server, latest)) {
-			if (named(model, only, latest->id, version->id))
+			if (retain_named(model, only, latest->id, version->id))
 				return true;
 			if (succeeds(server, latest))
 				return false;
@@ -285,27 +287,29 @@ names(struct refsrv *server, const struct claim *only, const struct version *ver
 bool
 retain_claimed(struct refsrv *server, const struct version *version)
 {
-	return names(server, NULL, version, false);
+	return retain_do_names(server, NULL, version, false);
 }
 
 bool
 retain_names(struct refsrv *server, const struct version *version)
 {
 	/* Who claims it may not have come yet. */
-	return model_warming(server, version->model) || names(server, NULL, version, false);
+	return model_warming(server, version->model) ||
+	       retain_do_names(server, NULL, version, false);
 }
 
 bool
 retain_would_name(struct refsrv *server, const struct version *version)
 {
-	return model_warming(server, version->model) || names(server, NULL, version, true);
+	return model_warming(server, version->model) ||
+	       retain_do_names(server, NULL, version, true);
 }
 
 bool
 retain_group_names(struct refsrv *server, const struct group *group, const struct version *version)
 {
 	return group->claim != NULL && !group->claim_closing &&
-	       names(server, group->claim, version, false);
+	       retain_do_names(server, group->claim, version, false);
 }
 
 /* ---- time ----------------------------------------------------------------------------------- */

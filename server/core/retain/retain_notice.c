@@ -40,7 +40,7 @@ retain_notice_collect(const struct refsrv *server, const struct model *model)
 }
 
 static bool
-merge(struct th_retain *into, const struct th_retain *from)
+retain_notice_merge(struct th_retain *into, const struct th_retain *from)
 {
 	for (uint32_t i = 0; i < from->num_rules; i++) {
 		if (!th_retain_add(into, &from->rules[i]))
@@ -100,7 +100,8 @@ retain_notice_grow(struct refsrv *server, struct model *model)
 
 	if (covers(told, &now))
 		return false;
-	if (now.all || !merge(&told->rules, &now.rules) || !merge(&told->shared, &now.shared))
+	if (now.all || !retain_notice_merge(&told->rules, &now.rules) ||
+		!retain_notice_merge(&told->shared, &now.shared))
 		*told = (struct rules_told){.all = true};
 	tell_members(server, model);
 	return true;

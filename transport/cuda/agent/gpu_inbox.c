@@ -46,7 +46,7 @@ gpu_take_request(struct gpu *gpu, struct gpu_request *request)
 
 /* To the other GPUs that may have it. */
 static void
-pass_on(struct gpu *gpu, uint32_t mask, uint64_t worker, uint64_t number)
+gpu_inbox_pass_on(struct gpu *gpu, uint32_t mask, uint64_t worker, uint64_t number)
 {
 	struct gpus *gpus = gpu->gpus;
 	struct gpu_order leave = {.kind = ORDER_LEAVE, .worker = worker, .number = number};
@@ -59,7 +59,7 @@ pass_on(struct gpu *gpu, uint32_t mask, uint64_t worker, uint64_t number)
 }
 
 static void
-obey(struct gpu *gpu, struct gpu_order *order)
+gpu_inbox_obey(struct gpu *gpu, struct gpu_order *order)
 {
 	struct gpu_space *space = order->space;
 	struct gpu_piece *piece = order->piece;
@@ -69,7 +69,7 @@ obey(struct gpu *gpu, struct gpu_order *order)
 		break;
 	case ORDER_FORGET:
 		opens_forget(gpu, piece);
-		pass_on(gpu, order->mask, piece->worker, piece->number);
+		gpu_inbox_pass_on(gpu, order->mask, piece->worker, piece->number);
 		piece_release(piece);
 		break;
 	case ORDER_SETTLED:
@@ -77,8 +77,8 @@ obey(struct gpu *gpu, struct gpu_order *order)
 		break;
 	case ORDER_END:
 		opens_forget_space(gpu, space);
-		pass_on(gpu, __atomic_load_n(&space->opened_on, __ATOMIC_RELAXED), space->worker,
-			GPUS_ALL_PIECES);
+		gpu_inbox_pass_on(gpu, __atomic_load_n(&space->opened_on, __ATOMIC_RELAXED),
+			space->worker, GPUS_ALL_PIECES);
 		space_end(space);
 		break;
 	case ORDER_LEAVE:
@@ -115,7 +115,7 @@ inbox_take(struct gpu *gpu)
 	pthread_mutex_unlock(&gpu->lock);
 	while (order) {
 		struct gpu_order *next = order->next;
-		obey(gpu, order);
+		gpu_inbox_obey(gpu, order);
 		free(order);
 		order = next;
 	}

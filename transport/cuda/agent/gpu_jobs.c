@@ -27,7 +27,7 @@
 _Static_assert(GPU_RUNS_MAX == 256, "a slot is the low byte of a run's number");
 
 static void
-move_to(struct job *job, struct job_list *list, bool first)
+gpu_jobs_move_to(struct job *job, struct job_list *list, bool first)
 {
 	if (job->list)
 		TAILQ_REMOVE(job->list, job, entry);
@@ -85,7 +85,7 @@ jobs_add(struct gpu *gpu, struct gpu_request *request)
 	job->request = request;
 	request->tries = 0;
 	job_begin(job);
-	move_to(job, &gpu->queue, false);
+	gpu_jobs_move_to(job, &gpu->queue, false);
 	gpu->num_jobs++;
 	if (!is_nowhere(request, text))
 		return;
@@ -101,7 +101,7 @@ code_for(const struct gpu *gpu, const struct gpu_space *space)
 }
 
 static int
-code_of(const struct gpu *gpu, const struct job *job)
+gpu_jobs_code_of(const struct gpu *gpu, const struct job *job)
 {
 	const struct gpu_request *request = job->request;
 	return request->num_from > 0 ? code_for(gpu, request->from[0].space) : TH_E_STALE_MEMORY;
@@ -122,7 +122,7 @@ make_scratch(struct gpu *gpu)
 
 /* What the next run of a READ or WRITE reads or writes there. */
 static struct gpus_host *
-host_of(const struct gpu *gpu, const struct job *job, uint64_t *ret_at)
+gpu_jobs_host_of(const struct gpu *gpu, const struct job *job, uint64_t *ret_at)
 {
 	const struct gpu_request *request = job->request;
 	struct gpus_host *host = request->host ? request->host : blocks_host(gpu->gpus->blocks);
@@ -201,7 +201,7 @@ gpu_jobs_place(struct gpu *gpu, struct job *job, struct gpu_run *run)
 	uint64_t at;
 	if (!uses_host(job))
 		return 0;
-	struct gpus_host *host = host_of(gpu, job, &at);
+	struct gpus_host *host = gpu_jobs_host_of(gpu, job, &at);
 	return pins_need(gpu, host, at, run);
 }
 
@@ -212,7 +212,7 @@ room_for(const struct gpu *gpu, const struct job *job)
 	uint64_t at;
 	if (!uses_host(job))
 		return UINT64_MAX;
-	const struct gpus_host *host = host_of(gpu, job, &at);
+	const struct gpus_host *host = gpu_jobs_host_of(gpu, job, &at);
 	return pins_room(host, at);
 }
 
@@ -278,7 +278,7 @@ gpu_jobs_settle(struct gpu *gpu, struct job *job)
 	if (job->code == 0 && job_settle(job, gpu->scratch)) {
 		if (gpu->scratch_user == job)
 			gpu->scratch_user = NULL;
-		move_to(job, &gpu->queue, true);
+		gpu_jobs_move_to(job, &gpu->queue, true);
 	} else {
 		gpu_jobs_tell(gpu, job);
 	}
@@ -298,7 +298,7 @@ say_job(struct gpu *gpu, struct job *job, bool *ret_go_on)
 	if (job->runs == 0)
 		gpu_jobs_settle(gpu, job);
 	else
-		move_to(job, &gpu->active, false);
+		gpu_jobs_move_to(job, &gpu->active, false);
 	return true;
 }
 
@@ -373,7 +373,7 @@ fail_for(struct gpu *gpu, struct job *job, const char *text)
 			piece_release(piece);
 		}
 	}
-	gpu_jobs_fail(job, code_of(gpu, job), text);
+	gpu_jobs_fail(job, gpu_jobs_code_of(gpu, job), text);
 }
 
 static void
@@ -391,7 +391,7 @@ gpu_jobs_count(struct gpu *gpu, const struct gpu_run_slot *run)
 }
 
 static void
-take_result(struct gpu *gpu, const struct gpu_run_slot *run, const struct gpu_done *done)
+gpu_jobs_take_result(struct gpu *gpu, const struct gpu_run_slot *run, const struct gpu_done *done)
 {
 	struct job *job = run->job;
 	switch (done->code) {
@@ -432,7 +432,7 @@ jobs_hear_done(struct gpu *gpu, const struct gpu_done *done)
 		gpu_kill(gpu, "it did what it was not asked to do");
 		return;
 	}
-	take_result(gpu, run, done);
+	gpu_jobs_take_result(gpu, run, done);
 	if (gpu->life != LIFE_UP)
 		return;
 	if (done->code == 0)
@@ -481,7 +481,7 @@ begin_again(struct gpu *gpu, struct job *job, bool was_alone, const char *why)
 	if (job->code == 0 && ++job->request->tries >= GPUS_TRIES) {
 		snprintf(text, sizeof(text),
 			"the process of the GPU ended %u times over it: %.160s", GPUS_TRIES, why);
-		gpu_jobs_fail(job, code_of(gpu, job), text);
+		gpu_jobs_fail(job, gpu_jobs_code_of(gpu, job), text);
 	}
 	if (job->code < 0) {
 		gpu_jobs_tell(gpu, job);
@@ -489,7 +489,7 @@ begin_again(struct gpu *gpu, struct job *job, bool was_alone, const char *why)
 	}
 	job->begun = false;
 	job_begin(job);
-	move_to(job, &gpu->suspects, was_alone);
+	gpu_jobs_move_to(job, &gpu->suspects, was_alone);
 }
 
 static void

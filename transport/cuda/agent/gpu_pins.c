@@ -54,7 +54,7 @@ number_of(const struct gpu *gpu, const struct pin *pin)
 /* ---- telling ------------------------------------------------------------------------------- */
 
 static struct pin *
-find_free(struct gpu *gpu)
+gpu_pins_find_free(struct gpu *gpu)
 {
 	struct pin *pin = TAILQ_FIRST(&gpu->free_pins);
 	if (pin)
@@ -97,7 +97,7 @@ say_area(struct gpu *gpu, const struct pin *pin, uint64_t bytes)
 static int
 open_slice(struct gpu *gpu, struct gpus_host *host, uint64_t slice, struct pin **ret_pin)
 {
-	struct pin *pin = find_free(gpu);
+	struct pin *pin = gpu_pins_find_free(gpu);
 	if (!pin) {
 		/* One place is found at a time: whoever waits for it is heard again then. */
 		if (TAILQ_EMPTY(&gpu->closing_pins) && !TAILQ_EMPTY(&gpu->open_pins))
@@ -239,7 +239,7 @@ pins_forget(struct gpu *gpu, struct gpus_host *host)
 }
 
 static void
-drop_all(struct gpu *gpu, struct pin_list *list)
+gpu_pins_drop_all(struct gpu *gpu, struct pin_list *list)
 {
 	struct pin *pin;
 	while ((pin = TAILQ_FIRST(list))) {
@@ -251,9 +251,9 @@ drop_all(struct gpu *gpu, struct pin_list *list)
 void
 pins_died(struct gpu *gpu)
 {
-	drop_all(gpu, &gpu->opening_pins);
-	drop_all(gpu, &gpu->open_pins);
-	drop_all(gpu, &gpu->closing_pins);
+	gpu_pins_drop_all(gpu, &gpu->opening_pins);
+	gpu_pins_drop_all(gpu, &gpu->open_pins);
+	gpu_pins_drop_all(gpu, &gpu->closing_pins);
 	gpu->says_unpinned = false;
 }
 

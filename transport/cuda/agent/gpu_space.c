@@ -190,7 +190,7 @@ counter_of(const struct gpu_space *space)
 
 /* Under the lock. */
 static int
-insert(struct gpu_space *space, struct gpu_piece *piece)
+gpu_space_insert(struct gpu_space *space, struct gpu_piece *piece)
 {
 	const struct gpu_card *card = space->card;
 	uint32_t index = count_before(space, piece->base);
@@ -245,7 +245,7 @@ gpu_space_add(struct gpu_space *space, const struct cuda_handle *handle, uint64_
 		return rc;
 	}
 	pthread_mutex_lock(&space->lock);
-	rc = insert(space, piece);
+	rc = gpu_space_insert(space, piece);
 	if (rc == 0)
 		piece_retain(piece); /* of the order */
 	pthread_mutex_unlock(&space->lock);
@@ -419,7 +419,7 @@ space_end(struct gpu_space *space)
 
 /* Under the lock of gpus. */
 static struct gpu *
-find_gpu(const struct gpus *gpus, const uint8_t uuid[16])
+gpu_space_find_gpu(const struct gpus *gpus, const uint8_t uuid[16])
 {
 	for (uint32_t i = 0; i < gpus->count; i++) {
 		if (memcmp(gpus->gpus[i]->card->uuid, uuid, 16) == 0)
@@ -448,7 +448,7 @@ find_or_make_gpu(
 {
 	int rc = 0;
 	pthread_mutex_lock(&gpus->lock);
-	struct gpu *gpu = find_gpu(gpus, uuid);
+	struct gpu *gpu = gpu_space_find_gpu(gpus, uuid);
 	if (!gpu && gpus->count == GPUS_MAX)
 		gpu = reuse_gpu(gpus, uuid);
 	if (!gpu && gpus->count == GPUS_MAX)
@@ -458,7 +458,7 @@ find_or_make_gpu(
 			GPUS_MAX);
 	else if (!gpu)
 		rc = gpu_new(gpus, uuid, gpus->count, &gpu);
-	if (rc == 0 && gpus->count < GPUS_MAX && !find_gpu(gpus, uuid))
+	if (rc == 0 && gpus->count < GPUS_MAX && !gpu_space_find_gpu(gpus, uuid))
 		gpus->gpus[gpus->count++] = gpu;
 	if (rc == 0) {
 		__atomic_fetch_add(&gpu->card->refs, 1, __ATOMIC_RELAXED);
@@ -513,7 +513,7 @@ gpu_space_new_own(struct gpus *gpus, const uint8_t uuid[16], uint64_t bytes, con
 	struct gpu_piece *piece = piece_new(space, &handle, 0, -1);
 	piece->own = true;
 	pthread_mutex_lock(&space->lock);
-	int rc = insert(space, piece);
+	int rc = gpu_space_insert(space, piece);
 	if (rc == 0)
 		piece_retain(piece); /* of the order */
 	pthread_mutex_unlock(&space->lock);

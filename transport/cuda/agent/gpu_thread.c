@@ -263,7 +263,7 @@ hear_ready(struct gpu *gpu, struct gpu_ready *ready)
 
 /* False: it cannot say that. Takes the descriptor. */
 static bool
-hear(struct gpu *gpu, union message *message, size_t bytes, const struct wire_fd *with)
+gpu_thread_hear(struct gpu *gpu, union message *message, size_t bytes, const struct wire_fd *with)
 {
 	bool up = gpu->life == LIFE_UP;
 	uint32_t kind = bytes >= sizeof(kind) ? message->kind : 0;
@@ -310,7 +310,7 @@ hear_all(struct gpu *gpu)
 			die(gpu);
 			return;
 		}
-		if (!hear(gpu, &message, (size_t)got, &with))
+		if (!gpu_thread_hear(gpu, &message, (size_t)got, &with))
 			gpu_kill(gpu, "it said what it cannot say (kind %u, %d bytes)",
 				(size_t)got >= sizeof(message.kind) ? message.kind : 0, got);
 	}
@@ -381,7 +381,7 @@ answer_deadline(const struct gpu *gpu)
 
 /* When something is due that no event tells of. */
 static int64_t
-next_ns(const struct gpu *gpu)
+gpu_thread_next_ns(const struct gpu *gpu)
 {
 	const struct gpus_config *config = &gpu->gpus->config;
 	int64_t until_ns = INT64_MAX;
@@ -488,7 +488,7 @@ gpu_thread_watch(struct gpu *gpu)
 	case LIFE_STARTING:
 		if (gpu->stop_ns > 0)
 			gpu_thread_end(gpu);
-		else if (now_ns >= next_ns(gpu)) {
+		else if (now_ns >= gpu_thread_next_ns(gpu)) {
 			/* Waiting as long again would help nobody. */
 			gpu->starts_failed = STARTS_MAX - 1;
 			gpu_kill(gpu, "it was not ready within %" PRId64 " ms",
@@ -502,7 +502,7 @@ gpu_thread_watch(struct gpu *gpu)
 			watch_up(gpu, now_ns);
 		break;
 	case LIFE_ENDING:
-		if (now_ns >= next_ns(gpu))
+		if (now_ns >= gpu_thread_next_ns(gpu))
 			gpu_kill(gpu, "it did not end by itself");
 		break;
 	case LIFE_DYING:
@@ -551,7 +551,7 @@ wait_for_events(struct gpu *gpu)
 		{.fd = gpu->process.sock,
 			.events = (short)(POLLIN | (gpu->blocked_ns > 0 ? POLLOUT : 0))},
 		{.fd = gpu->process.pidfd, .events = POLLIN}};
-	int64_t until_ns = next_ns(gpu), left_ns = until_ns - th_now_ns();
+	int64_t until_ns = gpu_thread_next_ns(gpu), left_ns = until_ns - th_now_ns();
 	struct timespec left = {0};
 	if (left_ns > 0) {
 		left.tv_sec = left_ns / (1000 * MS);

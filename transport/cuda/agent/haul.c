@@ -272,7 +272,7 @@ lane_go(struct haul_lane *lane)
 
 /* With a lock of the stage held. */
 static void
-granted(struct gpus_waiter *waiter, uint8_t *data)
+haul_granted(struct gpus_waiter *waiter, uint8_t *data)
 {
 	struct haul_lane *lane = loop_container(waiter, struct haul_lane, waiter);
 	lane->data = data; /* who reads it is posted to */
@@ -308,7 +308,7 @@ start_lanes(struct haul *haul)
 {
 	uint32_t count = 0;
 	for (uint32_t i = 0; i < LANES; i++)
-		haul->lanes[i] = (struct haul_lane){.haul = haul, .waiter.granted = granted};
+		haul->lanes[i] = (struct haul_lane){.haul = haul, .waiter.granted = haul_granted};
 	while (count < LANES && count < haul->num_steps &&
 		(haul->lanes[count].data = gpus_block_take(haul->gpus, NULL)) != NULL)
 		count++;

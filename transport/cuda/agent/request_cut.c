@@ -31,7 +31,7 @@ cut_skip(struct cut *cut, uint64_t bytes)
 /* ---- one side ------------------------------------------------------------------------------ */
 
 static bool
-follows(const struct cut_ranges *ranges, const struct gpu_piece *piece, uint64_t at)
+request_cut_follows(const struct cut_ranges *ranges, const struct gpu_piece *piece, uint64_t at)
 {
 	if (ranges->count == 0)
 		return false;
@@ -74,7 +74,7 @@ ranges_add(struct cut_ranges *ret, uint32_t max, uint64_t bytes, char *text)
 		uint64_t at = address - piece->base;
 		uint64_t here = th_min_u64(piece->bytes - at, span->bytes - cut->at);
 		here = th_min_u64(here, bytes);
-		if (follows(ret, piece, at)) {
+		if (request_cut_follows(ret, piece, at)) {
 			ret->ranges[ret->count - 1].bytes += here;
 			piece_release(piece);
 		} else if (ret->count < max) {

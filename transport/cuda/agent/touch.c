@@ -32,7 +32,7 @@ struct wait {
 };
 
 static struct wait *
-wait_new(void)
+touch_wait_new(void)
 {
 	struct wait *wait = th_calloc(1, sizeof(*wait));
 	pthread_mutex_init(&wait->lock, NULL);
@@ -50,7 +50,7 @@ wait_free(struct wait *wait)
 }
 
 static void
-granted(struct gpus_waiter *waiter, uint8_t *data)
+touch_granted(struct gpus_waiter *waiter, uint8_t *data)
 {
 	struct wait *wait = loop_container(waiter, struct wait, waiter);
 	pthread_mutex_lock(&wait->lock);
@@ -62,7 +62,7 @@ granted(struct gpus_waiter *waiter, uint8_t *data)
 static void
 wait_block(struct wait *wait, struct gpus *gpus)
 {
-	wait->waiter.granted = granted;
+	wait->waiter.granted = touch_granted;
 	wait->block = NULL;
 	uint8_t *block = gpus_block_take(gpus, &wait->waiter);
 	pthread_mutex_lock(&wait->lock);
@@ -129,8 +129,8 @@ lost(const struct wait *wait, struct xfer_part *part, uint32_t *ret_row)
 
 /* What was collected, through a block. */
 static int
-carry(struct wait *wait, struct xfer_part *part, uint64_t bytes, uint8_t *to, const uint8_t *from,
-	uint32_t *ret_row)
+touch_carry(struct wait *wait, struct xfer_part *part, uint64_t bytes, uint8_t *to,
+	const uint8_t *from, uint32_t *ret_row)
 {
 	struct spans *spans = &wait->spans;
 	struct gpus *gpus = fd_memory_gpus(spans->access[0]);
@@ -160,7 +160,7 @@ static int
 touch_move(struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, const uint8_t *from,
 	uint64_t bytes, uint32_t *ret_row)
 {
-	struct wait *wait = wait_new();
+	struct wait *wait = touch_wait_new();
 	int rc = 0;
 	while (rc == 0 && bytes > 0) {
 		struct xfer_piece piece;
@@ -174,7 +174,7 @@ touch_move(struct xfer_part *part, struct xfer_cursor *cursor, uint8_t *to, cons
 		} else {
 			moved = touch_collect(
 				wait, part, cursor, th_min_u64(bytes, GPUS_BLOCK_BYTES));
-			rc = carry(wait, part, moved, to, from, ret_row);
+			rc = touch_carry(wait, part, moved, to, from, ret_row);
 		}
 		bytes -= moved;
 		to += to ? moved : 0;
@@ -226,7 +226,7 @@ int
 touch_digest(struct xfer_part *part, uint32_t chunk, struct th_hash *ret_digest, uint32_t *ret_row)
 {
 	uint32_t bytes = chunk_bytes(xfer_part_table(part), chunk);
-	struct wait *wait = wait_new();
+	struct wait *wait = touch_wait_new();
 	struct xfer_cursor cursor;
 	xfer_cursor_init(&cursor, part, chunk);
 	int rc = 1;

@@ -85,7 +85,7 @@ gpu_hash_close(struct gpu_hash *hash)
 
 /* Returns its bytes. */
 static size_t
-lay_out(struct gpu_hash_batch *batch, uint32_t chunks)
+gpu_hash_lay_out(struct gpu_hash_batch *batch, uint32_t chunks)
 {
 	batch->chunks_max = chunks;
 	batch->leaves_max = chunks * DIGEST_LEAVES_MAX;
@@ -105,7 +105,8 @@ gpu_hash_batch_new(struct gpu_hash *hash, uint32_t chunks, struct gpu_hash_batch
 		th_calloc(1, sizeof(*batch) + chunks * sizeof(batch->chunks[0]));
 	batch->cuda = hash->cuda;
 	batch->kernel = hash->module.kernel;
-	int rc = gpu_table_new(batch->cuda, lay_out(batch, chunks), WITHOUT, &batch->table, err);
+	int rc = gpu_table_new(
+		batch->cuda, gpu_hash_lay_out(batch, chunks), WITHOUT, &batch->table, err);
 	if (rc < 0) {
 		free(batch);
 		return rc;
@@ -156,7 +157,7 @@ gpu_hash_add_piece(
 }
 
 static void
-end_leaf(struct gpu_hash_batch *batch, struct leaf_task *task, struct chunk *chunk)
+gpu_hash_end_leaf(struct gpu_hash_batch *batch, struct leaf_task *task, struct chunk *chunk)
 {
 	uint32_t first = batch->num_pieces - task->pieces;
 	if (task->pieces == 1) { /* it stands in the task */
@@ -207,7 +208,7 @@ gpu_hash_add(struct gpu_hash_batch *batch, const struct copy_span *ranges, uint3
 			all -= part;
 			if (task->bytes < DIGEST_LEAF_BYTES && all > 0)
 				continue;
-			end_leaf(batch, task, chunk);
+			gpu_hash_end_leaf(batch, task, chunk);
 			if (all > 0)
 				*++task = (struct leaf_task){.bytes = 0};
 		}

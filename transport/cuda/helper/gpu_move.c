@@ -88,8 +88,8 @@ gathers(struct gpu_gather_batch *gather, const struct move *move, struct move_pa
 
 /* The address of a peer's memory is as good as one of our own: it was opened for this GPU. */
 static CUresult
-call(const struct cuda *cuda, CUstream stream, enum gpu_run_op op, const struct move_part *part,
-	const char **ret_call)
+gpu_move_call(const struct cuda *cuda, CUstream stream, enum gpu_run_op op,
+	const struct move_part *part, const char **ret_call)
 {
 	if (op == GPU_READ) {
 		*ret_call = "cuMemcpyDtoHAsync";
@@ -115,7 +115,7 @@ move_ask(const struct cuda *cuda, CUstream stream, struct gpu_gather_batch *gath
 	walk_begin(&walk, move);
 	while (result == CUDA_SUCCESS && walk_next(&walk, &part)) {
 		if (!gathers(gather, move, part))
-			result = call(cuda, stream, move->op, &part, ret_call);
+			result = gpu_move_call(cuda, stream, move->op, &part, ret_call);
 	}
 	return result;
 }

@@ -172,7 +172,7 @@ static void tell_opened(void *arg, const struct imports_told *told);
 static void tell_closed(void *arg, const struct imports_told *told);
 
 static int
-start_threads(struct helper *helper, struct th_err *err)
+helper_start_threads(struct helper *helper, struct th_err *err)
 {
 	int rc = chores_start(&helper->opening, &helper->cuda, helper->context, helper->wake_fd);
 	if (rc == 0)
@@ -219,7 +219,7 @@ take_start(struct helper *helper, const struct gpu_start *start)
 	int64_t before = used_bytes(&used);
 	ready.code = open_gpu(helper, start->uuid, &device, &err);
 	if (ready.code == 0)
-		ready.code = start_threads(helper, &err);
+		ready.code = helper_start_threads(helper, &err);
 	if (ready.code == 0) {
 		open_hash(helper, device, start->flags, &ready);
 		open_gather(helper, device, &ready);

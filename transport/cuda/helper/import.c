@@ -60,7 +60,8 @@ refuse_own(const struct cuda *cuda, CUresult result, const char *call, struct th
 
 /* What was opened in vain and cannot be closed is held until the process ends: -EIO. */
 static int
-undone(const struct cuda *cuda, CUresult result, const char *call, int rc, struct th_err *err)
+import_undone(
+	const struct cuda *cuda, CUresult result, const char *call, int rc, struct th_err *err)
 {
 	if (result == CUDA_SUCCESS || rc == -EIO) /* the first one counts */
 		return rc;
@@ -129,8 +130,8 @@ open_legacy(const struct cuda *cuda, const struct cuda_handle *handle, struct cu
 			cuda_result_name(cuda, result));
 	int rc = import_check_bytes(cuda, handle, import->address, err);
 	if (rc < 0)
-		rc = undone(cuda, cuda->cuIpcCloseMemHandle(import->address), "cuIpcCloseMemHandle",
-			rc, err);
+		rc = import_undone(cuda, cuda->cuIpcCloseMemHandle(import->address),
+			"cuIpcCloseMemHandle", rc, err);
 	return rc;
 }
 
@@ -164,15 +165,16 @@ map_chunk(const struct cuda *cuda, int device, CUmemGenericAllocationHandle chun
 		result = open_access(cuda, device, address, import->bytes);
 	}
 	int rc = result == CUDA_SUCCESS ? 0 : refuses(cuda, result, call, err);
-	rc = undone(cuda, cuda->cuMemRelease(chunk), "cuMemRelease", rc, err);
+	rc = import_undone(cuda, cuda->cuMemRelease(chunk), "cuMemRelease", rc, err);
 	if (rc == 0) {
 		import->address = address;
 		return 0;
 	}
 	if (mapped)
-		rc = undone(cuda, cuda->cuMemUnmap(address, import->bytes), "cuMemUnmap", rc, err);
+		rc = import_undone(
+			cuda, cuda->cuMemUnmap(address, import->bytes), "cuMemUnmap", rc, err);
 	if (address)
-		rc = undone(cuda, cuda->cuMemAddressFree(address, import->bytes),
+		rc = import_undone(cuda, cuda->cuMemAddressFree(address, import->bytes),
 			"cuMemAddressFree", rc, err);
 	return rc;
 }
@@ -289,12 +291,13 @@ open_in_pool(const struct cuda *cuda, int device, bool peer, struct import_pools
 	}
 	if (result != CUDA_SUCCESS) {
 		int rc = import_refuse(cuda, result, call, err);
-		return undone(cuda, release_pool(cuda, pools, pool), "cuMemPoolDestroy", rc, err);
+		return import_undone(
+			cuda, release_pool(cuda, pools, pool), "cuMemPoolDestroy", rc, err);
 	}
 	import->address = import->pointer->address;
 	int rc = import_check_bytes(cuda, handle, import->address, err);
 	if (rc < 0)
-		rc = undone(
+		rc = import_undone(
 			cuda, release_pointer(cuda, pools, import->pointer), "cuMemFree", rc, err);
 	return rc;
 }

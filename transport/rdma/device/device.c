@@ -56,7 +56,7 @@ look_for_gid(struct rail_port *rail, struct device_look *look)
 }
 
 static void
-look_at(struct rail_port *rail, struct device_look *ret_look)
+device_look_at(struct rail_port *rail, struct device_look *ret_look)
 {
 	struct opened_device *opened = rail->opened;
 	struct device_look look = {.state = opened->gone ? RAIL_GONE : RAIL_DOWN};
@@ -110,7 +110,7 @@ device_probe(struct rails *rails, uint32_t index, bool first)
 {
 	struct rail_port *rail = &rails->rails[index];
 	struct device_look look;
-	look_at(rail, &look);
+	device_look_at(rail, &look);
 	pthread_mutex_lock(&rails->lock);
 	struct rail_status *status = &rail->status;
 	bool changed = first || look.state != status->state ||
@@ -244,7 +244,8 @@ rails_config_default(void)
 
 /* Sets used[i] when the name that says so is that of index i. */
 static bool
-is_wanted(const struct rails_config *config, const char *device, const char *name, bool *used)
+device_is_wanted(
+	const struct rails_config *config, const char *device, const char *name, bool *used)
 {
 	bool wanted = config->num_names == 0;
 	for (uint32_t i = 0; i < config->num_names; i++) {
@@ -283,7 +284,7 @@ add_device(struct rails *rails, struct verbs_device *device, const struct rails_
 	for (uint32_t port = 1; port <= opened->info.num_ports; port++) {
 		char name[RAIL_NAME_BYTES];
 		snprintf(name, sizeof(name), "%s/%u", opened->info.name, port);
-		if (!is_wanted(config, opened->info.name, name, used))
+		if (!device_is_wanted(config, opened->info.name, name, used))
 			continue;
 		if (rails->num_rails == RAILS_MAX) {
 			log_warn("rdma", "%s is one rail too many, %u can be", name, RAILS_MAX);

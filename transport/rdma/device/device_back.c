@@ -44,7 +44,7 @@ is_held(struct opened_device *opened, uint32_t *ret_holds)
 
 /* HELD: the registrars' turn, once nobody holds it. */
 static void
-let_go(struct opened_device *opened)
+device_back_let_go(struct opened_device *opened)
 {
 	struct rails *rails = opened->rails;
 	uint32_t holds;
@@ -61,7 +61,7 @@ let_go(struct opened_device *opened)
 static void
 run_unheld(struct loop_task *task)
 {
-	let_go(loop_container(task, struct opened_device, unheld_task));
+	device_back_let_go(loop_container(task, struct opened_device, unheld_task));
 }
 
 static void
@@ -133,7 +133,7 @@ opened_lose(struct opened_device *opened)
 	for (uint32_t i = 0; i < opened->num_rails; i++)
 		rails_look(rails, opened->first_rail + i);
 	loop_tick_at(rails->keeper, opened->lost_ns + PATIENCE_NS);
-	let_go(opened);
+	device_back_let_go(opened);
 }
 
 /* ---- back --------------------------------------------------------------------------------- */

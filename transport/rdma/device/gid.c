@@ -79,7 +79,7 @@ grade_infiniband(const struct verbs_gid *gid)
 }
 
 static int
-forced(const struct verbs_gid *gids, uint32_t count, int32_t index, struct th_err *ret_err)
+gid_forced(const struct verbs_gid *gids, uint32_t count, int32_t index, struct th_err *ret_err)
 {
 	for (uint32_t i = 0; i < count; i++) {
 		if (gids[i].index == (uint32_t)index)
@@ -95,7 +95,7 @@ gid_choose(const struct verbs_gid *gids, uint32_t count, enum verbs_link link,
 	const struct gid_rule *rule, struct th_err *ret_err)
 {
 	if (rule->index >= 0)
-		return forced(gids, count, rule->index, ret_err);
+		return gid_forced(gids, count, rule->index, ret_err);
 	enum grade best = GRADE_NEVER;
 	uint32_t at = 0;
 	for (uint32_t i = 0; i < count; i++) {

@@ -240,7 +240,7 @@ topology_free(struct topology *topology)
 /* ---- questions ----------------------------------------------------------------------------- */
 
 static uint32_t
-named(const struct topology *topology, const struct place_rule *rule)
+topology_named(const struct topology *topology, const struct place_rule *rule)
 {
 	uint32_t mask = 0;
 
@@ -260,7 +260,7 @@ topology_answer(const struct topology *topology, enum place_kind kind, uint32_t 
 	const struct place_rule *rule = place_find(&topology->rules, kind, id);
 
 	if (rule)
-		return named(topology, rule);
+		return topology_named(topology, rule);
 	for (uint32_t i = 0; i < count; i++) {
 		if (list[i].id == id)
 			return list[i].rails;
@@ -288,7 +288,7 @@ topology_near_any(const struct topology *topology)
 
 /* The node of all pages that are there, of some of them; TOPOLOGY_NODE_NONE: not one node. */
 static int32_t
-node_of(const void *data, uint64_t bytes)
+topology_node_of(const void *data, uint64_t bytes)
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), pages = (bytes + page - 1) / page;
 	uint64_t count = pages < SAMPLES_MAX ? pages : SAMPLES_MAX;
@@ -315,7 +315,7 @@ topology_near_memory(const struct topology *topology, const void *data, uint64_t
 {
 	if ((!topology->nodes_differ && topology->rules.count == 0) || bytes == 0)
 		return topology_near_any(topology);
-	int32_t node = node_of(data, bytes);
+	int32_t node = topology_node_of(data, bytes);
 	return node == TOPOLOGY_NODE_NONE ? topology_near_any(topology)
 					  : topology_near_node(topology, (uint32_t)node);
 }

@@ -47,7 +47,7 @@ struct verbs_qp {
 
 /* Of a call that gives an errno value or -1 with errno. */
 static int
-code_of(int rc)
+verbs_ib_code_of(int rc)
 {
 	if (rc == 0)
 		return 0;
@@ -64,7 +64,7 @@ takes_dmabuf(struct ibv_pd *pd)
 	errno = 0;
 	struct ibv_mr *mr = ibv_reg_dmabuf_mr(pd, 0, 0, 0, -1, 0);
 	if (!mr)
-		return verbs_takes_dmabuf(code_of(-1));
+		return verbs_takes_dmabuf(verbs_ib_code_of(-1));
 	ibv_dereg_mr(mr);
 	return true;
 }
@@ -74,7 +74,7 @@ fill_info(struct verbs_device *device)
 {
 	struct ibv_device *ib = device->context->device;
 	struct ibv_device_attr attr;
-	int rc = code_of(ibv_query_device(device->context, &attr));
+	int rc = verbs_ib_code_of(ibv_query_device(device->context, &attr));
 	if (rc < 0)
 		return rc;
 	struct verbs_info *info = &device->info;
@@ -98,9 +98,9 @@ fill_info(struct verbs_device *device)
 static void
 ib_close(struct verbs_device *device)
 {
-	int rc = device->pd ? code_of(ibv_dealloc_pd(device->pd)) : 0;
+	int rc = device->pd ? verbs_ib_code_of(ibv_dealloc_pd(device->pd)) : 0;
 	if (rc == 0 && device->context)
-		rc = code_of(ibv_close_device(device->context));
+		rc = verbs_ib_code_of(ibv_close_device(device->context));
 	if (rc < 0)
 		log_error("rdma", "cannot close %s: %s", device->info.name, th_strerror(rc));
 	free(device);
@@ -112,10 +112,10 @@ open_one(struct ibv_device *ib, struct verbs_device **ret_device)
 	struct verbs_device *device = th_calloc(1, sizeof(*device));
 	errno = 0;
 	device->context = ibv_open_device(ib);
-	int rc = device->context ? 0 : code_of(-1);
+	int rc = device->context ? 0 : verbs_ib_code_of(-1);
 	if (rc == 0) {
 		device->pd = ibv_alloc_pd(device->context);
-		rc = device->pd ? 0 : code_of(-1);
+		rc = device->pd ? 0 : verbs_ib_code_of(-1);
 	}
 	if (rc == 0)
 		rc = th_fd_nonblock(device->context->async_fd);
@@ -141,7 +141,7 @@ ib_open(void *context, struct verbs_device **ret_devices, uint32_t devices_max)
 	errno = 0;
 	struct ibv_device **list = ibv_get_device_list(&listed);
 	if (!list) {
-		int rc = code_of(-1);
+		int rc = verbs_ib_code_of(-1);
 		log_debug("rdma", "no RDMA devices: %s", th_strerror(rc));
 		return 0;
 	}
@@ -176,7 +176,7 @@ ib_open_again(void *context, const struct verbs_info *info, struct verbs_device 
 	errno = 0;
 	struct ibv_device **list = ibv_get_device_list(&listed); /* looks anew each time */
 	if (!list)
-		return code_of(-1);
+		return verbs_ib_code_of(-1);
 	for (int i = 0; i < listed && rc == -ENODEV; i++) {
 		char pci[VERBS_PCI_BYTES];
 		pci_find(list[i]->ibdev_path, pci);
@@ -198,7 +198,7 @@ ib_info(struct verbs_device *device, struct verbs_info *ret_info)
 /* ---- ports -------------------------------------------------------------------------------- */
 
 static uint64_t
-rate_of(const struct ibv_port_attr *attr)
+verbs_ib_rate_of(const struct ibv_port_attr *attr)
 {
 	static const struct {
 		uint8_t code, lanes;
@@ -221,7 +221,7 @@ ib_port(struct verbs_device *device, uint32_t port, struct verbs_port *ret_port)
 {
 	struct ibv_port_attr attr;
 	memset(&attr, 0, sizeof(attr));
-	int rc = code_of(ibv_query_port(device->context, (uint8_t)port, &attr));
+	int rc = verbs_ib_code_of(ibv_query_port(device->context, (uint8_t)port, &attr));
 	if (rc < 0)
 		return rc;
 	*ret_port = (struct verbs_port){
@@ -232,7 +232,7 @@ ib_port(struct verbs_device *device, uint32_t port, struct verbs_port *ret_port)
 				     ? 128u << attr.active_mtu
 				     : 256,
 		.lid = attr.lid,
-		.bits_per_second = rate_of(&attr),
+		.bits_per_second = verbs_ib_rate_of(&attr),
 	};
 	return 0;
 }
@@ -268,7 +268,7 @@ ib_gids(struct verbs_device *device, uint32_t port, struct verbs_gid *ret_gids, 
 	for (uint32_t i = 1; i <= device->info.num_ports; i++) {
 		struct ibv_port_attr attr;
 		memset(&attr, 0, sizeof(attr));
-		int rc = code_of(ibv_query_port(device->context, (uint8_t)i, &attr));
+		int rc = verbs_ib_code_of(ibv_query_port(device->context, (uint8_t)i, &attr));
 		if (rc < 0)
 			return rc;
 		room += attr.gid_tbl_len > 0 ? (size_t)attr.gid_tbl_len : 0;
@@ -308,10 +308,10 @@ access_flags(unsigned access)
 }
 
 static int
-registered(struct ibv_mr *mr, struct verbs_mr *ret_mr)
+verbs_ib_registered(struct ibv_mr *mr, struct verbs_mr *ret_mr)
 {
 	if (!mr)
-		return code_of(-1);
+		return verbs_ib_code_of(-1);
 	*ret_mr = (struct verbs_mr){.lkey = mr->lkey, .rkey = mr->rkey, .handle = mr};
 	return 0;
 }
@@ -321,7 +321,7 @@ ib_reg(struct verbs_device *device, void *data, uint64_t bytes, uint64_t iova, u
 	struct verbs_mr *ret_mr)
 {
 	errno = 0;
-	return registered(
+	return verbs_ib_registered(
 		ibv_reg_mr_iova2(device->pd, data, bytes, iova, access_flags(access)), ret_mr);
 }
 
@@ -330,7 +330,7 @@ ib_reg_dmabuf(struct verbs_device *device, int fd, uint64_t offset, uint64_t byt
 	unsigned access, struct verbs_mr *ret_mr)
 {
 	errno = 0;
-	return registered(
+	return verbs_ib_registered(
 		ibv_reg_dmabuf_mr(device->pd, offset, bytes, iova, fd, (int)access_flags(access)),
 		ret_mr);
 }
@@ -339,7 +339,7 @@ static int
 ib_dereg(struct verbs_device *device, struct verbs_mr *mr)
 {
 	(void)device;
-	int rc = code_of(ibv_dereg_mr(mr->handle));
+	int rc = verbs_ib_code_of(ibv_dereg_mr(mr->handle));
 	if (rc == 0)
 		mr->handle = NULL;
 	return rc;
@@ -350,9 +350,9 @@ ib_dereg(struct verbs_device *device, struct verbs_mr *mr)
 static void
 ib_cq_free(struct verbs_cq *cq)
 {
-	int rc = cq->cq ? code_of(ibv_destroy_cq(cq->cq)) : 0;
+	int rc = cq->cq ? verbs_ib_code_of(ibv_destroy_cq(cq->cq)) : 0;
 	if (rc == 0 && cq->channel)
-		rc = code_of(ibv_destroy_comp_channel(cq->channel));
+		rc = verbs_ib_code_of(ibv_destroy_comp_channel(cq->channel));
 	if (rc < 0)
 		log_error("rdma", "cannot free a completion queue: %s", th_strerror(rc));
 	free(cq);
@@ -364,10 +364,10 @@ ib_cq_new(struct verbs_device *device, uint32_t depth, struct verbs_cq **ret_cq)
 	struct verbs_cq *cq = th_calloc(1, sizeof(*cq));
 	errno = 0;
 	cq->channel = ibv_create_comp_channel(device->context);
-	int rc = cq->channel ? th_fd_nonblock(cq->channel->fd) : code_of(-1);
+	int rc = cq->channel ? th_fd_nonblock(cq->channel->fd) : verbs_ib_code_of(-1);
 	if (rc == 0) {
 		cq->cq = ibv_create_cq(device->context, (int)depth, NULL, cq->channel, 0);
-		rc = cq->cq ? 0 : code_of(-1);
+		rc = cq->cq ? 0 : verbs_ib_code_of(-1);
 	}
 	if (rc < 0) {
 		ib_cq_free(cq);
@@ -419,7 +419,7 @@ ib_cq_poll(struct verbs_cq *cq, struct verbs_done *ret_done, uint32_t done_max)
 static int
 ib_cq_arm(struct verbs_cq *cq)
 {
-	return code_of(ibv_req_notify_cq(cq->cq, 0));
+	return verbs_ib_code_of(ibv_req_notify_cq(cq->cq, 0));
 }
 
 static int
@@ -458,7 +458,7 @@ ib_qp_new(struct verbs_device *device, struct verbs_cq *cq, uint32_t depth,
 	errno = 0;
 	struct ibv_qp *ib = ibv_create_qp(device->pd, &attr);
 	if (!ib)
-		return code_of(-1);
+		return verbs_ib_code_of(-1);
 	struct verbs_qp *qp = th_calloc(1, sizeof(*qp));
 	qp->qp = ib;
 	*ret_qp = qp;
@@ -476,7 +476,7 @@ to_init(struct ibv_qp *qp, const struct verbs_path *path)
 		/* Who only reads is not read from. */
 		.qp_access_flags = path->reads_in > 0 ? IBV_ACCESS_REMOTE_READ : 0,
 	};
-	return code_of(ibv_modify_qp(
+	return verbs_ib_code_of(ibv_modify_qp(
 		qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 }
 
@@ -510,7 +510,7 @@ to_receive(struct ibv_qp *qp, const struct verbs_path *path)
 		attr.ah_attr.grh.hop_limit = HOP_LIMIT;
 		attr.ah_attr.grh.traffic_class = path->traffic_class;
 	}
-	return code_of(ibv_modify_qp(qp, &attr,
+	return verbs_ib_code_of(ibv_modify_qp(qp, &attr,
 		IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 }
@@ -526,7 +526,7 @@ to_send(struct ibv_qp *qp, const struct verbs_path *path)
 		.sq_psn = path->own_psn,
 		.max_rd_atomic = (uint8_t)path->reads_out,
 	};
-	return code_of(ibv_modify_qp(qp, &attr,
+	return verbs_ib_code_of(ibv_modify_qp(qp, &attr,
 		IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 			IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
@@ -547,27 +547,27 @@ ib_qp_connect(struct verbs_qp *qp, const struct verbs_path *path)
 }
 
 static int
-move_to(struct ibv_qp *qp, enum ibv_qp_state state)
+verbs_ib_move_to(struct ibv_qp *qp, enum ibv_qp_state state)
 {
 	struct ibv_qp_attr attr = {.qp_state = state};
-	return code_of(ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	return verbs_ib_code_of(ibv_modify_qp(qp, &attr, IBV_QP_STATE));
 }
 
 static int
 ib_qp_fail(struct verbs_qp *qp)
 {
-	return move_to(qp->qp, IBV_QPS_ERR);
+	return verbs_ib_move_to(qp->qp, IBV_QPS_ERR);
 }
 
 static int
 ib_qp_free(struct verbs_qp *qp)
 {
-	int rc = code_of(ibv_destroy_qp(qp->qp));
+	int rc = verbs_ib_code_of(ibv_destroy_qp(qp->qp));
 	if (rc < 0) {
 		log_error(
 			"rdma", "cannot free queue pair %#x: %s", qp->qp->qp_num, th_strerror(rc));
 		/* It stays, but answers nobody any more. */
-		rc = move_to(qp->qp, IBV_QPS_RESET);
+		rc = verbs_ib_move_to(qp->qp, IBV_QPS_RESET);
 	}
 	free(qp);
 	return rc;
@@ -595,7 +595,7 @@ ib_post_reads(struct verbs_qp *qp, const struct verbs_read *reads, uint32_t coun
 		};
 	}
 	struct ibv_send_wr *bad = NULL;
-	int rc = code_of(ibv_post_send(qp->qp, requests, &bad));
+	int rc = verbs_ib_code_of(ibv_post_send(qp->qp, requests, &bad));
 	if (rc >= 0 || bad == requests)
 		return rc;
 	/* Without one that is bad the doorbell failed, and all lie in the queue. */
@@ -646,7 +646,7 @@ ib_event_next(struct verbs_device *device, struct verbs_event *ret_event)
 	struct ibv_async_event event;
 	errno = 0;
 	if (ibv_get_async_event(device->context, &event) != 0)
-		return errno == EAGAIN || errno == EINTR ? 0 : code_of(-1);
+		return errno == EAGAIN || errno == EINTR ? 0 : verbs_ib_code_of(-1);
 	*ret_event = event_of(&event);
 	/* At once: freeing a queue pair waits for it. */
 	ibv_ack_async_event(&event);

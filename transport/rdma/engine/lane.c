@@ -11,7 +11,7 @@
 #include "transport/rdma/engine/rail.h"
 
 static uint32_t
-under_way(const struct lane_qp *qp)
+lane_under_way(const struct lane_qp *qp)
 {
 	return (uint16_t)(qp->posted - qp->done);
 }
@@ -50,7 +50,7 @@ set_hungry(struct lane *lane, bool hungry)
 }
 
 static void
-free_qps(struct lane *lane)
+lane_free_qps(struct lane *lane)
 {
 	if (lane->freeing)
 		return;
@@ -100,7 +100,7 @@ forget_requests(struct lane *lane)
 	count_again(lane);
 	for (uint32_t i = 0; i < lane->num_qps; i++) {
 		struct lane_qp *qp = &lane->qps[i];
-		for (; under_way(qp) > 0; qp->done++) {
+		for (; lane_under_way(qp) > 0; qp->done++) {
 			lane->rail->out_bytes -= qp->slots[qp->done % LANE_DEPTH_MAX].bytes;
 			lane->rail->out_reads--;
 		}
@@ -115,13 +115,13 @@ lane_settle(struct lane *lane)
 	if (lane->state == LANE_ENDING) {
 		bool waits = false;
 		for (uint32_t i = 0; i < lane->num_qps; i++)
-			waits = waits || under_way(&lane->qps[i]) > 0;
+			waits = waits || lane_under_way(&lane->qps[i]) > 0;
 		if (waits && !lane->freed)
 			return;
 		forget_requests(lane);
 		lane->state = LANE_ENDED;
 		lane->deadline_ns = INT64_MAX;
-		free_qps(lane);
+		lane_free_qps(lane);
 		/* What has come back writes no more, whatever becomes of its queue pair. */
 		if (waits && lane->stuck)
 			lane_keep(lane);
@@ -157,7 +157,7 @@ lane_end(struct lane *lane, enum verbs_status status, const char *why)
 	for (uint32_t i = 0; i < lane->num_qps; i++)
 		(void)rail->verbs.ops->qp_fail(lane->qps[i].qp);
 	if (rail->lost)
-		free_qps(lane);
+		lane_free_qps(lane);
 	else
 		rail_expire_at(rail, lane, rail->around->now_ns(rail->arg) + RAIL_DRAIN_NS);
 }
@@ -166,7 +166,7 @@ void
 lane_lose(struct lane *lane)
 {
 	lane_end(lane, lane->rail->lost_status, lane->rail->lost_why);
-	free_qps(lane);
+	lane_free_qps(lane);
 	lane_settle(lane);
 }
 
@@ -176,7 +176,7 @@ lane_expire(struct lane *lane)
 	lane->deadline_ns = INT64_MAX;
 	if (lane->state == LANE_ENDING) {
 		rail_count(&lane->rail->counters.given_up, 1);
-		free_qps(lane);
+		lane_free_qps(lane);
 	} else if (lane->state == LANE_RUNNING && !lane->hungry) {
 		rail_ready(lane->rail, lane);
 	}
@@ -196,7 +196,7 @@ land(struct lane *lane, struct lane_chunk *chunk)
 
 /* Past what has been cut of the current chunk; its end ends it. */
 static void
-advance(struct lane *lane)
+lane_advance(struct lane *lane)
 {
 	while (lane->piece < lane->num_pieces && lane->at == lane->pieces[lane->piece].bytes) {
 		lane->piece++;
@@ -213,7 +213,7 @@ advance(struct lane *lane)
 
 /* False: there is none, or the lane ends by it. */
 static bool
-next_chunk(struct lane *lane)
+lane_next_chunk(struct lane *lane)
 {
 	uint32_t entry = 0, chunk;
 	while (lane->chunks[entry].taken)
@@ -231,16 +231,16 @@ next_chunk(struct lane *lane)
 	lane->entry = entry;
 	lane->piece = 0;
 	lane->at = 0;
-	advance(lane);
+	lane_advance(lane);
 	return true;
 }
 
 /* Adds one slice to the batch. False: there is nothing to cut. */
 static bool
-cut(struct lane *lane)
+lane_cut(struct lane *lane)
 {
 	while (lane->entry == LANE_NO_ENTRY) {
-		if (!next_chunk(lane))
+		if (!lane_next_chunk(lane))
 			return false;
 	}
 	const struct lane_piece *piece = &lane->pieces[lane->piece];
@@ -256,7 +256,7 @@ cut(struct lane *lane)
 	lane->num_batch++;
 	lane->chunks[lane->entry].slices++;
 	lane->at += bytes;
-	advance(lane);
+	lane_advance(lane);
 	return true;
 }
 
@@ -330,7 +330,7 @@ roomiest(const struct lane *lane)
 {
 	uint32_t best = 0;
 	for (uint32_t i = 1; i < lane->num_qps; i++) {
-		if (under_way(&lane->qps[i]) < under_way(&lane->qps[best]))
+		if (lane_under_way(&lane->qps[i]) < lane_under_way(&lane->qps[best]))
 			best = i;
 	}
 	return best;
@@ -338,7 +338,7 @@ roomiest(const struct lane *lane)
 
 /* The device took nothing. */
 static enum lane_turn
-refused(struct lane *lane, int rc)
+lane_refused(struct lane *lane, int rc)
 {
 	struct rail *rail = lane->rail;
 	int64_t now_ns = rail->around->now_ns(rail->arg);
@@ -363,11 +363,11 @@ lane_turn(struct lane *lane)
 	uint32_t index = roomiest(lane);
 	if (lane->late_bytes > 0)
 		return LANE_FULL;
-	if (lane->depth - under_way(&lane->qps[index]) < batch)
+	if (lane->depth - lane_under_way(&lane->qps[index]) < batch)
 		return LANE_FULL;
 	if (lane->out_bytes > 0 && lane->out_bytes + batch_bytes > lane->window_bytes)
 		return LANE_FULL;
-	while (lane->num_batch < batch && cut(lane))
+	while (lane->num_batch < batch && lane_cut(lane))
 		continue;
 	if (lane->state != LANE_RUNNING) {
 		lane_settle(lane);
@@ -379,7 +379,7 @@ lane_turn(struct lane *lane)
 	}
 	int rc = lane_post(lane, index, lane->batch, lane->batch_entries, lane->num_batch);
 	if (rc < 0)
-		return refused(lane, rc);
+		return lane_refused(lane, rc);
 	if (rc > 0) {
 		lane_end(lane, VERBS_LOCAL, "the device took some requests of a batch and failed");
 		lane_settle(lane);
@@ -430,7 +430,7 @@ void
 lane_done(struct lane *lane, uint32_t index, uint16_t position, enum verbs_status status)
 {
 	struct lane_qp *qp = index < lane->num_qps ? &lane->qps[index] : NULL;
-	if (!qp || (uint16_t)(position - qp->done) >= under_way(qp)) {
+	if (!qp || (uint16_t)(position - qp->done) >= lane_under_way(qp)) {
 		rail_count(&lane->rail->counters.strange, 1);
 		return;
 	}
@@ -506,7 +506,7 @@ on_break(struct loop_task *task)
 }
 
 static void
-on_close(struct loop_task *task)
+lane_on_close(struct loop_task *task)
 {
 	struct lane *lane = loop_container(task, struct lane, close_task);
 	TH_ASSERT(!lane->closing);
@@ -557,7 +557,7 @@ lane_new(struct rail *rail, const struct lane_config *config, struct lane **ret_
 	lane->start_task.run = on_start;
 	lane->kick_task.run = on_kick;
 	lane->break_task.run = on_break;
-	lane->close_task.run = on_close;
+	lane->close_task.run = lane_on_close;
 	lane->freed_task.run = on_freed;
 	for (uint32_t i = 0; i < config->num_qps; i++)
 		lane->qps[i].qp = config->qps[i];

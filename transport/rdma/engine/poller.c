@@ -73,7 +73,7 @@ poller_post(void *arg, struct loop_task *task)
 
 /* Whether there were any. */
 static bool
-run_tasks(struct poller *poller)
+poller_run_tasks(struct poller *poller)
 {
 	if (!__atomic_load_n(&poller->pending, __ATOMIC_SEQ_CST))
 		return false;
@@ -121,7 +121,7 @@ poller_run_free(struct loop_task *task)
 }
 
 static void
-free_qps(void *arg, struct lane *lane)
+poller_free_qps(void *arg, struct lane *lane)
 {
 	struct poller *poller = arg;
 	lane->free_task.run = poller_run_free;
@@ -129,7 +129,7 @@ free_qps(void *arg, struct lane *lane)
 }
 
 static const struct rail_around around = {
-	.post = poller_post, .now_ns = now_ns, .free_qps = free_qps};
+	.post = poller_post, .now_ns = now_ns, .free_qps = poller_free_qps};
 
 /* ---- the thread ---------------------------------------------------------------------------- */
 
@@ -214,7 +214,7 @@ poller_main(void *arg)
 	move_near(poller);
 	int64_t active_ns = th_now_ns();
 	while (!poller->stopping) {
-		bool ran = run_tasks(poller);
+		bool ran = poller_run_tasks(poller);
 		int64_t step_ns = th_now_ns();
 		rail_count(&poller->counters.steps, 1);
 		if (rail_step(&poller->rail, step_ns) || ran) {
@@ -231,14 +231,14 @@ poller_main(void *arg)
 	}
 	/* What the keeper has destroyed is let go once the completion queue is empty. */
 	while (poller->rail.gone) {
-		run_tasks(poller);
+		poller_run_tasks(poller);
 		rail_step(&poller->rail, th_now_ns());
 	}
 	return NULL;
 }
 
 static void
-run_stop(struct loop_task *task)
+poller_run_stop(struct loop_task *task)
 {
 	loop_container(task, struct poller, stop_task)->stopping = true;
 }
@@ -292,7 +292,7 @@ poller_new(const struct poller_config *config, struct poller **ret_poller)
 	poller->verbs = config->verbs;
 	poller->keeper = config->keeper;
 	poller->tail = &poller->head;
-	poller->stop_task.run = run_stop;
+	poller->stop_task.run = poller_run_stop;
 	poller->lose_task.run = run_lose;
 	poller->yields = few;
 	memcpy(poller->pci, info.pci, sizeof(poller->pci));

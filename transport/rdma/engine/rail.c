@@ -127,7 +127,7 @@ free_gone(struct rail *rail)
 /* ---- a step -------------------------------------------------------------------------------- */
 
 static void
-expire(struct rail *rail, int64_t now_ns)
+rail_expire(struct rail *rail, int64_t now_ns)
 {
 	rail->deadline_ns = INT64_MAX;
 	for (uint32_t i = 0; i < rail->num_lanes; i++) {
@@ -224,7 +224,7 @@ rail_step(struct rail *rail, int64_t now_ns)
 	rail->stepped_ns = now_ns;
 	bool empty, moved = reap(rail, &empty);
 	if (now_ns >= rail->deadline_ns)
-		expire(rail, now_ns);
+		rail_expire(rail, now_ns);
 	if (now_ns >= rail->late_ns && starves(rail))
 		find_late(rail, now_ns);
 	if (rail_fill(rail))

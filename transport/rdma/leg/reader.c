@@ -95,7 +95,7 @@ lanes_left(const struct reader *reader)
 }
 
 static bool
-queues_left(const struct reader *reader)
+reader_queues_left(const struct reader *reader)
 {
 	for (uint32_t i = 0; i < reader->num_lanes; i++) {
 		if (reader->lanes[i].made)
@@ -110,7 +110,7 @@ reader_leave_if_done(struct reader *reader)
 {
 	if (reader->state != READER_DRAINING || reader->at_keeper || lanes_left(reader))
 		return;
-	if (queues_left(reader)) {
+	if (reader_queues_left(reader)) {
 		to_keeper(reader);
 		return;
 	}
@@ -206,7 +206,7 @@ reader_gone(struct leg_in_path *path)
 {
 	const struct reader *reader = reader_of(path);
 	return reader->state == READER_CLOSING && !reader->at_keeper && reader->checks_closed &&
-	       !lanes_left(reader) && !queues_left(reader) && !is_stuck(reader) &&
+	       !lanes_left(reader) && !reader_queues_left(reader) && !is_stuck(reader) &&
 	       (!reader->stage.slab || reader->stage.closed);
 }
 
@@ -222,7 +222,7 @@ reader_settle(struct reader *reader)
 			lane_close(lane->lane);
 		}
 	}
-	if (queues_left(reader))
+	if (reader_queues_left(reader))
 		to_keeper(reader);
 	else if (reader_stage_close(reader) && reader_gone(&reader->path))
 		leg_in_settle(reader->leg);
@@ -262,14 +262,14 @@ reader_close_path(struct leg_in_path *path, bool done)
 }
 
 static void
-checks_closed(struct check_list *list)
+reader_checks_closed(struct check_list *list)
 {
 	struct reader *reader = loop_container(list, struct reader, checks);
 	loop_post(reader_acceptor(reader), &reader->checks_closed_task);
 }
 
 static void
-run_checks_closed(struct loop_task *task)
+reader_run_checks_closed(struct loop_task *task)
 {
 	struct reader *reader = loop_container(task, struct reader, checks_closed_task);
 	reader->checks_closed = true;
@@ -312,7 +312,7 @@ reader_refill(struct leg_in_path *path)
 /* ---- the talk ----------------------------------------------------------------------------- */
 
 static int
-on_decline(struct reader *reader, const struct frame *frame, const uint8_t *payload)
+reader_on_decline(struct reader *reader, const struct frame *frame, const uint8_t *payload)
 {
 	char text[TH_CTL_TEXT_BYTES + 1];
 	struct th_err why;
@@ -355,7 +355,7 @@ run_doubt(struct loop_task *task)
 
 /* It is as it was published: what came was damaged on its way, and counts as that. */
 static int
-on_check(struct reader *reader, const struct frame *frame)
+reader_on_check(struct reader *reader, const struct frame *frame)
 {
 	uint32_t chunk = reader->doubtful;
 	if (chunk == NO_CHUNK || frame->first != chunk)
@@ -375,13 +375,13 @@ run_failed(struct loop_task *task)
 }
 
 static int
-take_frame(struct leg_in_path *path, const struct frame *frame, const uint8_t *payload)
+reader_take_frame(struct leg_in_path *path, const struct frame *frame, const uint8_t *payload)
 {
 	struct reader *reader = reader_of(path);
 	if (frame->kind == FRAME_RDMA_DECLINE)
-		return on_decline(reader, frame, payload);
+		return reader_on_decline(reader, frame, payload);
 	if (frame->kind == FRAME_CHECK)
-		return on_check(reader, frame);
+		return reader_on_check(reader, frame);
 	if (frame->kind == FRAME_STAGED && reader->state == READER_RUNNING)
 		return reader_stage_staged(reader, frame->first, frame->count);
 	return reader_setup_frame(reader, frame, payload);
@@ -537,7 +537,7 @@ reader_tick(struct leg_in_path *path, bool late, int64_t now_ns)
 }
 
 static bool
-excuses(struct leg_in_path *path)
+reader_excuses(struct leg_in_path *path)
 {
 	struct reader *reader = reader_of(path);
 	/* What our own memory has not taken yet. */
@@ -588,7 +588,7 @@ init_tasks(struct reader *reader)
 	reader_stage_init(reader);
 	reader->doubt_task.run = run_doubt;
 	reader->failed_task.run = run_failed;
-	reader->checks_closed_task.run = run_checks_closed;
+	reader->checks_closed_task.run = reader_run_checks_closed;
 	for (uint32_t i = 0; i < WIRE_LANES_MAX; i++) {
 		reader->lanes[i].reader = reader;
 		reader_watch_init(&reader->lanes[i]);
@@ -648,7 +648,7 @@ reader_open_path(struct leg_in *leg)
 	reader->deadline_ns = INT64_MAX;
 	reader->doubtful = NO_CHUNK;
 	reader->checks.check = reader_check;
-	reader->checks.closed = checks_closed;
+	reader->checks.closed = reader_checks_closed;
 	pthread_mutex_init(&reader->lock, NULL);
 	init_tasks(reader);
 	int rc = extents_init(&reader->extents, table);
@@ -675,13 +675,13 @@ const struct leg_in_path_ops reader_ops = {
 		       1u << FRAME_STAGED,
 	.open = reader_open_path,
 	.start = reader_start,
-	.frame = take_frame,
+	.frame = reader_take_frame,
 	.heard = reader_heard,
 	.kick = reader_kick,
 	.grew = reader_kick,
 	.refill = reader_refill,
 	.tick = reader_tick,
-	.excuses = excuses,
+	.excuses = reader_excuses,
 	.moves = reader_moves,
 	.progress = progress,
 	.touched = touched,

@@ -35,7 +35,7 @@ to_setup(struct reader *reader, void (*run)(struct setup_turn *turn, bool late),
 }
 
 static void
-run_make(struct setup_turn *turn, bool late)
+reader_setup_run_make(struct setup_turn *turn, bool late)
 {
 	struct reader *reader = loop_container(turn, struct reader, turn);
 	struct rdma *rdma = reader->rdma;
@@ -242,7 +242,7 @@ reader_offer(struct reader *reader, int64_t now_ns)
 		return;
 	}
 	reader_enter(reader, READER_MAKING, INT64_MAX, "rails are ready");
-	to_setup(reader, run_make, "");
+	to_setup(reader, reader_setup_run_make, "");
 }
 
 static int
@@ -465,7 +465,7 @@ reader_setup_frame(struct reader *reader, const struct frame *frame, const uint8
 }
 
 static void
-run_freed(struct loop_task *task)
+reader_setup_run_freed(struct loop_task *task)
 {
 	struct reader *reader = loop_container(task, struct reader, freed_task);
 	reader->at_keeper = false;
@@ -479,5 +479,5 @@ reader_setup_init(struct reader *reader)
 	reader->free_task.run = reader_setup_run_free;
 	reader->made_task.run = reader_setup_run_made;
 	reader->connected_task.run = run_connected;
-	reader->freed_task.run = run_freed;
+	reader->freed_task.run = reader_setup_run_freed;
 }

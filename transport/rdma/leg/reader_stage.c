@@ -285,7 +285,7 @@ reader_stage_staged(struct reader *reader, uint32_t chunk, uint32_t slot)
 /* ---- into our own memory ------------------------------------------------------------------- */
 
 static void
-drop_block(struct ferry_block *block)
+reader_stage_drop_block(struct ferry_block *block)
 {
 	struct slot_block *own = (struct slot_block *)block;
 	slab_release(own->slab);
@@ -344,7 +344,7 @@ reader_stage_submit(struct reader *reader, struct reader_ferry *ferry, uint32_t 
 	else
 		own->block.data = slab_slot(stage->slab, slot);
 	own->block.hashes = own->block.space && reader->leg->verify;
-	own->block.drop = drop_block;
+	own->block.drop = reader_stage_drop_block;
 	xfer_cursor_init(&own->block.cursor, reader_stage_part_of(reader), chunk);
 	ferry->busy = true;
 	ferry->slot = slot;
@@ -458,7 +458,7 @@ any_in_use(struct reader *reader)
 }
 
 static void
-let_go(struct reader_stage *stage, struct reader *reader)
+reader_stage_let_go(struct reader_stage *stage, struct reader *reader)
 {
 	if (stage->watching)
 		xfer_part_unwatch(reader_stage_part_of(reader), reader_stage_part_changed, reader);
@@ -482,7 +482,7 @@ reader_stage_close(struct reader *reader)
 			!xfer_part_orphaned(reader_stage_part_of(reader)))
 			return false;
 	}
-	let_go(stage, reader);
+	reader_stage_let_go(stage, reader);
 	stage->closed = true;
 	/* Of a leg that ends lanes and checks may still use it. */
 	if (reader->state != READER_CLOSING) {

@@ -36,7 +36,7 @@ source_of(struct leg_out_path *path)
 /* ---- the end ------------------------------------------------------------------------------ */
 
 static bool
-queues_left(const struct source *source)
+source_queues_left(const struct source *source)
 {
 	for (uint32_t i = 0; i < source->num_lanes; i++) {
 		if (source->lanes[i].made)
@@ -81,7 +81,7 @@ source_gone(struct leg_out_path *path)
 	/* Of what is staged no queue pair knows where it came from. */
 	bool held = source->stuck && !source->staging.slab;
 	return source->closing && !source->at_keeper && source->checks_closed &&
-	       !queues_left(source) && (!held || source->leg->transport->closing);
+	       !source_queues_left(source) && (!held || source->leg->transport->closing);
 }
 
 /* A source that closes or leaves: takes it as far as it goes. */
@@ -90,7 +90,7 @@ source_settle(struct source *source)
 {
 	if (source->at_keeper || (!source->closing && source->state != SOURCE_LEAVING))
 		return;
-	if (queues_left(source)) {
+	if (source_queues_left(source)) {
 		source->at_keeper = true;
 		loop_post(rdma_keeper(source->rdma), &source->free_task);
 	} else if (!source->closing) {
@@ -119,7 +119,7 @@ source_leave(struct source *source, const char *why)
 }
 
 static void
-run_freed(struct loop_task *task)
+source_run_freed(struct loop_task *task)
 {
 	struct source *source = loop_container(task, struct source, freed_task);
 	source->at_keeper = false;
@@ -127,14 +127,14 @@ run_freed(struct loop_task *task)
 }
 
 static void
-checks_closed(struct check_list *list)
+source_checks_closed(struct check_list *list)
 {
 	struct source *source = loop_container(list, struct source, checks);
 	loop_post(source_acceptor(source), &source->checks_closed_task);
 }
 
 static void
-run_checks_closed(struct loop_task *task)
+source_run_checks_closed(struct loop_task *task)
 {
 	struct source *source = loop_container(task, struct source, checks_closed_task);
 	source->checks_closed = true;
@@ -160,7 +160,7 @@ source_close_path(struct leg_out_path *path, bool reset)
 
 /* The reader does without; an answer to our own DECLINE is not needed, so none is sent. */
 static int
-on_decline(struct source *source, const struct frame *frame, const uint8_t *payload)
+source_on_decline(struct source *source, const struct frame *frame, const uint8_t *payload)
 {
 	char text[TH_CTL_TEXT_BYTES + 1];
 	if (source->state >= SOURCE_LEAVING)
@@ -258,7 +258,7 @@ put_decline(struct source *source)
 }
 
 static void
-put_check(struct source *source)
+source_put_check(struct source *source)
 {
 	struct frame frame = {.kind = FRAME_CHECK,
 		.leg = source->leg->reader_leg,
@@ -286,7 +286,7 @@ source_refill(struct leg_out_path *path)
 		put_accept(source);
 	} else if (source->say_check) {
 		source->say_check = false;
-		put_check(source);
+		source_put_check(source);
 	} else if (source->state == SOURCE_TELLING && !source->at_keeper &&
 		   source->keys_told < source->map.num_keys) {
 		put_keys(source);
@@ -454,7 +454,7 @@ make_map(struct source *source, const uint32_t *rails)
 }
 
 static void
-run_make(struct setup_turn *turn, bool late)
+source_run_make(struct setup_turn *turn, bool late)
 {
 	struct source *source = loop_container(turn, struct source, make_turn);
 	struct rails *rails = rdma_rails(source->rdma);
@@ -537,7 +537,7 @@ source_offer(struct source *source, const struct frame *frame, const uint8_t *pa
 static void
 source_setup_init(struct source *source)
 {
-	source->make_turn.run = run_make;
+	source->make_turn.run = source_run_make;
 	source->made_task.run = source_run_made;
 }
 
@@ -545,7 +545,7 @@ source_setup_init(struct source *source)
 
 /* Prefix and chunks are bounded and grow, so a reader can seem alive for so long only. */
 static int
-on_alive(struct source *source, const struct frame *frame, const uint8_t *payload)
+source_on_alive(struct source *source, const struct frame *frame, const uint8_t *payload)
 {
 	struct leg_out *leg = source->leg;
 	const struct chunk_table *table = xfer_part_table(leg->part);
@@ -565,7 +565,7 @@ on_alive(struct source *source, const struct frame *frame, const uint8_t *payloa
 }
 
 static int
-on_check(struct source *source, const struct frame *frame)
+source_on_check(struct source *source, const struct frame *frame)
 {
 	struct leg_out *leg = source->leg;
 	uint32_t chunk = frame->first;
@@ -597,7 +597,7 @@ run_checked(struct loop_task *task)
 }
 
 static void
-run_lost(struct loop_task *task)
+source_run_lost(struct loop_task *task)
 {
 	struct source *source = loop_container(task, struct source, lost_task);
 	if (!source->closing)
@@ -654,7 +654,7 @@ on_stage(struct source *source, const struct frame *frame)
 }
 
 static int
-take_frame(struct leg_out_path *path, const struct frame *frame, const uint8_t *payload)
+source_take_frame(struct leg_out_path *path, const struct frame *frame, const uint8_t *payload)
 {
 	struct source *source = source_of(path);
 	if (source->closing)
@@ -662,11 +662,11 @@ take_frame(struct leg_out_path *path, const struct frame *frame, const uint8_t *
 	if (frame->kind == FRAME_RDMA_OFFER)
 		return source_offer(source, frame, payload);
 	if (frame->kind == FRAME_RDMA_DECLINE)
-		return on_decline(source, frame, payload);
+		return source_on_decline(source, frame, payload);
 	if (frame->kind == FRAME_ALIVE)
-		return on_alive(source, frame, payload);
+		return source_on_alive(source, frame, payload);
 	if (frame->kind == FRAME_CHECK)
-		return on_check(source, frame);
+		return source_on_check(source, frame);
 	if (frame->kind == FRAME_STAGE)
 		return on_stage(source, frame);
 	return TH_E_PROTOCOL;
@@ -687,7 +687,7 @@ source_tick(struct leg_out_path *path, int64_t now_ns)
 }
 
 static uint32_t
-prefix_of(struct leg_out_path *path, uint32_t prefix)
+source_prefix_of(struct leg_out_path *path, uint32_t prefix)
 {
 	const struct source *source = source_of(path);
 	if (source->state >= SOURCE_LEAVING || !source->places)
@@ -697,7 +697,7 @@ prefix_of(struct leg_out_path *path, uint32_t prefix)
 
 /* The reader has all there is, and waits for the rest; or it is not its turn. */
 static bool
-waits(struct leg_out_path *path)
+source_waits(struct leg_out_path *path)
 {
 	const struct source *source = source_of(path);
 	uint32_t prefix = source->leg->prefix_sent;
@@ -752,13 +752,13 @@ source_open_path(struct leg_out *leg, unsigned hello_flags, unsigned *ret_welcom
 	source->takes_staged = (hello_flags & FRAME_TAKES_STAGED) != 0;
 	source->checked = SOURCE_NO_CHUNK;
 	source->checks.check = source_do_check;
-	source->checks.closed = checks_closed;
+	source->checks.closed = source_checks_closed;
 	source->free_task.run = source_run_free;
-	source->freed_task.run = run_freed;
+	source->freed_task.run = source_run_freed;
 	source_setup_init(source);
 	source->checked_task.run = run_checked;
-	source->lost_task.run = run_lost;
-	source->checks_closed_task.run = run_checks_closed;
+	source->lost_task.run = source_run_lost;
+	source->checks_closed_task.run = source_run_checks_closed;
 	int rc = source_prepare(source, &err);
 	if (rc < 0 && err.text[0] == '\0')
 		(void)th_fail(&err, rc, "%s", th_strerror(rc));
@@ -807,12 +807,12 @@ const struct leg_out_path_ops source_ops = {
 	.payload_kinds = 1u << FRAME_RDMA_OFFER | 1u << FRAME_RDMA_DECLINE | 1u << FRAME_ALIVE,
 	.open = source_open_path,
 	.start = source_start,
-	.frame = take_frame,
+	.frame = source_take_frame,
 	.refill = source_refill,
 	.nudged = source_fill,
 	.tick = source_tick,
-	.prefix = prefix_of,
-	.waits = waits,
+	.prefix = source_prefix_of,
+	.waits = source_waits,
 	.moves = source_moves,
 	.say = source_do_say,
 	.close = source_close_path,

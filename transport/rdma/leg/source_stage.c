@@ -34,7 +34,7 @@ block_of(struct ferry_block *block)
 }
 
 static void
-drop_block(struct ferry_block *block)
+source_stage_drop_block(struct ferry_block *block)
 {
 	struct stage_block *own = block_of(block);
 	slab_release(own->slab);
@@ -93,7 +93,7 @@ staging_stop(struct staging *staging)
 		ferry_abandon(one->ferry);
 		one->ferry = NULL;
 		if (one->block)
-			drop_block(&one->block->block);
+			source_stage_drop_block(&one->block->block);
 		one->block = NULL;
 	}
 	staging->waiting = staging->staged = 0;
@@ -164,7 +164,7 @@ find_ferry(struct staging *staging, int *ret_code)
 		}
 		one->block = th_calloc(1, sizeof(*one->block));
 		one->block->slab = slab_retain(staging->slab);
-		one->block->block.drop = drop_block;
+		one->block->block.drop = source_stage_drop_block;
 		return one;
 	}
 	return NULL;

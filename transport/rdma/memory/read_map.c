@@ -9,10 +9,10 @@
 #include <string.h>
 
 #include "ipc/base/err.h"
+#include "transport/leg/frame.h"
 #include "transport/part/packed.h"
 #include "transport/part/xfer_part.h"
 #include "transport/rdma/memory/region.h"
-#include "transport/leg/frame.h"
 
 /* ---- extents ------------------------------------------------------------------------------ */
 
@@ -185,7 +185,7 @@ extent_fits(const struct map *map, const struct wire_extent *extent, uint64_t by
 }
 
 static int
-check_slots(const struct map *map, const struct chunk_table *table)
+read_map_check_slots(const struct map *map, const struct chunk_table *table)
 {
 	uint32_t largest = 0;
 	for (uint32_t c = 0; c < table->num_chunks; c++)
@@ -201,7 +201,7 @@ int
 map_check(const struct map *map, const struct extents *extents)
 {
 	if (map->num_extents == 0)
-		return check_slots(map, extents->table);
+		return read_map_check_slots(map, extents->table);
 	for (uint32_t e = 0; e < extents->count; e++) {
 		if (!extent_fits(map, &map->extents[e], extents->list[e].bytes))
 			return TH_E_PROTOCOL;
@@ -300,8 +300,8 @@ compare_regions(const void *a, const void *b)
 
 /* One key: a piece of a region on all rails. */
 static bool
-key_of(const struct region *region, uint64_t offset, const uint32_t *rails, uint32_t num_rails,
-	struct wire_key *ret_key)
+read_map_key_of(const struct region *region, uint64_t offset, const uint32_t *rails,
+	uint32_t num_rails, struct wire_key *ret_key)
 {
 	for (uint32_t r = 0; r < num_rails; r++) {
 		struct region_key key;
@@ -340,8 +340,8 @@ fill_own(struct map *map, const struct extents *extents, const struct place *pla
 	for (uint32_t i = 0; i < count; i++) {
 		const struct region *region = list[i].region;
 		for (uint32_t p = 0; p < region_pieces(region); p++) {
-			if (!key_of(region, p * region_piece_bytes(region), rails, num_rails,
-				    &map->keys[map->have_keys]))
+			if (!read_map_key_of(region, p * region_piece_bytes(region), rails,
+				    num_rails, &map->keys[map->have_keys]))
 				return TH_E_NO_PATH;
 			map->have_keys++;
 		}

@@ -40,7 +40,7 @@ struct rail_registration { /* with one rail */
 	struct th_err err; /* guarded by the lock of rails */
 	/* The registrar's. */
 	LIST_ENTRY(rail_registration) entry; /* of the rail's */
-	int code;                       /* of the last try */
+	int code;                            /* of the last try */
 	uint32_t tries;
 	int64_t tried_ns, again_ns; /* again_ns INT64_MAX: not by itself */
 	int64_t pause_ns;
@@ -283,7 +283,7 @@ run_enter(struct loop_task *task)
 }
 
 static void
-run_leave(struct loop_task *task)
+region_run_leave(struct loop_task *task)
 {
 	struct rail_registration *registration =
 		loop_container(task, struct rail_registration, leave_task);
@@ -337,7 +337,7 @@ run_released(struct loop_task *task)
 
 /* Whoever used the keys holds the rail, and none does any more. */
 static void
-run_lost(struct loop_task *task)
+region_run_lost(struct loop_task *task)
 {
 	struct rail_port *port = loop_container(task, struct rail_port, lost_task);
 	struct rail_registration *registration;
@@ -376,7 +376,7 @@ rail_registrar_init(struct rail_port *port)
 {
 	LIST_INIT(&port->registrations);
 	port->released_task.run = run_released;
-	port->lost_task.run = run_lost;
+	port->lost_task.run = region_run_lost;
 	port->back_task.run = run_back;
 }
 
@@ -461,7 +461,7 @@ region_new(struct rails *rails, const struct region_memory *memory, uint32_t mas
 			continue;
 		struct rail_registration *registration = &region->registrations[k++];
 		*registration = (struct rail_registration){.enter_task.run = run_enter,
-			.leave_task.run = run_leave,
+			.leave_task.run = region_run_leave,
 			.region = region,
 			.rail = i,
 			.state = REGION_WAITING,

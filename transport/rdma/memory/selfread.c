@@ -20,7 +20,7 @@
 #define PAUSE_NS INT64_C(30000000000) /* until a rail is asked again whether it reaches itself */
 
 static uint32_t
-index_of(const struct rail_port *port)
+selfread_index_of(const struct rail_port *port)
 {
 	return (uint32_t)(port - port->rails->rails);
 }
@@ -28,7 +28,7 @@ index_of(const struct rail_port *port)
 static bool
 selfread_is_there(const struct rail_port *port)
 {
-	return (rails_there(port->rails) >> index_of(port) & 1) != 0;
+	return (rails_there(port->rails) >> selfread_index_of(port) & 1) != 0;
 }
 
 void
@@ -60,7 +60,7 @@ connect_to_itself(struct rail_port *port, uint32_t qpn)
 	struct endpoint own;
 	struct endpoint_port own_port;
 	struct verbs_path path;
-	int rc = rail_endpoint(port->rails, index_of(port), &own, &own_port, NULL);
+	int rc = rail_endpoint(port->rails, selfread_index_of(port), &own, &own_port, NULL);
 	if (rc < 0)
 		return rc;
 	own.qpns[0] = qpn;
@@ -158,7 +158,7 @@ selfread_try(struct rail_port *port, const struct verbs_mr *mr, uint64_t address
 {
 	struct selfread *self = &port->selfread;
 	struct th_err why = {0};
-	uint32_t up = rails_up(port->rails) >> index_of(port) & 1;
+	uint32_t up = rails_up(port->rails) >> selfread_index_of(port) & 1;
 	if (!up || th_now_ns() < self->not_before_ns)
 		return 0;
 	bool is_new;

@@ -29,7 +29,7 @@
 
 /* On any thread. It counts until here. */
 static void
-unmapped(void *arg)
+slab_unmapped(void *arg)
 {
 	struct slab *slab = arg;
 	struct stage *stage = slab->stage;
@@ -57,9 +57,9 @@ unlock_and_settle(struct stage *stage, struct slab *slab)
 		return;
 	gpu_space_release(slab->space);
 	if (slab->data)
-		unmap_start(&slab->unmap, slab->data, SLAB_BYTES, unmapped, slab);
+		unmap_start(&slab->unmap, slab->data, SLAB_BYTES, slab_unmapped, slab);
 	else
-		unmapped(slab);
+		slab_unmapped(slab);
 }
 
 static void go_to_host(struct slab *slab);
@@ -175,7 +175,7 @@ go_to_host(struct slab *slab)
 }
 
 static void
-registered(void *arg, struct region *region)
+slab_registered(void *arg, struct region *region)
 {
 	struct slab *slab = arg;
 	struct stage *stage = slab->stage;
@@ -215,7 +215,8 @@ slab_run_made(struct loop_task *task)
 	struct stage *stage = slab->stage;
 	struct region_memory memory = {
 		.dmabuf_fd = -1, .close_fd = close_dmabuf, .bytes = SLAB_BYTES};
-	const struct region_user user = {.arg = slab, .settled = registered, .gone = slab_gone};
+	const struct region_user user = {
+		.arg = slab, .settled = slab_registered, .gone = slab_gone};
 	if (slab->made_code == 0 && !gpu_space_is_lost(slab->space))
 		memory.dmabuf_fd = gpu_space_take_dmabuf(slab->space, &slab->close_fd);
 	uint32_t mask = stage->near ? stage->near(stage->near_arg, slab->gpu) : ALL_RAILS;
@@ -247,7 +248,7 @@ slab_say_none(bool told, const char *why)
 
 /* On the GPU's thread. When the stage is closed, there may be no keeper any more. */
 static void
-made(void *arg, const struct th_err *result)
+slab_made(void *arg, const struct th_err *result)
 {
 	struct slab *slab = arg;
 	struct stage *stage = slab->stage;
@@ -284,7 +285,7 @@ slab_new_on_gpu(
 void
 slab_make(struct slab *slab)
 {
-	gpu_space_settle(slab->space, made, slab);
+	gpu_space_settle(slab->space, slab_made, slab);
 }
 
 /* ---- having ------------------------------------------------------------------------------- */
@@ -348,9 +349,9 @@ bool
 slab_is_made(struct slab *slab)
 {
 	pthread_mutex_lock(&slab->stage->lock);
-	bool made = slab->state == SLAB_READY;
+	bool slab_made = slab->state == SLAB_READY;
 	pthread_mutex_unlock(&slab->stage->lock);
-	return made;
+	return slab_made;
 }
 
 void
