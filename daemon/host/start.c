@@ -149,7 +149,7 @@ open_transport(struct host *host, struct th_err *err)
 			    : options->sendfile    ? TRANSPORT_SENDFILE_YES
 						   : TRANSPORT_SENDFILE_NO,
 	};
-	struct fabric_config *fabric = fabric_config_new(options);
+	struct fabric_config *fabric = fabric_config_new(host);
 	config.rdma = fabric_config_rdma(fabric);
 	int rc = transport_open(&config, err, &host->transport);
 	fabric_config_free(fabric);

@@ -153,6 +153,16 @@ def everything_is_there():
             check=True,
         ).stdout
         assert "soname: [libthc.so.1]" in soname, soname
+        # What only some hosts have is loaded where it is, so that the agent starts everywhere.
+        needed = subprocess.run(
+            ["readelf", "--dynamic", installed.find("sbin/thagentd")],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        needed = re.findall(r"\(NEEDED\).*\[(.*)\]", needed)
+        assert "libc.so.6" in needed, needed
+        assert not [n for n in needed if re.match("lib(ibverbs|mlx|rdma|nl-|cuda)", n)], needed
 
 
 def the_units_start_what_is_installed():

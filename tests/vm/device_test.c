@@ -103,7 +103,10 @@ setup(struct bench *bench)
 	tally_init(&bench->tally);
 	read_resources(bench->resources);
 	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &bench->keeper), 0);
-	cr_assert_eq(rails_new(verbs_ib(), &bench->config, bench->keeper, &user, &bench->rails), 0);
+	struct verbs verbs;
+	struct th_err err;
+	cr_assert_eq(verbs_ib(&verbs, &err), 0, "%s", err.text);
+	cr_assert_eq(rails_new(verbs, &bench->config, bench->keeper, &user, &bench->rails), 0);
 	bench->ops = rails_ops(bench->rails);
 	cr_assert_eq(rails_count(bench->rails), 2);
 	for (uint32_t i = 0; i < 2; i++)

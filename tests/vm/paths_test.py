@@ -5,10 +5,11 @@ lays by itself; part of vm_rdma, or run-in-vm -n 2 -- python3 tests/vm/paths_tes
 
 import json
 import os
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
-from cluster import LONG, cluster, expect_error, main, wait_for, with_library
+from cluster import BUILD, LONG, cluster, expect_error, main, wait_for, with_library
 
 with_library()
 import gpu_driver
@@ -121,6 +122,38 @@ def copies_say_why(cl):
         )
         staged.close()
         given.close()
+
+
+def a_library_that_lacks_a_call_is_not_used():
+    """As that of an rdma-core before 34. The agent starts, and what it can do it does."""
+    lacking = {"LD_PRELOAD": os.path.join(BUILD, "tests", "support", "libverbs_lacking.so")}
+    sentence = (
+        "libibverbs.so.1 has no ibv_reg_dmabuf_mr of IBVERBS_1.12: update rdma-core to 34 or newer"
+    )
+    with cluster() as cl:
+        a = cl.agent("a", args=["-o", "rdma.devices=rxe0"])
+        b = cl.agent("b", env=lacking)
+        assert status(cl, "a")["rdma"] == "1 of 1 ports up", a.tail()
+        assert status(cl, "b")["rdma"] == f"not used: {sentence}", b.tail()
+        assert b.tail().count(sentence) == 1, b.tail()
+        source, memory = with_memory(cl, "a", "source")
+        memory.fill(9)
+        source.publish(1)
+        strict, _ = with_memory(cl, "b", "strict", flags=REQUIRE_RDMA)
+        assert sentence in expect_error("NO_PATH", strict.replicate, "1").text
+        reader, into = with_memory(cl, "b", "reader")
+        assert reader.replicate("1")["transport"] == "tcp"
+        assert into.read(0, SIZE) == memory.read(0, SIZE)
+        for shard in (strict, reader, source):
+            shard.close()
+        p = subprocess.run(
+            [*b.argv, "-r", os.path.join(cl.dir, "on"), "-o", "rdma=on"],
+            env={**os.environ, **lacking},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert p.returncode > 0 and f"rdma=on, and {sentence}, or say rdma=auto" in p.stderr, p
 
 
 def gpu_memory_goes_through_pinned_memory_of_the_hosts():

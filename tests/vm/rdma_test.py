@@ -341,6 +341,7 @@ if __name__ == "__main__":
                 the_source_agent_is_killed,
                 the_reader_agent_is_killed,
                 paths_test.every_place_says_the_same,
+                paths_test.a_library_that_lacks_a_call_is_not_used,
                 paths_test.gpu_memory_goes_through_pinned_memory_of_the_hosts,
                 last,
             )

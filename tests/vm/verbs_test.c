@@ -22,6 +22,7 @@
 #define PROBE_BYTES 8u
 
 struct bench {
+	struct verbs verbs;
 	struct loop *keeper;
 	struct rails *rails;
 	struct poller *poller; /* of host 0's rail 0, which reads */
@@ -132,7 +133,9 @@ setup(struct bench *bench, const struct rails_config *config)
 	pthread_cond_init(&bench->told, NULL);
 	struct rails_user user = {.arg = bench, .changed = on_changed};
 	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &bench->keeper), 0);
-	cr_assert_eq(rails_new(verbs_ib(), &own, bench->keeper, &user, &bench->rails), 0);
+	struct th_err err;
+	cr_assert_eq(verbs_ib(&bench->verbs, &err), 0, "%s", err.text);
+	cr_assert_eq(rails_new(bench->verbs, &own, bench->keeper, &user, &bench->rails), 0);
 	bench->reader = rail_named(bench, "h0r0/1");
 	bench->source = rail_named(bench, "h1r0/1");
 }
@@ -296,7 +299,7 @@ leg_prepare(struct bench *bench, uint32_t num_chunks)
 	register_memory(
 		bench, bench->reader, bench->to, VERBS_LOCAL_WRITE | VERBS_RELAXED, &bench->to_mr);
 	struct poller_config config = {.name = "th-rdma-test",
-		.verbs = verbs_ib(),
+		.verbs = bench->verbs,
 		.device = rail_device(bench->rails, bench->reader),
 		.keeper = bench->keeper};
 	cr_assert_eq(poller_new(&config, &bench->poller), 0);

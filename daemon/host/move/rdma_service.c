@@ -59,11 +59,17 @@ name_devices(struct fabric_config *config, const char *devices)
 }
 
 struct fabric_config *
-fabric_config_new(const struct options *options)
+fabric_config_new(struct host *host)
 {
-	const struct options_rdma *from = &options->rdma;
-	if (!options->transport_rdma || from->mode == OPTIONS_RDMA_OFF || !any_device())
+	const struct options_rdma *from = &host->options.rdma;
+	struct verbs verbs;
+	struct th_err err;
+	if (!host->options.transport_rdma || from->mode == OPTIONS_RDMA_OFF || !any_device())
 		return NULL;
+	if (verbs_ib(&verbs, &err) < 0) {
+		snprintf(host->fabric.why_not, sizeof(host->fabric.why_not), "%s", err.text);
+		return NULL;
+	}
 	struct fabric_config *config = th_calloc(1, sizeof(*config));
 	config->rails = rails_config_default();
 	config->rails.gid = (struct gid_rule){
@@ -76,7 +82,7 @@ fabric_config_new(const struct options *options)
 	config->rails.timeout = (uint8_t)from->timeout;
 	config->rails.retries = (uint8_t)from->retries;
 	name_devices(config, from->devices);
-	config->rdma = (struct rdma_config){.verbs = verbs_ib(),
+	config->rdma = (struct rdma_config){.verbs = verbs,
 		.rails = &config->rails,
 		.slice_bytes = (uint32_t)from->slice,
 		.depth = from->depth,
@@ -192,20 +198,22 @@ fabric_start(struct host *host, struct th_err *err)
 	struct fabric *fabric = &host->fabric;
 	struct rdma *rdma = transport_rdma(host->transport);
 	host->regions.rails = rdma ? rdma_rails(rdma) : NULL;
-	const char *why_not = missing(host);
+	bool loaded = fabric->why_not[0] == '\0';
+	const char *why_not = loaded ? missing(host) : fabric->why_not;
 	if (!why_not) {
 		say_used(host);
 		rdma_service_look_at_host(host);
 		return 0;
 	}
 	host->regions.rails = NULL;
-	snprintf(fabric->why_not, sizeof(fabric->why_not), "%s", why_not);
 	if (host->options.rdma.mode == OPTIONS_RDMA_ON)
-		return th_fail(err, TH_E_NO_PATH,
-			"rdma=on, and %s; install its driver and give this user the devices in "
-			"/dev/infiniband, or say rdma=auto",
-			why_not);
-	log_info("rdma", "not used reason=\"%s\"", why_not);
+		return th_fail(err, TH_E_NO_PATH, "rdma=on, and %s%s, or say rdma=auto", why_not,
+			loaded ? "; install its driver and give this user the devices in "
+				 "/dev/infiniband"
+			       : "");
+	log_at(loaded ? LOG_LEVEL_INFO : LOG_LEVEL_WARN, "rdma", "not used reason=\"%s\"", why_not);
+	if (loaded)
+		snprintf(fabric->why_not, sizeof(fabric->why_not), "%s", why_not);
 	return 0;
 }
 

@@ -14,15 +14,12 @@
 #include "ipc/base/err.h"
 
 struct host;
-struct options;
 struct rdma_config;
 struct topology;
 
-#define FABRIC_WHY_BYTES 192
-
 struct fabric {
-	char why_not[FABRIC_WHY_BYTES]; /* empty: it is used */
-	struct topology *topology;      /* owns; NULL: there are no rails */
+	char why_not[TH_SENTENCE_BYTES]; /* empty: it is used */
+	struct topology *topology;       /* owns; NULL: there are no rails */
 	char last_fallback[TH_CTL_TEXT_BYTES];
 	uint64_t copies;
 	char last_copy[TH_CTL_TEXT_BYTES];
@@ -35,8 +32,9 @@ struct fabric_rail {
 	uint64_t bytes, reads;
 };
 
-/* What the transport is opened with; valid as long as the options. NULL: without RDMA. */
-struct fabric_config *fabric_config_new(const struct options *options);
+/* What the transport is opened with; valid as long as the options. NULL: without RDMA. Here
+ * libibverbs is loaded, on a host that has devices. */
+struct fabric_config *fabric_config_new(struct host *host);
 const struct rdma_config *fabric_config_rdma(const struct fabric_config *config);
 void fabric_config_free(struct fabric_config *config);
 

@@ -368,8 +368,10 @@ real_devices(struct rig *rig, struct rig_agent *agent, struct rdma_config *rdma)
 	rails = rails_config_default();
 	rails.names = names[(rig->num_agents - 1) % 2];
 	rails.num_names = rig->num_rails;
-	*rdma = (struct rdma_config){
-		.verbs = verbs_ib(), .rails = &rails, .window_bytes = RIG_REAL_WINDOW_BYTES};
+	*rdma = (struct rdma_config){.rails = &rails, .window_bytes = RIG_REAL_WINDOW_BYTES};
+	struct th_err err;
+	int rc = verbs_ib(&rdma->verbs, &err);
+	TH_ASSERT(rc == 0);
 }
 
 static struct verbs

@@ -178,7 +178,10 @@ Test(rdma_device, libibverbs__opens_what_there_is)
 	static struct bench bench;
 	struct rails_user user = {0};
 	setup(&bench, 0);
-	cr_assert_eq(rails_new(verbs_ib(), &bench.config, bench.keeper, &user, &bench.rails), 0);
+	struct verbs verbs;
+	struct th_err err;
+	cr_assert_eq(verbs_ib(&verbs, &err), 0, "%s", err.text);
+	cr_assert_eq(rails_new(verbs, &bench.config, bench.keeper, &user, &bench.rails), 0);
 	cr_assert_leq(rails_count(bench.rails), RAILS_MAX);
 	teardown(&bench);
 }

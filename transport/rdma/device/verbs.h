@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "ipc/base/checked.h"
+#include "ipc/base/err.h"
 
 #define VERBS_NAME_BYTES 64u
 #define VERBS_PCI_BYTES 16u
@@ -178,8 +179,13 @@ struct verbs {
 	void *context;
 };
 
-/* libibverbs. */
-struct verbs verbs_ib(void);
+#define VERBS_LIBRARY "libibverbs.so.1"
+
+/*
+ * libibverbs, loaded by the first call, which no other may overtake. 0, or with a sentence: -ENOENT
+ * where it cannot be loaded, -ENOSYS where it is there and lacks something.
+ */
+int verbs_ib(struct verbs *ret_verbs, struct th_err *err);
 
 /* By what a device says to no bytes of a dma-buf that is none: EBADF or EINVAL where it takes them,
  * by what the kernel looks at first. */

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verbs_ib - the table of calls over libibverbs.
+ * verbs_ib - the table of calls over libibverbs, which is loaded and not linked: an agent starts on
+ * hosts that do not have it, and its drivers fit the one of their host alone.
  *
  * Nothing in here waits: completion channels and asynchronous events do not block. ibv_fork_init is
  * not called: since Linux 5.12 a fork copies pinned pages, and the call splits a mapping for each
  * registration. The agent forks before it opens devices, if at all.
  */
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <limits.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +48,81 @@ struct verbs_qp {
 	struct ibv_qp *qp; /* owns */
 };
 
+/* ---- the library --------------------------------------------------------------------------- */
+
+/* What is called by its symbol, in the version whose form the header declares; the rest of the
+ * header's calls are inline and go through a context's own table. */
+#define IB_CALLS(X)                                                                                \
+	X(_ibv_query_gid_table, "IBVERBS_1.11")                                                    \
+	X(ibv_ack_async_event, "IBVERBS_1.1")                                                      \
+	X(ibv_ack_cq_events, "IBVERBS_1.1")                                                        \
+	X(ibv_alloc_pd, "IBVERBS_1.1")                                                             \
+	X(ibv_close_device, "IBVERBS_1.1")                                                         \
+	X(ibv_create_comp_channel, "IBVERBS_1.0")                                                  \
+	X(ibv_create_cq, "IBVERBS_1.1")                                                            \
+	X(ibv_create_qp, "IBVERBS_1.1")                                                            \
+	X(ibv_dealloc_pd, "IBVERBS_1.1")                                                           \
+	X(ibv_dereg_mr, "IBVERBS_1.1")                                                             \
+	X(ibv_destroy_comp_channel, "IBVERBS_1.0")                                                 \
+	X(ibv_destroy_cq, "IBVERBS_1.1")                                                           \
+	X(ibv_destroy_qp, "IBVERBS_1.1")                                                           \
+	X(ibv_free_device_list, "IBVERBS_1.1")                                                     \
+	X(ibv_get_async_event, "IBVERBS_1.1")                                                      \
+	X(ibv_get_cq_event, "IBVERBS_1.1")                                                         \
+	X(ibv_get_device_list, "IBVERBS_1.1")                                                      \
+	X(ibv_get_device_name, "IBVERBS_1.1")                                                      \
+	X(ibv_modify_qp, "IBVERBS_1.1")                                                            \
+	X(ibv_open_device, "IBVERBS_1.1")                                                          \
+	X(ibv_query_device, "IBVERBS_1.1")                                                         \
+	X(ibv_reg_dmabuf_mr, "IBVERBS_1.12")                                                       \
+	X(ibv_reg_mr_iova2, "IBVERBS_1.8")
+
+/* Filled by the first verbs_ib and only read after that. The library is never given back: devices
+ * have threads and drivers of its own behind them. */
+static struct {
+#define IB_MEMBER(name, version) __typeof__(name) *name;
+	IB_CALLS(IB_MEMBER)
+#undef IB_MEMBER
+	void *library;
+} lib;
+
+static int
+verbs_ib_load(struct th_err *err)
+{
+	static const struct {
+		const char *name, *version;
+		size_t offset; /* in lib */
+	} entries[] = {
+#define IB_ENTRY(name, version) {#name, version, offsetof(__typeof__(lib), name)},
+		IB_CALLS(IB_ENTRY)
+#undef IB_ENTRY
+	};
+	if (lib.library)
+		return 0;
+	void *library = dlopen(VERBS_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+	if (!library) {
+		const char *why = dlerror();
+		return th_fail(err, -ENOENT,
+			"libibverbs cannot be loaded (%s): install rdma-core (on Debian and Ubuntu "
+			"libibverbs1 and ibverbs-providers)",
+			why ? why : VERBS_LIBRARY " is not there");
+	}
+	for (size_t i = 0; i < TH_ARRAY_LEN(entries); i++) {
+		void *address = dlvsym(library, entries[i].name, entries[i].version);
+		if (!address) {
+			dlclose(library);
+			return th_fail(err, -ENOSYS,
+				VERBS_LIBRARY " has no %s of %s: update rdma-core to 34 or newer",
+				entries[i].name, entries[i].version);
+		}
+		memcpy((char *)&lib + entries[i].offset, &address, sizeof(address));
+	}
+	lib.library = library;
+	return 0;
+}
+
+/* ---- devices ------------------------------------------------------------------------------ */
+
 /* Of a call that gives an errno value or -1 with errno. */
 static int
 verbs_ib_code_of(int rc)
@@ -56,16 +134,14 @@ verbs_ib_code_of(int rc)
 	return errno ? -errno : -EIO;
 }
 
-/* ---- devices ------------------------------------------------------------------------------ */
-
 static bool
 takes_dmabuf(struct ibv_pd *pd)
 {
 	errno = 0;
-	struct ibv_mr *mr = ibv_reg_dmabuf_mr(pd, 0, 0, 0, -1, 0);
+	struct ibv_mr *mr = lib.ibv_reg_dmabuf_mr(pd, 0, 0, 0, -1, 0);
 	if (!mr)
 		return verbs_takes_dmabuf(verbs_ib_code_of(-1));
-	ibv_dereg_mr(mr);
+	lib.ibv_dereg_mr(mr);
 	return true;
 }
 
@@ -74,11 +150,11 @@ fill_info(struct verbs_device *device)
 {
 	struct ibv_device *ib = device->context->device;
 	struct ibv_device_attr attr;
-	int rc = verbs_ib_code_of(ibv_query_device(device->context, &attr));
+	int rc = verbs_ib_code_of(lib.ibv_query_device(device->context, &attr));
 	if (rc < 0)
 		return rc;
 	struct verbs_info *info = &device->info;
-	snprintf(info->name, sizeof(info->name), "%s", ibv_get_device_name(ib));
+	snprintf(info->name, sizeof(info->name), "%s", lib.ibv_get_device_name(ib));
 	pci_find(ib->ibdev_path, info->pci);
 	info->num_ports = attr.phys_port_cnt;
 	info->reads_out_max =
@@ -98,9 +174,9 @@ fill_info(struct verbs_device *device)
 static void
 ib_close(struct verbs_device *device)
 {
-	int rc = device->pd ? verbs_ib_code_of(ibv_dealloc_pd(device->pd)) : 0;
+	int rc = device->pd ? verbs_ib_code_of(lib.ibv_dealloc_pd(device->pd)) : 0;
 	if (rc == 0 && device->context)
-		rc = verbs_ib_code_of(ibv_close_device(device->context));
+		rc = verbs_ib_code_of(lib.ibv_close_device(device->context));
 	if (rc < 0)
 		log_error("rdma", "cannot close %s: %s", device->info.name, th_strerror(rc));
 	free(device);
@@ -111,10 +187,10 @@ open_one(struct ibv_device *ib, struct verbs_device **ret_device)
 {
 	struct verbs_device *device = th_calloc(1, sizeof(*device));
 	errno = 0;
-	device->context = ibv_open_device(ib);
+	device->context = lib.ibv_open_device(ib);
 	int rc = device->context ? 0 : verbs_ib_code_of(-1);
 	if (rc == 0) {
-		device->pd = ibv_alloc_pd(device->context);
+		device->pd = lib.ibv_alloc_pd(device->context);
 		rc = device->pd ? 0 : verbs_ib_code_of(-1);
 	}
 	if (rc == 0)
@@ -139,7 +215,7 @@ ib_open(void *context, struct verbs_device **ret_devices, uint32_t devices_max)
 		return -errno;
 	int listed = 0;
 	errno = 0;
-	struct ibv_device **list = ibv_get_device_list(&listed);
+	struct ibv_device **list = lib.ibv_get_device_list(&listed);
 	if (!list) {
 		int rc = verbs_ib_code_of(-1);
 		log_debug("rdma", "no RDMA devices: %s", th_strerror(rc));
@@ -147,7 +223,7 @@ ib_open(void *context, struct verbs_device **ret_devices, uint32_t devices_max)
 	}
 	uint32_t count = 0;
 	for (int i = 0; i < listed; i++) {
-		const char *name = ibv_get_device_name(list[i]);
+		const char *name = lib.ibv_get_device_name(list[i]);
 		if (list[i]->transport_type != IBV_TRANSPORT_IB) {
 			log_info("rdma", "%s is neither InfiniBand nor RoCE: left out", name);
 			continue;
@@ -164,7 +240,7 @@ ib_open(void *context, struct verbs_device **ret_devices, uint32_t devices_max)
 			log_info(
 				"rdma", "%s cannot be opened: %s: left out", name, th_strerror(rc));
 	}
-	ibv_free_device_list(list);
+	lib.ibv_free_device_list(list);
 	return (int)count;
 }
 
@@ -174,18 +250,18 @@ ib_open_again(void *context, const struct verbs_info *info, struct verbs_device 
 	(void)context;
 	int listed = 0, rc = -ENODEV;
 	errno = 0;
-	struct ibv_device **list = ibv_get_device_list(&listed); /* looks anew each time */
+	struct ibv_device **list = lib.ibv_get_device_list(&listed); /* looks anew each time */
 	if (!list)
 		return verbs_ib_code_of(-1);
 	for (int i = 0; i < listed && rc == -ENODEV; i++) {
 		char pci[VERBS_PCI_BYTES];
 		pci_find(list[i]->ibdev_path, pci);
 		if (list[i]->transport_type == IBV_TRANSPORT_IB &&
-			strcmp(ibv_get_device_name(list[i]), info->name) == 0 &&
+			strcmp(lib.ibv_get_device_name(list[i]), info->name) == 0 &&
 			strcmp(pci, info->pci) == 0)
 			rc = open_one(list[i], ret_device);
 	}
-	ibv_free_device_list(list);
+	lib.ibv_free_device_list(list);
 	return rc;
 }
 
@@ -216,12 +292,24 @@ verbs_ib_rate_of(const struct ibv_port_attr *attr)
 	return lanes * mbits * 1000000;
 }
 
+/* The header's inline function has a second way, by a symbol of the library, for one that is older
+ * than all that verbs_ib_load accepts. */
+static int
+query_port(struct verbs_device *device, uint32_t port, struct ibv_port_attr *ret_attr)
+{
+	struct verbs_context *context = verbs_get_ctx_op(device->context, query_port);
+	if (!context)
+		return -EOPNOTSUPP;
+	memset(ret_attr, 0, sizeof(*ret_attr));
+	return verbs_ib_code_of(
+		context->query_port(device->context, (uint8_t)port, ret_attr, sizeof(*ret_attr)));
+}
+
 static int
 ib_port(struct verbs_device *device, uint32_t port, struct verbs_port *ret_port)
 {
 	struct ibv_port_attr attr;
-	memset(&attr, 0, sizeof(attr));
-	int rc = verbs_ib_code_of(ibv_query_port(device->context, (uint8_t)port, &attr));
+	int rc = query_port(device, port, &attr);
 	if (rc < 0)
 		return rc;
 	*ret_port = (struct verbs_port){
@@ -267,15 +355,15 @@ ib_gids(struct verbs_device *device, uint32_t port, struct verbs_gid *ret_gids, 
 	size_t room = 1;
 	for (uint32_t i = 1; i <= device->info.num_ports; i++) {
 		struct ibv_port_attr attr;
-		memset(&attr, 0, sizeof(attr));
-		int rc = verbs_ib_code_of(ibv_query_port(device->context, (uint8_t)i, &attr));
+		int rc = query_port(device, i, &attr);
 		if (rc < 0)
 			return rc;
 		room += attr.gid_tbl_len > 0 ? (size_t)attr.gid_tbl_len : 0;
 	}
 	room = th_min_size(room, GID_TABLE_MAX);
 	struct ibv_gid_entry *entries = th_calloc(room, sizeof(*entries));
-	ssize_t listed = ibv_query_gid_table(device->context, entries, room, 0);
+	ssize_t listed =
+		lib._ibv_query_gid_table(device->context, entries, room, 0, sizeof(*entries));
 	uint32_t count = 0;
 	for (ssize_t i = 0; i < listed && count < gids_max; i++) {
 		const struct ibv_gid_entry *entry = &entries[i];
@@ -322,7 +410,7 @@ ib_reg(struct verbs_device *device, void *data, uint64_t bytes, uint64_t iova, u
 {
 	errno = 0;
 	return verbs_ib_registered(
-		ibv_reg_mr_iova2(device->pd, data, bytes, iova, access_flags(access)), ret_mr);
+		lib.ibv_reg_mr_iova2(device->pd, data, bytes, iova, access_flags(access)), ret_mr);
 }
 
 static int
@@ -330,8 +418,8 @@ ib_reg_dmabuf(struct verbs_device *device, int fd, uint64_t offset, uint64_t byt
 	unsigned access, struct verbs_mr *ret_mr)
 {
 	errno = 0;
-	return verbs_ib_registered(
-		ibv_reg_dmabuf_mr(device->pd, offset, bytes, iova, fd, (int)access_flags(access)),
+	return verbs_ib_registered(lib.ibv_reg_dmabuf_mr(device->pd, offset, bytes, iova, fd,
+					   (int)access_flags(access)),
 		ret_mr);
 }
 
@@ -339,7 +427,7 @@ static int
 ib_dereg(struct verbs_device *device, struct verbs_mr *mr)
 {
 	(void)device;
-	int rc = verbs_ib_code_of(ibv_dereg_mr(mr->handle));
+	int rc = verbs_ib_code_of(lib.ibv_dereg_mr(mr->handle));
 	if (rc == 0)
 		mr->handle = NULL;
 	return rc;
@@ -350,9 +438,9 @@ ib_dereg(struct verbs_device *device, struct verbs_mr *mr)
 static void
 ib_cq_free(struct verbs_cq *cq)
 {
-	int rc = cq->cq ? verbs_ib_code_of(ibv_destroy_cq(cq->cq)) : 0;
+	int rc = cq->cq ? verbs_ib_code_of(lib.ibv_destroy_cq(cq->cq)) : 0;
 	if (rc == 0 && cq->channel)
-		rc = verbs_ib_code_of(ibv_destroy_comp_channel(cq->channel));
+		rc = verbs_ib_code_of(lib.ibv_destroy_comp_channel(cq->channel));
 	if (rc < 0)
 		log_error("rdma", "cannot free a completion queue: %s", th_strerror(rc));
 	free(cq);
@@ -363,10 +451,10 @@ ib_cq_new(struct verbs_device *device, uint32_t depth, struct verbs_cq **ret_cq)
 {
 	struct verbs_cq *cq = th_calloc(1, sizeof(*cq));
 	errno = 0;
-	cq->channel = ibv_create_comp_channel(device->context);
+	cq->channel = lib.ibv_create_comp_channel(device->context);
 	int rc = cq->channel ? th_fd_nonblock(cq->channel->fd) : verbs_ib_code_of(-1);
 	if (rc == 0) {
-		cq->cq = ibv_create_cq(device->context, (int)depth, NULL, cq->channel, 0);
+		cq->cq = lib.ibv_create_cq(device->context, (int)depth, NULL, cq->channel, 0);
 		rc = cq->cq ? 0 : verbs_ib_code_of(-1);
 	}
 	if (rc < 0) {
@@ -434,10 +522,10 @@ ib_cq_quiet(struct verbs_cq *cq)
 	struct ibv_cq *of;
 	void *context;
 	unsigned taken = 0;
-	while (ibv_get_cq_event(cq->channel, &of, &context) == 0)
+	while (lib.ibv_get_cq_event(cq->channel, &of, &context) == 0)
 		taken++;
 	if (taken > 0)
-		ibv_ack_cq_events(cq->cq, taken);
+		lib.ibv_ack_cq_events(cq->cq, taken);
 }
 
 /* ---- queue pairs -------------------------------------------------------------------------- */
@@ -456,7 +544,7 @@ ib_qp_new(struct verbs_device *device, struct verbs_cq *cq, uint32_t depth,
 		.qp_type = IBV_QPT_RC,
 	};
 	errno = 0;
-	struct ibv_qp *ib = ibv_create_qp(device->pd, &attr);
+	struct ibv_qp *ib = lib.ibv_create_qp(device->pd, &attr);
 	if (!ib)
 		return verbs_ib_code_of(-1);
 	struct verbs_qp *qp = th_calloc(1, sizeof(*qp));
@@ -476,7 +564,7 @@ to_init(struct ibv_qp *qp, const struct verbs_path *path)
 		/* Who only reads is not read from. */
 		.qp_access_flags = path->reads_in > 0 ? IBV_ACCESS_REMOTE_READ : 0,
 	};
-	return verbs_ib_code_of(ibv_modify_qp(
+	return verbs_ib_code_of(lib.ibv_modify_qp(
 		qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 }
 
@@ -510,7 +598,7 @@ to_receive(struct ibv_qp *qp, const struct verbs_path *path)
 		attr.ah_attr.grh.hop_limit = HOP_LIMIT;
 		attr.ah_attr.grh.traffic_class = path->traffic_class;
 	}
-	return verbs_ib_code_of(ibv_modify_qp(qp, &attr,
+	return verbs_ib_code_of(lib.ibv_modify_qp(qp, &attr,
 		IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 }
@@ -526,7 +614,7 @@ to_send(struct ibv_qp *qp, const struct verbs_path *path)
 		.sq_psn = path->own_psn,
 		.max_rd_atomic = (uint8_t)path->reads_out,
 	};
-	return verbs_ib_code_of(ibv_modify_qp(qp, &attr,
+	return verbs_ib_code_of(lib.ibv_modify_qp(qp, &attr,
 		IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 			IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
@@ -550,7 +638,7 @@ static int
 verbs_ib_move_to(struct ibv_qp *qp, enum ibv_qp_state state)
 {
 	struct ibv_qp_attr attr = {.qp_state = state};
-	return verbs_ib_code_of(ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	return verbs_ib_code_of(lib.ibv_modify_qp(qp, &attr, IBV_QP_STATE));
 }
 
 static int
@@ -562,7 +650,7 @@ ib_qp_fail(struct verbs_qp *qp)
 static int
 ib_qp_free(struct verbs_qp *qp)
 {
-	int rc = verbs_ib_code_of(ibv_destroy_qp(qp->qp));
+	int rc = verbs_ib_code_of(lib.ibv_destroy_qp(qp->qp));
 	if (rc < 0) {
 		log_error(
 			"rdma", "cannot free queue pair %#x: %s", qp->qp->qp_num, th_strerror(rc));
@@ -645,16 +733,16 @@ ib_event_next(struct verbs_device *device, struct verbs_event *ret_event)
 {
 	struct ibv_async_event event;
 	errno = 0;
-	if (ibv_get_async_event(device->context, &event) != 0)
+	if (lib.ibv_get_async_event(device->context, &event) != 0)
 		return errno == EAGAIN || errno == EINTR ? 0 : verbs_ib_code_of(-1);
 	*ret_event = event_of(&event);
 	/* At once: freeing a queue pair waits for it. */
-	ibv_ack_async_event(&event);
+	lib.ibv_ack_async_event(&event);
 	return 1;
 }
 
-struct verbs
-verbs_ib(void)
+int
+verbs_ib(struct verbs *ret_verbs, struct th_err *err)
 {
 	static const struct verbs_ops ops = {
 		.open = ib_open,
@@ -680,5 +768,9 @@ verbs_ib(void)
 		.event_fd = ib_event_fd,
 		.event_next = ib_event_next,
 	};
-	return (struct verbs){.ops = &ops};
+	int rc = verbs_ib_load(err);
+	if (rc < 0)
+		return rc;
+	*ret_verbs = (struct verbs){.ops = &ops};
+	return 0;
 }
