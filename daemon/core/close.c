@@ -384,8 +384,12 @@ ac_close_settle(struct agent_core *agent, struct session *session)
 		}
 		if (!ac_part_drained(part))
 			return;
-		if (ac_part_drains(part, DRAIN_LOCAL) && part->state == PART_HELD &&
-			ac_known(session) && !session->close_final) {
+		/* An unpublish that is cut off may be restored there: the CANCEL was in time, but
+		 * its DRAIN came first, and what it hid is over. */
+		bool alone = ac_part_drains(part, DRAIN_LOCAL) ||
+			     (session->call.cut && session->call.order.kind == CTL_OP_UNPUBLISH);
+		if (alone && part->state == PART_HELD && ac_known(session) &&
+			!session->close_final) {
 			TH_MARK(close_ended_alone);
 			insist(agent, session);
 		}

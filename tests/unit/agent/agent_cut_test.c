@@ -241,6 +241,24 @@ Test(agent_cut, unpublish__it_was_done__closed)
 	cr_assert_eq(closed(), 0);
 }
 
+/* Its DRAIN has come, but the CANCEL may come before its end: then the server has it still. */
+Test(agent_cut, unpublish__drained_and_cancelled__the_server_is_told_that_it_is_over)
+{
+	rig.held = 1u << CTL_CLOSE;
+	rig_submit(&rig, 1, 0, CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	rig_event(&rig, rig_drain(sid, gen, 1));
+	worker_closes(1, false, TH_FOREVER);
+	cr_assert_eq(rig_requests(&rig, CTL_CANCEL), 1);
+	cr_assert_eq(rig_count(&rig, AGENT_PART_END), 1);
+	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.unreadable);
+	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.abandon);
+	rig_event(&rig, rig_undrain(sid, gen));
+	rig_event(&rig, rig_outcome(sid, 2, TH_E_CANCELLED, 3));
+	rig.held = 0;
+	rig_answer(&rig, CTL_CLOSE);
+	cr_assert_eq(closed(), 0);
+}
+
 Test(agent_cut, planned__restored__waits_for_what_the_server_says)
 {
 	uint64_t out = rig_reader(&rig, sid, gen, 50);
