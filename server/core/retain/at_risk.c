@@ -79,7 +79,10 @@ at_risk_over(struct refsrv *server, struct version *version)
 	version->risk_raised = false;
 }
 
-/* Another complete copy, be it on a spot host, or one that is kept to be copied. */
+/*
+ * Another complete copy, be it on a spot host, or one that is kept to be copied. Its content may be
+ * one that is not listed yet: it is, when the last copy of the one before it has gone.
+ */
 static bool
 another(const struct copy *copy)
 {
@@ -88,7 +91,7 @@ another(const struct copy *copy)
 	DL_FOREACH(copy->version->copies, other)
 	{
 		if (other != copy && other->state == COPY_READY && !other->draining &&
-			content_listed(other) &&
+			!other->content->refused &&
 			(other->group->state != GROUP_BROKEN || other->rescued))
 			return true;
 	}

@@ -263,6 +263,26 @@ Test(refsrv_risk, dead_agent__another_copy__nobody_is_told)
 	(void)m;
 }
 
+/* Nobody has said yet what the second one's bytes are: it is listed when the first has gone. */
+Test(refsrv_risk, dead_agent__another_copy_of_unknown_content__told_when_that_goes)
+{
+	uint32_t third = world_agent(&w);
+	struct world_member m = world_published(&w, a, "p", "7"),
+			    same = member_with(third, "r", "latest");
+
+	w.hash_late = true;
+	struct world_member second = world_published(&w, b, "q", "7");
+	w.agents[a].silent = true;
+	world_sleep(&w, 12 * SEC);
+	cr_assert_not(is_told(&same));
+	w.agents[b].silent = true;
+	world_sleep(&w, 12 * SEC);
+	told(&same, "is lost");
+	cr_assert_eq(world_logged(&w, "version 7 of m is lost"), 1);
+	(void)m;
+	(void)second;
+}
+
 Test(refsrv_risk, dead_agent_of_the_kept_copy__claimants_are_told)
 {
 	struct ctl_ev_reserve reserve;
