@@ -217,8 +217,8 @@ nng_req_explain(const struct sp_req *req, int rc, size_t reply_max, struct th_er
 	case -ENOENT:
 	case -ECONNREFUSED:
 		return th_fail(err, TH_E_NO_AGENT,
-			"no agent listens at %s; start thagentd, or set THC_AGENT to its runtime "
-			"directory",
+			"no agent listens at %s; start one by `thctl up`, or set THC_AGENT to the "
+			"directory of one that runs",
 			req->path);
 	case -EACCES:
 	case -EPERM:

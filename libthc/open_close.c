@@ -20,11 +20,10 @@
 #include "ipc/base/retain_rules.h"
 #include "ipc/base/state.h"
 #include "ipc/shm/doorbell.h"
+#include "ipc/sock/agent_dir.h"
 #include "ipc/sock/owner.h"
 #include "libthc/dial.h"
 #include "libthc/libthc_own.h"
-
-#define DEFAULT_DIR "/run/tensorhub"
 
 /* ---- arguments ----------------------------------------------------------------------------- */
 
@@ -114,34 +113,54 @@ check_opts(const struct thc_open_opts *opts, struct fdmsg_open *ret_open)
 	return open_close_check_flags(opts->flags);
 }
 
-/* Where the agent's endpoints are: the argument, else the environment, else the default. */
+struct endpoints { /* of the agent */
+	char fds[DIAL_PATH_MAX + 1], ipc[DIAL_PATH_MAX + 1];
+	char looked[AGENT_DIR_LOOKED_BYTES]; /* "": the directory was named */
+};
+
 static int
-endpoint(const char *agent, const char *file, char ret_path[DIAL_PATH_MAX + 1])
+set_endpoint(
+	const char *what, const char *folder, const char *file, char ret_path[DIAL_PATH_MAX + 1])
+{
+	int length = folder[0] == '\0'
+			     ? -1
+			     : snprintf(ret_path, DIAL_PATH_MAX + 1, "%s/%s", folder, file);
+
+	if (length >= 0 && length <= DIAL_PATH_MAX)
+		return 0;
+	return shim_fail(THC_E_INVALID,
+		"%s: is too long for a socket address, which has %d bytes with '/%s'", what,
+		DIAL_PATH_MAX, file);
+}
+
+/* In the argument's directory, else the environment's, else where an agent is looked for. */
+static int
+find_endpoints(const char *agent, struct endpoints *ret_endpoints)
 {
 	const char *what = "opts->agent";
+	struct agent_dir found;
+	char folder[DIAL_PATH_MAX + 1] = ""; /* "": too long */
 
+	ret_endpoints->looked[0] = '\0';
 	if (agent == NULL) {
 		agent = getenv("THC_AGENT");
 		what = agent != NULL ? "opts->agent (from THC_AGENT)" : what;
 	}
-	if (agent == NULL)
-		agent = DEFAULT_DIR;
+	if (agent == NULL) {
+		agent_dir_find(&found, ret_endpoints->looked);
+		agent = found.path;
+	}
 	if (agent[0] == '\0')
 		return shim_fail(THC_E_INVALID, "%s: is empty", what);
 	/* Documents connect again later, from whatever folder the process is in then. */
-	char folder[DIAL_PATH_MAX + 1];
 	int rc = th_path_absolute(agent, folder, sizeof(folder));
 	if (rc < 0 && rc != -ENAMETOOLONG)
 		return shim_fail(THC_E_INVALID,
 			"%s: '%s' is relative to a folder that has no name (%s); give the whole "
 			"path",
 			what, agent, th_strerror(rc));
-	int length = snprintf(ret_path, DIAL_PATH_MAX + 1, "%s/%s", folder, file);
-	if (rc < 0 || length < 0 || length > DIAL_PATH_MAX)
-		return shim_fail(THC_E_INVALID,
-			"%s: is too long for a socket address, which has %d bytes with '/%s'", what,
-			DIAL_PATH_MAX, file);
-	return 0;
+	rc = set_endpoint(what, folder, "agent.fds", ret_endpoints->fds);
+	return rc < 0 ? rc : set_endpoint(what, folder, "agent.ipc", ret_endpoints->ipc);
 }
 
 /* ---- open ---------------------------------------------------------------------------------- */
@@ -153,8 +172,10 @@ open_close_timed_out(const char *what)
 }
 
 static int
-connect_agent(struct thc_shard *shard, const char *path, int64_t until_ns)
+connect_agent(struct thc_shard *shard, const struct endpoints *endpoints, int64_t until_ns)
 {
+	const char *path = endpoints->fds;
+
 	TH_FP(worker_connects);
 	int rc = dial_unix(path, SOCK_SEQPACKET, until_ns);
 
@@ -168,9 +189,10 @@ connect_agent(struct thc_shard *shard, const char *path, int64_t until_ns)
 	case -ENOENT:
 	case -ECONNREFUSED:
 		return shim_fail(THC_E_NO_AGENT,
-			"no agent listens at %s; start thagentd, or set THC_AGENT to its runtime "
-			"directory",
-			path);
+			"no agent listens at %s; start one by `thctl up`, or set THC_AGENT to the "
+			"directory of one that runs%s%s",
+			path, endpoints->looked[0] != '\0' ? "; looked at " : "",
+			endpoints->looked);
 	case -EACCES:
 	case -EPERM:
 		return shim_fail(THC_E_DENIED,
@@ -293,16 +315,14 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 {
 	struct thc_open_opts own;
 	struct fdmsg_open open = {0};
-	char fds_path[DIAL_PATH_MAX + 1], ipc_path[DIAL_PATH_MAX + 1];
+	struct endpoints endpoints;
 	int64_t deadline_ns = 0;
 	int rc = take_opts(opts, &own);
 
 	if (rc == 0)
 		rc = check_opts(&own, &open);
 	if (rc == 0)
-		rc = endpoint(own.agent, "agent.fds", fds_path);
-	if (rc == 0)
-		rc = endpoint(own.agent, "agent.ipc", ipc_path);
+		rc = find_endpoints(own.agent, &endpoints);
 	if (rc == 0)
 		rc = deadline_of(timeout_ms, &deadline_ns);
 	if (rc == 0 && ret_shard == NULL)
@@ -317,7 +337,7 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 	/* In the list at once: a fork meanwhile must find the descriptors. */
 	shard_list_add(shard);
 	int64_t until_ns = deadline_with_grace(deadline_ns);
-	rc = sp_req_init(&shard->request, ipc_path);
+	rc = sp_req_init(&shard->request, endpoints.ipc);
 	if (rc == 0) {
 		shard->kick = doorbell_new();
 		if (shard->kick < 0)
@@ -325,7 +345,7 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 				th_strerror(shard->kick));
 	}
 	if (rc == 0)
-		rc = connect_agent(shard, fds_path, until_ns);
+		rc = connect_agent(shard, &endpoints, until_ns);
 	if (rc == 0)
 		rc = say_hello(shard, until_ns);
 	if (rc == 0)

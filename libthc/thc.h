@@ -175,7 +175,9 @@ struct thc_open_opts {
 			       * the same. */
 	const char *launch_id; /* NULL, or one string shared by all members of one launch of the
 				* group: another launch replaces what is left of it */
-	const char *agent;    /* NULL: $THC_AGENT, else /run/tensorhub */
+	const char *agent;    /* NULL: $THC_AGENT, else the first that is there of
+			       * $XDG_RUNTIME_DIR/tensorhub, /tmp/tensorhub-UID,
+			       * /run/tensorhub; the first two must be this user's own */
 	uint32_t flags;       /* enum thc_open_flags */
 };
 #ifdef __cplusplus

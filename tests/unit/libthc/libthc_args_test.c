@@ -4,8 +4,10 @@
  * the argument's name.
  */
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ipc/base/fd.h"
@@ -80,11 +82,37 @@ Test(libthc_args, open__other_arguments__are_named)
 	expect(thc_open(&opts, SOON, NULL), THC_E_INVALID, "ret_shard: ");
 	opts.agent = "/tmp/thc-nobody-is-here";
 	expect(thc_open(&opts, SOON, &none), THC_E_NO_AGENT, "no agent listens at /tmp/thc-nobody");
+	cr_assert_not_null(strstr(thc_errmsg(), "thctl up"), "%s", thc_errmsg());
 	cr_assert_eq(setenv("THC_AGENT", "", 1), 0);
 	opts.agent = NULL;
 	expect(thc_open(&opts, SOON, &none), THC_E_INVALID, "opts->agent (from THC_AGENT): ");
 	cr_assert_eq(unsetenv("THC_AGENT"), 0);
 	cr_assert_null(none);
+}
+
+Test(libthc_args, open__no_agent_is_named__is_looked_for_in_the_runtime_directory)
+{
+	char top[] = "/tmp/thc-xdg-XXXXXX", dir[64];
+	struct thc_shard *found = NULL;
+	struct thc_open_opts opts = good_opts();
+
+	opts.agent = NULL;
+	opts.replica = "another";
+	cr_assert_not_null(mkdtemp(top));
+	snprintf(dir, sizeof(dir), "%s/tensorhub", top);
+	cr_assert_eq(unsetenv("THC_AGENT"), 0);
+	cr_assert_eq(setenv("XDG_RUNTIME_DIR", top, 1), 0);
+	/* It is there, and nobody listens: that of the machine is not asked instead. */
+	cr_assert_eq(mkdir(dir, 0700), 0);
+	expect(thc_open(&opts, SOON, &found), THC_E_NO_AGENT, "no agent listens at /tmp/thc-xdg-");
+	cr_assert_not_null(strstr(thc_errmsg(), "looked at /tmp/thc-xdg-"), "%s", thc_errmsg());
+	cr_assert_eq(rmdir(dir), 0);
+	/* Sockets are found where their directory is now. */
+	cr_assert_eq(thc_close(shard, 0, SOON), 0, "%s", thc_errmsg());
+	cr_assert_eq(rename(agent.dir, dir), 0);
+	cr_assert_eq(thc_open(&opts, SOON, &shard), 0, "%s", thc_errmsg());
+	cr_assert_eq(rename(dir, agent.dir), 0);
+	cr_assert_eq(rmdir(top), 0);
 }
 
 Test(libthc_args, close__bad_arguments__leave_the_handle)
