@@ -14,6 +14,7 @@
 
 #include "ipc/base/units.h"
 #include "tools/bench/thbench_raw.h"
+#include "tools/find_daemon.h"
 #include "tools/thctl/output.h"
 
 #define VERBS_MAX 16u
@@ -257,18 +258,6 @@ help_text(void)
 
 /* ---- running -------------------------------------------------------------------------------- */
 
-static void
-find_program_dir(struct bench *bench)
-{
-	ssize_t length =
-		readlink("/proc/self/exe", bench->program_dir, sizeof(bench->program_dir) - 1);
-
-	bench->program_dir[length > 0 ? length : 0] = '\0';
-	char *slash = strrchr(bench->program_dir, '/');
-	if (slash)
-		*slash = '\0';
-}
-
 static uint32_t
 count_cpus(void)
 {
@@ -335,7 +324,7 @@ main(int argc, char **argv)
 	argp_err_exit_status = 2;
 	argp_parse(&argp, argc, argv, 0, NULL, &line);
 	free(help);
-	find_program_dir(&bench);
+	find_own_folder(bench.program_dir, sizeof(bench.program_dir));
 	bench.cpus = count_cpus();
 	if (bench.options.threads == 0)
 		bench.options.threads = bench.cpus;

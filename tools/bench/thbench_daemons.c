@@ -25,6 +25,7 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
+#include "tools/find_daemon.h"
 
 #define READY_NS INT64_C(30000000000)
 #define END_NS INT64_C(10000000000) /* for a daemon to end in order */
@@ -95,25 +96,6 @@ thbench_daemons_become(const char *path, const char *const *argv, pid_t netns, i
 		_exit(126);
 	execv(path, arguments);
 	_exit(127);
-}
-
-/* Where the daemons lie from here: in the build folder beside tools, installed in sbin. */
-static int
-find_daemon(const struct bench *bench, const char *name, char *ret_path, size_t bytes,
-	struct th_err *err)
-{
-	const char *folder = strcmp(name, "thagentd") == 0 ? "daemon" : "server";
-	const char *const places[][2] = {{"../", folder}, {"../", "sbin"}, {"", "."}};
-
-	for (uint32_t i = 0; i < TH_ARRAY_LEN(places); i++) {
-		int length = snprintf(ret_path, bytes, "%s/%s%s/%s", bench->program_dir,
-			places[i][0], places[i][1], name);
-		if (length > 0 && (size_t)length < bytes && access(ret_path, X_OK) == 0)
-			return 0;
-	}
-	return th_fail(err, -ENOENT,
-		"there is no %s beside %s (../%s, ../sbin); build or install it first", name,
-		bench->program_dir, folder);
 }
 
 static void
@@ -188,7 +170,7 @@ thbench_daemons_start(struct bench *bench, struct field *field, const char *prog
 	char path[320], log_path[256];
 	int out[2];
 
-	int rc = find_daemon(bench, program, path, sizeof(path), err);
+	int rc = find_daemon(bench->program_dir, program, path, sizeof(path), err);
 	if (rc < 0)
 		return rc;
 	snprintf(log_path, sizeof(log_path), "%s/%s.log", field->dir, ret_daemon->name);
