@@ -23,7 +23,6 @@
 #include "ipc/net/net.h"
 #include "libthc/thc.h"
 
-#define RUNTIME_DIR_DEFAULT "/run/tensorhub"
 #define NS_PER_MS INT64_C(1000000)
 
 enum option_key { /* of options without a letter */
@@ -40,6 +39,10 @@ enum option_key { /* of options without a letter */
 	KEY_REPLICAS,
 	KEY_WATCH,
 	KEY_YES,
+	KEY_JOIN,
+	KEY_LISTEN,
+	KEY_NODE,
+	KEY_DATACENTER,
 };
 
 static int run_version(struct thctl *ctl);
@@ -62,6 +65,7 @@ static const struct verb verbs_not_built[] = {
 };
 
 static const struct verb *const verbs[] = {
+	&verb_up,
 	&verb_status,
 	&verb_ls,
 	&verb_publish,
@@ -144,9 +148,10 @@ next_step(const struct thctl *ctl, int code)
 	case TH_E_NO_AGENT:
 	case TH_E_AGENT_LOST:
 		rc = asprintf(&text,
-			"thagentd -s tcp://HOST:7070 -r %s, or name the directory of a running "
-			"agent with -r or THC_AGENT",
-			ctl->runtime_dir);
+			"thctl up, which starts one, or name the directory of one that runs with "
+			"-r "
+			"or THC_AGENT%s%s",
+			ctl->looked[0] != '\0' ? "; looked at " : "", ctl->looked);
 		break;
 	case TH_E_NO_SERVER:
 		rc = asprintf(
@@ -224,7 +229,9 @@ run_version(struct thctl *ctl)
 
 static const struct argp_option shared_options[] = {
 	{"runtime-dir", 'r', "DIR", 0,
-		"runtime directory of the agent ($THC_AGENT, else " RUNTIME_DIR_DEFAULT ")", 100},
+		"runtime directory of the agent ($THC_AGENT, else the first that is there of "
+		"$XDG_RUNTIME_DIR/tensorhub, /tmp/tensorhub-UID, /run/tensorhub)",
+		100},
 	{"server", 's', "URL[,URL]", 0,
 		"ask the reference server, of several the one that serves, not the agent", 100},
 	{"output", 'o', "FORMAT", 0, "table, json or wide", 100},
@@ -251,6 +258,12 @@ static const struct verb_option verb_options[] = {
 	{THCTL_REPLICAS, {"replicas", KEY_REPLICAS, "N", 0, "so many ready replicas (1)", 1}},
 	{THCTL_WATCH, {"watch", KEY_WATCH, NULL, 0, "look on until it is done", 1}},
 	{THCTL_YES, {"yes", KEY_YES, NULL, 0, "do not ask", 1}},
+	{THCTL_JOIN, {"join", KEY_JOIN, "URL[,URL]", 0, "no server here: the agent joins it", 1}},
+	{THCTL_LISTEN, {"listen", KEY_LISTEN, "HOST[:PORT]", 0,
+			       "the address of this machine for others (none: loopback only)", 1}},
+	{THCTL_NODE, {"node", KEY_NODE, "NAME", 0, "name in listings (HOST-UID; of root HOST)", 1}},
+	{THCTL_DATACENTER,
+		{"datacenter", KEY_DATACENTER, "NAME", 0, "where this machine is (default)", 1}},
 	{THCTL_FOLLOW, {"follow", 'f', NULL, 0, "go on with what happens", 1}},
 };
 
@@ -346,6 +359,18 @@ parse_verb_option(int key, char *text, struct argp_state *state)
 		return 0;
 	case KEY_LINEAGE:
 		thctl_parse_number(state, "lineage", text, &ctl->lineage);
+		return 0;
+	case KEY_JOIN:
+		ctl->join = text;
+		return 0;
+	case KEY_LISTEN:
+		ctl->listen = text;
+		return 0;
+	case KEY_NODE:
+		parse_name(state, "node", text, &ctl->node);
+		return 0;
+	case KEY_DATACENTER:
+		parse_name(state, "datacenter", text, &ctl->datacenter);
 		return 0;
 	case KEY_RETAIN:
 		ctl->retain = text;
@@ -474,7 +499,7 @@ main_help(int key, const char *text, void *input)
 	for (size_t i = 0; i < TH_ARRAY_LEN(verbs); i++)
 		fprintf(to, "  %-9s %s\n", verbs[i]->name, verbs[i]->summary);
 	fputs("\nthctl VERB --help says more. Exit status: 0 ok, 1 failed, 2 usage, 3 no agent, "
-	      "4 no server, 5 degraded, 6 timed out, 7 denied.\n",
+	      "4 no server, 5 degraded, 6 timed out, 7 denied, 8 taken.\n",
 		to);
 	return fclose(to) == 0 ? list : NULL;
 }
@@ -490,8 +515,9 @@ main(int argc, char **argv)
 		.help_filter = main_help,
 	};
 	const char *agent = getenv("THC_AGENT");
+	struct agent_dir found;
 	struct thctl ctl = {
-		.runtime_dir = agent && *agent ? agent : RUNTIME_DIR_DEFAULT,
+		.runtime_dir = agent && *agent ? agent : NULL,
 		.format = &output_table,
 		.timeout_ns = TH_FOREVER,
 		.num_shards = 1,
@@ -501,6 +527,10 @@ main(int argc, char **argv)
 	argp_err_exit_status = THCTL_USAGE;
 	argp_program_version = "thctl " TH_VERSION;
 	argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &ctl);
+	if (!ctl.runtime_dir) {
+		agent_dir_find(&found, ctl.looked);
+		ctl.runtime_dir = found.path;
+	}
 	ctl.deadline_ns = th_deadline_ns(th_now_ns(), ctl.timeout_ns);
 	if (ctl.verb->agent_only && ctl.server)
 		return thctl_usage(&ctl, "works through an agent only: -s cannot be given");

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "ipc/base/err.h"
+#include "ipc/sock/agent_dir.h"
 #include "tools/thctl/output.h"
 
 /* Never renumbered: scripts branch on them. */
@@ -25,6 +26,7 @@ enum thctl_exit {
 	THCTL_DEGRADED = 5,
 	THCTL_TIMED_OUT = 6,
 	THCTL_DENIED = 7,
+	THCTL_TAKEN = 8,
 };
 
 enum thctl_option { /* which options a verb takes */
@@ -41,6 +43,10 @@ enum thctl_option { /* which options a verb takes */
 	THCTL_WATCH = 1u << 10,
 	THCTL_YES = 1u << 11,
 	THCTL_FOLLOW = 1u << 12,
+	THCTL_JOIN = 1u << 13,
+	THCTL_LISTEN = 1u << 14,
+	THCTL_NODE = 1u << 15,
+	THCTL_DATACENTER = 1u << 16,
 };
 
 #define THCTL_ARGUMENTS_MAX 2u
@@ -60,21 +66,23 @@ struct verb {
 
 struct thctl {
 	const struct verb *verb;
-	const char *runtime_dir; /* -r, else $THC_AGENT, else the default                       */
-	const char *server;      /* -s; NULL: ask the agent                                     */
+	const char *runtime_dir; /* -r, else $THC_AGENT, else where an agent is looked for      */
+	char looked[AGENT_DIR_LOOKED_BYTES]; /* at what, for that; "": it was named             */
+	const char *server; /* -s; NULL: ask the agent                                     */
 	const struct output_format *format;
 	int64_t timeout_ns;  /* --timeout; TH_FOREVER: not given                                */
 	int64_t deadline_ns; /* the moment it passes                                            */
 
 	uint32_t given; /* enum thctl_option                                                    */
 	const char *model, *version, *replica, *retain;
+	const char *join, *listen, *node, *datacenter;
 	uint64_t shard, num_shards, lineage, replicas;
 	uint32_t num_arguments;
 	const char *arguments[THCTL_ARGUMENTS_MAX];
 };
 
 extern const struct verb verb_status, verb_ls, verb_publish, verb_fetch, verb_wait, verb_drain,
-	verb_undrain, verb_evict, verb_events;
+	verb_undrain, verb_evict, verb_events, verb_up;
 
 /* A line on stderr: "thctl: ...". */
 void thctl_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
