@@ -438,6 +438,14 @@ void thc_listing_free(struct thc_listing *listing);
 typedef int (*thc_predicate)(const struct thc_listing *listing, void *arg);
 int thc_wait(struct thc_shard *shard, thc_predicate predicate, void *arg, int64_t timeout_ms);
 
+/*
+ * Begins a wait for a change: op ends with 0 when the listing has another generation than this one
+ * (at once when it has already), with THC_E_TIMEOUT at its deadline. For loops that wait on thc_fd:
+ * list, look, and watch the generation that was listed. It is no group operation.
+ */
+int thc_watch_submit(struct thc_shard *shard, uint64_t generation, int64_t timeout_ms,
+	struct thc_op **ret_op);
+
 /* ---- asynchronous form --------------------------------------------------------------------- */
 
 /*

@@ -122,6 +122,29 @@ generation_now(struct thc_shard *shard)
 }
 
 int
+thc_watch_submit(
+	struct thc_shard *shard, uint64_t generation, int64_t timeout_ms, struct thc_op **ret_op)
+{
+	struct op_request request = {.kind = SHM_WATCH};
+	struct thc_op *op = NULL;
+	int rc = 0;
+
+	if (ret_op == NULL)
+		return shim_fail(THC_E_INVALID, "ret_op: is NULL");
+	rc = deadline_of(timeout_ms, &request.deadline_ns);
+	if (rc == 0)
+		rc = shard_enter(shard, 0);
+	if (rc < 0)
+		return rc;
+	(void)snprintf(request.spec, sizeof(request.spec), "%" PRIu64, generation);
+	rc = op_submit(shard, &request, &op);
+	if (rc == 0)
+		*ret_op = op;
+	shard_leave(shard);
+	return rc;
+}
+
+int
 thc_wait(struct thc_shard *shard, thc_predicate predicate, void *arg, int64_t timeout_ms)
 {
 	int64_t deadline_ns = 0;

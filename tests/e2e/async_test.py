@@ -102,11 +102,13 @@ def an_asyncio_loop_beside_threads_that_block():
 
         async def loop():
             t, r = Looped(trainer), Looped(rollout)
+            changes = rollout.shard.watch_submit(rollout.shard.list()["generation"])
             for version in range(1, steps + 1):
                 want = trainer.fill(version)
                 await t.run(trainer.shard.publish_submit(version))
                 submit = rollout.shard.update_submit
                 if version == 1:
+                    await r.run(changes)
                     submit = rollout.shard.replicate_submit
                 result = await r.run(submit("latest"))
                 assert (result["version"], result["updated"]) == (version, 1), result

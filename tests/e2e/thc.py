@@ -165,6 +165,7 @@ _PROTOTYPES = {
     "thc_update_submit": [_P, c.c_char_p, c.c_int64, c.POINTER(_P)],
     "thc_publish_submit": [_P, c.c_uint64, c.c_int64, c.POINTER(_P)],
     "thc_unpublish_submit": [_P, c.c_uint32, c.c_int64, c.POINTER(_P)],
+    "thc_watch_submit": [_P, c.c_uint64, c.c_int64, c.POINTER(_P)],
     "thc_fd": [_P],
     "thc_op_done": [_P],
     "thc_op_wait": [_P, c.c_int64, c.POINTER(Result)],
@@ -351,6 +352,9 @@ class Shard:
 
     def update_submit(self, version="latest", timeout=30):
         return self._submit("thc_update_submit", str(version).encode(), timeout)
+
+    def watch_submit(self, generation, timeout=30):
+        return self._submit("thc_watch_submit", generation, timeout)
 
     def fd(self):
         return call("thc_fd", self.handle)

@@ -93,6 +93,10 @@
 		(struct thc_shard * shard, const char *version, int64_t timeout_ms,                \
 			struct thc_op **ret_op),                                                   \
 		(shard, version, timeout_ms, ret_op))                                              \
+	X(thc_watch_submit,                                                                        \
+		(struct thc_shard * shard, uint64_t generation, int64_t timeout_ms,                \
+			struct thc_op **ret_op),                                                   \
+		(shard, generation, timeout_ms, ret_op))                                           \
 	X(thc_fd, (struct thc_shard * shard), (shard))                                             \
 	X(thc_op_done, (struct thc_op * op), (op))                                                 \
 	X(thc_op_wait, (struct thc_op * op, int64_t timeout_ms, struct thc_result * ret_result),   \

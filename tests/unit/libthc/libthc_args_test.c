@@ -335,6 +335,7 @@ Test(libthc_args, operations__bad_arguments__are_named)
 	expect(thc_update(shard, "1", -2, NULL), THC_E_INVALID, "timeout_ms: ");
 	expect(thc_replicate_submit(shard, "1", SOON, NULL), THC_E_INVALID, "ret_op: ");
 	expect(thc_update_submit(shard, "1", SOON, NULL), THC_E_INVALID, "ret_op: ");
+	expect(thc_watch_submit(shard, 1, SOON, NULL), THC_E_INVALID, "ret_op: ");
 	result.struct_size = 8;
 	expect(thc_replicate(shard, "1", SOON, &result), THC_E_INVALID, "ret_result: ");
 	expect(thc_update(shard, "1", SOON, &result), THC_E_INVALID, "ret_result: ");

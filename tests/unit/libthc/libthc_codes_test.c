@@ -82,6 +82,7 @@ CALL(publish_submit, thc_publish_submit(shard, 1, timeout_ms, &op))
 CALL(unpublish_submit, thc_unpublish_submit(shard, 0, timeout_ms, &op))
 CALL(replicate_submit, thc_replicate_submit(shard, "latest", timeout_ms, &op))
 CALL(update_submit, thc_update_submit(shard, "latest", timeout_ms, &op))
+CALL(watch_submit, thc_watch_submit(shard, 1, timeout_ms, &op))
 CALL(fd, thc_fd(shard))
 CALL(op_done, thc_op_done(op))
 CALL(op_wait, thc_op_wait(op, timeout_ms, NULL))
@@ -124,6 +125,7 @@ static const struct {
 	{"unpublish_submit", call_unpublish_submit, HANDLE | SUBMIT | TENSORS},
 	{"replicate_submit", call_replicate_submit, HANDLE | SUBMIT | TENSORS},
 	{"update_submit", call_update_submit, HANDLE | SUBMIT | TENSORS},
+	{"watch_submit", call_watch_submit, HANDLE | SUBMIT},
 	{"fd", call_fd, HANDLE | LOST_TOO},
 	{"op_done", call_op_done, 0},
 	{"op_wait", call_op_wait, 0},
