@@ -96,7 +96,7 @@ def count_criterion(count, build, name, entry, output):
 
 
 def count_script(count, build, name, entry, output):
-    """Case by case; the suites 'e2e' and 'vm', see tests/e2e/cluster.py:main."""
+    """Case by case; the suites 'e2e', 'vm' and 'python'; see tests/e2e/cluster.py:main."""
     cases = SCRIPT_CASE.findall(output)
     found = [kind for kind, _, _ in cases]
     summary = SCRIPT_SUMMARY.findall(output)
@@ -163,7 +163,7 @@ def count_build(count, argument):
         output = output_of(entry)
         if 'unit' in expected.get(name, ()) or SYNTHESIS.search(output):
             count_criterion(count, build, name, entry, output)
-        elif {'e2e', 'vm'} & set(expected.get(name, ())):
+        elif {'e2e', 'vm', 'python'} & set(expected.get(name, ())):
             count_script(count, build, name, entry, output)
         else:
             count_program(count, build, name, entry, output)

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TensorHub: publish weights where they lie, replicate a version straight from whoever has it.
+
+    import tensorhub as th
+
+    with th.open("policy", replica="trainer") as h:      # a trainer
+        h.register(model.state_dict())
+        h.publish(step)
+
+    with th.open("policy") as h:                         # a rollout
+        h.register(engine.state_dict())
+        if h.update("latest"):
+            ...                                          # these weights are new
+
+An agent (thagentd) must run on this host: ``thctl up`` starts one. ``tensorhub.aio`` has the same
+for asyncio. Every failure is a :class:`tensorhub.Error` whose text says what to do.
+"""
+
+from . import aio, errors
+from ._abi import lib as _lib
+from .errors import *  # noqa: F401,F403
+from .errors import Error
+from ._steps import Op
+from .handle import Event, Handle, close_all, handles, open
+from .memory import Block, empty, share_
+from .tensors import Part
+from .results import Listing, Manifest, Replica, Result, Row, Version
+
+__version__: str = _lib.thc_version_string().decode()
+
+__all__ = [
+    "Block", "Error", "Event", "Handle", "Listing", "Manifest", "Op", "Part", "Replica", "Result",
+    "Row", "Version", "aio", "close_all", "empty", "errors", "handles", "open", "share_",
+    *(kind.__name__ for kind in errors.CLASSES.values()),
+]  # fmt: skip

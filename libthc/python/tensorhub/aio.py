@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same handle for asyncio: every verb that may wait is a coroutine.
+
+The event loop itself watches the handle's descriptor; no thread is started. A handle belongs to the
+first loop that waits for it. Cancelling a task asks its operation to end, and the task ends when
+the operation has: ``asyncio.wait_for(handle.update(), 5)`` never returns while memory is written.
+"""
+
+import asyncio
+from typing import Any, Callable, Dict, Generator, Iterable, Optional, Type, TypeVar, Union
+
+from . import errors
+from ._steps import DEFAULT, LOOK_S, Op, Steps, Time
+from .handle import Base, VersionSpec, flags_of
+from .results import Listing, Manifest, Result
+from .tensors import Tensors
+
+T = TypeVar("T")
+
+
+class Handle(Base):
+    """A handle whose verbs are coroutines; see :class:`tensorhub.Handle` for what each does."""
+
+    _loop: Optional[asyncio.AbstractEventLoop] = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._waiting: Dict[Op, "asyncio.Future[None]"] = {}
+        self._timer: Optional[asyncio.TimerHandle] = None
+
+    async def __aenter__(self) -> "Handle":
+        return self
+
+    async def __aexit__(self, kind: Optional[Type[BaseException]], *_rest: object) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            self._abandon()
+
+    # ---- waiting --------------------------------------------------------------------------------
+
+    def _belongs(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        if self._loop is not loop:
+            raise errors.State(
+                f"{self.label}: another event loop has waited for this handle; open one here"
+            )
+        return loop
+
+    def _look(self) -> None:
+        """The descriptor is readable, or a while has passed: who is over goes on."""
+        self._collect()
+        for op, future in list(self._waiting.items()):
+            if op._over() and not future.done():
+                future.set_result(None)
+
+    def _tick(self) -> None:
+        self._look()
+        for op in self._waiting:
+            op._tell()
+        if self._loop is not None:
+            self._timer = self._loop.call_later(LOOK_S, self._tick) if self._waiting else None
+
+    async def _over(self, op: Op) -> None:
+        """Until op is over. A cancel of the task is one of op, raised when that has ended."""
+        loop = self._belongs()
+        cancelled: Optional[asyncio.CancelledError] = None
+        descriptor = self._fd
+        while not op._over():
+            future = loop.create_future()
+            if not self._waiting:
+                loop.add_reader(descriptor, self._look)
+                self._timer = loop.call_later(LOOK_S, self._tick)
+            self._waiting[op] = future
+            try:
+                await future
+            except asyncio.CancelledError as cancel:
+                cancelled = cancel
+                op.cancel()
+            finally:
+                del self._waiting[op]
+                if not self._waiting:
+                    loop.remove_reader(descriptor)
+                    if self._timer is not None:
+                        self._timer.cancel()
+        if cancelled is not None:
+            raise cancelled
+
+    async def _run(self, steps: Steps[T]) -> T:
+        try:
+            while True:
+                op = next(steps)
+                if op is None:
+                    await asyncio.sleep(0)
+                else:
+                    await self._over(op)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            steps.close()
+
+    # ---- verbs ----------------------------------------------------------------------------------
+
+    async def register(self, tensors: Tensors, *, timeout: Time = DEFAULT) -> None:
+        await self._run(self._register(tensors, timeout))
+
+    async def unregister(self, *, timeout: Time = DEFAULT) -> None:
+        await self._run(self._unregister(timeout))
+
+    async def publish(self, version: int, *, timeout: Time = DEFAULT) -> None:
+        await self._run(self._publish(version, timeout))
+
+    async def unpublish(self, *, force: bool = False, timeout: Time = DEFAULT) -> None:
+        await self._run(self._unpublish(force, timeout))
+
+    async def replicate(
+        self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT
+    ) -> Result:
+        return await self._run(self._replicate(version, timeout))
+
+    async def update(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Result:
+        return await self._run(self._update(version, timeout))
+
+    async def resolve(self, *, timeout: Time = DEFAULT) -> Result:
+        return await self._run(self._resolve(timeout))
+
+    async def list(self, *, timeout: Time = DEFAULT) -> Listing:
+        return await self._run(self._list(False, timeout))
+
+    async def wait(
+        self, predicate: Callable[[Listing], Any], *, timeout: Time = DEFAULT
+    ) -> Listing:
+        return await self._run(self._wait_for(predicate, timeout))
+
+    async def manifest(
+        self, version: VersionSpec = "latest", shard: int = 0, *, timeout: Time = DEFAULT
+    ) -> Manifest:
+        return await self._run(self._manifest(version, shard, timeout))
+
+    async def allocate(
+        self, version: VersionSpec = "latest", *, of_shard: Optional[int] = None,
+        timeout: Time = DEFAULT,
+    ) -> Dict[str, Any]:  # fmt: skip
+        return await self._run(self._allocate(version, of_shard, timeout))
+
+    async def close(self, *, abandon: bool = False, timeout: Time = DEFAULT) -> None:
+        await self._run(self._close(abandon, timeout))
+
+
+class _Opening:
+    """``await open(...)`` or ``async with open(...)``: both are what people write."""
+
+    def __init__(self, handle: Handle, timeout: Time) -> None:
+        self._handle, self._timeout = handle, timeout
+
+    async def _opened(self) -> Handle:
+        await self._handle._run(self._handle._open(self._timeout))
+        return self._handle
+
+    def __await__(self) -> Generator[Any, None, Handle]:
+        return self._opened().__await__()
+
+    async def __aenter__(self) -> Handle:
+        return await self._opened()
+
+    async def __aexit__(self, kind: Optional[Type[BaseException]], *rest: object) -> None:
+        await self._handle.__aexit__(kind, *rest)
+
+
+def open(
+    model: str, *, replica: Optional[str] = None, shard: int = 0, num_shards: int = 1,
+    retain: Union[None, str, int, Iterable[VersionSpec]] = None, lineage: int = 0,
+    launch_id: Optional[str] = None, agent: Optional[str] = None, timeout: Time = DEFAULT,
+    spot: bool = False, require_rdma: bool = False, staged: bool = False,
+    no_memory_fd: bool = False, prefetch: bool = False, offload_seed: bool = False,
+) -> _Opening:  # fmt: skip
+    """As :func:`tensorhub.open`, to be awaited or used by ``async with``."""
+    flags = flags_of(spot, require_rdma, staged, no_memory_fd, prefetch, offload_seed)
+    handle = Handle(
+        model, replica, shard, num_shards, lineage, retain, launch_id, agent, flags, DEFAULT
+    )
+    return _Opening(handle, timeout)

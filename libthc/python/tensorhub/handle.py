@@ -1,0 +1,540 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A handle: one shard of one replica of a model, with every verb of thc.h."""
+
+import ctypes as c
+import enum
+import os
+import socket
+import sys
+import time
+import warnings
+import weakref
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Set, Type, TypeVar, Union
+
+from . import _abi, errors, memory
+from ._steps import DEFAULT, LOOK_S, Op, Steps, Time, in_slices, milliseconds, run, seconds
+from ._steps import wait_once
+from .dtypes import BY_NAME
+from .results import Listing, Manifest, Result, listing_of, manifest_of, result_of
+from .tensors import Part, Tensors, rows_of
+
+OPEN_S = 30.0  # thc_open's default
+VERB_S = 1800.0  # every other verb's: a straggler behind a checkpoint must not end a run
+LEAVE_S = 5.0  # what an abandon may take
+
+Self = TypeVar("Self", bound="Base")
+VersionSpec = Union[int, str]
+
+
+class Event(enum.IntFlag):
+    """What has happened to a handle since it was asked last; see thc_shard_events(3)."""
+
+    EVICTED = 1
+    VERSION_CONFLICT = 2
+    CONTRACT = 4
+    GROUP_BROKEN = 8
+    AGENT_LOST = 16
+    AT_RISK = 32
+
+
+_handles: "weakref.WeakSet[Base]" = weakref.WeakSet()
+
+
+def _text(argument: str, value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise errors.Invalid(f"{argument}: {value!r} is no str")
+    return value.encode()
+
+
+def _count(argument: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
+        raise errors.Invalid(f"{argument}: {value!r} is no whole number from 0")
+    return value
+
+
+def spec(version: Any) -> bytes:
+    """A version as libthc reads it: a number, "latest" or "latest-2"."""
+    if isinstance(version, str):
+        return version.encode()
+    return str(_count("version", version)).encode()
+
+
+def _rules(retain: Union[None, str, int, Iterable[VersionSpec]]) -> Optional[bytes]:
+    if retain is None or isinstance(retain, str):
+        return retain.encode() if retain else None
+    if isinstance(retain, int):
+        retain = ["latest"] + [f"latest-{i}" for i in range(1, _count("retain", retain))]
+    return ",".join(str(one) for one in retain).encode() or None
+
+
+class Base:
+    """What a handle is, whoever waits: verbs as steps, questions that never wait."""
+
+    def __init__(
+        self, model: str, replica: Optional[str], shard: int, num_shards: int, lineage: int,
+        retain: Union[None, str, int, Iterable[VersionSpec]], launch_id: Optional[str],
+        agent: Optional[str], flags: int, timeout: Time,
+    ) -> None:  # fmt: skip
+        self._shard = c.c_void_p()
+        self._fd = -1
+        self._keep: Any = None
+        self._seen = Event(0)
+        self._left: Optional[Op] = None
+        self._timeout: Optional[float] = VERB_S if isinstance(timeout, type(DEFAULT)) else seconds(
+            timeout, None
+        )
+        if replica is None:
+            replica = f"{socket.gethostname()}-{os.getpid()}"
+        self.model, self.replica = model, replica
+        self.shard, self.num_shards = shard, num_shards
+        self._opts = _abi.OpenOpts(
+            struct_size=c.sizeof(_abi.OpenOpts),
+            model=_text("model", model),
+            replica=_text("replica", replica),
+            shard=min(_count("shard", shard), 2**32 - 1),
+            num_shards=min(_count("num_shards", num_shards), 2**32 - 1),
+            lineage=_count("lineage", lineage),
+            retain=_rules(retain),
+            launch_id=None if launch_id is None else _text("launch_id", launch_id),
+            agent=None if agent is None else _text("agent", agent),
+            flags=flags,
+        )
+
+    @property
+    def label(self) -> str:
+        """For sentences: model, replica and shard."""
+        return f"{self.model}/{self.replica}/{self.shard}"
+
+    def __repr__(self) -> str:
+        what = f"version {self.version}" if self._shard else "closed"
+        return f"<tensorhub handle {self.label}: {what}>"
+
+    def __reduce__(self) -> Any:
+        raise errors.State(f"{self.label}: a handle belongs to its process; open one in the other")
+
+    def __del__(self) -> None:
+        if self._shard and not sys.is_finalizing():
+            warnings.warn(f"{self!r} was never closed", ResourceWarning, source=self)
+            self._abandon()
+
+    # ---- questions ----------------------------------------------------------------------------
+
+    @property
+    def version(self) -> Optional[int]:
+        """The version that is held, from shared memory; None: none, or it is being overwritten."""
+        held = self.held
+        return None if held is None else held[1]
+
+    @property
+    def held(self) -> "Optional[tuple[int, int]]":
+        """Lineage and version that are held; None as of ``version``."""
+        lineage, version = c.c_uint64(), c.c_uint64()
+        if self._left is not None or not self._shard:
+            return None
+        code = _abi.lib.thc_held_version(self._shard, c.byref(lineage), c.byref(version))
+        if code == errors.NotAvailable.code:
+            return None
+        if code < 0:
+            raise errors.from_code(code, _abi.lib.thc_errmsg().decode(errors="replace"))
+        return lineage.value, version.value
+
+    def events(self) -> Event:
+        """What has happened since this was asked last, each bit once."""
+        self._collect()
+        seen, self._seen = self._seen, Event(0)
+        return seen
+
+    def safe_to_mutate(self) -> bool:
+        """Proven: nobody writes the tensors any more, and nobody takes what is read from them."""
+        return bool(self._shard) and _abi.lib.thc_safe_to_mutate(self._shard) == 1
+
+    def memory_path(self, name: str) -> str:
+        """How the agent reaches a tensor: "direct ...", "copy ...", "cuda-ipc ..." and why."""
+        self._check()
+        text = c.create_string_buffer(1024)
+        _abi.call("thc_memory_path", self._shard, _text("name", name), text, len(text))
+        return text.value.decode(errors="replace")
+
+    def set_attribute(self, name: str, value: Optional[bytes]) -> None:
+        """Bytes that travel with what is published next; None takes the name away."""
+        self._check()
+        if value is not None and not isinstance(value, (bytes, bytearray)):
+            raise errors.Invalid(f"value: {type(value).__name__} is no bytes")
+        raw = None if value is None else bytes(value)
+        _abi.call("thc_set_attribute", self._shard, _text("name", name), raw, len(raw or b""))
+
+    # ---- waiting ------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if not self._shard:
+            raise errors.State(f"{self.label}: this handle is closed, or was not opened")
+        if self._left is not None:
+            raise errors.State(
+                f"{self.label}: a {self._left.verb} was left by a second interrupt; call "
+                "resolve() or close()"
+            )
+
+    def _limit(self, timeout: Time) -> Optional[float]:
+        return seconds(timeout, self._timeout)
+
+    def _collect(self) -> None:
+        if self._shard:
+            self._seen |= Event(_abi.lib.thc_shard_events(self._shard))
+
+    def _wait(self, op: Op, end: Optional[float]) -> None:
+        """Until op is over, or that moment has come. Another thread may close the handle."""
+        while not op._over():
+            left = LOOK_S if end is None else min(LOOK_S, end - time.monotonic())
+            if left <= 0:
+                return
+            op._tell()
+            wait_once(self._fd, left)
+            self._collect()
+
+    def _end(self, op: Op) -> None:
+        """Cancels, and waits for the end. A second Ctrl-C leaves it to resolve() or close()."""
+        _abi.lib.thc_op_cancel(op._pointer)
+        try:
+            self._wait(op, None)
+        except BaseException:
+            self._left, kept = Op(self, op.verb, op._always), op._pointer
+            self._left._pointer, op._pointer = kept, c.c_void_p()
+            raise
+
+    # ---- verbs, as steps ------------------------------------------------------------------------
+
+    def _open(self, timeout: Time) -> Steps[None]:
+        shard = c.c_void_p()
+        yield from in_slices(
+            lambda ms: _abi.call("thc_open", c.byref(self._opts), ms, c.byref(shard)),
+            seconds(timeout, OPEN_S),
+        )
+        self._shard = shard
+        self._fd = _abi.call("thc_fd", shard)
+        _handles.add(self)
+
+    def _register(self, tensors: Tensors, timeout: Time) -> Steps[None]:
+        self._check()
+        array, keep = rows_of(tensors)
+        yield from in_slices(
+            lambda ms: _abi.call(
+                "thc_register", self._shard, array, len(array), c.sizeof(_abi.Tensor), ms
+            ),
+            self._limit(timeout),
+        )
+        self._keep = keep
+
+    def _unregister(self, timeout: Time) -> Steps[None]:
+        self._check()
+        yield from in_slices(
+            lambda ms: _abi.call("thc_unregister", self._shard, ms), self._limit(timeout)
+        )
+        self._keep = None
+
+    def _operate(self, op: Op, function: str, *args: Any) -> Steps[Result]:
+        self._check()
+        with op:
+            yield op._submit(function, *args)
+            return op._outcome()
+
+    def _publish(self, version: int, timeout: Time) -> Steps[None]:
+        ms = milliseconds(self._limit(timeout))
+        number = _count("version", version)
+        yield from self._operate(Op(self, "publish"), "thc_publish_submit", number, ms)
+
+    def _unpublish(self, force: bool, timeout: Time) -> Steps[None]:
+        ms = milliseconds(self._limit(timeout))
+        flags = _abi.FORCE if force else 0
+        yield from self._operate(Op(self, "unpublish"), "thc_unpublish_submit", flags, ms)
+
+    def _replicate(self, version: VersionSpec, timeout: Time) -> Steps[Result]:
+        ms = milliseconds(self._limit(timeout))
+        op = Op(self, "replicate", always=True)
+        return (yield from self._operate(op, "thc_replicate_submit", spec(version), ms))
+
+    def _update(self, version: VersionSpec, timeout: Time) -> Steps[Result]:
+        ms = milliseconds(self._limit(timeout))
+        op = Op(self, "update")
+        return (yield from self._operate(op, "thc_update_submit", spec(version), ms))
+
+    def _resolve(self, timeout: Time) -> Steps[Result]:
+        left, self._left = self._left, None
+        if left is not None:
+            with left:
+                yield left
+                return left._outcome()
+        self._check()
+        raw = _abi.Result(struct_size=c.sizeof(_abi.Result))
+
+        def look(ms: int) -> int:
+            try:
+                return _abi.call("thc_resolve", self._shard, ms, c.byref(raw))
+            except errors.Unknown as unknown:
+                raise errors.Timeout(str(unknown), unknown.code) from None
+
+        yield from in_slices(look, self._limit(timeout))
+        return result_of(raw, False)
+
+    def _list(self, group: bool, timeout: Time) -> Steps[Listing]:
+        self._check()
+        raw = c.c_void_p()
+        flags = _abi.LIST_GROUP if group else 0
+        limit = self._limit(timeout)
+        if group:  # an operation of all members: its deadline is one for all, and is not cut
+            _abi.call("thc_list", self._shard, flags, milliseconds(limit), c.byref(raw))
+        else:
+            yield from in_slices(
+                lambda ms: _abi.call("thc_list", self._shard, flags, ms, c.byref(raw)), limit
+            )
+        try:
+            return listing_of(_abi.Listing.from_address(raw.value or 0))
+        finally:
+            _abi.lib.thc_listing_free(raw)
+
+    def _wait_for(self, predicate: Callable[[Listing], Any], timeout: Time) -> Steps[Listing]:
+        if not callable(predicate):
+            raise errors.Invalid(f"predicate: {predicate!r} cannot be called")
+        limit = self._limit(timeout)
+        end = None if limit is None else time.monotonic() + limit
+        while True:
+            left = None if end is None else max(end - time.monotonic(), 0.0)
+            listing = yield from self._list(False, left)
+            if predicate(listing):
+                return listing
+            with Op(self, "wait") as op:
+                ms = milliseconds(None if end is None else max(end - time.monotonic(), 0.0))
+                yield op._submit("thc_watch_submit", listing.generation, ms)
+                op._outcome()
+
+    def _manifest(self, version: VersionSpec, shard: int, timeout: Time) -> Steps[Manifest]:
+        self._check()
+        raw, text = c.c_void_p(), spec(version)
+        number = min(_count("shard", shard), 2**32 - 1)
+        yield from in_slices(
+            lambda ms: _abi.call(
+                "thc_get_manifest", self._shard, text, number, ms, c.byref(raw)
+            ),
+            self._limit(timeout),
+        )
+        try:
+            return manifest_of(_abi.Manifest.from_address(raw.value or 0))
+        finally:
+            _abi.lib.thc_manifest_free(raw)
+
+    def _allocate(
+        self, version: VersionSpec, of_shard: Optional[int], timeout: Time
+    ) -> Steps[Dict[str, Any]]:
+        shard = self.shard if of_shard is None else of_shard
+        manifest = yield from self._manifest(version, shard, timeout)
+        first: Dict[Any, str] = {}
+        for name, row in manifest.tensors.items():
+            first.setdefault(row.tied or name, name)
+        rows = [manifest.tensors[name] for name in first.values()]
+        offsets, nbytes = memory.place([(row.shape, BY_NAME[row.dtype]) for row in rows])
+        block = memory.Block(nbytes)
+        made = {
+            key: memory.tensor_in(block, offset, row.shape, BY_NAME[row.dtype])
+            for key, offset, row in zip(first, offsets, rows)
+        }
+        tensors = {name: made[row.tied or name] for name, row in manifest.tensors.items()}
+        parts = {
+            name: Part(tensors[name], row.global_shape, row.offset)
+            for name, row in manifest.tensors.items()
+        }
+        yield from self._register(parts, timeout)
+        return tensors
+
+    def _close(self, abandon: bool, timeout: Time) -> Steps[None]:
+        if not self._shard:
+            return
+        flags = _abi.CLOSE_ABANDON if abandon else 0
+        left, self._left = self._left, None
+        if left is not None:
+            left._free()
+        limit = self._limit(timeout)
+        if abandon:  # it frees the handle however long it takes: once
+            self._abandon(milliseconds(limit))
+            return
+        yield from in_slices(lambda ms: _abi.call("thc_close", self._shard, flags, ms), limit)
+        self._forget()
+
+    def _abandon(self, ms: int = int(LEAVE_S * 1000)) -> None:
+        if self._shard:
+            _abi.lib.thc_close(self._shard, _abi.CLOSE_ABANDON, ms)
+            self._forget()
+
+    def _forget(self) -> None:
+        self._shard, self._fd, self._keep = c.c_void_p(), -1, None
+        _handles.discard(self)
+
+
+class Handle(Base):
+    """A handle whose verbs wait in the calling thread. Made by :func:`tensorhub.open`.
+
+    Every verb takes ``timeout``: seconds, a timedelta, or None for no limit; left out it is the
+    handle's. Several threads may use one handle; one operation runs at a time. ``with`` closes it,
+    and after an exception abandons it at once, so that the other members of its group go on.
+    """
+
+    def __enter__(self) -> "Handle":
+        return self
+
+    def __exit__(self, kind: Optional[Type[BaseException]], *_rest: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._abandon()
+
+    def register(self, tensors: Tensors, *, timeout: Time = DEFAULT) -> None:
+        """Says which memory is moved: a mapping or pairs of name and tensor.
+
+        Host and CUDA tensors of torch, DTensors, numpy arrays, CUDA arrays and buffers, each
+        contiguous. They are kept until unregister() or close(). Two names for the same bytes are
+        one tensor. Invalid names the tensor that cannot be registered, and says what to call.
+        """
+        run(self._register(tensors, timeout))
+
+    def unregister(self, *, timeout: Time = DEFAULT) -> None:
+        """Gives the memory back: neither published nor being filled."""
+        run(self._unregister(timeout))
+
+    def publish(self, version: int, *, timeout: Time = DEFAULT) -> None:
+        """Offers the registered tensors as this version. Returns when all members have done so.
+
+        No byte moves. They may not be written to before unpublish() has returned.
+        """
+        run(self._publish(version, timeout))
+
+    def unpublish(self, *, force: bool = False, timeout: Time = DEFAULT) -> None:
+        """Takes the version back. Returns when nobody reads it, and a retained one is elsewhere.
+
+        ``force`` gives a retained version up.
+        """
+        run(self._unpublish(force, timeout))
+
+    def replicate(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Result:
+        """Waits for the version, and brings it into the registered tensors."""
+        return run(self._replicate(version, timeout))
+
+    def update(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Result:
+        """Brings the version if it is there and not held. The result is true when bytes are new.
+
+        Waits for no version. While it runs after GO, ``version`` is None.
+        """
+        return run(self._update(version, timeout))
+
+    def resolve(self, *, timeout: Time = DEFAULT) -> Result:
+        """After Unknown, or a second Ctrl-C: waits for the outcome of that operation."""
+        return run(self._resolve(timeout))
+
+    def list(self, *, group: bool = False, timeout: Time = DEFAULT) -> Listing:
+        """Which versions there are, and who has them. ``group``: all members get the same one."""
+        return run(self._list(group, timeout))
+
+    def wait(
+        self, predicate: Callable[[Listing], Any], *, timeout: Time = DEFAULT
+    ) -> Listing:
+        """Waits until the predicate is true of the listing, and returns that listing."""
+        return run(self._wait_for(predicate, timeout))
+
+    def manifest(
+        self, version: VersionSpec = "latest", shard: int = 0, *, timeout: Time = DEFAULT
+    ) -> Manifest:
+        """What one shard of a version consists of, and the attributes that travel with it."""
+        return run(self._manifest(version, shard, timeout))
+
+    def allocate(
+        self, version: VersionSpec = "latest", *, of_shard: Optional[int] = None,
+        timeout: Time = DEFAULT,
+    ) -> Dict[str, Any]:  # fmt: skip
+        """Tensors after a version's manifest, in memory that agents map, registered.
+
+        Torch tensors where torch is imported, else memoryviews. Then replicate() fills them.
+        """
+        return run(self._allocate(version, of_shard, timeout))
+
+    def close(self, *, abandon: bool = False, timeout: Time = DEFAULT) -> None:
+        """Leaves the group and gives all back. ``abandon``: whatever the agent says.
+
+        The last copy of a version that others retain is copied first. A second close does nothing.
+        """
+        run(self._close(abandon, timeout))
+
+    # ---- submit forms ---------------------------------------------------------------------------
+
+    def _begin(self, op: Op, function: str, *args: Any) -> Op:
+        self._check()
+        return op._submit(function, *args)
+
+    def publish_async(self, version: int, *, timeout: Time = DEFAULT) -> Op:
+        """Begins a publish; ``timeout`` is its own deadline."""
+        ms = milliseconds(self._limit(timeout))
+        number = _count("version", version)
+        return self._begin(Op(self, "publish"), "thc_publish_submit", number, ms)
+
+    def unpublish_async(self, *, force: bool = False, timeout: Time = DEFAULT) -> Op:
+        """Begins an unpublish; ``timeout`` is its own deadline."""
+        ms = milliseconds(self._limit(timeout))
+        flags = _abi.FORCE if force else 0
+        return self._begin(Op(self, "unpublish"), "thc_unpublish_submit", flags, ms)
+
+    def replicate_async(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Op:
+        """Begins a replicate; ``timeout`` is its own deadline."""
+        ms = milliseconds(self._limit(timeout))
+        op = Op(self, "replicate", always=True)
+        return self._begin(op, "thc_replicate_submit", spec(version), ms)
+
+    def update_async(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Op:
+        """Begins an update; ``timeout`` is its own deadline."""
+        ms = milliseconds(self._limit(timeout))
+        return self._begin(Op(self, "update"), "thc_update_submit", spec(version), ms)
+
+
+def flags_of(
+    spot: bool, require_rdma: bool, staged: bool, no_memory_fd: bool, prefetch: bool,
+    offload_seed: bool,
+) -> int:  # fmt: skip
+    """enum thc_open_flags of the keywords of open()."""
+    return (
+        (_abi.SPOT if spot else 0)
+        | (_abi.REQUIRE_RDMA if require_rdma else 0)
+        | (_abi.STAGED if staged else 0)
+        | (_abi.NO_MEMORY_FD if no_memory_fd else 0)
+        | (_abi.PREFETCH if prefetch else 0)
+        | (_abi.OFFLOAD_SEED if offload_seed else 0)
+    )
+
+
+def open(
+    model: str, *, replica: Optional[str] = None, shard: int = 0, num_shards: int = 1,
+    retain: Union[None, str, int, Iterable[VersionSpec]] = None, lineage: int = 0,
+    launch_id: Optional[str] = None, agent: Optional[str] = None, timeout: Time = DEFAULT,
+    spot: bool = False, require_rdma: bool = False, staged: bool = False,
+    no_memory_fd: bool = False, prefetch: bool = False, offload_seed: bool = False,
+) -> Handle:  # fmt: skip
+    """Opens shard ``shard`` of ``num_shards`` of a replica of ``model``.
+
+    ``replica`` names the group of shards, and is the same for all its members; left out it is this
+    host and process. ``retain`` says what stays available while the handle is open: "latest-2", a
+    list of such rules, or a number N for the last N. ``lineage`` is raised when a training restarts
+    from an older checkpoint. ``launch_id`` is one string for all members of one launch. ``agent``
+    is the directory of the agent; left out libthc finds it. ``timeout`` is that of this call, 30 s.
+    """
+    flags = flags_of(spot, require_rdma, staged, no_memory_fd, prefetch, offload_seed)
+    handle = Handle(
+        model, replica, shard, num_shards, lineage, retain, launch_id, agent, flags, DEFAULT
+    )
+    run(handle._open(timeout))
+    return handle
+
+
+def close_all() -> None:
+    """Abandons every handle of this process that is open: for notebooks and for signal handlers."""
+    for handle in list(_handles):
+        handle._abandon()
+
+
+def handles() -> FrozenSet[str]:
+    """Labels of the handles that are open in this process."""
+    found: Set[str] = {handle.label for handle in list(_handles)}
+    return frozenset(found)

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What users register, as rows of thc.h: torch, DTensor, numpy, CUDA arrays and buffers.
+
+Nothing here imports torch or numpy: their objects are known by what they can do. A row borrows its
+memory, so whoever registers it keeps the tensor.
+"""
+
+import ctypes as c
+import sys
+from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from . import _abi, dtypes
+from .errors import Invalid
+from .memory import count_of
+
+Tensors = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
+
+
+class Piece(NamedTuple):
+    """The bytes of one tensor, or of the part of it that this process has."""
+
+    address: int
+    nbytes: int
+    dtype: dtypes.DType
+    shape: Tuple[int, ...]
+    device: int = _abi.HOST  #: CUDA ordinal, or HOST
+    global_shape: Optional[Tuple[int, ...]] = None
+    offset: Optional[Tuple[int, ...]] = None
+    keep: Any = None  #: what must live as long as the bytes are used
+
+
+class Part(NamedTuple):
+    """A tensor that is a box of a larger one: ``tensor`` lies in it at ``offset``.
+
+    A DTensor says this by itself. ``global_shape`` and ``offset`` have a number for each dimension.
+    """
+
+    tensor: Any
+    global_shape: Sequence[int]
+    offset: Sequence[int]
+
+
+def piece_of(name: str, tensor: Any) -> Piece:
+    """The piece that this object is; Invalid says what to call for one that is none."""
+    if isinstance(tensor, Part):
+        piece, whole, offset = piece_of(name, tensor.tensor), *map(tuple, tensor[1:])
+        if not len(piece.shape) == len(whole) == len(offset):
+            raise Invalid(f"tensors: {name!r} has {len(piece.shape)} dimensions, its box others")
+        return piece._replace(global_shape=whole, offset=offset)
+    if hasattr(tensor, "__create_chunk_list__") and hasattr(tensor, "to_local"):
+        return _distributed(name, tensor)
+    if hasattr(tensor, "data_ptr") and hasattr(tensor, "element_size"):
+        return _torch(name, tensor)
+    if hasattr(tensor, "__cuda_array_interface__"):
+        return _array(name, tensor.__cuda_array_interface__, tensor, _cuda_device(name, tensor))
+    if hasattr(tensor, "__array_interface__"):
+        return _array(name, tensor.__array_interface__, tensor, _abi.HOST)
+    if isinstance(tensor, str) or not _is_buffer(tensor):
+        return _dlpack(name, tensor)
+    return _buffer(name, tensor)
+
+
+def _is_buffer(tensor: Any) -> bool:
+    try:
+        memoryview(tensor).release()
+    except (TypeError, BufferError):
+        return False
+    return True
+
+
+def _torch(name: str, tensor: Any) -> Piece:
+    place = tensor.device.type
+    if place not in ("cpu", "cuda"):
+        raise Invalid(f"tensors: {name!r} lies on device {place}; only cpu and cuda have bytes")
+    if str(tensor.layout) != "torch.strided" or getattr(tensor, "is_quantized", False):
+        raise Invalid(f"tensors: {name!r} is {tensor.layout}; register its dense parts")
+    if tensor.is_conj() or tensor.is_neg():
+        raise Invalid(f"tensors: {name!r} is a lazy view; call resolve_conj().resolve_neg()")
+    if not tensor.is_contiguous():
+        raise Invalid(
+            f"tensors: {name!r} is not contiguous (strides {tuple(tensor.stride())}); register "
+            "tensor.contiguous(), and keep that"
+        )
+    kind = _dtype(name, tensor.dtype)
+    shape = tuple(tensor.shape)
+    device = _abi.HOST if place == "cpu" else tensor.device.index or 0
+    nbytes = tensor.numel() * tensor.element_size()
+    return Piece(tensor.data_ptr() if nbytes else 0, nbytes, kind, shape, device, keep=tensor)
+
+
+def _dtype(name: str, dtype: Any) -> dtypes.DType:
+    try:
+        return dtypes.of(dtype)
+    except Invalid:
+        raise Invalid(f"tensors: {name!r} is {dtype}, a type that is not moved") from None
+
+
+def _distributed(name: str, tensor: Any) -> Piece:
+    """A DTensor: the box of this rank, as torch's own checkpoints cut it."""
+    local = tensor.to_local()
+    if hasattr(local, "wait"):
+        local = local.wait()
+    piece = _torch(name, local.detach())
+    whole = tuple(tensor.shape)
+    chunks = tensor.__create_chunk_list__()
+    if len(chunks) > 1:
+        raise Invalid(
+            f"tensors: {name!r} is {len(chunks)} boxes on this rank (strided shards); register "
+            "full_tensor(), or shard it once"
+        )
+    if not chunks or piece.nbytes == 0:
+        return piece._replace(global_shape=whole, offset=(0,) * len(whole))
+    offset, sizes = tuple(chunks[0].offsets), tuple(chunks[0].sizes)
+    if sizes != piece.shape:
+        raise Invalid(
+            f"tensors: {name!r} has a partial placement: its local tensor is {piece.shape}, its "
+            f"box {sizes}; reduce it first"
+        )
+    return piece._replace(global_shape=whole, offset=offset, keep=(tensor, local))
+
+
+def _cuda_device(name: str, tensor: Any) -> int:
+    device = getattr(tensor, "device", None)
+    for key in ("id", "index"):
+        number = getattr(device, key, None)
+        if isinstance(number, int):
+            return number
+    raise Invalid(f"tensors: {name!r} does not say on which GPU it lies (device.id)")
+
+
+def _array(name: str, interface: Mapping[str, Any], tensor: Any, device: int) -> Piece:
+    shape = tuple(interface["shape"])
+    try:
+        kind = dtypes.of_format(interface["typestr"])
+    except Invalid:
+        kind = _dtype(name, getattr(tensor, "dtype", interface["typestr"]))
+    strides = interface.get("strides")
+    if strides is not None and tuple(strides) != _row_major(shape, kind):
+        raise Invalid(f"tensors: {name!r} is not contiguous; register a copy that is, and keep it")
+    nbytes = (count_of(shape) * kind.bits + 7) // 8
+    return Piece(interface["data"][0] if nbytes else 0, nbytes, kind, shape, device, keep=tensor)
+
+
+def _row_major(shape: Sequence[int], kind: dtypes.DType) -> Tuple[int, ...]:
+    strides, step = [], kind.bits // 8
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _buffer(name: str, tensor: Any) -> Piece:
+    view = memoryview(tensor)
+    if not view.c_contiguous:
+        raise Invalid(f"tensors: {name!r} is not contiguous; register a copy that is, and keep it")
+    kind = dtypes.of_format(view.format)
+    shape = tuple(view.shape or ())
+    if view.nbytes == 0:
+        return Piece(0, 0, kind, shape, keep=tensor)
+    return Piece(_address(view), view.nbytes, kind, shape, keep=view)
+
+
+class _PyBuffer(c.Structure):
+    _fields_ = [
+        ("buf", c.c_void_p),
+        ("obj", c.py_object),
+        ("len", c.c_ssize_t),
+        ("itemsize", c.c_ssize_t),
+        ("readonly", c.c_int),
+        ("ndim", c.c_int),
+        ("format", c.c_char_p),
+        ("shape", c.c_void_p),
+        ("strides", c.c_void_p),
+        ("suboffsets", c.c_void_p),
+        ("internal", c.c_void_p),
+    ]
+
+
+def _address(view: memoryview) -> int:
+    """Where it lies, also of one that is read-only: who is published from is not written to."""
+    raw = _PyBuffer()
+    c.pythonapi.PyObject_GetBuffer(c.py_object(view), c.byref(raw), 0)
+    address = raw.buf or 0
+    c.pythonapi.PyBuffer_Release(c.byref(raw))
+    return int(address)
+
+
+def _dlpack(name: str, tensor: Any) -> Piece:
+    """Whoever speaks DLPack only: torch or numpy takes it in, without a copy."""
+    if hasattr(tensor, "__dlpack__"):
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        if torch is not None:
+            return _torch(name, torch.from_dlpack(tensor))._replace(keep=tensor)
+        if numpy is not None:
+            array = numpy.from_dlpack(tensor)
+            return _array(name, array.__array_interface__, array, _abi.HOST)._replace(keep=tensor)
+        raise Invalid(f"tensors: {name!r} speaks DLPack only: import torch or numpy first")
+    raise Invalid(
+        f"tensors: {name!r} is a {type(tensor).__name__}, which has no memory to register; give a "
+        "torch tensor, a numpy array or a buffer"
+    )
+
+
+def rows_of(tensors: Tensors) -> Tuple[Any, List[Any]]:
+    """An array of thc_tensor, and what must live as long as it is registered."""
+    pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
+    pieces = []
+    for pair in pairs:
+        try:
+            name, tensor = pair
+        except (TypeError, ValueError):
+            raise Invalid("tensors: is neither a mapping nor pairs of name and tensor") from None
+        if not isinstance(name, str):
+            raise Invalid(f"tensors: the name {name!r} is no str")
+        pieces.append((name.encode(), piece_of(name, tensor)))
+    array = (_abi.Tensor * len(pieces))()
+    for row, (name, piece) in zip(array, pieces):
+        if len(piece.shape) > _abi.DIMS_MAX:
+            raise Invalid(f"tensors: {name.decode()!r} has more than {_abi.DIMS_MAX} dimensions")
+        row.name, row.data, row.bytes = name, piece.address, piece.nbytes
+        row.dtype, row.device, row.ndim = piece.dtype.code, piece.device, len(piece.shape)
+        row.local_shape[: len(piece.shape)] = piece.shape
+        if piece.global_shape is not None and piece.offset is not None:
+            row.global_shape[: len(piece.shape)] = piece.global_shape
+            row.offset[: len(piece.shape)] = piece.offset
+    return array, [piece.keep for _, piece in pieces]

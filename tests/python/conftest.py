@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real daemons for the tests of the package: one server and one agent for all of them.
+
+Started and ended by the harness of tests/e2e. The package is that of the source tree, over the
+libthc of the build.
+"""
+
+import itertools
+import os
+import re
+import signal
+import sys
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+BUILD = os.environ["TH_BUILD"]
+os.environ.setdefault("THC_LIBRARY", os.path.join(BUILD, "libthc", "libthc.so.1"))
+sys.path[:0] = [os.path.join(ROOT, "libthc", "python"), os.path.join(ROOT, "tests", "e2e")]
+os.environ["PYTHONPATH"] = sys.path[0]  # of the ranks that tests start
+
+from cluster import Cluster  # noqa: E402
+
+_numbers = itertools.count(1)
+# Whoever starts tests in the background has SIGINT ignored, and Python takes that over.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def daemons():
+    cluster = Cluster()
+    failed = True
+    try:
+        cluster.agent("a")
+        failed = False
+        yield cluster
+    finally:
+        cluster.close(failed)
+
+
+@pytest.fixture(scope="session")
+def agent(daemons):
+    """The directory of the agent, as agent= takes it."""
+    return daemons.agents["a"].runtime
+
+
+@pytest.fixture(autouse=True)
+def _where(request, monkeypatch):
+    if "agent" in request.fixturenames:
+        monkeypatch.setenv("THC_AGENT", request.getfixturevalue("agent"))
+
+
+@pytest.fixture
+def model():
+    """A model of this test's own."""
+    return f"m{next(_numbers)}"
+
+
+# ---- what tests/support/count.py reads --------------------------------------------------------
+
+
+def _word(nodeid):
+    """test_verbs.py::test_a[b-c] as one word: test_verbs__a_b_c."""
+    text = nodeid.rpartition("/")[2].replace(".py", "").replace("::test_", "__")
+    return re.sub(r"\W+", "_", text).strip("_")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """A line for each case, and the numbers: as the scripts of tests/e2e end."""
+    stats, write = terminalreporter.stats, terminalreporter.write_line
+    write("")
+    passed = [report for report in stats.get("passed", ()) if report.when == "call"]
+    failed = {report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ())}
+    for report in passed:
+        if report.nodeid not in failed:
+            write(f"ok {_word(report.nodeid)} {report.duration:.1f} s")
+    for nodeid in sorted(failed):
+        write(f"FAILED {_word(nodeid)}")
+    skipped = stats.get("skipped", ())
+    for report in skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        write(f"skip {_word(report.nodeid)}: {reason}")
+    good = sum(report.nodeid not in failed for report in passed)
+    write(f"{good} passed, {len(failed)} failed, {len(skipped)} skipped")
+
+
+def pytest_sessionfinish(session, exitstatus):
+    """A file of which all is skipped has run: as a script of tests/e2e it ends with 77."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = 77
