@@ -147,7 +147,7 @@ def versions():
 def no_agent():
     with cluster(server=False) as c:
         out = c.thctl("-r", os.path.join(c.dir, "nobody"), "status", check=False)
-        assert out.returncode == 3 and "thagentd" in out.stderr, (out.returncode, out.stderr)
+        assert out.returncode == 3 and "thctl up" in out.stderr, (out.returncode, out.stderr)
         code = (
             "import thc, sys\n"
             "try: thc.Shard('m', 'r', agent=sys.argv[1])\n"

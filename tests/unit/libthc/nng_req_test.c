@@ -394,7 +394,7 @@ Test(sp, call__nobody_answers__ends_at_the_deadline)
 	cr_assert_eq(sp_req_init(&req, path), 0);
 	cr_assert_eq(sp_req_call(&req, "x", 1, REPLY_MAX, in_ms(1000), &err, &reply, &bytes),
 		TH_E_NO_AGENT);
-	cr_assert_not_null(strstr(err.text, "thagentd"));
+	cr_assert_not_null(strstr(err.text, "thctl up"));
 	listen_here(); /* and never accepts: the backlog takes the connection */
 	for (int64_t ms = 0; ms <= 300; ms += 300) {
 		int64_t start = th_now_ns();
