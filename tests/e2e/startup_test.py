@@ -165,7 +165,7 @@ def no_agent():
                 "PYTHONPATH": os.path.dirname(os.path.abspath(__file__)),
             },
         )
-        assert p.stdout.startswith("NO_AGENT") and "thagentd" in p.stdout, (p.stdout, p.stderr)
+        assert p.stdout.startswith("NO_AGENT") and "thctl up" in p.stdout, (p.stdout, p.stderr)
 
 
 def no_server():
