@@ -111,18 +111,18 @@ class Handle(Base):
         await self._run(self._unregister(timeout))
 
     async def publish(self, version: int, *, timeout: Time = DEFAULT) -> None:
-        await self._run(self._publish(version, timeout))
+        await self._run(self._operate(*self._publish(version, timeout)))
 
     async def unpublish(self, *, force: bool = False, timeout: Time = DEFAULT) -> None:
-        await self._run(self._unpublish(force, timeout))
+        await self._run(self._operate(*self._unpublish(force, timeout)))
 
     async def replicate(
         self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT
     ) -> Result:
-        return await self._run(self._replicate(version, timeout))
+        return await self._run(self._operate(*self._replicate(version, timeout)))
 
     async def update(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Result:
-        return await self._run(self._update(version, timeout))
+        return await self._run(self._operate(*self._update(version, timeout)))
 
     async def resolve(self, *, timeout: Time = DEFAULT) -> Result:
         return await self._run(self._resolve(timeout))

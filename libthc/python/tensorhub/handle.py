@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Set, Type, TypeVar, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Tuple, Type, Union
 
 from . import _abi, errors, memory
 from ._steps import DEFAULT, LOOK_S, Op, Steps, Time, in_slices, milliseconds, run, seconds
@@ -22,8 +22,8 @@ OPEN_S = 30.0  # thc_open's default
 VERB_S = 1800.0  # every other verb's: a straggler behind a checkpoint must not end a run
 LEAVE_S = 5.0  # what an abandon may take
 
-Self = TypeVar("Self", bound="Base")
 VersionSpec = Union[int, str]
+Submission = Tuple[Op, str, Any, int]  # what _operate and _begin take
 
 
 class Event(enum.IntFlag):
@@ -237,25 +237,21 @@ class Base:
             yield op._submit(function, *args)
             return op._outcome()
 
-    def _publish(self, version: int, timeout: Time) -> Steps[None]:
-        ms = milliseconds(self._limit(timeout))
-        number = _count("version", version)
-        yield from self._operate(Op(self, "publish"), "thc_publish_submit", number, ms)
+    def _publish(self, version: int, timeout: Time) -> Submission:
+        number, ms = _count("version", version), milliseconds(self._limit(timeout))
+        return Op(self, "publish"), "thc_publish_submit", number, ms
 
-    def _unpublish(self, force: bool, timeout: Time) -> Steps[None]:
-        ms = milliseconds(self._limit(timeout))
-        flags = _abi.FORCE if force else 0
-        yield from self._operate(Op(self, "unpublish"), "thc_unpublish_submit", flags, ms)
+    def _unpublish(self, force: bool, timeout: Time) -> Submission:
+        flags, ms = _abi.FORCE if force else 0, milliseconds(self._limit(timeout))
+        return Op(self, "unpublish"), "thc_unpublish_submit", flags, ms
 
-    def _replicate(self, version: VersionSpec, timeout: Time) -> Steps[Result]:
-        ms = milliseconds(self._limit(timeout))
-        op = Op(self, "replicate", always=True)
-        return (yield from self._operate(op, "thc_replicate_submit", spec(version), ms))
+    def _replicate(self, version: VersionSpec, timeout: Time) -> Submission:
+        text, ms = spec(version), milliseconds(self._limit(timeout))
+        return Op(self, "replicate", always=True), "thc_replicate_submit", text, ms
 
-    def _update(self, version: VersionSpec, timeout: Time) -> Steps[Result]:
-        ms = milliseconds(self._limit(timeout))
-        op = Op(self, "update")
-        return (yield from self._operate(op, "thc_update_submit", spec(version), ms))
+    def _update(self, version: VersionSpec, timeout: Time) -> Submission:
+        text, ms = spec(version), milliseconds(self._limit(timeout))
+        return Op(self, "update"), "thc_update_submit", text, ms
 
     def _resolve(self, timeout: Time) -> Steps[Result]:
         left, self._left = self._left, None
@@ -403,25 +399,25 @@ class Handle(Base):
 
         No byte moves. They may not be written to before unpublish() has returned.
         """
-        run(self._publish(version, timeout))
+        run(self._operate(*self._publish(version, timeout)))
 
     def unpublish(self, *, force: bool = False, timeout: Time = DEFAULT) -> None:
         """Takes the version back. Returns when nobody reads it, and a retained one is elsewhere.
 
         ``force`` gives a retained version up.
         """
-        run(self._unpublish(force, timeout))
+        run(self._operate(*self._unpublish(force, timeout)))
 
     def replicate(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Result:
         """Waits for the version, and brings it into the registered tensors."""
-        return run(self._replicate(version, timeout))
+        return run(self._operate(*self._replicate(version, timeout)))
 
     def update(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Result:
         """Brings the version if it is there and not held. The result is true when bytes are new.
 
         Waits for no version. While it runs after GO, ``version`` is None.
         """
-        return run(self._update(version, timeout))
+        return run(self._operate(*self._update(version, timeout)))
 
     def resolve(self, *, timeout: Time = DEFAULT) -> Result:
         """After Unknown, or a second Ctrl-C: waits for the outcome of that operation."""
@@ -468,26 +464,19 @@ class Handle(Base):
 
     def publish_async(self, version: int, *, timeout: Time = DEFAULT) -> Op:
         """Begins a publish; ``timeout`` is its own deadline."""
-        ms = milliseconds(self._limit(timeout))
-        number = _count("version", version)
-        return self._begin(Op(self, "publish"), "thc_publish_submit", number, ms)
+        return self._begin(*self._publish(version, timeout))
 
     def unpublish_async(self, *, force: bool = False, timeout: Time = DEFAULT) -> Op:
         """Begins an unpublish; ``timeout`` is its own deadline."""
-        ms = milliseconds(self._limit(timeout))
-        flags = _abi.FORCE if force else 0
-        return self._begin(Op(self, "unpublish"), "thc_unpublish_submit", flags, ms)
+        return self._begin(*self._unpublish(force, timeout))
 
     def replicate_async(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Op:
         """Begins a replicate; ``timeout`` is its own deadline."""
-        ms = milliseconds(self._limit(timeout))
-        op = Op(self, "replicate", always=True)
-        return self._begin(op, "thc_replicate_submit", spec(version), ms)
+        return self._begin(*self._replicate(version, timeout))
 
     def update_async(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Op:
         """Begins an update; ``timeout`` is its own deadline."""
-        ms = milliseconds(self._limit(timeout))
-        return self._begin(Op(self, "update"), "thc_update_submit", spec(version), ms)
+        return self._begin(*self._update(version, timeout))
 
 
 def flags_of(
@@ -536,5 +525,4 @@ def close_all() -> None:
 
 def handles() -> FrozenSet[str]:
     """Labels of the handles that are open in this process."""
-    found: Set[str] = {handle.label for handle in list(_handles)}
-    return frozenset(found)
+    return frozenset(handle.label for handle in list(_handles))
