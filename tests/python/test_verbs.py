@@ -2,6 +2,7 @@
 """The verbs of a handle, in threads and in event loops, over real daemons. Needs no torch."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import pickle
@@ -31,24 +32,26 @@ def opened(model, replica, tensors=None, **options):
     return handle
 
 
-@pytest.fixture
-def trainer(agent, model):
-    with th.open(model, replica="trainer") as handle:
-        tensors = {"w": memory(1)}
-        handle.register(tensors)
-        handle.tensors = tensors
+@contextlib.contextmanager
+def holder(model, replica, seed):
+    """An open handle of one tensor, which is its ``tensors["w"]``."""
+    with th.open(model, replica=replica) as handle:
+        handle.tensors = {"w": memory(seed)}
+        handle.register(handle.tensors)
         yield handle
         handle.close(abandon=True)
+
+
+@pytest.fixture
+def trainer(agent, model):
+    with holder(model, "trainer", 1) as handle:
+        yield handle
 
 
 @pytest.fixture
 def rollout(agent, model):
-    with th.open(model, replica="rollout") as handle:
-        tensors = {"w": memory(0)}
-        handle.register(tensors)
-        handle.tensors = tensors
+    with holder(model, "rollout", 0) as handle:
         yield handle
-        handle.close(abandon=True)
 
 
 def test_ten_lines(trainer, rollout):

@@ -185,8 +185,8 @@ def _load() -> c.CDLL:
         library = c.CDLL(path)
     except OSError as failure:
         raise ImportError(
-            f"tensorhub: libthc cannot be loaded ({failure}); install the wheel, or name a library "
-            "by THC_LIBRARY",
+            f"tensorhub: libthc cannot be loaded ({failure}); install TensorHub, or name its "
+            "library by THC_LIBRARY",
             name="tensorhub",
             path=path,
         ) from None

@@ -58,7 +58,8 @@ void pair_cut(struct pair *p, uint32_t round);
 void pair_parts_of(struct pair *p, enum rig_memory from, enum rig_memory to, bool verify);
 /* All of its source may be read; the digests are made without reading through what is tested. */
 void pair_publish(struct pair *p);
-void pair_hash(struct pair *p); /* ... or are made by the source's agent */
+/* The same, with digests that the source's agent makes. */
+void pair_hash(struct pair *p);
 void pair_go(struct pair *p, enum mode mode);
 const struct transport_event *pair_wait(struct pair *p, enum transport_event_kind kind);
 

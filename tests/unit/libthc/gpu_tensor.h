@@ -104,7 +104,7 @@ register_at(struct thc_shard *handle, CUdeviceptr address, uint64_t bytes, int64
 	return thc_register(handle, &tensor, 1, sizeof(tensor), timeout_ms);
 }
 
-/* ... of the handle, as its only tensor. */
+/* Registers it with the handle, as its only tensor. */
 static inline int
 register_one(CUdeviceptr address, uint64_t bytes)
 {
