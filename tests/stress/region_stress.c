@@ -14,14 +14,14 @@
 #include "ipc/base/assert.h"
 #include "ipc/base/log.h"
 #include "ipc/base/rng.h"
-#include "tests/support/rdma/verbs_script.h"
+#include "tests/support/rdma/fake_rdma.h"
 #include "transport/rdma/memory/region.h"
 
 #define THREADS 4u
 #define RAILS 3u
 #define PIECE (UINT64_C(2) << 20)
 
-static struct script script;
+static struct verbs_device *devices[RAILS];
 static struct rails *rails;
 static uint32_t rounds;
 static uint32_t made, gone, settled, changed, playing = THREADS; /* atomic */
@@ -57,7 +57,7 @@ look(struct region *region, struct th_rng *rng)
 	struct region_key key;
 	struct th_err err = {0};
 	if (region_mr(region, rail, offset, &key))
-		TH_ASSERT(key.address == offset && key.bytes > 0 && key.rkey >= 0x200);
+		TH_ASSERT(key.address == offset && key.bytes > 0 && key.rkey != 0);
 	if (region_state(region, rail, &err) == REGION_FAILED)
 		TH_ASSERT(err.text[0] != '\0');
 	(void)region_ready(region);
@@ -98,18 +98,13 @@ play(void *arg)
 static void
 disturb(struct th_rng *rng, uint32_t round)
 {
-	struct verbs_device *device = &script.devices[round % RAILS];
-	script_lock(&script);
-	device->ports[0].active = th_rng_below(rng, 4) != 0;
-	script_address(&device->gids[0][0], round % 8, 7, (uint8_t)round);
-	device->reg_code = th_rng_below(rng, 3) == 0 ? -EFAULT : 0;
-	/* What was not asked for yet finds room. */
-	if (device->events_in == device->events_out)
-		device->events_in = device->events_out = 0;
-	bool room = device->events_in + 2 < SCRIPT_EVENTS;
-	script_unlock(&script);
-	if (room)
-		script_event(device, VERBS_EVENT_GIDS, 1, 0);
+	struct verbs_device *device = devices[round % RAILS];
+	const struct verbs_gid gid = {.index = round % 8,
+		.type = VERBS_GID_ROCE_V2,
+		.raw = {[10] = 0xff, [11] = 0xff, [12] = 10, [14] = 7, [15] = (uint8_t)round}};
+	fake_rdma_port_set(device, 1, th_rng_below(rng, 4) != 0);
+	fake_rdma_set_gids(device, 1, &gid, 1);
+	fake_rdma_refuse(device, FAKE_REG, th_rng_below(rng, 3) == 0 ? FAKE_ALWAYS : 0, -EFAULT);
 	(void)rails_up(rails);
 	nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
@@ -126,16 +121,18 @@ main(void)
 	rounds = is_long && strcmp(is_long, "1") == 0 ? 200000 : 10000;
 	th_rng_init_number(&rng, 1);
 	log_set_level(LOG_LEVEL_ERROR); /* refusals are part of it */
-	script_init(&script, RAILS);
+	struct fake_rdma *fake = fake_rdma_new(false);
+	struct fake_host *host = fake_rdma_host(fake);
+	const struct fake_device_config device = {.mr_bytes_max = PIECE};
 	for (uint32_t i = 0; i < RAILS; i++)
-		script.devices[i].info.mr_bytes_max = PIECE;
+		devices[i] = fake_rdma_device(host, &device);
 	TH_ASSERT(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &keeper) == 0);
-	TH_ASSERT(rails_new(script_verbs(&script), &config, keeper, &user, &rails) == 0);
+	TH_ASSERT(rails_new(fake_rdma_verbs(host), &config, keeper, &user, &rails) == 0);
 	for (uintptr_t i = 0; i < THREADS; i++)
 		TH_ASSERT(pthread_create(&threads[i], NULL, play, (void *)(i + 1)) == 0);
 	for (uint32_t i = 0; __atomic_load_n(&playing, __ATOMIC_ACQUIRE) > 0; i++) {
 		if (i == 100)
-			script_event(&script.devices[0], VERBS_EVENT_DEVICE, 0, 0);
+			fake_rdma_remove(devices[0]);
 		disturb(&rng, i);
 	}
 	for (uint32_t i = 0; i < THREADS; i++)
@@ -144,10 +141,8 @@ main(void)
 		nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 	rails_free(rails);
 	loop_free(keeper);
-	for (uint32_t i = 0; i < RAILS; i++)
-		TH_ASSERT(script.devices[i].mrs == 0);
 	TH_ASSERT(gone == made && settled == made && made > THREADS);
-	script_fini(&script);
+	fake_rdma_free(fake);
 	printf("%u regions, %u changes of rails\n", made, changed);
 	return 0;
 }

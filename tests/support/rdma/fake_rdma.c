@@ -16,8 +16,8 @@
 #include "ipc/base/fd.h"
 #include "tests/support/rdma/fake_wire.h"
 
-static void
-signal_fd(int fd)
+void
+fake_signal(int fd)
 {
 	uint64_t one = 1;
 	ssize_t written = write(fd, &one, sizeof(one));
@@ -30,6 +30,21 @@ quiet_fd(int fd)
 	uint64_t posts;
 	ssize_t got = read(fd, &posts, sizeof(posts));
 	(void)got;
+}
+
+/* 0, or what such a call ends with instead of being done. */
+static int
+refused(struct verbs_device *device, enum fake_call call)
+{
+	struct fake_refusal *refusal = &device->refusals[call];
+	if (refusal->count == 0)
+		return 0;
+	if (refusal->good > 0) {
+		refusal->good--;
+		return 0;
+	}
+	refusal->count -= refusal->count != FAKE_ALWAYS;
+	return refusal->code;
 }
 
 /* ---- devices ------------------------------------------------------------------------------- */
@@ -66,13 +81,13 @@ fake_open_again(void *context, const struct verbs_info *info, struct verbs_devic
 	for (uint32_t i = 0; i < host->num_devices; i++) {
 		struct verbs_device *device = host->devices[i];
 		const char *pci = device->config.pci ? device->config.pci : "";
-		if (device->removed || strcmp(device->name, info->name) != 0 ||
-			strcmp(pci, info->pci) != 0)
+		if (strcmp(device->name, info->name) != 0 || strcmp(pci, info->pci) != 0)
 			continue;
 		TH_ASSERT(device->counters.opens == 0);
-		device->counters.opens++;
+		device->counters.tries++;
+		rc = device->removed ? -ENODEV : refused(device, FAKE_OPEN_AGAIN);
+		device->counters.opens += rc == 0;
 		*ret_device = device;
-		rc = 0;
 	}
 	fake_unlock(host->fake);
 	return rc;
@@ -115,7 +130,7 @@ fake_port(struct verbs_device *device, uint32_t port, struct verbs_port *ret_por
 	if (port < 1 || port > device->config.num_ports)
 		return -EINVAL;
 	fake_lock(device->fake);
-	int rc = device->removed ? -EIO : 0;
+	int rc = device->removed ? -EIO : refused(device, FAKE_PORT);
 	*ret_port = (struct verbs_port){
 		.link = device->config.infiniband ? VERBS_LINK_INFINIBAND : VERBS_LINK_ETHERNET,
 		.active = device->ports[port].active,
@@ -143,16 +158,26 @@ fake_gids(struct verbs_device *device, uint32_t port, struct verbs_gid *ret_gids
 
 /* ---- regions ------------------------------------------------------------------------------- */
 
+static void
+wait_while_held(struct verbs_device *device)
+{
+	fake_lock(device->fake);
+	device->counters.regs_held++;
+	fake_unlock(device->fake);
+	while (__atomic_load_n(&device->hold_regs, __ATOMIC_ACQUIRE))
+		(void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+	fake_lock(device->fake);
+	device->counters.regs_held--;
+	fake_unlock(device->fake);
+}
+
 static int
 add_region(struct verbs_device *device, const struct fake_region *region, struct verbs_mr *ret_mr)
 {
 	const struct fake_device_config *config = &device->config;
-	if (device->removed)
-		return -EIO;
-	if (device->refuse_regs > 0) {
-		device->refuse_regs--;
-		return device->refuse_regs_code;
-	}
+	int rc = device->removed ? -EIO : refused(device, FAKE_REG);
+	if (rc < 0)
+		return rc;
 	if (region->bytes == 0 || (config->mr_bytes_max && region->bytes > config->mr_bytes_max))
 		return -EINVAL;
 	if (device->counters.mrs >= config->mrs_max)
@@ -182,19 +207,34 @@ add_region(struct verbs_device *device, const struct fake_region *region, struct
 	return 0;
 }
 
+/* As add_region, and it is seen. */
+static int
+ask_for_region(struct verbs_device *device, const struct fake_region *region,
+	const struct fake_reg *asked, struct verbs_mr *ret_mr)
+{
+	wait_while_held(device);
+	fake_lock(device->fake);
+	int rc = add_region(device, region, ret_mr);
+	struct fake_seen *seen = &device->seen;
+	if (seen->num_regs < FAKE_SEEN_MAX) {
+		seen->regs[seen->num_regs] = *asked;
+		seen->regs[seen->num_regs].key = rc == 0 ? ret_mr->lkey : 0;
+	}
+	seen->num_regs++;
+	fake_unlock(device->fake);
+	return rc;
+}
+
 static int
 fake_reg(struct verbs_device *device, void *data, uint64_t bytes, uint64_t iova, unsigned access,
 	struct verbs_mr *ret_mr)
 {
 	struct fake_region region = {
 		.data = data, .bytes = bytes, .iova = iova, .access = access, .dmabuf_fd = -1};
+	struct fake_reg asked = {
+		.data = data, .fd = -1, .bytes = bytes, .iova = iova, .access = access};
 	TH_ASSERT(data || device->fake->virtual_time);
-	while (__atomic_load_n(&device->hold_regs, __ATOMIC_ACQUIRE))
-		(void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-	fake_lock(device->fake);
-	int rc = add_region(device, &region, ret_mr);
-	fake_unlock(device->fake);
-	return rc;
+	return ask_for_region(device, &region, &asked, ret_mr);
 }
 
 static void *
@@ -236,9 +276,9 @@ fake_reg_dmabuf(struct verbs_device *device, int fd, uint64_t offset, uint64_t b
 		.dmabuf_fd = held_fd,
 		.map = map,
 		.map_bytes = bytes + skip};
-	fake_lock(device->fake);
-	int rc = add_region(device, &region, ret_mr);
-	fake_unlock(device->fake);
+	struct fake_reg asked = {
+		.fd = fd, .offset = offset, .bytes = bytes, .iova = iova, .access = access};
+	int rc = ask_for_region(device, &region, &asked, ret_mr);
 	if (rc < 0) {
 		munmap(map, bytes + skip);
 		close(held_fd);
@@ -249,6 +289,7 @@ fake_reg_dmabuf(struct verbs_device *device, int fd, uint64_t offset, uint64_t b
 static int
 fake_dereg(struct verbs_device *device, struct verbs_mr *mr)
 {
+	wait_while_held(device);
 	fake_lock(device->fake);
 	uint32_t index = mr->lkey & (FAKE_KEY_REGIONS - 1);
 	TH_ASSERT(mr->handle == device && index < device->num_regions);
@@ -260,9 +301,10 @@ fake_dereg(struct verbs_device *device, struct verbs_mr *mr)
 	th_fd_close(&region->dmabuf_fd);
 	device->counters.deregs++;
 	device->counters.mrs--;
+	int rc = refused(device, FAKE_DEREG);
 	fake_unlock(device->fake);
 	mr->handle = NULL;
-	return 0;
+	return rc;
 }
 
 /* ---- completion queues --------------------------------------------------------------------- */
@@ -368,7 +410,7 @@ fake_cq_push(struct verbs_cq *cq, struct verbs_qp *qp, uint64_t id, enum verbs_s
 	cq->count++;
 	if (cq->armed) {
 		cq->armed = false;
-		signal_fd(cq->fd);
+		fake_signal(cq->fd);
 	}
 }
 
@@ -381,7 +423,7 @@ fake_break_cq(struct verbs_cq *cq)
 	cq->broken = true;
 	fake_event(cq->device, &event);
 	if (cq->armed)
-		signal_fd(cq->fd);
+		fake_signal(cq->fd);
 }
 
 /* ---- queue pairs --------------------------------------------------------------------------- */
@@ -397,7 +439,7 @@ fake_qp_new(struct verbs_device *device, struct verbs_cq *cq, uint32_t depth,
 	fake_lock(fake);
 	int rc = device->removed                                  ? -EIO
 		 : device->counters.qps >= device->config.qps_max ? -ENOMEM
-								  : 0;
+								  : refused(device, FAKE_QP_NEW);
 	if (rc == 0) {
 		struct verbs_qp *qp = calloc(1, sizeof(*qp));
 		TH_ASSERT(qp != NULL);
@@ -432,11 +474,10 @@ fake_qp_connect(struct verbs_qp *qp, const struct verbs_path *path)
 	while (held && __atomic_load_n(&device->connects_held, __ATOMIC_ACQUIRE))
 		(void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 	fake_lock(device->fake);
-	int rc = device->removed ? -EIO : 0;
-	if (rc == 0 && device->refuse_connects > 0) {
-		device->refuse_connects--;
-		rc = device->refuse_connects_code;
-	}
+	if (device->seen.num_paths < FAKE_SEEN_MAX)
+		device->seen.paths[device->seen.num_paths] = *path;
+	device->seen.num_paths++;
+	int rc = device->removed ? -EIO : refused(device, FAKE_QP_CONNECT);
 	if (rc == 0 &&
 		(qp->state != FAKE_NEW || path->port < 1 || path->port > device->config.num_ports ||
 			path->reads_out > device->config.reads_out_max ||
@@ -482,8 +523,7 @@ fake_qp_free(struct verbs_qp *qp)
 	qp->cq->num_qps--;
 	device->counters.qps_freed++;
 	device->counters.qps--;
-	int rc = device->refuse_frees > 0 ? device->refuse_frees_code : 0;
-	device->refuse_frees -= rc < 0;
+	int rc = refused(device, FAKE_QP_FREE);
 	fake_unlock(device->fake);
 	free(qp->reads);
 	free(qp);
@@ -496,10 +536,8 @@ fake_post_reads(struct verbs_qp *qp, const struct verbs_read *reads, uint32_t co
 	struct verbs_device *device = qp->device;
 	fake_lock(device->fake);
 	int rc = device->removed ? -EIO : qp->state == FAKE_NEW ? -EINVAL : 0;
-	if (rc == 0 && device->refuse_posts > 0) {
-		device->refuse_posts--;
-		rc = device->refuse_posts_code;
-	}
+	if (rc == 0)
+		rc = refused(device, FAKE_POST);
 	if (rc == 0 && qp->posted - qp->reclaimed + count > qp->depth)
 		rc = -ENOMEM;
 	if (rc < 0) {
@@ -514,6 +552,7 @@ fake_post_reads(struct verbs_qp *qp, const struct verbs_read *reads, uint32_t co
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		TH_ASSERT(reads[i].bytes > 0);
+		device->seen.last_read = reads[i];
 		struct fake_read *read = &qp->reads[qp->posted++ % qp->depth];
 		*read = (struct fake_read){.read = reads[i], .fate = VERBS_OK};
 		if (device->fail_at == 0)
@@ -541,7 +580,7 @@ fake_event(struct verbs_device *device, const struct verbs_event *event)
 	if (device->num_events == FAKE_EVENTS_MAX)
 		return; /* nobody takes them */
 	device->events[device->num_events++] = *event;
-	signal_fd(device->event_fd);
+	fake_signal(device->event_fd);
 }
 
 static int
@@ -554,8 +593,9 @@ static int
 fake_event_next(struct verbs_device *device, struct verbs_event *ret_event)
 {
 	fake_lock(device->fake);
-	bool any = device->num_events > 0;
-	if (any) {
+	int rc = device->num_events > 0 ? 1 : device->events_code;
+	if (rc > 0) {
+		device->counters.events++;
 		*ret_event = device->events[0];
 		device->num_events--;
 		memmove(device->events, device->events + 1,
@@ -564,7 +604,7 @@ fake_event_next(struct verbs_device *device, struct verbs_event *ret_event)
 		quiet_fd(device->event_fd);
 	}
 	fake_unlock(device->fake);
-	return any;
+	return rc;
 }
 
 /* ---- the table and the fabric -------------------------------------------------------------- */
@@ -636,10 +676,12 @@ fake_rdma_device(struct fake_host *host, const struct fake_device_config *config
 		snprintf(device->name, sizeof(device->name), "%s", own->name);
 	else
 		snprintf(device->name, sizeof(device->name), "fake%u", number);
-	for (uint32_t port = 1; port <= own->num_ports; port++) {
+	for (uint32_t port = 1; port <= FAKE_PORTS_MAX; port++) {
 		struct fake_port *at = &device->ports[port];
 		at->active = true;
-		at->lid = own->infiniband ? (uint16_t)(number * FAKE_PORTS_MAX + port) : 0;
+		at->lid = own->infiniband && !own->without_lid
+				  ? (uint16_t)(number * FAKE_PORTS_MAX + port)
+				  : 0;
 		at->num_gids = 1;
 		at->gids[0].type = own->infiniband ? VERBS_GID_IB : VERBS_GID_ROCE_V2;
 		/* ::ffff:10.x.x.port, or fe80::number:port */
@@ -690,6 +732,18 @@ fake_rdma_free(struct fake_rdma *fake)
 	free(fake->heap);
 	pthread_mutex_destroy(&fake->lock);
 	free(fake);
+}
+
+struct fake_device_config *
+fake_rdma_config(struct verbs_device *device)
+{
+	return &device->config;
+}
+
+const struct fake_seen *
+fake_rdma_seen(const struct verbs_device *device)
+{
+	return &device->seen;
 }
 
 void

@@ -25,6 +25,8 @@
 #define FAKE_LATENCY_NS 10000
 #define FAKE_GIDS_MAX 8u
 #define FAKE_PORTS_MAX 4u
+#define FAKE_SEEN_MAX 64u
+#define FAKE_ALWAYS UINT32_MAX
 
 struct fake_rdma;
 struct fake_host;
@@ -38,6 +40,7 @@ struct fake_device_config { /* zeros: what a good device has */
 	uint32_t mrs_max, qps_max, qp_depth_max, cq_depth_max;
 	bool relaxed_ordering, dmabuf;
 	bool infiniband;           /* by LID, without GIDs but the port's own */
+	bool without_lid;          /* no subnet manager has come by */
 	uint32_t mtu_bytes;        /* 4096 */
 	uint64_t bytes_per_second; /* virtual time; 0: no time passes */
 	int64_t latency_ns;        /* there and back; of two devices the mean */
@@ -49,6 +52,9 @@ struct fake_counters { /* of a device */
 	uint64_t bytes_in, bytes_out; /* read by it, read from it */
 	uint64_t regs, deregs, qps_made, qps_connected, qps_failed, qps_freed;
 	uint64_t connects_held; /* so far */
+	uint64_t tries;         /* to open it again */
+	uint64_t regs_held;     /* registrations and their ends that wait now */
+	uint64_t events;        /* taken */
 	uint64_t polls, arms, overruns, flushed, failed;
 	uint64_t mrs, qps, cqs, opens; /* there now */
 	uint32_t out_max;              /* most READs on the wire of one queue pair */
@@ -57,6 +63,21 @@ struct fake_counters { /* of a device */
 	int64_t slowest_ns;
 	/* READs that it was asked for and that are not done, times for how long. */
 	uint64_t outstanding_ns;
+};
+
+struct fake_reg {
+	void *data; /* NULL: of a dma-buf */
+	int fd;     /* -1: of none */
+	uint64_t offset, bytes, iova;
+	unsigned access;
+	uint32_t key; /* 0: refused */
+};
+
+struct fake_seen { /* what a device was asked; the first so many of each */
+	uint32_t num_regs, num_paths;
+	struct fake_reg regs[FAKE_SEEN_MAX];
+	struct verbs_path paths[FAKE_SEEN_MAX];
+	struct verbs_read last_read;
 };
 
 struct fake_rdma *fake_rdma_new(bool virtual_time);
@@ -73,6 +94,11 @@ struct verbs fake_rdma_verbs(struct fake_host *host);
 /* config may be NULL. The devices of a host are opened in this order. */
 struct verbs_device *fake_rdma_device(
 	struct fake_host *host, const struct fake_device_config *config);
+/* What it says of itself. A test changes it while nobody asks; its name, and whether it is of
+ * InfiniBand, stay as they were made. */
+struct fake_device_config *fake_rdma_config(struct verbs_device *device);
+/* A test reads it while the device is asked for nothing. */
+const struct fake_seen *fake_rdma_seen(const struct verbs_device *device);
 void fake_rdma_counters(struct verbs_device *device, struct fake_counters *ret_counters);
 
 /* ---- virtual time ---- */
@@ -88,15 +114,26 @@ void fake_rdma_run(struct fake_rdma *fake, int64_t until_ns);
 /* The n-th READ (0: the next) that the device is asked for ends so. VERBS_GONE takes all retries.
  */
 void fake_rdma_fail_read(struct verbs_device *device, uint32_t n, enum verbs_status status);
-/* The next count posts find no room, connects or registrations fail with code. */
-void fake_rdma_refuse_posts(struct verbs_device *device, uint32_t count, int code);
-void fake_rdma_refuse_connects(struct verbs_device *device, uint32_t count, int code);
-void fake_rdma_refuse_regs(struct verbs_device *device, uint32_t count, int code);
-/* The next count queue pairs to be destroyed are not, as far as is said. */
-void fake_rdma_refuse_frees(struct verbs_device *device, uint32_t count, int code);
+enum fake_call {
+	FAKE_OPEN_AGAIN,
+	FAKE_PORT,
+	FAKE_REG,
+	FAKE_DEREG,
+	FAKE_QP_NEW,
+	FAKE_QP_CONNECT,
+	FAKE_QP_FREE,
+	FAKE_POST,
+	FAKE_CALLS
+};
+/* The next count calls fail with code. What they were to destroy or deregister is gone all the
+ * same, although they say that it is not. */
+void fake_rdma_refuse(struct verbs_device *device, enum fake_call call, uint32_t count, int code);
+/* All calls after the next good ones. */
+void fake_rdma_refuse_from(
+	struct verbs_device *device, enum fake_call call, uint32_t good, int code);
 /* The next post fails midway: so many of its READs lie in the queue. */
 void fake_rdma_half_post(struct verbs_device *device, uint32_t taken);
-/* Registrations wait until they are let go on. Not in virtual time. */
+/* Registrations and their ends wait until they are let go on. Not in virtual time. */
 void fake_rdma_hold_regs(struct verbs_device *device, bool held);
 /* Connecting takes so long, as where an address must be found first. Not in virtual time. */
 void fake_rdma_slow_connects(struct verbs_device *device, int64_t duration_ns);
@@ -123,6 +160,8 @@ void fake_rdma_set_rate(struct verbs_device *device, uint64_t bytes_per_second);
 void fake_rdma_set_gids(struct verbs_device *device, uint32_t port, const struct verbs_gid *gids,
 	uint32_t num_gids);
 void fake_rdma_add_event(struct verbs_device *device, const struct verbs_event *event);
+/* Behind its events the device's channel of them fails. */
+void fake_rdma_fail_events(struct verbs_device *device, int code);
 
 /* ---- without virtual time ---- */
 

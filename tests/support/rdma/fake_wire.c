@@ -390,11 +390,18 @@ fake_rdma_fail_read(struct verbs_device *device, uint32_t n, enum verbs_status s
 }
 
 void
-fake_rdma_refuse_frees(struct verbs_device *device, uint32_t count, int code)
+fake_rdma_refuse(struct verbs_device *device, enum fake_call call, uint32_t count, int code)
 {
 	fake_lock(device->fake);
-	device->refuse_frees = count;
-	device->refuse_frees_code = code;
+	device->refusals[call] = (struct fake_refusal){.count = count, .code = code};
+	fake_unlock(device->fake);
+}
+
+void
+fake_rdma_refuse_from(struct verbs_device *device, enum fake_call call, uint32_t good, int code)
+{
+	fake_lock(device->fake);
+	device->refusals[call] = (struct fake_refusal){good, FAKE_ALWAYS, code};
 	fake_unlock(device->fake);
 }
 
@@ -403,15 +410,6 @@ fake_rdma_half_post(struct verbs_device *device, uint32_t taken)
 {
 	fake_lock(device->fake);
 	device->half_post = taken;
-	fake_unlock(device->fake);
-}
-
-void
-fake_rdma_refuse_posts(struct verbs_device *device, uint32_t count, int code)
-{
-	fake_lock(device->fake);
-	device->refuse_posts = count;
-	device->refuse_posts_code = code;
 	fake_unlock(device->fake);
 }
 
@@ -434,24 +432,6 @@ void
 fake_rdma_hold_regs(struct verbs_device *device, bool held)
 {
 	__atomic_store_n(&device->hold_regs, held, __ATOMIC_RELEASE);
-}
-
-void
-fake_rdma_refuse_connects(struct verbs_device *device, uint32_t count, int code)
-{
-	fake_lock(device->fake);
-	device->refuse_connects = count;
-	device->refuse_connects_code = code;
-	fake_unlock(device->fake);
-}
-
-void
-fake_rdma_refuse_regs(struct verbs_device *device, uint32_t count, int code)
-{
-	fake_lock(device->fake);
-	device->refuse_regs = count;
-	device->refuse_regs_code = code;
-	fake_unlock(device->fake);
 }
 
 void
@@ -560,7 +540,8 @@ fake_rdma_set_gids(
 	struct verbs_event event = {.kind = VERBS_EVENT_GIDS, .port = port};
 	fake_lock(device->fake);
 	TH_ASSERT(port >= 1 && port <= device->config.num_ports && num_gids <= FAKE_GIDS_MAX);
-	memcpy(device->ports[port].gids, gids, num_gids * sizeof(gids[0]));
+	for (uint32_t i = 0; i < num_gids; i++)
+		device->ports[port].gids[i] = gids[i];
 	device->ports[port].num_gids = num_gids;
 	fake_event(device, &event);
 	fake_unlock(device->fake);
@@ -571,6 +552,15 @@ fake_rdma_add_event(struct verbs_device *device, const struct verbs_event *event
 {
 	fake_lock(device->fake);
 	fake_event(device, event);
+	fake_unlock(device->fake);
+}
+
+void
+fake_rdma_fail_events(struct verbs_device *device, int code)
+{
+	fake_lock(device->fake);
+	device->events_code = code;
+	fake_signal(device->event_fd);
 	fake_unlock(device->fake);
 }
 

@@ -33,6 +33,11 @@ struct fake_port {
 	int64_t in_free_ps, out_free_ps; /* when the wire has time for more */
 };
 
+struct fake_refusal { /* after the next good calls so many fail */
+	uint32_t good, count;
+	int code;
+};
+
 struct verbs_device {
 	struct fake_rdma *fake;
 	char name[VERBS_NAME_BYTES];
@@ -43,6 +48,7 @@ struct verbs_device {
 	int event_fd; /* owns */
 	struct verbs_event events[FAKE_EVENTS_MAX];
 	uint32_t num_events;
+	int events_code; /* behind them; 0: more may come */
 	bool removed, vanished, muted, held, blind;
 	uint32_t let; /* READs that may go on although they are held */
 	int64_t fail_at;
@@ -51,14 +57,12 @@ struct verbs_device {
 	bool hold_regs;     /* atomic */
 	uint32_t hold_connects;
 	bool connects_held; /* atomic */
-	uint32_t refuse_posts, refuse_connects, refuse_regs;
-	uint32_t refuse_frees;
-	int refuse_frees_code;
+	struct fake_refusal refusals[FAKE_CALLS];
 	uint32_t half_post; /* READs that the next post takes before it fails; 0: all */
-	int refuse_posts_code, refuse_connects_code, refuse_regs_code;
-	uint64_t out; /* READs posted and not done */
+	uint64_t out;       /* READs posted and not done */
 	int64_t out_since_ns;
 	struct fake_counters counters;
+	struct fake_seen seen;
 };
 
 struct fake_entry {
@@ -142,6 +146,7 @@ fake_unlock(struct fake_rdma *fake)
 }
 
 /* fake_rdma.c */
+void fake_signal(int fd);
 void fake_event(struct verbs_device *device, const struct verbs_event *event);
 void fake_cq_push(struct verbs_cq *cq, struct verbs_qp *qp, uint64_t id, enum verbs_status status);
 void fake_break_cq(struct verbs_cq *cq);

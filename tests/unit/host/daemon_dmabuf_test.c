@@ -21,7 +21,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "ipc/cuda/cuda_handle.h"
-#include "tests/support/rdma/verbs_script.h"
+#include "tests/support/rdma/fake_rdma.h"
 #include "transport/cuda/agent/gpus.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
@@ -32,7 +32,8 @@
 #define BASE UINT64_C(0x7f0000000000)
 #define PATIENCE_NS INT64_C(60000000000)
 
-static struct script script;
+static struct fake_rdma *fake;
+static struct verbs_device *devices[2];
 static struct loop *keeper;
 static struct rails *rails;
 static struct gpus *gpus;
@@ -62,9 +63,13 @@ setup(void)
 		.hang_ns = INT64_C(10000000000),
 		.leave_ns = INT64_C(500000000),
 		.idle_ns = INT64_C(10000000000)};
-	script_init(&script, 2);
+	const struct fake_device_config device = {.dmabuf = true};
+	fake = fake_rdma_new(false);
+	struct fake_host *fake_host = fake_rdma_host(fake);
+	for (uint32_t i = 0; i < 2; i++)
+		devices[i] = fake_rdma_device(fake_host, &device);
 	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &keeper), 0);
-	cr_assert_eq(rails_new(script_verbs(&script), &config, keeper, &user, &rails), 0);
+	cr_assert_eq(rails_new(fake_rdma_verbs(fake_host), &config, keeper, &user, &rails), 0);
 	cr_assert_eq(gpus_new(&gpus_config, &err, &gpus), 0, "%s", err.text);
 	regions = (struct regions){.rails = rails,
 		.near = regions_near_all,
@@ -73,13 +78,13 @@ setup(void)
 		.root = ""};
 }
 
+/* Without the rail's own. */
 static uint32_t
-mrs(uint32_t device)
+mrs(uint32_t rail)
 {
-	script_lock(&script);
-	uint32_t count = script.devices[device].mrs;
-	script_unlock(&script);
-	return count;
+	struct rail_status status;
+	rail_status(rails, rail, &status);
+	return status.num_mrs;
 }
 
 static void
@@ -101,7 +106,7 @@ teardown(void)
 		usleep(200);
 	rails_free(rails);
 	loop_free(keeper);
-	script_fini(&script);
+	fake_rdma_free(fake);
 	fd_memory_sweep();
 	gpus_free(gpus);
 }
@@ -190,14 +195,13 @@ Test(daemon_dmabuf, rows__in_two_dmabufs_over_three_pieces__each_registered_once
 	cr_assert_eq(tensors->places[2].region_at, 3);
 	cr_assert_null(tensors->packed);
 	wait_mrs(2);
-	script_lock(&script);
-	for (uint32_t i = 0; i < 2; i++) {
-		const struct script_reg *record = &script.devices[0].records[i];
-		cr_assert_null(record->data);
-		cr_assert_geq(record->fd, 0);
-		cr_assert_eq(record->access & VERBS_REMOTE_READ, VERBS_REMOTE_READ);
+	const struct fake_seen *seen = fake_rdma_seen(devices[0]);
+	uint32_t dmabufs = 0;
+	for (uint32_t i = 0; i < seen->num_regs; i++) {
+		cr_assert_eq(seen->regs[i].access & VERBS_REMOTE_READ, VERBS_REMOTE_READ);
+		dmabufs += seen->regs[i].fd >= 0;
 	}
-	script_unlock(&script);
+	cr_assert_eq(dmabufs, 2);
 	tensors_free(tensors);
 	tensors = cover(); /* other tensors in the same memory */
 	cr_assert_eq(tensors->places[0].region, region);
@@ -278,9 +282,7 @@ how_it_ends(int dereg_code)
 	row("a", id, 0, 2 * MIB);
 	struct tensors *tensors = cover();
 	wait_mrs(1);
-	script_lock(&script);
-	script.devices[0].dereg_code = dereg_code;
-	script_unlock(&script);
+	fake_rdma_refuse(devices[0], FAKE_DEREG, 1, dereg_code);
 	tensors_free(tensors);
 	memory_gpu_forget_all(&set);
 	memory_sweep(&set);
@@ -299,10 +301,6 @@ Test(daemon_dmabuf, dmabuf__that_a_device_refuses_to_give_back__is_told)
 {
 	cr_assert_eq(how_it_ends(0), 1);
 	cr_assert_eq(how_it_ends(-EBUSY), 2);
-	script_lock(&script);
-	cr_assert_eq(script.devices[0].mrs, 1);
-	script.devices[0].mrs = 0;
-	script_unlock(&script);
 }
 
 /* ---- what a worker hears of it --------------------------------------------------------------- */
@@ -415,13 +413,8 @@ fail_to_register(struct session *session)
 {
 	begin_to_register(session);
 	wait_mrs(1);
-	script_lock(&script);
-	script.devices[0].dereg_code = -EBUSY;
-	script_unlock(&script);
+	fake_rdma_refuse(devices[0], FAKE_DEREG, 1, -EBUSY);
 	cr_assert_eq(answer_of(&session->registration), TH_E_MEMORY_KIND);
-	script_lock(&script);
-	script.devices[0].mrs = 0;
-	script_unlock(&script);
 }
 
 Test(daemon_dmabuf, registration__that_failed_and_stays_with_a_device__is_told_once)

@@ -19,7 +19,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "tests/support/folder.h"
-#include "tests/support/rdma/verbs_script.h"
+#include "tests/support/rdma/fake_rdma.h"
 #include "tests/support/transport/held_unmap.h"
 #include "transport/part/fd_memory.h"
 #include "transport/part/packed.h"
@@ -33,7 +33,8 @@
 #define OBJECTS 3
 
 struct world {
-	struct script script;
+	struct fake_rdma *fake;
+	struct verbs_device *devices[2];
 	struct loop *keeper;
 	struct rails *rails;
 	struct regions regions;
@@ -64,11 +65,13 @@ world_open(struct world *world, uint32_t rows_max)
 	*world = (struct world){0};
 	struct rails_config config = rails_config_default();
 	const struct rails_user user = {0};
-	script_init(&world->script, 2);
+	world->fake = fake_rdma_new(false);
+	struct fake_host *host = fake_rdma_host(world->fake);
+	for (uint32_t i = 0; i < 2; i++)
+		world->devices[i] = fake_rdma_device(host, NULL);
 	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &world->keeper), 0);
-	cr_assert_eq(rails_new(script_verbs(&world->script), &config, world->keeper, &user,
-			     &world->rails),
-		0);
+	cr_assert_eq(
+		rails_new(fake_rdma_verbs(host), &config, world->keeper, &user, &world->rails), 0);
 	cr_assert_eq(rails_count(world->rails), 2);
 	set_available(1024 * MIB);
 	world->regions =
@@ -137,22 +140,20 @@ wait_for_zero(uint64_t (*what)(void))
 	}
 }
 
-static uint32_t
-regs(struct world *world, uint32_t device)
+static struct fake_counters
+counters_of(const struct world *world, uint32_t device)
 {
-	script_lock(&world->script);
-	uint32_t count = world->script.devices[device].regs;
-	script_unlock(&world->script);
-	return count;
+	struct fake_counters counters;
+	fake_rdma_counters(world->devices[device], &counters);
+	return counters;
 }
 
-static uint32_t
-mrs(struct world *world, uint32_t device)
+/* Registrations and their ends. */
+static void
+hold(struct world *world, bool held)
 {
-	script_lock(&world->script);
-	uint32_t count = world->script.devices[device].mrs;
-	script_unlock(&world->script);
-	return count;
+	for (uint32_t i = 0; i < 2; i++)
+		fake_rdma_hold_regs(world->devices[i], held);
 }
 
 /* Nothing is left registered or mapped. */
@@ -165,9 +166,7 @@ world_close(struct world *world)
 	wait_for_zero(memory_populating);
 	rails_free(world->rails);
 	loop_free(world->keeper);
-	for (uint32_t i = 0; i < 2; i++)
-		cr_assert_eq(world->script.devices[i].mrs, 0);
-	script_fini(&world->script);
+	fake_rdma_free(world->fake);
 	for (uint32_t i = 0; i < OBJECTS; i++)
 		close(world->fds[i]);
 	free(world->rows);
@@ -199,9 +198,10 @@ Test(daemon_regions, cover__ten_thousand_tensors_cost_as_much_as_ten)
 	wait_ready(region);
 	wait_ready(packed_region(tensors->packed));
 	for (uint32_t device = 0; device < 2; device++) {
-		cr_assert_eq(regs(&world, device), 2);
+		const struct fake_seen *seen = fake_rdma_seen(world.devices[device]);
+		cr_assert_eq(seen->num_regs, 2);
 		for (uint32_t i = 0; i < 2; i++) {
-			const struct script_reg *reg = &world.script.devices[device].records[i];
+			const struct fake_reg *reg = &seen->regs[i];
 			cr_assert_eq(reg->access & ~(unsigned)VERBS_RELAXED,
 				VERBS_LOCAL_WRITE | VERBS_REMOTE_READ);
 			cr_assert_lt(reg->iova, 4096, "an address of this process got out");
@@ -211,7 +211,7 @@ Test(daemon_regions, cover__ten_thousand_tensors_cost_as_much_as_ten)
 	struct tensors *again = world_register(&world);
 	cr_assert_eq(again->places[10000].region, region);
 	wait_ready(packed_region(again->packed));
-	cr_assert_eq(regs(&world, 0), 3);
+	cr_assert_eq(counters_of(&world, 0).regs, 3);
 	tensors_free(again);
 	tensors_free(tensors);
 	world_close(&world);
@@ -282,7 +282,7 @@ Test(daemon_regions, cover__one_tensor_that_no_nic_reaches__nothing_is_registere
 	tensors = world_register(&world);
 	cr_assert_null(tensors->places[0].region);
 	tensors_free(tensors);
-	cr_assert_eq(regs(&world, 0), 0);
+	cr_assert_eq(counters_of(&world, 0).regs, 0);
 	world_close(&world);
 }
 
@@ -290,7 +290,7 @@ Test(daemon_regions, cover__a_device_that_refuses__costs_nothing_but_its_rail)
 {
 	static struct world world;
 	world_open(&world, 8);
-	world.script.devices[1].reg_code = -ENOMEM;
+	fake_rdma_refuse(world.devices[1], FAKE_REG, FAKE_ALWAYS, -ENOMEM);
 	world_row(&world, 4 * MIB, 1, 0);
 	struct tensors *tensors = world_register(&world);
 	wait_ready(tensors->places[0].region);
@@ -307,9 +307,10 @@ Test(daemon_regions, end__memory_stays_mapped_until_no_device_knows_it)
 	world_open(&world, 8);
 	world_row(&world, 4 * MIB, 1, 0);
 	world_row(&world, 10, 2, 0);
-	script_hold(&world.script);
+	hold(&world, true);
 	struct tensors *tensors = world_register(&world);
-	script_wait_held(&world.script, 2);
+	while (counters_of(&world, 0).regs_held == 0 || counters_of(&world, 1).regs_held == 0)
+		usleep(200);
 	const struct memory *object = memory_find(&world.memory, 1);
 	const void *map = object->map;
 	const void *buffer = packed_data(tensors->packed);
@@ -323,7 +324,7 @@ Test(daemon_regions, end__memory_stays_mapped_until_no_device_knows_it)
 	cr_assert(held_unmap_is_mapped(map) && held_unmap_is_mapped(buffer));
 	cr_assert_eq(memory_unmapping(), 32 * MIB);
 	cr_assert_gt(packed_size_all(), 0);
-	script_release(&world.script);
+	hold(&world, false);
 	wait_for_zero(memory_unmapping);
 	wait_for_zero(packed_size_all);
 	world_close(&world);
@@ -377,7 +378,7 @@ Test(daemon_regions, end__a_munmap_that_takes_its_time__does_not_hold_up_the_kee
 	memory_fini(&world.memory);
 	cr_assert(held_unmap_wait(1));
 	for (uint32_t i = 0; i < 2; i++) {
-		while (mrs(&world, i) > 0)
+		while (counters_of(&world, i).mrs > 0)
 			usleep(200);
 	}
 	wait_keeper(&world);
@@ -415,7 +416,7 @@ Test(daemon_regions, cover__memory_that_is_not_filled__waits_unless_there_is_roo
 	world_row(&world, 4 * MIB, 1, 4 * MIB);
 	world_row(&world, 4 * MIB, 3, 0);
 	set_available(80 * MIB);
-	script_hold(&world.script);
+	hold(&world, true);
 	struct tensors *tensors = world_register(&world);
 	/* 32 MiB of the first are as much as fits: they may all come to be. */
 	cr_assert_not_null(tensors->places[0].region);
@@ -424,7 +425,7 @@ Test(daemon_regions, cover__memory_that_is_not_filled__waits_unless_there_is_roo
 	cr_assert_not(tensors->covered);
 	cr_assert(strstr(tensors->no_rdma, "not filled"));
 	cr_assert_eq(memory_missing(memory_find(&world.memory, 3)), 32 * MIB);
-	script_release(&world.script);
+	hold(&world, false);
 	wait_for_zero(memory_populating);
 	set_available(10 * MIB);
 	regions_cover(&world.regions, tensors, &world.memory, "m/r/0");

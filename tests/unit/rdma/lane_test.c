@@ -272,7 +272,7 @@ Test(lane, device_takes_no_posts_for_a_while__tried_again)
 	struct setup s;
 	struct rail_counters counters;
 	start(&s, NULL);
-	fake_rdma_refuse_posts(s.readers[0]->device, 30, -ENOMEM);
+	fake_rdma_refuse(s.readers[0]->device, FAKE_POST, 30, -ENOMEM);
 	struct leg_lane *lane = open_lane(&s, 0);
 	rail_rig_run(&s.rig, INT64_MAX);
 	cr_assert_eq(lane->broken, 0);
@@ -294,7 +294,7 @@ Test(lane, device_takes_no_posts_any_more__breaks)
 		start(&s, NULL);
 		struct leg_lane *lane = open_lane(&s, 0);
 		rail_rig_run(&s.rig, 30000);
-		fake_rdma_refuse_posts(s.readers[0]->device, UINT32_MAX, kinds[i].code);
+		fake_rdma_refuse(s.readers[0]->device, FAKE_POST, FAKE_ALWAYS, kinds[i].code);
 		rail_leg_kick(&s.leg);
 		rail_rig_run(&s.rig, 30000 + kinds[i].most_ns);
 		/* All of it fits the window, so what was posted before may have been all. */
@@ -470,7 +470,7 @@ Test(lane, refused_now_and_then__each_time_has_its_own_patience)
 	s.leg.limit = 0;
 	struct leg_lane *lane = open_lane(&s, 0);
 	for (uint32_t limit = 1; limit <= s.leg.num_chunks; limit++) {
-		fake_rdma_refuse_posts(s.readers[0]->device, 2, -ENOMEM);
+		fake_rdma_refuse(s.readers[0]->device, FAKE_POST, 2, -ENOMEM);
 		rail_leg_push(&s.leg, limit);
 		rail_rig_run(&s.rig, fake_rdma_now(s.rig.fake) + RAIL_PATIENCE_NS);
 	}
@@ -627,7 +627,7 @@ disturb(struct setup *s, struct th_rng *rng)
 			(enum verbs_status)(VERBS_ACCESS + below(rng, 4)));
 		break;
 	case 1:
-		fake_rdma_refuse_posts(reader, (uint32_t)below(rng, 5), -ENOMEM);
+		fake_rdma_refuse(reader, FAKE_POST, (uint32_t)below(rng, 5), -ENOMEM);
 		break;
 	case 2:
 		fake_rdma_port_set(source, 1, below(rng, 2));

@@ -12,7 +12,7 @@
 #include "ipc/base/alloc.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/err.h"
-#include "tests/support/rdma/verbs_script.h"
+#include "tests/support/rdma/fake_rdma.h"
 #include "tests/support/transport/transport_rig.h"
 #include "transport/part/packed.h"
 #include "transport/part/sigbus.h"
@@ -39,7 +39,8 @@ struct end { /* one of two shards of the same layout */
 	struct place *places;
 };
 
-static struct script script;
+static struct fake_rdma *fake;
+static struct verbs_device *devices[2];
 static struct loop *keeper;
 static struct rails *rails;
 static struct extents extents;
@@ -121,12 +122,14 @@ open_with(uint64_t mr_bytes_max)
 	struct rails_config config = rails_config_default();
 	const struct rails_user user = {0};
 	struct th_err err;
-	script_init(&script, 2);
+	const struct fake_device_config device = {.mr_bytes_max = mr_bytes_max};
+	fake = fake_rdma_new(false);
+	struct fake_host *host = fake_rdma_host(fake);
 	for (uint32_t i = 0; i < 2; i++)
-		script.devices[i].info.mr_bytes_max = mr_bytes_max;
+		devices[i] = fake_rdma_device(host, &device);
 	cr_assert_eq(sigbus_install(), 0);
 	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &keeper), 0);
-	cr_assert_eq(rails_new(script_verbs(&script), &config, keeper, &user, &rails), 0);
+	cr_assert_eq(rails_new(fake_rdma_verbs(host), &config, keeper, &user, &rails), 0);
 	end_open(&source, 77);
 	end_open(&reader, 0);
 	cr_assert_eq(extents_init(&extents, source.shard.table), 0);
@@ -146,12 +149,10 @@ close_all(void)
 	}
 	rails_free(rails);
 	loop_free(keeper);
-	cr_assert_eq(script.devices[0].mrs, 0);
-	cr_assert_eq(script.devices[1].mrs, 0);
 	extents_fini(&extents);
 	rig_shard_fini(&source.shard);
 	rig_shard_fini(&reader.shard);
-	script_fini(&script);
+	fake_rdma_free(fake);
 }
 
 /* What the source says, as it arrives. */
@@ -187,12 +188,14 @@ tell(struct map *ret_map, const uint32_t *lanes, uint32_t num_lanes)
 
 /* What a device knows by that key, which has all of these bytes. */
 static uint8_t *
-at_device(uint32_t rail, uint32_t number, uint64_t address, uint64_t bytes)
+at_device(uint32_t rail, uint32_t key, uint64_t address, uint64_t bytes)
 {
-	const struct verbs_device *device = &script.devices[rail];
-	cr_assert_lt(number, device->regs);
-	cr_assert_leq(device->regs, SCRIPT_RECORDS);
-	const struct script_reg *reg = &device->records[number];
+	const struct fake_seen *seen = fake_rdma_seen(devices[rail]);
+	const struct fake_reg *reg = seen->regs, *end = reg + seen->num_regs;
+	cr_assert_leq(seen->num_regs, FAKE_SEEN_MAX);
+	while (reg < end && reg->key != key)
+		reg++;
+	cr_assert_lt(reg, end);
 	cr_assert_geq(address, reg->iova);
 	cr_assert_leq(address - reg->iova + bytes, reg->bytes);
 	return (uint8_t *)reg->data + (address - reg->iova);
@@ -220,8 +223,8 @@ read_chunk(const struct map *map, uint32_t lane, uint32_t source_rail, uint32_t 
 	for (uint32_t i = 0; i < count; i++) {
 		const struct lane_piece *piece = &pieces[i];
 		const uint8_t *from =
-			at_device(source_rail, piece->rkey - 0x200, piece->remote, piece->bytes);
-		uint8_t *to = at_device(READER, piece->lkey - 0x100, piece->local, piece->bytes);
+			at_device(source_rail, piece->rkey, piece->remote, piece->bytes);
+		uint8_t *to = at_device(READER, piece->lkey, piece->local, piece->bytes);
 		memcpy(to, from, piece->bytes);
 		bytes += piece->bytes;
 	}
@@ -350,10 +353,8 @@ Test(rdma_map, places__registered_nowhere__the_reason_is_the_registrations)
 	open_with(UINT64_MAX);
 	cr_assert_eq(places_why(&extents, source.places, &err), TH_E_NO_PATH);
 	cr_assert(strstr(err.text, "no rail serves"), "%s", err.text);
-	script_lock(&script);
-	script.devices[0].reg_code = script.devices[1].reg_code = -ENOMEM;
-	script.devices[0].regs_good = script.devices[1].regs_good = 0;
-	script_unlock(&script);
+	for (uint32_t i = 0; i < 2; i++)
+		fake_rdma_refuse(devices[i], FAKE_REG, FAKE_ALWAYS, -ENOMEM);
 	struct region *failed = new_region(source.shard.memory, MIB);
 	int64_t end_ns = th_now_ns() + PATIENCE_NS;
 	while (region_waiting(failed) != 0) {
@@ -363,7 +364,7 @@ Test(rdma_map, places__registered_nowhere__the_reason_is_the_registrations)
 	struct region *good = source.places[2].region;
 	source.places[2].region = failed;
 	cr_assert_eq(places_why(&extents, source.places, &err), TH_E_NO_PATH);
-	cr_assert(strstr(err.text, "fake_0/1"), "%s", err.text);
+	cr_assert(strstr(err.text, "fake0/1"), "%s", err.text);
 	source.places[2].region = good;
 	region_release(failed);
 	close_all();

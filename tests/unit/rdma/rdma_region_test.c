@@ -12,18 +12,22 @@
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
-#include "tests/support/rdma/verbs_script.h"
+#include "tests/support/rdma/fake_rdma.h"
 #include "tests/support/tally.h"
 #include "transport/rdma/device/memlock.h"
 #include "transport/rdma/memory/region.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define PAGE UINT64_C(4096)
+#define DEVICES_MAX 3u
 /* Nothing looks at the memory; it only has to be somewhere. */
 #define SOMEWHERE ((void *)(uintptr_t)0x7f0000000000)
 
 struct bench {
-	struct script script;
+	struct fake_rdma *fake;
+	struct fake_host *host;
+	struct verbs_device *devices[DEVICES_MAX];
+	uint32_t num_devices;
 	struct loop *keeper;
 	struct rails *rails;
 	struct tally tally;
@@ -58,8 +62,11 @@ on_changed(void *arg, uint32_t rail)
 static void
 setup(struct bench *bench, uint32_t num_devices)
 {
-	*bench = (struct bench){.settled = 0};
-	script_init(&bench->script, num_devices);
+	const struct fake_device_config config = {.dmabuf = true};
+	*bench = (struct bench){.fake = fake_rdma_new(false), .num_devices = num_devices};
+	bench->host = fake_rdma_host(bench->fake);
+	for (uint32_t i = 0; i < num_devices; i++)
+		bench->devices[i] = fake_rdma_device(bench->host, &config);
 	tally_init(&bench->tally);
 	cr_assert_eq(loop_new("keeper", LOOP_EPOLL, NULL, NULL, &bench->keeper), 0);
 }
@@ -70,7 +77,7 @@ start(struct bench *bench)
 	struct rails_config config = rails_config_default();
 	config.selfread_ns = bench->selfread_ns; /* 0: the default */
 	struct rails_user user = {.arg = bench, .changed = on_changed};
-	cr_assert_eq(rails_new(script_verbs(&bench->script), &config, bench->keeper, &user,
+	cr_assert_eq(rails_new(fake_rdma_verbs(bench->host), &config, bench->keeper, &user,
 			     &bench->rails),
 		0);
 }
@@ -80,8 +87,37 @@ teardown(struct bench *bench)
 {
 	rails_free(bench->rails);
 	loop_free(bench->keeper);
-	script_fini(&bench->script);
+	fake_rdma_free(bench->fake);
 	tally_fini(&bench->tally);
+}
+
+static struct fake_counters
+counters_of(struct verbs_device *device)
+{
+	struct fake_counters counters;
+	fake_rdma_counters(device, &counters);
+	return counters;
+}
+
+/* Registrations and their ends. */
+static void
+hold(struct bench *bench, bool held)
+{
+	for (uint32_t i = 0; i < bench->num_devices; i++)
+		fake_rdma_hold_regs(bench->devices[i], held);
+}
+
+/* Until so many devices are held up. */
+static void
+wait_held(struct bench *bench, uint64_t count)
+{
+	uint64_t held;
+	do {
+		(void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+		held = 0;
+		for (uint32_t i = 0; i < bench->num_devices; i++)
+			held += counters_of(bench->devices[i]).regs_held;
+	} while (held < count);
 }
 
 static struct region *
@@ -126,11 +162,11 @@ calls_for(uint32_t num_tensors)
 	drop(&bench, region);
 	rail_status(bench.rails, 1, &status);
 	cr_assert(status.bytes_registered == 0 && status.num_mrs == 0);
-	const struct verbs_device *devices = bench.script.devices;
-	cr_assert(devices[0].regs == devices[1].regs && devices[0].mrs == 0);
-	uint32_t calls = devices[0].regs + devices[0].deregs + devices[1].regs + devices[1].deregs;
+	struct fake_counters first = counters_of(bench.devices[0]);
+	struct fake_counters second = counters_of(bench.devices[1]);
+	cr_assert(first.regs == second.regs && first.mrs == 0);
 	teardown(&bench);
-	return calls;
+	return (uint32_t)(first.regs + first.deregs + second.regs + second.deregs);
 }
 
 Test(rdma_region, ten_thousand_tensors__as_many_calls_as_ten)
@@ -146,8 +182,8 @@ Test(rdma_region, pieces__as_large_as_the_most_modest_rail_takes)
 {
 	static struct bench bench;
 	setup(&bench, 3);
-	bench.script.devices[0].info.mr_bytes_max = 9 * MIB;
-	bench.script.devices[1].info.mr_bytes_max = 5 * MIB + 1;
+	fake_rdma_config(bench.devices[0])->mr_bytes_max = 9 * MIB;
+	fake_rdma_config(bench.devices[1])->mr_bytes_max = 5 * MIB + 1;
 	start(&bench);
 	/* Begins within a page, and ends in a piece. */
 	char *data = (char *)SOMEWHERE + 100;
@@ -158,17 +194,17 @@ Test(rdma_region, pieces__as_large_as_the_most_modest_rail_takes)
 	cr_assert(region_pieces(region) == 3 && region_piece_bytes(region) == 4 * MIB);
 	cr_assert_eq(region_bytes(region), bytes);
 	for (uint32_t rail = 0; rail < 2; rail++) {
-		const struct verbs_device *device = &bench.script.devices[rail];
-		cr_assert_eq(device->regs, 3);
+		const struct fake_seen *seen = fake_rdma_seen(bench.devices[rail]);
+		cr_assert_eq(seen->num_regs, 3);
 		for (uint32_t i = 0; i < 3; i++) {
-			const struct script_reg *record = &device->records[i];
+			const struct fake_reg *record = &seen->regs[i];
 			cr_assert(record->data == data + 4 * MIB * i);
 			/* As the kernel wants it: at the same place of a page. */
 			cr_assert_eq(record->iova, 100 + 4 * MIB * i);
 			cr_assert_eq(record->bytes, i < 2 ? 4 * MIB : 2 * MIB + 1);
 		}
 	}
-	cr_assert_eq(bench.script.devices[2].regs, 0); /* was not asked for */
+	cr_assert_eq(fake_rdma_seen(bench.devices[2])->num_regs, 0); /* was not asked for */
 	cr_assert_eq(region_state(region, 2, NULL), REGION_NONE);
 
 	static const struct {
@@ -181,7 +217,8 @@ Test(rdma_region, pieces__as_large_as_the_most_modest_rail_takes)
 		cr_assert(region_mr(region, 1, rows[i].offset, &key), "%zu", i);
 		cr_assert_eq(key.bytes, rows[i].left, "%zu", i);
 		cr_assert_eq(key.address, 100 + rows[i].offset, "%zu", i);
-		cr_assert(key.lkey == 0x100 + rows[i].piece && key.rkey == 0x200 + rows[i].piece);
+		uint32_t expected = fake_rdma_seen(bench.devices[1])->regs[rows[i].piece].key;
+		cr_assert(key.lkey == expected && key.rkey == expected);
 	}
 	struct region_key key;
 	cr_assert_not(region_mr(region, 1, bytes, &key));
@@ -189,7 +226,8 @@ Test(rdma_region, pieces__as_large_as_the_most_modest_rail_takes)
 	cr_assert_not(region_mr(region, 2, 0, &key));
 	cr_assert_not(region_mr(region, RAILS_MAX, 0, &key));
 	drop(&bench, region);
-	cr_assert(bench.script.devices[0].mrs == 0 && bench.script.devices[1].deregs == 3);
+	cr_assert(counters_of(bench.devices[0]).mrs == 0 &&
+		  counters_of(bench.devices[1]).deregs == 3);
 	teardown(&bench);
 }
 
@@ -197,7 +235,7 @@ Test(rdma_region, pieces__pages_where_a_device_takes_next_to_nothing)
 {
 	static struct bench bench;
 	setup(&bench, 1);
-	bench.script.devices[0].info.mr_bytes_max = 10000;
+	fake_rdma_config(bench.devices[0])->mr_bytes_max = 10000;
 	start(&bench);
 	struct region *region = make(&bench, SOMEWHERE, 5 * PAGE, 1, VERBS_REMOTE_READ);
 	tally_wait(&bench.tally, &bench.settled, 1);
@@ -225,7 +263,7 @@ Test(rdma_region, nothing__neither_bytes_nor_rails)
 	drop(&bench, unwanted);
 	drop(&bench, nowhere);
 	region_release(NULL);
-	cr_assert_eq(bench.script.devices[0].regs, 0);
+	cr_assert_eq(fake_rdma_seen(bench.devices[0])->num_regs, 0);
 	teardown(&bench);
 }
 
@@ -235,31 +273,40 @@ Test(rdma_region, access__remote_reads_only_where_asked)
 {
 	static struct bench bench;
 	setup(&bench, 2);
-	bench.script.devices[1].info.relaxed_ordering = true;
+	fake_rdma_config(bench.devices[1])->relaxed_ordering = true;
 	start(&bench);
 	struct region *lands = make(&bench, SOMEWHERE, MIB, 3, VERBS_LOCAL_WRITE);
 	tally_wait(&bench.tally, &bench.settled, 1);
 	struct region *serves = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
 	tally_wait(&bench.tally, &bench.settled, 2);
-	const struct verbs_device *devices = bench.script.devices;
-	cr_assert_eq(devices[0].records[0].access, VERBS_LOCAL_WRITE);
-	cr_assert_eq(devices[0].records[1].access, VERBS_REMOTE_READ);
-	cr_assert_eq(devices[1].records[0].access, VERBS_LOCAL_WRITE | VERBS_RELAXED);
-	cr_assert_eq(devices[1].records[1].access, VERBS_REMOTE_READ | VERBS_RELAXED);
+	const struct fake_reg *regs = fake_rdma_seen(bench.devices[0])->regs;
+	cr_assert_eq(regs[0].access, VERBS_LOCAL_WRITE);
+	cr_assert_eq(regs[1].access, VERBS_REMOTE_READ);
+	regs = fake_rdma_seen(bench.devices[1])->regs;
+	cr_assert_eq(regs[0].access, VERBS_LOCAL_WRITE | VERBS_RELAXED);
+	cr_assert_eq(regs[1].access, VERBS_REMOTE_READ | VERBS_RELAXED);
 	drop(&bench, lands);
 	drop(&bench, serves);
 	teardown(&bench);
+}
+
+static int
+dmabuf(uint64_t bytes)
+{
+	int fd = memfd_create("dmabuf", MFD_CLOEXEC);
+	cr_assert(fd >= 0 && ftruncate(fd, (off_t)bytes) == 0);
+	return fd;
 }
 
 Test(rdma_region, dmabuf__the_same_and_its_descriptor_is_closed)
 {
 	static struct bench bench;
 	setup(&bench, 2);
-	bench.script.devices[0].info.mr_bytes_max = 2 * MIB;
+	fake_rdma_config(bench.devices[0])->mr_bytes_max = 2 * MIB;
 	start(&bench);
-	int fd = memfd_create("dmabuf", MFD_CLOEXEC);
+	int fd = dmabuf(4 * MIB);
 	struct stat file, now;
-	cr_assert(fd >= 0 && fstat(fd, &file) == 0);
+	cr_assert_eq(fstat(fd, &file), 0);
 	struct region_memory memory = {
 		.dmabuf_fd = fd, .dmabuf_offset = 3 * PAGE + 8, .bytes = 3 * MIB};
 	struct region_user user = {.arg = &bench, .settled = on_settled, .gone = on_gone};
@@ -267,8 +314,8 @@ Test(rdma_region, dmabuf__the_same_and_its_descriptor_is_closed)
 	tally_wait(&bench.tally, &bench.settled, 1);
 	cr_assert_eq(region_ready(region), 3);
 	for (uint32_t rail = 0; rail < 2; rail++) {
-		for (uint32_t i = 0; i < 2; i++) {
-			const struct script_reg *record = &bench.script.devices[rail].records[i];
+		const struct fake_reg *record = fake_rdma_seen(bench.devices[rail])->regs;
+		for (uint32_t i = 0; i < 2; i++, record++) {
 			cr_assert_eq(record->fd, fd);
 			cr_assert_eq(record->offset, 3 * PAGE + 8 + 2 * MIB * i);
 			cr_assert_eq(record->iova, 8 + 2 * MIB * i);
@@ -303,15 +350,16 @@ Test(rdma_region, dmabuf__is_gone_when_its_descriptor_is_closed)
 	static struct bench bench;
 	setup(&bench, 1);
 	start(&bench);
-	struct region_memory memory = {.dmabuf_fd = memfd_create("dmabuf", MFD_CLOEXEC),
-		.close_fd = close_later,
-		.bytes = MIB};
+	struct region_memory memory = {
+		.dmabuf_fd = dmabuf(MIB), .close_fd = close_later, .bytes = MIB};
 	struct region_user user = {.arg = &bench, .gone = on_gone};
 	struct region *region = region_new(bench.rails, &memory, 1, VERBS_REMOTE_READ, &user);
 	region_release(region);
 	tally_wait(&bench.tally, &bench.settled, 1);
 	cr_assert_eq(slow_close.fd, memory.dmabuf_fd);
-	cr_assert_eq(bench.script.devices[0].mrs, 0);
+	struct rail_status status;
+	rail_status(bench.rails, 0, &status);
+	cr_assert_eq(status.num_mrs, 0);
 	cr_assert_eq(bench.gone, 0);
 	close(slow_close.fd);
 	slow_close.closed(slow_close.arg);
@@ -324,11 +372,9 @@ Test(rdma_region, dmabuf__is_gone_when_its_descriptor_is_closed)
 static struct region *
 make_dmabuf(struct bench *bench, uint32_t settled)
 {
-	struct region_memory memory = {.dmabuf_fd = memfd_create("dmabuf", MFD_CLOEXEC),
-		.dmabuf_offset = 3 * PAGE + 8,
-		.bytes = 3 * MIB};
+	struct region_memory memory = {
+		.dmabuf_fd = dmabuf(4 * MIB), .dmabuf_offset = 3 * PAGE + 8, .bytes = 3 * MIB};
 	struct region_user user = {.arg = bench, .settled = on_settled, .gone = on_gone};
-	cr_assert_geq(memory.dmabuf_fd, 0);
 	struct region *region =
 		region_new(bench->rails, &memory, 3, VERBS_LOCAL_WRITE | VERBS_REMOTE_READ, &user);
 	tally_wait(&bench->tally, &bench->settled, settled);
@@ -341,31 +387,19 @@ expect_unreadable(struct region *region, const char *why)
 	struct th_err err = {0};
 	struct region_key key;
 	cr_assert_eq(region_state(region, 0, &err), REGION_FAILED);
-	cr_assert(strstr(err.text, "fake_0/1 cannot read this GPU's memory"), "%s", err.text);
+	cr_assert(strstr(err.text, "fake0/1 cannot read this GPU's memory"), "%s", err.text);
 	cr_assert(strstr(err.text, why), "%s", err.text);
 	cr_assert(strstr(err.text, "go through the host's memory"), "%s", err.text);
 	cr_assert_eq(region_ready(region), 2);
 	cr_assert_not(region_mr(region, 0, 0, &key));
 }
 
-static void
-finish(struct bench *bench)
-{
-	teardown(bench);
-	for (uint32_t i = 0; i < 2; i++) {
-		const struct verbs_device *device = &bench->script.devices[i];
-		cr_assert(device->qps == 0 && device->cqs == 0 && device->mrs == 0);
-		cr_assert_eq(device->own_mrs, 0);
-	}
-}
-
 Test(rdma_region, dmabuf__its_device_cannot_read_it__failed_there_and_why)
 {
 	static struct bench bench;
 	setup(&bench, 2);
-	struct verbs_device *devices = bench.script.devices;
-	devices[0].bad_dmabuf_reads = 1;
-	devices[0].read_status = VERBS_OTHER;
+	struct verbs_device *const *devices = bench.devices;
+	fake_rdma_blind(devices[0], true);
 	start(&bench);
 	struct region *region = make_dmabuf(&bench, 1);
 	expect_unreadable(region, "the device reports an error");
@@ -373,23 +407,27 @@ Test(rdma_region, dmabuf__its_device_cannot_read_it__failed_there_and_why)
 	rail_status(bench.rails, 0, &status);
 	cr_assert(status.num_failed == 1 && status.num_mrs == 0);
 	/* By itself: where the region begins, and no more than is needed. */
-	cr_assert(devices[1].last_read.remote == 8 && devices[1].last_read.bytes == MIB);
-	cr_assert_eq(devices[1].paths[0].qpn, 17);
-	cr_assert(devices[1].paths[0].reads_out == 1 && devices[1].paths[0].reads_in == 1);
+	const struct fake_seen *seen = fake_rdma_seen(devices[1]);
+	cr_assert(seen->last_read.remote == 8 && seen->last_read.bytes == MIB);
+	cr_assert(seen->paths[0].reads_out == 1 && seen->paths[0].reads_in == 1);
+	struct fake_counters second = counters_of(devices[1]);
+	cr_assert(second.bytes_out == second.bytes_in && second.bytes_out > MIB);
 	/* Memory of the host is not tried, nor what nobody READs. */
-	uint32_t reads = devices[0].reads;
+	uint64_t reads = counters_of(devices[0]).reads;
+	fake_rdma_blind(devices[0], false);
 	struct region *host = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
 	tally_wait(&bench.tally, &bench.settled, 2);
 	cr_assert_eq(region_ready(host), 3);
-	cr_assert_eq(devices[0].reads, reads);
+	cr_assert_eq(counters_of(devices[0]).reads, reads);
 	/* The next one is tried anew, by a new queue pair here and the same one there. */
 	struct region *next = make_dmabuf(&bench, 3);
 	cr_assert_eq(region_ready(next), 3);
-	cr_assert(devices[0].qps_made == 2 && devices[1].qps_made == 1);
+	cr_assert_eq(counters_of(devices[0]).qps_made, 2);
+	cr_assert_eq(counters_of(devices[1]).qps_made, 1);
 	drop(&bench, region);
 	drop(&bench, host);
 	drop(&bench, next);
-	finish(&bench);
+	teardown(&bench);
 }
 
 Test(rdma_region, dmabuf__a_read_of_it_does_not_end__failed_when_the_time_is_over)
@@ -397,38 +435,36 @@ Test(rdma_region, dmabuf__a_read_of_it_does_not_end__failed_when_the_time_is_ove
 	static struct bench bench;
 	setup(&bench, 2);
 	bench.selfread_ns = 2000000;
-	bench.script.devices[0].bad_dmabuf_reads = 1;
-	bench.script.devices[0].reads_hang = true;
+	fake_rdma_fail_read(bench.devices[0], 1, VERBS_GONE); /* its retries go on */
 	start(&bench);
 	struct region *region = make_dmabuf(&bench, 1);
 	expect_unreadable(region, "did not end within 2 ms");
-	cr_assert_eq(bench.script.devices[0].qps, 0);
+	cr_assert_eq(counters_of(bench.devices[0]).qps, 0);
 	drop(&bench, region);
-	finish(&bench);
+	teardown(&bench);
 }
 
 Test(rdma_region, dmabuf__the_device_goes_while_it_is_read__as_any_other)
 {
 	static struct bench bench;
 	setup(&bench, 2);
-	struct verbs_device *lost = &bench.script.devices[0];
-	struct region_memory memory = {
-		.dmabuf_fd = memfd_create("dmabuf", MFD_CLOEXEC), .bytes = MIB};
+	struct verbs_device *lost = bench.devices[0];
+	struct region_memory memory = {.dmabuf_fd = dmabuf(MIB), .bytes = MIB};
 	struct region_user user = {.arg = &bench, .settled = on_settled, .gone = on_gone};
 	struct th_err err = {0};
 	bench.selfread_ns = INT64_C(1000000000000);
-	lost->bad_dmabuf_reads = 1;
-	lost->reads_hang = true;
+	fake_rdma_fail_read(lost, 1, VERBS_GONE);
 	start(&bench);
 	struct region *region = region_new(bench.rails, &memory, 3, VERBS_REMOTE_READ, &user);
-	script_wait_reads(lost, 2);
+	while (counters_of(lost).reads < 2)
+		(void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 	cr_assert_eq(region_state(region, 0, NULL), REGION_WAITING);
-	script_event(lost, VERBS_EVENT_DEVICE, 0, 0);
+	fake_rdma_remove(lost);
 	tally_wait(&bench.tally, &bench.settled, 1);
 	cr_assert_eq(region_state(region, 0, &err), REGION_FAILED);
 	cr_assert(strstr(err.text, "the device is gone"), "%s", err.text);
 	drop(&bench, region);
-	finish(&bench);
+	teardown(&bench);
 }
 
 /* Neither says anything of the GPU. */
@@ -436,31 +472,27 @@ Test(rdma_region, dmabuf__the_queue_pair_is_what_fails__ready)
 {
 	static struct bench bench;
 	setup(&bench, 2);
-	struct verbs_device *device = &bench.script.devices[0];
-	device->read_status = VERBS_GONE;
+	struct verbs_device *device = bench.devices[0];
+	bench.selfread_ns = 2000000;
 	start(&bench);
 	struct region *first = make_dmabuf(&bench, 1);
 	cr_assert_eq(region_ready(first), 3);
-	script_lock(&bench.script);
-	device->bad_dmabuf_reads = 1; /* made for an address that is another now */
-	script_unlock(&bench.script);
+	/* Made for an address that is another now. */
+	fake_rdma_fail_read(device, 0, VERBS_OTHER);
 	struct region *second = make_dmabuf(&bench, 2);
 	cr_assert_eq(region_ready(second), 3);
-	cr_assert_eq(device->qps_made, 2);
-	script_lock(&bench.script);
-	device->bad_dmabuf_reads = 1;
-	device->bad_reads = 1; /* it does not reach itself any more */
-	script_unlock(&bench.script);
+	cr_assert_eq(counters_of(device).qps_made, 2);
+	fake_rdma_cut(device, device, true); /* it does not reach itself any more */
 	struct region *third = make_dmabuf(&bench, 3);
 	cr_assert_eq(region_ready(third), 3);
 	struct region *fourth = make_dmabuf(&bench, 4);
 	cr_assert_eq(region_ready(fourth), 3);
-	cr_assert_eq(device->qps_made, 3); /* is not asked again soon */
+	cr_assert_eq(counters_of(device).qps_made, 3); /* is not asked again soon */
 	drop(&bench, first);
 	drop(&bench, second);
 	drop(&bench, third);
 	drop(&bench, fourth);
-	finish(&bench);
+	teardown(&bench);
 }
 
 /* ---- failures ---- */
@@ -469,9 +501,8 @@ Test(rdma_region, a_piece_fails__that_rail_has_none_the_other_has_all)
 {
 	static struct bench bench;
 	setup(&bench, 2);
-	bench.script.devices[0].info.mr_bytes_max = MIB * 2;
-	bench.script.devices[0].reg_code = -EFAULT;
-	bench.script.devices[0].regs_good = 2;
+	fake_rdma_config(bench.devices[0])->mr_bytes_max = MIB * 2;
+	fake_rdma_refuse_from(bench.devices[0], FAKE_REG, 2, -EFAULT);
 	start(&bench);
 	struct region *region = make(&bench, SOMEWHERE, 8 * MIB, 3, VERBS_REMOTE_READ);
 	tally_wait(&bench.tally, &bench.settled, 1);
@@ -480,14 +511,15 @@ Test(rdma_region, a_piece_fails__that_rail_has_none_the_other_has_all)
 	cr_assert_eq(region_ready(region), 2);
 	cr_assert_eq(region_state(region, 0, &err), REGION_FAILED);
 	cr_assert_eq(err.code, -EFAULT);
-	cr_assert_neq(strstr(err.text, "fake_0/1 cannot register 2.00MiB"), NULL, "%s", err.text);
+	cr_assert_neq(strstr(err.text, "fake0/1 cannot register 2.00MiB"), NULL, "%s", err.text);
 	cr_assert_not(region_mr(region, 0, 0, &key));
 	cr_assert(region_mr(region, 1, 7 * MIB, &key));
-	const struct verbs_device *device = &bench.script.devices[0];
-	cr_assert(device->regs == 3 && device->deregs == 2 && device->mrs == 0);
+	struct fake_counters counters = counters_of(bench.devices[0]);
+	cr_assert_eq(fake_rdma_seen(bench.devices[0])->num_regs, 3);
+	cr_assert(counters.deregs == 2 && counters.mrs == 0);
 	drop(&bench, region);
-	cr_assert_eq(device->deregs, 2);
-	cr_assert_eq(bench.script.devices[1].mrs, 0);
+	cr_assert_eq(counters_of(bench.devices[0]).deregs, 2);
+	cr_assert_eq(counters_of(bench.devices[1]).mrs, 0);
 	teardown(&bench);
 }
 
@@ -495,9 +527,9 @@ Test(rdma_region, regions_run_out__the_limit_is_named)
 {
 	static struct bench bench;
 	setup(&bench, 1);
-	bench.script.devices[0].info.mrs_max = 2;
-	bench.script.devices[0].reg_code = -EINVAL; /* as a device may say it */
-	bench.script.devices[0].regs_good = 2;
+	fake_rdma_config(bench.devices[0])->mrs_max = 2;
+	/* As a device may say it. */
+	fake_rdma_refuse_from(bench.devices[0], FAKE_REG, 2, -EINVAL);
 	start(&bench);
 	struct region *regions[3];
 	for (uint32_t i = 0; i < 3; i++) {
@@ -522,9 +554,9 @@ Test(rdma_region, no_memory_for_now__tried_again_and_what_cannot_be_is_not)
 	struct rail_status status;
 	struct th_err err = {0};
 	setup(&bench, 2);
-	struct verbs_device *devices = bench.script.devices;
-	devices[0].reg_code = -ENOMEM;
-	devices[1].reg_code = -EFAULT;
+	struct verbs_device *const *devices = bench.devices;
+	fake_rdma_refuse(devices[0], FAKE_REG, FAKE_ALWAYS, -ENOMEM);
+	fake_rdma_refuse(devices[1], FAKE_REG, FAKE_ALWAYS, -EFAULT);
 	start(&bench);
 	struct region *region = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
 	struct region *dropped = make(&bench, SOMEWHERE, MIB, 1, VERBS_REMOTE_READ);
@@ -537,9 +569,8 @@ Test(rdma_region, no_memory_for_now__tried_again_and_what_cannot_be_is_not)
 	drop(&bench, dropped);
 	rail_status(bench.rails, 0, &status);
 	cr_assert_eq(status.num_failed, 1);
-	script_lock(&bench.script);
-	devices[0].reg_code = devices[1].reg_code = 0;
-	script_unlock(&bench.script);
+	fake_rdma_refuse(devices[0], FAKE_REG, 0, 0);
+	fake_rdma_refuse(devices[1], FAKE_REG, 0, 0);
 	int64_t until_ns = th_now_ns() + INT64_C(40000000000);
 	while (region_ready(region) == 0) {
 		cr_assert_lt(th_now_ns(), until_ns);
@@ -551,7 +582,7 @@ Test(rdma_region, no_memory_for_now__tried_again_and_what_cannot_be_is_not)
 	cr_assert(status.num_failed == 0 && status.failed_why[0] == '\0', "%s", status.failed_why);
 	cr_assert(status.num_mrs == 1 && status.bytes_registered == MIB);
 	cr_assert_eq(region_state(region, 1, NULL), REGION_FAILED);
-	cr_assert_eq(devices[1].regs, 1);
+	cr_assert_eq(fake_rdma_seen(devices[1])->num_regs, 1);
 	cr_assert_eq(bench.settled, 2); /* once each */
 	drop(&bench, region);
 	rail_status(bench.rails, 1, &status);
@@ -566,23 +597,21 @@ Test(rdma_region, the_device_goes__its_registrations_with_it)
 	start(&bench);
 	struct region *region = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
 	tally_wait(&bench.tally, &bench.settled, 1);
-	script_hold(&bench.script);
-	script_event(&bench.script.devices[0], VERBS_EVENT_DEVICE, 0, 0);
+	hold(&bench, true);
+	fake_rdma_remove(bench.devices[0]);
 	/* Whoever sees that it has failed is told why, while the device still gives it back. */
-	script_wait_held(&bench.script, 1);
+	wait_held(&bench, 1);
 	struct th_err err = {0};
 	cr_assert_eq(region_state(region, 0, &err), REGION_FAILED);
 	cr_assert_neq(strstr(err.text, "device is gone"), NULL, "%s", err.text);
-	script_release(&bench.script);
+	hold(&bench, false);
 	tally_wait(&bench.tally, &bench.changed, 1);
 	cr_assert_eq(region_ready(region), 2);
 	struct region *later = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
 	tally_wait(&bench.tally, &bench.settled, 2);
 	cr_assert_eq(region_state(later, 0, &err), REGION_FAILED);
-	cr_assert_eq(bench.script.devices[0].regs, 1); /* was not asked again */
-	script_lock(&bench.script);
-	bench.script.devices[0].dereg_code = -EIO;
-	script_unlock(&bench.script);
+	cr_assert_eq(fake_rdma_seen(bench.devices[0])->num_regs, 1); /* was not asked again */
+	fake_rdma_refuse(bench.devices[0], FAKE_DEREG, FAKE_ALWAYS, -EIO);
 	drop(&bench, region);
 	drop(&bench, later);
 	teardown(&bench);
@@ -595,17 +624,13 @@ Test(rdma_region, a_device_keeps_memory__it_is_never_said_to_be_gone)
 	start(&bench);
 	struct region *region = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
 	tally_wait(&bench.tally, &bench.settled, 1);
-	script_lock(&bench.script);
-	bench.script.devices[0].dereg_code = -EBUSY;
-	script_unlock(&bench.script);
+	fake_rdma_refuse(bench.devices[0], FAKE_DEREG, FAKE_ALWAYS, -EBUSY);
 	region_release(region);
 	/* One behind it, on the same threads. */
 	struct region *next = make(&bench, SOMEWHERE, MIB, 3, VERBS_REMOTE_READ);
 	tally_wait(&bench.tally, &bench.settled, 2);
 	cr_assert_eq(bench.gone, 0);
-	script_lock(&bench.script);
-	bench.script.devices[0].dereg_code = 0;
-	script_unlock(&bench.script);
+	fake_rdma_refuse(bench.devices[0], FAKE_DEREG, 0, 0);
 	drop(&bench, next);
 	teardown(&bench);
 	cr_assert_eq(bench.gone, 1);
@@ -618,24 +643,25 @@ Test(rdma_region, released_while_it_is_registered__goes_when_it_may)
 	static struct bench bench;
 	struct region_key key;
 	setup(&bench, 2);
-	bench.script.devices[0].info.mr_bytes_max = 2 * MIB;
+	fake_rdma_config(bench.devices[0])->mr_bytes_max = 2 * MIB;
 	start(&bench);
-	script_hold(&bench.script);
+	hold(&bench, true);
 	struct region *region = make(&bench, SOMEWHERE, 64 * MIB, 3, VERBS_REMOTE_READ);
-	script_wait_held(&bench.script, 2);
+	wait_held(&bench, 2);
 	cr_assert_eq(region_waiting(region), 3);
 	cr_assert_eq(region_state(region, 1, NULL), REGION_WAITING);
 	cr_assert_not(region_mr(region, 0, 0, &key));
 	region_release(region);
 	cr_assert_eq(bench.gone, 0);
-	script_release(&bench.script);
+	hold(&bench, false);
 	tally_wait(&bench.tally, &bench.gone, 1);
 	cr_assert_eq(bench.settled, 1);
 	cr_assert_eq(bench.settled_waiting, 0);
 	for (uint32_t i = 0; i < 2; i++) {
-		const struct verbs_device *device = &bench.script.devices[i];
+		struct fake_counters counters = counters_of(bench.devices[i]);
 		/* One of 32 was under way: no more are begun. */
-		cr_assert(device->regs == 1 && device->deregs == 1 && device->mrs == 0);
+		cr_assert_eq(fake_rdma_seen(bench.devices[i])->num_regs, 1);
+		cr_assert(counters.regs == 1 && counters.deregs == 1 && counters.mrs == 0);
 	}
 	teardown(&bench);
 }
@@ -671,7 +697,7 @@ Test(rdma_region, references__of_many_threads)
 	for (uint32_t i = 0; i < THREADS; i++)
 		pthread_join(threads[i], NULL);
 	tally_wait(&bench.tally, &bench.gone, 1);
-	cr_assert(bench.script.devices[0].mrs == 0 && bench.script.devices[1].mrs == 0);
+	cr_assert(counters_of(bench.devices[0]).mrs == 0 && counters_of(bench.devices[1]).mrs == 0);
 	teardown(&bench);
 	cr_assert_eq(bench.gone, 1);
 }

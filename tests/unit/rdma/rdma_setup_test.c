@@ -340,7 +340,7 @@ Test(rdma_setup_leg, pair_of_rails_that_cannot_be_connected__is_left_alone)
 		struct rig_agent *agent = side ? p->reader_agent : p->source_agent;
 		struct path paths[8];
 		uint32_t paused = 0;
-		fake_rdma_refuse_connects(agent->devices[0], 1, -ETIMEDOUT);
+		fake_rdma_refuse(agent->devices[0], FAKE_QP_CONNECT, 1, -ETIMEDOUT);
 		pull(legs, 1);
 		expect(legs, 1, "rdma", "");
 		uint32_t count = paths_list(rdma_paths(p->reader_agent->transport->rdma), paths, 8);

@@ -233,7 +233,7 @@ Test(rdma_stage, idle_for_a_while__given_back)
 Test(rdma_stage, registration_fails__another_slab_next_time)
 {
 	struct setup s = start(1);
-	fake_rdma_refuse_regs(s.device, 1, -ENOMEM);
+	fake_rdma_refuse(s.device, FAKE_REG, 1, -ENOMEM);
 	struct slab *slab = take(&s);
 	struct th_err err = {0};
 	wait_settled(slab);
@@ -256,7 +256,7 @@ Test(rdma_stage, idle_one_that_no_rail_knows__makes_room_and_another_one_is_take
 	struct setup s = start(2);
 	struct slab *good = take(&s);
 	wait_settled(good);
-	fake_rdma_refuse_regs(s.device, 1, -EINVAL);
+	fake_rdma_refuse(s.device, FAKE_REG, 1, -EINVAL);
 	struct slab *bad = take(&s);
 	wait_settled(bad);
 	slab_release(good);
@@ -270,7 +270,7 @@ Test(rdma_stage, idle_one_that_no_rail_knows__makes_room_and_another_one_is_take
 static struct slab *
 idle_with_one_rail_of_two(struct setup *s)
 {
-	fake_rdma_refuse_regs(s->second, 1, -EINVAL);
+	fake_rdma_refuse(s->second, FAKE_REG, 1, -EINVAL);
 	struct slab *slab = take(s);
 	wait_settled(slab);
 	cr_assert_eq(region_ready(slab_region(slab)), 1);

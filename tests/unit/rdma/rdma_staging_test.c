@@ -260,7 +260,7 @@ Test(rdma_staging, memory_to_copy_to_is_registered_nowhere__declined_and_tried_a
 	struct fake_counters counters = {0};
 	while (counters.regs == 0) /* its few bytes for probes */
 		fake_rdma_counters(s->agent->devices[0], &counters);
-	fake_rdma_refuse_regs(s->agent->devices[0], 1, -ENOMEM);
+	fake_rdma_refuse(s->agent->devices[0], FAKE_REG, 1, -ENOMEM);
 	enter(s, FRAME_TAKES_RDMA | FRAME_TAKES_STAGED);
 	struct frame frame = get(s->fd, FRAME_RDMA_DECLINE);
 	payload[frame.bytes] = '\0';

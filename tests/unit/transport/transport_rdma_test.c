@@ -216,7 +216,7 @@ Test(transport_rdma_leg, queue_pairs_that_cannot_be_connected__tcp_and_why)
 		struct pair *s = start(1);
 		xfer_part_advance(s->from, 8);
 		struct rig_agent *agent = side ? s->reader_agent : s->source_agent;
-		fake_rdma_refuse_connects(agent->devices[0], 2, -EINVAL);
+		fake_rdma_refuse(agent->devices[0], FAKE_QP_CONNECT, 2, -EINVAL);
 		pull(s);
 		expect_done(s, "tcp", "cannot be connected");
 		cr_assert_eq(queue_pairs(s->reader_agent), 0);
@@ -234,7 +234,7 @@ Test(transport_rdma_leg, peers_that_nobody_finds__no_more_are_tried_after_a_seco
 		xfer_part_advance(s->from, 8);
 		for (uint32_t i = 0; i < 4; i++) {
 			fake_rdma_slow_connects(agent->devices[i], 600000000);
-			fake_rdma_refuse_connects(agent->devices[i], 1, -ETIMEDOUT);
+			fake_rdma_refuse(agent->devices[i], FAKE_QP_CONNECT, 1, -ETIMEDOUT);
 		}
 		pull(s);
 		cr_assert_str_eq(pair_done(s, 1)->transport, "tcp");
@@ -256,7 +256,7 @@ Test(transport_rdma_leg, port_goes_down_while_queue_pairs_are_connected__tcp_and
 	xfer_part_advance(s->from, 8);
 	fake_rdma_slow_connects(s->source_agent->devices[0], 100000000);
 	fake_rdma_slow_connects(s->reader_agent->devices[1], 100000000);
-	fake_rdma_refuse_connects(s->reader_agent->devices[1], 1, -ETIMEDOUT);
+	fake_rdma_refuse(s->reader_agent->devices[1], FAKE_QP_CONNECT, 1, -ETIMEDOUT);
 	pull(s);
 	while (queue_pairs(s->reader_agent) < 4)
 		rig_pump(&s->rig, 1);
@@ -436,7 +436,7 @@ Test(transport_rdma_leg, required_and_our_queue_pairs_cannot_be_connected__whose
 		s->reader_agent->require_rdma = true;
 		xfer_part_advance(s->from, 8);
 		struct rig_agent *agent = cases[i].side ? s->reader_agent : s->source_agent;
-		fake_rdma_refuse_connects(agent->devices[0], 2, cases[i].code);
+		fake_rdma_refuse(agent->devices[0], FAKE_QP_CONNECT, 2, cases[i].code);
 		pull(s);
 		const struct transport_event *failed =
 			rig_wait(&s->rig, s->reader_agent, TRANSPORT_FAILED, 1);
@@ -497,7 +497,7 @@ Test(transport_rdma_leg, queue_pair_neither_drained_nor_destroyed__the_part_stay
 		struct pair *s = start_reads(1, 8);
 		struct verbs_device *device = s->reader_agent->devices[0];
 		fake_rdma_mute(device, true);
-		fake_rdma_refuse_frees(device, 2, codes[i]);
+		fake_rdma_refuse(device, FAKE_QP_FREE, 2, codes[i]);
 		strike(s, PORT_DOWN, 0);
 		while (queue_pairs(s->reader_agent) > 0)
 			rig_pump(&s->rig, 1);

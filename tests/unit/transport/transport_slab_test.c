@@ -233,7 +233,7 @@ Test(transport_slab, source_is_registered_on_a_rail_that_is_down__says_that_it_c
 	struct region_key scratch; /* is registered before */
 	while (!rdma_scratch(transport_rdma(s->source_agent->transport), 0, &scratch))
 		rig_pump(&s->rig, 1);
-	fake_rdma_refuse_regs(s->source_agent->devices[0], 1, -EINVAL);
+	fake_rdma_refuse(s->source_agent->devices[0], FAKE_REG, 1, -EINVAL);
 	rig_register(s->source_agent, &s->source);
 	cr_assert_not_null(s->source.region);
 	cr_assert_eq(region_ready(s->source.region), 2);

@@ -251,7 +251,7 @@ Test(transport_stage, reader__registrations_that_fail_while_it_waits__slots_afte
 	struct fake_counters counters = {0};
 	while (counters.regs == 0)
 		fake_rdma_counters(s->reader_agent->devices[0], &counters);
-	fake_rdma_refuse_regs(s->reader_agent->devices[0], 1, -EFAULT);
+	fake_rdma_refuse(s->reader_agent->devices[0], FAKE_REG, 1, -EFAULT);
 	rig_register(s->reader_agent, &s->reader);
 	pair_parts(s, false);
 	xfer_part_advance(s->from, 10);
