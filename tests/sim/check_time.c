@@ -11,7 +11,8 @@
 #define RECOVERY_NS (25 * SEC)
 #define HOST_RECOVERY_NS (12 * SEC)
 #define SERVER_RECOVERY_NS (40 * SEC) /* groups that form again */
-#define RETURN_NS (15 * SEC) /* ... and longer, where a server gives the cluster back first */
+/* It takes so much longer where a server gives the cluster back first. */
+#define RETURN_NS (15 * SEC)
 
 int64_t
 check_recovery_ns(void)

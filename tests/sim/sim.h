@@ -78,8 +78,8 @@ struct process { /* what can stop, die and have a clock of its own */
 	bool alive, paused;
 	int64_t changed_ns;        /* when that was otherwise */
 	uint64_t life;             /* +1 with each start: what was meant for a former one is void */
-	int64_t real_ns, local_ns; /* its clock: local_ns at real_ns ...                          */
-	uint32_t permille;         /* ... and how fast it goes                                    */
+	int64_t real_ns, local_ns; /* its clock stood at local_ns at real_ns                      */
+	uint32_t permille;         /* how fast its clock goes                                     */
 	int64_t wake_ns;           /* the earliest armed wake, real                               */
 	int64_t stopped_ns;        /* when it was stopped last; all the time it was so: stood_ns  */
 	int64_t stood_ns;
@@ -298,11 +298,11 @@ struct leg {
 	bool over;              /* reported to the reader's core                      */
 	bool stopping;          /* by the reader's core                               */
 	bool serving;           /* the source's core waits for OUT_ENDED              */
-	bool fencing;           /* ... and has said FENCE                             */
+	bool fencing;           /* the source's core has said FENCE                  */
 	bool connected;         /* the reader knows                                   */
 	bool stall_told;        /* OUT_STALLED                                        */
 	bool overwrote, posted; /* posted: a chunk is on its way                      */
-	uint32_t chunk;         /* ... which, with what its source says of it         */
+	uint32_t chunk;         /* that one, with what its source says of it         */
 	uint64_t digest, tokens[CHUNK_TOKENS];
 	uint32_t bad_chunks;
 	int64_t moved_ns; /* last progress, or the source had nothing           */
@@ -336,8 +336,8 @@ struct host { /* an agent process and its machine */
 	uint32_t offload_max; /* shards of others that it has memory for */
 	uint64_t server_inc;  /* attached to */
 	uint32_t epoch;       /* the highest that it has accepted */
-	uint64_t connection;  /* to it; a new one when that has ended ... */
-	int64_t hung_up_ns;   /* ... at that time */
+	uint64_t connection;  /* to it; a new one when that has ended */
+	int64_t hung_up_ns;   /* when the one before ended */
 	uint32_t server;      /* of the list */
 	int64_t dialed_ns;
 	bool refused; /* by that one: the next is tried at once */
@@ -487,7 +487,7 @@ bool net_is_cut(uint32_t from, uint32_t to);
 int64_t net_whole_since(const struct host *host, const struct srv *srv);
 /* How long a message takes; NEVER: it is lost. */
 int64_t net_delay(uint32_t from, uint32_t to);
-/* ... of one server to another. */
+/* The same, of one server to another. */
 int64_t net_delay_of_peer(uint32_t from, uint32_t to);
 /* A request of the core (its tag), or of the shell itself for this handle (tag 0). */
 void net_request(struct host *host, enum agent_channel channel, const struct ctl_request *request,
@@ -526,7 +526,7 @@ void host_crash(struct host *host);
 /* An event for the core, a little later; the caller fills in the rest. */
 struct agent_event *host_tell(
 	struct host *host, enum agent_event_kind kind, uint64_t session, int64_t delay_ns);
-/* ... of a mover: not before those that it said earlier. */
+/* An event of a mover comes after those that it said earlier. */
 struct agent_event *host_tell_mover(
 	struct host *host, enum agent_event_kind kind, uint64_t session);
 void host_step(struct host *host, const struct agent_event *event);

@@ -36,7 +36,7 @@ struct rig {
 	bool fresh;                   /* what the next ATTACH is told */
 	bool mute;                    /* nothing is answered, nothing is delivered */
 	bool cut;                     /* everything gets NO_REPLY */
-	bool hangs_up;                /* ... because its connection ended */
+	bool hangs_up;                /* NO_REPLY says that its connection ended */
 	uint32_t num_shards;          /* of the groups that are opened: 1 */
 	bool unknown;                 /* everything but HELLO and ATTACH: who are you? */
 	const char *retain;           /* rules of what is opened; NULL: none */
@@ -67,7 +67,7 @@ void rig_clear(struct rig *rig); /* forgets actions, and requests that were answ
 void rig_answer(struct rig *rig, enum ctl_request_kind kind);
 /* Delivers an event of the server. */
 void rig_event(struct rig *rig, struct ctl_event event);
-/* ... as if it were lost and sent again. */
+/* Delivers it under this number, as if it were lost and sent again. */
 void rig_event_numbered(struct rig *rig, const struct ctl_event *event, uint64_t number);
 
 /* What was done since rig_clear. */
@@ -89,7 +89,7 @@ void rig_back(struct rig *rig);    /* it answers again, and is attached to */
 /* Another server, which knows nothing; what is told to it is kept. */
 void rig_lost(struct rig *rig);
 uint64_t rig_open(struct rig *rig, uint64_t session);  /* opened; returns its sid */
-uint64_t rig_ready(struct rig *rig, uint64_t session); /* ... and registered */
+uint64_t rig_ready(struct rig *rig, uint64_t session); /* opened and registered; returns its sid */
 void rig_submit(struct rig *rig, uint64_t session, uint32_t slot, uint32_t kind, const char *spec,
 	int64_t timeout_ns);
 void rig_session(struct rig *rig, uint64_t session, enum agent_event_kind kind);
@@ -123,11 +123,11 @@ struct ctl_event rig_offload_plan(uint64_t sid);
 uint64_t rig_offload_filling(struct rig *rig, uint64_t sid); /* planned to GO; returns the leg */
 uint64_t rig_offload_filled(struct rig *rig);                /* all of it; returns its sid */
 
-/* ---- ... of workers ---------------------------------------------------------------------- */
+/* ---- copies in the memory of workers ------------------------------------------------------ */
 
 /* Publishes; returns gen. */
 uint64_t rig_publish(struct rig *rig, uint64_t session, uint64_t sid, const char *version);
-/* ... and all is hashed; rig_clear. */
+/* Publishes, and all is hashed; rig_clear; returns gen. */
 uint64_t rig_hold(struct rig *rig, uint64_t session, uint64_t sid, const char *version);
 /* A reader at the published part: GRANT and OUT_BEGAN; returns the core's number of the leg. */
 uint64_t rig_reader(struct rig *rig, uint64_t sid, uint64_t gen, uint64_t leg);

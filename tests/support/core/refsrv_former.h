@@ -25,10 +25,10 @@ void former_all_said(struct world *w);
 
 /* replica: told apart by its first letter. Of model "m". */
 struct ctl_rejoin former_shard(const char *replica, uint32_t shard, uint32_t num_shards);
-/* ... that holds this version since operation 1, and all of that is hashed and alike. */
+/* It holds this version since operation 1, and all of that is hashed and alike. */
 struct ctl_rejoin former_holds(
 	const char *replica, uint32_t shard, uint32_t num_shards, uint64_t version);
-/* ... that fills this version in operation 1 by a leg of this number, from a shard of source. */
+/* It fills this version in operation 1 by a leg of this number, from a shard of source. */
 struct ctl_rejoin former_fills(const char *replica, uint32_t shard, uint32_t num_shards,
 	uint64_t version, uint64_t leg, const char *source);
 /* The code of REJOIN. */

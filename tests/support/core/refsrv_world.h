@@ -46,7 +46,7 @@ struct world {
 	struct ctl_reply reply;
 	bool answered;
 	bool spot;              /* of agents that attach */
-	uint64_t offload_bytes; /* ... and what they keep for copies of others */
+	uint64_t offload_bytes; /* what such agents keep for copies of others */
 	const char *retain;     /* rules that world_open and world_member bring; NULL: none */
 	bool hash_late; /* world_outcome says nothing of what was published: world_content does */
 };
@@ -90,7 +90,7 @@ uint64_t world_event_sid(const struct ctl_event *event);
 /* ---- requests ---- */
 int world_open(struct world *w, uint32_t agent, const char *model, const char *replica,
 	uint32_t shard, uint32_t num_shards, uint64_t lineage, uint64_t *ret_sid);
-/* ... of model "m" by this launch, lineage 1. */
+/* Opens a shard of model "m" for this launch, with lineage 1. */
 int world_launch(struct world *w, uint32_t agent, const char *replica, uint32_t shard,
 	uint32_t num_shards, const char *launch_id, uint64_t *ret_sid);
 /* layout: any number; equal numbers are equal layouts. Puts the manifest first. */
@@ -102,7 +102,7 @@ int world_accept(struct world *w, uint32_t agent, const struct ctl_ev_reserve *r
 int world_refuse(struct world *w, uint32_t agent, const struct ctl_ev_reserve *reserve);
 /* It is asked, now or before. */
 bool world_asked(const struct world *w, uint32_t agent);
-/* ... and takes it; aborts when it is not asked, or refused. */
+/* The agent takes what it is asked for; aborts when it is not asked, or is refused. */
 struct world_member world_accepts(struct world *w, uint32_t agent);
 /* The last member of an offload copy is PREPARED and goes. */
 struct ctl_grant world_filling(struct world *w, const struct world_member *m);
@@ -145,7 +145,7 @@ void world_finish(struct world *w, const struct world_member *m, uint64_t leg);
 /* begin and finish and outcome 0. */
 void world_replicate(struct world *w, struct world_member *m, const char *spec);
 struct ctl_ev_part world_take_drain(struct world *w, const struct world_member *m);
-/* ... and it is drained. */
+/* Takes the DRAIN and answers that it is done. */
 void world_drained(struct world *w, const struct world_member *m);
 /* How often a sentence that has this in it is in the server's log. */
 uint32_t world_logged(const struct world *w, const char *text);

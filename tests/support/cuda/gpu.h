@@ -162,7 +162,8 @@ CUresult gpu_wait_device(int device);
 void gpu_streams_end(CUcontext context);
 /* After all before it on the stream; the lock is held. */
 CUresult gpu_queue_free(CUdeviceptr address, CUstream stream);
-/* ... calls with a copy of the argument, without the lock; what fails there loses the context. */
+/* The call comes after all before it on the stream, with a copy of the argument and without the
+ * lock; what fails there loses the context. */
 CUresult gpu_queue_call(CUresult (*call)(const void *argument, int device), const void *argument,
 	size_t bytes, CUstream stream);
 

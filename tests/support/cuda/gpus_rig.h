@@ -18,7 +18,7 @@ void rig_wait(unsigned count);
 
 /* A request that calls rig_happens when it is done. */
 void rig_submit(struct gpu_request *request);
-/* ... is done: its code. */
+/* Submits it and waits until it is done; returns its code. */
 int rig_carry(struct gpu_request *request);
 struct gpu_request rig_read(const struct gpu_span *from, uint8_t *data);
 struct gpu_request rig_write(const struct gpu_span *to, const uint8_t *data);

@@ -67,7 +67,7 @@ enum machine_held { /* by one process */
 
 enum machine_fault {
 	FAULT_RESULT = 1, /* the call returns it and does nothing */
-	FAULT_HANG,       /* ... does not return until the fault is lifted */
+	FAULT_HANG,       /* the call does not return until the fault is lifted */
 	FAULT_LOST, /* the GPU is gone for everybody: everything about it returns the result */
 	FAULT_IDLE, /* the call answers that all is well, and does nothing */
 };

@@ -26,10 +26,10 @@ enum script_act {
 	SCRIPT_LONG,
 	SCRIPT_ENDLESS, /* answers with a text that does not end */
 	SCRIPT_NO_FD,   /* answers without the descriptor that belongs to it */
-	SCRIPT_FD,      /* ... with one that does not */
-	SCRIPT_TWO_FDS, /* ... with two */
+	SCRIPT_FD,      /* answers with a descriptor that does not belong to it */
+	SCRIPT_TWO_FDS, /* answers with two descriptors */
 	SCRIPT_EMPTY,   /* sends no bytes, and a descriptor */
-	SCRIPT_LESS_FD, /* ... with one of memory that is a byte shorter */
+	SCRIPT_LESS_FD, /* answers with a descriptor of memory that is a byte shorter */
 	SCRIPT_SLOW,    /* takes so many ms */
 	SCRIPT_DEAF,    /* reads nothing any more, and answers OPENs all the same */
 	SCRIPT_MUTE,    /* does not answer */
@@ -52,7 +52,7 @@ struct script {
 	struct script_step steps[SCRIPT_STEPS_MAX];
 	_Atomic uint32_t lives, messages[16]; /* by kind; of all lives */
 	_Atomic uint32_t ranges_max;          /* of one side of a RUN */
-	_Atomic uint32_t chunks_max;          /* ... and of chunks */
+	_Atomic uint32_t chunks_max;          /* of a RUN */
 	_Atomic uint32_t areas;               /* that the process has now */
 	_Atomic int go;
 	_Atomic uint32_t dies_every, heard; /* so many messages but START; 0: never */

@@ -35,7 +35,7 @@ struct frame peer_get_frame(int fd);
 /* As the reader of this leg: its ticket gets the part; returns the control connection. */
 int peer_enter(struct peer_setup *s, uint64_t leg, struct xfer_part *part,
 	uint8_t ret_key[FRAME_KEY_BYTES]);
-/* ... with one more data connection. */
+/* Returns one more data connection of a leg that was entered. */
 int peer_join(struct peer_setup *s, uint64_t leg, const uint8_t key[FRAME_KEY_BYTES]);
 void peer_ask(int fd, uint64_t leg, uint32_t first, uint32_t count);
 /* The chunk is the next that comes, whole. */

@@ -33,8 +33,8 @@ struct rig_shard { /* memory of one shard */
 	struct chunk_table *table;
 	uint8_t *memory; /* owns: mmap */
 	uint64_t gpu;    /* where a GPU has the same, when rig_gpus has GPUs */
-	bool on_gpu;     /* the last part of it: all rows, */
-	bool half;       /* ... or those by turns */
+	bool on_gpu;     /* the last part lies there: all rows, unless half */
+	bool half;       /* every second row does */
 	int fd;          /* owns: of rig_shard_to_file; -1 */
 	uint64_t bytes;  /* of the mapping */
 	bool filled;

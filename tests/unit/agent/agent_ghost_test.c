@@ -37,7 +37,7 @@ haunt(void)
 	rig_clear(&rig);
 }
 
-/* ... and the link is back, the CANCEL is answered, the OUTCOME is still to come. */
+/* As haunt; then the link is back and the CANCEL is answered. The OUTCOME is still to come. */
 static void
 haunt_attached(void)
 {

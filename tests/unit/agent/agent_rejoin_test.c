@@ -80,7 +80,7 @@ Test(agent_rejoin, first_server__nothing_is_said)
 Test(agent_rejoin, the_same_server__nothing_is_said)
 {
 	rig_clear(&rig);
-	rig.unknown = true; /* ... but not fresh: it has forgotten the attachment only */
+	rig.unknown = true; /* it has forgotten the attachment only: it is not fresh */
 	rig_sleep(&rig, 2 * SEC);
 	cr_assert_eq(rig_requests(&rig, CTL_ATTACH), 1);
 	cr_assert_eq(rig_requests(&rig, CTL_REJOIN) + rig_requests(&rig, CTL_REJOINED), 0);

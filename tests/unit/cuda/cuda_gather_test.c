@@ -25,7 +25,7 @@ static struct gpu_gather *gather;
 static struct gpu_gather_batch *batch;
 static CUstream stream;
 static CUdeviceptr from, to;     /* ROOM bytes each */
-static uint8_t *source, *target; /* ... as they are, and as they should be */
+static uint8_t *source, *target; /* what from holds, and what to should hold */
 static struct th_rng rng;
 
 #define OK(call) cr_assert_eq((call), CUDA_SUCCESS, "%s", #call)

@@ -273,7 +273,7 @@ Test(look, fails__handed_out)
 	finish(&s);
 }
 
-/* ... whatever digests are left there of the run before. */
+/* Digests of the run before may be left there: they are not taken for its own. */
 Test(look, fails_after_another__its_digests_are_none)
 {
 	struct setup s;

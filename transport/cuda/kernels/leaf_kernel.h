@@ -238,7 +238,7 @@ leaf_sum_block(const struct leaf *leaf, struct leaf_shared *shared, uint32_t blo
 	leaf_keep(shared, block, place, sums);
 }
 
-/* ... in a leaf of one piece, of any length and alignment. */
+/* Sums in a leaf of one piece, of any length and alignment. */
 GPU_CODE void
 leaf_sum_piece(const struct leaf *leaf, struct leaf_shared *shared, uint32_t block,
 	struct leaf_place place)
@@ -268,7 +268,7 @@ leaf_sum_piece(const struct leaf *leaf, struct leaf_shared *shared, uint32_t blo
 	leaf_keep(shared, block, place, sums);
 }
 
-/* ... in any leaf. */
+/* Sums in any leaf. */
 GPU_CODE void
 leaf_sum_pieces(const struct leaf *leaf, struct leaf_shared *shared, uint32_t block,
 	struct leaf_place place)
