@@ -6,7 +6,10 @@ import contextlib
 import gc
 import os
 import pickle
+import select
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -160,6 +163,34 @@ def test_timeouts_of_each_kind(rollout):
     for timeout in (0, 0.1, timedelta(milliseconds=100)):
         with pytest.raises(TimeoutError):
             rollout.replicate(1, timeout=timeout)
+
+
+def test_a_handles_own_timeout_is_that_of_verbs_that_are_given_none(rollout):
+    rollout.timeout = 0.1
+    with pytest.raises(TimeoutError):
+        rollout.replicate(1)
+    rollout.timeout = None
+    with pytest.raises(TimeoutError):
+        rollout.replicate(1, timeout=0)
+
+
+def test_a_loop_of_ones_own_waits_for_a_handle(trainer):
+    op = trainer.publish_async(1, timeout=60)
+    poller = select.poll()
+    poller.register(trainer, select.POLLIN)
+    while not op.done():
+        assert poller.poll(60_000), "no wake-up"
+        assert not trainer.events()
+    assert op.result(0).version == trainer.version == 1
+    trainer.close()
+    with pytest.raises(th.State):
+        trainer.fileno()
+
+
+def test_asyncio_is_imported_by_those_who_use_it():
+    """It costs more than all the rest."""
+    program = "import sys, tensorhub as th; assert 'asyncio' not in sys.modules; th.aio.open"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ An agent (thagentd) must run on this host: ``thctl up`` starts one. ``tensorhub.
 for asyncio. Every failure is a :class:`tensorhub.Error` whose text says what to do.
 """
 
-from . import aio, errors
+from typing import TYPE_CHECKING, Any
+
+from . import errors
 from ._abi import lib as _lib
 from .errors import *  # noqa: F401,F403
 from .errors import Error
@@ -26,6 +28,9 @@ from .memory import Block, empty, share_
 from .tensors import Part
 from .results import Listing, Manifest, Replica, Result, Row, Version
 
+if TYPE_CHECKING:
+    from . import aio
+
 __version__: str = _lib.thc_version_string().decode()
 
 __all__ = [
@@ -33,3 +38,12 @@ __all__ = [
     "Row", "Version", "aio", "close_all", "empty", "errors", "handles", "open", "share_",
     *(kind.__name__ for kind in errors.CLASSES.values()),
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """aio, when it is asked for: asyncio takes longer to import than all the rest."""
+    if name == "aio":
+        from importlib import import_module
+
+        return import_module("tensorhub.aio")
+    raise AttributeError(f"module 'tensorhub' has no attribute {name!r}")

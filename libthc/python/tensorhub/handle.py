@@ -80,9 +80,8 @@ class Base:
         self._keep: Any = None
         self._seen = Event(0)
         self._left: Optional[Op] = None
-        self._timeout: Optional[float] = VERB_S if isinstance(timeout, type(DEFAULT)) else seconds(
-            timeout, None
-        )
+        #: Of every verb that is given none: seconds, a timedelta, or None for no limit.
+        self.timeout: Time = VERB_S if isinstance(timeout, type(DEFAULT)) else timeout
         if replica is None:
             replica = f"{socket.gethostname()}-{os.getpid()}"
         self.model, self.replica = model, replica
@@ -138,6 +137,14 @@ class Base:
             raise errors.from_code(code, _abi.lib.thc_errmsg().decode(errors="replace"))
         return lineage.value, version.value
 
+    def fileno(self) -> int:
+        """Readable when something has happened (thc_fd): for poll, or a loop of one's own.
+
+        Whoever has seen it readable asks events() and done() of the operations that run.
+        """
+        self._check()
+        return self._fd
+
     def events(self) -> Event:
         """What has happened since this was asked last, each bit once."""
         self._collect()
@@ -175,7 +182,7 @@ class Base:
             )
 
     def _limit(self, timeout: Time) -> Optional[float]:
-        return seconds(timeout, self._timeout)
+        return seconds(timeout, seconds(self.timeout, VERB_S))
 
     def _collect(self) -> None:
         if self._shard:
@@ -368,8 +375,9 @@ class Handle(Base):
     """A handle whose verbs wait in the calling thread. Made by :func:`tensorhub.open`.
 
     Every verb takes ``timeout``: seconds, a timedelta, or None for no limit; left out it is the
-    handle's. Several threads may use one handle; one operation runs at a time. ``with`` closes it,
-    and after an exception abandons it at once, so that the other members of its group go on.
+    attribute ``timeout`` of the handle, 1,800 s. Several threads may use one handle; one operation
+    runs at a time. ``with`` closes it, and after an exception abandons it at once, so that the
+    other members of its group go on.
     """
 
     def __enter__(self) -> "Handle":
