@@ -317,38 +317,49 @@ look_at_readers(struct look *look, const struct part *part)
 
 /*
  * A retained version whose complete copies are all on nodes that are being drained, or on spot
- * hosts: it has to move first (offload_rules.c sees to that).
+ * hosts: it has to move first (offload_rules.c sees to that). A copy whose content nobody knows
+ * yet may be such a one, too.
  */
+static bool
+last_of_its_version(struct refsrv *server, const struct copy *copy)
+{
+	/* Of a broken group: what is left in memory is being saved. */
+	if (copy->rescued)
+		return true;
+	return copy->state == COPY_READY && !copy->content->refused &&
+	       offload_at_risk(server, copy->version);
+}
+
 static void
 look_at_copy(struct look *look, const struct part *part)
 {
 	const struct copy *copy = part->copy;
 	const struct version *version = copy->version;
 
-	/* Of a broken group: what is left in memory is being saved. */
-	bool at_risk = copy->rescued || (copy->state == COPY_READY && content_listed(copy) &&
-						offload_at_risk(look->server, version));
-	if (!at_risk || TH_PLANT(empty_with_a_last_copy))
+	if (!last_of_its_version(look->server, copy) || TH_PLANT(empty_with_a_last_copy))
 		return;
-	bool moving = copy->rescued || offload_running(version);
-	bool refused = !moving && (look->server->now_ns < version->retry_ns ||
-					  !offload_conceivable(look->server, copy));
+	bool known = copy->rescued || content_listed(copy);
+	bool moving = copy->rescued || (known && offload_running(version));
+	bool refused = known && !moving &&
+		       (look->server->now_ns < version->retry_ns ||
+			       !offload_conceivable(look->server, copy));
 	struct ctl_blocker *blocker =
 		node_drain_add(look, moving ? "moving" : "last-copy", part, refused);
 	if (blocker == NULL)
 		return;
 	TH_MARK(drain_waits_for_last_copy);
+	const char *why =
+		!known    ? "its node says soon whether it has the same bytes as they"
+		: refused ? "no other host has memory for it: this does not end by itself; raise "
+			    "the offload-limit of an agent, start another one, or give the "
+			    "version up (thctl evict --force)"
+		: moving  ? "it is being copied to another host"
+			  : "it is to be copied to another host";
 	snprintf(blocker->text, sizeof(blocker->text),
-		refused ? "version %" PRIu64
-			  " of %.100s is retained and only here, in replica %.100s, and no other "
-			  "host has memory for it: this does not end by itself; raise the "
-			  "offload-limit of an agent, start another one, or give the version up "
-			  "(thctl evict --force)"
-			: "version %" PRIu64
-			  " of %.100s is retained and only here, in replica %.100s: it is %s "
-			  "copied to another host",
-		blocker->version.version, blocker->model, blocker->replica,
-		moving ? "being" : "to be");
+		"version %" PRIu64 " of %.100s is retained and only %s replica %.100s: %s",
+		blocker->version.version, blocker->model,
+		known ? "here, in" : "on hosts that may go, maybe also here in", blocker->replica,
+		why);
 }
 
 static void

@@ -264,6 +264,41 @@ Test(refsrv_admin, last_retained_copy__of_an_agent_that_ends__moves_too)
 	(void)p;
 }
 
+/* Two publish one version and both nodes are to go: who is second may have all that stays of it. */
+static void
+published_by_two(uint64_t second)
+{
+	restart_world(0);
+	w.hash_late = true;
+	struct world_member p = world_published(&w, a, "p", "1"),
+			    q = world_member(&w, b, "q", 0, 1);
+	cr_assert_eq(world_content(&w, &p, 1), 0);
+	drain(a);
+	drain(b);
+	cr_assert_str_eq(admin->state, "empty");
+	world_publish(&w, &q, "1");
+	cr_assert_str_eq(state_of(b), "draining", "whether it has the same bytes is not known");
+	cr_assert_eq(admin->num_blockers, 1);
+	cr_assert_str_eq(admin->blockers[0].kind, "last-copy");
+	cr_assert_not(admin->blockers[0].stays, "its agent hashes it: this ends by itself");
+	cr_assert(strstr(admin->blockers[0].text, "whether"), "%s", admin->blockers[0].text);
+	cr_assert_eq(world_content(&w, &q, second), 0);
+}
+
+Test(refsrv_admin, last_retained_copy__second_publisher_not_known_yet__has_the_same_bytes)
+{
+	published_by_two(1);
+	cr_assert_str_eq(state_of(b), "draining");
+	cr_assert_str_eq(admin->blockers[0].kind, "last-copy");
+	cr_assert(strstr(admin->blockers[0].text, "retained and only"));
+}
+
+Test(refsrv_admin, last_retained_copy__second_publisher_not_known_yet__has_other_bytes)
+{
+	published_by_two(2);
+	cr_assert_str_eq(state_of(b), "empty");
+}
+
 Test(refsrv_admin, last_retained_copy__no_memory_anywhere__does_not_end_by_itself)
 {
 	restart_world(0);
