@@ -389,7 +389,7 @@ ac_close_settle(struct agent_core *agent, struct session *session)
 		bool alone = ac_part_drains(part, DRAIN_LOCAL) ||
 			     (session->call.cut && session->call.order.kind == CTL_OP_UNPUBLISH);
 		if (alone && part->state == PART_HELD && ac_known(session) &&
-			!session->close_final) {
+			!ac_part_drains(part, DRAIN_HOPELESS)) {
 			TH_MARK(close_ended_alone);
 			insist(agent, session);
 		}

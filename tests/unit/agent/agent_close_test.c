@@ -67,6 +67,37 @@ Test(agent_close, close__no_server__own_proof_and_the_server_is_told_later)
 	cr_assert_eq(rig_request(&rig, CTL_DRAIN_DONE)->u.drain_done.drain_no, 9);
 }
 
+/* Whoever was not to be asked: what is gone cannot be copied from there by the next server. */
+Test(agent_close, abandon__no_server__it_hears_later_that_nothing_is_left)
+{
+	struct agent_event close = {.kind = AGENT_EV_CLOSE, .session = 1};
+	gen = rig_hold(&rig, 1, sid, "3");
+	rig.mute = true;
+	rig_sleep(&rig, 4 * SEC);
+	close.u.close.abandon = true;
+	rig_step(&rig, &close);
+	cr_assert_eq(rig_count(&rig, AGENT_CLOSED), 1);
+	rig.mute = false;
+	rig_sleep(&rig, 4 * SEC);
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
+	cr_assert(rig_request(&rig, CTL_CLOSE)->u.close.unreadable);
+}
+
+Test(agent_close, lost__no_server_for_long__it_hears_later_that_nothing_is_left)
+{
+	gen = rig_hold(&rig, 1, sid, "3");
+	rig.mute = true;
+	rig_sleep(&rig, 4 * SEC);
+	rig_session(&rig, 1, AGENT_EV_LOST);
+	rig_sleep(&rig, 700 * SEC);
+	cr_assert_eq(rig_count(&rig, AGENT_FREE), 1);
+	rig.mute = false;
+	rig_sleep(&rig, 4 * SEC);
+	cr_assert_eq(rig_requests(&rig, CTL_CLOSE), 1);
+	const struct ctl_close *close = &rig_request(&rig, CTL_CLOSE)->u.close;
+	cr_assert(close->died && close->unreadable);
+}
+
 Test(agent_close, close__unanswered_and_opened_again__close_goes_first)
 {
 	rig.mute = true;
