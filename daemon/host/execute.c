@@ -41,7 +41,7 @@ static void
 execute_manifest_got(void *arg, const struct th_err *result, const uint8_t *data, size_t bytes)
 {
 	struct explanation *explanation = arg;
-	const struct session *session = session_find(explanation->host, explanation->session);
+	const struct host_session *session = session_find(explanation->host, explanation->session);
 	const struct tensors *own = session ? session->registration.tensors : NULL;
 	struct th_err err = *result;
 	struct manifest source = {0};
@@ -106,7 +106,7 @@ node_state(struct host *host, const struct agent_action *action)
 /* ---- the answers to sessions ----------------------------------------------------------------- */
 
 static void
-session_action(struct host *host, struct session *session, const struct agent_action *action)
+session_action(struct host *host, struct host_session *session, const struct agent_action *action)
 {
 	struct th_err result = {.code = action->u.answer.code};
 	switch ((int)action->kind) {
@@ -154,7 +154,7 @@ execute(struct host *host, const struct agent_action *action)
 	case AGENT_LINE:
 	case AGENT_CLOSED:
 	case AGENT_FREE: {
-		struct session *session = session_find(host, action->session);
+		struct host_session *session = session_find(host, action->session);
 		if (session)
 			session_action(host, session, action);
 		break;
@@ -194,7 +194,7 @@ execute(struct host *host, const struct agent_action *action)
 		execute_explain(host, action);
 		break;
 	case AGENT_ATTRIBUTES: {
-		struct session *session = session_find(host, action->session);
+		struct host_session *session = session_find(host, action->session);
 		if (session)
 			attributes_keep(session, action->u.attributes);
 		break;

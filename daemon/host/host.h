@@ -74,11 +74,11 @@ struct host {
 	int64_t denied_told_ns;  /* when it said last that a worker asked what operators may */
 	struct fdmsg *message;   /* owns: room for one received message */
 
-	struct session *sessions; /* uthash, by id, in order of connecting */
+	struct host_session *sessions; /* uthash, by id, in order of connecting */
 	uint64_t last_session;
-	struct session *first_busy,
+	struct host_session *first_busy,
 		*last_busy; /* rings with more submissions, first come first served */
-	struct session *dead;
+	struct host_session *dead;
 	uint32_t num_internal;   /* of sessions: those without a worker */
 	struct offload *offload; /* owns: memory for copies of others */
 	struct loop_source offload_source;

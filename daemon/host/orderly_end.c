@@ -41,8 +41,8 @@ close_sessions(struct host *host)
 	 * To the core every worker closes: it hides the copies, lets the transfers that read them
 	 * end, and waits until nobody does. The workers see the end of their connection then.
 	 */
-	for (struct session *session = host->sessions; session; session = session->hh.next) {
-		if (session->state < SESSION_OPENING || session->state >= SESSION_LOST)
+	for (struct host_session *session = host->sessions; session; session = session->hh.next) {
+		if (session->state < HOST_SESSION_OPENING || session->state >= HOST_SESSION_LOST)
 			continue;
 		struct agent_event event = {.kind = AGENT_EV_CLOSE, .session = session->id};
 		/* What was to be moved has been, or the time is over. */
@@ -92,7 +92,7 @@ stop_signal(void *arg, int number)
 static bool
 owes_closed(const struct host *host)
 {
-	const struct session *session = host->sessions;
+	const struct host_session *session = host->sessions;
 	while (session && !session->owes_closed)
 		session = session->hh.next;
 	return session != NULL;

@@ -17,10 +17,10 @@
 #define ROUNDS_MAX 64u
 
 void __wrap_engine_post(struct host *host, const struct agent_event *event);
-void __wrap_session_lose(struct session *session, bool violation, const char *reason);
+void __wrap_session_lose(struct host_session *session, bool violation, const char *reason);
 
 static struct host host;
-static struct session session;
+static struct host_session session;
 static struct shm_w w;
 static struct shm_a a;
 
@@ -41,7 +41,7 @@ write_somewhere(struct input *input, void *file, size_t bytes)
 void
 __wrap_engine_post(struct host *of, const struct agent_event *event)
 {
-	TH_ASSERT(of == &host && event->session == session.id && session.state < SESSION_LOST);
+	TH_ASSERT(of == &host && event->session == session.id && session.state < HOST_SESSION_LOST);
 	if (event->kind == AGENT_EV_CANCEL) {
 		TH_ASSERT(event->u.cancel_slot < SHM_CAPACITY &&
 			  session.slots[event->u.cancel_slot].busy);
@@ -57,10 +57,10 @@ __wrap_engine_post(struct host *of, const struct agent_event *event)
 }
 
 void
-__wrap_session_lose(struct session *of, bool violation, const char *reason)
+__wrap_session_lose(struct host_session *of, bool violation, const char *reason)
 {
 	TH_ASSERT(of == &session && violation && reason[0] != '\0');
-	session.state = SESSION_LOST;
+	session.state = HOST_SESSION_LOST;
 }
 
 static void
@@ -80,9 +80,9 @@ agent_reads(struct input *input)
 	memset(&w, 0, sizeof(w));
 	memset(&a, 0, sizeof(a));
 	host = (struct host){.last_session = 1};
-	session = (struct session){.host = &host,
+	session = (struct host_session){.host = &host,
 		.id = 1,
-		.state = SESSION_OPEN,
+		.state = HOST_SESSION_OPEN,
 		.bell_out = -1,
 		.segment = {.fd_w = -1, .fd_a = -1, .w = &w, .a = &a}};
 	ring_agent_init(&session.ring, &w, &a);

@@ -138,7 +138,7 @@ reserve_manifest_got(void *arg, const struct th_err *result, const uint8_t *data
 static const struct tensors *
 find_tensors(struct host *host, uint64_t first, struct th_hash key)
 {
-	const struct session *session = session_find(host, first);
+	const struct host_session *session = session_find(host, first);
 	if (session && session->registration.tensors &&
 		th_hash_equal(session->registration.tensors->key, key))
 		return session->registration.tensors;

@@ -74,7 +74,7 @@ legs_drop(struct host *host, struct leg *leg)
 static bool
 is_required(struct host *host, uint64_t id)
 {
-	const struct session *session = session_find(host, id);
+	const struct host_session *session = session_find(host, id);
 	return session && (session->open.flags & CTL_OPEN_REQUIRE_RDMA) != 0;
 }
 
@@ -112,7 +112,7 @@ log_start(struct host *host, const struct leg *leg)
 {
 	char label[SESSION_LABEL_BYTES];
 	char size[TH_UNITS_BYTES];
-	const struct session *session = session_find(host, leg->session);
+	const struct host_session *session = session_find(host, leg->session);
 	log_info("leg", "%s leg=%" PRIu64 " shard=%s bytes=%s left=%" PRIu64 " verify=%s way=%s%s",
 		leg->out ? "serving" : "pulling", leg->server_leg,
 		session ? session_label(session, label) : "?",
@@ -124,7 +124,7 @@ log_start(struct host *host, const struct leg *leg)
 static void
 show_progress(struct host *host, const struct leg *leg)
 {
-	struct session *session = session_find(host, leg->session);
+	struct host_session *session = session_find(host, leg->session);
 	if (session)
 		operations_progress(session, xfer_part_prefix_bytes(leg->xfer),
 			xfer_part_table(leg->xfer)->bytes);
@@ -192,7 +192,7 @@ legs_begin(struct host *host, const struct agent_action *action, struct xfer_par
 static bool
 is_forbidden_again(struct host *host, uint64_t id, uint64_t source, uint64_t gen)
 {
-	struct session *session = session_find(host, id);
+	struct host_session *session = session_find(host, id);
 	/* Of this operation: the next one's version may be on another host as well. */
 	bool same = session && session->forbidden_gen == gen;
 	/* Partial copies come and go: two of them may be offered in turn for ever. */

@@ -68,7 +68,7 @@ shared_parts_take_notes(struct host *host)
 	pthread_mutex_unlock(&host->legs.lock);
 	while (note) {
 		struct release_note *next = note->next;
-		struct session *session = session_find(host, note->session);
+		struct host_session *session = session_find(host, note->session);
 		if (session)
 			session_part_released(session);
 		free(note);
@@ -149,7 +149,7 @@ start_hashing(struct host *host, struct shared_part *part)
 	part->tag = ++host->legs.last_tag;
 	int rc = transport_hash(host->transport, part->tag, part->xfer);
 	if (rc < 0) {
-		struct session *session = session_find(host, part->key.session);
+		struct host_session *session = session_find(host, part->key.session);
 		log_error("part", "no digests session=%" PRIu64 " reason=\"%s\"", part->key.session,
 			th_strerror(rc));
 		/* A part without digests can serve nobody: its worker must not think it does. */
@@ -198,7 +198,7 @@ parts_hashed(struct host *host, uint64_t tag)
  */
 static void
 shared_parts_withdraw(
-	struct host *host, struct session *session, struct shared_part *part, uint32_t row)
+	struct host *host, struct host_session *session, struct shared_part *part, uint32_t row)
 {
 	const struct tensors *tensors = session->registration.tensors;
 	struct agent_event event = {.kind = AGENT_EV_CONTRACT, .session = session->id};
@@ -214,17 +214,17 @@ shared_parts_withdraw(
 		which, why);
 	log_error("part", "withdrawn session=%" PRIu64 " reason=\"%s\"", session->id,
 		event.u.contract.text);
-	if (session->state != SESSION_OPEN || session->ended)
+	if (session->state != HOST_SESSION_OPEN || session->ended)
 		return;
 	worker_end(session, TH_E_CONTRACT, event.u.contract.text);
-	if (session->state == SESSION_OPEN)
+	if (session->state == HOST_SESSION_OPEN)
 		engine_post(host, &event);
 }
 
 void
 parts_lost(struct host *host, uint64_t session_id, uint64_t gen, uint32_t row)
 {
-	struct session *session = session_find(host, session_id);
+	struct host_session *session = session_find(host, session_id);
 	struct shared_part *part = shared_parts_find(host, session_id, gen);
 	if (session && part)
 		shared_parts_withdraw(host, session, part, row);
@@ -237,7 +237,7 @@ parts_hash_failed(struct host *host, uint64_t tag, uint32_t row)
 	if (!part)
 		return;
 	bool stopping = part->hash == HASH_STOPPING;
-	struct session *session = session_find(host, part->key.session);
+	struct host_session *session = session_find(host, part->key.session);
 	part->hash = HASH_FAILED;
 	if (session)
 		shared_parts_withdraw(host, session, part, row);
@@ -305,9 +305,9 @@ name_tensors(const struct tensors *tensors, uint32_t chunk, char *ret_text, size
 void
 parts_changed(struct host *host, uint64_t session_id, uint64_t gen, uint32_t chunk)
 {
-	struct session *session = session_find(host, session_id);
+	struct host_session *session = session_find(host, session_id);
 	/* Who closes, or is gone, has nobody to be told; its part is on its way out. */
-	if (!session || session->state != SESSION_OPEN || session->ended ||
+	if (!session || session->state != HOST_SESSION_OPEN || session->ended ||
 		!session->registration.tensors || !shared_parts_find(host, session_id, gen))
 		return;
 	struct agent_event event = {.kind = AGENT_EV_CONTRACT, .session = session_id};
@@ -319,7 +319,7 @@ parts_changed(struct host *host, uint64_t session_id, uint64_t gen, uint32_t chu
 		"handle, and write only after unpublish has returned (or this host's memory fails)",
 		which);
 	worker_end(session, TH_E_CONTRACT, event.u.contract.text);
-	if (session->state == SESSION_OPEN)
+	if (session->state == HOST_SESSION_OPEN)
 		engine_post(host, &event);
 }
 
@@ -335,7 +335,7 @@ parts_orphan(struct host *host, uint64_t session)
 /* ---- begin and end -------------------------------------------------------------------------- */
 
 static struct xfer_part *
-new_xfer(struct session *session)
+new_xfer(struct host_session *session)
 {
 	struct host *host = session->host;
 	struct release_note *note = th_calloc(1, sizeof(*note));
@@ -359,7 +359,7 @@ new_xfer(struct session *session)
 void
 legs_part_new(struct host *host, const struct agent_action *action)
 {
-	struct session *session = session_find(host, action->session);
+	struct host_session *session = session_find(host, action->session);
 	const struct part_key key = {action->session, action->u.part.gen};
 	if (!session || !session->registration.tensors ||
 		shared_parts_find(host, key.session, key.gen))
@@ -408,7 +408,7 @@ legs_part_end(struct host *host, const struct agent_action *action)
 		transport_hash_stop(host->transport, part->tag);
 	TH_FP(agent_part_end);
 	part_free(host, part);
-	struct session *session = session_find(host, action->session);
+	struct host_session *session = session_find(host, action->session);
 	if (session) {
 		session->live_parts--;
 		session_update_claim(session);

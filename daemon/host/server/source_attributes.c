@@ -40,7 +40,7 @@ static void
 got(void *arg, const struct th_err *result, const uint8_t *data, size_t bytes)
 {
 	struct fetch *fetch = arg;
-	struct session *session = session_find(fetch->host, fetch->session);
+	struct host_session *session = session_find(fetch->host, fetch->session);
 	struct registration *registration = session ? &session->registration : NULL;
 	/* It may have ended, or have been filled with something else since. */
 	if (registration && th_hash_equal(registration->filled_key, fetch->key)) {
@@ -59,7 +59,7 @@ got(void *arg, const struct th_err *result, const uint8_t *data, size_t bytes)
 static const struct assembly *
 of_another(const struct host *host, struct th_hash key)
 {
-	const struct session *session;
+	const struct host_session *session;
 	for (session = host->sessions; session; session = session->hh.next) {
 		const struct registration *one = &session->registration;
 		if (one->filled.bytes > 0 && th_hash_equal(one->filled_key, key))
@@ -71,7 +71,7 @@ of_another(const struct host *host, struct th_hash key)
 }
 
 static void
-fetch(struct session *session)
+fetch(struct host_session *session)
 {
 	struct registration *registration = &session->registration;
 	const struct assembly *found = of_another(session->host, registration->filled_key);
@@ -87,7 +87,7 @@ fetch(struct session *session)
 }
 
 void
-attributes_forget(struct session *session)
+attributes_forget(struct host_session *session)
 {
 	struct registration *registration = &session->registration;
 	/* What is being put again is borrowed from here. */
@@ -101,7 +101,7 @@ attributes_forget(struct session *session)
 }
 
 void
-attributes_keep(struct session *session, struct th_hash key)
+attributes_keep(struct host_session *session, struct th_hash key)
 {
 	if (th_hash_equal(session->registration.filled_key, key))
 		return;
@@ -114,7 +114,7 @@ attributes_keep(struct session *session, struct th_hash key)
 void
 attributes_resume(struct host *host)
 {
-	struct session *session, *next;
+	struct host_session *session, *next;
 	if (!host->attached)
 		return;
 	HASH_ITER(hh, host->sessions, session, next)

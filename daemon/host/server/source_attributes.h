@@ -17,13 +17,13 @@
 #define ATTRIBUTES_DOCUMENT_MAX (MANIFEST_ATTRIBUTES_BYTES_MAX + (1u << 20))
 
 struct host;
-struct session;
+struct host_session;
 
 /* Those of this key from now on; none: nothing. */
-void attributes_keep(struct session *session, struct th_hash key);
+void attributes_keep(struct host_session *session, struct th_hash key);
 /* At every beat: asks again for what has not come. */
 void attributes_resume(struct host *host);
 /* The session ends. */
-void attributes_forget(struct session *session);
+void attributes_forget(struct host_session *session);
 
 #endif

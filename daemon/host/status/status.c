@@ -187,7 +187,7 @@ static void
 fill_session(struct host *host, struct session_storage *storage)
 {
 	const struct agent_session_info *core = &storage->core;
-	const struct session *session = session_find(host, core->session);
+	const struct host_session *session = session_find(host, core->session);
 	Tensorhub__V1__SessionInfo *info = &storage->info;
 	tensorhub__v1__session_info__init(info);
 	info->session = core->session;
@@ -195,8 +195,8 @@ fill_session(struct host *host, struct session_storage *storage)
 	info->replica = documents_text(core->replica);
 	info->shard = core->shard;
 	info->num_shards = core->num_shards;
-	info->state =
-		documents_text(session && session->state == SESSION_LOST ? "lost" : core->state);
+	info->state = documents_text(
+		session && session->state == HOST_SESSION_LOST ? "lost" : core->state);
 	info->operation = documents_text(core->operation);
 	info->bytes = core->bytes;
 	info->legs_in = core->legs_in;
@@ -222,7 +222,7 @@ static bool
 status_is_of(
 	struct host *host, const struct agent_session_info *core, const struct net_peer *worker)
 {
-	const struct session *session = session_find(host, core->session);
+	const struct host_session *session = session_find(host, core->session);
 	return worker->local && session && !core->offload && session->peer.uid == worker->uid;
 }
 
@@ -276,7 +276,7 @@ fill_common(struct host *host, Tensorhub__V1__StatusReply *status, struct common
 	ret_common->gpus = status_gpu_new(host);
 	status->rdma = status_rdma_info(ret_common->rdma);
 	status->gpus = status_gpu_info(ret_common->gpus);
-	for (struct session *session = host->sessions; session; session = session->hh.next)
+	for (struct host_session *session = host->sessions; session; session = session->hh.next)
 		status->mapped_bytes += session->memory.mapped_bytes;
 	status->mapped_bytes += memory_unmapping() + packed_size_all();
 	status->mapped_bytes += status->rdma->stage_bytes - status->rdma->stage_on_gpus;

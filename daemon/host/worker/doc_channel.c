@@ -158,7 +158,7 @@ sid_of(const struct host *host, uint64_t session)
 
 static void
 forward(struct host *host, const struct net_server_item *item,
-	const Tensorhub__V1__Request *request, const struct session *session)
+	const Tensorhub__V1__Request *request, const struct host_session *session)
 {
 	struct convert_arena arena = {0};
 	struct ctl_request ctl;
@@ -200,7 +200,7 @@ forward(struct host *host, const struct net_server_item *item,
 
 /* Takes as long for a wrong secret as for the right one. */
 static bool
-secret_fits(const struct session *session, const ProtobufCBinaryData *secret)
+secret_fits(const struct host_session *session, const ProtobufCBinaryData *secret)
 {
 	uint8_t difference = 0;
 	if (secret->len != sizeof(session->secret))
@@ -213,14 +213,14 @@ secret_fits(const struct session *session, const ProtobufCBinaryData *secret)
 /* False: refused. *ret_session is NULL when the request names none. */
 static bool
 authenticate(struct host *host, uint64_t token, const Tensorhub__V1__Request *request,
-	struct session **ret_session)
+	struct host_session **ret_session)
 {
 	*ret_session = NULL;
 	if (request->session == 0)
 		return true;
-	struct session *session = session_find(host, request->session);
-	bool open =
-		session && (session->state == SESSION_OPEN || session->state == SESSION_CLOSING);
+	struct host_session *session = session_find(host, request->session);
+	bool open = session &&
+		    (session->state == HOST_SESSION_OPEN || session->state == HOST_SESSION_CLOSING);
 	if (!open || !secret_fits(session, &request->secret)) {
 		log_warn("document",
 			"refused session=%" PRIu64 " reason=\"unknown, or wrong secret\"",
@@ -256,7 +256,7 @@ deny(struct host *host, const struct net_server_item *item, uint64_t request_no,
 /* A worker's question about the cluster is one about the model of its handle. */
 static bool
 may_ask(struct host *host, const struct net_server_item *item,
-	const Tensorhub__V1__Request *request, const struct session *session)
+	const Tensorhub__V1__Request *request, const struct host_session *session)
 {
 	const char *model = NULL, *what = NULL;
 	if (operators_asks(&item->peer))
@@ -280,12 +280,12 @@ may_ask(struct host *host, const struct net_server_item *item,
 
 static void
 doc_channel_change(struct host *host, uint64_t token, const Tensorhub__V1__Request *request,
-	struct session *session)
+	struct host_session *session)
 {
 	if (!session)
 		documents_refuse(host, token, request->request_no, TH_E_DENIED,
 			"this document needs a session and its secret");
-	else if (session->state != SESSION_OPEN)
+	else if (session->state != HOST_SESSION_OPEN)
 		documents_refuse(
 			host, token, request->request_no, TH_E_STATE, "the handle is being closed");
 	else
@@ -296,7 +296,7 @@ static void
 doc_channel_dispatch(struct host *host, const struct net_server_item *item,
 	const Tensorhub__V1__Request *request)
 {
-	struct session *session;
+	struct host_session *session;
 	if (!authenticate(host, item->token, request, &session))
 		return;
 	switch ((int)request->body_case) {
@@ -357,7 +357,7 @@ on_gone(struct host *host, uint64_t token)
 			forward->token = 0;
 	}
 	listings_forget_token(host->listings, token);
-	for (struct session *session = host->sessions; session; session = session->hh.next)
+	for (struct host_session *session = host->sessions; session; session = session->hh.next)
 		registration_forget_token(session, token);
 }
 

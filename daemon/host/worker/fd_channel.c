@@ -42,7 +42,7 @@ enum open_flags { /* as enum thc_open_flags; those that have an effect: enum ctl
 
 /* A worker that does not read its few answers has no use for more. */
 static void
-fd_channel_say(struct session *session, enum fdmsg_kind kind, const void *body, size_t bytes,
+fd_channel_say(struct host_session *session, enum fdmsg_kind kind, const void *body, size_t bytes,
 	const int *fds, uint32_t num_fds)
 {
 	int rc = fdmsg_send(session->sock, kind, body, bytes, fds, num_fds);
@@ -53,7 +53,7 @@ fd_channel_say(struct session *session, enum fdmsg_kind kind, const void *body, 
 }
 
 static void
-fd_channel_refuse(struct session *session, int code, const char *text)
+fd_channel_refuse(struct host_session *session, int code, const char *text)
 {
 	struct fdmsg_refused refused = {.code = code};
 	char label[SESSION_LABEL_BYTES];
@@ -66,7 +66,7 @@ fd_channel_refuse(struct session *session, int code, const char *text)
 /* ---- HELLO ---------------------------------------------------------------------------------- */
 
 static void
-fd_channel_on_hello(struct session *session, const struct fdmsg_hello *hello)
+fd_channel_on_hello(struct host_session *session, const struct fdmsg_hello *hello)
 {
 	struct host *host = session->host;
 	if (hello->protocol_min > hello->protocol_max || hello->reserved != 0) {
@@ -97,7 +97,7 @@ fd_channel_on_hello(struct session *session, const struct fdmsg_hello *hello)
 		welcome.protocol = hello->protocol_max;
 	snprintf(welcome.agent_version, sizeof(welcome.agent_version), "%s", TH_VERSION);
 	snprintf(welcome.node, sizeof(welcome.node), "%s", host->options.node);
-	session->state = SESSION_GREETED;
+	session->state = HOST_SESSION_GREETED;
 	TH_FP(agent_greets);
 	fd_channel_say(session, FDMSG_WELCOME, &welcome, sizeof(welcome), NULL, 0);
 }
@@ -180,7 +180,7 @@ check_open(const struct fdmsg_open *open, struct th_err *err)
 }
 
 static void
-on_open(struct session *session, const struct fdmsg_open *open)
+on_open(struct host_session *session, const struct fdmsg_open *open)
 {
 	struct host *host = session->host;
 	struct th_err err = {0};
@@ -208,7 +208,7 @@ on_open(struct session *session, const struct fdmsg_open *open)
 	session->open.shard = open->shard;
 	session->open.num_shards = open->num_shards;
 	session->open.flags = open->flags;
-	session->state = SESSION_OPENING;
+	session->state = HOST_SESSION_OPENING;
 	TH_FP(agent_opens);
 	/*
 	 * Without a server there is nothing to wait for; an agent that has just started gets a
@@ -232,7 +232,7 @@ no_descriptors(struct host *host, int code, char text[TH_CTL_TEXT_BYTES])
 }
 
 void
-worker_no_server(struct session *session)
+worker_no_server(struct host_session *session)
 {
 	const struct host *host = session->host;
 	char text[TH_CTL_TEXT_BYTES];
@@ -246,7 +246,7 @@ worker_no_server(struct session *session)
 
 /* Everything that the worker gets with SESSION. 0 or -errno. */
 static int
-make_session(struct session *session)
+make_session(struct host_session *session)
 {
 	int rc = TH_FP_RC(agent_makes_session);
 	if (rc == 0)
@@ -269,19 +269,19 @@ make_session(struct session *session)
 }
 
 void
-worker_opened(struct session *session, int code, const char *text)
+worker_opened(struct host_session *session, int code, const char *text)
 {
 	struct host *host = session->host;
 	char label[SESSION_LABEL_BYTES];
 	if (code != 0) {
-		if (session->state == SESSION_OPENING) {
+		if (session->state == HOST_SESSION_OPENING) {
 			host->counters.opens_refused++;
 			fd_channel_refuse(session, code, text);
 		}
 		session_gone(session);
 		return;
 	}
-	if (session->state != SESSION_OPENING)
+	if (session->state != HOST_SESSION_OPENING)
 		return; /* lost meanwhile, which the core knows by now or will */
 	int rc = make_session(session);
 	if (rc < 0) {
@@ -293,7 +293,7 @@ worker_opened(struct session *session, int code, const char *text)
 		session_lose(session, false, why);
 		return;
 	}
-	session->state = SESSION_OPEN;
+	session->state = HOST_SESSION_OPEN;
 	struct fdmsg_session message = {.session = session->id, .next_op = 1};
 	memcpy(message.secret, session->secret, sizeof(message.secret));
 	const int fds[FDMSG_SESSION_FDS_GPU] = {session->segment.fd_w, session->segment.fd_a,
@@ -303,7 +303,7 @@ worker_opened(struct session *session, int code, const char *text)
 	explicit_bzero(&message, sizeof(message));
 	th_fd_close(&session->segment.fd_w);
 	th_fd_close(&session->segment.fd_a);
-	if (session->state != SESSION_OPEN)
+	if (session->state != HOST_SESSION_OPEN)
 		return;
 	host->counters.sessions_opened++;
 	log_info("session",
@@ -315,7 +315,7 @@ worker_opened(struct session *session, int code, const char *text)
 }
 
 void
-worker_end(struct session *session, int code, const char *text)
+worker_end(struct host_session *session, int code, const char *text)
 {
 	struct fdmsg_refused refused = {.code = code};
 	char label[SESSION_LABEL_BYTES];
@@ -344,14 +344,14 @@ descriptors_max(void)
 }
 
 static struct memory_limits
-memory_limits(const struct session *session)
+memory_limits(const struct host_session *session)
 {
 	const struct host *host = session->host;
 	struct memory_limits limits = {.objects_max = host->options.memory_objects_max,
 		.descriptors_max = descriptors_max(),
 		.no_process = (session->open.flags & CTL_OPEN_NO_MEMORY_FD) != 0};
 	limits.mapped_by_all = memory_unmapping();
-	for (const struct session *other = host->sessions; other; other = other->hh.next) {
+	for (const struct host_session *other = host->sessions; other; other = other->hh.next) {
 		limits.mapped_by_all += other->memory.mapped_bytes;
 		limits.kept_by_all += other->memory.descriptors;
 	}
@@ -360,8 +360,8 @@ memory_limits(const struct session *session)
 
 /* answer: of what could be shared all is said; otherwise rc and *err say why not. */
 static void
-answer_memory(
-	struct session *session, struct fdmsg_memory_id *answer, int rc, const struct th_err *err)
+answer_memory(struct host_session *session, struct fdmsg_memory_id *answer, int rc,
+	const struct th_err *err)
 {
 	struct host *host = session->host;
 	char label[SESSION_LABEL_BYTES];
@@ -386,7 +386,7 @@ take_memory(bool received, struct th_err *err)
 }
 
 static void
-fd_channel_on_memory(struct session *session, const struct fdmsg_memory *message, int *fd)
+fd_channel_on_memory(struct host_session *session, const struct fdmsg_memory *message, int *fd)
 {
 	static const struct {
 		const char *path, *text;
@@ -415,7 +415,7 @@ fd_channel_on_memory(struct session *session, const struct fdmsg_memory *message
 }
 
 static void
-on_gpu(struct session *session, const struct fdmsg_gpu *message, bool received, int *fd)
+on_gpu(struct host_session *session, const struct fdmsg_gpu *message, bool received, int *fd)
 {
 	const struct gpu_service *gpu = &session->host->gpu;
 	struct fdmsg_memory_id answer = {.token = message->token, .path = "cuda-ipc"};
@@ -437,7 +437,7 @@ on_gpu(struct session *session, const struct fdmsg_gpu *message, bool received, 
 }
 
 static void
-on_forget(struct session *session, const struct fdmsg_forget *forget)
+on_forget(struct host_session *session, const struct fdmsg_forget *forget)
 {
 	bool in_use = session->held_parts > 0 || session->registration.tensors;
 	/* Of a registration that is over: it could not know that they were forgotten by then. */
@@ -449,9 +449,9 @@ on_forget(struct session *session, const struct fdmsg_forget *forget)
 /* ---- CLOSE ---------------------------------------------------------------------------------- */
 
 static void
-fd_channel_on_close(struct session *session, const struct fdmsg_close *message)
+fd_channel_on_close(struct host_session *session, const struct fdmsg_close *message)
 {
-	session->state = SESSION_CLOSING;
+	session->state = HOST_SESSION_CLOSING;
 	TH_FP(agent_closing);
 	struct agent_event event = {.kind = AGENT_EV_CLOSE, .session = session->id};
 	event.u.close.abandon = (message->flags & CLOSE_ABANDON) != 0;
@@ -460,7 +460,7 @@ fd_channel_on_close(struct session *session, const struct fdmsg_close *message)
 }
 
 void
-worker_say_closed(struct session *session, int code, const char *text)
+worker_say_closed(struct host_session *session, int code, const char *text)
 {
 	char label[SESSION_LABEL_BYTES];
 	struct fdmsg_refused closed = {.code = code};
@@ -473,16 +473,16 @@ worker_say_closed(struct session *session, int code, const char *text)
 }
 
 void
-worker_closed(struct session *session, int code, const char *text)
+worker_closed(struct host_session *session, int code, const char *text)
 {
-	if (session->state != SESSION_CLOSING)
+	if (session->state != HOST_SESSION_CLOSING)
 		return;
 	const struct registration *registration = &session->registration;
 	/* Its worker frees GPU memory next: it hears of the end when the agent keeps none. */
 	session->owes_closed = code == 0 && (session->memory.hold || registration->wait ||
 						    registration->stays.code != 0);
 	if (code != 0)
-		session->state = SESSION_OPEN;
+		session->state = HOST_SESSION_OPEN;
 	if (!session->owes_closed)
 		worker_say_closed(session, code, text);
 }
@@ -491,14 +491,14 @@ worker_closed(struct session *session, int code, const char *text)
 
 /* fdmsg_recv has checked the body's size for the kind, and how many descriptors it carries. */
 static void
-fd_channel_dispatch(struct session *session, struct fdmsg *message)
+fd_channel_dispatch(struct host_session *session, struct fdmsg *message)
 {
 	const void *body = message->body;
-	bool greeted = session->state == SESSION_GREETED;
-	bool open = session->state == SESSION_OPEN || session->state == SESSION_CLOSING;
+	bool greeted = session->state == HOST_SESSION_GREETED;
+	bool open = session->state == HOST_SESSION_OPEN || session->state == HOST_SESSION_CLOSING;
 	unsigned kind = message->head.kind;
 
-	if (kind == FDMSG_HELLO && session->state == SESSION_HELLO)
+	if (kind == FDMSG_HELLO && session->state == HOST_SESSION_HELLO)
 		fd_channel_on_hello(session, body);
 	else if (kind == FDMSG_OPEN && greeted)
 		on_open(session, body);
@@ -516,7 +516,7 @@ fd_channel_dispatch(struct session *session, struct fdmsg *message)
 }
 
 static void
-fd_channel_receive(struct session *session)
+fd_channel_receive(struct host_session *session)
 {
 	struct fdmsg *message = session->host->message;
 	for (int i = 0; i < MESSAGES_A_WAKEUP && session->sock >= 0; i++) {
@@ -547,7 +547,7 @@ worker_readable(void *arg, uint32_t events)
 void
 worker_ended(void *arg, uint32_t events)
 {
-	struct session *session = arg;
+	struct host_session *session = arg;
 	(void)events;
 	/* Its last words first: it may have closed in order before it ended. */
 	fd_channel_receive(session);

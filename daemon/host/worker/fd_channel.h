@@ -13,7 +13,7 @@
 #include "ipc/base/err.h"
 
 struct host;
-struct session;
+struct host_session;
 
 /* Of the loop: arg is the session. */
 void worker_readable(void *arg, uint32_t events);
@@ -26,13 +26,13 @@ void worker_resume_listener(struct host *host);
 void worker_take_spare(struct host *host);
 
 /* An OPEN has waited for a server that does not come. */
-void worker_no_server(struct session *session);
+void worker_no_server(struct host_session *session);
 
 /* What the core says. */
-void worker_opened(struct session *session, int code, const char *text);
+void worker_opened(struct host_session *session, int code, const char *text);
 /* The session is over but for its close: every other call answers this. */
-void worker_end(struct session *session, int code, const char *text);
-void worker_closed(struct session *session, int code, const char *text);
-void worker_say_closed(struct session *session, int code, const char *text);
+void worker_end(struct host_session *session, int code, const char *text);
+void worker_closed(struct host_session *session, int code, const char *text);
+void worker_say_closed(struct host_session *session, int code, const char *text);
 
 #endif

@@ -24,7 +24,7 @@
 
 /* Answers the open document and keeps the answer for a repeat of it. False: nobody waits for it. */
 static bool
-registration_tell(struct session *session, const struct th_err *result,
+registration_tell(struct host_session *session, const struct th_err *result,
 	Tensorhub__V1__RegisterTensorsReply *body)
 {
 	struct registration *registration = &session->registration;
@@ -49,7 +49,7 @@ registration_tell(struct session *session, const struct th_err *result,
 }
 
 static void
-registration_answer(struct session *session, const struct th_err *result,
+registration_answer(struct host_session *session, const struct th_err *result,
 	Tensorhub__V1__RegisterTensorsReply *body)
 {
 	if (result->code != 0 && session->registration.pending) {
@@ -63,7 +63,7 @@ registration_answer(struct session *session, const struct th_err *result,
 }
 
 static void
-answer_ok(struct session *session)
+answer_ok(struct host_session *session)
 {
 	const struct th_err none = {0};
 	registration_answer(session, &none, NULL);
@@ -139,7 +139,7 @@ put_again(struct host *host, struct blob_put **again, struct th_hash key, const 
 void
 registration_put_again(struct host *host)
 {
-	struct session *session, *next;
+	struct host_session *session, *next;
 
 	HASH_ITER(hh, host->sessions, session, next)
 	{
@@ -166,7 +166,7 @@ put_never_again(struct registration *registration)
 
 /* It is over, and the agent keeps no GPU memory of it, or an UNREGISTER hears that it does. */
 static void
-over(struct session *session, const struct th_err *result)
+over(struct host_session *session, const struct th_err *result)
 {
 	struct registration *registration = &session->registration;
 	char label[SESSION_LABEL_BYTES];
@@ -185,7 +185,7 @@ over(struct session *session, const struct th_err *result)
 static void
 freed(void *arg, const struct th_err *result)
 {
-	struct session *session = arg;
+	struct host_session *session = arg;
 	struct registration *registration = &session->registration;
 	registration->wait = NULL;
 	if (result->code != 0)
@@ -196,7 +196,7 @@ freed(void *arg, const struct th_err *result)
 
 /* False: there is no GPU memory that the agent may still keep. */
 static bool
-await_free(struct session *session)
+await_free(struct host_session *session)
 {
 	struct hold *hold = session->memory.hold;
 	if (!hold)
@@ -209,7 +209,7 @@ await_free(struct session *session)
 
 /* Nothing is registered any more; its memory goes when nobody touches it. */
 static void
-registration_forget(struct session *session)
+registration_forget(struct host_session *session)
 {
 	struct registration *registration = &session->registration;
 	put_never_again(registration);
@@ -228,7 +228,7 @@ registration_forget(struct session *session)
 
 /* Forgets it, and answers who waits with result once its GPU memory is free. */
 static void
-abandon(struct session *session, const struct th_err *result)
+abandon(struct host_session *session, const struct th_err *result)
 {
 	registration_forget(session);
 	session->registration.outcome = *result;
@@ -239,7 +239,7 @@ abandon(struct session *session, const struct th_err *result)
 static void
 manifest_put_done(void *arg, const struct th_err *result)
 {
-	struct session *session = arg;
+	struct host_session *session = arg;
 	struct registration *registration = &session->registration;
 	const struct tensors *tensors = registration->tensors;
 	registration->put = NULL;
@@ -258,7 +258,7 @@ manifest_put_done(void *arg, const struct th_err *result)
 }
 
 static void
-put_manifest(struct session *session)
+put_manifest(struct host_session *session)
 {
 	struct registration *registration = &session->registration;
 	const struct tensors *tensors = registration->tensors;
@@ -270,7 +270,7 @@ put_manifest(struct session *session)
 static void
 gpu_opened(void *arg, const struct th_err *result)
 {
-	struct session *session = arg;
+	struct host_session *session = arg;
 	session->registration.wait = NULL;
 	if (result->code == 0)
 		put_manifest(session);
@@ -290,7 +290,7 @@ stop_waiting(struct registration *registration)
 
 /* What the worker sent makes a registration, or *err says why not. */
 static int
-build(struct session *session, struct th_err *err)
+build(struct host_session *session, struct th_err *err)
 {
 	struct registration *registration = &session->registration;
 	struct unpacked_rows rows = {0};
@@ -306,7 +306,7 @@ build(struct session *session, struct th_err *err)
 }
 
 static void
-on_register(struct session *session, const Tensorhub__V1__Request *request)
+on_register(struct host_session *session, const Tensorhub__V1__Request *request)
 {
 	struct registration *registration = &session->registration;
 	const Tensorhub__V1__RegisterTensors *body = request->register_tensors;
@@ -346,7 +346,7 @@ on_register(struct session *session, const Tensorhub__V1__Request *request)
 }
 
 static void
-registration_leave(struct session *session)
+registration_leave(struct host_session *session)
 {
 	session->registration.state = REGISTRATION_LEAVING;
 	TH_FP(agent_unregisters);
@@ -355,7 +355,7 @@ registration_leave(struct session *session)
 }
 
 void
-registration_registered(struct session *session, const struct th_err *result)
+registration_registered(struct host_session *session, const struct th_err *result)
 {
 	struct registration *registration = &session->registration;
 	char label[SESSION_LABEL_BYTES];
@@ -398,7 +398,7 @@ registration_registered(struct session *session, const struct th_err *result)
 /* ---- unregister ----------------------------------------------------------------------------- */
 
 static void
-on_unregister(struct session *session)
+on_unregister(struct host_session *session)
 {
 	const struct th_err none = {0};
 	/*
@@ -412,7 +412,7 @@ on_unregister(struct session *session)
 }
 
 void
-registration_unregistered(struct session *session, const struct th_err *result)
+registration_unregistered(struct host_session *session, const struct th_err *result)
 {
 	struct registration *registration = &session->registration;
 	if (registration->state != REGISTRATION_LEAVING)
@@ -429,7 +429,7 @@ registration_unregistered(struct session *session, const struct th_err *result)
 /* ---- attributes ----------------------------------------------------------------------------- */
 
 static void
-post_attributes(struct session *session)
+post_attributes(struct host_session *session)
 {
 	struct agent_event event = {.kind = AGENT_EV_ATTRIBUTES,
 		.session = session->id,
@@ -447,7 +447,7 @@ post_attributes(struct session *session)
 static void
 attributes_put_done(void *arg, const struct th_err *result)
 {
-	struct session *session = arg;
+	struct host_session *session = arg;
 	session->registration.put = NULL;
 	if (result->code == 0)
 		post_attributes(session);
@@ -456,7 +456,7 @@ attributes_put_done(void *arg, const struct th_err *result)
 }
 
 static void
-on_attributes(struct session *session, const Tensorhub__V1__Request *request)
+on_attributes(struct host_session *session, const Tensorhub__V1__Request *request)
 {
 	struct registration *registration = &session->registration;
 	struct assembly *assembly = &registration->attributes;
@@ -494,7 +494,7 @@ on_attributes(struct session *session, const Tensorhub__V1__Request *request)
 /* ---- dispatch ------------------------------------------------------------------------------- */
 
 static void
-registration_begin(struct session *session, uint64_t token, uint64_t request_no)
+registration_begin(struct host_session *session, uint64_t token, uint64_t request_no)
 {
 	struct registration *registration = &session->registration;
 	free(registration->answer);
@@ -506,7 +506,7 @@ registration_begin(struct session *session, uint64_t token, uint64_t request_no)
 
 /* True: request is a repeat of the last one and was dealt with. */
 static bool
-repeated(struct session *session, uint64_t token, uint64_t request_no)
+repeated(struct host_session *session, uint64_t token, uint64_t request_no)
 {
 	struct registration *registration = &session->registration;
 	if (request_no == 0 || request_no != registration->request_no)
@@ -529,7 +529,8 @@ repeated(struct session *session, uint64_t token, uint64_t request_no)
  * undoes what may have come of it. True: it is answered when that is over.
  */
 static bool
-registration_undone(struct session *session, uint64_t token, const Tensorhub__V1__Request *request)
+registration_undone(
+	struct host_session *session, uint64_t token, const Tensorhub__V1__Request *request)
 {
 	struct registration *registration = &session->registration;
 	const enum registration_state state = registration->state;
@@ -556,7 +557,7 @@ registration_undone(struct session *session, uint64_t token, const Tensorhub__V1
 
 void
 registration_document(
-	struct session *session, uint64_t token, const Tensorhub__V1__Request *request)
+	struct host_session *session, uint64_t token, const Tensorhub__V1__Request *request)
 {
 	struct registration *registration = &session->registration;
 	if (repeated(session, token, request->request_no))
@@ -581,14 +582,14 @@ registration_document(
 }
 
 void
-registration_forget_token(struct session *session, uint64_t token)
+registration_forget_token(struct host_session *session, uint64_t token)
 {
 	if (session->registration.token == token)
 		session->registration.token = 0;
 }
 
 void
-registration_stop(struct session *session)
+registration_stop(struct host_session *session)
 {
 	struct registration *registration = &session->registration;
 	if (registration->state != REGISTRATION_FREEING)
@@ -602,7 +603,7 @@ registration_stop(struct session *session)
 }
 
 bool
-registration_let_go(struct session *session)
+registration_let_go(struct host_session *session)
 {
 	registration_forget(session);
 	/* What an earlier one had goes first. */
@@ -610,7 +611,7 @@ registration_let_go(struct session *session)
 }
 
 void
-registration_free(struct session *session)
+registration_free(struct host_session *session)
 {
 	struct registration *registration = &session->registration;
 	stop_waiting(registration);

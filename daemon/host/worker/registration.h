@@ -20,7 +20,7 @@
 #include "ipc/proto/tensorhub.pb-c.h"
 
 struct host;
-struct session;
+struct host_session;
 struct blob_put;
 struct gpu_wait;
 
@@ -75,26 +75,26 @@ struct registration {
 
 /* A checked request of this session's worker; body is one of the three. */
 void registration_document(
-	struct session *session, uint64_t token, const Tensorhub__V1__Request *request);
+	struct host_session *session, uint64_t token, const Tensorhub__V1__Request *request);
 /* Who asked under this token has gone away. */
-void registration_forget_token(struct session *session, uint64_t token);
+void registration_forget_token(struct host_session *session, uint64_t token);
 
 /* Another server: the blobs that belong to what is registered are put again. */
 void registration_put_again(struct host *host);
 
-void registration_registered(struct session *session, const struct th_err *result);
-void registration_unregistered(struct session *session, const struct th_err *result);
+void registration_registered(struct host_session *session, const struct th_err *result);
+void registration_unregistered(struct host_session *session, const struct th_err *result);
 
 /*
  * The session ends: nothing is answered or put any more. The tensors stay until registration_free,
  * and what GPU memory is waited for is waited for still.
  */
-void registration_stop(struct session *session);
+void registration_stop(struct host_session *session);
 /*
  * Nobody touches the memory of an ended session any more: true when the agent keeps no GPU memory
  * of it allocated. Otherwise session_let_go is called, after which this is to be asked again.
  */
-bool registration_let_go(struct session *session);
-void registration_free(struct session *session);
+bool registration_let_go(struct host_session *session);
+void registration_free(struct host_session *session);
 
 #endif

@@ -20,7 +20,7 @@
 /* ---- the queue ------------------------------------------------------------------------------ */
 
 void
-operations_enqueue(struct session *session)
+operations_enqueue(struct host_session *session)
 {
 	struct host *host = session->host;
 	if (session->busy)
@@ -35,14 +35,14 @@ operations_enqueue(struct session *session)
 }
 
 void
-operations_unqueue(struct session *session)
+operations_unqueue(struct host_session *session)
 {
 	struct host *host = session->host;
 	if (!session->busy)
 		return;
 	session->busy = false;
-	struct session *last = NULL;
-	for (struct session **link = &host->first_busy; *link;) {
+	struct host_session *last = NULL;
+	for (struct host_session **link = &host->first_busy; *link;) {
 		if (*link == session) {
 			*link = session->next_busy;
 		} else {
@@ -56,7 +56,7 @@ operations_unqueue(struct session *session)
 void
 operations_rung(void *arg, uint32_t events)
 {
-	struct session *session = arg;
+	struct host_session *session = arg;
 	(void)events;
 	if (doorbell_drain(session->bell_in) < 0)
 		session_lose(session, true, "its doorbell cannot be read");
@@ -67,7 +67,7 @@ operations_rung(void *arg, uint32_t events)
 /* ---- completions ---------------------------------------------------------------------------- */
 
 static void
-wake(struct session *session)
+wake(struct host_session *session)
 {
 	if (session->bell_out < 0)
 		return;
@@ -77,10 +77,11 @@ wake(struct session *session)
 }
 
 void
-operations_complete(struct session *session, const struct agent_action *action)
+operations_complete(struct host_session *session, const struct agent_action *action)
 {
 	uint32_t slot = action->u.complete.slot;
-	if (session->state >= SESSION_LOST || slot >= SHM_CAPACITY || !session->slots[slot].busy)
+	if (session->state >= HOST_SESSION_LOST || slot >= SHM_CAPACITY ||
+		!session->slots[slot].busy)
 		return;
 	const struct agent_result *result = &action->u.complete.result;
 	struct shm_slot content = {
@@ -117,7 +118,7 @@ operations_complete(struct session *session, const struct agent_action *action)
 
 /* An end that the shell finds itself, before the core hears of the submission. */
 static void
-complete_failed(struct session *session, uint32_t slot, const struct th_err *err)
+complete_failed(struct host_session *session, uint32_t slot, const struct th_err *err)
 {
 	struct agent_action action = {.kind = AGENT_COMPLETE, .session = session->id};
 	action.u.complete.slot = slot;
@@ -129,9 +130,9 @@ complete_failed(struct session *session, uint32_t slot, const struct th_err *err
 }
 
 void
-operations_progress(struct session *session, uint64_t done_bytes, uint64_t total_bytes)
+operations_progress(struct host_session *session, uint64_t done_bytes, uint64_t total_bytes)
 {
-	if (session->state >= SESSION_LOST || session->offload)
+	if (session->state >= HOST_SESSION_LOST || session->offload)
 		return;
 	for (uint32_t i = 0; i < SHM_CAPACITY; i++) {
 		uint32_t kind = session->slots[i].kind;
@@ -147,7 +148,7 @@ operations_progress(struct session *session, uint64_t done_bytes, uint64_t total
  * no memory, so this is asked before it hears of the operation.
  */
 static bool
-claim_fits(struct session *session, uint32_t slot, uint32_t kind)
+claim_fits(struct host_session *session, uint32_t slot, uint32_t kind)
 {
 	enum claim_mode mode = kind == SHM_PUBLISH                           ? CLAIM_READ
 			       : kind == SHM_REPLICATE || kind == SHM_UPDATE ? CLAIM_WRITE
@@ -157,7 +158,7 @@ claim_fits(struct session *session, uint32_t slot, uint32_t kind)
 		claim_conflict(&session->host->claims, &session->claim, mode, &own, &other);
 	if (!conflict)
 		return true;
-	const struct session *holder = conflict->owner;
+	const struct host_session *holder = conflict->owner;
 	const struct tensors *mine = session->registration.tensors;
 	const struct tensors *theirs = holder->registration.tensors;
 	char label[SESSION_LABEL_BYTES];
@@ -177,7 +178,7 @@ claim_fits(struct session *session, uint32_t slot, uint32_t kind)
 
 /* What can only be read can be published, and nothing can be written to it. */
 static bool
-ring_channel_writable(struct session *session, uint32_t slot, uint32_t kind)
+ring_channel_writable(struct host_session *session, uint32_t slot, uint32_t kind)
 {
 	const struct tensors *tensors = session->registration.tensors;
 	struct th_err err;
@@ -192,7 +193,7 @@ ring_channel_writable(struct session *session, uint32_t slot, uint32_t kind)
 
 /* What is touched first is paid for: by the worker, before this agent comes. */
 static bool
-has_pages(struct session *session, uint32_t slot, uint32_t kind)
+has_pages(struct host_session *session, uint32_t slot, uint32_t kind)
 {
 	const struct tensors *tensors = session->registration.tensors;
 	bool destination = kind == SHM_REPLICATE || kind == SHM_UPDATE;
@@ -215,7 +216,7 @@ has_pages(struct session *session, uint32_t slot, uint32_t kind)
 }
 
 static void
-ring_channel_submit(struct session *session, const struct shm_submission *submission)
+ring_channel_submit(struct host_session *session, const struct shm_submission *submission)
 {
 	struct host *host = session->host;
 	uint32_t slot = submission->slot;
@@ -260,13 +261,13 @@ ring_channel_submit(struct session *session, const struct shm_submission *submis
 
 /* Up to count submissions; how many were taken. Fewer than count: the ring is empty and armed. */
 static uint32_t
-ring_channel_take(struct session *session, uint32_t count)
+ring_channel_take(struct host_session *session, uint32_t count)
 {
 	uint32_t taken = 0;
 	bool armed = false;
 	/* Awake: the worker need not ring for what is looked at anyway. */
 	doorbell_disarm(&session->segment.a->sleeping);
-	while (taken < count && session->state < SESSION_LOST) {
+	while (taken < count && session->state < HOST_SESSION_LOST) {
 		struct shm_submission submission;
 		int rc = ring_take(&session->ring, &submission);
 		if (rc < 0) {
@@ -292,12 +293,12 @@ operations_run(struct host *host)
 {
 	uint32_t left = SUBMISSIONS_A_WAKEUP;
 	while (host->first_busy && left > 0) {
-		struct session *session = host->first_busy;
+		struct host_session *session = host->first_busy;
 		operations_unqueue(session);
 		uint32_t count = left < SUBMISSIONS_A_TURN ? left : SUBMISSIONS_A_TURN;
 		uint32_t taken = ring_channel_take(session, count);
 		left -= taken > 0 ? taken : 1;
-		if (taken == count && session->state < SESSION_LOST)
+		if (taken == count && session->state < HOST_SESSION_LOST)
 			operations_enqueue(session);
 	}
 	return host->first_busy != NULL;
@@ -306,16 +307,16 @@ operations_run(struct host *host)
 /* ---- the line ------------------------------------------------------------------------------- */
 
 void
-operations_start_line(struct session *session)
+operations_start_line(struct host_session *session)
 {
 	session->line.heartbeat_ns = (uint64_t)th_now_ns();
 	ring_line_write(&session->ring, &session->line);
 }
 
 void
-operations_line(struct session *session, const struct agent_line *line)
+operations_line(struct host_session *session, const struct agent_line *line)
 {
-	if (session->state >= SESSION_LOST)
+	if (session->state >= HOST_SESSION_LOST)
 		return;
 	bool news = session->line.events[SHM_EV_BROKEN] != line->broken ||
 		    session->line.events[SHM_EV_CONTRACT] != line->contract ||
@@ -342,9 +343,9 @@ operations_line(struct session *session, const struct agent_line *line)
 void
 operations_heartbeat(struct host *host, int64_t now_ns)
 {
-	for (struct session *session = host->sessions; session; session = session->hh.next) {
-		if (session->offload ||
-			(session->state != SESSION_OPEN && session->state != SESSION_CLOSING))
+	for (struct host_session *session = host->sessions; session; session = session->hh.next) {
+		if (session->offload || (session->state != HOST_SESSION_OPEN &&
+						session->state != HOST_SESSION_CLOSING))
 			continue;
 		session->line.heartbeat_ns = (uint64_t)now_ns;
 		ring_line_write(&session->ring, &session->line);

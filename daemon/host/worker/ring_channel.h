@@ -13,21 +13,21 @@
 #include "daemon/core/agent_core.h"
 
 struct host;
-struct session;
+struct host_session;
 
 /* Of the loop: the worker rang. arg is the session. */
 void operations_rung(void *arg, uint32_t events);
-void operations_enqueue(struct session *session); /* there may be submissions: look in turn */
-void operations_unqueue(struct session *session);
+void operations_enqueue(struct host_session *session); /* there may be submissions: look in turn */
+void operations_unqueue(struct host_session *session);
 /* Takes submissions of the rings in the queue; true when more wait. */
 bool operations_run(struct host *host);
 
 /* The end of the operation in a slot, as the core or the shell says. */
-void operations_complete(struct session *session, const struct agent_action *action);
-void operations_progress(struct session *session, uint64_t done_bytes, uint64_t total_bytes);
+void operations_complete(struct host_session *session, const struct agent_action *action);
+void operations_progress(struct host_session *session, uint64_t done_bytes, uint64_t total_bytes);
 
-void operations_start_line(struct session *session);
-void operations_line(struct session *session, const struct agent_line *line);
+void operations_start_line(struct host_session *session);
+void operations_line(struct host_session *session, const struct agent_line *line);
 void operations_heartbeat(struct host *host, int64_t now_ns); /* in the lines of all sessions */
 
 #endif

@@ -29,7 +29,7 @@
 #define OPEN_NS INT64_C(10000000000)
 
 const char *
-session_label(const struct session *session, char buffer[SESSION_LABEL_BYTES])
+session_label(const struct host_session *session, char buffer[SESSION_LABEL_BYTES])
 {
 	if (session->open.model[0] == '\0')
 		snprintf(buffer, SESSION_LABEL_BYTES, "(not open)");
@@ -39,10 +39,10 @@ session_label(const struct session *session, char buffer[SESSION_LABEL_BYTES])
 	return buffer;
 }
 
-struct session *
+struct host_session *
 session_find(struct host *host, uint64_t id)
 {
-	struct session *found;
+	struct host_session *found;
 	HASH_FIND(hh, host->sessions, &id, sizeof(id), found);
 	return found;
 }
@@ -96,10 +96,10 @@ session_refuse_full(struct host *host, int sock, int code)
 	refuse_connection(host, sock, TH_E_LIMIT, text);
 }
 
-static struct session *
+static struct host_session *
 new_session(struct host *host)
 {
-	struct session *session = th_calloc(1, sizeof(*session));
+	struct host_session *session = th_calloc(1, sizeof(*session));
 	session->host = host;
 	session->id = ++host->last_session;
 	session->sock = session->peer.pidfd = -1;
@@ -115,7 +115,7 @@ uint64_t
 session_internal(struct host *host, const struct ctl_ev_reserve *reserve, struct tensors *tensors,
 	struct offload_memory *memory)
 {
-	struct session *session = new_session(host);
+	struct host_session *session = new_session(host);
 	/* Nobody gets to know it, so nobody can ask for anything in this session's name. */
 	th_random(session->secret, sizeof(session->secret));
 	memcpy(session->open.model, reserve->model, sizeof(session->open.model));
@@ -124,7 +124,7 @@ session_internal(struct host *host, const struct ctl_ev_reserve *reserve, struct
 	session->open.shard = reserve->shard;
 	session->open.num_shards = reserve->num_shards;
 	session->open.reservation = reserve->reservation;
-	session->state = SESSION_OPEN;
+	session->state = HOST_SESSION_OPEN;
 	session->registration.state = REGISTRATION_DONE;
 	session->registration.tensors = tensors;
 	session->offload = memory;
@@ -161,7 +161,7 @@ session_accept(struct host *host, int sock)
 		refuse_connection(host, sock, rc, text);
 		return;
 	}
-	struct session *session = new_session(host);
+	struct host_session *session = new_session(host);
 	session->sock = sock;
 	session->peer = peer;
 	/* Nothing is held, and nobody reads or writes what was never registered. */
@@ -177,7 +177,7 @@ session_accept(struct host *host, int sock)
 }
 
 static void
-hang_up(struct session *session)
+hang_up(struct host_session *session)
 {
 	if (session->sock >= 0)
 		fdmsg_discard(session->sock, stranger_close);
@@ -186,7 +186,7 @@ hang_up(struct session *session)
 
 /* Nothing is heard from the worker any more, or said to it but what is owed. */
 static void
-disconnect(struct session *session)
+disconnect(struct host_session *session)
 {
 	struct event_loop *loop = &session->host->loop;
 	loop_remove(loop, &session->sock_source);
@@ -203,7 +203,7 @@ disconnect(struct session *session)
 
 /* Out of the table; freed when the loop's batch is over, because sources may still be in it. */
 static void
-session_bury(struct session *session)
+session_bury(struct host_session *session)
 {
 	struct host *host = session->host;
 	session->owes_closed = false;
@@ -211,14 +211,14 @@ session_bury(struct session *session)
 	HASH_DEL(host->sessions, session);
 	if (session->offload)
 		host->num_internal--;
-	session->state = SESSION_GONE;
+	session->state = HOST_SESSION_GONE;
 	session->next_dead = host->dead;
 	host->dead = session;
 }
 
 /* What it has registered lies in the memory of its process, which is only read through that. */
 static bool
-is_private(struct session *session)
+is_private(struct host_session *session)
 {
 	const struct tensors *tensors = session->registration.tensors;
 	bool found = false;
@@ -233,26 +233,26 @@ is_private(struct session *session)
 }
 
 void
-session_lose(struct session *session, bool violation, const char *reason)
+session_lose(struct host_session *session, bool violation, const char *reason)
 {
 	struct host *host = session->host;
 	char label[SESSION_LABEL_BYTES];
-	if (session->state >= SESSION_LOST)
+	if (session->state >= HOST_SESSION_LOST)
 		return;
 	if (violation)
 		host->counters.protocol_violations++;
-	if (violation || session->state >= SESSION_OPENING)
+	if (violation || session->state >= HOST_SESSION_OPENING)
 		log_write(violation ? LOG_LEVEL_WARN : LOG_LEVEL_INFO, "session",
 			"%s lost session=%" PRIu64 " shard=%s pid=%d uid=%u reason=\"%s\"",
 			session->offload ? "offloaded copy" : "worker", session->id,
 			session_label(session, label), (int)session->peer.pid,
 			(unsigned)session->peer.uid, reason);
-	if (session->state < SESSION_OPENING) {
+	if (session->state < HOST_SESSION_OPENING) {
 		session_bury(session);
 		return;
 	}
 	host->counters.sessions_lost++;
-	session->state = SESSION_LOST;
+	session->state = HOST_SESSION_LOST;
 	disconnect(session);
 	parts_orphan(host, session->id);
 	struct agent_event event = {.kind = AGENT_EV_LOST, .session = session->id};
@@ -263,7 +263,7 @@ session_lose(struct session *session, bool violation, const char *reason)
 
 /* GONE: when nobody can touch its memory, and its worker has heard what it waits for. */
 static void
-session_end(struct session *session)
+session_end(struct host_session *session)
 {
 	if (session->held_parts > 0)
 		return;
@@ -277,41 +277,41 @@ session_end(struct session *session)
 }
 
 void
-session_gone(struct session *session)
+session_gone(struct host_session *session)
 {
-	session->state = SESSION_GONE;
+	session->state = HOST_SESSION_GONE;
 	disconnect(session);
 	session_end(session);
 }
 
 void
-session_let_go(struct session *session)
+session_let_go(struct host_session *session)
 {
-	if (session->owes_closed && session->state == SESSION_GONE)
+	if (session->owes_closed && session->state == HOST_SESSION_GONE)
 		session_end(session);
 }
 
 void
-session_part_released(struct session *session)
+session_part_released(struct host_session *session)
 {
 	session->held_parts--;
 	if (session->held_parts > 0)
 		return;
-	if (session->state == SESSION_GONE)
+	if (session->state == HOST_SESSION_GONE)
 		session_end(session);
 	else
 		session_sweep_memory(session);
 }
 
 void
-session_sweep_memory(struct session *session)
+session_sweep_memory(struct host_session *session)
 {
 	if (session->held_parts == 0 && !session->registration.tensors)
 		memory_sweep(&session->memory);
 }
 
 void
-session_cover(struct session *session)
+session_cover(struct host_session *session)
 {
 	const struct regions *regions = &session->host->regions;
 	struct tensors *tensors = session->registration.tensors;
@@ -326,7 +326,7 @@ session_cover(struct session *session)
 }
 
 uint64_t
-session_process(const struct session *session)
+session_process(const struct host_session *session)
 {
 	/* Not visible from here, as in another container: each handle is taken for a process. */
 	return session->peer.pid > 0 ? (uint64_t)session->peer.pid
@@ -334,7 +334,7 @@ session_process(const struct session *session)
 }
 
 const char *
-session_no_rdma(const struct session *session)
+session_no_rdma(const struct host_session *session)
 {
 	if (session->open.flags & CTL_OPEN_STAGED)
 		return "its handle was opened with THC_STAGED, so its memory is not registered";
@@ -342,7 +342,7 @@ session_no_rdma(const struct session *session)
 }
 
 void
-session_update_claim(struct session *session)
+session_update_claim(struct host_session *session)
 {
 	enum claim_mode mode = session->live_parts > 0 ? CLAIM_READ : CLAIM_NONE;
 	for (uint32_t i = 0; i < SHM_CAPACITY; i++) {
@@ -358,7 +358,7 @@ session_update_claim(struct session *session)
 }
 
 static void
-session_free(struct session *session)
+session_free(struct host_session *session)
 {
 	claim_remove(&session->host->claims, &session->claim);
 	registration_free(session);
@@ -373,14 +373,14 @@ void
 session_reap(struct host *host)
 {
 	while (host->dead) {
-		struct session *session = host->dead;
+		struct host_session *session = host->dead;
 		host->dead = session->next_dead;
 		session_free(session);
 	}
 }
 
 void
-session_expire_at(struct session *session, int64_t at_ns)
+session_expire_at(struct host_session *session, int64_t at_ns)
 {
 	struct host *host = session->host;
 	session->expire_ns = at_ns;
@@ -390,15 +390,15 @@ session_expire_at(struct session *session, int64_t at_ns)
 void
 session_expire(struct host *host, int64_t now_ns)
 {
-	struct session *session, *next;
+	struct host_session *session, *next;
 	int64_t at_ns = INT64_MAX;
 	HASH_ITER(hh, host->sessions, session, next)
 	{
-		if (session->state > SESSION_OPENING)
+		if (session->state > HOST_SESSION_OPENING)
 			continue;
 		if (now_ns < session->expire_ns)
 			at_ns = th_min_i64(at_ns, session->expire_ns);
-		else if (session->state < SESSION_OPENING)
+		else if (session->state < HOST_SESSION_OPENING)
 			session_lose(session, false, "it connected and did not open a session");
 		else if (!host->attached)
 			worker_no_server(session);
@@ -412,7 +412,7 @@ session_expire(struct host *host, int64_t now_ns)
 void
 session_free_all(struct host *host)
 {
-	struct session *session, *next;
+	struct host_session *session, *next;
 	HASH_ITER(hh, host->sessions, session, next)
 	{
 		session_bury(session);

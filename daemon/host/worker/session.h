@@ -35,14 +35,14 @@ struct ctl_ev_reserve;
 struct host;
 struct offload_memory;
 
-enum session_state {
-	SESSION_HELLO,   /* connected                                                          */
-	SESSION_GREETED, /* WELCOME was said                                                   */
-	SESSION_OPENING, /* the core asks the server                                           */
-	SESSION_OPEN,
-	SESSION_CLOSING, /* the core winds up; CLOSED follows                                  */
-	SESSION_LOST,    /* likewise, and nobody is told                                       */
-	SESSION_GONE,    /* the core has forgotten it                                          */
+enum host_session_state {
+	HOST_SESSION_HELLO,   /* connected */
+	HOST_SESSION_GREETED, /* WELCOME was said */
+	HOST_SESSION_OPENING, /* the core asks the server */
+	HOST_SESSION_OPEN,
+	HOST_SESSION_CLOSING, /* the core winds up; CLOSED follows */
+	HOST_SESSION_LOST,    /* likewise, and nobody is told */
+	HOST_SESSION_GONE,    /* the core has forgotten it */
 };
 
 struct session_slot {
@@ -51,11 +51,11 @@ struct session_slot {
 	uint64_t op_seq; /* the worker's number                                                */
 };
 
-struct session {
+struct host_session {
 	UT_hash_handle hh;
 	struct host *host; /* borrows */
 	uint64_t id;       /* never reused */
-	enum session_state state;
+	enum host_session_state state;
 	int64_t expire_ns; /* HELLO to OPENING: it is refused when it gets no further until then */
 	int sock;          /* owns */
 	struct loop_source sock_source, bell_source, end_source;
@@ -69,7 +69,7 @@ struct session {
 	struct ring_agent ring;
 	struct shm_line line; /* what the worker sees */
 	struct session_slot slots[SHM_CAPACITY];
-	struct session *next_busy; /* borrows: in the list of rings that have more */
+	struct host_session *next_busy; /* borrows: in the list of rings that have more */
 	bool busy;
 
 	struct memory_set memory; /* owns */
@@ -82,7 +82,7 @@ struct session {
 	bool owes_closed;          /* GONE, and its worker waits to hear of it */
 	uint32_t live_parts;       /* that the core has begun and not ended */
 	uint32_t held_parts;       /* whose memory somebody may still touch */
-	struct session *next_dead;
+	struct host_session *next_dead;
 	struct offload_memory *offload; /* owns; NULL: there is a worker, which owns the memory */
 };
 
@@ -92,7 +92,7 @@ void session_accept(struct host *host, int sock);
 void session_refuse_full(struct host *host, int sock, int code);
 /* The sentence about code, -EMFILE or -ENFILE. */
 void session_full_text(int code, char text[TH_CTL_TEXT_BYTES]);
-struct session *session_find(struct host *host, uint64_t id); /* NULL */
+struct host_session *session_find(struct host *host, uint64_t id); /* NULL */
 
 /* A new session without a worker; takes tensors and memory. Its number. */
 uint64_t session_internal(struct host *host, const struct ctl_ev_reserve *reserve,
@@ -102,33 +102,33 @@ uint64_t session_internal(struct host *host, const struct ctl_ev_reserve *reserv
  * The end of a worker that does not close. reason is logged once. violation: it broke the rules of
  * a channel and is counted.
  */
-void session_lose(struct session *session, bool violation, const char *reason);
+void session_lose(struct host_session *session, bool violation, const char *reason);
 /* The core has forgotten the session: frees it, now or when the last mover has let go. */
-void session_gone(struct session *session);
+void session_gone(struct host_session *session);
 /* A part's memory is not touched any more. */
-void session_part_released(struct session *session);
+void session_part_released(struct host_session *session);
 /* GPU memory of it is not kept any more, or will always be. */
-void session_let_go(struct session *session);
+void session_let_go(struct host_session *session);
 /* What was forgotten or freed meanwhile is unmapped when nobody can touch it. */
-void session_sweep_memory(struct session *session);
+void session_sweep_memory(struct host_session *session);
 /* What it has registered is registered with NICs, as far as it is not and can be. */
-void session_cover(struct session *session);
+void session_cover(struct host_session *session);
 /* Whose addresses its memory has: equal for two handles of one process. */
-uint64_t session_process(const struct session *session);
+uint64_t session_process(const struct host_session *session);
 /* Why not, for xfer_part_set_no_rdma. */
-const char *session_no_rdma(const struct session *session);
+const char *session_no_rdma(const struct host_session *session);
 /* READ, WRITE or NONE, from what runs and what is held. */
-void session_update_claim(struct session *session);
+void session_update_claim(struct host_session *session);
 
 void session_reap(struct host *host); /* frees the dead: between two batches of the loop */
 /* Ends those that come no further; sets host->next_expire_ns. */
 void session_expire(struct host *host, int64_t now_ns);
 /* Looks after session again no later than this. */
-void session_expire_at(struct session *session, int64_t at_ns);
+void session_expire_at(struct host_session *session, int64_t at_ns);
 void session_free_all(struct host *host);
 
 /* "model/replica/shard" for logs and sentences. Returns buffer. */
 #define SESSION_LABEL_BYTES 600
-const char *session_label(const struct session *session, char buffer[SESSION_LABEL_BYTES]);
+const char *session_label(const struct host_session *session, char buffer[SESSION_LABEL_BYTES]);
 
 #endif

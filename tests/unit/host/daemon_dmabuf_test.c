@@ -325,7 +325,7 @@ open_session(void)
 	cr_assert_eq(dmabuf(BASE, 4 * MIB, 0, 100), 2);
 	session_accept(&host, socks[0]);
 	cr_assert_eq(HASH_COUNT(host.sessions), 1);
-	host.sessions->state = SESSION_OPEN;
+	host.sessions->state = HOST_SESSION_OPEN;
 	host.sessions->memory = set;
 	set = (struct memory_set){0};
 	return socks[1];
@@ -364,7 +364,7 @@ answer_of(const struct registration *registration)
 }
 
 static void
-begin_to_unregister(struct session *session, uint64_t token, uint64_t number)
+begin_to_unregister(struct host_session *session, uint64_t token, uint64_t number)
 {
 	Tensorhub__V1__Request request = TENSORHUB__V1__REQUEST__INIT;
 	request.request_no = number;
@@ -373,14 +373,14 @@ begin_to_unregister(struct session *session, uint64_t token, uint64_t number)
 }
 
 static int
-unregister(struct session *session, uint64_t number)
+unregister(struct host_session *session, uint64_t number)
 {
 	begin_to_unregister(session, TOKEN, number);
 	return answer_of(&session->registration);
 }
 
 static void
-begin_to_register(struct session *session)
+begin_to_register(struct host_session *session)
 {
 	static uint8_t data[256];
 	char name[] = "a", *names = name;
@@ -409,7 +409,7 @@ begin_to_register(struct session *session)
 
 /* No process opens the piece: that is what its worker is told first. */
 static void
-fail_to_register(struct session *session)
+fail_to_register(struct host_session *session)
 {
 	begin_to_register(session);
 	wait_mrs(1);
@@ -437,7 +437,7 @@ Test(daemon_dmabuf, registration__that_failed_and_stays_with_a_device__is_told_o
 	close(sock);
 	sock = open_session();
 	fail_to_register(host.sessions);
-	host.sessions->state = SESSION_CLOSING;
+	host.sessions->state = HOST_SESSION_CLOSING;
 	worker_closed(host.sessions, 0, "");
 	/* Nor by an agent that stops, with or without a server to say good-bye to. */
 	host.left = true;
