@@ -20,8 +20,10 @@ os.environ.setdefault("THC_LIBRARY", os.path.join(BUILD, "libthc", "libthc.so.1"
 sys.path[:0] = [os.path.join(ROOT, "libthc", "python"), os.path.join(ROOT, "tests", "e2e")]
 os.environ["PYTHONPATH"] = sys.path[0]  # of the ranks that tests start
 
+import tensorhub as th  # noqa: E402
 from cluster import Cluster  # noqa: E402
 
+SIZE = 1 << 20
 _numbers = itertools.count(1)
 # Whoever starts tests in the background has SIGINT ignored, and Python takes that over.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -55,6 +57,13 @@ def _where(request, monkeypatch):
 def model():
     """A model of this test's own."""
     return f"m{next(_numbers)}"
+
+
+def memory(seed, size=SIZE):
+    """A tensor in memory that agents map, with bytes that seed names."""
+    view = th.empty((size,), "U8")
+    view[:] = bytes([seed]) * size
+    return view
 
 
 # ---- what tests/support/count.py reads --------------------------------------------------------

@@ -18,15 +18,7 @@ from datetime import timedelta
 import pytest
 import tensorhub as th
 from cluster import wait_for
-
-SIZE = 1 << 20
-
-
-def memory(seed, size=SIZE):
-    """A tensor in memory that agents map, with bytes that seed names."""
-    view = th.empty((size,), "U8")
-    view[:] = bytes([seed]) * size
-    return view
+from conftest import SIZE, memory
 
 
 def opened(model, replica, tensors=None, **options):

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Generator, Optional, TypeVar, Union
 
 from . import _abi, errors
+from .progress import PERIOD_S, Report
 from .results import Result, result_of
 
 if TYPE_CHECKING:
@@ -63,10 +64,14 @@ class Op:
     before its end is cancelled, and its handle begins no other operation before that end.
     """
 
-    def __init__(self, handle: "Base", verb: str, always: bool = False) -> None:
+    def __init__(
+        self, handle: "Base", verb: str, always: bool = False, report: Optional[Report] = None
+    ) -> None:
         self.verb = verb
         self._handle = handle
         self._always = always
+        self._report = report
+        self._look_s = LOOK_S if report is None else PERIOD_S
         self._pointer = c.c_void_p()
         self._began = time.monotonic()
         self._told = False
@@ -117,6 +122,7 @@ class Op:
     def _outcome(self) -> Result:
         raw = _abi.Result(struct_size=c.sizeof(_abi.Result))
         _abi.call("thc_op_wait", self._pointer, 0, c.byref(raw))
+        self._report_progress()
         return result_of(raw, self._always)
 
     def _free(self) -> None:
@@ -124,8 +130,17 @@ class Op:
         if pointer:
             _abi.lib.thc_op_free(pointer)
 
+    def _report_progress(self) -> None:
+        """A callable that raises is not called again: who waits for the end comes here, too."""
+        report, (done, total) = self._report, self.progress if self._report else (0, 0)
+        if report is not None and total > 0:
+            self._report = None
+            report(done, total)
+            self._report = report
+
     def _tell(self) -> None:
-        """Once, when it has waited for long."""
+        """How far it is, to who wants to know; and once, when it has waited for long."""
+        self._report_progress()
         if not self._told and time.monotonic() - self._began > LONG_S:
             self._told = True
             log.warning(
@@ -140,6 +155,8 @@ class Op:
         """Ends it, whatever happened: no call returns while its tensors are written to."""
         if self._pointer and not self._over():
             self._handle._end(self)
+        if self._report is not None:
+            self._report.close()
         self._free()
 
     def __del__(self) -> None:

@@ -10,8 +10,9 @@ import asyncio
 from typing import Any, Callable, Dict, Generator, Iterable, Optional, Type, TypeVar, Union
 
 from . import errors
-from ._steps import DEFAULT, LOOK_S, Op, Steps, Time
+from ._steps import DEFAULT, Op, Steps, Time
 from .handle import Base, VersionSpec, flags_of
+from .progress import Told
 from .results import Listing, Manifest, Result
 from .tensors import Tensors
 
@@ -58,25 +59,30 @@ class Handle(Base):
 
     def _tick(self) -> None:
         self._look()
-        for op in self._waiting:
-            op._tell()
-        if self._loop is not None:
-            self._timer = self._loop.call_later(LOOK_S, self._tick) if self._waiting else None
+        for op, future in list(self._waiting.items()):
+            try:
+                op._tell()
+            except BaseException as failure:  # a callable's: it belongs to who waits
+                if not future.done():
+                    future.set_exception(failure)
+        if self._loop is not None and self._waiting:
+            look_s = min(op._look_s for op in self._waiting)
+            self._timer = self._loop.call_later(look_s, self._tick)
 
     async def _over(self, op: Op) -> None:
         """Until op is over. A cancel of the task is one of op, raised when that has ended."""
         loop = self._belongs()
-        cancelled: Optional[asyncio.CancelledError] = None
+        cancelled: Optional[BaseException] = None
         descriptor = self._fd
         while not op._over():
             future = loop.create_future()
             if not self._waiting:
                 loop.add_reader(descriptor, self._look)
-                self._timer = loop.call_later(LOOK_S, self._tick)
+                self._timer = loop.call_later(op._look_s, self._tick)
             self._waiting[op] = future
             try:
                 await future
-            except asyncio.CancelledError as cancel:
+            except BaseException as cancel:
                 cancelled = cancel
                 op.cancel()
             finally:
@@ -117,12 +123,16 @@ class Handle(Base):
         await self._run(self._operate(*self._unpublish(force, timeout)))
 
     async def replicate(
-        self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT
-    ) -> Result:
-        return await self._run(self._operate(*self._replicate(version, timeout)))
+        self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT, progress: Told = None,
+        tqdm: bool = False,
+    ) -> Result:  # fmt: skip
+        return await self._run(self._operate(*self._replicate(version, timeout, progress, tqdm)))
 
-    async def update(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Result:
-        return await self._run(self._operate(*self._update(version, timeout)))
+    async def update(
+        self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT, progress: Told = None,
+        tqdm: bool = False,
+    ) -> Result:  # fmt: skip
+        return await self._run(self._operate(*self._update(version, timeout, progress, tqdm)))
 
     async def resolve(self, *, timeout: Time = DEFAULT) -> Result:
         return await self._run(self._resolve(timeout))

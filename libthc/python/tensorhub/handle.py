@@ -12,9 +12,10 @@ import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Tuple, Type, Union
 
 from . import _abi, errors, memory
-from ._steps import DEFAULT, LOOK_S, Op, Steps, Time, in_slices, milliseconds, run, seconds
+from ._steps import DEFAULT, Op, Steps, Time, in_slices, milliseconds, run, seconds
 from ._steps import wait_once
 from .dtypes import BY_NAME
+from .progress import Told, report_of
 from .results import Listing, Manifest, Result, listing_of, manifest_of, result_of
 from .tensors import Part, Tensors, rows_of
 
@@ -191,7 +192,7 @@ class Base:
     def _wait(self, op: Op, end: Optional[float]) -> None:
         """Until op is over, or that moment has come. Another thread may close the handle."""
         while not op._over():
-            left = LOOK_S if end is None else min(LOOK_S, end - time.monotonic())
+            left = op._look_s if end is None else min(op._look_s, end - time.monotonic())
             if left <= 0:
                 return
             op._tell()
@@ -239,8 +240,8 @@ class Base:
         self._keep = None
 
     def _operate(self, op: Op, function: str, *args: Any) -> Steps[Result]:
-        self._check()
         with op:
+            self._check()
             yield op._submit(function, *args)
             return op._outcome()
 
@@ -252,13 +253,19 @@ class Base:
         flags, ms = _abi.FORCE if force else 0, milliseconds(self._limit(timeout))
         return Op(self, "unpublish"), "thc_unpublish_submit", flags, ms
 
-    def _replicate(self, version: VersionSpec, timeout: Time) -> Submission:
+    def _replicate(
+        self, version: VersionSpec, timeout: Time, progress: Told = None, tqdm: bool = False
+    ) -> Submission:
         text, ms = spec(version), milliseconds(self._limit(timeout))
-        return Op(self, "replicate", always=True), "thc_replicate_submit", text, ms
+        report = report_of(f"replicate {self.model}", progress, tqdm)
+        return Op(self, "replicate", always=True, report=report), "thc_replicate_submit", text, ms
 
-    def _update(self, version: VersionSpec, timeout: Time) -> Submission:
+    def _update(
+        self, version: VersionSpec, timeout: Time, progress: Told = None, tqdm: bool = False
+    ) -> Submission:
         text, ms = spec(version), milliseconds(self._limit(timeout))
-        return Op(self, "update"), "thc_update_submit", text, ms
+        report = report_of(f"update {self.model}", progress, tqdm)
+        return Op(self, "update", report=report), "thc_update_submit", text, ms
 
     def _resolve(self, timeout: Time) -> Steps[Result]:
         left, self._left = self._left, None
@@ -416,16 +423,29 @@ class Handle(Base):
         """
         run(self._operate(*self._unpublish(force, timeout)))
 
-    def replicate(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Result:
-        """Waits for the version, and brings it into the registered tensors."""
-        return run(self._operate(*self._replicate(version, timeout)))
+    def replicate(
+        self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT, progress: Told = None,
+        tqdm: bool = False,
+    ) -> Result:  # fmt: skip
+        """Waits for the version, and brings it into the registered tensors.
 
-    def update(self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT) -> Result:
+        ``progress`` is called with (done, total), bytes that are here and verified and all, about
+        ten times a second while they come and once when they are there. It is called by this
+        thread; what it raises ends the operation as Ctrl-C does. ``tqdm``: a bar where tqdm is
+        installed and the output is a terminal.
+        """
+        return run(self._operate(*self._replicate(version, timeout, progress, tqdm)))
+
+    def update(
+        self, version: VersionSpec = "latest", *, timeout: Time = DEFAULT, progress: Told = None,
+        tqdm: bool = False,
+    ) -> Result:  # fmt: skip
         """Brings the version if it is there and not held. The result is true when bytes are new.
 
-        Waits for no version. While it runs after GO, ``version`` is None.
+        Waits for no version. While it runs after GO, ``version`` is None. ``progress`` and ``tqdm``
+        are those of replicate().
         """
-        return run(self._operate(*self._update(version, timeout)))
+        return run(self._operate(*self._update(version, timeout, progress, tqdm)))
 
     def resolve(self, *, timeout: Time = DEFAULT) -> Result:
         """After Unknown, or a second Ctrl-C: waits for the outcome of that operation."""
