@@ -24,6 +24,7 @@ from .errors import *  # noqa: F401,F403
 from .errors import Error
 from ._steps import Op
 from .handle import Event, Handle, close_all, handles, open
+from .loading import load
 from .memory import Block, empty, share_
 from .tensors import Part
 from .results import Listing, Manifest, Replica, Result, Row, Version
@@ -35,7 +36,7 @@ __version__: str = _lib.thc_version_string().decode()
 
 __all__ = [
     "Block", "Error", "Event", "Handle", "Listing", "Manifest", "Op", "Part", "Replica", "Result",
-    "Row", "Version", "aio", "close_all", "empty", "errors", "handles", "open", "share_",
+    "Row", "Version", "aio", "close_all", "empty", "errors", "handles", "load", "open", "share_",
     *(kind.__name__ for kind in errors.CLASSES.values()),
 ]  # fmt: skip
 

@@ -7,11 +7,12 @@ the operation has: ``asyncio.wait_for(handle.update(), 5)`` never returns while 
 """
 
 import asyncio
-from typing import Any, Callable, Dict, Generator, Iterable, Optional, Type, TypeVar, Union
+from typing import Any, Callable, Dict, Generator, Iterable, Optional, Type, TypeVar, Union, cast
 
 from . import errors
 from ._steps import DEFAULT, Op, Steps, Time
 from .handle import Base, VersionSpec, flags_of
+from .loading import load_steps
 from .progress import Told
 from .results import Listing, Manifest, Result
 from .tensors import Tensors
@@ -95,18 +96,7 @@ class Handle(Base):
             raise cancelled
 
     async def _run(self, steps: Steps[T]) -> T:
-        try:
-            while True:
-                op = next(steps)
-                if op is None:
-                    await asyncio.sleep(0)
-                else:
-                    await self._over(op)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        finally:
-            steps.close()
+        return await run(steps)
 
     # ---- verbs ----------------------------------------------------------------------------------
 
@@ -160,6 +150,22 @@ class Handle(Base):
         await self._run(self._close(abandon, timeout))
 
 
+async def run(steps: Steps[T]) -> T:
+    """Runs a verb in this loop. A cancel asks its operation to end, and is raised when it has."""
+    try:
+        while True:
+            op = next(steps)
+            if op is None:
+                await asyncio.sleep(0)
+            else:
+                await cast(Handle, op._handle)._over(op)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        steps.close()
+
+
 class _Opening:
     """``await open(...)`` or ``async with open(...)``: both are what people write."""
 
@@ -193,3 +199,11 @@ def open(
         model, replica, shard, num_shards, lineage, retain, launch_id, agent, flags, DEFAULT
     )
     return _Opening(handle, timeout)
+
+
+async def load(
+    model: str, version: VersionSpec = "latest", *, agent: Optional[str] = None,
+    timeout: Time = DEFAULT, progress: Told = None, tqdm: bool = False,
+) -> Dict[str, Any]:  # fmt: skip
+    """As :func:`tensorhub.load`."""
+    return await run(load_steps(Handle, model, version, agent, timeout, progress, tqdm))

@@ -11,13 +11,12 @@ import warnings
 import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Tuple, Type, Union
 
-from . import _abi, errors, memory
+from . import _abi, errors
 from ._steps import DEFAULT, Op, Steps, Time, in_slices, milliseconds, run, seconds
 from ._steps import wait_once
-from .dtypes import BY_NAME
 from .progress import Told, report_of
 from .results import Listing, Manifest, Result, listing_of, manifest_of, result_of
-from .tensors import Part, Tensors, rows_of
+from .tensors import Tensors, parts_of, rows_of
 
 OPEN_S = 30.0  # thc_open's default
 VERB_S = 1800.0  # every other verb's: a straggler behind a checkpoint must not end a run
@@ -334,25 +333,11 @@ class Base:
     def _allocate(
         self, version: VersionSpec, of_shard: Optional[int], timeout: Time
     ) -> Steps[Dict[str, Any]]:
-        shard = self.shard if of_shard is None else of_shard
+        shard = self.shard if of_shard is None else _count("of_shard", of_shard)
         manifest = yield from self._manifest(version, shard, timeout)
-        first: Dict[Any, str] = {}
-        for name, row in manifest.tensors.items():
-            first.setdefault(row.tied or name, name)
-        rows = [manifest.tensors[name] for name in first.values()]
-        offsets, nbytes = memory.place([(row.shape, BY_NAME[row.dtype]) for row in rows])
-        block = memory.Block(nbytes)
-        made = {
-            key: memory.tensor_in(block, offset, row.shape, BY_NAME[row.dtype])
-            for key, offset, row in zip(first, offsets, rows)
-        }
-        tensors = {name: made[row.tied or name] for name, row in manifest.tensors.items()}
-        parts = {
-            name: Part(tensors[name], row.global_shape, row.offset)
-            for name, row in manifest.tensors.items()
-        }
+        parts = parts_of(manifest)
         yield from self._register(parts, timeout)
-        return tensors
+        return {name: part.tensor for name, part in parts.items()}
 
     def _close(self, abandon: bool, timeout: Time) -> Steps[None]:
         if not self._shard:
@@ -473,7 +458,9 @@ class Handle(Base):
     ) -> Dict[str, Any]:  # fmt: skip
         """Tensors after a version's manifest, in memory that agents map, registered.
 
-        Torch tensors where torch is imported, else memoryviews. Then replicate() fills them.
+        Torch tensors where torch is imported, else memoryviews. Then replicate() fills them. They
+        are those of this handle's shard, or of ``of_shard``. The memory is freed with the last of
+        them, and not before unregister() or close().
         """
         return run(self._allocate(version, of_shard, timeout))
 

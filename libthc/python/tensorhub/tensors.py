@@ -7,11 +7,12 @@ memory, so whoever registers it keeps the tensor.
 
 import ctypes as c
 import sys
-from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _abi, dtypes
 from .errors import Invalid
-from .memory import count_of
+from .memory import Block, count_of, place, tensor_in
+from .results import Manifest
 
 Tensors = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
 
@@ -224,3 +225,22 @@ def rows_of(tensors: Tensors) -> Tuple[Any, List[Any]]:
             row.global_shape[: len(piece.shape)] = piece.global_shape
             row.offset[: len(piece.shape)] = piece.offset
     return array, [piece.keep for _, piece in pieces]
+
+
+def parts_of(manifest: Manifest) -> Dict[str, Part]:
+    """New tensors for what a manifest names, in one block; names of tied weights share one."""
+    first: Dict[Any, str] = {}
+    for name, row in manifest.tensors.items():
+        first.setdefault(row.tied or name, name)
+    rows = [manifest.tensors[name] for name in first.values()]
+    kinds = [dtypes.BY_NAME[row.dtype] for row in rows]
+    offsets, nbytes = place([(row.shape, kind) for row, kind in zip(rows, kinds)])
+    block = Block(nbytes)
+    made = {
+        key: tensor_in(block, offset, row.shape, kind)
+        for key, offset, row, kind in zip(first, offsets, rows, kinds)
+    }
+    return {
+        name: Part(made[row.tied or name], row.global_shape, row.offset)
+        for name, row in manifest.tensors.items()
+    }
