@@ -179,6 +179,52 @@ def test_a_loop_of_ones_own_waits_for_a_handle(trainer):
         trainer.fileno()
 
 
+@contextlib.contextmanager
+def standing_still(agent):
+    agent.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        agent.signal(signal.SIGCONT)
+
+
+def test_a_wait_ends_in_time_though_the_agent_stands_still(daemons, rollout):
+    asked, took = threading.Event(), []
+
+    def wait():
+        with pytest.raises(th.Timeout):
+            rollout.wait(lambda listing: asked.set(), timeout=1)
+        took.append(time.monotonic())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    start = time.monotonic()
+    assert asked.wait(30)
+    with standing_still(daemons.agents["a"]):
+        thread.join(30)
+        assert took and took[0] - start < 3, took
+
+
+def test_an_outcome_that_is_unknown_stays_so_until_it_is_resolved(daemons, trainer):
+    with standing_still(daemons.agents["a"]):
+        with pytest.raises(th.Unknown):
+            trainer.publish(1, timeout=0)
+        with pytest.raises(th.Unknown, match="resolve"):
+            trainer.resolve(timeout=0.1)
+        with pytest.raises(th.State):
+            trainer.publish(1, timeout=0)
+    with contextlib.suppress(th.Timeout):  # the outcome, where the agent was late
+        trainer.resolve(timeout=30)
+    trainer.list(timeout=30)
+
+
+def test_an_abandon_tells_that_the_agent_has_the_memory_still(daemons, trainer):
+    with standing_still(daemons.agents["a"]):
+        with pytest.raises(th.Timeout):
+            trainer.close(abandon=True, timeout=0.1)
+    assert "closed" in repr(trainer)
+
+
 def test_asyncio_is_imported_by_those_who_use_it():
     """It costs more than all the rest."""
     program = "import sys, tensorhub as th; assert 'asyncio' not in sys.modules; th.aio.open"

@@ -10,7 +10,7 @@ import logging
 import select
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, Generator, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Callable, Generator, Optional, Type, TypeVar, Union
 
 from . import _abi, errors
 from .progress import PERIOD_S, Report
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Steps = Generator[Optional["Op"], None, T]
 
-LOOK_S = 1.0  # an agent that stands still wakes nobody (thc_op_wait)
+# An agent that stands still wakes nobody (thc_op_wait). libthc knows half a second after a deadline
+# that an outcome is unknown, and a call ends within one.
+LOOK_S = 0.4
 LONG_S = 30.0  # until somebody is told that a call waits
 log = logging.getLogger("tensorhub")
 
@@ -68,6 +70,7 @@ class Op:
         self, handle: "Base", verb: str, always: bool = False, report: Optional[Report] = None
     ) -> None:
         self.verb = verb
+        self._end: Optional[float] = None  # nobody waits past this moment to hear how it ended
         self._handle = handle
         self._always = always
         self._report = report
@@ -114,7 +117,7 @@ class Op:
 
     def _over(self) -> bool:
         """Nothing more comes of waiting: it has ended, or its outcome is not known in time."""
-        if self.done():
+        if self.done() or (self._end is not None and time.monotonic() >= self._end):
             return True
         code = _abi.lib.thc_op_wait(self._pointer, 0, None)
         return code not in (0, errors.Timeout.code) or self.done()
@@ -163,8 +166,14 @@ class Op:
         self._free()
 
 
-def in_slices(function: Callable[[int], T], timeout: Optional[float]) -> Steps[T]:
-    """A call that may be repeated when its time was too short, with a look around in between."""
+def in_slices(
+    function: Callable[[int], T], timeout: Optional[float],
+    short: Type[errors.Error] = errors.Timeout,
+) -> Steps[T]:  # fmt: skip
+    """A call that may be repeated when its time was too short, with a look around in between.
+
+    ``short`` is what says so; it is raised when there is no time left.
+    """
     end = None if timeout is None else time.monotonic() + timeout
     pause = 0.05
     while True:
@@ -172,8 +181,8 @@ def in_slices(function: Callable[[int], T], timeout: Optional[float]) -> Steps[T
         last = left is not None and left <= pause
         try:
             return function(milliseconds(left if last else pause))
-        except errors.Timeout:
-            if last:
+        except short:
+            if last or (end is not None and time.monotonic() >= end):
                 raise
         yield None
         pause = min(pause * 2, LOOK_S)

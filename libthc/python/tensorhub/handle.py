@@ -274,14 +274,11 @@ class Base:
                 return left._outcome()
         self._check()
         raw = _abi.Result(struct_size=c.sizeof(_abi.Result))
-
-        def look(ms: int) -> int:
-            try:
-                return _abi.call("thc_resolve", self._shard, ms, c.byref(raw))
-            except errors.Unknown as unknown:
-                raise errors.Timeout(str(unknown), unknown.code) from None
-
-        yield from in_slices(look, self._limit(timeout))
+        yield from in_slices(
+            lambda ms: _abi.call("thc_resolve", self._shard, ms, c.byref(raw)),
+            self._limit(timeout),
+            errors.Unknown,  # Timeout is the outcome of that operation
+        )
         return result_of(raw, False)
 
     def _list(self, group: bool, timeout: Time) -> Steps[Listing]:
@@ -311,6 +308,7 @@ class Base:
             if predicate(listing):
                 return listing
             with Op(self, "wait") as op:
+                op._end = end
                 ms = milliseconds(None if end is None else max(end - time.monotonic(), 0.0))
                 yield op._submit("thc_watch_submit", listing.generation, ms)
                 op._outcome()
@@ -348,14 +346,17 @@ class Base:
             left._free()
         limit = self._limit(timeout)
         if abandon:  # it frees the handle however long it takes: once
-            self._abandon(milliseconds(limit))
+            try:
+                _abi.call("thc_close", self._shard, flags, milliseconds(limit))
+            finally:
+                self._forget()
             return
         yield from in_slices(lambda ms: _abi.call("thc_close", self._shard, flags, ms), limit)
         self._forget()
 
-    def _abandon(self, ms: int = int(LEAVE_S * 1000)) -> None:
+    def _abandon(self) -> None:
         if self._shard:
-            _abi.lib.thc_close(self._shard, _abi.CLOSE_ABANDON, ms)
+            _abi.lib.thc_close(self._shard, _abi.CLOSE_ABANDON, int(LEAVE_S * 1000))
             self._forget()
 
     def _forget(self) -> None:
@@ -433,7 +434,10 @@ class Handle(Base):
         return run(self._operate(*self._update(version, timeout, progress, tqdm)))
 
     def resolve(self, *, timeout: Time = DEFAULT) -> Result:
-        """After Unknown, or a second Ctrl-C: waits for the outcome of that operation."""
+        """After Unknown, or a second Ctrl-C: waits for the outcome of that operation.
+
+        Raises what it failed with; Unknown when that is not known in time.
+        """
         return run(self._resolve(timeout))
 
     def list(self, *, group: bool = False, timeout: Time = DEFAULT) -> Listing:
@@ -465,7 +469,8 @@ class Handle(Base):
         return run(self._allocate(version, of_shard, timeout))
 
     def close(self, *, abandon: bool = False, timeout: Time = DEFAULT) -> None:
-        """Leaves the group and gives all back. ``abandon``: whatever the agent says.
+        """Leaves the group and gives all back. ``abandon``: the handle is gone whatever the agent
+        says; Timeout tells that the agent has not let go of the memory yet.
 
         The last copy of a version that others retain is copied first. A second close does nothing.
         """
