@@ -15,6 +15,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/failpoint.h"
 #include "ipc/base/name.h"
+#include "ipc/base/state.h"
 #include "ipc/shm/doorbell.h"
 #include "libthc/libthc_own.h"
 
@@ -96,6 +97,44 @@ op_copy_result(const struct thc_result *from, struct thc_result *ret_result)
 		(const uint8_t *)from + sizeof(struct_size), bytes - sizeof(struct_size));
 }
 
+/* ---- states -------------------------------------------------------------------------------- */
+
+static const struct th_states holders = {"holder of an operation",
+	{
+		[OP_OF_CALLER] = {"caller", TH_STATE(OP_COLLECTED) | TH_STATE(OP_OF_NOBODY)},
+		[OP_COLLECTED] = {"collected", TH_STATE(OP_OF_NOBODY)},
+		[OP_OF_CALL] = {"call", TH_STATE(OP_OF_NOBODY)},
+		[OP_OF_NOBODY] = {"nobody", 0},
+	}};
+
+void
+op_holder_enter(struct thc_op *op, enum op_holder holder, const char *why)
+{
+	th_state_check(&holders, op->holder, holder, why);
+	if (op->holder == OP_OF_CALLER && op->done)
+		op->shard->num_uncollected--;
+	op->holder = holder;
+}
+
+/* What is due need not be sent when the operation ends before there is room. */
+static const struct th_states cancels = {"cancel",
+	{
+		[CANCEL_NOT_ASKED] = {"not asked", TH_STATE(CANCEL_DUE) | TH_STATE(CANCEL_SENT)},
+		[CANCEL_DUE] = {"due", TH_STATE(CANCEL_NOT_ASKED) | TH_STATE(CANCEL_SENT)},
+		[CANCEL_SENT] = {"sent", 0},
+	}};
+
+void
+op_cancel_enter(struct thc_op *op, enum op_cancel cancel, const char *why)
+{
+	th_state_check(&cancels, op->cancel, cancel, why);
+	if (op->cancel == CANCEL_DUE)
+		op->shard->cancels_due--;
+	if (cancel == CANCEL_DUE)
+		op->shard->cancels_due++;
+	op->cancel = cancel;
+}
+
 /* ---- submission ---------------------------------------------------------------------------- */
 
 static int
@@ -166,7 +205,7 @@ op_submit(struct thc_shard *shard, const struct op_request *request, struct thc_
 	op->op_seq = shard->next_op_seq++;
 	op->slot = slot;
 	op->kind = request->kind;
-	op->internal = request->internal;
+	op->holder = request->internal ? OP_OF_CALL : OP_OF_CALLER;
 	op->unknown_ns = deadline_with_grace(request->deadline_ns);
 	op->result.version = THC_NO_VERSION;
 	struct shm_line line;
@@ -187,15 +226,15 @@ async_op_cancel(struct thc_op *op)
 {
 	struct thc_shard *shard = op->shard;
 
-	if (op->done || op->cancel_sent || shard_lost(shard))
+	if (op->done || op->cancel == CANCEL_SENT || shard_lost(shard))
 		return;
 	const struct shm_submission submission = {.op_seq = op->op_seq,
 		.kind = SHM_CANCEL,
 		.slot = (uint16_t)op->slot,
 		.deadline_ns = -1};
-	/* Where it fails for good the agent is lost, and a detached op is gone with it. */
+	/* Where it fails for good the agent is lost, and an op of nobody is gone with it. */
 	if (push(shard, &submission) == 0)
-		op->cancel_sent = true;
+		op_cancel_enter(op, CANCEL_SENT, "there is room in the ring");
 }
 
 void
@@ -203,13 +242,11 @@ op_send_cancels(struct thc_shard *shard)
 {
 	for (uint32_t slot = 0; slot < SHM_CAPACITY && shard->cancels_due > 0; slot++) {
 		struct thc_op *op = shard->ops[slot];
-		if (op == NULL || !op->cancel_due)
+		if (op == NULL || op->cancel != CANCEL_DUE)
 			continue;
 		async_op_cancel(op);
-		if (shard_lost(shard) || !op->cancel_sent)
+		if (shard_lost(shard) || op->cancel == CANCEL_DUE)
 			return;
-		op->cancel_due = false;
-		shard->cancels_due--;
 	}
 }
 
@@ -228,11 +265,10 @@ mark_collected(struct thc_op *op)
 {
 	struct thc_shard *shard = op->shard;
 
-	if (op->collected)
+	if (op->holder == OP_COLLECTED)
 		return;
-	op->collected = true;
-	if (!op->internal && !op->detached)
-		shard->num_uncollected--;
+	if (op->holder == OP_OF_CALLER)
+		op_holder_enter(op, OP_COLLECTED, "the caller has seen its end");
 	if (shard->unresolved == op && !shard->resolving)
 		shard->unresolved = NULL;
 	if (shard->life != SHARD_CLOSED)
@@ -247,43 +283,29 @@ op_finish(struct thc_op *op, int code, const char *text)
 	shard->ops[op->slot] = NULL;
 	if (shard->running == op)
 		shard->running = NULL;
-	if (op->cancel_due)
-		shard->cancels_due--;
-	op->cancel_due = false;
+	if (op->cancel == CANCEL_DUE)
+		op_cancel_enter(op, CANCEL_NOT_ASKED, "the operation has ended");
 	op->done = true;
 	ring_progress(&shard->ring, op->slot, op->op_seq, &op->done_bytes, &op->total_bytes);
 	(void)th_fail(&op->outcome, code, "%s", text);
 	if (code == 0)
 		shadow_ended(op);
-	if (op->detached) {
-		if (shard->unresolved != op)
-			async_op_destroy(op);
-	} else if (!op->internal) {
+	if (op->holder == OP_OF_CALLER)
 		shard->num_uncollected++;
-	}
+	else if (op->holder == OP_OF_NOBODY && shard->unresolved != op)
+		async_op_destroy(op);
 }
 
 void
 op_detach(struct thc_op *op)
 {
-	if (op->done) {
+	async_op_cancel(op); /* which may lose the agent, and that ends it */
+	if (op->done)
 		mark_collected(op);
-		op->detached = true;
-		if (op->shard->unresolved != op)
-			async_op_destroy(op);
-		return;
-	}
-	async_op_cancel(op);
-	/* Losing the agent, just now, ends it too. */
-	bool done = op->done;
-	if (done) {
-		mark_collected(op);
-	} else if (!op->cancel_sent) {
-		op->cancel_due = true;
-		op->shard->cancels_due++;
-	}
-	op->detached = true;
-	if (done && op->shard->unresolved != op)
+	else if (op->cancel == CANCEL_NOT_ASKED)
+		op_cancel_enter(op, CANCEL_DUE, "the ring is full");
+	op_holder_enter(op, OP_OF_NOBODY, "given up");
+	if (op->done && op->shard->unresolved != op)
 		async_op_destroy(op);
 }
 
@@ -297,7 +319,7 @@ op_end_all(struct thc_shard *shard)
 	if (shard->resolving)
 		return; /* that thread gives it up when it leaves */
 	shard->unresolved = NULL;
-	if (op != NULL && op->detached)
+	if (op != NULL && op->holder == OP_OF_NOBODY)
 		async_op_destroy(op);
 }
 
@@ -359,13 +381,13 @@ op_complete(struct thc_op *op, int64_t deadline_ns, struct thc_result *ret_resul
 	int rc = wait_done(op, is_group(op) ? deadline_with_grace(deadline_ns) : deadline_ns);
 
 	if (rc == THC_E_UNKNOWN) {
-		op->detached = true;
+		op_holder_enter(op, OP_OF_NOBODY, "it has no outcome yet");
 		return rc;
 	}
 	if (rc == 0) {
 		rc = settled_outcome(op, deadline_with_grace(deadline_ns));
 		if (rc == -ETIMEDOUT) {
-			op->detached = true;
+			op_holder_enter(op, OP_OF_NOBODY, "not all is copied yet");
 			return async_op_unknown(
 				op, "has ended, and not all is copied to GPU memory yet");
 		}
@@ -390,6 +412,10 @@ async_op_enter(struct thc_op *op)
 	if (op->shard->fork_count != shard_fork_count())
 		return shim_fail(THC_E_FORKED, "this operation belongs to the parent process");
 	pthread_mutex_lock(&op->shard->lock);
+	if (op->holder == OP_OF_NOBODY) {
+		pthread_mutex_unlock(&op->shard->lock);
+		return shim_fail(THC_E_INVALID, "op: was forgotten by thc_op_free");
+	}
 	op->shard->refs++;
 	op->shard->inside++;
 	return 0;
@@ -480,7 +506,7 @@ thc_op_cancel(struct thc_op *op)
 	if (shard->life != SHARD_CLOSED) {
 		shard_look(shard);
 		async_op_cancel(op);
-		if (!op->done && !op->cancel_sent)
+		if (!op->done && op->cancel != CANCEL_SENT)
 			rc = THC_E_TIMEOUT; /* with the sentence of push */
 	}
 	shard_leave(shard);
@@ -536,7 +562,7 @@ thc_resolve(struct thc_shard *shard, int64_t timeout_ms, struct thc_result *ret_
 		if (rc == 0)
 			op_copy_result(&op->result, ret_result);
 		shard->unresolved = NULL;
-		if (op->detached)
+		if (op->holder == OP_OF_NOBODY)
 			async_op_destroy(op);
 		else
 			mark_collected(op);

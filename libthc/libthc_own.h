@@ -72,17 +72,28 @@ TH_MUST_USE int struct_take(const char *what, const void *from, size_t size, siz
 
 /* ---- the handle ---------------------------------------------------------------------------- */
 
+enum op_holder {          /* who has a pointer to an operation; written by op_holder_enter */
+	OP_OF_CALLER = 0, /* done, it makes thc_fd readable */
+	OP_COLLECTED,     /* the caller has it still, and has seen its end */
+	OP_OF_CALL,       /* a blocking call, or libthc: not for thc_fd */
+	OP_OF_NOBODY,     /* freed when it is done and not unresolved */
+};
+
+enum op_cancel { /* written by op_cancel_enter */
+	CANCEL_NOT_ASKED = 0,
+	CANCEL_DUE, /* the ring was full; counted in shard->cancels_due */
+	CANCEL_SENT,
+};
+
 struct thc_op {
 	struct thc_shard *shard; /* counted in shard->refs */
 	uint64_t op_seq;
 	uint32_t slot;
 	uint16_t kind; /* enum shm_submission_kind */
-	bool internal; /* of a blocking call or of libthc: not for thc_fd */
-	bool done, collected;
-	bool detached; /* nobody has a pointer: freed when done and not unresolved */
-	bool cancel_sent;
-	bool cancel_due;    /* the ring was full; counted in shard->cancels_due */
-	bool fills;         /* what it brought is still to be copied to GPU memory, or was */
+	bool done;
+	bool fills; /* what it brought is still to be copied to GPU memory, or was */
+	enum op_holder holder;
+	enum op_cancel cancel;
 	int64_t unknown_ns; /* from here on a missing outcome is THC_E_UNKNOWN */
 	struct th_err outcome;
 	struct thc_result result;
@@ -292,6 +303,9 @@ struct op_request {
 /* Under the lock. */
 TH_MUST_USE int op_submit(
 	struct thc_shard *shard, const struct op_request *request, struct thc_op **ret_op);
+/* They abort where no way leads there. For async_op.c, and for its test. */
+void op_holder_enter(struct thc_op *op, enum op_holder holder, const char *why);
+void op_cancel_enter(struct thc_op *op, enum op_cancel cancel, const char *why);
 void op_finish(struct thc_op *op, int code, const char *text); /* from shard.c; may free op */
 /* After completions have been taken: what did not fit into the ring before. */
 void op_send_cancels(struct thc_shard *shard);

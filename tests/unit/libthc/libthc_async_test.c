@@ -151,6 +151,10 @@ Test(libthc_async, op_calls__bad_argument__is_refused)
 	cr_assert_eq(thc_fd(NULL), THC_E_INVALID);
 	cr_assert_eq(thc_shard_events(NULL), 0);
 	thc_op_free(op);
+	/* It runs on for nobody, and a program that has it still is told so. */
+	cr_assert_eq(thc_op_wait(op, 0, NULL), THC_E_INVALID);
+	says("thc_op_free");
+	thc_op_free(op);
 }
 
 Test(libthc_async, submit__another_runs__is_refused_until_that_has_ended)
