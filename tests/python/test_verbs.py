@@ -294,6 +294,38 @@ def test_an_exception_inside_with_leaves_at_once(agent, model):
     assert "closed" in repr(handle)
 
 
+@pytest.mark.parametrize(
+    "before, after, said",
+    [
+        ({"THC_LAUNCH_ID": "a"}, {"THC_LAUNCH_ID": "b"}, "launch b replaces launch a "),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+            {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"},
+            "launch slurm-7.0-1 replaces launch slurm-7.0-0 ",
+        ),
+        ({"THC_LAUNCH_ID": "a"}, {"THC_LAUNCH_ID": "a", "SLURM_JOB_ID": "8"}, None),
+        ({"TORCHELASTIC_RUN_ID": "a"}, {"TORCHELASTIC_RUN_ID": "b"}, None),
+    ],
+    ids=["named", "slurm", "same", "torchrun"],
+)  # fmt: skip
+def test_a_launch_replaces_the_one_before(agent, model, monkeypatch, before, after, said):
+    for name in ("THC_LAUNCH_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    with th.open(model, replica="r", num_shards=2) as old:
+        for name, value in after.items():
+            monkeypatch.setenv(name, value)
+        if said is None:
+            with pytest.raises(th.GroupMismatch, match="is open on node"):
+                th.open(model, replica="r", num_shards=2)
+            return
+        old.register({"w": memory(1)})
+        with th.open(model, replica="r", num_shards=2):
+            with pytest.raises(th.GroupBroken, match=said):
+                old.publish(1)
+
+
 def test_no_pickle(trainer):
     with pytest.raises(th.State, match="belongs to its process"):
         pickle.dumps(trainer)

@@ -59,6 +59,15 @@ def spec(version: Any) -> bytes:
     return str(_count("version", version)).encode()
 
 
+def _launch() -> Optional[str]:
+    """The launch that the environment names. TORCHELASTIC_RUN_ID names none: restarts keep it."""
+    named, job = os.environ.get("THC_LAUNCH_ID"), os.environ.get("SLURM_JOB_ID")
+    if named or not job:
+        return named or None
+    step, restarts = os.environ.get("SLURM_STEP_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
+    return f"slurm-{job}.{step}-{restarts}"
+
+
 def _rules(retain: Union[None, str, int, Iterable[VersionSpec]]) -> Optional[bytes]:
     if retain is None or isinstance(retain, str):
         return retain.encode() if retain else None
@@ -82,6 +91,8 @@ class Base:
         self._left: Optional[Op] = None
         #: Of every verb that is given none: seconds, a timedelta, or None for no limit.
         self.timeout: Time = VERB_S if isinstance(timeout, type(DEFAULT)) else timeout
+        if launch_id is None:
+            launch_id = _launch()
         if replica is None:
             replica = f"{socket.gethostname()}-{os.getpid()}"
         self.model, self.replica = model, replica
@@ -526,8 +537,10 @@ def open(
     ``replica`` names the group of shards, and is the same for all its members; left out it is this
     host and process. ``retain`` says what stays available while the handle is open: "latest-2", a
     list of such rules, or a number N for the last N. ``lineage`` is raised when a training restarts
-    from an older checkpoint. ``launch_id`` is one string for all members of one launch. ``agent``
-    is the directory of the agent; left out libthc finds it. ``timeout`` is that of this call, 30 s.
+    from an older checkpoint. ``launch_id`` is one string for all members of one launch, which
+    replaces what is left of the one before; left out it is $THC_LAUNCH_ID, else Slurm's job, step
+    and restart count, else none. ``agent`` is the directory of the agent; left out libthc finds it.
+    ``timeout`` is that of this call, 30 s.
     """
     flags = flags_of(spot, require_rdma, staged, no_memory_fd, prefetch, offload_seed)
     handle = Handle(
