@@ -30,21 +30,22 @@ from .tensors import Part
 from .results import Listing, Manifest, Replica, Result, Row, Version
 
 if TYPE_CHECKING:
-    from . import aio
+    from . import aio, distributed
 
 __version__: str = _lib.thc_version_string().decode()
 
 __all__ = [
     "Block", "Error", "Event", "Handle", "Listing", "Manifest", "Op", "Part", "Replica", "Result",
-    "Row", "Version", "aio", "close_all", "empty", "errors", "handles", "load", "open", "share_",
+    "Row", "Version", "aio", "close_all", "distributed", "empty", "errors", "handles", "load",
+    "open", "share_",
     *(kind.__name__ for kind in errors.CLASSES.values()),
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """aio, when it is asked for: asyncio takes longer to import than all the rest."""
-    if name == "aio":
+    """When they are asked for: asyncio alone takes longer to import than all the rest."""
+    if name in ("aio", "distributed"):
         from importlib import import_module
 
-        return import_module("tensorhub.aio")
+        return import_module(f"tensorhub.{name}")
     raise AttributeError(f"module 'tensorhub' has no attribute {name!r}")
