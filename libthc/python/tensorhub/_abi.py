@@ -216,7 +216,11 @@ lib = _load()
 
 def call(name: str, *args: Any) -> int:
     """Calls, without the GIL. A negative return is raised, with the sentence of this thread."""
-    code: int = getattr(lib, name)(*args)
+    return check(getattr(lib, name)(*args), name)
+
+
+def check(code: int, name: str) -> int:
+    """What this thread's last call has answered, raised where it is negative."""
     if code < 0:
         raise errors.from_code(code, lib.thc_errmsg().decode(errors="replace"), name)
     return code

@@ -66,6 +66,8 @@ class Op:
     before its end is cancelled, and its handle begins no other operation before that end.
     """
 
+    _pointer = c.c_void_p()
+
     def __init__(
         self, handle: "Base", verb: str, always: bool = False, report: Optional[Report] = None
     ) -> None:
@@ -101,7 +103,11 @@ class Op:
         return done.value, total.value
 
     def cancel(self) -> None:
-        """Asks it to end. Before GO it ends, and nothing has changed; after GO with its outcome."""
+        """Asks it to end. Before GO it ends, and nothing has changed; after GO with its outcome.
+
+        That is: while bytes flow it goes on; without a source it fails when that is given up, 10 s
+        after it fell silent (lease.dead).
+        """
         if self._pointer:
             _abi.call("thc_op_cancel", self._pointer)
 

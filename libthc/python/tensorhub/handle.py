@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A handle: one shard of one replica of a model, with every verb of thc.h."""
 
+import contextlib
 import ctypes as c
 import enum
 import os
@@ -9,7 +10,7 @@ import sys
 import time
 import warnings
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Tuple, Type, Union
 
 from . import _abi, errors
 from ._steps import DEFAULT, Op, Steps, Time, in_slices, milliseconds, run, seconds
@@ -79,12 +80,16 @@ def _rules(retain: Union[None, str, int, Iterable[VersionSpec]]) -> Optional[byt
 class Base:
     """What a handle is, whoever waits: verbs as steps, questions that never wait."""
 
+    _pointer = c.c_void_p()
+    _closes: List[Tuple[int, int]] = []  # what thc_close has answered, and its flags
+
     def __init__(
         self, model: str, replica: Optional[str], shard: int, num_shards: int, lineage: int,
         retain: Union[None, str, int, Iterable[VersionSpec]], launch_id: Optional[str],
         agent: Optional[str], flags: int, timeout: Time,
     ) -> None:  # fmt: skip
-        self._shard = c.c_void_p()
+        self._pointer = c.c_void_p()
+        self._closes = []
         self._fd = -1
         self._keep: Any = None
         self._seen = Event(0)
@@ -109,6 +114,12 @@ class Base:
             agent=None if agent is None else _text("agent", agent),
             flags=flags,
         )
+
+    @property
+    def _shard(self) -> c.c_void_p:
+        """The handle of libthc; null before it is open, and from the moment that frees it."""
+        freed = any(code == 0 or flags & _abi.CLOSE_ABANDON for code, flags in self._closes)
+        return c.c_void_p() if freed else self._pointer
 
     @property
     def label(self) -> str:
@@ -211,8 +222,8 @@ class Base:
 
     def _end(self, op: Op) -> None:
         """Cancels, and waits for the end. A second Ctrl-C leaves it to resolve() or close()."""
-        _abi.lib.thc_op_cancel(op._pointer)
         try:
+            _abi.lib.thc_op_cancel(op._pointer)
             self._wait(op, None)
         except BaseException:
             self._left, kept = Op(self, op.verb, op._always), op._pointer
@@ -222,24 +233,34 @@ class Base:
     # ---- verbs, as steps ------------------------------------------------------------------------
 
     def _open(self, timeout: Time) -> Steps[None]:
-        shard = c.c_void_p()
-        yield from in_slices(
-            lambda ms: _abi.call("thc_open", c.byref(self._opts), ms, c.byref(shard)),
-            seconds(timeout, OPEN_S),
-        )
-        self._shard = shard
-        self._fd = _abi.call("thc_fd", shard)
-        _handles.add(self)
+        # As in Op._submit: libthc writes the pointer where a signal cannot lose it.
+        pointer = c.byref(self._pointer)
+        try:
+            yield from in_slices(
+                lambda ms: _abi.call("thc_open", c.byref(self._opts), ms, pointer),
+                seconds(timeout, OPEN_S),
+            )
+            self._fd = _abi.call("thc_fd", self._shard)
+            _handles.add(self)
+        except BaseException:
+            self._abandon()
+            raise
 
     def _register(self, tensors: Tensors, timeout: Time) -> Steps[None]:
         self._check()
         array, keep = rows_of(tensors)
-        yield from in_slices(
-            lambda ms: _abi.call(
-                "thc_register", self._shard, array, len(array), c.sizeof(_abi.Tensor), ms
-            ),
-            self._limit(timeout),
-        )
+        before = self._keep
+        self._keep = (before, keep)  # an interrupted call may have registered them
+        try:
+            yield from in_slices(
+                lambda ms: _abi.call(
+                    "thc_register", self._shard, array, len(array), c.sizeof(_abi.Tensor), ms
+                ),
+                self._limit(timeout),
+            )
+        except errors.Error:
+            self._keep = before
+            raise
         self._keep = keep
 
     def _unregister(self, timeout: Time) -> Steps[None]:
@@ -297,13 +318,13 @@ class Base:
         raw = c.c_void_p()
         flags = _abi.LIST_GROUP if group else 0
         limit = self._limit(timeout)
-        if group:  # an operation of all members: its deadline is one for all, and is not cut
-            _abi.call("thc_list", self._shard, flags, milliseconds(limit), c.byref(raw))
-        else:
-            yield from in_slices(
-                lambda ms: _abi.call("thc_list", self._shard, flags, ms, c.byref(raw)), limit
-            )
         try:
+            if group:  # an operation of all members: its deadline is one for all, and is not cut
+                _abi.call("thc_list", self._shard, flags, milliseconds(limit), c.byref(raw))
+            else:
+                yield from in_slices(
+                    lambda ms: _abi.call("thc_list", self._shard, flags, ms, c.byref(raw)), limit
+                )
             return listing_of(_abi.Listing.from_address(raw.value or 0))
         finally:
             _abi.lib.thc_listing_free(raw)
@@ -328,13 +349,13 @@ class Base:
         self._check()
         raw, text = c.c_void_p(), spec(version)
         number = min(_count("shard", shard), 2**32 - 1)
-        yield from in_slices(
-            lambda ms: _abi.call(
-                "thc_get_manifest", self._shard, text, number, ms, c.byref(raw)
-            ),
-            self._limit(timeout),
-        )
         try:
+            yield from in_slices(
+                lambda ms: _abi.call(
+                    "thc_get_manifest", self._shard, text, number, ms, c.byref(raw)
+                ),
+                self._limit(timeout),
+            )
             return manifest_of(_abi.Manifest.from_address(raw.value or 0))
         finally:
             _abi.lib.thc_manifest_free(raw)
@@ -351,27 +372,32 @@ class Base:
     def _close(self, abandon: bool, timeout: Time) -> Steps[None]:
         if not self._shard:
             return
-        flags = _abi.CLOSE_ABANDON if abandon else 0
         left, self._left = self._left, None
         if left is not None:
             left._free()
         limit = self._limit(timeout)
         if abandon:  # it frees the handle however long it takes: once
             try:
-                _abi.call("thc_close", self._shard, flags, milliseconds(limit))
+                self._close_once(_abi.CLOSE_ABANDON, milliseconds(limit))
             finally:
                 self._forget()
             return
-        yield from in_slices(lambda ms: _abi.call("thc_close", self._shard, flags, ms), limit)
+        yield from in_slices(lambda ms: self._close_once(0, ms), limit)
         self._forget()
+
+    def _close_once(self, flags: int, ms: int) -> None:
+        # The answer lands in the list before a signal can be taken: no handle is freed twice.
+        self._closes.extend(zip(map(_abi.lib.thc_close, (self._shard,), (flags,), (ms,)), (flags,)))
+        _abi.check(self._closes[-1][0], "thc_close")
 
     def _abandon(self) -> None:
         if self._shard:
-            _abi.lib.thc_close(self._shard, _abi.CLOSE_ABANDON, int(LEAVE_S * 1000))
+            with contextlib.suppress(errors.Error):  # it frees the handle, whatever is said
+                self._close_once(_abi.CLOSE_ABANDON, int(LEAVE_S * 1000))
             self._forget()
 
     def _forget(self) -> None:
-        self._shard, self._fd, self._keep = c.c_void_p(), -1, None
+        self._fd, self._keep = -1, None
         _handles.discard(self)
 
 
@@ -558,4 +584,4 @@ def close_all() -> None:
 
 def handles() -> FrozenSet[str]:
     """Labels of the handles that are open in this process."""
-    return frozenset(handle.label for handle in list(_handles))
+    return frozenset(handle.label for handle in list(_handles) if handle._shard)
