@@ -8,7 +8,7 @@
  *     broken before, and all hold the same   --> BROKEN, and rescued when it is the last copy
  *
  * As long as nothing was decided in it that takes all shards, one that is opened now may be one
- * that was never there (rejoin_open.c): it joins them, and the group needs not come back whole.
+ * that was never there: it joins them, and the group needs not come back whole.
  *
  * A copy is listed when all shards have announced it, never before (I5). An operation that one
  * member knows the end of has that end for all (I4); one that has had its GO runs on; any other is
@@ -35,6 +35,11 @@ void rejoin_inventory_ends(struct refsrv *server, struct agent *agent);
 /* The agent's inventory has come: it had so many sessions. */
 void rejoin_inventory_told(struct refsrv *server, struct agent *agent, uint32_t num_sessions);
 
+/* A shard that is opened now may belong to it. */
+bool rejoin_may_open(const struct group *group);
+/* It was, and is waited for with the others, or has completed the group. False: nobody waits. */
+bool rejoin_opened(struct refsrv *server, struct member *member);
+
 /* What this server knows of the model may not be all there is. */
 bool model_warming(const struct refsrv *server, const struct model *model);
 /* It is no longer, when its time is over. */
@@ -54,6 +59,8 @@ int rejoin_op(struct refsrv *server, struct member *member, const struct ctl_op 
 /* False: it is carried out now. */
 bool rejoin_close(struct refsrv *server, struct member *member, const struct ctl_close *close);
 void rejoin_cancel(struct member *member, const struct ctl_cancel *cancel);
+/* It cannot come back, because of why. */
+void rejoin_break(struct refsrv *server, struct group *group, const char *why);
 /* The group is complete, or broken: what has come goes on. */
 void rejoin_over(struct refsrv *server, struct group *group);
 /* Lets what one member asked go on; rejoin_over does it for all. */
@@ -66,33 +73,6 @@ void rejoin_member_free(struct member *member);
 void rejoin_drain_unbuilt(struct refsrv *server, struct member *member);
 /* It has said that it holds or fills something, which is not on record yet. */
 bool rejoin_uses_registration(const struct member *member);
-
-/* ---- rejoin_open.c --------------------------------------------------------------------------- */
-
-/* It knows the ends of all it has called, and none of them needed the others. */
-bool rejoin_stood_alone(const struct ctl_rejoin *said);
-/* A shard that is opened now may belong to it. */
-bool rejoin_may_open(const struct group *group);
-/* It was, and is waited for with the others, or has completed the group. False: nobody waits. */
-bool rejoin_opened(struct refsrv *server, struct member *member);
-/* The group, of another number, in which this one meets those that were opened; NULL: none. */
-struct group *rejoin_meets(
-	const struct model *model, const struct agent *agent, const struct ctl_rejoin *said);
-/* The group in which a shard of that number is; NULL: none. */
-struct group *rejoin_met(const struct model *model, const char *replica, uint64_t inc);
-/* Who is not there is opened some time: what was held goes on, when some were opened here. */
-void rejoin_launch(struct refsrv *server, struct group *group);
-/* It has gone on without this shard, which comes back now. */
-bool rejoin_lacks(const struct group *group, const struct ctl_rejoin *said);
-/* It was told outcomes that the others will not be told. */
-bool rejoin_came_late(const struct group *group, const struct ctl_rejoin *said);
-
-/* ---- for rejoin_open.c ----------------------------------------------------------------------- */
-
-void rejoin_keep(struct member *member, const struct ctl_rejoin *said);
-/* One more member is there; with the last of them the group is built. */
-void rejoin_joined(struct refsrv *server, struct group *group);
-void rejoin_break(struct refsrv *server, struct group *group, const char *why);
 
 /* ---- rejoin_build.c -------------------------------------------------------------------------- */
 
