@@ -129,8 +129,9 @@ may_have(const struct blocks *blocks, const struct gpus_waiter *waiter)
 }
 
 uint8_t *
-blocks_take(struct blocks *blocks, struct gpus_waiter *waiter)
+gpus_block_take(struct gpus *gpus, struct gpus_waiter *waiter)
 {
+	struct blocks *blocks = gpus->blocks;
 	uint8_t *data = NULL;
 	pthread_mutex_lock(&blocks->lock);
 	TH_ASSERT(blocks->memory);
@@ -164,8 +165,9 @@ unlink_waiter(struct blocks *blocks, struct gpus_waiter **at)
 }
 
 bool
-blocks_cancel(struct blocks *blocks, struct gpus_waiter *waiter)
+gpus_block_cancel(struct gpus *gpus, struct gpus_waiter *waiter)
 {
+	struct blocks *blocks = gpus->blocks;
 	pthread_mutex_lock(&blocks->lock);
 	struct gpus_waiter **at = &blocks->waiters;
 	while (*at && *at != waiter)
@@ -188,8 +190,9 @@ gpu_blocks_settle(struct blocks *blocks)
 }
 
 void
-blocks_give(struct blocks *blocks, uint8_t *data)
+gpus_block_give(struct gpus *gpus, uint8_t *data)
 {
+	struct blocks *blocks = gpus->blocks;
 	if (!data)
 		return;
 	pthread_mutex_lock(&blocks->lock);
@@ -211,14 +214,15 @@ blocks_give(struct blocks *blocks, uint8_t *data)
 }
 
 void
-blocks_copied(struct blocks *blocks, uint64_t bytes)
+gpus_block_copied(struct gpus *gpus, uint64_t bytes)
 {
-	__atomic_fetch_add(&blocks->bytes_copied, bytes, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&gpus->blocks->bytes_copied, bytes, __ATOMIC_RELAXED);
 }
 
 void
-blocks_status(struct blocks *blocks, struct gpus_stage_status *ret_status)
+gpus_stage_status(struct gpus *gpus, struct gpus_stage_status *ret_status)
 {
+	struct blocks *blocks = gpus->blocks;
 	pthread_mutex_lock(&blocks->lock);
 	*ret_status = (struct gpus_stage_status){.budget_bytes = blocks->budget_bytes,
 		.bytes = (uint64_t)blocks->num_carved * GPUS_BLOCK_BYTES,

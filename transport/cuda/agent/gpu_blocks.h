@@ -6,7 +6,8 @@
  * worker; a page is taken when a block is first used, and all are given back when no process runs
  * that could have pinned them. Who finds no block free waits in a queue that nobody overtakes.
  *
- * Any thread, one of a crew too, but for blocks_prepare: it is about descriptors.
+ * Taking and giving: gpus.h. Any thread, one of a crew too, but for blocks_prepare: it is about
+ * descriptors.
  */
 #ifndef TH_TRANSPORT_CUDA_AGENT_GPU_BLOCKS_H
 #define TH_TRANSPORT_CUDA_AGENT_GPU_BLOCKS_H
@@ -20,13 +21,6 @@ int blocks_new(uint64_t budget_bytes, struct th_err *err, struct blocks **ret_bl
 void blocks_free(struct blocks *blocks); /* NULL: nothing */
 /* Before the first block is taken; again is harmless. 0 or -errno with a sentence. */
 int blocks_prepare(struct blocks *blocks, struct th_err *err);
-
-/* As gpus_block_take and the others. */
-uint8_t *blocks_take(struct blocks *blocks, struct gpus_waiter *waiter);
-bool blocks_cancel(struct blocks *blocks, struct gpus_waiter *waiter);
-void blocks_give(struct blocks *blocks, uint8_t *data);
-void blocks_copied(struct blocks *blocks, uint64_t bytes);
-void blocks_status(struct blocks *blocks, struct gpus_stage_status *ret_status);
 
 struct gpus_host *blocks_host(struct blocks *blocks); /* borrowed: all blocks lie in it */
 

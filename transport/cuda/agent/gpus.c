@@ -85,32 +85,6 @@ gpu_submit(struct gpu_request *request)
 	gpu_take_request(side->space->home, request);
 }
 
-/* ---- blocks -------------------------------------------------------------------------------- */
-
-uint8_t *
-gpus_block_take(struct gpus *gpus, struct gpus_waiter *waiter)
-{
-	return blocks_take(gpus->blocks, waiter);
-}
-
-bool
-gpus_block_cancel(struct gpus *gpus, struct gpus_waiter *waiter)
-{
-	return blocks_cancel(gpus->blocks, waiter);
-}
-
-void
-gpus_block_give(struct gpus *gpus, uint8_t *data)
-{
-	blocks_give(gpus->blocks, data);
-}
-
-void
-gpus_block_copied(struct gpus *gpus, uint64_t bytes)
-{
-	blocks_copied(gpus->blocks, bytes);
-}
-
 /* ---- status -------------------------------------------------------------------------------- */
 
 uint32_t
@@ -130,10 +104,4 @@ gpus_status(struct gpus *gpus, struct gpu_status *ret_status, uint32_t count)
 	}
 	pthread_mutex_unlock(&gpus->lock);
 	return num;
-}
-
-void
-gpus_stage_status(struct gpus *gpus, struct gpus_stage_status *ret_status)
-{
-	blocks_status(gpus->blocks, ret_status);
 }
