@@ -18,6 +18,7 @@ from .results import Listing, Manifest, Result
 from .tensors import Tensors
 
 T = TypeVar("T")
+LOOK_STREAM_S = 0.001  # between two looks whether a stream has ended
 
 
 class Handle(Base):
@@ -106,8 +107,15 @@ class Handle(Base):
     async def unregister(self, *, timeout: Time = DEFAULT) -> None:
         await self._run(self._unregister(timeout))
 
-    async def publish(self, version: int, *, timeout: Time = DEFAULT) -> None:
-        await self._run(self._operate(*self._publish(version, timeout)))
+    async def publish(
+        self, version: int, *, stream: Any = None, timeout: Time = DEFAULT
+    ) -> None:
+        submission = self._publish(version, timeout)
+        self._check()
+        for writer in self._keep.writers(stream):
+            while not writer.query():  # a stream has no descriptor
+                await asyncio.sleep(LOOK_STREAM_S)
+        await self._run(self._operate(*submission))
 
     async def unpublish(self, *, force: bool = False, timeout: Time = DEFAULT) -> None:
         await self._run(self._operate(*self._unpublish(force, timeout)))

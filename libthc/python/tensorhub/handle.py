@@ -17,6 +17,7 @@ from ._steps import DEFAULT, Op, Steps, Time, in_slices, milliseconds, run, seco
 from ._steps import wait_once
 from .progress import Told, report_of
 from .results import Listing, Manifest, Result, listing_of, manifest_of, result_of
+from .streams import Registered
 from .tensors import Tensors, parts_of, rows_of
 
 OPEN_S = 30.0  # thc_open's default
@@ -91,7 +92,7 @@ class Base:
         self._pointer = c.c_void_p()
         self._closes = []
         self._fd = -1
-        self._keep: Any = None
+        self._keep = Registered()
         self._seen = Event(0)
         self._left: Optional[Op] = None
         #: Of every verb that is given none: seconds, a timedelta, or None for no limit.
@@ -248,9 +249,9 @@ class Base:
 
     def _register(self, tensors: Tensors, timeout: Time) -> Steps[None]:
         self._check()
-        array, keep = rows_of(tensors)
+        array, pieces = rows_of(tensors)
         before = self._keep
-        self._keep = (before, keep)  # an interrupted call may have registered them
+        self._keep = now = Registered(pieces, before)  # an interrupted call may have registered
         try:
             yield from in_slices(
                 lambda ms: _abi.call(
@@ -261,14 +262,14 @@ class Base:
         except errors.Error:
             self._keep = before
             raise
-        self._keep = keep
+        now.before = None
 
     def _unregister(self, timeout: Time) -> Steps[None]:
         self._check()
         yield from in_slices(
             lambda ms: _abi.call("thc_unregister", self._shard, ms), self._limit(timeout)
         )
-        self._keep = None
+        self._keep = Registered()
 
     def _operate(self, op: Op, function: str, *args: Any) -> Steps[Result]:
         with op:
@@ -397,7 +398,7 @@ class Base:
             self._forget()
 
     def _forget(self) -> None:
-        self._fd, self._keep = -1, None
+        self._fd, self._keep = -1, Registered()
         _handles.discard(self)
 
 
@@ -432,12 +433,19 @@ class Handle(Base):
         """Gives the memory back: neither published nor being filled."""
         run(self._unregister(timeout))
 
-    def publish(self, version: int, *, timeout: Time = DEFAULT) -> None:
+    def publish(self, version: int, *, stream: Any = None, timeout: Time = DEFAULT) -> None:
         """Offers the registered tensors as this version. Returns when all members have done so.
 
         No byte moves. They may not be written to before unpublish() has returned.
+
+        What writes tensors on a GPU must have ended: it first waits, without a timeout, for the
+        current stream of each GPU that has some, as this thread has them: torch's, that which an
+        array names (``__cuda_array_interface__``), else the default stream. ``stream``: for this
+        one instead, of torch, cupy or cuda.core, or a cudaStream_t; False: you have waited.
         """
-        run(self._operate(*self._publish(version, timeout)))
+        submission = self._publish(version, timeout)
+        self._written(stream)
+        run(self._operate(*submission))
 
     def unpublish(self, *, force: bool = False, timeout: Time = DEFAULT) -> None:
         """Takes the version back. Returns when nobody reads it, and a retained one is elsewhere.
@@ -452,6 +460,10 @@ class Handle(Base):
     ) -> Result:  # fmt: skip
         """Waits for the version, and brings it into the registered tensors.
 
+        When it returns the bytes are there: what is launched from then on sees them, on any stream.
+        What reads or writes the tensors on a GPU must have ended before it is called, and it waits
+        for no stream: with submit forms, until the operation has ended.
+
         ``progress`` is called with (done, total), bytes that are here and verified and all, about
         ten times a second while they come and once when they are there. It is called by this
         thread; what it raises ends the operation as Ctrl-C does. ``tqdm``: a bar where tqdm is
@@ -465,8 +477,8 @@ class Handle(Base):
     ) -> Result:  # fmt: skip
         """Brings the version if it is there and not held. The result is true when bytes are new.
 
-        Waits for no version. While it runs after GO, ``version`` is None. ``progress`` and ``tqdm``
-        are those of replicate().
+        Waits for no version. While it runs after GO, ``version`` is None. Streams, ``progress`` and
+        ``tqdm`` are as of replicate(); an update that finds nothing new touches no tensor.
         """
         return run(self._operate(*self._update(version, timeout, progress, tqdm)))
 
@@ -519,9 +531,18 @@ class Handle(Base):
         self._check()
         return op._submit(function, *args)
 
-    def publish_async(self, version: int, *, timeout: Time = DEFAULT) -> Op:
-        """Begins a publish; ``timeout`` is its own deadline."""
-        return self._begin(*self._publish(version, timeout))
+    def _written(self, stream: Any) -> None:
+        self._check()
+        for writer in self._keep.writers(stream):
+            writer.synchronize()
+
+    def publish_async(
+        self, version: int, *, stream: Any = None, timeout: Time = DEFAULT
+    ) -> Op:
+        """Begins a publish, when ``stream`` has ended; ``timeout`` is its own deadline."""
+        submission = self._publish(version, timeout)
+        self._written(stream)
+        return self._begin(*submission)
 
     def unpublish_async(self, *, force: bool = False, timeout: Time = DEFAULT) -> Op:
         """Begins an unpublish; ``timeout`` is its own deadline."""

@@ -44,7 +44,6 @@ def _check_join(manifests: List[Manifest]) -> None:
                 f"tensors: {name!r} {what}, and load joins none; open each shard by "
                 f"th.open(model, shard=i, num_shards={manifest.num_shards}), allocate and "
                 "replicate it, and join them where manifest(version, i).tensors[name].offset says",
-                errors.Layout.code,
             )
 
 
@@ -106,8 +105,7 @@ def load_steps(
             head = yield from looks._manifest(version, 0, left())
             if (head.lineage, head.version) == tried:
                 raise errors.NotAvailable(
-                    f"version: {head.version} of {model} went while it was being loaded",
-                    errors.NotAvailable.code,
+                    f"version: {head.version} of {model} went while it was being loaded"
                 )
             tried = head.lineage, head.version
             manifests = [head]

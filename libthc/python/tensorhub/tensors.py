@@ -28,6 +28,7 @@ class Piece(NamedTuple):
     global_shape: Optional[Tuple[int, ...]] = None
     offset: Optional[Tuple[int, ...]] = None
     keep: Any = None  #: what must live as long as the bytes are used
+    by: str = "buffer"  #: who knows the stream that writes it: "torch", "array" or "dlpack"
 
 
 class Part(NamedTuple):
@@ -86,7 +87,8 @@ def _torch(name: str, tensor: Any) -> Piece:
     shape = tuple(tensor.shape)
     device = _abi.HOST if place == "cpu" else tensor.device.index or 0
     nbytes = tensor.numel() * tensor.element_size()
-    return Piece(tensor.data_ptr() if nbytes else 0, nbytes, kind, shape, device, keep=tensor)
+    address = tensor.data_ptr() if nbytes else 0
+    return Piece(address, nbytes, kind, shape, device, keep=tensor, by="torch")
 
 
 def _dtype(name: str, dtype: Any) -> dtypes.DType:
@@ -139,7 +141,8 @@ def _array(name: str, interface: Mapping[str, Any], tensor: Any, device: int) ->
     if strides is not None and tuple(strides) != _row_major(shape, kind):
         raise Invalid(f"tensors: {name!r} is not contiguous; register a copy that is, and keep it")
     nbytes = (count_of(shape) * kind.bits + 7) // 8
-    return Piece(interface["data"][0] if nbytes else 0, nbytes, kind, shape, device, keep=tensor)
+    address = interface["data"][0] if nbytes else 0
+    return Piece(address, nbytes, kind, shape, device, keep=tensor, by="array")
 
 
 def _row_major(shape: Sequence[int], kind: dtypes.DType) -> Tuple[int, ...]:
@@ -188,22 +191,27 @@ def _address(view: memoryview) -> int:
 
 def _dlpack(name: str, tensor: Any) -> Piece:
     """Whoever speaks DLPack only: torch or numpy takes it in, without a copy."""
-    if hasattr(tensor, "__dlpack__"):
-        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if not hasattr(tensor, "__dlpack__"):
+        raise Invalid(
+            f"tensors: {name!r} is a {type(tensor).__name__}, which has no memory to register; "
+            "give a torch tensor, a numpy array or a buffer"
+        )
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    on_cpu = tensor.__dlpack_device__()[0] == 1
+    if torch is None and (numpy is None or not on_cpu):
+        who = "torch or numpy" if on_cpu else "torch"
+        raise Invalid(f"tensors: {name!r} speaks DLPack only: import {who} first")
+    try:
         if torch is not None:
-            return _torch(name, torch.from_dlpack(tensor))._replace(keep=tensor)
-        if numpy is not None:
-            array = numpy.from_dlpack(tensor)
-            return _array(name, array.__array_interface__, array, _abi.HOST)._replace(keep=tensor)
-        raise Invalid(f"tensors: {name!r} speaks DLPack only: import torch or numpy first")
-    raise Invalid(
-        f"tensors: {name!r} is a {type(tensor).__name__}, which has no memory to register; give a "
-        "torch tensor, a numpy array or a buffer"
-    )
+            return _torch(name, torch.from_dlpack(tensor))._replace(keep=tensor, by="dlpack")
+        array = numpy.from_dlpack(tensor)  # type: ignore[union-attr]
+    except (BufferError, RuntimeError, TypeError) as failure:
+        raise Invalid(f"tensors: {name!r} cannot be taken in by DLPack: {failure}") from None
+    return _array(name, array.__array_interface__, array, _abi.HOST)._replace(keep=tensor)
 
 
-def rows_of(tensors: Tensors) -> Tuple[Any, List[Any]]:
-    """An array of thc_tensor, and what must live as long as it is registered."""
+def rows_of(tensors: Tensors) -> Tuple[Any, List[Piece]]:
+    """An array of thc_tensor, and the pieces, which must live as long as it is registered."""
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
     pieces = []
     for pair in pairs:
@@ -224,7 +232,7 @@ def rows_of(tensors: Tensors) -> Tuple[Any, List[Any]]:
         if piece.global_shape is not None and piece.offset is not None:
             row.global_shape[: len(piece.shape)] = piece.global_shape
             row.offset[: len(piece.shape)] = piece.offset
-    return array, [piece.keep for _, piece in pieces]
+    return array, [piece for _, piece in pieces]
 
 
 def parts_of(manifest: Manifest) -> Dict[str, Part]:

@@ -21,6 +21,7 @@
 #define BOUNCE_BYTES (1u << 20)
 #define EVENTS_MAX 1024u
 #define LEGACY_STREAM ((CUstream)(uintptr_t)1)
+#define PER_THREAD_STREAM ((CUstream)(uintptr_t)2) /* does as the legacy one does */
 
 enum work_kind { WORK_COPY, WORK_SET, WORK_RECORD, WORK_WAIT, WORK_FREE, WORK_CALL };
 
@@ -264,7 +265,7 @@ run(void *argument)
 static bool
 is_default_stream(CUstream stream)
 {
-	return !stream || stream == LEGACY_STREAM;
+	return !stream || stream == LEGACY_STREAM || stream == PER_THREAD_STREAM;
 }
 
 static bool
