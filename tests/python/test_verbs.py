@@ -64,7 +64,7 @@ def test_ten_lines(trainer, rollout):
     assert listing.all == {(0, 7): {"trainer", "rollout"}}
     assert listing.details[0, 7].replicas[0].ready
     trainer.unpublish()
-    assert trainer.safe_to_mutate() and trainer.version is None
+    assert trainer.safe_to_mutate and trainer.version is None
 
 
 def test_manifest_allocate_and_attributes(trainer, agent, model):
@@ -263,7 +263,7 @@ def test_after_close(agent, model):
     for call in (handle.list, handle.update, handle.unregister, lambda: handle.publish(1)):
         with pytest.raises(th.State, match="is closed"):
             call()
-    assert handle.version is None and not handle.safe_to_mutate() and not handle.events()
+    assert handle.version is None and not handle.safe_to_mutate and not handle.events()
     assert "closed" in repr(handle)
 
 

@@ -174,6 +174,7 @@ class Base:
         seen, self._seen = self._seen, Event(0)
         return seen
 
+    @property
     def safe_to_mutate(self) -> bool:
         """Proven: nobody writes the tensors any more, and nobody takes what is read from them."""
         return bool(self._shard) and _abi.lib.thc_safe_to_mutate(self._shard) == 1
