@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The example programs of the package, run as a user runs them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+EXAMPLES = os.path.join(ROOT, "libthc", "python", "examples")
+
+
+def start(name, *args):
+    return subprocess.Popen(
+        [sys.executable, os.path.join(EXAMPLES, name), *map(str, args)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def outputs(*programs):
+    """What each has printed, when all have ended well; those that have not are ended."""
+    late = False
+    for program in programs:
+        program.stdin.close()  # the line that the trainer waits for, when the rollouts have ended
+        program.stdin = None
+        try:
+            late = late or program.wait(60) is None
+        except subprocess.TimeoutExpired:
+            late = True
+    for program in programs:
+        program.kill()
+    texts = [program.communicate()[0] for program in programs]
+    assert not late and not any(program.returncode for program in programs), texts
+    return texts
+
+
+def test_the_papers_two_loops(agent, model):
+    """Figure 4: a co-located worker of two shards, and two standalone rollouts of as many."""
+    common = ("--model", model, "--num-shards", 2)
+    rollouts = [
+        start("rollout.py", *common, "--shard", i, "--replica", name, "--last", 3)
+        for name in ("r0", "r1")
+        for i in range(2)
+    ]
+    trainers = [start("colocated.py", *common, "--shard", i, "--steps", 3) for i in range(2)]
+    texts = outputs(*rollouts, *trainers)
+    for text in texts[:4]:
+        versions = [int(line.split()[1]) for line in text.splitlines()]
+        assert versions == sorted(set(versions)) and versions[-1] == 3, text
+    for text in texts[4:]:
+        assert text.splitlines() == ["published 1", "published 2", "published 3"], text
+
+
+def test_eight_rollouts_in_one_loop(agent, model):
+    (text,) = outputs(start("async_rollouts.py", "--model", model, "--steps", 3))
+    assert text.splitlines() == [f"rollout{i}: 3 versions" for i in range(8)], text
+
+
+def test_a_torch_loop_with_two_rollouts(agent, model):
+    pytest.importorskip("torch", reason="torch is not installed")
+    (text,) = outputs(start("torch_loop.py", "--model", model, "--steps", 4))
+    for name in ("rollout0", "rollout1"):
+        lines = [line for line in text.splitlines() if line.startswith(name)]
+        assert len(lines) == 4 and "version 4" in lines[-1], text
