@@ -137,17 +137,30 @@ check_internal(const struct session *session)
 }
 
 static void
+check_observer(const struct agent_core *agent, const struct session *session)
+{
+	TH_ASSERT(session->state != SESSION_OPENING || !agent->link.attached);
+	TH_ASSERT(!ac_internal(session) && !ac_known(session) && session->lane->queue == NULL);
+	TH_ASSERT(session->tensors == TENSORS_NONE && session->call.state == CALL_NONE);
+	TH_ASSERT(session->part == NULL && session->in == NULL && !ac_pending(session));
+	TH_ASSERT(!ac_broken(session) && !session->dirty);
+}
+
+static void
 check_session(const struct agent_core *agent, const struct session *session)
 {
 	const struct inbound *in = session->in;
 
 	TH_ASSERT(session->lane != NULL && session->lane->session == session);
-	TH_ASSERT(session->state != SESSION_OPENING || session->lane->queue != NULL);
+	TH_ASSERT(session->state != SESSION_OPENING || session->lane->queue != NULL ||
+		  ac_observer(session));
 	/* What no refusal is taken of does not become open again. */
 	TH_ASSERT(ac_closing(session) || (!session->abandon && !session->close_final));
 	agent_check_slots(session);
 	if (ac_internal(session))
 		check_internal(session);
+	if (ac_observer(session))
+		check_observer(agent, session);
 	if (session->part != NULL)
 		agent_check_part(agent, session);
 	if (session->call.state != CALL_NONE)

@@ -65,6 +65,14 @@ struct agent_config {
 
 void agent_config_default(struct agent_config *ret_config); /* all but the first three */
 
+/*
+ * A session that is opened without a replica is an observer: a member of nothing, of which no
+ * server knows. This is what it hears of all but watch and close; the argument is what was wanted.
+ */
+#define AGENT_OBSERVER_REFUSED                                                                     \
+	"%s: this handle is an observer, a member of nothing, which lists, waits and gets "        \
+	"manifests; open one with a replica"
+
 /* ---- events ---------------------------------------------------------------------------------- */
 
 enum agent_event_kind {

@@ -276,6 +276,13 @@ agent_rejoin_end(struct agent_core *agent, struct session *session, const char *
 		announce_gone(agent, session->lane, ac_lost(session));
 }
 
+/* No server is told of it, and none that has ended takes it along. */
+static bool
+outlives_servers(const struct session *session)
+{
+	return ac_observer(session) && !TH_PLANT(observer_ends_with_its_server);
+}
+
 void
 ac_rejoin(struct agent_core *agent)
 {
@@ -284,7 +291,10 @@ ac_rejoin(struct agent_core *agent)
 	forget_lanes(agent);
 	HASH_ITER(hh, agent->sessions, session, next)
 	{
-		if (session->state == SESSION_OPEN && !ac_broken(session) && goes_on(session)) {
+		if (outlives_servers(session)) {
+			TH_MARK(d22_observer_outlives_its_server);
+		} else if (session->state == SESSION_OPEN && !ac_broken(session) &&
+			   goes_on(session)) {
 			announce(agent, session);
 		} else if (ac_close_keeps(agent, session)) {
 			announce(agent, session);
@@ -304,7 +314,10 @@ ac_rejoin_none(struct agent_core *agent, const char *text)
 
 	forget_lanes(agent);
 	HASH_ITER(hh, agent->sessions, session, next)
-	agent_rejoin_end(agent, session, text);
+	{
+		if (!outlives_servers(session))
+			agent_rejoin_end(agent, session, text);
+	}
 }
 
 /* ---- answers --------------------------------------------------------------------------------- */
@@ -342,7 +355,7 @@ ac_rejoin_tick(struct agent_core *agent)
 	{
 		if (lane->queue != NULL && lane->queue->ctl.kind == CTL_REJOIN)
 			return;
-		count += lane->session != NULL;
+		count += lane->session != NULL && !ac_observer(lane->session);
 	}
 	agent->link.rejoined_due = false;
 	ac_lane_add(agent, agent->misc, CTL_REJOINED)->u.rejoined.num_sessions = count;

@@ -327,6 +327,16 @@ ac_known(const struct session *session)
 	return session->at_server != AT_SERVER_NOT;
 }
 
+/*
+ * A member of nothing: it watches, and the shell asks for lists and manifests on its behalf. The
+ * server knows nothing of it, so nothing that befalls groups or servers ends it.
+ */
+static inline bool
+ac_observer(const struct session *session)
+{
+	return session->open.replica[0] == '\0';
+}
+
 static inline bool
 ac_broken(const struct session *session)
 {
@@ -481,8 +491,12 @@ void ac_tensors_enter(struct session *session, enum tensors_state state, const c
 struct session *ac_session_find(const struct agent_core *agent, uint64_t id);
 struct session *ac_session_by_sid(const struct agent_core *agent, uint64_t sid);
 void ac_session_open(struct agent_core *agent, uint64_t id, const struct ctl_open *open);
-/* OPENING; the OPEN is on its way. */
+/* OPENING; the OPEN is on its way, but for an observer. */
 struct session *ac_session_new(struct agent_core *agent, uint64_t id, const struct ctl_open *open);
+/* It is open as soon as there is a server to be asked, which hears nothing of it. */
+void ac_observer_settle(struct agent_core *agent, struct session *session);
+/* What a member may do, and an observer may not. */
+int ac_observer_refused(const char *what, struct th_err *err);
 void ac_session_register(
 	struct agent_core *agent, struct session *session, const struct ctl_register *reg);
 void ac_session_unregister(struct agent_core *agent, struct session *session);

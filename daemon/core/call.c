@@ -160,6 +160,8 @@ state_check(const struct agent_core *agent, const struct session *session,
 {
 	const char *name = ctl_op_name(submit->kind);
 
+	if (ac_observer(session) && !TH_PLANT(observer_calls))
+		return ac_observer_refused(name, err);
 	if (ac_broken(session) && !may_be_decided(agent, session, submit->kind))
 		return th_fail(err, session->broken_code, "%s", session->broken_text);
 	if (ac_ghost_busy(session))

@@ -67,9 +67,9 @@ close_opening(struct agent_core *agent, struct session *session)
 	uint64_t id = session->id;
 	bool silent = ac_lost(session) || ac_internal(session);
 
-	TH_ASSERT(lane->queue != NULL);
+	TH_ASSERT(lane->queue != NULL || ac_observer(session));
 	lane->died = ac_lost(session);
-	if (lane->queue->ctl.request_no == 0)
+	if (lane->queue != NULL && lane->queue->ctl.request_no == 0)
 		ac_lane_clear(agent, lane);
 	ac_session_free(agent, session);
 	if (!silent)

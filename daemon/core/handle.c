@@ -2,7 +2,7 @@
 /*
  * handle - one handle of one worker: opening, registering, what its worker sees, breaking.
  *
- *   OPENING          -> OPEN             the server's reply
+ *   OPENING          -> OPEN             the server's reply; of an observer: there is a server
  *   OPEN             -> CLOSING          its worker closes it, or is lost
  *                    -> CLOSING_UNASKED  ended by us: its worker has broken the contract
  *   CLOSING          -> OPEN             the close is refused
@@ -114,6 +114,25 @@ num_of_workers(const struct agent_core *agent)
 	return count;
 }
 
+/* What a member says of itself has no meaning for who is none. */
+static int
+open_check_observer(const struct ctl_open *open, struct th_err *err)
+{
+	const char *what = open->shard != 0 || open->num_shards != 1 ? "num_shards"
+			   : open->lineage != 0                      ? "lineage"
+			   : open->retain[0] != '\0'                 ? "retain"
+			   : open->launch_id[0] != '\0'              ? "launch_id"
+			   : open->flags != 0                        ? "flags"
+								     : NULL;
+
+	if (what == NULL)
+		return 0;
+	return th_fail(err, TH_E_INVALID,
+		"%s: without a replica the handle is an observer, which is a member of nothing and "
+		"has none; leave it out, or name a replica",
+		what);
+}
+
 static int
 open_check(const struct agent_core *agent, const struct ctl_open *open, struct th_err *err)
 {
@@ -125,7 +144,9 @@ open_check(const struct agent_core *agent, const struct ctl_open *open, struct t
 		return th_fail(err, TH_E_LIMIT,
 			"this agent has its limit of %u open handles (limit.sessions)",
 			agent->config.sessions_max);
-	if (!th_name_valid(open->model, TH_NAME_MAX) || !th_name_valid(open->replica, TH_NAME_MAX))
+	bool observer = open->replica[0] == '\0';
+	if (!th_name_valid(open->model, TH_NAME_MAX) ||
+		(!observer && !th_name_valid(open->replica, TH_NAME_MAX)))
 		return th_fail(err, TH_E_INVALID,
 			"the model or replica name is not 1 to %d bytes of UTF-8 without control "
 			"characters",
@@ -141,13 +162,20 @@ open_check(const struct agent_core *agent, const struct ctl_open *open, struct t
 		return th_fail(err, TH_E_INVALID,
 			"flags 0x%x: this version of the agent does not offer %s; open without it",
 			open->flags, flag_name(refused));
-	return 0;
+	return observer ? open_check_observer(open, err) : 0;
 }
 
 static void
 send_open(struct agent_core *agent, struct session *session)
 {
 	ac_lane_add(agent, session->lane, CTL_OPEN)->u.open = session->open;
+}
+
+static void
+answer_opened(struct agent_core *agent, struct session *session)
+{
+	ac_answer(agent, AGENT_OPENED, session->id, NULL);
+	ac_session_line(agent, session);
 }
 
 void
@@ -162,6 +190,15 @@ ac_session_open(struct agent_core *agent, uint64_t id, const struct ctl_open *op
 		ac_session_new(agent, id, open);
 }
 
+void
+ac_observer_settle(struct agent_core *agent, struct session *session)
+{
+	if (!ac_observer(session) || session->state != SESSION_OPENING || !agent->link.attached)
+		return;
+	ac_session_enter(session, SESSION_OPEN, "there is a server");
+	answer_opened(agent, session);
+}
+
 struct session *
 ac_session_new(struct agent_core *agent, uint64_t id, const struct ctl_open *open)
 {
@@ -174,7 +211,8 @@ ac_session_new(struct agent_core *agent, uint64_t id, const struct ctl_open *ope
 	session->model = ac_model_acquire(agent, session->open.model);
 	session->lane = ac_lane_new(agent, session);
 	HASH_ADD(hh, agent->sessions, id, sizeof(session->id), session);
-	send_open(agent, session);
+	if (!ac_observer(session))
+		send_open(agent, session);
 	return session;
 }
 
@@ -233,8 +271,14 @@ handle_opened(struct agent_core *agent, struct session *session, const struct ct
 		ac_internal_opened(agent, session);
 		return;
 	}
-	ac_answer(agent, AGENT_OPENED, session->id, NULL);
-	ac_session_line(agent, session);
+	answer_opened(agent, session);
+}
+
+int
+ac_observer_refused(const char *what, struct th_err *err)
+{
+	TH_MARK(d22_observer_refused);
+	return th_fail(err, TH_E_STATE, AGENT_OBSERVER_REFUSED, what);
 }
 
 /* ---- registering ----------------------------------------------------------------------------- */
@@ -247,6 +291,8 @@ handle_register_check(const struct agent_core *agent, const struct session *sess
 		return th_fail(err, TH_E_CONTRACT, "%s", session->ended_text);
 	if (session->state != SESSION_OPEN)
 		return th_fail(err, TH_E_STATE, "%s: the handle is not open", what);
+	if (ac_observer(session))
+		return ac_observer_refused(what, err);
 	if (ac_broken(session))
 		return th_fail(err, session->broken_code, "%s", session->broken_text);
 	if (ac_tensors_change(session) || ac_ghost_busy(session))

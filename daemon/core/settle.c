@@ -31,6 +31,7 @@ is_unwanted(const struct session *session)
 void
 ac_settle(struct agent_core *agent, struct session *session)
 {
+	ac_observer_settle(agent, session);
 	ac_part_settle(agent, session);
 	ac_call_settle(agent, session);
 	settle_broken(agent, session);

@@ -16,5 +16,6 @@ check_event(void)
 		check_risk();
 		check_waits();
 		check_restored();
+		check_observers();
 	}
 }

@@ -139,6 +139,9 @@ void check_list_told(const struct worker *worker, const struct listed *listed);
 void check_list_grouped(const struct worker *worker, uint64_t op_seq, const struct listed *listed);
 void check_wait_over(const struct worker *worker, int code, uint64_t generation);
 void check_waits(void);
+/* Who has seen this listing and waits since then should have been told of what a group has. */
+bool check_list_missed(uint32_t model, const struct listed *listed, int64_t since_ns,
+	uint32_t *ret_group, struct th_version *ret_id);
 void check_restored(void);
 void check_list_submit(const struct worker *worker);
 void check_list_group_start(const struct group *group);
@@ -153,6 +156,12 @@ void check_wire_opened(uint64_t sid, const struct host *host);
 void check_events(
 	const struct srv *srv, const struct host *host, const struct ctl_poll_reply *poll);
 void check_blame(struct srv *srv, const struct ctl_request *request);
+
+/* Observers: a request that an agent sends; who waits; the faults end; they have ended. */
+void check_observer_sent(const struct host *host, const struct ctl_request *request);
+void check_observers(void);
+void check_observers_calm(void);
+void check_observers_alive(void);
 
 /* A server says that a node is empty. */
 void check_empty(const struct srv *srv, const struct host *host);

@@ -342,23 +342,19 @@ check_wait_over(const struct worker *worker, int code, uint64_t generation)
 		reader->floor = th_max_u64(reader->floor, generation);
 }
 
-static void
-nothing_is_missed(const struct worker *worker)
+bool
+check_list_missed(uint32_t model, const struct listed *listed, int64_t since_ns,
+	uint32_t *ret_group, struct th_version *ret_id)
 {
-	const struct reader *reader = reader_of(worker);
-
-	for (uint32_t i = 0; i < world.options.groups; i++) {
+	for (uint32_t i = 0; world.now_ns > since_ns + NEWS_NS && i < world.options.groups; i++) {
 		const struct group *group = &world.groups[i];
-		struct th_version id;
-		if (group->model != worker->group->model || !keeps(group, &id) ||
-			in_listing(&reader->listed, group, id) ||
-			world.now_ns < kept_since(group) + NEWS_NS)
-			continue;
-		sim_fail("wait",
-			"group %u shard %u waits and is not told that group %u has version "
-			"%" PRIu64,
-			worker->group->index, worker->shard, i, id.version);
+		*ret_group = i;
+		if (group->model == model && keeps(group, ret_id) &&
+			!in_listing(listed, group, *ret_id) &&
+			world.now_ns >= kept_since(group) + NEWS_NS)
+			return true;
 	}
+	return false;
 }
 
 /*
@@ -393,14 +389,21 @@ check_restored(void)
 void
 check_waits(void)
 {
+	struct th_version id;
+	uint32_t other = 0;
+
 	for (uint32_t i = 0; certain() && i < world.options.groups; i++) {
 		for (uint32_t k = 0; k < world.groups[i].shards; k++) {
 			const struct worker *worker = &world.groups[i].workers[k];
 			const struct reader *reader = reader_of(worker);
 			if (rests(worker) && reader->life == worker->life &&
 				reader->state == READER_WAITS &&
-				world.now_ns > reader->since_ns + NEWS_NS)
-				nothing_is_missed(worker);
+				check_list_missed(worker->group->model, &reader->listed,
+					reader->since_ns, &other, &id))
+				sim_fail("wait",
+					"group %u shard %u waits and is not told that group %u has "
+					"version %" PRIu64,
+					i, k, other, id.version);
 		}
 	}
 }

@@ -60,6 +60,22 @@ host_handle(struct host *host, uint64_t id)
 	return handle;
 }
 
+struct handle *
+host_new_handle(struct host *host, struct memory *memory)
+{
+	struct handle *handle = th_calloc(1, sizeof(*handle));
+
+	handle->id = ++world.last_session;
+	handle->host = host;
+	handle->memory = memory;
+	handle->line.held.version = TH_NO_VERSION;
+	handle->next = host->handles;
+	if (handle->next != NULL)
+		handle->next->prev = handle;
+	host->handles = handle;
+	return handle;
+}
+
 /* ---- actions --------------------------------------------------------------------------------- */
 
 static void
@@ -72,6 +88,7 @@ send_request(struct host *host, const struct agent_action *action)
 		request.u.beat.num_legs = mover_progress(host, legs, BEAT_LEGS);
 		request.u.beat.legs = legs;
 	}
+	check_observer_sent(host, &request);
 	net_request(host, action->u.send.channel, &request, action->u.send.tag, 0);
 }
 
@@ -83,7 +100,9 @@ free_handle(struct host *host, struct handle *handle)
 		sim_fail("agent", "session %lu is freed with its part", (unsigned long)handle->id);
 	if (handle->worker != NULL)
 		worker_closed(handle->worker);
-	if (handle->memory->shared)
+	if (handle->observer != NULL)
+		observer_gone(handle->observer);
+	if (handle->memory != NULL && handle->memory->shared)
 		memory_unmap(handle->memory);
 	if (handle->prev != NULL)
 		handle->prev->next = handle->next;
@@ -102,6 +121,8 @@ line(struct handle *handle, const struct agent_line *told)
 	if (told->safe_to_mutate)
 		mover_must_be_still(handle, "safe_to_mutate");
 	handle->line = *told;
+	if (handle->observer != NULL)
+		observer_line(handle->observer, told);
 	if (handle->worker == NULL)
 		return;
 	check_line(handle->worker, told);
@@ -159,17 +180,9 @@ num_offloads(const struct host *host)
 static struct handle *
 new_offload(struct host *host)
 {
-	struct handle *handle = th_calloc(1, sizeof(*handle));
+	struct handle *handle = host_new_handle(host, memory_new(true));
 
-	handle->id = ++world.last_session;
-	handle->host = host;
 	handle->offload = true;
-	handle->memory = memory_new(true);
-	handle->line.held.version = TH_NO_VERSION;
-	handle->next = host->handles;
-	if (handle->next != NULL)
-		handle->next->prev = handle;
-	host->handles = handle;
 	return handle;
 }
 
@@ -219,20 +232,28 @@ host_act(struct host *host, const struct agent_action *action)
 	case AGENT_OPENED:
 		if (handle->worker != NULL)
 			worker_opened(handle->worker, action->u.answer.code);
+		if (handle->observer != NULL)
+			observer_opened(handle->observer, action->u.answer.code);
 		if (action->u.answer.code != 0)
 			free_handle(host, handle);
 		break;
 	case AGENT_REGISTERED:
 		if (handle->worker != NULL)
 			worker_registered(handle->worker, action->u.answer.code);
+		if (handle->observer != NULL)
+			observer_refused(handle->observer, action->u.answer.code);
 		break;
 	case AGENT_UNREGISTERED:
 		if (handle->worker != NULL)
 			worker_unregistered(handle->worker, action->u.answer.code);
+		if (handle->observer != NULL)
+			observer_refused(handle->observer, action->u.answer.code);
 		break;
 	case AGENT_COMPLETE:
 		if (handle->worker != NULL)
 			worker_completed(handle->worker, action);
+		if (handle->observer != NULL)
+			observer_completed(handle->observer, action);
 		break;
 	case AGENT_LINE:
 		line(handle, &action->u.line);
@@ -343,8 +364,12 @@ host_answered(struct host *host, const struct flight *flight, const struct ctl_r
 	int code = reply == NULL ? TH_E_NO_SERVER : reply->code;
 
 	for (struct handle *handle = host->handles; handle != NULL; handle = handle->next) {
-		if (handle->id != flight->handle || handle->worker == NULL)
+		if (handle->id != flight->handle)
 			continue;
+		if (handle->observer != NULL)
+			observer_answered(handle->observer, code, listed);
+		if (handle->worker == NULL)
+			return;
 		if (flight->kind == CTL_MANIFEST_PUT)
 			worker_put(handle->worker, code);
 		else
@@ -429,8 +454,10 @@ host_crash(struct host *host)
 			handle->worker->handle = NULL;
 			notice(handle->worker);
 		}
+		if (handle->observer != NULL)
+			observer_gone(handle->observer);
 		/* Its mapping is gone, and nothing of it reads or writes any more. */
-		if (handle->memory->shared)
+		if (handle->memory != NULL && handle->memory->shared)
 			memory_unmap(handle->memory);
 		free(handle);
 	}

@@ -89,9 +89,10 @@ static const struct option options[] = {
 	OPTION(lie_percent, true),
 	OPTION(far_times, false),
 	OPTION(burst_ns, false),
+	OPTION(observe_ns, true),
 };
 
-_Static_assert(sizeof(struct options) == 352, "a field has come or gone: so must its row above");
+_Static_assert(sizeof(struct options) == 360, "a field has come or gone: so must its row above");
 
 const struct option *
 option_at(uint32_t index)

@@ -280,9 +280,11 @@ look_at(struct srv *srv, const struct host *host, const struct flight *flight,
 
 	while (handle != NULL && handle->id != flight->handle)
 		handle = handle->next;
-	if (handle == NULL || handle->worker == NULL || reply->unknown_agent)
+	if (handle == NULL || (handle->worker == NULL && handle->observer == NULL) ||
+		reply->unknown_agent)
 		return NULL;
-	uint32_t model = handle->worker->group->model;
+	uint32_t model = handle->observer != NULL ? observer_model(handle->observer)
+						  : handle->worker->group->model;
 	if (reply->kind == CTL_RESOLVE)
 		check_resolved(model, reply->code, reply->u.resolve.version);
 	if (reply->kind == CTL_RESOLVE || reply->code != 0)

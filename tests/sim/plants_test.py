@@ -35,7 +35,7 @@ def find(thsim, plant, count):
     if run.returncode == 0:
         return plant, None, ''
     seed = re.search(r'^FAILED seed (\d+)', run.stdout, re.M)
-    broken = re.findall(r'^(I\d+|C\d+|core|list|wait|latest|drain|risk|agent): ', run.stdout, re.M)
+    broken = re.findall(r'^([ICD]\d+|core|list|wait|latest|drain|risk|agent): ', run.stdout, re.M)
     return plant, int(seed[1]) if seed else None, broken[-1] if broken else '?'
 
 

@@ -57,11 +57,11 @@ later(struct worker *worker)
 	task_in(&task->task, between(RNG_READ, MS, world.options.list_ns));
 }
 
-/* False: the agent has no server, nobody is asked. */
-static bool
-request(struct worker *worker, enum ctl_request_kind kind, uint64_t op_seq)
+bool
+reader_question(struct handle *handle, uint32_t model, enum ctl_request_kind kind, uint64_t sid,
+	uint64_t op_seq)
 {
-	struct host *host = worker->host;
+	struct host *host = handle->host;
 	struct ctl_request request = {
 		.kind = kind,
 		.agent_inc = host->inc,
@@ -72,16 +72,22 @@ request(struct worker *worker, enum ctl_request_kind kind, uint64_t op_seq)
 	if (request.attach_no == 0)
 		return false;
 	request.request_no = agent_core_request_no(host->core);
-	char *model = kind == CTL_LIST ? request.u.list.model : request.u.resolve.model;
-	snprintf(model, TH_NAME_MAX + 1, "model%u", worker->group->model);
+	char *name = kind == CTL_LIST ? request.u.list.model : request.u.resolve.model;
+	snprintf(name, TH_NAME_MAX + 1, "model%u", model);
 	if (kind == CTL_RESOLVE) {
 		strcpy(request.u.resolve.spec, "latest");
 	} else if (op_seq != 0) {
-		request.u.list.sid = worker->sid;
+		request.u.list.sid = sid;
 		request.u.list.op_seq = op_seq;
 	}
-	net_request(host, AGENT_CHANNEL_CONTROL, &request, 0, worker->handle->id);
+	net_request(host, AGENT_CHANNEL_CONTROL, &request, 0, handle->id);
 	return true;
+}
+
+static bool
+request(struct worker *worker, enum ctl_request_kind kind, uint64_t op_seq)
+{
+	return reader_question(worker->handle, worker->group->model, kind, worker->sid, op_seq);
 }
 
 static void

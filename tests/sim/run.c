@@ -63,6 +63,7 @@ begin(uint64_t seed)
 			host_start(host);
 	}
 	program_start();
+	observer_start();
 	fault_start();
 }
 
@@ -104,8 +105,10 @@ run_seed(uint64_t seed, bool print)
 	check_one_serves();
 	for (uint32_t i = 0; i < world.options.groups; i++)
 		world.groups[i].successes_before = world.groups[i].successes;
+	check_observers_calm();
 	run_until(world.now_ns + ALIVE_NS);
 	check_alive();
+	check_observers_alive();
 	check_one_serves();
 	TRACE("everybody closes", 0);
 	world.closing = true;

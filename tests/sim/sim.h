@@ -14,6 +14,7 @@
  *   worker.c   worker processes and what libthc does for them
  *   program.c  what groups of workers do: SPMD programs
  *   reader.c   what workers ask beside that: list, wait, what is latest
+ *   observer.c handles that are members of nothing
  *   fault.c    what goes wrong
  *   operator.c drains and evictions
  *   leave.c    agents that are told to end
@@ -144,6 +145,7 @@ enum stream {
 	RNG_STRANGER,
 	RNG_LIE,
 	RNG_BURST,
+	RNG_OBSERVE,
 	RNG_STREAMS
 };
 
@@ -186,6 +188,7 @@ struct options { /* what swarm_draw() makes of a seed; all of it is printed with
 	uint32_t lie_percent; /* of legs: other bytes come, with digests that fit */
 	uint32_t far_times;   /* a chunk from another datacenter takes so many times as long */
 	int64_t burst_ns;     /* between the moments at which all groups call; 0: at any time */
+	int64_t observe_ns;   /* between two questions of an observer; 0: there are none */
 };
 
 void swarm_draw(struct options *ret_options);
@@ -270,8 +273,9 @@ struct part { /* of a session, at one generation */
 struct handle { /* a session of an agent's core; goes with AGENT_FREE or with the agent */
 	uint64_t id;
 	struct host *host;
-	struct worker *worker; /* NULL: gone */
-	struct memory *memory;
+	struct worker *worker;     /* NULL: gone */
+	struct observer *observer; /* likewise; NULL: it is none */
+	struct memory *memory;     /* NULL: of an observer */
 	struct part part;
 	bool offload; /* no worker has opened it */
 	struct agent_line line;
@@ -531,6 +535,8 @@ struct agent_event *host_tell_mover(
 	struct host *host, enum agent_event_kind kind, uint64_t session);
 void host_step(struct host *host, const struct agent_event *event);
 struct handle *host_handle(struct host *host, uint64_t id);
+/* A new session, before its core hears of it. Takes memory. */
+struct handle *host_new_handle(struct host *host, struct memory *memory);
 /* The answer to a request of the shell; NULL: none. listed: of LIST. */
 void host_answered(struct host *host, const struct flight *flight, const struct ctl_reply *reply,
 	const struct listed *listed);
@@ -595,6 +601,21 @@ bool reader_fetch(struct worker *worker, uint64_t op_seq);
 void reader_answered(
 	struct worker *worker, const struct flight *flight, int code, const struct listed *listed);
 void reader_completed(struct worker *worker, const struct agent_action *action);
+/* LIST or RESOLVE. False: the agent has no server, nobody is asked. */
+bool reader_question(struct handle *handle, uint32_t model, enum ctl_request_kind kind,
+	uint64_t sid, uint64_t op_seq);
+
+void observer_start(void);
+void observer_opened(struct observer *observer, int code);
+void observer_answered(struct observer *observer, int code, const struct listed *listed);
+void observer_completed(struct observer *observer, const struct agent_action *action);
+/* What it has called that is a member's. */
+void observer_refused(struct observer *observer, int code);
+void observer_line(const struct observer *observer, const struct agent_line *line);
+/* Its session has been freed, or its agent is lost. */
+void observer_gone(struct observer *observer);
+/* Of its model. */
+uint32_t observer_model(const struct observer *observer);
 
 void program_start(void);
 /* This worker is idle: what it does next. */

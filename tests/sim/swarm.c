@@ -272,6 +272,14 @@ bursts(struct options *o)
 	o->chunk_ns = th_min_i64(o->chunk_ns, th_min_i64(SEC / o->chunks, 200 * MS) / o->far_times);
 }
 
+/* In any world. From a stream of its own, as above. */
+static void
+observers(struct options *o)
+{
+	if (percent(RNG_OBSERVE, 30))
+		o->observe_ns = between(RNG_OBSERVE, 20 * MS, 2 * SEC);
+}
+
 void
 swarm_draw(struct options *o)
 {
@@ -284,4 +292,5 @@ swarm_draw(struct options *o)
 	strangers(o);
 	liars(o);
 	bursts(o);
+	observers(o);
 }

@@ -118,17 +118,9 @@ worker_start(struct worker *worker)
 	worker->want_close = worker->ghost = false;
 	worker->line = (struct agent_line){.held.version = TH_NO_VERSION};
 	worker->memory = memory_new(percent(RNG_WORK, world.options.shared_percent));
-	worker->handle = handle = th_calloc(1, sizeof(*handle));
-	handle->id = ++world.last_session;
-	handle->host = host;
+	worker->handle = handle = host_new_handle(host, worker->memory);
 	handle->worker = worker;
-	handle->memory = worker->memory;
 	handle->memory->mapped += handle->memory->shared;
-	handle->line.held.version = TH_NO_VERSION;
-	handle->next = host->handles;
-	if (handle->next != NULL)
-		handle->next->prev = handle;
-	host->handles = handle;
 	int64_t knock_ns = between(RNG_WORK, 10 * US, 2 * MS);
 	worker->open_ns = world.now_ns + knock_ns;
 	open = &host_tell(host, AGENT_EV_OPEN, handle->id, knock_ns)->u.open;
