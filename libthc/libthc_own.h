@@ -148,6 +148,7 @@ struct thc_shard {
 	uint8_t secret[16];
 	uint32_t tensors_max;
 	uint32_t open_flags;
+	bool observes;     /* an observer: opened without a replica */
 	uint64_t features; /* that both sides have */
 
 	/* All below: under lock. */
@@ -227,6 +228,7 @@ void shard_for_each(void (*visit)(struct thc_shard *shard, uint64_t arg), uint64
 enum shard_enter_flags {
 	ENTER_LOST = 1u,           /* also when the agent is lost, or has ended the session */
 	ENTER_BEGINS_NOTHING = 2u, /* also after THC_E_UNKNOWN, and while a thc_close is not over */
+	ENTER_MEMBER = 4u,         /* not an observer */
 };
 /* 0: the lock is held and the handle stays until shard_leave; or a code, and nothing is held. */
 TH_MUST_USE int shard_enter(struct thc_shard *shard, unsigned flags);

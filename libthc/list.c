@@ -251,7 +251,7 @@ thc_list(struct thc_shard *shard, uint32_t flags, int64_t timeout_ms,
 		return shim_fail(THC_E_INVALID, "ret_listing: is NULL");
 	rc = deadline_of(timeout_ms, &deadline_ns);
 	if (rc == 0)
-		rc = shard_enter(shard, 0);
+		rc = shard_enter(shard, (flags & THC_LIST_GROUP) != 0 ? ENTER_MEMBER : 0);
 	if (rc < 0)
 		return rc;
 	if ((flags & THC_LIST_GROUP) != 0)

@@ -89,7 +89,8 @@ static int
 check_opts(const struct thc_open_opts *opts, struct fdmsg_open *ret_open)
 {
 	int rc = check_name("model", opts->model, ret_open->model);
-	if (rc == 0)
+	/* NULL: an observer. Whether the other fields fit to that is the agent's to say. */
+	if (rc == 0 && opts->replica != NULL)
 		rc = check_name("replica", opts->replica, ret_open->replica);
 	if (rc == 0 && opts->launch_id != NULL)
 		rc = check_name("launch_id", opts->launch_id, ret_open->launch_id);
@@ -334,6 +335,7 @@ thc_open(const struct thc_open_opts *opts, int64_t timeout_ms, struct thc_shard 
 	if (shard == NULL)
 		return shim_fail(-ENOMEM, "out of memory for a handle");
 	shard->open_flags = own.flags;
+	shard->observes = own.replica == NULL;
 	/* In the list at once: a fork meanwhile must find the descriptors. */
 	shard_list_add(shard);
 	int64_t until_ns = deadline_with_grace(deadline_ns);

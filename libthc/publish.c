@@ -137,7 +137,7 @@ thc_set_attribute(struct thc_shard *shard, const char *name, const void *value, 
 	if (value != NULL && bytes > MANIFEST_ATTRIBUTE_BYTES_MAX)
 		return shim_fail(THC_E_LIMIT, "bytes: an attribute has at most %u, '%s' has %zu",
 			MANIFEST_ATTRIBUTE_BYTES_MAX, name, bytes);
-	int rc = shard_enter(shard, 0);
+	int rc = shard_enter(shard, ENTER_MEMBER);
 	if (rc < 0)
 		return rc;
 	size_t at = find_attribute(shard, name, &found);
@@ -236,7 +236,7 @@ publish_begin(
 	int rc = deadline_of(timeout_ms, &call->request.deadline_ns);
 
 	if (rc == 0)
-		rc = shard_enter(shard, 0);
+		rc = shard_enter(shard, ENTER_MEMBER);
 	if (rc < 0)
 		return rc;
 	if (call->needs_tensors && shard->registration != REGISTRATION_DONE)

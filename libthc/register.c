@@ -511,7 +511,7 @@ thc_register(struct thc_shard *shard, const struct thc_tensor *tensors, size_t c
 	int rc = deadline_of(timeout_ms, &deadline_ns);
 
 	if (rc == 0)
-		rc = shard_enter(shard, 0);
+		rc = shard_enter(shard, ENTER_MEMBER);
 	if (rc < 0)
 		return rc;
 	rc = shard_exclusive_begin(shard);
@@ -546,7 +546,7 @@ thc_unregister(struct thc_shard *shard, int64_t timeout_ms)
 	int rc = deadline_of(timeout_ms, &deadline_ns);
 
 	if (rc == 0)
-		rc = shard_enter(shard, 0);
+		rc = shard_enter(shard, ENTER_MEMBER);
 	if (rc < 0)
 		return rc;
 	rc = shard_exclusive_begin(shard);

@@ -262,6 +262,10 @@ shard_enter(struct thc_shard *shard, unsigned flags)
 	else if (shard->unresolved != NULL && begins)
 		rc = shim_fail(THC_E_STATE,
 			"the outcome of an operation is not known yet; call thc_resolve first");
+	else if (shard->observes && (flags & ENTER_MEMBER) != 0)
+		rc = shim_fail(THC_E_STATE,
+			"this handle is an observer, which lists, waits and gets manifests, and "
+			"nothing else; open one with a replica");
 	if (rc < 0) {
 		pthread_mutex_unlock(&shard->lock);
 		return rc;

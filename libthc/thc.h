@@ -163,7 +163,9 @@ enum thc_open_flags {
 struct thc_open_opts {
 	size_t struct_size;
 	const char *model;    /* domain */
-	const char *replica;  /* name of the model-parallel group */
+	const char *replica;  /* name of the model-parallel group. NULL: an observer, a member of
+			       * nothing: list, wait and get_manifest; all that a member does is
+			       * THC_E_STATE. It has none of what follows, but agent */
 	uint32_t shard;       /* 0 .. num_shards - 1 */
 	uint32_t num_shards;
 	uint64_t lineage;     /* run of the training: raise it when training restarts from an

@@ -90,7 +90,8 @@ struct fdmsg_refused { /* also CLOSED */
 	char text[TH_CTL_TEXT_BYTES];
 };
 
-struct fdmsg_open { /* strings are NUL-terminated, the rest of the field is zero */
+/* Strings are NUL-terminated, the rest of the field is zero. An observer has no replica. */
+struct fdmsg_open {
 	uint64_t lineage;
 	uint32_t shard, num_shards;
 	uint32_t flags;

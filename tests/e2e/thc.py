@@ -276,7 +276,7 @@ class Shard:
     def __init__(
         self,
         model,
-        replica,
+        replica=None,
         shard=0,
         num_shards=1,
         lineage=0,
@@ -289,7 +289,7 @@ class Shard:
         opts = OpenOpts(
             struct_size=c.sizeof(OpenOpts),
             model=model.encode(),
-            replica=replica.encode(),
+            replica=replica.encode() if replica is not None else None,
             shard=shard,
             num_shards=num_shards,
             lineage=lineage,

@@ -238,9 +238,10 @@ def a_thousand_waiters_cost_a_message_and_a_listing_a_change():
             trainer.close()
 
 
-cluster.main(
-    predicates_run_in_the_calling_thread_under_no_lock,
-    threads_of_one_handle_wait_beside_its_operations,
-    a_wait_ends_when_nobody_can_say_what_changes,
-    a_thousand_waiters_cost_a_message_and_a_listing_a_change,
-)
+if __name__ == "__main__":
+    cluster.main(
+        predicates_run_in_the_calling_thread_under_no_lock,
+        threads_of_one_handle_wait_beside_its_operations,
+        a_wait_ends_when_nobody_can_say_what_changes,
+        a_thousand_waiters_cost_a_message_and_a_listing_a_change,
+    )

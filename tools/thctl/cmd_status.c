@@ -41,11 +41,12 @@ add_sessions(struct document *document, const Tensorhub__V1__StatusReply *status
 	for (size_t i = 0; i < status->n_sessions; i++) {
 		const Tensorhub__V1__SessionInfo *session = status->sessions[i];
 		const Tensorhub__V1__Version *held = session->held;
+		bool observes = *session->replica == '\0';
 		const struct value row[TH_ARRAY_LEN(columns)] = {
 			value_text(session->model),
 			value_text(session->replica),
-			value_number(session->shard),
-			value_number(session->num_shards),
+			observes ? value_none() : value_number(session->shard),
+			observes ? value_none() : value_number(session->num_shards),
 			session->pid > 0 ? value_number((uint64_t)session->pid) : value_none(),
 			held ? value_number(held->version) : value_none(),
 			value_text(session->state),

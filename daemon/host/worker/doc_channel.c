@@ -282,12 +282,15 @@ static void
 doc_channel_change(struct host *host, uint64_t token, const Tensorhub__V1__Request *request,
 	struct host_session *session)
 {
+	struct th_err err = {0};
 	if (!session)
-		documents_refuse(host, token, request->request_no, TH_E_DENIED,
-			"this document needs a session and its secret");
+		th_fail(&err, TH_E_DENIED, "this document needs a session and its secret");
+	else if (session_observes(session))
+		th_fail(&err, TH_E_STATE, AGENT_OBSERVER_REFUSED, "tensors and attributes");
 	else if (session->state != HOST_SESSION_OPEN)
-		documents_refuse(
-			host, token, request->request_no, TH_E_STATE, "the handle is being closed");
+		th_fail(&err, TH_E_STATE, "the handle is being closed");
+	if (err.code != 0)
+		documents_refuse(host, token, request->request_no, err.code, err.text);
 	else
 		registration_document(session, token, request);
 }

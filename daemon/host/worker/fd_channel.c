@@ -156,7 +156,8 @@ check_open(const struct fdmsg_open *open, struct th_err *err)
 		return th_fail(err, TH_E_INVALID,
 			"model: a name has 1 to %d bytes of UTF-8 without control characters",
 			TH_NAME_MAX);
-	if (!th_name_valid(open->replica, TH_NAME_MAX))
+	/* Without one it is an observer, of whom the core asks more. */
+	if (open->replica[0] != '\0' && !th_name_valid(open->replica, TH_NAME_MAX))
 		return th_fail(err, TH_E_INVALID,
 			"replica: a name has 1 to %d bytes of UTF-8 without control characters",
 			TH_NAME_MAX);
@@ -379,8 +380,10 @@ answer_memory(struct host_session *session, struct fdmsg_memory_id *answer, int 
 
 /* received: with its descriptor, for which there may have been no room. */
 static int
-take_memory(bool received, struct th_err *err)
+take_memory(const struct host_session *session, bool received, struct th_err *err)
 {
+	if (session_observes(session))
+		return th_fail(err, TH_E_STATE, AGENT_OBSERVER_REFUSED, "memory");
 	int rc = received ? TH_FP_RC(agent_takes_memory) : -EMFILE;
 	return rc < 0 ? th_fail(err, rc, "mapping it: %s", th_strerror(rc)) : 0;
 }
@@ -402,7 +405,7 @@ fd_channel_on_memory(struct host_session *session, const struct fdmsg_memory *me
 	struct fdmsg_memory_id answer = {.token = message->token};
 	const struct memory_limits limits = memory_limits(session);
 	struct th_err err = {0};
-	int rc = take_memory(*fd >= 0, &err);
+	int rc = take_memory(session, *fd >= 0, &err);
 	if (rc == 0)
 		rc = memory_add(&session->memory, message, fd, &limits, &err, &answer.id);
 	if (rc == 0 && (message->kind == FDMSG_MEMFD || message->kind == FDMSG_SHADOW))
@@ -426,7 +429,7 @@ on_gpu(struct host_session *session, const struct fdmsg_gpu *message, bool recei
 		.label = session_label(session, label),
 		.process = session_process(session)};
 	struct th_err err = {0};
-	int rc = take_memory(received, &err);
+	int rc = take_memory(session, received, &err);
 	if (rc == 0)
 		rc = memory_gpu_add(&session->memory, message, fd, &limits, &gpu_limits,
 			session->registration.tensors != NULL, &err, &answer.id);

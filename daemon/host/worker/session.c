@@ -33,6 +33,8 @@ session_label(const struct host_session *session, char buffer[SESSION_LABEL_BYTE
 {
 	if (session->open.model[0] == '\0')
 		snprintf(buffer, SESSION_LABEL_BYTES, "(not open)");
+	else if (session_observes(session))
+		snprintf(buffer, SESSION_LABEL_BYTES, "%s/(observer)", session->open.model);
 	else
 		snprintf(buffer, SESSION_LABEL_BYTES, "%s/%s/%" PRIu32, session->open.model,
 			session->open.replica, session->open.shard);

@@ -127,7 +127,14 @@ void session_expire(struct host *host, int64_t now_ns);
 void session_expire_at(struct host_session *session, int64_t at_ns);
 void session_free_all(struct host *host);
 
-/* "model/replica/shard" for logs and sentences. Returns buffer. */
+/* A member of nothing. Its memory and documents are refused here, its calls by the core. */
+static inline bool
+session_observes(const struct host_session *session)
+{
+	return session->open.replica[0] == '\0';
+}
+
+/* For logs and sentences: "model/replica/shard", or "model/(observer)". Returns buffer. */
 #define SESSION_LABEL_BYTES 600
 const char *session_label(const struct host_session *session, char buffer[SESSION_LABEL_BYTES]);
 

@@ -57,7 +57,7 @@ Test(libthc_args, open__bad_opts__names_the_field)
 	expect_opts(opts.model = name, "opts->model: ");
 	expect_opts(opts.model = "a\nb", "opts->model: ");
 	expect_opts(opts.model = "\xff", "opts->model: ");
-	expect_opts(opts.replica = NULL, "opts->replica: ");
+	expect_opts(opts.replica = "", "opts->replica: ");
 	expect_opts(opts.replica = name, "opts->replica: ");
 	expect_opts(opts.launch_id = "", "opts->launch_id: ");
 	expect_opts(opts.num_shards = 0, "opts->num_shards: ");
@@ -297,6 +297,48 @@ Test(libthc_args, register__other_arguments__are_named)
 	cr_assert_eq(thc_unregister(shard, SOON), 0, "%s", thc_errmsg());
 	expect(thc_memory_path(shard, "a", text, 64), THC_E_STATE, "");
 	cr_assert_eq(thc_free(memory), 0);
+}
+
+/* ---- observers ------------------------------------------------------------------------------ */
+
+Test(libthc_args, observer__what_a_member_does__is_refused_and_not_asked)
+{
+	static const char observer[] = "this handle is an observer";
+	const struct thc_tensor none = {"w", NULL, 0, THC_F32, THC_HOST, 1, {0}, {0}, {0}};
+	struct thc_open_opts opts = good_opts();
+	struct thc_listing *listing = NULL;
+	struct thc_op *op = NULL;
+	uint64_t version = 0;
+
+	good(thc_close(shard, 0, SOON));
+	opts.replica = NULL;
+	good(thc_open(&opts, SOON, &shard));
+	cr_assert_eq(agent.opened.replica[0], '\0');
+	unsigned requests = agent.requests;
+	expect(thc_register(shard, &none, 1, sizeof(none), SOON), THC_E_STATE, observer);
+	expect(thc_unregister(shard, SOON), THC_E_STATE, observer);
+	expect(thc_set_attribute(shard, "a", "b", 1), THC_E_STATE, observer);
+	expect(thc_publish(shard, 1, SOON), THC_E_STATE, observer);
+	expect(thc_publish_submit(shard, 1, SOON, &op), THC_E_STATE, observer);
+	expect(thc_unpublish(shard, 0, SOON), THC_E_STATE, observer);
+	expect(thc_unpublish_submit(shard, 0, SOON, &op), THC_E_STATE, observer);
+	expect(thc_replicate(shard, "latest", SOON, NULL), THC_E_STATE, observer);
+	expect(thc_replicate_submit(shard, "latest", SOON, &op), THC_E_STATE, observer);
+	expect(thc_update(shard, "latest", SOON, NULL), THC_E_STATE, observer);
+	expect(thc_update_submit(shard, "latest", SOON, &op), THC_E_STATE, observer);
+	expect(thc_list(shard, THC_LIST_GROUP, SOON, &listing), THC_E_STATE, observer);
+	/* Questions have the answer of a handle that holds nothing. */
+	expect(thc_resolve(shard, SOON, NULL), THC_E_STATE, "no operation");
+	expect(thc_held_version(shard, NULL, &version), THC_E_NOT_AVAILABLE, "this handle holds");
+	cr_assert_eq(thc_safe_to_mutate(shard), 1);
+	cr_assert_eq(agent.submissions + agent.memories + agent.registers, 0);
+	cr_assert_eq(agent.requests, requests);
+	/* And what it is for. */
+	good(thc_list(shard, 0, SOON, &listing));
+	good(thc_watch_submit(shard, listing->generation - 1, SOON, &op));
+	good(thc_op_wait(op, SOON, NULL));
+	thc_op_free(op);
+	thc_listing_free(listing);
 }
 
 /* ---- operations ---------------------------------------------------------------------------- */
