@@ -59,10 +59,10 @@ def users_cluster():
 class Up(Process):
     """Ready when it is there: .said is what it printed, .children the daemons by their names."""
 
-    def __init__(self, c, *args):
+    def __init__(self, c, *args, thctl=THCTL, env=None):
         label = f"up-{len(c.processes)}"
-        argv = as_user(THCTL, "-o", "json", "up", *args)
-        super().__init__(c, label, argv, env=environment(c.xdg))
+        argv = as_user(thctl, "-o", "json", "up", *args)
+        super().__init__(c, label, argv, env={**environment(c.xdg), **(env or {})})
         text = b""
         # An object over several lines, the last of which is its end.
         while not text.endswith(b"\n}\n"):
@@ -321,16 +321,17 @@ def addresses():
     return [a["local"] for link in json.loads(p.stdout or "[]") for a in link["addr_info"]]
 
 
-main(
-    up_serves_workers_that_were_told_nothing_and_leaves_nothing,
-    a_reader_ends_before_ctrl_c_ends_the_agent,
-    a_second_one_says_who_is_there,
-    an_agent_started_by_hand_is_named,
-    another_joins,
-    a_child_that_is_killed_ends_the_other,
-    the_daemons_end_with_it,
-    a_second_signal_ends_it_at_once,
-    what_cannot_be_said_why,
-    without_a_runtime_directory_it_is_one_in_tmp,
-    who_listens_to_others_is_warned,
-)
+if __name__ == "__main__":
+    main(
+        up_serves_workers_that_were_told_nothing_and_leaves_nothing,
+        a_reader_ends_before_ctrl_c_ends_the_agent,
+        a_second_one_says_who_is_there,
+        an_agent_started_by_hand_is_named,
+        another_joins,
+        a_child_that_is_killed_ends_the_other,
+        the_daemons_end_with_it,
+        a_second_signal_ends_it_at_once,
+        what_cannot_be_said_why,
+        without_a_runtime_directory_it_is_one_in_tmp,
+        who_listens_to_others_is_warned,
+    )
