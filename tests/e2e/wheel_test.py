@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wheel in an empty environment: what is in it needs nothing of this machine but the C library,
-and that no newer than the wheel's name says; `thctl up` and the README's ten lines of Python run."""
+and that no newer than the wheel's name says; `thctl up` and the README's ten lines of Python run.
+And the source distribution, of which pip builds the same for this machine."""
 
 import glob
 import os
@@ -13,6 +14,7 @@ from cluster import BUILD, Process, Skip, main
 from up_test import Up, as_user, environment, users_cluster
 
 SOURCE = os.environ["TH_SOURCE"]
+PACKAGE = os.path.join(SOURCE, "libthc", "python")
 GLIBC = (2, 34)
 C_LIBRARY = re.compile(r"^(ld-linux.*|lib(c|m|dl|rt|pthread)\.so\..*)$")
 NEVER = re.compile(r"^lib(ibverbs|mlx|rdmacm|nl-|cuda)")
@@ -66,7 +68,7 @@ class Wheel(Environment):
         if os.confstr("CS_GNU_LIBC_VERSION").split()[1] != "2.36":
             raise Skip("another C library: only what is made on Debian 12 runs on what is older")
         p = subprocess.run(
-            [sys.executable, os.path.join(SOURCE, "tools", "wheel"), BUILD, folder],
+            [sys.executable, os.path.join(PACKAGE, "build_wheel.py"), BUILD, folder],
             capture_output=True,
             text=True,
         )
@@ -169,6 +171,28 @@ def another_libthc_by_its_name():
         assert why in p.stderr and named in p.stderr, p.stderr
 
 
+def a_source_distribution_is_built_by_meson():
+    with users_cluster() as c:
+        if not os.path.exists(os.path.join(SOURCE, ".git")):
+            raise Skip("no clone by git")
+        text = f"import build_wheel; print(build_wheel.build_sdist({c.dir!r}))"
+        name = run(sys.executable, "-c", text, cwd=PACKAGE).strip()
+        assert re.fullmatch(r"tensorhub_agent-[\d.]+\.tar\.gz", name), name
+        # What meson and ninja are here, and patchelf of those who made the wheel: no network.
+        tools = f"{os.environ['PATH']}:{os.path.join(BUILD, 'wheel-tools', 'bin')}"
+        built = Environment(
+            os.path.join(c.dir, "built"),
+            os.path.join(c.dir, name),
+            "--no-build-isolation",
+            "--config-settings=setup-args=-Doptimization=0",
+            env={"PATH": tools},
+        )
+        for program in PROGRAMS:
+            assert program in run(built.at(program), "--version", env=built.env)
+        loaded = built.python(WHICH).stdout.split()[-1]
+        assert loaded == os.path.join(built.root, "tensorhub", "_lib", "libthc.so.1"), loaded
+
+
 if __name__ == "__main__":
     with users_cluster() as c:
         try:
@@ -181,4 +205,5 @@ if __name__ == "__main__":
             what_comes_along_has_its_licence,
             thctl_up_and_the_ten_lines_of_the_readme,
             another_libthc_by_its_name,
+            a_source_distribution_is_built_by_meson,
         )
