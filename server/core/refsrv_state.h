@@ -488,7 +488,7 @@ enum standby_state {
 	STANDBY_OVER,       /* another serves in its place: the shell makes a new core    */
 };
 
-struct peer {                      /* times are on the live clock */
+struct peer_server {               /* times are on the live clock */
 	bool self;                 /* it is this server: it has answered with its life     */
 	bool tried;                /* it has answered or failed once                       */
 	bool asked;                /* it is being asked, since asked_ns*/
@@ -503,7 +503,7 @@ struct peer {                      /* times are on the live clock */
 struct standby { /* see standby.h; part of struct refsrv */
 	enum standby_state state;
 	uint32_t num_peers;
-	struct peer peers[REFSRV_PEERS_MAX];
+	struct peer_server peers[REFSRV_PEERS_MAX];
 	uint32_t epoch;   /* the highest heard of */
 	int64_t hint_ns;  /* a question of another is no reason to ask before that, live */
 	int64_t stood_ns; /* this server stood still longer than silence_ns, then; INT64_MIN */

@@ -19,7 +19,7 @@
 /* ---- what is known of the others ------------------------------------------------------------- */
 
 static const char *
-name_of(const struct refsrv *server, const struct peer *peer)
+name_of(const struct refsrv *server, const struct peer_server *peer)
 {
 	return server->config.peers[peer - server->standby.peers];
 }
@@ -31,7 +31,7 @@ silence_ns(const struct refsrv *server)
 }
 
 static bool
-is_alive(const struct refsrv *server, const struct peer *peer)
+is_alive(const struct refsrv *server, const struct peer_server *peer)
 {
 	return !peer->self && peer->heard_ns != INT64_MIN &&
 	       server->live_ns - peer->heard_ns < silence_ns(server);
@@ -39,7 +39,7 @@ is_alive(const struct refsrv *server, const struct peer *peer)
 
 /* Nobody knows where this server stands: all others are before it. */
 static bool
-is_before(const struct refsrv *server, const struct peer *peer)
+is_before(const struct refsrv *server, const struct peer_server *peer)
 {
 	uint32_t me = server->config.me;
 
@@ -47,11 +47,11 @@ is_before(const struct refsrv *server, const struct peer *peer)
 	       (me == REFSRV_PEER_UNKNOWN || peer - server->standby.peers < (ptrdiff_t)me);
 }
 
-static const struct peer *
+static const struct peer_server *
 alive_before(const struct refsrv *server)
 {
 	for (uint32_t i = 0; i < server->standby.num_peers; i++) {
-		const struct peer *peer = &server->standby.peers[i];
+		const struct peer_server *peer = &server->standby.peers[i];
 		if (is_before(server, peer) && is_alive(server, peer))
 			return peer;
 	}
@@ -79,7 +79,7 @@ find_later(const struct refsrv *server, struct later *ret_later)
 	if (standby->state == STANDBY_SERVING && TH_PLANT(lower_epoch_not_fenced))
 		return false;
 	for (uint32_t i = 0; i < standby->num_peers; i++) {
-		const struct peer *peer = &standby->peers[i];
+		const struct peer_server *peer = &standby->peers[i];
 		/* Whom nobody is attached to has nothing that could be lost. */
 		if (!is_alive(server, peer) || !peer->serving || peer->epoch == 0 ||
 			!is_later(peer->epoch, peer->inc, epoch, inc))
@@ -91,13 +91,13 @@ find_later(const struct refsrv *server, struct later *ret_later)
 }
 
 /* One before this one has answered all questions for long. */
-static const struct peer *
+static const struct peer_server *
 find_returned(const struct refsrv *server)
 {
 	if (TH_PLANT(cluster_not_given_back))
 		return NULL;
 	for (uint32_t i = 0; i < server->standby.num_peers; i++) {
-		const struct peer *peer = &server->standby.peers[i];
+		const struct peer_server *peer = &server->standby.peers[i];
 		if (is_before(server, peer) && is_alive(server, peer) &&
 			peer->since_ns != INT64_MAX &&
 			server->live_ns - peer->since_ns >= server->config.return_ns)
@@ -133,7 +133,8 @@ static void
 look_serving(struct refsrv *server)
 {
 	struct later later;
-	const struct peer *peer = server->epoch == 0 ? alive_before(server) : find_returned(server);
+	const struct peer_server *peer =
+		server->epoch == 0 ? alive_before(server) : find_returned(server);
 
 	if (find_later(server, &later) && server->epoch > 0) {
 		TH_MARK(server_fenced_by_a_later_one);
@@ -158,7 +159,7 @@ look_serving(struct refsrv *server)
 
 /* Who has been silent since this server began has not been asked for long enough. */
 static bool
-may_be_alive(const struct refsrv *server, const struct peer *peer)
+may_be_alive(const struct refsrv *server, const struct peer_server *peer)
 {
 	return is_before(server, peer) && peer->heard_ns == INT64_MIN &&
 	       server->live_ns < silence_ns(server);
@@ -168,7 +169,7 @@ static void
 look_waiting(struct refsrv *server)
 {
 	const struct standby *standby = &server->standby;
-	const struct peer *first = alive_before(server);
+	const struct peer_server *first = alive_before(server);
 	struct later later;
 
 	if (first != NULL) {
@@ -182,7 +183,7 @@ look_waiting(struct refsrv *server)
 		return;
 	}
 	for (uint32_t i = 0; i < standby->num_peers; i++) {
-		const struct peer *peer = &standby->peers[i];
+		const struct peer_server *peer = &standby->peers[i];
 		if (peer->self || (peer->tried && !may_be_alive(server, peer)))
 			continue;
 		standby_become(server, STANDBY_ASKING,
@@ -195,7 +196,7 @@ look_waiting(struct refsrv *server)
 }
 
 static void
-peer_failed(struct peer *peer)
+peer_failed(struct peer_server *peer)
 {
 	peer->asked = false;
 	peer->tried = true;
@@ -210,7 +211,7 @@ standby_look(struct refsrv *server)
 	if (standby->num_peers == 0 || standby->state == STANDBY_OVER)
 		return;
 	for (uint32_t i = 0; i < standby->num_peers; i++) {
-		struct peer *peer = &standby->peers[i];
+		struct peer_server *peer = &standby->peers[i];
 		if (peer->asked && server->live_ns - peer->asked_ns >= 2 * server->config.probe_ns)
 			peer_failed(peer);
 	}
@@ -233,7 +234,7 @@ standby_init(struct refsrv *server)
 	standby->state = config->num_peers == 0 ? STANDBY_SERVING : STANDBY_ASKING;
 	standby->stood_ns = INT64_MIN;
 	for (uint32_t i = 0; i < config->num_peers; i++) {
-		struct peer *peer = &standby->peers[i];
+		struct peer_server *peer = &standby->peers[i];
 		peer->self = i == config->me;
 		peer->heard_ns = INT64_MIN;
 		peer->since_ns = INT64_MAX;
@@ -251,7 +252,7 @@ standby_stood_still(struct refsrv *server, int64_t ns)
 	if (ns >= server->config.silence_ns)
 		standby->stood_ns = server->live_ns;
 	for (uint32_t i = 0; i < standby->num_peers; i++) {
-		struct peer *peer = &standby->peers[i];
+		struct peer_server *peer = &standby->peers[i];
 		/* What it was asked before says nothing of now. */
 		peer->asked = false;
 		peer->next_ns = server->live_ns;
@@ -295,7 +296,7 @@ standby_probed(struct refsrv *server, uint32_t number, const struct ctl_hello_re
 
 	if (number >= standby->num_peers || standby->peers[number].self)
 		return;
-	struct peer *peer = &standby->peers[number];
+	struct peer_server *peer = &standby->peers[number];
 	if (reply == NULL || reply->server_inc == 0 || reply->epoch > TH_EPOCH_MAX ||
 		!th_cluster_fits(reply->cluster, server->config.cluster)) {
 		peer_failed(peer);
@@ -391,7 +392,7 @@ standby_probes(struct refsrv *server, const struct refsrv_probe **ret_probes)
 	if (standby->state == STANDBY_OVER)
 		return 0;
 	for (uint32_t i = 0; i < standby->num_peers; i++) {
-		struct peer *peer = &standby->peers[i];
+		struct peer_server *peer = &standby->peers[i];
 		if (peer->self || peer->asked || server->live_ns < peer->next_ns)
 			continue;
 		peer->asked = true;
@@ -433,7 +434,7 @@ standby_next_ns(const struct refsrv *server)
 	if (standby->num_peers == 0 || standby->state == STANDBY_OVER)
 		return INT64_MAX;
 	for (uint32_t i = 0; i < standby->num_peers; i++) {
-		const struct peer *peer = &standby->peers[i];
+		const struct peer_server *peer = &standby->peers[i];
 		if (peer->self)
 			continue;
 		if (peer->asked)
