@@ -12,6 +12,9 @@
         if h.update("latest"):
             ...                                          # these weights are new
 
+    with th.watch("policy") as w:                        # a scheduler: no part in any of it
+        w.wait(lambda versions: versions.latest == step)
+
 An agent (thagentd) must run on this host: ``thctl up`` starts one. ``tensorhub.aio`` has the same
 for asyncio. Every failure is a :class:`tensorhub.Error` whose text says what to do.
 """
@@ -28,6 +31,7 @@ from .loading import load
 from .memory import Block, empty, share_
 from .tensors import Part
 from .results import Listing, Manifest, Replica, Result, Row, Version
+from .watching import Watch, watch
 
 if TYPE_CHECKING:
     from . import aio, distributed
@@ -36,8 +40,8 @@ __version__: str = _lib.thc_version_string().decode()
 
 __all__ = [
     "Block", "Error", "Event", "Handle", "Listing", "Manifest", "Op", "Part", "Replica", "Result",
-    "Row", "Version", "aio", "close_all", "distributed", "empty", "errors", "handles", "load",
-    "open", "share_",
+    "Row", "Version", "Watch", "aio", "close_all", "distributed", "empty", "errors", "handles",
+    "load", "open", "share_", "watch",
     *(kind.__name__ for kind in errors.CLASSES.values()),
 ]  # fmt: skip
 

@@ -7,7 +7,8 @@ the operation has: ``asyncio.wait_for(handle.update(), 5)`` never returns while 
 """
 
 import asyncio
-from typing import Any, Callable, Dict, Generator, Iterable, Optional, Type, TypeVar, Union, cast
+from typing import Any, Callable, Dict, Generator, Generic, Iterable, Optional, Type, TypeVar
+from typing import Union, cast
 
 from . import errors
 from ._steps import DEFAULT, Op, Steps, Time
@@ -174,20 +175,62 @@ async def run(steps: Steps[T]) -> T:
         steps.close()
 
 
-class _Opening:
+class _Observer(Handle):
+    _joins = False
+
+
+class Watch:
+    """A watch whose verbs are coroutines; see :class:`tensorhub.Watch` for what each does."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle, self.model = handle, handle.model
+
+    def __repr__(self) -> str:
+        return f"<tensorhub watch of {self.model}: {'open' if self._handle._shard else 'closed'}>"
+
+    async def __aenter__(self) -> "Watch":
+        return self
+
+    async def __aexit__(self, kind: Optional[Type[BaseException]], *rest: object) -> None:
+        await self._handle.__aexit__(kind, *rest)
+
+    async def list(self, *, timeout: Time = DEFAULT) -> Listing:
+        return await self._handle.list(timeout=timeout)
+
+    async def wait(
+        self, predicate: Callable[[Listing], Any], *, timeout: Time = DEFAULT
+    ) -> Listing:
+        return await self._handle.wait(predicate, timeout=timeout)
+
+    async def latest(self, *, timeout: Time = DEFAULT) -> Optional[int]:
+        return (await self._handle.list(timeout=timeout)).latest
+
+    async def manifest(
+        self, version: VersionSpec = "latest", shard: int = 0, *, timeout: Time = DEFAULT
+    ) -> Manifest:
+        return await self._handle.manifest(version, shard, timeout=timeout)
+
+    async def close(self, *, timeout: Time = DEFAULT) -> None:
+        await self._handle.close(timeout=timeout)
+
+
+Given = TypeVar("Given")
+
+
+class _Opening(Generic[Given]):
     """``await open(...)`` or ``async with open(...)``: both are what people write."""
 
-    def __init__(self, handle: Handle, timeout: Time) -> None:
-        self._handle, self._timeout = handle, timeout
+    def __init__(self, handle: Handle, timeout: Time, given: Given) -> None:
+        self._handle, self._timeout, self._given = handle, timeout, given
 
-    async def _opened(self) -> Handle:
+    async def _opened(self) -> Given:
         await self._handle._run(self._handle._open(self._timeout))
-        return self._handle
+        return self._given
 
-    def __await__(self) -> Generator[Any, None, Handle]:
+    def __await__(self) -> Generator[Any, None, Given]:
         return self._opened().__await__()
 
-    async def __aenter__(self) -> Handle:
+    async def __aenter__(self) -> Given:
         return await self._opened()
 
     async def __aexit__(self, kind: Optional[Type[BaseException]], *rest: object) -> None:
@@ -200,13 +243,21 @@ def open(
     launch_id: Optional[str] = None, agent: Optional[str] = None, timeout: Time = DEFAULT,
     spot: bool = False, require_rdma: bool = False, staged: bool = False,
     no_memory_fd: bool = False, prefetch: bool = False, offload_seed: bool = False,
-) -> _Opening:  # fmt: skip
+) -> _Opening[Handle]:  # fmt: skip
     """As :func:`tensorhub.open`, to be awaited or used by ``async with``."""
     flags = flags_of(spot, require_rdma, staged, no_memory_fd, prefetch, offload_seed)
     handle = Handle(
         model, replica, shard, num_shards, lineage, retain, launch_id, agent, flags, DEFAULT
     )
-    return _Opening(handle, timeout)
+    return _Opening(handle, timeout, handle)
+
+
+def watch(
+    model: str, *, agent: Optional[str] = None, timeout: Time = DEFAULT
+) -> _Opening[Watch]:
+    """As :func:`tensorhub.watch`, to be awaited or used by ``async with``."""
+    observer = _Observer(model, None, 0, 1, 0, None, None, agent, 0, DEFAULT)
+    return _Opening(observer, timeout, Watch(observer))
 
 
 async def load(

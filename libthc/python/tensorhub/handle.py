@@ -81,6 +81,7 @@ def _rules(retain: Union[None, str, int, Iterable[VersionSpec]]) -> Optional[byt
 class Base:
     """What a handle is, whoever waits: verbs as steps, questions that never wait."""
 
+    _joins = True  # False: an observer, a member of nothing
     _pointer = c.c_void_p()
     _closes: List[Tuple[int, int]] = []  # what thc_close has answered, and its flags
 
@@ -97,16 +98,16 @@ class Base:
         self._left: Optional[Op] = None
         #: Of every verb that is given none: seconds, a timedelta, or None for no limit.
         self.timeout: Time = VERB_S if isinstance(timeout, type(DEFAULT)) else timeout
-        if launch_id is None:
+        if launch_id is None and self._joins:
             launch_id = _launch()
-        if replica is None:
+        if replica is None and self._joins:
             replica = f"{socket.gethostname()}-{os.getpid()}"
         self.model, self.replica = model, replica
         self.shard, self.num_shards = shard, num_shards
         self._opts = _abi.OpenOpts(
             struct_size=c.sizeof(_abi.OpenOpts),
             model=_text("model", model),
-            replica=_text("replica", replica),
+            replica=None if replica is None else _text("replica", replica),
             shard=min(_count("shard", shard), 2**32 - 1),
             num_shards=min(_count("num_shards", num_shards), 2**32 - 1),
             lineage=_count("lineage", lineage),
@@ -125,6 +126,8 @@ class Base:
     @property
     def label(self) -> str:
         """For sentences: model, replica and shard."""
+        if not self._joins:
+            return f"{self.model}/(observer)"
         return f"{self.model}/{self.replica}/{self.shard}"
 
     def __repr__(self) -> str:

@@ -76,8 +76,9 @@ class Version:
 class Listing(Mapping[int, FrozenSet[str]]):
     """Versions of the highest lineage, ascending, each with the names of its replicas.
 
-    ``listing.all`` has every lineage, by (lineage, version); ``listing.details`` the same with all
-    that is known of each replica. ``listing.generation`` grows with every change.
+    ``listing.latest`` is the highest that somebody has whole. ``listing.all`` has every lineage, by
+    (lineage, version); ``listing.details`` the same with all that is known of each replica.
+    ``listing.generation`` grows with every change.
     """
 
     def __init__(self, generation: int, details: Dict[Tuple[int, int], Version]) -> None:
@@ -96,6 +97,14 @@ class Listing(Mapping[int, FrozenSet[str]]):
             key: frozenset(replica.name for replica in one.replicas)
             for key, one in self.details.items()
         }
+
+    @property
+    def latest(self) -> Optional[int]:
+        """The highest version, of the highest lineage, that somebody has whole; None: none."""
+        whole = [
+            key for key, one in self.details.items() if any(copy.ready for copy in one.replicas)
+        ]
+        return max(whole)[1] if whole else None
 
     def __getitem__(self, version: int) -> FrozenSet[str]:
         return self._names[version]
