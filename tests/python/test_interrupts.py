@@ -188,7 +188,7 @@ def still_works(handle):
     if handle.version is None:
         handle.publish(2)
     handle.unpublish()
-    assert handle.safe_to_mutate() and handle.version is None
+    assert handle.safe_to_mutate and handle.version is None
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_before_go_nothing_has_changed(pair, agent, model, called, verb):
     with pytest.raises(KeyboardInterrupt):
         with interrupt_when(lambda: f"thc_{verb}_submit" in called):
             getattr(pair[0], verb)(1)
-    assert pair[0].version is None and pair[0].safe_to_mutate()
+    assert pair[0].version is None and pair[0].safe_to_mutate
     with pytest.raises(th.Cancelled, match="cancelled by shard 0"):
         getattr(pair[1], verb)(1)
     both(pair, verb, 1)
@@ -367,7 +367,7 @@ def test_an_interrupt_at_each_moment(agent, far, model, begun):
             with contextlib.suppress(KeyboardInterrupt), interrupt_when(there):
                 r.replicate(1)
             if r.version is None:
-                assert r.safe_to_mutate(), "it has returned, and somebody may write"
+                assert r.safe_to_mutate, "it has returned, and somebody may write"
             else:
                 assert r.version == 1 and target == source
                 r.unpublish()
@@ -402,7 +402,7 @@ def test_after_go_a_silent_source_ends_it_when_it_is_given_up(begun):
                 with interrupt_when(lambda: begun and begun[0].progress[1] > 0):
                     r.replicate(1)
             took = time.monotonic() - began
-            assert r.version is None and r.safe_to_mutate() and bytes(target[:1]) == b"\0"
+            assert r.version is None and r.safe_to_mutate and bytes(target[:1]) == b"\0"
         # Less than the lease: of it a beat and the look of the server may have passed before.
         assert DEAD_S - 1 < took < DEAD_S + REFUSED_S + 5
         # No source has it any more: who waits for it waits until somebody publishes it again.
