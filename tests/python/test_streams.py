@@ -271,10 +271,12 @@ def test_bytes_that_are_still_written_are_not_published(trainer, watcher, gpus, 
     before = calls(gpus)
     thread = threading.Thread(target=trainer.publish, args=(1,))
     thread.start()
-    cluster.wait_for(lambda: calls(gpus) == before + 1, 20, "publish waits for the stream")
-    assert not watcher.list() and thread.is_alive()
-    gpus.lift(plan)
-    thread.join(20)
+    try:
+        cluster.wait_for(lambda: calls(gpus) == before + 1, 20, "publish waits for the stream")
+        assert not watcher.list() and thread.is_alive()
+    finally:
+        gpus.lift(plan)
+        thread.join(20)
     assert not thread.is_alive() and gpus.met(plan)
     assert bytes(th.load(model)["a"]) == bytes(fresh)
     cuda.call("cuMemHostUnregister", c.addressof(fresh))
@@ -283,9 +285,11 @@ def test_bytes_that_are_still_written_are_not_published(trainer, watcher, gpus, 
 def test_a_driver_that_says_no_publishes_nothing(trainer, watcher, gpus):
     trainer.register({"a": Array(stream=driver_stream())})
     plan = gpus.plan("result", "cuStreamSynchronize", pid=os.getpid(), result=700)
-    with pytest.raises(th.MemoryKind, match="ILLEGAL_ADDRESS.*nothing was published"):
-        trainer.publish(1)
-    gpus.lift(plan)
+    try:
+        with pytest.raises(th.MemoryKind, match="ILLEGAL_ADDRESS.*nothing was published"):
+            trainer.publish(1)
+    finally:
+        gpus.lift(plan)
     assert trainer.version is None and not watcher.list()
     trainer.publish(1)
 
