@@ -8,6 +8,8 @@ import gc
 import pytest
 import tensorhub as th
 from conftest import SIZE, memory
+from tensorhub.dtypes import BY_NAME
+from tensorhub.tensors import Place, new_pieces
 
 
 def blocks():
@@ -49,12 +51,13 @@ def f32(*values):
 
 def test_allocate_gives_types_shapes_and_ties(agent, model):
     tied, deep = f32(1, 2), th.empty((2, 3, 4), "I16")
-    sent = {"a": tied, "b": tied, "deep": deep, "none": th.empty((0, 4), "U8"), "bf": bf16()}
+    sent = {"a": tied, "b": tied, "deep": deep, "none": piece("F32", (0, 4)), "bf": bf16()}
     with published(model, [sent]), th.open(model, replica="r") as r:
         weights = r.allocate()
         assert list(weights) and set(weights) == set(sent)
         assert weights["deep"].shape == (2, 3, 4) and weights["deep"].format == "h"
         assert weights["none"].nbytes == 0
+        assert r.manifest().tensors["none"].shape == (0, 4)
         r.replicate(1)
         assert list(weights["a"]) == [1, 2]
         weights["a"][0] = 5  # after its copy was given up it may be written to
@@ -63,10 +66,16 @@ def test_allocate_gives_types_shapes_and_ties(agent, model):
         r.close(abandon=True)
 
 
+def piece(kind, shape):
+    """As who has torch registers it: a memoryview cannot say every type and shape."""
+    (made,) = new_pieces([Place(BY_NAME[kind], shape, shape, (0,) * len(shape))])
+    return made
+
+
 def bf16():
-    part = th.empty((2,), "BF16")
-    part[:] = b"\x80\x3f\x00\x40"
-    return part
+    made = piece("BF16", (2,))
+    made.keep[:] = b"\x80\x3f\x00\x40"
+    return made
 
 
 def test_allocate_of_another_shard(agent, model):
@@ -160,14 +169,14 @@ def moves_on(monkeypatch, trainer, version):
     """Between the look of a load and its operation the trainer publishes another version."""
     from tensorhub import loading
 
-    def parts_of(manifest):
+    def pieces_after(manifest):
         if trainer.version != version:
             trainer.unpublish()
             trainer.publish(version)
         return kept(manifest)
 
-    kept = loading.parts_of
-    monkeypatch.setattr(loading, "parts_of", parts_of)
+    kept = loading.pieces_after
+    monkeypatch.setattr(loading, "pieces_after", pieces_after)
 
 
 def test_load_of_latest_follows_it(agent, model, monkeypatch):

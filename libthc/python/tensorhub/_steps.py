@@ -52,6 +52,14 @@ def seconds(timeout: Time, default: Optional[float]) -> Optional[float]:
     return float(value)
 
 
+def remaining(limit: Optional[float]) -> Callable[[], Optional[float]]:
+    """What is left of a time that begins now, for calls that are made one after the other."""
+    if limit is None:
+        return lambda: None
+    end = time.monotonic() + limit
+    return lambda: max(end - time.monotonic(), 0.0)
+
+
 def milliseconds(timeout: Optional[float]) -> int:
     """As thc.h counts them: rounded up, so that a short wait is one."""
     if timeout is None or timeout > 2**52:

@@ -18,7 +18,7 @@ from ._steps import wait_once
 from .progress import Told, report_of
 from .results import Listing, Manifest, Result, listing_of, manifest_of, result_of
 from .streams import Registered
-from .tensors import Tensors, parts_of, rows_of
+from .tensors import Tensors, pieces_after, rows_of
 
 OPEN_S = 30.0  # thc_open's default
 VERB_S = 1800.0  # every other verb's: a straggler behind a checkpoint must not end a run
@@ -370,9 +370,9 @@ class Base:
     ) -> Steps[Dict[str, Any]]:
         shard = self.shard if of_shard is None else _count("of_shard", of_shard)
         manifest = yield from self._manifest(version, shard, timeout)
-        parts = parts_of(manifest)
-        yield from self._register(parts, timeout)
-        return {name: part.tensor for name, part in parts.items()}
+        pieces = pieces_after(manifest)
+        yield from self._register(pieces, timeout)
+        return {name: piece.keep for name, piece in pieces.items()}
 
     def _close(self, abandon: bool, timeout: Time) -> Steps[None]:
         if not self._shard:

@@ -4,27 +4,18 @@
 import itertools
 import os
 import socket
-import time
 from contextlib import ExitStack
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import _abi, errors
-from ._steps import DEFAULT, Op, Steps, Time, log, run, seconds
+from ._steps import DEFAULT, Op, Steps, Time, log, remaining, run, seconds
 from .handle import VERB_S, Base, Handle, VersionSpec
 from .progress import Report, Told, report_of
 from .results import Manifest
-from .tensors import Part, parts_of
+from .tensors import Piece, pieces_after
 
 _numbers = itertools.count(1)
 Left = Callable[[], Optional[float]]  # seconds until the deadline; None: there is none
-
-
-def _left_of(timeout: Time) -> Left:
-    limit = seconds(timeout, VERB_S)
-    if limit is None:
-        return lambda: None
-    end = time.monotonic() + limit
-    return lambda: max(end - time.monotonic(), 0.0)
 
 
 def _check_join(manifests: List[Manifest]) -> None:
@@ -48,11 +39,11 @@ def _check_join(manifests: List[Manifest]) -> None:
 
 
 def _group(
-    handles: List[Base], parts: List[Dict[str, Part]], version: int, report: Optional[Report],
+    handles: List[Base], pieces: List[Dict[str, Piece]], version: int, report: Optional[Report],
     left: Left,
 ) -> Steps[bool]:  # fmt: skip
     """Members of one group, opened and filled by one thread. False: the version is gone."""
-    for handle, tensors in zip(handles, parts):
+    for handle, tensors in zip(handles, pieces):
         yield from handle._open(left())
         yield from handle._register(tensors, left())
     ops: List[Op] = []
@@ -86,7 +77,7 @@ def load_steps(
     kind: Callable[..., Base], model: str, version: VersionSpec, agent: Optional[str],
     timeout: Time, progress: Told, tqdm: bool,
 ) -> Steps[Dict[str, Any]]:  # fmt: skip
-    left = _left_of(timeout)
+    left = remaining(seconds(timeout, VERB_S))
     report = report_of(f"load {model}", progress, tqdm)
     with ExitStack() as leave:
         if report is not None:
@@ -112,17 +103,17 @@ def load_steps(
             for shard in range(1, head.num_shards):
                 manifests.append((yield from looks._manifest(head.version, shard, left())))
             _check_join(manifests)
-            parts = [parts_of(manifest) for manifest in manifests]
+            pieces = [pieces_after(manifest) for manifest in manifests]
             name = _name()
             group = [member(name, shard, head.num_shards) for shard in range(head.num_shards)]
-            there = yield from _group(group, parts, head.version, report, left)
+            there = yield from _group(group, pieces, head.version, report, left)
             for handle in group:
                 try:
                     yield from handle._close(False, left())
                 except errors.Error as failure:  # it is abandoned: the bytes are here all the same
                     log.warning("load of %s: its copy was left at once: %s", model, failure)
             if there:
-                return {name: part.tensor for one in parts for name, part in one.items()}
+                return {name: piece.keep for one in pieces for name, piece in one.items()}
 
 
 def _name() -> str:

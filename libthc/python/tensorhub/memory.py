@@ -20,14 +20,16 @@ class Block:
     """thc_alloc'd memory. ``address`` and ``nbytes``; freed when nobody refers to it any more."""
 
     def __init__(self, nbytes: int, huge: bool = False) -> None:
-        self.address = 0
-        pointer = c.c_void_p()
-        _abi.call("thc_alloc", max(nbytes, 1), _abi.ALLOC_HUGE if huge else 0, c.byref(pointer))
-        self.address, self.nbytes = pointer.value or 0, nbytes
+        self._pointer, self.nbytes = c.c_void_p(), nbytes
+        flags = _abi.ALLOC_HUGE if huge else 0
+        _abi.call("thc_alloc", max(nbytes, 1), flags, c.byref(self._pointer))
+
+    @property
+    def address(self) -> int:
+        return self._pointer.value or 0
 
     def __del__(self, _free: Any = _abi.lib.thc_free) -> None:
-        if self.address:
-            _free(self.address)
+        _free(self._pointer)
 
     def bytes_at(self, offset: int, nbytes: int) -> Any:
         """A writable ctypes array over a part of it, which keeps the block."""
@@ -48,33 +50,42 @@ def count_of(shape: Sequence[int]) -> int:
     return count
 
 
+def bytes_of(shape: Sequence[int], kind: dtypes.DType) -> int:
+    """Of a tensor of this shape and type."""
+    return (count_of(shape) * kind.bits + 7) // 8
+
+
 def place(shapes: Sequence[Tuple[Sequence[int], dtypes.DType]]) -> Tuple[Sequence[int], int]:
     """Where each of these tensors goes in one block, and its bytes."""
     offsets, end = [], 0
     for shape, kind in shapes:
         offsets.append(end)
-        nbytes = (count_of(shape) * kind.bits + 7) // 8
-        end += (nbytes + ALIGN - 1) // ALIGN * ALIGN
+        end += (bytes_of(shape, kind) + ALIGN - 1) // ALIGN * ALIGN
     return offsets, end
 
 
 def tensor_in(block: Block, offset: int, shape: Sequence[int], kind: dtypes.DType) -> Any:
     """A torch tensor over a part of a block; without torch a memoryview."""
-    nbytes = (count_of(shape) * kind.bits + 7) // 8
-    array = block.bytes_at(offset, nbytes)
     torch = sys.modules.get("torch")
     if torch is None:
-        view: Any = memoryview(array).cast("B")
-        if kind.format is None or nbytes == 0:
-            return view
-        return view.cast(kind.format, tuple(shape)) if shape else view.cast(kind.format)
+        return view_in(block, offset, shape, kind)
     dtype = getattr(torch, kind.torch or "", None)
     if dtype is None:
         raise Invalid(f"dtype: torch has no {kind.name}")
+    nbytes = bytes_of(shape, kind)
     if nbytes == 0:
         return torch.empty(tuple(shape), dtype=dtype)
-    flat = torch.frombuffer(array, dtype=torch.uint8)
+    flat = torch.frombuffer(block.bytes_at(offset, nbytes), dtype=torch.uint8)
     return flat.view(dtype).reshape(tuple(shape))
+
+
+def view_in(block: Block, offset: int, shape: Sequence[int], kind: dtypes.DType) -> Any:
+    """A memoryview over a part of a block: of its bytes where no format says the type, or none."""
+    nbytes = bytes_of(shape, kind)
+    view: Any = memoryview(block.bytes_at(offset, nbytes)).cast("B")
+    if kind.format is None or nbytes == 0:
+        return view
+    return view.cast(kind.format, tuple(shape)) if shape else view.cast(kind.format)
 
 
 def empty(shape: Sequence[int], dtype: Any) -> Any:

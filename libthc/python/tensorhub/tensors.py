@@ -7,11 +7,12 @@ memory, so whoever registers it keeps the tensor.
 
 import ctypes as c
 import sys
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Tuple, Union
 
 from . import _abi, dtypes
 from .errors import Invalid
-from .memory import Block, count_of, place, tensor_in
+from .memory import Block, bytes_of, place, tensor_in
 from .results import Manifest
 
 Tensors = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
@@ -42,21 +43,26 @@ class Part(NamedTuple):
     offset: Sequence[int]
 
 
-def piece_of(name: str, tensor: Any) -> Piece:
-    """The piece that this object is; Invalid says what to call for one that is none."""
+def piece_of(name: str, tensor: Any, strided: bool = False) -> Piece:
+    """The piece that this object is; Invalid says what to call for one that is none.
+
+    ``strided``: it is copied from, and need not be contiguous.
+    """
+    if isinstance(tensor, Piece):
+        return tensor
     if isinstance(tensor, Part):
-        piece, whole, offset = piece_of(name, tensor.tensor), *map(tuple, tensor[1:])
+        piece, whole, offset = piece_of(name, tensor.tensor, strided), *map(tuple, tensor[1:])
         if not len(piece.shape) == len(whole) == len(offset):
             raise Invalid(f"tensors: {name!r} has {len(piece.shape)} dimensions, its box others")
         return piece._replace(global_shape=whole, offset=offset)
     if hasattr(tensor, "__create_chunk_list__") and hasattr(tensor, "to_local"):
-        return _distributed(name, tensor)
+        return _distributed(name, tensor, strided)
     if hasattr(tensor, "data_ptr") and hasattr(tensor, "element_size"):
-        return _torch(name, tensor)
+        return _torch(name, tensor, strided)
     if hasattr(tensor, "__cuda_array_interface__"):
         return _array(name, tensor.__cuda_array_interface__, tensor, _cuda_device(name, tensor))
     if hasattr(tensor, "__array_interface__"):
-        return _array(name, tensor.__array_interface__, tensor, _abi.HOST)
+        return _array(name, tensor.__array_interface__, tensor, _abi.HOST, strided)
     if isinstance(tensor, str) or not _is_buffer(tensor):
         return _dlpack(name, tensor)
     return _buffer(name, tensor)
@@ -70,7 +76,7 @@ def _is_buffer(tensor: Any) -> bool:
     return True
 
 
-def _torch(name: str, tensor: Any) -> Piece:
+def _torch(name: str, tensor: Any, strided: bool = False) -> Piece:
     place = tensor.device.type
     if place not in ("cpu", "cuda"):
         raise Invalid(f"tensors: {name!r} lies on device {place}; only cpu and cuda have bytes")
@@ -78,7 +84,7 @@ def _torch(name: str, tensor: Any) -> Piece:
         raise Invalid(f"tensors: {name!r} is {tensor.layout}; register its dense parts")
     if tensor.is_conj() or tensor.is_neg():
         raise Invalid(f"tensors: {name!r} is a lazy view; call resolve_conj().resolve_neg()")
-    if not tensor.is_contiguous():
+    if not strided and not tensor.is_contiguous():
         raise Invalid(
             f"tensors: {name!r} is not contiguous (strides {tuple(tensor.stride())}); register "
             "tensor.contiguous(), and keep that"
@@ -98,12 +104,12 @@ def _dtype(name: str, dtype: Any) -> dtypes.DType:
         raise Invalid(f"tensors: {name!r} is {dtype}, a type that is not moved") from None
 
 
-def _distributed(name: str, tensor: Any) -> Piece:
+def _distributed(name: str, tensor: Any, strided: bool) -> Piece:
     """A DTensor: the box of this rank, as torch's own checkpoints cut it."""
     local = tensor.to_local()
     if hasattr(local, "wait"):
         local = local.wait()
-    piece = _torch(name, local.detach())
+    piece = _torch(name, local.detach(), strided)
     whole = tuple(tensor.shape)
     chunks = tensor.__create_chunk_list__()
     if len(chunks) > 1:
@@ -119,7 +125,7 @@ def _distributed(name: str, tensor: Any) -> Piece:
             f"tensors: {name!r} has a partial placement: its local tensor is {piece.shape}, its "
             f"box {sizes}; reduce it first"
         )
-    return piece._replace(global_shape=whole, offset=offset, keep=(tensor, local))
+    return piece._replace(global_shape=whole, offset=offset)
 
 
 def _cuda_device(name: str, tensor: Any) -> int:
@@ -131,16 +137,18 @@ def _cuda_device(name: str, tensor: Any) -> int:
     raise Invalid(f"tensors: {name!r} does not say on which GPU it lies (device.id)")
 
 
-def _array(name: str, interface: Mapping[str, Any], tensor: Any, device: int) -> Piece:
+def _array(
+    name: str, interface: Mapping[str, Any], tensor: Any, device: int, strided: bool = False
+) -> Piece:
     shape = tuple(interface["shape"])
     try:
         kind = dtypes.of_format(interface["typestr"])
     except Invalid:
         kind = _dtype(name, getattr(tensor, "dtype", interface["typestr"]))
     strides = interface.get("strides")
-    if strides is not None and tuple(strides) != _row_major(shape, kind):
+    if not strided and strides is not None and tuple(strides) != _row_major(shape, kind):
         raise Invalid(f"tensors: {name!r} is not contiguous; register a copy that is, and keep it")
-    nbytes = (count_of(shape) * kind.bits + 7) // 8
+    nbytes = bytes_of(shape, kind)
     address = interface["data"][0] if nbytes else 0
     return Piece(address, nbytes, kind, shape, device, keep=tensor, by="array")
 
@@ -235,20 +243,33 @@ def rows_of(tensors: Tensors) -> Tuple[Any, List[Piece]]:
     return array, [piece for _, piece in pieces]
 
 
-def parts_of(manifest: Manifest) -> Dict[str, Part]:
-    """New tensors for what a manifest names, in one block; names of tied weights share one."""
-    first: Dict[Any, str] = {}
+class Place(NamedTuple):
+    """A tensor that is to be made: ``make`` is tensor_in, or another with the same arguments."""
+
+    dtype: dtypes.DType
+    shape: Tuple[int, ...]
+    global_shape: Tuple[int, ...]
+    offset: Tuple[int, ...]
+    make: Callable[[Block, int, Sequence[int], dtypes.DType], Any] = tensor_in
+
+
+def new_pieces(places: Sequence[Place]) -> List[Piece]:
+    """New tensors in one block of memory that agents map; ``keep`` of each is the tensor."""
+    offsets, nbytes = place([(one.shape, one.dtype) for one in places])
+    block, pieces = Block(nbytes), []
+    for at, one in zip(offsets, places):
+        nbytes = bytes_of(one.shape, one.dtype)
+        tensor = one.make(block, at, one.shape, one.dtype)
+        address = block.address + at if nbytes else 0
+        pieces.append(Piece(address, nbytes, *one[:2], _abi.HOST, *one[2:4], tensor))
+    return pieces
+
+
+def pieces_after(manifest: Manifest) -> Dict[str, Piece]:
+    """New tensors for what a manifest names; names of tied weights share one."""
+    first: Dict[Any, Place] = {}
     for name, row in manifest.tensors.items():
-        first.setdefault(row.tied or name, name)
-    rows = [manifest.tensors[name] for name in first.values()]
-    kinds = [dtypes.BY_NAME[row.dtype] for row in rows]
-    offsets, nbytes = place([(row.shape, kind) for row, kind in zip(rows, kinds)])
-    block = Block(nbytes)
-    made = {
-        key: tensor_in(block, offset, row.shape, kind)
-        for key, offset, row, kind in zip(first, offsets, rows, kinds)
-    }
-    return {
-        name: Part(made[row.tied or name], row.global_shape, row.offset)
-        for name, row in manifest.tensors.items()
-    }
+        kind = dtypes.BY_NAME[row.dtype]
+        first.setdefault(row.tied or name, Place(kind, row.shape, row.global_shape, row.offset))
+    made = dict(zip(first, new_pieces(list(first.values()))))
+    return {name: made[row.tied or name] for name, row in manifest.tensors.items()}
