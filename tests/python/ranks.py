@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a torch trainer that publishes its part of a model: ranks.py KIND MODEL, by torchrun.
+"""A rank of a torch trainer that publishes its part of a model: by torchrun
+
+    ranks.py KIND MODEL [DTYPE]
 
 KIND: fsdp (FSDP2), tensor (rows and columns of one mesh), hsdp (replicas of shards: only the first
-publishes), both (FSDP2 over tensor parallel). Rank 0 says `full PATH SHARDS`: what full_tensor()
-answers, and how many shards there are. It reads one line before it ends.
+publishes), both (FSDP2 over tensor parallel). With DTYPE a th.Publisher casts to it. Rank 0 says
+`full PATH SHARDS`: what full_tensor() answers, and how many shards there are. It reads one line
+before it ends.
 """
 
 import os
@@ -57,7 +60,7 @@ def both(ranks):
 
 
 def main():
-    kind, name = sys.argv[1:]
+    kind, name, *dtype = sys.argv[1:]
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     state, publishes = globals()[kind](ranks)
@@ -65,8 +68,11 @@ def main():
     shards = ranks // 2 if kind == "hsdp" else ranks
     if publishes:
         handle = th.open(name, replica="trainer", shard=rank, num_shards=shards)
-        handle.register(state)
-        handle.publish(1)
+        if dtype:
+            th.Publisher(handle, state, dtype[0]).publish(1)
+        else:
+            handle.register(state)
+            handle.publish(1)
     dist.barrier()
     if rank == 0:
         path = os.path.join(tempfile.gettempdir(), f"th-full-{os.getpid()}.pt")

@@ -161,17 +161,21 @@ def test_other_meshes(agent, model, kind):
     shards_equal_full(agent, model, kind, 4)
 
 
-def shards_equal_full(agent, model, kind, ranks):
-    """Ranks publish their local tensors as they lie; a reader of all shards puts them together."""
+def shards_equal_full(agent, model, kind, ranks, dtype=None):
+    """Ranks publish their local tensors as they lie, or copies that are cast; a reader of all
+    shards puts them together."""
     script = os.path.join(HERE, "ranks.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               f"--nproc-per-node={ranks}", script, kind, model]  # fmt: skip
+               f"--nproc-per-node={ranks}", script, kind, model,
+               *([dtype] if dtype else [])]  # fmt: skip
     trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         line = trainer.stdout.readline()
         assert line.startswith("full "), line
         full = torch.load(line.split()[1], weights_only=True)
         shards = int(line.split()[2])
+        if dtype:
+            full = {name: tensor.to(getattr(torch, dtype)) for name, tensor in full.items()}
         readers = [th.open(model, replica="r", shard=i, num_shards=shards) for i in range(shards)]
         pieces = [reader.allocate(1, of_shard=i) for i, reader in enumerate(readers)]
         for op in [reader.replicate_async(1, timeout=60) for reader in readers]:

@@ -29,6 +29,7 @@ from ._steps import Op
 from .handle import Event, Handle, close_all, handles, open
 from .loading import load
 from .memory import Block, empty, share_
+from .publisher import Publisher
 from .tensors import Part
 from .results import Listing, Manifest, Replica, Result, Row, Version
 from .watching import Watch, watch
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 __version__: str = _lib.thc_version_string().decode()
 
 __all__ = [
-    "Block", "Error", "Event", "Handle", "Listing", "Manifest", "Op", "Part", "Replica", "Result",
-    "Row", "Version", "Watch", "aio", "close_all", "distributed", "empty", "errors", "handles",
-    "load", "open", "share_", "watch",
+    "Block", "Error", "Event", "Handle", "Listing", "Manifest", "Op", "Part", "Publisher",
+    "Replica", "Result", "Row", "Version", "Watch", "aio", "close_all", "distributed", "empty",
+    "errors", "handles", "load", "open", "share_", "watch",
     *(kind.__name__ for kind in errors.CLASSES.values()),
 ]  # fmt: skip
 

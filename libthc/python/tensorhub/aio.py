@@ -15,6 +15,7 @@ from ._steps import DEFAULT, Op, Steps, Time
 from .handle import Base, VersionSpec, flags_of
 from .loading import load_steps
 from .progress import Told
+from .publisher import Buffers
 from .results import Listing, Manifest, Result
 from .tensors import Tensors
 
@@ -266,3 +267,22 @@ async def load(
 ) -> Dict[str, Any]:  # fmt: skip
     """As :func:`tensorhub.load`."""
     return await run(load_steps(Handle, model, version, agent, timeout, progress, tqdm))
+
+
+class Publisher(Buffers):
+    """As :class:`tensorhub.Publisher`; the first publish() prepares it. Copying holds the loop."""
+
+    async def publish(self, step: int, *, timeout: Time = DEFAULT) -> None:
+        await run(self._publish(step, timeout))
+
+    async def close(self, *, timeout: Time = DEFAULT) -> None:
+        await run(self._close(timeout))
+
+    async def __aenter__(self) -> "Publisher":
+        return self
+
+    async def __aexit__(self, kind: Optional[Type[BaseException]], *_rest: object) -> None:
+        if kind is None:
+            await self.close()
+        else:
+            self._abandon()

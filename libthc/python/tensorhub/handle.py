@@ -130,6 +130,17 @@ class Base:
             return f"{self.model}/(observer)"
         return f"{self.model}/{self.replica}/{self.shard}"
 
+    def _beside(self, replica: str) -> "Base":
+        """One of another replica with the same options, not open yet."""
+        own = self._opts
+        other = type(self)(
+            self.model, replica, self.shard, self.num_shards, own.lineage, None, None, None,
+            own.flags, self.timeout,
+        )  # fmt: skip
+        other._opts.retain, other._opts.agent = own.retain, own.agent
+        other._opts.launch_id = own.launch_id
+        return other
+
     def __repr__(self) -> str:
         what = f"version {self.version}" if self._shard else "closed"
         return f"<tensorhub handle {self.label}: {what}>"
