@@ -78,6 +78,8 @@ static void
 execute_server_state(struct host *host, const struct agent_action *action)
 {
 	bool another = action->u.server.attached && action->u.server.server_inc != host->put_inc;
+	if (host->attached && !action->u.server.attached)
+		host->away_ns = th_now_ns();
 	host->attached = action->u.server.attached;
 	host->server_inc = action->u.server.server_inc;
 	host->server_epoch = action->u.server.epoch;

@@ -279,7 +279,7 @@ start(struct host *host, struct th_err *err)
 	host->agent_inc = th_random_name();
 	th_random(host->secret.bytes, sizeof(host->secret.bytes));
 	host->start_ns = th_now_ns();
-	host->next_beat_ns = host->start_ns;
+	host->next_beat_ns = host->away_ns = host->start_ns;
 	host->next_expire_ns = host->next_listing_ns = host->next_link_ns = INT64_MAX;
 	/* What is closed again though it was not opened. */
 	legs_init(host);

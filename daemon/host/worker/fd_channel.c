@@ -212,10 +212,11 @@ on_open(struct host_session *session, const struct fdmsg_open *open)
 	session->state = HOST_SESSION_OPENING;
 	TH_FP(agent_opens);
 	/*
-	 * Without a server there is nothing to wait for; an agent that has just started gets a
-	 * while.
+	 * Without a server there is nothing to wait for; an agent that has just started, or has
+	 * just lost it, gets a while. Who opens again and again in little time hears that, too.
 	 */
-	session_expire_at(session, th_now_ns() + SERVER_PATIENCE_NS);
+	int64_t now_ns = th_now_ns(), since_ns = host->attached ? now_ns : host->away_ns;
+	session_expire_at(session, th_max_i64(now_ns, since_ns + SERVER_PATIENCE_NS));
 	struct agent_event event = {
 		.kind = AGENT_EV_OPEN, .session = session->id, .u.open = session->open};
 	engine_post(host, &event);
