@@ -65,13 +65,9 @@ member_open(const struct thctl *ctl, const struct member_options *options, struc
 int
 member_open_probe(const struct thctl *ctl, struct th_err *err, struct thc_shard **ret_shard)
 {
-	char name[TH_NAME_MAX + 1];
-	char replica[TH_NAME_MAX + 1];
+	const struct member_options observer = {.num_shards = 1};
 
-	member_default_replica(name);
-	snprintf(replica, sizeof(replica), "%.200s-probe", name);
-	struct member_options options = {.replica = replica, .num_shards = 1};
-	return member_open(ctl, &options, err, ret_shard);
+	return member_open(ctl, &observer, err, ret_shard);
 }
 
 void

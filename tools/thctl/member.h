@@ -35,9 +35,7 @@ struct member_options {
 int member_open(const struct thctl *ctl, const struct member_options *options, struct th_err *err,
 	struct thc_shard **ret_shard);
 
-/*
- * A handle that only asks: a member of a group of its own, which never holds anything.
- */
+/* A handle that only asks: an observer. */
 int member_open_probe(const struct thctl *ctl, struct th_err *err, struct thc_shard **ret_shard);
 
 /* Frees the handle in any case; what an agent cannot finish in time it finishes alone. */
