@@ -10,7 +10,7 @@ import asyncio
 from typing import Any, Callable, Dict, Generator, Generic, Iterable, Optional, Type, TypeVar
 from typing import Union, cast
 
-from . import errors
+from . import errors, handle, publisher, watching
 from ._steps import DEFAULT, Op, Steps, Time
 from .handle import Base, VersionSpec, flags_of
 from .loading import load_steps
@@ -20,9 +20,23 @@ from .results import Listing, Manifest, Result
 from .tensors import Tensors
 
 T = TypeVar("T")
+Kind = TypeVar("Kind", bound=type)
 LOOK_STREAM_S = 0.001  # between two looks whether a stream has ended
 
 
+def _as_in(threads: type) -> Callable[[Kind], Kind]:
+    """What has no docstring of its own does what it does for threads, and has that one."""
+
+    def documented(kind: Kind) -> Kind:
+        for name, method in vars(kind).items():
+            if callable(method) and method.__doc__ is None:
+                method.__doc__ = getattr(getattr(threads, name, None), "__doc__", None)
+        return kind
+
+    return documented
+
+
+@_as_in(handle.Handle)
 class Handle(Base):
     """A handle whose verbs are coroutines; see :class:`tensorhub.Handle` for what each does."""
 
@@ -180,6 +194,7 @@ class _Observer(Handle):
     _joins = False
 
 
+@_as_in(watching.Watch)
 class Watch:
     """A watch whose verbs are coroutines; see :class:`tensorhub.Watch` for what each does."""
 
@@ -269,6 +284,7 @@ async def load(
     return await run(load_steps(Handle, model, version, agent, timeout, progress, tqdm))
 
 
+@_as_in(publisher.Publisher)
 class Publisher(Buffers):
     """As :class:`tensorhub.Publisher`; the first publish() prepares it. Copying holds the loop."""
 

@@ -445,13 +445,14 @@ class Handle(Base):
         run(self._register(tensors, timeout))
 
     def unregister(self, *, timeout: Time = DEFAULT) -> None:
-        """Gives the memory back: neither published nor being filled."""
+        """Gives the memory back, and forgets the tensors. State: they are published."""
         run(self._unregister(timeout))
 
     def publish(self, version: int, *, stream: Any = None, timeout: Time = DEFAULT) -> None:
         """Offers the registered tensors as this version. Returns when all members have done so.
 
-        No byte moves. They may not be written to before unpublish() has returned.
+        No byte moves. They may not be written to before unpublish() has returned. VersionConflict:
+        there is such a version with other bytes. State: a version is held, or there are no tensors.
 
         What writes tensors on a GPU must have ended: it first waits, without a timeout, for the
         current stream of each GPU that has some, as this thread has them: torch's, that which an
@@ -465,7 +466,9 @@ class Handle(Base):
     def unpublish(self, *, force: bool = False, timeout: Time = DEFAULT) -> None:
         """Takes the version back. Returns when nobody reads it, and a retained one is elsewhere.
 
-        ``force`` gives a retained version up.
+        From then on every byte may be written to. NoMemoryToRetain: it is the last copy of a
+        retained version, no agent has room for it, and it is published still; ``force`` gives it
+        up.
         """
         run(self._operate(*self._unpublish(force, timeout)))
 
@@ -474,6 +477,10 @@ class Handle(Base):
         tqdm: bool = False,
     ) -> Result:  # fmt: skip
         """Waits for the version, and brings it into the registered tensors.
+
+        Layout names a tensor that differs from the publisher's in name, type or shape. Timeout
+        means that nothing has changed, Unknown that it had begun, Dirty that the tensors are partly
+        overwritten: another replicate() fills them.
 
         When it returns the bytes are there: what is launched from then on sees them, on any stream.
         What reads or writes the tensors on a GPU must have ended before it is called, and it waits
@@ -505,19 +512,29 @@ class Handle(Base):
         return run(self._resolve(timeout))
 
     def list(self, *, group: bool = False, timeout: Time = DEFAULT) -> Listing:
-        """Which versions there are, and who has them. ``group``: all members get the same one."""
+        """Which versions there are, and who has them. NoServer: nobody knows now.
+
+        ``group``: all members of the replica call it, and get the same one.
+        """
         return run(self._list(group, timeout))
 
     def wait(
         self, predicate: Callable[[Listing], Any], *, timeout: Time = DEFAULT
     ) -> Listing:
-        """Waits until the predicate is true of the listing, and returns that listing."""
+        """Waits until the predicate is true of the listing, and returns that listing.
+
+        It is called by this thread at first and after each change; what it raises is raised here.
+        Timeout: it was not true in time. NoServer when the server answers no more: wait again.
+        """
         return run(self._wait_for(predicate, timeout))
 
     def manifest(
         self, version: VersionSpec = "latest", shard: int = 0, *, timeout: Time = DEFAULT
     ) -> Manifest:
-        """What one shard of a version consists of, and the attributes that travel with it."""
+        """What one shard of a version consists of, and the attributes that travel with it.
+
+        It waits for no version: NotAvailable. Shapes are in elements, ``nbytes`` in bytes.
+        """
         return run(self._manifest(version, shard, timeout))
 
     def allocate(
@@ -603,6 +620,14 @@ def open(
     replaces what is left of the one before; left out it is $THC_LAUNCH_ID, else Slurm's job, step
     and restart count, else none. ``agent`` is the directory of the agent; left out libthc finds it.
     ``timeout`` is that of this call, 30 s.
+
+    ``spot``: this host may be taken away, so what is held here is nobody's backup.
+    ``require_rdma``: what comes from other hosts comes by RDMA, or NoPath is raised. ``staged``:
+    the tensors are reallocated often, so RDMA goes through buffers of the agent. ``no_memory_fd``:
+    the agent gets no access to memory that it cannot map, which then cannot be registered.
+    ``prefetch`` and ``offload_seed`` are not built yet: Invalid.
+
+    NoAgent says where an agent was looked for, GroupMismatch who has this shard open already.
     """
     flags = flags_of(spot, require_rdma, staged, no_memory_fd, prefetch, offload_seed)
     handle = Handle(

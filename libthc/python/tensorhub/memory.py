@@ -26,6 +26,7 @@ class Block:
 
     @property
     def address(self) -> int:
+        """Where it begins in this process; 0 when there is none."""
         return self._pointer.value or 0
 
     def __del__(self, _free: Any = _abi.lib.thc_free) -> None:

@@ -93,6 +93,7 @@ class Listing(Mapping[int, FrozenSet[str]]):
 
     @property
     def all(self) -> Dict[Tuple[int, int], FrozenSet[str]]:
+        """The names of the replicas of each (lineage, version), of every lineage."""
         return {
             key: frozenset(replica.name for replica in one.replicas)
             for key, one in self.details.items()
