@@ -1,12 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is public has a docstring."""
+"""What is public has a docstring, and tensorhub-python(7) names what is there and nothing else."""
 
+import asyncio
+import glob
 import importlib
 import inspect
+import os
 import pydoc
+import re
 
 import pytest
 import tensorhub as th
+from conftest import ROOT
+
+with open(os.path.join(ROOT, "man", "tensorhub-python.7"), encoding="utf-8") as file:
+    PAGE = file.read()
+
+
+def section(title):
+    return re.search(rf"^\.S[hs] {title}$(.*?)(?=^\.S[hs] |\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
+
+
+def table(title):
+    """Lines of the table of a section, without its head."""
+    block = re.search(r"^\.Bd -literal\n(.*?)^\.Ed", section(title), re.MULTILINE | re.DOTALL)[1]
+    return block.splitlines()[1:]
+
 
 def public(thing):
     """(name, object) of what a module or a class has of its own, or of a base of the package."""
@@ -55,3 +74,52 @@ def test_all_that_is_public_has_a_docstring():
 )  # fmt: skip
 def test_pydoc_renders_it(name, sentence):
     assert sentence in pydoc.render_doc(name, renderer=pydoc.plaintext)
+
+
+def coroutines(kind):
+    return {name for name, one in public(kind) if asyncio.iscoroutinefunction(one)}
+
+
+def test_the_table_of_calls_is_the_package():
+    first = [line.split()[0] for line in table("Calls")]
+    calls = {prefix: {word[2:].split("(")[0] for word in first if word.startswith(f"{prefix}.")}
+             for prefix in ("h", "w", "p")}  # fmt: skip
+    assert calls["h"] == coroutines(th.aio.Handle)
+    assert calls["w"] == coroutines(th.aio.Watch)
+    assert calls["p"] == coroutines(th.aio.Publisher)
+    forms = {word for line in table("Calls") for word in re.findall(r"h\.(\w+_async)\b", line)}
+    assert forms == {name for name, _ in public(th.Handle) if name.endswith("_async")}
+
+
+def test_the_page_names_all_that_is_public():
+    words = set(re.findall(r"\w+", PAGE))
+    assert not [name for name in th.__all__ if name not in words]
+    assert not [name for name, _ in public(th.Handle) if name not in words]
+
+
+def test_what_the_page_names_is_there():
+    for name in re.findall(r"\bth\.((?:aio\.|distributed\.)?\w+)", PAGE):
+        where, _, last = name.rpartition(".")
+        assert hasattr(getattr(th, where) if where else th, last), name
+    for prefix, kind in (("h", th.Handle), ("w", th.Watch), ("p", th.Publisher)):
+        for name in re.findall(rf"(?<![\w.]){prefix}\.(\w+)", PAGE):
+            assert hasattr(kind, name), f"{prefix}.{name}"
+
+
+def test_the_table_of_errors_is_the_package():
+    rows = [line.split() for line in table("Errors")]
+    builtin = {kind: [base.__name__ for base in kind.__mro__[2:3] if base is not Exception]
+               for kind in th.errors.CLASSES.values()}  # fmt: skip
+    assert rows == [[kind.__name__, kind.name, *builtin[kind]] for kind in builtin]
+
+
+def test_the_environment_is_that_of_the_code():
+    sources = glob.glob(os.path.join(ROOT, "libthc", "*.c"))
+    sources += glob.glob(os.path.join(ROOT, "libthc", "python", "tensorhub", "*.py"))
+    read = set()
+    for path in sources:
+        with open(path, encoding="utf-8") as source:
+            read |= set(re.findall(r'(?:getenv\(|environ\.get\(|environ\[)"(\w+)"', source.read()))
+    items = re.findall(r"^\.It Ev (.*)$", section("ENVIRONMENT"), re.MULTILINE)
+    named = {name for item in items for name in item.split(" , ")}
+    assert read <= named and {"THC_AGENT", "THC_LIBRARY", "SLURM_JOB_ID"} <= read
