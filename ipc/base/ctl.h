@@ -79,6 +79,7 @@ enum ctl_request_kind {
 	CTL_ADMIN,    /* drain, undrain, evict; what has happened: see struct ctl_admin */
 	CTL_REJOIN,   /* to a server that knows nothing of it: this session goes on, or has ended */
 	CTL_REJOINED, /* all sessions have been said again */
+	CTL_WAITS,    /* what the operation waits for that this member has called */
 };
 
 struct ctl_hello {
@@ -145,6 +146,7 @@ struct ctl_open {
 	uint32_t flags;
 	char retain[TH_RETAIN_MAX + 1]; /* rules, the same for all members; empty: none */
 	uint64_t reservation;           /* of the RESERVE that this answers; 0: a worker opens */
+	uint32_t pid;                   /* of the worker, for sentences; 0: not said */
 };
 
 struct ctl_register {
@@ -333,6 +335,7 @@ struct ctl_request {
 		struct ctl_rejoin rejoin;
 		struct ctl_rejoined rejoined;
 		uint64_t unregister_sid;
+		uint64_t waits_sid;
 	} u;
 };
 
@@ -534,6 +537,10 @@ struct ctl_resolve_reply {
 	struct th_hash layout, manifest, attributes;
 };
 
+struct ctl_waits_reply {
+	char text[TH_CTL_TEXT_BYTES]; /* a sentence for people */
+};
+
 struct ctl_reply {
 	enum ctl_request_kind kind;
 	uint64_t request_no;
@@ -551,6 +558,7 @@ struct ctl_reply {
 		struct ctl_open_reply open; /* and of REJOIN: the group may have another number */
 		struct ctl_blob_part manifest_get;
 		struct ctl_resolve_reply resolve;
+		struct ctl_waits_reply waits;
 		struct ctl_ev_changed watch; /* the generation now */
 		struct ctl_listing list;
 		struct ctl_inspection inspect;

@@ -23,6 +23,7 @@ convert_out_open(struct convert_arena *arena, const struct ctl_open *open)
 	body->flags = open->flags;
 	body->retain = convert_out_text(open->retain);
 	body->reservation = open->reservation;
+	body->pid = open->pid;
 	return body;
 }
 
@@ -127,6 +128,7 @@ convert_in_open(struct convert_in *in, const Tensorhub__V1__Open *body, struct c
 	ret_open->flags = body->flags;
 	convert_in_retain(in, body->retain, ret_open->retain);
 	ret_open->reservation = body->reservation;
+	ret_open->pid = body->pid;
 }
 
 void

@@ -110,6 +110,10 @@ convert_reply_out_body(
 	} else if (reply->kind == CTL_RESOLVE) {
 		message->body_case = REPLY(RESOLVE);
 		message->resolve = out_resolve(arena, &reply->u.resolve);
+	} else if (reply->kind == CTL_WAITS) {
+		message->body_case = REPLY(WAITS);
+		message->waits = convert_message(arena, &tensorhub__v1__waits_reply__descriptor);
+		message->waits->text = convert_out_text(reply->u.waits.text);
 	} else if (reply->kind == CTL_INSPECT) {
 		message->body_case = REPLY(INSPECT);
 		message->inspect = convert_out_inspection(arena, &reply->u.inspect);
@@ -170,6 +174,8 @@ body_of(enum ctl_request_kind kind)
 		return REPLY(LIST);
 	case CTL_RESOLVE:
 		return REPLY(RESOLVE);
+	case CTL_WAITS:
+		return REPLY(WAITS);
 	case CTL_INSPECT:
 		return REPLY(INSPECT);
 	case CTL_ADMIN:
@@ -257,6 +263,10 @@ convert_reply_in_body(
 		break;
 	case CTL_RESOLVE:
 		convert_reply_in_resolve(in, message->resolve, &reply->u.resolve);
+		break;
+	case CTL_WAITS:
+		convert_in_sentence(
+			message->waits->text, sizeof(reply->u.waits.text), reply->u.waits.text);
 		break;
 	case CTL_INSPECT:
 		convert_in_inspection(in, message->inspect, &reply->u.inspect);

@@ -149,6 +149,10 @@ out_query(struct convert_arena *arena, const struct ctl_request *request,
 		message->resolve->model = convert_out_text(request->u.resolve.model);
 		message->resolve->spec = convert_out_text(request->u.resolve.spec);
 		message->resolve->shard = request->u.resolve.shard;
+	} else if (request->kind == CTL_WAITS) {
+		message->body_case = REQUEST(WAITS);
+		message->waits = convert_message(arena, &tensorhub__v1__waits__descriptor);
+		message->waits->sid = request->u.waits_sid;
 	} else {
 		TH_ASSERT(request->kind == CTL_INSPECT);
 		message->body_case = REQUEST(INSPECT);
@@ -249,6 +253,7 @@ convert_request_out_body(struct convert_arena *arena, const struct ctl_request *
 	case CTL_LIST:
 	case CTL_RESOLVE:
 	case CTL_INSPECT:
+	case CTL_WAITS:
 		out_query(arena, request, message);
 		break;
 	case CTL_HELLO:
@@ -488,6 +493,10 @@ in_numbers(const Tensorhub__V1__Request *message, struct ctl_request *request)
 		request->kind = CTL_UNREGISTER;
 		request->u.unregister_sid = message->unregister->sid;
 		break;
+	case REQUEST(WAITS):
+		request->kind = CTL_WAITS;
+		request->u.waits_sid = message->waits->sid;
+		break;
 	case REQUEST(CANCEL):
 		request->kind = CTL_CANCEL;
 		request->u.cancel =
@@ -587,6 +596,7 @@ convert_request_in_body(
 	case REQUEST(UNREGISTER):
 	case REQUEST(CANCEL):
 	case REQUEST(DRAIN_DONE):
+	case REQUEST(WAITS):
 		in_numbers(message, request);
 		break;
 	case REQUEST(CLOSE):

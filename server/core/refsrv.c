@@ -391,6 +391,7 @@ changes_state(enum ctl_request_kind kind)
 	case CTL_LIST:
 	case CTL_RESOLVE:
 	case CTL_INSPECT:
+	case CTL_WAITS:
 	/* To ask an operator's question twice is to ask it once. */
 	case CTL_ADMIN:
 	case CTL_REJOINED:
@@ -477,6 +478,8 @@ question(struct refsrv *server, struct agent *agent, const struct ctl_request *r
 		return listing_resolve(server, &request->u.resolve, &reply->u.resolve, err);
 	case CTL_INSPECT:
 		return inspect_request(server, request, &reply->u.inspect, err);
+	case CTL_WAITS:
+		return op_waits(server, agent, request->u.waits_sid, &reply->u.waits, err);
 	case CTL_ADMIN:
 		return admin_request(server, &request->u.admin, &reply->u.admin, err);
 	default:

@@ -365,7 +365,7 @@ struct member { /* owned by server.members */
 	uint64_t sid;
 	struct agent *agent;
 	struct group *group;
-	uint32_t shard, flags;
+	uint32_t shard, flags, pid;
 	uint64_t next_op_seq;
 	struct rejoin *rejoin; /* owns; what it says of a former server life, until all have */
 	uint64_t former_inc;   /* its group's number there; 0: it was opened here */

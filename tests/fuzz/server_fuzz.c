@@ -387,6 +387,9 @@ fill_rest(struct input *input, struct ctl_request *request, struct agent *agent)
 			.abandon = byte & 8,
 			.timeout_ns = byte & 16 ? TH_FOREVER : SECOND_NS};
 		break;
+	case CTL_WAITS:
+		request->u.waits_sid = pool_pick(&sids, input);
+		break;
 	case CTL_INSPECT:
 		request->u.inspect.snapshot = byte & 1 ? pool_pick(&snapshots, input) : 0;
 		request->u.inspect.next = byte & 1 ? input_number(input) : 0;
@@ -455,8 +458,12 @@ envelope(struct input *input, struct agent *agent, struct ctl_request *request)
 static void
 ask_any(struct input *input, struct agent *agent)
 {
+	uint8_t kind = input_byte(input);
+	/* By a byte of its own: what an input of the corpus means stays. */
 	struct ctl_request request = {
-		.kind = (enum ctl_request_kind)(CTL_HELLO + input_byte(input) % CTL_REJOINED)};
+		.kind = kind == UINT8_MAX
+				? CTL_WAITS
+				: (enum ctl_request_kind)(CTL_HELLO + kind % CTL_REJOINED)};
 	struct ctl_known_outcome outcome;
 	struct ctl_leg_progress progress = {0};
 	uint8_t blob;

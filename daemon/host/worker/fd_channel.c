@@ -209,6 +209,7 @@ on_open(struct host_session *session, const struct fdmsg_open *open)
 	session->open.shard = open->shard;
 	session->open.num_shards = open->num_shards;
 	session->open.flags = open->flags;
+	session->open.pid = session->peer.pid > 0 ? (uint32_t)session->peer.pid : 0;
 	session->state = HOST_SESSION_OPENING;
 	TH_FP(agent_opens);
 	/*

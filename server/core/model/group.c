@@ -282,6 +282,7 @@ member_new(struct refsrv *server, struct agent *agent, struct group *group,
 	member->group = group;
 	member->shard = open->shard;
 	member->flags = open->flags;
+	member->pid = open->pid;
 	HASH_ADD(hh, server->members, sid, sizeof(member->sid), member);
 	DL_APPEND2(agent->members, member, agent_prev, agent_next);
 	agent->num_members++;

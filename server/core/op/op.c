@@ -467,12 +467,46 @@ op_cancel(struct refsrv *server, struct agent *agent, const struct ctl_cancel *c
 
 /* ---- time ----------------------------------------------------------------------------------- */
 
+/* "shard 3 on node b (pid 4711)": as much of that as is known. */
+static void
+describe_shard(const struct group *group, uint32_t shard, char *buffer, size_t bytes)
+{
+	const struct member *member = group->members[shard];
+	char pid[24] = "";
+
+	if (member != NULL && member->pid != 0)
+		snprintf(pid, sizeof(pid), " (pid %" PRIu32 ")", member->pid);
+	snprintf(buffer, bytes, "shard %u%s%.200s%s", shard, member != NULL ? " on node " : "",
+		member != NULL ? member->agent->info.node : "", pid);
+}
+
+/* What this shard has not done yet; NULL: nothing. */
+static const char *
+missing_of(const struct op *op, uint32_t shard)
+{
+	const struct group *group = op->group;
+	const struct op_member *member = &op->members[shard];
+
+	if (op->state == OP_DRAINING)
+		return group->copy->parts[shard].drained ? NULL : "is still being read";
+	if (!member->arrived)
+		return group->members[shard] == NULL ? "has not joined" : "has not called it";
+	if (op->state == OP_RUNNING)
+		return group->copy->parts[shard].done ? NULL : "is still receiving";
+	return member->planned && !member->prepared ? "is not ready" : NULL;
+}
+
 /* What the operation still waits for: the first of the shards that have not come so far. */
 static void
 describe_wait(const struct op *op, char *buffer, size_t bytes)
 {
 	const struct group *group = op->group;
 
+	if (op->state == OP_HELD) {
+		snprintf(buffer, bytes, "its members are %u operations ahead of the slowest",
+			OP_WINDOW);
+		return;
+	}
 	if (op->state == OP_OFFLOADING && model_warming(group->model->server, group->model)) {
 		snprintf(buffer, bytes,
 			"the reference server is new, and has not yet been told who else has the "
@@ -490,27 +524,39 @@ describe_wait(const struct op *op, char *buffer, size_t bytes)
 		return;
 	}
 	for (uint32_t i = 0; i < group->num_shards; i++) {
-		const struct op_member *member = &op->members[i];
-		const char *missing = NULL;
-		if (op->state == OP_DRAINING)
-			missing = group->copy->parts[i].drained ? NULL : "is still being read";
-		else if (!member->arrived)
-			missing =
-				group->members[i] == NULL ? "has not joined" : "has not called it";
-		else if (member->planned && !member->prepared)
-			missing = "is not ready";
+		const char *missing = missing_of(op, i);
 		if (missing != NULL) {
-			snprintf(buffer, bytes, "shard %u %s", i, missing);
+			char shard[256];
+			describe_shard(group, i, shard, sizeof(shard));
+			snprintf(buffer, bytes, "%s %s", shard, missing);
 			return;
 		}
 	}
-	snprintf(buffer, bytes, "no source is free");
+	snprintf(buffer, bytes, "%s",
+		op->state == OP_ABORTING ? "its transfers are being stopped" : "no source is free");
+}
+
+int
+op_waits(struct refsrv *server, struct agent *agent, uint64_t sid,
+	struct ctl_waits_reply *ret_reply, struct th_err *err)
+{
+	const struct member *member = member_find(server, agent, sid, err);
+
+	if (member == NULL)
+		return err->code;
+	const struct op *op = group_open_op(member->group);
+	if (op == NULL || !op->members[member->shard].arrived)
+		return th_fail(err, TH_E_STATE,
+			"shard %u of replica %s has called no operation that has not ended",
+			member->shard, member->group->replica);
+	describe_wait(op, ret_reply->text, sizeof(ret_reply->text));
+	return 0;
 }
 
 void
 op_timers(struct refsrv *server, struct op *op)
 {
-	char what[96], wait[96];
+	char what[96], wait[320];
 
 	if (op->state == OP_RUNNING || op->state == OP_ABORTING || op->state == OP_DONE)
 		return;
@@ -521,11 +567,7 @@ op_timers(struct refsrv *server, struct op *op)
 	TH_MARK(c30_one_deadline_for_all);
 	if (op->num_arrived < op->group->num_shards)
 		TH_MARK(c14_missing_member_is_named);
-	if (op->state == OP_HELD)
-		snprintf(wait, sizeof(wait), "its members are %u operations ahead of the slowest",
-			OP_WINDOW);
-	else
-		describe_wait(op, wait, sizeof(wait));
+	describe_wait(op, wait, sizeof(wait));
 	op_fail(server, op, TH_E_TIMEOUT,
 		"%s of replica %s: the deadline passed before anything changed: %s; call again, or "
 		"with a longer timeout",

@@ -26,6 +26,9 @@ int op_cancel(struct refsrv *server, struct agent *agent, const struct ctl_cance
 	struct th_err *err);
 int op_prepared(struct refsrv *server, struct agent *agent, const struct ctl_prepared *prepared,
 	struct th_err *err);
+/* What the operation waits for that this session has called, in a sentence. */
+int op_waits(struct refsrv *server, struct agent *agent, uint64_t sid,
+	struct ctl_waits_reply *ret_reply, struct th_err *err);
 
 /* ---- what else moves an operation ----------------------------------------------------------- */
 /* Something has changed that it may be waiting for. */

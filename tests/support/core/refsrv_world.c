@@ -218,7 +218,8 @@ world_request(struct world *w, uint32_t index, struct ctl_request *request)
 		agent->attached = false;
 	/* The reply's pointers would not outlive the polls. */
 	if (request->kind != CTL_LIST && request->kind != CTL_INSPECT &&
-		request->kind != CTL_MANIFEST_GET && request->kind != CTL_ADMIN)
+		request->kind != CTL_MANIFEST_GET && request->kind != CTL_ADMIN &&
+		request->kind != CTL_WAITS)
 		pump(w);
 	return code;
 }
@@ -347,6 +348,7 @@ world_open(struct world *w, uint32_t agent, const char *model, const char *repli
 	request.u.open.shard = shard;
 	request.u.open.num_shards = num_shards;
 	request.u.open.lineage = lineage;
+	request.u.open.pid = 100 + shard;
 	if (w->retain != NULL)
 		snprintf(request.u.open.retain, sizeof(request.u.open.retain), "%s", w->retain);
 	int code = world_request(w, agent, &request);

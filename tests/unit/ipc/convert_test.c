@@ -236,6 +236,10 @@ Test(convert, request__queries__come_back)
 	request.u.resolve.shard = TH_SHARDS_MAX - 1;
 	same_request(&request);
 
+	request = new_request(CTL_WAITS);
+	request.u.waits_sid = UINT64_MAX;
+	same_request(&request);
+
 	request = new_request(CTL_INSPECT);
 	same_request(&request);
 	request.u.inspect = (struct ctl_page){1, UINT64_MAX};
@@ -475,6 +479,10 @@ Test(convert, reply__of_names_and_hashes__comes_back)
 	reply.u.watch.generation = 8;
 	send_reply(&reply, &arena, &got);
 	cr_assert_arr_eq(&got.u.watch, &reply.u.watch, sizeof(got.u.watch));
+	reply = new_reply(CTL_WAITS);
+	strcpy(reply.u.waits.text, "shard 3 has not called it");
+	send_reply(&reply, &arena, &got);
+	cr_assert_str_eq(got.u.waits.text, reply.u.waits.text);
 	reply = new_reply(CTL_RESOLVE);
 	reply.u.resolve = (struct ctl_resolve_reply){{1, 2}, TH_SHARDS_MAX, hash_a, hash_b, hash_c};
 	send_reply(&reply, &arena, &got);

@@ -143,6 +143,59 @@ Test(refsrv_op, publish__attributes__travel_with_the_version)
 	cr_assert_eq(w.reply.u.resolve.attributes.lo, request.u.op.attributes.lo);
 }
 
+/* ---- what it waits for ---- */
+
+static const char *
+waits(const struct world_member *m)
+{
+	struct ctl_request request = {.kind = CTL_WAITS, .u.waits_sid = m->sid};
+
+	cr_assert_eq(world_request(&w, m->agent, &request), 0, "%s", w.reply.text);
+	return w.reply.u.waits.text;
+}
+
+Test(refsrv_op, waits__at_each_stage__the_first_that_is_missing)
+{
+	struct ctl_request request = {.kind = CTL_WAITS};
+	struct world_member src[2], m[2];
+	struct ctl_grant grants[2];
+
+	pair("src", src);
+	publish_pair(src, "7");
+	m[0] = world_member(&w, a, "r", 0, 2);
+	request.u.waits_sid = m[0].sid;
+	cr_assert_eq(world_request(&w, a, &request), TH_E_STATE);
+	cr_assert_eq(world_request(&w, b, &request), TH_E_STATE);
+	world_call(&w, &m[0], CTL_OP_REPLICATE, "7", TH_FOREVER);
+	cr_assert_str_eq(waits(&m[0]), "shard 0 on node node0 (pid 100) is not ready");
+	taken(&m[0], CTL_EV_PLAN);
+	cr_assert_eq(world_prepared(&w, &m[0], 0), 0);
+	cr_assert_str_eq(waits(&m[0]), "shard 1 has not joined");
+	m[1] = world_member(&w, b, "r", 1, 2);
+	cr_assert_str_eq(waits(&m[0]), "shard 1 on node node1 (pid 101) has not called it");
+	world_call(&w, &m[1], CTL_OP_REPLICATE, "7", TH_FOREVER);
+	taken(&m[1], CTL_EV_PLAN);
+	cr_assert_eq(world_prepared(&w, &m[1], 0), 0);
+	for (int i = 0; i < 2; i++)
+		grants[i] = world_go(&w, &m[i]);
+	cr_assert_str_eq(waits(&m[1]), "shard 0 on node node0 (pid 100) is still receiving");
+	world_finish(&w, &m[0], grants[0].leg);
+	cr_assert_str_eq(waits(&m[0]), "shard 1 on node node1 (pid 101) is still receiving");
+	world_finish(&w, &m[1], grants[1].leg);
+	succeeded_both(m);
+	cr_assert_eq(world_request(&w, a, &request), TH_E_STATE);
+	world_call(&w, &src[0], CTL_OP_UNPUBLISH, "", TH_FOREVER);
+	cr_assert_str_eq(waits(&src[0]), "shard 0 on node node0 (pid 100) is still being read");
+}
+
+Test(refsrv_op, waits__nobody_has_the_version__is_said)
+{
+	struct world_member m = world_member(&w, a, "r", 0, 1);
+
+	world_call(&w, &m, CTL_OP_REPLICATE, "8", TH_FOREVER);
+	cr_assert_str_eq(waits(&m), "no source has the version");
+}
+
 /* ---- agreement ---- */
 
 static void
@@ -277,7 +330,7 @@ Test(refsrv_op, deadline__before_go__ends_it_for_all_also_for_the_late)
 	world_sleep(&w, 200 * MS);
 	struct ctl_ev_outcome end = world_outcome(&w, &m[0]);
 	cr_assert_eq(end.code, TH_E_TIMEOUT);
-	cr_assert(strstr(end.text, "shard 1 has not called"));
+	cr_assert(strstr(end.text, "shard 1 on node node1 (pid 101) has not called"));
 	world_call(&w, &m[1], CTL_OP_PUBLISH, "7", 100 * SEC);
 	cr_assert_eq(world_outcome(&w, &m[1]).code, TH_E_TIMEOUT);
 	publish_pair(m, "7");
