@@ -16,6 +16,7 @@
 #include "ipc/base/failpoint.h"
 #include "ipc/base/name.h"
 #include "ipc/base/state.h"
+#include "ipc/proto/tensorhub.pb-c.h"
 #include "ipc/shm/doorbell.h"
 #include "libthc/libthc_own.h"
 
@@ -493,6 +494,45 @@ thc_op_progress(struct thc_op *op, uint64_t *ret_done_bytes, uint64_t *ret_total
 		*ret_total_bytes = total;
 	shard_leave(shard);
 	return 0;
+}
+
+int
+thc_op_waits(struct thc_op *op, int64_t timeout_ms, char *ret_text, size_t text_bytes)
+{
+	Tensorhub__V1__Request request = TENSORHUB__V1__REQUEST__INIT;
+	Tensorhub__V1__Waits body = TENSORHUB__V1__WAITS__INIT;
+	Tensorhub__V1__Reply *reply = NULL;
+	int64_t deadline_ns = 0;
+	int rc = 0;
+
+	if (ret_text == NULL || text_bytes == 0)
+		rc = shim_fail(THC_E_INVALID, "ret_text: has no room for a sentence");
+	if (rc == 0)
+		rc = deadline_of(timeout_ms, &deadline_ns);
+	if (rc == 0)
+		rc = async_op_enter(op);
+	if (rc < 0)
+		return rc;
+	struct thc_shard *shard = op->shard;
+	request.body_case = TENSORHUB__V1__REQUEST__BODY_WAITS;
+	request.waits = &body;
+	if (shard->life != SHARD_CLOSED)
+		shard_look(shard);
+	if (shard_lost(shard))
+		rc = shard_lost_error(shard);
+	else if (op->done || !is_group(op))
+		rc = shim_fail(THC_E_STATE, "this %s %s", kind_name(op->kind),
+			op->done ? "has ended" : "waits for no member of the group");
+	else if (shard->life != SHARD_OPEN)
+		rc = shim_fail(THC_E_CANCELLED, "another thread closes this handle");
+	else
+		rc = documents_call(
+			shard, &request, TENSORHUB__V1__REPLY__BODY_WAITS, deadline_ns, &reply);
+	if (rc == 0)
+		(void)snprintf(ret_text, text_bytes, "%s", reply->waits->text);
+	documents_free(reply);
+	shard_leave(shard);
+	return rc;
 }
 
 int

@@ -481,6 +481,12 @@ int thc_op_done(struct thc_op *op);
 int thc_op_wait(struct thc_op *op, int64_t timeout_ms, struct thc_result *ret_result);
 /* 0 of 0 before it has begun; after its end what it had come to. */
 int thc_op_progress(struct thc_op *op, uint64_t *ret_done_bytes, uint64_t *ret_total_bytes);
+/*
+ * What it waits for, in a sentence for people: "shard 3 on node b (pid 4711) has not called it". It
+ * asks the reference server; for who has waited for long. Cut to text_bytes. THC_E_STATE: it has
+ * ended, or is a wait.
+ */
+int thc_op_waits(struct thc_op *op, int64_t timeout_ms, char *ret_text, size_t text_bytes);
 /* Asks; the end still comes: THC_E_CANCELLED before GO, its real outcome after. Ended: nothing. */
 int thc_op_cancel(struct thc_op *op);
 /* Detaches; cancels when not finished. No other call may use op meanwhile. NULL: nothing. */

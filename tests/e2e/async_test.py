@@ -5,6 +5,7 @@ cancel before and after GO; operations that are freed or outlive their handle; 6
 thread."""
 
 import asyncio
+import os
 import select
 import signal
 import threading
@@ -165,6 +166,9 @@ def a_cancel_before_go_changes_nothing():
         first, second = readers
         op = first.shard.update_submit("2")
         assert op.done() == 0 and op.progress() == (0, 0)
+        said = f" (pid {os.getpid()}) has not called it"
+        wait_for(lambda: (op.waits() or "").endswith(said), SECONDS, "what it waits for")
+        assert op.waits().startswith("shard 1 on node "), op.waits()
         op.cancel()
         e = expect_error("CANCELLED", collect, op, first.shard)
         assert "cancelled" in e.text, e.text

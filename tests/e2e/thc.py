@@ -169,6 +169,7 @@ _PROTOTYPES = {
     "thc_fd": [_P],
     "thc_op_done": [_P],
     "thc_op_wait": [_P, c.c_int64, c.POINTER(Result)],
+    "thc_op_waits": [_P, c.c_int64, c.c_char_p, c.c_size_t],
     "thc_op_progress": [_P, c.POINTER(c.c_uint64), c.POINTER(c.c_uint64)],
     "thc_op_cancel": [_P],
 }
@@ -430,6 +431,17 @@ class Op:
         done, total = c.c_uint64(), c.c_uint64()
         call("thc_op_progress", self.op, c.byref(done), c.byref(total))
         return done.value, total.value
+
+    def waits(self):
+        """None: it has not come to the server yet, or it has ended."""
+        text = c.create_string_buffer(256)
+        try:
+            call("thc_op_waits", self.op, 5000, text, len(text))
+        except ThcError as e:
+            if e.code != CODES["STATE"]:
+                raise
+            return None
+        return text.value.decode()
 
     def wait(self, timeout=30):
         result = Result(struct_size=c.sizeof(Result))

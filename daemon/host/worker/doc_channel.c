@@ -176,6 +176,11 @@ forward(struct host *host, const struct net_server_item *item,
 		if (ctl.u.list.sid == 0)
 			rc = th_fail(&err, TH_E_STATE, "a grouped list needs an open session");
 	}
+	if (rc == 0 && ctl.kind == CTL_WAITS) {
+		ctl.u.waits_sid = session ? sid_of(host, session->id) : 0;
+		if (ctl.u.waits_sid == 0)
+			rc = th_fail(&err, TH_E_STATE, "only who has a handle open can wait");
+	}
 	if (rc == 0 && ctl.kind == CTL_ADMIN)
 		operators_sign(&item->peer, host->options.node, &ctl.u.admin);
 	if (rc == 0 && !host->attached)
@@ -313,6 +318,7 @@ doc_channel_dispatch(struct host *host, const struct net_server_item *item,
 	case TENSORHUB__V1__REQUEST__BODY_MANIFEST_GET:
 	case TENSORHUB__V1__REQUEST__BODY_INSPECT:
 	case TENSORHUB__V1__REQUEST__BODY_ADMIN:
+	case TENSORHUB__V1__REQUEST__BODY_WAITS:
 		if (may_ask(host, item, request, session))
 			forward(host, item, request, session);
 		return;

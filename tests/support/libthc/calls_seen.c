@@ -95,7 +95,7 @@
 		(shard, version, timeout_ms, ret_op))                                              \
 	X(thc_watch_submit,                                                                        \
 		(struct thc_shard * shard, uint64_t generation, int64_t timeout_ms,                \
-			struct thc_op **ret_op),                                                   \
+			struct thc_op * *ret_op),                                                  \
 		(shard, generation, timeout_ms, ret_op))                                           \
 	X(thc_fd, (struct thc_shard * shard), (shard))                                             \
 	X(thc_op_done, (struct thc_op * op), (op))                                                 \
@@ -104,7 +104,10 @@
 	X(thc_op_progress,                                                                         \
 		(struct thc_op * op, uint64_t * ret_done_bytes, uint64_t * ret_total_bytes),       \
 		(op, ret_done_bytes, ret_total_bytes))                                             \
-	X(thc_op_cancel, (struct thc_op * op), (op))
+	X(thc_op_cancel, (struct thc_op * op), (op))                                               \
+	X(thc_op_waits,                                                                            \
+		(struct thc_op * op, int64_t timeout_ms, char *ret_text, size_t text_bytes),       \
+		(op, timeout_ms, ret_text, text_bytes))
 
 #define ROW_OF(name, parameters, arguments) ROW_##name,
 enum { CALLS(ROW_OF) NUM_ROWS };

@@ -564,14 +564,17 @@ pack_blob(struct fake_agent *agent, const Tensorhub__V1__BlobGet *get, Tensorhub
 static size_t
 answer(struct fake_agent *agent, const Tensorhub__V1__Request *request, uint8_t *ret_data)
 {
-	char text[] = "refused as told";
+	char text[] = "refused as told", missing[] = "shard 1 has not called it";
 	Tensorhub__V1__Reply reply;
+	Tensorhub__V1__WaitsReply waits;
 	Tensorhub__V1__RegisterTensorsReply registered =
 		TENSORHUB__V1__REGISTER_TENSORS_REPLY__INIT;
 
 	tensorhub__v1__reply__init(&reply);
 	reply.request_no = request->request_no;
 	agent->requests++;
+	tensorhub__v1__waits_reply__init(&waits);
+	waits.text = missing;
 	if (agent->request_code != 0) {
 		reply.code = agent->request_code;
 		reply.text = text;
@@ -591,6 +594,9 @@ answer(struct fake_agent *agent, const Tensorhub__V1__Request *request, uint8_t 
 			return pack_resolved(agent, &reply, ret_data);
 		reply.code = TH_E_NOT_AVAILABLE;
 		reply.text = text;
+	} else if (request->body_case == TENSORHUB__V1__REQUEST__BODY_WAITS) {
+		reply.body_case = TENSORHUB__V1__REPLY__BODY_WAITS;
+		reply.waits = &waits;
 	}
 	return tensorhub__v1__reply__pack(&reply, ret_data);
 }

@@ -347,6 +347,7 @@ Test(libthc_args, operations__bad_arguments__are_named)
 {
 	struct thc_op *op = NULL;
 	struct thc_result result = THC_RESULT_INIT;
+	char text[8];
 	const char *const bad[] = {"", "x", "latest-", "latest-0", "latest-01", "-1", "1 ",
 		"Latest", "18446744073709551616", "18446744073709551615", "latest+1",
 		"00000000000000000000000000000000001"};
@@ -390,6 +391,10 @@ Test(libthc_args, operations__bad_arguments__are_named)
 	expect(thc_op_wait(NULL, SOON, NULL), THC_E_INVALID, "op: ");
 	expect(thc_op_wait(NULL, -2, NULL), THC_E_INVALID, "timeout_ms: ");
 	expect(thc_op_progress(NULL, NULL, NULL), THC_E_INVALID, "op: ");
+	expect(thc_op_waits(NULL, SOON, text, sizeof(text)), THC_E_INVALID, "op: ");
+	expect(thc_op_waits(NULL, -2, text, sizeof(text)), THC_E_INVALID, "timeout_ms: ");
+	expect(thc_op_waits(NULL, SOON, NULL, 8), THC_E_INVALID, "ret_text: ");
+	expect(thc_op_waits(NULL, SOON, text, 0), THC_E_INVALID, "ret_text: ");
 	expect(thc_op_cancel(NULL), THC_E_INVALID, "op: ");
 	thc_op_free(NULL);
 	cr_assert_null(op);

@@ -468,6 +468,27 @@ Test(libthc_async, events__nothing_happened_and_no_thc_fd__make_no_system_call)
 	cr_assert_eq(answer, '0');
 }
 
+/* ---- what it waits for ---------------------------------------------------------------------- */
+
+Test(libthc_async, waits__while_it_runs__a_sentence_that_fits)
+{
+	char text[64] = "", small[] = "nothing";
+	struct thc_op *watch = NULL, *op = held_update("1", SOON);
+
+	cr_assert_eq(thc_op_waits(op, SOON, text, sizeof(text)), 0, "%s", thc_errmsg());
+	cr_assert_str_eq(text, "shard 1 has not called it");
+	cr_assert_eq(thc_op_waits(op, SOON, small, sizeof(small)), 0, "%s", thc_errmsg());
+	cr_assert_str_eq(small, "shard 1");
+	cr_assert_eq(thc_watch_submit(shard, 1, SOON, &watch), 0, "%s", thc_errmsg());
+	cr_assert_eq(thc_op_waits(watch, SOON, text, sizeof(text)), THC_E_STATE);
+	script(fake_agent_release(&agent, THC_E_CHECKSUM, "bytes differ"));
+	cr_assert_eq(thc_op_wait(op, SOON, NULL), THC_E_CHECKSUM);
+	cr_assert_eq(thc_op_waits(op, SOON, small, sizeof(small)), THC_E_STATE);
+	cr_assert_str_eq(small, "shard 1");
+	thc_op_free(watch);
+	thc_op_free(op);
+}
+
 /* ---- progress ------------------------------------------------------------------------------ */
 
 Test(libthc_async, progress__before_during_and_after__is_of_this_operation)

@@ -89,6 +89,14 @@ CALL(op_wait, thc_op_wait(op, timeout_ms, NULL))
 CALL(op_progress, thc_op_progress(op, NULL, NULL))
 CALL(op_cancel, thc_op_cancel(op))
 
+static int
+call_op_waits(void)
+{
+	char text[64];
+
+	return thc_op_waits(op, timeout_ms, text, sizeof(text));
+}
+
 /* What a call asks of the agent, and what it needs before. */
 enum {
 	HANDLE = 1u,    /* is a call of a handle */
@@ -98,6 +106,7 @@ enum {
 	LOST_TOO = 16u,  /* is also accepted when the agent is lost */
 	TENSORS = 32u,   /* needs them registered; without it: needs them not registered */
 	ATTRIBUTE = 64u, /* exchanges its document for an attribute */
+	ASKS = 128u,     /* exchanges a document, about an operation that runs */
 };
 
 static const struct {
@@ -131,6 +140,7 @@ static const struct {
 	{"op_wait", call_op_wait, 0},
 	{"op_progress", call_op_progress, 0},
 	{"op_cancel", call_op_cancel, 0},
+	{"op_waits", call_op_waits, ASKS | TENSORS},
 };
 
 /* ---- a handle ------------------------------------------------------------------------------ */
@@ -151,6 +161,10 @@ open_for(size_t i)
 		cr_assert_eq(call_register(), 0, "%s", thc_errmsg());
 	if ((calls[i].what & ATTRIBUTE) != 0)
 		cr_assert_eq(call_set_attribute(), 0, "%s", thc_errmsg());
+	if ((calls[i].what & ASKS) != 0) {
+		script(agent.operation = FAKE_HOLD);
+		cr_assert_eq(call_replicate_submit(), 0, "%s", thc_errmsg());
+	}
 }
 
 static void
@@ -216,6 +230,7 @@ Test(libthc_codes, every_call__agent_gone__agent_lost)
 	script(fake_agent_hang_up(&agent));
 	cr_assert_eq(call_op_wait(), THC_E_AGENT_LOST);
 	cr_assert_eq(call_op_done(), THC_E_AGENT_LOST);
+	cr_assert_eq(call_op_waits(), THC_E_AGENT_LOST);
 	thc_op_free(op);
 	op = NULL;
 	each_call(HANDLE) if ((calls[i].what & LOST_TOO) == 0) expect(i, THC_E_AGENT_LOST);
@@ -304,7 +319,7 @@ Test(libthc_codes, documents__handle_closed_meanwhile__cancelled)
 {
 	pthread_t asker, closer, thread;
 
-	each_call(DOCUMENT)
+	each_call(DOCUMENT | ASKS)
 	{
 		open_for(i);
 		if (calls[i].run == call_register) {
@@ -323,6 +338,8 @@ Test(libthc_codes, documents__handle_closed_meanwhile__cancelled)
 		fake_agent_freeze(&agent, false);
 		cr_assert_eq(pthread_join(asker, NULL), 0);
 		cr_assert_eq(pthread_join(closer, NULL), 0);
+		thc_op_free(op);
+		op = NULL;
 		shard = NULL;
 	}
 }
@@ -333,7 +350,7 @@ Test(libthc_codes, documents__refused__the_agents_code)
 {
 	const int codes[] = {THC_E_LIMIT, THC_E_NO_SERVER, THC_E_DENIED};
 
-	each_call(DOCUMENT)
+	each_call(DOCUMENT | ASKS)
 	{
 		for (size_t k = 0; k < TH_ARRAY_LEN(codes); k++) {
 			open_for(i);
@@ -379,7 +396,7 @@ Test(libthc_codes, documents__of_some_calls__more_codes)
 
 Test(libthc_codes, documents__answer_is_no_message__protocol)
 {
-	each_call(DOCUMENT)
+	each_call(DOCUMENT | ASKS)
 	{
 		open_for(i);
 		script(agent.request_garbage = true);
@@ -396,7 +413,7 @@ Test(libthc_codes, documents__no_endpoint__no_agent)
 
 	(void)snprintf(path, sizeof(path), "%s/agent.ipc", agent.dir);
 	(void)snprintf(aside, sizeof(aside), "%s/aside", agent.dir);
-	each_call(DOCUMENT)
+	each_call(DOCUMENT | ASKS)
 	{
 		if ((calls[i].what & TENSORS) != 0)
 			continue;
@@ -407,7 +424,7 @@ Test(libthc_codes, documents__no_endpoint__no_agent)
 		abandon();
 	}
 	/* These have exchanged a document before, so the connection must break as well. */
-	each_call(DOCUMENT)
+	each_call(DOCUMENT | ASKS)
 	{
 		if ((calls[i].what & TENSORS) == 0)
 			continue;
@@ -423,7 +440,7 @@ Test(libthc_codes, documents__no_endpoint__no_agent)
 
 Test(libthc_codes, documents__no_answer__timeout)
 {
-	each_call(DOCUMENT)
+	each_call(DOCUMENT | ASKS)
 	{
 		open_for(i);
 		script(agent.request_silent = true);
