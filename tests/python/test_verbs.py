@@ -107,6 +107,26 @@ def test_submit_forms(trainer, rollout):
     assert op.progress == (SIZE, SIZE)
 
 
+def test_a_long_wait_names_who_is_missing(agent, model, monkeypatch, caplog):
+    monkeypatch.setattr("tensorhub._steps.LONG_S", 0.5)
+    with th.open(model, replica="r", num_shards=2) as handle:
+        handle.register({"w": memory(1)})
+        with pytest.raises(th.Timeout, match="shard 1 has not joined"):
+            handle.publish(1, timeout=2)
+        with th.open(model, replica="r", num_shards=2, shard=1) as other:
+            other.register({"w": memory(1)})
+            with pytest.raises(th.Timeout):
+                other.publish(1)
+            with pytest.raises(th.Timeout, match="shard 1 on node a"):
+                handle.publish(2, timeout=2)
+            handle.close(abandon=True)
+            other.close(abandon=True)
+    first, second = [record.getMessage() for record in caplog.records]
+    began = f"the publish of {model}/r/0 runs since 0 s: shard 1 "
+    assert first == began + "has not joined"
+    assert second == f"{began}on node a (pid {os.getpid()}) has not called it"
+
+
 def test_cancel_before_go_changes_nothing(rollout):
     op = rollout.replicate_async(9)
     op.cancel()

@@ -165,6 +165,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "thc_op_done": (c.c_int, [_OP]),
     "thc_op_wait": (c.c_int, [_OP, _MS, c.POINTER(Result)]),
     "thc_op_progress": (c.c_int, [_OP, _U64P, _U64P]),
+    "thc_op_waits": (c.c_int, [_OP, _MS, c.c_char_p, c.c_size_t]),
     "thc_op_cancel": (c.c_int, [_OP]),
     "thc_op_free": (None, [_OP]),
 }

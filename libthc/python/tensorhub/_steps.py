@@ -161,9 +161,15 @@ class Op:
         if not self._told and time.monotonic() - self._began > LONG_S:
             self._told = True
             log.warning(
-                "the %s of %s waits since %.0f s; `thctl why` names who has not called it yet",
-                self.verb, self._handle.label, LONG_S,
+                "the %s of %s runs since %.0f s%s",
+                self.verb, self._handle.label, LONG_S, self._waits(),
             )
+
+    def _waits(self) -> str:
+        """": " and what it waits for, as the reference server knows it; or nothing."""
+        text = c.create_string_buffer(1024)
+        code = _abi.lib.thc_op_waits(self._pointer, 0, text, len(text))
+        return "" if code < 0 else f": {text.value.decode(errors='replace')}"
 
     def __enter__(self) -> "Op":
         return self
