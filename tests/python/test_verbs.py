@@ -17,7 +17,7 @@ from datetime import timedelta
 
 import pytest
 import tensorhub as th
-from cluster import wait_for
+from cluster import cluster, wait_for
 from conftest import SIZE, memory
 
 
@@ -243,6 +243,37 @@ def test_an_abandon_tells_that_the_agent_has_the_memory_still(daemons, trainer):
         with pytest.raises(th.Timeout):
             trainer.close(abandon=True, timeout=0.1)
     assert "closed" in repr(trainer)
+
+
+def test_an_open_without_a_server_says_so(model):
+    with cluster(server=False) as c:
+        with pytest.raises(th.NoServer):
+            th.open(model, agent=c.agent("x").runtime, timeout=1)
+
+
+def listed(handle):
+    with contextlib.suppress(th.NoServer):
+        return handle.list(timeout=1)
+
+
+def test_a_close_waits_for_a_server(model):
+    """Who retains the version must be asked, so its holder stays until somebody can be."""
+    with cluster() as c:
+        agent = c.agent("x").runtime
+        holder, keeper = opened(model, "a", agent=agent), th.open(model, retain=1, agent=agent)
+        holder.publish(1)
+        c.server.kill()
+        wait_for(lambda: not listed(holder), 30, "the agent misses its server")
+        with pytest.raises(th.NoServer):
+            holder.close(timeout=0)
+        closing = threading.Thread(target=holder.close)
+        closing.start()
+        with pytest.raises((th.State, th.Cancelled), match="clos"):
+            wait_for(lambda: listed(holder), 30, "it closes")
+        c.start_server(listen=c.server_url)
+        closing.join(60)
+        assert "closed" in repr(holder)
+        keeper.close()
 
 
 def test_asyncio_is_imported_by_those_who_use_it():

@@ -25,6 +25,7 @@ Steps = Generator[Optional["Op"], None, T]
 # An agent that stands still wakes nobody (thc_op_wait). libthc knows half a second after a deadline
 # that an outcome is unknown, and a call ends within one.
 LOOK_S = 0.4
+SLICE_S = 1.0  # the most that a call gets that keeps a loop and Ctrl-C waiting
 LONG_S = 30.0  # until somebody is told that a call waits
 log = logging.getLogger("tensorhub")
 
@@ -187,25 +188,25 @@ class Op:
 
 
 def in_slices(
-    function: Callable[[int], T], timeout: Optional[float],
-    short: Type[errors.Error] = errors.Timeout,
+    function: Callable[[int], T], timeout: Optional[float], *short: Type[errors.Error],
+    pause: float = 0.05,
 ) -> Steps[T]:  # fmt: skip
     """A call that may be repeated when its time was too short, with a look around in between.
 
-    ``short`` is what says so; it is raised when there is no time left.
+    ``short`` is what says so, Timeout if nothing else; raised when there is no time left. ``pause``
+    is the first time that it gets.
     """
     end = None if timeout is None else time.monotonic() + timeout
-    pause = 0.05
     while True:
         left = None if end is None else max(end - time.monotonic(), 0.0)
         last = left is not None and left <= pause
         try:
             return function(milliseconds(left if last else pause))
-        except short:
+        except short or errors.Timeout:
             if last or (end is not None and time.monotonic() >= end):
                 raise
         yield None
-        pause = min(pause * 2, LOOK_S)
+        pause = min(pause * 2, SLICE_S)
 
 
 def run(steps: Steps[T]) -> T:

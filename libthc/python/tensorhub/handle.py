@@ -21,6 +21,7 @@ from .streams import Registered
 from .tensors import Tensors, pieces_after, rows_of
 
 OPEN_S = 30.0  # thc_open's default
+HELLO_S = 0.6  # and half a second of libthc's: after one an agent says that it reaches no server
 VERB_S = 1800.0  # every other verb's: a straggler behind a checkpoint must not end a run
 LEAVE_S = 5.0  # what an abandon may take
 
@@ -255,6 +256,7 @@ class Base:
             yield from in_slices(
                 lambda ms: _abi.call("thc_open", c.byref(self._opts), ms, pointer),
                 seconds(timeout, OPEN_S),
+                pause=HELLO_S,
             )
             self._fd = _abi.call("thc_fd", self._shard)
             _handles.add(self)
@@ -398,7 +400,8 @@ class Base:
             finally:
                 self._forget()
             return
-        yield from in_slices(lambda ms: self._close_once(0, ms), limit)
+        away = errors.NoServer  # is waited for
+        yield from in_slices(lambda ms: self._close_once(0, ms), limit, errors.Timeout, away)
         self._forget()
 
     def _close_once(self, flags: int, ms: int) -> None:
