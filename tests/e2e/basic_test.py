@@ -30,7 +30,7 @@ def publish_replicate_update_unpublish():
         assert r.call("update")["updated"] == 0
         listing = r.call("list")
         assert [[0, 1]] == [v[:2] for v in listing["versions"]]
-        assert sorted(listing["versions"][0][2]) == ["rollout", "trainer"]
+        assert sorted(r["name"] for r in listing["versions"][0][2]) == ["rollout", "trainer"]
 
         w.call("unpublish")
         assert w.call("held") is None and w.call("safe") == 1
@@ -136,8 +136,8 @@ def a_forbidden_way_beside_another():
             # The second is a source when it is known to have the same bytes.
             wait_for(
                 lambda: any(
-                    v == version and {"near", "far"} <= set(names)
-                    for _, v, names in r.call("list")["versions"]
+                    v == version and {"near", "far"} <= {copy["name"] for copy in copies}
+                    for _, v, copies in r.call("list")["versions"]
                 ),
                 30,
                 "both are listed",

@@ -627,15 +627,14 @@ def f17_f21_no_memory_and_no_files():
     """The call that needed it fails with a sentence, the agent lives, nothing is left."""
     with scenario() as (lane, life):
         points = lane.points["source agent"]
-        for errno, name in ((12, "Cannot allocate memory"), (24, "LIMIT"),
-                            (28, "No space left on device")):
+        for errno, name in ((12, "ENOMEM"), (24, "LIMIT"), (28, "ENOSPC")):
             points.arm(f"agent_makes_session:errno={errno}")
             running = life.opening("t0")
             assert not running.join() and running.calls["t0"].code == name, running.failures()
         points.arm("agent_takes_memory:errno=12")
         running = life.opening("t0")
         assert not running.join(), "it was registered without memory"
-        assert running.calls["t0"].code == "Cannot allocate memory", running.failures()
+        assert running.calls["t0"].code == "ENOMEM", running.failures()
         life.abandon()
         points.arm("agent_part_new:errno=12")
         assert life.opening("t0", "t1").join()

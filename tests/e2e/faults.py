@@ -349,7 +349,7 @@ class Life:
         """The Call, when it has ended."""
         party, group, shard = HANDLES[handle]
         w = self.lane.workers[party]
-        spec = str(args.get("version", args.get("flags", "")))
+        spec = str(args.get("version", ""))
         c = Call(party, group, self.number, shard, -1, cmd, spec, timeout)
         if cmd in GROUP_CALLS:
             c.index = self.index[handle]
@@ -573,7 +573,7 @@ class Life:
                 continue
             message = w.message(w.start("close", name=handle, timeout=3), PATIENT)
             if message.get("error") not in (None, "PYTHON"):
-                w.message(w.start("close", name=handle, timeout=1, flags=1), PATIENT)
+                w.message(w.start("close", name=handle, timeout=1, abandon=True), PATIENT)
         self.open.clear()
 
 

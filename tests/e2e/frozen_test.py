@@ -26,7 +26,7 @@ CALLS = {
     "replicate_none": ("register", "replicate", {"version": "999999"}),
     "update": ("publish", "update", {"version": "1"}),
     "list": ("alloc", "list", {}),
-    "list_grouped": ("alloc", "list", {"grouped": True}),
+    "list_grouped": ("alloc", "list", {"group": True}),
     "wait": ("alloc", "wait_never", {}),
     "manifest": ("alloc", "manifest", {"version": "1"}),
     "close": ("publish", "close", {}),

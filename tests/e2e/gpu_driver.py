@@ -231,7 +231,7 @@ def host_pointer(data):
 
 
 class Memory:
-    """address, bytes, device; with slices to read and write as thc.Memory has."""
+    """address, bytes, device; with slices to read and write as memory_kinds.Memory has."""
 
     def __init__(self, nbytes, device=0):
         self.bytes, self.device, self.cuda = nbytes, device, driver()

@@ -292,8 +292,8 @@ def small_allocations_share_a_block():
 
 def kept(worker, version):
     """Whether an agent keeps the whole of it."""
-    entries = worker.call("list")["entries"]
-    return any(v == version and flags & 3 == 3 for _, v, _, flags in entries)
+    copies = [r for _, v, each in worker.call("list")["versions"] if v == version for r in each]
+    return any(copy["offload"] and copy["ready"] for copy in copies)
 
 
 def offload_goes_on_both_gpus_side_by_side():

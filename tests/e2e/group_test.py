@@ -199,7 +199,7 @@ def a_killed_reader_leaves_the_source_free():
         r.call("replicate", version="1")
         r.kill()
         wait_for(
-            lambda: list(w.call("list")["versions"][0][2]) == ["w"],
+            lambda: [r["name"] for r in w.call("list")["versions"][0][2]] == ["w"],
             2,
             "the dead replica is unlisted",
         )

@@ -282,7 +282,7 @@ def closing_ends_the_calls_inside():
         # Own operations, and those that are abandoned with their handle.
         w.setup(SIZE, model="m", replica="w")
         w.call("submit", version="99", timeout=PATIENT)
-        w.call("close", flags=1)
+        w.call("close", abandon=True)
         expect_error("CANCELLED", w.call, "op_wait", timeout=PATIENT)
         settles(w.call, "open", model="m", replica="w")
 
@@ -303,7 +303,7 @@ def abandoned_without_an_agent_that_answers():
             assert w.call("safe") == 0
             is_not_freed(w)
             # It fails and goes; the bytes are the agent's until it has let go of them.
-            expect_error("TIMEOUT", w.call, "close", timeout=0.1, flags=1)
+            expect_error("TIMEOUT", w.call, "close", timeout=0.1, abandon=True)
         finally:
             a.signal(signal.SIGCONT)
         # The agent finished alone: the shard is free again, with the same memory.

@@ -11,7 +11,8 @@ import cluster
 
 cluster.with_library()
 
-import thc
+import library
+import memory_kinds
 
 # The crowd sends no heartbeat and polls no events.
 PATIENT = ["-o", "lease.suspect=1h", "-o", "lease.dead=2h", "-o", "limit.members_per_agent=65536"]
@@ -63,18 +64,13 @@ class Crowd(cluster.Process):
         return versions
 
 
-def opened(cl, agent, replica, **kwargs):
-    return thc.Shard("m", replica, agent=cl.agents[agent].runtime, **kwargs)
-
-
 def names_of(listing):
     """version -> names, sorted as they came; lineage 0."""
-    return {v: list(replicas) for (_, v), replicas in listing["versions"].items()}
+    return {v: [r.name for r in one.replicas] for (_, v), one in listing.details.items()}
 
 
-def check(listing, crowd):
+def check(got, crowd):
     """Sorted, and as many as it says: exactly the first ones, nothing in between is missing."""
-    got = names_of(listing)
     assert list(got) == sorted(got)
     for names in got.values():
         assert names == sorted(names)
@@ -94,24 +90,25 @@ def thousands_of_replicas():
         cl.start_server(args=PATIENT)
         cl.agent("a")
         crowd = Crowd(cl, versions=3)
-        shard = opened(cl, "a", "asker")
-        assert shard.list()["versions"] == {}
+        shard = library.opened(cl.agents["a"], "asker")
+        assert shard.list().all == {}
         crowd.add(count)
         before = shard.list()
-        assert check(before, crowd) == count
-        for replicas in before["versions"].values():
-            for replica in replicas.values():
-                assert replica["flags"] == 1 and replica["progress"] == 1.0, replica
+        assert check(names_of(before), crowd) == count
+        for one in before.details.values():
+            for replica in one.replicas:
+                assert replica.ready and not (replica.offload or replica.spot), replica
+                assert not replica.draining and replica.progress == 1.0, replica
         # While it grows every listing is one moment's, and no older than the one before.
         crowd.begin(300)
         seen = [before]
         while len(seen) < 4:
             listing = shard.list()
-            assert listing["generation"] >= seen[-1]["generation"]
-            assert check(listing, crowd) >= check(seen[-1], crowd)
+            assert listing.generation >= seen[-1].generation
+            assert check(names_of(listing), crowd) >= check(names_of(seen[-1]), crowd)
             seen.append(listing)
         crowd.end()
-        assert check(shard.list(), crowd) == count + 300
+        assert check(names_of(shard.list()), crowd) == count + 300
         # Through the agent and from the server itself.
         for agent in ("a", None):
             rows = thctl_json(cl, "ls", "replicas", agent=agent)["replicas"]
@@ -148,16 +145,16 @@ def a_group_sees_one_listing():
         crowd.begin(400)
         # The first member's call decides; the second comes later, and others list meanwhile.
         for turn in range(3):
-            first = members[turn % 2].call("list", grouped=True)
+            first = members[turn % 2].call("list", group=True)
             alone = members[turn % 2].call("list")
-            second = members[1 - turn % 2].call("list", grouped=True)
+            second = members[1 - turn % 2].call("list", group=True)
             assert first == second
             assert alone["generation"] >= first["generation"]
-            listing = {"versions": {(0, v): names for _, v, names in first["versions"]}}
-            assert 2500 <= check(listing, crowd) <= 2900
+            names = {v: [r["name"] for r in copies] for _, v, copies in first["versions"]}
+            assert 2500 <= check(names, crowd) <= 2900
         crowd.end()
         for member in members:
-            member.call("close", flags=1)
+            member.call("close", abandon=True)
         crowd.leave()
 
 
@@ -168,11 +165,11 @@ def the_limit_is_named():
         crowd = Crowd(cl, versions=1)
         # Each takes 536 bytes of a snapshot: the first fit into the megabyte, and are two parts.
         crowd.add(1800)
-        shard = opened(cl, "a", "asker")
-        assert check(shard.list(), crowd) == 1800
+        shard = library.opened(cl.agents["a"], "asker")
+        assert check(names_of(shard.list()), crowd) == 1800
         crowd.add(400)
         error = cluster.expect_error("LIMIT", shard.list)
-        assert "limit.snapshot_bytes" in error.text, error.text
+        assert "limit.snapshot_bytes" in str(error), error
         p = cl.thctl("-s", cl.server_url, "ls", "versions", check=False)
         assert p.returncode == 1 and "limit.snapshot_bytes" in p.stderr, p.stderr
         shard.close()
@@ -184,20 +181,19 @@ def lineages_and_versions_ascend():
         cl.agent("a")
         held = []
         for lineage, version in itertools.product((3, 1), (10, 9, 100)):
-            shard = opened(cl, "a", f"r{lineage}-{version}", lineage=lineage)
-            memory = thc.Memory(4096)
-            shard.register([thc.tensor("w", memory.address, [4096])])
+            shard = library.opened(cl.agents["a"], f"r{lineage}-{version}", lineage=lineage)
+            shard.register({"w": memory_kinds.Tensor(memory_kinds.Allocated(4096), [4096])})
             shard.publish(version)
             held.append(shard)
         listing = held[0].list()
-        assert list(listing["versions"]) == [(1, 9), (1, 10), (1, 100), (3, 9), (3, 10), (3, 100)]
-        generation = listing["generation"]
+        assert list(listing.all) == [(1, 9), (1, 10), (1, 100), (3, 9), (3, 10), (3, 100)]
+        generation = listing.generation
         for shard in held:
             shard.unpublish()
             now = shard.list()
-            assert now["generation"] > generation
-            generation = now["generation"]
-        assert now["versions"] == {}
+            assert now.generation > generation
+            generation = now.generation
+        assert not now.all
         for shard in held:
             shard.close()
 

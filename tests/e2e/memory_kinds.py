@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of every kind that may be registered, for whoever has loaded libthc."""
+"""Memory of every kind that may be registered, and tensors in it."""
 
 import ctypes as c
 import fcntl
@@ -7,9 +7,11 @@ import itertools
 import mmap
 import os
 import tempfile
+from types import SimpleNamespace
 
+import content
 import gpu_driver
-import thc
+from tensorhub import _abi
 
 libc = c.CDLL(None, use_errno=True)
 libc.mmap.restype = c.c_void_p
@@ -39,17 +41,68 @@ def whole_pages(nbytes, page=PAGE):
     return -(-nbytes // page) * page
 
 
-class Memory(thc.Memory):
-    """address, bytes; fd when there is one."""
+class Memory:
+    """address, bytes; fd when there is one. With slices to read and write."""
+
+    device = _abi.HOST
 
     def __init__(self, nbytes):
         self.bytes, self.fd = nbytes, None
+
+    def address_at(self, offset):
+        return self.address + offset
+
+    def write(self, offset, data):
+        assert offset + len(data) <= self.bytes
+        c.memmove(self.address + offset, data, len(data))
+
+    def read(self, offset, nbytes):
+        return c.string_at(self.address + offset, nbytes)
+
+    def fill(self, byte):
+        c.memset(self.address, byte, self.bytes)
 
     def protect(self, offset, nbytes, protection):
         checked(libc.mprotect(self.address + offset, nbytes, protection))
 
     def unmap(self, offset, nbytes):
         checked(libc.munmap(self.address + offset, nbytes))
+
+
+class Tensor:
+    """In such memory, as numpy's arrays or those of CUDA say it. device: where it says it lies."""
+
+    def __init__(self, memory, shape, dtype="U8", at=0, device=None):
+        self.memory, self.dtype = memory, dtype
+        said = {"shape": tuple(shape), "typestr": "|V1", "data": (memory.address_at(at), False)}
+        device = memory.device if device is None else device
+        if device == _abi.HOST:
+            self.__array_interface__ = said
+        else:
+            self.__cuda_array_interface__, self.device = said, SimpleNamespace(id=device)
+
+
+def tensors(memory, rows=None, at=0, dtype="U8", device=None):
+    """Tensors of these names and bytes, one after the other; else of the whole memory: small ones,
+    odd ones, an empty one."""
+    made, width = {}, 4 if dtype == "F32" else 1
+    for name, nbytes in rows or content.layout(memory.bytes):
+        made[name] = Tensor(memory, [nbytes // width], dtype, at, device)
+        at += nbytes
+    return made
+
+
+class Allocated(Memory):
+    """thc_alloc's."""
+
+    def __init__(self, nbytes, huge=False):
+        super().__init__(nbytes)
+        pointer = c.c_void_p()
+        _abi.call("thc_alloc", nbytes, _abi.ALLOC_HUGE if huge else 0, c.byref(pointer))
+        self.address = pointer.value
+
+    def free(self):
+        _abi.call("thc_free", self.address)
 
 
 class Malloc(Memory):
@@ -93,21 +146,14 @@ class Imported(Mapped):
         if import_flags is not None:
             other = os.open(f"/proc/self/fd/{fd}", import_flags | os.O_CLOEXEC)
         try:
-            thc.call("thc_import", self.address, nbytes, other, kwargs.get("offset", 0))
+            _abi.call("thc_import", self.address, nbytes, other, kwargs.get("offset", 0))
         finally:
             if other != fd:
                 os.close(other)
 
     def free(self):
-        thc.call("thc_forget", self.address)
+        _abi.call("thc_forget", self.address)
         super().free()
-
-
-class Huge(thc.Memory):
-    def __init__(self, nbytes):
-        ptr = c.c_void_p()
-        thc.call("thc_alloc", nbytes, 1, c.byref(ptr))
-        self.address, self.bytes = ptr.value, nbytes
 
 
 def sealed(nbytes):
@@ -140,12 +186,12 @@ turns = itertools.count()
 
 def wanted(nbytes, kind=None, gpu=None, device=None):
     """kind: a name in this module; gpu: one in gpu_driver.KINDS or BAD_KINDS, or "" for
-    none whatever the environment says (gpus.py); else memory from thc_alloc. device: which GPU, or
+    none whatever the environment says (gpus.py); else Allocated. device: which GPU, or
     a worker's own, or in a script that is the worker each in its turn."""
     if gpu is None and kind is None:
         gpu = os.environ.get("TH_E2E_GPU")
     if not gpu:
-        return (globals()[kind] if kind else thc.Memory)(nbytes)
+        return (globals()[kind] if kind else Allocated)(nbytes)
     if device is None:
         device = os.environ.get("TH_E2E_GPU_DEVICE") or next(turns) % gpu_driver.driver().count()
     return {**gpu_driver.KINDS, **gpu_driver.BAD_KINDS}[gpu](nbytes, int(device))

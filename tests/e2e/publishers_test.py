@@ -18,7 +18,7 @@ def shard(c, label, agent, replica=None, size=SIZE, **opts):
 def listed(w, version=1):
     for _, number, replicas in w.call("list")["versions"]:
         if number == version:
-            return sorted(replicas)
+            return sorted(r["name"] for r in replicas)
     return []
 
 
@@ -132,7 +132,7 @@ def groups_of_two_shards():
         for w in groups[2]:
             wait_conflict(w)
         wait_for(lambda: listed(readers[0]) == ["r", "t1", "t2"], 30, "the equal ones")
-        ids = [(w, w.start("list", grouped=True)) for w in groups[2]]
+        ids = [(w, w.start("list", group=True)) for w in groups[2]]
         for w, i in ids:
             error = expect_error("VERSION_CONFLICT", w.finish, i)
             assert "shard 1" in error.text, error.text

@@ -9,10 +9,7 @@ import gpus
 from cluster import cluster, expect_error, main, wait_for
 
 SIZE = 24 << 20
-FORCE, ABANDON = 1, 1
-OFFLOAD, READY = 2, 1
 AT_RISK = 32
-SPOT, REPLICA_SPOT = 1, 4
 
 
 def status(c, agent):
@@ -28,14 +25,14 @@ def offloads(c, agent):
 
 
 def replicas(worker, version):
-    """[(name, flags)] of a version; empty: it is not listed."""
-    entries = worker.call("list")["entries"]
-    return [(name, flags) for _, number, name, flags in entries if number == version]
+    """Those of a version; empty: it is not listed."""
+    versions = worker.call("list")["versions"]
+    return [replica for _, number, each in versions if number == version for replica in each]
 
 
 def kept(worker, version):
     """Whether an agent keeps the whole of it."""
-    return any(f & OFFLOAD and f & READY for _, f in replicas(worker, version))
+    return any(r["offload"] and r["ready"] for r in replicas(worker, version))
 
 
 def mapped(pid):
@@ -134,12 +131,12 @@ def nowhere_to_keep_it():
         error = expect_error("NOMEM_RETAIN", r.call, "close")
         assert r.call("held") == [0, 1]
         assert kept(w, 1) is False and len(replicas(w, 1)) == 1
-        r.call("unpublish", flags=FORCE)
+        r.call("unpublish", force=True)
         assert r.call("held") is None and not replicas(w, 1)
         assert r.call("replicate", version="2")["version"] == 2
-        w.call("unpublish", flags=0)
+        w.call("unpublish")
         expect_error("NOMEM_RETAIN", r.call, "close")
-        r.call("close", flags=ABANDON)
+        r.call("close", abandon=True)
         wait_for(lambda: not replicas(w, 2), 60, "it was given up")
 
 
@@ -278,12 +275,13 @@ def a_handle_that_is_spot():
         c.start_server(args=["-o", "retain.release_after=100ms"])
         c.agent("a")
         w = c.worker("trainer", "a")
-        w.setup(SIZE, model="m", replica="trainer", retain="latest", flags=SPOT)
+        w.setup(SIZE, model="m", replica="trainer", retain="latest", spot=True)
         want = w.call("fill", seed=1)
         w.call("publish", version=1)
         wait_for(lambda: kept(w, 1), 60, "it was rescued")
-        flags = sorted(f for _, f in replicas(w, 1))
-        assert flags == [READY | OFFLOAD, READY | REPLICA_SPOT], flags
+        copies = replicas(w, 1)
+        assert all(r["ready"] for r in copies), copies
+        assert sorted((r["offload"], r["spot"]) for r in copies) == [(False, True), (True, False)]
         assert not w.call("events") & AT_RISK
         w.kill()
         fetched(c, "reader", "a", 1, want)

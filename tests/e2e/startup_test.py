@@ -149,9 +149,9 @@ def no_agent():
         out = c.thctl("-r", os.path.join(c.dir, "nobody"), "status", check=False)
         assert out.returncode == 3 and "thctl up" in out.stderr, (out.returncode, out.stderr)
         code = (
-            "import thc, sys\n"
-            "try: thc.Shard('m', 'r', agent=sys.argv[1])\n"
-            "except thc.ThcError as e: print(e.name, e.text)"
+            "import sys, tensorhub as th\n"
+            "try: th.open('m', agent=sys.argv[1])\n"
+            "except th.Error as e: print(e.name, e)"
         )
         import sys
 
@@ -159,11 +159,7 @@ def no_agent():
             [sys.executable, "-c", code, os.path.join(c.dir, "nobody")],
             capture_output=True,
             text=True,
-            env={
-                **os.environ,
-                **worker_env(),
-                "PYTHONPATH": os.path.dirname(os.path.abspath(__file__)),
-            },
+            env={**os.environ, **worker_env()},
         )
         assert p.stdout.startswith("NO_AGENT") and "thctl up" in p.stdout, (p.stdout, p.stderr)
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 
-from cluster import BUILD, HERE, Process, cluster, command_line, main, wait_for, worker_env
+from cluster import BUILD, Process, cluster, command_line, main, wait_for, worker_env
 
 USER = 100000 + os.getpid()  # nobody's, where the test runs as root
 ROOT = os.geteuid() == 0
@@ -30,7 +30,7 @@ os.environ.pop("THC_AGENT", None)
 
 def environment(xdg):
     # What the calls return is remembered in a file that the user may not write.
-    env = {"XDG_RUNTIME_DIR": xdg, "PYTHONPATH": HERE, "TH_CALLS_SEEN": ""}
+    env = {"XDG_RUNTIME_DIR": xdg, "TH_CALLS_SEEN": ""}
     return {**os.environ, **env, **worker_env()}
 
 
@@ -81,19 +81,15 @@ class Up(Process):
 
 
 TEN_LINES = """
-import thc
-a = thc.Shard("m", "trainer")
-weights = thc.Memory(1 << 20)
-weights.fill(42)
-a.register([thc.tensor("w", weights.address, [1 << 20])])
-a.publish(1)
-b = thc.Shard("m", "rollout")
-copy = thc.Memory(1 << 20)
-b.register([thc.tensor("w", copy.address, [1 << 20])])
-assert b.replicate("latest")["version"] == 1
-assert copy.read(0, 1 << 20) == bytes([42]) * (1 << 20)
-b.close()
-a.close()
+import tensorhub as th
+weights, copy = th.empty([1 << 20], "U8"), th.empty([1 << 20], "U8")
+weights[:] = bytes([42]) * len(weights)
+with th.open("m", replica="trainer") as a, th.open("m", replica="rollout") as b:
+    a.register({"w": weights})
+    a.publish(1, timeout=20)
+    b.register({"w": copy})
+    assert b.replicate("latest", timeout=20).version == 1
+    assert copy == weights
 """
 
 
@@ -124,8 +120,8 @@ def up_serves_workers_that_were_told_nothing_and_leaves_nothing():
         assert up.gone()
         assert os.listdir(c.xdg) == [], os.listdir(c.xdg)
         # What others say then.
-        worker = python(c, 'import thc\nthc.Shard("m", "r")')
-        for text in ("NO_AGENT", "thctl up", f"{c.run_dir} (is not there)", f"hub-{UID} (is"):
+        worker = python(c, 'import tensorhub as th; th.open("m")')
+        for text in ("NoAgent", "thctl up", f"{c.run_dir} (is not there)", f"hub-{UID} (is"):
             assert text in worker.stderr, worker.stderr
 
 
@@ -142,15 +138,14 @@ def a_reader_ends_before_ctrl_c_ends_the_agent():
 def python_holds(c):
     """Holds a version until its agent is gone."""
     text = """
-import select, thc
-a = thc.Shard("m", "trainer")
-weights = thc.Memory(1 << 20)
-a.register([thc.tensor("w", weights.address, [1 << 20])])
-a.publish(1)
+import select
+import tensorhub as th
+a = th.open("m", replica="trainer")
+a.register({"w": th.empty([1 << 20], "U8")})
+a.publish(1, timeout=20)
 print("ready", flush=True)
-AGENT_LOST = 16
-while not a.events() & AGENT_LOST:
-    select.select([a.fd()], [], [])
+while not a.events() & th.Event.AGENT_LOST:
+    select.select([a], [], [])
 """
     argv = as_user(sys.executable, "-S", "-c", text)
     p = Process(c, f"holder-{len(c.processes)}", argv, env=environment(c.xdg))
@@ -203,12 +198,10 @@ def another_joins():
         assert {n["node"] for n in nodes} == {first.said["node"], "other"}, nodes
         publisher = python_holds(c)
         text = """
-import thc
-b = thc.Shard("m", "rollout")
-copy = thc.Memory(1 << 20)
-b.register([thc.tensor("w", copy.address, [1 << 20])])
-assert b.replicate("latest")["transport"] == "tcp"
-b.close()
+import tensorhub as th
+with th.open("m") as b:
+    b.register({"w": th.empty([1 << 20], "U8")})
+    assert b.replicate("latest", timeout=20).transport == "tcp"
 """
         reader = python(c, text, THC_AGENT=other)
         assert reader.returncode == 0, reader.stderr

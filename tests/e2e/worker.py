@@ -5,6 +5,7 @@ Every command runs in a thread of its own and is answered by its id when it ends
 call does not keep others waiting. The controller is cluster.Worker.
 """
 
+import ctypes
 import json
 import os
 import signal
@@ -17,8 +18,9 @@ import traceback
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import content
 import gpu_driver
+import library  # noqa: F401
 import memory_kinds
-import thc
+import tensorhub as th
 
 shards, memories, layouts, ops, polls = {}, {}, {}, {}, {}
 out_lock = threading.Lock()
@@ -30,8 +32,12 @@ def answer(message):
         sys.stdout.flush()
 
 
-def cmd_open(name="s", **opts):
-    shards[name] = thc.Shard(**opts)
+def cmd_open(model, name="s", timeout=10, **options):
+    """An observer where no replica is named."""
+    if "replica" in options:
+        shards[name] = th.open(model, timeout=timeout, **options)
+    else:
+        shards[name] = th.watch(model, timeout=timeout, **options)._handle
 
 
 def cmd_alloc(total_bytes, name="s", **where):
@@ -101,15 +107,10 @@ def cmd_says(name="s"):
 def cmd_register(name="s", timeout=10, memory=None, device=None, shift=0, dtype="U8"):
     """memory: the name of another handle, whose tensors they are too. shift: they begin so many
     bytes later."""
-    at, tensors, width = shift, [], 4 if dtype == "F32" else 1
     memory = memory or name
-    device = memories[memory].device if device is None else device
-    for row, nbytes in layouts[memory]:
-        address = memories[memory].address_at(at)
-        tensors.append(thc.tensor(row, address, [nbytes // width], dtype, device=device))
-        at += nbytes
+    rows = memory_kinds.tensors(memories[memory], layouts[memory], shift, dtype, device)
     start = time.monotonic()
-    shards[name].register(tensors, timeout)
+    shards[name].register(rows, timeout=timeout)
     return time.monotonic() - start
 
 
@@ -132,9 +133,9 @@ def cmd_publish_times(first, count, name="s"):
     times = []
     for version in range(first, first + count):
         start = time.monotonic()
-        shards[name].publish(version, 20)
+        shards[name].publish(version, timeout=20)
         times.append(time.monotonic() - start)
-        shards[name].unpublish(20)
+        shards[name].unpublish(timeout=20)
     return times
 
 
@@ -168,71 +169,77 @@ def cmd_digest(name="s"):
 
 
 def cmd_publish(version, name="s", timeout=20):
-    shards[name].publish(version, timeout)
+    # Memory.write has waited for its GPU; one that is lost, or never ends, is for libthc to find.
+    shards[name].publish(version, stream=False, timeout=timeout)
 
 
-def cmd_unpublish(name="s", timeout=20, scribble=None, flags=0):
+def cmd_unpublish(name="s", timeout=20, scribble=None, force=False):
     """scribble: overwrite every byte the moment unpublish has returned."""
-    shards[name].unpublish(timeout, flags)
+    shards[name].unpublish(force=force, timeout=timeout)
     if scribble is not None:
         memories[name].fill(scribble)
 
 
+def fields(answer):
+    return {name: value for name, value in vars(answer).items() if name[0] != "_"}
+
+
 def cmd_replicate(version="latest", name="s", timeout=30):
-    return shards[name].replicate(version, timeout)
+    return fields(shards[name].replicate(version, timeout=timeout))
 
 
 def cmd_update(version="latest", name="s", timeout=30):
-    return shards[name].update(version, timeout)
+    return fields(shards[name].update(version, timeout=timeout))
 
 
 def cmd_submit(version="latest", name="s", timeout=30):
-    ops[name] = shards[name].replicate_submit(version, timeout)
+    ops[name] = shards[name].replicate_async(version, timeout=timeout)
 
 
 def cmd_progress(name="s"):
-    return ops[name].progress()
+    return ops[name].progress
 
 
 def cmd_op_wait(name="s", timeout=30):
-    return ops[name].wait(timeout)
+    return fields(ops[name].result(timeout))
 
 
 def cmd_op_cancel(name="s"):
-    return ops[name].cancel()
+    ops[name].cancel()
 
 
 def cmd_held(name="s"):
-    return shards[name].held()
+    return shards[name].held
 
 
 def cmd_safe(name="s"):
-    return shards[name].safe_to_mutate()
+    return shards[name].safe_to_mutate
 
 
 def cmd_events(name="s"):
-    return thc.lib.thc_shard_events(shards[name].handle)
+    return int(shards[name].events())
 
 
-def cmd_list(name="s", grouped=False, timeout=10):
-    listing = shards[name].list(grouped, timeout)
-    listing["versions"] = [[k[0], k[1], v] for k, v in listing["versions"].items()]
-    return listing
+def cmd_list(name="s", group=False, timeout=10):
+    """Its versions: [lineage, version, [what is said of each replica]]."""
+    listing = shards[name].list(group=group, timeout=timeout)
+    versions = [[*key, [*map(fields, v.replicas)]] for key, v in listing.details.items()]
+    return {"generation": listing.generation, "versions": versions}
 
 
 def cmd_wait_version(version, name="s", timeout=20):
-    shards[name].wait(lambda l: any(v == version for _, v in l["versions"]), timeout)
+    shards[name].wait(lambda listing: version in listing, timeout=timeout)
 
 
 def cmd_wait_newer(version, name="s", timeout=20):
-    shards[name].wait(lambda l: any(v > version for _, v in l["versions"]), timeout)
+    shards[name].wait(lambda listing: any(v > version for v in listing), timeout=timeout)
 
 
-def cmd_close(name="s", timeout=20, flags=0):
+def cmd_close(name="s", timeout=20, abandon=False):
     try:
-        shards[name].close(timeout, flags)
-    except thc.ThcError:
-        if flags == 0:
+        shards[name].close(abandon=abandon, timeout=timeout)
+    except th.Error:
+        if not abandon:
             raise  # it stays
         del shards[name]
         raise
@@ -243,16 +250,14 @@ def cmd_update_loop(steps, name="s", seconds=60):
     """update("latest") until `steps` is held; returns [(version, digest)] of each new one."""
     seen, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
-        result = shards[name].update("latest", 30)
-        if result["updated"]:
-            seen.append((result["version"], cmd_digest(name)))
-            if result["version"] >= steps:
+        result = shards[name].update("latest", timeout=30)
+        if result:
+            seen.append((result.version, cmd_digest(name)))
+            if result.version >= steps:
                 return seen
         else:
-            held = shards[name].held()
-            shards[name].wait(
-                lambda l: any(k > (tuple(held) if held else (0, -1)) for k in l["versions"]), 30
-            )
+            held = shards[name].held or (0, -1)
+            shards[name].wait(lambda listing: any(k > held for k in listing.all), timeout=30)
     raise TimeoutError(f"only {seen[-1:]} of {steps}")
 
 
@@ -262,10 +267,10 @@ def cmd_poll(version, name="s", seconds=120):
     longest, end = 0.0, time.monotonic() + seconds
     while time.monotonic() < end:
         start = time.monotonic()
-        result = shards[name].update("latest", seconds)
+        result = shards[name].update("latest", timeout=seconds)
         longest = max(longest, time.monotonic() - start)
-        if result["updated"] and result["version"] >= version:
-            return {**result, "longest": longest}
+        if result and result.version >= version:
+            return {**fields(result), "longest": longest}
         polls[name] = polls.get(name, 0) + 1
         time.sleep(0.001)
     raise TimeoutError(f"no version {version} after {polls.get(name, 0)} calls")
@@ -281,13 +286,8 @@ def cmd_fork():
     pid = os.fork()
     if pid == 0:
         os.close(read_end)
-        codes = {}
-        for call, code in (
-            ("publish", thc.lib.thc_publish(shards["s"].handle, 99, 1000)),
-            ("held_version", thc.lib.thc_held_version(shards["s"].handle, None, None)),
-            ("close", thc.lib.thc_close(shards["s"].handle, 0, 1000)),
-        ):
-            codes[call] = thc.NAMES.get(code, code)
+        calls = (("publish", {"version": 99}), ("held", {}), ("close", {}))
+        codes = {cmd: timed(cmd, args)[0] for cmd, args in calls}
         os.write(write_end, json.dumps(codes).encode())
         os.close(write_end)
         for fd in (0, 1):
@@ -300,11 +300,11 @@ def cmd_fork():
 
 
 def cmd_resolve(name="s", timeout=30):
-    return shards[name].resolve(timeout)
+    return fields(shards[name].resolve(timeout=timeout))
 
 
 def cmd_unregister(name="s", timeout=10):
-    shards[name].unregister(timeout)
+    shards[name].unregister(timeout=timeout)
 
 
 def cmd_set_attribute(key, value, name="s"):
@@ -312,16 +312,16 @@ def cmd_set_attribute(key, value, name="s"):
 
 
 def cmd_attributes(version="latest", name="s", timeout=10):
-    found = shards[name].manifest(version, timeout=timeout)["attributes"]
+    found = shards[name].manifest(version, timeout=timeout).attributes
     return {key: value.decode() for key, value in found.items()}
 
 
 def cmd_manifest(version="latest", name="s", timeout=10):
-    return shards[name].manifest(version, timeout=timeout)["version"]
+    return shards[name].manifest(version, timeout=timeout).version
 
 
 def cmd_wait_never(name="s", timeout=20):
-    shards[name].wait(lambda _listing: False, timeout)
+    shards[name].wait(lambda _listing: False, timeout=timeout)
 
 
 def cmd_fill_words(word, name="s"):
@@ -337,9 +337,9 @@ class Truth(threading.Thread):
         super().__init__(daemon=True)
         self.shard, self.memory = shards[name], memories[name]
         self.view = None
-        if self.memory.device == thc.HOST:
+        if self.memory.device < 0:  # the host's
             words = self.memory.bytes // 8
-            self.view = memoryview((thc.c.c_uint64 * words).from_address(self.memory.address))
+            self.view = memoryview((ctypes.c_uint64 * words).from_address(self.memory.address))
             self.view = self.view.cast("B").cast("Q")
         self.polls = self.held = self.safe = 0
         self.enough, self.error = None, None
@@ -353,17 +353,17 @@ class Truth(threading.Thread):
 
     def poll(self):
         self.polls += 1
-        safe = self.shard.safe_to_mutate()
-        held = self.shard.held()
+        safe = self.shard.safe_to_mutate
+        held = self.shard.held
         words = self.sample()
         again = self.sample()
-        if self.shard.held() == held and held is not None:
+        if self.shard.held == held and held is not None:
             self.held += 1
             if words != {held[1]} or again != words:
                 return f"holds {held}, but its bytes are of {sorted(words | again)}"
-            if safe and self.shard.safe_to_mutate():
+            if safe and self.shard.safe_to_mutate:
                 return f"holds {held}, which others may read, and says that it is safe"
-        elif held is None and safe and self.shard.safe_to_mutate():
+        elif held is None and safe and self.shard.safe_to_mutate:
             self.safe += 1
             if words != again:
                 return "holds nothing and says that it is safe, but its bytes change"
@@ -372,7 +372,7 @@ class Truth(threading.Thread):
         while self.error is None and (self.enough is None or self.polls < self.enough):
             try:
                 self.error = self.poll()
-            except thc.ThcError as e:
+            except th.Error as e:
                 self.error = str(e)
 
 
@@ -422,7 +422,7 @@ def cmd_follow(least_bytes, name="s"):
     def follow():
         before, end = 0, time.monotonic() + 60
         while time.monotonic() < end:
-            done, total = op.progress()
+            done, total = op.progress
             if done != before:
                 moments.append(time.monotonic())
                 before = done
@@ -496,8 +496,8 @@ def timed(cmd, args):
     try:
         value = globals()["cmd_" + cmd](**args)
         return ["ok", time.monotonic() - start, value]
-    except thc.ThcError as e:
-        return [e.name, time.monotonic() - start, e.text]
+    except th.Error as e:
+        return [e.name, time.monotonic() - start, str(e)]
     except Exception:
         return ["PYTHON", time.monotonic() - start, traceback.format_exc()]
 
@@ -526,8 +526,8 @@ def run(message):
     start = time.monotonic()
     try:
         reply["value"] = globals()["cmd_" + message["cmd"]](**message.get("args", {}))
-    except thc.ThcError as e:
-        reply.update(error=e.name, text=e.text)
+    except th.Error as e:
+        reply.update(error=e.name, text=str(e))
     except Exception:
         reply.update(error="PYTHON", text=traceback.format_exc())
     reply.update(start=start, seconds=time.monotonic() - start)

@@ -20,7 +20,6 @@ from rails import Rails, resources
 HOSTS, RAILS = 3, 2
 pool = concurrent.futures.ThreadPoolExecutor()  # what takes its time on several hosts at once
 SIZE = 16 << 20
-REQUIRE_RDMA, STAGED = 1 << 1, 1 << 4
 # On a busy machine an emulated device stands still now and then, without a fault. The window is
 # what it is by default: slow rails are where what is asked for must not wait too long (rail.h).
 FIT = ("leg.stall=3s",)
@@ -97,12 +96,12 @@ class Bed:
             f"{self.name}{h}", prefix=self.hosts.prefix(h), data=self.hosts.address(h), args=args
         )
 
-    def open(self, h, flags=0, layout="memory"):
-        how = {"model": self.name, "replica": f"r{h}", "flags": flags, "timeout": 60}
-        self.ask(h, "open", name=self.name, agent=self.agents[h].runtime, **how)
+    def open(self, h, layout="memory", **how):
+        who = {"name": self.name, "model": self.name, "replica": f"r{h}", "timeout": 60}
+        self.ask(h, "open", agent=self.agents[h].runtime, **who, **how)
         self.ask(h, "register", name=self.name, memory=layout, timeout=60)
         # The memory and the small tensors. What begins before may go by TCP as far as it comes.
-        if layout != "private" and not flags & STAGED:
+        if layout != "private" and not how.get("staged"):
             wait_for(lambda: self.regions(h) == [2] * RAILS, 60, f"two regions: {held()}")
 
     def publish(self, **how):
@@ -145,7 +144,7 @@ def held():
 
 
 def rate(result):
-    return result["bytes_moved"] / result["transfer_ns"] * 1e9 / (1 << 20)
+    return result["bytes_moved"] / result["transfer"] / (1 << 20)
 
 
 def both_rails_carry_it_and_tcp_does_not():
@@ -153,7 +152,7 @@ def both_rails_carry_it_and_tcp_does_not():
         bed.publish()
         rails = [bed.net.received(1, r) for r in range(RAILS)]
         tcp = bed.hosts.received_bytes(1)
-        bed.prepare(1, flags=REQUIRE_RDMA)
+        bed.prepare(1, require_rdma=True)
         bed.net.limit(1, EVEN)
         bed.begin(1)
         result = bed.finish(1)
@@ -167,7 +166,7 @@ def both_rails_carry_it_and_tcp_does_not():
         bed.prepare(2)
         bed.begin(2)
         unverified = bed.finish(2)
-        assert unverified["transport"] == "rdma" and unverified["verify_ns"] == 0, unverified
+        assert unverified["transport"] == "rdma" and unverified["verify"] == 0, unverified
         print(
             f"  the rails carried {' and '.join(f'{part / sum(rails):.0%}' for part in rails)}, "
             f"TCP {tcp} bytes; {rate(unverified):.0f} MiB/s unverified, at no limit"
@@ -190,7 +189,7 @@ def small_tensors_are_packed_and_served_on():
     with bed.case("small", 3):
         bed.publish(layout="small")
         tcp = bed.hosts.received_bytes(1)
-        bed.prepare(1, flags=REQUIRE_RDMA, layout="small")
+        bed.prepare(1, require_rdma=True, layout="small")
         bed.begin(1)
         result = bed.finish(1)
         tcp = bed.hosts.received_bytes(1) - tcp
@@ -198,7 +197,7 @@ def small_tensors_are_packed_and_served_on():
         assert tcp < SIZE // 10, tcp
         # From where it landed, packed as it came.
         bed.ask(0, "unpublish", name=bed.name, timeout=60)
-        bed.prepare(2, flags=REQUIRE_RDMA, layout="small")
+        bed.prepare(2, require_rdma=True, layout="small")
         bed.begin(2)
         result = bed.finish(2)
         assert result["transport"] == "rdma" and result["source"] == "r1", result
@@ -212,8 +211,8 @@ def what_no_device_reaches_is_copied():
     with bed.case("copy", 3, slots=True):
         bed.publish(layout="private")
         tcp = [bed.hosts.received_bytes(h) for h in (1, 2)]
-        for h, flags in ((1, REQUIRE_RDMA), (2, REQUIRE_RDMA | STAGED)):
-            bed.prepare(h, flags=flags)
+        for h, staged in ((1, False), (2, True)):
+            bed.prepare(h, require_rdma=True, staged=staged)
             bed.begin(h)
         for h in (1, 2):
             result = bed.finish(h)
@@ -222,7 +221,7 @@ def what_no_device_reaches_is_copied():
         # Host 1 has it in memory that is registered: only what comes is copied now.
         bed.ask(2, "close", name=bed.name, timeout=60)
         bed.ask(0, "unpublish", name=bed.name, timeout=60)
-        bed.prepare(2, flags=REQUIRE_RDMA | STAGED)
+        bed.prepare(2, require_rdma=True, staged=True)
         bed.begin(2)
         result = bed.finish(2)
         assert result["transport"] == "rdma-copy" and result["source"] == "r1", result
@@ -276,7 +275,7 @@ def without_rails_it_goes_on_by_tcp_and_says_why():
         if not LONG:
             return
         bed.ask(1, "close", name=bed.name, timeout=60)
-        bed.prepare(1, flags=REQUIRE_RDMA)
+        bed.prepare(1, require_rdma=True)
         bed.begin(1)
         e = expect_error("NO_PATH", bed.ask, 1, "op_wait", name=bed.name, timeout=200)
         assert "RDMA" in e.text, e.text
