@@ -10,21 +10,18 @@ import time
 from cluster import BUILD, Process, cluster, expect_error, main, wait_for, with_library
 
 with_library()
+import library
 import memory_kinds
-import thc
+import tensorhub as th
 
-EVICTED, OK, FAILED, DEGRADED, TIMED_OUT = 1, 0, 1, 5, 6
+OK, FAILED, DEGRADED, TIMED_OUT = 0, 1, 5, 6
 SIZE = 256 << 20
 
 
-def opened(c, agent, replica, **kwargs):
-    return thc.Shard("m", replica, agent=c.agents[agent].runtime, **kwargs)
-
-
-def with_memory(c, agent, replica, nbytes=1 << 20, **kwargs):
-    shard = opened(c, agent, replica, **kwargs)
+def with_memory(c, agent, replica, nbytes=1 << 20, **options):
+    shard = library.opened(c.agents[agent], replica, **options)
     memory = memory_kinds.wanted(nbytes)
-    shard.register([thc.tensor("a", memory.address, [nbytes], device=memory.device)])
+    shard.register({"a": memory_kinds.Tensor(memory, [nbytes])})
     return shard, memory
 
 
@@ -55,35 +52,33 @@ def an_evicted_replica_says_so_in_every_call():
         holder, _ = with_memory(c, "a", "holder")
         holder.publish(1)
         waiting, _ = with_memory(c, "a", "waiting")
-        op = waiting.replicate_submit("9")
-        bare = opened(c, "a", "bare")
+        op = waiting.replicate_async("9")
+        bare = library.opened(c.agents["a"], "bare")
         evict(c, "holder")
-        wait_for(lambda: holder.events() & EVICTED, 20, "the event")
-        assert not holder.events() & EVICTED, "it is told once"
+        wait_for(lambda: holder.events() & th.Event.EVICTED, 20, "the event")
+        assert not holder.events() & th.Event.EVICTED, "it is told once"
         for call, *args in (
             (holder.publish, 2),
             (holder.replicate, "1"),
             (holder.update, "latest"),
             (holder.unregister,),
-            (holder.list, True),
+            (lambda: holder.list(group=True),),
             (holder.wait, lambda _: False),
         ):
             e = expect_error("EVICTED", call, *args)
-            assert "operator" in e.text and "open again" in e.text, e.text
+            assert "operator" in str(e) and "open again" in str(e), e
         evict(c, "waiting")
-        expect_error("EVICTED", op.wait)
-        expect_error("EVICTED", op.done)
-        op.free()
+        expect_error("EVICTED", op.result)
         evict(c, "bare")
-        memory = thc.Memory(4096)
-        wait_for(lambda: bare.events() & EVICTED, 20, "the event")
-        expect_error("EVICTED", bare.register, [thc.tensor("a", memory.address, [4096])])
+        tensors = {"a": memory_kinds.Tensor(memory_kinds.Allocated(4096), [4096])}
+        wait_for(lambda: bare.events() & th.Event.EVICTED, 20, "the event")
+        expect_error("EVICTED", bare.register, tensors)
         expect_error("EVICTED", holder.unpublish)
         for shard in (holder, waiting, bare):
             shard.close()
         # The name is free again, and the evicted version gone.
         again, _ = with_memory(c, "a", "holder")
-        assert again.list()["versions"] == {}
+        assert not again.list().all
         again.publish(1)
         again.close()
 
@@ -94,30 +89,24 @@ class Reader:
 
     def __init__(self, c, process, timeout):
         self.memory = memory_kinds.wanted(SIZE)
-        tensor = thc.tensor("a", self.memory.address, [SIZE], device=self.memory.device)
+        tensors = {"a": memory_kinds.Tensor(self.memory, [SIZE])}
         for _ in range(50):
-            self.shard = opened(c, "b", "reader")
-            self.shard.register([tensor])
-            self.op = self.shard.replicate_submit("1", timeout=timeout)
+            self.shard = library.opened(c.agents["b"], "reader")
+            self.shard.register(tensors)
+            self.op = self.shard.replicate_async("1", timeout=timeout)
             wait_for(self.begun, 30, "it has begun")
             process.signal(signal.SIGSTOP)
-            if not self.over():
+            if not self.op.done():
                 return
             process.signal(signal.SIGCONT)
             self.close()
         raise AssertionError("each of 50 transfers was over too soon")
 
     def begun(self):
-        return self.op.progress()[0] > 0 or self.over()
-
-    def over(self):
-        try:
-            return self.op.done()
-        except thc.ThcError:
-            return True
+        return self.op.progress[0] > 0 or self.op.done()
 
     def close(self):
-        self.op.free()
+        self.op = None
         self.shard.close()
 
 
@@ -130,7 +119,7 @@ def an_evicted_replica_cannot_resolve():
         source.publish(1)
         reader = Reader(c, a, timeout=1)
         try:
-            expect_error("UNKNOWN", reader.op.wait)
+            expect_error("UNKNOWN", reader.op.result)
             evict(c, "reader")
             expect_error("EVICTED", reader.shard.resolve, timeout=30)
         finally:
@@ -179,8 +168,8 @@ def a_drain_names_its_blocker_and_survives_its_watcher():
             assert blocker["kind"] == "transfer" and blocker["ends_by_itself"], blocker
             assert answer["workers"] == 1 and answer["transfers_out"] == 1, answer
             # Nothing new is opened there, and it is shown.
-            e = expect_error("STATE", opened, c, "a", "late")
-            assert "drained" in e.text, e.text
+            e = expect_error("STATE", library.opened, c.agents["a"], "late")
+            assert "drained" in str(e), e
             nodes = {n["node"]: n for n in operator(c, "ls", "nodes")["nodes"]}
             assert nodes["a"]["draining"] and not nodes["b"]["draining"]
             status = json.loads(c.thctl("-o", "json", "status", agent="a").stdout)
@@ -190,11 +179,12 @@ def a_drain_names_its_blocker_and_survives_its_watcher():
         again = Watch(c, "again", "-o", "json", "drain", "a", "--watch", "--timeout", "60s")
         code, out = again.finish()
         assert code == OK and json.loads(out)["state"] == "empty", (code, out, again.tail())
-        assert reader.op.wait(timeout=60)["version"] == 1
+        assert reader.op.result(60).version == 1
         # What is open goes on, also with something new.
-        assert source.unpublish() == 0 and source.publish(2) == 0
+        source.unpublish()
+        source.publish(2)
         assert operator(c, "undrain", "a")["state"] == "active"
-        opened(c, "a", "late").close()
+        library.opened(c.agents["a"], "late").close()
         source.close()
         reader.close()
         wait_for_event(follow, "node a is being drained: thctl")
@@ -245,7 +235,7 @@ def an_agent_that_is_told_to_end_lets_what_runs_end():
         finally:
             b.signal(signal.SIGCONT)
         assert a.p.wait(60) == 0, a.tail()
-        assert reader.op.wait(timeout=60)["version"] == 1
+        assert reader.op.result(60).version == 1
         assert reader.memory.read(SIZE - 4096, 4096) == bytes([7]) * 4096
         reader.close()
         # It was its own end, not an operator's drain: the next agent of the node takes work.
@@ -266,7 +256,7 @@ def a_drain_outlives_agent_and_server():
         c.server.kill()
         c.start_server(listen=url)
         attached(c, "a")
-        expect_error("STATE", opened, c, "a", "late")
+        expect_error("STATE", library.opened, c.agents["a"], "late")
         # The agent starts again: the server knows it still.
         assert a.terminate() == 0
         c.agent("a")
@@ -277,9 +267,9 @@ def a_drain_outlives_agent_and_server():
             30,
             "the new agent hears of it",
         )
-        expect_error("STATE", opened, c, "a", "late")
+        expect_error("STATE", library.opened, c.agents["a"], "late")
         operator(c, "undrain", "a")
-        opened(c, "a", "late").close()
+        library.opened(c.agents["a"], "late").close()
 
 
 def a_last_copy_moves_and_is_fetched_when_its_host_is_gone():
@@ -297,7 +287,7 @@ def a_last_copy_moves_and_is_fetched_when_its_host_is_gone():
         assert "version 1 of m is retained and only here" in watch.tail(), watch.tail()
         a.kill()
         reader, got = with_memory(c, "c", "reader", 8 << 20)
-        assert reader.replicate("1", timeout=60)["version"] == 1
+        assert reader.replicate("1", timeout=60).version == 1
         assert got.read(0, 8 << 20) == bytes([9]) * (8 << 20)
         reader.close()
 

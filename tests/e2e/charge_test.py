@@ -8,15 +8,14 @@ import os
 from cluster import Skip, cluster, expect_error, main, wait_for, with_library
 
 with_library()
-import content
+import library
 import memory_kinds as kinds
-import thc
+import tensorhub as th
 from cgroups import MemoryGroup
 
 SIZE = 64 << 20
 LITTLE = SIZE // 4
 PAGE = kinds.PAGE
-EV_CONTRACT = 4
 
 
 def untouched_memory_is_paid_by_its_worker():
@@ -71,8 +70,8 @@ def an_agent_with_little_memory():
 def expect_any(codes, call, *args):
     try:
         value = call(*args)
-    except thc.ThcError as e:
-        assert e.name in codes and len(e.text) > 15, e
+    except th.Error as e:
+        assert e.name in codes and len(str(e)) > 15, e
         return e
     raise AssertionError(f"expected one of {codes}, got {value!r}")
 
@@ -89,12 +88,8 @@ class Holder:
     def __init__(self, cl, agent, replica, make, model="m"):
         self.memory = make(SIZE)
         assert self.there() == 0
-        self.shard = thc.Shard(model, replica, agent=cl.agents[agent].runtime)
-        at, tensors = 0, []
-        for name, nbytes in content.layout(SIZE):
-            tensors.append(thc.tensor(name, self.memory.address + at, [nbytes]))
-            at += nbytes
-        self.shard.register(tensors)
+        self.shard = library.opened(cl.agents[agent], replica, model)
+        self.shard.register(kinds.tensors(self.memory))
 
     def there(self):
         return os.fstat(self.memory.fd).st_blocks * 512
@@ -117,7 +112,7 @@ def memory_that_was_taken_away_is_refused():
         idle = group.charged()
         source.punch()
         error = expect_error("STALE_MEMORY", source.shard.publish, 1)
-        assert f"{SIZE} bytes" in error.text and "register" in error.text, error.text
+        assert f"{SIZE} bytes" in str(error) and "register" in str(error), error
         source.end()
         for make in (kinds.sealed, kinds.unsealed):
             source = Holder(cl, "a", "source", make)
@@ -127,13 +122,13 @@ def memory_that_was_taken_away_is_refused():
             reader.punch(SIZE // 2, 8 * PAGE)
             for call in (reader.shard.replicate, reader.shard.update):
                 error = expect_error("STALE_MEMORY", call, "1")
-                assert "'embed.norm'" in error.text and f"{8 * PAGE} bytes" in error.text, error
+                assert "'embed.norm'" in str(error) and f"{8 * PAGE} bytes" in str(error), error
                 assert reader.there() == SIZE - 8 * PAGE
                 assert reader.memory.read(0, PAGE) == bytes(PAGE), "nothing was written"
             assert group.charged() - idle < LITTLE
             reader.end()
             reader = Holder(cl, "a", "reader", make)
-            assert reader.shard.replicate("1")["version"] == 1
+            assert reader.shard.replicate("1").version == 1
             assert reader.memory.read(SIZE - PAGE, PAGE) == b"\7" * PAGE
             reader.end()
             source.end()
@@ -177,9 +172,9 @@ def pages_that_go_while_they_are_read():
             source.shard.publish(1)
             source.punch()
             # When the agent has hashed all of it before, a reader finds out; else it is withdrawn.
-            with contextlib.suppress(thc.ThcError):
-                assert reader.shard.update("1")["updated"] == 0
-            wait_for(lambda: source.shard.events() & EV_CONTRACT, 30, "an event")
+            with contextlib.suppress(th.Error):
+                assert not reader.shard.update("1")
+            wait_for(lambda: source.shard.events() & th.Event.CONTRACT, 30, "an event")
             expect_error("CONTRACT", source.shard.unpublish)
             assert source.there() == 0, "the agent made pages"
             assert group.charged() - idle < LITTLE
@@ -203,17 +198,16 @@ def pages_that_go_while_they_are_written():
         idle = group.charged()
         for make in (kinds.sealed, kinds.unsealed):
             reader = Holder(cl, "a", "reader", make)
-            op = reader.shard.replicate_submit("1")
-            wait_for(lambda: op.progress()[0] > 0, 30, "bytes arrive")
+            op = reader.shard.replicate_async("1")
+            wait_for(lambda: op.progress[0] > 0, 30, "bytes arrive")
             assert not op.done()
             reader.punch()
-            expect_any(("STALE_MEMORY", "DIRTY"), op.wait)
+            expect_any(("STALE_MEMORY", "DIRTY"), op.result)
             witness.works()
             # Of what is written through a descriptor the kernel may know (fd_memory.c).
             if make is kinds.sealed or tells_of_holes(reader.memory.fd):
                 assert reader.there() < LITTLE, "the agent made pages"
                 assert group.charged() - idle < LITTLE
-            op.free()
             reader.end()
         source.end()
         assert cl.agents["a"].alive()

@@ -28,7 +28,8 @@ with_library()
 import content
 import gpus
 import memory_kinds
-import thc
+import library
+from tensorhub import dtypes
 from thctl_test import publish, safetensors, same, some
 
 MIB = 1 << 20
@@ -244,8 +245,7 @@ def every_dtype():
         c.agent("a")
         c.agent("b")
         rows = []
-        for name in thc.DTYPES:
-            bits = thc.lib.thc_dtype_bits(thc.DTYPES[name])
+        for name, bits in ((kind.name, kind.bits) for kind in dtypes.ALL):
             rows.append((f"t.{name}", name, [3, 8], os.urandom(3 * bits)))
             rows.append((f"e.{name}", name, [8, 0, 2], b""))
             if bits % 8 == 0:
@@ -260,18 +260,13 @@ def every_dtype():
 def what_libthc_published():
     """Tied tensors are two in a file; what the format cannot hold is said before anything moves."""
     with cluster() as c:
-        agent = c.agent("a").runtime
+        agent = c.agent("a")
         memory = memory_kinds.wanted(3 * 4096)
-        where = {"device": memory.device}
         memory.write(0, content.content(1, memory.bytes))
-        shard = thc.Shard("m", "s", agent=agent)
-        shard.register(
-            [
-                thc.tensor("a", memory.address, [4096], **where),
-                thc.tensor("b", memory.address + 4096, [4096], **where),
-                thc.tensor("tied", memory.address, [4096], **where),
-            ]
-        )
+        shard = library.opened(agent, "s")
+        first = memory_kinds.Tensor(memory, [4096])
+        second = memory_kinds.Tensor(memory, [4096], at=4096)
+        shard.register({"a": first, "b": second, "tied": first})
         shard.publish(1)
         out = os.path.join(c.dir, "out.safetensors")
         c.thctl("fetch", "--model", "m", "--version", "1", out, agent="a")
@@ -282,17 +277,8 @@ def what_libthc_published():
         assert len(data) == 3 * 4096 and read("a") == read("tied") == memory.read(0, 4096)
         assert read("b") == memory.read(4096, 4096)
         shard.close()
-        shard = thc.Shard("half", "s", agent=agent)
-        half = thc.Tensor(
-            name=b"half",
-            data=memory.address,
-            bytes=1,
-            dtype=thc.DTYPES["F4"],
-            ndim=1,
-            **where,
-        )
-        half.local_shape[0] = 1
-        shard.register([half])
+        shard = library.opened(agent, "s", "half")
+        shard.register({"half": memory_kinds.Tensor(memory, [1], "F4")})
         shard.publish(1)
         p = c.thctl(
             "fetch", "--model", "half", "--version", "1", out, "--force", agent="a", check=False

